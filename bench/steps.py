@@ -1,0 +1,223 @@
+"""Dispatches, compile time and time a training step of the models in examples/, beside PyTorch where it is installed.
+
+    python bench/steps.py                    the default device
+    python bench/steps.py --device webgpu --models sine cnn --seconds 5
+
+AdamW and clipping by the global norm in all of them. The loss is read once after every block of steps. Blocks of both
+libraries take turns, so that both see the same machine, and the median block counts.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import os
+import platform
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import tracegrad as tg
+from tracegrad import optim
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "examples"))
+
+import cnn
+import gpt
+import sine
+
+ALPHABET = 72
+CLIP, RATE, DECAY = 1.0, 1e-3, 1e-2
+
+
+@dataclass(frozen=True)
+class Workload:
+    """One model: what tg.compile takes, and the same in PyTorch."""
+
+    model: Callable[[], tg.Module]
+    loss: Callable[..., Any]
+    inputs: dict[str, Any]
+    batch: Callable[[np.random.Generator], dict[str, Any]]
+    torch: Callable[[Any], tuple[Any, Callable[..., Any]]]  # the torch module -> (network, loss(network, **inputs))
+
+
+def sine_batch(rng: np.random.Generator) -> dict[str, Any]:
+    x = rng.uniform(-3, 3, (sine.BATCH, 1)).astype(np.float32)
+    return {"x": x, "y": np.sin(x)}
+
+
+def cnn_batch(rng: np.random.Generator) -> dict[str, Any]:
+    x = rng.standard_normal((cnn.BATCH, 1, 28, 28), np.float32)
+    return {"x": x, "y": rng.integers(0, 10, cnn.BATCH, np.int32)}
+
+
+def gpt_batch(rng: np.random.Generator) -> dict[str, Any]:
+    numbers = rng.integers(0, ALPHABET, (gpt.BATCH, gpt.CONTEXT + 1), np.int32)
+    return {"tokens": numbers[:, :-1].copy(), "following": numbers[:, 1:].copy()}
+
+
+def torch_sine(torch: Any) -> tuple[Any, Any]:
+    nn = torch.nn
+    net = nn.Sequential(nn.Linear(1, 64), nn.ReLU(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 1))
+    return net, lambda net, x, y: nn.functional.mse_loss(net(x), y)
+
+
+def torch_cnn(torch: Any) -> tuple[Any, Any]:
+    nn = torch.nn
+    net = nn.Sequential(
+        nn.Conv2d(1, 16, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2),
+        nn.Conv2d(16, 32, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2),
+        nn.Flatten(), nn.Linear(32 * 7 * 7, 10),
+    )  # fmt: skip
+    return net, lambda net, x, y: nn.functional.cross_entropy(net(x), y.long())
+
+
+def torch_gpt(torch: Any) -> tuple[Any, Any]:
+    nn, F = torch.nn, torch.nn.functional
+    width, heads = gpt.WIDTH, gpt.HEADS
+
+    class Block(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.norm1, self.norm2 = nn.LayerNorm(width), nn.LayerNorm(width)
+            self.q, self.k, self.v, self.out = (nn.Linear(width, width) for _ in range(4))
+            self.up, self.down = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
+
+        def forward(self, x: Any) -> Any:
+            h = self.norm1(x)
+            q, k, v = (p(h).unflatten(-1, (heads, -1)).transpose(1, 2) for p in (self.q, self.k, self.v))
+            mixed = F.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).flatten(2)
+            x = x + self.out(mixed)
+            return x + self.down(F.gelu(self.up(self.norm2(x)), approximate="tanh"))
+
+    class GPT(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.token = nn.Embedding(ALPHABET, width)
+            self.position = nn.Parameter(0.02 * torch.randn(gpt.CONTEXT, width))
+            self.blocks = nn.Sequential(*(Block() for _ in range(gpt.LAYERS)))
+            self.norm, self.head = nn.LayerNorm(width), nn.Linear(width, ALPHABET)
+
+        def forward(self, tokens: Any) -> Any:
+            return self.head(self.norm(self.blocks(self.token(tokens) + self.position)))
+
+    def loss(net: Any, tokens: Any, following: Any) -> Any:
+        return F.cross_entropy(net(tokens).flatten(0, 1), following.flatten().long())
+
+    return GPT(), loss
+
+
+WORKLOADS = {
+    "sine": Workload(sine.MLP, sine.loss, {"x": (sine.BATCH, 1), "y": (sine.BATCH, 1)}, sine_batch, torch_sine),
+    "cnn": Workload(cnn.CNN, cnn.loss, {"x": (cnn.BATCH, 1, 28, 28), "y": tg.i32[cnn.BATCH]}, cnn_batch, torch_cnn),
+    "gpt": Workload(
+        lambda: gpt.GPT(ALPHABET),
+        gpt.loss,
+        {"tokens": tg.i32[gpt.BATCH, gpt.CONTEXT], "following": tg.i32[gpt.BATCH, gpt.CONTEXT]},
+        gpt_batch,
+        torch_gpt,
+    ),
+}
+
+
+def torch_block(w: Workload, device: str) -> Callable[[int], float]:
+    """A function that runs n steps in PyTorch (eager) and gives the seconds."""
+    import torch
+
+    place = "cuda" if device == "webgpu" and torch.cuda.is_available() else "cpu"
+    torch.manual_seed(0)
+    net, loss = w.torch(torch)
+    net.to(place)
+    optimizer = torch.optim.AdamW(net.parameters(), lr=RATE, weight_decay=DECAY, fused=True)
+    rng = np.random.default_rng(0)
+
+    def block(n: int) -> float:
+        batches = [w.batch(rng) for _ in range(n)]
+        began = time.perf_counter()
+        for batch in batches:
+            value = loss(net, **{k: torch.from_numpy(v).to(place) for k, v in batch.items()})
+            optimizer.zero_grad()
+            value.backward()
+            torch.nn.utils.clip_grad_norm_(net.parameters(), CLIP)
+            optimizer.step()
+        value.item()
+        return time.perf_counter() - began
+
+    return block
+
+
+def tracegrad_block(w: Workload, train: Any) -> Callable[[int], float]:
+    """The same in tracegrad."""
+    rng = np.random.default_rng(0)
+
+    def block(n: int) -> float:
+        batches = [w.batch(rng) for _ in range(n)]
+        began = time.perf_counter()
+        for batch in batches:
+            pending = train.step(batch)
+        _ = pending.loss
+        return time.perf_counter() - began
+
+    return block
+
+
+def median_ms(blocks: list[Callable[[int], float]], seconds: float) -> list[float]:
+    """Milliseconds a step of each; their blocks of steps take turns."""
+    sizes = []
+    for block in blocks:
+        block(3)
+        sizes.append(max(3, int(seconds / 10 / max(block(3) / 3, 1e-6))))
+    times: list[list[float]] = [[] for _ in blocks]
+    for _ in range(9):
+        for k, block in enumerate(blocks):
+            times[k].append(block(sizes[k]) / sizes[k])
+    return [1000 * statistics.median(t) for t in times]
+
+
+def measure(name: str, device: str, seconds: float, with_torch: bool) -> str:
+    """One row of the table."""
+    w = WORKLOADS[name]
+    optimizer = optim.adamw(lr=RATE, weight_decay=DECAY, clip_grad_norm=CLIP)
+    began = time.perf_counter()
+    with tg.compile(model=w.model(), loss=w.loss, inputs=w.inputs, optimizer=optimizer, seed=0, device=device) as train:
+        compiled = time.perf_counter() - began
+        _ = train.step(w.batch(np.random.default_rng(1))).loss
+        first = time.perf_counter() - began
+        program = train.program
+        sizes = {role: sum(b.bytes for b in program.buffers if b.role == role) for role in ("param", "temp")}
+        persistent = sum(b.bytes for b in program.buffers if b.role in ("param", "grad", "state"))
+        blocks = [tracegrad_block(w, train)] + ([torch_block(w, device)] if with_torch else [])
+        own, *other = median_ms(blocks, seconds)
+    row = [
+        name, str(len(program.dispatches)), str(len(program.copies)), f"{compiled:.2f}", f"{first:.2f}",
+        f"{persistent / sizes['param']:.1f}", f"{sizes['temp'] / 2**20:.1f}", f"{own:.2f}",
+    ]  # fmt: skip
+    row += [f"{other[0]:.2f}", f"{other[0] / own:.2f}"] if other else ["–", "–"]
+    return "| " + " | ".join(row) + " |"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--device", default="auto")
+    parser.add_argument("--models", nargs="+", choices=WORKLOADS, default=list(WORKLOADS))
+    parser.add_argument("--seconds", type=float, default=5.0, help="measuring time a model and library")
+    parser.add_argument("--no-torch", action="store_true")
+    args = parser.parse_args()
+    with_torch = not args.no_torch and importlib.util.find_spec("torch") is not None
+    print(f"{platform.platform()}, {os.cpu_count()} cores, Python {platform.python_version()}, NumPy {np.__version__}")
+    print(f"device: {args.device}; devices here: {', '.join(map(str, tg.devices()))}\n")
+    print("| model | dispatches | copies | compile s | first step s | persistent / parameters | temporaries MiB "
+          "| ms a step | PyTorch ms | PyTorch / tracegrad |")  # fmt: skip
+    print("|" + "---|" * 10)
+    for name in args.models:
+        print(measure(name, args.device, args.seconds, with_torch), flush=True)
+
+
+if __name__ == "__main__":
+    main()

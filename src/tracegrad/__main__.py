@@ -1,0 +1,8 @@
+"""`python -m tracegrad` is the `tracegrad` command."""
+
+import sys
+
+from tracegrad.cli import main
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,258 @@
+"""From a user's functions to Programs: trace, differentiate, add the optimizer, and hand the graph to the compiler."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any, cast
+
+import tracegrad.trace as tracer
+from tracegrad.dtypes import TensorType, f32, i32
+from tracegrad.errors import CompileError, InputError, TraceError, call_site, located
+from tracegrad.inputtypes import InputSpec, concrete_type
+from tracegrad.ir import Graph, Tensor, toposort
+from tracegrad.layout import Place
+from tracegrad.nn.module import Parameter, bound, decays, named_parameters
+from tracegrad.optim.arena import Arena
+from tracegrad.optim.host import Host
+from tracegrad.optim.optimizer import Optimizer
+from tracegrad.plan import Persistent, make_program
+from tracegrad.prims.elementwise import nonfinite, square, where
+from tracegrad.prims.leaves import leaf, require_own
+from tracegrad.prims.views import broadcast_to
+from tracegrad.program import Buffer, Program
+from tracegrad.ranges import input_ranges
+from tracegrad.transforms.grad import gradients
+
+HALTED = "halted"
+
+
+@dataclass(frozen=True, slots=True)
+class Built:
+    """A compiled graph: the program, the graph it came from, and how its outputs are put together again."""
+
+    program: Program
+    graph: Graph
+    structure: Any = None  # forwards: None for one tensor, a tuple of names, or a dict of names
+    warnings: tuple[str, ...] = ()
+
+
+@dataclass(slots=True)
+class Traced:
+    """One run of a user's function on leaves."""
+
+    trace: tracer.Trace
+    parameters: dict[str, Parameter]
+    leaves: dict[str, Tensor]
+    result: Any = None
+    hypers: dict[str, float] = field(default_factory=dict[str, float])
+
+
+def build_training(
+    model: Any, loss: Callable[..., Any], inputs: Mapping[str, InputSpec], optimizer: Optimizer, keep_grads: bool = False
+) -> Built:
+    """The program of one training step."""
+    del keep_grads  # gradients always stay in their array
+    with traced(model, loss, inputs, "loss") as t:
+        y, aux = checked_loss(t.result, loss)
+        arena = arena_of(t.parameters, optimizer)
+        persistent = persistent_of(t.parameters, arena, optimizer)
+        graph, unused = training_graph(t, y, aux, arena, optimizer)
+    hyper = {**t.hypers, **optimizer.hyper}
+    meta = {"kind": "training", "optimizer": optimizer.spec(), "hyper": hyper}
+    program = make_program(graph, persistent, input_ranges(graph), meta)
+    return Built(program, graph, warnings=unused_warning(unused))
+
+
+def build_forward(
+    model: Any, forward: Callable[..., Any], inputs: Mapping[str, InputSpec], like: Program | None = None
+) -> Built:
+    """The program of one forward. `like` is the training's program it shares parameters with."""
+    with traced(model, forward, inputs, "forward") as t:
+        outputs, structure = checked_outputs(t.result, forward)
+        graph = Graph(outputs, dict(t.trace.captures))
+        require_own(toposort(graph.roots), t.trace)
+    persistent = persistent_like(t.parameters, like) if like else persistent_of(t.parameters, arena_of(t.parameters))
+    meta = {"kind": "forward", "hyper": dict(t.hypers)}
+    program = make_program(graph, persistent, input_ranges(graph), meta)
+    return Built(program, graph, structure)
+
+
+def trace_training(
+    model: Any, loss: Callable[..., Any], inputs: Mapping[str, InputSpec], optimizer: Optimizer | None = None
+) -> Graph:
+    """The graph of the loss; with an optimizer, of the whole step."""
+    with traced(model, loss, inputs, "loss") as t:
+        y, aux = checked_loss(t.result, loss)
+        if optimizer is not None:
+            return training_graph(t, y, aux, arena_of(t.parameters, optimizer), optimizer)[0]
+        return Graph({"loss": y, **{f"aux.{n}": x for n, x in aux.items()}}, dict(t.trace.captures))
+
+
+def trace_forward(model: Any, forward: Callable[..., Any], inputs: Mapping[str, InputSpec]) -> Graph:
+    """The graph of a forward."""
+    with traced(model, forward, inputs, "forward") as t:
+        return Graph(checked_outputs(t.result, forward)[0], dict(t.trace.captures))
+
+
+@contextmanager
+def traced(model: Any, fn: Callable[..., Any], inputs: Mapping[str, InputSpec], what: str) -> Iterator[Traced]:
+    """Run `fn` once on leaves; inside the block its trace is still open."""
+    if tracer.active() is not None:
+        raise TraceError(located(f"a {what} cannot be compiled inside another trace", call_site()))
+    parameters = named_parameters(model)
+    if not parameters:
+        raise CompileError(
+            located(f"the model {type(model).__name__} has no parameters: make some with self.param or layers", call_site())
+        )
+    check_signature(fn, inputs, what)
+    types = {name: concrete_type(name, spec) for name, spec in inputs.items()}
+    with tracer.tracing() as running:
+        leaves = {n: leaf("param" if p.trainable else "frozen", n, p.type) for n, p in parameters.items()}
+        values = {n: leaf("input", n, type_) for n, type_ in types.items()}
+        t = Traced(running, parameters, leaves)
+        t.result = fn(bound(model, leaves), **values)
+        t.hypers = dict(running.hypers)
+        yield t
+        t.hypers = dict(running.hypers)
+
+
+def check_signature(fn: Callable[..., Any], inputs: Mapping[str, Any], what: str) -> None:
+    """InputError if the function cannot be called with the model and these names."""
+    try:
+        signature = inspect.signature(fn)
+    except (TypeError, ValueError):
+        return
+    parameters = list(signature.parameters.values())
+    named = [p for p in parameters[1:] if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
+    anything = any(p.kind is p.VAR_KEYWORD for p in parameters)
+    takes = [p.name for p in named]
+    problems = [f"{n!r} is declared but {what} does not take it" for n in inputs if n not in takes and not anything]
+    problems += [f"{what} takes {p.name!r}, which is not declared" for p in named if p.default is p.empty and p.name not in inputs]
+    if not parameters:
+        problems = [f"{what} must take the model as its first argument"]
+    if problems:
+        raise InputError(
+            located(
+                f"inputs do not match {what} {getattr(fn, '__name__', fn)!s}{signature}: {'; '.join(problems)}. "
+                f"inputs declares {', '.join(inputs) or 'nothing'}",
+                call_site(),
+            )
+        )
+
+
+def checked_loss(result: Any, loss: Callable[..., Any]) -> tuple[Tensor, dict[str, Tensor]]:
+    """The rank-0 loss and the aux tensors."""
+    name = getattr(loss, "__name__", "loss")
+    aux: Any = {}
+    if isinstance(result, tuple) and len(cast("tuple[Any, ...]", result)) == 2:
+        result, aux = cast("tuple[Any, Any]", result)
+    if not isinstance(aux, dict) or not all(isinstance(x, Tensor) for x in cast("dict[str, Any]", aux).values()):
+        raise CompileError(located(f'{name}: aux must be a dict of tensors, as in (loss, {{"name": tensor}})', call_site()))
+    if not isinstance(result, Tensor):
+        raise CompileError(located(f"{name} must return a tensor, got {type(result).__name__}", call_site()))
+    if result.shape != () or result.dtype != f32:
+        raise CompileError(
+            located(
+                f"{name} must return a scalar, f32[], got {result.type}; reduce it with tg.mean or tg.sum",
+                result.site or call_site(),
+            )
+        )
+    return result, cast("dict[str, Tensor]", aux)
+
+
+def checked_outputs(result: Any, forward: Callable[..., Any]) -> tuple[dict[str, Tensor], Any]:
+    """Outputs by name, and the structure they came in."""
+    if isinstance(result, Tensor):
+        return {"output": result}, None
+    parts: dict[Any, Any] | None = None
+    if isinstance(result, dict):
+        parts = dict(cast("dict[Any, Any]", result))
+    elif isinstance(result, (tuple, list)):
+        parts = dict(enumerate(cast("tuple[Any, ...]", result)))
+    if not parts or not all(isinstance(x, Tensor) for x in parts.values()):
+        name = getattr(forward, "__name__", "forward")
+        raise CompileError(
+            located(f"{name} must return a tensor, or a tuple or dict of tensors, got {type(result).__name__}", call_site())
+        )
+    outputs = {f"output.{k}": x for k, x in parts.items()}
+    return outputs, {k: f"output.{k}" for k in parts} if isinstance(result, dict) else tuple(outputs)
+
+
+def training_graph(
+    t: Traced, y: Tensor, aux: Mapping[str, Tensor], arena: Arena, optimizer: Optimizer
+) -> tuple[Graph, list[str]]:
+    """Loss, gradients, guard and update in one graph; and the names of parameters the loss does not use."""
+    used = {x.serial for x in toposort([y])}
+    unused = [n for n, x in t.leaves.items() if t.parameters[n].trainable and x.serial not in used]
+    trained = [slot.name for slot in arena.slots]
+    found = dict(zip(trained, gradients(y, [t.leaves[n] for n in trained])))
+    g = arena.pack(found)
+    type_ = TensorType(f32, (arena.size,))
+    state = {name: leaf("state", name, type_) for name in optimizer.transform.state}
+    p = leaf("state", "params", type_)
+    halted = leaf("state", HALTED, TensorType(i32, (1,)))
+    updates, new = optimizer.transform.update(g, p, state, Host(arena))
+    # One sum tells it all: squares of finite gradients overflow only where the clipped norm would be infinite too.
+    bad = nonfinite(y) | nonfinite(square(g).sum())
+    ok = (~bad) & (halted.reshape(()) == 0)
+    keep = broadcast_to(ok, (arena.size,))
+    writes = {name: where(keep, value, state[name]) for name, value in new.items()}
+    writes = {"grads": g, **writes, "params": where(keep, p + updates, p)}
+    writes[HALTED] = where(ok, 0, 1).reshape((1,))
+    outputs = {"loss": y, "ok": ok, **{f"aux.{n}": x for n, x in aux.items()}}
+    graph = Graph(outputs, dict(t.trace.captures), writes)
+    require_own(toposort(graph.roots), t.trace)
+    return graph, unused
+
+
+def arena_of(parameters: Mapping[str, Parameter], optimizer: Optimizer | None = None) -> Arena:
+    """The layout of the trainable parameters."""
+    by_name = optimizer.decay_filter if optimizer else None
+    return Arena.of((n, p.shape, decays(n, p, by_name)) for n, p in parameters.items() if p.trainable)
+
+
+def persistent_of(parameters: Mapping[str, Parameter], arena: Arena, optimizer: Optimizer | None = None) -> Persistent:
+    """Arrays for parameters and, with an optimizer, gradients and state."""
+    places = {slot.name: Place("params", slot.offset) for slot in arena.slots}
+    decay = {slot.name: slot.decay for slot in arena.slots}
+    frozen: dict[str, int] = {}
+    for n, p in parameters.items():
+        if not p.trainable:
+            array = f"frozen.{p.dtype.storage}"
+            places[n] = Place(array, frozen.get(array, 0))
+            frozen[array] = places[n].offset + p.size
+    buffers = [Buffer("params", "f32", arena.size, "param")] if arena.size else []
+    buffers += [Buffer(a, "f32" if a.endswith("f32") else "i32", size, "param") for a, size in frozen.items()]
+    if optimizer is not None:
+        if not arena.size:
+            raise CompileError(located("no parameter of the model is trainable", call_site()))
+        buffers.append(Buffer("grads", "f32", arena.size, "grad"))
+        buffers += [Buffer(n, "f32", arena.size, "state", fill) for n, fill in optimizer.transform.state.items()]
+        buffers.append(Buffer(HALTED, "i32", 1, "state"))
+    specs = {
+        n: {"init": p.init.spec(), "decay": decay.get(n, False), "trainable": p.trainable} for n, p in parameters.items()
+    }
+    return Persistent(
+        tuple(buffers),
+        tuple((n, places[n], specs[n]) for n in parameters),
+        {n: p.type for n, p in parameters.items()},
+    )
+
+
+def persistent_like(parameters: Mapping[str, Parameter], program: Program) -> Persistent:
+    """The parameters where another program has them."""
+    known = {f.name: f for f in program.params}
+    buffers = tuple(b for b in program.buffers if b.role == "param")
+    params = tuple((n, Place(program.buffers[known[n].buffer].name, known[n].offset), known[n].spec) for n in parameters)
+    return Persistent(buffers, params, {n: p.type for n, p in parameters.items()})
+
+
+def unused_warning(unused: list[str]) -> tuple[str, ...]:
+    """Said once at compile."""
+    if not unused:
+        return ()
+    return (f"the loss does not use {', '.join(unused)}: the gradient there is zero, and only weight decay changes it",)
+

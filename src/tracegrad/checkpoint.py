@@ -1,0 +1,192 @@
+"""What `train.save` and `train.load` put into a safetensors file: all that a bit-exact resume needs.
+
+Tensors:  param/<name>            a parameter
+          opt/<state>/<name>      an optimizer array, one tensor for each parameter it belongs to
+          opt/<state>             a state of another shape
+Metadata: tracegrad (version of this layout), step, seed, lr, hyper, optimizer; JSON texts. Python's JSON writes floats
+so that they are read back exactly.
+
+U32 and booleans are stored as I32: safetensors readers elsewhere know F32 and I32 best.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, cast
+
+import numpy as np
+
+from tracegrad import lr as schedules
+from tracegrad import params, safetensors
+from tracegrad.errors import InputError, call_site, located
+from tracegrad.inputs import Array, describe, typed
+from tracegrad.knobs import Knobs, Rate
+from tracegrad.program import Field, Program
+from tracegrad.runtime.base import Session
+from tracegrad.steps import HALTED, Stepper
+
+VERSION = "1"
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """A training at one moment."""
+
+    params: Mapping[str, Array]
+    states: Mapping[str, Array]  # whole buffers, by the name of the state
+    step: int
+    seed: int
+    lr: Mapping[str, Any]  # the schedule's spec, its start included
+    hyper: Mapping[str, float]
+    optimizer: Mapping[str, Any]
+    program: Program
+
+
+def take(session: Session, stepper: Stepper, knobs: Knobs, optimizer: Mapping[str, Any]) -> Checkpoint:
+    """The state after the last step; on the worker's thread."""
+    program = stepper.program
+    return Checkpoint(
+        params=params.download(session, program, program.params),
+        states=params.download(session, program, states_of(program)),
+        step=stepper.counter,
+        seed=stepper.seed,
+        lr=knobs.rate.placed(stepper.counter + 1).spec(),
+        hyper=knobs.values,
+        optimizer=optimizer,
+        program=program,
+    )
+
+
+def restore(session: Session, stepper: Stepper, state: Checkpoint) -> None:
+    """Take over a checkpoint that `read` has checked; on the worker's thread."""
+    program = stepper.program
+    params.upload(session, program, program.params, state.params)
+    params.upload(session, program, states_of(program), state.states)
+    stepper.seed = state.seed
+    stepper.restart(session, state.step)
+
+
+def write(path: str | os.PathLike[str], state: Checkpoint) -> None:
+    """Write the file, whole or not at all."""
+    program = state.program
+    tensors = {f"param/{f.name}": storable(state.params[f.name]) for f in program.params}
+    for f in states_of(program):
+        flat = state.states[f.name]
+        for name, part in split_state(program, f):
+            tensors[name] = storable(params.from_storage(flat.reshape(-1), part) if part else flat)
+    metadata = {
+        "tracegrad": VERSION,
+        "step": json.dumps(state.step),
+        "seed": json.dumps(state.seed),
+        "lr": json.dumps(state.lr),
+        "hyper": json.dumps(dict(state.hyper)),
+        "optimizer": json.dumps(state.optimizer),
+    }
+    safetensors.write(path, tensors, metadata)
+
+
+def read(path: str | os.PathLike[str], program: Program) -> Checkpoint:
+    """A file that fits `program`; InputError naming everything that does not."""
+    file = safetensors.read(path)
+    where = os.fspath(path)
+    if file.metadata.get("tracegrad") != VERSION:
+        found = file.metadata.get("tracegrad")
+        what = f"has layout {found!r}, this library reads {VERSION!r}" if found else "is no checkpoint of tracegrad"
+        raise InputError(located(
+            f"load: {where} {what}; for parameters alone use upload_params(tracegrad.safetensors.read(path).tensors)",
+            call_site(),
+        ))  # fmt: skip
+    rest = dict(file.tensors)
+    problems: list[str] = []
+    values = {f.name: _taken(rest, f"param/{f.name}", f, problems) for f in program.params}
+    states: dict[str, Array] = {}
+    for f in states_of(program):
+        whole = np.zeros(f.shape, np.float32 if f.dtype == "f32" else np.int32)
+        for name, part in split_state(program, f):
+            x = _taken(rest, name, part or f, problems)
+            if part is None:
+                whole = x
+            else:
+                whole.reshape(-1)[part.offset : part.offset + x.size] = x.reshape(-1)
+        states[f.name] = whole
+    problems += [f"{name}: not in this training" for name in rest]
+    if problems:
+        shown = [*problems[:12], *([f"and {len(problems) - 12} more"] if len(problems) > 12 else [])]
+        raise InputError(
+            located("\n  ".join([f"load: {where} does not fit; nothing was changed", *shown]), call_site())
+        )
+    return _with_metadata(file.metadata, where, values, states, program)
+
+
+def knobs_of(state: Checkpoint, current: Knobs) -> Knobs:
+    """The hot values of a checkpoint. A schedule that equals the current one is kept: it may be the user's own kind."""
+    following = state.step + 1
+    if current.rate.placed(following).spec() == dict(state.lr):
+        schedule = current.rate.placed(following)
+    else:
+        schedule = _saved_schedule(state, current)
+    return Knobs(Rate(schedule), {**current.values, **state.hyper})
+
+
+def _saved_schedule(state: Checkpoint, current: Knobs) -> Any:
+    """The schedule of the file; one of the user's own kind must be in use already, and gets the file's start."""
+    spec = dict(state.lr)
+    own = current.rate.schedule.spec()
+    if {**own, "start": None} == {**spec, "start": None}:
+        return schedules.starting_at(current.rate.schedule, int(spec.get("start") or 1))
+    return schedules.from_spec(spec)
+
+
+def states_of(program: Program) -> tuple[Field, ...]:
+    """What a checkpoint holds besides parameters."""
+    return tuple(f for f in program.states if f.name != HALTED)
+
+
+def split_state(program: Program, state: Field) -> list[tuple[str, Field | None]]:
+    """The tensors of one state: a slice for each trainable parameter if it has the parameters' layout, else itself."""
+    trainable = [f for f in program.params if f.spec.get("trainable", True) and f.dtype == "f32"]
+    size = sum(math.prod(f.shape) for f in trainable)
+    if state.dtype != "f32" or not trainable or math.prod(state.shape) != size:
+        return [(f"opt/{state.name}", None)]
+    return [(f"opt/{state.name}/{f.name}", f) for f in trainable]
+
+
+def storable(x: Array) -> Array:
+    """`x` as float32 or int32."""
+    if x.dtype == np.float32 or x.dtype == np.int32:
+        return x
+    return x.view(np.int32) if x.dtype == np.uint32 else x.astype(np.int32)
+
+
+def _taken(rest: dict[str, Array], name: str, field: Field, problems: list[str]) -> Array:
+    """A tensor of the file, removed from `rest`, as the field's type."""
+    x = rest.pop(name, None)
+    wanted = Field(field.name, 0, 0, field.dtype, field.shape)
+    if x is None:
+        problems.append(f"{name}: missing, expected {typed(wanted)}")
+    elif x.shape != field.shape or x.dtype.name != ("float32" if field.dtype == "f32" else "int32"):
+        problems.append(f"{name}: expected {typed(wanted)}, got {describe(x)}")
+    elif field.dtype == "u32":
+        return x.view(np.uint32)
+    else:
+        return x != 0 if field.dtype == "bool" else x
+    return np.zeros(field.shape, np.float32)
+
+
+def _with_metadata(
+    metadata: Mapping[str, str], where: str, values: dict[str, Array], states: dict[str, Array], program: Program
+) -> Checkpoint:
+    try:
+        m = {name: json.loads(metadata[name]) for name in ("step", "seed", "lr", "hyper", "optimizer")}
+        hyper = {str(k): float(v) for k, v in cast("dict[str, Any]", m["hyper"]).items()}
+        step, seed = int(m["step"]), int(m["seed"])
+        if step < 0 or not 0 <= seed < 2**32:
+            raise ValueError(f"step {step}, seed {seed}")
+        rate = dict(cast("dict[str, Any]", m["lr"]))
+    except (KeyError, TypeError, ValueError, AttributeError) as e:
+        raise InputError(located(f"load: the metadata of {where} are damaged: {e!r}", call_site())) from None
+    return Checkpoint(values, states, step, seed, rate, hyper, m["optimizer"], program)

@@ -1,0 +1,70 @@
+"""The `tracegrad` command."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from tracegrad import doctor
+from tracegrad.demo import digits, gpt, sine
+from tracegrad.demo.common import Options
+from tracegrad.errors import TracegradError
+
+DEMOS = {"digits": digits, "sine": sine, "gpt": gpt}
+DEVICES = ("auto", "webgpu", "cpu")
+
+
+def parser() -> argparse.ArgumentParser:
+    """The command line, as --help shows it."""
+    top = argparse.ArgumentParser(prog="tracegrad", description="Train models fused, on WebGPU or the CPU.")
+    commands = top.add_subparsers(dest="command", required=True, metavar="COMMAND")
+
+    demo = commands.add_parser("demo", help="train a model on data that ships with the package")
+    demo.add_argument(
+        "which", nargs="?", choices=DEMOS, default="digits",
+        help="digits: a convolutional classifier of handwriting (default); sine: a curve; gpt: a character model",
+    )  # fmt: skip
+    demo.add_argument("--out", type=Path, default=Path("tracegrad-demo"), help="folder for results (%(default)s)")
+    demo.add_argument("--device", choices=DEVICES, default="auto", help="where to run (default: a GPU if there is one)")
+    demo.add_argument("--steps", type=positive, default=None, help="training steps (default: enough)")
+    demo.add_argument("--seed", type=natural, default=0, help="pins all randomness (%(default)s)")
+    demo.set_defaults(run=run_demo)
+
+    check = commands.add_parser("doctor", help="list devices and check the numbers of every kernel family on each")
+    check.add_argument("--device", choices=DEVICES[1:], default=None, help="check only this one")
+    check.set_defaults(run=lambda args: doctor.run(args.device))
+    return top
+
+
+def run_demo(args: argparse.Namespace) -> int:
+    """`tracegrad demo [digits|sine|gpt]`."""
+    return DEMOS[args.which].run(Options(args.out, args.device, args.steps, args.seed))
+
+
+def positive(text: str) -> int:
+    """An integer from 1 on, for argparse."""
+    if (value := int(text)) < 1:
+        raise argparse.ArgumentTypeError(f"must be at least 1, got {value}")
+    return value
+
+
+def natural(text: str) -> int:
+    """A seed: u32, for argparse."""
+    if not 0 <= (value := int(text)) < 2**32:
+        raise argparse.ArgumentTypeError(f"must be from 0 to 2**32 - 1, got {value}")
+    return value
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command; its exit code. Errors of the library are one message, not a traceback."""
+    args = parser().parse_args(argv)
+    try:
+        return args.run(args)
+    except TracegradError as e:
+        print(f"tracegrad: {e}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        print("\ntracegrad: stopped", file=sys.stderr)
+        return 130

@@ -1,0 +1,103 @@
+"""What the demos share: options, the device and why, training with a progress bar, the folder of results."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import tracegrad as tg
+from tracegrad import safetensors
+from tracegrad.pictures import Series, line_chart, smooth
+
+SHOWN = 20  # losses in the mean that is reported
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """What the command line says."""
+
+    out: Path
+    device: str = "auto"
+    steps: int | None = None  # None: the demo's own number
+    seed: int = 0
+
+
+@dataclass(slots=True)
+class Report:
+    """Tells the user what happens, and writes the folder."""
+
+    name: str
+    options: Options
+    results: dict[str, Any] = field(default_factory=dict[str, Any])
+    written: list[str] = field(default_factory=list[str])
+
+    def say(self, text: str) -> None:
+        """Print at once, also into a pipe."""
+        print(text, flush=True)
+
+    def compiled(self, train: tg.CompiledTraining) -> None:
+        """Say what was compiled, for which device, and why that one."""
+        device = train.device
+        count = sum(math.prod(f.shape) for f in train.program.params)
+        dispatches = len(train.program.dispatches)
+        self.say(f"Device: {device.name}, {device.description} ({why(self.options.device, device.name)})")
+        self.say(f"Compiled: {count} parameters; {len(train.graph)} operations a step in {dispatches} kernels")
+        self.results |= {"demo": self.name, "device": device.name, "description": device.description}
+        self.results |= {"seed": train.seed, "parameters": count, "dispatches": dispatches}
+
+    def trained(self, history: tg.History) -> None:
+        """Say how it went."""
+        losses, n = history.loss, len(history.loss)
+        last = losses[-SHOWN:]
+        self.say(
+            f"Trained {n} steps in {history.seconds:.1f} s ({n / history.seconds:.0f} steps/s): "
+            f"loss {losses[0]:.4g} at the first step, {sum(last) / len(last):.4g} over the last {len(last)}"
+        )
+        self.results |= {"steps": n, "seconds": round(history.seconds, 3)}
+        self.results["loss"] = [float(f"{x:.6g}") for x in losses]
+
+    def path(self, name: str) -> Path:
+        """Where a result of that name goes; the folder is made when first needed."""
+        self.options.out.mkdir(parents=True, exist_ok=True)
+        self.written.append(name)
+        return self.options.out / name
+
+    def write_text(self, name: str, text: str) -> None:
+        """One text file of the folder."""
+        self.path(name).write_text(text, encoding="utf-8")
+
+    def finish(self, train: tg.CompiledTraining, **results: float) -> None:
+        """Write parameters, checkpoint and numbers, and say where everything is."""
+        safetensors.write(self.path("parameters.safetensors"), train.download_params())
+        train.save(self.path("checkpoint.safetensors"))
+        self.write_text("result.json", json.dumps({**self.results, **results}, indent=1) + "\n")
+        self.say(f"Written to {self.options.out}{os.sep}: {', '.join(self.written)}")
+
+
+def why(asked: str, got: str) -> str:
+    """The reason for the device, in plain words."""
+    if asked != "auto":
+        return f"asked for by --device {asked}"
+    if os.environ.get("TRACEGRAD_DEVICE"):
+        return f"asked for by TRACEGRAD_DEVICE={os.environ['TRACEGRAD_DEVICE']}"
+    if got == "webgpu":
+        return "a GPU was found"
+    return f"no GPU: {tg.check_webgpu().message}"
+
+
+def loss_chart(losses: Sequence[float], title: str, y_label: str) -> str:
+    """The loss of every step, and its mean over the last few."""
+    steps = np.arange(1, len(losses) + 1)
+    window = max(1, len(losses) // 40)
+    series = [
+        Series("each step", steps, losses, faint=True),
+        Series(f"mean of {window}", steps, smooth(losses, window)),
+    ]
+    return line_chart(series, title=title, x_label="step", y_label=y_label, log=True)

@@ -1,0 +1,140 @@
+"""A character model of *Alice's Adventures in Wonderland*: a two-layer transformer that writes samples."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+import tracegrad as tg
+from tracegrad import lr, nn, optim
+from tracegrad.demo.common import Options, Report, loss_chart
+from tracegrad.demo.data import Text, load_text
+
+BATCH, CONTEXT = 16, 64
+WIDTH, HEADS, LAYERS = 64, 4, 2
+STEPS = 1000
+TEMPERATURE = 0.7
+SAMPLES, SAMPLE_LENGTH = 4, 240
+TEST_BATCHES = 8
+
+
+class Block(tg.Module):
+    """Attention and a feed-forward part, each behind a norm and beside a residual."""
+
+    def __init__(self, width: int) -> None:
+        narrow, wide = tg.init.randn(1 / math.sqrt(width)), tg.init.randn(0.5 / math.sqrt(4 * width))
+        self.norm1, self.norm2 = nn.LayerNorm(width), nn.LayerNorm(width)
+        self.q = nn.Linear(width, width, init=narrow)
+        self.k = nn.Linear(width, width, init=narrow)
+        self.v = nn.Linear(width, width, init=narrow)
+        self.out = nn.Linear(width, width, init=narrow)
+        self.up = nn.Linear(width, 4 * width, init=narrow)
+        self.down = nn.Linear(4 * width, width, init=wide)
+
+    def __call__(self, x: tg.Tensor) -> tg.Tensor:
+        """f32[B, T, width] -> the same."""
+        h = self.norm1(x)
+        q, k, v = (tg.split_heads(layer(h), HEADS) for layer in (self.q, self.k, self.v))
+        x = x + self.out(tg.merge_heads(tg.attention(q, k, v, causal=True)))
+        return x + self.down(tg.gelu(self.up(self.norm2(x))))
+
+
+class CharGPT(tg.Module):
+    """Embeddings, blocks, a norm and the output layer."""
+
+    def __init__(self, alphabet: int) -> None:
+        self.token = nn.Embedding(alphabet, WIDTH)
+        self.position = self.param((CONTEXT, WIDTH), decay=False)
+        self.blocks = [Block(WIDTH) for _ in range(LAYERS)]
+        self.norm = nn.LayerNorm(WIDTH)
+        self.head = nn.Linear(WIDTH, alphabet)
+
+
+def logits(m: CharGPT, tokens: tg.Tensor) -> tg.Tensor:
+    """Scores f32[B, T, alphabet] of the next character after each of i32[B, T]."""
+    x = m.token(tokens) + m.position
+    for block in m.blocks:
+        x = block(x)
+    return m.head(m.norm(x))
+
+
+def loss(m: CharGPT, tokens: tg.Tensor, following: tg.Tensor) -> tg.Tensor:
+    """Mean cross-entropy of the next character."""
+    return tg.cross_entropy(logits(m, tokens), following)
+
+
+def windows(numbers: npt.NDArray[np.int32], rng: np.random.Generator) -> dict[str, Any]:
+    """A batch of random places of the text, and the same places one character later."""
+    at = rng.integers(0, len(numbers) - CONTEXT - 1, BATCH)[:, None] + np.arange(CONTEXT)
+    return {"tokens": numbers[at], "following": numbers[at + 1]}
+
+
+def batches(text: Text, steps: int, seed: int) -> Iterator[dict[str, Any]]:
+    """Random windows of the training part."""
+    rng = np.random.default_rng(seed)
+    for _ in range(steps):
+        yield windows(text.train, rng)
+
+
+def write(infer: Any, text: Text, prompts: list[str], length: int, seed: int) -> list[str]:
+    """Continue each prompt by `length` characters, drawing each from the model's own odds."""
+    rng = np.random.default_rng(seed)
+    lines = np.stack([text.encode(p) for p in prompts])
+    for _ in range(length):
+        seen = lines[:, -CONTEXT:]
+        last = seen.shape[1] - 1
+        padded = np.pad(seen, [(0, 0), (0, CONTEXT - last - 1)])  # causal: what follows `last` has no influence
+        scores = infer.run(tokens=padded).output[:, last] / TEMPERATURE
+        drawn = (scores + rng.gumbel(size=scores.shape)).argmax(axis=1).astype(np.int32)
+        lines = np.concatenate([lines, drawn[:, None]], axis=1)
+    return [text.decode(line) for line in lines]
+
+
+def mean_loss(infer: Any, text: Text) -> float:
+    """Cross-entropy on the held-out part, in nats a character."""
+    rng, total = np.random.default_rng(0), 0.0
+    for _ in range(TEST_BATCHES):
+        batch = windows(text.test, rng)
+        scores = infer.run(tokens=batch["tokens"]).output
+        scores = scores - scores.max(axis=-1, keepdims=True)
+        log_odds = scores - np.log(np.exp(scores).sum(axis=-1, keepdims=True))
+        total -= float(np.take_along_axis(log_odds, batch["following"][..., None], axis=-1).mean())
+    return total / TEST_BATCHES
+
+
+def run(options: Options) -> int:
+    """Train, print samples, write the folder. Returns the exit code."""
+    text = load_text()
+    steps = options.steps or STEPS
+    report = Report("gpt", options)
+    report.say(
+        f"Alice's Adventures in Wonderland (public domain): {len(text.train)} characters to train with, "
+        f"{len(text.test)} held out, {len(text.alphabet)} different"
+    )
+    with tg.compile(
+        model=CharGPT(len(text.alphabet)),
+        loss=loss,
+        inputs={"tokens": tg.i32[BATCH, CONTEXT], "following": tg.i32[BATCH, CONTEXT]},
+        optimizer=optim.adamw(
+            lr=lr.one_cycle(peak=6e-3, steps=steps), beta2=0.99, weight_decay=0.1, clip_grad_norm=1.0
+        ),
+        seed=options.seed,
+        device=options.device,
+    ) as train:
+        report.compiled(train)
+        history = train.fit(batches(text, steps, options.seed), steps=steps)
+        report.trained(history)
+        infer = train.attach(forward=logits, inputs={"tokens": tg.i32[None, CONTEXT]})
+        held_out = mean_loss(infer, text)
+        report.say(f"Held-out loss: {held_out:.3f} nats a character (guessing: {math.log(len(text.alphabet)):.3f})")
+        samples = write(infer, text, ["\nAlice "] * SAMPLES, SAMPLE_LENGTH, options.seed)
+        for sample in samples:
+            report.say("-" * 60 + sample)
+        report.write_text("samples.txt", ("\n" + "-" * 60).join(samples) + "\n")
+        report.write_text("loss.svg", loss_chart(history.loss, "Character model: training loss", "nats a character"))
+        report.finish(train, held_out_loss=held_out)
+    return 0

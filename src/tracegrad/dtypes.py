@@ -1,0 +1,96 @@
+"""Data types, tensor types, and how each language spells them."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from tracegrad.errors import DTypeError
+
+Shape = tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class DType:
+    """An element type. `tg.i32[B, T]` spells the type of an input."""
+
+    name: str
+    numpy: str  # what numpy.dtype() takes
+    wgsl: str  # a value in a shader
+    storage: str  # its spelling in a buffer: booleans are stored as integers
+    itemsize: int = 4
+
+    def __getitem__(self, shape: int | None | tuple[int | None, ...]) -> InputType:
+        return InputType(self, shape if isinstance(shape, tuple) else (shape,))
+
+    @property
+    def is_float(self) -> bool:
+        """True for types that carry gradients."""
+        return self.name == "f32"
+
+    @property
+    def is_int(self) -> bool:
+        """True for i32 and u32."""
+        return self.name in ("i32", "u32")
+
+    def __repr__(self) -> str:
+        return self.name
+
+
+f32 = DType("f32", "float32", "f32", "f32")
+i32 = DType("i32", "int32", "i32", "i32")
+u32 = DType("u32", "uint32", "u32", "i32")
+bool_ = DType("bool", "bool", "bool", "i32")
+
+DTYPES = {d.name: d for d in (f32, i32, u32, bool_)}
+
+
+class TensorType(NamedTuple):
+    """Element type and static shape; prints as `f32[2,3]`."""
+
+    dtype: DType
+    shape: Shape
+
+    @property
+    def size(self) -> int:
+        """Number of elements."""
+        return math.prod(self.shape)
+
+    @property
+    def ndim(self) -> int:
+        """Number of axes."""
+        return len(self.shape)
+
+    def __repr__(self) -> str:
+        return f"{self.dtype.name}[{','.join(map(str, self.shape))}]"
+
+    __str__ = __repr__
+
+
+class InputType(NamedTuple):
+    """The declared type of an input; a None dimension is chosen by each call."""
+
+    dtype: DType
+    shape: tuple[int | None, ...]
+
+    def __repr__(self) -> str:
+        return f"{self.dtype.name}[{','.join('None' if n is None else str(n) for n in self.shape)}]"
+
+    __str__ = __repr__
+
+
+def as_dtype(value: Any) -> DType:
+    """`value` as a DType: a DType, or a name such as "f32", "float32", "bool"."""
+    if isinstance(value, DType):
+        return value
+    name = str(getattr(value, "name", value))
+    for d in DTYPES.values():
+        if name in (d.name, d.numpy):
+            return d
+    raise DTypeError(f"{value!r} is not a dtype; use one of {', '.join('tg.' + (d.name if d is not bool_ else 'bool_') for d in DTYPES.values())}")
+
+
+def scalar_dtype(value: bool | int | float) -> DType:
+    """The dtype a Python number has when nothing else decides."""
+    return bool_ if isinstance(value, bool) else i32 if isinstance(value, int) else f32

@@ -1,0 +1,98 @@
+"""Exceptions, and where in the user's code they happened."""
+
+from __future__ import annotations
+
+import linecache
+import os
+import sys
+from typing import NamedTuple, TypeVar
+
+PACKAGE_DIR = os.path.dirname(os.path.abspath(__file__)) + os.sep
+
+
+class TracegradError(Exception):
+    """Base of every error that tracegrad raises."""
+
+    bare: str | None = None  # the message without op and line, once these have been added
+
+
+class ShapeError(TracegradError, ValueError):
+    """Shapes that an op cannot combine."""
+
+
+class DTypeError(TracegradError, TypeError):
+    """Data types that an op cannot combine."""
+
+
+class TraceError(TracegradError, RuntimeError):
+    """An op, parameter or tensor used outside the trace it belongs to."""
+
+
+class CompileError(TracegradError, RuntimeError):
+    """A traced program that cannot be compiled for the device."""
+
+
+class InputError(TracegradError, ValueError):
+    """Inputs of a call that do not fit what was compiled."""
+
+
+class NonFiniteError(TracegradError, ArithmeticError):
+    """A step whose loss or gradient is infinite or NaN; nothing was changed."""
+
+
+class DeviceError(TracegradError, RuntimeError):
+    """A device that is missing, too small, or refused the work."""
+
+
+class DeviceLostError(DeviceError):
+    """A device that stopped answering."""
+
+
+class AbortedError(TracegradError, RuntimeError):
+    """Work displaced by `close`, `replace_model` or a newer call."""
+
+
+class Site(NamedTuple):
+    """A line of the user's code."""
+
+    file: str
+    line: int
+
+    @property
+    def short(self) -> str:
+        """`model.py:14`, as graphs print it."""
+        return f"{os.path.basename(self.file)}:{self.line}"
+
+    def describe(self) -> str:
+        """The location and the source line, as error messages end."""
+        source = linecache.getline(self.file, self.line).strip()
+        return f"  at {self.file}:{self.line}" + (f"\n    {source}" if source else "")
+
+
+def call_site() -> Site | None:
+    """The innermost caller outside this package; None when there is none."""
+    frame = sys._getframe(1)  # pyright: ignore[reportPrivateUsage]
+    while frame is not None:
+        file = frame.f_code.co_filename
+        if not file.startswith(PACKAGE_DIR):
+            return Site(file, frame.f_lineno)
+        frame = frame.f_back
+    return None
+
+
+def located(message: str, site: Site | None) -> str:
+    """`message` with the user's line below it."""
+    return f"{message}\n{site.describe()}" if site else message
+
+
+E = TypeVar("E", bound=TracegradError)
+
+
+def placed(error: E, who: str, site: Site | None) -> E:
+    """`error` with the op's name before and the user's line below; of nested ops the outermost gives the name."""
+    text = error.bare if error.bare is not None else str(error)
+    if error.bare is None and "\n  at " in text:
+        return error
+    new = type(error)(located(f"{who}: {text}", site))
+    new.bare = text
+    return new

@@ -1,0 +1,348 @@
+"""CompiledForward: what `tg.compile_forward` and `train.attach` give."""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections import OrderedDict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any, Protocol, cast
+
+from tracegrad.build import Built, build_forward
+from tracegrad.dtypes import InputType
+from tracegrad.errors import InputError
+from tracegrad.inputs import as_array, check_inputs, merge
+from tracegrad.inputtypes import input_types
+from tracegrad.ir import Graph
+from tracegrad.knobs import PREFIX, Knobs, Rate
+from tracegrad.program import Field, Program
+from tracegrad.results import Aborted, CompletedRun, Pending, RunResult, failure, resolved
+from tracegrad.runtime.base import Session
+from tracegrad.steps import captures_of
+from tracegrad.worker import Worker
+
+Array = Any
+
+
+class Host(Protocol):
+    """Whoever has the parameters: a training, or `OwnParameters`."""
+
+    worker: Worker
+    model: Any
+
+    @property
+    def version(self) -> object:
+        """Changes when the model does: programs of another version are of no use."""
+        ...
+
+    @property
+    def layout(self) -> Program | None:
+        """The program whose parameters a forward shares, if any."""
+        ...
+
+    @property
+    def knobs(self) -> Knobs:
+        """Hot values, for forwards that read them."""
+        ...
+
+    @property
+    def seed(self) -> int:
+        """Of the random streams."""
+        ...
+
+    @property
+    def param_names(self) -> list[str]:
+        """In declaration order."""
+        ...
+
+    def loaded(self, session: Session, program: Program) -> None:
+        """A program of this model was loaded: see that its parameters are there. On the worker's thread."""
+        ...
+
+    def unloaded(self) -> None:
+        """A program of this model was unloaded. On the worker's thread."""
+        ...
+
+    def upload_params(self, record: Mapping[str, Any], strict: bool = False) -> None:
+        """Overwrite parameters by name."""
+        ...
+
+    def download_params(self) -> dict[str, Array]:
+        """Parameters by name."""
+        ...
+
+
+@dataclass(slots=True, eq=False)
+class _Entry:
+    """The program of one size."""
+
+    built: Built
+    version: object
+    handle: int | None = None  # the worker's own: loaded at the first run
+    inputs: tuple[Field, ...] = ()
+    hyper: tuple[Field, ...] = ()
+
+    def __post_init__(self) -> None:
+        fields = self.built.program.inputs
+        self.hyper = tuple(f for f in fields if f.name.startswith(PREFIX))
+        self.inputs = tuple(f for f in fields if not f.name.startswith(PREFIX))
+
+
+class CompiledForward:
+    """A forward compiled for one device; made by `tg.compile_forward` and `train.attach`. A context manager.
+
+    A None dimension of `inputs` is chosen by each call: one program is compiled and kept per size, and the one that was
+    least recently used is dropped when there are more than `max_cached_shapes`.
+    """
+
+    def __init__(
+        self,
+        host: Host,
+        forward: Callable[..., Any],
+        inputs: Mapping[str, Any],
+        max_cached_shapes: int = 8,
+        *,
+        owner: bool = False,
+    ):
+        """For `tg.compile_forward` and `attach`. `owner`: closing this closes the host's worker.
+
+        Without None dimensions the program is built here, so that its errors are raised here.
+        """
+        if max_cached_shapes < 1:
+            raise InputError(f"max_cached_shapes must be at least 1, got {max_cached_shapes}")
+        self._host, self._forward, self._owner = host, forward, owner
+        self._types = input_types(inputs)
+        self._free = [(n, d) for n, t in self._types.items() for d, size in enumerate(t.shape) if size is None]
+        self._capacity = max_cached_shapes
+        self._lock = threading.Lock()  # never held while waiting for the worker
+        self._entries: OrderedDict[int | None, _Entry] = OrderedDict()
+        self._closed = ""
+        self._runs = 0
+        if owner:
+            weakref.finalize(self, host.worker.close)  # also at exit, before the interpreter goes
+        if not self._free:
+            with self._lock:
+                self._entry(None)
+
+    def run(self, mapping: Mapping[str, Any] | None = None, /, **inputs: Any) -> Pending[RunResult]:
+        """One forward, queued; inputs by keyword, in one dict, or both.
+
+        Never raises for what happens while executing: bad inputs, and what compiling for a new size raises, come back
+        as `Failed`. Inputs are copied: the caller's arrays can be reused at once.
+        """
+        worker = self._host.worker
+        closed = self._closed or worker.closed
+        if closed:
+            return resolved(Aborted(closed), "run")
+        pending: Pending[RunResult] = Pending("run", worker.ident)
+        try:
+            given = self._given(merge(mapping, inputs, "run"))
+            with self._lock:
+                entry, dropped = self._entry(self._size(given))
+                self._runs += 1
+                arrays = check_inputs(entry.inputs, given, "run")
+                arrays |= self._hyper(entry)
+        except Exception as e:
+            pending.resolve(failure(e, "run"))
+            return pending
+        worker.reserve(pending)
+        worker.enqueue([RunWork(self, entry, arrays, pending)], pending)
+        self._unload(dropped)
+        return pending
+
+    def graph_for(self, mapping: Mapping[str, Any] | None = None, /, **inputs: Any) -> Graph:
+        """The graph that a run with these inputs executes; compiled if it was not yet. Raises what compiling raises."""
+        with self._lock:
+            entry, dropped = self._entry(self._size(self._given(merge(mapping, inputs, "graph_for"))))
+        self._unload(dropped)
+        return entry.built.graph
+
+    def upload_params(self, record: Mapping[str, Any], strict: bool = False) -> None:
+        """Overwrite parameters by name, as `CompiledTraining.upload_params`; of an attached forward, the training's."""
+        self._host.upload_params(record, strict)
+
+    def download_params(self) -> dict[str, Array]:
+        """Parameters by name."""
+        return self._host.download_params()
+
+    @property
+    def param_names(self) -> list[str]:
+        """Names of the parameters, in declaration order."""
+        return self._host.param_names
+
+    @property
+    def cached_shapes(self) -> list[int | None]:
+        """Sizes of the None dimension whose programs are kept, least recently used first."""
+        return list(self._entries)
+
+    @property
+    def forward(self) -> Callable[..., Any]:
+        """The user's function."""
+        return self._forward
+
+    @property
+    def input_types(self) -> dict[str, InputType]:
+        """The declared inputs."""
+        return dict(self._types)
+
+    def close(self) -> None:
+        """Free its programs; what is in flight resolves as Aborted. Closing twice is fine.
+
+        The parameters of an attached forward belong to its training and stay.
+        """
+        if self._closed:
+            return
+        self._closed = "closed"
+        with self._lock:
+            dropped = list(self._entries.values())
+            self._entries.clear()
+        if self._owner:
+            self._host.worker.close()
+        else:
+            self._unload(dropped)
+
+    @property
+    def closed(self) -> str:
+        """Why no run is done any more; empty while they are."""
+        return self._closed
+
+    @property
+    def host(self) -> Host:
+        """Who has the parameters."""
+        return self._host
+
+    def __repr__(self) -> str:
+        name = getattr(self._forward, "__name__", "forward")
+        types = ", ".join(f"{n}: {t}" for n, t in self._types.items())
+        where = self._closed or self._host.worker.closed or f"on {self._host.worker.info}"
+        return f"<CompiledForward {name}({types}) {where}>"
+
+    def __enter__(self) -> CompiledForward:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, e: BaseException | None, tb: TracebackType | None) -> None:
+        self.close()
+
+    def _given(self, values: dict[str, Any]) -> dict[str, Any]:
+        """The values, those whose size matters as arrays."""
+        named = {name for name, _ in self._free}
+        return {n: _array_or_same(v) if n in named else v for n, v in values.items()}
+
+    def _size(self, given: Mapping[str, Any]) -> int | None:
+        """What None stands for in this call. InputError naming every problem if the inputs do not agree on it."""
+        if not self._free:
+            return None
+        sizes = {
+            (n, d): given[n].shape[d]
+            for n, d in self._free
+            if n in given and len(getattr(given[n], "shape", ())) == len(self._types[n].shape)
+        }
+        if len(sizes) == len(self._free) and len(set(sizes.values())) == 1:
+            size = next(iter(sizes.values()))
+            if size:
+                return size
+        if len(set(sizes.values())) > 1:
+            shown = ", ".join(f"{n} axis {d} is {size}" for (n, d), size in sizes.items())
+            raise InputError(f"run: all None dimensions of a call must agree: {shown}")
+        if 0 in sizes.values():
+            raise InputError("run: an input is empty: a None dimension must be at least 1")
+        fields = [Field(n, 0, 0, t.dtype.name, cast("tuple[int, ...]", t.shape)) for n, t in self._types.items()]
+        check_inputs(fields, given, "run")
+        raise AssertionError("an input without the declared rank passed the check")
+
+    def _entry(self, size: int | None) -> tuple[_Entry, list[_Entry]]:
+        """The program for a size, built if need be, and those dropped for it. Called with the lock held."""
+        version = self._host.version
+        dropped: list[_Entry] = []
+        if any(e.version is not version for e in self._entries.values()):
+            self._entries.clear()  # their session is gone, and their programs with it
+        entry = self._entries.pop(size, None)
+        if entry is None:
+            types = {
+                n: InputType(t.dtype, tuple(size if d is None else d for d in t.shape)) for n, t in self._types.items()
+            }
+            entry = _Entry(build_forward(self._host.model, self._forward, types, self._host.layout), version)
+            while len(self._entries) >= self._capacity:
+                dropped.append(self._entries.popitem(last=False)[1])
+        self._entries[size] = entry
+        return entry, dropped
+
+    def _hyper(self, entry: _Entry) -> dict[str, Any]:
+        """Hot values of a forward: those of the training, else the defaults; each run has random numbers of its own."""
+        if not entry.hyper:
+            return {}
+        knobs = self._host.knobs
+        values = {**entry.built.program.meta.get("hyper", {}), **knobs.values}
+        # A rate of its own: only training steps decide where a schedule begins.
+        return Knobs(Rate(knobs.rate.placed(1)), values).upload(entry.hyper, self._runs, self._host.seed)
+
+    def _unload(self, entries: Sequence[_Entry]) -> None:
+        """Free the programs, after the runs queued so far."""
+
+        def unload(session: Session) -> None:
+            for entry in entries:
+                if entry.handle is not None and entry.version is self._host.version:
+                    session.unload(entry.handle)
+                    self._host.unloaded()
+                entry.handle = None
+
+        if entries:
+            self._host.worker.post(unload)
+
+
+@dataclass(slots=True, eq=False)
+class RunWork:
+    """One forward, as the worker runs it."""
+
+    owner: CompiledForward
+    entry: _Entry
+    arrays: Mapping[str, Any]
+    pending: Pending[RunResult]
+
+    def submit(self, session: Session) -> Any:
+        """See `worker.Work`."""
+        if self._displaced():
+            return None
+        entry = self.entry
+        if entry.handle is None:
+            entry.handle = session.load(entry.built.program)
+            self.owner.host.loaded(session, entry.built.program)
+        return session.submit(entry.handle, self.arrays)
+
+    def finish(self, outputs: dict[str, Any]) -> bool:
+        """See `worker.Work`."""
+        if not self._displaced():
+            self.pending.resolve(CompletedRun(captures_of(outputs), output_of(outputs, self.entry.built.structure)))
+        return True
+
+    def recover(self, session: Session, outputs: dict[str, Any]) -> None:
+        """A forward changes nothing."""
+
+    def fail(self, error: BaseException) -> None:
+        """See `worker.Work`."""
+        self.pending.resolve(failure(error, "run"))
+
+    def _displaced(self) -> bool:
+        if self.owner.closed:
+            self.pending.resolve(Aborted(self.owner.closed))
+        elif self.entry.version is not self.owner.host.version:
+            self.pending.resolve(Aborted("displaced by replace_model"))
+        return self.pending.done()
+
+
+def output_of(outputs: Mapping[str, Any], structure: Any) -> Any:
+    """What the forward returned: an array, or a tuple or dict of them, as `Built.structure` says."""
+    if structure is None:
+        return outputs["output"]
+    if isinstance(structure, tuple):
+        return tuple(outputs[name] for name in cast("tuple[str, ...]", structure))
+    return {key: outputs[name] for key, name in cast("dict[Any, str]", structure).items()}
+
+
+def _array_or_same(value: Any) -> Any:
+    try:
+        return as_array(value)
+    except InputError:
+        return value  # the check names it, together with every other problem

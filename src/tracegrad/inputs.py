@@ -1,0 +1,169 @@
+"""Check and cast what a call is given against what was compiled, naming everything that is wrong at once."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, cast
+
+import numpy as np
+
+from tracegrad.dtypes import DTYPES
+from tracegrad.errors import InputError, call_site, located
+from tracegrad.program import Field
+
+Array = Any
+LARGEST_F32 = float(np.finfo(np.float32).max)
+
+
+def typed(field: Field) -> str:
+    """`f32[2,3]`"""
+    return f"{field.dtype}[{','.join(map(str, field.shape))}]"
+
+
+def merge(mapping: Mapping[str, Any] | None, named: Mapping[str, Any], what: str) -> dict[str, Any]:
+    """The inputs of a call given as one mapping, by keyword, or both."""
+    if mapping is None:
+        return dict(named)
+    if not isinstance(mapping, Mapping):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise InputError(
+            located(
+                f"{what}: inputs are given by name, as keywords or as one dict; got {type(mapping).__name__}",
+                call_site(),
+            )
+        )
+    twice = sorted(set(mapping) & set(named))
+    if twice:
+        raise InputError(located(f"{what}: given twice, in the dict and by keyword: {', '.join(twice)}", call_site()))
+    return {**mapping, **named}
+
+
+def check_inputs(
+    fields: Sequence[Field], given: Mapping[str, Any], what: str, lead: int | None = None
+) -> dict[str, Array]:
+    """The given values as new arrays of each field's dtype and shape.
+
+    fields:   the inputs of the program, hyperparameters left out.
+    given:    anything `numpy.asarray` takes: arrays, nested lists, numbers, torch tensors, buffers.
+    what:     the call, for the error.
+    lead:     `run_steps(n)`: a value may have one more axis in front, of this length.
+    Returns:  one fresh, contiguous array per field; the caller's arrays can be reused at once.
+    Raises:   InputError naming every missing, unknown, wrongly typed or shaped input, and every index out of range.
+
+    Casts that lose nothing are done: any float to f32 (rounded to the nearest, overflow refused), integers and booleans
+    to f32 where f32 holds them exactly, integers to i32 and u32 where in range. Others are refused.
+    """
+    arrays: dict[str, Array] = {}
+    problems: list[str] = []
+    known = {f.name for f in fields}
+    for name in given:
+        if name not in known:
+            problems.append(
+                f"{name}: unknown; inputs are {', '.join(f'{f.name} {typed(f)}' for f in fields) or 'none'}"
+            )
+    for field in fields:
+        if field.name not in given:
+            problems.append(f"{field.name}: missing, expected {typed(field)}")
+            continue
+        try:
+            arrays[field.name] = fit_value(field, given[field.name], lead)
+        except InputError as e:
+            problems.append(f"{field.name}: {e}")
+    if problems:
+        count = f"{len(problems)} problems with the inputs" if len(problems) > 1 else "a problem with the inputs"
+        raise InputError(located("\n  ".join([f"{what}: {count}", *problems]), call_site()))
+    return arrays
+
+
+def fit_value(field: Field, value: Any, lead: int | None = None) -> Array:
+    """`value` as a new contiguous array of the field's type; InputError with the bare reason."""
+    x = as_array(value)
+    shapes = [field.shape] if lead is None else [(lead, *field.shape), field.shape]
+    if x.shape not in shapes:
+        wanted = f" or {field.dtype}[{','.join(map(str, shapes[0]))}]" if lead is not None else ""
+        raise InputError(f"expected {typed(field)}{wanted}, got {describe(x)}{_shape_hint(field, x)}")
+    out = cast_lossless(x, field.dtype)
+    valid = field.spec.get("range")
+    if valid is not None and out.size:
+        _check_range(out, int(valid[0]), int(valid[1]))
+    return out
+
+
+def as_array(value: Any) -> Array:
+    """`value` as an array, whatever gives one; InputError if nothing does."""
+    if isinstance(value, np.ndarray):
+        return cast("Array", value)
+    try:
+        x = np.asarray(value)
+    except Exception as e:  # torch, jax and nested lists each raise errors of their own
+        raise InputError(f"{type(value).__name__} cannot be read as an array: {e}") from e
+    if x.dtype == object:
+        raise InputError(f"{type(value).__name__} cannot be read as an array of numbers")
+    return x
+
+
+def describe(x: Array) -> str:
+    """`f32[2,3]`; dtypes that tracegrad has not keep NumPy's name."""
+    name = next((d.name for d in DTYPES.values() if d.numpy == x.dtype.name), x.dtype.name)
+    return f"{name}[{','.join(map(str, x.shape))}]"
+
+
+def cast_lossless(x: Array, dtype: str) -> Array:
+    """A new contiguous array of `dtype` with the values of `x`; InputError if that would lose any."""
+    target = np.dtype(DTYPES[dtype].numpy)
+    if x.dtype == target:
+        return np.array(x, dtype=target, order="C", copy=True)
+    # Extension floats such as ml_dtypes.bfloat16 have kind "V" or "f" and cast to float32 without loss.
+    kind = "f" if "float" in x.dtype.name else x.dtype.kind
+    if kind not in _CASTS[dtype]:
+        raise InputError(f"{x.dtype.name} values do not fit {dtype} without loss{_REMEDY.get((kind, dtype), '')}")
+    if dtype == "f32":
+        return _to_f32(x, kind)
+    info = np.iinfo(target)
+    if x.size and kind != "b":
+        low, high = int(x.min()), int(x.max())
+        if low < info.min or high > info.max:
+            raise InputError(f"the value {low if low < info.min else high} of {x.dtype.name} does not fit {dtype}")
+    return np.array(x, dtype=target, order="C", copy=True)
+
+
+_CASTS = {"f32": "fiub", "i32": "iub", "u32": "iub", "bool": "b"}
+_REMEDY = {
+    ("f", "i32"): "; round and cast them first, x.astype(np.int32)",
+    ("f", "u32"): "; round and cast them first, x.astype(np.uint32)",
+    ("i", "bool"): "; compare first, x != 0",
+    ("f", "bool"): "; compare first, x != 0",
+    ("u", "bool"): "; compare first, x != 0",
+}
+
+
+def _to_f32(x: Array, kind: str) -> Array:
+    with np.errstate(over="ignore"):
+        out = np.array(x, dtype=np.float32, order="C", copy=True)
+    if kind == "f":
+        if x.dtype.itemsize > 4 and x.size and bool((np.isinf(out) & ~np.isinf(x)).any()):
+            raise InputError(f"a finite value of {x.dtype.name} exceeds the largest f32, {LARGEST_F32:.4g}")
+    elif x.dtype.itemsize > 2 and x.size:
+        # An integer survives the trip through f32 only up to 2**24, and beyond that when its low bits are zero.
+        exact = out.astype(np.float64) == x.astype(np.float64)
+        if not bool(exact.all()) or int(np.abs(x.astype(np.float64)).max()) > 2**53:
+            raise InputError(f"an integer of {x.dtype.name} is not exact in f32; cast it first, x.astype(np.float32)")
+    return out
+
+
+def _check_range(x: Array, low: int, high: int) -> None:
+    """Indices must lie in [low, high]: a device would clamp them silently."""
+    least, most = int(x.min()), int(x.max())
+    if least >= low and most <= high:
+        return
+    bad = least if least < low else most
+    where = np.unravel_index(int(np.argmax(x == bad)), x.shape)
+    at = f" at [{','.join(str(int(k)) for k in where)}]" if x.ndim else ""
+    raise InputError(f"index {bad}{at} is out of range; valid indices are {low} to {high}")
+
+
+def _shape_hint(field: Field, x: Array) -> str:
+    if len(x.shape) == len(field.shape) and x.shape[1:] == field.shape[1:] and x.shape and x.shape[0] < field.shape[0]:
+        return " (a last, smaller batch? drop it, as DataLoader(drop_last=True) does)"
+    if x.size == int(np.prod(field.shape, dtype=np.int64)):
+        return f" (the sizes agree: did you mean x.reshape({field.shape})?)"
+    return ""

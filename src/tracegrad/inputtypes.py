@@ -1,0 +1,47 @@
+"""What `inputs=` may say about an input."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from tracegrad.dtypes import InputType, TensorType, f32
+from tracegrad.errors import InputError, call_site, located
+
+InputSpec = InputType | TensorType | Sequence["int | None"] | int
+
+
+def input_type(name: str, spec: Any) -> InputType:
+    """`(B, 784)` is f32; `tg.i32[B, T]` says its dtype. InputError for anything else."""
+    if isinstance(spec, (InputType, TensorType)):
+        dtype, dims = spec
+    else:
+        dtype, dims = f32, (spec,) if isinstance(spec, int) else spec
+    valid = isinstance(dims, (tuple, list)) and all(
+        d is None or (isinstance(d, int) and not isinstance(d, bool) and d > 0) for d in dims
+    )
+    if not name.isidentifier() or not valid:
+        raise InputError(
+            located(
+                f"input {name!r}: {spec!r} is not a shape such as (64, 784), nor a type such as tg.i32[64, 128]",
+                call_site(),
+            )
+        )
+    return InputType(dtype, tuple(dims))
+
+
+def input_types(inputs: Mapping[str, Any]) -> dict[str, InputType]:
+    """All inputs of a call."""
+    return {name: input_type(name, spec) for name, spec in inputs.items()}
+
+
+def concrete_type(name: str, spec: Any) -> TensorType:
+    """The type of an input without None dimensions."""
+    t = input_type(name, spec)
+    if None in t.shape:
+        raise InputError(
+            located(
+                f"input {name!r}: {t} has a None dimension, which only attach and compile_forward take", call_site()
+            )
+        )
+    return TensorType(t.dtype, tuple(d for d in t.shape if d is not None))

@@ -1,0 +1,256 @@
+"""The graph: primitives, tensors, and the one door every op goes through.
+
+A Tensor is an immutable node: primitive, inputs, attributes, type, call site. A graph is what its
+outputs reach, so there is no dead code to remove and no id to remap.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from tracegrad import trace
+from tracegrad.dtypes import DType, Shape, TensorType
+from tracegrad.errors import DTypeError, ShapeError, Site, TraceError, located, placed
+from tracegrad.methods import TensorMethods
+
+_serial = itertools.count()
+
+# What the compiler does with a primitive. Everything else about it stands in its row.
+FAMILIES = ("leaf", "map", "view", "fold", "product", "gather", "scatter", "pack", "composite")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Primitive:
+    """One row of the table: all that is known of an op.
+
+    type:   (*input types, **attrs) -> TensorType; raises ShapeError or DTypeError
+    array:  what it computes on arrays of the namespace `xp` (NumPy, jax.numpy): the name of a function of xp, an
+            expression such as "1 / xp.sqrt({0})", or, where no renderer needs it, (xp, *arrays, **attrs) -> array
+    vjp:    (ct, y, *inputs, **attrs) -> one cotangent (or None) per input
+    wgsl:   template of the value, `{0}` being the first input (family "map"), or of one combination (family "fold")
+    helper: WGSL function that the template calls, if any
+    index:  (coordinates, input type, **attrs) -> (input coordinates, guards) (family "view")
+    expand: (*inputs, **attrs) -> Tensor (family "composite")
+    identity: what a fold of nothing gives (family "fold")
+    cost:   of computing one element, a load from memory being 4
+    """
+
+    name: str
+    family: str
+    type: Callable[..., TensorType]
+    array: Callable[..., Any] | str | None = None
+    vjp: Callable[..., Sequence[Tensor | None]] | None = None
+    wgsl: str = ""
+    helper: str = ""
+    index: Callable[..., Any] | None = None
+    expand: Callable[..., Tensor] | None = None
+    identity: float | None = None
+    cost: int = 1
+
+    def __repr__(self) -> str:
+        return self.name
+
+
+PRIMITIVES: dict[str, Primitive] = {}
+
+
+def register(p: Primitive) -> Primitive:
+    """Add a row to the table. A name stands for one primitive only."""
+    if p.name in PRIMITIVES:
+        raise ValueError(f"primitive {p.name!r} is registered already")
+    if p.family not in FAMILIES:
+        raise ValueError(f"primitive {p.name!r}: family {p.family!r} is not one of {', '.join(FAMILIES)}")
+    PRIMITIVES[p.name] = p
+    return p
+
+
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
+class Tensor(TensorMethods):
+    """A value in a traced graph. It has a type but no numbers."""
+
+    prim: Primitive
+    inputs: tuple[Tensor, ...]
+    attrs: Mapping[str, Any]
+    type: TensorType
+    site: Site | None
+    serial: int = field(default_factory=_serial.__next__)
+
+    @property
+    def name(self) -> str:
+        """The primitive's name; of a leaf, its own."""
+        return str(self.attrs["name"]) if "name" in self.attrs else self.prim.name
+
+    @property
+    def dtype(self) -> DType:
+        """Element type."""
+        return self.type.dtype
+
+    @property
+    def shape(self) -> Shape:
+        """Static shape."""
+        return self.type.shape
+
+    @property
+    def ndim(self) -> int:
+        """Number of axes."""
+        return len(self.type.shape)
+
+    @property
+    def size(self) -> int:
+        """Number of elements."""
+        return self.type.size
+
+    def __repr__(self) -> str:
+        return f"<{self.type} {self.name}>"
+
+    def __bool__(self) -> bool:
+        raise TraceError(
+            located(
+                f"the value of {self!r} is not known while tracing, so it cannot decide a Python branch; "
+                "use tg.where, or decide on a Python value",
+                self.site,
+            )
+        )
+
+    def __float__(self) -> float:
+        raise TraceError(located(f"the value of {self!r} is not known while tracing", self.site))
+
+    __int__ = __float__  # pyright: ignore[reportAssignmentType]
+
+    def __len__(self) -> int:
+        if not self.shape:
+            raise TraceError(f"{self!r} has rank 0 and no length")
+        return self.shape[0]
+
+    def __iter__(self) -> Iterator[Tensor]:
+        return (self[k] for k in range(len(self)))
+
+    # An ndarray on the left of an operator must leave the operation to the tensor.
+    __array_ufunc__ = None
+
+    def __array__(self, *_: Any, **__: Any) -> Any:
+        raise TraceError(
+            located(
+                f"{self!r} has no values while tracing, so NumPy cannot compute with it; use the function of tg. "
+                "with the same name",
+                self.site,
+            )
+        )
+
+
+def bind(p: Primitive, *inputs: Tensor, **attrs: Any) -> Tensor:
+    """Apply `p`: infer the type, remember the caller. The one door every op goes through."""
+    site = trace.current_site()
+    try:
+        type_ = p.type(*(x.type for x in inputs), **attrs)
+    except (ShapeError, DTypeError) as e:
+        raise placed(e, p.name, site) from None
+    return Tensor(p, inputs, attrs, type_, site)
+
+
+def rebind(t: Tensor, inputs: tuple[Tensor, ...]) -> Tensor:
+    """`t` over other inputs of the same types."""
+    return Tensor(t.prim, inputs, t.attrs, t.type, t.site)
+
+
+def toposort(roots: Iterable[Tensor]) -> list[Tensor]:
+    """Every node that `roots` reach, inputs before their readers."""
+    seen: set[int] = set()
+    stack = list(roots)
+    nodes: list[Tensor] = []
+    while stack:
+        t = stack.pop()
+        if t.serial not in seen:
+            seen.add(t.serial)
+            nodes.append(t)
+            stack.extend(t.inputs)
+    nodes.sort(key=lambda t: t.serial)  # a node is made after its inputs
+    return nodes
+
+
+Rule = Callable[[Tensor, tuple[Tensor, ...]], "Tensor | None"]
+
+
+def rewrite(roots: Sequence[Tensor], rule: Rule) -> list[Tensor]:
+    """Rebuild what `roots` reach; `rule(t, new_inputs)` gives a replacement or None to keep `t`."""
+    new: dict[int, Tensor] = {}
+    with trace.rewriting():
+        for t in toposort(roots):
+            inputs = tuple([new[x.serial] for x in t.inputs])
+            trace.at(t.site)
+            kept = t if all(map(_same, inputs, t.inputs)) else rebind(t, inputs)
+            replaced = rule(kept, inputs)
+            new[t.serial] = kept if replaced is None else replaced
+    return [new[r.serial] for r in roots]
+
+
+def _same(a: object, b: object) -> bool:
+    return a is b
+
+
+@dataclass(frozen=True, slots=True)
+class Graph:
+    """A traced program: named outputs, captures, and the state it writes."""
+
+    outputs: dict[str, Tensor]
+    captures: dict[str, Tensor] = field(default_factory=dict[str, Tensor])
+    writes: dict[str, Tensor] = field(default_factory=dict[str, Tensor])  # state name -> its new value
+
+    @property
+    def roots(self) -> list[Tensor]:
+        """Everything the program must compute."""
+        return [*self.outputs.values(), *self.captures.values(), *self.writes.values()]
+
+    def with_roots(self, roots: Sequence[Tensor]) -> Graph:
+        """The same names over other roots, in the order of `roots`."""
+        it = iter(roots)
+        return Graph(*({name: next(it) for name in part} for part in (self.outputs, self.captures, self.writes)))
+
+    @property
+    def nodes(self) -> list[Tensor]:
+        """All nodes in order."""
+        return toposort(self.roots)
+
+    def leaves(self, *roles: str) -> list[Tensor]:
+        """The leaves of some roles: "param", "frozen", "input", "patch", "state", "hyper"."""
+        return [t for t in self.nodes if t.prim.family == "leaf" and t.attrs.get("role") in roles]
+
+    @property
+    def params(self) -> list[Tensor]:
+        """Parameters, in order of first use; those that are not trained too."""
+        return self.leaves("param", "frozen")
+
+    @property
+    def inputs(self) -> list[Tensor]:
+        """Named inputs of a call."""
+        return self.leaves("input")
+
+    def __iter__(self) -> Iterator[Tensor]:
+        return iter(self.nodes)
+
+    def __len__(self) -> int:
+        return len(self.nodes)
+
+    def __str__(self) -> str:
+        nodes = self.nodes
+        number = {t.serial: k for k, t in enumerate(nodes)}
+        lines = [_line(t, number) for t in nodes]
+        for kind, part in (("return", self.outputs), ("capture", self.captures), ("write", self.writes)):
+            lines += [f"{kind} {name} = %{number[t.serial]}" for name, t in part.items()]
+        return "\n".join(lines)
+
+
+def _line(t: Tensor, number: Mapping[int, int]) -> str:
+    """`%12 f32[256,64] = matmul(%3, %7)  # model.py:14`"""
+    shown = [f"%{number[x.serial]}" for x in t.inputs]
+    shown += [f"{k}={_show(v)}" for k, v in t.attrs.items()]
+    where = f"  # {t.site.short}" if t.site else ""
+    return f"%{number[t.serial]} {t.type} = {t.prim.name}({', '.join(shown)}){where}"
+
+
+def _show(value: Any) -> str:
+    text = str(value) if not isinstance(value, bytes) else f"<{len(value)} bytes>"
+    return text if len(text) <= 60 else text[:57] + "..."

@@ -1,0 +1,1 @@
+"""From a graph to kernels: index expressions, lowering, fusing, schedules."""

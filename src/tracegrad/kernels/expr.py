@@ -1,0 +1,385 @@
+"""Scalar expressions: integer indices in linear normal form, and the values computed with them.
+
+An Index is `c0 + sum ci * atom`, an atom being a variable, `index // d`, `index % d`, or a value used as an index.
+Bounds decide division: with 0 <= y < d, (q*d + y) // d is q and (q*d + y) % d is y; c*(y % d) + c*d*(y // d) becomes
+c*y. That is enough to see through every chain of reshapes, and it makes "reads at its own point" an equality.
+Both kinds are interned, so equality is identity.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, Union
+
+from tracegrad.dtypes import DType, i32
+
+BIG = 2**31
+
+
+class Var:
+    """A loop variable in [0, size)."""
+
+    __slots__ = ("lo", "hi", "name", "order", "size")
+
+    def __init__(self, name: str, size: int, order: int) -> None:
+        self.name, self.size, self.order = name, size, order
+        self.lo, self.hi = 0, size - 1
+
+    def __repr__(self) -> str:
+        return self.name
+
+
+class Quotient:
+    """`index // d` or, when `mod`, `index % d`, that no rule could simplify."""
+
+    __slots__ = ("d", "hi", "index", "lo", "mod", "order")
+
+    def __init__(self, index: Index, d: int, mod: bool, order: int) -> None:
+        self.index, self.d, self.mod, self.order = index, d, mod, order
+        self.lo, self.hi = (0, d - 1) if mod else (index.lo // d, index.hi // d)
+
+    def __repr__(self) -> str:
+        return f"({self.index} {'%' if self.mod else '//'} {self.d})"
+
+
+class Dynamic:
+    """An integer value read from memory, clamped to [0, size), as an index."""
+
+    __slots__ = ("hi", "lo", "order", "value")
+
+    def __init__(self, value: Value, size: int, order: int) -> None:
+        self.value, self.order = value, order
+        self.lo, self.hi = 0, size - 1
+
+    def __repr__(self) -> str:
+        return f"clamp({self.value}, {self.hi})"
+
+
+Atom = Union[Var, Quotient, Dynamic]
+Operand = Union["Index", int]
+
+
+class Index:
+    """A linear combination of atoms; made only by a `Space`."""
+
+    __slots__ = ("const", "hi", "lo", "space", "terms")
+
+    def __init__(self, space: Space, terms: tuple[tuple[Atom, int], ...], const: int) -> None:
+        self.space, self.terms, self.const = space, terms, const
+        lo = hi = const
+        for atom, c in terms:
+            if c > 0:
+                lo, hi = lo + c * atom.lo, hi + c * atom.hi
+            else:
+                lo, hi = lo + c * atom.hi, hi + c * atom.lo
+        self.lo, self.hi = lo, hi
+
+    def __add__(self, other: Operand) -> Index:
+        if isinstance(other, int):
+            return self.space.index(dict(self.terms), self.const + other) if other else self
+        terms = dict(self.terms)
+        for atom, c in other.terms:
+            terms[atom] = terms.get(atom, 0) + c
+        return self.space.index(terms, self.const + other.const)
+
+    __radd__ = __add__
+
+    def __sub__(self, other: Operand) -> Index:
+        return self + other * -1
+
+    def __mul__(self, c: int) -> Index:
+        if c == 1:
+            return self
+        return self.space.index({a: k * c for a, k in self.terms}, self.const * c)
+
+    __rmul__ = __mul__
+
+    def __floordiv__(self, d: int) -> Index:
+        return self.space.floordiv(self, d)
+
+    def __mod__(self, d: int) -> Index:
+        return self.space.mod(self, d)
+
+    def __repr__(self) -> str:
+        parts = [f"{a}" if c == 1 else f"{a}*{c}" for a, c in self.terms]
+        return " + ".join(parts + ([str(self.const)] if self.const or not parts else []))
+
+
+class Guard:
+    """`lo <= index < hi` and `index % step == 0`, known to be neither always true nor always false."""
+
+    __slots__ = ("hi", "index", "lo", "step")
+
+    def __init__(self, index: Index, lo: int, hi: int, step: int) -> None:
+        self.index, self.lo, self.hi, self.step = index, lo, hi, step
+
+    @property
+    def key(self) -> tuple[int, int, int, int]:
+        """Equal for equal guards of one space."""
+        return (id(self.index), self.lo, self.hi, self.step)
+
+
+class Value:
+    """A scalar computed at each point.
+
+    op: "const" (arg: number), "index" (arg: Index), "load" (arg: (slot, Index)), "inside" (arg: guards; args[0] or 0),
+    "local" (arg: a name the kernel has defined), or "map" (arg: (primitive, attrs); args: operands).
+    """
+
+    __slots__ = ("arg", "args", "dtype", "op", "order")
+
+    def __init__(self, op: str, dtype: DType, arg: Any, args: tuple[Value, ...], order: int) -> None:
+        self.op, self.dtype, self.arg, self.args, self.order = op, dtype, arg, args, order
+
+    def __repr__(self) -> str:
+        return f"{self.op}({self.arg}{''.join(f', {a}' for a in self.args)})"
+
+
+class Space:
+    """Interning tables of one kernel. Everything built in one space compares by identity."""
+
+    def __init__(self) -> None:
+        self._indices: dict[Any, Index] = {}
+        self._atoms: dict[Any, Atom] = {}
+        self._values: dict[Any, Value] = {}
+
+    # indices
+    def var(self, name: str, size: int) -> Index:
+        """The variable `name` in [0, size); 0 if it can be nothing else."""
+        if size == 1:
+            return self.number(0)
+        atom = self._atoms.get(name)
+        if atom is None:
+            atom = self._atoms[name] = Var(name, size, len(self._atoms))
+        return self.index({atom: 1}, 0)
+
+    def number(self, n: int) -> Index:
+        """A constant index."""
+        return self.index({}, n)
+
+    def index(self, terms: dict[Atom, int], const: int) -> Index:
+        """The interned normal form of a linear combination."""
+        terms = {a: c for a, c in terms.items() if c}
+        for atom, c in terms.items():
+            if isinstance(atom, Quotient) and atom.mod:  # c*(y % d) + c*d*(y // d)  ->  c*y
+                q = self._whole(atom.index, atom.d)
+                if q is not None and terms.get(q) == c * atom.d:
+                    rest = {a: k for a, k in terms.items() if a is not atom and a is not q}
+                    return self.index(rest, const) + atom.index * c
+        ordered = tuple(sorted(terms.items(), key=lambda t: (-t[1], t[0].order)))
+        key = (ordered, const)
+        found = self._indices.get(key)
+        if found is None:
+            found = self._indices[key] = Index(self, ordered, const)
+        return found
+
+    def _whole(self, x: Index, d: int) -> Atom | None:
+        """The atom that x // d is, if it is one."""
+        q = self.floordiv(x, d)
+        return q.terms[0][0] if len(q.terms) == 1 and q.terms[0][1] == 1 and not q.const else None
+
+    def dynamic(self, value: Value, size: int) -> Index:
+        """A computed integer as an index into `size` elements."""
+        key = (value, size)
+        atom = self._atoms.get(key)
+        if atom is None:
+            atom = self._atoms[key] = Dynamic(value, size, len(self._atoms))
+        return self.index({atom: 1}, 0)
+
+    def _quotient(self, x: Index, d: int, mod: bool) -> Index:
+        key = (x, d, mod)
+        atom = self._atoms.get(key)
+        if atom is None:
+            atom = self._atoms[key] = Quotient(x, d, mod, len(self._atoms))
+        return self.index({atom: 1}, 0)
+
+    def _split(self, x: Index, d: int) -> tuple[Index, Index]:
+        """x = d*q + r with r as small as the coefficients allow."""
+        q = {a: c // d for a, c in x.terms if c % d == 0}
+        r = {a: c for a, c in x.terms if c % d}
+        return self.index(q, x.const // d), self.index(r, x.const % d)
+
+    def _scaled(self, x: Index, d: int) -> tuple[int, Index, Index] | None:
+        """x = g*y + small with 0 <= small < g and g dividing d, if such a g exists."""
+        for g in sorted({math.gcd(c, d) for _, c in x.terms} - {1}, reverse=True):
+            small = self.index({a: c for a, c in x.terms if c % g}, x.const % g)
+            if small.lo >= 0 and small.hi < g:
+                return g, self.index({a: c // g for a, c in x.terms if c % g == 0}, x.const // g), small
+        return None
+
+    def floordiv(self, x: Index, d: int) -> Index:
+        """x // d, rounding down."""
+        if d == 1:
+            return x
+        q, r = self._split(x, d)
+        if r.lo >= 0 and r.hi < d:
+            return q
+        scaled = self._scaled(r, d)
+        if scaled is not None:
+            g, y, _ = scaled
+            return q + self.floordiv(y, d // g)
+        if len(r.terms) == 1 and r.const == 0:
+            (atom, c), = r.terms
+            if c == 1 and isinstance(atom, Quotient) and not atom.mod:
+                return q + self.floordiv(atom.index, atom.d * d)
+        return q + self._quotient(r, d, False)
+
+    def mod(self, x: Index, d: int) -> Index:
+        """x % d, never negative."""
+        if d == 1:
+            return self.number(0)
+        _, r = self._split(x, d)
+        if r.lo >= 0 and r.hi < d:
+            return r
+        scaled = self._scaled(r, d)
+        if scaled is not None:
+            g, y, small = scaled
+            return self.mod(y, d // g) * g + small
+        return self._quotient(r, d, True)
+
+    def guard(self, index: Operand, lo: int, hi: int, step: int) -> Guard | bool:
+        """The condition, or its value if bounds decide it."""
+        if isinstance(index, int):
+            return lo <= index < hi and index % step == 0
+        if index.hi < lo or index.lo >= hi:
+            return False
+        divides = step == 1 or (index.const % step == 0 and all(c % step == 0 for _, c in index.terms))
+        if divides:
+            step = 1
+            if index.lo >= lo and index.hi < hi:
+                return True
+        return Guard(index, lo, hi, step)
+
+    # values
+    def value(self, op: str, dtype: DType, arg: Any = None, args: tuple[Value, ...] = (), key: Any = None) -> Value:
+        """The interned value."""
+        full = (op, dtype.name, key if key is not None else arg, args)
+        found = self._values.get(full)
+        if found is None:
+            found = self._values[full] = Value(op, dtype, arg, args, len(self._values))
+        return found
+
+    def load(self, slot: int, index: Index, dtype: DType) -> Value:
+        """Element `index` of a slot."""
+        return self.value("load", dtype, (slot, index))
+
+    def const(self, number: bool | int | float, dtype: DType) -> Value:
+        """A literal; keyed by its text, which tells 0.0 from -0.0 and knows nan."""
+        return self.value("const", dtype, number, key=repr(number))
+
+    def of_index(self, index: Index) -> Value:
+        """An index as an i32 value."""
+        return self.const(index.const, i32) if not index.terms else self.value("index", i32, index)
+
+    def inside(self, guards: Sequence[Guard], value: Value) -> Value:
+        """`value` where all guards hold, else 0."""
+        if not guards:
+            return value
+        return self.value("inside", value.dtype, tuple(guards), (value,), key=tuple(sorted(g.key for g in guards)))
+
+
+def unravel(flat: Index, shape: Sequence[int]) -> tuple[Index, ...]:
+    """Row-major coordinates of a flat index."""
+    out: list[Index] = []
+    stride = math.prod(shape)
+    for n in shape:
+        stride //= n
+        out.append((flat // stride) % n)
+    return tuple(out)
+
+
+def ravel(coordinates: Sequence[Index], shape: Sequence[int], space: Space) -> Index:
+    """Row-major flat index of coordinates."""
+    terms: dict[Atom, int] = {}
+    const, stride = 0, 1
+    for i, n in zip(reversed(coordinates), reversed(shape)):
+        for atom, c in i.terms:
+            terms[atom] = terms.get(atom, 0) + c * stride
+        const += i.const * stride
+        stride *= n
+    return space.index(terms, const)
+
+
+def regroup(coordinates: Sequence[Index], shape: Sequence[int], target: Sequence[int], space: Space) -> tuple[Index, ...]:
+    """Coordinates in `shape` as coordinates in `target`, matching axes group by group of equal products.
+
+    One flat index for everything would give div and mod over the whole size, and loads that no bound can simplify.
+    """
+    src = [(i, n) for i, n in zip(coordinates, shape) if n != 1]
+    out: list[Index] = []
+    at = 0
+    d = 0
+    while d < len(target):
+        if target[d] == 1:
+            out.append(space.number(0))
+            d += 1
+            continue
+        begin, have, want, first = at, src[at][1], target[d], d
+        at, d = at + 1, d + 1
+        while have != want:
+            if have < want:
+                have *= src[at][1]
+                at += 1
+            else:
+                want *= target[d]
+                d += 1
+        group = src[begin:at]
+        if len(group) == 1 and d - first == 1:
+            out.append(group[0][0])
+        else:
+            flat = ravel([i for i, _ in group], [n for _, n in group], space)
+            out.extend(unravel(flat, target[first:d]))
+    return tuple(out)
+
+
+def walk(roots: Iterable[Value]) -> Iterator[Value]:
+    """Every value that `roots` are made of, operands first, each once; values inside indices too."""
+    seen: set[Value] = set()
+    stack: list[tuple[Value, bool]] = [(r, False) for r in roots]
+    while stack:
+        v, done = stack.pop()
+        if done:
+            yield v
+            continue
+        if v in seen:
+            continue
+        seen.add(v)
+        stack.append((v, True))
+        stack.extend((a, False) for a in v.args)
+        for index in indices_of(v):
+            stack.extend((a.value, False) for a in atoms_of(index) if isinstance(a, Dynamic))
+
+
+def indices_of(v: Value) -> list[Index]:
+    """The indices a value uses directly."""
+    if v.op == "load":
+        return [v.arg[1]]
+    if v.op == "index":
+        return [v.arg]
+    if v.op == "inside":
+        return [g.index for g in v.arg]
+    return []
+
+
+def atoms_of(index: Index) -> Iterator[Atom]:
+    """All atoms of an index, those inside quotients too."""
+    for atom, _ in index.terms:
+        yield atom
+        if isinstance(atom, Quotient):
+            yield from atoms_of(atom.index)
+
+
+def evaluate_index(index: Index, env: Mapping[str, int]) -> int:
+    """Its value by Python integers: what the normal form is tested against."""
+    total = index.const
+    for atom, c in index.terms:
+        if isinstance(atom, Var):
+            n = env[atom.name]
+        elif isinstance(atom, Quotient):
+            inner = evaluate_index(atom.index, env)
+            n = inner % atom.d if atom.mod else inner // atom.d
+        else:
+            raise ValueError("a dynamic index has no static value")
+        total += c * n
+    return total

@@ -1,0 +1,102 @@
+"""The kernel form: what a kernel computes and over which points, independent of any language.
+
+A kernel covers `outer` points; each may fold over the `inner` points of its own row. Its body is a list of
+statements in order. A value is at the inner level (one per point of the row) if it depends on an inner variable, else
+at the outer level (one per row). Every load comes before every store to the same element.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from tracegrad.dtypes import DType
+from tracegrad.ir import Primitive
+from tracegrad.kernels.expr import Index, Value
+
+
+@dataclass(frozen=True, slots=True)
+class Axis:
+    """A loop variable and its size."""
+
+    name: str
+    size: int
+
+
+@dataclass(frozen=True, slots=True)
+class Slot:
+    """A value in memory that the kernel reads or writes."""
+
+    dtype: DType
+    written: bool
+    replaces: int = -1  # the slot whose memory this one overwrites, if the kernel also reads it
+
+
+@dataclass(frozen=True, slots=True)
+class Product:
+    """Operands of a product: a over (batch, m, k), b over (batch, k, n)."""
+
+    a: Value
+    b: Value
+    batch: tuple[Axis, ...]
+    m: tuple[Axis, ...]
+    n: tuple[Axis, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Scatter:
+    """A fold that sums `update` into the rows that `target` names: where(target == row, update, 0)."""
+
+    target: Value  # i32
+    row: Index
+    update: Value
+
+
+@dataclass(frozen=True, slots=True)
+class Fold:
+    """local = combine over the inner axes of `value`."""
+
+    local: str
+    prim: Primitive
+    value: Value
+    product: Product | None = None
+    scatter: Scatter | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Store:
+    """slot[index] = value; `inner` tells whether for each point of the row or once a row."""
+
+    slot: int
+    index: Index
+    value: Value
+    inner: bool
+
+
+Statement = Fold | Store
+
+
+@dataclass(frozen=True, slots=True)
+class Kernel:
+    """One fused computation."""
+
+    outer: tuple[Axis, ...]
+    inner: tuple[Axis, ...]
+    slots: tuple[Slot, ...]
+    body: tuple[Statement, ...]
+    label: str
+
+    @property
+    def rows(self) -> int:
+        """Number of outer points."""
+        return math.prod(a.size for a in self.outer)
+
+    @property
+    def length(self) -> int:
+        """Number of points folded for each of them."""
+        return math.prod(a.size for a in self.inner)
+
+    @property
+    def product(self) -> Product | None:
+        """The kernel's product, if it has one."""
+        return next((s.product for s in self.body if isinstance(s, Fold) and s.product is not None), None)

@@ -1,0 +1,329 @@
+"""Fusing: merge a producer into its consumer where every read is at the consumer's own point or own row.
+
+This one rule gives products their bias, activation and residual; softmax, layer norm and their gradients one row
+kernel each; and the optimizer one kernel, in place.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+from tracegrad.ir import Graph, Tensor, toposort
+from tracegrad.kernels.reads import Reads, reads_of, trailing
+from tracegrad.kernels.stored import stored_nodes
+
+MAX_BUFFERS = 8  # storage buffers that every WebGPU device lets a kernel touch
+
+
+@dataclass(eq=False, slots=True)
+class Cluster:
+    """Stored nodes computed by one kernel, over `rows` points that fold `length` points each.
+
+    kind: "points" (folds nothing), "rows" (folds over trailing axes), "columns" (over others), "product", "scatter".
+    """
+
+    kind: str
+    nodes: list[Tensor]
+    rows: int
+    length: int
+    members: int  # bit set of serial positions
+    ancestors: int = 0  # bit set of everything it depends on, through whole clusters
+    outs: list[Tensor] = field(default_factory=list[Tensor])  # nodes that others read, or that the program delivers
+
+    @property
+    def main(self) -> Tensor:
+        """The node that gives the kernel its form."""
+        return next((t for t in self.nodes if t.prim.family in ("product", "scatter", "fold")), self.nodes[-1])
+
+
+class Schedule:
+    """Clusters of a graph, in an order in which they can run."""
+
+    def __init__(self, graph: Graph) -> None:
+        """`graph` is placed: see passes.place."""
+        self.order = toposort(graph.roots)
+        self.nodes = {t.serial: t for t in self.order}
+        self.array = placed_arrays(graph)  # serial -> the named array it is computed into; all others are temporary
+        self.writes = {base(t).serial: name for name, t in graph.writes.items() if t.prim.family != "pack"}
+        self.roots = {base(t).serial for t in graph.roots if t.prim.family != "pack"}
+        self.stored = stored_nodes(self.order, [self.nodes[s] for s in self.roots])
+        self.members = [t for t in self.order if t.serial in self.stored]
+        self.bit = {t.serial: 1 << k for k, t in enumerate(self.members)}
+        self.reads: dict[int, Reads] = {t.serial: reads_of(t, self.stored) for t in self.members}
+        self.owner: dict[int, Cluster] = {}
+        self.before = self._orderings()
+        self._fuse()
+        self.clusters = self._sorted()
+        self._mark_outs()
+
+    def array_name(self, serial: int) -> str:
+        """The array a stored node or a pack lies in."""
+        return self.array.get(serial) or f"temp.{self.nodes[serial].dtype.storage}"
+
+    # dependencies
+    def packed(self, serial: int) -> list[int]:
+        """The stored nodes behind a serial: itself, or the parts of a pack."""
+        if serial in self.stored:
+            return [serial]
+        return [s for x in self.nodes[serial].inputs for s in self.packed(base(x).serial)]
+
+    def _orderings(self) -> dict[int, list[int]]:
+        """What must run before each stored node: what it reads, and whoever reads what it overwrites."""
+        before = {s: [p for r in reads.stored for p in self.packed(r)] for s, reads in self.reads.items()}
+        for serial, name in self.writes.items():
+            before[serial] += [
+                s
+                for s, reads in self.reads.items()
+                if s != serial and any(array_of(leaf) == name for leaf, _ in reads.leaves.values())
+            ]
+        return before
+
+    # merging
+    def _fuse(self) -> None:
+        clusters: list[Cluster] = []
+        for t in self._in_order():
+            c = self._single(t)
+            clusters.append(c)
+            self.owner[t.serial] = c
+            for serial in sorted(self.reads[t.serial].stored, reverse=True):
+                if serial not in self.stored:
+                    continue
+                producer, consumer = self.owner[serial], self.owner[t.serial]
+                merged = self._merge(producer, consumer) if producer is not consumer else None
+                if merged is not None:
+                    clusters = [x for x in clusters if x is not producer and x is not consumer]
+                    clusters.append(merged)
+                    self._adopt(merged, clusters)
+        self._merge_siblings(clusters)
+
+    def _in_order(self) -> list[Tensor]:
+        """Stored nodes, each after everything that must run before it."""
+        done: set[int] = set()
+        out: list[Tensor] = []
+        stack = [(t.serial, False) for t in reversed(self.members)]
+        while stack:
+            serial, ready = stack.pop()
+            if serial in done:
+                continue
+            if ready:
+                done.add(serial)
+                out.append(self.nodes[serial])
+            else:
+                stack.append((serial, True))
+                stack.extend((s, False) for s in self.before[serial] if s not in done)
+        return out
+
+    def _single(self, t: Tensor) -> Cluster:
+        ancestors = 0
+        for s in self.before[t.serial]:
+            c = self.owner[s]
+            ancestors |= c.ancestors | c.members
+        kind, rows, length = "points", t.size, 1
+        if t.prim.family == "fold":
+            kind = "rows" if trailing(t) else "columns"
+            length = t.inputs[0].size // max(t.size, 1)
+        elif t.prim.family == "product":
+            kind, length = "product", t.inputs[0].shape[-1]
+        elif t.prim.family == "scatter":
+            kind, length = "scatter", t.inputs[0].shape[t.attrs["axis"]]
+        return Cluster(kind, [t], rows, length, self.bit[t.serial], ancestors)
+
+    def _merge(self, a: Cluster, b: Cluster) -> Cluster | None:
+        """`a` and its reader `b` as one cluster, or None if a rule forbids it."""
+        domain = _domain(a, b)
+        if domain is None:
+            return None
+        merged = Cluster(*domain[:1], sorted(a.nodes + b.nodes, key=lambda t: t.serial), *domain[1:], a.members | b.members)
+        if not self._reads_own_points(a, b, merged) or self._reenters(a, b):
+            return None
+        if not self._writes_in_place(merged) or self._buffers(merged) > MAX_BUFFERS:
+            return None
+        merged.ancestors = (a.ancestors | b.ancestors) & ~merged.members
+        return merged
+
+    def _reads_own_points(self, a: Cluster, b: Cluster, merged: Cluster) -> bool:
+        mine = {t.serial: t for t in a.nodes}
+        for t in b.nodes:
+            inner = t.prim.family == "fold" or (merged.length > 1 and merged.kind == "rows" and t.size != merged.rows)
+            for serial, qs in self.reads[t.serial].stored.items():
+                if serial in mine and any(not _own(mine[serial].size, q, merged, inner) for q in qs):
+                    return False
+        return True
+
+    def _reenters(self, a: Cluster, b: Cluster) -> bool:
+        """True if a path leaves `a` and comes back to `b` through another cluster."""
+        for t in b.nodes:
+            for s in self.before[t.serial]:
+                d = self.owner[s]
+                if d is not a and d is not b and d.ancestors & a.members:
+                    return True
+        return False
+
+    def _writes_in_place(self, c: Cluster) -> bool:
+        """A kernel that overwrites an array may read it only at the point it writes."""
+        names = {self.writes[t.serial]: t.size for t in c.nodes if t.serial in self.writes}
+        if not names:
+            return True
+        for t in c.nodes:
+            for leaf, qs in self.reads[t.serial].leaves.values():
+                size = names.get(array_of(leaf))
+                if size is not None and (qs != {1} or leaf.size != size or t.size != size):
+                    return False
+        return True
+
+    def _buffers(self, c: Cluster) -> int:
+        """How many memory arrays the kernel touches; temporaries of one type share one."""
+        arrays: set[str] = set()
+        for t in c.nodes:
+            arrays.add(self.array_name(t.serial))
+            arrays.update(array_of(leaf) for leaf, _ in self.reads[t.serial].leaves.values())
+            arrays.update(self.array_name(s) for s in self.reads[t.serial].stored)
+        return len(arrays - {""})
+
+    def _adopt(self, merged: Cluster, clusters: Sequence[Cluster]) -> None:
+        for t in merged.nodes:
+            self.owner[t.serial] = merged
+        for c in clusters:
+            if c.ancestors & merged.members and c is not merged:
+                c.ancestors |= merged.ancestors | merged.members
+
+    def _merge_siblings(self, clusters: list[Cluster]) -> None:
+        """Kernels over the same points that read the same values share their loads, e.g. Adam's two moments, or the
+        gradients of a norm's gain and bias."""
+        alike: dict[object, list[Cluster]] = {}
+        for c in clusters:
+            if c.kind == "points":
+                alike.setdefault(c.rows, []).append(c)
+            elif c.kind == "columns":
+                alike.setdefault(_columns_of(c), []).append(c)
+        for found in alike.values():
+            for k in range(len(found)):
+                for j in range(k + 1, len(found)):
+                    a, b = self.owner[found[k].nodes[0].serial], self.owner[found[j].nodes[0].serial]
+                    if a is b or not self._share(a, b):
+                        continue
+                    if a.ancestors & b.members:
+                        a, b = b, a
+                    merged = self._merge(a, b)
+                    if merged is not None:
+                        clusters[:] = [x for x in clusters if x is not a and x is not b] + [merged]
+                        self._adopt(merged, clusters)
+
+    def _share(self, a: Cluster, b: Cluster) -> bool:
+        """Do both read some array that is larger than a scalar?"""
+        return bool(self._sources(a) & self._sources(b))
+
+    def _sources(self, c: Cluster) -> set[int]:
+        stored = {s for t in c.nodes for s in self.reads[t.serial].stored if self.nodes[s].size > 1}
+        leaves = {s for t in c.nodes for s, (leaf, _) in self.reads[t.serial].leaves.items() if leaf.size > 1 and array_of(leaf)}
+        return stored | leaves | {t.serial for t in c.nodes}
+
+    # order and outputs
+    def _sorted(self) -> list[Cluster]:
+        done: set[int] = set()
+        out: list[Cluster] = []
+
+        def visit(root: Cluster) -> None:
+            stack: list[tuple[Cluster, Iterator[Cluster]]] = [(root, self.before_cluster(root))]
+            open_.add(id(root))
+            while stack:
+                c, rest = stack[-1]
+                for d in rest:
+                    if id(d) not in done:
+                        if id(d) in open_:
+                            raise AssertionError("fusing made a cycle")
+                        open_.add(id(d))
+                        stack.append((d, self.before_cluster(d)))
+                        break
+                else:
+                    stack.pop()
+                    done.add(id(c))
+                    out.append(c)
+
+        open_: set[int] = set()
+        for t in self.members:
+            if id(self.owner[t.serial]) not in done:
+                visit(self.owner[t.serial])
+        return out
+
+    def before_cluster(self, c: Cluster) -> Iterator[Cluster]:
+        """The clusters that must run before `c`."""
+        for t in c.nodes:
+            for s in self.before[t.serial]:
+                if self.owner[s] is not c:
+                    yield self.owner[s]
+
+    def _mark_outs(self) -> None:
+        read_elsewhere: set[int] = set()
+        for t in self.order:
+            if t.prim.family == "pack":
+                read_elsewhere.update(s for x in t.inputs for s in self.packed(base(x).serial))
+        for serial, reads in self.reads.items():
+            for s in reads.stored:
+                if s in self.stored and self.owner[s] is not self.owner[serial]:
+                    read_elsewhere.add(s)
+        for c in self.clusters:
+            c.outs = [t for t in c.nodes if t.serial in self.roots or t.serial in read_elsewhere]
+
+
+def base(t: Tensor) -> Tensor:
+    """The node whose memory `t` is: reshapes share it."""
+    while t.prim.name == "reshape":
+        t = t.inputs[0]
+    return t
+
+
+def array_of(leaf: Tensor) -> str:
+    """The persistent or input array a leaf lies in; "" for constants without memory."""
+    if leaf.prim.name in ("const", "iota"):
+        return ""
+    if leaf.prim.name == "literal":
+        return f"const.{leaf.dtype.storage}"
+    role = leaf.attrs["role"]
+    if role == "state":
+        return str(leaf.attrs["name"])
+    if role == "frozen":
+        return f"frozen.{leaf.dtype.storage}"
+    return "params" if role == "param" else f"input.{leaf.dtype.storage}"
+
+
+def placed_arrays(graph: Graph) -> dict[int, str]:
+    """Serials of the values that must be computed into a named array: results, new state, and parts of packed state."""
+    out = {base(t).serial: f"output.{t.dtype.storage}" for t in (*graph.outputs.values(), *graph.captures.values())}
+    for name, t in graph.writes.items():
+        out[base(t).serial] = name
+        if t.prim.family == "pack":
+            out |= {base(x).serial: name for x in t.inputs}
+    return out
+
+
+def _own(size: int, q: int | None, c: Cluster, inner: bool) -> bool:
+    """Is a value of `size`, read at e // q, the one of the reader's own point or own row?"""
+    if not inner:
+        return q == 1 and size == c.rows
+    if c.length == 1:
+        return q == 1 and size == c.rows
+    return (size == c.rows * c.length and q == 1) or (size == c.rows and q == c.length)
+
+
+def _columns_of(c: Cluster) -> object:
+    return c.main.inputs[0].shape, c.main.attrs["axes"]
+
+
+def _domain(a: Cluster, b: Cluster) -> tuple[str, int, int] | None:
+    """Kind, rows and length of the merged cluster; None where the two do not fit."""
+    kinds = {a.kind, b.kind}
+    if kinds == {"points"}:
+        return ("points", a.rows, 1) if a.rows == b.rows else None
+    if kinds == {"rows"}:
+        return ("rows", a.rows, a.length) if (a.rows, a.length) == (b.rows, b.length) else None
+    if kinds == {"columns"} and _columns_of(a) == _columns_of(b):
+        return "columns", a.rows, a.length
+    if "points" not in kinds:
+        return None
+    p, f = (a, b) if a.kind == "points" else (b, a)
+    if f.kind == "rows":
+        return (f.kind, f.rows, f.length) if p.rows in (f.rows, f.rows * f.length) else None
+    # Products, scatters and column folds take epilogues only: their operands are read at other points.
+    return (f.kind, f.rows, f.length) if p is b and p.rows == f.rows else None

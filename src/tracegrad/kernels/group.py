@@ -1,0 +1,75 @@
+"""Independent kernels share a launch: each gives its workgroups to one dispatch.
+
+A launch costs more than a small kernel runs. Kernels are put into the earliest launch after everything they need, as
+long as it stays small: a launch that fills the device by itself gains nothing from company.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from tracegrad.kernels.form import Kernel
+from tracegrad.kernels.fuse import MAX_BUFFERS, Cluster, Schedule, array_of
+from tracegrad.kernels.tiling import Tiling
+
+FULL = 4096  # workgroups; beyond, a kernel keeps a device busy alone
+MAX_MEMBERS = 8
+MAX_SLOTS = 64  # offsets a dispatch may pass: 1 KiB of uniforms
+
+
+@dataclass(slots=True)
+class Launch:
+    """Clusters that run side by side in one dispatch."""
+
+    clusters: list[Cluster] = field(default_factory=list[Cluster])
+    kernels: list[Kernel] = field(default_factory=list[Kernel])
+    tilings: list[Tiling] = field(default_factory=list[Tiling])
+    arrays: set[str] = field(default_factory=set[str])
+
+    @property
+    def workgroups(self) -> int:
+        """Of all members together."""
+        return sum(t.workgroups for t in self.tilings)
+
+    def takes(self, kernel: Kernel, tiling: Tiling, arrays: set[str]) -> bool:
+        """Is there room for another member?"""
+        return (
+            len(self.clusters) < MAX_MEMBERS
+            and self.workgroups + tiling.workgroups <= FULL
+            and sum(len(k.slots) for k in (*self.kernels, kernel)) <= MAX_SLOTS
+            and len(self.arrays | arrays) <= MAX_BUFFERS
+        )
+
+
+def group_launches(schedule: Schedule, kernels: Sequence[Kernel], tilings: Sequence[Tiling]) -> list[Launch]:
+    """Launches in order; `kernels` and `tilings` belong to `schedule.clusters`."""
+    launches: list[Launch] = []
+    level: dict[int, int] = {}
+    for c, kernel, tiling in zip(schedule.clusters, kernels, tilings):
+        earliest = max((level[id(d)] + 1 for d in schedule.before_cluster(c)), default=0)
+        arrays = arrays_of(schedule, c)
+        at = next(
+            (k for k in range(earliest, len(launches)) if launches[k].takes(kernel, tiling, arrays)), len(launches)
+        )
+        if at == len(launches):
+            launches.append(Launch())
+        launch = launches[at]
+        launch.clusters.append(c)
+        launch.kernels.append(kernel)
+        launch.tilings.append(tiling)
+        launch.arrays |= arrays
+        level[id(c)] = at
+    return launches
+
+
+def arrays_of(schedule: Schedule, c: Cluster) -> set[str]:
+    """Names of the memory arrays a cluster touches, temporaries of one type being one."""
+    out: set[str] = set()
+    for t in c.outs:
+        out.add(schedule.array_name(t.serial))
+    for t in c.nodes:
+        reads = schedule.reads[t.serial]
+        out |= {array_of(leaf) for leaf, _ in reads.leaves.values()}
+        out |= {schedule.array_name(s) for s in reads.stored if schedule.owner.get(s) is not c}
+    return out - {""}

@@ -1,0 +1,346 @@
+"""A cluster of tensors as a kernel: every op is a function from coordinates to a value, and fusing is inlining."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, cast
+
+from tracegrad.dtypes import Shape, bool_
+from tracegrad.ir import Tensor
+from tracegrad.kernels.expr import (
+    Index,
+    Quotient,
+    Space,
+    Value,
+    Var,
+    atoms_of,
+    indices_of,
+    ravel,
+    regroup,
+    walk,
+)
+from tracegrad.kernels.form import Axis, Fold, Kernel, Product, Scatter, Slot, Statement, Store
+from tracegrad.kernels.fuse import Cluster, array_of
+
+MAX_REFINEMENTS = 8  # each splits at least one axis; real models need one or two
+
+
+@dataclass(frozen=True, slots=True)
+class Domain:
+    """The axes of a kernel in groups: batch, m, n, k for products; outer and inner for all others."""
+
+    groups: tuple[tuple[str, tuple[tuple[int, ...], ...]], ...]  # name -> factors of each natural axis
+
+
+def external_order(c: Cluster, stored: set[int], writes: Mapping[int, str]) -> tuple[list[Tensor], tuple[Any, ...]]:
+    """What the cluster reads from memory, in order of first use, and a key equal for clusters of equal form."""
+    ids: dict[int, int] = {}
+    externals: list[Tensor] = []
+    key: list[Any] = [c.kind, c.rows, c.length]
+    mine = {t.serial for t in c.nodes}
+
+    def number(root: Tensor) -> None:
+        stack = [root]
+        while stack:
+            t = stack[-1]
+            if t.serial in ids:
+                stack.pop()
+                continue
+            outside = (t.serial in stored and t.serial not in mine) or t.prim.family == "pack"
+            if outside or (t.prim.family == "leaf" and array_of(t)):
+                key.append((t.type, "load"))
+                externals.append(t)
+            else:
+                missing = [x for x in t.inputs if x.serial not in ids]
+                if missing:
+                    stack.extend(reversed(missing))
+                    continue
+                attrs = tuple((k, repr(v) if k == "value" else v) for k, v in t.attrs.items())
+                key.append((t.prim.name, t.type, attrs, tuple([ids[x.serial] for x in t.inputs])))
+            ids[t.serial] = len(ids)
+            stack.pop()
+
+    for t in c.nodes:
+        number(t)
+    outs = {t.serial for t in c.outs}
+    replaces = replaced_slots(c, externals, writes)
+    key.append(tuple([(ids[t.serial], t.serial in outs, replaces.get(t.serial)) for t in c.nodes]))
+    return externals, tuple(key)
+
+
+def replaced_slots(c: Cluster, externals: Sequence[Tensor], writes: Mapping[int, str]) -> dict[int, int]:
+    """For each member that overwrites an array the kernel also reads: the slot it is read through."""
+    read = {array_of(t): k for k, t in enumerate(externals) if t.prim.family == "leaf"}
+    return {t.serial: read[writes[t.serial]] for t in c.outs if writes.get(t.serial) in read}
+
+
+def lower(c: Cluster, externals: Sequence[Tensor], writes: Mapping[int, str]) -> Kernel:
+    """The kernel of a cluster. Axes are split until indices need no division, then merged where that loses nothing."""
+    domain = natural_domain(c)
+    for _ in range(MAX_REFINEMENTS):
+        kernel = _Lowering(c, externals, writes, domain).kernel()
+        split = split_axes(kernel, domain)
+        if split is None:
+            break
+        domain = split
+    merged = merge_axes(kernel, domain)  # pyright: ignore[reportPossiblyUnbound]
+    return _Lowering(c, externals, writes, merged).kernel() if merged is not None else kernel  # pyright: ignore[reportPossiblyUnbound]
+
+
+def natural_domain(c: Cluster) -> Domain:
+    """One axis per dimension of the node that gives the cluster its form."""
+    t = c.main
+
+    def axes(shape: Sequence[int]) -> tuple[tuple[int, ...], ...]:
+        return tuple((n,) for n in shape)
+
+    if c.kind == "product":
+        k = t.inputs[0].shape[-1]
+        m, n = t.shape[-2:]
+        return Domain((("b", axes(t.shape[:-2])), ("m", axes((m,))), ("n", axes((n,))), ("k", axes((k,)))))
+    if c.kind == "scatter":
+        return Domain((("i", axes(t.shape)), ("j", axes((t.inputs[0].shape[t.attrs["axis"]],)))))
+    if c.kind == "points":
+        return Domain((("i", axes(t.shape)), ("j", ())))
+    shape, folded = t.inputs[0].shape, t.attrs["axes"]
+    if c.kind == "rows":
+        first = min((d for d in folded if shape[d] > 1), default=len(shape))
+        return Domain((("i", axes(shape[:first])), ("j", axes(shape[first:]))))
+    kept = [n for d, n in enumerate(shape) if d not in folded]
+    return Domain((("i", axes(kept)), ("j", axes([shape[d] for d in sorted(folded)]))))
+
+
+class _Lowering:
+    """One attempt at a kernel, over the axes of one domain."""
+
+    def __init__(self, c: Cluster, externals: Sequence[Tensor], writes: Mapping[int, str], domain: Domain) -> None:
+        self.c, self.domain, self.space = c, domain, Space()
+        self.replaces = replaced_slots(c, externals, writes)
+        self.slot = {t.serial: k for k, t in enumerate(externals)}
+        self.slots = [Slot(t.dtype, False) for t in externals]
+        self.mine = {t.serial for t in c.nodes}
+        self.memo: dict[tuple[int, tuple[Index, ...]], Value] = {}
+        self.locals: dict[int, Value] = {}
+        self.axes: dict[str, list[Axis]] = {}
+        self.natural: dict[str, list[tuple[Index, int]]] = {}  # coordinates and sizes of the natural axes
+        for group, factors in domain.groups:
+            axes: list[Axis] = []
+            natural: list[tuple[Index, int]] = []
+            for sizes in factors:
+                own = [Axis(f"{group}{len(axes) + k}", n) for k, n in enumerate(sizes)]
+                axes += own
+                index = ravel([self.space.var(a.name, a.size) for a in own], sizes, self.space)
+                natural.append((index, math.prod(sizes)))
+            self.axes[group], self.natural[group] = axes, natural
+
+    def kernel(self) -> Kernel:
+        """Statements in the order of the nodes."""
+        body: list[Statement] = []
+        for t in self.c.nodes:
+            if t.prim.family in ("fold", "product", "scatter"):
+                body.append(self.fold(t))
+        outs = {t.serial for t in self.c.outs}
+        stores: list[Statement] = []
+        for t in self.c.nodes:
+            if t.serial in outs:
+                stores.append(self.store(t))
+        outer = [a for g in ("b", "m", "n", "i") for a in self.axes.get(g, ())]
+        inner = [a for g in ("k", "j") for a in self.axes.get(g, ())]
+        names = list(dict.fromkeys(t.prim.name for t in self.c.nodes if t.prim.name != "copy"))
+        return Kernel(tuple(outer), tuple(inner), tuple(self.slots), (*body, *stores), "+".join(names[:6]) or "copy")
+
+    # coordinates
+    def coordinates(self, shape: Shape, *groups: str) -> tuple[Index, ...]:
+        """The current point, as coordinates of a value of `shape` that covers exactly `groups`."""
+        natural = [pair for g in groups for pair in self.natural.get(g, ())]
+        return regroup([i for i, _ in natural], [n for _, n in natural], shape, self.space)
+
+    def own(self, t: Tensor) -> tuple[tuple[Index, ...], bool]:
+        """Coordinates of a member at the current point, and whether it is at the inner level."""
+        if self.c.kind == "product":
+            return self.coordinates(t.shape, "b", "m", "n"), False
+        if self.c.kind == "rows" and t.size != self.c.rows:
+            return self.coordinates(t.shape, "i", "j"), True
+        return self.coordinates(t.shape, "i"), False
+
+    # statements
+    def fold(self, t: Tensor) -> Fold:
+        name = f"a{len(self.locals)}"
+        if t.prim.family == "product":
+            fold = self.product(t, name)
+        elif t.prim.family == "scatter":
+            fold = self.scatter(t, name)
+        else:
+            (x,) = t.inputs
+            if self.c.kind == "rows":
+                coordinates = self.coordinates(x.shape, "i", "j")
+            else:
+                folded = t.attrs["axes"]
+                outer = iter(self.coordinates(tuple(n for d, n in enumerate(x.shape) if d not in folded), "i"))
+                inner = iter(self.coordinates(tuple(x.shape[d] for d in folded), "j"))
+                coordinates = tuple(next(inner if d in folded else outer) for d in range(x.ndim))
+            fold = Fold(name, t.prim, self.at(x, coordinates))
+        self.locals[t.serial] = self.space.value("local", t.dtype, name)
+        return fold
+
+    def product(self, t: Tensor, name: str) -> Fold:
+        a, b = t.inputs
+        batch = self.coordinates(t.shape[:-2], "b")
+        ((m, _),), ((n, _),), ((k, _),) = self.natural["m"], self.natural["n"], self.natural["k"]
+        left, right = self.at(a, (*batch, m, k)), self.at(b, (*batch, k, n))
+        parts = Product(left, right, *(tuple(self.axes[g]) for g in ("b", "m", "n")))
+        return Fold(name, t.prim, self.map_value("mul", left, right), product=parts)
+
+    def scatter(self, t: Tensor, name: str) -> Fold:
+        x, indices = t.inputs
+        axis = t.attrs["axis"]
+        out = self.coordinates(t.shape, "i")
+        ((j, _),) = self.natural["j"]
+        source = (*out[:axis], j, *out[axis + 1 :])
+        target, update = self.at(indices, source), self.at(x, source)
+        hit = self.map_value("equal", target, self.space.of_index(out[axis]))
+        value = self.map_value("where", hit, update, self.space.const(0.0, t.dtype))
+        return Fold(name, t.prim, value, scatter=Scatter(target, out[axis], update))
+
+    def map_value(self, name: str, *args: Value) -> Value:
+        """A value of a primitive that lowering itself needs."""
+        dtype = {"where": args[-1].dtype, "equal": bool_}.get(name, args[0].dtype)
+        return self.space.value("map", dtype, (name, ()), args)
+
+    def store(self, t: Tensor) -> Store:
+        coordinates, inner = self.own(t)
+        value = self.locals.get(t.serial) or self.define(t, coordinates)
+        self.slots.append(Slot(t.dtype, True, self.replaces.get(t.serial, -1)))
+        return Store(len(self.slots) - 1, ravel(coordinates, t.shape, self.space), value, inner)
+
+    # values
+    def at(self, t: Tensor, i: tuple[Index, ...]) -> Value:
+        """The element of `t` at coordinates `i`."""
+        key = (t.serial, i)
+        found = self.memo.get(key)
+        if found is None:
+            if t.serial in self.slot:
+                found = self.space.load(self.slot[t.serial], ravel(i, t.shape, self.space), t.dtype)
+            elif t.serial in self.locals:
+                found = self.locals[t.serial]
+            else:
+                found = self.define(t, i)
+            self.memo[key] = found
+        return found
+
+    def define(self, t: Tensor, i: tuple[Index, ...]) -> Value:
+        """The element of `t` at `i`, computed from its inputs."""
+        family = t.prim.family
+        if family == "map":
+            args = tuple([self.at(x, i) for x in t.inputs])
+            if t.prim.wgsl == "{0}":
+                return args[0]
+            return self.space.value("map", t.dtype, (t.prim.name, tuple(t.attrs.items())), args)
+        if family == "view":
+            return self.view(t, i)
+        if family == "gather":
+            return self.gather(t, i)
+        if t.prim.name == "const":
+            return self.space.const(t.attrs["value"], t.dtype)
+        if t.prim.name == "iota":
+            return self.space.of_index(i[t.attrs["axis"]])
+        raise AssertionError(f"{t.prim.name} has no value at a point")
+
+    def view(self, t: Tensor, i: tuple[Index, ...]) -> Value:
+        (x,) = t.inputs
+        if t.prim.name == "reshape":
+            return self.at(x, regroup(i, t.shape, x.shape, self.space))
+        assert t.prim.index is not None
+        coordinates, guards = t.prim.index(i, x.type, **t.attrs)
+        conditions = [self.space.guard(*g) for g in guards]
+        if False in conditions:
+            return self.space.const(0, t.dtype)
+        lifted = tuple([k if isinstance(k, Index) else self.space.number(cast("int", k)) for k in coordinates])
+        return self.space.inside([g for g in conditions if not isinstance(g, bool)], self.at(x, lifted))
+
+    def gather(self, t: Tensor, i: tuple[Index, ...]) -> Value:
+        x, indices = t.inputs
+        axis, size = t.attrs["axis"], x.shape[t.attrs["axis"]]
+        picked = self.at(indices, i)
+        if picked.op == "index" and picked.arg.lo >= 0 and picked.arg.hi < size:
+            index = picked.arg
+        else:
+            index = self.space.dynamic(picked, size)
+        return self.at(x, (*i[:axis], index, *i[axis + 1 :]))
+
+
+def all_indices(kernel: Kernel) -> list[Index]:
+    """Every index the kernel uses."""
+    roots: list[Value] = []
+    found: list[Index] = []
+    for s in kernel.body:
+        if isinstance(s, Store):
+            found.append(s.index)
+            roots.append(s.value)
+        else:
+            roots.append(s.value)
+            if s.product is not None:
+                roots += [s.product.a, s.product.b]
+    for v in walk(roots):
+        found += indices_of(v)
+    return found
+
+
+def split_axes(kernel: Kernel, domain: Domain) -> Domain | None:
+    """Split axes whose variable is divided by a divisor of its size; None if there is none."""
+    sizes = {a.name: a.size for a in (*kernel.outer, *kernel.inner)}
+    cuts: dict[str, int] = {}
+    for index in all_indices(kernel):
+        for atom in atoms_of(index):
+            if isinstance(atom, Quotient) and len(atom.index.terms) == 1 and not atom.index.const:
+                ((var, c),) = atom.index.terms
+                if c == 1 and isinstance(var, Var) and sizes[var.name] % atom.d == 0 and sizes[var.name] > atom.d > 1:
+                    cuts[var.name] = min(atom.d, cuts.get(var.name, atom.d))
+    if not cuts:
+        return None
+
+    def cut(group: str, factors: tuple[tuple[int, ...], ...]) -> tuple[tuple[int, ...], ...]:
+        out: list[tuple[int, ...]] = []
+        at = 0
+        for natural in factors:
+            new: list[int] = []
+            for n in natural:
+                d = cuts.get(f"{group}{at}")
+                new += [n] if d is None else [n // d, d]
+                at += 1
+            out.append(tuple(new))
+        return tuple(out)
+
+    return Domain(tuple((group, cut(group, factors)) for group, factors in domain.groups))
+
+
+def merge_axes(kernel: Kernel, domain: Domain) -> Domain | None:
+    """Merge neighbouring axes that every index treats as one; None if there are none."""
+    indices = all_indices(kernel)
+    nested = [atom.index for index in indices for atom in atoms_of(index) if isinstance(atom, Quotient)]
+    coefficients = [{a.name: c for a, c in x.terms if isinstance(a, Var)} for x in (*indices, *nested)]
+    changed = False
+    groups: list[tuple[str, tuple[tuple[int, ...], ...]]] = []
+    for group, factors in domain.groups:
+        flat = [n for natural in factors for n in natural]
+        merged: list[int] = []
+        names: list[str] = []
+        for k, n in enumerate(flat):
+            name = f"{group}{k}"
+            if n == 1:
+                changed = changed or len(flat) > 1
+                continue
+            # the last axis kept so far has the coefficient n * (this one's) in every index
+            if merged and all(c.get(names[-1], 0) == n * c.get(name, 0) for c in coefficients):
+                merged[-1] *= n
+                names[-1] = name
+                changed = True
+            else:
+                merged.append(n)
+                names.append(name)
+        groups.append((group, (tuple(merged),) if factors else ()))
+    return Domain(tuple(groups)) if changed else None
+
+

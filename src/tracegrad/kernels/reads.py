@@ -1,0 +1,80 @@
+"""Which stored values a stored node reads, and whether at its own point.
+
+Along a chain of elementwise ops, reshapes and trailing broadcasts, the flat index `e` of the reader becomes `e // q` of
+what it reads. q = 1 is "at its own point", q = length of a row is "at its own row"; anything else is q = None.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from tracegrad.ir import Tensor
+
+
+@dataclass(slots=True)
+class Reads:
+    """What one stored node reads: serial -> the set of q it is read with."""
+
+    stored: dict[int, set[int | None]] = field(default_factory=dict[int, "set[int | None]"])
+    leaves: dict[int, tuple[Tensor, set[int | None]]] = field(
+        default_factory=dict[int, "tuple[Tensor, set[int | None]]"]
+    )
+
+
+def reads_of(t: Tensor, stored: set[int]) -> Reads:
+    """Walk from `t` up to stored nodes and leaves."""
+    found = Reads()
+    seen: set[tuple[int, int | None]] = set()
+    stack = [(x, q) for x, q in zip(t.inputs, _first(t))]
+    while stack:
+        x, q = stack.pop()
+        if (x.serial, q) in seen:
+            continue
+        seen.add((x.serial, q))
+        family = x.prim.family
+        if x.serial in stored or family == "pack":
+            found.stored.setdefault(x.serial, set()).add(q)
+        elif family == "leaf":
+            found.leaves.setdefault(x.serial, (x, set()))[1].add(q)
+        else:
+            stack.extend(zip(x.inputs, _through(x, q)))
+    return found
+
+
+def _first(t: Tensor) -> list[int | None]:
+    """q at the inputs of a stored node."""
+    if t.prim.family == "fold":
+        return [1 if trailing(t) else None]
+    if t.prim.family in ("product", "scatter"):
+        return [None] * len(t.inputs)
+    return _through(t, 1)
+
+
+def _through(t: Tensor, q: int | None) -> list[int | None]:
+    """q at the inputs of an inlined node read with `q`."""
+    if q is None or t.prim.family == "map" or t.prim.name == "reshape":
+        return [q] * len(t.inputs)
+    if t.prim.name == "broadcast":
+        return [_broadcast_q(t, q)]
+    if t.prim.family == "gather":
+        return [None, q]
+    return [None] * len(t.inputs)
+
+
+def _broadcast_q(t: Tensor, q: int) -> int | None:
+    """A broadcast of trailing axes divides the flat index; any other does not."""
+    (x,) = t.inputs
+    factor = 1
+    for n, m in zip(reversed(x.shape), reversed(t.shape)):
+        if n != m:
+            factor *= m
+        elif n != 1:
+            break
+    return q * factor if x.size * factor == t.size else None
+
+
+def trailing(fold: Tensor) -> bool:
+    """True if a fold is over the last axes (sizes of 1 aside), so that its rows lie in one piece."""
+    shape, axes = fold.inputs[0].shape, fold.attrs["axes"]
+    folded = [d for d in range(len(shape)) if d in axes and shape[d] > 1]
+    return not any(shape[d] > 1 and d not in axes for d in range(min(folded, default=0), len(shape)))

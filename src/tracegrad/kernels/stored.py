@@ -1,0 +1,67 @@
+"""The one bit the scheduler decides a node: stored in memory, or inlined at its readers.
+
+Folds, products and scatters are stored, and so is what the program must deliver. An elementwise value is stored when
+recomputing it costs more than writing and loading it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from tracegrad.ir import Tensor
+
+LOAD = 4  # the unit of Primitive.cost: one element from memory
+PRODUCT_READS = 6  # a product reads an operand once per tile of the other: only near-free expressions are inlined
+WIDER_READS = 12  # a value read through a broadcast is recomputed for every copy
+
+COMPUTED = ("fold", "product", "scatter")
+
+
+def stored_nodes(order: Sequence[Tensor], roots: Iterable[Tensor]) -> set[int]:
+    """Serials of the nodes that get memory; `order` is topological."""
+    stored = {t.serial for t in roots}
+    readers = computing_readers(order)
+    cost: dict[int, int] = {}
+    for t in order:
+        family = t.prim.family
+        if family in COMPUTED:
+            stored.add(t.serial)
+        elif family in ("map", "gather") and t.serial not in stored:
+            own = t.prim.cost + sum(cost[x.serial] for x in t.inputs)
+            if worth_storing(t, own, readers[t.serial]):
+                stored.add(t.serial)
+            else:
+                cost[t.serial] = own
+                continue
+        elif family == "view":
+            cost[t.serial] = cost[t.inputs[0].serial]
+            continue
+        cost[t.serial] = 0 if t.prim.name in ("const", "iota") else LOAD
+    return stored
+
+
+def worth_storing(t: Tensor, cost: int, readers: Sequence[Tensor]) -> bool:
+    """The cost rule: one store and a load per reader, against one computation per reader."""
+    if any(r.prim.family == "product" for r in readers) and cost > PRODUCT_READS:
+        return True
+    if any(_domain(r) > t.size for r in readers) and cost > WIDER_READS:
+        return True
+    if any(r.prim.family == "scatter" for r in readers) and cost > PRODUCT_READS:
+        return True
+    n = len(readers)
+    return n > 1 and cost * (n - 1) > LOAD + LOAD * n
+
+
+def _domain(reader: Tensor) -> int:
+    """Over how many points a reader evaluates its inputs."""
+    return reader.inputs[0].size if reader.prim.family == "fold" else reader.size
+
+
+def computing_readers(order: Sequence[Tensor]) -> dict[int, list[Tensor]]:
+    """For each node the distinct nodes that compute with it, seen through views."""
+    readers: dict[int, dict[int, Tensor]] = {t.serial: {} for t in order}
+    for t in reversed(order):
+        passed = readers[t.serial] if t.prim.family == "view" else {t.serial: t}
+        for x in t.inputs:
+            readers[x.serial].update(passed)
+    return {serial: list(found.values()) for serial, found in readers.items()}

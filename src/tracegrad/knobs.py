@@ -1,0 +1,106 @@
+"""The values the host uploads before each step: learning rate, hyperparameters, step and seed."""
+
+from __future__ import annotations
+
+import math
+import numbers
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, cast
+
+import numpy as np
+
+from tracegrad import lr as schedules
+from tracegrad.errors import InputError, call_site, located
+from tracegrad.hyper import COMPLEMENT, leaf_value
+from tracegrad.lr import Schedule
+from tracegrad.program import Field
+
+PREFIX = "hyper."
+COUNTERS = ("step", "seed")
+
+
+@dataclass(slots=True, eq=False)
+class Rate:
+    """A learning rate, and the step at which its own step 1 falls: the first one submitted under it."""
+
+    schedule: Schedule
+    start: int | None = None  # the worker's own: set at that step, and taken back when the step is replayed
+
+    def at(self, step: int) -> float:
+        """The rate at `step`; the first call fixes the start."""
+        if self.start is None:
+            self.start = step
+        return self.placed(step).at(step)
+
+    def placed(self, following: int) -> Schedule:
+        """The schedule with its start written in; one not begun yet begins at the step `following`."""
+        return schedules.starting_at(self.schedule, following if self.start is None else self.start)
+
+    def rewind(self, step: int) -> None:
+        """Forget a start at `step` or later: that step is to come again."""
+        if self.start is not None and self.start >= step:
+            self.start = None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Knobs:
+    """Every hot value but the counters, as a call found them. Immutable, so that queued steps keep theirs."""
+
+    rate: Rate
+    values: Mapping[str, float]
+    arrays: dict[str, Any] = field(default_factory=dict[str, Any])  # by field name, made at first use
+
+    def upload(self, fields: Sequence[Field], step: int, seed: int) -> dict[str, Any]:
+        """The arrays of the program's `hyper.*` inputs at `step`."""
+        out: dict[str, Any] = {}
+        for f in fields:
+            name = f.name.removeprefix(PREFIX)
+            if name == "step":
+                out[f.name] = np.asarray(step, dtype=np.uint32)
+            elif name == "seed":
+                out[f.name] = np.asarray(seed, dtype=np.uint32)
+            elif name == "lr":
+                out[f.name] = np.asarray(self.rate.at(step), dtype=np.float32)
+            else:
+                if f.name not in self.arrays:
+                    self.arrays[f.name] = np.asarray(leaf_value(name, dict(self.values)), dtype=np.float32)
+                out[f.name] = self.arrays[f.name]
+        return out
+
+    def with_rate(self, lr: Schedule | float) -> Knobs:
+        """The same values under another learning rate, which begins at the next step."""
+        return Knobs(Rate(schedules.as_schedule(number(lr))), self.values)
+
+    def with_values(self, settable: Sequence[str], new: Mapping[str, Any]) -> Knobs:
+        """Some values changed. InputError naming every unknown name, and what can be set."""
+        unknown = [name for name in new if name not in settable]
+        if unknown:
+            raise InputError(
+                located(
+                    f"set: {', '.join(unknown)}: not a value of this program; what can be set is "
+                    f"{', '.join(settable) or 'nothing'}",
+                    call_site(),
+                )
+            )
+        values = {name: finite(value, name) for name, value in new.items()}
+        return Knobs(self.rate, {**self.values, **values})
+
+
+def settable(fields: Sequence[Field]) -> list[str]:
+    """Names that `set` takes: the program's hyperparameters, without the counters."""
+    names = [f.name.removeprefix(PREFIX).removeprefix(COMPLEMENT) for f in fields]
+    return [name for name in dict.fromkeys(names) if name not in COUNTERS]
+
+
+def number(value: Any) -> Any:
+    """A NumPy or other real scalar as a float; schedules pass."""
+    real = isinstance(value, numbers.Real) and not isinstance(cast("object", value), bool)
+    return float(value) if real else value
+
+
+def finite(value: Any, name: str) -> float:
+    """`value` as a finite float, else InputError."""
+    if isinstance(value, bool) or not isinstance(value, numbers.Real) or not math.isfinite(value):
+        raise InputError(located(f"set: {name} must be a finite number, got {value!r}", call_site()))
+    return float(value)

@@ -1,0 +1,87 @@
+"""Where everything that outlives a kernel lies: which array, and from which element on."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+from tracegrad.dtypes import TensorType
+
+CHUNK = 32 * 1024 * 1024  # elements: 128 MiB, the largest array every WebGPU device binds
+ALIGN = 32  # elements: temporaries begin on a cache line
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """`offset` elements into the array `array`."""
+
+    array: str
+    offset: int
+
+
+@dataclass(slots=True)
+class Filling:
+    """Arrays that values are put into one after the other."""
+
+    sizes: dict[str, int] = field(default_factory=dict[str, int])
+    places: dict[str, Place] = field(default_factory=dict[str, Place])
+
+    def add(self, array: str, name: str, type: TensorType) -> Place:
+        """The next free place of `array`, for the value `name`."""
+        at = self.sizes.get(array, 0)
+        self.sizes[array] = at + type.size
+        self.places[name] = Place(array, at)
+        return self.places[name]
+
+
+@dataclass(frozen=True, slots=True)
+class Lifetime:
+    """A temporary: from the launch that writes it to the last that reads it, both included."""
+
+    key: int
+    size: int
+    first: int
+    last: int
+
+
+def share_memory(lifetimes: Iterable[Lifetime], prefix: str) -> tuple[dict[int, Place], dict[str, int]]:
+    """Places for temporaries such as no two that live at the same time overlap; and the size of each array.
+
+    Largest first, each at the lowest place that is free while it lives. Arrays are kept to `CHUNK` where values allow.
+    """
+    chunks: list[list[tuple[int, int, Lifetime]]] = []  # per array: (begin, end, who)
+    places: dict[int, Place] = {}
+    for t in sorted(lifetimes, key=lambda t: (-t.size, t.first, t.key)):
+        for number in range(len(chunks) + 1):
+            if number == len(chunks):
+                chunks.append([])
+            at = _lowest_gap(chunks[number], t)
+            if at + t.size <= CHUNK or not chunks[number]:
+                chunks[number].append((at, at + t.size, t))
+                places[t.key] = Place(f"{prefix}.{number}" if number else prefix, at)
+                break
+    sizes = {f"{prefix}.{k}" if k else prefix: max(end for _, end, _ in chunk) for k, chunk in enumerate(chunks)}
+    return places, sizes
+
+
+def _lowest_gap(taken: Iterable[tuple[int, int, Lifetime]], t: Lifetime) -> int:
+    at = 0
+    busy = sorted((b, e) for b, e, other in taken if other.first <= t.last and t.first <= other.last)
+    for begin, end in busy:
+        if at + t.size <= begin:
+            break
+        at = max(at, -(-end // ALIGN) * ALIGN)
+    return at
+
+
+def overlaps(places: Mapping[int, Place], lifetimes: Iterable[Lifetime]) -> list[tuple[int, int]]:
+    """Pairs of temporaries that live at the same time in the same memory: there must be none."""
+    known = list(lifetimes)
+    out: list[tuple[int, int]] = []
+    for k, a in enumerate(known):
+        for b in known[k + 1 :]:
+            p, q = places[a.key], places[b.key]
+            alive = a.first <= b.last and b.first <= a.last
+            if alive and p.array == q.array and p.offset < q.offset + b.size and q.offset < p.offset + a.size:
+                out.append((a.key, b.key))
+    return out

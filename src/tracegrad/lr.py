@@ -1,0 +1,275 @@
+"""Learning-rate schedules: plain data, evaluated in Python and in the browser.
+
+Steps count from 1. At the first step a schedule gives its first value, as PyTorch's schedulers do: PyTorch's epoch e,
+the number of `scheduler.step()` calls so far, is step e + 1 here.
+
+Every schedule takes `start`, the step at which its own step 1 falls. Left None it means step 1 in an optimizer, and
+the next step in `set_lr`.
+"""
+
+from __future__ import annotations
+
+import math
+import numbers
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
+from typing import Any, Protocol, TypeVar, cast
+
+from tracegrad.errors import InputError
+
+
+class Schedule(Protocol):
+    """A learning rate for each step.
+
+    One of your own is a frozen dataclass that inherits this, has the field `start: int | None = None`, and defines
+    `value`.
+    """
+
+    start: int | None
+
+    def value(self, s: int) -> float:
+        """The rate at the schedule's own step `s`, from 1 on."""
+        ...
+
+    def at(self, step: int) -> float:
+        """The rate at `step` of the training, from 1 on; before `start` it is the first value."""
+        return self.value(max(1, step - (self.start or 1) + 1))
+
+    def spec(self) -> dict[str, Any]:
+        """The schedule as plain data, which `from_spec` and the browser read."""
+        out: dict[str, Any] = {"kind": _kind(type(self))}
+        for f in fields(cast("Any", self)):
+            value = getattr(self, f.name)
+            if f.name != "start" or value is not None:
+                out[f.name] = value.spec() if hasattr(value, "spec") else _plain(value)
+        return out
+
+
+def _plain(value: Any) -> Any:
+    return list(cast("tuple[Any, ...]", value)) if isinstance(value, tuple) else value
+
+
+def _kind(cls: type) -> str:
+    """`cosine_annealing` of CosineAnnealing: what the public function is called."""
+    return "".join(f"_{c.lower()}" if c.isupper() else c for c in cls.__name__).lstrip("_")
+
+
+def _start() -> Any:
+    return field(default=None, kw_only=True)
+
+
+def _check(schedule: Schedule, **positive: float) -> None:
+    """InputError unless each named field is a positive number."""
+    for name, value in positive.items():
+        if not (isinstance(value, (int, float)) and value > 0):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise InputError(f"lr.{_kind(type(schedule))}: {name} must be positive, got {value!r}")
+
+
+@dataclass(frozen=True)
+class Constant(Schedule):
+    """The same `rate` at every step."""
+
+    rate: float
+    start: int | None = _start()
+
+    def value(self, s: int) -> float:
+        """rate"""
+        return self.rate
+
+
+@dataclass(frozen=True)
+class Linear(Schedule):
+    """From `peak` at step 1 in a straight line to `final` at step `steps + 1`, and `final` from there on.
+
+    peak + (final - peak) * min(s - 1, steps) / steps, PyTorch's LinearLR.
+    """
+
+    peak: float
+    final: float
+    steps: int
+    start: int | None = _start()
+
+    def __post_init__(self) -> None:
+        _check(self, steps=self.steps)
+
+    def value(self, s: int) -> float:
+        """See the class."""
+        return self.peak + (self.final - self.peak) * min(s - 1, self.steps) / self.steps
+
+
+@dataclass(frozen=True)
+class CosineAnnealing(Schedule):
+    """From `peak` at step 1 along half a cosine to `final` at step `steps + 1`, and `final` from there on.
+
+    final + (peak - final) * (1 + cos(pi * min(s - 1, steps) / steps)) / 2, PyTorch's CosineAnnealingLR, which would
+    climb again after `steps` (Loshchilov & Hutter 2017).
+    """
+
+    peak: float
+    final: float
+    steps: int
+    start: int | None = _start()
+
+    def __post_init__(self) -> None:
+        _check(self, steps=self.steps)
+
+    def value(self, s: int) -> float:
+        """See the class."""
+        return _cosine(self.peak, self.final, min(s - 1, self.steps) / self.steps)
+
+
+@dataclass(frozen=True)
+class Warmup(Schedule):
+    """`peak * s / steps` while s <= `steps`, then `after`, a schedule or a number, from its own step 1."""
+
+    peak: float
+    steps: int
+    after: Schedule | float
+    start: int | None = _start()
+
+    def __post_init__(self) -> None:
+        _check(self, steps=self.steps)
+        as_schedule(self.after)
+
+    def value(self, s: int) -> float:
+        """See the class."""
+        return self.peak * s / self.steps if s <= self.steps else as_schedule(self.after).at(s - self.steps)
+
+
+@dataclass(frozen=True)
+class Staircase(Schedule):
+    """`peak`, multiplied by `gamma` after each `every` steps: peak * gamma^floor((s - 1) / every), PyTorch's StepLR."""
+
+    peak: float
+    every: int
+    gamma: float = 0.1
+    start: int | None = _start()
+
+    def __post_init__(self) -> None:
+        _check(self, every=self.every)
+
+    def value(self, s: int) -> float:
+        """See the class."""
+        return self.peak * self.gamma ** ((s - 1) // self.every)
+
+
+@dataclass(frozen=True)
+class MultiStep(Schedule):
+    """`peak`, multiplied by `gamma` from step m + 1 on for each m of `milestones`, PyTorch's MultiStepLR."""
+
+    peak: float
+    milestones: Sequence[int]
+    gamma: float = 0.1
+    start: int | None = _start()
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "milestones", tuple(sorted(self.milestones)))
+
+    def value(self, s: int) -> float:
+        """See the class."""
+        return self.peak * self.gamma ** sum(m < s for m in self.milestones)
+
+
+@dataclass(frozen=True)
+class Exponential(Schedule):
+    """peak * gamma^(s - 1), PyTorch's ExponentialLR."""
+
+    peak: float
+    gamma: float
+    start: int | None = _start()
+
+    def value(self, s: int) -> float:
+        """See the class."""
+        return self.peak * self.gamma ** (s - 1)
+
+
+@dataclass(frozen=True)
+class OneCycle(Schedule):
+    """Up to `peak` and far down again within `steps` steps, PyTorch's OneCycleLR (Smith & Topin 2018).
+
+    Starts at peak / div_factor, reaches `peak` at step pct_start * steps, and ends at step `steps` with
+    peak / div_factor / final_div_factor, where it stays; along half cosines, or lines with anneal="linear".
+    """
+
+    peak: float
+    steps: int
+    pct_start: float = 0.3
+    div_factor: float = 25.0
+    final_div_factor: float = 1e4
+    anneal: str = "cos"
+    start: int | None = _start()
+
+    def __post_init__(self) -> None:
+        _check(self, steps=self.steps, div_factor=self.div_factor, final_div_factor=self.final_div_factor)
+        if not 0 <= self.pct_start <= 1 or self.anneal not in ("cos", "linear"):
+            raise InputError(
+                f"lr.one_cycle: pct_start must be in [0, 1], got {self.pct_start!r}; "
+                f'anneal must be "cos" or "linear", got {self.anneal!r}'
+            )
+
+    def value(self, s: int) -> float:
+        """See the class."""
+        between = _cosine if self.anneal == "cos" else _line
+        first = self.peak / self.div_factor
+        top, last = self.pct_start * self.steps - 1, self.steps - 1
+        e = min(s - 1, last)
+        if e <= top:
+            return between(first, self.peak, e / top if top > 0 else 1.0)
+        return between(self.peak, first / self.final_div_factor, (e - top) / (last - top))
+
+
+def _line(a: float, b: float, share: float) -> float:
+    return a + (b - a) * share
+
+
+def _cosine(a: float, b: float, share: float) -> float:
+    return b + (a - b) * (1 + math.cos(math.pi * share)) / 2
+
+
+constant = Constant
+linear = Linear
+cosine_annealing = CosineAnnealing
+warmup = Warmup
+staircase = Staircase
+multi_step = MultiStep
+exponential = Exponential
+one_cycle = OneCycle
+
+KINDS: tuple[type[Any], ...] = (
+    Constant, Linear, CosineAnnealing, Warmup, Staircase, MultiStep, Exponential, OneCycle,
+)  # fmt: skip
+
+
+def as_schedule(lr: Schedule | float) -> Schedule:
+    """`lr` itself, or the constant of that number. InputError for anything else, and for a rate below 0."""
+    if isinstance(lr, (int, float, numbers.Real)):
+        if not 0 <= float(lr) < math.inf:
+            raise InputError(f"lr must be a finite number of at least 0, got {lr!r}")
+        return Constant(float(lr))
+    if not callable(getattr(lr, "at", None)):
+        raise InputError(f"lr must be a number or a schedule of tracegrad.lr, got {lr!r}")
+    return lr
+
+
+def from_spec(spec: Mapping[str, Any] | float) -> Schedule:
+    """The schedule that `spec()` describes; a number is a constant rate. InputError for an unknown kind."""
+    if isinstance(spec, (int, float)):
+        return as_schedule(spec)
+    values = dict(spec)
+    kind = values.pop("kind", None)
+    cls = next((c for c in KINDS if _kind(c) == kind), None)
+    if cls is None:
+        raise InputError(f"schedule of unknown kind {kind!r}; known are {', '.join(map(_kind, KINDS))}")
+    if isinstance(values.get("after"), Mapping):
+        values["after"] = from_spec(values["after"])
+    return cls(**values)
+
+
+S = TypeVar("S", bound=Schedule)
+
+
+def starting_at(schedule: S, step: int) -> S:
+    """`schedule` with its own step 1 at `step`, unless it has an explicit start."""
+    if schedule.start is not None or isinstance(schedule, Constant):
+        return schedule
+    return replace(cast("Any", schedule), start=step)

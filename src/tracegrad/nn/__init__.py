@@ -1,0 +1,17 @@
+"""Modules and layers."""
+
+from tracegrad.nn.layers import Conv2d, Embedding, LayerNorm, Linear, RMSNorm
+from tracegrad.nn.module import Module, Parameter, bound, decays, named_parameters
+
+__all__ = [
+    "Conv2d",
+    "Embedding",
+    "LayerNorm",
+    "Linear",
+    "Module",
+    "Parameter",
+    "RMSNorm",
+    "bound",
+    "decays",
+    "named_parameters",
+]

@@ -1,0 +1,217 @@
+"""Modules and parameters: a model is plain Python objects, and every feature is a function over their tree."""
+
+from __future__ import annotations
+
+import copy
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar, cast
+
+from tracegrad import init as inits
+from tracegrad.dtypes import DType, Shape, TensorType, as_dtype, f32
+from tracegrad.errors import DTypeError, ShapeError, Site, TraceError, call_site, located
+from tracegrad.init import Initializer, Literal, Ones, Zeros
+from tracegrad.ir import Tensor
+from tracegrad.shapes import show
+from tracegrad.trace import active
+
+DecayFilter = Callable[[str], bool]
+M = TypeVar("M")
+
+
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
+class Parameter:
+    """What a parameter will be. In a forward a tensor stands in its place."""
+
+    shape: Shape
+    dtype: DType
+    init: Initializer
+    decay: bool | None  # None: the optimizer's decay_filter decides, else the initialiser
+    trainable: bool
+    site: Site | None
+
+    @property
+    def type(self) -> TensorType:
+        """Element type and shape."""
+        return TensorType(self.dtype, self.shape)
+
+    @property
+    def size(self) -> int:
+        """Number of elements."""
+        return self.type.size
+
+    def __repr__(self) -> str:
+        return f"<parameter {self.type} of a model outside its forward; use the model that the forward receives>"
+
+
+class Module:
+    """Base of models and layers: attributes that are modules, parameters, or lists, tuples and dicts of them.
+
+    A plain object: assign in `__init__` (no `super().__init__()` needed), use in a function of the model.
+
+        class Gate(tg.Module):
+            def __init__(self, dim):
+                self.proj = nn.Linear(dim, dim)
+                self.scale = self.param(dim, init=tg.init.ones())
+    """
+
+    def param(
+        self,
+        shape: int | Sequence[int],
+        *,
+        init: Initializer | None = None,
+        decay: bool | None = None,
+        dtype: DType | str = f32,
+        trainable: bool = True,
+    ) -> Tensor:
+        """Declare a parameter; call it in `__init__` and assign the result to an attribute.
+
+        shape:      an integer or a sequence of them; () is a scalar.
+        init:       one of `tg.init`; default `randn(0.02)`, or zeros where dtype is not f32.
+        decay:      whether weight decay applies; None leaves it to the optimizer's decay_filter, else to `init`.
+        trainable:  False for constants that are saved with the model but that no step changes.
+        Raises TraceError outside `__init__` or inside a forward, ShapeError and DTypeError for what cannot be one.
+        """
+        if active() is not None:
+            raise TraceError(
+                located(
+                    "a parameter cannot be made inside a loss or forward: it would be new at every trace. "
+                    "Make it in the model's __init__",
+                    call_site(),
+                )
+            )
+        if not _initialising(self):
+            raise TraceError(
+                located(
+                    f"{type(self).__name__}.param works in __init__ only: a model's parameters are fixed", call_site()
+                )
+            )
+        dims, dtype = _dims(shape), as_dtype(dtype)
+        if trainable and not dtype.is_float:
+            raise DTypeError(located(f"a parameter of {dtype} has no gradient; pass trainable=False", call_site()))
+        init = _checked(init, dims, dtype)
+        # Forwards see a tensor here, so that is what editors and type checkers should see too.
+        return cast("Tensor", Parameter(dims, dtype, init, decay, trainable, call_site()))
+
+
+def _initialising(module: Module) -> bool:
+    """True if an `__init__` of `module` is running, however deep in its helpers."""
+    frame = sys._getframe(2)  # pyright: ignore[reportPrivateUsage]
+    while frame is not None:
+        code = frame.f_code
+        if code.co_name == "__init__" and code.co_varnames and frame.f_locals.get(code.co_varnames[0]) is module:
+            return True
+        frame = frame.f_back
+    return False
+
+
+def _dims(shape: int | Sequence[int]) -> Shape:
+    dims = tuple(shape) if isinstance(shape, Sequence) else (shape,)
+    try:
+        whole = tuple(n.__index__() for n in dims)
+    except AttributeError:
+        raise ShapeError(located(f"a parameter's shape must be integers, got {shape!r}", call_site())) from None
+    if any(n < 1 for n in whole):
+        raise ShapeError(located(f"a parameter's dimensions must be at least 1, got {show(whole)}", call_site()))
+    return whole
+
+
+def _checked(init: Initializer | None, shape: Shape, dtype: DType) -> Initializer:
+    """The initialiser, fit for a parameter of that type."""
+    if init is None:
+        return inits.randn() if dtype.is_float else inits.zeros()
+    if not isinstance(init, Initializer):  # pyright: ignore[reportUnnecessaryIsInstance]
+        hint = ": call it" if isinstance(init, type) else "; values go in as tg.init.literal(array)"
+        raise DTypeError(located(f"init must be one of tg.init, got {init!r}{hint}", call_site()))
+    if isinstance(init, Literal):
+        if init.shape != shape:
+            raise ShapeError(
+                located(f"init.literal: the values are {show(init.shape)}, the parameter is {show(shape)}", call_site())
+            )
+        if init.dtype != dtype:
+            raise DTypeError(
+                located(
+                    f"init.literal: give the values as literal(array, dtype=tg.{dtype}), not {init.dtype}", call_site()
+                )
+            )
+    elif not dtype.is_float and not isinstance(init, (Zeros, Ones)):
+        raise DTypeError(located(f"init must be zeros, ones or literal for {dtype}, got {init!r}", call_site()))
+    return init
+
+
+def decays(name: str, parameter: Parameter, decay_filter: DecayFilter | None = None) -> bool:
+    """Whether weight decay applies: the explicit flag, else the filter's word, else not for zeros and ones."""
+    if parameter.decay is not None:
+        return parameter.decay
+    if decay_filter is not None:
+        return bool(decay_filter(name))
+    return inits.decays_by_default(parameter.init)
+
+
+def named_parameters(model: Any) -> dict[str, Parameter]:
+    """Parameters by attribute path, `layers.0.attn.q.W`, in declaration order.
+
+    A parameter that several paths reach is named by the first. Raises TraceError if `model` is no tree of modules,
+    and if two different parameters have one path, as the keys 1 and "1" of a dict.
+    """
+    if not isinstance(model, (Module, list, tuple, dict)):
+        hint = f"; call it: {model.__name__}(...)" if isinstance(model, type) else ""
+        raise TraceError(located(f"a model is a tg.Module, a list or a dict, got {model!r}{hint}", call_site()))
+    out: dict[str, Parameter] = {}
+    for path, parameter in _walk(cast("Any", model), "", set()):
+        if path in out:
+            raise TraceError(located(f"two parameters are called {path!r}; rename a key or attribute", call_site()))
+        out[path] = parameter
+    return out
+
+
+def _children(node: Any) -> Iterator[tuple[Any, Any]]:
+    """Attributes of a module, items of a container; nothing of anything else."""
+    if isinstance(node, Module):
+        yield from vars(node).items()
+    elif isinstance(node, dict):
+        yield from cast("dict[Any, Any]", node).items()
+    elif isinstance(node, (list, tuple)):
+        yield from enumerate(cast("Sequence[Any]", node))
+
+
+def _walk(node: Any, path: str, seen: set[int]) -> Iterator[tuple[str, Parameter]]:
+    """Each parameter once; `seen` ends cycles, as of a child that knows its parent."""
+    if isinstance(node, (Parameter, Module, list, tuple, dict)):
+        if id(cast("object", node)) in seen:
+            return
+        seen.add(id(cast("object", node)))
+    if isinstance(node, Parameter):
+        yield path, node
+    for key, child in _children(node):
+        yield from _walk(child, f"{path}.{key}" if path else str(key), seen)
+
+
+def bound(model: M, tensors: Mapping[str, Tensor]) -> M:
+    """A copy of the model with `tensors`, by parameter name, in the places of its parameters.
+
+    Modules, lists, tuples and dicts are copied, once each; everything else is shared. The model is untouched.
+    """
+    by_id = {id(p): tensors[name] for name, p in named_parameters(model).items()}
+    return _copy(model, by_id, {})
+
+
+def _copy(node: Any, tensors: Mapping[int, Tensor], done: dict[int, Any]) -> Any:
+    if isinstance(node, Parameter):
+        return tensors[id(node)]
+    if id(node) in done:
+        return done[id(node)]
+    if isinstance(node, tuple):
+        items = [_copy(x, tensors, done) for x in cast("tuple[Any, ...]", node)]
+        make = getattr(cast("Any", node), "_make", None)  # a named tuple takes its items one by one
+        done[id(cast("object", node))] = new = make(items) if make else tuple(items)
+        return new
+    if not isinstance(node, (Module, list, dict)):
+        return node
+    new = cast("Any", object.__new__(type(node)) if isinstance(node, Module) else copy.copy(cast("Any", node)))
+    done[id(cast("object", node))] = new
+    target = cast("Any", vars(new) if isinstance(node, Module) else new)  # past a frozen dataclass's __setattr__
+    for key, child in _children(node):
+        target[key] = _copy(child, tensors, done)
+    return new

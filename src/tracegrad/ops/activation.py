@@ -1,0 +1,134 @@
+"""Activations. Each is stable for large arguments, and its gradient at a kink is PyTorch's."""
+
+from __future__ import annotations
+
+import math
+
+from tracegrad.dtypes import TensorType
+from tracegrad.errors import InputError
+from tracegrad.ir import Tensor, bind
+from tracegrad.methods import Operand, method
+from tracegrad.prims.composites import composite
+from tracegrad.prims.elementwise import FLOAT, abs, erf, exp, expm1, log1p, tanh, typed, where
+from tracegrad.prims.leaves import as_tensor
+
+__all__ = ["elu", "gelu", "leaky_relu", "relu", "sigmoid", "silu", "softplus"]
+
+SQRT_HALF = math.sqrt(0.5)
+SQRT_TWO_OVER_PI = math.sqrt(2.0 / math.pi)
+GELU_CUBIC = 0.044715
+
+
+def _scaled_type(x: TensorType, *, alpha: float) -> TensorType:
+    return typed(FLOAT)(x)
+
+
+# `x <= 0` and not `x > 0` chooses the small side, so that NaN stays NaN. VJPs that read y only let x be freed.
+def _relu(x: Tensor) -> Tensor:
+    return where(x <= 0.0, 0.0, x)
+
+
+def _relu_vjp(ct: Tensor, y: Tensor, x: Tensor) -> tuple[Tensor]:
+    return (where(y > 0.0, ct, 0.0),)
+
+
+def _leaky(x: Tensor, *, alpha: float) -> Tensor:
+    return where(x <= 0.0, x * alpha, x)
+
+
+def _leaky_vjp(ct: Tensor, y: Tensor, x: Tensor, *, alpha: float) -> tuple[Tensor]:
+    """1 or alpha; the sign of y is that of x for every alpha >= 0."""
+    return (where((y if alpha >= 0 else x) > 0.0, ct, ct * alpha),)
+
+
+def _elu(x: Tensor, *, alpha: float) -> Tensor:
+    small = where(x > 0.0, 0.0, x)  # both branches are computed, and the exponential must not overflow
+    return where(x > 0.0, x, expm1(small) * alpha)
+
+
+def _elu_vjp(ct: Tensor, y: Tensor, x: Tensor, *, alpha: float) -> tuple[Tensor]:
+    return (where((y if alpha >= 0 else x) > 0.0, ct, ct * (y + alpha)),)
+
+
+def _sigmoid(x: Tensor) -> Tensor:
+    e = exp(-abs(x))  # at most 1, so nothing overflows
+    r = 1.0 / (1.0 + e)
+    return where(x < 0.0, e * r, r)
+
+
+def _sigmoid_vjp(ct: Tensor, y: Tensor, x: Tensor) -> tuple[Tensor]:
+    return (ct * (y * (1.0 - y)),)
+
+
+def _softplus(x: Tensor) -> Tensor:
+    return _relu(x) + log1p(exp(-abs(x)))
+
+
+def _softplus_vjp(ct: Tensor, y: Tensor, x: Tensor) -> tuple[Tensor]:
+    return (ct * bind(SIGMOID, x),)
+
+
+RELU = composite("relu", type=typed(FLOAT), expand=_relu, vjp=_relu_vjp)
+LEAKY_RELU = composite("leaky_relu", type=_scaled_type, expand=_leaky, vjp=_leaky_vjp)
+ELU = composite("elu", type=_scaled_type, expand=_elu, vjp=_elu_vjp)
+SIGMOID = composite("sigmoid", type=typed(FLOAT), expand=_sigmoid, vjp=_sigmoid_vjp)
+SOFTPLUS = composite("softplus", type=typed(FLOAT), expand=_softplus, vjp=_softplus_vjp)
+
+
+@method
+def relu(x: Operand) -> Tensor:
+    """max(x, 0). f32, any shape; gradient 0 at 0; NaN stays NaN."""
+    return bind(RELU, as_tensor(x))
+
+
+@method
+def leaky_relu(x: Operand, alpha: float = 0.01) -> Tensor:
+    """`x` where it is positive, else `alpha * x`. f32, any shape; gradient alpha at 0."""
+    return bind(LEAKY_RELU, as_tensor(x), alpha=float(alpha))
+
+
+@method
+def elu(x: Operand, alpha: float = 1.0) -> Tensor:
+    """`x` where it is positive, else `alpha * (exp(x) - 1)`. f32, any shape; gradient alpha at 0.
+
+    Clevert, Unterthiner and Hochreiter 2016.
+    """
+    return bind(ELU, as_tensor(x), alpha=float(alpha))
+
+
+@method
+def sigmoid(x: Operand) -> Tensor:
+    """1 / (1 + exp(-x)), without overflow for any x. f32, any shape; gradient y (1 - y)."""
+    return bind(SIGMOID, as_tensor(x))
+
+
+@method
+def softplus(x: Operand) -> Tensor:
+    """log(1 + exp(x)), computed as max(x, 0) + log1p(exp(-|x|)). f32, any shape; gradient sigmoid(x)."""
+    return bind(SOFTPLUS, as_tensor(x))
+
+
+@method
+def silu(x: Operand) -> Tensor:
+    """x * sigmoid(x). f32, any shape. Also called swish; Elfwing, Uchibe and Doya 2017."""
+    x = as_tensor(x)
+    return x * sigmoid(x)
+
+
+@method
+def gelu(x: Operand, approximate: str = "none") -> Tensor:
+    """x times the standard normal distribution function at x.
+
+    approximate="none":  x/2 (1 + erf(x / sqrt 2))
+    approximate="tanh":  x/2 (1 + tanh(sqrt(2/pi) (x + 0.044715 x^3))), the form of GPT-2
+
+    x: f32, any shape. Raises InputError for another `approximate`. Hendrycks and Gimpel 2016.
+    """
+    x = as_tensor(x)
+    if approximate == "none":
+        inner = erf(x * SQRT_HALF)
+    elif approximate == "tanh":
+        inner = tanh(SQRT_TWO_OVER_PI * (x + GELU_CUBIC * (x * x * x)))
+    else:
+        raise InputError(f'approximate is "none" or "tanh", got {approximate!r}')
+    return 0.5 * x * (1.0 + inner)

@@ -1,0 +1,159 @@
+"""Attention: layouts of heads, rotary positions, scaled dot products."""
+
+from __future__ import annotations
+
+import math
+from array import array
+from functools import lru_cache
+from typing import Any
+
+from tracegrad.dtypes import Shape, TensorType, f32
+from tracegrad.errors import ShapeError, call_site, located
+from tracegrad.ir import Tensor, bind
+from tracegrad.methods import method
+from tracegrad.ops.norm import require_f32, softmax, softmax_causal
+from tracegrad.prims.composites import composite
+from tracegrad.prims.leaves import LITERAL, as_tensor
+from tracegrad.prims.views import slice_
+
+
+@method
+def split_heads(x: Any, n_heads: int) -> Tensor:
+    """Split the last axis into heads, and put them before the positions.
+
+    out[..., h, t, d] = x[..., t, h * D/H + d]
+
+    x:        any dtype, shape (..., T, D).
+    n_heads:  H, a divisor of D.
+    Returns:  dtype of `x`, shape (..., H, T, D/H). A view: no kernel.
+    Raises:   ShapeError if the rank is below 2 or H does not divide D.
+    """
+    x = as_tensor(x)
+    if x.ndim < 2 or n_heads < 1 or x.shape[-1] % n_heads:
+        raise ShapeError(
+            located(
+                f"split_heads: x must be (..., T, D) with D divisible by {n_heads} heads, got {x.type}", call_site()
+            )
+        )
+    return x.reshape((*x.shape[:-1], n_heads, x.shape[-1] // n_heads)).swapaxes(-2, -3)
+
+
+@method
+def merge_heads(x: Any) -> Tensor:
+    """Undo `split_heads`: heads side by side on the last axis.
+
+    out[..., t, h * d + k] = x[..., h, t, k]
+
+    x:        any dtype, shape (..., H, T, d).
+    Returns:  dtype of `x`, shape (..., T, H * d). A view: no kernel.
+    Raises:   ShapeError if the rank is below 3.
+    """
+    x = as_tensor(x)
+    if x.ndim < 3:
+        raise ShapeError(located(f"merge_heads: x must be (..., H, T, d), got {x.type}", call_site()))
+    *batch, h, t, d = x.shape
+    return x.swapaxes(-2, -3).reshape((*batch, t, h * d))
+
+
+@lru_cache(maxsize=16)
+def _rotations(t: int, d: int, base: float) -> tuple[bytes, bytes]:
+    """Cosines and sines [t, d/2] of position * base^(-2j/d).
+
+    Computed here in double precision: f32 loses the angle of far positions, and WGSL defines sin and cos only near 0.
+    """
+    angles = [p * base ** (-2.0 * j / d) for p in range(t) for j in range(d // 2)]
+    return array("f", map(math.cos, angles)).tobytes(), array("f", map(math.sin, angles)).tobytes()
+
+
+def _rotate(x: Tensor, *, base: float, inverse: bool) -> Tensor:
+    """Each pair (x[j], x[j + d/2]) turned by its angle, as one expression of the element and its partner."""
+    *batch, t, d = x.shape
+    cos, sin = (bind(LITERAL, data=data, dtype=f32, shape=(t, 1, d // 2)) for data in _rotations(t, d, base))
+    signs = array("f", (1.0, -1.0) if inverse else (-1.0, 1.0)).tobytes()
+    sign = bind(LITERAL, data=signs, dtype=f32, shape=(2, 1))
+    halves = x.reshape((*batch, t, 2, d // 2))
+    partner = slice_(halves, halves.ndim - 2, 1, 2, -1)
+    return (halves * cos + partner * (sign * sin)).reshape(x.shape)
+
+
+def _rope_type(x: TensorType, *, base: float, inverse: bool) -> TensorType:
+    if x.ndim < 2 or x.shape[-1] % 2:
+        raise ShapeError(f"takes (..., T, D) with an even D, got {x}")
+    return require_f32(x)
+
+
+def _rope_vjp(ct: Tensor, y: Tensor, x: Tensor, *, base: float, inverse: bool) -> tuple[Tensor]:
+    return (bind(ROPE, ct, base=base, inverse=not inverse),)
+
+
+ROPE = composite("rope", type=_rope_type, expand=_rotate, vjp=_rope_vjp)
+
+
+def rope(q: Any, k: Any, base: float = 10000) -> tuple[Tensor, Tensor]:
+    """Rotary positions: queries and keys turned by angles that grow with the position.
+
+    out[t, j]       = x[t, j] cos(a) - x[t, j + D/2] sin(a)
+    out[t, j + D/2] = x[t, j + D/2] cos(a) + x[t, j] sin(a),  a = t * base^(-2j/D)
+
+    q, k:     f32, shape (..., T, D) with an even D; positions count from 0. Their other axes may differ.
+    Returns:  both, rotated.
+    Gradient: the opposite rotation of the cotangent.
+    Raises:   ShapeError if D is odd or the rank below 2; DTypeError if one is not f32.
+
+    The rotate-half form of Su et al., RoFormer (2021), as in Llama.
+    """
+    return (
+        bind(ROPE, as_tensor(q), base=float(base), inverse=False),
+        bind(ROPE, as_tensor(k), base=float(base), inverse=False),
+    )
+
+
+def _scores_type(q: TensorType, k: TensorType, *, scale: float) -> TensorType:
+    return TensorType(require_f32(q).dtype, (*q.shape[:-1], require_f32(k).shape[-2]))
+
+
+def _scores(q: Tensor, k: Tensor, *, scale: float) -> Tensor:
+    return (q @ k.swapaxes(-1, -2)) * scale
+
+
+def _scores_vjp(ct: Tensor, y: Tensor, q: Tensor, k: Tensor, *, scale: float) -> tuple[Tensor, Tensor]:
+    """The gradient of `k` as a product that comes out in its own layout; that of k^T would be transposed afterwards."""
+    ct = ct * scale
+    return ct @ k, ct.swapaxes(-1, -2) @ q
+
+
+SCORES = composite("scores", type=_scores_type, expand=_scores, vjp=_scores_vjp)
+
+
+def _check_attention(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> None:
+    batch: Shape = q.shape[:-2]
+    shown = f"q is {q.type}, k is {k.type}, v is {v.type}"
+    if min(q.ndim, k.ndim, v.ndim) < 2 or q.shape[-1] != k.shape[-1] or k.shape[-2] != v.shape[-2]:
+        rule = "q must be (..., Tq, D), k (..., Tk, D) and v (..., Tk, Dv)"
+    elif k.shape[:-2] != batch or v.shape[:-2] != batch:
+        rule = "the leading axes must be equal"
+    elif causal and q.shape[-2] != k.shape[-2]:
+        rule = "causal attention needs as many queries as keys"
+    else:
+        return
+    raise ShapeError(located(f"attention: {rule}: {shown}", call_site()))
+
+
+def attention(q: Any, k: Any, v: Any, causal: bool = False) -> Tensor:
+    """Average of values, weighted by how well each key fits the query.
+
+    out = softmax(q k^T / sqrt(D)) v
+
+    q, k, v:  f32, shapes (..., Tq, D), (..., Tk, D), (..., Tk, Dv), usually from `split_heads`.
+    causal:   query t sees the keys up to t only; weights of later keys are exactly 0. Needs Tq = Tk.
+    Returns:  f32, shape (..., Tq, Dv).
+    Gradient: to all three.
+    Raises:   ShapeError if the shapes do not fit; DTypeError if one is not f32.
+
+    As torch.nn.functional.scaled_dot_product_attention.
+    """
+    q, k, v = as_tensor(q), as_tensor(k), as_tensor(v)
+    _check_attention(q, k, v, causal)
+    scores = bind(SCORES, q, k, scale=1.0 / math.sqrt(q.shape[-1]))
+    weights = softmax_causal(scores) if causal else softmax(scores)
+    return weights @ v

@@ -1,0 +1,223 @@
+"""Picking elements: by Python's index syntax, and by tensors of indices."""
+
+from __future__ import annotations
+
+from operator import index
+from typing import Any, cast
+
+from tracegrad.dtypes import DType, TensorType, as_dtype, f32, i32
+from tracegrad.errors import DTypeError, ShapeError
+from tracegrad.ir import Tensor, bind
+from tracegrad.methods import Operand, method, op
+from tracegrad.prims import elementwise as rows
+from tracegrad.prims import views
+from tracegrad.prims.composites import composite
+from tracegrad.prims.folds import GATHER, SCATTER_ADD
+from tracegrad.prims.leaves import CONST, LITERAL, as_tensor, iota, literal
+from tracegrad.shapes import normalize_axis
+
+__all__ = ["arange", "embedding", "getitem", "one_hot", "scatter_add", "take", "take_along_axis"]
+
+
+@method
+def getitem(x: Operand, key: Any) -> Tensor:
+    """`x[key]`: integers, slices with any step, None, Ellipsis, and at most one tensor or array of i32 indices.
+
+    An array of indices takes along its axis, and its axes stand in that one's place, as in NumPy.
+    Any dtype. Gradient: the cotangent at the places read, 0 elsewhere; sums where an index occurs twice.
+    Raises ShapeError if an integer is out of range or there are more indices than axes.
+    """
+    x = as_tensor(x)
+    keys = _explicit(x, cast("tuple[Any, ...]", key) if isinstance(key, tuple) else (key,))
+    shape: list[int] = []
+    arrays: list[tuple[int, Any]] = []
+    axis = 0
+    for k in keys:
+        if k is None:
+            shape.append(1)
+            continue
+        n = x.shape[axis]
+        if isinstance(k, slice):
+            start, stop, step = k.indices(n)
+            length = len(range(start, stop, step))
+            x = views.slice_(x, axis, start if length else 0, length, step)
+            shape.append(length)
+        elif isinstance(k, bool):
+            raise DTypeError(f"True and False are no indices; use x[None] for a new axis of {x.type}")
+        elif hasattr(k, "__index__") and not getattr(k, "shape", ()):
+            x = views.slice_(x, axis, _in_range(index(k), n, axis, x), 1)
+        else:
+            arrays.append((len(shape), k))
+            shape.append(n)
+        axis += 1
+    x = views.reshape(x, shape)
+    if len(arrays) > 1:
+        raise ShapeError(f"only one array of indices at a time, got {len(arrays)}; use take_along_axis or reshape")
+    return take(x, arrays[0][1], arrays[0][0]) if arrays else x
+
+
+def _explicit(x: Tensor, keys: tuple[Any, ...]) -> list[Any]:
+    """`keys` with the Ellipsis written out, one key per axis and None for each new one."""
+    used = len([k for k in keys if k is not None and k is not Ellipsis])
+    if used > x.ndim:
+        raise ShapeError(f"{used} indices for the {x.ndim} axes of {x.type}")
+    dots = [at for at, k in enumerate(keys) if k is Ellipsis]
+    if len(dots) > 1:
+        raise ShapeError("an index can have one Ellipsis only")
+    at = dots[0] if dots else len(keys)
+    return [*keys[:at], *[slice(None)] * (x.ndim - used), *keys[at + 1 :]]
+
+
+def _in_range(k: int, n: int, axis: int, x: Tensor) -> int:
+    if not -n <= k < n:
+        raise ShapeError(f"index {k} is out of range for axis {axis} of {x.type}")
+    return k % n
+
+
+def indices_for(indices: Any, n: int) -> Tensor:
+    """`indices` as i32. Constants are checked against [-n, n) here, and counted from the front."""
+    t = as_tensor(indices)
+    if t.dtype != i32:
+        hint = "for a mask use tg.where" if t.dtype.name == "bool" else "cast with tg.cast(x, tg.i32)"
+        raise DTypeError(f"indices must be i32, got {t.type}; {hint}")
+    if t.prim is LITERAL:
+        values = memoryview(t.attrs["data"]).cast("i").tolist()
+    elif t.prim is CONST:
+        values = [t.attrs["value"]]
+    else:
+        return t
+    bad = [k for k in values if not -n <= k < n]
+    if bad:
+        raise ShapeError(f"index {bad[0]} is out of range for an axis of size {n}; indices are {t.type}")
+    if all(k >= 0 for k in values):
+        return t
+    return views.reshape(literal([k % n for k in values], i32), t.shape)
+
+
+def _one_hot_type(indices: TensorType, *, n: int, dtype: DType) -> TensorType:
+    return TensorType(dtype, (*indices.shape, n))
+
+
+def _one_hot(indices: Tensor, *, n: int, dtype: DType) -> Tensor:
+    shape = (*indices.shape, n)
+    column = views.broadcast_to(views.reshape(indices, (*indices.shape, 1)), shape)
+    return rows.cast(column == iota(shape, indices.ndim), dtype)
+
+
+# A node of its own, so that the compiler sees that an input has the range [0, n).
+ONE_HOT = composite("one_hot", type=_one_hot_type, expand=_one_hot)
+
+
+@method
+def one_hot(indices: Operand, n: int, dtype: DType = f32) -> Tensor:
+    """1 at each index, 0 elsewhere, along a new last axis of size `n`: i32[...] becomes f32[..., n].
+
+    indices: i32. Those of an input are checked on the host against [0, n); computed ones outside give zeros.
+    No gradient. Computed where it is read, never stored on its own account.
+    """
+    return bind(ONE_HOT, indices_for(indices, n), n=index(n), dtype=as_dtype(dtype))
+
+
+@op
+def arange(n: int, dtype: DType = i32) -> Tensor:
+    """0, 1, ..., n - 1. i32 by default; computed where it is read."""
+    n = index(n)
+    if n < 0:
+        raise ShapeError(f"n must not be negative, got {n}")
+    return rows.cast(iota((n,), 0), dtype)
+
+
+def _pick(x: Tensor, indices: Tensor, axis: int) -> Tensor:
+    """Gather along `axis`, the indices broadcast over the other axes: the backward is a segment sum, no one-hot."""
+    before, after = x.shape[:axis], x.shape[axis + 1 :]
+    column = views.reshape(indices, (*(1 for _ in before), indices.size, *(1 for _ in after)))
+    picked = bind(GATHER, x, views.broadcast_to(column, (*before, indices.size, *after)), axis=axis)
+    return views.reshape(picked, (*before, *indices.shape, *after))
+
+
+@method
+def take(x: Operand, indices: Operand, axis: int | None = None) -> Tensor:
+    """The elements of `x` at `indices` along `axis` (None: of the flattened `x`).
+
+    out[..., i, j, ...] = x[..., indices[i, j], ...]
+
+    x:       any dtype, shape (..., n, ...).
+    indices: i32, any shape, which stands in the place of `axis`. Constants may count from the end;
+             values known only on the device are clamped to [0, n).
+    Gradient: each cotangent is added at its index, in a fixed order. Raises DTypeError, ShapeError.
+    """
+    x = as_tensor(x)
+    if axis is None:
+        x, axis = views.reshape(x, (x.size,)), 0
+    axis = normalize_axis(axis, x.ndim)
+    return _pick(x, indices_for(indices, x.shape[axis]), axis)
+
+
+@op
+def embedding(table: Operand, indices: Operand) -> Tensor:
+    """The rows of `table` at `indices`: f32[V,D] and i32[...] give f32[..., D].
+
+    out[..., :] = table[indices[...], :]
+
+    Gradient: a deterministic segment sum into the rows used; a one-hot is never stored.
+    Indices of an input are checked on the host against [0, V). Raises ShapeError unless `table` has two axes.
+    """
+    table = as_tensor(table)
+    if table.ndim != 2:
+        raise ShapeError(f"the table must have two axes, rows and features; it is {table.type}")
+    return _pick(table, indices_for(indices, table.shape[0]), 0)
+
+
+def _match(x: Tensor, other: Tensor, axis: int) -> tuple[Tensor, Tensor]:
+    """Both broadcast against each other on every axis but `axis`."""
+    if x.ndim != other.ndim:
+        raise ShapeError(f"ranks differ: x is {x.type}, indices are {other.type}")
+    try:
+        shape = tuple([n if m in (1, n) else m if n == 1 else -1 for n, m in zip(x.shape, other.shape)])
+        sides = [(*shape[:axis], t.shape[axis], *shape[axis + 1 :]) for t in (x, other)]
+        return views.broadcast_to(x, sides[0]), views.broadcast_to(other, sides[1])
+    except ShapeError:
+        raise ShapeError(f"x is {x.type}, indices are {other.type}: all axes but {axis} must be equal or 1") from None
+
+
+@method
+def take_along_axis(x: Operand, indices: Operand, axis: int = -1) -> Tensor:
+    """Pick one element of `x` along `axis` for each position of `indices`.
+
+    out[..., k, ...] = x[..., indices[..., k, ...], ...]
+
+    x:       any dtype, shape (..., n, ...).
+    indices: i32, same rank; its other axes equal those of `x`, or one of the two is 1. Constants may count from
+             the end; values known only on the device are clamped to [0, n).
+    Gradient: added at the places picked; repeated ones add up. Raises DTypeError, ShapeError.
+    """
+    x = as_tensor(x)
+    axis = normalize_axis(axis, x.ndim)
+    x, at = _match(x, indices_for(indices, x.shape[axis]), axis)
+    return bind(GATHER, x, at, axis=axis)
+
+
+@method
+def scatter_add(x: Operand, indices: Operand, updates: Operand, axis: int = 0) -> Tensor:
+    """`x` with `updates` added at `indices` along `axis`; repeated indices add up, in a fixed order.
+
+    out = x; out[..., indices[..., k, ...], ...] += updates[..., k, ...]
+
+    x:       f32 or i32, shape (..., n, ...).
+    updates: the dtype of `x`, equal to it on every axis but `axis`.
+    indices: i32; of rank 1 with one index per slice of `updates`, or of the rank of `updates`, broadcast to it.
+    Gradient: to `x` the cotangent, to `updates` what is found at the indices. Raises DTypeError, ShapeError.
+    """
+    x, updates = as_tensor(x), as_tensor(updates)
+    axis = normalize_axis(axis, x.ndim)
+    at = indices_for(indices, x.shape[axis])
+    if at.ndim == 1 and updates.ndim > 1:
+        at = views.reshape(at, tuple([at.size if d == axis else 1 for d in range(updates.ndim)]))
+    k = updates.shape[axis : axis + 1]
+    if updates.dtype != x.dtype or updates.shape != (*x.shape[:axis], *k, *x.shape[axis + 1 :]):
+        raise ShapeError(f"updates are {updates.type}; they must have the dtype and, but for axis {axis}, "
+                         f"the shape of x, which is {x.type}")  # fmt: skip
+    if at.ndim != updates.ndim or any(n not in (1, m) for n, m in zip(at.shape, updates.shape)):
+        raise ShapeError(f"indices are {at.type}; they do not broadcast to the updates, {updates.type}")
+    added = bind(SCATTER_ADD, updates, views.broadcast_to(at, updates.shape), axis=axis, length=x.shape[axis])
+    return x + added

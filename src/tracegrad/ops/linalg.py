@@ -1,0 +1,178 @@
+"""Products: matmul with NumPy's rank and batch rules, einsum, outer."""
+
+from __future__ import annotations
+
+import math
+import string
+from collections.abc import Sequence
+
+from tracegrad.dtypes import Shape
+from tracegrad.errors import ShapeError
+from tracegrad.ir import Tensor, bind
+from tracegrad.methods import Operand, method, op
+from tracegrad.prims import views
+from tracegrad.prims.elementwise import where
+from tracegrad.prims.folds import MATMUL, check_product
+from tracegrad.prims.leaves import as_tensor, iota
+from tracegrad.shapes import broadcast_shapes
+
+__all__ = ["einsum", "matmul", "outer"]
+
+
+@method
+def matmul(a: Operand, b: Operand) -> Tensor:
+    """Matrix product over the last axis of `a` and the last but one of `b`.
+
+    out[..., m, n] = sum over k of a[..., m, k] b[..., k, n]
+
+    a, b: f32 of rank 1 or more; batch axes broadcast. As in NumPy, a rank-1 `a` is a row and a rank-1 `b` a
+    column, whose axis is missing from the result. With a rank-2 `b` the batch and rows of `a` become one axis,
+    so that the gradient of `b` is one product too.
+    Gradients: ct @ b^T and a^T @ ct. Raises ShapeError naming both types, DTypeError.
+    """
+    a, b = as_tensor(a), as_tensor(b)
+    if not a.ndim or not b.ndim:
+        raise ShapeError(f"operands need at least one axis: a is {a.type}, b is {b.type}; use * with a scalar")
+    check_product(a.type, b.type)
+    left = views.reshape(a, (1, a.size)) if a.ndim == 1 else a
+    right = views.reshape(b, (b.size, 1)) if b.ndim == 1 else b
+    y = _product(left, right)
+    shape = (*y.shape[:-2], *y.shape[-2:-1][: a.ndim - 1], *y.shape[-1:][: b.ndim - 1])
+    return views.reshape(y, shape)
+
+
+def _product(a: Tensor, b: Tensor) -> Tensor:
+    """Operands of rank 2 or more, any batch axes."""
+    m, k, n = a.shape[-2], a.shape[-1], b.shape[-1]
+    if math.prod(b.shape[:-2]) == 1:
+        rows = views.reshape(a, (a.size // k if k else math.prod(a.shape[:-1]), k))
+        batch = broadcast_shapes(a.shape[:-2], b.shape[:-2])
+        return views.reshape(bind(MATMUL, rows, views.reshape(b, (k, n))), (*batch, m, n))
+    try:
+        batch = broadcast_shapes(a.shape[:-2], b.shape[:-2])
+    except ShapeError:
+        raise ShapeError(f"batch dimensions do not broadcast: a is {a.type}, b is {b.type}") from None
+    return bind(MATMUL, views.broadcast_to(a, (*batch, m, k)), views.broadcast_to(b, (*batch, k, n)))
+
+
+@op
+def outer(a: Operand, b: Operand) -> Tensor:
+    """All products of two vectors: out[i, j] = a[i] b[j]. Rank 1, one dtype; ShapeError otherwise."""
+    a, b = as_tensor(a), as_tensor(b)
+    if a.ndim != 1 or b.ndim != 1:
+        raise ShapeError(f"takes two vectors, got {a.type} and {b.type}")
+    return views.reshape(a, (a.size, 1)) * views.reshape(b, (1, b.size))
+
+
+@op
+def einsum(spec: str, *operands: Operand) -> Tensor:
+    """Einstein summation: einsum("bqd,bkd->bqk", q, k).
+
+    Letters name axes; a letter missing from the output is summed over; `...` stands for axes that broadcast.
+    Without `->` the output has the letters that occur once, in alphabetical order, as in NumPy.
+    Operands are f32 and are contracted from left to right, each pair as one matmul.
+    Raises ShapeError if the specification does not fit the operands.
+    """
+    xs = [as_tensor(x) for x in operands]
+    terms, out = _parse(spec, xs)
+    sizes = _sizes(spec, terms, xs)
+    x, letters = _diagonal(xs[0], terms[0])
+    for k, other in enumerate(xs[1:], 1):
+        y, more = _diagonal(other, terms[k])
+        later = out + "".join(terms[k + 1 :])
+        x, letters = _contract(x, letters, y, more, later)
+    x, letters = _sum_out(x, letters, out)
+    x = views.permute(x, [letters.index(c) for c in out if c in letters])
+    missing = [c for c in out if c not in letters]
+    if missing:
+        raise ShapeError(f"the output of {spec!r} names {missing[0]!r}, which no operand has")
+    return views.broadcast_to(x, tuple([sizes[c] for c in out]))
+
+
+def _parse(spec: str, xs: Sequence[Tensor]) -> tuple[list[str], str]:
+    """Letters of each operand and of the output, with `...` replaced by letters of its own."""
+    left, arrow, right = spec.replace(" ", "").partition("->")
+    terms = left.split(",")
+    if len(terms) != len(xs):
+        raise ShapeError(f"{spec!r} names {len(terms)} operands, got {len(xs)}")
+    spare = [c for c in string.ascii_letters if c not in spec]
+    widest = 0
+    for k, (term, x) in enumerate(zip(terms, xs)):
+        named = term.replace("...", "")
+        extra = x.ndim - len(named)
+        if extra < 0 or (extra and "..." not in term):
+            raise ShapeError(f"{term!r} in {spec!r} does not fit the {x.ndim} axes of {x.type}")
+        if not all(c in string.ascii_letters for c in named):
+            raise ShapeError(f"axes are named by letters, got {term!r} in {spec!r}")
+        widest = max(widest, extra)
+        terms[k] = term.replace("...", "".join(spare[:extra][::-1]))  # aligned from the last axis
+    dots = "".join(spare[:widest][::-1])
+    if not arrow:
+        every = "".join(terms)
+        right = "..." + "".join(sorted(c for c in set(every) if every.count(c) == 1 and c not in dots))
+    out = right.replace("...", dots)
+    if len(set(out)) != len(out):
+        raise ShapeError(f"the output of {spec!r} names an axis twice")
+    return terms, out
+
+
+def _sizes(spec: str, terms: Sequence[str], xs: Sequence[Tensor]) -> dict[str, int]:
+    """The size of each letter; an axis of size 1 broadcasts."""
+    sizes: dict[str, int] = {}
+    for term, x in zip(terms, xs):
+        for c, n in zip(term, x.shape):
+            if sizes.setdefault(c, n) == 1:
+                sizes[c] = n
+            if n not in (1, sizes[c]):
+                raise ShapeError(
+                    f"axis {c!r} of {spec!r} is {sizes[c]} and {n}: {' and '.join(str(x.type) for x in xs)}"
+                )
+    return sizes
+
+
+def _diagonal(x: Tensor, letters: str) -> tuple[Tensor, str]:
+    """Each letter once: of an axis named twice only the diagonal stays."""
+    for c in letters:
+        while letters.count(c) > 1:
+            first, second = letters.index(c), letters.rindex(c)
+            on_diagonal = iota(x.shape, first) == iota(x.shape, second)
+            x = where(on_diagonal, x, 0).sum(second)
+            letters = letters[:second] + letters[second + 1 :]
+    return x, letters
+
+
+def _sum_out(x: Tensor, letters: str, keep: str) -> tuple[Tensor, str]:
+    """Sum over the letters not in `keep`."""
+    axes = tuple([d for d, c in enumerate(letters) if c not in keep])
+    return (x.sum(axes) if axes else x), "".join(c for c in letters if c in keep)
+
+
+def _contract(a: Tensor, la: str, b: Tensor, lb: str, later: str) -> tuple[Tensor, str]:
+    """The product of two operands, summed over the shared letters that nothing later needs."""
+    a, la = _sum_out(a, la, lb + later)
+    b, lb = _sum_out(b, lb, la + later)
+    size_a, size_b = dict(zip(la, a.shape)), dict(zip(lb, b.shape))
+    shared = [c for c in la if c in lb]
+    summed = [c for c in shared if c not in later]
+    batch = [c for c in shared if c in later]
+    free_a, free_b = [c for c in la if c not in lb], [c for c in lb if c not in la]
+    sizes = {c: max(size_a.get(c, 1), size_b.get(c, 1)) for c in la + lb}
+
+    def arranged(x: Tensor, letters: str, groups: Sequence[Sequence[str]]) -> Tensor:
+        order = [c for group in groups for c in group]
+        x = views.permute(x, [letters.index(c) for c in order])
+        return views.broadcast_to(x, tuple([sizes[c] for c in order]))
+
+    def shape(*groups: Sequence[str]) -> Shape:
+        return tuple([sizes[c] for group in groups for c in group])
+
+    out = "".join([*batch, *free_a, *free_b])
+    left, right = arranged(a, la, (batch, free_a, summed)), arranged(b, lb, (batch, summed, free_b))
+    if not summed:
+        left = views.reshape(left, shape(batch, free_a) + (1,) * len(free_b))
+        right = views.reshape(right, shape(batch) + (1,) * len(free_a) + shape(free_b))
+        return left * right, out
+    m, k, n = math.prod(shape(free_a)), math.prod(shape(summed)), math.prod(shape(free_b))
+    left = views.reshape(left, (*shape(batch), m, k))
+    right = views.reshape(right, (*shape(batch), k, n))
+    return views.reshape(_product(left, right), shape(batch, free_a, free_b)), out

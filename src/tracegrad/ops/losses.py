@@ -1,0 +1,209 @@
+"""Losses. Those over classes are row kernels in both directions: a one-hot is compared, never stored."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tracegrad.dtypes import TensorType, f32, i32
+from tracegrad.errors import DTypeError, InputError, ShapeError, call_site, located
+from tracegrad.ir import Tensor, bind
+from tracegrad.methods import method
+from tracegrad.ops.activation import sigmoid
+from tracegrad.ops.norm import require_f32, softmax
+from tracegrad.prims.composites import composite
+from tracegrad.prims.elementwise import abs, cast, exp, log, log1p, maximum, minimum, square, where
+from tracegrad.prims.leaves import as_tensor, iota
+
+REDUCTIONS = ("mean", "sum", "none")
+
+
+def _reduce(op: str, values: Tensor, reduction: str, count: Tensor | None = None) -> Tensor:
+    """`values` by `reduction`; a mean is over `count` of them, if given."""
+    if reduction == "none":
+        return values
+    if reduction == "sum":
+        return values.sum()
+    if reduction == "mean":
+        return values.mean() if count is None else values.sum() / count
+    allowed = ", ".join(map(repr, REDUCTIONS))
+    raise InputError(located(f"{op}: reduction must be one of {allowed}, got {reduction!r}", call_site()))
+
+
+# losses over classes
+def _rows(x: TensorType, targets: TensorType, **_: Any) -> TensorType:
+    """One value per position. `ignore` is the class number that marks positions without a target."""
+    require_f32(x)
+    if targets.dtype != i32:
+        raise DTypeError(f"targets must be class numbers, i32, got {targets}; cast with tg.cast(targets, tg.i32)")
+    if x.ndim < 1 or targets.shape != x.shape[:-1]:
+        raise ShapeError(f"targets must have the shape of the logits without their last axis (classes): "
+                         f"logits are {x}, targets are {targets}")  # fmt: skip
+    return TensorType(f32, targets.shape)
+
+
+def _hit(x: Tensor, targets: Tensor) -> Tensor:
+    """True at each row's target; the host checks inputs before, so the clamp only meets computed targets."""
+    clamped = minimum(maximum(targets, 0), x.shape[-1] - 1)
+    return iota(x.shape, x.ndim - 1) == clamped.reshape((*targets.shape, 1))
+
+
+def _unless_ignored(values: Tensor, targets: Tensor, ignore: int | None) -> Tensor:
+    """Zero where the target is `ignore`; a choice, so that an ignored NaN stays out."""
+    return values if ignore is None else where(targets == ignore, 0.0, values)
+
+
+def _cross_entropy(x: Tensor, targets: Tensor, *, smoothing: float, ignore: int | None) -> Tensor:
+    z = x - x.max(-1, keepdims=True)
+    picked = where(_hit(x, targets), z, 0.0).sum(-1, keepdims=True)
+    if smoothing > 0.0:
+        picked = picked * (1.0 - smoothing) + z.mean(-1, keepdims=True) * smoothing
+    value = log(exp(z).sum(-1, keepdims=True)) - picked
+    return _unless_ignored(value.reshape(targets.shape), targets, ignore)
+
+
+def _cross_entropy_vjp(
+    ct: Tensor, y: Tensor, x: Tensor, targets: Tensor, *, smoothing: float, ignore: int | None
+) -> tuple[Tensor, None]:
+    """(softmax - wanted distribution) * ct; recomputes the softmax of the row rather than keeping it."""
+    wrong = softmax(x) - where(_hit(x, targets), 1.0 - smoothing, 0.0)
+    if smoothing > 0.0:
+        wrong = wrong - smoothing / x.shape[-1]
+    if ignore is not None:
+        wrong = where((targets == ignore).reshape((*targets.shape, 1)), 0.0, wrong)
+    return wrong * ct.reshape((*ct.shape, 1)), None
+
+
+CROSS_ENTROPY = composite("cross_entropy", type=_rows, expand=_cross_entropy, vjp=_cross_entropy_vjp)
+
+
+def _nll(x: Tensor, targets: Tensor, *, ignore: int | None) -> Tensor:
+    picked = where(_hit(x, targets), x, 0.0).sum(-1)
+    return _unless_ignored(-picked, targets, ignore)
+
+
+def _nll_vjp(ct: Tensor, y: Tensor, x: Tensor, targets: Tensor, *, ignore: int | None) -> tuple[Tensor, None]:
+    ct = _unless_ignored(ct, targets, ignore)
+    return where(_hit(x, targets), -ct.reshape((*ct.shape, 1)), 0.0), None
+
+
+NLL = composite("nll_loss", type=_rows, expand=_nll, vjp=_nll_vjp)
+
+
+def _counted(targets: Tensor, ignore_index: int | None) -> Tensor | None:
+    """How many positions have a target; None for all of them."""
+    return None if ignore_index is None else cast(targets != ignore_index, f32).sum()
+
+
+@method
+def cross_entropy(
+    logits: Any, targets: Any, reduction: str = "mean", label_smoothing: float = 0.0, ignore_index: int | None = None
+) -> Tensor:
+    """Negative log-likelihood of the target classes under softmax(logits).
+
+    loss = logsumexp(x) - sum_c q[c] x[c],  q = (1 - s) onehot(target) + s / C
+
+    logits:          f32, shape (..., C), raw.
+    targets:         i32, shape (...), classes in [0, C). Inputs are checked on the host; computed ones are clamped.
+    reduction:       "mean" over the positions not ignored, "sum", or "none" for one value per position.
+    label_smoothing: s in [0, 1].
+    ignore_index:    positions with this target cost 0, have no gradient and do not count; if all are, the mean is NaN.
+    Returns:         f32, rank 0, or the shape of `targets` for "none".
+    Gradient:        to `logits`, (softmax(x) - q) * ct.
+    Raises:          ShapeError if the shapes do not fit; DTypeError if a dtype does not; InputError for other values.
+
+    As torch.nn.functional.cross_entropy, with the classes on the last axis.
+    """
+    if not 0.0 <= label_smoothing <= 1.0:
+        raise InputError(
+            located(f"cross_entropy: label_smoothing must be in [0, 1], got {label_smoothing!r}", call_site())
+        )
+    x, t = as_tensor(logits), as_tensor(targets)
+    values = bind(CROSS_ENTROPY, x, t, smoothing=float(label_smoothing), ignore=ignore_index)
+    return _reduce("cross_entropy", values, reduction, _counted(t, ignore_index))
+
+
+@method
+def nll_loss(log_probs: Any, targets: Any, reduction: str = "mean", ignore_index: int | None = None) -> Tensor:
+    """Negative log-likelihood of the target classes, given log-probabilities.
+
+    loss = -log_probs[..., target]; nll_loss(log_softmax(x), t) equals cross_entropy(x, t)
+
+    log_probs:    f32, shape (..., C).
+    targets:      i32, shape (...), classes in [0, C). Inputs are checked on the host; computed ones are clamped.
+    reduction:    "mean" over the positions not ignored, "sum", or "none" for one value per position.
+    ignore_index: positions with this target cost 0, have no gradient and do not count.
+    Returns:      f32, rank 0, or the shape of `targets` for "none".
+    Gradient:     to `log_probs`, -ct at the target.
+    Raises:       ShapeError if the shapes do not fit; DTypeError if a dtype does not; InputError for other values.
+
+    As torch.nn.functional.nll_loss, with the classes on the last axis.
+    """
+    x, t = as_tensor(log_probs), as_tensor(targets)
+    values = bind(NLL, x, t, ignore=ignore_index)
+    return _reduce("nll_loss", values, reduction, _counted(t, ignore_index))
+
+
+# losses of equal shapes
+def _pair(op: str, prediction: Any, target: Any) -> tuple[Tensor, Tensor]:
+    """Both as tensors of one shape; [N,1] against [N] would broadcast to a wrong loss, so it is refused."""
+    x = as_tensor(prediction)
+    t = as_tensor(target, x.dtype if isinstance(target, (bool, int, float)) else None)
+    if t.shape != x.shape and t.shape != ():
+        raise ShapeError(
+            located(f"{op}: shapes differ: {x.type} and {t.type}; reshape or broadcast one explicitly", call_site())
+        )
+    return x, t.broadcast_to(x.shape)
+
+
+@method
+def mse_loss(prediction: Any, target: Any, reduction: str = "mean") -> Tensor:
+    """Squared difference of two tensors of one shape.
+
+    loss = mean((prediction - target)^2)
+
+    prediction, target: f32, equal shapes; `target` may be a number.
+    reduction:          "mean", "sum" or "none".
+    Returns:            f32, rank 0, or the shape of `prediction` for "none".
+    Gradient:           to both.
+    Raises:             ShapeError if the shapes differ; DTypeError if the dtypes do; InputError for a bad reduction.
+
+    As torch.nn.functional.mse_loss, which broadcasts with a warning where this raises.
+    """
+    x, t = _pair("mse_loss", prediction, target)
+    return _reduce("mse_loss", square(x - t), reduction)
+
+
+def _same(x: TensorType, t: TensorType) -> TensorType:
+    if require_f32(x) != require_f32(t):
+        raise ShapeError(f"shapes differ: {x} and {t}")
+    return x
+
+
+def _bce(x: Tensor, t: Tensor) -> Tensor:
+    return maximum(x, 0.0) - x * t + log1p(exp(-abs(x)))
+
+
+def _bce_vjp(ct: Tensor, y: Tensor, x: Tensor, t: Tensor) -> tuple[Tensor, Tensor]:
+    return ct * (sigmoid(x) - t), -ct * x
+
+
+BCE = composite("binary_cross_entropy_with_logits", type=_same, expand=_bce, vjp=_bce_vjp)
+
+
+@method
+def binary_cross_entropy_with_logits(logits: Any, targets: Any, reduction: str = "mean") -> Tensor:
+    """Cross entropy of independent yes-or-no targets under sigmoid(logits), finite for every finite logit.
+
+    loss = max(x, 0) - x t + log(1 + exp(-|x|))
+
+    logits:    f32, raw.
+    targets:   f32, shape of `logits`, probabilities in [0, 1]; may be a number.
+    reduction: "mean", "sum" or "none".
+    Returns:   f32, rank 0, or the shape of `logits` for "none".
+    Gradient:  to `logits`, sigmoid(x) - t; to `targets`, -x.
+    Raises:    ShapeError if the shapes differ; DTypeError if one is not f32; InputError for a bad reduction.
+
+    As torch.nn.functional.binary_cross_entropy_with_logits.
+    """
+    values = bind(BCE, *_pair("binary_cross_entropy_with_logits", logits, targets))
+    return _reduce("binary_cross_entropy_with_logits", values, reduction)

@@ -1,0 +1,187 @@
+"""Arithmetic and comparisons: the table's rows as public functions, and functions made of them."""
+
+from __future__ import annotations
+
+from tracegrad.errors import DTypeError, InputError
+from tracegrad.ir import Tensor
+from tracegrad.methods import Operand, method, op
+from tracegrad.prims import elementwise as rows
+from tracegrad.prims.elementwise import (
+    abs,
+    add,
+    cast,
+    ceil,
+    cos,
+    div,
+    equal,
+    erf,
+    exp,
+    expm1,
+    floor,
+    less,
+    less_equal,
+    log,
+    log1p,
+    logical_and,
+    logical_not,
+    logical_or,
+    maximum,
+    minimum,
+    mul,
+    neg,
+    not_equal,
+    round,
+    rsqrt,
+    sign,
+    sin,
+    sqrt,
+    square,
+    stop_gradient,
+    sub,
+    tanh,
+    where,
+)
+from tracegrad.prims.leaves import as_tensor, unboxed
+
+__all__ = [
+    "abs",
+    "add",
+    "cast",
+    "ceil",
+    "clamp",
+    "clip",
+    "cos",
+    "div",
+    "equal",
+    "erf",
+    "exp",
+    "expm1",
+    "floor",
+    "greater",
+    "greater_equal",
+    "less",
+    "less_equal",
+    "log",
+    "log1p",
+    "logical_and",
+    "logical_not",
+    "logical_or",
+    "maximum",
+    "minimum",
+    "mul",
+    "neg",
+    "not_equal",
+    "pow",
+    "reciprocal",
+    "round",
+    "rsqrt",
+    "sign",
+    "sin",
+    "sqrt",
+    "square",
+    "stop_gradient",
+    "sub",
+    "tanh",
+    "where",
+]
+
+
+def _comparable(a: Operand, b: Operand) -> tuple[Tensor, Tensor]:
+    """Both as tensors of one type, checked in the user's order."""
+    x, y = rows.broadcast(a, b)
+    rows.typed(rows.NUMBER)(x.type, y.type)
+    return x, y
+
+
+@method
+def greater(a: Operand, b: Operand) -> Tensor:
+    """Whether `a > b`, element by element.
+
+    a, b: f32, i32 or u32; broadcast against each other.
+    Returns bool. No gradient.
+    """
+    a, b = _comparable(a, b)
+    return less(b, a)
+
+
+@method
+def greater_equal(a: Operand, b: Operand) -> Tensor:
+    """Whether `a >= b`, element by element.
+
+    a, b: f32, i32 or u32; broadcast against each other.
+    Returns bool. No gradient.
+    """
+    a, b = _comparable(a, b)
+    return less_equal(b, a)
+
+
+@method
+def pow(a: Operand, b: Operand) -> Tensor:
+    """`a` to the power of `b`, element by element.
+
+    a, b: f32, broadcast against each other; an i32 or u32 `a` takes an integer number `b >= 0`.
+    The exponents 2, 3, 0.5 and -1 as numbers become square, x * square, sqrt and reciprocal.
+    Gradient with respect to both operands; that of `b` is 0 where `a` is 0.
+    """
+    b = unboxed(b)
+    if isinstance(b, bool) or not isinstance(b, (int, float)):
+        return rows.pow(a, b)
+    x = as_tensor(a)
+    if x.dtype.is_int and isinstance(b, int):
+        return _integer_power(x, b)
+    if x.dtype.is_float:
+        match b:
+            case 1:
+                return x
+            case 2:
+                return square(x)
+            case 3:
+                return x * square(x)
+            case 0.5:
+                return sqrt(x)
+            case -1:
+                return reciprocal(x)
+            case _:
+                pass
+    return rows.pow(x, b)
+
+
+def _integer_power(x: Tensor, n: int) -> Tensor:
+    """x^n by repeated squaring, which wraps around as i32 multiplication does."""
+    if n < 0:
+        raise DTypeError(f"{x.type} to the power of {n} is no integer; cast with tg.cast(x, tg.f32)")
+    if n == 0:
+        return x * 0 + 1
+    if n % 2 == 0:
+        return square(_integer_power(x, n // 2))
+    return x if n == 1 else x * square(_integer_power(x, n // 2))
+
+
+@method
+def reciprocal(x: Operand) -> Tensor:
+    """1 / x. f32, any shape; gradient -1 / x^2."""
+    return div(1.0, x)
+
+
+@method
+def clip(x: Operand, lo: Operand | None = None, hi: Operand | None = None) -> Tensor:
+    """`x` limited to [lo, hi]; None leaves that side open.
+
+    x, lo, hi: f32, i32 or u32, one dtype; broadcast against each other. NaN stays NaN.
+    Gradient: 1 where lo <= x <= hi, else 0; where a limit is in force, it gets the gradient.
+    Raises InputError for numbers with lo > hi.
+    """
+    lo, hi, y = unboxed(lo), unboxed(hi), as_tensor(x)
+    if isinstance(lo, (int, float)) and isinstance(hi, (int, float)) and lo > hi:
+        raise InputError(f"lo = {lo!r} is above hi = {hi!r}")
+    if lo is not None:
+        y = where(less(x, lo), lo, y)
+    if hi is not None:
+        y = where(greater(x, hi), hi, y)
+    return y
+
+
+@op
+def clamp(x: Operand, lo: Operand | None = None, hi: Operand | None = None) -> Tensor:
+    """The same as `clip`."""
+    return clip(x, lo, hi)

@@ -1,0 +1,293 @@
+"""Softmax and normalisation: chains over the last axis with kept dimensions, which become one kernel a chain.
+
+Each has a VJP of its own that reads few values, so that intermediate results need not be kept for the backward.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from tracegrad.dtypes import TensorType, f32
+from tracegrad.errors import DTypeError, ShapeError, call_site, located
+from tracegrad.ir import Tensor, bind
+from tracegrad.methods import method
+from tracegrad.prims.composites import composite
+from tracegrad.prims.elementwise import exp, log, rsqrt, square, where
+from tracegrad.prims.leaves import as_tensor, iota
+from tracegrad.shapes import normalize_axis, show
+
+INF = float("inf")
+
+
+def require_f32(x: TensorType) -> TensorType:
+    """`x`; DTypeError unless it is f32."""
+    if x.dtype != f32:
+        raise DTypeError(f"takes f32, got {x}; cast with tg.cast(x, tg.f32)")
+    return x
+
+
+def _along(x: TensorType, *, axis: int) -> TensorType:
+    normalize_axis(axis, x.ndim)
+    return require_f32(x)
+
+
+def _in_rows(f: Callable[..., Tensor], axis: int, *xs: Tensor) -> Tensor:
+    """`f` over the last axis, applied along `axis`: a view on each side, so that the fold itself stays a row."""
+    return f(*[x.swapaxes(axis, -1) for x in xs]).swapaxes(axis, -1)
+
+
+# softmax
+def _softmax_row(x: Tensor) -> Tensor:
+    e = exp(x - x.max(-1, keepdims=True))  # the shift keeps exp finite
+    return e / e.sum(-1, keepdims=True)
+
+
+def _softmax_row_vjp(ct: Tensor, y: Tensor) -> Tensor:
+    return y * (ct - (ct * y).sum(-1, keepdims=True))
+
+
+def _softmax(x: Tensor, *, axis: int) -> Tensor:
+    return _in_rows(_softmax_row, axis, x)
+
+
+def _softmax_vjp(ct: Tensor, y: Tensor, x: Tensor, *, axis: int) -> tuple[Tensor]:
+    """Reads y only: x and exp(x) can be freed."""
+    return (_in_rows(_softmax_row_vjp, axis, ct, y),)
+
+
+SOFTMAX = composite("softmax", type=_along, expand=_softmax, vjp=_softmax_vjp)
+
+
+@method
+def softmax(x: Any, axis: int = -1) -> Tensor:
+    """Exponentials of `x` divided by their sum along `axis`.
+
+    out = exp(x - m) / sum(exp(x - m)), m = max(x)
+
+    x:        f32, rank at least 1. A row of -inf gives NaN.
+    Returns:  f32, shape of `x`; each row sums to 1.
+    Gradient: y * (ct - sum(ct * y)).
+    Raises:   ShapeError if `axis` is out of range; DTypeError if `x` is not f32.
+
+    As torch.softmax.
+    """
+    return bind(SOFTMAX, as_tensor(x), axis=axis)
+
+
+def _log_softmax_row(x: Tensor) -> Tensor:
+    z = x - x.max(-1, keepdims=True)
+    return z - log(exp(z).sum(-1, keepdims=True))
+
+
+def _log_softmax_row_vjp(ct: Tensor, y: Tensor) -> Tensor:
+    return ct - exp(y) * ct.sum(-1, keepdims=True)
+
+
+def _log_softmax(x: Tensor, *, axis: int) -> Tensor:
+    return _in_rows(_log_softmax_row, axis, x)
+
+
+def _log_softmax_vjp(ct: Tensor, y: Tensor, x: Tensor, *, axis: int) -> tuple[Tensor]:
+    return (_in_rows(_log_softmax_row_vjp, axis, ct, y),)
+
+
+LOG_SOFTMAX = composite("log_softmax", type=_along, expand=_log_softmax, vjp=_log_softmax_vjp)
+
+
+@method
+def log_softmax(x: Any, axis: int = -1) -> Tensor:
+    """Logarithm of softmax along `axis`, without its underflow.
+
+    out = x - m - log(sum(exp(x - m))), m = max(x)
+
+    x:        f32, rank at least 1. A row of -inf gives NaN.
+    Returns:  f32, shape of `x`.
+    Gradient: ct - softmax(x) * sum(ct).
+    Raises:   ShapeError if `axis` is out of range; DTypeError if `x` is not f32.
+
+    As torch.log_softmax.
+    """
+    return bind(LOG_SOFTMAX, as_tensor(x), axis=axis)
+
+
+# causal masks: row q sees the columns k <= q
+def _square(x: TensorType) -> TensorType:
+    if x.ndim < 2 or x.shape[-1] != x.shape[-2]:
+        raise ShapeError(f"the last two axes must be equal (queries and keys), got {x}")
+    return require_f32(x)
+
+
+def _allowed(x: Tensor) -> Tensor:
+    return iota(x.shape, x.ndim - 1) <= iota(x.shape, x.ndim - 2)
+
+
+def _softmax_causal(x: Tensor) -> Tensor:
+    allowed = _allowed(x)
+    m = where(allowed, x, -INF).max(-1, keepdims=True)
+    e = where(allowed, exp(x - m), 0.0)  # chosen, not computed from -inf: exact zeros on every driver
+    return e / e.sum(-1, keepdims=True)
+
+
+def _softmax_causal_vjp(ct: Tensor, y: Tensor, x: Tensor) -> tuple[Tensor]:
+    return (_softmax_row_vjp(ct, y),)
+
+
+SOFTMAX_CAUSAL = composite("softmax_causal", type=_square, expand=_softmax_causal, vjp=_softmax_causal_vjp)
+
+
+@method
+def softmax_causal(x: Any) -> Tensor:
+    """Softmax of row q over its columns k <= q; exact zeros above the diagonal.
+
+    x:        f32, shape (..., T, T): scores of queries (rows) against keys (columns).
+    Returns:  f32, shape of `x`.
+    Gradient: that of softmax, zero above the diagonal.
+    Raises:   ShapeError if the last two axes differ; DTypeError if `x` is not f32.
+
+    As torch.softmax of scores masked with -inf.
+    """
+    return bind(SOFTMAX_CAUSAL, as_tensor(x))
+
+
+@method
+def where_causal(x: Any, fill: float) -> Tensor:
+    """`x` with `fill` above the diagonal of its last two axes, where k > q.
+
+    x:        any dtype, shape (..., Q, K).
+    fill:     a Python number or a rank-0 tensor of the dtype of `x`.
+    Returns:  dtype and shape of `x`.
+    Gradient: to `x` on and below the diagonal, zero above it.
+    Raises:   ShapeError if the rank is below 2.
+    """
+    x = as_tensor(x)
+    if x.ndim < 2:
+        raise ShapeError(located(f"where_causal: x must have at least 2 axes, got {x.type}", call_site()))
+    return where(_allowed(x), x, fill)
+
+
+# normalisation: zero mean, unit variance over `axes`
+def _centred(x: Tensor, axes: tuple[int, ...], eps: float) -> tuple[Tensor, Tensor]:
+    """x - mean, and 1/sqrt(variance + eps) with kept dimensions."""
+    c = x - x.mean(axes, keepdims=True)
+    return c, rsqrt(square(c).mean(axes, keepdims=True) + eps)
+
+
+def _normalize(x: Tensor, *, axes: tuple[int, ...], eps: float) -> Tensor:
+    c, r = _centred(x, axes, eps)
+    return c * r
+
+
+def _normalize_vjp(ct: Tensor, y: Tensor, x: Tensor, *, axes: tuple[int, ...], eps: float) -> tuple[Tensor]:
+    """Two independent means: differentiating the chain step by step would need three, one after another."""
+    r = _centred(x, axes, eps)[1]
+    return (r * (ct - ct.mean(axes, keepdims=True) - y * (ct * y).mean(axes, keepdims=True)),)
+
+
+def _float_type(x: TensorType, **_: Any) -> TensorType:
+    return require_f32(x)
+
+
+NORMALIZE = composite("normalize", type=_float_type, expand=_normalize, vjp=_normalize_vjp)
+
+
+def _rms(x: Tensor, eps: float) -> Tensor:
+    return rsqrt(square(x).mean(-1, keepdims=True) + eps)
+
+
+def _rms_normalize(x: Tensor, *, eps: float) -> Tensor:
+    return x * _rms(x, eps)
+
+
+def _rms_normalize_vjp(ct: Tensor, y: Tensor, x: Tensor, *, eps: float) -> tuple[Tensor]:
+    return (_rms(x, eps) * (ct - y * (ct * y).mean(-1, keepdims=True)),)
+
+
+RMS_NORMALIZE = composite("rms_normalize", type=_float_type, expand=_rms_normalize, vjp=_rms_normalize_vjp)
+
+
+def _per_channel(op: str, x: Tensor, axis: int, **given: Any) -> list[Tensor | None]:
+    """Each given vector, checked to have one element a channel and shaped to broadcast along `axis`."""
+    n = x.shape[axis]
+    out: list[Tensor | None] = []
+    for name, value in given.items():
+        v = None if value is None else as_tensor(value)
+        if v is not None and v.shape != (n,):
+            raise ShapeError(located(f"{op}: {name} must be {show((n,))} to fit x {x.type}, got {v.type}", call_site()))
+        out.append(None if v is None else v.reshape([n if d == axis else 1 for d in range(axis, x.ndim)]))
+    return out
+
+
+def _scaled(y: Tensor, g: Tensor | None, b: Tensor | None) -> Tensor:
+    y = y if g is None else y * g
+    return y if b is None else y + b
+
+
+def _ranked(op: str, x: Any, least: int) -> Tensor:
+    x = as_tensor(x)
+    if x.ndim < least:
+        raise ShapeError(located(f"{op}: x must have at least {least} axes, got {x.type}", call_site()))
+    return x
+
+
+@method
+def layer_norm(x: Any, g: Any = None, b: Any = None, eps: float = 1e-5) -> Tensor:
+    """Normalise each row of the last axis to mean 0 and variance 1, then scale and shift.
+
+    out = (x - mean(x)) / sqrt(var(x) + eps) * g + b
+
+    x:        f32, shape (..., D). The variance is that of the population.
+    g, b:     f32 [D], or None for 1 and 0.
+    Returns:  f32, shape of `x`.
+    Gradient: to `x`, `g` and `b`.
+    Raises:   ShapeError if `g` or `b` is not [D]; DTypeError if `x` is not f32.
+
+    As torch.nn.functional.layer_norm over the last axis.
+    """
+    x = _ranked("layer_norm", x, 1)
+    g, b = _per_channel("layer_norm", x, x.ndim - 1, g=g, b=b)
+    return _scaled(bind(NORMALIZE, x, axes=(x.ndim - 1,), eps=float(eps)), g, b)
+
+
+@method
+def rms_norm(x: Any, g: Any = None, eps: float = 1e-6) -> Tensor:
+    """Divide each row of the last axis by its root mean square, then scale.
+
+    out = x / sqrt(mean(x^2) + eps) * g
+
+    x:        f32, shape (..., D).
+    g:        f32 [D], or None for 1.
+    Returns:  f32, shape of `x`.
+    Gradient: to `x` and `g`.
+    Raises:   ShapeError if `g` is not [D]; DTypeError if `x` is not f32.
+
+    As torch.nn.functional.rms_norm over the last axis.
+    """
+    x = _ranked("rms_norm", x, 1)
+    (g,) = _per_channel("rms_norm", x, x.ndim - 1, g=g)
+    return _scaled(bind(RMS_NORMALIZE, x, eps=float(eps)), g, None)
+
+
+@method
+def batch_norm(x: Any, g: Any = None, b: Any = None, eps: float = 1e-5, *, mean: Any = None, var: Any = None) -> Tensor:
+    """Normalise each channel (axis 1) over the batch and all other axes, then scale and shift.
+
+    out = (x - mean) / sqrt(var + eps) * g + b
+
+    x:         f32, shape (B, C, ...).
+    g, b:      f32 [C], or None for 1 and 0.
+    mean, var: f32 [C], for inference with known statistics; else those of this batch, `var` of the population.
+    Returns:   f32, shape of `x`.
+    Gradient:  to `x`, `g`, `b`, and to `mean` and `var` where given.
+    Raises:    ShapeError if a vector is not [C], or only one of `mean` and `var` is given; DTypeError.
+
+    As torch.nn.functional.batch_norm, with training=True where the statistics are those of the batch.
+    """
+    x = _ranked("batch_norm", x, 2)
+    g, b, mean, var = _per_channel("batch_norm", x, 1, g=g, b=b, mean=mean, var=var)
+    if (mean is None) != (var is None):
+        raise ShapeError(located("batch_norm: give both mean and var, or neither", call_site()))
+    if mean is not None and var is not None:
+        return _scaled((x - mean) * rsqrt(var + float(eps)), g, b)
+    axes = tuple(d for d in range(x.ndim) if d != 1)
+    return _scaled(bind(NORMALIZE, x, axes=axes, eps=float(eps)), g, b)

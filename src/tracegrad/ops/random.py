@@ -1,0 +1,175 @@
+"""Random numbers: PCG-RXS-M-XS 32 as a hash of (seed, step, site, element).
+
+key = pcg(pcg(pcg(seed) + step) + salt), bits(i) = pcg(pcg(i) ^ key), all on u32 with wraparound. Seed, step and
+salt are hashed before the index comes in: xor-ing them together would make the numbers of one step a permutation of
+another's. The same integers come out on every runtime, and nothing is stored: a backward computes its mask again.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from tracegrad import trace
+from tracegrad.dtypes import DType, Shape, TensorType, bool_, f32, u32
+from tracegrad.errors import InputError, ShapeError, call_site, located
+from tracegrad.ir import Tensor, bind
+from tracegrad.methods import method
+from tracegrad.ops.norm import require_f32
+from tracegrad.ops.reduction import argmax
+from tracegrad.prims.composites import composite
+from tracegrad.prims.elementwise import bit_xor, cast, cos, log, log1p, shift_right, sqrt, where
+from tracegrad.prims.leaves import as_tensor, const, counter, iota
+from tracegrad.prims.views import reshape
+from tracegrad.shapes import normalize_axis, show
+
+PCG_MULTIPLIER, PCG_INCREMENT, PCG_OUTPUT = 747796405, 2891336453, 277803737  # O'Neill, 2014
+# f32 holds 24 bits: more would round up to 1
+UNIFORM_BITS = 24
+# One bit less leaves room for the half that keeps 0 and 1 out
+OPEN_BITS = 23
+
+
+def _pcg(v: Tensor) -> Tensor:
+    """PCG-RXS-M-XS: a bijection of u32 without visible structure."""
+    state = v * PCG_MULTIPLIER + PCG_INCREMENT
+    word = bit_xor(shift_right(state, shift_right(state, 28) + 4), state) * PCG_OUTPUT
+    return bit_xor(shift_right(word, 22), word)
+
+
+def _key(op: str) -> Tensor:
+    """The key of a new random site of the running trace."""
+    salt = trace.require(op).next_salt()
+    return _pcg(_pcg(_pcg(counter("seed")) + counter("step")) + const(salt, u32))
+
+
+def _bits(shape: Shape, key: Tensor, draws: int = 1, draw: int = 0, again: bool = False) -> Tensor:
+    """32 random bits per element: number `draw` of the `draws` that each linear index has.
+
+    again: the same bits by other nodes. Equal nodes are merged, and bits that two kernels share would be stored.
+    """
+    n = math.prod(shape)
+    index = cast(reshape(iota((1, n), 1) if again else iota((n,), 0), shape), u32)
+    if draws > 1:
+        index = index * draws + draw
+    return _pcg(bit_xor(_pcg(index), key))
+
+
+def _closed(bits: Tensor) -> Tensor:
+    """[0, 1): k * 2^-24."""
+    return cast(shift_right(bits, 32 - UNIFORM_BITS), f32) * 2.0**-UNIFORM_BITS
+
+
+def _open(bits: Tensor) -> Tensor:
+    """(0, 1): (k + 1/2) * 2^-23, exact in f32."""
+    return (cast(shift_right(bits, 32 - OPEN_BITS), f32) + 0.5) * 2.0**-OPEN_BITS
+
+
+def _shape(op: str, shape: int | Sequence[int]) -> Shape:
+    dims = (shape,) if isinstance(shape, int) else tuple(shape)
+    if any(n < 0 for n in dims):
+        raise ShapeError(located(f"{op}: sizes must not be negative, got {show(dims)}", call_site()))
+    return dims
+
+
+def _probability(op: str, p: Any) -> float:
+    if isinstance(p, Tensor) or not 0.0 <= p <= 1.0:
+        raise InputError(located(f"{op}: p must be a Python number in [0, 1], got {p!r}", call_site()))
+    return float(p)
+
+
+def uniform(shape: int | Sequence[int]) -> Tensor:
+    """Uniform numbers in [0, 1): 24 random bits times 2^-24.
+
+    shape:    an integer or integers.
+    Returns:  f32 of that shape; new numbers every step, the same for the same seed.
+    Gradient: none.
+    Raises:   ShapeError for a negative size; TraceError outside a trace.
+    """
+    return _closed(_bits(_shape("uniform", shape), _key("uniform")))
+
+
+def randn(shape: int | Sequence[int]) -> Tensor:
+    """Standard normal numbers, by the cosine branch of Box and Muller.
+
+    out = sqrt(-2 log(1 - u)) cos(2 pi v), with u, v uniform in [0, 1)
+
+    shape:    an integer or integers.
+    Returns:  f32 of that shape; new numbers every step, the same for the same seed. |out| < 5.8.
+    Gradient: none.
+    Raises:   ShapeError for a negative size; TraceError outside a trace.
+    """
+    dims, key = _shape("randn", shape), _key("randn")
+    u, v = (_closed(_bits(dims, key, 2, k)) for k in range(2))
+    # cos(2 pi v) = -cos(2 pi v - pi): WGSL promises its precision only within [-pi, pi]
+    return -sqrt(log(1.0 - u) * -2.0) * cos(v * math.tau - math.pi)
+
+
+def bernoulli(shape: int | Sequence[int], p: float = 0.5, dtype: DType = bool_) -> Tensor:
+    """True with probability `p`, independently for each element.
+
+    shape:    an integer or integers.
+    p:        a Python number in [0, 1].
+    dtype:    bool, or what True and False are cast to.
+    Returns:  `dtype`, of that shape; new numbers every step, the same for the same seed.
+    Gradient: none.
+    Raises:   InputError if `p` is outside [0, 1]; ShapeError for a negative size; TraceError outside a trace.
+    """
+    dims, p = _shape("bernoulli", shape), _probability("bernoulli", p)
+    return cast(_closed(_bits(dims, _key("bernoulli"))) < p, dtype)
+
+
+def categorical(logits: Any, axis: int = -1) -> Tensor:
+    """One class per row, drawn with the probabilities softmax(logits).
+
+    out = argmax(logits + g),  g = -log(-log(u)) with u uniform in the open (0, 1) (the Gumbel-max trick)
+
+    logits:   f32, raw, classes along `axis`; a class of -inf is never drawn.
+    Returns:  i32, the shape of `logits` without `axis`.
+    Gradient: none.
+    Raises:   ShapeError if `axis` is out of range; DTypeError if `logits` is not f32; TraceError outside a trace.
+    """
+    x = as_tensor(logits)
+    try:
+        normalize_axis(axis, x.ndim)
+    except ShapeError as e:
+        raise ShapeError(located(f"categorical: {e}", call_site())) from None
+    # -log(u) as -log1p(-w), w = 1 - u: log near 1 is too coarse on some drivers and would give log(0)
+    exponential = -log1p(-_open(_bits(x.shape, _key("categorical"))))
+    return argmax(x - log(exponential), axis=axis)
+
+
+def _dropped(x: Tensor, key: Tensor, *, rate: float, again: bool) -> Tensor:
+    keep = _closed(_bits(x.shape, key, again=again)) >= rate
+    return where(keep, x * (1.0 / (1.0 - rate)) if rate < 1.0 else x, 0.0)
+
+
+def _dropout_type(x: TensorType, key: TensorType, **_: Any) -> TensorType:
+    return require_f32(x)
+
+
+def _dropped_vjp(ct: Tensor, y: Tensor, x: Tensor, key: Tensor, *, rate: float, again: bool) -> tuple[Tensor, None]:
+    """Itself under the same key: the mask is hashed again instead of being stored."""
+    return bind(DROPOUT, ct, key, rate=rate, again=not again), None
+
+
+DROPOUT = composite("dropout", type=_dropout_type, expand=_dropped, vjp=_dropped_vjp)
+
+
+@method
+def dropout(x: Any, p: float, training: bool = True) -> Tensor:
+    """`x` with each element zeroed with probability `p` and the others scaled by 1/(1 - p).
+
+    x:        f32, any shape.
+    p:        a Python number in [0, 1]; 0 gives `x`, 1 gives zeros.
+    training: False gives `x`, as in inference.
+    Returns:  f32, shape of `x`; a new mask every step, the same for the same seed.
+    Gradient: the same mask and scale on the cotangent.
+    Raises:   InputError if `p` is outside [0, 1]; DTypeError if `x` is not f32; TraceError outside a trace.
+
+    As torch.nn.functional.dropout.
+    """
+    x, p = as_tensor(x), _probability("dropout", p)
+    key = _key("dropout")  # drawn even if unused: switching one dropout off must not change the masks of the others
+    return bind(DROPOUT, x, key, rate=p, again=False) if training and p > 0.0 else x

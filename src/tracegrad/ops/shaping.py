@@ -1,0 +1,286 @@
+"""Ops that move elements and compute nothing: the compiler folds them into the indices of their readers."""
+
+from __future__ import annotations
+
+import builtins
+from collections.abc import Sequence
+from operator import index
+from typing import Any, cast
+
+from tracegrad.dtypes import Shape, TensorType, bool_
+from tracegrad.errors import DTypeError, ShapeError
+from tracegrad.ir import Tensor, bind
+from tracegrad.methods import Axis, Operand, method, op
+from tracegrad.prims import views
+from tracegrad.prims.composites import composite
+from tracegrad.prims.elementwise import where
+from tracegrad.prims.folds import offsets
+from tracegrad.prims.leaves import as_tensor, const, iota
+from tracegrad.shapes import normalize_axes, normalize_axis, resolve_reshape, show
+
+__all__ = [
+    "broadcast_to",
+    "concat",
+    "expand_dims",
+    "flatten",
+    "flip",
+    "narrow",
+    "pad",
+    "permute",
+    "repeat",
+    "reshape",
+    "split",
+    "squeeze",
+    "stack",
+    "swapaxes",
+    "transpose",
+]
+
+
+def shape_of(shape: Any) -> Shape:
+    """`shape` as a tuple; one integer is one axis."""
+    return (index(shape),) if hasattr(shape, "__index__") else tuple([index(n) for n in shape])
+
+
+@method
+def reshape(x: Operand, shape: int | Sequence[int]) -> Tensor:
+    """The same elements, in row-major order, under another shape.
+
+    x: any dtype. shape: integers, one of which may be -1 and is inferred.
+    Raises ShapeError if the sizes differ.
+    """
+    x = as_tensor(x)
+    return views.reshape(x, resolve_reshape(shape_of(shape), x.size))
+
+
+@method
+def flatten(x: Operand, start_axis: int = 1) -> Tensor:
+    """`x` with all axes from `start_axis` on as one: f32[B,C,H,W] becomes f32[B,C*H*W]. Any dtype."""
+    x = as_tensor(x)
+    axis = normalize_axis(start_axis, builtins.max(x.ndim, 1))
+    n = 1
+    for m in x.shape[axis:]:
+        n *= m
+    return views.reshape(x, (*x.shape[:axis], n))
+
+
+@method
+def permute(x: Operand, axes: Sequence[int]) -> Tensor:
+    """`x` with its axes reordered: axis `d` of the result is axis `axes[d]` of `x`.
+
+    x: any dtype. axes: every axis once, negative ones counted from the end; ShapeError otherwise.
+    """
+    x = as_tensor(x)
+    order = tuple([normalize_axis(index(a), x.ndim) for a in axes])
+    if sorted(order) != list(range(x.ndim)):
+        raise ShapeError(f"axes {tuple(axes)} do not name each of the {x.ndim} axes of {x.type} once")
+    return views.permute(x, order)
+
+
+@method
+def transpose(x: Operand, axes: Sequence[int] | None = None) -> Tensor:
+    """`x` with its axes reversed, or in the order of `axes`, as NumPy. To exchange two axes use `swapaxes`."""
+    x = as_tensor(x)
+    return permute(x, tuple(reversed(range(x.ndim))) if axes is None else axes)
+
+
+@method
+def swapaxes(x: Operand, a: int, b: int) -> Tensor:
+    """`x` with axes `a` and `b` exchanged. Any dtype."""
+    x = as_tensor(x)
+    a, b = normalize_axis(a, x.ndim), normalize_axis(b, x.ndim)
+    order = list(range(x.ndim))
+    order[a], order[b] = b, a
+    return views.permute(x, order)
+
+
+@method
+def broadcast_to(x: Operand, shape: int | Sequence[int]) -> Tensor:
+    """`x` repeated along new leading axes and along axes of size 1, as NumPy.
+
+    Any dtype. Gradient: the sum over what was repeated. Raises ShapeError if an axis is neither 1 nor equal.
+    """
+    x, target = as_tensor(x), shape_of(shape)
+    padded = (1,) * (len(target) - x.ndim) + x.shape
+    if len(padded) != len(target) or any(n not in (1, m) for n, m in zip(padded, target)):
+        raise ShapeError(f"cannot broadcast {x.type} to {show(target)}")
+    return views.broadcast_to(x, target)
+
+
+@method
+def expand_dims(x: Operand, axis: int | Sequence[int]) -> Tensor:
+    """`x` with axes of size 1 inserted, at the positions `axis` of the result. Any dtype."""
+    x = as_tensor(x)
+    ndim = x.ndim + (1 if isinstance(axis, int) else len(axis))
+    new = normalize_axes(axis, ndim)
+    old = iter(x.shape)
+    return views.reshape(x, tuple([1 if d in new else next(old) for d in range(ndim)]))
+
+
+@method
+def squeeze(x: Operand, axis: Axis = None) -> Tensor:
+    """`x` without its axes of size 1, or without those of `axis`. Any dtype. ShapeError if one is not of size 1."""
+    x = as_tensor(x)
+    axes = normalize_axes(axis, x.ndim)
+    if axis is None:
+        axes = tuple([d for d in axes if x.shape[d] == 1])
+    for d in axes:
+        if x.shape[d] != 1:
+            raise ShapeError(f"axis {d} of {x.type} has size {x.shape[d]}, only axes of size 1 can be removed")
+    return views.reshape(x, tuple([n for d, n in enumerate(x.shape) if d not in axes]))
+
+
+@method
+def narrow(x: Operand, axis: int, start: int, length: int) -> Tensor:
+    """`length` elements of `axis` from `start` on: x[..., start:start+length, ...]. Any dtype.
+
+    A negative `start` counts from the end. Raises ShapeError if the range leaves the axis.
+    """
+    x = as_tensor(x)
+    axis = normalize_axis(axis, x.ndim)
+    n = x.shape[axis]
+    first = start + n if start < 0 else start
+    if length < 0 or first < 0 or first + length > n:
+        raise ShapeError(f"elements {start} to {start + length} are outside axis {axis} of {x.type}")
+    return views.slice_(x, axis, first, length)
+
+
+@method
+def flip(x: Operand, axis: Axis = None) -> Tensor:
+    """`x` in reverse order along `axis` (None: along every axis). Any dtype."""
+    x = as_tensor(x)
+    for d in normalize_axes(axis, x.ndim):
+        if x.shape[d] > 1:
+            x = views.slice_(x, d, x.shape[d] - 1, x.shape[d], -1)
+    return x
+
+
+@method
+def repeat(x: Operand, repeats: int, axis: int | None = None) -> Tensor:
+    """Each element `repeats` times in a row along `axis` (None: of the flattened `x`), as NumPy.
+
+    Any dtype. Gradient: the sum over the copies.
+    """
+    x, repeats = as_tensor(x), index(repeats)
+    if repeats < 0:
+        raise ShapeError(f"repeats must not be negative, got {repeats}")
+    if axis is None:
+        x, axis = views.reshape(x, (x.size,)), 0
+    axis = normalize_axis(axis, x.ndim)
+    before, n, after = x.shape[:axis], x.shape[axis], x.shape[axis + 1 :]
+    spread = views.broadcast_to(views.reshape(x, (*before, n, 1, *after)), (*before, n, repeats, *after))
+    return views.reshape(spread, (*before, n * repeats, *after))
+
+
+def _concat_type(*types: TensorType, axis: int) -> TensorType:
+    first = types[0]
+    shown = " and ".join(map(str, types))
+    if any(t.dtype != first.dtype for t in types):
+        raise DTypeError(f"dtypes differ: {shown}; cast one with tg.cast(x, dtype)")
+    rests = {(*t.shape[:axis], *t.shape[axis + 1 :]) for t in types}
+    if len(rests) != 1 or any(t.ndim != first.ndim for t in types):
+        raise ShapeError(f"shapes may differ on axis {axis} only: {shown}")
+    n = builtins.sum(t.shape[axis] for t in types)
+    return TensorType(first.dtype, (*first.shape[:axis], n, *first.shape[axis + 1 :]))
+
+
+def _concat(*xs: Tensor, axis: int) -> Tensor:
+    """Each input placed among zeros, one chosen by position; as a balanced tree, to keep expressions shallow."""
+    parts = [x for x in xs if x.shape[axis]] or [xs[0]]
+    starts = offsets([x.shape[axis] for x in parts])
+    n = starts[-1] + parts[-1].shape[axis]
+
+    def join(lo: int, hi: int) -> Tensor:
+        if hi - lo == 1:
+            return views.place(parts[lo], axis, starts[lo], n)
+        middle = (lo + hi) // 2
+        left, right = join(lo, middle), join(middle, hi)
+        return where(iota(left.shape, axis) < starts[middle], left, right)
+
+    return join(0, len(parts))
+
+
+def _concat_vjp(ct: Tensor, y: Tensor, *xs: Tensor, axis: int) -> tuple[Tensor, ...]:
+    sizes = [x.shape[axis] for x in xs]
+    return tuple([views.slice_(ct, axis, at if n else 0, n) for at, n in zip(offsets(sizes), sizes)])
+
+
+CONCAT = composite("concat", type=_concat_type, expand=_concat, vjp=_concat_vjp)
+
+
+@op
+def concat(xs: Sequence[Operand], axis: int = 0) -> Tensor:
+    """The tensors of `xs` one after the other along `axis`.
+
+    xs: one dtype, equal shapes except on `axis`. Gradient: each input gets its part.
+    Raises ShapeError, DTypeError, both naming every type.
+    """
+    tensors = [as_tensor(x) for x in xs]
+    if not tensors:
+        raise ShapeError("needs at least one tensor")
+    axis = normalize_axis(axis, tensors[0].ndim)
+    return tensors[0] if len(tensors) == 1 else bind(CONCAT, *tensors, axis=axis)
+
+
+@op
+def stack(xs: Sequence[Operand], axis: int = 0) -> Tensor:
+    """The tensors of `xs` side by side along a new axis `axis`. One dtype, equal shapes."""
+    tensors = [as_tensor(x) for x in xs]
+    if not tensors:
+        raise ShapeError("needs at least one tensor")
+    if any(x.shape != tensors[0].shape for x in tensors):
+        raise ShapeError(f"shapes differ: {' and '.join(str(x.type) for x in tensors)}")
+    axis = normalize_axis(axis, tensors[0].ndim + 1)
+    return concat([expand_dims(x, axis) for x in tensors], axis)
+
+
+@method
+def split(x: Operand, sizes: int | Sequence[int], axis: int = 0) -> list[Tensor]:
+    """`x` cut along `axis` into `sizes` equal parts (an integer) or into parts of the given sizes.
+
+    split(f32[6], 3) is three f32[2]; split(f32[6], (1, 5)) is f32[1] and f32[5]. Any dtype.
+    Raises ShapeError if the parts do not add up to the axis.
+    """
+    x = as_tensor(x)
+    axis = normalize_axis(axis, x.ndim)
+    n = x.shape[axis]
+    if isinstance(sizes, int):
+        if sizes < 1 or n % sizes:
+            raise ShapeError(f"axis {axis} of {x.type} does not divide into {sizes} equal parts")
+        sizes = (n // sizes,) * sizes
+    parts = shape_of(sizes)
+    if builtins.sum(parts) != n or any(k < 0 for k in parts):
+        raise ShapeError(f"the sizes {parts} add up to {builtins.sum(parts)}; axis {axis} of {x.type} has {n}")
+    return [views.slice_(x, axis, at if k else 0, k) for at, k in zip(offsets(parts), parts)]
+
+
+def _pad_widths(widths: Any, ndim: int) -> list[tuple[int, int]]:
+    """One (before, after) per axis, from NumPy's spellings."""
+    if isinstance(widths, int):
+        return [(widths, widths)] * ndim
+    pairs = list(widths)
+    if len(pairs) == 2 and all(isinstance(w, int) for w in pairs):
+        return [(pairs[0], pairs[1])] * ndim
+    both = [(w, w) if isinstance(w, int) else cast("tuple[int, int]", tuple(w)) for w in pairs]
+    if len(both) != ndim or any(len(w) != 2 for w in both):
+        raise ShapeError(f"pad widths {widths} are not one (before, after) for each of {ndim} axes")
+    return both
+
+
+@method
+def pad(x: Operand, widths: int | Sequence[Any], value: float = 0) -> Tensor:
+    """`x` with `value` around it.
+
+    x: any dtype. widths: an integer for every side, (before, after) for every axis, or one such pair per axis.
+    Gradient: the inner part. Raises ShapeError for negative or misshapen widths.
+    """
+    x = as_tensor(x)
+    pairs = _pad_widths(widths, x.ndim)
+    if any(w < 0 for pair in pairs for w in pair):
+        raise ShapeError(f"pad widths must not be negative, got {widths}; cut with x[a:b]")
+    inside = views.broadcast_to(const(True, bool_), x.shape)
+    padded = x
+    for axis, (before, after) in enumerate(pairs):
+        n = before + x.shape[axis] + after
+        padded, inside = views.place(padded, axis, before, n), views.place(inside, axis, before, n)
+    return padded if value == 0 or padded is x else where(inside, padded, value)

@@ -1,0 +1,115 @@
+"""Sliding windows of images as views, and their transpose: what convolution and pooling are made of."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from tracegrad.dtypes import TensorType
+from tracegrad.errors import ShapeError, call_site, located
+from tracegrad.ir import Tensor, bind
+from tracegrad.ops.norm import require_f32
+from tracegrad.prims.composites import composite
+from tracegrad.prims.leaves import as_tensor
+from tracegrad.prims.views import permute, place, reshape, slice_, unwindow, window, window_count
+
+Pair = tuple[int, int]
+IntOrPair = int | Sequence[int]
+
+
+def int_pair(op: str, what: str, value: IntOrPair, least: int) -> Pair:
+    """Height and width from one or two integers, none below `least`."""
+    pair: tuple[Any, ...] = tuple(value) if isinstance(value, Sequence) else (value, value)
+    if len(pair) != 2 or not all(isinstance(n, int) and n >= least for n in pair):
+        raise ShapeError(
+            located(f"{op}: {what} must be one or two integers of at least {least}, got {value!r}", call_site())
+        )
+    return pair[0], pair[1]
+
+
+def check_images(x: TensorType) -> TensorType:
+    """`x`; an error unless it is f32 [B,C,H,W]."""
+    if x.ndim != 4:
+        raise ShapeError(f"x must be images [B,C,H,W], got {x}")
+    return require_f32(x)
+
+
+def window_counts(size: Sequence[int], kernel: Pair, stride: Pair, padding: Pair, dilation: Pair) -> Pair:
+    """Windows along height and width: floor((n + 2p - d(k-1) - 1) / s) + 1."""
+    h, w = (
+        window_count(n + 2 * p, k, s, d) for n, k, s, p, d in zip(size, kernel, stride, padding, dilation, strict=True)
+    )
+    if h < 1 or w < 1:
+        raise ShapeError(
+            f"a window of {kernel[0]}x{kernel[1]} (dilation {dilation[0]}x{dilation[1]}) does not fit "
+            f"an image of {size[0]}x{size[1]} with padding {padding[0]}x{padding[1]}"
+        )
+    return h, w
+
+
+# Windows of an image, zeros outside it: out[b, c, i, j, k, l] = x[b, c, i*s + k*d - p, j*s + l*d - p]
+def windows_type(x: TensorType, *, kernel: Pair, stride: Pair, padding: Pair, dilation: Pair) -> TensorType:
+    check_images(x)
+    return TensorType(x.dtype, (*x.shape[:2], *window_counts(x.shape[2:], kernel, stride, padding, dilation), *kernel))
+
+
+def _windows(x: Tensor, *, kernel: Pair, stride: Pair, padding: Pair, dilation: Pair) -> Tensor:
+    for axis, (p, n) in enumerate(zip(padding, x.shape[2:], strict=True), 2):
+        x = place(x, axis, p, n + 2 * p)
+    for axis, (k, s, d) in enumerate(zip(kernel, stride, dilation, strict=True), 2):
+        x = window(x, axis, k, s, d)
+    return x
+
+
+def _windows_vjp(ct: Tensor, y: Tensor, x: Tensor, *, kernel: Pair, **how: Pair) -> tuple[Tensor]:
+    return (bind(OVERLAP_ADD, ct, size=x.shape[2:], **how),)
+
+
+WINDOWS = composite("windows", type=windows_type, expand=_windows, vjp=_windows_vjp)
+
+
+# The transpose: every window element added where it was read from
+def _overlap_add(x: Tensor, *, size: Pair, stride: Pair, padding: Pair, dilation: Pair) -> Tensor:
+    b, c, oh, ow, kh, kw = x.shape
+    padded = tuple(n + 2 * p for n, p in zip(size, padding, strict=True))
+    if stride == (kh, kw) and dilation == (1, 1):  # windows side by side: only a view
+        y = reshape(permute(x, (0, 1, 2, 4, 3, 5)), (b, c, oh * kh, ow * kw))
+        y = place(place(y, 2, 0, padded[0]), 3, 0, padded[1])
+    else:
+        y = unwindow(x, 3, padded[1], stride[1], dilation[1])  # [b, c, oh, W, kh, kw]
+        y = unwindow(permute(y, (0, 1, 2, 3, 5, 4)), 2, padded[0], stride[0], dilation[0])
+        y = y.sum((-2, -1))
+    return slice_(slice_(y, 2, padding[0], size[0]), 3, padding[1], size[1])
+
+
+def _overlap_add_type(x: TensorType, *, size: Pair, **_: Any) -> TensorType:
+    return TensorType(x.dtype, (*x.shape[:2], *size))
+
+
+def _overlap_add_vjp(ct: Tensor, y: Tensor, x: Tensor, *, size: Pair, **how: Pair) -> tuple[Tensor]:
+    return (bind(WINDOWS, ct, kernel=x.shape[4:], **how),)
+
+
+OVERLAP_ADD = composite("overlap_add", type=_overlap_add_type, expand=_overlap_add, vjp=_overlap_add_vjp)
+
+
+def im2col(x: Any, kernel: IntOrPair, stride: IntOrPair = 1, padding: IntOrPair = 0) -> Tensor:
+    """Each window of an image as one row, zeros outside the image.
+
+    x:        f32 [B, C, H, W].
+    Returns:  f32 [B, oh*ow, C*kh*kw]. A view: no kernel.
+    Gradient: each element summed over the windows that hold it.
+    Raises:   ShapeError if the window does not fit; DTypeError if `x` is not f32.
+
+    As torch.nn.functional.unfold with the last two axes exchanged.
+    """
+    windows = bind(
+        WINDOWS,
+        as_tensor(x),
+        kernel=int_pair("im2col", "kernel", kernel, 1),
+        stride=int_pair("im2col", "stride", stride, 1),
+        padding=int_pair("im2col", "padding", padding, 0),
+        dilation=(1, 1),
+    )
+    b, c, oh, ow, kh, kw = windows.shape
+    return reshape(permute(windows, (0, 2, 3, 1, 4, 5)), (b, oh * ow, c * kh * kw))

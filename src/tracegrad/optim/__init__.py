@@ -1,0 +1,45 @@
+"""Optimizers, and the transforms they are chains of."""
+
+from tracegrad.optim.arena import Arena, Slot
+from tracegrad.optim.gradients import accumulate, clip_by_global_norm, normalize_gradients
+from tracegrad.optim.host import Host
+from tracegrad.optim.muon import scale_by_muon
+from tracegrad.optim.optimizer import Optimizer, Options, adam, adamw, custom, lion, muon, rmsprop, sgd
+from tracegrad.optim.scaling import (
+    add_decayed_weights,
+    scale_by_adam,
+    scale_by_lion,
+    scale_by_lr,
+    scale_by_momentum,
+    scale_by_rms,
+    track_ema,
+)
+from tracegrad.optim.transform import Transform, chain
+
+__all__ = [
+    "Arena",
+    "Host",
+    "Optimizer",
+    "Options",
+    "Slot",
+    "Transform",
+    "accumulate",
+    "adam",
+    "adamw",
+    "add_decayed_weights",
+    "chain",
+    "clip_by_global_norm",
+    "custom",
+    "lion",
+    "muon",
+    "normalize_gradients",
+    "rmsprop",
+    "scale_by_adam",
+    "scale_by_lion",
+    "scale_by_lr",
+    "scale_by_momentum",
+    "scale_by_muon",
+    "scale_by_rms",
+    "sgd",
+    "track_ema",
+]

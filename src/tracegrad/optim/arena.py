@@ -1,0 +1,78 @@
+"""Where each trainable parameter lies in the one flat array that they share.
+
+Gradients and every optimizer state have the same layout, so an update written on flat arrays is one or two dispatches
+for the whole model.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+
+from tracegrad.dtypes import Shape
+from tracegrad.ir import Tensor
+from tracegrad.prims.folds import pack
+from tracegrad.prims.leaves import iota
+from tracegrad.prims.views import reshape, slice_
+
+
+@dataclass(frozen=True, slots=True)
+class Slot:
+    """One parameter's place."""
+
+    name: str
+    shape: Shape
+    offset: int  # in elements
+    decay: bool  # weight decay applies
+
+    @property
+    def size(self) -> int:
+        """Number of elements."""
+        return math.prod(self.shape)
+
+
+def _alignment(size: int) -> int:
+    """Multiples of 64 elements first, then of 4: kernels of aligned parameters can read vectors."""
+    return 0 if size % 64 == 0 else 1 if size % 4 == 0 else 2
+
+
+@dataclass(frozen=True, slots=True)
+class Arena:
+    """The layout of a flat f32[size] array. Decayed parameters come first, so that one comparison tells them apart."""
+
+    slots: tuple[Slot, ...]
+    size: int
+    decayed_size: int
+
+    @staticmethod
+    def of(entries: Iterable[tuple[str, Shape, bool]]) -> Arena:
+        """The layout for parameters given as (name, shape, decay)."""
+        ordered = sorted(entries, key=lambda e: (not e[2], _alignment(math.prod(e[1]))))
+        slots: list[Slot] = []
+        at = decayed = 0
+        for name, shape, decay in ordered:
+            slots.append(Slot(name, shape, at, decay))
+            at += slots[-1].size
+            decayed = at if decay else decayed
+        return Arena(tuple(slots), at, decayed)
+
+    def view(self, flat: Tensor, slot: Slot) -> Tensor:
+        """One parameter's part of `flat`, in its shape."""
+        return reshape(slice_(flat, 0, slot.offset, slot.size), slot.shape)
+
+    def views(self, flat: Tensor) -> dict[str, Tensor]:
+        """Every parameter's part of `flat`, in its shape, by name."""
+        return {slot.name: self.view(flat, slot) for slot in self.slots}
+
+    def pack(self, parts: Mapping[str, Tensor]) -> Tensor:
+        """A flat array of a tensor for each parameter; the inverse of `views`."""
+        return pack([reshape(parts[slot.name], (slot.size,)) for slot in self.slots])
+
+    def each(self, fn: Callable[..., Tensor], *flats: Tensor) -> Tensor:
+        """`fn` of each parameter's views of `flats`, packed again. A kernel or more a parameter: only where needed."""
+        return self.pack({slot.name: fn(*(self.view(flat, slot) for flat in flats)) for slot in self.slots})
+
+    def decayed(self) -> Tensor:
+        """bool[size]: True where weight decay applies."""
+        return iota((self.size,), 0) < self.decayed_size

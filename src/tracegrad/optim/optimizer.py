@@ -1,0 +1,203 @@
+"""Optimizers: a chain of transforms, a learning rate, and the first values of everything that can be changed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, TypedDict, Unpack
+
+from tracegrad.errors import InputError
+from tracegrad.lr import Schedule, as_schedule
+from tracegrad.optim.gradients import accumulate, clip_by_global_norm, normalize_gradients
+from tracegrad.optim.muon import AdjustLR, Filter, scale_by_muon
+from tracegrad.optim.scaling import (
+    add_decayed_weights,
+    scale_by_adam,
+    scale_by_lion,
+    scale_by_lr,
+    scale_by_momentum,
+    scale_by_rms,
+    track_ema,
+)
+from tracegrad.optim.transform import Transform, chain
+
+LR = Schedule | float
+
+
+class Options(TypedDict, total=False):
+    """What every optimizer takes besides its own arguments, as keywords. What is off leaves no trace in the program.
+
+    clip_grad_norm:   scale the gradient down to this global norm, as PyTorch's clip_grad_norm_; None is off.
+    normalize_grads:  give each parameter's gradient length 1, before clipping; True for all of them, or a filter of
+                      parameter names; False is off.
+    ema:              keep a running average of the parameters with this factor, e.g. 0.999; None is off.
+    accumulate:       update at every k-th step only, with the average of k gradients; 1 is off.
+    decay_filter:     which parameters weight decay applies to, by name, where a parameter does not say it itself;
+                      None means all but those that start as zeros or ones.
+    """
+
+    clip_grad_norm: float | None
+    normalize_grads: bool | Callable[[str], bool]
+    ema: float | None
+    accumulate: int
+    decay_filter: Callable[[str], bool] | None
+
+
+@dataclass(frozen=True, slots=True)
+class Optimizer:
+    """What `tg.compile` needs to make a step. Make one with `optim.adam` and the like, or `optim.custom`.
+
+    transform:  traced once; its result is added to the parameters.
+    lr:         a number or a schedule; the value of each step is the hyperparameter "lr".
+    hyper:      first values of all other hyperparameters, which `train.set` can change.
+    """
+
+    transform: Transform
+    lr: LR
+    hyper: Mapping[str, float]
+    decay_filter: Callable[[str], bool] | None = None
+    name: str = "custom"
+    options: Mapping[str, Any] = field(default_factory=dict[str, Any])  # what shaped the transform: plain data
+
+    def spec(self) -> dict[str, Any]:
+        """All but the update rule itself, as plain data: it is in the program already, as kernels."""
+        return {
+            "kind": self.name,
+            "lr": as_schedule(self.lr).spec(),
+            "hyper": dict(self.hyper),
+            "state": dict(self.transform.state),
+            "options": dict(self.options),
+        }
+
+
+def custom(transform: Transform, lr: LR = 1e-3, **options: Unpack[Options]) -> Optimizer:
+    """An optimizer of your own: descend along what `transform` makes of the gradient.
+
+    The parameters become p - lr * transform(g), after what `options` do to the gradient.
+    """
+    return _make("custom", [transform], lr, options)
+
+
+def sgd(
+    lr: LR = 1e-3,
+    momentum: float = 0.0,
+    nesterov: bool = False,
+    weight_decay: float = 0.0,
+    **options: Unpack[Options],
+) -> Optimizer:
+    """Gradient descent: g <- g + weight_decay p;  m <- momentum m + g;  p <- p - lr m. PyTorch's SGD.
+
+    nesterov: step along g + momentum * m. A momentum or weight_decay of 0 is left out of the program and cannot be
+    set later. options: see `Options`.
+    """
+    if nesterov and momentum == 0:
+        raise InputError("sgd: nesterov needs a momentum above 0")
+    chained = [*_l2(weight_decay), *([scale_by_momentum(momentum, nesterov)] if momentum else [])]
+    return _make("sgd", chained, lr, options, nesterov=nesterov)
+
+
+def adam(
+    lr: LR = 1e-3, beta1: float = 0.9, beta2: float = 0.999, eps: float = 1e-8, **options: Unpack[Options]
+) -> Optimizer:
+    """p <- p - lr * m_hat / (sqrt(v_hat) + eps): see `scale_by_adam`. PyTorch's Adam. options: see `Options`."""
+    return _make("adam", [scale_by_adam(beta1, beta2, eps)], lr, options)
+
+
+def adamw(
+    lr: LR = 1e-3,
+    weight_decay: float = 0.01,
+    beta1: float = 0.9,
+    beta2: float = 0.999,
+    eps: float = 1e-8,
+    **options: Unpack[Options],
+) -> Optimizer:
+    """Adam with decoupled decay: p <- (1 - lr * weight_decay) p for decayed parameters, then Adam's step.
+
+    PyTorch's AdamW (Loshchilov & Hutter 2019); the decay follows the schedule. options: see `Options`.
+    """
+    return _make("adamw", [scale_by_adam(beta1, beta2, eps), add_decayed_weights(weight_decay)], lr, options)
+
+
+def lion(
+    lr: LR = 1e-4, beta1: float = 0.9, beta2: float = 0.99, weight_decay: float = 0.0, **options: Unpack[Options]
+) -> Optimizer:
+    """p <- (1 - lr * weight_decay) p - lr * sign(mean of m and g): see `scale_by_lion` (Chen et al. 2023).
+
+    Takes a rate 3 to 10 times smaller, and a decay as much larger, than adamw. A weight_decay of 0 is left out of the
+    program and cannot be set later. options: see `Options`.
+    """
+    return _make("lion", [scale_by_lion(beta1, beta2), *_l2(weight_decay)], lr, options)
+
+
+def rmsprop(
+    lr: LR = 1e-2,
+    alpha: float = 0.99,
+    eps: float = 1e-8,
+    weight_decay: float = 0.0,
+    momentum: float = 0.0,
+    centered: bool = False,
+    **options: Unpack[Options],
+) -> Optimizer:
+    """p <- p - lr * g / (sqrt(mean of g^2) + eps): see `scale_by_rms`. PyTorch's RMSprop.
+
+    weight_decay is L2. A momentum or weight_decay of 0 is left out of the program and cannot be set later.
+    options: see `Options`.
+    """
+    chained = [*_l2(weight_decay), scale_by_rms(alpha, eps, centered)]
+    chained += [scale_by_momentum(momentum)] if momentum else []
+    return _make("rmsprop", chained, lr, options, centered=centered)
+
+
+def muon(
+    lr: LR = 1e-3,
+    weight_decay: float = 0.1,
+    momentum: float = 0.95,
+    nesterov: bool = True,
+    eps: float = 1e-7,
+    ns_steps: int = 5,
+    adjust_lr: AdjustLR = "original",
+    only: Filter | None = None,
+    adam_lr_scale: float = 1.0,
+    beta1: float = 0.9,
+    beta2: float = 0.999,
+    adam_eps: float = 1e-8,
+    **options: Unpack[Options],
+) -> Optimizer:
+    """Orthogonalised momentum for matrices, AdamW for the rest: see `scale_by_muon`. PyTorch's Muon, in f32.
+
+    Embeddings and output layers do better with Adam: leave them out by `only`. With adjust_lr="match_rms_adamw" the
+    rates that suit adamw suit all parameters; with "original" those of Adam are to be scaled by `adam_lr_scale`.
+    options: see `Options`.
+    """
+    core = scale_by_muon(momentum, nesterov, eps, ns_steps, adjust_lr, only, adam_lr_scale, beta1, beta2, adam_eps)
+    plain = {"nesterov": nesterov, "ns_steps": ns_steps, "adjust_lr": adjust_lr}
+    return _make("muon", [core, add_decayed_weights(weight_decay)], lr, options, **plain)
+
+
+def _l2(weight_decay: float) -> list[Transform]:
+    return [add_decayed_weights(weight_decay)] if weight_decay else []
+
+
+def _make(name: str, core: list[Transform], lr: LR, options: Options, **shaped_by: Any) -> Optimizer:
+    """The options around the core: normalise, clip, core, lr, average; all of it at every k-th step."""
+    unknown = options.keys() - Options.__annotations__.keys()
+    if unknown:
+        raise TypeError(f"optim.{name} got unknown arguments: {', '.join(sorted(unknown))}")
+    as_schedule(lr)  # refuses what is no rate
+    parts: list[Transform] = []
+    normalize = options.get("normalize_grads", False)
+    clip, ema, every = options.get("clip_grad_norm"), options.get("ema"), options.get("accumulate", 1)
+    if normalize is not False:
+        parts.append(normalize_gradients(None if normalize is True else normalize))
+    if clip is not None:
+        parts.append(clip_by_global_norm(clip))
+    parts += [*core, scale_by_lr()]
+    if ema is not None:
+        parts.append(track_ema(ema))
+    transform = chain(*parts)
+    if every != 1:
+        transform = accumulate(every, transform)
+        shaped_by["accumulate"] = every
+    if normalize is not False:
+        shaped_by["normalize_grads"] = True
+    return Optimizer(transform, lr, transform.hyper, options.get("decay_filter"), name, shaped_by)

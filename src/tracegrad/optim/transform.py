@@ -1,0 +1,82 @@
+"""The parts that optimizers are chains of."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+from tracegrad.errors import InputError
+from tracegrad.ir import Tensor
+from tracegrad.optim.host import Host
+
+State = Mapping[str, Tensor]
+Fill = float | Literal["params"]
+Update = Callable[[Tensor, Tensor, State, Host], "tuple[Tensor, State]"]
+
+
+@dataclass(frozen=True, slots=True)
+class Transform:
+    """One part of an optimizer: what it keeps, and a pure function on tensors.
+
+    update: (g, p, state, host) -> (g', new state). Every tensor is flat, f32[n]: all parameters in one array (see
+            `host.arena` for who lies where). The first part of a chain gets the gradient, each next one what the one
+            before it gave; what the last one gives is added to the parameters `p`.
+    state:  the arrays it keeps, by name, with what they are filled with at reset: a number, or "params" for a copy
+            of the parameters. `update` gets and returns exactly these.
+    hyper:  first values of the hyperparameters that `update` asks `host.hyper` or `host.complement` for.
+
+    It is traced once into the step's graph, so it is written with tracegrad ops and runs on the device:
+
+        def sign_descent():
+            return Transform({}, lambda g, p, state, host: (tg.sign(g), {}))
+    """
+
+    state: Mapping[str, Fill]
+    update: Update
+    hyper: Mapping[str, float] = field(default_factory=dict[str, float])
+
+
+def chain(*transforms: Transform) -> Transform:
+    """One transform that applies `transforms` in order.
+
+    State names that occur twice get a number: "m", "m.1". Hyperparameters of one name are one value; InputError if
+    their first values differ.
+    """
+    names: list[dict[str, str]] = []  # of each transform: its own name -> the chain's
+    state: dict[str, Fill] = {}
+    hyper: dict[str, float] = {}
+    for t in transforms:
+        own: dict[str, str] = {}
+        for name, fill in t.state.items():
+            own[name] = _unused(name, state)
+            state[own[name]] = fill
+        names.append(own)
+        hyper = merge_hyper(hyper, t.hyper)
+
+    def update(g: Tensor, p: Tensor, old: State, host: Host) -> tuple[Tensor, State]:
+        new: dict[str, Tensor] = {}
+        for t, own in zip(transforms, names, strict=True):
+            g, part = t.update(g, p, {name: old[full] for name, full in own.items()}, host)
+            if part.keys() != own.keys():
+                raise InputError(f"a transform with the state {sorted(own)} returned the state {sorted(part)}")
+            new |= {own[name]: value for name, value in part.items()}
+        return g, new
+
+    return Transform(state, update, hyper)
+
+
+def _unused(name: str, taken: Mapping[str, Fill]) -> str:
+    full, k = name, 0
+    while full in taken:
+        k += 1
+        full = f"{name}.{k}"
+    return full
+
+
+def merge_hyper(a: Mapping[str, float], b: Mapping[str, float]) -> dict[str, float]:
+    """Both; InputError where they give one name two values."""
+    for name in a.keys() & b.keys():
+        if a[name] != b[name]:
+            raise InputError(f"the hyperparameter {name!r} has two first values, {a[name]!r} and {b[name]!r}")
+    return {**a, **b}

@@ -1,0 +1,71 @@
+"""Parameters of a forward that belongs to no training."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from tracegrad import params
+from tracegrad.knobs import Knobs, Rate
+from tracegrad.lr import as_schedule
+from tracegrad.nn.module import named_parameters
+from tracegrad.program import Field, Program
+from tracegrad.runtime.base import Session
+from tracegrad.worker import Worker
+
+Array = Any
+
+
+class OwnParameters:
+    """The host of a `tg.compile_forward`: drawn from the seed, kept here, written once a program is loaded.
+
+    A forward changes no parameter, so this copy is always the truth, also before the first program exists.
+    """
+
+    def __init__(self, model: Any, seed: int, session_factory: Callable[[], Session]):
+        self.model, self.seed = model, seed
+        self.version: object = self
+        self.layout: Program | None = None
+        self.fields = [
+            Field(name, 0, 0, p.dtype.name, p.shape, {"init": p.init.spec()})
+            for name, p in named_parameters(model).items()
+        ]
+        self._values = params.drawn(self.fields, seed)
+        self._program: Program | None = None  # any that was loaded: all lay the parameters out alike
+        self._programs = 0  # loaded now: without any there is no buffer to write to
+        self.worker = Worker(session_factory)
+
+    @property
+    def knobs(self) -> Knobs:
+        """No hyperparameter was set."""
+        return Knobs(Rate(as_schedule(0.0)), {})
+
+    @property
+    def param_names(self) -> list[str]:
+        """In declaration order."""
+        return [f.name for f in self.fields]
+
+    def loaded(self, session: Session, program: Program) -> None:
+        """Write all parameters: the buffers may be new."""
+        self._program = program
+        self._programs += 1
+        params.upload(session, program, program.params, self._values)
+
+    def unloaded(self) -> None:
+        """One program fewer."""
+        self._programs -= 1
+
+    def upload_params(self, record: Mapping[str, Any], strict: bool = False) -> None:
+        """As `CompiledTraining.upload_params`."""
+        arrays = params.check_record(self.fields, record, strict, "upload_params")
+
+        def apply(session: Session) -> None:
+            self._values |= arrays
+            if self._program is not None and self._programs:
+                params.upload(session, self._program, self._program.params, arrays)
+
+        self.worker.call(apply)
+
+    def download_params(self) -> dict[str, Array]:
+        """As `CompiledTraining.download_params`."""
+        return self.worker.call(lambda _: {name: x.copy() for name, x in self._values.items()})

@@ -1,0 +1,23 @@
+"""Replace composites by what they are made of, after differentiation has used their own VJPs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from tracegrad.ir import Tensor, rewrite, toposort
+
+
+def expand_composites(roots: Sequence[Tensor]) -> list[Tensor]:
+    """A graph of primitives only. A composite may expand to other composites."""
+
+    def rule(t: Tensor, inputs: tuple[Tensor, ...]) -> Tensor | None:
+        if t.prim.expand is None:
+            return None
+        expanded = t.prim.expand(*inputs, **t.attrs)
+        if expanded.type != t.type:
+            raise AssertionError(f"{t.prim.name} expands to {expanded.type}, its type rule says {t.type}")
+        return expanded
+
+    while any(t.prim.expand is not None for t in toposort(roots)):
+        roots = rewrite(roots, rule)
+    return list(roots)

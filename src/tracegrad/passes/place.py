@@ -1,0 +1,63 @@
+"""Give every value the program must deliver memory of its own, at the place where it is wanted."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from tracegrad.ir import Graph, Tensor, bind, rebind, rewrite, toposort
+from tracegrad.kernels.fuse import base
+from tracegrad.prims.elementwise import COPY
+from tracegrad.prims.views import reshape
+
+COMPUTING = ("map", "fold", "product", "scatter", "gather")
+
+
+def place_results(graph: Graph) -> Graph:
+    """Copy what cannot be computed in place: leaves, views, and values wanted in two places.
+
+    Afterwards every root, and every part of a pack, is a reshape of a computing node that nothing else claims.
+    """
+    claimed: set[int] = set()
+
+    def own(t: Tensor) -> Tensor:
+        b = base(t)
+        if b.prim.family in COMPUTING and b.serial not in claimed:
+            claimed.add(b.serial)
+            return t
+        copied = bind(COPY, t)
+        claimed.add(copied.serial)
+        return copied
+
+    def rule(t: Tensor, inputs: tuple[Tensor, ...]) -> Tensor | None:
+        return rebind(t, tuple(own(x) for x in inputs)) if t.prim.family == "pack" else None
+
+    roots = rewrite(graph.roots, rule)
+    writes = graph.with_roots(roots).writes
+    kept = [own(t) for t in roots[: len(roots) - len(writes)]]
+    return graph.with_roots([*kept, *(_written(name, t, own, roots) for name, t in writes.items())])
+
+
+def _written(name: str, t: Tensor, own: object, roots: Sequence[Tensor]) -> Tensor:
+    """The new value of a persistent array; through a copy if the old value is still read after it exists."""
+    assert callable(own)
+    if t.prim.family == "pack":
+        return t
+    if _read_later(name, t, roots):
+        return own(bind(COPY, reshape(t, (t.size,))))
+    return own(t)
+
+
+def _read_later(name: str, new: Tensor, roots: Sequence[Tensor]) -> bool:
+    """Does something that depends on `new` also read the old array `name`?"""
+    later = {base(new).serial}
+    old: set[int] = set()
+    for t in toposort(roots):
+        if t.prim.name == "leaf" and t.attrs["role"] == "state" and t.attrs["name"] == name:
+            old.add(t.serial)
+        elif t.serial not in later and any(x.serial in later for x in t.inputs):
+            later.add(t.serial)
+            if any(x.serial in old for x in t.inputs):
+                return True
+        elif t.prim.family in ("view", "map") and any(x.serial in old for x in t.inputs):
+            old.add(t.serial)
+    return False

@@ -1,0 +1,86 @@
+"""Split long, narrow folds and products in two, so that more than a few workgroups have work.
+
+Occupancy decides small reductions: without this pass the CNN of docs/performance.md was three times slower.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from tracegrad.ir import Tensor, bind, rewrite
+from tracegrad.prims.folds import MATMUL, SUM
+from tracegrad.prims.views import permute, reshape
+
+SPLIT_FROM = 2048  # folds shorter than this keep one workgroup busy
+FEW_OUTPUTS = 8192  # with more outputs than this the device is full already
+PRODUCT_SPLIT_FROM = 1024  # the same for the inner dimension of a product
+TILE = 16
+FEW_TILES = 64
+PART = 128  # a part of a product is no shorter
+PARTS = 256  # tiles wanted after the split
+
+
+def split_long(roots: Sequence[Tensor]) -> list[Tensor]:
+    """sum over K of x[..., K]  ->  sum over S of (sum over K/S of x[..., S, K/S]); and the same for products."""
+
+    def rule(t: Tensor, inputs: tuple[Tensor, ...]) -> Tensor | None:
+        if t.prim.family == "fold":
+            return _split_fold(t, inputs[0])
+        if t.prim is MATMUL:
+            return _split_product(t, *inputs)
+        return None
+
+    return rewrite(roots, rule)
+
+
+def nearest_divisor(n: int, target: float) -> int:
+    """The divisor of `n` closest to `target` in ratio."""
+    divisors = [d for k in range(1, math.isqrt(n) + 1) if n % k == 0 for d in (k, n // k)]
+    return min(divisors, key=lambda d: (abs(math.log(d / max(target, 1))), d))
+
+
+def _split_fold(t: Tensor, x: Tensor) -> Tensor | None:
+    axes = [d for d in t.attrs["axes"] if x.shape[d] > 1]
+    k = math.prod(x.shape[d] for d in axes)
+    if k < SPLIT_FROM or t.size >= FEW_OUTPUTS:
+        return None
+    outer, inner = _two_parts(x, axes, k)
+    if outer is None:
+        return None
+    split, first, second = outer, inner[0], inner[1]
+    partial = bind(t.prim, split, axes=first)
+    return reshape(bind(t.prim, partial, axes=second), t.shape)
+
+
+def _two_parts(x: Tensor, axes: list[int], k: int) -> tuple[Tensor | None, tuple[tuple[int, ...], tuple[int, ...]]]:
+    """`x` reshaped so that folding the first axes, then the second, are two balanced steps."""
+    nothing = (None, ((), ()))
+    if axes == list(range(axes[0], axes[0] + len(axes))):  # neighbouring axes are one axis of size k
+        a = axes[0]
+        s = nearest_divisor(k, math.sqrt(k))
+        if s in (1, k):
+            return nothing
+        return reshape(x, (*x.shape[:a], s, k // s, *x.shape[a + len(axes) :])), ((a + 1,), (a,))
+    head, size = [], 1
+    for d in axes:  # axes with others between them: the leading ones, up to about the root of k, come last
+        if size * x.shape[d] > 2 * math.sqrt(k) and head:
+            break
+        head.append(d)
+        size *= x.shape[d]
+    rest = tuple(d for d in axes if d not in head)
+    return (x, (rest, tuple(head))) if rest else nothing
+
+
+def _split_product(t: Tensor, a: Tensor, b: Tensor) -> Tensor | None:
+    batch = math.prod(t.shape[:-2])
+    (m, k), n = a.shape[-2:], b.shape[-1]
+    tiles = batch * -(-m // TILE) * -(-n // TILE)
+    if k < PRODUCT_SPLIT_FROM or tiles >= FEW_TILES:
+        return None
+    s = nearest_divisor(k, min(k / PART, PARTS / tiles))
+    if s in (1, k):
+        return None
+    left = permute(reshape(a, (batch, m, s, k // s)), (0, 2, 1, 3))
+    right = reshape(b, (batch, s, k // s, n))
+    return reshape(bind(SUM, bind(MATMUL, left, right), axes=(1,)), t.shape)

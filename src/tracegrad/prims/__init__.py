@@ -1,0 +1,1 @@
+"""The table of primitives. Importing this package fills it."""

@@ -1,0 +1,12 @@
+"""Ops defined by other ops, with a derivative of their own because it is better."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tracegrad.ir import Primitive, register
+
+
+def composite(name: str, *, type: Any, expand: Any, vjp: Any = None) -> Primitive:
+    """Register one composite: bound as one node, differentiated by `vjp`, then replaced by `expand`."""
+    return register(Primitive(name, "composite", type, None, vjp, expand=expand))

@@ -1,0 +1,299 @@
+"""Elementwise rows: forward, spelling and derivative beside each other.
+
+A VJP is `lambda ct, y, *inputs`, and gives one cotangent per input. Inputs have equal shapes here: the public
+functions broadcast, so no VJP ever un-broadcasts.
+"""
+
+# The rules are lambdas, whose parameters cannot be annotated.
+# pyright: reportUnknownLambdaType=false, reportUnknownArgumentType=false
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+from tracegrad.dtypes import DType, TensorType, as_dtype, bool_, f32, i32, u32
+from tracegrad.errors import DTypeError, ShapeError
+from tracegrad.ir import Primitive, Tensor, bind, register
+from tracegrad.methods import method
+from tracegrad.prims.leaves import as_tensor, as_tensors
+from tracegrad.prims.views import broadcast_to
+from tracegrad.shapes import broadcast_shapes
+
+FLOAT = (f32,)
+NUMBER = (f32, i32, u32)
+INT = (i32, u32)
+BOOL = (bool_,)
+ANY = (f32, i32, u32, bool_)
+
+
+def broadcast(*values: Any) -> tuple[Tensor, ...]:
+    """Numbers, arrays and tensors as tensors of one shape. A number takes the dtype of the first tensor."""
+    xs = as_tensors(*values)
+    shape = xs[0].shape
+    if all(x.shape == shape for x in xs):
+        return xs
+    try:
+        shape = broadcast_shapes(*(x.shape for x in xs))
+    except ShapeError:
+        raise ShapeError(
+            f"shapes do not broadcast: {' and '.join(str(x.type) for x in xs)}; "
+            "axes are matched from the last one, and must be equal or 1"
+        ) from None
+    return tuple([broadcast_to(x, shape) for x in xs])
+
+
+def typed(accepts: tuple[DType, ...], out: DType | None = None, skip: int = 0) -> Callable[..., TensorType]:
+    """Type rule: inputs after the first `skip` share one dtype of `accepts`, which is the result's unless `out`."""
+
+    def rule(*types: TensorType) -> TensorType:
+        first = types[skip]
+        if any(t.dtype != first.dtype for t in types[skip:]):
+            raise DTypeError(f"dtypes differ: {' and '.join(map(str, types[skip:]))}; cast one with tg.cast(x, dtype)")
+        if first.dtype not in accepts:
+            raise DTypeError(f"takes {' or '.join(d.name for d in accepts)}, got {first}; cast with tg.cast(x, dtype)")
+        if any(t.shape != first.shape for t in types):
+            raise ShapeError(f"shapes differ: {' and '.join(map(str, types))}")
+        return TensorType(out or first.dtype, first.shape)
+
+    return rule
+
+
+def elementwise(
+    name: str,
+    *,
+    array: Any,
+    wgsl: str,
+    vjp: Callable[..., Any] | None = None,
+    accepts: tuple[DType, ...] = FLOAT,
+    out: DType | None = None,
+    cost: int = 1,
+    helper: str = "",
+) -> Callable[..., Tensor]:
+    """Register one elementwise primitive and return its public, broadcasting function."""
+    p = register(Primitive(name, "map", typed(accepts, out), array, vjp, wgsl, helper, cost=cost))
+
+    def unary(x: Any) -> Tensor:
+        return bind(p, as_tensor(x))
+
+    def binary(a: Any, b: Any) -> Tensor:
+        return bind(p, *broadcast(a, b))
+
+    f = binary if "{1}" in wgsl else unary
+    f.__name__ = f.__qualname__ = name
+    f.__doc__ = _document(name, f is binary, accepts, out, differentiable=vjp is not None)
+    return method(f)
+
+
+def _document(name: str, two: bool, accepts: tuple[DType, ...], out: DType | None, *, differentiable: bool) -> str:
+    """The docstring of a row: its meaning is NumPy's function of that name."""
+    operands = "`a` and `b`, broadcast against each other" if two else "`x`"
+    return (
+        f"{name.replace('_', ' ').capitalize()} of {operands}, element by element.\n\n"
+        f"{'a, b' if two else 'x'}: {', '.join(d.name for d in accepts)}; tensors, arrays or numbers, any shape.\n"
+        f"Returns {out.name if out else 'the same dtype'}. {'Differentiable.' if differentiable else 'No gradient.'}\n"
+        f"Raises DTypeError for other or differing dtypes{', ShapeError if shapes do not broadcast' if two else ''}."
+    )
+
+
+TWO_OVER_SQRT_PI = 2.0 / math.sqrt(math.pi)
+
+# erf(x) = x + x P(x^2) below 1, and sign(x) (1 - exp(Q(|x|))) from there on, where Q fits log(erfc) on [1, 4].
+# Weighted least squares iterated to the minimax. In f32 |error| < 1.5e-7; a rational fit, which divides, has 3.1e-7.
+ERF_P = (-0.0005522360443137586, 0.004888213239610195, -0.026683002710342407, 0.11279019713401794,
+         -0.376121461391449, 0.12837910652160645)  # fmt: skip
+ERF_Q = (0.0001855748996604234, -0.0029396156314760447, 0.021805351600050926, -0.10303743183612823,
+         -0.6382256150245667, -1.1270400285720825, -0.00035370892146602273)  # fmt: skip
+
+
+def _horner(coefficients: tuple[float, ...], z: str) -> str:
+    text = repr(coefficients[0])
+    for c in coefficients[1:]:
+        text = f"({text} * {z} + {c!r})"
+    return text
+
+
+ERF = f"""fn erf_(x: f32) -> f32 {{
+  let a = abs(x);
+  if (!(a >= 1.0)) {{ let z = x * x; return x + x * {_horner(ERF_P, "z")}; }}
+  let b = min(a, 4.0);
+  let y = 1.0 - exp({_horner(ERF_Q, "b")});
+  return select(y, -y, x < 0.0);
+}}"""
+
+
+# The same as one NumPy expression
+ERF_ARRAY = (
+    "(lambda x, z, a: xp.where(a >= 1.0, "
+    f"xp.copysign(1.0 - xp.exp({_horner(ERF_Q, 'a')}), x), x + x * {_horner(ERF_P, 'z')}))"
+    "({0}, xp.minimum({0} * {0}, 1.0), xp.minimum(xp.abs({0}), 4.0))"
+)
+
+
+# WGSL has neither; Kahan's forms keep full precision near 0
+EXPM1 = """fn expm1_(x: f32) -> f32 {
+  if (abs(x) < 0.35) {
+    return x * (1.0 + x * (0.5 + x * (0.16666667 + x * (0.041666668 + x * (0.008333334
+      + x * (0.0013888889 + x * 1.984127e-4))))));
+  }
+  return exp(x) - 1.0;
+}"""
+LOG1P = """fn log1p_(x: f32) -> f32 {
+  let u = 1.0 + x;
+  if (u == 1.0) { return x; }
+  if (abs(x) < 0.25) { let s = x / (2.0 + x); let z = s * s;
+    return 2.0 * s * (1.0 + z * (0.33333334 + z * (0.2 + z * (0.14285715 + z * (0.11111111 + z * 0.09090909))))); }
+  return log(u);
+}"""
+# WGSL's pow is undefined for negative bases; NumPy's sign rule for integer exponents
+POW = """fn pow_(a: f32, b: f32) -> f32 {
+  if (b == 0.0) { return 1.0; }
+  let p = pow(abs(a), b);
+  if (a >= 0.0) { return p; }
+  if (floor(b) != b) { return sqrt(a); }
+  return select(p, -p, abs(b) % 2.0 == 1.0);
+}"""
+
+
+def _pow_vjp(ct: Tensor, y: Tensor, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
+    """b a^(b-1) and y log(a); the latter 0 where a is 0, as PyTorch does for b >= 0."""
+    log_a = where(a == 0.0, 0.0, log(where(a == 0.0, 1.0, a)))
+    base = where(logical_and(a == 0.0, b == 0.0), 1.0, a)  # 0 to the power of -1 is inf, and 0 times inf NaN
+    return ct * (b * pow(base, b - 1.0)), ct * y * log_a
+
+
+def _ties(ct: Tensor, a_wins: Tensor, b_wins: Tensor) -> tuple[Tensor, Tensor]:
+    """The gradient to the winner; half each at a tie, as PyTorch and JAX."""
+    half = ct * 0.5
+    return where(a_wins, ct, where(b_wins, 0.0, half)), where(b_wins, ct, where(a_wins, 0.0, half))
+
+
+def _where_type(c: TensorType, a: TensorType, b: TensorType) -> TensorType:
+    if c.dtype != bool_:
+        raise DTypeError(f"the condition must be bool, got {c}; compare it with something")
+    return typed(ANY, skip=1)(c, a, b)
+
+
+WHERE = register(
+    Primitive(
+        "where",
+        "map",
+        _where_type,
+        array="where",
+        vjp=lambda ct, y, c, a, b: (None, where(c, ct, 0.0), where(c, 0.0, ct)),
+        wgsl="select({2}, {1}, {0})",
+    )
+)
+
+
+@method
+def where(condition: Any, a: Any, b: Any) -> Tensor:
+    """`a` where `condition` holds, else `b`, element by element.
+
+    condition: bool. a, b: one dtype, numbers take that of the other; all three broadcast against each other.
+    Gradient: to the chosen operand, 0 to the other. Raises DTypeError, ShapeError.
+    """
+    return bind(WHERE, *broadcast(as_tensor(condition), *as_tensors(a, b)))
+
+
+CAST = register(
+    Primitive(
+        "cast",
+        "map",
+        lambda x, *, dtype: TensorType(dtype, x.shape),
+        array="{0}.astype('{dtype.numpy}')",
+        vjp=lambda ct, y, x, *, dtype: (cast(ct, x.dtype) if x.dtype.is_float and dtype.is_float else None,),
+        wgsl="{dtype}({0})",
+    )
+)
+
+
+@method
+def cast(x: Any, dtype: Any) -> Tensor:
+    """`x` as `dtype`; floats are truncated towards zero, booleans become 0 and 1, numbers become x != 0.
+
+    x: any dtype and shape. dtype: tg.f32, tg.i32, tg.u32, tg.bool_ or a name. The method is `x.astype(dtype)`.
+    Gradient: none, because all dtypes but one are discrete.
+    """
+    x, dtype = as_tensor(x), as_dtype(dtype)
+    return x if x.dtype == dtype else bind(CAST, x, dtype=dtype)
+
+
+STOP_GRADIENT = register(Primitive("stop_gradient", "map", lambda x: x, array=lambda xp, x: x, wgsl="{0}", cost=0))
+
+
+@method
+def stop_gradient(x: Any) -> Tensor:
+    """`x`, through which no gradient flows. Any dtype and shape. (PyTorch's detach.)"""
+    return bind(STOP_GRADIENT, as_tensor(x))
+
+
+# Computes its input into memory of its own: where a value must be stored at a given place.
+COPY = register(
+    Primitive("copy", "map", lambda x: x, array=lambda xp, x: x, vjp=lambda ct, y, x: (ct,), wgsl="{0}", cost=0)
+)
+
+
+# A row: name, function of the array namespace, WGSL, and VJP: (ct, y, *inputs) -> one cotangent per input.
+add = elementwise("add", array="add", wgsl="({0} + {1})", vjp=lambda ct, y, a, b: (ct, ct), accepts=NUMBER)
+sub = elementwise("sub", array="subtract", wgsl="({0} - {1})", vjp=lambda ct, y, a, b: (ct, -ct), accepts=NUMBER)
+mul = elementwise("mul", array="multiply", wgsl="({0} * {1})", vjp=lambda ct, y, a, b: (ct * b, ct * a), accepts=NUMBER)
+div = elementwise("div", array="divide", wgsl="({0} / {1})", vjp=lambda ct, y, a, b: (ct / b, -ct * y / b), cost=4)
+neg = elementwise("neg", array="negative", wgsl="(-{0})", vjp=lambda ct, y, x: (-ct,), accepts=(f32, i32))
+abs = elementwise("abs", array="absolute", wgsl="abs({0})", vjp=lambda ct, y, x: (ct * sign(x),), accepts=(f32, i32))
+sign = elementwise("sign", array="sign", wgsl="sign({0})", accepts=(f32, i32))
+square = elementwise(
+    "square", array="square", wgsl="({0} * {0})", vjp=lambda ct, y, x: (ct * (2.0 * x),), accepts=NUMBER
+)
+sqrt = elementwise("sqrt", array="sqrt", wgsl="sqrt({0})", vjp=lambda ct, y, x: (ct * 0.5 / y,), cost=4)
+rsqrt = elementwise(
+    "rsqrt", array="1 / xp.sqrt({0})", wgsl="(1.0 / sqrt({0}))", vjp=lambda ct, y, x: (ct * (-0.5) * y / x,), cost=8
+)
+exp = elementwise("exp", array="exp", wgsl="exp({0})", vjp=lambda ct, y, x: (ct * y,), cost=8)
+expm1 = elementwise(
+    "expm1", array="expm1", wgsl="expm1_({0})", vjp=lambda ct, y, x: (ct * (y + 1.0),), cost=12, helper=EXPM1
+)
+log = elementwise("log", array="log", wgsl="log({0})", vjp=lambda ct, y, x: (ct / x,), cost=8)
+log1p = elementwise(
+    "log1p", array="log1p", wgsl="log1p_({0})", vjp=lambda ct, y, x: (ct / (x + 1.0),), cost=12, helper=LOG1P
+)
+sin = elementwise("sin", array="sin", wgsl="sin({0})", vjp=lambda ct, y, x: (ct * cos(x),), cost=8)
+cos = elementwise("cos", array="cos", wgsl="cos({0})", vjp=lambda ct, y, x: (-ct * sin(x),), cost=8)
+# WGSL leaves tanh of large arguments to the driver, and some return NaN
+tanh = elementwise(
+    "tanh", array="tanh", wgsl="tanh(clamp({0}, -15.0, 15.0))", vjp=lambda ct, y, x: (ct * (1.0 - y * y),), cost=8
+)
+erf = elementwise(
+    "erf",
+    array=ERF_ARRAY,
+    wgsl="erf_({0})",
+    vjp=lambda ct, y, x: (ct * exp(-(x * x)) * TWO_OVER_SQRT_PI,),
+    cost=12,
+    helper=ERF,
+)
+pow = elementwise("pow", array="power", wgsl="pow_({0}, {1})", vjp=_pow_vjp, cost=12, helper=POW)
+floor = elementwise("floor", array="floor", wgsl="floor({0})")
+ceil = elementwise("ceil", array="ceil", wgsl="ceil({0})")
+round = elementwise("round", array="rint", wgsl="round({0})")
+minimum = elementwise(
+    "minimum", array="minimum", wgsl="min({0}, {1})", vjp=lambda ct, y, a, b: _ties(ct, a < b, b < a), accepts=NUMBER
+)
+maximum = elementwise(
+    "maximum", array="maximum", wgsl="max({0}, {1})", vjp=lambda ct, y, a, b: _ties(ct, b < a, a < b), accepts=NUMBER
+)
+less = elementwise("less", array="less", wgsl="({0} < {1})", out=bool_, accepts=NUMBER)
+less_equal = elementwise("less_equal", array="less_equal", wgsl="({0} <= {1})", out=bool_, accepts=NUMBER)
+equal = elementwise("equal", array="equal", wgsl="({0} == {1})", out=bool_, accepts=ANY)
+not_equal = elementwise("not_equal", array="not_equal", wgsl="({0} != {1})", out=bool_, accepts=ANY)
+logical_and = elementwise("logical_and", array="logical_and", wgsl="({0} && {1})", accepts=BOOL)
+logical_or = elementwise("logical_or", array="logical_or", wgsl="({0} || {1})", accepts=BOOL)
+logical_not = elementwise("logical_not", array="logical_not", wgsl="(!{0})", accepts=BOOL)
+bit_xor = elementwise("bit_xor", array="bitwise_xor", wgsl="({0} ^ {1})", accepts=INT)
+shift_right = elementwise("shift_right", array="right_shift", wgsl="({0} >> {1})", accepts=(u32,))
+# By bits, because WGSL lets a compiler assume that no NaN and no infinity exist
+nonfinite = elementwise(
+    "nonfinite", array="~xp.isfinite({0})", wgsl="((bitcast<u32>({0}) & 0x7f800000u) == 0x7f800000u)", out=bool_
+)
+isnan = elementwise("isnan", array="isnan", wgsl="((bitcast<u32>({0}) & 0x7fffffffu) > 0x7f800000u)", out=bool_)

@@ -1,0 +1,183 @@
+"""Rows that compute over many elements: folds, products, gather, scatter, and packing into one array."""
+
+# The rules are lambdas, whose parameters cannot be annotated.
+# pyright: reportUnknownLambdaType=false, reportUnknownArgumentType=false
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import accumulate
+from typing import Any
+
+from tracegrad.dtypes import TensorType, f32, i32
+from tracegrad.errors import DTypeError, ShapeError
+from tracegrad.ir import Primitive, Tensor, bind, register
+from tracegrad.methods import METHODS
+from tracegrad.prims.views import broadcast_to, reshape
+from tracegrad.shapes import reduced_shape
+
+
+def fold(name: str, *, array: str, wgsl: str, identity: float, vjp: Any) -> Primitive:
+    """Register a fold over `axes`, which stay as 1. `array` names the reducing function, `wgsl` combines two."""
+
+    def rule(x: TensorType, *, axes: tuple[int, ...]) -> TensorType:
+        if x.dtype.name == "bool":
+            raise DTypeError(f"takes numbers, got {x}; cast with tg.cast(x, tg.i32)")
+        return TensorType(x.dtype, reduced_shape(x.shape, axes))
+
+    def run(xp: Any, x: Any, *, axes: tuple[int, ...]) -> Any:
+        return getattr(xp, array)(x, axis=axes, keepdims=True).astype(x.dtype)
+
+    return register(Primitive(name, "fold", rule, run, vjp, wgsl=wgsl, identity=identity))
+
+
+def _extremum_vjp(ct: Tensor, y: Tensor, x: Tensor, *, axes: tuple[int, ...]) -> tuple[Tensor]:
+    """Tied positions share the gradient evenly, as PyTorch's amax and amin."""
+    hit = METHODS["cast"](x == broadcast_to(y, x.shape), f32)
+    return (broadcast_to(ct / hit.sum(axes, keepdims=True), x.shape) * hit,)
+
+
+def _prod_vjp(ct: Tensor, y: Tensor, x: Tensor, *, axes: tuple[int, ...]) -> tuple[Tensor]:
+    """Product of the others: y/x, except around zeros, where only a single zero has a gradient."""
+    where = METHODS["where"]
+    zero = x == 0.0
+    zeros = METHODS["cast"](zero, f32).sum(axes, keepdims=True)
+    others = bind(PROD, where(zero, 1.0, x), axes=axes)  # the product without its zeros
+    at_zero = broadcast_to(where(zeros == 1.0, others, 0.0), x.shape)
+    elsewhere = broadcast_to(where(zeros == 0.0, others, 0.0), x.shape) / where(zero, 1.0, x)
+    return (broadcast_to(ct, x.shape) * where(zero, at_zero, elsewhere),)
+
+
+SUM = fold("sum", array="sum", wgsl="({0} + {1})", identity=0.0,
+           vjp=lambda ct, y, x, *, axes: (broadcast_to(ct, x.shape),))  # fmt: skip
+MAX = fold("max", array="max", wgsl="max({0}, {1})", identity=float("-inf"), vjp=_extremum_vjp)
+MIN = fold("min", array="min", wgsl="min({0}, {1})", identity=float("inf"), vjp=_extremum_vjp)
+PROD = fold("prod", array="prod", wgsl="({0} * {1})", identity=1.0, vjp=_prod_vjp)
+
+
+def check_product(a: TensorType, b: TensorType) -> None:
+    """Raise unless the last axis of `a` and the last but one of `b` (its only one at rank 1) can be contracted."""
+    if a.dtype != f32 or b.dtype != f32:
+        raise DTypeError(f"takes f32, got {a} and {b}; cast with tg.cast(x, tg.f32)")
+    at = -2 if b.ndim > 1 else -1
+    if a.shape[-1] != b.shape[at]:
+        hint = " (did you mean swapaxes(b, -1, -2)?)" if b.ndim > 1 and a.shape[-1] == b.shape[-1] else ""
+        raise ShapeError(
+            f"inner dimensions differ: a is {a}, b is {b}; "
+            f"a.shape[-1] = {a.shape[-1]} must equal b.shape[{at}] = {b.shape[at]}{hint}"
+        )
+
+
+def _matmul_type(a: TensorType, b: TensorType) -> TensorType:
+    if a.shape[:-2] != b.shape[:-2]:
+        raise ShapeError(f"batch dimensions differ: a is {a}, b is {b}")
+    check_product(a, b)
+    return TensorType(a.dtype, (*a.shape[:-1], b.shape[-1]))
+
+
+def _transposed(x: Tensor) -> Tensor:
+    return x.swapaxes(-1, -2)
+
+
+# out[.., m, n] = sum_k a[.., m, k] b[.., k, n], equal batch dimensions
+MATMUL = register(
+    Primitive(
+        "matmul",
+        "product",
+        _matmul_type,
+        array="matmul",
+        vjp=lambda ct, y, a, b: (bind(MATMUL, ct, _transposed(b)), bind(MATMUL, _transposed(a), ct)),
+        wgsl="({0} + {1})",
+        identity=0.0,
+    )
+)
+
+
+def _gather_type(x: TensorType, indices: TensorType, *, axis: int) -> TensorType:
+    if indices.dtype != i32:
+        raise DTypeError(f"indices must be i32, got {indices}")
+    if indices.ndim != x.ndim or any(n != m for d, (n, m) in enumerate(zip(x.shape, indices.shape)) if d != axis):
+        raise ShapeError(f"x is {x}, indices are {indices}: all axes but {axis} must be equal")
+    if x.shape[axis] == 0:
+        raise ShapeError(f"nothing to pick from: axis {axis} of {x} is empty")
+    return TensorType(x.dtype, indices.shape)
+
+
+# out[.., k, ..] = x[.., indices[.., k, ..], ..]; indices are clamped to the axis
+GATHER = register(
+    Primitive(
+        "gather",
+        "gather",
+        _gather_type,
+        array=lambda xp, x, indices, *, axis: xp.take_along_axis(x, xp.clip(indices, 0, x.shape[axis] - 1), axis),
+        vjp=lambda ct, y, x, indices, *, axis: (scatter_add(ct, indices, axis, x.shape[axis]), None),
+        cost=4,
+    )
+)
+
+
+def _scatter_type(x: TensorType, indices: TensorType, *, axis: int, length: int) -> TensorType:
+    if indices.dtype != i32 or indices.shape != x.shape:
+        raise ShapeError(f"indices must be i32 of the updates' shape: updates are {x}, indices are {indices}")
+    return TensorType(x.dtype, (*x.shape[:axis], length, *x.shape[axis + 1 :]))
+
+
+def _scatter_array(xp: Any, x: Any, indices: Any, *, axis: int, length: int) -> Any:
+    shape = (*x.shape[:axis], length, *x.shape[axis + 1 :])
+    at = [xp.arange(n).reshape([-1 if d == k else 1 for d in range(x.ndim)]) for k, n in enumerate(x.shape)]
+    at[axis] = xp.clip(indices, 0, length - 1)
+    out = xp.zeros(shape, x.dtype)
+    if hasattr(out, "at"):  # jax.numpy: immutable arrays
+        return out.at[tuple(at)].add(x)
+    xp.add.at(out, tuple(at), x)
+    return out
+
+
+# out[.., v, ..] = sum of x[.., k, ..] over the k whose index is v, in the order of k
+SCATTER_ADD = register(
+    Primitive(
+        "scatter_add",
+        "scatter",
+        _scatter_type,
+        array=_scatter_array,
+        vjp=lambda ct, y, x, indices, *, axis, length: (bind(GATHER, ct, indices, axis=axis), None),
+        wgsl="({0} + {1})",
+        identity=0.0,
+    )
+)
+
+
+def scatter_add(x: Tensor, indices: Tensor, axis: int, length: int) -> Tensor:
+    """Sum `x` into `length` slots along `axis`; `indices` has the shape of `x`."""
+    return bind(SCATTER_ADD, x, indices, axis=axis, length=length)
+
+
+def _pack_type(*types: TensorType) -> TensorType:
+    if len({t.dtype for t in types}) != 1:
+        raise DTypeError(f"dtypes differ: {' and '.join(map(str, types))}")
+    return TensorType(types[0].dtype, (sum(t.size for t in types),))
+
+
+def offsets(sizes: Sequence[int]) -> list[int]:
+    """Where each of consecutive pieces begins."""
+    return [0, *accumulate(sizes)][: len(sizes)]
+
+
+# All inputs, flattened, one after the other. Never a kernel: each input is computed into its place.
+PACK = register(
+    Primitive(
+        "pack",
+        "pack",
+        _pack_type,
+        array=lambda xp, *xs: xp.concatenate([xp.reshape(x, -1) for x in xs]),
+        vjp=lambda ct, y, *xs: tuple(
+            reshape(ct[at : at + x.size], x.shape) for at, x in zip(offsets([x.size for x in xs]), xs)
+        ),
+    )
+)
+
+
+def pack(xs: Sequence[Tensor]) -> Tensor:
+    """One flat array of all `xs`."""
+    return bind(PACK, *xs)

@@ -1,0 +1,204 @@
+"""Rows without inputs: what a program is given, and constants."""
+
+# The rules are lambdas, whose parameters cannot be annotated.
+# pyright: reportUnknownLambdaType=false, reportUnknownArgumentType=false
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
+
+from __future__ import annotations
+
+import array as packed
+import struct
+from collections.abc import Sequence
+from typing import Any, cast
+
+from tracegrad import trace
+from tracegrad.dtypes import DType, Shape, TensorType, bool_, f32, i32, scalar_dtype, u32
+from tracegrad.errors import DTypeError, TraceError, located
+from tracegrad.ir import Primitive, Tensor, bind, register
+
+# role: "param", "input", "state" (a persistent array) or "hyper" (a scalar the host sets each step).
+LEAF = register(Primitive("leaf", "leaf", lambda *, role, name, type: type))
+
+# A scalar known at compile time. inf and nan survive: renderers spell them by their bits.
+CONST = register(
+    Primitive(
+        "const",
+        "leaf",
+        lambda *, value, dtype: TensorType(dtype, ()),
+        array=lambda xp, *, value, dtype: xp.asarray(value, dtype.numpy),
+        cost=0,
+    )
+)
+
+# An array known at compile time; `data` are its bytes, little-endian, row-major.
+LITERAL = register(
+    Primitive(
+        "literal",
+        "leaf",
+        lambda *, data, dtype, shape: TensorType(dtype, shape),
+        array=lambda xp, *, data, dtype, shape: xp.frombuffer(data, dtype.numpy).reshape(shape),
+    )
+)
+
+# The coordinate along `axis`.
+IOTA = register(
+    Primitive(
+        "iota",
+        "leaf",
+        lambda *, shape, axis: TensorType(i32, shape),
+        array=lambda xp, *, shape, axis: xp.broadcast_to(
+            xp.arange(shape[axis], dtype="int32").reshape([-1 if d == axis else 1 for d in range(len(shape))]), shape
+        ),
+        cost=0,
+    )
+)
+
+
+def leaf(role: str, name: str, type: TensorType) -> Tensor:
+    """A value given to the program from outside."""
+    t = bind(LEAF, role=role, name=name, type=type)
+    running = trace.active()
+    if running is not None:
+        running.leaves.add(t.serial)
+    return t
+
+
+def counter(name: str) -> Tensor:
+    """The trace's "seed" or "step", which key the random streams: a u32 scalar that the host sets."""
+    running = trace.require(name)
+    if name not in running.counters:
+        running.counters[name] = leaf("hyper", name, TensorType(u32, ()))
+    return running.counters[name]
+
+
+def const(value: bool | int | float, dtype: DType = f32) -> Tensor:
+    """A scalar constant."""
+    return bind(CONST, value=value, dtype=dtype)
+
+
+def iota(shape: Sequence[int], axis: int) -> Tensor:
+    """i32 array whose value is the coordinate along `axis`."""
+    return bind(IOTA, shape=tuple(shape), axis=axis)
+
+
+FORMATS = {"f": f32, "d": f32, "e": f32, "?": bool_, "I": u32}  # of the buffer protocol; other integers are i32
+CODES = {"f32": "f", "i32": "i", "u32": "I", "bool": "B"}
+LOW = {"i32": -(2**31), "u32": 0}
+HIGH = {"i32": 2**31 - 1, "u32": 2**32 - 1}
+
+
+def literal(array: Any, dtype: DType | None = None) -> Tensor:
+    """A constant from anything with the buffer protocol, a nested list, or a number."""
+    if isinstance(array, (bool, int, float)):
+        return const(fitting(array, dtype), dtype) if dtype else const(array, scalar_dtype(array))
+    if isinstance(array, (list, tuple)):
+        flat, shape = _flatten(cast("Sequence[Any]", array))
+        return _packed(flat, shape, dtype)
+    try:
+        view = memoryview(array)
+    except (TypeError, ValueError):
+        raise DTypeError(f"{array!r} is neither a tensor, a number, a nested list nor an array") from None
+    shape = tuple(view.shape or ())
+    source = FORMATS.get(view.format, i32)
+    if view.format in ("f", "i", "I") and dtype in (None, source):
+        return bind(LITERAL, data=view.tobytes(), dtype=source, shape=shape)
+    return _packed(_values(view), shape, dtype or source)
+
+
+def _values(view: memoryview) -> list[Any]:
+    """The elements in row-major order."""
+    if view.format == "e":  # half precision, which memoryview cannot read
+        return list(struct.unpack(f"{view.nbytes // 2}e", view.tobytes()))
+    try:
+        nested: Any = view.tolist() if view.nbytes else []
+    except NotImplementedError:
+        raise DTypeError(f"an array of format {view.format!r} has no dtype here; convert it to float32 first") from None
+    return _flatten(nested)[0] if view.shape and nested else nested if view.shape else [nested]
+
+
+def _packed(flat: list[Any], shape: Shape, dtype: DType | None) -> Tensor:
+    if dtype is None:
+        kinds: set[type[Any]] = {type(v) for v in flat}
+        dtype = f32 if float in kinds or not kinds else bool_ if kinds == {bool} else i32
+    try:
+        values = flat if dtype.is_float else [fitting(v, dtype) for v in flat]
+        data = packed.array(CODES[dtype.name], values).tobytes()
+    except DTypeError:
+        raise
+    except TypeError:
+        raise DTypeError("a constant holds numbers only; put tensors together with tg.stack") from None
+    return bind(LITERAL, data=data, dtype=dtype, shape=shape)
+
+
+def fitting(value: Any, dtype: DType) -> bool | int | float:
+    """A Python number as a value of `dtype`; DTypeError if that would change it."""
+    if dtype.is_float:
+        return float(value)
+    if dtype.is_int and float(value).is_integer() and LOW[dtype.name] <= value <= HIGH[dtype.name]:
+        return int(value)
+    if dtype.name == "bool" and value in (0, 1):
+        return bool(value)
+    raise DTypeError(f"the number {value!r} does not fit {dtype}: it would be changed; use tg.cast(x, dtype)")
+
+
+def _flatten(values: Sequence[Any]) -> tuple[list[Any], Shape]:
+    """Values of a nested list in order, and its shape; DTypeError if it is ragged."""
+    if not values or not isinstance(values[0], (list, tuple)):
+        if any(isinstance(v, (list, tuple)) for v in values):
+            raise DTypeError("the nested list is ragged")
+        return list(values), (len(values),)
+    parts: list[tuple[list[Any], Shape]] = [_flatten(v) if isinstance(v, (list, tuple)) else ([], ()) for v in values]
+    if len({shape for _, shape in parts}) != 1:
+        raise DTypeError("the nested list is ragged")
+    return [v for flat, _ in parts for v in flat], (len(values), *parts[0][1])
+
+
+def as_tensor(value: Any, like: DType | None = None) -> Tensor:
+    """`value` as a tensor; a Python number takes the dtype `like`, if it loses nothing by that."""
+    if isinstance(value, Tensor):
+        return value
+    if not trace.is_rewriting():
+        trace.require("tracegrad op")
+    value = unboxed(value)
+    if not isinstance(value, (bool, int, float)):
+        return literal(value)
+    dtype = scalar_dtype(value) if like is None or (like.name == "bool" and not isinstance(value, bool)) else like
+    if isinstance(value, float) and dtype.is_int:
+        raise DTypeError(
+            f"the number {value!r} does not fit {dtype}: it would be truncated; "
+            "cast the tensor first, tg.cast(x, tg.f32)"
+        )
+    return const(fitting(value, dtype), dtype)
+
+
+def as_tensors(*values: Any) -> tuple[Tensor, ...]:
+    """`values` as tensors; numbers take the dtype of the first that is none, and of a float if all are numbers."""
+    values = tuple([unboxed(v) for v in values])
+    is_number = [isinstance(v, (bool, int, float)) for v in values]
+    xs = [None if number else as_tensor(v) for v, number in zip(values, is_number)]
+    like = next((x.dtype for x in xs if x is not None), None)
+    if like is None and any(isinstance(v, float) for v in values):
+        like = f32
+    return tuple([as_tensor(v, like) if x is None else x for v, x in zip(values, xs)])
+
+
+def unboxed(value: Any) -> Any:
+    """A NumPy scalar as the Python number it holds; anything else as it is."""
+    if isinstance(value, (bool, int, float, Tensor)):
+        return value
+    if hasattr(value, "dtype") and getattr(value, "shape", None) == () and hasattr(value, "item"):
+        return value.item()
+    return value
+
+
+def require_own(leaves: Sequence[Tensor], running: trace.Trace) -> None:
+    """TraceError for a leaf that belongs to another trace."""
+    for t in leaves:
+        if t.prim is LEAF and t.serial not in running.leaves:
+            raise TraceError(
+                located(
+                    f"tensor {t.name!r} ({t.type}) belongs to another trace; "
+                    "a traced tensor cannot be kept and used in a later one. Pass values in as inputs",
+                    t.site,
+                )
+            )

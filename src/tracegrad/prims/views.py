@@ -1,0 +1,246 @@
+"""Rows that only move: each says which input element an output element is.
+
+`index(i, x, **attrs)` reads: "the element at `i` is the input's element at these coordinates, or 0 outside these
+guards". Nothing else in the compiler knows what padding or striding is.
+"""
+
+# The rules are lambdas, whose parameters cannot be annotated.
+# pyright: reportUnknownLambdaType=false, reportUnknownArgumentType=false
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from tracegrad.dtypes import Shape, TensorType
+from tracegrad.errors import ShapeError
+from tracegrad.ir import Primitive, Tensor, bind, register
+from tracegrad.methods import METHODS
+from tracegrad.prims.leaves import iota
+
+
+class Guard(NamedTuple):
+    """Inside means lo <= expr < hi, and expr divisible by step."""
+
+    expr: Any
+    lo: int
+    hi: int
+    step: int = 1
+
+
+def view(name: str, *, type: Any, array: Any, index: Any, vjp: Any) -> Primitive:
+    """Register one view."""
+    return register(Primitive(name, "view", type, array, vjp, index=index, cost=0))
+
+
+def _with(shape: Shape, axis: int, n: int) -> Shape:
+    return (*shape[:axis], n, *shape[axis + 1 :])
+
+
+def _check_reshape(x: TensorType, *, shape: Shape) -> TensorType:
+    if math.prod(shape) != x.size:
+        raise ShapeError(f"{x} has {x.size} elements, {shape} holds {math.prod(shape)}")
+    return TensorType(x.dtype, shape)
+
+
+RESHAPE = view(
+    "reshape",
+    type=_check_reshape,
+    array=lambda xp, x, *, shape: xp.reshape(x, shape),
+    index=None,  # the one view whose coordinates are matched group by group: kernels.lower.regroup
+    vjp=lambda ct, y, x, *, shape: (reshape(ct, x.shape),),
+)
+
+PERMUTE = view(
+    "permute",
+    type=lambda x, *, axes: TensorType(x.dtype, tuple(x.shape[a] for a in axes)),
+    array=lambda xp, x, *, axes: xp.transpose(x, axes),
+    index=lambda i, x, *, axes: (tuple(i[axes.index(d)] for d in range(len(axes))), ()),
+    vjp=lambda ct, y, x, *, axes: (permute(ct, tuple(axes.index(d) for d in range(len(axes)))),),
+)
+
+
+def _broadcast_type(x: TensorType, *, shape: Shape) -> TensorType:
+    if len(shape) != len(x.shape) or any(n not in (1, m) for n, m in zip(x.shape, shape)):
+        raise ShapeError(f"cannot broadcast {x} to {shape}")
+    return TensorType(x.dtype, shape)
+
+
+BROADCAST = view(
+    "broadcast",
+    type=_broadcast_type,
+    array=lambda xp, x, *, shape: xp.broadcast_to(x, shape),
+    index=lambda i, x, *, shape: (tuple(0 if n == 1 else k for k, n in zip(i, x.shape)), ()),
+    vjp=lambda ct, y, x, *, shape: (
+        ct.sum(tuple(d for d, (n, m) in enumerate(zip(x.shape, shape)) if n != m), keepdims=True),
+    ),
+)
+
+
+def _slice_type(x: TensorType, *, axis: int, start: int, step: int, length: int) -> TensorType:
+    last = start + step * (length - 1)
+    if length < 0 or (length and not (0 <= start < x.shape[axis] and 0 <= last < x.shape[axis])):
+        raise ShapeError(f"elements {start} to {last} of axis {axis} are outside {x}")
+    return TensorType(x.dtype, _with(x.shape, axis, length))
+
+
+def _span(start: int, step: int, length: int) -> slice:
+    stop = start + step * length
+    return slice(start, stop if stop >= 0 else None, step)  # None: a negative stop would count from the end
+
+
+# out[.., k, ..] = x[.., start + step*k, ..]; step may be negative
+SLICE = view(
+    "slice",
+    type=_slice_type,
+    array=lambda xp, x, *, axis, start, step, length: x[(slice(None),) * axis + (_span(start, step, length),)],
+    index=lambda i, x, *, axis, start, step, length: (_with(i, axis, i[axis] * step + start), ()),
+    vjp=lambda ct, y, x, *, axis, start, step, length: (place(ct, axis, start, x.shape[axis], step),),
+)
+
+
+def _place_array(xp: Any, x: Any, *, axis: int, start: int, step: int, length: int) -> Any:
+    # Gather with a zero row at the end: the same spelling for NumPy and for jax.numpy, whose arrays are immutable.
+    source = [x.shape[axis]] * length
+    for k in range(x.shape[axis]):
+        source[start + step * k] = k
+    zero = xp.zeros(_with(x.shape, axis, 1), x.dtype)
+    return xp.take(xp.concatenate([x, zero], axis), xp.asarray(source, "int32"), axis)
+
+
+def _place_index(i: Any, x: TensorType, *, axis: int, start: int, step: int, length: int) -> Any:
+    steps = (i[axis] - start) if step > 0 else (i[axis] * -1 + start)
+    span = (x.shape[axis] - 1) * abs(step) + 1
+    return _with(i, axis, steps // abs(step)), (Guard(steps, 0, span, abs(step)),)
+
+
+# out[.., start + step*k, ..] = x[.., k, ..], and 0 elsewhere; `length` is the size of the new axis
+PLACE = view(
+    "place",
+    type=lambda x, *, axis, start, step, length: TensorType(x.dtype, _with(x.shape, axis, length)),
+    array=_place_array,
+    index=_place_index,
+    vjp=lambda ct, y, x, *, axis, start, step, length: (slice_(ct, axis, start, x.shape[axis], step),),
+)
+
+
+def window_count(n: int, size: int, stride: int, dilation: int) -> int:
+    """How many windows fit: floor((n - dilation*(size-1) - 1) / stride) + 1."""
+    return (n - dilation * (size - 1) - 1) // stride + 1
+
+
+def _window_type(x: TensorType, *, axis: int, size: int, stride: int, dilation: int) -> TensorType:
+    count = window_count(x.shape[axis], size, stride, dilation)
+    if count < 1:
+        raise ShapeError(f"a window of {size} (dilation {dilation}) does not fit axis {axis} of {x}")
+    return TensorType(x.dtype, (*_with(x.shape, axis, count), size))
+
+
+def _window_array(xp: Any, x: Any, *, axis: int, size: int, stride: int, dilation: int) -> Any:
+    count = window_count(x.shape[axis], size, stride, dilation)
+    at = xp.arange(count)[:, None] * stride + xp.arange(size)[None, :] * dilation
+    return xp.moveaxis(xp.take(x, at, axis), axis + 1, -1)
+
+
+# out[.., o, .., k] = x[.., o*stride + k*dilation, ..]; the window becomes the last axis
+WINDOW = view(
+    "window",
+    type=_window_type,
+    array=_window_array,
+    index=lambda i, x, *, axis, size, stride, dilation: (
+        _with(i[:-1], axis, i[axis] * stride + i[-1] * dilation),
+        (),
+    ),
+    vjp=lambda ct, y, x, *, axis, size, stride, dilation: (
+        reshape(unwindow(ct, axis, x.shape[axis], stride, dilation).sum(-1), x.shape),
+    ),
+)
+
+
+def _unwindow_array(xp: Any, x: Any, *, axis: int, length: int, stride: int, dilation: int) -> Any:
+    parts = [
+        _place_array(xp, x[..., k], axis=axis, start=k * dilation, step=stride, length=length)
+        for k in range(x.shape[-1])
+    ]
+    return xp.stack(parts, -1)
+
+
+def _unwindow_index(i: Any, x: TensorType, *, axis: int, length: int, stride: int, dilation: int) -> Any:
+    steps = i[axis] + i[-1] * -dilation
+    span = (x.shape[axis] - 1) * stride + 1
+    return _with(i, axis, steps // stride), (Guard(steps, 0, span, stride),)
+
+
+# The transpose of window before its sum: out[.., n, .., k] = x[.., o, .., k] where n = o*stride + k*dilation, else 0
+UNWINDOW = view(
+    "unwindow",
+    type=lambda x, *, axis, length, stride, dilation: TensorType(x.dtype, _with(x.shape, axis, length)),
+    array=_unwindow_array,
+    index=_unwindow_index,
+    vjp=lambda ct, y, x, *, axis, length, stride, dilation: (_rewindow(ct, axis, x.shape[axis], stride, dilation),),
+)
+
+
+def _rewindow(ct: Tensor, axis: int, count: int, stride: int, dilation: int) -> Tensor:
+    """The transpose of unwindow: window k reads only its own slab of the last axis."""
+    size = ct.shape[-1]
+    windows = bind(WINDOW, ct, axis=axis, size=size, stride=stride, dilation=dilation)  # [.., o, .., k', k]
+    windows = slice_(windows, axis, 0, count)
+    ndim = windows.ndim
+    own = iota(windows.shape, ndim - 2) == iota(windows.shape, ndim - 1)
+    return METHODS["where"](own, windows, 0.0).sum(ndim - 2)
+
+
+# Functions for the layers above; they do nothing where nothing would change.
+def reshape(x: Tensor, shape: Sequence[int]) -> Tensor:
+    """The same elements in row-major order under another shape."""
+    shape = tuple(shape)
+    if shape == x.shape:
+        return x
+    if x.prim is RESHAPE:
+        return reshape(x.inputs[0], shape)
+    return bind(RESHAPE, x, shape=shape)
+
+
+def permute(x: Tensor, axes: Sequence[int]) -> Tensor:
+    """Axis `d` of the result is axis `axes[d]` of `x`."""
+    axes = tuple(axes)
+    return x if axes == tuple(range(x.ndim)) else bind(PERMUTE, x, axes=axes)
+
+
+def broadcast_to(x: Tensor, shape: Sequence[int]) -> Tensor:
+    """`x` repeated along new leading axes and along axes of size 1."""
+    shape = tuple(shape)
+    if shape == x.shape:
+        return x
+    if len(shape) < x.ndim:
+        raise ShapeError(f"cannot broadcast {x.type} to fewer dimensions, {shape}")
+    padded = reshape(x, (1,) * (len(shape) - x.ndim) + x.shape)
+    return padded if padded.shape == shape else bind(BROADCAST, padded, shape=shape)
+
+
+def slice_(x: Tensor, axis: int, start: int, length: int, step: int = 1) -> Tensor:
+    """`length` elements of `axis`, from `start` in steps of `step`."""
+    step = step if length > 1 else 1
+    if (start, step, length) == (0, 1, x.shape[axis]):
+        return x
+    return bind(SLICE, x, axis=axis, start=start, step=step, length=length)
+
+
+def place(x: Tensor, axis: int, start: int, length: int, step: int = 1) -> Tensor:
+    """Zeros of size `length` along `axis`, with `x` at `start`, `start + step`, ..."""
+    if (start, step, length) == (0, 1, x.shape[axis]):
+        return x
+    return bind(PLACE, x, axis=axis, start=start, step=step, length=length)
+
+
+def window(x: Tensor, axis: int, size: int, stride: int = 1, dilation: int = 1) -> Tensor:
+    """Sliding windows along `axis`, as a new last axis."""
+    return bind(WINDOW, x, axis=axis, size=size, stride=stride, dilation=dilation)
+
+
+def unwindow(x: Tensor, axis: int, length: int, stride: int = 1, dilation: int = 1) -> Tensor:
+    """Each window element back at the place it was read from; sum over the last axis for the transpose of window."""
+    return bind(UNWINDOW, x, axis=axis, length=length, stride=stride, dilation=dilation)

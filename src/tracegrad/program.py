@@ -1,0 +1,144 @@
+"""The artifact: everything a runtime needs for one step, as plain data.
+
+The native, CPU, browser and Pyodide runtimes execute this very object. Memory is a handful of flat arrays; a value is
+a field in one of them. A kernel sees each array it touches once, and learns from its offsets where its values begin,
+so that repeated layers share one kernel.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any, cast
+
+VERSION = 1
+PERSISTENT = ("param", "grad", "state")  # roles whose buffers outlive a step and are shared by name
+
+
+@dataclass(frozen=True, slots=True)
+class Buffer:
+    """A flat array. `role` is "param", "grad", "state", "input", "output", "temp" or "const"."""
+
+    name: str
+    dtype: str  # "f32" or "i32"
+    size: int  # elements
+    role: str
+    fill: float | str = 0.0  # what a persistent buffer holds at first, parameters aside; "params" is a copy of them
+    data: str = ""  # role "const": the bytes, base64
+
+    @property
+    def bytes(self) -> int:
+        """Size in bytes."""
+        return 4 * self.size
+
+    def contents(self) -> bytes:
+        """The bytes of a constant."""
+        return base64.b64decode(self.data)
+
+
+@dataclass(frozen=True, slots=True)
+class Field:
+    """A named value: `size` elements of a buffer from `offset` on, read as `dtype[shape]`."""
+
+    name: str
+    buffer: int
+    offset: int
+    dtype: str  # "f32", "i32", "u32" or "bool"
+    shape: tuple[int, ...]
+    spec: Mapping[str, Any] = field(default_factory=dict[str, Any])  # parameter: init and decay; input: valid range
+
+
+@dataclass(frozen=True, slots=True)
+class Binding:
+    """One array a kernel touches, in @binding order."""
+
+    dtype: str
+    written: bool
+
+
+@dataclass(frozen=True, slots=True)
+class KernelSource:
+    """One kernel in every language it is spelled in."""
+
+    label: str
+    bindings: tuple[Binding, ...]
+    slots: int  # how many offsets a dispatch gives
+    workgroup_memory: int  # bytes
+    wgsl: str
+    numpy: str
+
+
+@dataclass(frozen=True, slots=True)
+class Dispatch:
+    """One launch."""
+
+    kernel: int  # index into Program.kernels
+    buffers: tuple[int, ...]  # buffer ids, in @binding order
+    offsets: tuple[int, ...]  # where each value of the kernel begins in its buffer, in elements
+    grid: tuple[int, int]  # workgroups in x and y
+
+
+@dataclass(frozen=True, slots=True)
+class Needs:
+    """What a device must offer: the largest of each over the program."""
+
+    storage_buffers: int  # in one kernel
+    binding_bytes: int
+    buffer_bytes: int
+    workgroup_memory: int
+    largest: str  # the name of the largest buffer, for the error
+
+
+@dataclass(frozen=True, slots=True)
+class Program:
+    """One step (or one forward) as plain data."""
+
+    kernels: tuple[KernelSource, ...]
+    buffers: tuple[Buffer, ...]
+    dispatches: tuple[Dispatch, ...]
+    inputs: tuple[Field, ...]  # written by the host before each run; hyperparameters are named "hyper.lr" and so on
+    outputs: tuple[Field, ...]  # read after a run: "loss", "ok", "aux.*", "capture.*" or "output"
+    params: tuple[Field, ...]  # by declaration order
+    states: tuple[Field, ...]  # persistent optimizer arrays and flags
+    needs: Needs
+    meta: Mapping[str, Any] = field(default_factory=dict[str, Any])  # hyperparameters, schedule, optimizer: plain data
+    copies: tuple[tuple[int, int], ...] = ()
+
+    def to_json(self) -> str:
+        """Canonical text: equal programs give equal bytes."""
+        return json.dumps({"version": VERSION, **asdict(self)}, separators=(",", ":"), sort_keys=True)
+
+    @staticmethod
+    def from_json(text: str) -> Program:
+        """The program that `to_json` wrote."""
+        d = json.loads(text)
+        if d.pop("version") != VERSION:
+            raise ValueError(f"a program of another version; this library reads version {VERSION}")
+
+        def fields(rows: list[dict[str, Any]]) -> tuple[Field, ...]:
+            return tuple(Field(**{**row, "shape": tuple(row["shape"])}) for row in rows)
+
+        return Program(
+            kernels=tuple(
+                KernelSource(**{**k, "bindings": tuple(Binding(**b) for b in k["bindings"])}) for k in d["kernels"]
+            ),
+            buffers=tuple(Buffer(**b) for b in d["buffers"]),
+            dispatches=tuple(
+                Dispatch(x["kernel"], tuple(x["buffers"]), tuple(x["offsets"]), cast("tuple[int, int]", tuple(x["grid"])))
+                for x in d["dispatches"]
+            ),
+            inputs=fields(d["inputs"]),
+            outputs=fields(d["outputs"]),
+            params=fields(d["params"]),
+            states=fields(d["states"]),
+            needs=Needs(**d["needs"]),
+            meta=d["meta"],
+            copies=tuple((a, b) for a, b in d["copies"]),
+        )
+
+
+def field_named(fields: Sequence[Field], name: str) -> Field:
+    """The field of that name."""
+    return next(f for f in fields if f.name == name)

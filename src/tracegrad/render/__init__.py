@@ -1,0 +1,1 @@
+"""Renderers: kernel forms to source, one file a language."""

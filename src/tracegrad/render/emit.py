@@ -1,0 +1,151 @@
+"""Expressions as WGSL, each value once and as far outside of loops as it can stand."""
+
+from __future__ import annotations
+
+import math
+import struct
+from collections.abc import Callable, Iterable, Sequence
+
+from tracegrad.dtypes import DType
+from tracegrad.ir import PRIMITIVES
+from tracegrad.kernels.expr import Dynamic, Guard, Index, Quotient, Value, Var, atoms_of, indices_of
+
+ZERO = {"f32": "0.0", "i32": "0", "u32": "0u", "bool": "false"}
+
+
+def f32_literal(x: float) -> str:
+    """A WGSL literal of the nearest f32. Infinities and NaN come from a variable: constants of them are errors."""
+    try:
+        x = struct.unpack("<f", struct.pack("<f", x))[0]
+    except OverflowError:
+        x = math.copysign(math.inf, x)
+    if math.isnan(x):
+        return "bitcast<f32>(nan_bits)"
+    if math.isinf(x):
+        return "bitcast<f32>(inf_bits)" if x > 0 else "(-bitcast<f32>(inf_bits))"
+    return f"{x:.9g}f" if x >= 0 and math.copysign(1.0, x) > 0 else f"({x:.9g}f)"
+
+
+def literal(value: bool | int | float, dtype: DType) -> str:
+    """A constant of any dtype."""
+    if dtype.name == "f32":
+        return f32_literal(float(value))
+    if dtype.name == "bool":
+        return "true" if value else "false"
+    n = int(value)
+    if dtype.name == "u32":
+        return f"{n & 0xFFFFFFFF}u"
+    return str(n) if n >= 0 else f"({n})" if n > -(2**31) else "(-2147483647 - 1)"
+
+
+class Emitter:
+    """Writes the values of one kernel. `inner` is open while a loop over the folded axes is being written."""
+
+    def __init__(self, load: Callable[[int, str], str], inner_axes: Iterable[str]) -> None:
+        self.load = load
+        self.inner_axes = frozenset(inner_axes)
+        self.outer: list[str] = []  # statements outside loops, in order
+        self.inner: list[str] = []  # statements of the loop being written
+        self.helpers: dict[str, None] = {}
+        self._outer_names: dict[Value, str] = {}
+        self._inner_names: dict[Value, str] = {}
+        self._is_inner: dict[Value | Index, bool] = {}
+        self._uses: dict[Value, int] = {}
+        self._count = 0
+
+    def values(self, roots: Sequence[Value], loop: bool) -> list[str]:
+        """Expressions of `roots`; shared parts become `let`s. Inside a loop what does not vary there is hoisted."""
+        self._inner_names = {}
+        self.inner = []
+        self._uses = {}
+        for r in roots:
+            self._count_uses(r)
+        return [self._value(r, loop) for r in roots]
+
+    def varies(self, v: Value | Index) -> bool:
+        """Does it depend on a folded axis?"""
+        found = self._is_inner.get(v)
+        if found is None:
+            if isinstance(v, Index):
+                found = any(
+                    (isinstance(a, Var) and a.name in self.inner_axes)
+                    or (isinstance(a, Dynamic) and self.varies(a.value))
+                    for a in atoms_of(v)
+                )
+            else:
+                found = any(self.varies(a) for a in v.args) or any(self.varies(i) for i in indices_of(v))
+            self._is_inner[v] = found
+        return found
+
+    def _count_uses(self, root: Value) -> None:
+        stack = [root]
+        while stack:
+            v = stack.pop()
+            self._uses[v] = self._uses.get(v, 0) + 1
+            if self._uses[v] == 1:
+                stack += v.args
+                for index in indices_of(v):
+                    stack += [a.value for a in atoms_of(index) if isinstance(a, Dynamic)]
+
+    def _value(self, v: Value, loop: bool) -> str:
+        if v.op == "const":
+            return literal(v.arg, v.dtype)
+        if v.op == "local":
+            return str(v.arg)
+        hoist = loop and not self.varies(v)
+        names = self._outer_names if hoist or not loop else self._inner_names
+        found = names.get(v) or (self._outer_names.get(v) if loop else None)
+        if found is not None:
+            return found
+        text = self._text(v, loop and not hoist)
+        if hoist or self._uses.get(v, 0) > 1:
+            name = f"v{self._count}"
+            self._count += 1
+            (self.inner if loop and not hoist else self.outer).append(f"let {name} = {text};")
+            names[v] = name
+            return name
+        return text
+
+    def _text(self, v: Value, loop: bool) -> str:
+        if v.op == "index":
+            return self.index(v.arg, loop)
+        if v.op == "load":
+            slot, index = v.arg
+            text = self.load(slot, self.index(index, loop))
+            return {"bool": f"({text} != 0)", "u32": f"bitcast<u32>({text})"}.get(v.dtype.name, text)
+        if v.op == "inside":
+            return f"select({ZERO[v.dtype.name]}, {self._value(v.args[0], loop)}, {self._guards(v.arg, loop)})"
+        name, attrs = v.arg
+        p = PRIMITIVES[name]
+        if p.helper:
+            self.helpers[p.helper] = None
+        return p.wgsl.format(*[self._value(a, loop) for a in v.args], **{k: str(x) for k, x in attrs})
+
+    def _guards(self, guards: Sequence[Guard], loop: bool) -> str:
+        parts: list[str] = []
+        for g in guards:
+            text = self.index(g.index, loop)
+            if g.index.lo < g.lo:
+                parts.append(f"{text} >= {g.lo}")
+            if g.index.hi >= g.hi:
+                parts.append(f"{text} < {g.hi}")
+            if g.step > 1:
+                parts.append(f"{text} % {g.step} == 0")
+        return " && ".join(parts)
+
+    def index(self, x: Index, loop: bool) -> str:
+        """An index as i32 arithmetic."""
+        parts = [self._term(a, loop, c) for a, c in x.terms]
+        if x.const or not parts:
+            parts.append(str(x.const) if x.const >= 0 else f"({x.const})")
+        return parts[0] if len(parts) == 1 else f"({' + '.join(parts)})"
+
+    def _term(self, atom: object, loop: bool, c: int) -> str:
+        if isinstance(atom, Var):
+            text = atom.name
+        elif isinstance(atom, Quotient):
+            text = f"({self.index(atom.index, loop)} {'%' if atom.mod else '/'} {atom.d})"
+        else:
+            assert isinstance(atom, Dynamic)
+            text = f"clamp({self._value(atom.value, loop)}, 0, {atom.hi})"
+        return text if c == 1 else f"{text} * {c}" if c > 0 else f"{text} * ({c})"

@@ -1,0 +1,304 @@
+"""Kernels as WGSL. Each kernel of a launch is a function; `main` gives every workgroup to one of them.
+
+Three skeletons: one thread a point, a few threads a row, a tile of a product a workgroup.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from tracegrad.ir import Primitive
+from tracegrad.kernels.expr import Value, walk
+from tracegrad.kernels.form import Axis, Fold, Kernel, Store
+from tracegrad.kernels.tiling import K_STEP, WORKGROUP, Tiling
+from tracegrad.program import Binding
+from tracegrad.render.emit import Emitter, f32_literal
+
+GRID_X = 32768  # workgroups along x; a dimension may have 65 535
+COMPONENT = "xyzw"
+LOWEST = {"i32": "(-2147483647 - 1)", "u32": "0u"}
+HIGHEST = {"i32": "2147483647", "u32": "4294967295u"}
+
+
+def grid_of(workgroups: int) -> tuple[int, int]:
+    """Workgroups in x and y."""
+    return (workgroups, 1) if workgroups <= GRID_X else (GRID_X, -(-workgroups // GRID_X))
+
+
+def render_wgsl(
+    kernels: Sequence[Kernel], tilings: Sequence[Tiling], binding_of: Sequence[int], bindings: Sequence[Binding]
+) -> str:
+    """One shader for kernels that run side by side. `binding_of[s]` is the binding that slot `s` of the launch lies in."""
+    functions: list[str] = []
+    helpers: dict[str, None] = {}
+    first = 0
+    for number, (kernel, tiling) in enumerate(zip(kernels, tilings)):
+        writer = _Writer(kernel, tiling, first, binding_of)
+        functions.append(writer.function(f"k{number}"))
+        helpers.update(writer.emit.helpers)
+        first += len(kernel.slots)
+    text = "\n".join([*helpers, *functions, *_main(tilings)])
+    return "\n".join([*_declarations(tilings, bindings, first, text), text]) + "\n"
+
+
+def _declarations(tilings: Sequence[Tiling], bindings: Sequence[Binding], slots: int, text: str) -> list[str]:
+    """Bindings in order. An array that is both read and written is bound once, read_write."""
+    out = [
+        f"@group(0) @binding({k}) var<storage, {'read_write' if b.written else 'read'}> mem{k}: array<{b.dtype}>;"
+        for k, b in enumerate(bindings)
+    ]
+    if slots:
+        out.append(f"@group(1) @binding(0) var<uniform> at: array<vec4<i32>, {-(-slots // 4)}>;")
+    shared = max(t.shared for t in tilings)
+    out += [f"var<workgroup> {n}: array<{d}, {shared}>;" for n, d in SHARED.items() if f"{n}[" in text]
+    out += [f"var<private> {n}: u32 = {bits};" for n, bits in SPECIAL.items() if n in text]
+    return out
+
+
+SHARED = {"sf": "f32", "si": "i32", "su": "u32"}
+SPECIAL = {"inf_bits": "0x7f800000u", "nan_bits": "0x7fc00000u"}
+
+
+def _main(tilings: Sequence[Tiling]) -> list[str]:
+    lines = [
+        f"@compute @workgroup_size({WORKGROUP})",
+        "fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) lid: u32) {",
+        f"  let w = i32(wid.x + wid.y * {GRID_X}u);",
+    ]
+    begin = 0
+    for number, t in enumerate(tilings):
+        lines.append(f"  if (w >= {begin} && w < {begin + t.workgroups}) {{ k{number}(w - {begin}, i32(lid)); }}")
+        begin += t.workgroups
+    return [*lines, "}"]
+
+
+def decode(flat: str, axes: Sequence[Axis]) -> list[str]:
+    """Loop variables from one flat index."""
+    lines: list[str] = []
+    stride = 1
+    for k, a in reversed(list(enumerate(axes))):
+        whole = flat if stride == 1 else f"({flat} / {stride})"
+        lines.append(f"let {a.name} = {whole if k == 0 else f'{whole} % {a.size}'};")
+        stride *= a.size
+    return lines[::-1]
+
+
+def _identity(p: Primitive, dtype: str) -> str:
+    assert p.identity is not None
+    if dtype == "f32":
+        return f32_literal(p.identity)
+    if p.identity in (float("inf"), float("-inf")):
+        return (HIGHEST if p.identity > 0 else LOWEST)[dtype]
+    return f"{dtype}({int(p.identity)})"
+
+
+class _Writer:
+    """Writes the function of one kernel."""
+
+    def __init__(self, kernel: Kernel, tiling: Tiling, first: int, binding_of: Sequence[int]) -> None:
+        self.kernel, self.tiling, self.first, self.binding_of = kernel, tiling, first, binding_of
+        self.emit = Emitter(self.element, [a.name for a in kernel.inner])
+        self.done: list[Fold] = []
+
+    def element(self, slot: int, index: str) -> str:
+        """A memory location of a slot."""
+        return f"mem{self.binding_of[self.first + slot]}[o{slot} + {index}]"
+
+    def function(self, name: str) -> str:
+        """The whole function."""
+        offsets = [
+            f"let o{s} = at[{(self.first + s) // 4}].{COMPONENT[(self.first + s) % 4]};"
+            for s in range(len(self.kernel.slots))
+        ]
+        body = {"points": self.points, "rows": self.rows, "tile": self.tile}[self.tiling.kind]()
+        return "\n".join([f"fn {name}(w: i32, lid: i32) {{", *_indent([*offsets, *body]), "}"])
+
+    def stores(self, stores: Sequence[Store], loop: bool) -> list[str]:
+        """Values first, then the writes: in place, every load precedes the store to its element."""
+        values = self.emit.values([s.value for s in stores], loop)
+        named = [f"let s{s.slot} = {v};" for s, v in zip(stores, values)]
+        writes = [f"{self.element(s.slot, self.emit.index(s.index, loop))} = {self.stored(s)};" for s in stores]
+        return [*named, *writes]
+
+    def stored(self, s: Store) -> str:
+        dtype = self.kernel.slots[s.slot].dtype.name
+        return {"bool": f"select(0, 1, s{s.slot})", "u32": f"bitcast<i32>(s{s.slot})"}.get(dtype, f"s{s.slot}")
+
+    def flush(self) -> list[str]:
+        """Statements that the emitter put outside of loops since the last call."""
+        lines, self.emit.outer[:] = list(self.emit.outer), []
+        return lines
+
+    # one thread a point
+    def points(self) -> list[str]:
+        stores = [s for s in self.kernel.body if isinstance(s, Store)]
+        written = self.stores(stores, loop=False)
+        return [
+            f"let e = w * {WORKGROUP} + lid;",
+            f"if (e >= {self.kernel.rows}) {{ return; }}",
+            *decode("e", self.kernel.outer),
+            *self.flush(),
+            *written,
+        ]
+
+    # a few threads a row
+    def rows(self) -> list[str]:
+        t, k = self.tiling, self.kernel
+        per_group = WORKGROUP // t.lanes
+        row, lane = f"lid / {t.lanes}", f"lid % {t.lanes}"
+        if t.lanes == 1:
+            row, lane = "lid", "0"
+        elif per_group == 1:
+            row, lane = "0", "lid"
+        elif t.rows_fastest:
+            row, lane = f"lid % {per_group}", f"lid / {per_group}"
+        lines = [
+            f"let row = w * {per_group} + {row};",
+            f"let lane = {lane};",
+            f"let r = min(row, {k.rows - 1});",  # no thread may leave before a barrier
+            *decode("r", k.outer),
+        ]
+        for folds in self.batches():
+            lines += self.folds(folds)
+        outer = [s for s in k.body if isinstance(s, Store) and not s.inner]
+        inner = [s for s in k.body if isinstance(s, Store) and s.inner]
+        if inner:
+            written = self.stores(inner, loop=True)
+            loop = [*decode("j", k.inner), *self.emit.inner, *written]
+            lines += [*self.flush(), f"if (row < {k.rows}) {{", *self.loop(loop), "}"]
+        if outer:
+            written = self.stores(outer, loop=False)
+            lines += [*self.flush(), f"if (row < {k.rows} && lane == 0) {{", *_indent(written), "}"]
+        return lines
+
+    def loop(self, lines: Sequence[str]) -> list[str]:
+        return [
+            f"  for (var j = lane; j < {self.kernel.length}; j += {self.tiling.lanes}) {{",
+            *_indent(_indent(lines)),
+            "  }",
+        ]
+
+    def batches(self) -> list[list[Fold]]:
+        """Folds in order; neighbours that do not need each other's results share a loop."""
+        out: list[list[Fold]] = []
+        for s in self.kernel.body:
+            if isinstance(s, Fold):
+                if out and not any(uses_local(s.value, f.local) for f in out[-1]):
+                    out[-1].append(s)
+                else:
+                    out.append([s])
+        return out
+
+    def folds(self, folds: Sequence[Fold]) -> list[str]:
+        dtypes = [f.value.dtype.name for f in folds]
+        values = self.emit.values([f.value for f in folds], loop=True)
+        combined = [f"t{f.local} = {f.prim.wgsl.format(f't{f.local}', v)};" for f, v in zip(folds, values)]
+        lines = [
+            *self.flush(),
+            *(f"var t{f.local} = {_identity(f.prim, d)};" for f, d in zip(folds, dtypes)),
+            "{",
+            *self.loop([*decode("j", self.kernel.inner), *self.emit.inner, *combined]),
+            "}",
+        ]
+        for f, d in zip(folds, dtypes):
+            lines += self.tree(f, d) if self.tiling.lanes > 1 else []
+            lines.append(f"let {f.local} = t{f.local};")
+        return lines
+
+    def tree(self, f: Fold, dtype: str) -> list[str]:
+        """Combine the lanes of each row in workgroup memory."""
+        sh, acc = {"f32": "sf", "i32": "si", "u32": "su"}[dtype], f"t{f.local}"
+        per_group = WORKGROUP // self.tiling.lanes
+        stride = per_group if self.tiling.rows_fastest else 1
+        lines = [f"{sh}[lid] = {acc};", "workgroupBarrier();"]
+        half = self.tiling.lanes // 2
+        while half:
+            both = f.prim.wgsl.format(f"{sh}[lid]", f"{sh}[lid + {half * stride}]")
+            lines += [f"if (lane < {half}) {{ {sh}[lid] = {both}; }}", "workgroupBarrier();"]
+            half //= 2
+        first = f"{sh}[lid - lane * {stride}]"
+        return [*lines, f"{acc} = {first};", "workgroupBarrier();"]
+
+    # a tile of a product a workgroup
+    def tile(self) -> list[str]:
+        k, n = self.kernel, self.tiling.outputs
+        p = k.product
+        assert p is not None
+        fold = next(s for s in k.body if isinstance(s, Fold))
+        size_m, size_n, size_k = (_product(axes) for axes in (p.m, p.n, k.inner))
+        side = self.tiling.tile
+        tiles_m, tiles_n = -(-size_m // side), -(-size_n // side)
+        lines = [
+            f"let bi = w / {tiles_m * tiles_n};",
+            f"let fm = (w % {tiles_m * tiles_n}) / {tiles_n} * {side};",
+            f"let fn_ = (w % {tiles_n}) * {side};",
+            *decode("bi", p.batch),
+            "let ty = lid / 16;",
+            "let tx = lid % 16;",
+            f"var acc: array<f32, {n * n}>;",
+            f"for (var kt = 0; kt < {size_k}; kt += {K_STEP}) {{",
+            *_indent(self.load_tile(p.a, p.m, "fm", size_m, size_k, 0)),
+            *_indent(self.load_tile(p.b, p.n, "fn_", size_n, size_k, K_STEP * side)),
+            "  workgroupBarrier();",
+            f"  for (var kk = 0; kk < {K_STEP}; kk++) {{",
+            *(f"    let x{i} = sf[kk * {side} + ty * {n} + {i}];" for i in range(n)),
+            *(f"    let y{j} = sf[{K_STEP * side} + kk * {side} + tx + {16 * j}];" for j in range(n)),
+            *(f"    acc[{i * n + j}] += x{i} * y{j};" for i in range(n) for j in range(n)),
+            "  }",
+            "  workgroupBarrier();",
+            "}",
+            f"for (var i = 0; i < {n}; i++) {{ for (var j = 0; j < {n}; j++) {{",
+            f"  let mm = fm + ty * {n} + i;",
+            "  let nn = fn_ + tx + 16 * j;",
+            f"  if (mm < {size_m} && nn < {size_n}) {{",
+            f"    let {fold.local} = acc[i * {n} + j];",
+            *_indent(_indent([*decode("mm", p.m), *decode("nn", p.n)])),
+        ]
+        written = self.stores([s for s in k.body if isinstance(s, Store)], loop=False)
+        return [*lines, *_indent(_indent([*self.flush(), *written])), "  }", "}}"]
+
+    def load_tile(self, v: Value, axes: Sequence[Axis], origin: str, size: int, size_k: int, base: int) -> list[str]:
+        """Fill one half of workgroup memory, k along rows; zeros beyond the edges."""
+        side, k = self.tiling.tile, self.kernel.inner
+        emit = Emitter(self.element, [a.name for a in (*axes, *k)])
+        (value,) = emit.values([v], loop=True)
+        self.emit.helpers.update(emit.helpers)
+        conditions = [f"row < {size}"] if size % side else []
+        conditions += [f"kj < {size_k}"] if size_k % K_STEP else []
+        step = f"for (var q = lid; q < {side * K_STEP}; q += {WORKGROUP}) {{"
+        # Neighbouring threads read neighbouring memory: along k if that is where the operand is contiguous.
+        along_k = contiguous_along(v, k[-1].name if k else "")
+        at = [f"let row = {origin} + q / {K_STEP};", f"let kj = kt + q % {K_STEP};"] if along_k else [
+            f"let row = {origin} + q % {side};", f"let kj = kt + q / {side};"]  # fmt: skip
+        place = f"(q % {K_STEP}) * {side} + q / {K_STEP}" if along_k else "q"
+        fill = [*decode("row", axes), *decode("kj", k), *emit.inner, f"x = {value};"]
+        guarded = [f"if ({' && '.join(conditions)}) {{", *_indent(fill), "}"] if conditions else fill
+        body = [*at, "var x = 0.0;", *guarded, f"sf[{base} + {place}] = x;"]
+        return ["{", *_indent([*emit.outer, step, *_indent(body), "}"]), "}"]
+
+
+def contiguous_along(v: Value, name: str) -> bool:
+    """Does the first load below `v` step by 1 along the variable `name`?"""
+    stack = [v]
+    while stack:
+        x = stack.pop()
+        if x.op == "load":
+            return any(getattr(a, "name", "") == name and c == 1 for a, c in x.arg[1].terms)
+        stack += x.args
+    return False
+
+
+def uses_local(v: Value, name: str) -> bool:
+    """Does `v` depend on the fold `name`?"""
+    return any(x.op == "local" and x.arg == name for x in walk([v]))
+
+
+def _product(axes: Sequence[Axis]) -> int:
+    size = 1
+    for a in axes:
+        size *= a.size
+    return size
+
+
+def _indent(lines: Sequence[str]) -> list[str]:
+    return [f"  {line}" for line in lines]

@@ -1,0 +1,283 @@
+"""What a call gives: a Pending at once, and one of Completed, Aborted, Failed when the work is done."""
+
+from __future__ import annotations
+
+import sys
+import threading
+import warnings
+from collections.abc import Callable, Generator, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar, Generic, TypeVar, cast
+
+from tracegrad.errors import AbortedError, DeviceError, InputError, TracegradError
+
+T = TypeVar("T")
+
+
+class Captures(Mapping[str, Any]):
+    """The arrays that `tg.capture(name, x)` kept, by name."""
+
+    __slots__ = ("_arrays",)
+
+    def __init__(self, arrays: Mapping[str, Any] | None = None):
+        self._arrays = dict(arrays or {})
+
+    def __getitem__(self, name: str) -> Any:
+        try:
+            return self._arrays[name]
+        except KeyError:
+            raise KeyError(f"no capture named {name!r}; there are: {', '.join(self._arrays) or 'none'}") from None
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._arrays)
+
+    def __len__(self) -> int:
+        return len(self._arrays)
+
+    def __repr__(self) -> str:
+        return f"Captures({', '.join(f'{k}{list(v.shape)}' for k, v in self._arrays.items())})"
+
+    def per_head(self, name: str) -> list[Any]:
+        """One array per head of an attention map: `[B,H,T,T]` gives H of `[B,T,T]`, `[H,T,T]` gives H of `[T,T]`.
+
+        Raises: KeyError for an unknown name; InputError for an array of another rank.
+        """
+        x = self[name]
+        if x.ndim not in (3, 4):
+            raise InputError(
+                f"per_head({name!r}): an attention map is [B,H,T,T] or [H,T,T], got {x.ndim} dimensions {list(x.shape)}"
+            )
+        return [x[..., h, :, :] for h in range(x.shape[-3])]
+
+
+@dataclass(frozen=True, slots=True)
+class Completed:
+    """Work that was done: a `CompletedStep` of a training, or a `CompletedRun` of a forward.
+
+    Both match `case Completed(loss=...)`, `case Completed(output=...)`, or `case Completed(value)` with one position,
+    which is the loss of a step and the output of a run.
+    """
+
+    __match_args__: ClassVar[tuple[str, ...]] = ("value",)
+
+    captures: Captures
+
+    @property
+    def value(self) -> Any:
+        """The loss of a step, the output of a run."""
+        raise NotImplementedError
+
+
+@dataclass(frozen=True, slots=True)
+class CompletedStep(Completed):
+    """A training step that was applied.
+
+    loss:     the loss before the update; of `run_steps`, that of the last step.
+    aux:      the extra tensors of the loss function, as arrays.
+    captures: see `Captures`.
+    step:     the number of this step, 1 being the first.
+    losses:   float32 array, one element per step that the call ran.
+    """
+
+    __match_args__: ClassVar[tuple[str, ...]] = ("value",)
+
+    loss: float
+    aux: Mapping[str, Any]
+    step: int
+    losses: Any
+
+    @property
+    def value(self) -> float:
+        """The loss."""
+        return self.loss
+
+
+@dataclass(frozen=True, slots=True)
+class CompletedRun(Completed):
+    """A forward that was run. `output` is an array, or a tuple or dict of them, as the forward returns it."""
+
+    __match_args__: ClassVar[tuple[str, ...]] = ("value",)
+
+    output: Any
+
+    @property
+    def value(self) -> Any:
+        """The output."""
+        return self.output
+
+
+@dataclass(frozen=True, slots=True)
+class Aborted:
+    """Work displaced before it was done; nothing was changed by it."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """Work that could not be done; nothing was changed by it."""
+
+    error: BaseException
+
+
+StepResult = CompletedStep | Aborted | Failed
+RunResult = CompletedRun | Aborted | Failed
+
+
+class Pending(Generic[T]):
+    """Work under way. `result()` or `await` gives Completed, Aborted or Failed; the shortcuts wait too.
+
+    `loss`, `aux`, `captures`, `losses`, `step` and `output` wait, then raise the error of a `Failed`, and
+    `tg.AbortedError` for an `Aborted`. A `Failed` that nobody looked at is reported once through `warnings`.
+    """
+
+    def __init__(self, what: str = "call", worker: int | None = None):
+        self._what = what
+        self._worker = worker  # ident of the thread that resolves this: waiting there would wait forever
+        self._ready = threading.Condition()
+        self._result: Any = None
+        self._done = False
+        self._seen = False
+        self._wanted = False
+        self._callbacks: list[Callable[[Pending[T]], object]] = []
+
+    def done(self) -> bool:
+        """True once the result is there."""
+        return self._done
+
+    @property
+    def wanted(self) -> bool:
+        """True when somebody waits for the result, so that it should be fetched before more work is queued."""
+        return self._wanted
+
+    def result(self, timeout: float | None = None) -> T:
+        """Wait, and give Completed, Aborted or Failed.
+
+        Raises: TimeoutError when `timeout` seconds pass first.
+        """
+        if not self._done:
+            if threading.get_ident() == self._worker:
+                raise RuntimeError(
+                    f"{self._what}: a callback runs on the thread that does the work, so waiting in it would never "
+                    "end; use add_done_callback on the new call instead"
+                )
+            self._wanted = True
+            with self._ready:
+                if not self._ready.wait_for(lambda: self._done, timeout):
+                    raise TimeoutError(f"{self._what}: no result after {timeout} s")
+        self._seen = True
+        return self._result
+
+    def add_done_callback(self, callback: Callable[[Pending[T]], object]) -> None:
+        """Call `callback(self)` once the result is there: at once if it is, else on the library's worker thread."""
+        with self._ready:
+            if not self._done:
+                self._callbacks.append(callback)
+                return
+        self._call(callback)
+
+    def __await__(self) -> Generator[Any, None, T]:
+        if not self._done:
+            # Whoever awaits has asyncio loaded; importing it here would cost every user 40 ms.
+            loop = cast("Any", sys.modules["asyncio"]).get_running_loop()
+            future = loop.create_future()
+            self._wanted = True
+            self.add_done_callback(lambda _: _wake(loop, future))
+            yield from future
+        return self.result()
+
+    @property
+    def loss(self) -> float:
+        """The loss of a step."""
+        return self._completed().loss
+
+    @property
+    def losses(self) -> Any:
+        """The loss of every step of the call, as an array."""
+        return self._completed().losses
+
+    @property
+    def step(self) -> int:
+        """The number of the step."""
+        return self._completed().step
+
+    @property
+    def aux(self) -> Mapping[str, Any]:
+        """The extra outputs of the loss."""
+        return self._completed().aux
+
+    @property
+    def output(self) -> Any:
+        """The output of a forward."""
+        return self._completed().output
+
+    @property
+    def captures(self) -> Captures:
+        """The captured arrays."""
+        return self._completed().captures
+
+    def resolve(self, result: T) -> None:
+        """Set the result, once; later calls change nothing. For whoever does the work."""
+        with self._ready:
+            if self._done:
+                return
+            self._result, self._done = result, True
+            callbacks, self._callbacks = self._callbacks, []
+            self._ready.notify_all()
+        for callback in callbacks:
+            self._call(callback)
+
+    def _call(self, callback: Callable[[Pending[T]], object]) -> None:
+        try:
+            callback(self)
+        except Exception as e:  # the worker must survive whatever a user's callback does
+            warnings.warn(f"{self._what}: a done callback raised {e!r}", RuntimeWarning, stacklevel=2)
+
+    def _completed(self) -> Any:
+        result = self.result()
+        if isinstance(result, Failed):
+            raise result.error
+        if isinstance(result, Aborted):
+            raise AbortedError(f"{self._what} was aborted: {result.reason}")
+        return result
+
+    def __repr__(self) -> str:
+        return f"<Pending {self._what}: {type(self._result).__name__ if self._done else 'under way'}>"
+
+    def __del__(self) -> None:
+        failed = getattr(self, "_done", False) and isinstance(self._result, Failed)
+        if failed and not self._seen and not sys.is_finalizing():
+            error = self._result.error
+            warnings.warn(
+                f"{self._what} failed and nobody looked at the result: {type(error).__name__}: {error}",
+                RuntimeWarning,
+                stacklevel=1,
+            )
+
+
+def resolved(result: T, what: str = "call") -> Pending[T]:
+    """A Pending that is done already."""
+    p: Pending[T] = Pending(what)
+    p.resolve(result)
+    return p
+
+
+def failure(error: BaseException, what: str) -> Failed:
+    """`error` as a Failed; what is not tracegrad's own is a DeviceError, with the original as its cause."""
+    if isinstance(error, TracegradError):
+        return Failed(error)
+    wrapped = DeviceError(f"{what}: the work could not be executed: {type(error).__name__}: {error}")
+    wrapped.__cause__ = error
+    return Failed(wrapped)
+
+
+def _wake(loop: Any, future: Any) -> None:
+    def finish() -> None:
+        if not future.done():
+            future.set_result(None)
+
+    try:
+        loop.call_soon_threadsafe(finish)
+    except RuntimeError:  # the loop was closed while the work ran: nobody waits any more
+        if not loop.is_closed():
+            raise

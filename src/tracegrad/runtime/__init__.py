@@ -1,0 +1,1 @@
+"""Runtimes: each executes Programs on one kind of device."""

@@ -1,0 +1,285 @@
+"""WebGPU adapters: which there are, which one to take, and plain words when there is none.
+
+Drivers can crash or hang when they are first asked, and Mesa prints to stderr. So a child process asks first; this
+process loads wgpu only to open an adapter that the child has seen alive (`open_device`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes.util
+import functools
+import glob
+import importlib
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import warnings
+from collections.abc import Generator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from tracegrad.errors import DeviceError
+
+INSTALL = 'pip install "wgpu>=0.32,<0.33"'
+PROBE_SECONDS = 60  # a driver that has not answered by then never will
+BACKENDS = ("Vulkan", "Metal", "D3D12")  # OpenGL computes too, but aborts and prints on many machines
+SOFTWARE = ("llvmpipe", "swiftshader", "lavapipe", "basic render")
+KINDS = ("DiscreteGPU", "IntegratedGPU", "Unknown", "CPU")  # the best first
+FEATURES = ("shader-f16", "subgroup", "timestamp-query")  # asked for where offered
+GPU_NODES = ("/dev/dri/renderD*", "/dev/nvidia[0-9]*", "/dev/kfd", "/dev/dxg", "/dev/mali*", "/dev/nvhost-gpu")
+
+# Runs in the child. stdout of the driver must not mix with the answer, hence the marker.
+PROBE = """
+import json, sys
+try:
+    import wgpu
+except BaseException as e:
+    print("\\nTRACEGRAD" + json.dumps({"error": f"{type(e).__name__}: {e}"})); sys.exit()
+try:
+    from wgpu.backends.wgpu_native.extras import set_instance_extras
+    set_instance_extras(backends=["Primary"])
+except Exception:
+    pass
+rows = [{"info": dict(a.info), "limits": dict(a.limits), "features": sorted(a.features)}
+        for a in wgpu.gpu.enumerate_adapters_sync()]
+print("\\nTRACEGRAD" + json.dumps({"rows": rows}), flush=True)
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class AdapterInfo:
+    """One adapter: a GPU, or a CPU posing as one, seen through one graphics interface."""
+
+    name: str
+    backend: str  # "Vulkan", "Metal" or "D3D12"
+    type: str  # "DiscreteGPU", "IntegratedGPU", "CPU" or "Unknown"
+    driver: str
+    software: bool
+    limits: Mapping[str, int]
+    features: tuple[str, ...]
+
+    @property
+    def description(self) -> str:
+        """`NVIDIA H200 (Vulkan)`."""
+        return f"{self.name} ({self.backend})"
+
+
+@dataclass(frozen=True, slots=True)
+class WebGPUSupport:
+    """Whether `device="webgpu"` can work here.
+
+    reason: "ok", "software" (it works, slowly: "auto" does not take it), or why not: "browser", "no-wgpu",
+            "broken-wgpu", "driver-crashed", "driver-hangs", "no-loader", "no-driver".
+    """
+
+    ok: bool
+    reason: str
+    message: str
+    adapter: AdapterInfo | None = None
+
+    def __bool__(self) -> bool:
+        return self.ok
+
+
+@dataclass(frozen=True, slots=True)
+class _Answer:
+    """What the child said."""
+
+    adapters: tuple[AdapterInfo, ...] = ()
+    reason: str = ""
+    detail: str = ""
+
+
+def adapters() -> list[AdapterInfo]:
+    """Every adapter of this machine, the best first; an empty list where there is none. Never raises."""
+    return list(_ask().adapters)
+
+
+def check_webgpu() -> WebGPUSupport:
+    """Say in plain words whether this machine can compute through WebGPU, and if not, why. Never raises."""
+    answer = _ask()
+    if answer.reason:
+        return WebGPUSupport(False, answer.reason, _explain(answer))
+    best = answer.adapters[0]
+    if best.software:
+        message = (
+            f'{best.description} is a software adapter: device="webgpu" works and is slow; '
+            'device="auto" uses the CPU runtime instead'
+        )
+        return WebGPUSupport(True, "software", message, best)
+    return WebGPUSupport(True, "ok", f"WebGPU is available: {best.description}", best)
+
+
+def adapter_for(device: str) -> AdapterInfo | None:
+    """The adapter that `device` means: for "auto" a real GPU or None; for "webgpu" the best, or an error.
+
+    Raises: DeviceError for "webgpu" on a machine without adapters. Warns when the best one is software.
+    """
+    if device == "auto":
+        best = _ask().adapters[:1] if may_have_gpu() else ()
+        return best[0] if best and not best[0].software else None
+    support = check_webgpu()
+    if support.adapter is None:
+        raise DeviceError(f'device="webgpu": {support.message}')
+    if support.adapter.software:
+        warnings.warn(
+            f"{support.adapter.description} is a software adapter: correct, but much slower than device='cpu'",
+            RuntimeWarning,
+            stacklevel=3,
+        )
+    return support.adapter
+
+
+def may_have_gpu() -> bool:
+    """False where no GPU can be: spares "auto" the second that asking drivers takes."""
+    if sys.platform == "emscripten" or importlib.util.find_spec("wgpu") is None:
+        return False
+    return not sys.platform.startswith("linux") or any(glob.glob(node) for node in GPU_NODES)
+
+
+def open_device(adapter: AdapterInfo) -> Any:
+    """A new `wgpu.GPUDevice` on `adapter`, with all of its limits and those of FEATURES that it offers.
+
+    Raises: DeviceError if the adapter is gone or refuses.
+    """
+    wgpu = load_wgpu()
+    with quiet_stderr():
+        try:
+            for found in wgpu.gpu.enumerate_adapters_sync():
+                row = _row({"info": dict(found.info), "limits": dict(found.limits), "features": found.features})
+                if (row.name, row.backend, row.type) == (adapter.name, adapter.backend, adapter.type):
+                    wanted = [f for f in FEATURES if f in row.features]
+                    return found.request_device_sync(label="tracegrad", required_features=wanted)
+        except Exception as e:
+            raise DeviceError(f"{adapter.description} cannot be opened: {e}") from e
+    raise DeviceError(f"{adapter.description} is no longer there")
+
+
+def load_wgpu() -> Any:
+    """The wgpu module, without its OpenGL backend unless the program uses wgpu already."""
+    try:
+        wgpu: Any = importlib.import_module("wgpu")
+        extras: Any = importlib.import_module("wgpu.backends.wgpu_native.extras")
+    except Exception as e:
+        raise DeviceError(f"the Python package wgpu cannot be loaded ({e}); {INSTALL}") from e
+    with contextlib.suppress(Exception):  # a RuntimeError where the instance exists: then it is the user's
+        extras.set_instance_extras(backends=["Primary"])
+    return wgpu
+
+
+@contextlib.contextmanager
+def quiet_stderr() -> Generator[None, None, None]:
+    """Swallow what C code prints to stderr meanwhile; nothing where stderr is no real file."""
+    try:
+        sys.stderr.flush()
+        saved = os.dup(2)
+    except (OSError, AttributeError, ValueError):
+        yield
+        return
+    with tempfile.TemporaryFile() as sink:
+        os.dup2(sink.fileno(), 2)
+        try:
+            yield
+        finally:
+            os.dup2(saved, 2)
+            os.close(saved)
+
+
+def _ask() -> _Answer:
+    """The child's answer, asked once for each setting of the variables that drivers read."""
+    names = ("VK_ICD_FILENAMES", "VK_DRIVER_FILES", "WGPU_LIB_PATH", "WGPU_BACKEND_TYPE")
+    return _probe(tuple(os.environ.get(n, "") for n in names))
+
+
+@functools.cache
+def _probe(_environment: tuple[str, ...]) -> _Answer:
+    """Ask a child process for the adapters."""
+    if sys.platform == "emscripten":
+        return _Answer(reason="browser")
+    if importlib.util.find_spec("wgpu") is None:
+        return _Answer(reason="no-wgpu")
+    frozen = bool(getattr(sys, "frozen", False)) or not sys.executable
+    try:
+        text = _probe_here() if frozen else _probe_child()
+    except subprocess.TimeoutExpired:
+        return _Answer(reason="driver-hangs")
+    except _ChildDiedError as e:
+        return _Answer(reason="driver-crashed", detail=str(e))
+    said = json.loads(text)
+    if "error" in said:
+        return _Answer(reason="broken-wgpu", detail=said["error"])
+    rows = [r for r in map(_row, said["rows"]) if r.backend in BACKENDS]
+    if rows:
+        return _Answer(tuple(sorted(rows, key=_rank)))
+    missing = sys.platform.startswith("linux") and not ctypes.util.find_library("vulkan")
+    return _Answer(reason="no-loader" if missing else "no-driver")
+
+
+class _ChildDiedError(Exception):
+    """The child ended without an answer."""
+
+
+def _probe_child() -> str:
+    """Run PROBE in a child that imports what this process would."""
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
+    command = [sys.executable, "-P", "-c", PROBE]
+    done = subprocess.run(command, capture_output=True, env=environment, timeout=PROBE_SECONDS, check=False)
+    answer = done.stdout.decode(errors="replace").rpartition("\nTRACEGRAD")[2]
+    if not answer.startswith("{"):
+        last = done.stderr.decode(errors="replace").strip().splitlines()[-1:]
+        raise _ChildDiedError(f"exit status {done.returncode}" + "".join(f": {line}" for line in last))
+    return answer.splitlines()[0]
+
+
+def _probe_here() -> str:
+    """For a frozen program, whose executable is no Python: ask in this process."""
+    try:
+        wgpu = load_wgpu()
+        with quiet_stderr():
+            found = wgpu.gpu.enumerate_adapters_sync()
+    except Exception as e:
+        return json.dumps({"error": str(e)})
+    rows = [{"info": dict(a.info), "limits": dict(a.limits), "features": sorted(a.features)} for a in found]
+    return json.dumps({"rows": rows})
+
+
+def _row(raw: Mapping[str, Any]) -> AdapterInfo:
+    """An adapter as wgpu describes it."""
+    info = raw["info"]
+    name = str(info["device"] or info["description"] or info["vendor"] or "unnamed adapter")
+    kind = str(info["adapter_type"])
+    return AdapterInfo(
+        name=name,
+        backend=str(info["backend_type"]),
+        type=kind,
+        driver=str(info["description"]),
+        software=kind == "CPU" or any(word in name.lower() for word in SOFTWARE),
+        limits={str(k): int(v) for k, v in raw["limits"].items()},
+        features=tuple(sorted(raw["features"])),
+    )
+
+
+def _rank(a: AdapterInfo) -> tuple[bool, int, int]:
+    """Real before software, discrete before integrated, the platform's own interface first."""
+    kind = KINDS.index(a.type) if a.type in KINDS else KINDS.index("Unknown")
+    return a.software, kind, BACKENDS.index(a.backend)
+
+
+def _explain(answer: _Answer) -> str:
+    """The reason in words for a user, with the remedy."""
+    cpu = 'device="cpu" works without'
+    return {
+        "browser": "inside a browser the page's own WebGPU is used, not the Python package wgpu",
+        "no-wgpu": f"the Python package wgpu is not installed; {INSTALL} ({cpu})",
+        "broken-wgpu": f"the Python package wgpu is installed but does not load: {answer.detail} ({cpu})",
+        "driver-crashed": f"the graphics driver crashed when asked for adapters: {answer.detail}; update it ({cpu})",
+        "driver-hangs": f"the graphics driver did not answer within {PROBE_SECONDS} s ({cpu})",
+        "no-loader": "there is no Vulkan loader (libvulkan.so.1); install your distribution's package "
+        f"(Debian, Ubuntu: libvulkan1) and your GPU's driver ({cpu})",
+        "no-driver": f"no graphics driver offers an adapter; install your GPU's Vulkan, Metal or Direct3D 12 driver "
+        f"(Debian, Ubuntu: mesa-vulkan-drivers, or the vendor's) ({cpu})",
+    }[answer.reason]

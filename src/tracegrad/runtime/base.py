@@ -1,0 +1,62 @@
+"""The seam between a Program and a device."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from tracegrad.program import Program
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceInfo:
+    """A usable device, as `tg.devices()` lists it."""
+
+    name: str  # what `device=` takes: "webgpu" or "cpu"
+    description: str  # e.g. "NVIDIA H200 (Vulkan)"
+    software: bool = False  # a CPU posing as a GPU: correct, slow, never chosen by "auto"
+
+    def __str__(self) -> str:
+        return f"{self.name} ({self.description})"
+
+
+class Session(Protocol):
+    """A device with named, persistent buffers.
+
+    Programs loaded into one session share every buffer of role "param", "grad" or "state" that has the same name; the
+    first program that brings a name allocates it, filled with `Buffer.fill`. Every method runs on the one thread that
+    owns the session. `submit` queues a run and returns at once where the device allows it; `collect` waits for it.
+    Arrays are NumPy arrays of the field's dtype and shape.
+    """
+
+    info: DeviceInfo
+    ahead: int  # runs worth submitting before the first is collected; 1 where `submit` itself computes
+
+    def load(self, program: Program) -> int:
+        """Allocate, build kernels once per content; a handle. DeviceError if the device is too small."""
+        ...
+
+    def unload(self, handle: int) -> None:
+        """Free what only this program uses."""
+        ...
+
+    def submit(self, handle: int, inputs: Mapping[str, Any]) -> Any:
+        """Run once with the program's `inputs` (all of them, hyperparameters too); a ticket."""
+        ...
+
+    def collect(self, ticket: Any) -> dict[str, Any]:
+        """Outputs of that run by name, waiting for it."""
+        ...
+
+    def read(self, name: str) -> Any:
+        """A persistent buffer, flat."""
+        ...
+
+    def write(self, name: str, values: Any, offset: int = 0) -> None:
+        """Overwrite part of a persistent buffer."""
+        ...
+
+    def close(self) -> None:
+        """Free everything. Closing twice is fine."""
+        ...

@@ -1,0 +1,164 @@
+"""The CPU runtime: a program's kernels as NumPy, one after the other over preallocated arrays."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from tracegrad.dtypes import DTYPES
+from tracegrad.errors import DeviceError
+from tracegrad.program import PERSISTENT, Buffer, Field, KernelSource, Program
+from tracegrad.runtime.base import DeviceInfo
+
+Array = Any
+NUMPY_STORAGE = {"f32": "float32", "i32": "int32"}
+
+
+@dataclass(slots=True)
+class _Loaded:
+    """A program bound to memory."""
+
+    program: Program
+    memory: dict[str, Array]
+    runs: list[Callable[[], None]] = field(default_factory=list["Callable[[], None]"])
+
+
+class CpuSession:
+    """Named arrays, and programs that compute on them. Everything happens inside `submit`."""
+
+    ahead = 1
+
+    def __init__(self) -> None:
+        self.info = DeviceInfo("cpu", "NumPy on this machine's CPU")
+        self._persistent: dict[str, Array] = {}
+        self._loaded: dict[int, _Loaded] = {}
+        self._sources: dict[str, Callable[..., Any]] = {}
+        self._scratch: dict[int, Array] = {}
+        self._next = 0
+        self._closed = False
+
+    def load(self, program: Program) -> int:
+        """Allocate what is new, and bind every kernel to its arrays."""
+        self._check_open()
+        loaded = _Loaded(program, {b.name: self._array(b) for b in program.buffers})
+        names = [b.name for b in program.buffers]
+        for d in program.dispatches:
+            memory = tuple([loaded.memory[names[k]] for k in d.buffers])
+            bind = self._bound(program.kernels[d.kernel])
+            loaded.runs.append(bind(np, view, self._scratch_view, memory, d.offsets))
+        self._next += 1
+        self._loaded[self._next] = loaded
+        return self._next
+
+    def _array(self, b: Buffer) -> Array:
+        """A flat array with one zero behind it, which padding reads."""
+        if b.role in PERSISTENT and b.name in self._persistent:
+            found = self._persistent[b.name]
+            if found.size != b.size + 1:
+                raise DeviceError(f"{b.name} has {found.size - 1} elements here; the program wants {b.size}")
+            return found
+        made = np.zeros(b.size + 1, NUMPY_STORAGE[b.dtype])
+        if b.data:
+            made[:-1] = np.frombuffer(b.contents(), made.dtype)
+        elif isinstance(b.fill, float | int) and b.fill:
+            made[:-1] = b.fill
+        if b.role in PERSISTENT:
+            self._persistent[b.name] = made
+        return made
+
+    def _bound(self, kernel: KernelSource) -> Callable[..., Any]:
+        """The kernel's `bind`, compiled once per content."""
+        if kernel.numpy not in self._sources:
+            scope: dict[str, Any] = {}
+            exec(compile(kernel.numpy, f"<{kernel.label}>", "exec"), scope)
+            self._sources[kernel.numpy] = scope["bind"]
+        return self._sources[kernel.numpy]
+
+    def _scratch_view(self, number: int, shape: tuple[int, ...], dtype: str) -> Array:
+        """Scratch array `number` of the running kernel. Kernels run one at a time, so they share memory."""
+        wanted = np.dtype(dtype)
+        size = int(np.prod(shape, dtype=np.int64)) * wanted.itemsize
+        have = self._scratch.get(number)
+        if have is None or have.nbytes < size:
+            have = self._scratch[number] = np.zeros(max(size, 64), np.uint8)
+        return have[:size].view(wanted).reshape(shape)
+
+    def unload(self, handle: int) -> None:
+        """Free what only this program uses."""
+        gone = self._loaded.pop(handle, None)
+        if gone is not None:
+            kept = {name for one in self._loaded.values() for name in one.memory}
+            for name in gone.memory.keys() - kept:
+                self._persistent.pop(name, None)
+
+    def submit(self, handle: int, inputs: Mapping[str, Any]) -> dict[str, Any]:
+        """Run now; the ticket holds the results."""
+        self._check_open()
+        loaded = self._loaded[handle]
+        p = loaded.program
+        for f in p.inputs:
+            target = _part(loaded.memory[p.buffers[f.buffer].name], f)
+            target[...] = np.asarray(inputs[f.name]).reshape(-1).view(_stored(f))
+        with np.errstate(all="ignore"):
+            for run in loaded.runs:
+                run()
+        return {f.name: _result(_part(loaded.memory[p.buffers[f.buffer].name], f), f) for f in p.outputs}
+
+    def collect(self, ticket: dict[str, Any]) -> dict[str, Any]:
+        """What `submit` computed."""
+        return ticket
+
+    def read(self, name: str) -> Array:
+        """A copy of a persistent array."""
+        self._check_open()
+        return self._named(name)[:-1].copy()
+
+    def write(self, name: str, values: Any, offset: int = 0) -> None:
+        """Overwrite part of a persistent array."""
+        self._check_open()
+        flat = np.asarray(values).reshape(-1)
+        target = self._named(name)[:-1]
+        if offset < 0 or offset + flat.size > target.size:
+            raise DeviceError(f"{name} has {target.size} elements; {flat.size} do not fit at {offset}")
+        target[offset : offset + flat.size] = flat
+
+    def _named(self, name: str) -> Array:
+        if name not in self._persistent:
+            raise DeviceError(f"no persistent array {name!r}; there are {', '.join(self._persistent) or 'none'}")
+        return self._persistent[name]
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise DeviceError("this session is closed")
+
+    def close(self) -> None:
+        """Free everything. Closing twice is fine."""
+        self._closed = True
+        self._loaded.clear()
+        self._persistent.clear()
+        self._scratch.clear()
+
+
+def view(base: Array, offset: int, shape: tuple[int, ...], strides: tuple[int, ...]) -> Array:
+    """A strided view of a flat array, strides in elements."""
+    return np.lib.stride_tricks.as_strided(base[offset:], shape, [4 * s for s in strides])
+
+
+def _part(memory: Array, f: Field) -> Array:
+    size = int(np.prod(f.shape, dtype=np.int64))
+    return memory[f.offset : f.offset + size]
+
+
+def _stored(f: Field) -> Any:
+    """The dtype whose bits a field is stored as; booleans are converted by assignment."""
+    return {"u32": np.int32, "bool": np.bool_}.get(f.dtype, np.dtype(DTYPES[f.dtype].numpy))
+
+
+def _result(part: Array, f: Field) -> Array:
+    """A copy as the field's own dtype."""
+    if f.dtype == "bool":
+        return (part != 0).reshape(f.shape)
+    return part.view(DTYPES[f.dtype].numpy).reshape(f.shape).copy()

@@ -1,0 +1,260 @@
+"""Two ways to tell wgpu the same thing: its public API, and its C functions without the layer between.
+
+Encoding a step is most of what the host does, so `DirectCalls` issues prepared C calls through wgpu-py's cffi handles.
+They are private to wgpu-py: pinned to 0.32, tried on a small program when a session opens (native.py), and replaced
+by `PublicCalls` if anything is off.
+
+An error inside `wgpuQueueSubmit` or `wgpuBufferGetConstMappedRange` aborts the process, so neither is reached with
+anything that could be wrong: a command buffer lives inside one call of `submit`, and is submitted only if finishing
+it reported no error (a lost device shows there, too); a mapped range is asked for only after a successful map.
+"""
+
+from __future__ import annotations
+
+import importlib
+import logging
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tracegrad.errors import DeviceError, DeviceLostError
+
+PINNED = "0.32."  # the wgpu-py whose private handles DirectCalls knows
+Bytes = NDArray[np.uint8]
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """One dispatch: wgpu objects, and where in the uniform buffer its offsets lie (bytes)."""
+
+    pipeline: Any
+    group: Any
+    offsets: Any  # bind group of the uniform buffer, or None
+    at: int
+    grid: tuple[int, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Copy:
+    """`size` bytes from one buffer to another."""
+
+    source: Any
+    source_offset: int
+    target: Any
+    target_offset: int
+    size: int
+
+
+class Calls(Protocol):
+    """What a session asks of wgpu for each run. Errors are DeviceError or wgpu's own."""
+
+    name: str
+
+    def prepare(self, launches: Sequence[Launch]) -> Any:
+        """Launches in the form `submit` wants."""
+        ...
+
+    def prepare_copies(self, copies: Sequence[Copy]) -> Any:
+        """Copies in the form `submit` wants."""
+        ...
+
+    def submit(self, launches: Any, copies: Any) -> Any:
+        """Queue one compute pass, then the copies; a mark for `fetch`."""
+        ...
+
+    def write(self, buffer: Any, offset: int, values: NDArray[Any]) -> None:
+        """Queue a write of contiguous `values` at `offset` bytes; they may change as soon as this returns."""
+        ...
+
+    def fetch(self, buffer: Any, size: int, mark: Any) -> Bytes:
+        """Wait for the submission of `mark` and copy the first `size` bytes of a mappable buffer out."""
+        ...
+
+
+class PublicCalls:
+    """wgpu-py's documented interface."""
+
+    name = "public"
+
+    def __init__(self, device: Any) -> None:
+        self._device = device
+
+    def prepare(self, launches: Sequence[Launch]) -> Any:
+        return tuple(launches)
+
+    def prepare_copies(self, copies: Sequence[Copy]) -> Any:
+        return tuple(copies)
+
+    def submit(self, launches: Any, copies: Any) -> Any:
+        encoder = self._device.create_command_encoder()
+        if launches:
+            run = encoder.begin_compute_pass()
+            pipeline = group = None
+            for x in launches:
+                if x.pipeline is not pipeline:
+                    pipeline = x.pipeline
+                    run.set_pipeline(pipeline)
+                if x.group is not group:
+                    group = x.group
+                    run.set_bind_group(0, group)
+                if x.offsets is not None:
+                    run.set_bind_group(1, x.offsets, [x.at])
+                run.dispatch_workgroups(*x.grid)
+            run.end()
+        for c in copies:
+            encoder.copy_buffer_to_buffer(c.source, c.source_offset, c.target, c.target_offset, c.size)
+        self._device.queue.submit([encoder.finish()])
+        return None
+
+    def write(self, buffer: Any, offset: int, values: NDArray[Any]) -> None:
+        self._device.queue.write_buffer(buffer, offset, values)
+
+    def fetch(self, buffer: Any, size: int, mark: Any) -> Bytes:
+        buffer.map_async("READ_NOSYNC", 0, size).sync_wait()
+        try:
+            return np.frombuffer(buffer.read_mapped(0, size), np.uint8)
+        finally:
+            buffer.unmap()
+
+
+class DirectCalls:
+    """wgpu-native's C functions, called with the handles that wgpu-py holds."""
+
+    name = "direct"
+
+    def __init__(self, device: Any) -> None:
+        wgpu: Any = importlib.import_module("wgpu")
+        if not str(wgpu.__version__).startswith(PINNED):
+            raise DeviceError(f"direct calls know wgpu {PINNED}x, this is {wgpu.__version__}")
+        native: Any = importlib.import_module("wgpu.backends.wgpu_native")
+        api: Any = importlib.import_module("wgpu.backends.wgpu_native._api")
+        self._lib, self._ffi, self._errors = native.lib, native.ffi, api.error_handler
+        self._device, self._queue = device._internal, device.queue._internal
+        self._owner = device  # keeps the handles alive
+        self._commands = self._ffi.new("WGPUCommandBuffer[1]")
+        self._mark = self._ffi.new("WGPUSubmissionIndex *")
+        self._map_status = 0
+
+        def mapped(status: int, _message: Any, _first: Any, _second: Any) -> None:
+            self._map_status = status
+
+        self._mapped = self._ffi.callback("void(WGPUMapAsyncStatus, WGPUStringView, void *, void *)", mapped)
+        info = self._ffi.new("WGPUBufferMapCallbackInfo *")
+        info.mode, info.callback = self._lib.WGPUCallbackMode_AllowProcessEvents, self._mapped
+        self._map_info = info
+
+    def prepare(self, launches: Sequence[Launch]) -> Any:
+        """(C function, arguments after the pass) for each call, without calls that would change nothing."""
+        lib = self._lib
+        calls: list[tuple[Callable[..., None], tuple[Any, ...]]] = []
+        pipeline = group = None
+        for x in launches:
+            if x.pipeline is not pipeline:
+                pipeline = x.pipeline
+                calls.append((lib.wgpuComputePassEncoderSetPipeline, (x.pipeline._internal,)))
+            if x.group is not group:
+                group = x.group
+                calls.append((lib.wgpuComputePassEncoderSetBindGroup, (0, group._internal, 0, self._ffi.NULL)))
+            if x.offsets is not None:
+                at = self._ffi.new("uint32_t[1]", [x.at])
+                calls.append((lib.wgpuComputePassEncoderSetBindGroup, (1, x.offsets._internal, 1, at)))
+            calls.append((lib.wgpuComputePassEncoderDispatchWorkgroups, (*x.grid, 1)))
+        return calls, tuple(launches)  # the launches keep the handles alive
+
+    def prepare_copies(self, copies: Sequence[Copy]) -> Any:
+        rows = [(c.source._internal, c.source_offset, c.target._internal, c.target_offset, c.size) for c in copies]
+        return rows, tuple(copies)
+
+    def submit(self, launches: Any, copies: Any) -> Any:
+        lib = self._lib
+        command = encoder = self._ffi.NULL
+        self._errors.capture("tracegrad")
+        try:
+            encoder = lib.wgpuDeviceCreateCommandEncoder(self._device, self._ffi.NULL)
+            if launches[0]:
+                run = lib.wgpuCommandEncoderBeginComputePass(encoder, self._ffi.NULL)
+                for call, args in launches[0]:
+                    call(run, *args)
+                lib.wgpuComputePassEncoderEnd(run)
+                lib.wgpuComputePassEncoderRelease(run)
+            copy = lib.wgpuCommandEncoderCopyBufferToBuffer
+            for row in copies[0]:
+                copy(encoder, *row)
+            command = lib.wgpuCommandEncoderFinish(encoder, self._ffi.NULL)
+        finally:
+            error = self._errors.release("tracegrad")
+            if encoder:
+                lib.wgpuCommandEncoderRelease(encoder)
+        try:
+            if error is not None:
+                raise device_error(error[1])
+            self._commands[0] = command
+            return lib.wgpuQueueSubmitForIndex(self._queue, 1, self._commands)
+        finally:
+            if command:
+                lib.wgpuCommandBufferRelease(command)
+
+    def write(self, buffer: Any, offset: int, values: NDArray[Any]) -> None:
+        self._errors.capture("tracegrad")
+        try:
+            data = self._ffi.from_buffer(values)
+            self._lib.wgpuQueueWriteBuffer(self._queue, buffer._internal, offset, data, values.nbytes)
+        finally:
+            error = self._errors.release("tracegrad")
+        if error is not None:
+            raise device_error(error[1])
+
+    def fetch(self, buffer: Any, size: int, mark: Any) -> Bytes:
+        lib, handle = self._lib, buffer._internal
+        self._map_status = 0
+        self._mark[0] = mark
+        self._errors.capture("tracegrad")
+        try:
+            lib.wgpuBufferMapAsync(handle, lib.WGPUMapMode_Read, 0, size, self._map_info[0])
+            lib.wgpuDevicePoll(self._device, True, self._mark)
+            if self._map_status == 0:  # the mark was reached, the map not yet noticed
+                lib.wgpuDevicePoll(self._device, True, self._ffi.NULL)
+        finally:
+            error = self._errors.release("tracegrad")
+        if error is not None or self._map_status != lib.WGPUMapAsyncStatus_Success:
+            raise device_error(error[1] if error else f"mapping a buffer ended with status {self._map_status}")
+        view = self._ffi.buffer(lib.wgpuBufferGetConstMappedRange(handle, 0, size), size)
+        result = np.frombuffer(view, np.uint8).copy()
+        lib.wgpuBufferUnmap(handle)
+        return result
+
+
+class LogTap(logging.Handler):
+    """Keeps wgpu's last messages for errors, and Python from printing them where nobody set up logging."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.messages: deque[str] = deque(maxlen=4)
+        self.lost = ""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Keep the message; remember a lost device, unless it is one that was closed."""
+        text = record.getMessage()
+        self.messages.append(text)
+        if "device was lost" in text and "(destroyed)" not in text:
+            self.lost = " ".join(text.split())
+
+    def attach(self) -> LogTap:
+        """Listen to wgpu's logger."""
+        logging.getLogger("wgpu").addHandler(self)
+        return self
+
+    def detach(self) -> None:
+        """Stop listening."""
+        logging.getLogger("wgpu").removeHandler(self)
+
+
+def device_error(message: str, doing: str = "") -> DeviceError:
+    """wgpu's message as a DeviceError, or a DeviceLostError where it says so."""
+    text = "; ".join(line.strip() for line in message.splitlines() if line.strip())
+    lost = any(word in message.lower() for word in ("device is lost", "device lost", "device was lost"))
+    return (DeviceLostError if lost else DeviceError)(f"{doing}: {text}" if doing else text)

@@ -1,0 +1,199 @@
+"""Training steps on the worker's thread: numbered when submitted, counted when applied, explained when not."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from tracegrad import params
+from tracegrad.errors import InputError, NonFiniteError
+from tracegrad.ir import Graph
+from tracegrad.knobs import PREFIX, Knobs
+from tracegrad.nonfinite import explain
+from tracegrad.program import Field, Program
+from tracegrad.results import Aborted, Captures, CompletedStep, Failed, Pending, StepResult, failure
+from tracegrad.runtime.base import Session
+
+HALTED = "halted"  # the state by which the device skips what is queued behind a step that was not applied
+
+
+@dataclass(slots=True, eq=False)
+class Stepper:
+    """One model being trained: its program, and where it stands. Changed on the worker's thread only."""
+
+    program: Program
+    graph: Graph
+    seed: int
+    handle: int = -1
+    counter: int = 0  # steps applied
+    submitted: int = 0  # number of the last step submitted, if all those in flight are applied
+    in_flight: int = 0
+    replaced: str = ""  # why no more of its work is done
+    inputs: tuple[Field, ...] = ()
+    hyper: tuple[Field, ...] = ()
+
+    def __post_init__(self) -> None:
+        self.hyper = tuple(f for f in self.program.inputs if f.name.startswith(PREFIX))
+        self.inputs = tuple(f for f in self.program.inputs if not f.name.startswith(PREFIX))
+
+    def submit(self, session: Session, arrays: Mapping[str, Any], knobs: Knobs) -> tuple[Any, int]:
+        """Submit the next step; its ticket and number."""
+        step = self.submitted + 1
+        try:
+            ticket = session.submit(self.handle, {**arrays, **knobs.upload(self.hyper, step, self.seed)})
+        except BaseException:
+            knobs.rate.rewind(step)
+            raise
+        self.submitted = step
+        self.in_flight += 1
+        return ticket, step
+
+    def applied(self, step: int) -> None:
+        """The step's result is in."""
+        self.counter = step
+        self.in_flight -= 1
+
+    def lost(self) -> None:
+        """A step submitted gave no result; those behind it keep their numbers."""
+        self.in_flight -= 1
+        if not self.in_flight:
+            self.submitted = self.counter
+
+    def rewind(self, session: Session) -> None:
+        """Nothing of what was submitted since the last applied step counts: the next is number `counter + 1`."""
+        self.submitted, self.in_flight = self.counter, 0
+        session.write(HALTED, np.zeros(1, np.int32))
+
+    def restart(self, session: Session, counter: int) -> None:
+        """Stand at `counter` applied steps; nothing is in flight."""
+        self.counter = counter
+        self.rewind(session)
+
+    def install(self, session: Session) -> None:
+        """Load the program and write the first parameters."""
+        self.handle = session.load(self.program)
+        self.draw(session)
+
+    def draw(self, session: Session) -> None:
+        """Draw the parameters from the seed, and write them."""
+        fields = self.program.params
+        params.upload(session, self.program, fields, params.drawn(fields, self.seed))
+
+    def clear(self, session: Session) -> None:
+        """Every optimizer array as it was at first, and no step done."""
+        for b in self.program.buffers:
+            if b.role == "state":
+                session.write(b.name, np.full(b.size, b.fill, np.float32 if b.dtype == "f32" else np.int32))
+        self.restart(session, 0)
+
+    def read(self, session: Session) -> dict[str, Any]:
+        """All persistent values by role and name of the graph's leaves: parameters, arenas, optimizer arrays."""
+        program = self.program
+        out: dict[str, Any] = {}
+        for name, x in params.download(session, program, program.params).items():
+            out[f"param.{name}"] = out[f"frozen.{name}"] = x
+        for name, x in params.download(session, program, program.states).items():
+            out[f"state.{name}"] = x
+        for k in dict.fromkeys(f.buffer for f in program.params):
+            out[f"state.{program.buffers[k].name}"] = session.read(program.buffers[k].name)
+        return out
+
+
+@dataclass(slots=True, eq=False)
+class StepCall:
+    """One call of `step` or `run_steps`: `n` steps that resolve one Pending."""
+
+    stepper: Stepper
+    knobs: Knobs
+    pending: Pending[StepResult]
+    n: int
+    what: str
+    losses: list[float] = field(default_factory=list[float])
+
+    def works(self, arrays: Callable[[int], Mapping[str, Any]]) -> list[StepWork]:
+        """The runs of this call; `arrays(k)` are the inputs of the k-th."""
+        return [StepWork(self, k, arrays(k), self.pending) for k in range(self.n)]
+
+
+@dataclass(slots=True, eq=False)
+class StepWork:
+    """One step, as the worker runs it."""
+
+    call: StepCall
+    index: int
+    arrays: Mapping[str, Any]  # kept until the result is known: a replay and the search for a NaN need them
+    pending: Pending[StepResult]
+    step: int = 0
+
+    def submit(self, session: Session) -> Any:
+        """See `worker.Work`."""
+        if self.pending.done():
+            return None  # an earlier step of the same call failed
+        stepper = self.call.stepper
+        if stepper.replaced:
+            self.pending.resolve(Aborted(stepper.replaced))
+            return None
+        ticket, self.step = stepper.submit(session, self.arrays, self.call.knobs)
+        return ticket
+
+    def finish(self, outputs: dict[str, Any]) -> bool:
+        """See `worker.Work`."""
+        if not bool(np.all(outputs["ok"])):
+            return False
+        call = self.call
+        call.stepper.applied(self.step)
+        loss = float(outputs["loss"])
+        call.losses.append(loss)
+        if self.index == call.n - 1:
+            aux = {k.removeprefix("aux."): v for k, v in outputs.items() if k.startswith("aux.")}
+            losses = np.asarray(call.losses, np.float32)
+            self.pending.resolve(CompletedStep(captures_of(outputs), loss, aux, self.step, losses))
+        return True
+
+    def recover(self, session: Session, outputs: dict[str, Any]) -> None:
+        """See `worker.Work`: name the op that went wrong, and let the steps behind run."""
+        call = self.call
+        call.knobs.rate.rewind(self.step)
+        try:
+            hyper = call.knobs.upload(call.stepper.hyper, self.step, call.stepper.seed)
+            inputs = {f"input.{name}": x for name, x in self.arrays.items()}
+            found = explain(call.stepper.graph, {**call.stepper.read(session), **inputs, **hyper})
+        except Exception as e:  # the step failed for its own reason; that the search failed too must not hide it
+            found = f"the first op to blame could not be found: {type(e).__name__}: {e}"
+        finally:
+            call.knobs.rate.rewind(self.step)
+            call.stepper.rewind(session)
+        loss = float(outputs["loss"])
+        what = (
+            f"the loss is {loss}" if not np.isfinite(loss) else f"the loss is {loss:.6g}, but a gradient is not finite"
+        )
+        head = f"{call.what}: step {self.step}: {what}; nothing was changed by it"
+        if call.n > 1:
+            head += f" (step {self.index + 1} of {call.n}; those before it were applied, those after it not run)"
+        self.pending.resolve(Failed(NonFiniteError(f"{head}\n{found}")))
+
+    def fail(self, error: BaseException) -> None:
+        """See `worker.Work`."""
+        if self.step:
+            self.call.stepper.lost()
+        self.pending.resolve(failure(error, self.call.what))
+
+
+def captures_of(outputs: Mapping[str, Any]) -> Captures:
+    """The captures among the outputs of a run."""
+    return Captures({k.removeprefix("capture."): v for k, v in outputs.items() if k.startswith("capture.")})
+
+
+def split_steps(arrays: Mapping[str, Any], fields: tuple[Field, ...], n: int) -> Callable[[int], dict[str, Any]]:
+    """Inputs of the k-th of `n` steps: those with a leading axis are split, the others used again."""
+    ranks = {f.name: len(f.shape) for f in fields}
+
+    def at(k: int) -> dict[str, Any]:
+        return {name: x[k] if x.ndim > ranks[name] else x for name, x in arrays.items()}
+
+    if n < 1:
+        raise InputError(f"run_steps: n must be at least 1, got {n}")
+    return at

@@ -1,0 +1,100 @@
+"""The only ambient state: what is being traced, and which line of the user's code it stands for."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from tracegrad.errors import Site, TraceError, call_site, located
+
+if TYPE_CHECKING:
+    from tracegrad.ir import Tensor
+
+
+@dataclass(slots=True)
+class Trace:
+    """One run of a user's function: its leaves, captures, patches and random sites."""
+
+    leaves: set[int] = field(default_factory=set[int])  # serials of this trace's own leaves
+    captures: dict[str, Tensor] = field(default_factory=dict["str", "Tensor"])
+    patches: dict[str, Tensor] = field(default_factory=dict["str", "Tensor"])
+    counters: dict[str, Tensor] = field(default_factory=dict["str", "Tensor"])
+    hypers: dict[str, float] = field(default_factory=dict[str, float])  # tg.hyper values and their defaults
+    random_sites: int = 0
+
+    def next_salt(self) -> int:
+        """The number of this random op in trace order; it keys its stream."""
+        self.random_sites += 1
+        return self.random_sites
+
+
+@dataclass(slots=True)
+class _Site:
+    """A fixed call site, for nodes that the library makes on behalf of one of the user's."""
+
+    site: Site | None
+
+
+_trace: ContextVar[Trace | None] = ContextVar("tracegrad_trace", default=None)
+_fixed: ContextVar[_Site | None] = ContextVar("tracegrad_site", default=None)
+
+
+def active() -> Trace | None:
+    """The trace that is running, if any."""
+    return _trace.get()
+
+
+def require(what: str) -> Trace:
+    """The running trace; TraceError naming `what` if there is none."""
+    t = _trace.get()
+    if t is None:
+        raise TraceError(
+            located(
+                f"{what}: there is no trace here. Ops on tensors run inside the loss or forward "
+                "that tg.compile, tg.compile_forward, attach or tg.trace calls",
+                call_site(),
+            )
+        )
+    return t
+
+
+@contextmanager
+def tracing() -> Iterator[Trace]:
+    """Start a trace of its own."""
+    t = Trace()
+    token = _trace.set(t)
+    try:
+        yield t
+    finally:
+        _trace.reset(token)
+
+
+def current_site() -> Site | None:
+    """The line new nodes belong to: the user's, or that of the node being rewritten."""
+    fixed = _fixed.get()
+    return call_site() if fixed is None else fixed.site
+
+
+@contextmanager
+def rewriting() -> Iterator[None]:
+    """Inside, new nodes take the site given to `at` instead of the caller's."""
+    token = _fixed.set(_Site(None))
+    try:
+        yield
+    finally:
+        _fixed.reset(token)
+
+
+def is_rewriting() -> bool:
+    """True while the library itself makes nodes, outside any user's function."""
+    return _fixed.get() is not None
+
+
+def at(site: Site | None) -> None:
+    """Set the site of the nodes that follow, inside `rewriting`."""
+    fixed = _fixed.get()
+    if fixed is not None:
+        fixed.site = site

@@ -1,0 +1,350 @@
+"""CompiledTraining: what `tg.compile` gives."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import threading
+import warnings
+import weakref
+from collections.abc import Callable, Iterable, Mapping
+from types import TracebackType
+from typing import Any, cast
+
+import numpy as np
+
+from tracegrad import checkpoint, params
+from tracegrad.build import build_training
+from tracegrad.errors import AbortedError, InputError, call_site, located
+from tracegrad.fit import History, fit
+from tracegrad.forward import CompiledForward
+from tracegrad.inputs import check_inputs, merge
+from tracegrad.ir import Graph
+from tracegrad.knobs import Knobs, Rate, settable
+from tracegrad.lr import Schedule, as_schedule
+from tracegrad.program import KernelSource, Program, field_named
+from tracegrad.results import Aborted, Pending, StepResult, failure, resolved
+from tracegrad.runtime.base import DeviceInfo, Session
+from tracegrad.steps import StepCall, Stepper, split_steps
+from tracegrad.worker import Worker
+
+Array = Any
+SEEDS = 2**32
+
+
+class CompiledTraining:
+    """A model, its loss and its optimizer, compiled for one device; made by `tg.compile`.
+
+    Calls are queued on a worker thread and run in order. `step` and `run_steps` copy their inputs, so that the
+    caller's arrays can be reused at once. A context manager; `close` frees the device.
+    """
+
+    def __init__(
+        self,
+        *,
+        model: Any,
+        loss: Callable[..., Any],
+        inputs: Mapping[str, Any],
+        optimizer: Any,
+        session_factory: Callable[[], Session],
+        seed: int | None = None,
+        keep_grads: bool = False,
+    ):
+        """For `tg.compile`. Builds first, then opens the device by `session_factory`, on the worker's thread."""
+        self._loss, self._declared, self._keep_grads = loss, dict(inputs), keep_grads
+        self._lock = threading.Lock()
+        self.model, self._optimizer = model, optimizer
+        self._stepper = self._build(model, optimizer, checked_seed(seed))
+        self._knobs = self._fresh_knobs(self._stepper, optimizer)
+        self.worker = Worker(session_factory)
+        self._finalizer = weakref.finalize(self, self.worker.close)  # also at exit, before the interpreter goes
+        try:
+            self.worker.call(self._stepper.install)
+        except BaseException:
+            self.close()
+            raise
+
+    def _build(self, model: Any, optimizer: Any, seed: int) -> Stepper:
+        built = build_training(model, self._loss, self._declared, optimizer, keep_grads=self._keep_grads)
+        for text in built.warnings:
+            warnings.warn(text, UserWarning, stacklevel=4)  # the caller of tg.compile
+        return Stepper(built.program, built.graph, seed)
+
+    @staticmethod
+    def _fresh_knobs(stepper: Stepper, optimizer: Any) -> Knobs:
+        return Knobs(Rate(as_schedule(optimizer.lr)), {**stepper.program.meta.get("hyper", {}), **optimizer.hyper})
+
+    # --- running ---
+
+    def step(self, mapping: Mapping[str, Any] | None = None, /, **inputs: Any) -> Pending[StepResult]:
+        """One training step, queued; inputs by keyword, in one dict, or both.
+
+        Never raises for what happens while executing: bad inputs, a non-finite loss and device errors come back as
+        `Failed`, and change nothing.
+        """
+        return self._run("step", 1, mapping, inputs)
+
+    def run_steps(self, n: int, batch: Mapping[str, Any] | None = None, /, **inputs: Any) -> Pending[StepResult]:
+        """`n` steps in one call: inputs with a leading axis of length `n` are split, others used for every step.
+
+        The result is that of the last step, with `losses`, a float32 array of length `n`. If a step fails, those
+        before it were applied, those after it do not run, and the result is `Failed`.
+        """
+        return self._run("run_steps", n, batch, inputs)
+
+    def _run(self, what: str, n: int, mapping: Mapping[str, Any] | None, inputs: Mapping[str, Any]) -> Pending[Any]:
+        if self.worker.closed is not None:
+            return resolved(Aborted(self.worker.closed), what)
+        stepper, knobs = self._stepper, self._knobs
+        pending: Pending[StepResult] = Pending(what, self.worker.ident)
+        try:
+            lead = n if what == "run_steps" else None
+            arrays = check_inputs(stepper.inputs, merge(mapping, inputs, what), what, lead)
+            works = StepCall(stepper, knobs, pending, n, what).works(split_steps(arrays, stepper.inputs, n))
+        except Exception as e:
+            pending.resolve(failure(e, what))
+            return pending
+        self.worker.reserve(pending)
+        self.worker.enqueue(works, pending)
+        return pending
+
+    def fit(
+        self,
+        data: Iterable[Any],
+        *,
+        epochs: int = 1,
+        steps: int | None = None,
+        progress: bool = True,
+        evaluate: Callable[[CompiledTraining], Mapping[str, float]] | None = None,
+        every: int | None = None,
+        callbacks: Iterable[Callable[[Any], object]] = (),
+        log: Any = None,
+    ) -> History:
+        """The usual loop over `data`; see `tracegrad.fit.fit`."""
+        return fit(
+            self, data, epochs=epochs, steps=steps, progress=progress, evaluate=evaluate, every=every,
+            callbacks=callbacks, log=log,
+        )  # fmt: skip
+
+    # --- parameters and state ---
+
+    def upload_params(self, record: Mapping[str, Any], strict: bool = False) -> None:
+        """Overwrite parameters by name, after the steps queued so far. Names missing in `record` keep their values.
+
+        strict:  every parameter must be there.
+        Raises:  InputError naming every unknown name, wrong shape and wrong dtype, before anything is written.
+        """
+        stepper = self._stepper
+        arrays = params.check_record(stepper.program.params, record, strict, "upload_params")
+        self._call(lambda session: params.upload(session, stepper.program, stepper.program.params, arrays))
+
+    def download_params(self) -> dict[str, Array]:
+        """Parameters by name, after the steps queued so far."""
+        stepper = self._stepper
+        return self._call(lambda session: params.download(session, stepper.program, stepper.program.params))
+
+    def download_grads(self) -> dict[str, Array]:
+        """Gradients of the last step, by parameter name."""
+        stepper = self._stepper
+        kept = next((b.name for b in stepper.program.buffers if b.role == "grad"), None)
+        if kept is None:
+            raise InputError(located("download_grads: compile with keep_grads=True to keep the gradients", call_site()))
+        trainable = [f for f in stepper.program.params if f.spec.get("trainable", True)]
+
+        def read(session: Session) -> dict[str, Array]:
+            flat = session.read(kept)
+            return {f.name: params.from_storage(flat, f) for f in trainable}
+
+        return self._call(read)
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write one safetensors file with everything needed to resume: see `tracegrad.checkpoint`."""
+        stepper, knobs, spec = self._stepper, self._knobs, self._optimizer.spec()
+        state = self._call(lambda session: checkpoint.take(session, stepper, knobs, spec))
+        checkpoint.write(path, state)
+
+    def load(self, path: str | os.PathLike[str]) -> None:
+        """Resume from a file that `save` wrote, bit-exact on the same device.
+
+        Raises: InputError, with nothing changed, if it is no checkpoint or belongs to another model or optimizer.
+        """
+        stepper = self._stepper
+        state = checkpoint.read(path, stepper.program)
+        knobs = checkpoint.knobs_of(state, self._knobs)
+        self._call(lambda session: checkpoint.restore(session, stepper, state))
+        self._knobs = knobs
+
+    def reset(self, params: bool = True, optimizer: bool = True) -> None:
+        """Start over from the same seed.
+
+        params:     draw the parameters again.
+        optimizer:  clear its state, the step counter and with it the random stream; schedules begin again.
+        """
+        stepper, knobs = self._stepper, self._knobs
+
+        def restart(session: Session) -> None:
+            if params:
+                stepper.draw(session)
+            if optimizer:
+                stepper.clear(session)
+                knobs.rate.start = None
+
+        self._call(restart)
+
+    def set_lr(self, lr: Schedule | float) -> None:
+        """Change the learning rate from the next `step` on. A schedule without an explicit start begins there."""
+        with self._lock:
+            self._knobs = self._knobs.with_rate(lr)
+
+    def set(self, **hyper: Any) -> None:
+        """Change hyperparameters from the next `step` on: `weight_decay`, `beta1`, ... and those of `tg.hyper`.
+
+        Raises: InputError naming unknown names and what can be set; nothing is changed then.
+        """
+        with self._lock:
+            names = settable(self._stepper.hyper)
+            rate = hyper.pop("lr", None) if "lr" in names else None
+            knobs = self._knobs.with_values([n for n in names if n != "lr"], hyper)
+            self._knobs = knobs if rate is None else knobs.with_rate(rate)
+
+    def replace_model(self, model: Any, *, seed: int | None = None, optimizer: Any = None) -> None:
+        """Train another model on the same handle; it starts at step 0, with parameters from `seed` or the same seed.
+
+        What is in flight resolves as Aborted; attached forwards compile again on their next run. Learning rate and
+        hyperparameters stay as set, unless an optimizer is given.
+        Raises: what compiling raises; the old model and all its state then stay.
+        """
+        old = self._stepper
+        new = self._build(model, optimizer or self._optimizer, old.seed if seed is None else checked_seed(seed))
+        fresh = self._fresh_knobs(new, optimizer or self._optimizer)
+        knobs = self._knobs
+        if optimizer is None:
+            fresh = Knobs(Rate(knobs.rate.schedule), {**fresh.values, **knobs.values})
+
+        def load(session: Session) -> None:
+            new.install(session)
+            old.replaced = "displaced by replace_model"
+            self._stepper, self._knobs, self.model = new, fresh, model
+
+        self._guard()
+        self.worker.swap(load, "displaced by replace_model")
+        self._optimizer = optimizer or self._optimizer
+
+    def attach(
+        self, *, forward: Callable[..., Any], inputs: Mapping[str, Any], max_cached_shapes: int = 8
+    ) -> CompiledForward:
+        """A forward that shares this training's parameters: a run sees every step queued before it."""
+        return CompiledForward(self, forward, inputs, max_cached_shapes)
+
+    def close(self) -> None:
+        """Free the device; what is in flight resolves as Aborted. Closing twice is fine."""
+        self._finalizer()
+
+    # --- inspection ---
+
+    @property
+    def version(self) -> object:
+        """Changes with `replace_model`."""
+        return self._stepper
+
+    @property
+    def layout(self) -> Program | None:
+        """The program whose parameters attached forwards share."""
+        return self._stepper.program
+
+    @property
+    def knobs(self) -> Knobs:
+        """The hot values of the next step."""
+        return self._knobs
+
+    def loaded(self, session: Session, program: Program) -> None:
+        """An attached forward was loaded: it shares the buffers, so there is nothing to write."""
+
+    def unloaded(self) -> None:
+        """An attached forward was unloaded: the training's program keeps the buffers."""
+
+    @property
+    def graph(self) -> Graph:
+        """The step's graph: forward, gradients and update."""
+        return self._stepper.graph
+
+    @property
+    def program(self) -> Program:
+        """The compiled step, as plain data."""
+        return self._stepper.program
+
+    @property
+    def kernels(self) -> tuple[KernelSource, ...]:
+        """The program's kernels."""
+        return self._stepper.program.kernels
+
+    @property
+    def param_names(self) -> list[str]:
+        """Names of the parameters, in declaration order."""
+        return [f.name for f in self._stepper.program.params]
+
+    @property
+    def input_names(self) -> list[str]:
+        """Names of the inputs, as declared."""
+        return list(self._declared)
+
+    @property
+    def output_shape(self) -> tuple[int, ...]:
+        """Shape of the loss: ()."""
+        return field_named(self._stepper.program.outputs, "loss").shape
+
+    @property
+    def seed(self) -> int:
+        """What pins initialisation and all randomness."""
+        return self._stepper.seed
+
+    @property
+    def device(self) -> DeviceInfo:
+        """The device in use."""
+        return self.worker.info
+
+    @property
+    def memory(self) -> dict[str, int]:
+        """Bytes on the device by role of the buffers, and their sum as "total"."""
+        return memory_of(self._stepper.program)
+
+    def __repr__(self) -> str:
+        state = f"closed: {self.worker.closed}" if self.worker.closed is not None else str(self.device)
+        program = self._stepper.program
+        count = sum(int(np.prod(f.shape, dtype=np.int64)) for f in program.params)
+        return (
+            f"<CompiledTraining on {state}; {count} parameters, {len(program.dispatches)} dispatches a step, "
+            f"step {self._stepper.counter}, seed {self.seed}>"
+        )
+
+    def __enter__(self) -> CompiledTraining:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, e: BaseException | None, tb: TracebackType | None) -> None:
+        self.close()
+
+    def _call(self, fn: Callable[[Session], Any]) -> Any:
+        self._guard()
+        return self.worker.call(fn)
+
+    def _guard(self) -> None:
+        if self.worker.closed is not None:
+            raise AbortedError(located(f"this CompiledTraining is {self.worker.closed}", call_site()))
+
+
+def checked_seed(seed: int | None) -> int:
+    """`seed`, or a new one for None; InputError unless it fits u32."""
+    if seed is None:
+        return secrets.randbits(32)
+    whole = isinstance(cast("object", seed), (int, np.integer)) and not isinstance(seed, bool)
+    if not whole or not 0 <= seed < SEEDS:
+        raise InputError(located(f"seed must be an integer from 0 to {SEEDS - 1}, got {seed!r}", call_site()))
+    return int(seed)
+
+
+def memory_of(program: Program) -> dict[str, int]:
+    """Bytes by role, and their sum."""
+    out: dict[str, int] = {}
+    for b in program.buffers:
+        out[b.role] = out.get(b.role, 0) + b.bytes
+    return {**out, "total": sum(out.values())}

@@ -1,0 +1,37 @@
+"""Reverse-mode differentiation: a fold over the graph with each row's VJP."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from tracegrad import trace
+from tracegrad.ir import Tensor, toposort
+from tracegrad.prims.leaves import const
+from tracegrad.prims.views import broadcast_to
+
+
+def gradients(y: Tensor, wrt: Sequence[Tensor]) -> list[Tensor]:
+    """d y / d x for each x of `wrt`; zeros where `y` does not depend on it. `y` has rank 0."""
+    needed = _on_path(y, wrt)
+    cts: dict[int, Tensor] = {}
+    with trace.rewriting():
+        trace.at(y.site)
+        cts[y.serial] = const(1.0, y.dtype)
+        for t in reversed([t for t in toposort([y]) if t.serial in needed]):
+            ct = cts.get(t.serial)
+            if ct is None or t.prim.vjp is None:
+                continue
+            trace.at(t.site)
+            for x, g in zip(t.inputs, t.prim.vjp(ct, t, *t.inputs, **t.attrs)):
+                if g is not None and x.serial in needed:
+                    cts[x.serial] = cts[x.serial] + g if x.serial in cts else g
+        return [cts[x.serial] if x.serial in cts else broadcast_to(const(0.0), x.shape) for x in wrt]
+
+
+def _on_path(y: Tensor, wrt: Sequence[Tensor]) -> set[int]:
+    """Serials of the float nodes between `wrt` and `y`: only they need a cotangent."""
+    found = {x.serial for x in wrt}
+    for t in toposort([y]):
+        if t.dtype.is_float and any(x.serial in found for x in t.inputs):
+            found.add(t.serial)
+    return found

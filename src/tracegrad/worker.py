@@ -1,0 +1,255 @@
+"""The thread that owns a Session: calls and runs in order, submitted ahead, replayed after a step that failed."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol, TypeVar, cast
+
+from tracegrad.errors import AbortedError
+from tracegrad.results import Aborted, Failed, Pending, failure
+from tracegrad.runtime.base import Session
+
+T = TypeVar("T")
+
+MAX_IN_FLIGHT = 8  # calls queued before `step` waits
+
+
+class Work(Protocol):
+    """One run of a program, as the worker sees it. Every method runs on the worker's thread."""
+
+    pending: Pending[Any]
+
+    def submit(self, session: Session) -> Any:
+        """Submit to the session; a ticket, or None to skip this run. Called again when the run is replayed."""
+        ...
+
+    def finish(self, outputs: dict[str, Any]) -> bool:
+        """Take the outputs. False: the run changed nothing, and nor did those submitted behind it."""
+        ...
+
+    def recover(self, session: Session, outputs: dict[str, Any]) -> None:
+        """After `finish` gave False and the runs behind were dropped: make the session ready for them again."""
+        ...
+
+    def fail(self, error: BaseException) -> None:
+        """The run raised."""
+        ...
+
+
+class _Call:
+    """A function to run on the worker's thread, alone."""
+
+    __slots__ = ("fn", "pending", "urgent")
+
+    def __init__(self, fn: Callable[[Session], Any], pending: Pending[Any], urgent: bool):
+        self.fn, self.pending, self.urgent = fn, pending, urgent
+
+
+class Worker:
+    """Owns a session on a thread of its own.
+
+    Runs are submitted in order, up to `session.ahead` before the oldest is collected. A step that was not applied
+    leaves the device halted: what was submitted behind it is dropped and submitted again, in order. A call made with
+    `call` sees everything queued before it finished, and nothing queued after it begun.
+    """
+
+    def __init__(self, factory: Callable[[], Session], max_in_flight: int = MAX_IN_FLIGHT):
+        """Start the thread and make the session there. Raises what `factory` raises."""
+        self.max_in_flight = max_in_flight
+        self._factory = factory
+        self._wake = threading.Condition()
+        self._slots = threading.Semaphore(max_in_flight)
+        self._queue: deque[Work | _Call] = deque()
+        self._window: deque[tuple[Work, Any]] = deque()  # submitted, not collected; the worker's own
+        self._closed: str | None = None
+        started: Pending[Any] = Pending("opening the device")
+        self._thread = threading.Thread(target=self._main, args=(started,), name="tracegrad", daemon=True)
+        self._thread.start()
+        self.ident = cast("int", self._thread.ident)
+        opened = started.result()
+        if isinstance(opened, Failed):
+            raise opened.error
+
+    @property
+    def closed(self) -> str | None:
+        """Why no more work is taken; None while it is."""
+        return self._closed
+
+    @property
+    def info(self) -> Any:
+        """The session's DeviceInfo."""
+        return self._session.info
+
+    def reserve(self, pending: Pending[Any]) -> None:
+        """Wait while `max_in_flight` calls are under way; then count `pending` among them until it is resolved."""
+        # On the worker's own thread (a done callback) waiting for a slot would wait forever.
+        if self._slots.acquire(blocking=threading.get_ident() != self.ident):
+            pending.add_done_callback(lambda _: self._slots.release())
+
+    def enqueue(self, works: Sequence[Work], pending: Pending[Any]) -> None:
+        """Queue the runs of one call, which resolve `pending`."""
+        with self._wake:
+            if self._closed is None:
+                self._queue.extend(works)
+                self._wake.notify()
+                return
+        pending.resolve(Aborted(self._closed))
+
+    def call(self, fn: Callable[[Session], T], urgent: bool = False) -> T:
+        """Run `fn(session)` on the worker's thread and wait for it; `urgent` goes before all that is queued.
+
+        Raises: what `fn` raises; AbortedError when the worker is closed.
+        """
+        result = self.post(fn, urgent).result()
+        if isinstance(result, Failed):
+            raise result.error
+        if isinstance(result, Aborted):
+            raise AbortedError(result.reason)
+        return cast("tuple[T]", result)[0]
+
+    def post(self, fn: Callable[[Session], Any], urgent: bool = False) -> Pending[Any]:
+        """As `call`, without waiting; resolves to a tuple of one, Failed or Aborted."""
+        pending: Pending[Any] = Pending("device call", self.ident)
+        with self._wake:
+            if self._closed is None:
+                job = _Call(fn, pending, urgent)
+                if urgent:
+                    self._queue.appendleft(job)
+                else:
+                    self._queue.append(job)
+                self._wake.notify()
+                return pending
+        pending.resolve(Aborted(self._closed))
+        return pending
+
+    def swap(self, load: Callable[[Session], T], reason: str) -> T:
+        """Go over to a new session once `load(session)` has succeeded on it; all work under way is Aborted.
+
+        If anything raises, the old session stays and its work goes on.
+        """
+
+        def switch(old: Session) -> T:
+            new = self._factory()
+            try:
+                out = load(new)
+            except BaseException:
+                new.close()
+                raise
+            self._abort_all(reason)
+            self._session = new
+            with contextlib.suppress(Exception):  # the new one is in use, whatever became of the old
+                old.close()
+            return out
+
+        return self.call(switch, urgent=True)
+
+    def close(self, reason: str = "closed") -> None:
+        """Abort what is under way, close the session, end the thread. Closing twice is fine."""
+        with self._wake:
+            if self._closed is None:
+                self._closed = reason
+            self._wake.notify()
+        if threading.get_ident() != self.ident:
+            self._thread.join()
+
+    # --- on the worker's thread ---
+
+    def _main(self, started: Pending[Any]) -> None:
+        try:
+            self._session = self._factory()
+        except BaseException as e:
+            self._closed = "the device could not be opened"
+            started.resolve(failure(e, "opening the device") if isinstance(e, Exception) else Failed(e))
+            return
+        started.resolve(None)
+        try:
+            while self._turn():
+                pass
+        except BaseException as e:  # whoever waits must hear of it
+            self._closed = f"closed: the worker ended with {type(e).__name__}: {e}"
+        self._abort_all(self._closed or "closed")
+        with contextlib.suppress(Exception):  # the device may be gone; whoever used it was told by then
+            self._session.close()
+
+    def _turn(self) -> bool:
+        """Do one thing; False when closed. Holds no reference to any work afterwards."""
+        with self._wake:
+            self._wake.wait_for(lambda: self._queue or self._window or self._closed is not None)
+            if self._closed is not None:
+                return False
+            job = self._queue[0] if self._queue else None
+            if isinstance(job, _Call):
+                ready = job.urgent or not self._window
+            else:
+                ready = job is not None and not self._full()
+            if ready:
+                self._queue.popleft()
+        if job is None or not ready:
+            self._collect_oldest()
+        elif isinstance(job, _Call):
+            self._run_call(job)
+        else:
+            self._submit(job)
+        return True
+
+    def _full(self) -> bool:
+        """True when the oldest run should be collected before another is submitted."""
+        if not self._window:
+            return False
+        return len(self._window) >= self._session.ahead or self._window[0][0].pending.wanted
+
+    def _run_call(self, job: _Call) -> None:
+        try:
+            result = (job.fn(self._session),)
+        except BaseException as e:
+            # A call's error is raised in the caller's thread as it is.
+            job.pending.resolve(Failed(e))
+        else:
+            job.pending.resolve(result)
+
+    def _submit(self, work: Work) -> None:
+        try:
+            ticket = work.submit(self._session)
+        except Exception as e:
+            work.fail(e)
+            return
+        if ticket is not None:
+            self._window.append((work, ticket))
+
+    def _collect_oldest(self) -> None:
+        work, ticket = self._window.popleft()
+        outputs: dict[str, Any] = {}
+        try:
+            outputs = self._session.collect(ticket)
+            if self._closed is not None:
+                work.pending.resolve(Aborted(self._closed))
+                return
+            if work.finish(outputs):
+                return
+        except Exception as e:
+            # Whether the device did this run and those behind it is unknown, so none is run a second time.
+            work.fail(e)
+            return
+        self._drop_window()
+        try:
+            work.recover(self._session, outputs)
+        except Exception as e:
+            work.fail(e)
+
+    def _drop_window(self) -> None:
+        """Forget the results of what was submitted behind a failed step, and queue it again in the same order."""
+        dropped = [work for work, _ in self._window]
+        self._window.clear()
+        with self._wake:
+            self._queue.extendleft(reversed(dropped))
+
+    def _abort_all(self, reason: str) -> None:
+        with self._wake:
+            jobs = [*(work for work, _ in self._window), *self._queue]
+            self._queue.clear()
+        self._window.clear()
+        for job in jobs:
+            job.pending.resolve(Aborted(reason))

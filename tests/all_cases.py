@@ -1,0 +1,13 @@
+"""All rows of the table, of every group of ops."""
+
+from __future__ import annotations
+
+import importlib.util
+
+from cases import CORE_CASES, Case
+
+ALL_CASES: list[Case] = list(CORE_CASES)
+if importlib.util.find_spec("cases_nn") is not None:
+    from cases_nn import NN_CASES
+
+    ALL_CASES += NN_CASES

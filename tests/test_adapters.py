@@ -1,0 +1,102 @@
+"""Finding WebGPU adapters: the choice, and plain words where there is none."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tracegrad.errors import DeviceError
+from tracegrad.runtime import adapters as finding
+
+SUPPORT = finding.check_webgpu()
+SRC = str(Path(__file__).parent.parent / "src")
+
+
+@pytest.mark.skipif(not SUPPORT.ok, reason=f"no WebGPU adapter: {SUPPORT.message}")
+def test_adapters_are_listed_best_first_with_limits_and_features() -> None:
+    found = finding.adapters()
+    assert found[0] == SUPPORT.adapter
+    assert [a.software for a in found] == sorted(a.software for a in found)
+    assert all(a.limits["max-storage-buffers-per-shader-stage"] >= 8 and a.backend in a.description for a in found)
+
+
+def fake(name: str, kind: str, backend: str = "Vulkan") -> dict[str, object]:
+    info = {"device": name, "description": "driver 1", "vendor": "v", "adapter_type": kind, "backend_type": backend}
+    return {"info": info, "limits": {"max-buffer-size": 1}, "features": ["subgroup"]}
+
+
+@pytest.fixture
+def answer(monkeypatch: pytest.MonkeyPatch) -> Iterator[pytest.MonkeyPatch]:
+    """The child's answer can be set by monkeypatching finding.PROBE; caches are cleared around it."""
+    finding._probe.cache_clear()  # pyright: ignore[reportPrivateUsage]
+    monkeypatch.setattr(finding, "may_have_gpu", lambda: True)
+    yield monkeypatch
+    monkeypatch.undo()
+    finding._probe.cache_clear()  # pyright: ignore[reportPrivateUsage]
+
+
+def says(*rows: dict[str, object]) -> str:
+    return f"import json\nprint('\\nTRACEGRAD' + json.dumps({{'rows': {list(rows)!r}}}))"
+
+
+def test_a_real_adapter_is_taken_before_software_and_opengl(answer: pytest.MonkeyPatch) -> None:
+    rows = [
+        fake("llvmpipe", "CPU"),
+        fake("Arc", "IntegratedGPU"),
+        fake("RTX", "DiscreteGPU", "OpenGL"),
+        fake("RTX", "DiscreteGPU"),
+    ]
+    answer.setattr(finding, "PROBE", says(*rows))
+    assert [a.description for a in finding.adapters()] == ["RTX (Vulkan)", "Arc (Vulkan)", "llvmpipe (Vulkan)"]
+    assert finding.check_webgpu().reason == "ok"
+    chosen = finding.adapter_for("auto")
+    assert chosen is not None and chosen.name == "RTX" and finding.adapter_for("webgpu") == chosen
+
+
+def test_a_software_adapter_is_taken_only_by_hand_and_warns(answer: pytest.MonkeyPatch) -> None:
+    answer.setattr(finding, "PROBE", says(fake("SwiftShader Device", "Unknown")))
+    support = finding.check_webgpu()
+    assert support.ok and support.reason == "software" and "software adapter" in support.message
+    assert finding.adapter_for("auto") is None
+    with pytest.warns(RuntimeWarning, match="software adapter"):
+        assert finding.adapter_for("webgpu") == support.adapter
+
+
+@pytest.mark.parametrize(
+    ("probe", "reason", "words"),
+    [
+        ("import os; os.abort()", "driver-crashed", "driver crashed"),
+        ("import sys; sys.stderr.write('boom'); sys.exit(3)", "driver-crashed", "boom"),
+        ('print(\'\\nTRACEGRAD{"error": "ImportError: libc"}\')', "broken-wgpu", "ImportError: libc"),
+        ("import time; time.sleep(60)", "driver-hangs", "did not answer"),
+        (says(fake("RTX", "DiscreteGPU", "OpenGL")), "no-", "(?i)driver|loader"),
+    ],
+    ids=["abort", "exit", "import error", "hang", "opengl only"],
+)
+def test_why_there_is_no_webgpu_in_plain_words(answer: pytest.MonkeyPatch, probe: str, reason: str, words: str) -> None:
+    answer.setattr(finding, "PROBE", probe)
+    answer.setattr(finding, "PROBE_SECONDS", 2)
+    support = finding.check_webgpu()
+    assert not support and support.adapter is None and support.reason.startswith(reason)
+    with pytest.raises(DeviceError, match=words):
+        finding.adapter_for("webgpu")
+    assert finding.adapter_for("auto") is None and finding.adapters() == []
+
+
+def test_without_the_wgpu_package_the_message_says_how_to_get_it(answer: pytest.MonkeyPatch) -> None:
+    answer.setattr(finding.importlib.util, "find_spec", lambda name: None)
+    support = finding.check_webgpu()
+    assert support.reason == "no-wgpu" and "pip install" in support.message
+
+
+def test_asking_for_adapters_prints_nothing_and_loads_no_wgpu() -> None:
+    code = "import sys; from tracegrad.runtime import adapters as a; a.check_webgpu(); assert 'wgpu' not in sys.modules"
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, env={**os.environ, "PYTHONPATH": SRC}, check=False
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (0, b"", b"")

@@ -1,0 +1,144 @@
+"""The command line: demos write what they promise, the doctor finds fault only where there is one."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+import numpy as np
+import pytest
+
+from tracegrad import cli, doctor, selftest
+from tracegrad.demo.data import load_digits, load_text
+from tracegrad.safetensors import read
+
+FILES = {
+    "digits": {"loss.svg", "digits.svg"},
+    "sine": {"loss.svg", "sine.svg"},
+    "gpt": {"loss.svg", "samples.txt"},
+}
+COMMON = {"parameters.safetensors", "checkpoint.safetensors", "result.json"}
+
+
+def demo(which: str, folder: Path, *args: str) -> dict[str, Any]:
+    assert cli.main(["demo", which, "--out", str(folder), *args]) == 0
+    return json.loads((folder / "result.json").read_text())
+
+
+@pytest.mark.parametrize("which", FILES)
+def test_demo_writes_its_folder(which: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    result = demo(which, tmp_path / "out", "--device", "cpu", "--steps", "12")
+    assert {p.name for p in (tmp_path / "out").iterdir()} == FILES[which] | COMMON
+    assert result["steps"] == len(result["loss"]) == 12
+    assert np.isfinite(result["loss"]).all()
+    for picture in (tmp_path / "out").glob("*.svg"):
+        assert ElementTree.parse(picture).getroot().tag.endswith("svg")
+    parameters = read(tmp_path / "out" / "parameters.safetensors").tensors
+    assert sum(x.size for x in parameters.values()) == result["parameters"]
+    said = capsys.readouterr()
+    assert "Device: cpu" in said.out and "asked for by --device cpu" in said.out
+    assert "steps/s" in said.err, "the progress bar shows loss and speed"
+
+
+def test_demo_is_the_same_for_the_same_seed(tmp_path: Path):
+    runs = [demo("digits", tmp_path / str(k), "--device", "cpu", "--steps", "8", "--seed", "3") for k in range(2)]
+    other = demo("digits", tmp_path / "other", "--device", "cpu", "--steps", "8", "--seed", "4")
+    assert runs[0]["loss"] == runs[1]["loss"] != other["loss"]
+
+
+@pytest.mark.slow
+def test_digits_demo_reaches_97_percent(tmp_path: Path):
+    result = demo("digits", tmp_path, "--device", "cpu")
+    assert result["accuracy"] >= 0.97
+
+
+@pytest.mark.slow
+def test_sine_demo_learns_the_curve(tmp_path: Path):
+    assert demo("sine", tmp_path, "--device", "cpu")["largest_error"] < 0.05
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("webgpu")
+@pytest.mark.parametrize("which", FILES)
+def test_loss_curves_of_both_devices_agree(which: str, tmp_path: Path):
+    """First steps only: rounding differs between devices, and training amplifies every difference."""
+    curves = [
+        np.array(demo(which, tmp_path / device, "--device", device, "--steps", "20")["loss"])
+        for device in ("cpu", "webgpu")
+    ]
+    np.testing.assert_allclose(curves[0], curves[1], rtol=1e-3)
+
+
+def test_doctor_passes_on_the_cpu(capsys: pytest.CaptureFixture[str]):
+    assert cli.main(["doctor", "--device", "cpu"]) == 0
+    out = capsys.readouterr().out
+    assert "All checks passed." in out
+    assert all(c.name in out for c in selftest.CHECKS)
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("webgpu")
+def test_doctor_passes_on_webgpu():
+    assert cli.main(["doctor", "--device", "webgpu"]) == 0
+
+
+def test_doctor_reports_a_mismatch(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
+    right = selftest.reference
+    wrong = lambda graph, env: {name: x + 1 for name, x in right(graph, env).items()}
+    monkeypatch.setattr(selftest, "CHECKS", selftest.CHECKS[:1])
+    monkeypatch.setattr(selftest, "reference", wrong)
+    assert doctor.run("cpu") == 1
+    assert "FAILED" in capsys.readouterr().out
+
+
+def test_a_missing_device_is_one_line_not_a_traceback(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    monkeypatch.setenv("VK_DRIVER_FILES", str(tmp_path / "none.json"))
+    monkeypatch.setenv("VK_ICD_FILENAMES", str(tmp_path / "none.json"))
+    assert cli.main(["demo", "sine", "--out", str(tmp_path / "out"), "--device", "webgpu"]) == 1
+    err = capsys.readouterr().err
+    assert err.startswith("tracegrad: ") and "webgpu" in err and "Traceback" not in err
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("args", [["demo", "--steps", "0"], ["demo", "--seed", "-1"], ["demo", "cats"], []])
+def test_wrong_arguments_are_usage_errors(args: list[str]):
+    with pytest.raises(SystemExit) as e:
+        cli.main(args)
+    assert e.value.code == 2
+
+
+def test_python_m_tracegrad_is_the_command():
+    done = subprocess.run([sys.executable, "-m", "tracegrad", "--help"], capture_output=True, text=True, check=True)
+    assert "demo" in done.stdout and "doctor" in done.stdout
+
+
+def test_examples_run(tmp_path: Path):
+    """Each as a user runs it, shortened."""
+    folder = Path(__file__).parents[1] / "examples"
+    code = "import sine, cnn, gpt, resume; sine.main(20, 'cpu'); cnn.main(4, 'cpu'); gpt.main(2, 'cpu')"
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(folder), os.environ.get("PYTHONPATH", "")])}
+    subprocess.run([sys.executable, "-c", code], cwd=tmp_path, env=environment, check=True)
+
+
+def test_digits_are_all_there_and_split_without_overlap():
+    data = load_digits()
+    assert data.train_x.shape == (1437, 1, 8, 8) and data.test_x.shape == (360, 1, 8, 8)
+    assert data.train_x.min() == 0 and data.train_x.max() == 1
+    counts = np.bincount(np.concatenate([data.train_y, data.test_y]))
+    assert counts.tolist() == [178, 182, 177, 183, 181, 182, 181, 179, 174, 180]
+    seen = {x.tobytes() for x in data.train_x}
+    assert not any(x.tobytes() in seen for x in data.test_x)
+
+
+def test_text_decodes_to_what_was_encoded():
+    text = load_text()
+    assert "Alice" in text.decode(text.train[:5000])
+    assert text.decode(text.encode("Off with her head!")) == "Off with her head!"
+    assert len(text.train) + len(text.test) > 100_000

@@ -1,0 +1,188 @@
+"""First values: the same stream everywhere, with the right statistics."""
+
+import json
+import math
+import shutil
+import subprocess
+
+import numpy as np
+import pytest
+
+from tracegrad import init
+from tracegrad.errors import DTypeError, InputError, ShapeError
+from tracegrad.runtime.draw import _cos, _log, draw, uniform
+
+MASK = 0xFFFFFFFF
+
+
+def mulberry32(seed):
+    """The generator as its author wrote it, a draw at a time."""
+    a = seed & MASK
+    while True:
+        a = (a + 0x6D2B79F5) & MASK
+        t = ((a ^ (a >> 15)) * (a | 1)) & MASK
+        t ^= (t + (((t ^ (t >> 7)) * (t | 61)) & MASK)) & MASK
+        yield ((t ^ (t >> 14)) & MASK) / 4294967296
+
+
+def box_muller(stream):
+    """tensorgrad's: u1 is drawn first, and kept away from 0."""
+    u1 = max(1e-10, next(stream))
+    return math.sqrt(-2 * math.log(u1)) * math.cos(2 * math.pi * next(stream))
+
+
+SPECS = [
+    ((5, 3), init.randn()),
+    ((7,), init.zeros()),
+    ((2, 3, 3, 3), init.kaiming()),
+    ((4,), init.uniform(-0.5, 0.25)),
+    ((3,), init.ones()),
+    ((2, 2), init.literal([[1, 2], [3, 4]])),
+    ((6, 2), init.xavier()),
+    ((), init.randn(1.0)),
+]
+
+
+@pytest.mark.parametrize("seed", [0, 1, 42, 2**32 - 1])
+def test_draw_is_one_stream_through_all_parameters(seed):
+    stream = mulberry32(seed)
+    expected = []
+    for shape, spec in SPECS:
+        n = math.prod(shape)
+        if isinstance(spec, (init.Randn, init.Kaiming, init.Xavier)):
+            values = [box_muller(stream) * spec.std(shape) for _ in range(n)]
+        elif isinstance(spec, init.Uniform):
+            values = [spec.low + (spec.high - spec.low) * next(stream) for _ in range(n)]
+        else:
+            values = {"zeros": [0] * n, "ones": [1] * n, "literal": [1, 2, 3, 4]}[spec.spec()["kind"]]
+        expected.append(np.array(values, np.float32).reshape(shape))
+    for value, reference in zip(draw(SPECS, seed), expected, strict=True):
+        assert value.dtype == np.float32
+        np.testing.assert_array_equal(value, reference)
+
+
+def test_draw_over_many_chunks_equals_the_reference():
+    stream = mulberry32(7)
+    reference = np.array([box_muller(stream) for _ in range(50_000)]).astype(np.float32)
+    np.testing.assert_array_equal(draw([((50_000,), init.randn(1.0))], 7)[0], reference)
+
+
+def test_log_and_cos_are_right_to_the_last_place():
+    u = np.maximum(uniform(3, 0, 200_000), 1e-10)
+    for ours, theirs in ((_log(u), np.log(u)), (_cos(2 * np.pi * u), np.cos(2 * np.pi * u))):
+        assert np.max(np.abs(ours - theirs) / np.spacing(np.abs(theirs))) <= 1
+
+
+JAVASCRIPT = """
+const LOG = [6.666666666666735130e-01, 3.999999999940941908e-01, 2.857142874366239149e-01, 2.222219843214978396e-01,
+  1.818357216161805012e-01, 1.531383769920937332e-01, 1.479819860510658591e-01];
+const COS = [4.16666666666666019037e-02, -1.38888888888741095749e-03, 2.48015872894767294178e-05,
+  -2.75573143513906633035e-07, 2.08757232129817482790e-09, -1.13596475577881948265e-11];
+const SIN = [-1.66666666666666324348e-01, 8.33333333332248946124e-03, -1.98412698298579493134e-04,
+  2.75573137070700676789e-06, -2.50507602534068634195e-08, 1.58969099521155010221e-10];
+function log(x) {
+  let m = x, e = 0;
+  while (m < 0.5) { m *= 2; e--; }
+  if (m < Math.sqrt(0.5)) { m *= 2; e--; }
+  const f = m - 1, s = f / (2 + f), z = s * s, w = z * z, [a, b, c, d, g, h, i] = LOG;
+  const r = z * (a + w * (c + w * (g + w * i))) + w * (b + w * (d + w * h)), half = 0.5 * f * f;
+  return e * 6.93147180369123816490e-01 - ((half - (s * (half + r) + e * 1.90821492927058770002e-10)) - f);
+}
+function cos(x) {
+  const q = Math.round(x * 6.36619772367581382433e-01);   // never a tie: q is far from one
+  const r = x - q * 1.57079632673412561417, w = q * 6.07710050650619224932e-11;
+  const y = r - w, d = (r - y) - w, z = y * y, h = 0.5 * z, v = 1 - h, [a, b, c, e, f, g] = COS;
+  const tail = z * (a + z * (b + z * (c + z * (e + z * (f + z * g)))));
+  const cosine = v + (((1 - v) - h) + (z * tail - y * d));
+  const [s1, s2, s3, s4, s5, s6] = SIN, cube = z * y;
+  const sine = y - ((z * (0.5 * d - cube * (s2 + z * (s3 + z * (s4 + z * (s5 + z * s6))))) - d) - cube * s1);
+  return [cosine, -sine, -cosine, sine, cosine][q];
+}
+let a = SEED >>> 0;
+function next() {
+  a = (a + 0x6D2B79F5) | 0;
+  let t = a;
+  t = Math.imul(t ^ (t >>> 15), t | 1);
+  t ^= t + Math.imul(t ^ (t >>> 7), t | 61);
+  return ((t ^ (t >>> 14)) >>> 0) / 4294967296;
+}
+const out = new Float32Array(COUNT);
+for (let k = 0; k < COUNT; k++) {
+  const u1 = Math.max(next(), 1e-10);
+  out[k] = Math.sqrt(-2 * log(u1)) * cos((2 * Math.PI) * next()) * 0.02;
+}
+process.stdout.write(new Uint8Array(out.buffer));
+"""
+
+
+@pytest.mark.skipif(shutil.which("node") is None, reason="needs Node")
+def test_the_recipe_in_javascript_gives_the_same_bits():
+    count, seed = 100_000, 123456789
+    source = JAVASCRIPT.replace("SEED", str(seed)).replace("COUNT", str(count))
+    run = subprocess.run(["node", "-e", source], capture_output=True, check=True)
+    theirs = np.frombuffer(run.stdout, np.float32)
+    np.testing.assert_array_equal(draw([((count,), init.randn())], seed)[0], theirs)
+
+
+def test_statistics():
+    values = draw([((400, 500), init.randn(0.5)), ((200_000,), init.uniform(-1.0, 3.0))], 0)
+    assert values[0].mean() == pytest.approx(0, abs=0.005)
+    assert values[0].std() == pytest.approx(0.5, rel=0.01)
+    assert np.mean(values[0] ** 4) == pytest.approx(3 * 0.5**4, rel=0.05)  # the fourth moment of a normal
+    assert values[1].min() >= -1 and values[1].max() < 3
+    assert values[1].mean() == pytest.approx(1, abs=0.02)
+
+
+def test_a_uniform_of_zero_stays_finite():
+    assert np.isfinite(_log(np.array([1e-10]))).all()
+    assert draw([((3,), init.uniform(2.0, 2.0))], 0)[0].tolist() == [2, 2, 2]
+
+
+@pytest.mark.parametrize(
+    ("shape", "fan_in", "fan_out"),
+    [((30, 50), 30, 50), ((8, 4, 3, 5), 60, 120), ((16,), 16, 16), ((), 1, 1), ((8, 2, 5), 10, 40)],
+)
+def test_fans_of_matrices_and_convolutions(shape, fan_in, fan_out):
+    assert init.fans(shape) == (fan_in, fan_out)
+    assert init.kaiming().std(shape) == pytest.approx(math.sqrt(2 / fan_in))
+    assert init.xavier().std(shape) == pytest.approx(math.sqrt(2 / (fan_in + fan_out)))
+
+
+def test_kaiming_of_a_convolution_is_pytorchs():
+    torch = pytest.importorskip("torch")
+    w = torch.empty(512, 16, 3, 3)
+    torch.nn.init.kaiming_normal_(w, nonlinearity="relu")
+    assert draw([((512, 16, 3, 3), init.kaiming())], 0)[0].std() == pytest.approx(w.std().item(), rel=0.02)
+
+
+@pytest.mark.parametrize("spec", [s for _, s in SPECS], ids=repr)
+def test_spec_round_trips_through_json(spec):
+    assert init.from_spec(json.loads(json.dumps(spec.spec()))) == spec
+
+
+def test_literals_take_arrays_lists_and_numbers_and_lose_nothing():
+    grid = np.arange(6.0).reshape(2, 3)
+    for source in (grid, grid.astype(np.float32), grid.tolist(), np.asfortranarray(grid)):
+        (value,) = draw([((2, 3), init.literal(source))], 0)
+        np.testing.assert_array_equal(value, grid.astype(np.float32))
+    (scalar,) = draw([((), init.literal(2.5))], 0)
+    assert scalar.shape == () and scalar == 2.5
+    (whole,) = draw([((2,), init.literal([1, 2], dtype="i32"))], 0)
+    assert whole.dtype == np.int32
+    with pytest.raises(DTypeError, match="do not fit i32"):
+        init.literal(np.array([0.5]), dtype="i32")
+
+
+def test_errors():
+    with pytest.raises(ShapeError, match=r"the values are \[2\], the parameter is \[3\]"):
+        draw([((3,), init.literal([1.0, 2.0]))], 0)
+    with pytest.raises(InputError, match="low must not be above high"):
+        init.uniform(1.0, 0.0)
+    with pytest.raises(InputError, match="unknown kind 'magic'"):
+        init.from_spec({"kind": "magic"})
+
+
+def test_what_starts_at_zero_or_one_is_not_decayed():
+    assert not init.decays_by_default(init.zeros())
+    assert not init.decays_by_default(init.ones())
+    assert all(init.decays_by_default(s) for s in (init.randn(), init.kaiming(), init.xavier(), init.literal([1.0])))

@@ -1,0 +1,134 @@
+"""Inputs of a call: everything wrong is named at once, and only casts that lose nothing are done."""
+
+from __future__ import annotations
+
+import array
+
+import numpy as np
+import pytest
+
+from tracegrad.errors import InputError
+from tracegrad.inputs import check_inputs, merge
+from tracegrad.program import Field
+
+
+def f(name="x", dtype="f32", shape=(2,), **spec):
+    return Field(name, 0, 0, dtype, shape, spec)
+
+
+def one(value, **field):
+    return check_inputs([f(**field)], {"x": value}, "step")["x"]
+
+
+@pytest.mark.parametrize(
+    ("value", "dtype", "expected"),
+    [
+        (np.float64([0.1, 2]), "f32", np.float32([0.1, 2])),
+        (np.float16([1.5, -2]), "f32", np.float32([1.5, -2])),
+        (np.float64([np.nan, np.inf]), "f32", np.float32([np.nan, np.inf])),
+        ([1, 2], "f32", np.float32([1, 2])),
+        (np.uint8([0, 255]), "f32", np.float32([0, 255])),
+        (np.int64([2**24, -(2**30)]), "f32", np.float32([2**24, -(2**30)])),
+        (np.bool_([True, False]), "f32", np.float32([1, 0])),
+        (np.int64([-5, 2**31 - 1]), "i32", np.int32([-5, 2**31 - 1])),
+        (np.uint8([1, 2]), "i32", np.int32([1, 2])),
+        ((True, False), "i32", np.int32([1, 0])),
+        (np.int64([0, 2**32 - 1]), "u32", np.uint32([0, 2**32 - 1])),
+        ([True, False], "bool", np.bool_([True, False])),
+        (array.array("f", [1, 2]), "f32", np.float32([1, 2])),
+        (memoryview(array.array("i", [1, 2])), "i32", np.int32([1, 2])),
+    ],
+)
+def test_lossless_casts_are_done(value, dtype, expected):
+    got = one(value, dtype=dtype)
+    assert got.dtype == expected.dtype and got.flags.c_contiguous
+    np.testing.assert_array_equal(got, expected)
+
+
+@pytest.mark.parametrize(
+    ("value", "dtype", "message"),
+    [
+        (np.float32([1, 2]), "i32", r"float32 values do not fit i32 without loss; round"),
+        ([1.0, 2.0], "u32", "float64 values do not fit u32"),
+        (np.int64([2**31, 0]), "i32", "the value 2147483648 of int64 does not fit i32"),
+        (np.int64([-1, 0]), "u32", "the value -1 of int64"),
+        (np.uint64([2**63, 0]), "i32", "the value 9223372036854775808"),
+        ([0, 1], "bool", "compare first"),
+        (np.float64([1e300, 0]), "f32", "exceeds the largest f32"),
+        (np.int64([2**24 + 1, 0]), "f32", "not exact in f32"),
+        (np.int64([2**62 + 1, 0]), "f32", "not exact in f32"),
+        ([1j, 2], "f32", "complex128 values do not fit"),
+        (["a", "b"], "f32", "do not fit f32"),
+        ([None, 2], "f32", "cannot be read as an array of numbers"),
+        ([[1, 2], [3]], "f32", "cannot be read as an array"),
+        (object(), "f32", "cannot be read"),
+    ],
+)
+def test_other_casts_are_refused(value, dtype, message):
+    with pytest.raises(InputError, match=message):
+        one(value, dtype=dtype)
+
+
+def test_everything_wrong_is_named_at_once():
+    fields = [f("x"), f("y", "i32"), f("z", shape=(3, 1)), f("missing", shape=())]
+    given = {"x": np.zeros(3), "y": np.float32([1, 2]), "z": np.zeros((3, 1)), "extra": 1, "other": 2}
+    with pytest.raises(InputError) as e:
+        check_inputs(fields, given, "step")
+    text = str(e.value)
+    for part in (
+        "step: 5 problems with the inputs",
+        "extra: unknown; inputs are x f32[2], y i32[2], z f32[3,1], missing f32[]",
+        "other: unknown",
+        "x: expected f32[2], got float64[3]",
+        "y: float32 values do not fit i32",
+        "missing: missing, expected f32[]",
+        "test_inputs.py",
+    ):
+        assert part in text
+    assert "z:" not in text
+
+
+def test_the_callers_array_can_be_reused():
+    x = np.float32([1, 2])
+    got = one(x)
+    x[:] = 9
+    np.testing.assert_array_equal(got, [1, 2])
+
+
+def test_index_ranges_name_value_place_and_range():
+    with pytest.raises(InputError, match=r"x: index 10 at \[1,0\] is out of range; valid indices are 0 to 9"):
+        one([[1, 2], [10, 3]], dtype="i32", shape=(2, 2), range=[0, 9])
+    with pytest.raises(InputError, match=r"index -1 at \[0\]"):
+        one([-1, 3], dtype="i32", range=[0, 9])
+    assert one([0, 9], dtype="i32", range=[0, 9]).tolist() == [0, 9]
+
+
+def test_a_leading_axis_of_run_steps():
+    got = check_inputs([f(shape=(2,)), f("y", shape=())], {"x": np.zeros((3, 2)), "y": 1.0}, "run_steps", lead=3)
+    assert got["x"].shape == (3, 2) and got["y"].shape == ()
+    with pytest.raises(InputError, match=r"expected f32\[2\] or f32\[3,2\], got float64\[4,2\]"):
+        check_inputs([f(shape=(2,))], {"x": np.zeros((4, 2))}, "run_steps", lead=3)
+
+
+def test_hints():
+    with pytest.raises(InputError, match="drop_last"):
+        one(np.zeros((1,)))
+    with pytest.raises(InputError, match=r"reshape\(\(2, 1\)\)"):
+        one(np.zeros(2), shape=(2, 1))
+
+
+def test_mapping_and_keywords_merge():
+    assert merge({"x": 1}, {"y": 2}, "step") == {"x": 1, "y": 2}
+    with pytest.raises(InputError, match=r"given twice.*: x"):
+        merge({"x": 1}, {"x": 2}, "step")
+    with pytest.raises(InputError, match=r"by name.*got ndarray"):
+        merge(np.zeros(2), {}, "step")
+
+
+def test_torch_tensors_are_taken():
+    torch = pytest.importorskip("torch")
+    got = one(torch.tensor([1.0, 2.0], dtype=torch.float64))
+    assert got.tolist() == [1, 2]
+    assert one(torch.tensor([1, 2]), dtype="i32").dtype == np.int32
+    with pytest.raises(InputError, match=r"x: Tensor cannot be read as an array: .*detach"):
+        one(torch.ones(2, requires_grad=True))

@@ -1,0 +1,169 @@
+"""The shape of the package: modules import only downwards, and importing it costs nothing it does not need."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1] / "src" / "tracegrad"
+
+# docs/architecture.md describes the layers. A package stands for all its modules; the longest name that fits counts.
+LAYERS = {
+    "errors": 0, "dtypes": 0, "shapes": 0,
+    "methods": 1, "ir": 1, "trace": 1,
+    "prims": 2,
+    "ops": 3, "transforms": 3, "hyper": 3,
+    "nn": 4, "init": 4, "optim": 4, "lr": 4,
+    "passes": 5, "evaluate": 5,
+    "kernels": 6, "passes.place": 6,
+    "program": 7, "render": 7,  # a Program is plain data: it imports nothing, and renderers fill it
+    "layout": 8, "plan": 8, "build": 8,
+    "runtime": 9,
+    "": 10, "compile": 10, "results": 10, "worker": 10, "inputs": 10, "params": 10, "knobs": 10, "nonfinite": 10,
+    "steps": 10, "training": 10, "forward": 10, "own": 10, "flight": 10, "fit": 10, "checkpoint": 10,
+    "safetensors": 10, "summary": 10,
+    "pictures": 10, "demo": 10, "selftest": 10, "doctor": 10, "cli": 10, "__main__": 10,
+}  # fmt: skip
+
+NUMPY_FROM = 9  # below it the compiler lives, and it runs where there is no NumPy (bare Pyodide)
+LATE = {"wgpu", "js", "pyodide", "jax", "torch", "cffi"}  # what functions may import: optional, or costly to load
+
+
+def modules() -> dict[str, Path]:
+    """Dotted name below `tracegrad` -> file; "" is the package itself."""
+    found: dict[str, Path] = {}
+    for path in sorted(ROOT.rglob("*.py")):
+        parts = path.relative_to(ROOT).with_suffix("").parts
+        found[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
+    return found
+
+
+MODULES = modules()
+
+
+def layer(module: str) -> int | None:
+    """The layer of a module, by the longest prefix in LAYERS."""
+    parts = module.split(".") if module else []
+    for n in range(len(parts), 0, -1):
+        if ".".join(parts[:n]) in LAYERS:
+            return LAYERS[".".join(parts[:n])]
+    return LAYERS[""] if not module else None
+
+
+def is_type_checking(node: ast.AST) -> bool:
+    return isinstance(node, ast.If) and ast.unparse(node.test) in ("TYPE_CHECKING", "typing.TYPE_CHECKING")
+
+
+def imports(node: ast.AST, inside: bool = False) -> Iterator[tuple[str, int, bool]]:
+    """Every (absolute module name, line, inside a function) imported for use at run time."""
+    for child in ast.iter_child_nodes(node):
+        if is_type_checking(child):
+            continue
+        if isinstance(child, ast.Import):
+            yield from ((alias.name, child.lineno, inside) for alias in child.names)
+        elif isinstance(child, ast.ImportFrom):
+            base = child.module or ""
+            assert child.level == 0, f"line {child.lineno}: write imports in full"
+            for alias in child.names:
+                below = f"{base}.{alias.name}"
+                is_module = below.removeprefix("tracegrad.") in MODULES and base.startswith("tracegrad")
+                yield (below if is_module else base), child.lineno, inside
+        else:
+            function = isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda)
+            yield from imports(child, inside or function)
+
+
+def imports_of(module: str) -> list[tuple[str, int, bool]]:
+    return list(imports(ast.parse(MODULES[module].read_text(encoding="utf-8"))))
+
+
+def own(name: str) -> str | None:
+    """The name below `tracegrad`, None for a module of somebody else."""
+    if name == "tracegrad":
+        return ""
+    return name.removeprefix("tracegrad.") if name.startswith("tracegrad.") else None
+
+
+def test_every_module_has_a_layer():
+    unmapped = [m for m in MODULES if layer(m) is None]
+    assert not unmapped, f"give these a layer in LAYERS: {', '.join(unmapped)}"
+
+
+def test_every_layer_entry_names_a_module():
+    missing = [m for m in LAYERS if m and m not in MODULES]
+    assert not missing, f"not in the package any more: {', '.join(missing)}"
+
+
+@pytest.mark.parametrize("module", MODULES, ids=lambda m: m or "tracegrad")
+def test_imports_go_downwards_only(module: str):
+    here = layer(module)
+    assert here is not None
+    for name, line, _ in imports_of(module):
+        target = own(name)
+        if target is not None:
+            there = layer(target)
+            assert there is not None, f"{MODULES[module]}:{line}: {name} has no layer"
+            assert there <= here, f"{MODULES[module]}:{line}: layer {here} imports {name} of layer {there}"
+
+
+def test_modules_do_not_import_each_other_in_a_circle():
+    graph = {m: {t for name, *_ in imports_of(m) if (t := own(name)) is not None and t in MODULES} for m in MODULES}
+    state: dict[str, int] = {}
+
+    def visit(module: str, path: list[str]) -> None:
+        if state.get(module) == 1:
+            pytest.fail("circle: " + " -> ".join([*path[path.index(module) :], module]))
+        if module in state:
+            return
+        state[module] = 1
+        for target in graph[module]:
+            visit(target, [*path, module])
+        state[module] = 2
+
+    for module in MODULES:
+        visit(module, [])
+
+
+@pytest.mark.parametrize("module", [m for m in MODULES if (layer(m) or 0) < NUMPY_FROM])
+def test_the_compiler_does_not_import_numpy(module: str):
+    for name, line, _ in imports_of(module):
+        assert name.split(".")[0] not in ("numpy", "wgpu", "jax", "torch"), f"{MODULES[module]}:{line}: {name}"
+
+
+@pytest.mark.parametrize("module", MODULES, ids=lambda m: m or "tracegrad")
+def test_functions_import_only_what_is_optional_or_costly(module: str):
+    for name, line, inside in imports_of(module):
+        if name.split(".")[0] in LATE:
+            assert inside, f"{MODULES[module]}:{line}: import {name} inside the function that needs it"
+        else:
+            assert not inside, f"{MODULES[module]}:{line}: import {name} at the top of the file"
+
+
+def python(code: str) -> str:
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_importing_tracegrad_loads_no_other_framework():
+    heavy = ("wgpu", "jax", "torch", "matplotlib", "scipy", "cffi")
+    loaded = python(f"import sys, tracegrad; print([m for m in {heavy} if m in sys.modules])")
+    assert loaded.strip() == "[]"
+
+
+def test_importing_and_tracing_need_no_numpy():
+    """As in bare Pyodide: a None in sys.modules makes `import numpy` fail."""
+    out = python(
+        "import sys; sys.modules['numpy'] = None\n"
+        "import tracegrad as tg\n"
+        "from tracegrad import nn, optim\n"
+        "loss = lambda m, x, y: tg.mean(tg.square(m(x) - y))\n"
+        "inputs = {'x': (4, 3), 'y': (4, 2)}\n"
+        "print(len(tg.trace(model=nn.Linear(3, 2), loss=loss, inputs=inputs, optimizer=optim.adam(lr=1e-3))))\n"
+    )
+    assert int(out) > 10

@@ -1,0 +1,112 @@
+"""Schedules: PyTorch's values, plain data, starting later."""
+
+import json
+
+import numpy as np
+import pytest
+
+from tracegrad import lr
+from tracegrad.errors import InputError
+
+PEAK = 0.1
+
+
+def pytorch_rates(torch, make, steps):
+    """The rates that PyTorch's scheduler gives to `steps` optimizer steps."""
+    optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=PEAK)
+    scheduler = make(torch.optim.lr_scheduler, optimizer)
+    out = []
+    for _ in range(steps):
+        out.append(optimizer.param_groups[0]["lr"])
+        optimizer.step()
+        scheduler.step()
+    return out
+
+
+ORACLES = {
+    "linear": (lr.linear(PEAK, 0.01, 20), lambda S, o: S.LinearLR(o, 1.0, 0.1, 20), 30),
+    "cosine": (lr.cosine_annealing(PEAK, 0.001, 25), lambda S, o: S.CosineAnnealingLR(o, 25, eta_min=0.001), 26),
+    "staircase": (lr.staircase(PEAK, 7, 0.5), lambda S, o: S.StepLR(o, 7, 0.5), 30),
+    "multi_step": (lr.multi_step(PEAK, [12, 5], 0.3), lambda S, o: S.MultiStepLR(o, [5, 12], 0.3), 30),
+    "exponential": (lr.exponential(PEAK, 0.9), lambda S, o: S.ExponentialLR(o, 0.9), 30),
+    "one_cycle_cos": (lr.one_cycle(PEAK, 40), lambda S, o: S.OneCycleLR(o, PEAK, total_steps=40), 39),
+    "one_cycle_linear": (
+        lr.one_cycle(PEAK, 33, pct_start=0.25, div_factor=10, final_div_factor=100, anneal="linear"),
+        lambda S, o: S.OneCycleLR(
+            o, PEAK, total_steps=33, pct_start=0.25, div_factor=10, final_div_factor=100, anneal_strategy="linear"
+        ),
+        32,
+    ),
+}
+
+
+@pytest.mark.parametrize("name", ORACLES)
+def test_schedule_gives_pytorchs_rates(name):
+    torch = pytest.importorskip("torch")
+    schedule, make, steps = ORACLES[name]
+    expected = pytorch_rates(torch, make, steps)
+    assert [schedule.at(s) for s in range(1, steps + 1)] == pytest.approx(expected, rel=1e-9)
+
+
+def test_first_and_last_values():
+    for schedule in (lr.linear(1.0, 0.1, 10), lr.cosine_annealing(1.0, 0.1, 10)):
+        assert schedule.at(1) == 1.0
+        assert schedule.at(10) > 0.1
+        assert schedule.at(11) == pytest.approx(0.1)
+        assert schedule.at(500) == pytest.approx(0.1)
+    cycle = lr.one_cycle(1.0, 40)
+    assert cycle.at(40) == pytest.approx(1 / 25 / 1e4)
+    assert cycle.at(1000) == cycle.at(40)
+    assert lr.multi_step(1.0, [3], 0.1).at(3) == 1.0
+    assert lr.multi_step(1.0, [3], 0.1).at(4) == pytest.approx(0.1)
+
+
+def test_warmup_hands_over_to_the_first_step_of_the_next():
+    schedule = lr.warmup(1.0, 4, lr.linear(1.0, 0.0, 2))
+    assert [schedule.at(s) for s in range(1, 9)] == pytest.approx([0.25, 0.5, 0.75, 1, 1, 0.5, 0, 0])
+    assert lr.warmup(1.0, 2, 0.3).at(9) == 0.3
+
+
+EVERY_KIND = [
+    lr.constant(0.1),
+    lr.linear(1.0, 0.1, 10),
+    lr.cosine_annealing(peak=5e-3, final=1e-4, steps=1000),
+    lr.warmup(1.0, 10, lr.cosine_annealing(1.0, 0.0, 5)),
+    lr.warmup(1.0, 10, 0.5),
+    lr.staircase(1.0, 3, 0.5),
+    lr.multi_step(1.0, (2, 5), 0.5),
+    lr.exponential(1.0, 0.9, start=4),
+    lr.one_cycle(1.0, 12),
+]
+
+
+@pytest.mark.parametrize("schedule", EVERY_KIND, ids=repr)
+def test_spec_round_trips_through_json(schedule):
+    again = lr.from_spec(json.loads(json.dumps(schedule.spec())))
+    assert [again.at(s) for s in range(1, 30)] == [schedule.at(s) for s in range(1, 30)]
+    assert again.spec() == schedule.spec()
+    assert {type(s) for s in EVERY_KIND} == set(lr.KINDS)
+
+
+def test_start_shifts_a_schedule_and_an_explicit_one_is_kept():
+    schedule = lr.linear(1.0, 0.0, 10)
+    later = lr.starting_at(schedule, 101)
+    assert later.at(101) == 1.0
+    assert later.at(106) == 0.5
+    assert later.at(7) == 1.0
+    assert lr.starting_at(later, 500) == later
+    assert schedule.start is None
+
+
+def test_a_number_is_a_constant_and_nonsense_is_refused():
+    assert lr.as_schedule(0.5).at(10) == 0.5
+    assert lr.as_schedule(np.float32(0.5)).spec() == {"kind": "constant", "rate": 0.5}
+    for bad in (-1.0, float("nan"), "fast", None):
+        with pytest.raises(InputError):
+            lr.as_schedule(bad)
+    with pytest.raises(InputError, match="steps must be positive, got 0"):
+        lr.linear(1.0, 0.1, 0)
+    with pytest.raises(InputError, match="known are constant, linear"):
+        lr.from_spec({"kind": "magic"})
+    with pytest.raises(InputError, match="anneal"):
+        lr.one_cycle(1.0, 10, anneal="square")

@@ -1,0 +1,85 @@
+"""Misuse of a native session in a child process: whatever happens, the process must live to say so."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+
+from tracegrad.runtime import adapters as finding
+
+SUPPORT = finding.check_webgpu()
+SRC = str(Path(__file__).parent.parent / "src")
+
+GUARDED = """
+import numpy as np
+from test_native import accumulator, SUPPORT
+from tracegrad.errors import *
+from tracegrad.runtime.native import NativeSession
+s = NativeSession(SUPPORT.adapter, direct={direct})
+x = {{"x": np.ones(4, np.float32)}}
+handle = s.load(accumulator())
+ticket = s.submit(handle, x)
+{body}
+print("SURVIVED")
+"""
+
+PATHS = {
+    "lost device": """
+s.collect(ticket)
+s._device.destroy()
+for call in (lambda: s.submit(handle, x), lambda: s.submit(handle, x), lambda: s.read("total")):
+    try:
+        call(); print("no error")
+    except DeviceLostError as e:
+        print(e)
+s.close()""",
+    "lost in flight": """
+s._device.destroy()
+for call in (lambda: s.collect(ticket), lambda: s.submit(handle, x)):
+    try:
+        call()
+    except DeviceError as e:
+        print(type(e), e)""",
+    "unload in flight": """
+s.unload(handle)
+again = s.load(accumulator())
+assert s.collect(s.submit(again, x))["y"].tolist() == [1.0] * 4""",
+    "a buffer that goes with a write pending": """
+s.write("total", x["x"])
+s.unload(handle)
+again = s.load(accumulator())
+assert s.collect(s.submit(again, x))["y"].tolist() == [1.0] * 4""",
+    "a wait that was interrupted leaves its slot alone": """
+fetch = s.calls.fetch
+def interrupted(buffer, size, mark):
+    fetch(buffer, size, mark)
+    buffer.map_async("READ_NOSYNC", 0, size).sync_wait()
+    raise KeyboardInterrupt
+s.calls.fetch = interrupted
+try:
+    s.collect(ticket)
+except KeyboardInterrupt:
+    pass
+s.calls.fetch = fetch
+del ticket
+assert s.collect(s.submit(handle, x))["y"].tolist() == [2.0] * 4""",
+    "exit without close": "",
+}
+
+
+@pytest.mark.skipif(not SUPPORT.ok, reason=f"no WebGPU adapter: {SUPPORT.message}")
+@pytest.mark.parametrize("direct", [True, False], ids=["direct", "public"])
+@pytest.mark.parametrize("path", PATHS)
+def test_misuse_never_aborts_the_process(path: str, direct: bool) -> None:
+    code = GUARDED.format(direct=direct, body=textwrap.dedent(PATHS[path]))
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([SRC, str(Path(__file__).parent)])}
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, env=environment, timeout=120, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert "SURVIVED" in done.stdout and "no error" not in done.stdout
