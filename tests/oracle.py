@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from tracegrad import trace
+from tracegrad import ambient
 from tracegrad.dtypes import TensorType, as_dtype, f32
 from tracegrad.evaluate import evaluate
 from tracegrad.ir import Tensor
@@ -25,7 +25,7 @@ def call(fn: Any, *arrays: Any, ct: Any = None) -> tuple[np.ndarray, list[np.nda
     """The value of `fn`, and the gradient of sum(value * ct) for every float array."""
     arrays = tuple(np.asarray(a) for a in arrays)
     env: dict[str, Any] = {f"x{k}": a for k, a in enumerate(arrays)}
-    with trace.tracing(), np.errstate(all="ignore"):
+    with ambient.tracing(), np.errstate(all="ignore"):
         xs = [typed(name, a) for name, a in env.items()]
         y = fn(*xs)
         env["ct"] = np.ones(y.shape) if ct is None else np.asarray(ct, np.float64)

@@ -15,9 +15,9 @@ ROOT = Path(__file__).parents[1] / "src" / "tracegrad"
 # docs/architecture.md describes the layers. A package stands for all its modules; the longest name that fits counts.
 LAYERS = {
     "errors": 0, "dtypes": 0, "shapes": 0,
-    "methods": 1, "ir": 1, "trace": 1,
+    "methods": 1, "ir": 1, "ambient": 1,
     "prims": 2,
-    "ops": 3, "transforms": 3, "hyper": 3,
+    "ops": 3, "transforms": 3, "hypers": 3,
     "nn": 4, "init": 4, "optim": 4, "lr": 4,
     "passes": 5, "evaluate": 5,
     "kernels": 6, "passes.place": 6,
@@ -26,7 +26,7 @@ LAYERS = {
     "runtime": 9,
     "": 10, "compile": 10, "results": 10, "worker": 10, "inputs": 10, "params": 10, "knobs": 10, "nonfinite": 10,
     "steps": 10, "training": 10, "forward": 10, "own": 10, "flight": 10, "fit": 10, "checkpoint": 10,
-    "safetensors": 10, "summary": 10,
+    "safetensors": 10, "summaries": 10,
     "pictures": 10, "demo": 10, "selftest": 10, "doctor": 10, "cli": 10, "__main__": 10,
 }  # fmt: skip
 

@@ -11,12 +11,12 @@ from tracegrad import init, nn
 from tracegrad.dtypes import TensorType, f32, i32
 from tracegrad.errors import DTypeError, InputError, ShapeError, TraceError
 from tracegrad.evaluate import evaluate
-from tracegrad.hyper import hyper
+from tracegrad.hypers import hyper
 from tracegrad.ir import Tensor
 from tracegrad.nn import Module, bound, named_parameters
 from tracegrad.prims.leaves import leaf
-from tracegrad.summary import summary
-from tracegrad.trace import tracing
+from tracegrad.summaries import summary
+from tracegrad.ambient import tracing
 
 
 class Attention(Module):

@@ -11,11 +11,11 @@ import pytest
 
 from all_cases import ALL_CASES
 from cases import Case
+from tracegrad.ambient import tracing
 from tracegrad.dtypes import TensorType, f32
 from tracegrad.evaluate import evaluate
 from tracegrad.ir import Tensor
 from tracegrad.prims.leaves import leaf
-from tracegrad.trace import tracing
 from tracegrad.transforms.grad import gradients
 
 STEP = 1e-6

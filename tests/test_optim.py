@@ -7,14 +7,14 @@ from tracegrad import lr, optim
 from tracegrad.dtypes import TensorType, f32
 from tracegrad.errors import InputError
 from tracegrad.evaluate import evaluate
-from tracegrad.hyper import leaf_value
+from tracegrad.hypers import leaf_value
 from tracegrad.ir import bind, toposort
 from tracegrad.nn.module import Parameter, decays
 from tracegrad.optim.gradients import norm
 from tracegrad.prims.elementwise import sign, square
 from tracegrad.prims.folds import SUM
 from tracegrad.prims.leaves import leaf
-from tracegrad.trace import tracing
+from tracegrad.ambient import tracing
 
 torch = pytest.importorskip("torch")
 

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 
 from oracle import call, check, rand
-from tracegrad import ops, trace
+from tracegrad import ops, ambient
 from tracegrad.dtypes import TensorType, bool_, f32, i32
 from tracegrad.errors import DTypeError, ShapeError, TraceError
 from tracegrad.evaluate import evaluate
@@ -71,7 +71,7 @@ def test_convolution_has_second_derivatives():
     y = F.conv2d(tx, tw, stride=2, padding=1)
     first = torch.autograd.grad((y**2 * torch.tensor(ct)).sum(), [tx, tw], create_graph=True)
     expected = torch.autograd.grad(sum((g**2).sum() for g in first), [tx, tw])
-    with trace.tracing():
+    with ambient.tracing():
         a, b = image("x", *x.shape), image("w", *w.shape)
         y = ops.conv2d(a, b, 2, 1)
         first = gradients((ops.square(y) * image("ct", *ct.shape)).sum(), [a, b])
@@ -82,7 +82,7 @@ def test_convolution_has_second_derivatives():
 
 
 def test_a_convolution_and_its_gradients_are_one_product_each():
-    with trace.tracing():
+    with ambient.tracing():
         x, w = image("x", 2, 3, 8, 8), image("w", 4, 3, 3, 3)
         loss = ops.conv2d(x, w, padding=1).sum()
         nodes = toposort(gradients(loss, [x, w]))
@@ -90,7 +90,7 @@ def test_a_convolution_and_its_gradients_are_one_product_each():
 
 
 def test_convolution_errors():
-    with trace.tracing():
+    with ambient.tracing():
         x = image()
         with pytest.raises(ShapeError, match=r"conv2d: channels do not fit: x is f32\[2,4,6,7\](.|\n)*test_semantics"):
             ops.conv2d(x, image("w", 8, 3, 3, 3))
@@ -146,7 +146,7 @@ def test_padding_never_wins():
 
 
 def test_pooling_errors():
-    with trace.tracing():
+    with ambient.tracing():
         x = image()
         with pytest.raises(ShapeError, match=r"max_pool2d: padding .* more than half the window"):
             ops.max_pool2d(x, 2, padding=2)
@@ -173,7 +173,7 @@ def test_im2col(how):
 
 # captures and patches
 def test_capture_records_and_returns():
-    with trace.tracing() as running:
+    with ambient.tracing() as running:
         x = image("x", 2, 3)
         y = ops.exp(x)
         assert ops.capture("y", y) is y
@@ -192,7 +192,7 @@ def test_patch_overwrites_where_asked(dtype):
     x = np.array([[1, 0, 1], [1, 1, 0]]).astype(dtype.numpy)
     mask = np.array([[True, False, True], [False, False, True]])
     value = (1 - x).astype(dtype.numpy)
-    with trace.tracing() as running:
+    with ambient.tracing() as running:
         t = leaf("input", "x", TensorType(dtype, x.shape))
         y = ops.patch("site", t)
         assert running.patches == {"site": t}
@@ -216,7 +216,7 @@ def test_patch_overwrites_where_asked(dtype):
 
 
 def test_patch_stops_the_gradient_where_it_overwrites():
-    with trace.tracing():
+    with ambient.tracing():
         x = image("x", 3)
         (g,) = gradients((ops.patch("p", x * 2.0)).sum(), [x])
         env = {"patch.p.mask": np.array([True, False, True]), "patch.p.value": np.zeros(3), "x": np.ones(3)}

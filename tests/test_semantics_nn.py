@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 
 from oracle import call, check, classes, rand, typed
-from tracegrad import ops, trace
+from tracegrad import ops, ambient
 from tracegrad.dtypes import TensorType, f32, i32
 from tracegrad.errors import DTypeError, InputError, ShapeError
 from tracegrad.ir import toposort
@@ -136,7 +136,7 @@ def test_computed_targets_are_clamped():
 
 
 def test_cross_entropy_gradients_never_gather_or_store_a_one_hot():
-    with trace.tracing():
+    with ambient.tracing():
         x, t = leaf("input", "x", TensorType(f32, (8, 5))), leaf("input", "t", TensorType(i32, (8,)))
         loss = ops.cross_entropy(x, t)
         nodes = toposort([loss, *gradients(loss, [x])])
@@ -146,7 +146,7 @@ def test_cross_entropy_gradients_never_gather_or_store_a_one_hot():
 
 
 def test_loss_errors():
-    with trace.tracing():
+    with ambient.tracing():
         x, t = leaf("input", "x", TensorType(f32, (4, 3))), leaf("input", "t", TensorType(i32, (4,)))
         col, vec = leaf("input", "c", TensorType(f32, (4, 1))), leaf("input", "v", TensorType(f32, (4,)))
         with pytest.raises(ShapeError, match=r"logits are f32\[4,3\], targets are i32\[4,3\](.|\n)*test_semantics_nn"):
@@ -229,7 +229,7 @@ def test_layer_norm_variance_is_of_centred_values():
 
 
 def test_norm_errors():
-    with trace.tracing():
+    with ambient.tracing():
         x, g = leaf("input", "x", TensorType(f32, (2, 3, 6))), leaf("input", "g", TensorType(f32, (3,)))
         with pytest.raises(ShapeError, match=r"layer_norm: g must be \[6\] to fit x f32\[2,3,6\], got f32\[3\]"):
             ops.layer_norm(x, g)
@@ -252,7 +252,7 @@ def test_heads_split_and_merge():
     y, _ = call(lambda x: ops.split_heads(x, 3), x)
     np.testing.assert_array_equal(y, x.reshape(2, 5, 3, 4).transpose(0, 2, 1, 3))
     np.testing.assert_array_equal(call(lambda x: ops.merge_heads(ops.split_heads(x, 3)), x)[0], x)
-    with trace.tracing(), pytest.raises(ShapeError, match="D divisible by 5 heads"):
+    with ambient.tracing(), pytest.raises(ShapeError, match="D divisible by 5 heads"):
         ops.split_heads(typed("x", x), 5)
 
 
@@ -281,7 +281,7 @@ def test_rope_is_exact_at_far_positions_and_keeps_lengths():
 
 
 def test_rope_needs_an_even_width():
-    with trace.tracing(), pytest.raises(ShapeError, match=r"rope: takes \(..., T, D\) with an even D, got f32\[4,5\]"):
+    with ambient.tracing(), pytest.raises(ShapeError, match=r"rope: takes \(..., T, D\) with an even D, got f32\[4,5\]"):
         ops.rope(leaf("input", "x", TensorType(f32, (4, 5))), leaf("input", "y", TensorType(f32, (4, 6))))
 
 
@@ -303,7 +303,7 @@ def test_causal_attention_does_not_see_the_future():
 
 
 def test_attention_errors():
-    with trace.tracing():
+    with ambient.tracing():
         q, k = (leaf("input", n, TensorType(f32, (2, t, 8))) for n, t in (("q", 4), ("k", 6)))
         with pytest.raises(ShapeError, match=r"as many queries as keys: q is f32\[2,4,8\], k is f32\[2,6,8\]"):
             ops.attention(q, k, k, causal=True)

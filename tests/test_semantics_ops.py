@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from tracegrad import ops as tg
+from tracegrad.ambient import tracing
 from tracegrad.dtypes import DType, TensorType, as_dtype, bool_, f32, i32, u32
 from tracegrad.errors import DTypeError, InputError, ShapeError, TraceError
 from tracegrad.evaluate import evaluate
@@ -18,7 +19,6 @@ from tracegrad.ir import Tensor, toposort
 from tracegrad.methods import METHODS, TensorMethods
 from tracegrad.passes.expand import expand_composites
 from tracegrad.prims.leaves import leaf
-from tracegrad.trace import tracing
 from tracegrad.transforms.grad import gradients
 
 INF, NAN = math.inf, math.nan

@@ -235,7 +235,7 @@ def test_bad_records_are_refused_before_anything_is_written(train):
         train.upload_params({"l1.b": np.ones(8), "l2.b": np.ones(3), "l3.b": np.ones(1)})
     for part in ("nothing was written", "l3.b: no such parameter", "l2.b: expected f32[1], got float64[3]", "l1.W"):
         assert part in str(e.value)
-    with pytest.raises(tg.InputError, match="l2.W: missing"):
+    with pytest.raises(tg.InputError, match=r"l2\.W: missing"):
         train.upload_params({"l1.b": np.ones(8)}, strict=True)
     assert same(before, train.download_params())
 
@@ -253,9 +253,9 @@ def test_frozen_parameters_do_not_change():
         np.testing.assert_allclose(t.step(x=X, y=Y).loss, np.mean(Y**2), rtol=1e-5)
 
 
-def test_gradients_are_kept_on_request(train):
-    with pytest.raises(tg.InputError, match="keep_grads=True"):
-        train.download_grads()
+def test_gradients_of_the_last_step():
+    with compiled() as t, pytest.raises(tg.InputError, match="keep_grads=True"):
+        t.download_grads()
     with compiled(optimizer=optim.sgd(lr=0.5), keep_grads=True) as t:
         before = t.download_params()
         t.step(x=X, y=Y).result()
@@ -305,7 +305,7 @@ def test_a_checkpoint_of_another_model_changes_nothing(train, tmp_path):
         other.save(tmp_path / "c")
     before = train.download_params()
     with pytest.raises(
-        tg.InputError, match=r"nothing was changed(.|\n)*param/l1.W: expected f32\[2,8\], got f32\[2,4\]"
+        tg.InputError, match=r"nothing was changed\n  param/l1.W: expected f32\[2,8\], got f32\[2,4\]"
     ):
         train.load(tmp_path / "c")
     with compiled(optimizer=optim.sgd(lr=0.1)) as other:
@@ -313,7 +313,7 @@ def test_a_checkpoint_of_another_model_changes_nothing(train, tmp_path):
     with pytest.raises(tg.InputError, match="missing"):
         train.load(tmp_path / "c")
     safetensors.write(tmp_path / "w", before)
-    with pytest.raises(tg.InputError, match="no checkpoint.*upload_params"):
+    with pytest.raises(tg.InputError, match=r"no checkpoint.*upload_params"):
         train.load(tmp_path / "w")
     assert same(before, train.download_params())
 

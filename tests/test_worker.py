@@ -8,7 +8,7 @@ import time
 import numpy as np
 import pytest
 
-from tracegrad import lr, trace
+from tracegrad import lr, ambient
 from tracegrad.dtypes import TensorType, f32
 from tracegrad.errors import AbortedError, DeviceError, NonFiniteError
 from tracegrad.ir import Graph, bind
@@ -24,7 +24,7 @@ from tracegrad.worker import Worker
 
 def program():
     """loss = sum(w * log(x)), w <- w - lr * log(x)."""
-    with trace.tracing():
+    with ambient.tracing():
         w = leaf("param", "w", TensorType(f32, (2,)))
         x = leaf("input", "x", TensorType(f32, (2,)))
         loss = bind(SUM, mul(w, log(x)), axes=(0,))

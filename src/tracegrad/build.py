@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, cast
 
-import tracegrad.trace as tracer
+from tracegrad import ambient
 from tracegrad.dtypes import TensorType, f32, i32
 from tracegrad.errors import CompileError, InputError, TraceError, call_site, located
 from tracegrad.inputtypes import InputSpec, concrete_type
@@ -43,7 +43,7 @@ class Built:
 class Traced:
     """One run of a user's function on leaves."""
 
-    trace: tracer.Trace
+    trace: ambient.Trace
     parameters: dict[str, Parameter]
     leaves: dict[str, Tensor]
     result: Any = None
@@ -100,7 +100,7 @@ def trace_forward(model: Any, forward: Callable[..., Any], inputs: Mapping[str, 
 @contextmanager
 def traced(model: Any, fn: Callable[..., Any], inputs: Mapping[str, InputSpec], what: str) -> Iterator[Traced]:
     """Run `fn` once on leaves; inside the block its trace is still open."""
-    if tracer.active() is not None:
+    if ambient.active() is not None:
         raise TraceError(located(f"a {what} cannot be compiled inside another trace", call_site()))
     parameters = named_parameters(model)
     if not parameters:
@@ -109,7 +109,7 @@ def traced(model: Any, fn: Callable[..., Any], inputs: Mapping[str, InputSpec], 
         )
     check_signature(fn, inputs, what)
     types = {name: concrete_type(name, spec) for name, spec in inputs.items()}
-    with tracer.tracing() as running:
+    with ambient.tracing() as running:
         leaves = {n: leaf("param" if p.trainable else "frozen", n, p.type) for n, p in parameters.items()}
         values = {n: leaf("input", n, type_) for n, type_ in types.items()}
         t = Traced(running, parameters, leaves)
@@ -250,9 +250,8 @@ def persistent_like(parameters: Mapping[str, Parameter], program: Program) -> Pe
     return Persistent(buffers, params, {n: p.type for n, p in parameters.items()})
 
 
-def unused_warning(unused: list[str]) -> tuple[str, ...]:
-    """Said once at compile."""
-    if not unused:
+def unused_warning(names: list[str]) -> tuple[str, ...]:
+    """What to say once at compile about parameters that the loss does not use."""
+    if not names:
         return ()
-    return (f"the loss does not use {', '.join(unused)}: the gradient there is zero, and only weight decay changes it",)
-
+    return (f"the loss does not use {', '.join(names)}: the gradient is zero, and only weight decay changes them",)

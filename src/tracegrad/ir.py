@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from tracegrad import trace
+from tracegrad import ambient
 from tracegrad.dtypes import DType, Shape, TensorType
 from tracegrad.errors import DTypeError, ShapeError, Site, TraceError, located, placed
 from tracegrad.methods import TensorMethods
@@ -143,7 +143,7 @@ class Tensor(TensorMethods):
 
 def bind(p: Primitive, *inputs: Tensor, **attrs: Any) -> Tensor:
     """Apply `p`: infer the type, remember the caller. The one door every op goes through."""
-    site = trace.current_site()
+    site = ambient.current_site()
     try:
         type_ = p.type(*(x.type for x in inputs), **attrs)
     except (ShapeError, DTypeError) as e:
@@ -177,10 +177,10 @@ Rule = Callable[[Tensor, tuple[Tensor, ...]], "Tensor | None"]
 def rewrite(roots: Sequence[Tensor], rule: Rule) -> list[Tensor]:
     """Rebuild what `roots` reach; `rule(t, new_inputs)` gives a replacement or None to keep `t`."""
     new: dict[int, Tensor] = {}
-    with trace.rewriting():
+    with ambient.rewriting():
         for t in toposort(roots):
             inputs = tuple([new[x.serial] for x in t.inputs])
-            trace.at(t.site)
+            ambient.at(t.site)
             kept = t if all(map(_same, inputs, t.inputs)) else rebind(t, inputs)
             replaced = rule(kept, inputs)
             new[t.serial] = kept if replaced is None else replaced

@@ -12,7 +12,7 @@ import numpy as np
 
 from tracegrad import lr as schedules
 from tracegrad.errors import InputError, call_site, located
-from tracegrad.hyper import COMPLEMENT, leaf_value
+from tracegrad.hypers import COMPLEMENT, leaf_value
 from tracegrad.lr import Schedule
 from tracegrad.program import Field
 

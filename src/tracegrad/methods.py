@@ -11,8 +11,8 @@ import re
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
+from tracegrad.ambient import current_site
 from tracegrad.errors import DTypeError, InputError, ShapeError, TracegradError, placed
-from tracegrad.trace import current_site
 
 if TYPE_CHECKING:
     from tracegrad.dtypes import DType

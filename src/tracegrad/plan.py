@@ -211,11 +211,15 @@ def assemble(
         data = const_data(plan, name) if name.startswith("const") else ""
         buffers.append(Buffer(name, storage_of(name), plan.sizes[name], ROLES[name.split(".")[0]], data=data))
     number = {b.name: k for k, b in enumerate(buffers)}
-    types = {**{t.name: t.type for t in graph.leaves("input", "patch")}, **persistent.types}
-    types |= {f"hyper.{t.name}": t.type for t in graph.leaves("hyper")} | {n: t.type for n, t in graph.outputs.items()}
-    types |= {f"capture.{n}": t.type for n, t in graph.captures.items()}
+    # One name may stand for a parameter, an input and an optimizer state at once: each kind has types of its own.
+    given = {t.name: t.type for t in graph.leaves("input", "patch")}
+    given |= {f"hyper.{t.name}": t.type for t in graph.leaves("hyper")}
+    made = {n: t.type for n, t in graph.outputs.items()}
+    made |= {f"capture.{n}": t.type for n, t in graph.captures.items()}
 
-    def fields(places: Mapping[str, Place], data: Mapping[str, Mapping[str, Any]]) -> tuple[Field, ...]:
+    def fields(
+        places: Mapping[str, Place], types: Mapping[str, TensorType], data: Mapping[str, Mapping[str, Any]]
+    ) -> tuple[Field, ...]:
         return tuple(
             Field(n, number[p.array], p.offset, types[n].dtype.name, types[n].shape, data.get(n, {}))
             for n, p in places.items()
@@ -224,16 +228,16 @@ def assemble(
     inputs, outputs = fillings
     params = {n: p for n, p, _ in persistent.params}
     states = {b.name: Place(b.name, 0) for b in buffers if b.role == "state"}
-    types |= {b.name: _flat_type(b) for b in buffers if b.role == "state"}
+    flat = {b.name: _flat_type(b) for b in buffers if b.role == "state"}
     largest = max(buffers, key=lambda b: b.size)
     return Program(
         kernels=tuple(kernels),
         buffers=tuple(buffers),
         dispatches=tuple(Dispatch(k, tuple(number[a] for a in arrays), tuple(o), g) for k, arrays, o, g in dispatches),
-        inputs=fields(inputs.places, specs),
-        outputs=fields(outputs.places, {}),
-        params=fields(params, {n: s for n, _, s in persistent.params}),
-        states=fields(states, {}),
+        inputs=fields(inputs.places, given, specs),
+        outputs=fields(outputs.places, made, {}),
+        params=fields(params, persistent.types, {n: s for n, _, s in persistent.params}),
+        states=fields(states, flat, {}),
         needs=Needs(
             storage_buffers=max((len(k.bindings) for k in kernels), default=0),
             binding_bytes=largest.bytes,

@@ -66,8 +66,7 @@ class CompiledTraining:
 
     def _build(self, model: Any, optimizer: Any, seed: int) -> Stepper:
         built = build_training(model, self._loss, self._declared, optimizer, keep_grads=self._keep_grads)
-        for text in built.warnings:
-            warnings.warn(text, UserWarning, stacklevel=4)  # the caller of tg.compile
+        self.warnings = built.warnings  # for whoever compiles to say, with the user's line
         return Stepper(built.program, built.graph, seed)
 
     @staticmethod
@@ -144,11 +143,11 @@ class CompiledTraining:
         return self._call(lambda session: params.download(session, stepper.program, stepper.program.params))
 
     def download_grads(self) -> dict[str, Array]:
-        """Gradients of the last step, by parameter name."""
+        """Gradients of the last step by parameter name; needs `keep_grads=True` at compile, else InputError."""
         stepper = self._stepper
-        kept = next((b.name for b in stepper.program.buffers if b.role == "grad"), None)
-        if kept is None:
+        if not self._keep_grads:
             raise InputError(located("download_grads: compile with keep_grads=True to keep the gradients", call_site()))
+        kept = next(b.name for b in stepper.program.buffers if b.role == "grad")
         trainable = [f for f in stepper.program.params if f.spec.get("trainable", True)]
 
         def read(session: Session) -> dict[str, Array]:
@@ -216,6 +215,8 @@ class CompiledTraining:
         """
         old = self._stepper
         new = self._build(model, optimizer or self._optimizer, old.seed if seed is None else checked_seed(seed))
+        for text in self.warnings:
+            warnings.warn(located(text, call_site()), stacklevel=2)
         fresh = self._fresh_knobs(new, optimizer or self._optimizer)
         knobs = self._knobs
         if optimizer is None:

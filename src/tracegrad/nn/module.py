@@ -14,7 +14,7 @@ from tracegrad.errors import DTypeError, ShapeError, Site, TraceError, call_site
 from tracegrad.init import Initializer, Literal, Ones, Zeros
 from tracegrad.ir import Tensor
 from tracegrad.shapes import show
-from tracegrad.trace import active
+from tracegrad.ambient import active
 
 DecayFilter = Callable[[str], bool]
 M = TypeVar("M")

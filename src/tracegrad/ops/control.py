@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from tracegrad import trace
+from tracegrad import ambient
 from tracegrad.dtypes import TensorType, bool_, f32
 from tracegrad.errors import TraceError, call_site, located
 from tracegrad.ir import Tensor
@@ -35,7 +35,7 @@ def capture(name: str, x: Any) -> Tensor:
     Gradient: that of `x`.
     Raises:   TraceError if the name is taken, or outside a trace.
     """
-    running, x = trace.require("capture"), as_tensor(x)
+    running, x = ambient.require("capture"), as_tensor(x)
     _claim("capture", name, running.captures)
     running.captures[name] = x
     return x
@@ -56,7 +56,7 @@ def patch(name: str, x: Any) -> Tensor:
     Gradient: to `x` where it was not overwritten.
     Raises:   TraceError if the name is taken, or outside a trace.
     """
-    running, x = trace.require("patch"), as_tensor(x)
+    running, x = ambient.require("patch"), as_tensor(x)
     _claim("patch", name, running.patches)
     running.patches[name] = x
     active = leaf("hyper", f"patch.{name}", TensorType(f32, ()))

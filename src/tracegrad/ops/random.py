@@ -11,7 +11,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from tracegrad import trace
+from tracegrad import ambient
 from tracegrad.dtypes import DType, Shape, TensorType, bool_, f32, u32
 from tracegrad.errors import InputError, ShapeError, call_site, located
 from tracegrad.ir import Tensor, bind
@@ -40,17 +40,13 @@ def _pcg(v: Tensor) -> Tensor:
 
 def _key(op: str) -> Tensor:
     """The key of a new random site of the running trace."""
-    salt = trace.require(op).next_salt()
+    salt = ambient.require(op).next_salt()
     return _pcg(_pcg(_pcg(counter("seed")) + counter("step")) + const(salt, u32))
 
 
-def _bits(shape: Shape, key: Tensor, draws: int = 1, draw: int = 0, again: bool = False) -> Tensor:
-    """32 random bits per element: number `draw` of the `draws` that each linear index has.
-
-    again: the same bits by other nodes. Equal nodes are merged, and bits that two kernels share would be stored.
-    """
-    n = math.prod(shape)
-    index = cast(reshape(iota((1, n), 1) if again else iota((n,), 0), shape), u32)
+def _bits(shape: Shape, key: Tensor, draws: int = 1, draw: int = 0) -> Tensor:
+    """32 random bits per element: number `draw` of the `draws` that each linear index has."""
+    index = cast(reshape(iota((math.prod(shape),), 0), shape), u32)
     if draws > 1:
         index = index * draws + draw
     return _pcg(bit_xor(_pcg(index), key))
@@ -140,8 +136,8 @@ def categorical(logits: Any, axis: int = -1) -> Tensor:
     return argmax(x - log(exponential), axis=axis)
 
 
-def _dropped(x: Tensor, key: Tensor, *, rate: float, again: bool) -> Tensor:
-    keep = _closed(_bits(x.shape, key, again=again)) >= rate
+def _dropped(x: Tensor, key: Tensor, *, rate: float) -> Tensor:
+    keep = _closed(_bits(x.shape, key)) >= rate
     return where(keep, x * (1.0 / (1.0 - rate)) if rate < 1.0 else x, 0.0)
 
 
@@ -149,9 +145,9 @@ def _dropout_type(x: TensorType, key: TensorType, **_: Any) -> TensorType:
     return require_f32(x)
 
 
-def _dropped_vjp(ct: Tensor, y: Tensor, x: Tensor, key: Tensor, *, rate: float, again: bool) -> tuple[Tensor, None]:
+def _dropped_vjp(ct: Tensor, y: Tensor, x: Tensor, key: Tensor, *, rate: float) -> tuple[Tensor, None]:
     """Itself under the same key: the mask is hashed again instead of being stored."""
-    return bind(DROPOUT, ct, key, rate=rate, again=not again), None
+    return bind(DROPOUT, ct, key, rate=rate), None
 
 
 DROPOUT = composite("dropout", type=_dropout_type, expand=_dropped, vjp=_dropped_vjp)
@@ -172,4 +168,4 @@ def dropout(x: Any, p: float, training: bool = True) -> Tensor:
     """
     x, p = as_tensor(x), _probability("dropout", p)
     key = _key("dropout")  # drawn even if unused: switching one dropout off must not change the masks of the others
-    return bind(DROPOUT, x, key, rate=p, again=False) if training and p > 0.0 else x
+    return bind(DROPOUT, x, key, rate=p) if training and p > 0.0 else x

@@ -123,7 +123,8 @@ def _require_elements(x: Tensor, axes: Sequence[int]) -> None:
 def max(x: Operand, axis: Axis = None, keepdims: bool = False) -> Tensor:
     """Largest element over `axis` (None: over all).
 
-    x: f32, i32, u32. NaN wins. Gradient: tied positions share it evenly. ShapeError for no elements.
+    x: f32, i32, u32. NaN wins on the CPU; a GPU may pass over it. ShapeError for no elements.
+    Gradient: tied positions share it evenly.
     """
     return _extremum(MAX, x, axis, keepdims)
 
@@ -132,7 +133,8 @@ def max(x: Operand, axis: Axis = None, keepdims: bool = False) -> Tensor:
 def min(x: Operand, axis: Axis = None, keepdims: bool = False) -> Tensor:
     """Smallest element over `axis` (None: over all).
 
-    x: f32, i32, u32. NaN wins. Gradient: tied positions share it evenly. ShapeError for no elements.
+    x: f32, i32, u32. NaN wins on the CPU; a GPU may pass over it. ShapeError for no elements.
+    Gradient: tied positions share it evenly.
     """
     return _extremum(MIN, x, axis, keepdims)
 

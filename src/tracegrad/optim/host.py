@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from tracegrad.dtypes import f32
-from tracegrad.hyper import COMPLEMENT, scalar
+from tracegrad.hypers import COMPLEMENT, scalar
 from tracegrad.ir import Tensor
 from tracegrad.optim.arena import Arena
 from tracegrad.prims.elementwise import cast, expm1, log1p

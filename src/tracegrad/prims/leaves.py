@@ -11,7 +11,7 @@ import struct
 from collections.abc import Sequence
 from typing import Any, cast
 
-from tracegrad import trace
+from tracegrad import ambient
 from tracegrad.dtypes import DType, Shape, TensorType, bool_, f32, i32, scalar_dtype, u32
 from tracegrad.errors import DTypeError, TraceError, located
 from tracegrad.ir import Primitive, Tensor, bind, register
@@ -57,7 +57,7 @@ IOTA = register(
 def leaf(role: str, name: str, type: TensorType) -> Tensor:
     """A value given to the program from outside."""
     t = bind(LEAF, role=role, name=name, type=type)
-    running = trace.active()
+    running = ambient.active()
     if running is not None:
         running.leaves.add(t.serial)
     return t
@@ -65,7 +65,7 @@ def leaf(role: str, name: str, type: TensorType) -> Tensor:
 
 def counter(name: str) -> Tensor:
     """The trace's "seed" or "step", which key the random streams: a u32 scalar that the host sets."""
-    running = trace.require(name)
+    running = ambient.require(name)
     if name not in running.counters:
         running.counters[name] = leaf("hyper", name, TensorType(u32, ()))
     return running.counters[name]
@@ -157,8 +157,8 @@ def as_tensor(value: Any, like: DType | None = None) -> Tensor:
     """`value` as a tensor; a Python number takes the dtype `like`, if it loses nothing by that."""
     if isinstance(value, Tensor):
         return value
-    if not trace.is_rewriting():
-        trace.require("tracegrad op")
+    if not ambient.is_rewriting():
+        ambient.require("tracegrad op")
     value = unboxed(value)
     if not isinstance(value, (bool, int, float)):
         return literal(value)
@@ -191,7 +191,7 @@ def unboxed(value: Any) -> Any:
     return value
 
 
-def require_own(leaves: Sequence[Tensor], running: trace.Trace) -> None:
+def require_own(leaves: Sequence[Tensor], running: ambient.Trace) -> None:
     """TraceError for a leaf that belongs to another trace."""
     for t in leaves:
         if t.prim is LEAF and t.serial not in running.leaves:

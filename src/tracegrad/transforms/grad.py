@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from tracegrad import trace
+from tracegrad import ambient
 from tracegrad.ir import Tensor, toposort
 from tracegrad.prims.leaves import const
 from tracegrad.prims.views import broadcast_to
@@ -14,14 +14,14 @@ def gradients(y: Tensor, wrt: Sequence[Tensor]) -> list[Tensor]:
     """d y / d x for each x of `wrt`; zeros where `y` does not depend on it. `y` has rank 0."""
     needed = _on_path(y, wrt)
     cts: dict[int, Tensor] = {}
-    with trace.rewriting():
-        trace.at(y.site)
+    with ambient.rewriting():
+        ambient.at(y.site)
         cts[y.serial] = const(1.0, y.dtype)
         for t in reversed([t for t in toposort([y]) if t.serial in needed]):
             ct = cts.get(t.serial)
             if ct is None or t.prim.vjp is None:
                 continue
-            trace.at(t.site)
+            ambient.at(t.site)
             for x, g in zip(t.inputs, t.prim.vjp(ct, t, *t.inputs, **t.attrs)):
                 if g is not None and x.serial in needed:
                     cts[x.serial] = cts[x.serial] + g if x.serial in cts else g

@@ -1,0 +1,121 @@
+"""What the user calls first: compile, compile_forward, trace, and which devices there are."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from tracegrad.build import trace_forward as _trace_forward
+from tracegrad.build import trace_training
+from tracegrad.errors import DeviceError, call_site, located
+from tracegrad.forward import CompiledForward
+from tracegrad.ir import Graph
+from tracegrad.optim.optimizer import Optimizer
+from tracegrad.own import OwnParameters
+from tracegrad.runtime.adapters import AdapterInfo, WebGPUSupport, adapter_for, adapters
+from tracegrad.runtime.adapters import check_webgpu as _check_webgpu
+from tracegrad.runtime.base import DeviceInfo, Session
+from tracegrad.runtime.cpu import CpuSession
+from tracegrad.runtime.native import NativeSession
+from tracegrad.training import CompiledTraining, checked_seed
+
+DEVICES = ("auto", "webgpu", "cpu")
+CPU = DeviceInfo("cpu", "NumPy on this machine's CPU")
+
+
+def compile(
+    *,
+    model: Any,
+    loss: Callable[..., Any],
+    inputs: Mapping[str, Any],
+    optimizer: Optimizer,
+    seed: int | None = None,
+    device: str = "auto",
+    keep_grads: bool = False,
+) -> CompiledTraining:
+    """Trace `loss` once and compile a whole training step of `model`.
+
+    model:     any tree of modules; it is read, never changed.
+    loss:      loss(m, **inputs) -> f32[], or (loss, {"name": tensor}); called once, with tensors that have no values.
+    inputs:    name -> shape (f32) or type such as tg.i32[B, T].
+    optimizer: one of tg.optim.
+    seed:      of the initialisation and all randomness; drawn if None, see `train.seed`.
+    device:    "auto" (a GPU through WebGPU, else the CPU), "webgpu" or "cpu"; TRACEGRAD_DEVICE says what "auto" means.
+    keep_grads: make `download_grads` available.
+    Raises:    CompileError, InputError, ShapeError, DTypeError, TraceError with the line of your code; DeviceError.
+    """
+    return CompiledTraining(
+        model=model,
+        loss=loss,
+        inputs=inputs,
+        optimizer=optimizer,
+        session_factory=session_factory(device),
+        seed=seed,
+        keep_grads=keep_grads,
+    )
+
+
+def compile_forward(
+    *,
+    model: Any,
+    forward: Callable[..., Any],
+    inputs: Mapping[str, Any],
+    seed: int | None = None,
+    device: str = "auto",
+    max_cached_shapes: int = 8,
+) -> CompiledForward:
+    """Compile a forward with parameters of its own, drawn from `seed`; `upload_params` sets them.
+
+    forward:  forward(m, **inputs) -> tensor, or a tuple or dict of tensors.
+    inputs:   as for `compile`; a None dimension is chosen by each call, and one program is kept per size.
+    """
+    host = OwnParameters(model, checked_seed(seed), session_factory(device))
+    return CompiledForward(host, forward, inputs, max_cached_shapes, owner=True)
+
+
+def trace(
+    *, model: Any, loss: Callable[..., Any], inputs: Mapping[str, Any], optimizer: Optimizer | None = None
+) -> Graph:
+    """The graph of a loss, or of the whole step if there is an optimizer. No device is touched."""
+    return trace_training(model, loss, inputs, optimizer)
+
+
+def trace_forward(*, model: Any, forward: Callable[..., Any], inputs: Mapping[str, Any]) -> Graph:
+    """The graph of a forward. No device is touched."""
+    return _trace_forward(model, forward, inputs)
+
+
+def check_webgpu() -> WebGPUSupport:
+    """Whether this machine can compute through WebGPU, and if not why, in plain words."""
+    return _check_webgpu()
+
+
+def is_webgpu_available() -> bool:
+    """True if `device="webgpu"` can work here."""
+    return _check_webgpu().ok
+
+
+def devices() -> list[DeviceInfo]:
+    """Every usable device, in the order in which "auto" tries them. Software adapters come last: it never takes one."""
+    found = [DeviceInfo("webgpu", a.description, a.software) for a in adapters()]
+    return [*(d for d in found if not d.software), CPU, *(d for d in found if d.software)]
+
+
+def session_factory(device: str) -> Callable[[], Session]:
+    """How to open `device`, once, on the thread that will own it. DeviceError for an unknown name, or at opening."""
+    wanted = device if device != "auto" else os.environ.get("TRACEGRAD_DEVICE", "auto")
+    if wanted not in DEVICES:
+        source = "device" if device != "auto" else "TRACEGRAD_DEVICE"
+        raise DeviceError(
+            located(f"{source} is {wanted!r}; it must be one of {', '.join(map(repr, DEVICES))}", call_site())
+        )
+    if wanted == "cpu":
+        return CpuSession
+    adapter = adapter_for(wanted)
+    return CpuSession if adapter is None else lambda: NativeSession(_known(adapter))
+
+
+def _known(adapter: AdapterInfo | None) -> AdapterInfo:
+    assert adapter is not None
+    return adapter
