@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tracegrad import ops, ambient
+from tracegrad import ambient, ops
 from tracegrad.dtypes import TensorType, bool_, f32, i32
 from tracegrad.errors import DTypeError, InputError, ShapeError, TraceError
 from tracegrad.evaluate import evaluate

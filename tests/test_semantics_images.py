@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 
 from oracle import call, check, rand
-from tracegrad import ops, ambient
+from tracegrad import ambient, ops
 from tracegrad.dtypes import TensorType, bool_, f32, i32
 from tracegrad.errors import DTypeError, ShapeError, TraceError
 from tracegrad.evaluate import evaluate

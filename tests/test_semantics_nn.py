@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 
 from oracle import call, check, classes, rand, typed
-from tracegrad import ops, ambient
+from tracegrad import ambient, ops
 from tracegrad.dtypes import TensorType, f32, i32
 from tracegrad.errors import DTypeError, InputError, ShapeError
 from tracegrad.ir import toposort
@@ -281,7 +281,10 @@ def test_rope_is_exact_at_far_positions_and_keeps_lengths():
 
 
 def test_rope_needs_an_even_width():
-    with ambient.tracing(), pytest.raises(ShapeError, match=r"rope: takes \(..., T, D\) with an even D, got f32\[4,5\]"):
+    with (
+        ambient.tracing(),
+        pytest.raises(ShapeError, match=r"rope: takes \(..., T, D\) with an even D, got f32\[4,5\]"),
+    ):
         ops.rope(leaf("input", "x", TensorType(f32, (4, 5))), leaf("input", "y", TensorType(f32, (4, 6))))
 
 

@@ -8,7 +8,7 @@ import time
 import numpy as np
 import pytest
 
-from tracegrad import lr, ambient
+from tracegrad import ambient, lr
 from tracegrad.dtypes import TensorType, f32
 from tracegrad.errors import AbortedError, DeviceError, NonFiniteError
 from tracegrad.ir import Graph, bind

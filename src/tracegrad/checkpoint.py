@@ -3,8 +3,8 @@
 Tensors:  param/<name>            a parameter
           opt/<state>/<name>      an optimizer array, one tensor for each parameter it belongs to
           opt/<state>             a state of another shape
-Metadata: tracegrad (version of this layout), step, seed, lr, hyper, optimizer; JSON texts. Python's JSON writes floats
-so that they are read back exactly.
+Metadata: tracegrad (version of this layout), step, seed, lr and lr_start, the step at which it began, hyper, optimizer;
+JSON texts. Python's JSON writes floats so that they are read back exactly.
 
 U32 and booleans are stored as I32: safetensors readers elsewhere know F32 and I32 best.
 """
@@ -40,7 +40,8 @@ class Checkpoint:
     states: Mapping[str, Array]  # whole buffers, by the name of the state
     step: int
     seed: int
-    lr: Mapping[str, Any]  # the schedule's spec, its start included
+    lr: Mapping[str, Any]  # the schedule's spec
+    lr_start: int | None  # the step at which its own step 1 fell; None: not yet
     hyper: Mapping[str, float]
     optimizer: Mapping[str, Any]
     program: Program
@@ -54,7 +55,8 @@ def take(session: Session, stepper: Stepper, knobs: Knobs, optimizer: Mapping[st
         states=params.download(session, program, states_of(program)),
         step=stepper.counter,
         seed=stepper.seed,
-        lr=knobs.rate.placed(stepper.counter + 1).spec(),
+        lr=knobs.rate.schedule.spec(),
+        lr_start=knobs.rate.start,
         hyper=knobs.values,
         optimizer=optimizer,
         program=program,
@@ -83,6 +85,7 @@ def write(path: str | os.PathLike[str], state: Checkpoint) -> None:
         "step": json.dumps(state.step),
         "seed": json.dumps(state.seed),
         "lr": json.dumps(state.lr),
+        "lr_start": json.dumps(state.lr_start),
         "hyper": json.dumps(dict(state.hyper)),
         "optimizer": json.dumps(state.optimizer),
     }
@@ -124,21 +127,10 @@ def read(path: str | os.PathLike[str], program: Program) -> Checkpoint:
 
 def knobs_of(state: Checkpoint, current: Knobs) -> Knobs:
     """The hot values of a checkpoint. A schedule that equals the current one is kept: it may be the user's own kind."""
-    following = state.step + 1
-    if current.rate.placed(following).spec() == dict(state.lr):
-        schedule = current.rate.placed(following)
-    else:
-        schedule = _saved_schedule(state, current)
-    return Knobs(Rate(schedule), {**current.values, **state.hyper})
-
-
-def _saved_schedule(state: Checkpoint, current: Knobs) -> Any:
-    """The schedule of the file; one of the user's own kind must be in use already, and gets the file's start."""
-    spec = dict(state.lr)
-    own = current.rate.schedule.spec()
-    if {**own, "start": None} == {**spec, "start": None}:
-        return schedules.starting_at(current.rate.schedule, int(spec.get("start") or 1))
-    return schedules.from_spec(spec)
+    schedule = current.rate.schedule
+    if json.loads(json.dumps(schedule.spec())) != dict(state.lr):
+        schedule = schedules.from_spec(state.lr)
+    return Knobs(Rate(schedule, state.lr_start), {**current.values, **state.hyper})
 
 
 def states_of(program: Program) -> tuple[Field, ...]:
@@ -181,12 +173,13 @@ def _with_metadata(
     metadata: Mapping[str, str], where: str, values: dict[str, Array], states: dict[str, Array], program: Program
 ) -> Checkpoint:
     try:
-        m = {name: json.loads(metadata[name]) for name in ("step", "seed", "lr", "hyper", "optimizer")}
+        m = {name: json.loads(metadata[name]) for name in ("step", "seed", "lr", "lr_start", "hyper", "optimizer")}
         hyper = {str(k): float(v) for k, v in cast("dict[str, Any]", m["hyper"]).items()}
         step, seed = int(m["step"]), int(m["seed"])
         if step < 0 or not 0 <= seed < 2**32:
             raise ValueError(f"step {step}, seed {seed}")
+        start = None if m["lr_start"] is None else int(m["lr_start"])
         rate = dict(cast("dict[str, Any]", m["lr"]))
     except (KeyError, TypeError, ValueError, AttributeError) as e:
         raise InputError(located(f"load: the metadata of {where} are damaged: {e!r}", call_site())) from None
-    return Checkpoint(values, states, step, seed, rate, hyper, m["optimizer"], program)
+    return Checkpoint(values, states, step, seed, rate, start, hyper, m["optimizer"], program)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.metadata
 import os
 import platform
+import textwrap
 import warnings
 from collections.abc import Iterator, Mapping
 
@@ -25,9 +26,7 @@ SHOWN_LIMITS = {
 def run(device: str | None = None) -> int:
     """Print everything; 0 if every check passes on every device (or on the one named), else 1."""
     print("\n".join([*_versions(), "", *_adapters(), "", *_devices(), ""]))
-    names = [device] if device else [d.name for d in tg.devices()]
-    if device is None and "webgpu" not in names and tg.check_webgpu().ok:
-        names.append("webgpu")  # a software adapter: not one for "auto", but worth checking
+    names = [device] if device else list(dict.fromkeys(d.name for d in tg.devices()))
     outcomes: dict[str, dict[str, Outcome]] = {}
     for name in names:
         print(f"Checking every kernel family on {name} ...", flush=True)
@@ -58,7 +57,10 @@ def _adapters() -> Iterator[str]:
     for k, adapter in enumerate(found):
         yield f"  {k}  {adapter.description}, {'software' if adapter.software else adapter.type}; {adapter.driver}"
         yield from (f"       {line}" for line in _limits(adapter))
-        yield f"       features: {', '.join(adapter.features) or 'none'}"
+        features = f"features: {', '.join(adapter.features) or 'none'}"
+        yield from textwrap.wrap(
+            features, 112, initial_indent=" " * 7, subsequent_indent=" " * 9, break_on_hyphens=False
+        )
 
 
 def _limits(adapter: AdapterInfo) -> Iterator[str]:
@@ -81,9 +83,9 @@ def _table(outcomes: Mapping[str, Mapping[str, Outcome]]) -> Iterator[str]:
     names = list(next(iter(outcomes.values())))
     width = max(map(len, names)) + 2
     yield ""
-    yield "check".ljust(width) + "".join(f"{device:24}" for device in outcomes)
+    yield "check".ljust(width) + "".join(f"{device:26}" for device in outcomes).rstrip()
     for name in names:
-        yield name.ljust(width) + "".join(f"{_cell(checks[name]):24}" for checks in outcomes.values())
+        yield name.ljust(width) + "".join(f"{_cell(checks[name]):26}" for checks in outcomes.values()).rstrip()
     for device, checks in outcomes.items():
         for name, o in checks.items():
             if o.message:

@@ -78,7 +78,7 @@ def fit(
     callbacks:  functions of a `FitState`, called after each step in order; `state.stop = True` ends the loop.
     log:        path of a file that gets one line of JSON a step and evaluation, or a function of such a dict.
     Raises:     the error of the first step that fails, AbortedError if the training is closed meanwhile, and what
-                `data`, `evaluate` and callbacks raise. Parameters then stay as the last good step left them.
+                `data`, `evaluate` and callbacks raise. The steps that were queued behind it are applied.
     """
     _check("epochs", epochs)
     for name, value in (("steps", steps), ("every", every)):
@@ -89,6 +89,7 @@ def fit(
     try:
         loop.run(data, epochs, steps)
     finally:
+        loop.settle()
         loop.history.seconds = time.perf_counter() - began
         loop.progress.close()
         loop.log.close()
@@ -153,6 +154,11 @@ class _Loop:
     def _drain(self) -> None:
         while self.waiting:
             self._take()
+
+    def settle(self) -> None:
+        """After an error: let what is still queued end. The first error is the one that is raised."""
+        while self.waiting:
+            self.waiting.popleft().result()
 
     def _take(self) -> None:
         """The result of the oldest step."""

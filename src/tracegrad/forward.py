@@ -12,7 +12,7 @@ from typing import Any, Protocol, cast
 
 from tracegrad.build import Built, build_forward
 from tracegrad.dtypes import InputType
-from tracegrad.errors import InputError
+from tracegrad.errors import InputError, call_site, located
 from tracegrad.inputs import as_array, check_inputs, merge
 from tracegrad.inputtypes import input_types
 from tracegrad.ir import Graph
@@ -245,9 +245,9 @@ class CompiledForward:
                 return size
         if len(set(sizes.values())) > 1:
             shown = ", ".join(f"{n} axis {d} is {size}" for (n, d), size in sizes.items())
-            raise InputError(f"run: all None dimensions of a call must agree: {shown}")
+            raise InputError(located(f"run: all None dimensions of a call must agree: {shown}", call_site()))
         if 0 in sizes.values():
-            raise InputError("run: an input is empty: a None dimension must be at least 1")
+            raise InputError(located("run: an input is empty: a None dimension must be at least 1", call_site()))
         fields = [Field(n, 0, 0, t.dtype.name, cast("tuple[int, ...]", t.shape)) for n, t in self._types.items()]
         check_inputs(fields, given, "run")
         raise AssertionError("an input without the declared rank passed the check")
@@ -276,7 +276,7 @@ class CompiledForward:
         knobs = self._host.knobs
         values = {**entry.built.program.meta.get("hyper", {}), **knobs.values}
         # A rate of its own: only training steps decide where a schedule begins.
-        return Knobs(Rate(knobs.rate.placed(1)), values).upload(entry.hyper, self._runs, self._host.seed)
+        return Knobs(Rate(knobs.rate.schedule), values).upload(entry.hyper, self._runs, self._host.seed)
 
     def _unload(self, entries: Sequence[_Entry]) -> None:
         """Free the programs, after the runs queued so far."""

@@ -84,7 +84,7 @@ def fit_value(field: Field, value: Any, lead: int | None = None) -> Array:
     out = cast_lossless(x, field.dtype)
     valid = field.spec.get("range")
     if valid is not None and out.size:
-        _check_range(out, int(valid[0]), int(valid[1]))
+        _check_range(out, int(valid[0]), int(valid[1]), field.spec.get("exempt"))
     return out
 
 
@@ -150,8 +150,10 @@ def _to_f32(x: Array, kind: str) -> Array:
     return out
 
 
-def _check_range(x: Array, low: int, high: int) -> None:
-    """Indices must lie in [low, high]: a device would clamp them silently."""
+def _check_range(x: Array, low: int, high: int, exempt: int | None) -> None:
+    """Indices must lie in [low, high] or be `exempt`: a device would clamp them silently."""
+    if exempt is not None:
+        x = np.where(x == exempt, low, x)
     least, most = int(x.min()), int(x.max())
     if least >= low and most <= high:
         return
@@ -162,6 +164,8 @@ def _check_range(x: Array, low: int, high: int) -> None:
 
 
 def _shape_hint(field: Field, x: Array) -> str:
+    if any(n is None for n in cast("tuple[int | None, ...]", field.shape)):  # a forward's free dimension, not known yet
+        return ""
     if len(x.shape) == len(field.shape) and x.shape[1:] == field.shape[1:] and x.shape and x.shape[0] < field.shape[0]:
         return " (a last, smaller batch? drop it, as DataLoader(drop_last=True) does)"
     if x.size == int(np.prod(field.shape, dtype=np.int64)):

@@ -34,6 +34,7 @@ class Primitive:
     helper: WGSL function that the template calls, if any
     index:  (coordinates, input type, **attrs) -> (input coordinates, guards) (family "view")
     expand: (*inputs, **attrs) -> Tensor (family "composite")
+    indexes: (*input types, **attrs) -> (which input is an index, into how many elements, a value that is exempt or None)
     identity: what a fold of nothing gives (family "fold")
     cost:   of computing one element, a load from memory being 4
     """
@@ -47,6 +48,7 @@ class Primitive:
     helper: str = ""
     index: Callable[..., Any] | None = None
     expand: Callable[..., Tensor] | None = None
+    indexes: Callable[..., tuple[int, int, int | None]] | None = None
     identity: float | None = None
     cost: int = 1
 

@@ -31,11 +31,7 @@ class Rate:
         """The rate at `step`; the first call fixes the start."""
         if self.start is None:
             self.start = step
-        return self.placed(step).at(step)
-
-    def placed(self, following: int) -> Schedule:
-        """The schedule with its start written in; one not begun yet begins at the step `following`."""
-        return schedules.starting_at(self.schedule, following if self.start is None else self.start)
+        return schedules.starting_at(self.schedule, self.start).at(step)
 
     def rewind(self, step: int) -> None:
         """Forget a start at `step` or later: that step is to come again."""
@@ -70,7 +66,10 @@ class Knobs:
 
     def with_rate(self, lr: Schedule | float) -> Knobs:
         """The same values under another learning rate, which begins at the next step."""
-        return Knobs(Rate(schedules.as_schedule(number(lr))), self.values)
+        try:
+            return Knobs(Rate(schedules.as_schedule(number(lr))), self.values)
+        except InputError as e:
+            raise InputError(located(str(e), call_site())) from None
 
     def with_values(self, settable: Sequence[str], new: Mapping[str, Any]) -> Knobs:
         """Some values changed. InputError naming every unknown name, and what can be set."""

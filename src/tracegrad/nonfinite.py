@@ -12,6 +12,7 @@ from tracegrad.evaluate import run
 from tracegrad.ir import Graph, Tensor, rewrite
 from tracegrad.passes.expand import expand_composites
 
+ROLES = {"param": "parameter", "frozen": "parameter", "input": "input", "state": "state", "hyper": "hyperparameter"}
 FINITE, MEANT, BAD = range(3)  # MEANT: infinite because a constant is, as the fill of a mask
 
 
@@ -32,7 +33,7 @@ def explain(graph: Graph, env: Mapping[str, Any]) -> str:
     kinds = " and ".join(f"{n} {kind}" for n, kind in ((nan, "NaN"), (infinite, "infinite")) if n)
     if t.prim.name == "leaf":
         role, _, name = t.name.partition(".")
-        return f"{role} {name!r}, {t.type}, is not finite itself: {kinds} of {value.size} values"
+        return f"{ROLES[role]} {name!r}, {t.type}, is not finite itself: {kinds} of {value.size} values"
     return located(f"first non-finite value: {t.name}, {t.type}, {kinds} of {value.size} values", t.site)
 
 

@@ -7,36 +7,31 @@ from typing import Any
 
 from tracegrad.ir import Graph, Tensor
 
-UNCHANGED = ("reshape", "permute", "broadcast", "slice", "stop_gradient", "copy")
+SAME_VALUES = ("stop_gradient", "copy")  # besides views
 
 
 def input_ranges(graph: Graph) -> dict[str, Mapping[str, Any]]:
-    """name -> {"range": [lo, hi]}, both included, for i32 inputs that reach an index unchanged."""
-    found: dict[str, list[int]] = {}
+    """name -> {"range": [lo, hi]}, both included, for i32 inputs that reach an index unchanged.
+
+    "exempt" is a further value that is allowed, as the `ignore_index` of a loss.
+    """
+    found: dict[str, dict[str, Any]] = {}
     for t in graph.nodes:
-        for x, size in indexed(t):
-            source = origin(x)
-            if source is not None:
-                name = str(source.attrs["name"])
-                lo, hi = found.get(name, [0, size - 1])
-                found[name] = [lo, min(hi, size - 1)]
-    return {name: {"range": bounds} for name, bounds in found.items()}
-
-
-def indexed(t: Tensor) -> list[tuple[Tensor, int]]:
-    """Inputs of a node that are indices, and into how many elements."""
-    if t.prim.family == "gather":
-        return [(t.inputs[1], t.inputs[0].shape[t.attrs["axis"]])]
-    if t.prim.family == "scatter":
-        return [(t.inputs[1], t.attrs["length"])]
-    if t.prim.name in ("cross_entropy", "nll_loss") and len(t.inputs) > 1 and t.attrs.get("ignore_index") is None:
-        return [(t.inputs[1], t.inputs[0].shape[-1])]
-    return []
+        if t.prim.indexes is None:
+            continue
+        position, size, exempt = t.prim.indexes(*(x.type for x in t.inputs), **t.attrs)
+        source = origin(t.inputs[position])
+        if source is not None:
+            spec = found.setdefault(str(source.attrs["name"]), {"range": [0, size - 1]})
+            spec["range"][1] = min(spec["range"][1], size - 1)
+            if exempt is not None:
+                spec["exempt"] = exempt
+    return dict(found)
 
 
 def origin(t: Tensor) -> Tensor | None:
-    """The input that `t` is, seen through views."""
-    while t.prim.name in UNCHANGED:
+    """The i32 input that `t` is, seen through views."""
+    while t.prim.family == "view" or t.prim.name in SAME_VALUES:
         t = t.inputs[0]
     is_input = t.prim.name == "leaf" and t.attrs["role"] == "input" and t.dtype.name == "i32"
     return t if is_input else None

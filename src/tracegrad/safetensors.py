@@ -9,8 +9,7 @@ from __future__ import annotations
 import json
 import math
 import os
-import secrets
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, cast
 
@@ -92,16 +91,16 @@ def write(
         blobs.append(blob)
     text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
     text += b" " * (-len(text) % 8)  # the data begin at a multiple of 8
-    replace_file(path, b"".join([len(text).to_bytes(8, "little"), text, *blobs]))
+    replace_file(path, [len(text).to_bytes(8, "little"), text, *blobs])
 
 
-def replace_file(path: str | os.PathLike[str], data: bytes) -> None:
+def replace_file(path: str | os.PathLike[str], parts: Iterable[bytes]) -> None:
     """Write a file so that a crash leaves the old one or the new one, never half of it."""
     target = os.path.realpath(path)
-    partial = f"{target}.{secrets.token_hex(4)}.part"
+    partial = f"{target}.{os.urandom(4).hex()}.part"
     try:
         with open(partial, "xb") as f:
-            f.write(data)
+            f.writelines(parts)
             f.flush()
             os.fsync(f.fileno())
         os.replace(partial, target)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -83,6 +84,11 @@ def row_folds(m: Probe, x: tg.Tensor) -> tg.Tensor:
     return tg.softmax(tg.layer_norm(x)) + tg.logsumexp(x, axis=-1, keepdims=True)
 
 
+def column_folds(m: Probe, x: tg.Tensor) -> tg.Tensor:
+    """Sums down the columns, with an epilogue."""
+    return tg.sum(x, axis=0) / (1.0 + tg.var(x, axis=0))
+
+
 def long_folds(m: Probe, x: tg.Tensor) -> tuple[tg.Tensor, tg.Tensor]:
     """Folds so long and narrow that they are split in two."""
     return tg.mean(tg.square(x)), tg.max(x, axis=1)
@@ -98,9 +104,9 @@ def small_products(m: Probe, x: tg.Tensor) -> tg.Tensor:
     return (x @ tg.swapaxes(x, -1, -2)).sum(axis=0) + (x[0] @ m.w[:5])[:, :3]
 
 
-def images(m: Probe, x: tg.Tensor, w: tg.Tensor) -> tg.Tensor:
+def images(m: Probe, x: tg.Tensor, k: tg.Tensor) -> tg.Tensor:
     """A convolution and a pool."""
-    return tg.max_pool2d(tg.relu(tg.conv2d(x, w, padding=1)), 2)
+    return tg.max_pool2d(tg.relu(tg.conv2d(x, k, padding=1)), 2)
 
 
 def gather(m: Probe, i: tg.Tensor, j: tg.Tensor) -> tuple[tg.Tensor, tg.Tensor]:
@@ -119,17 +125,18 @@ def random(m: Probe, x: tg.Tensor) -> tuple[tg.Tensor, tg.Tensor]:
     return tg.uniform((37, 5)), tg.dropout(x, 0.3)
 
 
+TILES = {16: 80, 32: 330, 64: 650}  # how many results a side give a tile of that size
 CHECKS: tuple[Check, ...] = (
     Check("elementwise", elementwise, {"x": (33, 17), "y": (17,)}),
     Check("views and padding", views, {"x": (4, 6, 8)}, tolerance=0.0),
-    Check("row folds", row_folds, {"x": (9, 77)}),
-    Check("column folds", lambda m, x: tg.sum(x, axis=0) / (1.0 + tg.var(x, axis=0)), {"x": (150, 33)}),
+    *(Check(f"row folds of {n}", row_folds, {"x": (9, n)}) for n in (20, 77, 300, 700)),
+    *(Check(f"column folds of {n}", column_folds, {"x": (n, 33)}) for n in (150, 1500)),
     Check("long folds, split", long_folds, {"x": (3, 40_000)}),
     Check("cumulative and arg", lambda m, x: (tg.cumsum(x, axis=1), tg.argmax(x, axis=0)), {"x": (12, 40)}),
-    Check("products, tiled", products, {"x": (80, 130), "y": (130, 72)}),
+    *(Check(f"products, tile of {t}", products, {"x": (n, 40), "y": (40, n - 8)}) for t, n in TILES.items()),
     Check("products, small", small_products, {"x": (4, 3, 5)}),
     Check("products, long", lambda m, x, y: x @ y, {"x": (2, 9000), "y": (9000, 3)}, tolerance=1e-4),
-    Check("convolution and pool", images, {"x": (2, 3, 10, 10), "w": (8, 3, 3, 3)}),
+    Check("convolution and pool", images, {"x": (2, 3, 10, 10), "k": (8, 3, 3, 3)}),
     Check("gather", gather, {"i": (13,), "j": (13, 1)}, {"i": 24, "j": 24}, tolerance=0.0),
     Check("scatter", scatter, {"i": (40,), "x": (40, 6)}, {"i": 9}),
     Check("random", random, {"x": (40, 30)}),
@@ -177,19 +184,41 @@ def run_training_check(device: str, tolerance: float = 1e-4) -> Outcome:
         seed=SEED,
         device=device,
     ) as train:
-        memory = {**initial_state(train), **train.download_params()}
-        losses: list[Any] = []
-        fields = [f for f in train.program.inputs if f.name.startswith(PREFIX)]
+        memory, losses = {**arenas(train), **initial_state(train)}, []
+        hyper = [f for f in train.program.inputs if f.name.startswith(PREFIX)]
         for step in range(1, STEPS + 1):
-            hyper = train.knobs.upload(fields, step, train.seed)
-            env = {**memory, **batch, **{name.removeprefix(PREFIX): value for name, value in hyper.items()}}
+            knobs = train.knobs.upload(hyper, step, train.seed)
+            env = {
+                **memory,
+                **parameters(train, memory),
+                **batch,
+                **{name.removeprefix(PREFIX): value for name, value in knobs.items()},
+            }
             out = reference(train.graph, env)
             losses.append(out["loss"])
             memory |= {name: out[name] for name in train.graph.writes}
         got = [np.float32(train.step(batch).loss) for _ in range(STEPS)]
-        after = train.download_params()
-    names = sorted(after)
-    return _compare([*got, *(after[n] for n in names)], [*losses, *(memory[n] for n in names)], tolerance)
+        after = arenas(train)
+    return _compare([*got, *after.values()], [*losses, *(memory[name] for name in after)], tolerance)
+
+
+def arenas(train: tg.CompiledTraining) -> dict[str, Array]:
+    """The flat arrays that hold the parameters, by name, as they are now."""
+    values, out = train.download_params(), dict[str, Array]()
+    for f in train.program.params:
+        buffer = train.program.buffers[f.buffer]
+        flat = out.setdefault(buffer.name, np.zeros(buffer.size, np.float32))
+        flat[f.offset : f.offset + values[f.name].size] = values[f.name].reshape(-1)
+    return out
+
+
+def parameters(train: tg.CompiledTraining, flats: Mapping[str, Array]) -> dict[str, Array]:
+    """The parameters, cut out of the arrays that `arenas` gave."""
+    program, out = train.program, dict[str, Array]()
+    for f in program.params:
+        flat = flats[program.buffers[f.buffer].name]
+        out[f.name] = flat[f.offset : f.offset + math.prod(f.shape)].reshape(f.shape)
+    return out
 
 
 def reference(graph: Graph, env: Mapping[str, Any]) -> dict[str, Array]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import secrets
 import threading
 import warnings
 import weakref
@@ -336,7 +335,7 @@ class CompiledTraining:
 def checked_seed(seed: int | None) -> int:
     """`seed`, or a new one for None; InputError unless it fits u32."""
     if seed is None:
-        return secrets.randbits(32)
+        return int.from_bytes(os.urandom(4), "little")
     whole = isinstance(cast("object", seed), (int, np.integer)) and not isinstance(seed, bool)
     if not whole or not 0 <= seed < SEEDS:
         raise InputError(located(f"seed must be an integer from 0 to {SEEDS - 1}, got {seed!r}", call_site()))

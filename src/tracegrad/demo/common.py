@@ -14,6 +14,7 @@ import numpy as np
 
 import tracegrad as tg
 from tracegrad import safetensors
+from tracegrad.fit import History
 from tracegrad.pictures import Series, line_chart, smooth
 
 SHOWN = 20  # losses in the mean that is reported
@@ -52,7 +53,7 @@ class Report:
         self.results |= {"demo": self.name, "device": device.name, "description": device.description}
         self.results |= {"seed": train.seed, "parameters": count, "dispatches": dispatches}
 
-    def trained(self, history: tg.History) -> None:
+    def trained(self, history: History) -> None:
         """Say how it went."""
         losses, n = history.loss, len(history.loss)
         last = losses[-SHOWN:]
@@ -89,7 +90,10 @@ def why(asked: str, got: str) -> str:
         return f"asked for by TRACEGRAD_DEVICE={os.environ['TRACEGRAD_DEVICE']}"
     if got == "webgpu":
         return "a GPU was found"
-    return f"no GPU: {tg.check_webgpu().message}"
+    support = tg.check_webgpu()
+    if support.adapter is not None:
+        return f"no GPU here: {support.adapter.description} is software, which --device webgpu would use"
+    return f"no GPU here: {support.message}"
 
 
 def loss_chart(losses: Sequence[float], title: str, y_label: str) -> str:

@@ -114,11 +114,6 @@ class Guard:
     def __init__(self, index: Index, lo: int, hi: int, step: int) -> None:
         self.index, self.lo, self.hi, self.step = index, lo, hi, step
 
-    @property
-    def key(self) -> tuple[int, int, int, int]:
-        """Equal for equal guards of one space."""
-        return (id(self.index), self.lo, self.hi, self.step)
-
 
 class Value:
     """A scalar computed at each point.
@@ -143,6 +138,7 @@ class Space:
         self._indices: dict[Any, Index] = {}
         self._atoms: dict[Any, Atom] = {}
         self._values: dict[Any, Value] = {}
+        self._guards: dict[Any, Guard] = {}
 
     # indices
     def var(self, name: str, size: int) -> Index:
@@ -239,7 +235,7 @@ class Space:
         return self._quotient(r, d, True)
 
     def guard(self, index: Operand, lo: int, hi: int, step: int) -> Guard | bool:
-        """The condition, or its value if bounds decide it."""
+        """The interned condition, or its value if bounds decide it."""
         if isinstance(index, int):
             return lo <= index < hi and index % step == 0
         if index.hi < lo or index.lo >= hi:
@@ -249,7 +245,10 @@ class Space:
             step = 1
             if index.lo >= lo and index.hi < hi:
                 return True
-        return Guard(index, lo, hi, step)
+        key = (index, lo, hi, step)
+        if key not in self._guards:
+            self._guards[key] = Guard(index, lo, hi, step)
+        return self._guards[key]
 
     # values
     def value(self, op: str, dtype: DType, arg: Any = None, args: tuple[Value, ...] = (), key: Any = None) -> Value:
@@ -276,7 +275,7 @@ class Space:
         """`value` where all guards hold, else 0."""
         if not guards:
             return value
-        return self.value("inside", value.dtype, tuple(guards), (value,), key=tuple(sorted(g.key for g in guards)))
+        return self.value("inside", value.dtype, tuple(dict.fromkeys(guards)), (value,))
 
 
 def unravel(flat: Index, shape: Sequence[int]) -> tuple[Index, ...]:

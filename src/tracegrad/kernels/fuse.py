@@ -42,12 +42,14 @@ class Schedule:
 
     def __init__(self, graph: Graph) -> None:
         """`graph` is placed: see passes.place."""
+        self.graph = graph
         self.order = toposort(graph.roots)
         self.nodes = {t.serial: t for t in self.order}
         self.array = placed_arrays(graph)  # serial -> the named array it is computed into; all others are temporary
         self.writes = {base(t).serial: name for name, t in graph.writes.items() if t.prim.family != "pack"}
         self.roots = {base(t).serial for t in graph.roots if t.prim.family != "pack"}
-        self.stored = stored_nodes(self.order, [self.nodes[s] for s in self.roots])
+        parts = [base(x) for t in self.order if t.prim.family == "pack" for x in t.inputs]
+        self.stored = stored_nodes(self.order, [*(self.nodes[s] for s in self.roots), *parts])
         self.members = [t for t in self.order if t.serial in self.stored]
         self.bit = {t.serial: 1 << k for k, t in enumerate(self.members)}
         self.reads: dict[int, Reads] = {t.serial: reads_of(t, self.stored) for t in self.members}

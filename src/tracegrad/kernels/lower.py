@@ -10,6 +10,7 @@ from typing import Any, cast
 from tracegrad.dtypes import Shape, bool_
 from tracegrad.ir import Tensor
 from tracegrad.kernels.expr import (
+    Guard,
     Index,
     Quotient,
     Space,
@@ -121,7 +122,8 @@ class _Lowering:
         self.slot = {t.serial: k for k, t in enumerate(externals)}
         self.slots = [Slot(t.dtype, False) for t in externals]
         self.mine = {t.serial for t in c.nodes}
-        self.memo: dict[tuple[int, tuple[Index, ...]], Value] = {}
+        self.memo: dict[tuple[int, tuple[Index, ...], tuple[Guard, ...]], Value] = {}
+        self.guards: tuple[Guard, ...] = ()  # what holds where the current value is wanted: loads must not stray
         self.locals: dict[int, Value] = {}
         self.axes: dict[str, list[Axis]] = {}
         self.natural: dict[str, list[tuple[Index, int]]] = {}  # coordinates and sizes of the natural axes
@@ -218,11 +220,12 @@ class _Lowering:
     # values
     def at(self, t: Tensor, i: tuple[Index, ...]) -> Value:
         """The element of `t` at coordinates `i`."""
-        key = (t.serial, i)
+        key = (t.serial, i, self.guards)
         found = self.memo.get(key)
         if found is None:
             if t.serial in self.slot:
-                found = self.space.load(self.slot[t.serial], ravel(i, t.shape, self.space), t.dtype)
+                load = self.space.load(self.slot[t.serial], ravel(i, t.shape, self.space), t.dtype)
+                found = self.space.inside(self.guards, load)
             elif t.serial in self.locals:
                 found = self.locals[t.serial]
             else:
@@ -258,7 +261,12 @@ class _Lowering:
         if False in conditions:
             return self.space.const(0, t.dtype)
         lifted = tuple([k if isinstance(k, Index) else self.space.number(cast("int", k)) for k in coordinates])
-        return self.space.inside([g for g in conditions if not isinstance(g, bool)], self.at(x, lifted))
+        added = tuple([g for g in conditions if not isinstance(g, bool)])
+        before, self.guards = self.guards, (*self.guards, *added)
+        value = self.at(x, lifted)
+        self.guards = before
+        covered = value.op == "inside" and all(g in value.arg for g in added)
+        return value if covered else self.space.inside(added, value)
 
     def gather(self, t: Tensor, i: tuple[Index, ...]) -> Value:
         x, indices = t.inputs

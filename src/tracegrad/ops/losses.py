@@ -73,7 +73,13 @@ def _cross_entropy_vjp(
     return wrong * ct.reshape((*ct.shape, 1)), None
 
 
-CROSS_ENTROPY = composite("cross_entropy", type=_rows, expand=_cross_entropy, vjp=_cross_entropy_vjp)
+def _targets(x: TensorType, targets: TensorType, *, ignore: int | None, **_: Any) -> tuple[int, int, int | None]:
+    return 1, x.shape[-1], ignore
+
+
+CROSS_ENTROPY = composite(
+    "cross_entropy", type=_rows, expand=_cross_entropy, vjp=_cross_entropy_vjp, indexes=_targets
+)
 
 
 def _nll(x: Tensor, targets: Tensor, *, ignore: int | None) -> Tensor:
@@ -86,7 +92,7 @@ def _nll_vjp(ct: Tensor, y: Tensor, x: Tensor, targets: Tensor, *, ignore: int |
     return where(_hit(x, targets), -ct.reshape((*ct.shape, 1)), 0.0), None
 
 
-NLL = composite("nll_loss", type=_rows, expand=_nll, vjp=_nll_vjp)
+NLL = composite("nll_loss", type=_rows, expand=_nll, vjp=_nll_vjp, indexes=_targets)
 
 
 def _counted(targets: Tensor, ignore_index: int | None) -> Tensor | None:

@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from tracegrad.ir import Primitive, register
 
 
-def composite(name: str, *, type: Any, expand: Any, vjp: Any = None) -> Primitive:
+def composite(
+    name: str,
+    *,
+    type: Any,
+    expand: Any,
+    vjp: Any = None,
+    indexes: Callable[..., tuple[int, int, int | None]] | None = None,
+) -> Primitive:
     """Register one composite: bound as one node, differentiated by `vjp`, then replaced by `expand`."""
-    return register(Primitive(name, "composite", type, None, vjp, expand=expand))
+    return register(Primitive(name, "composite", type, None, vjp, expand=expand, indexes=indexes))

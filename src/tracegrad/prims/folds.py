@@ -112,6 +112,7 @@ GATHER = register(
         _gather_type,
         array=lambda xp, x, indices, *, axis: xp.take_along_axis(x, xp.clip(indices, 0, x.shape[axis] - 1), axis),
         vjp=lambda ct, y, x, indices, *, axis: (scatter_add(ct, indices, axis, x.shape[axis]), None),
+        indexes=lambda x, indices, *, axis: (1, x.shape[axis], None),
         cost=4,
     )
 )
@@ -142,6 +143,7 @@ SCATTER_ADD = register(
         _scatter_type,
         array=_scatter_array,
         vjp=lambda ct, y, x, indices, *, axis, length: (bind(GATHER, ct, indices, axis=axis), None),
+        indexes=lambda x, indices, *, axis, length: (1, length, None),
         wgsl="({0} + {1})",
         identity=0.0,
     )
