@@ -577,3 +577,23 @@ def test_nothing_warns_in_ordinary_use():
             run(t, 3)
             t.attach(forward=predict, inputs={"x": (None, 2)}).run(x=X).result()
         gc.collect()
+
+
+def test_a_parameter_an_input_a_state_and_a_hyperparameter_may_share_names():
+    class Same(tg.Module):
+        def __init__(self):
+            self.v, self.x = self.param((2, 1), init=tg.init.ones()), self.param((1,), init=tg.init.zeros())
+            self.params, self.lr = self.param((1,), init=tg.init.ones()), self.param((1,), init=tg.init.zeros())
+
+    def fn(m, x, lr, loss):
+        return tg.mean(tg.square(x @ m.v * m.params + m.x + m.lr - lr)) * loss
+
+    inputs = {"x": (4, 2), "lr": (4, 1), "loss": ()}
+    with compiled(Same(), loss=fn, inputs=inputs, optimizer=optim.adam(lr=0.1)) as t:
+        x, target = np.ones((4, 2)), np.zeros((4, 1))
+        assert t.step(x=x, lr=target, loss=1).loss == 4
+        assert t.step(x=x, lr=target, loss=1).loss < 4
+        w = t.download_params()
+        assert w["v"].shape == (2, 1) and w["x"].shape == (1,)
+        error = str(t.step(x=x, lr=target, loss=np.inf).result().error)
+        assert "input 'loss', f32[], is not finite itself: 1 infinite of 1 values" in error

@@ -13,7 +13,7 @@ from tracegrad.demo.common import Options, Report, loss_chart
 from tracegrad.pictures import Series, line_chart
 
 BATCH = 256
-STEPS = 1000
+STEPS = 2000
 
 
 class MLP(tg.Module):
@@ -53,7 +53,7 @@ def run(options: Options) -> int:
         model=MLP(),
         loss=loss,
         inputs={"x": (BATCH, 1), "y": (BATCH, 1)},
-        optimizer=optim.adam(lr=lr.cosine_annealing(peak=5e-3, final=1e-5, steps=steps)),
+        optimizer=optim.adam(lr=lr.cosine_annealing(peak=1e-2, final=1e-5, steps=steps)),
         seed=options.seed,
         device=options.device,
     ) as train:
