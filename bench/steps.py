@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import importlib.util
+import multiprocessing
 import os
 import platform
 import statistics
@@ -34,6 +35,20 @@ import sine
 
 ALPHABET = 72
 CLIP, RATE, DECAY = 1.0, 1e-3, 1e-2
+BLOCKS = 9
+CONTEXT = multiprocessing.get_context("spawn")
+HEAD = (
+    "model",
+    "dispatches",
+    "copies",
+    "compile s",
+    "first step s",
+    "persistent / parameters",
+    "temporaries MiB",
+    "ms a step",
+    "PyTorch ms",
+    "PyTorch / tracegrad",
+)
 
 
 @dataclass(frozen=True)
@@ -167,37 +182,80 @@ def tracegrad_block(w: Workload, train: Any) -> Callable[[int], float]:
     return block
 
 
-def median_ms(blocks: list[Callable[[int], float]], seconds: float) -> list[float]:
+def serve(pipe: Any, library: str, name: str, device: str) -> None:
+    """A child: says what it compiled, then runs as many steps as it is told and answers with the seconds.
+
+    Each library has a process of its own: in one process their thread pools spin against each other.
+    """
+    w = WORKLOADS[name]
+    if library == "torch":
+        pipe.send({})
+        block = torch_block(w, device)
+    else:
+        optimizer = optim.adamw(lr=RATE, weight_decay=DECAY, clip_grad_norm=CLIP)
+        began = time.perf_counter()
+        train = tg.compile(model=w.model(), loss=w.loss, inputs=w.inputs, optimizer=optimizer, seed=0, device=device)
+        compiled = time.perf_counter() - began
+        _ = train.step(w.batch(np.random.default_rng(1))).loss
+        pipe.send(facts(train.program) | {"compile": compiled, "first": time.perf_counter() - began})
+        block = tracegrad_block(w, train)
+    while n := pipe.recv():
+        pipe.send(block(n))
+
+
+def facts(program: tg.Program) -> dict[str, float]:
+    """What can be counted."""
+    size = lambda *roles: sum(b.bytes for b in program.buffers if b.role in roles)
+    return {
+        "dispatches": len(program.dispatches),
+        "copies": len(program.copies),
+        "persistent": size("param", "grad", "state") / size("param"),
+        "temporaries": size("temp") / 2**20,
+    }
+
+
+class Child:
+    """One library in a process of its own."""
+
+    def __init__(self, library: str, name: str, device: str):
+        self.pipe, theirs = CONTEXT.Pipe()
+        self.process = CONTEXT.Process(target=serve, args=(theirs, library, name, device), daemon=True)
+        self.process.start()
+        self.facts: dict[str, float] = self.pipe.recv()
+
+    def block(self, n: int) -> float:
+        """Seconds of n steps."""
+        self.pipe.send(n)
+        return self.pipe.recv()
+
+    def close(self) -> None:
+        """End it."""
+        self.pipe.send(0)
+        self.process.join()
+
+
+def median_ms(children: list[Child], seconds: float) -> list[float]:
     """Milliseconds a step of each; their blocks of steps take turns."""
-    sizes = []
-    for block in blocks:
-        block(3)
-        sizes.append(max(3, int(seconds / 10 / max(block(3) / 3, 1e-6))))
-    times: list[list[float]] = [[] for _ in blocks]
-    for _ in range(9):
-        for k, block in enumerate(blocks):
-            times[k].append(block(sizes[k]) / sizes[k])
+    sizes: list[int] = []
+    for child in children:
+        child.block(5)
+        sizes.append(max(3, int(seconds / BLOCKS / max(child.block(5) / 5, 1e-6))))
+    times: list[list[float]] = [[] for _ in children]
+    for _ in range(BLOCKS):
+        for k, child in enumerate(children):
+            times[k].append(child.block(sizes[k]) / sizes[k])
     return [1000 * statistics.median(t) for t in times]
 
 
 def measure(name: str, device: str, seconds: float, with_torch: bool) -> str:
     """One row of the table."""
-    w = WORKLOADS[name]
-    optimizer = optim.adamw(lr=RATE, weight_decay=DECAY, clip_grad_norm=CLIP)
-    began = time.perf_counter()
-    with tg.compile(model=w.model(), loss=w.loss, inputs=w.inputs, optimizer=optimizer, seed=0, device=device) as train:
-        compiled = time.perf_counter() - began
-        _ = train.step(w.batch(np.random.default_rng(1))).loss
-        first = time.perf_counter() - began
-        program = train.program
-        sizes = {role: sum(b.bytes for b in program.buffers if b.role == role) for role in ("param", "temp")}
-        persistent = sum(b.bytes for b in program.buffers if b.role in ("param", "grad", "state"))
-        blocks = [tracegrad_block(w, train)] + ([torch_block(w, device)] if with_torch else [])
-        own, *other = median_ms(blocks, seconds)
-    row = [
-        name, str(len(program.dispatches)), str(len(program.copies)), f"{compiled:.2f}", f"{first:.2f}",
-        f"{persistent / sizes['param']:.1f}", f"{sizes['temp'] / 2**20:.1f}", f"{own:.2f}",
-    ]  # fmt: skip
+    children = [Child("tracegrad", name, device)] + ([Child("torch", name, device)] if with_torch else [])
+    own, *other = median_ms(children, seconds)
+    for child in children:
+        child.close()
+    f = children[0].facts
+    row = [name, f"{f['dispatches']}", f"{f['copies']}", f"{f['compile']:.2f}", f"{f['first']:.2f}"]
+    row += [f"{f['persistent']:.1f}", f"{f['temporaries']:.1f}", f"{own:.2f}"]
     row += [f"{other[0]:.2f}", f"{other[0] / own:.2f}"] if other else ["–", "–"]
     return "| " + " | ".join(row) + " |"
 
@@ -211,10 +269,8 @@ def main() -> None:
     args = parser.parse_args()
     with_torch = not args.no_torch and importlib.util.find_spec("torch") is not None
     print(f"{platform.platform()}, {os.cpu_count()} cores, Python {platform.python_version()}, NumPy {np.__version__}")
-    print(f"device: {args.device}; devices here: {', '.join(map(str, tg.devices()))}\n")
-    print("| model | dispatches | copies | compile s | first step s | persistent / parameters | temporaries MiB "
-          "| ms a step | PyTorch ms | PyTorch / tracegrad |")  # fmt: skip
-    print("|" + "---|" * 10)
+    print(f"device: {args.device}; devices here: {', '.join(d.description for d in tg.devices())}\n")
+    print(f"| {' | '.join(HEAD)} |\n|{'---|' * len(HEAD)}")
     for name in args.models:
         print(measure(name, args.device, args.seconds, with_torch), flush=True)
 

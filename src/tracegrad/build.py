@@ -51,7 +51,11 @@ class Traced:
 
 
 def build_training(
-    model: Any, loss: Callable[..., Any], inputs: Mapping[str, InputSpec], optimizer: Optimizer, keep_grads: bool = False
+    model: Any,
+    loss: Callable[..., Any],
+    inputs: Mapping[str, InputSpec],
+    optimizer: Optimizer,
+    keep_grads: bool = False,
 ) -> Built:
     """The program of one training step."""
     del keep_grads  # gradients always stay in their array
@@ -105,7 +109,9 @@ def traced(model: Any, fn: Callable[..., Any], inputs: Mapping[str, InputSpec], 
     parameters = named_parameters(model)
     if not parameters:
         raise CompileError(
-            located(f"the model {type(model).__name__} has no parameters: make some with self.param or layers", call_site())
+            located(
+                f"the model {type(model).__name__} has no parameters: make some with self.param or layers", call_site()
+            )
         )
     check_signature(fn, inputs, what)
     types = {name: concrete_type(name, spec) for name, spec in inputs.items()}
@@ -130,7 +136,11 @@ def check_signature(fn: Callable[..., Any], inputs: Mapping[str, Any], what: str
     anything = any(p.kind is p.VAR_KEYWORD for p in parameters)
     takes = [p.name for p in named]
     problems = [f"{n!r} is declared but {what} does not take it" for n in inputs if n not in takes and not anything]
-    problems += [f"{what} takes {p.name!r}, which is not declared" for p in named if p.default is p.empty and p.name not in inputs]
+    problems += [
+        f"{what} takes {p.name!r}, which is not declared"
+        for p in named
+        if p.default is p.empty and p.name not in inputs
+    ]
     if not parameters:
         problems = [f"{what} must take the model as its first argument"]
     if problems:
@@ -150,7 +160,9 @@ def checked_loss(result: Any, loss: Callable[..., Any]) -> tuple[Tensor, dict[st
     if isinstance(result, tuple) and len(cast("tuple[Any, ...]", result)) == 2:
         result, aux = cast("tuple[Any, Any]", result)
     if not isinstance(aux, dict) or not all(isinstance(x, Tensor) for x in cast("dict[str, Any]", aux).values()):
-        raise CompileError(located(f'{name}: aux must be a dict of tensors, as in (loss, {{"name": tensor}})', call_site()))
+        raise CompileError(
+            located(f'{name}: aux must be a dict of tensors, as in (loss, {{"name": tensor}})', call_site())
+        )
     if not isinstance(result, Tensor):
         raise CompileError(located(f"{name} must return a tensor, got {type(result).__name__}", call_site()))
     if result.shape != () or result.dtype != f32:
@@ -175,7 +187,9 @@ def checked_outputs(result: Any, forward: Callable[..., Any]) -> tuple[dict[str,
     if not parts or not all(isinstance(x, Tensor) for x in parts.values()):
         name = getattr(forward, "__name__", "forward")
         raise CompileError(
-            located(f"{name} must return a tensor, or a tuple or dict of tensors, got {type(result).__name__}", call_site())
+            located(
+                f"{name} must return a tensor, or a tuple or dict of tensors, got {type(result).__name__}", call_site()
+            )
         )
     outputs = {f"output.{k}": x for k, x in parts.items()}
     return outputs, {k: f"output.{k}" for k in parts} if isinstance(result, dict) else tuple(outputs)
@@ -233,7 +247,8 @@ def persistent_of(parameters: Mapping[str, Parameter], arena: Arena, optimizer: 
         buffers += [Buffer(n, "f32", arena.size, "state", fill) for n, fill in optimizer.transform.state.items()]
         buffers.append(Buffer(HALTED, "i32", 1, "state"))
     specs = {
-        n: {"init": p.init.spec(), "decay": decay.get(n, False), "trainable": p.trainable} for n, p in parameters.items()
+        n: {"init": p.init.spec(), "decay": decay.get(n, False), "trainable": p.trainable}
+        for n, p in parameters.items()
     }
     return Persistent(
         tuple(buffers),
@@ -246,7 +261,9 @@ def persistent_like(parameters: Mapping[str, Parameter], program: Program) -> Pe
     """The parameters where another program has them."""
     known = {f.name: f for f in program.params}
     buffers = tuple(b for b in program.buffers if b.role == "param")
-    params = tuple((n, Place(program.buffers[known[n].buffer].name, known[n].offset), known[n].spec) for n in parameters)
+    params = tuple(
+        (n, Place(program.buffers[known[n].buffer].name, known[n].offset), known[n].spec) for n in parameters
+    )
     return Persistent(buffers, params, {n: p.type for n, p in parameters.items()})
 
 

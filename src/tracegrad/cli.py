@@ -34,13 +34,18 @@ def parser() -> argparse.ArgumentParser:
 
     check = commands.add_parser("doctor", help="list devices and check the numbers of every kernel family on each")
     check.add_argument("--device", choices=DEVICES[1:], default=None, help="check only this one")
-    check.set_defaults(run=lambda args: doctor.run(args.device))
+    check.set_defaults(run=run_doctor)
     return top
 
 
 def run_demo(args: argparse.Namespace) -> int:
     """`tracegrad demo [digits|sine|gpt]`."""
     return DEMOS[args.which].run(Options(args.out, args.device, args.steps, args.seed))
+
+
+def run_doctor(args: argparse.Namespace) -> int:
+    """`tracegrad doctor`."""
+    return doctor.run(args.device)
 
 
 def positive(text: str) -> int:

@@ -30,7 +30,8 @@ class Primitive:
     array:  what it computes on arrays of the namespace `xp` (NumPy, jax.numpy): the name of a function of xp, an
             expression such as "1 / xp.sqrt({0})", or, where no renderer needs it, (xp, *arrays, **attrs) -> array
     vjp:    (ct, y, *inputs, **attrs) -> one cotangent (or None) per input
-    wgsl:   template of the value, `{0}` being the first input (family "map"), or of one combination (family "fold")
+    wgsl:   template of the value, `{0}` being the first input and `{t}` the result's type (family "map"), or of one
+            combination (family "fold")
     helper: WGSL function that the template calls, if any
     index:  (coordinates, input type, **attrs) -> (input coordinates, guards) (family "view")
     expand: (*inputs, **attrs) -> Tensor (family "composite")

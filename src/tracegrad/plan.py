@@ -56,7 +56,9 @@ def optimize(graph: Graph) -> Graph:
     return place_results(graph.with_roots(roots))
 
 
-def make_program(graph: Graph, persistent: Persistent, specs: Mapping[str, Mapping[str, Any]], meta: Mapping[str, Any]) -> Program:
+def make_program(
+    graph: Graph, persistent: Persistent, specs: Mapping[str, Mapping[str, Any]], meta: Mapping[str, Any]
+) -> Program:
     """The Program of a graph. `specs` are the plain data that go with input fields."""
     graph = optimize(graph)
     plan, keys = make_plan(graph)
@@ -150,7 +152,9 @@ def place_temporaries(plan: Plan) -> None:
             place_parts(plan, s.nodes[serial], place)
 
 
-def render(plan: Plan, keys: Mapping[int, tuple[Any, ...]]) -> tuple[list[KernelSource], list[tuple[int, list[str], list[int], tuple[int, int]]]]:
+def render(
+    plan: Plan, keys: Mapping[int, tuple[Any, ...]]
+) -> tuple[list[KernelSource], list[tuple[int, list[str], list[int], tuple[int, int]]]]:
     """Sources of each distinct launch, and the launches: kernel, arrays, offsets, grid."""
     sources: dict[tuple[Any, ...], int] = {}
     kernels: list[KernelSource] = []

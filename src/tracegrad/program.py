@@ -126,7 +126,9 @@ class Program:
             ),
             buffers=tuple(Buffer(**b) for b in d["buffers"]),
             dispatches=tuple(
-                Dispatch(x["kernel"], tuple(x["buffers"]), tuple(x["offsets"]), cast("tuple[int, int]", tuple(x["grid"])))
+                Dispatch(
+                    x["kernel"], tuple(x["buffers"]), tuple(x["offsets"]), cast("tuple[int, int]", tuple(x["grid"]))
+                )
                 for x in d["dispatches"]
             ),
             inputs=fields(d["inputs"]),

@@ -7,12 +7,11 @@ from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 import tracegrad as tg
 from tracegrad import lr, nn, optim
 from tracegrad.demo.common import Options, Report, loss_chart
-from tracegrad.demo.data import Text, load_text
+from tracegrad.demo.data import F32, I32, Text, load_text
 
 BATCH, CONTEXT = 16, 64
 WIDTH, HEADS, LAYERS = 64, 4, 2
@@ -67,7 +66,7 @@ def loss(m: CharGPT, tokens: tg.Tensor, following: tg.Tensor) -> tg.Tensor:
     return tg.cross_entropy(logits(m, tokens), following)
 
 
-def windows(numbers: npt.NDArray[np.int32], rng: np.random.Generator) -> dict[str, Any]:
+def windows(numbers: I32, rng: np.random.Generator) -> dict[str, Any]:
     """A batch of random places of the text, and the same places one character later."""
     at = rng.integers(0, len(numbers) - CONTEXT - 1, BATCH)[:, None] + np.arange(CONTEXT)
     return {"tokens": numbers[at], "following": numbers[at + 1]}
@@ -80,7 +79,7 @@ def batches(text: Text, steps: int, seed: int) -> Iterator[dict[str, Any]]:
         yield windows(text.train, rng)
 
 
-def write(infer: Any, text: Text, prompts: list[str], length: int, seed: int) -> list[str]:
+def write(infer: tg.CompiledForward, text: Text, prompts: list[str], length: int, seed: int) -> list[str]:
     """Continue each prompt by `length` characters, drawing each from the model's own odds."""
     rng = np.random.default_rng(seed)
     lines = np.stack([text.encode(p) for p in prompts])
@@ -88,28 +87,24 @@ def write(infer: Any, text: Text, prompts: list[str], length: int, seed: int) ->
         seen = lines[:, -CONTEXT:]
         last = seen.shape[1] - 1
         padded = np.pad(seen, [(0, 0), (0, CONTEXT - last - 1)])  # causal: what follows `last` has no influence
-        scores = infer.run(tokens=padded).output[:, last] / TEMPERATURE
-        drawn = (scores + rng.gumbel(size=scores.shape)).argmax(axis=1).astype(np.int32)
+        scores: F32 = infer.run(tokens=padded).output[:, last] / TEMPERATURE
+        drawn: I32 = np.argmax(scores + rng.gumbel(size=scores.shape), axis=1).astype(np.int32)  # the Gumbel-max trick
         lines = np.concatenate([lines, drawn[:, None]], axis=1)
     return [text.decode(line) for line in lines]
 
 
-def mean_loss(infer: Any, text: Text) -> float:
+def mean_loss(score: tg.CompiledForward, text: Text) -> float:
     """Cross-entropy on the held-out part, in nats a character."""
-    rng, total = np.random.default_rng(0), 0.0
-    for _ in range(TEST_BATCHES):
-        batch = windows(text.test, rng)
-        scores = infer.run(tokens=batch["tokens"]).output
-        scores = scores - scores.max(axis=-1, keepdims=True)
-        log_odds = scores - np.log(np.exp(scores).sum(axis=-1, keepdims=True))
-        total -= float(np.take_along_axis(log_odds, batch["following"][..., None], axis=-1).mean())
-    return total / TEST_BATCHES
+    rng = np.random.default_rng(0)
+    pending = [score.run(windows(text.test, rng)) for _ in range(TEST_BATCHES)]
+    return sum(float(p.output) for p in pending) / TEST_BATCHES
 
 
 def run(options: Options) -> int:
     """Train, print samples, write the folder. Returns the exit code."""
     text = load_text()
     steps = options.steps or STEPS
+    inputs = {"tokens": tg.i32[BATCH, CONTEXT], "following": tg.i32[BATCH, CONTEXT]}
     report = Report("gpt", options)
     report.say(
         f"Alice's Adventures in Wonderland (public domain): {len(text.train)} characters to train with, "
@@ -118,7 +113,7 @@ def run(options: Options) -> int:
     with tg.compile(
         model=CharGPT(len(text.alphabet)),
         loss=loss,
-        inputs={"tokens": tg.i32[BATCH, CONTEXT], "following": tg.i32[BATCH, CONTEXT]},
+        inputs=inputs,
         optimizer=optim.adamw(
             lr=lr.one_cycle(peak=6e-3, steps=steps), beta2=0.99, weight_decay=0.1, clip_grad_norm=1.0
         ),
@@ -128,9 +123,9 @@ def run(options: Options) -> int:
         report.compiled(train)
         history = train.fit(batches(text, steps, options.seed), steps=steps)
         report.trained(history)
-        infer = train.attach(forward=logits, inputs={"tokens": tg.i32[None, CONTEXT]})
-        held_out = mean_loss(infer, text)
+        held_out = mean_loss(train.attach(forward=loss, inputs=inputs), text)
         report.say(f"Held-out loss: {held_out:.3f} nats a character (guessing: {math.log(len(text.alphabet)):.3f})")
+        infer = train.attach(forward=logits, inputs={"tokens": tg.i32[None, CONTEXT]})
         samples = write(infer, text, ["\nAlice "] * SAMPLES, SAMPLE_LENGTH, options.seed)
         for sample in samples:
             report.say("-" * 60 + sample)

@@ -216,7 +216,7 @@ class Space:
             g, y, _ = scaled
             return q + self.floordiv(y, d // g)
         if len(r.terms) == 1 and r.const == 0:
-            (atom, c), = r.terms
+            ((atom, c),) = r.terms
             if c == 1 and isinstance(atom, Quotient) and not atom.mod:
                 return q + self.floordiv(atom.index, atom.d * d)
         return q + self._quotient(r, d, False)
@@ -300,7 +300,9 @@ def ravel(coordinates: Sequence[Index], shape: Sequence[int], space: Space) -> I
     return space.index(terms, const)
 
 
-def regroup(coordinates: Sequence[Index], shape: Sequence[int], target: Sequence[int], space: Space) -> tuple[Index, ...]:
+def regroup(
+    coordinates: Sequence[Index], shape: Sequence[int], target: Sequence[int], space: Space
+) -> tuple[Index, ...]:
     """Coordinates in `shape` as coordinates in `target`, matching axes group by group of equal products.
 
     One flat index for everything would give div and mod over the whole size, and loads that no bound can simplify.

@@ -136,7 +136,9 @@ class Schedule:
         domain = _domain(a, b)
         if domain is None:
             return None
-        merged = Cluster(*domain[:1], sorted(a.nodes + b.nodes, key=lambda t: t.serial), *domain[1:], a.members | b.members)
+        merged = Cluster(
+            *domain[:1], sorted(a.nodes + b.nodes, key=lambda t: t.serial), *domain[1:], a.members | b.members
+        )
         if not self._reads_own_points(a, b, merged) or self._reenters(a, b):
             return None
         if not self._writes_in_place(merged) or self._buffers(merged) > MAX_BUFFERS:
@@ -218,7 +220,12 @@ class Schedule:
 
     def _sources(self, c: Cluster) -> set[int]:
         stored = {s for t in c.nodes for s in self.reads[t.serial].stored if self.nodes[s].size > 1}
-        leaves = {s for t in c.nodes for s, (leaf, _) in self.reads[t.serial].leaves.items() if leaf.size > 1 and array_of(leaf)}
+        leaves = {
+            s
+            for t in c.nodes
+            for s, (leaf, _) in self.reads[t.serial].leaves.items()
+            if leaf.size > 1 and array_of(leaf)
+        }
         return stored | leaves | {t.serial for t in c.nodes}
 
     # order and outputs

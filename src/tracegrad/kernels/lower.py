@@ -350,5 +350,3 @@ def merge_axes(kernel: Kernel, domain: Domain) -> Domain | None:
                 names.append(name)
         groups.append((group, (tuple(merged),) if factors else ()))
     return Domain(tuple(groups)) if changed else None
-
-

@@ -22,13 +22,14 @@ def stored_nodes(order: Sequence[Tensor], roots: Iterable[Tensor]) -> set[int]:
     stored = {t.serial for t in roots}
     readers = computing_readers(order)
     cost: dict[int, int] = {}
+    made = made_from_nothing(order)
     for t in order:
         family = t.prim.family
         if family in COMPUTED:
             stored.add(t.serial)
         elif family in ("map", "gather") and t.serial not in stored:
             own = t.prim.cost + sum(cost[x.serial] for x in t.inputs)
-            if worth_storing(t, own, readers[t.serial]):
+            if t.serial not in made and worth_storing(t, own, readers[t.serial]):
                 stored.add(t.serial)
             else:
                 cost[t.serial] = own
@@ -38,6 +39,19 @@ def stored_nodes(order: Sequence[Tensor], roots: Iterable[Tensor]) -> set[int]:
             continue
         cost[t.serial] = 0 if t.prim.name in ("const", "iota") else LOAD
     return stored
+
+
+def made_from_nothing(order: Sequence[Tensor]) -> set[int]:
+    """Serials of larger values that depend on coordinates and scalars only, such as random masks.
+
+    They are recomputed wherever they are read: arithmetic is cheaper than memory that lives from forward to backward.
+    """
+    made: set[int] = set()
+    for t in order:
+        elementwise = t.prim.family in ("map", "view") or t.prim.name in ("const", "iota")
+        if elementwise and all(x.serial in made or x.size == 1 for x in t.inputs):
+            made.add(t.serial)
+    return {t.serial for t in order if t.serial in made and t.size > 1}
 
 
 def worth_storing(t: Tensor, cost: int, readers: Sequence[Tensor]) -> bool:

@@ -77,9 +77,7 @@ def _targets(x: TensorType, targets: TensorType, *, ignore: int | None, **_: Any
     return 1, x.shape[-1], ignore
 
 
-CROSS_ENTROPY = composite(
-    "cross_entropy", type=_rows, expand=_cross_entropy, vjp=_cross_entropy_vjp, indexes=_targets
-)
+CROSS_ENTROPY = composite("cross_entropy", type=_rows, expand=_cross_entropy, vjp=_cross_entropy_vjp, indexes=_targets)
 
 
 def _nll(x: Tensor, targets: Tensor, *, ignore: int | None) -> Tensor:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from tracegrad.ir import Graph, Tensor, bind, rebind, rewrite, toposort
 from tracegrad.kernels.fuse import base
@@ -34,17 +34,50 @@ def place_results(graph: Graph) -> Graph:
     roots = rewrite(graph.roots, rule)
     writes = graph.with_roots(roots).writes
     kept = [own(t) for t in roots[: len(roots) - len(writes)]]
-    return graph.with_roots([*kept, *(_written(name, t, own, roots) for name, t in writes.items())])
+    crossed = _crossed(writes)
+    return graph.with_roots([*kept, *(_written(name, t, own, roots, crossed) for name, t in writes.items())])
 
 
-def _written(name: str, t: Tensor, own: object, roots: Sequence[Tensor]) -> Tensor:
+def _written(name: str, t: Tensor, own: object, roots: Sequence[Tensor], crossed: set[str]) -> Tensor:
     """The new value of a persistent array; through a copy if the old value is still read after it exists."""
     assert callable(own)
     if t.prim.family == "pack":
         return t
-    if _read_later(name, t, roots):
-        return own(bind(COPY, reshape(t, (t.size,))))
+    if name in crossed or _read_later(name, t, roots):
+        return own(bind(COPY, reshape(own(t), (t.size,))))
     return own(t)
+
+
+def _crossed(writes: Mapping[str, Tensor]) -> set[str]:
+    """Arrays to write through a copy, because two new values need each other's old one: neither could be first."""
+    needs = {name: _old_arrays(t) & writes.keys() - {name} for name, t in writes.items()}
+    crossed: set[str] = set()
+    for name in writes:
+        seen: set[str] = set()
+        stack = list(needs[name] - crossed)
+        while stack:
+            other = stack.pop()
+            if other not in seen:
+                seen.add(other)
+                stack.extend(needs[other] - crossed)
+        if name in seen:
+            crossed.add(name)
+    return crossed
+
+
+def _old_arrays(t: Tensor) -> set[str]:
+    """Persistent arrays that one kernel computing `t` may read."""
+    found: set[str] = set()
+    seen: set[int] = set()
+    stack = [t]
+    while stack:
+        x = stack.pop()
+        if x.prim.name == "leaf" and x.attrs["role"] == "state":
+            found.add(x.attrs["name"])
+        elif x.serial not in seen and (x is t or x.prim.family in ("map", "view", "gather")):
+            seen.add(x.serial)
+            stack.extend(x.inputs)
+    return found
 
 
 def _read_later(name: str, new: Tensor, roots: Sequence[Tensor]) -> bool:

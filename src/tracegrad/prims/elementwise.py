@@ -147,6 +147,23 @@ LOG1P = """fn log1p_(x: f32) -> f32 {
     return 2.0 * s * (1.0 + z * (0.33333334 + z * (0.2 + z * (0.14285715 + z * (0.11111111 + z * 0.09090909))))); }
   return log(u);
 }"""
+
+
+def _extremum(name: str) -> str:
+    """WGSL's own drops NaN, which NumPy and PyTorch keep; `a + b` is NaN if either is."""
+    return "\n".join(
+        [
+            f"fn {name}_f32(a: f32, b: f32) -> f32 {{",
+            "  let nan = max(bitcast<u32>(a) & 0x7fffffffu, bitcast<u32>(b) & 0x7fffffffu) > 0x7f800000u;",
+            f"  return select({name}(a, b), a + b, nan);",
+            "}",
+            *(f"fn {name}_{t}(a: {t}, b: {t}) -> {t} {{ return {name}(a, b); }}" for t in ("i32", "u32")),
+        ]
+    )
+
+
+MAX_HELPER, MIN_HELPER = _extremum("max"), _extremum("min")
+
 # WGSL leaves tanh of large arguments to the driver: some return NaN, and some lose small ones (1.5e-3 on llvmpipe).
 # x + x^3 P(x^2) below 0.625, relative error 1.5e-7; NaN takes this branch, because min would drop it.
 TANH_P = (-0.005717036779969931, 0.020650578662753105, -0.05374349653720856, 0.13331490755081177,
@@ -288,10 +305,20 @@ floor = elementwise("floor", array="floor", wgsl="floor({0})")
 ceil = elementwise("ceil", array="ceil", wgsl="ceil({0})")
 round = elementwise("round", array="rint", wgsl="round({0})")
 minimum = elementwise(
-    "minimum", array="minimum", wgsl="min({0}, {1})", vjp=lambda ct, y, a, b: _ties(ct, a < b, b < a), accepts=NUMBER
+    "minimum",
+    array="minimum",
+    wgsl="min_{t}({0}, {1})",
+    helper=MIN_HELPER,
+    vjp=lambda ct, y, a, b: _ties(ct, a < b, b < a),
+    accepts=NUMBER,
 )
 maximum = elementwise(
-    "maximum", array="maximum", wgsl="max({0}, {1})", vjp=lambda ct, y, a, b: _ties(ct, b < a, a < b), accepts=NUMBER
+    "maximum",
+    array="maximum",
+    wgsl="max_{t}({0}, {1})",
+    helper=MAX_HELPER,
+    vjp=lambda ct, y, a, b: _ties(ct, b < a, a < b),
+    accepts=NUMBER,
 )
 less = elementwise("less", array="less", wgsl="({0} < {1})", out=bool_, accepts=NUMBER)
 less_equal = elementwise("less_equal", array="less_equal", wgsl="({0} <= {1})", out=bool_, accepts=NUMBER)

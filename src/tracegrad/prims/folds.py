@@ -14,11 +14,12 @@ from tracegrad.dtypes import TensorType, f32, i32
 from tracegrad.errors import DTypeError, ShapeError
 from tracegrad.ir import Primitive, Tensor, bind, register
 from tracegrad.methods import METHODS
+from tracegrad.prims.elementwise import MAX_HELPER, MIN_HELPER
 from tracegrad.prims.views import broadcast_to, reshape
 from tracegrad.shapes import reduced_shape
 
 
-def fold(name: str, *, array: str, wgsl: str, identity: float, vjp: Any) -> Primitive:
+def fold(name: str, *, array: str, wgsl: str, identity: float, vjp: Any, helper: str = "") -> Primitive:
     """Register a fold over `axes`, which stay as 1. `array` names the reducing function, `wgsl` combines two."""
 
     def rule(x: TensorType, *, axes: tuple[int, ...]) -> TensorType:
@@ -29,7 +30,7 @@ def fold(name: str, *, array: str, wgsl: str, identity: float, vjp: Any) -> Prim
     def run(xp: Any, x: Any, *, axes: tuple[int, ...]) -> Any:
         return getattr(xp, array)(x, axis=axes, keepdims=True).astype(x.dtype)
 
-    return register(Primitive(name, "fold", rule, run, vjp, wgsl=wgsl, identity=identity))
+    return register(Primitive(name, "fold", rule, run, vjp, wgsl=wgsl, helper=helper, identity=identity))
 
 
 def _extremum_vjp(ct: Tensor, y: Tensor, x: Tensor, *, axes: tuple[int, ...]) -> tuple[Tensor]:
@@ -51,8 +52,8 @@ def _prod_vjp(ct: Tensor, y: Tensor, x: Tensor, *, axes: tuple[int, ...]) -> tup
 
 SUM = fold("sum", array="sum", wgsl="({0} + {1})", identity=0.0,
            vjp=lambda ct, y, x, *, axes: (broadcast_to(ct, x.shape),))  # fmt: skip
-MAX = fold("max", array="max", wgsl="max({0}, {1})", identity=float("-inf"), vjp=_extremum_vjp)
-MIN = fold("min", array="min", wgsl="min({0}, {1})", identity=float("inf"), vjp=_extremum_vjp)
+MAX = fold("max", array="max", wgsl="max_{t}({0}, {1})", helper=MAX_HELPER, identity=float("-inf"), vjp=_extremum_vjp)
+MIN = fold("min", array="min", wgsl="min_{t}({0}, {1})", helper=MIN_HELPER, identity=float("inf"), vjp=_extremum_vjp)
 PROD = fold("prod", array="prod", wgsl="({0} * {1})", identity=1.0, vjp=_prod_vjp)
 
 

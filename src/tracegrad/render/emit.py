@@ -119,7 +119,8 @@ class Emitter:
         p = PRIMITIVES[name]
         if p.helper:
             self.helpers[p.helper] = None
-        return p.wgsl.format(*[self._value(a, loop) for a in v.args], **{k: str(x) for k, x in attrs})
+        args = [self._value(a, loop) for a in v.args]
+        return p.wgsl.format(*args, t=v.dtype.name, **{k: str(x) for k, x in attrs})
 
     def _guards(self, guards: Sequence[Guard], loop: bool) -> str:
         parts: list[str] = []

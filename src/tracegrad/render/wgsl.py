@@ -192,7 +192,7 @@ class _Writer:
     def folds(self, folds: Sequence[Fold]) -> list[str]:
         dtypes = [f.value.dtype.name for f in folds]
         values = self.emit.values([f.value for f in folds], loop=True)
-        combined = [f"t{f.local} = {f.prim.wgsl.format(f't{f.local}', v)};" for f, v in zip(folds, values)]
+        combined = [f"t{f.local} = {self.combine(f, f't{f.local}', v)};" for f, v in zip(folds, values)]
         lines = [
             *self.flush(),
             *(f"var t{f.local} = {_identity(f.prim, d)};" for f, d in zip(folds, dtypes)),
@@ -205,6 +205,12 @@ class _Writer:
             lines.append(f"let {f.local} = t{f.local};")
         return lines
 
+    def combine(self, f: Fold, a: str, b: str) -> str:
+        """Two partial results as one."""
+        if f.prim.helper:
+            self.emit.helpers[f.prim.helper] = None
+        return f.prim.wgsl.format(a, b, t=f.value.dtype.name)
+
     def tree(self, f: Fold, dtype: str) -> list[str]:
         """Combine the lanes of each row in workgroup memory."""
         sh, acc = {"f32": "sf", "i32": "si", "u32": "su"}[dtype], f"t{f.local}"
@@ -213,7 +219,7 @@ class _Writer:
         lines = [f"{sh}[lid] = {acc};", "workgroupBarrier();"]
         half = self.tiling.lanes // 2
         while half:
-            both = f.prim.wgsl.format(f"{sh}[lid]", f"{sh}[lid + {half * stride}]")
+            both = self.combine(f, f"{sh}[lid]", f"{sh}[lid + {half * stride}]")
             lines += [f"if (lane < {half}) {{ {sh}[lid] = {both}; }}", "workgroupBarrier();"]
             half //= 2
         first = f"{sh}[lid - lane * {stride}]"
