@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 from tracegrad import cli, doctor, selftest
+from tracegrad.demo import gpt
 from tracegrad.demo.data import load_digits, load_text
 from tracegrad.safetensors import read
 
@@ -51,24 +52,24 @@ def test_demo_is_the_same_for_the_same_seed(tmp_path: Path):
     assert runs[0]["loss"] == runs[1]["loss"] != other["loss"]
 
 
-@pytest.mark.slow
 def test_digits_demo_reaches_97_percent(tmp_path: Path):
     result = demo("digits", tmp_path, "--device", "cpu")
     assert result["accuracy"] >= 0.97
 
 
-@pytest.mark.slow
 def test_sine_demo_learns_the_curve(tmp_path: Path):
     assert demo("sine", tmp_path, "--device", "cpu")["largest_error"] < 0.05
 
 
 @pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:.*software adapter")
 @pytest.mark.usefixtures("webgpu")
-@pytest.mark.parametrize("which", FILES)
-def test_loss_curves_of_both_devices_agree(which: str, tmp_path: Path):
+@pytest.mark.parametrize(("which", "steps"), [("digits", 20), ("sine", 20), ("gpt", 5)])
+def test_loss_curves_of_both_devices_agree(which: str, steps: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """First steps only: rounding differs between devices, and training amplifies every difference."""
+    monkeypatch.setattr(gpt, "SAMPLE_LENGTH", 5)
     curves = [
-        np.array(demo(which, tmp_path / device, "--device", device, "--steps", "20")["loss"])
+        np.array(demo(which, tmp_path / device, "--device", device, "--steps", str(steps))["loss"])
         for device in ("cpu", "webgpu")
     ]
     np.testing.assert_allclose(curves[0], curves[1], rtol=1e-3)
@@ -81,7 +82,6 @@ def test_doctor_passes_on_the_cpu(capsys: pytest.CaptureFixture[str]):
     assert all(c.name in out for c in selftest.CHECKS)
 
 
-@pytest.mark.slow
 @pytest.mark.usefixtures("webgpu")
 def test_doctor_passes_on_webgpu():
     assert cli.main(["doctor", "--device", "webgpu"]) == 0

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from tracegrad.errors import Site, TraceError, call_site, located
+from tracegrad.sites import SiteInfo
 
 if TYPE_CHECKING:
     from tracegrad.ir import Tensor
@@ -16,11 +17,12 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class Trace:
-    """One run of a user's function: its leaves, captures, patches and random sites."""
+    """One run of a user's function: its leaves, captures, sites and random sites."""
 
     leaves: set[int] = field(default_factory=set[int])  # serials of this trace's own leaves
     captures: dict[str, Tensor] = field(default_factory=dict["str", "Tensor"])
-    patches: dict[str, Tensor] = field(default_factory=dict["str", "Tensor"])
+    sites: dict[tuple[str, str], SiteInfo] = field(default_factory=dict[tuple[str, str], SiteInfo])  # by kind and name
+    patching: bool = False  # `tg.patch` makes leaves; else it gives its argument back
     counters: dict[str, Tensor] = field(default_factory=dict["str", "Tensor"])
     hypers: dict[str, float] = field(default_factory=dict[str, float])  # tg.hyper values and their defaults
     random_sites: int = 0
@@ -62,9 +64,9 @@ def require(what: str) -> Trace:
 
 
 @contextmanager
-def tracing() -> Iterator[Trace]:
-    """Start a trace of its own."""
-    t = Trace()
+def tracing(patching: bool = False) -> Generator[Trace]:
+    """Start a trace of its own; `patching`: its patch sites can overwrite their values."""
+    t = Trace(patching=patching)
     token = _trace.set(t)
     try:
         yield t
@@ -79,7 +81,7 @@ def current_site() -> Site | None:
 
 
 @contextmanager
-def rewriting() -> Iterator[None]:
+def rewriting() -> Generator[None]:
     """Inside, new nodes take the site given to `at` instead of the caller's."""
     token = _fixed.set(_Site(None))
     try:

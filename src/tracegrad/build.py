@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, cast
@@ -24,6 +24,7 @@ from tracegrad.prims.leaves import leaf, require_own
 from tracegrad.prims.views import broadcast_to
 from tracegrad.program import Buffer, Program
 from tracegrad.ranges import input_ranges
+from tracegrad.sites import SiteInfo
 from tracegrad.transforms.grad import gradients
 
 HALTED = "halted"
@@ -37,6 +38,7 @@ class Built:
     graph: Graph
     structure: Any = None  # forwards: None for one tensor, a tuple of names, or a dict of names
     warnings: tuple[str, ...] = ()
+    sites: tuple[SiteInfo, ...] = ()
 
 
 @dataclass(slots=True)
@@ -46,6 +48,7 @@ class Traced:
     trace: ambient.Trace
     parameters: dict[str, Parameter]
     leaves: dict[str, Tensor]
+    inputs: dict[str, TensorType]
     result: Any = None
     hypers: dict[str, float] = field(default_factory=dict[str, float])
 
@@ -66,22 +69,30 @@ def build_training(
         graph, unused = training_graph(t, y, aux, arena, optimizer)
     hyper = {**t.hypers, **optimizer.hyper}
     meta = {"kind": "training", "optimizer": optimizer.spec(), "hyper": hyper}
-    program = make_program(graph, persistent, input_ranges(graph), meta)
-    return Built(program, graph, warnings=unused_warning(unused))
+    program = make_program(graph, persistent, input_ranges(graph), meta, t.inputs)
+    return Built(program, graph, warnings=unused_warning(unused), sites=sites_of(t))
 
 
 def build_forward(
-    model: Any, forward: Callable[..., Any], inputs: Mapping[str, InputSpec], like: Program | None = None
+    model: Any,
+    forward: Callable[..., Any],
+    inputs: Mapping[str, InputSpec],
+    like: Program | None = None,
+    patching: bool = False,
 ) -> Built:
-    """The program of one forward. `like` is the training's program it shares parameters with."""
-    with traced(model, forward, inputs, "forward") as t:
+    """The program of one forward.
+
+    like:     the training's program it shares parameters with.
+    patching: its patch sites take a mask and a value, further inputs of the program; else they are not in it.
+    """
+    with traced(model, forward, inputs, "forward", patching) as t:
         outputs, structure = checked_outputs(t.result, forward)
         graph = Graph(outputs, dict(t.trace.captures))
         require_own(toposort(graph.roots), t.trace)
     persistent = persistent_like(t.parameters, like) if like else persistent_of(t.parameters, arena_of(t.parameters))
     meta = {"kind": "forward", "hyper": dict(t.hypers)}
-    program = make_program(graph, persistent, input_ranges(graph), meta)
-    return Built(program, graph, structure)
+    program = make_program(graph, persistent, input_ranges(graph), meta, t.inputs)
+    return Built(program, graph, structure, sites=sites_of(t))
 
 
 def trace_training(
@@ -101,8 +112,21 @@ def trace_forward(model: Any, forward: Callable[..., Any], inputs: Mapping[str, 
         return Graph(checked_outputs(t.result, forward)[0], dict(t.trace.captures))
 
 
+def trace_sites(model: Any, forward: Callable[..., Any], inputs: Mapping[str, InputSpec]) -> tuple[SiteInfo, ...]:
+    """The sites of a forward that is not compiled yet."""
+    with traced(model, forward, inputs, "forward") as t:
+        return sites_of(t)
+
+
+def sites_of(t: Traced) -> tuple[SiteInfo, ...]:
+    """Sites in the order of the user's function."""
+    return tuple(t.trace.sites.values())
+
+
 @contextmanager
-def traced(model: Any, fn: Callable[..., Any], inputs: Mapping[str, InputSpec], what: str) -> Iterator[Traced]:
+def traced(
+    model: Any, fn: Callable[..., Any], inputs: Mapping[str, InputSpec], what: str, patching: bool = False
+) -> Generator[Traced]:
     """Run `fn` once on leaves; inside the block its trace is still open."""
     if ambient.active() is not None:
         raise TraceError(located(f"a {what} cannot be compiled inside another trace", call_site()))
@@ -115,10 +139,10 @@ def traced(model: Any, fn: Callable[..., Any], inputs: Mapping[str, InputSpec], 
         )
     check_signature(fn, inputs, what)
     types = {name: concrete_type(name, spec) for name, spec in inputs.items()}
-    with ambient.tracing() as running:
+    with ambient.tracing(patching) as running:
         leaves = {n: leaf("param" if p.trainable else "frozen", n, p.type) for n, p in parameters.items()}
         values = {n: leaf("input", n, type_) for n, type_ in types.items()}
-        t = Traced(running, parameters, leaves)
+        t = Traced(running, parameters, leaves, types)
         t.result = fn(bound(model, leaves), **values)
         t.hypers = dict(running.hypers)
         yield t
@@ -164,7 +188,7 @@ def checked_loss(result: Any, loss: Callable[..., Any]) -> tuple[Tensor, dict[st
             located(f'{name}: aux must be a dict of tensors, as in (loss, {{"name": tensor}})', call_site())
         )
     if not isinstance(result, Tensor):
-        raise CompileError(located(f"{name} must return a tensor, got {type(result).__name__}", call_site()))
+        raise CompileError(located(f"{name} must return a tensor, got {_kind(cast('object', result))}", call_site()))
     if result.shape != () or result.dtype != f32:
         raise CompileError(
             located(
@@ -188,7 +212,8 @@ def checked_outputs(result: Any, forward: Callable[..., Any]) -> tuple[dict[str,
         name = getattr(forward, "__name__", "forward")
         raise CompileError(
             located(
-                f"{name} must return a tensor, or a tuple or dict of tensors, got {type(result).__name__}", call_site()
+                f"{name} must return a tensor, or a tuple or dict of tensors, got {_kind(cast('object', result))}",
+                call_site(),
             )
         )
     outputs = {f"output.{k}": x for k, x in parts.items()}
@@ -220,6 +245,10 @@ def training_graph(
     graph = Graph(outputs, dict(t.trace.captures), writes)
     require_own(toposort(graph.roots), t.trace)
     return graph, unused
+
+
+def _kind(value: object) -> str:
+    return type(value).__name__
 
 
 def arena_of(parameters: Mapping[str, Parameter], optimizer: Optimizer | None = None) -> Arena:

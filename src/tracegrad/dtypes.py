@@ -88,9 +88,7 @@ def as_dtype(value: Any) -> DType:
     for d in DTYPES.values():
         if name in (d.name, d.numpy):
             return d
-    raise DTypeError(
-        f"{value!r} is not a dtype; use one of {', '.join('tg.' + (d.name if d is not bool_ else 'bool_') for d in DTYPES.values())}"
-    )
+    raise DTypeError(f"{value!r} is not a dtype; use one of tg.f32, tg.i32, tg.u32, tg.bool_")
 
 
 def scalar_dtype(value: bool | int | float) -> DType:

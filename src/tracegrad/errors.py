@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import linecache
 import os
 import sys
 from typing import NamedTuple, TypeVar
 
 PACKAGE_DIR = os.path.dirname(os.path.abspath(__file__)) + os.sep
+# Context managers of the package are entered by contextlib, which is no caller of its own.
+NOT_THE_USER = (PACKAGE_DIR, contextlib.contextmanager.__code__.co_filename)
 
 
 class TracegradError(Exception):
@@ -74,7 +77,7 @@ def call_site() -> Site | None:
     frame = sys._getframe(1)  # pyright: ignore[reportPrivateUsage]
     while frame is not None:
         file = frame.f_code.co_filename
-        if not file.startswith(PACKAGE_DIR):
+        if not file.startswith(NOT_THE_USER):
             return Site(file, frame.f_lineno)
         frame = frame.f_back
     return None

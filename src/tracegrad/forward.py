@@ -6,72 +6,26 @@ import threading
 import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import TracebackType
-from typing import Any, Protocol, cast
+from typing import Any, cast
 
-from tracegrad.build import Built, build_forward
+from tracegrad.build import Built, build_forward, trace_sites
 from tracegrad.dtypes import InputType
 from tracegrad.errors import InputError, call_site, located
 from tracegrad.inputs import as_array, check_inputs, merge
 from tracegrad.inputtypes import input_types
 from tracegrad.ir import Graph
 from tracegrad.knobs import PREFIX, Knobs, Rate
-from tracegrad.program import Field, Program
+from tracegrad.own import Host
+from tracegrad.patches import check_patches, no_patches
+from tracegrad.program import Field
 from tracegrad.results import Aborted, CompletedRun, Pending, RunResult, failure, resolved
 from tracegrad.runtime.base import Session
+from tracegrad.sites import PATCH, SiteInfo
 from tracegrad.steps import captures_of
-from tracegrad.worker import Worker
 
 Array = Any
-
-
-class Host(Protocol):
-    """Whoever has the parameters: a training, or `OwnParameters`."""
-
-    worker: Worker
-    model: Any
-
-    @property
-    def version(self) -> object:
-        """Changes when the model does: programs of another version are of no use."""
-        ...
-
-    @property
-    def layout(self) -> Program | None:
-        """The program whose parameters a forward shares, if any."""
-        ...
-
-    @property
-    def knobs(self) -> Knobs:
-        """Hot values, for forwards that read them."""
-        ...
-
-    @property
-    def seed(self) -> int:
-        """Of the random streams."""
-        ...
-
-    @property
-    def param_names(self) -> list[str]:
-        """In declaration order."""
-        ...
-
-    def loaded(self, session: Session, program: Program) -> None:
-        """A program of this model was loaded: see that its parameters are there. On the worker's thread."""
-        ...
-
-    def unloaded(self) -> None:
-        """A program of this model was unloaded. On the worker's thread."""
-        ...
-
-    def upload_params(self, record: Mapping[str, Any], strict: bool = False) -> None:
-        """Overwrite parameters by name."""
-        ...
-
-    def download_params(self) -> dict[str, Array]:
-        """Parameters by name."""
-        ...
 
 
 @dataclass(slots=True, eq=False)
@@ -83,11 +37,14 @@ class _Entry:
     handle: int | None = None  # the worker's own: loaded at the first run
     inputs: tuple[Field, ...] = ()
     hyper: tuple[Field, ...] = ()
+    patched: _Entry | None = None  # the program with its patch sites, made at the first run that patches
+    unpatched: dict[str, Any] = field(default_factory=dict[str, Any])  # of a `patched`: inputs of sites left alone
 
     def __post_init__(self) -> None:
         fields = self.built.program.inputs
         self.hyper = tuple(f for f in fields if f.name.startswith(PREFIX))
-        self.inputs = tuple(f for f in fields if not f.name.startswith(PREFIX))
+        self.unpatched = no_patches([f for f in fields if f.name.startswith(PATCH)])
+        self.inputs = tuple(f for f in fields if not f.name.startswith((PREFIX, PATCH)))
 
 
 class CompiledForward:
@@ -126,8 +83,16 @@ class CompiledForward:
             with self._lock:
                 self._entry(None)
 
-    def run(self, mapping: Mapping[str, Any] | None = None, /, **inputs: Any) -> Pending[RunResult]:
+    def run(
+        self, mapping: Mapping[str, Any] | None = None, /, *, patches: Mapping[str, Any] | None = None, **inputs: Any
+    ) -> Pending[RunResult]:
         """One forward, queued; inputs by keyword, in one dict, or both.
+
+        patches: {"attn.0": array} or {"attn.0": (mask, array)}: values that stand in for those of `tg.patch` sites, in
+                 this run only. A mask is a bool array that broadcasts to the site's shape; the site keeps its own
+                 values where it is False. The first run with patches (of each size of a None dimension) compiles a
+                 second program, once, which takes as long as the first did; any later choice of sites and values uses
+                 it. Runs without patches execute a program without patch sites, so that sites cost them nothing.
 
         Never raises for what happens while executing: bad inputs, and what compiling for a new size raises, come back
         as `Failed`. Inputs are copied: the caller's arrays can be reused at once.
@@ -138,26 +103,29 @@ class CompiledForward:
             return resolved(Aborted(closed), "run")
         pending: Pending[RunResult] = Pending("run", worker.ident)
         try:
+            if patches is not None and "patches" in self._types:
+                inputs, patches = {**inputs, "patches": patches}, None
             given = self._given(merge(mapping, inputs, "run"))
             with self._lock:
-                entry, dropped = self._entry(self._size(given))
+                entry = self._entry(self._size(given))
                 self._runs += 1
                 arrays = check_inputs(entry.inputs, given, "run")
+                patched = check_patches(entry.built.sites, patches, "run") if patches is not None else {}
+                if patched:
+                    entry = self._patched(entry)
+                    arrays |= {name: patched.get(name, x) for name, x in entry.unpatched.items()}
                 arrays |= self._hyper(entry)
         except Exception as e:
             pending.resolve(failure(e, "run"))
             return pending
         worker.reserve(pending)
         worker.enqueue([RunWork(self, entry, arrays, pending)], pending)
-        self._unload(dropped)
         return pending
 
     def graph_for(self, mapping: Mapping[str, Any] | None = None, /, **inputs: Any) -> Graph:
         """The graph that a run with these inputs executes; compiled if it was not yet. Raises what compiling raises."""
         with self._lock:
-            entry, dropped = self._entry(self._size(self._given(merge(mapping, inputs, "graph_for"))))
-        self._unload(dropped)
-        return entry.built.graph
+            return self._entry(self._size(self._given(merge(mapping, inputs, "graph_for")))).built.graph
 
     def upload_params(self, record: Mapping[str, Any], strict: bool = False) -> None:
         """Overwrite parameters by name, as `CompiledTraining.upload_params`; of an attached forward, the training's."""
@@ -202,6 +170,18 @@ class CompiledForward:
             self._host.worker.close()
         else:
             self._unload(dropped)
+
+    @property
+    def sites(self) -> tuple[SiteInfo, ...]:
+        """Sites of `tg.capture` and `tg.patch`, in order; each has `kind name type site`, site being your line.
+
+        With a None dimension, types are those of the size used last; before the first run, of size 1.
+        """
+        with self._lock:
+            known = [e for e in self._entries.values() if e.version is self._host.version]
+        if known:
+            return known[-1].built.sites
+        return trace_sites(self._host.model, self._forward, self._concrete(1))
 
     @property
     def closed(self) -> str:
@@ -252,22 +232,40 @@ class CompiledForward:
         check_inputs(fields, given, "run")
         raise AssertionError("an input without the declared rank passed the check")
 
-    def _entry(self, size: int | None) -> tuple[_Entry, list[_Entry]]:
-        """The program for a size, built if need be, and those dropped for it. Called with the lock held."""
+    def _entry(self, size: int | None) -> _Entry:
+        """The program for a size, built if need be; others are dropped for it. Called with the lock held."""
         version = self._host.version
         dropped: list[_Entry] = []
         if any(e.version is not version for e in self._entries.values()):
             self._entries.clear()  # their session is gone, and their programs with it
         entry = self._entries.pop(size, None)
         if entry is None:
-            types = {
-                n: InputType(t.dtype, tuple(size if d is None else d for d in t.shape)) for n, t in self._types.items()
-            }
-            entry = _Entry(build_forward(self._host.model, self._forward, types, self._host.layout), version)
+            entry = self._made(size, version)
             while len(self._entries) >= self._capacity:
                 dropped.append(self._entries.popitem(last=False)[1])
         self._entries[size] = entry
-        return entry, dropped
+        self._unload(dropped)
+        return entry
+
+    def _made(self, size: int | None, version: object, patching: bool = False) -> _Entry:
+        types = self._concrete(size)
+        entry = _Entry(build_forward(self._host.model, self._forward, types, self._host.layout, patching), version)
+        if "patches" in types and any(s.kind == "patch" for s in entry.built.sites):
+            raise InputError(
+                located("an input of a forward with patch sites cannot be named 'patches': rename it", call_site())
+            )
+        return entry
+
+    def _patched(self, entry: _Entry) -> _Entry:
+        """The program with patch sites that goes with `entry`. Called with the lock held."""
+        if entry.patched is None:
+            size = next(size for size, e in self._entries.items() if e is entry)
+            entry.patched = self._made(size, entry.version, patching=True)
+        return entry.patched
+
+    def _concrete(self, size: int | None) -> dict[str, InputType]:
+        """The inputs, None dimensions being `size`."""
+        return {n: InputType(t.dtype, tuple(size if d is None else d for d in t.shape)) for n, t in self._types.items()}
 
     def _hyper(self, entry: _Entry) -> dict[str, Any]:
         """Hot values of a forward: those of the training, else the defaults; each run has random numbers of its own."""
@@ -282,7 +280,7 @@ class CompiledForward:
         """Free the programs, after the runs queued so far."""
 
         def unload(session: Session) -> None:
-            for entry in entries:
+            for entry in [e for pair in entries for e in (pair, pair.patched) if e is not None]:
                 if entry.handle is not None and entry.version is self._host.version:
                     session.unload(entry.handle)
                     self._host.unloaded()

@@ -6,11 +6,11 @@ import math
 from collections.abc import Mapping
 from typing import cast
 
+from tracegrad.ambient import require
 from tracegrad.dtypes import TensorType, f32
 from tracegrad.errors import InputError, TraceError, call_site, located
 from tracegrad.ir import Tensor
 from tracegrad.prims.leaves import leaf
-from tracegrad.ambient import require
 
 COMPLEMENT = "1-"  # a leaf "1-beta1" is uploaded as 1 - beta1: 1 - f32(0.999) would lose five digits
 RESERVED = ("seed", "step")  # counters of the trace, not hyperparameters

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
 from tracegrad.dtypes import InputType, TensorType, f32
 from tracegrad.errors import InputError, call_site, located
@@ -13,13 +13,12 @@ InputSpec = InputType | TensorType | Sequence["int | None"] | int
 
 def input_type(name: str, spec: Any) -> InputType:
     """`(B, 784)` is f32; `tg.i32[B, T]` says its dtype. InputError for anything else."""
+    dtype, dims = f32, (spec,) if isinstance(spec, int) else spec
     if isinstance(spec, (InputType, TensorType)):
         dtype, dims = spec
-    else:
-        dtype, dims = f32, (spec,) if isinstance(spec, int) else spec
-    valid = isinstance(dims, (tuple, list)) and all(
-        d is None or (isinstance(d, int) and not isinstance(d, bool) and d > 0) for d in dims
-    )
+    sequence = isinstance(dims, (tuple, list))
+    sizes = list(cast("Sequence[Any]", dims)) if sequence else []
+    valid = sequence and all(d is None or (type(d) is int and d > 0) for d in sizes)
     if not name.isidentifier() or not valid:
         raise InputError(
             located(
@@ -27,7 +26,7 @@ def input_type(name: str, spec: Any) -> InputType:
                 call_site(),
             )
         )
-    return InputType(dtype, tuple(dims))
+    return InputType(dtype, tuple(sizes))
 
 
 def input_types(inputs: Mapping[str, Any]) -> dict[str, InputType]:

@@ -35,7 +35,7 @@ class Primitive:
     helper: WGSL function that the template calls, if any
     index:  (coordinates, input type, **attrs) -> (input coordinates, guards) (family "view")
     expand: (*inputs, **attrs) -> Tensor (family "composite")
-    indexes: (*input types, **attrs) -> (which input is an index, into how many elements, a value that is exempt or None)
+    indexes: (*input types, **attrs) -> (which input is an index, into how many elements, an exempt value or None)
     identity: what a fold of nothing gives (family "fold")
     cost:   of computing one element, a load from memory being 4
     """
@@ -105,6 +105,16 @@ class Tensor(TensorMethods):
     def size(self) -> int:
         """Number of elements."""
         return self.type.size
+
+    @property
+    def axis(self) -> int:
+        """The axis that a node with an attribute `axis` works along."""
+        return self.attrs["axis"]
+
+    @property
+    def axes(self) -> tuple[int, ...]:
+        """The axes that a fold folds."""
+        return self.attrs["axes"]
 
     def __repr__(self) -> str:
         return f"<{self.type} {self.name}>"

@@ -1,9 +1,9 @@
-"""Parameters of a forward that belongs to no training."""
+"""Who has the parameters of a forward: a training, or a host of its own."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, Protocol
 
 from tracegrad import params
 from tracegrad.knobs import Knobs, Rate
@@ -14,6 +14,54 @@ from tracegrad.runtime.base import Session
 from tracegrad.worker import Worker
 
 Array = Any
+
+
+class Host(Protocol):
+    """Whoever has the parameters: a training, or `OwnParameters`."""
+
+    worker: Worker
+    model: Any
+
+    @property
+    def version(self) -> object:
+        """Changes when the model does: programs of another version are of no use."""
+        ...
+
+    @property
+    def layout(self) -> Program | None:
+        """The program whose parameters a forward shares, if any."""
+        ...
+
+    @property
+    def knobs(self) -> Knobs:
+        """Hot values, for forwards that read them."""
+        ...
+
+    @property
+    def seed(self) -> int:
+        """Of the random streams."""
+        ...
+
+    @property
+    def param_names(self) -> list[str]:
+        """In declaration order."""
+        ...
+
+    def loaded(self, session: Session, program: Program) -> None:
+        """A program of this model was loaded: see that its parameters are there. On the worker's thread."""
+        ...
+
+    def unloaded(self) -> None:
+        """A program of this model was unloaded. On the worker's thread."""
+        ...
+
+    def upload_params(self, record: Mapping[str, Any], strict: bool = False) -> None:
+        """Overwrite parameters by name."""
+        ...
+
+    def download_params(self) -> dict[str, Array]:
+        """Parameters by name."""
+        ...
 
 
 class OwnParameters:

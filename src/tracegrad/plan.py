@@ -57,14 +57,26 @@ def optimize(graph: Graph) -> Graph:
 
 
 def make_program(
-    graph: Graph, persistent: Persistent, specs: Mapping[str, Mapping[str, Any]], meta: Mapping[str, Any]
+    graph: Graph,
+    persistent: Persistent,
+    specs: Mapping[str, Mapping[str, Any]],
+    meta: Mapping[str, Any],
+    declared: Mapping[str, TensorType] | None = None,
 ) -> Program:
-    """The Program of a graph. `specs` are the plain data that go with input fields."""
+    """The Program of a graph.
+
+    specs:    plain data that go with input fields.
+    declared: inputs that the program takes even where nothing reads them.
+    """
     graph = optimize(graph)
     plan, keys = make_plan(graph)
     inputs, outputs = fill_arrays(plan, graph, persistent)
+    unread = {n: t for n, t in (declared or {}).items() if n not in inputs.places}
+    for name, type_ in unread.items():
+        inputs.add(f"input.{type_.dtype.storage}", name, type_)
+    plan.sizes |= inputs.sizes
     kernels, dispatches = render(plan, keys)
-    return assemble(plan, graph, persistent, kernels, dispatches, (inputs, outputs), specs, meta)
+    return assemble(plan, graph, persistent, kernels, dispatches, (inputs, outputs), specs, meta, unread)
 
 
 def make_plan(graph: Graph) -> tuple[Plan, dict[int, tuple[Any, ...]]]:
@@ -208,15 +220,16 @@ def assemble(
     fillings: tuple[Filling, Filling],
     specs: Mapping[str, Mapping[str, Any]],
     meta: Mapping[str, Any],
+    unread: Mapping[str, TensorType] | None = None,
 ) -> Program:
-    """Plain data."""
+    """Plain data. `unread` are inputs that are not in the graph."""
     buffers = list(persistent.buffers)
     for name in sorted(plan.sizes):
         data = const_data(plan, name) if name.startswith("const") else ""
         buffers.append(Buffer(name, storage_of(name), plan.sizes[name], ROLES[name.split(".")[0]], data=data))
     number = {b.name: k for k, b in enumerate(buffers)}
     # One name may stand for a parameter, an input and an optimizer state at once: each kind has types of its own.
-    given = {t.name: t.type for t in graph.leaves("input", "patch")}
+    given = {**(unread or {}), **{t.name: t.type for t in graph.leaves("input", "patch")}}
     given |= {f"hyper.{t.name}": t.type for t in graph.leaves("hyper")}
     made = {n: t.type for n, t in graph.outputs.items()}
     made |= {f"capture.{n}": t.type for n, t in graph.captures.items()}

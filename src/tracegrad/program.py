@@ -118,11 +118,11 @@ class Program:
             raise ValueError(f"a program of another version; this library reads version {VERSION}")
 
         def fields(rows: list[dict[str, Any]]) -> tuple[Field, ...]:
-            return tuple(Field(**{**row, "shape": tuple(row["shape"])}) for row in rows)
+            return tuple(Field(**_with(row, shape=tuple(row["shape"]))) for row in rows)
 
         return Program(
             kernels=tuple(
-                KernelSource(**{**k, "bindings": tuple(Binding(**b) for b in k["bindings"])}) for k in d["kernels"]
+                KernelSource(**_with(k, bindings=tuple(Binding(**b) for b in k["bindings"]))) for k in d["kernels"]
             ),
             buffers=tuple(Buffer(**b) for b in d["buffers"]),
             dispatches=tuple(
@@ -139,6 +139,10 @@ class Program:
             meta=d["meta"],
             copies=tuple((a, b) for a, b in d["copies"]),
         )
+
+
+def _with(row: dict[str, Any], **changed: Any) -> dict[str, Any]:
+    return {**row, **changed}
 
 
 def field_named(fields: Sequence[Field], name: str) -> Field:

@@ -16,6 +16,7 @@ from tracegrad.nonfinite import explain
 from tracegrad.program import Field, Program
 from tracegrad.results import Aborted, Captures, CompletedStep, Failed, Pending, StepResult, failure
 from tracegrad.runtime.base import Session
+from tracegrad.sites import SiteInfo
 
 HALTED = "halted"  # the state by which the device skips what is queued behind a step that was not applied
 
@@ -27,6 +28,7 @@ class Stepper:
     program: Program
     graph: Graph
     seed: int
+    sites: tuple[SiteInfo, ...] = ()
     handle: int = -1
     counter: int = 0  # steps applied
     submitted: int = 0  # number of the last step submitted, if all those in flight are applied

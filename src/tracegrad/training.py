@@ -21,9 +21,11 @@ from tracegrad.inputs import check_inputs, merge
 from tracegrad.ir import Graph
 from tracegrad.knobs import Knobs, Rate, settable
 from tracegrad.lr import Schedule, as_schedule
+from tracegrad.memory import Memory
 from tracegrad.program import KernelSource, Program, field_named
 from tracegrad.results import Aborted, Pending, StepResult, failure, resolved
 from tracegrad.runtime.base import DeviceInfo, Session
+from tracegrad.sites import SiteInfo
 from tracegrad.steps import StepCall, Stepper, split_steps
 from tracegrad.worker import Worker
 
@@ -66,7 +68,7 @@ class CompiledTraining:
     def _build(self, model: Any, optimizer: Any, seed: int) -> Stepper:
         built = build_training(model, self._loss, self._declared, optimizer, keep_grads=self._keep_grads)
         self.warnings = built.warnings  # for whoever compiles to say, with the user's line
-        return Stepper(built.program, built.graph, seed)
+        return Stepper(built.program, built.graph, seed, built.sites)
 
     @staticmethod
     def _fresh_knobs(stepper: Stepper, optimizer: Any) -> Knobs:
@@ -279,6 +281,14 @@ class CompiledTraining:
         return self._stepper.program.kernels
 
     @property
+    def sites(self) -> tuple[SiteInfo, ...]:
+        """Sites of `tg.capture` and `tg.patch` in the loss, in order; each has `kind name type site`.
+
+        Steps give back what is captured. Only runs of a forward can patch: in a step, `tg.patch` does nothing.
+        """
+        return self._stepper.sites
+
+    @property
     def param_names(self) -> list[str]:
         """Names of the parameters, in declaration order."""
         return [f.name for f in self._stepper.program.params]
@@ -304,9 +314,9 @@ class CompiledTraining:
         return self.worker.info
 
     @property
-    def memory(self) -> dict[str, int]:
-        """Bytes on the device by role of the buffers, and their sum as "total"."""
-        return memory_of(self._stepper.program)
+    def memory(self) -> Memory:
+        """Bytes on the device by role, and their "total"; prints as a table. Attached forwards add their own."""
+        return Memory(self._stepper.program)
 
     def __repr__(self) -> str:
         state = f"closed: {self.worker.closed}" if self.worker.closed is not None else str(self.device)
@@ -340,11 +350,3 @@ def checked_seed(seed: int | None) -> int:
     if not whole or not 0 <= seed < SEEDS:
         raise InputError(located(f"seed must be an integer from 0 to {SEEDS - 1}, got {seed!r}", call_site()))
     return int(seed)
-
-
-def memory_of(program: Program) -> dict[str, int]:
-    """Bytes by role, and their sum."""
-    out: dict[str, int] = {}
-    for b in program.buffers:
-        out[b.role] = out.get(b.role, 0) + b.bytes
-    return {**out, "total": sum(out.values())}

@@ -56,7 +56,7 @@ class Dynamic:
         return f"clamp({self.value}, {self.hi})"
 
 
-Atom = Union[Var, Quotient, Dynamic]
+Atom = Var | Quotient | Dynamic
 Operand = Union["Index", int]
 
 

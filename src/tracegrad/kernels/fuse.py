@@ -128,7 +128,7 @@ class Schedule:
         elif t.prim.family == "product":
             kind, length = "product", t.inputs[0].shape[-1]
         elif t.prim.family == "scatter":
-            kind, length = "scatter", t.inputs[0].shape[t.attrs["axis"]]
+            kind, length = "scatter", t.inputs[0].shape[t.axis]
         return Cluster(kind, [t], rows, length, self.bit[t.serial], ancestors)
 
     def _merge(self, a: Cluster, b: Cluster) -> Cluster | None:
@@ -317,7 +317,7 @@ def _own(size: int, q: int | None, c: Cluster, inner: bool) -> bool:
 
 
 def _columns_of(c: Cluster) -> object:
-    return c.main.inputs[0].shape, c.main.attrs["axes"]
+    return c.main.inputs[0].shape, c.main.axes
 
 
 def _domain(a: Cluster, b: Cluster) -> tuple[str, int, int] | None:

@@ -80,14 +80,14 @@ def replaced_slots(c: Cluster, externals: Sequence[Tensor], writes: Mapping[int,
 def lower(c: Cluster, externals: Sequence[Tensor], writes: Mapping[int, str]) -> Kernel:
     """The kernel of a cluster. Axes are split until indices need no division, then merged where that loses nothing."""
     domain = natural_domain(c)
+    kernel = _Lowering(c, externals, writes, domain).kernel()
     for _ in range(MAX_REFINEMENTS):
-        kernel = _Lowering(c, externals, writes, domain).kernel()
         split = split_axes(kernel, domain)
         if split is None:
             break
-        domain = split
-    merged = merge_axes(kernel, domain)  # pyright: ignore[reportPossiblyUnbound]
-    return _Lowering(c, externals, writes, merged).kernel() if merged is not None else kernel  # pyright: ignore[reportPossiblyUnbound]
+        domain, kernel = split, _Lowering(c, externals, writes, split).kernel()
+    merged = merge_axes(kernel, domain)
+    return _Lowering(c, externals, writes, merged).kernel() if merged is not None else kernel
 
 
 def natural_domain(c: Cluster) -> Domain:
@@ -102,10 +102,10 @@ def natural_domain(c: Cluster) -> Domain:
         m, n = t.shape[-2:]
         return Domain((("b", axes(t.shape[:-2])), ("m", axes((m,))), ("n", axes((n,))), ("k", axes((k,)))))
     if c.kind == "scatter":
-        return Domain((("i", axes(t.shape)), ("j", axes((t.inputs[0].shape[t.attrs["axis"]],)))))
+        return Domain((("i", axes(t.shape)), ("j", axes((t.inputs[0].shape[t.axis],)))))
     if c.kind == "points":
         return Domain((("i", axes(t.shape)), ("j", ())))
-    shape, folded = t.inputs[0].shape, t.attrs["axes"]
+    shape, folded = t.inputs[0].shape, t.axes
     if c.kind == "rows":
         first = min((d for d in folded if shape[d] > 1), default=len(shape))
         return Domain((("i", axes(shape[:first])), ("j", axes(shape[first:]))))
@@ -179,7 +179,7 @@ class _Lowering:
             if self.c.kind == "rows":
                 coordinates = self.coordinates(x.shape, "i", "j")
             else:
-                folded = t.attrs["axes"]
+                folded = t.axes
                 outer = iter(self.coordinates(tuple(n for d, n in enumerate(x.shape) if d not in folded), "i"))
                 inner = iter(self.coordinates(tuple(x.shape[d] for d in folded), "j"))
                 coordinates = tuple(next(inner if d in folded else outer) for d in range(x.ndim))
@@ -197,7 +197,7 @@ class _Lowering:
 
     def scatter(self, t: Tensor, name: str) -> Fold:
         x, indices = t.inputs
-        axis = t.attrs["axis"]
+        axis = t.axis
         out = self.coordinates(t.shape, "i")
         ((j, _),) = self.natural["j"]
         source = (*out[:axis], j, *out[axis + 1 :])
@@ -248,7 +248,7 @@ class _Lowering:
         if t.prim.name == "const":
             return self.space.const(t.attrs["value"], t.dtype)
         if t.prim.name == "iota":
-            return self.space.of_index(i[t.attrs["axis"]])
+            return self.space.of_index(i[t.axis])
         raise AssertionError(f"{t.prim.name} has no value at a point")
 
     def view(self, t: Tensor, i: tuple[Index, ...]) -> Value:
@@ -270,7 +270,7 @@ class _Lowering:
 
     def gather(self, t: Tensor, i: tuple[Index, ...]) -> Value:
         x, indices = t.inputs
-        axis, size = t.attrs["axis"], x.shape[t.attrs["axis"]]
+        axis, size = t.axis, x.shape[t.axis]
         picked = self.at(indices, i)
         if picked.op == "index" and picked.arg.lo >= 0 and picked.arg.hi < size:
             index = picked.arg

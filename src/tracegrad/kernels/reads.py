@@ -75,6 +75,6 @@ def _broadcast_q(t: Tensor, q: int) -> int | None:
 
 def trailing(fold: Tensor) -> bool:
     """True if a fold is over the last axes (sizes of 1 aside), so that its rows lie in one piece."""
-    shape, axes = fold.inputs[0].shape, fold.attrs["axes"]
+    shape, axes = fold.inputs[0].shape, fold.axes
     folded = [d for d in range(len(shape)) if d in axes and shape[d] > 1]
     return not any(shape[d] > 1 and d not in axes for d in range(min(folded, default=0), len(shape)))

@@ -1,4 +1,4 @@
-"""How the points of a kernel are spread over threads. Decided by sizes alone, so that every device sums in one order."""
+"""How the points of a kernel are spread over threads: decided by sizes alone, so every device sums in one order."""
 
 from __future__ import annotations
 

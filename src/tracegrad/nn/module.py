@@ -9,12 +9,12 @@ from dataclasses import dataclass
 from typing import Any, TypeVar, cast
 
 from tracegrad import init as inits
+from tracegrad.ambient import active
 from tracegrad.dtypes import DType, Shape, TensorType, as_dtype, f32
 from tracegrad.errors import DTypeError, ShapeError, Site, TraceError, call_site, located
 from tracegrad.init import Initializer, Literal, Ones, Zeros
 from tracegrad.ir import Tensor
 from tracegrad.shapes import show
-from tracegrad.ambient import active
 
 DecayFilter = Callable[[str], bool]
 M = TypeVar("M")

@@ -105,7 +105,11 @@ def _one_hot(indices: Tensor, *, n: int, dtype: DType) -> Tensor:
 
 
 # A node of its own, so that the compiler sees that an input has the range [0, n).
-ONE_HOT = composite("one_hot", type=_one_hot_type, expand=_one_hot, indexes=lambda indices, *, n, dtype: (0, n, None))
+def _one_hot_indexes(indices: TensorType, *, n: int, dtype: DType) -> tuple[int, int, None]:
+    return 0, n, None
+
+
+ONE_HOT = composite("one_hot", type=_one_hot_type, expand=_one_hot, indexes=_one_hot_indexes)
 
 
 @method

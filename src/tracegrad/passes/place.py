@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from tracegrad.ir import Graph, Tensor, bind, rebind, rewrite, toposort
-from tracegrad.kernels.fuse import base
+from tracegrad.kernels.fuse import array_of, base
+from tracegrad.kernels.reads import reads_of
+from tracegrad.kernels.stored import COMPUTED
 from tracegrad.prims.elementwise import COPY
+from tracegrad.prims.folds import pack
 from tracegrad.prims.views import reshape
 
 COMPUTING = ("map", "fold", "product", "scatter", "gather")
@@ -38,14 +41,25 @@ def place_results(graph: Graph) -> Graph:
     return graph.with_roots([*kept, *(_written(name, t, own, roots, crossed) for name, t in writes.items())])
 
 
-def _written(name: str, t: Tensor, own: object, roots: Sequence[Tensor], crossed: set[str]) -> Tensor:
+def _written(
+    name: str, t: Tensor, own: Callable[[Tensor], Tensor], roots: Sequence[Tensor], crossed: set[str]
+) -> Tensor:
     """The new value of a persistent array; through a copy if the old value is still read after it exists."""
-    assert callable(own)
     if t.prim.family == "pack":
         return t
-    if name in crossed or _read_later(name, t, roots):
-        return own(bind(COPY, reshape(own(t), (t.size,))))
+    # A pack, because its parts are stored: inlined into the copy it would be no help.
+    if name in crossed or _reads_elsewhere(name, base(t)):
+        return own(bind(COPY, pack([own(t)])))
+    if _read_later(name, t, roots):
+        return own(bind(COPY, reshape(t, (t.size,))))
     return own(t)
+
+
+def _reads_elsewhere(name: str, t: Tensor) -> bool:
+    """Does the kernel that computes `t` read the old array at other points than it writes, as a flip or a product?"""
+    stored = {x.serial for x in toposort([t]) if x.prim.family in COMPUTED}
+    leaves = reads_of(t, stored).leaves.values()
+    return any(qs != {1} or leaf.size != t.size for leaf, qs in leaves if array_of(leaf) == name)
 
 
 def _crossed(writes: Mapping[str, Tensor]) -> set[str]:

@@ -51,7 +51,7 @@ def _mul(t: Tensor, xs: tuple[Tensor, ...]) -> Tensor | None:
         return a
     if _is(a, 1.0):
         return b
-    return _folded(t, xs, lambda x, y: x * y)
+    return _folded(t, xs, float.__mul__)
 
 
 def _add(t: Tensor, xs: tuple[Tensor, ...]) -> Tensor | None:
@@ -61,23 +61,23 @@ def _add(t: Tensor, xs: tuple[Tensor, ...]) -> Tensor | None:
         return a
     if _is(a, 0.0):
         return b
-    return _folded(t, xs, lambda x, y: x + y)
+    return _folded(t, xs, float.__add__)
 
 
 def _sub(t: Tensor, xs: tuple[Tensor, ...]) -> Tensor | None:
-    return xs[0] if _is(xs[1], 0.0) else _folded(t, xs, lambda x, y: x - y)
+    return xs[0] if _is(xs[1], 0.0) else _folded(t, xs, float.__sub__)
 
 
 def _div(t: Tensor, xs: tuple[Tensor, ...]) -> Tensor | None:
     if _is(xs[1], 1.0):
         return xs[0]
-    return _folded(t, xs, lambda x, y: x / y) if constant(xs[1]) else None
+    return _folded(t, xs, float.__truediv__) if constant(xs[1]) else None
 
 
 def _neg(t: Tensor, xs: tuple[Tensor, ...]) -> Tensor | None:
     if xs[0].prim.name == "neg":
         return xs[0].inputs[0]
-    return _folded(t, xs, lambda x: -x)
+    return _folded(t, xs, float.__neg__)
 
 
 def _folded(t: Tensor, xs: tuple[Tensor, ...], f: Callable[..., float]) -> Tensor | None:

@@ -41,7 +41,8 @@ def nearest_divisor(n: int, target: float) -> int:
 
 
 def _split_fold(t: Tensor, x: Tensor) -> Tensor | None:
-    axes = [d for d in t.attrs["axes"] if x.shape[d] > 1]
+    folded: tuple[int, ...] = t.axes
+    axes = [d for d in folded if x.shape[d] > 1]
     k = math.prod(x.shape[d] for d in axes)
     if k < SPLIT_FROM or t.size >= FEW_OUTPUTS:
         return None
@@ -62,7 +63,8 @@ def _two_parts(x: Tensor, axes: list[int], k: int) -> tuple[Tensor | None, tuple
         if s in (1, k):
             return nothing
         return reshape(x, (*x.shape[:a], s, k // s, *x.shape[a + len(axes) :])), ((a + 1,), (a,))
-    head, size = [], 1
+    head: list[int] = []
+    size = 1
     for d in axes:  # axes with others between them: the leading ones, up to about the root of k, come last
         if size * x.shape[d] > 2 * math.sqrt(k) and head:
             break

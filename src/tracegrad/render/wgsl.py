@@ -28,7 +28,7 @@ def grid_of(workgroups: int) -> tuple[int, int]:
 def render_wgsl(
     kernels: Sequence[Kernel], tilings: Sequence[Tiling], binding_of: Sequence[int], bindings: Sequence[Binding]
 ) -> str:
-    """One shader for kernels that run side by side. `binding_of[s]` is the binding that slot `s` of the launch lies in."""
+    """One shader for kernels that run side by side; slot `s` of the launch lies in the binding `binding_of[s]`."""
     functions: list[str] = []
     helpers: dict[str, None] = {}
     first = 0
@@ -168,7 +168,10 @@ class _Writer:
             lines += [*self.flush(), f"if (row < {k.rows}) {{", *self.loop(loop), "}"]
         if outer:
             written = self.stores(outer, loop=False)
-            lines += [*self.flush(), f"if (row < {k.rows} && lane == 0) {{", *_indent(written), "}"]
+            lines += self.flush()
+            if t.lanes > 1 and any(k.slots[s.slot].replaces >= 0 for s in outer):
+                lines.append("storageBarrier();")  # every lane reads what lane 0 is about to overwrite
+            lines += [f"if (row < {k.rows} && lane == 0) {{", *_indent(written), "}"]
         return lines
 
     def loop(self, lines: Sequence[str]) -> list[str]:

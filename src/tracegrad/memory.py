@@ -1,0 +1,47 @@
+"""How many bytes of a device a program takes, by what they are for."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+from tracegrad.program import Program
+
+NAMES = {
+    "param": "parameters",
+    "grad": "gradients",
+    "state": "optimizer state",
+    "temp": "temporaries",
+    "input": "inputs",
+    "output": "outputs",
+    "const": "constants",
+}
+
+
+class Memory(Mapping[str, int]):
+    """Bytes by role: "param" "grad" "state" "temp" "input" "output" "const", and "total"; prints as a table."""
+
+    __slots__ = ("_bytes",)
+
+    def __init__(self, program: Program):
+        """Of the buffers of `program`; one that it shares with another program counts in both."""
+        self._bytes = {role: sum(b.bytes for b in program.buffers if b.role == role) for role in NAMES}
+        self._bytes["total"] = sum(self._bytes.values())
+
+    def __getitem__(self, role: str) -> int:
+        return self._bytes[role]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._bytes)
+
+    def __len__(self) -> int:
+        return len(self._bytes)
+
+    def __str__(self) -> str:
+        rows = [(NAMES.get(role, role), f"{n:,}") for role, n in self._bytes.items() if n or role != "const"]
+        rows = [("memory", "bytes"), *rows]
+        a, b = (max(len(row[k]) for row in rows) for k in (0, 1))
+        lines = [f"{name:<{a}}  {n:>{b}}" for name, n in rows]
+        rule = "-" * len(lines[0])
+        return "\n".join([lines[0], rule, *lines[1:-1], rule, lines[-1]])
+
+    __repr__ = __str__

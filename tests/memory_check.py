@@ -1,0 +1,283 @@
+"""An independent check that a Program never computes with the wrong memory.
+
+It knows nothing of lifetimes. Every element of every array is labelled with the value it holds; the dispatches are then
+played in order on labels instead of numbers. Which named value each slot of a dispatch stands for comes from the Plan;
+where that slot points comes from the Program alone: its offsets, and the arrays that its shader text names. A dispatch
+must find exactly the labels of the value it wants, whoever decided on the place, and leaves its own behind.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from tracegrad.build import arena_of, persistent_of
+from tracegrad.ir import Graph, Tensor
+from tracegrad.kernels.form import Kernel, Store
+from tracegrad.kernels.expr import indices_of, walk
+from tracegrad.nn.module import named_parameters
+from tracegrad.plan import Persistent, Plan, assemble, fill_arrays, make_plan, optimize, render
+from tracegrad.program import PERSISTENT, KernelSource, Program
+
+ELEMENT = 2**32  # labels are value * ELEMENT + element
+GARBAGE = -1
+
+
+@dataclass(frozen=True)
+class Planned:
+    """A Program with the Plan that it was spelled out from."""
+
+    graph: Graph  # optimized
+    plan: Plan
+    program: Program
+
+
+def planned(
+    graph: Graph, persistent: Persistent | None = None, specs: Any = None, meta: Mapping[str, Any] | None = None
+) -> Planned:
+    """What `make_program` does, with the plan kept."""
+    persistent = persistent or Persistent((), (), {})
+    graph = optimize(graph)
+    plan, keys = make_plan(graph)
+    fillings = fill_arrays(plan, graph, persistent)
+    kernels, dispatches = render(plan, keys)
+    program = assemble(plan, graph, persistent, kernels, dispatches, fillings, specs or {}, meta or {})
+    return Planned(graph, plan, program)
+
+
+def planned_training(arguments: Mapping[str, Any], built: Any) -> Planned:
+    """The plan of what `build_training(**arguments)` built."""
+    parameters = named_parameters(arguments["model"])
+    persistent = persistent_of(parameters, arena_of(parameters, arguments["optimizer"]), arguments["optimizer"])
+    specs = {f.name: f.spec for f in built.program.inputs}
+    return planned(built.graph, persistent, specs, built.program.meta)
+
+
+@dataclass(frozen=True, eq=False)
+class Slot:
+    """One operand of one member of a launch: elements [begin, begin + size) of buffer `buffer` of the Program."""
+
+    number: int  # in the launch
+    value: Tensor
+    written: bool
+    member: int
+    buffer: int
+    begin: int
+
+    @property
+    def end(self) -> int:
+        return self.begin + self.value.size
+
+    def overlaps(self, other: Slot) -> bool:
+        return self.buffer == other.buffer and self.begin < other.end and other.begin < self.end
+
+
+def bindings_of_slots(source: KernelSource) -> dict[int, int]:
+    """slot -> binding, as the shader text says; checked against the NumPy text where that names both."""
+    out: dict[int, int] = {}
+    for function in source.wgsl.split("\nfn k")[1:]:
+        local = {o: 4 * int(v) + "xyzw".index(c) for o, v, c in re.findall(r"let o(\d+) = at\[(\d+)\]\.([xyzw]);", function)}
+        for binding, o in re.findall(r"mem(\d+)\[o(\d+) \+", function):
+            if out.setdefault(local[o], int(binding)) != int(binding):
+                raise AssertionError(f"slot {local[o]} of {source.label} lies in two arrays")
+    for binding, slot in re.findall(r"view\(memory\[(\d+)\], at\[(\d+)\]", source.numpy):
+        if out.setdefault(int(slot), int(binding)) != int(binding):
+            raise AssertionError(f"slot {slot} of {source.label} lies in other arrays in NumPy than in WGSL")
+    return out
+
+
+def written_slots(source: KernelSource) -> set[int]:
+    """The slots that the shader assigns to."""
+    out: set[int] = set()
+    for function in source.wgsl.split("\nfn k")[1:]:
+        local = {o: 4 * int(v) + "xyzw".index(c) for o, v, c in re.findall(r"let o(\d+) = at\[(\d+)\]\.([xyzw]);", function)}
+        out |= {local[o] for o in re.findall(r"^\s*mem\d+\[o(\d+) \+ .*\] = ", function, re.MULTILINE)}
+    return out
+
+
+def slots_of(p: Planned, number: int) -> list[Slot]:
+    """All operands of dispatch `number`."""
+    launch, dispatch = p.plan.launches[number], p.program.dispatches[number]
+    source = p.program.kernels[dispatch.kernel]
+    binding, writes = bindings_of_slots(source), written_slots(source)
+    named = [
+        (t, k >= len(p.plan.externals[id(c)]), member)
+        for member, c in enumerate(launch.clusters)
+        for k, t in enumerate([*p.plan.externals[id(c)], *c.outs])
+    ]
+    assert len(named) == source.slots == len(dispatch.offsets), f"dispatch {number} names other slots than its kernel"
+    out: list[Slot] = []
+    for k, (t, written, member) in enumerate(named):
+        if k not in binding:  # the value turned out to be needless, as a guard that never holds
+            assert not written, f"dispatch {number} never writes slot {k}"
+            continue
+        assert written == (k in writes), f"dispatch {number}: slot {k} is {'not ' * written}written by the shader"
+        assert source.bindings[binding[k]].written or not written, f"dispatch {number} writes a read-only binding"
+        out.append(Slot(k, t, written, member, dispatch.buffers[binding[k]], dispatch.offsets[k]))
+    return out
+
+
+class Simulator:
+    """Memory in which every element says which value it belongs to."""
+
+    def __init__(self, p: Planned) -> None:
+        self.p = p
+        self.number = {b.name: k for k, b in enumerate(p.program.buffers)}
+        self.memory = [np.full(b.size, GARBAGE, np.int64) for b in p.program.buffers]
+        for k, b in enumerate(p.program.buffers):
+            if b.role in (*PERSISTENT, "input", "const"):
+                self.memory[k] = self.old(k, 0, b.size)
+        self.writers = self.allowed_writers()
+
+    @staticmethod
+    def old(buffer: int, begin: int, size: int) -> np.ndarray:
+        """Labels of what the array holds before the run."""
+        return -(buffer + 2) * ELEMENT - np.arange(begin, begin + size)
+
+    def allowed_writers(self) -> dict[int, set[int]]:
+        """array -> the values that may be written into it; temporaries and outputs are not listed."""
+        out: dict[int, set[int]] = {k: set() for k, b in enumerate(self.p.program.buffers) if b.role not in ("temp", "output")}
+        for name, t in self.p.graph.writes.items():
+            out[self.number[name]] |= {x.serial for x in leaves_of_pack(t)}
+        return out
+
+    def wanted(self, t: Tensor) -> np.ndarray:
+        """The labels of a value."""
+        if t.prim.family == "pack" or t.prim.name == "reshape":
+            return np.concatenate([self.wanted(x) for x in t.inputs])
+        if t.prim.family == "leaf":
+            return self.leaf(t)
+        return t.serial * ELEMENT + np.arange(t.size)
+
+    def leaf(self, t: Tensor) -> np.ndarray:
+        """The labels of what the program was given, by the fields of the Program."""
+        program = self.p.program
+        if t.prim.name == "literal":
+            return self.literal(t)
+        role, name = t.attrs["role"], t.attrs["name"]
+        if role == "state":
+            return self.old(self.number[name], 0, t.size)
+        fields = program.params if role in ("param", "frozen") else program.inputs
+        wanted = f"hyper.{name}" if role == "hyper" else name
+        (f,) = [f for f in fields if f.name == wanted]
+        assert f.shape == t.shape and f.dtype == t.dtype.name
+        return self.old(f.buffer, f.offset, t.size)
+
+    def literal(self, t: Tensor) -> np.ndarray:
+        """Where the constant's own bytes are, which may be more than one place."""
+        k, begin = self.number[f"const.{t.dtype.storage}"], self.p.plan.places[t.serial].offset
+        data = np.frombuffer(t.attrs["data"], np.uint8 if t.dtype.name == "bool" else np.uint32)
+        stored = np.frombuffer(self.p.program.buffers[k].contents(), np.uint32)[begin : begin + t.size]
+        np.testing.assert_array_equal(stored, data, err_msg=f"bytes of constant %{t.serial}")
+        return self.old(k, begin, t.size)
+
+    def run(self) -> None:
+        """Play every dispatch; then every result must be where the Program says."""
+        for number in range(len(self.p.program.dispatches)):
+            self.dispatch(number)
+        self.results()
+
+    def dispatch(self, number: int) -> None:
+        slots = slots_of(self.p, number)
+        for s in slots:
+            assert 0 <= s.begin and s.end <= self.memory[s.buffer].size, f"dispatch {number}: {s} leaves its array"
+            if not s.written:
+                found = self.memory[s.buffer][s.begin : s.end]
+                assert np.array_equal(found, self.wanted(s.value)), (
+                    f"dispatch {number} ({self.p.program.kernels[self.p.program.dispatches[number].kernel].label}) reads "
+                    f"{s.value!r} where {owners(found)} lie"
+                )
+        outs = [s for s in slots if s.written]
+        self.conflicts(number, slots, outs)
+        for s in outs:
+            if s.buffer in self.writers:
+                assert s.value.serial in self.writers[s.buffer], f"dispatch {number} writes {s.value!r} into a foreign array"
+            self.memory[s.buffer][s.begin : s.end] = s.value.serial * ELEMENT + np.arange(s.value.size)
+
+    def conflicts(self, number: int, slots: list[Slot], outs: list[Slot]) -> None:
+        """Within one dispatch there is no order: nothing may be written that another thread reads or writes."""
+        for a in outs:
+            for b in slots:
+                if a is b or not a.overlaps(b):
+                    continue
+                assert not b.written, f"dispatch {number} writes one place twice: {a} and {b}"
+                assert a.member == b.member, f"dispatch {number}: one member reads what another overwrites: {a} and {b}"
+                kernel = self.p.plan.launches[number].kernels[a.member]
+                first = sum(len(k.slots) for k in self.p.plan.launches[number].kernels[: a.member])
+                wgsl = self.p.program.kernels[self.p.program.dispatches[number].kernel].wgsl
+                alone = self.p.plan.launches[number].tilings[a.member].lanes == 1
+                waits = alone or stores_wait(wgsl.split("\nfn k")[a.member + 1])
+                assert own_points_only(kernel, b.number - first, a.number - first, b.begin - a.begin, waits), (
+                    f"dispatch {number} overwrites {b.value!r} in place but reads it at other points too"
+                )
+
+    def results(self) -> None:
+        """Outputs, captures and the new persistent arrays."""
+        p = self.p
+        results = {**p.graph.outputs, **{f"capture.{n}": t for n, t in p.graph.captures.items()}}
+        assert {f.name for f in p.program.outputs} == results.keys()
+        for f in p.program.outputs:
+            t = results[f.name]
+            found = self.memory[f.buffer][f.offset : f.offset + t.size]
+            assert np.array_equal(found, self.wanted(t)), f"output {f.name} holds {owners(found)}"
+        for k, b in enumerate(p.program.buffers):
+            if b.role in PERSISTENT:
+                new = p.graph.writes.get(b.name)
+                wanted = self.old(k, 0, b.size) if new is None else self.wanted(new)
+                assert np.array_equal(self.memory[k], wanted), f"array {b.name} ends with {owners(self.memory[k])}"
+
+
+def leaves_of_pack(t: Tensor) -> Iterator[Tensor]:
+    """The computed values that make up a new array."""
+    if t.prim.family == "pack" or t.prim.name == "reshape":
+        for x in t.inputs:
+            yield from leaves_of_pack(x)
+    else:
+        yield t
+
+
+def stores_wait(function: str) -> bool:
+    """Do all lanes wait for each other right before the stores of lane 0?"""
+    return bool(re.search(r"storageBarrier\(\);\n  if \(row < \d+ && lane == 0\) \{[^{]*\n  \}\n\}", function))
+
+
+def own_points_only(kernel: Kernel, read: int, written: int, shift: int, waits: bool) -> bool:
+    """Is slot `read` loaded only at the point where `written` is stored, by the thread that stores it?"""
+    if shift:
+        return False
+    store = next(s for s in kernel.body if isinstance(s, Store) and s.slot == written)
+    if kernel.inner and kernel.product is None and not store.inner and not waits:
+        # In a row kernel a value at the outer level is stored by one lane, but may be loaded by all of them.
+        if any(loads(s.value, read) for s in kernel.body if not isinstance(s, Store) or s.inner):
+            return False
+    values = [s.value for s in kernel.body]
+    at = {index for v in walk(values) if v.op == "load" and v.arg[0] == read for index in indices_of(v)}
+    return at <= {store.index}
+
+
+def loads(value: Any, slot: int) -> bool:
+    """Does `value` load from the slot?"""
+    return any(v.op == "load" and v.arg[0] == slot for v in walk([value]))
+
+
+def owners(labels: np.ndarray) -> str:
+    """What lies in a region, for the message."""
+    found = np.unique(labels // ELEMENT)
+    return ", ".join("nothing" if o == -1 else f"what array {-o - 3} held before" if o < -1 else f"%{o}" for o in found[:5])
+
+
+def check_memory(p: Planned) -> None:
+    """AssertionError unless every dispatch computes with the values that it should."""
+    Simulator(p).run()
+
+
+def with_offset(p: Planned, dispatch: int, slot: int, offset: int) -> Planned:
+    """The same with one offset changed: sabotage, for testing the check."""
+    d = p.program.dispatches[dispatch]
+    changed = replace(d, offsets=(*d.offsets[:slot], offset, *d.offsets[slot + 1 :]))
+    dispatches = (*p.program.dispatches[:dispatch], changed, *p.program.dispatches[dispatch + 1 :])
+    return replace(p, program=replace(p.program, dispatches=dispatches))
