@@ -14,6 +14,7 @@ from tracegrad.ambient import tracing
 from tracegrad.dtypes import TensorType, f32
 from tracegrad.evaluate import evaluate
 from tracegrad.ir import Graph, toposort
+from tracegrad.kernels import unroll
 from tracegrad.layout import overlaps
 from tracegrad.plan import Persistent, fill_arrays, make_plan, make_program, optimize
 from tracegrad.prims.leaves import leaf
@@ -78,6 +79,16 @@ def test_numpy_kernels_match_the_reference(case: Case) -> None:
     env = inputs_of(graph, case)
     program = make_program(graph, NOTHING, {}, {})
     assert_same(case, graph, env, run(CpuSession(), program, env))
+
+
+@pytest.mark.parametrize("case", ALL_CASES, ids=lambda c: c.name)
+def test_short_axes_written_out_change_nothing(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The table's shapes are too small to be unrolled on their own account."""
+    monkeypatch.setattr(unroll, "WORTH", 1)
+    monkeypatch.setattr(unroll, "ROWS", 0)
+    graph = graph_of(case)
+    env = inputs_of(graph, case)
+    assert_same(case, graph, env, run(CpuSession(), make_program(graph, NOTHING, {}, {}), env))
 
 
 @pytest.mark.parametrize("case", ALL_CASES, ids=lambda c: c.name)

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from tracegrad.debug import Watch
 from tracegrad.dtypes import DTYPES, TensorType
 from tracegrad.ir import Graph, Tensor
 from tracegrad.kernels.form import Kernel
@@ -49,11 +50,16 @@ class Plan:
     lifetimes: list[Lifetime] = field(default_factory=list[Lifetime])
 
 
-def optimize(graph: Graph) -> Graph:
+def optimize(graph: Graph, watch: Watch | None = None) -> Graph:
     """All passes, in order: what is left are primitives whose results have a place."""
-    roots = simplify(expand_composites(graph.roots))
-    roots = simplify(split_long(roots))
-    return place_results(graph.with_roots(roots))
+    for run in (expand_composites, simplify, split_long, simplify):
+        graph = graph.with_roots(run(graph.roots))
+        if watch is not None:
+            watch.graph(f"after {run.__name__}", graph)
+    graph = place_results(graph)
+    if watch is not None:
+        watch.graph("after place_results", graph)
+    return graph
 
 
 def make_program(
@@ -68,7 +74,8 @@ def make_program(
     specs:    plain data that go with input fields.
     declared: inputs that the program takes even where nothing reads them.
     """
-    graph = optimize(graph)
+    watch = Watch(graph)
+    graph = optimize(graph, watch)
     plan, keys = make_plan(graph)
     inputs, outputs = fill_arrays(plan, graph, persistent)
     unread = {n: t for n, t in (declared or {}).items() if n not in inputs.places}
@@ -76,7 +83,9 @@ def make_program(
         inputs.add(f"input.{type_.dtype.storage}", name, type_)
     plan.sizes |= inputs.sizes
     kernels, dispatches = render(plan, keys)
-    return assemble(plan, graph, persistent, kernels, dispatches, (inputs, outputs), specs, meta, unread)
+    program = assemble(plan, graph, persistent, kernels, dispatches, (inputs, outputs), specs, meta, unread)
+    watch.program(program, [launch.kernels for launch in plan.launches])
+    return program
 
 
 def make_plan(graph: Graph) -> tuple[Plan, dict[int, tuple[Any, ...]]]:
@@ -260,10 +269,19 @@ def assemble(
             binding_bytes=largest.bytes,
             buffer_bytes=largest.bytes,
             workgroup_memory=max((k.workgroup_memory for k in kernels), default=0),
-            largest=largest.name,
+            largest=largest.name + largest_value(plan, largest.name),
         ),
         meta=meta,
     )
+
+
+def largest_value(plan: Plan, array: str) -> str:
+    """The largest temporary of an array, for the error of a device that is too small."""
+    inside = [life for life in plan.lifetimes if plan.places[life.key].array == array]
+    if not inside:
+        return ""
+    t = plan.schedule.nodes[max(inside, key=lambda life: life.size).key]
+    return f", largest value {t.prim.name} {t.type}"  # no line: a Program is the same wherever it was compiled
 
 
 def _flat_type(b: Buffer) -> TensorType:

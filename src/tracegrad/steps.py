@@ -18,6 +18,7 @@ from tracegrad.results import Aborted, Captures, CompletedStep, Failed, Pending,
 from tracegrad.runtime.base import Session
 from tracegrad.sites import SiteInfo
 
+COPY_OF_PARAMS = "params"  # a Buffer.fill, and the name of the array it stands for
 HALTED = "halted"  # the state by which the device skips what is queued behind a step that was not applied
 
 
@@ -75,9 +76,12 @@ class Stepper:
         self.rewind(session)
 
     def install(self, session: Session) -> None:
-        """Load the program and write the first parameters."""
+        """Load the program, and write the first parameters and what is filled with a copy of them."""
         self.handle = session.load(self.program)
         self.draw(session)
+        for b in self.program.buffers:
+            if b.fill == COPY_OF_PARAMS:
+                session.write(b.name, session.read(COPY_OF_PARAMS))
 
     def draw(self, session: Session) -> None:
         """Draw the parameters from the seed, and write them."""
@@ -87,7 +91,9 @@ class Stepper:
     def clear(self, session: Session) -> None:
         """Every optimizer array as it was at first, and no step done."""
         for b in self.program.buffers:
-            if b.role == "state":
+            if b.role == "state" and b.fill == COPY_OF_PARAMS:
+                session.write(b.name, session.read(COPY_OF_PARAMS))
+            elif b.role == "state":
                 session.write(b.name, np.full(b.size, b.fill, np.float32 if b.dtype == "f32" else np.int32))
         self.restart(session, 0)
 

@@ -46,7 +46,8 @@ def _written(
 ) -> Tensor:
     """The new value of a persistent array; through a copy if the old value is still read after it exists."""
     if t.prim.family == "pack":
-        return t
+        read = any(x.prim.name == "leaf" and array_of(x) == name for x in toposort(roots))
+        return own(bind(COPY, t)) if read else t  # nobody waits for the parts of a pack before writing the next
     # A pack, because its parts are stored: inlined into the copy it would be no help.
     if name in crossed or _reads_elsewhere(name, base(t)):
         return own(bind(COPY, pack([own(t)])))

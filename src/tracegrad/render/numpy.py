@@ -7,17 +7,15 @@ padding included, is one `take` through a table. Every memory array ends with on
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Sequence
 
 from tracegrad.kernels.expr import Value, Var
 from tracegrad.kernels.form import Axis, Fold, Kernel, Product, Scatter, Store
+from tracegrad.kernels.unroll import unroll
 from tracegrad.render.numpy_arrays import Arrays
 from tracegrad.render.numpy_values import NUMPY, Values
 
 REDUCERS = {"sum": "add", "max": "maximum", "min": "minimum", "prod": "multiply"}
-UNROLL = 16  # folds of so few points are written out,
-UNROLL_ROWS = 64  # if there are so many results for each of them
 
 
 def render_numpy(kernels: Sequence[Kernel], binding_of: Sequence[int]) -> str:
@@ -26,7 +24,7 @@ def render_numpy(kernels: Sequence[Kernel], binding_of: Sequence[int]) -> str:
     run: list[str] = []
     first = 0
     for number, kernel in enumerate(kernels):
-        writer = _Writer(kernel, f"_{number}" if len(kernels) > 1 else "", first, binding_of)
+        writer = _Writer(unroll(kernel), f"_{number}" if len(kernels) > 1 else "", first, binding_of)
         writer.write()
         setup += writer.arrays.setup
         run += writer.arrays.lines
@@ -72,19 +70,6 @@ class _Writer:
         reducer, outer = REDUCERS[f.prim.name], len(self.kernel.outer)
         inner = tuple(range(outer, len(self.arrays.axes)))
         full = self.spread(f.value, source)
-        sizes = [a.size for a in self.kernel.inner]
-        length = self.kernel.length
-        if length <= UNROLL and self.kernel.rows >= UNROLL_ROWS * length:
-            points = list(itertools.product(*(range(n) for n in sizes)))
-            parts: list[str] = []
-            for p in points:
-                parts.append(self.arrays.fresh("r"))
-                at = ", ".join([":"] * outer + [f"{k}:{k + 1}" for k in p])
-                self.arrays.setup.append(f"{parts[-1]} = {full}[{at}]")
-            lines = (
-                [f"np.{reducer}({parts[0]}, {parts[1]}, out={out})"] if len(parts) > 1 else [f"{out}[...] = {parts[0]}"]
-            )
-            return lines + [f"np.{reducer}({out}, {part}, out={out})" for part in parts[2:]]
         strides = self.strided(f.value, source)
         last = self.arrays.axes[-1]
         if (

@@ -129,7 +129,7 @@ def adapter_for(device: str) -> AdapterInfo | None:
         warnings.warn(
             f"{support.adapter.description} is a software adapter: correct, but much slower than device='cpu'",
             RuntimeWarning,
-            stacklevel=3,
+            stacklevel=4,  # the caller of tg.compile
         )
     return support.adapter
 

@@ -250,7 +250,7 @@ def _array(b: Buffer, device: Any, calls: Calls, shared: dict[str, Array]) -> Ar
         shared[b.name] = made
     if b.role == "const":
         calls.write(made.buffer, 0, np.frombuffer(b.contents(), np.uint8))
-    elif b.role in PERSISTENT and b.fill:  # memory starts as zeros
+    elif b.role in PERSISTENT and isinstance(b.fill, (int, float)) and b.fill:  # memory starts as zeros
         calls.write(made.buffer, 0, np.full(b.size, b.fill, stored_dtype(b.dtype)))
     return made
 

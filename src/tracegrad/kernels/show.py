@@ -1,0 +1,96 @@
+"""The text of a kernel form: one line a value, as `TRACEGRAD_DEBUG=3` prints it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from tracegrad.kernels.expr import Dynamic, Guard, Index, Quotient, Value, Var, walk
+from tracegrad.kernels.form import Axis, Fold, Kernel, Statement, Store
+
+INLINE = ("const", "index", "local")  # shown where they are used
+
+
+def show_kernel(kernel: Kernel) -> str:
+    """`slot[index]` is a value in memory, `%n` one that the kernel computed, a bare name a fold's result."""
+    folds = f", each folds {kernel.length} ({_axes(kernel.inner)})" if kernel.inner else ""
+    lines = [f"{kernel.label}: {kernel.rows} points ({_axes(kernel.outer)}){folds}"]
+    for k, s in enumerate(kernel.slots):
+        role = "written" if s.written else "read"
+        lines.append(f"  slot {k}: {s.dtype} {role}" + (f", over slot {s.replaces}" if s.replaces >= 0 else ""))
+    names: dict[Value, str] = {}
+    for statement in kernel.body:
+        for v in walk(_values(statement)):
+            if v.op not in INLINE and v not in names:
+                text = _value(v, names)
+                names[v] = f"%{len(names)}"
+                lines.append(f"  {names[v]} = {text}")
+        lines.append(f"  {_statement(statement, kernel, names)}")
+    return "\n".join(lines)
+
+
+def _axes(axes: Iterable[Axis]) -> str:
+    return ", ".join(f"{a.name} < {a.size}" for a in axes) or "one"
+
+
+def _values(s: Statement) -> list[Value]:
+    """What a statement computes with, the value of its index included."""
+    roots = [s.value]
+    if isinstance(s, Fold):
+        if s.product is not None:
+            roots = [s.product.a, s.product.b]
+        elif s.scatter is not None:
+            roots = [s.scatter.target, s.scatter.update]
+    else:
+        roots += [atom.value for atom, _ in s.index.terms if isinstance(atom, Dynamic)]
+    return roots
+
+
+def _statement(s: Statement, kernel: Kernel, names: dict[Value, str]) -> str:
+    if isinstance(s, Store):
+        return f"{s.slot}[{_index(s.index, names)}] = {_ref(s.value, names)}" + (" each" if s.inner else "")
+    over = f"over {_axes(kernel.inner)}"
+    if s.product is not None:
+        p = s.product
+        a, b = _ref(p.a, names), _ref(p.b, names)
+        return f"{s.local} = sum {a} * {b} {over}; rows {_axes(p.m)}, columns {_axes(p.n)}, batch {_axes(p.batch)}"
+    if s.scatter is not None:
+        c = s.scatter
+        where = f"{_ref(c.target, names)} == {_index(c.row, names)}"
+        return f"{s.local} = sum {_ref(c.update, names)} where {where} {over}"
+    return f"{s.local} = {s.prim.name} {_ref(s.value, names)} {over}"
+
+
+def _ref(v: Value, names: dict[Value, str]) -> str:
+    if v.op == "index":
+        return _index(v.arg, names)
+    return names[v] if v in names else str(v.arg)
+
+
+def _value(v: Value, names: dict[Value, str]) -> str:
+    args = [_ref(a, names) for a in v.args]
+    if v.op == "load":
+        slot, index = v.arg
+        return f"{slot}[{_index(index, names)}]"
+    if v.op == "inside":
+        return f"{args[0]} if {' and '.join(_guard(g, names) for g in v.arg)} else 0"
+    name, attrs = v.arg
+    shown = [*args, *(f"{k}={x}" for k, x in dict(attrs).items())]
+    return f"{name}({', '.join(shown)})"
+
+
+def _guard(g: Guard, names: dict[Value, str]) -> str:
+    index = _index(g.index, names)
+    return f"{g.lo} <= {index} < {g.hi}" + (f" and ({index}) % {g.step} == 0" if g.step != 1 else "")
+
+
+def _index(index: Index, names: dict[Value, str]) -> str:
+    parts = [_atom(a, names) + (f"*{c}" if c != 1 else "") for a, c in index.terms]
+    return " + ".join(parts + ([str(index.const)] if index.const or not parts else []))
+
+
+def _atom(a: Var | Quotient | Dynamic, names: dict[Value, str]) -> str:
+    if isinstance(a, Var):
+        return a.name
+    if isinstance(a, Quotient):
+        return f"(({_index(a.index, names)}) {'%' if a.mod else '//'} {a.d})"
+    return f"clamp({_ref(a.value, names)}, 0, {a.hi})"

@@ -1,0 +1,140 @@
+"""Write small axes out: one expression for each of their points instead of a loop.
+
+For array languages, whose cost is a call per operation and a loop per innermost row: rows of two or three elements, as
+in pooling windows, cost ten times what they compute.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Mapping, Sequence
+
+from tracegrad.dtypes import DType
+from tracegrad.kernels.expr import Dynamic, Guard, Index, Quotient, Space, Value, Var
+from tracegrad.kernels.form import Axis, Fold, Kernel, Statement, Store
+
+SHORT = 3  # axes of so few points are written out,
+WHOLE = 16  # and whole folds of so few
+POINTS = 16  # no more expressions than this for each one
+WORTH = 4096  # points of the kernel; below, calls cost more than short rows
+ROWS = 64  # results for each point of a fold that is written out
+COMBINE = {"sum": "add", "max": "maximum", "min": "minimum", "prod": "mul"}
+
+
+def unroll(kernel: Kernel) -> Kernel:
+    """The same kernel with its short axes written out; itself if there are none worth it."""
+    axes = short_axes(kernel)
+    if not axes:
+        return kernel
+    points = [dict(zip([a.name for a in axes], at)) for at in itertools.product(*(range(a.size) for a in axes))]
+    copies = [_Copy(kernel, p) for p in points]
+    space = copies[0].space
+    for c in copies:
+        c.space = space
+    body: list[Statement] = []
+    for s in kernel.body:
+        if isinstance(s, Fold):
+            body += _folds(s, copies, space, kernel)
+        else:
+            inner = s.inner or any(a in kernel.outer for a in axes)
+            body += [c.store(s) for c in (copies if inner else copies[:1])]
+    left = [tuple(a for a in group if a not in axes) for group in (kernel.outer, kernel.inner)]
+    return Kernel(left[0], left[1], kernel.slots, tuple(body), kernel.label)
+
+
+def short_axes(kernel: Kernel) -> list[Axis]:
+    """The axes to write out."""
+    folds = [s for s in kernel.body if isinstance(s, Fold)]
+    if kernel.rows * kernel.length < WORTH or any(f.product or f.scatter for f in folds):
+        return []
+    inner = [a for a in kernel.inner if a.size > 1]
+    if folds and kernel.length <= WHOLE and kernel.rows >= ROWS * kernel.length:
+        return inner
+    candidates = inner if folds else [*kernel.outer, *inner]
+    chosen = [a for a in candidates if 1 < a.size <= SHORT]
+    while math.prod(a.size for a in chosen) > POINTS:
+        chosen.pop(0)
+    return chosen
+
+
+def _folds(f: Fold, copies: Sequence[_Copy], space: Space, kernel: Kernel) -> list[Statement]:
+    """A fold over the axes that are left for each copy, and the copies combined."""
+    values = [c.value(f.value) for c in copies]
+    out: list[Statement] = []
+    if math.prod(a.size for a in kernel.inner) > len(copies):
+        parts: list[Value] = []
+        for k, v in enumerate(values):
+            out.append(Fold(f"{f.local}_{k}", f.prim, v))
+            parts.append(space.value("local", v.dtype, f"{f.local}_{k}"))
+        values = parts
+    combined = values[0]
+    for v in values[1:]:
+        combined = space.value("map", v.dtype, (COMBINE[f.prim.name], ()), (combined, v))
+    for c in copies:
+        c.locals[f.local] = combined
+    return out
+
+
+class _Copy:
+    """The kernel's values at one point of the axes that are written out."""
+
+    def __init__(self, kernel: Kernel, point: Mapping[str, int]) -> None:
+        self.space = Space()
+        self.point = point
+        self.locals: dict[str, Value] = {}
+        self._values: dict[Value, Value] = {}
+        self.sizes = {a.name: a.size for a in (*kernel.outer, *kernel.inner)}
+
+    def store(self, s: Store) -> Store:
+        return Store(s.slot, self.index(s.index), self.value(s.value), s.inner)
+
+    def index(self, x: Index) -> Index:
+        out = self.space.number(x.const)
+        for atom, c in x.terms:
+            out = out + self.atom(atom) * c
+        return out
+
+    def atom(self, atom: Var | Quotient | Dynamic) -> Index:
+        if isinstance(atom, Var):
+            at = self.point.get(atom.name)
+            return self.space.var(atom.name, atom.size) if at is None else self.space.number(at)
+        if isinstance(atom, Quotient):
+            inner = self.index(atom.index)
+            return inner % atom.d if atom.mod else inner // atom.d
+        return self.space.dynamic(self.value(atom.value), atom.hi + 1)
+
+    def value(self, root: Value) -> Value:
+        """`root` at this point. Iterative: expressions can be deep."""
+        stack = [root]
+        while stack:
+            v = stack[-1]
+            if v in self._values:
+                stack.pop()
+                continue
+            missing = [a for a in v.args if a not in self._values]
+            if missing:
+                stack += missing
+                continue
+            self._values[v] = self.rebuilt(v, tuple([self._values[a] for a in v.args]))
+            stack.pop()
+        return self._values[root]
+
+    def rebuilt(self, v: Value, args: tuple[Value, ...]) -> Value:
+        if v.op == "const":
+            return self.space.const(v.arg, v.dtype)
+        if v.op == "index":
+            return self.space.of_index(self.index(v.arg))
+        if v.op == "load":
+            return self.space.load(v.arg[0], self.index(v.arg[1]), v.dtype)
+        if v.op == "local":
+            return self.locals[v.arg]
+        if v.op == "inside":
+            return self.inside(v.arg, args[0], v.dtype)
+        return self.space.value("map", v.dtype, v.arg, args)
+
+    def inside(self, guards: Sequence[Guard], value: Value, dtype: DType) -> Value:
+        known = [self.space.guard(self.index(g.index), g.lo, g.hi, g.step) for g in guards]
+        if False in known:
+            return self.space.const(0, dtype)
+        return self.space.inside([g for g in known if isinstance(g, Guard)], value)
