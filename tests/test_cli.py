@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -107,6 +108,14 @@ def test_a_missing_device_is_one_line_not_a_traceback(
     assert not (tmp_path / "out").exists()
 
 
+def test_a_folder_that_cannot_be_made_is_found_before_training(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    (tmp_path / "file").write_text("in the way")
+    assert cli.main(["demo", "--out", str(tmp_path / "file"), "--device", "cpu"]) == 1
+    said = capsys.readouterr()
+    assert said.err.startswith("tracegrad: ") and "file" in said.err
+    assert "Trained" not in said.out
+
+
 @pytest.mark.parametrize("args", [["demo", "--steps", "0"], ["demo", "--seed", "-1"], ["demo", "cats"], []])
 def test_wrong_arguments_are_usage_errors(args: list[str]):
     with pytest.raises(SystemExit) as e:
@@ -125,6 +134,15 @@ def test_examples_run(tmp_path: Path):
     code = "import sine, cnn, gpt, resume; sine.main(20, 'cpu'); cnn.main(4, 'cpu'); gpt.main(2, 'cpu')"
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(folder), os.environ.get("PYTHONPATH", "")])}
     subprocess.run([sys.executable, "-c", code], cwd=tmp_path, env=environment, check=True)
+
+
+def test_the_program_of_the_readme_runs_and_learns(tmp_path: Path):
+    text = (Path(__file__).parents[1] / "README.md").read_text(encoding="utf-8")
+    program = re.findall(r"```python\n(.*?)```", text, re.S)[0]
+    done = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True, check=True)
+    losses = [float(line.split()[1]) for line in done.stdout.splitlines() if re.fullmatch(r"\d+ [\d.e-]+", line)]
+    assert len(losses) == 10 and losses[-1] < 0.1 * losses[0]
+    assert (tmp_path / "sine.safetensors").exists()
 
 
 def test_digits_are_all_there_and_split_without_overlap():

@@ -33,8 +33,9 @@ from tracegrad.runtime.cpu import CpuSession
 from tracegrad.runtime.native import NativeSession
 
 RELAXED = [HealthCheck.too_slow, HealthCheck.filter_too_much, HealthCheck.data_too_large]
-quick = settings(max_examples=150, deadline=None, suppress_health_check=RELAXED)
-few = settings(max_examples=60, deadline=None, suppress_health_check=RELAXED)
+SCALE = int(os.environ.get("TRACEGRAD_EXAMPLES", "1"))  # 20 for a long search after a change to the compiler
+quick = settings(max_examples=150 * SCALE, deadline=None, suppress_health_check=RELAXED)
+few = settings(max_examples=60 * SCALE, deadline=None, suppress_health_check=RELAXED)
 
 # --- indices against Python's integers ---
 
@@ -418,7 +419,7 @@ def device() -> Iterator[Any]:
 
 
 @pytest.mark.slow
-@settings(max_examples=15, deadline=None, suppress_health_check=[*RELAXED, HealthCheck.function_scoped_fixture])
+@settings(max_examples=15 * SCALE, deadline=None, suppress_health_check=[*RELAXED, HealthCheck.function_scoped_fixture])
 @given(graph_and=graphs(most=10))
 def test_random_graphs_on_webgpu(device: Any, graph_and: Any) -> None:
     graph, env = graph_and

@@ -63,11 +63,11 @@ def natural(text: str) -> int:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command; its exit code. Errors of the library are one message, not a traceback."""
+    """Run the command; its exit code. Errors of the library and of the system are one message, not a traceback."""
     args = parser().parse_args(argv)
     try:
         return args.run(args)
-    except TracegradError as e:
+    except (TracegradError, OSError) as e:
         print(f"tracegrad: {e}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:

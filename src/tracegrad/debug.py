@@ -67,7 +67,7 @@ class Watch:
 
 def table(program: Program) -> str:
     """One line a kernel: how often it is launched, its workgroups, arrays, offsets, workgroup memory and name."""
-    rows = [("kernel", "runs", "workgroups", "arrays", "slots", "shared", "what")]
+    rows: list[tuple[str, ...]] = [("kernel", "runs", "workgroups", "arrays", "slots", "shared", "what")]
     for number, k in enumerate(program.kernels):
         launches = [d for d in program.dispatches if d.kernel == number]
         groups = sum(d.grid[0] * d.grid[1] for d in launches)

@@ -14,7 +14,7 @@ from tracegrad.kernels.form import Kernel
 from tracegrad.kernels.fuse import Cluster, Schedule, base
 from tracegrad.kernels.group import Launch, group_launches
 from tracegrad.kernels.lower import external_order, lower
-from tracegrad.kernels.tiling import Tiling, choose_tiling
+from tracegrad.kernels.tiling import Tiling, choose_tiling, workgroup_bytes
 from tracegrad.layout import Filling, Lifetime, Place, share_memory
 from tracegrad.passes.expand import expand_composites
 from tracegrad.passes.place import place_results
@@ -206,7 +206,7 @@ def source_of(launch: Launch, binding_of: Sequence[int], bindings: Sequence[Bind
         label=" | ".join(k.label for k in launch.kernels),
         bindings=tuple(bindings),
         slots=sum(len(k.slots) for k in launch.kernels),
-        workgroup_memory=4 * max(t.shared for t in launch.tilings),
+        workgroup_memory=workgroup_bytes(launch.tilings),
         wgsl=render_wgsl(launch.kernels, launch.tilings, binding_of, bindings),
         numpy=render_numpy(launch.kernels, binding_of),
     )

@@ -44,7 +44,8 @@ class Report:
         print(text, flush=True)
 
     def compiled(self, train: tg.CompiledTraining) -> None:
-        """Say what was compiled, for which device, and why that one."""
+        """Say what was compiled, for which device, and why that one; make the folder, or fail before any work."""
+        self.options.out.mkdir(parents=True, exist_ok=True)
         device = train.device
         count = sum(math.prod(f.shape) for f in train.program.params)
         dispatches = len(train.program.dispatches)
@@ -65,8 +66,7 @@ class Report:
         self.results["loss"] = [float(f"{x:.6g}") for x in losses]
 
     def path(self, name: str) -> Path:
-        """Where a result of that name goes; the folder is made when first needed."""
-        self.options.out.mkdir(parents=True, exist_ok=True)
+        """Where a result of that name goes."""
         self.written.append(name)
         return self.options.out / name
 

@@ -153,6 +153,9 @@ class Schedule:
             for serial, qs in self.reads[t.serial].stored.items():
                 if serial in mine and any(not _own(mine[serial].size, q, merged, inner) for q in qs):
                     return False
+                # A pack is read from memory, where its parts are not before their kernel has run.
+                if serial not in self.stored and any(part in mine for part in self.packed(serial)):
+                    return False
         return True
 
     def _reenters(self, a: Cluster, b: Cluster) -> bool:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 from tracegrad.kernels.form import Kernel
 from tracegrad.kernels.fuse import MAX_BUFFERS, Cluster, Schedule, array_of
-from tracegrad.kernels.tiling import Tiling
+from tracegrad.kernels.tiling import WORKGROUP_BYTES, Tiling, workgroup_bytes
 
 FULL = 4096  # workgroups; beyond, a kernel keeps a device busy alone
 MAX_MEMBERS = 8
@@ -39,6 +39,7 @@ class Launch:
             and self.workgroups + tiling.workgroups <= FULL
             and sum(len(k.slots) for k in (*self.kernels, kernel)) <= MAX_SLOTS
             and len(self.arrays | arrays) <= MAX_BUFFERS
+            and workgroup_bytes([*self.tilings, tiling]) <= WORKGROUP_BYTES
         )
 
 

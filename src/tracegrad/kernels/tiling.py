@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from tracegrad.kernels.expr import Var, indices_of, walk
@@ -10,8 +11,11 @@ from tracegrad.kernels.form import Fold, Kernel
 WORKGROUP = 256  # threads; the most that every WebGPU device allows
 COOPERATE_FROM = 32  # shorter rows are folded by one thread
 TILE_FROM = 16  # products with fewer rows or columns of results are folded point by point
-K_STEP = 16  # how much of K one tile holds in workgroup memory
-BUSY = 96  # workgroups that keep a device busy: tiles shrink until there are as many
+SIDE = 16  # threads along each side of a tile
+OUTPUTS = (8, 4, 2, 1)  # results a thread computes along each side, the best first where the device stays busy
+SMALL = 2  # the size for products that are too small for the others: one result a thread loads as much as it computes
+BUSY = 128  # workgroups that keep a device busy
+WORKGROUP_BYTES = 16384  # of workgroup memory that every WebGPU device has
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,14 +31,12 @@ class Tiling:
     @property
     def tile(self) -> int:
         """Results along each side of a tile."""
-        return 16 * self.outputs
+        return SIDE * self.outputs
 
     @property
-    def shared(self) -> int:
-        """Elements of workgroup memory."""
-        if self.kind == "tile":
-            return 2 * K_STEP * self.tile
-        return WORKGROUP if self.lanes > 1 else 0
+    def k_step(self) -> int:
+        """How much of k a tile holds in workgroup memory at a time."""
+        return 8 if self.outputs == 8 else 16
 
 
 def _size(kernel: Kernel, group: str) -> int:
@@ -53,11 +55,7 @@ def choose_tiling(kernel: Kernel) -> Tiling:
     if kernel.product is not None:
         m, n, batch = _size(kernel, "m"), _size(kernel, "n"), _size(kernel, "b")
         if m >= TILE_FROM and n >= TILE_FROM:
-            for outputs in (4, 2, 1):
-                side = 16 * outputs
-                tiles = batch * -(-m // side) * -(-n // side)
-                if tiles >= BUSY or outputs == 1:
-                    return Tiling("tile", tiles, outputs=outputs)
+            return _tile(batch, m, n)
     if length < COOPERATE_FROM:
         return Tiling("rows", -(-rows // WORKGROUP))
     if _columns(kernel):
@@ -65,6 +63,36 @@ def choose_tiling(kernel: Kernel) -> Tiling:
         return Tiling("rows", -(-rows * lanes // WORKGROUP), lanes, rows_fastest=True)
     lanes = 32 if length <= 128 else 64 if length <= 512 else WORKGROUP
     return Tiling("rows", -(-rows * lanes // WORKGROUP), lanes)
+
+
+def _tile(batch: int, m: int, n: int) -> Tiling:
+    """The largest tile that leaves enough workgroups and wastes no more than half of its results."""
+    for outputs in OUTPUTS:
+        side = SIDE * outputs
+        tiles = batch * -(-m // side) * -(-n // side)
+        enough = tiles >= BUSY or outputs <= SMALL
+        if enough and 2 * batch * m * n >= tiles * side * side:
+            return Tiling("tile", tiles, outputs=outputs)
+    return Tiling("tile", batch * -(-m // SIDE) * -(-n // SIDE))
+
+
+def workgroup_arrays(tilings: Sequence[Tiling]) -> dict[str, int]:
+    """Elements of each array in workgroup memory that kernels of one launch share: sv holds vec4, the others words."""
+    out: dict[str, int] = {}
+    for t in tilings:
+        if t.kind == "tile":
+            words = 2 * t.k_step * t.tile
+            name, size = ("sv", words // 4) if t.outputs % 4 == 0 else ("sf", words)
+            out[name] = max(out.get(name, 0), size)
+        elif t.lanes > 1:
+            for name in ("sf", "si", "su"):
+                out[name] = max(out.get(name, 0), WORKGROUP)
+    return out
+
+
+def workgroup_bytes(tilings: Sequence[Tiling]) -> int:
+    """An upper bound of the workgroup memory of one launch."""
+    return sum(size * (16 if name == "sv" else 4) for name, size in workgroup_arrays(tilings).items())
 
 
 def _columns(kernel: Kernel) -> bool:

@@ -14,11 +14,11 @@ from tracegrad.prims.views import permute, reshape
 
 SPLIT_FROM = 2048  # folds shorter than this keep one workgroup busy
 FEW_OUTPUTS = 8192  # with more outputs than this the device is full already
-PRODUCT_SPLIT_FROM = 1024  # the same for the inner dimension of a product
-TILE = 16
-FEW_TILES = 64
+PRODUCT_SPLIT_FROM = 512  # the same for the inner dimension of a product
+TILE = 32
+FEW_TILES = 128
 PART = 128  # a part of a product is no shorter
-PARTS = 256  # tiles wanted after the split
+PARTS = 512  # tiles wanted after the split
 
 
 def split_long(roots: Sequence[Tensor]) -> list[Tensor]:

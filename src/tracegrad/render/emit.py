@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Sequence
 from tracegrad.dtypes import DType
 from tracegrad.ir import PRIMITIVES
 from tracegrad.kernels.expr import Dynamic, Guard, Index, Quotient, Value, Var, atoms_of, indices_of
+from tracegrad.kernels.form import Axis
 
 ZERO = {"f32": "0.0", "i32": "0", "u32": "0u", "bool": "false"}
 
@@ -150,3 +151,19 @@ class Emitter:
             assert isinstance(atom, Dynamic)
             text = f"clamp({self._value(atom.value, loop)}, 0, {atom.hi})"
         return text if c == 1 else f"{text} * {c}" if c > 0 else f"{text} * ({c})"
+
+
+def decode(flat: str, axes: Sequence[Axis]) -> list[str]:
+    """Loop variables from one flat index."""
+    lines: list[str] = []
+    stride = 1
+    for k, a in reversed(list(enumerate(axes))):
+        whole = flat if stride == 1 else f"({flat} / {stride})"
+        lines.append(f"let {a.name} = {whole if k == 0 else f'{whole} % {a.size}'};")
+        stride *= a.size
+    return lines[::-1]
+
+
+def indented(lines: Sequence[str]) -> list[str]:
+    """One level deeper."""
+    return [f"  {line}" for line in lines]

@@ -9,10 +9,11 @@ from collections.abc import Sequence
 
 from tracegrad.ir import Primitive
 from tracegrad.kernels.expr import Value, walk
-from tracegrad.kernels.form import Axis, Fold, Kernel, Store
-from tracegrad.kernels.tiling import K_STEP, WORKGROUP, Tiling
+from tracegrad.kernels.form import Fold, Kernel, Store
+from tracegrad.kernels.tiling import WORKGROUP, Tiling, workgroup_arrays
 from tracegrad.program import Binding
-from tracegrad.render.emit import Emitter, f32_literal
+from tracegrad.render.emit import Emitter, decode, f32_literal, indented
+from tracegrad.render.wgsl_tile import Tile
 
 GRID_X = 32768  # workgroups along x; a dimension may have 65 535
 COMPONENT = "xyzw"
@@ -49,13 +50,14 @@ def _declarations(tilings: Sequence[Tiling], bindings: Sequence[Binding], slots:
     ]
     if slots:
         out.append(f"@group(1) @binding(0) var<uniform> at: array<vec4<i32>, {-(-slots // 4)}>;")
-    shared = max(t.shared for t in tilings)
-    out += [f"var<workgroup> {n}: array<{d}, {shared}>;" for n, d in SHARED.items() if f"{n}[" in text]
+    for name, size in workgroup_arrays(tilings).items():
+        if f"{name}[" in text:
+            out.append(f"var<workgroup> {name}: array<{SHARED[name]}, {size}>;")
     out += [f"var<private> {n}: u32 = {bits};" for n, bits in SPECIAL.items() if n in text]
     return out
 
 
-SHARED = {"sf": "f32", "si": "i32", "su": "u32"}
+SHARED = {"sf": "f32", "si": "i32", "su": "u32", "sv": "vec4<f32>"}
 SPECIAL = {"inf_bits": "0x7f800000u", "nan_bits": "0x7fc00000u"}
 
 
@@ -70,17 +72,6 @@ def _main(tilings: Sequence[Tiling]) -> list[str]:
         lines.append(f"  if (w >= {begin} && w < {begin + t.workgroups}) {{ k{number}(w - {begin}, i32(lid)); }}")
         begin += t.workgroups
     return [*lines, "}"]
-
-
-def decode(flat: str, axes: Sequence[Axis]) -> list[str]:
-    """Loop variables from one flat index."""
-    lines: list[str] = []
-    stride = 1
-    for k, a in reversed(list(enumerate(axes))):
-        whole = flat if stride == 1 else f"({flat} / {stride})"
-        lines.append(f"let {a.name} = {whole if k == 0 else f'{whole} % {a.size}'};")
-        stride *= a.size
-    return lines[::-1]
 
 
 def _identity(p: Primitive, dtype: str) -> str:
@@ -111,7 +102,7 @@ class _Writer:
             for s in range(len(self.kernel.slots))
         ]
         body = {"points": self.points, "rows": self.rows, "tile": self.tile}[self.tiling.kind]()
-        return "\n".join([f"fn {name}(w: i32, lid: i32) {{", *_indent([*offsets, *body]), "}"])
+        return "\n".join([f"fn {name}(w: i32, lid: i32) {{", *indented([*offsets, *body]), "}"])
 
     def stores(self, stores: Sequence[Store], loop: bool) -> list[str]:
         """Values first, then the writes: in place, every load precedes the store to its element."""
@@ -171,13 +162,13 @@ class _Writer:
             lines += self.flush()
             if t.lanes > 1 and any(k.slots[s.slot].replaces >= 0 for s in outer):
                 lines.append("storageBarrier();")  # every lane reads what lane 0 is about to overwrite
-            lines += [f"if (row < {k.rows} && lane == 0) {{", *_indent(written), "}"]
+            lines += [f"if (row < {k.rows} && lane == 0) {{", *indented(written), "}"]
         return lines
 
     def loop(self, lines: Sequence[str]) -> list[str]:
         return [
             f"  for (var j = lane; j < {self.kernel.length}; j += {self.tiling.lanes}) {{",
-            *_indent(_indent(lines)),
+            *indented(indented(lines)),
             "  }",
         ]
 
@@ -230,84 +221,15 @@ class _Writer:
 
     # a tile of a product a workgroup
     def tile(self) -> list[str]:
-        k, n = self.kernel, self.tiling.outputs
-        p = k.product
-        assert p is not None
-        fold = next(s for s in k.body if isinstance(s, Fold))
-        size_m, size_n, size_k = (_product(axes) for axes in (p.m, p.n, k.inner))
-        side = self.tiling.tile
-        tiles_m, tiles_n = -(-size_m // side), -(-size_n // side)
-        lines = [
-            f"let bi = w / {tiles_m * tiles_n};",
-            f"let fm = (w % {tiles_m * tiles_n}) / {tiles_n} * {side};",
-            f"let fn_ = (w % {tiles_n}) * {side};",
-            *decode("bi", p.batch),
-            "let ty = lid / 16;",
-            "let tx = lid % 16;",
-            f"var acc: array<f32, {n * n}>;",
-            f"for (var kt = 0; kt < {size_k}; kt += {K_STEP}) {{",
-            *_indent(self.load_tile(p.a, p.m, "fm", size_m, size_k, 0)),
-            *_indent(self.load_tile(p.b, p.n, "fn_", size_n, size_k, K_STEP * side)),
-            "  workgroupBarrier();",
-            f"  for (var kk = 0; kk < {K_STEP}; kk++) {{",
-            *(f"    let x{i} = sf[kk * {side} + ty * {n} + {i}];" for i in range(n)),
-            *(f"    let y{j} = sf[{K_STEP * side} + kk * {side} + tx + {16 * j}];" for j in range(n)),
-            *(f"    acc[{i * n + j}] += x{i} * y{j};" for i in range(n) for j in range(n)),
-            "  }",
-            "  workgroupBarrier();",
-            "}",
-            f"for (var i = 0; i < {n}; i++) {{ for (var j = 0; j < {n}; j++) {{",
-            f"  let mm = fm + ty * {n} + i;",
-            "  let nn = fn_ + tx + 16 * j;",
-            f"  if (mm < {size_m} && nn < {size_n}) {{",
-            f"    let {fold.local} = acc[i * {n} + j];",
-            *_indent(_indent([*decode("mm", p.m), *decode("nn", p.n)])),
-        ]
-        written = self.stores([s for s in k.body if isinstance(s, Store)], loop=False)
-        return [*lines, *_indent(_indent([*self.flush(), *written])), "  }", "}}"]
+        tile = Tile(self.kernel, self.tiling, self.element, self.emit.helpers)
 
-    def load_tile(self, v: Value, axes: Sequence[Axis], origin: str, size: int, size_k: int, base: int) -> list[str]:
-        """Fill one half of workgroup memory, k along rows; zeros beyond the edges."""
-        side, k = self.tiling.tile, self.kernel.inner
-        emit = Emitter(self.element, [a.name for a in (*axes, *k)])
-        (value,) = emit.values([v], loop=True)
-        self.emit.helpers.update(emit.helpers)
-        conditions = [f"row < {size}"] if size % side else []
-        conditions += [f"kj < {size_k}"] if size_k % K_STEP else []
-        step = f"for (var q = lid; q < {side * K_STEP}; q += {WORKGROUP}) {{"
-        # Neighbouring threads read neighbouring memory: along k if that is where the operand is contiguous.
-        along_k = contiguous_along(v, k[-1].name if k else "")
-        at = [f"let row = {origin} + q / {K_STEP};", f"let kj = kt + q % {K_STEP};"] if along_k else [
-            f"let row = {origin} + q % {side};", f"let kj = kt + q / {side};"]  # fmt: skip
-        place = f"(q % {K_STEP}) * {side} + q / {K_STEP}" if along_k else "q"
-        fill = [*decode("row", axes), *decode("kj", k), *emit.inner, f"x = {value};"]
-        guarded = [f"if ({' && '.join(conditions)}) {{", *_indent(fill), "}"] if conditions else fill
-        body = [*at, "var x = 0.0;", *guarded, f"sf[{base} + {place}] = x;"]
-        return ["{", *_indent([*emit.outer, step, *_indent(body), "}"]), "}"]
+        def body() -> list[str]:
+            written = self.stores([s for s in self.kernel.body if isinstance(s, Store)], loop=False)
+            return [*self.flush(), *written]
 
-
-def contiguous_along(v: Value, name: str) -> bool:
-    """Does the first load below `v` step by 1 along the variable `name`?"""
-    stack = [v]
-    while stack:
-        x = stack.pop()
-        if x.op == "load":
-            return any(getattr(a, "name", "") == name and c == 1 for a, c in x.arg[1].terms)
-        stack += x.args
-    return False
+        return [*tile.before_stores(), *tile.stores(body)]
 
 
 def uses_local(v: Value, name: str) -> bool:
     """Does `v` depend on the fold `name`?"""
     return any(x.op == "local" and x.arg == name for x in walk([v]))
-
-
-def _product(axes: Sequence[Axis]) -> int:
-    size = 1
-    for a in axes:
-        size *= a.size
-    return size
-
-
-def _indent(lines: Sequence[str]) -> list[str]:
-    return [f"  {line}" for line in lines]
