@@ -13,7 +13,7 @@ from typing import Any
 
 from tracegrad import ambient
 from tracegrad.dtypes import DType, Shape, TensorType
-from tracegrad.errors import DTypeError, ShapeError, Site, TraceError, located, placed
+from tracegrad.errors import DTypeError, ShapeError, Site, TraceError, call_site, located, placed
 from tracegrad.methods import TensorMethods
 
 _serial = itertools.count()
@@ -124,12 +124,12 @@ class Tensor(TensorMethods):
             located(
                 f"the value of {self!r} is not known while tracing, so it cannot decide a Python branch; "
                 "use tg.where, or decide on a Python value",
-                self.site,
+                call_site(),
             )
         )
 
     def __float__(self) -> float:
-        raise TraceError(located(f"the value of {self!r} is not known while tracing", self.site))
+        raise TraceError(located(f"the value of {self!r} is not known while tracing", call_site()))
 
     __int__ = __float__  # pyright: ignore[reportAssignmentType]
 
@@ -149,7 +149,7 @@ class Tensor(TensorMethods):
             located(
                 f"{self!r} has no values while tracing, so NumPy cannot compute with it; use the function of tg. "
                 "with the same name",
-                self.site,
+                call_site(),
             )
         )
 

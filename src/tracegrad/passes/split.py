@@ -17,8 +17,8 @@ FEW_OUTPUTS = 8192  # with more outputs than this the device is full already
 PRODUCT_SPLIT_FROM = 512  # the same for the inner dimension of a product
 TILE = 32
 FEW_TILES = 128
-PART = 128  # a part of a product is no shorter
-PARTS = 512  # tiles wanted after the split
+PART = 256  # a part of a product is no shorter
+PARTS = 256  # tiles wanted after the split
 
 
 def split_long(roots: Sequence[Tensor]) -> list[Tensor]:

@@ -35,6 +35,8 @@ def broadcast(*values: Any) -> tuple[Tensor, ...]:
     shape = xs[0].shape
     if all(x.shape == shape for x in xs):
         return xs
+    if len({x.dtype for x in xs if x.dtype != bool_}) > 1:  # said here, while the types are still those of the caller
+        raise DTypeError(f"dtypes differ: {' and '.join(str(x.type) for x in xs)}; cast one with tg.cast(x, dtype)")
     try:
         shape = broadcast_shapes(*(x.shape for x in xs))
     except ShapeError:

@@ -13,7 +13,7 @@ from typing import Any, cast
 
 from tracegrad import ambient
 from tracegrad.dtypes import DType, Shape, TensorType, bool_, f32, i32, scalar_dtype, u32
-from tracegrad.errors import DTypeError, TraceError, located
+from tracegrad.errors import DTypeError, Site, TraceError, located
 from tracegrad.ir import Primitive, Tensor, bind, register
 
 # role: "param", "input", "state" (a persistent array) or "hyper" (a scalar the host sets each step).
@@ -191,14 +191,28 @@ def unboxed(value: Any) -> Any:
     return value
 
 
-def require_own(leaves: Sequence[Tensor], running: ambient.Trace) -> None:
-    """TraceError for a leaf that belongs to another trace."""
-    for t in leaves:
+def require_own(nodes: Sequence[Tensor], running: ambient.Trace) -> None:
+    """TraceError with the line where a leaf of another trace is used; `nodes` are in order."""
+    begin = min(running.leaves, default=0)  # everything older was made outside of this trace
+    foreign: dict[int, Tensor] = {}  # what depends on such a leaf -> the leaf
+    for t in nodes:
+        source = next((foreign[x.serial] for x in t.inputs if x.serial in foreign), None)
         if t.prim is LEAF and t.serial not in running.leaves:
-            raise TraceError(
-                located(
-                    f"tensor {t.name!r} ({t.type}) belongs to another trace; "
-                    "a traced tensor cannot be kept and used in a later one. Pass values in as inputs",
-                    t.site,
-                )
-            )
+            foreign[t.serial] = t
+        elif source is not None and t.serial > begin:
+            raise _not_own(source, t.site)
+        elif source is not None:
+            foreign[t.serial] = source
+    if foreign:
+        t = next(iter(foreign.values()))
+        raise _not_own(t, t.site)
+
+
+def _not_own(t: Tensor, site: Site | None) -> TraceError:
+    return TraceError(
+        located(
+            f"tensor {t.name!r} ({t.type}) belongs to another trace; "
+            "a traced tensor cannot be kept and used in a later one. Pass values in as inputs",
+            site,
+        )
+    )

@@ -22,7 +22,7 @@ from collections.abc import Generator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from tracegrad.errors import DeviceError
+from tracegrad.errors import DeviceError, call_site, located
 
 INSTALL = 'pip install "wgpu>=0.32,<0.33"'
 PROBE_SECONDS = 60  # a driver that has not answered by then never will
@@ -124,7 +124,7 @@ def adapter_for(device: str) -> AdapterInfo | None:
         return best[0] if best and not best[0].software else None
     support = check_webgpu()
     if support.adapter is None:
-        raise DeviceError(f'device="webgpu": {support.message}')
+        raise DeviceError(located(f'device="webgpu": {support.message}', call_site()))
     if support.adapter.software:
         warnings.warn(
             f"{support.adapter.description} is a software adapter: correct, but much slower than device='cpu'",
