@@ -14,6 +14,7 @@ from tracegrad.kernels.fuse import MAX_BUFFERS, Cluster, Schedule, array_of
 from tracegrad.kernels.tiling import WORKGROUP_BYTES, Tiling, workgroup_bytes
 
 FULL = 4096  # workgroups; beyond, a kernel keeps a device busy alone
+ALONE = 2**27  # points folded in all; such a kernel runs far longer than a launch costs, and company takes registers
 MAX_MEMBERS = 8
 MAX_SLOTS = 64  # offsets a dispatch may pass: 1 KiB of uniforms
 
@@ -36,6 +37,7 @@ class Launch:
         """Is there room for another member?"""
         return (
             len(self.clusters) < MAX_MEMBERS
+            and all(k.rows * k.length < ALONE for k in (*self.kernels, kernel))
             and self.workgroups + tiling.workgroups <= FULL
             and sum(len(k.slots) for k in (*self.kernels, kernel)) <= MAX_SLOTS
             and len(self.arrays | arrays) <= MAX_BUFFERS
