@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any, cast
 
+from tracegrad import indexcheck, params
 from tracegrad.build import Built, build_forward, trace_sites
 from tracegrad.dtypes import InputType
 from tracegrad.errors import InputError, call_site, located
@@ -23,7 +24,7 @@ from tracegrad.program import Field
 from tracegrad.results import Aborted, CompletedRun, Pending, RunResult, failure, resolved
 from tracegrad.runtime.base import Session
 from tracegrad.sites import PATCH, SiteInfo
-from tracegrad.steps import captures_of
+from tracegrad.steps import by_role, captures_of
 
 Array = Any
 
@@ -308,7 +309,17 @@ class RunWork:
         if entry.handle is None:
             entry.handle = session.load(entry.built.program)
             self.owner.host.loaded(session, entry.built.program)
+        if indexcheck.enabled():
+            self._check_indices(session)
         return session.submit(entry.handle, self.arrays)
+
+    def _check_indices(self, session: Session) -> None:
+        program = self.entry.built.program
+        values = params.download(session, program, program.params)
+        given = {n: x for n, x in self.arrays.items() if not n.startswith(PREFIX)}
+        hyper = {n: x for n, x in self.arrays.items() if n.startswith(PREFIX)}
+        env = by_role("param", values) | by_role("frozen", values) | by_role("input", given) | by_role("patch", given)
+        indexcheck.check_indices(self.entry.built.graph, env | hyper)
 
     def finish(self, outputs: dict[str, Any]) -> bool:
         """See `worker.Work`."""

@@ -8,8 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from tracegrad import params
+from tracegrad import indexcheck, params
 from tracegrad.errors import InputError, NonFiniteError
+from tracegrad.indexcheck import check_indices
 from tracegrad.ir import Graph
 from tracegrad.knobs import PREFIX, Knobs
 from tracegrad.nonfinite import explain
@@ -46,7 +47,10 @@ class Stepper:
         """Submit the next step; its ticket and number."""
         step = self.submitted + 1
         try:
-            ticket = session.submit(self.handle, {**arrays, **knobs.upload(self.hyper, step, self.seed)})
+            hyper = knobs.upload(self.hyper, step, self.seed)
+            if indexcheck.enabled():
+                check_indices(self.graph, {**self.read(session), **by_role("input", arrays), **hyper})
+            ticket = session.submit(self.handle, {**arrays, **hyper})
         except BaseException:
             knobs.rate.rewind(step)
             raise
@@ -167,7 +171,7 @@ class StepWork:
         call.knobs.rate.rewind(self.step)
         try:
             hyper = call.knobs.upload(call.stepper.hyper, self.step, call.stepper.seed)
-            inputs = {f"input.{name}": x for name, x in self.arrays.items()}
+            inputs = by_role("input", self.arrays)
             found = explain(call.stepper.graph, {**call.stepper.read(session), **inputs, **hyper})
         except Exception as e:  # the step failed for its own reason; that the search failed too must not hide it
             found = f"the first op to blame could not be found: {type(e).__name__}: {e}"
@@ -188,6 +192,11 @@ class StepWork:
         if self.step:
             self.call.stepper.lost()
         self.pending.resolve(failure(error, self.call.what))
+
+
+def by_role(role: str, arrays: Mapping[str, Any]) -> dict[str, Any]:
+    """The names that the reference's environment gives them."""
+    return {f"{role}.{name}": x for name, x in arrays.items()}
 
 
 def captures_of(outputs: Mapping[str, Any]) -> Captures:
