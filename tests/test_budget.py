@@ -12,7 +12,7 @@ from models import BUDGET
 from tracegrad import optim
 from tracegrad.program import PERSISTENT, Program
 
-COMPILE_SECONDS = 1.0  # of the 4-layer GPT, tracing to Program; it takes about a tenth of that on the slowest machine here
+COMPILE_SECONDS = 1.0  # of the 4-layer GPT, tracing to Program; two slow cores took a tenth of that
 
 
 @pytest.mark.parametrize("name", BUDGET)
