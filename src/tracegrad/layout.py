@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -64,26 +64,11 @@ class Lifetime:
 def share_memory(lifetimes: Iterable[Lifetime], prefix: str) -> tuple[dict[int, Place], dict[str, int]]:
     """Places for temporaries such as no two that live at the same time overlap; and the size of each array.
 
-    Each at the lowest place that is free while it lives, in the order of `ORDERS` that needs the least memory. Arrays
-    are kept to `CHUNK` where values allow.
+    Largest first, each at the lowest place that is free while it lives. Arrays are kept to `CHUNK` where values allow.
     """
-    known = list(lifetimes)
-    packings = [_pack(sorted(known, key=order), prefix) for order in ORDERS]
-    return min(packings, key=lambda packing: sum(packing[1].values()))
-
-
-ORDERS: tuple[Callable[[Lifetime], tuple[int, ...]], ...] = (
-    lambda t: (-t.size, t.first, t.key),
-    lambda t: (-t.size * (t.last - t.first + 1), t.first, t.key),
-    lambda t: (t.first, -t.size, t.key),
-    lambda t: (t.first - t.last, -t.size, t.key),
-)
-
-
-def _pack(lifetimes: Sequence[Lifetime], prefix: str) -> tuple[dict[int, Place], dict[str, int]]:
     chunks: list[list[tuple[int, int, Lifetime]]] = []  # per array: (begin, end, who)
     places: dict[int, Place] = {}
-    for t in lifetimes:
+    for t in sorted(lifetimes, key=lambda t: (-t.size, t.first, t.key)):
         for number in range(len(chunks) + 1):
             if number == len(chunks):
                 chunks.append([])
