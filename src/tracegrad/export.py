@@ -14,7 +14,7 @@ import math
 import os
 import re
 import tempfile
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from importlib import resources
 from pathlib import Path
@@ -32,7 +32,7 @@ from tracegrad.inputs import as_array, cast_lossless, describe, typed
 from tracegrad.knobs import PREFIX
 from tracegrad.program import VERSION, Field, Program
 
-MODULES = ("arrays", "random", "schedules", "safetensors", "session", "training", "tracegrad")  # each needs those before
+CORE = ("arrays", "random", "schedules", "safetensors", "session", "training", "serve")  # each needs those before
 CURVE_POINTS = 128  # what a free dimension is in a demo that draws a curve
 SHOWN_POINTS = 200  # of the data, behind a curve
 POLICY = (
@@ -104,7 +104,8 @@ def write_file(path: str | os.PathLike[str], title: str, parts: Mapping[str, Any
         script=f"{digest(script)} blob:", worker="blob:", style=digest(style), connect="'none'"
     )
     blocks = [
-        data_block("runtime", "text/plain", runtime()),
+        data_block("core", "text/plain", core()),
+        data_block("client", "text/plain", without_imports("tracegrad.js")),
         data_block("program", "application/json", json_text(parts["program"])),
         data_block("weights", "text/plain", base64.b64encode(parts["weights"]).decode()),
         data_block("data", "text/plain", base64.b64encode(parts["data"]).decode() if parts["program"]["data"] else ""),
@@ -212,13 +213,17 @@ def page(title: str, policy: str, head: str, body: str) -> str:
 
 def runtime() -> str:
     """The modules of the runtime in one, as they are but for the imports between them."""
-    return "\n".join(_joined(MODULES))
+    return core() + without_imports("tracegrad.js")
 
 
-def _joined(names: Iterable[str]) -> Iterable[str]:
-    for name in names:
-        text = re.sub(r"^import .*\n", "", source(f"{name}.js"), flags=re.MULTILINE)
-        yield text if name == MODULES[-1] else re.sub(r"^export ", "", text, flags=re.MULTILINE)
+def core() -> str:
+    """What runs in the worker, as a plain script: from file:// a worker cannot be a module."""
+    return re.sub(r"^export ", "", "\n".join(without_imports(f"{name}.js") for name in CORE), flags=re.MULTILINE)
+
+
+def without_imports(name: str) -> str:
+    """A module, for a text in which what it needs stands before it."""
+    return re.sub(r"^import .*\n", "", source(name), flags=re.MULTILINE)
 
 
 def source(name: str) -> str:

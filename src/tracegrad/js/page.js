@@ -1,7 +1,7 @@
 // The page that `train.export` writes. All texts of the user's reach it as data and the document as text, never as HTML.
 
 const at = (id) => document.getElementById(id);
-const embedded = at("runtime"); // one file holds everything
+const embedded = at("core"); // one file holds everything
 const CALL = 80; // ms that one call to the worker should take: long enough to be efficient, short enough to react
 const KEPT = 4000; // losses in the chart
 
@@ -23,7 +23,7 @@ function say(text, problem = false) {
 }
 
 async function start() {
-  const tracegrad = await import(embedded ? code(embedded.textContent) : "./tracegrad.js");
+  const tracegrad = await import(embedded ? code(embedded.textContent + at("client").textContent) : "./tracegrad.js");
   const support = await tracegrad.checkWebGPU();
   if (!support.ok) return say(support.message, true);
   const parts = { progress: (done, all) => say(`Compiling kernels: ${done} of ${all}`) };
@@ -31,7 +31,7 @@ async function start() {
   if (embedded) {
     parts.manifest = JSON.parse(at("program").textContent);
     parts.weights = bytes("weights");
-    parts.worker = new Worker(code(`${embedded.textContent}\nserve(self);`), { type: "module" });
+    parts.worker = new Worker(code(`${embedded.textContent}\nserve(self);`)); // file:// allows no module here
     if (parts.manifest.data) data = bytes("data");
   } else {
     parts.manifest = await (await fetch("program.json")).json();

@@ -2,9 +2,10 @@
 
 import { fault } from "./arrays.js";
 import { adapterName, findAdapter } from "./session.js";
+import { serve } from "./serve.js";
 import { Training, aborted, failed } from "./training.js";
 
-export { Training };
+export { Training, serve };
 
 const METHODS = ["setData", "setLR", "set", "reset", "uploadParams", "downloadParams", "saveCheckpoint", "loadCheckpoint"];
 const ANSWERED = ["step", "runSteps"]; // resolve to a result whatever happens
@@ -63,34 +64,6 @@ export function singleFlight(fn) {
     queued?.resolve(aborted("displaced by a newer call"));
     queued = { args, resolve };
   });
-}
-
-/** The worker's side: answers the messages of `load`. */
-export function serve(scope) {
-  let training;
-  const held = `tracegrad ${Math.random()}`; // a lock that is released when this worker dies, however that happens
-  scope.navigator.locks?.request(held, () => new Promise(() => {})).catch(() => {});
-  scope.onmessage = async ({ data: { id, method, args } }) => {
-    try {
-      let result;
-      if (method === "open") {
-        const progress = (done, all) => scope.postMessage({ progress: [done, all] });
-        training = await Training.open({ ...args[0], progress });
-        result = { ...training.info, held };
-      } else result = await training[method](...args);
-      if (result?.error) result = { ...result, error: plain(result.error) };
-      scope.postMessage({ id, result, state: training.state }, [...new Set(buffers(result))]);
-    } catch (e) {
-      scope.postMessage({ id, error: plain(e) });
-    }
-  };
-}
-
-const plain = ({ name, message }) => ({ name, message });
-
-function buffers(value) {
-  if (ArrayBuffer.isView(value)) return [value.buffer];
-  return value && typeof value === "object" ? Object.values(value).flatMap(buffers) : [];
 }
 
 /** Calls by message; every call is answered, also when the worker dies. */
