@@ -9,6 +9,7 @@ import json
 import os
 import shutil
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -69,6 +70,14 @@ def open_page(browser: Any, url: str, **context: Any) -> Any:
     page.on("console", lambda m: page.problems.append(m.text) if m.type == "error" else None)
     page.goto(url)
     return page
+
+
+def until(page: Any, code: str, arg: Any = None) -> None:
+    """Wait until the function `code` is true in the page (Playwright's own way needs eval, which exported pages forbid)."""
+    end = time.monotonic() + PATIENCE / 1000
+    while not page.evaluate(code, arg):
+        assert time.monotonic() < end, f"not within {PATIENCE} ms: {code}; problems: {page.problems}"
+        page.wait_for_timeout(30)
 
 
 def plain(arrays: dict[str, Any]) -> dict[str, Any]:

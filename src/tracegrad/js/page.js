@@ -16,6 +16,7 @@ let running = false;
 let perCall = 1;
 const losses = []; // [step, loss]
 const refreshers = []; // demos that follow the training
+let refresh; // runs them: one at a time, and the newest call last
 
 function say(text, problem = false) {
   at("status").textContent = text;
@@ -24,6 +25,9 @@ function say(text, problem = false) {
 
 async function start() {
   const tracegrad = await import(embedded ? code(embedded.textContent + at("client").textContent) : "./tracegrad.js");
+  refresh = tracegrad.singleFlight(async () => {
+    for (const draw of refreshers) await draw();
+  });
   const support = await tracegrad.checkWebGPU();
   if (!support.ok) return say(support.message, true);
   const parts = { progress: (done, all) => say(`Compiling kernels: ${done} of ${all}`) };
@@ -191,16 +195,6 @@ function drawChart() {
 
 function element(parent, tag, properties = {}) {
   return parent.appendChild(Object.assign(document.createElement(tag), properties));
-}
-
-let refreshing = false;
-
-/** Run the demos that follow the training; one that is still at it is left alone. */
-async function refresh() {
-  if (refreshing) return;
-  refreshing = true;
-  for (const draw of refreshers) await draw();
-  refreshing = false;
 }
 
 const DEMOS = { curve: curveDemo, image: imageDemo, tokens: tokensDemo, values: valuesDemo };
