@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import http.server
 import importlib.util
-import json
 import os
 import shutil
 import threading
@@ -73,7 +72,7 @@ def open_page(browser: Any, url: str, **context: Any) -> Any:
 
 
 def until(page: Any, code: str, arg: Any = None) -> None:
-    """Wait until the function `code` is true in the page (Playwright's own way needs eval, which exported pages forbid)."""
+    """Wait until the function `code` is true in the page. Playwright's own way needs eval, which our pages forbid."""
     end = time.monotonic() + PATIENCE / 1000
     while not page.evaluate(code, arg):
         assert time.monotonic() < end, f"not within {PATIENCE} ms: {code}; problems: {page.problems}"
@@ -82,7 +81,7 @@ def until(page: Any, code: str, arg: Any = None) -> None:
 
 def plain(arrays: dict[str, Any]) -> dict[str, Any]:
     """Inputs as the page takes them: {data, shape}, lists that `given` turns into typed arrays."""
-    return {n: {"data": x.reshape(-1).tolist(), "shape": list(x.shape), "dtype": str(x.dtype)} for n, x in arrays.items()}
+    return {n: {"data": x.ravel().tolist(), "shape": x.shape, "dtype": str(x.dtype)} for n, x in arrays.items()}
 
 
 # Helpers of the page: inputs from plain lists; arrays and results as bits, so that NaN and -0 survive the way back.
@@ -99,6 +98,4 @@ globalThis.told = (r) => ({ kind: r.kind, reason: r.reason, error: r.error && [r
 def from_bits(record: dict[str, Any]) -> dict[str, Any]:
     """Arrays of what `bits` gave."""
     names = {"f32": np.float32, "i32": np.int32, "u32": np.uint32, "bool": np.int32}
-    return {
-        n: np.array(x["bits"], np.int32).view(names[x["dtype"]]).reshape(x["shape"]) for n, x in json.loads(json.dumps(record)).items()
-    }
+    return {n: np.int32(x["bits"]).view(names[x["dtype"]]).reshape(x["shape"]) for n, x in record.items()}

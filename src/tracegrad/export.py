@@ -100,9 +100,7 @@ def write_file(path: str | os.PathLike[str], title: str, parts: Mapping[str, Any
         target = target / "index.html"
     target.parent.mkdir(parents=True, exist_ok=True)
     style, script = source("page.css"), source("page.js")
-    policy = POLICY.format(
-        script=f"{digest(script)} blob:", worker="blob:", style=digest(style), connect="'none'"
-    )
+    policy = POLICY.format(script=f"{digest(script)} blob:", worker="blob:", style=digest(style), connect="'none'")
     blocks = [
         data_block("core", "text/plain", core()),
         data_block("client", "text/plain", without_imports("tracegrad.js")),
@@ -144,8 +142,8 @@ def demo_of(name: str, forward: CompiledForward, host: Any, data: Mapping[str, A
         raise InputError(located(f"export: the forward {name!r} is not attached to this training", call_site()))
     built = _built(forward, host)
     fields = [f for f in built.program.inputs if not f.name.startswith(PREFIX)]
-    structure = list(built.structure) if isinstance(built.structure, tuple) else built.structure
-    return {"program": plain_program(built.program), "structure": structure, "demo": demo_kind(fields, built, data)}
+    demo = demo_kind(fields, built, data)
+    return {"program": plain_program(built.program), "structure": built.structure, "demo": demo}
 
 
 def _built(forward: CompiledForward, host: Any) -> Built:
