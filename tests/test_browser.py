@@ -271,6 +271,26 @@ def test_without_a_worker_a_lost_device_is_a_clear_failure(tab: Tab) -> None:
     assert [r["error"][0] for r in lost] == ["DeviceLostError"] * 2 and "load a checkpoint" in lost[1]["error"][1]
 
 
+def test_steps_allocate_nothing(tab: Tab) -> None:
+    with compiled(SINE) as train:
+        train.export(tab.folder / "flat", data={"x": np.zeros((40, 1), np.float32), "y": np.ones((40, 1), np.float32)})
+    code = """const { Training } = await import('/js/training.js');
+      const [manifest, data] = [await fetch('/flat/program.json'), await fetch('/flat/data.safetensors')];
+      const train = await Training.open({ manifest: await manifest.json(), gpu: navigator.gpu });
+      train.setData(await data.arrayBuffer());
+      let made = 0;
+      const create = train.session.device.createBuffer.bind(train.session.device);
+      train.session.device.createBuffer = (x) => (made++, create(x));
+      for (let k = 0; k < 3; k++) await train.runSteps(300);
+      const first = made;
+      for (let k = 0; k < 5; k++) await train.runSteps(200);
+      for (let k = 0; k < 50; k++) await train.step();
+      train.destroy();
+      return [first, made, train.counter];"""
+    first, made, steps = tab.run(code)
+    assert first <= 12 and made == first and steps == 1950  # staging grows by doubling at most, then stays
+
+
 def test_forwards_share_the_parameters(tab: Tab) -> None:
     inputs = batches(SINE, 3)
     x = np.linspace(-3, 3, 128, dtype=np.float32)[:, None]

@@ -66,7 +66,7 @@ async function loop() {
     if (!take(result)) break;
     at("speed").textContent = short((1000 * perCall) / ms);
     perCall = Math.max(1, Math.min(512, Math.round((perCall * CALL) / ms)));
-    await new Promise(requestAnimationFrame);
+    await new Promise((go) => (document.hidden ? setTimeout(go) : requestAnimationFrame(go)));
     refresh();
   }
   pause();

@@ -6,13 +6,17 @@ import { Training } from "./training.js";
 export function serve(scope) {
   let training;
   const held = `tracegrad ${Math.random()}`; // a lock that is released when this worker dies, however that happens
-  scope.navigator.locks?.request(held, () => new Promise(() => {})).catch(() => {});
+  const granted = new Promise((resolve) => {
+    const keep = () => (resolve(), new Promise(() => {}));
+    scope.navigator.locks ? scope.navigator.locks.request(held, keep).catch(resolve) : resolve();
+  });
   scope.onmessage = async ({ data: { id, method, args } }) => {
     try {
       let result;
       if (method === "open") {
         const progress = (done, all) => scope.postMessage({ progress: [done, all] });
         training = await Training.open({ ...args[0], progress });
+        await granted;
         result = { ...training.info, held };
       } else result = await training[method](...args);
       if (result?.error) result = { ...result, error: plain(result.error) };

@@ -175,9 +175,10 @@ export class Session {
 
   /** A buffer of `loaded` that grows with the number of steps a submission. */
   #grown(loaded, name, size, usage) {
-    if (!(loaded[name]?.size >= size)) {
+    const had = loaded[name]?.size ?? 0;
+    if (had < size) {
       loaded[name]?.destroy();
-      loaded[name] = this.#buffer(size, usage);
+      loaded[name] = this.#buffer(had ? Math.max(size, Math.min(2 * had, this.device.limits.maxBufferSize)) : size, usage);
     }
     return loaded[name];
   }

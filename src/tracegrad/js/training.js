@@ -10,6 +10,7 @@ import { Session, filled } from "./session.js";
 const HYPER = "hyper.";
 const HALTED = "halted"; // by which the device skips what is queued behind a step that was not applied
 const STEPS_AT_ONCE = 64; // in one submission
+const MS_AT_ONCE = 100; // that one submission should take: browsers give up on devices that seem to hang
 const BYTES_AT_ONCE = 2 ** 26; // of inputs or outputs in one submission
 const BATCHES = 0x5bd1e995; // keeps the stream that draws batches apart from the one that draws parameters
 
@@ -50,7 +51,8 @@ export class Training {
     const names = Object.entries(manifest.forwards ?? {}).map(([name, f]) => [name, { run: (inputs) => this.run(name, inputs), inputs: f.program.inputs }]);
     this.forwards = Object.fromEntries(names);
     const perRun = Math.max(1, loaded.inputBytes, loaded.outputBytes);
-    this.atOnce = Math.max(1, Math.min(STEPS_AT_ONCE, Math.floor(BYTES_AT_ONCE / perRun)));
+    this.most = Math.max(1, Math.min(STEPS_AT_ONCE, Math.floor(BYTES_AT_ONCE / perRun)));
+    this.atOnce = 1; // steps a submission, by what the last one took
   }
 
   /** Facts about this training, as plain data. */
@@ -215,13 +217,15 @@ export class Training {
   async #apply(what, n, given, drawn, knobs) {
     const losses = new Float32Array(n);
     let last;
-    for (let done = 0; done < n; done += this.atOnce) {
-      const count = Math.min(this.atOnce, n - done);
+    for (let done = 0, count; done < n; done += count) {
+      count = Math.min(this.atOnce, n - done);
       const before = this.counter;
+      const began = performance.now();
       const results = await this.session.run(this.loaded, count, (k, set) => {
         this.#batch(given, drawn, done + k, before + k, set);
         this.#upload(this.hypers, knobs, before + k + 1, set);
       });
+      this.atOnce = Math.max(1, Math.min(this.most, Math.floor((count * MS_AT_ONCE) / (performance.now() - began))));
       for (const outputs of results) {
         const loss = outputs.get("loss").data[0];
         if (!outputs.get("ok").data[0]) return this.#refused(what, loss, knobs);
