@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import threading
 import urllib.request
@@ -77,6 +78,9 @@ def test_the_page_trains(browser: Any, served: tuple[str, Path], tmp_path: Path,
     assert float(page.inner_text("#loss")) < first / 2
     assert float(page.inner_text("#speed")) > 0
     assert "to" in page.get_attribute("#chart", "aria-label")
+    if folder_of_docs := os.environ.get("TRACEGRAD_SCREENSHOTS"):
+        page.wait_for_timeout(500)
+        page.screenshot(path=Path(folder_of_docs, "page.png"), full_page=True)
 
     page.fill("#rate", "-6")  # so small that the parameters stay
     bias = "train.downloadParams().then((p) => Array.from(p['l1.b'].data))"
