@@ -13,6 +13,7 @@ const color = (name) => getComputedStyle(document.documentElement).getPropertyVa
 let train;
 let manifest;
 let running = false;
+let looping = false;
 let perCall = 1;
 const losses = []; // [step, loss]
 const refreshers = []; // demos that follow the training
@@ -59,6 +60,8 @@ async function start() {
 // --- training ---
 
 async function loop() {
+  if (looping) return; // the last one has not noticed yet that it should have ended: it goes on
+  looping = true;
   while (running) {
     const began = performance.now();
     const result = await train.runSteps(perCall);
@@ -69,6 +72,7 @@ async function loop() {
     await new Promise((go) => (document.hidden ? setTimeout(go) : requestAnimationFrame(go)));
     refresh();
   }
+  looping = false;
   pause();
 }
 
@@ -103,7 +107,10 @@ function showRate(lr) {
 }
 
 at("start").onclick = () => {
-  if (running) return pause();
+  if (running) {
+    pause();
+    return say("Paused.");
+  }
   running = true;
   at("start").textContent = "Pause";
   say("Training.");

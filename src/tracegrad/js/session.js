@@ -105,7 +105,7 @@ export class Session {
       for (const { pipeline, group, offsets, at, grid } of loaded.launches) {
         if (pipeline !== bound) pass.setPipeline((bound = pipeline));
         pass.setBindGroup(0, group);
-        if (offsets) pass.setBindGroup(1, offsets, [at]);
+        if (offsets) pass.setBindGroup(1, offsets, at);
         pass.dispatchWorkgroups(grid[0], grid[1]);
       }
       pass.end();
@@ -268,7 +268,7 @@ export class Session {
         known.set(`${d.buffers}`, device.createBindGroup({ layout, entries: d.buffers.map((id, binding) => ({ binding, resource: { buffer: buffers[id] } })) }));
       }
       const offsets = program.kernels[d.kernel].slots ? offsetsGroup : undefined;
-      return { pipeline, group: known.get(`${d.buffers}`), offsets, at: rows.get(`${d.offsets}`)?.at, grid: d.grid };
+      return { pipeline, group: known.get(`${d.buffers}`), offsets, at: [rows.get(`${d.offsets}`)?.at ?? 0], grid: d.grid };
     });
   }
 }
