@@ -15,12 +15,15 @@ from typing import Any
 
 import numpy as np
 
+from tracegrad.assemble import assemble
 from tracegrad.build import arena_of, persistent_of
 from tracegrad.ir import Graph, Tensor
-from tracegrad.kernels.form import Kernel, Store
 from tracegrad.kernels.expr import indices_of, walk
+from tracegrad.kernels.form import Kernel, Store
+from tracegrad.layout import Persistent
 from tracegrad.nn.module import named_parameters
-from tracegrad.plan import Persistent, Plan, assemble, fill_arrays, make_plan, optimize, render
+from tracegrad.places import Plan, make_plan
+from tracegrad.plan import optimize
 from tracegrad.program import PERSISTENT, KernelSource, Program
 
 ELEMENT = 2**32  # labels are value * ELEMENT + element
@@ -42,11 +45,8 @@ def planned(
     """What `make_program` does, with the plan kept."""
     persistent = persistent or Persistent((), (), {})
     graph = optimize(graph)
-    plan, keys = make_plan(graph)
-    fillings = fill_arrays(plan, graph, persistent)
-    kernels, dispatches = render(plan, keys)
-    program = assemble(plan, graph, persistent, kernels, dispatches, fillings, specs or {}, meta or {})
-    return Planned(graph, plan, program)
+    plan = make_plan(graph, persistent)
+    return Planned(graph, plan, assemble(plan, persistent, specs or {}, meta or {}))
 
 
 def planned_training(arguments: Mapping[str, Any], built: Any) -> Planned:
@@ -76,11 +76,17 @@ class Slot:
         return self.buffer == other.buffer and self.begin < other.end and other.begin < self.end
 
 
+def offsets_of(function: str) -> dict[str, int]:
+    """The number in a shader function's offset variables -> the slot of the launch."""
+    found = re.findall(r"let o(\d+) = at\[(\d+)\]\.([xyzw]);", function)
+    return {o: 4 * int(vector) + "xyzw".index(component) for o, vector, component in found}
+
+
 def bindings_of_slots(source: KernelSource) -> dict[int, int]:
     """slot -> binding, as the shader text says; checked against the NumPy text where that names both."""
     out: dict[int, int] = {}
     for function in source.wgsl.split("\nfn k")[1:]:
-        local = {o: 4 * int(v) + "xyzw".index(c) for o, v, c in re.findall(r"let o(\d+) = at\[(\d+)\]\.([xyzw]);", function)}
+        local = offsets_of(function)
         for binding, o in re.findall(r"mem(\d+)\[o(\d+) \+", function):
             if out.setdefault(local[o], int(binding)) != int(binding):
                 raise AssertionError(f"slot {local[o]} of {source.label} lies in two arrays")
@@ -94,7 +100,7 @@ def written_slots(source: KernelSource) -> set[int]:
     """The slots that the shader assigns to."""
     out: set[int] = set()
     for function in source.wgsl.split("\nfn k")[1:]:
-        local = {o: 4 * int(v) + "xyzw".index(c) for o, v, c in re.findall(r"let o(\d+) = at\[(\d+)\]\.([xyzw]);", function)}
+        local = offsets_of(function)
         out |= {local[o] for o in re.findall(r"^\s*mem\d+\[o(\d+) \+ .*\] = ", function, re.MULTILINE)}
     return out
 
@@ -140,7 +146,8 @@ class Simulator:
 
     def allowed_writers(self) -> dict[int, set[int]]:
         """array -> the values that may be written into it; temporaries and outputs are not listed."""
-        out: dict[int, set[int]] = {k: set() for k, b in enumerate(self.p.program.buffers) if b.role not in ("temp", "output")}
+        fixed = [k for k, b in enumerate(self.p.program.buffers) if b.role not in ("temp", "output")]
+        out: dict[int, set[int]] = {k: set() for k in fixed}
         for name, t in self.p.graph.writes.items():
             out[self.number[name]] |= {x.serial for x in leaves_of_pack(t)}
         return out
@@ -184,18 +191,18 @@ class Simulator:
     def dispatch(self, number: int) -> None:
         slots = slots_of(self.p, number)
         for s in slots:
-            assert 0 <= s.begin and s.end <= self.memory[s.buffer].size, f"dispatch {number}: {s} leaves its array"
+            assert s.begin >= 0 and s.end <= self.memory[s.buffer].size, f"dispatch {number}: {s} leaves its array"
             if not s.written:
                 found = self.memory[s.buffer][s.begin : s.end]
-                assert np.array_equal(found, self.wanted(s.value)), (
-                    f"dispatch {number} ({self.p.program.kernels[self.p.program.dispatches[number].kernel].label}) reads "
-                    f"{s.value!r} where {owners(found)} lie"
-                )
+                label = self.p.program.kernels[self.p.program.dispatches[number].kernel].label
+                message = f"dispatch {number} ({label}) reads {s.value!r} where {owners(found)} lie"
+                assert np.array_equal(found, self.wanted(s.value)), message
         outs = [s for s in slots if s.written]
         self.conflicts(number, slots, outs)
         for s in outs:
             if s.buffer in self.writers:
-                assert s.value.serial in self.writers[s.buffer], f"dispatch {number} writes {s.value!r} into a foreign array"
+                mine = s.value.serial in self.writers[s.buffer]
+                assert mine, f"dispatch {number} writes {s.value!r} into a foreign array"
             self.memory[s.buffer][s.begin : s.end] = s.value.serial * ELEMENT + np.arange(s.value.size)
 
     def conflicts(self, number: int, slots: list[Slot], outs: list[Slot]) -> None:
@@ -250,10 +257,11 @@ def own_points_only(kernel: Kernel, read: int, written: int, shift: int, waits: 
     if shift:
         return False
     store = next(s for s in kernel.body if isinstance(s, Store) and s.slot == written)
-    if kernel.inner and kernel.product is None and not store.inner and not waits:
-        # In a row kernel a value at the outer level is stored by one lane, but may be loaded by all of them.
-        if any(loads(s.value, read) for s in kernel.body if not isinstance(s, Store) or s.inner):
-            return False
+    # In a row kernel a value at the outer level is stored by one lane, but may be loaded by all of them.
+    lane_0_stores = bool(kernel.inner) and kernel.product is None and not store.inner
+    by_all = [s.value for s in kernel.body if not isinstance(s, Store) or s.inner]
+    if lane_0_stores and not waits and any(loads(v, read) for v in by_all):
+        return False
     values = [s.value for s in kernel.body]
     at = {index for v in walk(values) if v.op == "load" and v.arg[0] == read for index in indices_of(v)}
     return at <= {store.index}
@@ -266,8 +274,12 @@ def loads(value: Any, slot: int) -> bool:
 
 def owners(labels: np.ndarray) -> str:
     """What lies in a region, for the message."""
-    found = np.unique(labels // ELEMENT)
-    return ", ".join("nothing" if o == -1 else f"what array {-o - 3} held before" if o < -1 else f"%{o}" for o in found[:5])
+
+    def named(value: int) -> str:
+        before = f"what array {-value - 3} held before"
+        return "nothing" if value == GARBAGE else before if value < GARBAGE else f"%{value}"
+
+    return ", ".join(named(int(o)) for o in np.unique(labels // ELEMENT)[:5])
 
 
 def check_memory(p: Planned) -> None:

@@ -16,7 +16,8 @@ class SineMLP(tg.Module):
     """1-width-width-1."""
 
     def __init__(self, width: int = 64) -> None:
-        self.l1, self.l2, self.l3 = nn.Linear(1, width, init=tg.init.kaiming()), nn.Linear(width, width), nn.Linear(width, 1)
+        self.l1 = nn.Linear(1, width, init=tg.init.kaiming())
+        self.l2, self.l3 = nn.Linear(width, width), nn.Linear(width, 1)
 
 
 def sine_predict(m: SineMLP, x: tg.Tensor) -> tg.Tensor:
@@ -126,13 +127,20 @@ def cnn(batch: int = 64, side: int = 28, a: int = 16, b: int = 32, **more: Any) 
 
 
 def gpt(
-    batch: int = 32, vocabulary: int = 65, context: int = 64, width: int = 128, layers: int = 4, p: float = 0.0, **more: Any
+    batch: int = 32,
+    vocabulary: int = 65,
+    context: int = 64,
+    width: int = 128,
+    layers: int = 4,
+    p: float = 0.0,
+    **more: Any,
 ) -> Training:
     inputs = {"tokens": tg.i32[batch, context], "following": tg.i32[batch, context]}
     return Training("gpt", lambda: GPT(vocabulary, context, width, layers, p=p), gpt_loss, inputs, **more)
 
 
-BUDGET = {"sine": (sine(), 12), "cnn": (cnn(), 40), "gpt": (gpt(), 170)}  # dispatches a step, AdamW and clipping included
+# the most dispatches a step, AdamW and clipping included
+BUDGET = {"sine": (sine(), 12), "cnn": (cnn(), 40), "gpt": (gpt(), 170)}
 SMALL = (
     sine(batch=16, width=8),
     cnn(batch=4, side=8, a=3, b=5),

@@ -12,7 +12,7 @@ from models import BUDGET
 from tracegrad import optim
 from tracegrad.program import PERSISTENT, Program
 
-COMPILE_SECONDS = 1.0  # of the 4-layer GPT, tracing to Program; it takes about a tenth of that on the slowest machine here
+COMPILE_SECONDS = 1.0  # of the 4-layer GPT, tracing to Program; two slow cores took a tenth of that
 
 
 @pytest.mark.parametrize("name", BUDGET)
@@ -32,14 +32,18 @@ def test_memory_of_adam(name: str) -> None:
 
 @pytest.mark.parametrize("name", BUDGET)
 def test_temporaries_take_what_is_alive_at_once(name: str) -> None:
-    """The pool against its lower bound, the most that is alive during one dispatch; a tenth is left for gaps."""
+    """Each pool against its lower bound, the most that is alive during one dispatch; a tenth is left for gaps.
+
+    Integers and floats have pools of their own: a kernel sees an array as one type.
+    """
     training, _ = BUDGET[name]
     arguments = training.arguments()
     built = training.build()
     plan = planned_training(arguments, built).plan
-    alive = [sum(t.size for t in plan.lifetimes if t.first <= k <= t.last) for k in range(len(plan.launches))]
-    pool = sum(b.size for b in built.program.buffers if b.role == "temp")
-    assert max(alive) <= pool <= 1.1 * max(alive)
+    for pool in (b for b in built.program.buffers if b.role == "temp"):
+        inside = [t for t in plan.lifetimes if plan.places[t.key].array == pool.name]
+        alive = max(sum(t.size for t in inside if t.first <= k <= t.last) for k in range(len(plan.launches)))
+        assert alive <= pool.size <= 1.1 * alive
 
 
 def persistent_bytes(program: Program) -> int:

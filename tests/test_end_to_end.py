@@ -174,7 +174,7 @@ def torch_adamw(groups: list[Any]) -> torch.optim.Optimizer:
 
 
 def determined(name: str) -> bool:
-    """The loss does not depend on the bias of the keys: its gradient is rounding alone, which Adam makes full steps of."""
+    """The loss does not depend on the bias of the keys: its gradient is rounding, of which Adam makes full steps."""
     return not name.endswith(".k.b")
 
 
@@ -279,7 +279,8 @@ def test_a_checkpoint_resumes_bit_by_bit(device: str, tmp_path: Any, request: An
         request.getfixturevalue("webgpu")
     batches = [b for b, _ in zip(noisy_batches(), range(8))]
     schedule = lr.cosine_annealing(peak=1e-2, final=1e-4, steps=8)
-    training = replace(NOISY, optimizer=lambda: optim.adamw(lr=schedule, weight_decay=DECAY, clip_grad_norm=CLIP, ema=0.9))
+    ours = optim.adamw(lr=schedule, weight_decay=DECAY, clip_grad_norm=CLIP, ema=0.9)
+    training = replace(NOISY, optimizer=lambda: ours)
     path = tmp_path / "half.safetensors"
     with compiled(training, device, seed=3) as whole:
         losses = [whole.step(b).loss for b in batches[:4]]
@@ -329,6 +330,56 @@ def test_a_step_that_is_not_finite_changes_no_bit(device: str, what: str, tmp_pa
         assert isinstance(queued[1].result(), tg.Failed) and isinstance(queued[3].result(), tg.Failed)
         assert [queued[k].loss for k in (0, 2, 4)] == [b.step(good).loss for _ in range(3)]
         assert everything(a, tmp_path / "a") == everything(b, tmp_path / "b")
+
+
+# --- what optimizers keep ---
+
+DEVICES = ["cpu", pytest.param("webgpu", marks=pytest.mark.slow)]
+
+
+def array(train: tg.CompiledTraining, name: str) -> np.ndarray:
+    return train.worker.call(lambda session: session.read(name))
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_a_running_average_starts_at_the_parameters(device: str, request: Any) -> None:
+    if device == "webgpu":
+        request.getfixturevalue("webgpu")
+    training = sine(batch=64, width=8, optimizer=lambda: adamw(ema=0.9))
+    batches = sine_batches()
+    with compiled(training, device) as train:
+        mean = array(train, "params")
+        assert np.array_equal(array(train, "ema"), mean) and mean.any()
+        for _ in range(3):
+            train.step(next(batches)).result()
+            mean = 0.9 * mean + 0.1 * array(train, "params")
+            # three roundings to f32 of values below 2, each of at most 1.2e-7, and the same again in `mean`
+            np.testing.assert_allclose(array(train, "ema"), mean, rtol=0, atol=1e-6)
+        train.reset()
+        assert np.array_equal(array(train, "ema"), array(train, "params"))
+
+
+def entangled() -> optim.Optimizer:
+    """Two states that need each other's old value, one of them back to front, and no learning worth the name."""
+
+    def update(g: tg.Tensor, p: tg.Tensor, state: Any, host: Any) -> Any:
+        return g, {"a": state["b"] + g, "b": tg.flip(state["a"], 0) * 0.5, "c": tg.flip(state["c"], 0) + 1.0}
+
+    return optim.custom(optim.Transform({"a": 1.0, "b": 2.0, "c": 0.0}, update), lr=1e-3)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_states_may_need_each_others_old_values(device: str, request: Any) -> None:
+    if device == "webgpu":
+        request.getfixturevalue("webgpu")
+    batches = sine_batches()
+    with compiled(sine(batch=64, width=40, optimizer=entangled), device) as train:
+        a, b, c = (array(train, n) for n in "abc")
+        for _ in range(4):
+            train.step(next(batches)).result()
+            a, b, c = b + array(train, "grads"), a[::-1] * np.float32(0.5), c[::-1] + 1
+            for name, want in (("a", a), ("b", b), ("c", c)):
+                np.testing.assert_array_equal(array(train, name), want, err_msg=name)
 
 
 # --- forwards that share the parameters ---

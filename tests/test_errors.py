@@ -124,7 +124,9 @@ def picked(m: Lookup, tokens: tg.Tensor, label: tg.Tensor) -> tg.Tensor:
 
 
 @pytest.mark.parametrize("loss", [classify, picked])
-@pytest.mark.parametrize(("name", "value", "most"), [("tokens", 5, 4), ("tokens", -1, 4), ("label", 3, 2), ("label", -7, 2)])
+@pytest.mark.parametrize(
+    ("name", "value", "most"), [("tokens", 5, 4), ("tokens", -1, 4), ("label", 3, 2), ("label", -7, 2)]
+)
 def test_an_index_out_of_range(loss: Any, name: str, value: int, most: int) -> None:
     inputs = {"tokens": tg.i32[6], "label": tg.i32[6]}
     good = {"tokens": np.arange(6, dtype=np.int32) % 5, "label": np.arange(6, dtype=np.int32) % 3}
@@ -323,7 +325,8 @@ def test_inputs_that_the_loss_does_not_take(name: str) -> None:
 @pytest.mark.parametrize("spec", [(0, 1), (-2,), "x", (1.5,), (None, 1), {"a": 1}, True])
 def test_input_types_that_are_none(spec: Any) -> None:
     with pytest.raises(tg.InputError, match="'x'") as e:
-        tg.compile(model=SineMLP(8), loss=sine_loss, inputs={"x": spec, "y": (16, 1)}, optimizer=optim.adam())  # HERE spec
+        inputs = {"x": spec, "y": (16, 1)}
+        tg.compile(model=SineMLP(8), loss=sine_loss, inputs=inputs, optimizer=optim.adam())  # HERE spec
     assert_names_line(str(e.value), "spec")
 
 
@@ -360,7 +363,7 @@ def test_unknown_and_wrong_parameters(train: tg.CompiledTraining) -> None:
         for part in parts:
             assert part in str(e.value)
         assert_names_line(str(e.value), "upload")
-    with pytest.raises(tg.InputError, match="l3.b"):
+    with pytest.raises(tg.InputError, match=re.escape("l3.b")):
         train.upload_params({"l1.b": good}, strict=True)
 
 
@@ -377,7 +380,7 @@ def test_files_that_are_no_checkpoint(train: tg.CompiledTraining, tmp_path: Path
         train.load(tmp_path / "junk")
     with compiled(model=SineMLP(4)) as other:
         other.save(tmp_path / "other")
-    with pytest.raises(tg.InputError, match="l1.W"):
+    with pytest.raises(tg.InputError, match=re.escape("l1.W")):
         train.load(tmp_path / "other")
     with pytest.raises(FileNotFoundError):
         train.load(tmp_path / "nothing")
@@ -392,7 +395,8 @@ def test_a_device_that_is_none() -> None:
 def test_a_missing_adapter(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(adapters, "_ask", lambda: adapters._Answer(reason="no-driver"))
     with pytest.raises(tg.DeviceError) as e:
-        tg.compile(model=SineMLP(8), loss=sine_loss, inputs=INPUTS, optimizer=optim.adam(), device="webgpu")  # HERE adapter
+        model, adam = SineMLP(8), optim.adam()
+        tg.compile(model=model, loss=sine_loss, inputs=INPUTS, optimizer=adam, device="webgpu")  # HERE adapter
     assert "adapter" in str(e.value)
     assert_names_line(str(e.value), "adapter")
     with compiled() as train:

@@ -15,8 +15,9 @@ from tracegrad.dtypes import TensorType, f32
 from tracegrad.evaluate import evaluate
 from tracegrad.ir import Graph, toposort
 from tracegrad.kernels import unroll
-from tracegrad.layout import overlaps
-from tracegrad.plan import Persistent, fill_arrays, make_plan, make_program, optimize
+from tracegrad.layout import Persistent, overlaps
+from tracegrad.places import make_plan
+from tracegrad.plan import make_program, optimize
 from tracegrad.prims.leaves import leaf
 from tracegrad.program import Program
 from tracegrad.runtime.adapters import check_webgpu
@@ -93,8 +94,7 @@ def test_short_axes_written_out_change_nothing(case: Case, monkeypatch: pytest.M
 
 @pytest.mark.parametrize("case", ALL_CASES, ids=lambda c: c.name)
 def test_no_two_live_values_share_memory(case: Case) -> None:
-    plan, _ = make_plan(optimize(graph_of(case)))
-    fill_arrays(plan, plan.schedule.graph, NOTHING)
+    plan = make_plan(optimize(graph_of(case)), NOTHING)
     assert not overlaps(plan.places, plan.lifetimes)
 
 

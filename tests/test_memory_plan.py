@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import replace
 
 import pytest
@@ -17,7 +18,7 @@ from tracegrad.ambient import tracing
 from tracegrad.build import build_training
 from tracegrad.dtypes import TensorType, f32
 from tracegrad.ir import Graph
-from tracegrad.plan import Persistent
+from tracegrad.layout import Persistent
 from tracegrad.prims.leaves import leaf
 from tracegrad.program import Buffer
 
@@ -156,7 +157,7 @@ def test_two_outputs_of_one_dispatch_in_one_place_are_seen() -> None:
     seen = 0
     for number in range(len(p.program.dispatches)):
         outs = [s for s in slots_of(p, number) if s.written]
-        for a, b in zip(outs, outs[1:]):
+        for a, b in itertools.pairwise(outs):
             if a.buffer == b.buffer:
                 seen += 1
                 assert refused(with_offset(p, number, b.number, a.begin))

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from tracegrad import init, nn
+from tracegrad.ambient import tracing
 from tracegrad.dtypes import TensorType, f32, i32
 from tracegrad.errors import DTypeError, InputError, ShapeError, TraceError
 from tracegrad.evaluate import evaluate
@@ -16,7 +17,6 @@ from tracegrad.ir import Tensor
 from tracegrad.nn import Module, bound, named_parameters
 from tracegrad.prims.leaves import leaf
 from tracegrad.summaries import summary
-from tracegrad.ambient import tracing
 
 
 class Attention(Module):

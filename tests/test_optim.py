@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from tracegrad import lr, optim
+from tracegrad.ambient import tracing
 from tracegrad.dtypes import TensorType, f32
 from tracegrad.errors import InputError
 from tracegrad.evaluate import evaluate
@@ -14,7 +15,6 @@ from tracegrad.optim.gradients import norm
 from tracegrad.prims.elementwise import sign, square
 from tracegrad.prims.folds import SUM
 from tracegrad.prims.leaves import leaf
-from tracegrad.ambient import tracing
 
 torch = pytest.importorskip("torch")
 

@@ -1,7 +1,8 @@
-"""Properties that hold for every graph: indices, views, whole graphs and Programs, on inputs that hypothesis makes up."""
+"""What holds for every graph: indices, views, whole graphs and Programs, on inputs that hypothesis makes up."""
 
 from __future__ import annotations
 
+import itertools
 import math
 import os
 import subprocess
@@ -24,7 +25,8 @@ from tracegrad.entrypoints import compile as tg_compile
 from tracegrad.evaluate import evaluate
 from tracegrad.ir import Graph, Tensor
 from tracegrad.kernels.expr import Index, Space, evaluate_index, ravel, regroup, unravel
-from tracegrad.plan import Persistent, make_program
+from tracegrad.layout import Persistent
+from tracegrad.plan import make_program
 from tracegrad.prims import folds, views
 from tracegrad.prims.leaves import leaf
 from tracegrad.program import Buffer, Program
@@ -51,7 +53,23 @@ def points(draw: Any) -> tuple[Space, dict[str, Index], list[dict[str, int]]]:
     return space, {n: space.var(n, size) for n, size in sizes.items()}, found
 
 
+Known = tuple[Index, list[int]]  # an index, and its values at some points
 OPERATIONS = st.sampled_from(["add", "sub", "mul", "floordiv", "mod", "shift"])
+
+
+def applied(kind: str, x: Index, a: list[int], y: Index, b: list[int], n: int) -> Known:
+    """One operation, on indices and on integers."""
+    if kind == "add":
+        return x + y, [p + q for p, q in zip(a, b, strict=True)]
+    if kind == "sub":
+        return x - y, [p - q for p, q in zip(a, b, strict=True)]
+    if kind == "mul":
+        return x * n, [p * n for p in a]
+    if kind == "floordiv":
+        return x // n, [p // n for p in a]
+    if kind == "mod":
+        return x % n, [p % n for p in a]
+    return x + (n - 6), [p + n - 6 for p in a]
 
 
 @quick
@@ -59,20 +77,12 @@ OPERATIONS = st.sampled_from(["add", "sub", "mul", "floordiv", "mod", "shift"])
 def test_index_arithmetic_is_that_of_integers(space_and: Any, data: Any) -> None:
     """Random expressions of +, -, *, // and %, whose values Python computes along."""
     _, variables, found = space_and
-    pool: list[tuple[Index, list[int]]] = [(v, [p[n] for p in found]) for n, v in variables.items()]
+    pool: list[Known] = [(v, [p[n] for p in found]) for n, v in variables.items()]
     for _ in range(data.draw(st.integers(1, 10))):
         x, a = pool[data.draw(st.integers(0, len(pool) - 1))]
         y, b = pool[data.draw(st.integers(0, len(pool) - 1))]
         n = data.draw(st.integers(1, 12))
-        kind = data.draw(OPERATIONS)
-        pool.append({
-            "add": lambda: (x + y, [p + q for p, q in zip(a, b)]),
-            "sub": lambda: (x - y, [p - q for p, q in zip(a, b)]),
-            "mul": lambda: (x * n, [p * n for p in a]),
-            "floordiv": lambda: (x // n, [p // n for p in a]),
-            "mod": lambda: (x % n, [p % n for p in a]),
-            "shift": lambda: (x + (n - 6), [p + n - 6 for p in a]),
-        }[kind]())  # fmt: skip
+        pool.append(applied(data.draw(OPERATIONS), x, a, y, b, n))
         index, values = pool[-1]
         assert [evaluate_index(index, p) for p in found] == values
         assert all(index.lo <= v <= index.hi for v in values)
@@ -111,7 +121,7 @@ def two_shapes(draw: Any) -> tuple[tuple[int, ...], tuple[int, ...]]:
         order = draw(st.permutations(primes))
         cuts = sorted(draw(st.lists(st.integers(0, len(order)), max_size=4)))
         edges = [0, *cuts, len(order)]
-        return tuple(math.prod(order[a:b]) for a, b in zip(edges, edges[1:]))
+        return tuple(math.prod(order[a:b]) for a, b in itertools.pairwise(edges))
 
     return grouped(), grouped()
 
@@ -151,7 +161,7 @@ def draw_view(draw: Any, x: Tensor) -> Tensor:
         primes = [p for n in x.shape for p in factors(n)]
         cuts = sorted(draw(st.lists(st.integers(0, len(primes)), max_size=3)))
         edges = [0, *cuts, len(primes)]
-        return views.reshape(x, [math.prod(primes[a:b]) for a, b in zip(edges, edges[1:])])
+        return views.reshape(x, [math.prod(primes[a:b]) for a, b in itertools.pairwise(edges)])
     if kind == "permute":
         return views.permute(x, draw(st.permutations(range(x.ndim))))
     if kind == "broadcast":
@@ -223,6 +233,8 @@ def test_chains_of_views_move_every_element_to_its_place(graph: Graph) -> None:
 class Builder:
     """Grows a random graph of f32 tensors, a pool of which every op takes its operands."""
 
+    numbers: Tensor  # an i32 input of six
+
     def __init__(self, draw: Any) -> None:
         self.draw = draw
         self.pool: list[Tensor] = []
@@ -282,28 +294,20 @@ class Builder:
     def view(self, x: Tensor) -> Tensor:
         return draw_view(self.draw, x)
 
-    def indices(self, size: int, shape: tuple[int, ...]) -> Tensor:
-        return tg.asarray(np.array(self.draw(st.lists(st.integers(0, size - 1), min_size=math.prod(shape),
-                                                      max_size=math.prod(shape))), np.int32).reshape(shape))  # fmt: skip
-
     def gather(self, x: Tensor) -> Tensor | None:
+        """By numbers read from memory, by a constant, or by a coordinate."""
         if not x.ndim:
             return None
         axis = self.integer(0, x.ndim - 1)
-        picked = tg.asarray(np.arange(7, dtype=np.int32)) + tg.sum(self.counter()) * 0
-        return tg.take(x, picked % x.shape[axis] if False else tg.clip(picked, 0, x.shape[axis] - 1), axis)
+        constant = tg.asarray(np.array([3, 0, 2, 2, 1], np.int32))
+        picked = self.draw(st.sampled_from([self.numbers, self.numbers[::-1], constant, tg.arange(3)]))
+        return tg.take(x, tg.clip(picked, 0, x.shape[axis] - 1), axis)
 
     def scatter(self, x: Tensor) -> Tensor | None:
-        if x.ndim != 2:
+        if x.ndim != 2 or x.shape[0] > self.numbers.shape[0]:
             return None
-        rows = tg.clip(self.counter()[: x.shape[0]], 0, 3) if x.shape[0] <= 6 else None
-        if rows is None:
-            return None
+        rows = tg.clip(self.numbers[: x.shape[0]], 0, 3)
         return folds.scatter_add(x, tg.broadcast_to(rows[:, None], x.shape), 0, 4)
-
-    def counter(self) -> Tensor:
-        """The i32 input."""
-        return self.numbers
 
     def pack(self, x: Tensor) -> Tensor:
         return folds.pack([x, *(self.pick() for _ in range(self.integer(0, 2)))])
@@ -311,7 +315,7 @@ class Builder:
     def composite(self, x: Tensor) -> Tensor | None:
         if not x.ndim:
             return None
-        return self.draw(st.sampled_from([tg.softmax, tg.logsumexp, lambda x: tg.cumsum(x, -1) * 0.1]))(x, *(() if True else ()))
+        return self.draw(st.sampled_from([tg.softmax, tg.logsumexp, lambda x: tg.cumsum(x, -1) * 0.1]))(x)
 
 
 def fits_into(shape: tuple[int, ...], target: tuple[int, ...]) -> bool:
@@ -353,6 +357,27 @@ def assert_close(graph: Graph, env: dict[str, Any], got: dict[str, Any]) -> None
         assume(np.abs(np.asarray(rounded, np.float64) - want).max(initial=0.0) <= 1e-4 * scale)
         assert got[name].shape == y.shape
         np.testing.assert_allclose(got[name], want, rtol=3e-4, atol=3e-4 * scale, err_msg=f"{name}\n{graph}")
+
+
+GATHERS = {
+    "concatenated": lambda x, i: tg.take(tg.concat([x, 2 * x], 0), i, 0),
+    "padded": lambda x, i: tg.take(tg.pad(x, ((1, 2), (0, 0))), i, 0) * 2 + 1,
+    "transposed": lambda x, i: tg.take(x.permute(1, 0).reshape(-1), i, 0),
+    "flipped": lambda x, i: tg.take(tg.flip(x, 0), i, 0),
+    "coordinates": lambda x, i: tg.take(tg.arange(9) * 2, i, 0),
+    "gathered": lambda x, i: tg.take(tg.take(x, tg.clip(i, 0, 3), 0), tg.clip(i, 0, 5), 0),
+}
+
+
+@pytest.mark.parametrize("name", GATHERS)
+def test_gathers_from_views(name: str) -> None:
+    """Their indices and guards are known only when the kernel runs."""
+    with tracing():
+        x, i = leaf("input", "x", TensorType(f32, (4, 3))), leaf("input", "i", TensorType(i32, (6,)))
+        graph = Graph({"y": GATHERS[name](x, i)})
+    env = {"x": np.arange(12, dtype=np.float32).reshape(4, 3), "i": np.array([2, 0, 3, 1, 1, 5], np.int32)}
+    (want,) = evaluate(graph.roots, env, np)
+    np.testing.assert_array_equal(run(CpuSession(), graph, env)["y"], want)
 
 
 @few
@@ -461,5 +486,6 @@ def test_a_fresh_process_gives_the_same_bytes(hashing: str) -> None:
     """Sets and dictionaries of strings have another order there."""
     code = "import sys, models; sys.stdout.write('\\n'.join(t.build().program.to_json() for t in models.SMALL))"
     env = {**os.environ, "PYTHONHASHSEED": hashing, "PYTHONPATH": str(Path(__file__).parent)}
-    done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, timeout=120, check=True)
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=120, check=True)
     assert done.stdout == "\n".join(t.build().program.to_json() for t in SMALL)

@@ -8,7 +8,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from tracegrad.errors import Site, TraceError, call_site, located
+from tracegrad.errors import Site, TraceError, call_site
 from tracegrad.sites import SiteInfo
 
 if TYPE_CHECKING:
@@ -44,6 +44,12 @@ _trace: ContextVar[Trace | None] = ContextVar("tracegrad_trace", default=None)
 _fixed: ContextVar[_Site | None] = ContextVar("tracegrad_site", default=None)
 
 
+NO_TRACE = (
+    "there is no trace here. Ops on tensors run inside the loss or forward "
+    "that tg.compile, tg.compile_forward, attach or tg.trace calls"
+)
+
+
 def active() -> Trace | None:
     """The trace that is running, if any."""
     return _trace.get()
@@ -53,13 +59,7 @@ def require(what: str) -> Trace:
     """The running trace; TraceError naming `what` if there is none."""
     t = _trace.get()
     if t is None:
-        raise TraceError(
-            located(
-                f"{what}: there is no trace here. Ops on tensors run inside the loss or forward "
-                "that tg.compile, tg.compile_forward, attach or tg.trace calls",
-                call_site(),
-            )
-        )
+        raise TraceError.here(f"{what}: {NO_TRACE}")
     return t
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, cast
 
 from tracegrad import ambient
@@ -13,12 +13,12 @@ from tracegrad.dtypes import TensorType, f32, i32
 from tracegrad.errors import CompileError, InputError, TraceError, call_site, located
 from tracegrad.inputtypes import InputSpec, concrete_type
 from tracegrad.ir import Graph, Tensor, toposort
-from tracegrad.layout import Place
+from tracegrad.layout import Persistent, Place
 from tracegrad.nn.module import Parameter, bound, decays, named_parameters
 from tracegrad.optim.arena import Arena
 from tracegrad.optim.host import Host
 from tracegrad.optim.optimizer import Optimizer
-from tracegrad.plan import Persistent, make_program
+from tracegrad.plan import make_program
 from tracegrad.prims.elementwise import nonfinite, square, where
 from tracegrad.prims.leaves import leaf, require_own
 from tracegrad.prims.views import broadcast_to
@@ -27,7 +27,7 @@ from tracegrad.ranges import input_ranges
 from tracegrad.sites import SiteInfo
 from tracegrad.transforms.grad import gradients
 
-HALTED = "halted"
+HALTED = "halted"  # the state by which the device skips what is queued behind a step that was not applied
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +41,7 @@ class Built:
     sites: tuple[SiteInfo, ...] = ()
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class Traced:
     """One run of a user's function on leaves."""
 
@@ -49,8 +49,7 @@ class Traced:
     parameters: dict[str, Parameter]
     leaves: dict[str, Tensor]
     inputs: dict[str, TensorType]
-    result: Any = None
-    hypers: dict[str, float] = field(default_factory=dict[str, float])
+    result: Any
 
 
 def build_training(
@@ -58,16 +57,17 @@ def build_training(
     loss: Callable[..., Any],
     inputs: Mapping[str, InputSpec],
     optimizer: Optimizer,
-    keep_grads: bool = False,
 ) -> Built:
-    """The program of one training step."""
-    del keep_grads  # gradients always stay in their array
+    """The program of one training step. Gradients stay in an array of their own."""
+    if not isinstance(optimizer, Optimizer):  # pyright: ignore[reportUnnecessaryIsInstance]
+        hint = "; call it" if callable(optimizer) else ""
+        raise InputError.here(f"optimizer must be one of optim, such as optim.adam(lr=1e-3), got {optimizer!r}{hint}")
     with traced(model, loss, inputs, "loss") as t:
         y, aux = checked_loss(t.result, loss)
         arena = arena_of(t.parameters, optimizer)
         persistent = persistent_of(t.parameters, arena, optimizer)
         graph, unused = training_graph(t, y, aux, arena, optimizer)
-    hyper = {**t.hypers, **optimizer.hyper}
+    hyper = {**t.trace.hypers, **optimizer.hyper}
     meta = {"kind": "training", "optimizer": optimizer.spec(), "hyper": hyper}
     program = make_program(graph, persistent, input_ranges(graph), meta, t.inputs)
     return Built(program, graph, warnings=unused_warning(unused), sites=sites_of(t))
@@ -90,7 +90,7 @@ def build_forward(
         graph = Graph(outputs, dict(t.trace.captures))
         require_own(toposort(graph.roots), t.trace)
     persistent = persistent_like(t.parameters, like) if like else persistent_of(t.parameters, arena_of(t.parameters))
-    meta = {"kind": "forward", "hyper": dict(t.hypers)}
+    meta = {"kind": "forward", "hyper": dict(t.trace.hypers)}
     program = make_program(graph, persistent, input_ranges(graph), meta, t.inputs)
     return Built(program, graph, structure, sites=sites_of(t))
 
@@ -129,24 +129,18 @@ def traced(
 ) -> Generator[Traced]:
     """Run `fn` once on leaves; inside the block its trace is still open."""
     if ambient.active() is not None:
-        raise TraceError(located(f"a {what} cannot be compiled inside another trace", call_site()))
+        raise TraceError.here(f"a {what} cannot be compiled inside another trace")
     parameters = named_parameters(model)
     if not parameters:
-        raise CompileError(
-            located(
-                f"the model {type(model).__name__} has no parameters: make some with self.param or layers", call_site()
-            )
+        raise CompileError.here(
+            f"the model {type(model).__name__} has no parameters: make some with self.param or layers"
         )
     check_signature(fn, inputs, what)
     types = {name: concrete_type(name, spec) for name, spec in inputs.items()}
     with ambient.tracing(patching) as running:
         leaves = {n: leaf("param" if p.trainable else "frozen", n, p.type) for n, p in parameters.items()}
         values = {n: leaf("input", n, type_) for n, type_ in types.items()}
-        t = Traced(running, parameters, leaves, types)
-        t.result = fn(bound(model, leaves), **values)
-        t.hypers = dict(running.hypers)
-        yield t
-        t.hypers = dict(running.hypers)
+        yield Traced(running, parameters, leaves, types, fn(bound(model, leaves), **values))
 
 
 def check_signature(fn: Callable[..., Any], inputs: Mapping[str, Any], what: str) -> None:
@@ -167,13 +161,12 @@ def check_signature(fn: Callable[..., Any], inputs: Mapping[str, Any], what: str
     ]
     if not parameters:
         problems = [f"{what} must take the model as its first argument"]
+    elif parameters[0].name in inputs:
+        problems = [f"its first argument is the model, as in {what}(m, {', '.join(inputs)})"]
     if problems:
-        raise InputError(
-            located(
-                f"inputs do not match {what} {getattr(fn, '__name__', fn)!s}{signature}: {'; '.join(problems)}. "
-                f"inputs declares {', '.join(inputs) or 'nothing'}",
-                call_site(),
-            )
+        raise InputError.here(
+            f"inputs do not match {what} {getattr(fn, '__name__', fn)!s}{signature}: {'; '.join(problems)}. "
+            f"inputs declares {', '.join(inputs) or 'nothing'}"
         )
 
 
@@ -184,11 +177,9 @@ def checked_loss(result: Any, loss: Callable[..., Any]) -> tuple[Tensor, dict[st
     if isinstance(result, tuple) and len(cast("tuple[Any, ...]", result)) == 2:
         result, aux = cast("tuple[Any, Any]", result)
     if not isinstance(aux, dict) or not all(isinstance(x, Tensor) for x in cast("dict[str, Any]", aux).values()):
-        raise CompileError(
-            located(f'{name}: aux must be a dict of tensors, as in (loss, {{"name": tensor}})', call_site())
-        )
+        raise CompileError.here(f'{name}: aux must be a dict of tensors, as in (loss, {{"name": tensor}})')
     if not isinstance(result, Tensor):
-        raise CompileError(located(f"{name} must return a tensor, got {_kind(cast('object', result))}", call_site()))
+        raise CompileError.here(f"{name} must return a tensor, got {_kind(cast('object', result))}")
     if result.shape != () or result.dtype != f32:
         raise CompileError(
             located(
@@ -210,11 +201,8 @@ def checked_outputs(result: Any, forward: Callable[..., Any]) -> tuple[dict[str,
         parts = dict(enumerate(cast("tuple[Any, ...]", result)))
     if not parts or not all(isinstance(x, Tensor) for x in parts.values()):
         name = getattr(forward, "__name__", "forward")
-        raise CompileError(
-            located(
-                f"{name} must return a tensor, or a tuple or dict of tensors, got {_kind(cast('object', result))}",
-                call_site(),
-            )
+        raise CompileError.here(
+            f"{name} must return a tensor, or a tuple or dict of tensors, got {_odd(cast('object', result), parts)}"
         )
     outputs = {f"output.{k}": x for k, x in parts.items()}
     return outputs, {k: f"output.{k}" for k in parts} if isinstance(result, dict) else tuple(outputs)
@@ -247,8 +235,14 @@ def training_graph(
     return graph, unused
 
 
+def _odd(result: object, parts: Mapping[Any, Any] | None) -> str:
+    """What is wrong with the result of a forward: its kind, and the first part that is no tensor."""
+    odd = next((f", where {k!r} is a {_kind(x)}" for k, x in (parts or {}).items() if not isinstance(x, Tensor)), "")
+    return f"{'an empty ' if parts == {} else ''}{_kind(result)}{odd}"
+
+
 def _kind(value: object) -> str:
-    return type(value).__name__
+    return type(value).__name__ if value is not None else "None (is the return missing?)"
 
 
 def arena_of(parameters: Mapping[str, Parameter], optimizer: Optimizer | None = None) -> Arena:
@@ -271,7 +265,7 @@ def persistent_of(parameters: Mapping[str, Parameter], arena: Arena, optimizer: 
     buffers += [Buffer(a, "f32" if a.endswith("f32") else "i32", size, "param") for a, size in frozen.items()]
     if optimizer is not None:
         if not arena.size:
-            raise CompileError(located("no parameter of the model is trainable", call_site()))
+            raise CompileError.here("no parameter of the model is trainable")
         buffers.append(Buffer("grads", "f32", arena.size, "grad"))
         buffers += [Buffer(n, "f32", arena.size, "state", fill) for n, fill in optimizer.transform.state.items()]
         buffers.append(Buffer(HALTED, "i32", 1, "state"))

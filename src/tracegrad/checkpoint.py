@@ -12,7 +12,6 @@ U32 and booleans are stored as I32: safetensors readers elsewhere know F32 and I
 from __future__ import annotations
 
 import json
-import math
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -22,12 +21,15 @@ import numpy as np
 
 from tracegrad import lr as schedules
 from tracegrad import params, safetensors
-from tracegrad.errors import InputError, call_site, located
-from tracegrad.inputs import Array, describe, typed
+from tracegrad.build import HALTED
+from tracegrad.dtypes import DTYPES
+from tracegrad.errors import InputError
+from tracegrad.inputs import Array, describe
 from tracegrad.knobs import Knobs, Rate
 from tracegrad.program import Field, Program
 from tracegrad.runtime.base import Session
-from tracegrad.steps import HALTED, Stepper
+from tracegrad.runtime.storage import from_storage, to_storage
+from tracegrad.steps import Stepper
 
 VERSION = "1"
 
@@ -75,11 +77,11 @@ def restore(session: Session, stepper: Stepper, state: Checkpoint) -> None:
 def write(path: str | os.PathLike[str], state: Checkpoint) -> None:
     """Write the file, whole or not at all."""
     program = state.program
-    tensors = {f"param/{f.name}": storable(state.params[f.name]) for f in program.params}
+    tensors = {f"param/{f.name}": storable(state.params[f.name], f.dtype) for f in program.params}
     for f in states_of(program):
         flat = state.states[f.name]
         for name, part in split_state(program, f):
-            tensors[name] = storable(params.from_storage(flat.reshape(-1), part) if part else flat)
+            tensors[name] = storable(from_storage(flat.reshape(-1), part) if part else flat, f.dtype)
     metadata = {
         "tracegrad": VERSION,
         "step": json.dumps(state.step),
@@ -99,16 +101,15 @@ def read(path: str | os.PathLike[str], program: Program) -> Checkpoint:
     if file.metadata.get("tracegrad") != VERSION:
         found = file.metadata.get("tracegrad")
         what = f"has layout {found!r}, this library reads {VERSION!r}" if found else "is no checkpoint of tracegrad"
-        raise InputError(located(
-            f"load: {where} {what}; for parameters alone use upload_params(tracegrad.safetensors.read(path).tensors)",
-            call_site(),
-        ))  # fmt: skip
+        raise InputError.here(
+            f"load: {where} {what}; for parameters alone use upload_params(tracegrad.safetensors.read(path).tensors)"
+        )
     rest = dict(file.tensors)
     problems: list[str] = []
     values = {f.name: _taken(rest, f"param/{f.name}", f, problems) for f in program.params}
     states: dict[str, Array] = {}
     for f in states_of(program):
-        whole = np.zeros(f.shape, np.float32 if f.dtype == "f32" else np.int32)
+        whole = np.zeros(f.shape, DTYPES[f.dtype].numpy)
         for name, part in split_state(program, f):
             x = _taken(rest, name, part or f, problems)
             if part is None:
@@ -119,9 +120,7 @@ def read(path: str | os.PathLike[str], program: Program) -> Checkpoint:
     problems += [f"{name}: not in this training" for name in rest]
     if problems:
         shown = [*problems[:12], *([f"and {len(problems) - 12} more"] if len(problems) > 12 else [])]
-        raise InputError(
-            located("\n  ".join([f"load: {where} does not fit; nothing was changed", *shown]), call_site())
-        )
+        raise InputError.here("\n  ".join([f"load: {where} does not fit; nothing was changed", *shown]))
     return _with_metadata(file.metadata, where, values, states, program)
 
 
@@ -141,17 +140,15 @@ def states_of(program: Program) -> tuple[Field, ...]:
 def split_state(program: Program, state: Field) -> list[tuple[str, Field | None]]:
     """The tensors of one state: a slice for each trainable parameter if it has the parameters' layout, else itself."""
     trainable = [f for f in program.params if f.spec.get("trainable", True) and f.dtype == "f32"]
-    size = sum(math.prod(f.shape) for f in trainable)
-    if state.dtype != "f32" or not trainable or math.prod(state.shape) != size:
+    size = sum(f.size for f in trainable)
+    if state.dtype != "f32" or not trainable or state.size != size:
         return [(f"opt/{state.name}", None)]
     return [(f"opt/{state.name}/{f.name}", f) for f in trainable]
 
 
-def storable(x: Array) -> Array:
+def storable(x: Array, dtype: str) -> Array:
     """`x` as float32 or int32."""
-    if x.dtype == np.float32 or x.dtype == np.int32:
-        return x
-    return x.view(np.int32) if x.dtype == np.uint32 else x.astype(np.int32)
+    return to_storage(x, dtype).reshape(x.shape)
 
 
 def _taken(rest: dict[str, Array], name: str, field: Field, problems: list[str]) -> Array:
@@ -159,13 +156,11 @@ def _taken(rest: dict[str, Array], name: str, field: Field, problems: list[str])
     x = rest.pop(name, None)
     wanted = Field(field.name, 0, 0, field.dtype, field.shape)
     if x is None:
-        problems.append(f"{name}: missing, expected {typed(wanted)}")
-    elif x.shape != field.shape or x.dtype.name != ("float32" if field.dtype == "f32" else "int32"):
-        problems.append(f"{name}: expected {typed(wanted)}, got {describe(x)}")
-    elif field.dtype == "u32":
-        return x.view(np.uint32)
+        problems.append(f"{name}: missing, expected {wanted.type}")
+    elif x.shape != field.shape or x.dtype.name != DTYPES[DTYPES[field.dtype].storage].numpy:
+        problems.append(f"{name}: expected {wanted.type}, got {describe(x)}")
     else:
-        return x != 0 if field.dtype == "bool" else x
+        return from_storage(x.reshape(-1), wanted)
     return np.zeros(field.shape, np.float32)
 
 
@@ -181,5 +176,5 @@ def _with_metadata(
         start = None if m["lr_start"] is None else int(m["lr_start"])
         rate = dict(cast("dict[str, Any]", m["lr"]))
     except (KeyError, TypeError, ValueError, AttributeError) as e:
-        raise InputError(located(f"load: the metadata of {where} are damaged: {e!r}", call_site())) from None
+        raise InputError.here(f"load: the metadata of {where} are damaged: {e!r}") from None
     return Checkpoint(values, states, step, seed, rate, start, hyper, m["optimizer"], program)

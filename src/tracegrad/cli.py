@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+import warnings
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -26,7 +27,7 @@ def parser() -> argparse.ArgumentParser:
         "which", nargs="?", choices=DEMOS, default="digits",
         help="digits: a convolutional classifier of handwriting (default); sine: a curve; gpt: a character model",
     )  # fmt: skip
-    demo.add_argument("--out", type=Path, default=Path("tracegrad-demo"), help="folder for results (%(default)s)")
+    demo.add_argument("--out", type=Path, help="folder for results (tracegrad-demo; -sine and -gpt for the others)")
     demo.add_argument("--device", choices=DEVICES, default="auto", help="where to run (default: a GPU if there is one)")
     demo.add_argument("--steps", type=positive, default=None, help="training steps (default: enough)")
     demo.add_argument("--seed", type=natural, default=0, help="pins all randomness (%(default)s)")
@@ -46,7 +47,8 @@ def parser() -> argparse.ArgumentParser:
 
 def run_demo(args: argparse.Namespace) -> int:
     """`tracegrad demo [digits|sine|gpt]`."""
-    return DEMOS[args.which].run(Options(args.out, args.device, args.steps, args.seed))
+    own = "tracegrad-demo" if args.which == "digits" else f"tracegrad-demo-{args.which}"
+    return DEMOS[args.which].run(Options(args.out or Path(own), args.device, args.steps, args.seed))
 
 
 def run_doctor(args: argparse.Namespace) -> int:
@@ -80,11 +82,22 @@ def natural(text: str) -> int:
     return value
 
 
+def say(message: Warning | str, *_: object) -> None:
+    """A warning as the command shows it: no line of code, because none is the user's."""
+    print(f"tracegrad: {message}", file=sys.stderr)
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command; its exit code. Errors of the library and of the system are one message, not a traceback."""
-    args = parser().parse_args(argv)
+    given = sys.argv[1:] if argv is None else argv
+    if not given:
+        parser().print_help(sys.stderr)
+        raise SystemExit(2)
+    args = parser().parse_args(given)
     try:
-        return args.run(args)
+        with warnings.catch_warnings():
+            warnings.showwarning = say
+            return args.run(args)
     except (TracegradError, OSError) as e:
         print(f"tracegrad: {e}", file=sys.stderr)
         return 1

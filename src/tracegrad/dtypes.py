@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import struct
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -44,6 +45,14 @@ u32 = DType("u32", "uint32", "u32", "i32")
 bool_ = DType("bool", "bool", "bool", "i32")
 
 DTYPES = {d.name: d for d in (f32, i32, u32, bool_)}
+
+
+def nearest_f32(x: float) -> float:
+    """`x` rounded to f32; too large ones become infinite."""
+    try:
+        return struct.unpack("<f", struct.pack("<f", x))[0]
+    except OverflowError:
+        return math.copysign(math.inf, x)
 
 
 class TensorType(NamedTuple):

@@ -3,25 +3,25 @@
 from __future__ import annotations
 
 import os
+import warnings
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 from tracegrad.build import trace_forward as _trace_forward
 from tracegrad.build import trace_training
-from tracegrad.errors import DeviceError, call_site, located
+from tracegrad.errors import DeviceError
 from tracegrad.forward import CompiledForward
 from tracegrad.ir import Graph
 from tracegrad.optim.optimizer import Optimizer
 from tracegrad.own import OwnParameters
-from tracegrad.runtime.adapters import AdapterInfo, WebGPUSupport, adapter_for, adapters
-from tracegrad.runtime.adapters import check_webgpu as _check_webgpu
+from tracegrad.runtime.adapters import adapter_for, adapters, check_webgpu
 from tracegrad.runtime.base import DeviceInfo, Session
 from tracegrad.runtime.cpu import CpuSession
 from tracegrad.runtime.native import NativeSession
 from tracegrad.training import CompiledTraining, checked_seed
 
 DEVICES = ("auto", "webgpu", "cpu")
-CPU = DeviceInfo("cpu", "NumPy on this machine's CPU")
 
 
 def compile(
@@ -45,7 +45,7 @@ def compile(
     keep_grads: make `download_grads` available.
     Raises:    CompileError, InputError, ShapeError, DTypeError, TraceError with the line of your code; DeviceError.
     """
-    return CompiledTraining(
+    train = CompiledTraining(
         model=model,
         loss=loss,
         inputs=inputs,
@@ -54,6 +54,9 @@ def compile(
         seed=seed,
         keep_grads=keep_grads,
     )
+    for text in train.warnings:
+        warnings.warn(text, stacklevel=2)
+    return train
 
 
 def compile_forward(
@@ -86,20 +89,15 @@ def trace_forward(*, model: Any, forward: Callable[..., Any], inputs: Mapping[st
     return _trace_forward(model, forward, inputs)
 
 
-def check_webgpu() -> WebGPUSupport:
-    """Whether this machine can compute through WebGPU, and if not why, in plain words."""
-    return _check_webgpu()
-
-
 def is_webgpu_available() -> bool:
     """True if `device="webgpu"` can work here."""
-    return _check_webgpu().ok
+    return check_webgpu().ok
 
 
 def devices() -> list[DeviceInfo]:
     """Every usable device, in the order in which "auto" tries them. Software adapters come last: it never takes one."""
     found = [DeviceInfo("webgpu", a.description, a.software) for a in adapters()]
-    return [*(d for d in found if not d.software), CPU, *(d for d in found if d.software)]
+    return [*(d for d in found if not d.software), CpuSession.info, *(d for d in found if d.software)]
 
 
 def session_factory(device: str) -> Callable[[], Session]:
@@ -107,15 +105,8 @@ def session_factory(device: str) -> Callable[[], Session]:
     wanted = device if device != "auto" else os.environ.get("TRACEGRAD_DEVICE", "auto")
     if wanted not in DEVICES:
         source = "device" if device != "auto" else "TRACEGRAD_DEVICE"
-        raise DeviceError(
-            located(f"{source} is {wanted!r}; it must be one of {', '.join(map(repr, DEVICES))}", call_site())
-        )
+        raise DeviceError.here(f"{source} is {wanted!r}; it must be one of {', '.join(map(repr, DEVICES))}")
     if wanted == "cpu":
         return CpuSession
     adapter = adapter_for(wanted)
-    return CpuSession if adapter is None else lambda: NativeSession(_known(adapter))
-
-
-def _known(adapter: AdapterInfo | None) -> AdapterInfo:
-    assert adapter is not None
-    return adapter
+    return CpuSession if adapter is None else partial(NativeSession, adapter)

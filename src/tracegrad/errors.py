@@ -6,7 +6,7 @@ import contextlib
 import linecache
 import os
 import sys
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple, Self, TypeVar
 
 PACKAGE_DIR = os.path.dirname(os.path.abspath(__file__)) + os.sep
 # Context managers of the package are entered by contextlib, which is no caller of its own.
@@ -17,6 +17,11 @@ class TracegradError(Exception):
     """Base of every error that tracegrad raises."""
 
     bare: str | None = None  # the message without op and line, once these have been added
+
+    @classmethod
+    def here(cls, message: str) -> Self:
+        """The error, with the user's line below its message."""
+        return cls(located(message, call_site()))
 
 
 class ShapeError(TracegradError, ValueError):
@@ -29,6 +34,10 @@ class DTypeError(TracegradError, TypeError):
 
 class TraceError(TracegradError, RuntimeError):
     """An op, parameter or tensor used outside the trace it belongs to."""
+
+
+class MissingNameError(TraceError, AttributeError):
+    """A name that a tensor does not have."""
 
 
 class CompileError(TracegradError, RuntimeError):
@@ -77,7 +86,8 @@ def call_site() -> Site | None:
     frame = sys._getframe(1)  # pyright: ignore[reportPrivateUsage]
     while frame is not None:
         file = frame.f_code.co_filename
-        if not file.startswith(NOT_THE_USER):
+        generated = file == "<string>" and str(frame.f_globals.get("__name__")).startswith("tracegrad.")
+        if not file.startswith(NOT_THE_USER) and not generated:  # such as the __init__ of a dataclass
             return Site(file, frame.f_lineno)
         frame = frame.f_back
     return None

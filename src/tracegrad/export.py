@@ -15,7 +15,7 @@ import os
 import re
 import tempfile
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -26,9 +26,9 @@ from tracegrad import checkpoint, safetensors
 from tracegrad import lr as schedules
 from tracegrad.build import Built, build_forward
 from tracegrad.dtypes import InputType
-from tracegrad.errors import InputError, call_site, located
+from tracegrad.errors import InputError
 from tracegrad.forward import CompiledForward
-from tracegrad.inputs import as_array, cast_lossless, describe, typed
+from tracegrad.inputs import as_array, cast_lossless, describe
 from tracegrad.knobs import PREFIX
 from tracegrad.program import VERSION, Field, Program
 
@@ -41,24 +41,27 @@ POLICY = (
 )
 
 
+@dataclass(frozen=True, slots=True)
+class Contents:
+    """What a page shows besides the training; `CompiledTraining.export` has the meaning of each."""
+
+    title: str | None
+    forwards: Mapping[str, CompiledForward] | None
+    data: Mapping[str, Any] | None
+    labels: Sequence[str] | None
+    vocabulary: Sequence[str] | None
+
+
 def export(
-    state: checkpoint.Checkpoint,
-    host: Any,
-    path: str | os.PathLike[str],
-    *,
-    forwards: Mapping[str, CompiledForward] | None,
-    single_file: bool,
-    title: str | None,
-    data: Mapping[str, Any] | None,
-    labels: Sequence[str] | None,
-    vocabulary: Sequence[str] | None,
+    state: checkpoint.Checkpoint, host: Any, path: str | os.PathLike[str], contents: Contents, *, single_file: bool
 ) -> Path:
-    """Write the site of `state`; `CompiledTraining.export` has the meaning of each argument."""
-    rows = checked_data(state.program, data or {})
-    title = title or f"{type(host.model).__name__} training"
-    manifest = manifest_of(state, title, {n: demo_of(n, f, host, rows) for n, f in (forwards or {}).items()})
-    manifest["labels"] = [str(x) for x in labels or ()]
-    manifest["vocabulary"] = [str(x) for x in vocabulary or ()]
+    """Write the site of `state`, a moment of the training `host`; its HTML file."""
+    rows = checked_data(state.program, contents.data or {})
+    title = contents.title or f"{type(host.model).__name__} training"
+    demos = {name: demo_of(name, f, host, rows) for name, f in (contents.forwards or {}).items()}
+    manifest = manifest_of(state, title, demos)
+    manifest["labels"] = [str(x) for x in contents.labels or ()]
+    manifest["vocabulary"] = [str(x) for x in contents.vocabulary or ()]
     manifest["data"] = bool(rows)
     with tempfile.TemporaryDirectory() as folder:
         weights, packed = Path(folder, "weights"), Path(folder, "data")
@@ -139,7 +142,7 @@ def plain_program(program: Program) -> dict[str, Any]:
 def demo_of(name: str, forward: CompiledForward, host: Any, data: Mapping[str, Any]) -> dict[str, Any]:
     """A forward's program, and how the page shows it."""
     if forward.host is not host:
-        raise InputError(located(f"export: the forward {name!r} is not attached to this training", call_site()))
+        raise InputError.here(f"export: the forward {name!r} is not attached to this training")
     built = _built(forward, host)
     fields = [f for f in built.program.inputs if not f.name.startswith(PREFIX)]
     demo = demo_kind(fields, built, data)
@@ -160,7 +163,7 @@ def demo_kind(fields: Sequence[Field], built: Built, data: Mapping[str, Any]) ->
     if len(fields) != 1 or built.structure is not None:
         return plain
     (x,), (y,) = fields, [f for f in built.program.outputs if f.name == "output"]
-    if x.dtype == "f32" and len(x.shape) == 4 and x.shape[:2] == (1, 1) and math.prod(y.shape) <= 100:
+    if x.dtype == "f32" and len(x.shape) == 4 and x.shape[:2] == (1, 1) and y.size <= 100:
         return {"kind": "image", "height": x.shape[2], "width": x.shape[3]}
     if x.dtype == "f32" and len(x.shape) == 2 and x.shape[1] == 1 and y.shape == x.shape:
         return {"kind": "curve", **_points(x.name, data)}
@@ -185,21 +188,21 @@ def checked_data(program: Program, data: Mapping[str, Any]) -> dict[str, Any]:
     fields = {f.name: f for f in program.inputs if not f.name.startswith(PREFIX)}
     out: dict[str, Any] = {}
     problems = [f"{n}: no such input" for n in data if n not in fields]
-    problems += [f"{n}: missing, rows of {typed(f)}" for n, f in fields.items() if data and n not in data]
+    problems += [f"{n}: missing, rows of {f.type}" for n, f in fields.items() if data and n not in data]
     for name in fields.keys() & data.keys():
         f = fields[name]
         try:
             x = as_array(data[name])
             if x.shape != f.shape and (not x.ndim or not len(x) or x.shape[1:] != f.shape[1:] or not f.shape):
                 raise InputError(f"expected examples of {f.dtype}{list(f.shape[1:])}, got {describe(x)}")
-            out[name] = checkpoint.storable(cast_lossless(x, f.dtype))
+            out[name] = checkpoint.storable(cast_lossless(x, f.dtype), f.dtype)
         except InputError as e:
             problems.append(f"{name}: {e}")
     lengths = {n: len(x) for n, x in out.items() if x.shape != fields[n].shape}
     if len(set(lengths.values())) > 1:
         problems.append(f"numbers of examples differ: {lengths}")
     if problems:
-        raise InputError(located("\n  ".join(["export: the data do not fit", *problems]), call_site()))
+        raise InputError.here("\n  ".join(["export: the data do not fit", *problems]))
     return {n: np.ascontiguousarray(out[n]) for n in fields if n in out}
 
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TextIO, cast
 
-from tracegrad.errors import InputError, call_site, located
+from tracegrad.errors import InputError
 from tracegrad.results import Pending, StepResult
 
 if TYPE_CHECKING:
@@ -39,6 +39,11 @@ class History:
     metrics: list[dict[str, float]] = field(default_factory=list[dict[str, float]])
     epochs: int = 0
     seconds: float = 0.0
+
+    def __repr__(self) -> str:
+        last = f"; loss {self.loss[0]:.4g} -> {self.loss[-1]:.4g}" if self.loss else ""
+        metrics = f"; {self.metrics[-1]}" if self.metrics else ""
+        return f"<History of {len(self.loss)} steps in {self.seconds:.1f} s{last}{metrics}>"
 
 
 @dataclass(slots=True)
@@ -84,6 +89,10 @@ def fit(
     for name, value in (("steps", steps), ("every", every)):
         if value is not None:
             _check(name, value)
+    for name, value in (("data", data), ("callbacks", callbacks)):
+        if not (hasattr(value, "__iter__") or hasattr(value, "__getitem__")):  # a dataset may have the latter only
+            hint = "; put it in a list" if callable(value) else ""
+            raise InputError.here(f"fit: {name} must be something to iterate over, got {value!r}{hint}")
     loop = _Loop(train, evaluate, every, tuple(callbacks), Log(log), Progress(progress, _total(data, epochs, steps)))
     began = time.perf_counter()
     try:
@@ -147,9 +156,7 @@ class _Loop:
             if self.queued == before:
                 many = before > 0
                 hint = " (a generator can be iterated once only; pass a list or a DataLoader)" if many else ""
-                raise InputError(
-                    located(f"fit: the data have no batch in epoch {self.history.epochs}{hint}", call_site())
-                )
+                raise InputError.here(f"fit: the data have no batch in epoch {self.history.epochs}{hint}")
 
     def _drain(self) -> None:
         while self.waiting:
@@ -179,7 +186,10 @@ class _Loop:
         if self.evaluate is None or self.evaluated == done:
             return
         self.evaluated = done
-        self.metrics = {name: float(value) for name, value in self.evaluate(self.train).items()}
+        metrics = self.evaluate(self.train)
+        if not isinstance(metrics, Mapping):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise InputError.here(f'fit: evaluate must return a dict such as {{"accuracy": 0.9}}, got {metrics!r}')
+        self.metrics = {name: float(value) for name, value in metrics.items()}
         step = self.history.step[-1] if self.history.step else 0
         record = {"step": step, **self.metrics}
         self.history.metrics.append(record)
@@ -193,15 +203,13 @@ def as_inputs(batch: Any, names: Sequence[str]) -> Mapping[str, Any]:
         return cast("Mapping[str, Any]", batch)
     values = cast("Sequence[Any]", batch) if isinstance(batch, (tuple, list)) else (batch,)
     if len(values) != len(names):
-        raise InputError(
-            located(f"fit: a batch has {len(values)} values, the inputs are {', '.join(names)}", call_site())
-        )
+        raise InputError.here(f"fit: a batch has {len(values)} values, the inputs are {', '.join(names)}")
     return dict(zip(names, values, strict=True))
 
 
 def _check(name: str, value: int) -> None:
     if isinstance(value, bool) or not isinstance(value, int) or value < 1:  # pyright: ignore[reportUnnecessaryIsInstance]
-        raise InputError(located(f"fit: {name} must be an integer of at least 1, got {value!r}", call_site()))
+        raise InputError.here(f"fit: {name} must be an integer of at least 1, got {value!r}")
 
 
 def _total(data: Iterable[Any], epochs: int, steps: int | None) -> int | None:

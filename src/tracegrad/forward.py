@@ -10,9 +10,10 @@ from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any, cast
 
-from tracegrad.build import Built, build_forward, trace_sites
+from tracegrad import indexcheck, params
+from tracegrad.build import Built, build_forward, check_signature, trace_sites
 from tracegrad.dtypes import InputType
-from tracegrad.errors import InputError, call_site, located
+from tracegrad.errors import InputError
 from tracegrad.inputs import as_array, check_inputs, merge
 from tracegrad.inputtypes import input_types
 from tracegrad.ir import Graph
@@ -23,7 +24,7 @@ from tracegrad.program import Field
 from tracegrad.results import Aborted, CompletedRun, Pending, RunResult, failure, resolved
 from tracegrad.runtime.base import Session
 from tracegrad.sites import PATCH, SiteInfo
-from tracegrad.steps import captures_of
+from tracegrad.steps import by_role, captures_of
 
 Array = Any
 
@@ -68,9 +69,10 @@ class CompiledForward:
         Without None dimensions the program is built here, so that its errors are raised here.
         """
         if max_cached_shapes < 1:
-            raise InputError(f"max_cached_shapes must be at least 1, got {max_cached_shapes}")
+            raise InputError.here(f"max_cached_shapes must be at least 1, got {max_cached_shapes}")
         self._host, self._forward, self._owner = host, forward, owner
         self._types = input_types(inputs)
+        check_signature(forward, inputs, "forward")
         self._free = [(n, d) for n, t in self._types.items() for d, size in enumerate(t.shape) if size is None]
         self._capacity = max_cached_shapes
         self._lock = threading.Lock()  # never held while waiting for the worker
@@ -226,9 +228,9 @@ class CompiledForward:
                 return size
         if len(set(sizes.values())) > 1:
             shown = ", ".join(f"{n} axis {d} is {size}" for (n, d), size in sizes.items())
-            raise InputError(located(f"run: all None dimensions of a call must agree: {shown}", call_site()))
+            raise InputError.here(f"run: all None dimensions of a call must agree: {shown}")
         if 0 in sizes.values():
-            raise InputError(located("run: an input is empty: a None dimension must be at least 1", call_site()))
+            raise InputError.here("run: an input is empty: a None dimension must be at least 1")
         fields = [Field(n, 0, 0, t.dtype.name, cast("tuple[int, ...]", t.shape)) for n, t in self._types.items()]
         check_inputs(fields, given, "run")
         raise AssertionError("an input without the declared rank passed the check")
@@ -252,9 +254,7 @@ class CompiledForward:
         types = self._concrete(size)
         entry = _Entry(build_forward(self._host.model, self._forward, types, self._host.layout, patching), version)
         if "patches" in types and any(s.kind == "patch" for s in entry.built.sites):
-            raise InputError(
-                located("an input of a forward with patch sites cannot be named 'patches': rename it", call_site())
-            )
+            raise InputError.here("an input of a forward with patch sites cannot be named 'patches': rename it")
         return entry
 
     def _patched(self, entry: _Entry) -> _Entry:
@@ -308,7 +308,17 @@ class RunWork:
         if entry.handle is None:
             entry.handle = session.load(entry.built.program)
             self.owner.host.loaded(session, entry.built.program)
+        if indexcheck.enabled():
+            self._check_indices(session)
         return session.submit(entry.handle, self.arrays)
+
+    def _check_indices(self, session: Session) -> None:
+        program = self.entry.built.program
+        values = params.download(session, program, program.params)
+        given = {n: x for n, x in self.arrays.items() if not n.startswith(PREFIX)}
+        hyper = {n: x for n, x in self.arrays.items() if n.startswith(PREFIX)}
+        env = by_role("param", values) | by_role("frozen", values) | by_role("input", given) | by_role("patch", given)
+        indexcheck.check_indices(self.entry.built.graph, env | hyper)
 
     def finish(self, outputs: dict[str, Any]) -> bool:
         """See `worker.Work`."""

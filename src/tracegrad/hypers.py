@@ -8,7 +8,7 @@ from typing import cast
 
 from tracegrad.ambient import require
 from tracegrad.dtypes import TensorType, f32
-from tracegrad.errors import InputError, TraceError, call_site, located
+from tracegrad.errors import InputError, TraceError
 from tracegrad.ir import Tensor
 from tracegrad.prims.leaves import leaf
 
@@ -35,16 +35,12 @@ def hyper(name: str, default: float) -> Tensor:
     running = require("tg.hyper")
     name_, value = cast("object", name), float(default)
     if not (isinstance(name_, str) and name_.isidentifier()) or name in RESERVED:
-        raise InputError(
-            located(f"tg.hyper: {name!r} is no name to set it by; use an identifier, not seed or step", call_site())
-        )
+        raise InputError.here(f"tg.hyper: {name!r} is no name to set it by; use an identifier, not seed or step")
     if not math.isfinite(value):
-        raise InputError(located(f"tg.hyper: the default of {name!r} must be finite, got {default!r}", call_site()))
+        raise InputError.here(f"tg.hyper: the default of {name!r} must be finite, got {default!r}")
     known = running.hypers.setdefault(name, value)
     if known != value:
-        raise TraceError(
-            located(f"tg.hyper: {name!r} has the default {known!r} elsewhere and {value!r} here", call_site())
-        )
+        raise TraceError.here(f"tg.hyper: {name!r} has the default {known!r} elsewhere and {value!r} here")
     return scalar(name)
 
 

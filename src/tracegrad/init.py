@@ -9,8 +9,8 @@ from __future__ import annotations
 import base64
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, fields
+from typing import Any, cast
 
 from tracegrad.dtypes import DType, Shape, as_dtype, f32
 from tracegrad.errors import DTypeError, InputError
@@ -34,8 +34,19 @@ def fans(shape: Shape) -> tuple[int, int]:
     return shape[1] * area, shape[0] * area
 
 
+class Initializer:
+    """What all of them are: frozen plain data."""
+
+    __slots__ = ()
+
+    def spec(self) -> dict[str, Any]:
+        """As plain data, which `from_spec` and the browser read."""
+        values = {f.name: getattr(self, f.name) for f in fields(cast("Any", self))}
+        return {"kind": type(self).__name__.lower(), **values}
+
+
 @dataclass(frozen=True, slots=True)
-class Randn:
+class Randn(Initializer):
     """Normal numbers of mean 0 and standard deviation `scale`."""
 
     scale: float = 0.02
@@ -44,13 +55,9 @@ class Randn:
         """Standard deviation for a parameter of `shape`."""
         return self.scale
 
-    def spec(self) -> dict[str, Any]:
-        """As plain data."""
-        return {"kind": "randn", "scale": self.scale}
-
 
 @dataclass(frozen=True, slots=True)
-class Kaiming:
+class Kaiming(Initializer):
     """Normal numbers of deviation gain / sqrt(fan_in), for layers before a relu (He et al. 2015).
 
     fan_in is shape[0] of a matrix [in, out], and in/groups * kh * kw of a convolution.
@@ -62,13 +69,9 @@ class Kaiming:
         """Standard deviation for a parameter of `shape`."""
         return self.gain / math.sqrt(fans(shape)[0])
 
-    def spec(self) -> dict[str, Any]:
-        """As plain data."""
-        return {"kind": "kaiming", "gain": self.gain}
-
 
 @dataclass(frozen=True, slots=True)
-class Xavier:
+class Xavier(Initializer):
     """Normal numbers of deviation gain * sqrt(2 / (fan_in + fan_out)) (Glorot & Bengio 2010)."""
 
     gain: float = 1.0
@@ -77,13 +80,9 @@ class Xavier:
         """Standard deviation for a parameter of `shape`."""
         return self.gain * math.sqrt(2.0 / sum(fans(shape)))
 
-    def spec(self) -> dict[str, Any]:
-        """As plain data."""
-        return {"kind": "xavier", "gain": self.gain}
-
 
 @dataclass(frozen=True, slots=True)
-class Uniform:
+class Uniform(Initializer):
     """Numbers spread evenly over [low, high)."""
 
     low: float
@@ -93,31 +92,19 @@ class Uniform:
         if not -math.inf < self.low <= self.high < math.inf:
             raise InputError(f"init.uniform: low must not be above high, got [{self.low!r}, {self.high!r})")
 
-    def spec(self) -> dict[str, Any]:
-        """As plain data."""
-        return {"kind": "uniform", "low": self.low, "high": self.high}
-
 
 @dataclass(frozen=True, slots=True)
-class Zeros:
+class Zeros(Initializer):
     """Zeros: biases. Not decayed by default."""
 
-    def spec(self) -> dict[str, Any]:
-        """As plain data."""
-        return {"kind": "zeros"}
-
 
 @dataclass(frozen=True, slots=True)
-class Ones:
+class Ones(Initializer):
     """Ones: gains. Not decayed by default."""
-
-    def spec(self) -> dict[str, Any]:
-        """As plain data."""
-        return {"kind": "ones"}
 
 
 @dataclass(frozen=True, slots=True, repr=False)
-class Literal:
+class Literal(Initializer):
     """Given values; make one with `literal`. `data` are the bytes, little-endian, row-major."""
 
     dtype: DType
@@ -132,8 +119,6 @@ class Literal:
         data = base64.b64encode(self.data).decode("ascii")
         return {"kind": "literal", "dtype": self.dtype.name, "shape": list(self.shape), "data": data}
 
-
-Initializer = Randn | Kaiming | Xavier | Uniform | Zeros | Ones | Literal
 
 randn = Randn
 kaiming = Kaiming
@@ -177,7 +162,7 @@ def from_spec(spec: Mapping[str, Any]) -> Initializer:
     kind = values.pop("kind", None)
     if kind == "literal":
         return Literal(as_dtype(values["dtype"]), tuple(values["shape"]), base64.b64decode(values["data"]))
-    kinds = {"randn": Randn, "kaiming": Kaiming, "xavier": Xavier, "uniform": Uniform, "zeros": Zeros, "ones": Ones}
+    kinds = {c.__name__.lower(): c for c in (Randn, Kaiming, Xavier, Uniform, Zeros, Ones)}
     if kind not in kinds:
         raise InputError(f"initialiser of unknown kind {kind!r}; known are {', '.join(kinds)} and literal")
     return kinds[kind](**values)

@@ -8,16 +8,11 @@ from typing import Any, cast
 import numpy as np
 
 from tracegrad.dtypes import DTYPES
-from tracegrad.errors import InputError, call_site, located
+from tracegrad.errors import InputError
 from tracegrad.program import Field
 
 Array = Any
 LARGEST_F32 = float(np.finfo(np.float32).max)
-
-
-def typed(field: Field) -> str:
-    """`f32[2,3]`"""
-    return f"{field.dtype}[{','.join(map(str, field.shape))}]"
 
 
 def merge(mapping: Mapping[str, Any] | None, named: Mapping[str, Any], what: str) -> dict[str, Any]:
@@ -25,15 +20,12 @@ def merge(mapping: Mapping[str, Any] | None, named: Mapping[str, Any], what: str
     if mapping is None:
         return dict(named)
     if not isinstance(mapping, Mapping):  # pyright: ignore[reportUnnecessaryIsInstance]
-        raise InputError(
-            located(
-                f"{what}: inputs are given by name, as keywords or as one dict; got {type(mapping).__name__}",
-                call_site(),
-            )
+        raise InputError.here(
+            f"{what}: inputs are given by name, as keywords or as one dict; got {type(mapping).__name__}"
         )
     twice = sorted(set(mapping) & set(named))
     if twice:
-        raise InputError(located(f"{what}: given twice, in the dict and by keyword: {', '.join(twice)}", call_site()))
+        raise InputError.here(f"{what}: given twice, in the dict and by keyword: {', '.join(twice)}")
     return {**mapping, **named}
 
 
@@ -57,12 +49,10 @@ def check_inputs(
     known = {f.name for f in fields}
     for name in given:
         if name not in known:
-            problems.append(
-                f"{name}: unknown; inputs are {', '.join(f'{f.name} {typed(f)}' for f in fields) or 'none'}"
-            )
+            problems.append(f"{name}: unknown; inputs are {', '.join(f'{f.name} {f.type}' for f in fields) or 'none'}")
     for field in fields:
         if field.name not in given:
-            problems.append(f"{field.name}: missing, expected {typed(field)}")
+            problems.append(f"{field.name}: missing, expected {field.type}")
             continue
         try:
             arrays[field.name] = fit_value(field, given[field.name], lead)
@@ -70,7 +60,7 @@ def check_inputs(
             problems.append(f"{field.name}: {e}")
     if problems:
         count = f"{len(problems)} problems with the inputs" if len(problems) > 1 else "a problem with the inputs"
-        raise InputError(located("\n  ".join([f"{what}: {count}", *problems]), call_site()))
+        raise InputError.here("\n  ".join([f"{what}: {count}", *problems]))
     return arrays
 
 
@@ -80,7 +70,7 @@ def fit_value(field: Field, value: Any, lead: int | None = None) -> Array:
     shapes = [field.shape] if lead is None else [(lead, *field.shape), field.shape]
     if x.shape not in shapes:
         wanted = f" or {field.dtype}[{','.join(map(str, shapes[0]))}]" if lead is not None else ""
-        raise InputError(f"expected {typed(field)}{wanted}, got {describe(x)}{_shape_hint(field, x)}")
+        raise InputError(f"expected {field.type}{wanted}, got {describe(x)}{_shape_hint(field, x)}")
     out = cast_lossless(x, field.dtype)
     valid = field.spec.get("range")
     if valid is not None and out.size:
@@ -168,6 +158,6 @@ def _shape_hint(field: Field, x: Array) -> str:
         return ""
     if len(x.shape) == len(field.shape) and x.shape[1:] == field.shape[1:] and x.shape and x.shape[0] < field.shape[0]:
         return " (a last, smaller batch? drop it, as DataLoader(drop_last=True) does)"
-    if x.size == int(np.prod(field.shape, dtype=np.int64)):
+    if x.size == field.size:
         return f" (the sizes agree: did you mean x.reshape({field.shape})?)"
     return ""

@@ -9,17 +9,17 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from tracegrad import ambient
+from tracegrad import ambient, foreign
 from tracegrad.dtypes import DType, Shape, TensorType
-from tracegrad.errors import DTypeError, ShapeError, Site, TraceError, call_site, located, placed
+from tracegrad.errors import DTypeError, ShapeError, Site, TraceError, placed
 from tracegrad.methods import TensorMethods
 
 _serial = itertools.count()
 
 # What the compiler does with a primitive. Everything else about it stands in its row.
-FAMILIES = ("leaf", "map", "view", "fold", "product", "gather", "scatter", "pack", "composite")
+FAMILIES = ("leaf", "formula", "map", "view", "fold", "product", "gather", "scatter", "pack", "composite")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -30,13 +30,16 @@ class Primitive:
     array:  what it computes on arrays of the namespace `xp` (NumPy, jax.numpy): the name of a function of xp, an
             expression such as "1 / xp.sqrt({0})", or, where no renderer needs it, (xp, *arrays, **attrs) -> array
     vjp:    (ct, y, *inputs, **attrs) -> one cotangent (or None) per input
-    wgsl:   template of the value, `{0}` being the first input and `{t}` the result's type (family "map"), or of one
-            combination (family "fold")
-    helper: WGSL function that the template calls, if any
-    index:  (coordinates, input type, **attrs) -> (input coordinates, guards) (family "view")
+    wgsl:   template of the value, `{0}` being the first input and `{t}` the result's type (family "map")
+    helper: WGSL functions that the template calls, if any, separated by blank lines
+    index:  (coordinates, input type, **attrs) -> (input coordinates, guards) (family "view");
+            (coordinates, **attrs) -> the element there, a number or an index (family "formula")
+    repeats: (input type, result type) -> how many neighbours in a row of the result each element of the input is, or
+            None where the result has another order (family "view"; without the rule, always None)
     expand: (*inputs, **attrs) -> Tensor (family "composite")
     indexes: (*input types, **attrs) -> (which input is an index, into how many elements, an exempt value or None)
-    identity: what a fold of nothing gives (family "fold")
+    combine: name of the elementwise row that joins two partial results, and
+    identity: what a fold of nothing gives (families "fold", "product", "scatter")
     cost:   of computing one element, a load from memory being 4
     """
 
@@ -48,10 +51,17 @@ class Primitive:
     wgsl: str = ""
     helper: str = ""
     index: Callable[..., Any] | None = None
+    repeats: Callable[[TensorType, TensorType], int | None] | None = None
     expand: Callable[..., Tensor] | None = None
     indexes: Callable[..., tuple[int, int, int | None]] | None = None
+    combine: str = ""
     identity: float | None = None
     cost: int = 1
+
+    @property
+    def passes(self) -> bool:
+        """Is the result, element by element, the first input itself?"""
+        return self.wgsl == "{0}"
 
     def __repr__(self) -> str:
         return self.name
@@ -120,37 +130,50 @@ class Tensor(TensorMethods):
         return f"<{self.type} {self.name}>"
 
     def __bool__(self) -> bool:
-        raise TraceError(
-            located(
-                f"the value of {self!r} is not known while tracing, so it cannot decide a Python branch; "
-                "use tg.where, or decide on a Python value",
-                call_site(),
-            )
+        raise TraceError.here(
+            f"the value of {self!r} is not known while tracing, so it cannot decide a Python branch; "
+            "use tg.where, or decide on a Python value"
         )
 
     def __float__(self) -> float:
-        raise TraceError(located(f"the value of {self!r} is not known while tracing", call_site()))
+        raise TraceError.here(
+            f"the value of {self!r} is not known while tracing; return it with the result, as aux of a loss, "
+            "and read it there"
+        )
 
     __int__ = __float__  # pyright: ignore[reportAssignmentType]
 
     def __len__(self) -> int:
         if not self.shape:
-            raise TraceError(f"{self!r} has rank 0 and no length")
+            raise TraceError.here(f"{self!r} has rank 0: it has no length and nothing to iterate over")
         return self.shape[0]
 
     def __iter__(self) -> Iterator[Tensor]:
         return (self[k] for k in range(len(self)))
 
-    # An ndarray on the left of an operator must leave the operation to the tensor.
-    __array_ufunc__ = None
+    if not TYPE_CHECKING:  # type checkers are to report unknown names themselves
+
+        def __getattr__(self, name: str) -> Any:
+            if name.startswith("__"):
+                raise AttributeError(name)
+            raise foreign.missing(self, name)
+
+    def __setitem__(self, index: Any, value: Any) -> None:
+        raise TraceError.here(f"{self!r} cannot be changed in place; make a new tensor, with tg.where or tg.concat")
+
+    def __array_ufunc__(self, function: Any, method: str, *inputs: Any, **options: Any) -> Any:
+        return foreign.ufunc(function, method, inputs, options)
+
+    def __array_function__(self, function: Any, *_: Any) -> Any:
+        raise foreign.unknown("numpy", function)
+
+    @classmethod
+    def __torch_function__(cls, function: Any, *_: Any) -> Any:
+        raise foreign.unknown("torch", function)
 
     def __array__(self, *_: Any, **__: Any) -> Any:
-        raise TraceError(
-            located(
-                f"{self!r} has no values while tracing, so NumPy cannot compute with it; use the function of tg. "
-                "with the same name",
-                call_site(),
-            )
+        raise TraceError.here(
+            f"{self!r} has no numbers while tracing, so it cannot become a NumPy array; use functions of tg."
         )
 
 
@@ -240,6 +263,10 @@ class Graph:
     def inputs(self) -> list[Tensor]:
         """Named inputs of a call."""
         return self.leaves("input")
+
+    def __repr__(self) -> str:
+        shown = ", ".join(f"{name} {t.type}" for name, t in self.outputs.items())
+        return f"<Graph of {len(self)} nodes: {shown}; print it for all of them>"
 
     def __iter__(self) -> Iterator[Tensor]:
         return iter(self.nodes)

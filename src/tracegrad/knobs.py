@@ -11,13 +11,12 @@ from typing import Any, cast
 import numpy as np
 
 from tracegrad import lr as schedules
-from tracegrad.errors import InputError, call_site, located
-from tracegrad.hypers import COMPLEMENT, leaf_value
+from tracegrad.errors import InputError
+from tracegrad.hypers import COMPLEMENT, RESERVED, leaf_value
 from tracegrad.lr import Schedule
 from tracegrad.program import Field
 
 PREFIX = "hyper."
-COUNTERS = ("step", "seed")
 
 
 @dataclass(slots=True, eq=False)
@@ -66,21 +65,15 @@ class Knobs:
 
     def with_rate(self, lr: Schedule | float) -> Knobs:
         """The same values under another learning rate, which begins at the next step."""
-        try:
-            return Knobs(Rate(schedules.as_schedule(number(lr))), self.values)
-        except InputError as e:
-            raise InputError(located(str(e), call_site())) from None
+        return Knobs(Rate(schedules.as_schedule(number(lr))), self.values)
 
     def with_values(self, settable: Sequence[str], new: Mapping[str, Any]) -> Knobs:
         """Some values changed. InputError naming every unknown name, and what can be set."""
         unknown = [name for name in new if name not in settable]
         if unknown:
-            raise InputError(
-                located(
-                    f"set: {', '.join(unknown)}: not a value of this program; what can be set is "
-                    f"{', '.join(settable) or 'nothing'}",
-                    call_site(),
-                )
+            raise InputError.here(
+                f"set: {', '.join(unknown)}: not a value of this program; what can be set is "
+                f"{', '.join(['lr', *settable])}. What was 0 or off at compile is not in the program"
             )
         values = {name: finite(value, name) for name, value in new.items()}
         return Knobs(self.rate, {**self.values, **values})
@@ -89,7 +82,7 @@ class Knobs:
 def settable(fields: Sequence[Field]) -> list[str]:
     """Names that `set` takes: the program's hyperparameters, without the counters."""
     names = [f.name.removeprefix(PREFIX).removeprefix(COMPLEMENT) for f in fields]
-    return [name for name in dict.fromkeys(names) if name not in COUNTERS]
+    return [name for name in dict.fromkeys(names) if name not in RESERVED]
 
 
 def number(value: Any) -> Any:
@@ -101,5 +94,5 @@ def number(value: Any) -> Any:
 def finite(value: Any, name: str) -> float:
     """`value` as a finite float, else InputError."""
     if isinstance(value, bool) or not isinstance(value, numbers.Real) or not math.isfinite(value):
-        raise InputError(located(f"set: {name} must be a finite number, got {value!r}", call_site()))
+        raise InputError.here(f"set: {name} must be a finite number, got {value!r}")
     return float(value)

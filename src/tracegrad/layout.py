@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from tracegrad.dtypes import TensorType
+from tracegrad.program import Buffer
 
 CHUNK = 32 * 1024 * 1024  # elements: 128 MiB, the largest array every WebGPU device binds
 ALIGN = 32  # elements: temporaries begin on a cache line
@@ -19,18 +21,33 @@ class Place:
     offset: int
 
 
+@dataclass(frozen=True, slots=True)
+class Persistent:
+    """Arrays that outlive a step, and where the parameters lie in them."""
+
+    buffers: tuple[Buffer, ...]
+    params: tuple[tuple[str, Place, Mapping[str, Any]], ...]  # name, place, spec: in declaration order
+    types: Mapping[str, TensorType]
+
+    def place(self, name: str) -> Place:
+        """The place of a parameter."""
+        return next(p for n, p, _ in self.params if n == name)
+
+
 @dataclass(slots=True)
 class Filling:
-    """Arrays that values are put into one after the other."""
+    """Arrays that named values are put into one after the other: `input.f32`, `input.i32`."""
 
     sizes: dict[str, int] = field(default_factory=dict[str, int])
     places: dict[str, Place] = field(default_factory=dict[str, Place])
+    types: dict[str, TensorType] = field(default_factory=dict[str, TensorType])
 
-    def add(self, array: str, name: str, type: TensorType) -> Place:
-        """The next free place of `array`, for the value `name`."""
+    def add(self, role: str, name: str, type: TensorType) -> Place:
+        """The next free place of the array for that role and type, for the value `name`."""
+        array = f"{role}.{type.dtype.storage}"
         at = self.sizes.get(array, 0)
         self.sizes[array] = at + type.size
-        self.places[name] = Place(array, at)
+        self.places[name], self.types[name] = Place(array, at), type
         return self.places[name]
 
 

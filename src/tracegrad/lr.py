@@ -62,7 +62,7 @@ def _check(schedule: Schedule, **positive: float) -> None:
     """InputError unless each named field is a positive number."""
     for name, value in positive.items():
         if not (isinstance(value, (int, float)) and value > 0):  # pyright: ignore[reportUnnecessaryIsInstance]
-            raise InputError(f"lr.{_kind(type(schedule))}: {name} must be positive, got {value!r}")
+            raise InputError.here(f"lr.{_kind(type(schedule))}: {name} must be positive, got {value!r}")
 
 
 @dataclass(frozen=True)
@@ -202,7 +202,7 @@ class OneCycle(Schedule):
     def __post_init__(self) -> None:
         _check(self, steps=self.steps, div_factor=self.div_factor, final_div_factor=self.final_div_factor)
         if not 0 <= self.pct_start <= 1 or self.anneal not in ("cos", "linear"):
-            raise InputError(
+            raise InputError.here(
                 f"lr.one_cycle: pct_start must be in [0, 1], got {self.pct_start!r}; "
                 f'anneal must be "cos" or "linear", got {self.anneal!r}'
             )
@@ -244,10 +244,10 @@ def as_schedule(lr: Schedule | float) -> Schedule:
     """`lr` itself, or the constant of that number. InputError for anything else, and for a rate below 0."""
     if isinstance(lr, (int, float, numbers.Real)):
         if not 0 <= float(lr) < math.inf:
-            raise InputError(f"lr must be a finite number of at least 0, got {lr!r}")
+            raise InputError.here(f"lr must be a finite number of at least 0, got {lr!r}")
         return Constant(float(lr))
     if not callable(getattr(lr, "at", None)):
-        raise InputError(f"lr must be a number or a schedule of tracegrad.lr, got {lr!r}")
+        raise InputError.here(f"lr must be a number or a schedule of tracegrad.lr, got {lr!r}")
     return lr
 
 
@@ -259,7 +259,7 @@ def from_spec(spec: Mapping[str, Any] | float) -> Schedule:
     kind = values.pop("kind", None)
     cls = next((c for c in KINDS if _kind(c) == kind), None)
     if cls is None:
-        raise InputError(f"schedule of unknown kind {kind!r}; known are {', '.join(map(_kind, KINDS))}")
+        raise InputError.here(f"schedule of unknown kind {kind!r}; known are {', '.join(map(_kind, KINDS))}")
     if isinstance(values.get("after"), Mapping):
         values["after"] = from_spec(values["after"])
     return cls(**values)

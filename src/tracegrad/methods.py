@@ -12,7 +12,8 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from tracegrad.ambient import current_site
-from tracegrad.errors import DTypeError, InputError, ShapeError, TracegradError, placed
+from tracegrad.errors import DTypeError, InputError, ShapeError, TraceError, TracegradError, placed
+from tracegrad.shapes import Axes
 
 if TYPE_CHECKING:
     from tracegrad.dtypes import DType
@@ -23,7 +24,6 @@ METHODS: dict[str, Callable[..., Any]] = {}
 F = TypeVar("F", bound=Callable[..., Any])
 E = TypeVar("E", bound=TracegradError)
 Operand = Any  # a tensor, an array, or a Python number
-Axis = int | Sequence[int] | None
 Index = Any  # an integer, a slice, None, Ellipsis, or one tensor or array of i32
 
 
@@ -38,7 +38,7 @@ def op(f: F) -> F:
     def named(*args: Any, **kwargs: Any) -> Any:
         try:
             return f(*args, **kwargs)
-        except (ShapeError, DTypeError, InputError) as e:
+        except (ShapeError, DTypeError, InputError, TraceError) as e:
             raise placed(_with_types(e, args), name, current_site()) from None
 
     return cast("F", named)
@@ -47,7 +47,7 @@ def op(f: F) -> F:
 def _with_types(error: E, args: Sequence[Any]) -> E:
     """`error` naming the types of the operands, unless its rule did."""
     types = [str(cast("Tensor", a).type) for a in args if isinstance(a, TensorMethods)]
-    if not types or error.bare is not None or TYPE.search(str(error)):
+    if not types or error.bare is not None or TYPE.search(str(error)) or "\n  at " in str(error):
         return error
     return type(error)(f"{error}; got {' and '.join(types)}")
 
@@ -59,65 +59,60 @@ def method(f: F) -> F:
     return named
 
 
+# Methods that only pass their arguments on. The function is looked up when it is called: it is defined layers above.
+def _unary(name: str):
+    def spelled(self: TensorMethods) -> Tensor:
+        return METHODS[name](self)
+
+    return _described(spelled, name)
+
+
+def _binary(name: str):
+    def spelled(self: TensorMethods, other: Operand) -> Tensor:
+        return METHODS[name](self, other)
+
+    return _described(spelled, name)
+
+
+def _reflected(name: str):
+    def spelled(self: TensorMethods, other: Operand) -> Tensor:
+        return METHODS[name](other, self)
+
+    return _described(spelled, name)
+
+
+def _reduction(name: str):
+    def spelled(self: TensorMethods, axis: Axes = None, keepdims: bool = False) -> Tensor:
+        return METHODS[name](self, axis=axis, keepdims=keepdims)
+
+    return _described(spelled, name)
+
+
+def _described(f: F, name: str) -> F:
+    f.__name__ = f.__qualname__ = name
+    f.__doc__ = f"See tg.{name}."
+    return f
+
+
 class TensorMethods:
     """Everything a tensor can do without an import."""
 
     __slots__ = ()
 
     # operators
-    def __add__(self, other: Operand) -> Tensor:
-        return METHODS["add"](self, other)
-
-    def __radd__(self, other: Operand) -> Tensor:
-        return METHODS["add"](other, self)
-
-    def __sub__(self, other: Operand) -> Tensor:
-        return METHODS["sub"](self, other)
-
-    def __rsub__(self, other: Operand) -> Tensor:
-        return METHODS["sub"](other, self)
-
-    def __mul__(self, other: Operand) -> Tensor:
-        return METHODS["mul"](self, other)
-
-    def __rmul__(self, other: Operand) -> Tensor:
-        return METHODS["mul"](other, self)
-
-    def __truediv__(self, other: Operand) -> Tensor:
-        return METHODS["div"](self, other)
-
-    def __rtruediv__(self, other: Operand) -> Tensor:
-        return METHODS["div"](other, self)
-
-    def __pow__(self, other: Operand) -> Tensor:
-        return METHODS["pow"](self, other)
-
-    def __rpow__(self, other: Operand) -> Tensor:
-        return METHODS["pow"](other, self)
-
-    def __matmul__(self, other: Operand) -> Tensor:
-        return METHODS["matmul"](self, other)
-
-    def __rmatmul__(self, other: Operand) -> Tensor:
-        return METHODS["matmul"](other, self)
-
-    def __neg__(self) -> Tensor:
-        return METHODS["neg"](self)
-
-    def __abs__(self) -> Tensor:
-        return METHODS["abs"](self)
-
-    def __lt__(self, other: Operand) -> Tensor:
-        return METHODS["less"](self, other)
-
-    def __le__(self, other: Operand) -> Tensor:
-        return METHODS["less_equal"](self, other)
-
-    def __gt__(self, other: Operand) -> Tensor:
-        return METHODS["greater"](self, other)
-
-    def __ge__(self, other: Operand) -> Tensor:
-        return METHODS["greater_equal"](self, other)
+    __add__, __radd__ = _binary("add"), _reflected("add")
+    __sub__, __rsub__ = _binary("sub"), _reflected("sub")
+    __mul__, __rmul__ = _binary("mul"), _reflected("mul")
+    __truediv__, __rtruediv__ = _binary("div"), _reflected("div")
+    __pow__, __rpow__ = _binary("pow"), _reflected("pow")
+    __matmul__, __rmatmul__ = _binary("matmul"), _reflected("matmul")
+    __and__, __rand__ = _binary("logical_and"), _reflected("logical_and")
+    __or__, __ror__ = _binary("logical_or"), _reflected("logical_or")
+    __lt__, __le__ = _binary("less"), _binary("less_equal")
+    __gt__, __ge__ = _binary("greater"), _binary("greater_equal")
+    __neg__, __abs__, __invert__ = _unary("neg"), _unary("abs"), _unary("logical_not")
+    __getitem__ = _binary("getitem")
+    __hash__ = object.__hash__
 
     def __eq__(self, other: object) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
         return METHODS["equal"](self, other)
@@ -125,68 +120,23 @@ class TensorMethods:
     def __ne__(self, other: object) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
         return METHODS["not_equal"](self, other)
 
-    __hash__ = object.__hash__
-
-    def __and__(self, other: Operand) -> Tensor:
-        return METHODS["logical_and"](self, other)
-
-    def __or__(self, other: Operand) -> Tensor:
-        return METHODS["logical_or"](self, other)
-
-    def __rand__(self, other: Operand) -> Tensor:
-        return METHODS["logical_and"](other, self)
-
-    def __ror__(self, other: Operand) -> Tensor:
-        return METHODS["logical_or"](other, self)
-
-    def __invert__(self) -> Tensor:
-        return METHODS["logical_not"](self)
-
-    def __getitem__(self, key: Index) -> Tensor:
-        return METHODS["getitem"](self, key)
+    # element by element
+    exp, log, sqrt, rsqrt = _unary("exp"), _unary("log"), _unary("sqrt"), _unary("rsqrt")
+    sin, cos, tanh, erf = _unary("sin"), _unary("cos"), _unary("tanh"), _unary("erf")
+    square, sign, reciprocal = _unary("square"), _unary("sign"), _unary("reciprocal")
+    floor, ceil, round = _unary("floor"), _unary("ceil"), _unary("round")
+    relu, sigmoid, silu = _unary("relu"), _unary("sigmoid"), _unary("silu")
+    stop_gradient = _unary("stop_gradient")
+    pow, maximum, minimum = _binary("pow"), _binary("maximum"), _binary("minimum")
+    matmul = _binary("matmul")
 
     # reductions
-    def sum(self, axis: Axis = None, keepdims: bool = False) -> Tensor:
-        """See tg.sum."""
-        return METHODS["sum"](self, axis=axis, keepdims=keepdims)
+    sum, mean, prod = _reduction("sum"), _reduction("mean"), _reduction("prod")
+    max, min, argmax = _reduction("max"), _reduction("min"), _reduction("argmax")
+    argmin, logsumexp = _reduction("argmin"), _reduction("logsumexp")
+    any, all = _reduction("any"), _reduction("all")
 
-    def mean(self, axis: Axis = None, keepdims: bool = False) -> Tensor:
-        """See tg.mean."""
-        return METHODS["mean"](self, axis=axis, keepdims=keepdims)
-
-    def max(self, axis: Axis = None, keepdims: bool = False) -> Tensor:
-        """See tg.max."""
-        return METHODS["max"](self, axis=axis, keepdims=keepdims)
-
-    def min(self, axis: Axis = None, keepdims: bool = False) -> Tensor:
-        """See tg.min."""
-        return METHODS["min"](self, axis=axis, keepdims=keepdims)
-
-    def prod(self, axis: Axis = None, keepdims: bool = False) -> Tensor:
-        """See tg.prod."""
-        return METHODS["prod"](self, axis=axis, keepdims=keepdims)
-
-    def any(self, axis: Axis = None, keepdims: bool = False) -> Tensor:
-        """See tg.any."""
-        return METHODS["any"](self, axis=axis, keepdims=keepdims)
-
-    def all(self, axis: Axis = None, keepdims: bool = False) -> Tensor:
-        """See tg.all."""
-        return METHODS["all"](self, axis=axis, keepdims=keepdims)
-
-    def argmax(self, axis: Axis = None, keepdims: bool = False) -> Tensor:
-        """See tg.argmax."""
-        return METHODS["argmax"](self, axis=axis, keepdims=keepdims)
-
-    def argmin(self, axis: Axis = None, keepdims: bool = False) -> Tensor:
-        """See tg.argmin."""
-        return METHODS["argmin"](self, axis=axis, keepdims=keepdims)
-
-    def logsumexp(self, axis: Axis = None, keepdims: bool = False) -> Tensor:
-        """See tg.logsumexp."""
-        return METHODS["logsumexp"](self, axis=axis, keepdims=keepdims)
-
-    def var(self, axis: Axis = None, keepdims: bool = False, ddof: int = 0) -> Tensor:
+    def var(self, axis: Axes = None, keepdims: bool = False, ddof: int = 0) -> Tensor:
         """See tg.var."""
         return METHODS["var"](self, axis=axis, keepdims=keepdims, ddof=ddof)
 
@@ -202,94 +152,9 @@ class TensorMethods:
         """See tg.log_softmax."""
         return METHODS["log_softmax"](self, axis)
 
-    # element by element
-    def exp(self) -> Tensor:
-        """See tg.exp."""
-        return METHODS["exp"](self)
-
-    def log(self) -> Tensor:
-        """See tg.log."""
-        return METHODS["log"](self)
-
-    def sqrt(self) -> Tensor:
-        """See tg.sqrt."""
-        return METHODS["sqrt"](self)
-
-    def rsqrt(self) -> Tensor:
-        """See tg.rsqrt."""
-        return METHODS["rsqrt"](self)
-
-    def sin(self) -> Tensor:
-        """See tg.sin."""
-        return METHODS["sin"](self)
-
-    def cos(self) -> Tensor:
-        """See tg.cos."""
-        return METHODS["cos"](self)
-
-    def tanh(self) -> Tensor:
-        """See tg.tanh."""
-        return METHODS["tanh"](self)
-
-    def erf(self) -> Tensor:
-        """See tg.erf."""
-        return METHODS["erf"](self)
-
-    def square(self) -> Tensor:
-        """See tg.square."""
-        return METHODS["square"](self)
-
-    def sign(self) -> Tensor:
-        """See tg.sign."""
-        return METHODS["sign"](self)
-
-    def reciprocal(self) -> Tensor:
-        """See tg.reciprocal."""
-        return METHODS["reciprocal"](self)
-
-    def floor(self) -> Tensor:
-        """See tg.floor."""
-        return METHODS["floor"](self)
-
-    def ceil(self) -> Tensor:
-        """See tg.ceil."""
-        return METHODS["ceil"](self)
-
-    def round(self) -> Tensor:
-        """See tg.round."""
-        return METHODS["round"](self)
-
-    def relu(self) -> Tensor:
-        """See tg.relu."""
-        return METHODS["relu"](self)
-
-    def sigmoid(self) -> Tensor:
-        """See tg.sigmoid."""
-        return METHODS["sigmoid"](self)
-
-    def silu(self) -> Tensor:
-        """See tg.silu."""
-        return METHODS["silu"](self)
-
-    def pow(self, exponent: Operand) -> Tensor:
-        """See tg.pow."""
-        return METHODS["pow"](self, exponent)
-
     def clip(self, lo: Operand | None = None, hi: Operand | None = None) -> Tensor:
         """See tg.clip."""
         return METHODS["clip"](self, lo, hi)
-
-    def maximum(self, other: Operand) -> Tensor:
-        """See tg.maximum."""
-        return METHODS["maximum"](self, other)
-
-    def minimum(self, other: Operand) -> Tensor:
-        """See tg.minimum."""
-        return METHODS["minimum"](self, other)
-
-    def stop_gradient(self) -> Tensor:
-        """See tg.stop_gradient."""
-        return METHODS["stop_gradient"](self)
 
     # shape
     def reshape(self, *shape: int | Sequence[int]) -> Tensor:
@@ -325,7 +190,7 @@ class TensorMethods:
         """See tg.expand_dims."""
         return METHODS["expand_dims"](self, axis)
 
-    def squeeze(self, axis: Axis = None) -> Tensor:
+    def squeeze(self, axis: Axes = None) -> Tensor:
         """See tg.squeeze."""
         return METHODS["squeeze"](self, axis)
 
@@ -341,7 +206,7 @@ class TensorMethods:
         """See tg.pad."""
         return METHODS["pad"](self, widths, value)
 
-    def flip(self, axis: Axis = None) -> Tensor:
+    def flip(self, axis: Axes = None) -> Tensor:
         """See tg.flip."""
         return METHODS["flip"](self, axis)
 
@@ -361,10 +226,6 @@ class TensorMethods:
     def scatter_add(self, indices: Operand, updates: Operand, axis: int = 0) -> Tensor:
         """See tg.scatter_add."""
         return METHODS["scatter_add"](self, indices, updates, axis)
-
-    def matmul(self, other: Operand) -> Tensor:
-        """See tg.matmul."""
-        return METHODS["matmul"](self, other)
 
     def astype(self, dtype: DType) -> Tensor:
         """See tg.cast."""

@@ -39,7 +39,7 @@ def explain(graph: Graph, env: Mapping[str, Any]) -> str:
 
 def first_nonfinite(graph: Graph, env: Mapping[str, Any]) -> tuple[Tensor, Any] | None:
     """The first node to blame for what is not finite in the loss or the gradients, and its value."""
-    roots = expand_composites(rewrite(graph.roots, _named_by_role))
+    roots = expand_composites(rewrite(graph.roots, named_by_role))
     state: dict[int, int] = {}
     suspects: list[tuple[Tensor, Any]] = []
     with np.errstate(all="ignore"):
@@ -52,7 +52,7 @@ def first_nonfinite(graph: Graph, env: Mapping[str, Any]) -> tuple[Tensor, Any] 
     return next(((t, x) for t, x in suspects if t.serial in reached), None)
 
 
-def _named_by_role(t: Tensor, inputs: tuple[Tensor, ...]) -> Tensor | None:
+def named_by_role(t: Tensor, inputs: tuple[Tensor, ...]) -> Tensor | None:
     """A parameter, an input and a hyperparameter may have one name; the environment has one entry each."""
     if t.prim.name != "leaf":
         return None

@@ -5,15 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import numpy as np
-
 from tracegrad import init
-from tracegrad.dtypes import DTYPES
-from tracegrad.errors import InputError, call_site, located
-from tracegrad.inputs import fit_value, typed
+from tracegrad.errors import InputError
+from tracegrad.inputs import fit_value
 from tracegrad.program import Field, Program
 from tracegrad.runtime.base import Session
 from tracegrad.runtime.draw import draw
+from tracegrad.runtime.storage import from_storage, to_storage
 
 Array = Any
 
@@ -29,10 +27,12 @@ def check_record(fields: Sequence[Field], record: Mapping[str, Any], strict: boo
 
     strict: a parameter that `record` lacks is an error too.
     """
+    if not isinstance(record, Mapping):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise InputError.here(f"{what}: parameters are given as a dict of arrays by name; got {type(record).__name__}")
     known = {f.name: f for f in fields}
     problems = [f"{name}: no such parameter" for name in record if name not in known]
     if strict:
-        problems += [f"{f.name}: missing, expected {typed(f)}" for f in fields if f.name not in record]
+        problems += [f"{f.name}: missing, expected {f.type}" for f in fields if f.name not in record]
     arrays: dict[str, Array] = {}
     for name, value in record.items():
         if name in known:
@@ -43,27 +43,8 @@ def check_record(fields: Sequence[Field], record: Mapping[str, Any], strict: boo
     if problems:
         names = f"parameters are {', '.join(known)}" if any("no such" in p for p in problems) else ""
         message = "\n  ".join([f"{what}: nothing was written", *problems, *([names] if names else [])])
-        raise InputError(located(message, call_site()))
+        raise InputError.here(message)
     return arrays
-
-
-def to_storage(x: Array, dtype: str) -> Array:
-    """`x` as its buffer stores it: f32, or i32 for everything else."""
-    flat = np.ascontiguousarray(x).reshape(-1)
-    if dtype == "u32":
-        return flat.view(np.int32)
-    return flat.astype(np.int32) if dtype == "bool" else flat
-
-
-def from_storage(flat: Array, field: Field) -> Array:
-    """The values of `field` out of its whole buffer, as an array of their own."""
-    size = int(np.prod(field.shape, dtype=np.int64))
-    part = np.asarray(flat)[field.offset : field.offset + size]
-    if field.dtype == "bool":
-        part = part != 0
-    elif field.dtype == "u32":
-        part = part.view(np.uint32)
-    return np.array(part, dtype=DTYPES[field.dtype].numpy).reshape(field.shape)
 
 
 def upload(session: Session, program: Program, fields: Sequence[Field], arrays: Mapping[str, Array]) -> None:

@@ -8,7 +8,7 @@ from typing import Any, cast
 import numpy as np
 
 from tracegrad.dtypes import DTYPES
-from tracegrad.errors import InputError, call_site, located
+from tracegrad.errors import InputError
 from tracegrad.inputs import as_array, cast_lossless, describe, fit_value
 from tracegrad.program import Field
 from tracegrad.sites import MASK, VALUE, SiteInfo, patch_leaf
@@ -28,7 +28,7 @@ def check_patches(sites: Sequence[SiteInfo], given: Any, what: str) -> dict[str,
     known = {s.name: s for s in sites if s.kind == "patch"}
     if not isinstance(given, Mapping):
         text = f"{what}: patches must be a dict of site name -> array, got {type(given).__name__}"
-        raise InputError(located(text, call_site()))
+        raise InputError.here(text)
     arrays: dict[str, Array] = {}
     problems: list[str] = []
     for name, value in cast("Mapping[Any, Any]", given).items():
@@ -45,7 +45,7 @@ def check_patches(sites: Sequence[SiteInfo], given: Any, what: str) -> dict[str,
         if not known:
             listed = 'this forward has no patch sites; mark them with x = tg.patch("name", x)'
         message = "\n  ".join([f"{what}: {count} with the patches", *problems, listed])
-        raise InputError(located(message, call_site()))
+        raise InputError.here(message)
     return arrays
 
 

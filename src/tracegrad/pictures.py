@@ -121,6 +121,8 @@ class _Frame:
         lo, hi = self.y_range
         if not self.log:
             return [(y, f"{y:g}") for y in ticks(lo, hi)]
+        if hi - lo < 1:  # so few powers that the round numbers of the range itself serve better
+            return [(math.log10(v), f"{v:g}") for v in ticks(10**lo, 10**hi, 10)]
         steps = (1, 2, 5) if hi - lo < 3 else (1,)
         values = [m * 10.0**e for e in range(math.floor(lo), math.ceil(hi) + 1) for m in steps]
         return [(math.log10(v), f"{v:g}") for v in values if lo <= math.log10(v) <= hi]

@@ -13,6 +13,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, cast
 
+from tracegrad.dtypes import DTYPES, TensorType
+
 VERSION = 1
 PERSISTENT = ("param", "grad", "state")  # roles whose buffers outlive a step and are shared by name
 
@@ -49,6 +51,16 @@ class Field:
     shape: tuple[int, ...]
     spec: Mapping[str, Any] = field(default_factory=dict[str, Any])  # parameter: init and decay; input: valid range
 
+    @property
+    def type(self) -> TensorType:
+        """Element type and shape; prints as `f32[2,3]`."""
+        return TensorType(DTYPES[self.dtype], self.shape)
+
+    @property
+    def size(self) -> int:
+        """Number of elements."""
+        return self.type.size
+
 
 @dataclass(frozen=True, slots=True)
 class Binding:
@@ -66,8 +78,8 @@ class KernelSource:
     bindings: tuple[Binding, ...]
     slots: int  # how many offsets a dispatch gives
     workgroup_memory: int  # bytes
-    wgsl: str
-    numpy: str
+    wgsl: str = field(repr=False)
+    numpy: str = field(repr=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,6 +117,10 @@ class Program:
     needs: Needs
     meta: Mapping[str, Any] = field(default_factory=dict[str, Any])  # hyperparameters, schedule, optimizer: plain data
     copies: tuple[tuple[int, int], ...] = ()
+
+    def __repr__(self) -> str:
+        sizes = f"{len(self.kernels)} kernels, {len(self.dispatches)} dispatches, {len(self.buffers)} buffers"
+        return f"<Program: {sizes}>"
 
     def to_json(self) -> str:
         """Canonical text: equal programs give equal bytes."""

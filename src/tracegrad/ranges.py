@@ -7,8 +7,6 @@ from typing import Any
 
 from tracegrad.ir import Graph, Tensor
 
-SAME_VALUES = ("stop_gradient", "copy")  # besides views
-
 
 def input_ranges(graph: Graph) -> dict[str, Mapping[str, Any]]:
     """name -> {"range": [lo, hi]}, both included, for i32 inputs that reach an index unchanged.
@@ -31,7 +29,7 @@ def input_ranges(graph: Graph) -> dict[str, Mapping[str, Any]]:
 
 def origin(t: Tensor) -> Tensor | None:
     """The i32 input that `t` is, seen through views."""
-    while t.prim.family == "view" or t.prim.name in SAME_VALUES:
+    while t.prim.family == "view" or t.prim.passes:
         t = t.inputs[0]
     is_input = t.prim.name == "leaf" and t.attrs["role"] == "input" and t.dtype.name == "i32"
     return t if is_input else None

@@ -50,6 +50,14 @@ class Captures(Mapping[str, Any]):
         return [x[..., h, :, :] for h in range(x.shape[-3])]
 
 
+class Aux(dict[str, Any]):
+    """The extra outputs of a loss, by name. A dict whose KeyError says which names there are."""
+
+    def __missing__(self, name: str) -> Any:
+        hint = ", ".join(self) or 'none; return (loss, {"name": tensor}) from the loss'
+        raise KeyError(f"no aux output named {name!r}; there are: {hint}")
+
+
 @dataclass(frozen=True, slots=True)
 class Completed:
     """Work that was done: a `CompletedStep` of a training, or a `CompletedRun` of a forward.
@@ -189,27 +197,27 @@ class Pending(Generic[T]):
     @property
     def loss(self) -> float:
         """The loss of a step."""
-        return self._completed().loss
+        return self._of_kind("loss")
 
     @property
     def losses(self) -> Any:
         """The loss of every step of the call, as an array."""
-        return self._completed().losses
+        return self._of_kind("losses")
 
     @property
     def step(self) -> int:
         """The number of the step."""
-        return self._completed().step
+        return self._of_kind("step")
 
     @property
     def aux(self) -> Mapping[str, Any]:
         """The extra outputs of the loss."""
-        return self._completed().aux
+        return self._of_kind("aux")
 
     @property
     def output(self) -> Any:
         """The output of a forward."""
-        return self._completed().output
+        return self._of_kind("output")
 
     @property
     def captures(self) -> Captures:
@@ -240,6 +248,13 @@ class Pending(Generic[T]):
         if isinstance(result, Aborted):
             raise AbortedError(f"{self._what} was aborted: {result.reason}")
         return result
+
+    def _of_kind(self, name: str) -> Any:
+        result = self._completed()
+        if not hasattr(result, name):
+            has = "loss, aux and captures" if isinstance(result, CompletedStep) else "output and captures"
+            raise AttributeError(f"the result of {self._what} has no {name}; it has {has}")
+        return getattr(result, name)
 
     def __repr__(self) -> str:
         return f"<Pending {self._what}: {type(self._result).__name__ if self._done else 'under way'}>"

@@ -6,6 +6,7 @@ Source: https://github.com/huggingface/safetensors
 
 from __future__ import annotations
 
+import errno
 import json
 import math
 import os
@@ -97,6 +98,9 @@ def write(
 def replace_file(path: str | os.PathLike[str], parts: Iterable[bytes]) -> None:
     """Write a file so that a crash leaves the old one or the new one, never half of it."""
     target = os.path.realpath(path)
+    folder = os.path.dirname(target)
+    if not os.path.isdir(folder):
+        raise FileNotFoundError(errno.ENOENT, "no such folder to write to", folder)
     partial = f"{target}.{os.urandom(4).hex()}.part"
     try:
         with open(partial, "xb") as f:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -227,7 +226,7 @@ def parameters(train: tg.CompiledTraining, flats: Mapping[str, Array]) -> dict[s
     program, out = train.program, dict[str, Array]()
     for f in program.params:
         flat = flats[program.buffers[f.buffer].name]
-        out[f.name] = flat[f.offset : f.offset + math.prod(f.shape)].reshape(f.shape)
+        out[f.name] = flat[f.offset : f.offset + f.size].reshape(f.shape)
     return out
 
 

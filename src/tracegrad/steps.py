@@ -8,18 +8,20 @@ from typing import Any
 
 import numpy as np
 
-from tracegrad import params
+from tracegrad import indexcheck, params
+from tracegrad.build import HALTED
+from tracegrad.dtypes import DTYPES
 from tracegrad.errors import InputError, NonFiniteError
+from tracegrad.indexcheck import check_indices
 from tracegrad.ir import Graph
 from tracegrad.knobs import PREFIX, Knobs
 from tracegrad.nonfinite import explain
 from tracegrad.program import Field, Program
-from tracegrad.results import Aborted, Captures, CompletedStep, Failed, Pending, StepResult, failure
+from tracegrad.results import Aborted, Aux, Captures, CompletedStep, Failed, Pending, StepResult, failure
 from tracegrad.runtime.base import Session
 from tracegrad.sites import SiteInfo
 
 COPY_OF_PARAMS = "params"  # a Buffer.fill, and the name of the array it stands for
-HALTED = "halted"  # the state by which the device skips what is queued behind a step that was not applied
 
 
 @dataclass(slots=True, eq=False)
@@ -46,7 +48,10 @@ class Stepper:
         """Submit the next step; its ticket and number."""
         step = self.submitted + 1
         try:
-            ticket = session.submit(self.handle, {**arrays, **knobs.upload(self.hyper, step, self.seed)})
+            hyper = knobs.upload(self.hyper, step, self.seed)
+            if indexcheck.enabled():
+                check_indices(self.graph, {**self.read(session), **by_role("input", arrays), **hyper})
+            ticket = session.submit(self.handle, {**arrays, **hyper})
         except BaseException:
             knobs.rate.rewind(step)
             raise
@@ -94,7 +99,7 @@ class Stepper:
             if b.role == "state" and b.fill == COPY_OF_PARAMS:
                 session.write(b.name, session.read(COPY_OF_PARAMS))
             elif b.role == "state":
-                session.write(b.name, np.full(b.size, b.fill, np.float32 if b.dtype == "f32" else np.int32))
+                session.write(b.name, np.full(b.size, b.fill, DTYPES[b.dtype].numpy))
         self.restart(session, 0)
 
     def read(self, session: Session) -> dict[str, Any]:
@@ -156,7 +161,7 @@ class StepWork:
         loss = float(outputs["loss"])
         call.losses.append(loss)
         if self.index == call.n - 1:
-            aux = {k.removeprefix("aux."): v for k, v in outputs.items() if k.startswith("aux.")}
+            aux = Aux({k.removeprefix("aux."): v for k, v in outputs.items() if k.startswith("aux.")})
             losses = np.asarray(call.losses, np.float32)
             self.pending.resolve(CompletedStep(captures_of(outputs), loss, aux, self.step, losses))
         return True
@@ -167,7 +172,7 @@ class StepWork:
         call.knobs.rate.rewind(self.step)
         try:
             hyper = call.knobs.upload(call.stepper.hyper, self.step, call.stepper.seed)
-            inputs = {f"input.{name}": x for name, x in self.arrays.items()}
+            inputs = by_role("input", self.arrays)
             found = explain(call.stepper.graph, {**call.stepper.read(session), **inputs, **hyper})
         except Exception as e:  # the step failed for its own reason; that the search failed too must not hide it
             found = f"the first op to blame could not be found: {type(e).__name__}: {e}"
@@ -176,7 +181,9 @@ class StepWork:
             call.stepper.rewind(session)
         loss = float(outputs["loss"])
         what = (
-            f"the loss is {loss}" if not np.isfinite(loss) else f"the loss is {loss:.6g}, but a gradient is not finite"
+            f"the loss is {loss}"
+            if not np.isfinite(loss)
+            else f"the loss is {loss:.6g}, but a gradient is not finite, or the sum of their squares is not"
         )
         head = f"{call.what}: step {self.step}: {what}; nothing was changed by it"
         if call.n > 1:
@@ -188,6 +195,11 @@ class StepWork:
         if self.step:
             self.call.stepper.lost()
         self.pending.resolve(failure(error, self.call.what))
+
+
+def by_role(role: str, arrays: Mapping[str, Any]) -> dict[str, Any]:
+    """The names that the reference's environment gives them."""
+    return {f"{role}.{name}": x for name, x in arrays.items()}
 
 
 def captures_of(outputs: Mapping[str, Any]) -> Captures:
@@ -202,6 +214,6 @@ def split_steps(arrays: Mapping[str, Any], fields: tuple[Field, ...], n: int) ->
     def at(k: int) -> dict[str, Any]:
         return {name: x[k] if x.ndim > ranks[name] else x for name, x in arrays.items()}
 
-    if n < 1:
-        raise InputError(f"run_steps: n must be at least 1, got {n}")
+    if not isinstance(n, int) or n < 1:  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise InputError.here(f"run_steps: n must be an integer of at least 1, got {n!r}")
     return at

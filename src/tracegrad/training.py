@@ -15,8 +15,8 @@ import numpy as np
 
 from tracegrad import checkpoint, params
 from tracegrad.build import build_training
-from tracegrad.errors import AbortedError, InputError, call_site, located
-from tracegrad.export import export
+from tracegrad.errors import AbortedError, InputError
+from tracegrad.export import Contents, export
 from tracegrad.fit import History, fit
 from tracegrad.forward import CompiledForward
 from tracegrad.inputs import check_inputs, merge
@@ -27,12 +27,14 @@ from tracegrad.memory import Memory
 from tracegrad.program import KernelSource, Program, field_named
 from tracegrad.results import Aborted, Pending, StepResult, failure, resolved
 from tracegrad.runtime.base import DeviceInfo, Session
+from tracegrad.runtime.storage import from_storage
 from tracegrad.sites import SiteInfo
 from tracegrad.steps import StepCall, Stepper, split_steps
 from tracegrad.worker import Worker
 
 Array = Any
 SEEDS = 2**32
+EMA = "ema"  # the optimizer state of the parameters' averages
 
 
 class CompiledTraining:
@@ -68,7 +70,7 @@ class CompiledTraining:
             raise
 
     def _build(self, model: Any, optimizer: Any, seed: int) -> Stepper:
-        built = build_training(model, self._loss, self._declared, optimizer, keep_grads=self._keep_grads)
+        built = build_training(model, self._loss, self._declared, optimizer)
         self.warnings = built.warnings  # for whoever compiles to say, with the user's line
         return Stepper(built.program, built.graph, seed, built.sites)
 
@@ -138,24 +140,44 @@ class CompiledTraining:
         """
         stepper = self._stepper
         arrays = params.check_record(stepper.program.params, record, strict, "upload_params")
-        self._call(lambda session: params.upload(session, stepper.program, stepper.program.params, arrays))
 
-    def download_params(self) -> dict[str, Array]:
-        """Parameters by name, after the steps queued so far."""
+        def write(session: Session) -> None:
+            params.upload(session, stepper.program, stepper.program.params, arrays)
+            if stepper.counter == 0:
+                stepper.clear(session)  # averages begin at the parameters that the first step finds
+
+        self._call(write)
+
+    def download_params(self, *, ema: bool = False) -> dict[str, Array]:
+        """Parameters by name, after the steps queued so far.
+
+        ema:     the running averages that an optimizer made with `ema=` keeps, instead of the values of the last step.
+        Raises:  InputError for `ema` where the optimizer keeps none.
+        """
         stepper = self._stepper
-        return self._call(lambda session: params.download(session, stepper.program, stepper.program.params))
+        if ema and EMA not in {f.name for f in stepper.program.states}:
+            raise InputError.here("download_params: no averages are kept; make the optimizer with ema=0.999, or so")
+
+        def read(session: Session) -> dict[str, Array]:
+            now = params.download(session, stepper.program, stepper.program.params)
+            if ema:  # in the layout of the trainable parameters
+                flat = session.read(EMA)
+                now |= {f.name: params.from_storage(flat, f) for f in stepper.program.params if f.spec["trainable"]}
+            return now
+
+        return self._call(read)
 
     def download_grads(self) -> dict[str, Array]:
         """Gradients of the last step by parameter name; needs `keep_grads=True` at compile, else InputError."""
         stepper = self._stepper
         if not self._keep_grads:
-            raise InputError(located("download_grads: compile with keep_grads=True to keep the gradients", call_site()))
+            raise InputError.here("download_grads: compile with keep_grads=True to keep the gradients")
         kept = next(b.name for b in stepper.program.buffers if b.role == "grad")
         trainable = [f for f in stepper.program.params if f.spec.get("trainable", True)]
 
         def read(session: Session) -> dict[str, Array]:
             flat = session.read(kept)
-            return {f.name: params.from_storage(flat, f) for f in trainable}
+            return {f.name: from_storage(flat, f) for f in trainable}
 
         return self._call(read)
 
@@ -198,10 +220,7 @@ class CompiledTraining:
         """
         stepper, knobs, spec = self._stepper, self._knobs, self._optimizer.spec()
         state = self._call(lambda session: checkpoint.take(session, stepper, knobs, spec))
-        return export(
-            state, self, path, forwards=forwards, single_file=single_file, title=title, data=data, labels=labels,
-            vocabulary=vocabulary,
-        )  # fmt: skip
+        return export(state, self, path, Contents(title, forwards, data, labels, vocabulary), single_file=single_file)
 
     def reset(self, params: bool = True, optimizer: bool = True) -> None:
         """Start over from the same seed.
@@ -246,7 +265,7 @@ class CompiledTraining:
         old = self._stepper
         new = self._build(model, optimizer or self._optimizer, old.seed if seed is None else checked_seed(seed))
         for text in self.warnings:
-            warnings.warn(located(text, call_site()), stacklevel=2)
+            warnings.warn(text, stacklevel=2)
         fresh = self._fresh_knobs(new, optimizer or self._optimizer)
         knobs = self._knobs
         if optimizer is None:
@@ -348,11 +367,11 @@ class CompiledTraining:
         return Memory(self._stepper.program)
 
     def __repr__(self) -> str:
-        state = f"closed: {self.worker.closed}" if self.worker.closed is not None else str(self.device)
+        state = self.worker.closed if self.worker.closed is not None else f"on {self.device}"
         program = self._stepper.program
-        count = sum(int(np.prod(f.shape, dtype=np.int64)) for f in program.params)
+        count = sum(f.size for f in program.params)
         return (
-            f"<CompiledTraining on {state}; {count} parameters, {len(program.dispatches)} dispatches a step, "
+            f"<CompiledTraining {state}; {count} parameters, {len(program.dispatches)} dispatches a step, "
             f"step {self._stepper.counter}, seed {self.seed}>"
         )
 
@@ -368,7 +387,7 @@ class CompiledTraining:
 
     def _guard(self) -> None:
         if self.worker.closed is not None:
-            raise AbortedError(located(f"this CompiledTraining is {self.worker.closed}", call_site()))
+            raise AbortedError.here(f"this CompiledTraining is {self.worker.closed}")
 
 
 def checked_seed(seed: int | None) -> int:
@@ -377,5 +396,5 @@ def checked_seed(seed: int | None) -> int:
         return int.from_bytes(os.urandom(4), "little")
     whole = isinstance(cast("object", seed), (int, np.integer)) and not isinstance(seed, bool)
     if not whole or not 0 <= seed < SEEDS:
-        raise InputError(located(f"seed must be an integer from 0 to {SEEDS - 1}, got {seed!r}", call_site()))
+        raise InputError.here(f"seed must be an integer from 0 to {SEEDS - 1}, got {seed!r}")
     return int(seed)

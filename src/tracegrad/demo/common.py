@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -47,7 +46,7 @@ class Report:
         """Say what was compiled, for which device, and why that one; make the folder, or fail before any work."""
         self.options.out.mkdir(parents=True, exist_ok=True)
         device = train.device
-        count = sum(math.prod(f.shape) for f in train.program.params)
+        count = sum(f.size for f in train.program.params)
         dispatches = len(train.program.dispatches)
         self.say(f"Device: {device.name}, {device.description} ({why(self.options.device, device.name)})")
         self.say(f"Compiled: {count} parameters; {len(train.graph)} operations a step in {dispatches} kernels")
@@ -105,9 +104,8 @@ def why(asked: str, got: str) -> str:
 def loss_chart(losses: Sequence[float], title: str, y_label: str) -> str:
     """The loss of every step, and its mean over the last few."""
     steps = np.arange(1, len(losses) + 1)
-    window = max(1, len(losses) // 40)
-    series = [
-        Series("each step", steps, losses, faint=True),
-        Series(f"mean of {window}", steps, smooth(losses, window)),
-    ]
+    window = len(losses) // 40
+    series = [Series("each step", steps, losses, faint=window > 1)]
+    if window > 1:
+        series.append(Series(f"mean of {window}", steps, smooth(losses, window)))
     return line_chart(series, title=title, x_label="step", y_label=y_label, log=True)

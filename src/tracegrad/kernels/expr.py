@@ -14,8 +14,6 @@ from typing import Any, Union
 
 from tracegrad.dtypes import DType, i32
 
-BIG = 2**31
-
 
 class Var:
     """A loop variable in [0, size)."""

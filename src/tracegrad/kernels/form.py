@@ -8,6 +8,7 @@ at the outer level (one per row). Every load comes before every store to the sam
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from tracegrad.dtypes import DType
@@ -21,6 +22,11 @@ class Axis:
 
     name: str
     size: int
+
+
+def points(axes: Iterable[Axis]) -> int:
+    """How many points some axes have together."""
+    return math.prod([a.size for a in axes])
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,12 +95,12 @@ class Kernel:
     @property
     def rows(self) -> int:
         """Number of outer points."""
-        return math.prod(a.size for a in self.outer)
+        return points(self.outer)
 
     @property
     def length(self) -> int:
         """Number of points folded for each of them."""
-        return math.prod(a.size for a in self.inner)
+        return points(self.inner)
 
     @property
     def product(self) -> Product | None:

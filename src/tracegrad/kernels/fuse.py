@@ -10,8 +10,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from tracegrad.ir import Graph, Tensor, toposort
-from tracegrad.kernels.reads import Reads, reads_of, trailing
-from tracegrad.kernels.stored import stored_nodes
+from tracegrad.kernels.reads import Reads, base, reads_of, trailing
+from tracegrad.kernels.stored import COMPUTED, stored_nodes
+from tracegrad.prims.leaves import LITERAL
 
 MAX_BUFFERS = 8  # storage buffers that every WebGPU device lets a kernel touch
 
@@ -34,7 +35,7 @@ class Cluster:
     @property
     def main(self) -> Tensor:
         """The node that gives the kernel its form."""
-        return next((t for t in self.nodes if t.prim.family in ("product", "scatter", "fold")), self.nodes[-1])
+        return next((t for t in self.nodes if t.prim.family in COMPUTED), self.nodes[-1])
 
 
 class Schedule:
@@ -102,6 +103,7 @@ class Schedule:
     def _in_order(self) -> list[Tensor]:
         """Stored nodes, each after everything that must run before it."""
         done: set[int] = set()
+        open_: set[int] = set()
         out: list[Tensor] = []
         stack = [(t.serial, False) for t in reversed(self.members)]
         while stack:
@@ -112,6 +114,9 @@ class Schedule:
                 done.add(serial)
                 out.append(self.nodes[serial])
             else:
+                if serial in open_:  # passes.place copies what would need this
+                    raise AssertionError(f"%{serial} must run before itself: new states need each other's old values")
+                open_.add(serial)
                 stack.append((serial, True))
                 stack.extend((s, False) for s in self.before[serial] if s not in done)
         return out
@@ -186,7 +191,7 @@ class Schedule:
             arrays.add(self.array_name(t.serial))
             arrays.update(array_of(leaf) for leaf, _ in self.reads[t.serial].leaves.values())
             arrays.update(self.array_name(s) for s in self.reads[t.serial].stored)
-        return len(arrays - {""})
+        return len(arrays)
 
     def _adopt(self, merged: Cluster, clusters: Sequence[Cluster]) -> None:
         for t in merged.nodes:
@@ -223,12 +228,7 @@ class Schedule:
 
     def _sources(self, c: Cluster) -> set[int]:
         stored = {s for t in c.nodes for s in self.reads[t.serial].stored if self.nodes[s].size > 1}
-        leaves = {
-            s
-            for t in c.nodes
-            for s, (leaf, _) in self.reads[t.serial].leaves.items()
-            if leaf.size > 1 and array_of(leaf)
-        }
+        leaves = {s for t in c.nodes for s, (leaf, _) in self.reads[t.serial].leaves.items() if leaf.size > 1}
         return stored | leaves | {t.serial for t in c.nodes}
 
     # order and outputs
@@ -279,18 +279,9 @@ class Schedule:
             c.outs = [t for t in c.nodes if t.serial in self.roots or t.serial in read_elsewhere]
 
 
-def base(t: Tensor) -> Tensor:
-    """The node whose memory `t` is: reshapes share it."""
-    while t.prim.name == "reshape":
-        t = t.inputs[0]
-    return t
-
-
 def array_of(leaf: Tensor) -> str:
-    """The persistent or input array a leaf lies in; "" for constants without memory."""
-    if leaf.prim.name in ("const", "iota"):
-        return ""
-    if leaf.prim.name == "literal":
+    """The persistent, input or constant array a leaf lies in."""
+    if leaf.prim is LITERAL:
         return f"const.{leaf.dtype.storage}"
     role = leaf.attrs["role"]
     if role == "state":

@@ -75,4 +75,4 @@ def arrays_of(schedule: Schedule, c: Cluster) -> set[str]:
         reads = schedule.reads[t.serial]
         out |= {array_of(leaf) for leaf, _ in reads.leaves.values()}
         out |= {schedule.array_name(s) for s in reads.stored if schedule.owner.get(s) is not c}
-    return out - {""}
+    return out

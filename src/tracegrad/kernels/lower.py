@@ -24,6 +24,8 @@ from tracegrad.kernels.expr import (
 )
 from tracegrad.kernels.form import Axis, Fold, Kernel, Product, Scatter, Slot, Statement, Store
 from tracegrad.kernels.fuse import Cluster, array_of
+from tracegrad.kernels.stored import COMPUTED
+from tracegrad.prims.elementwise import COPY
 
 MAX_REFINEMENTS = 8  # each splits at least one axis; real models need one or two
 
@@ -50,7 +52,7 @@ def external_order(c: Cluster, stored: set[int], writes: Mapping[int, str]) -> t
                 stack.pop()
                 continue
             outside = (t.serial in stored and t.serial not in mine) or t.prim.family == "pack"
-            if outside or (t.prim.family == "leaf" and array_of(t)):
+            if outside or t.prim.family == "leaf":
                 key.append((t.type, "load"))
                 externals.append(t)
             else:
@@ -141,7 +143,7 @@ class _Lowering:
         """Statements in the order of the nodes."""
         body: list[Statement] = []
         for t in self.c.nodes:
-            if t.prim.family in ("fold", "product", "scatter"):
+            if t.prim.family in COMPUTED:
                 body.append(self.fold(t))
         outs = {t.serial for t in self.c.outs}
         stores: list[Statement] = []
@@ -150,7 +152,7 @@ class _Lowering:
                 stores.append(self.store(t))
         outer = [a for g in ("b", "m", "n", "i") for a in self.axes.get(g, ())]
         inner = [a for g in ("k", "j") for a in self.axes.get(g, ())]
-        names = list(dict.fromkeys(t.prim.name for t in self.c.nodes if t.prim.name != "copy"))
+        names = list(dict.fromkeys(t.prim.name for t in self.c.nodes if t.prim is not COPY))
         return Kernel(tuple(outer), tuple(inner), tuple(self.slots), (*body, *stores), "+".join(names[:6]) or "copy")
 
     # coordinates
@@ -202,7 +204,8 @@ class _Lowering:
         ((j, _),) = self.natural["j"]
         source = (*out[:axis], j, *out[axis + 1 :])
         target, update = self.at(indices, source), self.at(x, source)
-        hit = self.map_value("equal", target, self.space.of_index(out[axis]))
+        clamped = self.space.of_index(self.space.dynamic(target, t.shape[axis]))
+        hit = self.map_value("equal", clamped, self.space.of_index(out[axis]))
         value = self.map_value("where", hit, update, self.space.const(0.0, t.dtype))
         return Fold(name, t.prim, value, scatter=Scatter(target, out[axis], update))
 
@@ -238,24 +241,21 @@ class _Lowering:
         family = t.prim.family
         if family == "map":
             args = tuple([self.at(x, i) for x in t.inputs])
-            if t.prim.wgsl == "{0}":
+            if t.prim.passes:
                 return args[0]
             return self.space.value("map", t.dtype, (t.prim.name, tuple(t.attrs.items())), args)
         if family == "view":
             return self.view(t, i)
         if family == "gather":
             return self.gather(t, i)
-        if t.prim.name == "const":
-            return self.space.const(t.attrs["value"], t.dtype)
-        if t.prim.name == "iota":
-            return self.space.of_index(i[t.axis])
-        raise AssertionError(f"{t.prim.name} has no value at a point")
+        assert family == "formula" and t.prim.index is not None, f"{t.prim.name} has no value at a point"
+        element = t.prim.index(i, **t.attrs)
+        return self.space.of_index(element) if isinstance(element, Index) else self.space.const(element, t.dtype)
 
     def view(self, t: Tensor, i: tuple[Index, ...]) -> Value:
         (x,) = t.inputs
-        if t.prim.name == "reshape":
+        if t.prim.index is None:  # a reshape
             return self.at(x, regroup(i, t.shape, x.shape, self.space))
-        assert t.prim.index is not None
         coordinates, guards = t.prim.index(i, x.type, **t.attrs)
         conditions = [self.space.guard(*g) for g in guards]
         if False in conditions:

@@ -52,25 +52,24 @@ def _first(t: Tensor) -> list[int | None]:
 
 def _through(t: Tensor, q: int | None) -> list[int | None]:
     """q at the inputs of an inlined node read with `q`."""
-    if q is None or t.prim.family == "map" or t.prim.name == "reshape":
+    if q is None or t.prim.family == "map":
         return [q] * len(t.inputs)
-    if t.prim.name == "broadcast":
-        return [_broadcast_q(t, q)]
     if t.prim.family == "gather":
         return [None, q]
-    return [None] * len(t.inputs)
+    factor = repeats(t)
+    return [None if factor is None else q * factor] * len(t.inputs)
 
 
-def _broadcast_q(t: Tensor, q: int) -> int | None:
-    """A broadcast of trailing axes divides the flat index; any other does not."""
-    (x,) = t.inputs
-    factor = 1
-    for n, m in zip(reversed(x.shape), reversed(t.shape)):
-        if n != m:
-            factor *= m
-        elif n != 1:
-            break
-    return q * factor if x.size * factor == t.size else None
+def repeats(t: Tensor) -> int | None:
+    """How many neighbours in `t` each element of the input of a view is; None if their order is another."""
+    return t.prim.repeats(t.inputs[0].type, t.type) if t.prim.repeats is not None else None
+
+
+def base(t: Tensor) -> Tensor:
+    """The node whose memory `t` is: reshapes share it."""
+    while repeats(t) == 1:
+        t = t.inputs[0]
+    return t
 
 
 def trailing(fold: Tensor) -> bool:

@@ -37,7 +37,7 @@ def stored_nodes(order: Sequence[Tensor], roots: Iterable[Tensor]) -> set[int]:
         elif family == "view":
             cost[t.serial] = cost[t.inputs[0].serial]
             continue
-        cost[t.serial] = 0 if t.prim.name in ("const", "iota") else LOAD
+        cost[t.serial] = 0 if t.prim.family == "formula" else LOAD
     return stored
 
 
@@ -48,7 +48,7 @@ def made_from_nothing(order: Sequence[Tensor]) -> set[int]:
     """
     made: set[int] = set()
     for t in order:
-        elementwise = t.prim.family in ("map", "view") or t.prim.name in ("const", "iota")
+        elementwise = t.prim.family in ("map", "view", "formula")
         if elementwise and all(x.serial in made or x.size == 1 for x in t.inputs):
             made.add(t.serial)
     return {t.serial for t in order if t.serial in made and t.size > 1}

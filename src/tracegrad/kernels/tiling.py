@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from tracegrad.kernels.expr import Var, indices_of, walk
-from tracegrad.kernels.form import Fold, Kernel
+from tracegrad.kernels.form import Fold, Kernel, points
 
 WORKGROUP = 256  # threads; the most that every WebGPU device allows
 COOPERATE_FROM = 32  # shorter rows are folded by one thread
@@ -39,21 +39,13 @@ class Tiling:
         return 8 if self.outputs == 8 else 16
 
 
-def _size(kernel: Kernel, group: str) -> int:
-    size = 1
-    for a in kernel.outer:
-        if a.name.startswith(group):
-            size *= a.size
-    return size
-
-
 def choose_tiling(kernel: Kernel) -> Tiling:
     """The schedule of a kernel."""
     rows, length = kernel.rows, kernel.length
     if not any(isinstance(s, Fold) for s in kernel.body):
         return Tiling("points", -(-rows // WORKGROUP))
     if kernel.product is not None:
-        m, n, batch = _size(kernel, "m"), _size(kernel, "n"), _size(kernel, "b")
+        m, n, batch = (points(axes) for axes in (kernel.product.m, kernel.product.n, kernel.product.batch))
         if m >= TILE_FROM and n >= TILE_FROM:
             return _tile(batch, m, n)
     if length < COOPERATE_FROM:

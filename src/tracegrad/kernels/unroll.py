@@ -7,19 +7,17 @@ in pooling windows, cost ten times what they compute.
 from __future__ import annotations
 
 import itertools
-import math
 from collections.abc import Mapping, Sequence
 
 from tracegrad.dtypes import DType
 from tracegrad.kernels.expr import Dynamic, Guard, Index, Quotient, Space, Value, Var
-from tracegrad.kernels.form import Axis, Fold, Kernel, Statement, Store
+from tracegrad.kernels.form import Axis, Fold, Kernel, Statement, Store, points
 
 SHORT = 3  # axes of so few points are written out,
 WHOLE = 16  # and whole folds of so few
 POINTS = 16  # no more expressions than this for each one
 WORTH = 4096  # points of the kernel; below, calls cost more than short rows
 ROWS = 64  # results for each point of a fold that is written out
-COMBINE = {"sum": "add", "max": "maximum", "min": "minimum", "prod": "mul"}
 
 
 def unroll(kernel: Kernel) -> Kernel:
@@ -53,7 +51,7 @@ def short_axes(kernel: Kernel) -> list[Axis]:
         return inner
     candidates = inner if folds else [*kernel.outer, *inner]
     chosen = [a for a in candidates if 1 < a.size <= SHORT]
-    while math.prod(a.size for a in chosen) > POINTS:
+    while points(chosen) > POINTS:
         chosen.pop(0)
     return chosen
 
@@ -62,7 +60,7 @@ def _folds(f: Fold, copies: Sequence[_Copy], space: Space, kernel: Kernel) -> li
     """A fold over the axes that are left for each copy, and the copies combined."""
     values = [c.value(f.value) for c in copies]
     out: list[Statement] = []
-    if math.prod(a.size for a in kernel.inner) > len(copies):
+    if kernel.length > len(copies):
         parts: list[Value] = []
         for k, v in enumerate(values):
             out.append(Fold(f"{f.local}_{k}", f.prim, v))
@@ -70,7 +68,7 @@ def _folds(f: Fold, copies: Sequence[_Copy], space: Space, kernel: Kernel) -> li
         values = parts
     combined = values[0]
     for v in values[1:]:
-        combined = space.value("map", v.dtype, (COMBINE[f.prim.name], ()), (combined, v))
+        combined = space.value("map", v.dtype, (f.prim.combine, ()), (combined, v))
     for c in copies:
         c.locals[f.local] = combined
     return out

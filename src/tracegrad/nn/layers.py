@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from tracegrad import init as inits
-from tracegrad.errors import ShapeError, call_site, located
+from tracegrad.errors import ShapeError
 from tracegrad.init import Initializer
 from tracegrad.ir import Tensor
 from tracegrad.nn.module import Module
@@ -104,9 +104,7 @@ class Conv2d(Module):
         decay: bool | None = None,
     ) -> None:
         if groups < 1 or in_ch % groups or out_ch % groups:
-            raise ShapeError(
-                located(f"Conv2d: groups={groups} must divide both in_ch={in_ch} and out_ch={out_ch}", call_site())
-            )
+            raise ShapeError.here(f"Conv2d: groups={groups} must divide both in_ch={in_ch} and out_ch={out_ch}")
         self.stride, self.padding, self.groups = _pair(stride), _pair(padding), groups
         self.W = self.param((out_ch, in_ch // groups, *_pair(kernel_size)), init=init, decay=decay)
         self.b = self.param(out_ch, init=inits.zeros()) if bias else None
@@ -121,5 +119,5 @@ def _pair(value: int | Sequence[int]) -> tuple[int, int]:
     if isinstance(value, int):
         return value, value
     if len(value) != 2:
-        raise ShapeError(located(f"Conv2d: expected an integer or two, got {value!r}", call_site()))
+        raise ShapeError.here(f"Conv2d: expected an integer or two, got {value!r}")
     return value[0], value[1]

@@ -6,18 +6,19 @@ import copy
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from tracegrad import init as inits
 from tracegrad.ambient import active
 from tracegrad.dtypes import DType, Shape, TensorType, as_dtype, f32
-from tracegrad.errors import DTypeError, ShapeError, Site, TraceError, call_site, located
+from tracegrad.errors import DTypeError, ShapeError, Site, TraceError, call_site
 from tracegrad.init import Initializer, Literal, Ones, Zeros
 from tracegrad.ir import Tensor
 from tracegrad.shapes import show
 
 DecayFilter = Callable[[str], bool]
 M = TypeVar("M")
+SHOWN = 4  # parameters in the repr of a module
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
@@ -56,6 +57,19 @@ class Module:
                 self.scale = self.param(dim, init=tg.init.ones())
     """
 
+    def __repr__(self) -> str:
+        found = named_parameters(self)
+        shown = [f"{name} {p.type}" for name, p in found.items()]
+        more = f", and {len(shown) - SHOWN} more" if len(shown) > SHOWN else ""
+        count = sum(p.size for p in found.values())
+        return f"<{type(self).__name__}: {count} parameters in {', '.join(shown[:SHOWN]) or 'nothing'}{more}>"
+
+    if not TYPE_CHECKING:  # subclasses declare what theirs takes
+
+        def __call__(self, *_: Any, **__: Any) -> Any:
+            name = type(self).__name__
+            raise TraceError.here(f"{name} cannot be called: define {name}.__call__ (it is what PyTorch calls forward)")
+
     def param(
         self,
         shape: int | Sequence[int],
@@ -74,22 +88,15 @@ class Module:
         Raises TraceError outside `__init__` or inside a forward, ShapeError and DTypeError for what cannot be one.
         """
         if active() is not None:
-            raise TraceError(
-                located(
-                    "a parameter cannot be made inside a loss or forward: it would be new at every trace. "
-                    "Make it in the model's __init__",
-                    call_site(),
-                )
+            raise TraceError.here(
+                "a parameter cannot be made inside a loss or forward: it would be new at every trace. "
+                "Make it in the model's __init__"
             )
         if not _initialising(self):
-            raise TraceError(
-                located(
-                    f"{type(self).__name__}.param works in __init__ only: a model's parameters are fixed", call_site()
-                )
-            )
+            raise TraceError.here(f"{type(self).__name__}.param works in __init__ only: a model's parameters are fixed")
         dims, dtype = _dims(shape), as_dtype(dtype)
         if trainable and not dtype.is_float:
-            raise DTypeError(located(f"a parameter of {dtype} has no gradient; pass trainable=False", call_site()))
+            raise DTypeError.here(f"a parameter of {dtype} has no gradient; pass trainable=False")
         init = _checked(init, dims, dtype)
         # Forwards see a tensor here, so that is what editors and type checkers should see too.
         return cast("Tensor", Parameter(dims, dtype, init, decay, trainable, call_site()))
@@ -111,9 +118,9 @@ def _dims(shape: int | Sequence[int]) -> Shape:
     try:
         whole = tuple(n.__index__() for n in dims)
     except AttributeError:
-        raise ShapeError(located(f"a parameter's shape must be integers, got {shape!r}", call_site())) from None
+        raise ShapeError.here(f"a parameter's shape must be integers, got {shape!r}") from None
     if any(n < 1 for n in whole):
-        raise ShapeError(located(f"a parameter's dimensions must be at least 1, got {show(whole)}", call_site()))
+        raise ShapeError.here(f"a parameter's dimensions must be at least 1, got {show(whole)}")
     return whole
 
 
@@ -123,20 +130,16 @@ def _checked(init: Initializer | None, shape: Shape, dtype: DType) -> Initialize
         return inits.randn() if dtype.is_float else inits.zeros()
     if not isinstance(init, Initializer):  # pyright: ignore[reportUnnecessaryIsInstance]
         hint = ": call it" if isinstance(init, type) else "; values go in as tg.init.literal(array)"
-        raise DTypeError(located(f"init must be one of tg.init, got {init!r}{hint}", call_site()))
+        raise DTypeError.here(f"init must be one of tg.init, got {init!r}{hint}")
     if isinstance(init, Literal):
         if init.shape != shape:
-            raise ShapeError(
-                located(f"init.literal: the values are {show(init.shape)}, the parameter is {show(shape)}", call_site())
-            )
+            raise ShapeError.here(f"init.literal: the values are {show(init.shape)}, the parameter is {show(shape)}")
         if init.dtype != dtype:
-            raise DTypeError(
-                located(
-                    f"init.literal: give the values as literal(array, dtype=tg.{dtype}), not {init.dtype}", call_site()
-                )
+            raise DTypeError.here(
+                f"init.literal: give the values as literal(array, dtype=tg.{dtype}), not {init.dtype}"
             )
     elif not dtype.is_float and not isinstance(init, (Zeros, Ones)):
-        raise DTypeError(located(f"init must be zeros, ones or literal for {dtype}, got {init!r}", call_site()))
+        raise DTypeError.here(f"init must be zeros, ones or literal for {dtype}, got {init!r}")
     return init
 
 
@@ -157,11 +160,11 @@ def named_parameters(model: Any) -> dict[str, Parameter]:
     """
     if not isinstance(model, (Module, list, tuple, dict)):
         hint = f"; call it: {model.__name__}(...)" if isinstance(model, type) else ""
-        raise TraceError(located(f"a model is a tg.Module, a list or a dict, got {model!r}{hint}", call_site()))
+        raise TraceError.here(f"a model is a tg.Module, a list or a dict, got {model!r}{hint}")
     out: dict[str, Parameter] = {}
     for path, parameter in _walk(cast("Any", model), "", set()):
         if path in out:
-            raise TraceError(located(f"two parameters are called {path!r}; rename a key or attribute", call_site()))
+            raise TraceError.here(f"two parameters are called {path!r}; rename a key or attribute")
         out[path] = parameter
     return out
 

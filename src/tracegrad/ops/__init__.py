@@ -1,273 +1,48 @@
 """The public functions on tensors, one file a group; `tg.` re-exports them all."""
 
-from __future__ import annotations
+from tracegrad.ops import (
+    activation,
+    constants,
+    control,
+    images,
+    indexing,
+    linalg,
+    losses,
+    math,
+    norm,
+    random,
+    reduction,
+    shaping,
+    windows,
+)
+from tracegrad.ops import attention as heads  # the module has the name of its function
+from tracegrad.ops.activation import *
+from tracegrad.ops.attention import *
+from tracegrad.ops.constants import *
+from tracegrad.ops.control import *
+from tracegrad.ops.images import *
+from tracegrad.ops.indexing import *
+from tracegrad.ops.linalg import *
+from tracegrad.ops.losses import *
+from tracegrad.ops.math import *
+from tracegrad.ops.norm import *
+from tracegrad.ops.random import *
+from tracegrad.ops.reduction import *
+from tracegrad.ops.shaping import *
+from tracegrad.ops.windows import *
 
-from tracegrad.ops.activation import (
-    elu,
-    gelu,
-    leaky_relu,
-    relu,
-    sigmoid,
-    silu,
-    softplus,
-)
-from tracegrad.ops.attention import (
-    attention,
-    merge_heads,
-    rope,
-    split_heads,
-)
-from tracegrad.ops.constants import (
-    asarray,
-    eye,
-    full,
-    linspace,
-    ones,
-    tril,
-    zeros,
-)
-from tracegrad.ops.control import (
-    capture,
-    patch,
-)
-from tracegrad.ops.images import (
-    avg_pool2d,
-    conv1d,
-    conv2d,
-    conv_transpose2d,
-    max_pool2d,
-    nearest_upsample2d,
-)
-from tracegrad.ops.indexing import (
-    arange,
-    embedding,
-    getitem,
-    one_hot,
-    scatter_add,
-    take,
-    take_along_axis,
-)
-from tracegrad.ops.linalg import (
-    einsum,
-    matmul,
-    outer,
-)
-from tracegrad.ops.losses import (
-    binary_cross_entropy_with_logits,
-    cross_entropy,
-    mse_loss,
-    nll_loss,
-)
-from tracegrad.ops.math import (
-    abs,
-    add,
-    cast,
-    ceil,
-    clamp,
-    clip,
-    cos,
-    div,
-    equal,
-    erf,
-    exp,
-    expm1,
-    floor,
-    greater,
-    greater_equal,
-    less,
-    less_equal,
-    log,
-    log1p,
-    logical_and,
-    logical_not,
-    logical_or,
-    maximum,
-    minimum,
-    mul,
-    neg,
-    not_equal,
-    pow,
-    reciprocal,
-    round,
-    rsqrt,
-    sign,
-    sin,
-    sqrt,
-    square,
-    stop_gradient,
-    sub,
-    tanh,
-    where,
-)
-from tracegrad.ops.norm import (
-    batch_norm,
-    layer_norm,
-    log_softmax,
-    rms_norm,
-    softmax,
-    softmax_causal,
-    where_causal,
-)
-from tracegrad.ops.random import (
-    bernoulli,
-    categorical,
-    dropout,
-    randn,
-    uniform,
-)
-from tracegrad.ops.reduction import (
-    all,
-    any,
-    argmax,
-    argmin,
-    cumsum,
-    logsumexp,
-    max,
-    mean,
-    min,
-    prod,
-    sum,
-    var,
-)
-from tracegrad.ops.shaping import (
-    broadcast_to,
-    concat,
-    expand_dims,
-    flatten,
-    flip,
-    narrow,
-    pad,
-    permute,
-    repeat,
-    reshape,
-    split,
-    squeeze,
-    stack,
-    swapaxes,
-    transpose,
-)
-from tracegrad.ops.windows import (
-    im2col,
-)
-
-__all__ = [
-    "abs",
-    "add",
-    "all",
-    "any",
-    "arange",
-    "argmax",
-    "argmin",
-    "asarray",
-    "attention",
-    "avg_pool2d",
-    "batch_norm",
-    "bernoulli",
-    "binary_cross_entropy_with_logits",
-    "broadcast_to",
-    "capture",
-    "cast",
-    "categorical",
-    "ceil",
-    "clamp",
-    "clip",
-    "concat",
-    "conv1d",
-    "conv2d",
-    "conv_transpose2d",
-    "cos",
-    "cross_entropy",
-    "cumsum",
-    "div",
-    "dropout",
-    "einsum",
-    "elu",
-    "embedding",
-    "equal",
-    "erf",
-    "exp",
-    "expand_dims",
-    "expm1",
-    "eye",
-    "flatten",
-    "flip",
-    "floor",
-    "full",
-    "gelu",
-    "getitem",
-    "greater",
-    "greater_equal",
-    "im2col",
-    "layer_norm",
-    "leaky_relu",
-    "less",
-    "less_equal",
-    "linspace",
-    "log",
-    "log1p",
-    "log_softmax",
-    "logical_and",
-    "logical_not",
-    "logical_or",
-    "logsumexp",
-    "matmul",
-    "max",
-    "max_pool2d",
-    "maximum",
-    "mean",
-    "merge_heads",
-    "min",
-    "minimum",
-    "mse_loss",
-    "mul",
-    "narrow",
-    "nearest_upsample2d",
-    "neg",
-    "nll_loss",
-    "not_equal",
-    "one_hot",
-    "ones",
-    "outer",
-    "pad",
-    "patch",
-    "permute",
-    "pow",
-    "prod",
-    "randn",
-    "reciprocal",
-    "relu",
-    "repeat",
-    "reshape",
-    "rms_norm",
-    "rope",
-    "round",
-    "rsqrt",
-    "scatter_add",
-    "sigmoid",
-    "sign",
-    "silu",
-    "sin",
-    "softmax",
-    "softmax_causal",
-    "softplus",
-    "split",
-    "split_heads",
-    "sqrt",
-    "square",
-    "squeeze",
-    "stack",
-    "stop_gradient",
-    "sub",
-    "sum",
-    "swapaxes",
-    "take",
-    "take_along_axis",
-    "tanh",
-    "transpose",
-    "tril",
-    "uniform",
-    "var",
-    "where",
-    "where_causal",
-    "zeros",
-]
+__all__: list[str] = []
+__all__ += activation.__all__
+__all__ += heads.__all__
+__all__ += constants.__all__
+__all__ += control.__all__
+__all__ += images.__all__
+__all__ += indexing.__all__
+__all__ += linalg.__all__
+__all__ += losses.__all__
+__all__ += math.__all__
+__all__ += norm.__all__
+__all__ += random.__all__
+__all__ += reduction.__all__
+__all__ += shaping.__all__
+__all__ += windows.__all__

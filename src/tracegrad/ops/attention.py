@@ -8,13 +8,15 @@ from functools import lru_cache
 from typing import Any
 
 from tracegrad.dtypes import Shape, TensorType, f32
-from tracegrad.errors import ShapeError, call_site, located
+from tracegrad.errors import ShapeError
 from tracegrad.ir import Tensor, bind
-from tracegrad.methods import method
+from tracegrad.methods import method, op
 from tracegrad.ops.norm import require_f32, softmax, softmax_causal
 from tracegrad.prims.composites import composite
 from tracegrad.prims.leaves import LITERAL, as_tensor
 from tracegrad.prims.views import slice_
+
+__all__ = ["attention", "merge_heads", "rope", "split_heads"]
 
 
 @method
@@ -30,11 +32,7 @@ def split_heads(x: Any, n_heads: int) -> Tensor:
     """
     x = as_tensor(x)
     if x.ndim < 2 or n_heads < 1 or x.shape[-1] % n_heads:
-        raise ShapeError(
-            located(
-                f"split_heads: x must be (..., T, D) with D divisible by {n_heads} heads, got {x.type}", call_site()
-            )
-        )
+        raise ShapeError(f"x must be (..., T, D) with D divisible by {n_heads} heads, got {x.type}")
     return x.reshape((*x.shape[:-1], n_heads, x.shape[-1] // n_heads)).swapaxes(-2, -3)
 
 
@@ -50,7 +48,7 @@ def merge_heads(x: Any) -> Tensor:
     """
     x = as_tensor(x)
     if x.ndim < 3:
-        raise ShapeError(located(f"merge_heads: x must be (..., H, T, d), got {x.type}", call_site()))
+        raise ShapeError(f"x must be (..., H, T, d), got {x.type}")
     *batch, h, t, d = x.shape
     return x.swapaxes(-2, -3).reshape((*batch, t, h * d))
 
@@ -89,6 +87,7 @@ def _rope_vjp(ct: Tensor, y: Tensor, x: Tensor, *, base: float, inverse: bool) -
 ROPE = composite("rope", type=_rope_type, expand=_rotate, vjp=_rope_vjp)
 
 
+@op
 def rope(q: Any, k: Any, base: float = 10000) -> tuple[Tensor, Tensor]:
     """Rotary positions: queries and keys turned by angles that grow with the position.
 
@@ -136,9 +135,10 @@ def _check_attention(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> None:
         rule = "causal attention needs as many queries as keys"
     else:
         return
-    raise ShapeError(located(f"attention: {rule}: {shown}", call_site()))
+    raise ShapeError(f"{rule}: {shown}")
 
 
+@op
 def attention(q: Any, k: Any, v: Any, causal: bool = False) -> Tensor:
     """Average of values, weighted by how well each key fits the query.
 

@@ -12,6 +12,8 @@ from tracegrad.prims.elementwise import where
 from tracegrad.prims.leaves import as_tensor, leaf
 from tracegrad.sites import MASK, VALUE, SiteInfo, patch_leaf
 
+__all__ = ["capture", "patch"]
+
 
 def _mark(running: ambient.Trace, kind: str, name: Any, x: Tensor) -> None:
     """Note the site; TraceError if `name` is no name or is in use."""
@@ -23,7 +25,7 @@ def _mark(running: ambient.Trace, kind: str, name: Any, x: Tensor) -> None:
         raise TraceError(
             located(
                 f"{kind}: the name {name!r} is taken by another site of this trace; "
-                f'number the layers, e.g. {kind}(f"attn.{{i}}", x)',
+                f'number the layers, e.g. {kind}(f"attn.{{i}}", x), or call the model once only',
                 other.site,
             )
         )

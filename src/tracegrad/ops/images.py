@@ -10,8 +10,9 @@ from __future__ import annotations
 from typing import Any
 
 from tracegrad.dtypes import TensorType
-from tracegrad.errors import ShapeError, call_site, located
+from tracegrad.errors import ShapeError
 from tracegrad.ir import Tensor, bind
+from tracegrad.methods import op
 from tracegrad.ops.norm import require_f32
 from tracegrad.ops.windows import (
     OVERLAP_ADD,
@@ -28,6 +29,8 @@ from tracegrad.prims.elementwise import where
 from tracegrad.prims.folds import MATMUL
 from tracegrad.prims.leaves import as_tensor, const, iota
 from tracegrad.prims.views import broadcast_to, permute, reshape, slice_, unwindow
+
+__all__ = ["avg_pool2d", "conv1d", "conv2d", "conv_transpose2d", "max_pool2d", "nearest_upsample2d"]
 
 
 # Convolution, over the batch and the groups: [out, in*kh*kw] @ [in*kh*kw, oh*ow]
@@ -198,15 +201,16 @@ AVG_POOL2D = composite("avg_pool2d", type=_pool_type, expand=_avg_pool, vjp=_avg
 
 
 # Public functions
-def _geometry(op: str, stride: IntOrPair, padding: IntOrPair, dilation: IntOrPair, groups: int) -> dict[str, Any]:
+def _geometry(stride: IntOrPair, padding: IntOrPair, dilation: IntOrPair, groups: int) -> dict[str, Any]:
     return {
-        "stride": int_pair(op, "stride", stride, 1),
-        "padding": int_pair(op, "padding", padding, 0),
-        "dilation": int_pair(op, "dilation", dilation, 1),
+        "stride": int_pair("stride", stride, 1),
+        "padding": int_pair("padding", padding, 0),
+        "dilation": int_pair("dilation", dilation, 1),
         "groups": groups,
     }
 
 
+@op
 def conv2d(
     x: Any, w: Any, stride: IntOrPair = 1, padding: IntOrPair = 0, groups: int = 1, dilation: IntOrPair = 1
 ) -> Tensor:
@@ -223,9 +227,10 @@ def conv2d(
 
     As torch.nn.functional.conv2d, without bias.
     """
-    return bind(CONV2D, as_tensor(x), as_tensor(w), **_geometry("conv2d", stride, padding, dilation, groups))
+    return bind(CONV2D, as_tensor(x), as_tensor(w), **_geometry(stride, padding, dilation, groups))
 
 
+@op
 def conv1d(x: Any, w: Any, stride: int = 1, padding: int = 0, groups: int = 1, dilation: int = 1) -> Tensor:
     """Cross-correlate sequences with filters: `conv2d` of images one element high.
 
@@ -239,10 +244,8 @@ def conv1d(x: Any, w: Any, stride: int = 1, padding: int = 0, groups: int = 1, d
     """
     x, w = as_tensor(x), as_tensor(w)
     if x.ndim != 3 or w.ndim != 3:
-        raise ShapeError(
-            located(f"conv1d: x must be [B,C,L] and w [O,C/groups,k], got {x.type} and {w.type}", call_site())
-        )
-    how = _geometry("conv1d", (1, stride), (0, padding), (1, dilation), groups)
+        raise ShapeError(f"x must be [B,C,L] and w [O,C/groups,k], got {x.type} and {w.type}")
+    how = _geometry((1, stride), (0, padding), (1, dilation), groups)
     y = bind(CONV2D, _tall(x), _tall(w), **how)
     return reshape(y, (*y.shape[:2], y.shape[3]))
 
@@ -251,6 +254,7 @@ def _tall(x: Tensor) -> Tensor:
     return reshape(x, (*x.shape[:2], 1, x.shape[2]))
 
 
+@op
 def conv_transpose2d(
     x: Any,
     w: Any,
@@ -274,23 +278,21 @@ def conv_transpose2d(
     As torch.nn.functional.conv_transpose2d, without bias.
     """
     x, w = as_tensor(x), as_tensor(w)
-    how = _geometry("conv_transpose2d", stride, padding, dilation, groups)
-    extra = int_pair("conv_transpose2d", "output_padding", output_padding, 0)
+    how = _geometry(stride, padding, dilation, groups)
+    extra = int_pair("output_padding", output_padding, 0)
     if x.ndim != 4 or w.ndim != 4:
-        raise ShapeError(located(f"conv_transpose2d: x and w must have rank 4, got {x.type} and {w.type}", call_site()))
+        raise ShapeError(f"x and w must have rank 4, got {x.type} and {w.type}")
     size: list[int] = []
     for n, k, s, p, d, e in zip(
         x.shape[2:], w.shape[2:], how["stride"], how["padding"], how["dilation"], extra, strict=True
     ):
         if e >= max(s, d):
-            raise ShapeError(
-                located(f"conv_transpose2d: output_padding {e} must be less than stride {s} or dilation {d}",
-                        call_site())
-            )  # fmt: skip
+            raise ShapeError(f"output_padding {e} must be less than stride {s} or dilation {d}")
         size.append((n - 1) * s - 2 * p + d * (k - 1) + e + 1)
     return bind(CONV_TRANSPOSE2D, x, w, size=tuple(size), **how)
 
 
+@op
 def max_pool2d(x: Any, kernel_size: IntOrPair, stride: IntOrPair | None = None, padding: IntOrPair = 0) -> Tensor:
     """The largest element of each window.
 
@@ -304,10 +306,11 @@ def max_pool2d(x: Any, kernel_size: IntOrPair, stride: IntOrPair | None = None, 
 
     As torch.nn.functional.max_pool2d.
     """
-    kernel, stride, padding = _pooling("max_pool2d", kernel_size, stride, padding)
+    kernel, stride, padding = _pooling(kernel_size, stride, padding)
     return bind(MAX_POOL2D, as_tensor(x), kernel=kernel, stride=stride, padding=padding)
 
 
+@op
 def avg_pool2d(x: Any, kernel_size: IntOrPair, stride: IntOrPair | None = None, padding: IntOrPair = 0) -> Tensor:
     """The mean of each window; padding counts as zeros.
 
@@ -321,16 +324,17 @@ def avg_pool2d(x: Any, kernel_size: IntOrPair, stride: IntOrPair | None = None, 
 
     As torch.nn.functional.avg_pool2d.
     """
-    kernel, stride, padding = _pooling("avg_pool2d", kernel_size, stride, padding)
+    kernel, stride, padding = _pooling(kernel_size, stride, padding)
     return bind(AVG_POOL2D, as_tensor(x), kernel=kernel, stride=stride, padding=padding)
 
 
-def _pooling(op: str, kernel: IntOrPair, stride: IntOrPair | None, padding: IntOrPair) -> tuple[Pair, Pair, Pair]:
-    size = int_pair(op, "kernel_size", kernel, 1)
-    step = size if stride is None else int_pair(op, "stride", stride, 1)
-    return size, step, int_pair(op, "padding", padding, 0)
+def _pooling(kernel: IntOrPair, stride: IntOrPair | None, padding: IntOrPair) -> tuple[Pair, Pair, Pair]:
+    size = int_pair("kernel_size", kernel, 1)
+    step = size if stride is None else int_pair("stride", stride, 1)
+    return size, step, int_pair("padding", padding, 0)
 
 
+@op
 def nearest_upsample2d(x: Any, scale: IntOrPair = 2) -> Tensor:
     """Repeat each pixel `scale` times along both axes.
 
@@ -344,9 +348,9 @@ def nearest_upsample2d(x: Any, scale: IntOrPair = 2) -> Tensor:
 
     As torch.nn.functional.interpolate(mode="nearest") by a whole factor.
     """
-    x, (sh, sw) = as_tensor(x), int_pair("nearest_upsample2d", "scale", scale, 1)
+    x, (sh, sw) = as_tensor(x), int_pair("scale", scale, 1)
     if x.ndim != 4:
-        raise ShapeError(located(f"nearest_upsample2d: x must be images [B,C,H,W], got {x.type}", call_site()))
+        raise ShapeError(f"x must be images [B,C,H,W], got {x.type}")
     b, c, h, w = x.shape
     y = broadcast_to(reshape(x, (b, c, h, 1, w, 1)), (b, c, h, sh, w, sw))
     return reshape(y, (b, c, h * sh, w * sw))

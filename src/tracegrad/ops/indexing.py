@@ -16,7 +16,7 @@ from tracegrad.prims.folds import GATHER, SCATTER_ADD
 from tracegrad.prims.leaves import CONST, LITERAL, as_tensor, iota, literal
 from tracegrad.shapes import normalize_axis
 
-__all__ = ["arange", "embedding", "getitem", "one_hot", "scatter_add", "take", "take_along_axis"]
+__all__ = ["arange", "embedding", "one_hot", "scatter_add", "take", "take_along_axis"]
 
 
 @method

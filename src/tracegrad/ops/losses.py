@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from tracegrad.dtypes import TensorType, f32, i32
-from tracegrad.errors import DTypeError, InputError, ShapeError, call_site, located
+from tracegrad.errors import DTypeError, InputError, ShapeError
 from tracegrad.ir import Tensor, bind
 from tracegrad.methods import method
 from tracegrad.ops.activation import sigmoid
@@ -14,10 +14,12 @@ from tracegrad.prims.composites import composite
 from tracegrad.prims.elementwise import abs, cast, exp, log, log1p, maximum, minimum, square, where
 from tracegrad.prims.leaves import as_tensor, iota
 
+__all__ = ["binary_cross_entropy_with_logits", "cross_entropy", "mse_loss", "nll_loss"]
+
 REDUCTIONS = ("mean", "sum", "none")
 
 
-def _reduce(op: str, values: Tensor, reduction: str, count: Tensor | None = None) -> Tensor:
+def _reduce(values: Tensor, reduction: str, count: Tensor | None = None) -> Tensor:
     """`values` by `reduction`; a mean is over `count` of them, if given."""
     if reduction == "none":
         return values
@@ -26,7 +28,7 @@ def _reduce(op: str, values: Tensor, reduction: str, count: Tensor | None = None
     if reduction == "mean":
         return values.mean() if count is None else values.sum() / count
     allowed = ", ".join(map(repr, REDUCTIONS))
-    raise InputError(located(f"{op}: reduction must be one of {allowed}, got {reduction!r}", call_site()))
+    raise InputError(f"reduction must be one of {allowed}, got {reduction!r}")
 
 
 # losses over classes
@@ -118,12 +120,10 @@ def cross_entropy(
     As torch.nn.functional.cross_entropy, with the classes on the last axis.
     """
     if not 0.0 <= label_smoothing <= 1.0:
-        raise InputError(
-            located(f"cross_entropy: label_smoothing must be in [0, 1], got {label_smoothing!r}", call_site())
-        )
+        raise InputError(f"label_smoothing must be in [0, 1], got {label_smoothing!r}")
     x, t = as_tensor(logits), as_tensor(targets)
     values = bind(CROSS_ENTROPY, x, t, smoothing=float(label_smoothing), ignore=ignore_index)
-    return _reduce("cross_entropy", values, reduction, _counted(t, ignore_index))
+    return _reduce(values, reduction, _counted(t, ignore_index))
 
 
 @method
@@ -144,18 +144,16 @@ def nll_loss(log_probs: Any, targets: Any, reduction: str = "mean", ignore_index
     """
     x, t = as_tensor(log_probs), as_tensor(targets)
     values = bind(NLL, x, t, ignore=ignore_index)
-    return _reduce("nll_loss", values, reduction, _counted(t, ignore_index))
+    return _reduce(values, reduction, _counted(t, ignore_index))
 
 
 # losses of equal shapes
-def _pair(op: str, prediction: Any, target: Any) -> tuple[Tensor, Tensor]:
+def _pair(prediction: Any, target: Any) -> tuple[Tensor, Tensor]:
     """Both as tensors of one shape; [N,1] against [N] would broadcast to a wrong loss, so it is refused."""
     x = as_tensor(prediction)
     t = as_tensor(target, x.dtype if isinstance(target, (bool, int, float)) else None)
     if t.shape != x.shape and t.shape != ():
-        raise ShapeError(
-            located(f"{op}: shapes differ: {x.type} and {t.type}; reshape or broadcast one explicitly", call_site())
-        )
+        raise ShapeError(f"shapes differ: {x.type} and {t.type}; reshape or broadcast one explicitly")
     return x, t.broadcast_to(x.shape)
 
 
@@ -173,8 +171,8 @@ def mse_loss(prediction: Any, target: Any, reduction: str = "mean") -> Tensor:
 
     As torch.nn.functional.mse_loss, which broadcasts with a warning where this raises.
     """
-    x, t = _pair("mse_loss", prediction, target)
-    return _reduce("mse_loss", square(x - t), reduction)
+    x, t = _pair(prediction, target)
+    return _reduce(square(x - t), reduction)
 
 
 def _same(x: TensorType, t: TensorType) -> TensorType:
@@ -209,5 +207,5 @@ def binary_cross_entropy_with_logits(logits: Any, targets: Any, reduction: str =
 
     As torch.nn.functional.binary_cross_entropy_with_logits.
     """
-    values = bind(BCE, *_pair("binary_cross_entropy_with_logits", logits, targets))
-    return _reduce("binary_cross_entropy_with_logits", values, reduction)
+    values = bind(BCE, *_pair(logits, targets))
+    return _reduce(values, reduction)

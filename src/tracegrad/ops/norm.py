@@ -9,13 +9,15 @@ from collections.abc import Callable
 from typing import Any
 
 from tracegrad.dtypes import TensorType, f32
-from tracegrad.errors import DTypeError, ShapeError, call_site, located
+from tracegrad.errors import DTypeError, ShapeError
 from tracegrad.ir import Tensor, bind
 from tracegrad.methods import method
 from tracegrad.prims.composites import composite
 from tracegrad.prims.elementwise import exp, log, rsqrt, square, where
 from tracegrad.prims.leaves import as_tensor, iota
 from tracegrad.shapes import normalize_axis, show
+
+__all__ = ["batch_norm", "layer_norm", "log_softmax", "rms_norm", "softmax", "softmax_causal", "where_causal"]
 
 INF = float("inf")
 
@@ -162,7 +164,7 @@ def where_causal(x: Any, fill: float) -> Tensor:
     """
     x = as_tensor(x)
     if x.ndim < 2:
-        raise ShapeError(located(f"where_causal: x must have at least 2 axes, got {x.type}", call_site()))
+        raise ShapeError(f"x must have at least 2 axes, got {x.type}")
     return where(_allowed(x), x, fill)
 
 
@@ -206,14 +208,14 @@ def _rms_normalize_vjp(ct: Tensor, y: Tensor, x: Tensor, *, eps: float) -> tuple
 RMS_NORMALIZE = composite("rms_normalize", type=_float_type, expand=_rms_normalize, vjp=_rms_normalize_vjp)
 
 
-def _per_channel(op: str, x: Tensor, axis: int, **given: Any) -> list[Tensor | None]:
+def _per_channel(x: Tensor, axis: int, **given: Any) -> list[Tensor | None]:
     """Each given vector, checked to have one element a channel and shaped to broadcast along `axis`."""
     n = x.shape[axis]
     out: list[Tensor | None] = []
     for name, value in given.items():
         v = None if value is None else as_tensor(value)
         if v is not None and v.shape != (n,):
-            raise ShapeError(located(f"{op}: {name} must be {show((n,))} to fit x {x.type}, got {v.type}", call_site()))
+            raise ShapeError(f"{name} must be {show((n,))} to fit x {x.type}, got {v.type}")
         out.append(None if v is None else v.reshape([n if d == axis else 1 for d in range(axis, x.ndim)]))
     return out
 
@@ -223,10 +225,10 @@ def _scaled(y: Tensor, g: Tensor | None, b: Tensor | None) -> Tensor:
     return y if b is None else y + b
 
 
-def _ranked(op: str, x: Any, least: int) -> Tensor:
+def _ranked(x: Any, least: int) -> Tensor:
     x = as_tensor(x)
     if x.ndim < least:
-        raise ShapeError(located(f"{op}: x must have at least {least} axes, got {x.type}", call_site()))
+        raise ShapeError(f"x must have at least {least} axes, got {x.type}")
     return x
 
 
@@ -244,8 +246,8 @@ def layer_norm(x: Any, g: Any = None, b: Any = None, eps: float = 1e-5) -> Tenso
 
     As torch.nn.functional.layer_norm over the last axis.
     """
-    x = _ranked("layer_norm", x, 1)
-    g, b = _per_channel("layer_norm", x, x.ndim - 1, g=g, b=b)
+    x = _ranked(x, 1)
+    g, b = _per_channel(x, x.ndim - 1, g=g, b=b)
     return _scaled(bind(NORMALIZE, x, axes=(x.ndim - 1,), eps=float(eps)), g, b)
 
 
@@ -263,8 +265,8 @@ def rms_norm(x: Any, g: Any = None, eps: float = 1e-6) -> Tensor:
 
     As torch.nn.functional.rms_norm over the last axis.
     """
-    x = _ranked("rms_norm", x, 1)
-    (g,) = _per_channel("rms_norm", x, x.ndim - 1, g=g)
+    x = _ranked(x, 1)
+    (g,) = _per_channel(x, x.ndim - 1, g=g)
     return _scaled(bind(RMS_NORMALIZE, x, eps=float(eps)), g, None)
 
 
@@ -283,10 +285,10 @@ def batch_norm(x: Any, g: Any = None, b: Any = None, eps: float = 1e-5, *, mean:
 
     As torch.nn.functional.batch_norm, with training=True where the statistics are those of the batch.
     """
-    x = _ranked("batch_norm", x, 2)
-    g, b, mean, var = _per_channel("batch_norm", x, 1, g=g, b=b, mean=mean, var=var)
+    x = _ranked(x, 2)
+    g, b, mean, var = _per_channel(x, 1, g=g, b=b, mean=mean, var=var)
     if (mean is None) != (var is None):
-        raise ShapeError(located("batch_norm: give both mean and var, or neither", call_site()))
+        raise ShapeError("give both mean and var, or neither")
     if mean is not None and var is not None:
         return _scaled((x - mean) * rsqrt(var + float(eps)), g, b)
     axes = tuple(d for d in range(x.ndim) if d != 1)

@@ -13,9 +13,9 @@ from typing import Any
 
 from tracegrad import ambient
 from tracegrad.dtypes import DType, Shape, TensorType, bool_, f32, u32
-from tracegrad.errors import InputError, ShapeError, call_site, located
+from tracegrad.errors import InputError, ShapeError
 from tracegrad.ir import Tensor, bind
-from tracegrad.methods import method
+from tracegrad.methods import method, op
 from tracegrad.ops.norm import require_f32
 from tracegrad.ops.reduction import argmax
 from tracegrad.prims.composites import composite
@@ -23,6 +23,8 @@ from tracegrad.prims.elementwise import bit_xor, cast, cos, log, log1p, shift_ri
 from tracegrad.prims.leaves import as_tensor, const, counter, iota
 from tracegrad.prims.views import reshape
 from tracegrad.shapes import normalize_axis, show
+
+__all__ = ["bernoulli", "categorical", "dropout", "randn", "uniform"]
 
 PCG_MULTIPLIER, PCG_INCREMENT, PCG_OUTPUT = 747796405, 2891336453, 277803737  # O'Neill, 2014
 # f32 holds 24 bits: more would round up to 1
@@ -62,19 +64,22 @@ def _open(bits: Tensor) -> Tensor:
     return (cast(shift_right(bits, 32 - OPEN_BITS), f32) + 0.5) * 2.0**-OPEN_BITS
 
 
-def _shape(op: str, shape: int | Sequence[int]) -> Shape:
+def _shape(shape: int | Sequence[int]) -> Shape:
     dims = (shape,) if isinstance(shape, int) else tuple(shape)
+    if any(isinstance(n, bool) or not hasattr(n, "__index__") for n in dims):
+        raise ShapeError(f"sizes must be integers, got {show(dims)}")
     if any(n < 0 for n in dims):
-        raise ShapeError(located(f"{op}: sizes must not be negative, got {show(dims)}", call_site()))
+        raise ShapeError(f"sizes must not be negative, got {show(dims)}")
     return dims
 
 
-def _probability(op: str, p: Any) -> float:
+def _probability(p: Any) -> float:
     if isinstance(p, Tensor) or not 0.0 <= p <= 1.0:
-        raise InputError(located(f"{op}: p must be a Python number in [0, 1], got {p!r}", call_site()))
+        raise InputError(f"p must be a Python number in [0, 1], got {p!r}")
     return float(p)
 
 
+@op
 def uniform(shape: int | Sequence[int]) -> Tensor:
     """Uniform numbers in [0, 1): 24 random bits times 2^-24.
 
@@ -83,9 +88,10 @@ def uniform(shape: int | Sequence[int]) -> Tensor:
     Gradient: none.
     Raises:   ShapeError for a negative size; TraceError outside a trace.
     """
-    return _closed(_bits(_shape("uniform", shape), _key("uniform")))
+    return _closed(_bits(_shape(shape), _key("uniform")))
 
 
+@op
 def randn(shape: int | Sequence[int]) -> Tensor:
     """Standard normal numbers, by the cosine branch of Box and Muller.
 
@@ -96,12 +102,13 @@ def randn(shape: int | Sequence[int]) -> Tensor:
     Gradient: none.
     Raises:   ShapeError for a negative size; TraceError outside a trace.
     """
-    dims, key = _shape("randn", shape), _key("randn")
+    dims, key = _shape(shape), _key("randn")
     u, v = (_closed(_bits(dims, key, 2, k)) for k in range(2))
     # cos(2 pi v) = -cos(2 pi v - pi): WGSL promises its precision only within [-pi, pi]
-    return -sqrt(log(1.0 - u) * -2.0) * cos(v * math.tau - math.pi)
+    return -sqrt(log1p(-u) * -2.0) * cos(v * math.tau - math.pi)
 
 
+@op
 def bernoulli(shape: int | Sequence[int], p: float = 0.5, dtype: DType = bool_) -> Tensor:
     """True with probability `p`, independently for each element.
 
@@ -112,10 +119,11 @@ def bernoulli(shape: int | Sequence[int], p: float = 0.5, dtype: DType = bool_) 
     Gradient: none.
     Raises:   InputError if `p` is outside [0, 1]; ShapeError for a negative size; TraceError outside a trace.
     """
-    dims, p = _shape("bernoulli", shape), _probability("bernoulli", p)
+    dims, p = _shape(shape), _probability(p)
     return cast(_closed(_bits(dims, _key("bernoulli"))) < p, dtype)
 
 
+@op
 def categorical(logits: Any, axis: int = -1) -> Tensor:
     """One class per row, drawn with the probabilities softmax(logits).
 
@@ -127,10 +135,7 @@ def categorical(logits: Any, axis: int = -1) -> Tensor:
     Raises:   ShapeError if `axis` is out of range; DTypeError if `logits` is not f32; TraceError outside a trace.
     """
     x = as_tensor(logits)
-    try:
-        normalize_axis(axis, x.ndim)
-    except ShapeError as e:
-        raise ShapeError(located(f"categorical: {e}", call_site())) from None
+    normalize_axis(axis, x.ndim)
     # -log(u) as -log1p(-w), w = 1 - u: log near 1 is too coarse on some drivers and would give log(0)
     exponential = -log1p(-_open(_bits(x.shape, _key("categorical"))))
     return argmax(x - log(exponential), axis=axis)
@@ -166,6 +171,6 @@ def dropout(x: Any, p: float, training: bool = True) -> Tensor:
 
     As torch.nn.functional.dropout.
     """
-    x, p = as_tensor(x), _probability("dropout", p)
+    x, p = as_tensor(x), _probability(p)
     key = _key("dropout")  # drawn even if unused: switching one dropout off must not change the masks of the others
     return bind(DROPOUT, x, key, rate=p) if training and p > 0.0 else x

@@ -3,28 +3,26 @@
 from __future__ import annotations
 
 import builtins
+import math
 from collections.abc import Sequence
 
 from tracegrad.dtypes import TensorType, f32, i32
 from tracegrad.errors import ShapeError
 from tracegrad.ir import Primitive, Tensor, bind
-from tracegrad.methods import Axis, Operand, method
+from tracegrad.methods import Operand, method
 from tracegrad.prims import views
 from tracegrad.prims.composites import composite
 from tracegrad.prims.elementwise import FLOAT, cast, exp, isnan, log, logical_not, nonfinite, square, typed, where
 from tracegrad.prims.folds import MAX, MIN, PROD, SUM
 from tracegrad.prims.leaves import as_tensor, iota
-from tracegrad.shapes import normalize_axes, normalize_axis, reduced_shape
+from tracegrad.shapes import Axes, normalize_axes, normalize_axis, reduced_shape
 
 __all__ = ["all", "any", "argmax", "argmin", "cumsum", "logsumexp", "max", "mean", "min", "prod", "sum", "var"]
 
 
 def count(x: Tensor, axes: Sequence[int]) -> int:
     """How many elements one result of a reduction over `axes` stands for."""
-    n = 1
-    for d in axes:
-        n *= x.shape[d]
-    return n
+    return math.prod([x.shape[d] for d in axes])
 
 
 def drop(y: Tensor, axes: Sequence[int], keepdims: bool) -> Tensor:
@@ -50,7 +48,7 @@ def _float(x: Operand) -> Tensor:
 
 
 @method
-def sum(x: Operand, axis: Axis = None, keepdims: bool = False) -> Tensor:
+def sum(x: Operand, axis: Axes = None, keepdims: bool = False) -> Tensor:
     """Sum over `axis` (None: over all).
 
     x: f32, i32, u32; bool is counted as i32. Gradient: the cotangent, to every element.
@@ -60,7 +58,7 @@ def sum(x: Operand, axis: Axis = None, keepdims: bool = False) -> Tensor:
 
 
 @method
-def mean(x: Operand, axis: Axis = None, keepdims: bool = False) -> Tensor:
+def mean(x: Operand, axis: Axes = None, keepdims: bool = False) -> Tensor:
     """Mean over `axis` (None: over all): the sum divided by the number of elements.
 
     x: f32; other dtypes are cast to it, so that `mean(prediction == target)` is an accuracy.
@@ -95,7 +93,7 @@ VAR = composite("var", type=_reduced_float, expand=_var, vjp=_var_vjp)
 
 
 @method
-def var(x: Operand, axis: Axis = None, keepdims: bool = False, ddof: int = 0) -> Tensor:
+def var(x: Operand, axis: Axes = None, keepdims: bool = False, ddof: int = 0) -> Tensor:
     """Variance over `axis` (None: over all), from centred values.
 
     sum((x - mean(x))^2) / (n - ddof)
@@ -107,7 +105,7 @@ def var(x: Operand, axis: Axis = None, keepdims: bool = False, ddof: int = 0) ->
     return drop(bind(VAR, x, axes=axes, ddof=ddof), axes, keepdims)
 
 
-def _extremum(p: Primitive, x: Operand, axis: Axis, keepdims: bool) -> Tensor:
+def _extremum(p: Primitive, x: Operand, axis: Axes, keepdims: bool) -> Tensor:
     x = as_tensor(x)
     axes = normalize_axes(axis, x.ndim)
     _require_elements(x, axes)
@@ -120,34 +118,34 @@ def _require_elements(x: Tensor, axes: Sequence[int]) -> None:
 
 
 @method
-def max(x: Operand, axis: Axis = None, keepdims: bool = False) -> Tensor:
+def max(x: Operand, axis: Axes = None, keepdims: bool = False) -> Tensor:
     """Largest element over `axis` (None: over all).
 
-    x: f32, i32, u32. NaN wins on the CPU; a GPU may pass over it. ShapeError for no elements.
+    x: f32, i32, u32. NaN wins, as in NumPy. ShapeError for no elements.
     Gradient: tied positions share it evenly.
     """
     return _extremum(MAX, x, axis, keepdims)
 
 
 @method
-def min(x: Operand, axis: Axis = None, keepdims: bool = False) -> Tensor:
+def min(x: Operand, axis: Axes = None, keepdims: bool = False) -> Tensor:
     """Smallest element over `axis` (None: over all).
 
-    x: f32, i32, u32. NaN wins on the CPU; a GPU may pass over it. ShapeError for no elements.
+    x: f32, i32, u32. NaN wins, as in NumPy. ShapeError for no elements.
     Gradient: tied positions share it evenly.
     """
     return _extremum(MIN, x, axis, keepdims)
 
 
 @method
-def prod(x: Operand, axis: Axis = None, keepdims: bool = False) -> Tensor:
+def prod(x: Operand, axis: Axes = None, keepdims: bool = False) -> Tensor:
     """Product over `axis` (None: over all). f32, i32, u32. The gradient is right beside zeros as well."""
     x = _number(x)
     return _fold(PROD, x, normalize_axes(axis, x.ndim), keepdims)
 
 
 @method
-def any(x: Operand, axis: Axis = None, keepdims: bool = False) -> Tensor:
+def any(x: Operand, axis: Axes = None, keepdims: bool = False) -> Tensor:
     """Whether any element over `axis` is true, or not zero. Any dtype; returns bool; False for no elements."""
     x = as_tensor(x)
     axes = normalize_axes(axis, x.ndim)
@@ -156,7 +154,7 @@ def any(x: Operand, axis: Axis = None, keepdims: bool = False) -> Tensor:
 
 
 @method
-def all(x: Operand, axis: Axis = None, keepdims: bool = False) -> Tensor:
+def all(x: Operand, axis: Axes = None, keepdims: bool = False) -> Tensor:
     """Whether every element over `axis` is true, or not zero. Any dtype; returns bool; True for no elements."""
     x = as_tensor(x)
     axes = normalize_axes(axis, x.ndim)
@@ -164,7 +162,7 @@ def all(x: Operand, axis: Axis = None, keepdims: bool = False) -> Tensor:
     return sum(false, axes, keepdims) == 0
 
 
-def _position(p: Primitive, x: Operand, axis: Axis, keepdims: bool) -> Tensor:
+def _position(p: Primitive, x: Operand, axis: Axes, keepdims: bool) -> Tensor:
     """The first position, among `axes` in row-major order, whose element is the extremum or NaN."""
     x = as_tensor(x)
     axes = normalize_axes(axis, x.ndim)
@@ -186,7 +184,7 @@ def _position(p: Primitive, x: Operand, axis: Axis, keepdims: bool) -> Tensor:
 
 
 @method
-def argmax(x: Operand, axis: Axis = None, keepdims: bool = False) -> Tensor:
+def argmax(x: Operand, axis: Axes = None, keepdims: bool = False) -> Tensor:
     """Position of the largest element over `axis` (None: in the flattened `x`).
 
     x: f32, i32, u32. Returns i32; the first position of tied ones; NaN wins, as in NumPy. No gradient.
@@ -196,7 +194,7 @@ def argmax(x: Operand, axis: Axis = None, keepdims: bool = False) -> Tensor:
 
 
 @method
-def argmin(x: Operand, axis: Axis = None, keepdims: bool = False) -> Tensor:
+def argmin(x: Operand, axis: Axes = None, keepdims: bool = False) -> Tensor:
     """Position of the smallest element over `axis` (None: in the flattened `x`); otherwise as `argmax`."""
     return _position(MIN, x, axis, keepdims)
 
@@ -215,7 +213,7 @@ LOGSUMEXP = composite("logsumexp", type=_reduced_float, expand=_logsumexp, vjp=_
 
 
 @method
-def logsumexp(x: Operand, axis: Axis = None, keepdims: bool = False) -> Tensor:
+def logsumexp(x: Operand, axis: Axes = None, keepdims: bool = False) -> Tensor:
     """log(sum(exp(x))) over `axis` (None: over all), with the maximum subtracted so that exp stays finite.
 
     x: f32. A row of -inf gives -inf with a NaN gradient, a row with inf gives inf, both as PyTorch.

@@ -10,13 +10,13 @@ from typing import Any, cast
 from tracegrad.dtypes import Shape, TensorType, bool_
 from tracegrad.errors import DTypeError, ShapeError
 from tracegrad.ir import Tensor, bind
-from tracegrad.methods import Axis, Operand, method, op
+from tracegrad.methods import Operand, method, op
 from tracegrad.prims import views
 from tracegrad.prims.composites import composite
 from tracegrad.prims.elementwise import where
 from tracegrad.prims.folds import offsets
 from tracegrad.prims.leaves import as_tensor, const, iota
-from tracegrad.shapes import normalize_axes, normalize_axis, resolve_reshape, show
+from tracegrad.shapes import Axes, normalize_axes, normalize_axis, resolve_reshape, show
 
 __all__ = [
     "broadcast_to",
@@ -118,7 +118,7 @@ def expand_dims(x: Operand, axis: int | Sequence[int]) -> Tensor:
 
 
 @method
-def squeeze(x: Operand, axis: Axis = None) -> Tensor:
+def squeeze(x: Operand, axis: Axes = None) -> Tensor:
     """`x` without its axes of size 1, or without those of `axis`. Any dtype. ShapeError if one is not of size 1."""
     x = as_tensor(x)
     axes = normalize_axes(axis, x.ndim)
@@ -146,7 +146,7 @@ def narrow(x: Operand, axis: int, start: int, length: int) -> Tensor:
 
 
 @method
-def flip(x: Operand, axis: Axis = None) -> Tensor:
+def flip(x: Operand, axis: Axes = None) -> Tensor:
     """`x` in reverse order along `axis` (None: along every axis). Any dtype."""
     x = as_tensor(x)
     for d in normalize_axes(axis, x.ndim):
@@ -218,6 +218,8 @@ def concat(xs: Sequence[Operand], axis: int = 0) -> Tensor:
     tensors = [as_tensor(x) for x in xs]
     if not tensors:
         raise ShapeError("needs at least one tensor")
+    if isinstance(axis, Tensor):
+        raise ShapeError("tensors go in one list, as in tg.concat([a, b], axis=0)")
     axis = normalize_axis(axis, tensors[0].ndim)
     return tensors[0] if len(tensors) == 1 else bind(CONCAT, *tensors, axis=axis)
 

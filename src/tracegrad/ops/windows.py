@@ -6,24 +6,25 @@ from collections.abc import Sequence
 from typing import Any
 
 from tracegrad.dtypes import TensorType
-from tracegrad.errors import ShapeError, call_site, located
+from tracegrad.errors import ShapeError
 from tracegrad.ir import Tensor, bind
+from tracegrad.methods import op
 from tracegrad.ops.norm import require_f32
 from tracegrad.prims.composites import composite
 from tracegrad.prims.leaves import as_tensor
 from tracegrad.prims.views import permute, place, reshape, slice_, unwindow, window, window_count
 
+__all__ = ["im2col"]
+
 Pair = tuple[int, int]
 IntOrPair = int | Sequence[int]
 
 
-def int_pair(op: str, what: str, value: IntOrPair, least: int) -> Pair:
+def int_pair(what: str, value: IntOrPair, least: int) -> Pair:
     """Height and width from one or two integers, none below `least`."""
     pair: tuple[Any, ...] = tuple(value) if isinstance(value, Sequence) else (value, value)
     if len(pair) != 2 or not all(isinstance(n, int) and n >= least for n in pair):
-        raise ShapeError(
-            located(f"{op}: {what} must be one or two integers of at least {least}, got {value!r}", call_site())
-        )
+        raise ShapeError(f"{what} must be one or two integers of at least {least}, got {value!r}")
     return pair[0], pair[1]
 
 
@@ -93,6 +94,7 @@ def _overlap_add_vjp(ct: Tensor, y: Tensor, x: Tensor, *, size: Pair, **how: Pai
 OVERLAP_ADD = composite("overlap_add", type=_overlap_add_type, expand=_overlap_add, vjp=_overlap_add_vjp)
 
 
+@op
 def im2col(x: Any, kernel: IntOrPair, stride: IntOrPair = 1, padding: IntOrPair = 0) -> Tensor:
     """Each window of an image as one row, zeros outside the image.
 
@@ -106,9 +108,9 @@ def im2col(x: Any, kernel: IntOrPair, stride: IntOrPair = 1, padding: IntOrPair 
     windows = bind(
         WINDOWS,
         as_tensor(x),
-        kernel=int_pair("im2col", "kernel", kernel, 1),
-        stride=int_pair("im2col", "stride", stride, 1),
-        padding=int_pair("im2col", "padding", padding, 0),
+        kernel=int_pair("kernel", kernel, 1),
+        stride=int_pair("stride", stride, 1),
+        padding=int_pair("padding", padding, 0),
         dilation=(1, 1),
     )
     b, c, oh, ow, kh, kw = windows.shape

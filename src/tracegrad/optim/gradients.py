@@ -28,7 +28,7 @@ def clip_by_global_norm(max_norm: float) -> Transform:
     One norm over all parameters, as PyTorch's clip_grad_norm_. c is the hyperparameter "clip_grad_norm".
     """
     if not max_norm > 0:
-        raise InputError(f"clip_grad_norm must be positive, got {max_norm!r}; None switches it off")
+        raise InputError.here(f"clip_grad_norm must be positive, got {max_norm!r}; None switches it off")
 
     def update(g: Tensor, p: Tensor, state: State, host: Host) -> tuple[Tensor, State]:
         return g * minimum(1.0, host.hyper("clip_grad_norm") / (norm(g) + CLIP_EPS)), {}
@@ -46,7 +46,7 @@ def normalize_gradients(only: Callable[[str], bool] | None = None) -> Transform:
         arena = host.arena
         chosen = [slot.name for slot in arena.slots if only is None or only(slot.name)]
         if not chosen:
-            raise InputError(
+            raise InputError.here(
                 f"normalize_grads: the filter matches no parameter; they are {', '.join(s.name for s in arena.slots)}"
             )
         views = arena.views(g)
@@ -62,9 +62,9 @@ def accumulate(every: int, inner: Transform) -> Transform:
     counting steps. Exact for the first 2^24 steps.
     """
     if every < 1:
-        raise InputError(f"accumulate must be at least 1, got {every!r}")
+        raise InputError.here(f"accumulate must be at least 1, got {every!r}")
     if "accumulated" in inner.state:
-        raise InputError("accumulate cannot be nested")
+        raise InputError.here("accumulate cannot be nested")
 
     def update(g: Tensor, p: Tensor, state: State, host: Host) -> tuple[Tensor, State]:
         # round, not floor: a device may divide with an error of some ulp, and 5.9999995 is the 6th update too

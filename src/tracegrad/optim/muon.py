@@ -63,7 +63,7 @@ def scale_by_muon(
     only: which of the parameters with two axes count as matrices, by name; None means all.
     """
     if adjust_lr not in ("original", "match_rms_adamw"):
-        raise InputError(f'adjust_lr must be "original" or "match_rms_adamw", got {adjust_lr!r}')
+        raise InputError.here(f'adjust_lr must be "original" or "match_rms_adamw", got {adjust_lr!r}')
 
     def is_matrix(slot: Slot) -> bool:
         return len(slot.shape) == 2 and (only is None or only(slot.name))

@@ -30,7 +30,8 @@ class Options(TypedDict, total=False):
     clip_grad_norm:   scale the gradient down to this global norm, as PyTorch's clip_grad_norm_; None is off.
     normalize_grads:  give each parameter's gradient length 1, before clipping; True for all of them, or a filter of
                       parameter names; False is off.
-    ema:              keep a running average of the parameters with this factor, e.g. 0.999; None is off.
+    ema:              keep a running average of the parameters with this factor, e.g. 0.999; None is off. Read it by
+                      `train.download_params(ema=True)`.
     accumulate:       update at every k-th step only, with the average of k gradients; 1 is off.
     decay_filter:     which parameters weight decay applies to, by name, where a parameter does not say it itself;
                       None means all but those that start as zeros or ones.
@@ -69,6 +70,10 @@ class Optimizer:
             "options": dict(self.options),
         }
 
+    def __repr__(self) -> str:
+        values = {"lr": self.lr, **self.hyper, **self.options}
+        return f"optim.{self.name}({', '.join(f'{k}={v!r}' for k, v in values.items())})"
+
 
 def custom(transform: Transform, lr: LR = 1e-3, **options: Unpack[Options]) -> Optimizer:
     """An optimizer of your own: descend along what `transform` makes of the gradient.
@@ -91,7 +96,7 @@ def sgd(
     set later. options: see `Options`.
     """
     if nesterov and momentum == 0:
-        raise InputError("sgd: nesterov needs a momentum above 0")
+        raise InputError.here("sgd: nesterov needs a momentum above 0")
     chained = [*_l2(weight_decay), *([scale_by_momentum(momentum, nesterov)] if momentum else [])]
     return _make("sgd", chained, lr, options, nesterov=nesterov)
 
@@ -184,6 +189,10 @@ def _make(name: str, core: list[Transform], lr: LR, options: Options, **shaped_b
     if unknown:
         raise TypeError(f"optim.{name} got unknown arguments: {', '.join(sorted(unknown))}")
     as_schedule(lr)  # refuses what is no rate
+    for option in ("decay_filter", "normalize_grads"):
+        given: object = options.get(option)
+        if not (given is None or isinstance(given, bool) or callable(given)):
+            raise InputError.here(f"optim.{name}: {option} is a function of parameter names, got {given!r}")
     parts: list[Transform] = []
     normalize = options.get("normalize_grads", False)
     clip, ema, every = options.get("clip_grad_norm"), options.get("ema"), options.get("accumulate", 1)

@@ -17,13 +17,13 @@ def running_mean(old: Tensor, new: Tensor, share: Tensor) -> Tensor:
 def _check_shares(**shares: float) -> None:
     for name, value in shares.items():
         if not 0 <= value < 1:
-            raise InputError(f"{name} must be in [0, 1), got {value!r}")
+            raise InputError.here(f"{name} must be in [0, 1), got {value!r}")
 
 
 def _check_not_negative(**values: float) -> None:
     for name, value in values.items():
         if not value >= 0:
-            raise InputError(f"{name} must be at least 0, got {value!r}")
+            raise InputError.here(f"{name} must be at least 0, got {value!r}")
 
 
 def scale_by_lr() -> Transform:

@@ -59,7 +59,7 @@ def chain(*transforms: Transform) -> Transform:
         for t, own in zip(transforms, names, strict=True):
             g, part = t.update(g, p, {name: old[full] for name, full in own.items()}, host)
             if part.keys() != own.keys():
-                raise InputError(f"a transform with the state {sorted(own)} returned the state {sorted(part)}")
+                raise InputError.here(f"a transform with the state {sorted(own)} returned the state {sorted(part)}")
             new |= {own[name]: value for name, value in part.items()}
         return g, new
 
@@ -78,5 +78,5 @@ def merge_hyper(a: Mapping[str, float], b: Mapping[str, float]) -> dict[str, flo
     """Both; InputError where they give one name two values."""
     for name in a.keys() & b.keys():
         if a[name] != b[name]:
-            raise InputError(f"the hyperparameter {name!r} has two first values, {a[name]!r} and {b[name]!r}")
+            raise InputError.here(f"the hyperparameter {name!r} has two first values, {a[name]!r} and {b[name]!r}")
     return {**a, **b}

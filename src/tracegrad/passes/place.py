@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 
 from tracegrad.ir import Graph, Tensor, bind, rebind, rewrite, toposort
-from tracegrad.kernels.fuse import array_of, base
-from tracegrad.kernels.reads import reads_of
+from tracegrad.kernels.fuse import array_of
+from tracegrad.kernels.reads import base, reads_of
 from tracegrad.kernels.stored import COMPUTED
 from tracegrad.prims.elementwise import COPY
 from tracegrad.prims.folds import pack
 from tracegrad.prims.views import reshape
 
-COMPUTING = ("map", "fold", "product", "scatter", "gather")
+COMPUTING = (*COMPUTED, "map", "gather")
 
 
 def place_results(graph: Graph) -> Graph:

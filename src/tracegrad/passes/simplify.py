@@ -6,8 +6,9 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from tracegrad.dtypes import nearest_f32
 from tracegrad.ir import Tensor, rewrite
-from tracegrad.prims.elementwise import CAST, COPY
+from tracegrad.prims.elementwise import CAST
 from tracegrad.prims.leaves import const
 from tracegrad.prims.views import broadcast_to, permute, reshape
 
@@ -34,10 +35,13 @@ def _key(t: Tensor) -> Any:
 
 
 def constant(t: Tensor) -> float | None:
-    """The number that every element of `t` is, seen through views that keep all elements."""
+    """The number that every element of `t` is, as its dtype holds it; seen through views that keep all elements."""
     while t.prim.name in ("broadcast", "reshape", "permute"):
         t = t.inputs[0]
-    return float(t.attrs["value"]) if t.prim.name == "const" else None
+    if t.prim.name != "const":
+        return None
+    value = float(t.attrs["value"])
+    return nearest_f32(value) if t.dtype.is_float else value
 
 
 def _is(t: Tensor, value: float) -> bool:
@@ -55,11 +59,11 @@ def _mul(t: Tensor, xs: tuple[Tensor, ...]) -> Tensor | None:
 
 
 def _add(t: Tensor, xs: tuple[Tensor, ...]) -> Tensor | None:
-    # x + 0 is x but for -0.0 + 0.0 = 0.0, which differs in the sign of zero only
+    # -0.0 is the neutral element: -0.0 + 0.0 is 0.0
     a, b = xs
-    if _is(b, 0.0):
+    if _is(b, -0.0 if t.dtype.is_float else 0.0):
         return a
-    if _is(a, 0.0):
+    if _is(a, -0.0 if t.dtype.is_float else 0.0):
         return b
     return _folded(t, xs, float.__add__)
 
@@ -81,7 +85,7 @@ def _neg(t: Tensor, xs: tuple[Tensor, ...]) -> Tensor | None:
 
 
 def _folded(t: Tensor, xs: tuple[Tensor, ...], f: Callable[..., float]) -> Tensor | None:
-    """The constant that `f` of constants is; f32 only, where one rounding at the end is the op's own."""
+    """The constant that `f` of constants is. f32 only: of f32 operands, a double result rounds to what the op gives."""
     if not t.dtype.is_float:
         return None
     values = [constant(x) for x in xs]
@@ -130,12 +134,8 @@ def _cast(t: Tensor, xs: tuple[Tensor, ...]) -> Tensor | None:
     return x if x.dtype == t.dtype else None
 
 
-def _copy(t: Tensor, xs: tuple[Tensor, ...]) -> Tensor | None:
-    return xs[0] if t.prim is not COPY else None
-
-
 SHORTCUTS: dict[str, Callable[[Tensor, tuple[Tensor, ...]], Tensor | None]] = {
     "mul": _mul, "add": _add, "sub": _sub, "div": _div, "neg": _neg, "reshape": _reshape, "permute": _permute,
     "broadcast": _broadcast, "sum": _sum, "max": _sum, "min": _sum, "prod": _sum, CAST.name: _cast,
-    "stop_gradient": _copy,
+    "stop_gradient": lambda t, xs: xs[0],
 }  # fmt: skip

@@ -18,6 +18,22 @@ from tracegrad.dtypes import DType, TensorType, as_dtype, bool_, f32, i32, u32
 from tracegrad.errors import DTypeError, ShapeError
 from tracegrad.ir import Primitive, Tensor, bind, register
 from tracegrad.methods import method
+from tracegrad.prims.functions import (
+    COS,
+    DIV,
+    ERF,
+    ERF_ARRAY,
+    EXP,
+    EXPM1,
+    LOG,
+    LOG1P,
+    MAX_HELPER,
+    MIN_HELPER,
+    POW,
+    SIGN,
+    SIN,
+    TANH,
+)
 from tracegrad.prims.leaves import as_tensor, as_tensors
 from tracegrad.prims.views import broadcast_to
 from tracegrad.shapes import broadcast_shapes
@@ -102,90 +118,6 @@ def _document(name: str, two: bool, accepts: tuple[DType, ...], out: DType | Non
 
 TWO_OVER_SQRT_PI = 2.0 / math.sqrt(math.pi)
 
-# erf(x) = x + x P(x^2) below 1, and sign(x) (1 - exp(Q(|x|))) from there on, where Q fits log(erfc) on [1, 4].
-# Weighted least squares iterated to the minimax. In f32 |error| < 1.5e-7; a rational fit, which divides, has 3.1e-7.
-ERF_P = (-0.0005522360443137586, 0.004888213239610195, -0.026683002710342407, 0.11279019713401794,
-         -0.376121461391449, 0.12837910652160645)  # fmt: skip
-ERF_Q = (0.0001855748996604234, -0.0029396156314760447, 0.021805351600050926, -0.10303743183612823,
-         -0.6382256150245667, -1.1270400285720825, -0.00035370892146602273)  # fmt: skip
-
-
-def _horner(coefficients: tuple[float, ...], z: str) -> str:
-    text = repr(coefficients[0])
-    for c in coefficients[1:]:
-        text = f"({text} * {z} + {c!r})"
-    return text
-
-
-ERF = f"""fn erf_(x: f32) -> f32 {{
-  let a = abs(x);
-  if (!(a >= 1.0)) {{ let z = x * x; return x + x * {_horner(ERF_P, "z")}; }}
-  let b = min(a, 4.0);
-  let y = 1.0 - exp({_horner(ERF_Q, "b")});
-  return select(y, -y, x < 0.0);
-}}"""
-
-
-# The same as one NumPy expression
-ERF_ARRAY = (
-    "(lambda x, z, a: xp.where(a >= 1.0, "
-    f"xp.copysign(1.0 - xp.exp({_horner(ERF_Q, 'a')}), x), x + x * {_horner(ERF_P, 'z')}))"
-    "({0}, xp.minimum({0} * {0}, 1.0), xp.minimum(xp.abs({0}), 4.0))"
-)
-
-
-# WGSL has neither; Kahan's forms keep full precision near 0
-EXPM1 = """fn expm1_(x: f32) -> f32 {
-  if (abs(x) < 0.35) {
-    return x * (1.0 + x * (0.5 + x * (0.16666667 + x * (0.041666668 + x * (0.008333334
-      + x * (0.0013888889 + x * 1.984127e-4))))));
-  }
-  return exp(x) - 1.0;
-}"""
-LOG1P = """fn log1p_(x: f32) -> f32 {
-  let u = 1.0 + x;
-  if (u == 1.0) { return x; }
-  if (abs(x) < 0.25) { let s = x / (2.0 + x); let z = s * s;
-    return 2.0 * s * (1.0 + z * (0.33333334 + z * (0.2 + z * (0.14285715 + z * (0.11111111 + z * 0.09090909))))); }
-  return log(u);
-}"""
-
-
-def _extremum(name: str) -> str:
-    """WGSL's own drops NaN, which NumPy and PyTorch keep; `a + b` is NaN if either is."""
-    return "\n".join(
-        [
-            f"fn {name}_f32(a: f32, b: f32) -> f32 {{",
-            "  let nan = max(bitcast<u32>(a) & 0x7fffffffu, bitcast<u32>(b) & 0x7fffffffu) > 0x7f800000u;",
-            f"  return select({name}(a, b), a + b, nan);",
-            "}",
-            *(f"fn {name}_{t}(a: {t}, b: {t}) -> {t} {{ return {name}(a, b); }}" for t in ("i32", "u32")),
-        ]
-    )
-
-
-MAX_HELPER, MIN_HELPER = _extremum("max"), _extremum("min")
-
-# WGSL leaves tanh of large arguments to the driver: some return NaN, and some lose small ones (1.5e-3 on llvmpipe).
-# x + x^3 P(x^2) below 0.625, relative error 1.5e-7; NaN takes this branch, because min would drop it.
-TANH_P = (-0.005717036779969931, 0.020650578662753105, -0.05374349653720856, 0.13331490755081177,
-          -0.3333328366279602)  # fmt: skip
-TANH = f"""fn tanh_(x: f32) -> f32 {{
-  let a = abs(x);
-  if (!(a >= 0.625)) {{ let z = x * x; return x + x * z * {_horner(TANH_P, "z")}; }}
-  let y = 1.0 - 2.0 / (exp(2.0 * min(a, 15.0)) + 1.0);
-  return select(y, -y, x < 0.0);
-}}"""
-# WGSL's pow is undefined for negative bases; NumPy's sign rule for integer exponents
-POW = """fn pow_(a: f32, b: f32) -> f32 {
-  if (b == 0.0) { return 1.0; }
-  if (a == 0.0) { return select(0.0, 1.0 / abs(a), b < 0.0); }
-  let p = pow(abs(a), b);
-  if (a >= 0.0) { return p; }
-  if (floor(b) != b) { return sqrt(a); }
-  return select(p, -p, abs(b) % 2.0 == 1.0);
-}"""
-
 
 def _pow_vjp(ct: Tensor, y: Tensor, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
     """b a^(b-1) and y log(a); the latter 0 where a is 0, as PyTorch does for b >= 0."""
@@ -244,11 +176,19 @@ CAST = register(
 def cast(x: Any, dtype: Any) -> Tensor:
     """`x` as `dtype`; floats are truncated towards zero, booleans become 0 and 1, numbers become x != 0.
 
+    Floats out of range become the nearest integer that is an f32 too (2147483520 for i32 at the upper end), NaN 0.
     x: any dtype and shape. dtype: tg.f32, tg.i32, tg.u32, tg.bool_ or a name. The method is `x.astype(dtype)`.
     Gradient: none, because all dtypes but one are discrete.
     """
     x, dtype = as_tensor(x), as_dtype(dtype)
+    if x.dtype.is_float and dtype.is_int:  # what is out of range is left to each language, and they differ
+        lowest, highest = FITTING[dtype.name]
+        x = where(isnan(x), 0.0, minimum(maximum(x, lowest), highest))
     return x if x.dtype == dtype else bind(CAST, x, dtype=dtype)
+
+
+# The least and the greatest f32 that fit
+FITTING = {"i32": (-2147483648.0, 2147483520.0), "u32": (0.0, 4294967040.0)}
 
 
 STOP_GRADIENT = register(Primitive("stop_gradient", "map", lambda x: x, array=lambda xp, x: x, wgsl="{0}", cost=0))
@@ -270,10 +210,17 @@ COPY = register(
 add = elementwise("add", array="add", wgsl="({0} + {1})", vjp=lambda ct, y, a, b: (ct, ct), accepts=NUMBER)
 sub = elementwise("sub", array="subtract", wgsl="({0} - {1})", vjp=lambda ct, y, a, b: (ct, -ct), accepts=NUMBER)
 mul = elementwise("mul", array="multiply", wgsl="({0} * {1})", vjp=lambda ct, y, a, b: (ct * b, ct * a), accepts=NUMBER)
-div = elementwise("div", array="divide", wgsl="({0} / {1})", vjp=lambda ct, y, a, b: (ct / b, -ct * y / b), cost=4)
+div = elementwise(
+    "div",
+    array="divide",
+    wgsl="div_({0}, {1})",
+    vjp=lambda ct, y, a, b: (ct / b, -ct * y / b),
+    cost=4,
+    helper=DIV,
+)
 neg = elementwise("neg", array="negative", wgsl="(-{0})", vjp=lambda ct, y, x: (-ct,), accepts=(f32, i32))
 abs = elementwise("abs", array="absolute", wgsl="abs({0})", vjp=lambda ct, y, x: (ct * sign(x),), accepts=(f32, i32))
-sign = elementwise("sign", array="sign", wgsl="sign({0})", accepts=(f32, i32))
+sign = elementwise("sign", array="sign", wgsl="sign_{t}({0})", accepts=(f32, i32), helper=SIGN)
 square = elementwise(
     "square", array="square", wgsl="({0} * {0})", vjp=lambda ct, y, x: (ct * (2.0 * x),), accepts=NUMBER
 )
@@ -281,16 +228,16 @@ sqrt = elementwise("sqrt", array="sqrt", wgsl="sqrt({0})", vjp=lambda ct, y, x: 
 rsqrt = elementwise(
     "rsqrt", array="1 / xp.sqrt({0})", wgsl="(1.0 / sqrt({0}))", vjp=lambda ct, y, x: (ct * (-0.5) * y / x,), cost=8
 )
-exp = elementwise("exp", array="exp", wgsl="exp({0})", vjp=lambda ct, y, x: (ct * y,), cost=8)
+exp = elementwise("exp", array="exp", wgsl="exp_({0})", vjp=lambda ct, y, x: (ct * y,), cost=8, helper=EXP)
 expm1 = elementwise(
     "expm1", array="expm1", wgsl="expm1_({0})", vjp=lambda ct, y, x: (ct * (y + 1.0),), cost=12, helper=EXPM1
 )
-log = elementwise("log", array="log", wgsl="log({0})", vjp=lambda ct, y, x: (ct / x,), cost=8)
+log = elementwise("log", array="log", wgsl="log_({0})", vjp=lambda ct, y, x: (ct / x,), cost=8, helper=LOG)
 log1p = elementwise(
     "log1p", array="log1p", wgsl="log1p_({0})", vjp=lambda ct, y, x: (ct / (x + 1.0),), cost=12, helper=LOG1P
 )
-sin = elementwise("sin", array="sin", wgsl="sin({0})", vjp=lambda ct, y, x: (ct * cos(x),), cost=8)
-cos = elementwise("cos", array="cos", wgsl="cos({0})", vjp=lambda ct, y, x: (-ct * sin(x),), cost=8)
+sin = elementwise("sin", array="sin", wgsl="sin_({0})", vjp=lambda ct, y, x: (ct * cos(x),), cost=8, helper=SIN)
+cos = elementwise("cos", array="cos", wgsl="cos_({0})", vjp=lambda ct, y, x: (-ct * sin(x),), cost=8, helper=COS)
 tanh = elementwise(
     "tanh", array="tanh", wgsl="tanh_({0})", vjp=lambda ct, y, x: (ct * (1.0 - y * y),), cost=12, helper=TANH
 )
@@ -325,7 +272,8 @@ maximum = elementwise(
 less = elementwise("less", array="less", wgsl="({0} < {1})", out=bool_, accepts=NUMBER)
 less_equal = elementwise("less_equal", array="less_equal", wgsl="({0} <= {1})", out=bool_, accepts=NUMBER)
 equal = elementwise("equal", array="equal", wgsl="({0} == {1})", out=bool_, accepts=ANY)
-not_equal = elementwise("not_equal", array="not_equal", wgsl="({0} != {1})", out=bool_, accepts=ANY)
+# Not "!=", which drivers may read as ordered: false for NaN
+not_equal = elementwise("not_equal", array="not_equal", wgsl="(!({0} == {1}))", out=bool_, accepts=ANY)
 logical_and = elementwise("logical_and", array="logical_and", wgsl="({0} && {1})", accepts=BOOL)
 logical_or = elementwise("logical_or", array="logical_or", wgsl="({0} || {1})", accepts=BOOL)
 logical_not = elementwise("logical_not", array="logical_not", wgsl="(!{0})", accepts=BOOL)

@@ -14,13 +14,12 @@ from tracegrad.dtypes import TensorType, f32, i32
 from tracegrad.errors import DTypeError, ShapeError
 from tracegrad.ir import Primitive, Tensor, bind, register
 from tracegrad.methods import METHODS
-from tracegrad.prims.elementwise import MAX_HELPER, MIN_HELPER
 from tracegrad.prims.views import broadcast_to, reshape
 from tracegrad.shapes import reduced_shape
 
 
-def fold(name: str, *, array: str, wgsl: str, identity: float, vjp: Any, helper: str = "") -> Primitive:
-    """Register a fold over `axes`, which stay as 1. `array` names the reducing function, `wgsl` combines two."""
+def fold(name: str, *, array: str, combine: str, identity: float, vjp: Any) -> Primitive:
+    """Register a fold over `axes`, which stay as 1. `array` names the reducing function."""
 
     def rule(x: TensorType, *, axes: tuple[int, ...]) -> TensorType:
         if x.dtype.name == "bool":
@@ -30,7 +29,7 @@ def fold(name: str, *, array: str, wgsl: str, identity: float, vjp: Any, helper:
     def run(xp: Any, x: Any, *, axes: tuple[int, ...]) -> Any:
         return getattr(xp, array)(x, axis=axes, keepdims=True).astype(x.dtype)
 
-    return register(Primitive(name, "fold", rule, run, vjp, wgsl=wgsl, helper=helper, identity=identity))
+    return register(Primitive(name, "fold", rule, run, vjp, combine=combine, identity=identity))
 
 
 def _extremum_vjp(ct: Tensor, y: Tensor, x: Tensor, *, axes: tuple[int, ...]) -> tuple[Tensor]:
@@ -50,11 +49,11 @@ def _prod_vjp(ct: Tensor, y: Tensor, x: Tensor, *, axes: tuple[int, ...]) -> tup
     return (broadcast_to(ct, x.shape) * where(zero, at_zero, elsewhere),)
 
 
-SUM = fold("sum", array="sum", wgsl="({0} + {1})", identity=0.0,
+SUM = fold("sum", array="sum", combine="add", identity=0.0,
            vjp=lambda ct, y, x, *, axes: (broadcast_to(ct, x.shape),))  # fmt: skip
-MAX = fold("max", array="max", wgsl="max_{t}({0}, {1})", helper=MAX_HELPER, identity=float("-inf"), vjp=_extremum_vjp)
-MIN = fold("min", array="min", wgsl="min_{t}({0}, {1})", helper=MIN_HELPER, identity=float("inf"), vjp=_extremum_vjp)
-PROD = fold("prod", array="prod", wgsl="({0} * {1})", identity=1.0, vjp=_prod_vjp)
+MAX = fold("max", array="max", combine="maximum", identity=float("-inf"), vjp=_extremum_vjp)
+MIN = fold("min", array="min", combine="minimum", identity=float("inf"), vjp=_extremum_vjp)
+PROD = fold("prod", array="prod", combine="mul", identity=1.0, vjp=_prod_vjp)
 
 
 def check_product(a: TensorType, b: TensorType) -> None:
@@ -89,7 +88,7 @@ MATMUL = register(
         _matmul_type,
         array="matmul",
         vjp=lambda ct, y, a, b: (bind(MATMUL, ct, _transposed(b)), bind(MATMUL, _transposed(a), ct)),
-        wgsl="({0} + {1})",
+        combine="add",
         identity=0.0,
     )
 )
@@ -145,7 +144,7 @@ SCATTER_ADD = register(
         array=_scatter_array,
         vjp=lambda ct, y, x, indices, *, axis, length: (bind(GATHER, ct, indices, axis=axis), None),
         indexes=lambda x, indices, *, axis, length: (1, length, None),
-        wgsl="({0} + {1})",
+        combine="add",
         identity=0.0,
     )
 )

@@ -23,9 +23,10 @@ LEAF = register(Primitive("leaf", "leaf", lambda *, role, name, type: type))
 CONST = register(
     Primitive(
         "const",
-        "leaf",
+        "formula",
         lambda *, value, dtype: TensorType(dtype, ()),
         array=lambda xp, *, value, dtype: xp.asarray(value, dtype.numpy),
+        index=lambda i, *, value, dtype: value,
         cost=0,
     )
 )
@@ -44,11 +45,12 @@ LITERAL = register(
 IOTA = register(
     Primitive(
         "iota",
-        "leaf",
+        "formula",
         lambda *, shape, axis: TensorType(i32, shape),
         array=lambda xp, *, shape, axis: xp.broadcast_to(
             xp.arange(shape[axis], dtype="int32").reshape([-1 if d == axis else 1 for d in range(len(shape))]), shape
         ),
+        index=lambda i, *, shape, axis: i[axis],
         cost=0,
     )
 )
@@ -97,7 +99,9 @@ def literal(array: Any, dtype: DType | None = None) -> Tensor:
     try:
         view = memoryview(array)
     except (TypeError, ValueError):
-        raise DTypeError(f"{array!r} is neither a tensor, a number, a nested list nor an array") from None
+        hint = "; convert it with .numpy()" if hasattr(array, "numpy") else ""
+        shown = f"a {type(array).__module__}.{type(array).__qualname__}" if hasattr(array, "__array__") else repr(array)
+        raise DTypeError(f"{shown} is neither a tensor, a number, a nested list nor an array{hint}") from None
     shape = tuple(view.shape or ())
     source = FORMATS.get(view.format, i32)
     if view.format in ("f", "i", "I") and dtype in (None, source):
@@ -157,8 +161,8 @@ def as_tensor(value: Any, like: DType | None = None) -> Tensor:
     """`value` as a tensor; a Python number takes the dtype `like`, if it loses nothing by that."""
     if isinstance(value, Tensor):
         return value
-    if not ambient.is_rewriting():
-        ambient.require("tracegrad op")
+    if not ambient.is_rewriting() and ambient.active() is None:
+        raise TraceError(ambient.NO_TRACE)  # the op adds its name and the line
     value = unboxed(value)
     if not isinstance(value, (bool, int, float)):
         return literal(value)

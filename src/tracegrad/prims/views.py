@@ -30,9 +30,9 @@ class Guard(NamedTuple):
     step: int = 1
 
 
-def view(name: str, *, type: Any, array: Any, index: Any, vjp: Any) -> Primitive:
+def view(name: str, *, type: Any, array: Any, index: Any, vjp: Any, repeats: Any = None) -> Primitive:
     """Register one view."""
-    return register(Primitive(name, "view", type, array, vjp, index=index, cost=0))
+    return register(Primitive(name, "view", type, array, vjp, index=index, repeats=repeats, cost=0))
 
 
 def _with(shape: Shape, axis: int, n: int) -> Shape:
@@ -50,6 +50,7 @@ RESHAPE = view(
     type=_check_reshape,
     array=lambda xp, x, *, shape: xp.reshape(x, shape),
     index=None,  # the one view whose coordinates are matched group by group: kernels.lower.regroup
+    repeats=lambda x, y: 1,
     vjp=lambda ct, y, x, *, shape: (reshape(ct, x.shape),),
 )
 
@@ -68,11 +69,23 @@ def _broadcast_type(x: TensorType, *, shape: Shape) -> TensorType:
     return TensorType(x.dtype, shape)
 
 
+def _broadcast_repeats(x: TensorType, y: TensorType) -> int | None:
+    """Copies along trailing axes are neighbours; any others are not."""
+    factor = 1
+    for n, m in zip(reversed(x.shape), reversed(y.shape)):
+        if n != m:
+            factor *= m
+        elif n != 1:
+            break
+    return factor if x.size * factor == y.size else None
+
+
 BROADCAST = view(
     "broadcast",
     type=_broadcast_type,
     array=lambda xp, x, *, shape: xp.broadcast_to(x, shape),
     index=lambda i, x, *, shape: (tuple(0 if n == 1 else k for k, n in zip(i, x.shape)), ()),
+    repeats=_broadcast_repeats,
     vjp=lambda ct, y, x, *, shape: (
         ct.sum(tuple(d for d, (n, m) in enumerate(zip(x.shape, shape)) if n != m), keepdims=True),
     ),

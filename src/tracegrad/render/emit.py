@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import math
-import struct
 from collections.abc import Callable, Iterable, Sequence
 
-from tracegrad.dtypes import DType
+from tracegrad.dtypes import DType, nearest_f32
 from tracegrad.ir import PRIMITIVES
 from tracegrad.kernels.expr import Dynamic, Guard, Index, Quotient, Value, Var, atoms_of, indices_of
 from tracegrad.kernels.form import Axis
@@ -16,10 +15,7 @@ ZERO = {"f32": "0.0", "i32": "0", "u32": "0u", "bool": "false"}
 
 def f32_literal(x: float) -> str:
     """A WGSL literal of the nearest f32. Infinities and NaN come from a variable: constants of them are errors."""
-    try:
-        x = struct.unpack("<f", struct.pack("<f", x))[0]
-    except OverflowError:
-        x = math.copysign(math.inf, x)
+    x = nearest_f32(x)
     if math.isnan(x):
         return "bitcast<f32>(nan_bits)"
     if math.isinf(x):
@@ -62,6 +58,10 @@ class Emitter:
         for r in roots:
             self._count_uses(r)
         return [self._value(r, loop) for r in roots]
+
+    def need(self, helper: str) -> None:
+        """The functions of a primitive's helper, each once."""
+        self.helpers.update(dict.fromkeys(filter(None, helper.split("\n\n"))))
 
     def varies(self, v: Value | Index) -> bool:
         """Does it depend on a folded axis?"""
@@ -118,8 +118,7 @@ class Emitter:
             return f"select({ZERO[v.dtype.name]}, {self._value(v.args[0], loop)}, {self._guards(v.arg, loop)})"
         name, attrs = v.arg
         p = PRIMITIVES[name]
-        if p.helper:
-            self.helpers[p.helper] = None
+        self.need(p.helper)
         args = [self._value(a, loop) for a in v.args]
         return p.wgsl.format(*args, t=v.dtype.name, **{k: str(x) for k, x in attrs})
 
@@ -142,11 +141,19 @@ class Emitter:
             parts.append(str(x.const) if x.const >= 0 else f"({x.const})")
         return parts[0] if len(parts) == 1 else f"({' + '.join(parts)})"
 
+    def _quotient(self, atom: Quotient, loop: bool) -> str:
+        """Rounding down. WGSL rounds towards zero, so what may be negative is moved up by a multiple of the divisor."""
+        turns = max(0, -(atom.index.lo // atom.d))
+        text = self.index(atom.index + turns * atom.d, loop)
+        if atom.mod:
+            return f"({text} % {atom.d})"
+        return f"({text} / {atom.d} - {turns})" if turns else f"({text} / {atom.d})"
+
     def _term(self, atom: object, loop: bool, c: int) -> str:
         if isinstance(atom, Var):
             text = atom.name
         elif isinstance(atom, Quotient):
-            text = f"({self.index(atom.index, loop)} {'%' if atom.mod else '/'} {atom.d})"
+            text = self._quotient(atom, loop)
         else:
             assert isinstance(atom, Dynamic)
             text = f"clamp({self._value(atom.value, loop)}, 0, {atom.hi})"

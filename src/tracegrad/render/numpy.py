@@ -7,15 +7,16 @@ padding included, is one `take` through a table. Every memory array ends with on
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
+from tracegrad.ir import PRIMITIVES
 from tracegrad.kernels.expr import Value, Var
-from tracegrad.kernels.form import Axis, Fold, Kernel, Product, Scatter, Store
+from tracegrad.kernels.form import Axis, Fold, Kernel, Product, Scatter, Store, points
 from tracegrad.kernels.unroll import unroll
 from tracegrad.render.numpy_arrays import Arrays
-from tracegrad.render.numpy_values import NUMPY, Values
-
-REDUCERS = {"sum": "add", "max": "maximum", "min": "minimum", "prod": "multiply"}
+from tracegrad.render.numpy_values import Values
+from tracegrad.shapes import strides_of
 
 
 def render_numpy(kernels: Sequence[Kernel], binding_of: Sequence[int]) -> str:
@@ -59,7 +60,7 @@ class _Writer:
             name = self.scatter(f.scatter, shape)
         else:
             source = self.values.value(f.value)
-            name = self.arrays.allocate(shape, NUMPY[f.value.dtype.name])
+            name = self.arrays.allocate(shape, f.value.dtype.numpy)
             self.arrays.lines += self.reduction(f, source, name)
             self.values.release(f.value)
         self.values.names[f.local] = name
@@ -67,7 +68,7 @@ class _Writer:
 
     def reduction(self, f: Fold, source: str, out: str) -> list[str]:
         """The fold in the form that NumPy does fastest: a reduce pays about 15 ns for every result."""
-        reducer, outer = REDUCERS[f.prim.name], len(self.kernel.outer)
+        reducer, outer = PRIMITIVES[f.prim.combine].array, len(self.kernel.outer)
         inner = tuple(range(outer, len(self.arrays.axes)))
         full = self.spread(f.value, source)
         strides = self.strided(f.value, source)
@@ -99,7 +100,7 @@ class _Writer:
         a, b = self.operand(p.a, p.batch, p.m, inner), self.operand(p.b, p.batch, inner, p.n)
         full = (*(x.size for x in self.kernel.outer), *(1 for _ in inner))
         out, shaped = self.arrays.allocate(full, "float32"), self.arrays.fresh("p")
-        self.arrays.setup.append(f"{shaped} = {out}.reshape({(*(x.size for x in p.batch), _size(p.m), _size(p.n))})")
+        self.arrays.setup.append(f"{shaped} = {out}.reshape({(*(x.size for x in p.batch), points(p.m), points(p.n))})")
         self.arrays.lines.append(f"np.matmul({a}, {b}, out={shaped})")
         self.values.release(p.a, p.b)
         return out
@@ -127,7 +128,7 @@ class _Writer:
         self.arrays.setup += [
             f"{moved} = np.broadcast_to({name}, {have}).transpose({(*keep, *drop)})"
             f".reshape({tuple(have[k] for k in keep)})",
-            f"{out} = {packed}.reshape({(*sizes[: len(batch)], _size(rows), _size(columns))})",
+            f"{out} = {packed}.reshape({(*sizes[: len(batch)], points(rows), points(columns))})",
         ]
         self.arrays.lines.append(f"np.copyto({packed}, {moved})")
         return out
@@ -140,7 +141,7 @@ class _Writer:
             return array, f"{offset} + {v.arg[1].const}", strides
         if name in self.arrays.scratch_of:
             shape = self.arrays.scratch_of[name][0]
-            steps = zip(self.arrays.axes, shape, _steps(shape))
+            steps = zip(self.arrays.axes, shape, strides_of(shape))
             return f"{name}.reshape(-1)", "0", {a.name: step for a, n, step in steps if n > 1}
         return None
 
@@ -149,22 +150,22 @@ class _Writer:
         target, update = self.values.value(s.target), self.values.value(s.update)
         out = self.arrays.allocate(shape, "float32")
         outer = [a.size for a in self.kernel.outer]
-        steps = _steps(outer)
+        steps = strides_of(outer)
         row = {a.name: c for a, c in s.row.terms if isinstance(a, Var)}
         full = [a.size for a in self.arrays.axes]
         axis_of_row = [k for k, a in enumerate(self.arrays.axes) if a.name in row]
         for k in axis_of_row:
             full[k] = 1
         others = [
-            f"{self.atom_text_of(k)} * {steps[k]}" for k in range(len(outer)) if k not in axis_of_row and outer[k] > 1
+            f"{self.arrays.variable(k)} * {steps[k]}"
+            for k in range(len(outer))
+            if k not in axis_of_row and outer[k] > 1
         ]
         base, flat = self.arrays.fresh("x"), self.arrays.fresh("p")
         self.arrays.setup.append(f"{base} = np.asarray({' + '.join([*others, '0'])})")
         self.arrays.setup.append(f"{flat} = {out}.reshape(-1)")
         step = min((steps[k] for k in axis_of_row), default=1)
-        length = 1
-        for k in axis_of_row:
-            length *= outer[k]
+        length = math.prod([outer[k] for k in axis_of_row])
         at = f"np.clip({target}, 0, {length - 1}).astype('int64') * {step} + {base}"
         self.arrays.lines += [
             f"{flat}[...] = 0",
@@ -173,11 +174,6 @@ class _Writer:
         ]
         self.values.release(s.target, s.update)
         return out
-
-    def atom_text_of(self, k: int) -> str:
-        shape = [1] * len(self.arrays.axes)
-        shape[k] = self.arrays.axes[k].size
-        return f"np.arange({self.arrays.axes[k].size}).reshape({tuple(shape)})"
 
     def store(self, s: Store) -> tuple[str, str] | None:
         """Compute straight into memory where that is safe; else say what to copy at the end."""
@@ -193,7 +189,7 @@ class _Writer:
             return None
         value = self.values.value(s.value)
         if s.value.op == "load" and self.overwritten(s.value.arg[0]):  # a view would show the new elements
-            kept = self.arrays.allocate(self.values.shape(s.value), NUMPY[s.value.dtype.name])
+            kept = self.arrays.allocate(self.values.shape(s.value), s.value.dtype.numpy)
             self.arrays.lines.append(f"np.copyto({kept}, {value})")
             value = kept
         return target, value
@@ -211,20 +207,6 @@ def _roots(s: Fold | Store) -> list[Value]:
     if s.scatter is not None:
         return [s.scatter.target, s.scatter.update]
     return [s.value]
-
-
-def _size(axes: Sequence[Axis]) -> int:
-    size = 1
-    for a in axes:
-        size *= a.size
-    return size
-
-
-def _steps(sizes: Sequence[int]) -> list[int]:
-    out = [1] * len(sizes)
-    for k in range(len(sizes) - 2, -1, -1):
-        out[k] = out[k + 1] * sizes[k + 1]
-    return out
 
 
 def _collapse(axes: Sequence[Axis], strides: dict[str, int]) -> tuple[int, int] | None:

@@ -100,11 +100,14 @@ class Arrays:
     def atom_text(self, atom: object) -> str:
         """The same for one atom."""
         if isinstance(atom, Var):
-            shape = [1] * len(self.axes)
-            shape[self.position[atom.name]] = atom.size
-            return f"np.arange({atom.size}).reshape({tuple(shape)})"
+            return self.variable(self.position[atom.name])
         assert isinstance(atom, Quotient)
         return f"(({self.table_text(atom.index)}) {'%' if atom.mod else '//'} {atom.d})"
+
+    def variable(self, k: int) -> str:
+        """An expression for the coordinate along axis `k`."""
+        shape = tuple(a.size if d == k else 1 for d, a in enumerate(self.axes))
+        return f"np.arange({self.axes[k].size}).reshape({shape})"
 
     def mask(self, guards: Sequence[Guard]) -> str:
         """Where all guards hold, computed once."""

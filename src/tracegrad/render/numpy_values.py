@@ -5,11 +5,10 @@ from __future__ import annotations
 import struct
 from collections.abc import Sequence
 
+from tracegrad.dtypes import nearest_f32
 from tracegrad.ir import PRIMITIVES
-from tracegrad.kernels.expr import Dynamic, Index, Value, Var, atoms_of, indices_of, walk
+from tracegrad.kernels.expr import Dynamic, Guard, Index, Quotient, Value, Var, atoms_of, indices_of, walk
 from tracegrad.render.numpy_arrays import Arrays, Shape
-
-NUMPY = {"f32": "float32", "i32": "int32", "u32": "uint32", "bool": "bool"}
 
 
 class Values:
@@ -84,6 +83,11 @@ class Values:
 
     def compute(self, v: Value, out: str | None) -> str:
         """Lines for one value whose operands are there."""
+        if v.op == "index" and _depends(v.arg):
+            name = self.arrays.fresh("d")
+            now = self.index_now(v.arg)
+            self.arrays.lines.append(f"{name} = np.broadcast_to({now}, {self.shape(v)}).astype('int32')")
+            return name
         if v.op == "index":
             return self.arrays.table(v.arg, "int32")
         if v.op == "load":
@@ -95,7 +99,7 @@ class Values:
     def load(self, v: Value, out: str | None) -> str:
         """A value from memory."""
         slot, index = v.arg
-        if not any(isinstance(a, Dynamic) for a in atoms_of(index)):
+        if not _depends(index):
             if all(isinstance(a, Var) for a, _ in index.terms):
                 name = self.arrays.view(slot, index)
                 return self.as_bool(v, name)
@@ -128,28 +132,51 @@ class Values:
     def gather(self, v: Value, slot: int, index: Index, out: str | None) -> str:
         """A load at an index that is computed at run time."""
         array, offset = self.arrays.memory(slot)
-        static = [(a, c) for a, c in index.terms if not isinstance(a, Dynamic)]
+        static = [(a, c) for a, c in index.terms if not _varies(a)]
         name = self.arrays.fresh("x")
         base = self.arrays.fresh("x")
         text = " + ".join([f"{self.arrays.atom_text(a)} * {c}" for a, c in static] + [str(index.const), offset])
         self.arrays.setup.append(f"{base} = np.asarray({text}, 'int64')")
-        picked = [
-            f"np.clip({self.name_of(a.value)}, 0, {a.hi}).astype('int64') * {c}"
-            for a, c in index.terms
-            if isinstance(a, Dynamic)
-        ]
+        picked = [f"{self.atom_now(a)} * {c}" for a, c in index.terms if _varies(a)]
         self.arrays.lines.append(f"{name} = {' + '.join([base, *picked])}")
         for a, _ in index.terms:
             if isinstance(a, Dynamic):
                 self.release(a.value)
         return self.take(v, array, name, self.shape_of_index(index), out)
 
+    def index_now(self, index: Index) -> str:
+        """An expression for an index that depends on values."""
+        return " + ".join([f"{self.atom_now(a)} * {c}" for a, c in index.terms] + [str(index.const)])
+
+    def atom_now(self, atom: object) -> str:
+        """The same for one atom."""
+        if isinstance(atom, Dynamic):
+            return f"np.clip({self.name_of(atom.value)}, 0, {atom.hi}).astype('int64')"
+        if isinstance(atom, Quotient) and _varies(atom):
+            return f"(({self.index_now(atom.index)}) {'%' if atom.mod else '//'} {atom.d})"
+        name = self.arrays.fresh("x")
+        self.arrays.setup.append(f"{name} = {self.arrays.atom_text(atom)}")
+        return name
+
+    def mask(self, guards: Sequence[Guard]) -> str:
+        """Where all guards hold."""
+        if not any(_depends(g.index) for g in guards):
+            return self.arrays.mask(guards)
+        name = self.arrays.fresh("g")
+        parts: list[str] = []
+        for g in guards:
+            t = self.arrays.fresh("x")
+            self.arrays.lines.append(f"{t} = {self.index_now(g.index)}")
+            parts.append(f"({t} >= {g.lo}) & ({t} < {g.hi})" + (f" & ({t} % {g.step} == 0)" if g.step > 1 else ""))
+        self.arrays.lines.append(f"{name} = {' & '.join(parts)}")
+        return name
+
     def inside(self, v: Value, out: str | None) -> str:
         """A value where guards hold, else 0."""
         (x,) = v.args
-        mask = self.arrays.mask(v.arg)
+        mask = self.mask(v.arg)
         shape = self.shape(v)
-        if x.op == "load" and not any(isinstance(a, Dynamic) for a in atoms_of(x.arg[1])):
+        if _static_inside(v):
             slot, index = x.arg
             array, offset = self.arrays.memory(slot)
             name = self.arrays.fresh("x")
@@ -160,7 +187,7 @@ class Values:
             return self.take(x, array, name, shape, out)
         source = self.name_of(x)
         if out is None or out == source:
-            out = self.arrays.allocate(shape, NUMPY[v.dtype.name])
+            out = self.arrays.allocate(shape, v.dtype.numpy)
         self.arrays.lines += [f"{out}[...] = 0", f"np.copyto({out}, {source}, where={mask})"]
         self.release(x)
         return out
@@ -170,7 +197,7 @@ class Values:
         name, attrs = v.arg
         rule = PRIMITIVES[name].array
         args = [self.name_of(a) for a in v.args]
-        shape, dtype = self.shape(v), NUMPY[v.dtype.name]
+        shape, dtype = self.shape(v), v.dtype.numpy
         assert isinstance(rule, str), f"{name} needs a textual array rule"
         if name == "where":
             out = out or self.arrays.allocate(
@@ -228,14 +255,29 @@ class Values:
         if v.op != "const":
             return self.arrays.viewed(name)
         code = {"f32": "<f", "i32": "<i", "u32": "<I"}[v.dtype.name]
-        number = float(v.arg) if code == "<f" else int(v.arg)
+        number = nearest_f32(float(v.arg)) if code == "<f" else int(v.arg)
         return f"np.int32({struct.unpack('<i', struct.pack(code, number))[0]})"
+
+
+def _depends(index: Index) -> bool:
+    """Is any part of it read from memory?"""
+    return any(isinstance(a, Dynamic) for a in atoms_of(index))
+
+
+def _varies(atom: object) -> bool:
+    return isinstance(atom, Dynamic) or (isinstance(atom, Quotient) and _depends(atom.index))
+
+
+def _static_inside(v: Value) -> bool:
+    """A guarded load whose place and guards are known before the kernel runs."""
+    if v.op != "inside" or v.args[0].op != "load":
+        return False
+    return not any(_depends(i) for i in (*indices_of(v), *indices_of(v.args[0])))
 
 
 def operands(v: Value) -> list[Value]:
     """What must be computed before `v`. A guarded static load is one step with its guard."""
-    load = v.args[0] if v.op == "inside" and v.args[0].op == "load" else None
-    if load is not None and not any(isinstance(a, Dynamic) for a in atoms_of(load.arg[1])):
+    if _static_inside(v):
         return []
     inside = [a.value for i in indices_of(v) for a in atoms_of(i) if isinstance(a, Dynamic)]
     return [*v.args, *inside]
@@ -247,4 +289,4 @@ def constant(v: Value) -> str:
         return "np.True_" if v.arg else "np.False_"
     text = repr(v.arg) if v.dtype.name != "f32" else repr(float(v.arg))
     text = {"inf": "np.inf", "-inf": "-np.inf", "nan": "np.nan"}.get(text, text)
-    return f"np.{NUMPY[v.dtype.name]}({text})"
+    return f"np.{v.dtype.numpy}({text})"

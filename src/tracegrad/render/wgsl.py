@@ -7,16 +7,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from tracegrad.ir import Primitive
+from tracegrad.ir import PRIMITIVES, Primitive
 from tracegrad.kernels.expr import Value, walk
 from tracegrad.kernels.form import Fold, Kernel, Store
 from tracegrad.kernels.tiling import WORKGROUP, Tiling, workgroup_arrays
 from tracegrad.program import Binding
 from tracegrad.render.emit import Emitter, decode, f32_literal, indented
-from tracegrad.render.wgsl_tile import Tile
+from tracegrad.render.wgsl_tile import XYZW, Tile
 
 GRID_X = 32768  # workgroups along x; a dimension may have 65 535
-COMPONENT = "xyzw"
 LOWEST = {"i32": "(-2147483647 - 1)", "u32": "0u"}
 HIGHEST = {"i32": "2147483647", "u32": "4294967295u"}
 
@@ -98,7 +97,7 @@ class _Writer:
     def function(self, name: str) -> str:
         """The whole function."""
         offsets = [
-            f"let o{s} = at[{(self.first + s) // 4}].{COMPONENT[(self.first + s) % 4]};"
+            f"let o{s} = at[{(self.first + s) // 4}].{XYZW[(self.first + s) % 4]};"
             for s in range(len(self.kernel.slots))
         ]
         body = {"points": self.points, "rows": self.rows, "tile": self.tile}[self.tiling.kind]()
@@ -201,9 +200,9 @@ class _Writer:
 
     def combine(self, f: Fold, a: str, b: str) -> str:
         """Two partial results as one."""
-        if f.prim.helper:
-            self.emit.helpers[f.prim.helper] = None
-        return f.prim.wgsl.format(a, b, t=f.value.dtype.name)
+        p = PRIMITIVES[f.prim.combine]
+        self.emit.need(p.helper)
+        return p.wgsl.format(a, b, t=f.value.dtype.name)
 
     def tree(self, f: Fold, dtype: str) -> list[str]:
         """Combine the lanes of each row in workgroup memory."""

@@ -9,11 +9,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from tracegrad.kernels.expr import Value
-from tracegrad.kernels.form import Axis, Fold, Kernel
+from tracegrad.kernels.form import Axis, Fold, Kernel, points
 from tracegrad.kernels.tiling import SIDE, WORKGROUP, Tiling
 from tracegrad.render.emit import Emitter, decode, indented
 
-LANE = "xyzw"
+XYZW = "xyzw"  # components of a vector
 
 
 class Tile:
@@ -23,7 +23,7 @@ class Tile:
         assert kernel.product is not None
         self.kernel, self.tiling, self.element, self.helpers = kernel, tiling, element, helpers
         self.product = kernel.product
-        self.m, self.n, self.k = (_size(axes) for axes in (self.product.m, self.product.n, kernel.inner))
+        self.m, self.n, self.k = (points(axes) for axes in (self.product.m, self.product.n, kernel.inner))
         self.vector = tiling.outputs % 4 == 0  # rows and columns are read four at a time
 
     def before_stores(self) -> list[str]:
@@ -70,7 +70,7 @@ class Tile:
 
     def sum_name(self, i: int, j: int) -> str:
         """The running sum of one result: registers by name, because an indexed array would live in memory."""
-        return f"c{i}_{j // 4}.{LANE[j % 4]}" if self.vector else f"c{i}_{j}"
+        return f"c{i}_{j // 4}.{XYZW[j % 4]}" if self.vector else f"c{i}_{j}"
 
     def sums(self) -> list[str]:
         n = self.tiling.outputs
@@ -84,7 +84,7 @@ class Tile:
         if self.vector:
             rows = [f"let x{g} = sv[kk * {side // 4} + ty * {n // 4} + {g}];" for g in range(n // 4)]
             columns = [f"let y{h} = sv[{second // 4} + kk * {side // 4} + tx + {SIDE * h}];" for h in range(n // 4)]
-            steps = [f"c{i}_{h} += x{i // 4}.{LANE[i % 4]} * y{h};" for i in range(n) for h in range(n // 4)]
+            steps = [f"c{i}_{h} += x{i // 4}.{XYZW[i % 4]} * y{h};" for i in range(n) for h in range(n // 4)]
         else:
             rows = [f"let x{i} = sf[kk * {side} + ty * {n} + {i}];" for i in range(n)]
             columns = [f"let y{j} = sf[{second} + kk * {side} + tx + {SIDE * j}];" for j in range(n)]
@@ -125,10 +125,3 @@ def contiguous_along(v: Value, name: str) -> bool:
             return any(getattr(a, "name", "") == name and c == 1 for a, c in x.arg[1].terms)
         stack += x.args
     return False
-
-
-def _size(axes: Sequence[Axis]) -> int:
-    size = 1
-    for a in axes:
-        size *= a.size
-    return size

@@ -19,10 +19,10 @@ import sys
 import tempfile
 import warnings
 from collections.abc import Generator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
-from tracegrad.errors import DeviceError, call_site, located
+from tracegrad.errors import DeviceError
 
 INSTALL = 'pip install "wgpu>=0.32,<0.33"'
 PROBE_SECONDS = 60  # a driver that has not answered by then never will
@@ -59,8 +59,8 @@ class AdapterInfo:
     type: str  # "DiscreteGPU", "IntegratedGPU", "CPU" or "Unknown"
     driver: str
     software: bool
-    limits: Mapping[str, int]
-    features: tuple[str, ...]
+    limits: Mapping[str, int] = field(repr=False)
+    features: tuple[str, ...] = field(repr=False)
 
     @property
     def description(self) -> str:
@@ -124,7 +124,7 @@ def adapter_for(device: str) -> AdapterInfo | None:
         return best[0] if best and not best[0].software else None
     support = check_webgpu()
     if support.adapter is None:
-        raise DeviceError(located(f'device="webgpu": {support.message}', call_site()))
+        raise DeviceError.here(f'device="webgpu": {support.message}')
     if support.adapter.software:
         warnings.warn(
             f"{support.adapter.description} is a software adapter: correct, but much slower than device='cpu'",

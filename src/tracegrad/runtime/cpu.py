@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -10,11 +11,11 @@ import numpy as np
 
 from tracegrad.dtypes import DTYPES
 from tracegrad.errors import DeviceError
-from tracegrad.program import PERSISTENT, Buffer, Field, KernelSource, Program
+from tracegrad.program import PERSISTENT, Buffer, KernelSource, Program
 from tracegrad.runtime.base import DeviceInfo
+from tracegrad.runtime.storage import from_storage, to_storage
 
 Array = Any
-NUMPY_STORAGE = {"f32": "float32", "i32": "int32"}
 
 
 @dataclass(slots=True)
@@ -29,10 +30,10 @@ class _Loaded:
 class CpuSession:
     """Named arrays, and programs that compute on them. Everything happens inside `submit`."""
 
+    info = DeviceInfo("cpu", "NumPy on this machine's CPU")
     ahead = 1
 
     def __init__(self) -> None:
-        self.info = DeviceInfo("cpu", "NumPy on this machine's CPU")
         self._persistent: dict[str, Array] = {}
         self._loaded: dict[int, _Loaded] = {}
         self._sources: dict[str, Callable[..., Any]] = {}
@@ -60,7 +61,7 @@ class CpuSession:
             if found.size != b.size + 1:
                 raise DeviceError(f"{b.name} has {found.size - 1} elements here; the program wants {b.size}")
             return found
-        made = np.zeros(b.size + 1, NUMPY_STORAGE[b.dtype])
+        made = np.zeros(b.size + 1, DTYPES[b.dtype].numpy)
         if b.data:
             made[:-1] = np.frombuffer(b.contents(), made.dtype)
         elif isinstance(b.fill, float | int) and b.fill:
@@ -80,7 +81,7 @@ class CpuSession:
     def _scratch_view(self, number: int, shape: tuple[int, ...], dtype: str) -> Array:
         """Scratch array `number` of the running kernel. Kernels run one at a time, so they share memory."""
         wanted = np.dtype(dtype)
-        size = int(np.prod(shape, dtype=np.int64)) * wanted.itemsize
+        size = math.prod(shape) * wanted.itemsize
         have = self._scratch.get(number)
         if have is None or have.nbytes < size:
             have = self._scratch[number] = np.zeros(max(size, 64), np.uint8)
@@ -100,12 +101,12 @@ class CpuSession:
         loaded = self._loaded[handle]
         p = loaded.program
         for f in p.inputs:
-            target = _part(loaded.memory[p.buffers[f.buffer].name], f)
-            target[...] = np.asarray(inputs[f.name]).reshape(-1).view(_stored(f))
+            memory = loaded.memory[p.buffers[f.buffer].name]
+            memory[f.offset : f.offset + f.size] = to_storage(inputs[f.name], f.dtype)
         with np.errstate(all="ignore"):
             for run in loaded.runs:
                 run()
-        return {f.name: _result(_part(loaded.memory[p.buffers[f.buffer].name], f), f) for f in p.outputs}
+        return {f.name: from_storage(loaded.memory[p.buffers[f.buffer].name], f) for f in p.outputs}
 
     def collect(self, ticket: dict[str, Any]) -> dict[str, Any]:
         """What `submit` computed."""
@@ -145,20 +146,3 @@ class CpuSession:
 def view(base: Array, offset: int, shape: tuple[int, ...], strides: tuple[int, ...]) -> Array:
     """A strided view of a flat array, strides in elements."""
     return np.lib.stride_tricks.as_strided(base[offset:], shape, [4 * s for s in strides])
-
-
-def _part(memory: Array, f: Field) -> Array:
-    size = int(np.prod(f.shape, dtype=np.int64))
-    return memory[f.offset : f.offset + size]
-
-
-def _stored(f: Field) -> Any:
-    """The dtype whose bits a field is stored as; booleans are converted by assignment."""
-    return {"u32": np.int32, "bool": np.bool_}.get(f.dtype, np.dtype(DTYPES[f.dtype].numpy))
-
-
-def _result(part: Array, f: Field) -> Array:
-    """A copy as the field's own dtype."""
-    if f.dtype == "bool":
-        return (part != 0).reshape(f.shape)
-    return part.view(DTYPES[f.dtype].numpy).reshape(f.shape).copy()

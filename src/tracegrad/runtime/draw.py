@@ -38,7 +38,6 @@ from tracegrad.init import Initializer, Kaiming, Literal, Ones, Randn, Uniform, 
 from tracegrad.shapes import show
 
 F64 = NDArray[np.float64]
-U32 = NDArray[np.uint32]
 
 STEP = 0x6D2B79F5
 SMALLEST = 1e-10  # what a uniform 0 counts as under the logarithm

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -83,7 +82,7 @@ class Loaded:
         result: dict[str, Any] = {}
         for f in self.program.outputs:
             at = self.places[f.name]
-            flat = raw[at : at + 4 * math.prod(f.shape)].view(stored_dtype(f.dtype))
+            flat = raw[at : at + 4 * f.size].view(stored_dtype(f.dtype))
             result[f.name] = (flat != 0 if f.dtype == "bool" else flat).reshape(f.shape)
         return result
 
@@ -148,8 +147,8 @@ def check_limits(program: Program, limits: Mapping[str, int], device: str) -> No
     name = needs.largest or largest.name
     values = [f for f in _fields(program) if program.buffers[f.buffer].name == name]
     if values:
-        top = max(values, key=lambda f: math.prod(f.shape))
-        name = f"{name}, largest value {top.name!r} {top.dtype}[{','.join(map(str, top.shape))}]"
+        top = max(values, key=lambda f: f.size)
+        name = f"{name}, largest value {top.name!r} {top.type}"
     # llvmpipe reports 2^31 - 1 bytes; buffers are whole elements
     rows = (
         ("max-buffer-size", max(needs.buffer_bytes, largest.bytes), f"bytes in one buffer ({name})"),
@@ -296,7 +295,7 @@ def _host_inputs(loaded: Loaded) -> list[HostInput]:
         if f.buffer not in made:
             made[f.buffer] = HostInput(array, np.zeros(array.size, stored_dtype(array.dtype)), {})
         host = made[f.buffer]
-        part = host.staging[f.offset : f.offset + math.prod(f.shape)]
+        part = host.staging[f.offset : f.offset + f.size]
         host.views[f.name] = part.view(stored_dtype(f.dtype)).reshape(f.shape)
     return list(made.values())
 
@@ -309,7 +308,7 @@ def _plan_outputs(loaded: Loaded) -> None:
     runs: list[list[int]] = []  # buffer, start, stop (elements)
     at = 0
     for f in sorted(loaded.program.outputs, key=lambda f: (f.buffer, f.offset)):
-        stop = f.offset + math.prod(f.shape)
+        stop = f.offset + f.size
         if runs and runs[-1][0] == f.buffer and f.offset - runs[-1][2] <= GAP:
             runs[-1][2] = max(runs[-1][2], stop)
         else:

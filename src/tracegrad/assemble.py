@@ -1,0 +1,125 @@
+"""A plan as a Program: the sources of each distinct launch, and everything numbered, as plain data."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from tracegrad.dtypes import DTYPES, TensorType
+from tracegrad.ir import Tensor
+from tracegrad.kernels.group import Launch
+from tracegrad.kernels.tiling import workgroup_bytes
+from tracegrad.layout import Persistent, Place
+from tracegrad.places import Key, Plan
+from tracegrad.prims.leaves import LITERAL
+from tracegrad.program import Binding, Buffer, Dispatch, Field, KernelSource, Needs, Program
+from tracegrad.render.numpy import render_numpy
+from tracegrad.render.wgsl import grid_of, render_wgsl
+
+
+def assemble(
+    plan: Plan, persistent: Persistent, specs: Mapping[str, Mapping[str, Any]], meta: Mapping[str, Any]
+) -> Program:
+    """The Program. `specs` are plain data that go with input fields, by name."""
+    buffers = [*persistent.buffers, *(buffer_of(plan, name, size) for name, size in sorted(plan.sizes.items()))]
+    number = {b.name: k for k, b in enumerate(buffers)}
+
+    def fields(
+        places: Mapping[str, Place], types: Mapping[str, TensorType], data: Mapping[str, Mapping[str, Any]]
+    ) -> tuple[Field, ...]:
+        return tuple(
+            Field(n, number[p.array], p.offset, types[n].dtype.name, types[n].shape, data.get(n, {}))
+            for n, p in places.items()
+        )
+
+    kernels, dispatches = render(plan, {b.name: b for b in buffers}, number)
+    states = {b.name: TensorType(DTYPES[b.dtype], (b.size,)) for b in buffers if b.role == "state"}
+    largest = max(buffers, key=lambda b: b.size)
+    return Program(
+        kernels=tuple(kernels),
+        buffers=tuple(buffers),
+        dispatches=tuple(dispatches),
+        inputs=fields(plan.inputs.places, plan.inputs.types, specs),
+        outputs=fields(plan.outputs.places, plan.outputs.types, {}),
+        params=fields(
+            {n: p for n, p, _ in persistent.params}, persistent.types, {n: s for n, _, s in persistent.params}
+        ),
+        states=fields({n: Place(n, 0) for n in states}, states, {}),
+        needs=Needs(
+            storage_buffers=max((len(k.bindings) for k in kernels), default=0),
+            binding_bytes=largest.bytes,
+            buffer_bytes=largest.bytes,
+            workgroup_memory=max((k.workgroup_memory for k in kernels), default=0),
+            largest=largest.name + largest_value(plan, largest.name),
+        ),
+        meta=meta,
+    )
+
+
+def buffer_of(plan: Plan, name: str, size: int) -> Buffer:
+    """The buffer of an array called `role.storage`, or `role.storage.number`."""
+    role, storage = name.split(".")[:2]
+    return Buffer(name, storage, size, role, data=constant_data(plan, name) if role == "const" else "")
+
+
+def constant_data(plan: Plan, array: str) -> str:
+    """The bytes of all literals that lie in `array`, base64."""
+    parts = [t for t in plan.schedule.order if t.prim is LITERAL and plan.places[t.serial].array == array]
+    parts.sort(key=lambda t: plan.places[t.serial].offset)
+    return base64.b64encode(b"".join(_words(t) for t in parts)).decode()
+
+
+def _words(t: Tensor) -> bytes:
+    """A literal's bytes as it is stored: booleans take four."""
+    data: bytes = t.attrs["data"]
+    return b"".join(bytes((b, 0, 0, 0)) for b in data) if t.dtype.name == "bool" else data
+
+
+def render(
+    plan: Plan, buffers: Mapping[str, Buffer], number: Mapping[str, int]
+) -> tuple[list[KernelSource], list[Dispatch]]:
+    """Sources of each distinct launch, and the launches. Those that differ in offsets only share a kernel."""
+    sources: dict[Key, int] = {}
+    kernels: list[KernelSource] = []
+    dispatches: list[Dispatch] = []
+    for launch in plan.launches:
+        arrays: dict[str, int] = {}
+        written: set[str] = set()
+        binding_of: list[int] = []
+        offsets: list[int] = []
+        for c in launch.clusters:
+            for t in (*plan.externals[id(c)], *c.outs):
+                place = plan.places[t.serial]
+                binding_of.append(arrays.setdefault(place.array, len(arrays)))
+                offsets.append(place.offset)
+            written.update(plan.places[t.serial].array for t in c.outs)
+        bindings = tuple(Binding(buffers[a].dtype, a in written) for a in arrays)
+        key = (tuple(plan.keys[id(c)] for c in launch.clusters), tuple(binding_of), bindings)
+        if key not in sources:
+            sources[key] = len(kernels)
+            kernels.append(source_of(launch, binding_of, bindings))
+        bound = tuple(number[a] for a in arrays)
+        dispatches.append(Dispatch(sources[key], bound, tuple(offsets), grid_of(launch.workgroups)))
+    return kernels, dispatches
+
+
+def source_of(launch: Launch, binding_of: Sequence[int], bindings: tuple[Binding, ...]) -> KernelSource:
+    """One launch in every language."""
+    return KernelSource(
+        label=" | ".join(k.label for k in launch.kernels),
+        bindings=bindings,
+        slots=sum(len(k.slots) for k in launch.kernels),
+        workgroup_memory=workgroup_bytes(launch.tilings),
+        wgsl=render_wgsl(launch.kernels, launch.tilings, binding_of, bindings),
+        numpy=render_numpy(launch.kernels, binding_of),
+    )
+
+
+def largest_value(plan: Plan, array: str) -> str:
+    """The largest temporary of an array, for the error of a device that is too small."""
+    inside = [life for life in plan.lifetimes if plan.places[life.key].array == array]
+    if not inside:
+        return ""
+    t = plan.schedule.nodes[max(inside, key=lambda life: life.size).key]
+    return f", largest value {t.prim.name} {t.type}"  # no line: a Program is the same wherever it was compiled

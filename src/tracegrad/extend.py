@@ -1,0 +1,22 @@
+"""What the library's own parts are made with, for packages that add to it. CONTRIBUTING.md has the recipes.
+
+An op:          a plain function of ops, behind `op`; else `composite`, `elementwise` or `register(Primitive(...))`.
+An optimizer:   a `Transform`, given to `tracegrad.optim.custom`; parts of one are joined by `chain`.
+A schedule:     a frozen dataclass that inherits `Schedule`.
+A graph pass:   a function of roots over `rewrite`.
+"""
+
+from tracegrad.dtypes import TensorType
+from tracegrad.ir import Graph, Primitive, Tensor, bind, register, rewrite, toposort
+from tracegrad.lr import Schedule
+from tracegrad.methods import op
+from tracegrad.optim.host import Host
+from tracegrad.optim.transform import Transform, chain
+from tracegrad.prims.composites import composite
+from tracegrad.prims.elementwise import elementwise, typed
+from tracegrad.prims.leaves import as_tensor
+
+__all__ = [
+    "Graph", "Host", "Primitive", "Schedule", "Tensor", "TensorType", "Transform", "as_tensor", "bind", "chain",
+    "composite", "elementwise", "op", "register", "rewrite", "toposort", "typed",
+]  # fmt: skip

@@ -1,0 +1,268 @@
+"""WGSL of the functions that the language leaves to the driver.
+
+WGSL promises little of its own: exp within 3 + 2|x| ulp, log within 2^-21 near 1, sin and cos within 2^-11 and only on
+[-pi, pi], pow as exp2(b log2(a)), and no NaN or infinity anywhere. These are short polynomials after Cephes (Moshier),
+with the arguments reduced by exact products; docs/numerics.md has the errors. Special values are told by their bits,
+because a compiler may assume that comparisons never see them. Functions that need each other are parts of one text,
+separated by a blank line: a shader holds each part once.
+"""
+
+from __future__ import annotations
+
+import math
+
+# erf(x) = x + x P(x^2) below 1, and sign(x) (1 - exp(Q(|x|))) from there on, where Q fits log(erfc) on [1, 4].
+# Weighted least squares iterated to the minimax. In f32 |error| < 1.5e-7; a rational fit, which divides, has 3.1e-7.
+ERF_P = (-0.0005522360443137586, 0.004888213239610195, -0.026683002710342407, 0.11279019713401794,
+         -0.376121461391449, 0.12837910652160645)  # fmt: skip
+ERF_Q = (0.0001855748996604234, -0.0029396156314760447, 0.021805351600050926, -0.10303743183612823,
+         -0.6382256150245667, -1.1270400285720825, -0.00035370892146602273)  # fmt: skip
+# x + x^3 P(x^2) below 0.625, relative error 1.5e-7
+TANH_P = (-0.005717036779969931, 0.020650578662753105, -0.05374349653720856, 0.13331490755081177,
+          -0.3333328366279602)  # fmt: skip
+# e^r = 1 + r + r^2 P(r) for |r| <= log(2) / 2
+EXP_P = (1.9875691500e-4, 1.3981999507e-3, 8.3334519073e-3, 4.1665795894e-2, 1.6666665459e-1, 5.0000001201e-1)
+# log(1 + f) = f - f^2 / 2 + f^3 P(f) for 1 + f in [sqrt(1/2), sqrt(2)]
+LOG_P = (7.0376836292e-2, -1.1514610310e-1, 1.1676998740e-1, -1.2420140846e-1, 1.4249322787e-1, -1.6668057665e-1,
+         2.0000714765e-1, -2.4999993993e-1, 3.3333331174e-1)  # fmt: skip
+# sin(r) = r + r^3 P(r^2), cos(r) = 1 - r^2 / 2 + r^4 P(r^2) for |r| <= pi / 4
+SIN_P = (-1.9515295891e-4, 8.3321608736e-3, -1.6666654611e-1)
+COS_P = (2.443315711809948e-5, -1.388731625493765e-3, 4.166664568298827e-2)
+# log(2) and pi/2 in parts: products of all but the last with an integer of up to 13 bits are exact
+LN2 = (0.693359375, -2.12194440e-4)
+HALF_PI = (1.5703125, 4.837512969970703e-4, 7.549533620476723e-8, 2.5633440682570896e-12)
+# the bits of 2/pi, from 2^-2 on
+TWO_OVER_PI = 0x28BE60DB9391054A7F09D5F47D4D377036D8A5664F10E4107F9458EA
+
+
+def horner(coefficients: tuple[float, ...], z: str) -> str:
+    """A polynomial in `z`, highest power first; reads as Python and as WGSL."""
+    text = repr(coefficients[0])
+    for c in coefficients[1:]:
+        text = f"({text} * {z} + {c!r})"
+    return text
+
+
+IS_NAN = "fn is_nan_(x: f32) -> bool { return (bitcast<u32>(x) & 0x7fffffffu) > 0x7f800000u; }"
+
+SIGN = f"""{IS_NAN}
+
+fn sign_f32(x: f32) -> f32 {{ return select(sign(x), x, is_nan_(x)); }}
+
+fn sign_i32(x: i32) -> i32 {{ return sign(x); }}"""
+
+# WGSL promises nothing for divisors beyond 2^126: an H200 gives 3e38 / 3e38 = 0 and inf / 3e38 = NaN.
+DIV = """fn div_(a: f32, b: f32) -> f32 {
+  let s = select(1.0, 0.0625, abs(b) > 8.5e37);
+  return (a * s) / (b * s);
+}"""
+
+# 2^n in two factors, because 2^128 and 2^-150 are no f32
+SCALE = """fn scale_(x: f32, n: i32) -> f32 {
+  let half = n >> 1u;
+  return x * bitcast<f32>(u32(half + 127) << 23u) * bitcast<f32>(u32(n - half + 127) << 23u);
+}"""
+
+EXP = f"""{IS_NAN}
+
+{SCALE}
+
+fn exp_(x: f32) -> f32 {{
+  let c = clamp(x, -105.0, 89.0);
+  let n = round(c * {1 / math.log(2)!r});
+  let r = c - n * {LN2[0]} - n * ({LN2[1]});
+  let y = {horner(EXP_P, "r")} * r * r + r + 1.0;
+  return select(scale_(y, i32(n)), x, is_nan_(x));
+}}"""
+
+# 2^n (e^r - 1) + (2^n - 1)
+EXPM1 = f"""{EXP}
+
+fn expm1_(x: f32) -> f32 {{
+  if (!(x < 80.0)) {{ return exp_(x); }}
+  let c = max(x, -30.0);
+  let n = round(c * {1 / math.log(2)!r});
+  let r = c - n * {LN2[0]} - n * ({LN2[1]});
+  let y = {horner(EXP_P, "r")} * r * r + r;
+  let s = scale_(1.0, i32(n));
+  return select(s * y + (s - 1.0), x, abs(x) < 1e-8);
+}}"""
+
+LOG = f"""fn log_(x: f32) -> f32 {{
+  let u = bitcast<u32>(x);
+  if (u - 1u >= 0x7f7fffffu) {{  // not positive and finite
+    if ((u << 1u) == 0u) {{ return -bitcast<f32>(inf_bits); }}
+    return select(x, bitcast<f32>(nan_bits), u >> 31u == 1u);
+  }}
+  let tiny = u < 0x800000u;  // of a denormal, 2^23 times it
+  let v = select(u, bitcast<u32>(x * 8388608.0), tiny);
+  if (v == 0u) {{ return -bitcast<f32>(inf_bits); }}  // the device flushes denormals
+  let m = bitcast<f32>((v & 0x7fffffu) | 0x3f000000u);
+  let low = m < {math.sqrt(0.5)!r};
+  let e = f32(i32(v >> 23u) - select(126, 127, low) - select(0, 23, tiny));
+  let f = select(m, m + m, low) - 1.0;
+  let z = f * f;
+  let y = {horner(LOG_P, "f")} * f * z + e * ({LN2[1]}) - 0.5 * z;
+  return f + y + e * {LN2[0]};
+}}"""
+
+# Near 0 without the sum 1 + x: Kahan's correction of its rounding is lost where a compiler reassociates.
+LOG1P = f"""{LOG}
+
+fn log1p_(x: f32) -> f32 {{
+  if (x > -0.29 && x < 0.41) {{
+    let z = x * x;
+    return x - 0.5 * z + {horner(LOG_P, "x")} * x * z;
+  }}
+  return log_(1.0 + x);
+}}"""
+
+# NaN takes the polynomial, because min would drop it.
+TANH = f"""{EXP}
+
+fn tanh_(x: f32) -> f32 {{
+  let a = abs(x);
+  if (a < 1e-4) {{ return x; }}
+  if (!(a >= 0.625)) {{ let z = x * x; return x + x * z * {horner(TANH_P, "z")}; }}
+  let y = 1.0 - 2.0 / (exp_(2.0 * min(a, 15.0)) + 1.0);
+  return select(y, -y, x < 0.0);
+}}"""
+
+ERF = f"""{EXP}
+
+fn erf_(x: f32) -> f32 {{
+  let a = abs(x);
+  if (!(a >= 1.0)) {{ let z = x * x; return x + x * {horner(ERF_P, "z")}; }}
+  let b = min(a, 4.0);
+  let y = 1.0 - exp_({horner(ERF_Q, "b")});
+  return select(y, -y, x < 0.0);
+}}"""
+
+# The same as one NumPy expression
+ERF_ARRAY = (
+    "(lambda x, z, a: xp.where(a >= 1.0, "
+    f"xp.copysign(1.0 - xp.exp({horner(ERF_Q, 'a')}), x), x + x * {horner(ERF_P, 'z')}))"
+    "({0}, xp.minimum({0} * {0}, 1.0), xp.minimum(xp.abs({0}), 4.0))"
+)
+
+_WORDS = [TWO_OVER_PI >> 32 * k & 0xFFFFFFFF for k in range(6, -1, -1)]
+
+# x - k pi/2 in [-pi/4, pi/4], and k modulo 4. Large arguments by Payne and Hanek: the 96 bits of 2/pi that matter,
+# times the mantissa, in integers.
+TURN = f"""fn high_(a: u32, b: u32) -> u32 {{
+  let t = (a >> 16u) * (b & 0xffffu) + (((a & 0xffffu) * (b & 0xffffu)) >> 16u);
+  return (a >> 16u) * (b >> 16u) + (t >> 16u) + (((a & 0xffffu) * (b >> 16u) + (t & 0xffffu)) >> 16u);
+}}
+
+fn far_turn_(x: f32) -> vec2<f32> {{
+  var words = array<u32, 8>(0u, {", ".join(f"{w:#x}u" for w in _WORDS)});
+  let u = bitcast<u32>(x);
+  let m = (u << 8u) | 0x80000000u;
+  let e = ((u >> 23u) & 0xffu) - 126u;
+  let i = e >> 5u;
+  let s = e & 31u;
+  var w = vec3<u32>(words[i], words[i + 1u], words[i + 2u]);
+  if (s > 0u) {{ w = (w << vec3<u32>(s)) | (vec3<u32>(w.y, w.z, words[i + 3u]) >> vec3<u32>(32u - s)); }}
+  let carried = high_(m, w.z);
+  var low = m * w.y + carried;
+  var high = high_(m, w.y) + select(0u, 1u, low < carried) + m * w.x;
+  var k = high >> 30u;
+  high = high & 0x3fffffffu;
+  let past = high >= 0x20000000u;  // nearer to the next multiple
+  if (past) {{
+    k = k + 1u;
+    low = ~low + 1u;
+    high = 0x3fffffffu - high + select(0u, 1u, low == 0u);
+  }}
+  let r = (f32(high) * 4294967296.0 + f32(low)) * {math.pi / 2 * 2.0**-62!r};
+  let y = select(r, -r, past != (x < 0.0));
+  return vec2<f32>(y, f32(select(k, 0u - k, x < 0.0) & 3u));
+}}
+
+fn turn_(x: f32) -> vec2<f32> {{
+  if ((bitcast<u32>(x) & 0x7fffffffu) >= 0x7f800000u) {{ return vec2<f32>(bitcast<f32>(nan_bits), 0.0); }}
+  if (abs(x) > 8192.0) {{ return far_turn_(x); }}
+  let k = round(x * {2 / math.pi!r});
+  let r = x - k * {HALF_PI[0]} - k * {HALF_PI[1]!r} - k * {HALF_PI[2]!r} - k * {HALF_PI[3]!r};
+  return vec2<f32>(r, f32(i32(k) & 3));
+}}
+
+fn wave_(r: f32, k: i32) -> f32 {{
+  let z = r * r;
+  let s = r + r * z * {horner(SIN_P, "z")};
+  let c = 1.0 - 0.5 * z + z * z * {horner(COS_P, "z")};
+  let y = select(s, c, (k & 1) == 1);
+  return select(y, -y, (k & 2) == 2);
+}}"""
+
+SIN = f"""{TURN}
+
+fn sin_(x: f32) -> f32 {{
+  if (abs(x) < 1e-4) {{ return x; }}
+  let t = turn_(x);
+  return wave_(t.x, i32(t.y));
+}}"""
+
+COS = f"""{TURN}
+
+fn cos_(x: f32) -> f32 {{
+  let t = turn_(x);
+  return wave_(t.x, i32(t.y) + 1);
+}}"""
+
+# a^b = exp(b log(m) + b e log(2)). Both logarithm and exponent are cut after 12 bits, so that the large products are
+# exact. Special values as in C and NumPy.
+POW = f"""{EXP}
+
+{LOG}
+
+fn upper_(x: f32) -> f32 {{ return bitcast<f32>(bitcast<u32>(x) & 0xfffff000u); }}
+
+fn pow_(a: f32, b: f32) -> f32 {{
+  if (b == 0.0 || a == 1.0) {{ return 1.0; }}
+  if (is_nan_(a) || is_nan_(b)) {{ return bitcast<f32>(nan_bits); }}
+  let odd = abs(b) < 16777216.0 && floor(b) == b && (i32(b) & 1) == 1;
+  let c = abs(a);
+  var p: f32;
+  let u = bitcast<u32>(c);
+  if (u < 0x800000u || u >= 0x7f800000u || abs(b) > 1e6) {{
+    p = exp_(clamp(b, -3e38, 3e38) * log_(c));
+    if (c == 1.0) {{ p = 1.0; }}
+  }} else {{
+    let low = (u & 0x7fffffu) > 0x3504f3u;  // m in [sqrt(1/2), sqrt(2)]
+    let e = f32(i32(u >> 23u) - select(127, 126, low));
+    let m = bitcast<f32>((u & 0x7fffffu) | select(0x3f800000u, 0x3f000000u, low));
+    let f = m - 1.0;
+    let fh = upper_(f);
+    let fl = f - fh;
+    let q = 0.5 * fh * fh;
+    let hi = upper_(f - q);  // log(m) = hi + lo
+    let lo = f - hi - q - (fh + 0.5 * fl) * fl + {horner(LOG_P, "f")} * f * f * f;
+    let bh = upper_(b);
+    let bl = b - bh;
+    let whole = round(bh * e);
+    let small = bl * hi + b * lo + (bl * e + (bh * e - whole)) * {math.log(2)!r};
+    let k = round((bh * hi + small) * {1 / math.log(2)!r});
+    let r = bh * hi - k * {LN2[0]} - k * ({LN2[1]}) + small;
+    p = scale_(exp_(r), i32(clamp(whole + k, -250.0, 250.0)));
+  }}
+  if (bitcast<u32>(a) == u) {{ return p; }}
+  if (floor(b) != b && c != 0.0 && u < 0x7f800000u) {{ return bitcast<f32>(nan_bits); }}
+  return select(p, -p, odd);
+}}"""
+
+
+def _extremum(name: str) -> str:
+    """WGSL's own drops NaN, which NumPy and PyTorch keep; `a + b` is NaN if either is."""
+    return "\n".join(
+        [
+            f"fn {name}_f32(a: f32, b: f32) -> f32 {{",
+            "  let nan = max(bitcast<u32>(a) & 0x7fffffffu, bitcast<u32>(b) & 0x7fffffffu) > 0x7f800000u;",
+            f"  return select({name}(a, b), a + b, nan);",
+            "}",
+            *(f"fn {name}_{t}(a: {t}, b: {t}) -> {t} {{ return {name}(a, b); }}" for t in ("i32", "u32")),
+        ]
+    )
+
+
+MAX_HELPER, MIN_HELPER = _extremum("max"), _extremum("min")

@@ -1,0 +1,30 @@
+"""How arrays lie in memory: f32 as it is, everything else as 32-bit integers, booleans being 0 and 1."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from tracegrad.dtypes import DTYPES
+from tracegrad.program import Field
+
+Array = Any
+
+
+def to_storage(x: Array, dtype: str) -> Array:
+    """`x`, of the given dtype, flat and as its buffer stores it."""
+    flat = np.ascontiguousarray(x).reshape(-1)
+    if dtype == "u32":
+        return flat.view(np.int32)
+    return flat.astype(np.int32) if dtype == "bool" else flat
+
+
+def from_storage(flat: Array, field: Field) -> Array:
+    """The values of `field` out of its whole buffer, as an array of their own."""
+    part = np.asarray(flat)[field.offset : field.offset + field.size]
+    if field.dtype == "bool":
+        part = part != 0
+    elif field.dtype == "u32":
+        part = part.view(np.uint32)
+    return np.array(part, dtype=DTYPES[field.dtype].numpy).reshape(field.shape)

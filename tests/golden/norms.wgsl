@@ -1,0 +1,102 @@
+// 0: sum+sub+rsqrt+add+mul
+@group(0) @binding(0) var<storage, read> mem0: array<f32>;
+@group(0) @binding(1) var<storage, read> mem1: array<f32>;
+@group(0) @binding(2) var<storage, read_write> mem2: array<f32>;
+@group(1) @binding(0) var<uniform> at: array<vec4<i32>, 2>;
+var<workgroup> sf: array<f32, 256>;
+fn div_(a: f32, b: f32) -> f32 {
+  let s = select(1.0, 0.0625, abs(b) > 8.5e37);
+  return (a * s) / (b * s);
+}
+fn k0(w: i32, lid: i32) {
+  let o0 = at[0].x;
+  let o1 = at[0].y;
+  let o2 = at[0].z;
+  let o3 = at[0].w;
+  let o4 = at[1].x;
+  let row = w * 8 + lid / 32;
+  let lane = lid % 32;
+  let r = min(row, 2);
+  let i0 = r;
+  var ta0 = 0f;
+  {
+    for (var j = lane; j < 40; j += 32) {
+      let j0 = j;
+      ta0 = (ta0 + mem0[o0 + (i0 * 40 + j0)]);
+    }
+  }
+  sf[lid] = ta0;
+  workgroupBarrier();
+  if (lane < 16) { sf[lid] = (sf[lid] + sf[lid + 16]); }
+  workgroupBarrier();
+  if (lane < 8) { sf[lid] = (sf[lid] + sf[lid + 8]); }
+  workgroupBarrier();
+  if (lane < 4) { sf[lid] = (sf[lid] + sf[lid + 4]); }
+  workgroupBarrier();
+  if (lane < 2) { sf[lid] = (sf[lid] + sf[lid + 2]); }
+  workgroupBarrier();
+  if (lane < 1) { sf[lid] = (sf[lid] + sf[lid + 1]); }
+  workgroupBarrier();
+  ta0 = sf[lid - lane * 1];
+  workgroupBarrier();
+  let a0 = ta0;
+  let v0 = div_(a0, 40f);
+  var ta1 = 0f;
+  {
+    for (var j = lane; j < 40; j += 32) {
+      let j0 = j;
+      ta1 = (ta1 + ((mem0[o0 + (i0 * 40 + j0)] - v0) * (mem0[o0 + (i0 * 40 + j0)] - v0)));
+    }
+  }
+  sf[lid] = ta1;
+  workgroupBarrier();
+  if (lane < 16) { sf[lid] = (sf[lid] + sf[lid + 16]); }
+  workgroupBarrier();
+  if (lane < 8) { sf[lid] = (sf[lid] + sf[lid + 8]); }
+  workgroupBarrier();
+  if (lane < 4) { sf[lid] = (sf[lid] + sf[lid + 4]); }
+  workgroupBarrier();
+  if (lane < 2) { sf[lid] = (sf[lid] + sf[lid + 2]); }
+  workgroupBarrier();
+  if (lane < 1) { sf[lid] = (sf[lid] + sf[lid + 1]); }
+  workgroupBarrier();
+  ta1 = sf[lid - lane * 1];
+  workgroupBarrier();
+  let a1 = ta1;
+  let v1 = (1.0 / sqrt((div_(a1, 40f) + 9.99999975e-06f)));
+  var ta2 = 0f;
+  {
+    for (var j = lane; j < 40; j += 32) {
+      let j0 = j;
+      ta2 = (ta2 + (((((mem0[o0 + (i0 * 40 + j0)] - v0) * v1) * mem1[o1 + j0]) + mem1[o2 + j0]) * ((((mem0[o0 + (i0 * 40 + j0)] - v0) * v1) * mem1[o1 + j0]) + mem1[o2 + j0])));
+    }
+  }
+  sf[lid] = ta2;
+  workgroupBarrier();
+  if (lane < 16) { sf[lid] = (sf[lid] + sf[lid + 16]); }
+  workgroupBarrier();
+  if (lane < 8) { sf[lid] = (sf[lid] + sf[lid + 8]); }
+  workgroupBarrier();
+  if (lane < 4) { sf[lid] = (sf[lid] + sf[lid + 4]); }
+  workgroupBarrier();
+  if (lane < 2) { sf[lid] = (sf[lid] + sf[lid + 2]); }
+  workgroupBarrier();
+  if (lane < 1) { sf[lid] = (sf[lid] + sf[lid + 1]); }
+  workgroupBarrier();
+  ta2 = sf[lid - lane * 1];
+  workgroupBarrier();
+  let a2 = ta2;
+  let v2 = (1.0 / sqrt((div_(a2, 40f) + 9.99999997e-07f)));
+  if (row < 3) {
+    for (var j = lane; j < 40; j += 32) {
+      let j0 = j;
+      let s4 = ((((((mem0[o0 + (i0 * 40 + j0)] - v0) * v1) * mem1[o1 + j0]) + mem1[o2 + j0]) * v2) * mem1[o3 + j0]);
+      mem2[o4 + (i0 * 40 + j0)] = s4;
+    }
+  }
+}
+@compute @workgroup_size(256)
+fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) lid: u32) {
+  let w = i32(wid.x + wid.y * 32768u);
+  if (w >= 0 && w < 1) { k0(w - 0, i32(lid)); }
+}

@@ -1,0 +1,399 @@
+// 0: matmul+where
+@group(0) @binding(0) var<storage, read> mem0: array<f32>;
+@group(0) @binding(1) var<storage, read> mem1: array<f32>;
+@group(0) @binding(2) var<storage, read_write> mem2: array<f32>;
+@group(1) @binding(0) var<uniform> at: array<vec4<i32>, 1>;
+fn k0(w: i32, lid: i32) {
+  let o0 = at[0].x;
+  let o1 = at[0].y;
+  let o2 = at[0].z;
+  let o3 = at[0].w;
+  let row = w * 256 + lid;
+  let lane = 0;
+  let r = min(row, 11);
+  let m0 = (r / 3);
+  let n0 = r % 3;
+  let v0 = (mem0[o0 + m0] * mem1[o1 + n0]);
+  var ta0 = 0f;
+  {
+    for (var j = lane; j < 1; j += 1) {
+      let k0 = j;
+      ta0 = (ta0 + v0);
+    }
+  }
+  let a0 = ta0;
+  let v1 = (a0 + mem1[o2 + n0]);
+  if (row < 12 && lane == 0) {
+    let s3 = select(v1, 0f, (v1 <= 0f));
+    mem2[o3 + (m0 * 3 + n0)] = s3;
+  }
+}
+@compute @workgroup_size(256)
+fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) lid: u32) {
+  let w = i32(wid.x + wid.y * 32768u);
+  if (w >= 0 && w < 1) { k0(w - 0, i32(lid)); }
+}
+
+// 1: matmul+where
+@group(0) @binding(0) var<storage, read_write> mem0: array<f32>;
+@group(0) @binding(1) var<storage, read> mem1: array<f32>;
+@group(1) @binding(0) var<uniform> at: array<vec4<i32>, 1>;
+fn k0(w: i32, lid: i32) {
+  let o0 = at[0].x;
+  let o1 = at[0].y;
+  let o2 = at[0].z;
+  let o3 = at[0].w;
+  let row = w * 256 + lid;
+  let lane = 0;
+  let r = min(row, 11);
+  let m0 = (r / 3);
+  let n0 = r % 3;
+  var ta0 = 0f;
+  {
+    for (var j = lane; j < 3; j += 1) {
+      let k0 = j;
+      ta0 = (ta0 + (mem0[o0 + (m0 * 3 + k0)] * mem1[o1 + (k0 * 3 + n0)]));
+    }
+  }
+  let a0 = ta0;
+  let v0 = (a0 + mem1[o2 + n0]);
+  if (row < 12 && lane == 0) {
+    let s3 = select(v0, 0f, (v0 <= 0f));
+    mem0[o3 + (m0 * 3 + n0)] = s3;
+  }
+}
+@compute @workgroup_size(256)
+fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) lid: u32) {
+  let w = i32(wid.x + wid.y * 32768u);
+  if (w >= 0 && w < 1) { k0(w - 0, i32(lid)); }
+}
+
+// 2: matmul+sub
+@group(0) @binding(0) var<storage, read_write> mem0: array<f32>;
+@group(0) @binding(1) var<storage, read> mem1: array<f32>;
+@group(0) @binding(2) var<storage, read> mem2: array<f32>;
+@group(1) @binding(0) var<uniform> at: array<vec4<i32>, 2>;
+fn k0(w: i32, lid: i32) {
+  let o0 = at[0].x;
+  let o1 = at[0].y;
+  let o2 = at[0].z;
+  let o3 = at[0].w;
+  let o4 = at[1].x;
+  let row = w * 256 + lid;
+  let lane = 0;
+  let r = min(row, 3);
+  let m0 = r;
+  let n0 = r % 1;
+  var ta0 = 0f;
+  {
+    for (var j = lane; j < 3; j += 1) {
+      let k0 = j;
+      ta0 = (ta0 + (mem0[o0 + (m0 * 3 + k0)] * mem1[o1 + k0]));
+    }
+  }
+  let a0 = ta0;
+  if (row < 4 && lane == 0) {
+    let s4 = ((a0 + mem1[o2 + 0]) - mem2[o3 + m0]);
+    mem0[o4 + m0] = s4;
+  }
+}
+@compute @workgroup_size(256)
+fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) lid: u32) {
+  let w = i32(wid.x + wid.y * 32768u);
+  if (w >= 0 && w < 1) { k0(w - 0, i32(lid)); }
+}
+
+// 3: sum+div | sum | matmul+where | matmul
+@group(0) @binding(0) var<storage, read_write> mem0: array<f32>;
+@group(0) @binding(1) var<storage, read_write> mem1: array<f32>;
+@group(0) @binding(2) var<storage, read_write> mem2: array<f32>;
+@group(0) @binding(3) var<storage, read> mem3: array<f32>;
+@group(1) @binding(0) var<uniform> at: array<vec4<i32>, 3>;
+fn div_(a: f32, b: f32) -> f32 {
+  let s = select(1.0, 0.0625, abs(b) > 8.5e37);
+  return (a * s) / (b * s);
+}
+fn k0(w: i32, lid: i32) {
+  let o0 = at[0].x;
+  let o1 = at[0].y;
+  let row = w * 256 + lid;
+  let lane = 0;
+  let r = min(row, 0);
+  var ta0 = 0f;
+  {
+    for (var j = lane; j < 4; j += 1) {
+      let j0 = j;
+      ta0 = (ta0 + (mem0[o0 + j0] * mem0[o0 + j0]));
+    }
+  }
+  let a0 = ta0;
+  if (row < 1 && lane == 0) {
+    let s1 = div_(a0, 4f);
+    mem1[o1 + 0] = s1;
+  }
+}
+fn k1(w: i32, lid: i32) {
+  let o0 = at[0].z;
+  let o1 = at[0].w;
+  let row = w * 256 + lid;
+  let lane = 0;
+  let r = min(row, 0);
+  var ta0 = 0f;
+  {
+    for (var j = lane; j < 4; j += 1) {
+      let j0 = j;
+      ta0 = (ta0 + (0.25f * (2f * mem0[o0 + j0])));
+    }
+  }
+  let a0 = ta0;
+  if (row < 1 && lane == 0) {
+    let s1 = a0;
+    mem2[o1 + 0] = s1;
+  }
+}
+fn k2(w: i32, lid: i32) {
+  let o0 = at[1].x;
+  let o1 = at[1].y;
+  let o2 = at[1].z;
+  let o3 = at[1].w;
+  let row = w * 256 + lid;
+  let lane = 0;
+  let r = min(row, 11);
+  let m0 = (r / 3);
+  let n0 = r % 3;
+  let v0 = ((0.25f * (2f * mem0[o0 + m0])) * mem3[o1 + n0]);
+  var ta0 = 0f;
+  {
+    for (var j = lane; j < 1; j += 1) {
+      let k0 = j;
+      ta0 = (ta0 + v0);
+    }
+  }
+  let a0 = ta0;
+  if (row < 12 && lane == 0) {
+    let s3 = select(0f, a0, (0f < mem0[o2 + (m0 * 3 + n0)]));
+    mem0[o3 + (m0 * 3 + n0)] = s3;
+  }
+}
+fn k3(w: i32, lid: i32) {
+  let o0 = at[2].x;
+  let o1 = at[2].y;
+  let o2 = at[2].z;
+  let row = w * 256 + lid;
+  let lane = 0;
+  let r = min(row, 2);
+  let m0 = r;
+  let n0 = r % 1;
+  var ta0 = 0f;
+  {
+    for (var j = lane; j < 4; j += 1) {
+      let k0 = j;
+      ta0 = (ta0 + (mem0[o0 + (k0 * 3 + m0)] * (0.25f * (2f * mem0[o1 + k0]))));
+    }
+  }
+  let a0 = ta0;
+  if (row < 3 && lane == 0) {
+    let s2 = a0;
+    mem2[o2 + m0] = s2;
+  }
+}
+@compute @workgroup_size(256)
+fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) lid: u32) {
+  let w = i32(wid.x + wid.y * 32768u);
+  if (w >= 0 && w < 1) { k0(w - 0, i32(lid)); }
+  if (w >= 1 && w < 2) { k1(w - 1, i32(lid)); }
+  if (w >= 2 && w < 3) { k2(w - 2, i32(lid)); }
+  if (w >= 3 && w < 4) { k3(w - 3, i32(lid)); }
+}
+
+// 4: sum | matmul+where | matmul
+@group(0) @binding(0) var<storage, read_write> mem0: array<f32>;
+@group(0) @binding(1) var<storage, read_write> mem1: array<f32>;
+@group(0) @binding(2) var<storage, read> mem2: array<f32>;
+@group(1) @binding(0) var<uniform> at: array<vec4<i32>, 3>;
+fn k0(w: i32, lid: i32) {
+  let o0 = at[0].x;
+  let o1 = at[0].y;
+  let row = w * 256 + lid;
+  let lane = 0;
+  let r = min(row, 2);
+  let i0 = r;
+  var ta0 = 0f;
+  {
+    for (var j = lane; j < 4; j += 1) {
+      let j0 = j;
+      ta0 = (ta0 + mem0[o0 + (j0 * 3 + i0)]);
+    }
+  }
+  let a0 = ta0;
+  if (row < 3 && lane == 0) {
+    let s1 = a0;
+    mem1[o1 + i0] = s1;
+  }
+}
+fn k1(w: i32, lid: i32) {
+  let o0 = at[0].z;
+  let o1 = at[0].w;
+  let o2 = at[1].x;
+  let o3 = at[1].y;
+  let row = w * 256 + lid;
+  let lane = 0;
+  let r = min(row, 11);
+  let m0 = (r / 3);
+  let n0 = r % 3;
+  var ta0 = 0f;
+  {
+    for (var j = lane; j < 3; j += 1) {
+      let k0 = j;
+      ta0 = (ta0 + (mem0[o0 + (m0 * 3 + k0)] * mem2[o1 + (n0 * 3 + k0)]));
+    }
+  }
+  let a0 = ta0;
+  if (row < 12 && lane == 0) {
+    let s3 = select(0f, a0, (0f < mem0[o2 + (m0 * 3 + n0)]));
+    mem0[o3 + (m0 * 3 + n0)] = s3;
+  }
+}
+fn k2(w: i32, lid: i32) {
+  let o0 = at[1].z;
+  let o1 = at[1].w;
+  let o2 = at[2].x;
+  let row = w * 256 + lid;
+  let lane = 0;
+  let r = min(row, 8);
+  let m0 = (r / 3);
+  let n0 = r % 3;
+  var ta0 = 0f;
+  {
+    for (var j = lane; j < 4; j += 1) {
+      let k0 = j;
+      ta0 = (ta0 + (mem0[o0 + (k0 * 3 + m0)] * mem0[o1 + (k0 * 3 + n0)]));
+    }
+  }
+  let a0 = ta0;
+  if (row < 9 && lane == 0) {
+    let s2 = a0;
+    mem1[o2 + (m0 * 3 + n0)] = s2;
+  }
+}
+@compute @workgroup_size(256)
+fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) lid: u32) {
+  let w = i32(wid.x + wid.y * 32768u);
+  if (w >= 0 && w < 1) { k0(w - 0, i32(lid)); }
+  if (w >= 1 && w < 2) { k1(w - 1, i32(lid)); }
+  if (w >= 2 && w < 3) { k2(w - 2, i32(lid)); }
+}
+
+// 5: sum | matmul
+@group(0) @binding(0) var<storage, read> mem0: array<f32>;
+@group(0) @binding(1) var<storage, read_write> mem1: array<f32>;
+@group(0) @binding(2) var<storage, read> mem2: array<f32>;
+@group(1) @binding(0) var<uniform> at: array<vec4<i32>, 2>;
+fn k0(w: i32, lid: i32) {
+  let o0 = at[0].x;
+  let o1 = at[0].y;
+  let row = w * 256 + lid;
+  let lane = 0;
+  let r = min(row, 2);
+  let i0 = r;
+  var ta0 = 0f;
+  {
+    for (var j = lane; j < 4; j += 1) {
+      let j0 = j;
+      ta0 = (ta0 + mem0[o0 + (j0 * 3 + i0)]);
+    }
+  }
+  let a0 = ta0;
+  if (row < 3 && lane == 0) {
+    let s1 = a0;
+    mem1[o1 + i0] = s1;
+  }
+}
+fn k1(w: i32, lid: i32) {
+  let o0 = at[0].z;
+  let o1 = at[0].w;
+  let o2 = at[1].x;
+  let row = w * 256 + lid;
+  let lane = 0;
+  let r = min(row, 2);
+  let m0 = (r / 3);
+  let n0 = r % 3;
+  var ta0 = 0f;
+  {
+    for (var j = lane; j < 4; j += 1) {
+      let k0 = j;
+      ta0 = (ta0 + (mem2[o0 + k0] * mem0[o1 + (k0 * 3 + n0)]));
+    }
+  }
+  let a0 = ta0;
+  if (row < 3 && lane == 0) {
+    let s2 = a0;
+    mem1[o2 + n0] = s2;
+  }
+}
+@compute @workgroup_size(256)
+fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) lid: u32) {
+  let w = i32(wid.x + wid.y * 32768u);
+  if (w >= 0 && w < 1) { k0(w - 0, i32(lid)); }
+  if (w >= 1 && w < 2) { k1(w - 1, i32(lid)); }
+}
+
+// 6: add+sum+logical_and+where
+@group(0) @binding(0) var<storage, read> mem0: array<f32>;
+@group(0) @binding(1) var<storage, read_write> mem1: array<f32>;
+@group(0) @binding(2) var<storage, read> mem2: array<f32>;
+@group(0) @binding(3) var<storage, read> mem3: array<f32>;
+@group(0) @binding(4) var<storage, read_write> mem4: array<i32>;
+@group(0) @binding(5) var<storage, read_write> mem5: array<f32>;
+@group(0) @binding(6) var<storage, read_write> mem6: array<i32>;
+@group(1) @binding(0) var<uniform> at: array<vec4<i32>, 3>;
+fn k0(w: i32, lid: i32) {
+  let o0 = at[0].x;
+  let o1 = at[0].y;
+  let o2 = at[0].z;
+  let o3 = at[0].w;
+  let o4 = at[1].x;
+  let o5 = at[1].y;
+  let o6 = at[1].z;
+  let o7 = at[1].w;
+  let o8 = at[2].x;
+  let o9 = at[2].y;
+  let o10 = at[2].z;
+  let row = w * 256 + lid;
+  let lane = 0;
+  let r = min(row, 0);
+  var ta0 = 0f;
+  {
+    for (var j = lane; j < 22; j += 1) {
+      let j0 = j;
+      ta0 = (ta0 + (mem2[o2 + j0] * mem2[o2 + j0]));
+    }
+  }
+  let a0 = ta0;
+  let v0 = ((!(((bitcast<u32>(mem3[o3 + 0]) & 0x7f800000u) == 0x7f800000u) || ((bitcast<u32>(a0) & 0x7f800000u) == 0x7f800000u))) && (mem4[o4 + 0] == 0));
+  let v1 = mem0[o0 + 0];
+  let v5 = (-mem0[o6 + 0]);
+  if (row < 1) {
+    for (var j = lane; j < 22; j += 1) {
+      let j0 = j;
+      let v2 = mem1[o1 + j0];
+      let v3 = ((v1 * v2) + mem2[o2 + j0]);
+      let v4 = mem5[o5 + j0];
+      let s8 = select(v2, v3, v0);
+      let s9 = select(v4, (v4 + (v5 * v3)), v0);
+      mem1[o8 + j0] = s8;
+      mem5[o9 + j0] = s9;
+    }
+  }
+  if (row < 1 && lane == 0) {
+    let s7 = v0;
+    let s10 = select(1, 0, v0);
+    mem6[o7 + 0] = select(0, 1, s7);
+    mem4[o10 + 0] = s10;
+  }
+}
+@compute @workgroup_size(256)
+fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) lid: u32) {
+  let w = i32(wid.x + wid.y * 32768u);
+  if (w >= 0 && w < 1) { k0(w - 0, i32(lid)); }
+}

@@ -1,0 +1,52 @@
+// 0: where
+@group(0) @binding(0) var<storage, read> mem0: array<f32>;
+@group(0) @binding(1) var<storage, read_write> mem1: array<f32>;
+@group(1) @binding(0) var<uniform> at: array<vec4<i32>, 1>;
+fn k0(w: i32, lid: i32) {
+  let o0 = at[0].x;
+  let o1 = at[0].y;
+  let e = w * 256 + lid;
+  if (e >= 60) { return; }
+  let i0 = (e / 6);
+  let i1 = e % 6;
+  let s1 = select(select(0.0, mem0[o0 + (i1 * 6 + i0 + (-10))], (i0 + (-4)) >= 0 && (i1 + (-1)) >= 0 && (i1 + (-1)) < 4), select(0.0, mem0[o0 + (i0 * 6 + i1 * (-1) + 5)], i0 < 4), (i0 < 4));
+  mem1[o1 + (i0 * 6 + i1)] = s1;
+}
+@compute @workgroup_size(256)
+fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) lid: u32) {
+  let w = i32(wid.x + wid.y * 32768u);
+  if (w >= 0 && w < 1) { k0(w - 0, i32(lid)); }
+}
+
+// 1: matmul
+@group(0) @binding(0) var<storage, read> mem0: array<f32>;
+@group(0) @binding(1) var<storage, read> mem1: array<f32>;
+@group(0) @binding(2) var<storage, read_write> mem2: array<f32>;
+@group(1) @binding(0) var<uniform> at: array<vec4<i32>, 1>;
+fn k0(w: i32, lid: i32) {
+  let o0 = at[0].x;
+  let o1 = at[0].y;
+  let o2 = at[0].z;
+  let row = w * 256 + lid;
+  let lane = 0;
+  let r = min(row, 39);
+  let m0 = (r / 4);
+  let n0 = r % 4;
+  var ta0 = 0f;
+  {
+    for (var j = lane; j < 6; j += 1) {
+      let k0 = j;
+      ta0 = (ta0 + (mem0[o0 + (m0 * 6 + k0)] * mem1[o1 + (k0 * 4 + n0)]));
+    }
+  }
+  let a0 = ta0;
+  if (row < 40 && lane == 0) {
+    let s2 = a0;
+    mem2[o2 + (m0 * 4 + n0)] = s2;
+  }
+}
+@compute @workgroup_size(256)
+fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) lid: u32) {
+  let w = i32(wid.x + wid.y * 32768u);
+  if (w >= 0 && w < 1) { k0(w - 0, i32(lid)); }
+}

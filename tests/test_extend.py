@@ -1,0 +1,43 @@
+"""What tracegrad.extend offers is enough to write an op, an optimizer and a schedule outside the package."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+import tracegrad as tg
+from tracegrad import extend, nn, optim
+
+softsign = extend.elementwise(
+    "test_softsign", array="{0} / (1 + xp.abs({0}))", wgsl="({0} / (1.0 + abs({0})))",
+    vjp=lambda ct, y, x: (ct / tg.square(1.0 + tg.abs(x)),), cost=5,
+)  # fmt: skip
+
+
+def sign_descent() -> extend.Transform:
+    return extend.Transform({}, lambda g, p, state, host: (tg.sign(g), {}))
+
+
+@dataclass(frozen=True)
+class Halving(extend.Schedule):
+    first: float
+    start: int | None = None
+
+    def value(self, s: int) -> float:
+        return self.first * 0.5 ** (s - 1)
+
+
+def test_a_row_a_transform_and_a_schedule_of_ones_own():
+    def loss(m: Any, x: tg.Tensor) -> tg.Tensor:
+        return tg.sum(softsign(m(x)))
+
+    with tg.compile(
+        model=nn.Linear(2, 1, bias=False, init=tg.init.ones()), loss=loss, inputs={"x": (1, 2)},
+        optimizer=optim.custom(sign_descent(), lr=Halving(0.5)), seed=0, device="cpu",
+    ) as train:  # fmt: skip
+        x = np.array([[1.0, 2.0]], np.float32)
+        assert train.step(x=x).loss == np.float32(0.75)
+        train.step(x=x).result()
+        np.testing.assert_allclose(train.download_params()["W"], [[0.25], [0.25]])

@@ -1,0 +1,230 @@
+"""Special values, accuracy, integers and constants: alike on every runtime, and as docs/numerics.md promises."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tracegrad import ops as tg
+from tracegrad.ambient import tracing
+from tracegrad.dtypes import TensorType, as_dtype, f32
+from tracegrad.evaluate import evaluate
+from tracegrad.ir import Graph, Tensor, toposort
+from tracegrad.passes.simplify import simplify
+from tracegrad.plan import Persistent, make_program
+from tracegrad.prims import elementwise
+from tracegrad.prims.leaves import const, leaf
+from tracegrad.runtime.adapters import check_webgpu
+from tracegrad.runtime.cpu import CpuSession
+from tracegrad.runtime.native import NativeSession
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "bench"))
+
+from accuracy import ROWS, Row, worst
+
+COUNTERS = {"seed": np.asarray(7, np.uint32), "step": np.asarray(3, np.uint32)}
+NAN, INF = float("nan"), float("inf")
+SPECIAL = np.array(
+    [0.0, -0.0, 1, -1, INF, -INF, NAN, 1.1754944e-38, 3.4e38, -3.4e38, 0.5, -0.5, 2, -2, 1e-20, 1e20, -1e20,
+     1.5, 2.5, -2.5, 80, -80, 3, -3, 1e10, 16777217, 1e-5, -1e-5, 0.9999, 8200], np.float32)  # fmt: skip
+FIRST, SECOND = np.repeat(SPECIAL, SPECIAL.size), np.tile(SPECIAL, SPECIAL.size)
+
+
+@pytest.fixture(scope="module", params=["numpy", "wgsl"])
+def runtime(request: pytest.FixtureRequest) -> Any:
+    if request.param == "numpy":
+        yield CpuSession()
+        return
+    support = check_webgpu()
+    if support.adapter is None:
+        pytest.skip(f"no WebGPU adapter: {support.message}")
+    session = NativeSession(support.adapter)
+    yield session
+    session.close()
+
+
+def graph_of(fn: Callable[..., Any], *arrays: Any) -> Graph:
+    with tracing():
+        y = fn(*[leaf("input", f"x{k}", TensorType(as_dtype(a.dtype), a.shape)) for k, a in enumerate(arrays)])
+    return Graph({f"y{k}": t for k, t in enumerate(y if isinstance(y, tuple) else (y,))})
+
+
+def environment(*arrays: Any) -> dict[str, Any]:
+    return {**COUNTERS, **{f"x{k}": a for k, a in enumerate(arrays)}}
+
+
+def computed(session: Any, fn: Callable[..., Any], *arrays: Any) -> list[Any]:
+    """The outputs of `fn` as kernels."""
+    graph, env = graph_of(fn, *arrays), environment(*arrays)
+    program = make_program(graph, Persistent((), (), {}), {}, {})
+    handle = session.load(program)
+    fields = {f.name: env[f.name.removeprefix("hyper.")] for f in program.inputs}
+    out = session.collect(session.submit(handle, fields))
+    session.unload(handle)
+    return [out[name] for name in graph.outputs]
+
+
+def reference(fn: Callable[..., Any], *arrays: Any, double: bool = True) -> list[Any]:
+    """The same by the rows' array rules, in float64 rounded to f32, or in float32."""
+    wide = [a.astype(np.float64) if double and a.dtype == np.float32 else a for a in arrays]
+    with np.errstate(all="ignore"):
+        values = evaluate(graph_of(fn, *arrays).roots, environment(*wide), np)
+        arrays = [np.asarray(v) for v in values]
+        return [a.astype(np.float32) if a.dtype == np.float64 else a for a in arrays]
+
+
+def assert_alike(got: Any, want: Any, *operands: Any) -> None:
+    """NaN, infinities and signs of zero exactly, numbers within 1e-6."""
+    with np.errstate(all="ignore"):
+        close = np.isclose(got.astype(np.float64), want.astype(np.float64), rtol=1e-6, atol=2e-38, equal_nan=True)
+    signs = (got != 0) | (want != 0) | (np.signbit(got) == np.signbit(want))
+    bad = np.flatnonzero(~(close & signs))
+    shown = [(*(x[k] for x in operands), got[k], want[k]) for k in bad[:8]]
+    assert not shown, f"operands, got, wanted: {shown}"
+
+
+UNARY = ("neg", "abs", "sign", "square", "sqrt", "rsqrt", "exp", "expm1", "log", "log1p", "sin", "cos", "tanh", "erf",
+         "floor", "ceil", "round", "isnan", "nonfinite")  # fmt: skip
+BINARY = ("add", "sub", "mul", "div", "pow", "minimum", "maximum")
+COMPARE = ("less", "less_equal", "equal", "not_equal")
+
+
+@pytest.mark.parametrize("name", UNARY)
+def test_special_values_of_one(runtime: Any, name: str) -> None:
+    fn = getattr(elementwise, name)
+    (got,), (want,) = computed(runtime, fn, SPECIAL), reference(fn, SPECIAL)
+    assert_alike(got, want, SPECIAL)
+
+
+@pytest.mark.parametrize("name", BINARY)
+def test_special_values_of_two(runtime: Any, name: str) -> None:
+    fn = getattr(elementwise, name)
+    (got,), (want,) = computed(runtime, fn, FIRST, SECOND), reference(fn, FIRST, SECOND)
+    if name in ("minimum", "maximum"):
+        got, want = got + 0.0, want + 0.0  # which of 0.0 and -0.0 is larger is left open
+    assert_alike(got, want, FIRST, SECOND)
+
+
+@pytest.mark.parametrize("name", COMPARE)
+def test_comparisons_know_nan(runtime: Any, name: str) -> None:
+    fn = getattr(elementwise, name)
+    np.testing.assert_array_equal(computed(runtime, fn, FIRST, SECOND)[0], reference(fn, FIRST, SECOND)[0])
+
+
+FOLDS = ("sum", "mean", "prod", "max", "min", "logsumexp", "argmax", "argmin", "any", "all", "softmax")
+ROWS_OF_FOLDS = ([NAN, 1, 2], [1, NAN, 2], [INF, -INF, 0], [INF, 1, 2], [-INF, -INF, -INF], [0.0, -0.0, 0.0],
+                 [3e38, 3e38, -3e38])  # fmt: skip
+
+
+@pytest.mark.parametrize("repeats", [1, 100])
+@pytest.mark.parametrize("axis", [0, 1])
+def test_special_values_in_folds(runtime: Any, axis: int, repeats: int) -> None:
+    """Rows folded by one thread and by many, over either axis."""
+    x = np.tile(np.array(ROWS_OF_FOLDS, np.float32), (1, repeats))
+    x = np.ascontiguousarray(x if axis == 1 else x.T)
+
+    def folds(t: Tensor) -> tuple[Tensor, ...]:
+        return tuple(getattr(tg, name)(t, axis) for name in FOLDS)
+
+    for name, got, want in zip(FOLDS, computed(runtime, folds, x), reference(folds, x, double=False)):
+        np.testing.assert_allclose(got, want, rtol=1e-5, err_msg=name)
+
+
+@pytest.mark.parametrize("row", ROWS, ids=lambda r: f"{r.name} {r.range}")
+@pytest.mark.parametrize("device", ["cpu", "webgpu"])
+def test_accuracy_is_as_promised(row: Row, device: str, request: pytest.FixtureRequest) -> None:
+    if device == "webgpu":
+        request.getfixturevalue("webgpu")
+    error, at = worst(row, device, 50_000)
+    assert error <= row.allowed, f"{error:.1f} ulp at {at!r}"
+
+
+INTS = np.array([0, 1, -1, 2**31 - 1, -(2**31), 65537, -65537, 12345], np.int32)
+OTHERS = np.array([7, 2**31 - 1, -(2**31), 3, -1, 65537, 99999, -5], np.int32)
+
+
+@pytest.mark.parametrize("dtype", ["int32", "uint32"])
+def test_integers_wrap_around(runtime: Any, dtype: str) -> None:
+    a, b = INTS.view(dtype), OTHERS.view(dtype)
+
+    def all_of_them(x: Tensor, y: Tensor) -> tuple[Tensor, ...]:
+        pairs = [getattr(elementwise, n)(x, y) for n in ("add", "sub", "mul", "minimum", "maximum", "bit_xor", "less")]
+        return (*pairs, x.sum(), x.prod(), x.max(), x.min(), x * x, x.astype(f32), x.astype("bool"))
+
+    for got, want in zip(computed(runtime, all_of_them, a, b), reference(all_of_them, a, b)):
+        np.testing.assert_array_equal(got, want)
+
+
+def test_casts_of_floats_saturate_and_nan_is_zero(runtime: Any) -> None:
+    x = np.array([1e10, -1e10, 2147483520, -2147483648, NAN, INF, -INF, 3.99, -3.99, 5e9, -0.5, -0.0], np.float32)
+    signed, unsigned, truth = computed(runtime, lambda t: (t.astype("i32"), t.astype("u32"), t.astype("bool")), x)
+    top, low = 2147483520, -(2**31)
+    np.testing.assert_array_equal(signed, [top, low, top, low, 0, top, low, 3, -3, top, 0, 0])
+    high = 4294967040
+    np.testing.assert_array_equal(unsigned, [high, 0, 2147483520, 0, 0, high, 0, 3, 0, high, 0, 0])
+    np.testing.assert_array_equal(truth, [True] * 11 + [False])
+
+
+@pytest.mark.parametrize("value", [2e-38, -0.0, 3.4028235e38, 1e39, -1e39, NAN, INF, 16777217.0, 1e-50, 0.1])
+def test_constants_survive(runtime: Any, value: float) -> None:
+    x, m = np.array([1.0, 0.5], np.float32), np.array([True, False])
+    added, chosen = computed(runtime, lambda t, c: (tg.minimum(t, value), tg.where(c, value, t)), x, m)
+    with np.errstate(over="ignore"):
+        v = np.float32(value)
+    np.testing.assert_array_equal(chosen, np.array([v, 0.5], np.float32))
+    np.testing.assert_array_equal(added, np.minimum(x, v))
+
+
+def test_identities_are_exact() -> None:
+    """x + 0.0 turns -0.0 into 0.0, x + -0.0 and x - 0.0 leave it."""
+    x = leaf("input", "x", TensorType(f32, ()))
+    same = simplify([x + const(-0.0), x - const(0.0), x * const(1.0), x / const(1.0), elementwise.neg(-x)])
+    assert all(t is x for t in same)
+    kept = simplify([x + const(0.0), x - const(-0.0), x * const(0.0), x / const(0.0), const(0.0) / x])
+    assert all(t is not x and t.prim.family == "map" for t in kept)
+
+
+@pytest.mark.parametrize("name", ["add", "sub", "mul", "div"])
+def test_folded_constants_round_as_the_op_does(name: str) -> None:
+    values = [0.1, 1 / 3, 1e-30, 1e30, 3e38, 7.0, -2.5e-45]
+    op = {"add": np.add, "sub": np.subtract, "mul": np.multiply, "div": np.divide}[name]
+    for a in values:
+        for b in values:
+            (folded,) = simplify([getattr(elementwise, name)(const(a), const(b))])
+            with np.errstate(all="ignore"):
+                want = op(np.float32(a), np.float32(b))
+                got = evaluate([folded], {}, np)[0]
+            assert got.dtype == np.float32
+            np.testing.assert_array_equal(got, want, err_msg=f"{a} {b}")
+
+
+def test_streams_are_the_same_bits_everywhere(runtime: Any) -> None:
+    def draws() -> tuple[Tensor, ...]:
+        return tg.uniform((5000,)), tg.bernoulli((5000,), 0.3), tg.randn((5000,))
+
+    (u, b, n), (wu, wb, wn) = computed(runtime, draws), reference(draws, double=False)
+    np.testing.assert_array_equal(u, wu)
+    np.testing.assert_array_equal(b, wb)
+    np.testing.assert_allclose(n, wn, atol=2e-6)
+    assert u.min() >= 0
+    assert u.max() < 1
+
+
+@pytest.mark.parametrize("n", [4096, 1_000_003])
+def test_long_sums_stay_within_the_bound(runtime: Any, n: int) -> None:
+    """docs/numerics.md: at most (d + 1) eps sum|x|, d the longest chain of additions that one element goes through."""
+    x = np.random.default_rng(0).uniform(-1, 1, n).astype(np.float32)
+    (got,) = computed(runtime, lambda t: t.sum(), x)
+    depth = 1100 if n < 10_000 else n // 256 + 300
+    assert abs(float(got) - x.astype(np.float64).sum()) <= depth * 2.0**-24 * np.abs(x).sum(dtype=np.float64)
+
+
+def test_no_graph_keeps_an_unused_leaf() -> None:
+    """The helper above feeds leaves by name; it must not hide one."""
+    graph = graph_of(lambda x: x + 1.0, SPECIAL)
+    assert {t.name for t in toposort(graph.roots) if t.prim.name == "leaf"} == {"x0"}
