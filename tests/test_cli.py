@@ -24,7 +24,7 @@ FILES = {
     "sine": {"loss.svg", "sine.svg"},
     "gpt": {"loss.svg", "samples.txt"},
 }
-COMMON = {"parameters.safetensors", "checkpoint.safetensors", "result.json"}
+COMMON = {"parameters.safetensors", "checkpoint.safetensors", "result.json", "index.html"}
 
 
 def demo(which: str, folder: Path, *args: str) -> dict[str, Any]:

@@ -8,7 +8,7 @@ import warnings
 from collections.abc import Sequence
 from pathlib import Path
 
-from tracegrad import doctor
+from tracegrad import doctor, site
 from tracegrad.demo import digits, gpt, sine
 from tracegrad.demo.common import Options
 from tracegrad.errors import TracegradError
@@ -36,6 +36,12 @@ def parser() -> argparse.ArgumentParser:
     check = commands.add_parser("doctor", help="list devices and check the numbers of every kernel family on each")
     check.add_argument("--device", choices=DEVICES[1:], default=None, help="check only this one")
     check.set_defaults(run=run_doctor)
+
+    serve = commands.add_parser("serve", help="show a page that train.export or a demo wrote")
+    serve.add_argument("folder", type=Path, metavar="DIR", help="the folder with index.html")
+    serve.add_argument("--port", type=port, default=0, help="on this computer only (default: any that is free)")
+    serve.add_argument("--no-open", action="store_true", help="do not open a browser")
+    serve.set_defaults(run=run_serve)
     return top
 
 
@@ -48,6 +54,18 @@ def run_demo(args: argparse.Namespace) -> int:
 def run_doctor(args: argparse.Namespace) -> int:
     """`tracegrad doctor`."""
     return doctor.run(args.device)
+
+
+def run_serve(args: argparse.Namespace) -> int:
+    """`tracegrad serve DIR`."""
+    return site.serve(args.folder, args.port, browse=not args.no_open)
+
+
+def port(text: str) -> int:
+    """A TCP port, 0 for any that is free; for argparse."""
+    if not 0 <= (value := int(text)) < 2**16:
+        raise argparse.ArgumentTypeError(f"must be from 0 to 65535, got {value}")
+    return value
 
 
 def positive(text: str) -> int:

@@ -6,7 +6,8 @@ import os
 import threading
 import warnings
 import weakref
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
 from types import TracebackType
 from typing import Any, cast
 
@@ -15,6 +16,7 @@ import numpy as np
 from tracegrad import checkpoint, params
 from tracegrad.build import build_training
 from tracegrad.errors import AbortedError, InputError
+from tracegrad.export import Contents, export
 from tracegrad.fit import History, fit
 from tracegrad.forward import CompiledForward
 from tracegrad.inputs import check_inputs, merge
@@ -195,6 +197,30 @@ class CompiledTraining:
         knobs = checkpoint.knobs_of(state, self._knobs)
         self._call(lambda session: checkpoint.restore(session, stepper, state))
         self._knobs = knobs
+
+    def export(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        forwards: Mapping[str, CompiledForward] | None = None,
+        single_file: bool = False,
+        title: str | None = None,
+        data: Mapping[str, Any] | None = None,
+        labels: Sequence[str] | None = None,
+        vocabulary: Sequence[str] | None = None,
+    ) -> Path:
+        """Write a static site that goes on with this training in a browser, without Python; its HTML file.
+
+        forwards:     attached forwards by name, each shown by a demo suited to its inputs.
+        single_file:  one HTML file that works by double-click, instead of a folder.
+        data:         for each input, examples along a leading axis, from which the page draws its batches.
+        labels:       names of the classes that an image forward tells apart.
+        vocabulary:   the text of each token, for a forward that continues texts.
+        Raises:       InputError for data that do not fit, and for a schedule that is not one of `tracegrad.lr`.
+        """
+        stepper, knobs, spec = self._stepper, self._knobs, self._optimizer.spec()
+        state = self._call(lambda session: checkpoint.take(session, stepper, knobs, spec))
+        return export(state, self, path, Contents(title, forwards, data, labels, vocabulary), single_file=single_file)
 
     def reset(self, params: bool = True, optimizer: bool = True) -> None:
         """Start over from the same seed.

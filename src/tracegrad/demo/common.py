@@ -73,6 +73,12 @@ class Report:
         """One text file of the folder."""
         self.path(name).write_text(text, encoding="utf-8")
 
+    def page(self, train: tg.CompiledTraining, title: str, **parts: Any) -> None:
+        """Write the page that does this training again in a browser, from the first step; after all results."""
+        train.reset()
+        train.export(self.path("index.html"), title=title, single_file=True, **parts)
+        self.say(f"The same training in your browser: open {self.options.out / 'index.html'}")
+
     def finish(self, train: tg.CompiledTraining, **results: float) -> None:
         """Write parameters, checkpoint and numbers, and say where everything is."""
         safetensors.write(self.path("parameters.safetensors"), train.download_params())

@@ -87,6 +87,8 @@ def run(options: Options) -> int:
         report.write_text("loss.svg", loss_chart(history.loss, "Handwritten digits: training loss", "cross-entropy"))
         report.write_text("digits.svg", digit_sheet(data, guesses))
         report.finish(train, accuracy=right / len(guesses))
+        rows = {"x": data.train_x, "y": data.train_y}
+        report.page(train, "Handwritten digits", forwards={"Which digit is it?": classify}, data=rows)
     return 0
 
 

@@ -132,4 +132,8 @@ def run(options: Options) -> int:
         report.write_text("samples.txt", ("\n" + "-" * 60).join(samples) + "\n")
         report.write_text("loss.svg", loss_chart(history.loss, "Character model: training loss", "nats a character"))
         report.finish(train, held_out_loss=held_out)
+        at = np.arange(0, len(text.train) - CONTEXT - 1, CONTEXT)[:, None] + np.arange(CONTEXT)
+        rows = {"tokens": text.train[at], "following": text.train[at + 1]}
+        alphabet = list(text.alphabet)
+        report.page(train, "A model of Alice", forwards={"Write": infer}, data=rows, vocabulary=alphabet)
     return 0

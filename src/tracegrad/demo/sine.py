@@ -14,6 +14,7 @@ from tracegrad.pictures import Series, line_chart
 
 BATCH = 256
 STEPS = 2000
+ROWS = 4096
 
 
 class MLP(tg.Module):
@@ -44,6 +45,12 @@ def batches(steps: int, seed: int) -> Iterator[dict[str, Any]]:
         yield {"x": x, "y": np.sin(x)}
 
 
+def rows(seed: int) -> dict[str, Any]:
+    """As many points as the page draws its batches from."""
+    x = np.random.default_rng(seed).uniform(-np.pi, np.pi, (ROWS, 1)).astype(np.float32)
+    return {"x": x, "y": np.sin(x)}
+
+
 def run(options: Options) -> int:
     """Train, draw the learned curve, write the folder. Returns the exit code."""
     steps = options.steps or STEPS
@@ -69,4 +76,5 @@ def run(options: Options) -> int:
         report.write_text("sine.svg", line_chart(drawn, title="The learned sine", x_label="x", y_label="y"))
         report.write_text("loss.svg", loss_chart(history.loss, "Sine: training loss", "mean squared error"))
         report.finish(train, largest_error=worst)
+        report.page(train, "The sine", forwards={"curve": curve}, data=rows(options.seed))
     return 0

@@ -1,0 +1,70 @@
+"""Write the models of the browser bench as sites, data included: python bench/browser/export.py DIR.
+
+Adam, inputs from the host at every step, as in the table of the original and of jax-js.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import tracegrad as tg
+from tracegrad import nn, optim
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "tests"))
+
+from models import Training, cnn, gpt, sine
+
+ROWS = 512
+BATCH = 128
+
+
+class MLP(tg.Module):
+    """784-512-512-10 with relu."""
+
+    def __init__(self) -> None:
+        he = tg.init.kaiming()
+        self.l1, self.l2 = nn.Linear(784, 512, init=he), nn.Linear(512, 512, init=he)
+        self.l3 = nn.Linear(512, 10)
+
+
+def mlp_loss(m: MLP, x: tg.Tensor, y: tg.Tensor) -> tg.Tensor:
+    return tg.cross_entropy(m.l3(tg.relu(m.l2(tg.relu(m.l1(x))))), y)
+
+
+def adam() -> optim.Optimizer:
+    return optim.adam(lr=1e-3)
+
+
+MODELS = (
+    sine(optimizer=adam),
+    Training("mlp", MLP, mlp_loss, {"x": (BATCH, 784), "y": tg.i32[BATCH]}, adam),
+    cnn(optimizer=adam),
+    gpt(optimizer=adam),
+)
+
+
+def rows(name: str) -> dict[str, Any]:
+    """Data of the right shape; what it says does not matter here."""
+    rng = np.random.default_rng(0)
+    if name == "gpt":
+        tokens = rng.integers(0, 65, (ROWS, 65)).astype(np.int32)
+        return {"tokens": tokens[:, :-1], "following": tokens[:, 1:]}
+    shape = {"sine": (ROWS, 1), "mlp": (ROWS, 784), "cnn": (ROWS, 1, 28, 28)}[name]
+    x = rng.standard_normal(shape).astype(np.float32)
+    return {"x": x, "y": np.sin(x) if name == "sine" else rng.integers(0, 10, ROWS).astype(np.int32)}
+
+
+def main() -> None:
+    """One folder a model."""
+    for training in MODELS:
+        with tg.compile(**training.arguments(), seed=0, device="cpu") as train:
+            index = train.export(Path(sys.argv[1]) / training.name, data=rows(training.name), title=training.name)
+        print(index.parent, f"{(index.parent / 'program.json').stat().st_size:,} bytes of program")
+
+
+if __name__ == "__main__":
+    main()

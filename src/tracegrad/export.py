@@ -1,0 +1,249 @@
+"""`train.export`: a training as a static site, or as one HTML file, that trains in a browser without Python.
+
+The page executes the very Program that trains here, from the very state: parameters, optimizer, step and seed. The
+files of the site are those of `tracegrad/js`, joined but not altered, and data: nothing is generated but JSON.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import html
+import json
+import math
+import os
+import re
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from tracegrad import checkpoint, safetensors
+from tracegrad import lr as schedules
+from tracegrad.build import Built, build_forward
+from tracegrad.dtypes import InputType
+from tracegrad.errors import InputError
+from tracegrad.forward import CompiledForward
+from tracegrad.inputs import as_array, cast_lossless, describe
+from tracegrad.knobs import PREFIX
+from tracegrad.program import VERSION, Field, Program
+
+CORE = ("arrays", "random", "schedules", "safetensors", "session", "training", "serve")  # each needs those before
+CURVE_POINTS = 128  # what a free dimension is in a demo that draws a curve
+SHOWN_POINTS = 200  # of the data, behind a curve
+POLICY = (
+    "default-src 'none'; script-src {script}; worker-src {worker}; style-src {style}; connect-src {connect}; "
+    "img-src 'self' data: blob:; base-uri 'none'; form-action 'none'"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Contents:
+    """What a page shows besides the training; `CompiledTraining.export` has the meaning of each."""
+
+    title: str | None
+    forwards: Mapping[str, CompiledForward] | None
+    data: Mapping[str, Any] | None
+    labels: Sequence[str] | None
+    vocabulary: Sequence[str] | None
+
+
+def export(
+    state: checkpoint.Checkpoint, host: Any, path: str | os.PathLike[str], contents: Contents, *, single_file: bool
+) -> Path:
+    """Write the site of `state`, a moment of the training `host`; its HTML file."""
+    rows = checked_data(state.program, contents.data or {})
+    title = contents.title or f"{type(host.model).__name__} training"
+    demos = {name: demo_of(name, f, host, rows) for name, f in (contents.forwards or {}).items()}
+    manifest = manifest_of(state, title, demos)
+    manifest["labels"] = [str(x) for x in contents.labels or ()]
+    manifest["vocabulary"] = [str(x) for x in contents.vocabulary or ()]
+    manifest["data"] = bool(rows)
+    with tempfile.TemporaryDirectory() as folder:
+        weights, packed = Path(folder, "weights"), Path(folder, "data")
+        checkpoint.write(weights, state)
+        safetensors.write(packed, rows)
+        parts = {"program": manifest, "weights": weights.read_bytes(), "data": packed.read_bytes()}
+    if single_file:
+        return write_file(path, title, parts)
+    return write_site(Path(path), title, parts)
+
+
+def write_site(folder: Path, title: str, parts: Mapping[str, Any]) -> Path:
+    """The folder of a static site; its index."""
+    folder.mkdir(parents=True, exist_ok=True)
+    policy = POLICY.format(script="'self'", worker="'self'", style="'self'", connect="'self'")
+    head = '<link rel="stylesheet" href="page.css">'
+    body = '<script type="module" src="page.js"></script>'
+    files = {
+        "index.html": page(title, policy, head, body),
+        "page.css": source("page.css"),
+        "page.js": source("page.js"),
+        "tracegrad.js": runtime(),
+        "tracegrad.d.ts": source("tracegrad.d.ts"),
+        "worker.js": source("worker.js"),
+        "program.json": json_text(parts["program"]),
+    }
+    for name, text in files.items():
+        safetensors.replace_file(folder / name, [text.encode()])
+    safetensors.replace_file(folder / "weights.safetensors", [parts["weights"]])
+    if parts["program"]["data"]:
+        safetensors.replace_file(folder / "data.safetensors", [parts["data"]])
+    return folder / "index.html"
+
+
+def write_file(path: str | os.PathLike[str], title: str, parts: Mapping[str, Any]) -> Path:
+    """One HTML file with everything in it, which works from file://."""
+    target = Path(path)
+    if target.is_dir() or not target.suffix:
+        target = target / "index.html"
+    target.parent.mkdir(parents=True, exist_ok=True)
+    style, script = source("page.css"), source("page.js")
+    policy = POLICY.format(script=f"{digest(script)} blob:", worker="blob:", style=digest(style), connect="'none'")
+    blocks = [
+        data_block("core", "text/plain", core()),
+        data_block("client", "text/plain", without_imports("tracegrad.js")),
+        data_block("program", "application/json", json_text(parts["program"])),
+        data_block("weights", "text/plain", base64.b64encode(parts["weights"]).decode()),
+        data_block("data", "text/plain", base64.b64encode(parts["data"]).decode() if parts["program"]["data"] else ""),
+        f'<script type="module">{script}</script>',
+    ]
+    text = page(title, policy, f"<style>{style}</style>", "\n".join(blocks))
+    safetensors.replace_file(target, [text.encode()])
+    return target
+
+
+def manifest_of(state: checkpoint.Checkpoint, title: str, demos: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+    """What the page knows besides the weights: programs and where the training stands, as plain data."""
+    schedules.from_spec(state.lr)  # a schedule of the user's own has no twin in the browser: say so here
+    return {
+        "version": VERSION,
+        "title": title,
+        "train": plain_program(state.program),
+        "forwards": dict(demos),
+        "seed": state.seed,
+        "lr": dict(state.lr),
+        "hyper": dict(state.hyper),
+    }
+
+
+def plain_program(program: Program) -> dict[str, Any]:
+    """The program without its NumPy kernels, which a browser has no use for."""
+    out = asdict(program)
+    for kernel in out["kernels"]:
+        del kernel["numpy"]
+    return out
+
+
+def demo_of(name: str, forward: CompiledForward, host: Any, data: Mapping[str, Any]) -> dict[str, Any]:
+    """A forward's program, and how the page shows it."""
+    if forward.host is not host:
+        raise InputError.here(f"export: the forward {name!r} is not attached to this training")
+    built = _built(forward, host)
+    fields = [f for f in built.program.inputs if not f.name.startswith(PREFIX)]
+    demo = demo_kind(fields, built, data)
+    return {"program": plain_program(built.program), "structure": built.structure, "demo": demo}
+
+
+def _built(forward: CompiledForward, host: Any) -> Built:
+    """Built for one example, or for a curve's points where an example is one number."""
+    types = forward.input_types
+    size = CURVE_POINTS if all(t.shape == (None, 1) for t in types.values()) else 1
+    fixed = {n: InputType(t.dtype, tuple(size if d is None else d for d in t.shape)) for n, t in types.items()}
+    return build_forward(host.model, forward.forward, fixed, host.layout)
+
+
+def demo_kind(fields: Sequence[Field], built: Built, data: Mapping[str, Any]) -> dict[str, Any]:
+    """A canvas to draw on, a curve, a text to continue, or plain numbers."""
+    plain = {"kind": "values"}
+    if len(fields) != 1 or built.structure is not None:
+        return plain
+    (x,), (y,) = fields, [f for f in built.program.outputs if f.name == "output"]
+    if x.dtype == "f32" and len(x.shape) == 4 and x.shape[:2] == (1, 1) and y.size <= 100:
+        return {"kind": "image", "height": x.shape[2], "width": x.shape[3]}
+    if x.dtype == "f32" and len(x.shape) == 2 and x.shape[1] == 1 and y.shape == x.shape:
+        return {"kind": "curve", **_points(x.name, data)}
+    if x.dtype == "i32" and len(x.shape) == 2 and x.shape[0] == 1 and len(y.shape) == 3:
+        return {"kind": "tokens", "context": x.shape[1], "size": y.shape[2]}
+    return plain
+
+
+def _points(name: str, data: Mapping[str, Any]) -> dict[str, Any]:
+    """Range and some points of one-dimensional data, to draw behind the curve."""
+    xs = data.get(name)
+    ys = next((v for n, v in data.items() if n != name and xs is not None and v.shape == xs.shape), None)
+    if xs is None or ys is None or not xs.size:
+        return {"low": -math.pi, "high": math.pi, "points": []}
+    some = slice(None, None, max(1, len(xs) // SHOWN_POINTS))
+    points = [[float(a), float(b)] for a, b in zip(xs[some, 0], ys[some, 0])]
+    return {"low": float(xs.min()), "high": float(xs.max()), "points": points}
+
+
+def checked_data(program: Program, data: Mapping[str, Any]) -> dict[str, Any]:
+    """Rows of training data in each input's dtype; InputError naming what does not fit."""
+    fields = {f.name: f for f in program.inputs if not f.name.startswith(PREFIX)}
+    out: dict[str, Any] = {}
+    problems = [f"{n}: no such input" for n in data if n not in fields]
+    problems += [f"{n}: missing, rows of {f.type}" for n, f in fields.items() if data and n not in data]
+    for name in fields.keys() & data.keys():
+        f = fields[name]
+        try:
+            x = as_array(data[name])
+            if x.shape != f.shape and (not x.ndim or not len(x) or x.shape[1:] != f.shape[1:] or not f.shape):
+                raise InputError(f"expected examples of {f.dtype}{list(f.shape[1:])}, got {describe(x)}")
+            out[name] = checkpoint.storable(cast_lossless(x, f.dtype), f.dtype)
+        except InputError as e:
+            problems.append(f"{name}: {e}")
+    lengths = {n: len(x) for n, x in out.items() if x.shape != fields[n].shape}
+    if len(set(lengths.values())) > 1:
+        problems.append(f"numbers of examples differ: {lengths}")
+    if problems:
+        raise InputError.here("\n  ".join(["export: the data do not fit", *problems]))
+    return {n: np.ascontiguousarray(out[n]) for n in fields if n in out}
+
+
+def page(title: str, policy: str, head: str, body: str) -> str:
+    """The HTML around everything; the title is the only text of the user's in it."""
+    values = {"title": html.escape(title), "policy": html.escape(policy), "head": head, "body": body}
+    return re.sub(r"\{\{(\w+)\}\}", lambda m: values[m[1]], source("page.html"))
+
+
+def runtime() -> str:
+    """The modules of the runtime in one, as they are but for the imports between them."""
+    return core() + without_imports("tracegrad.js")
+
+
+def core() -> str:
+    """What runs in the worker, as a plain script: from file:// a worker cannot be a module."""
+    return re.sub(r"^export ", "", "\n".join(without_imports(f"{name}.js") for name in CORE), flags=re.MULTILINE)
+
+
+def without_imports(name: str) -> str:
+    """A module, for a text in which what it needs stands before it."""
+    return re.sub(r"^import .*\n", "", source(name), flags=re.MULTILINE)
+
+
+def source(name: str) -> str:
+    """A file of tracegrad/js."""
+    return resources.files("tracegrad").joinpath("js", name).read_text(encoding="utf-8")
+
+
+def json_text(value: Any) -> str:
+    """JSON that no HTML parser can take for markup."""
+    text = json.dumps(value, separators=(",", ":"), allow_nan=False)
+    return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
+
+
+def data_block(name: str, kind: str, text: str) -> str:
+    """A script element that is not executed."""
+    assert not re.search(r"</script|<!--", text, re.IGNORECASE), name
+    return f'<script type="{kind}" id="{name}">{text}</script>'
+
+
+def digest(text: str) -> str:
+    """The source expression by which a content security policy allows one inline text."""
+    return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"

@@ -1,0 +1,95 @@
+// Values on the host: checked against a program's fields, cast without loss, and put as the device stores them.
+// An array is {dtype, shape, data}; inputs may also be typed arrays, nested lists and numbers.
+
+export const prod = (shape) => shape.reduce((a, b) => a * b, 1);
+export const typed = (f) => `${f.dtype}[${f.shape.join(",")}]`;
+
+/** An Error whose `name` says what kind, as tracegrad/errors.py names them. */
+export function fault(name, message) {
+  return Object.assign(new Error(message), { name });
+}
+
+const CASTS = {
+  f32: Float32Array,
+  i32: Int32Array,
+  u32: Uint32Array,
+  bool: Int32Array,
+};
+const RANGES = { i32: [-(2 ** 31), 2 ** 31 - 1], u32: [0, 2 ** 32 - 1], bool: [0, 1] };
+
+/** Every value of the call in its field's type; InputError naming all problems at once. */
+export function checkInputs(fields, given, what, lead) {
+  const problems = [];
+  const out = new Map();
+  const known = new Set(fields.map((f) => f.name));
+  for (const name of Object.keys(given)) {
+    if (!known.has(name)) problems.push(`${name}: unknown; inputs are ${fields.map((f) => `${f.name} ${typed(f)}`).join(", ") || "none"}`);
+  }
+  for (const f of fields) {
+    try {
+      if (!Object.hasOwn(given, f.name)) throw fault("InputError", `missing, expected ${typed(f)}`);
+      out.set(f.name, fit(f, given[f.name], lead));
+    } catch (e) {
+      problems.push(`${f.name}: ${e.message}`);
+    }
+  }
+  if (problems.length) throw fault("InputError", [`${what}: a problem with the inputs`, ...problems].join("\n  "));
+  return out;
+}
+
+/** A copy of `value` as the field's typed array; `lead`: one more axis in front is allowed, of this length. */
+export function fit(f, value, lead) {
+  const { data, shape } = flat(value);
+  const size = prod(f.shape);
+  const fits = (s) => (shape ? shape.join() === s.join() : data.length === prod(s));
+  if (!fits(f.shape) && !(lead && fits([lead, ...f.shape]))) {
+    throw fault("InputError", `expected ${typed(f)}${lead ? ` or ${lead} of them` : ""}, got ${shape ? `shape [${shape}]` : `${data.length} values`}`);
+  }
+  const out = cast(data, f.dtype);
+  if (f.spec?.range && size) checkRange(out, f.spec);
+  return out;
+}
+
+function flat(value) {
+  if (typeof value === "number" || typeof value === "boolean") return { data: [value], shape: [] };
+  if (ArrayBuffer.isView(value)) return { data: value };
+  if (ArrayBuffer.isView(value?.data)) {
+    if (value.shape && prod(value.shape) !== value.data.length) throw fault("InputError", `${value.data.length} values cannot have shape [${value.shape}]`);
+    return { data: value.data, shape: value.shape };
+  }
+  if (!Array.isArray(value)) throw fault("InputError", "it is no array, typed array, number or {data, shape}");
+  const shape = [];
+  for (let v = value; Array.isArray(v); v = v[0]) shape.push(v.length);
+  const data = value.flat(Infinity);
+  if (data.length !== prod(shape)) throw fault("InputError", "its rows differ in length");
+  return { data, shape };
+}
+
+function cast(data, dtype) {
+  if (data.constructor === CASTS[dtype]) return data.slice();
+  const out = new CASTS[dtype](data.length);
+  const limits = RANGES[dtype];
+  for (let k = 0; k < out.length; k++) {
+    const x = Number(data[k]);
+    if (limits && !(Number.isInteger(x) && x >= limits[0] && x <= limits[1])) throw fault("InputError", `the value ${x} does not fit ${dtype}`);
+    out[k] = x;
+    if (!limits && Math.abs(x) < Infinity && Math.abs(out[k]) === Infinity) throw fault("InputError", `${x} exceeds the largest f32`);
+  }
+  return out;
+}
+
+/** A device would clamp an index out of range silently. */
+function checkRange(values, { range: [low, high], exempt }) {
+  const at = values.findIndex((x) => (x < low || x > high) && x !== exempt);
+  if (at >= 0) throw fault("InputError", `index ${values[at]} at position ${at} is out of range; valid indices are ${low} to ${high}`);
+}
+
+/** The same 32-bit values as a buffer of the device holds them. */
+export function toStorage(values, dtype) {
+  return dtype === "u32" ? new Int32Array(values.buffer, values.byteOffset, values.length) : values;
+}
+
+/** The array of a field out of a copy of its bytes. */
+export function fromStorage(bytes, at, f) {
+  return { dtype: f.dtype, shape: f.shape, data: new CASTS[f.dtype](bytes.slice(at, at + 4 * prod(f.shape))) };
+}

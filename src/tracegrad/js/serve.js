@@ -1,0 +1,35 @@
+// The worker's side: a training, and the messages that reach it.
+
+import { Training } from "./training.js";
+
+/** The worker's side: answers the messages of `load` in tracegrad.js. */
+export function serve(scope) {
+  let training;
+  const held = `tracegrad ${Math.random()}`; // a lock that is released when this worker dies, however that happens
+  const granted = new Promise((resolve) => {
+    const keep = () => (resolve(), new Promise(() => {}));
+    scope.navigator.locks ? scope.navigator.locks.request(held, keep).catch(resolve) : resolve();
+  });
+  scope.onmessage = async ({ data: { id, method, args } }) => {
+    try {
+      let result;
+      if (method === "open") {
+        const progress = (done, all) => scope.postMessage({ progress: [done, all] });
+        training = await Training.open({ ...args[0], progress });
+        await granted;
+        result = { ...training.info, held };
+      } else result = await training[method](...args);
+      if (result?.error) result = { ...result, error: plain(result.error) };
+      scope.postMessage({ id, result, state: training.state }, [...new Set(buffers(result))]);
+    } catch (e) {
+      scope.postMessage({ id, error: plain(e) });
+    }
+  };
+}
+
+const plain = ({ name, message }) => ({ name, message });
+
+function buffers(value) {
+  if (ArrayBuffer.isView(value)) return [value.buffer];
+  return value && typeof value === "object" ? Object.values(value).flatMap(buffers) : [];
+}

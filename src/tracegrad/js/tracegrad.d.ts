@@ -1,0 +1,104 @@
+// Types of tracegrad.js, the runtime that `train.export` ships.
+
+export type DType = "f32" | "i32" | "u32" | "bool";
+export type TypedArray =
+  | Float32Array | Float64Array | Int8Array | Uint8Array | Uint8ClampedArray
+  | Int16Array | Uint16Array | Int32Array | Uint32Array;
+/** What the runtime gives: `bool` as Int32Array of 0 and 1. */
+export interface NDArray { dtype: DType; shape: number[]; data: Float32Array | Int32Array | Uint32Array }
+/** What it takes: checked, and cast where nothing is lost. */
+export type ArrayLike = number | boolean | TypedArray | { data: TypedArray; shape?: number[] } | Nested;
+export interface Nested extends Array<number | boolean | Nested> {}
+export type Inputs = Record<string, ArrayLike>;
+/** A schedule as plain data, as `schedule.spec()` gives it in Python. */
+export type Schedule = { kind: string; start?: number; [name: string]: unknown };
+
+export interface Aborted { kind: "aborted"; reason: string }
+/** Nothing was changed. `error.name`: InputError, NonFiniteError, DeviceError, DeviceLostError, CompileError. */
+export interface Failed { kind: "failed"; error: Error }
+export interface CompletedStep {
+  kind: "completed";
+  loss: number;
+  losses: Float32Array;
+  step: number;
+  aux: Record<string, NDArray>;
+  captures: Record<string, NDArray>;
+}
+export interface CompletedRun {
+  kind: "completed";
+  output: NDArray | NDArray[] | Record<string, NDArray>;
+  captures: Record<string, NDArray>;
+}
+export type StepResult = CompletedStep | Aborted | Failed;
+export type RunResult = CompletedRun | Aborted | Failed;
+
+export interface FieldInfo { name: string; dtype: DType; shape: number[]; spec: Record<string, unknown> }
+export interface Info {
+  adapter: string;
+  title: string;
+  seed: number;
+  inputs: FieldInfo[];
+  params: FieldInfo[];
+  forwards: Record<string, { inputs: FieldInfo[] }>;
+  hyper: Record<string, number>;
+  kernels: number;
+  dispatches: number;
+}
+export interface Forward { readonly inputs: FieldInfo[]; run(inputs: Inputs): Promise<RunResult> }
+
+/** A training in a worker. Calls are done in order, one at a time; inputs are copied. */
+export interface RemoteTraining {
+  readonly info: Info;
+  readonly stepCount: number;
+  /** The learning rate of the next step. */
+  readonly lr: number;
+  readonly forwards: Record<string, Forward>;
+  step(inputs?: Inputs): Promise<StepResult>;
+  /** Inputs with a leading axis of length `n` are split; those that are missing are drawn from `setData`. */
+  runSteps(n: number, inputs?: Inputs): Promise<StepResult>;
+  setData(data: Record<string, NDArray> | ArrayBuffer | Uint8Array): Promise<void>;
+  setLR(lr: number | Schedule): Promise<void>;
+  set(hyper: Record<string, number>): Promise<void>;
+  reset(what?: { params?: boolean; optimizer?: boolean }): Promise<void>;
+  uploadParams(record: Inputs, options?: { strict?: boolean }): Promise<void>;
+  downloadParams(): Promise<Record<string, NDArray>>;
+  saveCheckpoint(): Promise<Uint8Array>;
+  loadCheckpoint(bytes: ArrayBuffer | Uint8Array): Promise<void>;
+  /** What is under way resolves as aborted. */
+  destroy(): void;
+}
+
+export interface LoadOptions {
+  manifest?: object;
+  weights?: ArrayBuffer | Uint8Array | null;
+  worker?: Worker;
+  progress?: (done: number, all: number) => void;
+}
+/** The training in the folder `url`, in a worker. */
+export function load(url: string, options?: LoadOptions): Promise<RemoteTraining>;
+
+/** The same without a worker, for Node with Dawn: `gpu` is what `create([])` of the npm package `webgpu` gives. */
+export class Training implements Omit<RemoteTraining, "info" | "stepCount" | "lr" | "setData" | "setLR" | "set"> {
+  static open(options: { manifest: object; weights?: ArrayBuffer | Uint8Array | null; gpu?: unknown;
+    progress?: (done: number, all: number) => void }): Promise<Training>;
+  readonly info: Info;
+  readonly state: { stepCount: number; lr: number };
+  readonly forwards: Record<string, Forward>;
+  step(inputs?: Inputs): Promise<StepResult>;
+  runSteps(n: number, inputs?: Inputs): Promise<StepResult>;
+  setData(data: Record<string, NDArray> | ArrayBuffer | Uint8Array): void;
+  setLR(lr: number | Schedule): void;
+  set(hyper: Record<string, number>): void;
+  reset(what?: { params?: boolean; optimizer?: boolean }): Promise<void>;
+  uploadParams(record: Inputs, options?: { strict?: boolean }): Promise<void>;
+  downloadParams(): Promise<Record<string, NDArray>>;
+  saveCheckpoint(): Promise<Uint8Array>;
+  loadCheckpoint(bytes: ArrayBuffer | Uint8Array): Promise<void>;
+  destroy(): void;
+}
+
+/** At most one call running and one queued; the newest wins, and one displaced resolves as aborted. */
+export function singleFlight<A extends unknown[], R>(fn: (...args: A) => Promise<R> | R): (...args: A) => Promise<R | Aborted | Failed>;
+export function checkWebGPU(gpu?: unknown): Promise<{ ok: true; adapter: string } | { ok: false; message: string }>;
+/** The worker's side of `load`. */
+export function serve(scope: object): void;

@@ -1,0 +1,120 @@
+// The page's side: a training in a worker, reached by messages. Also what needs no training.
+
+import { fault } from "./arrays.js";
+import { adapterName, findAdapter } from "./session.js";
+import { serve } from "./serve.js";
+import { Training, aborted, failed } from "./training.js";
+
+export { Training, serve };
+
+const METHODS = ["setData", "setLR", "set", "reset", "uploadParams", "downloadParams", "saveCheckpoint", "loadCheckpoint"];
+const ANSWERED = ["step", "runSteps"]; // resolve to a result whatever happens
+
+/** {ok, adapter} or {ok: false, message}, the message saying in plain words what is missing and what to do. */
+export async function checkWebGPU(gpu) {
+  try {
+    return { ok: true, adapter: adapterName(await findAdapter(gpu)) };
+  } catch (e) {
+    return { ok: false, message: e.message };
+  }
+}
+
+/**
+ * The training that `train.export` wrote to the folder `url`, in a worker of its own.
+ *
+ * `progress(done, all)` is told how many kernels are compiled. manifest, weights, worker: the parts, where they do not
+ * come from that folder.
+ */
+export async function load(url, { manifest, weights, worker, progress } = {}) {
+  const part = async (name, read) => {
+    const response = await fetch(new URL(name, new URL(`${url}/`.replace(/\/+$/, "/"), globalThis.location?.href)));
+    if (!response.ok) throw fault("InputError", `${name}: ${response.status} ${response.statusText}`);
+    return response[read]();
+  };
+  manifest ??= await part("program.json", "json");
+  weights ??= await part("weights.safetensors", "arrayBuffer");
+  worker ??= new Worker(new URL("./worker.js", import.meta.url), { type: "module" });
+  const remote = new Remote(worker, progress);
+  try {
+    return proxy(remote, await remote.call("open", { manifest, weights }));
+  } catch (e) {
+    remote.end(e.message);
+    throw e;
+  }
+}
+
+/** At most one call of `fn` running and one queued; the newest wins, one displaced is aborted. */
+export function singleFlight(fn) {
+  let running = false;
+  let queued = null;
+  const start = async ({ args, resolve }) => {
+    running = true;
+    try {
+      resolve(await fn(...args));
+    } catch (error) {
+      resolve(failed(error));
+    }
+    running = false;
+    const next = queued;
+    queued = null;
+    if (next) start(next);
+  };
+  return (...args) => new Promise((resolve) => {
+    if (!running) return start({ args, resolve });
+    queued?.resolve(aborted("displaced by a newer call"));
+    queued = { args, resolve };
+  });
+}
+
+/** Calls by message; every call is answered, also when the worker dies. */
+class Remote {
+  constructor(worker, progress) {
+    Object.assign(this, { worker, state: {}, ended: "", waiting: new Map(), next: 0 });
+    worker.onmessage = ({ data }) => {
+      if (data.progress) return progress?.(...data.progress);
+      this.state = data.state ?? this.state;
+      const { resolve, reject } = this.waiting.get(data.id) ?? {};
+      this.waiting.delete(data.id);
+      if (data.error) reject?.(fault(data.error.name, data.error.message));
+      else resolve?.(data.result?.kind === "failed" ? failed(fault(data.result.error.name, data.result.error.message)) : data.result);
+    };
+    worker.onerror = (event) => this.end(`the worker ended: ${event.message || "it could not be started"}`);
+  }
+
+  call(method, ...args) {
+    if (this.ended) return Promise.reject(fault(this.aborting ? "AbortedError" : "DeviceLostError", this.ended));
+    return new Promise((resolve, reject) => {
+      const id = this.next++;
+      this.waiting.set(id, { resolve, reject });
+      this.worker.postMessage({ id, method, args });
+    });
+  }
+
+  /** Answer everything that waits, and end the worker. */
+  end(reason, aborting = false) {
+    if (this.ended) return;
+    Object.assign(this, { ended: reason, aborting });
+    this.worker.terminate();
+    for (const { reject } of this.waiting.values()) reject(fault(aborting ? "AbortedError" : "DeviceLostError", reason));
+    this.waiting.clear();
+  }
+}
+
+function proxy(remote, { held, ...info }) {
+  const answer = (method, ...args) => remote.call(method, ...args).catch((e) => (e.name === "AbortedError" ? aborted(e.message) : failed(e)));
+  const train = {
+    info,
+    get stepCount() {
+      return remote.state.stepCount ?? 0;
+    },
+    get lr() {
+      return remote.state.lr;
+    },
+    destroy: () => remote.end("destroyed", true),
+    forwards: Object.fromEntries(Object.entries(info.forwards).map(([name, f]) => [name, { ...f, run: (inputs) => answer("run", name, inputs) }])),
+  };
+  for (const method of METHODS) train[method] = (...args) => remote.call(method, ...args);
+  for (const method of ANSWERED) train[method] = (...args) => answer(method, ...args);
+  navigator.locks?.request(held, () => remote.end("the worker was ended")).catch(() => {});
+  return train;
+}

@@ -1,0 +1,364 @@
+"""The JavaScript runtime in a page's worker: the same numbers as Python, and an answer to every call."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import tracegrad as tg
+from browser import HELPERS, browser, from_bits, open_page, plain, served
+from models import CNN, Training, cnn, cnn_loss, gpt, gpt_logits, sine, sine_predict
+from tracegrad import init, lr, optim, safetensors
+from tracegrad.export import runtime
+from tracegrad.runtime.draw import draw
+
+__all__ = ["browser", "served"]  # fixtures
+
+STEPS, LOSS, SEED = 20, 1e-4, 7
+SINE = sine(batch=16, width=8)
+SMALL = (SINE, cnn(batch=4, side=8, a=3, b=5), gpt(batch=2, vocabulary=11, context=8, width=8, layers=2, p=0.1))
+
+
+def batches(training: Training, n: int) -> list[dict[str, Any]]:
+    rng = np.random.default_rng(0)
+    shapes = {"sine": lambda: rng.uniform(-3, 3, (16, 1)), "cnn": lambda: rng.standard_normal((4, 1, 8, 8))}
+    out: list[dict[str, Any]] = []
+    for _ in range(n):
+        if training.name == "gpt":
+            tokens = rng.integers(0, 11, (2, 9)).astype(np.int32)
+            out.append({"tokens": tokens[:, :-1], "following": tokens[:, 1:]})
+            continue
+        x = shapes[training.name]().astype(np.float32)
+        out.append({"x": x, "y": np.sin(x) if training.name == "sine" else rng.integers(0, 10, 4).astype(np.int32)})
+    return out
+
+
+class Tab:
+    """A page with one training in its worker."""
+
+    def __init__(self, browser: Any, served: tuple[str, Path]) -> None:
+        self.url, self.folder = served
+        self.page = open_page(browser, f"{self.url}/blank.html")
+        self.page.evaluate(f"() => {{ {HELPERS} }}")
+
+    def load(self, train: tg.CompiledTraining, name: str, fresh: bool = False, **options: Any) -> None:
+        """Export `train` and load it; `fresh`: without its weights, so that the page draws its own."""
+        train.export(self.folder / name, **options)
+        self.page.evaluate(
+            """async ([name, fresh]) => {
+              const { load, singleFlight, checkWebGPU } = await import(`/${name}/tracegrad.js`);
+              const parts = fresh ? { weights: false } : {};
+              globalThis.worker = parts.worker = new Worker(`/${name}/worker.js`, { type: 'module' });
+              Object.assign(globalThis, { singleFlight, checkWebGPU });
+              globalThis.train = await load(`/${name}`, parts);
+            }""",
+            [name, fresh],
+        )
+
+    def run(self, code: str, *args: Any) -> Any:
+        return self.page.evaluate(f"async (a) => {{ {code} }}", list(args))
+
+    def steps(self, inputs: Sequence[dict[str, Any]]) -> list[float]:
+        """Losses of single steps."""
+        code = "const out = []; for (const x of a[0]) out.push(told(await train.step(given(x)))); return out;"
+        results = self.run(code, [plain(x) for x in inputs])
+        assert all(r["kind"] == "completed" for r in results), results
+        return [r["losses"][0] for r in results]
+
+    def params(self) -> dict[str, Any]:
+        return from_bits(self.run("return bits(await train.downloadParams());"))
+
+
+@pytest.fixture
+def tab(browser: Any, served: tuple[str, Path]) -> Iterator[Tab]:
+    made = Tab(browser, served)
+    yield made
+    assert made.page.problems == []
+    made.page.context.close()
+
+
+def compiled(training: Training, **more: Any) -> tg.CompiledTraining:
+    return tg.compile(**training.arguments(), seed=SEED, device="cpu", **more)
+
+
+def assert_same_bits(a: dict[str, Any], b: dict[str, Any]) -> None:
+    assert list(a) == list(b)
+    for name in a:
+        np.testing.assert_array_equal(a[name].view(np.int32), b[name].view(np.int32), err_msg=name)
+
+
+@pytest.mark.parametrize("training", SMALL, ids=repr)
+def test_trains_as_the_cpu_does_from_the_same_parameters(tab: Tab, training: Training) -> None:
+    inputs = batches(training, STEPS)
+    with compiled(training) as train:
+        tab.load(train, f"train-{training.name}", fresh=True)
+        assert_same_bits(tab.params(), train.download_params())
+        want = [train.step(x).loss for x in inputs]
+    got = tab.steps(inputs[:5])
+    stacked = {n: np.stack([x[n] for x in inputs[5:]]) for n in inputs[0]}
+    rest = tab.run("return told(await train.runSteps(a[1], given(a[0])));", plain(stacked), STEPS - 5)
+    assert rest["step"] == STEPS
+    np.testing.assert_allclose(got + rest["losses"], want, rtol=LOSS)
+
+
+INITS = [
+    ((3, 5), init.randn(0.02)), ((8, 4), init.kaiming()), ((4, 3, 3, 3), init.kaiming(1.0)), ((5, 7), init.xavier(2.0)),
+    ((6,), init.uniform(-0.3, 1.7)), ((3,), init.zeros()), ((2, 2), init.ones()), ((40_000,), init.randn(1.0)),
+    ((2, 3), init.literal([[1.5, -0.0, 2.0], [0.1, 1e-40, 3.0]])), ((), init.kaiming()), ((9,), init.xavier()),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("seed", [0, 1, 2**32 - 1])
+def test_first_values_are_pythons_bit_for_bit(tab: Tab, seed: int) -> None:
+    fields = [{"shape": shape, "dtype": "f32", "spec": {"init": i.spec()}} for shape, i in INITS]
+    code = """const { draw } = await import('/js/random.js');
+      return draw(a[0], a[1]).map((x) => Array.from(new Int32Array(x.buffer, x.byteOffset, x.length)));"""
+    for got, want in zip(tab.run(code, fields, seed), draw(INITS, seed), strict=True):
+        np.testing.assert_array_equal(np.array(got, np.int32), want.reshape(-1).view(np.int32))
+
+
+RATES = [
+    lr.constant(0.1), lr.linear(1.0, 0.1, 7), lr.cosine_annealing(1e-2, 1e-5, 30), lr.warmup(0.3, 5, 0.1),
+    lr.warmup(0.3, 5, lr.cosine_annealing(0.3, 0.0, 20)), lr.staircase(1.0, 4, 0.7), lr.multi_step(1.0, [3, 9], 0.3),
+    lr.exponential(0.5, 0.93), lr.one_cycle(1.0, 40), lr.one_cycle(1.0, 40, anneal="linear"),
+    lr.linear(1.0, 0.0, 9, start=5),
+]  # fmt: skip
+
+
+def test_schedules_give_pythons_rates(tab: Tab) -> None:
+    code = """const { rateAt } = await import('/js/schedules.js');
+      return a[0].map((spec) => Array.from({ length: 60 }, (_, k) => rateAt(spec, k + 1)));"""
+    for got, rate in zip(tab.run(code, [r.spec() for r in RATES]), RATES, strict=True):
+        want = np.float32([rate.at(k + 1) for k in range(60)])
+        np.testing.assert_array_equal(np.float32(got), want, err_msg=str(rate))
+
+
+def test_hot_values_act_at_the_next_step(tab: Tab) -> None:
+    inputs = batches(SINE, 12)
+    with compiled(SINE) as train:
+        tab.load(train, "hot")
+        want = [train.step(x).loss for x in inputs[:3]]
+        got = tab.steps(inputs[:3])
+        schedule = lr.cosine_annealing(0.1, 0.001, 4)
+        train.set_lr(schedule)
+        tab.run("await train.setLR(a[0]);", schedule.spec())
+        want += [train.step(x).loss for x in inputs[3:6]]
+        got += tab.steps(inputs[3:6])
+        train.set(beta1=0.5, weight_decay=0.3)
+        tab.run("await train.set(a[0]);", {"beta1": 0.5, "weight_decay": 0.3})
+        want += [train.step(x).loss for x in inputs[6:]]
+        got += tab.steps(inputs[6:])
+        np.testing.assert_allclose(got, want, rtol=LOSS)
+        said = tab.run("return train.set({ bet: 1 }).catch((e) => [e.name, e.message]);")
+        assert said[0] == "InputError" and "bet" in said[1] and "weight_decay" in said[1]
+
+
+def test_reset_starts_over(tab: Tab) -> None:
+    inputs = batches(SMALL[2], 4)
+    with compiled(SMALL[2]) as train:
+        tab.load(train, "reset")
+        first = tab.steps(inputs)
+        tab.run("await train.reset();")
+        assert_same_bits(tab.params(), train.download_params())
+        assert tab.run("return train.stepCount;") == 0
+        assert tab.steps(inputs) == first
+
+
+def momentum() -> optim.Optimizer:
+    return optim.sgd(lr=lr.linear(0.1, 0.01, 9), momentum=0.9)
+
+
+@pytest.mark.parametrize("training", [SINE, replace(SMALL[2], optimizer=momentum)], ids=repr)
+def test_a_checkpoint_survives_the_way_both_ways(tab: Tab, training: Training, tmp_path: Path) -> None:
+    inputs = batches(training, 9)
+    with compiled(training) as train, compiled(training) as other:
+        tab.load(train, f"checkpoint-{training.name}", fresh=True)
+        for x in inputs[:3]:
+            train.step(x).result()
+        train.set_lr(lr.cosine_annealing(0.01, 0.001, 50))
+        for x in inputs[3:6]:
+            train.step(x).result()
+        train.save(tmp_path / "python")
+        data = list((tmp_path / "python").read_bytes())
+        code = "await train.loadCheckpoint(Uint8Array.from(a[0])); return Array.from(await train.saveCheckpoint());"
+        (tmp_path / "page").write_bytes(bytes(tab.run(code, data)))
+        a, b = safetensors.read(tmp_path / "python"), safetensors.read(tmp_path / "page")
+        assert_same_bits(a.tensors, b.tensors)
+        assert {k: json.loads(v) for k, v in a.metadata.items()} == {k: json.loads(v) for k, v in b.metadata.items()}
+        assert tab.run("return train.stepCount;") == 6
+        got = tab.steps(inputs[6:8])
+        np.testing.assert_allclose(got, [train.step(x).loss for x in inputs[6:8]], rtol=LOSS)
+        (tmp_path / "later").write_bytes(bytes(tab.run("return Array.from(await train.saveCheckpoint());")))
+        other.load(tmp_path / "later")
+        assert_same_bits(other.download_params(), tab.params())
+        np.testing.assert_allclose(other.step(inputs[8]).loss, train.step(inputs[8]).loss, rtol=LOSS)
+
+
+def test_a_file_that_does_not_fit_changes_nothing(tab: Tab, tmp_path: Path) -> None:
+    with compiled(SINE) as train, compiled(sine(batch=16, width=9)) as other:
+        tab.load(train, "misfit")
+        before = tab.params()
+        other.save(tmp_path / "other")
+        whole = (tmp_path / "other").read_bytes()
+        code = "return train.loadCheckpoint(Uint8Array.from(a[0])).then(() => 'loaded', (e) => [e.name, e.message]);"
+        for data in (whole, whole[:-4], whole[:40], b"", b"\xff" * 16, whole + b"...."):
+            said = tab.run(code, list(data))
+            assert said[0] == "InputError", said
+        assert "expected f32" in tab.run(code, list(whole))[1]
+        assert_same_bits(tab.params(), before)
+
+
+def test_a_step_that_is_not_finite_changes_nothing(tab: Tab) -> None:
+    inputs = batches(SINE, 6)
+    with compiled(SINE) as train:
+        tab.load(train, "nan")
+        want = [train.step(x).loss for x in inputs]
+    got = tab.steps(inputs[:2])
+    bad = {n: np.stack([x[n] for x in inputs[2:5]]) for n in inputs[0]}
+    code = "const x = given(a[0]); x.y.data[20] = NaN; return told(await train.runSteps(3, x));"
+    result = tab.run(code, plain(bad))
+    assert result["kind"] == "failed" and result["error"][0] == "NonFiniteError" and "step 4" in result["error"][1]
+    assert tab.run("return train.stepCount;") == 3  # the first of the three was applied
+    np.testing.assert_allclose([*got, *tab.steps(inputs[3:])], [*want[:2], *want[3:]], rtol=LOSS)
+
+
+def test_bad_inputs_are_named(tab: Tab) -> None:
+    with compiled(SMALL[2]) as train:
+        tab.load(train, "bad")
+    step = "return told(await train.step({ tokens: %s, following: new Int32Array(16) }));"
+    result = tab.run("return told(await train.step({ tokens: new Int32Array(3), other: 1 }));")
+    assert result["kind"] == "failed" and result["error"][0] == "InputError"
+    for part in ("tokens: expected i32[2,8]", "following: missing", "other: unknown"):
+        assert part in result["error"][1]
+    result = tab.run(step % "new Int32Array(16).fill(11)")
+    assert "index 11" in result["error"][1] and "0 to 10" in result["error"][1]
+    result = tab.run(step % "new Float32Array(16).fill(0.5)")
+    assert "0.5 does not fit i32" in result["error"][1]
+
+
+def test_what_is_under_way_when_the_end_comes_is_answered(tab: Tab) -> None:
+    zeros = "{ x: new Float32Array(16), y: new Float32Array(16) }"
+    with compiled(SINE) as train:
+        tab.load(train, "end")
+        code = f"const all = [train.runSteps(2000, {zeros}), train.step({zeros})]; train.destroy();"
+        code += f"all.push(train.step({zeros}));"
+        results = tab.run(f"{code} return (await Promise.all(all)).map(told);")
+        assert [r["kind"] for r in results] == ["aborted"] * 3 and results[0]["reason"] == "destroyed"
+        tab.load(train, "end")
+        code = f"const p = train.runSteps(2000, {zeros}); worker.terminate(); return told(await p);"
+        assert tab.run(code)["error"][0] == "DeviceLostError"
+
+
+def test_without_a_worker_a_lost_device_is_a_clear_failure(tab: Tab) -> None:
+    with compiled(SINE) as train:
+        train.export(tab.folder / "core")
+    code = """const { Training } = await import('/js/training.js');
+      const manifest = await (await fetch('/core/program.json')).json();
+      const train = await Training.open({ manifest, gpu: navigator.gpu });
+      const x = { x: new Float32Array(16), y: new Float32Array(16) };
+      const out = [told(await train.step(x))];
+      train.session.device.destroy();
+      out.push(told(await train.step(x)), told(await train.step(x)));
+      return out;"""
+    first, *lost = tab.run(code)
+    assert first["kind"] == "completed"
+    assert [r["error"][0] for r in lost] == ["DeviceLostError"] * 2 and "load a checkpoint" in lost[1]["error"][1]
+
+
+def test_steps_allocate_nothing(tab: Tab) -> None:
+    with compiled(SINE) as train:
+        train.export(tab.folder / "flat", data={"x": np.zeros((40, 1), np.float32), "y": np.ones((40, 1), np.float32)})
+    code = """const { Training } = await import('/js/training.js');
+      const [manifest, data] = [await fetch('/flat/program.json'), await fetch('/flat/data.safetensors')];
+      const train = await Training.open({ manifest: await manifest.json(), gpu: navigator.gpu });
+      train.setData(await data.arrayBuffer());
+      let made = 0;
+      const create = train.session.device.createBuffer.bind(train.session.device);
+      train.session.device.createBuffer = (x) => (made++, create(x));
+      for (let k = 0; k < 3; k++) await train.runSteps(300);
+      const first = made;
+      for (let k = 0; k < 5; k++) await train.runSteps(200);
+      for (let k = 0; k < 50; k++) await train.step();
+      train.destroy();
+      return [first, made, train.counter];"""
+    first, made, steps = tab.run(code)
+    assert first <= 12 and made == first and steps == 1950  # staging grows by doubling at most, then stays
+
+
+def test_forwards_share_the_parameters(tab: Tab) -> None:
+    inputs = batches(SINE, 3)
+    x = np.linspace(-3, 3, 128, dtype=np.float32)[:, None]
+    with compiled(SINE) as train:
+        predict = train.attach(forward=sine_predict, inputs={"x": (None, 1)})
+        tab.load(train, "forwards", forwards={"predict": predict})
+        for batch in inputs:
+            train.step(batch).result()
+        tab.steps(inputs)
+        code = "return bits({ y: (await train.forwards.predict.run(given(a[0]))).output });"
+        got = from_bits(tab.run(code, plain({"x": x})))["y"]
+        np.testing.assert_allclose(got, predict.run(x=x).output, rtol=1e-4, atol=1e-5)
+
+
+def test_captures_and_several_outputs(tab: Tab) -> None:
+    def forward(m: Any, tokens: tg.Tensor) -> dict[str, tg.Tensor]:
+        logits = gpt_logits(m, tokens)
+        return {"logits": tg.capture("logits", logits), "best": tg.argmax(logits, -1)}
+
+    training = gpt(batch=2, vocabulary=11, context=8, width=8, layers=1)
+    with compiled(training) as train:
+        both = train.attach(forward=forward, inputs={"tokens": tg.i32[1, 8]})
+        tab.load(train, "captures", forwards={"both": both})
+        tokens = np.arange(8, dtype=np.int32)[None]
+        want = both.run(tokens=tokens)
+        code = "const r = await train.forwards.both.run(given(a[0]));"
+        code += "return bits({ ...r.output, kept: r.captures.logits });"
+        got = from_bits(tab.run(code, plain({"tokens": tokens})))
+        np.testing.assert_allclose(got["kept"], want.captures["logits"], rtol=1e-4, atol=1e-5)
+        np.testing.assert_array_equal(got["best"], want.output["best"])
+
+
+def test_single_flight_keeps_the_newest(tab: Tab) -> None:
+    with compiled(SINE) as train:
+        tab.load(train, "flight")
+    code = """const order = [];
+      const f = singleFlight(async (n) => {
+        order.push(n);
+        await new Promise((r) => setTimeout(r, 20));
+        if (n === 3) throw new Error('three');
+        return n;
+      });
+      const all = await Promise.all([f(1), f(2), f(3)]);
+      const checks = [(await checkWebGPU()).ok, (await checkWebGPU(null)).message];
+      return [order, all[0], all[1].kind, all[2].kind, all[2].error.message, await f(4), ...checks];"""
+    order, *rest, message = tab.run(code)
+    assert order == [1, 3, 4] and rest == [1, "aborted", "failed", "three", 4, True]
+    assert "does not offer WebGPU" in message
+
+
+def test_frozen_and_integer_parameters(tab: Tab) -> None:
+    class Frozen(CNN):
+        def __init__(self) -> None:
+            super().__init__(8, 3, 5)
+            self.shift = self.param((4,), init=tg.init.literal([1, 0, 2, 1], tg.i32), dtype=tg.i32, trainable=False)
+
+    def loss(m: Any, x: tg.Tensor, y: tg.Tensor) -> tg.Tensor:
+        return cnn_loss(m, x, tg.minimum(y + m.shift, 9))
+
+    training = replace(SMALL[1], model=Frozen, loss=loss)
+    with compiled(training) as train:
+        tab.load(train, "frozen", fresh=True)
+        assert_same_bits(tab.params(), train.download_params())
+        inputs = batches(SMALL[1], 3)
+        np.testing.assert_allclose(tab.steps(inputs), [train.step(x).loss for x in inputs], rtol=LOSS)
+
+
+def test_the_runtime_stays_small() -> None:
+    """At most 30 kB minified. What is counted here, without comments and indents, esbuild brings to 0.66 of it."""
+    lines = [line.strip() for line in runtime().splitlines()]
+    assert len("\n".join(x for x in lines if not x.startswith(("//", "/*", "*")))) < 45_000
