@@ -46,7 +46,7 @@ def planned(
     persistent = persistent or Persistent((), (), {})
     graph = optimize(graph)
     plan = make_plan(graph, persistent)
-    return Planned(graph, plan, assemble(plan, persistent, specs or {}, meta or {}))
+    return Planned(plan.schedule.graph, plan, assemble(plan, persistent, specs or {}, meta or {}))
 
 
 def planned_training(arguments: Mapping[str, Any], built: Any) -> Planned:

@@ -433,6 +433,25 @@ def test_state_is_overwritten_by_functions_of_the_old_state(made: Any) -> None:
             np.testing.assert_array_equal(new[b.name], env[b.name])
 
 
+def test_new_states_without_an_order_of_writes_go_through_copies() -> None:
+    """a' = b@b waits for b' = a, which waits for y = a' + b, which waits for a': no order of in-place writes exists."""
+    with tracing():
+        a, b = (leaf("state", name, TensorType(f32, (2,))) for name in "ab")
+        column = b.reshape((2, 1, 1))
+        new_a = tg.matmul(column, column) * 0.2
+        graph = Graph({"y": new_a + column}, {}, {"a": new_a.reshape((2,)), "b": a})
+    persistent = Persistent(tuple(Buffer(name, "f32", 2, "state") for name in "ab"), (), {})
+    check_memory(planned(graph, persistent))
+    session = CpuSession()
+    handle = session.load(make_program(graph, persistent, {}, {}))
+    session.write("a", np.float32([1, 2]))
+    session.write("b", np.float32([3, 4]))
+    y = session.collect(session.submit(handle, {}))["y"]
+    np.testing.assert_allclose(y.reshape(-1), [4.8, 7.2], rtol=1e-6)
+    np.testing.assert_allclose(session.read("a"), [1.8, 3.2], rtol=1e-6)
+    np.testing.assert_array_equal(session.read("b"), [1, 2])
+
+
 @pytest.fixture(scope="module")
 def device() -> Iterator[Any]:
     support = check_webgpu()

@@ -9,12 +9,13 @@ from typing import Any
 from tracegrad.dtypes import TensorType
 from tracegrad.ir import Graph, Tensor
 from tracegrad.kernels.form import Kernel
-from tracegrad.kernels.fuse import Schedule
+from tracegrad.kernels.fuse import EntangledError, Schedule
 from tracegrad.kernels.group import Launch, group_launches
 from tracegrad.kernels.lower import external_order, lower
 from tracegrad.kernels.reads import base
 from tracegrad.kernels.tiling import Tiling, choose_tiling
 from tracegrad.layout import Filling, Lifetime, Persistent, Place, share_memory
+from tracegrad.passes.place import write_through_copies
 from tracegrad.prims.leaves import LEAF, LITERAL
 
 Key = tuple[Any, ...]  # of a kernel: equal where two clusters have one form
@@ -48,14 +49,17 @@ def make_plan(graph: Graph, persistent: Persistent, declared: Mapping[str, Tenso
     for name, type_ in (declared or {}).items():
         if name not in plan.inputs.places:
             plan.inputs.add("input", name, type_)
-    place_outputs(plan, graph)
+    place_outputs(plan, plan.schedule.graph)
     place_temporaries(plan)
     return plan
 
 
 def plan_launches(graph: Graph) -> Plan:
     """Schedule, kernels and launches. Clusters of equal form are lowered once."""
-    schedule = Schedule(graph)
+    try:
+        schedule = Schedule(graph)
+    except EntangledError:
+        schedule = Schedule(write_through_copies(graph))
     forms: dict[Key, tuple[Kernel, Tiling]] = {}
     keys: dict[int, Key] = {}
     externals: dict[int, list[Tensor]] = {}

@@ -38,11 +38,15 @@ class Cluster:
         return next((t for t in self.nodes if t.prim.family in COMPUTED), self.nodes[-1])
 
 
+class EntangledError(Exception):
+    """New states and what reads them need each other's old values: no order of in-place writes is right."""
+
+
 class Schedule:
     """Clusters of a graph, in an order in which they can run."""
 
     def __init__(self, graph: Graph) -> None:
-        """`graph` is placed: see passes.place."""
+        """`graph` is placed: see passes.place. Raises EntangledError if its writes must go through copies."""
         self.graph = graph
         self.order = toposort(graph.roots)
         self.nodes = {t.serial: t for t in self.order}
@@ -114,8 +118,8 @@ class Schedule:
                 done.add(serial)
                 out.append(self.nodes[serial])
             else:
-                if serial in open_:  # passes.place copies what would need this
-                    raise AssertionError(f"%{serial} must run before itself: new states need each other's old values")
+                if serial in open_:
+                    raise EntangledError
                 open_.add(serial)
                 stack.append((serial, True))
                 stack.extend((s, False) for s in self.before[serial] if s not in done)

@@ -41,6 +41,16 @@ def place_results(graph: Graph) -> Graph:
     return graph.with_roots([*kept, *(_written(name, t, own, roots, crossed) for name, t in writes.items())])
 
 
+def write_through_copies(graph: Graph) -> Graph:
+    """The same graph whose states are all written by a copy at the end. Nothing reads a copy, so any order is right.
+
+    A pack between, because its parts are stored: inlined into the copy, the value would be no help.
+    """
+    results = [*graph.outputs.values(), *graph.captures.values()]
+    copied = [t if t.prim.family == "pack" else bind(COPY, pack([t])) for t in graph.writes.values()]
+    return graph.with_roots([*results, *copied])
+
+
 def _written(
     name: str, t: Tensor, own: Callable[[Tensor], Tensor], roots: Sequence[Tensor], crossed: set[str]
 ) -> Tensor:

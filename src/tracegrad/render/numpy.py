@@ -50,7 +50,7 @@ class _Writer:
                 self.fold(s)
         # In place, every load precedes the store to its element: what is not written directly is written last.
         stores = [self.store(s) for s in self.kernel.body if isinstance(s, Store)]
-        self.arrays.lines += [f"{target}[...] = {value}" for target, value in filter(None, stores)]
+        self.arrays.lines += [f"{target} = {value}" for target, value in filter(None, stores)]
 
     def fold(self, f: Fold) -> None:
         shape = (*(a.size for a in self.kernel.outer), *(1 for _ in self.kernel.inner))
@@ -177,6 +177,8 @@ class _Writer:
 
     def store(self, s: Store) -> tuple[str, str] | None:
         """Compute straight into memory where that is safe; else say what to copy at the end."""
+        if not all(isinstance(a, Var) for a, _ in s.index.terms):
+            return self.scattered(s), self.kept(s.value)
         target, slot = self.arrays.view(s.slot, s.index), self.kernel.slots[s.slot]
         direct = s.value.op == "map" and s.value not in self.values.names and self.values.uses[s.value] == 1
         if (
@@ -187,12 +189,24 @@ class _Writer:
         ):
             self.values.value(s.value, target)
             return None
-        value = self.values.value(s.value)
-        if s.value.op == "load" and self.overwritten(s.value.arg[0]):  # a view would show the new elements
-            kept = self.arrays.allocate(self.values.shape(s.value), s.value.dtype.numpy)
-            self.arrays.lines.append(f"np.copyto({kept}, {value})")
-            value = kept
-        return target, value
+        return f"{target}[...]", self.kept(s.value)
+
+    def kept(self, v: Value) -> str:
+        """A value to be stored last; a copy of it where a view would show what was written in between."""
+        name = self.values.value(v)
+        if v.op != "load" or not self.overwritten(v.arg[0]):
+            return name
+        copied = self.arrays.allocate(self.values.shape(v), v.dtype.numpy)
+        self.arrays.lines.append(f"np.copyto({copied}, {name})")
+        return copied
+
+    def scattered(self, s: Store) -> str:
+        """The target of a store whose index is not linear: a table of places."""
+        array, offset = self.arrays.memory(s.slot)
+        places = self.arrays.fresh("x")
+        self.arrays.setup.append(f"{places} = {self.arrays.table(s.index)} + {offset}")
+        dtype = self.kernel.slots[s.slot].dtype.name
+        return f"{array}.view('uint32')[{places}]" if dtype == "u32" else f"{array}[{places}]"
 
     def overwritten(self, slot: int) -> bool:
         """Does the kernel write the memory it reads through `slot`?"""
