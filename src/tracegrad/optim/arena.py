@@ -1,6 +1,6 @@
 """Where each trainable parameter lies in the one flat array that they share.
 
-Gradients and every optimizer state have the same layout, so an update written on flat arrays is one or two dispatches
+Gradients and every optimizer state have the same layout, so an update written on flat arrays is one dispatch
 for the whole model.
 """
 
