@@ -13,6 +13,7 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parent))
 
 from tracegrad.runtime.adapters import check_webgpu
+from tracegrad.runtime.native import NativeSession
 
 # Set by tools/test in CI: a missing adapter or oracle fails the tests that want it, instead of hiding them.
 NO_SKIP = os.environ.get("TRACEGRAD_NO_SKIP") == "1"
@@ -24,6 +25,17 @@ def webgpu() -> None:
     support = check_webgpu()
     if not support.ok:
         pytest.skip(f"no WebGPU adapter: {support.message}")
+
+
+@pytest.fixture(scope="module")
+def device() -> Iterator[Any]:
+    """A session on this machine's WebGPU adapter; a software one will do."""
+    support = check_webgpu()
+    if support.adapter is None:
+        pytest.skip(f"no WebGPU adapter: {support.message}")
+    session = NativeSession(support.adapter)
+    yield session
+    session.close()
 
 
 def refuse_skip(report: Any) -> None:

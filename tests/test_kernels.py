@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -20,9 +19,7 @@ from tracegrad.places import make_plan
 from tracegrad.plan import make_program, optimize
 from tracegrad.prims.leaves import leaf
 from tracegrad.program import Program
-from tracegrad.runtime.adapters import check_webgpu
 from tracegrad.runtime.cpu import CpuSession
-from tracegrad.runtime.native import NativeSession
 from tracegrad.transforms.grad import gradients
 
 NOTHING = Persistent((), (), {})
@@ -96,16 +93,6 @@ def test_short_axes_written_out_change_nothing(case: Case, monkeypatch: pytest.M
 def test_no_two_live_values_share_memory(case: Case) -> None:
     plan = make_plan(optimize(graph_of(case)), NOTHING)
     assert not overlaps(plan.places, plan.lifetimes)
-
-
-@pytest.fixture(scope="module")
-def device() -> Iterator[Any]:
-    support = check_webgpu()
-    if support.adapter is None:
-        pytest.skip(f"no WebGPU adapter: {support.message}")
-    session = NativeSession(support.adapter)
-    yield session
-    session.close()
 
 
 @pytest.mark.parametrize("case", ALL_CASES, ids=lambda c: c.name)

@@ -7,7 +7,6 @@ import math
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -30,9 +29,7 @@ from tracegrad.plan import make_program
 from tracegrad.prims import folds, views
 from tracegrad.prims.leaves import leaf
 from tracegrad.program import Buffer, Program
-from tracegrad.runtime.adapters import check_webgpu
 from tracegrad.runtime.cpu import CpuSession
-from tracegrad.runtime.native import NativeSession
 
 RELAXED = [HealthCheck.too_slow, HealthCheck.filter_too_much, HealthCheck.data_too_large]
 SCALE = int(os.environ.get("TRACEGRAD_EXAMPLES", "1"))  # 20 for a long search after a change to the compiler
@@ -450,16 +447,6 @@ def test_new_states_without_an_order_of_writes_go_through_copies() -> None:
     np.testing.assert_allclose(y.reshape(-1), [4.8, 7.2], rtol=1e-6)
     np.testing.assert_allclose(session.read("a"), [1.8, 3.2], rtol=1e-6)
     np.testing.assert_array_equal(session.read("b"), [1, 2])
-
-
-@pytest.fixture(scope="module")
-def device() -> Iterator[Any]:
-    support = check_webgpu()
-    if support.adapter is None:
-        pytest.skip(f"no WebGPU adapter: {support.message}")
-    session = NativeSession(support.adapter)
-    yield session
-    session.close()
 
 
 @pytest.mark.slow

@@ -7,7 +7,7 @@ a scatter, windows with stride, dilation and groups, several kernels in one laun
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -20,9 +20,7 @@ from tracegrad import ops as tg
 from tracegrad.ir import Tensor
 from tracegrad.plan import make_program
 from tracegrad.prims import views
-from tracegrad.runtime.adapters import check_webgpu
 from tracegrad.runtime.cpu import CpuSession
-from tracegrad.runtime.native import NativeSession
 
 
 def product(a: Tensor, b: Tensor) -> Tensor:
@@ -117,16 +115,6 @@ def check(case: Case, session: Any) -> None:
     graph = graph_of(case)
     env = inputs_of(graph, case)
     assert_same(case, graph, env, run(session, make_program(graph, NOTHING, {}, {}), env))
-
-
-@pytest.fixture(scope="module")
-def device() -> Iterator[Any]:
-    support = check_webgpu()
-    if support.adapter is None:
-        pytest.skip(f"no WebGPU adapter: {support.message}")
-    session = NativeSession(support.adapter)
-    yield session
-    session.close()
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda c: c.name)
