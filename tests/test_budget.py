@@ -24,6 +24,25 @@ def test_dispatches_a_step(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", BUDGET)
+def test_clipping_optimizer_and_ema_take_two_dispatches(name: str) -> None:
+    """Those from the first on that reads or writes the optimizer's state; before them comes part of the norm."""
+    optimizer = optim.adamw(lr=1e-3, weight_decay=0.1, clip_grad_norm=1.0, ema=0.99)
+    program = replace(BUDGET[name][0], optimizer=lambda: optimizer).build().program
+    states = {k for k, b in enumerate(program.buffers) if b.name in ("m", "v", "ema")}
+    grads = next(k for k, b in enumerate(program.buffers) if b.name == "grads")
+    updates = [k for k, d in enumerate(program.dispatches) if states & set(d.buffers)]
+    last_gradient = max(k for k, d in enumerate(program.dispatches) if grads in d.buffers and writes(program, k, grads))
+    assert updates == [len(program.dispatches) - 1]
+    assert len(program.dispatches) - 1 - last_gradient <= 2
+
+
+def writes(program: Program, dispatch: int, buffer: int) -> bool:
+    """Does a dispatch write a buffer?"""
+    d = program.dispatches[dispatch]
+    return program.kernels[d.kernel].bindings[d.buffers.index(buffer)].written
+
+
+@pytest.mark.parametrize("name", BUDGET)
 def test_memory_of_adam(name: str) -> None:
     """Parameters, gradients and two moments, and one flag of 4 bytes that is not per parameter."""
     program = replace(BUDGET[name][0], optimizer=lambda: optim.adam(lr=1e-3)).build().program

@@ -33,7 +33,7 @@ def program():
         kernels=(), dispatches=(), needs=Needs(0, 0, 0, 0, ""),
         buffers=(Buffer("params", "f32", 2, "param"), Buffer("halted", "i32", 1, "state")),
         inputs=(Field("x", 0, 0, "f32", (2,)), scalar("hyper.lr"), scalar("hyper.step", "u32")),
-        outputs=(scalar("loss"), scalar("ok", "bool")),
+        outputs=(scalar("loss"), scalar("halted", "i32")),
         params=(Field("w", 0, 0, "f32", (2,), {"init": {"kind": "ones"}}),),
         states=(Field("halted", 1, 0, "i32", (1,)),),
     ), Graph({"loss": loss})  # fmt: skip
@@ -73,7 +73,7 @@ class AheadSession:
             self.ran.append((step, float(inputs["hyper.lr"])))
         else:
             self.buffers["halted"][0] = 1
-        return step, {"loss": np.float32(loss), "ok": np.bool_(ok)}
+        return step, {"loss": np.float32(loss), "halted": np.int32(not ok)}
 
     def collect(self, ticket):
         self.gate.wait(5)

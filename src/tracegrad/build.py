@@ -6,6 +6,7 @@ import inspect
 from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from math import inf
 from typing import Any, cast
 
 from tracegrad import ambient
@@ -20,6 +21,7 @@ from tracegrad.optim.host import Host
 from tracegrad.optim.optimizer import Optimizer
 from tracegrad.plan import make_program
 from tracegrad.prims.elementwise import nonfinite, square, where
+from tracegrad.prims.folds import pack
 from tracegrad.prims.leaves import leaf, require_own
 from tracegrad.prims.views import broadcast_to
 from tracegrad.program import Buffer, Program
@@ -27,7 +29,7 @@ from tracegrad.ranges import input_ranges
 from tracegrad.sites import SiteInfo
 from tracegrad.transforms.grad import gradients
 
-HALTED = "halted"  # the state by which the device skips what is queued behind a step that was not applied
+HALTED = "halted"  # the state, and output, by which the device skips what is queued behind a step not applied
 
 
 @dataclass(frozen=True, slots=True)
@@ -223,13 +225,14 @@ def training_graph(
     halted = leaf("state", HALTED, TensorType(i32, (1,)))
     updates, new = optimizer.transform.update(g, p, state, Host(arena))
     # One sum tells it all: squares of finite gradients overflow only where the clipped norm would be infinite too.
-    bad = nonfinite(y) | nonfinite(square(g).sum())
-    ok = (~bad) & (halted.reshape(()) == 0)
-    keep = broadcast_to(ok, (arena.size,))
+    # A pack lies in memory before it is read: the last kernel, which sets `halted`, must not read it as well.
+    poison = pack([where(nonfinite(y) | (halted.reshape(()) != 0), inf, 0.0)])
+    bad = nonfinite(square(g).sum() + poison.reshape(()))
+    keep = broadcast_to(~bad, (arena.size,))
     writes = {name: where(keep, value, state[name]) for name, value in new.items()}
     writes = {"grads": g, **writes, "params": where(keep, p + updates, p)}
-    writes[HALTED] = where(ok, 0, 1).reshape((1,))
-    outputs = {"loss": y, "ok": ok, **{f"aux.{n}": x for n, x in aux.items()}}
+    writes[HALTED] = where(bad, 1, 0).reshape((1,))
+    outputs = {"loss": y, HALTED: writes[HALTED], **{f"aux.{n}": x for n, x in aux.items()}}
     graph = Graph(outputs, dict(t.trace.captures), writes)
     require_own(toposort(graph.roots), t.trace)
     return graph, unused

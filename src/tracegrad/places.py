@@ -91,12 +91,16 @@ def place_leaves(plan: Plan, persistent: Persistent) -> None:
 
 
 def place_outputs(plan: Plan, graph: Graph) -> None:
-    """Outputs one after the other; new state over the old."""
-    results = {**graph.outputs, **{f"capture.{n}": t for n, t in graph.captures.items()}}
-    for name, t in results.items():
-        plan.places[base(t).serial] = plan.outputs.add("output", name, t.type)
+    """New state over the old; outputs one after the other, but for those that are new states."""
     for name, t in graph.writes.items():
         place_parts(plan, base(t), Place(name, 0))
+    results = {**graph.outputs, **{f"capture.{n}": t for n, t in graph.captures.items()}}
+    for name, t in results.items():
+        serial = base(t).serial
+        if serial in plan.places:
+            plan.outputs.places[name], plan.outputs.types[name] = plan.places[serial], t.type
+        else:
+            plan.places[serial] = plan.outputs.add("output", name, t.type)
 
 
 def place_parts(plan: Plan, t: Tensor, place: Place) -> None:

@@ -111,7 +111,7 @@ class Program:
     buffers: tuple[Buffer, ...]
     dispatches: tuple[Dispatch, ...]
     inputs: tuple[Field, ...]  # written by the host before each run; hyperparameters are named "hyper.lr" and so on
-    outputs: tuple[Field, ...]  # read after a run: "loss", "ok", "aux.*", "capture.*" or "output"
+    outputs: tuple[Field, ...]  # read after a run: "loss", "halted", "aux.*", "capture.*" or "output"
     params: tuple[Field, ...]  # by declaration order
     states: tuple[Field, ...]  # persistent optimizer arrays and flags
     needs: Needs

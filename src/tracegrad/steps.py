@@ -154,7 +154,7 @@ class StepWork:
 
     def finish(self, outputs: dict[str, Any]) -> bool:
         """See `worker.Work`."""
-        if not bool(np.all(outputs["ok"])):
+        if np.any(outputs[HALTED]):
             return False
         call = self.call
         call.stepper.applied(self.step)

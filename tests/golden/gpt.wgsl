@@ -1,59 +1,11 @@
-// 0: add+sum+sub+rsqrt+mul | neg | neg
+// 0: add+sum+sub+rsqrt+mul
 @group(0) @binding(0) var<storage, read> mem0: array<f32>;
 @group(0) @binding(1) var<storage, read> mem1: array<i32>;
 @group(0) @binding(2) var<storage, read_write> mem2: array<f32>;
-@group(0) @binding(3) var<storage, read> mem3: array<f32>;
-@group(1) @binding(0) var<uniform> at: array<vec4<i32>, 4>;
-var<private> inf_bits: u32 = 0x7f800000u;
-var<private> nan_bits: u32 = 0x7fc00000u;
+@group(1) @binding(0) var<uniform> at: array<vec4<i32>, 3>;
 fn div_(a: f32, b: f32) -> f32 {
   let s = select(1.0, 0.0625, abs(b) > 8.5e37);
   return (a * s) / (b * s);
-}
-fn is_nan_(x: f32) -> bool { return (bitcast<u32>(x) & 0x7fffffffu) > 0x7f800000u; }
-fn scale_(x: f32, n: i32) -> f32 {
-  let half = n >> 1u;
-  return x * bitcast<f32>(u32(half + 127) << 23u) * bitcast<f32>(u32(n - half + 127) << 23u);
-}
-fn exp_(x: f32) -> f32 {
-  let c = clamp(x, -105.0, 89.0);
-  let n = round(c * 1.4426950408889634);
-  let r = c - n * 0.693359375 - n * (-0.00021219444);
-  let y = (((((0.000198756915 * r + 0.0013981999507) * r + 0.0083334519073) * r + 0.041665795894) * r + 0.16666665459) * r + 0.50000001201) * r * r + r + 1.0;
-  return select(scale_(y, i32(n)), x, is_nan_(x));
-}
-fn expm1_(x: f32) -> f32 {
-  if (!(x < 80.0)) { return exp_(x); }
-  let c = max(x, -30.0);
-  let n = round(c * 1.4426950408889634);
-  let r = c - n * 0.693359375 - n * (-0.00021219444);
-  let y = (((((0.000198756915 * r + 0.0013981999507) * r + 0.0083334519073) * r + 0.041665795894) * r + 0.16666665459) * r + 0.50000001201) * r * r + r;
-  let s = scale_(1.0, i32(n));
-  return select(s * y + (s - 1.0), x, abs(x) < 1e-8);
-}
-fn log_(x: f32) -> f32 {
-  let u = bitcast<u32>(x);
-  if (u - 1u >= 0x7f7fffffu) {  // not positive and finite
-    if ((u << 1u) == 0u) { return -bitcast<f32>(inf_bits); }
-    return select(x, bitcast<f32>(nan_bits), u >> 31u == 1u);
-  }
-  let tiny = u < 0x800000u;  // of a denormal, 2^23 times it
-  let v = select(u, bitcast<u32>(x * 8388608.0), tiny);
-  if (v == 0u) { return -bitcast<f32>(inf_bits); }  // the device flushes denormals
-  let m = bitcast<f32>((v & 0x7fffffu) | 0x3f000000u);
-  let low = m < 0.7071067811865476;
-  let e = f32(i32(v >> 23u) - select(126, 127, low) - select(0, 23, tiny));
-  let f = select(m, m + m, low) - 1.0;
-  let z = f * f;
-  let y = ((((((((0.070376836292 * f + -0.1151461031) * f + 0.1167699874) * f + -0.12420140846) * f + 0.14249322787) * f + -0.16668057665) * f + 0.20000714765) * f + -0.24999993993) * f + 0.33333331174) * f * z + e * (-0.00021219444) - 0.5 * z;
-  return f + y + e * 0.693359375;
-}
-fn log1p_(x: f32) -> f32 {
-  if (x > -0.29 && x < 0.41) {
-    let z = x * x;
-    return x - 0.5 * z + ((((((((0.070376836292 * x + -0.1151461031) * x + 0.1167699874) * x + -0.12420140846) * x + 0.14249322787) * x + -0.16668057665) * x + 0.20000714765) * x + -0.24999993993) * x + 0.33333331174) * x * z;
-  }
-  return log_(1.0 + x);
 }
 fn k0(w: i32, lid: i32) {
   let o0 = at[0].x;
@@ -107,30 +59,10 @@ fn k0(w: i32, lid: i32) {
     mem2[o6 + (i0 * 4 + i1)] = s6;
   }
 }
-fn k1(w: i32, lid: i32) {
-  let o0 = at[2].y;
-  let o1 = at[2].z;
-  let o2 = at[2].w;
-  let e = w * 256 + lid;
-  if (e >= 1) { return; }
-  let s2 = (-expm1_((f32(bitcast<u32>(mem1[o0 + 0])) * log1p_((-mem3[o1 + 0])))));
-  mem2[o2 + 0] = s2;
-}
-fn k2(w: i32, lid: i32) {
-  let o0 = at[3].x;
-  let o1 = at[3].y;
-  let o2 = at[3].z;
-  let e = w * 256 + lid;
-  if (e >= 1) { return; }
-  let s2 = (-expm1_((f32(bitcast<u32>(mem1[o0 + 0])) * log1p_((-mem3[o1 + 0])))));
-  mem2[o2 + 0] = s2;
-}
 @compute @workgroup_size(256)
 fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) lid: u32) {
   let w = i32(wid.x + wid.y * 32768u);
   if (w >= 0 && w < 1) { k0(w - 0, i32(lid)); }
-  if (w >= 1 && w < 2) { k1(w - 1, i32(lid)); }
-  if (w >= 2 && w < 3) { k2(w - 2, i32(lid)); }
 }
 
 // 1: matmul+add | matmul+add | matmul+add
@@ -666,11 +598,12 @@ fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) 
   if (w >= 0 && w < 1) { k0(w - 0, i32(lid)); }
 }
 
-// 11: sum+div | sum | matmul+mul | matmul
+// 11: matmul+mul | matmul | sum | sum+div+where
 @group(0) @binding(0) var<storage, read_write> mem0: array<f32>;
-@group(0) @binding(1) var<storage, read_write> mem1: array<f32>;
+@group(0) @binding(1) var<storage, read> mem1: array<f32>;
 @group(0) @binding(2) var<storage, read_write> mem2: array<f32>;
-@group(0) @binding(3) var<storage, read> mem3: array<f32>;
+@group(0) @binding(3) var<storage, read> mem3: array<i32>;
+@group(0) @binding(4) var<storage, read_write> mem4: array<f32>;
 @group(1) @binding(0) var<uniform> at: array<vec4<i32>, 4>;
 var<private> inf_bits: u32 = 0x7f800000u;
 var<private> nan_bits: u32 = 0x7fc00000u;
@@ -699,48 +632,8 @@ fn k0(w: i32, lid: i32) {
   let o0 = at[0].x;
   let o1 = at[0].y;
   let o2 = at[0].z;
-  let row = w * 256 + lid;
-  let lane = 0;
-  let r = min(row, 0);
-  var ta0 = 0f;
-  {
-    for (var j = lane; j < 8; j += 1) {
-      let j0 = j;
-      ta0 = (ta0 + (log_(mem0[o0 + j0]) - mem0[o1 + j0]));
-    }
-  }
-  let a0 = ta0;
-  if (row < 1 && lane == 0) {
-    let s2 = div_(a0, 8f);
-    mem1[o2 + 0] = s2;
-  }
-}
-fn k1(w: i32, lid: i32) {
-  let o0 = at[0].w;
-  let o1 = at[1].x;
-  let row = w * 256 + lid;
-  let lane = 0;
-  let r = min(row, 6);
-  let i0 = r;
-  var ta0 = 0f;
-  {
-    for (var j = lane; j < 8; j += 1) {
-      let j0 = j;
-      ta0 = (ta0 + mem0[o0 + (j0 * 7 + i0)]);
-    }
-  }
-  let a0 = ta0;
-  if (row < 7 && lane == 0) {
-    let s1 = a0;
-    mem2[o1 + i0] = s1;
-  }
-}
-fn k2(w: i32, lid: i32) {
-  let o0 = at[1].y;
-  let o1 = at[1].z;
-  let o2 = at[1].w;
-  let o3 = at[2].x;
-  let o4 = at[2].y;
+  let o3 = at[0].w;
+  let o4 = at[1].x;
   let row = w * 256 + lid;
   let lane = 0;
   let r = min(row, 63);
@@ -750,21 +643,21 @@ fn k2(w: i32, lid: i32) {
   {
     for (var j = lane; j < 7; j += 1) {
       let k0 = j;
-      ta0 = (ta0 + (mem0[o0 + (m0 * 7 + k0)] * mem3[o1 + (n0 * 7 + k0)]));
+      ta0 = (ta0 + (mem0[o0 + (m0 * 7 + k0)] * mem1[o1 + (n0 * 7 + k0)]));
     }
   }
   let a0 = ta0;
   if (row < 64 && lane == 0) {
     let s3 = a0;
-    let s4 = (a0 * mem3[o2 + n0]);
+    let s4 = (a0 * mem1[o2 + n0]);
     mem0[o3 + (m0 * 8 + n0)] = s3;
     mem0[o4 + (m0 * 8 + n0)] = s4;
   }
 }
-fn k3(w: i32, lid: i32) {
-  let o0 = at[2].z;
-  let o1 = at[2].w;
-  let o2 = at[3].x;
+fn k1(w: i32, lid: i32) {
+  let o0 = at[1].y;
+  let o1 = at[1].z;
+  let o2 = at[1].w;
   let row = w * 256 + lid;
   let lane = 0;
   let r = min(row, 55);
@@ -783,6 +676,51 @@ fn k3(w: i32, lid: i32) {
     mem2[o2 + (m0 * 7 + n0)] = s2;
   }
 }
+fn k2(w: i32, lid: i32) {
+  let o0 = at[2].x;
+  let o1 = at[2].y;
+  let row = w * 256 + lid;
+  let lane = 0;
+  let r = min(row, 6);
+  let i0 = r;
+  var ta0 = 0f;
+  {
+    for (var j = lane; j < 8; j += 1) {
+      let j0 = j;
+      ta0 = (ta0 + mem0[o0 + (j0 * 7 + i0)]);
+    }
+  }
+  let a0 = ta0;
+  if (row < 7 && lane == 0) {
+    let s1 = a0;
+    mem2[o1 + i0] = s1;
+  }
+}
+fn k3(w: i32, lid: i32) {
+  let o0 = at[2].z;
+  let o1 = at[2].w;
+  let o2 = at[3].x;
+  let o3 = at[3].y;
+  let o4 = at[3].z;
+  let row = w * 256 + lid;
+  let lane = 0;
+  let r = min(row, 0);
+  var ta0 = 0f;
+  {
+    for (var j = lane; j < 8; j += 1) {
+      let j0 = j;
+      ta0 = (ta0 + (log_(mem0[o0 + j0]) - mem0[o1 + j0]));
+    }
+  }
+  let a0 = ta0;
+  let v0 = div_(a0, 8f);
+  if (row < 1 && lane == 0) {
+    let s3 = v0;
+    let s4 = select(0f, bitcast<f32>(inf_bits), (((bitcast<u32>(v0) & 0x7f800000u) == 0x7f800000u) || (!(mem3[o2 + 0] == 0))));
+    mem4[o3 + 0] = s3;
+    mem0[o4 + 0] = s4;
+  }
+}
 @compute @workgroup_size(256)
 fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) lid: u32) {
   let w = i32(wid.x + wid.y * 32768u);
@@ -792,7 +730,7 @@ fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) 
   if (w >= 3 && w < 4) { k3(w - 3, i32(lid)); }
 }
 
-// 12: sum | sum+mul
+// 12: sum+mul | sum
 @group(0) @binding(0) var<storage, read_write> mem0: array<f32>;
 @group(0) @binding(1) var<storage, read_write> mem1: array<f32>;
 @group(1) @binding(0) var<uniform> at: array<vec4<i32>, 2>;
@@ -805,34 +743,6 @@ fn k0(w: i32, lid: i32) {
   let o1 = at[0].y;
   let o2 = at[0].z;
   let o3 = at[0].w;
-  let row = w * 256 + lid;
-  let lane = 0;
-  let r = min(row, 7);
-  let i0 = r;
-  var ta0 = 0f;
-  var ta1 = 0f;
-  {
-    for (var j = lane; j < 8; j += 1) {
-      let j0 = j;
-      let v0 = mem0[o0 + (j0 * 8 + i0)];
-      ta0 = (ta0 + v0);
-      ta1 = (ta1 + (v0 * mem0[o1 + (j0 * 8 + i0)]));
-    }
-  }
-  let a0 = ta0;
-  let a1 = ta1;
-  if (row < 8 && lane == 0) {
-    let s2 = a0;
-    let s3 = a1;
-    mem1[o2 + i0] = s2;
-    mem1[o3 + i0] = s3;
-  }
-}
-fn k1(w: i32, lid: i32) {
-  let o0 = at[1].x;
-  let o1 = at[1].y;
-  let o2 = at[1].z;
-  let o3 = at[1].w;
   let row = w * 256 + lid;
   let lane = 0;
   let r = min(row, 7);
@@ -860,216 +770,11 @@ fn k1(w: i32, lid: i32) {
     }
   }
 }
-@compute @workgroup_size(256)
-fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) lid: u32) {
-  let w = i32(wid.x + wid.y * 32768u);
-  if (w >= 0 && w < 1) { k0(w - 0, i32(lid)); }
-  if (w >= 1 && w < 2) { k1(w - 1, i32(lid)); }
-}
-
-// 13: sum | matmul+add | matmul
-@group(0) @binding(0) var<storage, read_write> mem0: array<f32>;
-@group(0) @binding(1) var<storage, read_write> mem1: array<f32>;
-@group(0) @binding(2) var<storage, read> mem2: array<f32>;
-@group(1) @binding(0) var<uniform> at: array<vec4<i32>, 3>;
-fn is_nan_(x: f32) -> bool { return (bitcast<u32>(x) & 0x7fffffffu) > 0x7f800000u; }
-fn scale_(x: f32, n: i32) -> f32 {
-  let half = n >> 1u;
-  return x * bitcast<f32>(u32(half + 127) << 23u) * bitcast<f32>(u32(n - half + 127) << 23u);
-}
-fn exp_(x: f32) -> f32 {
-  let c = clamp(x, -105.0, 89.0);
-  let n = round(c * 1.4426950408889634);
-  let r = c - n * 0.693359375 - n * (-0.00021219444);
-  let y = (((((0.000198756915 * r + 0.0013981999507) * r + 0.0083334519073) * r + 0.041665795894) * r + 0.16666665459) * r + 0.50000001201) * r * r + r + 1.0;
-  return select(scale_(y, i32(n)), x, is_nan_(x));
-}
-fn k0(w: i32, lid: i32) {
-  let o0 = at[0].x;
-  let o1 = at[0].y;
-  let row = w * 256 + lid;
-  let lane = 0;
-  let r = min(row, 7);
-  let i0 = r;
-  var ta0 = 0f;
-  {
-    for (var j = lane; j < 8; j += 1) {
-      let j0 = j;
-      ta0 = (ta0 + mem0[o0 + (j0 * 8 + i0)]);
-    }
-  }
-  let a0 = ta0;
-  if (row < 8 && lane == 0) {
-    let s1 = a0;
-    mem1[o1 + i0] = s1;
-  }
-}
 fn k1(w: i32, lid: i32) {
-  let o0 = at[0].z;
-  let o1 = at[0].w;
-  let o2 = at[1].x;
-  let o3 = at[1].y;
-  let o4 = at[1].z;
-  let o5 = at[1].w;
-  let row = w * 256 + lid;
-  let lane = 0;
-  let r = min(row, 255);
-  let m0 = (r / 32);
-  let n0 = r % 32;
-  var ta0 = 0f;
-  {
-    for (var j = lane; j < 8; j += 1) {
-      let k0 = j;
-      ta0 = (ta0 + (mem0[o0 + (m0 * 8 + k0)] * mem2[o1 + (n0 * 8 + k0)]));
-    }
-  }
-  let a0 = ta0;
-  let v0 = (mem0[o3 + (m0 * 32 + n0)] + mem2[o4 + n0]);
-  let v1 = (v0 * 0.707106769f);
-  if (row < 256 && lane == 0) {
-    let s5 = (((a0 * mem0[o2 + (m0 * 32 + n0)]) * 0.5f) + ((((a0 * (0.5f * v0)) * exp_((-(v1 * v1)))) * 1.12837923f) * 0.707106769f));
-    mem0[o5 + (m0 * 32 + n0)] = s5;
-  }
-}
-fn k2(w: i32, lid: i32) {
-  let o0 = at[2].x;
-  let o1 = at[2].y;
-  let o2 = at[2].z;
-  let row = w * 256 + lid;
-  let lane = 0;
-  let r = min(row, 255);
-  let m0 = (r / 8);
-  let n0 = r % 8;
-  var ta0 = 0f;
-  {
-    for (var j = lane; j < 8; j += 1) {
-      let k0 = j;
-      ta0 = (ta0 + (mem0[o0 + (k0 * 32 + m0)] * mem0[o1 + (k0 * 8 + n0)]));
-    }
-  }
-  let a0 = ta0;
-  if (row < 256 && lane == 0) {
-    let s2 = a0;
-    mem1[o2 + (m0 * 8 + n0)] = s2;
-  }
-}
-@compute @workgroup_size(256)
-fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) lid: u32) {
-  let w = i32(wid.x + wid.y * 32768u);
-  if (w >= 0 && w < 1) { k0(w - 0, i32(lid)); }
-  if (w >= 1 && w < 2) { k1(w - 1, i32(lid)); }
-  if (w >= 2 && w < 3) { k2(w - 2, i32(lid)); }
-}
-
-// 14: sum | matmul+mul | matmul
-@group(0) @binding(0) var<storage, read_write> mem0: array<f32>;
-@group(0) @binding(1) var<storage, read_write> mem1: array<f32>;
-@group(0) @binding(2) var<storage, read> mem2: array<f32>;
-@group(1) @binding(0) var<uniform> at: array<vec4<i32>, 3>;
-var<workgroup> sf: array<f32, 256>;
-fn k0(w: i32, lid: i32) {
-  let o0 = at[0].x;
-  let o1 = at[0].y;
-  let row = w * 256 + lid;
-  let lane = 0;
-  let r = min(row, 31);
-  let i0 = r;
-  var ta0 = 0f;
-  {
-    for (var j = lane; j < 8; j += 1) {
-      let j0 = j;
-      ta0 = (ta0 + mem0[o0 + (j0 * 32 + i0)]);
-    }
-  }
-  let a0 = ta0;
-  if (row < 32 && lane == 0) {
-    let s1 = a0;
-    mem1[o1 + i0] = s1;
-  }
-}
-fn k1(w: i32, lid: i32) {
-  let o0 = at[0].z;
-  let o1 = at[0].w;
-  let o2 = at[1].x;
-  let o3 = at[1].y;
-  let o4 = at[1].z;
-  let row = w * 8 + lid / 32;
-  let lane = lid % 32;
-  let r = min(row, 63);
-  let m0 = (r / 8);
-  let n0 = r % 8;
-  var ta0 = 0f;
-  {
-    for (var j = lane; j < 32; j += 32) {
-      let k0 = j;
-      ta0 = (ta0 + (mem0[o0 + (m0 * 32 + k0)] * mem2[o1 + (n0 * 32 + k0)]));
-    }
-  }
-  sf[lid] = ta0;
-  workgroupBarrier();
-  if (lane < 16) { sf[lid] = (sf[lid] + sf[lid + 16]); }
-  workgroupBarrier();
-  if (lane < 8) { sf[lid] = (sf[lid] + sf[lid + 8]); }
-  workgroupBarrier();
-  if (lane < 4) { sf[lid] = (sf[lid] + sf[lid + 4]); }
-  workgroupBarrier();
-  if (lane < 2) { sf[lid] = (sf[lid] + sf[lid + 2]); }
-  workgroupBarrier();
-  if (lane < 1) { sf[lid] = (sf[lid] + sf[lid + 1]); }
-  workgroupBarrier();
-  ta0 = sf[lid - lane * 1];
-  workgroupBarrier();
-  let a0 = ta0;
-  if (row < 64 && lane == 0) {
-    let s3 = a0;
-    let s4 = (a0 * mem2[o2 + n0]);
-    mem0[o3 + (m0 * 8 + n0)] = s3;
-    mem0[o4 + (m0 * 8 + n0)] = s4;
-  }
-}
-fn k2(w: i32, lid: i32) {
-  let o0 = at[1].w;
-  let o1 = at[2].x;
-  let o2 = at[2].y;
-  let row = w * 256 + lid;
-  let lane = 0;
-  let r = min(row, 255);
-  let m0 = (r / 32);
-  let n0 = r % 32;
-  var ta0 = 0f;
-  {
-    for (var j = lane; j < 8; j += 1) {
-      let k0 = j;
-      ta0 = (ta0 + (mem0[o0 + (k0 * 8 + m0)] * mem0[o1 + (k0 * 32 + n0)]));
-    }
-  }
-  let a0 = ta0;
-  if (row < 256 && lane == 0) {
-    let s2 = a0;
-    mem1[o2 + (m0 * 32 + n0)] = s2;
-  }
-}
-@compute @workgroup_size(256)
-fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) lid: u32) {
-  let w = i32(wid.x + wid.y * 32768u);
-  if (w >= 0 && w < 1) { k0(w - 0, i32(lid)); }
-  if (w >= 1 && w < 9) { k1(w - 1, i32(lid)); }
-  if (w >= 9 && w < 10) { k2(w - 9, i32(lid)); }
-}
-
-// 15: sum | sum+add
-@group(0) @binding(0) var<storage, read_write> mem0: array<f32>;
-@group(0) @binding(1) var<storage, read_write> mem1: array<f32>;
-@group(1) @binding(0) var<uniform> at: array<vec4<i32>, 3>;
-fn div_(a: f32, b: f32) -> f32 {
-  let s = select(1.0, 0.0625, abs(b) > 8.5e37);
-  return (a * s) / (b * s);
-}
-fn k0(w: i32, lid: i32) {
-  let o0 = at[0].x;
-  let o1 = at[0].y;
-  let o2 = at[0].z;
-  let o3 = at[0].w;
+  let o0 = at[1].x;
+  let o1 = at[1].y;
+  let o2 = at[1].z;
+  let o3 = at[1].w;
   let row = w * 256 + lid;
   let lane = 0;
   let r = min(row, 7);
@@ -1093,12 +798,217 @@ fn k0(w: i32, lid: i32) {
     mem1[o3 + i0] = s3;
   }
 }
+@compute @workgroup_size(256)
+fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) lid: u32) {
+  let w = i32(wid.x + wid.y * 32768u);
+  if (w >= 0 && w < 1) { k0(w - 0, i32(lid)); }
+  if (w >= 1 && w < 2) { k1(w - 1, i32(lid)); }
+}
+
+// 13: matmul+add | matmul | sum
+@group(0) @binding(0) var<storage, read_write> mem0: array<f32>;
+@group(0) @binding(1) var<storage, read> mem1: array<f32>;
+@group(0) @binding(2) var<storage, read_write> mem2: array<f32>;
+@group(1) @binding(0) var<uniform> at: array<vec4<i32>, 3>;
+fn is_nan_(x: f32) -> bool { return (bitcast<u32>(x) & 0x7fffffffu) > 0x7f800000u; }
+fn scale_(x: f32, n: i32) -> f32 {
+  let half = n >> 1u;
+  return x * bitcast<f32>(u32(half + 127) << 23u) * bitcast<f32>(u32(n - half + 127) << 23u);
+}
+fn exp_(x: f32) -> f32 {
+  let c = clamp(x, -105.0, 89.0);
+  let n = round(c * 1.4426950408889634);
+  let r = c - n * 0.693359375 - n * (-0.00021219444);
+  let y = (((((0.000198756915 * r + 0.0013981999507) * r + 0.0083334519073) * r + 0.041665795894) * r + 0.16666665459) * r + 0.50000001201) * r * r + r + 1.0;
+  return select(scale_(y, i32(n)), x, is_nan_(x));
+}
+fn k0(w: i32, lid: i32) {
+  let o0 = at[0].x;
+  let o1 = at[0].y;
+  let o2 = at[0].z;
+  let o3 = at[0].w;
+  let o4 = at[1].x;
+  let o5 = at[1].y;
+  let row = w * 256 + lid;
+  let lane = 0;
+  let r = min(row, 255);
+  let m0 = (r / 32);
+  let n0 = r % 32;
+  var ta0 = 0f;
+  {
+    for (var j = lane; j < 8; j += 1) {
+      let k0 = j;
+      ta0 = (ta0 + (mem0[o0 + (m0 * 8 + k0)] * mem1[o1 + (n0 * 8 + k0)]));
+    }
+  }
+  let a0 = ta0;
+  let v0 = (mem0[o3 + (m0 * 32 + n0)] + mem1[o4 + n0]);
+  let v1 = (v0 * 0.707106769f);
+  if (row < 256 && lane == 0) {
+    let s5 = (((a0 * mem0[o2 + (m0 * 32 + n0)]) * 0.5f) + ((((a0 * (0.5f * v0)) * exp_((-(v1 * v1)))) * 1.12837923f) * 0.707106769f));
+    mem0[o5 + (m0 * 32 + n0)] = s5;
+  }
+}
 fn k1(w: i32, lid: i32) {
-  let o0 = at[1].x;
-  let o1 = at[1].y;
-  let o2 = at[1].z;
-  let o3 = at[1].w;
-  let o4 = at[2].x;
+  let o0 = at[1].z;
+  let o1 = at[1].w;
+  let o2 = at[2].x;
+  let row = w * 256 + lid;
+  let lane = 0;
+  let r = min(row, 255);
+  let m0 = (r / 8);
+  let n0 = r % 8;
+  var ta0 = 0f;
+  {
+    for (var j = lane; j < 8; j += 1) {
+      let k0 = j;
+      ta0 = (ta0 + (mem0[o0 + (k0 * 32 + m0)] * mem0[o1 + (k0 * 8 + n0)]));
+    }
+  }
+  let a0 = ta0;
+  if (row < 256 && lane == 0) {
+    let s2 = a0;
+    mem2[o2 + (m0 * 8 + n0)] = s2;
+  }
+}
+fn k2(w: i32, lid: i32) {
+  let o0 = at[2].y;
+  let o1 = at[2].z;
+  let row = w * 256 + lid;
+  let lane = 0;
+  let r = min(row, 7);
+  let i0 = r;
+  var ta0 = 0f;
+  {
+    for (var j = lane; j < 8; j += 1) {
+      let j0 = j;
+      ta0 = (ta0 + mem0[o0 + (j0 * 8 + i0)]);
+    }
+  }
+  let a0 = ta0;
+  if (row < 8 && lane == 0) {
+    let s1 = a0;
+    mem2[o1 + i0] = s1;
+  }
+}
+@compute @workgroup_size(256)
+fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) lid: u32) {
+  let w = i32(wid.x + wid.y * 32768u);
+  if (w >= 0 && w < 1) { k0(w - 0, i32(lid)); }
+  if (w >= 1 && w < 2) { k1(w - 1, i32(lid)); }
+  if (w >= 2 && w < 3) { k2(w - 2, i32(lid)); }
+}
+
+// 14: matmul+mul | matmul | sum
+@group(0) @binding(0) var<storage, read_write> mem0: array<f32>;
+@group(0) @binding(1) var<storage, read> mem1: array<f32>;
+@group(0) @binding(2) var<storage, read_write> mem2: array<f32>;
+@group(1) @binding(0) var<uniform> at: array<vec4<i32>, 3>;
+var<workgroup> sf: array<f32, 256>;
+fn k0(w: i32, lid: i32) {
+  let o0 = at[0].x;
+  let o1 = at[0].y;
+  let o2 = at[0].z;
+  let o3 = at[0].w;
+  let o4 = at[1].x;
+  let row = w * 8 + lid / 32;
+  let lane = lid % 32;
+  let r = min(row, 63);
+  let m0 = (r / 8);
+  let n0 = r % 8;
+  var ta0 = 0f;
+  {
+    for (var j = lane; j < 32; j += 32) {
+      let k0 = j;
+      ta0 = (ta0 + (mem0[o0 + (m0 * 32 + k0)] * mem1[o1 + (n0 * 32 + k0)]));
+    }
+  }
+  sf[lid] = ta0;
+  workgroupBarrier();
+  if (lane < 16) { sf[lid] = (sf[lid] + sf[lid + 16]); }
+  workgroupBarrier();
+  if (lane < 8) { sf[lid] = (sf[lid] + sf[lid + 8]); }
+  workgroupBarrier();
+  if (lane < 4) { sf[lid] = (sf[lid] + sf[lid + 4]); }
+  workgroupBarrier();
+  if (lane < 2) { sf[lid] = (sf[lid] + sf[lid + 2]); }
+  workgroupBarrier();
+  if (lane < 1) { sf[lid] = (sf[lid] + sf[lid + 1]); }
+  workgroupBarrier();
+  ta0 = sf[lid - lane * 1];
+  workgroupBarrier();
+  let a0 = ta0;
+  if (row < 64 && lane == 0) {
+    let s3 = a0;
+    let s4 = (a0 * mem1[o2 + n0]);
+    mem0[o3 + (m0 * 8 + n0)] = s3;
+    mem0[o4 + (m0 * 8 + n0)] = s4;
+  }
+}
+fn k1(w: i32, lid: i32) {
+  let o0 = at[1].y;
+  let o1 = at[1].z;
+  let o2 = at[1].w;
+  let row = w * 256 + lid;
+  let lane = 0;
+  let r = min(row, 255);
+  let m0 = (r / 32);
+  let n0 = r % 32;
+  var ta0 = 0f;
+  {
+    for (var j = lane; j < 8; j += 1) {
+      let k0 = j;
+      ta0 = (ta0 + (mem0[o0 + (k0 * 8 + m0)] * mem0[o1 + (k0 * 32 + n0)]));
+    }
+  }
+  let a0 = ta0;
+  if (row < 256 && lane == 0) {
+    let s2 = a0;
+    mem2[o2 + (m0 * 32 + n0)] = s2;
+  }
+}
+fn k2(w: i32, lid: i32) {
+  let o0 = at[2].x;
+  let o1 = at[2].y;
+  let row = w * 256 + lid;
+  let lane = 0;
+  let r = min(row, 31);
+  let i0 = r;
+  var ta0 = 0f;
+  {
+    for (var j = lane; j < 8; j += 1) {
+      let j0 = j;
+      ta0 = (ta0 + mem0[o0 + (j0 * 32 + i0)]);
+    }
+  }
+  let a0 = ta0;
+  if (row < 32 && lane == 0) {
+    let s1 = a0;
+    mem2[o1 + i0] = s1;
+  }
+}
+@compute @workgroup_size(256)
+fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) lid: u32) {
+  let w = i32(wid.x + wid.y * 32768u);
+  if (w >= 0 && w < 8) { k0(w - 0, i32(lid)); }
+  if (w >= 8 && w < 9) { k1(w - 8, i32(lid)); }
+  if (w >= 9 && w < 10) { k2(w - 9, i32(lid)); }
+}
+
+// 15: sum+add | sum
+@group(0) @binding(0) var<storage, read_write> mem0: array<f32>;
+@group(0) @binding(1) var<storage, read_write> mem1: array<f32>;
+@group(1) @binding(0) var<uniform> at: array<vec4<i32>, 3>;
+fn div_(a: f32, b: f32) -> f32 {
+  let s = select(1.0, 0.0625, abs(b) > 8.5e37);
+  return (a * s) / (b * s);
+}
+fn k0(w: i32, lid: i32) {
+  let o0 = at[0].x;
+  let o1 = at[0].y;
+  let o2 = at[0].z;
+  let o3 = at[0].w;
+  let o4 = at[1].x;
   let row = w * 256 + lid;
   let lane = 0;
   let r = min(row, 7);
@@ -1126,6 +1036,34 @@ fn k1(w: i32, lid: i32) {
     }
   }
 }
+fn k1(w: i32, lid: i32) {
+  let o0 = at[1].y;
+  let o1 = at[1].z;
+  let o2 = at[1].w;
+  let o3 = at[2].x;
+  let row = w * 256 + lid;
+  let lane = 0;
+  let r = min(row, 7);
+  let i0 = r;
+  var ta0 = 0f;
+  var ta1 = 0f;
+  {
+    for (var j = lane; j < 8; j += 1) {
+      let j0 = j;
+      let v0 = mem0[o0 + (j0 * 8 + i0)];
+      ta0 = (ta0 + v0);
+      ta1 = (ta1 + (v0 * mem0[o1 + (j0 * 8 + i0)]));
+    }
+  }
+  let a0 = ta0;
+  let a1 = ta1;
+  if (row < 8 && lane == 0) {
+    let s2 = a0;
+    let s3 = a1;
+    mem1[o2 + i0] = s2;
+    mem1[o3 + i0] = s3;
+  }
+}
 @compute @workgroup_size(256)
 fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) lid: u32) {
   let w = i32(wid.x + wid.y * 32768u);
@@ -1133,35 +1071,15 @@ fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) 
   if (w >= 1 && w < 2) { k1(w - 1, i32(lid)); }
 }
 
-// 16: sum | matmul | matmul
+// 16: matmul | matmul | sum
 @group(0) @binding(0) var<storage, read_write> mem0: array<f32>;
-@group(0) @binding(1) var<storage, read_write> mem1: array<f32>;
-@group(0) @binding(2) var<storage, read> mem2: array<f32>;
+@group(0) @binding(1) var<storage, read> mem1: array<f32>;
+@group(0) @binding(2) var<storage, read_write> mem2: array<f32>;
 @group(1) @binding(0) var<uniform> at: array<vec4<i32>, 2>;
 fn k0(w: i32, lid: i32) {
   let o0 = at[0].x;
   let o1 = at[0].y;
-  let row = w * 256 + lid;
-  let lane = 0;
-  let r = min(row, 7);
-  let i0 = r;
-  var ta0 = 0f;
-  {
-    for (var j = lane; j < 8; j += 1) {
-      let j0 = j;
-      ta0 = (ta0 + mem0[o0 + (j0 * 8 + i0)]);
-    }
-  }
-  let a0 = ta0;
-  if (row < 8 && lane == 0) {
-    let s1 = a0;
-    mem1[o1 + i0] = s1;
-  }
-}
-fn k1(w: i32, lid: i32) {
-  let o0 = at[0].z;
-  let o1 = at[0].w;
-  let o2 = at[1].x;
+  let o2 = at[0].z;
   let row = w * 256 + lid;
   let lane = 0;
   let r = min(row, 63);
@@ -1171,7 +1089,7 @@ fn k1(w: i32, lid: i32) {
   {
     for (var j = lane; j < 8; j += 1) {
       let k0 = j;
-      ta0 = (ta0 + (mem0[o0 + (m0 * 8 + k0)] * mem2[o1 + (n0 * 8 + k0)]));
+      ta0 = (ta0 + (mem0[o0 + (m0 * 8 + k0)] * mem1[o1 + (n0 * 8 + k0)]));
     }
   }
   let a0 = ta0;
@@ -1180,10 +1098,10 @@ fn k1(w: i32, lid: i32) {
     mem0[o2 + (m0 * 8 + n0)] = s2;
   }
 }
-fn k2(w: i32, lid: i32) {
-  let o0 = at[1].y;
-  let o1 = at[1].z;
-  let o2 = at[1].w;
+fn k1(w: i32, lid: i32) {
+  let o0 = at[0].w;
+  let o1 = at[1].x;
+  let o2 = at[1].y;
   let row = w * 256 + lid;
   let lane = 0;
   let r = min(row, 63);
@@ -1201,7 +1119,27 @@ fn k2(w: i32, lid: i32) {
   let a0 = ta0;
   if (row < 64 && lane == 0) {
     let s2 = a0;
-    mem1[o2 + (m0 * 16 + m1 * 8 + n0)] = s2;
+    mem2[o2 + (m0 * 16 + m1 * 8 + n0)] = s2;
+  }
+}
+fn k2(w: i32, lid: i32) {
+  let o0 = at[1].z;
+  let o1 = at[1].w;
+  let row = w * 256 + lid;
+  let lane = 0;
+  let r = min(row, 7);
+  let i0 = r;
+  var ta0 = 0f;
+  {
+    for (var j = lane; j < 8; j += 1) {
+      let j0 = j;
+      ta0 = (ta0 + mem0[o0 + (j0 * 8 + i0)]);
+    }
+  }
+  let a0 = ta0;
+  if (row < 8 && lane == 0) {
+    let s1 = a0;
+    mem2[o1 + i0] = s1;
   }
 }
 @compute @workgroup_size(256)
@@ -1270,7 +1208,7 @@ fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) 
   if (w >= 1 && w < 2) { k1(w - 1, i32(lid)); }
 }
 
-// 18: sum+mul | sum | matmul | matmul
+// 18: sum+mul | matmul | matmul | sum
 @group(0) @binding(0) var<storage, read_write> mem0: array<f32>;
 @group(0) @binding(1) var<storage, read_write> mem1: array<f32>;
 @group(0) @binding(2) var<storage, read> mem2: array<f32>;
@@ -1302,29 +1240,31 @@ fn k0(w: i32, lid: i32) {
 fn k1(w: i32, lid: i32) {
   let o0 = at[0].w;
   let o1 = at[1].x;
+  let o2 = at[1].y;
   let row = w * 256 + lid;
   let lane = 0;
-  let r = min(row, 7);
-  let i0 = (r / 2);
-  let i1 = r % 2;
+  let r = min(row, 63);
+  let m0 = (r / 8);
+  let n0 = (r / 2) % 4;
+  let n1 = r % 2;
   var ta0 = 0f;
   {
     for (var j = lane; j < 8; j += 1) {
-      let j0 = (j / 4);
-      let j1 = j % 4;
-      ta0 = (ta0 + mem0[o0 + (j0 * 32 + i0 * 8 + j1 * 2 + i1)]);
+      let k0 = (j / 4);
+      let k1 = j % 4;
+      ta0 = (ta0 + (mem0[o0 + (k0 * 32 + k1 * 8 + m0)] * mem0[o1 + (k0 * 32 + n0 * 8 + k1 * 2 + n1)]));
     }
   }
   let a0 = ta0;
-  if (row < 8 && lane == 0) {
-    let s1 = a0;
-    mem1[o1 + (i0 * 2 + i1)] = s1;
+  if (row < 64 && lane == 0) {
+    let s2 = a0;
+    mem1[o2 + (m0 * 8 + n0 * 2 + n1)] = s2;
   }
 }
 fn k2(w: i32, lid: i32) {
-  let o0 = at[1].y;
-  let o1 = at[1].z;
-  let o2 = at[1].w;
+  let o0 = at[1].z;
+  let o1 = at[1].w;
+  let o2 = at[2].x;
   let row = w * 256 + lid;
   let lane = 0;
   let r = min(row, 63);
@@ -1346,27 +1286,25 @@ fn k2(w: i32, lid: i32) {
   }
 }
 fn k3(w: i32, lid: i32) {
-  let o0 = at[2].x;
-  let o1 = at[2].y;
-  let o2 = at[2].z;
+  let o0 = at[2].y;
+  let o1 = at[2].z;
   let row = w * 256 + lid;
   let lane = 0;
-  let r = min(row, 63);
-  let m0 = (r / 8);
-  let n0 = (r / 2) % 4;
-  let n1 = r % 2;
+  let r = min(row, 7);
+  let i0 = (r / 2);
+  let i1 = r % 2;
   var ta0 = 0f;
   {
     for (var j = lane; j < 8; j += 1) {
-      let k0 = (j / 4);
-      let k1 = j % 4;
-      ta0 = (ta0 + (mem0[o0 + (k0 * 32 + k1 * 8 + m0)] * mem0[o1 + (k0 * 32 + n0 * 8 + k1 * 2 + n1)]));
+      let j0 = (j / 4);
+      let j1 = j % 4;
+      ta0 = (ta0 + mem0[o0 + (j0 * 32 + i0 * 8 + j1 * 2 + i1)]);
     }
   }
   let a0 = ta0;
-  if (row < 64 && lane == 0) {
-    let s2 = a0;
-    mem1[o2 + (m0 * 8 + n0 * 2 + n1)] = s2;
+  if (row < 8 && lane == 0) {
+    let s1 = a0;
+    mem1[o1 + (i0 * 2 + i1)] = s1;
   }
 }
 @compute @workgroup_size(256)
@@ -1436,7 +1374,7 @@ fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) 
   if (w >= 1 && w < 2) { k1(w - 1, i32(lid)); }
 }
 
-// 20: sum | matmul | matmul | sum | matmul
+// 20: matmul | matmul | matmul | sum | sum
 @group(0) @binding(0) var<storage, read_write> mem0: array<f32>;
 @group(0) @binding(1) var<storage, read_write> mem1: array<f32>;
 @group(0) @binding(2) var<storage, read> mem2: array<f32>;
@@ -1444,29 +1382,55 @@ fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) 
 fn k0(w: i32, lid: i32) {
   let o0 = at[0].x;
   let o1 = at[0].y;
+  let o2 = at[0].z;
   let row = w * 256 + lid;
   let lane = 0;
-  let r = min(row, 7);
-  let i0 = (r / 2);
-  let i1 = r % 2;
+  let r = min(row, 63);
+  let m0 = (r / 8);
+  let n0 = (r / 2) % 4;
+  let n1 = r % 2;
   var ta0 = 0f;
   {
     for (var j = lane; j < 8; j += 1) {
-      let j0 = (j / 4);
-      let j1 = j % 4;
-      ta0 = (ta0 + mem0[o0 + (j0 * 32 + i0 * 8 + j1 * 2 + i1)]);
+      let k0 = (j / 4);
+      let k1 = j % 4;
+      ta0 = (ta0 + (mem0[o0 + (k0 * 32 + k1 * 8 + m0)] * mem0[o1 + (k0 * 32 + n0 * 8 + k1 * 2 + n1)]));
     }
   }
   let a0 = ta0;
-  if (row < 8 && lane == 0) {
-    let s1 = a0;
-    mem1[o1 + (i0 * 2 + i1)] = s1;
+  if (row < 64 && lane == 0) {
+    let s2 = a0;
+    mem1[o2 + (m0 * 8 + n0 * 2 + n1)] = s2;
   }
 }
 fn k1(w: i32, lid: i32) {
-  let o0 = at[0].z;
-  let o1 = at[0].w;
-  let o2 = at[1].x;
+  let o0 = at[0].w;
+  let o1 = at[1].x;
+  let o2 = at[1].y;
+  let row = w * 256 + lid;
+  let lane = 0;
+  let r = min(row, 63);
+  let m0 = (r / 8);
+  let n0 = (r / 2) % 4;
+  let n1 = r % 2;
+  var ta0 = 0f;
+  {
+    for (var j = lane; j < 8; j += 1) {
+      let k0 = (j / 4);
+      let k1 = j % 4;
+      ta0 = (ta0 + (mem0[o0 + (k0 * 32 + k1 * 8 + m0)] * mem0[o1 + (k0 * 32 + n0 * 8 + k1 * 2 + n1)]));
+    }
+  }
+  let a0 = ta0;
+  if (row < 64 && lane == 0) {
+    let s2 = a0;
+    mem1[o2 + (m0 * 8 + n0 * 2 + n1)] = s2;
+  }
+}
+fn k2(w: i32, lid: i32) {
+  let o0 = at[1].z;
+  let o1 = at[1].w;
+  let o2 = at[2].x;
   let row = w * 256 + lid;
   let lane = 0;
   let r = min(row, 63);
@@ -1487,33 +1451,9 @@ fn k1(w: i32, lid: i32) {
     mem0[o2 + (m0 * 32 + m1 * 8 + n0)] = s2;
   }
 }
-fn k2(w: i32, lid: i32) {
-  let o0 = at[1].y;
-  let o1 = at[1].z;
-  let o2 = at[1].w;
-  let row = w * 256 + lid;
-  let lane = 0;
-  let r = min(row, 63);
-  let m0 = (r / 8);
-  let n0 = (r / 2) % 4;
-  let n1 = r % 2;
-  var ta0 = 0f;
-  {
-    for (var j = lane; j < 8; j += 1) {
-      let k0 = (j / 4);
-      let k1 = j % 4;
-      ta0 = (ta0 + (mem0[o0 + (k0 * 32 + k1 * 8 + m0)] * mem0[o1 + (k0 * 32 + n0 * 8 + k1 * 2 + n1)]));
-    }
-  }
-  let a0 = ta0;
-  if (row < 64 && lane == 0) {
-    let s2 = a0;
-    mem1[o2 + (m0 * 8 + n0 * 2 + n1)] = s2;
-  }
-}
 fn k3(w: i32, lid: i32) {
-  let o0 = at[2].x;
-  let o1 = at[2].y;
+  let o0 = at[2].y;
+  let o1 = at[2].z;
   let row = w * 256 + lid;
   let lane = 0;
   let r = min(row, 7);
@@ -1534,27 +1474,25 @@ fn k3(w: i32, lid: i32) {
   }
 }
 fn k4(w: i32, lid: i32) {
-  let o0 = at[2].z;
-  let o1 = at[2].w;
-  let o2 = at[3].x;
+  let o0 = at[2].w;
+  let o1 = at[3].x;
   let row = w * 256 + lid;
   let lane = 0;
-  let r = min(row, 63);
-  let m0 = (r / 8);
-  let n0 = (r / 2) % 4;
-  let n1 = r % 2;
+  let r = min(row, 7);
+  let i0 = (r / 2);
+  let i1 = r % 2;
   var ta0 = 0f;
   {
     for (var j = lane; j < 8; j += 1) {
-      let k0 = (j / 4);
-      let k1 = j % 4;
-      ta0 = (ta0 + (mem0[o0 + (k0 * 32 + k1 * 8 + m0)] * mem0[o1 + (k0 * 32 + n0 * 8 + k1 * 2 + n1)]));
+      let j0 = (j / 4);
+      let j1 = j % 4;
+      ta0 = (ta0 + mem0[o0 + (j0 * 32 + i0 * 8 + j1 * 2 + i1)]);
     }
   }
   let a0 = ta0;
-  if (row < 64 && lane == 0) {
-    let s2 = a0;
-    mem1[o2 + (m0 * 8 + n0 * 2 + n1)] = s2;
+  if (row < 8 && lane == 0) {
+    let s1 = a0;
+    mem1[o1 + (i0 * 2 + i1)] = s1;
   }
 }
 @compute @workgroup_size(256)
@@ -1608,7 +1546,7 @@ fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) 
   if (w >= 0 && w < 1) { k0(w - 0, i32(lid)); }
 }
 
-// 22: sum | sum+add
+// 22: sum+add | sum
 @group(0) @binding(0) var<storage, read_write> mem0: array<f32>;
 @group(0) @binding(1) var<storage, read_write> mem1: array<f32>;
 @group(1) @binding(0) var<uniform> at: array<vec4<i32>, 3>;
@@ -1621,35 +1559,7 @@ fn k0(w: i32, lid: i32) {
   let o1 = at[0].y;
   let o2 = at[0].z;
   let o3 = at[0].w;
-  let row = w * 256 + lid;
-  let lane = 0;
-  let r = min(row, 7);
-  let i0 = r;
-  var ta0 = 0f;
-  var ta1 = 0f;
-  {
-    for (var j = lane; j < 8; j += 1) {
-      let j0 = j;
-      let v0 = mem0[o0 + (j0 * 8 + i0)];
-      ta0 = (ta0 + v0);
-      ta1 = (ta1 + (v0 * mem0[o1 + (j0 * 8 + i0)]));
-    }
-  }
-  let a0 = ta0;
-  let a1 = ta1;
-  if (row < 8 && lane == 0) {
-    let s2 = a0;
-    let s3 = a1;
-    mem1[o2 + i0] = s2;
-    mem1[o3 + i0] = s3;
-  }
-}
-fn k1(w: i32, lid: i32) {
-  let o0 = at[1].x;
-  let o1 = at[1].y;
-  let o2 = at[1].z;
-  let o3 = at[1].w;
-  let o4 = at[2].x;
+  let o4 = at[1].x;
   let row = w * 256 + lid;
   let lane = 0;
   let r = min(row, 7);
@@ -1677,6 +1587,34 @@ fn k1(w: i32, lid: i32) {
     }
   }
 }
+fn k1(w: i32, lid: i32) {
+  let o0 = at[1].y;
+  let o1 = at[1].z;
+  let o2 = at[1].w;
+  let o3 = at[2].x;
+  let row = w * 256 + lid;
+  let lane = 0;
+  let r = min(row, 7);
+  let i0 = r;
+  var ta0 = 0f;
+  var ta1 = 0f;
+  {
+    for (var j = lane; j < 8; j += 1) {
+      let j0 = j;
+      let v0 = mem0[o0 + (j0 * 8 + i0)];
+      ta0 = (ta0 + v0);
+      ta1 = (ta1 + (v0 * mem0[o1 + (j0 * 8 + i0)]));
+    }
+  }
+  let a0 = ta0;
+  let a1 = ta1;
+  if (row < 8 && lane == 0) {
+    let s2 = a0;
+    let s3 = a1;
+    mem1[o2 + i0] = s2;
+    mem1[o3 + i0] = s3;
+  }
+}
 @compute @workgroup_size(256)
 fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) lid: u32) {
   let w = i32(wid.x + wid.y * 32768u);
@@ -1684,14 +1622,37 @@ fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) 
   if (w >= 1 && w < 2) { k1(w - 1, i32(lid)); }
 }
 
-// 23: sum | scatter_add
+// 23: scatter_add | sum
 @group(0) @binding(0) var<storage, read> mem0: array<f32>;
-@group(0) @binding(1) var<storage, read_write> mem1: array<f32>;
-@group(0) @binding(2) var<storage, read> mem2: array<i32>;
+@group(0) @binding(1) var<storage, read> mem1: array<i32>;
+@group(0) @binding(2) var<storage, read_write> mem2: array<f32>;
 @group(1) @binding(0) var<uniform> at: array<vec4<i32>, 2>;
 fn k0(w: i32, lid: i32) {
   let o0 = at[0].x;
   let o1 = at[0].y;
+  let o2 = at[0].z;
+  let row = w * 256 + lid;
+  let lane = 0;
+  let r = min(row, 55);
+  let i0 = (r / 8);
+  let i1 = r % 8;
+  let v0 = i0;
+  var ta0 = 0f;
+  {
+    for (var j = lane; j < 8; j += 1) {
+      let j0 = j;
+      ta0 = (ta0 + select(0f, mem0[o0 + (j0 * 8 + i1)], (clamp(mem1[o1 + j0], 0, 6) == v0)));
+    }
+  }
+  let a0 = ta0;
+  if (row < 56 && lane == 0) {
+    let s2 = a0;
+    mem2[o2 + (i0 * 8 + i1)] = s2;
+  }
+}
+fn k1(w: i32, lid: i32) {
+  let o0 = at[0].w;
+  let o1 = at[1].x;
   let row = w * 256 + lid;
   let lane = 0;
   let r = min(row, 31);
@@ -1706,30 +1667,7 @@ fn k0(w: i32, lid: i32) {
   let a0 = ta0;
   if (row < 32 && lane == 0) {
     let s1 = a0;
-    mem1[o1 + i0] = s1;
-  }
-}
-fn k1(w: i32, lid: i32) {
-  let o0 = at[0].z;
-  let o1 = at[0].w;
-  let o2 = at[1].x;
-  let row = w * 256 + lid;
-  let lane = 0;
-  let r = min(row, 55);
-  let i0 = (r / 8);
-  let i1 = r % 8;
-  let v0 = i0;
-  var ta0 = 0f;
-  {
-    for (var j = lane; j < 8; j += 1) {
-      let j0 = j;
-      ta0 = (ta0 + select(0f, mem0[o0 + (j0 * 8 + i1)], (clamp(mem2[o1 + j0], 0, 6) == v0)));
-    }
-  }
-  let a0 = ta0;
-  if (row < 56 && lane == 0) {
-    let s2 = a0;
-    mem1[o2 + (i0 * 8 + i1)] = s2;
+    mem2[o1 + i0] = s1;
   }
 }
 @compute @workgroup_size(256)
@@ -1739,17 +1677,18 @@ fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) 
   if (w >= 1 && w < 2) { k1(w - 1, i32(lid)); }
 }
 
-// 24: sum+minimum+add+logical_and+where
-@group(0) @binding(0) var<storage, read> mem0: array<f32>;
+// 24: neg+sum+minimum+add+logical_not+where
+@group(0) @binding(0) var<storage, read> mem0: array<i32>;
 @group(0) @binding(1) var<storage, read> mem1: array<f32>;
-@group(0) @binding(2) var<storage, read_write> mem2: array<f32>;
+@group(0) @binding(2) var<storage, read> mem2: array<f32>;
 @group(0) @binding(3) var<storage, read_write> mem3: array<f32>;
-@group(0) @binding(4) var<storage, read> mem4: array<f32>;
-@group(0) @binding(5) var<storage, read_write> mem5: array<i32>;
+@group(0) @binding(4) var<storage, read_write> mem4: array<f32>;
+@group(0) @binding(5) var<storage, read_write> mem5: array<f32>;
 @group(0) @binding(6) var<storage, read_write> mem6: array<f32>;
-@group(0) @binding(7) var<storage, read_write> mem7: array<i32>;
 @group(1) @binding(0) var<uniform> at: array<vec4<i32>, 4>;
 var<workgroup> sf: array<f32, 256>;
+var<private> inf_bits: u32 = 0x7f800000u;
+var<private> nan_bits: u32 = 0x7fc00000u;
 fn min_f32(a: f32, b: f32) -> f32 {
   let nan = max(bitcast<u32>(a) & 0x7fffffffu, bitcast<u32>(b) & 0x7fffffffu) > 0x7f800000u;
   return select(min(a, b), a + b, nan);
@@ -1759,6 +1698,51 @@ fn min_u32(a: u32, b: u32) -> u32 { return min(a, b); }
 fn div_(a: f32, b: f32) -> f32 {
   let s = select(1.0, 0.0625, abs(b) > 8.5e37);
   return (a * s) / (b * s);
+}
+fn is_nan_(x: f32) -> bool { return (bitcast<u32>(x) & 0x7fffffffu) > 0x7f800000u; }
+fn scale_(x: f32, n: i32) -> f32 {
+  let half = n >> 1u;
+  return x * bitcast<f32>(u32(half + 127) << 23u) * bitcast<f32>(u32(n - half + 127) << 23u);
+}
+fn exp_(x: f32) -> f32 {
+  let c = clamp(x, -105.0, 89.0);
+  let n = round(c * 1.4426950408889634);
+  let r = c - n * 0.693359375 - n * (-0.00021219444);
+  let y = (((((0.000198756915 * r + 0.0013981999507) * r + 0.0083334519073) * r + 0.041665795894) * r + 0.16666665459) * r + 0.50000001201) * r * r + r + 1.0;
+  return select(scale_(y, i32(n)), x, is_nan_(x));
+}
+fn expm1_(x: f32) -> f32 {
+  if (!(x < 80.0)) { return exp_(x); }
+  let c = max(x, -30.0);
+  let n = round(c * 1.4426950408889634);
+  let r = c - n * 0.693359375 - n * (-0.00021219444);
+  let y = (((((0.000198756915 * r + 0.0013981999507) * r + 0.0083334519073) * r + 0.041665795894) * r + 0.16666665459) * r + 0.50000001201) * r * r + r;
+  let s = scale_(1.0, i32(n));
+  return select(s * y + (s - 1.0), x, abs(x) < 1e-8);
+}
+fn log_(x: f32) -> f32 {
+  let u = bitcast<u32>(x);
+  if (u - 1u >= 0x7f7fffffu) {  // not positive and finite
+    if ((u << 1u) == 0u) { return -bitcast<f32>(inf_bits); }
+    return select(x, bitcast<f32>(nan_bits), u >> 31u == 1u);
+  }
+  let tiny = u < 0x800000u;  // of a denormal, 2^23 times it
+  let v = select(u, bitcast<u32>(x * 8388608.0), tiny);
+  if (v == 0u) { return -bitcast<f32>(inf_bits); }  // the device flushes denormals
+  let m = bitcast<f32>((v & 0x7fffffu) | 0x3f000000u);
+  let low = m < 0.7071067811865476;
+  let e = f32(i32(v >> 23u) - select(126, 127, low) - select(0, 23, tiny));
+  let f = select(m, m + m, low) - 1.0;
+  let z = f * f;
+  let y = ((((((((0.070376836292 * f + -0.1151461031) * f + 0.1167699874) * f + -0.12420140846) * f + 0.14249322787) * f + -0.16668057665) * f + 0.20000714765) * f + -0.24999993993) * f + 0.33333331174) * f * z + e * (-0.00021219444) - 0.5 * z;
+  return f + y + e * 0.693359375;
+}
+fn log1p_(x: f32) -> f32 {
+  if (x > -0.29 && x < 0.41) {
+    let z = x * x;
+    return x - 0.5 * z + ((((((((0.070376836292 * x + -0.1151461031) * x + 0.1167699874) * x + -0.12420140846) * x + 0.14249322787) * x + -0.16668057665) * x + 0.20000714765) * x + -0.24999993993) * x + 0.33333331174) * x * z;
+  }
+  return log_(1.0 + x);
 }
 fn k0(w: i32, lid: i32) {
   let o0 = at[0].x;
@@ -1775,6 +1759,8 @@ fn k0(w: i32, lid: i32) {
   let o11 = at[2].w;
   let o12 = at[3].x;
   let o13 = at[3].y;
+  let o14 = at[3].z;
+  let o15 = at[3].w;
   let row = w * 1 + 0;
   let lane = lid;
   let r = min(row, 0);
@@ -1782,7 +1768,7 @@ fn k0(w: i32, lid: i32) {
   {
     for (var j = lane; j < 1039; j += 256) {
       let j0 = j;
-      ta0 = (ta0 + (mem0[o0 + j0] * mem0[o0 + j0]));
+      ta0 = (ta0 + (mem2[o3 + j0] * mem2[o3 + j0]));
     }
   }
   sf[lid] = ta0;
@@ -1806,34 +1792,36 @@ fn k0(w: i32, lid: i32) {
   ta0 = sf[lid - lane * 1];
   workgroupBarrier();
   let a0 = ta0;
-  let v1 = min_f32(1f, div_(mem1[o1 + 0], (sqrt(a0) + 9.99999997e-07f)));
-  let v3 = mem1[o3 + 0];
-  let v6 = mem1[o5 + 0];
-  let v8 = ((!(((bitcast<u32>(mem4[o6 + 0]) & 0x7f800000u) == 0x7f800000u) || ((bitcast<u32>(a0) & 0x7f800000u) == 0x7f800000u))) && (mem5[o7 + 0] == 0));
+  let v0 = (!((bitcast<u32>((a0 + mem5[o7 + 0])) & 0x7f800000u) == 0x7f800000u));
+  let v2 = min_f32(1f, div_(mem1[o4 + 0], (sqrt(a0) + 9.99999997e-07f)));
+  let v4 = mem1[o1 + 0];
+  let v7 = mem1[o2 + 0];
+  let v10 = (-mem1[o9 + 0]);
+  let v11 = f32(bitcast<u32>(mem0[o0 + 0]));
+  let v12 = (-expm1_((v11 * log1p_((-v4)))));
+  let v13 = (-expm1_((v11 * log1p_((-v7)))));
+  let v14 = mem1[o10 + 0];
+  let v15 = mem1[o11 + 0];
   if (row < 1) {
     for (var j = lane; j < 1039; j += 256) {
       let j0 = j;
-      let v0 = mem2[o2 + j0];
-      let v2 = (mem0[o0 + j0] * v1);
-      let v4 = (v0 + ((v2 - v0) * v3));
-      let v5 = mem3[o4 + j0];
-      let v7 = (v5 + (((v2 * v2) - v5) * v6));
-      let s8 = v4;
-      let s9 = v7;
-      let s11 = select(v0, v4, v8);
-      let s12 = select(v5, v7, v8);
-      mem6[o8 + j0] = s8;
-      mem6[o9 + j0] = s9;
-      mem2[o11 + j0] = s11;
-      mem3[o12 + j0] = s12;
+      let v1 = mem3[o5 + j0];
+      let v3 = (mem2[o3 + j0] * v2);
+      let v5 = (v1 + ((v3 - v1) * v4));
+      let v6 = mem4[o6 + j0];
+      let v8 = (v6 + (((v3 * v3) - v6) * v7));
+      let v9 = mem6[o8 + j0];
+      let s13 = select(v1, v5, v0);
+      let s14 = select(v6, v8, v0);
+      let s15 = select(v9, (v9 + (v10 * (div_(div_(v5, v12), (sqrt(div_(v8, v13)) + v14)) + (select(0f, v15, (j0 < 880)) * v9)))), v0);
+      mem3[o13 + j0] = s13;
+      mem4[o14 + j0] = s14;
+      mem6[o15 + j0] = s15;
     }
   }
-  storageBarrier();
   if (row < 1 && lane == 0) {
-    let s10 = v8;
-    let s13 = select(1, 0, v8);
-    mem7[o10 + 0] = select(0, 1, s10);
-    mem5[o13 + 0] = s13;
+    let s12 = a0;
+    mem5[o12 + 0] = s12;
   }
 }
 @compute @workgroup_size(256)
@@ -1843,35 +1831,20 @@ fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) 
 }
 
 // 25: where
-@group(0) @binding(0) var<storage, read> mem0: array<i32>;
-@group(0) @binding(1) var<storage, read_write> mem1: array<f32>;
-@group(0) @binding(2) var<storage, read> mem2: array<f32>;
-@group(0) @binding(3) var<storage, read> mem3: array<f32>;
-@group(1) @binding(0) var<uniform> at: array<vec4<i32>, 3>;
-fn div_(a: f32, b: f32) -> f32 {
-  let s = select(1.0, 0.0625, abs(b) > 8.5e37);
-  return (a * s) / (b * s);
-}
+@group(0) @binding(0) var<storage, read> mem0: array<f32>;
+@group(0) @binding(1) var<storage, read_write> mem1: array<i32>;
+@group(1) @binding(0) var<uniform> at: array<vec4<i32>, 1>;
 fn k0(w: i32, lid: i32) {
   let o0 = at[0].x;
   let o1 = at[0].y;
   let o2 = at[0].z;
-  let o3 = at[0].w;
-  let o4 = at[1].x;
-  let o5 = at[1].y;
-  let o6 = at[1].z;
-  let o7 = at[1].w;
-  let o8 = at[2].x;
-  let o9 = at[2].y;
   let e = w * 256 + lid;
-  if (e >= 1039) { return; }
-  let i0 = e;
-  let v0 = mem1[o1 + i0];
-  let s9 = select(v0, (v0 + ((-mem2[o2 + 0]) * (div_(div_(mem3[o3 + i0], mem3[o4 + 0]), (sqrt(div_(mem3[o5 + i0], mem3[o6 + 0])) + mem2[o7 + 0])) + (select(0f, mem2[o8 + 0], (i0 < 880)) * v0)))), (mem0[o0 + 0] != 0));
-  mem1[o9 + i0] = s9;
+  if (e >= 1) { return; }
+  let s2 = select(0, 1, ((bitcast<u32>((mem0[o0 + 0] + mem0[o1 + 0])) & 0x7f800000u) == 0x7f800000u));
+  mem1[o2 + 0] = s2;
 }
 @compute @workgroup_size(256)
 fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) lid: u32) {
   let w = i32(wid.x + wid.y * 32768u);
-  if (w >= 0 && w < 5) { k0(w - 0, i32(lid)); }
+  if (w >= 0 && w < 1) { k0(w - 0, i32(lid)); }
 }

@@ -621,11 +621,12 @@ fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) 
   if (w >= 0 && w < 1) { k0(w - 0, i32(lid)); }
 }
 
-// 11: sum+div | sum | matmul+mul | matmul
+// 11: sum+div+where | sum | matmul+mul | matmul
 @group(0) @binding(0) var<storage, read_write> mem0: array<f32>;
-@group(0) @binding(1) var<storage, read_write> mem1: array<f32>;
+@group(0) @binding(1) var<storage, read> mem1: array<i32>;
 @group(0) @binding(2) var<storage, read_write> mem2: array<f32>;
-@group(0) @binding(3) var<storage, read> mem3: array<f32>;
+@group(0) @binding(3) var<storage, read_write> mem3: array<f32>;
+@group(0) @binding(4) var<storage, read> mem4: array<f32>;
 @group(1) @binding(0) var<uniform> at: array<vec4<i32>, 4>;
 var<private> inf_bits: u32 = 0x7f800000u;
 var<private> nan_bits: u32 = 0x7fc00000u;
@@ -654,6 +655,8 @@ fn k0(w: i32, lid: i32) {
   let o0 = at[0].x;
   let o1 = at[0].y;
   let o2 = at[0].z;
+  let o3 = at[0].w;
+  let o4 = at[1].x;
   let row = w * 256 + lid;
   let lane = 0;
   let r = min(row, 0);
@@ -665,14 +668,17 @@ fn k0(w: i32, lid: i32) {
     }
   }
   let a0 = ta0;
+  let v0 = div_(a0, 8f);
   if (row < 1 && lane == 0) {
-    let s2 = div_(a0, 8f);
-    mem1[o2 + 0] = s2;
+    let s3 = v0;
+    let s4 = select(0f, bitcast<f32>(inf_bits), (((bitcast<u32>(v0) & 0x7f800000u) == 0x7f800000u) || (!(mem1[o2 + 0] == 0))));
+    mem2[o3 + 0] = s3;
+    mem0[o4 + 0] = s4;
   }
 }
 fn k1(w: i32, lid: i32) {
-  let o0 = at[0].w;
-  let o1 = at[1].x;
+  let o0 = at[1].y;
+  let o1 = at[1].z;
   let row = w * 256 + lid;
   let lane = 0;
   let r = min(row, 6);
@@ -687,15 +693,15 @@ fn k1(w: i32, lid: i32) {
   let a0 = ta0;
   if (row < 7 && lane == 0) {
     let s1 = a0;
-    mem2[o1 + i0] = s1;
+    mem3[o1 + i0] = s1;
   }
 }
 fn k2(w: i32, lid: i32) {
-  let o0 = at[1].y;
-  let o1 = at[1].z;
-  let o2 = at[1].w;
-  let o3 = at[2].x;
-  let o4 = at[2].y;
+  let o0 = at[1].w;
+  let o1 = at[2].x;
+  let o2 = at[2].y;
+  let o3 = at[2].z;
+  let o4 = at[2].w;
   let row = w * 256 + lid;
   let lane = 0;
   let r = min(row, 63);
@@ -705,21 +711,21 @@ fn k2(w: i32, lid: i32) {
   {
     for (var j = lane; j < 7; j += 1) {
       let k0 = j;
-      ta0 = (ta0 + (mem0[o0 + (m0 * 7 + k0)] * mem3[o1 + (n0 * 7 + k0)]));
+      ta0 = (ta0 + (mem0[o0 + (m0 * 7 + k0)] * mem4[o1 + (n0 * 7 + k0)]));
     }
   }
   let a0 = ta0;
   if (row < 64 && lane == 0) {
     let s3 = a0;
-    let s4 = (a0 * mem3[o2 + n0]);
+    let s4 = (a0 * mem4[o2 + n0]);
     mem0[o3 + (m0 * 8 + n0)] = s3;
     mem0[o4 + (m0 * 8 + n0)] = s4;
   }
 }
 fn k3(w: i32, lid: i32) {
-  let o0 = at[2].z;
-  let o1 = at[2].w;
-  let o2 = at[3].x;
+  let o0 = at[3].x;
+  let o1 = at[3].y;
+  let o2 = at[3].z;
   let row = w * 256 + lid;
   let lane = 0;
   let r = min(row, 55);
@@ -735,7 +741,7 @@ fn k3(w: i32, lid: i32) {
   let a0 = ta0;
   if (row < 56 && lane == 0) {
     let s2 = a0;
-    mem2[o2 + (m0 * 7 + n0)] = s2;
+    mem3[o2 + (m0 * 7 + n0)] = s2;
   }
 }
 @compute @workgroup_size(256)
@@ -1706,14 +1712,13 @@ fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) 
   if (w >= 1 && w < 2) { k1(w - 1, i32(lid)); }
 }
 
-// 24: add+sum+logical_and+where
+// 24: add+sum+where
 @group(0) @binding(0) var<storage, read> mem0: array<f32>;
 @group(0) @binding(1) var<storage, read_write> mem1: array<f32>;
 @group(0) @binding(2) var<storage, read> mem2: array<f32>;
 @group(0) @binding(3) var<storage, read> mem3: array<f32>;
-@group(0) @binding(4) var<storage, read_write> mem4: array<i32>;
-@group(0) @binding(5) var<storage, read_write> mem5: array<f32>;
-@group(0) @binding(6) var<storage, read_write> mem6: array<i32>;
+@group(0) @binding(4) var<storage, read_write> mem4: array<f32>;
+@group(0) @binding(5) var<storage, read_write> mem5: array<i32>;
 @group(1) @binding(0) var<uniform> at: array<vec4<i32>, 3>;
 var<workgroup> sf: array<f32, 256>;
 fn k0(w: i32, lid: i32) {
@@ -1726,8 +1731,6 @@ fn k0(w: i32, lid: i32) {
   let o6 = at[1].z;
   let o7 = at[1].w;
   let o8 = at[2].x;
-  let o9 = at[2].y;
-  let o10 = at[2].z;
   let row = w * 1 + 0;
   let lane = lid;
   let r = min(row, 0);
@@ -1759,27 +1762,24 @@ fn k0(w: i32, lid: i32) {
   ta0 = sf[lid - lane * 1];
   workgroupBarrier();
   let a0 = ta0;
-  let v0 = ((!(((bitcast<u32>(mem3[o3 + 0]) & 0x7f800000u) == 0x7f800000u) || ((bitcast<u32>(a0) & 0x7f800000u) == 0x7f800000u))) && (mem4[o4 + 0] == 0));
+  let v0 = (!((bitcast<u32>((a0 + mem3[o3 + 0])) & 0x7f800000u) == 0x7f800000u));
   let v1 = mem0[o0 + 0];
-  let v5 = (-mem0[o6 + 0]);
+  let v5 = (-mem0[o5 + 0]);
   if (row < 1) {
     for (var j = lane; j < 1039; j += 256) {
       let j0 = j;
       let v2 = mem1[o1 + j0];
       let v3 = ((v1 * v2) + mem2[o2 + j0]);
-      let v4 = mem5[o5 + j0];
-      let s8 = select(v2, v3, v0);
-      let s9 = select(v4, (v4 + (v5 * v3)), v0);
-      mem1[o8 + j0] = s8;
-      mem5[o9 + j0] = s9;
+      let v4 = mem4[o4 + j0];
+      let s6 = select(v2, v3, v0);
+      let s7 = select(v4, (v4 + (v5 * v3)), v0);
+      mem1[o6 + j0] = s6;
+      mem4[o7 + j0] = s7;
     }
   }
-  storageBarrier();
   if (row < 1 && lane == 0) {
-    let s7 = v0;
-    let s10 = select(1, 0, v0);
-    mem6[o7 + 0] = select(0, 1, s7);
-    mem4[o10 + 0] = s10;
+    let s8 = select(0, 1, ((bitcast<u32>((a0 + mem3[o3 + 0])) & 0x7f800000u) == 0x7f800000u));
+    mem5[o8 + 0] = s8;
   }
 }
 @compute @workgroup_size(256)

@@ -1,56 +1,8 @@
-// 0: matmul+where | neg | neg
+// 0: matmul+where
 @group(0) @binding(0) var<storage, read> mem0: array<f32>;
 @group(0) @binding(1) var<storage, read> mem1: array<f32>;
 @group(0) @binding(2) var<storage, read_write> mem2: array<f32>;
-@group(0) @binding(3) var<storage, read> mem3: array<i32>;
-@group(1) @binding(0) var<uniform> at: array<vec4<i32>, 3>;
-var<private> inf_bits: u32 = 0x7f800000u;
-var<private> nan_bits: u32 = 0x7fc00000u;
-fn is_nan_(x: f32) -> bool { return (bitcast<u32>(x) & 0x7fffffffu) > 0x7f800000u; }
-fn scale_(x: f32, n: i32) -> f32 {
-  let half = n >> 1u;
-  return x * bitcast<f32>(u32(half + 127) << 23u) * bitcast<f32>(u32(n - half + 127) << 23u);
-}
-fn exp_(x: f32) -> f32 {
-  let c = clamp(x, -105.0, 89.0);
-  let n = round(c * 1.4426950408889634);
-  let r = c - n * 0.693359375 - n * (-0.00021219444);
-  let y = (((((0.000198756915 * r + 0.0013981999507) * r + 0.0083334519073) * r + 0.041665795894) * r + 0.16666665459) * r + 0.50000001201) * r * r + r + 1.0;
-  return select(scale_(y, i32(n)), x, is_nan_(x));
-}
-fn expm1_(x: f32) -> f32 {
-  if (!(x < 80.0)) { return exp_(x); }
-  let c = max(x, -30.0);
-  let n = round(c * 1.4426950408889634);
-  let r = c - n * 0.693359375 - n * (-0.00021219444);
-  let y = (((((0.000198756915 * r + 0.0013981999507) * r + 0.0083334519073) * r + 0.041665795894) * r + 0.16666665459) * r + 0.50000001201) * r * r + r;
-  let s = scale_(1.0, i32(n));
-  return select(s * y + (s - 1.0), x, abs(x) < 1e-8);
-}
-fn log_(x: f32) -> f32 {
-  let u = bitcast<u32>(x);
-  if (u - 1u >= 0x7f7fffffu) {  // not positive and finite
-    if ((u << 1u) == 0u) { return -bitcast<f32>(inf_bits); }
-    return select(x, bitcast<f32>(nan_bits), u >> 31u == 1u);
-  }
-  let tiny = u < 0x800000u;  // of a denormal, 2^23 times it
-  let v = select(u, bitcast<u32>(x * 8388608.0), tiny);
-  if (v == 0u) { return -bitcast<f32>(inf_bits); }  // the device flushes denormals
-  let m = bitcast<f32>((v & 0x7fffffu) | 0x3f000000u);
-  let low = m < 0.7071067811865476;
-  let e = f32(i32(v >> 23u) - select(126, 127, low) - select(0, 23, tiny));
-  let f = select(m, m + m, low) - 1.0;
-  let z = f * f;
-  let y = ((((((((0.070376836292 * f + -0.1151461031) * f + 0.1167699874) * f + -0.12420140846) * f + 0.14249322787) * f + -0.16668057665) * f + 0.20000714765) * f + -0.24999993993) * f + 0.33333331174) * f * z + e * (-0.00021219444) - 0.5 * z;
-  return f + y + e * 0.693359375;
-}
-fn log1p_(x: f32) -> f32 {
-  if (x > -0.29 && x < 0.41) {
-    let z = x * x;
-    return x - 0.5 * z + ((((((((0.070376836292 * x + -0.1151461031) * x + 0.1167699874) * x + -0.12420140846) * x + 0.14249322787) * x + -0.16668057665) * x + 0.20000714765) * x + -0.24999993993) * x + 0.33333331174) * x * z;
-  }
-  return log_(1.0 + x);
-}
+@group(1) @binding(0) var<uniform> at: array<vec4<i32>, 1>;
 fn k0(w: i32, lid: i32) {
   let o0 = at[0].x;
   let o1 = at[0].y;
@@ -76,30 +28,10 @@ fn k0(w: i32, lid: i32) {
     mem2[o3 + (m0 * 8 + n0)] = s3;
   }
 }
-fn k1(w: i32, lid: i32) {
-  let o0 = at[1].x;
-  let o1 = at[1].y;
-  let o2 = at[1].z;
-  let e = w * 256 + lid;
-  if (e >= 1) { return; }
-  let s2 = (-expm1_((f32(bitcast<u32>(mem3[o0 + 0])) * log1p_((-mem0[o1 + 0])))));
-  mem2[o2 + 0] = s2;
-}
-fn k2(w: i32, lid: i32) {
-  let o0 = at[1].w;
-  let o1 = at[2].x;
-  let o2 = at[2].y;
-  let e = w * 256 + lid;
-  if (e >= 1) { return; }
-  let s2 = (-expm1_((f32(bitcast<u32>(mem3[o0 + 0])) * log1p_((-mem0[o1 + 0])))));
-  mem2[o2 + 0] = s2;
-}
 @compute @workgroup_size(256)
 fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) lid: u32) {
   let w = i32(wid.x + wid.y * 32768u);
   if (w >= 0 && w < 1) { k0(w - 0, i32(lid)); }
-  if (w >= 1 && w < 2) { k1(w - 1, i32(lid)); }
-  if (w >= 2 && w < 3) { k2(w - 2, i32(lid)); }
 }
 
 // 1: matmul+where
@@ -171,12 +103,14 @@ fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) 
   if (w >= 0 && w < 1) { k0(w - 0, i32(lid)); }
 }
 
-// 3: sum+div | sum | matmul+where | matmul
+// 3: matmul+where | matmul | sum | sum+div+where
 @group(0) @binding(0) var<storage, read_write> mem0: array<f32>;
-@group(0) @binding(1) var<storage, read_write> mem1: array<f32>;
+@group(0) @binding(1) var<storage, read> mem1: array<f32>;
 @group(0) @binding(2) var<storage, read_write> mem2: array<f32>;
-@group(0) @binding(3) var<storage, read> mem3: array<f32>;
-@group(1) @binding(0) var<uniform> at: array<vec4<i32>, 3>;
+@group(0) @binding(3) var<storage, read> mem3: array<i32>;
+@group(0) @binding(4) var<storage, read_write> mem4: array<f32>;
+@group(1) @binding(0) var<uniform> at: array<vec4<i32>, 4>;
+var<private> inf_bits: u32 = 0x7f800000u;
 fn div_(a: f32, b: f32) -> f32 {
   let s = select(1.0, 0.0625, abs(b) > 8.5e37);
   return (a * s) / (b * s);
@@ -184,52 +118,14 @@ fn div_(a: f32, b: f32) -> f32 {
 fn k0(w: i32, lid: i32) {
   let o0 = at[0].x;
   let o1 = at[0].y;
-  let row = w * 256 + lid;
-  let lane = 0;
-  let r = min(row, 0);
-  var ta0 = 0f;
-  {
-    for (var j = lane; j < 16; j += 1) {
-      let j0 = j;
-      ta0 = (ta0 + (mem0[o0 + j0] * mem0[o0 + j0]));
-    }
-  }
-  let a0 = ta0;
-  if (row < 1 && lane == 0) {
-    let s1 = div_(a0, 16f);
-    mem1[o1 + 0] = s1;
-  }
-}
-fn k1(w: i32, lid: i32) {
-  let o0 = at[0].z;
-  let o1 = at[0].w;
-  let row = w * 256 + lid;
-  let lane = 0;
-  let r = min(row, 0);
-  var ta0 = 0f;
-  {
-    for (var j = lane; j < 16; j += 1) {
-      let j0 = j;
-      ta0 = (ta0 + (0.0625f * (2f * mem0[o0 + j0])));
-    }
-  }
-  let a0 = ta0;
-  if (row < 1 && lane == 0) {
-    let s1 = a0;
-    mem2[o1 + 0] = s1;
-  }
-}
-fn k2(w: i32, lid: i32) {
-  let o0 = at[1].x;
-  let o1 = at[1].y;
-  let o2 = at[1].z;
-  let o3 = at[1].w;
+  let o2 = at[0].z;
+  let o3 = at[0].w;
   let row = w * 256 + lid;
   let lane = 0;
   let r = min(row, 127);
   let m0 = (r / 8);
   let n0 = r % 8;
-  let v0 = ((0.0625f * (2f * mem0[o0 + m0])) * mem3[o1 + n0]);
+  let v0 = ((0.0625f * (2f * mem0[o0 + m0])) * mem1[o1 + n0]);
   var ta0 = 0f;
   {
     for (var j = lane; j < 1; j += 1) {
@@ -243,10 +139,10 @@ fn k2(w: i32, lid: i32) {
     mem0[o3 + (m0 * 8 + n0)] = s3;
   }
 }
-fn k3(w: i32, lid: i32) {
-  let o0 = at[2].x;
-  let o1 = at[2].y;
-  let o2 = at[2].z;
+fn k1(w: i32, lid: i32) {
+  let o0 = at[1].x;
+  let o1 = at[1].y;
+  let o2 = at[1].z;
   let row = w * 256 + lid;
   let lane = 0;
   let r = min(row, 7);
@@ -265,6 +161,49 @@ fn k3(w: i32, lid: i32) {
     mem2[o2 + m0] = s2;
   }
 }
+fn k2(w: i32, lid: i32) {
+  let o0 = at[1].w;
+  let o1 = at[2].x;
+  let row = w * 256 + lid;
+  let lane = 0;
+  let r = min(row, 0);
+  var ta0 = 0f;
+  {
+    for (var j = lane; j < 16; j += 1) {
+      let j0 = j;
+      ta0 = (ta0 + (0.0625f * (2f * mem0[o0 + j0])));
+    }
+  }
+  let a0 = ta0;
+  if (row < 1 && lane == 0) {
+    let s1 = a0;
+    mem2[o1 + 0] = s1;
+  }
+}
+fn k3(w: i32, lid: i32) {
+  let o0 = at[2].y;
+  let o1 = at[2].z;
+  let o2 = at[2].w;
+  let o3 = at[3].x;
+  let row = w * 256 + lid;
+  let lane = 0;
+  let r = min(row, 0);
+  var ta0 = 0f;
+  {
+    for (var j = lane; j < 16; j += 1) {
+      let j0 = j;
+      ta0 = (ta0 + (mem0[o0 + j0] * mem0[o0 + j0]));
+    }
+  }
+  let a0 = ta0;
+  let v0 = div_(a0, 16f);
+  if (row < 1 && lane == 0) {
+    let s2 = v0;
+    let s3 = select(0f, bitcast<f32>(inf_bits), (((bitcast<u32>(v0) & 0x7f800000u) == 0x7f800000u) || (!(mem3[o1 + 0] == 0))));
+    mem4[o2 + 0] = s2;
+    mem0[o3 + 0] = s3;
+  }
+}
 @compute @workgroup_size(256)
 fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) lid: u32) {
   let w = i32(wid.x + wid.y * 32768u);
@@ -274,7 +213,7 @@ fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) 
   if (w >= 3 && w < 4) { k3(w - 3, i32(lid)); }
 }
 
-// 4: sum | matmul+where | matmul
+// 4: matmul | matmul+where | sum
 @group(0) @binding(0) var<storage, read_write> mem0: array<f32>;
 @group(0) @binding(1) var<storage, read_write> mem1: array<f32>;
 @group(0) @binding(2) var<storage, read> mem2: array<f32>;
@@ -282,28 +221,30 @@ fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) 
 fn k0(w: i32, lid: i32) {
   let o0 = at[0].x;
   let o1 = at[0].y;
+  let o2 = at[0].z;
   let row = w * 256 + lid;
   let lane = 0;
-  let r = min(row, 7);
-  let i0 = r;
+  let r = min(row, 63);
+  let m0 = (r / 8);
+  let n0 = r % 8;
   var ta0 = 0f;
   {
     for (var j = lane; j < 16; j += 1) {
-      let j0 = j;
-      ta0 = (ta0 + mem0[o0 + (j0 * 8 + i0)]);
+      let k0 = j;
+      ta0 = (ta0 + (mem0[o0 + (k0 * 8 + m0)] * mem0[o1 + (k0 * 8 + n0)]));
     }
   }
   let a0 = ta0;
-  if (row < 8 && lane == 0) {
-    let s1 = a0;
-    mem1[o1 + i0] = s1;
+  if (row < 64 && lane == 0) {
+    let s2 = a0;
+    mem1[o2 + (m0 * 8 + n0)] = s2;
   }
 }
 fn k1(w: i32, lid: i32) {
-  let o0 = at[0].z;
-  let o1 = at[0].w;
-  let o2 = at[1].x;
-  let o3 = at[1].y;
+  let o0 = at[0].w;
+  let o1 = at[1].x;
+  let o2 = at[1].y;
+  let o3 = at[1].z;
   let row = w * 256 + lid;
   let lane = 0;
   let r = min(row, 127);
@@ -323,43 +264,8 @@ fn k1(w: i32, lid: i32) {
   }
 }
 fn k2(w: i32, lid: i32) {
-  let o0 = at[1].z;
-  let o1 = at[1].w;
-  let o2 = at[2].x;
-  let row = w * 256 + lid;
-  let lane = 0;
-  let r = min(row, 63);
-  let m0 = (r / 8);
-  let n0 = r % 8;
-  var ta0 = 0f;
-  {
-    for (var j = lane; j < 16; j += 1) {
-      let k0 = j;
-      ta0 = (ta0 + (mem0[o0 + (k0 * 8 + m0)] * mem0[o1 + (k0 * 8 + n0)]));
-    }
-  }
-  let a0 = ta0;
-  if (row < 64 && lane == 0) {
-    let s2 = a0;
-    mem1[o2 + (m0 * 8 + n0)] = s2;
-  }
-}
-@compute @workgroup_size(256)
-fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) lid: u32) {
-  let w = i32(wid.x + wid.y * 32768u);
-  if (w >= 0 && w < 1) { k0(w - 0, i32(lid)); }
-  if (w >= 1 && w < 2) { k1(w - 1, i32(lid)); }
-  if (w >= 2 && w < 3) { k2(w - 2, i32(lid)); }
-}
-
-// 5: sum | matmul
-@group(0) @binding(0) var<storage, read> mem0: array<f32>;
-@group(0) @binding(1) var<storage, read_write> mem1: array<f32>;
-@group(0) @binding(2) var<storage, read> mem2: array<f32>;
-@group(1) @binding(0) var<uniform> at: array<vec4<i32>, 2>;
-fn k0(w: i32, lid: i32) {
-  let o0 = at[0].x;
-  let o1 = at[0].y;
+  let o0 = at[1].w;
+  let o1 = at[2].x;
   let row = w * 256 + lid;
   let lane = 0;
   let r = min(row, 7);
@@ -377,10 +283,23 @@ fn k0(w: i32, lid: i32) {
     mem1[o1 + i0] = s1;
   }
 }
-fn k1(w: i32, lid: i32) {
-  let o0 = at[0].z;
-  let o1 = at[0].w;
-  let o2 = at[1].x;
+@compute @workgroup_size(256)
+fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) lid: u32) {
+  let w = i32(wid.x + wid.y * 32768u);
+  if (w >= 0 && w < 1) { k0(w - 0, i32(lid)); }
+  if (w >= 1 && w < 2) { k1(w - 1, i32(lid)); }
+  if (w >= 2 && w < 3) { k2(w - 2, i32(lid)); }
+}
+
+// 5: matmul | sum
+@group(0) @binding(0) var<storage, read> mem0: array<f32>;
+@group(0) @binding(1) var<storage, read> mem1: array<f32>;
+@group(0) @binding(2) var<storage, read_write> mem2: array<f32>;
+@group(1) @binding(0) var<uniform> at: array<vec4<i32>, 2>;
+fn k0(w: i32, lid: i32) {
+  let o0 = at[0].x;
+  let o1 = at[0].y;
+  let o2 = at[0].z;
   let row = w * 256 + lid;
   let lane = 0;
   let r = min(row, 7);
@@ -390,13 +309,33 @@ fn k1(w: i32, lid: i32) {
   {
     for (var j = lane; j < 16; j += 1) {
       let k0 = j;
-      ta0 = (ta0 + (mem2[o0 + k0] * mem0[o1 + (k0 * 8 + n0)]));
+      ta0 = (ta0 + (mem0[o0 + k0] * mem1[o1 + (k0 * 8 + n0)]));
     }
   }
   let a0 = ta0;
   if (row < 8 && lane == 0) {
     let s2 = a0;
-    mem1[o2 + n0] = s2;
+    mem2[o2 + n0] = s2;
+  }
+}
+fn k1(w: i32, lid: i32) {
+  let o0 = at[0].w;
+  let o1 = at[1].x;
+  let row = w * 256 + lid;
+  let lane = 0;
+  let r = min(row, 7);
+  let i0 = r;
+  var ta0 = 0f;
+  {
+    for (var j = lane; j < 16; j += 1) {
+      let j0 = j;
+      ta0 = (ta0 + mem1[o0 + (j0 * 8 + i0)]);
+    }
+  }
+  let a0 = ta0;
+  if (row < 8 && lane == 0) {
+    let s1 = a0;
+    mem2[o1 + i0] = s1;
   }
 }
 @compute @workgroup_size(256)
@@ -406,17 +345,18 @@ fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) 
   if (w >= 1 && w < 2) { k1(w - 1, i32(lid)); }
 }
 
-// 6: sum+minimum+add+logical_and+where
-@group(0) @binding(0) var<storage, read> mem0: array<f32>;
+// 6: neg+sum+minimum+add+logical_not+where
+@group(0) @binding(0) var<storage, read> mem0: array<i32>;
 @group(0) @binding(1) var<storage, read> mem1: array<f32>;
-@group(0) @binding(2) var<storage, read_write> mem2: array<f32>;
+@group(0) @binding(2) var<storage, read> mem2: array<f32>;
 @group(0) @binding(3) var<storage, read_write> mem3: array<f32>;
-@group(0) @binding(4) var<storage, read> mem4: array<f32>;
-@group(0) @binding(5) var<storage, read_write> mem5: array<i32>;
+@group(0) @binding(4) var<storage, read_write> mem4: array<f32>;
+@group(0) @binding(5) var<storage, read_write> mem5: array<f32>;
 @group(0) @binding(6) var<storage, read_write> mem6: array<f32>;
-@group(0) @binding(7) var<storage, read_write> mem7: array<i32>;
 @group(1) @binding(0) var<uniform> at: array<vec4<i32>, 4>;
 var<workgroup> sf: array<f32, 256>;
+var<private> inf_bits: u32 = 0x7f800000u;
+var<private> nan_bits: u32 = 0x7fc00000u;
 fn min_f32(a: f32, b: f32) -> f32 {
   let nan = max(bitcast<u32>(a) & 0x7fffffffu, bitcast<u32>(b) & 0x7fffffffu) > 0x7f800000u;
   return select(min(a, b), a + b, nan);
@@ -426,6 +366,51 @@ fn min_u32(a: u32, b: u32) -> u32 { return min(a, b); }
 fn div_(a: f32, b: f32) -> f32 {
   let s = select(1.0, 0.0625, abs(b) > 8.5e37);
   return (a * s) / (b * s);
+}
+fn is_nan_(x: f32) -> bool { return (bitcast<u32>(x) & 0x7fffffffu) > 0x7f800000u; }
+fn scale_(x: f32, n: i32) -> f32 {
+  let half = n >> 1u;
+  return x * bitcast<f32>(u32(half + 127) << 23u) * bitcast<f32>(u32(n - half + 127) << 23u);
+}
+fn exp_(x: f32) -> f32 {
+  let c = clamp(x, -105.0, 89.0);
+  let n = round(c * 1.4426950408889634);
+  let r = c - n * 0.693359375 - n * (-0.00021219444);
+  let y = (((((0.000198756915 * r + 0.0013981999507) * r + 0.0083334519073) * r + 0.041665795894) * r + 0.16666665459) * r + 0.50000001201) * r * r + r + 1.0;
+  return select(scale_(y, i32(n)), x, is_nan_(x));
+}
+fn expm1_(x: f32) -> f32 {
+  if (!(x < 80.0)) { return exp_(x); }
+  let c = max(x, -30.0);
+  let n = round(c * 1.4426950408889634);
+  let r = c - n * 0.693359375 - n * (-0.00021219444);
+  let y = (((((0.000198756915 * r + 0.0013981999507) * r + 0.0083334519073) * r + 0.041665795894) * r + 0.16666665459) * r + 0.50000001201) * r * r + r;
+  let s = scale_(1.0, i32(n));
+  return select(s * y + (s - 1.0), x, abs(x) < 1e-8);
+}
+fn log_(x: f32) -> f32 {
+  let u = bitcast<u32>(x);
+  if (u - 1u >= 0x7f7fffffu) {  // not positive and finite
+    if ((u << 1u) == 0u) { return -bitcast<f32>(inf_bits); }
+    return select(x, bitcast<f32>(nan_bits), u >> 31u == 1u);
+  }
+  let tiny = u < 0x800000u;  // of a denormal, 2^23 times it
+  let v = select(u, bitcast<u32>(x * 8388608.0), tiny);
+  if (v == 0u) { return -bitcast<f32>(inf_bits); }  // the device flushes denormals
+  let m = bitcast<f32>((v & 0x7fffffu) | 0x3f000000u);
+  let low = m < 0.7071067811865476;
+  let e = f32(i32(v >> 23u) - select(126, 127, low) - select(0, 23, tiny));
+  let f = select(m, m + m, low) - 1.0;
+  let z = f * f;
+  let y = ((((((((0.070376836292 * f + -0.1151461031) * f + 0.1167699874) * f + -0.12420140846) * f + 0.14249322787) * f + -0.16668057665) * f + 0.20000714765) * f + -0.24999993993) * f + 0.33333331174) * f * z + e * (-0.00021219444) - 0.5 * z;
+  return f + y + e * 0.693359375;
+}
+fn log1p_(x: f32) -> f32 {
+  if (x > -0.29 && x < 0.41) {
+    let z = x * x;
+    return x - 0.5 * z + ((((((((0.070376836292 * x + -0.1151461031) * x + 0.1167699874) * x + -0.12420140846) * x + 0.14249322787) * x + -0.16668057665) * x + 0.20000714765) * x + -0.24999993993) * x + 0.33333331174) * x * z;
+  }
+  return log_(1.0 + x);
 }
 fn k0(w: i32, lid: i32) {
   let o0 = at[0].x;
@@ -442,6 +427,8 @@ fn k0(w: i32, lid: i32) {
   let o11 = at[2].w;
   let o12 = at[3].x;
   let o13 = at[3].y;
+  let o14 = at[3].z;
+  let o15 = at[3].w;
   let row = w * 8 + lid / 32;
   let lane = lid % 32;
   let r = min(row, 0);
@@ -449,7 +436,7 @@ fn k0(w: i32, lid: i32) {
   {
     for (var j = lane; j < 97; j += 32) {
       let j0 = j;
-      ta0 = (ta0 + (mem0[o0 + j0] * mem0[o0 + j0]));
+      ta0 = (ta0 + (mem2[o3 + j0] * mem2[o3 + j0]));
     }
   }
   sf[lid] = ta0;
@@ -467,34 +454,36 @@ fn k0(w: i32, lid: i32) {
   ta0 = sf[lid - lane * 1];
   workgroupBarrier();
   let a0 = ta0;
-  let v1 = min_f32(1f, div_(mem1[o1 + 0], (sqrt(a0) + 9.99999997e-07f)));
-  let v3 = mem1[o3 + 0];
-  let v6 = mem1[o5 + 0];
-  let v8 = ((!(((bitcast<u32>(mem4[o6 + 0]) & 0x7f800000u) == 0x7f800000u) || ((bitcast<u32>(a0) & 0x7f800000u) == 0x7f800000u))) && (mem5[o7 + 0] == 0));
+  let v0 = (!((bitcast<u32>((a0 + mem5[o7 + 0])) & 0x7f800000u) == 0x7f800000u));
+  let v2 = min_f32(1f, div_(mem1[o4 + 0], (sqrt(a0) + 9.99999997e-07f)));
+  let v4 = mem1[o1 + 0];
+  let v7 = mem1[o2 + 0];
+  let v10 = (-mem1[o9 + 0]);
+  let v11 = f32(bitcast<u32>(mem0[o0 + 0]));
+  let v12 = (-expm1_((v11 * log1p_((-v4)))));
+  let v13 = (-expm1_((v11 * log1p_((-v7)))));
+  let v14 = mem1[o10 + 0];
+  let v15 = mem1[o11 + 0];
   if (row < 1) {
     for (var j = lane; j < 97; j += 32) {
       let j0 = j;
-      let v0 = mem2[o2 + j0];
-      let v2 = (mem0[o0 + j0] * v1);
-      let v4 = (v0 + ((v2 - v0) * v3));
-      let v5 = mem3[o4 + j0];
-      let v7 = (v5 + (((v2 * v2) - v5) * v6));
-      let s8 = v4;
-      let s9 = v7;
-      let s11 = select(v0, v4, v8);
-      let s12 = select(v5, v7, v8);
-      mem6[o8 + j0] = s8;
-      mem6[o9 + j0] = s9;
-      mem2[o11 + j0] = s11;
-      mem3[o12 + j0] = s12;
+      let v1 = mem3[o5 + j0];
+      let v3 = (mem2[o3 + j0] * v2);
+      let v5 = (v1 + ((v3 - v1) * v4));
+      let v6 = mem4[o6 + j0];
+      let v8 = (v6 + (((v3 * v3) - v6) * v7));
+      let v9 = mem6[o8 + j0];
+      let s13 = select(v1, v5, v0);
+      let s14 = select(v6, v8, v0);
+      let s15 = select(v9, (v9 + (v10 * (div_(div_(v5, v12), (sqrt(div_(v8, v13)) + v14)) + (select(0f, v15, (j0 < 80)) * v9)))), v0);
+      mem3[o13 + j0] = s13;
+      mem4[o14 + j0] = s14;
+      mem6[o15 + j0] = s15;
     }
   }
-  storageBarrier();
   if (row < 1 && lane == 0) {
-    let s10 = v8;
-    let s13 = select(1, 0, v8);
-    mem7[o10 + 0] = select(0, 1, s10);
-    mem5[o13 + 0] = s13;
+    let s12 = a0;
+    mem5[o12 + 0] = s12;
   }
 }
 @compute @workgroup_size(256)
@@ -504,32 +493,17 @@ fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) 
 }
 
 // 7: where
-@group(0) @binding(0) var<storage, read> mem0: array<i32>;
-@group(0) @binding(1) var<storage, read_write> mem1: array<f32>;
-@group(0) @binding(2) var<storage, read> mem2: array<f32>;
-@group(0) @binding(3) var<storage, read> mem3: array<f32>;
-@group(1) @binding(0) var<uniform> at: array<vec4<i32>, 3>;
-fn div_(a: f32, b: f32) -> f32 {
-  let s = select(1.0, 0.0625, abs(b) > 8.5e37);
-  return (a * s) / (b * s);
-}
+@group(0) @binding(0) var<storage, read> mem0: array<f32>;
+@group(0) @binding(1) var<storage, read_write> mem1: array<i32>;
+@group(1) @binding(0) var<uniform> at: array<vec4<i32>, 1>;
 fn k0(w: i32, lid: i32) {
   let o0 = at[0].x;
   let o1 = at[0].y;
   let o2 = at[0].z;
-  let o3 = at[0].w;
-  let o4 = at[1].x;
-  let o5 = at[1].y;
-  let o6 = at[1].z;
-  let o7 = at[1].w;
-  let o8 = at[2].x;
-  let o9 = at[2].y;
   let e = w * 256 + lid;
-  if (e >= 97) { return; }
-  let i0 = e;
-  let v0 = mem1[o1 + i0];
-  let s9 = select(v0, (v0 + ((-mem2[o2 + 0]) * (div_(div_(mem3[o3 + i0], mem3[o4 + 0]), (sqrt(div_(mem3[o5 + i0], mem3[o6 + 0])) + mem2[o7 + 0])) + (select(0f, mem2[o8 + 0], (i0 < 80)) * v0)))), (mem0[o0 + 0] != 0));
-  mem1[o9 + i0] = s9;
+  if (e >= 1) { return; }
+  let s2 = select(0, 1, ((bitcast<u32>((mem0[o0 + 0] + mem0[o1 + 0])) & 0x7f800000u) == 0x7f800000u));
+  mem1[o2 + 0] = s2;
 }
 @compute @workgroup_size(256)
 fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) lid: u32) {

@@ -103,12 +103,14 @@ fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) 
   if (w >= 0 && w < 1) { k0(w - 0, i32(lid)); }
 }
 
-// 3: sum+div | sum | matmul+where | matmul
+// 3: sum+div+where | sum | matmul+where | matmul
 @group(0) @binding(0) var<storage, read_write> mem0: array<f32>;
-@group(0) @binding(1) var<storage, read_write> mem1: array<f32>;
+@group(0) @binding(1) var<storage, read> mem1: array<i32>;
 @group(0) @binding(2) var<storage, read_write> mem2: array<f32>;
-@group(0) @binding(3) var<storage, read> mem3: array<f32>;
-@group(1) @binding(0) var<uniform> at: array<vec4<i32>, 3>;
+@group(0) @binding(3) var<storage, read_write> mem3: array<f32>;
+@group(0) @binding(4) var<storage, read> mem4: array<f32>;
+@group(1) @binding(0) var<uniform> at: array<vec4<i32>, 4>;
+var<private> inf_bits: u32 = 0x7f800000u;
 fn div_(a: f32, b: f32) -> f32 {
   let s = select(1.0, 0.0625, abs(b) > 8.5e37);
   return (a * s) / (b * s);
@@ -116,6 +118,8 @@ fn div_(a: f32, b: f32) -> f32 {
 fn k0(w: i32, lid: i32) {
   let o0 = at[0].x;
   let o1 = at[0].y;
+  let o2 = at[0].z;
+  let o3 = at[0].w;
   let row = w * 256 + lid;
   let lane = 0;
   let r = min(row, 0);
@@ -127,14 +131,17 @@ fn k0(w: i32, lid: i32) {
     }
   }
   let a0 = ta0;
+  let v0 = div_(a0, 4f);
   if (row < 1 && lane == 0) {
-    let s1 = div_(a0, 4f);
-    mem1[o1 + 0] = s1;
+    let s2 = v0;
+    let s3 = select(0f, bitcast<f32>(inf_bits), (((bitcast<u32>(v0) & 0x7f800000u) == 0x7f800000u) || (!(mem1[o1 + 0] == 0))));
+    mem2[o2 + 0] = s2;
+    mem0[o3 + 0] = s3;
   }
 }
 fn k1(w: i32, lid: i32) {
-  let o0 = at[0].z;
-  let o1 = at[0].w;
+  let o0 = at[1].x;
+  let o1 = at[1].y;
   let row = w * 256 + lid;
   let lane = 0;
   let r = min(row, 0);
@@ -148,20 +155,20 @@ fn k1(w: i32, lid: i32) {
   let a0 = ta0;
   if (row < 1 && lane == 0) {
     let s1 = a0;
-    mem2[o1 + 0] = s1;
+    mem3[o1 + 0] = s1;
   }
 }
 fn k2(w: i32, lid: i32) {
-  let o0 = at[1].x;
-  let o1 = at[1].y;
-  let o2 = at[1].z;
-  let o3 = at[1].w;
+  let o0 = at[1].z;
+  let o1 = at[1].w;
+  let o2 = at[2].x;
+  let o3 = at[2].y;
   let row = w * 256 + lid;
   let lane = 0;
   let r = min(row, 11);
   let m0 = (r / 3);
   let n0 = r % 3;
-  let v0 = ((0.25f * (2f * mem0[o0 + m0])) * mem3[o1 + n0]);
+  let v0 = ((0.25f * (2f * mem0[o0 + m0])) * mem4[o1 + n0]);
   var ta0 = 0f;
   {
     for (var j = lane; j < 1; j += 1) {
@@ -176,9 +183,9 @@ fn k2(w: i32, lid: i32) {
   }
 }
 fn k3(w: i32, lid: i32) {
-  let o0 = at[2].x;
-  let o1 = at[2].y;
-  let o2 = at[2].z;
+  let o0 = at[2].z;
+  let o1 = at[2].w;
+  let o2 = at[3].x;
   let row = w * 256 + lid;
   let lane = 0;
   let r = min(row, 2);
@@ -194,7 +201,7 @@ fn k3(w: i32, lid: i32) {
   let a0 = ta0;
   if (row < 3 && lane == 0) {
     let s2 = a0;
-    mem2[o2 + m0] = s2;
+    mem3[o2 + m0] = s2;
   }
 }
 @compute @workgroup_size(256)
@@ -338,14 +345,13 @@ fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) 
   if (w >= 1 && w < 2) { k1(w - 1, i32(lid)); }
 }
 
-// 6: add+sum+logical_and+where
+// 6: add+sum+where
 @group(0) @binding(0) var<storage, read> mem0: array<f32>;
 @group(0) @binding(1) var<storage, read_write> mem1: array<f32>;
 @group(0) @binding(2) var<storage, read> mem2: array<f32>;
 @group(0) @binding(3) var<storage, read> mem3: array<f32>;
-@group(0) @binding(4) var<storage, read_write> mem4: array<i32>;
-@group(0) @binding(5) var<storage, read_write> mem5: array<f32>;
-@group(0) @binding(6) var<storage, read_write> mem6: array<i32>;
+@group(0) @binding(4) var<storage, read_write> mem4: array<f32>;
+@group(0) @binding(5) var<storage, read_write> mem5: array<i32>;
 @group(1) @binding(0) var<uniform> at: array<vec4<i32>, 3>;
 fn k0(w: i32, lid: i32) {
   let o0 = at[0].x;
@@ -357,8 +363,6 @@ fn k0(w: i32, lid: i32) {
   let o6 = at[1].z;
   let o7 = at[1].w;
   let o8 = at[2].x;
-  let o9 = at[2].y;
-  let o10 = at[2].z;
   let row = w * 256 + lid;
   let lane = 0;
   let r = min(row, 0);
@@ -370,26 +374,24 @@ fn k0(w: i32, lid: i32) {
     }
   }
   let a0 = ta0;
-  let v0 = ((!(((bitcast<u32>(mem3[o3 + 0]) & 0x7f800000u) == 0x7f800000u) || ((bitcast<u32>(a0) & 0x7f800000u) == 0x7f800000u))) && (mem4[o4 + 0] == 0));
+  let v0 = (!((bitcast<u32>((a0 + mem3[o3 + 0])) & 0x7f800000u) == 0x7f800000u));
   let v1 = mem0[o0 + 0];
-  let v5 = (-mem0[o6 + 0]);
+  let v5 = (-mem0[o5 + 0]);
   if (row < 1) {
     for (var j = lane; j < 22; j += 1) {
       let j0 = j;
       let v2 = mem1[o1 + j0];
       let v3 = ((v1 * v2) + mem2[o2 + j0]);
-      let v4 = mem5[o5 + j0];
-      let s8 = select(v2, v3, v0);
-      let s9 = select(v4, (v4 + (v5 * v3)), v0);
-      mem1[o8 + j0] = s8;
-      mem5[o9 + j0] = s9;
+      let v4 = mem4[o4 + j0];
+      let s6 = select(v2, v3, v0);
+      let s7 = select(v4, (v4 + (v5 * v3)), v0);
+      mem1[o6 + j0] = s6;
+      mem4[o7 + j0] = s7;
     }
   }
   if (row < 1 && lane == 0) {
-    let s7 = v0;
-    let s10 = select(1, 0, v0);
-    mem6[o7 + 0] = select(0, 1, s7);
-    mem4[o10 + 0] = s10;
+    let s8 = select(0, 1, ((bitcast<u32>((a0 + mem3[o3 + 0])) & 0x7f800000u) == 0x7f800000u));
+    mem5[o8 + 0] = s8;
   }
 }
 @compute @workgroup_size(256)

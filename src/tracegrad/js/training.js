@@ -228,7 +228,7 @@ export class Training {
       this.atOnce = Math.max(1, Math.min(this.most, Math.floor((count * MS_AT_ONCE) / (performance.now() - began))));
       for (const outputs of results) {
         const loss = outputs.get("loss").data[0];
-        if (!outputs.get("ok").data[0]) return this.#refused(what, loss, knobs);
+        if (outputs.get(HALTED).data[0]) return this.#refused(what, loss, knobs);
         losses[this.counter - before + done] = loss;
         this.counter += 1;
         last = outputs;

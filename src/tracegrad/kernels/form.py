@@ -91,6 +91,7 @@ class Kernel:
     slots: tuple[Slot, ...]
     body: tuple[Statement, ...]
     label: str
+    uniform: bool = False  # its folds are the same for all outer points: a workgroup computes them once
 
     @property
     def rows(self) -> int:
@@ -101,6 +102,11 @@ class Kernel:
     def length(self) -> int:
         """Number of points folded for each of them."""
         return points(self.inner)
+
+    @property
+    def work(self) -> int:
+        """Points computed in all."""
+        return self.rows + self.length if self.uniform else self.rows * self.length
 
     @property
     def product(self) -> Product | None:

@@ -14,6 +14,7 @@ from tracegrad.kernels.reads import Reads, base, reads_of, trailing
 from tracegrad.kernels.stored import COMPUTED, stored_nodes
 from tracegrad.prims.leaves import LITERAL
 
+RECOMPUTED = 2048  # elements of a fold that every workgroup may compute again: eight a thread
 MAX_BUFFERS = 8  # storage buffers that every WebGPU device lets a kernel touch
 
 
@@ -31,6 +32,12 @@ class Cluster:
     members: int  # bit set of serial positions
     ancestors: int = 0  # bit set of everything it depends on, through whole clusters
     outs: list[Tensor] = field(default_factory=list[Tensor])  # nodes that others read, or that the program delivers
+    scalars: list[Tensor] = field(default_factory=list[Tensor])  # of another kernel, computed here once more
+
+    @property
+    def computes(self) -> list[Tensor]:
+        """All that the kernel computes."""
+        return [*self.scalars, *self.nodes]
 
     @property
     def main(self) -> Tensor:
@@ -62,6 +69,7 @@ class Schedule:
         self.before = self._orderings()
         self._fuse()
         self.clusters = self._sorted()
+        self._recompute_scalars()
         self._mark_outs()
 
     def array_name(self, serial: int) -> str:
@@ -193,6 +201,7 @@ class Schedule:
         arrays: set[str] = set()
         for t in c.nodes:
             arrays.add(self.array_name(t.serial))
+        for t in c.computes:
             arrays.update(array_of(leaf) for leaf, _ in self.reads[t.serial].leaves.values())
             arrays.update(self.array_name(s) for s in self.reads[t.serial].stored)
         return len(arrays)
@@ -265,10 +274,42 @@ class Schedule:
 
     def before_cluster(self, c: Cluster) -> Iterator[Cluster]:
         """The clusters that must run before `c`."""
-        for t in c.nodes:
+        own = {t.serial for t in c.computes}
+        for t in c.computes:
             for s in self.before[t.serial]:
-                if self.owner[s] is not c:
+                if s not in own:
                     yield self.owner[s]
+
+    def _recompute_scalars(self) -> None:
+        """A kernel of many points computes the short fold it waits for once more, in every workgroup.
+
+        So the optimizer's kernel, which needs the norm of the gradients, runs beside the one that makes it.
+        """
+        for c in self.clusters:
+            if c.kind != "points" or c.rows == 1:
+                continue
+            wanted = {s for t in c.nodes for s in self.reads[t.serial].stored if s in self.stored}
+            makers = {self.owner[s].main.serial: self.owner[s] for s in wanted}
+            short = [d for d in makers.values() if d.kind == "rows" and d.rows == 1 and d.length <= RECOMPUTED]
+            if short:
+                d = max(short, key=lambda d: d.nodes[-1].serial)
+                c.scalars = self._behind(wanted, d)
+                if any(t.size > 1 for t in c.scalars) or not self._may_recompute(c):
+                    c.scalars = []
+
+    def _behind(self, wanted: set[int], d: Cluster) -> list[Tensor]:
+        """The nodes of `d` that `wanted` need."""
+        needed = set(wanted)
+        for t in reversed(d.nodes):
+            if t.serial in needed:
+                needed |= self.reads[t.serial].stored.keys()
+        return [t for t in d.nodes if t.serial in needed]
+
+    def _may_recompute(self, c: Cluster) -> bool:
+        """Nothing that the scalars are made of may change before or while the kernel runs."""
+        changed = set(self.writes.values())
+        leaves = (array_of(leaf) for t in c.scalars for leaf, _ in self.reads[t.serial].leaves.values())
+        return not any(name in changed for name in leaves) and self._buffers(c) <= MAX_BUFFERS
 
     def _mark_outs(self) -> None:
         read_elsewhere: set[int] = set()
@@ -277,10 +318,12 @@ class Schedule:
                 read_elsewhere.update(s for x in t.inputs for s in self.packed(base(x).serial))
         for serial, reads in self.reads.items():
             for s in reads.stored:
-                if s in self.stored and self.owner[s] is not self.owner[serial]:
+                reader = self.owner[serial]
+                if s in self.stored and self.owner[s] is not reader and not any(t.serial == s for t in reader.scalars):
                     read_elsewhere.add(s)
         for c in self.clusters:
             c.outs = [t for t in c.nodes if t.serial in self.roots or t.serial in read_elsewhere]
+        self.clusters = [c for c in self.clusters if c.outs]
 
 
 def array_of(leaf: Tensor) -> str:

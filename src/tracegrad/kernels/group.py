@@ -37,7 +37,7 @@ class Launch:
         """Is there room for another member?"""
         return (
             len(self.clusters) < MAX_MEMBERS
-            and all(k.rows * k.length < ALONE for k in (*self.kernels, kernel))
+            and all(k.work < ALONE for k in (*self.kernels, kernel))
             and self.workgroups + tiling.workgroups <= FULL
             and sum(len(k.slots) for k in (*self.kernels, kernel)) <= MAX_SLOTS
             and len(self.arrays | arrays) <= MAX_BUFFERS
@@ -71,8 +71,9 @@ def arrays_of(schedule: Schedule, c: Cluster) -> set[str]:
     out: set[str] = set()
     for t in c.outs:
         out.add(schedule.array_name(t.serial))
-    for t in c.nodes:
+    own = {t.serial for t in c.computes}
+    for t in c.computes:
         reads = schedule.reads[t.serial]
         out |= {array_of(leaf) for leaf, _ in reads.leaves.values()}
-        out |= {schedule.array_name(s) for s in reads.stored if schedule.owner.get(s) is not c}
+        out |= {schedule.array_name(s) for s in reads.stored if s not in own}
     return out

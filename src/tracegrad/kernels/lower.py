@@ -42,7 +42,7 @@ def external_order(c: Cluster, stored: set[int], writes: Mapping[int, str]) -> t
     ids: dict[int, int] = {}
     externals: list[Tensor] = []
     key: list[Any] = [c.kind, c.rows, c.length]
-    mine = {t.serial for t in c.nodes}
+    mine = {t.serial for t in c.computes}
 
     def number(root: Tensor) -> None:
         stack = [root]
@@ -65,11 +65,12 @@ def external_order(c: Cluster, stored: set[int], writes: Mapping[int, str]) -> t
             ids[t.serial] = len(ids)
             stack.pop()
 
-    for t in c.nodes:
+    for t in c.computes:
         number(t)
     outs = {t.serial for t in c.outs}
     replaces = replaced_slots(c, externals, writes)
-    key.append(tuple([(ids[t.serial], t.serial in outs, replaces.get(t.serial)) for t in c.nodes]))
+    key.append(tuple([(ids[t.serial], t.serial in outs, replaces.get(t.serial)) for t in c.computes]))
+    key.append(len(c.scalars))
     return externals, tuple(key)
 
 
@@ -106,7 +107,8 @@ def natural_domain(c: Cluster) -> Domain:
     if c.kind == "scatter":
         return Domain((("i", axes(t.shape)), ("j", axes((t.inputs[0].shape[t.axis],)))))
     if c.kind == "points":
-        return Domain((("i", axes(t.shape)), ("j", ())))
+        folded = next((s.inputs[0].shape for s in c.scalars if s.prim.family == "fold"), ())
+        return Domain((("i", axes(t.shape)), ("j", axes(folded))))
     shape, folded = t.inputs[0].shape, t.axes
     if c.kind == "rows":
         first = min((d for d in folded if shape[d] > 1), default=len(shape))
@@ -123,7 +125,7 @@ class _Lowering:
         self.replaces = replaced_slots(c, externals, writes)
         self.slot = {t.serial: k for k, t in enumerate(externals)}
         self.slots = [Slot(t.dtype, False) for t in externals]
-        self.mine = {t.serial for t in c.nodes}
+        self.mine = {t.serial for t in c.computes}
         self.memo: dict[tuple[int, tuple[Index, ...], tuple[Guard, ...]], Value] = {}
         self.guards: tuple[Guard, ...] = ()  # what holds where the current value is wanted: loads must not stray
         self.locals: dict[int, Value] = {}
@@ -142,7 +144,7 @@ class _Lowering:
     def kernel(self) -> Kernel:
         """Statements in the order of the nodes."""
         body: list[Statement] = []
-        for t in self.c.nodes:
+        for t in self.c.computes:
             if t.prim.family in COMPUTED:
                 body.append(self.fold(t))
         outs = {t.serial for t in self.c.outs}
@@ -152,8 +154,11 @@ class _Lowering:
                 stores.append(self.store(t))
         outer = [a for g in ("b", "m", "n", "i") for a in self.axes.get(g, ())]
         inner = [a for g in ("k", "j") for a in self.axes.get(g, ())]
-        names = list(dict.fromkeys(t.prim.name for t in self.c.nodes if t.prim is not COPY))
-        return Kernel(tuple(outer), tuple(inner), tuple(self.slots), (*body, *stores), "+".join(names[:6]) or "copy")
+        names = list(dict.fromkeys(t.prim.name for t in self.c.computes if t.prim is not COPY))
+        label = "+".join(names[:6]) or "copy"
+        return Kernel(
+            tuple(outer), tuple(inner), tuple(self.slots), (*body, *stores), label, uniform=bool(self.c.scalars)
+        )
 
     # coordinates
     def coordinates(self, shape: Shape, *groups: str) -> tuple[Index, ...]:
@@ -180,6 +185,8 @@ class _Lowering:
             (x,) = t.inputs
             if self.c.kind == "rows":
                 coordinates = self.coordinates(x.shape, "i", "j")
+            elif self.c.kind == "points":  # a scalar computed once more
+                coordinates = self.coordinates(x.shape, "j")
             else:
                 folded = t.axes
                 outer = iter(self.coordinates(tuple(n for d, n in enumerate(x.shape) if d not in folded), "i"))

@@ -20,7 +20,10 @@ WORKGROUP_BYTES = 16384  # of workgroup memory that every WebGPU device has
 
 @dataclass(frozen=True, slots=True)
 class Tiling:
-    """kind: "points", one thread a point; "rows", `lanes` threads a row; "tile", a square of results a workgroup."""
+    """kind: "points", one thread a point; "rows", `lanes` threads a row; "tile", a square of results a workgroup.
+
+    A kernel of points whose folds are uniform has all lanes of a workgroup fold.
+    """
 
     kind: str
     workgroups: int
@@ -42,8 +45,9 @@ class Tiling:
 def choose_tiling(kernel: Kernel) -> Tiling:
     """The schedule of a kernel."""
     rows, length = kernel.rows, kernel.length
-    if not any(isinstance(s, Fold) for s in kernel.body):
-        return Tiling("points", -(-rows // WORKGROUP))
+    if kernel.uniform or not any(isinstance(s, Fold) for s in kernel.body):
+        cooperate = kernel.uniform and length >= COOPERATE_FROM
+        return Tiling("points", -(-rows // WORKGROUP), WORKGROUP if cooperate else 1)
     if kernel.product is not None:
         m, n, batch = (points(axes) for axes in (kernel.product.m, kernel.product.n, kernel.product.batch))
         if m >= TILE_FROM and n >= TILE_FROM:

@@ -38,13 +38,13 @@ def unroll(kernel: Kernel) -> Kernel:
             inner = s.inner or any(a in kernel.outer for a in axes)
             body += [c.store(s) for c in (copies if inner else copies[:1])]
     left = [tuple(a for a in group if a not in axes) for group in (kernel.outer, kernel.inner)]
-    return Kernel(left[0], left[1], kernel.slots, tuple(body), kernel.label)
+    return Kernel(left[0], left[1], kernel.slots, tuple(body), kernel.label, kernel.uniform)
 
 
 def short_axes(kernel: Kernel) -> list[Axis]:
     """The axes to write out."""
     folds = [s for s in kernel.body if isinstance(s, Fold)]
-    if kernel.rows * kernel.length < WORTH or any(f.product or f.scatter for f in folds):
+    if kernel.work < WORTH or any(f.product or f.scatter for f in folds):
         return []
     inner = [a for a in kernel.inner if a.size > 1]
     if folds and kernel.length <= WHOLE and kernel.rows >= ROWS * kernel.length:

@@ -10,6 +10,7 @@ from tracegrad.kernels.reads import base, reads_of
 from tracegrad.kernels.stored import COMPUTED
 from tracegrad.prims.elementwise import COPY
 from tracegrad.prims.folds import pack
+from tracegrad.prims.views import reshape
 
 COMPUTING = (*COMPUTED, "map", "gather")
 
@@ -35,8 +36,10 @@ def place_results(graph: Graph) -> Graph:
 
     roots = rewrite(graph.roots, rule)
     writes = graph.with_roots(roots).writes
-    kept = [own(t) for t in roots[: len(roots) - len(writes)]]
-    return graph.with_roots([*kept, *(_written(name, t, own, roots) for name, t in writes.items())])
+    written = [_written(name, t, own, roots) for name, t in writes.items()]
+    states = {base(t).serial for t in written}  # a result that is a new state is read where the state lies
+    kept = [t if base(t).serial in states else own(t) for t in roots[: len(roots) - len(writes)]]
+    return graph.with_roots([*kept, *written])
 
 
 def write_through_copies(graph: Graph) -> Graph:
@@ -44,8 +47,10 @@ def write_through_copies(graph: Graph) -> Graph:
 
     A pack between, because its parts are stored: inlined into the copy, the value would be no help.
     """
-    results = [*graph.outputs.values(), *graph.captures.values()]
     copied = [t if t.prim.family == "pack" else bind(COPY, pack([t])) for t in graph.writes.values()]
+    states = {base(t).serial: new for t, new in zip(graph.writes.values(), copied)}
+    results = [*graph.outputs.values(), *graph.captures.values()]
+    results = [reshape(states[base(t).serial], t.shape) if base(t).serial in states else t for t in results]
     return graph.with_roots([*results, *copied])
 
 

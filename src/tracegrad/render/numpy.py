@@ -53,7 +53,8 @@ class _Writer:
         self.arrays.lines += [f"{target} = {value}" for target, value in filter(None, stores)]
 
     def fold(self, f: Fold) -> None:
-        shape = (*(a.size for a in self.kernel.outer), *(1 for _ in self.kernel.inner))
+        uniform = self.kernel.uniform
+        shape = (*(1 if uniform else a.size for a in self.kernel.outer), *(1 for _ in self.kernel.inner))
         if f.product is not None:
             name = self.product(f.product)
         elif f.scatter is not None:
@@ -92,7 +93,8 @@ class _Writer:
 
     def spread(self, v: Value, name: str) -> str:
         """`name` over every axis, also those the value does not vary along."""
-        full = tuple(a.size for a in self.arrays.axes)
+        once = self.kernel.outer if self.kernel.uniform else ()
+        full = tuple(1 if a in once else a.size for a in self.arrays.axes)
         return name if v.op != "const" and self.values.shape(v) == full else f"np.broadcast_to({name}, {full})"
 
     def product(self, p: Product) -> str:

@@ -121,9 +121,12 @@ class _Writer:
 
     # one thread a point
     def points(self) -> list[str]:
-        stores = [s for s in self.kernel.body if isinstance(s, Store)]
-        written = self.stores(stores, loop=False)
+        folded = [f"let lane = {'lid' if self.tiling.lanes > 1 else '0'};"] if self.kernel.uniform else []
+        for folds in self.batches():
+            folded += self.folds(folds)
+        written = self.stores([s for s in self.kernel.body if isinstance(s, Store)], loop=False)
         return [
+            *folded,
             f"let e = w * {WORKGROUP} + lid;",
             f"if (e >= {self.kernel.rows}) {{ return; }}",
             *decode("e", self.kernel.outer),
