@@ -9,7 +9,7 @@ from typing import Any
 from tracegrad.dtypes import DTYPES, TensorType
 from tracegrad.ir import Tensor
 from tracegrad.kernels.group import Launch
-from tracegrad.kernels.tiling import workgroup_bytes
+from tracegrad.kernels.tiling import without_barriers, workgroup_bytes
 from tracegrad.layout import Persistent, Place
 from tracegrad.places import Key, Plan
 from tracegrad.prims.leaves import LITERAL
@@ -106,13 +106,17 @@ def render(
 
 def source_of(launch: Launch, binding_of: Sequence[int], bindings: tuple[Binding, ...]) -> KernelSource:
     """One launch in every language."""
+    shared = workgroup_bytes(launch.tilings)
+    serial = [without_barriers(k, t) for k, t in zip(launch.kernels, launch.tilings)] if shared else []
     return KernelSource(
         label=" | ".join(k.label for k in launch.kernels),
         bindings=bindings,
         slots=sum(len(k.slots) for k in launch.kernels),
-        workgroup_memory=workgroup_bytes(launch.tilings),
+        workgroup_memory=shared,
         wgsl=render_wgsl(launch.kernels, launch.tilings, binding_of, bindings),
         numpy=render_numpy(launch.kernels, binding_of),
+        serial_wgsl=render_wgsl(launch.kernels, serial, binding_of, bindings) if shared else "",
+        serial_grid=grid_of(sum(t.workgroups for t in serial)),
     )
 
 

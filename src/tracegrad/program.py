@@ -10,7 +10,7 @@ from __future__ import annotations
 import base64
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, cast
 
 from tracegrad.dtypes import DTYPES, TensorType
@@ -80,6 +80,8 @@ class KernelSource:
     workgroup_memory: int  # bytes
     wgsl: str = field(repr=False)
     numpy: str = field(repr=False)
+    serial_wgsl: str = field(default="", repr=False)  # the same without workgroup memory, where that is used
+    serial_grid: tuple[int, int] = (0, 0)  # workgroups of each dispatch of serial_wgsl
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,6 +124,19 @@ class Program:
         sizes = f"{len(self.kernels)} kernels, {len(self.dispatches)} dispatches, {len(self.buffers)} buffers"
         return f"<Program: {sizes}>"
 
+    def without_barriers(self) -> Program:
+        """The same for an adapter that runs on a CPU, where barriers are ruinous: the same sums, bit for bit."""
+        serial = [bool(k.serial_wgsl) for k in self.kernels]
+        return replace(
+            self,
+            kernels=tuple(
+                replace(k, wgsl=k.serial_wgsl, workgroup_memory=0) if s else k for k, s in zip(self.kernels, serial)
+            ),
+            dispatches=tuple(
+                replace(d, grid=self.kernels[d.kernel].serial_grid) if serial[d.kernel] else d for d in self.dispatches
+            ),
+        )
+
     def to_json(self) -> str:
         """Canonical text: equal programs give equal bytes."""
         return json.dumps({"version": VERSION, **asdict(self)}, separators=(",", ":"), sort_keys=True)
@@ -138,7 +153,14 @@ class Program:
 
         return Program(
             kernels=tuple(
-                KernelSource(**_with(k, bindings=tuple(Binding(**b) for b in k["bindings"]))) for k in d["kernels"]
+                KernelSource(
+                    **_with(
+                        k,
+                        bindings=tuple(Binding(**b) for b in k["bindings"]),
+                        serial_grid=tuple(k.get("serial_grid", (0, 0))),
+                    )
+                )
+                for k in d["kernels"]
             ),
             buffers=tuple(Buffer(**b) for b in d["buffers"]),
             dispatches=tuple(

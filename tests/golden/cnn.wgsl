@@ -10,17 +10,17 @@ fn k0(w: i32, lid: i32) {
   let o3 = at[0].w;
   let row = w * 256 + lid;
   let lane = 0;
-  let r = min(row, 255);
-  let b0 = (r / 128);
-  let m0 = (r / 64) % 2;
-  let n0 = (r / 8) % 8;
-  let n1 = r % 8;
+  if (row >= 256) { return; }
+  let b0 = (row / 128);
+  let m0 = (row / 64) % 2;
+  let n0 = (row / 8) % 8;
+  let n1 = row % 8;
   var ta0 = 0f;
   {
     for (var j = lane; j < 9; j += 1) {
       let k0 = (j / 3);
       let k1 = j % 3;
-      ta0 = (ta0 + (mem0[o0 + (m0 * 9 + k0 * 3 + k1)] * select(0.0, mem1[o1 + (b0 * 64 + n0 * 8 + k0 * 8 + n1 + k1 + (-9))], (n1 + k1 + (-1)) >= 0 && (n1 + k1 + (-1)) < 8 && (n0 + k0 + (-1)) >= 0 && (n0 + k0 + (-1)) < 8)));
+      ta0 = (ta0 + (mem0[o0 + (m0 * 9 + k0 * 3 + k1)] * select(0.0, mem1[o1 + (b0 * 64 + n0 * 8 + k0 * 8 + n1 + k1 + (-9))], ((n1 + k1 + (-1)) >= 0) & ((n1 + k1 + (-1)) < 8) & ((n0 + k0 + (-1)) >= 0) & ((n0 + k0 + (-1)) < 8))));
     }
   }
   let a0 = ta0;
@@ -59,9 +59,9 @@ fn k0(w: i32, lid: i32) {
   let o2 = at[0].z;
   let row = w * 256 + lid;
   let lane = 0;
-  let r = min(row, 63);
-  let i0 = (r / 4);
-  let i1 = r % 4;
+  if (row >= 64) { return; }
+  let i0 = (row / 4);
+  let i1 = row % 4;
   var ta0 = (-bitcast<f32>(inf_bits));
   {
     for (var j = lane; j < 4; j += 1) {
@@ -104,18 +104,18 @@ fn k0(w: i32, lid: i32) {
   let o3 = at[0].w;
   let row = w * 256 + lid;
   let lane = 0;
-  let r = min(row, 95);
-  let b0 = (r / 48);
-  let m0 = (r / 16) % 3;
-  let n0 = (r / 4) % 4;
-  let n1 = r % 4;
+  if (row >= 96) { return; }
+  let b0 = (row / 48);
+  let m0 = (row / 16) % 3;
+  let n0 = (row / 4) % 4;
+  let n1 = row % 4;
   var ta0 = 0f;
   {
     for (var j = lane; j < 18; j += 1) {
       let k0 = (j / 9);
       let k1 = (j / 3) % 3;
       let k2 = j % 3;
-      ta0 = (ta0 + (mem0[o0 + (m0 * 18 + k0 * 9 + k1 * 3 + k2)] * select(0.0, mem1[o1 + (b0 * 32 + k0 * 16 + n0 * 4 + k1 * 4 + n1 + k2 + (-5))], (n1 + k2 + (-1)) >= 0 && (n1 + k2 + (-1)) < 4 && (n0 + k1 + (-1)) >= 0 && (n0 + k1 + (-1)) < 4)));
+      ta0 = (ta0 + (mem0[o0 + (m0 * 18 + k0 * 9 + k1 * 3 + k2)] * select(0.0, mem1[o1 + (b0 * 32 + k0 * 16 + n0 * 4 + k1 * 4 + n1 + k2 + (-5))], ((n1 + k2 + (-1)) >= 0) & ((n1 + k2 + (-1)) < 4) & ((n0 + k1 + (-1)) >= 0) & ((n0 + k1 + (-1)) < 4))));
     }
   }
   let a0 = ta0;
@@ -154,9 +154,9 @@ fn k0(w: i32, lid: i32) {
   let o2 = at[0].z;
   let row = w * 256 + lid;
   let lane = 0;
-  let r = min(row, 23);
-  let i0 = (r / 2);
-  let i1 = r % 2;
+  if (row >= 24) { return; }
+  let i0 = (row / 2);
+  let i1 = row % 2;
   var ta0 = (-bitcast<f32>(inf_bits));
   {
     for (var j = lane; j < 4; j += 1) {
@@ -198,9 +198,9 @@ fn k0(w: i32, lid: i32) {
   let o2 = at[0].z;
   let row = w * 256 + lid;
   let lane = 0;
-  let r = min(row, 19);
-  let m0 = (r / 10);
-  let n0 = r % 10;
+  if (row >= 20) { return; }
+  let m0 = (row / 10);
+  let n0 = row % 10;
   var ta0 = 0f;
   {
     for (var j = lane; j < 12; j += 1) {
@@ -263,8 +263,8 @@ fn k0(w: i32, lid: i32) {
   let o5 = at[1].y;
   let row = w * 256 + lid;
   let lane = 0;
-  let r = min(row, 1);
-  let i0 = r;
+  if (row >= 2) { return; }
+  let i0 = row;
   var ta0 = (-bitcast<f32>(inf_bits));
   {
     for (var j = lane; j < 10; j += 1) {
@@ -342,9 +342,9 @@ fn k0(w: i32, lid: i32) {
   let o2 = at[0].z;
   let row = w * 256 + lid;
   let lane = 0;
-  let r = min(row, 119);
-  let m0 = (r / 10);
-  let n0 = r % 10;
+  if (row >= 120) { return; }
+  let m0 = (row / 10);
+  let n0 = row % 10;
   var ta0 = 0f;
   {
     for (var j = lane; j < 2; j += 1) {
@@ -364,9 +364,9 @@ fn k1(w: i32, lid: i32) {
   let o2 = at[1].y;
   let row = w * 256 + lid;
   let lane = 0;
-  let r = min(row, 23);
-  let m0 = (r / 12);
-  let n0 = r % 12;
+  if (row >= 24) { return; }
+  let m0 = (row / 12);
+  let n0 = row % 12;
   var ta0 = 0f;
   {
     for (var j = lane; j < 10; j += 1) {
@@ -385,8 +385,8 @@ fn k2(w: i32, lid: i32) {
   let o1 = at[1].w;
   let row = w * 256 + lid;
   let lane = 0;
-  let r = min(row, 9);
-  let i0 = r;
+  if (row >= 10) { return; }
+  let i0 = row;
   var ta0 = 0f;
   {
     for (var j = lane; j < 2; j += 1) {
@@ -408,7 +408,7 @@ fn k3(w: i32, lid: i32) {
   let o4 = at[3].x;
   let row = w * 256 + lid;
   let lane = 0;
-  let r = min(row, 0);
+  if (row >= 1) { return; }
   var ta0 = 0f;
   {
     for (var j = lane; j < 2; j += 1) {
@@ -470,18 +470,18 @@ fn k0(w: i32, lid: i32) {
   let o2 = at[0].z;
   let row = w * 256 + lid;
   let lane = 0;
-  let r = min(row, 63);
-  let b0 = (r / 32);
-  let m0 = (r / 16) % 2;
-  let n0 = (r / 4) % 4;
-  let n1 = r % 4;
+  if (row >= 64) { return; }
+  let b0 = (row / 32);
+  let m0 = (row / 16) % 2;
+  let n0 = (row / 4) % 4;
+  let n1 = row % 4;
   var ta0 = 0f;
   {
     for (var j = lane; j < 27; j += 1) {
       let k0 = (j / 9);
       let k1 = (j / 3) % 3;
       let k2 = j % 3;
-      ta0 = (ta0 + (mem0[o0 + (k0 * 18 + m0 * 9 + k1 * 3 + k2)] * select(0.0, mem1[o1 + (b0 * 48 + k0 * 16 + n0 * 4 + n1 + k2 * (-1) + k1 * (-4) + 5)], (n1 + k2 * (-1) + 1) >= 0 && (n1 + k2 * (-1) + 1) < 4 && (n0 + k1 * (-1) + 1) >= 0 && (n0 + k1 * (-1) + 1) < 4)));
+      ta0 = (ta0 + (mem0[o0 + (k0 * 18 + m0 * 9 + k1 * 3 + k2)] * select(0.0, mem1[o1 + (b0 * 48 + k0 * 16 + n0 * 4 + n1 + k2 * (-1) + k1 * (-4) + 5)], ((n1 + k2 * (-1) + 1) >= 0) & ((n1 + k2 * (-1) + 1) < 4) & ((n0 + k1 * (-1) + 1) >= 0) & ((n0 + k1 * (-1) + 1) < 4))));
     }
   }
   let a0 = ta0;
@@ -508,7 +508,7 @@ fn k1(w: i32, lid: i32) {
       let k0 = (j / 16);
       let k1 = (j / 4) % 4;
       let k2 = j % 4;
-      ta0 = (ta0 + (mem1[o0 + (k0 * 48 + m0 * 16 + k1 * 4 + k2)] * select(0.0, mem1[o1 + (k0 * 32 + n0 * 16 + n1 * 4 + k1 * 4 + n2 + k2 + (-5))], (n2 + k2 + (-1)) >= 0 && (n2 + k2 + (-1)) < 4 && (n1 + k1 + (-1)) >= 0 && (n1 + k1 + (-1)) < 4)));
+      ta0 = (ta0 + (mem1[o0 + (k0 * 48 + m0 * 16 + k1 * 4 + k2)] * select(0.0, mem1[o1 + (k0 * 32 + n0 * 16 + n1 * 4 + k1 * 4 + n2 + k2 + (-5))], ((n2 + k2 + (-1)) >= 0) & ((n2 + k2 + (-1)) < 4) & ((n1 + k1 + (-1)) >= 0) & ((n1 + k1 + (-1)) < 4))));
     }
   }
   sf[lid] = ta0;
@@ -621,7 +621,7 @@ fn k0(w: i32, lid: i32) {
       let k0 = (j / 64);
       let k1 = (j / 8) % 8;
       let k2 = j % 8;
-      ta0 = (ta0 + (mem0[o0 + (k0 * 128 + m0 * 64 + k1 * 8 + k2)] * select(0.0, mem1[o1 + (k0 * 64 + n0 * 8 + k1 * 8 + n1 + k2 + (-9))], (n1 + k2 + (-1)) >= 0 && (n1 + k2 + (-1)) < 8 && (n0 + k1 + (-1)) >= 0 && (n0 + k1 + (-1)) < 8)));
+      ta0 = (ta0 + (mem0[o0 + (k0 * 128 + m0 * 64 + k1 * 8 + k2)] * select(0.0, mem1[o1 + (k0 * 64 + n0 * 8 + k1 * 8 + n1 + k2 + (-9))], ((n1 + k2 + (-1)) >= 0) & ((n1 + k2 + (-1)) < 8) & ((n0 + k1 + (-1)) >= 0) & ((n0 + k1 + (-1)) < 8))));
     }
   }
   sf[lid] = ta0;

@@ -9,9 +9,9 @@ fn k0(w: i32, lid: i32) {
   let o2 = at[0].z;
   let row = w * 256 + lid;
   let lane = 0;
-  let r = min(row, 11);
-  let i0 = (r / 4);
-  let i1 = r % 4;
+  if (row >= 12) { return; }
+  let i0 = (row / 4);
+  let i1 = row % 4;
   var ta0 = 0f;
   {
     for (var j = lane; j < 5; j += 1) {

@@ -19,9 +19,9 @@ fn k0(w: i32, lid: i32) {
   let o8 = at[2].x;
   let row = w * 256 + lid;
   let lane = 0;
-  let r = min(row, 7);
-  let i0 = (r / 4);
-  let i1 = r % 4;
+  if (row >= 8) { return; }
+  let i0 = (row / 4);
+  let i1 = row % 4;
   let v0 = mem1[o1 + (i0 * 4 + i1)];
   var ta0 = 0f;
   {
@@ -76,9 +76,9 @@ fn k0(w: i32, lid: i32) {
   let o3 = at[0].w;
   let row = w * 256 + lid;
   let lane = 0;
-  let r = min(row, 63);
-  let m0 = (r / 8);
-  let n0 = r % 8;
+  if (row >= 64) { return; }
+  let m0 = (row / 8);
+  let n0 = row % 8;
   var ta0 = 0f;
   {
     for (var j = lane; j < 8; j += 1) {
@@ -99,9 +99,9 @@ fn k1(w: i32, lid: i32) {
   let o3 = at[1].w;
   let row = w * 256 + lid;
   let lane = 0;
-  let r = min(row, 63);
-  let m0 = (r / 8);
-  let n0 = r % 8;
+  if (row >= 64) { return; }
+  let m0 = (row / 8);
+  let n0 = row % 8;
   var ta0 = 0f;
   {
     for (var j = lane; j < 8; j += 1) {
@@ -122,9 +122,9 @@ fn k2(w: i32, lid: i32) {
   let o3 = at[2].w;
   let row = w * 256 + lid;
   let lane = 0;
-  let r = min(row, 63);
-  let m0 = (r / 8);
-  let n0 = r % 8;
+  if (row >= 64) { return; }
+  let m0 = (row / 8);
+  let n0 = row % 8;
   var ta0 = 0f;
   {
     for (var j = lane; j < 8; j += 1) {
@@ -155,11 +155,11 @@ fn k0(w: i32, lid: i32) {
   let o2 = at[0].z;
   let row = w * 256 + lid;
   let lane = 0;
-  let r = min(row, 127);
-  let b0 = (r / 64);
-  let b1 = (r / 16) % 4;
-  let m0 = (r / 4) % 4;
-  let n0 = r % 4;
+  if (row >= 128) { return; }
+  let b0 = (row / 64);
+  let b1 = (row / 16) % 4;
+  let m0 = (row / 4) % 4;
+  let n0 = row % 4;
   var ta0 = 0f;
   {
     for (var j = lane; j < 2; j += 1) {
@@ -210,9 +210,9 @@ fn k0(w: i32, lid: i32) {
   let o1 = at[0].y;
   let row = w * 256 + lid;
   let lane = 0;
-  let r = min(row, 31);
-  let i0 = (r / 4);
-  let i1 = r % 4;
+  if (row >= 32) { return; }
+  let i0 = (row / 4);
+  let i1 = row % 4;
   let v0 = i1;
   var ta0 = (-bitcast<f32>(inf_bits));
   {
@@ -253,11 +253,11 @@ fn k0(w: i32, lid: i32) {
   let o2 = at[0].z;
   let row = w * 256 + lid;
   let lane = 0;
-  let r = min(row, 63);
-  let b0 = (r / 32);
-  let b1 = (r / 8) % 4;
-  let m0 = (r / 2) % 4;
-  let n0 = r % 2;
+  if (row >= 64) { return; }
+  let b0 = (row / 32);
+  let b1 = (row / 8) % 4;
+  let m0 = (row / 2) % 4;
+  let n0 = row % 2;
   var ta0 = 0f;
   {
     for (var j = lane; j < 4; j += 1) {
@@ -289,10 +289,10 @@ fn k0(w: i32, lid: i32) {
   let o4 = at[1].x;
   let row = w * 256 + lid;
   let lane = 0;
-  let r = min(row, 63);
-  let m0 = (r / 32);
-  let m1 = (r / 8) % 4;
-  let n0 = r % 8;
+  if (row >= 64) { return; }
+  let m0 = (row / 32);
+  let m1 = (row / 8) % 4;
+  let n0 = row % 8;
   var ta0 = 0f;
   {
     for (var j = lane; j < 8; j += 1) {
@@ -330,8 +330,8 @@ fn k0(w: i32, lid: i32) {
   let o5 = at[1].y;
   let row = w * 256 + lid;
   let lane = 0;
-  let r = min(row, 7);
-  let i0 = r;
+  if (row >= 8) { return; }
+  let i0 = row;
   var ta0 = 0f;
   {
     for (var j = lane; j < 8; j += 1) {
@@ -403,9 +403,9 @@ fn k0(w: i32, lid: i32) {
   let o5 = at[1].y;
   let row = w * 256 + lid;
   let lane = 0;
-  let r = min(row, 255);
-  let m0 = (r / 32);
-  let n0 = r % 32;
+  if (row >= 256) { return; }
+  let m0 = (row / 32);
+  let n0 = row % 32;
   var ta0 = 0f;
   {
     for (var j = lane; j < 8; j += 1) {
@@ -490,9 +490,9 @@ fn k0(w: i32, lid: i32) {
   let o2 = at[0].z;
   let row = w * 256 + lid;
   let lane = 0;
-  let r = min(row, 55);
-  let m0 = (r / 7);
-  let n0 = r % 7;
+  if (row >= 56) { return; }
+  let m0 = (row / 7);
+  let n0 = row % 7;
   var ta0 = 0f;
   {
     for (var j = lane; j < 8; j += 1) {
@@ -555,8 +555,8 @@ fn k0(w: i32, lid: i32) {
   let o5 = at[1].y;
   let row = w * 256 + lid;
   let lane = 0;
-  let r = min(row, 7);
-  let i0 = r;
+  if (row >= 8) { return; }
+  let i0 = row;
   var ta0 = (-bitcast<f32>(inf_bits));
   {
     for (var j = lane; j < 7; j += 1) {
@@ -636,9 +636,9 @@ fn k0(w: i32, lid: i32) {
   let o4 = at[1].x;
   let row = w * 256 + lid;
   let lane = 0;
-  let r = min(row, 63);
-  let m0 = (r / 8);
-  let n0 = r % 8;
+  if (row >= 64) { return; }
+  let m0 = (row / 8);
+  let n0 = row % 8;
   var ta0 = 0f;
   {
     for (var j = lane; j < 7; j += 1) {
@@ -660,9 +660,9 @@ fn k1(w: i32, lid: i32) {
   let o2 = at[1].w;
   let row = w * 256 + lid;
   let lane = 0;
-  let r = min(row, 55);
-  let m0 = (r / 7);
-  let n0 = r % 7;
+  if (row >= 56) { return; }
+  let m0 = (row / 7);
+  let n0 = row % 7;
   var ta0 = 0f;
   {
     for (var j = lane; j < 8; j += 1) {
@@ -681,8 +681,8 @@ fn k2(w: i32, lid: i32) {
   let o1 = at[2].y;
   let row = w * 256 + lid;
   let lane = 0;
-  let r = min(row, 6);
-  let i0 = r;
+  if (row >= 7) { return; }
+  let i0 = row;
   var ta0 = 0f;
   {
     for (var j = lane; j < 8; j += 1) {
@@ -704,7 +704,7 @@ fn k3(w: i32, lid: i32) {
   let o4 = at[3].z;
   let row = w * 256 + lid;
   let lane = 0;
-  let r = min(row, 0);
+  if (row >= 1) { return; }
   var ta0 = 0f;
   {
     for (var j = lane; j < 8; j += 1) {
@@ -745,8 +745,8 @@ fn k0(w: i32, lid: i32) {
   let o3 = at[0].w;
   let row = w * 256 + lid;
   let lane = 0;
-  let r = min(row, 7);
-  let i0 = r;
+  if (row >= 8) { return; }
+  let i0 = row;
   var ta0 = 0f;
   var ta1 = 0f;
   {
@@ -777,8 +777,8 @@ fn k1(w: i32, lid: i32) {
   let o3 = at[1].w;
   let row = w * 256 + lid;
   let lane = 0;
-  let r = min(row, 7);
-  let i0 = r;
+  if (row >= 8) { return; }
+  let i0 = row;
   var ta0 = 0f;
   var ta1 = 0f;
   {
@@ -831,9 +831,9 @@ fn k0(w: i32, lid: i32) {
   let o5 = at[1].y;
   let row = w * 256 + lid;
   let lane = 0;
-  let r = min(row, 255);
-  let m0 = (r / 32);
-  let n0 = r % 32;
+  if (row >= 256) { return; }
+  let m0 = (row / 32);
+  let n0 = row % 32;
   var ta0 = 0f;
   {
     for (var j = lane; j < 8; j += 1) {
@@ -855,9 +855,9 @@ fn k1(w: i32, lid: i32) {
   let o2 = at[2].x;
   let row = w * 256 + lid;
   let lane = 0;
-  let r = min(row, 255);
-  let m0 = (r / 8);
-  let n0 = r % 8;
+  if (row >= 256) { return; }
+  let m0 = (row / 8);
+  let n0 = row % 8;
   var ta0 = 0f;
   {
     for (var j = lane; j < 8; j += 1) {
@@ -876,8 +876,8 @@ fn k2(w: i32, lid: i32) {
   let o1 = at[2].z;
   let row = w * 256 + lid;
   let lane = 0;
-  let r = min(row, 7);
-  let i0 = r;
+  if (row >= 8) { return; }
+  let i0 = row;
   var ta0 = 0f;
   {
     for (var j = lane; j < 8; j += 1) {
@@ -951,9 +951,9 @@ fn k1(w: i32, lid: i32) {
   let o2 = at[1].w;
   let row = w * 256 + lid;
   let lane = 0;
-  let r = min(row, 255);
-  let m0 = (r / 32);
-  let n0 = r % 32;
+  if (row >= 256) { return; }
+  let m0 = (row / 32);
+  let n0 = row % 32;
   var ta0 = 0f;
   {
     for (var j = lane; j < 8; j += 1) {
@@ -972,8 +972,8 @@ fn k2(w: i32, lid: i32) {
   let o1 = at[2].y;
   let row = w * 256 + lid;
   let lane = 0;
-  let r = min(row, 31);
-  let i0 = r;
+  if (row >= 32) { return; }
+  let i0 = row;
   var ta0 = 0f;
   {
     for (var j = lane; j < 8; j += 1) {
@@ -1011,8 +1011,8 @@ fn k0(w: i32, lid: i32) {
   let o4 = at[1].x;
   let row = w * 256 + lid;
   let lane = 0;
-  let r = min(row, 7);
-  let i0 = r;
+  if (row >= 8) { return; }
+  let i0 = row;
   var ta0 = 0f;
   var ta1 = 0f;
   {
@@ -1043,8 +1043,8 @@ fn k1(w: i32, lid: i32) {
   let o3 = at[2].x;
   let row = w * 256 + lid;
   let lane = 0;
-  let r = min(row, 7);
-  let i0 = r;
+  if (row >= 8) { return; }
+  let i0 = row;
   var ta0 = 0f;
   var ta1 = 0f;
   {
@@ -1082,9 +1082,9 @@ fn k0(w: i32, lid: i32) {
   let o2 = at[0].z;
   let row = w * 256 + lid;
   let lane = 0;
-  let r = min(row, 63);
-  let m0 = (r / 8);
-  let n0 = r % 8;
+  if (row >= 64) { return; }
+  let m0 = (row / 8);
+  let n0 = row % 8;
   var ta0 = 0f;
   {
     for (var j = lane; j < 8; j += 1) {
@@ -1104,10 +1104,10 @@ fn k1(w: i32, lid: i32) {
   let o2 = at[1].y;
   let row = w * 256 + lid;
   let lane = 0;
-  let r = min(row, 63);
-  let m0 = (r / 16);
-  let m1 = (r / 8) % 2;
-  let n0 = r % 8;
+  if (row >= 64) { return; }
+  let m0 = (row / 16);
+  let m1 = (row / 8) % 2;
+  let n0 = row % 8;
   var ta0 = 0f;
   {
     for (var j = lane; j < 8; j += 1) {
@@ -1127,8 +1127,8 @@ fn k2(w: i32, lid: i32) {
   let o1 = at[1].w;
   let row = w * 256 + lid;
   let lane = 0;
-  let r = min(row, 7);
-  let i0 = r;
+  if (row >= 8) { return; }
+  let i0 = row;
   var ta0 = 0f;
   {
     for (var j = lane; j < 8; j += 1) {
@@ -1159,11 +1159,11 @@ fn k0(w: i32, lid: i32) {
   let o2 = at[0].z;
   let row = w * 256 + lid;
   let lane = 0;
-  let r = min(row, 127);
-  let b0 = (r / 64);
-  let b1 = (r / 16) % 4;
-  let m0 = (r / 4) % 4;
-  let n0 = r % 4;
+  if (row >= 128) { return; }
+  let b0 = (row / 64);
+  let b1 = (row / 16) % 4;
+  let m0 = (row / 4) % 4;
+  let n0 = row % 4;
   var ta0 = 0f;
   {
     for (var j = lane; j < 2; j += 1) {
@@ -1183,11 +1183,11 @@ fn k1(w: i32, lid: i32) {
   let o2 = at[1].y;
   let row = w * 256 + lid;
   let lane = 0;
-  let r = min(row, 63);
-  let b0 = (r / 32);
-  let b1 = (r / 8) % 4;
-  let m0 = (r / 2) % 4;
-  let n0 = r % 2;
+  if (row >= 64) { return; }
+  let b0 = (row / 32);
+  let b1 = (row / 8) % 4;
+  let m0 = (row / 2) % 4;
+  let n0 = row % 2;
   var ta0 = 0f;
   {
     for (var j = lane; j < 4; j += 1) {
@@ -1219,8 +1219,8 @@ fn k0(w: i32, lid: i32) {
   let o2 = at[0].z;
   let row = w * 256 + lid;
   let lane = 0;
-  let r = min(row, 31);
-  let i0 = r;
+  if (row >= 32) { return; }
+  let i0 = row;
   var ta0 = 0f;
   {
     for (var j = lane; j < 4; j += 1) {
@@ -1243,10 +1243,10 @@ fn k1(w: i32, lid: i32) {
   let o2 = at[1].y;
   let row = w * 256 + lid;
   let lane = 0;
-  let r = min(row, 63);
-  let m0 = (r / 8);
-  let n0 = (r / 2) % 4;
-  let n1 = r % 2;
+  if (row >= 64) { return; }
+  let m0 = (row / 8);
+  let n0 = (row / 2) % 4;
+  let n1 = row % 2;
   var ta0 = 0f;
   {
     for (var j = lane; j < 8; j += 1) {
@@ -1267,10 +1267,10 @@ fn k2(w: i32, lid: i32) {
   let o2 = at[2].x;
   let row = w * 256 + lid;
   let lane = 0;
-  let r = min(row, 63);
-  let m0 = (r / 32);
-  let m1 = (r / 8) % 4;
-  let n0 = r % 8;
+  if (row >= 64) { return; }
+  let m0 = (row / 32);
+  let m1 = (row / 8) % 4;
+  let n0 = row % 8;
   var ta0 = 0f;
   {
     for (var j = lane; j < 8; j += 1) {
@@ -1290,9 +1290,9 @@ fn k3(w: i32, lid: i32) {
   let o1 = at[2].z;
   let row = w * 256 + lid;
   let lane = 0;
-  let r = min(row, 7);
-  let i0 = (r / 2);
-  let i1 = r % 2;
+  if (row >= 8) { return; }
+  let i0 = (row / 2);
+  let i1 = row % 2;
   var ta0 = 0f;
   {
     for (var j = lane; j < 8; j += 1) {
@@ -1325,11 +1325,11 @@ fn k0(w: i32, lid: i32) {
   let o2 = at[0].z;
   let row = w * 256 + lid;
   let lane = 0;
-  let r = min(row, 63);
-  let b0 = (r / 32);
-  let b1 = (r / 8) % 4;
-  let m0 = (r / 2) % 4;
-  let n0 = r % 2;
+  if (row >= 64) { return; }
+  let b0 = (row / 32);
+  let b1 = (row / 8) % 4;
+  let m0 = (row / 2) % 4;
+  let n0 = row % 2;
   var ta0 = 0f;
   {
     for (var j = lane; j < 4; j += 1) {
@@ -1349,11 +1349,11 @@ fn k1(w: i32, lid: i32) {
   let o2 = at[1].y;
   let row = w * 256 + lid;
   let lane = 0;
-  let r = min(row, 63);
-  let b0 = (r / 32);
-  let b1 = (r / 8) % 4;
-  let m0 = (r / 2) % 4;
-  let n0 = r % 2;
+  if (row >= 64) { return; }
+  let b0 = (row / 32);
+  let b1 = (row / 8) % 4;
+  let m0 = (row / 2) % 4;
+  let n0 = row % 2;
   var ta0 = 0f;
   {
     for (var j = lane; j < 4; j += 1) {
@@ -1385,10 +1385,10 @@ fn k0(w: i32, lid: i32) {
   let o2 = at[0].z;
   let row = w * 256 + lid;
   let lane = 0;
-  let r = min(row, 63);
-  let m0 = (r / 8);
-  let n0 = (r / 2) % 4;
-  let n1 = r % 2;
+  if (row >= 64) { return; }
+  let m0 = (row / 8);
+  let n0 = (row / 2) % 4;
+  let n1 = row % 2;
   var ta0 = 0f;
   {
     for (var j = lane; j < 8; j += 1) {
@@ -1409,10 +1409,10 @@ fn k1(w: i32, lid: i32) {
   let o2 = at[1].y;
   let row = w * 256 + lid;
   let lane = 0;
-  let r = min(row, 63);
-  let m0 = (r / 8);
-  let n0 = (r / 2) % 4;
-  let n1 = r % 2;
+  if (row >= 64) { return; }
+  let m0 = (row / 8);
+  let n0 = (row / 2) % 4;
+  let n1 = row % 2;
   var ta0 = 0f;
   {
     for (var j = lane; j < 8; j += 1) {
@@ -1433,10 +1433,10 @@ fn k2(w: i32, lid: i32) {
   let o2 = at[2].x;
   let row = w * 256 + lid;
   let lane = 0;
-  let r = min(row, 63);
-  let m0 = (r / 32);
-  let m1 = (r / 8) % 4;
-  let n0 = r % 8;
+  if (row >= 64) { return; }
+  let m0 = (row / 32);
+  let m1 = (row / 8) % 4;
+  let n0 = row % 8;
   var ta0 = 0f;
   {
     for (var j = lane; j < 8; j += 1) {
@@ -1456,9 +1456,9 @@ fn k3(w: i32, lid: i32) {
   let o1 = at[2].z;
   let row = w * 256 + lid;
   let lane = 0;
-  let r = min(row, 7);
-  let i0 = (r / 2);
-  let i1 = r % 2;
+  if (row >= 8) { return; }
+  let i0 = (row / 2);
+  let i1 = row % 2;
   var ta0 = 0f;
   {
     for (var j = lane; j < 8; j += 1) {
@@ -1478,9 +1478,9 @@ fn k4(w: i32, lid: i32) {
   let o1 = at[3].x;
   let row = w * 256 + lid;
   let lane = 0;
-  let r = min(row, 7);
-  let i0 = (r / 2);
-  let i1 = r % 2;
+  if (row >= 8) { return; }
+  let i0 = (row / 2);
+  let i1 = row % 2;
   var ta0 = 0f;
   {
     for (var j = lane; j < 8; j += 1) {
@@ -1519,10 +1519,10 @@ fn k0(w: i32, lid: i32) {
   let o6 = at[1].z;
   let row = w * 256 + lid;
   let lane = 0;
-  let r = min(row, 63);
-  let m0 = (r / 32);
-  let m1 = (r / 8) % 4;
-  let n0 = r % 8;
+  if (row >= 64) { return; }
+  let m0 = (row / 32);
+  let m1 = (row / 8) % 4;
+  let n0 = row % 8;
   var ta0 = 0f;
   {
     for (var j = lane; j < 8; j += 1) {
@@ -1562,8 +1562,8 @@ fn k0(w: i32, lid: i32) {
   let o4 = at[1].x;
   let row = w * 256 + lid;
   let lane = 0;
-  let r = min(row, 7);
-  let i0 = r;
+  if (row >= 8) { return; }
+  let i0 = row;
   var ta0 = 0f;
   var ta1 = 0f;
   {
@@ -1594,8 +1594,8 @@ fn k1(w: i32, lid: i32) {
   let o3 = at[2].x;
   let row = w * 256 + lid;
   let lane = 0;
-  let r = min(row, 7);
-  let i0 = r;
+  if (row >= 8) { return; }
+  let i0 = row;
   var ta0 = 0f;
   var ta1 = 0f;
   {
@@ -1633,9 +1633,9 @@ fn k0(w: i32, lid: i32) {
   let o2 = at[0].z;
   let row = w * 256 + lid;
   let lane = 0;
-  let r = min(row, 55);
-  let i0 = (r / 8);
-  let i1 = r % 8;
+  if (row >= 56) { return; }
+  let i0 = (row / 8);
+  let i1 = row % 8;
   let v0 = i0;
   var ta0 = 0f;
   {
@@ -1655,8 +1655,8 @@ fn k1(w: i32, lid: i32) {
   let o1 = at[1].x;
   let row = w * 256 + lid;
   let lane = 0;
-  let r = min(row, 31);
-  let i0 = r;
+  if (row >= 32) { return; }
+  let i0 = row;
   var ta0 = 0f;
   {
     for (var j = lane; j < 2; j += 1) {

@@ -20,9 +20,9 @@ fn k0(w: i32, lid: i32) {
   let o8 = at[2].x;
   let row = w * 256 + lid;
   let lane = 0;
-  let r = min(row, 7);
-  let i0 = (r / 4);
-  let i1 = r % 4;
+  if (row >= 8) { return; }
+  let i0 = (row / 4);
+  let i1 = row % 4;
   let v0 = mem1[o1 + (i0 * 4 + i1)];
   var ta0 = 0f;
   {
@@ -92,9 +92,9 @@ fn k0(w: i32, lid: i32) {
   let o3 = at[0].w;
   let row = w * 256 + lid;
   let lane = 0;
-  let r = min(row, 63);
-  let m0 = (r / 8);
-  let n0 = r % 8;
+  if (row >= 64) { return; }
+  let m0 = (row / 8);
+  let n0 = row % 8;
   var ta0 = 0f;
   {
     for (var j = lane; j < 8; j += 1) {
@@ -115,9 +115,9 @@ fn k1(w: i32, lid: i32) {
   let o3 = at[1].w;
   let row = w * 256 + lid;
   let lane = 0;
-  let r = min(row, 63);
-  let m0 = (r / 8);
-  let n0 = r % 8;
+  if (row >= 64) { return; }
+  let m0 = (row / 8);
+  let n0 = row % 8;
   var ta0 = 0f;
   {
     for (var j = lane; j < 8; j += 1) {
@@ -138,9 +138,9 @@ fn k2(w: i32, lid: i32) {
   let o3 = at[2].w;
   let row = w * 256 + lid;
   let lane = 0;
-  let r = min(row, 63);
-  let m0 = (r / 8);
-  let n0 = r % 8;
+  if (row >= 64) { return; }
+  let m0 = (row / 8);
+  let n0 = row % 8;
   var ta0 = 0f;
   {
     for (var j = lane; j < 8; j += 1) {
@@ -171,11 +171,11 @@ fn k0(w: i32, lid: i32) {
   let o2 = at[0].z;
   let row = w * 256 + lid;
   let lane = 0;
-  let r = min(row, 127);
-  let b0 = (r / 64);
-  let b1 = (r / 16) % 4;
-  let m0 = (r / 4) % 4;
-  let n0 = r % 4;
+  if (row >= 128) { return; }
+  let b0 = (row / 64);
+  let b1 = (row / 16) % 4;
+  let m0 = (row / 4) % 4;
+  let n0 = row % 4;
   var ta0 = 0f;
   {
     for (var j = lane; j < 2; j += 1) {
@@ -226,9 +226,9 @@ fn k0(w: i32, lid: i32) {
   let o1 = at[0].y;
   let row = w * 256 + lid;
   let lane = 0;
-  let r = min(row, 31);
-  let i0 = (r / 4);
-  let i1 = r % 4;
+  if (row >= 32) { return; }
+  let i0 = (row / 4);
+  let i1 = row % 4;
   let v0 = i1;
   var ta0 = (-bitcast<f32>(inf_bits));
   {
@@ -269,11 +269,11 @@ fn k0(w: i32, lid: i32) {
   let o2 = at[0].z;
   let row = w * 256 + lid;
   let lane = 0;
-  let r = min(row, 63);
-  let b0 = (r / 32);
-  let b1 = (r / 8) % 4;
-  let m0 = (r / 2) % 4;
-  let n0 = r % 2;
+  if (row >= 64) { return; }
+  let b0 = (row / 32);
+  let b1 = (row / 8) % 4;
+  let m0 = (row / 2) % 4;
+  let n0 = row % 2;
   var ta0 = 0f;
   {
     for (var j = lane; j < 4; j += 1) {
@@ -307,10 +307,10 @@ fn k0(w: i32, lid: i32) {
   let o5 = at[1].y;
   let row = w * 256 + lid;
   let lane = 0;
-  let r = min(row, 63);
-  let m0 = (r / 32);
-  let m1 = (r / 8) % 4;
-  let n0 = r % 8;
+  if (row >= 64) { return; }
+  let m0 = (row / 32);
+  let m1 = (row / 8) % 4;
+  let n0 = row % 8;
   var ta0 = 0f;
   {
     for (var j = lane; j < 8; j += 1) {
@@ -353,8 +353,8 @@ fn k0(w: i32, lid: i32) {
   let o5 = at[1].y;
   let row = w * 256 + lid;
   let lane = 0;
-  let r = min(row, 7);
-  let i0 = r;
+  if (row >= 8) { return; }
+  let i0 = row;
   var ta0 = 0f;
   {
     for (var j = lane; j < 8; j += 1) {
@@ -426,9 +426,9 @@ fn k0(w: i32, lid: i32) {
   let o5 = at[1].y;
   let row = w * 256 + lid;
   let lane = 0;
-  let r = min(row, 255);
-  let m0 = (r / 32);
-  let n0 = r % 32;
+  if (row >= 256) { return; }
+  let m0 = (row / 32);
+  let n0 = row % 32;
   var ta0 = 0f;
   {
     for (var j = lane; j < 8; j += 1) {
@@ -513,9 +513,9 @@ fn k0(w: i32, lid: i32) {
   let o2 = at[0].z;
   let row = w * 256 + lid;
   let lane = 0;
-  let r = min(row, 55);
-  let m0 = (r / 7);
-  let n0 = r % 7;
+  if (row >= 56) { return; }
+  let m0 = (row / 7);
+  let n0 = row % 7;
   var ta0 = 0f;
   {
     for (var j = lane; j < 8; j += 1) {
@@ -578,8 +578,8 @@ fn k0(w: i32, lid: i32) {
   let o5 = at[1].y;
   let row = w * 256 + lid;
   let lane = 0;
-  let r = min(row, 7);
-  let i0 = r;
+  if (row >= 8) { return; }
+  let i0 = row;
   var ta0 = (-bitcast<f32>(inf_bits));
   {
     for (var j = lane; j < 7; j += 1) {
@@ -659,7 +659,7 @@ fn k0(w: i32, lid: i32) {
   let o4 = at[1].x;
   let row = w * 256 + lid;
   let lane = 0;
-  let r = min(row, 0);
+  if (row >= 1) { return; }
   var ta0 = 0f;
   {
     for (var j = lane; j < 8; j += 1) {
@@ -681,8 +681,8 @@ fn k1(w: i32, lid: i32) {
   let o1 = at[1].z;
   let row = w * 256 + lid;
   let lane = 0;
-  let r = min(row, 6);
-  let i0 = r;
+  if (row >= 7) { return; }
+  let i0 = row;
   var ta0 = 0f;
   {
     for (var j = lane; j < 8; j += 1) {
@@ -704,9 +704,9 @@ fn k2(w: i32, lid: i32) {
   let o4 = at[2].w;
   let row = w * 256 + lid;
   let lane = 0;
-  let r = min(row, 63);
-  let m0 = (r / 8);
-  let n0 = r % 8;
+  if (row >= 64) { return; }
+  let m0 = (row / 8);
+  let n0 = row % 8;
   var ta0 = 0f;
   {
     for (var j = lane; j < 7; j += 1) {
@@ -728,9 +728,9 @@ fn k3(w: i32, lid: i32) {
   let o2 = at[3].z;
   let row = w * 256 + lid;
   let lane = 0;
-  let r = min(row, 55);
-  let m0 = (r / 7);
-  let n0 = r % 7;
+  if (row >= 56) { return; }
+  let m0 = (row / 7);
+  let n0 = row % 7;
   var ta0 = 0f;
   {
     for (var j = lane; j < 8; j += 1) {
@@ -768,8 +768,8 @@ fn k0(w: i32, lid: i32) {
   let o3 = at[0].w;
   let row = w * 256 + lid;
   let lane = 0;
-  let r = min(row, 7);
-  let i0 = r;
+  if (row >= 8) { return; }
+  let i0 = row;
   var ta0 = 0f;
   var ta1 = 0f;
   {
@@ -796,8 +796,8 @@ fn k1(w: i32, lid: i32) {
   let o3 = at[1].w;
   let row = w * 256 + lid;
   let lane = 0;
-  let r = min(row, 7);
-  let i0 = r;
+  if (row >= 8) { return; }
+  let i0 = row;
   var ta0 = 0f;
   var ta1 = 0f;
   {
@@ -850,8 +850,8 @@ fn k0(w: i32, lid: i32) {
   let o1 = at[0].y;
   let row = w * 256 + lid;
   let lane = 0;
-  let r = min(row, 7);
-  let i0 = r;
+  if (row >= 8) { return; }
+  let i0 = row;
   var ta0 = 0f;
   {
     for (var j = lane; j < 8; j += 1) {
@@ -874,9 +874,9 @@ fn k1(w: i32, lid: i32) {
   let o5 = at[1].w;
   let row = w * 256 + lid;
   let lane = 0;
-  let r = min(row, 255);
-  let m0 = (r / 32);
-  let n0 = r % 32;
+  if (row >= 256) { return; }
+  let m0 = (row / 32);
+  let n0 = row % 32;
   var ta0 = 0f;
   {
     for (var j = lane; j < 8; j += 1) {
@@ -898,9 +898,9 @@ fn k2(w: i32, lid: i32) {
   let o2 = at[2].z;
   let row = w * 256 + lid;
   let lane = 0;
-  let r = min(row, 255);
-  let m0 = (r / 8);
-  let n0 = r % 8;
+  if (row >= 256) { return; }
+  let m0 = (row / 8);
+  let n0 = row % 8;
   var ta0 = 0f;
   {
     for (var j = lane; j < 8; j += 1) {
@@ -933,8 +933,8 @@ fn k0(w: i32, lid: i32) {
   let o1 = at[0].y;
   let row = w * 256 + lid;
   let lane = 0;
-  let r = min(row, 31);
-  let i0 = r;
+  if (row >= 32) { return; }
+  let i0 = row;
   var ta0 = 0f;
   {
     for (var j = lane; j < 8; j += 1) {
@@ -994,9 +994,9 @@ fn k2(w: i32, lid: i32) {
   let o2 = at[2].y;
   let row = w * 256 + lid;
   let lane = 0;
-  let r = min(row, 255);
-  let m0 = (r / 32);
-  let n0 = r % 32;
+  if (row >= 256) { return; }
+  let m0 = (row / 32);
+  let n0 = row % 32;
   var ta0 = 0f;
   {
     for (var j = lane; j < 8; j += 1) {
@@ -1034,8 +1034,8 @@ fn k0(w: i32, lid: i32) {
   let o3 = at[0].w;
   let row = w * 256 + lid;
   let lane = 0;
-  let r = min(row, 7);
-  let i0 = r;
+  if (row >= 8) { return; }
+  let i0 = row;
   var ta0 = 0f;
   var ta1 = 0f;
   {
@@ -1065,8 +1065,8 @@ fn k1(w: i32, lid: i32) {
   let o6 = at[2].z;
   let row = w * 256 + lid;
   let lane = 0;
-  let r = min(row, 7);
-  let i0 = r;
+  if (row >= 8) { return; }
+  let i0 = row;
   var ta0 = 0f;
   var ta1 = 0f;
   {
@@ -1116,8 +1116,8 @@ fn k0(w: i32, lid: i32) {
   let o1 = at[0].y;
   let row = w * 256 + lid;
   let lane = 0;
-  let r = min(row, 7);
-  let i0 = r;
+  if (row >= 8) { return; }
+  let i0 = row;
   var ta0 = 0f;
   {
     for (var j = lane; j < 8; j += 1) {
@@ -1137,9 +1137,9 @@ fn k1(w: i32, lid: i32) {
   let o2 = at[1].x;
   let row = w * 256 + lid;
   let lane = 0;
-  let r = min(row, 63);
-  let m0 = (r / 8);
-  let n0 = r % 8;
+  if (row >= 64) { return; }
+  let m0 = (row / 8);
+  let n0 = row % 8;
   var ta0 = 0f;
   {
     for (var j = lane; j < 8; j += 1) {
@@ -1159,10 +1159,10 @@ fn k2(w: i32, lid: i32) {
   let o2 = at[1].w;
   let row = w * 256 + lid;
   let lane = 0;
-  let r = min(row, 63);
-  let m0 = (r / 16);
-  let m1 = (r / 8) % 2;
-  let n0 = r % 8;
+  if (row >= 64) { return; }
+  let m0 = (row / 16);
+  let m1 = (row / 8) % 2;
+  let n0 = row % 8;
   var ta0 = 0f;
   {
     for (var j = lane; j < 8; j += 1) {
@@ -1194,11 +1194,11 @@ fn k0(w: i32, lid: i32) {
   let o2 = at[0].z;
   let row = w * 256 + lid;
   let lane = 0;
-  let r = min(row, 127);
-  let b0 = (r / 64);
-  let b1 = (r / 16) % 4;
-  let m0 = (r / 4) % 4;
-  let n0 = r % 4;
+  if (row >= 128) { return; }
+  let b0 = (row / 64);
+  let b1 = (row / 16) % 4;
+  let m0 = (row / 4) % 4;
+  let n0 = row % 4;
   var ta0 = 0f;
   {
     for (var j = lane; j < 2; j += 1) {
@@ -1218,11 +1218,11 @@ fn k1(w: i32, lid: i32) {
   let o2 = at[1].y;
   let row = w * 256 + lid;
   let lane = 0;
-  let r = min(row, 63);
-  let b0 = (r / 32);
-  let b1 = (r / 8) % 4;
-  let m0 = (r / 2) % 4;
-  let n0 = r % 2;
+  if (row >= 64) { return; }
+  let b0 = (row / 32);
+  let b1 = (row / 8) % 4;
+  let m0 = (row / 2) % 4;
+  let n0 = row % 2;
   var ta0 = 0f;
   {
     for (var j = lane; j < 4; j += 1) {
@@ -1254,8 +1254,8 @@ fn k0(w: i32, lid: i32) {
   let o2 = at[0].z;
   let row = w * 256 + lid;
   let lane = 0;
-  let r = min(row, 31);
-  let i0 = r;
+  if (row >= 32) { return; }
+  let i0 = row;
   var ta0 = 0f;
   {
     for (var j = lane; j < 4; j += 1) {
@@ -1277,9 +1277,9 @@ fn k1(w: i32, lid: i32) {
   let o1 = at[1].x;
   let row = w * 256 + lid;
   let lane = 0;
-  let r = min(row, 7);
-  let i0 = (r / 2);
-  let i1 = r % 2;
+  if (row >= 8) { return; }
+  let i0 = (row / 2);
+  let i1 = row % 2;
   var ta0 = 0f;
   {
     for (var j = lane; j < 8; j += 1) {
@@ -1300,10 +1300,10 @@ fn k2(w: i32, lid: i32) {
   let o2 = at[1].w;
   let row = w * 256 + lid;
   let lane = 0;
-  let r = min(row, 63);
-  let m0 = (r / 32);
-  let m1 = (r / 8) % 4;
-  let n0 = r % 8;
+  if (row >= 64) { return; }
+  let m0 = (row / 32);
+  let m1 = (row / 8) % 4;
+  let n0 = row % 8;
   var ta0 = 0f;
   {
     for (var j = lane; j < 8; j += 1) {
@@ -1324,10 +1324,10 @@ fn k3(w: i32, lid: i32) {
   let o2 = at[2].z;
   let row = w * 256 + lid;
   let lane = 0;
-  let r = min(row, 63);
-  let m0 = (r / 8);
-  let n0 = (r / 2) % 4;
-  let n1 = r % 2;
+  if (row >= 64) { return; }
+  let m0 = (row / 8);
+  let n0 = (row / 2) % 4;
+  let n1 = row % 2;
   var ta0 = 0f;
   {
     for (var j = lane; j < 8; j += 1) {
@@ -1360,11 +1360,11 @@ fn k0(w: i32, lid: i32) {
   let o2 = at[0].z;
   let row = w * 256 + lid;
   let lane = 0;
-  let r = min(row, 63);
-  let b0 = (r / 32);
-  let b1 = (r / 8) % 4;
-  let m0 = (r / 2) % 4;
-  let n0 = r % 2;
+  if (row >= 64) { return; }
+  let b0 = (row / 32);
+  let b1 = (row / 8) % 4;
+  let m0 = (row / 2) % 4;
+  let n0 = row % 2;
   var ta0 = 0f;
   {
     for (var j = lane; j < 4; j += 1) {
@@ -1384,11 +1384,11 @@ fn k1(w: i32, lid: i32) {
   let o2 = at[1].y;
   let row = w * 256 + lid;
   let lane = 0;
-  let r = min(row, 63);
-  let b0 = (r / 32);
-  let b1 = (r / 8) % 4;
-  let m0 = (r / 2) % 4;
-  let n0 = r % 2;
+  if (row >= 64) { return; }
+  let b0 = (row / 32);
+  let b1 = (row / 8) % 4;
+  let m0 = (row / 2) % 4;
+  let n0 = row % 2;
   var ta0 = 0f;
   {
     for (var j = lane; j < 4; j += 1) {
@@ -1419,9 +1419,9 @@ fn k0(w: i32, lid: i32) {
   let o1 = at[0].y;
   let row = w * 256 + lid;
   let lane = 0;
-  let r = min(row, 7);
-  let i0 = (r / 2);
-  let i1 = r % 2;
+  if (row >= 8) { return; }
+  let i0 = (row / 2);
+  let i1 = row % 2;
   var ta0 = 0f;
   {
     for (var j = lane; j < 8; j += 1) {
@@ -1442,10 +1442,10 @@ fn k1(w: i32, lid: i32) {
   let o2 = at[1].x;
   let row = w * 256 + lid;
   let lane = 0;
-  let r = min(row, 63);
-  let m0 = (r / 32);
-  let m1 = (r / 8) % 4;
-  let n0 = r % 8;
+  if (row >= 64) { return; }
+  let m0 = (row / 32);
+  let m1 = (row / 8) % 4;
+  let n0 = row % 8;
   var ta0 = 0f;
   {
     for (var j = lane; j < 8; j += 1) {
@@ -1466,10 +1466,10 @@ fn k2(w: i32, lid: i32) {
   let o2 = at[1].w;
   let row = w * 256 + lid;
   let lane = 0;
-  let r = min(row, 63);
-  let m0 = (r / 8);
-  let n0 = (r / 2) % 4;
-  let n1 = r % 2;
+  if (row >= 64) { return; }
+  let m0 = (row / 8);
+  let n0 = (row / 2) % 4;
+  let n1 = row % 2;
   var ta0 = 0f;
   {
     for (var j = lane; j < 8; j += 1) {
@@ -1489,9 +1489,9 @@ fn k3(w: i32, lid: i32) {
   let o1 = at[2].y;
   let row = w * 256 + lid;
   let lane = 0;
-  let r = min(row, 7);
-  let i0 = (r / 2);
-  let i1 = r % 2;
+  if (row >= 8) { return; }
+  let i0 = (row / 2);
+  let i1 = row % 2;
   var ta0 = 0f;
   {
     for (var j = lane; j < 8; j += 1) {
@@ -1512,10 +1512,10 @@ fn k4(w: i32, lid: i32) {
   let o2 = at[3].x;
   let row = w * 256 + lid;
   let lane = 0;
-  let r = min(row, 63);
-  let m0 = (r / 8);
-  let n0 = (r / 2) % 4;
-  let n1 = r % 2;
+  if (row >= 64) { return; }
+  let m0 = (row / 8);
+  let n0 = (row / 2) % 4;
+  let n1 = row % 2;
   var ta0 = 0f;
   {
     for (var j = lane; j < 8; j += 1) {
@@ -1554,10 +1554,10 @@ fn k0(w: i32, lid: i32) {
   let o6 = at[1].z;
   let row = w * 256 + lid;
   let lane = 0;
-  let r = min(row, 63);
-  let m0 = (r / 32);
-  let m1 = (r / 8) % 4;
-  let n0 = r % 8;
+  if (row >= 64) { return; }
+  let m0 = (row / 32);
+  let m1 = (row / 8) % 4;
+  let n0 = row % 8;
   var ta0 = 0f;
   {
     for (var j = lane; j < 8; j += 1) {
@@ -1596,8 +1596,8 @@ fn k0(w: i32, lid: i32) {
   let o3 = at[0].w;
   let row = w * 256 + lid;
   let lane = 0;
-  let r = min(row, 7);
-  let i0 = r;
+  if (row >= 8) { return; }
+  let i0 = row;
   var ta0 = 0f;
   var ta1 = 0f;
   {
@@ -1625,8 +1625,8 @@ fn k1(w: i32, lid: i32) {
   let o4 = at[2].x;
   let row = w * 256 + lid;
   let lane = 0;
-  let r = min(row, 7);
-  let i0 = r;
+  if (row >= 8) { return; }
+  let i0 = row;
   var ta0 = 0f;
   var ta1 = 0f;
   {
@@ -1667,8 +1667,8 @@ fn k0(w: i32, lid: i32) {
   let o1 = at[0].y;
   let row = w * 256 + lid;
   let lane = 0;
-  let r = min(row, 31);
-  let i0 = r;
+  if (row >= 32) { return; }
+  let i0 = row;
   var ta0 = 0f;
   {
     for (var j = lane; j < 2; j += 1) {
@@ -1688,9 +1688,9 @@ fn k1(w: i32, lid: i32) {
   let o2 = at[1].x;
   let row = w * 256 + lid;
   let lane = 0;
-  let r = min(row, 55);
-  let i0 = (r / 8);
-  let i1 = r % 8;
+  if (row >= 56) { return; }
+  let i0 = (row / 8);
+  let i1 = row % 8;
   let v0 = i0;
   var ta0 = 0f;
   {

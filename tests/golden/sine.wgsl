@@ -10,9 +10,9 @@ fn k0(w: i32, lid: i32) {
   let o3 = at[0].w;
   let row = w * 256 + lid;
   let lane = 0;
-  let r = min(row, 127);
-  let m0 = (r / 8);
-  let n0 = r % 8;
+  if (row >= 128) { return; }
+  let m0 = (row / 8);
+  let n0 = row % 8;
   let v0 = (mem0[o0 + m0] * mem1[o1 + n0]);
   var ta0 = 0f;
   {
@@ -45,9 +45,9 @@ fn k0(w: i32, lid: i32) {
   let o3 = at[0].w;
   let row = w * 256 + lid;
   let lane = 0;
-  let r = min(row, 127);
-  let m0 = (r / 8);
-  let n0 = r % 8;
+  if (row >= 128) { return; }
+  let m0 = (row / 8);
+  let n0 = row % 8;
   var ta0 = 0f;
   {
     for (var j = lane; j < 8; j += 1) {
@@ -81,9 +81,9 @@ fn k0(w: i32, lid: i32) {
   let o4 = at[1].x;
   let row = w * 256 + lid;
   let lane = 0;
-  let r = min(row, 15);
-  let m0 = r;
-  let n0 = r % 1;
+  if (row >= 16) { return; }
+  let m0 = row;
+  let n0 = row % 1;
   var ta0 = 0f;
   {
     for (var j = lane; j < 8; j += 1) {
@@ -122,9 +122,9 @@ fn k0(w: i32, lid: i32) {
   let o3 = at[0].w;
   let row = w * 256 + lid;
   let lane = 0;
-  let r = min(row, 127);
-  let m0 = (r / 8);
-  let n0 = r % 8;
+  if (row >= 128) { return; }
+  let m0 = (row / 8);
+  let n0 = row % 8;
   let v0 = ((0.0625f * (2f * mem0[o0 + m0])) * mem1[o1 + n0]);
   var ta0 = 0f;
   {
@@ -145,9 +145,9 @@ fn k1(w: i32, lid: i32) {
   let o2 = at[1].z;
   let row = w * 256 + lid;
   let lane = 0;
-  let r = min(row, 7);
-  let m0 = r;
-  let n0 = r % 1;
+  if (row >= 8) { return; }
+  let m0 = row;
+  let n0 = row % 1;
   var ta0 = 0f;
   {
     for (var j = lane; j < 16; j += 1) {
@@ -166,7 +166,7 @@ fn k2(w: i32, lid: i32) {
   let o1 = at[2].x;
   let row = w * 256 + lid;
   let lane = 0;
-  let r = min(row, 0);
+  if (row >= 1) { return; }
   var ta0 = 0f;
   {
     for (var j = lane; j < 16; j += 1) {
@@ -187,7 +187,7 @@ fn k3(w: i32, lid: i32) {
   let o3 = at[3].x;
   let row = w * 256 + lid;
   let lane = 0;
-  let r = min(row, 0);
+  if (row >= 1) { return; }
   var ta0 = 0f;
   {
     for (var j = lane; j < 16; j += 1) {
@@ -224,9 +224,9 @@ fn k0(w: i32, lid: i32) {
   let o2 = at[0].z;
   let row = w * 256 + lid;
   let lane = 0;
-  let r = min(row, 63);
-  let m0 = (r / 8);
-  let n0 = r % 8;
+  if (row >= 64) { return; }
+  let m0 = (row / 8);
+  let n0 = row % 8;
   var ta0 = 0f;
   {
     for (var j = lane; j < 16; j += 1) {
@@ -247,9 +247,9 @@ fn k1(w: i32, lid: i32) {
   let o3 = at[1].z;
   let row = w * 256 + lid;
   let lane = 0;
-  let r = min(row, 127);
-  let m0 = (r / 8);
-  let n0 = r % 8;
+  if (row >= 128) { return; }
+  let m0 = (row / 8);
+  let n0 = row % 8;
   var ta0 = 0f;
   {
     for (var j = lane; j < 8; j += 1) {
@@ -268,8 +268,8 @@ fn k2(w: i32, lid: i32) {
   let o1 = at[2].x;
   let row = w * 256 + lid;
   let lane = 0;
-  let r = min(row, 7);
-  let i0 = r;
+  if (row >= 8) { return; }
+  let i0 = row;
   var ta0 = 0f;
   {
     for (var j = lane; j < 16; j += 1) {
@@ -302,9 +302,9 @@ fn k0(w: i32, lid: i32) {
   let o2 = at[0].z;
   let row = w * 256 + lid;
   let lane = 0;
-  let r = min(row, 7);
-  let m0 = (r / 8);
-  let n0 = r % 8;
+  if (row >= 8) { return; }
+  let m0 = (row / 8);
+  let n0 = row % 8;
   var ta0 = 0f;
   {
     for (var j = lane; j < 16; j += 1) {
@@ -323,8 +323,8 @@ fn k1(w: i32, lid: i32) {
   let o1 = at[1].x;
   let row = w * 256 + lid;
   let lane = 0;
-  let r = min(row, 7);
-  let i0 = r;
+  if (row >= 8) { return; }
+  let i0 = row;
   var ta0 = 0f;
   {
     for (var j = lane; j < 16; j += 1) {

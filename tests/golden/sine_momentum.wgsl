@@ -10,9 +10,9 @@ fn k0(w: i32, lid: i32) {
   let o3 = at[0].w;
   let row = w * 256 + lid;
   let lane = 0;
-  let r = min(row, 11);
-  let m0 = (r / 3);
-  let n0 = r % 3;
+  if (row >= 12) { return; }
+  let m0 = (row / 3);
+  let n0 = row % 3;
   let v0 = (mem0[o0 + m0] * mem1[o1 + n0]);
   var ta0 = 0f;
   {
@@ -45,9 +45,9 @@ fn k0(w: i32, lid: i32) {
   let o3 = at[0].w;
   let row = w * 256 + lid;
   let lane = 0;
-  let r = min(row, 11);
-  let m0 = (r / 3);
-  let n0 = r % 3;
+  if (row >= 12) { return; }
+  let m0 = (row / 3);
+  let n0 = row % 3;
   var ta0 = 0f;
   {
     for (var j = lane; j < 3; j += 1) {
@@ -81,9 +81,9 @@ fn k0(w: i32, lid: i32) {
   let o4 = at[1].x;
   let row = w * 256 + lid;
   let lane = 0;
-  let r = min(row, 3);
-  let m0 = r;
-  let n0 = r % 1;
+  if (row >= 4) { return; }
+  let m0 = row;
+  let n0 = row % 1;
   var ta0 = 0f;
   {
     for (var j = lane; j < 3; j += 1) {
@@ -122,7 +122,7 @@ fn k0(w: i32, lid: i32) {
   let o3 = at[0].w;
   let row = w * 256 + lid;
   let lane = 0;
-  let r = min(row, 0);
+  if (row >= 1) { return; }
   var ta0 = 0f;
   {
     for (var j = lane; j < 4; j += 1) {
@@ -144,7 +144,7 @@ fn k1(w: i32, lid: i32) {
   let o1 = at[1].y;
   let row = w * 256 + lid;
   let lane = 0;
-  let r = min(row, 0);
+  if (row >= 1) { return; }
   var ta0 = 0f;
   {
     for (var j = lane; j < 4; j += 1) {
@@ -165,9 +165,9 @@ fn k2(w: i32, lid: i32) {
   let o3 = at[2].y;
   let row = w * 256 + lid;
   let lane = 0;
-  let r = min(row, 11);
-  let m0 = (r / 3);
-  let n0 = r % 3;
+  if (row >= 12) { return; }
+  let m0 = (row / 3);
+  let n0 = row % 3;
   let v0 = ((0.25f * (2f * mem0[o0 + m0])) * mem4[o1 + n0]);
   var ta0 = 0f;
   {
@@ -188,9 +188,9 @@ fn k3(w: i32, lid: i32) {
   let o2 = at[3].x;
   let row = w * 256 + lid;
   let lane = 0;
-  let r = min(row, 2);
-  let m0 = r;
-  let n0 = r % 1;
+  if (row >= 3) { return; }
+  let m0 = row;
+  let n0 = row % 1;
   var ta0 = 0f;
   {
     for (var j = lane; j < 4; j += 1) {
@@ -223,8 +223,8 @@ fn k0(w: i32, lid: i32) {
   let o1 = at[0].y;
   let row = w * 256 + lid;
   let lane = 0;
-  let r = min(row, 2);
-  let i0 = r;
+  if (row >= 3) { return; }
+  let i0 = row;
   var ta0 = 0f;
   {
     for (var j = lane; j < 4; j += 1) {
@@ -245,9 +245,9 @@ fn k1(w: i32, lid: i32) {
   let o3 = at[1].y;
   let row = w * 256 + lid;
   let lane = 0;
-  let r = min(row, 11);
-  let m0 = (r / 3);
-  let n0 = r % 3;
+  if (row >= 12) { return; }
+  let m0 = (row / 3);
+  let n0 = row % 3;
   var ta0 = 0f;
   {
     for (var j = lane; j < 3; j += 1) {
@@ -267,9 +267,9 @@ fn k2(w: i32, lid: i32) {
   let o2 = at[2].x;
   let row = w * 256 + lid;
   let lane = 0;
-  let r = min(row, 8);
-  let m0 = (r / 3);
-  let n0 = r % 3;
+  if (row >= 9) { return; }
+  let m0 = (row / 3);
+  let n0 = row % 3;
   var ta0 = 0f;
   {
     for (var j = lane; j < 4; j += 1) {
@@ -301,8 +301,8 @@ fn k0(w: i32, lid: i32) {
   let o1 = at[0].y;
   let row = w * 256 + lid;
   let lane = 0;
-  let r = min(row, 2);
-  let i0 = r;
+  if (row >= 3) { return; }
+  let i0 = row;
   var ta0 = 0f;
   {
     for (var j = lane; j < 4; j += 1) {
@@ -322,9 +322,9 @@ fn k1(w: i32, lid: i32) {
   let o2 = at[1].x;
   let row = w * 256 + lid;
   let lane = 0;
-  let r = min(row, 2);
-  let m0 = (r / 3);
-  let n0 = r % 3;
+  if (row >= 3) { return; }
+  let m0 = (row / 3);
+  let n0 = row % 3;
   var ta0 = 0f;
   {
     for (var j = lane; j < 4; j += 1) {
@@ -365,7 +365,7 @@ fn k0(w: i32, lid: i32) {
   let o8 = at[2].x;
   let row = w * 256 + lid;
   let lane = 0;
-  let r = min(row, 0);
+  if (row >= 1) { return; }
   var ta0 = 0f;
   {
     for (var j = lane; j < 22; j += 1) {

@@ -9,7 +9,7 @@ fn k0(w: i32, lid: i32) {
   if (e >= 60) { return; }
   let i0 = (e / 6);
   let i1 = e % 6;
-  let s1 = select(select(0.0, mem0[o0 + (i1 * 6 + i0 + (-10))], (i0 + (-4)) >= 0 && (i1 + (-1)) >= 0 && (i1 + (-1)) < 4), select(0.0, mem0[o0 + (i0 * 6 + i1 * (-1) + 5)], i0 < 4), (i0 < 4));
+  let s1 = select(select(0.0, mem0[o0 + (i1 * 6 + i0 + (-10))], ((i0 + (-4)) >= 0) & ((i1 + (-1)) >= 0) & ((i1 + (-1)) < 4)), select(0.0, mem0[o0 + (i0 * 6 + i1 * (-1) + 5)], (i0 < 4)), (i0 < 4));
   mem1[o1 + (i0 * 6 + i1)] = s1;
 }
 @compute @workgroup_size(256)
@@ -29,9 +29,9 @@ fn k0(w: i32, lid: i32) {
   let o2 = at[0].z;
   let row = w * 256 + lid;
   let lane = 0;
-  let r = min(row, 39);
-  let m0 = (r / 4);
-  let n0 = r % 4;
+  if (row >= 40) { return; }
+  let m0 = (row / 4);
+  let n0 = row % 4;
   var ta0 = 0f;
   {
     for (var j = lane; j < 6; j += 1) {

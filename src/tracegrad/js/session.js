@@ -34,6 +34,22 @@ export function adapterName({ info }) {
   return info?.description || [info?.vendor, info?.architecture, info?.device].filter(Boolean).join(" ") || "WebGPU";
 }
 
+/** Does it run on a CPU? */
+export function isSoftware({ info }) {
+  const words = [info?.vendor, info?.architecture, info?.device, info?.description].join(" ");
+  return Boolean(info?.isFallbackAdapter) || /swiftshader|llvmpipe|lavapipe|basic render/i.test(words);
+}
+
+/** The same program without barriers, which are ruinous there: the same sums, bit for bit. */
+function withoutBarriers(program) {
+  const { kernels, dispatches } = program;
+  return {
+    ...program,
+    kernels: kernels.map((k) => (k.serial_wgsl ? { ...k, wgsl: k.serial_wgsl } : k)),
+    dispatches: dispatches.map((d) => (kernels[d.kernel].serial_wgsl ? { ...d, grid: kernels[d.kernel].serial_grid } : d)),
+  };
+}
+
 export class Session {
   /** A device large enough for all `programs`; DeviceError naming what it lacks. */
   static async open(programs, gpu) {
@@ -46,11 +62,11 @@ export class Session {
       }
       requiredLimits[limit] = most;
     }
-    return new Session(await adapter.requestDevice({ requiredLimits }), adapterName(adapter));
+    return new Session(await adapter.requestDevice({ requiredLimits }), adapterName(adapter), isSoftware(adapter));
   }
 
-  constructor(device, adapter) {
-    Object.assign(this, { device, adapter, lost: "", error: "", arrays: new Map(), layouts: new Map(), pipelines: new Map() });
+  constructor(device, adapter, software) {
+    Object.assign(this, { device, adapter, software, lost: "", error: "", arrays: new Map(), layouts: new Map(), pipelines: new Map() });
     device.lost.then((info) => (this.lost ||= info.message || info.reason || "lost"));
     device.onuncapturederror = (event) => {
       event.preventDefault();
@@ -60,6 +76,7 @@ export class Session {
 
   /** Allocate, and compile every kernel in parallel; `progress(done, all)`. CompileError naming a kernel refused. */
   async load(program, progress = () => {}) {
+    if (this.software) program = withoutBarriers(program);
     this.device.pushErrorScope("out-of-memory");
     const buffers = program.buffers.map((b) => this.#array(b));
     const [memory, pipelines] = [this.device.popErrorScope(), await this.#pipelines(program.kernels, progress)];

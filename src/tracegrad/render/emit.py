@@ -36,11 +36,18 @@ def literal(value: bool | int | float, dtype: DType) -> str:
 
 
 class Emitter:
-    """Writes the values of one kernel. `inner` is open while a loop over the folded axes is being written."""
+    """Writes the values of one kernel. `inner` is open while a loop over the folded axes is being written.
 
-    def __init__(self, load: Callable[[int, str], str], inner_axes: Iterable[str]) -> None:
+    copy: where values are written several times side by side, what ends the names of this time: those of `copied`
+          axes and of all that is named here.
+    """
+
+    def __init__(
+        self, load: Callable[[int, str], str], inner_axes: Iterable[str], copied: Iterable[str] = (), copy: str = ""
+    ) -> None:
         self.load = load
         self.inner_axes = frozenset(inner_axes)
+        self.copied, self.copy = frozenset(copied), copy
         self.outer: list[str] = []  # statements outside loops, in order
         self.inner: list[str] = []  # statements of the loop being written
         self.helpers: dict[str, None] = {}
@@ -100,7 +107,7 @@ class Emitter:
             return found
         text = self._text(v, loop and not hoist)
         if hoist or self._uses.get(v, 0) > 1:
-            name = f"v{self._count}"
+            name = f"v{self._count}{self.copy}"
             self._count += 1
             (self.inner if loop and not hoist else self.outer).append(f"let {name} = {text};")
             names[v] = name
@@ -123,16 +130,17 @@ class Emitter:
         return p.wgsl.format(*args, t=v.dtype.name, **{k: str(x) for k, x in attrs})
 
     def _guards(self, guards: Sequence[Guard], loop: bool) -> str:
+        """All of them by `&`: the branches of `&&` cost more than they spare, to compilers above all."""
         parts: list[str] = []
         for g in guards:
             text = self.index(g.index, loop)
             if g.index.lo < g.lo:
-                parts.append(f"{text} >= {g.lo}")
+                parts.append(f"({text} >= {g.lo})")
             if g.index.hi >= g.hi:
-                parts.append(f"{text} < {g.hi}")
+                parts.append(f"({text} < {g.hi})")
             if g.step > 1:
-                parts.append(f"{text} % {g.step} == 0")
-        return " && ".join(parts)
+                parts.append(f"({text} % {g.step} == 0)")
+        return " & ".join(parts)
 
     def index(self, x: Index, loop: bool) -> str:
         """An index as i32 arithmetic."""
@@ -151,7 +159,7 @@ class Emitter:
 
     def _term(self, atom: object, loop: bool, c: int) -> str:
         if isinstance(atom, Var):
-            text = atom.name
+            text = atom.name + self.copy if atom.name in self.copied else atom.name
         elif isinstance(atom, Quotient):
             text = self._quotient(atom, loop)
         else:

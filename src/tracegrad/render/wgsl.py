@@ -1,6 +1,6 @@
 """Kernels as WGSL. Each kernel of a launch is a function; `main` gives every workgroup to one of them.
 
-Three skeletons: one thread a point, a few threads a row, a tile of a product a workgroup.
+Four skeletons: one thread a point, one or a few threads a row, a tile of a product a workgroup, a square of it a thread.
 """
 
 from __future__ import annotations
@@ -10,9 +10,10 @@ from collections.abc import Sequence
 from tracegrad.ir import PRIMITIVES, Primitive
 from tracegrad.kernels.expr import Value, walk
 from tracegrad.kernels.form import Fold, Kernel, Store
-from tracegrad.kernels.tiling import WORKGROUP, Tiling, workgroup_arrays
+from tracegrad.kernels.tiling import Tiling, workgroup_arrays
 from tracegrad.program import Binding
 from tracegrad.render.emit import Emitter, decode, f32_literal, indented
+from tracegrad.render.wgsl_square import Square
 from tracegrad.render.wgsl_tile import XYZW, Tile
 
 GRID_X = 32768  # workgroups along x; a dimension may have 65 535
@@ -62,7 +63,7 @@ SPECIAL = {"inf_bits": "0x7f800000u", "nan_bits": "0x7fc00000u"}
 
 def _main(tilings: Sequence[Tiling]) -> list[str]:
     lines = [
-        f"@compute @workgroup_size({WORKGROUP})",
+        f"@compute @workgroup_size({tilings[0].threads})",
         "fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) lid: u32) {",
         f"  let w = i32(wid.x + wid.y * {GRID_X}u);",
     ]
@@ -100,7 +101,7 @@ class _Writer:
             f"let o{s} = at[{(self.first + s) // 4}].{XYZW[(self.first + s) % 4]};"
             for s in range(len(self.kernel.slots))
         ]
-        body = {"points": self.points, "rows": self.rows, "tile": self.tile}[self.tiling.kind]()
+        body = {"points": self.points, "rows": self.rows, "tile": self.tile, "square": self.square}[self.tiling.kind]()
         return "\n".join([f"fn {name}(w: i32, lid: i32) {{", *indented([*offsets, *body]), "}"])
 
     def stores(self, stores: Sequence[Store], loop: bool) -> list[str]:
@@ -121,23 +122,28 @@ class _Writer:
 
     # one thread a point
     def points(self) -> list[str]:
-        folded = [f"let lane = {'lid' if self.tiling.lanes > 1 else '0'};"] if self.kernel.uniform else []
+        stores = [s for s in self.kernel.body if isinstance(s, Store)]
+        first = f"w * {self.tiling.threads} + lid"
+        if not self.kernel.uniform:
+            written = self.stores(stores, loop=False)
+            check = f"if (e >= {self.kernel.rows}) {{ return; }}"
+            return [f"let e = {first};", check, *decode("e", self.kernel.outer), *self.flush(), *written]
+        lines = [f"let lane = {'lid' if self.tiling.lanes > 1 else '0'};"]
         for folds in self.batches():
-            folded += self.folds(folds)
-        written = self.stores([s for s in self.kernel.body if isinstance(s, Store)], loop=False)
+            lines += self.folds(folds)
+        written = self.stores(stores, loop=False)
+        step = self.tiling.threads * self.tiling.workgroups
         return [
-            *folded,
-            f"let e = w * {WORKGROUP} + lid;",
-            f"if (e >= {self.kernel.rows}) {{ return; }}",
-            *decode("e", self.kernel.outer),
-            *self.flush(),
-            *written,
+            *lines,
+            f"for (var e = {first}; e < {self.kernel.rows}; e += {step}) {{",
+            *indented([*decode("e", self.kernel.outer), *self.flush(), *written]),
+            "}",
         ]
 
-    # a few threads a row
+    # one or a few threads a row
     def rows(self) -> list[str]:
         t, k = self.tiling, self.kernel
-        per_group = WORKGROUP // t.lanes
+        per_group = t.threads // t.lanes
         row, lane = f"lid / {t.lanes}", f"lid % {t.lanes}"
         if t.lanes == 1:
             row, lane = "lid", "0"
@@ -148,9 +154,11 @@ class _Writer:
         lines = [
             f"let row = w * {per_group} + {row};",
             f"let lane = {lane};",
-            f"let r = min(row, {k.rows - 1});",  # no thread may leave before a barrier
-            *decode("r", k.outer),
         ]
+        if t.lanes == 1:
+            lines += [f"if (row >= {k.rows}) {{ return; }}", *decode("row", k.outer)]
+        else:  # no thread may leave before a barrier
+            lines += [f"let r = min(row, {k.rows - 1});", *decode("r", k.outer)]
         for folds in self.batches():
             lines += self.folds(folds)
         outer = [s for s in k.body if isinstance(s, Store) and not s.inner]
@@ -158,7 +166,7 @@ class _Writer:
         if inner:
             written = self.stores(inner, loop=True)
             loop = [*decode("j", k.inner), *self.emit.inner, *written]
-            lines += [*self.flush(), f"if (row < {k.rows}) {{", *self.loop(loop), "}"]
+            lines += [*self.flush(), f"if (row < {k.rows}) {{", *self.loop(loop, t.lanes), "}"]
         if outer:
             written = self.stores(outer, loop=False)
             lines += self.flush()
@@ -167,9 +175,9 @@ class _Writer:
             lines += [f"if (row < {k.rows} && lane == 0) {{", *indented(written), "}"]
         return lines
 
-    def loop(self, lines: Sequence[str]) -> list[str]:
+    def loop(self, lines: Sequence[str], step: int) -> list[str]:
         return [
-            f"  for (var j = lane; j < {self.kernel.length}; j += {self.tiling.lanes}) {{",
+            f"  for (var j = lane; j < {self.kernel.length}; j += {step}) {{",
             *indented(indented(lines)),
             "  }",
         ]
@@ -186,20 +194,41 @@ class _Writer:
         return out
 
     def folds(self, folds: Sequence[Fold]) -> list[str]:
+        t = self.tiling
         dtypes = [f.value.dtype.name for f in folds]
         values = self.emit.values([f.value for f in folds], loop=True)
         combined = [f"t{f.local} = {self.combine(f, f't{f.local}', v)};" for f, v in zip(folds, values)]
-        lines = [
-            *self.flush(),
-            *(f"var t{f.local} = {_identity(f.prim, d)};" for f, d in zip(folds, dtypes)),
-            "{",
-            *self.loop([*decode("j", self.kernel.inner), *self.emit.inner, *combined]),
-            "}",
-        ]
+        loop = ["{", *self.loop([*decode("j", self.kernel.inner), *self.emit.inner, *combined], t.parts), "}"]
+        start = [(f"t{f.local}", _identity(f.prim, d)) for f, d in zip(folds, dtypes)]
+        lines = [*self.flush(), *(f"var {name} = {identity};" for name, identity in start)]
+        if t.parts > t.lanes:
+            lines += self.parts(folds, [*(f"{name} = {identity};" for name, identity in start), *loop])
+        else:
+            lines += loop
         for f, d in zip(folds, dtypes):
-            lines += self.tree(f, d) if self.tiling.lanes > 1 else []
+            lines += self.tree(f, d) if t.lanes > 1 else []
             lines.append(f"let {f.local} = t{f.local};")
         return lines
+
+    def parts(self, folds: Sequence[Fold], loop: Sequence[str]) -> list[str]:
+        """Every part in turn by one thread, combined in the order of `tree`.
+
+        Parts come in the order of their number's bits reversed: two whose turns differ in the last bit are those that
+        `tree` combines first. What waits for its other half at level b stands in a variable, as digits of a counter.
+        """
+        levels = range(self.tiling.parts.bit_length() - 1)
+        merge: list[str] = []
+        for b in levels:
+            wait = " ".join(f"{f.local}_{b} = t{f.local};" for f in folds)
+            merge.append(f"if ((turn & {1 << b}) == 0) {{ {wait} continue; }}")
+            merge += [f"t{f.local} = {self.combine(f, f'{f.local}_{b}', f't{f.local}')};" for f in folds]
+        return [
+            *(f"var {f.local}_{b} = t{f.local};" for f in folds for b in levels),
+            f"for (var turn = 0; turn < {self.tiling.parts}; turn++) {{",
+            f"  let lane = i32(reverseBits(u32(turn)) >> {32 - len(levels)}u);",
+            *indented([*loop, *merge]),
+            "}",
+        ]
 
     def combine(self, f: Fold, a: str, b: str) -> str:
         """Two partial results as one."""
@@ -210,7 +239,7 @@ class _Writer:
     def tree(self, f: Fold, dtype: str) -> list[str]:
         """Combine the lanes of each row in workgroup memory."""
         sh, acc = {"f32": "sf", "i32": "si", "u32": "su"}[dtype], f"t{f.local}"
-        per_group = WORKGROUP // self.tiling.lanes
+        per_group = self.tiling.threads // self.tiling.lanes
         stride = per_group if self.tiling.rows_fastest else 1
         lines = [f"{sh}[lid] = {acc};", "workgroupBarrier();"]
         half = self.tiling.lanes // 2
@@ -224,12 +253,17 @@ class _Writer:
     # a tile of a product a workgroup
     def tile(self) -> list[str]:
         tile = Tile(self.kernel, self.tiling, self.element, self.emit.helpers)
+        return [*tile.before_stores(), *tile.stores(self.result)]
 
-        def body() -> list[str]:
-            written = self.stores([s for s in self.kernel.body if isinstance(s, Store)], loop=False)
-            return [*self.flush(), *written]
+    # a square of a product a thread
+    def square(self) -> list[str]:
+        square = Square(self.kernel, self.tiling, self.element, self.emit.helpers)
+        return [*square.before_stores(), *square.stores(self.result)]
 
-        return [*tile.before_stores(), *tile.stores(body)]
+    def result(self) -> list[str]:
+        """The stores of one result of a product."""
+        written = self.stores([s for s in self.kernel.body if isinstance(s, Store)], loop=False)
+        return [*self.flush(), *written]
 
 
 def uses_local(v: Value, name: str) -> bool:

@@ -54,17 +54,13 @@ class Tile:
 
     def stores(self, body: Callable[[], list[str]]) -> list[str]:
         """The loop over the thread's results; `body` writes one of them."""
-        n, p = self.tiling.outputs, self.product
+        n = self.tiling.outputs
         column = f"4 * tx + {4 * SIDE} * (j / 4) + j % 4" if self.vector else f"tx + {SIDE} * j"
-        fold = next(s for s in self.kernel.body if isinstance(s, Fold))
         return [
             f"for (var i = 0; i < {n}; i++) {{ for (var j = 0; j < {n}; j++) {{",
-            f"  let mm = first_m + ty * {n} + i;",
-            f"  let nn = first_n + {column};",
-            f"  if (mm < {self.m} && nn < {self.n}) {{",
-            f"    let {fold.local} = acc[i * {n} + j];",
-            *indented(indented([*decode("mm", p.m), *decode("nn", p.n), *body()])),
-            "  }",
+            *indented(
+                store_result(self.kernel, f"first_m + ty * {n} + i", f"first_n + {column}", f"acc[i * {n} + j]", body)
+            ),
             "}}",
         ]
 
@@ -114,6 +110,21 @@ class Tile:
         ]
         loop = [f"for (var q = lid; q < {side * step}; q += {WORKGROUP}) {{", *indented(body), "}"]
         return ["{", *indented([*emit.outer, *loop]), "}"]
+
+
+def store_result(kernel: Kernel, mm: str, nn: str, value: str, body: Callable[[], list[str]]) -> list[str]:
+    """`body` for the result `value` in row `mm` and column `nn`, unless that is beyond the edge."""
+    p = kernel.product
+    assert p is not None
+    fold = next(s for s in kernel.body if isinstance(s, Fold))
+    return [
+        f"let mm = {mm};",
+        f"let nn = {nn};",
+        f"if (mm < {points(p.m)} && nn < {points(p.n)}) {{",
+        f"  let {fold.local} = {value};",
+        *indented([*decode("mm", p.m), *decode("nn", p.n), *body()]),
+        "}",
+    ]
 
 
 def contiguous_along(v: Value, name: str) -> bool:

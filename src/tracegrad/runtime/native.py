@@ -99,6 +99,7 @@ class NativeSession:
 
         Raises: DeviceError if the device is too small; CompileError naming a kernel that it refuses.
         """
+        program = program.without_barriers() if self.info.software else program
         with self._using_device("loading a program"):
             check_limits(program, self.limits, self.info.description)
             loaded = build(program, self._device, self.calls, self._kernels, self._shared)
