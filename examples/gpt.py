@@ -3,6 +3,9 @@
 `tracegrad demo gpt` is a smaller one that also writes samples.
 """
 
+from collections.abc import Sequence
+from itertools import zip_longest
+
 import numpy as np
 
 import tracegrad as tg
@@ -19,11 +22,11 @@ class Block(tg.Module):
         self.out = nn.Linear(width, width)
         self.up, self.down = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
 
-    def __call__(self, x: tg.Tensor, name: str) -> tg.Tensor:
+    def __call__(self, x: tg.Tensor, name: str = "") -> tg.Tensor:
         h = self.norm1(x)
         q, k, v = (tg.split_heads(layer(h), HEADS) for layer in (self.q, self.k, self.v))
         odds = tg.softmax_causal(q @ tg.swapaxes(k, -1, -2) * (WIDTH // HEADS) ** -0.5)
-        x = x + self.out(tg.merge_heads(tg.capture(name, odds) @ v))
+        x = x + self.out(tg.merge_heads((tg.capture(name, odds) if name else odds) @ v))
         return x + self.down(tg.gelu(self.up(self.norm2(x)), approximate="tanh"))
 
 
@@ -36,15 +39,20 @@ class GPT(tg.Module):
         self.head = nn.Linear(WIDTH, alphabet)
 
 
-def logits(m: GPT, tokens: tg.Tensor) -> tg.Tensor:
+def logits(m: GPT, tokens: tg.Tensor, names: Sequence[str] = ()) -> tg.Tensor:
     x = m.token(tokens) + m.position
-    for k, block in enumerate(m.blocks):
-        x = block(x, f"attention.{k}")
+    for block, name in zip_longest(m.blocks, names, fillvalue=""):
+        x = block(x, name)
     return m.head(m.norm(x))
 
 
 def loss(m: GPT, tokens: tg.Tensor, following: tg.Tensor) -> tg.Tensor:
     return tg.cross_entropy(logits(m, tokens), following)
+
+
+def attention(m: GPT, tokens: tg.Tensor) -> tg.Tensor:
+    """The same, showing where each token looks."""
+    return logits(m, tokens, [f"attention.{k}" for k in range(LAYERS)])
 
 
 def main(steps: int = 300, device: str = "auto") -> float:
@@ -68,7 +76,7 @@ def main(steps: int = 300, device: str = "auto") -> float:
             if step % 20 == 0:
                 print(f"{step:4} loss {r.loss:.4f}")
         final = r.loss
-        infer = train.attach(forward=logits, inputs={"tokens": tg.i32[1, CONTEXT]})
+        infer = train.attach(forward=attention, inputs={"tokens": tg.i32[1, CONTEXT]})
         maps = infer.run(tokens=text.test[None, :CONTEXT]).captures.per_head("attention.0")
         print(f"{len(maps)} attention maps of {maps[0].shape} from the first layer")
     return final

@@ -11,6 +11,8 @@ from tracegrad.program import Buffer
 
 CHUNK = 32 * 1024 * 1024  # elements: 128 MiB, the largest array every WebGPU device binds
 ALIGN = 32  # elements: temporaries begin on a cache line
+TRIES = 12  # ways to place temporaries, unless one comes as
+CLOSE = 1.02  # close to the most that is alive at once
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,24 +63,42 @@ class Lifetime:
     last: int
 
 
+Chunk = list[tuple[int, int, Lifetime]]  # pieces of one array: begin, end, who
+
+
 def share_memory(lifetimes: Iterable[Lifetime], prefix: str) -> tuple[dict[int, Place], dict[str, int]]:
     """Places for temporaries such as no two that live at the same time overlap; and the size of each array.
 
-    Largest first, each at the lowest place that is free while it lives. Arrays are kept to `CHUNK` where values allow.
+    Largest first, each at the lowest place that is free while it lives. If that leaves gaps, what stuck out furthest is
+    placed before all others the next time. Arrays are kept to `CHUNK` where values allow.
     """
-    chunks: list[list[tuple[int, int, Lifetime]]] = []  # per array: (begin, end, who)
-    places: dict[int, Place] = {}
-    for t in sorted(lifetimes, key=lambda t: (-t.size, t.first, t.key)):
+    order = sorted(lifetimes, key=lambda t: (-t.size, t.first, t.key))
+    enough = CLOSE * max(sum(t.size for t in order if t.first <= at.first <= t.last) for at in order)
+    tries: list[list[Chunk]] = []
+    for _ in range(TRIES):
+        tries.append(_packed(order))
+        _, end, last = max((piece for chunk in tries[-1] for piece in chunk), key=lambda piece: piece[1])
+        if end <= enough or len(tries[-1]) > 1:
+            break
+        order = [last, *(t for t in order if t is not last)]
+    chunks = min(tries, key=lambda found: [max(end for _, end, _ in chunk) for chunk in found])
+    names = [f"{prefix}.{k}" if k else prefix for k in range(len(chunks))]
+    places = {t.key: Place(name, at) for name, chunk in zip(names, chunks) for at, _, t in chunk}
+    return places, {name: max(end for _, end, _ in chunk) for name, chunk in zip(names, chunks)}
+
+
+def _packed(order: Iterable[Lifetime]) -> list[Chunk]:
+    """One way to place temporaries, taken in order."""
+    chunks: list[Chunk] = []
+    for t in order:
         for number in range(len(chunks) + 1):
             if number == len(chunks):
                 chunks.append([])
             at = _lowest_gap(chunks[number], t)
             if at + t.size <= CHUNK or not chunks[number]:
                 chunks[number].append((at, at + t.size, t))
-                places[t.key] = Place(f"{prefix}.{number}" if number else prefix, at)
                 break
-    sizes = {f"{prefix}.{k}" if k else prefix: max(end for _, end, _ in chunk) for k, chunk in enumerate(chunks)}
-    return places, sizes
+    return chunks
 
 
 def _lowest_gap(taken: Iterable[tuple[int, int, Lifetime]], t: Lifetime) -> int:

@@ -9,7 +9,9 @@ fn k0(w: i32, lid: i32) {
   if (e >= 60) { return; }
   let i0 = (e / 6);
   let i1 = e % 6;
-  let s1 = select(select(0.0, mem0[o0 + (i1 * 6 + i0 + (-10))], ((i0 + (-4)) >= 0) & ((i1 + (-1)) >= 0) & ((i1 + (-1)) < 4)), select(0.0, mem0[o0 + (i0 * 6 + i1 * (-1) + 5)], (i0 < 4)), (i0 < 4));
+  let g0 = (i0 < 4);
+  let g1 = ((i0 + (-4)) >= 0) & ((i1 + (-1)) >= 0) & ((i1 + (-1)) < 4);
+  let s1 = select(select(0.0, mem0[o0 + select(0, (i1 * 6 + i0 + (-10)), g1)], g1), select(0.0, mem0[o0 + select(0, (i0 * 6 + i1 * (-1) + 5), g0)], g0), (i0 < 4));
   mem1[o1 + (i0 * 6 + i1)] = s1;
 }
 @compute @workgroup_size(256)

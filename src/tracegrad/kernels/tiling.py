@@ -11,17 +11,67 @@ from tracegrad.kernels.form import Fold, Kernel, points
 WORKGROUP = 256  # threads; the most that every WebGPU device allows
 COOPERATE_FROM = 32  # shorter rows are folded by one thread
 TILE_FROM = 16  # products with fewer rows or columns of results are folded point by point
-SIDE = 16  # threads along each side of a tile
-OUTPUTS = (8, 4, 2, 1)  # results a thread computes along each side, the best first where the device stays busy
-SMALL = 2  # the size for products that are too small for the others: one result a thread loads as much as it computes
+SIDES = {128: 1.0, 64: 0.9, 32: 0.6, 16: 0.25}  # of a tile -> how busy its loads let a processor be with sums
 BUSY = 128  # workgroups that keep a device busy
+OPERAND = 1024  # elements of one operand in workgroup memory at a time: four loads a thread
+PADDING = 4  # elements behind each line in workgroup memory: writes along k then meet no bank twice
+EXCHANGED = 2048  # partial results that slices pass to each other at a time
 WORKGROUP_BYTES = 16384  # of workgroup memory that every WebGPU device has
 UNIFORM = 1024  # workgroups that fold for themselves what all of them need
 SERIAL_UNIFORM = 512  # threads that do
 SERIAL_WORKGROUP = 32  # threads of a workgroup without barriers: small ones, so that few threads still occupy all cores
-SQUARE = (
-    8  # results along each side of a square: 2, 4, 8, 12 give 1.4, 2.9, 5.2, 5.3 GFLOP/s on SwiftShader's two cores
-)
+SQUARE = 8  # results along each side of a square: 2, 4, 8, 12 give 1.4, 2.9, 5.2, 5.3 GFLOP/s on two cores
+
+
+@dataclass(frozen=True, slots=True)
+class TileShape:
+    """A square of results that a workgroup computes, each thread a smaller square in registers.
+
+    Where the threads are more than the small squares, they form `slices`: groups that compute the same results, each
+    over its own part of k, which are added up in the end.
+    """
+
+    side: int
+
+    @property
+    def outputs(self) -> int:
+        """Results along each side of a thread's square."""
+        return 8 if self.side >= 64 else 4
+
+    @property
+    def across(self) -> int:
+        """Threads along each side of the tile."""
+        return self.side // self.outputs
+
+    @property
+    def slices(self) -> int:
+        """Groups of threads."""
+        return WORKGROUP // self.across**2
+
+    @property
+    def k_step(self) -> int:
+        """How much of k lies in workgroup memory at a time."""
+        return OPERAND // self.side
+
+    @property
+    def k_slice(self) -> int:
+        """The part of it that each slice takes."""
+        return self.k_step // self.slices
+
+    @property
+    def line(self) -> int:
+        """Elements from one k to the next in workgroup memory."""
+        return self.side + PADDING
+
+    @property
+    def rows_exchanged(self) -> int:
+        """Rows of each thread's square that slices exchange at a time."""
+        return EXCHANGED // (WORKGROUP * self.outputs)
+
+    @property
+    def shared(self) -> int:
+        """Elements of workgroup memory."""
+        return max(2 * self.k_step * self.line, EXCHANGED)
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,19 +85,9 @@ class Tiling:
     workgroups: int
     lanes: int = 1
     rows_fastest: bool = False  # neighbouring threads take neighbouring rows, not neighbouring elements of a row
-    outputs: int = 1  # results a thread computes along each side of a tile
     parts: int = 1  # partial results a row is folded into, each of every `parts`-th point, before they are combined
     threads: int = WORKGROUP  # of a workgroup
-
-    @property
-    def tile(self) -> int:
-        """Results along each side of a tile."""
-        return SIDE * self.outputs
-
-    @property
-    def k_step(self) -> int:
-        """How much of k a tile holds in workgroup memory at a time."""
-        return 8 if self.outputs == 8 else 16
+    tile: TileShape | None = None  # of "tile"; a "square" sums in its order
 
 
 def choose_tiling(kernel: Kernel) -> Tiling:
@@ -61,7 +101,7 @@ def choose_tiling(kernel: Kernel) -> Tiling:
     if kernel.product is not None:
         m, n, batch = (points(axes) for axes in (kernel.product.m, kernel.product.n, kernel.product.batch))
         if m >= TILE_FROM and n >= TILE_FROM:
-            return _tile(batch, m, n)
+            return _tile(batch, m, n, length)
     if length < COOPERATE_FROM:
         return Tiling("rows", -(-rows // WORKGROUP))
     if _columns(kernel):
@@ -82,30 +122,32 @@ def without_barriers(kernel: Kernel, tiling: Tiling) -> Tiling:
         assert kernel.product is not None
         m, n, batch = (points(axes) for axes in (kernel.product.m, kernel.product.n, kernel.product.batch))
         work = batch * -(-m // SQUARE) * -(-n // SQUARE)
-        tiling = Tiling("square", 0, outputs=SQUARE)
+        tiling = replace(tiling, kind="square")
     workgroups = -(-work // SERIAL_WORKGROUP)
     return replace(tiling, workgroups=workgroups, lanes=1, rows_fastest=False, threads=SERIAL_WORKGROUP)
 
 
-def _tile(batch: int, m: int, n: int) -> Tiling:
-    """The largest tile that leaves enough workgroups and wastes no more than half of its results."""
-    for outputs in OUTPUTS:
-        side = SIDE * outputs
-        tiles = batch * -(-m // side) * -(-n // side)
-        enough = tiles >= BUSY or outputs <= SMALL
-        if enough and 2 * batch * m * n >= tiles * side * side:
-            return Tiling("tile", tiles, outputs=outputs)
-    return Tiling("tile", batch * -(-m // SIDE) * -(-n // SIDE))
+def _tile(batch: int, m: int, n: int, k: int) -> Tiling:
+    """The tile that is done first."""
+    side = min(SIDES, key=lambda side: product_time(side, batch, m, n, k))
+    return Tiling("tile", _tiles(side, batch, m, n), tile=TileShape(side))
+
+
+def product_time(side: int, batch: int, m: int, n: int, k: int) -> float:
+    """How long tiles of one size take, in sums of one processor: about 5 ps on an NVIDIA H200."""
+    return max(1.0, _tiles(side, batch, m, n) / BUSY) * k * side * side / SIDES[side]
+
+
+def _tiles(side: int, batch: int, m: int, n: int) -> int:
+    return batch * -(-m // side) * -(-n // side)
 
 
 def workgroup_arrays(tilings: Sequence[Tiling]) -> dict[str, int]:
     """Elements of each array in workgroup memory that kernels of one launch share: sv holds vec4, the others words."""
     out: dict[str, int] = {}
     for t in tilings:
-        if t.kind == "tile":
-            words = 2 * t.k_step * t.tile
-            name, size = ("sv", words // 4) if t.outputs % 4 == 0 else ("sf", words)
-            out[name] = max(out.get(name, 0), size)
+        if t.kind == "tile" and t.tile:
+            out["sv"] = max(out.get("sv", 0), t.tile.shared // 4)
         elif t.lanes > 1:
             for name in ("sf", "si", "su"):
                 out[name] = max(out.get(name, 0), WORKGROUP)

@@ -9,16 +9,16 @@ import math
 from collections.abc import Sequence
 
 from tracegrad.ir import Tensor, bind, rewrite
+from tracegrad.kernels.tiling import BUSY, SIDES, TILE_FROM, product_time
 from tracegrad.prims.folds import MATMUL, SUM
 from tracegrad.prims.views import permute, reshape
 
 SPLIT_FROM = 2048  # folds shorter than this keep one workgroup busy
 FEW_OUTPUTS = 8192  # with more outputs than this the device is full already
-PRODUCT_SPLIT_FROM = 512  # the same for the inner dimension of a product
-TILE = 32
-FEW_TILES = 128
-PART = 256  # a part of a product is no shorter
-PARTS = 256  # tiles wanted after the split
+PART = 64  # a part of a product is no shorter
+MOST_PARTS = 256
+LAUNCH = 5e5  # what the second step costs besides its memory traffic, in sums of one processor; see product_time
+TRAFFIC = 0.7  # to write and read one partial result, likewise
 
 
 def split_long(roots: Sequence[Tensor]) -> list[Tensor]:
@@ -77,12 +77,21 @@ def _two_parts(x: Tensor, axes: list[int], k: int) -> tuple[Tensor | None, tuple
 def _split_product(t: Tensor, a: Tensor, b: Tensor) -> Tensor | None:
     batch = math.prod(t.shape[:-2])
     (m, k), n = a.shape[-2:], b.shape[-1]
-    tiles = batch * -(-m // TILE) * -(-n // TILE)
-    if k < PRODUCT_SPLIT_FROM or tiles >= FEW_TILES:
-        return None
-    s = nearest_divisor(k, min(k / PART, PARTS / tiles))
+    s = _parts(batch, m, n, k)
     if s in (1, k):
         return None
     left = permute(reshape(a, (batch, m, s, k // s)), (0, 2, 1, 3))
     right = reshape(b, (batch, s, k // s, n))
     return reshape(bind(SUM, bind(MATMUL, left, right), axes=(1,)), t.shape)
+
+
+def _parts(batch: int, m: int, n: int, k: int) -> int:
+    """How many parts of a product are done first, their sum included."""
+    if min(m, n) < TILE_FROM:  # folded point by point
+        return nearest_divisor(k, math.sqrt(k)) if k >= SPLIT_FROM and batch * m * n < BUSY else 1
+    time = {1: min(product_time(side, batch, m, n, k) for side in SIDES)}
+    for s in range(2, min(MOST_PARTS, k // PART) + 1):
+        if k % s == 0:
+            parts = min(product_time(side, batch * s, m, n, k // s) for side in SIDES)
+            time[s] = parts + LAUNCH + TRAFFIC * s * batch * m * n
+    return min(time, key=lambda s: time[s])

@@ -118,16 +118,30 @@ class Emitter:
         if v.op == "index":
             return self.index(v.arg, loop)
         if v.op == "load":
-            slot, index = v.arg
-            text = self.load(slot, self.index(index, loop))
-            return {"bool": f"({text} != 0)", "u32": f"bitcast<u32>({text})"}.get(v.dtype.name, text)
+            return self._load(v, self.index(v.arg[1], loop))
         if v.op == "inside":
-            return f"select({ZERO[v.dtype.name]}, {self._value(v.args[0], loop)}, {self._guards(v.arg, loop)})"
+            return self._inside(v, loop)
         name, attrs = v.arg
         p = PRIMITIVES[name]
         self.need(p.helper)
         args = [self._value(a, loop) for a in v.args]
         return p.wgsl.format(*args, t=v.dtype.name, **{k: str(x) for k, x in attrs})
+
+    def _load(self, v: Value, index: str) -> str:
+        text = self.load(v.arg[0], index)
+        return {"bool": f"({text} != 0)", "u32": f"bitcast<u32>({text})"}.get(v.dtype.name, text)
+
+    def _inside(self, v: Value, loop: bool) -> str:
+        """A value where guards hold, else 0. A load elsewhere reads element 0 instead: none ever strays."""
+        (x,) = v.args
+        guards = self._guards(v.arg, loop)
+        if x.op != "load":
+            return f"select({ZERO[v.dtype.name]}, {self._value(x, loop)}, {guards})"
+        name = f"g{self._count}{self.copy}"
+        self._count += 1
+        (self.inner if loop and self.varies(v) else self.outer).append(f"let {name} = {guards};")
+        load = self._load(x, f"select(0, {self.index(x.arg[1], loop)}, {name})")
+        return f"select({ZERO[v.dtype.name]}, {load}, {name})"
 
     def _guards(self, guards: Sequence[Guard], loop: bool) -> str:
         """All of them by `&`: the branches of `&&` cost more than they spare, to compilers above all."""

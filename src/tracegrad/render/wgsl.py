@@ -252,7 +252,8 @@ class _Writer:
 
     # a tile of a product a workgroup
     def tile(self) -> list[str]:
-        tile = Tile(self.kernel, self.tiling, self.element, self.emit.helpers)
+        assert self.tiling.tile is not None
+        tile = Tile(self.kernel, self.tiling.tile, self.element, self.emit.helpers)
         return [*tile.before_stores(), *tile.stores(self.result)]
 
     # a square of a product a thread

@@ -1,7 +1,7 @@
 """Products without workgroup memory: each thread computes a square of results, reading both operands from memory.
 
 For adapters that run on a CPU. Its caches do what workgroup memory does on a GPU, and a barrier would cost more than
-the work between two. Every result sums over k in order, as in a tile.
+the work between two. Every result sums over k in the order of the tile.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 
 from tracegrad.kernels.expr import Value
 from tracegrad.kernels.form import Axis, Kernel, points
-from tracegrad.kernels.tiling import Tiling
+from tracegrad.kernels.tiling import SQUARE, Tiling
 from tracegrad.render.emit import Emitter, decode, indented
 from tracegrad.render.wgsl_tile import store_result
 
@@ -21,12 +21,13 @@ class Square:
     def __init__(self, kernel: Kernel, tiling: Tiling, element: Callable[[int, str], str], helpers: dict[str, None]):
         assert kernel.product is not None
         self.kernel, self.tiling, self.element, self.helpers = kernel, tiling, element, helpers
-        self.product, self.side = kernel.product, tiling.outputs
+        assert tiling.tile is not None
+        self.product, self.side, self.tile = kernel.product, SQUARE, tiling.tile
         self.m, self.n = points(self.product.m), points(self.product.n)
 
     def before_stores(self) -> list[str]:
         """Everything up to the results: `ci_h` then holds columns 4 * h to 4 * h + 3 of row i."""
-        p, side = self.product, self.side
+        p, side, t, k = self.product, self.side, self.tile, points(self.kernel.inner)
         across = -(-self.n // side)
         squares = -(-self.m // side) * across
         rows, left = self.operand(p.a, p.m, "first_m", self.m, "r")
@@ -41,10 +42,16 @@ class Square:
             *rows,
             *columns,
             *(f"var c{i}_{h} = vec4<f32>();" for i in range(side) for h in vectors),
-            f"for (var kj = 0; kj < {points(self.kernel.inner)}; kj++) {{",
-            *indented([*decode("kj", self.kernel.inner), *left, *right]),
-            *(f"  let y{h} = vec4<f32>({', '.join(f'c{4 * h + j}' for j in range(4))});" for h in vectors),
-            *(f"  c{i}_{h} += r{i} * y{h};" for i in range(side) for h in vectors),
+            f"for (var slice = 0; slice < {t.slices}; slice++) {{",
+            *(f"  var p{i}_{h} = vec4<f32>();" for i in range(side) for h in vectors),
+            f"  for (var kt = slice * {t.k_slice}; kt < {k}; kt += {t.k_step}) {{",
+            f"    for (var kj = kt; kj < min(kt + {t.k_slice}, {k}); kj++) {{",
+            *indented(indented(indented([*decode("kj", self.kernel.inner), *left, *right]))),
+            *(f"      let y{h} = vec4<f32>({', '.join(f'c{4 * h + j}' for j in range(4))});" for h in vectors),
+            *(f"      p{i}_{h} += r{i} * y{h};" for i in range(side) for h in vectors),
+            "    }",
+            "  }",
+            *(f"  c{i}_{h} += p{i}_{h};" for i in range(side) for h in vectors),
             "}",
         ]
 

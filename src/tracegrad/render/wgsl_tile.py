@@ -1,7 +1,9 @@
 """Products as tiles: a workgroup computes a square of results, each thread a smaller square in registers.
 
-Both operands pass through workgroup memory, a slice of k at a time, with k along rows, so that a thread reads the
-rows and columns it needs as vectors. Every result sums over k in order, whatever the size of the tile.
+Both operands pass through workgroup memory, a part of k at a time, with k along lines, so that a thread reads the rows
+and columns it needs as vectors. While one part is summed the next is on its way from memory, in registers. In the end
+the slices' partial sums are exchanged through the same workgroup memory, after which neighbouring threads hold
+neighbouring results. Every result sums over k in an order that the shape of the tile alone decides.
 """
 
 from __future__ import annotations
@@ -10,106 +12,133 @@ from collections.abc import Callable, Sequence
 
 from tracegrad.kernels.expr import Value
 from tracegrad.kernels.form import Axis, Fold, Kernel, points
-from tracegrad.kernels.tiling import SIDE, WORKGROUP, Tiling
+from tracegrad.kernels.tiling import OPERAND, WORKGROUP, TileShape
 from tracegrad.render.emit import Emitter, decode, indented
 
 XYZW = "xyzw"  # components of a vector
+LOADS = OPERAND // WORKGROUP  # of each operand by each thread, for one part of k
+RUN = 8  # elements along k that neighbouring threads load where an operand is contiguous along k: 32 bytes
 
 
 class Tile:
     """The parts of one tile kernel. `element` spells a memory location, `helpers` collects the functions used."""
 
-    def __init__(self, kernel: Kernel, tiling: Tiling, element: Callable[[int, str], str], helpers: dict[str, None]):
+    def __init__(self, kernel: Kernel, shape: TileShape, element: Callable[[int, str], str], helpers: dict[str, None]):
         assert kernel.product is not None
-        self.kernel, self.tiling, self.element, self.helpers = kernel, tiling, element, helpers
+        self.kernel, self.shape, self.element, self.helpers = kernel, shape, element, helpers
         self.product = kernel.product
         self.m, self.n, self.k = (points(axes) for axes in (self.product.m, self.product.n, kernel.inner))
-        self.vector = tiling.outputs % 4 == 0  # rows and columns are read four at a time
+        self.vectors = shape.outputs // 4  # in a row of the thread's square
+        self.second = shape.k_step * shape.line  # where the second operand begins in workgroup memory
 
     def before_stores(self) -> list[str]:
-        """Everything up to the results: `acc` then holds the thread's square."""
-        t, p = self.tiling, self.product
-        tiles_n = -(-self.n // t.tile)
-        tiles = -(-self.m // t.tile) * tiles_n
-        second = t.k_step * t.tile  # where the second operand begins in workgroup memory
-        names = [self.sum_name(i, j) for i in range(t.outputs) for j in range(t.outputs)]
+        """Everything up to the results: `c0_0` and so on then hold the thread's partial sums."""
+        t, p = self.shape, self.product
+        tiles_n = -(-self.n // t.side)
+        tiles = -(-self.m // t.side) * tiles_n
         return [
-            f"let first_m = (w % {tiles}) / {tiles_n} * {t.tile};",
-            f"let first_n = (w % {tiles_n}) * {t.tile};",
+            f"let first_m = (w % {tiles}) / {tiles_n} * {t.side};",
+            f"let first_n = (w % {tiles_n}) * {t.side};",
             *decode(f"(w / {tiles})", p.batch),
-            f"let ty = lid / {SIDE};",
-            f"let tx = lid % {SIDE};",
-            *self.sums(),
-            f"for (var kt = 0; kt < {self.k}; kt += {t.k_step}) {{",
-            *indented(self.fill(p.a, p.m, "first_m", self.m, 0)),
-            *indented(self.fill(p.b, p.n, "first_n", self.n, second)),
-            "  workgroupBarrier();",
-            f"  for (var kk = 0; kk < {t.k_step}; kk++) {{",
-            *indented(indented(self.accumulate(second))),
+            f"let slice = lid / {t.across**2};",
+            f"let ty = lid % {t.across**2} / {t.across};",
+            f"let tx = lid % {t.across};",
+            *(f"var c{i}_{h} = vec4<f32>();" for i in range(t.outputs) for h in range(self.vectors)),
+            *(f"var {x}{u} = 0.0;" for x in ("left", "right") for u in range(LOADS)),
+            f"for (var kt = 0; kt < {self.k + t.k_step}; kt += {t.k_step}) {{",
+            f"  if (kt < {self.k}) {{",
+            *indented(indented(self.load("left", p.a, p.m, "first_m", self.m))),
+            *indented(indented(self.load("right", p.b, p.n, "first_n", self.n))),
             "  }",
-            "  workgroupBarrier();",
+            "  if (kt > 0) {",
+            f"    for (var kk = 0; kk < {t.k_slice}; kk++) {{",
+            *indented(indented(indented(self.accumulate()))),
+            "    }",
+            "    workgroupBarrier();",
+            "  }",
+            f"  if (kt < {self.k}) {{",
+            *indented(indented([*self.put("left", p.a, 0), *self.put("right", p.b, self.second)])),
+            "    workgroupBarrier();",
+            "  }",
             "}",
-            f"var acc = array<f32, {t.outputs**2}>({', '.join(names)});",
         ]
 
     def stores(self, body: Callable[[], list[str]]) -> list[str]:
-        """The loop over the thread's results; `body` writes one of them."""
-        n = self.tiling.outputs
-        column = f"4 * tx + {4 * SIDE} * (j / 4) + j % 4" if self.vector else f"tx + {SIDE} * j"
+        """Exchange of partial sums, some rows of every thread's square at a time; `body` writes one result."""
+        t = self.shape
+        rows = t.rows_exchanged
+        results = t.across * rows * t.side
+        cases: list[str] = []
+        for number in range(t.outputs // rows):
+            places = [(r, h) for r in range(rows) for h in range(self.vectors)]
+            puts = [f"sv[line + {r * t.side // 4 + t.across * h}] = c{number * rows + r}_{h};" for r, h in places]
+            label = "default" if number == t.outputs // rows - 1 else f"case {number}"
+            cases.append(f"  {label}: {{ {' '.join(puts)} }}")
+        parts = [f"sv[(o + {s * results}) / 4][o % 4]" for s in range(t.slices)]
+        row = f"first_m + o / {rows * t.side} * {t.outputs} + turn * {rows} + o / {t.side} % {rows}"
+        result = store_result(self.kernel, row, f"first_n + o % {t.side}", " + ".join(parts), body)
         return [
-            f"for (var i = 0; i < {n}; i++) {{ for (var j = 0; j < {n}; j++) {{",
-            *indented(
-                store_result(self.kernel, f"first_m + ty * {n} + i", f"first_n + {column}", f"acc[i * {n} + j]", body)
-            ),
-            "}}",
+            f"let line = ((slice * {t.across} + ty) * {rows}) * {t.side // 4} + tx;",
+            f"for (var turn = 0; turn < {t.outputs // rows}; turn++) {{",
+            "  switch turn {",
+            *indented(cases),
+            "  }",
+            "  workgroupBarrier();",
+            f"  for (var o = lid; o < {results}; o += {WORKGROUP}) {{",
+            *indented(indented(result)),
+            "  }",
+            "  workgroupBarrier();",
+            "}",
         ]
 
-    def sum_name(self, i: int, j: int) -> str:
-        """The running sum of one result: registers by name, because an indexed array would live in memory."""
-        return f"c{i}_{j // 4}.{XYZW[j % 4]}" if self.vector else f"c{i}_{j}"
-
-    def sums(self) -> list[str]:
-        n = self.tiling.outputs
-        if self.vector:
-            return [f"var c{i}_{h} = vec4<f32>();" for i in range(n) for h in range(n // 4)]
-        return [f"var c{i}_{j} = 0.0;" for i in range(n) for j in range(n)]
-
-    def accumulate(self, second: int) -> list[str]:
+    def accumulate(self) -> list[str]:
         """One step of k for the thread's square."""
-        n, side = self.tiling.outputs, self.tiling.tile
-        if self.vector:
-            rows = [f"let x{g} = sv[kk * {side // 4} + ty * {n // 4} + {g}];" for g in range(n // 4)]
-            columns = [f"let y{h} = sv[{second // 4} + kk * {side // 4} + tx + {SIDE * h}];" for h in range(n // 4)]
-            steps = [f"c{i}_{h} += x{i // 4}.{XYZW[i % 4]} * y{h};" for i in range(n) for h in range(n // 4)]
-        else:
-            rows = [f"let x{i} = sf[kk * {side} + ty * {n} + {i}];" for i in range(n)]
-            columns = [f"let y{j} = sf[{second} + kk * {side} + tx + {SIDE * j}];" for j in range(n)]
-            steps = [f"c{i}_{j} += x{i} * y{j};" for i in range(n) for j in range(n)]
-        return [*rows, *columns, *steps]
+        n, line = self.shape.outputs, self.shape.line
+        vectors = range(self.vectors)
+        return [
+            f"let at = (slice * {self.shape.k_slice} + kk) * {line // 4};",
+            *(f"let x{g} = sv[at + ty * {self.vectors} + {g}];" for g in vectors),
+            *(f"let y{h} = sv[at + tx + {self.second // 4 + self.shape.across * h}];" for h in vectors),
+            *(f"c{i}_{h} += x{i // 4}.{XYZW[i % 4]} * y{h};" for i in range(n) for h in vectors),
+        ]
 
-    def fill(self, v: Value, axes: Sequence[Axis], origin: str, size: int, base: int) -> list[str]:
-        """Put one operand's slice into workgroup memory; zeros beyond the edges."""
-        side, step, k = self.tiling.tile, self.tiling.k_step, self.kernel.inner
-        emit = Emitter(self.element, [a.name for a in (*axes, *k)])
+    def place(self, v: Value, u: int) -> tuple[str, str]:
+        """Which row and which k the thread's load number `u` of an operand is for.
+
+        Neighbouring threads read neighbouring memory: in runs along k if that is where the operand is contiguous.
+        """
+        side = self.shape.side
+        k = self.kernel.inner
+        if not contiguous_along(v, k[-1].name if k else ""):
+            return f"lid % {side}", f"lid / {side} + {WORKGROUP // side * u}"
+        q = f"(lid + {WORKGROUP * u})"
+        return f"{q} / {RUN} % {side}", f"lid % {RUN} + {q} / {RUN * side} * {RUN}"
+
+    def load(self, name: str, v: Value, axes: Sequence[Axis], origin: str, size: int) -> list[str]:
+        """The thread's part of one operand into registers; zeros beyond the edges."""
+        inner = self.kernel.inner
+        emit = Emitter(self.element, [a.name for a in (*axes, *inner)])
         (value,) = emit.values([v], loop=True)
         self.helpers.update(emit.helpers)
-        conditions = [f"row < {size}"] if size % side else []
-        conditions += [f"kj < {self.k}"] if self.k % step else []
-        # Neighbouring threads read neighbouring memory: along k if that is where the operand is contiguous.
-        along_k = contiguous_along(v, k[-1].name if k else "")
-        row, kj = (f"q / {step}", f"q % {step}") if along_k else (f"q % {side}", f"q / {side}")
-        place = f"{base} + ({kj}) * {side} + {row}" if along_k else f"{base} + q"
-        target = f"sv[({place}) / 4][({place}) % 4]" if self.vector else f"sf[{place}]"
-        one = [*decode("row", axes), *decode("kj", k), *emit.inner, f"x = {value};"]
-        body = [
-            f"let row = {origin} + {row};",
-            f"let kj = kt + {kj};",
-            "var x = 0.0;",
-            *([f"if ({' && '.join(conditions)}) {{", *indented(one), "}"] if conditions else one),
-            f"{target} = x;",
-        ]
-        loop = [f"for (var q = lid; q < {side * step}; q += {WORKGROUP}) {{", *indented(body), "}"]
-        return ["{", *indented([*emit.outer, *loop]), "}"]
+        conditions = [f"row < {size}"] if size % self.shape.side else []
+        conditions += [f"kj < {self.k}"] if self.k % self.shape.k_step else []
+        lines: list[str] = []
+        for u in range(LOADS):
+            row, kj = self.place(v, u)
+            one = [*decode("row", axes), *decode("kj", inner), *emit.inner, f"{name}{u} = {value};"]
+            if conditions:
+                one = [f"{name}{u} = 0.0;", f"if ({' && '.join(conditions)}) {{", *indented(one), "}"]
+            lines += ["{", *indented([f"let row = {origin} + {row};", f"let kj = kt + {kj};", *one]), "}"]
+        return ["{", *indented([*emit.outer, *lines]), "}"]
+
+    def put(self, name: str, v: Value, base: int) -> list[str]:
+        """The registers of one operand into workgroup memory."""
+        lines: list[str] = []
+        for u in range(LOADS):
+            row, kj = self.place(v, u)
+            place = f"({kj}) * {self.shape.line} + {row}"
+            lines.append(f"{{ let q = {base} + {place}; sv[q / 4][q % 4] = {name}{u}; }}")
+        return lines
 
 
 def store_result(kernel: Kernel, mm: str, nn: str, value: str, body: Callable[[], list[str]]) -> list[str]:

@@ -54,6 +54,10 @@ class Calls(Protocol):
 
     name: str
 
+    def module(self, label: str, code: str) -> Any:
+        """A shader module."""
+        ...
+
     def prepare(self, launches: Sequence[Launch]) -> Any:
         """Launches in the form `submit` wants."""
         ...
@@ -82,6 +86,9 @@ class PublicCalls:
 
     def __init__(self, device: Any) -> None:
         self._device = device
+
+    def module(self, label: str, code: str) -> Any:
+        return self._device.create_shader_module(label=label, code=code)
 
     def prepare(self, launches: Sequence[Launch]) -> Any:
         return tuple(launches)
@@ -133,6 +140,7 @@ class DirectCalls:
         native: Any = importlib.import_module("wgpu.backends.wgpu_native")
         api: Any = importlib.import_module("wgpu.backends.wgpu_native._api")
         self._lib, self._ffi, self._errors = native.lib, native.ffi, api.error_handler
+        self._api = api
         self._device, self._queue = device._internal, device.queue._internal
         self._owner = device  # keeps the handles alive
         self._commands = self._ffi.new("WGPUCommandBuffer[1]")
@@ -146,6 +154,19 @@ class DirectCalls:
         info = self._ffi.new("WGPUBufferMapCallbackInfo *")
         info.mode, info.callback = self._lib.WGPUCallbackMode_AllowProcessEvents, self._mapped
         self._map_info = info
+
+    def module(self, label: str, code: str) -> Any:
+        """Without checks of indices and loops: the compiler proves its indices in range, or clamps them."""
+        api, ffi = self._api, self._ffi
+        source = ffi.new("WGPUShaderSourceWGSL *")
+        text, name = ffi.new("char[]", code.encode()), ffi.new("char[]", label.encode())
+        source.chain.sType = self._lib.WGPUSType_ShaderSourceWGSL
+        source.code.data, source.code.length = text, len(text) - 1
+        descriptor = ffi.new("WGPUShaderModuleDescriptor *")
+        descriptor.nextInChain = ffi.cast("WGPUChainedStruct *", source)
+        descriptor.label.data, descriptor.label.length = name, len(name) - 1
+        made = api.libf.wgpuDeviceCreateShaderModuleTrusted(self._device, descriptor, 0)
+        return api.GPUShaderModule(label, made, self._owner)
 
     def prepare(self, launches: Sequence[Launch]) -> Any:
         """(C function, arguments after the pass) for each call, without calls that would change nothing."""

@@ -93,7 +93,7 @@ class Kernels:
     def __init__(self, device: Any) -> None:
         self._device = device
         self._layouts: dict[tuple[str, ...], Any] = {}
-        self._pipelines: WeakValueDictionary[tuple[str, tuple[bool, ...], bool], Any] = WeakValueDictionary()
+        self._pipelines: WeakValueDictionary[tuple[str, str, tuple[bool, ...], bool], Any] = WeakValueDictionary()
 
     def __len__(self) -> int:
         return len(self._pipelines)
@@ -115,15 +115,15 @@ class Kernels:
             self._layouts[kinds] = self._device.create_bind_group_layout(entries=entries)
         return self._layouts[kinds]
 
-    def pipeline(self, kernel: KernelSource) -> Any:
+    def pipeline(self, kernel: KernelSource, calls: Calls) -> Any:
         """The kernel, compiled. CompileError names it and carries the driver's message."""
-        key = (kernel.wgsl, tuple(b.written for b in kernel.bindings), kernel.slots > 0)
+        key = (calls.name, kernel.wgsl, tuple(b.written for b in kernel.bindings), kernel.slots > 0)
         found = self._pipelines.get(key)
         if found is None:
             layouts = [self.layout(kernel), *([self.offsets_layout()] if kernel.slots else [])]
             try:
                 layout = self._device.create_pipeline_layout(bind_group_layouts=layouts)
-                module = self._device.create_shader_module(label=kernel.label, code=kernel.wgsl)
+                module = calls.module(kernel.label, kernel.wgsl)
                 stage = {"module": module, "entry_point": "main"}
                 found = self._device.create_compute_pipeline(label=kernel.label, layout=layout, compute=stage)
             except Exception as e:
@@ -283,7 +283,7 @@ def _launches(loaded: Loaded, device: Any, calls: Calls, kernels: Kernels) -> li
         if key not in groups:
             groups[key] = kernels.group(layout, [{"buffer": loaded.arrays[i].buffer} for i in d.buffers])
         here = offsets_group if kernel.slots else None
-        launches.append(Launch(kernels.pipeline(kernel), groups[key], here, places.get(d.offsets, 0), d.grid))
+        launches.append(Launch(kernels.pipeline(kernel, calls), groups[key], here, places.get(d.offsets, 0), d.grid))
     return launches
 
 
