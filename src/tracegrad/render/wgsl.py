@@ -1,6 +1,7 @@
 """Kernels as WGSL. Each kernel of a launch is a function; `main` gives every workgroup to one of them.
 
-Four skeletons: one thread a point, one or a few threads a row, a tile of a product a workgroup, a square of it a thread.
+Four skeletons: one thread a point, one or a few threads a row, a tile of a product a workgroup, a square of one a
+thread.
 """
 
 from __future__ import annotations
