@@ -11,6 +11,7 @@ from types import TracebackType
 from typing import Any, cast
 
 from tracegrad import indexcheck, params
+from tracegrad.arrays import handed_out
 from tracegrad.build import Built, build_forward, check_signature, trace_sites
 from tracegrad.dtypes import InputType
 from tracegrad.errors import InputError
@@ -344,10 +345,10 @@ class RunWork:
 def output_of(outputs: Mapping[str, Any], structure: Any) -> Any:
     """What the forward returned: an array, or a tuple or dict of them, as `Built.structure` says."""
     if structure is None:
-        return outputs["output"]
+        return handed_out(outputs["output"])
     if isinstance(structure, tuple):
-        return tuple(outputs[name] for name in cast("tuple[str, ...]", structure))
-    return {key: outputs[name] for key, name in cast("dict[Any, str]", structure).items()}
+        return tuple(handed_out(outputs[name]) for name in cast("tuple[str, ...]", structure))
+    return {key: handed_out(outputs[name]) for key, name in cast("dict[Any, str]", structure).items()}
 
 
 def _array_or_same(value: Any) -> Any:

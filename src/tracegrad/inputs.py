@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
-import numpy as np
-
+from tracegrad.arrays import np
 from tracegrad.dtypes import DTYPES
 from tracegrad.errors import InputError
 from tracegrad.program import Field
@@ -83,7 +82,8 @@ def as_array(value: Any) -> Array:
     if isinstance(value, np.ndarray):
         return cast("Array", value)
     try:
-        x = np.asarray(value)
+        # A JavaScript typed array, or a list of lists, in a browser's Python.
+        x = np.asarray(value.to_py() if hasattr(value, "to_py") else value)
     except Exception as e:  # torch, jax and nested lists each raise errors of their own
         raise InputError(f"{type(value).__name__} cannot be read as an array: {e}") from e
     if x.dtype == object:

@@ -1,0 +1,49 @@
+"""Python in a browser's tab (Pyodide): waiting there, and the JavaScript runtime beside it."""
+
+from __future__ import annotations
+
+import functools
+import sys
+from collections.abc import Awaitable
+from typing import Any
+
+from tracegrad.errors import DeviceError
+from tracegrad.runtime.javascript import joined
+
+IN_TAB = sys.platform == "emscripten"  # one thread, whose event loop is the browser's
+
+
+def can_wait() -> bool:
+    """May a plain function wait for what the event loop brings? In a tab only where stacks can be switched (JSPI)."""
+    if not IN_TAB:
+        return True
+    from pyodide.ffi import can_run_sync  # pyright: ignore[reportMissingImports, reportUnknownVariableType]
+
+    return bool(can_run_sync())
+
+
+def wait(awaitable: Awaitable[Any], what: str, timeout: float | None = None) -> Any:
+    """The result of `awaitable`; the tab stays alive meanwhile.
+
+    Raises: TimeoutError after `timeout` seconds; DeviceError where a plain function cannot wait.
+    """
+    import asyncio
+
+    from pyodide.ffi import run_sync  # pyright: ignore[reportMissingImports, reportUnknownVariableType]
+
+    if not can_wait():
+        raise DeviceError.here(
+            f"{what}: here Python cannot wait for the browser, because it cannot switch stacks (JSPI) or was called by "
+            "JavaScript directly. `await` steps and runs; for the rest use a browser that can, and run Python by "
+            "runPythonAsync"
+        )
+    return run_sync(asyncio.wait_for(awaitable, timeout))
+
+
+@functools.cache
+def javascript() -> Any:
+    """What js/pyodide.js exports. The runtime is evaluated once, in the thread that Python runs in."""
+    from pyodide.code import run_js  # pyright: ignore[reportMissingImports, reportUnknownVariableType]
+
+    text = joined(("arrays", "random", "session", "pyodide"))
+    return run_js(f'(() => {{ "use strict";\n{text}\nreturn {{ Tab, drawn, support }};\n}})()')
