@@ -7,6 +7,8 @@ import threading
 from collections.abc import Callable, Generator
 from typing import Any, Protocol, cast
 
+from tracegrad.runtime import tab
+
 Turns = Generator[Any, None, None]  # each gives what to wait for: a ticket of the session, or None for more work
 
 
@@ -61,16 +63,14 @@ class TabDrive:
     ident = -1  # no thread's: waiting is possible everywhere, since other stacks go on
 
     def __init__(self, turns: Turns, woken: threading.Condition, idle: Callable[[], bool]) -> None:
-        self._turns, self._idle = turns, idle
+        self._turns = turns
         self._task: Any = None
         next(turns, None)  # as far as the first wait: the session is made
 
     def wake(self) -> None:
         """See `Drive`."""
-        import asyncio
-
         if self._task is None:
-            self._task = asyncio.get_running_loop().create_task(self._run())
+            self._task = tab.event_loop().create_task(self._run())
 
     def end(self) -> None:
         """End the turns where they wait; those that are running end by themselves."""
@@ -78,8 +78,9 @@ class TabDrive:
             self._turns.close()
 
     async def _run(self) -> None:
-        while not self._idle():
-            awaited = next(self._turns, None)
+        for awaited in self._turns:
+            if awaited is None:
+                break
             if hasattr(awaited, "__await__"):
                 await awaited
         self._task = None

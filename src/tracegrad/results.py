@@ -245,7 +245,10 @@ class Pending(Generic[T]):
             callbacks, self._callbacks = self._callbacks, []
             self._ready.notify_all()
         for callback in callbacks:
-            self._call(callback)
+            if tab.IN_TAB:  # on a stack of its own, so that it may wait for the work that this one goes on with
+                tab.event_loop().call_soon(self._call, callback)
+            else:
+                self._call(callback)
 
     def _call(self, callback: Callable[[Pending[T]], object]) -> None:
         try:

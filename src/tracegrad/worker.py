@@ -90,9 +90,10 @@ class Worker:
         # On the worker's own thread (a done callback) waiting for a slot would wait forever.
         may_block = not tab.IN_TAB and threading.get_ident() != self.ident
         while not self._slots.acquire(blocking=may_block):
-            if not tab.IN_TAB or not tab.can_wait():
+            oldest = next((p for p in self._under_way() if not p.done()), None)
+            if not tab.IN_TAB or not tab.can_wait() or oldest is None:
                 return
-            tab.wait(next(p for p in self._under_way() if not p.done()), "a free place in the queue")
+            tab.wait(oldest, "a free place in the queue")
         pending.add_done_callback(lambda _: self._slots.release())
 
     def enqueue(self, works: Sequence[Work], pending: Pending[Any]) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import sys
 from collections.abc import Awaitable
-from typing import Any
+from typing import Any, cast
 
 from tracegrad.errors import DeviceError
 from tracegrad.runtime.javascript import joined
@@ -27,8 +27,6 @@ def wait(awaitable: Awaitable[Any], what: str, timeout: float | None = None) -> 
 
     Raises: TimeoutError after `timeout` seconds; DeviceError where a plain function cannot wait.
     """
-    import asyncio
-
     from pyodide.ffi import run_sync  # pyright: ignore[reportMissingImports, reportUnknownVariableType]
 
     if not can_wait():
@@ -37,7 +35,19 @@ def wait(awaitable: Awaitable[Any], what: str, timeout: float | None = None) -> 
             "JavaScript directly. `await` steps and runs; for the rest use a browser that can, and run Python by "
             "runPythonAsync"
         )
-    return run_sync(asyncio.wait_for(awaitable, timeout))
+    return run_sync(cast("Any", sys.modules["asyncio"]).wait_for(awaitable, timeout))
+
+
+def has_webgpu() -> bool:
+    """Does the browser know WebGPU? Whether it has an adapter only waiting can tell."""
+    import js  # pyright: ignore[reportMissingImports]
+
+    return bool(getattr(js.navigator, "gpu", None))  # pyright: ignore[reportUnknownMemberType, reportUnknownArgumentType]
+
+
+def event_loop() -> Any:
+    """The tab's. Pyodide has asyncio loaded; importing it would cost every user elsewhere 40 ms."""
+    return cast("Any", sys.modules["asyncio"]).get_running_loop()
 
 
 @functools.cache
