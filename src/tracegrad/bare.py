@@ -11,7 +11,7 @@ import itertools
 import math
 import struct
 from array import array as packed
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -26,7 +26,7 @@ class DType:
     name: str
     kind: str
     itemsize: int
-    format: str  # of memoryview and array
+    format: Any  # of memoryview and array
 
     def newbyteorder(self, _order: str) -> DType:
         """As it is: WebAssembly is little-endian, and so are files."""
@@ -57,7 +57,7 @@ class Array:
     __slots__ = ("dtype", "flat", "shape")
     __hash__ = None  # pyright: ignore[reportAssignmentType]
 
-    def __init__(self, flat: memoryview, shape: Shape, dtype: DType) -> None:
+    def __init__(self, flat: Any, shape: Shape, dtype: DType) -> None:
         self.flat, self.shape, self.dtype = flat, shape, dtype
 
     @property
@@ -77,15 +77,15 @@ class Array:
 
     def shaped(self) -> memoryview:
         """A memoryview with this shape; flat where it has no elements, which memoryview cannot shape."""
-        return self.flat.cast("B").cast(cast("Any", self.dtype.format), self.shape) if self.size else self.flat
+        return self.flat.cast("B").cast(self.dtype.format, self.shape) if self.size else self.flat
 
     def __buffer__(self, flags: int) -> memoryview:
         return self.shaped()
 
     def reshape(self, *shape: Any) -> Array:
         """The same elements in another shape; one axis may be -1."""
-        wanted = shape[0] if len(shape) == 1 and isinstance(shape[0], (tuple, list)) else shape
-        sizes = list(cast("Sequence[int]", wanted))
+        one = len(shape) == 1 and not isinstance(shape[0], int)
+        sizes: list[int] = list(shape[0] if one else shape)
         if -1 in sizes:
             sizes[sizes.index(-1)] = self.size // max(1, -math.prod(sizes))
         if math.prod(sizes) != self.size:
@@ -95,7 +95,7 @@ class Array:
     def view(self, other: Any) -> Array:
         """The same bytes as another type of equal size."""
         kind = dtype(other)
-        return Array(self.flat.cast("B").cast(cast("Any", kind.format)), self.shape, kind)
+        return Array(self.flat.cast("B").cast(kind.format), self.shape, kind)
 
     def astype(self, other: Any, order: str = "C") -> Array:
         """The same values in another type, in memory of its own."""
@@ -162,7 +162,7 @@ class Array:
             return (
                 Array(self.flat[k * row : (k + 1) * row], self.shape[1:], self.dtype) if self.ndim > 1 else self.flat[k]
             )
-        chosen = [range(n)[a] for n, a in zip(self.shape, (*axes, *[slice(None)] * (self.ndim - len(axes))))]
+        chosen: list[Any] = [range(n)[a] for n, a in zip(self.shape, (*axes, *[slice(None)] * (self.ndim - len(axes))))]
         shape = tuple(len(c) for c in chosen if isinstance(c, range))
         if len(axes) == 1 and chosen[0].step == 1:
             rows = chosen[0]
@@ -202,7 +202,7 @@ ndarray = Array
 
 
 def _of_bytes(data: bytearray | bytes, shape: Shape, kind: DType) -> Array:
-    return Array(memoryview(data).cast(cast("Any", kind.format)), shape, kind)
+    return Array(memoryview(data).cast(kind.format), shape, kind)
 
 
 def _made(values: Any, shape: Shape, kind: DType) -> Array:
@@ -227,13 +227,13 @@ def _of_numbers(value: Any) -> Array:
     """Booleans make a bool array, integers int64, anything else float64."""
     shape: list[int] = []
     flat: list[Any] = [value]
-    while isinstance(flat[0] if flat else 0, (list, tuple)):
-        lengths = {len(v) if isinstance(v, (list, tuple)) else -1 for v in flat}
+    while flat and isinstance(flat[0], (list, tuple)):
+        lengths = {len(cast("Any", v)) if isinstance(v, (list, tuple)) else -1 for v in flat}
         if len(lengths) > 1:
             raise ValueError("its rows differ in length")
         shape += lengths
         flat = [x for v in flat for x in v]
-    kinds = {type(x) for x in flat}
+    kinds: set[Any] = {type(x) for x in flat}
     if not kinds <= {bool, int, float}:
         odd = next(x for x in flat if type(x) not in (bool, int, float))
         raise ValueError(f"{odd!r} is no number")
@@ -251,7 +251,7 @@ def _of_buffer(view: memoryview) -> Array:
     shape = cast("Shape", view.shape)
     if not view.c_contiguous:
         return _of_bytes(view.tobytes(), shape, kind)
-    return Array(view.cast("B").cast(cast("Any", kind.format)) if view.nbytes else view, shape, kind)
+    return Array(view.cast("B").cast(kind.format) if view.nbytes else view, shape, kind)
 
 
 def array(value: Any, dtype: Any = None, order: str = "C", copy: bool = True) -> Array:
@@ -291,7 +291,7 @@ def frombuffer(data: Any, dtype: Any = float64, count: int = -1, offset: int = 0
     part = view[: count * kind.itemsize]
     if kind is HALF:
         return _made(struct.unpack(f"<{count}e", part), (count,), float32)
-    return Array(part.cast(cast("Any", kind.format)), (count,), kind)
+    return Array(part.cast(kind.format), (count,), kind)
 
 
 def broadcast_to(x: Array, shape: Shape) -> Array:
@@ -364,7 +364,7 @@ def iinfo(kind: Any) -> _Limits:
 
 
 @contextlib.contextmanager
-def errstate(**_: str) -> Iterator[None]:
+def errstate(**_: str) -> Generator[None, None, None]:
     """Nothing here warns."""
     yield
 

@@ -100,7 +100,8 @@ def is_webgpu_available() -> bool:
 def devices() -> list[DeviceInfo]:
     """Every usable device, in the order in which "auto" tries them. Software adapters come last: it never takes one."""
     found = [DeviceInfo("webgpu", a.description, a.software) for a in adapters()]
-    return [*(d for d in found if not d.software), CpuSession.info, *(d for d in found if d.software)]
+    cpu = [CpuSession.info] if HAVE_NUMPY else []
+    return [*(d for d in found if IN_TAB or not d.software), *cpu, *(d for d in found if d.software and not IN_TAB)]
 
 
 def session_factory(device: str) -> Callable[[], Session]:

@@ -212,7 +212,7 @@ class CompiledForward:
     def _given(self, values: dict[str, Any]) -> dict[str, Any]:
         """The values, those whose size matters as arrays."""
         named = {name for name, _ in self._free}
-        return {n: _array_or_same(v) if n in named else v for n, v in values.items()}
+        return {n: _array_or_same(v, self._types[n].shape) if n in named else v for n, v in values.items()}
 
     def _size(self, given: Mapping[str, Any]) -> int | None:
         """What None stands for in this call. InputError naming every problem if the inputs do not agree on it."""
@@ -351,8 +351,8 @@ def output_of(outputs: Mapping[str, Any], structure: Any) -> Any:
     return {key: handed_out(outputs[name]) for key, name in cast("dict[Any, str]", structure).items()}
 
 
-def _array_or_same(value: Any) -> Any:
+def _array_or_same(value: Any, shape: tuple[int | None, ...]) -> Any:
     try:
-        return as_array(value)
+        return as_array(value, [shape])
     except InputError:
         return value  # the check names it, together with every other problem

@@ -107,10 +107,9 @@ def check_webgpu() -> WebGPUSupport:
         return WebGPUSupport(False, answer.reason, _explain(answer))
     best = answer.adapters[0]
     if best.software:
-        message = (
-            f'{best.description} is a software adapter: device="webgpu" works and is slow; '
-            'device="auto" uses the CPU runtime instead'
-        )
+        message = f'{best.description} is a software adapter: device="webgpu" works and is slow'
+        if not tab.IN_TAB:
+            message += '; device="auto" uses the CPU runtime instead'
         return WebGPUSupport(True, "software", message, best)
     return WebGPUSupport(True, "ok", f"WebGPU is available: {best.description}", best)
 

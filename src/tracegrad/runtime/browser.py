@@ -19,7 +19,7 @@ from tracegrad.init import Initializer, Literal
 from tracegrad.program import Buffer, Program
 from tracegrad.runtime.base import DeviceInfo
 from tracegrad.runtime.storage import from_storage, to_storage
-from tracegrad.runtime.tab import can_wait, javascript, wait
+from tracegrad.runtime.tab import can_wait, javascript, pyodide, wait
 
 RUNS_AT_ONCE = 64  # in one submission
 SECONDS_AT_ONCE = 0.1  # that one submission should take: browsers give up on devices that seem to hang
@@ -150,11 +150,12 @@ class BrowserSession:
         if batch.outputs is not None or batch.error is not None:
             return  # another run of it was awaited meanwhile
         try:
-            batch.outputs = value_of(answer).to_bytes()
+            outputs: bytes = value_of(answer).to_bytes()
         except TracegradError as e:
             batch.error = e
             return
-        each = max(1, len(batch.data) // batch.n, len(batch.outputs) // batch.n)
+        batch.outputs = outputs
+        each = max(1, len(batch.data) // batch.n, len(outputs) // batch.n)
         quick = int(batch.n * SECONDS_AT_ONCE / max(time.perf_counter() - batch.sent, 1e-6))
         self.ahead = max(1, min(RUNS_AT_ONCE, BYTES_AT_ONCE // each, quick))
 
@@ -178,9 +179,7 @@ class BrowserSession:
 
 def sent(data: bytes | bytearray) -> Any:
     """A copy as a JavaScript Uint8Array."""
-    from pyodide.ffi import to_js  # pyright: ignore[reportMissingImports, reportUnknownVariableType]
-
-    return to_js(data)
+    return pyodide("ffi").to_js(data)
 
 
 def value_of(answer: Any) -> Any:

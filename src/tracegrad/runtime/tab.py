@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import importlib
 import sys
 from collections.abc import Awaitable
 from typing import Any, cast
@@ -13,13 +14,16 @@ from tracegrad.runtime.javascript import joined
 IN_TAB = sys.platform == "emscripten"  # one thread, whose event loop is the browser's
 
 
+def pyodide(name: str) -> Any:
+    """A module of Pyodide's, which exists in tabs only."""
+    return importlib.import_module(f"pyodide.{name}")
+
+
 def can_wait() -> bool:
     """May a plain function wait for what the event loop brings? In a tab only where stacks can be switched (JSPI)."""
     if not IN_TAB:
         return True
-    from pyodide.ffi import can_run_sync  # pyright: ignore[reportMissingImports, reportUnknownVariableType]
-
-    return bool(can_run_sync())
+    return bool(pyodide("ffi").can_run_sync())
 
 
 def wait(awaitable: Awaitable[Any], what: str, timeout: float | None = None) -> Any:
@@ -27,22 +31,18 @@ def wait(awaitable: Awaitable[Any], what: str, timeout: float | None = None) -> 
 
     Raises: TimeoutError after `timeout` seconds; DeviceError where a plain function cannot wait.
     """
-    from pyodide.ffi import run_sync  # pyright: ignore[reportMissingImports, reportUnknownVariableType]
-
     if not can_wait():
         raise DeviceError.here(
             f"{what}: here Python cannot wait for the browser, because it cannot switch stacks (JSPI) or was called by "
             "JavaScript directly. `await` steps and runs; for the rest use a browser that can, and run Python by "
             "runPythonAsync"
         )
-    return run_sync(cast("Any", sys.modules["asyncio"]).wait_for(awaitable, timeout))
+    return pyodide("ffi").run_sync(cast("Any", sys.modules["asyncio"]).wait_for(awaitable, timeout))
 
 
 def has_webgpu() -> bool:
     """Does the browser know WebGPU? Whether it has an adapter only waiting can tell."""
-    import js  # pyright: ignore[reportMissingImports]
-
-    return bool(getattr(js.navigator, "gpu", None))  # pyright: ignore[reportUnknownMemberType, reportUnknownArgumentType]
+    return bool(getattr(importlib.import_module("js").navigator, "gpu", None))
 
 
 def event_loop() -> Any:
@@ -53,7 +53,5 @@ def event_loop() -> Any:
 @functools.cache
 def javascript() -> Any:
     """What js/pyodide.js exports. The runtime is evaluated once, in the thread that Python runs in."""
-    from pyodide.code import run_js  # pyright: ignore[reportMissingImports, reportUnknownVariableType]
-
     text = joined(("arrays", "random", "session", "pyodide"))
-    return run_js(f'(() => {{ "use strict";\n{text}\nreturn {{ Tab, drawn, support }};\n}})()')
+    return pyodide("code").run_js(f'(() => {{ "use strict";\n{text}\nreturn {{ Tab, drawn, support }};\n}})()')
