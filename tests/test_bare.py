@@ -26,7 +26,6 @@ GIVEN: list[tuple[Field, Any]] = [
     (Field("a", 0, 0, "f32", (2, 2)), np.arange(4, dtype=np.float32).reshape(2, 2).T),
     (Field("a", 0, 0, "f32", (2,)), np.array([1.5, 2.5], np.float64)),
     (Field("a", 0, 0, "f32", (2,)), [[1.0, 2.0], [3.0]]),
-    (Field("a", 0, 0, "f32", (2,)), ["1", "2"]),
     (Field("a", 0, 0, "f32", (2,)), [1.0, 2.0, 3.0]),
     (Field("a", 0, 0, "i32", (2,)), [1, -5]),
     (Field("a", 0, 0, "i32", (2,)), np.array([1, 2**31], np.int64)),
@@ -54,8 +53,7 @@ def test_inputs_are_cast_and_refused_as_with_numpy(field: Field, value: Any, mon
     want = answer()
     monkeypatch.setattr(inputs, "np", bare)
     monkeypatch.setattr(storage, "np", bare)
-    got = answer()
-    assert got == want or (isinstance(want, str) and "cannot be read as an array" in want and "cannot be read" in got)
+    assert answer() == want
 
 
 INDICES: list[Any] = [
@@ -74,9 +72,8 @@ def test_indexing_is_numpys(index: Any) -> None:
 def test_masks_broadcast_as_numpys() -> None:
     for shape in [(3,), (2, 1), (1, 3), (2, 3), ()]:
         x = np.arange(math.prod(shape)).reshape(shape) % 2 == 0
-        np.testing.assert_array_equal(
-            np.asarray(bare.broadcast_to(bare.asarray(x), (2, 3)).shaped()), np.broadcast_to(x, (2, 3))
-        )
+        got = bare.broadcast_to(bare.asarray(x), (2, 3)).shaped()
+        np.testing.assert_array_equal(np.asarray(got), np.broadcast_to(x, (2, 3)))
     with pytest.raises(ValueError, match="does not broadcast"):
         bare.broadcast_to(bare.zeros((2,), "bool"), (2, 3))
 

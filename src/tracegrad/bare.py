@@ -13,7 +13,7 @@ import struct
 from array import array as packed
 from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any, Literal, cast
 
 Shape = tuple[int, ...]
 integer = int
@@ -84,8 +84,7 @@ class Array:
 
     def reshape(self, *shape: Any) -> Array:
         """The same elements in another shape; one axis may be -1."""
-        one = len(shape) == 1 and not isinstance(shape[0], int)
-        sizes: list[int] = list(shape[0] if one else shape)
+        sizes = list(cast("Sequence[int]", shape if not shape or isinstance(shape[0], int) else shape[0]))
         if -1 in sizes:
             sizes[sizes.index(-1)] = self.size // max(1, -math.prod(sizes))
         if math.prod(sizes) != self.size:
@@ -209,7 +208,8 @@ def _made(values: Any, shape: Shape, kind: DType) -> Array:
     """An array of numbers given in row-major order."""
     if kind is bool_:
         return _of_bytes(bytearray(map(bool, values)), shape, kind)
-    return Array(memoryview(packed(kind.format, values)), shape, kind)
+    flat = packed(cast("Literal['f']", kind.format), values)
+    return Array(memoryview(flat), shape, kind)
 
 
 def asarray(value: Any, dtype: Any = None) -> Array:
