@@ -11,7 +11,7 @@ import itertools
 import math
 import struct
 from array import array as packed
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, cast
 
@@ -269,7 +269,7 @@ def full(shape: Any, value: Any, dtype: Any = float64) -> Array:
     """Filled with one number."""
     sizes = (shape,) if isinstance(shape, int) else tuple(shape)
     kind = _dtype(dtype)
-    one = _made([value], (1,), kind).tobytes()
+    one = _made([value if kind.kind == "f" else int(value)], (1,), kind).tobytes()
     return _of_bytes(bytearray(one * math.prod(sizes)), sizes, kind)
 
 
