@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import base64
-import json
+import importlib.util
+import textwrap
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +13,9 @@ import numpy as np
 import pytest
 
 import tracegrad as tg
-from browser import browser, served
+from browser import browser, open_page, served, until
 from models import Training
-from pyodide_tab import Python, pyodide, python, wheel
+from pyodide_tab import ROOT, Python, pyodide, python, wheel
 from test_browser import LOSS, SEED, SINE, SMALL, STEPS, Tab, batches, compiled
 
 __all__ = ["browser", "pyodide", "python", "served", "wheel"]  # fixtures
@@ -63,21 +65,20 @@ def test_first_values_are_the_cpus_bit_for_bit(python: Python) -> None:
     code = """
     class All(tg.Module):
         def __init__(self):
-            kinds = [tg.init.randn(0.5), tg.init.kaiming(), tg.init.xavier(), tg.init.uniform(-0.3, 1.7), tg.init.ones()]
-            self.w = [self.param((7, 5), init=i) for i in kinds]
+            kinds = [tg.init.randn(0.5), tg.init.kaiming(), tg.init.xavier(), tg.init.uniform(-0.3, 1.7)]
+            self.w = [self.param((7, 5), init=i) for i in (*kinds, tg.init.ones())]
             self.fixed = self.param((2, 2), init=tg.init.literal([[1.5, -0.0], [0.1, 3.0]]))
     """
     forward = "lambda m, x: x + sum((tg.sum(w) for w in m.w), start=tg.sum(m.fixed))"
     scope: dict[str, Any] = {"tg": tg}
-    import textwrap
-
     exec(textwrap.dedent(code), scope)
     with tg.compile_forward(
         model=scope["All"](), forward=eval(forward, {"tg": tg}), inputs={"x": (1,)}, seed=3, device="cpu"
     ) as infer:
         want = {name: x.tobytes().hex() for name, x in infer.download_params().items()}
     got = python.run(
-        textwrap.dedent(code) + f"f = tg.compile_forward(model=All(), forward={forward}, inputs={{'x': (1,)}}, seed=3)\n"
+        textwrap.dedent(code)
+        + f"f = tg.compile_forward(model=All(), forward={forward}, inputs={{'x': (1,)}}, seed=3)\n"
         "answer = {name: x.tobytes().hex() for name, x in f.download_params().items()}\n"
         "r = await f.run(x=[0.0])\nassert r.output.shape == (1,)\nf.close()\n"
     )
@@ -151,7 +152,8 @@ def test_what_goes_wrong_is_said_as_natively(python: Python) -> None:
         COMPILED
         + """
 def told(r):
-    return [type(r).__name__, type(r.error).__name__, str(r.error)] if isinstance(r, tg.Failed) else [type(r).__name__, str(r)]
+    kind = type(r).__name__
+    return [kind, type(r.error).__name__, str(r.error)] if isinstance(r, tg.Failed) else [kind, str(r)]
 answer = [told(await train.step(x=inputs[0]["x"], z=1))]
 before = train.download_params()
 bad = {name: list(x) for name, x in inputs[1].items()}
@@ -309,9 +311,6 @@ def test_without_a_way_to_wait_steps_are_still_awaited(python: Python) -> None:
                 call()
             except tg.DeviceError as e:
                 texts.append(str(e))
-        refused = {}
-        bad = tg.compile_forward(model=SineMLP(8), forward=sine_predict, inputs={"x": (None, 1)})
-        bad.worker = None
         answer = [losses, out, texts]
     finally:
         pyodide.ffi.can_run_sync = real
@@ -330,12 +329,83 @@ def test_webgpu_is_found(python: Python) -> None:
 
 
 def test_the_wheel_asks_for_nothing_in_a_browser(wheel: Path) -> None:
-    import zipfile
-
     with zipfile.ZipFile(wheel) as z:
         text = next(z.read(n).decode() for n in z.namelist() if n.endswith("METADATA"))
     needs = [line for line in text.splitlines() if line.startswith("Requires-Dist") and "extra ==" not in line]
     assert len(needs) == 2 and all("sys_platform != 'emscripten'" in line for line in needs)
-    assert json  # read above by the answers
 
 
+IN_THE_PAGE = """async ([wheel, code]) => {
+  const { loadPyodide } = await import("/pyodide/pyodide.mjs");
+  const python = await loadPyodide();
+  await python.loadPackage(wheel, { messageCallback: () => {} });
+  return await python.runPythonAsync(code);
+}"""
+
+
+def test_python_may_live_in_the_page_itself(browser: Any, pyodide: tuple[str, Path], wheel: Path) -> None:
+    code = """
+    import tracegrad as tg
+    train = tg.compile(model=tg.nn.Linear(1, 1), loss=lambda m, x: tg.mean(tg.square(m(x) - 2 * x)),
+                       inputs={"x": (4, 1)}, optimizer=tg.optim.sgd(lr=0.1), seed=0)
+    x = [[0.5], [1.0], [1.5], [2.0]]
+    losses = [(await train.step(x=x)).loss, *(await train.run_steps(20, x=x)).losses, train.step(x=x).loss]
+    train.close()
+    losses[-1] / losses[0]
+    """
+    page = open_page(browser, f"{pyodide[0]}/blank.html")
+    assert page.evaluate(IN_THE_PAGE, [f"/{wheel.name}", textwrap.dedent(code)]) < 0.05
+    assert page.problems == []
+    page.context.close()
+
+
+def build_page() -> Any:
+    """The example's tool, which no package holds."""
+    spec = importlib.util.spec_from_file_location("build_page", ROOT / "examples" / "pyodide" / "build.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_the_example_page_runs_edited_programs_and_stops(browser: Any, pyodide: tuple[str, Path], wheel: Path) -> None:
+    url, folder = pyodide
+    build_page().build(folder / "example", folder / "pyodide", wheel)
+    page = open_page(browser, f"{url}/example/index.html")
+    status = "(text) => document.getElementById('status').value.startsWith(text)"
+    output = lambda: page.inner_text("#output")
+    until(page, status, "Ready")
+    program = page.input_value("#program")
+    assert "STEPS, BATCH = 300, 16" in program
+    page.fill("#program", program.replace("300, 16", "120, 8").replace("r.loss)", "r.loss); print(r.loss)"))
+    page.click("#run")
+    until(page, status, "Done")
+    losses = [float(line) for line in output().splitlines() if line[:2] == "0."]
+    assert page.inner_text("#step") == "120" and len(losses) == 120
+    assert sum(losses[-10:]) < 0.5 * sum(losses[:10])
+    painted = "() => document.getElementById('chart').getContext('2d').getImageData(0, 0, 900, 200).data.some((x) => x)"
+    assert page.evaluate(painted)
+    assert "webgpu" in output() and "sin( 2)" in output()
+
+    page.fill("#program", program.replace("300, 16", "100000, 8"))
+    page.press("#program", "Control+Enter")
+    until(page, "() => Number(document.getElementById('step').value) >= 5")
+    page.click("#stop")
+    until(page, status, "Stopped")
+
+    page.fill("#program", program.replace("self.l3 = nn.Linear(1, width), nn.Linear(width, width), nn.Linear(width, 1)",
+              "self.l3 = nn.Linear(1, width), nn.Linear(9, width), nn.Linear(width, 1)"))  # fmt: skip
+    page.click("#run")
+    until(page, status, "Failed")
+    assert "ShapeError" in output() and "m.l3(tg.tanh(m.l2(tg.tanh(m.l1(x)))))" in output()
+
+    page.fill("#program", "while True: pass")
+    page.click("#run")
+    page.click("#stop")
+    until(page, status, "Ready")  # Python was ended and started again
+    page.fill("#program", "import tracegrad as tg; print(tg.check_webgpu().ok)")
+    page.click("#run")
+    until(page, status, "Done")
+    assert output().strip() == "True"
+    assert page.problems == []
+    page.context.close()
