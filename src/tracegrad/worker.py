@@ -123,12 +123,13 @@ class Worker:
             self.call(fn)
             return
 
-        def check(p: Pending[Any]) -> None:
-            result = p.result()
-            if isinstance(result, Failed):
-                self.close(f"closed: {type(result.error).__name__}: {result.error}")
+        def first(session: Session) -> None:
+            try:
+                fn(session)
+            except Exception as e:
+                self.close(f"closed: {type(e).__name__}: {e}")
 
-        self.post(fn).add_done_callback(check)
+        self.post(first)
 
     def post(self, fn: Callable[[Session], Any], urgent: bool = False) -> Pending[Any]:
         """As `call`, without waiting; resolves to a tuple of one, Failed or Aborted."""

@@ -34,9 +34,10 @@ export class Tab {
   /** Free what only this program uses. */
   unload(handle) {
     return this.#do(async (session) => {
-      const gone = await this.#loaded.get(handle);
+      const loading = this.#loaded.get(handle);
       this.#loaded.delete(handle);
-      const kept = new Set((await Promise.all(this.#loaded.values())).flatMap((l) => l.buffers));
+      const gone = await loading;
+      const kept = new Set((await Promise.allSettled(this.#loaded.values())).flatMap((l) => l.value?.buffers ?? []));
       for (const [name, buffer] of session.arrays) if (gone.buffers.includes(buffer) && !kept.has(buffer)) session.arrays.delete(name);
       for (const buffer of [...gone.buffers, gone.staging, gone.slot]) if (!kept.has(buffer)) buffer?.destroy();
     });

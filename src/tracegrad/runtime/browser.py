@@ -36,7 +36,7 @@ class Batch:
         self.answer: Any = None  # JavaScript's promise, once sent
         self.sent = 0.0
         self.outputs: bytes | None = None
-        self.error: TracegradError | None = None
+        self.error: Exception | None = None
 
 
 class Ticket:
@@ -78,7 +78,11 @@ class BrowserSession:
         self._next += 1
         answer = self._tab.load(self._next, program.to_json())
         if can_wait():
-            value_of(wait(answer, "loading a program"))
+            try:
+                value_of(wait(answer, "loading a program"))
+            except BaseException:
+                self._tab.unload(self._next)
+                raise
         self._programs[self._next] = program
         self._buffers |= {b.name: b for b in program.buffers}
         return self._next
@@ -143,21 +147,19 @@ class BrowserSession:
             self._tab.destroy()
 
     async def arrived(self, batch: Batch) -> None:
-        """Send `batch` if that was not done, and take its answer."""
-        if batch is self._batch:
-            self._flush()
-        answer = await batch.answer
-        if batch.outputs is not None or batch.error is not None:
-            return  # another run of it was awaited meanwhile
+        """Send `batch` if that was not done, and take its answer. What goes wrong is raised by `collect`."""
         try:
-            outputs: bytes = value_of(answer).to_bytes()
-        except TracegradError as e:
+            if batch is self._batch:
+                self._flush()
+            outputs: bytes = value_of(await batch.answer).to_bytes()
+        except Exception as e:
             batch.error = e
             return
-        batch.outputs = outputs
-        each = max(1, len(batch.data) // batch.n, len(outputs) // batch.n)
-        quick = int(batch.n * SECONDS_AT_ONCE / max(time.perf_counter() - batch.sent, 1e-6))
-        self.ahead = max(1, min(RUNS_AT_ONCE, BYTES_AT_ONCE // each, quick))
+        if batch.outputs is None:  # another run of it may have been awaited meanwhile
+            batch.outputs = outputs
+            each = max(1, len(batch.data) // batch.n, len(outputs) // batch.n)
+            quick = int(batch.n * SECONDS_AT_ONCE / max(time.perf_counter() - batch.sent, 1e-6))
+            self.ahead = max(1, min(RUNS_AT_ONCE, BYTES_AT_ONCE // each, quick))
 
     def _flush(self) -> None:
         """Let the runs submitted so far cross over."""
