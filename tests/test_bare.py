@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import math
+import re
+import sys
 from typing import Any
 
 import numpy as np
 import pytest
 
+from test_layers import MODULES
 from tracegrad import bare, inputs
 from tracegrad.arrays import handed_out
 from tracegrad.errors import InputError
@@ -83,6 +86,20 @@ def test_halves_are_read_as_numpy_reads_them() -> None:
     assert bare.frombuffer(x.tobytes(), dtype="<f2").tolist() == x.astype(np.float32).tolist()
 
 
+NEED_NUMPY = {"runtime.cpu", "runtime.native", "runtime.wgpu_calls", "runtime.wgpu_program", "runtime.draw"}
+NEED_NUMPY |= {"nonfinite", "indexcheck"}
+
+
+def test_it_has_all_that_the_engine_asks_for() -> None:
+    missing: list[str] = []
+    for name, path in MODULES.items():
+        text = path.read_text(encoding="utf-8")
+        if "from tracegrad.arrays import" in text and name not in NEED_NUMPY:
+            asked = set(re.findall(r"(?<![\w.])np\.(\w+)", text))
+            missing += [f"{name}: np.{x}" for x in asked if not hasattr(bare, x)]
+    assert not missing, "write these in tracegrad/bare.py, or do without: " + ", ".join(missing)
+
+
 def test_what_it_lacks_it_says() -> None:
     with pytest.raises(AttributeError, match=r"numpy\.fft: load NumPy"):
         bare.fft  # noqa: B018
@@ -93,6 +110,6 @@ def test_results_are_numpy_arrays_where_numpy_is_loaded(monkeypatch: pytest.Monk
     assert isinstance(handed_out(x), np.ndarray) and handed_out(x).shape == (2, 2, 2, 2)
     heads = Captures({"attention": x.shaped()}).per_head("attention")
     np.testing.assert_array_equal(heads[1], np.asarray(x.shaped())[:, 1])
-    monkeypatch.setitem(__import__("sys").modules, "numpy", None)
+    monkeypatch.setitem(sys.modules, "numpy", None)
     kept = handed_out(x)
     assert isinstance(kept, memoryview) and kept.shape == (2, 2, 2, 2) and kept[1, 0, 0, 1] == 9.0

@@ -6,6 +6,7 @@ checkpoints pass through. Nothing of a step is computed here. What it lacks, it 
 
 from __future__ import annotations
 
+import builtins
 import contextlib
 import itertools
 import math
@@ -127,7 +128,7 @@ class Array:
 
     def any(self) -> bool:
         """Some element is not 0."""
-        return any(self.flat)
+        return builtins.any(self.flat)
 
     def __len__(self) -> int:
         return self.shape[0]
@@ -297,7 +298,7 @@ def frombuffer(data: Any, dtype: Any = float64, count: int = -1, offset: int = 0
 def broadcast_to(x: Array, shape: Shape) -> Array:
     """Axes of size 1, and missing leading ones, repeated; ValueError if that does not give `shape`."""
     sizes = (*[1] * (len(shape) - x.ndim), *x.shape)
-    if len(sizes) != len(shape) or any(a not in (1, b) for a, b in zip(sizes, shape)):
+    if len(sizes) != len(shape) or builtins.any(a not in (1, b) for a, b in zip(sizes, shape)):
         raise ValueError(f"{x.shape} does not broadcast to {shape}")
     strides = [0 if n == 1 else math.prod(sizes[d + 1 :]) for d, n in enumerate(sizes)]
     steps = [[k * s for k in range(n)] for n, s in zip(shape, strides)]
@@ -324,9 +325,9 @@ def unravel_index(index: int, shape: Shape) -> Shape:
     return tuple(reversed(out))
 
 
-def all(x: Any) -> bool:
-    """No element is 0."""
-    return x.all() if isinstance(x, Array) else bool(x)
+def any(x: Any) -> bool:
+    """Some element is not 0."""
+    return x.any() if isinstance(x, Array) else bool(x)
 
 
 def abs(x: Array) -> Array:
