@@ -93,7 +93,7 @@ class Worker:
             oldest = next((p for p in self._under_way() if not p.done()), None)
             if not tab.IN_TAB or not tab.can_wait() or oldest is None:
                 return
-            tab.wait(oldest, "a free place in the queue")
+            tab.wait(_done(oldest), "a free place in the queue")
         pending.add_done_callback(lambda _: self._slots.release())
 
     def enqueue(self, works: Sequence[Work], pending: Pending[Any]) -> None:
@@ -281,3 +281,10 @@ class Worker:
         self._window.clear()
         for job in jobs:
             job.pending.resolve(Aborted(reason))
+
+
+async def _done(pending: Pending[Any]) -> None:
+    """Until `pending` is resolved. It does not count as looked at."""
+    future = tab.event_loop().create_future()
+    pending.add_done_callback(lambda _: future.done() or future.set_result(None))
+    await future
