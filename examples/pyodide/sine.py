@@ -1,22 +1,24 @@
-# Everything happens in this tab: Python traces and compiles, WebGPU trains. Change what you like, then Run again.
+# Python traces and compiles in this tab, and WebGPU trains. Change what you like, and Run.
 import math
 import random
 
-from page import plot  # plot(step, loss) draws above
+from page import plot  # plot(step, loss) draws below
 
 import tracegrad as tg
 from tracegrad import lr, nn, optim
 
-STEPS, BATCH = 300, 16
+STEPS, BATCH = 300, 32
 
 
 class MLP(tg.Module):
-    def __init__(self, width=8):
-        self.l1, self.l2, self.l3 = nn.Linear(1, width), nn.Linear(width, width), nn.Linear(width, 1)
+    def __init__(self, width=16):
+        he = tg.init.kaiming()
+        self.l1, self.l2 = nn.Linear(1, width, init=he), nn.Linear(width, width, init=he)
+        self.l3 = nn.Linear(width, 1)
 
 
 def predict(m, x):
-    return m.l3(tg.tanh(m.l2(tg.tanh(m.l1(x)))))
+    return m.l3(tg.relu(m.l2(tg.relu(m.l1(x)))))
 
 
 def loss(m, x, y):
