@@ -106,6 +106,10 @@ answer = [[r.output["y"].tolist() == one.output["y"].tolist() for one in runs],
           [r.captures["hidden"].shape, type(r.captures["hidden"]).__name__],
           [patched.tolist()[0], patched.tolist()[1] == r.output["y"].tolist()[1], patched.tolist()[2]]]
 train.close()
+worst = lambda m, x, y: (sine_loss(m, x, y), {"worst": tg.max(tg.abs(sine_predict(m, x) - y))})
+with tg.compile(**{**sine(batch=2, width=8).arguments(), "loss": worst}, seed=7) as train:
+    r = await train.step(x=[[0.0], [1.0]], y=[[0.0], [1.0]])
+    assert r.aux["worst"].shape == () and r.aux["worst"][()] > 0 and r.losses[0] == r.loss
 """
     )
     same, types, capture, patched = python.run(code, MODELS)
