@@ -17,10 +17,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, cast
 
-import numpy as np
-
 from tracegrad import lr as schedules
 from tracegrad import params, safetensors
+from tracegrad.arrays import np
 from tracegrad.build import HALTED
 from tracegrad.dtypes import DTYPES
 from tracegrad.errors import InputError

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
+from tracegrad.arrays import HAVE_NUMPY
 from tracegrad.build import trace_forward as _trace_forward
 from tracegrad.build import trace_training
 from tracegrad.errors import DeviceError
@@ -17,8 +18,10 @@ from tracegrad.optim.optimizer import Optimizer
 from tracegrad.own import OwnParameters
 from tracegrad.runtime.adapters import adapter_for, adapters, check_webgpu
 from tracegrad.runtime.base import DeviceInfo, Session
+from tracegrad.runtime.browser import BrowserSession
 from tracegrad.runtime.cpu import CpuSession
 from tracegrad.runtime.native import NativeSession
+from tracegrad.runtime.tab import IN_TAB
 from tracegrad.training import CompiledTraining, checked_seed
 
 DEVICES = ("auto", "webgpu", "cpu")
@@ -97,7 +100,8 @@ def is_webgpu_available() -> bool:
 def devices() -> list[DeviceInfo]:
     """Every usable device, in the order in which "auto" tries them. Software adapters come last: it never takes one."""
     found = [DeviceInfo("webgpu", a.description, a.software) for a in adapters()]
-    return [*(d for d in found if not d.software), CpuSession.info, *(d for d in found if d.software)]
+    cpu = [CpuSession.info] if HAVE_NUMPY else []
+    return [*(d for d in found if IN_TAB or not d.software), *cpu, *(d for d in found if d.software and not IN_TAB)]
 
 
 def session_factory(device: str) -> Callable[[], Session]:
@@ -106,6 +110,10 @@ def session_factory(device: str) -> Callable[[], Session]:
     if wanted not in DEVICES:
         source = "device" if device != "auto" else "TRACEGRAD_DEVICE"
         raise DeviceError.here(f"{source} is {wanted!r}; it must be one of {', '.join(map(repr, DEVICES))}")
+    if IN_TAB and wanted != "cpu":
+        return BrowserSession
+    if not HAVE_NUMPY:
+        raise DeviceError.here(f"device={device!r} needs NumPy, which is not installed")
     if wanted == "cpu":
         return CpuSession
     adapter = adapter_for(wanted)

@@ -16,14 +16,12 @@ import re
 import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from importlib import resources
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from tracegrad import checkpoint, safetensors
 from tracegrad import lr as schedules
+from tracegrad.arrays import np
 from tracegrad.build import Built, build_forward
 from tracegrad.dtypes import InputType
 from tracegrad.errors import InputError
@@ -31,8 +29,8 @@ from tracegrad.forward import CompiledForward
 from tracegrad.inputs import as_array, cast_lossless, describe
 from tracegrad.knobs import PREFIX
 from tracegrad.program import VERSION, Field, Program
+from tracegrad.runtime.javascript import core, runtime, source, without_imports
 
-CORE = ("arrays", "random", "schedules", "safetensors", "session", "training", "serve")  # each needs those before
 CURVE_POINTS = 128  # what a free dimension is in a demo that draws a curve
 SHOWN_POINTS = 200  # of the data, behind a curve
 POLICY = (
@@ -210,26 +208,6 @@ def page(title: str, policy: str, head: str, body: str) -> str:
     """The HTML around everything; the title is the only text of the user's in it."""
     values = {"title": html.escape(title), "policy": html.escape(policy), "head": head, "body": body}
     return re.sub(r"\{\{(\w+)\}\}", lambda m: values[m[1]], source("page.html"))
-
-
-def runtime() -> str:
-    """The modules of the runtime in one, as they are but for the imports between them."""
-    return core() + without_imports("tracegrad.js")
-
-
-def core() -> str:
-    """What runs in the worker, as a plain script: from file:// a worker cannot be a module."""
-    return re.sub(r"^export ", "", "\n".join(without_imports(f"{name}.js") for name in CORE), flags=re.MULTILINE)
-
-
-def without_imports(name: str) -> str:
-    """A module, for a text in which what it needs stands before it."""
-    return re.sub(r"^import .*\n", "", source(name), flags=re.MULTILINE)
-
-
-def source(name: str) -> str:
-    """A file of tracegrad/js."""
-    return resources.files("tracegrad").joinpath("js", name).read_text(encoding="utf-8")
 
 
 def json_text(value: Any) -> str:

@@ -11,6 +11,7 @@ from types import TracebackType
 from typing import Any, cast
 
 from tracegrad import indexcheck, params
+from tracegrad.arrays import handed_out
 from tracegrad.build import Built, build_forward, check_signature, trace_sites
 from tracegrad.dtypes import InputType
 from tracegrad.errors import InputError
@@ -211,7 +212,7 @@ class CompiledForward:
     def _given(self, values: dict[str, Any]) -> dict[str, Any]:
         """The values, those whose size matters as arrays."""
         named = {name for name, _ in self._free}
-        return {n: _array_or_same(v) if n in named else v for n, v in values.items()}
+        return {n: _array_or_same(v, self._types[n].shape) if n in named else v for n, v in values.items()}
 
     def _size(self, given: Mapping[str, Any]) -> int | None:
         """What None stands for in this call. InputError naming every problem if the inputs do not agree on it."""
@@ -344,14 +345,14 @@ class RunWork:
 def output_of(outputs: Mapping[str, Any], structure: Any) -> Any:
     """What the forward returned: an array, or a tuple or dict of them, as `Built.structure` says."""
     if structure is None:
-        return outputs["output"]
+        return handed_out(outputs["output"])
     if isinstance(structure, tuple):
-        return tuple(outputs[name] for name in cast("tuple[str, ...]", structure))
-    return {key: outputs[name] for key, name in cast("dict[Any, str]", structure).items()}
+        return tuple(handed_out(outputs[name]) for name in cast("tuple[str, ...]", structure))
+    return {key: handed_out(outputs[name]) for key, name in cast("dict[Any, str]", structure).items()}
 
 
-def _array_or_same(value: Any) -> Any:
+def _array_or_same(value: Any, shape: tuple[int | None, ...]) -> Any:
     try:
-        return as_array(value)
+        return as_array(value, [shape])
     except InputError:
         return value  # the check names it, together with every other problem

@@ -9,8 +9,7 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
-import numpy as np
-
+from tracegrad.arrays import np
 from tracegrad.errors import InputError, located
 from tracegrad.evaluate import evaluate
 from tracegrad.ir import Graph, Tensor, rewrite, toposort

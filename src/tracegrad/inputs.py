@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
-import numpy as np
-
+from tracegrad.arrays import np
 from tracegrad.dtypes import DTYPES
 from tracegrad.errors import InputError
 from tracegrad.program import Field
@@ -66,8 +66,8 @@ def check_inputs(
 
 def fit_value(field: Field, value: Any, lead: int | None = None) -> Array:
     """`value` as a new contiguous array of the field's type; InputError with the bare reason."""
-    x = as_array(value)
     shapes = [field.shape] if lead is None else [(lead, *field.shape), field.shape]
+    x = as_array(value, shapes)
     if x.shape not in shapes:
         wanted = f" or {field.dtype}[{','.join(map(str, shapes[0]))}]" if lead is not None else ""
         raise InputError(f"expected {field.type}{wanted}, got {describe(x)}{_shape_hint(field, x)}")
@@ -78,16 +78,32 @@ def fit_value(field: Field, value: Any, lead: int | None = None) -> Array:
     return out
 
 
-def as_array(value: Any) -> Array:
-    """`value` as an array, whatever gives one; InputError if nothing does."""
+def as_array(value: Any, shapes: Sequence[tuple[int | None, ...]] = ()) -> Array:
+    """`value` as an array, whatever gives one; InputError if nothing does.
+
+    shapes: a JavaScript typed array has none of its own, and takes the first of these that it fills.
+    """
     if isinstance(value, np.ndarray):
         return cast("Array", value)
     try:
+        if hasattr(value, "to_py"):  # JavaScript's, in a browser's Python: a typed array, or nested lists
+            own: Any = value.to_py()
+            return _filling(np.asarray(own), shapes) if isinstance(own, memoryview) else np.asarray(own)
         x = np.asarray(value)
     except Exception as e:  # torch, jax and nested lists each raise errors of their own
         raise InputError(f"{type(value).__name__} cannot be read as an array: {e}") from e
     if x.dtype == object:
         raise InputError(f"{type(value).__name__} cannot be read as an array of numbers")
+    return x
+
+
+def _filling(x: Array, shapes: Sequence[tuple[int | None, ...]]) -> Array:
+    """Flat `x` in the first of `shapes` that has as many elements; None stands for what is left."""
+    for shape in shapes:
+        known = math.prod(n for n in shape if n is not None)
+        free = sum(n is None for n in shape)
+        if x.size and known and (x.size == known if not free else free == 1 and x.size % known == 0):
+            return x.reshape([x.size // known if n is None else n for n in shape])
     return x
 
 

@@ -8,9 +8,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, cast
 
-import numpy as np
-
 from tracegrad import lr as schedules
+from tracegrad.arrays import np
 from tracegrad.errors import InputError
 from tracegrad.hypers import COMPLEMENT, RESERVED, leaf_value
 from tracegrad.lr import Schedule

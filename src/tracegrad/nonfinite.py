@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import numpy as np
-
+from tracegrad.arrays import HAVE_NUMPY, np
 from tracegrad.errors import located
 from tracegrad.evaluate import run
 from tracegrad.ir import Graph, Tensor, rewrite
@@ -22,6 +21,8 @@ def explain(graph: Graph, env: Mapping[str, Any]) -> str:
     env: an array for each leaf of the graph, by role and name: "param.l1.W", "input.x", "hyper.lr". Leaves that are not
          finite themselves are named as such.
     """
+    if not HAVE_NUMPY:
+        return "Load NumPy before tracegrad, and the first op with a non-finite value is named here"
     culprit = first_nonfinite(graph, env)
     if culprit is None:
         return (

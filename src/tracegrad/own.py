@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
 from tracegrad import params
+from tracegrad.arrays import handed_out
 from tracegrad.knobs import Knobs, Rate
 from tracegrad.lr import as_schedule
 from tracegrad.nn.module import named_parameters
@@ -116,4 +117,4 @@ class OwnParameters:
 
     def download_params(self) -> dict[str, Array]:
         """As `CompiledTraining.download_params`."""
-        return self.worker.call(lambda _: {name: x.copy() for name, x in self._values.items()})
+        return self.worker.call(lambda _: {name: handed_out(x.copy()) for name, x in self._values.items()})

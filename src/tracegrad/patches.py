@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
-import numpy as np
-
+from tracegrad.arrays import np
 from tracegrad.dtypes import DTYPES
 from tracegrad.errors import InputError
 from tracegrad.inputs import as_array, cast_lossless, describe, fit_value

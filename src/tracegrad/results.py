@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import threading
 import warnings
@@ -9,7 +10,9 @@ from collections.abc import Callable, Generator, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, Generic, TypeVar, cast
 
+from tracegrad.arrays import handed_out, np
 from tracegrad.errors import AbortedError, DeviceError, InputError, TracegradError
+from tracegrad.runtime import tab
 
 T = TypeVar("T")
 
@@ -47,7 +50,8 @@ class Captures(Mapping[str, Any]):
             raise InputError(
                 f"per_head({name!r}): an attention map is [B,H,T,T] or [H,T,T], got {x.ndim} dimensions {list(x.shape)}"
             )
-        return [x[..., h, :, :] for h in range(x.shape[-3])]
+        x = np.asarray(x)
+        return [handed_out(x[..., h, :, :]) for h in range(x.shape[-3])]
 
 
 class Aux(dict[str, Any]):
@@ -170,11 +174,19 @@ class Pending(Generic[T]):
                     "end; use add_done_callback on the new call instead"
                 )
             self._wanted = True
-            with self._ready:
-                if not self._ready.wait_for(lambda: self._done, timeout):
-                    raise TimeoutError(f"{self._what}: no result after {timeout} s")
+            if not self._wait(timeout):
+                raise TimeoutError(f"{self._what}: no result after {timeout} s")
         self._seen = True
         return self._result
+
+    def _wait(self, timeout: float | None) -> bool:
+        """Until the result is there, or `timeout` seconds have passed."""
+        if tab.IN_TAB:
+            with contextlib.suppress(TimeoutError):
+                tab.wait(self, f"the result of {self._what}", timeout)
+            return self._done
+        with self._ready:
+            return self._ready.wait_for(lambda: self._done, timeout)
 
     def add_done_callback(self, callback: Callable[[Pending[T]], object]) -> None:
         """Call `callback(self)` once the result is there: at once if it is, else on the library's worker thread."""
@@ -233,7 +245,10 @@ class Pending(Generic[T]):
             callbacks, self._callbacks = self._callbacks, []
             self._ready.notify_all()
         for callback in callbacks:
-            self._call(callback)
+            if tab.IN_TAB:  # on a stack of its own, so that it may wait for the work that this one goes on with
+                tab.event_loop().call_soon(self._call, callback)
+            else:
+                self._call(callback)
 
     def _call(self, callback: Callable[[Pending[T]], object]) -> None:
         try:

@@ -14,8 +14,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, cast
 
-import numpy as np
-
+from tracegrad.arrays import np
 from tracegrad.errors import DTypeError, InputError
 
 Array = Any

@@ -6,9 +6,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
-
 from tracegrad import indexcheck, params
+from tracegrad.arrays import handed_out, np
 from tracegrad.build import HALTED
 from tracegrad.dtypes import DTYPES
 from tracegrad.errors import InputError, NonFiniteError
@@ -161,8 +160,8 @@ class StepWork:
         loss = float(outputs["loss"])
         call.losses.append(loss)
         if self.index == call.n - 1:
-            aux = Aux({k.removeprefix("aux."): v for k, v in outputs.items() if k.startswith("aux.")})
-            losses = np.asarray(call.losses, np.float32)
+            aux = Aux({k.removeprefix("aux."): handed_out(v) for k, v in outputs.items() if k.startswith("aux.")})
+            losses = handed_out(np.asarray(call.losses, np.float32))
             self.pending.resolve(CompletedStep(captures_of(outputs), loss, aux, self.step, losses))
         return True
 
@@ -204,7 +203,7 @@ def by_role(role: str, arrays: Mapping[str, Any]) -> dict[str, Any]:
 
 def captures_of(outputs: Mapping[str, Any]) -> Captures:
     """The captures among the outputs of a run."""
-    return Captures({k.removeprefix("capture."): v for k, v in outputs.items() if k.startswith("capture.")})
+    return Captures({k.removeprefix("capture."): handed_out(v) for k, v in outputs.items() if k.startswith("capture.")})
 
 
 def split_steps(arrays: Mapping[str, Any], fields: tuple[Field, ...], n: int) -> Callable[[int], dict[str, Any]]:

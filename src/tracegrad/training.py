@@ -11,9 +11,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, cast
 
-import numpy as np
-
 from tracegrad import checkpoint, params
+from tracegrad.arrays import handed_out, np
 from tracegrad.build import build_training
 from tracegrad.errors import AbortedError, InputError
 from tracegrad.export import Contents, export
@@ -64,7 +63,7 @@ class CompiledTraining:
         self.worker = Worker(session_factory)
         self._finalizer = weakref.finalize(self, self.worker.close)  # also at exit, before the interpreter goes
         try:
-            self.worker.call(self._stepper.install)
+            self.worker.begin(self._stepper.install)
         except BaseException:
             self.close()
             raise
@@ -165,7 +164,7 @@ class CompiledTraining:
                 now |= {f.name: params.from_storage(flat, f) for f in stepper.program.params if f.spec["trainable"]}
             return now
 
-        return self._call(read)
+        return {name: handed_out(x) for name, x in self._call(read).items()}
 
     def download_grads(self) -> dict[str, Array]:
         """Gradients of the last step by parameter name; needs `keep_grads=True` at compile, else InputError."""
@@ -177,7 +176,7 @@ class CompiledTraining:
 
         def read(session: Session) -> dict[str, Array]:
             flat = session.read(kept)
-            return {f.name: from_storage(flat, f) for f in trainable}
+            return {f.name: handed_out(from_storage(flat, f)) for f in trainable}
 
         return self._call(read)
 

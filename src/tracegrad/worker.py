@@ -5,11 +5,13 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
 from typing import Any, Protocol, TypeVar, cast
 
+from tracegrad.drives import Drive, TabDrive, ThreadDrive
 from tracegrad.errors import AbortedError
 from tracegrad.results import Aborted, Failed, Pending, failure
+from tracegrad.runtime import tab
 from tracegrad.runtime.base import Session
 
 T = TypeVar("T")
@@ -49,7 +51,7 @@ class _Call:
 
 
 class Worker:
-    """Owns a session on a thread of its own.
+    """Owns a session on a thread of its own; in a browser's tab, where there are none, in turns of the event loop.
 
     Runs are submitted in order, up to `session.ahead` before the oldest is collected. A step that was not applied
     leaves the device halted: what was submitted behind it is dropped and submitted again, in order. A call made with
@@ -57,7 +59,7 @@ class Worker:
     """
 
     def __init__(self, factory: Callable[[], Session], max_in_flight: int = MAX_IN_FLIGHT):
-        """Start the thread and make the session there. Raises what `factory` raises."""
+        """Make the session where the work will be done. Raises what `factory` raises."""
         self.max_in_flight = max_in_flight
         self._factory = factory
         self._wake = threading.Condition()
@@ -66,9 +68,9 @@ class Worker:
         self._window: deque[tuple[Work, Any]] = deque()  # submitted, not collected; the worker's own
         self._closed: str | None = None
         started: Pending[Any] = Pending("opening the device")
-        self._thread = threading.Thread(target=self._main, args=(started,), name="tracegrad", daemon=True)
-        self._thread.start()
-        self.ident = cast("int", self._thread.ident)
+        drive = TabDrive if tab.IN_TAB else ThreadDrive
+        self._drive: Drive = drive(self._main(started), self._wake, self._idle)
+        self.ident = self._drive.ident
         opened = started.result()
         if isinstance(opened, Failed):
             raise opened.error
@@ -86,15 +88,20 @@ class Worker:
     def reserve(self, pending: Pending[Any]) -> None:
         """Wait while `max_in_flight` calls are under way; then count `pending` among them until it is resolved."""
         # On the worker's own thread (a done callback) waiting for a slot would wait forever.
-        if self._slots.acquire(blocking=threading.get_ident() != self.ident):
-            pending.add_done_callback(lambda _: self._slots.release())
+        may_block = not tab.IN_TAB and threading.get_ident() != self.ident
+        while not self._slots.acquire(blocking=may_block):
+            oldest = next((p for p in self._under_way() if not p.done()), None)
+            if not tab.IN_TAB or not tab.can_wait() or oldest is None:
+                return
+            tab.wait(_done(oldest), "a free place in the queue")
+        pending.add_done_callback(lambda _: self._slots.release())
 
     def enqueue(self, works: Sequence[Work], pending: Pending[Any]) -> None:
         """Queue the runs of one call, which resolve `pending`."""
         with self._wake:
             if self._closed is None:
                 self._queue.extend(works)
-                self._wake.notify()
+                self._drive.wake()
                 return
         pending.resolve(Aborted(self._closed))
 
@@ -110,6 +117,20 @@ class Worker:
             raise AbortedError(result.reason)
         return cast("tuple[T]", result)[0]
 
+    def begin(self, fn: Callable[[Session], Any]) -> None:
+        """As `call`, before all other work. Where a tab cannot wait, an error closes the worker instead of raising."""
+        if tab.can_wait():
+            self.call(fn)
+            return
+
+        def first(session: Session) -> None:
+            try:
+                fn(session)
+            except Exception as e:
+                self.close(f"closed: {type(e).__name__}: {e}")
+
+        self.post(first)
+
     def post(self, fn: Callable[[Session], Any], urgent: bool = False) -> Pending[Any]:
         """As `call`, without waiting; resolves to a tuple of one, Failed or Aborted."""
         pending: Pending[Any] = Pending("device call", self.ident)
@@ -120,7 +141,7 @@ class Worker:
                     self._queue.appendleft(job)
                 else:
                     self._queue.append(job)
-                self._wake.notify()
+                self._drive.wake()
                 return pending
         pending.resolve(Aborted(self._closed))
         return pending
@@ -151,13 +172,19 @@ class Worker:
         with self._wake:
             if self._closed is None:
                 self._closed = reason
-            self._wake.notify()
-        if threading.get_ident() != self.ident:
-            self._thread.join()
+        self._drive.end()
+
+    def _under_way(self) -> list[Pending[Any]]:
+        with self._wake:
+            return [*(work.pending for work, _ in self._window), *(job.pending for job in self._queue)]
 
     # --- on the worker's thread ---
 
-    def _main(self, started: Pending[Any]) -> None:
+    def _idle(self) -> bool:
+        return not self._queue and not self._window and self._closed is None
+
+    def _main(self, started: Pending[Any]) -> Generator[Any, None, None]:
+        """All the work. Gives what should be waited for before it goes on: a ticket, or None for something to do."""
         try:
             self._session = self._factory()
         except BaseException as e:
@@ -166,40 +193,41 @@ class Worker:
             return
         started.resolve(None)
         try:
-            while self._turn():
-                pass
+            while self._closed is None:
+                yield from self._turn()
         except BaseException as e:  # whoever waits must hear of it
-            self._closed = f"closed: the worker ended with {type(e).__name__}: {e}"
+            self._closed = self._closed or f"closed: the worker ended with {type(e).__name__}: {e}"
         self._abort_all(self._closed or "closed")
         with contextlib.suppress(Exception):  # the device may be gone; whoever used it was told by then
             self._session.close()
 
-    def _turn(self) -> bool:
-        """Do one thing; False when closed. Holds no reference to any work afterwards."""
+    def _turn(self) -> Generator[Any, None, None]:
+        """Do one thing. Holds no reference to any work afterwards."""
         with self._wake:
-            self._wake.wait_for(lambda: self._queue or self._window or self._closed is not None)
-            if self._closed is not None:
-                return False
             job = self._queue[0] if self._queue else None
             if isinstance(job, _Call):
                 ready = job.urgent or not self._window
             else:
-                ready = job is not None and not self._full()
+                ready = job is not None and not self._full(job)
             if ready:
                 self._queue.popleft()
-        if job is None or not ready:
-            self._collect_oldest()
+        if job is None and not self._window:
+            yield None
+        elif job is None or not ready:
+            yield self._window[0][1]
+            if self._closed is None:
+                self._collect_oldest()
         elif isinstance(job, _Call):
             self._run_call(job)
         else:
             self._submit(job)
-        return True
 
-    def _full(self) -> bool:
+    def _full(self, following: Work) -> bool:
         """True when the oldest run should be collected before another is submitted."""
         if not self._window:
             return False
-        return len(self._window) >= self._session.ahead or self._window[0][0].pending.wanted
+        oldest = self._window[0][0].pending
+        return len(self._window) >= self._session.ahead or (oldest.wanted and oldest is not following.pending)
 
     def _run_call(self, job: _Call) -> None:
         try:
@@ -253,3 +281,10 @@ class Worker:
         self._window.clear()
         for job in jobs:
             job.pending.resolve(Aborted(reason))
+
+
+async def _done(pending: Pending[Any]) -> None:
+    """Until `pending` is resolved. It does not count as looked at."""
+    future = tab.event_loop().create_future()
+    pending.add_done_callback(lambda _: future.done() or future.set_result(None))
+    await future

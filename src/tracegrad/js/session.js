@@ -50,18 +50,23 @@ function withoutBarriers(program) {
   };
 }
 
+/** The limits that `programs` need; DeviceError naming what `limits` lack. */
+export function demand(programs, limits, name) {
+  const needed = {};
+  for (const [limit, need, what] of LIMITS) {
+    const most = Math.max(...programs.map(need));
+    if (most > limits[limit]) throw fault("DeviceError", `the program needs ${most} ${what}; ${name} allows ${limits[limit]} (${limit})`);
+    needed[limit] = most;
+  }
+  return needed;
+}
+
 export class Session {
-  /** A device large enough for all `programs`; DeviceError naming what it lacks. */
+  /** A device large enough for all `programs`, or as large as there is; DeviceError naming what it lacks. */
   static async open(programs, gpu) {
     const adapter = await findAdapter(gpu);
-    const requiredLimits = {};
-    for (const [limit, need, what] of LIMITS) {
-      const most = Math.max(...programs.map(need));
-      if (most > adapter.limits[limit]) {
-        throw fault("DeviceError", `the program needs ${most} ${what}; ${adapterName(adapter)} allows ${adapter.limits[limit]} (${limit})`);
-      }
-      requiredLimits[limit] = most;
-    }
+    const most = () => Object.fromEntries(LIMITS.map(([limit]) => [limit, adapter.limits[limit]]));
+    const requiredLimits = programs ? demand(programs, adapter.limits, adapterName(adapter)) : most();
     return new Session(await adapter.requestDevice({ requiredLimits }), adapterName(adapter), isSoftware(adapter));
   }
 

@@ -23,6 +23,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tracegrad.errors import DeviceError
+from tracegrad.runtime import tab
 
 INSTALL = 'pip install "wgpu>=0.32,<0.33"'
 PROBE_SECONDS = 60  # a driver that has not answered by then never will
@@ -106,10 +107,9 @@ def check_webgpu() -> WebGPUSupport:
         return WebGPUSupport(False, answer.reason, _explain(answer))
     best = answer.adapters[0]
     if best.software:
-        message = (
-            f'{best.description} is a software adapter: device="webgpu" works and is slow; '
-            'device="auto" uses the CPU runtime instead'
-        )
+        message = f'{best.description} is a software adapter: device="webgpu" works and is slow'
+        if not tab.IN_TAB:
+            message += '; device="auto" uses the CPU runtime instead'
         return WebGPUSupport(True, "software", message, best)
     return WebGPUSupport(True, "ok", f"WebGPU is available: {best.description}", best)
 
@@ -136,7 +136,7 @@ def adapter_for(device: str) -> AdapterInfo | None:
 
 def may_have_gpu() -> bool:
     """False where no GPU can be: spares "auto" the second that asking drivers takes."""
-    if sys.platform == "emscripten" or importlib.util.find_spec("wgpu") is None:
+    if tab.IN_TAB or importlib.util.find_spec("wgpu") is None:
         return False
     return not sys.platform.startswith("linux") or any(glob.glob(node) for node in GPU_NODES)
 
@@ -198,8 +198,8 @@ def _ask() -> _Answer:
 @functools.cache
 def _probe(_environment: tuple[str, ...]) -> _Answer:
     """Ask a child process for the adapters."""
-    if sys.platform == "emscripten":
-        return _Answer(reason="browser")
+    if tab.IN_TAB:
+        return _probe_browser()
     if importlib.util.find_spec("wgpu") is None:
         return _Answer(reason="no-wgpu")
     frozen = bool(getattr(sys, "frozen", False)) or not sys.executable
@@ -217,6 +217,22 @@ def _probe(_environment: tuple[str, ...]) -> _Answer:
         return _Answer(tuple(sorted(rows, key=_rank)))
     missing = sys.platform.startswith("linux") and not ctypes.util.find_library("vulkan")
     return _Answer(reason="no-loader" if missing else "no-driver")
+
+
+def _probe_browser() -> _Answer:
+    """What the browser offers. Where Python cannot wait for its answer, that it has WebGPU at all must do."""
+    if tab.can_wait():
+        said = tab.wait(tab.javascript().support(), "asking for adapters")
+        error = getattr(said, "error", None)
+        if error is not None:
+            return _Answer(reason="browser", detail=str(error.message))
+        name = str(said.value)
+    elif tab.has_webgpu():
+        name = "the browser's"
+    else:
+        return _Answer(reason="browser", detail="this browser does not offer WebGPU")
+    software = any(word in name.lower() for word in SOFTWARE)
+    return _Answer((AdapterInfo(name, "browser", "Unknown", "", software, {}, ()),))
 
 
 class _ChildDiedError(Exception):
@@ -273,7 +289,7 @@ def _explain(answer: _Answer) -> str:
     """The reason in words for a user, with the remedy."""
     cpu = 'device="cpu" works without'
     return {
-        "browser": "inside a browser the page's own WebGPU is used, not the Python package wgpu",
+        "browser": answer.detail,
         "no-wgpu": f"the Python package wgpu is not installed; {INSTALL} ({cpu})",
         "broken-wgpu": f"the Python package wgpu is installed but does not load: {answer.detail} ({cpu})",
         "driver-crashed": f"the graphics driver crashed when asked for adapters: {answer.detail}; update it ({cpu})",

@@ -30,8 +30,12 @@ class Session(Protocol):
     Arrays are NumPy arrays of the field's dtype and shape.
     """
 
-    info: DeviceInfo
     ahead: int  # runs worth submitting before the first is collected; 1 where `submit` itself computes
+
+    @property
+    def info(self) -> DeviceInfo:
+        """What it is."""
+        ...
 
     def load(self, program: Program) -> int:
         """Allocate, build kernels once per content; a handle. DeviceError if the device is too small."""

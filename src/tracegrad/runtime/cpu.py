@@ -7,8 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
-
+from tracegrad.arrays import np
 from tracegrad.dtypes import DTYPES
 from tracegrad.errors import DeviceError
 from tracegrad.program import PERSISTENT, Buffer, KernelSource, Program

@@ -27,17 +27,19 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import numpy as np
-from numpy.typing import NDArray
-
+from tracegrad.arrays import HAVE_NUMPY, np
 from tracegrad.dtypes import Shape
 from tracegrad.errors import ShapeError
 from tracegrad.init import Initializer, Kaiming, Literal, Ones, Randn, Uniform, Xavier
+from tracegrad.runtime import browser
 from tracegrad.shapes import show
 
-F64 = NDArray[np.float64]
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    F64 = NDArray[np.float64]
 
 STEP = 0x6D2B79F5
 SMALLEST = 1e-10  # what a uniform 0 counts as under the logarithm
@@ -60,6 +62,8 @@ def draw(specs: Sequence[tuple[Shape, Initializer]], seed: int) -> list[NDArray[
     Float32 arrays of the given shapes; a literal keeps its own dtype. Equal seeds (mod 2^32) give equal numbers.
     Raises ShapeError for a literal of another shape.
     """
+    if not HAVE_NUMPY:
+        return browser.draw(specs, seed)
     out: list[NDArray[Any]] = []
     at = 0  # draws taken so far
     for shape, init in specs:

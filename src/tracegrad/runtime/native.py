@@ -19,8 +19,7 @@ import logging
 from collections.abc import Generator, Mapping
 from typing import Any
 
-import numpy as np
-
+from tracegrad.arrays import np
 from tracegrad.errors import DeviceError, DeviceLostError, TracegradError
 from tracegrad.program import Binding, Buffer, Dispatch, Field, KernelSource, Needs, Program
 from tracegrad.runtime.adapters import AdapterInfo, load_wgpu, open_device

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
-
+from tracegrad.arrays import np
 from tracegrad.dtypes import DTYPES
 from tracegrad.program import Field
 

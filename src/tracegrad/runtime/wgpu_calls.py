@@ -16,15 +16,17 @@ import logging
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
-import numpy as np
-from numpy.typing import NDArray
-
+from tracegrad.arrays import np
 from tracegrad.errors import DeviceError, DeviceLostError
 
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    Bytes = NDArray[np.uint8]
+
 PINNED = "0.32."  # the wgpu-py whose private handles DirectCalls knows
-Bytes = NDArray[np.uint8]
 
 
 @dataclass(frozen=True, slots=True)

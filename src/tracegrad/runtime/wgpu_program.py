@@ -4,16 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from weakref import WeakValueDictionary
 
-import numpy as np
-from numpy.typing import NDArray
-
+from tracegrad.arrays import np
 from tracegrad.dtypes import DTYPES
 from tracegrad.errors import CompileError, DeviceError, InputError
 from tracegrad.program import PERSISTENT, Buffer, Field, KernelSource, Program
-from tracegrad.runtime.wgpu_calls import Bytes, Calls, Copy, Launch, device_error
+from tracegrad.runtime.wgpu_calls import Calls, Copy, Launch, device_error
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from tracegrad.runtime.wgpu_calls import Bytes
 
 MAP_READ, COPY_SRC, COPY_DST, UNIFORM, STORAGE = 0x1, 0x4, 0x8, 0x40, 0x80  # GPUBufferUsage
 COMPUTE = 0x4  # GPUShaderStage

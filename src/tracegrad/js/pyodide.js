@@ -1,0 +1,99 @@
+// The device of Python in this very page or worker (Pyodide): tracegrad/runtime/browser.py calls it, and is the engine.
+// Calls are done in order, one at a time. Every promise resolves, to {value} or to {error: {name, message}}.
+
+import { prod } from "./arrays.js";
+import { draw } from "./random.js";
+import { Session, adapterName, demand, findAdapter } from "./session.js";
+
+const told = (promise) => promise.then((value) => ({ value }), ({ name, message }) => ({ error: { name, message } }));
+const bytesOf = (x) => new Uint8Array(x.buffer, x.byteOffset, x.byteLength);
+
+export class Tab {
+  #opened;
+  #last;
+  #loaded = new Map(); // by handle; a promise, so that whoever runs it hears why it could not be loaded
+  adapter = "";
+
+  constructor(gpu) {
+    this.#opened = Session.open(null, gpu);
+    this.#last = this.#opened.then((session) => (this.adapter = session.adapter), () => {});
+  }
+
+  load(handle, json) {
+    return this.#do(async (session) => {
+      const program = JSON.parse(json);
+      const loading = (async () => {
+        demand([program], session.device.limits, session.adapter);
+        return session.load(program);
+      })();
+      this.#loaded.set(handle, loading);
+      await loading;
+    });
+  }
+
+  /** Free what only this program uses. */
+  unload(handle) {
+    return this.#do(async (session) => {
+      const loading = this.#loaded.get(handle);
+      this.#loaded.delete(handle);
+      const gone = await loading;
+      const kept = new Set((await Promise.allSettled(this.#loaded.values())).flatMap((l) => l.value?.buffers ?? []));
+      for (const [name, buffer] of session.arrays) if (gone.buffers.includes(buffer) && !kept.has(buffer)) session.arrays.delete(name);
+      for (const buffer of [...gone.buffers, gone.staging, gone.slot]) if (!kept.has(buffer)) buffer?.destroy();
+    });
+  }
+
+  /** `n` runs in one submission: the inputs of each, field after field, one after the other; their outputs likewise. */
+  run(handle, n, bytes) {
+    return this.#do(async (session) => {
+      const loaded = await this.#loaded.get(handle);
+      const { inputs, outputs } = loaded.program;
+      let at = bytes.byteOffset;
+      const results = await session.run(loaded, n, (_, set) => {
+        for (const f of inputs) {
+          set(f.name, new (f.dtype === "f32" ? Float32Array : Int32Array)(bytes.buffer, at, prod(f.shape)));
+          at += 4 * prod(f.shape);
+        }
+      });
+      const out = new Uint8Array(4 * n * outputs.reduce((sum, f) => sum + prod(f.shape), 0));
+      at = 0;
+      for (const result of results) {
+        for (const f of outputs) {
+          const { data } = result.get(f.name);
+          out.set(bytesOf(data), at);
+          at += data.byteLength;
+        }
+      }
+      return out;
+    });
+  }
+
+  read(name) {
+    return this.#do(async (session) => new Uint8Array(await session.read(name)));
+  }
+
+  write(name, bytes, at) {
+    return this.#do((session) => session.write(name, new Int32Array(bytes.buffer, bytes.byteOffset, bytes.length / 4), at));
+  }
+
+  /** Free the device. What is under way fails. */
+  destroy() {
+    this.#opened.then((session) => session.destroy(), () => {});
+  }
+
+  #do(fn) {
+    const done = this.#last.catch(() => {}).then(() => this.#opened).then(fn);
+    this.#last = done;
+    return told(done);
+  }
+}
+
+/** First values of parameters, described in JSON; their bytes one after the other. */
+export function drawn(json, seed) {
+  return draw(JSON.parse(json), seed).map(bytesOf);
+}
+
+/** The adapter's name, or why there is none. */
+export function support(gpu) {
+  return told(findAdapter(gpu).then(adapterName));
+}

@@ -1,0 +1,34 @@
+"""The files of tracegrad/js, joined but not altered, for where modules cannot import each other."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from importlib import resources
+
+CORE = ("arrays", "random", "schedules", "safetensors", "session", "training", "serve")  # each needs those before
+
+
+def runtime() -> str:
+    """The modules of the runtime in one, as they are but for the imports between them."""
+    return core() + without_imports("tracegrad.js")
+
+
+def core() -> str:
+    """What runs in the worker, as a plain script: from file:// a worker cannot be a module."""
+    return joined(CORE)
+
+
+def joined(names: Iterable[str]) -> str:
+    """Modules as one plain script, each after those that it needs."""
+    return re.sub(r"^export ", "", "\n".join(without_imports(f"{name}.js") for name in names), flags=re.MULTILINE)
+
+
+def without_imports(name: str) -> str:
+    """A module, for a text in which what it needs stands before it."""
+    return re.sub(r"^import .*\n", "", source(name), flags=re.MULTILINE)
+
+
+def source(name: str) -> str:
+    """A file of tracegrad/js."""
+    return resources.files("tracegrad").joinpath("js", name).read_text(encoding="utf-8")
