@@ -1634,20 +1634,20 @@ fn k0(w: i32, lid: i32) {
   let row = w * 256 + lid;
   let lane = 0;
   if (row >= 56) { return; }
-  let i0 = (row / 8);
-  let i1 = row % 8;
-  let v0 = i0;
+  let m0 = (row / 8);
+  let n0 = row % 8;
+  let v0 = m0;
   var ta0 = 0f;
   {
     for (var j = lane; j < 8; j += 1) {
-      let j0 = j;
-      ta0 = (ta0 + select(0f, mem0[o0 + (j0 * 8 + i1)], (clamp(mem1[o1 + j0], 0, 6) == v0)));
+      let k0 = j;
+      ta0 = (ta0 + select(0f, mem0[o0 + (k0 * 8 + n0)], (clamp(mem1[o1 + k0], 0, 6) == v0)));
     }
   }
   let a0 = ta0;
   if (row < 56 && lane == 0) {
     let s2 = a0;
-    mem2[o2 + (i0 * 8 + i1)] = s2;
+    mem2[o2 + (m0 * 8 + n0)] = s2;
   }
 }
 fn k1(w: i32, lid: i32) {

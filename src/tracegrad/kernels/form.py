@@ -66,7 +66,7 @@ class Fold:
     prim: Primitive
     value: Value
     product: Product | None = None
-    scatter: Scatter | None = None
+    scatter: Scatter | None = None  # with a product besides: of 1 where target == row, and the update
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
-from tracegrad.dtypes import Shape, bool_
+from tracegrad.dtypes import Shape, bool_, f32
 from tracegrad.ir import Tensor
 from tracegrad.kernels.expr import (
     Guard,
@@ -105,7 +105,9 @@ def natural_domain(c: Cluster) -> Domain:
         m, n = t.shape[-2:]
         return Domain((("b", axes(t.shape[:-2])), ("m", axes((m,))), ("n", axes((n,))), ("k", axes((k,)))))
     if c.kind == "scatter":
-        return Domain((("i", axes(t.shape)), ("j", axes((t.inputs[0].shape[t.axis],)))))
+        a = t.axis
+        groups = (("b", t.shape[:a]), ("m", t.shape[a : a + 1]), ("n", t.shape[a + 1 :]))
+        return Domain((*((g, axes(n)) for g, n in groups), ("k", axes((t.inputs[0].shape[a],)))))
     if c.kind == "points":
         folded = next((s.inputs[0].shape for s in c.scalars if s.prim.family == "fold"), ())
         return Domain((("i", axes(t.shape)), ("j", axes(folded))))
@@ -168,7 +170,7 @@ class _Lowering:
 
     def own(self, t: Tensor) -> tuple[tuple[Index, ...], bool]:
         """Coordinates of a member at the current point, and whether it is at the inner level."""
-        if self.c.kind == "product":
+        if self.c.kind in ("product", "scatter"):
             return self.coordinates(t.shape, "b", "m", "n"), False
         if self.c.kind == "rows" and t.size != self.c.rows:
             return self.coordinates(t.shape, "i", "j"), True
@@ -207,14 +209,19 @@ class _Lowering:
     def scatter(self, t: Tensor, name: str) -> Fold:
         x, indices = t.inputs
         axis = t.axis
-        out = self.coordinates(t.shape, "i")
-        ((j, _),) = self.natural["j"]
-        source = (*out[:axis], j, *out[axis + 1 :])
+        out = self.coordinates(t.shape, "b", "m", "n")
+        ((k, _),) = self.natural["k"]
+        source = (*out[:axis], k, *out[axis + 1 :])
         target, update = self.at(indices, source), self.at(x, source)
         clamped = self.space.of_index(self.space.dynamic(target, t.shape[axis]))
         hit = self.map_value("equal", clamped, self.space.of_index(out[axis]))
         value = self.map_value("where", hit, update, self.space.const(0.0, t.dtype))
-        return Fold(name, t.prim, value, scatter=Scatter(target, out[axis], update))
+        parts = None
+        if t.dtype.is_float and not depends(hit, {a.name for a in self.axes["n"]}):
+            one, none = self.space.const(1.0, f32), self.space.const(0.0, f32)
+            row = self.map_value("where", hit, one, none)
+            parts = Product(row, update, *(tuple(self.axes[g]) for g in ("b", "m", "n")))
+        return Fold(name, t.prim, value, product=parts, scatter=Scatter(target, out[axis], update))
 
     def map_value(self, name: str, *args: Value) -> Value:
         """A value of a primitive that lowering itself needs."""
@@ -284,6 +291,12 @@ class _Lowering:
         else:
             index = self.space.dynamic(picked, size)
         return self.at(x, (*i[:axis], index, *i[axis + 1 :]))
+
+
+def depends(v: Value, names: set[str]) -> bool:
+    """Does a value vary along any of the axes?"""
+    atoms = (a for x in walk([v]) for i in indices_of(x) for a in atoms_of(i))
+    return any(isinstance(a, Var) and a.name in names for a in atoms)
 
 
 def all_indices(kernel: Kernel) -> list[Index]:

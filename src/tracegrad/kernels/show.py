@@ -37,10 +37,10 @@ def _values(s: Statement) -> list[Value]:
     """What a statement computes with, the value of its index included."""
     roots = [s.value]
     if isinstance(s, Fold):
-        if s.product is not None:
-            roots = [s.product.a, s.product.b]
-        elif s.scatter is not None:
+        if s.scatter is not None:
             roots = [s.scatter.target, s.scatter.update]
+        elif s.product is not None:
+            roots = [s.product.a, s.product.b]
     else:
         roots += [atom.value for atom, _ in s.index.terms if isinstance(atom, Dynamic)]
     return roots
@@ -50,14 +50,14 @@ def _statement(s: Statement, kernel: Kernel, names: dict[Value, str]) -> str:
     if isinstance(s, Store):
         return f"{s.slot}[{_index(s.index, names)}] = {_ref(s.value, names)}" + (" each" if s.inner else "")
     over = f"over {_axes(kernel.inner)}"
-    if s.product is not None:
-        p = s.product
-        a, b = _ref(p.a, names), _ref(p.b, names)
-        return f"{s.local} = sum {a} * {b} {over}; rows {_axes(p.m)}, columns {_axes(p.n)}, batch {_axes(p.batch)}"
     if s.scatter is not None:
         c = s.scatter
         where = f"{_ref(c.target, names)} == {_index(c.row, names)}"
         return f"{s.local} = sum {_ref(c.update, names)} where {where} {over}"
+    if s.product is not None:
+        p = s.product
+        a, b = _ref(p.a, names), _ref(p.b, names)
+        return f"{s.local} = sum {a} * {b} {over}; rows {_axes(p.m)}, columns {_axes(p.n)}, batch {_axes(p.batch)}"
     return f"{s.local} = {s.prim.name} {_ref(s.value, names)} {over}"
 
 

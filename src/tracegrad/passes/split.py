@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from tracegrad.ir import Tensor, bind, rewrite
 from tracegrad.kernels.tiling import BUSY, SIDES, TILE_FROM, product_time
-from tracegrad.prims.folds import MATMUL, SUM
+from tracegrad.prims.folds import MATMUL, SCATTER_ADD, SUM, scatter_add
 from tracegrad.prims.views import permute, reshape
 
 SPLIT_FROM = 2048  # folds shorter than this keep one workgroup busy
@@ -22,14 +22,14 @@ TRAFFIC = 0.7  # to write and read one partial result, likewise
 
 
 def split_long(roots: Sequence[Tensor]) -> list[Tensor]:
-    """sum over K of x[..., K]  ->  sum over S of (sum over K/S of x[..., S, K/S]); and the same for products."""
+    """sum over K of x[..., K]  ->  sum over S of (sum over K/S of x[..., S, K/S]); likewise products and scatters."""
 
     def rule(t: Tensor, inputs: tuple[Tensor, ...]) -> Tensor | None:
         if t.prim.family == "fold":
             return _split_fold(t, inputs[0])
         if t.prim is MATMUL:
             return _split_product(t, *inputs)
-        return None
+        return _split_scatter(t, *inputs) if t.prim is SCATTER_ADD and t.dtype.is_float else None
 
     return rewrite(roots, rule)
 
@@ -83,6 +83,17 @@ def _split_product(t: Tensor, a: Tensor, b: Tensor) -> Tensor | None:
     left = permute(reshape(a, (batch, m, s, k // s)), (0, 2, 1, 3))
     right = reshape(b, (batch, s, k // s, n))
     return reshape(bind(SUM, bind(MATMUL, left, right), axes=(1,)), t.shape)
+
+
+def _split_scatter(t: Tensor, x: Tensor, indices: Tensor) -> Tensor | None:
+    a: int = t.axis
+    k = x.shape[a]
+    s = _parts(math.prod(t.shape[:a]), t.shape[a], math.prod(t.shape[a + 1 :]), k)
+    if s in (1, k):
+        return None
+    shape = (*x.shape[:a], s, k // s, *x.shape[a + 1 :])
+    part = scatter_add(reshape(x, shape), reshape(indices, shape), a + 1, t.shape[a])
+    return reshape(bind(SUM, part, axes=(a,)), t.shape)
 
 
 def _parts(batch: int, m: int, n: int, k: int) -> int:

@@ -55,10 +55,10 @@ class _Writer:
     def fold(self, f: Fold) -> None:
         uniform = self.kernel.uniform
         shape = (*(1 if uniform else a.size for a in self.kernel.outer), *(1 for _ in self.kernel.inner))
-        if f.product is not None:
-            name = self.product(f.product)
-        elif f.scatter is not None:
+        if f.scatter is not None:
             name = self.scatter(f.scatter, shape)
+        elif f.product is not None:
+            name = self.product(f.product)
         else:
             source = self.values.value(f.value)
             name = self.arrays.allocate(shape, f.value.dtype.numpy)
@@ -218,10 +218,10 @@ class _Writer:
 def _roots(s: Fold | Store) -> list[Value]:
     if isinstance(s, Store):
         return [s.value]
-    if s.product is not None:
-        return [s.product.a, s.product.b]
     if s.scatter is not None:
         return [s.scatter.target, s.scatter.update]
+    if s.product is not None:
+        return [s.product.a, s.product.b]
     return [s.value]
 
 

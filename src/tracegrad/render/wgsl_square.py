@@ -12,7 +12,7 @@ from tracegrad.kernels.expr import Value
 from tracegrad.kernels.form import Axis, Kernel, points
 from tracegrad.kernels.tiling import SQUARE, Tiling
 from tracegrad.render.emit import Emitter, decode, indented
-from tracegrad.render.wgsl_tile import store_result
+from tracegrad.render.wgsl_tile import store_result, term
 
 
 class Square:
@@ -48,7 +48,7 @@ class Square:
             f"    for (var kj = kt; kj < min(kt + {t.k_slice}, {k}); kj++) {{",
             *indented(indented(indented([*decode("kj", self.kernel.inner), *left, *right]))),
             *(f"      let y{h} = vec4<f32>({', '.join(f'c{4 * h + j}' for j in range(4))});" for h in vectors),
-            *(f"      p{i}_{h} += r{i} * y{h};" for i in range(side) for h in vectors),
+            *(f"      p{i}_{h} += {term(self.kernel, f'r{i}', f'y{h}')};" for i in range(side) for h in vectors),
             "    }",
             "  }",
             *(f"  c{i}_{h} += p{i}_{h};" for i in range(side) for h in vectors),

@@ -99,7 +99,11 @@ class Tile:
             f"let at = (slice * {self.shape.k_slice} + kk) * {line // 4};",
             *(f"let x{g} = sv[at + ty * {self.vectors} + {g}];" for g in vectors),
             *(f"let y{h} = sv[at + tx + {self.second // 4 + self.shape.across * h}];" for h in vectors),
-            *(f"c{i}_{h} += x{i // 4}.{XYZW[i % 4]} * y{h};" for i in range(n) for h in vectors),
+            *(
+                f"c{i}_{h} += {term(self.kernel, f'x{i // 4}.{XYZW[i % 4]}', f'y{h}')};"
+                for i in range(n)
+                for h in vectors
+            ),
         ]
 
     def place(self, v: Value, u: int) -> tuple[str, str]:
@@ -139,6 +143,13 @@ class Tile:
             place = f"({kj}) * {self.shape.line} + {row}"
             lines.append(f"{{ let q = {base} + {place}; sv[q / 4][q % 4] = {name}{u}; }}")
         return lines
+
+
+def term(kernel: Kernel, x: str, y: str) -> str:
+    """What an element `x` of the left operand and a vector `y` of the right add to the results."""
+    # A scatter takes or leaves its updates: a zero times an infinite one would be NaN.
+    scatter = any(isinstance(s, Fold) and s.scatter is not None for s in kernel.body)
+    return f"select(vec4<f32>(), {y}, {x} != 0.0)" if scatter else f"{x} * {y}"
 
 
 def store_result(kernel: Kernel, mm: str, nn: str, value: str, body: Callable[[], list[str]]) -> list[str]:
