@@ -11,8 +11,15 @@ from tracegrad.kernels.form import Fold, Kernel, points
 WORKGROUP = 256  # threads; the most that every WebGPU device allows
 COOPERATE_FROM = 32  # shorter rows are folded by one thread
 TILE_FROM = 16  # products with fewer rows or columns of results are folded point by point
-SIDES = {128: 1.0, 64: 0.9, 32: 0.6, 16: 0.25}  # of a tile -> how busy its loads let a processor be with sums
-BUSY = 128  # workgroups that keep a device busy
+PROCESSORS = 132  # of a large GPU; small ones are busy sooner
+# Side of a tile -> how busy its loads let a processor be with sums, where it has 1, 2, ... or more of them at a time.
+SIDES = {
+    128: (1.0,),
+    64: (0.8, 0.9),
+    32: (0.35, 0.55, 0.62, 0.7),
+    16: (0.12, 0.2, 0.25, 0.3),
+}
+FILL = 48  # steps of k that beginning and ending a tile take
 OPERAND = 1024  # elements of one operand in workgroup memory at a time: four loads a thread
 PADDING = 4  # elements behind each line in workgroup memory: writes along k then meet no bank twice
 EXCHANGED = 2048  # partial results that slices pass to each other at a time
@@ -134,8 +141,10 @@ def _tile(batch: int, m: int, n: int, k: int) -> Tiling:
 
 
 def product_time(side: int, batch: int, m: int, n: int, k: int) -> float:
-    """How long tiles of one size take, in sums of one processor: about 5 ps on an NVIDIA H200."""
-    return max(1.0, _tiles(side, batch, m, n) / BUSY) * k * side * side / SIDES[side]
+    """How long tiles of one size take, in sums of one processor: about 10 ps on an NVIDIA H200."""
+    each = -(-_tiles(side, batch, m, n) // PROCESSORS)
+    busy = SIDES[side][min(each, len(SIDES[side])) - 1]
+    return each * (k + FILL) * side * side / busy
 
 
 def _tiles(side: int, batch: int, m: int, n: int) -> int:

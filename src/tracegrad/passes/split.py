@@ -9,7 +9,7 @@ import math
 from collections.abc import Sequence
 
 from tracegrad.ir import Tensor, bind, rewrite
-from tracegrad.kernels.tiling import BUSY, SIDES, TILE_FROM, product_time
+from tracegrad.kernels.tiling import PROCESSORS, SIDES, TILE_FROM, product_time
 from tracegrad.prims.folds import MATMUL, SCATTER_ADD, SUM, scatter_add
 from tracegrad.prims.views import permute, reshape
 
@@ -17,8 +17,8 @@ SPLIT_FROM = 2048  # folds shorter than this keep one workgroup busy
 FEW_OUTPUTS = 8192  # with more outputs than this the device is full already
 PART = 64  # a part of a product is no shorter
 MOST_PARTS = 256
-LAUNCH = 5e5  # what the second step costs besides its memory traffic, in sums of one processor; see product_time
-TRAFFIC = 0.7  # to write and read one partial result, likewise
+LAUNCH = 4e5  # what the second step costs besides its memory traffic, in sums of one processor; see product_time
+TRAFFIC = 0.35  # to write and read one partial result, likewise
 
 
 def split_long(roots: Sequence[Tensor]) -> list[Tensor]:
@@ -99,7 +99,7 @@ def _split_scatter(t: Tensor, x: Tensor, indices: Tensor) -> Tensor | None:
 def _parts(batch: int, m: int, n: int, k: int) -> int:
     """How many parts of a product are done first, their sum included."""
     if min(m, n) < TILE_FROM:  # folded point by point
-        return nearest_divisor(k, math.sqrt(k)) if k >= SPLIT_FROM and batch * m * n < BUSY else 1
+        return nearest_divisor(k, math.sqrt(k)) if k >= SPLIT_FROM and batch * m * n < PROCESSORS else 1
     time = {1: min(product_time(side, batch, m, n, k) for side in SIDES)}
     for s in range(2, min(MOST_PARTS, k // PART) + 1):
         if k % s == 0:
