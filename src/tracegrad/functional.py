@@ -4,6 +4,10 @@ At once means: trace the transformed function on leaves for its arrays, and eval
 graph is the one a compiled program would have, so both modes give the same.
 """
 
+# Trees may hold anything, and what is mapped over them are lambdas.
+# pyright: reportUnknownLambdaType=false, reportUnknownArgumentType=false
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
+
 from __future__ import annotations
 
 import functools

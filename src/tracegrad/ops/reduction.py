@@ -91,7 +91,7 @@ def _var_vjp(ct: Tensor, y: Tensor, x: Tensor, *, axes: tuple[int, ...], ddof: i
 
 
 def _var_jvp(ts: Tangents, y: Tensor, x: Tensor, *, axes: tuple[int, ...], ddof: int) -> Tensor:
-    return sum(ts[0] * _centred(x, axes), axes, keepdims=True) * (2.0 / _degrees(x, axes, ddof))
+    return sum(ts[0] * _centred(x, axes), axes, keepdims=True) * 2.0 / _degrees(x, axes, ddof)
 
 
 VAR = composite("var", type=_reduced_float, expand=_var, vjp=_var_vjp, jvp=_var_jvp, batch=shifted)

@@ -218,8 +218,8 @@ def _rewindow(ct: Tensor, axis: int, count: int, stride: int, dilation: int) -> 
     return METHODS["where"](own, windows, 0.0).sum(ndim - 2)
 
 
-# `x`, read only when all of `after` exist; nothing computed from it is merged with what was computed from `x` itself. It is
-# what makes a recomputation one: without it the compiler would see that it has the values already, and keep them.
+# `x`, read only when all of `after` exist; nothing computed from it is merged with what was computed from `x` itself.
+# So it makes a recomputation one: without it the compiler would see that it has the values already, and keep them.
 BARRIER = view(
     "barrier",
     type=lambda x, *after: x,

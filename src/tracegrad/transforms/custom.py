@@ -4,6 +4,10 @@ Both are composites around what the function computed: the value is that, and on
 is a function on tensors, so that the batching rule is that function, of many.
 """
 
+# Trees may hold anything, and what is mapped over them are lambdas.
+# pyright: reportUnknownLambdaType=false, reportUnknownArgumentType=false
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
+
 from __future__ import annotations
 
 import functools
@@ -18,7 +22,7 @@ from tracegrad.prims.elementwise import VARIABLE
 from tracegrad.prims.leaves import as_tensor, const
 from tracegrad.prims.rules import Tangents, spread, total, zeros_like
 from tracegrad.prims.views import BARRIER, reshape
-from tracegrad.transforms.forwards import replayed, repeated
+from tracegrad.transforms.forwards import repeated, replayed
 from tracegrad.transforms.grad import cotangents
 from tracegrad.transforms.trees import is_array, rebuilt, tree_leaves, tree_map
 from tracegrad.transforms.vmap import over

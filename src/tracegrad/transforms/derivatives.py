@@ -4,6 +4,10 @@ Each calls the function on variables of its own (row "variable"), which stand fo
 between them and the result. Tensors that the function closes over are constants to it.
 """
 
+# Trees may hold anything, and what is mapped over them are lambdas.
+# pyright: reportUnknownLambdaType=false, reportUnknownArgumentType=false
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
+
 from __future__ import annotations
 
 import functools
@@ -63,8 +67,10 @@ def value_and_grad(fn: Function, argnums: ArgNums = 0, has_aux: bool = False) ->
         if not isinstance(value, Tensor) or value.type != (f32, ()):
             shown = value.type if isinstance(value, Tensor) else f"a {type(value).__name__}"
             hint = "; (loss, aux) needs has_aux=True" if isinstance(value, tuple) and not has_aux else ""
-            raise ShapeError.here(f"grad: {_name(fn)} must return a scalar, f32[], got {shown}; reduce it with tg.sum or "
-                                  f"tg.mean, or use tg.jacobian{hint}")  # fmt: skip
+            raise ShapeError.here(
+                f"grad: {_name(fn)} must return a scalar, f32[], got {shown}; "
+                f"reduce it with tg.sum or tg.mean, or use tg.jacobian{hint}"
+            )
         found = pull(const(1.0))
         return (value, *aux) if has_aux else value, found[0] if isinstance(argnums, int) else found
 

@@ -1,5 +1,9 @@
 """Trees of values: models, lists, tuples and dicts, whose leaves are tensors, arrays and numbers."""
 
+# Trees may hold anything, and what is mapped over them are lambdas.
+# pyright: reportUnknownLambdaType=false, reportUnknownArgumentType=false
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
+
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence

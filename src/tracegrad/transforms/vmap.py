@@ -1,5 +1,9 @@
 """Functions of one element, applied to many at once."""
 
+# Trees may hold anything, and what is mapped over them are lambdas.
+# pyright: reportUnknownLambdaType=false, reportUnknownArgumentType=false
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
+
 from __future__ import annotations
 
 import functools
