@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import numpy as np
 
@@ -58,7 +58,7 @@ def at_once(fn: F) -> F:
                 found = map(np.asarray, evaluate(roots, env, np))
         return tree_map(lambda t: next(found) if isinstance(t, Tensor) else t, out)
 
-    return either
+    return cast("F", either)
 
 
 def _array(x: Any) -> Any:
@@ -77,7 +77,7 @@ def _public(transform: F) -> F:
     def made(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         return at_once(transform(fn, *args, **kwargs))
 
-    return made
+    return cast("F", made)
 
 
 grad, value_and_grad = _public(transforms.grad), _public(transforms.value_and_grad)

@@ -5,7 +5,7 @@ Each has a VJP of its own that reads few values, so that intermediate results ne
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from tracegrad.dtypes import TensorType, f32
@@ -99,12 +99,16 @@ def _log_softmax_row_jvp(t: Tensor, y: Tensor) -> Tensor:
     return t - (exp(y) * t).sum(-1, keepdims=True)
 
 
+def _log_softmax_jvp(ts: Sequence[Tensor], y: Tensor, x: Tensor, *, axis: int) -> Tensor:
+    return _in_rows(_log_softmax_row_jvp, axis, ts[0], y)
+
+
 LOG_SOFTMAX = composite(
     "log_softmax",
     type=_along,
     expand=_log_softmax,
     vjp=_log_softmax_vjp,
-    jvp=lambda ts, y, x, *, axis: _in_rows(_log_softmax_row_jvp, axis, ts[0], y),
+    jvp=_log_softmax_jvp,
     batch=shifted,
 )
 
