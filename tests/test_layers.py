@@ -27,7 +27,7 @@ LAYERS = {
     "runtime": 9, "arrays": 9, "bare": 9,
     "": 10, "entrypoints": 10, "results": 10, "worker": 10, "drives": 10, "inputs": 10, "params": 10, "knobs": 10,
     "nonfinite": 10, "indexcheck": 10, "steps": 10, "training": 10, "forward": 10, "own": 10, "flight": 10, "fit": 10,
-    "checkpoint": 10, "extend": 10, "safetensors": 10, "export": 10, "site": 10, "summaries": 10, "patches": 10,
+    "checkpoints": 10, "extend": 10, "safetensors": 10, "export": 10, "site": 10, "summaries": 10, "patches": 10,
     "memory": 10, "functional": 10, "pictures": 10, "demo": 10, "selftest": 10, "doctor": 10, "cli": 10, "__main__": 10,
 }  # fmt: skip
 

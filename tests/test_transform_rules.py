@@ -116,9 +116,7 @@ def test_gradients_under_vmap_are_a_loop(case: Case):
         axes = tuple(0 if name in chosen else None for name in names)
         loop = [values(gradient, e) for e in each]
         inner = values(transforms.vmap(gradient, axes), together)
-        outer = values(
-            transforms.grad(lambda *xs, axes=axes: transforms.vmap(loss, axes)(*xs).sum(), wrt), together
-        )
+        outer = values(transforms.grad(lambda *xs, axes=axes: transforms.vmap(loss, axes)(*xs).sum(), wrt), together)
         for k in wrt:
             expected = np.stack([g[k] for g in loop])
             np.testing.assert_allclose(inner[k], expected, rtol=1e-8, atol=1e-8, err_msg=f"axes {axes}, input {k}")
@@ -179,12 +177,12 @@ def test_derivatives_up_to_order_three_agree_with_jax(case: Case):
         s = leaf("input", "s", TensorType(f32, ()))
         y = phi(s, *[leaf("input", k, TensorType(DTYPES[v.dtype.kind], v.shape)) for k, v in given.items()])
     with jax.enable_x64(True):
-        theirs = lambda s: evaluate([y], {"s": s, **given}, jax.numpy)[0]  # noqa: E731
+        theirs = lambda s: evaluate([y], {"s": s, **given, **COUNTERS}, jax.numpy)[0]
         ours = phi
         for order in range(4):
             expected = float(theirs(jax.numpy.zeros(())))
             (found,) = values(ours, {"s": np.zeros(()), **given})
             tol = case.close * 10**order
             np.testing.assert_allclose(found, expected, rtol=tol, atol=tol, err_msg=f"order {order}")
-            theirs = lambda s, f=theirs: jax.jvp(f, (s,), (jax.numpy.ones(()),))[1]  # noqa: E731
+            theirs = lambda s, f=theirs: jax.jvp(f, (s,), (jax.numpy.ones(()),))[1]
             ours = forwards(ours) if order % 2 else transforms.grad(ours)

@@ -24,7 +24,7 @@ from tracegrad.prims.rules import Tangents, spread, total, zeros_like
 from tracegrad.prims.views import BARRIER, reshape
 from tracegrad.transforms.forwards import repeated, replayed
 from tracegrad.transforms.grad import cotangents
-from tracegrad.transforms.trees import is_array, rebuilt, tree_leaves, tree_map
+from tracegrad.transforms.trees import arrays_in, rebuilt, tree_leaves, tree_map, with_arrays
 from tracegrad.transforms.vmap import over
 
 Pull = Callable[..., Sequence[Tensor | None]]  # (ct, *inputs) -> one cotangent per input
@@ -175,15 +175,13 @@ class CustomVJP:
         out, residuals = cast("tuple[Any, Any]", result)
         out = tree_map(as_tensor, out)
         xs = tree_leaves(args)
-        kept = [as_tensor(r) for r in tree_leaves(residuals) if is_array(r)]
+        kept = [as_tensor(r) for r in arrays_in(residuals)]
         ys = tree_leaves(out)
 
         def pull_of(k: int) -> Pull:
             def pull(ct: Tensor, *inputs: Tensor) -> list[Tensor | None]:
                 seeds = [ct if j == k else zeros_like(y) for j, y in enumerate(ys)]
-                it = iter(inputs[len(xs) :])
-                known = tree_map(lambda r: next(it) if is_array(r) else r, residuals)
-                given = bwd(known, rebuilt(out, seeds))
+                given = bwd(with_arrays(residuals, inputs[len(xs) :]), rebuilt(out, seeds))
                 return [*_checked(name, args, given), *[None] * len(kept)]
 
             return pull

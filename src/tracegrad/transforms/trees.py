@@ -45,6 +45,19 @@ def rebuilt(tree: Any, leaves: Iterable[Any]) -> Any:
     return tree_map(lambda _: next(it), tree)
 
 
+def arrays_in(value: Any) -> list[Any]:
+    """The tensors and arrays in a value that may hold anything else too, as a model does."""
+    found: list[Any] = []
+    _map(found.append, (value,), "", True, {})
+    return found
+
+
+def with_arrays(value: Any, arrays: Iterable[Any]) -> Any:
+    """`value` with others in the places of `arrays_in`."""
+    it = iter(arrays)
+    return _map(lambda _: next(it), (value,), "", True, {})
+
+
 def prefix(tree: Any, marks: Any, who: str) -> list[Any]:
     """One mark for each leaf: `marks` is an integer or None for all below it, or a container like that of `tree`."""
     if marks is None or isinstance(marks, int):

@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 import functools
+import inspect
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from typing import Any
@@ -35,7 +36,8 @@ def vmap(fn: Callable[..., Any], in_axes: Axes = 0, out_axes: Axes = 0) -> Calla
     fn:       of tensors, arrays, numbers, and trees of them, such as a model inside its forward.
     in_axes:  the axis of the elements in each argument: an integer for all, or a tuple with one entry an argument; an
               entry is an integer, None for an argument that is the same for all, or a container of those like the
-              argument. Keyword arguments have it at 0.
+              argument. The entries are for the arguments in the order of the signature, however they are passed; an
+              argument that can only be passed by its name has the axis at 0.
     out_axes: where that axis goes in the result: an integer, or a container like the result. None for a result that is
               the same for all, which then has no such axis.
     Returns:  what `fn` returns, each leaf with the axis.
@@ -47,6 +49,8 @@ def vmap(fn: Callable[..., Any], in_axes: Axes = 0, out_axes: Axes = 0) -> Calla
 
     @functools.wraps(fn)
     def mapped(*args: Any, **kwargs: Any) -> Any:
+        if isinstance(in_axes, (tuple, list)):
+            args, kwargs = _in_order(fn, args, kwargs)
         if isinstance(in_axes, (tuple, list)) and len(in_axes) != len(args):
             raise TraceError.here(f"vmap: in_axes={in_axes!r} has {len(in_axes)} entries for {len(args)} arguments")
         axes = prefix(args, tuple(in_axes) if isinstance(in_axes, list) else in_axes, "vmap: in_axes")
@@ -94,6 +98,15 @@ def over(n: int, fn: Callable[..., Sequence[Tensor]], xs: Sequence[Tensor]) -> l
             site = running.sites["capture", name]
             running.sites["capture", name] = site._replace(type=t.type)
     return list(zip(many, ys, strict=True))
+
+
+def _in_order(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Arguments by position where they can be: `compile` passes inputs by name."""
+    try:
+        given = inspect.signature(fn).bind(*args, **kwargs)
+    except (TypeError, ValueError):  # a wrong call is the function's own error, and some builtins have no signature
+        return args, kwargs
+    return given.args, given.kwargs
 
 
 def _types(xs: Sequence[Tensor]) -> list[TensorType]:
