@@ -11,7 +11,7 @@ from typing import Any
 
 from tracegrad.dtypes import TensorType
 from tracegrad.errors import ShapeError
-from tracegrad.ir import Tensor, bind
+from tracegrad.ir import Primitive, Tensor, bind
 from tracegrad.methods import op
 from tracegrad.ops.norm import require_f32
 from tracegrad.ops.windows import (
@@ -92,7 +92,11 @@ def _conv_batch(n: int, y: Tensor, x: Tensor, w: Tensor, *, groups: int, **how: 
     return permute(reshape(z, (z.shape[0], n, *y.shape[1:])), (1, 0, *range(2, y.ndim + 1)))
 
 
-CONV2D = composite("conv2d", type=_conv_type, expand=_conv, vjp=_conv_vjp, jvp=multilinear, batch=_conv_batch)
+def _bilinear(name: str, type: Any, expand: Any, vjp: Any, batch: Any = _conv_batch) -> Primitive:
+    return composite(name, type=type, expand=expand, vjp=vjp, jvp=multilinear, batch=batch)
+
+
+CONV2D = _bilinear("conv2d", _conv_type, _conv, _conv_vjp)
 
 
 def _transpose_type(
@@ -130,14 +134,7 @@ def _transpose_vjp(ct: Tensor, y: Tensor, x: Tensor, w: Tensor, *, size: Pair, *
     return bind(CONV2D, ct, w, **how), bind(CONV_WEIGHT, ct, x, kernel=w.shape[2:], **how)
 
 
-CONV_TRANSPOSE2D = composite(
-    "conv_transpose2d",
-    type=_transpose_type,
-    expand=_conv_transpose,
-    vjp=_transpose_vjp,
-    jvp=multilinear,
-    batch=_conv_batch,
-)
+CONV_TRANSPOSE2D = _bilinear("conv_transpose2d", _transpose_type, _conv_transpose, _transpose_vjp)
 
 
 # Gradient of the filters: x windows against the cotangent of the convolution, summed over images and positions
@@ -168,14 +165,7 @@ def _conv_weight_batch(n: int, y: Tensor, x: Tensor, ct: Tensor, *, groups: int,
     return reshape(bind(CONV_WEIGHT, _abreast(x, n), _abreast(ct, n), groups=n * groups, **how), (n, *y.shape))
 
 
-CONV_WEIGHT = composite(
-    "conv_weight",
-    type=_conv_weight_type,
-    expand=_conv_weight,
-    vjp=_conv_weight_vjp,
-    jvp=multilinear,
-    batch=_conv_weight_batch,
-)
+CONV_WEIGHT = _bilinear("conv_weight", _conv_weight_type, _conv_weight, _conv_weight_vjp, _conv_weight_batch)
 
 
 # Pooling
