@@ -357,6 +357,7 @@ def test_custom_vjp_of_several_results():
         (lambda: tg.grad(lambda x: x, has_aux=True)(1.0), TraceError, r"must return \(result, aux\)"),
         (lambda: tg.grad(lambda x: x)(3), DTypeError, r"argument 0 is i32\[\]; only f32 has derivatives"),
         (lambda: tg.grad(lambda x: x, argnums=1)(3.0), TraceError, "got 1 positional"),
+        (lambda: tg.grad(lambda x: x, argnums=(0, -1))(3.0), TraceError, "names an argument twice"),
         (lambda: tg.grad(lambda x: x)("a"), TraceError, "is a str; transforms take"),
         (lambda: tg.grad(lambda m: 0.0)(nn.Linear(1, 1)), TraceError, "outside its forward"),
         (lambda: tg.jvp(lambda x: x, X, X), TraceError, "are tuples"),

@@ -203,9 +203,12 @@ def rebind(t: Tensor, inputs: tuple[Tensor, ...]) -> Tensor:
     return Tensor(t.prim, inputs, t.attrs, t.type, t.site)
 
 
-def toposort(roots: Iterable[Tensor], since: int = 0) -> list[Tensor]:
-    """Every node that `roots` reach, inputs before their readers; only those made from the serial `since` on."""
-    seen: set[int] = set()
+def toposort(roots: Iterable[Tensor], since: int = 0, known: Iterable[int] = ()) -> list[Tensor]:
+    """Every node that `roots` reach, inputs before their readers.
+
+    Only those made from the serial `since` on, and neither those `known` by serial nor what only they reach.
+    """
+    seen: set[int] = set(known)
     stack = list(roots)
     nodes: list[Tensor] = []
     while stack:

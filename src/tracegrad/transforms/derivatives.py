@@ -183,6 +183,8 @@ def _of_chosen(
     if bad:
         raise TraceError.here(f"{who}: argnums={argnums!r}, but {_name(fn)} got {len(args)} positional arguments")
     at = [k % len(args) for k in numbers]
+    if len(set(at)) != len(at):
+        raise TraceError.here(f"{who}: argnums={argnums!r} names an argument twice")
 
     def of_chosen(*chosen: Any) -> Any:
         given = list(args)

@@ -63,8 +63,8 @@ def _forwards(
     if not found:
         return
     with ambient.rewriting():
-        for t in toposort(ys, min(found)):  # what depends on a node was made after it
-            if t.serial in found or not any(x.serial in found for x in t.inputs):
+        for t in toposort(ys, min(found), found):  # what depends on a node was made after it
+            if not any(x.serial in found for x in t.inputs):
                 continue
             ambient.at(t.site)
             if t.prim.expand is not None and expands(t):
