@@ -14,13 +14,13 @@ import functools
 from collections.abc import Callable
 from typing import Any, TypeVar, cast
 
-import numpy as np
-
 from tracegrad import ambient, transforms
-from tracegrad.dtypes import TensorType, as_dtype, f32, i32
-from tracegrad.errors import DTypeError
+from tracegrad.arrays import HAVE_NUMPY, np
+from tracegrad.dtypes import TensorType, as_dtype
+from tracegrad.errors import DTypeError, InputError, TraceError, call_site, located
 from tracegrad.evaluate import evaluate
 from tracegrad.hypers import leaf_value
+from tracegrad.inputs import cast_lossless
 from tracegrad.ir import Tensor
 from tracegrad.prims.leaves import leaf
 from tracegrad.transforms.trees import rebuilt, tree_leaves, tree_map
@@ -30,6 +30,7 @@ __all__ = [
     "vjp", "vmap",
 ]  # fmt: skip
 
+KINDS = {"f": "f32", "i": "i32", "u": "i32", "b": "bool"}  # our dtype for each kind of array
 F = TypeVar("F", bound=Callable[..., Any])
 
 
@@ -43,6 +44,8 @@ def at_once(fn: F) -> F:
     def either(*args: Any, **kwargs: Any) -> Any:
         if ambient.active() is not None or ambient.is_rewriting():
             return fn(*args, **kwargs)
+        if not HAVE_NUMPY:
+            raise TraceError.here("on arrays, outside a loss or forward, transforms need NumPy, which is not installed")
         given = (args, kwargs)
         values = [_array(x) for x in tree_leaves(given)]
         with ambient.tracing() as running:
@@ -64,10 +67,13 @@ def at_once(fn: F) -> F:
 def _array(x: Any) -> Any:
     """An argument as an array of one of our dtypes."""
     a = np.asarray(x)
-    if a.dtype.kind not in "fiub":
+    name = KINDS.get(a.dtype.kind)
+    if name is None:
         raise DTypeError.here(f"an argument of dtype {a.dtype} is neither numbers nor truth values")
-    dtype = {"f": f32, "i": i32}.get(a.dtype.kind)
-    return a if dtype is None else a.astype(dtype.numpy)
+    try:
+        return cast_lossless(a, "u32" if a.dtype == np.uint32 else name)
+    except InputError as e:
+        raise DTypeError(located(str(e), call_site())) from None
 
 
 def _public(transform: F) -> F:
