@@ -49,14 +49,15 @@ def group_launches(schedule: Schedule, kernels: Sequence[Kernel], tilings: Seque
     """Launches in order; `kernels` and `tilings` belong to `schedule.clusters`."""
     launches: list[Launch] = []
     launch_of: dict[int, Launch] = {}
+    position: dict[int, int] = {}
     for c, kernel, tiling in zip(schedule.clusters, kernels, tilings):
-        position = {id(launch): k for k, launch in enumerate(launches)}
         earliest = max((position[id(launch_of[id(d)])] + 1 for d in schedule.before_cluster(c)), default=0)
         arrays = arrays_of(schedule, c)
         launch = next((x for x in launches[earliest:] if x.takes(kernel, tiling, arrays)), None)
         if launch is None:  # one of its own, and there rather than at the end: what it reads need not live until then
             launch = Launch()
             launches.insert(earliest, launch)
+            position = {id(x): k for k, x in enumerate(launches)}
         launch.clusters.append(c)
         launch.kernels.append(kernel)
         launch.tilings.append(tiling)
