@@ -18,8 +18,8 @@ LAYERS = {
     "errors": 0, "dtypes": 0, "shapes": 0, "sites": 0,
     "methods": 1, "ir": 1, "ambient": 1, "foreign": 1,
     "prims": 2,
-    "ops": 3, "transforms": 3, "hypers": 3,
-    "nn": 4, "init": 4, "optim": 4, "lr": 4,
+    "ops": 3, "hypers": 3,
+    "nn": 4, "init": 4, "optim": 4, "lr": 4, "transforms": 4,
     "passes": 5, "evaluate": 5,
     "kernels": 6, "passes.place": 6, "passes.split": 6,
     "program": 7, "render": 7,  # a Program is plain data: it imports nothing, and renderers fill it
@@ -27,8 +27,8 @@ LAYERS = {
     "runtime": 9, "arrays": 9, "bare": 9,
     "": 10, "entrypoints": 10, "results": 10, "worker": 10, "drives": 10, "inputs": 10, "params": 10, "knobs": 10,
     "nonfinite": 10, "indexcheck": 10, "steps": 10, "training": 10, "forward": 10, "own": 10, "flight": 10, "fit": 10,
-    "checkpoint": 10, "extend": 10, "safetensors": 10, "export": 10, "site": 10, "summaries": 10, "patches": 10,
-    "memory": 10, "pictures": 10, "demo": 10, "selftest": 10, "doctor": 10, "cli": 10, "__main__": 10,
+    "checkpoints": 10, "extend": 10, "safetensors": 10, "export": 10, "site": 10, "summaries": 10, "patches": 10,
+    "memory": 10, "functional": 10, "pictures": 10, "demo": 10, "selftest": 10, "doctor": 10, "cli": 10, "__main__": 10,
 }  # fmt: skip
 
 NUMPY_FROM = 9  # below it the compiler lives, and it runs where there is no NumPy (bare Pyodide)

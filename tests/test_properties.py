@@ -491,7 +491,11 @@ def test_compiling_again_gives_the_same_bytes(t: Training) -> None:
 def test_a_fresh_process_gives_the_same_bytes(hashing: str) -> None:
     """Sets and dictionaries of strings have another order there."""
     code = "import sys, models; sys.stdout.write('\\n'.join(t.build().program.to_json() for t in models.SMALL))"
-    env = {**os.environ, "PYTHONHASHSEED": hashing, "PYTHONPATH": str(Path(__file__).parent)}
+    env = {
+        **os.environ,
+        "PYTHONHASHSEED": hashing,
+        "PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), *sys.path]),
+    }
     command = [sys.executable, "-c", code]
     done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=120, check=True)
     assert done.stdout == "\n".join(t.build().program.to_json() for t in SMALL)

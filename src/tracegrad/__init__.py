@@ -4,7 +4,7 @@ Write a model as a tree of parameters and a loss as a plain function; `compile` 
 step and runs it on any vendor's GPU through WebGPU, or on the CPU.
 """
 
-from tracegrad import init, lr, nn, ops, optim
+from tracegrad import functional, init, lr, nn, ops, optim
 from tracegrad.dtypes import DType, InputType, TensorType, bool_, f32, i32, u32
 from tracegrad.entrypoints import (
     compile,
@@ -28,6 +28,7 @@ from tracegrad.errors import (
 )
 from tracegrad.flight import single_flight
 from tracegrad.forward import CompiledForward
+from tracegrad.functional import *
 from tracegrad.hypers import hyper
 from tracegrad.ir import Graph, Tensor
 from tracegrad.nn.module import Module, Parameter
@@ -50,3 +51,4 @@ __all__ = [
     "single_flight", "summary", "trace", "trace_forward", "u32",
 ]  # fmt: skip
 __all__ += ops.__all__
+__all__ += functional.__all__

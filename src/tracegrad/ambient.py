@@ -26,6 +26,7 @@ class Trace:
     counters: dict[str, Tensor] = field(default_factory=dict["str", "Tensor"])
     hypers: dict[str, float] = field(default_factory=dict[str, float])  # tg.hyper values and their defaults
     random_sites: int = 0
+    lanes: list[Tensor] = field(default_factory=list["Tensor"])  # the place in each batch that `vmap` runs over
 
     def next_salt(self) -> int:
         """The number of this random op in trace order; it keys its stream."""

@@ -19,7 +19,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from tracegrad import checkpoint, safetensors
+from tracegrad import checkpoints, safetensors
 from tracegrad import lr as schedules
 from tracegrad.arrays import np
 from tracegrad.build import Built, build_forward
@@ -51,7 +51,7 @@ class Contents:
 
 
 def export(
-    state: checkpoint.Checkpoint, host: Any, path: str | os.PathLike[str], contents: Contents, *, single_file: bool
+    state: checkpoints.Checkpoint, host: Any, path: str | os.PathLike[str], contents: Contents, *, single_file: bool
 ) -> Path:
     """Write the site of `state`, a moment of the training `host`; its HTML file."""
     rows = checked_data(state.program, contents.data or {})
@@ -63,7 +63,7 @@ def export(
     manifest["data"] = bool(rows)
     with tempfile.TemporaryDirectory() as folder:
         weights, packed = Path(folder, "weights"), Path(folder, "data")
-        checkpoint.write(weights, state)
+        checkpoints.write(weights, state)
         safetensors.write(packed, rows)
         parts = {"program": manifest, "weights": weights.read_bytes(), "data": packed.read_bytes()}
     if single_file:
@@ -115,7 +115,7 @@ def write_file(path: str | os.PathLike[str], title: str, parts: Mapping[str, Any
     return target
 
 
-def manifest_of(state: checkpoint.Checkpoint, title: str, demos: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+def manifest_of(state: checkpoints.Checkpoint, title: str, demos: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
     """What the page knows besides the weights: programs and where the training stands, as plain data."""
     schedules.from_spec(state.lr)  # a schedule of the user's own has no twin in the browser: say so here
     return {
@@ -193,7 +193,7 @@ def checked_data(program: Program, data: Mapping[str, Any]) -> dict[str, Any]:
             x = as_array(data[name])
             if x.shape != f.shape and (not x.ndim or not len(x) or x.shape[1:] != f.shape[1:] or not f.shape):
                 raise InputError(f"expected examples of {f.dtype}{list(f.shape[1:])}, got {describe(x)}")
-            out[name] = checkpoint.storable(cast_lossless(x, f.dtype), f.dtype)
+            out[name] = checkpoints.storable(cast_lossless(x, f.dtype), f.dtype)
         except InputError as e:
             problems.append(f"{name}: {e}")
     lengths = {n: len(x) for n, x in out.items() if x.shape != fields[n].shape}

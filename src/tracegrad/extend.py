@@ -1,6 +1,7 @@
 """What the library's own parts are made with, for packages that add to it. CONTRIBUTING.md has the recipes.
 
-An op:          a plain function of ops, behind `op`; else `composite`, `elementwise` or `register(Primitive(...))`.
+An op:          a plain function of ops, behind `op`; else `composite`, `elementwise` or `register(Primitive(...))`,
+                with the rules that most rows take: `symmetric`, `multilinear`, `linear`; `alike`, `shifted`, `merged`.
 An optimizer:   a `Transform`, given to `tracegrad.optim.custom`; parts of one are joined by `chain`.
 A schedule:     a frozen dataclass that inherits `Schedule`.
 A graph pass:   a function of roots over `rewrite`.
@@ -15,8 +16,10 @@ from tracegrad.optim.transform import Transform, chain
 from tracegrad.prims.composites import composite
 from tracegrad.prims.elementwise import elementwise, typed
 from tracegrad.prims.leaves import as_tensor
+from tracegrad.prims.rules import alike, linear, merged, multilinear, shifted, symmetric
 
 __all__ = [
-    "Graph", "Host", "Primitive", "Schedule", "Tensor", "TensorType", "Transform", "as_tensor", "bind", "chain",
-    "composite", "elementwise", "op", "register", "rewrite", "toposort", "typed",
+    "Graph", "Host", "Primitive", "Schedule", "Tensor", "TensorType", "Transform", "alike", "as_tensor", "bind",
+    "chain", "composite", "elementwise", "linear", "merged", "multilinear", "op", "register", "rewrite", "shifted",
+    "symmetric", "toposort", "typed",
 ]  # fmt: skip

@@ -30,6 +30,10 @@ class Primitive:
     array:  what it computes on arrays of the namespace `xp` (NumPy, jax.numpy): the name of a function of xp, an
             expression such as "1 / xp.sqrt({0})", or, where no renderer needs it, (xp, *arrays, **attrs) -> array
     vjp:    (ct, y, *inputs, **attrs) -> one cotangent (or None) per input
+    jvp:    (ts, y, *inputs, **attrs) -> the tangent of `y`; `ts` has a tangent, or None for zero, per input
+    batch:  (n, y, *inputs, **attrs) -> `n` values of `y` along a new axis 0. Each input has that axis in front too, of
+            size n, or of size 1 if it is the same for all. (prims.rules has what most rows take for `jvp` and `batch`;
+            a composite without one gets it from its expansion)
     wgsl:   template of the value, `{0}` being the first input and `{t}` the result's type (family "map")
     helper: WGSL functions that the template calls, if any, separated by blank lines
     index:  (coordinates, input type, **attrs) -> (input coordinates, guards) (family "view");
@@ -48,6 +52,8 @@ class Primitive:
     type: Callable[..., TensorType]
     array: Callable[..., Any] | str | None = None
     vjp: Callable[..., Sequence[Tensor | None]] | None = None
+    jvp: Callable[..., Tensor | None] | None = None
+    batch: Callable[..., Tensor] | None = None
     wgsl: str = ""
     helper: str = ""
     index: Callable[..., Any] | None = None
@@ -115,6 +121,11 @@ class Tensor(TensorMethods):
     def size(self) -> int:
         """Number of elements."""
         return self.type.size
+
+    @property
+    def operands(self) -> tuple[Tensor, ...]:
+        """The inputs whose elements it reads: a view reads its first one, and only waits for any others."""
+        return self.inputs[:1] if self.prim.family == "view" else self.inputs
 
     @property
     def axis(self) -> int:
@@ -192,14 +203,17 @@ def rebind(t: Tensor, inputs: tuple[Tensor, ...]) -> Tensor:
     return Tensor(t.prim, inputs, t.attrs, t.type, t.site)
 
 
-def toposort(roots: Iterable[Tensor]) -> list[Tensor]:
-    """Every node that `roots` reach, inputs before their readers."""
-    seen: set[int] = set()
+def toposort(roots: Iterable[Tensor], since: int = 0, known: Iterable[int] = ()) -> list[Tensor]:
+    """Every node that `roots` reach, inputs before their readers.
+
+    Only those made from the serial `since` on, and neither those `known` by serial nor what only they reach.
+    """
+    seen: set[int] = set(known)
     stack = list(roots)
     nodes: list[Tensor] = []
     while stack:
         t = stack.pop()
-        if t.serial not in seen:
+        if t.serial >= since and t.serial not in seen:
             seen.add(t.serial)
             nodes.append(t)
             stack.extend(t.inputs)

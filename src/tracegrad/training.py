@@ -11,7 +11,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, cast
 
-from tracegrad import checkpoint, params
+from tracegrad import checkpoints, params
 from tracegrad.arrays import handed_out, np
 from tracegrad.build import build_training
 from tracegrad.errors import AbortedError, InputError
@@ -181,10 +181,10 @@ class CompiledTraining:
         return self._call(read)
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write one safetensors file with everything needed to resume: see `tracegrad.checkpoint`."""
+        """Write one safetensors file with everything needed to resume: see `tracegrad.checkpoints`."""
         stepper, knobs, spec = self._stepper, self._knobs, self._optimizer.spec()
-        state = self._call(lambda session: checkpoint.take(session, stepper, knobs, spec))
-        checkpoint.write(path, state)
+        state = self._call(lambda session: checkpoints.take(session, stepper, knobs, spec))
+        checkpoints.write(path, state)
 
     def load(self, path: str | os.PathLike[str]) -> None:
         """Resume from a file that `save` wrote, bit-exact on the same device.
@@ -192,9 +192,9 @@ class CompiledTraining:
         Raises: InputError, with nothing changed, if it is no checkpoint or belongs to another model or optimizer.
         """
         stepper = self._stepper
-        state = checkpoint.read(path, stepper.program)
-        knobs = checkpoint.knobs_of(state, self._knobs)
-        self._call(lambda session: checkpoint.restore(session, stepper, state))
+        state = checkpoints.read(path, stepper.program)
+        knobs = checkpoints.knobs_of(state, self._knobs)
+        self._call(lambda session: checkpoints.restore(session, stepper, state))
         self._knobs = knobs
 
     def export(
@@ -218,7 +218,7 @@ class CompiledTraining:
         Raises:       InputError for data that do not fit, and for a schedule that is not one of `tracegrad.lr`.
         """
         stepper, knobs, spec = self._stepper, self._knobs, self._optimizer.spec()
-        state = self._call(lambda session: checkpoint.take(session, stepper, knobs, spec))
+        state = self._call(lambda session: checkpoints.take(session, stepper, knobs, spec))
         return export(state, self, path, Contents(title, forwards, data, labels, vocabulary), single_file=single_file)
 
     def reset(self, params: bool = True, optimizer: bool = True) -> None:

@@ -48,21 +48,21 @@ class Launch:
 def group_launches(schedule: Schedule, kernels: Sequence[Kernel], tilings: Sequence[Tiling]) -> list[Launch]:
     """Launches in order; `kernels` and `tilings` belong to `schedule.clusters`."""
     launches: list[Launch] = []
-    level: dict[int, int] = {}
+    launch_of: dict[int, Launch] = {}
+    position: dict[int, int] = {}
     for c, kernel, tiling in zip(schedule.clusters, kernels, tilings):
-        earliest = max((level[id(d)] + 1 for d in schedule.before_cluster(c)), default=0)
+        earliest = max((position[id(launch_of[id(d)])] + 1 for d in schedule.before_cluster(c)), default=0)
         arrays = arrays_of(schedule, c)
-        at = next(
-            (k for k in range(earliest, len(launches)) if launches[k].takes(kernel, tiling, arrays)), len(launches)
-        )
-        if at == len(launches):
-            launches.append(Launch())
-        launch = launches[at]
+        launch = next((x for x in launches[earliest:] if x.takes(kernel, tiling, arrays)), None)
+        if launch is None:  # one of its own, and there rather than at the end: what it reads need not live until then
+            launch = Launch()
+            launches.insert(earliest, launch)
+            position = {id(x): k for k, x in enumerate(launches)}
         launch.clusters.append(c)
         launch.kernels.append(kernel)
         launch.tilings.append(tiling)
         launch.arrays |= arrays
-        level[id(c)] = at
+        launch_of[id(c)] = launch
     return launches
 
 

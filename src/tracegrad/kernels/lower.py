@@ -56,12 +56,12 @@ def external_order(c: Cluster, stored: set[int], writes: Mapping[int, str]) -> t
                 key.append((t.type, "load"))
                 externals.append(t)
             else:
-                missing = [x for x in t.inputs if x.serial not in ids]
+                missing = [x for x in t.operands if x.serial not in ids]
                 if missing:
                     stack.extend(reversed(missing))
                     continue
                 attrs = tuple((k, repr(v) if k == "value" else v) for k, v in t.attrs.items())
-                key.append((t.prim.name, t.type, attrs, tuple([ids[x.serial] for x in t.inputs])))
+                key.append((t.prim.name, t.type, attrs, tuple([ids[x.serial] for x in t.operands])))
             ids[t.serial] = len(ids)
             stack.pop()
 
@@ -267,7 +267,7 @@ class _Lowering:
         return self.space.of_index(element) if isinstance(element, Index) else self.space.const(element, t.dtype)
 
     def view(self, t: Tensor, i: tuple[Index, ...]) -> Value:
-        (x,) = t.inputs
+        (x,) = t.operands
         if t.prim.index is None:  # a reshape
             return self.at(x, regroup(i, t.shape, x.shape, self.space))
         coordinates, guards = t.prim.index(i, x.type, **t.attrs)

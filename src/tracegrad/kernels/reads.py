@@ -57,7 +57,8 @@ def _through(t: Tensor, q: int | None) -> list[int | None]:
     if t.prim.family == "gather":
         return [None, q]
     factor = repeats(t)
-    return [None if factor is None else q * factor] * len(t.inputs)
+    waited = [None] * (len(t.inputs) - 1)  # by a view, not read; but it must exist
+    return [None if factor is None else q * factor, *waited]
 
 
 def repeats(t: Tensor) -> int | None:

@@ -49,7 +49,7 @@ def made_from_nothing(order: Sequence[Tensor]) -> set[int]:
     made: set[int] = set()
     for t in order:
         elementwise = t.prim.family in ("map", "view", "formula")
-        if elementwise and all(x.serial in made or x.size == 1 for x in t.inputs):
+        if elementwise and all(x.serial in made or x.size == 1 for x in t.operands):
             made.add(t.serial)
     return {t.serial for t in order if t.serial in made and t.size > 1}
 
@@ -76,6 +76,6 @@ def computing_readers(order: Sequence[Tensor]) -> dict[int, list[Tensor]]:
     readers: dict[int, dict[int, Tensor]] = {t.serial: {} for t in order}
     for t in reversed(order):
         passed = readers[t.serial] if t.prim.family == "view" else {t.serial: t}
-        for x in t.inputs:
+        for x in t.operands:
             readers[x.serial].update(passed)
     return {serial: list(found.values()) for serial, found in readers.items()}

@@ -2,6 +2,7 @@
 
 from tracegrad.nn.layers import Conv2d, Embedding, LayerNorm, Linear, RMSNorm
 from tracegrad.nn.module import Module, Parameter, bound, decays, named_parameters
+from tracegrad.nn.stacking import stack
 
 __all__ = [
     "Conv2d",
@@ -14,4 +15,5 @@ __all__ = [
     "bound",
     "decays",
     "named_parameters",
+    "stack",
 ]

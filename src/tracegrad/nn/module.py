@@ -196,11 +196,15 @@ def bound(model: M, tensors: Mapping[str, Tensor]) -> M:
 
     Modules, lists, tuples and dicts are copied, once each; everything else is shared. The model is untouched.
     """
-    by_id = {id(p): tensors[name] for name, p in named_parameters(model).items()}
+    return replaced(model, {id(p): tensors[name] for name, p in named_parameters(model).items()})
+
+
+def replaced(model: M, by_id: Mapping[int, Any]) -> M:
+    """A copy of the model with other things, by the identity of the parameter, in the places of its parameters."""
     return _copy(model, by_id, {})
 
 
-def _copy(node: Any, tensors: Mapping[int, Tensor], done: dict[int, Any]) -> Any:
+def _copy(node: Any, tensors: Mapping[int, Any], done: dict[int, Any]) -> Any:
     if isinstance(node, Parameter):
         return tensors[id(node)]
     if id(node) in done:

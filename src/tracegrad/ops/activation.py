@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 from tracegrad.dtypes import TensorType
 from tracegrad.errors import InputError
-from tracegrad.ir import Tensor, bind
+from tracegrad.ir import Primitive, Tensor, bind
 from tracegrad.methods import Operand, method
 from tracegrad.prims.composites import composite
 from tracegrad.prims.elementwise import FLOAT, abs, erf, exp, expm1, log1p, tanh, typed, where
 from tracegrad.prims.leaves import as_tensor
+from tracegrad.prims.rules import alike, symmetric
 
 __all__ = ["elu", "gelu", "leaky_relu", "relu", "sigmoid", "silu", "softplus"]
 
@@ -68,11 +70,15 @@ def _softplus_vjp(ct: Tensor, y: Tensor, x: Tensor) -> tuple[Tensor]:
     return (ct * bind(SIGMOID, x),)
 
 
-RELU = composite("relu", type=typed(FLOAT), expand=_relu, vjp=_relu_vjp)
-LEAKY_RELU = composite("leaky_relu", type=_scaled_type, expand=_leaky, vjp=_leaky_vjp)
-ELU = composite("elu", type=_scaled_type, expand=_elu, vjp=_elu_vjp)
-SIGMOID = composite("sigmoid", type=typed(FLOAT), expand=_sigmoid, vjp=_sigmoid_vjp)
-SOFTPLUS = composite("softplus", type=typed(FLOAT), expand=_softplus, vjp=_softplus_vjp)
+def _elementwise(name: str, type: Any, expand: Any, vjp: Any) -> Primitive:
+    return composite(name, type=type, expand=expand, vjp=vjp, jvp=symmetric, batch=alike)
+
+
+RELU = _elementwise("relu", typed(FLOAT), _relu, _relu_vjp)
+LEAKY_RELU = _elementwise("leaky_relu", _scaled_type, _leaky, _leaky_vjp)
+ELU = _elementwise("elu", _scaled_type, _elu, _elu_vjp)
+SIGMOID = _elementwise("sigmoid", typed(FLOAT), _sigmoid, _sigmoid_vjp)
+SOFTPLUS = _elementwise("softplus", typed(FLOAT), _softplus, _softplus_vjp)
 
 
 @method

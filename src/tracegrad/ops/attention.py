@@ -14,6 +14,7 @@ from tracegrad.methods import method, op
 from tracegrad.ops.norm import require_f32, softmax, softmax_causal
 from tracegrad.prims.composites import composite
 from tracegrad.prims.leaves import LITERAL, as_tensor
+from tracegrad.prims.rules import alike, multilinear
 from tracegrad.prims.views import slice_
 
 __all__ = ["attention", "merge_heads", "rope", "split_heads"]
@@ -84,7 +85,7 @@ def _rope_vjp(ct: Tensor, y: Tensor, x: Tensor, *, base: float, inverse: bool) -
     return (bind(ROPE, ct, base=base, inverse=not inverse),)
 
 
-ROPE = composite("rope", type=_rope_type, expand=_rotate, vjp=_rope_vjp)
+ROPE = composite("rope", type=_rope_type, expand=_rotate, vjp=_rope_vjp, jvp=multilinear, batch=alike)
 
 
 @op
@@ -121,7 +122,7 @@ def _scores_vjp(ct: Tensor, y: Tensor, q: Tensor, k: Tensor, *, scale: float) ->
     return ct @ k, ct.swapaxes(-1, -2) @ q
 
 
-SCORES = composite("scores", type=_scores_type, expand=_scores, vjp=_scores_vjp)
+SCORES = composite("scores", type=_scores_type, expand=_scores, vjp=_scores_vjp, jvp=multilinear, batch=alike)
 
 
 def _check_attention(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> None:

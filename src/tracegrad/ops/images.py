@@ -11,7 +11,7 @@ from typing import Any
 
 from tracegrad.dtypes import TensorType
 from tracegrad.errors import ShapeError
-from tracegrad.ir import Tensor, bind
+from tracegrad.ir import Primitive, Tensor, bind
 from tracegrad.methods import op
 from tracegrad.ops.norm import require_f32
 from tracegrad.ops.windows import (
@@ -28,6 +28,7 @@ from tracegrad.prims.composites import composite
 from tracegrad.prims.elementwise import where
 from tracegrad.prims.folds import MATMUL
 from tracegrad.prims.leaves import as_tensor, const, iota
+from tracegrad.prims.rules import Tangents, merged, multilinear, spread
 from tracegrad.prims.views import broadcast_to, permute, reshape, slice_, unwindow
 
 __all__ = ["avg_pool2d", "conv1d", "conv2d", "conv_transpose2d", "max_pool2d", "nearest_upsample2d"]
@@ -76,7 +77,26 @@ def _conv_vjp(ct: Tensor, y: Tensor, x: Tensor, w: Tensor, **how: Any) -> tuple[
     )
 
 
-CONV2D = composite("conv2d", type=_conv_type, expand=_conv, vjp=_conv_vjp)
+def _abreast(x: Tensor, n: int) -> Tensor:
+    """`n` batches of images as one, whose channels are those of all: [n, B, C, ...] -> [B, n*C, ...]."""
+    x = permute(spread(n, x), (1, 0, *range(2, x.ndim)))
+    return reshape(x, (x.shape[0], n * x.shape[2], *x.shape[3:]))
+
+
+def _conv_batch(n: int, y: Tensor, x: Tensor, w: Tensor, *, groups: int, **how: Any) -> Tensor:
+    """With one filter for all, more images; with `n` filters, more groups. One product in both cases."""
+    if w.shape[0] == 1:
+        return merged(n, y, x, reshape(w, w.shape[1:]), groups=groups, **how)
+    w = reshape(w, (n * w.shape[1], *w.shape[2:]))
+    z = bind(y.prim, _abreast(x, n), w, groups=n * groups, **how)
+    return permute(reshape(z, (z.shape[0], n, *y.shape[1:])), (1, 0, *range(2, y.ndim + 1)))
+
+
+def _bilinear(name: str, type: Any, expand: Any, vjp: Any, batch: Any = _conv_batch) -> Primitive:
+    return composite(name, type=type, expand=expand, vjp=vjp, jvp=multilinear, batch=batch)
+
+
+CONV2D = _bilinear("conv2d", _conv_type, _conv, _conv_vjp)
 
 
 def _transpose_type(
@@ -114,7 +134,7 @@ def _transpose_vjp(ct: Tensor, y: Tensor, x: Tensor, w: Tensor, *, size: Pair, *
     return bind(CONV2D, ct, w, **how), bind(CONV_WEIGHT, ct, x, kernel=w.shape[2:], **how)
 
 
-CONV_TRANSPOSE2D = composite("conv_transpose2d", type=_transpose_type, expand=_conv_transpose, vjp=_transpose_vjp)
+CONV_TRANSPOSE2D = _bilinear("conv_transpose2d", _transpose_type, _conv_transpose, _transpose_vjp)
 
 
 # Gradient of the filters: x windows against the cotangent of the convolution, summed over images and positions
@@ -141,7 +161,11 @@ def _conv_weight_vjp(
     return bind(CONV_TRANSPOSE2D, ct, dw, size=x.shape[2:], **how), bind(CONV2D, x, dw, **how)
 
 
-CONV_WEIGHT = composite("conv_weight", type=_conv_weight_type, expand=_conv_weight, vjp=_conv_weight_vjp)
+def _conv_weight_batch(n: int, y: Tensor, x: Tensor, ct: Tensor, *, groups: int, **how: Any) -> Tensor:
+    return reshape(bind(CONV_WEIGHT, _abreast(x, n), _abreast(ct, n), groups=n * groups, **how), (n, *y.shape))
+
+
+CONV_WEIGHT = _bilinear("conv_weight", _conv_weight_type, _conv_weight, _conv_weight_vjp, _conv_weight_batch)
 
 
 # Pooling
@@ -173,19 +197,31 @@ def _max_pool(x: Tensor, *, kernel: Pair, stride: Pair, padding: Pair) -> Tensor
     return windows.max((-2, -1))
 
 
-def _max_pool_vjp(ct: Tensor, y: Tensor, x: Tensor, *, kernel: Pair, stride: Pair, padding: Pair) -> tuple[Tensor]:
-    """All to the first maximum of each window in scan order."""
+def _first(y: Tensor, x: Tensor, kernel: Pair, stride: Pair, padding: Pair) -> Tensor:
+    """True at the first maximum of each window in scan order: it alone has a derivative."""
     windows = _pool_windows(x, kernel, stride, padding)
     hit = windows == reshape(y, (*y.shape, 1, 1))
     if padding != (0, 0):
         hit = hit & _inside(x, kernel, stride, padding)
     scan = iota(windows.shape, 4) * kernel[1] + iota(windows.shape, 5)
     first = where(hit, scan, kernel[0] * kernel[1]).min((-2, -1), keepdims=True)
-    routed = where(scan == first, reshape(ct, (*ct.shape, 1, 1)), 0.0)
+    return scan == first
+
+
+def _max_pool_vjp(ct: Tensor, y: Tensor, x: Tensor, *, kernel: Pair, stride: Pair, padding: Pair) -> tuple[Tensor]:
+    routed = where(_first(y, x, kernel, stride, padding), reshape(ct, (*ct.shape, 1, 1)), 0.0)
     return (_pool_add(routed, x, stride, padding),)
 
 
-MAX_POOL2D = composite("max_pool2d", type=_pool_type, expand=_max_pool, vjp=_max_pool_vjp)
+def _max_pool_jvp(ts: Tangents, y: Tensor, x: Tensor, *, kernel: Pair, stride: Pair, padding: Pair) -> Tensor:
+    (t,) = ts
+    assert t is not None
+    return where(_first(y, x, kernel, stride, padding), _pool_windows(t, kernel, stride, padding), 0.0).sum((-2, -1))
+
+
+MAX_POOL2D = composite(
+    "max_pool2d", type=_pool_type, expand=_max_pool, vjp=_max_pool_vjp, jvp=_max_pool_jvp, batch=merged
+)
 
 
 def _avg_pool(x: Tensor, *, kernel: Pair, stride: Pair, padding: Pair) -> Tensor:
@@ -197,7 +233,9 @@ def _avg_pool_vjp(ct: Tensor, y: Tensor, x: Tensor, *, kernel: Pair, stride: Pai
     return (_pool_add(broadcast_to(share, (*ct.shape, *kernel)), x, stride, padding),)
 
 
-AVG_POOL2D = composite("avg_pool2d", type=_pool_type, expand=_avg_pool, vjp=_avg_pool_vjp)
+AVG_POOL2D = composite(
+    "avg_pool2d", type=_pool_type, expand=_avg_pool, vjp=_avg_pool_vjp, jvp=multilinear, batch=merged
+)
 
 
 # Public functions

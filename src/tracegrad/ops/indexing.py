@@ -14,6 +14,7 @@ from tracegrad.prims import views
 from tracegrad.prims.composites import composite
 from tracegrad.prims.folds import GATHER, SCATTER_ADD
 from tracegrad.prims.leaves import CONST, LITERAL, as_tensor, iota, literal
+from tracegrad.prims.rules import alike
 from tracegrad.shapes import normalize_axis
 
 __all__ = ["arange", "embedding", "one_hot", "scatter_add", "take", "take_along_axis"]
@@ -109,7 +110,7 @@ def _one_hot_indexes(indices: TensorType, *, n: int, dtype: DType) -> tuple[int,
     return 0, n, None
 
 
-ONE_HOT = composite("one_hot", type=_one_hot_type, expand=_one_hot, indexes=_one_hot_indexes)
+ONE_HOT = composite("one_hot", type=_one_hot_type, expand=_one_hot, batch=alike, indexes=_one_hot_indexes)
 
 
 @method

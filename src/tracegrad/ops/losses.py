@@ -13,6 +13,7 @@ from tracegrad.ops.norm import require_f32, softmax
 from tracegrad.prims.composites import composite
 from tracegrad.prims.elementwise import abs, cast, exp, log, log1p, maximum, minimum, square, where
 from tracegrad.prims.leaves import as_tensor, iota
+from tracegrad.prims.rules import Tangents, alike, multilinear, symmetric
 
 __all__ = ["binary_cross_entropy_with_logits", "cross_entropy", "mse_loss", "nll_loss"]
 
@@ -63,23 +64,37 @@ def _cross_entropy(x: Tensor, targets: Tensor, *, smoothing: float, ignore: int 
     return _unless_ignored(value.reshape(targets.shape), targets, ignore)
 
 
-def _cross_entropy_vjp(
-    ct: Tensor, y: Tensor, x: Tensor, targets: Tensor, *, smoothing: float, ignore: int | None
-) -> tuple[Tensor, None]:
-    """(softmax - wanted distribution) * ct; recomputes the softmax of the row rather than keeping it."""
+def _wrong(x: Tensor, targets: Tensor, smoothing: float, ignore: int | None) -> Tensor:
+    """softmax - wanted distribution; recomputes the softmax of the row rather than keeping it."""
     wrong = softmax(x) - where(_hit(x, targets), 1.0 - smoothing, 0.0)
     if smoothing > 0.0:
         wrong = wrong - smoothing / x.shape[-1]
     if ignore is not None:
         wrong = where((targets == ignore).reshape((*targets.shape, 1)), 0.0, wrong)
-    return wrong * ct.reshape((*ct.shape, 1)), None
+    return wrong
+
+
+def _cross_entropy_vjp(ct: Tensor, y: Tensor, x: Tensor, targets: Tensor, **how: Any) -> tuple[Tensor, None]:
+    return _wrong(x, targets, **how) * ct.reshape((*ct.shape, 1)), None
+
+
+def _cross_entropy_jvp(ts: Tangents, y: Tensor, x: Tensor, targets: Tensor, **how: Any) -> Tensor:
+    return (_wrong(x, targets, **how) * ts[0]).sum(-1)
 
 
 def _targets(x: TensorType, targets: TensorType, *, ignore: int | None, **_: Any) -> tuple[int, int, int | None]:
     return 1, x.shape[-1], ignore
 
 
-CROSS_ENTROPY = composite("cross_entropy", type=_rows, expand=_cross_entropy, vjp=_cross_entropy_vjp, indexes=_targets)
+CROSS_ENTROPY = composite(
+    "cross_entropy",
+    type=_rows,
+    expand=_cross_entropy,
+    vjp=_cross_entropy_vjp,
+    jvp=_cross_entropy_jvp,
+    batch=alike,
+    indexes=_targets,
+)
 
 
 def _nll(x: Tensor, targets: Tensor, *, ignore: int | None) -> Tensor:
@@ -92,7 +107,7 @@ def _nll_vjp(ct: Tensor, y: Tensor, x: Tensor, targets: Tensor, *, ignore: int |
     return where(_hit(x, targets), -ct.reshape((*ct.shape, 1)), 0.0), None
 
 
-NLL = composite("nll_loss", type=_rows, expand=_nll, vjp=_nll_vjp, indexes=_targets)
+NLL = composite("nll_loss", type=_rows, expand=_nll, vjp=_nll_vjp, jvp=multilinear, batch=alike, indexes=_targets)
 
 
 def _counted(targets: Tensor, ignore_index: int | None) -> Tensor | None:
@@ -189,7 +204,7 @@ def _bce_vjp(ct: Tensor, y: Tensor, x: Tensor, t: Tensor) -> tuple[Tensor, Tenso
     return ct * (sigmoid(x) - t), -ct * x
 
 
-BCE = composite("binary_cross_entropy_with_logits", type=_same, expand=_bce, vjp=_bce_vjp)
+BCE = composite("binary_cross_entropy_with_logits", type=_same, expand=_bce, vjp=_bce_vjp, jvp=symmetric, batch=alike)
 
 
 @method

@@ -5,7 +5,7 @@ Each has a VJP of its own that reads few values, so that intermediate results ne
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from tracegrad.dtypes import TensorType, f32
@@ -15,6 +15,7 @@ from tracegrad.methods import method
 from tracegrad.prims.composites import composite
 from tracegrad.prims.elementwise import exp, log, rsqrt, square, where
 from tracegrad.prims.leaves import as_tensor, iota
+from tracegrad.prims.rules import alike, shifted, symmetric
 from tracegrad.shapes import normalize_axis, show
 
 __all__ = ["batch_norm", "layer_norm", "log_softmax", "rms_norm", "softmax", "softmax_causal", "where_causal"]
@@ -58,7 +59,7 @@ def _softmax_vjp(ct: Tensor, y: Tensor, x: Tensor, *, axis: int) -> tuple[Tensor
     return (_in_rows(_softmax_row_vjp, axis, ct, y),)
 
 
-SOFTMAX = composite("softmax", type=_along, expand=_softmax, vjp=_softmax_vjp)
+SOFTMAX = composite("softmax", type=_along, expand=_softmax, vjp=_softmax_vjp, jvp=symmetric, batch=shifted)
 
 
 @method
@@ -94,7 +95,22 @@ def _log_softmax_vjp(ct: Tensor, y: Tensor, x: Tensor, *, axis: int) -> tuple[Te
     return (_in_rows(_log_softmax_row_vjp, axis, ct, y),)
 
 
-LOG_SOFTMAX = composite("log_softmax", type=_along, expand=_log_softmax, vjp=_log_softmax_vjp)
+def _log_softmax_row_jvp(t: Tensor, y: Tensor) -> Tensor:
+    return t - (exp(y) * t).sum(-1, keepdims=True)
+
+
+def _log_softmax_jvp(ts: Sequence[Tensor], y: Tensor, x: Tensor, *, axis: int) -> Tensor:
+    return _in_rows(_log_softmax_row_jvp, axis, ts[0], y)
+
+
+LOG_SOFTMAX = composite(
+    "log_softmax",
+    type=_along,
+    expand=_log_softmax,
+    vjp=_log_softmax_vjp,
+    jvp=_log_softmax_jvp,
+    batch=shifted,
+)
 
 
 @method
@@ -135,7 +151,9 @@ def _softmax_causal_vjp(ct: Tensor, y: Tensor, x: Tensor) -> tuple[Tensor]:
     return (_softmax_row_vjp(ct, y),)
 
 
-SOFTMAX_CAUSAL = composite("softmax_causal", type=_square, expand=_softmax_causal, vjp=_softmax_causal_vjp)
+SOFTMAX_CAUSAL = composite(
+    "softmax_causal", type=_square, expand=_softmax_causal, vjp=_softmax_causal_vjp, jvp=symmetric, batch=alike
+)
 
 
 @method
@@ -190,7 +208,9 @@ def _float_type(x: TensorType, **_: Any) -> TensorType:
     return require_f32(x)
 
 
-NORMALIZE = composite("normalize", type=_float_type, expand=_normalize, vjp=_normalize_vjp)
+NORMALIZE = composite(
+    "normalize", type=_float_type, expand=_normalize, vjp=_normalize_vjp, jvp=symmetric, batch=shifted
+)
 
 
 def _rms(x: Tensor, eps: float) -> Tensor:
@@ -205,7 +225,9 @@ def _rms_normalize_vjp(ct: Tensor, y: Tensor, x: Tensor, *, eps: float) -> tuple
     return (_rms(x, eps) * (ct - y * (ct * y).mean(-1, keepdims=True)),)
 
 
-RMS_NORMALIZE = composite("rms_normalize", type=_float_type, expand=_rms_normalize, vjp=_rms_normalize_vjp)
+RMS_NORMALIZE = composite(
+    "rms_normalize", type=_float_type, expand=_rms_normalize, vjp=_rms_normalize_vjp, jvp=symmetric, batch=alike
+)
 
 
 def _per_channel(x: Tensor, axis: int, **given: Any) -> list[Tensor | None]:

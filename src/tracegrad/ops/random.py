@@ -21,6 +21,7 @@ from tracegrad.ops.reduction import argmax
 from tracegrad.prims.composites import composite
 from tracegrad.prims.elementwise import bit_xor, cast, cos, log, log1p, shift_right, sqrt, where
 from tracegrad.prims.leaves import as_tensor, const, counter, iota
+from tracegrad.prims.rules import alike, multilinear
 from tracegrad.prims.views import reshape
 from tracegrad.shapes import normalize_axis, show
 
@@ -41,16 +42,24 @@ def _pcg(v: Tensor) -> Tensor:
 
 
 def _key(op: str) -> Tensor:
-    """The key of a new random site of the running trace."""
-    salt = ambient.require(op).next_salt()
-    return _pcg(_pcg(_pcg(counter("seed")) + counter("step")) + const(salt, u32))
+    """The key of a new random site of the running trace; inside `vmap` of one element of the batch."""
+    running = ambient.require(op)
+    key = _pcg(_pcg(_pcg(counter("seed")) + counter("step")) + const(running.next_salt(), u32))
+    for lane in running.lanes:
+        key = _pcg(key + lane)
+    return key
 
 
 def _bits(shape: Shape, key: Tensor, draws: int = 1, draw: int = 0) -> Tensor:
-    """32 random bits per element: number `draw` of the `draws` that each linear index has."""
-    index = cast(reshape(iota((math.prod(shape),), 0), shape), u32)
+    """32 random bits per element: number `draw` of the `draws` that each linear index has.
+
+    A `key` with axes, the first of `shape`, keys what lies at each of its places.
+    """
+    own = shape[key.ndim :]
+    index = cast(reshape(iota((math.prod(own),), 0), own), u32)
     if draws > 1:
         index = index * draws + draw
+    key = reshape(key, (*key.shape, *[1] * len(own)))
     return _pcg(bit_xor(_pcg(index), key))
 
 
@@ -155,7 +164,7 @@ def _dropped_vjp(ct: Tensor, y: Tensor, x: Tensor, key: Tensor, *, rate: float) 
     return bind(DROPOUT, ct, key, rate=rate), None
 
 
-DROPOUT = composite("dropout", type=_dropout_type, expand=_dropped, vjp=_dropped_vjp)
+DROPOUT = composite("dropout", type=_dropout_type, expand=_dropped, vjp=_dropped_vjp, jvp=multilinear, batch=alike)
 
 
 @method

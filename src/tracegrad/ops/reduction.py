@@ -15,6 +15,7 @@ from tracegrad.prims.composites import composite
 from tracegrad.prims.elementwise import FLOAT, cast, exp, isnan, log, logical_not, nonfinite, square, typed, where
 from tracegrad.prims.folds import MAX, MIN, PROD, SUM
 from tracegrad.prims.leaves import as_tensor, iota
+from tracegrad.prims.rules import Tangents, multilinear, shifted
 from tracegrad.shapes import Axes, normalize_axes, normalize_axis, reduced_shape
 
 __all__ = ["all", "any", "argmax", "argmin", "cumsum", "logsumexp", "max", "mean", "min", "prod", "sum", "var"]
@@ -89,7 +90,11 @@ def _var_vjp(ct: Tensor, y: Tensor, x: Tensor, *, axes: tuple[int, ...], ddof: i
     return (views.broadcast_to(ct * 2.0 / _degrees(x, axes, ddof), x.shape) * _centred(x, axes),)
 
 
-VAR = composite("var", type=_reduced_float, expand=_var, vjp=_var_vjp)
+def _var_jvp(ts: Tangents, y: Tensor, x: Tensor, *, axes: tuple[int, ...], ddof: int) -> Tensor:
+    return sum(ts[0] * _centred(x, axes), axes, keepdims=True) * 2.0 / _degrees(x, axes, ddof)
+
+
+VAR = composite("var", type=_reduced_float, expand=_var, vjp=_var_vjp, jvp=_var_jvp, batch=shifted)
 
 
 @method
@@ -209,7 +214,13 @@ def _logsumexp_vjp(ct: Tensor, y: Tensor, x: Tensor, *, axes: tuple[int, ...]) -
     return (views.broadcast_to(ct, x.shape) * exp(x - views.broadcast_to(y, x.shape)),)
 
 
-LOGSUMEXP = composite("logsumexp", type=_reduced_float, expand=_logsumexp, vjp=_logsumexp_vjp)
+def _logsumexp_jvp(ts: Tangents, y: Tensor, x: Tensor, *, axes: tuple[int, ...]) -> Tensor:
+    return sum(ts[0] * exp(x - views.broadcast_to(y, x.shape)), axes, keepdims=True)
+
+
+LOGSUMEXP = composite(
+    "logsumexp", type=_reduced_float, expand=_logsumexp, vjp=_logsumexp_vjp, jvp=_logsumexp_jvp, batch=shifted
+)
 
 
 @method
@@ -257,7 +268,7 @@ def _cumsum_vjp(ct: Tensor, y: Tensor, x: Tensor, *, axis: int, reverse: bool) -
     return (bind(CUMSUM, ct, axis=axis, reverse=not reverse),)
 
 
-CUMSUM = composite("cumsum", type=_cumsum_type, expand=_cumsum, vjp=_cumsum_vjp)
+CUMSUM = composite("cumsum", type=_cumsum_type, expand=_cumsum, vjp=_cumsum_vjp, jvp=multilinear, batch=shifted)
 
 
 @method

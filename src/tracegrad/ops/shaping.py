@@ -16,6 +16,7 @@ from tracegrad.prims.composites import composite
 from tracegrad.prims.elementwise import where
 from tracegrad.prims.folds import offsets
 from tracegrad.prims.leaves import as_tensor, const, iota
+from tracegrad.prims.rules import linear, shifted
 from tracegrad.shapes import Axes, normalize_axes, normalize_axis, resolve_reshape, show
 
 __all__ = [
@@ -205,7 +206,7 @@ def _concat_vjp(ct: Tensor, y: Tensor, *xs: Tensor, axis: int) -> tuple[Tensor, 
     return tuple([views.slice_(ct, axis, at if n else 0, n) for at, n in zip(offsets(sizes), sizes)])
 
 
-CONCAT = composite("concat", type=_concat_type, expand=_concat, vjp=_concat_vjp)
+CONCAT = composite("concat", type=_concat_type, expand=_concat, vjp=_concat_vjp, jvp=linear, batch=shifted)
 
 
 @op

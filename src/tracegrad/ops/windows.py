@@ -12,6 +12,7 @@ from tracegrad.methods import op
 from tracegrad.ops.norm import require_f32
 from tracegrad.prims.composites import composite
 from tracegrad.prims.leaves import as_tensor
+from tracegrad.prims.rules import merged, multilinear
 from tracegrad.prims.views import permute, place, reshape, slice_, unwindow, window, window_count
 
 __all__ = ["im2col"]
@@ -66,7 +67,7 @@ def _windows_vjp(ct: Tensor, y: Tensor, x: Tensor, *, kernel: Pair, **how: Pair)
     return (bind(OVERLAP_ADD, ct, size=x.shape[2:], **how),)
 
 
-WINDOWS = composite("windows", type=windows_type, expand=_windows, vjp=_windows_vjp)
+WINDOWS = composite("windows", type=windows_type, expand=_windows, vjp=_windows_vjp, jvp=multilinear, batch=merged)
 
 
 # The transpose: every window element added where it was read from
@@ -91,7 +92,14 @@ def _overlap_add_vjp(ct: Tensor, y: Tensor, x: Tensor, *, size: Pair, **how: Pai
     return (bind(WINDOWS, ct, kernel=x.shape[4:], **how),)
 
 
-OVERLAP_ADD = composite("overlap_add", type=_overlap_add_type, expand=_overlap_add, vjp=_overlap_add_vjp)
+OVERLAP_ADD = composite(
+    "overlap_add",
+    type=_overlap_add_type,
+    expand=_overlap_add,
+    vjp=_overlap_add_vjp,
+    jvp=multilinear,
+    batch=merged,
+)
 
 
 @op

@@ -137,5 +137,5 @@ def _cast(t: Tensor, xs: tuple[Tensor, ...]) -> Tensor | None:
 SHORTCUTS: dict[str, Callable[[Tensor, tuple[Tensor, ...]], Tensor | None]] = {
     "mul": _mul, "add": _add, "sub": _sub, "div": _div, "neg": _neg, "reshape": _reshape, "permute": _permute,
     "broadcast": _broadcast, "sum": _sum, "max": _sum, "min": _sum, "prod": _sum, CAST.name: _cast,
-    "stop_gradient": lambda t, xs: xs[0],
+    "stop_gradient": lambda t, xs: xs[0], "variable": lambda t, xs: xs[0],
 }  # fmt: skip

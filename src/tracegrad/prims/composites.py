@@ -14,7 +14,12 @@ def composite(
     type: Any,
     expand: Any,
     vjp: Any = None,
+    jvp: Any = None,
+    batch: Any = None,
     indexes: Callable[..., tuple[int, int, int | None]] | None = None,
 ) -> Primitive:
-    """Register one composite: bound as one node, differentiated by `vjp`, then replaced by `expand`."""
-    return register(Primitive(name, "composite", type, None, vjp, expand=expand, indexes=indexes))
+    """Register one composite: bound as one node, differentiated by `vjp`, then replaced by `expand`.
+
+    jvp, batch: only where the expansion's own would be worse, or would choose otherwise than `vjp` at a kink.
+    """
+    return register(Primitive(name, "composite", type, None, vjp, jvp, batch, expand=expand, indexes=indexes))

@@ -35,6 +35,7 @@ from tracegrad.prims.functions import (
     TANH,
 )
 from tracegrad.prims.leaves import as_tensor, as_tensors
+from tracegrad.prims.rules import alike, symmetric
 from tracegrad.prims.views import broadcast_to
 from tracegrad.shapes import broadcast_shapes
 
@@ -79,6 +80,12 @@ def typed(accepts: tuple[DType, ...], out: DType | None = None, skip: int = 0) -
     return rule
 
 
+def _map(name: str, type: Any, array: Any, vjp: Any, wgsl: str, *, helper: str = "", cost: int = 1) -> Primitive:
+    """Register a row of the family: all of them go forwards, and over many values, in the same way."""
+    jvp = symmetric if vjp is not None else None
+    return register(Primitive(name, "map", type, array, vjp, jvp, alike, wgsl, helper, cost=cost))
+
+
 def elementwise(
     name: str,
     *,
@@ -91,7 +98,7 @@ def elementwise(
     helper: str = "",
 ) -> Callable[..., Tensor]:
     """Register one elementwise primitive and return its public, broadcasting function."""
-    p = register(Primitive(name, "map", typed(accepts, out), array, vjp, wgsl, helper, cost=cost))
+    p = _map(name, typed(accepts, out), array, vjp, wgsl, helper=helper, cost=cost)
 
     def unary(x: Any) -> Tensor:
         return bind(p, as_tensor(x))
@@ -138,15 +145,12 @@ def _where_type(c: TensorType, a: TensorType, b: TensorType) -> TensorType:
     return typed(ANY, skip=1)(c, a, b)
 
 
-WHERE = register(
-    Primitive(
-        "where",
-        "map",
-        _where_type,
-        array="where",
-        vjp=lambda ct, y, c, a, b: (None, where(c, ct, 0.0), where(c, 0.0, ct)),
-        wgsl="select({2}, {1}, {0})",
-    )
+WHERE = _map(
+    "where",
+    _where_type,
+    array="where",
+    vjp=lambda ct, y, c, a, b: (None, where(c, ct, 0.0), where(c, 0.0, ct)),
+    wgsl="select({2}, {1}, {0})",
 )
 
 
@@ -160,15 +164,12 @@ def where(condition: Any, a: Any, b: Any) -> Tensor:
     return bind(WHERE, *broadcast(as_tensor(condition), *as_tensors(a, b)))
 
 
-CAST = register(
-    Primitive(
-        "cast",
-        "map",
-        lambda x, *, dtype: TensorType(dtype, x.shape),
-        array="{0}.astype('{dtype.numpy}')",
-        vjp=lambda ct, y, x, *, dtype: (cast(ct, x.dtype) if x.dtype.is_float and dtype.is_float else None,),
-        wgsl="{dtype}({0})",
-    )
+CAST = _map(
+    "cast",
+    lambda x, *, dtype: TensorType(dtype, x.shape),
+    array="{0}.astype('{dtype.numpy}')",
+    vjp=lambda ct, y, x, *, dtype: (cast(ct, x.dtype) if x.dtype.is_float and dtype.is_float else None,),
+    wgsl="{dtype}({0})",
 )
 
 
@@ -191,7 +192,7 @@ def cast(x: Any, dtype: Any) -> Tensor:
 FITTING = {"i32": (-2147483648.0, 2147483520.0), "u32": (0.0, 4294967040.0)}
 
 
-STOP_GRADIENT = register(Primitive("stop_gradient", "map", lambda x: x, array=lambda xp, x: x, wgsl="{0}", cost=0))
+STOP_GRADIENT = _map("stop_gradient", lambda x: x, lambda xp, x: x, None, "{0}", cost=0)
 
 
 @method
@@ -201,9 +202,10 @@ def stop_gradient(x: Any) -> Tensor:
 
 
 # Computes its input into memory of its own: where a value must be stored at a given place.
-COPY = register(
-    Primitive("copy", "map", lambda x: x, array=lambda xp, x: x, vjp=lambda ct, y, x: (ct,), wgsl="{0}", cost=0)
-)
+COPY = _map("copy", lambda x: x, lambda xp, x: x, lambda ct, y, x: (ct,), "{0}", cost=0)
+
+# `x` as a variable of its own: a transform differentiates with respect to it, and not to what else `x` is used in.
+VARIABLE = _map("variable", lambda x: x, lambda xp, x: x, lambda ct, y, x: (ct,), "{0}", cost=0)
 
 
 # A row: name, function of the array namespace, WGSL, and VJP: (ct, y, *inputs) -> one cotangent per input.

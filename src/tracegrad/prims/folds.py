@@ -14,11 +14,12 @@ from tracegrad.dtypes import TensorType, f32, i32
 from tracegrad.errors import DTypeError, ShapeError
 from tracegrad.ir import Primitive, Tensor, bind, register
 from tracegrad.methods import METHODS
-from tracegrad.prims.views import broadcast_to, reshape
+from tracegrad.prims.rules import Tangents, linear, multilinear, shifted, spread
+from tracegrad.prims.views import broadcast_to, permute, reshape
 from tracegrad.shapes import reduced_shape
 
 
-def fold(name: str, *, array: str, combine: str, identity: float, vjp: Any) -> Primitive:
+def fold(name: str, *, array: str, combine: str, identity: float, vjp: Any, jvp: Any) -> Primitive:
     """Register a fold over `axes`, which stay as 1. `array` names the reducing function."""
 
     def rule(x: TensorType, *, axes: tuple[int, ...]) -> TensorType:
@@ -29,31 +30,44 @@ def fold(name: str, *, array: str, combine: str, identity: float, vjp: Any) -> P
     def run(xp: Any, x: Any, *, axes: tuple[int, ...]) -> Any:
         return getattr(xp, array)(x, axis=axes, keepdims=True).astype(x.dtype)
 
-    return register(Primitive(name, "fold", rule, run, vjp, combine=combine, identity=identity))
+    return register(Primitive(name, "fold", rule, run, vjp, jvp, shifted, combine=combine, identity=identity))
+
+
+def _hits(y: Tensor, x: Tensor, axes: tuple[int, ...]) -> tuple[Tensor, Tensor]:
+    """1 where `x` is the extremum `y` and 0 elsewhere, and how many there are: they share the derivative evenly."""
+    hit = METHODS["cast"](x == broadcast_to(y, x.shape), f32)
+    return hit, hit.sum(axes, keepdims=True)
 
 
 def _extremum_vjp(ct: Tensor, y: Tensor, x: Tensor, *, axes: tuple[int, ...]) -> tuple[Tensor]:
-    """Tied positions share the gradient evenly, as PyTorch's amax and amin."""
-    hit = METHODS["cast"](x == broadcast_to(y, x.shape), f32)
-    return (broadcast_to(ct / hit.sum(axes, keepdims=True), x.shape) * hit,)
+    """As PyTorch's amax and amin at ties."""
+    hit, count = _hits(y, x, axes)
+    return (broadcast_to(ct / count, x.shape) * hit,)
 
 
-def _prod_vjp(ct: Tensor, y: Tensor, x: Tensor, *, axes: tuple[int, ...]) -> tuple[Tensor]:
-    """Product of the others: y/x, except around zeros, where only a single zero has a gradient."""
+def _extremum_jvp(ts: Tangents, y: Tensor, x: Tensor, *, axes: tuple[int, ...]) -> Tensor:
+    (t,), (hit, count) = ts, _hits(y, x, axes)
+    return (hit * t).sum(axes, keepdims=True) / count
+
+
+def _others(x: Tensor, axes: tuple[int, ...]) -> Tensor:
+    """Product of the others: y/x, except around zeros, where only a single zero has a derivative."""
     where = METHODS["where"]
     zero = x == 0.0
     zeros = METHODS["cast"](zero, f32).sum(axes, keepdims=True)
     others = bind(PROD, where(zero, 1.0, x), axes=axes)  # the product without its zeros
     at_zero = broadcast_to(where(zeros == 1.0, others, 0.0), x.shape)
     elsewhere = broadcast_to(where(zeros == 0.0, others, 0.0), x.shape) / where(zero, 1.0, x)
-    return (broadcast_to(ct, x.shape) * where(zero, at_zero, elsewhere),)
+    return where(zero, at_zero, elsewhere)
 
 
 SUM = fold("sum", array="sum", combine="add", identity=0.0,
-           vjp=lambda ct, y, x, *, axes: (broadcast_to(ct, x.shape),))  # fmt: skip
-MAX = fold("max", array="max", combine="maximum", identity=float("-inf"), vjp=_extremum_vjp)
-MIN = fold("min", array="min", combine="minimum", identity=float("inf"), vjp=_extremum_vjp)
-PROD = fold("prod", array="prod", combine="mul", identity=1.0, vjp=_prod_vjp)
+           vjp=lambda ct, y, x, *, axes: (broadcast_to(ct, x.shape),), jvp=multilinear)  # fmt: skip
+MAX = fold("max", array="max", combine="maximum", identity=float("-inf"), vjp=_extremum_vjp, jvp=_extremum_jvp)
+MIN = fold("min", array="min", combine="minimum", identity=float("inf"), vjp=_extremum_vjp, jvp=_extremum_jvp)
+PROD = fold("prod", array="prod", combine="mul", identity=1.0,
+            vjp=lambda ct, y, x, *, axes: (broadcast_to(ct, x.shape) * _others(x, axes),),
+            jvp=lambda ts, y, x, *, axes: (ts[0] * _others(x, axes)).sum(axes, keepdims=True))  # fmt: skip
 
 
 def check_product(a: TensorType, b: TensorType) -> None:
@@ -80,6 +94,17 @@ def _transposed(x: Tensor) -> Tensor:
     return x.swapaxes(-1, -2)
 
 
+def _matmul_batch(n: int, y: Tensor, a: Tensor, b: Tensor) -> Tensor:
+    """A factor that is the same for all makes one product of the others: they become further rows or columns."""
+    if a.shape[0] == b.shape[0] or y.ndim != 2:
+        return bind(MATMUL, spread(n, a), spread(n, b))
+    (m, k), columns = a.shape[1:], b.shape[-1]
+    if b.shape[0] == 1:
+        return reshape(bind(MATMUL, reshape(a, (n * m, k)), reshape(b, b.shape[1:])), (n, m, columns))
+    wide = bind(MATMUL, reshape(a, (m, k)), reshape(permute(b, (1, 0, 2)), (k, n * columns)))
+    return permute(reshape(wide, (m, n, columns)), (1, 0, 2))
+
+
 # out[.., m, n] = sum_k a[.., m, k] b[.., k, n], equal batch dimensions
 MATMUL = register(
     Primitive(
@@ -88,6 +113,8 @@ MATMUL = register(
         _matmul_type,
         array="matmul",
         vjp=lambda ct, y, a, b: (bind(MATMUL, ct, _transposed(b)), bind(MATMUL, _transposed(a), ct)),
+        jvp=multilinear,
+        batch=_matmul_batch,
         combine="add",
         identity=0.0,
     )
@@ -104,6 +131,17 @@ def _gather_type(x: TensorType, indices: TensorType, *, axis: int) -> TensorType
     return TensorType(x.dtype, indices.shape)
 
 
+def _gather_batch(n: int, y: Tensor, x: Tensor, indices: Tensor, *, axis: int) -> Tensor:
+    """From one `x`, all indices at once: so the gradient of a table is one scatter into it, not `n`."""
+    if x.shape[0] != 1 or n == 1:
+        return bind(GATHER, spread(n, x), spread(n, indices), axis=axis + 1)
+    order = (*range(1, axis + 1), 0, *range(axis + 1, indices.ndim))  # the new axis beside `axis`
+    beside = permute(indices, order)
+    long = reshape(beside, (*x.shape[1 : axis + 1], n * indices.shape[axis + 1], *x.shape[axis + 2 :]))
+    picked = reshape(bind(GATHER, reshape(x, x.shape[1:]), long, axis=axis), beside.shape)
+    return permute(picked, (axis, *range(axis), *range(axis + 1, indices.ndim)))
+
+
 # out[.., k, ..] = x[.., indices[.., k, ..], ..]; indices are clamped to the axis
 GATHER = register(
     Primitive(
@@ -112,6 +150,8 @@ GATHER = register(
         _gather_type,
         array=lambda xp, x, indices, *, axis: xp.take_along_axis(x, xp.clip(indices, 0, x.shape[axis] - 1), axis),
         vjp=lambda ct, y, x, indices, *, axis: (scatter_add(ct, indices, axis, x.shape[axis]), None),
+        jvp=multilinear,
+        batch=_gather_batch,
         indexes=lambda x, indices, *, axis: (1, x.shape[axis], None),
         cost=4,
     )
@@ -143,6 +183,8 @@ SCATTER_ADD = register(
         _scatter_type,
         array=_scatter_array,
         vjp=lambda ct, y, x, indices, *, axis, length: (bind(GATHER, ct, indices, axis=axis), None),
+        jvp=multilinear,
+        batch=shifted,
         indexes=lambda x, indices, *, axis, length: (1, length, None),
         combine="add",
         identity=0.0,
@@ -175,6 +217,11 @@ PACK = register(
         array=lambda xp, *xs: xp.concatenate([xp.reshape(x, -1) for x in xs]),
         vjp=lambda ct, y, *xs: tuple(
             reshape(ct[at : at + x.size], x.shape) for at, x in zip(offsets([x.size for x in xs]), xs)
+        ),
+        jvp=linear,
+        batch=lambda n, y, *xs: permute(
+            reshape(pack([permute(reshape(spread(n, x), (n, x.size // x.shape[0])), (1, 0)) for x in xs]), (y.size, n)),
+            (1, 0),
         ),
     )
 )

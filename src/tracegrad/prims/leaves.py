@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import array as packed
 import struct
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
 from typing import Any, cast
 
 from tracegrad import ambient
@@ -16,7 +17,8 @@ from tracegrad.dtypes import DType, Shape, TensorType, bool_, f32, i32, scalar_d
 from tracegrad.errors import DTypeError, Site, TraceError, located
 from tracegrad.ir import Primitive, Tensor, bind, register
 
-# role: "param", "input", "state" (a persistent array) or "hyper" (a scalar the host sets each step).
+# role: "param", "frozen", "input", "state" (a persistent array), "hyper" (a scalar the host sets each step), "patch",
+# or "placeholder" (of a transform; in no program).
 LEAF = register(Primitive("leaf", "leaf", lambda *, role, name, type: type))
 
 # A scalar known at compile time. inf and nan survive: renderers spell them by their bits.
@@ -63,6 +65,17 @@ def leaf(role: str, name: str, type: TensorType) -> Tensor:
     if running is not None:
         running.leaves.add(t.serial)
     return t
+
+
+@contextmanager
+def placeholder(type: TensorType) -> Generator[Tensor]:
+    """A value that a transform puts something else for before the block ends; one that leaks belongs to no trace."""
+    running = ambient.require("transform")
+    t = leaf("placeholder", "placeholder", type)
+    try:
+        yield t
+    finally:
+        running.leaves.discard(t.serial)
 
 
 def counter(name: str) -> Tensor:

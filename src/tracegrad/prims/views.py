@@ -19,6 +19,7 @@ from tracegrad.errors import ShapeError
 from tracegrad.ir import Primitive, Tensor, bind, register
 from tracegrad.methods import METHODS
 from tracegrad.prims.leaves import iota
+from tracegrad.prims.rules import multilinear, shifted, spread
 
 
 class Guard(NamedTuple):
@@ -30,9 +31,19 @@ class Guard(NamedTuple):
     step: int = 1
 
 
-def view(name: str, *, type: Any, array: Any, index: Any, vjp: Any, repeats: Any = None) -> Primitive:
-    """Register one view."""
-    return register(Primitive(name, "view", type, array, vjp, index=index, repeats=repeats, cost=0))
+def view(
+    name: str,
+    *,
+    type: Any,
+    array: Any,
+    index: Any,
+    vjp: Any,
+    repeats: Any = None,
+    jvp: Any = multilinear,
+    batch: Any = shifted,
+) -> Primitive:
+    """Register one view. It is linear, so its tangent is itself of the tangent."""
+    return register(Primitive(name, "view", type, array, vjp, jvp, batch, index=index, repeats=repeats, cost=0))
 
 
 def _with(shape: Shape, axis: int, n: int) -> Shape:
@@ -60,6 +71,7 @@ PERMUTE = view(
     array=lambda xp, x, *, axes: xp.transpose(x, axes),
     index=lambda i, x, *, axes: (tuple(i[axes.index(d)] for d in range(len(axes))), ()),
     vjp=lambda ct, y, x, *, axes: (permute(ct, tuple(axes.index(d) for d in range(len(axes)))),),
+    batch=lambda n, y, x, *, axes: permute(x, (0, *[a + 1 for a in axes])),
 )
 
 
@@ -204,6 +216,20 @@ def _rewindow(ct: Tensor, axis: int, count: int, stride: int, dilation: int) -> 
     ndim = windows.ndim
     own = iota(windows.shape, ndim - 2) == iota(windows.shape, ndim - 1)
     return METHODS["where"](own, windows, 0.0).sum(ndim - 2)
+
+
+# `x`, read only when all of `after` exist; nothing computed from it is merged with what was computed from `x` itself.
+# So it makes a recomputation one: without it the compiler would see that it has the values already, and keep them.
+BARRIER = view(
+    "barrier",
+    type=lambda x, *after: x,
+    array=lambda xp, x, *after: x,
+    index=lambda i, x: (i, ()),
+    repeats=lambda x, y: 1,
+    vjp=lambda ct, y, x, *after: (ct, *[None for _ in after]),
+    jvp=lambda ts, y, x, *after: None if ts[0] is None else bind(BARRIER, ts[0], *after),
+    batch=lambda n, y, x, *after: bind(BARRIER, spread(n, x), *after),
+)
 
 
 # Functions for the layers above; they do nothing where nothing would change.

@@ -12,12 +12,20 @@ from tracegrad.prims.views import broadcast_to
 
 def gradients(y: Tensor, wrt: Sequence[Tensor]) -> list[Tensor]:
     """d y / d x for each x of `wrt`; zeros where `y` does not depend on it. `y` has rank 0."""
-    needed = _on_path(y, wrt)
-    cts: dict[int, Tensor] = {}
     with ambient.rewriting():
         ambient.at(y.site)
-        cts[y.serial] = const(1.0, y.dtype)
-        for t in reversed([t for t in toposort([y]) if t.serial in needed]):
+        return cotangents([y], [const(1.0, y.dtype)], wrt)
+
+
+def cotangents(ys: Sequence[Tensor], seeds: Sequence[Tensor], wrt: Sequence[Tensor]) -> list[Tensor]:
+    """The cotangent of each x of `wrt`, given those of `ys`; zeros where nothing depends on it."""
+    order = toposort(ys, min((x.serial for x in wrt), default=0))  # what depends on x was made after it
+    needed = _on_path(order, wrt)
+    cts: dict[int, Tensor] = {}
+    with ambient.rewriting():
+        for y, seed in zip(ys, seeds, strict=True):
+            cts[y.serial] = cts[y.serial] + seed if y.serial in cts else seed
+        for t in reversed([t for t in order if t.serial in needed]):
             ct = cts.get(t.serial)
             if ct is None or t.prim.vjp is None:
                 continue
@@ -28,10 +36,10 @@ def gradients(y: Tensor, wrt: Sequence[Tensor]) -> list[Tensor]:
         return [cts[x.serial] if x.serial in cts else broadcast_to(const(0.0), x.shape) for x in wrt]
 
 
-def _on_path(y: Tensor, wrt: Sequence[Tensor]) -> set[int]:
-    """Serials of the float nodes between `wrt` and `y`: only they need a cotangent."""
+def _on_path(order: Sequence[Tensor], wrt: Sequence[Tensor]) -> set[int]:
+    """Serials of the float nodes between `wrt` and the end: only they need a cotangent."""
     found = {x.serial for x in wrt}
-    for t in toposort([y]):
+    for t in order:
         if t.dtype.is_float and any(x.serial in found for x in t.inputs):
             found.add(t.serial)
     return found

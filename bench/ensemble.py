@@ -1,0 +1,59 @@
+"""Time of a training step of 64 small MLPs in one program, against one MLP. Run: python bench/ensemble.py [device]
+
+Prints the median of many steps, run in one submission, with the loss read back at the end.
+"""
+
+from __future__ import annotations
+
+import statistics
+import sys
+import time
+
+import numpy as np
+
+import tracegrad as tg
+from tracegrad import nn, optim
+
+BATCH, STEPS, REPEATS = 128, 200, 7
+
+
+class MLP(tg.Module):
+    """1-width-width-1."""
+
+    def __init__(self, width: int) -> None:
+        self.l1, self.l2, self.l3 = nn.Linear(1, width), nn.Linear(width, width), nn.Linear(width, 1)
+
+
+def one_loss(m: MLP, x: tg.Tensor, y: tg.Tensor) -> tg.Tensor:
+    return tg.mean(tg.square(m.l3(tg.relu(m.l2(tg.relu(m.l1(x))))) - y))
+
+
+def all_losses(m: MLP, x: tg.Tensor, y: tg.Tensor) -> tg.Tensor:
+    return tg.sum(tg.vmap(one_loss, in_axes=(0, None, None))(m, x, y))
+
+
+def milliseconds(members: int, width: int, device: str) -> tuple[float, int]:
+    """A step of `members` models, and its dispatches; 1 is a model without any stack."""
+    model, loss = (MLP(width), one_loss) if members == 1 else (nn.stack(MLP(width), members), all_losses)
+    inputs = {"x": (BATCH, 1), "y": (BATCH, 1)}
+    with tg.compile(model=model, loss=loss, inputs=inputs, optimizer=optim.adam(), seed=0, device=device) as train:
+        x = np.random.default_rng(0).uniform(-3, 3, (BATCH, 1)).astype(np.float32)
+        train.run_steps(STEPS, x=x, y=np.sin(x)).result()
+        times: list[float] = []
+        for _ in range(REPEATS):
+            start = time.perf_counter()
+            train.run_steps(STEPS, x=x, y=np.sin(x)).result()
+            times.append((time.perf_counter() - start) / STEPS * 1e3)
+        return statistics.median(times), len(train.program.dispatches)
+
+
+def main(device: str = "auto") -> None:
+    print(f"{'width':>5}  {'one':>9}  {'64':>9}  {'ratio':>6}  dispatches")
+    for width in (16, 32, 64):
+        one, few = milliseconds(1, width, device)
+        many, all_ = milliseconds(64, width, device)
+        print(f"{width:5}  {one:6.3f} ms  {many:6.3f} ms  {many / one:6.2f}  {few} and {all_}")
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

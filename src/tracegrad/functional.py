@@ -1,0 +1,123 @@
+"""The transforms of `tg.`: inside a trace they make nodes; outside they run at once, on arrays.
+
+At once means: trace the transformed function on leaves for its arrays, and evaluate the graph by the reference. The
+graph is the one a compiled program would have, so both modes give the same.
+"""
+
+# Trees may hold anything, and what is mapped over them are lambdas.
+# pyright: reportUnknownLambdaType=false, reportUnknownArgumentType=false
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any, TypeVar, cast
+
+from tracegrad import ambient, transforms
+from tracegrad.arrays import HAVE_NUMPY, np
+from tracegrad.dtypes import TensorType, as_dtype
+from tracegrad.errors import DTypeError, InputError, TraceError, call_site, located
+from tracegrad.evaluate import evaluate
+from tracegrad.hypers import leaf_value
+from tracegrad.inputs import cast_lossless
+from tracegrad.ir import Tensor
+from tracegrad.prims.leaves import leaf
+from tracegrad.transforms.trees import rebuilt, tree_leaves, tree_map
+
+__all__ = [
+    "checkpoint", "custom_vjp", "grad", "hessian", "jacobian", "jvp", "tree_leaves", "tree_map", "value_and_grad",
+    "vjp", "vmap",
+]  # fmt: skip
+
+KINDS = {"f": "f32", "i": "i32", "u": "i32", "b": "bool"}  # our dtype for each kind of array
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def at_once(fn: F) -> F:
+    """`fn`, which makes nodes, as a function that also works on arrays outside any trace, and then gives arrays.
+
+    The one seam between graphs and values. Random ops draw from the seed 0 and the step 0: the same numbers each time.
+    """
+
+    @functools.wraps(fn)
+    def either(*args: Any, **kwargs: Any) -> Any:
+        if ambient.active() is not None or ambient.is_rewriting():
+            return fn(*args, **kwargs)
+        if not HAVE_NUMPY:
+            raise TraceError.here("on arrays, outside a loss or forward, transforms need NumPy, which is not installed")
+        given = (args, kwargs)
+        values = [_array(x) for x in tree_leaves(given)]
+        with ambient.tracing() as running:
+            types = [TensorType(as_dtype(v.dtype), v.shape) for v in values]
+            leaves = [leaf("input", f"{k}", t) for k, t in enumerate(types)]
+            one_args, one_kwargs = rebuilt(given, leaves)
+            out = fn(*one_args, **one_kwargs)
+            env: dict[str, Any] = {f"{k}": v for k, v in enumerate(values)}
+            env |= dict.fromkeys(("seed", "step"), np.uint32(0))
+            env |= {name: np.float32(leaf_value(name, running.hypers)) for name in running.hypers}
+            roots = [t for t in tree_leaves(out) if isinstance(t, Tensor)]
+            with np.errstate(all="ignore"):
+                found = map(np.asarray, evaluate(roots, env, np))
+        return tree_map(lambda t: next(found) if isinstance(t, Tensor) else t, out)
+
+    return cast("F", either)
+
+
+def _array(x: Any) -> Any:
+    """An argument as an array of one of our dtypes."""
+    a = np.asarray(x)
+    name = KINDS.get(a.dtype.kind)
+    if name is None:
+        raise DTypeError.here(f"an argument of dtype {a.dtype} is neither numbers nor truth values")
+    try:
+        return cast_lossless(a, "u32" if a.dtype == np.uint32 else name)
+    except InputError as e:
+        raise DTypeError(located(str(e), call_site())) from None
+
+
+def _public(transform: F) -> F:
+    """A transform whose results work in both modes."""
+
+    @functools.wraps(transform)
+    def made(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        return at_once(transform(fn, *args, **kwargs))
+
+    return cast("F", made)
+
+
+grad, value_and_grad = _public(transforms.grad), _public(transforms.value_and_grad)
+jacobian, hessian = _public(transforms.jacobian), _public(transforms.hessian)
+vmap, checkpoint = _public(transforms.vmap), _public(transforms.checkpoint)
+
+
+@functools.wraps(transforms.jvp)
+def jvp(fn: Callable[..., Any], primals: Any, directions: Any, has_aux: bool = False) -> Any:
+    return at_once(lambda p, d: transforms.jvp(fn, p, d, has_aux))(primals, directions)
+
+
+@functools.wraps(transforms.vjp)
+def vjp(fn: Callable[..., Any], *primals: Any, has_aux: bool = False) -> Any:
+    if ambient.active() is not None:
+        return transforms.vjp(fn, *primals, has_aux=has_aux)
+
+    def forward(*primals: Any) -> tuple[Any, ...]:
+        out, _, *aux = transforms.vjp(fn, *primals, has_aux=has_aux)
+        return (out, *aux)
+
+    out, *aux = at_once(forward)(*primals)
+    pull = at_once(lambda ct, primals: transforms.vjp(fn, *primals, has_aux=has_aux)[1](ct))
+    return (out, lambda ct: pull(ct, primals), *aux)
+
+
+class CustomVJP(transforms.CustomVJP):
+    """A function with a derivative of its own, in both modes."""
+
+    def __call__(self, *args: Any) -> Any:
+        """The result; its derivative is what `bwd` says."""
+        return at_once(super().__call__)(*args)
+
+
+@functools.wraps(transforms.custom_vjp)
+def custom_vjp(fn: Callable[..., Any]) -> CustomVJP:
+    return CustomVJP(fn)

@@ -1,0 +1,224 @@
+"""Functions with a backward pass of their own: custom_vjp and checkpoint.
+
+Both are composites around what the function computed: the value is that, and only the VJP is another. Their attribute
+is a function on tensors, so that the batching rule is that function, of many.
+"""
+
+# Trees may hold anything, and what is mapped over them are lambdas.
+# pyright: reportUnknownLambdaType=false, reportUnknownArgumentType=false
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any, cast
+
+from tracegrad import ambient
+from tracegrad.errors import ShapeError, TraceError
+from tracegrad.ir import Tensor, bind, toposort
+from tracegrad.prims.composites import composite
+from tracegrad.prims.elementwise import VARIABLE
+from tracegrad.prims.leaves import as_tensor, const
+from tracegrad.prims.rules import Tangents, spread, total, zeros_like
+from tracegrad.prims.views import BARRIER, reshape
+from tracegrad.transforms.forwards import repeated, replayed
+from tracegrad.transforms.grad import cotangents
+from tracegrad.transforms.trees import arrays_in, rebuilt, tree_leaves, tree_map, with_arrays
+from tracegrad.transforms.vmap import over
+
+Pull = Callable[..., Sequence[Tensor | None]]  # (ct, *inputs) -> one cotangent per input
+
+
+def _over_some(n: int, fn: Callable[..., Sequence[Tensor]], xs: Sequence[Tensor]) -> list[Tensor]:
+    """`fn` of `n` elements; those of `xs` whose axis 0 is of size 1 are the same for all."""
+    many = [x for x in xs if x.shape[0] == n]
+
+    def of_one(*ones: Tensor) -> Sequence[Tensor]:
+        it = iter(ones)
+        return fn(*[next(it) if x.shape[0] == n else reshape(x, x.shape[1:]) for x in xs])
+
+    return [repeated(values, y, n) for values, y in over(n, of_one, many)]
+
+
+# checkpoint
+def _checkpoint_vjp(
+    ct: Tensor, y: Tensor, value: Tensor, *xs: Tensor, rebuild: Callable[..., Tensor]
+) -> tuple[Tensor | None, ...]:
+    """Compute it again, from the same inputs but not before `ct` is there, and go backwards through that."""
+    again = [bind(BARRIER, x, ct, value) for x in xs]
+    wrt = [x for x in again if x.dtype.is_float]
+    found = iter(cotangents([rebuild(*again)], [ct], wrt))
+    return (None, *[next(found) if x.dtype.is_float else None for x in xs])
+
+
+CHECKPOINT = composite(
+    "checkpoint",
+    type=lambda value, *xs, rebuild: value,
+    expand=lambda value, *xs, rebuild: value,
+    vjp=_checkpoint_vjp,
+    batch=lambda n, y, value, *xs, rebuild: bind(
+        CHECKPOINT,
+        spread(n, value),
+        *xs,
+        rebuild=lambda *xs: _over_some(n, lambda *ones: [rebuild(*ones)], xs)[0],
+    ),
+)
+
+
+def checkpoint(fn: Callable[..., Any]) -> Callable[..., Any]:
+    """`fn`, whose inner values are computed again in the backward pass instead of being kept for it.
+
+        for block in m.blocks:
+            x = tg.checkpoint(block)(x)                  # keeps one x a block, and the inside of one block at a time
+
+    fn:       of any arguments; it may close over tensors, and gradients flow to these too. It is called once: what is
+              computed again is its graph, with the same random numbers.
+    Returns:  what `fn` returns. Values and gradients are the same to the last bit.
+    Cost:     one more forward of `fn`, for each f32 result whose gradient is asked for.
+
+    Chen et al. 2016. As jax.checkpoint and torch.utils.checkpoint.
+    """
+
+    @functools.wraps(fn)
+    def recomputed(*args: Any, **kwargs: Any) -> Any:
+        ambient.require("checkpoint")
+        begin = const(0.0).serial
+        out = tree_map(as_tensor, fn(*args, **kwargs))
+        return tree_map(lambda y: _checkpointed(y, begin), out)
+
+    return recomputed
+
+
+def _checkpointed(y: Tensor, begin: int) -> Tensor:
+    """`y`, of which the nodes made since `begin` are to be computed again."""
+    inside = toposort([y], begin)
+    older = {x.serial: x for t in inside for x in t.inputs if x.serial < begin}
+    if not y.dtype.is_float or not older or y.serial < begin:
+        return y
+    xs = list(older.values())
+
+    def rebuild(*others: Tensor) -> Tensor:
+        return replayed([y], dict(zip(xs, others, strict=True)))[0]
+
+    return bind(CHECKPOINT, y, *xs, rebuild=rebuild)
+
+
+# custom_vjp
+def _custom_vjp(ct: Tensor, y: Tensor, value: Tensor, *xs: Tensor, pull: Pull) -> tuple[Tensor | None, ...]:
+    return (None, *pull(ct, *xs))
+
+
+def _custom_jvp(ts: Tangents, y: Tensor, value: Tensor, *xs: Tensor, pull: Pull) -> Tensor | None:
+    """The transpose of `pull`, which is linear in its cotangent: the gradient of <pull(z), t> by z, for any z."""
+    z = bind(VARIABLE, zeros_like(y))
+    parts = [(g * t).sum() for g, t in zip(pull(z, *xs), ts[1:], strict=True) if g is not None and t is not None]
+    product = total(parts)
+    return None if product is None else cotangents([product], [const(1.0)], [z])[0]
+
+
+def _custom_batch(n: int, y: Tensor, value: Tensor, *xs: Tensor, pull: Pull) -> Tensor:
+    def pull_many(ct: Tensor, *xs: Tensor) -> list[Tensor | None]:
+        given: list[bool] = []
+
+        def of_one(ct: Tensor, *ones: Tensor) -> list[Tensor]:
+            found = pull(ct, *ones)
+            given[:] = [g is not None for g in found]
+            return [g for g in found if g is not None]
+
+        found = iter(_over_some(n, of_one, [ct, *xs]))
+        cts = [next(found) if has else None for has in given]
+        shared = [g is not None and x.shape[0] != g.shape[0] for g, x in zip(cts, xs, strict=True)]
+        return [g.sum(0, keepdims=True) if g is not None and s else g for g, s in zip(cts, shared, strict=True)]
+
+    return bind(CUSTOM_VJP, spread(n, value), *xs, pull=pull_many)
+
+
+CUSTOM_VJP = composite(
+    "custom_vjp",
+    type=lambda value, *xs, pull: value,
+    expand=lambda value, *xs, pull: value,
+    vjp=_custom_vjp,
+    jvp=_custom_jvp,
+    batch=_custom_batch,
+)
+
+
+class CustomVJP:
+    """A function with a derivative of its own; `custom_vjp` makes one."""
+
+    def __init__(self, fn: Callable[..., Any]) -> None:
+        """`defvjp` is to follow."""
+        functools.update_wrapper(self, fn)
+        self.fn = fn
+        self.fwd: Callable[..., Any] | None = None
+        self.bwd: Callable[..., Any] | None = None
+
+    def defvjp(self, fwd: Callable[..., Any], bwd: Callable[..., Any]) -> None:
+        """Set the derivative.
+
+        fwd: of the arguments of the function; gives (result, residuals), the residuals being what `bwd` needs.
+        bwd: (residuals, cotangent of the result) -> a tuple with a cotangent, or None, for each argument.
+        """
+        self.fwd, self.bwd = fwd, bwd
+
+    def __call__(self, *args: Any) -> Any:
+        """The result; its derivative is what `bwd` says."""
+        ambient.require("custom_vjp")
+        fwd, bwd, name = self.fwd, self.bwd, getattr(self.fn, "__name__", "the function")
+        if fwd is None or bwd is None:
+            raise TraceError.here(f"custom_vjp: {name} has no derivative yet; give it one with {name}.defvjp(fwd, bwd)")
+        args = tree_map(as_tensor, args)
+        result = fwd(*args)
+        if not isinstance(result, tuple) or len(cast("tuple[Any, ...]", result)) != 2:
+            raise TraceError.here(f"custom_vjp: fwd of {name} must return (result, residuals)")
+        out, residuals = cast("tuple[Any, Any]", result)
+        out = tree_map(as_tensor, out)
+        xs = tree_leaves(args)
+        kept = [as_tensor(r) for r in arrays_in(residuals)]
+        ys = tree_leaves(out)
+
+        def pull_of(k: int) -> Pull:
+            def pull(ct: Tensor, *inputs: Tensor) -> list[Tensor | None]:
+                seeds = [ct if j == k else zeros_like(y) for j, y in enumerate(ys)]
+                given = bwd(with_arrays(residuals, inputs[len(xs) :]), rebuilt(out, seeds))
+                return [*_checked(name, args, given), *[None] * len(kept)]
+
+            return pull
+
+        wrapped = [bind(CUSTOM_VJP, y, *xs, *kept, pull=pull_of(k)) for k, y in enumerate(ys)]
+        return rebuilt(out, [w if y.dtype.is_float else y for w, y in zip(wrapped, ys, strict=True)])
+
+
+def _checked(name: str, args: tuple[Any, ...], given: Any) -> list[Tensor | None]:
+    """A cotangent, or None, for each leaf of the arguments, as `bwd` gave them."""
+    if not isinstance(given, (tuple, list)) or len(cast("tuple[Any, ...]", given)) != len(args):
+        raise TraceError.here(f"custom_vjp: bwd of {name} must return a tuple with one entry for each of its "
+                              f"{len(args)} arguments")  # fmt: skip
+    found: list[Tensor | None] = []
+
+    def check(x: Tensor, g: Any) -> None:
+        g = None if g is None or not x.dtype.is_float else as_tensor(g)
+        if g is not None and g.type != x.type:
+            raise ShapeError.here(f"custom_vjp: bwd of {name} gave {g.type} as the cotangent of {x.type}")
+        found.append(g)
+
+    tree_map(check, args, tuple(cast("tuple[Any, ...]", given)))
+    return found
+
+
+def custom_vjp(fn: Callable[..., Any]) -> CustomVJP:
+    """`fn` with a derivative of your own, which its method `defvjp(fwd, bwd)` sets.
+
+        @tg.custom_vjp
+        def clipped(x):                                  # x, whose gradient is clipped
+            return x
+        clipped.defvjp(lambda x: (x, ()), lambda _, ct: (tg.clip(ct, -1.0, 1.0),))
+
+    fn:       of tensors and trees of them. What it closes over counts as constant. Its value is what `fwd` gives.
+    Returns:  a function of the same arguments.
+
+    Forward mode (`jvp`) goes through the transpose of `bwd`, which must be linear in the cotangent. Derivatives of
+    higher order differentiate `bwd`. As jax.custom_vjp.
+    """
+    return CustomVJP(fn)

@@ -1,0 +1,282 @@
+"""Derivatives of functions: grad, value_and_grad, vjp, jvp, jacobian, hessian.
+
+Each calls the function on variables of its own (row "variable"), which stand for its arguments, and walks the graph
+between them and the result. Tensors that the function closes over are constants to it.
+"""
+
+# Trees may hold anything, and what is mapped over them are lambdas.
+# pyright: reportUnknownLambdaType=false, reportUnknownArgumentType=false
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any, cast
+
+from tracegrad import ambient
+from tracegrad.dtypes import f32
+from tracegrad.errors import DTypeError, ShapeError, TraceError, call_site, located
+from tracegrad.ir import Tensor, bind
+from tracegrad.methods import op
+from tracegrad.prims.elementwise import VARIABLE
+from tracegrad.prims.leaves import as_tensor, const, iota, placeholder
+from tracegrad.prims.views import permute, reshape
+from tracegrad.transforms.forwards import batches, repeated, tangents
+from tracegrad.transforms.grad import cotangents
+from tracegrad.transforms.trees import tree_leaves, tree_map
+
+Function = Callable[..., Any]
+ArgNums = int | Sequence[int]
+
+
+def grad(fn: Function, argnums: ArgNums = 0, has_aux: bool = False) -> Function:
+    """The function that gives the gradient of `fn`.
+
+        g = tg.grad(lambda w: tg.sum(w * w))(w)          # 2 w
+
+    fn:       returns an f32 of rank 0; with `has_aux`, (that, aux).
+    argnums:  the argument, or arguments, to differentiate with respect to: f32 tensors, arrays, floats, or trees of
+              them, such as a model inside its forward.
+    Returns:  for one argument a tree like it, for several a tuple; (gradient, aux) with `has_aux`. Where a leaf is
+              not f32 the gradient is None.
+    Raises:   ShapeError or TraceError for another result, DTypeError for an argument without f32.
+
+    As jax.grad.
+    """
+    both = value_and_grad(fn, argnums, has_aux)
+
+    @functools.wraps(fn)
+    def gradient(*args: Any, **kwargs: Any) -> Any:
+        value, found = both(*args, **kwargs)
+        return (found, value[1]) if has_aux else found
+
+    return gradient
+
+
+def value_and_grad(fn: Function, argnums: ArgNums = 0, has_aux: bool = False) -> Function:
+    """The function that gives the value of `fn` and its gradient: (value, gradient), or ((value, aux), gradient).
+
+    Arguments, gradient and errors are those of `grad`. As jax.value_and_grad.
+    """
+
+    @functools.wraps(fn)
+    def both(*args: Any, **kwargs: Any) -> Any:
+        f, chosen = _of_chosen(fn, args, kwargs, argnums, "grad")
+        value, pull, *aux = vjp(f, *chosen, has_aux=has_aux)
+        if not isinstance(value, Tensor) or value.type != (f32, ()):
+            shown = value.type if isinstance(value, Tensor) else f"a {type(value).__name__}"
+            hint = "; (loss, aux) needs has_aux=True" if isinstance(value, tuple) and not has_aux else ""
+            raise ShapeError.here(
+                f"grad: {_name(fn)} must return a scalar, f32[], got {shown}; "
+                f"reduce it with tg.sum or tg.mean, or use tg.jacobian{hint}"
+            )
+        found = pull(const(1.0))
+        return (value, *aux) if has_aux else value, found[0] if isinstance(argnums, int) else found
+
+    return both
+
+
+def vjp(fn: Function, *primals: Any, has_aux: bool = False) -> tuple[Any, ...]:
+    """The result of `fn(*primals)`, and the function that pulls a cotangent of it back to the arguments.
+
+        y, pull = tg.vjp(fn, x)
+        (g,) = pull(ct)                                  # ct times the Jacobian
+
+    primals: trees of f32 tensors, arrays and floats; leaves of other dtypes are constants, with the cotangent None.
+    Returns: (result, pull), with `has_aux` (result, pull, aux). `pull` takes a tree like the result, None standing for
+             zero, and gives a tuple with a tree for each argument; it can be called any number of times.
+    Raises:  DTypeError for an argument without f32.
+
+    As jax.vjp.
+    """
+    trees, wrt = _variables(primals, "vjp")
+    out, aux = _called(fn, trees, has_aux)
+
+    def pull(ct: Any) -> tuple[Any, ...]:
+        pairs = _pairs("vjp", "cotangent", out, ct)
+        found = cotangents([y for y, _ in pairs], [t for _, t in pairs], wrt)
+        at = {x.serial: g for x, g in zip(wrt, found, strict=True)}
+        return tuple([tree_map(lambda x: at.get(x.serial), tree) for tree in trees])
+
+    return (tree_map(as_tensor, out), pull, *aux)
+
+
+def jvp(fn: Function, primals: Sequence[Any], directions: Sequence[Any], has_aux: bool = False) -> tuple[Any, ...]:
+    """The result of `fn(*primals)`, and how it moves as the arguments move along `directions`.
+
+        y, t = tg.jvp(fn, (x,), (v,))                    # t is the Jacobian times v
+
+    primals:    a tuple or list of arguments, trees as in `vjp`.
+    directions: the same with a tangent for each f32 leaf; None stands for zero.
+    Returns:    (result, tangent), with `has_aux` (result, tangent, aux). The tangent of what is not f32 is None.
+    Raises:     TraceError, ShapeError or DTypeError where the tangents do not fit.
+
+    One walk forwards, beside the function: no value has to be kept. As jax.jvp.
+    """
+    if not isinstance(primals, (tuple, list)) or not isinstance(directions, (tuple, list)):
+        raise TraceError.here("jvp: primals and tangents are tuples, one entry for each argument: jvp(f, (x,), (t,))")
+    trees, _ = _variables(primals, "jvp")
+    given = dict(_pairs("jvp", "tangent", trees, tuple(directions)))
+    out, aux = _called(fn, trees, has_aux)
+    out = tree_map(as_tensor, out)
+    ys = [y for y in tree_leaves(out) if y.dtype.is_float]
+    at = {y.serial: t for y, t in zip(ys, tangents(ys, given), strict=True)}
+    return (out, tree_map(lambda y: at.get(y.serial), out), *aux)
+
+
+def jacobian(fn: Function, argnums: ArgNums = 0, has_aux: bool = False) -> Function:
+    """The function that gives all derivatives of the results of `fn` with respect to its arguments.
+
+    J[i..., j...] = d out[i...] / d x[j...]
+
+    argnums: as in `grad`. The result of `fn` may be of any shape, and a tree.
+    Returns: a tree like the result, with a tree like the argument (for several, a tuple) in place of each leaf; a leaf
+             has the shape of the result followed by that of the argument. (Jacobian, aux) with `has_aux`.
+    Raises:  as `grad`.
+
+    Forwards where the arguments have no more elements than the results, else backwards; in both cases all rows at
+    once, by batching. As jax.jacfwd and jax.jacrev.
+    """
+
+    @functools.wraps(fn)
+    def derivatives(*args: Any, **kwargs: Any) -> Any:
+        f, chosen = _of_chosen(fn, args, kwargs, argnums, "jacobian")
+        trees, wrt = _variables(chosen, "jacobian")
+        out, aux = _called(f, trees, has_aux)
+        out = tree_map(as_tensor, out)
+        ys = tree_leaves(out)
+        if not all(y.dtype.is_float for y in ys):
+            raise DTypeError.here(f"jacobian: {_name(fn)} must return f32, got {', '.join(str(y.type) for y in ys)}")
+        forwards = sum(x.size for x in wrt) <= sum(y.size for y in ys)
+        table = _columns(ys, wrt) if forwards else _rows(ys, wrt)
+        at = {(y.serial, x.serial): d for y, ds in zip(ys, table) for x, d in zip(wrt, ds)}
+
+        def row(y: Tensor) -> Any:
+            found = tuple([tree_map(lambda x: at.get((y.serial, x.serial)), tree) for tree in trees])
+            return found[0] if isinstance(argnums, int) else found
+
+        result = tree_map(row, out)
+        return (result, *aux) if has_aux else result
+
+    return derivatives
+
+
+def hessian(fn: Function, argnums: ArgNums = 0, has_aux: bool = False) -> Function:
+    """The function that gives the second derivatives of `fn`: `jacobian(jacobian(fn))`.
+
+    H[i..., j...] = d^2 out / d x[i...] d x[j...], after the axes of the result, if it has any
+
+    Arguments and structure as in `jacobian`, twice. As jax.hessian. For products with vectors, which need no matrix,
+    write jvp(grad(fn), (x,), (v,)).
+    """
+    return jacobian(jacobian(fn, argnums, has_aux), argnums, has_aux)
+
+
+# the parts
+def _of_chosen(
+    fn: Function, args: Sequence[Any], kwargs: Any, argnums: ArgNums, who: str
+) -> tuple[Function, list[Any]]:
+    """`fn` as a function of the chosen arguments, and these."""
+    numbers = (argnums,) if isinstance(argnums, int) else tuple(argnums)
+    bad = [k for k in numbers if not -len(args) <= k < len(args)]
+    if bad:
+        raise TraceError.here(f"{who}: argnums={argnums!r}, but {_name(fn)} got {len(args)} positional arguments")
+    at = [k % len(args) for k in numbers]
+    if len(set(at)) != len(at):
+        raise TraceError.here(f"{who}: argnums={argnums!r} names an argument twice")
+
+    def of_chosen(*chosen: Any) -> Any:
+        given = list(args)
+        for k, value in zip(at, chosen, strict=True):
+            given[k] = value
+        return fn(*given, **kwargs)
+
+    return functools.wraps(fn)(of_chosen), [args[k] for k in at]
+
+
+def _variables(primals: Sequence[Any], who: str) -> tuple[tuple[Any, ...], list[Tensor]]:
+    """The arguments with a variable for each f32 leaf, and these variables."""
+    wrt: list[Tensor] = []
+
+    @op
+    def argument(x: Any) -> Tensor:
+        t = as_tensor(x)
+        if not t.dtype.is_float:
+            return t
+        wrt.append(bind(VARIABLE, t))
+        return wrt[-1]
+
+    trees: list[Any] = []
+    for k, primal in enumerate(primals):
+        before = len(wrt)
+        trees.append(tree_map(argument, primal))
+        if len(wrt) == before:
+            shown = ", ".join(str(t.type) for t in tree_leaves(trees[-1])) or "no tensor"
+            raise DTypeError.here(f"{who}: argument {k} is {shown}; only f32 has derivatives. Cast it with "
+                                  "tg.cast(x, tg.f32), or let the function close over it")  # fmt: skip
+    return tuple(trees), wrt
+
+
+def _called(fn: Function, trees: Sequence[Any], has_aux: bool) -> tuple[Any, list[Any]]:
+    """The result, and what comes beside it."""
+    out = fn(*trees)
+    if not has_aux:
+        return out, []
+    if not isinstance(out, tuple) or len(cast("tuple[Any, ...]", out)) != 2:
+        raise TraceError.here(f"has_aux: {_name(fn)} must return (result, aux), got a {type(out).__name__}")
+    result, aux = cast("tuple[Any, Any]", out)
+    return result, [aux]
+
+
+def _pairs(who: str, what: str, tree: Any, given: Any) -> list[tuple[Tensor, Tensor]]:
+    """Each f32 leaf of `tree` with what is given for it; those without are left out."""
+    pairs: list[tuple[Tensor, Tensor]] = []
+
+    def pair(y: Any, given: Any) -> None:
+        y = as_tensor(y)
+        if given is None or not y.dtype.is_float:
+            return
+        t = as_tensor(given, f32)
+        if t.type != y.type:
+            raise ShapeError(located(f"{who}: the {what} of {y.type} must be one too, got {t.type}", call_site()))
+        pairs.append((y, t))
+
+    tree_map(pair, tree, given)
+    return pairs
+
+
+def _basis(x: Tensor) -> Tensor:
+    """One array of the type of `x` for each element of it: 1 there, else 0."""
+    at = (x.size, x.size)
+    eye = (iota(at, 0) == iota(at, 1)).astype(f32)
+    return reshape(eye, (x.size, *x.shape))
+
+
+def _columns(ys: Sequence[Tensor], wrt: Sequence[Tensor]) -> list[list[Tensor]]:
+    """d y / d x, by one walk forwards for each x, which carries all its elements."""
+    table: list[list[Tensor]] = [[] for _ in ys]
+    for x in wrt:
+        with placeholder(x.type) as t, ambient.rewriting():
+            moved = tangents(ys, {x: t})
+            for row, one, many in zip(table, moved, batches(moved, {t: _basis(x)}, x.size)):
+                d = repeated(many, one, x.size)
+                row.append(reshape(permute(d, (*range(1, d.ndim), 0)), (*one.shape, *x.shape)))
+    return table
+
+
+def _rows(ys: Sequence[Tensor], wrt: Sequence[Tensor]) -> list[list[Tensor]]:
+    """d y / d x, by one walk backwards for each y, which carries all its elements."""
+    table: list[list[Tensor]] = []
+    for y in ys:
+        with placeholder(y.type) as ct, ambient.rewriting():
+            found = cotangents([y], [ct], wrt)
+            many = batches(found, {ct: _basis(y)}, y.size)
+            table.append([
+                reshape(repeated(m, g, y.size), (*y.shape, *x.shape)) for m, g, x in zip(many, found, wrt)
+            ])  # fmt: skip
+    return table
+
+
+def _name(fn: Function) -> str:
+    return getattr(fn, "__name__", "the function")

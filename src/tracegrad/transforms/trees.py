@@ -1,0 +1,154 @@
+"""Trees of values: models, lists, tuples and dicts, whose leaves are tensors, arrays and numbers."""
+
+# Trees may hold anything, and what is mapped over them are lambdas.
+# pyright: reportUnknownLambdaType=false, reportUnknownArgumentType=false
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, cast
+
+from tracegrad.errors import TraceError
+from tracegrad.ir import Tensor
+from tracegrad.nn.module import Module, Parameter
+
+__all__ = ["tree_leaves", "tree_map"]
+
+
+def tree_map(fn: Callable[..., Any], tree: Any, *rest: Any) -> Any:
+    """A tree like `tree`, with `fn` of each leaf; of the leaves in the same places, if more trees are given.
+
+        sgd = tg.tree_map(lambda p, g: p - 0.1 * g, m, grads)
+
+    tree:    a model inside its forward, a list, tuple or dict, or a single leaf. Leaves are tensors, arrays and
+             numbers; None is no leaf. In a model only tensors and arrays are leaves, other attributes are kept; a
+             tensor that two paths of a model reach is one leaf.
+    rest:    trees of the same structure. None stands for a whole branch: `fn` gets None for its leaves.
+    Raises:  TraceError for values that are no leaves, and where the structures differ.
+
+    As jax.tree.map.
+    """
+    return _map(fn, (tree, *rest), "", False, {})
+
+
+def tree_leaves(tree: Any) -> list[Any]:
+    """The leaves of `tree`, in the order in which `tree_map` meets them. As jax.tree.leaves."""
+    found: list[Any] = []
+    tree_map(found.append, tree)
+    return found
+
+
+def rebuilt(tree: Any, leaves: Iterable[Any]) -> Any:
+    """A tree like `tree` with other leaves."""
+    it = iter(leaves)
+    return tree_map(lambda _: next(it), tree)
+
+
+def arrays_in(value: Any) -> list[Any]:
+    """The tensors and arrays in a value that may hold anything else too, as a model does."""
+    found: list[Any] = []
+    _map(found.append, (value,), "", True, {})
+    return found
+
+
+def with_arrays(value: Any, arrays: Iterable[Any]) -> Any:
+    """`value` with others in the places of `arrays_in`."""
+    it = iter(arrays)
+    return _map(lambda _: next(it), (value,), "", True, {})
+
+
+def prefix(tree: Any, marks: Any, who: str) -> list[Any]:
+    """One mark for each leaf: `marks` is an integer or None for all below it, or a container like that of `tree`."""
+    if marks is None or isinstance(marks, int):
+        return [marks] * len(tree_leaves(tree))
+    keys = _keys(tree)
+    if not keys or type(marks) not in (list, tuple, dict) or _keys(marks) != keys:
+        raise TraceError.here(f"{who} must be an integer, None, or one of these for each part of {_shown(tree)}, "
+                              f"got {marks!r}")  # fmt: skip
+    return [mark for key in keys for mark in prefix(_child(tree, key), _child(marks, key), who)]
+
+
+def _map(fn: Callable[..., Any], trees: tuple[Any, ...], path: str, inside: bool, done: dict[int, Any]) -> Any:
+    """`inside`: below a module, whose plain attributes are no leaves; `done`: what was met there, by identity."""
+    tree = trees[0]
+    if inside and id(tree) in done:
+        return done[id(tree)]
+    if isinstance(tree, Parameter):
+        raise TraceError.here(f"{tree!r} has no value to transform")
+    if is_array(tree) or (isinstance(tree, (bool, int, float)) and not inside):
+        _check_leaves(trees, path)
+        new = fn(*trees)
+        if inside:
+            done[id(tree)] = new
+        return new
+    keys = _keys(tree)
+    if keys is None:
+        if inside or tree is None:
+            return tree
+        raise TraceError.here(
+            f"{_at(path)} is a {type(tree).__name__}; transforms take tensors, arrays, numbers, models, and lists, "
+            "tuples and dicts of them. Let the function close over anything else"
+        )
+    for other in trees[1:]:
+        if other is not None and (type(other) is not type(tree) or (_keys(other) != keys)):
+            raise TraceError.here(
+                f"trees differ: {_at(path)} is {_shown(tree)} in the one and {_shown(other)} in another"
+            )
+    inside = inside or isinstance(tree, Module)
+    new = object.__new__(type(tree)) if isinstance(tree, Module) else None
+    if new is not None:
+        done[id(tree)] = new  # before its children: one of them may know it
+    items = {
+        key: _map(fn, tuple([None if t is None else _child(t, key) for t in trees]), f"{path}.{key}", inside, done)
+        for key in keys
+    }
+    if new is not None:
+        vars(new).update(items)
+        return new
+    return _like(tree, items)
+
+
+def is_array(x: object) -> bool:
+    """A tensor, or something with numbers in a shape."""
+    return isinstance(x, Tensor) or (hasattr(x, "shape") and hasattr(x, "dtype"))
+
+
+def _check_leaves(trees: Sequence[Any], path: str) -> None:
+    for other in trees[1:]:
+        if other is not None and _keys(other) is not None:
+            raise TraceError.here(f"trees differ: {_at(path)} is a leaf in the one and {_shown(other)} in another")
+
+
+def _keys(node: Any) -> list[Any] | None:
+    """Names of the parts; None of what has none."""
+    if isinstance(node, Module):
+        return list(vars(node))
+    if isinstance(node, dict):
+        return list(cast("dict[Any, Any]", node))
+    if isinstance(node, (list, tuple)):
+        return list(range(len(cast("Sequence[Any]", node))))
+    return None
+
+
+def _child(node: Any, key: Any) -> Any:
+    return vars(node)[key] if isinstance(node, Module) else node[key]
+
+
+def _like(tree: Any, items: dict[Any, Any]) -> Any:
+    """A container of the type of `tree`."""
+    if isinstance(tree, dict):
+        return items
+    if hasattr(tree, "_make"):  # a named tuple
+        return tree._make(items.values())
+    return cast("Any", type(cast("object", tree)))(items.values())
+
+
+def _at(path: str) -> str:
+    return path.removeprefix(".") or "the value"
+
+
+def _shown(node: Any) -> str:
+    keys = _keys(node)
+    name = type(node).__name__
+    return f"a {name}" if keys is None else f"a {name} of {', '.join(map(str, keys)) or 'nothing'}"

@@ -1,0 +1,153 @@
+"""Functions of one element, applied to many at once."""
+
+# Trees may hold anything, and what is mapped over them are lambdas.
+# pyright: reportUnknownLambdaType=false, reportUnknownArgumentType=false
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from typing import Any
+
+from tracegrad import ambient
+from tracegrad.dtypes import TensorType, u32
+from tracegrad.errors import ShapeError, TraceError
+from tracegrad.ir import Tensor
+from tracegrad.methods import op
+from tracegrad.prims.elementwise import cast
+from tracegrad.prims.leaves import as_tensor, iota, placeholder
+from tracegrad.prims.views import permute
+from tracegrad.shapes import normalize_axis
+from tracegrad.transforms.forwards import batches, repeated
+from tracegrad.transforms.trees import prefix, rebuilt, tree_leaves, tree_map
+
+Axes = Any  # an integer or None, or a list, tuple or dict of them
+
+
+def vmap(fn: Callable[..., Any], in_axes: Axes = 0, out_axes: Axes = 0) -> Callable[..., Any]:
+    """`fn`, written for one element, as a function of many: each is one operation on all, not a loop.
+
+        norms = tg.vmap(lambda x: tg.sqrt(tg.sum(x * x)))(xs)           # f32[n, d] -> f32[n]
+        losses = tg.vmap(loss, in_axes=(0, None, None))(models, x, y)   # a model whose parameters have an axis in front
+
+    fn:       of tensors, arrays, numbers, and trees of them, such as a model inside its forward.
+    in_axes:  the axis of the elements in each argument: an integer for all, or a tuple with one entry an argument; an
+              entry is an integer, None for an argument that is the same for all, or a container of those like the
+              argument. The entries are for the arguments in the order of the signature, however they are passed; an
+              argument that can only be passed by its name has the axis at 0.
+    out_axes: where that axis goes in the result: an integer, or a container like the result. None for a result that is
+              the same for all, which then has no such axis.
+    Returns:  what `fn` returns, each leaf with the axis.
+    Raises:   ShapeError where the axes have different sizes, TraceError where axes do not fit arguments or results.
+
+    Random ops draw other numbers for each element; `capture` gives all values, along a new axis 0; a `patch` site
+    inside has one value for all elements. As jax.vmap.
+    """
+
+    @functools.wraps(fn)
+    def mapped(*args: Any, **kwargs: Any) -> Any:
+        if isinstance(in_axes, (tuple, list)):
+            args, kwargs = _in_order(fn, args, kwargs)
+        if isinstance(in_axes, (tuple, list)) and len(in_axes) != len(args):
+            raise TraceError.here(f"vmap: in_axes={in_axes!r} has {len(in_axes)} entries for {len(args)} arguments")
+        axes = prefix(args, tuple(in_axes) if isinstance(in_axes, list) else in_axes, "vmap: in_axes")
+        axes += [0] * len(tree_leaves(kwargs))
+        leaves = tree_leaves((args, kwargs))
+        chosen = [(_argument(x, axis), axis) for x, axis in zip(leaves, axes, strict=True) if axis is not None]
+        n = _count(chosen)
+        out: Any = None
+
+        def of_one(*ones: Tensor) -> list[Tensor]:
+            nonlocal out
+            it = iter(ones)
+            one = rebuilt((args, kwargs), [x if axis is None else next(it) for x, axis in zip(leaves, axes)])
+            out = tree_map(as_tensor, fn(*one[0], **one[1]))
+            return tree_leaves(out)
+
+        found = over(n, of_one, [_moved(x, axis, 0) for x, axis in chosen])
+        where = prefix(out, out_axes, "vmap: out_axes")
+        return rebuilt(out, [_placed(many, y, axis, n) for (many, y), axis in zip(found, where, strict=True)])
+
+    return mapped
+
+
+def over(n: int, fn: Callable[..., Sequence[Tensor]], xs: Sequence[Tensor]) -> list[tuple[Tensor | None, Tensor]]:
+    """`fn` of `n` elements of each of `xs`, along axis 0: for each result all of it, and what stood for one element.
+
+    None for all of a result that does not depend on the element. What `fn` captures is captured for all elements.
+    """
+    running = ambient.require("vmap")
+    with ExitStack() as stack:
+        lane, *ones = [stack.enter_context(placeholder(t)) for t in _types(xs)]
+        before = set(running.captures)
+        running.lanes.append(lane)
+        try:
+            ys = list(fn(*ones))
+        finally:
+            running.lanes.pop()
+        captured = [name for name in running.captures if name not in before]
+        ys += [running.captures[name] for name in captured]
+        with ambient.rewriting():
+            places = cast(iota((n,), 0), u32)
+        many = batches(ys, {lane: places, **dict(zip(ones, xs, strict=True))}, n)
+        for name in captured:
+            running.captures[name] = t = repeated(many.pop(), ys.pop(), n)
+            site = running.sites["capture", name]
+            running.sites["capture", name] = site._replace(type=t.type)
+    return list(zip(many, ys, strict=True))
+
+
+def _in_order(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Arguments by position where they can be: `compile` passes inputs by name."""
+    try:
+        given = inspect.signature(fn).bind(*args, **kwargs)
+    except (TypeError, ValueError):  # a wrong call is the function's own error, and some builtins have no signature
+        return args, kwargs
+    return given.args, given.kwargs
+
+
+def _types(xs: Sequence[Tensor]) -> list[TensorType]:
+    """Of the element's place, and of one element of each."""
+    return [TensorType(u32, ()), *[TensorType(x.dtype, x.shape[1:]) for x in xs]]
+
+
+@op
+def _argument(x: Any, axis: int) -> Tensor:
+    t = as_tensor(x)
+    if not t.ndim:
+        raise ShapeError(f"{t.type} has no axis {axis} to map over; give it None in in_axes")
+    normalize_axis(axis, t.ndim)
+    return t
+
+
+_argument.__name__ = "vmap"
+
+
+def _count(chosen: Sequence[tuple[Tensor, int]]) -> int:
+    """How many elements there are."""
+    sizes = {x.shape[axis] for x, axis in chosen}
+    if not sizes:
+        raise TraceError.here("vmap: in_axes must give at least one argument an axis")
+    if len(sizes) > 1:
+        shown = ", ".join(f"axis {axis} of {x.type}" for x, axis in chosen)
+        raise ShapeError.here(f"vmap: the mapped axes have different sizes: {shown}")
+    return sizes.pop()
+
+
+def _moved(x: Tensor, a: int, b: int) -> Tensor:
+    """`x` with axis `a` at `b`."""
+    a, b = normalize_axis(a, x.ndim), normalize_axis(b, x.ndim)
+    order = [d for d in range(x.ndim) if d != a]
+    return permute(x, (*order[:b], a, *order[b:]))
+
+
+def _placed(many: Tensor | None, y: Tensor, axis: int | None, n: int) -> Tensor:
+    """A result with the new axis at `axis`."""
+    if axis is not None:
+        return _moved(repeated(many, y, n), 0, axis)
+    if many is not None:
+        raise TraceError.here(f"vmap: out_axes is None for a result, {y.type}, that depends on the element")
+    return y
