@@ -15,7 +15,7 @@ export class Tab {
   adapter = "";
 
   constructor(gpu) {
-    this.#opened = Session.open(null, gpu);
+    this.#opened = Session.open([], gpu);
     this.#last = this.#opened.then((session) => (this.adapter = session.adapter), () => {});
   }
 
@@ -38,8 +38,12 @@ export class Tab {
       this.#loaded.delete(handle);
       const gone = await loading;
       const kept = new Set((await Promise.allSettled(this.#loaded.values())).flatMap((l) => l.value?.buffers ?? []));
-      for (const [name, buffer] of session.arrays) if (gone.buffers.includes(buffer) && !kept.has(buffer)) session.arrays.delete(name);
-      for (const buffer of [...gone.buffers, gone.staging, gone.slot]) if (!kept.has(buffer)) buffer?.destroy();
+      for (const [name, buffer] of session.arrays) {
+        if (!gone.buffers.includes(buffer) || kept.has(buffer)) continue;
+        session.arrays.delete(name);
+        buffer.destroy();
+      }
+      session.unload(gone);
     });
   }
 
@@ -49,12 +53,12 @@ export class Tab {
       const loaded = await this.#loaded.get(handle);
       const { inputs, outputs } = loaded.program;
       let at = bytes.byteOffset;
-      const results = await session.run(loaded, n, (_, set) => {
+      const results = await session.collect(session.submit(loaded, n, (_, set) => {
         for (const f of inputs) {
-          set(f.name, new (f.dtype === "f32" ? Float32Array : Int32Array)(bytes.buffer, at, prod(f.shape)));
+          set(f, new (f.dtype === "f32" ? Float32Array : Int32Array)(bytes.buffer, at, prod(f.shape)));
           at += 4 * prod(f.shape);
         }
-      });
+      }));
       const out = new Uint8Array(4 * n * outputs.reduce((sum, f) => sum + prod(f.shape), 0));
       at = 0;
       for (const result of results) {
