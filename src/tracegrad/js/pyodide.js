@@ -5,7 +5,9 @@ import { prod } from "./arrays.js";
 import { draw } from "./random.js";
 import { Session, adapterName, demand, findAdapter } from "./session.js";
 
-const told = (promise) => promise.then((value) => ({ value }), ({ name, message }) => ({ error: { name, message } }));
+const LOST = ". Reload the page and load a checkpoint to go on";
+const told = (promise) => promise.then((value) => ({ value }), ({ name, message }) =>
+  ({ error: { name, message: message + (name === "DeviceLostError" ? LOST : "") } }));
 const bytesOf = (x) => new Uint8Array(x.buffer, x.byteOffset, x.byteLength);
 
 export class Tab {
