@@ -127,7 +127,7 @@ def manifest_of(state: checkpoints.Checkpoint, title: str, demos: Mapping[str, M
         "version": VERSION,
         "title": title,
         "train": plain_program(state.program),
-        "checkpoint": [asdict(f) for f in checkpoint.fields_of(state.program)],
+        "checkpoint": [asdict(f) for f in checkpoints.fields_of(state.program)],
         "forwards": dict(demos),
         "seed": state.seed,
         "lr": dict(state.lr),
