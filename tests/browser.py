@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 
 ARGS = ["--no-sandbox", "--disable-background-networking", "--enable-unsafe-webgpu", "--use-webgpu-adapter=swiftshader"]
+ARGS += ["--js-flags=--expose-gc"]  # for `memory_of`
 PATIENCE = 60_000  # ms: two busy cores and a software GPU
 SOURCES = Path(__file__).parents[1] / "src" / "tracegrad" / "js"
 
@@ -99,3 +100,22 @@ def from_bits(record: dict[str, Any]) -> dict[str, Any]:
     """Arrays of what `bits` gave."""
     names = {"f32": np.float32, "i32": np.int32, "u32": np.uint32, "bool": np.int32}
     return {n: np.int32(x["bits"]).view(names[x["dtype"]]).reshape(x["shape"]) for n, x in record.items()}
+
+
+def memory_of(browser: Any, page: Any) -> dict[str, int]:
+    """Bytes, after collecting garbage: the page's JavaScript heap; resident in its process and in that of the GPU."""
+    for thread in (page, *page.workers):  # what JavaScript has not collected yet keeps memory of the GPU's process
+        thread.evaluate("gc()")
+    page.wait_for_timeout(1000)
+    session = page.context.new_cdp_session(page)
+    heap = session.send("Runtime.getHeapUsage")["usedSize"]
+    session.detach()
+    rows = browser.new_browser_cdp_session().send("SystemInfo.getProcessInfo")["processInfo"]
+    resident: dict[str, int] = {}
+    for row in rows:
+        status = Path(f"/proc/{row['id']}/status").read_text()
+        kilobytes = int(next(line for line in status.splitlines() if line.startswith("VmRSS")).split()[1])
+        kind = {"GPU": "gpu", "renderer": "renderer"}.get(row["type"])
+        if kind:
+            resident[kind] = resident.get(kind, 0) + 1024 * kilobytes
+    return {"heap": int(heap), **resident}

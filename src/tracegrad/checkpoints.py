@@ -14,7 +14,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, cast
 
 from tracegrad import lr as schedules
@@ -143,6 +143,14 @@ def split_state(program: Program, state: Field) -> list[tuple[str, Field | None]
     if state.dtype != "f32" or not trainable or state.size != size:
         return [(f"opt/{state.name}", None)]
     return [(f"opt/{state.name}/{f.name}", f) for f in trainable]
+
+
+def fields_of(program: Program) -> list[Field]:
+    """Every tensor of a checkpoint, as it is stored, and where it lies."""
+    found = [(f"param/{f.name}", f, f.dtype) for f in program.params]
+    for f in states_of(program):
+        found += [(name, replace(part or f, buffer=f.buffer), f.dtype) for name, part in split_state(program, f)]
+    return [replace(f, name=name, dtype=DTYPES[dtype].storage, spec={}) for name, f, dtype in found]
 
 
 def storable(x: Array, dtype: str) -> Array:

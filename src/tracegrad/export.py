@@ -29,6 +29,7 @@ from tracegrad.forward import CompiledForward
 from tracegrad.inputs import as_array, cast_lossless, describe
 from tracegrad.knobs import PREFIX
 from tracegrad.program import VERSION, Field, Program
+from tracegrad.resident import make_feed
 from tracegrad.runtime.javascript import core, runtime, source, without_imports
 
 CURVE_POINTS = 128  # what a free dimension is in a demo that draws a curve
@@ -60,7 +61,9 @@ def export(
     manifest = manifest_of(state, title, demos)
     manifest["labels"] = [str(x) for x in contents.labels or ()]
     manifest["vocabulary"] = [str(x) for x in contents.vocabulary or ()]
-    manifest["data"] = bool(rows)
+    whole = {f.name for f in state.program.inputs if f.name in rows and rows[f.name].shape == f.shape}
+    if rows:
+        manifest["feed"] = plain_program(make_feed(state.program, rows.keys() - whole))
     with tempfile.TemporaryDirectory() as folder:
         weights, packed = Path(folder, "weights"), Path(folder, "data")
         checkpoints.write(weights, state)
@@ -89,7 +92,7 @@ def write_site(folder: Path, title: str, parts: Mapping[str, Any]) -> Path:
     for name, text in files.items():
         safetensors.replace_file(folder / name, [text.encode()])
     safetensors.replace_file(folder / "weights.safetensors", [parts["weights"]])
-    if parts["program"]["data"]:
+    if "feed" in parts["program"]:
         safetensors.replace_file(folder / "data.safetensors", [parts["data"]])
     return folder / "index.html"
 
@@ -107,7 +110,9 @@ def write_file(path: str | os.PathLike[str], title: str, parts: Mapping[str, Any
         data_block("client", "text/plain", without_imports("tracegrad.js")),
         data_block("program", "application/json", json_text(parts["program"])),
         data_block("weights", "text/plain", base64.b64encode(parts["weights"]).decode()),
-        data_block("data", "text/plain", base64.b64encode(parts["data"]).decode() if parts["program"]["data"] else ""),
+        data_block(
+            "data", "text/plain", base64.b64encode(parts["data"]).decode() if "feed" in parts["program"] else ""
+        ),
         f'<script type="module">{script}</script>',
     ]
     text = page(title, policy, f"<style>{style}</style>", "\n".join(blocks))
@@ -122,6 +127,7 @@ def manifest_of(state: checkpoints.Checkpoint, title: str, demos: Mapping[str, M
         "version": VERSION,
         "title": title,
         "train": plain_program(state.program),
+        "checkpoint": [asdict(f) for f in checkpoints.fields_of(state.program)],
         "forwards": dict(demos),
         "seed": state.seed,
         "lr": dict(state.lr),

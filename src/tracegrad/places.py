@@ -45,10 +45,9 @@ class Plan:
 def make_plan(graph: Graph, persistent: Persistent, declared: Mapping[str, TensorType] | None = None) -> Plan:
     """The plan of an optimized graph. `declared` are inputs that get a place even where nothing reads them."""
     plan = plan_launches(graph)
+    for name, type_ in (declared or {}).items():  # first, and hyperparameters behind them: a feed writes the ones alone
+        plan.inputs.add("input", name, type_)
     place_leaves(plan, persistent)
-    for name, type_ in (declared or {}).items():
-        if name not in plan.inputs.places:
-            plan.inputs.add("input", name, type_)
     place_outputs(plan, plan.schedule.graph)
     place_temporaries(plan)
     return plan
@@ -87,7 +86,8 @@ def place_leaves(plan: Plan, persistent: Persistent) -> None:
             elif role == "state":
                 plan.places[t.serial] = Place(name, 0)
             else:
-                plan.places[t.serial] = plan.inputs.add("input", f"hyper.{name}" if role == "hyper" else name, t.type)
+                name = f"hyper.{name}" if role == "hyper" else name
+                plan.places[t.serial] = plan.inputs.places.get(name) or plan.inputs.add("input", name, t.type)
 
 
 def place_outputs(plan: Plan, graph: Graph) -> None:

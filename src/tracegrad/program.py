@@ -16,16 +16,16 @@ from typing import Any, cast
 from tracegrad.dtypes import DTYPES, TensorType
 
 VERSION = 1
-PERSISTENT = ("param", "grad", "state")  # roles whose buffers outlive a step and are shared by name
+PERSISTENT = ("param", "grad", "state", "data")  # roles whose buffers outlive a step and are shared by name
 
 
 @dataclass(frozen=True, slots=True)
 class Buffer:
-    """A flat array. `role` is "param", "grad", "state", "input", "output", "temp" or "const"."""
+    """A flat array. `role` is "param", "grad", "state", "data", "input", "fed", "output", "temp" or "const"."""
 
     name: str
     dtype: str  # "f32" or "i32"
-    size: int  # elements
+    size: int  # elements; role "data": 0 where the host decides how many examples there are
     role: str
     fill: float | str = 0.0  # what a persistent buffer holds at first, parameters aside; "params" is a copy of them
     data: str = ""  # role "const": the bytes, base64

@@ -9,6 +9,13 @@ export function fault(name, message) {
   return Object.assign(new Error(message), { name });
 }
 
+export const inputError = (message) => fault("InputError", message);
+
+/** A record with `fn(value, name)` for every value. */
+export const mapped = (record, fn) => Object.fromEntries(Object.entries(record).map(([name, x]) => [name, fn(x, name)]));
+
+const SHOWN = 12; // names in an error
+
 const CASTS = {
   f32: Float32Array,
   i32: Int32Array,
@@ -21,29 +28,27 @@ const RANGES = { i32: [-(2 ** 31), 2 ** 31 - 1], u32: [0, 2 ** 32 - 1], bool: [0
 export function checkInputs(fields, given, what, lead) {
   const problems = [];
   const out = new Map();
-  const known = new Set(fields.map((f) => f.name));
-  for (const name of Object.keys(given)) {
-    if (!known.has(name)) problems.push(`${name}: unknown; inputs are ${fields.map((f) => `${f.name} ${typed(f)}`).join(", ") || "none"}`);
-  }
+  const unknown = Object.keys(given).filter((name) => !fields.some((f) => f.name === name));
+  if (unknown.length) problems.push(`${unknown.slice(0, SHOWN).join(", ")}: unknown; known are ${fields.slice(0, SHOWN).map((f) => `${f.name} ${typed(f)}`).join(", ") || "none"}`);
   for (const f of fields) {
     try {
-      if (!Object.hasOwn(given, f.name)) throw fault("InputError", `missing, expected ${typed(f)}`);
+      if (!Object.hasOwn(given, f.name)) throw inputError(`missing, expected ${typed(f)}`);
       out.set(f.name, fit(f, given[f.name], lead));
     } catch (e) {
       problems.push(`${f.name}: ${e.message}`);
     }
   }
-  if (problems.length) throw fault("InputError", [`${what}: a problem with the inputs`, ...problems].join("\n  "));
+  if (problems.length) throw inputError([`${what}: ${problems.length} values do not fit`, ...problems.slice(0, SHOWN)].join("\n  "));
   return out;
 }
 
 /** A copy of `value` as the field's typed array; `lead`: one more axis in front is allowed, of this length. */
-export function fit(f, value, lead) {
+function fit(f, value, lead) {
   const { data, shape } = flat(value);
   const size = prod(f.shape);
   const fits = (s) => (shape ? shape.join() === s.join() : data.length === prod(s));
   if (!fits(f.shape) && !(lead && fits([lead, ...f.shape]))) {
-    throw fault("InputError", `expected ${typed(f)}${lead ? ` or ${lead} of them` : ""}, got ${shape ? `shape [${shape}]` : `${data.length} values`}`);
+    throw inputError(`expected ${typed(f)}${lead ? ` or ${lead} of them` : ""}, got ${shape ? `shape [${shape}]` : `${data.length} values`}`);
   }
   const out = cast(data, f.dtype);
   if (f.spec?.range && size) checkRange(out, f.spec);
@@ -54,14 +59,14 @@ function flat(value) {
   if (typeof value === "number" || typeof value === "boolean") return { data: [value], shape: [] };
   if (ArrayBuffer.isView(value)) return { data: value };
   if (ArrayBuffer.isView(value?.data)) {
-    if (value.shape && prod(value.shape) !== value.data.length) throw fault("InputError", `${value.data.length} values cannot have shape [${value.shape}]`);
+    if (value.shape && prod(value.shape) !== value.data.length) throw inputError(`${value.data.length} values cannot have shape [${value.shape}]`);
     return { data: value.data, shape: value.shape };
   }
-  if (!Array.isArray(value)) throw fault("InputError", "it is no array, typed array, number or {data, shape}");
+  if (!Array.isArray(value)) throw inputError("it is no array, typed array, number or {data, shape}");
   const shape = [];
   for (let v = value; Array.isArray(v); v = v[0]) shape.push(v.length);
   const data = value.flat(Infinity);
-  if (data.length !== prod(shape)) throw fault("InputError", "its rows differ in length");
+  if (data.length !== prod(shape)) throw inputError("its rows differ in length");
   return { data, shape };
 }
 
@@ -71,9 +76,9 @@ function cast(data, dtype) {
   const limits = RANGES[dtype];
   for (let k = 0; k < out.length; k++) {
     const x = Number(data[k]);
-    if (limits && !(Number.isInteger(x) && x >= limits[0] && x <= limits[1])) throw fault("InputError", `the value ${x} does not fit ${dtype}`);
+    if (limits && !(Number.isInteger(x) && x >= limits[0] && x <= limits[1])) throw inputError(`the value ${x} does not fit ${dtype}`);
     out[k] = x;
-    if (!limits && Math.abs(x) < Infinity && Math.abs(out[k]) === Infinity) throw fault("InputError", `${x} exceeds the largest f32`);
+    if (!limits && Math.abs(x) < Infinity && Math.abs(out[k]) === Infinity) throw inputError(`${x} exceeds the largest f32`);
   }
   return out;
 }
@@ -81,7 +86,7 @@ function cast(data, dtype) {
 /** A device would clamp an index out of range silently. */
 function checkRange(values, { range: [low, high], exempt }) {
   const at = values.findIndex((x) => (x < low || x > high) && x !== exempt);
-  if (at >= 0) throw fault("InputError", `index ${values[at]} at position ${at} is out of range; valid indices are ${low} to ${high}`);
+  if (at >= 0) throw inputError(`index ${values[at]} at position ${at} is out of range; valid indices are ${low} to ${high}`);
 }
 
 /** The same 32-bit values as a buffer of the device holds them. */

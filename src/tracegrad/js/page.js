@@ -4,6 +4,8 @@ const at = (id) => document.getElementById(id);
 const embedded = at("core"); // one file holds everything
 const CALL = 80; // ms that one call to the worker should take: long enough to be efficient, short enough to react
 const KEPT = 4000; // losses in the chart
+const LEFT = 64; // of the chart: room for 0.001234
+const SAFE = 20_000; // ms of training that a lost device may cost: a checkpoint is taken that often
 
 const code = (text) => URL.createObjectURL(new Blob([text], { type: "text/javascript" }));
 const bytes = (id) => Uint8Array.from(atob(at(id).textContent), (c) => c.charCodeAt(0));
@@ -32,20 +34,16 @@ async function start() {
   const support = await tracegrad.checkWebGPU();
   if (!support.ok) return say(support.message, true);
   const parts = { progress: (done, all) => say(`Compiling kernels: ${done} of ${all}`) };
-  let data;
   if (embedded) {
     parts.manifest = JSON.parse(at("program").textContent);
     parts.weights = bytes("weights");
     parts.worker = new Worker(code(`${embedded.textContent}\nserve(self);`)); // file:// allows no module here
-    if (parts.manifest.data) data = bytes("data");
-  } else {
-    parts.manifest = await (await fetch("program.json")).json();
-    if (parts.manifest.data) data = await (await fetch("data.safetensors")).arrayBuffer();
-  }
+    if (parts.manifest.feed) parts.data = bytes("data");
+  } else parts.manifest = await (await fetch("program.json")).json();
   manifest = parts.manifest;
+  const data = manifest.feed;
   train = await tracegrad.load(document.baseURI.replace(/[^/]*$/, ""), parts);
   globalThis.train = train; // for the console
-  if (data) await train.setData(data);
   const count = train.info.params.reduce((n, p) => n + p.shape.reduce((a, b) => a * b, 1), 0);
   at("about").textContent = `${count.toLocaleString()} parameters, ${train.info.dispatches} dispatches a step. Trains in this page, on this device; nothing is sent anywhere.`;
   at("adapter").textContent = train.info.adapter;
@@ -62,6 +60,7 @@ async function start() {
 async function loop() {
   if (looping) return; // the last one has not noticed yet that it should have ended: it goes on
   looping = true;
+  let saved = performance.now();
   while (running) {
     const began = performance.now();
     const result = await train.runSteps(perCall);
@@ -69,6 +68,10 @@ async function loop() {
     if (!take(result)) break;
     at("speed").textContent = short((1000 * perCall) / ms);
     perCall = Math.max(1, Math.min(512, Math.round((perCall * CALL) / ms)));
+    if (performance.now() - saved > SAFE) {
+      await train.saveCheckpoint().catch(() => {}); // the next step says what is wrong
+      saved = performance.now();
+    }
     await new Promise((go) => (document.hidden ? setTimeout(go) : requestAnimationFrame(go)));
     refresh();
   }
@@ -80,6 +83,8 @@ function take(result) {
   if (result.kind !== "completed") {
     running = false;
     say(result.kind === "failed" ? result.error.message : `Aborted: ${result.reason}`, true);
+    while (losses.at(-1)?.[0] > train.stepCount) losses.pop(); // a lost device goes back to the last checkpoint
+    showFacts();
     return false;
   }
   result.losses.forEach((loss, k) => losses.push([result.step - result.losses.length + 1 + k, loss]));
@@ -101,8 +106,9 @@ function showFacts() {
   drawChart();
 }
 
-function showRate(lr) {
-  at("rate").value = Math.log10(Math.max(lr, 1e-6));
+function showRate(lr, moved = false) {
+  if (!moved) at("rate").value = Math.log10(Math.max(lr, 1e-6));
+  at("rate").setAttribute("aria-valuetext", short(lr)); // its value is the logarithm
   at("rate-shown").textContent = short(lr);
 }
 
@@ -117,7 +123,7 @@ at("start").onclick = () => {
   loop();
 };
 at("step").onclick = async () => {
-  if (take(await train.step({}))) say("One step.");
+  if (take(await train.step())) say("One step.");
   refresh();
 };
 at("reset").onclick = async () => {
@@ -129,7 +135,7 @@ at("reset").onclick = async () => {
 };
 at("rate").oninput = () => {
   const lr = 10 ** Number(at("rate").value);
-  at("rate-shown").textContent = short(lr);
+  showRate(lr, true);
   train.setLR(lr);
 };
 at("save").onclick = async () => {
@@ -183,15 +189,15 @@ function drawChart() {
   const [first, last] = [shown[0][0], shown.at(-1)[0]];
   const ys = shown.map(([, y]) => Math.log10(y));
   const low = Math.min(...ys), high = Math.max(...ys, low + 0.01);
-  const px = (step) => 52 + ((w - 62) * (step - first)) / (last - first);
+  const px = (step) => LEFT + ((w - LEFT - 10) * (step - first)) / (last - first);
   const py = (y) => 10 + ((h - 34) * (high - y)) / (high - low);
   g.fillStyle = color("--soft");
   for (let k = 0; k <= 3; k++) {
     const y = low + ((high - low) * k) / 3;
     g.fillText(short(10 ** y), 4, py(y) + 4);
-    polyline(g, [[52, py(y)], [w - 10, py(y)]], color("--line"), 1);
+    polyline(g, [[LEFT, py(y)], [w - 10, py(y)]], color("--line"), 1);
   }
-  g.fillText(`step ${first}`, 52, h - 6);
+  g.fillText(`step ${first}`, LEFT, h - 6);
   g.textAlign = "right";
   g.fillText(`${last}`, w - 10, h - 6);
   polyline(g, shown.map(([x], k) => [px(x), py(ys[k])]), color("--accent"));
@@ -215,8 +221,8 @@ function addDemo(name) {
 
 async function output(name, inputs) {
   const result = await train.forwards[name].run(inputs);
-  if (result.kind !== "failed") return result.output;
-  say(result.error.message, true);
+  if (result.kind === "completed") return result.output;
+  if (result.kind === "failed") say(result.error.message, true);
 }
 
 function curveDemo(box, name, demo, { inputs: [x] }) {

@@ -5,7 +5,9 @@ import { prod } from "./arrays.js";
 import { draw } from "./random.js";
 import { Session, adapterName, demand, findAdapter } from "./session.js";
 
-const told = (promise) => promise.then((value) => ({ value }), ({ name, message }) => ({ error: { name, message } }));
+const LOST = ". Reload the page and load a checkpoint to go on";
+const told = (promise) => promise.then((value) => ({ value }), ({ name, message }) =>
+  ({ error: { name, message: message + (name === "DeviceLostError" ? LOST : "") } }));
 const bytesOf = (x) => new Uint8Array(x.buffer, x.byteOffset, x.byteLength);
 
 export class Tab {
@@ -15,7 +17,7 @@ export class Tab {
   adapter = "";
 
   constructor(gpu) {
-    this.#opened = Session.open(null, gpu);
+    this.#opened = Session.open([], gpu);
     this.#last = this.#opened.then((session) => (this.adapter = session.adapter), () => {});
   }
 
@@ -38,8 +40,12 @@ export class Tab {
       this.#loaded.delete(handle);
       const gone = await loading;
       const kept = new Set((await Promise.allSettled(this.#loaded.values())).flatMap((l) => l.value?.buffers ?? []));
-      for (const [name, buffer] of session.arrays) if (gone.buffers.includes(buffer) && !kept.has(buffer)) session.arrays.delete(name);
-      for (const buffer of [...gone.buffers, gone.staging, gone.slot]) if (!kept.has(buffer)) buffer?.destroy();
+      for (const [name, buffer] of session.arrays) {
+        if (!gone.buffers.includes(buffer) || kept.has(buffer)) continue;
+        session.arrays.delete(name);
+        buffer.destroy();
+      }
+      session.unload(gone);
     });
   }
 
@@ -49,12 +55,12 @@ export class Tab {
       const loaded = await this.#loaded.get(handle);
       const { inputs, outputs } = loaded.program;
       let at = bytes.byteOffset;
-      const results = await session.run(loaded, n, (_, set) => {
+      const results = await session.collect(session.submit(loaded, n, (_, set) => {
         for (const f of inputs) {
-          set(f.name, new (f.dtype === "f32" ? Float32Array : Int32Array)(bytes.buffer, at, prod(f.shape)));
+          set(f, new (f.dtype === "f32" ? Float32Array : Int32Array)(bytes.buffer, at, prod(f.shape)));
           at += 4 * prod(f.shape);
         }
-      });
+      }));
       const out = new Uint8Array(4 * n * outputs.reduce((sum, f) => sum + prod(f.shape), 0));
       at = 0;
       for (const result of results) {

@@ -1,7 +1,7 @@
 // First values of parameters: Mulberry32 and Box-Muller, the same numbers as tracegrad/runtime/draw.py, bit for bit.
 // Math.log and Math.cos differ between browsers in the last bit, so both are written out (fdlibm's).
 
-import { fault, prod } from "./arrays.js";
+import { inputError, prod } from "./arrays.js";
 
 const STEP = 0x6d2b79f5;
 const SMALLEST = 1e-10;
@@ -106,7 +106,7 @@ export function draw(fields, seed) {
     } else if (init.kind === "uniform") {
       for (let k = 0; k < size; k++, at++) out[k] = init.low + (init.high - init.low) * uniform(seed, at);
     } else if (init.kind === "ones") out.fill(1);
-    else if (init.kind !== "zeros") throw fault("InputError", `initialiser of unknown kind ${init.kind}`);
+    else if (init.kind !== "zeros") throw inputError(`initialiser of unknown kind ${init.kind}`);
     return out;
   });
 }

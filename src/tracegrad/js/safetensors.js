@@ -1,13 +1,13 @@
 // safetensors files: F32 and I32, read strictly. Nothing of a file is used before all of its header is validated.
 
-import { fault, prod } from "./arrays.js";
+import { inputError, prod } from "./arrays.js";
 
 const READS = { F32: Float32Array, I32: Int32Array };
 
 /** {tensors: Map of name to {dtype, shape, data}, metadata}. InputError for anything the format forbids. */
 export function readSafetensors(input) {
   const bytes = new Uint8Array(input.buffer ?? input, input.byteOffset ?? 0, input.byteLength);
-  const bad = (why) => fault("InputError", `not a valid safetensors file: ${why}`);
+  const bad = (why) => inputError(`not a valid safetensors file: ${why}`);
   if (bytes.length < 8) throw bad(`${bytes.length} bytes are too short`);
   const length = Number(new DataView(bytes.buffer, bytes.byteOffset).getBigUint64(0, true));
   if (!(length <= bytes.length - 8)) throw bad(`the header is said to have ${length} bytes, the file has ${bytes.length}`);

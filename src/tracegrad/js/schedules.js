@@ -1,6 +1,6 @@
 // Learning-rate schedules from their specifications: tracegrad/lr.py has the formulas and their sources.
 
-import { fault } from "./arrays.js";
+import { inputError } from "./arrays.js";
 
 const line = (a, b, share) => a + (b - a) * share;
 const cosine = (a, b, share) => b + ((a - b) * (1 + Math.cos(Math.PI * share))) / 2;
@@ -28,11 +28,11 @@ const VALUE = {
 /** A specification, or the constant of a number. InputError for anything else. */
 export function asSchedule(lr) {
   if (typeof lr === "number") {
-    if (!(lr >= 0 && lr < Infinity)) throw fault("InputError", `lr must be a finite number of at least 0, got ${lr}`);
+    if (!(lr >= 0 && lr < Infinity)) throw inputError(`lr must be a finite number of at least 0, got ${lr}`);
     return { kind: "constant", rate: lr };
   }
   if (!lr || !Object.hasOwn(VALUE, lr.kind)) {
-    throw fault("InputError", `schedule of unknown kind ${lr?.kind}; known are ${Object.keys(VALUE).join(", ")}`);
+    throw inputError(`schedule of unknown kind ${lr?.kind}; known are ${Object.keys(VALUE).join(", ")}`);
   }
   return lr;
 }

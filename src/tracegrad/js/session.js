@@ -1,72 +1,61 @@
 // A WebGPU device with named, persistent buffers, and the Programs loaded into it: one pass a step, one submission for
 // any number of steps. tracegrad/runtime/base.py has the meaning; the native runtime executes the same Programs.
+// A buffer of role "data" holds examples: it is as large as what `hold` is given, whatever the Program.
 
 import { fault, fromStorage, prod, toStorage } from "./arrays.js";
 
 const MAP_READ = 1, COPY_SRC = 4, COPY_DST = 8, UNIFORM = 64, STORAGE = 128, COMPUTE = 4; // GPUBufferUsage, GPUShaderStage
 const ALIGN = 256; // of offsets into a uniform buffer: what every device accepts
-const PERSISTENT = ["param", "grad", "state"];
+const PERSISTENT = ["param", "grad", "state", "data"];
 
-const LIMITS = [
-  ["maxBufferSize", (p) => Math.max(p.needs.buffer_bytes, ...p.buffers.map((b) => 4 * b.size)), "bytes in one buffer"],
-  ["maxStorageBufferBindingSize", (p) => Math.max(p.needs.binding_bytes, ...p.buffers.map((b) => 4 * b.size)), "bytes in one binding"],
-  ["maxStorageBuffersPerShaderStage", (p) => p.needs.storage_buffers, "arrays in one kernel"],
-  ["maxComputeWorkgroupStorageSize", (p) => p.needs.workgroup_memory, "bytes of workgroup memory"],
-  ["maxComputeWorkgroupsPerDimension", (p) => Math.max(1, ...p.dispatches.flatMap((d) => d.grid)), "workgroups in one dimension"],
-];
+const LIMITS = {
+  maxBufferSize: "buffer_bytes",
+  maxStorageBufferBindingSize: "binding_bytes",
+  maxStorageBuffersPerShaderStage: "storage_buffers",
+  maxComputeWorkgroupStorageSize: "workgroup_memory",
+}; // grids are such that every device takes them
 
-export const NO_WEBGPU = "This browser does not offer WebGPU. Chrome or Edge 113, Firefox 141 and Safari 26, or newer, "
-  + "do; on Linux it may have to be switched on at chrome://flags/#enable-unsafe-webgpu. Pages must come from https, "
-  + "localhost or a file.";
-export const NO_ADAPTER = "This browser knows WebGPU but found no graphics adapter that it trusts. Update the graphics "
-  + "driver, or allow hardware acceleration in the browser's settings; chrome://gpu says more.";
+const deviceError = (message) => fault("DeviceError", message);
+
+const NO_WEBGPU = "This browser does not offer WebGPU; Chrome or Edge from 113, Firefox from 141 and Safari from 26 do. "
+  + "On Linux, see chrome://flags/#enable-unsafe-webgpu. Pages must come from https, localhost or a file.";
+const NO_ADAPTER = "This browser found no graphics adapter that it trusts with WebGPU: update the graphics driver, or "
+  + "allow hardware acceleration in its settings; chrome://gpu says more.";
 
 /** The adapter, or a DeviceError in plain words. */
 export async function findAdapter(gpu = globalThis.navigator?.gpu) {
-  if (!gpu) throw fault("DeviceError", NO_WEBGPU);
+  if (!gpu) throw deviceError(NO_WEBGPU);
   const adapter = await gpu.requestAdapter({ powerPreference: "high-performance" });
-  if (!adapter) throw fault("DeviceError", NO_ADAPTER);
+  if (!adapter) throw deviceError(NO_ADAPTER);
   return adapter;
 }
 
+const words = (info) => [info?.vendor, info?.architecture, info?.device].filter(Boolean).join(" ");
+
 /** What to call an adapter in front of people. */
 export function adapterName({ info }) {
-  return info?.description || [info?.vendor, info?.architecture, info?.device].filter(Boolean).join(" ") || "WebGPU";
+  return info?.description || words(info) || "WebGPU";
 }
 
 /** Does it run on a CPU? */
-export function isSoftware({ info }) {
-  const words = [info?.vendor, info?.architecture, info?.device, info?.description].join(" ");
-  return Boolean(info?.isFallbackAdapter) || /swiftshader|llvmpipe|lavapipe|basic render/i.test(words);
+function isSoftware({ info }) {
+  return info?.isFallbackAdapter || /swiftshader|llvmpipe|lavapipe|basic render/i.test(words(info) + info?.description);
 }
 
-/** The same program without barriers, which are ruinous there: the same sums, bit for bit. */
-function withoutBarriers(program) {
-  const { kernels, dispatches } = program;
-  return {
-    ...program,
-    kernels: kernels.map((k) => (k.serial_wgsl ? { ...k, wgsl: k.serial_wgsl } : k)),
-    dispatches: dispatches.map((d) => (kernels[d.kernel].serial_wgsl ? { ...d, grid: kernels[d.kernel].serial_grid } : d)),
-  };
-}
-
-/** The limits that `programs` need; DeviceError naming what `limits` lack. */
+/** DeviceError naming what `limits` lack for `programs`. */
 export function demand(programs, limits, name) {
-  const needed = {};
-  for (const [limit, need, what] of LIMITS) {
-    const most = Math.max(...programs.map(need));
-    if (most > limits[limit]) throw fault("DeviceError", `the program needs ${most} ${what}; ${name} allows ${limits[limit]} (${limit})`);
-    needed[limit] = most;
+  for (const [limit, need] of Object.entries(LIMITS)) {
+    const most = Math.max(...programs.map((p) => p.needs[need]));
+    if (most > limits[limit]) throw deviceError(`the model is too large for ${name}: ${limit} is ${limits[limit]}, ${most} is needed`);
   }
-  return needed;
 }
 
 export class Session {
-  /** A device large enough for all `programs`, or as large as there is; DeviceError naming what it lacks. */
+  /** A device as large as there is; DeviceError naming what it lacks for `programs`. */
   static async open(programs, gpu) {
     const adapter = await findAdapter(gpu);
-    const most = () => Object.fromEntries(LIMITS.map(([limit]) => [limit, adapter.limits[limit]]));
-    const requiredLimits = programs ? demand(programs, adapter.limits, adapterName(adapter)) : most();
+    demand(programs, adapter.limits, adapterName(adapter));
+    const requiredLimits = Object.fromEntries(Object.keys(LIMITS).map((limit) => [limit, adapter.limits[limit]]));
     return new Session(await adapter.requestDevice({ requiredLimits }), adapterName(adapter), isSoftware(adapter));
   }
 
@@ -79,49 +68,65 @@ export class Session {
     };
   }
 
-  /** Allocate, and compile every kernel in parallel; `progress(done, all)`. CompileError naming a kernel refused. */
-  async load(program, progress = () => {}) {
-    if (this.software) program = withoutBarriers(program);
-    this.device.pushErrorScope("out-of-memory");
-    const buffers = program.buffers.map((b) => this.#array(b));
-    const [memory, pipelines] = [this.device.popErrorScope(), await this.#pipelines(program.kernels, progress)];
-    if (await memory) throw fault("DeviceError", `out of memory: ${(await memory).message}`);
-    const hosts = this.#hosts(program, buffers);
-    const outputs = planOutputs(program, buffers);
-    const launches = this.#launches(program, buffers, pipelines);
+  /**
+   * Allocate, and compile every kernel in parallel; `progress(done, all)`. CompileError naming a kernel refused.
+   * A program that feeds `step`, which is loaded, gives the two as one: what it writes to buffers of role "fed", the step
+   * finds in its inputs.
+   */
+  async load(program, progress = () => {}, step) {
     this.check();
-    return { program, buffers, ...hosts, ...outputs, launches };
+    this.device.pushErrorScope("out-of-memory");
+    const own = [];
+    const buffers = program.buffers.map((b) => (b.role === "fed" ? step.buffers[step.program.buffers.findIndex((x) => x.name === b.name)] : this.#array(b, own)));
+    const [memory, pipelines] = [this.device.popErrorScope(), await this.#pipelines(program.kernels, progress)];
+    if (await memory) throw deviceError(`out of memory: ${(await memory).message}`);
+    const launches = this.#launches(program, buffers, pipelines, own);
+    this.check();
+    const given = program.inputs.map((f) => [f, buffers[f.buffer]]);
+    if (step) {
+      const hypers = step.inputs.fields.filter(([f]) => f.name.startsWith("hyper."));
+      return { ...step, own, slots: [], staging: null, launches: [...launches, ...step.launches], inputs: lay([...hypers, ...given]) };
+    }
+    const [inputs, outputs] = [given, program.outputs.map((f) => [f, buffers[f.buffer]])].map(lay);
+    return { program, buffers, own, slots: [], inputs, outputs, launches, bytes: Math.max(inputs.bytes, outputs.bytes) };
+  }
+
+  /** Free what only this program uses. */
+  unload(loaded) {
+    for (const buffer of [...loaded.own, ...loaded.slots, loaded.staging]) buffer?.destroy();
   }
 
   /** Throws if the device is gone or has refused something. */
   check() {
-    if (this.lost) throw fault("DeviceLostError", `the device was lost: ${this.lost}. Reload the page and load a checkpoint to go on`);
+    if (this.lost) throw fault("DeviceLostError", `the device was lost: ${this.lost}`);
     const { error } = this;
     this.error = "";
-    if (error) throw fault("DeviceError", error);
+    if (error) throw deviceError(error);
   }
 
   /**
-   * `n` runs in one submission. `fill(k, set)` gives the inputs of the k-th by `set(name, values)`.
-   * Resolves to an array of n Maps of outputs by name.
+   * Queue `n` runs in one submission; a ticket for `collect`. `fill(k, set)` gives the inputs of the k-th by
+   * `set(field, values)`.
    */
-  async run(loaded, n, fill) {
+  submit(loaded, n, fill) {
     this.check();
     const { device } = this;
-    const { inputBytes, outputBytes, hosts, program } = loaded;
-    const upload = new ArrayBuffer(n * inputBytes);
+    const { inputs, outputs, program } = loaded;
+    const upload = new ArrayBuffer(n * inputs.bytes);
     for (let k = 0; k < n; k++) {
-      fill(k, (name, values) => {
-        const { at, ints } = loaded.places.get(name);
-        new (ints ? Int32Array : Float32Array)(upload, k * inputBytes + at, values.length).set(values);
+      fill(k, (f, values) => {
+        new (f.dtype === "f32" ? Float32Array : Int32Array)(upload, k * inputs.bytes + inputs.at.get(f), values.length).set(values);
       });
     }
     const encoder = device.createCommandEncoder();
-    if (n === 1) for (const h of hosts) device.queue.writeBuffer(h.buffer, 0, upload, h.at, h.size);
-    else device.queue.writeBuffer(this.#grown(loaded, "staging", upload.byteLength, COPY_SRC | COPY_DST), 0, upload);
-    const slot = this.#grown(loaded, "slot", Math.max(4, n * outputBytes), MAP_READ | COPY_DST);
+    if (n === 1) for (const h of inputs.parts) device.queue.writeBuffer(h.buffer, h.from, upload, h.at, h.size);
+    else {
+      loaded.staging = this.#grown(loaded.staging, upload.byteLength, COPY_SRC | COPY_DST);
+      device.queue.writeBuffer(loaded.staging, 0, upload);
+    }
+    const slot = this.#grown(loaded.slots.pop(), Math.max(4, n * outputs.bytes), MAP_READ | COPY_DST);
     for (let k = 0; k < n; k++) {
-      if (n > 1) for (const h of hosts) encoder.copyBufferToBuffer(loaded.staging, k * inputBytes + h.at, h.buffer, 0, h.size);
+      if (n > 1) for (const h of inputs.parts) encoder.copyBufferToBuffer(loaded.staging, k * inputs.bytes + h.at, h.buffer, h.from, h.size);
       const pass = encoder.beginComputePass();
       let bound;
       for (const { pipeline, group, offsets, at, grid } of loaded.launches) {
@@ -132,12 +137,25 @@ export class Session {
       }
       pass.end();
       for (const [a, b] of program.copies) encoder.copyBufferToBuffer(loaded.buffers[a], 0, loaded.buffers[b], 0, loaded.buffers[a].size);
-      for (const c of loaded.copies) encoder.copyBufferToBuffer(c.buffer, c.from, slot, k * outputBytes + c.to, c.size);
+      for (const c of outputs.parts) encoder.copyBufferToBuffer(c.buffer, c.from, slot, k * outputs.bytes + c.at, c.size);
     }
     device.queue.submit([encoder.finish()]);
-    const bytes = await this.#mapped(slot, n * outputBytes);
+    const bytes = this.#mapped(slot, n * outputs.bytes);
+    bytes.catch(() => {}); // whoever collects hears of it
+    return { loaded, n, slot, bytes };
+  }
+
+  /** The outputs of a submission: n Maps by name. */
+  async collect({ loaded: { program, outputs, slots }, n, slot, bytes }) {
+    const all = await bytes;
+    slots.push(slot);
     return Array.from({ length: n }, (_, k) => new Map(program.outputs.map((f) =>
-      [f.name, fromStorage(bytes, k * outputBytes + loaded.outputAt.get(f.name), f)])));
+      [f.name, fromStorage(all, k * outputs.bytes + outputs.at.get(f), f)])));
+  }
+
+  /** One run, and its outputs. */
+  async run(loaded, fill) {
+    return (await this.collect(this.submit(loaded, 1, (_, set) => fill(set))))[0];
   }
 
   /** A copy of a persistent buffer's bytes, after everything queued so far. */
@@ -153,6 +171,16 @@ export class Session {
     } finally {
       target.destroy();
     }
+  }
+
+  /** Put examples on the device as the buffer `name`; programs that read it must be loaded again. DeviceError if too many. */
+  hold(name, values) {
+    const { maxBufferSize, maxStorageBufferBindingSize } = this.device.limits;
+    const most = Math.min(maxBufferSize, maxStorageBufferBindingSize);
+    if (values.byteLength > most) throw deviceError(`${name} has ${values.byteLength} bytes; ${this.adapter} holds at most ${most} in one array`);
+    this.arrays.get(name)?.destroy();
+    this.arrays.set(name, this.#buffer(values.byteLength, STORAGE | COPY_SRC | COPY_DST));
+    this.write(name, values);
   }
 
   /** Overwrite part of a persistent buffer, from element `at` on. */
@@ -183,7 +211,7 @@ export class Session {
     } catch (e) {
       await Promise.race([this.device.lost, new Promise((resolve) => setTimeout(resolve, 100))]); // says why
       this.check();
-      throw fault("DeviceError", e.message);
+      throw deviceError(e.message);
     }
     const bytes = buffer.getMappedRange(0, size).slice(0);
     buffer.unmap();
@@ -195,22 +223,20 @@ export class Session {
     return this.device.createBuffer({ size: Math.max(size, 4), usage });
   }
 
-  /** A buffer of `loaded` that grows with the number of steps a submission. */
-  #grown(loaded, name, size, usage) {
-    const had = loaded[name]?.size ?? 0;
-    if (had < size) {
-      loaded[name]?.destroy();
-      loaded[name] = this.#buffer(had ? Math.max(size, Math.min(2 * had, this.device.limits.maxBufferSize)) : size, usage);
-    }
-    return loaded[name];
+  /** `buffer` if it is large enough, else a larger one in its place. */
+  #grown(buffer, size, usage) {
+    if (buffer?.size >= size) return buffer;
+    buffer?.destroy();
+    return this.#buffer(Math.max(size, 2 * (buffer?.size ?? 0)), usage);
   }
 
-  #array(b) {
+  #array(b, own) {
     const shared = PERSISTENT.includes(b.role);
     const found = shared && this.arrays.get(b.name);
     if (found) return found;
     const made = this.#buffer(4 * b.size, STORAGE | COPY_SRC | COPY_DST);
     if (shared) this.arrays.set(b.name, made);
+    else own.push(made);
     if (b.role === "const") this.device.queue.writeBuffer(made, 0, Uint8Array.from(atob(b.data), (c) => c.charCodeAt(0)));
     else if (shared && typeof b.fill === "number" && b.fill) this.device.queue.writeBuffer(made, 0, filled(b));
     return made;
@@ -237,13 +263,14 @@ export class Session {
   #pipeline(kernel) {
     const layout = this.#layout(kernel.bindings.map((b) => (b.written ? "storage" : "read-only-storage")));
     const layouts = kernel.slots ? [layout, this.#layout(["uniform"])] : [layout];
-    const key = `${kernel.bindings.map((b) => +b.written)} ${kernel.slots > 0} ${kernel.wgsl}`;
+    const code = (this.software && kernel.serial_wgsl) || kernel.wgsl; // barriers are ruinous there
+    const key = `${kernel.bindings.map((b) => +b.written)} ${kernel.slots > 0} ${code}`;
     if (!this.pipelines.has(key)) {
       const { device } = this;
       const made = device.createComputePipelineAsync({
         label: kernel.label,
         layout: device.createPipelineLayout({ bindGroupLayouts: layouts }),
-        compute: { module: device.createShaderModule({ label: kernel.label, code: kernel.wgsl }), entryPoint: "main" },
+        compute: { module: device.createShaderModule({ label: kernel.label, code }), entryPoint: "main" },
       });
       this.pipelines.set(key, made.then((pipeline) => ({ pipeline, layout }), (e) => {
         if (this.lost) this.check();
@@ -253,44 +280,30 @@ export class Session {
     return this.pipelines.get(key);
   }
 
-  /** Where each input lies among the bytes of one run, and which part goes to which buffer. */
-  #hosts(program, buffers) {
-    const hosts = new Map();
-    let inputBytes = 0;
-    for (const f of program.inputs) {
-      if (hosts.has(f.buffer)) continue;
-      const size = 4 * program.buffers[f.buffer].size;
-      hosts.set(f.buffer, { buffer: buffers[f.buffer], at: inputBytes, size });
-      inputBytes += size;
-    }
-    const places = new Map(program.inputs.map((f) => [f.name, { at: hosts.get(f.buffer).at + 4 * f.offset, ints: f.dtype !== "f32" }]));
-    return { hosts: [...hosts.values()], inputBytes, places };
-  }
-
-  /** Every dispatch with its pipeline and bind groups; equal groups are one, equal offsets lie once. */
-  #launches(program, buffers, pipelines) {
+  /** Every dispatch with its pipeline, bind groups, of which equal ones are one, and where its offsets lie. */
+  #launches(program, buffers, pipelines, own) {
     const { device } = this;
-    const span = 16 * Math.max(0, ...program.kernels.map((k) => Math.ceil(k.slots / 4)));
-    const stride = ALIGN * Math.ceil(span / ALIGN);
-    const rows = new Map();
-    for (const d of program.dispatches) if (d.offsets.length && !rows.has(`${d.offsets}`)) rows.set(`${d.offsets}`, { at: stride * rows.size, offsets: d.offsets });
+    const dispatches = program.dispatches.filter((d) => d.grid[0] && d.grid[1]);
+    const size = 16 * Math.max(0, ...program.kernels.map((k) => Math.ceil(k.slots / 4)));
+    const stride = ALIGN * Math.ceil(size / ALIGN);
     let offsetsGroup;
-    if (rows.size) {
-      const table = new Int32Array((rows.size * stride) / 4);
-      for (const { at, offsets } of rows.values()) table.set(offsets, at / 4);
+    if (size) {
+      const table = new Int32Array((dispatches.length * stride) / 4);
+      dispatches.forEach((d, k) => table.set(d.offsets, (k * stride) / 4));
       const buffer = this.#buffer(table.byteLength, UNIFORM | COPY_DST);
+      own.push(buffer);
       device.queue.writeBuffer(buffer, 0, table);
-      offsetsGroup = device.createBindGroup({ layout: this.#layout(["uniform"]), entries: [{ binding: 0, resource: { buffer, size: span } }] });
+      offsetsGroup = device.createBindGroup({ layout: this.#layout(["uniform"]), entries: [{ binding: 0, resource: { buffer, size } }] });
     }
     const groups = new Map();
-    return program.dispatches.filter((d) => d.grid[0] && d.grid[1]).map((d) => {
+    return dispatches.map((d, k) => {
       const { pipeline, layout } = pipelines[d.kernel];
       const known = groups.get(layout) ?? groups.set(layout, new Map()).get(layout);
       if (!known.has(`${d.buffers}`)) {
         known.set(`${d.buffers}`, device.createBindGroup({ layout, entries: d.buffers.map((id, binding) => ({ binding, resource: { buffer: buffers[id] } })) }));
       }
-      const offsets = program.kernels[d.kernel].slots ? offsetsGroup : undefined;
-      return { pipeline, group: known.get(`${d.buffers}`), offsets, at: [rows.get(`${d.offsets}`)?.at ?? 0], grid: d.grid };
+      const { slots, serial_wgsl: serial, serial_grid: grid } = program.kernels[d.kernel];
+      return { pipeline, group: known.get(`${d.buffers}`), offsets: slots && offsetsGroup, at: [k * stride], grid: this.software && serial ? grid : d.grid };
     });
   }
 }
@@ -300,20 +313,20 @@ export function filled(b) {
   return new (b.dtype === "f32" ? Float32Array : Int32Array)(b.size).fill(b.fill);
 }
 
-/** Where each output lies among the bytes of one run, and the copies that bring it there; neighbours in one copy. */
-function planOutputs(program, buffers) {
-  const copies = [];
-  const outputAt = new Map();
-  let outputBytes = 0;
-  const inOrder = [...program.outputs].sort((a, b) => a.buffer - b.buffer || a.offset - b.offset);
-  for (const f of inOrder) {
-    const from = 4 * f.offset, size = 4 * prod(f.shape), last = copies.at(-1);
-    if (last && last.buffer === buffers[f.buffer] && from <= last.from + last.size) {
-      last.size = Math.max(last.size, from + size - last.from);
-    } else copies.push({ buffer: buffers[f.buffer], from, to: outputBytes, size });
-    const { from: first, to, size: whole } = copies.at(-1);
-    outputAt.set(f.name, to + from - first);
-    outputBytes = to + whole;
+/** Where fields, [field, its buffer], lie among the bytes of one run: for each buffer, the part that has them all. */
+function lay(fields) {
+  const parts = new Map();
+  for (const [{ offset, shape }, buffer] of fields) {
+    const part = parts.get(buffer) ?? { buffer, from: Infinity, to: 0 };
+    part.from = Math.min(part.from, 4 * offset);
+    part.to = Math.max(part.to, 4 * (offset + prod(shape)));
+    parts.set(buffer, part);
   }
-  return { copies: copies.filter((c) => c.size), outputAt, outputBytes };
+  let bytes = 0;
+  for (const part of parts.values()) {
+    part.at = bytes;
+    bytes += part.size = part.to - part.from;
+  }
+  const at = new Map(fields.map(([f, buffer]) => [f, parts.get(buffer).at + 4 * f.offset - parts.get(buffer).from]));
+  return { fields, parts: [...parts.values()].filter((p) => p.size), bytes, at };
 }

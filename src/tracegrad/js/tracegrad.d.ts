@@ -10,11 +10,17 @@ export interface NDArray { dtype: DType; shape: number[]; data: Float32Array | I
 export type ArrayLike = number | boolean | TypedArray | { data: TypedArray; shape?: number[] } | Nested;
 export interface Nested extends Array<number | boolean | Nested> {}
 export type Inputs = Record<string, ArrayLike>;
+/** By name, or the bytes of a safetensors file. */
+export type Examples = Inputs | ArrayBuffer | Uint8Array;
 /** A schedule as plain data, as `schedule.spec()` gives it in Python. */
 export type Schedule = { kind: string; start?: number; [name: string]: unknown };
 
 export interface Aborted { kind: "aborted"; reason: string }
-/** Nothing was changed. `error.name`: InputError, NonFiniteError, DeviceError, DeviceLostError, CompileError. */
+/**
+ * Nothing was changed. `error.name`: InputError, NonFiniteError (its message names the inputs, parameters and gradients
+ * that are not finite), DeviceError, CompileError. DeviceLostError: the device was replaced, and the training is back at
+ * the last checkpoint saved or loaded; `stepCount` says which. Or it could not be: then every later call fails too.
+ */
 export interface Failed { kind: "failed"; error: Error }
 export interface CompletedStep {
   kind: "completed";
@@ -46,7 +52,10 @@ export interface Info {
 }
 export interface Forward { readonly inputs: FieldInfo[]; run(inputs: Inputs): Promise<RunResult> }
 
-/** A training in a worker. Calls are done in order, one at a time; inputs are copied. */
+/**
+ * A training in a worker. Calls are done in order; inputs are copied. Steps are submitted ahead of their results, and
+ * calls that wait share a submission: whoever does not await every step goes faster.
+ */
 export interface RemoteTraining {
   readonly info: Info;
   readonly stepCount: number;
@@ -54,9 +63,13 @@ export interface RemoteTraining {
   readonly lr: number;
   readonly forwards: Record<string, Forward>;
   step(inputs?: Inputs): Promise<StepResult>;
-  /** Inputs with a leading axis of length `n` are split; those that are missing are drawn from `setData`. */
+  /** Inputs with a leading axis of length `n` are split. With none, every step draws its batch from the data. */
   runSteps(n: number, inputs?: Inputs): Promise<StepResult>;
-  setData(data: Record<string, NDArray> | ArrayBuffer | Uint8Array): Promise<void>;
+  /**
+   * Other examples to draw from, of any number: a leading axis for each input that the export had examples of. They stay
+   * on the device, where batches are drawn by seed and step.
+   */
+  setData(data: Examples): Promise<void>;
   setLR(lr: number | Schedule): Promise<void>;
   set(hyper: Record<string, number>): Promise<void>;
   reset(what?: { params?: boolean; optimizer?: boolean }): Promise<void>;
@@ -71,6 +84,8 @@ export interface RemoteTraining {
 export interface LoadOptions {
   manifest?: object;
   weights?: ArrayBuffer | Uint8Array | null;
+  /** null: without the examples of the export; `setData` can bring others. */
+  data?: Examples | null;
   worker?: Worker;
   progress?: (done: number, all: number) => void;
 }
@@ -79,14 +94,14 @@ export function load(url: string, options?: LoadOptions): Promise<RemoteTraining
 
 /** The same without a worker, for Node with Dawn: `gpu` is what `create([])` of the npm package `webgpu` gives. */
 export class Training implements Omit<RemoteTraining, "info" | "stepCount" | "lr" | "setData" | "setLR" | "set"> {
-  static open(options: { manifest: object; weights?: ArrayBuffer | Uint8Array | null; gpu?: unknown;
+  static open(options: { manifest: object; weights?: ArrayBuffer | Uint8Array | null; data?: Examples | null; gpu?: unknown;
     progress?: (done: number, all: number) => void }): Promise<Training>;
   readonly info: Info;
   readonly state: { stepCount: number; lr: number };
   readonly forwards: Record<string, Forward>;
   step(inputs?: Inputs): Promise<StepResult>;
   runSteps(n: number, inputs?: Inputs): Promise<StepResult>;
-  setData(data: Record<string, NDArray> | ArrayBuffer | Uint8Array): void;
+  setData(data: Examples): Promise<void>;
   setLR(lr: number | Schedule): void;
   set(hyper: Record<string, number>): void;
   reset(what?: { params?: boolean; optimizer?: boolean }): Promise<void>;

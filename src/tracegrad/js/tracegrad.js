@@ -1,13 +1,13 @@
 // The page's side: a training in a worker, reached by messages. Also what needs no training.
 
-import { fault } from "./arrays.js";
+import { fault, inputError, mapped } from "./arrays.js";
 import { adapterName, findAdapter } from "./session.js";
 import { serve } from "./serve.js";
-import { Training, aborted, failed } from "./training.js";
+import { Training, aborted, failed, unfinished } from "./training.js";
 
 export { Training, serve };
 
-const METHODS = ["setData", "setLR", "set", "reset", "uploadParams", "downloadParams", "saveCheckpoint", "loadCheckpoint"];
+const METHODS = "setData setLR set reset uploadParams downloadParams saveCheckpoint loadCheckpoint".split(" ");
 const ANSWERED = ["step", "runSteps"]; // resolve to a result whatever happens
 
 /** {ok, adapter} or {ok: false, message}, the message saying in plain words what is missing and what to do. */
@@ -22,21 +22,22 @@ export async function checkWebGPU(gpu) {
 /**
  * The training that `train.export` wrote to the folder `url`, in a worker of its own.
  *
- * `progress(done, all)` is told how many kernels are compiled. manifest, weights, worker: the parts, where they do not
- * come from that folder.
+ * `progress(done, all)` is told how many kernels are compiled. manifest, weights, data, worker: the parts, where they do
+ * not come from that folder; `data: null` does without the examples.
  */
-export async function load(url, { manifest, weights, worker, progress } = {}) {
+export async function load(url, { manifest, weights, data, worker, progress } = {}) {
   const part = async (name, read) => {
     const response = await fetch(new URL(name, new URL(`${url}/`.replace(/\/+$/, "/"), globalThis.location?.href)));
-    if (!response.ok) throw fault("InputError", `${name}: ${response.status} ${response.statusText}`);
+    if (!response.ok) throw inputError(`${name}: ${response.status} ${response.statusText}`);
     return response[read]();
   };
   manifest ??= await part("program.json", "json");
   weights ??= await part("weights.safetensors", "arrayBuffer");
+  if (manifest.feed && data === undefined) data = await part("data.safetensors", "arrayBuffer");
   worker ??= new Worker(new URL("./worker.js", import.meta.url), { type: "module" });
   const remote = new Remote(worker, progress);
   try {
-    return proxy(remote, await remote.call("open", { manifest, weights }));
+    return proxy(remote, await remote.call("open", { manifest, weights, data }));
   } catch (e) {
     remote.end(e.message);
     throw e;
@@ -69,7 +70,7 @@ export function singleFlight(fn) {
 /** Calls by message; every call is answered, also when the worker dies. */
 class Remote {
   constructor(worker, progress) {
-    Object.assign(this, { worker, state: {}, ended: "", waiting: new Map(), next: 0 });
+    Object.assign(this, { worker, state: {}, waiting: new Map(), next: 0 });
     worker.onmessage = ({ data }) => {
       if (data.progress) return progress?.(...data.progress);
       this.state = data.state ?? this.state;
@@ -78,11 +79,11 @@ class Remote {
       if (data.error) reject?.(fault(data.error.name, data.error.message));
       else resolve?.(data.result?.kind === "failed" ? failed(fault(data.result.error.name, data.result.error.message)) : data.result);
     };
-    worker.onerror = (event) => this.end(`the worker ended: ${event.message || "it could not be started"}`);
+    worker.onerror = (event) => this.end(`the worker ended: ${event.message || "it could not be started"}. Reload the page`);
   }
 
   call(method, ...args) {
-    if (this.ended) return Promise.reject(fault(this.aborting ? "AbortedError" : "DeviceLostError", this.ended));
+    if (this.ended) return Promise.reject(this.ended);
     return new Promise((resolve, reject) => {
       const id = this.next++;
       this.waiting.set(id, { resolve, reject });
@@ -93,15 +94,15 @@ class Remote {
   /** Answer everything that waits, and end the worker. */
   end(reason, aborting = false) {
     if (this.ended) return;
-    Object.assign(this, { ended: reason, aborting });
+    this.ended = fault(aborting ? "AbortedError" : "DeviceLostError", reason);
     this.worker.terminate();
-    for (const { reject } of this.waiting.values()) reject(fault(aborting ? "AbortedError" : "DeviceLostError", reason));
+    for (const { reject } of this.waiting.values()) reject(this.ended);
     this.waiting.clear();
   }
 }
 
 function proxy(remote, { held, ...info }) {
-  const answer = (method, ...args) => remote.call(method, ...args).catch((e) => (e.name === "AbortedError" ? aborted(e.message) : failed(e)));
+  const answer = (method, ...args) => remote.call(method, ...args).catch(unfinished);
   const train = {
     info,
     get stepCount() {
@@ -111,10 +112,10 @@ function proxy(remote, { held, ...info }) {
       return remote.state.lr;
     },
     destroy: () => remote.end("destroyed", true),
-    forwards: Object.fromEntries(Object.entries(info.forwards).map(([name, f]) => [name, { ...f, run: (inputs) => answer("run", name, inputs) }])),
+    forwards: mapped(info.forwards, (f, name) => ({ ...f, run: (inputs) => answer("run", name, inputs) })),
   };
   for (const method of METHODS) train[method] = (...args) => remote.call(method, ...args);
   for (const method of ANSWERED) train[method] = (...args) => answer(method, ...args);
-  navigator.locks?.request(held, () => remote.end("the worker was ended")).catch(() => {});
+  navigator.locks?.request(held, () => remote.end("the worker was ended. Reload the page")).catch(() => {});
   return train;
 }

@@ -12,14 +12,14 @@ from collections.abc import Sequence
 from typing import Any
 
 from tracegrad import ambient
-from tracegrad.dtypes import DType, Shape, TensorType, bool_, f32, u32
+from tracegrad.dtypes import DType, Shape, TensorType, bool_, f32, i32, u32
 from tracegrad.errors import InputError, ShapeError
 from tracegrad.ir import Tensor, bind
 from tracegrad.methods import method, op
 from tracegrad.ops.norm import require_f32
 from tracegrad.ops.reduction import argmax
 from tracegrad.prims.composites import composite
-from tracegrad.prims.elementwise import bit_xor, cast, cos, log, log1p, shift_right, sqrt, where
+from tracegrad.prims.elementwise import bit_xor, cast, cos, floor, log, log1p, shift_right, sqrt, where
 from tracegrad.prims.leaves import as_tensor, const, counter, iota
 from tracegrad.prims.rules import alike, multilinear
 from tracegrad.prims.views import reshape
@@ -44,10 +44,14 @@ def _pcg(v: Tensor) -> Tensor:
 def _key(op: str) -> Tensor:
     """The key of a new random site of the running trace; inside `vmap` of one element of the batch."""
     running = ambient.require(op)
-    key = _pcg(_pcg(_pcg(counter("seed")) + counter("step")) + const(running.next_salt(), u32))
+    key = _salted(running.next_salt())
     for lane in running.lanes:
         key = _pcg(key + lane)
     return key
+
+
+def _salted(salt: int) -> Tensor:
+    return _pcg(_pcg(_pcg(counter("seed")) + counter("step")) + const(salt, u32))
 
 
 def _bits(shape: Shape, key: Tensor, draws: int = 1, draw: int = 0) -> Tensor:
@@ -71,6 +75,15 @@ def _closed(bits: Tensor) -> Tensor:
 def _open(bits: Tensor) -> Tensor:
     """(0, 1): (k + 1/2) * 2^-23, exact in f32."""
     return (cast(shift_right(bits, 32 - OPEN_BITS), f32) + 0.5) * 2.0**-OPEN_BITS
+
+
+def rows_at_random(n: int, count: Tensor) -> Tensor:
+    """i32[n] of indices in [0, count), drawn with replacement; `count`: f32[], a whole number of at most 2^24.
+
+    Their stream has the salt 0, which no site of a trace has, so that drawing batches changes no other number.
+    """
+    # The largest draw is 1 - 2^-24, and its product with such a count never rounds up to the count
+    return cast(floor(_closed(_bits((n,), _salted(0))) * count), i32)
 
 
 def _shape(shape: int | Sequence[int]) -> Shape:

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable
 from importlib import resources
 
-CORE = ("arrays", "random", "schedules", "safetensors", "session", "training", "serve")  # each needs those before
+CORE = ("arrays", "random", "schedules", "safetensors", "session", "queue", "training", "serve")  # needed ones first
 
 
 def runtime() -> str:
