@@ -189,6 +189,8 @@ IMAGES = [
          torch=lambda x: F.interpolate(x, scale_factor=(2, 3))),
     Case("im2col", lambda x: tg.im2col(x, (3, 2), 2, 1), ((2, 2, 5, 6),),
          torch=lambda x: F.unfold(x, (3, 2), stride=2, padding=1).transpose(1, 2)),
+    Case("col2im", lambda x: tg.col2im(x, (2, 2, 5, 6), (3, 2), 2, 1), ((2, 12, 12),),
+         torch=lambda x: F.fold(x.transpose(1, 2), (5, 6), (3, 2), stride=2, padding=1)),
 ]  # fmt: skip
 
 RANDOM = [

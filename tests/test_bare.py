@@ -87,7 +87,7 @@ def test_halves_are_read_as_numpy_reads_them() -> None:
 
 
 NEED_NUMPY = {"runtime.cpu", "runtime.native", "runtime.wgpu_calls", "runtime.wgpu_program", "runtime.draw"}
-NEED_NUMPY |= {"nonfinite", "indexcheck"}
+NEED_NUMPY |= {"nonfinite", "indexcheck", "reference", *(m for m in MODULES if m.startswith("imperative"))}
 
 
 def test_it_has_all_that_the_engine_asks_for() -> None:

@@ -330,16 +330,15 @@ def test_input_types_that_are_none(spec: Any) -> None:
     assert_names_line(str(e.value), "spec")
 
 
-def test_ops_outside_a_trace() -> None:
-    """Ops of constants are harmless; whatever needs a trace says so."""
-    for fn in (
-        lambda: tg.dropout(tg.zeros((2,)), 0.5),
-        lambda: tg.capture("a", tg.zeros((2,))),
-        lambda: tg.randn((2,)),
-    ):
+def test_traced_tensors_outside_their_trace() -> None:
+    """Ops on values run at once; a tensor that a trace left behind has none."""
+    kept: list[tg.Tensor] = []
+    tg.trace_forward(model=nn.Linear(2, 2), forward=lambda m, x: kept.append(x) or m(x), inputs={"x": (1, 2)})
+    (x,) = kept
+    for fn in (lambda: tg.dropout(x, 0.5), lambda: tg.capture("a", x), lambda: x + 1.0):
         with pytest.raises(tg.TraceError) as e:
             fn()
-        assert f"at {HERE}:" in str(e.value)
+        assert f"at {HERE}:" in str(e.value) and "there is no trace here" in str(e.value)
 
 
 def test_a_leaked_tensor_is_of_no_use_later() -> None:

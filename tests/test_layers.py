@@ -30,6 +30,7 @@ LAYERS = {
     "nonfinite": 10, "indexcheck": 10, "steps": 10, "training": 10, "forward": 10, "own": 10, "flight": 10, "fit": 10,
     "checkpoints": 10, "extend": 10, "safetensors": 10, "export": 10, "site": 10, "summaries": 10, "patches": 10,
     "memory": 10, "functional": 10, "pictures": 10, "demo": 10, "selftest": 10, "doctor": 10, "cli": 10, "__main__": 10,
+    "imperative": 10, "stepwise": 10, "reference": 10,
 }  # fmt: skip
 
 NUMPY_FROM = 9  # below it the compiler lives, and it runs where there is no NumPy (bare Pyodide)
@@ -174,9 +175,13 @@ def test_everything_imports_and_compiles_without_numpy():
         "    tg.compile(model=arguments[0], loss=loss, inputs=arguments[2], optimizer=arguments[3], device='cpu')\n"
         "except tg.DeviceError as e:\n"
         "    print('needs NumPy' in str(e))\n"
+        "try:\n"
+        "    tg.parameter([1.0])\n"
+        "except tg.DTypeError as e:\n"
+        "    print('need NumPy' in str(e))\n"
     )
-    size, named = out.split()
-    assert int(size) > 1000 and named == "True"
+    size, named, refused = out.split()
+    assert int(size) > 1000 and named == refused == "True"
 
 
 IMPORT_SECONDS = 0.15  # beyond NumPy, with bytecode, as any installed package has it; 0.06 on a two-core machine

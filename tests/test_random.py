@@ -10,7 +10,7 @@ import pytest
 
 from tracegrad import ambient, ops
 from tracegrad.dtypes import TensorType, bool_, f32, i32
-from tracegrad.errors import DTypeError, InputError, ShapeError, TraceError
+from tracegrad.errors import DTypeError, InputError, ShapeError
 from tracegrad.evaluate import evaluate
 from tracegrad.ir import toposort
 from tracegrad.ops import random as random_ops
@@ -217,5 +217,4 @@ def test_errors():
         with pytest.raises(ShapeError, match="categorical: axis 1 is out of range"):
             ops.categorical(x, axis=1)
         assert ops.bernoulli((2,)).dtype is bool_
-    with pytest.raises(TraceError, match="randn"):
-        ops.randn((2,))
+    assert ops.randn((2,)).tolist() != ops.randn((2,)).tolist()

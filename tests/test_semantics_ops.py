@@ -367,6 +367,9 @@ def test_errors_name_op_types_and_line(fn: Callable[[], Any], kind: type[Excepti
     assert line.strip()
 
 
-def test_ops_on_plain_values_need_a_trace() -> None:
+def test_ops_on_plain_values_run_at_once_and_traced_tensors_need_their_trace() -> None:
+    assert tg.exp(0.0).item() == 1.0
+    with tracing():
+        x = tg.exp(0.0)
     with pytest.raises(TraceError, match="no trace"):
-        tg.exp(1.0)
+        tg.mul(x, 2.0)

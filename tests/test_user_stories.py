@@ -326,7 +326,7 @@ MISTAKES: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
     "a part": (traced(lambda m, x, y: {"a": x, "b": 3}), tg.CompileError, "dict, where 'b' is a int"),
     "no return": (lambda: line(loss=lambda m, x, y: None), tg.CompileError, "is the return missing"),
     "no model": (lambda: line(loss=lambda x, y: tg.mean(x)), tg.InputError, r"the model, as in loss\(m, x, y\)"),
-    "outside": (lambda: tg.relu(X), tg.TraceError, "relu: there is no trace here"),
+    "outside": (lambda: tg.relu(nn.Linear(2, 2).W), tg.DTypeError, "relu: .*of a model outside its forward"),
     "forward": (traced(lambda m, x, y: MODULE(x)), tg.TraceError, "PyTorch calls forward"),
     "optimizer": (lambda: line(optimizer="adam"), tg.InputError, r"optim\.adam\(lr=1e-3\), got 'adam'"),
     "not called": (lambda: line(optimizer=optim.adam), tg.InputError, "call it"),

@@ -30,6 +30,11 @@ from tracegrad.flight import single_flight
 from tracegrad.forward import CompiledForward
 from tracegrad.functional import *
 from tracegrad.hypers import hyper
+from tracegrad.imperative.construct import parameter, tensor
+from tracegrad.imperative.operators import install
+from tracegrad.imperative.streams import manual_seed
+from tracegrad.imperative.tape import no_grad
+from tracegrad.imperative.tensors import GradTensor
 from tracegrad.ir import Graph, Tensor
 from tracegrad.nn.module import Module, Parameter
 from tracegrad.ops import *
@@ -37,6 +42,7 @@ from tracegrad.program import Program
 from tracegrad.results import Aborted, Captures, Completed, Failed, Pending
 from tracegrad.runtime.adapters import WebGPUSupport, check_webgpu
 from tracegrad.runtime.base import DeviceInfo
+from tracegrad.stepwise import eager, instantiate
 from tracegrad.summaries import summary
 from tracegrad.training import CompiledTraining
 
@@ -44,11 +50,14 @@ __version__ = "0.1.0"
 
 __all__ = [
     "Aborted", "AbortedError", "Captures", "CompileError", "CompiledForward", "CompiledTraining", "Completed",
-    "DType", "DTypeError", "DeviceError", "DeviceInfo", "DeviceLostError", "Failed", "Graph", "InputError",
-    "InputType", "Module", "NonFiniteError", "Parameter", "Pending", "Program", "ShapeError", "Tensor",
+    "DType", "DTypeError", "DeviceError", "DeviceInfo", "DeviceLostError", "Failed", "GradTensor", "Graph",
+    "InputError", "InputType", "Module", "NonFiniteError", "Parameter", "Pending", "Program", "ShapeError", "Tensor",
     "TensorType", "TraceError", "TracegradError", "WebGPUSupport", "bool_", "check_webgpu", "compile",
-    "compile_forward", "devices", "f32", "hyper", "i32", "init", "is_webgpu_available", "lr", "nn", "optim",
-    "single_flight", "summary", "trace", "trace_forward", "u32",
+    "compile_forward", "devices", "eager", "f32", "hyper", "i32", "init", "instantiate", "is_webgpu_available", "lr",
+    "manual_seed", "nn", "no_grad", "optim", "parameter", "single_flight", "summary", "tensor", "trace",
+    "trace_forward", "u32",
 ]  # fmt: skip
 __all__ += ops.__all__
 __all__ += functional.__all__
+
+install()

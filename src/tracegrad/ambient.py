@@ -27,6 +27,8 @@ class Trace:
     hypers: dict[str, float] = field(default_factory=dict[str, float])  # tg.hyper values and their defaults
     random_sites: int = 0
     lanes: list[Tensor] = field(default_factory=list["Tensor"])  # the place in each batch that `vmap` runs over
+    eager: bool = False  # of one op, which is run at once: streams and indices come with each call
+    wrapped: dict[int, int] = field(default_factory=dict[int, int])  # index leaves of such an op: axis length by serial
 
     def next_salt(self) -> int:
         """The number of this random op in trace order; it keys its stream."""
@@ -46,8 +48,8 @@ _fixed: ContextVar[_Site | None] = ContextVar("tracegrad_site", default=None)
 
 
 NO_TRACE = (
-    "there is no trace here. Ops on tensors run inside the loss or forward "
-    "that tg.compile, tg.compile_forward, attach or tg.trace calls"
+    "there is no trace here. Traced tensors are used inside the loss or forward that tg.compile, tg.compile_forward, "
+    "attach or tg.trace calls; elsewhere ops run at once, on arrays and eager tensors (tg.tensor)"
 )
 
 
@@ -65,9 +67,9 @@ def require(what: str) -> Trace:
 
 
 @contextmanager
-def tracing(patching: bool = False) -> Generator[Trace]:
-    """Start a trace of its own; `patching`: its patch sites can overwrite their values."""
-    t = Trace(patching=patching)
+def tracing(patching: bool = False, eager: bool = False) -> Generator[Trace]:
+    """Start a trace of its own; `patching`: its patch sites can overwrite their values; `eager`: of one op."""
+    t = Trace(patching=patching, eager=eager)
     token = _trace.set(t)
     try:
         yield t
@@ -94,6 +96,11 @@ def rewriting() -> Generator[None]:
 def is_rewriting() -> bool:
     """True while the library itself makes nodes, outside any user's function."""
     return _fixed.get() is not None
+
+
+def building() -> bool:
+    """True inside a trace or a rewrite: ops make nodes. Elsewhere they run at once."""
+    return _trace.get() is not None or _fixed.get() is not None
 
 
 def at(site: Site | None) -> None:

@@ -48,6 +48,10 @@ class InputError(TracegradError, ValueError):
     """Inputs of a call that do not fit what was compiled."""
 
 
+class RangeError(InputError, IndexError):
+    """Indices outside of the axis they point into."""
+
+
 class NonFiniteError(TracegradError, ArithmeticError):
     """A step whose loss or gradient is infinite or NaN; nothing was changed."""
 

@@ -10,11 +10,11 @@ from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any, cast
 
-from tracegrad import indexcheck, params
+from tracegrad import indexcheck, params, reference
 from tracegrad.arrays import handed_out
 from tracegrad.build import Built, build_forward, check_signature, trace_sites
 from tracegrad.dtypes import InputType
-from tracegrad.errors import InputError
+from tracegrad.errors import DeviceError, InputError
 from tracegrad.inputs import as_array, check_inputs, merge
 from tracegrad.inputtypes import input_types
 from tracegrad.ir import Graph
@@ -22,7 +22,7 @@ from tracegrad.knobs import PREFIX, Knobs, Rate
 from tracegrad.own import Host
 from tracegrad.patches import check_patches, no_patches
 from tracegrad.program import Field
-from tracegrad.results import Aborted, CompletedRun, Pending, RunResult, failure, resolved
+from tracegrad.results import Aborted, CompletedRun, Failed, Pending, RunResult, failure, resolved
 from tracegrad.runtime.base import Session
 from tracegrad.sites import PATCH, SiteInfo
 from tracegrad.steps import by_role, captures_of
@@ -300,6 +300,8 @@ class RunWork:
     entry: _Entry
     arrays: Mapping[str, Any]
     pending: Pending[RunResult]
+    checked: reference.Checked | None = None  # under TRACEGRAD_CHECK
+    differs: str = ""  # from the reference, and how
 
     def submit(self, session: Session) -> Any:
         """See `worker.Work`."""
@@ -310,25 +312,33 @@ class RunWork:
             entry.handle = session.load(entry.built.program)
             self.owner.host.loaded(session, entry.built.program)
         if indexcheck.enabled():
-            self._check_indices(session)
+            self.checked = self._checked(session)
         return session.submit(entry.handle, self.arrays)
 
-    def _check_indices(self, session: Session) -> None:
-        program = self.entry.built.program
+    def _checked(self, session: Session) -> reference.Checked:
+        """What the run is compared by; InputError for indices out of range."""
+        graph, program = self.entry.built.graph, self.entry.built.program
         values = params.download(session, program, program.params)
         given = {n: x for n, x in self.arrays.items() if not n.startswith(PREFIX)}
         hyper = {n: x for n, x in self.arrays.items() if n.startswith(PREFIX)}
         env = by_role("param", values) | by_role("frozen", values) | by_role("input", given) | by_role("patch", given)
-        indexcheck.check_indices(self.entry.built.graph, env | hyper)
+        indexcheck.check_indices(graph, env | hyper)
+        return reference.Checked(graph, program, self.arrays, env | hyper, {})
 
     def finish(self, outputs: dict[str, Any]) -> bool:
         """See `worker.Work`."""
+        self.differs = self.checked.differs(outputs) if self.checked is not None else ""
+        if self.differs:
+            return False
         if not self._displaced():
             self.pending.resolve(CompletedRun(captures_of(outputs), output_of(outputs, self.entry.built.structure)))
         return True
 
     def recover(self, session: Session, outputs: dict[str, Any]) -> None:
-        """A forward changes nothing."""
+        """The device computed something else than the reference. A forward changes nothing."""
+        assert self.checked is not None
+        found = self.checked.explain(session)
+        self.pending.resolve(Failed(DeviceError(f"run: {self.differs} (TRACEGRAD_CHECK)\n{found}")))
 
     def fail(self, error: BaseException) -> None:
         """See `worker.Work`."""

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from tracegrad import ambient, foreign
 from tracegrad.dtypes import DType, Shape, TensorType
 from tracegrad.errors import DTypeError, ShapeError, Site, TraceError, placed
-from tracegrad.methods import TensorMethods
+from tracegrad.methods import AT_ONCE, TensorMethods
 
 _serial = itertools.count()
 
@@ -189,13 +189,30 @@ class Tensor(TensorMethods):
 
 
 def bind(p: Primitive, *inputs: Tensor, **attrs: Any) -> Tensor:
-    """Apply `p`: infer the type, remember the caller. The one door every op goes through."""
+    """Apply `p`: infer the type, remember the caller. The one door every op goes through.
+
+    On values, which are no nodes, it runs at once.
+    """
+    for x in inputs:
+        if type(x) is not Tensor:
+            return _run(p, inputs, attrs)
     site = ambient.current_site()
     try:
         type_ = p.type(*(x.type for x in inputs), **attrs)
     except (ShapeError, DTypeError) as e:
         raise placed(e, p.name, site) from None
     return Tensor(p, inputs, attrs, type_, site)
+
+
+_plans: dict[Any, Any] = {}
+
+
+def _run(p: Primitive, inputs: tuple[Any, ...], attrs: dict[str, Any]) -> Any:
+    """The value of `p` on eager tensors."""
+    result = AT_ONCE[0](bind, _plans, (p, *inputs), attrs) if AT_ONCE else NotImplemented
+    if result is NotImplemented:
+        raise TraceError.here(f"{p.name}: takes nodes of a trace or eager tensors, not both; see tg.asarray")
+    return result
 
 
 def rebind(t: Tensor, inputs: tuple[Tensor, ...]) -> Tensor:

@@ -9,9 +9,9 @@ from __future__ import annotations
 import functools
 import re
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Self, TypeVar, cast
 
-from tracegrad.ambient import current_site
+from tracegrad.ambient import building, current_site
 from tracegrad.errors import DTypeError, InputError, ShapeError, TraceError, TracegradError, placed
 from tracegrad.shapes import Axes
 
@@ -20,27 +20,39 @@ if TYPE_CHECKING:
     from tracegrad.ir import Tensor
 
 METHODS: dict[str, Callable[..., Any]] = {}
+# The engine that runs ops at once, (op, plans, args, kwargs) -> result: it needs NumPy, and enters itself here.
+AT_ONCE: list[Callable[..., Any]] = []
 
 F = TypeVar("F", bound=Callable[..., Any])
+S = TypeVar("S", bound="TensorMethods")
 E = TypeVar("E", bound=TracegradError)
 Operand = Any  # a tensor, an array, or a Python number
 Index = Any  # an integer, a slice, None, Ellipsis, or one tensor or array of i32
 
 
-TYPE = re.compile(r"\b(f32|i32|u32|bool)\[")
+TYPE = re.compile(r"\b(f32|f64|i32|u32|bool)\[")
 
 
 def op(f: F) -> F:
-    """Make `f` a public op: errors of its checks carry its name, the types it got, and the user's line."""
+    """Make `f` a public op: it makes nodes in a trace and for traced operands, and runs at once elsewhere.
+
+    Errors of its checks carry its name, the types it got, and the user's line.
+    """
     name = f.__name__.rstrip("_")
+    plans: dict[Any, Any] = {}  # what the engine prepared, by the types of the arguments
 
     @functools.wraps(f)
     def named(*args: Any, **kwargs: Any) -> Any:
         try:
+            if AT_ONCE and not building():
+                result = AT_ONCE[0](f, plans, args, kwargs)
+                if result is not NotImplemented:
+                    return result
             return f(*args, **kwargs)
         except (ShapeError, DTypeError, InputError, TraceError) as e:
             raise placed(_with_types(e, args), name, current_site()) from None
 
+    named.plans = plans  # pyright: ignore[reportAttributeAccessIssue]
     return cast("F", named)
 
 
@@ -61,29 +73,29 @@ def method(f: F) -> F:
 
 # Methods that only pass their arguments on. The function is looked up when it is called: it is defined layers above.
 def _unary(name: str):
-    def spelled(self: TensorMethods) -> Tensor:
+    def spelled(self: S) -> S:
         return METHODS[name](self)
 
     return _described(spelled, name)
 
 
 def _binary(name: str):
-    def spelled(self: TensorMethods, other: Operand) -> Tensor:
+    def spelled(self: S, other: Operand) -> S:
         return METHODS[name](self, other)
 
     return _described(spelled, name)
 
 
 def _reflected(name: str):
-    def spelled(self: TensorMethods, other: Operand) -> Tensor:
+    def spelled(self: S, other: Operand) -> S:
         return METHODS[name](other, self)
 
     return _described(spelled, name)
 
 
 def _reduction(name: str):
-    def spelled(self: TensorMethods, axis: Axes = None, keepdims: bool = False) -> Tensor:
-        return METHODS[name](self, axis=axis, keepdims=keepdims)
+    def spelled(self: S, axis: Axes = None, keepdims: bool = False) -> S:
+        return METHODS[name](self, axis, keepdims)
 
     return _described(spelled, name)
 
@@ -114,11 +126,15 @@ class TensorMethods:
     __getitem__ = _binary("getitem")
     __hash__ = object.__hash__
 
-    def __eq__(self, other: object) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
+    def __eq__(self, other: object) -> Self:  # pyright: ignore[reportIncompatibleMethodOverride]
         return METHODS["equal"](self, other)
 
-    def __ne__(self, other: object) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
+    def __ne__(self, other: object) -> Self:  # pyright: ignore[reportIncompatibleMethodOverride]
         return METHODS["not_equal"](self, other)
+
+    # the operators by name
+    add, sub, mul, div = _binary("add"), _binary("sub"), _binary("mul"), _binary("div")
+    neg, abs = _unary("neg"), _unary("abs")
 
     # element by element
     exp, log, sqrt, rsqrt = _unary("exp"), _unary("log"), _unary("sqrt"), _unary("rsqrt")
@@ -126,6 +142,7 @@ class TensorMethods:
     square, sign, reciprocal = _unary("square"), _unary("sign"), _unary("reciprocal")
     floor, ceil, round = _unary("floor"), _unary("ceil"), _unary("round")
     relu, sigmoid, silu = _unary("relu"), _unary("sigmoid"), _unary("silu")
+    softplus = _unary("softplus")
     stop_gradient = _unary("stop_gradient")
     pow, maximum, minimum = _binary("pow"), _binary("maximum"), _binary("minimum")
     matmul = _binary("matmul")
@@ -136,97 +153,119 @@ class TensorMethods:
     argmin, logsumexp = _reduction("argmin"), _reduction("logsumexp")
     any, all = _reduction("any"), _reduction("all")
 
-    def var(self, axis: Axes = None, keepdims: bool = False, ddof: int = 0) -> Tensor:
+    def var(self, axis: Axes = None, keepdims: bool = False, ddof: int = 0) -> Self:
         """See tg.var."""
         return METHODS["var"](self, axis=axis, keepdims=keepdims, ddof=ddof)
 
-    def cumsum(self, axis: int | None = None) -> Tensor:
+    def variance(self, axis: Axes = None, keepdims: bool = False, correction: int = 1) -> Self:
+        """See tg.variance."""
+        return METHODS["variance"](self, axis, keepdims, correction)
+
+    def cumsum(self, axis: int | None = None) -> Self:
         """See tg.cumsum."""
         return METHODS["cumsum"](self, axis)
 
-    def softmax(self, axis: int = -1) -> Tensor:
+    def softmax(self, axis: int = -1) -> Self:
         """See tg.softmax."""
         return METHODS["softmax"](self, axis)
 
-    def log_softmax(self, axis: int = -1) -> Tensor:
+    def log_softmax(self, axis: int = -1) -> Self:
         """See tg.log_softmax."""
         return METHODS["log_softmax"](self, axis)
 
-    def clip(self, lo: Operand | None = None, hi: Operand | None = None) -> Tensor:
+    def leaky_relu(self, alpha: float = 0.01) -> Self:
+        """See tg.leaky_relu."""
+        return METHODS["leaky_relu"](self, alpha)
+
+    def gelu(self, approximate: str = "none") -> Self:
+        """See tg.gelu."""
+        return METHODS["gelu"](self, approximate)
+
+    def hardtanh(self, lo: float = -1.0, hi: float = 1.0) -> Self:
+        """See tg.hardtanh."""
+        return METHODS["hardtanh"](self, lo, hi)
+
+    tanhshrink = _unary("tanhshrink")
+
+    def elu(self, alpha: float = 1.0) -> Self:
+        """See tg.elu."""
+        return METHODS["elu"](self, alpha)
+
+    def clip(self, lo: Operand | None = None, hi: Operand | None = None) -> Self:
         """See tg.clip."""
         return METHODS["clip"](self, lo, hi)
 
     # shape
-    def reshape(self, *shape: int | Sequence[int]) -> Tensor:
+    def reshape(self, *shape: int | Sequence[int]) -> Self:
         """See tg.reshape; the shape may be one tuple or several integers."""
         return METHODS["reshape"](self, shape[0] if len(shape) == 1 else shape)
 
-    def permute(self, *axes: int | Sequence[int]) -> Tensor:
+    def permute(self, *axes: int | Sequence[int]) -> Self:
         """See tg.permute; the axes may be one tuple or several integers."""
         return METHODS["permute"](self, axes[0] if len(axes) == 1 and not isinstance(axes[0], int) else axes)
 
-    def transpose(self, *axes: int | Sequence[int] | None) -> Tensor:
+    def transpose(self, *axes: int | Sequence[int] | None) -> Self:
         """See tg.transpose; the axes may be one tuple or several integers, all of them or none."""
         return METHODS["transpose"](self, (axes[0] if len(axes) == 1 else axes) if axes else None)
 
     @property
-    def T(self) -> Tensor:  # noqa: N802 as NumPy and PyTorch
+    def T(self) -> Self:  # noqa: N802 as NumPy and PyTorch
         """`x` with its axes reversed, as NumPy."""
         return METHODS["transpose"](self)
 
-    def flatten(self, start_axis: int = 1) -> Tensor:
+    def flatten(self, start_axis: int = 1) -> Self:
         """See tg.flatten."""
         return METHODS["flatten"](self, start_axis)
 
-    def swapaxes(self, a: int, b: int) -> Tensor:
+    def swapaxes(self, a: int, b: int) -> Self:
         """See tg.swapaxes."""
         return METHODS["swapaxes"](self, a, b)
 
-    def broadcast_to(self, shape: int | Sequence[int]) -> Tensor:
+    def broadcast_to(self, shape: int | Sequence[int]) -> Self:
         """See tg.broadcast_to."""
         return METHODS["broadcast_to"](self, shape)
 
-    def expand_dims(self, axis: int | Sequence[int]) -> Tensor:
+    def expand_dims(self, axis: int | Sequence[int]) -> Self:
         """See tg.expand_dims."""
         return METHODS["expand_dims"](self, axis)
 
-    def squeeze(self, axis: Axes = None) -> Tensor:
+    def squeeze(self, axis: Axes = None) -> Self:
         """See tg.squeeze."""
         return METHODS["squeeze"](self, axis)
 
-    def narrow(self, axis: int, start: int, length: int) -> Tensor:
+    def narrow(self, axis: int, start: int, length: int) -> Self:
         """See tg.narrow."""
         return METHODS["narrow"](self, axis, start, length)
 
-    def split(self, sizes: int | Sequence[int], axis: int = 0) -> list[Tensor]:
+    def split(self, sizes: int | Sequence[int], axis: int = 0) -> list[Self]:
         """See tg.split."""
         return METHODS["split"](self, sizes, axis)
 
-    def pad(self, widths: int | Sequence[Any], value: float = 0) -> Tensor:
+    def pad(self, widths: int | Sequence[Any], value: float = 0) -> Self:
         """See tg.pad."""
         return METHODS["pad"](self, widths, value)
 
-    def flip(self, axis: Axes = None) -> Tensor:
+    def flip(self, axis: Axes = None) -> Self:
         """See tg.flip."""
         return METHODS["flip"](self, axis)
 
-    def repeat(self, repeats: int, axis: int | None = None) -> Tensor:
+    def repeat(self, repeats: int, axis: int | None = None) -> Self:
         """See tg.repeat."""
         return METHODS["repeat"](self, repeats, axis)
 
     # indexing and types
-    def take(self, indices: Operand, axis: int | None = None) -> Tensor:
+    def take(self, indices: Operand, axis: int | None = None) -> Self:
         """See tg.take."""
         return METHODS["take"](self, indices, axis)
 
-    def take_along_axis(self, indices: Operand, axis: int = -1) -> Tensor:
+    def take_along_axis(self, indices: Operand, axis: int = -1) -> Self:
         """See tg.take_along_axis."""
         return METHODS["take_along_axis"](self, indices, axis)
 
-    def scatter_add(self, indices: Operand, updates: Operand, axis: int = 0) -> Tensor:
+    def scatter_add(self, indices: Operand, updates: Operand, axis: int = 0) -> Self:
         """See tg.scatter_add."""
         return METHODS["scatter_add"](self, indices, updates, axis)
 
-    def astype(self, dtype: DType) -> Tensor:
+    def astype(self, dtype: DType) -> Self:
         """See tg.cast."""
         return METHODS["cast"](self, dtype)

@@ -6,11 +6,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from tracegrad import indexcheck, params
+from tracegrad import indexcheck, params, reference
 from tracegrad.arrays import handed_out, np
 from tracegrad.build import HALTED
 from tracegrad.dtypes import DTYPES
-from tracegrad.errors import InputError, NonFiniteError
+from tracegrad.errors import DeviceError, InputError, NonFiniteError
 from tracegrad.indexcheck import check_indices
 from tracegrad.ir import Graph
 from tracegrad.knobs import PREFIX, Knobs
@@ -43,20 +43,29 @@ class Stepper:
         self.hyper = tuple(f for f in self.program.inputs if f.name.startswith(PREFIX))
         self.inputs = tuple(f for f in self.program.inputs if not f.name.startswith(PREFIX))
 
-    def submit(self, session: Session, arrays: Mapping[str, Any], knobs: Knobs) -> tuple[Any, int]:
-        """Submit the next step; its ticket and number."""
+    def submit(
+        self, session: Session, arrays: Mapping[str, Any], knobs: Knobs
+    ) -> tuple[Any, int, reference.Checked | None]:
+        """Submit the next step; its ticket and number, and under TRACEGRAD_CHECK what it is compared by."""
         step = self.submitted + 1
+        checked = None
         try:
             hyper = knobs.upload(self.hyper, step, self.seed)
+            inputs = {**arrays, **hyper}
             if indexcheck.enabled():
-                check_indices(self.graph, {**self.read(session), **by_role("input", arrays), **hyper})
-            ticket = session.submit(self.handle, {**arrays, **hyper})
+                env = {**self.read(session), **by_role("input", arrays), **hyper}
+                check_indices(self.graph, env)
+                before = reference.written(session, self.graph)
+                checked = reference.Checked(self.graph, self.program, inputs, env, before)
+            ticket = session.submit(self.handle, inputs)
+            if checked is not None:
+                checked = checked.submitted(session)
         except BaseException:
             knobs.rate.rewind(step)
             raise
         self.submitted = step
         self.in_flight += 1
-        return ticket, step
+        return ticket, step, checked
 
     def applied(self, step: int) -> None:
         """The step's result is in."""
@@ -139,6 +148,8 @@ class StepWork:
     arrays: Mapping[str, Any]  # kept until the result is known: a replay and the search for a NaN need them
     pending: Pending[StepResult]
     step: int = 0
+    checked: reference.Checked | None = None
+    differs: str = ""  # from the reference, and how
 
     def submit(self, session: Session) -> Any:
         """See `worker.Work`."""
@@ -148,12 +159,15 @@ class StepWork:
         if stepper.replaced:
             self.pending.resolve(Aborted(stepper.replaced))
             return None
-        ticket, self.step = stepper.submit(session, self.arrays, self.call.knobs)
+        ticket, self.step, self.checked = stepper.submit(session, self.arrays, self.call.knobs)
         return ticket
 
     def finish(self, outputs: dict[str, Any]) -> bool:
         """See `worker.Work`."""
         if np.any(outputs[HALTED]):
+            return False
+        self.differs = self.checked.differs(outputs) if self.checked is not None else ""
+        if self.differs:
             return False
         call = self.call
         call.stepper.applied(self.step)
@@ -168,6 +182,9 @@ class StepWork:
     def recover(self, session: Session, outputs: dict[str, Any]) -> None:
         """See `worker.Work`: name the op that went wrong, and let the steps behind run."""
         call = self.call
+        if self.checked is not None and self.differs:
+            self._undo(session, self.checked)
+            return
         call.knobs.rate.rewind(self.step)
         try:
             hyper = call.knobs.upload(call.stepper.hyper, self.step, call.stepper.seed)
@@ -188,6 +205,15 @@ class StepWork:
         if call.n > 1:
             head += f" (step {self.index + 1} of {call.n}; those before it were applied, those after it not run)"
         self.pending.resolve(Failed(NonFiniteError(f"{head}\n{found}")))
+
+    def _undo(self, session: Session, checked: reference.Checked) -> None:
+        """The device computed something else than the reference: the step does not count."""
+        call = self.call
+        found = checked.explain(session)
+        call.knobs.rate.rewind(self.step)
+        call.stepper.rewind(session)
+        head = f"{call.what}: step {self.step}: {self.differs} (TRACEGRAD_CHECK); nothing was changed by it"
+        self.pending.resolve(Failed(DeviceError(f"{head}\n{found}")))
 
     def fail(self, error: BaseException) -> None:
         """See `worker.Work`."""

@@ -292,7 +292,7 @@ class CompiledTraining:
     # --- inspection ---
 
     @property
-    def version(self) -> object:
+    def version(self) -> Stepper:
         """Changes with `replace_model`."""
         return self._stepper
 

@@ -14,7 +14,7 @@ from tracegrad.prims.elementwise import FLOAT, abs, erf, exp, expm1, log1p, tanh
 from tracegrad.prims.leaves import as_tensor
 from tracegrad.prims.rules import alike, symmetric
 
-__all__ = ["elu", "gelu", "leaky_relu", "relu", "sigmoid", "silu", "softplus"]
+__all__ = ["elu", "gelu", "hardtanh", "leaky_relu", "relu", "sigmoid", "silu", "softplus", "tanhshrink"]
 
 SQRT_HALF = math.sqrt(0.5)
 SQRT_TWO_OVER_PI = math.sqrt(2.0 / math.pi)
@@ -138,3 +138,17 @@ def gelu(x: Operand, approximate: str = "none") -> Tensor:
     else:
         raise InputError(f'approximate is "none" or "tanh", got {approximate!r}')
     return 0.5 * x * (1.0 + inner)
+
+
+@method
+def hardtanh(x: Operand, lo: float = -1.0, hi: float = 1.0) -> Tensor:
+    """`x` limited to [lo, hi]. f32, any shape; gradient 0 at the limits, where that of `clip` is 1."""
+    x = as_tensor(x)
+    return where(x <= lo, lo, where(x >= hi, hi, x))
+
+
+@method
+def tanhshrink(x: Operand) -> Tensor:
+    """x - tanh(x). f32, any shape."""
+    x = as_tensor(x)
+    return x - tanh(x)

@@ -8,6 +8,7 @@ from tracegrad import ambient
 from tracegrad.dtypes import TensorType, bool_
 from tracegrad.errors import TraceError, call_site, located
 from tracegrad.ir import Tensor
+from tracegrad.methods import op
 from tracegrad.prims.elementwise import where
 from tracegrad.prims.leaves import as_tensor, leaf
 from tracegrad.sites import MASK, VALUE, SiteInfo, patch_leaf
@@ -32,14 +33,15 @@ def _mark(running: ambient.Trace, kind: str, name: Any, x: Tensor) -> None:
     running.sites[kind, name] = SiteInfo(kind, name, x.type, site)
 
 
+@op
 def capture(name: str, x: Any) -> Tensor:
-    """Give the value of `x` back with the result, as `r.captures[name]`.
+    """Give the value of `x` back with the result, as `r.captures[name]`. Outside of a trace, only `x`.
 
     name:     unique within the forward or loss.
     x:        any dtype and shape.
     Returns:  `x`.
     Gradient: that of `x`.
-    Raises:   TraceError if the name is taken, or outside a trace.
+    Raises:   TraceError if the name is taken.
     """
     running, x = ambient.require("capture"), as_tensor(x)
     _mark(running, "capture", name, x)
@@ -47,6 +49,7 @@ def capture(name: str, x: Any) -> Tensor:
     return x
 
 
+@op
 def patch(name: str, x: Any) -> Tensor:
     """Mark `x` as a value that a call may overwrite: `run(..., patches={name: array})` or `{name: (mask, array)}`.
 
@@ -62,7 +65,7 @@ def patch(name: str, x: Any) -> Tensor:
     x:        any dtype and shape.
     Returns:  dtype and shape of `x`.
     Gradient: to `x` where it was not overwritten.
-    Raises:   TraceError if the name is taken, or outside a trace.
+    Raises:   TraceError if the name is taken.
     """
     running, x = ambient.require("patch"), as_tensor(x)
     _mark(running, "patch", name, x)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from operator import index
 from typing import Any, cast
 
+from tracegrad import ambient
 from tracegrad.dtypes import DType, TensorType, as_dtype, f32, i32
 from tracegrad.errors import DTypeError, ShapeError
 from tracegrad.ir import Tensor, bind
@@ -81,6 +82,10 @@ def indices_for(indices: Any, n: int) -> Tensor:
     if t.dtype != i32:
         hint = "for a mask use tg.where" if t.dtype.name == "bool" else "cast with tg.cast(x, tg.i32)"
         raise DTypeError(f"indices must be i32, got {t.type}; {hint}")
+    running = ambient.active()
+    if running is not None and running.eager and t.serial in running.leaves:
+        running.wrapped[t.serial] = n  # checked and counted from the front when the call's indices are known
+        return t
     if t.prim is LITERAL:
         values = memoryview(t.attrs["data"]).cast("i").tolist()
     elif t.prim is CONST:

@@ -44,14 +44,15 @@ def _pcg(v: Tensor) -> Tensor:
 def _key(op: str) -> Tensor:
     """The key of a new random site of the running trace; inside `vmap` of one element of the batch."""
     running = ambient.require(op)
-    key = _salted(running.next_salt())
+    salt = running.next_salt()
+    key = _salted(counter(f"salt{salt}") if running.eager else const(salt, u32))  # eager sites come with the call
     for lane in running.lanes:
         key = _pcg(key + lane)
     return key
 
 
-def _salted(salt: int) -> Tensor:
-    return _pcg(_pcg(_pcg(counter("seed")) + counter("step")) + const(salt, u32))
+def _salted(salt: Tensor) -> Tensor:
+    return _pcg(_pcg(_pcg(counter("seed")) + counter("step")) + salt)
 
 
 def _bits(shape: Shape, key: Tensor, draws: int = 1, draw: int = 0) -> Tensor:
@@ -83,7 +84,7 @@ def rows_at_random(n: int, count: Tensor) -> Tensor:
     Their stream has the salt 0, which no site of a trace has, so that drawing batches changes no other number.
     """
     # The largest draw is 1 - 2^-24, and its product with such a count never rounds up to the count
-    return cast(floor(_closed(_bits((n,), _salted(0))) * count), i32)
+    return cast(floor(_closed(_bits((n,), _salted(const(0, u32)))) * count), i32)
 
 
 def _shape(shape: int | Sequence[int]) -> Shape:
@@ -108,7 +109,7 @@ def uniform(shape: int | Sequence[int]) -> Tensor:
     shape:    an integer or integers.
     Returns:  f32 of that shape; new numbers every step, the same for the same seed.
     Gradient: none.
-    Raises:   ShapeError for a negative size; TraceError outside a trace.
+    Raises:   ShapeError for a negative size.
     """
     return _closed(_bits(_shape(shape), _key("uniform")))
 
@@ -122,7 +123,7 @@ def randn(shape: int | Sequence[int]) -> Tensor:
     shape:    an integer or integers.
     Returns:  f32 of that shape; new numbers every step, the same for the same seed. |out| < 5.8.
     Gradient: none.
-    Raises:   ShapeError for a negative size; TraceError outside a trace.
+    Raises:   ShapeError for a negative size.
     """
     dims, key = _shape(shape), _key("randn")
     u, v = (_closed(_bits(dims, key, 2, k)) for k in range(2))
@@ -139,7 +140,7 @@ def bernoulli(shape: int | Sequence[int], p: float = 0.5, dtype: DType = bool_) 
     dtype:    bool, or what True and False are cast to.
     Returns:  `dtype`, of that shape; new numbers every step, the same for the same seed.
     Gradient: none.
-    Raises:   InputError if `p` is outside [0, 1]; ShapeError for a negative size; TraceError outside a trace.
+    Raises:   InputError if `p` is outside [0, 1]; ShapeError for a negative size.
     """
     dims, p = _shape(shape), _probability(p)
     return cast(_closed(_bits(dims, _key("bernoulli"))) < p, dtype)
@@ -154,7 +155,7 @@ def categorical(logits: Any, axis: int = -1) -> Tensor:
     logits:   f32, raw, classes along `axis`; a class of -inf is never drawn.
     Returns:  i32, the shape of `logits` without `axis`.
     Gradient: none.
-    Raises:   ShapeError if `axis` is out of range; DTypeError if `logits` is not f32; TraceError outside a trace.
+    Raises:   ShapeError if `axis` is out of range; DTypeError if `logits` is not f32.
     """
     x = as_tensor(logits)
     normalize_axis(axis, x.ndim)
@@ -189,7 +190,7 @@ def dropout(x: Any, p: float, training: bool = True) -> Tensor:
     training: False gives `x`, as in inference.
     Returns:  f32, shape of `x`; a new mask every step, the same for the same seed.
     Gradient: the same mask and scale on the cotangent.
-    Raises:   InputError if `p` is outside [0, 1]; DTypeError if `x` is not f32; TraceError outside a trace.
+    Raises:   InputError if `p` is outside [0, 1]; DTypeError if `x` is not f32.
 
     As torch.nn.functional.dropout.
     """

@@ -18,7 +18,8 @@ from tracegrad.prims.leaves import as_tensor, iota
 from tracegrad.prims.rules import Tangents, multilinear, shifted
 from tracegrad.shapes import Axes, normalize_axes, normalize_axis, reduced_shape
 
-__all__ = ["all", "any", "argmax", "argmin", "cumsum", "logsumexp", "max", "mean", "min", "prod", "sum", "var"]
+__all__ = ["all", "any", "argmax", "argmin", "cumsum", "logsumexp", "max", "mean", "min", "prod", "sum", "var",
+           "variance"]  # fmt: skip
 
 
 def count(x: Tensor, axes: Sequence[int]) -> int:
@@ -108,6 +109,12 @@ def var(x: Operand, axis: Axes = None, keepdims: bool = False, ddof: int = 0) ->
     x = _float(x)
     axes = normalize_axes(axis, x.ndim)
     return drop(bind(VAR, x, axes=axes, ddof=ddof), axes, keepdims)
+
+
+@method
+def variance(x: Operand, axis: Axes = None, keepdims: bool = False, correction: int = 1) -> Tensor:
+    """Sample variance over `axis` (None: over all): `var` with `ddof=correction`."""
+    return var(x, axis, keepdims, correction)
 
 
 def _extremum(p: Primitive, x: Operand, axis: Axes, keepdims: bool) -> Tensor:

@@ -15,7 +15,7 @@ from tracegrad.prims.leaves import as_tensor
 from tracegrad.prims.rules import merged, multilinear
 from tracegrad.prims.views import permute, place, reshape, slice_, unwindow, window, window_count
 
-__all__ = ["im2col"]
+__all__ = ["col2im", "im2col"]
 
 Pair = tuple[int, int]
 IntOrPair = int | Sequence[int]
@@ -123,3 +123,28 @@ def im2col(x: Any, kernel: IntOrPair, stride: IntOrPair = 1, padding: IntOrPair 
     )
     b, c, oh, ow, kh, kw = windows.shape
     return reshape(permute(windows, (0, 2, 3, 1, 4, 5)), (b, oh * ow, c * kh * kw))
+
+
+@op
+def col2im(
+    columns: Any, shape: Sequence[int], kernel: IntOrPair, stride: IntOrPair = 1, padding: IntOrPair = 0
+) -> Tensor:
+    """The transpose of `im2col`: each window element added at the place of an image that it was read from.
+
+    columns:  f32 [B, oh*ow, C*kh*kw].
+    shape:    of the image, (B, C, H, W).
+    Returns:  f32 of that shape.
+    Gradient: im2col of the cotangent.
+    Raises:   ShapeError if `columns` are not the windows of such an image; DTypeError if they are not f32.
+
+    As torch.nn.functional.fold with the last two axes of its input exchanged.
+    """
+    x, (b, c, h, w) = as_tensor(columns), tuple(shape)
+    kh, kw = int_pair("kernel", kernel, 1)
+    steps, pads = int_pair("stride", stride, 1), int_pair("padding", padding, 0)
+    oh, ow = window_counts((h, w), (kh, kw), steps, pads, (1, 1))
+    require_f32(x.type)
+    if x.shape != (b, oh * ow, c * kh * kw):
+        raise ShapeError(f"columns must be f32[{b},{oh * ow},{c * kh * kw}] for such an image, got {x.type}")
+    windows = permute(reshape(x, (b, oh, ow, c, kh, kw)), (0, 3, 1, 2, 4, 5))
+    return bind(OVERLAP_ADD, windows, size=(h, w), stride=steps, padding=pads, dilation=(1, 1))

@@ -106,7 +106,9 @@ def elementwise(
     def binary(a: Any, b: Any) -> Tensor:
         return bind(p, *broadcast(a, b))
 
-    f = binary if "{1}" in wgsl else unary
+    f: Any = binary if "{1}" in wgsl else unary
+    if f is binary:
+        f.rowwise = True  # a number is a value like any other, and decides nothing: see imperative.dispatch
     f.__name__ = f.__qualname__ = name
     f.__doc__ = _document(name, f is binary, accepts, out, differentiable=vjp is not None)
     return method(f)

@@ -16,6 +16,7 @@ from tracegrad import ambient
 from tracegrad.dtypes import DType, Shape, TensorType, bool_, f32, i32, scalar_dtype, u32
 from tracegrad.errors import DTypeError, Site, TraceError, located
 from tracegrad.ir import Primitive, Tensor, bind, register
+from tracegrad.methods import TensorMethods
 
 # role: "param", "frozen", "input", "state" (a persistent array), "hyper" (a scalar the host sets each step), "patch",
 # or "placeholder" (of a transform; in no program).
@@ -174,6 +175,8 @@ def as_tensor(value: Any, like: DType | None = None) -> Tensor:
     """`value` as a tensor; a Python number takes the dtype `like`, if it loses nothing by that."""
     if isinstance(value, Tensor):
         return value
+    if isinstance(value, TensorMethods):
+        return literal(cast("Any", value).constant())  # an eager tensor
     if not ambient.is_rewriting() and ambient.active() is None:
         raise TraceError(ambient.NO_TRACE)  # the op adds its name and the line
     value = unboxed(value)
@@ -201,7 +204,7 @@ def as_tensors(*values: Any) -> tuple[Tensor, ...]:
 
 def unboxed(value: Any) -> Any:
     """A NumPy scalar as the Python number it holds; anything else as it is."""
-    if isinstance(value, (bool, int, float, Tensor)):
+    if isinstance(value, (bool, int, float, TensorMethods)):
         return value
     if hasattr(value, "dtype") and getattr(value, "shape", None) == () and hasattr(value, "item"):
         return value.item()

@@ -59,7 +59,7 @@ def _check_reshape(x: TensorType, *, shape: Shape) -> TensorType:
 RESHAPE = view(
     "reshape",
     type=_check_reshape,
-    array=lambda xp, x, *, shape: xp.reshape(x, shape),
+    array="{0}.reshape({shape})",
     index=None,  # the one view whose coordinates are matched group by group: kernels.lower.regroup
     repeats=lambda x, y: 1,
     vjp=lambda ct, y, x, *, shape: (reshape(ct, x.shape),),
@@ -68,7 +68,7 @@ RESHAPE = view(
 PERMUTE = view(
     "permute",
     type=lambda x, *, axes: TensorType(x.dtype, tuple(x.shape[a] for a in axes)),
-    array=lambda xp, x, *, axes: xp.transpose(x, axes),
+    array="{0}.transpose({axes})",
     index=lambda i, x, *, axes: (tuple(i[axes.index(d)] for d in range(len(axes))), ()),
     vjp=lambda ct, y, x, *, axes: (permute(ct, tuple(axes.index(d) for d in range(len(axes)))),),
     batch=lambda n, y, x, *, axes: permute(x, (0, *[a + 1 for a in axes])),
@@ -95,7 +95,7 @@ def _broadcast_repeats(x: TensorType, y: TensorType) -> int | None:
 BROADCAST = view(
     "broadcast",
     type=_broadcast_type,
-    array=lambda xp, x, *, shape: xp.broadcast_to(x, shape),
+    array="xp.broadcast_to({0}, {shape})",
     index=lambda i, x, *, shape: (tuple(0 if n == 1 else k for k, n in zip(i, x.shape)), ()),
     repeats=_broadcast_repeats,
     vjp=lambda ct, y, x, *, shape: (

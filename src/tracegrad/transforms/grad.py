@@ -19,6 +19,13 @@ def gradients(y: Tensor, wrt: Sequence[Tensor]) -> list[Tensor]:
 
 def cotangents(ys: Sequence[Tensor], seeds: Sequence[Tensor], wrt: Sequence[Tensor]) -> list[Tensor]:
     """The cotangent of each x of `wrt`, given those of `ys`; zeros where nothing depends on it."""
+    with ambient.rewriting():
+        found = arriving(ys, seeds, wrt)
+        return [broadcast_to(const(0.0), x.shape) if g is None else g for x, g in zip(wrt, found)]
+
+
+def arriving(ys: Sequence[Tensor], seeds: Sequence[Tensor], wrt: Sequence[Tensor]) -> list[Tensor | None]:
+    """As `cotangents`, with None where no derivative leads."""
     order = toposort(ys, min((x.serial for x in wrt), default=0))  # what depends on x was made after it
     needed = _on_path(order, wrt)
     cts: dict[int, Tensor] = {}
@@ -33,7 +40,7 @@ def cotangents(ys: Sequence[Tensor], seeds: Sequence[Tensor], wrt: Sequence[Tens
             for x, g in zip(t.inputs, t.prim.vjp(ct, t, *t.inputs, **t.attrs)):
                 if g is not None and x.serial in needed:
                     cts[x.serial] = cts[x.serial] + g if x.serial in cts else g
-        return [cts[x.serial] if x.serial in cts else broadcast_to(const(0.0), x.shape) for x in wrt]
+        return [cts.get(x.serial) for x in wrt]
 
 
 def _on_path(order: Sequence[Tensor], wrt: Sequence[Tensor]) -> set[int]:

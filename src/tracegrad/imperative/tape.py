@@ -1,0 +1,136 @@
+"""What eager ops remember for `backward`, and the walk back over it."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import itertools
+import weakref
+from collections.abc import Callable
+from contextvars import ContextVar, Token
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from tracegrad.errors import TracegradError
+
+if TYPE_CHECKING:
+    from tracegrad.imperative.tensors import GradTensor
+
+Array = Any
+F = TypeVar("F", bound=Callable[..., Any])
+
+recording: ContextVar[bool] = ContextVar("tracegrad_recording", default=True)
+_serial = itertools.count()
+
+
+class Record:
+    """One op that was run: its pullback, what that reads, and where its cotangents go.
+
+    It holds no tensor but the leaves that get gradients, and lives as long as a tensor computed from it.
+    """
+
+    __slots__ = ("pullback", "retained", "saved", "serial", "sources")
+
+    def __init__(
+        self,
+        pullback: Callable[[Array, tuple[Array, ...]], tuple[Array, ...]],
+        saved: tuple[Array, ...],
+        sources: tuple[Record | GradTensor, ...],
+    ):
+        self.pullback, self.saved, self.sources = pullback, saved, sources
+        self.serial = next(_serial)
+        self.retained: weakref.ref[GradTensor] | None = None  # the tensor that keeps its gradient too
+
+
+def backward(root: Record | GradTensor, ct: Array) -> None:
+    """Add the gradients of everything behind `root`, whose cotangent is `ct`, to the leaves."""
+    if not isinstance(root, Record):
+        root.accumulate(ct)
+        return
+    cts: dict[Record, Array] = {root: ct}
+    for record in reversed(_behind(root)):
+        ct = cts.pop(record)
+        if record.retained is not None:
+            tensor = record.retained()
+            if tensor is not None:
+                tensor.accumulate(ct)
+        for source, g in zip(record.sources, record.pullback(ct, record.saved)):
+            if not isinstance(source, Record):
+                source.accumulate(g)
+            elif source in cts:
+                cts[source] = cts[source] + g
+            else:
+                cts[source] = g
+
+
+def _behind(root: Record) -> list[Record]:
+    """The records that `root` depends on, in the order they were made. A stack of its own: chains may be long."""
+    seen = {root}
+    stack = [root]
+    while stack:
+        for source in stack.pop().sources:
+            if type(source) is Record and source not in seen:
+                seen.add(source)
+                stack.append(source)
+    return sorted(seen, key=_age)
+
+
+def _age(record: Record) -> int:
+    return record.serial
+
+
+class no_grad:  # noqa: N801 as in PyTorch
+    """Run ops without recording them: `with tg.no_grad(): ...`, `@tg.no_grad()`, or `tg.no_grad(fn)`.
+
+    Results need no gradient. Of a function: calls it and gives its result. Async functions and generators are refused:
+    they would run after recording was switched on again.
+
+        with tg.no_grad():
+            y = x * 2
+        y = tg.no_grad(lambda: x * 2)
+    """
+
+    _token: Token[bool] | None = None
+
+    def __new__(cls, fn: Callable[[], Any] | None = None) -> Any:
+        if fn is None:
+            return object.__new__(cls)
+        _refuse_late(fn)
+        with cls():
+            result = fn()
+        if inspect.isawaitable(result):
+            if inspect.iscoroutine(result):
+                result.close()
+            raise TracegradError.here(LATE)
+        return result
+
+    def __call__(self, fn: F) -> F:
+        """As a decorator: calls of `fn` run without recording."""
+        _refuse_late(fn)
+
+        @functools.wraps(fn)
+        def quiet(*args: Any, **kwargs: Any) -> Any:
+            with no_grad():
+                return fn(*args, **kwargs)
+
+        return quiet  # pyright: ignore[reportReturnType]
+
+    def __enter__(self) -> None:
+        if self._token is not None:
+            raise TracegradError.here("no_grad: make one for each block; this one is entered already")
+        self._token = recording.set(False)
+
+    def __exit__(self, kind: type[BaseException] | None, e: BaseException | None, tb: TracebackType | None) -> None:
+        assert self._token is not None
+        recording.reset(self._token)
+        self._token = None
+
+
+LATE = "no_grad: an async function or a generator runs after no_grad has ended; write `with tg.no_grad():` inside it"
+
+
+def _refuse_late(fn: Any) -> None:
+    if not callable(fn):
+        raise TracegradError.here(f"no_grad takes a function of no arguments, or nothing; got {fn!r}")
+    if inspect.iscoroutinefunction(fn) or inspect.isasyncgenfunction(fn) or inspect.isgeneratorfunction(fn):
+        raise TracegradError.here(LATE)

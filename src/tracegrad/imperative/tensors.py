@@ -1,0 +1,335 @@
+"""GradTensor: a tensor with numbers, and the gradient it was given."""
+
+# The engine's modules share the slots of GradTensor, which users have no business with.
+# pyright: reportPrivateUsage=false
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, TypeGuard, cast
+
+from tracegrad import foreign
+from tracegrad.arrays import np
+from tracegrad.dtypes import DType, Shape, TensorType
+from tracegrad.errors import DTypeError, InputError, ShapeError, TraceError, call_site, placed
+from tracegrad.imperative import tape
+from tracegrad.imperative.plans import Number, Plan, Spec
+from tracegrad.imperative.spell import Array
+from tracegrad.imperative.values import typed
+from tracegrad.inputs import as_array
+from tracegrad.methods import METHODS, TensorMethods
+
+NUMBER = Number()
+
+
+class GradTensor(TensorMethods):
+    """A tensor with values: every op on it runs at once, and `backward` fills the gradients of what it came from.
+
+    Made by `tg.parameter` and `tg.tensor`. Values never change in place: arrays are copied when they come in, and what
+    `data` and `numpy()` give is read-only or a copy. In a trace it is a constant, if it needs no gradient.
+    """
+
+    __slots__ = ("__weakref__", "_array", "_grad", "_record", "_requires", "_spec")
+    __array_priority__ = 1000
+    __hash__ = object.__hash__  # pyright: ignore[reportAssignmentType]
+
+    _array: Array
+    _spec: Spec
+    _record: tape.Record | None  # None: a leaf
+    _requires: bool
+    _grad: Array | None
+
+    def __init__(self, data: Any, requires_grad: bool = False, dtype: Any = None):
+        """data: a number, nested lists, an array or a tensor, copied. dtype: default tg.f32 for floats."""
+        self._array, self._spec = given(data, dtype, "a tensor")
+        self._record, self._grad, self._requires = None, None, False
+        self.set_requires_grad(requires_grad)
+
+    @classmethod
+    def from_numpy(cls, array: Any, requires_grad: bool = False, dtype: Any = None) -> GradTensor:
+        """A tensor with a copy of an array."""
+        return cls(as_array(array), requires_grad, dtype)
+
+    @classmethod
+    def scalar(cls, value: float, requires_grad: bool = False, dtype: Any = None) -> GradTensor:
+        """A tensor of rank 0."""
+        t = cls(value, requires_grad, dtype)
+        if t.shape != ():
+            raise ShapeError.here(f"scalar: takes one number, got {t.type}")
+        return t
+
+    @staticmethod
+    def is_grad_tensor(value: object) -> TypeGuard[GradTensor]:
+        """Is `value` an eager tensor?"""
+        return isinstance(value, GradTensor)
+
+    # what it is
+    @property
+    def type(self) -> TensorType:
+        """Element type and shape."""
+        return TensorType(self._spec.dtype, self._spec.shape)
+
+    @property
+    def dtype(self) -> DType:
+        """Element type."""
+        return self._spec.dtype
+
+    @property
+    def shape(self) -> Shape:
+        """Shape."""
+        return self._spec.shape
+
+    @property
+    def ndim(self) -> int:
+        """Number of axes."""
+        return len(self._spec.shape)
+
+    @property
+    def size(self) -> int:
+        """Number of elements."""
+        return self._spec.type.size
+
+    @property
+    def requires_grad(self) -> bool:
+        """Whether `backward` gives it a gradient, or one to what it was computed from."""
+        return self._requires
+
+    @property
+    def is_leaf(self) -> bool:
+        """Whether it was made by hand, and not by an op that `backward` goes through."""
+        return self._record is None
+
+    # its numbers
+    @property
+    def data(self) -> Array:
+        """The values, as a read-only array. To change those of a leaf, assign new ones: `w.data = w.data - g`."""
+        view = np.asarray(self._array).view()
+        view.flags.writeable = False
+        return view
+
+    @data.setter
+    def data(self, values: Any) -> None:
+        if self._record is not None:
+            raise InputError.here(f"only a leaf can be given other values; {self.type} was computed")
+        array, spec = given(values, self._spec.dtype, "data")
+        if spec is not self._spec:
+            raise ShapeError.here(f"the values are {spec!r}, the tensor is {self._spec!r}")
+        self._array = array
+
+    def numpy(self) -> Array:
+        """The values, as an array of your own."""
+        return np.array(self._array)
+
+    def item(self) -> float | int | bool:
+        """The value of a tensor of one element, as a Python number. ShapeError for more."""
+        if self.size != 1:
+            raise ShapeError.here(f"item: {self.type} has {self.size} elements, not one")
+        return np.asarray(self._array).item()
+
+    def tolist(self) -> Any:
+        """The values as nested lists, or one number."""
+        return np.asarray(self._array).tolist()
+
+    # its gradient
+    @property
+    def grad(self) -> GradTensor | None:
+        """What `backward` added up so far; None before the first, and after `zero_grad`."""
+        return None if self._grad is None else wrap(self._grad, self._spec)
+
+    def backward(self, grad: Any = None) -> None:
+        """Add d sum(self * grad) / d x to the gradient of each leaf x behind this tensor that requires one.
+
+        grad:   the seed, of this tensor's shape and dtype; default ones.
+        Raises: TraceError if nothing here requires a gradient; ShapeError or DTypeError for another seed.
+
+        Calls add up, also those over the same ops, which stay as long as something refers to them.
+        """
+        if not self._requires:
+            raise TraceError.here(
+                f"backward: {self.type} requires no gradient: it depends on no tg.parameter by an op with a "
+                "derivative, or was computed under no_grad"
+            )
+        seed = self._spec.ones if grad is None else self._checked(grad, "backward")
+        tape.backward(self._record or self, seed)
+
+    def set_grad(self, grad: Any) -> None:
+        """Replace the gradient by `grad`, which is copied. Raises TraceError if the tensor requires none."""
+        if not self._requires:
+            raise TraceError.here(f"set_grad: {self.type} requires no gradient; see set_requires_grad")
+        self._grad = self._checked(grad, "set_grad")
+
+    def zero_grad(self) -> None:
+        """Forget the gradient: it is None again."""
+        self._grad = None
+
+    def has_grad(self) -> bool:
+        """Whether there is a gradient."""
+        return self._grad is not None
+
+    def detach(self) -> GradTensor:
+        """The same values without history."""
+        return wrap(self._array, self._spec)
+
+    def set_requires_grad(self, flag: bool = True) -> GradTensor:
+        """Say whether a leaf gets a gradient; gives the tensor. f32 and f64 only."""
+        if flag and not self._spec.type.dtype.is_float:
+            raise DTypeError.here(f"only floats have gradients, this is {self.type}")
+        if self._record is not None and not flag:
+            raise TraceError.here(f"{self.type} was computed from tensors that require a gradient; use detach()")
+        self._requires = bool(flag)
+        return self
+
+    def retain_grad(self) -> GradTensor:
+        """Keep the gradient of a tensor that was computed, as that of a leaf; gives the tensor."""
+        if not self._requires:
+            raise TraceError.here(f"retain_grad: {self.type} requires no gradient")
+        if self._record is not None:
+            self._record.retained = weakref.ref(self)
+        return self
+
+    def accumulate(self, grad: Array) -> None:
+        """Add to the gradient."""
+        self._grad = grad if self._grad is None else self._grad + grad
+
+    def _checked(self, grad: Any, what: str) -> Array:
+        """A copy of a gradient given by the user; numbers, lists and float arrays take the tensor's dtype."""
+        own = isinstance(grad, GradTensor) or (hasattr(grad, "dtype") and np.asarray(grad).dtype.kind != "f")
+        array, spec = given(grad, None if own else self._spec.dtype, what)
+        if spec.shape != self._spec.shape:
+            raise ShapeError.here(f"{what}: the gradient is {spec!r}, the tensor is {self._spec!r}")
+        if spec is not self._spec:
+            raise DTypeError.here(f"{what}: the gradient is {spec!r}, the tensor is {self._spec!r}")
+        return array
+
+    # names of Deepbox
+    def slice(self, *ranges: int | slice | Sequence[int | None]) -> GradTensor:
+        """`x[ranges]`: each an integer, a slice, or (start, stop) or (start, stop, step)."""
+        keys = tuple(slice(*r) if isinstance(r, (tuple, list)) else r for r in ranges)
+        return cast("GradTensor", self[keys])
+
+    def gather(self, indices: Any, axis: int = 0) -> GradTensor:
+        """Elements at 1-D `indices` along `axis`; negative ones count from the end. As tg.take, also of whole f32."""
+        at = as_array(indices)
+        if at.dtype.kind == "f" and bool((at == np.floor(at)).all()):
+            at = at.astype(np.int64)
+        return cast("GradTensor", METHODS["take"](self, at, axis))
+
+    def view(self, *shape: int | Sequence[int]) -> GradTensor:
+        """As `reshape`."""
+        return cast("GradTensor", self.reshape(*shape))
+
+    def at(self, *indices: int) -> float | int | bool:
+        """One element, as a Python number."""
+        return cast("GradTensor", self[indices]).item()
+
+    # Python and NumPy
+    def constant(self) -> Array:
+        """The array that stands for it in a trace. TraceError if it requires a gradient, which would not arrive."""
+        if self._requires:
+            raise TraceError(
+                f"the eager tensor {self.type} requires a gradient, which no trace can give it: make it a parameter of "
+                "the model or an input, or pass x.detach() as a constant"
+            )
+        return np.ascontiguousarray(self._array) if self._spec.shape else np.asarray(self._array)
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> Array:
+        x = self.data
+        return np.array(x, dtype) if copy or (dtype is not None and np.dtype(dtype) != x.dtype) else x
+
+    def __array_ufunc__(self, function: Any, method: str, *inputs: Any, **options: Any) -> Any:
+        return foreign.ufunc(function, method, inputs, options)
+
+    def __bool__(self) -> bool:
+        return bool(self.item())
+
+    def __float__(self) -> float:
+        return float(self.item())
+
+    def __int__(self) -> int:
+        return int(self.item())
+
+    def __index__(self) -> int:
+        if not self._spec.dtype.is_int:
+            raise DTypeError.here(f"only i32 and u32 can be an index, got {self.type}")
+        return int(self.item())
+
+    def __len__(self) -> int:
+        if not self._spec.shape:
+            raise ShapeError.here("a tensor of rank 0 has no length and nothing to iterate over")
+        return self._spec.shape[0]
+
+    def __iter__(self) -> Iterator[GradTensor]:
+        return (cast("GradTensor", self[k]) for k in range(len(self)))
+
+    def __setitem__(self, index: Any, value: Any) -> None:
+        raise TraceError.here("a tensor cannot be changed in place; make a new one, with tg.where or tg.concat")
+
+    def __repr__(self) -> str:
+        text = np.array2string(np.asarray(self._array), separator=", ", prefix="tensor(")
+        kind = "" if self._spec.dtype.name == "f32" else f", dtype={self._spec.dtype.name}"
+        return f"tensor({text}{kind}{', requires_grad=True' if self._requires else ''})"
+
+    def __copy__(self) -> GradTensor:
+        return self
+
+    def __reduce__(self) -> Any:
+        return GradTensor, (self.numpy(), self._requires, self._spec.dtype.name)
+
+
+def given(data: Any, dtype: Any, what: str) -> tuple[Array, Spec]:
+    """As `typed`; errors say what the data were for, and on which line."""
+    try:
+        return typed(data, dtype)
+    except DTypeError as e:
+        raise placed(e, what, call_site()) from None
+
+
+_new = cast("Callable[[type[GradTensor]], GradTensor]", object.__new__)
+
+
+def wrap(array: Array, spec: Any) -> GradTensor:
+    """A tensor with a value that nobody changes, and no history."""
+    t = _new(GradTensor)
+    t._array = array
+    t._spec = spec
+    t._record = None
+    t._requires = False
+    t._grad = None
+    return t
+
+
+def ran(plan: Plan, arrays: Sequence[Any], tensors: Sequence[Any]) -> Any:
+    """The result of a plan. `tensors`: whose gradients it passes on, in the order of `arrays`."""
+    if tape.recording.get():
+        for t in tensors:
+            if type(t) is GradTensor and t._requires:
+                return _recorded(plan, arrays, tensors)
+    values = plan.forward(*arrays)
+    if plan.spec is not None:
+        return wrap(values, plan.spec)
+    assert plan.pack is not None
+    return plan.pack([wrap(x, s) for x, s in zip(values, plan.specs)])
+
+
+def _recorded(plan: Plan, arrays: Sequence[Any], tensors: Sequence[Any]) -> Any:
+    recorded = plan.recorded(tuple([type(t) is GradTensor and t._requires for t in tensors]))
+    values, saved = recorded.forward(*arrays)
+    if plan.spec is not None:
+        y = wrap(values, plan.spec)
+        pullback = recorded.pullbacks[0]
+        if pullback is not None:
+            y._record = tape.Record(
+                pullback, saved, tuple([tensors[k]._record or tensors[k] for k in recorded.sources[0]])
+            )
+            y._requires = True
+        return y
+    results: list[GradTensor] = []
+    for x, spec, pullback, kept, sources in zip(values, plan.specs, recorded.pullbacks, saved, recorded.sources):
+        y = wrap(x, spec)
+        if pullback is not None:
+            y._record = tape.Record(pullback, kept, tuple([tensors[k]._record or tensors[k] for k in sources]))
+            y._requires = True
+        results.append(y)
+    assert plan.pack is not None
+    return plan.pack(results)

@@ -1,0 +1,73 @@
+"""Values that users give, as arrays of tracegrad's dtypes."""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+from tracegrad.arrays import HAVE_NUMPY, np
+from tracegrad.dtypes import DType, TensorType, as_dtype, bool_, f32, i32, u32
+from tracegrad.errors import DTypeError, InputError
+from tracegrad.imperative.plans import Spec, spec_of
+from tracegrad.imperative.spell import f64
+from tracegrad.inputs import as_array, cast_lossless
+from tracegrad.methods import TensorMethods
+
+Array = Any
+KINDS = {"f": f32, "i": i32, "u": u32, "b": bool_}
+EXACT = {np.dtype(d.numpy): d for d in (f32, i32, u32, bool_)} if HAVE_NUMPY else {}  # taken as they are
+_exact: dict[tuple[str, tuple[int, ...]], Spec] = {}
+
+
+def dtype_of(dtype: Any) -> DType:
+    """A dtype of eager tensors: one of tracegrad's, or "float64"."""
+    if str(getattr(dtype, "name", dtype)) in ("f64", "float64") or dtype is float or dtype is np.float64:
+        return f64
+    return as_dtype(np.dtype(dtype).name if isinstance(dtype, type) else dtype)
+
+
+def operand(x: Array) -> tuple[Array, Spec]:
+    """As `typed`, for an array among the operands of an op: soon, if its dtype is one of tracegrad's."""
+    if type(x) is np.ndarray:
+        key = x.dtype.char, x.shape
+        spec = _exact.get(key)
+        if spec is None and x.dtype in EXACT:
+            spec = _exact[key] = spec_of(TensorType(EXACT[x.dtype], x.shape))
+        if spec is not None:
+            return x.copy(), spec
+        if key[0] == "d":
+            return x.astype(np.float32), spec_of(TensorType(f32, x.shape))
+    return typed(x)
+
+
+def typed(data: Any, dtype: Any = None) -> tuple[Array, Spec]:
+    """A copy of `data` as an array, and its type. DTypeError for what is no number or cannot be cast.
+
+    dtype: None keeps f32, i32, u32, bool and the f64 of an eager tensor; other arrays become the nearest of these, and
+           numbers and nested lists f32 (of True and False, bool). Casts lose nothing but the rounding of floats.
+    """
+    if not HAVE_NUMPY:
+        raise DTypeError("eager tensors need NumPy: load it before tracegrad; a compiled program does without")
+    try:
+        x = as_array(data)
+        wanted = _own(data, x) if dtype is None else dtype_of(dtype)
+        if wanted is f64:
+            if x.dtype.kind not in "fiub":
+                raise InputError(f"{x.dtype.name} values are no numbers")
+            array = np.array(x, np.float64, order="C", copy=True)
+        else:
+            array = x.copy() if EXACT.get(x.dtype) is wanted else cast_lossless(x, wanted.name)
+    except InputError as e:
+        raise DTypeError(str(e)) from None
+    return array, spec_of(TensorType(f32 if wanted is f64 else wanted, array.shape), wanted is f64)
+
+
+def _own(data: Any, x: Array) -> DType:
+    """The dtype of a value that none was asked for."""
+    if isinstance(data, TensorMethods):
+        return cast("Any", data).dtype
+    kind = x.dtype.kind
+    if isinstance(data, (int, float, list, tuple)) and kind in "iu":
+        return f32
+    if kind not in KINDS:
+        raise InputError(f"{x.dtype.name} values are no numbers of tensors")
+    return i32 if kind == "u" and x.dtype.itemsize < 4 else KINDS[kind]

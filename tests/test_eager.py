@@ -1,0 +1,429 @@
+"""Ops on values: every op of the table against the graph and PyTorch, and what GradTensor promises."""
+
+from __future__ import annotations
+
+import doctest
+import gc
+import weakref
+import zlib
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import tracegrad as tg
+from all_cases import ALL_CASES
+from cases import Case
+from cases_nn import COUNTERS, FedCase
+from tracegrad import methods, nn, optim, stepwise
+from tracegrad.ambient import tracing
+from tracegrad.dtypes import TensorType, f32
+from tracegrad.evaluate import evaluate
+from tracegrad.imperative import construct, plans
+from tracegrad.ir import PRIMITIVES
+from tracegrad.prims.leaves import leaf
+from tracegrad.transforms.grad import gradients
+
+by_name = {"argnames": "case", "ids": lambda c: c.name}
+# f32 results of one graph: NumPy's sums of the same numbers in other memory layouts differ in their last bits
+CLOSE = 2e-6
+
+
+def eager_inputs(case: Case, dtype: str, seed: int = 0) -> dict[str, tg.GradTensor]:
+    own = case.arrays(seed, dtype)
+    names = [n for n in own if not isinstance(case, FedCase) or n not in case.feed]
+    floats = {n for n in names if own[n].dtype.kind == "f"}
+    return {n: tg.GradTensor(own[n], n in floats, dtype if n in floats else None) for n in names}
+
+
+def in_the_graph(case: Case) -> tuple[np.ndarray, np.ndarray, dict[str, np.ndarray]]:
+    """Value, cotangent, and gradient of each float input, as the compiler's graph defines them."""
+    env = case.arrays(dtype="float32")
+    with tracing(), np.errstate(all="ignore"):
+        leaves = case.leaves()
+        y = case.apply(leaves)
+        ct = np.random.default_rng(1).standard_normal(y.shape).astype(np.float32)
+        env["ct"] = ct
+        xs = [t for t in leaves.values() if t.dtype.is_float] if case.grad else []
+        wanted = [y, *(gradients((y * leaf("input", "ct", TensorType(f32, y.shape))).sum(), xs) if xs else [])]
+        value, *grads = evaluate(wanted, env, np)
+    return value, ct, {x.name: g for x, g in zip(xs, grads)}
+
+
+@pytest.mark.parametrize(**by_name, argvalues=ALL_CASES)
+def test_values_and_gradients_are_those_of_the_graph(case: Case) -> None:
+    value, ct, grads = in_the_graph(case)
+    tg.manual_seed(int(COUNTERS["seed"]), int(COUNTERS["step"]))
+    xs = eager_inputs(case, "float32")
+    y = case.fn(*xs.values())
+    assert isinstance(y, tg.GradTensor)
+    assert (y.shape, y.data.dtype, y.dtype.numpy) == (value.shape, value.dtype, value.dtype.name)
+    np.testing.assert_allclose(y.numpy(), value, rtol=CLOSE, atol=CLOSE)
+    if grads:
+        y.backward(ct)
+    for name, expected in grads.items():
+        found = xs[name].grad
+        actual = np.zeros_like(expected) if found is None else found.numpy()
+        np.testing.assert_allclose(actual, expected, rtol=4 * CLOSE, atol=4 * CLOSE, err_msg=name)
+
+
+# These make f32 tensors of their own, which a float64 one refuses
+OWN_F32 = ("arange", "eye", "linspace", "zeros_ones_full", "one_hot")
+
+
+@pytest.mark.parametrize(**by_name, argvalues=[c for c in ALL_CASES if c.torch is not None and c.name not in OWN_F32])
+def test_values_and_gradients_in_double_precision_are_pytorch_s(case: Case) -> None:
+    torch = pytest.importorskip("torch", reason="PyTorch is not installed")
+    assert case.torch is not None
+    xs = eager_inputs(case, "float64", zlib.crc32(case.name.encode()))
+    theirs = {n: torch.tensor(x.numpy(), requires_grad=x.requires_grad) for n, x in xs.items()}
+    y, expected = case.fn(*xs.values()), case.torch(*theirs.values())
+    np.testing.assert_allclose(y.numpy(), expected.detach().numpy(), rtol=case.close, atol=case.close)
+    if not (case.grad and y.requires_grad):
+        return
+    ct = np.random.default_rng(1).standard_normal(y.shape)
+    y.backward(ct)
+    expected.backward(torch.tensor(ct))
+    for name, x in xs.items():
+        if x.requires_grad:
+            actual = np.zeros(x.shape) if x.grad is None else x.grad.numpy()
+            np.testing.assert_allclose(actual, theirs[name].grad.numpy(), rtol=case.close, atol=case.close)
+
+
+def test_arrays_and_numbers_run_at_once_too() -> None:
+    a = np.arange(6.0).reshape(2, 3)
+    for y in (
+        tg.add(a, 1),
+        tg.add(1, a),
+        tg.tensor(a) + 1,
+        1 + tg.tensor(a),
+        a + tg.tensor(1.0),
+        a.tolist() + tg.tensor(1.0),
+    ):
+        assert isinstance(y, tg.GradTensor) and y.dtype is tg.f32 and not y.requires_grad
+        np.testing.assert_array_equal(y.numpy(), a + 1)
+    assert tg.argmax(a, axis=1).tolist() == [2, 2]
+    assert tg.zeros((2, 1)).tolist() == [[0.0], [0.0]] and tg.arange(3).dtype is tg.i32
+    assert [p.tolist() for p in tg.split(np.arange(4), 2)] == [[0, 1], [2, 3]]
+    assert tg.sum([1.0, 2.0]).item() == 3.0
+    assert (tg.add(2, 3).item(), tg.add(2, 0.5).item()) == (5, 2.5)
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "text"),
+    [
+        (lambda x: x + tg.tensor([1.0, 2.0]), tg.ShapeError, "add: shapes do not broadcast: f32[3] and f32[2]"),
+        (lambda x: x + tg.arange(3), tg.DTypeError, "add: dtypes differ: f32[3] and i32[3]"),
+        (lambda x: tg.arange(3) * 0.5, tg.DTypeError, "would be truncated"),
+        (lambda x: x + tg.GradTensor([1.0], dtype="float64"), tg.DTypeError, "add: dtypes differ"),
+        (lambda x: x.view(2, 2), tg.ShapeError, "reshape: cannot reshape 3 elements"),
+        (lambda x: x.sum(1), tg.ShapeError, "sum: axis 1 is out of range"),
+        (lambda x: x[3], tg.ShapeError, "index 3 is out of range"),
+        (lambda x: x[np.array([0, 3])], IndexError, "index 3 is out of range; valid are -3 to 2"),
+        (lambda x: x.gather([-4]), IndexError, "index -4 is out of range; valid are -3 to 2"),
+        (lambda x: tg.cross_entropy(x, tg.tensor(3, dtype=tg.i32)), tg.InputError, "index 3 is out of range"),
+        (lambda x: tg.cross_entropy(x[None], np.array([-1])), tg.InputError, "index -1 is out of range; valid are 0"),
+        (lambda x: x + nn.Linear(3, 3).b, tg.DTypeError, "of a model outside its forward"),
+        (lambda x: x + "a", tg.DTypeError, "neither a tensor"),
+        (lambda x: (x > 1).backward(), tg.TraceError, "requires no gradient"),
+        (lambda x: x.backward(np.ones(2)), tg.ShapeError, "backward: the gradient is f32[2], the tensor is f32[3]"),
+        (lambda x: x.backward(np.ones(3, int)), tg.DTypeError, "backward: the gradient is i32[3]"),
+        (lambda x: x.set_grad(1.0), tg.ShapeError, "set_grad: the gradient is f32[], the tensor is f32[3]"),
+        (lambda x: tg.tensor([1.0]).set_grad([1.0]), tg.TraceError, "set_grad: f32[1] requires no gradient"),
+        (lambda x: tg.parameter([1, 2], dtype=tg.i32), tg.DTypeError, "only floats have gradients"),
+        (lambda x: tg.tensor(["a"]), tg.DTypeError, "no numbers"),
+        (lambda x: tg.tensor([0.5], dtype=tg.i32), tg.DTypeError, "do not fit i32"),
+        (lambda x: tg.GradTensor.scalar([1.0]), tg.ShapeError, "takes one number"),  # type: ignore[arg-type]
+        (lambda x: x.item(), tg.ShapeError, "has 3 elements"),
+        (lambda x: x.__setitem__(0, 1.0), tg.TraceError, "cannot be changed in place"),
+        (lambda x: np.exp(x), tg.TraceError, "write tg.exp"),
+        (lambda x: (x * 2).set_requires_grad(False), tg.TraceError, "detach"),
+    ],
+)  # fmt: skip
+def test_mistakes_get_a_message_with_the_op_the_types_and_the_line(call: Any, error: Any, text: str) -> None:
+    with pytest.raises(error) as caught:
+        call(tg.parameter([1.0, 2.0, 3.0]))
+    assert text in str(caught.value) and "test_eager.py" in str(caught.value)
+
+
+def test_construction() -> None:
+    assert tg.parameter([1, 2]).dtype is tg.f32 and tg.parameter([1, 2]).requires_grad
+    assert tg.tensor([[True, False]]).dtype is tg.bool_ and tg.tensor(np.arange(3)).dtype is tg.i32
+    assert not tg.parameter([1.0], requires_grad=False).requires_grad
+    assert tg.parameter(2.5).shape == () and tg.GradTensor.scalar(2.5).item() == 2.5
+    assert tg.tensor([1, 2], dtype=tg.i32).dtype is tg.i32 and tg.tensor([1.5], dtype="float64").dtype.name == "f64"
+    source = np.ones(2, np.float32)
+    t = tg.GradTensor.from_numpy(source, requires_grad=True)
+    source[:] = 7
+    assert t.tolist() == [1.0, 1.0]
+    assert tg.GradTensor.is_grad_tensor(t) and not tg.GradTensor.is_grad_tensor(source)
+    assert (t.shape, t.ndim, t.size, len(t)) == ((2,), 1, 2, 2)
+    assert tg.tensor(t).tolist() == t.tolist() and not tg.tensor(t).requires_grad
+    assert repr(tg.parameter([[1.0, 2.0]])) == "tensor([[1., 2.]], requires_grad=True)"
+    assert repr(tg.arange(2)) == "tensor([0, 1], dtype=i32)"
+    assert bool(tg.tensor(1.0) > 0) and float(tg.tensor(1.5)) == 1.5 and [1, 2, 3][tg.argmax([0.0, 1.0])] == 2  # type: ignore
+
+
+def test_values_cannot_be_changed_behind_a_tensor_s_back() -> None:
+    x = tg.parameter([1.0, 2.0])
+    y = x * x
+    for view in (x.data, np.asarray(x), y.data, x.reshape(2, 1).data, tg.sum(x).data):
+        with pytest.raises(ValueError, match="read-only"):
+            view[...] = 0
+    own = x.numpy()
+    own[:] = 9
+    x.data = [5.0, 6.0]  # a new value for what follows; what was computed keeps the old one
+    y.backward([1.0, 1.0])
+    assert x.tolist() == [5.0, 6.0] and x.grad is not None and x.grad.tolist() == [2.0, 4.0]
+    with pytest.raises(tg.ShapeError, match=r"data|values are f32\[3\]"):
+        x.data = [1.0, 2.0, 3.0]
+    with pytest.raises(tg.InputError, match="only a leaf"):
+        y.data = [1.0, 2.0]
+    array = np.ones(2, np.float32)
+    z = x * array
+    array[:] = 100
+    z.backward()
+    assert x.grad.tolist() == [3.0, 5.0]
+
+
+def test_gradients_add_up_in_leaves_and_where_they_are_retained() -> None:
+    x = tg.parameter([1.0, 2.0])
+    y = (x * x).retain_grad()
+    s = y.sum()
+    s.backward()
+    s.backward()
+    assert x.grad is not None and x.grad.tolist() == [4.0, 8.0]
+    assert y.grad is not None and y.grad.tolist() == [2.0, 2.0]
+    assert s.grad is None and y.has_grad() and not y.is_leaf
+    x.zero_grad()
+    assert x.grad is None and not x.has_grad()
+    x.set_grad([10.0, 20.0])
+    (x * 3).backward([1.0, 2.0])
+    assert x.grad is not None and x.grad.tolist() == [13.0, 26.0]
+    x.backward()
+    assert x.grad.tolist() == [14.0, 27.0]
+
+
+def test_one_tensor_used_twice_and_unused_branches() -> None:
+    x, unused = tg.parameter([2.0]), tg.parameter([3.0])
+    y = x * x + x
+    z = y * y + y * x
+    _ = z * unused
+    z.backward()
+    # z = (x^2 + x)^2 + (x^2 + x) x, dz = 2 (x^2 + x)(2x + 1) + 3x^2 + 2x
+    assert x.grad is not None and x.grad.item() == pytest.approx(2 * 6 * 5 + 12 + 4)
+    assert unused.grad is None
+
+
+def test_a_chain_of_twenty_thousand_ops_needs_no_deep_stack() -> None:
+    x = tg.parameter([1.0])
+    y = x
+    for _ in range(20_000):
+        y = y + 1.0
+    y.backward()
+    assert x.grad is not None and x.grad.item() == 1.0
+    del y
+
+
+def test_a_graph_lives_as_long_as_something_refers_to_it() -> None:
+    x = tg.parameter(np.ones(1000))
+    y = tg.exp(x)
+    kept = weakref.ref(y)
+    z = y * 2
+    record = z._record
+    assert record is not None
+    del y
+    gc.disable()  # by counting references alone: no cycle keeps memory until a collection
+    try:
+        assert kept() is None  # the tensor; what its gradient needs is in the record
+        z.sum().backward()
+        np.testing.assert_allclose(x.grad.numpy(), 2 * np.exp(np.ones(1000)), rtol=1e-6)  # type: ignore[union-attr]
+        saved = weakref.ref(record.sources[0].saved[0])  # type: ignore[union-attr]
+        leaf_ = weakref.ref(x)
+        del record
+        assert saved() is not None
+        del z
+        assert saved() is None
+        del x
+        assert leaf_() is None
+    finally:
+        gc.enable()
+
+
+def test_no_grad_is_a_block_a_call_and_a_decorator_and_refuses_what_runs_later() -> None:
+    x = tg.parameter([3.0])
+    with tg.no_grad():
+        y = x * x
+        with tg.no_grad():
+            assert not (x * x).requires_grad
+        assert not (x * x).requires_grad
+    assert not y.requires_grad and (x * x).requires_grad
+    assert not tg.no_grad(lambda: x * x).requires_grad
+
+    @tg.no_grad()
+    def square(t: tg.GradTensor) -> Any:
+        """Squares."""
+        return t * t
+
+    assert not square(x).requires_grad and square.__doc__ == "Squares."
+
+    async def later() -> Any:
+        return x * x
+
+    def one_by_one() -> Any:
+        yield x * x
+
+    for late in (later, one_by_one, lambda: later()):
+        with pytest.raises(tg.TracegradError, match="async"):
+            tg.no_grad(late)
+    with pytest.raises(ZeroDivisionError), tg.no_grad():
+        _ = 1 / 0
+    assert (x * x).requires_grad
+
+
+def test_detach_shares_the_values_without_history() -> None:
+    x = tg.parameter([1.0, 2.0])
+    d = (x * 2).detach()
+    assert not d.requires_grad and d.is_leaf
+    (x * d).sum().backward()
+    assert x.grad is not None and x.grad.tolist() == [2.0, 4.0]
+    assert not tg.stop_gradient(x).requires_grad and not tg.floor(x).requires_grad
+
+
+def test_random_ops_have_the_numbers_of_a_compiled_step() -> None:
+    def draw(m: Any, x: Any) -> Any:
+        return {"a": tg.dropout(m(x), 0.5), "b": tg.randn((3,)), "c": tg.uniform(4), "d": tg.categorical(x)}
+
+    model, x = nn.Linear(3, 4, init=tg.init.ones()), np.ones((2, 3), np.float32)
+    with tg.compile_forward(model=model, forward=draw, inputs={"x": (2, 3)}, seed=5, device="cpu") as compiled:
+        expected = compiled.run(x=x).output
+    tg.manual_seed(5, step=1)
+    found = tg.eager(draw, model, x=x)
+    for name, value in expected.items():
+        np.testing.assert_array_equal(found[name].numpy(), value)
+    again = tg.eager(draw, model, x=x)
+    assert again["b"].tolist() != found["b"].tolist()
+    with pytest.raises(tg.InputError, match="manual_seed"):
+        tg.manual_seed(-1)
+
+
+def test_dropout_goes_back_through_its_own_mask_also_later() -> None:
+    tg.manual_seed(0)
+    x = tg.parameter(np.ones(64))
+    first, second = tg.dropout(x, 0.5), tg.dropout(x, 0.5)
+    assert first.tolist() != second.tolist()
+    first.backward()
+    assert x.grad is not None and x.grad.tolist() == first.tolist()
+
+
+def test_in_a_trace_an_eager_tensor_is_a_constant_unless_it_wants_a_gradient() -> None:
+    scale = tg.tensor([2.0, 3.0])
+
+    def forward(m: Any, x: Any) -> Any:
+        assert isinstance(scale * scale, tg.GradTensor)  # of values only: computed here, once
+        return m(x) * scale + (scale * scale) - tg.mul(scale, 1.0)
+
+    with tg.compile_forward(
+        model=nn.Linear(2, 2, init=tg.init.ones()), forward=forward, inputs={"x": (1, 2)}, device="cpu"
+    ) as compiled:
+        np.testing.assert_array_equal(compiled.run(x=np.ones((1, 2), np.float32)).output, [[6.0, 12.0]])
+    weight = tg.parameter([1.0, 1.0])
+    for wrong in (lambda m, x: m(x) * weight, lambda m, x: weight * m(x), lambda m, x: tg.concat([m(x), weight[None]])):
+        with pytest.raises(tg.TraceError, match="the eager tensor f32") as caught:
+            tg.trace_forward(model=nn.Linear(2, 2), forward=wrong, inputs={"x": (1, 2)})
+        assert "test_eager.py" in str(caught.value)
+
+
+def test_numbers_and_shapes_met_before_make_no_new_plans() -> None:
+    x = tg.tensor([1.0, 2.0])
+    before = len(methods.METHODS["mul"].plans)  # type: ignore[attr-defined]
+    results = [(x * (k / 7)).tolist()[1] for k in range(100)]
+    assert results == pytest.approx([2 * k / 7 for k in range(100)])
+    assert len(methods.METHODS["mul"].plans) <= before + 1  # type: ignore[attr-defined]
+    assert tg.mul(-0.0, x).data[0].tobytes() == np.float32(-0.0).tobytes()
+    assert (x**2).tolist() == [1.0, 4.0] and (x**3).tolist() == [1.0, 8.0] and (x**0).tolist() == [1.0, 1.0]
+    assert tg.elu(-x, 1.0).tolist() != tg.elu(-x, 0.5).tolist()
+    assert tg.sum(x, 0, True).shape == (1,) and tg.sum(x, 0, False).shape == ()
+
+
+def test_plans_of_one_op_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tracegrad.imperative.dispatch.MOST", 5)
+    x = tg.tensor(np.arange(40.0))
+    assert [x[k].item() for k in range(40)] == list(range(40))
+    assert len(methods.METHODS["getitem"].plans) <= 5  # type: ignore[attr-defined]
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.floats(-3, 3, width=32), min_size=1, max_size=5), st.integers(1, 4), st.data())
+def test_any_number_of_backward_calls_adds_up(values: list[float], calls: int, data: st.DataObject) -> None:
+    """Over one graph or several, in any order, a leaf's gradient is the sum of what each call alone gives."""
+    x = tg.parameter(values)
+    roots = [tg.sin(x).sum(), (x * x).sum(), (x * 2 - x).sum()]
+    alone = [np.cos(x.numpy()), 2 * x.numpy(), np.ones(len(values), np.float32)]
+    total = np.zeros(len(values), np.float32)
+    for _ in range(calls):
+        k, seed = data.draw(st.integers(0, 2)), data.draw(st.sampled_from([1.0, -2.0, 0.5]))
+        roots[k].backward(seed)
+        total = total + np.float32(seed) * alone[k]
+    assert x.grad is not None
+    np.testing.assert_allclose(x.grad.numpy(), total, rtol=1e-5, atol=1e-5)
+
+
+def test_the_engine_has_no_op_of_its_own() -> None:
+    """Values come from rows' array rules and gradients from their VJPs: with a row changed, eager ops change too."""
+    methods.METHODS["sin"].plans.clear()  # type: ignore[attr-defined]
+    row = PRIMITIVES["sin"]
+    kept = row.array, row.vjp
+    try:
+        object.__setattr__(row, "array", "cos")
+        object.__setattr__(row, "vjp", lambda ct, y, x: (ct * 5.0,))
+        x = tg.parameter([0.0])
+        y = tg.sin(x)
+        y.backward()
+        assert y.item() == 1.0 and x.grad is not None and x.grad.item() == 5.0
+    finally:
+        object.__setattr__(row, "array", kept[0])
+        object.__setattr__(row, "vjp", kept[1])
+        methods.METHODS["sin"].plans.clear()  # type: ignore[attr-defined]
+
+
+def test_a_model_trains_eagerly_as_it_does_compiled() -> None:
+    class MLP(tg.Module):
+        def __init__(self) -> None:
+            self.l1, self.l2 = nn.Linear(2, 8, init=tg.init.kaiming()), nn.Linear(8, 1, init=tg.init.kaiming())
+
+    def loss(m: Any, x: Any, y: Any) -> Any:
+        return tg.mse_loss(m.l2(tg.tanh(m.l1(x))), y)
+
+    rng = np.random.default_rng(0)
+    x, y = rng.standard_normal((16, 2)).astype(np.float32), rng.standard_normal((16, 1)).astype(np.float32)
+    with tg.compile(
+        model=MLP(), loss=loss, inputs={"x": (16, 2), "y": (16, 1)}, optimizer=optim.sgd(lr=0.1), seed=3, device="cpu"
+    ) as train:
+        m = tg.instantiate(MLP(), seed=3)
+        assert tg.eager(loss, train, x=x, y=y).item() == pytest.approx(loss(m, x, y).item(), rel=1e-6)
+        for _ in range(20):
+            value = tg.eager(loss, m, x=x, y=y)
+            value.backward()
+            assert train.step(x=x, y=y).loss == pytest.approx(value.item(), rel=1e-5)
+            for p in (m.l1.W, m.l1.b, m.l2.W, m.l2.b):
+                p.data = p.data - 0.1 * p.grad.data
+                p.zero_grad()
+        np.testing.assert_allclose(m.l1.W.numpy(), train.download_params()["l1.W"], rtol=1e-4, atol=1e-6)
+        assert plans.spec_of(TensorType(f32, (2, 8))) is m.l1.W._spec
+
+
+@pytest.mark.parametrize("name", ["eager.md"])
+def test_examples_of_the_documentation_give_what_it_shows(name: str) -> None:
+    path = Path(__file__).parents[1] / "docs" / name
+    results = doctest.testfile(str(path), module_relative=False, optionflags=doctest.ELLIPSIS)
+    assert results.failed == 0 and results.attempted > 30
+
+
+@pytest.mark.parametrize("module", [construct, stepwise])
+def test_examples_in_docstrings_give_what_they_show(module: Any) -> None:
+    results = doctest.testmod(module)
+    assert results.failed == 0 and results.attempted > 3
