@@ -427,3 +427,21 @@ def test_examples_of_the_documentation_give_what_it_shows(name: str) -> None:
 def test_examples_in_docstrings_give_what_they_show(module: Any) -> None:
     results = doctest.testmod(module)
     assert results.failed == 0 and results.attempted > 3
+
+
+def test_backward_passes_through_transforms():
+    w = tg.parameter([1.0, 2.0, 3.0])
+    g = tg.grad(lambda x: tg.sum(x * x * x))(w)
+    assert tg.GradTensor.is_grad_tensor(g)
+    np.testing.assert_allclose(g.numpy(), 3 * w.numpy() ** 2)
+    tg.sum(g * g).backward()
+    np.testing.assert_allclose(w.grad.numpy(), 36 * w.numpy() ** 3, rtol=1e-6)
+    rows = tg.vmap(lambda a: tg.sum(a * a))(tg.parameter([[1.0, 2.0], [3.0, 4.0]]))
+    np.testing.assert_allclose(rows.numpy(), [5.0, 25.0])
+
+
+def test_transforms_of_double_tensors_are_double():
+    w = tg.parameter([1.0, 1 / 3], dtype="float64")
+    np.testing.assert_allclose(tg.grad(lambda x: tg.sum(x * x * x))(w).numpy(), 3 * w.numpy() ** 2, rtol=1e-15)
+    with pytest.raises(tg.DTypeError, match="f32 and f64"):
+        tg.grad(lambda a, b: tg.sum(a * b))(w, tg.parameter([1.0, 2.0]))

@@ -16,13 +16,16 @@ from typing import Any, TypeVar, cast
 
 from tracegrad import ambient, transforms
 from tracegrad.arrays import HAVE_NUMPY, np
-from tracegrad.dtypes import TensorType, as_dtype
+from tracegrad.dtypes import TensorType, as_dtype, f32
 from tracegrad.errors import DTypeError, InputError, TraceError, call_site, located
 from tracegrad.evaluate import evaluate
 from tracegrad.hypers import leaf_value
+from tracegrad.imperative.plans import Plan
+from tracegrad.imperative.spell import f64
+from tracegrad.imperative.tensors import GradTensor, ran
 from tracegrad.inputs import cast_lossless
-from tracegrad.ir import Tensor
-from tracegrad.prims.leaves import leaf
+from tracegrad.ir import Tensor, toposort
+from tracegrad.prims.leaves import LEAF, leaf
 from tracegrad.transforms.trees import rebuilt, tree_leaves, tree_map
 
 __all__ = [
@@ -35,9 +38,10 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 def at_once(fn: F) -> F:
-    """`fn`, which makes nodes, as a function that also works on arrays outside any trace, and then gives arrays.
+    """`fn`, which makes nodes, as a function that also works on values outside any trace.
 
-    The one seam between graphs and values. Random ops draw from the seed 0 and the step 0: the same numbers each time.
+    Of arrays it gives arrays; of eager tensors eager tensors, through which `backward` passes. The one seam between
+    graphs and values. Random ops draw from the seed 0 and the step 0: the same numbers each time.
     """
 
     @functools.wraps(fn)
@@ -47,7 +51,8 @@ def at_once(fn: F) -> F:
         if not HAVE_NUMPY:
             raise TraceError.here("on arrays, outside a loss or forward, transforms need NumPy, which is not installed")
         given = (args, kwargs)
-        values = [_array(x) for x in tree_leaves(given)]
+        tensors = tree_leaves(given)
+        values = [_array(x) for x in tensors]
         with ambient.tracing() as running:
             types = [TensorType(as_dtype(v.dtype), v.shape) for v in values]
             leaves = [leaf("input", f"{k}", t) for k, t in enumerate(types)]
@@ -57,11 +62,31 @@ def at_once(fn: F) -> F:
             env |= dict.fromkeys(("seed", "step"), np.uint32(0))
             env |= {name: np.float32(leaf_value(name, running.hypers)) for name in running.hypers}
             roots = [t for t in tree_leaves(out) if isinstance(t, Tensor)]
-            with np.errstate(all="ignore"):
-                found = map(np.asarray, evaluate(roots, env, np))
+            if any(isinstance(x, GradTensor) for x in tensors):
+                found = iter(_eager(roots, leaves, tensors, env))
+            else:
+                with np.errstate(all="ignore"):
+                    found = map(np.asarray, evaluate(roots, env, np))
         return tree_map(lambda t: next(found) if isinstance(t, Tensor) else t, out)
 
     return cast("F", either)
+
+
+def _eager(roots: list[Tensor], leaves: list[Tensor], tensors: list[Any], env: dict[str, Any]) -> list[Any]:
+    """The roots as eager tensors. `tensors`: what each of `leaves` stands for; `env` has the values of all leaves."""
+    own = {t.serial for t in leaves}
+    others = [t for t in toposort(roots) if t.prim is LEAF and t.serial not in own]
+    inputs = [*leaves, *others]
+    kinds = {x.dtype.name for x in tensors if isinstance(x, GradTensor) and x.dtype in (f32, f64)}
+    if len(kinds) > 1:
+        raise DTypeError.here(f"arguments are {' and '.join(sorted(kinds))}; make them alike with tg.tensor(x, dtype=)")
+    double = kinds == {"f64"}
+    values = [env[str(t.attrs["name"])] for t in inputs]
+    if double:
+        exact = [np.asarray(x, np.float64) if t.dtype.is_float else v for t, v, x in zip(leaves, values, tensors)]
+        values = [*exact, *(v.astype(np.float64) if v.dtype.kind == "f" else v for v in values[len(leaves) :])]
+    plan = Plan(inputs, roots, list, double, numbers=frozenset(), streams=(), wrapped={})
+    return ran(plan, values, [*tensors, *(None for _ in others)])
 
 
 def _array(x: Any) -> Any:
