@@ -65,7 +65,7 @@ def pack(work: Path, target: Path) -> None:
     """Node, Dawn, the bundles and the sites in one archive."""
     with tempfile.TemporaryDirectory() as folder:
         inside = Path(folder) / "bench"
-        shutil.copytree(work / "node", inside)
+        shutil.copytree(work / "node", inside, ignore=shutil.ignore_patterns("node_modules"))
         shutil.copytree(work / "page/sites", inside / "sites", ignore=shutil.ignore_patterns("*.safetensors"))
         dawn = "node_modules/webgpu"
         shutil.copytree(work / dawn, inside / dawn, ignore=lambda _, names: [n for n in names if n in FOREIGN])
