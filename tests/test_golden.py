@@ -85,8 +85,12 @@ def kernel_table(program: Program) -> str:
 
 
 def shaders(program: Program) -> str:
-    """The WGSL of every kernel."""
-    return "\n".join(f"// {number}: {k.label}\n{k.wgsl}" for number, k in enumerate(program.kernels))
+    """The WGSL of every kernel, and what software adapters run instead where that is another."""
+    return "\n".join(
+        f"// {number}: {k.label}\n{k.wgsl}"
+        + (f"\n// without barriers, {k.serial_grid}\n{k.serial_wgsl}" * bool(k.serial_wgsl))
+        for number, k in enumerate(program.kernels)
+    )
 
 
 def graph_text(graph: Graph) -> str:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 
+import tracegrad as tg
 from all_cases import ALL_CASES
 from cases import Case
 from tracegrad.ambient import tracing
@@ -56,6 +58,11 @@ def run(session: Any, program: Program, env: dict[str, Any]) -> dict[str, Any]:
         session.unload(handle)
 
 
+def with_barriers(program: Program) -> Program:
+    """The kernels of a GPU, on any adapter."""
+    return replace(program, kernels=tuple(replace(k, serial_wgsl="") for k in program.kernels))
+
+
 def assert_same(case: Case, graph: Graph, env: dict[str, Any], got: dict[str, Any]) -> None:
     """Within the row's f32 tolerance of the reference in float64."""
     double = {n: x.astype(np.float64) if x.dtype == np.float32 else x for n, x in env.items()}
@@ -101,3 +108,38 @@ def test_wgsl_kernels_match_the_reference(case: Case, device: Any) -> None:
     env = inputs_of(graph, case)
     program = make_program(graph, NOTHING, {}, {})
     assert_same(case, graph, env, run(device, program, env))
+    if device.info.software and program.without_barriers() != program:  # what a GPU runs is another text
+        assert_same(case, graph, env, run(device, with_barriers(program), env))
+
+
+SHAPES = {  # such that rows are folded by 8, 32, 64 and 256 lanes, and edges of squares and tiles are cut
+    "short": (lambda x, y: x.sum(1), (300, 31), ()),
+    "32": (lambda x, y: x.sum(1), (9, 100), ()),
+    "64": (lambda x, y: x.sum(1) + x.max(1), (9, 333), ()),
+    "256": (lambda x, y: x.sum(1), (3, 2001), ()),
+    "columns": (lambda x, y: x.sum(0), (700, 33), ()),
+    "long_columns": (lambda x, y: x.sum(0), (1500, 5), ()),
+    "softmax": (lambda x, y: tg.softmax(x), (9, 333), ()),
+    "whole": (lambda x, y: x * x.sum(), (40, 31), ()),
+    "product": (lambda x, y: tg.relu(x @ y), (37, 70), (70, 45)),
+    "narrow_product": (lambda x, y: x @ y, (37, 70), (70, 3)),
+    "many_products": (lambda x, y: x @ y, (130, 18, 33), (130, 33, 9)),
+    "convolution": (lambda x, y: tg.conv2d(x, y, padding=1), (2, 3, 7, 7), (17, 3, 3, 3)),
+}
+
+
+@pytest.mark.parametrize("name", SHAPES)
+def test_without_barriers_the_bits_are_the_same(name: str, device: Any) -> None:
+    """The order of a sum is fixed by its size, never by the adapter."""
+    fn, *shapes = SHAPES[name]
+    with tracing():
+        leaves = [leaf("input", n, TensorType(f32, s)) for n, s in zip("xy", shapes, strict=True) if s]
+        graph = Graph({"output": fn(leaves[0], leaves[-1])})
+    rng = np.random.default_rng(0)
+    env = {t.name: rng.standard_normal(t.shape).astype(np.float32) for t in leaves}
+    program = make_program(graph, NOTHING, {}, {})
+    assert device.info.software, "this test wants an adapter that takes the kernels without barriers"
+    assert name == "short" or any(k.serial_wgsl for k in program.kernels)
+    assert "workgroup>" not in "".join(k.wgsl for k in program.without_barriers().kernels)
+    got, wanted = (run(device, p, env)["output"] for p in (program, with_barriers(program)))
+    np.testing.assert_array_equal(got.view(np.int32), wanted.view(np.int32))

@@ -1,6 +1,6 @@
-"""Write the models of the browser bench as sites, data included: python bench/browser/export.py DIR.
+"""Write the models of the browser bench as sites, data included: python bench/browser/export.py DIR [share].
 
-Adam, inputs from the host at every step, as in the table of the original and of jax-js.
+Adam, inputs from the host at every step, as in the table of the original and of jax-js. `share` scales the batches.
 """
 
 from __future__ import annotations
@@ -19,7 +19,6 @@ sys.path.insert(0, str(Path(__file__).parents[2] / "tests"))
 from models import Training, cnn, gpt, sine
 
 ROWS = 512
-BATCH = 128
 
 
 class MLP(tg.Module):
@@ -39,12 +38,15 @@ def adam() -> optim.Optimizer:
     return optim.adam(lr=1e-3)
 
 
-MODELS = (
-    sine(optimizer=adam),
-    Training("mlp", MLP, mlp_loss, {"x": (BATCH, 784), "y": tg.i32[BATCH]}, adam),
-    cnn(optimizer=adam),
-    gpt(optimizer=adam),
-)
+def models(share: float) -> tuple[Training, ...]:
+    """The trainings, with their batches scaled by `share` (models.mjs rounds alike)."""
+    b = {n: max(1, int(size * share + 0.5)) for n, size in (("sine", 256), ("mlp", 128), ("cnn", 64), ("gpt", 32))}
+    return (
+        sine(b["sine"], optimizer=adam),
+        Training("mlp", MLP, mlp_loss, {"x": (b["mlp"], 784), "y": tg.i32[b["mlp"]]}, adam),
+        cnn(b["cnn"], optimizer=adam),
+        gpt(b["gpt"], optimizer=adam),
+    )
 
 
 def rows(name: str) -> dict[str, Any]:
@@ -58,13 +60,13 @@ def rows(name: str) -> dict[str, Any]:
     return {"x": x, "y": np.sin(x) if name == "sine" else rng.integers(0, 10, ROWS).astype(np.int32)}
 
 
-def main() -> None:
+def export(folder: Path, share: float = 1.0) -> None:
     """One folder a model."""
-    for training in MODELS:
+    for training in models(share):
         with tg.compile(**training.arguments(), seed=0, device="cpu") as train:
-            index = train.export(Path(sys.argv[1]) / training.name, data=rows(training.name), title=training.name)
+            index = train.export(folder / training.name, data=rows(training.name), title=training.name)
         print(index.parent, f"{(index.parent / 'program.json').stat().st_size:,} bytes of program")
 
 
 if __name__ == "__main__":
-    main()
+    export(Path(sys.argv[1]), *(float(a) for a in sys.argv[2:3]))

@@ -94,7 +94,7 @@ def render(
                 binding_of.append(arrays.setdefault(place.array, len(arrays)))
                 offsets.append(place.offset)
             written.update(plan.places[t.serial].array for t in c.outs)
-        bindings = tuple(Binding(buffers[a].dtype, a in written) for a in arrays)
+        bindings = tuple(Binding(buffers[a].dtype, a in written, buffers[a].size) for a in arrays)
         key = (tuple(plan.keys[id(c)] for c in launch.clusters), tuple(binding_of), bindings)
         if key not in sources:
             sources[key] = len(kernels)
@@ -107,7 +107,7 @@ def render(
 def source_of(launch: Launch, binding_of: Sequence[int], bindings: tuple[Binding, ...]) -> KernelSource:
     """One launch in every language."""
     shared = workgroup_bytes(launch.tilings)
-    serial = [without_barriers(k, t) for k, t in zip(launch.kernels, launch.tilings)] if shared else []
+    serial = without_barriers(launch.kernels, launch.tilings) if shared else []
     return KernelSource(
         label=" | ".join(k.label for k in launch.kernels),
         bindings=bindings,
@@ -115,7 +115,7 @@ def source_of(launch: Launch, binding_of: Sequence[int], bindings: tuple[Binding
         workgroup_memory=shared,
         wgsl=render_wgsl(launch.kernels, launch.tilings, binding_of, bindings),
         numpy=render_numpy(launch.kernels, binding_of),
-        serial_wgsl=render_wgsl(launch.kernels, serial, binding_of, bindings) if shared else "",
+        serial_wgsl=render_wgsl(launch.kernels, serial, binding_of, bindings) if serial else "",
         serial_grid=grid_of(sum(t.workgroups for t in serial)),
     )
 

@@ -68,6 +68,7 @@ class Binding:
 
     dtype: str
     written: bool
+    size: int = 0  # elements that the kernel's text declares: a bound known beforehand is cheap to check; 0 is any
 
 
 @dataclass(frozen=True, slots=True)

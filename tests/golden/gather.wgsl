@@ -1,7 +1,7 @@
 // 0: sum
-@group(0) @binding(0) var<storage, read> mem0: array<f32>;
-@group(0) @binding(1) var<storage, read> mem1: array<i32>;
-@group(0) @binding(2) var<storage, read_write> mem2: array<f32>;
+@group(0) @binding(0) var<storage, read> mem0: array<f32, 36>;
+@group(0) @binding(1) var<storage, read> mem1: array<i32, 15>;
+@group(0) @binding(2) var<storage, read_write> mem2: array<f32, 12>;
 @group(1) @binding(0) var<uniform> at: array<vec4<i32>, 1>;
 fn k0(w: i32, lid: i32) {
   let o0 = at[0].x;

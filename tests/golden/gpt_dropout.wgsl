@@ -1,8 +1,8 @@
 // 0: add+sum+sub+rsqrt+mul | mul+add
-@group(0) @binding(0) var<storage, read> mem0: array<f32>;
-@group(0) @binding(1) var<storage, read> mem1: array<i32>;
-@group(0) @binding(2) var<storage, read_write> mem2: array<f32>;
-@group(0) @binding(3) var<storage, read_write> mem3: array<i32>;
+@group(0) @binding(0) var<storage, read> mem0: array<f32, 1039>;
+@group(0) @binding(1) var<storage, read> mem1: array<i32, 18>;
+@group(0) @binding(2) var<storage, read_write> mem2: array<f32, 1889>;
+@group(0) @binding(3) var<storage, read_write> mem3: array<i32, 1>;
 @group(1) @binding(0) var<uniform> at: array<vec4<i32>, 3>;
 fn div_(a: f32, b: f32) -> f32 {
   let s = select(1.0, 0.0625, abs(b) > 8.5e37);
@@ -82,8 +82,8 @@ fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) 
 }
 
 // 1: matmul+add | matmul+add | matmul+add
-@group(0) @binding(0) var<storage, read_write> mem0: array<f32>;
-@group(0) @binding(1) var<storage, read> mem1: array<f32>;
+@group(0) @binding(0) var<storage, read_write> mem0: array<f32, 1889>;
+@group(0) @binding(1) var<storage, read> mem1: array<f32, 1039>;
 @group(1) @binding(0) var<uniform> at: array<vec4<i32>, 3>;
 fn k0(w: i32, lid: i32) {
   let o0 = at[0].x;
@@ -163,7 +163,7 @@ fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) 
 }
 
 // 2: matmul
-@group(0) @binding(0) var<storage, read_write> mem0: array<f32>;
+@group(0) @binding(0) var<storage, read_write> mem0: array<f32, 1889>;
 @group(1) @binding(0) var<uniform> at: array<vec4<i32>, 1>;
 fn k0(w: i32, lid: i32) {
   let o0 = at[0].x;
@@ -196,7 +196,7 @@ fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) 
 }
 
 // 3: max+where+sum+div
-@group(0) @binding(0) var<storage, read_write> mem0: array<f32>;
+@group(0) @binding(0) var<storage, read_write> mem0: array<f32, 1889>;
 @group(1) @binding(0) var<uniform> at: array<vec4<i32>, 1>;
 var<private> inf_bits: u32 = 0x7f800000u;
 fn max_f32(a: f32, b: f32) -> f32 {
@@ -261,7 +261,7 @@ fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) 
 }
 
 // 4: matmul
-@group(0) @binding(0) var<storage, read_write> mem0: array<f32>;
+@group(0) @binding(0) var<storage, read_write> mem0: array<f32, 1889>;
 @group(1) @binding(0) var<uniform> at: array<vec4<i32>, 1>;
 fn k0(w: i32, lid: i32) {
   let o0 = at[0].x;
@@ -294,9 +294,9 @@ fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) 
 }
 
 // 5: matmul+add
-@group(0) @binding(0) var<storage, read_write> mem0: array<f32>;
-@group(0) @binding(1) var<storage, read> mem1: array<f32>;
-@group(0) @binding(2) var<storage, read> mem2: array<i32>;
+@group(0) @binding(0) var<storage, read_write> mem0: array<f32, 1889>;
+@group(0) @binding(1) var<storage, read> mem1: array<f32, 1039>;
+@group(0) @binding(2) var<storage, read> mem2: array<i32, 1>;
 @group(1) @binding(0) var<uniform> at: array<vec4<i32>, 2>;
 fn k0(w: i32, lid: i32) {
   let o0 = at[0].x;
@@ -337,8 +337,8 @@ fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) 
 }
 
 // 6: sum+sub+rsqrt+mul+add
-@group(0) @binding(0) var<storage, read_write> mem0: array<f32>;
-@group(0) @binding(1) var<storage, read> mem1: array<f32>;
+@group(0) @binding(0) var<storage, read_write> mem0: array<f32, 1889>;
+@group(0) @binding(1) var<storage, read> mem1: array<f32, 1039>;
 @group(1) @binding(0) var<uniform> at: array<vec4<i32>, 2>;
 fn div_(a: f32, b: f32) -> f32 {
   let s = select(1.0, 0.0625, abs(b) > 8.5e37);
@@ -395,8 +395,8 @@ fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) 
 }
 
 // 7: matmul+add+mul
-@group(0) @binding(0) var<storage, read_write> mem0: array<f32>;
-@group(0) @binding(1) var<storage, read> mem1: array<f32>;
+@group(0) @binding(0) var<storage, read_write> mem0: array<f32, 1889>;
+@group(0) @binding(1) var<storage, read> mem1: array<f32, 1039>;
 @group(1) @binding(0) var<uniform> at: array<vec4<i32>, 2>;
 fn is_nan_(x: f32) -> bool { return (bitcast<u32>(x) & 0x7fffffffu) > 0x7f800000u; }
 fn scale_(x: f32, n: i32) -> f32 {
@@ -455,8 +455,8 @@ fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) 
 }
 
 // 8: matmul+add
-@group(0) @binding(0) var<storage, read_write> mem0: array<f32>;
-@group(0) @binding(1) var<storage, read> mem1: array<f32>;
+@group(0) @binding(0) var<storage, read_write> mem0: array<f32, 1889>;
+@group(0) @binding(1) var<storage, read> mem1: array<f32, 1039>;
 @group(1) @binding(0) var<uniform> at: array<vec4<i32>, 2>;
 var<workgroup> sf: array<f32, 256>;
 fn k0(w: i32, lid: i32) {
@@ -503,9 +503,62 @@ fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) 
   if (w >= 0 && w < 8) { k0(w - 0, i32(lid)); }
 }
 
+// without barriers, (2, 1)
+@group(0) @binding(0) var<storage, read_write> mem0: array<f32, 1889>;
+@group(0) @binding(1) var<storage, read> mem1: array<f32, 1039>;
+@group(1) @binding(0) var<uniform> at: array<vec4<i32>, 2>;
+fn k0(w: i32, lid: i32) {
+  let o0 = at[0].x;
+  let o1 = at[0].y;
+  let o2 = at[0].z;
+  let o3 = at[0].w;
+  let o4 = at[1].x;
+  let row = w * 32 + lid;
+  let lane = 0;
+  if (row >= 64) { return; }
+  let m0 = (row / 8);
+  let n0 = row % 8;
+  var ta0 = 0f;
+  var a0_0 = ta0;
+  var a0_1 = ta0;
+  var a0_2 = ta0;
+  var a0_3 = ta0;
+  var a0_4 = ta0;
+  for (var turn = 0; turn < 32; turn++) {
+    let lane = i32(reverseBits(u32(turn)) >> 27u);
+    ta0 = 0f;
+    {
+      for (var j = lane; j < 32; j += 32) {
+        let k0 = j;
+        ta0 = (ta0 + (mem0[o0 + (m0 * 32 + k0)] * mem1[o1 + (k0 * 8 + n0)]));
+      }
+    }
+    if ((turn & 1) == 0) { a0_0 = ta0; continue; }
+    ta0 = (a0_0 + ta0);
+    if ((turn & 2) == 0) { a0_1 = ta0; continue; }
+    ta0 = (a0_1 + ta0);
+    if ((turn & 4) == 0) { a0_2 = ta0; continue; }
+    ta0 = (a0_2 + ta0);
+    if ((turn & 8) == 0) { a0_3 = ta0; continue; }
+    ta0 = (a0_3 + ta0);
+    if ((turn & 16) == 0) { a0_4 = ta0; continue; }
+    ta0 = (a0_4 + ta0);
+  }
+  let a0 = ta0;
+  if (row < 64 && lane == 0) {
+    let s4 = (mem0[o2 + (m0 * 8 + n0)] + (a0 + mem1[o3 + n0]));
+    mem0[o4 + (m0 * 8 + n0)] = s4;
+  }
+}
+@compute @workgroup_size(32)
+fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) lid: u32) {
+  let w = i32(wid.x + wid.y * 32768u);
+  if (w >= 0 && w < 2) { k0(w - 0, i32(lid)); }
+}
+
 // 9: matmul
-@group(0) @binding(0) var<storage, read_write> mem0: array<f32>;
-@group(0) @binding(1) var<storage, read> mem1: array<f32>;
+@group(0) @binding(0) var<storage, read_write> mem0: array<f32, 1889>;
+@group(0) @binding(1) var<storage, read> mem1: array<f32, 1039>;
 @group(1) @binding(0) var<uniform> at: array<vec4<i32>, 1>;
 fn k0(w: i32, lid: i32) {
   let o0 = at[0].x;
@@ -536,9 +589,9 @@ fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) 
 }
 
 // 10: max+sub+sum+mul
-@group(0) @binding(0) var<storage, read_write> mem0: array<f32>;
-@group(0) @binding(1) var<storage, read> mem1: array<f32>;
-@group(0) @binding(2) var<storage, read> mem2: array<i32>;
+@group(0) @binding(0) var<storage, read_write> mem0: array<f32, 1889>;
+@group(0) @binding(1) var<storage, read> mem1: array<f32, 1039>;
+@group(0) @binding(2) var<storage, read> mem2: array<i32, 18>;
 @group(1) @binding(0) var<uniform> at: array<vec4<i32>, 2>;
 var<private> inf_bits: u32 = 0x7f800000u;
 fn max_f32(a: f32, b: f32) -> f32 {
@@ -622,11 +675,11 @@ fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) 
 }
 
 // 11: sum+div+where | sum | matmul+mul | matmul
-@group(0) @binding(0) var<storage, read_write> mem0: array<f32>;
-@group(0) @binding(1) var<storage, read> mem1: array<i32>;
-@group(0) @binding(2) var<storage, read_write> mem2: array<f32>;
-@group(0) @binding(3) var<storage, read_write> mem3: array<f32>;
-@group(0) @binding(4) var<storage, read> mem4: array<f32>;
+@group(0) @binding(0) var<storage, read_write> mem0: array<f32, 1889>;
+@group(0) @binding(1) var<storage, read> mem1: array<i32, 1>;
+@group(0) @binding(2) var<storage, read_write> mem2: array<f32, 1>;
+@group(0) @binding(3) var<storage, read_write> mem3: array<f32, 1039>;
+@group(0) @binding(4) var<storage, read> mem4: array<f32, 1039>;
 @group(1) @binding(0) var<uniform> at: array<vec4<i32>, 4>;
 var<private> inf_bits: u32 = 0x7f800000u;
 var<private> nan_bits: u32 = 0x7fc00000u;
@@ -754,8 +807,8 @@ fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) 
 }
 
 // 12: sum | sum+mul
-@group(0) @binding(0) var<storage, read_write> mem0: array<f32>;
-@group(0) @binding(1) var<storage, read_write> mem1: array<f32>;
+@group(0) @binding(0) var<storage, read_write> mem0: array<f32, 1889>;
+@group(0) @binding(1) var<storage, read_write> mem1: array<f32, 1039>;
 @group(1) @binding(0) var<uniform> at: array<vec4<i32>, 2>;
 fn div_(a: f32, b: f32) -> f32 {
   let s = select(1.0, 0.0625, abs(b) > 8.5e37);
@@ -829,9 +882,9 @@ fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) 
 }
 
 // 13: sum | matmul+add | matmul
-@group(0) @binding(0) var<storage, read_write> mem0: array<f32>;
-@group(0) @binding(1) var<storage, read_write> mem1: array<f32>;
-@group(0) @binding(2) var<storage, read> mem2: array<f32>;
+@group(0) @binding(0) var<storage, read_write> mem0: array<f32, 1889>;
+@group(0) @binding(1) var<storage, read_write> mem1: array<f32, 1039>;
+@group(0) @binding(2) var<storage, read> mem2: array<f32, 1039>;
 @group(1) @binding(0) var<uniform> at: array<vec4<i32>, 3>;
 fn is_nan_(x: f32) -> bool { return (bitcast<u32>(x) & 0x7fffffffu) > 0x7f800000u; }
 fn scale_(x: f32, n: i32) -> f32 {
@@ -923,9 +976,9 @@ fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) 
 }
 
 // 14: sum | matmul+mul | matmul
-@group(0) @binding(0) var<storage, read_write> mem0: array<f32>;
-@group(0) @binding(1) var<storage, read_write> mem1: array<f32>;
-@group(0) @binding(2) var<storage, read> mem2: array<f32>;
+@group(0) @binding(0) var<storage, read_write> mem0: array<f32, 1889>;
+@group(0) @binding(1) var<storage, read_write> mem1: array<f32, 1039>;
+@group(0) @binding(2) var<storage, read> mem2: array<f32, 1039>;
 @group(1) @binding(0) var<uniform> at: array<vec4<i32>, 3>;
 var<workgroup> sf: array<f32, 256>;
 fn k0(w: i32, lid: i32) {
@@ -1018,10 +1071,110 @@ fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) 
   if (w >= 9 && w < 10) { k2(w - 9, i32(lid)); }
 }
 
+// without barriers, (11, 1)
+@group(0) @binding(0) var<storage, read_write> mem0: array<f32, 1889>;
+@group(0) @binding(1) var<storage, read_write> mem1: array<f32, 1039>;
+@group(0) @binding(2) var<storage, read> mem2: array<f32, 1039>;
+@group(1) @binding(0) var<uniform> at: array<vec4<i32>, 3>;
+fn k0(w: i32, lid: i32) {
+  let o0 = at[0].x;
+  let o1 = at[0].y;
+  let row = w * 32 + lid;
+  let lane = 0;
+  if (row >= 32) { return; }
+  let i0 = row;
+  var ta0 = 0f;
+  {
+    for (var j = lane; j < 8; j += 1) {
+      let j0 = j;
+      ta0 = (ta0 + mem0[o0 + (j0 * 32 + i0)]);
+    }
+  }
+  let a0 = ta0;
+  if (row < 32 && lane == 0) {
+    let s1 = a0;
+    mem1[o1 + i0] = s1;
+  }
+}
+fn k1(w: i32, lid: i32) {
+  let o0 = at[0].z;
+  let o1 = at[0].w;
+  let o2 = at[1].x;
+  let o3 = at[1].y;
+  let o4 = at[1].z;
+  let row = w * 32 + lid;
+  let lane = 0;
+  if (row >= 64) { return; }
+  let m0 = (row / 8);
+  let n0 = row % 8;
+  var ta0 = 0f;
+  var a0_0 = ta0;
+  var a0_1 = ta0;
+  var a0_2 = ta0;
+  var a0_3 = ta0;
+  var a0_4 = ta0;
+  for (var turn = 0; turn < 32; turn++) {
+    let lane = i32(reverseBits(u32(turn)) >> 27u);
+    ta0 = 0f;
+    {
+      for (var j = lane; j < 32; j += 32) {
+        let k0 = j;
+        ta0 = (ta0 + (mem0[o0 + (m0 * 32 + k0)] * mem2[o1 + (n0 * 32 + k0)]));
+      }
+    }
+    if ((turn & 1) == 0) { a0_0 = ta0; continue; }
+    ta0 = (a0_0 + ta0);
+    if ((turn & 2) == 0) { a0_1 = ta0; continue; }
+    ta0 = (a0_1 + ta0);
+    if ((turn & 4) == 0) { a0_2 = ta0; continue; }
+    ta0 = (a0_2 + ta0);
+    if ((turn & 8) == 0) { a0_3 = ta0; continue; }
+    ta0 = (a0_3 + ta0);
+    if ((turn & 16) == 0) { a0_4 = ta0; continue; }
+    ta0 = (a0_4 + ta0);
+  }
+  let a0 = ta0;
+  if (row < 64 && lane == 0) {
+    let s3 = a0;
+    let s4 = (a0 * mem2[o2 + n0]);
+    mem0[o3 + (m0 * 8 + n0)] = s3;
+    mem0[o4 + (m0 * 8 + n0)] = s4;
+  }
+}
+fn k2(w: i32, lid: i32) {
+  let o0 = at[1].w;
+  let o1 = at[2].x;
+  let o2 = at[2].y;
+  let row = w * 32 + lid;
+  let lane = 0;
+  if (row >= 256) { return; }
+  let m0 = (row / 32);
+  let n0 = row % 32;
+  var ta0 = 0f;
+  {
+    for (var j = lane; j < 8; j += 1) {
+      let k0 = j;
+      ta0 = (ta0 + (mem0[o0 + (k0 * 8 + m0)] * mem0[o1 + (k0 * 32 + n0)]));
+    }
+  }
+  let a0 = ta0;
+  if (row < 256 && lane == 0) {
+    let s2 = a0;
+    mem1[o2 + (m0 * 32 + n0)] = s2;
+  }
+}
+@compute @workgroup_size(32)
+fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) lid: u32) {
+  let w = i32(wid.x + wid.y * 32768u);
+  if (w >= 0 && w < 1) { k0(w - 0, i32(lid)); }
+  if (w >= 1 && w < 3) { k1(w - 1, i32(lid)); }
+  if (w >= 3 && w < 11) { k2(w - 3, i32(lid)); }
+}
+
 // 15: sum | sum+add+where
-@group(0) @binding(0) var<storage, read_write> mem0: array<f32>;
-@group(0) @binding(1) var<storage, read_write> mem1: array<f32>;
-@group(0) @binding(2) var<storage, read> mem2: array<i32>;
+@group(0) @binding(0) var<storage, read_write> mem0: array<f32, 1889>;
+@group(0) @binding(1) var<storage, read_write> mem1: array<f32, 1039>;
+@group(0) @binding(2) var<storage, read> mem2: array<i32, 1>;
 @group(1) @binding(0) var<uniform> at: array<vec4<i32>, 3>;
 fn div_(a: f32, b: f32) -> f32 {
   let s = select(1.0, 0.0625, abs(b) > 8.5e37);
@@ -1107,9 +1260,9 @@ fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) 
 }
 
 // 16: sum | matmul | matmul
-@group(0) @binding(0) var<storage, read_write> mem0: array<f32>;
-@group(0) @binding(1) var<storage, read_write> mem1: array<f32>;
-@group(0) @binding(2) var<storage, read> mem2: array<f32>;
+@group(0) @binding(0) var<storage, read_write> mem0: array<f32, 1889>;
+@group(0) @binding(1) var<storage, read_write> mem1: array<f32, 1039>;
+@group(0) @binding(2) var<storage, read> mem2: array<f32, 1039>;
 @group(1) @binding(0) var<uniform> at: array<vec4<i32>, 2>;
 fn k0(w: i32, lid: i32) {
   let o0 = at[0].x;
@@ -1186,7 +1339,7 @@ fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) 
 }
 
 // 17: matmul | matmul
-@group(0) @binding(0) var<storage, read_write> mem0: array<f32>;
+@group(0) @binding(0) var<storage, read_write> mem0: array<f32, 1889>;
 @group(1) @binding(0) var<uniform> at: array<vec4<i32>, 2>;
 fn k0(w: i32, lid: i32) {
   let o0 = at[0].x;
@@ -1244,9 +1397,9 @@ fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) 
 }
 
 // 18: sum+mul | sum | matmul | matmul
-@group(0) @binding(0) var<storage, read_write> mem0: array<f32>;
-@group(0) @binding(1) var<storage, read_write> mem1: array<f32>;
-@group(0) @binding(2) var<storage, read> mem2: array<f32>;
+@group(0) @binding(0) var<storage, read_write> mem0: array<f32, 1889>;
+@group(0) @binding(1) var<storage, read_write> mem1: array<f32, 1039>;
+@group(0) @binding(2) var<storage, read> mem2: array<f32, 1039>;
 @group(1) @binding(0) var<uniform> at: array<vec4<i32>, 3>;
 fn k0(w: i32, lid: i32) {
   let o0 = at[0].x;
@@ -1352,7 +1505,7 @@ fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) 
 }
 
 // 19: matmul | matmul
-@group(0) @binding(0) var<storage, read_write> mem0: array<f32>;
+@group(0) @binding(0) var<storage, read_write> mem0: array<f32, 1889>;
 @group(1) @binding(0) var<uniform> at: array<vec4<i32>, 2>;
 fn k0(w: i32, lid: i32) {
   let o0 = at[0].x;
@@ -1410,9 +1563,9 @@ fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) 
 }
 
 // 20: sum | matmul | matmul | sum | matmul
-@group(0) @binding(0) var<storage, read_write> mem0: array<f32>;
-@group(0) @binding(1) var<storage, read_write> mem1: array<f32>;
-@group(0) @binding(2) var<storage, read> mem2: array<f32>;
+@group(0) @binding(0) var<storage, read_write> mem0: array<f32, 1889>;
+@group(0) @binding(1) var<storage, read_write> mem1: array<f32, 1039>;
+@group(0) @binding(2) var<storage, read> mem2: array<f32, 1039>;
 @group(1) @binding(0) var<uniform> at: array<vec4<i32>, 4>;
 fn k0(w: i32, lid: i32) {
   let o0 = at[0].x;
@@ -1541,8 +1694,8 @@ fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) 
 }
 
 // 21: matmul+add+mul
-@group(0) @binding(0) var<storage, read_write> mem0: array<f32>;
-@group(0) @binding(1) var<storage, read> mem1: array<f32>;
+@group(0) @binding(0) var<storage, read_write> mem0: array<f32, 1889>;
+@group(0) @binding(1) var<storage, read> mem1: array<f32, 1039>;
 @group(1) @binding(0) var<uniform> at: array<vec4<i32>, 2>;
 fn k0(w: i32, lid: i32) {
   let o0 = at[0].x;
@@ -1582,8 +1735,8 @@ fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) 
 }
 
 // 22: sum | sum+add
-@group(0) @binding(0) var<storage, read_write> mem0: array<f32>;
-@group(0) @binding(1) var<storage, read_write> mem1: array<f32>;
+@group(0) @binding(0) var<storage, read_write> mem0: array<f32, 1889>;
+@group(0) @binding(1) var<storage, read_write> mem1: array<f32, 1039>;
 @group(1) @binding(0) var<uniform> at: array<vec4<i32>, 3>;
 fn div_(a: f32, b: f32) -> f32 {
   let s = select(1.0, 0.0625, abs(b) > 8.5e37);
@@ -1658,9 +1811,9 @@ fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) 
 }
 
 // 23: sum | scatter_add
-@group(0) @binding(0) var<storage, read> mem0: array<f32>;
-@group(0) @binding(1) var<storage, read_write> mem1: array<f32>;
-@group(0) @binding(2) var<storage, read> mem2: array<i32>;
+@group(0) @binding(0) var<storage, read> mem0: array<f32, 1889>;
+@group(0) @binding(1) var<storage, read_write> mem1: array<f32, 1039>;
+@group(0) @binding(2) var<storage, read> mem2: array<i32, 18>;
 @group(1) @binding(0) var<uniform> at: array<vec4<i32>, 2>;
 fn k0(w: i32, lid: i32) {
   let o0 = at[0].x;
@@ -1713,12 +1866,12 @@ fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) 
 }
 
 // 24: add+sum+where
-@group(0) @binding(0) var<storage, read> mem0: array<f32>;
-@group(0) @binding(1) var<storage, read_write> mem1: array<f32>;
-@group(0) @binding(2) var<storage, read> mem2: array<f32>;
-@group(0) @binding(3) var<storage, read> mem3: array<f32>;
-@group(0) @binding(4) var<storage, read_write> mem4: array<f32>;
-@group(0) @binding(5) var<storage, read_write> mem5: array<i32>;
+@group(0) @binding(0) var<storage, read> mem0: array<f32, 2>;
+@group(0) @binding(1) var<storage, read_write> mem1: array<f32, 1039>;
+@group(0) @binding(2) var<storage, read> mem2: array<f32, 1039>;
+@group(0) @binding(3) var<storage, read> mem3: array<f32, 1889>;
+@group(0) @binding(4) var<storage, read_write> mem4: array<f32, 1039>;
+@group(0) @binding(5) var<storage, read_write> mem5: array<i32, 1>;
 @group(1) @binding(0) var<uniform> at: array<vec4<i32>, 3>;
 var<workgroup> sf: array<f32, 256>;
 fn k0(w: i32, lid: i32) {
@@ -1783,6 +1936,89 @@ fn k0(w: i32, lid: i32) {
   }
 }
 @compute @workgroup_size(256)
+fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) lid: u32) {
+  let w = i32(wid.x + wid.y * 32768u);
+  if (w >= 0 && w < 1) { k0(w - 0, i32(lid)); }
+}
+
+// without barriers, (1, 1)
+@group(0) @binding(0) var<storage, read> mem0: array<f32, 2>;
+@group(0) @binding(1) var<storage, read_write> mem1: array<f32, 1039>;
+@group(0) @binding(2) var<storage, read> mem2: array<f32, 1039>;
+@group(0) @binding(3) var<storage, read> mem3: array<f32, 1889>;
+@group(0) @binding(4) var<storage, read_write> mem4: array<f32, 1039>;
+@group(0) @binding(5) var<storage, read_write> mem5: array<i32, 1>;
+@group(1) @binding(0) var<uniform> at: array<vec4<i32>, 3>;
+fn k0(w: i32, lid: i32) {
+  let o0 = at[0].x;
+  let o1 = at[0].y;
+  let o2 = at[0].z;
+  let o3 = at[0].w;
+  let o4 = at[1].x;
+  let o5 = at[1].y;
+  let o6 = at[1].z;
+  let o7 = at[1].w;
+  let o8 = at[2].x;
+  let row = w * 32 + lid;
+  let lane = 0;
+  if (row >= 1) { return; }
+  var ta0 = 0f;
+  var a0_0 = ta0;
+  var a0_1 = ta0;
+  var a0_2 = ta0;
+  var a0_3 = ta0;
+  var a0_4 = ta0;
+  var a0_5 = ta0;
+  var a0_6 = ta0;
+  var a0_7 = ta0;
+  for (var turn = 0; turn < 256; turn++) {
+    let lane = i32(reverseBits(u32(turn)) >> 24u);
+    ta0 = 0f;
+    {
+      for (var j = lane; j < 1039; j += 256) {
+        let j0 = j;
+        ta0 = (ta0 + (mem2[o2 + j0] * mem2[o2 + j0]));
+      }
+    }
+    if ((turn & 1) == 0) { a0_0 = ta0; continue; }
+    ta0 = (a0_0 + ta0);
+    if ((turn & 2) == 0) { a0_1 = ta0; continue; }
+    ta0 = (a0_1 + ta0);
+    if ((turn & 4) == 0) { a0_2 = ta0; continue; }
+    ta0 = (a0_2 + ta0);
+    if ((turn & 8) == 0) { a0_3 = ta0; continue; }
+    ta0 = (a0_3 + ta0);
+    if ((turn & 16) == 0) { a0_4 = ta0; continue; }
+    ta0 = (a0_4 + ta0);
+    if ((turn & 32) == 0) { a0_5 = ta0; continue; }
+    ta0 = (a0_5 + ta0);
+    if ((turn & 64) == 0) { a0_6 = ta0; continue; }
+    ta0 = (a0_6 + ta0);
+    if ((turn & 128) == 0) { a0_7 = ta0; continue; }
+    ta0 = (a0_7 + ta0);
+  }
+  let a0 = ta0;
+  let v0 = (!((bitcast<u32>((a0 + mem3[o3 + 0])) & 0x7f800000u) == 0x7f800000u));
+  let v1 = mem0[o0 + 0];
+  let v5 = (-mem0[o5 + 0]);
+  if (row < 1) {
+    for (var j = lane; j < 1039; j += 1) {
+      let j0 = j;
+      let v2 = mem1[o1 + j0];
+      let v3 = ((v1 * v2) + mem2[o2 + j0]);
+      let v4 = mem4[o4 + j0];
+      let s6 = select(v2, v3, v0);
+      let s7 = select(v4, (v4 + (v5 * v3)), v0);
+      mem1[o6 + j0] = s6;
+      mem4[o7 + j0] = s7;
+    }
+  }
+  if (row < 1 && lane == 0) {
+    let s8 = select(0, 1, ((bitcast<u32>((a0 + mem3[o3 + 0])) & 0x7f800000u) == 0x7f800000u));
+    mem5[o8 + 0] = s8;
+  }
+}
+@compute @workgroup_size(32)
 fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) lid: u32) {
   let w = i32(wid.x + wid.y * 32768u);
   if (w >= 0 && w < 1) { k0(w - 0, i32(lid)); }

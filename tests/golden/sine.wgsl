@@ -1,7 +1,7 @@
 // 0: matmul+where
-@group(0) @binding(0) var<storage, read> mem0: array<f32>;
-@group(0) @binding(1) var<storage, read> mem1: array<f32>;
-@group(0) @binding(2) var<storage, read_write> mem2: array<f32>;
+@group(0) @binding(0) var<storage, read> mem0: array<f32, 38>;
+@group(0) @binding(1) var<storage, read> mem1: array<f32, 97>;
+@group(0) @binding(2) var<storage, read_write> mem2: array<f32, 417>;
 @group(1) @binding(0) var<uniform> at: array<vec4<i32>, 1>;
 fn k0(w: i32, lid: i32) {
   let o0 = at[0].x;
@@ -35,8 +35,8 @@ fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) 
 }
 
 // 1: matmul+where
-@group(0) @binding(0) var<storage, read_write> mem0: array<f32>;
-@group(0) @binding(1) var<storage, read> mem1: array<f32>;
+@group(0) @binding(0) var<storage, read_write> mem0: array<f32, 417>;
+@group(0) @binding(1) var<storage, read> mem1: array<f32, 97>;
 @group(1) @binding(0) var<uniform> at: array<vec4<i32>, 1>;
 fn k0(w: i32, lid: i32) {
   let o0 = at[0].x;
@@ -69,9 +69,9 @@ fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) 
 }
 
 // 2: matmul+sub
-@group(0) @binding(0) var<storage, read_write> mem0: array<f32>;
-@group(0) @binding(1) var<storage, read> mem1: array<f32>;
-@group(0) @binding(2) var<storage, read> mem2: array<f32>;
+@group(0) @binding(0) var<storage, read_write> mem0: array<f32, 417>;
+@group(0) @binding(1) var<storage, read> mem1: array<f32, 97>;
+@group(0) @binding(2) var<storage, read> mem2: array<f32, 38>;
 @group(1) @binding(0) var<uniform> at: array<vec4<i32>, 2>;
 fn k0(w: i32, lid: i32) {
   let o0 = at[0].x;
@@ -104,11 +104,11 @@ fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) 
 }
 
 // 3: matmul+where | matmul | sum | sum+div+where
-@group(0) @binding(0) var<storage, read_write> mem0: array<f32>;
-@group(0) @binding(1) var<storage, read> mem1: array<f32>;
-@group(0) @binding(2) var<storage, read_write> mem2: array<f32>;
-@group(0) @binding(3) var<storage, read> mem3: array<i32>;
-@group(0) @binding(4) var<storage, read_write> mem4: array<f32>;
+@group(0) @binding(0) var<storage, read_write> mem0: array<f32, 417>;
+@group(0) @binding(1) var<storage, read> mem1: array<f32, 97>;
+@group(0) @binding(2) var<storage, read_write> mem2: array<f32, 97>;
+@group(0) @binding(3) var<storage, read> mem3: array<i32, 1>;
+@group(0) @binding(4) var<storage, read_write> mem4: array<f32, 1>;
 @group(1) @binding(0) var<uniform> at: array<vec4<i32>, 4>;
 var<private> inf_bits: u32 = 0x7f800000u;
 fn div_(a: f32, b: f32) -> f32 {
@@ -214,9 +214,9 @@ fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) 
 }
 
 // 4: matmul | matmul+where | sum
-@group(0) @binding(0) var<storage, read_write> mem0: array<f32>;
-@group(0) @binding(1) var<storage, read_write> mem1: array<f32>;
-@group(0) @binding(2) var<storage, read> mem2: array<f32>;
+@group(0) @binding(0) var<storage, read_write> mem0: array<f32, 417>;
+@group(0) @binding(1) var<storage, read_write> mem1: array<f32, 97>;
+@group(0) @binding(2) var<storage, read> mem2: array<f32, 97>;
 @group(1) @binding(0) var<uniform> at: array<vec4<i32>, 3>;
 fn k0(w: i32, lid: i32) {
   let o0 = at[0].x;
@@ -292,9 +292,9 @@ fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) 
 }
 
 // 5: matmul | sum
-@group(0) @binding(0) var<storage, read> mem0: array<f32>;
-@group(0) @binding(1) var<storage, read> mem1: array<f32>;
-@group(0) @binding(2) var<storage, read_write> mem2: array<f32>;
+@group(0) @binding(0) var<storage, read> mem0: array<f32, 38>;
+@group(0) @binding(1) var<storage, read> mem1: array<f32, 417>;
+@group(0) @binding(2) var<storage, read_write> mem2: array<f32, 97>;
 @group(1) @binding(0) var<uniform> at: array<vec4<i32>, 2>;
 fn k0(w: i32, lid: i32) {
   let o0 = at[0].x;
@@ -346,13 +346,13 @@ fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) 
 }
 
 // 6: neg+sum+minimum+add+logical_not+where
-@group(0) @binding(0) var<storage, read> mem0: array<i32>;
-@group(0) @binding(1) var<storage, read> mem1: array<f32>;
-@group(0) @binding(2) var<storage, read> mem2: array<f32>;
-@group(0) @binding(3) var<storage, read_write> mem3: array<f32>;
-@group(0) @binding(4) var<storage, read_write> mem4: array<f32>;
-@group(0) @binding(5) var<storage, read_write> mem5: array<f32>;
-@group(0) @binding(6) var<storage, read_write> mem6: array<f32>;
+@group(0) @binding(0) var<storage, read> mem0: array<i32, 1>;
+@group(0) @binding(1) var<storage, read> mem1: array<f32, 38>;
+@group(0) @binding(2) var<storage, read> mem2: array<f32, 97>;
+@group(0) @binding(3) var<storage, read_write> mem3: array<f32, 97>;
+@group(0) @binding(4) var<storage, read_write> mem4: array<f32, 97>;
+@group(0) @binding(5) var<storage, read_write> mem5: array<f32, 417>;
+@group(0) @binding(6) var<storage, read_write> mem6: array<f32, 97>;
 @group(1) @binding(0) var<uniform> at: array<vec4<i32>, 4>;
 var<workgroup> sf: array<f32, 256>;
 var<private> inf_bits: u32 = 0x7f800000u;
@@ -492,9 +492,160 @@ fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) 
   if (w >= 0 && w < 1) { k0(w - 0, i32(lid)); }
 }
 
+// without barriers, (1, 1)
+@group(0) @binding(0) var<storage, read> mem0: array<i32, 1>;
+@group(0) @binding(1) var<storage, read> mem1: array<f32, 38>;
+@group(0) @binding(2) var<storage, read> mem2: array<f32, 97>;
+@group(0) @binding(3) var<storage, read_write> mem3: array<f32, 97>;
+@group(0) @binding(4) var<storage, read_write> mem4: array<f32, 97>;
+@group(0) @binding(5) var<storage, read_write> mem5: array<f32, 417>;
+@group(0) @binding(6) var<storage, read_write> mem6: array<f32, 97>;
+@group(1) @binding(0) var<uniform> at: array<vec4<i32>, 4>;
+var<private> inf_bits: u32 = 0x7f800000u;
+var<private> nan_bits: u32 = 0x7fc00000u;
+fn min_f32(a: f32, b: f32) -> f32 {
+  let nan = max(bitcast<u32>(a) & 0x7fffffffu, bitcast<u32>(b) & 0x7fffffffu) > 0x7f800000u;
+  return select(min(a, b), a + b, nan);
+}
+fn min_i32(a: i32, b: i32) -> i32 { return min(a, b); }
+fn min_u32(a: u32, b: u32) -> u32 { return min(a, b); }
+fn div_(a: f32, b: f32) -> f32 {
+  let s = select(1.0, 0.0625, abs(b) > 8.5e37);
+  return (a * s) / (b * s);
+}
+fn is_nan_(x: f32) -> bool { return (bitcast<u32>(x) & 0x7fffffffu) > 0x7f800000u; }
+fn scale_(x: f32, n: i32) -> f32 {
+  let half = n >> 1u;
+  return x * bitcast<f32>(u32(half + 127) << 23u) * bitcast<f32>(u32(n - half + 127) << 23u);
+}
+fn exp_(x: f32) -> f32 {
+  let c = clamp(x, -105.0, 89.0);
+  let n = round(c * 1.4426950408889634);
+  let r = c - n * 0.693359375 - n * (-0.00021219444);
+  let y = (((((0.000198756915 * r + 0.0013981999507) * r + 0.0083334519073) * r + 0.041665795894) * r + 0.16666665459) * r + 0.50000001201) * r * r + r + 1.0;
+  return select(scale_(y, i32(n)), x, is_nan_(x));
+}
+fn expm1_(x: f32) -> f32 {
+  if (!(x < 80.0)) { return exp_(x); }
+  let c = max(x, -30.0);
+  let n = round(c * 1.4426950408889634);
+  let r = c - n * 0.693359375 - n * (-0.00021219444);
+  let y = (((((0.000198756915 * r + 0.0013981999507) * r + 0.0083334519073) * r + 0.041665795894) * r + 0.16666665459) * r + 0.50000001201) * r * r + r;
+  let s = scale_(1.0, i32(n));
+  return select(s * y + (s - 1.0), x, abs(x) < 1e-8);
+}
+fn log_(x: f32) -> f32 {
+  let u = bitcast<u32>(x);
+  if (u - 1u >= 0x7f7fffffu) {  // not positive and finite
+    if ((u << 1u) == 0u) { return -bitcast<f32>(inf_bits); }
+    return select(x, bitcast<f32>(nan_bits), u >> 31u == 1u);
+  }
+  let tiny = u < 0x800000u;  // of a denormal, 2^23 times it
+  let v = select(u, bitcast<u32>(x * 8388608.0), tiny);
+  if (v == 0u) { return -bitcast<f32>(inf_bits); }  // the device flushes denormals
+  let m = bitcast<f32>((v & 0x7fffffu) | 0x3f000000u);
+  let low = m < 0.7071067811865476;
+  let e = f32(i32(v >> 23u) - select(126, 127, low) - select(0, 23, tiny));
+  let f = select(m, m + m, low) - 1.0;
+  let z = f * f;
+  let y = ((((((((0.070376836292 * f + -0.1151461031) * f + 0.1167699874) * f + -0.12420140846) * f + 0.14249322787) * f + -0.16668057665) * f + 0.20000714765) * f + -0.24999993993) * f + 0.33333331174) * f * z + e * (-0.00021219444) - 0.5 * z;
+  return f + y + e * 0.693359375;
+}
+fn log1p_(x: f32) -> f32 {
+  if (x > -0.29 && x < 0.41) {
+    let z = x * x;
+    return x - 0.5 * z + ((((((((0.070376836292 * x + -0.1151461031) * x + 0.1167699874) * x + -0.12420140846) * x + 0.14249322787) * x + -0.16668057665) * x + 0.20000714765) * x + -0.24999993993) * x + 0.33333331174) * x * z;
+  }
+  return log_(1.0 + x);
+}
+fn k0(w: i32, lid: i32) {
+  let o0 = at[0].x;
+  let o1 = at[0].y;
+  let o2 = at[0].z;
+  let o3 = at[0].w;
+  let o4 = at[1].x;
+  let o5 = at[1].y;
+  let o6 = at[1].z;
+  let o7 = at[1].w;
+  let o8 = at[2].x;
+  let o9 = at[2].y;
+  let o10 = at[2].z;
+  let o11 = at[2].w;
+  let o12 = at[3].x;
+  let o13 = at[3].y;
+  let o14 = at[3].z;
+  let o15 = at[3].w;
+  let row = w * 32 + lid;
+  let lane = 0;
+  if (row >= 1) { return; }
+  var ta0 = 0f;
+  var a0_0 = ta0;
+  var a0_1 = ta0;
+  var a0_2 = ta0;
+  var a0_3 = ta0;
+  var a0_4 = ta0;
+  for (var turn = 0; turn < 32; turn++) {
+    let lane = i32(reverseBits(u32(turn)) >> 27u);
+    ta0 = 0f;
+    {
+      for (var j = lane; j < 97; j += 32) {
+        let j0 = j;
+        ta0 = (ta0 + (mem2[o3 + j0] * mem2[o3 + j0]));
+      }
+    }
+    if ((turn & 1) == 0) { a0_0 = ta0; continue; }
+    ta0 = (a0_0 + ta0);
+    if ((turn & 2) == 0) { a0_1 = ta0; continue; }
+    ta0 = (a0_1 + ta0);
+    if ((turn & 4) == 0) { a0_2 = ta0; continue; }
+    ta0 = (a0_2 + ta0);
+    if ((turn & 8) == 0) { a0_3 = ta0; continue; }
+    ta0 = (a0_3 + ta0);
+    if ((turn & 16) == 0) { a0_4 = ta0; continue; }
+    ta0 = (a0_4 + ta0);
+  }
+  let a0 = ta0;
+  let v0 = (!((bitcast<u32>((a0 + mem5[o7 + 0])) & 0x7f800000u) == 0x7f800000u));
+  let v2 = min_f32(1f, div_(mem1[o4 + 0], (sqrt(a0) + 9.99999997e-07f)));
+  let v4 = mem1[o1 + 0];
+  let v7 = mem1[o2 + 0];
+  let v10 = (-mem1[o9 + 0]);
+  let v11 = f32(bitcast<u32>(mem0[o0 + 0]));
+  let v12 = (-expm1_((v11 * log1p_((-v4)))));
+  let v13 = (-expm1_((v11 * log1p_((-v7)))));
+  let v14 = mem1[o10 + 0];
+  let v15 = mem1[o11 + 0];
+  if (row < 1) {
+    for (var j = lane; j < 97; j += 1) {
+      let j0 = j;
+      let v1 = mem3[o5 + j0];
+      let v3 = (mem2[o3 + j0] * v2);
+      let v5 = (v1 + ((v3 - v1) * v4));
+      let v6 = mem4[o6 + j0];
+      let v8 = (v6 + (((v3 * v3) - v6) * v7));
+      let v9 = mem6[o8 + j0];
+      let s13 = select(v1, v5, v0);
+      let s14 = select(v6, v8, v0);
+      let s15 = select(v9, (v9 + (v10 * (div_(div_(v5, v12), (sqrt(div_(v8, v13)) + v14)) + (select(0f, v15, (j0 < 80)) * v9)))), v0);
+      mem3[o13 + j0] = s13;
+      mem4[o14 + j0] = s14;
+      mem6[o15 + j0] = s15;
+    }
+  }
+  if (row < 1 && lane == 0) {
+    let s12 = a0;
+    mem5[o12 + 0] = s12;
+  }
+}
+@compute @workgroup_size(32)
+fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) lid: u32) {
+  let w = i32(wid.x + wid.y * 32768u);
+  if (w >= 0 && w < 1) { k0(w - 0, i32(lid)); }
+}
+
 // 7: where
-@group(0) @binding(0) var<storage, read> mem0: array<f32>;
-@group(0) @binding(1) var<storage, read_write> mem1: array<i32>;
+@group(0) @binding(0) var<storage, read> mem0: array<f32, 417>;
+@group(0) @binding(1) var<storage, read_write> mem1: array<i32, 1>;
 @group(1) @binding(0) var<uniform> at: array<vec4<i32>, 1>;
 fn k0(w: i32, lid: i32) {
   let o0 = at[0].x;

@@ -1,7 +1,7 @@
 // 0: matmul+where
-@group(0) @binding(0) var<storage, read> mem0: array<f32>;
-@group(0) @binding(1) var<storage, read> mem1: array<f32>;
-@group(0) @binding(2) var<storage, read_write> mem2: array<f32>;
+@group(0) @binding(0) var<storage, read> mem0: array<f32, 10>;
+@group(0) @binding(1) var<storage, read> mem1: array<f32, 22>;
+@group(0) @binding(2) var<storage, read_write> mem2: array<f32, 129>;
 @group(1) @binding(0) var<uniform> at: array<vec4<i32>, 1>;
 fn k0(w: i32, lid: i32) {
   let o0 = at[0].x;
@@ -35,8 +35,8 @@ fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) 
 }
 
 // 1: matmul+where
-@group(0) @binding(0) var<storage, read_write> mem0: array<f32>;
-@group(0) @binding(1) var<storage, read> mem1: array<f32>;
+@group(0) @binding(0) var<storage, read_write> mem0: array<f32, 129>;
+@group(0) @binding(1) var<storage, read> mem1: array<f32, 22>;
 @group(1) @binding(0) var<uniform> at: array<vec4<i32>, 1>;
 fn k0(w: i32, lid: i32) {
   let o0 = at[0].x;
@@ -69,9 +69,9 @@ fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) 
 }
 
 // 2: matmul+sub
-@group(0) @binding(0) var<storage, read_write> mem0: array<f32>;
-@group(0) @binding(1) var<storage, read> mem1: array<f32>;
-@group(0) @binding(2) var<storage, read> mem2: array<f32>;
+@group(0) @binding(0) var<storage, read_write> mem0: array<f32, 129>;
+@group(0) @binding(1) var<storage, read> mem1: array<f32, 22>;
+@group(0) @binding(2) var<storage, read> mem2: array<f32, 10>;
 @group(1) @binding(0) var<uniform> at: array<vec4<i32>, 2>;
 fn k0(w: i32, lid: i32) {
   let o0 = at[0].x;
@@ -104,11 +104,11 @@ fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) 
 }
 
 // 3: sum+div+where | sum | matmul+where | matmul
-@group(0) @binding(0) var<storage, read_write> mem0: array<f32>;
-@group(0) @binding(1) var<storage, read> mem1: array<i32>;
-@group(0) @binding(2) var<storage, read_write> mem2: array<f32>;
-@group(0) @binding(3) var<storage, read_write> mem3: array<f32>;
-@group(0) @binding(4) var<storage, read> mem4: array<f32>;
+@group(0) @binding(0) var<storage, read_write> mem0: array<f32, 129>;
+@group(0) @binding(1) var<storage, read> mem1: array<i32, 1>;
+@group(0) @binding(2) var<storage, read_write> mem2: array<f32, 1>;
+@group(0) @binding(3) var<storage, read_write> mem3: array<f32, 22>;
+@group(0) @binding(4) var<storage, read> mem4: array<f32, 22>;
 @group(1) @binding(0) var<uniform> at: array<vec4<i32>, 4>;
 var<private> inf_bits: u32 = 0x7f800000u;
 fn div_(a: f32, b: f32) -> f32 {
@@ -214,9 +214,9 @@ fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) 
 }
 
 // 4: sum | matmul+where | matmul
-@group(0) @binding(0) var<storage, read_write> mem0: array<f32>;
-@group(0) @binding(1) var<storage, read_write> mem1: array<f32>;
-@group(0) @binding(2) var<storage, read> mem2: array<f32>;
+@group(0) @binding(0) var<storage, read_write> mem0: array<f32, 129>;
+@group(0) @binding(1) var<storage, read_write> mem1: array<f32, 22>;
+@group(0) @binding(2) var<storage, read> mem2: array<f32, 22>;
 @group(1) @binding(0) var<uniform> at: array<vec4<i32>, 3>;
 fn k0(w: i32, lid: i32) {
   let o0 = at[0].x;
@@ -292,9 +292,9 @@ fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) 
 }
 
 // 5: sum | matmul
-@group(0) @binding(0) var<storage, read> mem0: array<f32>;
-@group(0) @binding(1) var<storage, read_write> mem1: array<f32>;
-@group(0) @binding(2) var<storage, read> mem2: array<f32>;
+@group(0) @binding(0) var<storage, read> mem0: array<f32, 129>;
+@group(0) @binding(1) var<storage, read_write> mem1: array<f32, 22>;
+@group(0) @binding(2) var<storage, read> mem2: array<f32, 10>;
 @group(1) @binding(0) var<uniform> at: array<vec4<i32>, 2>;
 fn k0(w: i32, lid: i32) {
   let o0 = at[0].x;
@@ -346,12 +346,12 @@ fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) 
 }
 
 // 6: add+sum+where
-@group(0) @binding(0) var<storage, read> mem0: array<f32>;
-@group(0) @binding(1) var<storage, read_write> mem1: array<f32>;
-@group(0) @binding(2) var<storage, read> mem2: array<f32>;
-@group(0) @binding(3) var<storage, read> mem3: array<f32>;
-@group(0) @binding(4) var<storage, read_write> mem4: array<f32>;
-@group(0) @binding(5) var<storage, read_write> mem5: array<i32>;
+@group(0) @binding(0) var<storage, read> mem0: array<f32, 10>;
+@group(0) @binding(1) var<storage, read_write> mem1: array<f32, 22>;
+@group(0) @binding(2) var<storage, read> mem2: array<f32, 22>;
+@group(0) @binding(3) var<storage, read> mem3: array<f32, 129>;
+@group(0) @binding(4) var<storage, read_write> mem4: array<f32, 22>;
+@group(0) @binding(5) var<storage, read_write> mem5: array<i32, 1>;
 @group(1) @binding(0) var<uniform> at: array<vec4<i32>, 3>;
 fn k0(w: i32, lid: i32) {
   let o0 = at[0].x;

@@ -1,7 +1,7 @@
 // 0: max+where+sum+div
-@group(0) @binding(0) var<storage, read> mem0: array<f32>;
-@group(0) @binding(1) var<storage, read> mem1: array<f32>;
-@group(0) @binding(2) var<storage, read_write> mem2: array<f32>;
+@group(0) @binding(0) var<storage, read> mem0: array<f32, 3200>;
+@group(0) @binding(1) var<storage, read> mem1: array<f32, 24>;
+@group(0) @binding(2) var<storage, read_write> mem2: array<f32, 3200>;
 @group(1) @binding(0) var<uniform> at: array<vec4<i32>, 1>;
 var<workgroup> sf: array<f32, 256>;
 var<private> inf_bits: u32 = 0x7f800000u;
@@ -94,4 +94,111 @@ fn k0(w: i32, lid: i32) {
 fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) lid: u32) {
   let w = i32(wid.x + wid.y * 32768u);
   if (w >= 0 && w < 10) { k0(w - 0, i32(lid)); }
+}
+
+// without barriers, (3, 1)
+@group(0) @binding(0) var<storage, read> mem0: array<f32, 3200>;
+@group(0) @binding(1) var<storage, read> mem1: array<f32, 24>;
+@group(0) @binding(2) var<storage, read_write> mem2: array<f32, 3200>;
+@group(1) @binding(0) var<uniform> at: array<vec4<i32>, 1>;
+var<private> inf_bits: u32 = 0x7f800000u;
+fn max_f32(a: f32, b: f32) -> f32 {
+  let nan = max(bitcast<u32>(a) & 0x7fffffffu, bitcast<u32>(b) & 0x7fffffffu) > 0x7f800000u;
+  return select(max(a, b), a + b, nan);
+}
+fn max_i32(a: i32, b: i32) -> i32 { return max(a, b); }
+fn max_u32(a: u32, b: u32) -> u32 { return max(a, b); }
+fn is_nan_(x: f32) -> bool { return (bitcast<u32>(x) & 0x7fffffffu) > 0x7f800000u; }
+fn scale_(x: f32, n: i32) -> f32 {
+  let half = n >> 1u;
+  return x * bitcast<f32>(u32(half + 127) << 23u) * bitcast<f32>(u32(n - half + 127) << 23u);
+}
+fn exp_(x: f32) -> f32 {
+  let c = clamp(x, -105.0, 89.0);
+  let n = round(c * 1.4426950408889634);
+  let r = c - n * 0.693359375 - n * (-0.00021219444);
+  let y = (((((0.000198756915 * r + 0.0013981999507) * r + 0.0083334519073) * r + 0.041665795894) * r + 0.16666665459) * r + 0.50000001201) * r * r + r + 1.0;
+  return select(scale_(y, i32(n)), x, is_nan_(x));
+}
+fn div_(a: f32, b: f32) -> f32 {
+  let s = select(1.0, 0.0625, abs(b) > 8.5e37);
+  return (a * s) / (b * s);
+}
+fn k0(w: i32, lid: i32) {
+  let o0 = at[0].x;
+  let o1 = at[0].y;
+  let o2 = at[0].z;
+  let row = w * 32 + lid;
+  let lane = 0;
+  if (row >= 80) { return; }
+  let i0 = (row / 40);
+  let i1 = row % 40;
+  let v0 = i1;
+  let v1 = mem1[o1 + 0];
+  var ta0 = (-bitcast<f32>(inf_bits));
+  var a0_0 = ta0;
+  var a0_1 = ta0;
+  var a0_2 = ta0;
+  var a0_3 = ta0;
+  var a0_4 = ta0;
+  for (var turn = 0; turn < 32; turn++) {
+    let lane = i32(reverseBits(u32(turn)) >> 27u);
+    ta0 = (-bitcast<f32>(inf_bits));
+    {
+      for (var j = lane; j < 40; j += 32) {
+        let j0 = j;
+        ta0 = max_f32(ta0, select((-bitcast<f32>(inf_bits)), (mem0[o0 + (i0 * 1600 + i1 * 40 + j0)] * v1), (j0 <= v0)));
+      }
+    }
+    if ((turn & 1) == 0) { a0_0 = ta0; continue; }
+    ta0 = max_f32(a0_0, ta0);
+    if ((turn & 2) == 0) { a0_1 = ta0; continue; }
+    ta0 = max_f32(a0_1, ta0);
+    if ((turn & 4) == 0) { a0_2 = ta0; continue; }
+    ta0 = max_f32(a0_2, ta0);
+    if ((turn & 8) == 0) { a0_3 = ta0; continue; }
+    ta0 = max_f32(a0_3, ta0);
+    if ((turn & 16) == 0) { a0_4 = ta0; continue; }
+    ta0 = max_f32(a0_4, ta0);
+  }
+  let a0 = ta0;
+  var ta1 = 0f;
+  var a1_0 = ta1;
+  var a1_1 = ta1;
+  var a1_2 = ta1;
+  var a1_3 = ta1;
+  var a1_4 = ta1;
+  for (var turn = 0; turn < 32; turn++) {
+    let lane = i32(reverseBits(u32(turn)) >> 27u);
+    ta1 = 0f;
+    {
+      for (var j = lane; j < 40; j += 32) {
+        let j0 = j;
+        ta1 = (ta1 + select(0f, exp_(((mem0[o0 + (i0 * 1600 + i1 * 40 + j0)] * v1) - a0)), (j0 <= v0)));
+      }
+    }
+    if ((turn & 1) == 0) { a1_0 = ta1; continue; }
+    ta1 = (a1_0 + ta1);
+    if ((turn & 2) == 0) { a1_1 = ta1; continue; }
+    ta1 = (a1_1 + ta1);
+    if ((turn & 4) == 0) { a1_2 = ta1; continue; }
+    ta1 = (a1_2 + ta1);
+    if ((turn & 8) == 0) { a1_3 = ta1; continue; }
+    ta1 = (a1_3 + ta1);
+    if ((turn & 16) == 0) { a1_4 = ta1; continue; }
+    ta1 = (a1_4 + ta1);
+  }
+  let a1 = ta1;
+  if (row < 80) {
+    for (var j = lane; j < 40; j += 1) {
+      let j0 = j;
+      let s2 = div_(select(0f, exp_(((mem0[o0 + (i0 * 1600 + i1 * 40 + j0)] * v1) - a0)), (j0 <= v0)), a1);
+      mem2[o2 + (i0 * 1600 + i1 * 40 + j0)] = s2;
+    }
+  }
+}
+@compute @workgroup_size(32)
+fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) lid: u32) {
+  let w = i32(wid.x + wid.y * 32768u);
+  if (w >= 0 && w < 3) { k0(w - 0, i32(lid)); }
 }

@@ -1,6 +1,6 @@
 // 0: where
-@group(0) @binding(0) var<storage, read> mem0: array<f32>;
-@group(0) @binding(1) var<storage, read_write> mem1: array<f32>;
+@group(0) @binding(0) var<storage, read> mem0: array<f32, 24>;
+@group(0) @binding(1) var<storage, read_write> mem1: array<f32, 60>;
 @group(1) @binding(0) var<uniform> at: array<vec4<i32>, 1>;
 fn k0(w: i32, lid: i32) {
   let o0 = at[0].x;
@@ -21,9 +21,9 @@ fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) 
 }
 
 // 1: matmul
-@group(0) @binding(0) var<storage, read> mem0: array<f32>;
-@group(0) @binding(1) var<storage, read> mem1: array<f32>;
-@group(0) @binding(2) var<storage, read_write> mem2: array<f32>;
+@group(0) @binding(0) var<storage, read> mem0: array<f32, 60>;
+@group(0) @binding(1) var<storage, read> mem1: array<f32, 24>;
+@group(0) @binding(2) var<storage, read_write> mem2: array<f32, 40>;
 @group(1) @binding(0) var<uniform> at: array<vec4<i32>, 1>;
 fn k0(w: i32, lid: i32) {
   let o0 = at[0].x;

@@ -11,6 +11,7 @@ from tracegrad.kernels.form import Fold, Kernel, points
 WORKGROUP = 256  # threads; the most that every WebGPU device allows
 COOPERATE_FROM = 32  # shorter rows are folded by one thread
 TILE_FROM = 16  # products with fewer rows or columns of results are folded point by point
+HALF = 8  # but not if there are tiles enough anyway: half of each is wasted then, of threads that waited
 PROCESSORS = 132  # of a large GPU; small ones are busy sooner
 # Side of a tile -> how busy its loads let a processor be with sums, where it has 1, 2, ... or more of them at a time.
 SIDES = {
@@ -25,6 +26,7 @@ PADDING = 4  # elements behind each line in workgroup memory: writes along k the
 EXCHANGED = 2048  # partial results that slices pass to each other at a time
 WORKGROUP_BYTES = 16384  # of workgroup memory that every WebGPU device has
 UNIFORM = 1024  # workgroups that fold for themselves what all of them need
+MOST_TURNS = 65535  # of all loops of a thread together: Mesa's llvmpipe leaves them then, without a word
 SERIAL_UNIFORM = 512  # threads that do
 SERIAL_WORKGROUP = 32  # threads of a workgroup without barriers: small ones, so that few threads still occupy all cores
 SQUARE = 8  # results along each side of a square: 2, 4, 8, 12 give 1.4, 2.9, 5.2, 5.3 GFLOP/s on two cores
@@ -107,7 +109,7 @@ def choose_tiling(kernel: Kernel) -> Tiling:
         return Tiling("points", workgroups, lanes, parts=lanes)
     if kernel.product is not None:
         m, n, batch = (points(axes) for axes in (kernel.product.m, kernel.product.n, kernel.product.batch))
-        if m >= TILE_FROM and n >= TILE_FROM:
+        if min(m, n) >= TILE_FROM or (min(m, n) >= HALF and _tiles(min(SIDES), batch, m, n) >= PROCESSORS):
             return _tile(batch, m, n, length)
     if length < COOPERATE_FROM:
         return Tiling("rows", -(-rows // WORKGROUP))
@@ -118,12 +120,24 @@ def choose_tiling(kernel: Kernel) -> Tiling:
     return Tiling("rows", -(-rows * lanes // WORKGROUP), lanes, parts=lanes)
 
 
-def without_barriers(kernel: Kernel, tiling: Tiling) -> Tiling:
-    """The same sums in the same order by threads that share nothing.
+def without_barriers(kernels: Sequence[Kernel], tilings: Sequence[Tiling]) -> list[Tiling]:
+    """The same sums in the same order by threads that share nothing; [] if that takes a thread too many turns.
 
     For adapters that run on a CPU, where a barrier costs more than the work between two: SwiftShader folds 8 192 rows
     of 64 in 108 ms with barriers and in 3 without, and multiplies 14 times faster than with textbook tiles.
     """
+    serial = [_serial(k, t) for k, t in zip(kernels, tilings)]
+    return serial if all(_turns(k, t) <= MOST_TURNS for k, t in zip(kernels, serial)) else []
+
+
+def _turns(kernel: Kernel, tiling: Tiling) -> int:
+    """No more than so many turns do the loops of one thread take without barriers."""
+    folding = len(kernel.body) * (kernel.length + WORKGROUP)  # a row's points, and its parts or a product's slices
+    storing = SQUARE * (SQUARE + 1) + kernel.rows // (tiling.threads * tiling.workgroups)
+    return folding + storing
+
+
+def _serial(kernel: Kernel, tiling: Tiling) -> Tiling:
     work = min(kernel.rows, SERIAL_UNIFORM) if kernel.uniform else kernel.rows
     if tiling.kind == "tile":
         assert kernel.product is not None

@@ -9,7 +9,7 @@ import math
 from collections.abc import Sequence
 
 from tracegrad.ir import Tensor, bind, rewrite
-from tracegrad.kernels.tiling import PROCESSORS, SIDES, TILE_FROM, product_time
+from tracegrad.kernels.tiling import HALF, PROCESSORS, SIDES, product_time
 from tracegrad.prims.folds import MATMUL, SCATTER_ADD, SUM, scatter_add
 from tracegrad.prims.views import permute, reshape
 
@@ -98,7 +98,7 @@ def _split_scatter(t: Tensor, x: Tensor, indices: Tensor) -> Tensor | None:
 
 def _parts(batch: int, m: int, n: int, k: int) -> int:
     """How many parts of a product are done first, their sum included."""
-    if min(m, n) < TILE_FROM:  # folded point by point
+    if min(m, n) < HALF:  # folded point by point
         return nearest_divisor(k, math.sqrt(k)) if k >= SPLIT_FROM and batch * m * n < PROCESSORS else 1
     time = {1: min(product_time(side, batch, m, n, k) for side in SIDES)}
     for s in range(2, min(MOST_PARTS, k // PART) + 1):

@@ -45,10 +45,10 @@ def render_wgsl(
 
 def _declarations(tilings: Sequence[Tiling], bindings: Sequence[Binding], slots: int, text: str) -> list[str]:
     """Bindings in order. An array that is both read and written is bound once, read_write."""
-    out = [
-        f"@group(0) @binding({k}) var<storage, {'read_write' if b.written else 'read'}> mem{k}: array<{b.dtype}>;"
-        for k, b in enumerate(bindings)
-    ]
+    out: list[str] = []
+    for k, b in enumerate(bindings):
+        access, size = "read_write" if b.written else "read", f", {b.size}" if b.size else ""
+        out.append(f"@group(0) @binding({k}) var<storage, {access}> mem{k}: array<{b.dtype}{size}>;")
     if slots:
         out.append(f"@group(1) @binding(0) var<uniform> at: array<vec4<i32>, {-(-slots // 4)}>;")
     for name, size in workgroup_arrays(tilings).items():

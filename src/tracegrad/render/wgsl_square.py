@@ -14,6 +14,8 @@ from tracegrad.kernels.tiling import SQUARE, Tiling
 from tracegrad.render.emit import Emitter, decode, indented
 from tracegrad.render.wgsl_tile import store_result, term
 
+SHORT = 4  # turns of a loop that are written out
+
 
 class Square:
     """The parts of one square kernel. `element` spells a memory location, `helpers` collects the functions used."""
@@ -23,11 +25,11 @@ class Square:
         self.kernel, self.tiling, self.element, self.helpers = kernel, tiling, element, helpers
         assert tiling.tile is not None
         self.product, self.side, self.tile = kernel.product, SQUARE, tiling.tile
-        self.m, self.n = points(self.product.m), points(self.product.n)
+        self.m, self.n, self.k = (points(axes) for axes in (self.product.m, self.product.n, kernel.inner))
 
     def before_stores(self) -> list[str]:
         """Everything up to the results: `ci_h` then holds columns 4 * h to 4 * h + 3 of row i."""
-        p, side, t, k = self.product, self.side, self.tile, points(self.kernel.inner)
+        p, side, t = self.product, self.side, self.tile
         across = -(-self.n // side)
         squares = -(-self.m // side) * across
         rows, left = self.operand(p.a, p.m, "first_m", self.m, "r")
@@ -42,16 +44,30 @@ class Square:
             *rows,
             *columns,
             *(f"var c{i}_{h} = vec4<f32>();" for i in range(side) for h in vectors),
-            f"for (var slice = 0; slice < {t.slices}; slice++) {{",
+            f"for (var slice = 0; slice < {min(t.slices, -(-self.k // t.k_slice))}; slice++) {{",
             *(f"  var p{i}_{h} = vec4<f32>();" for i in range(side) for h in vectors),
-            f"  for (var kt = slice * {t.k_slice}; kt < {k}; kt += {t.k_step}) {{",
-            f"    for (var kj = kt; kj < min(kt + {t.k_slice}, {k}); kj++) {{",
-            *indented(indented(indented([*decode("kj", self.kernel.inner), *left, *right]))),
-            *(f"      let y{h} = vec4<f32>({', '.join(f'c{4 * h + j}' for j in range(4))});" for h in vectors),
-            *(f"      p{i}_{h} += {term(self.kernel, f'r{i}', f'y{h}')};" for i in range(side) for h in vectors),
-            "    }",
-            "  }",
+            *indented(self.slice([*left, *right])),
             *(f"  c{i}_{h} += p{i}_{h};" for i in range(side) for h in vectors),
+            "}",
+        ]
+
+    def slice(self, operands: Sequence[str]) -> list[str]:
+        """The sums over the slice's part of k, written out where it is short: leaving a loop costs four turns."""
+        t, k, vectors = self.tile, self.k, range(self.side // 4)
+        turn = [
+            *decode("kj", self.kernel.inner),
+            *operands,
+            *(f"let y{h} = vec4<f32>({', '.join(f'c{4 * h + j}' for j in range(4))});" for h in vectors),
+            *(f"p{i}_{h} += {term(self.kernel, f'r{i}', f'y{h}')};" for i in range(self.side) for h in vectors),
+        ]
+        if k <= t.k_step and k % t.k_slice == 0 and t.k_slice <= SHORT:
+            starts = [f"let kj = slice * {t.k_slice} + {u};" for u in range(t.k_slice)]
+            return [line for start in starts for line in ("{", *indented([start, *turn]), "}")]
+        return [
+            f"let turns = {k // t.k_step * t.k_slice} + clamp({k % t.k_step} - slice * {t.k_slice}, 0, {t.k_slice});",
+            "for (var turn = 0; turn < turns; turn++) {",
+            f"  let kj = turn / {t.k_slice} * {t.k_step} + slice * {t.k_slice} + turn % {t.k_slice};",
+            *indented(turn),
             "}",
         ]
 

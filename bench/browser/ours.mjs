@@ -1,0 +1,30 @@
+// The bench's models as tracegrad exported them (export.py): the folder's own tracegrad.js runs them.
+
+export async function open(name, s, { folder, gpu, read }) {
+  const { Training } = await import(/* @vite-ignore */ `${folder}/tracegrad.js`);
+  const manifest = JSON.parse(await read("program.json"));
+  const train = await Training.open({ manifest, gpu });
+  const done = (result) => {
+    if (result.kind !== "completed") throw result.error ?? new Error(result.reason);
+    return result.loss;
+  };
+  let last;
+  return {
+    step(batch) {
+      last = train.step(batch);
+    },
+    steps(list) {
+      const whole = (key) => {
+        const first = list[0][key], data = new first.data.constructor(list.length * first.data.length);
+        list.forEach((batch, k) => data.set(batch[key].data, k * first.data.length));
+        return { data, shape: [list.length, ...first.shape] };
+      };
+      last = train.runSteps(list.length, Object.fromEntries(Object.keys(list[0]).map((key) => [key, whole(key)])));
+    },
+    async loss() {
+      return done(await last);
+    },
+    train,
+    destroy: () => train.destroy(),
+  };
+}
