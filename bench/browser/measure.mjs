@@ -27,8 +27,7 @@ export async function measure(open, name, { share = 1, seconds = 2, ...more } = 
       let steps = 0;
       do {
         const next = Array.from({ length: ahead }, () => rows[at++ % rows.length]);
-        if (ahead > 1 && model.steps) model.steps(next);
-        else for (const batch of next) model.step(batch);
+        for (const batch of next) model.step(batch);
         losses.push(await model.loss());
         steps += ahead;
       } while (performance.now() - start < (1000 * seconds) / BLOCKS);

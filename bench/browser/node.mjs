@@ -11,6 +11,11 @@ import { measure } from "./measure.mjs";
 
 const [, , folder, share = "1", seconds = "3", libraries = "tracegrad,jax-js,TensorFlow.js", models = "sine,mlp,cnn,gpt"] = process.argv;
 const LIBRARIES = { tracegrad: () => import("./ours.mjs"), "jax-js": () => import("./jaxjs.mjs"), "TensorFlow.js": () => import("./tfjs.mjs") };
+// jax-js uses iterator helpers, which Node has from 22 on.
+const iterator = Object.getPrototypeOf(Object.getPrototypeOf([][Symbol.iterator]()));
+iterator.map ??= function* (f) { for (const x of this) yield f(x); };
+iterator.filter ??= function* (f) { for (const x of this) if (f(x)) yield x; };
+iterator.toArray ??= function () { return [...this]; };
 const gpu = create([]);
 Object.assign(globalThis, globals);
 Object.defineProperty(globalThis, "navigator", { value: { gpu, userAgent: "Node", language: "en" }, configurable: true });

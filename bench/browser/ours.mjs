@@ -13,14 +13,6 @@ export async function open(name, s, { folder, gpu, read }) {
     step(batch) {
       last = train.step(batch);
     },
-    steps(list) {
-      const whole = (key) => {
-        const first = list[0][key], data = new first.data.constructor(list.length * first.data.length);
-        list.forEach((batch, k) => data.set(batch[key].data, k * first.data.length));
-        return { data, shape: [list.length, ...first.shape] };
-      };
-      last = train.runSteps(list.length, Object.fromEntries(Object.keys(list[0]).map((key) => [key, whole(key)])));
-    },
     async loss() {
       return done(await last);
     },

@@ -112,7 +112,9 @@ export class Session {
     this.check();
     const { device } = this;
     const { inputs, outputs, program } = loaded;
-    const upload = new ArrayBuffer(n * inputs.bytes);
+    const size = n * inputs.bytes;
+    if (!(loaded.upload?.byteLength >= size)) loaded.upload = new ArrayBuffer(size); // writeBuffer copies it at once
+    const { upload } = loaded;
     for (let k = 0; k < n; k++) {
       fill(k, (f, values) => {
         new (f.dtype === "f32" ? Float32Array : Int32Array)(upload, k * inputs.bytes + inputs.at.get(f), values.length).set(values);
@@ -121,8 +123,8 @@ export class Session {
     const encoder = device.createCommandEncoder();
     if (n === 1) for (const h of inputs.parts) device.queue.writeBuffer(h.buffer, h.from, upload, h.at, h.size);
     else {
-      loaded.staging = this.#grown(loaded.staging, upload.byteLength, COPY_SRC | COPY_DST);
-      device.queue.writeBuffer(loaded.staging, 0, upload);
+      loaded.staging = this.#grown(loaded.staging, size, COPY_SRC | COPY_DST);
+      device.queue.writeBuffer(loaded.staging, 0, upload, 0, size);
     }
     const slot = this.#grown(loaded.slots.pop(), Math.max(4, n * outputs.bytes), MAP_READ | COPY_DST);
     for (let k = 0; k < n; k++) {

@@ -17,8 +17,8 @@ PROCESSORS = 132  # of a large GPU; small ones are busy sooner
 SIDES = {
     128: (1.0,),
     64: (0.8, 0.9),
-    32: (0.35, 0.55, 0.62, 0.7),
-    16: (0.12, 0.2, 0.25, 0.3),
+    32: (0.5, 0.55, 0.62, 0.7),
+    16: (0.25, 0.3),
 }
 FILL = 48  # steps of k that beginning and ending a tile take
 OPERAND = 1024  # elements of one operand in workgroup memory at a time: four loads a thread

@@ -17,7 +17,7 @@ SPLIT_FROM = 2048  # folds shorter than this keep one workgroup busy
 FEW_OUTPUTS = 8192  # with more outputs than this the device is full already
 PART = 64  # a part of a product is no shorter
 MOST_PARTS = 256
-LAUNCH = 4e5  # what the second step costs besides its memory traffic, in sums of one processor; see product_time
+LAUNCH = 8e5  # what the second step costs besides its memory traffic, in sums of one processor; see product_time
 TRAFFIC = 0.35  # to write and read one partial result, likewise
 
 
