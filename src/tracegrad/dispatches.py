@@ -28,7 +28,7 @@ class DispatchInfo:
     label: str
     workgroups: int
     cost: Cost
-    sites: tuple[Site, ...]  # the user's lines, in the order of the graph
+    sites: tuple[Site, ...]  # the user's lines, sorted
     forms: tuple[Kernel, ...]  # of the kernels that run side by side in it
 
     @property
@@ -49,23 +49,22 @@ def dispatches_of(graph: Graph, program: Program) -> tuple[DispatchInfo, ...]:
             if id(kernel) not in costs:
                 costs[id(kernel)] = cost_of(kernel, [t.size for t in plan.externals[id(c)]])
             cost += costs[id(kernel)]
-        sites = dict.fromkeys(site for c in launch.clusters for site in sites_of(c, plan.externals[id(c)]))
+        sites = sorted(set[Site]().union(*(sites_of(c, plan.externals[id(c)]) for c in launch.clusters)))
         label = program.kernels[d.kernel].label
         forms = tuple(launch.kernels)
         out.append(DispatchInfo(number, d.kernel, label, d.grid[0] * d.grid[1], cost, tuple(sites), forms))
     return tuple(out)
 
 
-def sites_of(c: Cluster, externals: Iterable[Tensor]) -> list[Site]:
+def sites_of(c: Cluster, externals: Iterable[Tensor]) -> set[Site]:
     """The lines of everything a cluster computes, what was inlined into it included."""
     seen = {t.serial for t in externals}
-    nodes: list[Tensor] = []
+    found: set[Site | None] = set()
     stack = list(c.computes)
     while stack:
         t = stack.pop()
         if t.serial not in seen:
             seen.add(t.serial)
-            nodes.append(t)
+            found.add(t.site)
             stack.extend(t.inputs)
-    nodes.sort(key=lambda t: t.serial)
-    return list(dict.fromkeys(t.site for t in nodes if t.site is not None))
+    return {site for site in found if site is not None}

@@ -21,6 +21,11 @@ class DeviceInfo:
         return f"{self.name} ({self.description})"
 
 
+def as_run(program: Program, info: DeviceInfo) -> Program:
+    """The form of a program that a WebGPU device runs."""
+    return program.without_barriers() if info.software else program
+
+
 @dataclass(frozen=True, slots=True)
 class Timings:
     """When each dispatch of a program began and ended, in seconds, in the order they ran; for each of some runs."""

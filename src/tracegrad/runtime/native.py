@@ -23,7 +23,7 @@ from tracegrad.arrays import np
 from tracegrad.errors import DeviceError, DeviceLostError, TracegradError
 from tracegrad.program import Binding, Buffer, Dispatch, Field, KernelSource, Needs, Program
 from tracegrad.runtime.adapters import AdapterInfo, load_wgpu, open_device
-from tracegrad.runtime.base import DeviceInfo, Timings
+from tracegrad.runtime.base import DeviceInfo, Timings, as_run
 from tracegrad.runtime.wgpu_calls import Calls, Copy, DirectCalls, LogTap, PublicCalls, device_error
 from tracegrad.runtime.wgpu_program import (
     COPY_DST,
@@ -99,7 +99,7 @@ class NativeSession:
 
         Raises: DeviceError if the device is too small; CompileError naming a kernel that it refuses.
         """
-        program = program.without_barriers() if self.info.software else program
+        program = as_run(program, self.info)
         with self._using_device("loading a program"):
             check_limits(program, self.limits, self.info.description)
             loaded = build(program, self._device, self.calls, self._kernels, self._shared)
