@@ -7,7 +7,7 @@ from the graph has the launches of the Program, in its order.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from tracegrad.errors import Site
 from tracegrad.ir import Graph, Tensor
@@ -29,7 +29,7 @@ class DispatchInfo:
     workgroups: int
     cost: Cost
     sites: tuple[Site, ...]  # the user's lines, sorted
-    forms: tuple[Kernel, ...]  # of the kernels that run side by side in it
+    forms: tuple[Kernel, ...] = field(repr=False)  # of the kernels that run side by side in it
 
     @property
     def lines(self) -> str:

@@ -83,6 +83,7 @@ class Profile:
             f"time: median of {runs} runs, by {self.timings.clock}",
             "bytes and FLOP: what must be done at least, every element of memory and every value counted once",
             f"of limit: the nearer of the two {self.limits}",
+            "more than 100%: what was read lay in a cache, or is less than counted",
         )
 
     def __str__(self) -> str:

@@ -12,8 +12,8 @@ from typing import Any
 
 from tracegrad.arrays import np
 from tracegrad.runtime.base import Timings
-from tracegrad.runtime.wgpu_calls import Launch
-from tracegrad.runtime.wgpu_program import COPY_SRC, Loaded, allocate
+from tracegrad.runtime.wgpu_calls import Launch, PublicCalls
+from tracegrad.runtime.wgpu_program import COPY_DST, COPY_SRC, MAP_READ, Loaded, allocate
 
 QUERY_RESOLVE = 0x200  # GPUBufferUsage
 IN_A_SET = 4096  # queries: what every device allows
@@ -76,14 +76,20 @@ def stamped(device: Any, launches: Sequence[Launch], runs: int) -> list[list[Spa
 
 def waited(device: Any, launches: Sequence[Launch]) -> Iterator[Span]:
     """Spans by the host's clock, from before a submission until it is done."""
-    for x in launches:
-        encoder = device.create_command_encoder()
-        _encode(encoder.begin_compute_pass(), x)
-        commands = encoder.finish()
-        begin = time.perf_counter()
-        device.queue.submit([commands])
-        device.queue.on_submitted_work_done_sync()
-        yield begin, time.perf_counter()
+    calls = PublicCalls(device)
+    flag = allocate(device, "done", 4, MAP_READ | COPY_DST)  # on_submitted_work_done of wgpu-py 0.32 raises TypeError
+    try:
+        for x in launches:
+            encoder = device.create_command_encoder()
+            _encode(encoder.begin_compute_pass(), x)
+            encoder.clear_buffer(flag)
+            commands = encoder.finish()
+            begin = time.perf_counter()
+            device.queue.submit([commands])
+            calls.fetch(flag, 4, None)
+            yield begin, time.perf_counter()
+    finally:
+        flag.destroy()
 
 
 def _encode(run: Any, x: Launch) -> None:
