@@ -18,7 +18,7 @@ from tracegrad.tables import amount
 
 GPU = 4096, 2**25  # side of the product, elements copied: 3 ms and 0.1 ms of an NVIDIA H200, whose cache holds neither
 CPU = 512, 2**24  # of a CPU, and of one that poses as a GPU: tens of milliseconds
-RUNS = 5  # the fastest counts
+RUNS = 10  # the fastest counts
 A, B, RESULT = "profile.a", "profile.b", "profile.result"  # no array of a user's program has a dot in its name
 
 
