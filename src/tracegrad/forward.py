@@ -11,7 +11,6 @@ from types import TracebackType
 from typing import Any, cast
 
 from tracegrad import indexcheck, params, reference
-from tracegrad.arrays import handed_out
 from tracegrad.build import Built, build_forward, check_signature, trace_sites
 from tracegrad.dtypes import InputType
 from tracegrad.errors import AbortedError, DeviceError, InputError
@@ -24,7 +23,7 @@ from tracegrad.own import Host
 from tracegrad.patches import check_patches, no_patches
 from tracegrad.profile import Profile, blank_inputs, checked_steps, make_profile
 from tracegrad.program import Field
-from tracegrad.results import Aborted, CompletedRun, Failed, Pending, RunResult, failure, resolved
+from tracegrad.results import Aborted, CompletedRun, Failed, Pending, RunResult, failure, output_of, resolved
 from tracegrad.runtime.base import Session
 from tracegrad.sites import PATCH, SiteInfo
 from tracegrad.steps import by_role, captures_of
@@ -149,14 +148,14 @@ class CompiledForward:
         """As `CompiledTraining.profile`, of a run with these inputs; without any, zeros of the size used last."""
         steps = checked_steps(steps)
         entry, arrays = self._looked_at(merge(mapping, inputs, "profile"), "profile")
+        host, built = self._host, entry.built
         arrays |= self._hyper(entry)
-        worker = self._host.worker
 
         def measure(session: Session) -> Profile:
-            timings = session.timings(entry.load(session, self._host), arrays, steps)
-            return make_profile(entry.built.graph, entry.built.program, timings, session.info, worker.limits())
+            timings = session.timings(entry.load(session, host), arrays, steps)
+            return make_profile(built.graph, built.program, timings, session.info, host.worker.limits())
 
-        return worker.call(measure)
+        return host.worker.call(measure)
 
     def upload_params(self, record: Mapping[str, Any], strict: bool = False) -> None:
         """Overwrite parameters by name, as `CompiledTraining.upload_params`; of an attached forward, the training's."""
@@ -385,15 +384,6 @@ class RunWork:
         elif self.entry.version is not self.owner.host.version:
             self.pending.resolve(Aborted("displaced by replace_model"))
         return self.pending.done()
-
-
-def output_of(outputs: Mapping[str, Any], structure: Any) -> Any:
-    """What the forward returned: an array, or a tuple or dict of them, as `Built.structure` says."""
-    if structure is None:
-        return handed_out(outputs["output"])
-    if isinstance(structure, tuple):
-        return tuple(handed_out(outputs[name]) for name in cast("tuple[str, ...]", structure))
-    return {key: handed_out(outputs[name]) for key, name in cast("dict[Any, str]", structure).items()}
 
 
 def _array_or_same(value: Any, shape: tuple[int | None, ...]) -> Any:

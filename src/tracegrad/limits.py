@@ -18,7 +18,7 @@ from tracegrad.tables import amount
 
 GPU = 4096, 2**25  # side of the product, elements copied: 3 ms and 0.1 ms of an NVIDIA H200, whose cache holds neither
 CPU = 512, 2**24  # of a CPU, and of one that poses as a GPU: tens of milliseconds
-RUNS = 10  # the fastest counts
+RUNS, SECONDS = 50, 0.3  # the fastest of so many runs counts, or of those that fit into the time
 A, B, RESULT = "profile.a", "profile.b", "profile.result"  # no array of a user's program has a dot in its name
 
 
@@ -61,10 +61,10 @@ def _fastest(session: Session, program: Program) -> float:
         for b in program.buffers:
             if b.name in (A, B):
                 session.write(b.name, numbers.random(b.size, np.float32))
-        timed = session.timings(handle, {}, RUNS).runs
+        first = session.timings(handle, {}, 1).quickest
+        return session.timings(handle, {}, min(RUNS, 3 + int(SECONDS / first))).quickest
     finally:
         session.unload(handle)
-    return min(sum(end - begin for begin, end in spans) for spans in timed)
 
 
 def _product(side: int) -> Program:
