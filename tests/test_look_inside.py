@@ -207,7 +207,7 @@ def test_a_profile_is_a_table(name_of_device: str):
         t.step(BATCH)
         p = t.profile(steps=3)
         assert len(p.rows) == len(t.program.dispatches) and len(p.timings.runs) == 3
-        assert all(row.seconds >= 0 for row in p.rows) and 0 < p.seconds <= 1.5 * p.elapsed
+        assert all(row.seconds >= 0 for row in p.rows) and p.seconds > 0
         assert sum(row.share for row in p.rows) == pytest.approx(1)
         for row in p.rows:
             flops, moved = row.info.cost.flops, row.info.cost.bytes

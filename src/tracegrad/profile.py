@@ -64,11 +64,6 @@ class Profile:
         """Of all dispatches together."""
         return sum(row.seconds for row in self.rows)
 
-    @property
-    def elapsed(self) -> float:
-        """From the begin of the first dispatch to the end of the last: the median of all runs."""
-        return statistics.median([spans[-1][1] - spans[0][0] for spans in self.timings.runs if spans] or [0.0])
-
     def table(self) -> Table:
         """All dispatches, the slowest first."""
         rows = sorted(self.rows, key=lambda row: -row.seconds)
@@ -77,9 +72,9 @@ class Profile:
     @property
     def notes(self) -> tuple[str, ...]:
         """What the numbers are."""
-        first, runs = f"{len(self.rows)} dispatches on {self.device}", len(self.timings.runs)
+        runs = len(self.timings.runs)
         return (
-            f"{first}: {duration(self.seconds)}, of {duration(self.elapsed)} from the first to the last",
+            f"{len(self.rows)} dispatches on {self.device}: {duration(self.seconds)}",
             f"time: median of {runs} runs, by {self.timings.clock}",
             "bytes and FLOP: what must be done at least, every element of memory and every value counted once",
             f"of limit: the nearer of the two {self.limits}",
