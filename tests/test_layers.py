@@ -24,13 +24,14 @@ LAYERS = {
     "kernels": 6, "passes.place": 6, "passes.split": 6,
     "program": 7, "render": 7,  # a Program is plain data: it imports nothing, and renderers fill it
     "layout": 8, "debug": 8, "places": 8, "assemble": 8, "plan": 8, "inputtypes": 8, "ranges": 8, "build": 8,
-    "resident": 8,
+    "resident": 8, "dispatches": 8,
     "runtime": 9, "arrays": 9, "bare": 9,
     "": 10, "entrypoints": 10, "results": 10, "worker": 10, "drives": 10, "inputs": 10, "params": 10, "knobs": 10,
     "nonfinite": 10, "indexcheck": 10, "steps": 10, "training": 10, "forward": 10, "own": 10, "flight": 10, "fit": 10,
     "checkpoints": 10, "extend": 10, "safetensors": 10, "export": 10, "site": 10, "summaries": 10, "patches": 10,
     "memory": 10, "functional": 10, "pictures": 10, "demo": 10, "selftest": 10, "doctor": 10, "cli": 10, "__main__": 10,
     "imperative": 10, "stepwise": 10, "reference": 10,
+    "inspection": 10, "explain": 10, "profile": 10, "limits": 10, "tables": 10,
 }  # fmt: skip
 
 NUMPY_FROM = 9  # below it the compiler lives, and it runs where there is no NumPy (bare Pyodide)

@@ -11,18 +11,19 @@ from types import TracebackType
 from typing import Any, cast
 
 from tracegrad import indexcheck, params, reference
-from tracegrad.arrays import handed_out
 from tracegrad.build import Built, build_forward, check_signature, trace_sites
 from tracegrad.dtypes import InputType
-from tracegrad.errors import DeviceError, InputError
+from tracegrad.errors import AbortedError, DeviceError, InputError
+from tracegrad.explain import Explanation, explained
 from tracegrad.inputs import as_array, check_inputs, merge
 from tracegrad.inputtypes import input_types
 from tracegrad.ir import Graph
 from tracegrad.knobs import PREFIX, Knobs, Rate
 from tracegrad.own import Host
 from tracegrad.patches import check_patches, no_patches
+from tracegrad.profile import Profile, blank_inputs, checked_steps, make_profile
 from tracegrad.program import Field
-from tracegrad.results import Aborted, CompletedRun, Failed, Pending, RunResult, failure, resolved
+from tracegrad.results import Aborted, CompletedRun, Failed, Pending, RunResult, failure, output_of, resolved
 from tracegrad.runtime.base import Session
 from tracegrad.sites import PATCH, SiteInfo
 from tracegrad.steps import by_role, captures_of
@@ -47,6 +48,13 @@ class _Entry:
         self.hyper = tuple(f for f in fields if f.name.startswith(PREFIX))
         self.unpatched = no_patches([f for f in fields if f.name.startswith(PATCH)])
         self.inputs = tuple(f for f in fields if not f.name.startswith((PREFIX, PATCH)))
+
+    def load(self, session: Session, host: Host) -> int:
+        """The handle of the program, loaded now if it was not yet. On the worker's thread."""
+        if self.handle is None:
+            self.handle = session.load(self.built.program)
+            host.loaded(session, self.built.program)
+        return self.handle
 
 
 class CompiledForward:
@@ -131,6 +139,24 @@ class CompiledForward:
         with self._lock:
             return self._entry(self._size(self._given(merge(mapping, inputs, "graph_for")))).built.graph
 
+    def explain(self, mapping: Mapping[str, Any] | None = None, /, **inputs: Any) -> Explanation:
+        """As `CompiledTraining.explain`, of the program for these inputs; without any, for the size used last."""
+        built = self._looked_at(merge(mapping, inputs, "explain"), "explain")[0].built
+        return explained(built.graph, built.program, self._host.worker.info)
+
+    def profile(self, steps: int = 10, mapping: Mapping[str, Any] | None = None, **inputs: Any) -> Profile:
+        """As `CompiledTraining.profile`, of a run with these inputs; without any, zeros of the size used last."""
+        steps = checked_steps(steps)
+        entry, arrays = self._looked_at(merge(mapping, inputs, "profile"), "profile")
+        host, built = self._host, entry.built
+        arrays |= self._hyper(entry)
+
+        def measure(session: Session) -> Profile:
+            timings = session.timings(entry.load(session, host), arrays, steps)
+            return make_profile(built.graph, built.program, timings, session.info, host.worker.limits())
+
+        return host.worker.call(measure)
+
     def upload_params(self, record: Mapping[str, Any], strict: bool = False) -> None:
         """Overwrite parameters by name, as `CompiledTraining.upload_params`; of an attached forward, the training's."""
         self._host.upload_params(record, strict)
@@ -208,6 +234,16 @@ class CompiledForward:
 
     def __exit__(self, kind: type[BaseException] | None, e: BaseException | None, tb: TracebackType | None) -> None:
         self.close()
+
+    def _looked_at(self, values: dict[str, Any], what: str) -> tuple[_Entry, dict[str, Any]]:
+        """The program for some inputs, and what to run it on: these, or zeros where there are none."""
+        if self._closed:
+            raise AbortedError.here(f"this CompiledForward is {self._closed}")
+        given = self._given(values)
+        with self._lock:
+            again = self._entries and not values
+            entry = self._entry(next(reversed(self._entries)) if again else self._size(given))
+            return entry, check_inputs(entry.inputs, given, what) if values else blank_inputs(entry.inputs)
 
     def _given(self, values: dict[str, Any]) -> dict[str, Any]:
         """The values, those whose size matters as arrays."""
@@ -308,12 +344,10 @@ class RunWork:
         if self._displaced():
             return None
         entry = self.entry
-        if entry.handle is None:
-            entry.handle = session.load(entry.built.program)
-            self.owner.host.loaded(session, entry.built.program)
+        handle = entry.load(session, self.owner.host)
         if indexcheck.enabled():
             self.checked = self._checked(session)
-        return session.submit(entry.handle, self.arrays)
+        return session.submit(handle, self.arrays)
 
     def _checked(self, session: Session) -> reference.Checked:
         """What the run is compared by; InputError for indices out of range."""
@@ -350,15 +384,6 @@ class RunWork:
         elif self.entry.version is not self.owner.host.version:
             self.pending.resolve(Aborted("displaced by replace_model"))
         return self.pending.done()
-
-
-def output_of(outputs: Mapping[str, Any], structure: Any) -> Any:
-    """What the forward returned: an array, or a tuple or dict of them, as `Built.structure` says."""
-    if structure is None:
-        return handed_out(outputs["output"])
-    if isinstance(structure, tuple):
-        return tuple(handed_out(outputs[name]) for name in cast("tuple[str, ...]", structure))
-    return {key: handed_out(outputs[name]) for key, name in cast("dict[Any, str]", structure).items()}
 
 
 def _array_or_same(value: Any, shape: tuple[int | None, ...]) -> Any:

@@ -311,3 +311,12 @@ def _wake(loop: Any, future: Any) -> None:
     except RuntimeError:  # the loop was closed while the work ran: nobody waits any more
         if not loop.is_closed():
             raise
+
+
+def output_of(outputs: Mapping[str, Any], structure: Any) -> Any:
+    """What the forward returned: an array, or a tuple or dict of them, as `Built.structure` says."""
+    if structure is None:
+        return handed_out(outputs["output"])
+    if isinstance(structure, tuple):
+        return tuple(handed_out(outputs[name]) for name in cast("tuple[str, ...]", structure))
+    return {key: handed_out(outputs[name]) for key, name in cast("dict[Any, str]", structure).items()}

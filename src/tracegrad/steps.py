@@ -17,7 +17,7 @@ from tracegrad.knobs import PREFIX, Knobs
 from tracegrad.nonfinite import explain
 from tracegrad.program import Field, Program
 from tracegrad.results import Aborted, Aux, Captures, CompletedStep, Failed, Pending, StepResult, failure
-from tracegrad.runtime.base import Session
+from tracegrad.runtime.base import Session, Timings
 from tracegrad.sites import SiteInfo
 
 COPY_OF_PARAMS = "params"  # a Buffer.fill, and the name of the array it stands for
@@ -87,6 +87,23 @@ class Stepper:
         """Stand at `counter` applied steps; nothing is in flight."""
         self.counter = counter
         self.rewind(session)
+
+    def timings(self, session: Session, arrays: Mapping[str, Any], knobs: Knobs, runs: int) -> Timings:
+        """Time the next step without doing it: a halted device computes all of it, and keeps what it has.
+
+        Gradients are kept from no step, so they are read before and written back.
+        """
+        step = self.counter + 1
+        kept = [b.name for b in self.program.buffers if b.role == "grad" or b.name == HALTED]
+        before = {name: session.read(name) for name in kept}
+        try:
+            hyper = knobs.upload(self.hyper, step, self.seed)
+            session.write(HALTED, np.ones(1, np.int32))
+            return session.timings(self.handle, {**arrays, **hyper}, runs)
+        finally:
+            knobs.rate.rewind(step)
+            for name, x in before.items():
+                session.write(name, x)
 
     def install(self, session: Session) -> None:
         """Load the program, and write the first parameters and what is filled with a copy of them."""

@@ -14,20 +14,18 @@ from typing import Any, cast
 from tracegrad import checkpoints, params
 from tracegrad.arrays import handed_out, np
 from tracegrad.build import build_training
-from tracegrad.errors import AbortedError, InputError
+from tracegrad.errors import InputError
 from tracegrad.export import Contents, export
 from tracegrad.fit import History, fit
 from tracegrad.forward import CompiledForward
 from tracegrad.inputs import check_inputs, merge
-from tracegrad.ir import Graph
+from tracegrad.inspection import Inspected
 from tracegrad.knobs import Knobs, Rate, settable
 from tracegrad.lr import Schedule, as_schedule
-from tracegrad.memory import Memory
-from tracegrad.program import KernelSource, Program, field_named
+from tracegrad.program import Program
 from tracegrad.results import Aborted, Pending, StepResult, failure, resolved
-from tracegrad.runtime.base import DeviceInfo, Session
+from tracegrad.runtime.base import Session
 from tracegrad.runtime.storage import from_storage
-from tracegrad.sites import SiteInfo
 from tracegrad.steps import StepCall, Stepper, split_steps
 from tracegrad.worker import Worker
 
@@ -36,7 +34,7 @@ SEEDS = 2**32
 EMA = "ema"  # the optimizer state of the parameters' averages
 
 
-class CompiledTraining:
+class CompiledTraining(Inspected):
     """A model, its loss and its optimizer, compiled for one device; made by `tg.compile`.
 
     Calls are queued on a worker thread and run in order. `step` and `run_steps` copy their inputs, so that the
@@ -289,7 +287,7 @@ class CompiledTraining:
         """Free the device; what is in flight resolves as Aborted. Closing twice is fine."""
         self._finalizer()
 
-    # --- inspection ---
+    # --- for forwards attached to it ---
 
     @property
     def version(self) -> Stepper:
@@ -312,59 +310,6 @@ class CompiledTraining:
     def unloaded(self) -> None:
         """An attached forward was unloaded: the training's program keeps the buffers."""
 
-    @property
-    def graph(self) -> Graph:
-        """The step's graph: forward, gradients and update."""
-        return self._stepper.graph
-
-    @property
-    def program(self) -> Program:
-        """The compiled step, as plain data."""
-        return self._stepper.program
-
-    @property
-    def kernels(self) -> tuple[KernelSource, ...]:
-        """The program's kernels."""
-        return self._stepper.program.kernels
-
-    @property
-    def sites(self) -> tuple[SiteInfo, ...]:
-        """Sites of `tg.capture` and `tg.patch` in the loss, in order; each has `kind name type site`.
-
-        Steps give back what is captured. Only runs of a forward can patch: in a step, `tg.patch` does nothing.
-        """
-        return self._stepper.sites
-
-    @property
-    def param_names(self) -> list[str]:
-        """Names of the parameters, in declaration order."""
-        return [f.name for f in self._stepper.program.params]
-
-    @property
-    def input_names(self) -> list[str]:
-        """Names of the inputs, as declared."""
-        return list(self._declared)
-
-    @property
-    def output_shape(self) -> tuple[int, ...]:
-        """Shape of the loss: ()."""
-        return field_named(self._stepper.program.outputs, "loss").shape
-
-    @property
-    def seed(self) -> int:
-        """What pins initialisation and all randomness."""
-        return self._stepper.seed
-
-    @property
-    def device(self) -> DeviceInfo:
-        """The device in use."""
-        return self.worker.info
-
-    @property
-    def memory(self) -> Memory:
-        """Bytes on the device by role, and their "total"; prints as a table. Attached forwards add their own."""
-        return Memory(self._stepper.program)
-
     def __repr__(self) -> str:
         state = self.worker.closed if self.worker.closed is not None else f"on {self.device}"
         program = self._stepper.program
@@ -379,14 +324,6 @@ class CompiledTraining:
 
     def __exit__(self, kind: type[BaseException] | None, e: BaseException | None, tb: TracebackType | None) -> None:
         self.close()
-
-    def _call(self, fn: Callable[[Session], Any]) -> Any:
-        self._guard()
-        return self.worker.call(fn)
-
-    def _guard(self) -> None:
-        if self.worker.closed is not None:
-            raise AbortedError.here(f"this CompiledTraining is {self.worker.closed}")
 
 
 def checked_seed(seed: int | None) -> int:

@@ -10,6 +10,7 @@ from typing import Any, Protocol, TypeVar, cast
 
 from tracegrad.drives import Drive, TabDrive, ThreadDrive
 from tracegrad.errors import AbortedError
+from tracegrad.limits import Limits, measure_limits
 from tracegrad.results import Aborted, Failed, Pending, failure
 from tracegrad.runtime import tab
 from tracegrad.runtime.base import Session
@@ -67,6 +68,7 @@ class Worker:
         self._queue: deque[Work | _Call] = deque()
         self._window: deque[tuple[Work, Any]] = deque()  # submitted, not collected; the worker's own
         self._closed: str | None = None
+        self._limits: Limits | None = None
         started: Pending[Any] = Pending("opening the device")
         drive = TabDrive if tab.IN_TAB else ThreadDrive
         self._drive: Drive = drive(self._main(started), self._wake, self._idle)
@@ -84,6 +86,12 @@ class Worker:
     def info(self) -> Any:
         """The session's DeviceInfo."""
         return self._session.info
+
+    def limits(self) -> Limits:
+        """What the device can do, measured at the first call. On the worker's thread."""
+        if self._limits is None:
+            self._limits = measure_limits(self._session)
+        return self._limits
 
     def reserve(self, pending: Pending[Any]) -> None:
         """Wait while `max_in_flight` calls are under way; then count `pending` among them until it is resolved."""

@@ -21,6 +21,24 @@ class DeviceInfo:
         return f"{self.name} ({self.description})"
 
 
+def as_run(program: Program, info: DeviceInfo) -> Program:
+    """The form of a program that a WebGPU device runs."""
+    return program.without_barriers() if info.software else program
+
+
+@dataclass(frozen=True, slots=True)
+class Timings:
+    """When each dispatch of a program began and ended, in seconds, in the order they ran; for each of some runs."""
+
+    clock: str  # what was read
+    runs: tuple[tuple[tuple[float, float], ...], ...]
+
+    @property
+    def quickest(self) -> float:
+        """All dispatches of the run in which they took least."""
+        return min(sum(end - begin for begin, end in spans) for spans in self.runs)
+
+
 class Session(Protocol):
     """A device with named, persistent buffers.
 
@@ -51,6 +69,10 @@ class Session(Protocol):
 
     def collect(self, ticket: Any) -> dict[str, Any]:
         """Outputs of that run by name, waiting for it."""
+        ...
+
+    def timings(self, handle: int, inputs: Mapping[str, Any], runs: int) -> Timings:
+        """Run `runs` times, after a run that is not timed, and time every dispatch. Nothing may be in flight."""
         ...
 
     def read(self, name: str) -> Any:

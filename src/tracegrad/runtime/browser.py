@@ -17,7 +17,7 @@ from tracegrad.dtypes import DTYPES, Shape
 from tracegrad.errors import DeviceError, TracegradError
 from tracegrad.init import Initializer, Literal
 from tracegrad.program import Buffer, Program
-from tracegrad.runtime.base import DeviceInfo
+from tracegrad.runtime.base import DeviceInfo, Timings
 from tracegrad.runtime.storage import from_storage, to_storage
 from tracegrad.runtime.tab import can_wait, javascript, pyodide, wait
 
@@ -123,6 +123,10 @@ class BrowserSession:
             out[f.name] = from_storage(flat, type(f)(f.name, 0, 0, f.dtype, f.shape))
             at += 4 * f.size
         return out
+
+    def timings(self, handle: int, inputs: Mapping[str, Any], runs: int) -> Timings:
+        """Refused: DeviceError."""
+        raise DeviceError("profile: not in a browser's Python; profile on a desktop, or use the browser's own profiler")
 
     def read(self, name: str) -> Any:
         """A persistent buffer, flat."""

@@ -23,7 +23,7 @@ from tracegrad.arrays import np
 from tracegrad.errors import DeviceError, DeviceLostError, TracegradError
 from tracegrad.program import Binding, Buffer, Dispatch, Field, KernelSource, Needs, Program
 from tracegrad.runtime.adapters import AdapterInfo, load_wgpu, open_device
-from tracegrad.runtime.base import DeviceInfo
+from tracegrad.runtime.base import DeviceInfo, Timings, as_run
 from tracegrad.runtime.wgpu_calls import Calls, Copy, DirectCalls, LogTap, PublicCalls, device_error
 from tracegrad.runtime.wgpu_program import (
     COPY_DST,
@@ -39,6 +39,7 @@ from tracegrad.runtime.wgpu_program import (
     stored_dtype,
     take_slot,
 )
+from tracegrad.runtime.wgpu_timing import time_launches
 
 READ_BYTES = 64 << 20  # persistent buffers are read in pieces of this size
 
@@ -98,7 +99,7 @@ class NativeSession:
 
         Raises: DeviceError if the device is too small; CompileError naming a kernel that it refuses.
         """
-        program = program.without_barriers() if self.info.software else program
+        program = as_run(program, self.info)
         with self._using_device("loading a program"):
             check_limits(program, self.limits, self.info.description)
             loaded = build(program, self._device, self.calls, self._kernels, self._shared)
@@ -146,6 +147,13 @@ class NativeSession:
             raw = self.calls.fetch(slot.buffer, loaded.slot_bytes, ticket.mark)
         loaded.free.append(slot)
         return loaded.unpack(raw)
+
+    def timings(self, handle: int, inputs: Mapping[str, Any], runs: int) -> Timings:
+        """By the device's timestamps where it has them, each dispatch in a pass of its own."""
+        loaded = self._loaded(handle)
+        self.collect(self.submit(handle, inputs))  # brings the inputs, which the runs below use again
+        with self._using_device("timing a program"):
+            return time_launches(self._device, loaded, runs)
 
     def read(self, name: str) -> Any:
         """A persistent buffer, flat, after everything queued so far."""

@@ -61,6 +61,7 @@ class Loaded:
     inputs: list[HostInput] = field(default_factory=list[HostInput])
     input_names: set[str] = field(default_factory=set[str])
     launches: Any = None
+    dispatched: tuple[Launch, ...] = ()  # what they were made of; dispatches of no workgroups are none
     copies: list[Copy] = field(default_factory=list[Copy])  # the program's, then the outputs' without their target
     places: dict[str, int] = field(default_factory=dict[str, int])  # output name -> first byte in a slot
     slot_bytes: int = 0
@@ -178,7 +179,8 @@ def build(program: Program, device: Any, calls: Calls, kernels: Kernels, shared:
     try:
         for b in program.buffers:
             loaded.arrays.append(_array(b, device, calls, shared))
-        loaded.launches = calls.prepare(_launches(loaded, device, calls, kernels))
+        loaded.dispatched = tuple(_launches(loaded, device, calls, kernels))
+        loaded.launches = calls.prepare(loaded.dispatched)
         loaded.inputs = _host_inputs(loaded)
         loaded.input_names = {f.name for f in program.inputs}
         _plan_outputs(loaded)
@@ -202,7 +204,7 @@ def release(loaded: Loaded, shared: dict[str, Array]) -> None:
         s.buffer.destroy()
     if loaded.uniform is not None:
         loaded.uniform.destroy()
-    loaded.launches, loaded.free, loaded.slots, loaded.arrays = None, [], [], []
+    loaded.launches, loaded.dispatched, loaded.free, loaded.slots, loaded.arrays = None, (), [], [], []
 
 
 def take_slot(loaded: Loaded, device: Any, calls: Calls) -> Slot:

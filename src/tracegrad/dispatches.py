@@ -1,0 +1,70 @@
+"""What each dispatch of a Program does and costs, and the user's lines it came from.
+
+A Program is the same wherever it was compiled, so it knows no lines. Planning is deterministic: the plan made again
+from the graph has the launches of the Program, in its order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from tracegrad.errors import Site
+from tracegrad.ir import Graph, Tensor
+from tracegrad.kernels.costs import Cost, cost_of
+from tracegrad.kernels.form import Kernel
+from tracegrad.kernels.fuse import Cluster
+from tracegrad.places import plan_launches
+from tracegrad.plan import optimize
+from tracegrad.program import Program
+
+
+@dataclass(frozen=True, slots=True)
+class DispatchInfo:
+    """One dispatch of a program."""
+
+    number: int
+    kernel: int  # index into Program.kernels
+    label: str
+    workgroups: int
+    cost: Cost
+    sites: tuple[Site, ...]  # the user's lines, sorted
+    forms: tuple[Kernel, ...] = field(repr=False)  # of the kernels that run side by side in it
+
+    @property
+    def lines(self) -> str:
+        """`model.py:14, model.py:20`"""
+        return ", ".join(dict.fromkeys(site.short for site in self.sites))
+
+
+def dispatches_of(graph: Graph, program: Program) -> tuple[DispatchInfo, ...]:
+    """The dispatches of the program that `graph` was compiled to, in order."""
+    plan = plan_launches(optimize(graph))
+    assert len(plan.launches) == len(program.dispatches), "planning the graph again gave another program"
+    costs: dict[int, Cost] = {}  # clusters of equal form share a kernel
+    out: list[DispatchInfo] = []
+    for number, (launch, d) in enumerate(zip(plan.launches, program.dispatches)):
+        cost = Cost()
+        for c, kernel in zip(launch.clusters, launch.kernels):
+            if id(kernel) not in costs:
+                costs[id(kernel)] = cost_of(kernel, [t.size for t in plan.externals[id(c)]])
+            cost += costs[id(kernel)]
+        sites = sorted(set[Site]().union(*(sites_of(c, plan.externals[id(c)]) for c in launch.clusters)))
+        label = program.kernels[d.kernel].label
+        forms = tuple(launch.kernels)
+        out.append(DispatchInfo(number, d.kernel, label, d.grid[0] * d.grid[1], cost, tuple(sites), forms))
+    return tuple(out)
+
+
+def sites_of(c: Cluster, externals: Iterable[Tensor]) -> set[Site]:
+    """The lines of everything a cluster computes, what was inlined into it included."""
+    seen = {t.serial for t in externals}
+    found: set[Site | None] = set()
+    stack = list(c.computes)
+    while stack:
+        t = stack.pop()
+        if t.serial not in seen:
+            seen.add(t.serial)
+            found.add(t.site)
+            stack.extend(t.inputs)
+    return {site for site in found if site is not None}

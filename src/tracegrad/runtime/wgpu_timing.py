@@ -1,0 +1,101 @@
+"""How long each dispatch of a loaded program takes, by wgpu-py's public interface.
+
+Each dispatch gets a pass of its own, whose begin and end the device stamps. A device without timestamps, or one that
+stamps nothing but zeros, is waited for after every dispatch instead: that adds the way there and back to each.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from tracegrad.arrays import np
+from tracegrad.runtime.base import Timings
+from tracegrad.runtime.wgpu_calls import Launch, PublicCalls
+from tracegrad.runtime.wgpu_program import COPY_DST, COPY_SRC, MAP_READ, Loaded, allocate
+
+QUERY_RESOLVE = 0x200  # GPUBufferUsage
+IN_A_SET = 4096  # queries: what every device allows
+
+Span = tuple[float, float]
+
+
+def time_launches(device: Any, loaded: Loaded, runs: int) -> Timings:
+    """Time `runs` runs; a dispatch of no workgroups takes no time. Inputs are those of the last run submitted."""
+    launches = loaded.dispatched
+    timed: list[list[Span]] = []
+    clock = "timestamps of the device"
+    if "timestamp-query" in device.features and launches:
+        timed = stamped(device, launches, runs)
+    if not any(end > begin for spans in timed for begin, end in spans):
+        clock = "the host's clock, waiting after each dispatch (the device has no timestamps): every time is too long"
+        timed = [list(waited(device, launches)) for _ in range(runs)]
+    return Timings(clock, tuple(tuple(_with_empty(loaded, spans)) for spans in timed))
+
+
+def _with_empty(loaded: Loaded, spans: Sequence[Span]) -> Iterator[Span]:
+    """A span for every dispatch of the program."""
+    rest, now = iter(spans), spans[0][0] if spans else 0.0
+    for d in loaded.program.dispatches:
+        span = next(rest) if all(d.grid) else (now, now)
+        now = span[1]
+        yield span
+
+
+def stamped(device: Any, launches: Sequence[Launch], runs: int) -> list[list[Span]]:
+    """Spans by the device's clock, whose stamps wgpu gives in nanoseconds."""
+    count = 2 * len(launches)
+    sets = [
+        device.create_query_set(type="timestamp", count=min(IN_A_SET, count - k)) for k in range(0, count, IN_A_SET)
+    ]
+    buffer = allocate(device, "timestamps", 8 * count, QUERY_RESOLVE | COPY_SRC)
+    out: list[list[Span]] = []
+    try:
+        for _ in range(runs):
+            encoder = device.create_command_encoder()
+            for k, x in enumerate(launches):
+                number, at = divmod(2 * k, IN_A_SET)
+                writes = {
+                    "query_set": sets[number],
+                    "beginning_of_pass_write_index": at,
+                    "end_of_pass_write_index": at + 1,
+                }
+                _encode(encoder.begin_compute_pass(timestamp_writes=writes), x)
+            for number, queries in enumerate(sets):
+                encoder.resolve_query_set(queries, 0, queries.count, buffer, 8 * IN_A_SET * number)
+            device.queue.submit([encoder.finish()])
+            stamps = np.frombuffer(device.queue.read_buffer(buffer), np.uint64).reshape(-1, 2).tolist()
+            out.append([(1e-9 * begin, 1e-9 * end) for begin, end in stamps])
+    finally:
+        buffer.destroy()
+        for queries in sets:
+            queries.destroy()
+    return out
+
+
+def waited(device: Any, launches: Sequence[Launch]) -> Iterator[Span]:
+    """Spans by the host's clock, from before a submission until it is done."""
+    calls = PublicCalls(device)
+    flag = allocate(device, "done", 4, MAP_READ | COPY_DST)  # on_submitted_work_done of wgpu-py 0.32 raises TypeError
+    try:
+        for x in launches:
+            encoder = device.create_command_encoder()
+            _encode(encoder.begin_compute_pass(), x)
+            encoder.clear_buffer(flag)
+            commands = encoder.finish()
+            begin = time.perf_counter()
+            device.queue.submit([commands])
+            calls.fetch(flag, 4, None)
+            yield begin, time.perf_counter()
+    finally:
+        flag.destroy()
+
+
+def _encode(run: Any, x: Launch) -> None:
+    run.set_pipeline(x.pipeline)
+    run.set_bind_group(0, x.group)
+    if x.offsets is not None:
+        run.set_bind_group(1, x.offsets, [x.at])
+    run.dispatch_workgroups(*x.grid)
+    run.end()

@@ -1,0 +1,77 @@
+"""Tables as text and as HTML, and HTML pages that need nothing else. All text is escaped."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from html import escape
+from pathlib import Path
+
+STYLE = """
+.tracegrad { font: 14px/1.5 system-ui, sans-serif; }
+.tracegrad table { border-collapse: collapse; font-variant-numeric: tabular-nums; margin: 0.5em 0; }
+.tracegrad th, .tracegrad td { padding: 0.15em 0.8em 0.15em 0; text-align: right; border-bottom: 1px solid #8884; }
+.tracegrad .l { text-align: left; }
+.tracegrad pre { font: 12px/1.45 ui-monospace, monospace; overflow-x: auto; padding: 0.8em; border: 1px solid #8884; }
+.tracegrad summary { cursor: pointer; }
+"""
+SCALES = ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """Rows below a head. The columns named in `left` are aligned to the left, as text is; numbers are not."""
+
+    head: Sequence[str]
+    rows: Sequence[Sequence[str]]
+    left: Sequence[str] = ()
+
+    def text(self, widest: int = 48) -> str:
+        """Columns with spaces between; texts wider than `widest` are cut."""
+        cut = [[x if len(x) <= widest else x[: widest - 3] + "..." for x in row] for row in (self.head, *self.rows)]
+        widths = [max(len(row[k]) for row in cut) for k in range(len(self.head))]
+        sides = ["<" if name in self.left else ">" for name in self.head]
+        lines = ["  ".join(f"{x:{s}{w}}" for x, s, w in zip(row, sides, widths)).rstrip() for row in cut]
+        return "\n".join([lines[0], "-" * max(map(len, lines)), *lines[1:]])
+
+    def html(self) -> str:
+        """A table element."""
+        parts = ["<table>", self._row(self.head, "th"), *(self._row(row, "td") for row in self.rows), "</table>"]
+        return "\n".join(parts)
+
+    def _row(self, cells: Iterable[str], tag: str) -> str:
+        side = ['class="l"' if name in self.left else "" for name in self.head]
+        return "<tr>" + "".join(f"<{tag} {s}>{escape(x)}</{tag}>" for x, s in zip(cells, side)) + "</tr>"
+
+
+def amount(n: float, unit: str = "") -> str:
+    """Three digits and a scale: `1.23 MB`."""
+    for scale, prefix in SCALES:
+        if abs(n) >= scale:
+            return f"{n / scale:.3g} {prefix}{unit}"
+    return f"{n:.3g} {unit}".rstrip()
+
+
+def fragment(*parts: str) -> str:
+    """HTML for a notebook's cell; `parts` are HTML."""
+    return "\n".join([f'<style>{STYLE}</style><div class="tracegrad">', *parts, "</div>"])
+
+
+def page(title: str, body: str) -> str:
+    """A whole document, which loads nothing and runs nothing."""
+    policy = "default-src 'none'; style-src 'unsafe-inline'"
+    return "\n".join(
+        [
+            '<!doctype html><html lang="en"><head><meta charset="utf-8">',
+            f'<meta http-equiv="Content-Security-Policy" content="{policy}">',
+            f"<title>{escape(title)}</title></head><body>{body}</body></html>",
+        ]
+    )
+
+
+def written(path: str | os.PathLike[str], text: str) -> Path:
+    """The file, now with this text."""
+    file = Path(path)
+    file.write_text(text, encoding="utf-8")
+    return file
