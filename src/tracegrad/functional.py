@@ -29,8 +29,8 @@ from tracegrad.prims.leaves import LEAF, leaf
 from tracegrad.transforms.trees import rebuilt, tree_leaves, tree_map
 
 __all__ = [
-    "checkpoint", "custom_vjp", "grad", "hessian", "jacobian", "jvp", "tree_leaves", "tree_map", "value_and_grad",
-    "vjp", "vmap",
+    "checkpoint", "custom_vjp", "grad", "hessian", "jacobian", "jvp", "repeat", "scan", "tree_leaves", "tree_map",
+    "value_and_grad", "vjp", "vmap",
 ]  # fmt: skip
 
 KINDS = {"f": "f32", "i": "i32", "u": "i32", "b": "bool"}  # our dtype for each kind of array
@@ -146,3 +146,17 @@ class CustomVJP(transforms.CustomVJP):
 @functools.wraps(transforms.custom_vjp)
 def custom_vjp(fn: Callable[..., Any]) -> CustomVJP:
     return CustomVJP(fn)
+
+
+@functools.wraps(transforms.scan)
+def scan(
+    fn: Callable[..., Any], init: Any, xs: Any = None, length: int | None = None, *, reverse: bool = False
+) -> tuple[Any, Any]:
+    return at_once(lambda c, x: transforms.scan(fn, c, x, length, reverse=reverse))(init, xs)
+
+
+@functools.wraps(transforms.repeat)
+def repeat(x: Any, repeats: int, axis: Any = None, **init: Any) -> Any:
+    if not callable(x):
+        return at_once(lambda x: transforms.repeat(x, repeats, axis))(x)
+    return at_once(lambda c: transforms.repeat(x, repeats, c))(init.get("init", axis))
