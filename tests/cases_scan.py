@@ -34,7 +34,7 @@ def _lstm(x: Tensor, w: Tensor, u: Tensor) -> Tensor:
         h = tg.sigmoid(o) * tg.tanh(c)
         return {"h": h, "c": c}, h
 
-    zeros = tg.zeros((x.shape[1], w.shape[1] // 4))
+    zeros = (x[0] @ w)[:, : w.shape[1] // 4] * 0
     state, ys = tg.scan(step, {"h": zeros, "c": zeros}, x)
     return tg.concat([ys, state["c"][None]])
 
@@ -86,10 +86,10 @@ def _many(x: Tensor, i: Tensor) -> Tensor:
         picked = tg.take(fixed, k, 0) * tg.cast(n + 1, f32)
         return (b * 1.5, a + x, n + k, fixed, total + tg.softmax(a)), (picked + tg.sum(b), {"n": n, "x": x, "k": k > 1})
 
-    zero = tg.zeros(3)
+    zero = x[0] * 0
     carry, (y, rest) = tg.scan(step, (x[0], zero, 0, x[1], zero), (x, i))
     a, b, n, fixed, total = carry
-    counted = tg.cast(rest["n"], f32) * y + tg.where(rest["k"], 1.0, 2.0)
+    counted = tg.cast(rest["n"], f32) * y + tg.cast(rest["k"], f32) * -1 + 2
     return tg.concat([rest["x"], (a + b * tg.cast(n, f32))[None], fixed[None], total[None], counted[None, :3]])
 
 
@@ -114,7 +114,7 @@ SCAN_CASES: list[Case] = [
          ((2, 1),), torch=lambda x: x[0]),
     Case("scan_carry", lambda x: tg.scan(lambda c, _: (tg.sin(c) * x, None), x, length=5)[0], ((3,),),
          torch=lambda x: _iterated(lambda c: torch.sin(c) * x, 5, x)),
-    Case("scan_cumulative", lambda x: tg.scan(lambda c, x: (c + x, c + x), tg.zeros(3), x, reverse=True)[1], ((5, 3),),
+    Case("scan_cumulative", lambda x: tg.scan(lambda c, x: (c + x, c + x), x[0] * 0, x, reverse=True)[1], ((5, 3),),
          torch=lambda x: x.flip(0).cumsum(0).flip(0)),
     Case("repeat_function", lambda x: tg.repeat(lambda c: c * tg.cos(c + x), 7, x), ((2, 3),),
          torch=lambda x: _iterated(lambda c: c * torch.cos(c + x), 7, x)),

@@ -14,10 +14,10 @@ import functools
 from collections.abc import Callable
 from typing import Any, TypeVar, cast
 
-from tracegrad import ambient, transforms
+from tracegrad import ambient, ops, transforms
 from tracegrad.arrays import HAVE_NUMPY, np
 from tracegrad.dtypes import TensorType, as_dtype, f32
-from tracegrad.errors import DTypeError, InputError, TraceError, call_site, located
+from tracegrad.errors import DTypeError, InputError, ShapeError, TraceError, call_site, located
 from tracegrad.evaluate import evaluate
 from tracegrad.hypers import leaf_value
 from tracegrad.imperative.plans import Plan
@@ -152,11 +152,22 @@ def custom_vjp(fn: Callable[..., Any]) -> CustomVJP:
 def scan(
     fn: Callable[..., Any], init: Any, xs: Any = None, length: int | None = None, *, reverse: bool = False
 ) -> tuple[Any, Any]:
-    return at_once(lambda c, x: transforms.scan(fn, c, x, length, reverse=reverse))(init, xs)
+    elements = tree_leaves(xs)
+    n = 0 if ambient.building() else len(elements[0]) if elements else length
+    if not n:
+        return at_once(lambda c, x: transforms.scan(fn, c, x, length, reverse=reverse))(init, xs)
+    if any(len(x) != n for x in elements) or length not in (None, n):
+        raise ShapeError.here(f"scan: lengths differ: {[len(x) for x in elements]}, and length is {length}")
+    carry, ys = init, list[Any]()  # on values it is the loop that it means
+    for k in reversed(range(n)) if reverse else range(n):
+        carry, y = fn(carry, rebuilt(xs, [x[k] for x in elements]))
+        ys.append(y)
+    ordered = ys[::-1] if reverse else ys
+    return tree_map(ops.asarray, carry), tree_map(lambda *parts: ops.stack(parts), *ordered)
 
 
 @functools.wraps(transforms.repeat)
 def repeat(x: Any, repeats: int, axis: Any = None, **init: Any) -> Any:
     if not callable(x):
-        return at_once(lambda x: transforms.repeat(x, repeats, axis))(x)
-    return at_once(lambda c: transforms.repeat(x, repeats, c))(init.get("init", axis))
+        return ops.shaping.repeat(x, repeats, axis, **init)
+    return scan(lambda carry, _: (x(carry), None), init.get("init", axis), length=repeats)[0]
