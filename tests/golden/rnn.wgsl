@@ -1,5 +1,5 @@
 // 0: copy | copy | copy | copy | copy | copy | copy
-@group(0) @binding(0) var<storage, read_write> mem0: array<f32>;
+@group(0) @binding(0) var<storage, read_write> mem0: array<f32, 321>;
 @group(1) @binding(0) var<uniform> at: array<vec4<i32>, 2>;
 fn k0(w: i32, lid: i32) {
   let o0 = at[0].x;
@@ -70,9 +70,9 @@ fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) 
 }
 
 // 1: matmul
-@group(0) @binding(0) var<storage, read> mem0: array<f32>;
-@group(0) @binding(1) var<storage, read> mem1: array<f32>;
-@group(0) @binding(2) var<storage, read_write> mem2: array<f32>;
+@group(0) @binding(0) var<storage, read> mem0: array<f32, 44>;
+@group(0) @binding(1) var<storage, read> mem1: array<f32, 22>;
+@group(0) @binding(2) var<storage, read_write> mem2: array<f32, 321>;
 @group(1) @binding(0) var<uniform> at: array<vec4<i32>, 1>;
 fn k0(w: i32, lid: i32) {
   let o0 = at[0].x;
@@ -103,8 +103,8 @@ fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) 
 }
 
 // 2: matmul+tanh
-@group(0) @binding(0) var<storage, read_write> mem0: array<f32>;
-@group(0) @binding(1) var<storage, read> mem1: array<f32>;
+@group(0) @binding(0) var<storage, read_write> mem0: array<f32, 321>;
+@group(0) @binding(1) var<storage, read> mem1: array<f32, 22>;
 @group(1) @binding(0) var<uniform> at: array<vec4<i32>, 2>;
 fn is_nan_(x: f32) -> bool { return (bitcast<u32>(x) & 0x7fffffffu) > 0x7f800000u; }
 fn scale_(x: f32, n: i32) -> f32 {
@@ -156,8 +156,8 @@ fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) 
 }
 
 // 3: matmul+add
-@group(0) @binding(0) var<storage, read_write> mem0: array<f32>;
-@group(0) @binding(1) var<storage, read> mem1: array<f32>;
+@group(0) @binding(0) var<storage, read_write> mem0: array<f32, 321>;
+@group(0) @binding(1) var<storage, read> mem1: array<f32, 22>;
 @group(1) @binding(0) var<uniform> at: array<vec4<i32>, 1>;
 fn k0(w: i32, lid: i32) {
   let o0 = at[0].x;
@@ -189,10 +189,10 @@ fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) 
 }
 
 // 4: sum+div+where | mul
-@group(0) @binding(0) var<storage, read_write> mem0: array<f32>;
-@group(0) @binding(1) var<storage, read> mem1: array<f32>;
-@group(0) @binding(2) var<storage, read> mem2: array<i32>;
-@group(0) @binding(3) var<storage, read_write> mem3: array<f32>;
+@group(0) @binding(0) var<storage, read_write> mem0: array<f32, 321>;
+@group(0) @binding(1) var<storage, read> mem1: array<f32, 44>;
+@group(0) @binding(2) var<storage, read> mem2: array<i32, 1>;
+@group(0) @binding(3) var<storage, read_write> mem3: array<f32, 1>;
 @group(1) @binding(0) var<uniform> at: array<vec4<i32>, 2>;
 var<private> inf_bits: u32 = 0x7f800000u;
 fn div_(a: f32, b: f32) -> f32 {
@@ -242,8 +242,8 @@ fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) 
 }
 
 // 5: sum+add | matmul+mul | matmul+add
-@group(0) @binding(0) var<storage, read_write> mem0: array<f32>;
-@group(0) @binding(1) var<storage, read> mem1: array<f32>;
+@group(0) @binding(0) var<storage, read_write> mem0: array<f32, 321>;
+@group(0) @binding(1) var<storage, read> mem1: array<f32, 22>;
 @group(1) @binding(0) var<uniform> at: array<vec4<i32>, 3>;
 fn k0(w: i32, lid: i32) {
   let o0 = at[0].x;
@@ -323,9 +323,9 @@ fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) 
 }
 
 // 6: matmul | matmul+add | sum+add | matmul+add
-@group(0) @binding(0) var<storage, read_write> mem0: array<f32>;
-@group(0) @binding(1) var<storage, read> mem1: array<f32>;
-@group(0) @binding(2) var<storage, read> mem2: array<f32>;
+@group(0) @binding(0) var<storage, read_write> mem0: array<f32, 321>;
+@group(0) @binding(1) var<storage, read> mem1: array<f32, 22>;
+@group(0) @binding(2) var<storage, read> mem2: array<f32, 44>;
 @group(1) @binding(0) var<uniform> at: array<vec4<i32>, 4>;
 fn k0(w: i32, lid: i32) {
   let o0 = at[0].x;
@@ -426,8 +426,8 @@ fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) 
 }
 
 // 7: copy | copy | copy | copy | copy
-@group(0) @binding(0) var<storage, read> mem0: array<f32>;
-@group(0) @binding(1) var<storage, read_write> mem1: array<f32>;
+@group(0) @binding(0) var<storage, read> mem0: array<f32, 321>;
+@group(0) @binding(1) var<storage, read_write> mem1: array<f32, 22>;
 @group(1) @binding(0) var<uniform> at: array<vec4<i32>, 3>;
 fn k0(w: i32, lid: i32) {
   let o0 = at[0].x;
@@ -485,12 +485,12 @@ fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) 
 }
 
 // 8: add+sum+where
-@group(0) @binding(0) var<storage, read> mem0: array<f32>;
-@group(0) @binding(1) var<storage, read_write> mem1: array<f32>;
-@group(0) @binding(2) var<storage, read> mem2: array<f32>;
-@group(0) @binding(3) var<storage, read> mem3: array<f32>;
-@group(0) @binding(4) var<storage, read_write> mem4: array<f32>;
-@group(0) @binding(5) var<storage, read_write> mem5: array<i32>;
+@group(0) @binding(0) var<storage, read> mem0: array<f32, 44>;
+@group(0) @binding(1) var<storage, read_write> mem1: array<f32, 22>;
+@group(0) @binding(2) var<storage, read> mem2: array<f32, 22>;
+@group(0) @binding(3) var<storage, read> mem3: array<f32, 321>;
+@group(0) @binding(4) var<storage, read_write> mem4: array<f32, 22>;
+@group(0) @binding(5) var<storage, read_write> mem5: array<i32, 1>;
 @group(1) @binding(0) var<uniform> at: array<vec4<i32>, 3>;
 fn k0(w: i32, lid: i32) {
   let o0 = at[0].x;
