@@ -11,3 +11,8 @@ if importlib.util.find_spec("cases_nn") is not None:
     from cases_nn import NN_CASES
 
     ALL_CASES += NN_CASES
+
+if importlib.util.find_spec("cases_scan") is not None:
+    from cases_scan import SCAN_CASES
+
+    ALL_CASES += SCAN_CASES

@@ -105,15 +105,18 @@ def written_slots(source: KernelSource) -> set[int]:
     return out
 
 
-def slots_of(p: Planned, number: int) -> list[Slot]:
-    """All operands of dispatch `number`."""
-    launch, dispatch = p.plan.launches[number], p.program.dispatches[number]
+def slots_of(p: Planned, number: int, at: tuple[int, ...] = ()) -> list[Slot]:
+    """All operands of dispatch `number`, in iteration `at` of the loops around it."""
+    (plan, launch), dispatch = list(p.plan.dispatched())[number], p.program.dispatches[number]
+    offsets = list(dispatch.offsets)
+    for slot, move in dispatch.moves:
+        offsets[slot] += move.step * ((*at, *(0,) * 9)[move.depth] % move.ring)
     source = p.program.kernels[dispatch.kernel]
     binding, writes = bindings_of_slots(source), written_slots(source)
     named = [
-        (t, k >= len(p.plan.externals[id(c)]), member)
+        (t, k >= len(plan.externals[id(c)]), member)
         for member, c in enumerate(launch.clusters)
-        for k, t in enumerate([*p.plan.externals[id(c)], *c.outs])
+        for k, t in enumerate([*plan.externals[id(c)], *c.outs])
     ]
     assert len(named) == source.slots == len(dispatch.offsets), f"dispatch {number} names other slots than its kernel"
     out: list[Slot] = []
@@ -123,8 +126,27 @@ def slots_of(p: Planned, number: int) -> list[Slot]:
             continue
         assert written == (k in writes), f"dispatch {number}: slot {k} is {'not ' * written}written by the shader"
         assert source.bindings[binding[k]].written or not written, f"dispatch {number} writes a read-only binding"
-        out.append(Slot(k, t, written, member, dispatch.buffers[binding[k]], dispatch.offsets[k]))
+        out.append(Slot(k, t, written, member, dispatch.buffers[binding[k]], offsets[k]))
     return out
+
+
+def order_of(program: Program) -> Iterator[tuple[int, tuple[int, ...]]]:
+    """Dispatches in the order they run, each with its iteration of the loops around it."""
+
+    def span(begin: int, end: int, at: tuple[int, ...]) -> Iterator[tuple[int, tuple[int, ...]]]:
+        number = begin
+        while number < end:
+            around = [x for x in program.loops if x.begin <= number < x.end]
+            if len(around) == len(at):
+                yield number, at
+                number += 1
+            else:
+                loop = around[len(at)]
+                for k in range(loop.count):
+                    yield from span(loop.begin, loop.end, (*at, k))
+                number = loop.end
+
+    return span(0, len(program.dispatches), ())
 
 
 class Simulator:
@@ -138,6 +160,10 @@ class Simulator:
             if b.role in (*PERSISTENT, "input", "const"):
                 self.memory[k] = self.old(k, 0, b.size)
         self.writers = self.allowed_writers()
+        self.launches = list(p.plan.dispatched())
+        self.scans = {s.scan.serial: s for plan in p.plan.nested() for s in plan.scans.values()}
+        self.leaves = {t.serial: (s, k) for s in self.scans.values() for k, t in enumerate(s.leaves)}
+        self.labels: dict[tuple[int, tuple[int, ...]], int] = {}
 
     @staticmethod
     def old(buffer: int, begin: int, size: int) -> np.ndarray:
@@ -152,13 +178,42 @@ class Simulator:
             out[self.number[name]] |= {x.serial for x in leaves_of_pack(t)}
         return out
 
-    def wanted(self, t: Tensor) -> np.ndarray:
-        """The labels of a value."""
+    def wanted(self, t: Tensor, at: tuple[int, ...] = ()) -> np.ndarray:
+        """The labels of a value in iteration `at` of the scans around it."""
         if t.prim.family == "pack" or t.prim.name == "reshape":
-            return np.concatenate([self.wanted(x) for x in t.inputs])
+            return np.concatenate([self.wanted(x, at) for x in t.inputs])
+        if t.prim.family == "item":
+            return self.item(t, at)
+        if t.serial in self.leaves:
+            return self.inner(t, at)
         if t.prim.family == "leaf":
             return self.leaf(t)
-        return t.serial * ELEMENT + np.arange(t.size)
+        return self.label(t, at) * ELEMENT + np.arange(t.size)
+
+    def label(self, t: Tensor, at: tuple[int, ...]) -> int:
+        """A number for a value in an iteration."""
+        return self.labels.setdefault((t.serial, at), len(self.labels))
+
+    def inner(self, t: Tensor, at: tuple[int, ...]) -> np.ndarray:
+        """What a leaf of a body stands for: what an iteration before left, an element, or something from around."""
+        scan, k = self.leaves[t.serial]
+        if k < len(scan.rings) and at[-1]:
+            return self.wanted(scan.roots[k], (*at[:-1], at[-1] - 1))
+        outside = self.wanted(scan.scan.inputs[k], at[:-1])
+        if not len(scan.rings) <= k < len(scan.rings) + len(scan.body.xs):
+            return outside
+        element = scan.length - 1 - at[-1] if scan.scan.attrs["reverse"] else at[-1]
+        return outside[element * t.size : (element + 1) * t.size]
+
+    def item(self, t: Tensor, at: tuple[int, ...]) -> np.ndarray:
+        """A result of a scan: what its last iteration left, or what all gave."""
+        scan, k = self.scans[t.inputs[0].serial], t.attrs["index"]
+        if k < len(scan.rings):
+            return self.wanted(scan.roots[k], (*at, scan.length - 1))
+        carry, new = scan.same.get(k, (0, False))
+        source = scan.roots[k] if k in scan.roots else scan.roots[carry] if new else scan.leaves[carry]
+        parts = [self.wanted(source, (*at, number)) for number in range(scan.length)]
+        return np.concatenate(parts[::-1] if scan.scan.attrs["reverse"] else parts)
 
     def leaf(self, t: Tensor) -> np.ndarray:
         """The labels of what the program was given, by the fields of the Program."""
@@ -184,26 +239,26 @@ class Simulator:
 
     def run(self) -> None:
         """Play every dispatch; then every result must be where the Program says."""
-        for number in range(len(self.p.program.dispatches)):
-            self.dispatch(number)
+        for number, at in order_of(self.p.program):
+            self.dispatch(number, at)
         self.results()
 
-    def dispatch(self, number: int) -> None:
-        slots = slots_of(self.p, number)
+    def dispatch(self, number: int, at: tuple[int, ...]) -> None:
+        slots = slots_of(self.p, number, at)
         for s in slots:
             assert s.begin >= 0 and s.end <= self.memory[s.buffer].size, f"dispatch {number}: {s} leaves its array"
             if not s.written:
                 found = self.memory[s.buffer][s.begin : s.end]
                 label = self.p.program.kernels[self.p.program.dispatches[number].kernel].label
                 message = f"dispatch {number} ({label}) reads {s.value!r} where {owners(found)} lie"
-                assert np.array_equal(found, self.wanted(s.value)), message
+                assert np.array_equal(found, self.wanted(s.value, at)), message
         outs = [s for s in slots if s.written]
         self.conflicts(number, slots, outs)
         for s in outs:
             if s.buffer in self.writers:
                 mine = s.value.serial in self.writers[s.buffer]
                 assert mine, f"dispatch {number} writes {s.value!r} into a foreign array"
-            self.memory[s.buffer][s.begin : s.end] = s.value.serial * ELEMENT + np.arange(s.value.size)
+            self.memory[s.buffer][s.begin : s.end] = self.wanted(s.value, at)
 
     def conflicts(self, number: int, slots: list[Slot], outs: list[Slot]) -> None:
         """Within one dispatch there is no order: nothing may be written that another thread reads or writes."""
@@ -213,10 +268,10 @@ class Simulator:
                     continue
                 assert not b.written, f"dispatch {number} writes one place twice: {a} and {b}"
                 assert a.member == b.member, f"dispatch {number}: one member reads what another overwrites: {a} and {b}"
-                kernel = self.p.plan.launches[number].kernels[a.member]
-                first = sum(len(k.slots) for k in self.p.plan.launches[number].kernels[: a.member])
+                kernel = self.launches[number][1].kernels[a.member]
+                first = sum(len(k.slots) for k in self.launches[number][1].kernels[: a.member])
                 wgsl = self.p.program.kernels[self.p.program.dispatches[number].kernel].wgsl
-                alone = self.p.plan.launches[number].tilings[a.member].lanes == 1
+                alone = self.launches[number][1].tilings[a.member].lanes == 1
                 waits = alone or stores_wait(wgsl.split("\nfn k")[a.member + 1])
                 assert own_points_only(kernel, b.number - first, a.number - first, b.begin - a.begin, waits), (
                     f"dispatch {number} overwrites {b.value!r} in place but reads it at other points too"

@@ -90,6 +90,29 @@ def gpt_loss(m: GPT, tokens: tg.Tensor, following: tg.Tensor) -> tg.Tensor:
     return tg.cross_entropy(gpt_logits(m, tokens), following)
 
 
+class RNN(tg.Module):
+    """A recurrent layer, and a dense layer that reads its states."""
+
+    def __init__(self, inputs: int = 2, width: int = 32) -> None:
+        narrow = tg.init.randn(1 / math.sqrt(width))
+        self.input, self.state = nn.Linear(inputs, width, init=narrow), nn.Linear(width, width, bias=False, init=narrow)
+        self.output = nn.Linear(width, 1, init=narrow)
+
+
+def rnn_outputs(m: RNN, x: tg.Tensor, loop: Callable[..., Any] = tg.scan) -> tg.Tensor:
+    """One number a time step; `x` has time first."""
+
+    def step(h: tg.Tensor, x: tg.Tensor) -> tuple[tg.Tensor, tg.Tensor]:
+        h = tg.tanh(m.input(x) + m.state(h))
+        return h, m.output(h)
+
+    return loop(step, tg.zeros((x.shape[1], m.state.W.shape[0])), x)[1]
+
+
+def rnn_loss(m: RNN, x: tg.Tensor, y: tg.Tensor) -> tg.Tensor:
+    return tg.mean(tg.square(rnn_outputs(m, x) - y))
+
+
 def adamw(**more: Any) -> optim.Optimizer:
     """What the budget is stated for."""
     return optim.adamw(lr=1e-3, weight_decay=0.1, clip_grad_norm=1.0, **more)
@@ -126,6 +149,11 @@ def cnn(batch: int = 64, side: int = 28, a: int = 16, b: int = 32, **more: Any) 
     return Training("cnn", lambda: CNN(side, a, b), cnn_loss, inputs, **more)
 
 
+def rnn(batch: int = 64, length: int = 128, width: int = 64, **more: Any) -> Training:
+    inputs = {"x": (length, batch, 2), "y": (length, batch, 1)}
+    return Training("rnn", lambda: RNN(2, width), rnn_loss, inputs, **more)
+
+
 def gpt(
     batch: int = 32,
     vocabulary: int = 65,
@@ -145,4 +173,5 @@ SMALL = (
     sine(batch=16, width=8),
     cnn(batch=4, side=8, a=3, b=5),
     gpt(batch=2, vocabulary=11, context=8, width=8, layers=2),
+    rnn(batch=3, length=6, width=5),
 )

@@ -13,7 +13,7 @@ import pytest
 
 import tracegrad as tg
 from browser import HELPERS, browser, from_bits, open_page, plain, served
-from models import CNN, Training, cnn, cnn_loss, gpt, gpt_logits, sine, sine_predict
+from models import CNN, Training, cnn, cnn_loss, gpt, gpt_logits, rnn, sine, sine_predict
 from tracegrad import ambient, init, lr, optim, safetensors
 from tracegrad.dtypes import TensorType, f32
 from tracegrad.evaluate import evaluate
@@ -26,7 +26,8 @@ __all__ = ["browser", "served"]  # fixtures
 
 STEPS, LOSS, SEED = 20, 1e-4, 7
 SINE = sine(batch=16, width=8)
-SMALL = (SINE, cnn(batch=4, side=8, a=3, b=5), gpt(batch=2, vocabulary=11, context=8, width=8, layers=2, p=0.1))
+RNN = rnn(batch=3, length=7, width=5)
+SMALL = (SINE, cnn(batch=4, side=8, a=3, b=5), gpt(batch=2, vocabulary=11, context=8, width=8, layers=2, p=0.1), RNN)
 
 
 def batches(training: Training, n: int) -> list[dict[str, Any]]:
@@ -37,6 +38,9 @@ def batches(training: Training, n: int) -> list[dict[str, Any]]:
         if training.name == "gpt":
             tokens = rng.integers(0, 11, (2, 9)).astype(np.int32)
             out.append({"tokens": tokens[:, :-1], "following": tokens[:, 1:]})
+            continue
+        if training.name == "rnn":
+            out.append({n: rng.uniform(-1, 1, shape).astype(np.float32) for n, shape in training.inputs.items()})
             continue
         x = shapes[training.name]().astype(np.float32)
         out.append({"x": x, "y": np.sin(x) if training.name == "sine" else rng.integers(0, 10, 4).astype(np.int32)})

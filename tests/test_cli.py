@@ -131,8 +131,8 @@ def test_python_m_tracegrad_is_the_command():
 def test_examples_run(tmp_path: Path):
     """Each as a user runs it, shortened."""
     folder = Path(__file__).parents[1] / "examples"
-    code = "import sine, cnn, gpt, resume; sine.main(20, 'cpu'); cnn.main(4, 'cpu'); gpt.main(2, 'cpu')"
-    code += "; import ensemble, maml, ode, hessian"
+    code = "import sine, cnn, gpt, resume, rnn; sine.main(20, 'cpu'); cnn.main(4, 'cpu'); gpt.main(2, 'cpu')"
+    code += "; rnn.main(2, 'cpu'); import ensemble, maml, ode, hessian"
     code += "; assert ensemble.main(150, 'cpu').min() < 1e-2; assert hessian.main() < 1e-2; ode.main(3, 'cpu')"
     code += "; before, after = maml.main(300, 'cpu'); assert after < before"
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(folder), os.environ.get("PYTHONPATH", "")])}

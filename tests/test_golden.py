@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 import tracegrad as tg
-from models import Training, cnn, gpt, sine
+from models import Training, cnn, gpt, rnn, sine
 from tracegrad import nn, optim
 from tracegrad.build import build_forward, build_training
 from tracegrad.ir import Graph
@@ -69,6 +69,7 @@ MODELS = {
     "sine_momentum": training(sine(batch=4, width=3, optimizer=momentum)),
     "cnn": training(cnn(batch=2, side=8, a=2, b=3)),
     "gpt": training(gpt(batch=2, vocabulary=7, context=4, width=8, layers=1)),
+    "rnn": training(rnn(batch=2, length=7, width=3, optimizer=momentum)),
     "gpt_dropout": training(gpt(batch=2, vocabulary=7, context=4, width=8, layers=1, p=0.1, optimizer=momentum)),
 }
 
@@ -80,7 +81,9 @@ def kernel_table(program: Program) -> str:
     for d in program.dispatches:
         arrays = ", ".join(program.buffers[k].name for k in d.buffers)
         label = program.kernels[d.kernel].label
-        lines.append(f"{d.kernel:3} {d.grid[0]}x{d.grid[1]} ({arrays}) at {list(d.offsets)}: {label}")
+        moves = "".join(f", at[{slot}] += {m.step}*(t{m.depth} % {m.ring})" for slot, m in d.moves)
+        lines.append(f"{d.kernel:3} {d.grid[0]}x{d.grid[1]} ({arrays}) at {list(d.offsets)}{moves}: {label}")
+    lines += [f"dispatches {x.begin} to {x.end - 1} run {x.count} times" for x in program.loops]
     return "\n".join(lines)
 
 
@@ -94,8 +97,9 @@ def shaders(program: Program) -> str:
 
 
 def graph_text(graph: Graph) -> str:
-    """Without line numbers: moving a line of a test changes no graph."""
-    return re.sub(r"  # [\w.]+:\d+$", "", str(graph), flags=re.MULTILINE)
+    """Without line numbers: moving a line of a test changes no graph. Leaves of a scan are numbered by the process."""
+    text = re.sub(r"  # [\w.]+:\d+$", "", str(graph), flags=re.MULTILINE)
+    return re.sub(r"name=(carry|x|const)\.\d+", r"name=\1", text)
 
 
 PARTS = {

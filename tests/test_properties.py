@@ -30,6 +30,7 @@ from tracegrad.prims import folds, views
 from tracegrad.prims.leaves import leaf
 from tracegrad.program import Buffer, Program
 from tracegrad.runtime.cpu import CpuSession
+from tracegrad.transforms import scan
 
 RELAXED = [HealthCheck.too_slow, HealthCheck.filter_too_much, HealthCheck.data_too_large]
 SCALE = int(os.environ.get("TRACEGRAD_EXAMPLES", "1"))  # 20 for a long search after a change to the compiler
@@ -232,8 +233,8 @@ class Builder:
 
     numbers: Tensor  # an i32 input of six
 
-    def __init__(self, draw: Any) -> None:
-        self.draw = draw
+    def __init__(self, draw: Any, depth: int = 0) -> None:
+        self.draw, self.depth = draw, depth
         self.pool: list[Tensor] = []
 
     def integer(self, low: int, high: int) -> int:
@@ -255,7 +256,7 @@ class Builder:
             self.pool.append(made)
 
     OPS = ("unary", "unary", "binary", "binary", "choice", "reduce", "reduce", "product", "view", "view", "gather",
-           "scatter", "pack", "composite")  # fmt: skip
+           "scatter", "pack", "composite", "scan")  # fmt: skip
 
     def unary(self, x: Tensor) -> Tensor:
         f = self.draw(st.sampled_from([tg.tanh, tg.sigmoid, tg.relu, tg.neg, tg.abs, tg.sin, lambda x: tg.exp(-x * x)]))
@@ -308,6 +309,23 @@ class Builder:
 
     def pack(self, x: Tensor) -> Tensor:
         return folds.pack([x, *(self.pick() for _ in range(self.integer(0, 2)))])
+
+    def scan(self, x: Tensor) -> Tensor | None:
+        """Along `x`, from any other; its function is grown too, may use what is around it, and may scan itself."""
+        if not x.ndim or self.depth > 1:
+            return None
+        inner = Builder(self.draw, self.depth + 1)
+        inner.numbers = self.numbers
+
+        def step(c: Tensor, e: Tensor) -> tuple[Tensor, Tensor]:
+            inner.pool = [self.pick(), e, c]
+            for _ in range(self.integer(1, 4)):
+                inner.grow()
+            fits = [t for t in inner.pool if t.shape == c.shape]
+            return fits[self.integer(0, len(fits) - 1)], inner.pool[self.integer(0, len(inner.pool) - 1)]
+
+        last, ys = scan(step, self.pick(), x, reverse=bool(self.integer(0, 1)))
+        return tg.tanh(ys if self.integer(0, 2) else last)
 
     def composite(self, x: Tensor) -> Tensor | None:
         if not x.ndim:

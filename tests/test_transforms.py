@@ -398,3 +398,25 @@ def test_the_guide_runs(capsys: pytest.CaptureFixture[str]):
         exec(compile(block, "docs/transforms.md", "exec"), names)
     shown = re.findall(r"^\S.*?  # prints (.*)$", text, re.M)
     assert capsys.readouterr().out.splitlines() == shown and shown
+
+
+def test_an_ensemble_of_recurrences_compiles_to_one_loop() -> None:
+    """vmap over a scan is a scan over a batch; the same numbers as one after the other."""
+
+    def last(w: tg.Tensor, x: tg.Tensor) -> tg.Tensor:
+        return tg.scan(lambda h, e: (tg.tanh(h @ w + e), None), tg.zeros(3), x)[0]
+
+    rng = np.random.default_rng(0)
+    ws, x = rng.standard_normal((4, 3, 3)).astype(np.float32), rng.standard_normal((6, 3)).astype(np.float32)
+    together = tg.vmap(last, (0, None))(ws, x)
+    np.testing.assert_allclose(together, [last_of(w, x) for w in ws], rtol=1e-5, atol=1e-6)
+    _, slope = tg.jvp(lambda w: last(w, x), (ws[0],), (ws[1],))
+    jacobian = tg.jacobian(lambda w: last(w, x))(ws[0])
+    np.testing.assert_allclose(slope, np.einsum("ijk,jk->i", jacobian, ws[1]), rtol=1e-4, atol=1e-5)
+
+
+def last_of(w: np.ndarray, x: np.ndarray) -> np.ndarray:
+    h = np.zeros(3, np.float32)
+    for e in x:
+        h = np.tanh(h @ w + e)
+    return h

@@ -46,6 +46,8 @@ from tracegrad.stepwise import eager, instantiate
 from tracegrad.summaries import summary
 from tracegrad.training import CompiledTraining
 
+repeat = functional.repeat  # of elements, as ops.repeat, or of a function
+
 __version__ = "0.1.0"
 
 __all__ = [

@@ -26,7 +26,9 @@ class Trace:
     counters: dict[str, Tensor] = field(default_factory=dict["str", "Tensor"])
     hypers: dict[str, float] = field(default_factory=dict[str, float])  # tg.hyper values and their defaults
     random_sites: int = 0
-    lanes: list[Tensor] = field(default_factory=list["Tensor"])  # the place in each batch that `vmap` runs over
+    lanes: list[Tensor] = field(default_factory=list["Tensor"])  # the place in each batch that `vmap` runs over, and
+    # the number of the iteration in each `scan`
+    scans: int = 0  # how many are open
     eager: bool = False  # of one op, which is run at once: streams and indices come with each call
     wrapped: dict[int, int] = field(default_factory=dict[int, int])  # index leaves of such an op: axis length by serial
 
@@ -34,6 +36,17 @@ class Trace:
         """The number of this random op in trace order; it keys its stream."""
         self.random_sites += 1
         return self.random_sites
+
+    @contextmanager
+    def inside(self, number: Tensor) -> Generator[None]:
+        """The body of a scan is traced; `number` is that of the iteration, as u32."""
+        self.lanes.append(number)
+        self.scans += 1
+        try:
+            yield
+        finally:
+            self.lanes.pop()
+            self.scans -= 1
 
 
 @dataclass(slots=True)

@@ -13,7 +13,7 @@ from tracegrad.kernels.tiling import without_barriers, workgroup_bytes
 from tracegrad.layout import Persistent, Place
 from tracegrad.places import Key, Plan
 from tracegrad.prims.leaves import LITERAL
-from tracegrad.program import Binding, Buffer, Dispatch, Field, KernelSource, Needs, Program
+from tracegrad.program import Binding, Buffer, Dispatch, Field, KernelSource, Loop, Needs, Program
 from tracegrad.render.numpy import render_numpy
 from tracegrad.render.wgsl import grid_of, render_wgsl
 
@@ -33,13 +33,15 @@ def assemble(
             for n, p in places.items()
         )
 
-    kernels, dispatches = render(plan, {b.name: b for b in buffers}, number)
+    rendered = Rendered({b.name: b for b in buffers}, number)
+    rendered.launches(plan)
+    kernels = rendered.kernels
     states = {b.name: TensorType(DTYPES[b.dtype], (b.size,)) for b in buffers if b.role == "state"}
     largest = max(buffers, key=lambda b: b.size)
     return Program(
         kernels=tuple(kernels),
         buffers=tuple(buffers),
-        dispatches=tuple(dispatches),
+        dispatches=tuple(rendered.dispatches),
         inputs=fields(plan.inputs.places, plan.inputs.types, specs),
         outputs=fields(plan.outputs.places, plan.outputs.types, {}),
         params=fields(
@@ -54,6 +56,7 @@ def assemble(
             largest=largest.name + largest_value(plan, largest.name),
         ),
         meta=meta,
+        loops=tuple(rendered.loops),
     )
 
 
@@ -65,9 +68,9 @@ def buffer_of(plan: Plan, name: str, size: int) -> Buffer:
 
 def constant_data(plan: Plan, array: str) -> str:
     """The bytes of all literals that lie in `array`, base64."""
-    parts = [t for t in plan.schedule.order if t.prim is LITERAL and plan.places[t.serial].array == array]
-    parts.sort(key=lambda t: plan.places[t.serial].offset)
-    return base64.b64encode(b"".join(_words(t) for t in parts)).decode()
+    found = [(p.places[t.serial], t) for p in plan.nested() for t in p.schedule.order if t.prim is LITERAL]
+    parts = sorted([(place.offset, t) for place, t in found if place.array == array], key=lambda part: part[0])
+    return base64.b64encode(b"".join(_words(t) for _, t in parts)).decode()
 
 
 def _words(t: Tensor) -> bytes:
@@ -76,32 +79,48 @@ def _words(t: Tensor) -> bytes:
     return b"".join(bytes((b, 0, 0, 0)) for b in data) if t.dtype.name == "bool" else data
 
 
-def render(
-    plan: Plan, buffers: Mapping[str, Buffer], number: Mapping[str, int]
-) -> tuple[list[KernelSource], list[Dispatch]]:
+class Rendered:
     """Sources of each distinct launch, and the launches. Those that differ in offsets only share a kernel."""
-    sources: dict[Key, int] = {}
-    kernels: list[KernelSource] = []
-    dispatches: list[Dispatch] = []
-    for launch in plan.launches:
+
+    def __init__(self, buffers: Mapping[str, Buffer], number: Mapping[str, int]) -> None:
+        self.buffers, self.number = buffers, number
+        self.sources: dict[Key, int] = {}
+        self.kernels: list[KernelSource] = []
+        self.dispatches: list[Dispatch] = []
+        self.loops: list[Loop] = []
+
+    def launches(self, plan: Plan) -> None:
+        """All launches of a plan; those of a scan are a loop."""
+        for launch in plan.launches:
+            scan = plan.scans.get(id(launch.clusters[0]))
+            if scan is None:
+                self.launch(plan, launch)
+                continue
+            begin, place = len(self.dispatches), len(self.loops)
+            self.launches(scan.plan)
+            self.loops.insert(place, Loop(begin, len(self.dispatches), scan.length))
+
+    def launch(self, plan: Plan, launch: Launch) -> None:
+        """One dispatch, and its kernel if that is new."""
         arrays: dict[str, int] = {}
         written: set[str] = set()
         binding_of: list[int] = []
-        offsets: list[int] = []
+        places: list[Place] = []
         for c in launch.clusters:
             for t in (*plan.externals[id(c)], *c.outs):
                 place = plan.places[t.serial]
                 binding_of.append(arrays.setdefault(place.array, len(arrays)))
-                offsets.append(place.offset)
+                places.append(place)
             written.update(plan.places[t.serial].array for t in c.outs)
-        bindings = tuple(Binding(buffers[a].dtype, a in written, buffers[a].size) for a in arrays)
+        bindings = tuple(Binding(self.buffers[a].dtype, a in written, self.buffers[a].size) for a in arrays)
         key = (tuple(plan.keys[id(c)] for c in launch.clusters), tuple(binding_of), bindings)
-        if key not in sources:
-            sources[key] = len(kernels)
-            kernels.append(source_of(launch, binding_of, bindings))
-        bound = tuple(number[a] for a in arrays)
-        dispatches.append(Dispatch(sources[key], bound, tuple(offsets), grid_of(launch.workgroups)))
-    return kernels, dispatches
+        if key not in self.sources:
+            self.sources[key] = len(self.kernels)
+            self.kernels.append(source_of(launch, binding_of, bindings))
+        bound = tuple(self.number[a] for a in arrays)
+        moves = tuple((k, move) for k, place in enumerate(places) for move in place.moves)
+        offsets = tuple(place.offset for place in places)
+        self.dispatches.append(Dispatch(self.sources[key], bound, offsets, grid_of(launch.workgroups), moves))
 
 
 def source_of(launch: Launch, binding_of: Sequence[int], bindings: tuple[Binding, ...]) -> KernelSource:
@@ -125,5 +144,7 @@ def largest_value(plan: Plan, array: str) -> str:
     inside = [life for life in plan.lifetimes if plan.places[life.key].array == array]
     if not inside:
         return ""
-    t = plan.schedule.nodes[max(inside, key=lambda life: life.size).key]
+    t = plan.schedule.nodes.get(max(inside, key=lambda life: life.size).key)
+    if t is None:
+        return ", largest value the memory of a scan"
     return f", largest value {t.prim.name} {t.type}"  # no line: a Program is the same wherever it was compiled

@@ -9,6 +9,7 @@ from typing import Any
 
 from tracegrad.ir import Tensor, toposort
 from tracegrad.passes.expand import expand_composites
+from tracegrad.transforms.loops import Body
 
 
 def evaluate(roots: Sequence[Tensor], env: Mapping[str, Any], xp: Any) -> list[Any]:
@@ -26,10 +27,38 @@ def run(roots: Sequence[Tensor], env: Mapping[str, Any], xp: Any) -> Iterator[tu
     for t in toposort(roots):
         if t.prim.name == "leaf":
             value = xp.asarray(env[t.name])
+        elif t.prim.family == "scan":
+            value = _scanned(t, [values[x.serial] for x in t.inputs], xp)
         else:
             value = array_rule(t, xp)(*[values[x.serial] for x in t.inputs])
         values[t.serial] = value
         yield t, value
+
+
+def iterations(t: Tensor, inputs: Sequence[Any], xp: Any) -> Iterator[tuple[dict[str, Any], dict[int, Any]]]:
+    """For each iteration of a scan, in order: the arrays of the body's leaves, by name, and of all nodes, by serial."""
+    body: Body = t.attrs["body"]
+    n, m, length = len(body.carries), len(body.carries) + len(body.xs), t.attrs["length"]
+    carry = inputs[:n]
+    for k in reversed(range(length)) if t.attrs["reverse"] else range(length):
+        given = zip(body.leaves, (*carry, *(x[k] for x in inputs[n:m]), *inputs[m:]))
+        env = {leaf.name: x for leaf, x in given}
+        values = {node.serial: x for node, x in run(body.roots, env, xp)}
+        carry = [values[node.serial] for node in body.new]
+        yield env, values
+
+
+def _scanned(t: Tensor, inputs: Sequence[Any], xp: Any) -> list[Any]:
+    """The results of a scan."""
+    body: Body = t.attrs["body"]
+    last: list[Any] = []
+    rows: list[list[Any]] = []
+    for _, values in iterations(t, inputs, xp):
+        last = [values[node.serial] for node in body.new]
+        rows.append([values[node.serial] for node in body.each])
+    if t.attrs["reverse"]:
+        rows.reverse()
+    return [*last, *(xp.stack(list(column)) for column in zip(*rows))]
 
 
 def array_rule(t: Tensor, xp: Any) -> Callable[..., Any]:

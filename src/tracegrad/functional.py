@@ -14,10 +14,10 @@ import functools
 from collections.abc import Callable
 from typing import Any, TypeVar, cast
 
-from tracegrad import ambient, transforms
+from tracegrad import ambient, ops, transforms
 from tracegrad.arrays import HAVE_NUMPY, np
 from tracegrad.dtypes import TensorType, as_dtype, f32
-from tracegrad.errors import DTypeError, InputError, TraceError, call_site, located
+from tracegrad.errors import DTypeError, InputError, ShapeError, TraceError, call_site, located
 from tracegrad.evaluate import evaluate
 from tracegrad.hypers import leaf_value
 from tracegrad.imperative.plans import Plan
@@ -29,8 +29,8 @@ from tracegrad.prims.leaves import LEAF, leaf
 from tracegrad.transforms.trees import rebuilt, tree_leaves, tree_map
 
 __all__ = [
-    "checkpoint", "custom_vjp", "grad", "hessian", "jacobian", "jvp", "tree_leaves", "tree_map", "value_and_grad",
-    "vjp", "vmap",
+    "checkpoint", "custom_vjp", "grad", "hessian", "jacobian", "jvp", "repeat", "scan", "tree_leaves", "tree_map",
+    "value_and_grad", "vjp", "vmap",
 ]  # fmt: skip
 
 KINDS = {"f": "f32", "i": "i32", "u": "i32", "b": "bool"}  # our dtype for each kind of array
@@ -146,3 +146,28 @@ class CustomVJP(transforms.CustomVJP):
 @functools.wraps(transforms.custom_vjp)
 def custom_vjp(fn: Callable[..., Any]) -> CustomVJP:
     return CustomVJP(fn)
+
+
+@functools.wraps(transforms.scan)
+def scan(
+    fn: Callable[..., Any], init: Any, xs: Any = None, length: int | None = None, *, reverse: bool = False
+) -> tuple[Any, Any]:
+    elements = tree_leaves(xs)
+    n = 0 if ambient.building() else len(elements[0]) if elements else length
+    if not n:
+        return at_once(lambda c, x: transforms.scan(fn, c, x, length, reverse=reverse))(init, xs)
+    if any(len(x) != n for x in elements) or length not in (None, n):
+        raise ShapeError.here(f"scan: lengths differ: {[len(x) for x in elements]}, and length is {length}")
+    carry, ys = init, list[Any]()  # on values it is the loop that it means
+    for k in reversed(range(n)) if reverse else range(n):
+        carry, y = fn(carry, rebuilt(xs, [x[k] for x in elements]))
+        ys.append(y)
+    ordered = ys[::-1] if reverse else ys
+    return tree_map(ops.asarray, carry), tree_map(lambda *parts: ops.stack(parts), *ordered)
+
+
+@functools.wraps(transforms.repeat)
+def repeat(x: Any, repeats: int, axis: Any = None, **init: Any) -> Any:
+    if not callable(x):
+        return ops.shaping.repeat(x, repeats, axis, **init)
+    return scan(lambda carry, _: (x(carry), None), init.get("init", axis), length=repeats)[0]

@@ -6,7 +6,7 @@ Indices that come straight from an input are checked always, see `inputs`; only 
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from tracegrad.arrays import np
@@ -14,6 +14,7 @@ from tracegrad.errors import InputError, located
 from tracegrad.evaluate import evaluate
 from tracegrad.ir import Graph, Tensor, rewrite, toposort
 from tracegrad.nonfinite import named_by_role
+from tracegrad.transforms.loops import Body, item
 
 
 def enabled() -> bool:
@@ -26,8 +27,11 @@ def check_indices(graph: Graph, env: Mapping[str, Any]) -> None:
 
     env: an array for each leaf, by role and name, as for `nonfinite.explain`.
     """
-    for t, x in zip(*_index_values(graph, env), strict=True):
-        _, size, exempt = _indexed(t)
+    nodes, indices = _indexed(rewrite(graph.roots, named_by_role))
+    with np.errstate(all="ignore"):
+        values = [np.asarray(x) for x in evaluate(indices, env, np)]
+    for t, x in zip(nodes, values, strict=True):
+        _, size, exempt = _rule(t)
         bad = x[((x < 0) | (x >= size)) & (x != exempt)]
         if bad.size:
             raise InputError(
@@ -35,13 +39,23 @@ def check_indices(graph: Graph, env: Mapping[str, Any]) -> None:
             )
 
 
-def _index_values(graph: Graph, env: Mapping[str, Any]) -> tuple[list[Tensor], list[Any]]:
-    """Nodes with an index among their inputs, and the values of it."""
-    nodes = [t for t in toposort(rewrite(graph.roots, named_by_role)) if t.prim.indexes is not None]
-    with np.errstate(all="ignore"):
-        return nodes, [np.asarray(x) for x in evaluate([t.inputs[_indexed(t)[0]] for t in nodes], env, np)]
+def _indexed(roots: Sequence[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
+    """Nodes with an index among their inputs, and the index; of those in a scan, the indices of all iterations."""
+    nodes: list[Tensor] = []
+    indices: list[Tensor] = []
+    for t in toposort(roots):
+        if t.prim.indexes is not None:
+            nodes.append(t)
+            indices.append(t.inputs[_rule(t)[0]])
+        elif t.prim.family == "scan":
+            body: Body = t.attrs["body"]
+            place = {node.serial: len(body.new) + k for k, node in enumerate(body.each)}
+            inner = [node for node in body.each if node.prim.indexes is not None]
+            nodes += inner
+            indices += [item(t, place[node.inputs[_rule(node)[0]].serial]) for node in inner]
+    return nodes, indices
 
 
-def _indexed(t: Tensor) -> tuple[int, int, int | None]:
+def _rule(t: Tensor) -> tuple[int, int, int | None]:
     assert t.prim.indexes is not None
     return t.prim.indexes(*(x.type for x in t.inputs), **t.attrs)

@@ -19,7 +19,8 @@ from tracegrad.methods import AT_ONCE, TensorMethods
 _serial = itertools.count()
 
 # What the compiler does with a primitive. Everything else about it stands in its row.
-FAMILIES = ("leaf", "formula", "map", "view", "fold", "product", "gather", "scatter", "pack", "composite")
+FAMILIES = ("leaf", "formula", "map", "view", "fold", "product", "gather", "scatter", "pack", "scan", "item",
+            "composite")  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -258,6 +259,27 @@ def _same(a: object, b: object) -> bool:
     return a is b
 
 
+def graft(roots: Iterable[Tensor], new: Mapping[int, Tensor]) -> list[Tensor]:
+    """`roots` with the nodes of some serials replaced; nothing above a replaced node is looked at."""
+    roots = list(roots)
+    seen: dict[int, Tensor] = {}
+    stack = list(roots)
+    while stack:
+        t = stack.pop()
+        if t.serial not in seen:
+            seen[t.serial] = t
+            stack.extend(t.inputs if t.serial not in new else ())
+    done: dict[int, Tensor] = {}
+    for serial in sorted(seen):
+        t = seen[serial]
+        if serial in new:
+            done[serial] = new[serial]
+        else:
+            inputs = tuple([done[x.serial] for x in t.inputs])
+            done[serial] = t if all(map(_same, inputs, t.inputs)) else rebind(t, inputs)
+    return [done[t.serial] for t in roots]
+
+
 @dataclass(frozen=True, slots=True)
 class Graph:
     """A traced program: named outputs, captures, and the state it writes."""
@@ -308,7 +330,11 @@ class Graph:
     def __str__(self) -> str:
         nodes = self.nodes
         number = {t.serial: k for k, t in enumerate(nodes)}
-        lines = [_line(t, number) for t in nodes]
+        lines: list[str] = []
+        for t in nodes:
+            lines.append(_line(t, number))
+            if "body" in t.attrs:
+                lines += [f"    {line}" for line in str(t.attrs["body"]).splitlines()]
         for kind, part in (("return", self.outputs), ("capture", self.captures), ("write", self.writes)):
             lines += [f"{kind} {name} = %{number[t.serial]}" for name, t in part.items()]
         return "\n".join(lines)
@@ -317,7 +343,7 @@ class Graph:
 def _line(t: Tensor, number: Mapping[int, int]) -> str:
     """`%12 f32[256,64] = matmul(%3, %7)  # model.py:14`"""
     shown = [f"%{number[x.serial]}" for x in t.inputs]
-    shown += [f"{k}={_show(v)}" for k, v in t.attrs.items()]
+    shown += [f"{k}={_show(v)}" for k, v in t.attrs.items() if k != "body"]
     where = f"  # {t.site.short}" if t.site else ""
     return f"%{number[t.serial]} {t.type} = {t.prim.name}({', '.join(shown)}){where}"
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tracegrad.dtypes import TensorType
-from tracegrad.program import Buffer
+from tracegrad.program import Buffer, Move
 
 CHUNK = 32 * 1024 * 1024  # elements: 128 MiB, the largest array every WebGPU device binds
 ALIGN = 32  # elements: temporaries begin on a cache line
@@ -17,10 +17,15 @@ CLOSE = 1.02  # close to the most that is alive at once
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """`offset` elements into the array `array`."""
+    """`offset` elements into the array `array`, and how far that moves in the iterations of the loops around it."""
 
     array: str
     offset: int
+    moves: tuple[Move, ...] = ()
+
+    def at(self, elements: int, *moves: Move) -> Place:
+        """The place `elements` further on."""
+        return Place(self.array, self.offset + elements, (*self.moves, *moves))
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ from typing import Any
 
 from tracegrad.arrays import HAVE_NUMPY, np
 from tracegrad.errors import located
-from tracegrad.evaluate import run
+from tracegrad.evaluate import evaluate, iterations, run
 from tracegrad.ir import Graph, Tensor, rewrite
 from tracegrad.passes.expand import expand_composites
 
@@ -40,17 +40,29 @@ def explain(graph: Graph, env: Mapping[str, Any]) -> str:
 
 def first_nonfinite(graph: Graph, env: Mapping[str, Any]) -> tuple[Tensor, Any] | None:
     """The first node to blame for what is not finite in the loss or the gradients, and its value."""
-    roots = expand_composites(rewrite(graph.roots, named_by_role))
+    return _first(expand_composites(rewrite(graph.roots, named_by_role)), env)
+
+
+def _first(roots: Sequence[Tensor], env: Mapping[str, Any]) -> tuple[Tensor, Any] | None:
     state: dict[int, int] = {}
     suspects: list[tuple[Tensor, Any]] = []
     with np.errstate(all="ignore"):
         for t, value in run(roots, env, np):
-            x = np.asarray(value)
+            x = np.concatenate([np.ravel(v) for v in value]) if t.prim.family == "scan" else np.asarray(value)
             state[t.serial] = _judge(t, x, state)
             if state[t.serial] == BAD and not any(state[i.serial] == BAD for i in t.inputs):
                 suspects.append((t, x))
     reached = _not_finite_paths(roots, state)
-    return next(((t, x) for t, x in suspects if t.serial in reached), None)
+    found = next(((t, x) for t, x in suspects if t.serial in reached), None)
+    return found if found is None or found[0].prim.family != "scan" else _inside(found[0], env) or found
+
+
+def _inside(scan: Tensor, env: Mapping[str, Any]) -> tuple[Tensor, Any] | None:
+    """The first node to blame in the first iteration that has one."""
+    roots = scan.attrs["body"].roots
+    with np.errstate(all="ignore"):
+        steps = iterations(scan, evaluate(scan.inputs, env, np), np)
+        return next(filter(None, (_first(roots, given) for given, _ in steps)), None)
 
 
 def named_by_role(t: Tensor, inputs: tuple[Tensor, ...]) -> Tensor | None:

@@ -12,6 +12,7 @@ from tracegrad.ir import Graph
 from tracegrad.layout import Persistent
 from tracegrad.passes.expand import expand_composites
 from tracegrad.passes.place import place_results
+from tracegrad.passes.scans import everywhere
 from tracegrad.passes.simplify import simplify
 from tracegrad.passes.split import split_long
 from tracegrad.places import make_plan
@@ -33,14 +34,14 @@ def make_program(
     watch = Watch(graph)
     plan = make_plan(optimize(graph, watch), persistent, declared)
     program = assemble(plan, persistent, specs, meta)
-    watch.program(program, [launch.kernels for launch in plan.launches])
+    watch.program(program, [launch.kernels for _, launch in plan.dispatched()])
     return program
 
 
 def optimize(graph: Graph, watch: Watch | None = None) -> Graph:
     """All passes, in order: what is left are primitives whose results have a place."""
     for run in (expand_composites, simplify, split_long, simplify):
-        graph = graph.with_roots(run(graph.roots))
+        graph = graph.with_roots(everywhere(graph.roots, run))
         if watch is not None:
             watch.graph(f"after {run.__name__}", graph)
     graph = place_results(graph)

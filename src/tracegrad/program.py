@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import base64
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, cast
 
@@ -86,6 +86,24 @@ class KernelSource:
 
 
 @dataclass(frozen=True, slots=True)
+class Move:
+    """In iteration `t` of the loop at nesting `depth`, 0 being the outermost: `step * (t % ring)` elements further."""
+
+    depth: int
+    step: int
+    ring: int
+
+
+@dataclass(frozen=True, slots=True)
+class Loop:
+    """The dispatches from `begin` up to `end` run `count` times."""
+
+    begin: int
+    end: int
+    count: int
+
+
+@dataclass(frozen=True, slots=True)
 class Dispatch:
     """One launch."""
 
@@ -93,6 +111,7 @@ class Dispatch:
     buffers: tuple[int, ...]  # buffer ids, in @binding order
     offsets: tuple[int, ...]  # where each value of the kernel begins in its buffer, in elements
     grid: tuple[int, int]  # workgroups in x and y
+    moves: tuple[tuple[int, Move], ...] = ()  # inside loops: which of the offsets move, and how
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,9 +139,16 @@ class Program:
     needs: Needs
     meta: Mapping[str, Any] = field(default_factory=dict[str, Any])  # hyperparameters, schedule, optimizer: plain data
     copies: tuple[tuple[int, int], ...] = ()
+    loops: tuple[Loop, ...] = ()  # in the order of their first dispatch, outer before inner
+
+    def unrolled(self) -> Iterator[Dispatch]:
+        """All dispatches in the order they run, those in loops once an iteration, with the offsets of that."""
+        return _unrolled(self.dispatches, 0, len(self.dispatches), self.loops, ())
 
     def __repr__(self) -> str:
         sizes = f"{len(self.kernels)} kernels, {len(self.dispatches)} dispatches, {len(self.buffers)} buffers"
+        if self.loops:
+            sizes += ", loops of " + ", ".join(f"{x.end - x.begin} dispatches x {x.count}" for x in self.loops)
         return f"<Program: {sizes}>"
 
     def without_barriers(self) -> Program:
@@ -166,7 +192,11 @@ class Program:
             buffers=tuple(Buffer(**b) for b in d["buffers"]),
             dispatches=tuple(
                 Dispatch(
-                    x["kernel"], tuple(x["buffers"]), tuple(x["offsets"]), cast("tuple[int, int]", tuple(x["grid"]))
+                    x["kernel"],
+                    tuple(x["buffers"]),
+                    tuple(x["offsets"]),
+                    cast("tuple[int, int]", tuple(x["grid"])),
+                    tuple((slot, Move(**move)) for slot, move in x["moves"]),
                 )
                 for x in d["dispatches"]
             ),
@@ -177,7 +207,29 @@ class Program:
             needs=Needs(**d["needs"]),
             meta=d["meta"],
             copies=tuple((a, b) for a, b in d["copies"]),
+            loops=tuple(Loop(**x) for x in d["loops"]),
         )
+
+
+def _unrolled(
+    dispatches: Sequence[Dispatch], begin: int, end: int, loops: Sequence[Loop], at: tuple[int, ...]
+) -> Iterator[Dispatch]:
+    """Dispatches `begin` to `end` in iteration `at` of the loops around them; `loops` are those inside."""
+    while begin < end:
+        if loops and loops[0].begin == begin:
+            loop, inner = loops[0], [x for x in loops[1:] if x.end <= loops[0].end]
+            for k in range(loop.count):
+                yield from _unrolled(dispatches, begin, loop.end, inner, (*at, k))
+            begin, loops = loop.end, loops[1 + len(inner) :]
+            continue
+        d = dispatches[begin]
+        if d.moves:
+            offsets = list(d.offsets)
+            for slot, move in d.moves:
+                offsets[slot] += move.step * (at[move.depth] % move.ring)
+            d = Dispatch(d.kernel, d.buffers, tuple(offsets), d.grid)
+        yield d
+        begin += 1
 
 
 def _with(row: dict[str, Any], **changed: Any) -> dict[str, Any]:

@@ -285,7 +285,7 @@ export class Session {
   /** Every dispatch with its pipeline, bind groups, of which equal ones are one, and where its offsets lie. */
   #launches(program, buffers, pipelines, own) {
     const { device } = this;
-    const dispatches = program.dispatches.filter((d) => d.grid[0] && d.grid[1]);
+    const dispatches = [...unrolled(program)].filter((d) => d.grid[0] && d.grid[1]);
     const size = 16 * Math.max(0, ...program.kernels.map((k) => Math.ceil(k.slots / 4)));
     const stride = ALIGN * Math.ceil(size / ALIGN);
     let offsetsGroup;
@@ -313,6 +313,21 @@ export class Session {
 /** The first contents of a buffer. */
 export function filled(b) {
   return new (b.dtype === "f32" ? Float32Array : Int32Array)(b.size).fill(b.fill);
+}
+
+/** All dispatches in the order they run: those in loops once an iteration, with the offsets of that. */
+function* unrolled(p, at = [], n = 0, end = p.dispatches.length) {
+  for (; n < end; n++) {
+    const loop = p.loops.filter((x) => x.begin <= n && n < x.end)[at.length];
+    if (loop) {
+      for (let k = 0; k < loop.count; k++) yield* unrolled(p, [...at, k], n, loop.end);
+      n = loop.end - 1;
+      continue;
+    }
+    const d = p.dispatches[n], offsets = [...d.offsets];
+    for (const [k, m] of d.moves) offsets[k] += m.step * (at[m.depth] % m.ring);
+    yield { ...d, offsets };
+  }
 }
 
 /** Where fields, [field, its buffer], lie among the bytes of one run: for each buffer, the part that has them all. */

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from tracegrad.ir import Graph, Tensor, toposort
-from tracegrad.kernels.reads import Reads, base, reads_of, trailing
+from tracegrad.kernels.reads import IN_MEMORY, Reads, base, reads_of, trailing
 from tracegrad.kernels.stored import COMPUTED, stored_nodes
 from tracegrad.prims.leaves import LITERAL
 
@@ -22,7 +22,8 @@ MAX_BUFFERS = 8  # storage buffers that every WebGPU device lets a kernel touch
 class Cluster:
     """Stored nodes computed by one kernel, over `rows` points that fold `length` points each.
 
-    kind: "points" (folds nothing), "rows" (folds over trailing axes), "columns" (over others), "product", "scatter".
+    kind: "points" (folds nothing), "rows" (folds over trailing axes), "columns" (over others), "product", "scatter",
+          "scan".
     """
 
     kind: str
@@ -60,7 +61,8 @@ class Schedule:
         self.array = placed_arrays(graph)  # serial -> the named array it is computed into; all others are temporary
         self.writes = {base(t).serial: name for name, t in graph.writes.items() if t.prim.family != "pack"}
         self.roots = {base(t).serial for t in graph.roots if t.prim.family != "pack"}
-        parts = [base(x) for t in self.order if t.prim.family == "pack" for x in t.inputs]
+        parts = [base(x) for t in self.order if t.prim.family in ("pack", "scan") for x in t.inputs]
+        parts = [x for x in parts if x.prim.family not in ("leaf", *IN_MEMORY)]
         self.stored = stored_nodes(self.order, [*(self.nodes[s] for s in self.roots), *parts])
         self.members = [t for t in self.order if t.serial in self.stored]
         self.bit = {t.serial: 1 << k for k, t in enumerate(self.members)}
@@ -144,6 +146,8 @@ class Schedule:
             length = t.inputs[0].size // max(t.size, 1)
         elif t.prim.family == "product":
             kind, length = "product", t.inputs[0].shape[-1]
+        elif t.prim.family == "scan":
+            kind, rows = "scan", 0  # never merged: others read its items, which lie in memory
         elif t.prim.family == "scatter":
             kind, length = "scatter", t.inputs[0].shape[t.axis]
         return Cluster(kind, [t], rows, length, self.bit[t.serial], ancestors)
@@ -323,7 +327,7 @@ class Schedule:
                     read_elsewhere.add(s)
         for c in self.clusters:
             c.outs = [t for t in c.nodes if t.serial in self.roots or t.serial in read_elsewhere]
-        self.clusters = [c for c in self.clusters if c.outs]
+        self.clusters = [c for c in self.clusters if c.outs or c.kind == "scan"]
 
 
 def array_of(leaf: Tensor) -> str:
@@ -331,7 +335,7 @@ def array_of(leaf: Tensor) -> str:
     if leaf.prim is LITERAL:
         return f"const.{leaf.dtype.storage}"
     role = leaf.attrs["role"]
-    if role == "state":
+    if role in ("state", "inner"):
         return str(leaf.attrs["name"])
     if role == "frozen":
         return f"frozen.{leaf.dtype.storage}"

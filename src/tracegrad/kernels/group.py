@@ -6,7 +6,7 @@ long as it stays small: a launch that fills the device by itself gains nothing f
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from tracegrad.kernels.form import Kernel
@@ -21,7 +21,7 @@ MAX_SLOTS = 64  # offsets a dispatch may pass: 1 KiB of uniforms
 
 @dataclass(slots=True)
 class Launch:
-    """Clusters that run side by side in one dispatch."""
+    """Clusters that run side by side in one dispatch; or one scan, which is no kernel."""
 
     clusters: list[Cluster] = field(default_factory=list[Cluster])
     kernels: list[Kernel] = field(default_factory=list[Kernel])
@@ -36,7 +36,7 @@ class Launch:
     def takes(self, kernel: Kernel, tiling: Tiling, arrays: set[str]) -> bool:
         """Is there room for another member?"""
         return (
-            len(self.clusters) < MAX_MEMBERS
+            0 < len(self.kernels) < MAX_MEMBERS
             and all(k.work < ALONE for k in (*self.kernels, kernel))
             and self.workgroups + tiling.workgroups <= FULL
             and sum(len(k.slots) for k in (*self.kernels, kernel)) <= MAX_SLOTS
@@ -45,22 +45,23 @@ class Launch:
         )
 
 
-def group_launches(schedule: Schedule, kernels: Sequence[Kernel], tilings: Sequence[Tiling]) -> list[Launch]:
-    """Launches in order; `kernels` and `tilings` belong to `schedule.clusters`."""
+def group_launches(schedule: Schedule, formed: Mapping[int, tuple[Kernel, Tiling]]) -> list[Launch]:
+    """Launches in order. formed: id of a cluster -> its kernel and tiling; without one it gets a launch of its own."""
     launches: list[Launch] = []
     launch_of: dict[int, Launch] = {}
     position: dict[int, int] = {}
-    for c, kernel, tiling in zip(schedule.clusters, kernels, tilings):
+    for c in schedule.clusters:
         earliest = max((position[id(launch_of[id(d)])] + 1 for d in schedule.before_cluster(c)), default=0)
-        arrays = arrays_of(schedule, c)
-        launch = next((x for x in launches[earliest:] if x.takes(kernel, tiling, arrays)), None)
+        arrays, form = arrays_of(schedule, c), formed.get(id(c))
+        launch = None if form is None else next((x for x in launches[earliest:] if x.takes(*form, arrays)), None)
         if launch is None:  # one of its own, and there rather than at the end: what it reads need not live until then
             launch = Launch()
             launches.insert(earliest, launch)
             position = {id(x): k for k, x in enumerate(launches)}
         launch.clusters.append(c)
-        launch.kernels.append(kernel)
-        launch.tilings.append(tiling)
+        if form is not None:
+            launch.kernels.append(form[0])
+            launch.tilings.append(form[1])
         launch.arrays |= arrays
         launch_of[id(c)] = launch
     return launches

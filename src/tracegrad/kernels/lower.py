@@ -24,6 +24,7 @@ from tracegrad.kernels.expr import (
 )
 from tracegrad.kernels.form import Axis, Fold, Kernel, Product, Scatter, Slot, Statement, Store
 from tracegrad.kernels.fuse import Cluster, array_of
+from tracegrad.kernels.reads import IN_MEMORY
 from tracegrad.kernels.stored import COMPUTED
 from tracegrad.prims.elementwise import COPY
 
@@ -51,7 +52,7 @@ def external_order(c: Cluster, stored: set[int], writes: Mapping[int, str]) -> t
             if t.serial in ids:
                 stack.pop()
                 continue
-            outside = (t.serial in stored and t.serial not in mine) or t.prim.family == "pack"
+            outside = (t.serial in stored and t.serial not in mine) or t.prim.family in IN_MEMORY
             if outside or t.prim.family == "leaf":
                 key.append((t.type, "load"))
                 externals.append(t)

@@ -10,6 +10,8 @@ from dataclasses import dataclass, field
 
 from tracegrad.ir import Tensor
 
+IN_MEMORY = ("pack", "item")  # they lie in memory without a kernel of their own: others write them, part by part
+
 
 @dataclass(slots=True)
 class Reads:
@@ -32,7 +34,7 @@ def reads_of(t: Tensor, stored: set[int]) -> Reads:
             continue
         seen.add((x.serial, q))
         family = x.prim.family
-        if x.serial in stored or family == "pack":
+        if x.serial in stored or family in IN_MEMORY:
             found.stored.setdefault(x.serial, set()).add(q)
         elif family == "leaf":
             found.leaves.setdefault(x.serial, (x, set()))[1].add(q)
@@ -45,7 +47,7 @@ def _first(t: Tensor) -> list[int | None]:
     """q at the inputs of a stored node."""
     if t.prim.family == "fold":
         return [1 if trailing(t) else None]
-    if t.prim.family in ("product", "scatter"):
+    if t.prim.family in ("product", "scatter", "scan"):
         return [None] * len(t.inputs)
     return _through(t, 1)
 

@@ -25,7 +25,7 @@ def stored_nodes(order: Sequence[Tensor], roots: Iterable[Tensor]) -> set[int]:
     made = made_from_nothing(order)
     for t in order:
         family = t.prim.family
-        if family in COMPUTED:
+        if family in (*COMPUTED, "scan"):
             stored.add(t.serial)
         elif family in ("map", "gather") and t.serial not in stored:
             own = t.prim.cost + sum(cost[x.serial] for x in t.inputs)

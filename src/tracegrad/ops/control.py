@@ -21,6 +21,14 @@ def _mark(running: ambient.Trace, kind: str, name: Any, x: Tensor) -> None:
     site = call_site()
     if not isinstance(name, str) or not name:
         raise TraceError(located(f"{kind}: the name must be a string, got {name!r}", site))
+    if running.scans:
+        raise TraceError(
+            located(
+                f"{kind}: the site {name!r} is inside a scan, where {x.type} has another value in each iteration; "
+                "return it from fn as y, and use the stacked values after the scan",
+                site,
+            )
+        )
     other = running.sites.get((kind, name))
     if other is not None:
         raise TraceError(

@@ -2,7 +2,8 @@
 
 key = pcg(pcg(pcg(seed) + step) + salt), bits(i) = pcg(pcg(i) ^ key), all on u32 with wraparound. Seed, step and
 salt are hashed before the index comes in: xor-ing them together would make the numbers of one step a permutation of
-another's. The same integers come out on every runtime, and nothing is stored: a backward computes its mask again.
+another's. Inside a scan, key = pcg(key + i) for the number i of the iteration, of the outermost scan first. The same
+integers come out on every runtime, and nothing is stored: a backward computes its mask again.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ def _pcg(v: Tensor) -> Tensor:
 
 
 def _key(op: str) -> Tensor:
-    """The key of a new random site of the running trace; inside `vmap` of one element of the batch."""
+    """The key of a new random site of the running trace; inside `vmap` and `scan`, of one element or iteration."""
     running = ambient.require(op)
     salt = running.next_salt()
     key = _salted(counter(f"salt{salt}") if running.eager else const(salt, u32))  # eager sites come with the call

@@ -5,19 +5,24 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from tracegrad.ir import Tensor, rewrite, toposort
+from tracegrad.passes.scans import in_bodies, only_asked
 
 
 def expand_composites(roots: Sequence[Tensor]) -> list[Tensor]:
-    """A graph of primitives only. A composite may expand to other composites."""
+    """A graph of primitives only, without what nobody asks of a scan. A composite may expand to other composites."""
+    return _expanded(only_asked(roots))
 
-    def rule(t: Tensor, inputs: tuple[Tensor, ...]) -> Tensor | None:
-        if t.prim.expand is None:
-            return None
-        expanded = t.prim.expand(*inputs, **t.attrs)
-        if expanded.type != t.type:
-            raise AssertionError(f"{t.prim.name} expands to {expanded.type}, its type rule says {t.type}")
-        return expanded
 
+def _expanded(roots: Sequence[Tensor]) -> list[Tensor]:
     while any(t.prim.expand is not None for t in toposort(roots)):
-        roots = rewrite(roots, rule)
-    return list(roots)
+        roots = rewrite(roots, _rule)
+    return in_bodies(roots, _expanded)
+
+
+def _rule(t: Tensor, inputs: tuple[Tensor, ...]) -> Tensor | None:
+    if t.prim.expand is None:
+        return None
+    expanded = t.prim.expand(*inputs, **t.attrs)
+    if expanded.type != t.type:
+        raise AssertionError(f"{t.prim.name} expands to {expanded.type}, its type rule says {t.type}")
+    return expanded

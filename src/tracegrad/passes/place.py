@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 from tracegrad.ir import Graph, Tensor, bind, rebind, rewrite, toposort
 from tracegrad.kernels.fuse import array_of
-from tracegrad.kernels.reads import base, reads_of
+from tracegrad.kernels.reads import IN_MEMORY, base, reads_of
 from tracegrad.kernels.stored import COMPUTED
 from tracegrad.prims.elementwise import COPY
 from tracegrad.prims.folds import pack
@@ -32,7 +32,12 @@ def place_results(graph: Graph) -> Graph:
         return copied
 
     def rule(t: Tensor, inputs: tuple[Tensor, ...]) -> Tensor | None:
-        return rebind(t, tuple(own(x) for x in inputs)) if t.prim.family == "pack" else None
+        if t.prim.family == "pack":
+            return rebind(t, tuple(own(x) for x in inputs))
+        if t.prim.family == "scan":  # it writes over the first values of its carries, so they are nobody else's
+            carries = len(t.attrs["body"].carries)
+            return rebind(t, (*(bind(COPY, x) for x in inputs[:carries]), *map(in_memory, inputs[carries:])))
+        return None
 
     roots = rewrite(graph.roots, rule)
     writes = graph.with_roots(roots).writes
@@ -40,6 +45,11 @@ def place_results(graph: Graph) -> Graph:
     states = {base(t).serial for t in written}  # a result that is a new state is read where the state lies
     kept = [t if base(t).serial in states else own(t) for t in roots[: len(roots) - len(writes)]]
     return graph.with_roots([*kept, *written])
+
+
+def in_memory(t: Tensor) -> Tensor:
+    """`t`, or a copy of it where it is computed by its readers only."""
+    return t if base(t).prim.family in (*COMPUTING, *IN_MEMORY, "leaf") else bind(COPY, t)
 
 
 def write_through_copies(graph: Graph) -> Graph:

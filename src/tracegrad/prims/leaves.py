@@ -231,8 +231,8 @@ def require_own(nodes: Sequence[Tensor], running: ambient.Trace) -> None:
 def _not_own(t: Tensor, site: Site | None) -> TraceError:
     return TraceError(
         located(
-            f"tensor {t.name!r} ({t.type}) belongs to another trace; "
-            "a traced tensor cannot be kept and used in a later one. Pass values in as inputs",
+            f"tensor {t.name!r} ({t.type}) belongs to another trace, or to the inside of a scan; "
+            "a traced tensor cannot be kept and used outside. Pass values in as inputs, and out as results",
             site,
         )
     )

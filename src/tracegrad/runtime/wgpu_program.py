@@ -262,10 +262,11 @@ def _array(b: Buffer, device: Any, calls: Calls, shared: dict[str, Array]) -> Ar
 def _launches(loaded: Loaded, device: Any, calls: Calls, kernels: Kernels) -> list[Launch]:
     """Every dispatch with its pipeline and bind groups; equal groups are one, equal offsets lie once."""
     program = loaded.program
+    dispatches = list(program.unrolled())
     places: dict[tuple[int, ...], int] = {}
     span = 16 * max((-(-k.slots // 4) for k in program.kernels), default=0)
     stride = ALIGN * -(-span // ALIGN)
-    for d in program.dispatches:
+    for d in dispatches:
         if d.offsets:
             places.setdefault(d.offsets, stride * len(places))
     offsets_group = None
@@ -279,7 +280,7 @@ def _launches(loaded: Loaded, device: Any, calls: Calls, kernels: Kernels) -> li
         offsets_group = kernels.group(kernels.offsets_layout(), [part])
     groups: dict[tuple[int, tuple[int, ...]], Any] = {}
     launches: list[Launch] = []
-    for d in program.dispatches:
+    for d in dispatches:
         if not all(d.grid):
             continue
         kernel = program.kernels[d.kernel]

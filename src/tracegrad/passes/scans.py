@@ -1,0 +1,76 @@
+"""Passes over the bodies of scans."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from tracegrad.ir import Tensor, bind, rewrite, toposort
+from tracegrad.transforms.loops import Body, item
+
+Pass = Callable[[Sequence[Tensor]], Sequence[Tensor]]
+
+
+def in_bodies(roots: Sequence[Tensor], run: Pass) -> list[Tensor]:
+    """Apply a pass to the body of every scan; `run` goes into those that are nested."""
+
+    def rule(t: Tensor, inputs: tuple[Tensor, ...]) -> Tensor | None:
+        if t.prim.family != "scan":
+            return None
+        body: Body = t.attrs["body"]
+        return bind(t.prim, *inputs, **{**t.attrs, "body": body.with_roots(list(run(body.roots)))})
+
+    return rewrite(roots, rule) if _any(roots) else list(roots)
+
+
+def everywhere(roots: Sequence[Tensor], run: Pass) -> list[Tensor]:
+    """Apply a pass to a graph and to all bodies in it."""
+    return in_bodies(run(roots), lambda inner: everywhere(inner, run))
+
+
+def only_asked(roots: Sequence[Tensor]) -> list[Tensor]:
+    """Every scan without the results, carries and inputs that nothing needs."""
+    if not _any(roots):
+        return list(roots)
+    asked: dict[int, set[int]] = {}
+    for t in toposort(roots):
+        if t.prim.family == "item":
+            asked.setdefault(id(t.inputs[0].attrs["body"]), set()).add(t.attrs["index"])
+    places: dict[int, dict[int, int]] = {}  # serial of a new scan -> its items, by what they were
+
+    def rule(t: Tensor, inputs: tuple[Tensor, ...]) -> Tensor | None:
+        if t.prim.family == "scan":
+            trimmed, kept = _trimmed(t.attrs["body"], asked[id(t.attrs["body"])])
+            new = bind(t.prim, *(inputs[k] for k in kept), **{**t.attrs, "body": trimmed[0]})
+            places[new.serial] = trimmed[1]
+            return new
+        if t.prim.family == "item":
+            return item(inputs[0], places[inputs[0].serial][t.attrs["index"]])
+        return None
+
+    return rewrite(roots, rule)
+
+
+def _trimmed(body: Body, asked: set[int]) -> tuple[tuple[Body, dict[int, int]], list[int]]:
+    """The body that gives the results `asked` for, where they are among its own; and the inputs that it takes."""
+    n = len(body.new)
+    each = sorted(k for k in asked if k >= n)
+    live = {k for k in asked if k < n}
+    while True:  # a carry is needed if what is needed reads it
+        used = {t.serial for t in toposort([body.roots[k] for k in (*sorted(live), *each)])}
+        more = {k for k in range(n) if body.carries[k].serial in used} | live
+        if more == live:
+            break
+        live = more
+    carries = sorted(live)
+    roots = only_asked([body.roots[k] for k in (*carries, *each)])
+    used = {t.serial for t in toposort(roots)}
+    xs, consts = ([t for t in part if t.serial in used] for part in (body.xs, body.consts))
+    new, rest = tuple(roots[: len(carries)]), tuple(roots[len(carries) :])
+    trimmed = Body(tuple([body.carries[k] for k in carries]), tuple(xs), tuple(consts), new, rest)
+    kept = {t.serial for t in trimmed.leaves}
+    inputs = [k for k, t in enumerate(body.leaves) if t.serial in kept]
+    return (trimmed, {k: place for place, k in enumerate((*carries, *each))}), inputs
+
+
+def _any(roots: Sequence[Tensor]) -> bool:
+    return any(t.prim.family == "scan" for t in toposort(roots))

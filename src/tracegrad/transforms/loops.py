@@ -1,0 +1,300 @@
+"""The rows behind `scan`: a graph that runs again and again, and the values that are read from it.
+
+A SCAN holds the graph of one iteration, its *body*, however many there are; so tracing, differentiating and compiling
+cost what one iteration costs. It has many results, which an ITEM reads one by one: the last value of a carry, or all
+values that any node of the body took. What no ITEM reads is never stored.
+"""
+
+# The rules are lambdas, whose parameters cannot be annotated.
+# pyright: reportUnknownLambdaType=false, reportUnknownArgumentType=false, reportUnknownMemberType=false
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, cast
+
+from tracegrad.dtypes import Shape, TensorType, f32
+from tracegrad.ir import Graph, Primitive, Tensor, bind, graft, register, toposort
+from tracegrad.prims.leaves import LEAF, const
+from tracegrad.prims.rules import spread
+from tracegrad.prims.views import broadcast_to, reshape
+from tracegrad.transforms.forwards import batches, repeated, tangents
+from tracegrad.transforms.grad import arriving
+
+_number = itertools.count()
+
+# What costs nothing in a kernel, so that it is better written again in every iteration than stored before the first.
+FREE = ("formula", "map", "view")
+# What a backward iteration does not compute again but gets from the forward.
+COSTLY = ("fold", "product", "scatter", "item", "composite")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Body:
+    """One iteration: the new carries and further values, computed from leaves.
+
+    carries, xs, consts: leaves, in the order of the SCAN's inputs: what the last iteration left, elements of arrays,
+                         and values that all iterations share
+    new:   the new value of each carry
+    each:  nodes whose values can be asked for, one an iteration
+    """
+
+    carries: tuple[Tensor, ...]
+    xs: tuple[Tensor, ...]
+    consts: tuple[Tensor, ...]
+    new: tuple[Tensor, ...]
+    each: tuple[Tensor, ...]
+
+    @property
+    def leaves(self) -> tuple[Tensor, ...]:
+        """In the order of the inputs."""
+        return (*self.carries, *self.xs, *self.consts)
+
+    @property
+    def roots(self) -> list[Tensor]:
+        """Everything an iteration computes."""
+        return [*self.new, *self.each]
+
+    def with_roots(self, roots: Sequence[Tensor]) -> Body:
+        """The same leaves, with other roots in the order of `roots`."""
+        n = len(self.new)
+        return Body(self.carries, self.xs, self.consts, tuple(roots[:n]), tuple(roots[n:]))
+
+    def __str__(self) -> str:
+        asked = self.each if len(self.each) < len(toposort(self.roots)) else ()  # at first all can be asked for
+        results = {f"carry.{k}": t for k, t in enumerate(self.new)} | {f"each.{k}": t for k, t in enumerate(asked)}
+        return str(Graph(results))
+
+    def __repr__(self) -> str:
+        return f"<Body of {len(toposort(self.roots))} nodes; print it for all of them>"
+
+
+def inner_leaf(kind: str, type: TensorType) -> Tensor:
+    """A leaf of a body: what it holds is known in each iteration only. `kind`: "carry", "x" or "const"."""
+    return bind(LEAF, role="inner", name=f"{kind}.{next(_number)}", type=type)
+
+
+class Results:
+    """A value for results of a SCAN, by the index of the item: cotangents, tangents, or `n` values of each."""
+
+    def __init__(self, items: Mapping[int, Tensor], shape: Shape = ()) -> None:
+        self.items = dict(items)
+        self.type = TensorType(f32, shape)
+
+    def __add__(self, other: Results) -> Results:
+        both = dict(self.items)
+        for k, ct in other.items.items():
+            both[k] = both[k] + ct if k in both else ct
+        return Results(both)
+
+
+def _scan_vjp(ct: Any, y: Tensor, *inputs: Tensor, body: Body, length: int, reverse: bool) -> tuple[Tensor | None, ...]:
+    """A scan in the other direction; its carries are the cotangents of carries, and the sums of those of consts.
+
+    It gets the carries that the forward saved, and what of the forward's values is costly; the rest it computes again.
+    """
+    given = cast("Results", ct).items
+    n = len(body.new)
+    floats = [k for k, t in enumerate(body.carries) if t.dtype.is_float]
+    ct_leaves = [inner_leaf("carry", body.carries[k].type) for k in floats]
+    ct_xs = [(inner_leaf("x", body.each[k - n].type), ct, body.each[k - n]) for k, ct in given.items() if k >= n]
+    seeds = [*((body.new[k], leaf) for k, leaf in zip(floats, ct_leaves)), *((t, leaf) for leaf, _, t in ct_xs)]
+    wrt = [t for t in body.leaves if t.dtype.is_float]
+    found = {t.serial: ct for t, ct in zip(wrt, arriving([t for t, _ in seeds], [ct for _, ct in seeds], wrt))}
+    reached = [t for t in (*body.xs, *body.consts) if found.get(t.serial) is not None]
+    shared = {t.serial for t in body.consts}
+    sums = [(t, inner_leaf("carry", t.type)) for t in reached if t.serial in shared]
+    parts = [t for t in reached if t.serial not in shared]
+    roots = [_or_zeros(found[body.carries[k].serial], body.carries[k].type) for k in floats]
+    roots += [leaf + cast("Tensor", found[t.serial]) for t, leaf in sums]
+    roots += [cast("Tensor", found[t.serial]) for t in parts]
+    roots, elements = _from_the_forward(roots, y, inputs)
+    elements += [(leaf, ct) for leaf, ct, _ in ct_xs]
+    starts = [_or_zeros(given.get(k), body.carries[k].type) for k in floats]
+    starts += [_or_zeros(None, t.type) for t, _ in sums]
+    leaves = [*ct_leaves, *(leaf for _, leaf in sums)]
+    consts = list(zip(body.consts, inputs[n + len(body.xs) :]))
+    back = scanned(leaves, elements, consts, starts, roots, length, not reverse)
+    owners = [*(body.carries[k] for k in floats), *(t for t, _ in sums), *parts]
+    results = {t.serial: ct for t, ct in zip(owners, (*back.last, *back.each))}
+    return tuple([results.get(t.serial) for t in body.leaves])
+
+
+def _scan_jvp(
+    ts: Sequence[Tensor | None], y: Tensor, *inputs: Tensor, body: Body, length: int, reverse: bool
+) -> Results:
+    """A scan beside it, whose carries are the tangents of the carries."""
+    n, m = len(body.new), len(body.new) + len(body.xs)
+    floats = [k for k, t in enumerate(body.carries) if t.dtype.is_float]
+    given = [(k, inner_leaf("carry", body.carries[k].type)) for k in floats]
+    given += [
+        (k, inner_leaf("x" if k < m else "const", body.leaves[k].type)) for k in range(n, len(ts)) if ts[k] is not None
+    ]
+    moving = [k for k, t in enumerate(body.each) if t.dtype.is_float]
+    wanted = [*(body.new[k] for k in floats), *(body.each[k] for k in moving)]
+    found = tangents(wanted, {body.leaves[k]: leaf for k, leaf in given})
+    roots, elements = _from_the_forward(found, y, inputs)
+    directions = [(k, leaf, cast("Tensor", ts[k])) for k, leaf in given if k >= n]
+    elements += [(leaf, t) for k, leaf, t in directions if k < m]
+    consts = [*zip(body.consts, inputs[m:]), *((leaf, t) for k, leaf, t in directions if k >= m)]
+    starts = [_or_zeros(ts[k], body.carries[k].type) for k in floats]
+    leaves = [leaf for k, leaf in given if k < n]
+    beside = scanned(leaves, elements, consts, starts, roots, length, reverse)
+    return Results(dict(zip([*floats, *(n + k for k in moving)], (*beside.last, *beside.each))))
+
+
+def _scan_batch(n: int, y: Tensor, *inputs: Tensor, body: Body, length: int, reverse: bool) -> Results:
+    """The scan of a body that computes `n` values of what differs; what is the same for all stays as it is."""
+    c, m = len(body.new), len(body.new) + len(body.xs)
+    one = [k for k, x in enumerate(inputs) if x.shape[0] == 1 and n > 1]  # the same for all, unless fn changes that
+    while True:
+        types = [t.type if k in one else TensorType(t.dtype, (n, *t.shape)) for k, t in enumerate(body.leaves)]
+        leaves = [t if k in one else inner_leaf("x", types[k]) for k, t in enumerate(body.leaves)]
+        given = {t: leaf for k, (t, leaf) in enumerate(zip(body.leaves, leaves)) if k not in one}
+        many = batches(body.roots, given, n)
+        grown = [k for k in one if k < c and many[k] is not None]
+        if not grown:
+            break
+        one = [k for k in one if k not in grown]
+    roots = [t if x is None else x for t, x in zip(body.roots, many)]
+    roots[:c] = [repeated(many[k], t, n) if k not in one else t for k, t in enumerate(body.new)]
+    outer = [reshape(x, x.shape[1:]) if k in one else spread(n, x) for k, x in enumerate(inputs)]
+    outer[c:m] = [x if k in one else x.swapaxes(0, 1) for k, x in enumerate(outer[c:m], c)]
+    pairs = list(zip(leaves, outer))
+    made = scanned(leaves[:c], pairs[c:m], pairs[m:], outer[:c], roots, length, reverse)
+    items = {k: spread(n, reshape(t, (1, *t.shape))) if k in one else t for k, t in enumerate(made.last)}
+    for k, t in enumerate(made.each, c):
+        items[k] = spread(n, reshape(t, (1, *t.shape))) if many[k] is None else t.swapaxes(0, 1)
+    return Results(items, (n,))
+
+
+def _from_the_forward(
+    roots: Sequence[Tensor], y: Tensor, inputs: Sequence[Tensor]
+) -> tuple[list[Tensor], list[tuple[Tensor, Tensor]]]:
+    """`roots`, which need values of the scan `y`, as a body of their own; and its elements: what is saved, and xs."""
+    body: Body = y.attrs["body"]
+    n, place = len(body.new), {t.serial: k for k, t in enumerate(body.each)}
+    saved = [(t, inner_leaf("x", t.type)) for t in _saved(roots, body)]
+    elements = [(leaf, item(y, n + place[t.serial])) for t, leaf in saved]
+    return graft(roots, {t.serial: leaf for t, leaf in saved}), elements + list(zip(body.xs, inputs[n:]))
+
+
+def _or_zeros(ct: Tensor | None, type: TensorType) -> Tensor:
+    return broadcast_to(const(0.0), type.shape) if ct is None else ct
+
+
+def _saved(roots: Sequence[Tensor], body: Body) -> list[Tensor]:
+    """The values of the forward that `roots` need: those it has anyway, and the nearest that are costly."""
+    forward = {t.serial for t in toposort(body.roots)}
+    at_hand = {t.serial for t in (*body.carries, *body.new)}
+    plain = {t.serial for t in (*body.xs, *body.consts)}
+    saved: dict[int, Tensor] = {}
+    seen: set[int] = set()
+    stack = list(roots)
+    while stack:
+        t = stack.pop()
+        if t.serial in seen:
+            continue
+        seen.add(t.serial)
+        if t.serial in forward and (t.serial in at_hand or t.prim.family in COSTLY):
+            saved[t.serial] = t
+        elif t.serial not in plain:
+            stack.extend(t.inputs)
+    return [saved[serial] for serial in sorted(saved)]
+
+
+# Its type means nothing: ITEMs read its results, of which it has many.
+SCAN = register(
+    Primitive(
+        "scan",
+        "scan",
+        lambda *xs, body, length, reverse: TensorType(f32, ()),
+        vjp=_scan_vjp,
+        jvp=_scan_jvp,  # pyright: ignore[reportArgumentType]
+        batch=_scan_batch,  # pyright: ignore[reportArgumentType]
+    )
+)
+
+# Result `index` of a SCAN: the last value of carry `index`; beyond the carries, all values of a node, stacked.
+ITEM = register(
+    Primitive(
+        "item",
+        "item",
+        lambda scan, *, index, type: type,
+        array=lambda xp, results, *, index, type: results[index],
+        vjp=lambda ct, y, scan, *, index, type: (Results({index: ct}),),  # pyright: ignore[reportArgumentType]
+        jvp=lambda ts, y, scan, *, index, type: ts[0].items.get(index),
+        batch=lambda n, y, scan, *, index, type: scan.items[index],
+    )
+)
+
+
+def item(scan: Tensor, index: int) -> Tensor:
+    """Result `index` of a SCAN."""
+    body: Body = scan.attrs["body"]
+    t = body.roots[index]
+    shape = t.shape if index < len(body.new) else (scan.attrs["length"], *t.shape)
+    return bind(ITEM, scan, index=index, type=TensorType(t.dtype, shape))
+
+
+@dataclass(frozen=True, slots=True)
+class Scanned:
+    """What a scan gives: the last value of each carry, and the stacked values of each further root."""
+
+    last: list[Tensor]
+    each: list[Tensor]
+
+
+def scanned(
+    carries: Sequence[Tensor],
+    xs: Sequence[tuple[Tensor, Tensor]],
+    consts: Sequence[tuple[Tensor, Tensor]],
+    init: Sequence[Tensor],
+    roots: Sequence[Tensor],
+    length: int,
+    reverse: bool,
+) -> Scanned:
+    """Bind a SCAN. `xs` and `consts`: leaves of the body, and what they stand for; `roots`: the new carries first."""
+    leaves = [*carries, *(t for t, _ in xs), *(t for t, _ in consts)]
+    roots, around = _closed(roots, leaves)
+    order = toposort(roots)
+    used = {t.serial for t in order}
+    xs, consts = ([pair for pair in pairs if pair[0].serial in used] for pairs in (xs, (*consts, *around)))
+    new, rest = tuple(roots[: len(carries)]), roots[len(carries) :]
+    each = [t for t in order if t.prim.family != "scan"]
+    body = Body(tuple(carries), tuple([t for t, _ in xs]), tuple([t for t, _ in consts]), new, tuple(each))
+    inputs = [*init, *(x for _, x in xs), *(x for _, x in consts)]
+    scan = bind(SCAN, *inputs, body=body, length=length, reverse=reverse)
+    place = {t.serial: len(new) + k for k, t in enumerate(each)}
+    return Scanned([item(scan, k) for k in range(len(new))], [item(scan, place[t.serial]) for t in rest])
+
+
+def _closed(roots: Sequence[Tensor], leaves: Sequence[Tensor]) -> tuple[list[Tensor], list[tuple[Tensor, Tensor]]]:
+    """`roots` over leaves of the body alone, and the (leaf, tensor) pairs for what they use from around it.
+
+    What depends on no iteration is computed outside, once; unless it is a view, or made of constants.
+    """
+    inside = {t.serial for t in leaves}
+    bare: set[int] = set()
+    for t in toposort(roots):
+        if any(x.serial in inside for x in t.inputs):
+            inside.add(t.serial)
+        elif t.prim.family in FREE and all(x.serial in bare for x in t.inputs):
+            bare.add(t.serial)
+    new: dict[int, Tensor] = {}
+    outer: list[tuple[Tensor, Tensor]] = []
+    seen: set[int] = set()
+    stack = list(roots)
+    while stack:
+        t = stack.pop()
+        if t.serial in seen or t.serial in bare:
+            continue
+        seen.add(t.serial)
+        if t.serial in inside or t.prim.family == "view":
+            stack.extend(t.inputs)
+        else:
+            leaf = new[t.serial] = inner_leaf("const", t.type)
+            outer.append((leaf, t))
+    return graft(roots, new), outer

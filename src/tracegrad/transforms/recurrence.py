@@ -1,0 +1,157 @@
+"""Recurrences: a function that is traced once and runs again and again on what it left the time before."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from operator import index
+from typing import Any, TypeVar, cast, overload
+
+from tracegrad import ambient
+from tracegrad.dtypes import TensorType, u32
+from tracegrad.errors import DTypeError, ShapeError, TraceError, TracegradError
+from tracegrad.ir import Tensor, graft
+from tracegrad.methods import Operand
+from tracegrad.ops import shaping
+from tracegrad.prims.elementwise import cast as cast_
+from tracegrad.prims.leaves import as_tensor, const, iota
+from tracegrad.prims.views import broadcast_to
+from tracegrad.transforms.loops import inner_leaf, scanned
+from tracegrad.transforms.trees import rebuilt, tree_leaves, tree_map
+
+__all__ = ["repeat", "scan"]
+
+C = TypeVar("C")
+
+
+def scan(
+    fn: Callable[[Any, Any], tuple[Any, Any]], init: Any, xs: Any = None, length: int | None = None,
+    *, reverse: bool = False,
+) -> tuple[Any, Any]:  # fmt: skip
+    """Run `fn` along the first axis of `xs`, each time on what it left the time before; as jax.lax.scan.
+
+    carry = init
+    for t in range(length): carry, ys[t] = fn(carry, xs[t])
+
+    fn:       (carry, x) -> (new carry, y); it is traced once. It may use any tensor around it, such as parameters.
+    init:     the first carry: a tensor, number or array, or a tree of them: a tuple, list, dict or model.
+    xs:       the same kind of tree, whose leaves have one size of the first axis; None: `fn` gets None.
+    length:   how many iterations; needed without `xs`.
+    reverse:  from the last element to the first; ys[t] still belongs to xs[t].
+    Returns:  the last carry, and `ys` with the y of all iterations stacked along a new first axis.
+    Gradient: to `init`, `xs` and every tensor that `fn` uses, by a scan in the other direction. Carries are stored for
+              it, and results of products, sums and composites; elementwise values are computed again.
+    Raises:   ShapeError, DTypeError if the carry changes its form or a type; ShapeError if lengths differ; TraceError
+              if `fn` gives no pair of trees of tensors.
+
+    A random op in `fn` gives other numbers in each iteration. `capture` and `patch` cannot be used in it.
+    """
+    running = ambient.require("scan")
+    carries, of_carry = _tensors(init, "init")
+    elements, of_x = _tensors(xs, "xs")
+    n = _length(elements, length)
+    leaves = [inner_leaf("carry", t.type) for t in carries]
+    parts = [inner_leaf("x", TensorType(t.dtype, t.shape[1:])) for t in elements]
+    number = inner_leaf("x", TensorType(_numbers(n).dtype, ()))
+    with running.inside(cast_(number, u32)):
+        result = fn(of_carry(leaves), of_x(parts))
+    new, ys, of_ys = _results(result, init, leaves)
+    if n == 0:
+        return of_carry(carries), of_ys([broadcast_to(const(0, y.dtype), (0, *y.shape)) for y in ys])
+    # a carry that stays as it is is no carry: nothing would have to be stored for it
+    kept = [k for k, leaf in enumerate(leaves) if new[k] is not leaf]
+    fixed = {leaf.serial: t for k, (leaf, t) in enumerate(zip(leaves, carries)) if k not in kept}
+    roots = graft([*(new[k] for k in kept), *ys], fixed)
+    pairs = [*zip(parts, elements), (number, _numbers(n))]
+    made = scanned([leaves[k] for k in kept], pairs, (), [carries[k] for k in kept], roots, n, reverse)
+    last = list(carries)
+    for k, t in zip(kept, made.last):
+        last[k] = t
+    return of_carry(last), of_ys(made.each)
+
+
+@overload
+def repeat(x: Callable[[C], C], repeats: int, axis: C) -> C: ...
+@overload
+def repeat(x: Operand, repeats: int, axis: int | None = None) -> Tensor: ...
+def repeat(x: Any, repeats: int, axis: Any = None, **init: Any) -> Any:
+    """Repeat elements, or a function.
+
+    repeat(x, repeats, axis): each element of `x` `repeats` times in a row along `axis` (None: of the flattened `x`), as
+                              NumPy. Any dtype. Gradient: the sum over the copies.
+    repeat(fn, n, init):      fn(fn(... fn(init))), `n` times: the last carry of a `scan` of `fn(carry) -> carry`.
+    """
+    if not callable(x):
+        return shaping.repeat(x, repeats, axis, **init)
+    start = init.get("init", axis)
+    return scan(lambda carry, _: (x(carry), None), start, length=repeats)[0]
+
+
+def _numbers(n: int) -> Tensor:
+    """Of the iterations."""
+    return iota((n,), 0)
+
+
+def _tensors(tree: Any, what: str) -> tuple[list[Tensor], Callable[[Sequence[Any]], Any]]:
+    """The leaves of a tree, and the function that puts others in their places."""
+    try:
+        return [as_tensor(x) for x in tree_leaves(tree)], lambda new: rebuilt(tree, new)
+    except (DTypeError, TraceError) as e:
+        raise type(e).here(f"scan: {what} must be tensors, or trees of them: {_rule(e)}") from None
+
+
+def _length(xs: Sequence[Tensor], length: int | None) -> int:
+    """The number of iterations; ShapeError unless all agree."""
+    if any(not x.shape for x in xs):
+        raise ShapeError.here(f"scan: xs has a value of rank 0, {_types(xs)}: there is no axis to go along")
+    sizes = {x.shape[0] for x in xs}
+    if length is not None:
+        sizes.add(index(length))
+    if not sizes:
+        raise ShapeError.here("scan: without xs it needs a length: scan(fn, init, length=10)")
+    if len(sizes) > 1:
+        given = "" if length is None else f" and length is {length}"
+        raise ShapeError.here(f"scan: lengths differ: the first axes of xs are those of {_types(xs)}{given}")
+    n = sizes.pop()
+    if n < 0:
+        raise ShapeError.here(f"scan: length must not be negative, got {n}")
+    return n
+
+
+def _types(xs: Sequence[Tensor]) -> str:
+    return ", ".join(str(x.type) for x in xs) or "nothing"
+
+
+def _results(
+    result: Any, init: Any, leaves: Sequence[Tensor]
+) -> tuple[list[Tensor], list[Tensor], Callable[[Sequence[Any]], Any]]:
+    """New carries and ys; an error unless the carry is what it was."""
+    if not isinstance(result, tuple) or len(cast("tuple[Any, ...]", result)) != 2:
+        shown = getattr(cast("Any", result), "type", None) or f"a {type(cast('Any', result)).__name__}"
+        raise TraceError.here(f"scan: fn must return a pair (carry, y), got {shown}; y may be None")
+    carry, y = cast("tuple[Any, Any]", result)
+    new: list[Any] = []
+
+    def note(_: Any, x: Any) -> None:
+        new.append(x)
+
+    try:
+        tree_map(note, init, carry)
+    except TraceError as e:
+        raise ShapeError.here(f"scan: fn changes the form of the carry: {_rule(e)}") from None
+    try:
+        made = [as_tensor(x, like=leaf.dtype) for x, leaf in zip(new, leaves, strict=True)]
+    except (DTypeError, TraceError) as e:
+        raise type(e).here(f"scan: the new carry must be tensors: {_rule(e)}") from None
+    for t, leaf in zip(made, leaves):
+        if t.type != leaf.type:
+            kind: type[TracegradError] = DTypeError if t.dtype != leaf.dtype else ShapeError
+            raise kind.here(
+                f"scan: fn changes the type of the carry: it gets {leaf.type} and returns {t.type}; every iteration "
+                "must leave what the next one takes" + "; cast init with tg.cast" * (kind is DTypeError)
+            )
+    return made, *_tensors(y, "y")
+
+
+def _rule(e: TracegradError) -> str:
+    """The message without the line, which the error made of it has too."""
+    return str(e).partition("\n  at ")[0]

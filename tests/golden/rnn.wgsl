@@ -1,0 +1,540 @@
+// 0: copy | copy | copy | copy | copy | copy | copy
+@group(0) @binding(0) var<storage, read_write> mem0: array<f32, 321>;
+@group(1) @binding(0) var<uniform> at: array<vec4<i32>, 2>;
+fn k0(w: i32, lid: i32) {
+  let o0 = at[0].x;
+  let e = w * 256 + lid;
+  if (e >= 6) { return; }
+  let i0 = e;
+  let s0 = 0f;
+  mem0[o0 + i0] = s0;
+}
+fn k1(w: i32, lid: i32) {
+  let o0 = at[0].y;
+  let e = w * 256 + lid;
+  if (e >= 6) { return; }
+  let i0 = e;
+  let s0 = 0f;
+  mem0[o0 + i0] = s0;
+}
+fn k2(w: i32, lid: i32) {
+  let o0 = at[0].z;
+  let e = w * 256 + lid;
+  if (e >= 1) { return; }
+  let i0 = e;
+  let s0 = 0f;
+  mem0[o0 + 0] = s0;
+}
+fn k3(w: i32, lid: i32) {
+  let o0 = at[0].w;
+  let e = w * 256 + lid;
+  if (e >= 3) { return; }
+  let i0 = e;
+  let s0 = 0f;
+  mem0[o0 + i0] = s0;
+}
+fn k4(w: i32, lid: i32) {
+  let o0 = at[1].x;
+  let e = w * 256 + lid;
+  if (e >= 9) { return; }
+  let i0 = e;
+  let s0 = 0f;
+  mem0[o0 + i0] = s0;
+}
+fn k5(w: i32, lid: i32) {
+  let o0 = at[1].y;
+  let e = w * 256 + lid;
+  if (e >= 3) { return; }
+  let i0 = e;
+  let s0 = 0f;
+  mem0[o0 + i0] = s0;
+}
+fn k6(w: i32, lid: i32) {
+  let o0 = at[1].z;
+  let e = w * 256 + lid;
+  if (e >= 6) { return; }
+  let i0 = e;
+  let s0 = 0f;
+  mem0[o0 + i0] = s0;
+}
+@compute @workgroup_size(256)
+fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) lid: u32) {
+  let w = i32(wid.x + wid.y * 32768u);
+  if (w >= 0 && w < 1) { k0(w - 0, i32(lid)); }
+  if (w >= 1 && w < 2) { k1(w - 1, i32(lid)); }
+  if (w >= 2 && w < 3) { k2(w - 2, i32(lid)); }
+  if (w >= 3 && w < 4) { k3(w - 3, i32(lid)); }
+  if (w >= 4 && w < 5) { k4(w - 4, i32(lid)); }
+  if (w >= 5 && w < 6) { k5(w - 5, i32(lid)); }
+  if (w >= 6 && w < 7) { k6(w - 6, i32(lid)); }
+}
+
+// 1: matmul
+@group(0) @binding(0) var<storage, read> mem0: array<f32, 44>;
+@group(0) @binding(1) var<storage, read> mem1: array<f32, 22>;
+@group(0) @binding(2) var<storage, read_write> mem2: array<f32, 321>;
+@group(1) @binding(0) var<uniform> at: array<vec4<i32>, 1>;
+fn k0(w: i32, lid: i32) {
+  let o0 = at[0].x;
+  let o1 = at[0].y;
+  let o2 = at[0].z;
+  let row = w * 256 + lid;
+  let lane = 0;
+  if (row >= 6) { return; }
+  let m0 = (row / 3);
+  let n0 = row % 3;
+  var ta0 = 0f;
+  {
+    for (var j = lane; j < 2; j += 1) {
+      let k0 = j;
+      ta0 = (ta0 + (mem0[o0 + (m0 * 2 + k0)] * mem1[o1 + (k0 * 3 + n0)]));
+    }
+  }
+  let a0 = ta0;
+  if (row < 6 && lane == 0) {
+    let s2 = a0;
+    mem2[o2 + (m0 * 3 + n0)] = s2;
+  }
+}
+@compute @workgroup_size(256)
+fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) lid: u32) {
+  let w = i32(wid.x + wid.y * 32768u);
+  if (w >= 0 && w < 1) { k0(w - 0, i32(lid)); }
+}
+
+// 2: matmul+tanh
+@group(0) @binding(0) var<storage, read_write> mem0: array<f32, 321>;
+@group(0) @binding(1) var<storage, read> mem1: array<f32, 22>;
+@group(1) @binding(0) var<uniform> at: array<vec4<i32>, 2>;
+fn is_nan_(x: f32) -> bool { return (bitcast<u32>(x) & 0x7fffffffu) > 0x7f800000u; }
+fn scale_(x: f32, n: i32) -> f32 {
+  let half = n >> 1u;
+  return x * bitcast<f32>(u32(half + 127) << 23u) * bitcast<f32>(u32(n - half + 127) << 23u);
+}
+fn exp_(x: f32) -> f32 {
+  let c = clamp(x, -105.0, 89.0);
+  let n = round(c * 1.4426950408889634);
+  let r = c - n * 0.693359375 - n * (-0.00021219444);
+  let y = (((((0.000198756915 * r + 0.0013981999507) * r + 0.0083334519073) * r + 0.041665795894) * r + 0.16666665459) * r + 0.50000001201) * r * r + r + 1.0;
+  return select(scale_(y, i32(n)), x, is_nan_(x));
+}
+fn tanh_(x: f32) -> f32 {
+  let a = abs(x);
+  if (a < 1e-4) { return x; }
+  if (!(a >= 0.625)) { let z = x * x; return x + x * z * ((((-0.005717036779969931 * z + 0.020650578662753105) * z + -0.05374349653720856) * z + 0.13331490755081177) * z + -0.3333328366279602); }
+  let y = 1.0 - 2.0 / (exp_(2.0 * min(a, 15.0)) + 1.0);
+  return select(y, -y, x < 0.0);
+}
+fn k0(w: i32, lid: i32) {
+  let o0 = at[0].x;
+  let o1 = at[0].y;
+  let o2 = at[0].z;
+  let o3 = at[0].w;
+  let o4 = at[1].x;
+  let row = w * 256 + lid;
+  let lane = 0;
+  if (row >= 6) { return; }
+  let m0 = (row / 3);
+  let n0 = row % 3;
+  var ta0 = 0f;
+  {
+    for (var j = lane; j < 3; j += 1) {
+      let k0 = j;
+      ta0 = (ta0 + (mem0[o0 + (m0 * 3 + k0)] * mem1[o1 + (k0 * 3 + n0)]));
+    }
+  }
+  let a0 = ta0;
+  if (row < 6 && lane == 0) {
+    let s4 = tanh_(((mem0[o2 + (m0 * 3 + n0)] + mem1[o3 + n0]) + a0));
+    mem0[o4 + (m0 * 3 + n0)] = s4;
+  }
+}
+@compute @workgroup_size(256)
+fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) lid: u32) {
+  let w = i32(wid.x + wid.y * 32768u);
+  if (w >= 0 && w < 1) { k0(w - 0, i32(lid)); }
+}
+
+// 3: matmul+add
+@group(0) @binding(0) var<storage, read_write> mem0: array<f32, 321>;
+@group(0) @binding(1) var<storage, read> mem1: array<f32, 22>;
+@group(1) @binding(0) var<uniform> at: array<vec4<i32>, 1>;
+fn k0(w: i32, lid: i32) {
+  let o0 = at[0].x;
+  let o1 = at[0].y;
+  let o2 = at[0].z;
+  let o3 = at[0].w;
+  let row = w * 256 + lid;
+  let lane = 0;
+  if (row >= 2) { return; }
+  let m0 = row;
+  let n0 = row % 1;
+  var ta0 = 0f;
+  {
+    for (var j = lane; j < 3; j += 1) {
+      let k0 = j;
+      ta0 = (ta0 + (mem0[o0 + (m0 * 3 + k0)] * mem1[o1 + k0]));
+    }
+  }
+  let a0 = ta0;
+  if (row < 2 && lane == 0) {
+    let s3 = (a0 + mem1[o2 + 0]);
+    mem0[o3 + m0] = s3;
+  }
+}
+@compute @workgroup_size(256)
+fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) lid: u32) {
+  let w = i32(wid.x + wid.y * 32768u);
+  if (w >= 0 && w < 1) { k0(w - 0, i32(lid)); }
+}
+
+// 4: sum+div+where | mul
+@group(0) @binding(0) var<storage, read_write> mem0: array<f32, 321>;
+@group(0) @binding(1) var<storage, read> mem1: array<f32, 44>;
+@group(0) @binding(2) var<storage, read> mem2: array<i32, 1>;
+@group(0) @binding(3) var<storage, read_write> mem3: array<f32, 1>;
+@group(1) @binding(0) var<uniform> at: array<vec4<i32>, 2>;
+var<private> inf_bits: u32 = 0x7f800000u;
+fn div_(a: f32, b: f32) -> f32 {
+  let s = select(1.0, 0.0625, abs(b) > 8.5e37);
+  return (a * s) / (b * s);
+}
+fn k0(w: i32, lid: i32) {
+  let o0 = at[0].x;
+  let o1 = at[0].y;
+  let o2 = at[0].z;
+  let o3 = at[0].w;
+  let o4 = at[1].x;
+  let row = w * 256 + lid;
+  let lane = 0;
+  if (row >= 1) { return; }
+  var ta0 = 0f;
+  {
+    for (var j = lane; j < 14; j += 1) {
+      let j0 = j;
+      ta0 = (ta0 + ((mem0[o0 + j0] - mem1[o1 + j0]) * (mem0[o0 + j0] - mem1[o1 + j0])));
+    }
+  }
+  let a0 = ta0;
+  let v0 = div_(a0, 14f);
+  if (row < 1 && lane == 0) {
+    let s3 = v0;
+    let s4 = select(0f, bitcast<f32>(inf_bits), (((bitcast<u32>(v0) & 0x7f800000u) == 0x7f800000u) || (!(mem2[o2 + 0] == 0))));
+    mem3[o3 + 0] = s3;
+    mem0[o4 + 0] = s4;
+  }
+}
+fn k1(w: i32, lid: i32) {
+  let o0 = at[1].y;
+  let o1 = at[1].z;
+  let o2 = at[1].w;
+  let e = w * 256 + lid;
+  if (e >= 14) { return; }
+  let i0 = e;
+  let s2 = (0.0714285746f * (2f * (mem0[o0 + i0] - mem1[o1 + i0])));
+  mem0[o2 + i0] = s2;
+}
+@compute @workgroup_size(256)
+fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) lid: u32) {
+  let w = i32(wid.x + wid.y * 32768u);
+  if (w >= 0 && w < 1) { k0(w - 0, i32(lid)); }
+  if (w >= 1 && w < 2) { k1(w - 1, i32(lid)); }
+}
+
+// 5: sum+add | matmul+mul | matmul+add
+@group(0) @binding(0) var<storage, read_write> mem0: array<f32, 321>;
+@group(0) @binding(1) var<storage, read> mem1: array<f32, 22>;
+@group(1) @binding(0) var<uniform> at: array<vec4<i32>, 3>;
+fn k0(w: i32, lid: i32) {
+  let o0 = at[0].x;
+  let o1 = at[0].y;
+  let o2 = at[0].z;
+  let row = w * 256 + lid;
+  let lane = 0;
+  if (row >= 1) { return; }
+  var ta0 = 0f;
+  {
+    for (var j = lane; j < 2; j += 1) {
+      let j0 = j;
+      ta0 = (ta0 + mem0[o0 + j0]);
+    }
+  }
+  let a0 = ta0;
+  if (row < 1 && lane == 0) {
+    let s2 = (mem0[o1 + 0] + a0);
+    mem0[o2 + 0] = s2;
+  }
+}
+fn k1(w: i32, lid: i32) {
+  let o0 = at[0].w;
+  let o1 = at[1].x;
+  let o2 = at[1].y;
+  let o3 = at[1].z;
+  let o4 = at[1].w;
+  let row = w * 256 + lid;
+  let lane = 0;
+  if (row >= 6) { return; }
+  let m0 = (row / 3);
+  let n0 = row % 3;
+  let v0 = (mem0[o0 + m0] * mem1[o1 + n0]);
+  var ta0 = 0f;
+  {
+    for (var j = lane; j < 1; j += 1) {
+      let k0 = j;
+      ta0 = (ta0 + v0);
+    }
+  }
+  let a0 = ta0;
+  let v1 = mem0[o3 + (m0 * 3 + n0)];
+  if (row < 6 && lane == 0) {
+    let s4 = ((mem0[o2 + (m0 * 3 + n0)] + a0) * (1f - (v1 * v1)));
+    mem0[o4 + (m0 * 3 + n0)] = s4;
+  }
+}
+fn k2(w: i32, lid: i32) {
+  let o0 = at[2].x;
+  let o1 = at[2].y;
+  let o2 = at[2].z;
+  let o3 = at[2].w;
+  let row = w * 256 + lid;
+  let lane = 0;
+  if (row >= 3) { return; }
+  let m0 = row;
+  let n0 = row % 1;
+  var ta0 = 0f;
+  {
+    for (var j = lane; j < 2; j += 1) {
+      let k0 = j;
+      ta0 = (ta0 + (mem0[o0 + (k0 * 3 + m0)] * mem0[o1 + k0]));
+    }
+  }
+  let a0 = ta0;
+  if (row < 3 && lane == 0) {
+    let s3 = (mem0[o2 + m0] + a0);
+    mem0[o3 + m0] = s3;
+  }
+}
+@compute @workgroup_size(256)
+fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) lid: u32) {
+  let w = i32(wid.x + wid.y * 32768u);
+  if (w >= 0 && w < 1) { k0(w - 0, i32(lid)); }
+  if (w >= 1 && w < 2) { k1(w - 1, i32(lid)); }
+  if (w >= 2 && w < 3) { k2(w - 2, i32(lid)); }
+}
+
+// 6: matmul | matmul+add | sum+add | matmul+add
+@group(0) @binding(0) var<storage, read_write> mem0: array<f32, 321>;
+@group(0) @binding(1) var<storage, read> mem1: array<f32, 22>;
+@group(0) @binding(2) var<storage, read> mem2: array<f32, 44>;
+@group(1) @binding(0) var<uniform> at: array<vec4<i32>, 4>;
+fn k0(w: i32, lid: i32) {
+  let o0 = at[0].x;
+  let o1 = at[0].y;
+  let o2 = at[0].z;
+  let row = w * 256 + lid;
+  let lane = 0;
+  if (row >= 6) { return; }
+  let m0 = (row / 3);
+  let n0 = row % 3;
+  var ta0 = 0f;
+  {
+    for (var j = lane; j < 3; j += 1) {
+      let k0 = j;
+      ta0 = (ta0 + (mem0[o0 + (m0 * 3 + k0)] * mem1[o1 + (n0 * 3 + k0)]));
+    }
+  }
+  let a0 = ta0;
+  if (row < 6 && lane == 0) {
+    let s2 = a0;
+    mem0[o2 + (m0 * 3 + n0)] = s2;
+  }
+}
+fn k1(w: i32, lid: i32) {
+  let o0 = at[0].w;
+  let o1 = at[1].x;
+  let o2 = at[1].y;
+  let o3 = at[1].z;
+  let row = w * 256 + lid;
+  let lane = 0;
+  if (row >= 9) { return; }
+  let m0 = (row / 3);
+  let n0 = row % 3;
+  var ta0 = 0f;
+  {
+    for (var j = lane; j < 2; j += 1) {
+      let k0 = j;
+      ta0 = (ta0 + (mem0[o0 + (k0 * 3 + m0)] * mem0[o1 + (k0 * 3 + n0)]));
+    }
+  }
+  let a0 = ta0;
+  if (row < 9 && lane == 0) {
+    let s3 = (mem0[o2 + (m0 * 3 + n0)] + a0);
+    mem0[o3 + (m0 * 3 + n0)] = s3;
+  }
+}
+fn k2(w: i32, lid: i32) {
+  let o0 = at[1].w;
+  let o1 = at[2].x;
+  let o2 = at[2].y;
+  let row = w * 256 + lid;
+  let lane = 0;
+  if (row >= 3) { return; }
+  let i0 = row;
+  var ta0 = 0f;
+  {
+    for (var j = lane; j < 2; j += 1) {
+      let j0 = j;
+      ta0 = (ta0 + mem0[o0 + (j0 * 3 + i0)]);
+    }
+  }
+  let a0 = ta0;
+  if (row < 3 && lane == 0) {
+    let s2 = (mem0[o1 + i0] + a0);
+    mem0[o2 + i0] = s2;
+  }
+}
+fn k3(w: i32, lid: i32) {
+  let o0 = at[2].z;
+  let o1 = at[2].w;
+  let o2 = at[3].x;
+  let o3 = at[3].y;
+  let row = w * 256 + lid;
+  let lane = 0;
+  if (row >= 6) { return; }
+  let m0 = (row / 3);
+  let n0 = row % 3;
+  var ta0 = 0f;
+  {
+    for (var j = lane; j < 2; j += 1) {
+      let k0 = j;
+      ta0 = (ta0 + (mem2[o0 + (k0 * 2 + m0)] * mem0[o1 + (k0 * 3 + n0)]));
+    }
+  }
+  let a0 = ta0;
+  if (row < 6 && lane == 0) {
+    let s3 = (mem0[o2 + (m0 * 3 + n0)] + a0);
+    mem0[o3 + (m0 * 3 + n0)] = s3;
+  }
+}
+@compute @workgroup_size(256)
+fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) lid: u32) {
+  let w = i32(wid.x + wid.y * 32768u);
+  if (w >= 0 && w < 1) { k0(w - 0, i32(lid)); }
+  if (w >= 1 && w < 2) { k1(w - 1, i32(lid)); }
+  if (w >= 2 && w < 3) { k2(w - 2, i32(lid)); }
+  if (w >= 3 && w < 4) { k3(w - 3, i32(lid)); }
+}
+
+// 7: copy | copy | copy | copy | copy
+@group(0) @binding(0) var<storage, read> mem0: array<f32, 321>;
+@group(0) @binding(1) var<storage, read_write> mem1: array<f32, 22>;
+@group(1) @binding(0) var<uniform> at: array<vec4<i32>, 3>;
+fn k0(w: i32, lid: i32) {
+  let o0 = at[0].x;
+  let o1 = at[0].y;
+  let e = w * 256 + lid;
+  if (e >= 6) { return; }
+  let i0 = e;
+  let s1 = mem0[o0 + i0];
+  mem1[o1 + i0] = s1;
+}
+fn k1(w: i32, lid: i32) {
+  let o0 = at[0].z;
+  let o1 = at[0].w;
+  let e = w * 256 + lid;
+  if (e >= 9) { return; }
+  let i0 = e;
+  let s1 = mem0[o0 + i0];
+  mem1[o1 + i0] = s1;
+}
+fn k2(w: i32, lid: i32) {
+  let o0 = at[1].x;
+  let o1 = at[1].y;
+  let e = w * 256 + lid;
+  if (e >= 3) { return; }
+  let i0 = e;
+  let s1 = mem0[o0 + i0];
+  mem1[o1 + i0] = s1;
+}
+fn k3(w: i32, lid: i32) {
+  let o0 = at[1].z;
+  let o1 = at[1].w;
+  let e = w * 256 + lid;
+  if (e >= 3) { return; }
+  let i0 = e;
+  let s1 = mem0[o0 + i0];
+  mem1[o1 + i0] = s1;
+}
+fn k4(w: i32, lid: i32) {
+  let o0 = at[2].x;
+  let o1 = at[2].y;
+  let e = w * 256 + lid;
+  if (e >= 1) { return; }
+  let i0 = e;
+  let s1 = mem0[o0 + 0];
+  mem1[o1 + 0] = s1;
+}
+@compute @workgroup_size(256)
+fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) lid: u32) {
+  let w = i32(wid.x + wid.y * 32768u);
+  if (w >= 0 && w < 1) { k0(w - 0, i32(lid)); }
+  if (w >= 1 && w < 2) { k1(w - 1, i32(lid)); }
+  if (w >= 2 && w < 3) { k2(w - 2, i32(lid)); }
+  if (w >= 3 && w < 4) { k3(w - 3, i32(lid)); }
+  if (w >= 4 && w < 5) { k4(w - 4, i32(lid)); }
+}
+
+// 8: add+sum+where
+@group(0) @binding(0) var<storage, read> mem0: array<f32, 44>;
+@group(0) @binding(1) var<storage, read_write> mem1: array<f32, 22>;
+@group(0) @binding(2) var<storage, read> mem2: array<f32, 22>;
+@group(0) @binding(3) var<storage, read> mem3: array<f32, 321>;
+@group(0) @binding(4) var<storage, read_write> mem4: array<f32, 22>;
+@group(0) @binding(5) var<storage, read_write> mem5: array<i32, 1>;
+@group(1) @binding(0) var<uniform> at: array<vec4<i32>, 3>;
+fn k0(w: i32, lid: i32) {
+  let o0 = at[0].x;
+  let o1 = at[0].y;
+  let o2 = at[0].z;
+  let o3 = at[0].w;
+  let o4 = at[1].x;
+  let o5 = at[1].y;
+  let o6 = at[1].z;
+  let o7 = at[1].w;
+  let o8 = at[2].x;
+  let row = w * 256 + lid;
+  let lane = 0;
+  if (row >= 1) { return; }
+  var ta0 = 0f;
+  {
+    for (var j = lane; j < 22; j += 1) {
+      let j0 = j;
+      ta0 = (ta0 + (mem2[o2 + j0] * mem2[o2 + j0]));
+    }
+  }
+  let a0 = ta0;
+  let v0 = (!((bitcast<u32>((a0 + mem3[o3 + 0])) & 0x7f800000u) == 0x7f800000u));
+  let v1 = mem0[o0 + 0];
+  let v5 = (-mem0[o5 + 0]);
+  if (row < 1) {
+    for (var j = lane; j < 22; j += 1) {
+      let j0 = j;
+      let v2 = mem1[o1 + j0];
+      let v3 = ((v1 * v2) + mem2[o2 + j0]);
+      let v4 = mem4[o4 + j0];
+      let s6 = select(v2, v3, v0);
+      let s7 = select(v4, (v4 + (v5 * v3)), v0);
+      mem1[o6 + j0] = s6;
+      mem4[o7 + j0] = s7;
+    }
+  }
+  if (row < 1 && lane == 0) {
+    let s8 = select(0, 1, ((bitcast<u32>((a0 + mem3[o3 + 0])) & 0x7f800000u) == 0x7f800000u));
+    mem5[o8 + 0] = s8;
+  }
+}
+@compute @workgroup_size(256)
+fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) lid: u32) {
+  let w = i32(wid.x + wid.y * 32768u);
+  if (w >= 0 && w < 1) { k0(w - 0, i32(lid)); }
+}
