@@ -125,6 +125,22 @@ def test_dispatches_know_the_lines_of_their_ops():
         assert predict.__code__.co_firstlineno + 1 in lines and "test_look_inside.py:" in forward.lines
 
 
+def test_a_dispatch_in_a_loop_is_one_row(tmp_path):
+    training = models.rnn(batch=3, length=6, width=5)
+    with tg.compile(**training.arguments(), seed=0, device="cpu") as t:
+        p = t.profile(2)
+        looped = [row.info for row in p.rows if row.info.times == 6]
+        assert looped and {row.info.times for row in p.rows} == {1, 6}
+        assert [row.info.number for row in p.rows] == list(range(len(t.program.dispatches)))
+        events = [e for e in p.trace()["traceEvents"] if e["ph"] == "X"]
+        assert len(events) == 2 * sum(row.info.times for row in p.rows)
+        assert sum(e["dur"] for e in events if e["args"]["dispatch"] == looped[0].number) > 0
+        assert f"{looped[0].label} x 6" in t.explain().table().text(200) and " x 6" in p.table().text(200)
+        other = models.rnn(batch=3, length=12, width=5).build()
+        longer = dispatches_of(other.graph, other.program)[looped[0].number]
+        assert longer.times == 12 and longer.cost.flops == 2 * looped[0].cost.flops
+
+
 # --- explain ---
 
 

@@ -6,8 +6,9 @@ from the graph has the launches of the Program, in its order.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from tracegrad.errors import Site
 from tracegrad.ir import Graph, Tensor
@@ -24,12 +25,18 @@ class DispatchInfo:
     """One dispatch of a program."""
 
     number: int
+    times: int  # that it runs in a step: 1 outside of loops
     kernel: int  # index into Program.kernels
     label: str
-    workgroups: int
-    cost: Cost
+    workgroups: int  # each time
+    cost: Cost  # of all times together
     sites: tuple[Site, ...]  # the user's lines, sorted
     forms: tuple[Kernel, ...] = field(repr=False)  # of the kernels that run side by side in it
+
+    @property
+    def what(self) -> str:
+        """`matmul+tanh x 128`: the label, and how often it runs if that is more than once."""
+        return self.label if self.times == 1 else f"{self.label} x {self.times}"
 
     @property
     def lines(self) -> str:
@@ -39,11 +46,12 @@ class DispatchInfo:
 
 def dispatches_of(graph: Graph, program: Program) -> tuple[DispatchInfo, ...]:
     """The dispatches of the program that `graph` was compiled to, in order."""
-    plan = plan_launches(optimize(graph))
-    assert len(plan.launches) == len(program.dispatches), "planning the graph again gave another program"
+    launches = list(plan_launches(optimize(graph), {}).dispatched())
+    assert len(launches) == len(program.dispatches), "planning the graph again gave another program"
+    times = Counter(run_order(program))
     costs: dict[int, Cost] = {}  # clusters of equal form share a kernel
     out: list[DispatchInfo] = []
-    for number, (launch, d) in enumerate(zip(plan.launches, program.dispatches)):
+    for number, ((plan, launch), d) in enumerate(zip(launches, program.dispatches)):
         cost = Cost()
         for c, kernel in zip(launch.clusters, launch.kernels):
             if id(kernel) not in costs:
@@ -52,8 +60,15 @@ def dispatches_of(graph: Graph, program: Program) -> tuple[DispatchInfo, ...]:
         sites = sorted(set[Site]().union(*(sites_of(c, plan.externals[id(c)]) for c in launch.clusters)))
         label = program.kernels[d.kernel].label
         forms = tuple(launch.kernels)
-        out.append(DispatchInfo(number, d.kernel, label, d.grid[0] * d.grid[1], cost, tuple(sites), forms))
+        workgroups, n = d.grid[0] * d.grid[1], times[number]
+        out.append(DispatchInfo(number, n, d.kernel, label, workgroups, cost.repeated(n), tuple(sites), forms))
     return tuple(out)
+
+
+def run_order(program: Program) -> list[int]:
+    """Numbers of the dispatches in the order they run: those in loops again and again."""
+    numbered = tuple(replace(d, kernel=k) for k, d in enumerate(program.dispatches))
+    return [d.kernel for d in replace(program, dispatches=numbered).unrolled()]
 
 
 def sites_of(c: Cluster, externals: Iterable[Tensor]) -> set[Site]:

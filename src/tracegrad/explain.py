@@ -52,7 +52,7 @@ class Explanation:
         """The dispatches, in order."""
         rows = [
             (
-                str(d.number), str(d.kernel), d.label, str(d.workgroups), amount(d.cost.read, "B"),
+                str(d.number), str(d.kernel), d.what, str(d.workgroups), amount(d.cost.read, "B"),
                 amount(d.cost.written, "B"), amount(d.cost.flops), f"{d.cost.intensity:.3g}", d.lines,
             )
             for d in self.dispatches

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from tracegrad.arrays import np
-from tracegrad.dispatches import DispatchInfo, dispatches_of
+from tracegrad.dispatches import DispatchInfo, dispatches_of, run_order
 from tracegrad.dtypes import DTYPES
 from tracegrad.errors import InputError
 from tracegrad.ir import Graph
@@ -27,7 +27,7 @@ HEAD = ("#", "what", "time", "share", "bytes", "FLOP", "B/s", "FLOP/s", "of limi
 
 @dataclass(frozen=True, slots=True)
 class TimedDispatch:
-    """One dispatch and its time: the median of all runs."""
+    """One dispatch and its time: the median of all runs, of the sum where it is in a loop."""
 
     info: DispatchInfo
     seconds: float
@@ -51,11 +51,13 @@ class Profile:
     """Times of every dispatch of a step or run, in order; prints as a table, the slowest first.
 
     rows:     one `TimedDispatch` a dispatch, with `info`, `seconds`, `share`, `of_limit`, `limit`.
-    timings:  when each began and ended, in each run.
+    order:    numbers of the rows in the order they run: those in loops again and again.
+    timings:  when each began and ended, in this order, in each run.
     """
 
     device: str
     rows: tuple[TimedDispatch, ...]
+    order: tuple[int, ...]
     timings: Timings
     limits: Limits
 
@@ -100,8 +102,8 @@ class Profile:
             {"ph": "M", "name": "thread_name", "pid": 1, "tid": 1, "args": {"name": "dispatches"}},
         ]
         for run, spans in enumerate(self.timings.runs):
-            for row, (begin, end) in zip(self.rows, spans):
-                d = row.info
+            for number, (begin, end) in zip(self.order, spans):
+                d = self.rows[number].info
                 seen = {
                     "run": run, "dispatch": d.number, "lines": d.lines, "workgroups": d.workgroups,
                     "flops": d.cost.flops, "bytes_read": d.cost.read, "bytes_written": d.cost.written,
@@ -117,12 +119,17 @@ class Profile:
 
 def make_profile(graph: Graph, program: Program, timings: Timings, device: DeviceInfo, limits: Limits) -> Profile:
     """The medians, and what they are of the whole and of the limits."""
-    seconds = [statistics.median(end - begin for begin, end in spans) for spans in zip(*timings.runs)]
+    order = run_order(program)
+    sums = [[0.0] * len(program.dispatches) for _ in timings.runs]
+    for spans, run in zip(timings.runs, sums):
+        for number, (begin, end) in zip(order, spans, strict=True):
+            run[number] += end - begin
+    seconds = [statistics.median(each) for each in zip(*sums)]
     total = sum(seconds)
     rows: list[TimedDispatch] = []
     for d, s in zip(dispatches_of(graph, as_run(program, device)), seconds, strict=True):
         rows.append(TimedDispatch(d, s, s / total if total else 0.0, *limits.share(d.cost.flops, d.cost.bytes, s)))
-    return Profile(str(device), tuple(rows), timings, limits)
+    return Profile(str(device), tuple(rows), tuple(order), timings, limits)
 
 
 def checked_steps(steps: int) -> int:
@@ -140,7 +147,7 @@ def blank_inputs(fields: Sequence[Field]) -> dict[str, Any]:
 def _cells(row: TimedDispatch) -> tuple[str, ...]:
     d = row.info
     return (
-        str(d.number), d.label, duration(row.seconds), f"{row.share:.1%}", amount(d.cost.bytes, "B"),
+        str(d.number), d.what, duration(row.seconds), f"{row.share:.1%}", amount(d.cost.bytes, "B"),
         amount(d.cost.flops), amount(row.bytes_per_second, "B/s"), amount(row.flops_per_second),
         f"{row.of_limit:.0%} {row.limit}", d.lines,
     )  # fmt: skip

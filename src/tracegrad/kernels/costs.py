@@ -28,6 +28,10 @@ class Cost:
     def __add__(self, other: Cost) -> Cost:
         return Cost(self.flops + other.flops, self.read + other.read, self.written + other.written)
 
+    def repeated(self, times: int) -> Cost:
+        """The cost of running so often."""
+        return Cost(times * self.flops, times * self.read, times * self.written)
+
     @property
     def bytes(self) -> int:
         """Read and written."""

@@ -35,9 +35,9 @@ def time_launches(device: Any, loaded: Loaded, runs: int) -> Timings:
 
 
 def _with_empty(loaded: Loaded, spans: Sequence[Span]) -> Iterator[Span]:
-    """A span for every dispatch of the program."""
+    """A span for every dispatch of the program, in the order they run."""
     rest, now = iter(spans), spans[0][0] if spans else 0.0
-    for d in loaded.program.dispatches:
+    for d in loaded.program.unrolled():
         span = next(rest) if all(d.grid) else (now, now)
         now = span[1]
         yield span
