@@ -528,6 +528,6 @@ def test_frozen_and_integer_parameters(tab: Tab) -> None:
 
 
 def test_the_runtime_stays_small() -> None:
-    """At most 30 kB minified. What is counted here, without comments and indents, esbuild brings to 0.6505 of it."""
+    """At most 30 kB minified. What is counted here, without comments and indents, esbuild brings to 0.6480 of it."""
     lines = [line.strip() for line in runtime().splitlines()]
-    assert len("\n".join(x for x in lines if not x.startswith(("//", "/*", "*")))) < 46_100
+    assert len("\n".join(x for x in lines if not x.startswith(("//", "/*", "*")))) < 46_250

@@ -1,7 +1,7 @@
 // First values of parameters: Mulberry32 and Box-Muller, the same numbers as tracegrad/runtime/draw.py, bit for bit.
 // Math.log and Math.cos differ between browsers in the last bit, so both are written out (fdlibm's).
 
-import { inputError, prod } from "./arrays.js";
+import { inputError, prod, storage } from "./arrays.js";
 
 const STEP = 0x6d2b79f5;
 const SMALLEST = 1e-10;
@@ -88,8 +88,7 @@ const DEVIATION = {
 
 function literal(init) {
   const bytes = Uint8Array.from(atob(init.data), (c) => c.charCodeAt(0));
-  if (init.dtype === "bool") return Int32Array.from(bytes);
-  return init.dtype === "f32" ? new Float32Array(bytes.buffer) : new Int32Array(bytes.buffer);
+  return init.dtype === "bool" ? Int32Array.from(bytes) : new (storage(init.dtype))(bytes.buffer);
 }
 
 /** Values of every parameter field, as its buffer stores them, in declaration order from one stream. */
@@ -98,8 +97,8 @@ export function draw(fields, seed) {
   return fields.map(({ shape, spec, dtype }) => {
     const { init } = spec;
     const size = prod(shape);
-    if (init.kind === "literal") return init.dtype === dtype ? literal(init) : converted(literal(init), dtype);
-    const out = dtype === "f32" ? new Float32Array(size) : new Int32Array(size);
+    if (init.kind === "literal") return init.dtype === dtype ? literal(init) : storage(dtype).from(literal(init));
+    const out = new (storage(dtype))(size);
     if (init.kind in DEVIATION) {
       const deviation = DEVIATION[init.kind](init, fans(shape));
       for (let k = 0; k < size; k++, at += 2) out[k] = normal(seed, at) * deviation;
@@ -109,8 +108,4 @@ export function draw(fields, seed) {
     else if (init.kind !== "zeros") throw inputError(`initialiser of unknown kind ${init.kind}`);
     return out;
   });
-}
-
-function converted(values, dtype) {
-  return dtype === "f32" ? Float32Array.from(values) : Int32Array.from(values);
 }

@@ -2,7 +2,7 @@
 // any number of steps. tracegrad/runtime/base.py has the meaning; the native runtime executes the same Programs.
 // A buffer of role "data" holds examples: it is as large as what `hold` is given, whatever the Program.
 
-import { fault, fromStorage, prod, toStorage } from "./arrays.js";
+import { fault, fromStorage, prod, storage, toStorage } from "./arrays.js";
 
 const MAP_READ = 1, COPY_SRC = 4, COPY_DST = 8, UNIFORM = 64, STORAGE = 128, COMPUTE = 4; // GPUBufferUsage, GPUShaderStage
 const ALIGN = 256; // of offsets into a uniform buffer: what every device accepts
@@ -39,7 +39,7 @@ export function adapterName({ info }) {
 
 /** Does it run on a CPU? */
 function isSoftware({ info }) {
-  return info?.isFallbackAdapter || /swiftshader|llvmpipe|lavapipe|basic render/i.test(words(info) + info?.description);
+  return info?.isFallbackAdapter || /swiftshader|llvmpipe|basic render/i.test(words(info) + info?.description);
 }
 
 /** DeviceError naming what `limits` lack for `programs`. */
@@ -78,7 +78,13 @@ export class Session {
     this.device.pushErrorScope("out-of-memory");
     const own = [];
     const buffers = program.buffers.map((b) => (b.role === "fed" ? step.buffers[step.program.buffers.findIndex((x) => x.name === b.name)] : this.#array(b, own)));
-    const [memory, pipelines] = [this.device.popErrorScope(), await this.#pipelines(program.kernels, progress)];
+    const memory = this.device.popErrorScope();
+    let done = 0;
+    const pipelines = await Promise.all(program.kernels.map(async (kernel) => {
+      const found = await this.#pipeline(kernel);
+      progress(++done, program.kernels.length);
+      return found;
+    }));
     if (await memory) throw deviceError(`out of memory: ${(await memory).message}`);
     const launches = this.#launches(program, buffers, pipelines, own);
     this.check();
@@ -87,7 +93,7 @@ export class Session {
       const hypers = step.inputs.fields.filter(([f]) => f.name.startsWith("hyper."));
       return { ...step, own, slots: [], staging: null, launches: [...launches, ...step.launches], inputs: lay([...hypers, ...given]) };
     }
-    const [inputs, outputs] = [given, program.outputs.map((f) => [f, buffers[f.buffer]])].map(lay);
+    const inputs = lay(given), outputs = lay(program.outputs.map((f) => [f, buffers[f.buffer]]));
     return { program, buffers, own, slots: [], inputs, outputs, launches, bytes: Math.max(inputs.bytes, outputs.bytes) };
   }
 
@@ -117,7 +123,7 @@ export class Session {
     const { upload } = loaded;
     for (let k = 0; k < n; k++) {
       fill(k, (f, values) => {
-        new (f.dtype === "f32" ? Float32Array : Int32Array)(upload, k * inputs.bytes + inputs.at.get(f), values.length).set(values);
+        new (storage(f.dtype))(upload, k * inputs.bytes + inputs.at.get(f), values.length).set(values);
       });
     }
     const encoder = device.createCommandEncoder();
@@ -253,15 +259,6 @@ export class Session {
     return this.layouts.get(key);
   }
 
-  #pipelines(kernels, progress) {
-    let done = 0;
-    return Promise.all(kernels.map(async (kernel) => {
-      const found = await this.#pipeline(kernel);
-      progress(++done, kernels.length);
-      return found;
-    }));
-  }
-
   #pipeline(kernel) {
     const layout = this.#layout(kernel.bindings.map((b) => (b.written ? "storage" : "read-only-storage")));
     const layouts = kernel.slots ? [layout, this.#layout(["uniform"])] : [layout];
@@ -301,32 +298,31 @@ export class Session {
     return dispatches.map((d, k) => {
       const { pipeline, layout } = pipelines[d.kernel];
       const known = groups.get(layout) ?? groups.set(layout, new Map()).get(layout);
-      if (!known.has(`${d.buffers}`)) {
-        known.set(`${d.buffers}`, device.createBindGroup({ layout, entries: d.buffers.map((id, binding) => ({ binding, resource: { buffer: buffers[id] } })) }));
-      }
+      const key = `${d.buffers}`;
+      if (!known.has(key)) known.set(key, device.createBindGroup({ layout, entries: d.buffers.map((id, binding) => ({ binding, resource: { buffer: buffers[id] } })) }));
       const { slots, serial_wgsl: serial, serial_grid: grid } = program.kernels[d.kernel];
-      return { pipeline, group: known.get(`${d.buffers}`), offsets: slots && offsetsGroup, at: [k * stride], grid: this.software && serial ? grid : d.grid };
+      return { pipeline, group: known.get(key), offsets: slots && offsetsGroup, at: [k * stride], grid: this.software && serial ? grid : d.grid };
     });
   }
 }
 
 /** The first contents of a buffer. */
 export function filled(b) {
-  return new (b.dtype === "f32" ? Float32Array : Int32Array)(b.size).fill(b.fill);
+  return new (storage(b.dtype))(b.size).fill(b.fill);
 }
 
 /** All dispatches in the order they run: those in loops once an iteration, with the offsets of that. */
 function* unrolled(p, at = [], n = 0, end = p.dispatches.length) {
-  for (; n < end; n++) {
+  while (n < end) {
     const loop = p.loops.filter((x) => x.begin <= n && n < x.end)[at.length];
     if (loop) {
       for (let k = 0; k < loop.count; k++) yield* unrolled(p, [...at, k], n, loop.end);
-      n = loop.end - 1;
-      continue;
+      n = loop.end;
+    } else {
+      const d = p.dispatches[n++], offsets = [...d.offsets];
+      for (const [k, m] of d.moves) offsets[k] += m.step * (at[m.depth] % m.ring);
+      yield { ...d, offsets };
     }
-    const d = p.dispatches[n], offsets = [...d.offsets];
-    for (const [k, m] of d.moves) offsets[k] += m.step * (at[m.depth] % m.ring);
-    yield { ...d, offsets };
   }
 }
 

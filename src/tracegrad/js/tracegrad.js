@@ -67,6 +67,8 @@ export function singleFlight(fn) {
   });
 }
 
+const revived = ({ name, message }) => fault(name, message); // an error that came by message
+
 /** Calls by message; every call is answered, also when the worker dies. */
 class Remote {
   constructor(worker, progress) {
@@ -76,8 +78,8 @@ class Remote {
       this.state = data.state ?? this.state;
       const { resolve, reject } = this.waiting.get(data.id) ?? {};
       this.waiting.delete(data.id);
-      if (data.error) reject?.(fault(data.error.name, data.error.message));
-      else resolve?.(data.result?.kind === "failed" ? failed(fault(data.result.error.name, data.result.error.message)) : data.result);
+      if (data.error) reject?.(revived(data.error));
+      else resolve?.(data.result?.error ? failed(revived(data.result.error)) : data.result);
     };
     worker.onerror = (event) => this.end(`the worker ended: ${event.message || "it could not be started"}. Reload the page`);
   }

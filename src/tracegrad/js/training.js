@@ -14,8 +14,8 @@ const MOST_NAMED = 8; // in a NonFiniteError
 const MOST_EXAMPLES = 2 ** 24; // that a draw in f32 can tell apart
 const HALTED = "halted"; // by which the device skips what is queued behind a step that was not applied
 
-
-const hypersOf = (fields) => fields.filter((f) => f.name.startsWith(HYPER));
+const isHyper = (f) => f.name.startsWith(HYPER);
+const isGiven = (f) => !isHyper(f);
 const baseName = (f) => f.name.slice(HYPER.length).replace(/^1-/, "");
 
 export class Training {
@@ -45,8 +45,8 @@ export class Training {
   constructor(manifest, gpu) {
     const program = manifest.train;
     Object.assign(this, { manifest, gpu, program, seed: manifest.seed });
-    this.hypers = hypersOf(program.inputs);
-    this.inputs = program.inputs.filter((f) => !this.hypers.includes(f));
+    this.hypers = program.inputs.filter(isHyper);
+    this.inputs = program.inputs.filter(isGiven);
     this.knobs = { rate: { spec: asSchedule(manifest.lr), start: null }, values: new Map(Object.entries(manifest.hyper)) };
     this.given = { program }; // takes its batch from the host
     this.drawn = { program: manifest.feed }; // draws it from the data
@@ -73,7 +73,7 @@ export class Training {
 
   /** Facts about this training, as plain data. */
   get info() {
-    const describe = (fields) => fields.filter((f) => !f.name.startsWith(HYPER)).map(({ name, dtype, shape, spec }) => ({ name, dtype, shape, spec }));
+    const describe = (fields) => fields.filter(isGiven).map(({ name, dtype, shape, spec }) => ({ name, dtype, shape, spec }));
     return {
       adapter: this.session.adapter,
       title: this.manifest.title,
@@ -89,7 +89,8 @@ export class Training {
 
   /** Where the training stands. */
   get state() {
-    return { stepCount: this.counter, lr: rateAt(this.knobs.rate.spec, this.counter + 1, this.knobs.rate.start ?? this.counter + 1) };
+    const { counter, knobs: { rate: { spec, start } } } = this;
+    return { stepCount: counter, lr: rateAt(spec, counter + 1, start ?? counter + 1) };
   }
 
   /** One training step. Never rejects for what happens while executing: the result is completed, aborted or failed. */
@@ -107,8 +108,7 @@ export class Training {
    * axis of any length for each input that the export had data for; by name, or as the bytes of a safetensors file.
    */
   async setData(given) {
-    const data = this.#rows(given);
-    const before = this.#data;
+    const data = this.#rows(given), before = this.#data;
     this.#data = data;
     await this.#queue.alone(async () => this.#hold(data)).catch((e) => {
       if (this.#data === data) this.#data = before;
@@ -125,7 +125,7 @@ export class Training {
   set(hyper) {
     const names = [...new Set(this.hypers.map(baseName))].filter((n) => n !== "step" && n !== "seed");
     const unknown = Object.keys(hyper).filter((n) => !names.includes(n));
-    if (unknown.length) throw inputError(`set: ${unknown.join(", ")}: not a value of this program; what can be set is ${names.join(", ")}`);
+    if (unknown.length) throw inputError(`set: ${unknown.join(", ")}: unknown; what can be set is ${names.join(", ")}`);
     for (const [name, value] of Object.entries(hyper)) {
       if (name !== "lr" && !Number.isFinite(value)) throw inputError(`set: ${name} must be a finite number, got ${value}`);
     }
@@ -190,15 +190,14 @@ export class Training {
     const { program, structure } = forward;
     const run = ++this.#runs;
     const { rate, values } = this.knobs;
-    const hypers = hypersOf(program.inputs);
     const hot = { rate: { ...rate }, values: new Map([...Object.entries(program.meta.hyper ?? {}), ...values]) };
     try {
-      const arrays = checkInputs(program.inputs.filter((f) => !hypers.includes(f)), inputs, `${name}.run`);
+      const arrays = checkInputs(program.inputs.filter(isGiven), inputs, `${name}.run`);
       return await this.#queue.alone(async () => {
         forward.loaded ??= await this.session.load(program);
         const outputs = await this.session.run(forward.loaded, (set) => {
           for (const f of program.inputs) if (arrays.has(f.name)) set(f, arrays.get(f.name));
-          this.#upload(hypers, hot, run, set);
+          this.#upload(program.inputs.filter(isHyper), hot, run, set);
         });
         return { kind: "completed", output: assembled(outputs, structure), captures: named(outputs, "capture.") };
       });
@@ -271,19 +270,21 @@ export class Training {
       for (const [name, { data }] of await session.download(program, fields)) look(what, name, data);
     }
     rewind();
-    session.write(HALTED, new Int32Array(1));
+    this.#resume();
     const [loss] = outputs.get("loss").data;
     const but = Number.isFinite(loss) ? ", but a gradient is not finite" : "";
     const shown = found.slice(0, MOST_NAMED).join(", ") || "the sum of the squares of the gradients";
-    return fault("NonFiniteError", `${call.what}: step ${step}: the loss is ${loss}${but}; nothing was changed by it\nnot finite: ${shown}${found.length > MOST_NAMED ? " and others" : ""}`);
+    const more = found.length > MOST_NAMED ? ", ..." : "";
+    return fault("NonFiniteError", `${call.what}: step ${step}: the loss is ${loss}${but}; nothing was changed by it\nnot finite: ${shown}${more}`);
   }
 
   /** The device was lost: go on with another from the last good state. The error that says so. */
   async rebuilt(message) {
-    const { rate, values } = this.knobs;
+    const { knobs } = this;
     try {
       await this.#open();
-      this.knobs = { rate: { ...rate, start: rate.start > this.counter ? null : rate.start }, values };
+      if (knobs.rate.start > this.counter) knobs.rate.start = null;
+      this.knobs = knobs;
       return fault("DeviceLostError", `${message}. Another is set up with the last checkpoint, of step ${this.counter}: call again to go on`);
     } catch (e) {
       this.session.destroy(); // half set up: the next call tries again
@@ -294,6 +295,10 @@ export class Training {
   /** `counter` steps are applied, none is under way. */
   #restart(counter) {
     this.#queue.restart(counter);
+    this.#resume();
+  }
+
+  #resume() {
     this.session.write(HALTED, new Int32Array(1));
   }
 
@@ -365,7 +370,6 @@ export class Training {
       this.#restart(step);
     };
   }
-
 }
 
 export const aborted = (reason) => ({ kind: "aborted", reason });
