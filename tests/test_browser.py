@@ -61,7 +61,7 @@ class Tab:
         self.page.evaluate(
             """async ([name, fresh]) => {
               const { load, singleFlight, checkWebGPU } = await import(`/${name}/tracegrad.js`);
-              const parts = fresh ? { weights: false } : {};
+              const parts = fresh ? { weights: null } : {};
               globalThis.worker = parts.worker = new Worker(`/${name}/worker.js`, { type: 'module' });
               Object.assign(globalThis, { singleFlight, checkWebGPU });
               globalThis.train = await load(`/${name}`, parts);

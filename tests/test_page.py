@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+import tracegrad as tg
 from browser import HELPERS, browser, memory_of, open_page, plain, served, until
-from test_export import compiled, count, ready, train_for, wait_for_steps, wave_page, waves
+from models import sine_loss
+from test_export import SINE, compiled, count, ready, train_for, wait_for_steps, wave_page, waves
 
 __all__ = ["browser", "served"]  # fixtures
 
@@ -81,6 +85,27 @@ def test_a_worker_that_dies_while_training_leaves_an_answer(page: Any) -> None:
     assert "the worker was ended. Reload the page" in page.inner_text("#status")
     assert page.inner_text("#start") == "Start"
     assert page.evaluate("train.step().then((r) => [r.kind, r.error.name])") == ["failed", "DeviceLostError"]
+    for button in ("#reset", "#save"):
+        page.evaluate("document.getElementById('status').textContent = ''")
+        page.click(button)
+        until(page, "() => document.getElementById('status').textContent.includes('Reload the page')")
+
+
+def test_losses_below_zero_have_a_curve_and_large_inputs_a_demo(browser: Any, tmp_path: Path) -> None:
+    def loss(m: Any, x: tg.Tensor, y: tg.Tensor) -> tg.Tensor:
+        return sine_loss(m, x, y) - 10
+
+    with compiled(replace(SINE, loss=loss)) as train:
+        total = train.attach(forward=lambda m, x: tg.sum(x) + m.l3.b[0], inputs={"x": (1, 3, 12, 12)})
+        file = train.export(tmp_path / "page.html", single_file=True, forwards={"total": total}, data=waves())
+    page = ready(open_page(browser, file.as_uri()))
+    train_for(page, 20)
+    said = page.get_attribute("#chart", "aria-label")
+    assert said.startswith("Loss by step, from -") and float(said.split()[4]) > -10
+    page.click("article button")
+    page.wait_for_selector("article pre:not(:empty)")
+    assert json.loads(page.inner_text("article pre"))["shape"] == [] and page.problems == []
+    page.context.close()
 
 
 def memory_without_workers(browser: Any, page: Any) -> dict[str, int]:

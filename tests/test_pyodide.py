@@ -26,6 +26,7 @@ TRAININGS = {
     "sine": "sine(batch=16, width=8)",
     "cnn": "cnn(batch=4, side=8, a=3, b=5)",
     "gpt": "gpt(batch=2, vocabulary=11, context=8, width=8, layers=2, p=0.1)",
+    "rnn": "rnn(batch=3, length=7, width=5)",
 }
 COMPILED = "from models import *\ntrain = tg.compile(**sine(batch=16, width=8).arguments(), seed=7)\n"
 

@@ -126,40 +126,40 @@ at("step").onclick = async () => {
   if (take(await train.step())) say("One step.");
   refresh();
 };
-at("reset").onclick = async () => {
+/** A handler that does `work` and says what goes wrong. */
+const attempt = (work) => () => work().catch((e) => say(e.message, true));
+
+at("reset").onclick = attempt(async () => {
   await train.reset();
   losses.length = 0;
   showFacts();
   refresh();
   say("Back at the start, with the parameters of the seed.");
-};
-at("rate").oninput = () => {
+});
+at("rate").oninput = attempt(() => {
   const lr = 10 ** Number(at("rate").value);
   showRate(lr, true);
-  train.setLR(lr);
-};
-at("save").onclick = async () => {
+  return train.setLR(lr);
+});
+at("save").onclick = attempt(async () => {
   const link = document.createElement("a");
   link.href = URL.createObjectURL(new Blob([await train.saveCheckpoint()], { type: "application/octet-stream" }));
   link.download = `checkpoint-${train.stepCount}.safetensors`;
   link.click();
   setTimeout(() => URL.revokeObjectURL(link.href), 1000);
   say(`Saved step ${train.stepCount}.`);
-};
-at("open").onchange = async () => {
+});
+at("open").onchange = attempt(async () => {
   const [file] = at("open").files;
   if (!file) return;
-  try {
-    await train.loadCheckpoint(new Uint8Array(await file.arrayBuffer()));
-    losses.length = 0;
-    showFacts();
-    refresh();
-    say(`Loaded step ${train.stepCount}.`);
-  } catch (e) {
-    say(e.message, true);
-  }
-  at("open").value = "";
-};
+  const read = new Uint8Array(await file.arrayBuffer());
+  at("open").value = ""; // so that the same file can be chosen again
+  await train.loadCheckpoint(read);
+  losses.length = 0;
+  showFacts();
+  refresh();
+  say(`Loaded step ${train.stepCount}.`);
+});
 
 // --- drawing ---
 
@@ -184,17 +184,18 @@ function polyline(g, points, style, width = 1.5) {
 
 function drawChart() {
   const [g, w, h] = cleared(at("chart"));
-  const shown = losses.filter(([, y]) => y > 0);
+  const signed = losses.some(([, y]) => y < 0); // a likelihood, say: no logarithm then
+  const shown = signed ? losses : losses.filter(([, y]) => y > 0);
   if (shown.length < 2) return;
   const [first, last] = [shown[0][0], shown.at(-1)[0]];
-  const ys = shown.map(([, y]) => Math.log10(y));
-  const low = Math.min(...ys), high = Math.max(...ys, low + 0.01);
+  const ys = shown.map(([, y]) => (signed ? y : Math.log10(y)));
+  const low = Math.min(...ys), high = Math.max(...ys, low + (signed ? Math.abs(low) / 100 : 0.01));
   const px = (step) => LEFT + ((w - LEFT - 10) * (step - first)) / (last - first);
   const py = (y) => 10 + ((h - 34) * (high - y)) / (high - low);
   g.fillStyle = color("--soft");
   for (let k = 0; k <= 3; k++) {
     const y = low + ((high - low) * k) / 3;
-    g.fillText(short(10 ** y), 4, py(y) + 4);
+    g.fillText(short(signed ? y : 10 ** y), 4, py(y) + 4);
     polyline(g, [[LEFT, py(y)], [w - 10, py(y)]], color("--line"), 1);
   }
   g.fillText(`step ${first}`, LEFT, h - 6);
@@ -342,7 +343,7 @@ function tokensDemo(box, name, { context, size }, { inputs: [x] }) {
 function valuesDemo(box, name, _, { inputs }) {
   const boxes = inputs.map((f) => {
     const label = element(box, "label", { textContent: `${f.name}: ${f.dtype}[${f.shape}]` });
-    return element(label, "textarea", { rows: 2, value: JSON.stringify(new Array(Math.min(256, f.shape.reduce((a, b) => a * b, 1))).fill(0)) });
+    return element(label, "textarea", { rows: 2, value: JSON.stringify(new Array(f.shape.reduce((a, b) => a * b, 1)).fill(0)) });
   });
   const button = element(box, "button", { type: "button", textContent: "Run" });
   const text = element(box, "pre", { ariaLive: "polite" });

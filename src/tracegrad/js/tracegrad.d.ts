@@ -83,6 +83,7 @@ export interface RemoteTraining {
 
 export interface LoadOptions {
   manifest?: object;
+  /** null: not those of the export, but drawn from the seed. */
   weights?: ArrayBuffer | Uint8Array | null;
   /** null: without the examples of the export; `setData` can bring others. */
   data?: Examples | null;

@@ -23,7 +23,7 @@ export async function checkWebGPU(gpu) {
  * The training that `train.export` wrote to the folder `url`, in a worker of its own.
  *
  * `progress(done, all)` is told how many kernels are compiled. manifest, weights, data, worker: the parts, where they do
- * not come from that folder; `data: null` does without the examples.
+ * not come from that folder. `weights: null` draws the parameters from the seed, `data: null` does without the examples.
  */
 export async function load(url, { manifest, weights, data, worker, progress } = {}) {
   const part = async (name, read) => {
@@ -32,7 +32,7 @@ export async function load(url, { manifest, weights, data, worker, progress } = 
     return response[read]();
   };
   manifest ??= await part("program.json", "json");
-  weights ??= await part("weights.safetensors", "arrayBuffer");
+  if (weights === undefined) weights = await part("weights.safetensors", "arrayBuffer");
   if (manifest.feed && data === undefined) data = await part("data.safetensors", "arrayBuffer");
   worker ??= new Worker(new URL("./worker.js", import.meta.url), { type: "module" });
   const remote = new Remote(worker, progress);

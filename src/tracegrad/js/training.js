@@ -50,7 +50,7 @@ export class Training {
     this.knobs = { rate: { spec: asSchedule(manifest.lr), start: null }, values: new Map(Object.entries(manifest.hyper)) };
     this.given = { program }; // takes its batch from the host
     this.drawn = { program: manifest.feed }; // draws it from the data
-    this.forwards = mapped(manifest.forwards ?? {}, (f, name) => ({ run: (inputs) => this.run(name, inputs), inputs: f.program.inputs }));
+    this.forwards = mapped(manifest.forwards ?? {}, (f, name) => ({ run: (inputs) => this.run(name, inputs), inputs: f.program.inputs.filter(isGiven) }));
   }
 
   /** Steps applied. */
