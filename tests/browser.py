@@ -108,6 +108,7 @@ def memory_of(browser: Any, page: Any) -> dict[str, int]:
         thread.evaluate("gc()")
     page.wait_for_timeout(1000)
     session = page.context.new_cdp_session(page)
+    session.send("HeapProfiler.collectGarbage")  # `gc()` leaves what the call itself and later events hold: megabytes
     heap = session.send("Runtime.getHeapUsage")["usedSize"]
     session.detach()
     rows = browser.new_browser_cdp_session().send("SystemInfo.getProcessInfo")["processInfo"]

@@ -317,7 +317,7 @@ function showBars(bars, shares) {
 function tokensDemo(box, name, { context, size }, { inputs: [x] }) {
   const words = manifest.vocabulary;
   const label = element(box, "label", { textContent: words.length ? "Begin with " : "Begin with the token numbers " });
-  const prompt = element(label, "input", { type: "text", value: words.length ? words.find((w) => /\S/.test(w)) ?? words[0] : "0" });
+  const prompt = element(label, "input", { type: "text", value: words.length ? words.find((w) => /\p{L}/u.test(w)) ?? words[0] : "0" });
   const button = element(box, "button", { type: "button", textContent: "Continue the text" });
   const text = element(box, "pre", { ariaLive: "polite" });
   const read = () => (words.length ? [...prompt.value].map((c) => words.indexOf(c)) : prompt.value.split(/\D+/).filter(Boolean).map(Number)).filter((t) => t >= 0 && t < size);
