@@ -13,7 +13,7 @@ import pytest
 
 import tracegrad as tg
 from browser import HELPERS, browser, from_bits, open_page, plain, served
-from models import CNN, Training, cnn, cnn_loss, gpt, gpt_logits, rnn, sine, sine_predict
+from models import CNN, Training, cnn, cnn_loss, gpt, gpt_logits, rnn, sine, sine_loss, sine_predict
 from tracegrad import ambient, init, lr, optim, safetensors
 from tracegrad.dtypes import TensorType, f32
 from tracegrad.evaluate import evaluate
@@ -165,6 +165,20 @@ def test_hot_values_act_at_the_next_step(tab: Tab) -> None:
         np.testing.assert_allclose(got, want, rtol=LOSS)
         said = tab.run("return train.set({ bet: 1 }).catch((e) => [e.name, e.message]);")
         assert said[0] == "InputError" and "bet" in said[1] and "weight_decay" in said[1]
+
+
+def test_a_hyperparameter_may_have_the_name_of_what_every_object_has(tab: Tab) -> None:
+    def loss(m: Any, x: tg.Tensor, y: tg.Tensor) -> tg.Tensor:
+        return tg.hyper("constructor", 2.0) * sine_loss(m, x, y) + tg.hyper("__proto__", 3.0)
+
+    inputs = batches(SINE, 3)
+    with compiled(replace(SINE, loss=loss)) as train:
+        tab.load(train, "names")
+        want = [train.step(x).loss for x in inputs[:2]]
+        got = tab.steps(inputs[:2])
+        train.set(constructor=0.5)
+        tab.run("await train.set({ constructor: 0.5 });")
+        np.testing.assert_allclose([*got, *tab.steps(inputs[2:])], [*want, train.step(inputs[2]).loss], rtol=LOSS)
 
 
 def test_reset_starts_over(tab: Tab) -> None:

@@ -334,7 +334,7 @@ export class Training {
 
   /** The values of hyperparameters at `step`; the first step under a learning rate fixes where its schedule begins. */
   #upload(fields, { rate, values }, step, set, data) {
-    const hot = { step, seed: this.seed, lr: rateAt(rate.spec, step, (rate.start ??= step)), [COUNT]: data?.count };
+    const hot = { __proto__: null, step, seed: this.seed, lr: rateAt(rate.spec, step, (rate.start ??= step)), [COUNT]: data?.count };
     for (const f of fields) {
       const name = f.name.slice(HYPER.length);
       const value = hot[name] ?? (name.startsWith("1-") ? 1 - values.get(name.slice(2)) : values.get(name));
