@@ -211,6 +211,18 @@ def test_a_canvas_for_images_and_continuation_for_tokens(browser: Any, tmp_path:
         page.mouse.up()
         until(page, "(old) => document.querySelector('.bars').innerText !== old", before)
         assert "class 9" in page.inner_text(".bars") and "no training data" in page.inner_text("#status")
+        pixels = "Array.from(document.querySelector('canvas.pad').getContext('2d').getImageData(0, 0, 8, 8).data)"
+        red = lambda: [k for k, (r, g, _, _) in enumerate(np.reshape(page.evaluate(pixels), (64, 4))) if r > 2 * g]
+        assert red() == []
+        page.click("article button")  # Clear
+        for key, where in (("ArrowUp", 28), ("ArrowLeft", 27)):  # the pen, seen while it moves without ink
+            page.press("canvas.pad", key)
+            assert red() == [where] and sum(page.evaluate(pixels)) == 64 * 255 + 240 + 80 + 80
+        page.keyboard.down("Space")
+        page.keyboard.press("ArrowDown")
+        page.keyboard.up("Space")
+        page.keyboard.press("Tab")
+        assert red() == [] and sum(page.evaluate(pixels)) > 64 * 255 + 1000
         assert page.is_disabled("#start") and page.problems == []
         page.context.close()
     texts = gpt(batch=2, vocabulary=11, context=8, width=8, layers=1)

@@ -255,6 +255,7 @@ function imageDemo(box, name, { height, width }, { inputs: [x] }) {
   element(box, "button", { type: "button", textContent: "Clear", onclick: () => (ink.fill(0), show()) });
   const ink = new Float32Array(width * height);
   const pen = [width / 2, height / 2];
+  let byKeys = false; // the pen is shown then
   const dot = (cx, cy) => {
     for (let k = 0; k < ink.length; k++) {
       const distance = Math.hypot((k % width) + 0.5 - cx, Math.floor(k / width) + 0.5 - cy);
@@ -268,22 +269,27 @@ function imageDemo(box, name, { height, width }, { inputs: [x] }) {
   const show = () => {
     const picture = new ImageData(width, height);
     ink.forEach((v, k) => picture.data.set([255 * v, 255 * v, 255 * v, 255], 4 * k));
+    const [column, line] = [Math.min(width - 1, Math.floor(pen[0])), Math.min(height - 1, Math.floor(pen[1]))];
+    if (byKeys) picture.data.set([240, 80, 80, 255], 4 * (line * width + column));
     pad.getContext("2d").putImageData(picture, 0, 0);
     refresh();
   };
   const follow = (event) => {
     if (!event.buttons) return;
+    byKeys = false;
     dot((event.offsetX / pad.clientWidth) * width, (event.offsetY / pad.clientHeight) * height);
     show();
   };
   Object.assign(pad, { onpointerdown: follow, onpointermove: follow });
   let down = false;
+  pad.onblur = () => ((byKeys = down = false), show());
   pad.onkeyup = (event) => (down = event.key === " " ? false : down);
   pad.onkeydown = (event) => {
     const move = { ArrowLeft: [-1, 0], ArrowRight: [1, 0], ArrowUp: [0, -1], ArrowDown: [0, 1] }[event.key];
     if (event.key === " ") down = true;
     else if (!move) return;
     event.preventDefault();
+    byKeys = true;
     if (move) pen.forEach((_, k) => (pen[k] = Math.min([width, height][k], Math.max(0, pen[k] + move[k]))));
     if (down) dot(...pen);
     show();
