@@ -1,4 +1,4 @@
-"""The trainings of test_end_to_end.py in a page, natively on the page's own adapter and on llvmpipe, and on the CPU."""
+"""The trainings of test_end_to_end.py in a page, in Pyodide, natively on the same adapter and llvmpipe, on the CPU."""
 
 from __future__ import annotations
 
@@ -15,9 +15,10 @@ import pytest
 
 import tracegrad as tg
 from browser import HELPERS, browser, find_chromium, open_page, plain, served
-from test_end_to_end import JOBS, LOSS, STEPS, cpu_run, run
+from pyodide_tab import Python, pyodide, python, wheel
+from test_end_to_end import CLIP, CONTEXT, DECAY, JOBS, LOSS, RATE, STEPS, TEXT, compiled, cpu_run, run
 
-__all__ = ["browser", "served"]  # fixtures
+__all__ = ["browser", "pyodide", "python", "served", "wheel"]  # fixtures
 
 SAME_ADAPTER = 1e-5  # relative: one driver, but two compilers of WGSL, Tint and Naga
 
@@ -75,3 +76,32 @@ def test_one_adapter_gives_the_same_losses_to_page_and_python(
     np.testing.assert_allclose(page, native_swiftshader()[name], rtol=SAME_ADAPTER)
     np.testing.assert_allclose(page, cpu_run(name).losses, rtol=LOSS)
     np.testing.assert_allclose(page, run(JOBS[name], "webgpu").losses, rtol=LOSS)
+
+
+MODELS = {"models.py": (Path(__file__).parent / "models.py").read_text(encoding="utf-8")}
+SOURCES = {  # of JOBS, for a Python that has no PyTorch
+    "sine": "sine(batch=64, width=32, optimizer=adamw)",
+    "cnn": "cnn(batch=16, side=8, a=4, b=8, optimizer=adamw)",
+    "gpt": f"gpt(batch=4, vocabulary={len(TEXT.alphabet)}, context={CONTEXT}, width=16, layers=2, optimizer=adamw)",
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", JOBS)
+def test_one_adapter_gives_the_same_losses_to_page_and_pyodide(
+    browser: Any, served: tuple[str, Path], python: Python, name: str
+) -> None:
+    inputs = [{k: x.tolist() for k, x in batch.items()} for batch, _ in zip(JOBS[name].batches(), range(STEPS))]
+    code = f"""
+    from models import *
+    from tracegrad import optim
+    adamw = lambda: optim.adamw(lr={RATE}, weight_decay={DECAY}, clip_grad_norm={CLIP})
+    train = tg.compile(**{SOURCES[name]}.arguments(), seed=0)
+    answer = [[(await train.step(x)).loss for x in inputs], train.program.to_json()]
+    train.close()
+    """
+    losses, program = python.run(code, MODELS, inputs=inputs)
+    with compiled(JOBS[name].training) as train:
+        assert program == train.program.to_json()
+    np.testing.assert_allclose(losses, page_losses(browser, served, name), rtol=SAME_ADAPTER)
+    np.testing.assert_allclose(losses, cpu_run(name).losses, rtol=LOSS)
