@@ -445,3 +445,73 @@ def test_transforms_of_double_tensors_are_double():
     np.testing.assert_allclose(tg.grad(lambda x: tg.sum(x * x * x))(w).numpy(), 3 * w.numpy() ** 2, rtol=1e-15)
     with pytest.raises(tg.DTypeError, match="f32 and f64"):
         tg.grad(lambda a, b: tg.sum(a * b))(w, tg.parameter([1.0, 2.0]))
+
+
+class Small(tg.Module):
+    def __init__(self) -> None:
+        self.l1, self.l2 = nn.Linear(1, 4, init=tg.init.kaiming()), nn.Linear(4, 1, init=tg.init.kaiming())
+
+    def __call__(self, x: Any) -> Any:
+        return self.l2(tg.tanh(self.l1(x)))
+
+
+def adapted(m: Any, x: Any) -> Any:
+    grads = tg.grad(lambda m: tg.mean(m(x) ** 2))(m)
+    return tg.tree_map(lambda p, g: p - 0.1 * g, m, grads)
+
+
+@pytest.mark.parametrize(
+    "through",
+    [
+        lambda m, x: tg.checkpoint(lambda x: m(x))(x),
+        lambda m, x: tg.vmap(lambda x: m(x))(x),
+        lambda m, x: tg.vmap(tg.checkpoint(lambda x: m(x)))(x),
+        lambda m, x: tg.grad(lambda x: tg.sum(m(x)))(x),
+        lambda m, x: tg.jvp(lambda x: m(x), (x,), (x,))[1],
+        lambda m, x: tg.vjp(lambda x: m(x), x)[1](x)[0],
+        lambda m, x: tg.hessian(lambda x: tg.sum(m(x)))(x),
+        lambda m, x: tg.vmap(lambda x: tg.repeat(lambda h: m(h), 3, x))(x),
+        lambda m, x: tg.grad(lambda x: tg.sum(tg.repeat(tg.checkpoint(lambda h: m(h)), 3, x)))(x),
+        lambda m, x: adapted(m, x)(x),
+    ],
+    ids="checkpoint vmap vmap-checkpoint grad jvp vjp hessian scan-in-vmap checkpoint-in-scan maml".split(),
+)
+def test_parameters_around_a_transformed_function_get_the_gradient_of_the_compiled_step(through: Any) -> None:
+    def loss(m: Any, x: Any) -> Any:
+        return tg.mean(through(m, x) ** 2)
+
+    x = np.linspace(-1, 1, 3, dtype=np.float32)[:, None]
+    m = tg.instantiate(Small(), seed=3)
+    value = loss(m, tg.tensor(x))
+    value.backward()
+    with tg.compile(model=Small(), loss=loss, inputs={"x": (3, 1)}, optimizer=optim.sgd(lr=1.0), seed=3,
+                    device="cpu") as train:  # fmt: skip
+        before = train.download_params()
+        assert tg.eager(loss, train, x=x).item() == pytest.approx(value.item(), rel=1e-5)
+        assert train.step(x=x).loss == pytest.approx(value.item(), rel=1e-5)
+        after = train.download_params()
+    np.testing.assert_allclose(m.l1.W.grad.numpy(), before["l1.W"] - after["l1.W"], rtol=1e-4, atol=1e-6)
+    np.testing.assert_allclose(m.l2.W.grad.numpy(), before["l2.W"] - after["l2.W"], rtol=1e-4, atol=1e-6)
+    assert abs(m.l1.W.grad.numpy()).max() > 1e-3
+
+
+def test_a_double_tensor_around_a_transformed_function_stays_double() -> None:
+    w = tg.parameter([1.0, 1 / 3], dtype="float64")
+    tg.sum(tg.vmap(lambda x: tg.sum(tg.exp(x * w)))(np.ones((3, 2), np.float32))).backward()
+    assert w.grad is not None
+    np.testing.assert_allclose(w.grad.numpy(), 3 * np.exp(w.numpy()), rtol=1e-15)
+    with tg.no_grad():
+        assert not tg.vmap(lambda x: x * w)(np.ones((3, 2), np.float32)).requires_grad
+    slope = tg.grad(lambda v: tg.repeat(lambda h: tg.sin(h) * v, 3, v))(tg.parameter(0.7, dtype="float64"))
+    h, d = 0.7, 1.0  # h' = sin(h) v, of v = 0.7
+    for _ in range(3):
+        h, d = np.sin(h) * 0.7, np.cos(h) * d * 0.7 + np.sin(h)
+    assert slope.item() == pytest.approx(d, rel=1e-14)
+
+
+def test_numbers_alone_make_floats_of_single_precision() -> None:
+    mask = tg.tensor([True, False])
+    for y in (tg.where(mask, 1.0, 2.0), tg.where(mask, 0.1, 0), tg.maximum(1.0, 2.0), tg.where(mask, 1.0, 2.0) * 3):
+        assert y.dtype is tg.f32 and y.numpy().dtype == np.float32
+    twice = tg.where(tg.parameter([1.0, -1.0], dtype="float64") > 0, 1 / 3, 1.0)
+    assert twice.numpy().dtype == np.float32  # of a mask nothing is known but that it is one

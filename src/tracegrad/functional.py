@@ -40,8 +40,8 @@ F = TypeVar("F", bound=Callable[..., Any])
 def at_once(fn: F) -> F:
     """`fn`, which makes nodes, as a function that also works on values outside any trace.
 
-    Of arrays it gives arrays; of eager tensors eager tensors, through which `backward` passes. The one seam between
-    graphs and values. Random ops draw from the seed 0 and the step 0: the same numbers each time.
+    Of arrays it gives arrays; of eager tensors, also those that `fn` closes over, eager tensors through which `backward`
+    passes. The one seam between graphs and values. Random ops draw from the seed 0 and the step 0: the same numbers each time.
     """
 
     @functools.wraps(fn)
@@ -54,6 +54,7 @@ def at_once(fn: F) -> F:
         tensors = tree_leaves(given)
         values = [_array(x) for x in tensors]
         with ambient.tracing() as running:
+            running.closed = {}
             types = [TensorType(as_dtype(v.dtype), v.shape) for v in values]
             leaves = [leaf("input", f"{k}", t) for k, t in enumerate(types)]
             one_args, one_kwargs = rebuilt(given, leaves)
@@ -62,6 +63,10 @@ def at_once(fn: F) -> F:
             env |= dict.fromkeys(("seed", "step"), np.uint32(0))
             env |= {name: np.float32(leaf_value(name, running.hypers)) for name in running.hypers}
             roots = [t for t in tree_leaves(out) if isinstance(t, Tensor)]
+            for tensor, t in running.closed.values():
+                tensors.append(tensor)
+                leaves.append(t)
+                env[t.name] = _array(tensor)
             if any(isinstance(x, GradTensor) for x in tensors):
                 found = iter(_eager(roots, leaves, tensors, env))
             else:
@@ -81,7 +86,7 @@ def _eager(roots: list[Tensor], leaves: list[Tensor], tensors: list[Any], env: d
     if len(kinds) > 1:
         raise DTypeError.here(f"arguments are {' and '.join(sorted(kinds))}; make them alike with tg.tensor(x, dtype=)")
     double = kinds == {"f64"}
-    values = [env[str(t.attrs["name"])] for t in inputs]
+    values = [env[t.name] for t in inputs]
     if double:
         exact = [np.asarray(x, np.float64) if t.dtype.is_float else v for t, v, x in zip(leaves, values, tensors)]
         values = [*exact, *(v.astype(np.float64) if v.dtype.kind == "f" else v for v in values[len(leaves) :])]
