@@ -445,3 +445,133 @@ def test_transforms_of_double_tensors_are_double():
     np.testing.assert_allclose(tg.grad(lambda x: tg.sum(x * x * x))(w).numpy(), 3 * w.numpy() ** 2, rtol=1e-15)
     with pytest.raises(tg.DTypeError, match="f32 and f64"):
         tg.grad(lambda a, b: tg.sum(a * b))(w, tg.parameter([1.0, 2.0]))
+
+
+class Small(tg.Module):
+    def __init__(self) -> None:
+        self.l1, self.l2 = nn.Linear(1, 4, init=tg.init.kaiming()), nn.Linear(4, 1, init=tg.init.kaiming())
+
+    def __call__(self, x: Any) -> Any:
+        return self.l2(tg.tanh(self.l1(x)))
+
+
+def adapted(m: Any, x: Any) -> Any:
+    grads = tg.grad(lambda m: tg.mean(m(x) ** 2))(m)
+    return tg.tree_map(lambda p, g: p - 0.1 * g, m, grads)
+
+
+@pytest.mark.parametrize(
+    "through",
+    [
+        lambda m, x: tg.checkpoint(lambda x: m(x))(x),
+        lambda m, x: tg.vmap(lambda x: m(x))(x),
+        lambda m, x: tg.vmap(tg.checkpoint(lambda x: m(x)))(x),
+        lambda m, x: tg.grad(lambda x: tg.sum(m(x)))(x),
+        lambda m, x: tg.jvp(lambda x: m(x), (x,), (x,))[1],
+        lambda m, x: tg.vjp(lambda x: m(x), x)[1](x)[0],
+        lambda m, x: tg.hessian(lambda x: tg.sum(m(x)))(x),
+        lambda m, x: tg.vmap(lambda x: tg.repeat(lambda h: m(h), 3, x))(x),
+        lambda m, x: tg.grad(lambda x: tg.sum(tg.repeat(tg.checkpoint(lambda h: m(h)), 3, x)))(x),
+        lambda m, x: adapted(m, x)(x),
+    ],
+    ids=[
+        "checkpoint",
+        "vmap",
+        "vmap-checkpoint",
+        "grad",
+        "jvp",
+        "vjp",
+        "hessian",
+        "scan",
+        "checkpoint-in-scan",
+        "maml",
+    ],
+)
+def test_parameters_around_a_transformed_function_get_the_gradient_of_the_compiled_step(through: Any) -> None:
+    def loss(m: Any, x: Any) -> Any:
+        return tg.mean(through(m, x) ** 2)
+
+    x = np.linspace(-1, 1, 3, dtype=np.float32)[:, None]
+    m = tg.instantiate(Small(), seed=3)
+    value = loss(m, tg.tensor(x))
+    value.backward()
+    with tg.compile(model=Small(), loss=loss, inputs={"x": (3, 1)}, optimizer=optim.sgd(lr=1.0), seed=3,
+                    device="cpu") as train:  # fmt: skip
+        before = train.download_params()
+        assert tg.eager(loss, train, x=x).item() == pytest.approx(value.item(), rel=1e-5)
+        assert train.step(x=x).loss == pytest.approx(value.item(), rel=1e-5)
+        after = train.download_params()
+    np.testing.assert_allclose(m.l1.W.grad.numpy(), before["l1.W"] - after["l1.W"], rtol=1e-4, atol=1e-6)
+    np.testing.assert_allclose(m.l2.W.grad.numpy(), before["l2.W"] - after["l2.W"], rtol=1e-4, atol=1e-6)
+    assert abs(m.l1.W.grad.numpy()).max() > 1e-3
+
+
+def test_a_double_tensor_around_a_transformed_function_stays_double() -> None:
+    w = tg.parameter([1.0, 1 / 3], dtype="float64")
+    tg.sum(tg.vmap(lambda x: tg.sum(tg.exp(x * w)))(np.ones((3, 2), np.float32))).backward()
+    assert w.grad is not None
+    np.testing.assert_allclose(w.grad.numpy(), 3 * np.exp(w.numpy()), rtol=1e-15)
+    with tg.no_grad():
+        assert not tg.vmap(lambda x: x * w)(np.ones((3, 2), np.float32)).requires_grad
+    slope = tg.grad(lambda v: tg.repeat(lambda h: tg.sin(h) * v, 3, v))(tg.parameter(0.7, dtype="float64"))
+    h, d = 0.7, 1.0  # h' = sin(h) v, of v = 0.7
+    for _ in range(3):
+        h, d = np.sin(h) * 0.7, np.cos(h) * d * 0.7 + np.sin(h)
+    assert slope.item() == pytest.approx(d, rel=1e-14)
+
+
+def test_numbers_alone_make_floats_of_single_precision() -> None:
+    mask = tg.tensor([True, False])
+    for y in (tg.where(mask, 1.0, 2.0), tg.where(mask, 0.1, 0), tg.maximum(1.0, 2.0), tg.where(mask, 1.0, 2.0) * 3):
+        assert y.dtype is tg.f32 and y.numpy().dtype == np.float32
+    twice = tg.where(tg.parameter([1.0, -1.0], dtype="float64") > 0, 1 / 3, 1.0)
+    assert twice.numpy().dtype == np.float32  # of a mask nothing is known but that it is one
+
+
+def test_random_ops_in_transforms_have_the_numbers_of_the_next_step() -> None:
+    def loss(m: Any, x: Any) -> Any:
+        h = tg.dropout(m(x), 0.5)
+        h = tg.checkpoint(lambda h: tg.dropout(h, 0.5))(h) + tg.vmap(lambda h: tg.dropout(h, 0.5))(h)
+        return tg.mean(h * tg.uniform(h.shape)) + tg.mean(m(x))
+
+    x = np.ones((20, 1), np.float32)
+    with tg.compile(model=Small(), loss=loss, inputs={"x": (20, 1)}, optimizer=optim.sgd(lr=0.1), device="cpu",
+                    seed=5) as train:  # fmt: skip
+        losses = [(tg.eager(loss, train, x=x).item(), train.step(x=x).loss) for _ in range(3)]
+    np.testing.assert_allclose(*zip(*losses), rtol=1e-5)
+
+    x = np.ones(64, np.float32)
+    dropped = lambda x: tg.dropout(x, 0.5)
+    assert not np.array_equal(tg.vmap(dropped)(x), tg.vmap(dropped)(x))  # as of eager ops: each call has its own
+    y, pull = tg.vjp(dropped, x)
+    assert 0 < y.sum() < 128
+    for _ in range(2):
+        np.testing.assert_array_equal(pull(x)[0], y)  # but a pullback has those of its forward
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "text"),
+    [
+        (lambda: tg.scan(lambda h, x: h + x, 0.0, np.ones(3)), tg.TraceError, r"must return a pair \(carry, y\)"),
+        (lambda: tg.scan(lambda h, x: (tg.stack([h, x]), x), 0.0, np.ones(3)), tg.ShapeError, r"gets \[\] and re"),
+        (lambda: tg.scan(lambda h, x: (h, x), 0.0, 1.0), tg.ShapeError, "no axis to go along"),
+        (lambda: tg.scan(lambda h, x: (h, x), 0.0, (np.ones(3), np.ones(2))), tg.ShapeError, "lengths differ"),
+        (lambda: tg.scan(lambda h, x: (h, x), 0.0, np.ones(3), length=4), tg.ShapeError, "length is 4"),
+        (lambda: tg.vmap(lambda x: x)(1.0), tg.ShapeError, r"vmap: f32\[\] has no axis 0"),
+        (lambda: tg.vmap(lambda x: x, in_axes=2)(np.ones(3)), tg.ShapeError, r"vmap: f32\[3\] has no axis 2"),
+        (lambda: np.exp(tg.tensor([1.0])), tg.TraceError, "write tg.exp"),
+        (lambda: tg.tensor([1.0]).unsqueeze(0), AttributeError, r"f32\[1\] has no 'unsqueeze': write tg.expand_dims"),
+        (lambda: tg.no_grad(lambda x: x), tg.TracegradError, r"missing a required argument: 'x'; .*@tg.no_grad\(\)"),
+        (lambda: tg.tensor([1.0]).men(), tg.TraceError, r"did you mean x.mean"),
+    ],
+)  # fmt: skip
+def test_mistakes_with_transforms_at_once_name_the_line(call: Any, error: Any, text: str) -> None:
+    with pytest.raises(error, match=text) as caught:
+        call()
+    assert "test_eager.py" in str(caught.value) and "while tracing" not in str(caught.value)
+
+
+def test_a_number_formats_as_one() -> None:
+    assert f"{tg.tensor(1.23456):.2f} {tg.tensor([[2.0]]):5.1f} {tg.tensor([1.0])}" == "1.23   2.0 tensor([1.])"
+    with pytest.raises(tg.ShapeError, match="has 2 elements"):
+        f"{tg.tensor([1.0, 2.0]):.2f}"

@@ -29,6 +29,8 @@ class Trace:
     lanes: list[Tensor] = field(default_factory=list["Tensor"])  # the place in each batch that `vmap` runs over, and
     # the number of the iteration in each `scan`
     scans: int = 0  # how many are open
+    closed: dict[int, tuple[object, Tensor]] | None = None  # eager tensors around a function that runs at once, by
+    # identity, and their leaves; None: they are constants
     eager: bool = False  # of one op, which is run at once: streams and indices come with each call
     wrapped: dict[int, int] = field(default_factory=dict[int, int])  # index leaves of such an op: axis length by serial
 

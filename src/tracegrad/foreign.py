@@ -13,7 +13,7 @@ NO_NUMBERS = "it has no numbers while tracing: return it with the result (aux of
 CAST = "write tg.cast(x, tg.f32), or another dtype"
 
 REMEDIES = {
-    **dict.fromkeys(("item", "numpy", "tolist", "cpu", "data", "grad"), NO_NUMBERS),
+    **dict.fromkeys(("item", "numpy", "tolist", "data", "grad"), NO_NUMBERS),
     **dict.fromkeys(("to", "type_as", "float", "long", "int", "half", "double", "bool"), CAST),
     **dict.fromkeys(("values", "indices"), "x.max(axis) gives values only; x.argmax(axis) says where they are"),
     "backward": "tg.compile derives the gradient of what the loss returns",
@@ -24,6 +24,7 @@ REMEDIES = {
     "expand": "write tg.broadcast_to(x, shape)",
     "chunk": "write tg.split(x, parts, axis)",
     "dim": "write x.ndim",
+    "cpu": "leave it out: x.numpy() of an eager tensor has its values, and a traced one has none",
     "contiguous": "leave it out: every tensor is",
     "masked_fill": "write tg.where(mask, value, x)",
     "gather": "write tg.take_along_axis(x, indices, axis)",
@@ -40,7 +41,7 @@ OPERATORS = {
 }  # fmt: skip
 
 
-def missing(tensor: object, name: str) -> MissingNameError:
+def missing(tensor: object, name: str, shown: str = "") -> MissingNameError:
     """The error for an attribute that tensors do not have."""
     remedy = REMEDIES.get(name)
     if remedy is None:
@@ -49,7 +50,7 @@ def missing(tensor: object, name: str) -> MissingNameError:
         remedy = "operations are methods and the functions of tg."
         if near:
             remedy = f"did you mean {f'x.{near[0]}' if near[0] in methods else f'tg.{near[0]}(x)'}?"
-    return MissingNameError.here(f"{tensor!r} has no {name!r}: {remedy}")
+    return MissingNameError.here(f"{shown or repr(tensor)} has no {name!r}: {remedy}")
 
 
 def ufunc(function: Any, method: str, inputs: tuple[Any, ...], options: Mapping[str, Any]) -> Any:
@@ -65,4 +66,4 @@ def unknown(library: str, function: Any) -> TraceError:
     name = str(getattr(function, "__name__", function))
     own = {"concatenate": "concat", "cat": "concat", "absolute": "abs"}.get(name, name)
     hint = f"write tg.{own}" if own in METHODS or own in NOT_METHODS else "write it with functions of tg."
-    return TraceError.here(f"{library}.{name} cannot compute with a tensor, which has no numbers while tracing; {hint}")
+    return TraceError.here(f"{library}.{name} cannot compute with a tensor of tracegrad; {hint}")

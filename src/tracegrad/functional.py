@@ -20,12 +20,14 @@ from tracegrad.dtypes import TensorType, as_dtype, f32
 from tracegrad.errors import DTypeError, InputError, ShapeError, TraceError, call_site, located
 from tracegrad.evaluate import evaluate
 from tracegrad.hypers import leaf_value
+from tracegrad.imperative import streams
 from tracegrad.imperative.plans import Plan
 from tracegrad.imperative.spell import f64
 from tracegrad.imperative.tensors import GradTensor, ran
 from tracegrad.inputs import cast_lossless
 from tracegrad.ir import Tensor, toposort
 from tracegrad.prims.leaves import LEAF, leaf
+from tracegrad.shapes import show
 from tracegrad.transforms.trees import rebuilt, tree_leaves, tree_map
 
 __all__ = [
@@ -40,8 +42,8 @@ F = TypeVar("F", bound=Callable[..., Any])
 def at_once(fn: F) -> F:
     """`fn`, which makes nodes, as a function that also works on values outside any trace.
 
-    Of arrays it gives arrays; of eager tensors eager tensors, through which `backward` passes. The one seam between
-    graphs and values. Random ops draw from the seed 0 and the step 0: the same numbers each time.
+    Of arrays it gives arrays; of eager tensors, also those that `fn` closes over, eager tensors, through which
+    `backward` passes. The one seam between graphs and values. Random ops go on with the stream of eager ones.
     """
 
     @functools.wraps(fn)
@@ -54,14 +56,21 @@ def at_once(fn: F) -> F:
         tensors = tree_leaves(given)
         values = [_array(x) for x in tensors]
         with ambient.tracing() as running:
+            seed, step, running.random_sites = streams.place()
+            running.closed = {}
             types = [TensorType(as_dtype(v.dtype), v.shape) for v in values]
             leaves = [leaf("input", f"{k}", t) for k, t in enumerate(types)]
             one_args, one_kwargs = rebuilt(given, leaves)
             out = fn(*one_args, **one_kwargs)
             env: dict[str, Any] = {f"{k}": v for k, v in enumerate(values)}
-            env |= dict.fromkeys(("seed", "step"), np.uint32(0))
+            streams.move((seed, step, running.random_sites))
+            env |= {"seed": np.uint32(seed), "step": np.uint32(step)}
             env |= {name: np.float32(leaf_value(name, running.hypers)) for name in running.hypers}
             roots = [t for t in tree_leaves(out) if isinstance(t, Tensor)]
+            for tensor, t in running.closed.values():
+                tensors.append(tensor)
+                leaves.append(t)
+                env[t.name] = _array(tensor)
             if any(isinstance(x, GradTensor) for x in tensors):
                 found = iter(_eager(roots, leaves, tensors, env))
             else:
@@ -81,7 +90,7 @@ def _eager(roots: list[Tensor], leaves: list[Tensor], tensors: list[Any], env: d
     if len(kinds) > 1:
         raise DTypeError.here(f"arguments are {' and '.join(sorted(kinds))}; make them alike with tg.tensor(x, dtype=)")
     double = kinds == {"f64"}
-    values = [env[str(t.attrs["name"])] for t in inputs]
+    values = [env[t.name] for t in inputs]
     if double:
         exact = [np.asarray(x, np.float64) if t.dtype.is_float else v for t, v, x in zip(leaves, values, tensors)]
         values = [*exact, *(v.astype(np.float64) if v.dtype.kind == "f" else v for v in values[len(leaves) :])]
@@ -130,9 +139,19 @@ def vjp(fn: Callable[..., Any], *primals: Any, has_aux: bool = False) -> Any:
         out, _, *aux = transforms.vjp(fn, *primals, has_aux=has_aux)
         return (out, *aux)
 
+    begin = streams.place()
     out, *aux = at_once(forward)(*primals)
-    pull = at_once(lambda ct, primals: transforms.vjp(fn, *primals, has_aux=has_aux)[1](ct))
-    return (out, lambda ct: pull(ct, primals), *aux)
+    backward = at_once(lambda ct, primals: transforms.vjp(fn, *primals, has_aux=has_aux)[1](ct))
+
+    def pull(ct: Any) -> Any:
+        now = streams.place()
+        streams.move(begin)  # the random numbers of the forward
+        try:
+            return backward(ct, primals)
+        finally:
+            streams.move(now)
+
+    return (out, pull, *aux)
 
 
 class CustomVJP(transforms.CustomVJP):
@@ -153,17 +172,28 @@ def scan(
     fn: Callable[..., Any], init: Any, xs: Any = None, length: int | None = None, *, reverse: bool = False
 ) -> tuple[Any, Any]:
     elements = tree_leaves(xs)
-    n = 0 if ambient.building() else len(elements[0]) if elements else length
-    if not n:
+    sizes = set[Any]() if length is None else {(length,)}
+    if HAVE_NUMPY and not ambient.building():
+        sizes |= {np.shape(x)[:1] for x in elements}
+    if ambient.building() or len(sizes) != 1 or sizes & {(), (0,)}:  # traced; of no iterations; or an error
         return at_once(lambda c, x: transforms.scan(fn, c, x, length, reverse=reverse))(init, xs)
-    if any(len(x) != n for x in elements) or length not in (None, n):
-        raise ShapeError.here(f"scan: lengths differ: {[len(x) for x in elements]}, and length is {length}")
+    ((n,),) = sizes
     carry, ys = init, list[Any]()  # on values it is the loop that it means
     for k in reversed(range(n)) if reverse else range(n):
-        carry, y = fn(carry, rebuilt(xs, [x[k] for x in elements]))
+        result = fn(carry, rebuilt(xs, [x[k] for x in elements]))
+        if not isinstance(result, tuple) or len(cast("tuple[Any, ...]", result)) != 2:
+            got = type(cast("object", result)).__name__
+            raise TraceError.here(f"scan: fn must return a pair (carry, y), got a {got}; y may be None")
+        before, (carry, y) = carry, result
+        if (was := _shapes(before)) != (now := _shapes(carry)):
+            raise ShapeError.here(f"scan: fn changes the shapes of the carry: it gets {was} and returns {now}")
         ys.append(y)
     ordered = ys[::-1] if reverse else ys
     return tree_map(ops.asarray, carry), tree_map(lambda *parts: ops.stack(parts), *ordered)
+
+
+def _shapes(tree: Any) -> str:
+    return ", ".join(show(np.shape(x)) for x in tree_leaves(tree)) or "nothing"
 
 
 @functools.wraps(transforms.repeat)

@@ -93,6 +93,8 @@ class Writer:
             self.literals[t.serial] = repr(number if self.double else nearest_f32(number))
 
     def _call(self, t: Tensor) -> str:
+        if t.prim.family == "scan":
+            return self._scan(t)
         rule, attrs = t.prim.array, _attrs(t) if self.double else t.attrs
         if rule is None:
             raise NotImplementedError(f"{t.prim.name} has no array rule")
@@ -105,11 +107,23 @@ class Writer:
         self.scope[rule] = getattr(np, rule)
         return f"{rule}({', '.join(operands)})"
 
+    def _scan(self, t: Tensor) -> str:
+        body = t.attrs["body"]
+        inner = Writer(self.double)
+        inner.names = {x.serial: f"x{k}" for k, x in enumerate(body.leaves)}
+        inner.write(body.roots)
+        step = inner.function(", ".join(inner.names[x.serial] for x in body.leaves), inner.tuple(body.roots))
+        run = _looped(step, len(body.carries), len(body.xs), t.attrs["length"], t.attrs["reverse"])
+        self.scope[f"r{t.serial}"] = run
+        return f"r{t.serial}({', '.join(map(self._array, t.inputs))})"
+
     def _operands(self, t: Tensor) -> list[str]:
         """What the line of `t` reads; of a function that takes arrays and numbers, numbers as they are."""
         xs = read_by(t)
         plain = [x.serial in self.literals or x.serial in self.numbers for x in xs]
-        if t.prim.family != "map" or "{0}" in str(t.prim.array) or all(plain):
+        # A number takes the dtype of a float beside it; with none, as in where(mask, 1.0, 2.0), it would stay a double
+        beside = any(x.dtype.is_float and not p for x, p in zip(xs, plain))
+        if t.prim.family != "map" or "{0}" in str(t.prim.array) or not beside:
             plain = [False] * len(xs)
         return [self._number(x) if p else self._array(x) for x, p in zip(xs, plain)]
 
@@ -119,6 +133,21 @@ class Writer:
     def _array(self, t: Tensor) -> str:
         name = self.names[t.serial]
         return f"xp.asarray({name}, '{'float64' if self.double else 'float32'}')" if t.serial in self.numbers else name
+
+
+def _looped(step: Callable[..., Any], n: int, m: int, length: int, reverse: bool) -> Callable[..., list[Array]]:
+    """A scan, whose first `n` inputs are carries and the next `m` arrays of elements; `step` is one iteration."""
+
+    def run(*inputs: Array) -> list[Array]:
+        carry, xs, shared = inputs[:n], inputs[n : n + m], inputs[n + m :]
+        rows: list[Sequence[Array]] = []
+        for k in reversed(range(length)) if reverse else range(length):
+            values = step(*carry, *(x[k] for x in xs), *shared)
+            carry = values[:n]
+            rows.append(values[n:])
+        return [*carry, *(np.stack(column) for column in zip(*(rows[::-1] if reverse else rows)))]
+
+    return run
 
 
 def _broadcast_from(t: Tensor) -> Tensor:

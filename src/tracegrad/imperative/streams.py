@@ -41,12 +41,22 @@ def manual_seed(seed: int, step: int = 0) -> None:
 @contextmanager
 def at(seed: int, step: int) -> Generator[None]:
     """Inside, the numbers of step `step` of a program with that seed."""
-    before = _stream.seed, _stream.step, _stream.site
+    before = place()
     manual_seed(seed, step)
     try:
         yield
     finally:
-        _stream.seed, _stream.step, _stream.site = before
+        move(before)
+
+
+def place() -> tuple[int, int, int]:
+    """Seed, step, and how many random ops there have been."""
+    return _stream.seed, _stream.step, _stream.site
+
+
+def move(to: tuple[int, int, int]) -> None:
+    """Go on from there."""
+    _stream.seed, _stream.step, _stream.site = to
 
 
 def current_seed() -> int:

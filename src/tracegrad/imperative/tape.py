@@ -96,6 +96,7 @@ class no_grad:  # noqa: N801 as in PyTorch
         if fn is None:
             return object.__new__(cls)
         _refuse_late(fn)
+        _refuse_arguments(fn)
         with cls():
             result = fn()
         if inspect.isawaitable(result):
@@ -134,3 +135,17 @@ def _refuse_late(fn: Any) -> None:
         raise TracegradError.here(f"no_grad takes a function of no arguments, or nothing; got {fn!r}")
     if inspect.iscoroutinefunction(fn) or inspect.isasyncgenfunction(fn) or inspect.isgeneratorfunction(fn):
         raise TracegradError.here(LATE)
+
+
+def _refuse_arguments(fn: Callable[..., Any]) -> None:
+    try:
+        signature = inspect.signature(fn)
+    except ValueError:  # some builtins have none
+        return
+    try:
+        signature.bind()
+    except TypeError as e:
+        raise TracegradError.here(
+            f"no_grad: it calls its function at once, with no arguments, and {getattr(fn, '__name__', fn)} is "
+            f"{e}; to decorate a function write @tg.no_grad()"
+        ) from None

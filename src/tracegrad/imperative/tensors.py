@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, TypeGuard, cast
+from typing import TYPE_CHECKING, Any, TypeGuard, cast
 
 from tracegrad import foreign
 from tracegrad.arrays import np
@@ -262,6 +262,13 @@ class GradTensor(TensorMethods):
     def __iter__(self) -> Iterator[GradTensor]:
         return (cast("GradTensor", self[k]) for k in range(len(self)))
 
+    if not TYPE_CHECKING:  # a checker shall still see misspelled names
+
+        def __getattr__(self, name: str) -> Any:
+            if name.startswith("_"):
+                raise AttributeError(name)
+            raise foreign.missing(self, name, f"a tensor {self.type}")
+
     def __setitem__(self, index: Any, value: Any) -> None:
         raise TraceError.here("a tensor cannot be changed in place; make a new one, with tg.where or tg.concat")
 
@@ -269,6 +276,9 @@ class GradTensor(TensorMethods):
         text = np.array2string(np.asarray(self._array), separator=", ", prefix="tensor(")
         kind = "" if self._spec.dtype.name == "f32" else f", dtype={self._spec.dtype.name}"
         return f"tensor({text}{kind}{', requires_grad=True' if self._requires else ''})"
+
+    def __format__(self, spec: str) -> str:
+        return format(self.item(), spec) if spec else repr(self)
 
     def __copy__(self) -> GradTensor:
         return self

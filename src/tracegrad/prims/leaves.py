@@ -176,7 +176,7 @@ def as_tensor(value: Any, like: DType | None = None) -> Tensor:
     if isinstance(value, Tensor):
         return value
     if isinstance(value, TensorMethods):
-        return literal(cast("Any", value).constant())  # an eager tensor
+        return _around(value)
     if not ambient.is_rewriting() and ambient.active() is None:
         raise TraceError(ambient.NO_TRACE)  # the op adds its name and the line
     value = unboxed(value)
@@ -189,6 +189,17 @@ def as_tensor(value: Any, like: DType | None = None) -> Tensor:
             "cast the tensor first, tg.cast(x, tg.f32)"
         )
     return const(fitting(value, dtype), dtype)
+
+
+def _around(value: TensorMethods) -> Tensor:
+    """An eager tensor that the traced function closes over: a further argument if it runs at once, or a constant."""
+    running, x = ambient.active(), cast("Any", value)
+    if running is None or running.closed is None or x.dtype.name not in ("f32", "f64"):
+        return literal(x.constant())
+    if id(value) not in running.closed:
+        name = f"closed.{len(running.closed)}"
+        running.closed[id(value)] = value, leaf("input", name, TensorType(f32, x.shape))
+    return running.closed[id(value)][1]
 
 
 def as_tensors(*values: Any) -> tuple[Tensor, ...]:

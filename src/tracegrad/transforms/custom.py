@@ -19,7 +19,7 @@ from tracegrad.errors import ShapeError, TraceError
 from tracegrad.ir import Tensor, bind, toposort
 from tracegrad.prims.composites import composite
 from tracegrad.prims.elementwise import VARIABLE
-from tracegrad.prims.leaves import as_tensor, const
+from tracegrad.prims.leaves import LEAF, as_tensor, const
 from tracegrad.prims.rules import Tangents, spread, total, zeros_like
 from tracegrad.prims.views import BARRIER, reshape
 from tracegrad.transforms.forwards import repeated, replayed
@@ -93,7 +93,8 @@ def checkpoint(fn: Callable[..., Any]) -> Callable[..., Any]:
 def _checkpointed(y: Tensor, begin: int) -> Tensor:
     """`y`, of which the nodes made since `begin` are to be computed again."""
     inside = toposort([y], begin)
-    older = {x.serial: x for t in inside for x in t.inputs if x.serial < begin}
+    # a leaf is given, also where `fn` was the first to mention it
+    older = {x.serial: x for t in inside for x in t.inputs if x.serial < begin or x.prim is LEAF}
     if not y.dtype.is_float or not older or y.serial < begin:
         return y
     xs = list(older.values())

@@ -16,7 +16,6 @@ from tracegrad import ambient
 from tracegrad.dtypes import TensorType, u32
 from tracegrad.errors import ShapeError, TraceError
 from tracegrad.ir import Tensor
-from tracegrad.methods import op
 from tracegrad.prims.elementwise import cast
 from tracegrad.prims.leaves import as_tensor, iota, placeholder
 from tracegrad.prims.views import permute
@@ -114,12 +113,10 @@ def _types(xs: Sequence[Tensor]) -> list[TensorType]:
     return [TensorType(u32, ()), *[TensorType(x.dtype, x.shape[1:]) for x in xs]]
 
 
-@op
 def _argument(x: Any, axis: int) -> Tensor:
     t = as_tensor(x)
-    if not t.ndim:
-        raise ShapeError(f"{t.type} has no axis {axis} to map over; give it None in in_axes")
-    normalize_axis(axis, t.ndim)
+    if not -t.ndim <= axis < t.ndim:
+        raise ShapeError.here(f"vmap: {t.type} has no axis {axis} to map over; give it another in in_axes, or None")
     return t
 
 
