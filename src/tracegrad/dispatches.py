@@ -19,6 +19,8 @@ from tracegrad.places import plan_launches
 from tracegrad.plan import optimize
 from tracegrad.program import Program
 
+COUNTED = "bytes and FLOP: what must be done at least, every element of memory and every value counted once"
+
 
 @dataclass(frozen=True, slots=True)
 class DispatchInfo:

@@ -13,6 +13,7 @@ from tracegrad.build import trace_forward as _trace_forward
 from tracegrad.build import trace_training
 from tracegrad.errors import DeviceError
 from tracegrad.forward import CompiledForward
+from tracegrad.inputs import seed_or_new
 from tracegrad.ir import Graph
 from tracegrad.optim.optimizer import Optimizer
 from tracegrad.own import OwnParameters
@@ -22,7 +23,7 @@ from tracegrad.runtime.browser import BrowserSession
 from tracegrad.runtime.cpu import CpuSession
 from tracegrad.runtime.native import NativeSession
 from tracegrad.runtime.tab import IN_TAB
-from tracegrad.training import CompiledTraining, checked_seed
+from tracegrad.training import CompiledTraining
 
 DEVICES = ("auto", "webgpu", "cpu")
 
@@ -76,7 +77,7 @@ def compile_forward(
     forward:  forward(m, **inputs) -> tensor, or a tuple or dict of tensors.
     inputs:   as for `compile`; a None dimension is chosen by each call, and one program is kept per size.
     """
-    host = OwnParameters(model, checked_seed(seed), session_factory(device))
+    host = OwnParameters(model, seed_or_new(seed), session_factory(device))
     return CompiledForward(host, forward, inputs, max_cached_shapes, owner=True)
 
 

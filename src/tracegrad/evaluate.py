@@ -7,25 +7,35 @@ from functools import cache
 from types import CodeType
 from typing import Any
 
-from tracegrad.ir import Tensor, toposort
+from tracegrad.ir import Tensor, rewrite, toposort
 from tracegrad.passes.expand import expand_composites
+from tracegrad.prims.leaves import LEAF
 from tracegrad.transforms.loops import Body
 
 
 def evaluate(roots: Sequence[Tensor], env: Mapping[str, Any], xp: Any) -> list[Any]:
     """Arrays of `roots`; `env` maps each leaf's name to its array."""
     roots = expand_composites(roots)
-    values: dict[int, Any] = {}
-    for t, value in run(roots, env, xp):
-        values[t.serial] = value
+    values = {t.serial: value for t, value in run(roots, env, xp)}
     return [values[t.serial] for t in roots]
+
+
+def named_by_role(roots: Sequence[Tensor]) -> list[Tensor]:
+    """`roots` with leaves named "param.l1.W", "input.x", ...: one name may stand for leaves of several roles."""
+
+    def rule(t: Tensor, inputs: tuple[Tensor, ...]) -> Tensor | None:
+        if t.prim is not LEAF:
+            return None
+        return Tensor(t.prim, inputs, {**t.attrs, "name": f"{t.attrs['role']}.{t.name}"}, t.type, t.site)
+
+    return rewrite(roots, rule)
 
 
 def run(roots: Sequence[Tensor], env: Mapping[str, Any], xp: Any) -> Iterator[tuple[Tensor, Any]]:
     """Every node of an expanded graph with its value, in order."""
     values: dict[int, Any] = {}
     for t in toposort(roots):
-        if t.prim.name == "leaf":
+        if t.prim is LEAF:
             value = xp.asarray(env[t.name])
         elif t.prim.family == "scan":
             value = _scanned(t, [values[x.serial] for x in t.inputs], xp)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from html import escape
 from pathlib import Path
 
-from tracegrad.dispatches import DispatchInfo, dispatches_of
+from tracegrad.dispatches import COUNTED, DispatchInfo, dispatches_of
 from tracegrad.errors import Site
 from tracegrad.ir import Graph
 from tracegrad.kernels.costs import Cost
@@ -19,7 +19,6 @@ from tracegrad.runtime.base import DeviceInfo, as_run
 from tracegrad.tables import Table, amount, fragment, page, written
 
 HEAD = ("#", "kernel", "what", "workgroups", "read", "written", "FLOP", "FLOP/B", "lines")
-COUNTED = "bytes and FLOP: what must be done at least, every element of memory and every value counted once"
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -79,8 +78,8 @@ class Explanation:
         return f"<Explanation of a {self.title}; print it, or save it as HTML>"
 
     def _repr_html_(self) -> str:
-        memory = Table(("memory", "bytes"), [(role, f"{n:,}") for role, n in self.memory.items()], left=("memory",))
-        parts = [f"<h3>{escape(self.title)}</h3>", self.table().html(), f"<div>{COUNTED}</div>", memory.html()]
+        memory = self.memory.table().html()
+        parts = [f"<h3>{escape(self.title)}</h3>", self.table().html(), f"<div>{COUNTED}</div>", memory]
         for title, sites, form, wgsl in self.kernels():
             lines = "\n".join(site.describe() for site in sites)
             inner = [_folded("form", form), _folded("WGSL", wgsl)]

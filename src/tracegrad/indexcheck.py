@@ -11,9 +11,8 @@ from typing import Any
 
 from tracegrad.arrays import np
 from tracegrad.errors import InputError, located
-from tracegrad.evaluate import evaluate
-from tracegrad.ir import Graph, Tensor, rewrite, toposort
-from tracegrad.nonfinite import named_by_role
+from tracegrad.evaluate import evaluate, named_by_role
+from tracegrad.ir import Graph, Tensor, toposort
 from tracegrad.transforms.loops import Body, item
 
 
@@ -27,7 +26,7 @@ def check_indices(graph: Graph, env: Mapping[str, Any]) -> None:
 
     env: an array for each leaf, by role and name, as for `nonfinite.explain`.
     """
-    nodes, indices = _indexed(rewrite(graph.roots, named_by_role))
+    nodes, indices = _indexed(named_by_role(graph.roots))
     with np.errstate(all="ignore"):
         values = [np.asarray(x) for x in evaluate(indices, env, np)]
     for t, x in zip(nodes, values, strict=True):

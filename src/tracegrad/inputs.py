@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
@@ -12,6 +13,7 @@ from tracegrad.errors import InputError
 from tracegrad.program import Field
 
 Array = Any
+SEEDS = 2**32
 LARGEST_F32 = float(np.finfo(np.float32).max)
 
 
@@ -105,6 +107,18 @@ def _filling(x: Array, shapes: Sequence[tuple[int | None, ...]]) -> Array:
         if x.size and known and (x.size == known if not free else free == 1 and x.size % known == 0):
             return x.reshape([x.size // known if n is None else n for n in shape])
     return x
+
+
+def checked_seed(seed: Any, what: str = "seed") -> int:
+    """`seed` as an int; InputError unless it is an integer that fits u32."""
+    if isinstance(seed, bool) or not isinstance(seed, (int, np.integer)) or not 0 <= seed < SEEDS:
+        raise InputError.here(f"{what} must be an integer from 0 to {SEEDS - 1}, got {seed!r}")
+    return int(cast("int", seed))
+
+
+def seed_or_new(seed: int | None) -> int:
+    """`seed`, checked; another one each time for None."""
+    return int.from_bytes(os.urandom(4), "little") if seed is None else checked_seed(seed)
 
 
 def describe(x: Array) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from tracegrad.program import Program
+from tracegrad.tables import Table
 
 NAMES = {
     "param": "parameters",
@@ -36,12 +37,12 @@ class Memory(Mapping[str, int]):
     def __len__(self) -> int:
         return len(self._bytes)
 
-    def __str__(self) -> str:
+    def table(self) -> Table:
+        """A row a role, and the total."""
         rows = [(NAMES.get(role, role), f"{n:,}") for role, n in self._bytes.items() if n or role != "const"]
-        rows = [("memory", "bytes"), *rows]
-        a, b = (max(len(row[k]) for row in rows) for k in (0, 1))
-        lines = [f"{name:<{a}}  {n:>{b}}" for name, n in rows]
-        rule = "-" * len(lines[0])
-        return "\n".join([lines[0], rule, *lines[1:-1], rule, lines[-1]])
+        return Table(("memory", "bytes"), rows, left=("memory",), total=True)
+
+    def __str__(self) -> str:
+        return self.table().text()
 
     __repr__ = __str__

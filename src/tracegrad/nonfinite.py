@@ -7,8 +7,8 @@ from typing import Any
 
 from tracegrad.arrays import HAVE_NUMPY, np
 from tracegrad.errors import located
-from tracegrad.evaluate import evaluate, iterations, run
-from tracegrad.ir import Graph, Tensor, rewrite
+from tracegrad.evaluate import evaluate, iterations, named_by_role, run
+from tracegrad.ir import Graph, Tensor
 from tracegrad.passes.expand import expand_composites
 
 ROLES = {"param": "parameter", "frozen": "parameter", "input": "input", "state": "state", "hyper": "hyperparameter"}
@@ -40,7 +40,7 @@ def explain(graph: Graph, env: Mapping[str, Any]) -> str:
 
 def first_nonfinite(graph: Graph, env: Mapping[str, Any]) -> tuple[Tensor, Any] | None:
     """The first node to blame for what is not finite in the loss or the gradients, and its value."""
-    return _first(expand_composites(rewrite(graph.roots, named_by_role)), env)
+    return _first(expand_composites(named_by_role(graph.roots)), env)
 
 
 def _first(roots: Sequence[Tensor], env: Mapping[str, Any]) -> tuple[Tensor, Any] | None:
@@ -63,13 +63,6 @@ def _inside(scan: Tensor, env: Mapping[str, Any]) -> tuple[Tensor, Any] | None:
     with np.errstate(all="ignore"):
         steps = iterations(scan, evaluate(scan.inputs, env, np), np)
         return next(filter(None, (_first(roots, given) for given, _ in steps)), None)
-
-
-def named_by_role(t: Tensor, inputs: tuple[Tensor, ...]) -> Tensor | None:
-    """A parameter, an input and a hyperparameter may have one name; the environment has one entry each."""
-    if t.prim.name != "leaf":
-        return None
-    return Tensor(t.prim, inputs, {**t.attrs, "name": f"{t.attrs['role']}.{t.name}"}, t.type, t.site)
 
 
 def _judge(t: Tensor, x: Any, state: Mapping[int, int]) -> int:

@@ -9,8 +9,7 @@ from tracegrad import params
 from tracegrad.arrays import handed_out
 from tracegrad.knobs import Knobs, Rate
 from tracegrad.lr import as_schedule
-from tracegrad.nn.module import named_parameters
-from tracegrad.program import Field, Program
+from tracegrad.program import Program
 from tracegrad.runtime.base import Session
 from tracegrad.worker import Worker
 
@@ -75,10 +74,7 @@ class OwnParameters:
         self.model, self.seed = model, seed
         self.version: object = self
         self.layout: Program | None = None
-        self.fields = [
-            Field(name, 0, 0, p.dtype.name, p.shape, {"init": p.init.spec()})
-            for name, p in named_parameters(model).items()
-        ]
+        self.fields = params.declared(model)
         self._values = params.drawn(self.fields, seed)
         self._program: Program | None = None  # any that was loaded: all lay the parameters out alike
         self._programs = 0  # loaded now: without any there is no buffer to write to

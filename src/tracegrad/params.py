@@ -8,12 +8,18 @@ from typing import Any
 from tracegrad import init
 from tracegrad.errors import InputError
 from tracegrad.inputs import fit_value
+from tracegrad.nn.module import named_parameters
 from tracegrad.program import Field, Program
 from tracegrad.runtime.base import Session
 from tracegrad.runtime.draw import draw
 from tracegrad.runtime.storage import from_storage, to_storage
 
 Array = Any
+
+
+def declared(model: Any) -> list[Field]:
+    """The parameters of a model, in declaration order; they lie nowhere yet."""
+    return [Field(n, 0, 0, p.dtype.name, p.shape, {"init": p.init.spec()}) for n, p in named_parameters(model).items()]
 
 
 def drawn(fields: Sequence[Field], seed: int) -> dict[str, Array]:

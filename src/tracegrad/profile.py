@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from tracegrad.arrays import np
-from tracegrad.dispatches import DispatchInfo, dispatches_of, run_order
+from tracegrad.dispatches import COUNTED, DispatchInfo, dispatches_of, run_order
 from tracegrad.dtypes import DTYPES
 from tracegrad.errors import InputError
 from tracegrad.ir import Graph
@@ -78,7 +78,7 @@ class Profile:
         return (
             f"{len(self.rows)} dispatches on {self.device}: {duration(self.seconds)}",
             f"time: median of {runs} runs, by {self.timings.clock}",
-            "bytes and FLOP: what must be done at least, every element of memory and every value counted once",
+            COUNTED,
             f"of limit: the nearer of the two {self.limits}",
             "more than 100%: what was read lay in a cache, or is less than counted",
         )

@@ -15,11 +15,10 @@ from typing import Any
 
 from tracegrad.arrays import np
 from tracegrad.errors import located
-from tracegrad.evaluate import evaluate
-from tracegrad.ir import Graph, Tensor, rewrite
+from tracegrad.evaluate import evaluate, named_by_role
+from tracegrad.ir import Graph, Tensor
 from tracegrad.kernels.stored import stored_nodes
 from tracegrad.layout import Persistent, Place
-from tracegrad.nonfinite import named_by_role
 from tracegrad.passes.place import COMPUTING
 from tracegrad.plan import make_program, optimize
 from tracegrad.program import Program
@@ -54,7 +53,7 @@ def compare(
     env:   a leaf's array by role and name.
     parts: of the arrays that hold one value for each element of all parameters: each is measured by its own size.
     """
-    roots = rewrite(list(nodes.values()), named_by_role)
+    roots = named_by_role(list(nodes.values()))
     double = {n: np.asarray(x, np.float64) if np.asarray(x).dtype == np.float32 else x for n, x in env.items()}
     with np.errstate(all="ignore"):
         singles, doubles = evaluate(roots, env, np), evaluate(roots, double, np)

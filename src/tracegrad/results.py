@@ -198,8 +198,7 @@ class Pending(Generic[T]):
 
     def __await__(self) -> Generator[Any, None, T]:
         if not self._done:
-            # Whoever awaits has asyncio loaded; importing it here would cost every user 40 ms.
-            loop = cast("Any", sys.modules["asyncio"]).get_running_loop()
+            loop = tab.event_loop()
             future = loop.create_future()
             self._wanted = True
             self.add_done_callback(lambda _: _wake(loop, future))

@@ -10,8 +10,7 @@ from tracegrad.imperative import streams
 from tracegrad.imperative.tensors import GradTensor
 from tracegrad.inputs import as_array
 from tracegrad.nn.module import bound, named_parameters
-from tracegrad.params import drawn
-from tracegrad.program import Field
+from tracegrad.params import declared, drawn
 from tracegrad.training import CompiledTraining
 
 M = TypeVar("M")
@@ -31,11 +30,7 @@ def instantiate(model: M, seed: int | None = None) -> M:
     tensor([[1.],
             [2.]])
     """
-    parameters = named_parameters(model)
-    fields = [Field(n, 0, 0, p.dtype.name, p.shape, {"init": p.init.spec()}) for n, p in parameters.items()]
-    values = drawn(fields, streams.current_seed() if seed is None else seed)
-    tensors = {n: GradTensor(values[n], p.trainable) for n, p in parameters.items()}
-    return bound(model, cast("Any", tensors))
+    return _with_values(model, drawn(declared(model), streams.current_seed() if seed is None else seed))
 
 
 def eager(forward: Callable[..., Any], model: Any, /, **inputs: Any) -> Any:
@@ -59,15 +54,15 @@ def eager(forward: Callable[..., Any], model: Any, /, **inputs: Any) -> Any:
     """
     values = {n: x if isinstance(x, GradTensor) else GradTensor(as_array(x)) for n, x in inputs.items()}
     if isinstance(model, CompiledForward):
-        return forward(_current(model.host.model, model.download_params()), **values)
+        return forward(_with_values(model.host.model, model.download_params()), **values)
     if isinstance(model, CompiledTraining):
-        now = _current(model.model, model.download_params())  # waits for the steps queued so far
+        now = _with_values(model.model, model.download_params())  # waits for the steps queued so far
         with streams.at(model.seed, model.version.counter + 1):
             return forward(now, **values)
     return forward(instantiate(model) if named_parameters(model) else model, **values)
 
 
-def _current(model: Any, values: dict[str, Any]) -> Any:
-    """The model with these values in the places of its parameters."""
+def _with_values(model: M, values: dict[str, Any]) -> M:
+    """The model with eager tensors of these values in the places of its parameters."""
     tensors = {n: GradTensor(values[n], p.trainable) for n, p in named_parameters(model).items()}
     return bound(model, cast("Any", tensors))

@@ -7,6 +7,7 @@ from typing import Any
 
 from tracegrad.nn.module import Parameter, named_parameters
 from tracegrad.shapes import show
+from tracegrad.tables import Table
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -26,18 +27,14 @@ class Summary:
         return sum(p.size for p in self.parameters.values() if p.trainable)
 
     def __str__(self) -> str:
-        rows = [("name", "type", "count", "init")]
+        rows: list[tuple[str, ...]] = []
         for name, p in self.parameters.items():
             kind = p.init.spec()["kind"] if p.trainable else f"{p.init.spec()['kind']}, fixed"
             rows.append((name, f"{p.dtype}{show(p.shape)}", f"{p.size:,}", kind))
         rows.append(("total", "", f"{self.total:,}", f"{4 * self.total / 1e6:.2f} MB"))
-        a, b, c, _ = (max(len(row[k]) for row in rows) for k in range(4))
-        lines = [f"{name:<{a}}  {kind:<{b}}  {count:>{c}}  {init}".rstrip() for name, kind, count, init in rows]
-        rule = "-" * max(map(len, lines))
-        text = [lines[0], rule, *lines[1:-1], rule, lines[-1]]
-        if self.trainable != self.total:
-            text.append(f"of which trainable: {self.trainable:,}")
-        return "\n".join(text)
+        table = Table(("name", "type", "count", "init"), rows, left=("name", "type", "init"), total=True)
+        rest = f"\nof which trainable: {self.trainable:,}" if self.trainable != self.total else ""
+        return table.text(widest=max(len(x) for row in rows for x in row)) + rest
 
     __repr__ = __str__
 

@@ -26,6 +26,7 @@ class Table:
     head: Sequence[str]
     rows: Sequence[Sequence[str]]
     left: Sequence[str] = ()
+    total: bool = False  # is the last row one?
 
     def text(self, widest: int = 48) -> str:
         """Columns with spaces between; texts wider than `widest` are cut."""
@@ -33,7 +34,10 @@ class Table:
         widths = [max(len(row[k]) for row in cut) for k in range(len(self.head))]
         sides = ["<" if name in self.left else ">" for name in self.head]
         lines = ["  ".join(f"{x:{s}{w}}" for x, s, w in zip(row, sides, widths)).rstrip() for row in cut]
-        return "\n".join([lines[0], "-" * max(map(len, lines)), *lines[1:]])
+        rule = "-" * max(map(len, lines))
+        if self.total:
+            lines.insert(-1, rule)
+        return "\n".join([lines[0], rule, *lines[1:]])
 
     def html(self) -> str:
         """A table element."""

@@ -9,16 +9,16 @@ import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any, cast
+from typing import Any
 
 from tracegrad import checkpoints, params
-from tracegrad.arrays import handed_out, np
+from tracegrad.arrays import handed_out
 from tracegrad.build import build_training
 from tracegrad.errors import InputError
 from tracegrad.export import Contents, export
 from tracegrad.fit import History, fit
 from tracegrad.forward import CompiledForward
-from tracegrad.inputs import check_inputs, merge
+from tracegrad.inputs import check_inputs, checked_seed, merge, seed_or_new
 from tracegrad.inspection import Inspected
 from tracegrad.knobs import Knobs, Rate, settable
 from tracegrad.lr import Schedule, as_schedule
@@ -30,7 +30,6 @@ from tracegrad.steps import StepCall, Stepper, split_steps
 from tracegrad.worker import Worker
 
 Array = Any
-SEEDS = 2**32
 EMA = "ema"  # the optimizer state of the parameters' averages
 
 
@@ -56,7 +55,7 @@ class CompiledTraining(Inspected):
         self._loss, self._declared, self._keep_grads = loss, dict(inputs), keep_grads
         self._lock = threading.Lock()
         self.model, self._optimizer = model, optimizer
-        self._stepper = self._build(model, optimizer, checked_seed(seed))
+        self._stepper = self._build(model, optimizer, seed_or_new(seed))
         self._knobs = self._fresh_knobs(self._stepper, optimizer)
         self.worker = Worker(session_factory)
         self._finalizer = weakref.finalize(self, self.worker.close)  # also at exit, before the interpreter goes
@@ -324,13 +323,3 @@ class CompiledTraining(Inspected):
 
     def __exit__(self, kind: type[BaseException] | None, e: BaseException | None, tb: TracebackType | None) -> None:
         self.close()
-
-
-def checked_seed(seed: int | None) -> int:
-    """`seed`, or a new one for None; InputError unless it fits u32."""
-    if seed is None:
-        return int.from_bytes(os.urandom(4), "little")
-    whole = isinstance(cast("object", seed), (int, np.integer)) and not isinstance(seed, bool)
-    if not whole or not 0 <= seed < SEEDS:
-        raise InputError.here(f"seed must be an integer from 0 to {SEEDS - 1}, got {seed!r}")
-    return int(seed)

@@ -98,7 +98,7 @@ class Plan:
         writer = self._writer()
         roots = self._simplified(self.roots)
         writer.write(roots)
-        self.forward = writer.function(self._parameters(writer), self._values(writer, roots))
+        self.forward = writer.function(self._parameters(), self._values(writer, roots))
 
     def recorded(self, mask: Mask) -> Recorded:
         """The plan that also saves what the backward to the inputs of `mask` reads."""
@@ -123,7 +123,7 @@ class Plan:
         writer = self._writer()
         writer.write([*roots, *(t for ts in saved for t in ts)])
         kept = "(" + "".join(f"{writer.tuple(ts)}, " for ts in saved) + ")" if self.pack else writer.tuple(saved[0])
-        run = writer.function(self._parameters(writer), f"{self._values(writer, roots)}, {kept}")
+        run = writer.function(self._parameters(), f"{self._values(writer, roots)}, {kept}")
         pullbacks = tuple(self._pullback(gs, ts, ct) if gs else None for gs, ts, ct in zip(grads, saved, cts))
         return Recorded(run, pullbacks, sources)
 
@@ -147,7 +147,7 @@ class Plan:
                 writer.lines.append(f"{name} = indices({name}, {n}, {exempt}, {below})")
         return writer
 
-    def _parameters(self, writer: Writer) -> str:
+    def _parameters(self) -> str:
         return ", ".join(f"x{k}" for k in range(len(self.inputs)))
 
     def _values(self, writer: Writer, roots: Sequence[Tensor]) -> str:

@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 from tracegrad.arrays import np
-from tracegrad.errors import InputError
-
-SEEDS = 2**32
+from tracegrad.inputs import checked_seed, seed_or_new
 
 
 class _Stream:
     """Where the next random op stands. Sites are counted over calls; compiled programs count those of one trace."""
 
     def __init__(self) -> None:
-        self.seed = int.from_bytes(os.urandom(4), "little")
+        self.seed = seed_or_new(None)
         self.step = 0
         self.site = 0
 
@@ -33,9 +30,7 @@ def manual_seed(seed: int, step: int = 0) -> None:
     next. Also the seed of parameters that `tg.eager` and `tg.instantiate` draw.
     Raises InputError unless it fits u32.
     """
-    if isinstance(seed, bool) or not hasattr(seed, "__index__") or not 0 <= int(seed) < SEEDS:
-        raise InputError.here(f"manual_seed: seed must be an integer from 0 to {SEEDS - 1}, got {seed!r}")
-    _stream.seed, _stream.step, _stream.site = int(seed), step, 0
+    _stream.seed, _stream.step, _stream.site = checked_seed(seed, "manual_seed: seed"), step, 0
 
 
 @contextmanager

@@ -1,6 +1,6 @@
 """Split long, narrow folds and products in two, so that more than a few workgroups have work.
 
-Occupancy decides small reductions: without this pass the CNN of docs/performance.md was three times slower.
+Occupancy decides small reductions: without this pass the CNN of bench/steps.py was three times slower.
 """
 
 from __future__ import annotations

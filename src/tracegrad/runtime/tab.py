@@ -46,7 +46,7 @@ def has_webgpu() -> bool:
 
 
 def event_loop() -> Any:
-    """The tab's. Pyodide has asyncio loaded; importing it would cost every user elsewhere 40 ms."""
+    """The one that runs. Who awaits has asyncio loaded, and so has Pyodide; importing it here would cost 40 ms."""
     return cast("Any", sys.modules["asyncio"]).get_running_loop()
 
 
