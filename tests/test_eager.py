@@ -24,7 +24,7 @@ from tracegrad.dtypes import TensorType, f32
 from tracegrad.evaluate import evaluate
 from tracegrad.imperative import construct, plans
 from tracegrad.ir import PRIMITIVES
-from tracegrad.prims.leaves import leaf
+from tracegrad.prims.leaves import leaf, literal
 from tracegrad.transforms.grad import gradients
 
 by_name = {"argnames": "case", "ids": lambda c: c.name}
@@ -134,7 +134,7 @@ def test_arrays_and_numbers_run_at_once_too() -> None:
         (lambda x: x.set_grad(1.0), tg.ShapeError, "set_grad: the gradient is f32[], the tensor is f32[3]"),
         (lambda x: tg.tensor([1.0]).set_grad([1.0]), tg.TraceError, "set_grad: f32[1] requires no gradient"),
         (lambda x: tg.parameter([1, 2], dtype=tg.i32), tg.DTypeError, "only floats have gradients"),
-        (lambda x: tg.tensor(["a"]), tg.DTypeError, "no numbers"),
+        (lambda x: tg.tensor(["a"]), tg.DTypeError, "neither numbers"),
         (lambda x: tg.tensor([0.5], dtype=tg.i32), tg.DTypeError, "do not fit i32"),
         (lambda x: tg.GradTensor.scalar([1.0]), tg.ShapeError, "takes one number"),  # type: ignore[arg-type]
         (lambda x: x.item(), tg.ShapeError, "has 3 elements"),
@@ -306,8 +306,17 @@ def test_random_ops_have_the_numbers_of_a_compiled_step() -> None:
         np.testing.assert_array_equal(found[name].numpy(), value)
     again = tg.eager(draw, model, x=x)
     assert again["b"].tolist() != found["b"].tolist()
-    with pytest.raises(tg.InputError, match="manual_seed"):
-        tg.manual_seed(-1)
+    for seed in (-1, None, 1.5, np.array([1.5])):
+        with pytest.raises(tg.InputError, match="manual_seed"):
+            tg.manual_seed(seed)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("dtype", ["uint8", "uint32", "uint64", "int64", "bool", "float64"])
+def test_arrays_become_the_same_dtype_everywhere(dtype: str) -> None:
+    x = np.ones(2, dtype)
+    with tracing():
+        traced = literal(x).dtype
+    assert tg.tensor(x).dtype == traced and np.asarray(tg.vmap(lambda x: x)(x)).dtype == traced.numpy
 
 
 def test_dropout_goes_back_through_its_own_mask_also_later() -> None:

@@ -371,7 +371,7 @@ class RunWork:
     def recover(self, session: Session, outputs: dict[str, Any]) -> None:
         """The device computed something else than the reference. A forward changes nothing."""
         assert self.checked is not None
-        found = self.checked.explain(session)
+        found = self.checked.blame(session)
         self.pending.resolve(Failed(DeviceError(f"run: {self.differs} (TRACEGRAD_CHECK)\n{found}")))
 
     def fail(self, error: BaseException) -> None:

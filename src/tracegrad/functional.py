@@ -24,6 +24,7 @@ from tracegrad.imperative import streams
 from tracegrad.imperative.plans import Plan
 from tracegrad.imperative.spell import f64
 from tracegrad.imperative.tensors import GradTensor, ran
+from tracegrad.imperative.values import nearest
 from tracegrad.inputs import cast_lossless
 from tracegrad.ir import Tensor, toposort
 from tracegrad.prims.leaves import LEAF, leaf
@@ -35,7 +36,6 @@ __all__ = [
     "value_and_grad", "vjp", "vmap",
 ]  # fmt: skip
 
-KINDS = {"f": "f32", "i": "i32", "u": "i32", "b": "bool"}  # our dtype for each kind of array
 F = TypeVar("F", bound=Callable[..., Any])
 
 
@@ -101,11 +101,8 @@ def _eager(roots: list[Tensor], leaves: list[Tensor], tensors: list[Any], env: d
 def _array(x: Any) -> Any:
     """An argument as an array of one of our dtypes."""
     a = np.asarray(x)
-    name = KINDS.get(a.dtype.kind)
-    if name is None:
-        raise DTypeError.here(f"an argument of dtype {a.dtype} is neither numbers nor truth values")
     try:
-        return cast_lossless(a, "u32" if a.dtype == np.uint32 else name)
+        return cast_lossless(a, nearest(a).name)
     except InputError as e:
         raise DTypeError(located(str(e), call_site())) from None
 

@@ -24,7 +24,7 @@ def enabled() -> bool:
 def check_indices(graph: Graph, env: Mapping[str, Any]) -> None:
     """InputError naming the first op whose index lies outside, with the index, its range and the user's line.
 
-    env: an array for each leaf, by role and name, as for `nonfinite.explain`.
+    env: an array for each leaf, by role and name, as for `nonfinite.blame`.
     """
     nodes, indices = _indexed(named_by_role(graph.roots))
     with np.errstate(all="ignore"):

@@ -15,7 +15,7 @@ ROLES = {"param": "parameter", "frozen": "parameter", "input": "input", "state":
 FINITE, MEANT, BAD = range(3)  # MEANT: infinite because a constant is, as the fill of a mask
 
 
-def explain(graph: Graph, env: Mapping[str, Any]) -> str:
+def blame(graph: Graph, env: Mapping[str, Any]) -> str:
     """The first node, in order, with a non-finite value whose inputs were all finite; with the user's line.
 
     env: an array for each leaf of the graph, by role and name: "param.l1.W", "input.x", "hyper.lr". Leaves that are not

@@ -106,7 +106,7 @@ class Checked:
         found = compare({n: t for n, t in named.items() if n in values}, self.env, values, _parts(self.program))
         return str(found[0]) if found else ""
 
-    def explain(self, session: Session) -> str:
+    def blame(self, session: Session) -> str:
         """Undo what the run wrote, and name the first op that differs."""
         for name, values in self.before.items():
             session.write(name, values)

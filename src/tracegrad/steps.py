@@ -14,7 +14,7 @@ from tracegrad.errors import DeviceError, InputError, NonFiniteError
 from tracegrad.indexcheck import check_indices
 from tracegrad.ir import Graph
 from tracegrad.knobs import PREFIX, Knobs
-from tracegrad.nonfinite import explain
+from tracegrad.nonfinite import blame
 from tracegrad.program import Field, Program
 from tracegrad.results import Aborted, Aux, Captures, CompletedStep, Failed, Pending, StepResult, failure
 from tracegrad.runtime.base import Session, Timings
@@ -206,7 +206,7 @@ class StepWork:
         try:
             hyper = call.knobs.upload(call.stepper.hyper, self.step, call.stepper.seed)
             inputs = by_role("input", self.arrays)
-            found = explain(call.stepper.graph, {**call.stepper.read(session), **inputs, **hyper})
+            found = blame(call.stepper.graph, {**call.stepper.read(session), **inputs, **hyper})
         except Exception as e:  # the step failed for its own reason; that the search failed too must not hide it
             found = f"the first op to blame could not be found: {type(e).__name__}: {e}"
         finally:
@@ -226,7 +226,7 @@ class StepWork:
     def _undo(self, session: Session, checked: reference.Checked) -> None:
         """The device computed something else than the reference: the step does not count."""
         call = self.call
-        found = checked.explain(session)
+        found = checked.blame(session)
         call.knobs.rate.rewind(self.step)
         call.stepper.rewind(session)
         head = f"{call.what}: step {self.step}: {self.differs} (TRACEGRAD_CHECK); nothing was changed by it"

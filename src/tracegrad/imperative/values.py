@@ -65,9 +65,13 @@ def _own(data: Any, x: Array) -> DType:
     """The dtype of a value that none was asked for."""
     if isinstance(data, TensorMethods):
         return cast("Any", data).dtype
-    kind = x.dtype.kind
-    if isinstance(data, (int, float, list, tuple)) and kind in "iu":
+    if isinstance(data, (int, float, list, tuple)) and x.dtype.kind in "iu":
         return f32
-    if kind not in KINDS:
-        raise InputError(f"{x.dtype.name} values are no numbers of tensors")
-    return i32 if kind == "u" and x.dtype.itemsize < 4 else KINDS[kind]
+    return nearest(x)
+
+
+def nearest(x: Array) -> DType:
+    """The dtype that an array becomes, as in a trace: of unsigned integers only those of 32 bits are u32."""
+    if x.dtype.kind not in KINDS:
+        raise InputError(f"{x.dtype.name} values are neither numbers nor truth values")
+    return i32 if x.dtype.kind == "u" and x.dtype.itemsize != 4 else KINDS[x.dtype.kind]
