@@ -26,8 +26,8 @@ from tracegrad.build import Built, build_forward
 from tracegrad.dtypes import InputType
 from tracegrad.errors import InputError
 from tracegrad.forward import CompiledForward
+from tracegrad.hypers import PREFIX
 from tracegrad.inputs import as_array, cast_lossless, describe
-from tracegrad.knobs import PREFIX
 from tracegrad.program import VERSION, Field, Program
 from tracegrad.resident import make_feed
 from tracegrad.runtime.javascript import core, runtime, source, without_imports

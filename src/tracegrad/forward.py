@@ -15,10 +15,11 @@ from tracegrad.build import Built, build_forward, check_signature, trace_sites
 from tracegrad.dtypes import InputType
 from tracegrad.errors import AbortedError, DeviceError, InputError
 from tracegrad.explain import Explanation, explained
+from tracegrad.hypers import PREFIX
 from tracegrad.inputs import as_array, check_inputs, merge
 from tracegrad.inputtypes import input_types
 from tracegrad.ir import Graph
-from tracegrad.knobs import PREFIX, Knobs, Rate
+from tracegrad.knobs import Knobs, Rate
 from tracegrad.own import Host
 from tracegrad.patches import check_patches, no_patches
 from tracegrad.profile import Profile, blank_inputs, checked_steps, make_profile

@@ -13,6 +13,7 @@ from tracegrad.ir import Tensor
 from tracegrad.methods import METHODS
 from tracegrad.prims.leaves import leaf
 
+PREFIX = "hyper."  # of their names among the inputs of a program
 COMPLEMENT = "1-"  # a leaf "1-beta1" is uploaded as 1 - beta1: 1 - f32(0.999) would lose five digits
 RESERVED = ("seed", "step")  # counters of the trace, not hyperparameters
 

@@ -293,6 +293,11 @@ class Graph:
         """Everything the program must compute."""
         return [*self.outputs.values(), *self.captures.values(), *self.writes.values()]
 
+    @property
+    def results(self) -> dict[str, Tensor]:
+        """What a run gives, by the names that its program has for it."""
+        return {**self.outputs, **{f"capture.{name}": t for name, t in self.captures.items()}}
+
     def with_roots(self, roots: Sequence[Tensor]) -> Graph:
         """The same names over other roots, in the order of `roots`."""
         it = iter(roots)

@@ -11,11 +11,9 @@ from typing import Any, cast
 from tracegrad import lr as schedules
 from tracegrad.arrays import np
 from tracegrad.errors import InputError
-from tracegrad.hypers import COMPLEMENT, RESERVED, leaf_value
+from tracegrad.hypers import COMPLEMENT, PREFIX, RESERVED, leaf_value
 from tracegrad.lr import Schedule
 from tracegrad.program import Field
-
-PREFIX = "hyper."
 
 
 @dataclass(slots=True, eq=False)

@@ -8,6 +8,7 @@ from typing import Any
 
 from tracegrad.bodies import ScanPlan, blocks_of, iteration
 from tracegrad.dtypes import TensorType
+from tracegrad.hypers import PREFIX
 from tracegrad.ir import Graph, Tensor
 from tracegrad.kernels.form import Kernel
 from tracegrad.kernels.fuse import EntangledError, Schedule, array_of
@@ -113,7 +114,7 @@ def place_leaves(plan: Plan, persistent: Persistent) -> None:
             elif role == "state":
                 plan.places[t.serial] = Place(name, 0)
             else:
-                name = f"hyper.{name}" if role == "hyper" else name
+                name = PREFIX + name if role == "hyper" else name
                 plan.places[t.serial] = plan.inputs.places.get(name) or plan.inputs.add("input", name, t.type)
 
 
@@ -121,8 +122,7 @@ def place_outputs(plan: Plan, graph: Graph) -> None:
     """New state over the old; outputs one after the other, but for those that are new states."""
     for name, t in graph.writes.items():
         place_parts(plan, base(t), Place(name, 0))
-    results = {**graph.outputs, **{f"capture.{n}": t for n, t in graph.captures.items()}}
-    for name, t in results.items():
+    for name, t in graph.results.items():
         serial = base(t).serial
         if serial in plan.places:
             plan.outputs.places[name], plan.outputs.types[name] = plan.places[serial], t.type

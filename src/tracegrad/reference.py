@@ -101,8 +101,7 @@ class Checked:
     def differs(self, outputs: Mapping[str, Array]) -> str:
         """The first result that is not the reference's, in words; "" if all are."""
         values = {**outputs, **self.after}
-        graph = self.graph
-        named = {**graph.outputs, **{f"capture.{n}": t for n, t in graph.captures.items()}, **graph.writes}
+        named = {**self.graph.results, **self.graph.writes}
         found = compare({n: t for n, t in named.items() if n in values}, self.env, values, _parts(self.program))
         return str(found[0]) if found else ""
 

@@ -10,10 +10,9 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import replace
 
-from tracegrad import ambient
+from tracegrad import ambient, hypers
 from tracegrad.dtypes import TensorType
 from tracegrad.errors import InputError
-from tracegrad.hypers import scalar
 from tracegrad.ir import Graph, Tensor
 from tracegrad.layout import Persistent
 from tracegrad.ops.indexing import take
@@ -34,13 +33,13 @@ def make_feed(step: Program, drawn: Collection[str]) -> Program:
     Examples are drawn with replacement: the same ones for all inputs, others at every step.
     Raises: InputError for a drawn input without a leading axis, or if those axes differ in length.
     """
-    fields = [f for f in step.inputs if not f.name.startswith("hyper.")]
+    fields = [f for f in step.inputs if not f.name.startswith(hypers.PREFIX)]
     lengths = {f.shape[0] if f.shape else 0 for f in fields if f.name in drawn}
     if len(lengths) > 1 or 0 in lengths:
         shown = ", ".join(f"{f.name} {f.type}" for f in fields if f.name in drawn)
         raise InputError.here(f"a batch is drawn along one leading axis, equal for all inputs; they are {shown}")
     with ambient.tracing():
-        rows = rows_at_random(lengths.pop(), scalar(COUNT)) if lengths else None
+        rows = rows_at_random(lengths.pop(), hypers.scalar(COUNT)) if lengths else None
         values = {f.name: _value(f, rows if f.name in drawn else None) for f in fields}
     data = tuple(
         Buffer(PREFIX + f.name, f.type.dtype.storage, 0 if f.name in drawn else f.size, "data") for f in fields

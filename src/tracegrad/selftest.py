@@ -13,9 +13,9 @@ import numpy.typing as npt
 import tracegrad as tg
 from tracegrad import nn, optim
 from tracegrad.evaluate import evaluate
+from tracegrad.hypers import PREFIX
 from tracegrad.inputs import as_array
 from tracegrad.ir import Graph
-from tracegrad.knobs import PREFIX
 
 Array = npt.NDArray[Any]
 SEED = 7

@@ -11,9 +11,10 @@ from tracegrad.arrays import handed_out, np
 from tracegrad.build import HALTED
 from tracegrad.dtypes import DTYPES
 from tracegrad.errors import DeviceError, InputError, NonFiniteError
+from tracegrad.hypers import PREFIX
 from tracegrad.indexcheck import check_indices
 from tracegrad.ir import Graph
-from tracegrad.knobs import PREFIX, Knobs
+from tracegrad.knobs import Knobs
 from tracegrad.nonfinite import blame
 from tracegrad.program import Field, Program
 from tracegrad.results import Aborted, Aux, Captures, CompletedStep, Failed, Pending, StepResult, failure

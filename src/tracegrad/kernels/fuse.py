@@ -344,7 +344,7 @@ def array_of(leaf: Tensor) -> str:
 
 def placed_arrays(graph: Graph) -> dict[int, str]:
     """Serials of the values that must be computed into a named array: results, new state, and parts of packed state."""
-    out = {base(t).serial: f"output.{t.dtype.storage}" for t in (*graph.outputs.values(), *graph.captures.values())}
+    out = {base(t).serial: f"output.{t.dtype.storage}" for t in graph.results.values()}
     for name, t in graph.writes.items():
         out[base(t).serial] = name
         if t.prim.family == "pack":

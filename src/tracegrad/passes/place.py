@@ -59,8 +59,8 @@ def write_through_copies(graph: Graph) -> Graph:
     """
     copied = [t if t.prim.family == "pack" else bind(COPY, pack([t])) for t in graph.writes.values()]
     states = {base(t).serial: new for t, new in zip(graph.writes.values(), copied)}
-    results = [*graph.outputs.values(), *graph.captures.values()]
-    results = [reshape(states[base(t).serial], t.shape) if base(t).serial in states else t for t in results]
+    given = graph.results.values()
+    results = [reshape(states[base(t).serial], t.shape) if base(t).serial in states else t for t in given]
     return graph.with_roots([*results, *copied])
 
 
