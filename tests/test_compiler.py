@@ -131,9 +131,7 @@ def test_training_is_the_same_in_c_and_repeats_bit_for_bit(cc: Compiler, monkeyp
     np.testing.assert_allclose(first, numpy, rtol=1e-5)
 
 
-def test_a_failing_compiler_says_so_and_numpy_takes_over(
-    cc: Compiler, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
+def test_a_failing_compiler_says_so_and_numpy_takes_over(cc: Compiler, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     broken = tmp_path / "cc"
     broken.write_text('#!/bin/sh\n[ "$1" = --version ] && echo broken 1.0 && exit 0\necho out of order >&2\nexit 1\n')
     broken.chmod(0o700)

@@ -256,8 +256,8 @@ class Function:
         here = f"p{out}[{' + '.join(place)}]"
         lines = [
             *self.flush(self.emit),
-            f"const long t = {target};",
-            f"if (t >= 0 && t < {points(row_axes)}) {{ {here} = {here} + {update}; }}",
+            f"const long t = clamp({target}, 0, {points(row_axes) - 1});",
+            f"{here} = {here} + {update};",
         ]
         zero = f"for (long e = 0; e < {self.kernel.rows}; e++) {{ p{out}[e] = 0; }}"
         return [zero, *self.nest([*before, *self.inner, *after], lines)]

@@ -97,7 +97,9 @@ class _Writer:
         """A step that calls a function of these lines."""
         text = function.text(NAME, lines)
         name = "k" + hashlib.sha256(text.encode()).hexdigest()[:20]
-        self.functions[name] = "\n".join([f"#ifndef have_{name}", f"#define have_{name}", text.replace(NAME, name), "#endif"])
+        self.functions[name] = "\n".join(
+            [f"#ifndef have_{name}", f"#define have_{name}", text.replace(NAME, name), "#endif"]
+        )
         slots = range(len(self.kernel.slots) + len(self.scratch))
         memory = ", ".join(f"({array}, {offset})" for array, offset in map(self.memory, slots))
         self.steps.append(f"call('{name}', {function.parts}, [{memory}])")
@@ -142,7 +144,10 @@ class _Writer:
         """A copy, by a function; in the order in which it is read. What a whole batch shares is packed once."""
         varies = {a.name for x in walk([v]) for i in indices_of(x) for a in atoms_of(i) if isinstance(a, Var)}
         own = [a for a in batch if a.name in varies]
-        last = next((a.name for x in walk([v]) if x.op == "load" for a, c in x.arg[1].terms if c == 1 and isinstance(a, Var)), "")
+        last = next(
+            (a.name for x in walk([v]) if x.op == "load" for a, c in x.arg[1].terms if c == 1 and isinstance(a, Var)),
+            "",
+        )
         turned = last in {a.name for a in rows}
         order = [*own, *columns, *rows] if turned else [*own, *rows, *columns]
         slot = self.allocate(points(order))

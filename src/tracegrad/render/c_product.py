@@ -22,7 +22,8 @@ static _Thread_local float packed_a[MC * KC] __attribute__((aligned(64)));
 static _Thread_local float packed_b[NC * KC] __attribute__((aligned(64)));
 
 /* width rows (or columns) side by side, zeros beyond those there are */
-static inline void pack(float *restrict to, const float *restrict from, long n, long k, long step, long along, int width) {
+static inline void pack(float *restrict to, const float *restrict from, long n, long k, long step, long along,
+                        int width) {
   for (long i = 0; i < n; i += width, to += width * k) {
     const long w = n - i < width ? n - i : width;
     const float *f = from + i * step;

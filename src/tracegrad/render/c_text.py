@@ -11,8 +11,8 @@ from collections.abc import Iterable
 
 C_TYPE = {"f32": "float", "i32": "int", "u32": "unsigned", "bool": "_Bool", "vec2<f32>": "vec2_f32"}
 
-# What C does as NumPy does needs no help. Comparisons are false for NaN, so each of these keeps it. Two choices are vector
-# instructions where `||` is a branch.
+# What C does as NumPy does needs no help. Comparisons are false for NaN, so each of these keeps it. Two choices are
+# vector instructions where `||` is a branch.
 NATIVE = {
     "div_": "static inline float div_(float a, float b) { return a / b; }",
     "is_nan_": "static inline _Bool is_nan_(float x) { return x != x; }",

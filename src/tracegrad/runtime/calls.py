@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import itertools
 import math
 import os
 from collections.abc import Callable, Sequence
@@ -65,8 +66,8 @@ class Calls:
         count = math.prod(batch)
         key = (batch, tuple([s[:-2] for s in steps]))
         if key not in self._offsets:
-            points = np.indices(batch).reshape(len(batch), count)
-            self._offsets[key] = np.stack([np.asarray(s, np.int64) @ points for s in key[1]], axis=-1)
+            points = np.array(list(itertools.product(*map(range, batch))), np.int64).reshape(count, len(batch))
+            self._offsets[key] = np.stack([points @ np.asarray(s, np.int64) for s in key[1]], axis=-1)
         offsets = self._offsets[key]
         words = [count, m, n, k, *(s for one in steps for s in one[-2:])]
         words += [x.ctypes.data for x in (*arrays, offsets)]

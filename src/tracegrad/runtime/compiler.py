@@ -52,7 +52,9 @@ class Compiler:
 
     def library(self, source: str) -> ctypes.CDLL | None:
         """The loaded library. None, with a warning, if it cannot be had: the compiler's message says why."""
-        key = hashlib.sha256("\0".join([source, self.path, self.version, *FLAGS, processor()]).encode()).hexdigest()[:40]
+        key = hashlib.sha256("\0".join([source, self.path, self.version, *FLAGS, processor()]).encode()).hexdigest()[
+            :40
+        ]
         try:
             folder = cache_folder()
         except OSError as e:
