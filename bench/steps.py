@@ -217,7 +217,7 @@ def facts(program: tg.Program) -> dict[str, float]:
 class Child:
     """One library in a process of its own."""
 
-    def __init__(self, library: str, name: str, device: str):
+    def __init__(self, library: str, name: str, device: str, serve: Callable[..., None] = serve):
         self.pipe, theirs = CONTEXT.Pipe()
         self.process = CONTEXT.Process(target=serve, args=(theirs, library, name, device), daemon=True)
         self.process.start()
