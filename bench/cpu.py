@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import importlib.util
+import itertools
 import os
 import platform
 import time
@@ -64,7 +65,7 @@ def jax_model(name: str, jax: Any, rng: np.random.Generator) -> tuple[list[Any],
     jnp = jax.numpy
     weight = lambda *shape: jnp.asarray(rng.standard_normal(shape, np.float32) / np.sqrt(np.prod(shape[1:])))
     widths = DENSE[name]
-    params = [p for a, b in zip(widths, widths[1:]) for p in (weight(b, a).T, jnp.zeros(b))]
+    params = [p for a, b in itertools.pairwise(widths) for p in (weight(b, a).T, jnp.zeros(b))]
     if name == "cnn":
         params += [weight(16, 1, 3, 3), jnp.zeros((16, 1, 1)), weight(32, 16, 3, 3), jnp.zeros((32, 1, 1))]
 
