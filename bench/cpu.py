@@ -5,8 +5,8 @@
 
 AdamW and clipping by the global norm in all of them; inputs come from the host each step, the loss is read at the end
 of a block. With BENCH_CLOCK=processor and --threads 1 it is the processor's time that counts: for machines that
-others use too. Every library has a process of its own, blocks take turns, and the median block counts. Without --threads
-each uses as many as it likes.
+others use too. Every library has a process of its own, blocks take turns, and the median block counts. Without
+--threads each uses as many as it likes.
 """
 
 from __future__ import annotations
