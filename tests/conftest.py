@@ -13,10 +13,26 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parent))
 
 from tracegrad.runtime.adapters import check_webgpu
+from tracegrad.runtime.compiler import VARIABLE, compiler_named
+from tracegrad.runtime.cpu import CpuSession
 from tracegrad.runtime.native import NativeSession
 
 # Set by tools/test in CI: a missing adapter or oracle fails the tests that want it, instead of hiding them.
 NO_SKIP = os.environ.get("TRACEGRAD_NO_SKIP") == "1"
+
+# Hundreds of small programs would each wait for the C compiler. Tests of what it makes ask for it.
+os.environ.setdefault(VARIABLE, "off")
+
+
+@pytest.fixture(scope="module")
+def c_session() -> Iterator[CpuSession]:
+    """A session on the CPU whose kernels are C."""
+    found = compiler_named("")
+    if found is None:
+        pytest.skip("no C compiler")
+    session = CpuSession(found)
+    yield session
+    session.close()
 
 
 @pytest.fixture(scope="session")

@@ -86,6 +86,14 @@ def test_numpy_kernels_match_the_reference(case: Case) -> None:
     assert_same(case, graph, env, run(CpuSession(), program, env))
 
 
+@pytest.mark.filterwarnings("error::RuntimeWarning")  # where C fails, NumPy would do instead
+@pytest.mark.parametrize("case", ALL_CASES, ids=lambda c: c.name)
+def test_c_kernels_match_the_reference(case: Case, c_session: CpuSession) -> None:
+    graph = graph_of(case)
+    env = inputs_of(graph, case)
+    assert_same(case, graph, env, run(c_session, make_program(graph, NOTHING, {}, {}), env))
+
+
 @pytest.mark.parametrize("case", ALL_CASES, ids=lambda c: c.name)
 def test_short_axes_written_out_change_nothing(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
     """The table's shapes are too small to be unrolled on their own account."""

@@ -27,6 +27,8 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "bench"))
 
 from accuracy import ROWS, Row, worst
 
+pytestmark = pytest.mark.filterwarnings("error:.*kernels run as NumPy:RuntimeWarning")
+
 COUNTERS = {"seed": np.asarray(7, np.uint32), "step": np.asarray(3, np.uint32)}
 NAN, INF = float("nan"), float("inf")
 SPECIAL = np.array(
@@ -35,10 +37,13 @@ SPECIAL = np.array(
 FIRST, SECOND = np.repeat(SPECIAL, SPECIAL.size), np.tile(SPECIAL, SPECIAL.size)
 
 
-@pytest.fixture(scope="module", params=["numpy", "wgsl"])
+@pytest.fixture(scope="module", params=["numpy", "c", "wgsl"])
 def runtime(request: pytest.FixtureRequest) -> Any:
     if request.param == "numpy":
         yield CpuSession()
+        return
+    if request.param == "c":
+        yield request.getfixturevalue("c_session")
         return
     support = check_webgpu()
     if support.adapter is None:

@@ -111,6 +111,13 @@ CASES = [
 ]  # fmt: skip
 
 
+def session_of(runtime: str, request: pytest.FixtureRequest) -> Any:
+    """A session on one of the runtimes."""
+    return (
+        CpuSession() if runtime == "numpy" else request.getfixturevalue({"c": "c_session", "wgsl": "device"}[runtime])
+    )
+
+
 def check(case: Case, session: Any) -> None:
     graph = graph_of(case)
     env = inputs_of(graph, case)
@@ -120,6 +127,12 @@ def check(case: Case, session: Any) -> None:
 @pytest.mark.parametrize("case", CASES, ids=lambda c: c.name)
 def test_on_numpy(case: Case) -> None:
     check(case, CpuSession())
+
+
+@pytest.mark.filterwarnings("error::RuntimeWarning")  # where C fails, NumPy would do instead
+@pytest.mark.parametrize("case", CASES, ids=lambda c: c.name)
+def test_in_c(case: Case, c_session: CpuSession) -> None:
+    check(case, c_session)
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda c: c.name)
@@ -158,11 +171,11 @@ def views_at_random(seed: int) -> Callable[[Tensor], Tensor]:
     return chain
 
 
-@pytest.mark.parametrize("runtime", ["numpy", "wgsl"])
+@pytest.mark.parametrize("runtime", ["numpy", "c", "wgsl"])
 def test_views_of_views_at_random(runtime: str, request: pytest.FixtureRequest) -> None:
     """WGSL divides towards zero: flips and reshapes in a row gave the wrong elements."""
-    session = CpuSession() if runtime == "numpy" else request.getfixturevalue("device")
-    for seed in range(100):
+    session = session_of(runtime, request)
+    for seed in range(25 if runtime == "c" else 100):  # each is compiled
         shape = tuple(int(n) for n in np.random.default_rng(seed).integers(2, 8, 1 + seed % 3))
         check(Case(f"views {seed}", views_at_random(seed), (shape,)), session)
 
@@ -190,8 +203,8 @@ def test_temporaries_in_several_arrays_on_wgsl(monkeypatch: pytest.MonkeyPatch, 
     assert_same(MIXED, graph, env, run(device, program, env))
 
 
-@pytest.mark.parametrize("runtime", ["numpy", "wgsl"])
+@pytest.mark.parametrize("runtime", ["numpy", "c", "wgsl"])
 def test_indices_out_of_range_are_clamped_both_ways(runtime: str, request: pytest.FixtureRequest) -> None:
     """The gradient goes where the value came from. The host checks inputs; indices computed on the device it cannot."""
     case = Case("clamped", lambda w, i: tg.embedding(w, i * 3 - 7), ((6, 3),), ints=(((20,), 9),))
-    check(case, CpuSession() if runtime == "numpy" else request.getfixturevalue("device"))
+    check(case, session_of(runtime, request))

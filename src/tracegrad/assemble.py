@@ -14,6 +14,7 @@ from tracegrad.layout import Persistent, Place
 from tracegrad.places import Key, Plan
 from tracegrad.prims.leaves import LITERAL
 from tracegrad.program import Binding, Buffer, Dispatch, Field, KernelSource, Loop, Needs, Program
+from tracegrad.render.c_calls import render_c
 from tracegrad.render.numpy import render_numpy
 from tracegrad.render.wgsl import grid_of, render_wgsl
 
@@ -127,6 +128,7 @@ def source_of(launch: Launch, binding_of: Sequence[int], bindings: tuple[Binding
     """One launch in every language."""
     shared = workgroup_bytes(launch.tilings)
     serial = without_barriers(launch.kernels, launch.tilings) if shared else []
+    c, calls = render_c(launch.kernels, binding_of)
     return KernelSource(
         label=" | ".join(k.label for k in launch.kernels),
         bindings=bindings,
@@ -134,6 +136,8 @@ def source_of(launch: Launch, binding_of: Sequence[int], bindings: tuple[Binding
         workgroup_memory=shared,
         wgsl=render_wgsl(launch.kernels, launch.tilings, binding_of, bindings),
         numpy=render_numpy(launch.kernels, binding_of),
+        c=c,
+        calls=calls,
         serial_wgsl=render_wgsl(launch.kernels, serial, binding_of, bindings) if serial else "",
         serial_grid=grid_of(sum(t.workgroups for t in serial)),
     )

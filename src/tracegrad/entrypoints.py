@@ -20,7 +20,8 @@ from tracegrad.own import OwnParameters
 from tracegrad.runtime.adapters import adapter_for, adapters, check_webgpu
 from tracegrad.runtime.base import DeviceInfo, Session
 from tracegrad.runtime.browser import BrowserSession
-from tracegrad.runtime.cpu import CpuSession
+from tracegrad.runtime.compiler import compiler
+from tracegrad.runtime.cpu import CpuSession, cpu_info
 from tracegrad.runtime.native import NativeSession
 from tracegrad.runtime.tab import IN_TAB
 from tracegrad.training import CompiledTraining
@@ -101,7 +102,7 @@ def is_webgpu_available() -> bool:
 def devices() -> list[DeviceInfo]:
     """Every usable device, in the order in which "auto" tries them. Software adapters come last: it never takes one."""
     found = [DeviceInfo("webgpu", a.description, a.software) for a in adapters()]
-    cpu = [CpuSession.info] if HAVE_NUMPY else []
+    cpu = [cpu_info(compiler())] if HAVE_NUMPY else []
     return [*(d for d in found if IN_TAB or not d.software), *cpu, *(d for d in found if d.software and not IN_TAB)]
 
 
@@ -116,6 +117,6 @@ def session_factory(device: str) -> Callable[[], Session]:
     if not HAVE_NUMPY:
         raise DeviceError.here(f"device={device!r} needs NumPy, which is not installed")
     if wanted == "cpu":
-        return CpuSession
+        return partial(CpuSession, compiler())
     adapter = adapter_for(wanted)
-    return CpuSession if adapter is None else partial(NativeSession, adapter)
+    return partial(CpuSession, compiler()) if adapter is None else partial(NativeSession, adapter)

@@ -136,10 +136,11 @@ def manifest_of(state: checkpoints.Checkpoint, title: str, demos: Mapping[str, M
 
 
 def plain_program(program: Program) -> dict[str, Any]:
-    """The program without its NumPy kernels, which a browser has no use for."""
+    """The program without what only a CPU runs."""
     out = asdict(program)
     for kernel in out["kernels"]:
-        del kernel["numpy"]
+        for name in ("numpy", "c", "calls"):
+            del kernel[name]
     return out
 
 

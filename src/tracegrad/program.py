@@ -81,6 +81,8 @@ class KernelSource:
     workgroup_memory: int  # bytes
     wgsl: str = field(repr=False)
     numpy: str = field(repr=False)
+    c: str = field(default="", repr=False)  # functions for all but products,
+    calls: str = field(default="", repr=False)  # and Python that binds them and the products, in order
     serial_wgsl: str = field(default="", repr=False)  # the same without workgroup memory, where that is used
     serial_grid: tuple[int, int] = (0, 0)  # workgroups of each dispatch of serial_wgsl
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from tracegrad.dtypes import DType
 from tracegrad.ir import Primitive
-from tracegrad.kernels.expr import Index, Value
+from tracegrad.kernels.expr import Index, Value, walk
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,3 +112,20 @@ class Kernel:
     def product(self) -> Product | None:
         """The kernel's product, if it has one."""
         return next((s.product for s in self.body if isinstance(s, Fold) and s.product is not None), None)
+
+
+def fold_batches(kernel: Kernel) -> list[list[Fold]]:
+    """Folds in order; neighbours that do not need each other's results share a loop."""
+    out: list[list[Fold]] = []
+    for s in kernel.body:
+        if isinstance(s, Fold):
+            if out and not any(_uses_local(s.value, f.local) for f in out[-1]):
+                out[-1].append(s)
+            else:
+                out.append([s])
+    return out
+
+
+def _uses_local(v: Value, name: str) -> bool:
+    """Does `v` depend on the fold `name`?"""
+    return any(x.op == "local" and x.arg == name for x in walk([v]))

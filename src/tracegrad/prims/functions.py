@@ -161,11 +161,17 @@ fn far_turn_(x: f32) -> vec2<f32> {{
   let e = ((u >> 23u) & 0xffu) - 126u;
   let i = e >> 5u;
   let s = e & 31u;
-  var w = vec3<u32>(words[i], words[i + 1u], words[i + 2u]);
-  if (s > 0u) {{ w = (w << vec3<u32>(s)) | (vec3<u32>(w.y, w.z, words[i + 3u]) >> vec3<u32>(32u - s)); }}
-  let carried = high_(m, w.z);
-  var low = m * w.y + carried;
-  var high = high_(m, w.y) + select(0u, 1u, low < carried) + m * w.x;
+  var a = words[i];
+  var b = words[i + 1u];
+  var c = words[i + 2u];
+  if (s > 0u) {{
+    a = (a << s) | (b >> (32u - s));
+    b = (b << s) | (c >> (32u - s));
+    c = (c << s) | (words[i + 3u] >> (32u - s));
+  }}
+  let carried = high_(m, c);
+  var low = m * b + carried;
+  var high = high_(m, b) + select(0u, 1u, low < carried) + m * a;
   var k = high >> 30u;
   high = high & 0x3fffffffu;
   let past = high >= 0x20000000u;  // nearer to the next multiple

@@ -6,11 +6,13 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 
 from tracegrad.dtypes import DType, nearest_f32
-from tracegrad.ir import PRIMITIVES
+from tracegrad.ir import PRIMITIVES, Primitive
 from tracegrad.kernels.expr import Dynamic, Guard, Index, Quotient, Value, Var, atoms_of, indices_of
 from tracegrad.kernels.form import Axis
 
 ZERO = {"f32": "0.0", "i32": "0", "u32": "0u", "bool": "false"}
+LOWEST = {"i32": "(-2147483647 - 1)", "u32": "0u"}
+HIGHEST = {"i32": "2147483647", "u32": "4294967295u"}
 
 
 def f32_literal(x: float) -> str:
@@ -33,6 +35,16 @@ def literal(value: bool | int | float, dtype: DType) -> str:
     if dtype.name == "u32":
         return f"{n & 0xFFFFFFFF}u"
     return str(n) if n >= 0 else f"({n})" if n > -(2**31) else "(-2147483647 - 1)"
+
+
+def identity(p: Primitive, dtype: str) -> str:
+    """What a fold starts from."""
+    assert p.identity is not None
+    if dtype == "f32":
+        return f32_literal(p.identity)
+    if p.identity in (float("inf"), float("-inf")):
+        return (HIGHEST if p.identity > 0 else LOWEST)[dtype]
+    return f"{dtype}({int(p.identity)})"
 
 
 class Emitter:
@@ -95,6 +107,10 @@ class Emitter:
                 for index in indices_of(v):
                     stack += [a.value for a in atoms_of(index) if isinstance(a, Dynamic)]
 
+    def named(self, v: Value) -> bool:
+        """Does it get a name, or is it written where it is used?"""
+        return self._uses.get(v, 0) > 1
+
     def _value(self, v: Value, loop: bool) -> str:
         if v.op == "const":
             return literal(v.arg, v.dtype)
@@ -106,7 +122,7 @@ class Emitter:
         if found is not None:
             return found
         text = self._text(v, loop and not hoist)
-        if hoist or self._uses.get(v, 0) > 1:
+        if hoist or self.named(v):
             name = f"v{self._count}{self.copy}"
             self._count += 1
             (self.inner if loop and not hoist else self.outer).append(f"let {name} = {text};")

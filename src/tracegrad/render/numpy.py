@@ -14,6 +14,7 @@ from tracegrad.ir import PRIMITIVES
 from tracegrad.kernels.expr import Value, Var
 from tracegrad.kernels.form import Axis, Fold, Kernel, Product, Scatter, Store, points
 from tracegrad.kernels.unroll import unroll
+from tracegrad.render.layouts import blas_ready, collapse
 from tracegrad.render.numpy_arrays import Arrays
 from tracegrad.render.numpy_values import Values
 from tracegrad.shapes import strides_of
@@ -114,8 +115,8 @@ class _Writer:
         source = self.strided(v, name)
         if source is not None:
             array, offset, strides = source
-            folded = [f for f in (_collapse(group, strides) for group in groups) if f is not None]
-            if len(folded) == len(groups) and _blas_ready(folded):
+            folded = [f for f in (collapse(group, strides) for group in groups) if f is not None]
+            if len(folded) == len(groups) and blas_ready(folded):
                 out = self.arrays.fresh("p")
                 sizes, steps = tuple(f[0] for f in folded), tuple(f[1] for f in folded)
                 self.arrays.setup.append(f"{out} = view({array}, {offset}, {sizes}, {steps})")
@@ -223,27 +224,3 @@ def _roots(s: Fold | Store) -> list[Value]:
     if s.product is not None:
         return [s.product.a, s.product.b]
     return [s.value]
-
-
-def _collapse(axes: Sequence[Axis], strides: dict[str, int]) -> tuple[int, int] | None:
-    """Size and stride of several axes as one; None if they do not lie evenly."""
-    size, stride = 1, 0
-    for a in reversed(axes):
-        step = strides.get(a.name, 0)
-        if a.size == 1:
-            continue
-        if size == 1:
-            size, stride = a.size, step
-        elif step == stride * size:
-            size *= a.size
-        else:
-            return None
-    return size, stride
-
-
-def _blas_ready(groups: Sequence[tuple[int, int]]) -> bool:
-    """One of the two matrix axes must be contiguous, and neither may repeat an element."""
-    (m, step_m), (n, step_n) = groups[-2:]
-    if (m > 1 and step_m == 0) or (n > 1 and step_n == 0):
-        return False
-    return (step_n == 1 or n == 1) or (step_m == 1 or m == 1)

@@ -8,18 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from tracegrad.ir import PRIMITIVES, Primitive
-from tracegrad.kernels.expr import Value, walk
-from tracegrad.kernels.form import Fold, Kernel, Store
+from tracegrad.ir import PRIMITIVES
+from tracegrad.kernels.form import Fold, Kernel, Store, fold_batches
 from tracegrad.kernels.tiling import Tiling, workgroup_arrays
 from tracegrad.program import Binding
-from tracegrad.render.emit import Emitter, decode, f32_literal, indented
+from tracegrad.render.emit import Emitter, decode, identity, indented
 from tracegrad.render.wgsl_square import Square
 from tracegrad.render.wgsl_tile import XYZW, Tile
 
 GRID_X = 32768  # workgroups along x; a dimension may have 65 535
-LOWEST = {"i32": "(-2147483647 - 1)", "u32": "0u"}
-HIGHEST = {"i32": "2147483647", "u32": "4294967295u"}
 
 
 def grid_of(workgroups: int) -> tuple[int, int]:
@@ -75,15 +72,6 @@ def _main(tilings: Sequence[Tiling]) -> list[str]:
     return [*lines, "}"]
 
 
-def _identity(p: Primitive, dtype: str) -> str:
-    assert p.identity is not None
-    if dtype == "f32":
-        return f32_literal(p.identity)
-    if p.identity in (float("inf"), float("-inf")):
-        return (HIGHEST if p.identity > 0 else LOWEST)[dtype]
-    return f"{dtype}({int(p.identity)})"
-
-
 class _Writer:
     """Writes the function of one kernel."""
 
@@ -130,7 +118,7 @@ class _Writer:
             check = f"if (e >= {self.kernel.rows}) {{ return; }}"
             return [f"let e = {first};", check, *decode("e", self.kernel.outer), *self.flush(), *written]
         lines = [f"let lane = {'lid' if self.tiling.lanes > 1 else '0'};"]
-        for folds in self.batches():
+        for folds in fold_batches(self.kernel):
             lines += self.folds(folds)
         written = self.stores(stores, loop=False)
         step = self.tiling.threads * self.tiling.workgroups
@@ -160,7 +148,7 @@ class _Writer:
             lines += [f"if (row >= {k.rows}) {{ return; }}", *decode("row", k.outer)]
         else:  # no thread may leave before a barrier
             lines += [f"let r = min(row, {k.rows - 1});", *decode("r", k.outer)]
-        for folds in self.batches():
+        for folds in fold_batches(self.kernel):
             lines += self.folds(folds)
         outer = [s for s in k.body if isinstance(s, Store) and not s.inner]
         inner = [s for s in k.body if isinstance(s, Store) and s.inner]
@@ -183,24 +171,13 @@ class _Writer:
             "  }",
         ]
 
-    def batches(self) -> list[list[Fold]]:
-        """Folds in order; neighbours that do not need each other's results share a loop."""
-        out: list[list[Fold]] = []
-        for s in self.kernel.body:
-            if isinstance(s, Fold):
-                if out and not any(uses_local(s.value, f.local) for f in out[-1]):
-                    out[-1].append(s)
-                else:
-                    out.append([s])
-        return out
-
     def folds(self, folds: Sequence[Fold]) -> list[str]:
         t = self.tiling
         dtypes = [f.value.dtype.name for f in folds]
         values = self.emit.values([f.value for f in folds], loop=True)
         combined = [f"t{f.local} = {self.combine(f, f't{f.local}', v)};" for f, v in zip(folds, values)]
         loop = ["{", *self.loop([*decode("j", self.kernel.inner), *self.emit.inner, *combined], t.parts), "}"]
-        start = [(f"t{f.local}", _identity(f.prim, d)) for f, d in zip(folds, dtypes)]
+        start = [(f"t{f.local}", identity(f.prim, d)) for f, d in zip(folds, dtypes)]
         lines = [*self.flush(), *(f"var {name} = {identity};" for name, identity in start)]
         if t.parts > t.lanes:
             lines += self.parts(folds, [*(f"{name} = {identity};" for name, identity in start), *loop])
@@ -266,8 +243,3 @@ class _Writer:
         """The stores of one result of a product."""
         written = self.stores([s for s in self.kernel.body if isinstance(s, Store)], loop=False)
         return [*self.flush(), *written]
-
-
-def uses_local(v: Value, name: str) -> bool:
-    """Does `v` depend on the fold `name`?"""
-    return any(x.op == "local" and x.arg == name for x in walk([v]))

@@ -1,4 +1,8 @@
-"""The CPU runtime: a program's kernels as NumPy, one after the other over preallocated arrays."""
+"""The CPU runtime: a program's kernels one after the other over preallocated arrays.
+
+Kernels are C where a compiler was given, and NumPy where none was. One program is wholly one or the other: they round
+differently, and a run must not depend on how fast a compiler is.
+"""
 
 from __future__ import annotations
 
@@ -12,11 +16,18 @@ from typing import Any
 from tracegrad.arrays import np
 from tracegrad.dtypes import DTYPES
 from tracegrad.errors import DeviceError
-from tracegrad.program import PERSISTENT, Buffer, KernelSource, Program
+from tracegrad.program import PERSISTENT, Buffer, Program
+from tracegrad.render.c import library_source
+from tracegrad.render.c_engine import ENGINE
 from tracegrad.runtime.base import DeviceInfo, Timings
+from tracegrad.runtime.calls import Calls
+from tracegrad.runtime.compiler import Compiler
 from tracegrad.runtime.storage import from_storage, to_storage
 
 Array = Any
+
+SOURCE = 12_000  # characters that compile as fast as the engine
+MOST_SOURCES = 4  # compiled side by side
 
 
 @dataclass(slots=True)
@@ -25,16 +36,24 @@ class _Loaded:
 
     program: Program
     memory: dict[str, Array]
-    runs: list[Callable[[], None]] = field(default_factory=list["Callable[[], None]"])
+    runs: list[Callable[[], None]] = field(default_factory=list["Callable[[], None]"])  # one for each dispatch
+    whole: list[Callable[[], None]] = field(default_factory=list["Callable[[], None]"])  # the same in fewer calls
+
+
+def cpu_info(compiler: Compiler | None) -> DeviceInfo:
+    """The device, with what its kernels are compiled by."""
+    how = f"C, compiled by {compiler.version}," if compiler else "NumPy"
+    return DeviceInfo("cpu", f"{how} on this machine's CPU")
 
 
 class CpuSession:
     """Named arrays, and programs that compute on them. Everything happens inside `submit`."""
 
-    info = DeviceInfo("cpu", "NumPy on this machine's CPU")
     ahead = 1
 
-    def __init__(self) -> None:
+    def __init__(self, compiler: Compiler | None = None) -> None:
+        self.info = cpu_info(compiler)
+        self._compiler = compiler
         self._persistent: dict[str, Array] = {}
         self._loaded: dict[int, _Loaded] = {}
         self._sources: dict[str, Callable[..., Any]] = {}
@@ -47,13 +66,32 @@ class CpuSession:
         self._check_open()
         loaded = _Loaded(program, {b.name: self._array(b) for b in program.buffers})
         names = [b.name for b in program.buffers]
+        calls = self._calls(program)
         for d in program.unrolled():
             memory = tuple([loaded.memory[names[k]] for k in d.buffers])
-            bind = self._bound(program.kernels[d.kernel])
-            loaded.runs.append(bind(np, view, self._scratch_view, memory, d.offsets))
+            kernel = program.kernels[d.kernel]
+            if calls is None:
+                loaded.runs.append(self._bound(kernel.numpy)(np, view, self._scratch_view, memory, d.offsets))
+            else:
+                bind = self._bound(kernel.calls)
+                calls.add(bind(view, self._scratch_view, memory, d.offsets, calls.call, calls.product))
+        if calls is not None:
+            loaded.runs, whole = calls.runs()
+            loaded.whole = [whole]
+        else:
+            loaded.whole = loaded.runs
         self._next += 1
         self._loaded[self._next] = loaded
         return self._next
+
+    def _calls(self, program: Program) -> Calls | None:
+        """Its kernels as loaded libraries; None where they are NumPy."""
+        if self._compiler is None:
+            return None
+        texts = list(dict.fromkeys(k.c for k in program.kernels))
+        count = min(MOST_SOURCES, 1 + sum(map(len, texts)) // SOURCE)
+        libraries = self._compiler.libraries([ENGINE, *(library_source(texts[k::count]) for k in range(count))])
+        return Calls(libraries[0], libraries[1:]) if libraries else None
 
     def _array(self, b: Buffer) -> Array:
         """A flat array with one zero behind it, which padding reads."""
@@ -71,13 +109,13 @@ class CpuSession:
             self._persistent[b.name] = made
         return made
 
-    def _bound(self, kernel: KernelSource) -> Callable[..., Any]:
-        """The kernel's `bind`, compiled once per content."""
-        if kernel.numpy not in self._sources:
+    def _bound(self, text: str) -> Callable[..., Any]:
+        """A kernel's `bind`, compiled once per content."""
+        if text not in self._sources:
             scope: dict[str, Any] = {}
-            exec(compile(kernel.numpy, f"<{kernel.label}>", "exec"), scope)
-            self._sources[kernel.numpy] = scope["bind"]
-        return self._sources[kernel.numpy]
+            exec(compile(text, "<kernel>", "exec"), scope)
+            self._sources[text] = scope["bind"]
+        return self._sources[text]
 
     def _scratch_view(self, number: int, shape: tuple[int, ...], dtype: str) -> Array:
         """Scratch array `number` of the running kernel. Kernels run one at a time, so they share memory."""
@@ -105,7 +143,7 @@ class CpuSession:
             memory = loaded.memory[p.buffers[f.buffer].name]
             memory[f.offset : f.offset + f.size] = to_storage(inputs[f.name], f.dtype)
         with np.errstate(all="ignore"):
-            for run in loaded.runs:
+            for run in loaded.whole:
                 run()
         return {f.name: from_storage(loaded.memory[p.buffers[f.buffer].name], f) for f in p.outputs}
 

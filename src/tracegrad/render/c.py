@@ -1,0 +1,281 @@
+"""Kernels as C functions over pointers: loops that a compiler turns into vector instructions.
+
+Three shapes: one loop over points; row by row, with `LANES` partial results; and column by column, where what lies side
+by side in memory are results of different folds. The order of a fold depends on its size alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+from tracegrad.ir import PRIMITIVES
+from tracegrad.kernels.expr import Index, Value, Var, indices_of, walk
+from tracegrad.kernels.form import Axis, Fold, Kernel, Store, fold_batches, points
+from tracegrad.render.c_text import C_TYPE, PRELUDE, as_c, helper
+from tracegrad.render.emit import ZERO, Emitter, identity, indented
+from tracegrad.shapes import strides_of
+
+LANES = 16  # partial results of a row: one or two vectors, and long enough to hide an addition's latency
+COLUMNS = 64  # results of a block of columns: their partial results stay in the nearest cache
+GRAIN = 8192  # points that are worth a thread's attention
+MOST_PARTS = 64  # of one call: more than there are threads, so that none waits long for the last
+SHORT = 8  # fewer columns than this are not worth a loop
+
+
+def library_source(texts: Iterable[str]) -> str:
+    """The texts of all kernels as one library."""
+    return "\n".join([PRELUDE, *dict.fromkeys(texts)])
+
+
+class _Expressions(Emitter):
+    """Values as for WGSL, with wide indices, and loads that happen only where their guards hold."""
+
+    def named(self, v: Value) -> bool:
+        return v.op == "load" or super().named(v)  # what only one side of a choice loads would be a branch
+
+    def _text(self, v: Value, loop: bool) -> str:
+        return f"i32({self.index(v.arg, loop)})" if v.op == "index" else super()._text(v, loop)
+
+    def _inside(self, v: Value, loop: bool) -> str:
+        (x,) = v.args
+        held = self._guards(v.arg, loop)
+        value = self._load(x, self.index(x.arg[1], loop)) if x.op == "load" else self._value(x, loop)
+        return f"select({ZERO[v.dtype.name]}, {value}, {held})"
+
+
+class Function:
+    """One kernel whose products and scatters are in memory already.
+
+    loaded: the kernel's locals that are read from a slot, each at an index over the outer axes.
+    """
+
+    def __init__(self, kernel: Kernel, loaded: Mapping[str, tuple[int, Index]]) -> None:
+        self.kernel, self.loaded = kernel, loaded
+        self.helpers: dict[str, None] = {}
+        self.parts = 1  # into which its outermost loop may be split, each for one thread
+        self.outer = [a for a in kernel.outer if a.size > 1]
+        self.inner = [a for a in kernel.inner if a.size > 1]
+        self.emit = self.expressions([a.name for a in self.inner])
+
+    def expressions(self, inner: Sequence[str] = ()) -> Emitter:
+        """Nothing written so far."""
+        emit = _Expressions(self.element, inner)
+        emit.helpers = self.helpers
+        return emit
+
+    def element(self, slot: int, index: str) -> str:
+        """A memory location. What is overwritten in place is one array with what it replaces."""
+        replaced = self.kernel.slots[slot].replaces
+        return f"p{replaced if replaced >= 0 else slot}[{index}]"
+
+    def text(self, name: str, lines: Sequence[str]) -> str:
+        """The function of these lines, and before it those it calls."""
+        body = as_c("\n".join(indented(lines)))
+        used = [k for k in range(len(self.kernel.slots)) if f"p{k}[" in body]
+        types = [C_TYPE["f32" if self.kernel.slots[k].dtype.is_float else "i32"] for k in used]
+        parameters = ", ".join([f"{t} *restrict p{k}" for k, t in zip(used, types)] + ["long part", "long parts"])
+        arguments = ", ".join([f"at[{k}]" for k in used] + ["part", "parts"])
+        return "\n".join(
+            [
+                *map(helper, self.helpers),
+                f"static __attribute__((noinline)) void {name}_({parameters}) {{",
+                body,
+                "}",
+                f"void {name}(void **at, long part, long parts) {{ {name}_({arguments}); }}",
+            ]
+        )
+
+    def body(self) -> list[str]:
+        """The loops."""
+        folds = [s for s in self.kernel.body if isinstance(s, Fold)]
+        if not folds and not any(s.inner for s in self.stores_of()):
+            return self.split(self.outer, self.points(self.emit))
+        if self.kernel.uniform:
+            return [*self.folds_of_row(), *self.split(self.outer, self.points(self.emit))]
+        return self.columns() if column_wise(self.kernel) else self.split(self.outer, self.row())
+
+    def stores_of(self) -> list[Store]:
+        return [s for s in self.kernel.body if isinstance(s, Store)]
+
+    def read(self) -> list[str]:
+        """What was computed before, at the outer point."""
+        return [f"let {n} = {self.element(s, self.emit.index(at, False))};" for n, (s, at) in self.loaded.items()]
+
+    def nest(self, axes: Sequence[Axis], lines: Sequence[str]) -> list[str]:
+        """Loops over some axes, the last one innermost."""
+        for a in reversed(axes):
+            lines = [f"for (long {a.name} = 0; {a.name} < {a.size}; {a.name}++) {{", *indented(lines), "}"]
+        return list(lines)
+
+    def split(self, axes: Sequence[Axis], lines: Sequence[str]) -> list[str]:
+        """The same, of the outermost only a part."""
+        if not axes:
+            return list(lines)
+        return self.share(axes[0].name, axes[0].size, 1, self.nest(axes[1:], lines))
+
+    def share(self, name: str, size: int, step: int, lines: Sequence[str]) -> list[str]:
+        """The outermost loop: this part's share of its turns."""
+        turns = -(-size // step)
+        self.parts = max(1, min(turns, self.kernel.work // GRAIN, MOST_PARTS))
+        loop = f"for (long {name} = {turns} * part / parts * {step}; {name} < end; {name} += {step}) {{"
+        end = f"const long end = min({turns} * (part + 1) / parts * {step}, (long){size});"
+        return [end, loop, *indented(lines), "}"]
+
+    def flush(self, emit: Emitter) -> list[str]:
+        """What the emitter put outside of loops since the last call."""
+        lines, emit.outer[:] = list(emit.outer), []
+        return lines
+
+    def points(self, emit: Emitter) -> list[str]:
+        return [*self.read(), *self.stores(emit, self.stores_of(), loop=False)]
+
+    def stores(self, emit: Emitter, stores: Sequence[Store], loop: bool) -> list[str]:
+        """Values first, then the writes: in place, every load precedes the store to its element."""
+        values = emit.values([s.value for s in stores], loop)
+        named = [f"let s{k} = {v};" for k, v in enumerate(values)]
+        writes = [
+            f"{self.element(s.slot, emit.index(s.index, loop))} = {self.stored(s, f's{k}')};"
+            for k, s in enumerate(stores)
+        ]
+        return [*([] if loop else self.flush(emit)), *emit.inner, *named, *writes]
+
+    def stored(self, s: Store, value: str) -> str:
+        dtype = self.kernel.slots[s.slot].dtype.name
+        return {"bool": f"select(0, 1, {value})", "u32": f"bitcast<i32>({value})"}.get(dtype, value)
+
+    def combine(self, f: Fold, a: str, b: str) -> str:
+        """Two partial results as one."""
+        p = PRIMITIVES[f.prim.combine]
+        self.emit.need(p.helper)
+        return p.wgsl.format(a, b, t=f.value.dtype.name)
+
+    # row by row
+    def row(self) -> list[str]:
+        lines = [*self.read(), *self.folds_of_row()]
+        inner = [s for s in self.stores_of() if s.inner]
+        if inner:
+            written = self.stores(self.emit, inner, loop=True)
+            lines += [*self.flush(self.emit), *self.nest(self.inner, written)]
+        return [*lines, *self.stores(self.emit, [s for s in self.stores_of() if not s.inner], loop=False)]
+
+    def folds_of_row(self) -> list[str]:
+        lines: list[str] = []
+        for folds in fold_batches(self.kernel):
+            values = self.emit.values([f.value for f in folds], loop=True)
+            lets = list(self.emit.inner)
+            lines += self.flush(self.emit)
+            wide = bool(self.inner) and self.inner[-1].size >= LANES
+            lines += self.lanes(folds, values, lets) if wide else self.serial(folds, values, lets)
+        return lines
+
+    def serial(self, folds: Sequence[Fold], values: Sequence[str], lets: Sequence[str]) -> list[str]:
+        """One partial result: for rows that are too short for more."""
+        start = [f"var t{f.local} = {identity(f.prim, f.value.dtype.name)};" for f in folds]
+        step = [f"t{f.local} = {self.combine(f, f't{f.local}', v)};" for f, v in zip(folds, values)]
+        done = [f"let {f.local} = t{f.local};" for f in folds]
+        return [*start, *self.nest(self.inner, [*lets, *step]), *done]
+
+    def lanes(self, folds: Sequence[Fold], values: Sequence[str], lets: Sequence[str]) -> list[str]:
+        """Element j goes to partial result j % LANES; in the end they are combined by halves."""
+        *others, last = self.inner
+        whole = last.size - last.size % LANES
+        each = f"for (int l = 0; l < {LANES}; l++)"
+        start = [
+            f"{C_TYPE[f.value.dtype.name]} t{f.local}[{LANES}]; "
+            f"{each} t{f.local}[l] = {identity(f.prim, f.value.dtype.name)};"
+            for f in folds
+        ]
+        step = [f"t{f.local}[l] = {self.combine(f, f't{f.local}[l]', v)};" for f, v in zip(folds, values)]
+
+        def at(base: str) -> list[str]:
+            return [f"const long {last.name} = {base} + l;", *lets, *step]
+
+        loop = [
+            f"for (long jb = 0; jb < {whole}; jb += {LANES})",
+            f"  {each} {{",
+            *indented(indented(at("jb"))),
+            "  }",
+        ]
+        if whole < last.size:
+            loop += [f"for (int l = 0; l < {last.size - whole}; l++) {{", *indented(at(str(whole))), "}"]
+        halves = [
+            f"  for (int l = 0; l < h; l++) t{f.local}[l] = {self.combine(f, f't{f.local}[l]', f't{f.local}[l + h]')};"
+            for f in folds
+        ]
+        done = [f"let {f.local} = t{f.local}[0];" for f in folds]
+        return [*start, *self.nest(others, loop), f"for (int h = {LANES // 2}; h; h /= 2) {{", *halves, "}", *done]
+
+    # column by column
+    def columns(self) -> list[str]:
+        *others, last = self.outer
+        width = min(last.size, COLUMNS)
+        self.emit = self.expressions()
+        done: list[Fold] = []
+        body: list[str] = []
+        for folds in fold_batches(self.kernel):
+            dtypes = [f.value.dtype.name for f in folds]
+            body += [f"{C_TYPE[d]} t{f.local}[{width}];" for f, d in zip(folds, dtypes)]
+            body += self.column(last, [], [f"t{f.local}[l] = {identity(f.prim, d)};" for f, d in zip(folds, dtypes)])
+            values = self.emit.values([f.value for f in folds], loop=False)
+            step = [f"t{f.local}[l] = {self.combine(f, f't{f.local}[l]', v)};" for f, v in zip(folds, values)]
+            body += self.nest(self.inner, self.column(last, done, [*self.read(), *self.flush(self.emit), *step]))
+            self.emit = self.expressions()
+            done += folds
+        for inside in (True, False):
+            stores = [s for s in self.stores_of() if s.inner == inside]
+            if stores:
+                written = [*self.read(), *self.stores(self.emit, stores, loop=False)]
+                body += self.nest(self.inner if inside else [], self.column(last, done, written))
+                self.emit = self.expressions()
+        here = f"const long w = {last.size} - ib < {width} ? {last.size} - ib : {width};"
+        body = [here if last.size % width else f"enum {{ w = {width} }};", *body]
+        if not others:
+            return self.share("ib", last.size, width, body)
+        return self.split(others, [f"for (long ib = 0; ib < {last.size}; ib += {width}) {{", *indented(body), "}"])
+
+    def column(self, axis: Axis, done: Sequence[Fold], lines: Sequence[str]) -> list[str]:
+        """One step for each column of a block."""
+        known = [f"let {f.local} = t{f.local}[l];" for f in done]
+        at = f"const long {axis.name} = ib + l;"
+        return ["for (long l = 0; l < w; l++) {", *indented([at, *known, *lines]), "}"]
+
+    # a scatter alone
+    def scatter(self, f: Fold, out: int) -> list[str]:
+        """Zeros, and then the updates in their order. Slot `out` holds a value for each outer point."""
+        assert f.scatter is not None
+        rows = {a.name for a, _ in f.scatter.row.terms if isinstance(a, Var)}
+        stride = dict(zip([a.name for a in self.kernel.outer], strides_of([a.size for a in self.kernel.outer])))
+        row_axes = [a for a in self.outer if a.name in rows]
+        first = self.outer.index(row_axes[0]) if row_axes else len(self.outer)
+        others = [a for a in self.outer if a.name not in rows]
+        before = [a for a in others if self.outer.index(a) < first]
+        after = [a for a in others if a not in before]
+        target, update = self.emit.values([f.scatter.target, f.scatter.update], loop=False)
+        place = [f"t * {min((stride[a.name] for a in row_axes), default=1)}"]
+        place += [f"{a.name} * {stride[a.name]}" for a in others]
+        here = f"p{out}[{' + '.join(place)}]"
+        lines = [
+            *self.flush(self.emit),
+            f"const long t = clamp({target}, 0, {points(row_axes) - 1});",
+            f"{here} = {here} + {update};",
+        ]
+        zero = f"for (long e = 0; e < {self.kernel.rows}; e++) {{ p{out}[e] = 0; }}"
+        return [zero, *self.nest([*before, *self.inner, *after], lines)]
+
+
+def column_wise(kernel: Kernel) -> bool:
+    """Do neighbours in memory belong to different folds?"""
+    outer = [a for a in kernel.outer if a.size > 1]
+    inner = [a for a in kernel.inner if a.size > 1]
+    if not outer or outer[-1].size < SHORT:
+        return False
+    if kernel.length < LANES:
+        return True
+    roots = [s.value for s in kernel.body]
+    loads = [dict(_strides(i)) for v in walk(roots) if v.op == "load" for i in indices_of(v)]
+    mine, theirs = (sum(strides.get(axis.name) == 1 for strides in loads) for axis in (outer[-1], inner[-1]))
+    return mine > theirs
+
+
+def _strides(index: Index) -> list[tuple[str, int]]:
+    return [(a.name, c) for a, c in index.terms if isinstance(a, Var)]

@@ -1,0 +1,171 @@
+"""A launch as calls: of C functions for what is computed point by point, of BLAS for products.
+
+A kernel with a product becomes up to four steps: a function for each operand that does not lie as BLAS wants it, the
+product, and a function for what is done with the results. The steps are spelled as a Python function
+`bind(view, scratch, memory, at, call, product)` that returns them.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import replace
+
+from tracegrad.dtypes import f32
+from tracegrad.kernels.expr import Index, Value, Var, atoms_of, indices_of, walk
+from tracegrad.kernels.form import Axis, Fold, Kernel, Product, Slot, Store, points
+from tracegrad.kernels.unroll import unroll
+from tracegrad.render.c import Function
+from tracegrad.render.layouts import blas_ready, collapse
+from tracegrad.shapes import strides_of
+
+NAME = "NAME"  # stands for a function's name until its text is known
+
+FEW = 4  # products that add up no more than this are not worth a call
+
+
+def render_c(kernels: Sequence[Kernel], binding_of: Sequence[int]) -> tuple[str, str]:
+    """The C functions of a launch, and the Python text of its steps."""
+    setup: list[str] = []
+    steps: list[str] = []
+    functions: dict[str, str] = {}
+    first = 0
+    for number, kernel in enumerate(kernels):
+        writer = _Writer(unroll(kernel), f"_{number}", first, binding_of)
+        writer.write()
+        setup += writer.setup
+        steps += writer.steps
+        functions |= writer.functions
+        first += len(kernel.slots)
+    lines = [*setup, "return [", *(f"    {s}," for s in steps), "]"]
+    calls = "\n".join(["def bind(view, scratch, memory, at, call, product):", *(f"    {line}" for line in lines)])
+    return "\n".join(functions.values()), calls + "\n"
+
+
+class _Writer:
+    """Writes the steps of one kernel."""
+
+    def __init__(self, kernel: Kernel, suffix: str, first: int, binding_of: Sequence[int]) -> None:
+        self.kernel, self.suffix, self.first, self.binding_of = kernel, suffix, first, binding_of
+        self.setup: list[str] = []
+        self.steps: list[str] = []
+        self.functions: dict[str, str] = {}
+        self.scratch: list[str] = []  # arrays of slots that come after the kernel's own
+        self.flat = flat_index(kernel, kernel.outer)
+
+    def write(self) -> None:
+        """All steps of the kernel."""
+        loaded: dict[str, tuple[int, Index]] = {}
+        for f in [s for s in self.kernel.body if isinstance(s, Fold)]:
+            if f.scatter is not None:
+                slot = self.allocate(self.kernel.rows)
+                function = Function(self.extended(), {})
+                self.call(function, function.scatter(f, slot))
+                loaded[f.local] = slot, self.flat
+            elif f.product is not None and self.kernel.length > FEW:
+                loaded[f.local] = self.product(f, f.product), self.flat
+        rest = [s for s in self.kernel.body if not (isinstance(s, Fold) and s.local in loaded)]
+        rest = [s for s in rest if not self.in_place(s, loaded)]
+        if rest:
+            function = Function(replace(self.extended(), body=tuple(rest)), loaded)
+            self.call(function, function.body())
+
+    def in_place(self, s: Fold | Store, loaded: dict[str, tuple[int, Index]]) -> bool:
+        """Does a product write this value by itself?"""
+        return isinstance(s, Store) and s.value.op == "local" and loaded.get(s.value.arg) == (s.slot, s.index)
+
+    def allocate(self, size: int) -> int:
+        """A slot of scratch memory."""
+        name = f"t{len(self.scratch)}{self.suffix}"
+        self.setup.append(f"{name} = scratch({len(self.scratch)}, ({size},), 'float32')")
+        self.scratch.append(name)
+        return len(self.kernel.slots) + len(self.scratch) - 1
+
+    def extended(self) -> Kernel:
+        """The kernel with the slots of scratch memory."""
+        return replace(self.kernel, slots=(*self.kernel.slots, *(Slot(f32, True) for _ in self.scratch)))
+
+    def memory(self, slot: int) -> tuple[str, str]:
+        """The array of a slot and its offset there."""
+        own = len(self.kernel.slots)
+        if slot >= own:
+            return self.scratch[slot - own], "0"
+        k = self.first + slot
+        return f"memory[{self.binding_of[k]}]", f"at[{k}]"
+
+    def call(self, function: Function, lines: Sequence[str]) -> None:
+        """A step that calls a function of these lines."""
+        text = function.text(NAME, lines)
+        name = "k" + hashlib.sha256(text.encode()).hexdigest()[:20]
+        self.functions[name] = "\n".join(
+            [f"#ifndef have_{name}", f"#define have_{name}", text.replace(NAME, name), "#endif"]
+        )
+        slots = range(len(self.kernel.slots) + len(self.scratch))
+        memory = ", ".join(f"({array}, {offset})" for array, offset in map(self.memory, slots))
+        self.steps.append(f"call('{name}', {function.parts}, [{memory}])")
+
+    def product(self, f: Fold, p: Product) -> int:
+        """A step of BLAS; the slot of the result."""
+        inner = self.kernel.inner
+        a, b = self.operand(p.a, p.batch, p.m, inner), self.operand(p.b, p.batch, inner, p.n)
+        out = self.target(f.local)
+        sizes = (*(x.size for x in p.batch), points(p.m), points(p.n))
+        self.steps.append(f"product({a}, {b}, {self.view(out, 0, sizes, strides_of(sizes))})")
+        return out
+
+    def target(self, local: str) -> int:
+        """Where a product goes: straight to an output that lies alike, which what follows overwrites; else scratch."""
+        alike = [
+            s
+            for s in self.kernel.body
+            if isinstance(s, Store)
+            and s.index is self.flat
+            and self.kernel.slots[s.slot].dtype.is_float
+            and self.kernel.slots[s.slot].replaces < 0
+        ]
+        alike.sort(key=lambda s: not (s.value.op == "local" and s.value.arg == local))
+        return alike[0].slot if alike else self.allocate(self.kernel.rows)
+
+    def view(self, slot: int, offset: int, sizes: Sequence[int], steps: Sequence[int]) -> str:
+        array, start = self.memory(slot)
+        return f"view({array}, {start} + {offset}, {tuple(sizes)}, {tuple(steps)})"
+
+    def operand(self, v: Value, batch: Sequence[Axis], rows: Sequence[Axis], columns: Sequence[Axis]) -> str:
+        """A matrix (or a stack of them) that BLAS takes: a view where strides allow it, else a packed copy."""
+        groups = [*([a] for a in batch), list(rows), list(columns)]
+        if v.op == "load" and all(isinstance(a, Var) for a, _ in v.arg[1].terms):
+            strides = {a.name: c for a, c in v.arg[1].terms}
+            folded = [g for g in (collapse(group, strides) for group in groups) if g is not None]
+            if len(folded) == len(groups) and blas_ready(folded):
+                return self.view(v.arg[0], v.arg[1].const, [g[0] for g in folded], [g[1] for g in folded])
+        return self.packed(v, batch, rows, columns)
+
+    def packed(self, v: Value, batch: Sequence[Axis], rows: Sequence[Axis], columns: Sequence[Axis]) -> str:
+        """A copy, by a function; in the order in which it is read. What a whole batch shares is packed once."""
+        varies = {a.name for x in walk([v]) for i in indices_of(x) for a in atoms_of(i) if isinstance(a, Var)}
+        own = [a for a in batch if a.name in varies]
+        last = next(
+            (a.name for x in walk([v]) if x.op == "load" for a, c in x.arg[1].terms if c == 1 and isinstance(a, Var)),
+            "",
+        )
+        turned = last in {a.name for a in rows}
+        order = [*own, *columns, *rows] if turned else [*own, *rows, *columns]
+        slot = self.allocate(points(order))
+        kernel = self.extended()
+        store = Store(slot, flat_index(kernel, order), v, False)
+        function = Function(replace(kernel, outer=tuple(order), inner=(), body=(store,), uniform=False), {})
+        self.call(function, function.body())
+        m, n = points(rows), points(columns)
+        strides = dict(zip([a.name for a in own], strides_of([*(a.size for a in own), m * n])))
+        sizes = [*(a.size if a in own else 1 for a in batch), m, n]
+        steps = [*(strides.get(a.name, 0) for a in batch), *((1, m) if turned else (n, 1))]
+        return self.view(slot, 0, sizes, steps)
+
+
+def flat_index(kernel: Kernel, axes: Sequence[Axis]) -> Index:
+    """The position of a point among those of some axes, row-major."""
+    space = next(s.index.space for s in kernel.body if isinstance(s, Store))
+    out = space.number(0)
+    for a, step in zip(axes, strides_of([a.size for a in axes])):
+        out = out + space.var(a.name, a.size) * step
+    return out

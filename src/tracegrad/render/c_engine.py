@@ -1,0 +1,93 @@
+"""What runs the functions of a program, in C: a list of calls, each split over the threads there are.
+
+The parts of a call are taken one by one, by the caller too: where other work keeps the helpers from running, it does
+all by itself, and it waits only for a part that somebody is at. A result is the same whichever thread computes it.
+"""
+
+from __future__ import annotations
+
+from tracegrad.render.c_product import PRODUCT
+
+ENGINE = f"""#include <pthread.h>
+#include <sched.h>
+#include <unistd.h>
+{PRODUCT}
+typedef void (*function_)(void **, long, long);
+typedef struct {{ function_ function; void **at; long parts; }} call_;
+
+/* What is being done. A ticket is its number, how many parts it has, and how many were taken: 32, 16 and 16 bits. */
+static const call_ *current;
+static unsigned long ticket, done;
+static long helpers, sleeping;
+static pid_t owner;
+static pthread_mutex_t busy = PTHREAD_MUTEX_INITIALIZER, gate = PTHREAD_MUTEX_INITIALIZER;
+static pthread_cond_t more = PTHREAD_COND_INITIALIZER;
+
+enum {{ SPINS = 4000 }}; /* tens of microseconds: the next call of a step comes sooner */
+
+static inline void breathe(void) {{
+#if defined(__x86_64__)
+  __builtin_ia32_pause();
+#endif
+}}
+
+static int left(unsigned long t) {{ return (t & 0xffff) < (t >> 16 & 0xffff); }}
+
+/* Take a part and do it; 0 if there is none */
+static int take(void) {{
+  unsigned long t = __atomic_load_n(&ticket, __ATOMIC_SEQ_CST);
+  while (left(t)) {{
+    const call_ *c = __atomic_load_n(&current, __ATOMIC_SEQ_CST);
+    if (!__atomic_compare_exchange_n(&ticket, &t, t + 1, 0, __ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST)) continue;
+    c->function(c->at, t & 0xffff, t >> 16 & 0xffff);
+    __atomic_add_fetch(&done, 1, __ATOMIC_SEQ_CST);
+    return 1;
+  }}
+  return 0;
+}}
+
+static void *help(void *nothing) {{
+  for (long idle = 0;; idle++) {{
+    if (take()) idle = 0;
+    breathe();
+    if (idle < SPINS) continue;
+    pthread_mutex_lock(&gate);
+    __atomic_add_fetch(&sleeping, 1, __ATOMIC_SEQ_CST);
+    while (!left(__atomic_load_n(&ticket, __ATOMIC_SEQ_CST))) pthread_cond_wait(&more, &gate);
+    __atomic_sub_fetch(&sleeping, 1, __ATOMIC_SEQ_CST);
+    pthread_mutex_unlock(&gate);
+    idle = 0;
+  }}
+  return nothing;
+}}
+
+/* Helpers do not survive a fork. */
+static void start(long threads) {{
+  if (owner != getpid()) helpers = sleeping = 0, ticket = 0;
+  owner = getpid();
+  for (pthread_t t; helpers < threads - 1 && !pthread_create(&t, 0, help, 0); helpers++) pthread_detach(t);
+}}
+
+static void together(const call_ *c) {{
+  __atomic_store_n(&done, 0, __ATOMIC_SEQ_CST);
+  __atomic_store_n(&current, c, __ATOMIC_SEQ_CST);
+  __atomic_store_n(&ticket, ((ticket >> 32) + 1) << 32 | (unsigned long)c->parts << 16, __ATOMIC_SEQ_CST);
+  if (__atomic_load_n(&sleeping, __ATOMIC_SEQ_CST)) {{
+    pthread_mutex_lock(&gate);
+    pthread_cond_broadcast(&more);
+    pthread_mutex_unlock(&gate);
+  }}
+  while (take()) {{}}
+  for (long turns = 0; __atomic_load_n(&done, __ATOMIC_SEQ_CST) < (unsigned long)c->parts; turns++)
+    turns < SPINS ? breathe() : (void)sched_yield();
+}}
+
+void run_calls(const call_ *calls, long n, long threads) {{
+  const int alone = threads < 2 || pthread_mutex_trylock(&busy); /* another session has the helpers */
+  if (!alone) start(threads);
+  for (const call_ *c = calls; c < calls + n; c++)
+    if (alone || c->parts == 1) for (long k = 0; k < c->parts; k++) c->function(c->at, k, c->parts);
+    else together(c);
+  if (!alone) pthread_mutex_unlock(&busy);
+}}
+"""

@@ -1,0 +1,110 @@
+"""WGSL functions and statements as C: a few substitutions, and a prelude that defines what C lacks.
+
+The rows of the table spell their ops once, in WGSL, and most of that reads as C: the rest is types, `let` and `var`,
+and functions of many types. GCC and Clang both know `__auto_type`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+
+C_TYPE = {"f32": "float", "i32": "int", "u32": "unsigned", "bool": "_Bool", "vec2<f32>": "vec2_f32"}
+
+# What C does as NumPy does needs no help. Comparisons are false for NaN, so each of these keeps it. Two choices are
+# vector instructions where `||` is a branch.
+NATIVE = {
+    "div_": "static inline float div_(float a, float b) { return a / b; }",
+    "is_nan_": "static inline _Bool is_nan_(float x) { return x != x; }",
+    "max_f32": "static inline float max_f32(float a, float b) { float m = a > b ? a : b; return a != a ? a : m; }",
+    "min_f32": "static inline float min_f32(float a, float b) { float m = a < b ? a : b; return a != a ? a : m; }",
+}
+
+
+def _typed(name: str, types: Iterable[str], arguments: str, value: str) -> str:
+    """One function for each type, and a macro that chooses."""
+    ones = list(types)
+    text = [f"static inline {t} {name}_{t}({arguments.replace('T', t)}) {{ return {value}; }}" for t in ones]
+    names = re.sub(r"T ", "", arguments)
+    choice = ", ".join(f"{t}: {name}_{t}" for t in ones)
+    first = names.split(",")[0]
+    return "\n".join([*text, f"#define {name}({names}) _Generic(({first}), {choice})({names})"])
+
+
+NUMBERS = ("float", "int", "unsigned")
+
+PRELUDE = "\n".join(
+    [
+        "#define true 1",
+        "#define false 0",
+        "#define inf_bits 0x7f800000u",
+        "#define nan_bits 0x7fc00000u",
+        "#define select(no, yes, condition) ((condition) ? (yes) : (no))",
+        "#define floor(x) __builtin_floorf(x)",
+        "#define ceil(x) __builtin_ceilf(x)",
+        "#define round(x) __builtin_rintf(x)",
+        "#define sqrt(x) __builtin_sqrtf(x)",
+        "typedef struct { float x, y; } vec2_f32;",
+        "static inline vec2_f32 vec2_f32_(float x, float y) { return (vec2_f32){x, y}; }",
+        *(
+            f"static inline {to} {to}_of_{t}({t} x) {{ {to} y; __builtin_memcpy(&y, &x, 4); return y; }}"
+            for to in NUMBERS
+            for t in NUMBERS
+        ),
+        *(
+            f"#define bits_as_{to}(x) _Generic((x), {', '.join(f'{t}: {to}_of_{t}' for t in NUMBERS)})(x)"
+            for to in NUMBERS
+        ),
+        _typed("max", NUMBERS, "T a, T b", "a > b ? a : b"),
+        _typed("min", (*NUMBERS, "long"), "T a, T b", "a < b ? a : b"),
+        _typed("clamp", NUMBERS, "T x, T lo, T hi", "min(max(x, lo), hi)"),
+        _typed("sign", ("float", "int"), "T x", "(x > 0) - (x < 0)"),
+        "static inline float abs_float(float x) { return __builtin_fabsf(x); }",
+        "static inline int abs_int(int x) { return x < 0 ? -x : x; }",
+        "#define abs(x) _Generic((x), float: abs_float, int: abs_int)(x)",
+    ]
+)
+
+_TYPE = r"(?:f32|i32|u32|bool|vec2<f32>)"
+_RULES: list[tuple[re.Pattern[str], str]] = [
+    (re.compile(r"\bbitcast<(\w+)>\("), r"bits_as_@\1@("),
+    (re.compile(r"\bvec2<f32>\("), "vec2_f32_("),
+    (re.compile(r"\bvar (\w+) = array<(\w+), (\d+)>\((.*)\);"), r"const @\2@ \1[\3] = {\4};"),
+    (re.compile(rf"\bvar (\w+): ({_TYPE});"), r"@\2@ \1;"),
+    (re.compile(r"\blet (\w+) = "), r"const __auto_type \1 = "),
+    (re.compile(r"\bvar (\w+) = "), r"__auto_type \1 = "),
+    (re.compile(r"\b(f32|i32|u32|bool)\("), r"(@\1@)("),
+]
+_NUMBER = re.compile(r"(?<![\w.])(\d+(?:\.\d*)?(?:[eE][+-]?\d+)?)(f?)(?![\w.])")
+_MARKED = re.compile(r"@([^@]+)@")
+_SIGNATURE = re.compile(rf"^fn (\w+)\((.*)\) -> ({_TYPE}) \{{", re.MULTILINE)
+_PARAMETER = re.compile(rf"(\w+): ({_TYPE})")
+
+
+def _number(m: re.Match[str]) -> str:
+    """With a point, an exponent or an `f` it is an f32."""
+    point = "." in m[1] or "e" in m[1].lower()
+    return f"{m[1]}f" if point else f"{m[1]}.0f" if m[2] else m[1]
+
+
+def as_c(text: str) -> str:
+    """Statements of WGSL as C."""
+    for pattern, replacement in _RULES:
+        text = pattern.sub(replacement, text)
+    text = _NUMBER.sub(_number, text)
+    return _MARKED.sub(lambda m: C_TYPE[m[1]], text)
+
+
+def helper(text: str) -> str:
+    """A WGSL function as C that may be included more than once."""
+    found = _SIGNATURE.search(text)
+    assert found is not None, text
+    name = found[1]
+
+    def signature(m: re.Match[str]) -> str:
+        return f"static inline {C_TYPE[m[3]]} {m[1]}({_PARAMETER.sub(lambda p: f'{C_TYPE[p[2]]} {p[1]}', m[2])}) {{"
+
+    parts = re.split(r"(?=^fn )", text, flags=re.MULTILINE)
+    names = [_SIGNATURE.search(p) for p in parts]
+    done = [NATIVE.get(n[1]) or as_c(_SIGNATURE.sub(signature, p)) for n, p in zip(names, parts) if n]
+    return "\n".join([f"#ifndef have_{name}", f"#define have_{name}", *(d.rstrip() for d in done), "#endif"])

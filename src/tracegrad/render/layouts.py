@@ -1,0 +1,31 @@
+"""Which operands of a product BLAS takes as they lie."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from tracegrad.kernels.form import Axis
+
+
+def collapse(axes: Sequence[Axis], strides: Mapping[str, int]) -> tuple[int, int] | None:
+    """Size and stride of several axes as one; None if they do not lie evenly."""
+    size, stride = 1, 0
+    for a in reversed(axes):
+        step = strides.get(a.name, 0)
+        if a.size == 1:
+            continue
+        if size == 1:
+            size, stride = a.size, step
+        elif step == stride * size:
+            size *= a.size
+        else:
+            return None
+    return size, stride
+
+
+def blas_ready(groups: Sequence[tuple[int, int]]) -> bool:
+    """One of the two matrix axes must be contiguous, and neither may repeat an element."""
+    (m, step_m), (n, step_n) = groups[-2:]
+    if (m > 1 and step_m == 0) or (n > 1 and step_n == 0):
+        return False
+    return (step_n == 1 or n == 1) or (step_m == 1 or m == 1)

@@ -1,0 +1,109 @@
+"""A program as one list of calls into libraries of C functions."""
+
+from __future__ import annotations
+
+import ctypes
+import itertools
+import math
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from tracegrad.arrays import np
+
+Array = Any
+Shape = tuple[int, ...]
+
+GRAIN = 2**19  # products of two numbers that are worth a thread's attention
+MOST_PARTS = 16
+SIDE = 96  # rows or columns of a result: fewer are not worth packing the other operand once more
+STACK = 4  # products in a stack that are split between them
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """A function, what it takes, and into how many parts it may be split. Holds the arrays that are addressed."""
+
+    function: int
+    arguments: Any
+    parts: int
+    arrays: tuple[Array, ...]
+
+
+class _Entry(ctypes.Structure):
+    """What `run_calls` reads."""
+
+    _fields_ = (("function", ctypes.c_void_p), ("at", ctypes.c_void_p), ("parts", ctypes.c_long))
+
+
+class Calls:
+    """Collects the calls of a program. `engine` is render.c_engine's library, `libraries` hold the kernels."""
+
+    def __init__(self, engine: ctypes.CDLL, libraries: Sequence[ctypes.CDLL]) -> None:
+        self._engine, self._libraries = engine, (engine, *libraries)
+        self._calls: list[Call] = []
+        self._ends: list[int] = []  # of each dispatch
+        self._addresses: dict[str, int] = {}
+        self._offsets: dict[tuple[Shape, tuple[Shape, ...]], Array] = {}
+
+    def add(self, calls: Sequence[Call]) -> None:
+        """The next dispatch."""
+        self._calls += calls
+        self._ends.append(len(self._calls))
+
+    def call(self, name: str, parts: int, memory: Sequence[tuple[Array, int]]) -> Call:
+        """The function `name` over memory that begins at these elements."""
+        places = [array.ctypes.data + 4 * offset for array, offset in memory]
+        arrays = tuple([array for array, _ in memory])
+        return Call(self._address(name), (ctypes.c_void_p * len(places))(*places), parts, arrays)
+
+    def product(self, a: Array, b: Array, out: Array) -> Call:
+        """out = a b, for matrices or stacks of them."""
+        batch, (m, n), k = out.shape[:-2], out.shape[-2:], a.shape[-1]
+        arrays = (np.broadcast_to(a, (*batch, m, k)), np.broadcast_to(b, (*batch, k, n)), out)
+        steps = tuple([tuple([s // 4 for s in x.strides]) for x in arrays])
+        count = math.prod(batch)
+        key = (batch, tuple([s[:-2] for s in steps]))
+        if key not in self._offsets:
+            points = np.array(list(itertools.product(*map(range, batch))), np.int64).reshape(count, len(batch))
+            self._offsets[key] = np.stack([points @ np.asarray(s, np.int64) for s in key[1]], axis=-1)
+        offsets = self._offsets[key]
+        words = [count, m, n, k, *(s for one in steps for s in one[-2:])]
+        words += [x.ctypes.data for x in (*arrays, offsets)]
+        most = count if count >= STACK else max(m, n) // SIDE
+        parts = max(1, min(count * m * n * k // GRAIN, most, MOST_PARTS))
+        return Call(self._address("product"), (ctypes.c_int64 * len(words))(*words), parts, (*arrays, offsets))
+
+    def runs(self) -> tuple[list[Callable[[], None]], Callable[[], None]]:
+        """Each dispatch, and all of them in one call."""
+        held = list(self._calls)
+        entries = (_Entry * len(held))(*[(c.function, ctypes.addressof(c.arguments), c.parts) for c in held])
+        function, threads = self._engine.run_calls, _threads()
+        function.argtypes, function.restype = (ctypes.c_void_p, ctypes.c_long, ctypes.c_long), None
+
+        def between(begin: int, end: int) -> Callable[[], None]:
+            at = ctypes.addressof(entries) + begin * ctypes.sizeof(_Entry)
+
+            def run() -> None:
+                function(at, end - begin, threads)
+                _ = held, entries  # what is addressed lives as long as this
+
+            return run
+
+        return [between(b, e) for b, e in zip([0, *self._ends], self._ends)], between(0, len(held))
+
+    def _address(self, name: str) -> int:
+        """Where a function lies."""
+        found = self._addresses.get(name)
+        if found is None:
+            library = next(x for x in self._libraries if hasattr(x, name))
+            found = ctypes.cast(getattr(library, name), ctypes.c_void_p).value
+            assert found is not None
+            self._addresses[name] = found
+        return found
+
+
+def _threads() -> int:
+    """Processors this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

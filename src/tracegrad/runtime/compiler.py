@@ -1,0 +1,169 @@
+"""C texts as loaded libraries: by the compiler of this machine, kept in the user's cache directory.
+
+A library is found again by what decides its bytes: source, compiler, flags and processor. It lies in a directory that
+only this user may write, under a name that contains the hash of its contents, and what does not fit its name is never
+loaded. It is written under another name first: whoever looks sees all of it or nothing.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import hashlib
+import os
+import platform
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+import warnings
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+VARIABLE = "TRACEGRAD_CC"  # a compiler, or "off"
+CANDIDATES = ("cc", "gcc", "clang")
+# NaN and infinities are kept, and sums are added in the order of the source. Contraction to fused products is the
+# default of both compilers.
+NATIVE = "-mcpu=native" if platform.machine() in ("arm64", "aarch64") else "-march=native"
+FLAGS = (
+    "-O3", NATIVE, "-fno-math-errno", "-fno-trapping-math", "-fwrapv", "-fno-tree-sink", "-std=gnu11", "-w", "-shared",
+    "-fPIC", "-pthread",
+)  # fmt: skip
+SECONDS = 120  # a compiler that takes longer has failed
+FORGOTTEN_AFTER = 60 * 86400  # seconds without a use
+OTHERS_MAY_WRITE = 0o022
+
+
+@dataclass(frozen=True, slots=True)
+class Compiler:
+    """A C compiler that was found."""
+
+    path: str
+    version: str  # the first line of what it says
+
+    def libraries(self, sources: Sequence[str]) -> list[ctypes.CDLL] | None:
+        """All of them, compiled side by side; None if one cannot be had."""
+        with ThreadPoolExecutor(len(sources)) as pool:
+            found = list(pool.map(self.library, sources))
+        return [x for x in found if x is not None] if None not in found else None
+
+    def library(self, source: str) -> ctypes.CDLL | None:
+        """The loaded library. None, with a warning, if it cannot be had: the compiler's message says why."""
+        key = hashlib.sha256("\0".join([source, self.path, self.version, *FLAGS, processor()]).encode()).hexdigest()[
+            :40
+        ]
+        try:
+            folder = cache_folder()
+        except OSError as e:
+            warnings.warn(f"libraries are compiled anew each time: {e}", RuntimeWarning, stacklevel=2)
+            folder = None
+        try:
+            if folder is None:
+                with tempfile.TemporaryDirectory() as temporary:
+                    return ctypes.CDLL(str(self.compiled(source, key, Path(temporary))))
+            path = find(folder, key) or self.compiled(source, key, folder)
+            loaded = ctypes.CDLL(str(path))
+            forget_old(folder)
+            return loaded
+        except (OSError, subprocess.SubprocessError) as e:
+            why = e.stderr if isinstance(e, subprocess.CalledProcessError) else e
+            warnings.warn(
+                f"{self.path} failed, so kernels run as NumPy; {VARIABLE}=off chooses that without a warning. "
+                f"It said: {str(why).strip()[:2000]}",
+                RuntimeWarning,
+                stacklevel=2,
+            )
+            return None
+
+    def compiled(self, source: str, key: str, folder: Path) -> Path:
+        """Compile into `folder`."""
+        with tempfile.TemporaryDirectory(dir=folder, prefix="new-") as temporary:
+            out = Path(temporary, "library")
+            command = [self.path, *FLAGS, "-x", "c", "-", "-o", str(out)]
+            subprocess.run(command, input=source, text=True, capture_output=True, check=True, timeout=SECONDS)
+            out.chmod(0o700)
+            target = folder / f"{key}-{digest(out)}.so"
+            os.replace(out, target)
+        return target
+
+
+def digest(path: Path) -> str:
+    """The hash of a file's contents."""
+    return hashlib.sha256(path.read_bytes()).hexdigest()[:40]
+
+
+def find(folder: Path, key: str) -> Path | None:
+    """The library of that key, if it is what its name says and nobody else could have written it."""
+    for path in folder.glob(f"{key}-*.so"):
+        if is_own(path) and path.stem == f"{key}-{digest(path)}":
+            os.utime(path)
+            return path
+        path.unlink(missing_ok=True)
+    return None
+
+
+def forget_old(folder: Path) -> None:
+    """Delete what has not been used for long, and what an interrupted process left behind."""
+    for path in folder.iterdir():
+        try:
+            if path.stat().st_mtime < time.time() - FORGOTTEN_AFTER:
+                shutil.rmtree(path) if path.is_dir() else path.unlink()
+        except FileNotFoundError:
+            continue  # by another process
+
+
+def is_own(path: Path) -> bool:
+    """Is it this user's, writable by nobody else, and no link?"""
+    found = path.lstat()
+    return found.st_uid == os.getuid() and not found.st_mode & OTHERS_MAY_WRITE and not path.is_symlink()
+
+
+def cache_folder() -> Path:
+    """The directory, made if it is not there. PermissionError if others could have put something into it."""
+    if sys.platform == "darwin":
+        base = Path.home() / "Library" / "Caches"
+    else:
+        base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    folder = base / "tracegrad"
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    if not is_own(folder):
+        raise PermissionError(f"{folder} belongs to another user, or others may write to it")
+    return folder
+
+
+def compiler() -> Compiler | None:
+    """The C compiler of this machine: TRACEGRAD_CC, CC, or the first of cc, gcc and clang. None if there is none."""
+    return compiler_named(os.environ.get(VARIABLE, ""))
+
+
+@functools.cache
+def compiler_named(asked: str) -> Compiler | None:
+    """The same for one value of TRACEGRAD_CC."""
+    if asked.lower() in ("off", "0", "no") or os.name != "posix" or sys.platform == "emscripten":
+        return None
+    for name in [asked] if asked else [os.environ.get("CC", ""), *CANDIDATES]:
+        path = shutil.which(name) if name else None
+        if path:
+            try:
+                said = subprocess.run([path, "--version"], text=True, capture_output=True, check=True, timeout=SECONDS)
+            except (OSError, subprocess.SubprocessError):
+                continue
+            return Compiler(path, said.stdout.splitlines()[0] if said.stdout else "unknown version")
+    if asked:
+        warnings.warn(f"{VARIABLE}={asked!r} is no C compiler here; kernels run as NumPy", RuntimeWarning, stacklevel=2)
+    return None
+
+
+@functools.cache
+def processor() -> str:
+    """What `-march=native` depends on."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return f"{platform.machine()} {platform.processor()} {platform.release()}"
+    wanted = ("vendor_id", "cpu family", "model", "model name", "stepping", "flags", "Features", "CPU part")
+    found = {name: value for name, _, value in (line.partition(":") for line in lines) if name.strip() in wanted}
+    return " ".join([platform.machine(), *found.values()])

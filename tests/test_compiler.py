@@ -1,0 +1,160 @@
+"""C kernels as loaded libraries: the cache trusts nothing it did not make, and without a compiler all works too."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import subprocess
+import sys
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import tracegrad as tg
+from models import SineMLP, sine_loss
+from tracegrad import optim
+from tracegrad.runtime import compiler as module
+from tracegrad.runtime.compiler import VARIABLE, Compiler, cache_folder, compiler_named
+
+SOURCE = "int answer(void) { return 42; }"
+SHAPES = {"x": (32, 1), "y": (32, 1)}
+
+
+@pytest.fixture
+def cc(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Compiler:
+    """This machine's compiler, with a cache of its own."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    found = compiler_named("")
+    if found is None:
+        pytest.skip("no C compiler")
+    return found
+
+
+def answer(library: ctypes.CDLL | None) -> int:
+    assert library is not None
+    return library.answer()
+
+
+def libraries() -> list[Path]:
+    return list(cache_folder().glob("*.so"))
+
+
+def test_a_library_is_compiled_once(cc: Compiler, monkeypatch: pytest.MonkeyPatch):
+    assert answer(cc.library(SOURCE)) == 42
+    assert len(libraries()) == 1
+    assert list(cache_folder().iterdir()) == libraries()
+    monkeypatch.setattr(module.subprocess, "run", None)  # compiling again would fail
+    assert answer(cc.library(SOURCE)) == 42
+
+
+def test_another_source_compiler_or_processor_is_another_library(cc: Compiler, monkeypatch: pytest.MonkeyPatch):
+    for changed in (SOURCE + "\n", SOURCE):
+        cc.library(changed)
+    Compiler(cc.path, "another version").library(SOURCE)
+    monkeypatch.setattr(module, "processor", lambda: "another")
+    cc.library(SOURCE)
+    assert len(libraries()) == 4
+
+
+def spoil_bytes(path: Path) -> None:
+    data = path.read_bytes()
+    path.unlink()  # not in place: this process has the old one loaded
+    path.write_bytes(data[: len(data) // 2])
+    path.chmod(0o700)
+
+
+def spoil_permissions(path: Path) -> None:
+    path.chmod(0o777)
+
+
+def spoil_kind(path: Path) -> None:
+    elsewhere = path.parent.parent / "elsewhere"
+    path.rename(elsewhere)
+    path.symlink_to(elsewhere)
+
+
+@pytest.mark.parametrize("spoil", [spoil_bytes, spoil_permissions, spoil_kind])
+def test_a_spoiled_library_is_made_anew(cc: Compiler, spoil: Callable[[Path], None]):
+    cc.library(SOURCE)
+    (path,) = libraries()
+    spoil(path)
+    assert answer(cc.library(SOURCE)) == 42
+    (path,) = libraries()
+    assert module.is_own(path)
+    assert path.stem.endswith(module.digest(path))
+
+
+@pytest.mark.parametrize("mode", [0o770, 0o707])
+def test_a_folder_that_others_may_write_to_is_not_used(cc: Compiler, mode: int):
+    folder = cache_folder()
+    assert folder.stat().st_mode & 0o777 == 0o700
+    folder.chmod(mode)
+    with pytest.warns(RuntimeWarning, match="others may write to it"):
+        assert answer(cc.library(SOURCE)) == 42
+    assert not list(folder.iterdir())
+
+
+def test_a_folder_of_another_user_is_not_used(cc: Compiler, monkeypatch: pytest.MonkeyPatch):
+    cache_folder()
+    monkeypatch.setattr(os, "getuid", lambda: 12345)
+    with pytest.warns(RuntimeWarning, match="another user"):
+        assert answer(cc.library(SOURCE)) == 42
+
+
+def test_processes_at_the_same_time_do_not_disturb_each_other(cc: Compiler):
+    code = (
+        "from tracegrad.runtime.compiler import compiler_named\n"
+        f"for k in range(5): assert compiler_named('').library({SOURCE!r} + f'int n{{k}};').answer() == 42"
+    )
+    running = [subprocess.Popen([sys.executable, "-W", "error", "-c", code]) for _ in range(4)]
+    assert [p.wait(timeout=120) for p in running] == [0] * 4
+    assert all(path.stem.endswith(module.digest(path)) for path in libraries())
+
+
+def losses(monkeypatch: pytest.MonkeyPatch, cc: str) -> list[float]:
+    """Five steps of a small network with that compiler."""
+    monkeypatch.setenv(VARIABLE, cc)
+    optimizer = optim.adamw(lr=1e-3)
+    train = tg.compile(model=SineMLP(16), loss=sine_loss, inputs=SHAPES, optimizer=optimizer, seed=0, device="cpu")
+    x = np.random.default_rng(0).uniform(-3, 3, (32, 1)).astype(np.float32)
+    found = [float(train.step({"x": x, "y": np.sin(x)}).loss) for _ in range(5)]
+    train.close()
+    return found
+
+
+def test_training_is_the_same_in_c_and_repeats_bit_for_bit(cc: Compiler, monkeypatch: pytest.MonkeyPatch):
+    first, again, numpy = (losses(monkeypatch, how) for how in ("", "", "off"))
+    assert first == again
+    np.testing.assert_allclose(first, numpy, rtol=1e-5)
+
+
+def test_a_failing_compiler_says_so_and_numpy_takes_over(cc: Compiler, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    broken = tmp_path / "cc"
+    broken.write_text('#!/bin/sh\n[ "$1" = --version ] && echo broken 1.0 && exit 0\necho out of order >&2\nexit 1\n')
+    broken.chmod(0o700)
+    with pytest.warns(RuntimeWarning, match="out of order"):
+        found = losses(monkeypatch, str(broken))
+    assert found == losses(monkeypatch, "off")
+
+
+def test_without_a_compiler_it_is_numpy(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("PATH", "")
+    monkeypatch.delenv("CC", raising=False)
+    compiler_named.cache_clear()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert compiler_named("") is None
+    with pytest.warns(RuntimeWarning, match="no C compiler here"):
+        assert compiler_named("nonesuch") is None
+    compiler_named.cache_clear()
+
+
+def test_devices_say_what_compiles_their_kernels(cc: Compiler, monkeypatch: pytest.MonkeyPatch):
+    describe = lambda: next(d.description for d in tg.devices() if d.name == "cpu")
+    monkeypatch.setenv(VARIABLE, "")
+    assert cc.version in describe()
+    monkeypatch.setenv(VARIABLE, "off")
+    assert describe() == "NumPy on this machine's CPU"
