@@ -86,9 +86,22 @@ def test_halves_are_read_as_numpy_reads_them() -> None:
     assert bare.frombuffer(x.tobytes(), dtype="<f2").tolist() == x.astype(np.float32).tolist()
 
 
-NEED_NUMPY = {"runtime.cpu", "runtime.native", "runtime.wgpu_calls", "runtime.wgpu_program", "runtime.draw"}
+NEED_NUMPY = {
+    "runtime.cpu",
+    "runtime.calls",
+    "runtime.native",
+    "runtime.wgpu_calls",
+    "runtime.wgpu_program",
+    "runtime.draw",
+}
 NEED_NUMPY |= {"runtime.wgpu_timing", "limits"}  # what measures devices, which no browser lets Python do
-NEED_NUMPY |= {"nonfinite", "indexcheck", "reference", *(m for m in MODULES if m.startswith("imperative"))}
+NEED_NUMPY |= {
+    "functional",
+    "nonfinite",
+    "indexcheck",
+    "reference",
+    *(m for m in MODULES if m.startswith("imperative")),
+}
 
 
 def test_it_has_all_that_the_engine_asks_for() -> None:
