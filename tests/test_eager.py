@@ -122,6 +122,8 @@ def test_arrays_and_numbers_run_at_once_too() -> None:
         (lambda x: x.view(2, 2), tg.ShapeError, "reshape: cannot reshape 3 elements"),
         (lambda x: x.sum(1), tg.ShapeError, "sum: axis 1 is out of range"),
         (lambda x: x[3], tg.ShapeError, "index 3 is out of range"),
+        (lambda x: x[3], IndexError, "index 3 is out of range"),
+        (lambda x: tg.take(x, [3], 0), IndexError, "index 3 is out of range"),
         (lambda x: x[np.array([0, 3])], IndexError, "index 3 is out of range; valid are -3 to 2"),
         (lambda x: x.gather([-4]), IndexError, "index -4 is out of range; valid are -3 to 2"),
         (lambda x: tg.cross_entropy(x, tg.tensor(3, dtype=tg.i32)), tg.InputError, "index 3 is out of range"),

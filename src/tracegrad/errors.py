@@ -52,6 +52,10 @@ class RangeError(InputError, IndexError):
     """Indices outside of the axis they point into."""
 
 
+class ConstantIndexError(ShapeError, IndexError):
+    """An index that is written down, and outside of the axis it points into."""
+
+
 class NonFiniteError(TracegradError, ArithmeticError):
     """A step whose loss or gradient is infinite or NaN; nothing was changed."""
 

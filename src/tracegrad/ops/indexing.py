@@ -7,7 +7,7 @@ from typing import Any, cast
 
 from tracegrad import ambient
 from tracegrad.dtypes import DType, TensorType, as_dtype, f32, i32
-from tracegrad.errors import DTypeError, ShapeError
+from tracegrad.errors import ConstantIndexError, DTypeError, ShapeError
 from tracegrad.ir import Tensor, bind
 from tracegrad.methods import Operand, method, op
 from tracegrad.prims import elementwise as rows
@@ -27,7 +27,7 @@ def getitem(x: Operand, key: Any) -> Tensor:
 
     An array of indices takes along its axis, and its axes stand in that one's place, as in NumPy.
     Any dtype. Gradient: the cotangent at the places read, 0 elsewhere; sums where an index occurs twice.
-    Raises ShapeError if an integer is out of range or there are more indices than axes.
+    Raises ShapeError if an integer is out of range, then an IndexError too, or there are more indices than axes.
     """
     x = as_tensor(x)
     keys = _explicit(x, cast("tuple[Any, ...]", key) if isinstance(key, tuple) else (key,))
@@ -72,7 +72,7 @@ def _explicit(x: Tensor, keys: tuple[Any, ...]) -> list[Any]:
 
 def _in_range(k: int, n: int, axis: int, x: Tensor) -> int:
     if not -n <= k < n:
-        raise ShapeError(f"index {k} is out of range for axis {axis} of {x.type}")
+        raise ConstantIndexError(f"index {k} is out of range for axis {axis} of {x.type}")
     return k % n
 
 
@@ -94,7 +94,7 @@ def indices_for(indices: Any, n: int) -> Tensor:
         return t
     bad = [k for k in values if not -n <= k < n]
     if bad:
-        raise ShapeError(f"index {bad[0]} is out of range for an axis of size {n}; indices are {t.type}")
+        raise ConstantIndexError(f"index {bad[0]} is out of range for an axis of size {n}; indices are {t.type}")
     if all(k >= 0 for k in values):
         return t
     return views.reshape(literal([k % n for k in values], i32), t.shape)
