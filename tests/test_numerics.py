@@ -19,9 +19,7 @@ from tracegrad.passes.simplify import simplify
 from tracegrad.plan import Persistent, make_program
 from tracegrad.prims import elementwise
 from tracegrad.prims.leaves import const, leaf
-from tracegrad.runtime.adapters import check_webgpu
 from tracegrad.runtime.cpu import CpuSession
-from tracegrad.runtime.native import NativeSession
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "bench"))
 
@@ -40,17 +38,8 @@ FIRST, SECOND = np.repeat(SPECIAL, SPECIAL.size), np.tile(SPECIAL, SPECIAL.size)
 @pytest.fixture(scope="module", params=["numpy", "c", "wgsl"])
 def runtime(request: pytest.FixtureRequest) -> Any:
     if request.param == "numpy":
-        yield CpuSession()
-        return
-    if request.param == "c":
-        yield request.getfixturevalue("c_session")
-        return
-    support = check_webgpu()
-    if support.adapter is None:
-        pytest.skip(f"no WebGPU adapter: {support.message}")
-    session = NativeSession(support.adapter)
-    yield session
-    session.close()
+        return CpuSession()
+    return request.getfixturevalue({"c": "c_session", "wgsl": "device"}[request.param])
 
 
 def graph_of(fn: Callable[..., Any], *arrays: Any) -> Graph:

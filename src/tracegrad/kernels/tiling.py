@@ -26,8 +26,8 @@ PADDING = 4  # elements behind each line in workgroup memory: writes along k the
 EXCHANGED = 2048  # partial results that slices pass to each other at a time
 WORKGROUP_BYTES = 16384  # of workgroup memory that every WebGPU device has
 UNIFORM = 1024  # workgroups that fold for themselves what all of them need
+SERIAL_UNIFORM = 512  # threads that do, without barriers
 MOST_TURNS = 65535  # of all loops of a thread together: Mesa's llvmpipe leaves them then, without a word
-SERIAL_UNIFORM = 512  # threads that do
 SERIAL_WORKGROUP = 32  # threads of a workgroup without barriers: small ones, so that few threads still occupy all cores
 SQUARE = 8  # results along each side of a square: 2, 4, 8, 12 give 1.4, 2.9, 5.2, 5.3 GFLOP/s on two cores
 
