@@ -76,17 +76,32 @@ class Slot:
         return self.buffer == other.buffer and self.begin < other.end and other.begin < self.end
 
 
-def offsets_of(function: str) -> dict[str, int]:
-    """The number in a shader function's offset variables -> the slot of the launch."""
-    found = re.findall(r"let o(\d+) = at\[(\d+)\]\.([xyzw]);", function)
-    return {o: 4 * int(vector) + "xyzw".index(component) for o, vector, component in found}
+def calls_of(source: KernelSource) -> Iterator[tuple[str, dict[str, int]]]:
+    """Each call of a shader function: its text, and the number in its offset variables -> the slot of the launch."""
+    functions = source.wgsl.split("\nfn k")[1:]
+    main = functions[-1].partition("\nfn main(")[2]
+    for function in functions:
+        name = function.partition("(")[0]
+        fixed = re.findall(r"let o(\d+) = at\[(\d+)\]\.([xyzw]);", function)
+        if fixed:
+            yield function, {o: 4 * int(vector) + "xyzw".index(component) for o, vector, component in fixed}
+            continue
+        shared = re.findall(r"let o(\d+) = at\[\(first \+ (\d+)\) / 4\]\[\(first \+ \2\) % 4\];", function)
+        begin, end, each, first, slots = map(
+            int,
+            re.findall(
+                rf"w >= (\d+) && w < (\d+)\) {{ let n = \(w - \d+\) / (\d+); k{name}\(.*, (\d+) \+ n \* (\d+)\); }}",
+                main,
+            )[0],
+        )
+        for n in range((end - begin) // each):
+            yield function, {o: first + n * slots + int(s) for o, s in shared}
 
 
 def bindings_of_slots(source: KernelSource) -> dict[int, int]:
     """slot -> binding, as the shader text says; checked against the NumPy text where that names both."""
     out: dict[int, int] = {}
-    for function in source.wgsl.split("\nfn k")[1:]:
-        local = offsets_of(function)
+    for function, local in calls_of(source):
         for binding, o in re.findall(r"mem(\d+)\[o(\d+) \+", function):
             if out.setdefault(local[o], int(binding)) != int(binding):
                 raise AssertionError(f"slot {local[o]} of {source.label} lies in two arrays")
@@ -99,8 +114,7 @@ def bindings_of_slots(source: KernelSource) -> dict[int, int]:
 def written_slots(source: KernelSource) -> set[int]:
     """The slots that the shader assigns to."""
     out: set[int] = set()
-    for function in source.wgsl.split("\nfn k")[1:]:
-        local = offsets_of(function)
+    for function, local in calls_of(source):
         out |= {local[o] for o in re.findall(r"^\s*mem\d+\[o(\d+) \+ .*\] = ", function, re.MULTILINE)}
     return out
 
@@ -270,9 +284,11 @@ class Simulator:
                 assert a.member == b.member, f"dispatch {number}: one member reads what another overwrites: {a} and {b}"
                 kernel = self.launches[number][1].kernels[a.member]
                 first = sum(len(k.slots) for k in self.launches[number][1].kernels[: a.member])
-                wgsl = self.p.program.kernels[self.p.program.dispatches[number].kernel].wgsl
+                source = self.p.program.kernels[self.p.program.dispatches[number].kernel]
                 alone = self.launches[number][1].tilings[a.member].lanes == 1
-                waits = alone or stores_wait(wgsl.split("\nfn k")[a.member + 1])
+                waits = alone or stores_wait(
+                    next(text for text, slots in calls_of(source) if a.number in slots.values())
+                )
                 assert own_points_only(kernel, b.number - first, a.number - first, b.begin - a.begin, waits), (
                     f"dispatch {number} overwrites {b.value!r} in place but reads it at other points too"
                 )

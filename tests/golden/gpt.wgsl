@@ -69,57 +69,11 @@ fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) 
 @group(0) @binding(0) var<storage, read_write> mem0: array<f32, 1889>;
 @group(0) @binding(1) var<storage, read> mem1: array<f32, 1039>;
 @group(1) @binding(0) var<uniform> at: array<vec4<i32>, 3>;
-fn k0(w: i32, lid: i32) {
-  let o0 = at[0].x;
-  let o1 = at[0].y;
-  let o2 = at[0].z;
-  let o3 = at[0].w;
-  let row = w * 256 + lid;
-  let lane = 0;
-  if (row >= 64) { return; }
-  let m0 = (row / 8);
-  let n0 = row % 8;
-  var ta0 = 0f;
-  {
-    for (var j = lane; j < 8; j += 1) {
-      let k0 = j;
-      ta0 = (ta0 + (mem0[o0 + (m0 * 8 + k0)] * mem1[o1 + (k0 * 8 + n0)]));
-    }
-  }
-  let a0 = ta0;
-  if (row < 64 && lane == 0) {
-    let s3 = (a0 + mem1[o2 + n0]);
-    mem0[o3 + (m0 * 8 + n0)] = s3;
-  }
-}
-fn k1(w: i32, lid: i32) {
-  let o0 = at[1].x;
-  let o1 = at[1].y;
-  let o2 = at[1].z;
-  let o3 = at[1].w;
-  let row = w * 256 + lid;
-  let lane = 0;
-  if (row >= 64) { return; }
-  let m0 = (row / 8);
-  let n0 = row % 8;
-  var ta0 = 0f;
-  {
-    for (var j = lane; j < 8; j += 1) {
-      let k0 = j;
-      ta0 = (ta0 + (mem0[o0 + (m0 * 8 + k0)] * mem1[o1 + (k0 * 8 + n0)]));
-    }
-  }
-  let a0 = ta0;
-  if (row < 64 && lane == 0) {
-    let s3 = (a0 + mem1[o2 + n0]);
-    mem0[o3 + (m0 * 8 + n0)] = s3;
-  }
-}
-fn k2(w: i32, lid: i32) {
-  let o0 = at[2].x;
-  let o1 = at[2].y;
-  let o2 = at[2].z;
-  let o3 = at[2].w;
+fn k0(w: i32, lid: i32, first: i32) {
+  let o0 = at[(first + 0) / 4][(first + 0) % 4];
+  let o1 = at[(first + 1) / 4][(first + 1) % 4];
+  let o2 = at[(first + 2) / 4][(first + 2) % 4];
+  let o3 = at[(first + 3) / 4][(first + 3) % 4];
   let row = w * 256 + lid;
   let lane = 0;
   if (row >= 64) { return; }
@@ -141,9 +95,7 @@ fn k2(w: i32, lid: i32) {
 @compute @workgroup_size(256)
 fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) lid: u32) {
   let w = i32(wid.x + wid.y * 32768u);
-  if (w >= 0 && w < 1) { k0(w - 0, i32(lid)); }
-  if (w >= 1 && w < 2) { k1(w - 1, i32(lid)); }
-  if (w >= 2 && w < 3) { k2(w - 2, i32(lid)); }
+  if (w >= 0 && w < 3) { let n = (w - 0) / 1; k0(w - 0 - n * 1, i32(lid), 0 + n * 4); }
 }
 
 // 2: matmul
@@ -1532,10 +1484,10 @@ fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) 
 @group(0) @binding(1) var<storage, read_write> mem1: array<f32, 1039>;
 @group(0) @binding(2) var<storage, read> mem2: array<f32, 1039>;
 @group(1) @binding(0) var<uniform> at: array<vec4<i32>, 4>;
-fn k0(w: i32, lid: i32) {
-  let o0 = at[0].x;
-  let o1 = at[0].y;
-  let o2 = at[0].z;
+fn k0(w: i32, lid: i32, first: i32) {
+  let o0 = at[(first + 0) / 4][(first + 0) % 4];
+  let o1 = at[(first + 1) / 4][(first + 1) % 4];
+  let o2 = at[(first + 2) / 4][(first + 2) % 4];
   let row = w * 256 + lid;
   let lane = 0;
   if (row >= 64) { return; }
@@ -1557,30 +1509,6 @@ fn k0(w: i32, lid: i32) {
   }
 }
 fn k1(w: i32, lid: i32) {
-  let o0 = at[0].w;
-  let o1 = at[1].x;
-  let o2 = at[1].y;
-  let row = w * 256 + lid;
-  let lane = 0;
-  if (row >= 64) { return; }
-  let m0 = (row / 8);
-  let n0 = (row / 2) % 4;
-  let n1 = row % 2;
-  var ta0 = 0f;
-  {
-    for (var j = lane; j < 8; j += 1) {
-      let k0 = (j / 4);
-      let k1 = j % 4;
-      ta0 = (ta0 + (mem0[o0 + (k0 * 32 + k1 * 8 + m0)] * mem0[o1 + (k0 * 32 + n0 * 8 + k1 * 2 + n1)]));
-    }
-  }
-  let a0 = ta0;
-  if (row < 64 && lane == 0) {
-    let s2 = a0;
-    mem1[o2 + (m0 * 8 + n0 * 2 + n1)] = s2;
-  }
-}
-fn k2(w: i32, lid: i32) {
   let o0 = at[1].z;
   let o1 = at[1].w;
   let o2 = at[2].x;
@@ -1604,31 +1532,9 @@ fn k2(w: i32, lid: i32) {
     mem0[o2 + (m0 * 32 + m1 * 8 + n0)] = s2;
   }
 }
-fn k3(w: i32, lid: i32) {
-  let o0 = at[2].y;
-  let o1 = at[2].z;
-  let row = w * 256 + lid;
-  let lane = 0;
-  if (row >= 8) { return; }
-  let i0 = (row / 2);
-  let i1 = row % 2;
-  var ta0 = 0f;
-  {
-    for (var j = lane; j < 8; j += 1) {
-      let j0 = (j / 4);
-      let j1 = j % 4;
-      ta0 = (ta0 + mem0[o0 + (j0 * 32 + i0 * 8 + j1 * 2 + i1)]);
-    }
-  }
-  let a0 = ta0;
-  if (row < 8 && lane == 0) {
-    let s1 = a0;
-    mem1[o1 + (i0 * 2 + i1)] = s1;
-  }
-}
-fn k4(w: i32, lid: i32) {
-  let o0 = at[2].w;
-  let o1 = at[3].x;
+fn k2(w: i32, lid: i32, first: i32) {
+  let o0 = at[(first + 0) / 4][(first + 0) % 4];
+  let o1 = at[(first + 1) / 4][(first + 1) % 4];
   let row = w * 256 + lid;
   let lane = 0;
   if (row >= 8) { return; }
@@ -1651,11 +1557,9 @@ fn k4(w: i32, lid: i32) {
 @compute @workgroup_size(256)
 fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) lid: u32) {
   let w = i32(wid.x + wid.y * 32768u);
-  if (w >= 0 && w < 1) { k0(w - 0, i32(lid)); }
-  if (w >= 1 && w < 2) { k1(w - 1, i32(lid)); }
-  if (w >= 2 && w < 3) { k2(w - 2, i32(lid)); }
-  if (w >= 3 && w < 4) { k3(w - 3, i32(lid)); }
-  if (w >= 4 && w < 5) { k4(w - 4, i32(lid)); }
+  if (w >= 0 && w < 2) { let n = (w - 0) / 1; k0(w - 0 - n * 1, i32(lid), 0 + n * 3); }
+  if (w >= 2 && w < 3) { k1(w - 2, i32(lid)); }
+  if (w >= 3 && w < 5) { let n = (w - 3) / 1; k2(w - 3 - n * 1, i32(lid), 9 + n * 2); }
 }
 
 // 21: matmul+add+mul

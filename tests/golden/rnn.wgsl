@@ -1,8 +1,8 @@
 // 0: copy | copy | copy | copy | copy | copy | copy
 @group(0) @binding(0) var<storage, read_write> mem0: array<f32, 321>;
 @group(1) @binding(0) var<uniform> at: array<vec4<i32>, 2>;
-fn k0(w: i32, lid: i32) {
-  let o0 = at[0].x;
+fn k0(w: i32, lid: i32, first: i32) {
+  let o0 = at[(first + 0) / 4][(first + 0) % 4];
   let e = w * 256 + lid;
   if (e >= 6) { return; }
   let i0 = e;
@@ -10,14 +10,6 @@ fn k0(w: i32, lid: i32) {
   mem0[o0 + i0] = s0;
 }
 fn k1(w: i32, lid: i32) {
-  let o0 = at[0].y;
-  let e = w * 256 + lid;
-  if (e >= 6) { return; }
-  let i0 = e;
-  let s0 = 0f;
-  mem0[o0 + i0] = s0;
-}
-fn k2(w: i32, lid: i32) {
   let o0 = at[0].z;
   let e = w * 256 + lid;
   if (e >= 1) { return; }
@@ -25,7 +17,7 @@ fn k2(w: i32, lid: i32) {
   let s0 = 0f;
   mem0[o0 + 0] = s0;
 }
-fn k3(w: i32, lid: i32) {
+fn k2(w: i32, lid: i32) {
   let o0 = at[0].w;
   let e = w * 256 + lid;
   if (e >= 3) { return; }
@@ -33,7 +25,7 @@ fn k3(w: i32, lid: i32) {
   let s0 = 0f;
   mem0[o0 + i0] = s0;
 }
-fn k4(w: i32, lid: i32) {
+fn k3(w: i32, lid: i32) {
   let o0 = at[1].x;
   let e = w * 256 + lid;
   if (e >= 9) { return; }
@@ -41,7 +33,7 @@ fn k4(w: i32, lid: i32) {
   let s0 = 0f;
   mem0[o0 + i0] = s0;
 }
-fn k5(w: i32, lid: i32) {
+fn k4(w: i32, lid: i32) {
   let o0 = at[1].y;
   let e = w * 256 + lid;
   if (e >= 3) { return; }
@@ -49,7 +41,7 @@ fn k5(w: i32, lid: i32) {
   let s0 = 0f;
   mem0[o0 + i0] = s0;
 }
-fn k6(w: i32, lid: i32) {
+fn k5(w: i32, lid: i32) {
   let o0 = at[1].z;
   let e = w * 256 + lid;
   if (e >= 6) { return; }
@@ -60,13 +52,12 @@ fn k6(w: i32, lid: i32) {
 @compute @workgroup_size(256)
 fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) lid: u32) {
   let w = i32(wid.x + wid.y * 32768u);
-  if (w >= 0 && w < 1) { k0(w - 0, i32(lid)); }
-  if (w >= 1 && w < 2) { k1(w - 1, i32(lid)); }
-  if (w >= 2 && w < 3) { k2(w - 2, i32(lid)); }
-  if (w >= 3 && w < 4) { k3(w - 3, i32(lid)); }
-  if (w >= 4 && w < 5) { k4(w - 4, i32(lid)); }
-  if (w >= 5 && w < 6) { k5(w - 5, i32(lid)); }
-  if (w >= 6 && w < 7) { k6(w - 6, i32(lid)); }
+  if (w >= 0 && w < 2) { let n = (w - 0) / 1; k0(w - 0 - n * 1, i32(lid), 0 + n * 1); }
+  if (w >= 2 && w < 3) { k1(w - 2, i32(lid)); }
+  if (w >= 3 && w < 4) { k2(w - 3, i32(lid)); }
+  if (w >= 4 && w < 5) { k3(w - 4, i32(lid)); }
+  if (w >= 5 && w < 6) { k4(w - 5, i32(lid)); }
+  if (w >= 6 && w < 7) { k5(w - 6, i32(lid)); }
 }
 
 // 1: matmul
@@ -447,9 +438,9 @@ fn k1(w: i32, lid: i32) {
   let s1 = mem0[o0 + i0];
   mem1[o1 + i0] = s1;
 }
-fn k2(w: i32, lid: i32) {
-  let o0 = at[1].x;
-  let o1 = at[1].y;
+fn k2(w: i32, lid: i32, first: i32) {
+  let o0 = at[(first + 0) / 4][(first + 0) % 4];
+  let o1 = at[(first + 1) / 4][(first + 1) % 4];
   let e = w * 256 + lid;
   if (e >= 3) { return; }
   let i0 = e;
@@ -457,15 +448,6 @@ fn k2(w: i32, lid: i32) {
   mem1[o1 + i0] = s1;
 }
 fn k3(w: i32, lid: i32) {
-  let o0 = at[1].z;
-  let o1 = at[1].w;
-  let e = w * 256 + lid;
-  if (e >= 3) { return; }
-  let i0 = e;
-  let s1 = mem0[o0 + i0];
-  mem1[o1 + i0] = s1;
-}
-fn k4(w: i32, lid: i32) {
   let o0 = at[2].x;
   let o1 = at[2].y;
   let e = w * 256 + lid;
@@ -479,9 +461,8 @@ fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) 
   let w = i32(wid.x + wid.y * 32768u);
   if (w >= 0 && w < 1) { k0(w - 0, i32(lid)); }
   if (w >= 1 && w < 2) { k1(w - 1, i32(lid)); }
-  if (w >= 2 && w < 3) { k2(w - 2, i32(lid)); }
-  if (w >= 3 && w < 4) { k3(w - 3, i32(lid)); }
-  if (w >= 4 && w < 5) { k4(w - 4, i32(lid)); }
+  if (w >= 2 && w < 4) { let n = (w - 2) / 1; k2(w - 2 - n * 1, i32(lid), 4 + n * 2); }
+  if (w >= 4 && w < 5) { k3(w - 4, i32(lid)); }
 }
 
 // 8: add+sum+where

@@ -30,6 +30,8 @@ SERIAL_UNIFORM = 512  # threads that do, without barriers
 MOST_TURNS = 65535  # of all loops of a thread together: Mesa's llvmpipe leaves them then, without a word
 SERIAL_WORKGROUP = 32  # threads of a workgroup without barriers: small ones, so that few threads still occupy all cores
 SQUARE = 8  # results along each side of a square: 2, 4, 8, 12 give 1.4, 2.9, 5.2, 5.3 GFLOP/s on two cores
+SMALL_SQUARE = 4  # where k is written out: as fast then, and a driver compiles it in half the time
+SHORT = 4  # turns of a loop over k that are written out
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +68,15 @@ class TileShape:
     def k_slice(self) -> int:
         """The part of it that each slice takes."""
         return self.k_step // self.slices
+
+    def turns(self, k: int) -> int:
+        """Over how many k each slice sums, if that is the same number for all and few; else 0."""
+        each = min(k, self.k_slice)
+        return each if k <= self.k_step and k % each == 0 and each <= SHORT else 0
+
+    def square(self, k: int) -> int:
+        """Results along each side of the square that a thread computes without barriers."""
+        return SMALL_SQUARE if self.turns(k) else SQUARE
 
     @property
     def line(self) -> int:
@@ -142,7 +153,9 @@ def _serial(kernel: Kernel, tiling: Tiling) -> Tiling:
     if tiling.kind == "tile":
         assert kernel.product is not None
         m, n, batch = (points(axes) for axes in (kernel.product.m, kernel.product.n, kernel.product.batch))
-        work = batch * -(-m // SQUARE) * -(-n // SQUARE)
+        assert tiling.tile is not None
+        side = tiling.tile.square(kernel.length)
+        work = batch * -(-m // side) * -(-n // side)
         tiling = replace(tiling, kind="square")
     workgroups = -(-work // SERIAL_WORKGROUP)
     return replace(tiling, workgroups=workgroups, lanes=1, rows_fastest=False, threads=SERIAL_WORKGROUP)

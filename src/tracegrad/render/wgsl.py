@@ -7,6 +7,7 @@ thread.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from tracegrad.ir import PRIMITIVES
 from tracegrad.kernels.form import Fold, Kernel, Store, fold_batches
@@ -28,16 +29,47 @@ def render_wgsl(
     kernels: Sequence[Kernel], tilings: Sequence[Tiling], binding_of: Sequence[int], bindings: Sequence[Binding]
 ) -> str:
     """One shader for kernels that run side by side; slot `s` of the launch lies in the binding `binding_of[s]`."""
-    functions: list[str] = []
+    functions: list[_Function] = []
     helpers: dict[str, None] = {}
     first = 0
-    for number, (kernel, tiling) in enumerate(zip(kernels, tilings)):
+    for kernel, tiling in zip(kernels, tilings):
         writer = _Writer(kernel, tiling, first, binding_of)
-        functions.append(writer.function(f"k{number}"))
+        made = _Function(writer.body(), tiling, first, len(kernel.slots))
         helpers.update(writer.emit.helpers)
         first += len(kernel.slots)
-    text = "\n".join([*helpers, *functions, *_main(tilings)])
+        if functions and functions[-1].does(made):
+            functions[-1].times += 1
+        else:
+            functions.append(made)
+    texts = [f.text(f"k{number}") for number, f in enumerate(functions)]
+    text = "\n".join([*helpers, *texts, *_main(functions)])
     return "\n".join([*_declarations(tilings, bindings, first, text), text]) + "\n"
+
+
+@dataclass(slots=True)
+class _Function:
+    """What computes a kernel, or several neighbours that differ in nothing but where their arrays begin."""
+
+    body: list[str]
+    tiling: Tiling
+    first: int  # slot of the launch
+    slots: int
+    times: int = 1
+
+    def does(self, other: _Function) -> bool:
+        """Can `other` be this function, called with other offsets? Drivers compile the text once then."""
+        return (self.body, self.tiling, self.slots) == (other.body, other.tiling, other.slots)
+
+    def text(self, name: str) -> str:
+        """The function."""
+        slots = range(self.slots)
+        if self.times == 1:
+            places = [f"at[{(self.first + s) // 4}].{XYZW[(self.first + s) % 4]}" for s in slots]
+        else:
+            places = [f"at[(first + {s}) / 4][(first + {s}) % 4]" for s in slots]
+        arguments = "w: i32, lid: i32" + (", first: i32" if self.times > 1 else "")
+        offsets = [f"let o{s} = {place};" for s, place in zip(slots, places)]
+        return "\n".join([f"fn {name}({arguments}) {{", *indented([*offsets, *self.body]), "}"])
 
 
 def _declarations(tilings: Sequence[Tiling], bindings: Sequence[Binding], slots: int, text: str) -> list[str]:
@@ -59,21 +91,26 @@ SHARED = {"sf": "f32", "si": "i32", "su": "u32", "sv": "vec4<f32>"}
 SPECIAL = {"inf_bits": "0x7f800000u", "nan_bits": "0x7fc00000u"}
 
 
-def _main(tilings: Sequence[Tiling]) -> list[str]:
+def _main(functions: Sequence[_Function]) -> list[str]:
     lines = [
-        f"@compute @workgroup_size({tilings[0].threads})",
+        f"@compute @workgroup_size({functions[0].tiling.threads})",
         "fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) lid: u32) {",
         f"  let w = i32(wid.x + wid.y * {GRID_X}u);",
     ]
     begin = 0
-    for number, t in enumerate(tilings):
-        lines.append(f"  if (w >= {begin} && w < {begin + t.workgroups}) {{ k{number}(w - {begin}, i32(lid)); }}")
-        begin += t.workgroups
+    for number, f in enumerate(functions):
+        each = f.tiling.workgroups
+        call = f"k{number}(w - {begin}, i32(lid));"
+        if f.times > 1:
+            arguments = f"w - {begin} - n * {each}, i32(lid), {f.first} + n * {f.slots}"
+            call = f"let n = (w - {begin}) / {each}; k{number}({arguments});"
+        lines.append(f"  if (w >= {begin} && w < {begin + f.times * each}) {{ {call} }}")
+        begin += f.times * each
     return [*lines, "}"]
 
 
 class _Writer:
-    """Writes the function of one kernel."""
+    """Writes what computes one kernel."""
 
     def __init__(self, kernel: Kernel, tiling: Tiling, first: int, binding_of: Sequence[int]) -> None:
         self.kernel, self.tiling, self.first, self.binding_of = kernel, tiling, first, binding_of
@@ -84,14 +121,9 @@ class _Writer:
         """A memory location of a slot."""
         return f"mem{self.binding_of[self.first + slot]}[o{slot} + {index}]"
 
-    def function(self, name: str) -> str:
-        """The whole function."""
-        offsets = [
-            f"let o{s} = at[{(self.first + s) // 4}].{XYZW[(self.first + s) % 4]};"
-            for s in range(len(self.kernel.slots))
-        ]
-        body = {"points": self.points, "rows": self.rows, "tile": self.tile, "square": self.square}[self.tiling.kind]()
-        return "\n".join([f"fn {name}(w: i32, lid: i32) {{", *indented([*offsets, *body]), "}"])
+    def body(self) -> list[str]:
+        """The function's, where `o0`, `o1` and so on are the offsets of the slots."""
+        return {"points": self.points, "rows": self.rows, "tile": self.tile, "square": self.square}[self.tiling.kind]()
 
     def stores(self, stores: Sequence[Store], loop: bool) -> list[str]:
         """Values first, then the writes: in place, every load precedes the store to its element."""

@@ -10,11 +10,9 @@ from collections.abc import Callable, Sequence
 
 from tracegrad.kernels.expr import Value
 from tracegrad.kernels.form import Axis, Kernel, points
-from tracegrad.kernels.tiling import SQUARE, Tiling
+from tracegrad.kernels.tiling import Tiling
 from tracegrad.render.emit import Emitter, decode, indented
 from tracegrad.render.wgsl_tile import store_result, term
-
-SHORT = 4  # turns of a loop that are written out
 
 
 class Square:
@@ -24,8 +22,9 @@ class Square:
         assert kernel.product is not None
         self.kernel, self.tiling, self.element, self.helpers = kernel, tiling, element, helpers
         assert tiling.tile is not None
-        self.product, self.side, self.tile = kernel.product, SQUARE, tiling.tile
+        self.product, self.tile = kernel.product, tiling.tile
         self.m, self.n, self.k = (points(axes) for axes in (self.product.m, self.product.n, kernel.inner))
+        self.side = self.tile.square(self.k)
 
     def before_stores(self) -> list[str]:
         """Everything up to the results: `ci_h` then holds columns 4 * h to 4 * h + 3 of row i."""
@@ -60,8 +59,8 @@ class Square:
             *(f"let y{h} = vec4<f32>({', '.join(f'c{4 * h + j}' for j in range(4))});" for h in vectors),
             *(f"p{i}_{h} += {term(self.kernel, f'r{i}', f'y{h}')};" for i in range(self.side) for h in vectors),
         ]
-        if k <= t.k_step and k % t.k_slice == 0 and t.k_slice <= SHORT:
-            starts = [f"let kj = slice * {t.k_slice} + {u};" for u in range(t.k_slice)]
+        if turns := t.turns(k):
+            starts = [f"let kj = slice * {t.k_slice} + {u};" for u in range(turns)]
             return [line for start in starts for line in ("{", *indented([start, *turn]), "}")]
         return [
             f"let turns = {k // t.k_step * t.k_slice} + clamp({k % t.k_step} - slice * {t.k_slice}, 0, {t.k_slice});",
