@@ -19,6 +19,7 @@ LANES = 16  # partial results of a row: one or two vectors, and long enough to h
 COLUMNS = 64  # results of a block of columns: their partial results stay in the nearest cache
 GRAIN = 8192  # points that are worth a thread's attention
 MOST_PARTS = 64  # of one call: more than there are threads, so that none waits long for the last
+ALIGNED = "__attribute__((aligned(64)))"  # GCC 12 takes 80 zeros for aligned that it does not align: it crashes
 SHORT = 8  # fewer columns than this are not worth a loop
 
 
@@ -214,7 +215,7 @@ class Function:
         body: list[str] = []
         for folds in fold_batches(self.kernel):
             dtypes = [f.value.dtype.name for f in folds]
-            body += [f"{C_TYPE[d]} t{f.local}[{width}];" for f, d in zip(folds, dtypes)]
+            body += [f"{C_TYPE[d]} t{f.local}[{width}] {ALIGNED};" for f, d in zip(folds, dtypes)]
             body += self.column(last, [], [f"t{f.local}[l] = {identity(f.prim, d)};" for f, d in zip(folds, dtypes)])
             values = self.emit.values([f.value for f in folds], loop=False)
             step = [f"t{f.local}[l] = {self.combine(f, f't{f.local}[l]', v)};" for f, v in zip(folds, values)]
