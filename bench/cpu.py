@@ -1,4 +1,4 @@
-"""A training step on the CPU: tracegrad in C and in NumPy, PyTorch eager and compiled, JAX jitted, in one run.
+"""A training step on the CPU: tracegrad in C and in NumPy, PyTorch eager and compiled, JAX and tinygrad, in one run.
 
     python bench/cpu.py                                 every model and library that is installed
     python bench/cpu.py --models sine mlp --libraries c torch --seconds 5
@@ -6,23 +6,26 @@
 AdamW and clipping by the global norm in all of them; inputs come from the host each step, the loss is read at the end
 of a block. With BENCH_CLOCK=processor and --threads 1 it is the processor's time that counts: for machines that
 others use too. Every library has a process of its own, blocks take turns, and the median block counts. Without
---threads each uses as many as it likes.
+--threads each uses as many as it likes. Memory is the most that was resident during a block, less what importing the
+library took. tinygrad needs clang. What takes longer than --patience to its first step is left out, and named.
 """
 
 from __future__ import annotations
 
 import argparse
+import importlib
 import importlib.util
-import itertools
 import os
 import platform
+import re
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
-from steps import CLIP, CLOCK, DECAY, RATE, WORKLOADS, Child, Workload, median_ms, torch_block, tracegrad_block
+from steps import CLIP, DECAY, RATE, WORKLOADS, Child, Workload, gpt, median_ms, torch_block, tracegrad_block
 
 import tracegrad as tg
 from tracegrad import nn, optim
@@ -56,77 +59,37 @@ MODELS = {
     "mlp": Workload(MLP, mlp_loss, {"x": (BATCH, 784), "y": tg.i32[BATCH]}, mlp_batch, torch_mlp),
     "cnn": WORKLOADS["cnn"],
     "gpt": WORKLOADS["gpt"],
+    "gpt256": WORKLOADS["gpt"],  # of the sizes below
 }
-DENSE = {"sine": (1, 64, 64, 1), "mlp": (784, 512, 512, 10), "cnn": (1568, 10)}
-LIBRARIES = {"c": "tracegrad", "numpy": "tracegrad", "torch": "torch", "torch.compile": "torch", "jax": "jax"}
+LARGE = {"gpt256": {"BATCH": 64, "CONTEXT": 256, "WIDTH": 384, "HEADS": 6, "LAYERS": 6}}
+PACKAGES = {
+    "c": "tracegrad", "numpy": "tracegrad", "torch": "torch", "torch.compile": "torch", "jax": "jax",
+    "tinygrad": "tinygrad",
+}  # fmt: skip
+HEAD = ("model", "library", "ms a step", "times {}", "first step s", "memory MiB")
 
 
-def jax_model(name: str, jax: Any, rng: np.random.Generator) -> tuple[list[Any], Callable[..., Any]]:
-    """Parameters and the loss of the same model."""
-    jnp = jax.numpy
-    weight = lambda *shape: jnp.asarray(rng.standard_normal(shape, np.float32) / np.sqrt(np.prod(shape[1:])))
-    widths = DENSE[name]
-    params = [p for a, b in itertools.pairwise(widths) for p in (weight(b, a).T, jnp.zeros(b))]
-    if name == "cnn":
-        params += [weight(16, 1, 3, 3), jnp.zeros((16, 1, 1)), weight(32, 16, 3, 3), jnp.zeros((32, 1, 1))]
-
-    def block(x: Any, kernel: Any, bias: Any) -> Any:
-        x = jax.nn.relu(jax.lax.conv(x, kernel, (1, 1), "SAME") + bias)
-        return jax.lax.reduce_window(x, -jnp.inf, jax.lax.max, (1, 1, 2, 2), (1, 1, 2, 2), "VALID")
-
-    def loss(params: list[Any], x: Any, y: Any) -> Any:
-        if name == "cnn":
-            x = block(block(x, *params[2:4]), *params[4:6]).reshape(x.shape[0], -1)
-        dense = params[: 2 * len(widths) - 2]
-        for k in range(0, len(dense), 2):
-            x = (jax.nn.relu(x) if k else x) @ dense[k] + dense[k + 1]
-        if name == "sine":
-            return jnp.mean((x - y) ** 2)
-        return -jnp.mean(jnp.take_along_axis(jax.nn.log_softmax(x), y[:, None], 1))
-
-    return params, loss
-
-
-def jax_block(name: str, w: Workload) -> Callable[[int], float]:
-    """A function that runs n jitted steps, with donated state, and gives the seconds."""
-    import jax
-
-    jnp, each = jax.numpy, jax.tree.map
-    rng = np.random.default_rng(0)
-    params, loss = jax_model(name, jax, rng)
-
-    def step(state: Any, x: Any, y: Any) -> Any:
-        params, m, v, t = state
-        value, g = jax.value_and_grad(loss)(params, x, y)
-        norm = jnp.sqrt(sum(jnp.sum(one * one) for one in g))
-        g = [one * jnp.minimum(1.0, CLIP / (norm + 1e-6)) for one in g]
-        t = t + 1
-        m = each(lambda m, g: 0.9 * m + 0.1 * g, m, g)
-        v = each(lambda v, g: 0.999 * v + 0.001 * g * g, v, g)
-        c1, c2 = 1 - 0.9**t, 1 - 0.999**t
-        update = lambda p, m, v: p * (1 - RATE * DECAY) - RATE * (m / c1) / (jnp.sqrt(v / c2) + 1e-8)
-        return (each(update, params, m, v), m, v, t), value
-
-    jitted = jax.jit(step, donate_argnums=0)
-    state = (params, each(jnp.zeros_like, params), each(jnp.zeros_like, params), jnp.zeros(()))
-
-    def block(n: int) -> float:
-        nonlocal state
-        batches = [w.batch(rng) for _ in range(n)]
-        began = CLOCK()
-        for batch in batches:
-            state, value = jitted(state, **batch)
-        float(value)
-        return CLOCK() - began
-
-    return block
+def workload(name: str) -> Workload:
+    """The model of that name. Sizes are the example's own constants; a process measures one model, so it sets them."""
+    for constant, value in LARGE.get(name, {}).items():
+        setattr(gpt, constant, value)
+    if name not in LARGE:
+        return MODELS[name]
+    tokens = tg.i32[gpt.BATCH, gpt.CONTEXT]
+    return replace(MODELS[name], inputs={"tokens": tokens, "following": tokens})
 
 
 def block_of(library: str, name: str) -> Callable[[int], float]:
     """What runs n steps and gives the seconds."""
-    w = MODELS[name]
+    w = workload(name)
     if library == "jax":
+        from peers_jax import jax_block
+
         return jax_block(name, w)
+    if library == "tinygrad":
+        from peers_tinygrad import tinygrad_block
+
+        return tinygrad_block(name, w)
     if library == "torch.compile":
         import torch
 
@@ -144,44 +107,68 @@ def block_of(library: str, name: str) -> Callable[[int], float]:
     return tracegrad_block(w, train)
 
 
+def resident(what: str) -> float:
+    """MiB of this process in memory: VmRSS now, VmHWM at most since the kernel was told to begin anew."""
+    text = Path("/proc/self/status").read_text()
+    return int(re.search(rf"{what}:\s+(\d+)", text)[1]) / 1024  # pyright: ignore[reportOptionalSubscript]
+
+
 def serve(pipe: Any, library: str, name: str, device: str) -> None:
-    """A child: runs as many steps as it is told and answers with the seconds; first how long the first step took."""
+    """A child: runs as many steps as it is told and answers with the seconds; first, what its first steps took."""
+    importlib.import_module(PACKAGES[library])
+    before = resident("VmRSS")
     began = time.perf_counter()
-    block = block_of(library, name)
-    block(1)
-    pipe.send({"first": time.perf_counter() - began})
+    try:
+        block = block_of(library, name)
+        block(1)
+        first = time.perf_counter() - began
+        block(1)
+        Path("/proc/self/clear_refs").write_text("5")
+        block(1)
+    except Exception as e:
+        pipe.send({"failed": f"{type(e).__name__}: {e}".splitlines()[0][:120]})
+        return
+    pipe.send({"first": first, "memory": resident("VmHWM") - before})
     while n := pipe.recv():
         pipe.send(block(n))
 
 
-def measure(name: str, libraries: list[str], seconds: float) -> list[str]:
-    """One row for each library."""
-    able = [x for x in libraries if x != "jax" or name in DENSE]
-    children = [Child(x, name, "cpu", serve) for x in able]
-    times = median_ms(children, seconds)
-    for child in children:
-        child.close()
+def measure(name: str, libraries: list[str], seconds: float, patience: float) -> list[str]:
+    """One row for each library. Large models are measured one library after the other: memory has to do."""
+    rows: list[tuple[str, float, dict[str, Any]]] = []
+    for together in [[x] for x in libraries] if name in LARGE else [libraries]:
+        children = {x: Child(x, name, "cpu", serve, patience) for x in together}
+        able = [x for x in together if "first" in children[x].facts]
+        times = dict(zip(able, median_ms([children[x] for x in able], seconds)))
+        for child in children.values():
+            child.close()
+        rows += [(x, times.get(x, 0.0), children[x].facts) for x in together]
     return [
-        f"| {name} | {x} | {ms:.3f} | {ms / times[0]:.2f} | {child.facts['first']:.2f} |"
-        for x, ms, child in zip(able, times, children)
+        f"| {name} | {x} | {ms:.3f} | {ms / rows[0][1]:.2f} | {facts['first']:.2f} | {facts['memory']:.0f} |"
+        if ms
+        else f"| {name} | {x} | {facts.get('failed', f'no step in {patience:.0f} s')} | – | – | – |"
+        for x, ms, facts in rows
     ]
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--models", nargs="+", choices=MODELS, default=list(MODELS))
-    parser.add_argument("--libraries", nargs="+", choices=LIBRARIES, default=list(LIBRARIES))
+    parser.add_argument("--libraries", nargs="+", choices=PACKAGES, default=list(PACKAGES))
     parser.add_argument("--seconds", type=float, default=4.0, help="measuring time a model and library")
     parser.add_argument("--threads", type=int, help="processors each process may use")
+    parser.add_argument("--patience", type=float, default=120.0, help="seconds until a library's first steps are done")
     args = parser.parse_args()
     if args.threads:
         os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[: args.threads])
-    libraries = [x for x in args.libraries if importlib.util.find_spec(LIBRARIES[x]) is not None]
+    libraries = [x for x in args.libraries if importlib.util.find_spec(PACKAGES[x]) is not None]
     cpu = next(d.description for d in tg.devices() if d.name == "cpu")
     print(f"{platform.platform()}, {os.cpu_count()} cores, Python {platform.python_version()}, NumPy {np.__version__}")
-    print(f"{cpu}\n\n| model | library | ms a step | times {libraries[0]} | first step s |\n|---|---|---|---|---|")
+    missing = sorted({PACKAGES[x] for x in args.libraries if x not in libraries})
+    print("".join([cpu, *(f"; {x} is not installed" for x in missing)]))
+    print(f"\n| {' | '.join(HEAD).format(libraries[0])} |\n|{'---|' * len(HEAD)}")
     for name in args.models:
-        for row in measure(name, libraries, args.seconds):
+        for row in measure(name, libraries, args.seconds, args.patience):
             print(row, flush=True)
 
 

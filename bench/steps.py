@@ -219,11 +219,18 @@ def facts(program: tg.Program) -> dict[str, float]:
 class Child:
     """One library in a process of its own."""
 
-    def __init__(self, library: str, name: str, device: str, serve: Callable[..., None] = serve):
+    def __init__(
+        self,
+        library: str,
+        name: str,
+        device: str,
+        serve: Callable[..., None] = serve,
+        patience: float | None = None,
+    ):
         self.pipe, theirs = CONTEXT.Pipe()
         self.process = CONTEXT.Process(target=serve, args=(theirs, library, name, device), daemon=True)
         self.process.start()
-        self.facts: dict[str, float] = self.pipe.recv()
+        self.facts: dict[str, Any] = self.pipe.recv() if self.pipe.poll(patience) else {}
 
     def block(self, n: int) -> float:
         """Seconds of n steps."""
@@ -232,7 +239,10 @@ class Child:
 
     def close(self) -> None:
         """End it."""
-        self.pipe.send(0)
+        if self.facts and self.process.is_alive():
+            self.pipe.send(0)
+        else:
+            self.process.terminate()
         self.process.join()
 
 
@@ -240,8 +250,8 @@ def median_ms(children: list[Child], seconds: float) -> list[float]:
     """Milliseconds a step of each; their blocks of steps take turns."""
     sizes: list[int] = []
     for child in children:
-        child.block(5)
-        sizes.append(max(3, int(seconds / BLOCKS / max(child.block(5) / 5, 1e-6))))
+        few = 1 if child.block(1) > 1 else 5  # a step of seconds shows by itself how long it takes
+        sizes.append(max(1 if few == 1 else 3, int(seconds / BLOCKS / max(child.block(few) / few, 1e-6))))
     times: list[list[float]] = [[] for _ in children]
     for _ in range(BLOCKS):
         for k, child in enumerate(children):
