@@ -1,6 +1,6 @@
 """Kernels as C functions over pointers: loops that a compiler turns into vector instructions.
 
-Three shapes: one loop over points; row by row, with `LANES` partial results; and column by column, where what lies side
+Three shapes: one loop over points; row by row, with some partial results; and column by column, where what lies side
 by side in memory are results of different folds. The order of a fold depends on its size alone.
 """
 
@@ -16,6 +16,7 @@ from tracegrad.render.emit import ZERO, Emitter, identity, indented
 from tracegrad.shapes import strides_of
 
 LANES = 16  # partial results of a row: one or two vectors, and long enough to hide an addition's latency
+FEWER = 8  # the same where the innermost axis is shorter than that
 COLUMNS = 64  # results of a block of columns: their partial results stay in the nearest cache
 GRAIN = 8192  # points that are worth a thread's attention
 MOST_PARTS = 64  # of one call: more than there are threads, so that none waits long for the last
@@ -165,8 +166,8 @@ class Function:
             values = self.emit.values([f.value for f in folds], loop=True)
             lets = list(self.emit.inner)
             lines += self.flush(self.emit)
-            wide = bool(self.inner) and self.inner[-1].size >= LANES
-            lines += self.lanes(folds, values, lets) if wide else self.serial(folds, values, lets)
+            lanes = next((n for n in (LANES, FEWER) if self.kernel.length >= LANES and self.inner[-1].size >= n), 0)
+            lines += self.lanes(lanes, folds, values, lets) if lanes else self.serial(folds, values, lets)
         return lines
 
     def serial(self, folds: Sequence[Fold], values: Sequence[str], lets: Sequence[str]) -> list[str]:
@@ -176,13 +177,13 @@ class Function:
         done = [f"let {f.local} = t{f.local};" for f in folds]
         return [*start, *self.nest(self.inner, [*lets, *step]), *done]
 
-    def lanes(self, folds: Sequence[Fold], values: Sequence[str], lets: Sequence[str]) -> list[str]:
-        """Element j goes to partial result j % LANES; in the end they are combined by halves."""
+    def lanes(self, lanes: int, folds: Sequence[Fold], values: Sequence[str], lets: Sequence[str]) -> list[str]:
+        """Element j goes to partial result j % lanes; in the end they are combined by halves."""
         *others, last = self.inner
-        whole = last.size - last.size % LANES
-        each = f"for (int l = 0; l < {LANES}; l++)"
+        whole = last.size - last.size % lanes
+        each = f"for (int l = 0; l < {lanes}; l++)"
         start = [
-            f"{C_TYPE[f.value.dtype.name]} t{f.local}[{LANES}]; "
+            f"{C_TYPE[f.value.dtype.name]} t{f.local}[{lanes}]; "
             f"{each} t{f.local}[l] = {identity(f.prim, f.value.dtype.name)};"
             for f in folds
         ]
@@ -192,7 +193,7 @@ class Function:
             return [f"const long {last.name} = {base} + l;", *lets, *step]
 
         loop = [
-            f"for (long jb = 0; jb < {whole}; jb += {LANES})",
+            f"for (long jb = 0; jb < {whole}; jb += {lanes})",
             f"  {each} {{",
             *indented(indented(at("jb"))),
             "  }",
@@ -204,7 +205,7 @@ class Function:
             for f in folds
         ]
         done = [f"let {f.local} = t{f.local}[0];" for f in folds]
-        return [*start, *self.nest(others, loop), f"for (int h = {LANES // 2}; h; h /= 2) {{", *halves, "}", *done]
+        return [*start, *self.nest(others, loop), f"for (int h = {lanes // 2}; h; h /= 2) {{", *halves, "}", *done]
 
     # column by column
     def columns(self) -> list[str]:

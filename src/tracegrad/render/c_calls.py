@@ -62,7 +62,7 @@ class _Writer:
                 function = Function(self.extended(), {})
                 self.call(function, function.scatter(f, slot))
                 loaded[f.local] = slot, self.flat
-            elif f.product is not None and self.kernel.length > FEW:
+            elif f.product is not None and self.kernel.length > FEW and not is_vector(f.product):
                 loaded[f.local] = self.product(f, f.product), self.flat
         rest = [s for s in self.kernel.body if not (isinstance(s, Fold) and s.local in loaded)]
         rest = [s for s in rest if not self.in_place(s, loaded)]
@@ -160,6 +160,11 @@ class _Writer:
         sizes = [*(a.size if a in own else 1 for a in batch), m, n]
         steps = [*(strides.get(a.name, 0) for a in batch), *((1, m) if turned else (n, 1))]
         return self.view(slot, 0, sizes, steps)
+
+
+def is_vector(p: Product) -> bool:
+    """Is an operand one row or one column? A fold reads the other just as fast, as it lies."""
+    return min(points(p.m), points(p.n)) == 1
 
 
 def flat_index(kernel: Kernel, axes: Sequence[Axis]) -> Index:

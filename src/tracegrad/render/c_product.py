@@ -3,118 +3,193 @@
 NumPy's BLAS chooses its kernels by a list of processors, and takes those of 2013 on one that it does not know: half the
 speed where vectors have 512 bits. This is compiled for the processor at hand. The order of a sum depends on its length
 alone.
+
+There is a tile for every height, so that rows are shared out evenly and none is computed for nothing: 64 of them are
+five tiles of 13 or 12. A tile is two vectors wide, or one. The left operand is read where it lies if its rows are
+contiguous; the right one is packed, unless few rows are to be computed.
 """
 
 from __future__ import annotations
 
-PRODUCT = """
-static inline long min_long(long a, long b) { return a < b ? a : b; }
+HIGHEST = 14  # with two vectors each, and three more for the operands, they fill 32 registers
+TILES = "\n".join(
+    [
+        *(f"#if MR >= {h}\nTILE({h}, 1) TILE({h}, 2)\n#endif" for h in range(1, HIGHEST + 1)),
+        "static const tile_ tiles[MR][2] = {",
+        *(f"#if MR >= {h}\n{{tile_{h}_1, tile_{h}_2}},\n#endif" for h in range(1, HIGHEST + 1)),
+        "};",
+    ]
+)
+
+# which elements of two vectors take turns: those of their first halves, or of their second
+ZIP = "\n".join(
+    f"{'#if' if vl == 16 else '#elif'} VL == {vl}\n"
+    + "\n".join(
+        f"#define ZIP_{name} {', '.join(f'{k}, {k + vl}' for k in range(first, first + vl // 2))}"
+        for name, first in (("LOW", 0), ("HIGH", vl // 2))
+    )
+    for vl in (16, 8, 4)
+)
+
+PRODUCT = f"""
+static inline long min_long(long a, long b) {{ return a < b ? a : b; }}
 #if defined(__AVX512F__)
-enum { VL = 16, MR = 12 };
+#define VL 16
+#define MR {HIGHEST}
 #elif defined(__AVX__)
-enum { VL = 8, MR = 6 };
+#define VL 8
+#define MR 6
 #else
-enum { VL = 4, MR = 8 };
+#define VL 4
+#define MR 8
 #endif
-enum { NR = 2 * VL, KC = 256, MC = 16 * MR, NC = 1024, FEW_ROWS = 4 * MR };
+{ZIP}
+#endif
+enum {{ NR = 2 * VL, KC = 512, PANELS = 16, NC = 512, FEW_ROWS = 4 * MR, APART = 1024 }};
 typedef float vec __attribute__((vector_size(4 * VL), aligned(4), may_alias));
-static _Thread_local float packed_a[MC * KC] __attribute__((aligned(64)));
-static _Thread_local float packed_b[NC * KC] __attribute__((aligned(64)));
+#if defined(__clang__)
+#define SHUFFLE(x, y, ...) __builtin_shufflevector(x, y, __VA_ARGS__)
+#else
+typedef int lanes __attribute__((vector_size(4 * VL)));
+#define SHUFFLE(x, y, ...) __builtin_shuffle(x, y, (lanes){{__VA_ARGS__}})
+#endif
+static _Thread_local float packed_a[PANELS * MR * KC + VL] __attribute__((aligned(64)));
+static _Thread_local float packed_b[NC * KC + VL] __attribute__((aligned(64)));
 
-/* width rows (or columns) side by side, zeros beyond those there are */
-static inline void pack(float *restrict to, const float *restrict from, long n, long k, long step, long along,
-                        int width) {
-  for (long i = 0; i < n; i += width, to += width * k) {
-    const long w = n - i < width ? n - i : width;
-    const float *f = from + i * step;
-    if (w < width) {
-      for (long p = 0; p < k; p++)
-        for (int l = 0; l < width; l++) to[p * width + l] = l < w ? f[l * step + p * along] : 0.0f;
-    } else if (step == 1) {
-      for (long p = 0; p < k; p++)
-        for (int l = 0; l < width; l++) to[p * width + l] = f[l + p * along];
-    } else {
-      for (long p = 0; p < k; p++)
-        for (int l = 0; l < width; l++) to[p * width + l] = f[l * step + p * along];
-    }
-  }
-}
+/* Rows that lie side by side, as columns: to[p * width + l] = from[l * step + p] for l < n <= VL. Writes VL values for
+   each p, so what comes behind is written later. */
+static void turn(float *to, const float *from, long n, long k, long step, long width) {{
+  long p = 0;
+  for (; p + VL <= k; p += VL) {{
+    vec x[VL], y[VL];
+#pragma GCC unroll 16
+    for (int l = 0; l < VL; l++) x[l] = l < n ? *(const vec *)(from + l * step + p) : (vec){{0}};
+#pragma GCC unroll 4
+    for (int half = VL / 2; half; half /= 2) {{
+#pragma GCC unroll 8
+      for (int l = 0; l < VL / 2; l++) {{
+        y[2 * l] = SHUFFLE(x[l], x[l + VL / 2], ZIP_LOW);
+        y[2 * l + 1] = SHUFFLE(x[l], x[l + VL / 2], ZIP_HIGH);
+      }}
+#pragma GCC unroll 16
+      for (int l = 0; l < VL; l++) x[l] = y[l];
+    }}
+#pragma GCC unroll 16
+    for (int l = 0; l < VL; l++) *(vec *)(to + (p + l) * width) = x[l];
+  }}
+  for (; p < k; p++)
+    for (long l = 0; l < VL; l++) to[p * width + l] = l < n ? from[l * step + p] : 0.0f;
+}}
 
-static __attribute__((noinline)) void tile(long k, const float *restrict a, const float *restrict b, long next,
-                                           float *restrict c, long row, int more) {
+/* n <= width rows (or columns) side by side. What lies beyond them is for results that nobody keeps. */
+static void pack(float *to, const float *from, long n, long k, long step, long along, long width) {{
+  if (along == 1 && step != 1) {{
+    for (long l = 0; l < n; l += VL) turn(to + l, from + l * step, min_long(VL, n - l), k, step, width);
+    return;
+  }}
+  /* whole vectors, as long as they end within what is to be read */
+  const long over = -n & (VL - 1), last = !over ? k : along > 0 ? k - 1 - (over + along - 1) / along : 0;
+  long p = 0;
+  for (; step == 1 && p < last; p++)
+    for (long l = 0; l < n; l += VL) *(vec *)(to + p * width + l) = *(const vec *)(from + p * along + l);
+  for (; p < k; p++)
+    for (long l = 0; l < n; l++) to[p * width + l] = from[p * along + l * step];
+}}
+
+/* c (+)= a b for some rows of a and one or two vectors of b's columns */
+static inline __attribute__((always_inline)) void tile(
+    const int rows, const int wide, long k, const float *a, long step, long along, const float *b, long next, float *c,
+    long row, long more) {{
   vec sum[MR][2];
 #pragma GCC unroll 16
-  for (int i = 0; i < MR; i++) sum[i][0] = sum[i][1] = (vec){0};
-  for (long p = 0; p < k; p++, a += MR, b += next) {
-    const vec left = *(const vec *)b, right = *(const vec *)(b + VL);
+  for (int i = 0; i < rows; i++) sum[i][0] = sum[i][1] = (vec){{0}};
+  for (long p = 0; p < k; p++, a += along, b += next) {{
+    const vec left = *(const vec *)b, right = wide > 1 ? *(const vec *)(b + VL) : left;
 #pragma GCC unroll 16
-    for (int i = 0; i < MR; i++) {
-      sum[i][0] += a[i] * left;
-      sum[i][1] += a[i] * right;
-    }
-  }
+    for (int i = 0; i < rows; i++) {{
+      sum[i][0] += a[i * step] * left;
+      if (wide > 1) sum[i][1] += a[i * step] * right;
+    }}
+  }}
 #pragma GCC unroll 16
-  for (int i = 0; i < MR; i++) {
+  for (int i = 0; i < rows; i++) {{
     vec *to = (vec *)(c + i * row);
     vec *last = (vec *)(c + i * row + VL);
-    if (more) sum[i][0] += *to, sum[i][1] += *last;
+    if (more) sum[i][0] += *to;
+    if (more && wide > 1) sum[i][1] += *last;
     *to = sum[i][0];
-    *last = sum[i][1];
-  }
-}
+    if (wide > 1) *last = sum[i][1];
+  }}
+}}
 
-typedef struct { long row, column; } steps_;
+typedef void (*tile_)(long, const float *, long, long, const float *, long, float *, long, long);
+#define TILE(h, w) static void tile_##h##_##w(long k, const float *a, long step, long along, const float *b, \\
+  long next, float *c, long row, long more) {{ tile(h, w, k, a, step, along, b, next, c, row, more); }}
+{TILES}
+
+typedef struct {{ long row, column; }} steps_;
 
 static void product_one(long m, long n, long k, const float *a, steps_ sa, const float *b, steps_ sb, float *c,
-                        steps_ sc) {
+                        steps_ sc) {{
   float edge[MR * NR];
-  for (long jc = 0; jc < n; jc += NC) {
+  const long panels = (m + MR - 1) / MR, blocks = (k + KC - 1) / KC;
+  const long direct = sa.column == 1 && sa.row % APART; /* rows so far apart fall into one set of the nearest cache */
+  for (long jc = 0; jc < n; jc += NC) {{
     const long nc = min_long(NC, n - jc);
-    for (long pc = 0; pc < k; pc += KC) {
-      const long kc = min_long(KC, k - pc);
+    for (long block = 0; block < blocks; block++) {{
+      const long pc = k * block / blocks, kc = k * (block + 1) / blocks - pc;
       const float *from = b + jc * sb.column + pc * sb.row;
       const long as_it_lies = sb.column == 1 && m <= FEW_ROWS ? nc - nc % NR : 0;
-      pack(packed_b + as_it_lies * kc, from + as_it_lies * sb.column, nc - as_it_lies, kc, sb.column, sb.row, NR);
-      for (long ic = 0; ic < m; ic += MC) {
-        const long mc = min_long(MC, m - ic);
-        pack(packed_a, a + ic * sa.row + pc * sa.column, mc, kc, sa.row, sa.column, MR);
-        for (long j = 0; j < nc; j += NR)
-          for (long i = 0; i < mc; i += MR) {
-            float *to = c + (ic + i) * sc.row + (jc + j) * sc.column;
-            const long rows = min_long(MR, mc - i), columns = min_long(NR, nc - j);
-            const float *right = j < as_it_lies ? from + j : packed_b + j * kc;
-            const long next = j < as_it_lies ? sb.row : NR;
-            if (rows == MR && columns == NR && sc.column == 1) {
-              tile(kc, packed_a + i * kc, right, next, to, sc.row, pc > 0);
+      for (long j = as_it_lies; j < nc; j += NR)
+        pack(packed_b + j * kc, from + j * sb.column, min_long(NR, nc - j), kc, sb.column, sb.row,
+             nc - j > VL ? NR : VL);
+      for (long first = 0; first < panels; first += PANELS) {{
+        const long last = min_long(first + PANELS, panels), top = m * first / panels;
+        for (long i = first; i < last && !direct; i++) {{
+          const long x = m * i / panels, h = m * (i + 1) / panels - x;
+          pack(packed_a + (x - top) * kc, a + x * sa.row + pc * sa.column, h, kc, sa.row, sa.column, h);
+        }}
+        for (long j = 0; j < nc; j += NR) {{
+          const long columns = min_long(NR, nc - j), wide = columns > VL;
+          const float *right = j < as_it_lies ? from + j : packed_b + j * kc;
+          const long next = j < as_it_lies ? sb.row : wide ? NR : VL;
+          for (long i = first; i < last; i++) {{
+            const long x = m * i / panels, h = m * (i + 1) / panels - x;
+            const float *left = direct ? a + x * sa.row + pc : packed_a + (x - top) * kc;
+            const long step = direct ? sa.row : 1, along = direct ? 1 : h;
+            float *to = c + x * sc.row + (jc + j) * sc.column;
+            if (columns == (wide ? NR : VL) && sc.column == 1) {{
+              tiles[h - 1][wide](kc, left, step, along, right, next, to, sc.row, block > 0);
               continue;
-            }
-            tile(kc, packed_a + i * kc, right, next, edge, NR, 0);
-            for (long x = 0; x < rows; x++)
-              for (long y = 0; y < columns; y++) {
-                float *one = to + x * sc.row + y * sc.column;
-                *one = (pc ? *one : 0.0f) + edge[x * NR + y];
-              }
-          }
-      }
-    }
-  }
-}
+            }}
+            tiles[h - 1][wide](kc, left, step, along, right, next, edge, NR, 0);
+            for (long r = 0; r < h; r++)
+              for (long y = 0; y < columns; y++) {{
+                float *one = to + r * sc.row + y * sc.column;
+                *one = (block ? *one : 0.0f) + edge[r * NR + y];
+              }}
+          }}
+        }}
+      }}
+    }}
+  }}
+}}
 
-typedef struct { long batch, m, n, k; steps_ a, b, c; float *pa, *pb, *pc; const long *offsets; } product_;
+typedef struct {{ long batch, m, n, k; steps_ a, b, c; float *pa, *pb, *pc; const long *offsets; }} product_;
 
 /* A part is a range of the stack or, of a single product, of the rows or columns of the result. */
-void product(void **at, long part, long parts) {
+void product(void **at, long part, long parts) {{
   const product_ *p = (const product_ *)at;
   const long stack = p->batch >= parts, by_row = p->m >= p->n, width = by_row ? MR : NR;
   const long whole = stack ? p->batch : ((by_row ? p->m : p->n) + width - 1) / width;
   const long first = whole * part / parts, end = whole * (part + 1) / parts;
-  for (long i = stack ? first : 0; i < (stack ? end : p->batch); i++) {
+  for (long i = stack ? first : 0; i < (stack ? end : p->batch); i++) {{
     const long *o = p->offsets + 3 * i;
     long row = 0, rows = p->m, column = 0, columns = p->n;
     if (!stack && by_row) row = first * width, rows = min_long(end * width, p->m) - row;
     if (!stack && !by_row) column = first * width, columns = min_long(end * width, p->n) - column;
     product_one(rows, columns, p->k, p->pa + o[0] + row * p->a.row, p->a, p->pb + o[1] + column * p->b.column, p->b,
                 p->pc + o[2] + row * p->c.row + column * p->c.column, p->c);
-  }
-}
+  }}
+}}
 """

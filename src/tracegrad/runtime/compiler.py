@@ -29,9 +29,12 @@ CANDIDATES = ("cc", "gcc", "clang")
 # default of both compilers.
 NATIVE = "-mcpu=native" if platform.machine() in ("arm64", "aarch64") else "-march=native"
 FLAGS = (
-    "-O3", NATIVE, "-fno-math-errno", "-fno-trapping-math", "-fwrapv", "-fno-tree-sink", "-std=gnu11", "-w", "-shared",
-    "-fPIC", "-pthread",
+    "-O3", NATIVE, "-fno-math-errno", "-fno-trapping-math", "-fwrapv", "-std=gnu11", "-w", "-shared", "-fPIC",
+    "-pthread",
 )  # fmt: skip
+# Choices stay choices, which are vector instructions. GCC would sink what is added into one side of a choice, or thread
+# a jump around the other, and make them branches that nobody can predict. Clang does not, and knows no such flags.
+GCC_FLAGS = ("-fno-tree-sink", "-fno-thread-jumps")
 SECONDS = 120  # a compiler that takes longer has failed
 FORGOTTEN_AFTER = 60 * 86400  # seconds without a use
 OTHERS_MAY_WRITE = 0o022
@@ -44,6 +47,11 @@ class Compiler:
     path: str
     version: str  # the first line of what it says
 
+    @property
+    def flags(self) -> tuple[str, ...]:
+        """How it is called."""
+        return FLAGS if "clang" in self.version else FLAGS + GCC_FLAGS
+
     def libraries(self, sources: Sequence[str]) -> list[ctypes.CDLL] | None:
         """All of them, compiled side by side; None if one cannot be had."""
         with ThreadPoolExecutor(len(sources)) as pool:
@@ -52,9 +60,8 @@ class Compiler:
 
     def library(self, source: str) -> ctypes.CDLL | None:
         """The loaded library. None, with a warning, if it cannot be had: the compiler's message says why."""
-        key = hashlib.sha256("\0".join([source, self.path, self.version, *FLAGS, processor()]).encode()).hexdigest()[
-            :40
-        ]
+        parts = [source, self.path, self.version, *self.flags, processor()]
+        key = hashlib.sha256("\0".join(parts).encode()).hexdigest()[:40]
         try:
             folder = cache_folder()
         except OSError as e:
@@ -82,7 +89,7 @@ class Compiler:
         """Compile into `folder`."""
         with tempfile.TemporaryDirectory(dir=folder, prefix="new-") as temporary:
             out = Path(temporary, "library")
-            command = [self.path, *FLAGS, "-x", "c", "-", "-o", str(out)]
+            command = [self.path, *self.flags, "-x", "c", "-", "-o", str(out)]
             subprocess.run(command, input=source, text=True, capture_output=True, check=True, timeout=SECONDS)
             out.chmod(0o700)
             target = folder / f"{key}-{digest(out)}.so"
