@@ -916,7 +916,7 @@ fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) 
   if (w >= 1 && w < 2) { k1(w - 1, i32(lid)); }
 }
 
-// 11: neg+sum+minimum+add+logical_not+where
+// 11: div+sum+minimum+add+logical_not+where
 @group(0) @binding(0) var<storage, read> mem0: array<i32, 3>;
 @group(0) @binding(1) var<storage, read> mem1: array<f32, 134>;
 @group(0) @binding(2) var<storage, read> mem2: array<f32, 207>;
@@ -1033,8 +1033,8 @@ fn k0(w: i32, lid: i32) {
   let v7 = mem1[o2 + 0];
   let v10 = (-mem1[o9 + 0]);
   let v11 = f32(bitcast<u32>(mem0[o0 + 0]));
-  let v12 = (-expm1_((v11 * log1p_((-v4)))));
-  let v13 = (-expm1_((v11 * log1p_((-v7)))));
+  let v12 = div_(1f, (-expm1_((v11 * log1p_((-v4))))));
+  let v13 = div_(1f, (-expm1_((v11 * log1p_((-v7))))));
   let v14 = mem1[o10 + 0];
   let v15 = mem1[o11 + 0];
   if (row < 1) {
@@ -1048,7 +1048,7 @@ fn k0(w: i32, lid: i32) {
       let v9 = mem6[o8 + j0];
       let s13 = select(v1, v5, v0);
       let s14 = select(v6, v8, v0);
-      let s15 = select(v9, (v9 + (v10 * (div_(div_(v5, v12), (sqrt(div_(v8, v13)) + v14)) + (select(0f, v15, (j0 < 192)) * v9)))), v0);
+      let s15 = select(v9, (v9 + (v10 * (div_((v5 * v12), (sqrt((v8 * v13)) + v14)) + (select(0f, v15, (j0 < 192)) * v9)))), v0);
       mem3[o13 + j0] = s13;
       mem4[o14 + j0] = s14;
       mem6[o15 + j0] = s15;
@@ -1187,8 +1187,8 @@ fn k0(w: i32, lid: i32) {
   let v7 = mem1[o2 + 0];
   let v10 = (-mem1[o9 + 0]);
   let v11 = f32(bitcast<u32>(mem0[o0 + 0]));
-  let v12 = (-expm1_((v11 * log1p_((-v4)))));
-  let v13 = (-expm1_((v11 * log1p_((-v7)))));
+  let v12 = div_(1f, (-expm1_((v11 * log1p_((-v4))))));
+  let v13 = div_(1f, (-expm1_((v11 * log1p_((-v7))))));
   let v14 = mem1[o10 + 0];
   let v15 = mem1[o11 + 0];
   if (row < 1) {
@@ -1202,7 +1202,7 @@ fn k0(w: i32, lid: i32) {
       let v9 = mem6[o8 + j0];
       let s13 = select(v1, v5, v0);
       let s14 = select(v6, v8, v0);
-      let s15 = select(v9, (v9 + (v10 * (div_(div_(v5, v12), (sqrt(div_(v8, v13)) + v14)) + (select(0f, v15, (j0 < 192)) * v9)))), v0);
+      let s15 = select(v9, (v9 + (v10 * (div_((v5 * v12), (sqrt((v8 * v13)) + v14)) + (select(0f, v15, (j0 < 192)) * v9)))), v0);
       mem3[o13 + j0] = s13;
       mem4[o14 + j0] = s14;
       mem6[o15 + j0] = s15;

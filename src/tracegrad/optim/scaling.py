@@ -65,8 +65,9 @@ def scale_by_momentum(momentum: float = 0.9, nesterov: bool = False) -> Transfor
 
 def adam_direction(m: Tensor, v: Tensor, host: Host, eps: str) -> Tensor:
     """m_hat / (sqrt(v_hat) + eps), the hats correcting the bias of means that started at 0."""
-    m_hat = m / host.bias_correction("beta1")
-    v_hat = v / host.bias_correction("beta2")
+    # by a factor each, which is one number a step: dividing every element took a fifth of an MLP's step on a CPU
+    m_hat = m * (1 / host.bias_correction("beta1"))
+    v_hat = v * (1 / host.bias_correction("beta2"))
     return m_hat / (sqrt(v_hat) + host.hyper(eps))
 
 

@@ -183,7 +183,7 @@ class Function:
         whole = last.size - last.size % lanes
         each = f"for (int l = 0; l < {lanes}; l++)"
         start = [
-            f"{C_TYPE[f.value.dtype.name]} t{f.local}[{lanes}]; "
+            f"{C_TYPE[f.value.dtype.name]} t{f.local}[{lanes}] {ALIGNED}; "
             f"{each} t{f.local}[l] = {identity(f.prim, f.value.dtype.name)};"
             for f in folds
         ]
@@ -275,7 +275,8 @@ def column_wise(kernel: Kernel) -> bool:
         return True
     roots = [s.value for s in kernel.body]
     loads = [dict(_strides(i)) for v in walk(roots) if v.op == "load" for i in indices_of(v)]
-    mine, theirs = (sum(strides.get(axis.name) == 1 for strides in loads) for axis in (outer[-1], inner[-1]))
+    both = [x for x in loads if outer[-1].name in x and inner[-1].name in x]  # others are small, and read again
+    mine, theirs = (sum(strides.get(axis.name) == 1 for strides in both or loads) for axis in (outer[-1], inner[-1]))
     return mine > theirs
 
 
