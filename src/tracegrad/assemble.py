@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 from collections.abc import Mapping, Sequence
+from functools import cache
 from typing import Any
 
 from tracegrad.dtypes import DTYPES, TensorType
@@ -125,20 +126,23 @@ class Rendered:
 
 
 def source_of(launch: Launch, binding_of: Sequence[int], bindings: tuple[Binding, ...]) -> KernelSource:
-    """One launch in every language."""
-    shared = workgroup_bytes(launch.tilings)
-    serial = without_barriers(launch.kernels, launch.tilings) if shared else []
-    c, calls = render_c(launch.kernels, binding_of)
-    return KernelSource(
-        label=" | ".join(k.label for k in launch.kernels),
+    """One launch in every language; each is spelled when it is asked for."""
+    kernels, tilings = launch.kernels, launch.tilings
+    shared = workgroup_bytes(tilings)
+    serial = without_barriers(kernels, tilings) if shared else []
+    in_c = cache(lambda: render_c(kernels, binding_of))
+    return KernelSource.spelled(
+        {
+            "wgsl": lambda: render_wgsl(kernels, tilings, binding_of, bindings),
+            "numpy": lambda: render_numpy(kernels, binding_of),
+            "c": lambda: in_c()[0],
+            "calls": lambda: in_c()[1],
+            "serial_wgsl": lambda: render_wgsl(kernels, serial, binding_of, bindings) if serial else "",
+        },
+        label=" | ".join(k.label for k in kernels),
         bindings=bindings,
-        slots=sum(len(k.slots) for k in launch.kernels),
+        slots=sum(len(k.slots) for k in kernels),
         workgroup_memory=shared,
-        wgsl=render_wgsl(launch.kernels, launch.tilings, binding_of, bindings),
-        numpy=render_numpy(launch.kernels, binding_of),
-        c=c,
-        calls=calls,
-        serial_wgsl=render_wgsl(launch.kernels, serial, binding_of, bindings) if serial else "",
         serial_grid=grid_of(sum(t.workgroups for t in serial)),
     )
 
