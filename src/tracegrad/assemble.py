@@ -12,7 +12,7 @@ from tracegrad.ir import Tensor
 from tracegrad.kernels.group import Launch
 from tracegrad.kernels.tiling import without_barriers, workgroup_bytes
 from tracegrad.layout import Persistent, Place
-from tracegrad.places import Key, Plan
+from tracegrad.places import Plan
 from tracegrad.prims.leaves import LITERAL
 from tracegrad.program import Binding, Buffer, Dispatch, Field, KernelSource, Loop, Needs, Program
 from tracegrad.render.c_calls import render_c
@@ -86,7 +86,7 @@ class Rendered:
 
     def __init__(self, buffers: Mapping[str, Buffer], number: Mapping[str, int]) -> None:
         self.buffers, self.number = buffers, number
-        self.sources: dict[Key, int] = {}
+        self.sources: dict[tuple[Any, ...], int] = {}
         self.kernels: list[KernelSource] = []
         self.dispatches: list[Dispatch] = []
         self.loops: list[Loop] = []
@@ -115,7 +115,7 @@ class Rendered:
                 places.append(place)
             written.update(plan.places[t.serial].array for t in c.outs)
         bindings = tuple(Binding(self.buffers[a].dtype, a in written, self.buffers[a].size) for a in arrays)
-        key = (tuple(plan.keys[id(c)] for c in launch.clusters), tuple(binding_of), bindings)
+        key = (tuple(map(id, launch.kernels)), tuple(binding_of), bindings)  # equal clusters have one kernel
         if key not in self.sources:
             self.sources[key] = len(self.kernels)
             self.kernels.append(source_of(launch, binding_of, bindings))

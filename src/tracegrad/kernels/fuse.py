@@ -226,24 +226,23 @@ class Schedule:
                 alike.setdefault(c.rows, []).append(c)
             elif c.kind == "columns":
                 alike.setdefault(_columns_of(c), []).append(c)
+        sources = {id(c): self._sources(c) for found in alike.values() if len(found) > 1 for c in found}
         for found in alike.values():
             for k in range(len(found)):
                 for j in range(k + 1, len(found)):
                     a, b = self.owner[found[k].nodes[0].serial], self.owner[found[j].nodes[0].serial]
-                    if a is b or not self._share(a, b):
+                    if a is b or sources[id(a)].isdisjoint(sources[id(b)]):
                         continue
                     if a.ancestors & b.members:
                         a, b = b, a
                     merged = self._merge(a, b)
                     if merged is not None:
                         clusters[:] = [x for x in clusters if x is not a and x is not b] + [merged]
+                        sources[id(merged)] = sources[id(a)] | sources[id(b)]
                         self._adopt(merged, clusters)
 
-    def _share(self, a: Cluster, b: Cluster) -> bool:
-        """Do both read some array that is larger than a scalar?"""
-        return bool(self._sources(a) & self._sources(b))
-
     def _sources(self, c: Cluster) -> set[int]:
+        """What it computes, or reads, that is larger than a scalar."""
         stored = {s for t in c.nodes for s in self.reads[t.serial].stored if self.nodes[s].size > 1}
         leaves = {s for t in c.nodes for s, (leaf, _) in self.reads[t.serial].leaves.items() if leaf.size > 1}
         return stored | leaves | {t.serial for t in c.nodes}
