@@ -86,8 +86,11 @@ class Schedule:
         return [s for x in self.nodes[serial].inputs for s in self.packed(base(x).serial)]
 
     def _orderings(self) -> dict[int, list[int]]:
-        """What must run before each stored node: what it reads, and whoever reads what it overwrites."""
-        before = {s: [p for r in reads.stored for p in self.packed(r)] for s, reads in self.reads.items()}
+        """What must run before each stored node: what it reads or waits for, and whoever reads what it overwrites."""
+        before = {
+            s: [p for r in (*reads.stored, *sorted(reads.waits)) for p in self.packed(r)]
+            for s, reads in self.reads.items()
+        }
         for serial, name in self.writes.items():
             before[serial] += [
                 s
