@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 
 from tracegrad.ir import Graph, Tensor, bind, rebind, toposort
 from tracegrad.kernels.reads import base
-from tracegrad.kernels.stored import computing_readers, stored_nodes
+from tracegrad.kernels.stored import stored_nodes
 from tracegrad.prims.views import BARRIER
 
 FROM = 2**19  # elements; to compute fewer again saves little, and costs a launch
@@ -33,8 +33,7 @@ def recompute(graph: Graph) -> Graph:
 
 def _chosen(order: Sequence[Tensor], forward: set[int], stored: set[int], roots: set[int]) -> set[int]:
     """Serials of what is computed again: all it is made of is small, or read by the backward pass anyway."""
-    readers = computing_readers(order)
-    late = {t.serial for t in order if any(r.serial not in forward for r in readers[t.serial])}
+    late = {x.serial for t in order if t.serial not in forward for x in _sources(t, stored, set())}
     chosen: set[int] = set()
     for t in order:
         large = t.serial in forward and t.prim.family == "map" and t.size >= FROM
