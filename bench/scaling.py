@@ -62,8 +62,8 @@ class Sweep:
 
 
 SWEEPS = {
-    "width": Sweep("gpt", "WIDTH", (16, 32, 64, 128, 256, 512), (1024, 2048)),
-    "depth": Sweep("gpt", "LAYERS", (1, 2, 4, 8, 16, 24), (48, 96)),
+    "width": Sweep("gpt", "WIDTH", (16, 32, 64, 128, 256, 512), (1024,)),
+    "depth": Sweep("gpt", "LAYERS", (1, 2, 4, 8, 16, 24), (48,)),
     "batch": Sweep("gpt", "BATCH", (1, 2, 4, 8, 16, 32, 64, 128), (256, 512, 1024)),
     "sequence": Sweep("gpt", "CONTEXT", (8, 16, 32, 64, 128, 256, 512), (1024, 2048), "BATCH=8"),
     "dense": Sweep("dense", "WIDTH", (16, 32, 64, 128, 256, 512, 1024, 2048), (4096, 8192)),
