@@ -8,11 +8,13 @@ from dataclasses import replace
 import pytest
 
 from memory_check import planned_training
-from models import BUDGET
+from models import BUDGET, gpt
 from tracegrad import optim
 from tracegrad.program import PERSISTENT, Program
 
-COMPILE_SECONDS = 1.0  # of the 4-layer GPT, tracing to Program; two slow cores took a tenth of that
+# layers of a GPT -> seconds from tracing to Program, all texts included; two cores took a fifth and a third of that
+COMPILE_SECONDS = {4: 0.5, 24: 1.5}
+GPT_TEMPORARIES = 72.9e6  # bytes: what PyTorch 2.13 allocates for the same step, besides parameters and state
 
 
 @pytest.mark.parametrize("name", BUDGET)
@@ -79,12 +81,17 @@ def parameter_bytes(program: Program) -> int:
     return sum(sizes)
 
 
-def test_tracing_the_gpt_to_a_program_takes_less_than_a_second() -> None:
+def test_temporaries_of_the_gpt_take_no_more_than_in_pytorch() -> None:
+    program = BUDGET["gpt"][0].build().program
+    assert sum(b.bytes for b in program.buffers if b.role == "temp") <= GPT_TEMPORARIES
+
+
+@pytest.mark.parametrize("layers", COMPILE_SECONDS)
+def test_a_gpt_is_traced_to_a_program_in_time(layers: int) -> None:
     """The best of three: what is measured is the compiler, not what else the machine does."""
-    training, _ = BUDGET["gpt"]
     seconds = []
     for _ in range(3):
         begin = time.perf_counter()
-        training.build()
+        gpt(layers=layers).build().program.to_json()
         seconds.append(time.perf_counter() - begin)
-    assert min(seconds) < COMPILE_SECONDS
+    assert min(seconds) < COMPILE_SECONDS[layers]

@@ -161,3 +161,33 @@ def test_without_barriers_the_bits_are_the_same(name: str, device: Any) -> None:
     assert "workgroup>" not in "".join(k.wgsl for k in program.without_barriers().kernels)
     got, wanted = (run(device, p, env)["output"] for p in (program, with_barriers(program)))
     np.testing.assert_array_equal(got.view(np.int32), wanted.view(np.int32))
+
+
+PRIMES = {  # lengths without a divisor, which are split in two steps nevertheless
+    "row": (lambda x, y: x.sum(1), (3, 4099), ()),
+    "columns": (lambda x, y: x.sum(0), (4099, 5), ()),
+    "two axes": (lambda x, y: x.sum((0, 1)), (3, 4099, 5), ()),
+    "i32": (lambda x, y: tg.floor(x).astype(tg.i32).sum(1), (3, 4099), ()),
+    "product": (lambda x, y: x @ y, (20, 4099), (4099, 17)),
+    "products": (lambda x, y: x @ y, (2, 20, 4099), (2, 4099, 17)),
+}
+
+
+@pytest.mark.parametrize("name", PRIMES)
+def test_prime_lengths_are_split(name: str, device: Any, c_session: CpuSession) -> None:
+    fn, *shapes = PRIMES[name]
+    with tracing():
+        leaves = [leaf("input", n, TensorType(f32, s)) for n, s in zip("xy", shapes, strict=True) if s]
+        graph = Graph({"output": fn(leaves[0], leaves[-1])})
+    program = make_program(graph, NOTHING, {}, {})
+    assert len(program.dispatches) > 1
+    rng = np.random.default_rng(0)
+    env = {t.name: rng.standard_normal(t.shape).astype(np.float32) for t in leaves}
+    (want,) = evaluate(graph.roots, {n: x.astype(np.float64) for n, x in env.items()}, np)
+    for session in (CpuSession(), c_session, device):
+        got = run(session, program, env)["output"]
+        # a sum of 4 099 numbers in two steps of 64: at most 2 * 64 roundings of sums that are about 64 large
+        np.testing.assert_allclose(got, want, atol=128 * 2**-24 * 128)
+    if device.info.software:
+        got = run(device, with_barriers(program), env)["output"]
+        np.testing.assert_allclose(got, want, atol=128 * 2**-24 * 128)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 from collections.abc import Mapping, Sequence
+from functools import cache
 from typing import Any
 
 from tracegrad.dtypes import DTYPES, TensorType
@@ -11,7 +12,7 @@ from tracegrad.ir import Tensor
 from tracegrad.kernels.group import Launch
 from tracegrad.kernels.tiling import without_barriers, workgroup_bytes
 from tracegrad.layout import Persistent, Place
-from tracegrad.places import Key, Plan
+from tracegrad.places import Plan
 from tracegrad.prims.leaves import LITERAL
 from tracegrad.program import Binding, Buffer, Dispatch, Field, KernelSource, Loop, Needs, Program
 from tracegrad.render.c_calls import render_c
@@ -85,7 +86,7 @@ class Rendered:
 
     def __init__(self, buffers: Mapping[str, Buffer], number: Mapping[str, int]) -> None:
         self.buffers, self.number = buffers, number
-        self.sources: dict[Key, int] = {}
+        self.sources: dict[tuple[Any, ...], int] = {}
         self.kernels: list[KernelSource] = []
         self.dispatches: list[Dispatch] = []
         self.loops: list[Loop] = []
@@ -114,7 +115,7 @@ class Rendered:
                 places.append(place)
             written.update(plan.places[t.serial].array for t in c.outs)
         bindings = tuple(Binding(self.buffers[a].dtype, a in written, self.buffers[a].size) for a in arrays)
-        key = (tuple(plan.keys[id(c)] for c in launch.clusters), tuple(binding_of), bindings)
+        key = (tuple(map(id, launch.kernels)), tuple(binding_of), bindings)  # equal clusters have one kernel
         if key not in self.sources:
             self.sources[key] = len(self.kernels)
             self.kernels.append(source_of(launch, binding_of, bindings))
@@ -125,20 +126,23 @@ class Rendered:
 
 
 def source_of(launch: Launch, binding_of: Sequence[int], bindings: tuple[Binding, ...]) -> KernelSource:
-    """One launch in every language."""
-    shared = workgroup_bytes(launch.tilings)
-    serial = without_barriers(launch.kernels, launch.tilings) if shared else []
-    c, calls = render_c(launch.kernels, binding_of)
-    return KernelSource(
-        label=" | ".join(k.label for k in launch.kernels),
+    """One launch in every language; each is spelled when it is asked for."""
+    kernels, tilings = launch.kernels, launch.tilings
+    shared = workgroup_bytes(tilings)
+    serial = without_barriers(kernels, tilings) if shared else []
+    in_c = cache(lambda: render_c(kernels, binding_of))
+    return KernelSource.spelled(
+        {
+            "wgsl": lambda: render_wgsl(kernels, tilings, binding_of, bindings),
+            "numpy": lambda: render_numpy(kernels, binding_of),
+            "c": lambda: in_c()[0],
+            "calls": lambda: in_c()[1],
+            "serial_wgsl": lambda: render_wgsl(kernels, serial, binding_of, bindings) if serial else "",
+        },
+        label=" | ".join(k.label for k in kernels),
         bindings=bindings,
-        slots=sum(len(k.slots) for k in launch.kernels),
+        slots=sum(len(k.slots) for k in kernels),
         workgroup_memory=shared,
-        wgsl=render_wgsl(launch.kernels, launch.tilings, binding_of, bindings),
-        numpy=render_numpy(launch.kernels, binding_of),
-        c=c,
-        calls=calls,
-        serial_wgsl=render_wgsl(launch.kernels, serial, binding_of, bindings) if serial else "",
         serial_grid=grid_of(sum(t.workgroups for t in serial)),
     )
 

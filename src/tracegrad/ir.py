@@ -9,6 +9,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 from tracegrad import ambient, foreign
@@ -235,7 +236,7 @@ def toposort(roots: Iterable[Tensor], since: int = 0, known: Iterable[int] = ())
             seen.add(t.serial)
             nodes.append(t)
             stack.extend(t.inputs)
-    nodes.sort(key=lambda t: t.serial)  # a node is made after its inputs
+    nodes.sort(key=attrgetter("serial"))  # a node is made after its inputs
     return nodes
 
 

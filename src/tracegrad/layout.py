@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from itertools import accumulate
 from typing import Any
 
 from tracegrad.dtypes import TensorType
@@ -78,7 +79,7 @@ def share_memory(lifetimes: Iterable[Lifetime], prefix: str) -> tuple[dict[int, 
     placed before all others the next time. Arrays are kept to `CHUNK` where values allow.
     """
     order = sorted(lifetimes, key=lambda t: (-t.size, t.first, t.key))
-    enough = CLOSE * max(sum(t.size for t in order if t.first <= at.first <= t.last) for at in order)
+    enough = CLOSE * most_alive(order)
     tries: list[list[Chunk]] = []
     for _ in range(TRIES):
         tries.append(_packed(order))
@@ -90,6 +91,15 @@ def share_memory(lifetimes: Iterable[Lifetime], prefix: str) -> tuple[dict[int, 
     names = [f"{prefix}.{k}" if k else prefix for k in range(len(chunks))]
     places = {t.key: Place(name, at) for name, chunk in zip(names, chunks) for at, _, t in chunk}
     return places, {name: max(end for _, end, _ in chunk) for name, chunk in zip(names, chunks)}
+
+
+def most_alive(lifetimes: Iterable[Lifetime]) -> int:
+    """Elements that are alive at once, at most: no placing needs less."""
+    changes: dict[int, int] = {}
+    for t in lifetimes:
+        changes[t.first] = changes.get(t.first, 0) + t.size
+        changes[t.last + 1] = changes.get(t.last + 1, 0) - t.size
+    return max(accumulate(changes[at] for at in sorted(changes)))
 
 
 def _packed(order: Iterable[Lifetime]) -> list[Chunk]:

@@ -30,7 +30,6 @@ class Plan:
     schedule: Schedule
     launches: list[Launch]
     externals: dict[int, list[Tensor]]  # id of a cluster -> what it reads from memory, in slot order
-    keys: dict[int, Key]  # id of a cluster -> the key of its kernel
     places: dict[int, Place] = field(default_factory=dict[int, Place])  # serial -> place
     inputs: Filling = field(default_factory=Filling)
     outputs: Filling = field(default_factory=Filling)
@@ -78,7 +77,6 @@ def plan_launches(graph: Graph, forms: dict[Key, tuple[Kernel, Tiling]]) -> Plan
         schedule = Schedule(graph)
     except EntangledError:
         schedule = Schedule(write_through_copies(graph))
-    keys: dict[int, Key] = {}
     externals: dict[int, list[Tensor]] = {}
     formed: dict[int, tuple[Kernel, Tiling]] = {}
     scans: dict[int, ScanPlan] = {}
@@ -92,9 +90,8 @@ def plan_launches(graph: Graph, forms: dict[Key, tuple[Kernel, Tiling]]) -> Plan
         if key not in forms:
             kernel = lower(c, externals[id(c)], schedule.writes)
             forms[key] = kernel, choose_tiling(kernel)
-        keys[id(c)] = key
         formed[id(c)] = forms[key]
-    return Plan(schedule, group_launches(schedule, formed), externals, keys, scans=scans)
+    return Plan(schedule, group_launches(schedule, formed), externals, scans=scans)
 
 
 def array_at(schedule: Schedule, t: Tensor) -> str:

@@ -12,6 +12,7 @@ from tracegrad.ir import Graph
 from tracegrad.layout import Persistent
 from tracegrad.passes.expand import expand_composites
 from tracegrad.passes.place import place_results
+from tracegrad.passes.recompute import recompute
 from tracegrad.passes.scans import everywhere
 from tracegrad.passes.simplify import simplify
 from tracegrad.passes.split import split_long
@@ -44,6 +45,9 @@ def optimize(graph: Graph, watch: Watch | None = None) -> Graph:
         graph = graph.with_roots(everywhere(graph.roots, run))
         if watch is not None:
             watch.graph(f"after {run.__name__}", graph)
+    graph = recompute(graph)
+    if watch is not None:
+        watch.graph("after recompute", graph)
     graph = place_results(graph)
     if watch is not None:
         watch.graph("after place_results", graph)

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import base64
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from tracegrad.dtypes import DTYPES, TensorType
 
@@ -71,8 +71,23 @@ class Binding:
     size: int = 0  # elements that the kernel's text declares: a bound known beforehand is cheap to check; 0 is any
 
 
+class Spelled:
+    """Texts that are made when they are first asked for: a device reads one language of several."""
+
+    __slots__ = ("_spell",)
+
+    if not TYPE_CHECKING:  # the fields of the class below have their types
+
+        def __getattr__(self, name: str) -> str:
+            spell = object.__getattribute__(self, "_spell").get(name)
+            if spell is None:
+                raise AttributeError(name)
+            object.__setattr__(self, name, spell())
+            return object.__getattribute__(self, name)
+
+
 @dataclass(frozen=True, slots=True)
-class KernelSource:
+class KernelSource(Spelled):
     """One kernel in every language it is spelled in."""
 
     label: str
@@ -85,6 +100,14 @@ class KernelSource:
     calls: str = field(default="", repr=False)  # and Python that binds them and the products, in order
     serial_wgsl: str = field(default="", repr=False)  # the same without workgroup memory, where that is used
     serial_grid: tuple[int, int] = (0, 0)  # workgroups of each dispatch of serial_wgsl
+
+    @staticmethod
+    def spelled(spell: Mapping[str, Callable[[], str]], **known: Any) -> KernelSource:
+        """A kernel whose texts `spell` makes, by field, when they are asked for."""
+        made = object.__new__(KernelSource)
+        for name, value in {"_spell": spell, **known}.items():
+            object.__setattr__(made, name, value)
+        return made
 
 
 @dataclass(frozen=True, slots=True)

@@ -86,8 +86,11 @@ class Schedule:
         return [s for x in self.nodes[serial].inputs for s in self.packed(base(x).serial)]
 
     def _orderings(self) -> dict[int, list[int]]:
-        """What must run before each stored node: what it reads, and whoever reads what it overwrites."""
-        before = {s: [p for r in reads.stored for p in self.packed(r)] for s, reads in self.reads.items()}
+        """What must run before each stored node: what it reads or waits for, and whoever reads what it overwrites."""
+        before = {
+            s: [p for r in (*reads.stored, *sorted(reads.waits)) for p in self.packed(r)]
+            for s, reads in self.reads.items()
+        }
         for serial, name in self.writes.items():
             before[serial] += [
                 s
@@ -226,24 +229,23 @@ class Schedule:
                 alike.setdefault(c.rows, []).append(c)
             elif c.kind == "columns":
                 alike.setdefault(_columns_of(c), []).append(c)
+        sources = {id(c): self._sources(c) for found in alike.values() if len(found) > 1 for c in found}
         for found in alike.values():
             for k in range(len(found)):
                 for j in range(k + 1, len(found)):
                     a, b = self.owner[found[k].nodes[0].serial], self.owner[found[j].nodes[0].serial]
-                    if a is b or not self._share(a, b):
+                    if a is b or sources[id(a)].isdisjoint(sources[id(b)]):
                         continue
                     if a.ancestors & b.members:
                         a, b = b, a
                     merged = self._merge(a, b)
                     if merged is not None:
                         clusters[:] = [x for x in clusters if x is not a and x is not b] + [merged]
+                        sources[id(merged)] = sources[id(a)] | sources[id(b)]
                         self._adopt(merged, clusters)
 
-    def _share(self, a: Cluster, b: Cluster) -> bool:
-        """Do both read some array that is larger than a scalar?"""
-        return bool(self._sources(a) & self._sources(b))
-
     def _sources(self, c: Cluster) -> set[int]:
+        """What it computes, or reads, that is larger than a scalar."""
         stored = {s for t in c.nodes for s in self.reads[t.serial].stored if self.nodes[s].size > 1}
         leaves = {s for t in c.nodes for s, (leaf, _) in self.reads[t.serial].leaves.items() if leaf.size > 1}
         return stored | leaves | {t.serial for t in c.nodes}

@@ -51,7 +51,8 @@ def group_launches(schedule: Schedule, formed: Mapping[int, tuple[Kernel, Tiling
     launch_of: dict[int, Launch] = {}
     position: dict[int, int] = {}
     for c in schedule.clusters:
-        earliest = max((position[id(launch_of[id(d)])] + 1 for d in schedule.before_cluster(c)), default=0)
+        needed = [launch_of[id(d)] for d in schedule.before_cluster(c) if id(d) in launch_of]
+        earliest = max((position[id(launch)] + 1 for launch in needed), default=0)
         arrays, form = arrays_of(schedule, c), formed.get(id(c))
         launch = None if form is None else next((x for x in launches[earliest:] if x.takes(*form, arrays)), None)
         if launch is None:  # one of its own, and there rather than at the end: what it reads need not live until then

@@ -6,6 +6,7 @@ what it reads. q = 1 is "at its own point", q = length of a row is "at its own r
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from tracegrad.ir import Tensor
@@ -15,17 +16,19 @@ IN_MEMORY = ("pack", "item")  # they lie in memory without a kernel of their own
 
 @dataclass(slots=True)
 class Reads:
-    """What one stored node reads: serial -> the set of q it is read with."""
+    """What one stored node reads: serial -> the set of q it is read with. What it `waits` for must exist before."""
 
     stored: dict[int, set[int | None]] = field(default_factory=dict[int, "set[int | None]"])
     leaves: dict[int, tuple[Tensor, set[int | None]]] = field(
         default_factory=dict[int, "tuple[Tensor, set[int | None]]"]
     )
+    waits: set[int] = field(default_factory=set[int])
 
 
 def reads_of(t: Tensor, stored: set[int]) -> Reads:
     """Walk from `t` up to stored nodes and leaves."""
     found = Reads()
+    waited: list[Tensor] = []
     seen: set[tuple[int, int | None]] = set()
     stack = [(x, q) for x, q in zip(t.inputs, _first(t))]
     while stack:
@@ -39,7 +42,24 @@ def reads_of(t: Tensor, stored: set[int]) -> Reads:
         elif family == "leaf":
             found.leaves.setdefault(x.serial, (x, set()))[1].add(q)
         else:
-            stack.extend(zip(x.inputs, _through(x, q)))
+            stack.extend(zip(x.operands, _through(x, q)))
+            waited += x.inputs[len(x.operands) :]
+    found.waits = _stored_behind(waited, stored)
+    return found
+
+
+def _stored_behind(ts: Iterable[Tensor], stored: set[int]) -> set[int]:
+    """The stored values that `ts` are, or are computed from."""
+    found: set[int] = set()
+    seen: set[int] = set()
+    stack = list(ts)
+    while stack:
+        x = stack.pop()
+        if x.serial in stored or x.prim.family in IN_MEMORY:
+            found.add(x.serial)
+        elif x.serial not in seen:
+            seen.add(x.serial)
+            stack.extend(x.inputs)
     return found
 
 
@@ -53,14 +73,13 @@ def _first(t: Tensor) -> list[int | None]:
 
 
 def _through(t: Tensor, q: int | None) -> list[int | None]:
-    """q at the inputs of an inlined node read with `q`."""
+    """q at the operands of an inlined node read with `q`."""
     if q is None or t.prim.family == "map":
-        return [q] * len(t.inputs)
+        return [q] * len(t.operands)
     if t.prim.family == "gather":
         return [None, q]
     factor = repeats(t)
-    waited = [None] * (len(t.inputs) - 1)  # by a view, not read; but it must exist
-    return [None if factor is None else q * factor, *waited]
+    return [None if factor is None else q * factor]
 
 
 def repeats(t: Tensor) -> int | None:

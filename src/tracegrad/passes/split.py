@@ -1,23 +1,27 @@
 """Split long, narrow folds and products in two, so that more than a few workgroups have work.
 
-Occupancy decides small reductions: without this pass the CNN of bench/steps.py was three times slower.
+Occupancy decides small reductions: without this pass the CNN of bench/steps.py was three times slower. What has no
+divisor of a fitting size is padded with zeros: the norm of 1 860 847 gradients, a prime, took an H200 3.7 ms.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from functools import cache
 
 from tracegrad.ir import Tensor, bind, rewrite
 from tracegrad.kernels.tiling import HALF, PROCESSORS, SIDES, product_time
 from tracegrad.prims.folds import MATMUL, SCATTER_ADD, SUM, scatter_add
-from tracegrad.prims.views import permute, reshape
+from tracegrad.prims.views import permute, place, reshape
 
 SPLIT_FROM = 2048  # folds shorter than this keep one workgroup busy
 FEW_OUTPUTS = 8192  # with more outputs than this the device is full already
 PART = 64  # a part of a product is no shorter
 MOST_PARTS = 256
+PADDED = 1.3  # loads of a product that ask where its operands end
 LAUNCH = 8e5  # what the second step costs besides its memory traffic, in sums of one processor; see product_time
+UNEVEN = 4  # a fold's two steps are no more times apart than this
 TRAFFIC = 0.35  # to write and read one partial result, likewise
 
 
@@ -46,7 +50,7 @@ def _split_fold(t: Tensor, x: Tensor) -> Tensor | None:
     k = math.prod(x.shape[d] for d in axes)
     if k < SPLIT_FROM or t.size >= FEW_OUTPUTS:
         return None
-    outer, inner = _two_parts(x, axes, k)
+    outer, inner = _two_parts(x, axes, k, t.prim is SUM)
     if outer is None:
         return None
     split, first, second = outer, inner[0], inner[1]
@@ -54,15 +58,20 @@ def _split_fold(t: Tensor, x: Tensor) -> Tensor | None:
     return reshape(bind(t.prim, partial, axes=second), t.shape)
 
 
-def _two_parts(x: Tensor, axes: list[int], k: int) -> tuple[Tensor | None, tuple[tuple[int, ...], tuple[int, ...]]]:
+def _two_parts(
+    x: Tensor, axes: list[int], k: int, may_pad: bool
+) -> tuple[Tensor | None, tuple[tuple[int, ...], tuple[int, ...]]]:
     """`x` reshaped so that folding the first axes, then the second, are two balanced steps."""
     nothing = (None, ((), ()))
     if axes == list(range(axes[0], axes[0] + len(axes))):  # neighbouring axes are one axis of size k
         a = axes[0]
         s = nearest_divisor(k, math.sqrt(k))
+        if may_pad and max(s * s, k) > UNEVEN * min(s * s, k):
+            s = math.isqrt(k)
         if s in (1, k):
             return nothing
-        return reshape(x, (*x.shape[:a], s, k // s, *x.shape[a + len(axes) :])), ((a + 1,), (a,))
+        flat = reshape(x, (*x.shape[:a], k, *x.shape[a + len(axes) :]))
+        return _cut(flat, a, s), ((a + 1,), (a,))
     head: list[int] = []
     size = 1
     for d in axes:  # axes with others between them: the leading ones, up to about the root of k, come last
@@ -74,14 +83,21 @@ def _two_parts(x: Tensor, axes: list[int], k: int) -> tuple[Tensor | None, tuple
     return (x, (rest, tuple(head))) if rest else nothing
 
 
+def _cut(x: Tensor, axis: int, s: int) -> Tensor:
+    """`axis` in `s` parts, a new axis before it; with zeros behind, if need be."""
+    part = -(-x.shape[axis] // s)
+    whole = place(x, axis, 0, s * part)
+    return reshape(whole, (*x.shape[:axis], s, part, *x.shape[axis + 1 :]))
+
+
 def _split_product(t: Tensor, a: Tensor, b: Tensor) -> Tensor | None:
     batch = math.prod(t.shape[:-2])
     (m, k), n = a.shape[-2:], b.shape[-1]
     s = _parts(batch, m, n, k)
     if s in (1, k):
         return None
-    left = permute(reshape(a, (batch, m, s, k // s)), (0, 2, 1, 3))
-    right = reshape(b, (batch, s, k // s, n))
+    left = permute(_cut(reshape(a, (batch, m, k)), 2, s), (0, 2, 1, 3))
+    right = _cut(reshape(b, (batch, k, n)), 1, s)
     return reshape(bind(SUM, bind(MATMUL, left, right), axes=(1,)), t.shape)
 
 
@@ -89,20 +105,20 @@ def _split_scatter(t: Tensor, x: Tensor, indices: Tensor) -> Tensor | None:
     a: int = t.axis
     k = x.shape[a]
     s = _parts(math.prod(t.shape[:a]), t.shape[a], math.prod(t.shape[a + 1 :]), k)
-    if s in (1, k):
+    if s in (1, k) or k % s:
         return None
     shape = (*x.shape[:a], s, k // s, *x.shape[a + 1 :])
     part = scatter_add(reshape(x, shape), reshape(indices, shape), a + 1, t.shape[a])
     return reshape(bind(SUM, part, axes=(a,)), t.shape)
 
 
+@cache
 def _parts(batch: int, m: int, n: int, k: int) -> int:
-    """How many parts of a product are done first, their sum included."""
+    """How many parts of a product are done first, their sum included. A divisor of `k`, unless that is far slower."""
     if min(m, n) < HALF:  # folded point by point
         return nearest_divisor(k, math.sqrt(k)) if k >= SPLIT_FROM and batch * m * n < PROCESSORS else 1
     time = {1: min(product_time(side, batch, m, n, k) for side in SIDES)}
     for s in range(2, min(MOST_PARTS, k // PART) + 1):
-        if k % s == 0:
-            parts = min(product_time(side, batch * s, m, n, k // s) for side in SIDES)
-            time[s] = parts + LAUNCH + TRAFFIC * s * batch * m * n
+        parts = min(product_time(side, batch * s, m, n, -(-k // s)) for side in SIDES)
+        time[s] = (parts + LAUNCH + TRAFFIC * s * batch * m * n) * (1 if k % s == 0 else PADDED)
     return min(time, key=lambda s: time[s])

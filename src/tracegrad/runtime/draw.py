@@ -113,9 +113,9 @@ def normal(seed: int, at: int, count: int) -> F64:
 def _log(x: F64) -> F64:
     """See the module."""
     m, exponent = np.frexp(x)
-    low = m < math.sqrt(0.5)
-    m = np.where(low, m + m, m)
-    e = exponent - low.astype(np.float64)
+    low = (m < math.sqrt(0.5)).astype(np.float64)
+    m = m + m * low
+    e = exponent - low
     f = m - 1.0
     s = f / (2.0 + f)
     z = s * s
@@ -142,5 +142,8 @@ def _cos(x: F64) -> F64:
     s1, s2, s3, s4, s5, s6 = SIN
     cube = z * y
     sine = y - ((z * (0.5 * d - cube * (s2 + z * (s3 + z * (s4 + z * (s5 + z * s6))))) - d) - cube * s1)
-    value = np.where(q % 2 == 0, cosine, sine)
-    return np.where((q == 1) | (q == 2), -value, value)
+    # Chosen, and negated, by bits: on random quadrants NumPy's masked copies take longer than all of the above.
+    quadrant, bits, other = q.astype(np.int64), cosine.view(np.int64), sine.view(np.int64)
+    bits ^= (bits ^ other) & -(quadrant & 1)
+    bits ^= ((quadrant + 1) & 2) << 62
+    return cosine

@@ -1,0 +1,130 @@
+"""Compute large elementwise values again in the backward pass, instead of keeping them from the forward until then."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from tracegrad.ir import Graph, Tensor, bind, rebind, toposort
+from tracegrad.kernels.reads import base
+from tracegrad.kernels.stored import stored_nodes
+from tracegrad.prims.views import BARRIER
+
+FROM = 2**19  # elements; to compute fewer again saves little, and costs a launch
+SMALL = 16  # a value so many times smaller may be kept for it
+POINTWISE = ("map", "view", "formula")
+
+
+def recompute(graph: Graph) -> Graph:
+    """y = f(x), read by the backward pass, which reads x too  ->  there f(x) again, and y lives no longer.
+
+    So of a normed input only what is before the gain and the offset is kept, and of a gelu only what goes into it. The
+    forward are the nodes that the loss depends on. What is computed again waits for the gradient that it meets: else
+    it would be scheduled as early as the first time.
+    """
+    loss = graph.outputs.get("loss")
+    order = toposort(graph.roots)
+    if loss is None or all(t.size < FROM for t in order):
+        return graph
+    forward = {t.serial for t in toposort([loss])}
+    stored = stored_nodes(order, [base(t) for t in graph.roots])
+    again = _chosen(order, forward, stored, {base(t).serial for t in graph.roots})
+    return graph.with_roots(_Backward(order, forward, stored, again).rebuilt(graph.roots)) if again else graph
+
+
+def _chosen(order: Sequence[Tensor], forward: set[int], stored: set[int], roots: set[int]) -> set[int]:
+    """Serials of what is computed again: all it is made of is small, or read by the backward pass anyway."""
+    late = {x.serial for t in order if t.serial not in forward for x in _sources(t, stored, set())}
+    chosen: set[int] = set()
+    for t in order:
+        large = t.serial in forward and t.prim.family == "map" and t.size >= FROM
+        if large and t.serial in stored and t.serial in late and t.serial not in roots:
+            sources = list(_sources(t, stored, chosen))
+            if all(x.serial in late or x.prim.family == "leaf" or SMALL * x.size <= t.size for x in sources):
+                chosen.add(t.serial)
+    return chosen
+
+
+def _sources(t: Tensor, stored: set[int], chosen: set[int]) -> Iterator[Tensor]:
+    """What `t` is computed from, seen through all that is not in memory."""
+    stack, seen = list(t.inputs), set[int]()
+    while stack:
+        x = stack.pop()
+        if x.serial not in seen:
+            seen.add(x.serial)
+            if _inlined(x, stored) or x.serial in chosen:
+                stack.extend(x.inputs)
+            else:
+                yield x
+
+
+def _inlined(x: Tensor, stored: set[int]) -> bool:
+    return x.prim.family in POINTWISE and x.serial not in stored
+
+
+class _Backward:
+    """Rebuilds all that is not of the forward.
+
+    A node that only moves or combines values of the forward, point by point, *floats*: it could be computed at any
+    time. All others wait for the gradients among their inputs, and so do the copies they read.
+    """
+
+    def __init__(self, order: Sequence[Tensor], forward: set[int], stored: set[int], again: set[int]) -> None:
+        self.stored, self.again = stored, again
+        self.backward = [t for t in order if t.serial not in forward]
+        self.new: dict[int, Tensor] = {t.serial: t for t in order if t.serial in forward}  # what each node has become
+        self.gradient: dict[int, Tensor] = {}  # the last one that is behind a node that does not float
+        self.waits: dict[int, Tensor] = {}  # the last one among a node's inputs
+        for t in self.backward:
+            last = max((self.gradient[x.serial] for x in t.inputs if x.serial in self.gradient), key=_serial, default=t)
+            if last is not t:
+                self.waits[t.serial] = last
+            if last is not t or t.prim.family not in POINTWISE:
+                self.gradient[t.serial] = last if t.prim.family in POINTWISE else t
+        self.meets = self.meetings()
+        self.copies: dict[tuple[int, int], Tensor] = {}
+
+    def meetings(self) -> dict[int, Tensor]:
+        """The first gradient that each value to be computed again is wanted for."""
+        found: dict[int, Tensor] = {}
+        for t in self.backward:
+            if t.serial in self.waits:
+                for x in _sources(t, self.stored, set()):
+                    if x.serial in self.again:
+                        found.setdefault(x.serial, self.waits[t.serial])
+        return found
+
+    def rebuilt(self, roots: Sequence[Tensor]) -> list[Tensor]:
+        """The new roots."""
+        for t in self.backward:
+            last = self.waits.get(t.serial)
+            self.new[t.serial] = over(t, [self.read(x, last) for x in t.inputs])
+        return [self.new[t.serial] for t in roots]
+
+    def read(self, x: Tensor, last: Tensor | None) -> Tensor:
+        """What a reader that waits for `last` reads instead of `x`."""
+        if last is None or x.serial in self.gradient or x.prim.family not in POINTWISE:
+            return self.new[x.serial]
+        if x.serial in self.again:
+            # together with what it is made of, where that is wanted later: then both are computed once
+            parts = [self.meets[y.serial] for y in _sources(x, self.stored, set()) if y.serial in self.meets]
+            return self.copy(x, max([last, *(g for g in parts if g.serial in self.new)], key=_serial))
+        return self.new[x.serial] if x.serial in self.stored else over(x, [self.read(i, last) for i in x.inputs])
+
+    def copy(self, x: Tensor, last: Tensor) -> Tensor:
+        """`x`, computed again when the gradient `last` exists."""
+        key = (x.serial, last.serial)
+        if key not in self.copies:
+            if x.serial in self.again or _inlined(x, self.stored):
+                self.copies[key] = over(x, [self.copy(i, last) for i in x.inputs])
+            else:
+                self.copies[key] = bind(BARRIER, x, self.new[last.serial])
+        return self.copies[key]
+
+
+def over(t: Tensor, inputs: Sequence[Tensor]) -> Tensor:
+    """`t` over other inputs; itself if they are the same."""
+    return t if all(a is b for a, b in zip(inputs, t.inputs)) else rebind(t, tuple(inputs))
+
+
+def _serial(t: Tensor) -> int:
+    return t.serial
