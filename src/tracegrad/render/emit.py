@@ -163,7 +163,7 @@ class Emitter:
         """All of them by `&`: the branches of `&&` cost more than they spare, to compilers above all."""
         parts: list[str] = []
         for g in guards:
-            text = self.index(g.index, loop)
+            text = self.compared(g.index, loop)
             if g.index.lo < g.lo:
                 parts.append(f"({text} >= {g.lo})")
             if g.index.hi >= g.hi:
@@ -171,6 +171,10 @@ class Emitter:
             if g.step > 1:
                 parts.append(f"({text} % {g.step} == 0)")
         return " & ".join(parts)
+
+    def compared(self, x: Index, loop: bool) -> str:
+        """An index as guards compare it."""
+        return self.index(x, loop)
 
     def index(self, x: Index, loop: bool) -> str:
         """An index as i32 arithmetic."""
