@@ -41,7 +41,7 @@ class _Expressions(Emitter):
     def compared(self, x: Index, loop: bool) -> str:
         """In 32 bits: GCC 12 mixes up the halves of a choice between floats by a comparison of two vectors of longs."""
         text = self.index(x, loop)
-        return f"(int)({text})" if -(2**31) <= x.lo and x.hi < 2**31 else text
+        return f"(int)({text})" if x.lo >= -(2**31) and x.hi < 2**31 else text
 
     def _inside(self, v: Value, loop: bool) -> str:
         (x,) = v.args
