@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 
-C_TYPE = {"f32": "float", "i32": "int", "u32": "unsigned", "bool": "_Bool", "vec2<f32>": "vec2_f32"}
+C_TYPE = {"f32": "float", "f16": "_Float16", "i32": "int", "u32": "unsigned", "bool": "_Bool", "vec2<f32>": "vec2_f32"}
 
 # What C does as NumPy does needs no help. Comparisons are false for NaN, so each of these keeps it. Two choices are
 # vector instructions where `||` is a branch.
@@ -73,7 +73,7 @@ _RULES: list[tuple[re.Pattern[str], str]] = [
     (re.compile(rf"\bvar (\w+): ({_TYPE});"), r"@\2@ \1;"),
     (re.compile(r"\blet (\w+) = "), r"const __auto_type \1 = "),
     (re.compile(r"\bvar (\w+) = "), r"__auto_type \1 = "),
-    (re.compile(r"\b(f32|i32|u32|bool)\("), r"(@\1@)("),
+    (re.compile(r"\b(f32|f16|i32|u32|bool)\("), r"(@\1@)("),
 ]
 _NUMBER = re.compile(r"(?<![\w.])(\d+(?:\.\d*)?(?:[eE][+-]?\d+)?)(f?)(?![\w.])")
 _MARKED = re.compile(r"@([^@]+)@")
