@@ -212,7 +212,8 @@ HALF = _map(
     lambda x: x,
     "{0}.astype('float16').astype({0}.dtype)",
     lambda ct, y, x: (ct,),
-    "f32(f16({0}))",
+    "half_({0})",
+    helper="fn half_(x: f32) -> f32 { return f32(f16(x)); }",
 )
 
 # `x` as a variable of its own: a transform differentiates with respect to it, and not to what else `x` is used in.

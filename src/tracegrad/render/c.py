@@ -79,7 +79,7 @@ class Function:
     def load(self, slot: int, index: str) -> str:
         """An element of a slot, as what it is computed with."""
         text = self.element(slot, index)
-        return f"f32({text})" if self.kernel.slots[slot].dtype is f16 else text
+        return f"f32_of_f16({text})" if self.kernel.slots[slot].dtype is f16 else text
 
     def text(self, name: str, lines: Sequence[str]) -> str:
         """The function of these lines, and before it those it calls."""
@@ -154,7 +154,8 @@ class Function:
 
     def stored(self, s: Store, value: str) -> str:
         dtype = self.kernel.slots[s.slot].dtype.name
-        return {"bool": f"select(0, 1, {value})", "u32": f"bitcast<i32>({value})"}.get(dtype, value)
+        spelled = {"bool": "select(0, 1, {})", "u32": "bitcast<i32>({})", "f16": "f16_of_f32({})"}.get(dtype, "{}")
+        return spelled.format(value)
 
     def combine(self, f: Fold, a: str, b: str) -> str:
         """Two partial results as one."""
