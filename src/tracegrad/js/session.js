@@ -19,8 +19,7 @@ const deviceError = (message) => fault("DeviceError", message);
 
 const NO_WEBGPU = "This browser does not offer WebGPU; Chrome or Edge from 113, Firefox from 141 and Safari from 26 do. "
   + "On Linux, see chrome://flags/#enable-unsafe-webgpu. Pages must come from https, localhost or a file.";
-const NO_ADAPTER = "This browser found no graphics adapter for WebGPU: update its driver, or "
-  + "allow hardware acceleration in its settings; chrome://gpu says more.";
+const NO_ADAPTER = "This browser found no graphics adapter for WebGPU: update its driver, or allow hardware acceleration in its settings; chrome://gpu says more.";
 
 /** The adapter, or a DeviceError in plain words. */
 export async function findAdapter(gpu = globalThis.navigator?.gpu) {
@@ -59,16 +58,16 @@ export class Session {
   static async open(programs, gpu) {
     const adapter = await findAdapter(gpu);
     demand(programs, adapter, adapterName(adapter));
-    const requiredLimits = Object.fromEntries(Object.keys(LIMITS).map((limit) => [limit, adapter.limits[limit]]));
+    const requiredLimits = Object.fromEntries(Object.keys(LIMITS).map((k) => [k, adapter.limits[k]]));
     return new Session(await adapter.requestDevice({ requiredLimits, requiredFeatures: [F16].filter((f) => adapter.features.has(f)) }), adapterName(adapter), isSoftware(adapter));
   }
 
   constructor(device, adapter, software) {
     Object.assign(this, { device, adapter, software, lost: "", error: "", arrays: new Map(), layouts: new Map(), pipelines: new Map() });
     device.lost.then((info) => (this.lost ||= info.message || info.reason || "lost"));
-    device.onuncapturederror = (event) => {
-      event.preventDefault();
-      this.error ||= event.error.message;
+    device.onuncapturederror = (e) => {
+      e.preventDefault();
+      this.error ||= e.error.message;
     };
   }
 
@@ -189,7 +188,7 @@ export class Session {
   hold(name, values) {
     const { maxBufferSize, maxStorageBufferBindingSize } = this.device.limits;
     const most = Math.min(maxBufferSize, maxStorageBufferBindingSize);
-    if (values.byteLength > most) throw deviceError(`${name} has ${values.byteLength} bytes; ${this.adapter} holds at most ${most} in one array`);
+    if (values.byteLength > most) throw deviceError(`${name} has ${values.byteLength} bytes; ${this.adapter} holds at most ${most}`);
     this.arrays.get(name)?.destroy();
     this.arrays.set(name, this.#buffer(values.byteLength, STORAGE | COPY_SRC | COPY_DST));
     this.write(name, values);

@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 
 from tracegrad.dtypes import f16
 from tracegrad.ir import Graph, Tensor, toposort
-from tracegrad.kernels.halves import half_nodes
-from tracegrad.kernels.reads import IN_MEMORY, Reads, base, reads_of, trailing
+from tracegrad.kernels.halves import delivered_parts, half_nodes
+from tracegrad.kernels.reads import Reads, base, reads_of, trailing
 from tracegrad.kernels.stored import COMPUTED, stored_nodes
 from tracegrad.prims.leaves import LITERAL
 
@@ -63,8 +63,7 @@ class Schedule:
         self.array = placed_arrays(graph)  # serial -> the named array it is computed into; all others are temporary
         self.writes = {base(t).serial: name for name, t in graph.writes.items() if t.prim.family != "pack"}
         self.roots = {base(t).serial for t in graph.roots if t.prim.family != "pack"}
-        parts = [base(x) for t in self.order if t.prim.family in ("pack", "scan") for x in t.inputs]
-        parts = [x for x in parts if x.prim.family not in ("leaf", *IN_MEMORY)]
+        parts = delivered_parts(self.order)
         self.stored = stored_nodes(self.order, [*(self.nodes[s] for s in self.roots), *parts])
         self.halves = half_nodes(self.order, self.stored, parts, self.roots) if graph.precision == "f16" else set[int]()
         self.members = [t for t in self.order if t.serial in self.stored]

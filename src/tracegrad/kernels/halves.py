@@ -16,6 +16,7 @@ from collections.abc import Iterable, Sequence
 
 from tracegrad.dtypes import f32
 from tracegrad.ir import Tensor
+from tracegrad.kernels.reads import IN_MEMORY, base
 from tracegrad.kernels.stored import computing_readers
 
 ROUNDED = ("map", "gather", "product")  # families
@@ -65,3 +66,9 @@ def of_state(order: Sequence[Tensor]) -> set[int]:
         if state or t.prim.family == "pack" or any(x.serial in found for x in t.operands):
             found.add(t.serial)
     return found
+
+
+def delivered_parts(order: Sequence[Tensor]) -> list[Tensor]:
+    """What others take from memory of its own: parts of packs, and what scans are given."""
+    parts = [base(x) for t in order if t.prim.family in ("pack", "scan") for x in t.inputs]
+    return [x for x in parts if x.prim.family not in ("leaf", *IN_MEMORY)]
