@@ -306,8 +306,10 @@ class Graph:
     def with_roots(self, roots: Sequence[Tensor]) -> Graph:
         """The same names over other roots, in the order of `roots`."""
         it = iter(roots)
-        parts = ({name: next(it) for name in part} for part in (self.outputs, self.captures, self.writes))
-        return Graph(*parts, self.precision)
+        outputs, captures, writes = (
+            {name: next(it) for name in part} for part in (self.outputs, self.captures, self.writes)
+        )
+        return Graph(outputs, captures, writes, self.precision)
 
     @property
     def nodes(self) -> list[Tensor]:

@@ -72,7 +72,9 @@ def external_order(
         number(t)
     outs = {t.serial for t in c.outs}
     replaces = replaced_slots(c, externals, writes)
-    key.append(tuple([(ids[t.serial], t.serial in outs, t.serial in halves, replaces.get(t.serial)) for t in c.computes]))
+    key.append(
+        tuple([(ids[t.serial], t.serial in outs, t.serial in halves, replaces.get(t.serial)) for t in c.computes])
+    )
     key.append(len(c.scalars))
     return externals, tuple(key)
 
@@ -83,7 +85,7 @@ def replaced_slots(c: Cluster, externals: Sequence[Tensor], writes: Mapping[int,
     return {t.serial: read[writes[t.serial]] for t in c.outs if writes.get(t.serial) in read}
 
 
-def lower(c: Cluster, externals: Sequence[Tensor], writes: Mapping[int, str], halves: Set[int] = frozenset()) -> Kernel:
+def lower(c: Cluster, externals: Sequence[Tensor], writes: Mapping[int, str], halves: Set[int]) -> Kernel:
     """The kernel of a cluster. Axes are split until indices need no division, then merged where that loses nothing.
 
     halves: serials of what lies in memory in half precision.

@@ -9,7 +9,14 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 
-C_TYPE = {"f32": "float", "f16": "unsigned short", "i32": "int", "u32": "unsigned", "bool": "_Bool", "vec2<f32>": "vec2_f32"}
+C_TYPE = {
+    "f32": "float",
+    "f16": "unsigned short",
+    "i32": "int",
+    "u32": "unsigned",
+    "bool": "_Bool",
+    "vec2<f32>": "vec2_f32",
+}
 
 # What C does as NumPy does needs no help. Comparisons are false for NaN, so each of these keeps it. Two choices are
 # vector instructions where `||` is a branch.

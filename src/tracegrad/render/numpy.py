@@ -139,7 +139,7 @@ class _Writer:
 
     def strided(self, v: Value, name: str) -> tuple[str, str, dict[str, int]] | None:
         """Flat array, offset, and stride along each axis of a value in memory or in scratch."""
-        as_it_lies = v.op == "load" and self.kernel.slots[v.arg[0]].dtype is f32  # half precision was copied to scratch
+        as_it_lies = v.op == "load" and self.kernel.loaded(v) is f32  # half precision was copied to scratch
         if as_it_lies and all(isinstance(a, Var) for a, _ in v.arg[1].terms):
             array, offset = self.arrays.memory(v.arg[0])
             strides = {a.name: c for a, c in v.arg[1].terms if isinstance(a, Var)}

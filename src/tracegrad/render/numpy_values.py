@@ -111,7 +111,7 @@ class Values:
 
     def as_computed(self, v: Value, name: str) -> str:
         """Booleans are stored as integers, and some f32 in half precision."""
-        if self.arrays.kernel.slots[v.arg[0]].dtype is f16:
+        if self.arrays.kernel.loaded(v) is f16:
             out = self.arrays.allocate(self.arrays.shapes[name], "float32")
             self.arrays.lines.append(f"np.copyto({out}, {name})")
             return out
@@ -123,7 +123,7 @@ class Values:
 
     def take(self, v: Value, array: str, indices: str, shape: tuple[int, ...], out: str | None) -> str:
         """Elements of an array at computed places."""
-        stored = self.arrays.kernel.slots[v.arg[0]].dtype
+        stored = self.arrays.kernel.loaded(v)
         if stored is f16:
             taken = self.arrays.allocate(shape, stored.numpy)
             self.arrays.lines.append(f"np.take({array}, {indices}, out={taken}, mode='wrap')")
