@@ -114,6 +114,37 @@ def assert_within_the_bound(case: Case, session: Any) -> None:
         assert abs(float(got[name]) - w) <= bound + rounding, (name, float(got[name]), w, bound)
 
 
+def through_memory(session: Any) -> tuple[Any, Any]:
+    """Numbers of all sizes and the special ones, and what memory in half precision gives back of them."""
+    rng = np.random.default_rng(0)
+    special = [65504, 65519.99, 65520, 1e6, 3e38, np.inf, -np.inf, np.nan, -65520, 6e-8, 2.9e-8, 3.1e-8, 1e-9, -0.0]
+    sizes = np.exp(rng.uniform(-18, 11.5, 4096 - len(special))) * rng.choice([-1, 1], 4096 - len(special))
+    x = np.stack([np.concatenate([special, sizes])] * 2).astype(np.float32)  # twice: the larger of both is itself
+    with tracing():
+        t = bind(COPY, leaf("input", "x", TensorType(f32, x.shape)))
+        program = make_program(Graph({"y": (-t).max(0)}, precision="f16"), NOTHING, {}, {})
+    assert program.needs_f16
+    return x[0], -run(session, program, {"x": x})["y"]
+
+
+def assert_rounded_to_nearest(session: Any) -> None:
+    x, got = through_memory(session)
+    with np.errstate(all="ignore"):
+        np.testing.assert_array_equal(got, x.astype(np.float16).astype(np.float32))
+
+
+def test_memory_rounds_to_nearest_on_numpy() -> None:
+    assert_rounded_to_nearest(CpuSession())
+
+
+def test_memory_rounds_to_nearest_in_c(c_session: CpuSession) -> None:
+    assert_rounded_to_nearest(c_session)
+
+
+def test_memory_rounds_to_nearest_in_wgsl(device: Any) -> None:
+    assert_rounded_to_nearest(device)
+
+
 @pytest.mark.parametrize("case", CASES, ids=lambda c: c.name)
 def test_numpy(case: Case) -> None:
     assert_within_the_bound(case, CpuSession())
