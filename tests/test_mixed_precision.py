@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +13,18 @@ import pytest
 
 import tracegrad as tg
 from models import BUDGET, SMALL, Training, cnn, gpt, sine
+from test_kernels import NOTHING, run
 from tracegrad import nn, optim
+from tracegrad.ambient import tracing
 from tracegrad.build import build_training
+from tracegrad.dtypes import TensorType, f32
+from tracegrad.ir import Graph, Tensor
 from tracegrad.optim import loss_scale
+from tracegrad.places import plan_launches
+from tracegrad.plan import make_program, optimize
+from tracegrad.prims.leaves import leaf
 from tracegrad.program import Program
+from tracegrad.runtime.cpu import CpuSession
 from tracegrad.runtime.native import NativeSession
 
 FINE, TOO_LARGE = 1.0, 1e4  # weights of a loss: its gradient is the weight, and scaled by 2^15 below and above 65504
@@ -238,6 +247,79 @@ def test_a_checkpoint_resumes_bit_for_bit_with_its_scale(tmp_path: Path) -> None
         assert state(whole, loss_scale.SCALE) == loss_scale.FIRST
     with compiled(precision="f32") as f32, pytest.raises(tg.InputError, match="loss_scale: not in this training"):
         f32.load(tmp_path / "x.safetensors")
+
+
+# --- which values ---
+
+
+def _node(fn: Callable[..., Any], *shapes: tuple[int, ...]) -> Tensor:
+    with tracing():
+        return fn(*(leaf("input", f"x{k}", TensorType(f32, s)) for k, s in enumerate(shapes)))
+
+
+def halves(graph: Graph) -> list[Tensor]:
+    """What kernels store in half precision, those in loops included."""
+    plans = plan_launches(optimize(replace(graph, precision="f16")), {}).nested()
+    return [t for p in plans for c in p.schedule.clusters for t in c.outs if t.serial in p.schedule.halves]
+
+
+def of(fn: Callable[..., Any], *shapes: tuple[int, ...]) -> list[Tensor]:
+    return halves(Graph({"y": _node(fn, *shapes)}))
+
+
+def test_what_is_delivered_or_added_to_it_is_f32() -> None:
+    assert not of(lambda x, w, v: x @ w + x @ v, (64, 32), (32, 32), (32, 32))
+    assert [t.prim.name for t in of(lambda x, w, v: tg.tanh(x @ w) @ v, (64, 32), (32, 32), (32, 32))] == ["tanh"]
+
+
+def test_parts_of_a_split_product_are_f32() -> None:
+    hidden = lambda x, w: tg.tanh(x.transpose() @ w).sum(0) @ w.transpose()
+    split = optimize(Graph({"y": _node(hidden, (4096, 32), (4096, 32))}))
+    assert any(t.prim.family == "product" and t.ndim > 2 for t in split)
+    assert not [t for t in of(hidden, (4096, 32), (4096, 32)) if t.prim.family == "product"]
+
+
+def test_statistics_are_f32() -> None:
+    def attended(x: tg.Tensor) -> tg.Tensor:
+        return tg.softmax(x @ x.transpose()) @ tg.layer_norm(tg.flip(x, 0) @ tg.eye(48), tg.ones(48), tg.zeros(48))
+
+    found = of(attended, (64, 48))
+    assert found and all(t.size >= 64 * 48 for t in found)
+    assert not of(lambda x, w: tg.tanh(x.sum(1, keepdims=True)) @ w, (64, 48), (1, 48))
+
+
+def test_the_optimizer_computes_in_f32() -> None:
+    """Muon multiplies matrices, and they are none of the model's."""
+    t = sine(batch=64, width=32)
+    for optimizer in (optim.muon(lr=0.1), optim.adamw(lr=0.1, ema=0.9, accumulate=2, normalize_grads=True)):
+        built = build_training(t.model(), t.loss, t.inputs, optimizer, "f16")
+        assert {t.shape for t in halves(built.graph)} <= {(64, 32), (64, 1)}
+
+
+def test_what_a_loop_carries_and_results_in_is_f32() -> None:
+    def summed(x: tg.Tensor, w: tg.Tensor) -> tg.Tensor:
+        step = lambda total, row: (total + tg.tanh(row @ w) @ w, tg.sum(total))
+        return tg.scan(step, tg.zeros((32, 32)), x)[0]
+
+    assert [t.prim.name for t in of(summed, (5, 32, 32), (32, 32))] == ["tanh"]
+
+
+@pytest.mark.parametrize("runtime", ["cpu", "webgpu"])
+def test_readers_in_the_same_kernel_see_what_is_stored(runtime: str, request: pytest.FixtureRequest) -> None:
+    """Else no element would equal the largest of its row, which the kernel that makes both has found, and gradients of
+    a maximum would be lost."""
+    with tracing():
+        x = leaf("input", "x", TensorType(f32, (64, 96)))
+        y = tg.exp(x)
+        rows = tg.broadcast_to(y.max(1, keepdims=True), (64, 96))
+        graph = Graph({"hits": tg.where(y == rows, 1.0, 0.0).sum(0), "other": y.transpose() @ x}, precision="f16")
+    assert halves(graph)
+    program = make_program(graph, NOTHING, {}, {})
+    assert any("exp" in k.label and "max" in k.label for k in program.kernels)
+    session = CpuSession() if runtime == "cpu" else request.getfixturevalue("device")
+    values = {"x": np.random.default_rng(0).uniform(-1, 1, (64, 96)).astype(np.float32)}
+    hits = run(session, program, values)["hits"]
+    assert hits.sum() >= 64, hits
 
 
 # --- the rest of the interface ---
