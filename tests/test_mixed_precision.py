@@ -364,12 +364,12 @@ def test_forwards_and_another_model_keep_to_their_own_precision() -> None:
 
 @pytest.mark.parametrize("name", ["cnn", "gpt"])
 def test_temporaries_take_about_half(name: str) -> None:
-    """Partial results of split products and of pooling stay f32: 54 % of the GPT's bytes, 73 % of the CNN's."""
+    """Partial results of split products and of pooling stay f32: 57 % of the GPT's bytes, 73 % of the CNN's."""
     size: dict[str, int] = {}
     for precision in ("f32", "f16"):
         program = build_training(**BUDGET[name][0].arguments(), precision=precision).program
         size[precision] = sum(b.bytes for b in program.buffers if b.role == "temp")
-    assert size["f16"] < {"cnn": 0.75, "gpt": 0.56}[name] * size["f32"]
+    assert size["f16"] < {"cnn": 0.75, "gpt": 0.58}[name] * size["f32"]
 
 
 def test_f32_knows_nothing_of_it() -> None:
