@@ -52,7 +52,9 @@ def planned(
 def planned_training(arguments: Mapping[str, Any], built: Any) -> Planned:
     """The plan of what `build_training(**arguments)` built."""
     parameters = named_parameters(arguments["model"])
-    persistent = persistent_of(parameters, arena_of(parameters, arguments["optimizer"]), arguments["optimizer"])
+    persistent = persistent_of(
+        parameters, arena_of(parameters, arguments["optimizer"]), arguments["optimizer"], built.graph.precision
+    )
     specs = {f.name: f.spec for f in built.program.inputs}
     return planned(built.graph, persistent, specs, built.program.meta)
 

@@ -541,6 +541,14 @@ def test_frozen_and_integer_parameters(tab: Tab) -> None:
         np.testing.assert_allclose(tab.steps(inputs), [train.step(x).loss for x in inputs], rtol=LOSS)
 
 
+def test_half_precision_is_refused_in_words_where_there_is_none(tab: Tab) -> None:
+    """The software adapter of Chromium has no shader-f16."""
+    with compiled(SINE, precision="f16") as train:
+        assert train.program.needs_f16
+        with pytest.raises(Exception, match='lacks shader-f16: use precision="f32"'):
+            tab.load(train, "half")
+
+
 def test_the_runtime_stays_small() -> None:
     """At most 30 kB minified. What is counted here, without comments and indents, esbuild brings to 0.6480 of it."""
     lines = [line.strip() for line in runtime().splitlines()]

@@ -161,11 +161,9 @@ def mixed(m, tokens, image, targets):
 def forms() -> list[str]:
     inputs = {"tokens": tg.i32[7], "image": (2, 1, 6, 6), "targets": tg.i32[7]}
     graph = optimize(tg.trace(model=Mixed(), loss=mixed, inputs=inputs, optimizer=optim.adam(lr=0.1)))
-    schedule = Schedule(graph)
-    return [
-        show_kernel(lower(c, external_order(c, schedule.stored, schedule.writes)[0], schedule.writes))
-        for c in schedule.clusters
-    ]
+    s = Schedule(graph)
+    externals = [external_order(c, s.stored, s.writes, s.halves)[0] for c in s.clusters]
+    return [show_kernel(lower(c, found, s.writes, s.halves)) for c, found in zip(s.clusters, externals, strict=True)]
 
 
 def test_kernel_forms_have_a_text():

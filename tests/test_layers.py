@@ -24,7 +24,7 @@ LAYERS = {
     "kernels": 6, "passes.place": 6, "passes.split": 6, "passes.recompute": 6,
     "program": 7, "render": 7,  # a Program is plain data: it imports nothing, and renderers fill it
     "layout": 8, "debug": 8, "places": 8, "bodies": 8, "assemble": 8, "plan": 8, "inputtypes": 8, "ranges": 8,
-    "build": 8, "resident": 8, "dispatches": 8,
+    "build": 8, "resident": 8, "dispatches": 8, "rounding": 8,
     "runtime": 9, "arrays": 9, "bare": 9,
     "": 10, "entrypoints": 10, "results": 10, "worker": 10, "drives": 10, "inputs": 10, "params": 10, "knobs": 10,
     "nonfinite": 10, "indexcheck": 10, "steps": 10, "training": 10, "forward": 10, "own": 10, "flight": 10, "fit": 10,

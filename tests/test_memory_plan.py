@@ -48,6 +48,12 @@ def test_small_models_with_every_optimizer(t: Training, optimizer: str) -> None:
     check_memory(plan_of(replace(t, optimizer=OPTIMIZERS[optimizer])))
 
 
+@pytest.mark.parametrize("t", SMALL, ids=repr)
+def test_small_models_in_half_precision(t: Training) -> None:
+    arguments = replace(t, optimizer=OPTIMIZERS["all_options"]).arguments()
+    check_memory(planned_training(arguments, build_training(**arguments, precision="f16")))
+
+
 @pytest.mark.parametrize("name", ["sine", "cnn"])
 def test_models_of_the_budget(name: str) -> None:
     check_memory(plan_of(BUDGET[name][0]))

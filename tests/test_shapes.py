@@ -185,7 +185,7 @@ MIXED = Case("stages", stages, ((40, 36),), -1, 1, f32_tol=1e-4)
 
 def in_small_arrays(monkeypatch: pytest.MonkeyPatch) -> Any:
     """A program whose temporaries do not fit one array."""
-    monkeypatch.setattr(layout, "CHUNK", 2000)
+    monkeypatch.setattr(layout, "CHUNK", 4 * 2000)
     program = make_program(graph_of(MIXED), NOTHING, {}, {})
     assert sum(b.role == "temp" for b in program.buffers) > 1
     return program

@@ -108,9 +108,9 @@ def test_a_forward_is_compiled_twice_at_most_a_size(monkeypatch):
     made: list[tuple[Any, bool]] = []
     original = build.build_forward
 
-    def counted(model, forward, inputs, like=None, patching=False):
+    def counted(model, forward, inputs, like=None, patching=False, precision="f32"):
         made.append((inputs["x"].shape[0], patching))
-        return original(model, forward, inputs, like, patching)
+        return original(model, forward, inputs, like, patching, precision)
 
     monkeypatch.setattr(forwards, "build_forward", counted)
     with compiled(inputs={"x": (None, 2)}) as f:

@@ -39,7 +39,7 @@ def assemble(
     rendered.launches(plan)
     kernels = rendered.kernels
     states = {b.name: TensorType(DTYPES[b.dtype], (b.size,)) for b in buffers if b.role == "state"}
-    largest = max(buffers, key=lambda b: b.size)
+    largest = max(buffers, key=lambda b: b.bytes)
     return Program(
         kernels=tuple(kernels),
         buffers=tuple(buffers),

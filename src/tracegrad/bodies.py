@@ -137,7 +137,7 @@ class ScanPlan:
         return place.at(0, Move(depth, size, self.length))
 
 
-def iteration(scan: Tensor, arrays: Sequence[str]) -> tuple[ScanPlan, Graph]:
+def iteration(scan: Tensor, arrays: Sequence[str], precision: str) -> tuple[ScanPlan, Graph]:
     """A scan without its plan yet, and the graph of one iteration. `arrays`: where the inputs lie."""
     body: Body = scan.attrs["body"]
     n, length = len(body.new), scan.attrs["length"]
@@ -155,7 +155,7 @@ def iteration(scan: Tensor, arrays: Sequence[str]) -> tuple[ScanPlan, Graph]:
     kept = {k: t for k, t in enumerate(roots) if k not in same}
     written = {names[k]: t for k, t in kept.items() if k < n and rings[k] == 1}
     outputs = {str(k): t for k, t in kept.items() if k >= n or rings[k] != 1}
-    graph = place_results(Graph(outputs, {}, written))
+    graph = place_results(Graph(outputs, {}, written, precision))
     placed = {k: graph.outputs[str(k)] if str(k) in graph.outputs else graph.writes[names[k]] for k in kept}
     return ScanPlan(scan, leaves, tuple(rings), same, placed, None), graph  # pyright: ignore[reportArgumentType]
 

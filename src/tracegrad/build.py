@@ -18,6 +18,7 @@ from tracegrad.layout import Persistent, Place
 from tracegrad.nn.module import Parameter, bound, decays, named_parameters
 from tracegrad.optim.arena import Arena
 from tracegrad.optim.host import Host
+from tracegrad.optim.loss_scale import STATE, LossScale
 from tracegrad.optim.optimizer import Optimizer
 from tracegrad.plan import make_program
 from tracegrad.prims.elementwise import nonfinite, square, where
@@ -30,6 +31,8 @@ from tracegrad.sites import SiteInfo
 from tracegrad.transforms.grad import gradients
 
 HALTED = "halted"  # the state, and output, by which the device skips what is queued behind a step not applied
+SKIPPED = "skipped"  # the output by which it says that gradients overflowed in half precision, and changed nothing
+PRECISIONS = ("f32", "f16")
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,16 +62,18 @@ def build_training(
     loss: Callable[..., Any],
     inputs: Mapping[str, InputSpec],
     optimizer: Optimizer,
+    precision: str = "f32",
 ) -> Built:
     """The program of one training step. Gradients stay in an array of their own."""
+    check_precision(precision)
     if not isinstance(optimizer, Optimizer):  # pyright: ignore[reportUnnecessaryIsInstance]
         hint = "; call it" if callable(optimizer) else ""
         raise InputError.here(f"optimizer must be one of optim, such as optim.adam(lr=1e-3), got {optimizer!r}{hint}")
     with traced(model, loss, inputs, "loss") as t:
         y, aux = checked_loss(t.result, loss)
         arena = arena_of(t.parameters, optimizer)
-        persistent = persistent_of(t.parameters, arena, optimizer)
-        graph, unused = training_graph(t, y, aux, arena, optimizer)
+        persistent = persistent_of(t.parameters, arena, optimizer, precision)
+        graph, unused = training_graph(t, y, aux, arena, optimizer, precision)
     hyper = {**t.trace.hypers, **optimizer.hyper}
     meta = {"kind": "training", "optimizer": optimizer.spec(), "hyper": hyper}
     program = make_program(graph, persistent, input_ranges(graph), meta, t.inputs)
@@ -81,6 +86,7 @@ def build_forward(
     inputs: Mapping[str, InputSpec],
     like: Program | None = None,
     patching: bool = False,
+    precision: str = "f32",
 ) -> Built:
     """The program of one forward.
 
@@ -89,7 +95,7 @@ def build_forward(
     """
     with traced(model, forward, inputs, "forward", patching) as t:
         outputs, structure = checked_outputs(t.result, forward)
-        graph = Graph(outputs, dict(t.trace.captures))
+        graph = Graph(outputs, dict(t.trace.captures), precision=precision)
         require_own(toposort(graph.roots), t.trace)
     persistent = persistent_like(t.parameters, like) if like else persistent_of(t.parameters, arena_of(t.parameters))
     meta = {"kind": "forward", "hyper": dict(t.trace.hypers)}
@@ -104,7 +110,7 @@ def trace_training(
     with traced(model, loss, inputs, "loss") as t:
         y, aux = checked_loss(t.result, loss)
         if optimizer is not None:
-            return training_graph(t, y, aux, arena_of(t.parameters, optimizer), optimizer)[0]
+            return training_graph(t, y, aux, arena_of(t.parameters, optimizer), optimizer, "f32")[0]
         return Graph({"loss": y, **{f"aux.{n}": x for n, x in aux.items()}}, dict(t.trace.captures))
 
 
@@ -210,20 +216,27 @@ def checked_outputs(result: Any, forward: Callable[..., Any]) -> tuple[dict[str,
     return outputs, {k: f"output.{k}" for k in parts} if isinstance(result, dict) else tuple(outputs)
 
 
+def check_precision(precision: str) -> None:
+    """InputError for a name that is none."""
+    if precision not in PRECISIONS:
+        raise InputError.here(f"precision must be one of {', '.join(map(repr, PRECISIONS))}, got {precision!r}")
+
+
 def training_graph(
-    t: Traced, y: Tensor, aux: Mapping[str, Tensor], arena: Arena, optimizer: Optimizer
+    t: Traced, y: Tensor, aux: Mapping[str, Tensor], arena: Arena, optimizer: Optimizer, precision: str
 ) -> tuple[Graph, list[str]]:
     """Loss, gradients, guard and update in one graph; and the names of parameters the loss does not use."""
     used = {x.serial for x in toposort([y])}
     unused = [n for n, x in t.leaves.items() if t.parameters[n].trainable and x.serial not in used]
     trained = [slot.name for slot in arena.slots]
-    found = dict(zip(trained, gradients(y, [t.leaves[n] for n in trained])))
-    g = arena.pack(found)
+    scaling = LossScale.traced() if precision == "f16" else None
+    found = gradients(y, [t.leaves[n] for n in trained], scaling and scaling.scale)
+    g = arena.pack(dict(zip(trained, map(scaling.unscaled, found) if scaling else found)))
     type_ = TensorType(f32, (arena.size,))
     state = {name: leaf("state", name, type_) for name in optimizer.transform.state}
     p = leaf("state", "params", type_)
     halted = leaf("state", HALTED, TensorType(i32, (1,)))
-    updates, new = optimizer.transform.update(g, p, state, Host(arena))
+    updates, new = optimizer.transform.update(g, p, state, Host(arena, scaling and scaling.updates()))
     # One sum tells it all: squares of finite gradients overflow only where the clipped norm would be infinite too.
     # A pack lies in memory before it is read: the last kernel, which sets `halted`, must not read it as well.
     poison = pack([where(nonfinite(y) | (halted.reshape(()) != 0), inf, 0.0)])
@@ -231,9 +244,16 @@ def training_graph(
     keep = broadcast_to(~bad, (arena.size,))
     writes = {name: where(keep, value, state[name]) for name, value in new.items()}
     writes = {"grads": g, **writes, "params": where(keep, p + updates, p)}
-    writes[HALTED] = where(bad, 1, 0).reshape((1,))
-    outputs = {"loss": y, HALTED: writes[HALTED], **{f"aux.{n}": x for n, x in aux.items()}}
-    graph = Graph(outputs, dict(t.trace.captures), writes)
+    outputs = {"loss": y}
+    halt = bad
+    if scaling:
+        skipped = bad & ~nonfinite(poison.reshape(())) & ~scaling.hopeless()
+        halt = bad & ~skipped
+        writes |= scaling.after(skipped, bad)
+        outputs[SKIPPED] = where(skipped, 1, 0)
+    writes[HALTED] = where(halt, 1, 0).reshape((1,))
+    outputs |= {HALTED: writes[HALTED], **{f"aux.{n}": x for n, x in aux.items()}}
+    graph = Graph(outputs, dict(t.trace.captures), writes, precision)
     require_own(toposort(graph.roots), t.trace)
     return graph, unused
 
@@ -254,7 +274,9 @@ def arena_of(parameters: Mapping[str, Parameter], optimizer: Optimizer | None = 
     return Arena.of((n, p.shape, decays(n, p, by_name)) for n, p in parameters.items() if p.trainable)
 
 
-def persistent_of(parameters: Mapping[str, Parameter], arena: Arena, optimizer: Optimizer | None = None) -> Persistent:
+def persistent_of(
+    parameters: Mapping[str, Parameter], arena: Arena, optimizer: Optimizer | None = None, precision: str = "f32"
+) -> Persistent:
     """Arrays for parameters and, with an optimizer, gradients and state."""
     places = {slot.name: Place("params", slot.offset) for slot in arena.slots}
     decay = {slot.name: slot.decay for slot in arena.slots}
@@ -271,6 +293,7 @@ def persistent_of(parameters: Mapping[str, Parameter], arena: Arena, optimizer: 
             raise CompileError.here("no parameter of the model is trainable")
         buffers.append(Buffer("grads", "f32", arena.size, "grad"))
         buffers += [Buffer(n, "f32", arena.size, "state", fill) for n, fill in optimizer.transform.state.items()]
+        buffers += [Buffer(n, "f32", 1, "state", fill) for n, fill in STATE.items() if precision == "f16"]
         buffers.append(Buffer(HALTED, "i32", 1, "state"))
     specs = {
         n: {"init": p.init.spec(), "decay": decay.get(n, False), "trainable": p.trainable}

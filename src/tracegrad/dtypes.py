@@ -44,7 +44,10 @@ i32 = DType("i32", "int32", "i32", "i32")
 u32 = DType("u32", "uint32", "u32", "i32")
 bool_ = DType("bool", "bool", "bool", "i32")
 
+f16 = DType("f16", "float16", "f32", "f16", 2)  # how memory may hold an f32 between kernels; no tensor has this type
+
 DTYPES = {d.name: d for d in (f32, i32, u32, bool_)}
+STORED = {d.name: d for d in (f32, i32, f16)}  # what the elements of buffers are
 
 
 def nearest_f32(x: float) -> float:

@@ -38,6 +38,7 @@ def compile(
     seed: int | None = None,
     device: str = "auto",
     keep_grads: bool = False,
+    precision: str = "f32",
 ) -> CompiledTraining:
     """Trace `loss` once and compile a whole training step of `model`.
 
@@ -48,6 +49,9 @@ def compile(
     seed:      of the initialisation and all randomness; drawn if None, see `train.seed`.
     device:    "auto" (a GPU through WebGPU, else the CPU), "webgpu" or "cpu"; TRACEGRAD_DEVICE says what "auto" means.
     keep_grads: make `download_grads` available.
+    precision: "f32", or "f16": what kernels pass to each other is stored in half precision, which halves that memory
+               and its traffic, and the loss is scaled so that gradients fit. Parameters, optimizer state, sums and the
+               loss stay f32. A step whose gradients overflow is skipped; see `CompletedStep.skipped`.
     Raises:    CompileError, InputError, ShapeError, DTypeError, TraceError with the line of your code; DeviceError.
     """
     train = CompiledTraining(
@@ -58,6 +62,7 @@ def compile(
         session_factory=session_factory(device),
         seed=seed,
         keep_grads=keep_grads,
+        precision=precision,
     )
     for text in train.warnings:
         warnings.warn(text, stacklevel=2)
@@ -72,14 +77,16 @@ def compile_forward(
     seed: int | None = None,
     device: str = "auto",
     max_cached_shapes: int = 8,
+    precision: str = "f32",
 ) -> CompiledForward:
     """Compile a forward with parameters of its own, drawn from `seed`; `upload_params` sets them.
 
     forward:  forward(m, **inputs) -> tensor, or a tuple or dict of tensors.
     inputs:   as for `compile`; a None dimension is chosen by each call, and one program is kept per size.
+    precision: "f32", or "f16": what kernels pass to each other is stored in half precision.
     """
     host = OwnParameters(model, seed_or_new(seed), session_factory(device))
-    return CompiledForward(host, forward, inputs, max_cached_shapes, owner=True)
+    return CompiledForward(host, forward, inputs, max_cached_shapes, owner=True, precision=precision)
 
 
 def trace(

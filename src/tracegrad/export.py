@@ -159,7 +159,7 @@ def _built(forward: CompiledForward, host: Any) -> Built:
     types = forward.input_types
     size = CURVE_POINTS if all(t.shape == (None, 1) for t in types.values()) else 1
     fixed = {n: InputType(t.dtype, tuple(size if d is None else d for d in t.shape)) for n, t in types.items()}
-    return build_forward(host.model, forward.forward, fixed, host.layout)
+    return build_forward(host.model, forward.forward, fixed, host.layout, precision=forward.precision)
 
 
 def demo_kind(fields: Sequence[Field], built: Built, data: Mapping[str, Any]) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from types import TracebackType
 from typing import Any, cast
 
 from tracegrad import indexcheck, params, reference
-from tracegrad.build import Built, build_forward, check_signature, trace_sites
+from tracegrad.build import Built, build_forward, check_precision, check_signature, trace_sites
 from tracegrad.dtypes import InputType
 from tracegrad.errors import AbortedError, DeviceError, InputError
 from tracegrad.explain import Explanation, explained
@@ -73,6 +73,7 @@ class CompiledForward:
         max_cached_shapes: int = 8,
         *,
         owner: bool = False,
+        precision: str = "f32",
     ):
         """For `tg.compile_forward` and `attach`. `owner`: closing this closes the host's worker.
 
@@ -80,7 +81,8 @@ class CompiledForward:
         """
         if max_cached_shapes < 1:
             raise InputError.here(f"max_cached_shapes must be at least 1, got {max_cached_shapes}")
-        self._host, self._forward, self._owner = host, forward, owner
+        check_precision(precision)
+        self._host, self._forward, self._owner, self.precision = host, forward, owner, precision
         self._types = input_types(inputs)
         check_signature(forward, inputs, "forward")
         self._free = [(n, d) for n, t in self._types.items() for d, size in enumerate(t.shape) if size is None]
@@ -290,7 +292,9 @@ class CompiledForward:
 
     def _made(self, size: int | None, version: object, patching: bool = False) -> _Entry:
         types = self._concrete(size)
-        entry = _Entry(build_forward(self._host.model, self._forward, types, self._host.layout, patching), version)
+        host = self._host
+        built = build_forward(host.model, self._forward, types, host.layout, patching, self.precision)
+        entry = _Entry(built, version)
         if "patches" in types and any(s.kind == "patch" for s in entry.built.sites):
             raise InputError.here("an input of a forward with patch sites cannot be named 'patches': rename it")
         return entry

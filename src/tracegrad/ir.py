@@ -283,11 +283,15 @@ def graft(roots: Iterable[Tensor], new: Mapping[int, Tensor]) -> list[Tensor]:
 
 @dataclass(frozen=True, slots=True)
 class Graph:
-    """A traced program: named outputs, captures, and the state it writes."""
+    """A traced program: named outputs, captures, and the state it writes.
+
+    precision: "f32", or "f16": what kernels pass to each other is stored in half precision, see `kernels.halves`.
+    """
 
     outputs: dict[str, Tensor]
     captures: dict[str, Tensor] = field(default_factory=dict[str, Tensor])
     writes: dict[str, Tensor] = field(default_factory=dict[str, Tensor])  # state name -> its new value
+    precision: str = "f32"
 
     @property
     def roots(self) -> list[Tensor]:
@@ -302,7 +306,10 @@ class Graph:
     def with_roots(self, roots: Sequence[Tensor]) -> Graph:
         """The same names over other roots, in the order of `roots`."""
         it = iter(roots)
-        return Graph(*({name: next(it) for name in part} for part in (self.outputs, self.captures, self.writes)))
+        outputs, captures, writes = (
+            {name: next(it) for name in part} for part in (self.outputs, self.captures, self.writes)
+        )
+        return Graph(outputs, captures, writes, self.precision)
 
     @property
     def nodes(self) -> list[Tensor]:

@@ -7,10 +7,10 @@ from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import Any
 
-from tracegrad.dtypes import TensorType
+from tracegrad.dtypes import STORED, TensorType
 from tracegrad.program import Buffer, Move
 
-CHUNK = 32 * 1024 * 1024  # elements: 128 MiB, the largest array every WebGPU device binds
+CHUNK = 128 * 1024 * 1024  # bytes: the largest array every WebGPU device binds
 ALIGN = 32  # elements: temporaries begin on a cache line
 TRIES = 12  # ways to place temporaries, unless one comes as
 CLOSE = 1.02  # close to the most that is alive at once
@@ -79,10 +79,11 @@ def share_memory(lifetimes: Iterable[Lifetime], prefix: str) -> tuple[dict[int, 
     placed before all others the next time. Arrays are kept to `CHUNK` where values allow.
     """
     order = sorted(lifetimes, key=lambda t: (-t.size, t.first, t.key))
+    most = CHUNK // STORED[prefix.split(".")[1]].itemsize
     enough = CLOSE * most_alive(order)
     tries: list[list[Chunk]] = []
     for _ in range(TRIES):
-        tries.append(_packed(order))
+        tries.append(_packed(order, most))
         _, end, last = max((piece for chunk in tries[-1] for piece in chunk), key=lambda piece: piece[1])
         if end <= enough or len(tries[-1]) > 1:
             break
@@ -102,15 +103,15 @@ def most_alive(lifetimes: Iterable[Lifetime]) -> int:
     return max(accumulate(changes[at] for at in sorted(changes)))
 
 
-def _packed(order: Iterable[Lifetime]) -> list[Chunk]:
-    """One way to place temporaries, taken in order."""
+def _packed(order: Iterable[Lifetime], most: int) -> list[Chunk]:
+    """One way to place temporaries, taken in order, in arrays of at most so many elements."""
     chunks: list[Chunk] = []
     for t in order:
         for number in range(len(chunks) + 1):
             if number == len(chunks):
                 chunks.append([])
             at = _lowest_gap(chunks[number], t)
-            if at + t.size <= CHUNK or not chunks[number]:
+            if at + t.size <= most or not chunks[number]:
                 chunks[number].append((at, at + t.size, t))
                 break
     return chunks

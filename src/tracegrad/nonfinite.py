@@ -10,6 +10,8 @@ from tracegrad.errors import located
 from tracegrad.evaluate import evaluate, iterations, named_by_role, run
 from tracegrad.ir import Graph, Tensor
 from tracegrad.passes.expand import expand_composites
+from tracegrad.prims.elementwise import HALF
+from tracegrad.rounding import rounded
 
 ROLES = {"param": "parameter", "frozen": "parameter", "input": "input", "state": "state", "hyper": "hyperparameter"}
 FINITE, MEANT, BAD = range(3)  # MEANT: infinite because a constant is, as the fill of a mask
@@ -23,7 +25,7 @@ def blame(graph: Graph, env: Mapping[str, Any]) -> str:
     """
     if not HAVE_NUMPY:
         return "Load NumPy before tracegrad, and the first op with a non-finite value is named here"
-    culprit = first_nonfinite(graph, env)
+    culprit = first_nonfinite(graph, env) or (first_overflow(graph, env) if graph.precision == "f16" else None)
     if culprit is None:
         return (
             "The reference computes only finite values from the same parameters and inputs, so the device's own "
@@ -35,12 +37,20 @@ def blame(graph: Graph, env: Mapping[str, Any]) -> str:
     if t.prim.name == "leaf":
         role, _, name = t.name.partition(".")
         return f"{ROLES[role]} {name!r}, {t.type}, is not finite itself: {kinds} of {value.size} values"
+    if t.prim is HALF:
+        what = f"{t.inputs[0].name}, {t.type}: {kinds} of {value.size} values"
+        return located(f'first value too large for precision="f16", which stores up to 65504: {what}', t.site)
     return located(f"first non-finite value: {t.name}, {t.type}, {kinds} of {value.size} values", t.site)
 
 
 def first_nonfinite(graph: Graph, env: Mapping[str, Any]) -> tuple[Tensor, Any] | None:
     """The first node to blame for what is not finite in the loss or the gradients, and its value."""
     return _first(expand_composites(named_by_role(graph.roots)), env)
+
+
+def first_overflow(graph: Graph, env: Mapping[str, Any]) -> tuple[Tensor, Any] | None:
+    """The same where what is stored in half precision is rounded to it."""
+    return _first(named_by_role(rounded(graph).roots), env)
 
 
 def _first(roots: Sequence[Tensor], env: Mapping[str, Any]) -> tuple[Tensor, Any] | None:

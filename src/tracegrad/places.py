@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tracegrad.bodies import ScanPlan, blocks_of, iteration
-from tracegrad.dtypes import TensorType
+from tracegrad.dtypes import TensorType, f16
 from tracegrad.hypers import PREFIX
 from tracegrad.ir import Graph, Tensor
 from tracegrad.kernels.form import Kernel
@@ -83,12 +83,14 @@ def plan_launches(graph: Graph, forms: dict[Key, tuple[Kernel, Tiling]]) -> Plan
     for c in schedule.clusters:
         if c.kind == "scan":
             externals[id(c)] = [base(x) for x in c.main.inputs]
-            scans[id(c)], graph = iteration(c.main, [array_at(schedule, x) for x in externals[id(c)]])
+            scans[id(c)], graph = iteration(
+                c.main, [array_at(schedule, x) for x in externals[id(c)]], schedule.graph.precision
+            )
             scans[id(c)].plan = plan_launches(graph, forms)
             continue
-        externals[id(c)], key = external_order(c, schedule.stored, schedule.writes)
+        externals[id(c)], key = external_order(c, schedule.stored, schedule.writes, schedule.halves)
         if key not in forms:
-            kernel = lower(c, externals[id(c)], schedule.writes)
+            kernel = lower(c, externals[id(c)], schedule.writes, schedule.halves)
             forms[key] = kernel, choose_tiling(kernel)
         formed[id(c)] = forms[key]
     return Plan(schedule, group_launches(schedule, formed), externals, scans=scans)
@@ -150,12 +152,13 @@ def place_temporaries(plan: Plan, elsewhere: set[int]) -> None:
     found: dict[str, list[Lifetime]] = {}
 
     def add(key: int, storage: str, size: int, written: Sequence[int], ends: Sequence[int]) -> None:
-        lifetime = Lifetime(key, max(size, 1), min(written), max(*written, *ends))
+        whole = size + size % 2 if storage == f16.storage else size  # bindings are of whole words
+        lifetime = Lifetime(key, max(whole, 1), min(written), max(*written, *ends))
         found.setdefault(f"temp.{storage}", []).append(lifetime)
 
     def add_value(t: Tensor, parts: Sequence[int]) -> None:
         written = [launch_of[id(s.owner[p])] for p in parts]
-        add(t.serial, t.dtype.storage, t.size, written, [last.get(x, 0) for x in (t.serial, *parts)])
+        add(t.serial, s.storage(t.serial), t.size, written, [last.get(x, 0) for x in (t.serial, *parts)])
 
     for cluster, scan in plan.scans.items():
         place_temporaries(scan.plan, scan.results)

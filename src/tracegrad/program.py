@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any, cast
 
-from tracegrad.dtypes import DTYPES, TensorType
+from tracegrad.dtypes import DTYPES, STORED, TensorType
 
 VERSION = 1
 PERSISTENT = ("param", "grad", "state", "data")  # roles whose buffers outlive a step and are shared by name
@@ -24,7 +24,7 @@ class Buffer:
     """A flat array. `role` is "param", "grad", "state", "data", "input", "fed", "output", "temp" or "const"."""
 
     name: str
-    dtype: str  # "f32" or "i32"
+    dtype: str  # "f32" or "i32"; role "temp": also "f16"
     size: int  # elements; role "data": 0 where the host decides how many examples there are
     role: str
     fill: float | str = 0.0  # what a persistent buffer holds at first, parameters aside; "params" is a copy of them
@@ -33,7 +33,7 @@ class Buffer:
     @property
     def bytes(self) -> int:
         """Size in bytes."""
-        return 4 * self.size
+        return STORED[self.dtype].itemsize * self.size
 
     def contents(self) -> bytes:
         """The bytes of a constant."""
@@ -169,6 +169,11 @@ class Program:
     def unrolled(self) -> Iterator[Dispatch]:
         """All dispatches in the order they run, those in loops once an iteration, with the offsets of that."""
         return _unrolled(self.dispatches, 0, len(self.dispatches), self.loops, ())
+
+    @property
+    def needs_f16(self) -> bool:
+        """Does a WebGPU device need the feature shader-f16 for it?"""
+        return any(b.dtype == "f16" for b in self.buffers)
 
     def __repr__(self) -> str:
         sizes = f"{len(self.kernels)} kernels, {len(self.dispatches)} dispatches, {len(self.buffers)} buffers"

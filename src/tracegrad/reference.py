@@ -4,7 +4,7 @@ How far apart may results be? The reference runs twice, in f32 and in f64. Their
 these very numbers: the device rounds as often, in another order, so its error is a draw of the same size; MARGIN times
 the largest one seen in the value leaves room for the order, and ULPS roundings of its largest element for functions
 that each language approximates in its own way. Where the two references choose differently, as an argmax at a tie, the
-elements count as agreeing.
+elements count as agreeing. Under precision="f16" the first one also rounds wherever the device does.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from tracegrad.layout import Persistent, Place
 from tracegrad.passes.place import COMPUTING
 from tracegrad.plan import make_program, optimize
 from tracegrad.program import Program
+from tracegrad.rounding import rounded
 from tracegrad.runtime.base import Session
 
 Array = Any
@@ -46,17 +47,23 @@ class Difference:
 
 
 def compare(
-    nodes: Mapping[str, Tensor], env: Mapping[str, Array], found: Mapping[str, Array], parts: Parts = ()
+    nodes: Mapping[str, Tensor],
+    env: Mapping[str, Array],
+    found: Mapping[str, Array],
+    parts: Parts = (),
+    halved: Mapping[str, Tensor] | None = None,
 ) -> list[Difference]:
     """The nodes whose value in `found` differs from the reference's, in order.
 
     env:   a leaf's array by role and name.
     parts: of the arrays that hold one value for each element of all parameters: each is measured by its own size.
+    halved: the same nodes rounded as the device rounds them, if that is not f32 only.
     """
     roots = named_by_role(list(nodes.values()))
     double = {n: np.asarray(x, np.float64) if np.asarray(x).dtype == np.float32 else x for n, x in env.items()}
     with np.errstate(all="ignore"):
-        singles, doubles = evaluate(roots, env, np), evaluate(roots, double, np)
+        doubles = evaluate(roots, double, np)
+        singles = evaluate(named_by_role([halved[n] for n in nodes]) if halved else roots, env, np)
     out: list[Difference] = []
     for name, single, exact in zip(nodes, map(np.asarray, singles), map(np.asarray, doubles)):
         x = np.asarray(found[name]).reshape(single.shape)
@@ -101,8 +108,10 @@ class Checked:
     def differs(self, outputs: Mapping[str, Array]) -> str:
         """The first result that is not the reference's, in words; "" if all are."""
         values = {**outputs, **self.after}
-        named = {**self.graph.results, **self.graph.writes}
-        found = compare({n: t for n, t in named.items() if n in values}, self.env, values, _parts(self.program))
+        named = {n: t for n, t in {**self.graph.results, **self.graph.writes}.items() if n in values}
+        half = rounded(self.graph) if self.graph.precision == "f16" else None
+        halved = {**half.results, **half.writes} if half else None
+        found = compare(named, self.env, values, _parts(self.program), halved)
         return str(found[0]) if found else ""
 
     def blame(self, session: Session) -> str:

@@ -89,6 +89,8 @@ class CompletedStep(Completed):
     captures: see `Captures`.
     step:     the number of this step, 1 being the first.
     losses:   float32 array, one element per step that the call ran.
+    skipped:  how many steps of the call left parameters and optimizer state as they were, because gradients overflowed
+              in half precision; the loss scale was halved. 0 under precision="f32".
     """
 
     __match_args__: ClassVar[tuple[str, ...]] = ("value",)
@@ -97,6 +99,7 @@ class CompletedStep(Completed):
     aux: Mapping[str, Any]
     step: int
     losses: Any
+    skipped: int = 0
 
     @property
     def value(self) -> float:

@@ -8,7 +8,7 @@ from typing import Any
 
 from tracegrad import indexcheck, params, reference
 from tracegrad.arrays import handed_out, np
-from tracegrad.build import HALTED
+from tracegrad.build import HALTED, SKIPPED
 from tracegrad.dtypes import DTYPES
 from tracegrad.errors import DeviceError, InputError, NonFiniteError
 from tracegrad.hypers import PREFIX
@@ -151,6 +151,7 @@ class StepCall:
     n: int
     what: str
     losses: list[float] = field(default_factory=list[float])
+    skipped: int = 0
 
     def works(self, arrays: Callable[[int], Mapping[str, Any]]) -> list[StepWork]:
         """The runs of this call; `arrays(k)` are the inputs of the k-th."""
@@ -191,10 +192,11 @@ class StepWork:
         call.stepper.applied(self.step)
         loss = float(outputs["loss"])
         call.losses.append(loss)
+        call.skipped += int(outputs.get(SKIPPED, 0))
         if self.index == call.n - 1:
             aux = Aux({k.removeprefix("aux."): handed_out(v) for k, v in outputs.items() if k.startswith("aux.")})
             losses = handed_out(np.asarray(call.losses, np.float32))
-            self.pending.resolve(CompletedStep(captures_of(outputs), loss, aux, self.step, losses))
+            self.pending.resolve(CompletedStep(captures_of(outputs), loss, aux, self.step, losses, call.skipped))
         return True
 
     def recover(self, session: Session, outputs: dict[str, Any]) -> None:

@@ -50,9 +50,11 @@ class CompiledTraining(Inspected):
         session_factory: Callable[[], Session],
         seed: int | None = None,
         keep_grads: bool = False,
+        precision: str = "f32",
     ):
         """For `tg.compile`. Builds first, then opens the device by `session_factory`, on the worker's thread."""
         self._loss, self._declared, self._keep_grads = loss, dict(inputs), keep_grads
+        self._precision = precision
         self._lock = threading.Lock()
         self.model, self._optimizer = model, optimizer
         self._stepper = self._build(model, optimizer, seed_or_new(seed))
@@ -66,7 +68,7 @@ class CompiledTraining(Inspected):
             raise
 
     def _build(self, model: Any, optimizer: Any, seed: int) -> Stepper:
-        built = build_training(model, self._loss, self._declared, optimizer)
+        built = build_training(model, self._loss, self._declared, optimizer, self._precision)
         self.warnings = built.warnings  # for whoever compiles to say, with the user's line
         return Stepper(built.program, built.graph, seed, built.sites)
 
@@ -277,10 +279,18 @@ class CompiledTraining(Inspected):
         self._optimizer = optimizer or self._optimizer
 
     def attach(
-        self, *, forward: Callable[..., Any], inputs: Mapping[str, Any], max_cached_shapes: int = 8
+        self,
+        *,
+        forward: Callable[..., Any],
+        inputs: Mapping[str, Any],
+        max_cached_shapes: int = 8,
+        precision: str = "f32",
     ) -> CompiledForward:
-        """A forward that shares this training's parameters: a run sees every step queued before it."""
-        return CompiledForward(self, forward, inputs, max_cached_shapes)
+        """A forward that shares this training's parameters: a run sees every step queued before it.
+
+        precision: as for `tg.compile_forward`; the training's own is no default.
+        """
+        return CompiledForward(self, forward, inputs, max_cached_shapes, precision=precision)
 
     def close(self) -> None:
         """Free the device; what is in flight resolves as Aborted. Closing twice is fine."""

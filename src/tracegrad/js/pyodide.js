@@ -25,7 +25,7 @@ export class Tab {
     return this.#do(async (session) => {
       const program = JSON.parse(json);
       const loading = (async () => {
-        demand([program], session.device.limits, session.adapter);
+        demand([program], session.device, session.adapter);
         return session.load(program);
       })();
       this.#loaded.set(handle, loading);

@@ -19,8 +19,7 @@ const deviceError = (message) => fault("DeviceError", message);
 
 const NO_WEBGPU = "This browser does not offer WebGPU; Chrome or Edge from 113, Firefox from 141 and Safari from 26 do. "
   + "On Linux, see chrome://flags/#enable-unsafe-webgpu. Pages must come from https, localhost or a file.";
-const NO_ADAPTER = "This browser found no graphics adapter that it trusts with WebGPU: update the graphics driver, or "
-  + "allow hardware acceleration in its settings; chrome://gpu says more.";
+const NO_ADAPTER = "This browser found no graphics adapter for WebGPU: update its driver, or allow hardware acceleration in its settings; chrome://gpu says more.";
 
 /** The adapter, or a DeviceError in plain words. */
 export async function findAdapter(gpu = globalThis.navigator?.gpu) {
@@ -42,29 +41,33 @@ function isSoftware({ info }) {
   return info?.isFallbackAdapter || /swiftshader|llvmpipe|basic render/i.test(words(info) + info?.description);
 }
 
-/** DeviceError naming what `limits` lack for `programs`. */
-export function demand(programs, limits, name) {
+/** DeviceError naming what a device, or its adapter, lacks for `programs`. */
+export function demand(programs, { limits, features }, name) {
   for (const [limit, need] of Object.entries(LIMITS)) {
     const most = Math.max(...programs.map((p) => p.needs[need]));
     if (most > limits[limit]) throw deviceError(`the model is too large for ${name}: ${limit} is ${limits[limit]}, ${most} is needed`);
   }
+  if (programs.some((p) => p.buffers.some(isHalf)) && !features.has(F16)) throw deviceError(`${name} lacks ${F16}: use precision="f32"`);
 }
+
+const F16 = "shader-f16";
+const isHalf = (b) => b.dtype === "f16";
 
 export class Session {
   /** A device as large as there is; DeviceError naming what it lacks for `programs`. */
   static async open(programs, gpu) {
     const adapter = await findAdapter(gpu);
-    demand(programs, adapter.limits, adapterName(adapter));
-    const requiredLimits = Object.fromEntries(Object.keys(LIMITS).map((limit) => [limit, adapter.limits[limit]]));
-    return new Session(await adapter.requestDevice({ requiredLimits }), adapterName(adapter), isSoftware(adapter));
+    demand(programs, adapter, adapterName(adapter));
+    const requiredLimits = Object.fromEntries(Object.keys(LIMITS).map((k) => [k, adapter.limits[k]]));
+    return new Session(await adapter.requestDevice({ requiredLimits, requiredFeatures: [F16].filter((f) => adapter.features.has(f)) }), adapterName(adapter), isSoftware(adapter));
   }
 
   constructor(device, adapter, software) {
     Object.assign(this, { device, adapter, software, lost: "", error: "", arrays: new Map(), layouts: new Map(), pipelines: new Map() });
     device.lost.then((info) => (this.lost ||= info.message || info.reason || "lost"));
-    device.onuncapturederror = (event) => {
-      event.preventDefault();
-      this.error ||= event.error.message;
+    device.onuncapturederror = (e) => {
+      e.preventDefault();
+      this.error ||= e.error.message;
     };
   }
 
@@ -132,7 +135,7 @@ export class Session {
       loaded.staging = this.#grown(loaded.staging, size, COPY_SRC | COPY_DST);
       device.queue.writeBuffer(loaded.staging, 0, upload, 0, size);
     }
-    const slot = this.#grown(loaded.slots.pop(), Math.max(4, n * outputs.bytes), MAP_READ | COPY_DST);
+    const slot = this.#grown(loaded.slots.pop(), n * outputs.bytes, MAP_READ | COPY_DST);
     for (let k = 0; k < n; k++) {
       if (n > 1) for (const h of inputs.parts) encoder.copyBufferToBuffer(loaded.staging, k * inputs.bytes + h.at, h.buffer, h.from, h.size);
       const pass = encoder.beginComputePass();
@@ -141,7 +144,7 @@ export class Session {
         if (pipeline !== bound) pass.setPipeline((bound = pipeline));
         pass.setBindGroup(0, group);
         if (offsets) pass.setBindGroup(1, offsets, at);
-        pass.dispatchWorkgroups(grid[0], grid[1]);
+        pass.dispatchWorkgroups(...grid);
       }
       pass.end();
       for (const [a, b] of program.copies) encoder.copyBufferToBuffer(loaded.buffers[a], 0, loaded.buffers[b], 0, loaded.buffers[a].size);
@@ -185,7 +188,7 @@ export class Session {
   hold(name, values) {
     const { maxBufferSize, maxStorageBufferBindingSize } = this.device.limits;
     const most = Math.min(maxBufferSize, maxStorageBufferBindingSize);
-    if (values.byteLength > most) throw deviceError(`${name} has ${values.byteLength} bytes; ${this.adapter} holds at most ${most} in one array`);
+    if (values.byteLength > most) throw deviceError(`${name} has ${values.byteLength} bytes; ${this.adapter} holds at most ${most}`);
     this.arrays.get(name)?.destroy();
     this.arrays.set(name, this.#buffer(values.byteLength, STORAGE | COPY_SRC | COPY_DST));
     this.write(name, values);
@@ -242,11 +245,11 @@ export class Session {
     const shared = PERSISTENT.includes(b.role);
     const found = shared && this.arrays.get(b.name);
     if (found) return found;
-    const made = this.#buffer(4 * b.size, STORAGE | COPY_SRC | COPY_DST);
+    const made = this.#buffer((isHalf(b) ? 2 : 4) * b.size, STORAGE | COPY_SRC | COPY_DST);
     if (shared) this.arrays.set(b.name, made);
     else own.push(made);
     if (b.role === "const") this.device.queue.writeBuffer(made, 0, Uint8Array.from(atob(b.data), (c) => c.charCodeAt(0)));
-    else if (shared && typeof b.fill === "number" && b.fill) this.device.queue.writeBuffer(made, 0, filled(b));
+    else if (shared && +b.fill) this.device.queue.writeBuffer(made, 0, filled(b));
     return made;
   }
 
@@ -254,7 +257,7 @@ export class Session {
     const key = kinds.join();
     if (!this.layouts.has(key)) {
       const entries = kinds.map((type, binding) => ({ binding, visibility: COMPUTE, buffer: { type, hasDynamicOffset: type === "uniform" } }));
-      this.layouts.set(key, this.device.createBindGroupLayout({ entries }));
+      this.layouts.set(key, this.device.createBindGroupLayout({ label: key, entries }));
     }
     return this.layouts.get(key);
   }
@@ -263,13 +266,13 @@ export class Session {
     const layout = this.#layout(kernel.bindings.map((b) => (b.written ? "storage" : "read-only-storage")));
     const layouts = kernel.slots ? [layout, this.#layout(["uniform"])] : [layout];
     const code = (this.software && kernel.serial_wgsl) || kernel.wgsl; // barriers are ruinous there
-    const key = `${kernel.bindings.map((b) => +b.written)} ${kernel.slots > 0} ${code}`;
+    const key = `${layouts.map((l) => l.label)} ${code}`;
     if (!this.pipelines.has(key)) {
       const { device } = this;
       const made = device.createComputePipelineAsync({
         label: kernel.label,
         layout: device.createPipelineLayout({ bindGroupLayouts: layouts }),
-        compute: { module: device.createShaderModule({ label: kernel.label, code }), entryPoint: "main" },
+        compute: { module: device.createShaderModule({ code }), entryPoint: "main" },
       });
       this.pipelines.set(key, made.then((pipeline) => ({ pipeline, layout }), (e) => {
         if (this.lost) this.check();
@@ -282,7 +285,7 @@ export class Session {
   /** Every dispatch with its pipeline, bind groups, of which equal ones are one, and where its offsets lie. */
   #launches(program, buffers, pipelines, own) {
     const { device } = this;
-    const dispatches = [...unrolled(program)].filter((d) => d.grid[0] && d.grid[1]);
+    const dispatches = [...unrolled(program)];
     const size = 16 * Math.max(0, ...program.kernels.map((k) => Math.ceil(k.slots / 4)));
     const stride = ALIGN * Math.ceil(size / ALIGN);
     let offsetsGroup;
@@ -297,11 +300,10 @@ export class Session {
     const groups = new Map();
     return dispatches.map((d, k) => {
       const { pipeline, layout } = pipelines[d.kernel];
-      const known = groups.get(layout) ?? groups.set(layout, new Map()).get(layout);
-      const key = `${d.buffers}`;
-      if (!known.has(key)) known.set(key, device.createBindGroup({ layout, entries: d.buffers.map((id, binding) => ({ binding, resource: { buffer: buffers[id] } })) }));
+      const key = layout.label + d.buffers;
+      if (!groups.has(key)) groups.set(key, device.createBindGroup({ layout, entries: d.buffers.map((id, binding) => ({ binding, resource: { buffer: buffers[id] } })) }));
       const { slots, serial_wgsl: serial, serial_grid: grid } = program.kernels[d.kernel];
-      return { pipeline, group: known.get(key), offsets: slots && offsetsGroup, at: [k * stride], grid: this.software && serial ? grid : d.grid };
+      return { pipeline, group: groups.get(key), offsets: slots && offsetsGroup, at: [k * stride], grid: this.software && serial ? grid : d.grid };
     });
   }
 }

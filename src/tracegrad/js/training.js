@@ -260,7 +260,7 @@ export class Training {
     rewind();
     const found = [];
     const look = (what, name, data) => {
-      const bad = data.reduce((count, x) => count + !Number.isFinite(x), 0);
+      const bad = data.reduce((count, x) => count + !isFinite(x), 0);
       if (bad) found.push(`${what} ${name} (${bad} of ${data.length} values)`);
     };
     await session.run(on.loaded, (set) => this.#inputs(on, call, index, step, (f, x) => (look("input", f.name, x), set(f, x))));
@@ -272,7 +272,7 @@ export class Training {
     rewind();
     this.#resume();
     const [loss] = outputs.get("loss").data;
-    const but = Number.isFinite(loss) ? ", but a gradient is not finite" : "";
+    const but = isFinite(loss) ? ", but a gradient is not finite" : "";
     const shown = found.slice(0, MOST_NAMED).join(", ") || "the sum of the squares of the gradients";
     const more = found.length > MOST_NAMED ? ", ..." : "";
     return fault("NonFiniteError", `${call.what}: step ${step}: the loss is ${loss}${but}; nothing was changed by it\nnot finite: ${shown}${more}`);

@@ -14,8 +14,6 @@ from dataclasses import dataclass
 from tracegrad.kernels.expr import Dynamic, Index, Value, Var, atoms_of, indices_of, walk
 from tracegrad.kernels.form import Fold, Kernel, Scatter, Store, points
 
-WORD = 4  # bytes of an element in memory, whatever its type
-
 
 @dataclass(frozen=True, slots=True)
 class Cost:
@@ -48,8 +46,10 @@ def cost_of(kernel: Kernel, sizes: Sequence[int]) -> Cost:
     count = _Counting(kernel)
     for s in kernel.body:
         count.store(s) if isinstance(s, Store) else count.fold(s)
-    read = sum(min(sum(parts.values()), sizes[slot]) for slot, parts in count.loads.items())
-    return Cost(count.flops, WORD * read, WORD * count.stored)
+    bytes_of = [s.dtype.itemsize for s in kernel.slots]
+    read = sum(bytes_of[slot] * min(sum(parts.values()), sizes[slot]) for slot, parts in count.loads.items())
+    written = sum(bytes_of[slot] * n for slot, n in count.stores.items())
+    return Cost(count.flops, read, written)
 
 
 class _Counting:
@@ -59,14 +59,16 @@ class _Counting:
         self.kernel = kernel
         self.sizes = {a.name: a.size for a in (*kernel.outer, *kernel.inner)}
         self.inner = {a.name for a in kernel.inner}
-        self.flops = self.stored = 0
+        self.flops = 0
+        self.stores: dict[int, int] = {}  # slot -> elements written
         self.loads: dict[int, dict[Index, int]] = {}  # slot -> index -> elements it reaches
         self.axes: dict[Value, frozenset[str]] = {}  # those that a value depends on; of all values counted so far
 
     def store(self, s: Store) -> None:
         computed = [atom.value for atom, _ in s.index.terms if isinstance(atom, Dynamic)]
         self.values([s.value, *computed])
-        self.stored += self.everywhere if s.inner else self.kernel.rows
+        written = self.everywhere if s.inner else self.kernel.rows
+        self.stores[s.slot] = self.stores.get(s.slot, 0) + written
 
     def fold(self, f: Fold) -> None:
         k = self.kernel

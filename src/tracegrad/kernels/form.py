@@ -108,6 +108,11 @@ class Kernel:
         """Points computed in all."""
         return self.rows + self.length if self.uniform else self.rows * self.length
 
+    def loaded(self, v: Value) -> DType:
+        """What the memory that a load reads holds: an f32 may lie there in half precision."""
+        slot: int = v.arg[0]
+        return self.slots[slot].dtype
+
     @property
     def product(self) -> Product | None:
         """The kernel's product, if it has one."""

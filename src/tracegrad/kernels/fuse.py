@@ -9,8 +9,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
+from tracegrad.dtypes import f16
 from tracegrad.ir import Graph, Tensor, toposort
-from tracegrad.kernels.reads import IN_MEMORY, Reads, base, reads_of, trailing
+from tracegrad.kernels.halves import delivered_parts, half_nodes
+from tracegrad.kernels.reads import Reads, base, reads_of, trailing
 from tracegrad.kernels.stored import COMPUTED, stored_nodes
 from tracegrad.prims.leaves import LITERAL
 
@@ -61,9 +63,9 @@ class Schedule:
         self.array = placed_arrays(graph)  # serial -> the named array it is computed into; all others are temporary
         self.writes = {base(t).serial: name for name, t in graph.writes.items() if t.prim.family != "pack"}
         self.roots = {base(t).serial for t in graph.roots if t.prim.family != "pack"}
-        parts = [base(x) for t in self.order if t.prim.family in ("pack", "scan") for x in t.inputs]
-        parts = [x for x in parts if x.prim.family not in ("leaf", *IN_MEMORY)]
+        parts = delivered_parts(self.order)
         self.stored = stored_nodes(self.order, [*(self.nodes[s] for s in self.roots), *parts])
+        self.halves = half_nodes(self.order, self.stored, parts, self.roots) if graph.precision == "f16" else set[int]()
         self.members = [t for t in self.order if t.serial in self.stored]
         self.bit = {t.serial: 1 << k for k, t in enumerate(self.members)}
         self.reads: dict[int, Reads] = {t.serial: reads_of(t, self.stored) for t in self.members}
@@ -76,7 +78,11 @@ class Schedule:
 
     def array_name(self, serial: int) -> str:
         """The array a stored node or a pack lies in."""
-        return self.array.get(serial) or f"temp.{self.nodes[serial].dtype.storage}"
+        return self.array.get(serial) or f"temp.{self.storage(serial)}"
+
+    def storage(self, serial: int) -> str:
+        """How memory holds the elements of a stored node or a pack."""
+        return f16.storage if serial in self.halves else self.nodes[serial].dtype.storage
 
     # dependencies
     def packed(self, serial: int) -> list[int]:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import Any, cast
 
-from tracegrad.dtypes import Shape, bool_, f32
+from tracegrad.dtypes import DType, Shape, bool_, f16, f32
 from tracegrad.ir import Tensor
 from tracegrad.kernels.expr import (
     Guard,
@@ -38,7 +38,9 @@ class Domain:
     groups: tuple[tuple[str, tuple[tuple[int, ...], ...]], ...]  # name -> factors of each natural axis
 
 
-def external_order(c: Cluster, stored: set[int], writes: Mapping[int, str]) -> tuple[list[Tensor], tuple[Any, ...]]:
+def external_order(
+    c: Cluster, stored: set[int], writes: Mapping[int, str], halves: Set[int]
+) -> tuple[list[Tensor], tuple[Any, ...]]:
     """What the cluster reads from memory, in order of first use, and a key equal for clusters of equal form."""
     ids: dict[int, int] = {}
     externals: list[Tensor] = []
@@ -54,7 +56,7 @@ def external_order(c: Cluster, stored: set[int], writes: Mapping[int, str]) -> t
                 continue
             outside = (t.serial in stored and t.serial not in mine) or t.prim.family in IN_MEMORY
             if outside or t.prim.family == "leaf":
-                key.append((t.type, "load"))
+                key.append((t.type, "load", t.serial in halves))
                 externals.append(t)
             else:
                 missing = [x for x in t.operands if x.serial not in ids]
@@ -70,7 +72,9 @@ def external_order(c: Cluster, stored: set[int], writes: Mapping[int, str]) -> t
         number(t)
     outs = {t.serial for t in c.outs}
     replaces = replaced_slots(c, externals, writes)
-    key.append(tuple([(ids[t.serial], t.serial in outs, replaces.get(t.serial)) for t in c.computes]))
+    key.append(
+        tuple([(ids[t.serial], t.serial in outs, t.serial in halves, replaces.get(t.serial)) for t in c.computes])
+    )
     key.append(len(c.scalars))
     return externals, tuple(key)
 
@@ -81,17 +85,24 @@ def replaced_slots(c: Cluster, externals: Sequence[Tensor], writes: Mapping[int,
     return {t.serial: read[writes[t.serial]] for t in c.outs if writes.get(t.serial) in read}
 
 
-def lower(c: Cluster, externals: Sequence[Tensor], writes: Mapping[int, str]) -> Kernel:
-    """The kernel of a cluster. Axes are split until indices need no division, then merged where that loses nothing."""
+def lower(c: Cluster, externals: Sequence[Tensor], writes: Mapping[int, str], halves: Set[int]) -> Kernel:
+    """The kernel of a cluster. Axes are split until indices need no division, then merged where that loses nothing.
+
+    halves: serials of what lies in memory in half precision.
+    """
+
+    def over(domain: Domain) -> Kernel:
+        return _Lowering(c, externals, writes, halves, domain).kernel()
+
     domain = natural_domain(c)
-    kernel = _Lowering(c, externals, writes, domain).kernel()
+    kernel = over(domain)
     for _ in range(MAX_REFINEMENTS):
         split = split_axes(kernel, domain)
         if split is None:
             break
-        domain, kernel = split, _Lowering(c, externals, writes, split).kernel()
+        domain, kernel = split, over(split)
     merged = merge_axes(kernel, domain)
-    return _Lowering(c, externals, writes, merged).kernel() if merged is not None else kernel
+    return over(merged) if merged is not None else kernel
 
 
 def natural_domain(c: Cluster) -> Domain:
@@ -123,11 +134,19 @@ def natural_domain(c: Cluster) -> Domain:
 class _Lowering:
     """One attempt at a kernel, over the axes of one domain."""
 
-    def __init__(self, c: Cluster, externals: Sequence[Tensor], writes: Mapping[int, str], domain: Domain) -> None:
-        self.c, self.domain, self.space = c, domain, Space()
+    def __init__(
+        self,
+        c: Cluster,
+        externals: Sequence[Tensor],
+        writes: Mapping[int, str],
+        halves: Set[int],
+        domain: Domain,
+    ) -> None:
+        self.c, self.halves, self.domain, self.space = c, halves, domain, Space()
+        self.rounded = {t.serial for t in c.outs if t.serial in halves}  # for all who read them, in this kernel too
         self.replaces = replaced_slots(c, externals, writes)
         self.slot = {t.serial: k for k, t in enumerate(externals)}
-        self.slots = [Slot(t.dtype, False) for t in externals]
+        self.slots = [Slot(self.stored(t), False) for t in externals]
         self.mine = {t.serial for t in c.computes}
         self.memo: dict[tuple[int, tuple[Index, ...], tuple[Guard, ...]], Value] = {}
         self.guards: tuple[Guard, ...] = ()  # what holds where the current value is wanted: loads must not stray
@@ -229,10 +248,14 @@ class _Lowering:
         dtype = {"where": args[-1].dtype, "equal": bool_}.get(name, args[0].dtype)
         return self.space.value("map", dtype, (name, ()), args)
 
+    def stored(self, t: Tensor) -> DType:
+        """What memory holds the elements of `t` as."""
+        return f16 if t.serial in self.halves else t.dtype
+
     def store(self, t: Tensor) -> Store:
         coordinates, inner = self.own(t)
         value = self.locals.get(t.serial) or self.define(t, coordinates)
-        self.slots.append(Slot(t.dtype, True, self.replaces.get(t.serial, -1)))
+        self.slots.append(Slot(self.stored(t), True, self.replaces.get(t.serial, -1)))
         return Store(len(self.slots) - 1, ravel(coordinates, t.shape, self.space), value, inner)
 
     # values
@@ -248,6 +271,8 @@ class _Lowering:
                 found = self.locals[t.serial]
             else:
                 found = self.define(t, i)
+            if t.serial in self.rounded:
+                found = self.map_value("half", found)
             self.memo[key] = found
         return found
 

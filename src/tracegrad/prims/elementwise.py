@@ -206,6 +206,16 @@ def stop_gradient(x: Any) -> Tensor:
 # Computes its input into memory of its own: where a value must be stored at a given place.
 COPY = _map("copy", lambda x: x, lambda xp, x: x, lambda ct, y, x: (ct,), "{0}", cost=0)
 
+# `x` as memory in half precision gives it back: to nearest, even at ties; infinite from 65520 on. Lowering writes it.
+HALF = _map(
+    "half",
+    lambda x: x,
+    "{0}.astype('float16').astype({0}.dtype)",
+    lambda ct, y, x: (ct,),
+    "half_({0})",
+    helper="fn half_(x: f32) -> f32 { return f32(f16(x)); }",
+)
+
 # `x` as a variable of its own: a transform differentiates with respect to it, and not to what else `x` is used in.
 VARIABLE = _map("variable", lambda x: x, lambda xp, x: x, lambda ct, y, x: (ct,), "{0}", cost=0)
 

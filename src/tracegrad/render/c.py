@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
+from tracegrad.dtypes import f16
 from tracegrad.ir import PRIMITIVES
 from tracegrad.kernels.expr import Index, Value, Var, indices_of, walk
 from tracegrad.kernels.form import Axis, Fold, Kernel, Store, fold_batches, points
@@ -66,7 +67,7 @@ class Function:
 
     def expressions(self, inner: Sequence[str] = ()) -> Emitter:
         """Nothing written so far."""
-        emit = _Expressions(self.element, inner)
+        emit = _Expressions(self.load, inner)
         emit.helpers = self.helpers
         return emit
 
@@ -75,11 +76,16 @@ class Function:
         replaced = self.kernel.slots[slot].replaces
         return f"p{replaced if replaced >= 0 else slot}[{index}]"
 
+    def load(self, slot: int, index: str) -> str:
+        """An element of a slot, as what it is computed with."""
+        text = self.element(slot, index)
+        return f"f32_of_f16({text})" if self.kernel.slots[slot].dtype is f16 else text
+
     def text(self, name: str, lines: Sequence[str]) -> str:
         """The function of these lines, and before it those it calls."""
         body = as_c("\n".join(indented(lines)))
         used = [k for k in range(len(self.kernel.slots)) if f"p{k}[" in body]
-        types = [C_TYPE["f32" if self.kernel.slots[k].dtype.is_float else "i32"] for k in used]
+        types = [C_TYPE[self.kernel.slots[k].dtype.storage] for k in used]
         parameters = ", ".join([f"{t} *restrict p{k}" for k, t in zip(used, types)] + ["long part", "long parts"])
         arguments = ", ".join([f"at[{k}]" for k in used] + ["part", "parts"])
         return "\n".join(
@@ -148,7 +154,8 @@ class Function:
 
     def stored(self, s: Store, value: str) -> str:
         dtype = self.kernel.slots[s.slot].dtype.name
-        return {"bool": f"select(0, 1, {value})", "u32": f"bitcast<i32>({value})"}.get(dtype, value)
+        spelled = {"bool": "select(0, 1, {})", "u32": "bitcast<i32>({})", "f16": "f16_of_f32({})"}.get(dtype, "{}")
+        return spelled.format(value)
 
     def combine(self, f: Fold, a: str, b: str) -> str:
         """Two partial results as one."""

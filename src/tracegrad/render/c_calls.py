@@ -133,7 +133,8 @@ class _Writer:
     def operand(self, v: Value, batch: Sequence[Axis], rows: Sequence[Axis], columns: Sequence[Axis]) -> str:
         """A matrix (or a stack of them) that BLAS takes: a view where strides allow it, else a packed copy."""
         groups = [*([a] for a in batch), list(rows), list(columns)]
-        if v.op == "load" and all(isinstance(a, Var) for a, _ in v.arg[1].terms):
+        as_it_lies = v.op == "load" and self.kernel.loaded(v) is f32
+        if as_it_lies and all(isinstance(a, Var) for a, _ in v.arg[1].terms):
             strides = {a.name: c for a, c in v.arg[1].terms}
             folded = [g for g in (collapse(group, strides) for group in groups) if g is not None]
             if len(folded) == len(groups) and blas_ready(folded):

@@ -9,13 +9,21 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 
-C_TYPE = {"f32": "float", "i32": "int", "u32": "unsigned", "bool": "_Bool", "vec2<f32>": "vec2_f32"}
+C_TYPE = {
+    "f32": "float",
+    "f16": "unsigned short",
+    "i32": "int",
+    "u32": "unsigned",
+    "bool": "_Bool",
+    "vec2<f32>": "vec2_f32",
+}
 
 # What C does as NumPy does needs no help. Comparisons are false for NaN, so each of these keeps it. Two choices are
 # vector instructions where `||` is a branch.
 NATIVE = {
     "div_": "static inline float div_(float a, float b) { return a / b; }",
     "is_nan_": "static inline _Bool is_nan_(float x) { return x != x; }",
+    "half_": "static inline float half_(float x) { return f32_of_f16(f16_of_f32(x)); }",
     "max_f32": "static inline float max_f32(float a, float b) { float m = a > b ? a : b; return a != a ? a : m; }",
     "min_f32": "static inline float min_f32(float a, float b) { float m = a < b ? a : b; return a != a ? a : m; }",
 }
@@ -32,6 +40,24 @@ def _typed(name: str, types: Iterable[str], arguments: str, value: str) -> str:
 
 
 NUMBERS = ("float", "int", "unsigned")
+
+# Half precision by its bits, without a branch: not every compiler has a type of it, and GCC 12 aligns its stack wrongly
+# in vectorized loops over _Float16. Products and sums with powers of two move the exponent and round to nearest even.
+HALF = """
+static inline float f32_of_f16(unsigned short h) {
+  const unsigned bits = (h & 0x7fffu) << 13;
+  const unsigned special = (h & 0x7c00u) == 0x7c00u ? 0x7f800000u : 0u;
+  const float small = float_of_unsigned(bits) * 0x1p112f; /* exact, also where h is denormal */
+  return float_of_unsigned((special ? bits | special : unsigned_of_float(small)) | (h & 0x8000u) << 16);
+}
+static inline unsigned short f16_of_f32(float x) {
+  const unsigned a = unsigned_of_float(x) & 0x7fffffffu, sign = (unsigned_of_float(x) >> 16) & 0x8000u;
+  const unsigned normal = (a - (112u << 23) + 0xfffu + (a >> 13 & 1u)) >> 13;
+  const unsigned denormal = unsigned_of_float(float_of_unsigned(a) + 0.5f) - (126u << 23);
+  const unsigned large = a > 0x7f800000u ? 0x7e00u : 0x7c00u;
+  return sign | (a >= 0x477ff000u ? large : a < 0x38800000u ? denormal : normal);
+}
+"""
 
 PRELUDE = "\n".join(
     [
@@ -55,6 +81,7 @@ PRELUDE = "\n".join(
             f"#define bits_as_{to}(x) _Generic((x), {', '.join(f'{t}: {to}_of_{t}' for t in NUMBERS)})(x)"
             for to in NUMBERS
         ),
+        HALF,
         _typed("max", NUMBERS, "T a, T b", "a > b ? a : b"),
         _typed("min", (*NUMBERS, "long"), "T a, T b", "a < b ? a : b"),
         _typed("clamp", NUMBERS, "T x, T lo, T hi", "min(max(x, lo), hi)"),

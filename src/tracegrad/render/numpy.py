@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+from tracegrad.dtypes import f32
 from tracegrad.ir import PRIMITIVES
 from tracegrad.kernels.expr import Value, Var
 from tracegrad.kernels.form import Axis, Fold, Kernel, Product, Scatter, Store, points
@@ -138,7 +139,8 @@ class _Writer:
 
     def strided(self, v: Value, name: str) -> tuple[str, str, dict[str, int]] | None:
         """Flat array, offset, and stride along each axis of a value in memory or in scratch."""
-        if v.op == "load" and all(isinstance(a, Var) for a, _ in v.arg[1].terms):
+        as_it_lies = v.op == "load" and self.kernel.loaded(v) is f32  # half precision was copied to scratch
+        if as_it_lies and all(isinstance(a, Var) for a, _ in v.arg[1].terms):
             array, offset = self.arrays.memory(v.arg[0])
             strides = {a.name: c for a, c in v.arg[1].terms if isinstance(a, Var)}
             return array, f"{offset} + {v.arg[1].const}", strides

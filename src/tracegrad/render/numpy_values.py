@@ -5,7 +5,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Sequence
 
-from tracegrad.dtypes import nearest_f32
+from tracegrad.dtypes import f16, nearest_f32
 from tracegrad.ir import PRIMITIVES
 from tracegrad.kernels.expr import Dynamic, Guard, Index, Quotient, Value, Var, atoms_of, indices_of, walk
 from tracegrad.render.numpy_arrays import Arrays, Shape
@@ -102,15 +102,19 @@ class Values:
         if not _depends(index):
             if all(isinstance(a, Var) for a, _ in index.terms):
                 name = self.arrays.view(slot, index)
-                return self.as_bool(v, name)
+                return self.as_computed(v, name)
             array, offset = self.arrays.memory(slot)
             name = self.arrays.fresh("x")
             self.arrays.setup.append(f"{name} = {self.arrays.table(index)} + {offset}")
             return self.take(v, array, name, self.shape_of_index(index), out)
         return self.gather(v, slot, index, out)
 
-    def as_bool(self, v: Value, name: str) -> str:
-        """Booleans are stored as integers."""
+    def as_computed(self, v: Value, name: str) -> str:
+        """Booleans are stored as integers, and some f32 in half precision."""
+        if self.arrays.kernel.loaded(v) is f16:
+            out = self.arrays.allocate(self.arrays.shapes[name], "float32")
+            self.arrays.lines.append(f"np.copyto({out}, {name})")
+            return out
         if v.dtype.name != "bool":
             return name
         out = self.arrays.allocate(self.arrays.shapes[name], "bool")
@@ -119,15 +123,22 @@ class Values:
 
     def take(self, v: Value, array: str, indices: str, shape: tuple[int, ...], out: str | None) -> str:
         """Elements of an array at computed places."""
-        stored = "float32" if v.dtype.is_float else "int32"
-        out = out or self.arrays.allocate(shape, stored)
+        stored = self.arrays.kernel.loaded(v)
+        if stored is f16:
+            taken = self.arrays.allocate(shape, stored.numpy)
+            self.arrays.lines.append(f"np.take({array}, {indices}, out={taken}, mode='wrap')")
+            out = out or self.arrays.allocate(shape, "float32")
+            self.arrays.lines.append(f"np.copyto({out}, {taken})")
+            self.arrays.give_back(taken)
+            return out
+        out = out or self.arrays.allocate(shape, "float32" if stored.is_float else "int32")
         self.arrays.lines.append(f"np.take({array}, {indices}, out={out}, mode='wrap')")
         self.arrays.shapes.setdefault(out, shape)
         if v.dtype.name == "u32":
             name = self.arrays.fresh("u")
             self.arrays.setup.append(f"{name} = {out}.view('uint32')")
             return name
-        return self.as_bool(v, out)
+        return self.as_computed(v, out)
 
     def gather(self, v: Value, slot: int, index: Index, out: str | None) -> str:
         """A load at an index that is computed at run time."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from tracegrad.dtypes import f16
 from tracegrad.ir import PRIMITIVES
 from tracegrad.kernels.form import Fold, Kernel, Store, fold_batches
 from tracegrad.kernels.tiling import Tiling, workgroup_arrays
@@ -74,7 +75,7 @@ class _Function:
 
 def _declarations(tilings: Sequence[Tiling], bindings: Sequence[Binding], slots: int, text: str) -> list[str]:
     """Bindings in order. An array that is both read and written is bound once, read_write."""
-    out: list[str] = []
+    out = ["enable f16;"] if any(b.dtype == f16.storage for b in bindings) else []
     for k, b in enumerate(bindings):
         access, size = "read_write" if b.written else "read", f", {b.size}" if b.size else ""
         out.append(f"@group(0) @binding({k}) var<storage, {access}> mem{k}: array<{b.dtype}{size}>;")
@@ -114,12 +115,17 @@ class _Writer:
 
     def __init__(self, kernel: Kernel, tiling: Tiling, first: int, binding_of: Sequence[int]) -> None:
         self.kernel, self.tiling, self.first, self.binding_of = kernel, tiling, first, binding_of
-        self.emit = Emitter(self.element, [a.name for a in kernel.inner])
+        self.emit = Emitter(self.load, [a.name for a in kernel.inner])
         self.done: list[Fold] = []
 
     def element(self, slot: int, index: str) -> str:
         """A memory location of a slot."""
         return f"mem{self.binding_of[self.first + slot]}[o{slot} + {index}]"
+
+    def load(self, slot: int, index: str) -> str:
+        """An element of a slot, as what it is computed with."""
+        text = self.element(slot, index)
+        return f"f32({text})" if self.kernel.slots[slot].dtype is f16 else text
 
     def body(self) -> list[str]:
         """The function's, where `o0`, `o1` and so on are the offsets of the slots."""
@@ -134,7 +140,8 @@ class _Writer:
 
     def stored(self, s: Store) -> str:
         dtype = self.kernel.slots[s.slot].dtype.name
-        return {"bool": f"select(0, 1, s{s.slot})", "u32": f"bitcast<i32>(s{s.slot})"}.get(dtype, f"s{s.slot}")
+        spelled = {"bool": "select(0, 1, {})", "u32": "bitcast<i32>({})", "f16": "f16({})"}.get(dtype, "{}")
+        return spelled.format(f"s{s.slot}")
 
     def flush(self) -> list[str]:
         """Statements that the emitter put outside of loops since the last call."""
@@ -263,12 +270,12 @@ class _Writer:
     # a tile of a product a workgroup
     def tile(self) -> list[str]:
         assert self.tiling.tile is not None
-        tile = Tile(self.kernel, self.tiling.tile, self.element, self.emit.helpers)
+        tile = Tile(self.kernel, self.tiling.tile, self.load, self.emit.helpers)
         return [*tile.before_stores(), *tile.stores(self.result)]
 
     # a square of a product a thread
     def square(self) -> list[str]:
-        square = Square(self.kernel, self.tiling, self.element, self.emit.helpers)
+        square = Square(self.kernel, self.tiling, self.load, self.emit.helpers)
         return [*square.before_stores(), *square.stores(self.result)]
 
     def result(self) -> list[str]:

@@ -54,7 +54,7 @@ class Calls:
 
     def call(self, name: str, parts: int, memory: Sequence[tuple[Array, int]]) -> Call:
         """The function `name` over memory that begins at these elements."""
-        places = [array.ctypes.data + 4 * offset for array, offset in memory]
+        places = [array.ctypes.data + array.itemsize * offset for array, offset in memory]
         arrays = tuple([array for array, _ in memory])
         return Call(self._address(name), (ctypes.c_void_p * len(places))(*places), parts, arrays)
 

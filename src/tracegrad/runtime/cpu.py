@@ -14,7 +14,7 @@ from itertools import pairwise
 from typing import Any
 
 from tracegrad.arrays import np
-from tracegrad.dtypes import DTYPES
+from tracegrad.dtypes import STORED
 from tracegrad.errors import DeviceError
 from tracegrad.program import PERSISTENT, Buffer, Program
 from tracegrad.render.c import library_source
@@ -100,7 +100,7 @@ class CpuSession:
             if found.size != b.size + 1:
                 raise DeviceError(f"{b.name} has {found.size - 1} elements here; the program wants {b.size}")
             return found
-        made = np.zeros(b.size + 1, DTYPES[b.dtype].numpy)
+        made = np.zeros(b.size + 1, STORED[b.dtype].numpy)
         if b.data:
             made[:-1] = np.frombuffer(b.contents(), made.dtype)
         elif isinstance(b.fill, float | int) and b.fill:
@@ -198,4 +198,5 @@ class CpuSession:
 def view(base: Array, offset: int, shape: tuple[int, ...], strides: tuple[int, ...]) -> Array:
     """A strided view of a flat array, strides in elements."""
     # as_strided takes 20 times as long, and a loop needs many: 28 000 for an RNN of length 512
-    return np.ndarray(shape, base.dtype, base, 4 * offset, [4 * s for s in strides])
+    size = base.itemsize
+    return np.ndarray(shape, base.dtype, base, size * offset, [size * s for s in strides])

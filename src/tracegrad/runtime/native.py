@@ -101,7 +101,7 @@ class NativeSession:
         """
         program = as_run(program, self.info)
         with self._using_device("loading a program"):
-            check_limits(program, self.limits, self.info.description)
+            check_limits(program, self.limits, self.features, self.info.description)
             loaded = build(program, self._device, self.calls, self._kernels, self._shared)
         self._next += 1
         self._programs[self._next] = loaded

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 from weakref import WeakValueDictionary
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 MAP_READ, COPY_SRC, COPY_DST, UNIFORM, STORAGE = 0x1, 0x4, 0x8, 0x40, 0x80  # GPUBufferUsage
 COMPUTE = 0x4  # GPUShaderStage
+HALF = "shader-f16"  # the feature by which shaders know arrays in half precision
 ALIGN = 256  # of offsets into a uniform buffer: what every device accepts
 GAP = 64  # outputs this close (elements) are copied together: a copy costs more than these bytes
 
@@ -144,8 +145,10 @@ class Kernels:
         return self._device.create_bind_group(layout=layout, entries=entries)
 
 
-def check_limits(program: Program, limits: Mapping[str, int], device: str) -> None:
+def check_limits(program: Program, limits: Mapping[str, int], features: Set[str], device: str) -> None:
     """Refuse a program that `device` is too small for, naming the largest buffer, its largest value, and the limit."""
+    if program.needs_f16 and HALF not in features:
+        raise DeviceError(f'precision="f16" needs {HALF}, which {device} does not offer; compile with precision="f32"')
     needs = program.needs
     largest = max(program.buffers, key=lambda b: b.bytes, default=Buffer(needs.largest, "f32", 0, "temp"))
     name = needs.largest or largest.name

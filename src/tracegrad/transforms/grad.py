@@ -10,11 +10,11 @@ from tracegrad.prims.leaves import const
 from tracegrad.prims.views import broadcast_to
 
 
-def gradients(y: Tensor, wrt: Sequence[Tensor]) -> list[Tensor]:
-    """d y / d x for each x of `wrt`; zeros where `y` does not depend on it. `y` has rank 0."""
+def gradients(y: Tensor, wrt: Sequence[Tensor], scale: Tensor | None = None) -> list[Tensor]:
+    """d y / d x for each x of `wrt`, times `scale`; zeros where `y` does not depend on it. `y` has rank 0."""
     with ambient.rewriting():
         ambient.at(y.site)
-        return cotangents([y], [const(1.0, y.dtype)], wrt)
+        return cotangents([y], [const(1.0, y.dtype) if scale is None else scale], wrt)
 
 
 def cotangents(ys: Sequence[Tensor], seeds: Sequence[Tensor], wrt: Sequence[Tensor]) -> list[Tensor]:

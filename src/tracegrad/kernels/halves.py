@@ -1,0 +1,74 @@
+"""Which values memory holds in half precision under precision="f16": the large ones that kernels pass to each other.
+
+They are rounded once, where they are stored, and computed with in f32. What stays f32 is where rounding or the range of
+f16 (6e-8 to 65504) would do harm, and what is too small to matter:
+
+- what is delivered (results, new states, parts of gradients), and what is added to it: a sum is one in f32;
+- terms of a sum that another kernel adds up, such as the parts of a product that was split;
+- statistics: results of folds, such as the maxima and sums of softmax, and what is made of nothing but them;
+- everything made of the optimizer's state or of packed gradients;
+- what a scan begins with, carries and results in: gradients are summed there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from tracegrad.dtypes import f32
+from tracegrad.ir import Tensor
+from tracegrad.kernels.reads import IN_MEMORY, base
+from tracegrad.kernels.stored import computing_readers
+
+ROUNDED = ("map", "gather", "product")  # families
+
+
+def half_nodes(order: Sequence[Tensor], stored: set[int], parts: Iterable[Tensor], roots: Iterable[int]) -> set[int]:
+    """Serials of the stored nodes that are halves. parts: of packs, and inputs of scans; roots: serials delivered."""
+    exact = added_to({t.serial for t in parts} | set(roots), order) | statistics(order) | of_state(order)
+    readers = computing_readers(order)
+    return {
+        t.serial
+        for t in order
+        if t.serial in stored
+        and t.prim.family in ROUNDED
+        and t.dtype is f32
+        and t.ndim >= 2
+        and t.serial not in exact
+        and any(r.prim.family != "fold" for r in readers[t.serial])
+    }
+
+
+def added_to(delivered: set[int], order: Sequence[Tensor]) -> set[int]:
+    """What is delivered, and what becomes part of it element by element."""
+    found = set(delivered)
+    for t in reversed(order):
+        if t.serial in found and t.prim.family in ("map", "view"):
+            found.update(x.serial for x in t.operands)
+    return found
+
+
+def statistics(order: Sequence[Tensor]) -> set[int]:
+    """Results of folds, and what is made of nothing else but scalars and constants."""
+    found: set[int] = set()
+    for t in order:
+        family = t.prim.family
+        made = family in ("map", "view") and all(x.serial in found or x.size == 1 for x in t.operands)
+        if made or family in ("fold", "scatter", "formula"):
+            found.add(t.serial)
+    return found
+
+
+def of_state(order: Sequence[Tensor]) -> set[int]:
+    """What depends on arrays of the optimizer, or on gradients that were packed for it."""
+    found: set[int] = set()
+    for t in order:
+        state = t.prim.family == "leaf" and t.attrs.get("role") == "state" and t.size > 1
+        if state or t.prim.family == "pack" or any(x.serial in found for x in t.operands):
+            found.add(t.serial)
+    return found
+
+
+def delivered_parts(order: Sequence[Tensor]) -> list[Tensor]:
+    """What others take from memory of its own: parts of packs, and what scans are given."""
+    parts = [base(x) for t in order if t.prim.family in ("pack", "scan") for x in t.inputs]
+    return [x for x in parts if x.prim.family not in ("leaf", *IN_MEMORY)]
