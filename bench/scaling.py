@@ -2,7 +2,7 @@
 
     python bench/scaling.py --device cpu                           every sweep: tables
     python bench/scaling.py --sweeps depth odd --json scaling.json
-    python bench/scaling_plot.py scaling.json docs/scaling.svg     drawn, with matplotlib
+    python bench/scaling_plot.py docs/scaling.svg scaling.json     drawn, with matplotlib
 
 Sweeps change one size of examples/gpt.py (4 layers, width 128, 64 tokens, batch 32) or of a network 784-W-W-10. "odd"
 asks what sizes cost that are no multiples of 16, against the next that is. "memory" is a step's peak beside PyTorch's:
@@ -279,7 +279,8 @@ def main() -> None:
         else:
             rows += memory(args.device) if name == "memory" else sweep(name, args.device, args.seconds)
         if args.json:
-            args.json.write_text(json.dumps({"device": description, "about": about, "rows": rows}) + "\n")
+            found = {"name": args.device, "device": description, "about": about, "rows": rows}
+            args.json.write_text(json.dumps(found) + "\n")
 
 
 if __name__ == "__main__":
