@@ -91,7 +91,7 @@ def test_a_gpt_is_traced_to_a_program_in_time(layers: int) -> None:
     """The best of three: what is measured is the compiler, not what else the machine does."""
     seconds = []
     for _ in range(3):
-        begin = time.perf_counter()
+        begin = time.process_time()
         gpt(layers=layers).build().program.to_json()
-        seconds.append(time.perf_counter() - begin)
+        seconds.append(time.process_time() - begin)
     assert min(seconds) < COMPILE_SECONDS[layers]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+from tracegrad import ambient
 from tracegrad.ir import Graph, Tensor, bind, rebind, toposort
 from tracegrad.kernels.reads import base
 from tracegrad.kernels.stored import stored_nodes
@@ -95,9 +96,11 @@ class _Backward:
 
     def rebuilt(self, roots: Sequence[Tensor]) -> list[Tensor]:
         """The new roots."""
-        for t in self.backward:
-            last = self.waits.get(t.serial)
-            self.new[t.serial] = over(t, [self.read(x, last) for x in t.inputs])
+        with ambient.rewriting():
+            for t in self.backward:
+                ambient.at(t.site)
+                last = self.waits.get(t.serial)
+                self.new[t.serial] = over(t, [self.read(x, last) for x in t.inputs])
         return [self.new[t.serial] for t in roots]
 
     def read(self, x: Tensor, last: Tensor | None) -> Tensor:
@@ -111,8 +114,8 @@ class _Backward:
         return self.new[x.serial] if x.serial in self.stored else over(x, [self.read(i, last) for i in x.inputs])
 
     def copy(self, x: Tensor, last: Tensor) -> Tensor:
-        """`x`, computed again when the gradient `last` exists."""
-        key = (x.serial, last.serial)
+        """`x`, computed again when the gradient `last` exists, and once only; what it is made of, with each of them."""
+        key = (x.serial, -1 if x.serial in self.again else last.serial)
         if key not in self.copies:
             if x.serial in self.again or _inlined(x, self.stored):
                 self.copies[key] = over(x, [self.copy(i, last) for i in x.inputs])

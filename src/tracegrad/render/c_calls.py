@@ -19,6 +19,7 @@ from tracegrad.render.c import Function
 from tracegrad.render.layouts import blas_ready, collapse
 from tracegrad.shapes import strides_of
 
+BETWEEN = "\f\n"  # functions, of which equal ones are compiled once: a form feed is a blank of C that no function has
 NAME = "NAME"  # stands for a function's name until its text is known
 
 FEW = 4  # products that add up no more than this are not worth a call
@@ -39,7 +40,7 @@ def render_c(kernels: Sequence[Kernel], binding_of: Sequence[int]) -> tuple[str,
         first += len(kernel.slots)
     lines = [*setup, "return [", *(f"    {s}," for s in steps), "]"]
     calls = "\n".join(["def bind(view, scratch, memory, at, call, product):", *(f"    {line}" for line in lines)])
-    return "\n".join(functions.values()), calls + "\n"
+    return BETWEEN.join(functions.values()), calls + "\n"
 
 
 class _Writer:
@@ -97,9 +98,7 @@ class _Writer:
         """A step that calls a function of these lines."""
         text = function.text(NAME, lines)
         name = "k" + hashlib.sha256(text.encode()).hexdigest()[:20]
-        self.functions[name] = "\n".join(
-            [f"#ifndef have_{name}", f"#define have_{name}", text.replace(NAME, name), "#endif"]
-        )
+        self.functions[name] = text.replace(NAME, name)
         slots = range(len(self.kernel.slots) + len(self.scratch))
         memory = ", ".join(f"({array}, {offset})" for array, offset in map(self.memory, slots))
         self.steps.append(f"call('{name}', {function.parts}, [{memory}])")

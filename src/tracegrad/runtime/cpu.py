@@ -18,6 +18,7 @@ from tracegrad.dtypes import STORED
 from tracegrad.errors import DeviceError
 from tracegrad.program import PERSISTENT, Buffer, Program
 from tracegrad.render.c import library_source
+from tracegrad.render.c_calls import BETWEEN
 from tracegrad.render.c_engine import ENGINE
 from tracegrad.runtime.base import DeviceInfo, Timings
 from tracegrad.runtime.calls import Calls
@@ -88,7 +89,8 @@ class CpuSession:
         """Its kernels as loaded libraries; None where they are NumPy."""
         if self._compiler is None:
             return None
-        texts = list(dict.fromkeys(k.c for k in program.kernels))
+        # sorted: a model of other depth has the same functions, and then finds its libraries in the cache
+        texts = sorted({f for k in program.kernels for f in k.c.split(BETWEEN)})
         count = min(MOST_SOURCES, 1 + sum(map(len, texts)) // SOURCE)
         libraries = self._compiler.libraries([ENGINE, *(library_source(texts[k::count]) for k in range(count))])
         return Calls(libraries[0], libraries[1:]) if libraries else None
