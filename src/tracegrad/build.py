@@ -24,7 +24,7 @@ from tracegrad.prims.elementwise import nonfinite, square, where
 from tracegrad.prims.folds import pack
 from tracegrad.prims.leaves import leaf, require_own
 from tracegrad.prims.views import broadcast_to
-from tracegrad.program import Buffer, Program
+from tracegrad.program import COUNTS, Buffer, Program
 from tracegrad.ranges import input_ranges
 from tracegrad.sites import SiteInfo
 from tracegrad.transforms.grad import gradients
@@ -71,7 +71,7 @@ def build_training(
         graph, unused = training_graph(t, y, aux, arena, optimizer)
     hyper = {**t.trace.hypers, **optimizer.hyper}
     meta = {"kind": "training", "optimizer": optimizer.spec(), "hyper": hyper}
-    program = make_program(graph, persistent, input_ranges(graph), meta, t.inputs)
+    program = make_program(graph, persistent, input_ranges(graph), meta, t.inputs, {HALTED: {COUNTS: True}})
     return Built(program, graph, warnings=unused_warning(unused), sites=sites_of(t))
 
 
@@ -231,7 +231,7 @@ def training_graph(
     keep = broadcast_to(~bad, (arena.size,))
     writes = {name: where(keep, value, state[name]) for name, value in new.items()}
     writes = {"grads": g, **writes, "params": where(keep, p + updates, p)}
-    writes[HALTED] = where(bad, 1, 0).reshape((1,))
+    writes[HALTED] = where(bad, halted.reshape(()) + 1, 0).reshape((1,))  # counts: see `program.COUNTS`
     outputs = {"loss": y, HALTED: writes[HALTED], **{f"aux.{n}": x for n, x in aux.items()}}
     graph = Graph(outputs, dict(t.trace.captures), writes)
     require_own(toposort(graph.roots), t.trace)

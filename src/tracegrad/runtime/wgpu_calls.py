@@ -12,6 +12,7 @@ it reported no error (a lost device shows there, too); a mapped range is asked f
 from __future__ import annotations
 
 import importlib
+import itertools
 import logging
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     Bytes = NDArray[np.uint8]
+    Write = tuple[Any, NDArray[Any]]  # a buffer, and what goes to its beginning: contiguous
 
 PINNED = "0.32."  # the wgpu-py whose private handles DirectCalls knows
 
@@ -68,8 +70,8 @@ class Calls(Protocol):
         """Copies in the form `submit` wants."""
         ...
 
-    def submit(self, launches: Any, copies: Any) -> Any:
-        """Queue one compute pass, then the copies; a mark for `fetch`."""
+    def submit(self, writes: Sequence[Write], runs: Sequence[Any], copies: Any) -> Any:
+        """Queue the writes, one compute pass with the launches of all runs, then the copies; a mark for `fetch`."""
         ...
 
     def write(self, buffer: Any, offset: int, values: NDArray[Any]) -> None:
@@ -98,12 +100,14 @@ class PublicCalls:
     def prepare_copies(self, copies: Sequence[Copy]) -> Any:
         return tuple(copies)
 
-    def submit(self, launches: Any, copies: Any) -> Any:
+    def submit(self, writes: Sequence[Write], runs: Sequence[Any], copies: Any) -> Any:
+        for buffer, values in writes:
+            self.write(buffer, 0, values)
         encoder = self._device.create_command_encoder()
-        if launches:
+        if any(runs):
             run = encoder.begin_compute_pass()
             pipeline = group = None
-            for x in launches:
+            for x in itertools.chain.from_iterable(runs):
                 if x.pipeline is not pipeline:
                     pipeline = x.pipeline
                     run.set_pipeline(pipeline)
@@ -192,22 +196,25 @@ class DirectCalls:
         rows = [(c.source._internal, c.source_offset, c.target._internal, c.target_offset, c.size) for c in copies]
         return rows, tuple(copies)
 
-    def submit(self, launches: Any, copies: Any) -> Any:
-        lib = self._lib
-        command = encoder = self._ffi.NULL
+    def submit(self, writes: Sequence[Write], runs: Sequence[Any], copies: Any) -> Any:
+        lib, ffi = self._lib, self._ffi
+        command = encoder = ffi.NULL
         self._errors.capture("tracegrad")
         try:
-            encoder = lib.wgpuDeviceCreateCommandEncoder(self._device, self._ffi.NULL)
-            if launches[0]:
-                run = lib.wgpuCommandEncoderBeginComputePass(encoder, self._ffi.NULL)
-                for call, args in launches[0]:
-                    call(run, *args)
+            for buffer, values in writes:
+                lib.wgpuQueueWriteBuffer(self._queue, buffer._internal, 0, ffi.from_buffer(values), values.nbytes)
+            encoder = lib.wgpuDeviceCreateCommandEncoder(self._device, ffi.NULL)
+            if runs and runs[0][0]:
+                run = lib.wgpuCommandEncoderBeginComputePass(encoder, ffi.NULL)
+                for calls, _ in runs:
+                    for call, args in calls:
+                        call(run, *args)
                 lib.wgpuComputePassEncoderEnd(run)
                 lib.wgpuComputePassEncoderRelease(run)
             copy = lib.wgpuCommandEncoderCopyBufferToBuffer
             for row in copies[0]:
                 copy(encoder, *row)
-            command = lib.wgpuCommandEncoderFinish(encoder, self._ffi.NULL)
+            command = lib.wgpuCommandEncoderFinish(encoder, ffi.NULL)
         finally:
             error = self._errors.release("tracegrad")
             if encoder:
