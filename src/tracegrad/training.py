@@ -104,7 +104,6 @@ class CompiledTraining(Inspected):
         except Exception as e:
             pending.resolve(failure(e, what))
             return pending
-        self.worker.reserve(pending)
         self.worker.enqueue(works, pending)
         return pending
 

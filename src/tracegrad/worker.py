@@ -16,8 +16,9 @@ from tracegrad.runtime import tab
 from tracegrad.runtime.base import Session
 
 T = TypeVar("T")
+_GOES_ON = object()  # what a turn gives where nothing is to be waited for
 
-MAX_IN_FLIGHT = 8  # calls queued before `step` waits
+MAX_IN_FLIGHT = 8  # runs queued before `step` waits; how many a device has besides is its own affair
 
 
 class Work(Protocol):
@@ -63,8 +64,10 @@ class Worker:
         """Make the session where the work will be done. Raises what `factory` raises."""
         self.max_in_flight = max_in_flight
         self._factory = factory
-        self._wake = threading.Condition()
-        self._slots = threading.Semaphore(max_in_flight)
+        self._lock = threading.RLock()  # reentrant: garbage may be collected, and this closed, while it is held
+        self._wake = threading.Condition(self._lock)
+        self._room = threading.Condition(self._lock)
+        self._crowd = 0  # threads that wait for room
         self._queue: deque[Work | _Call] = deque()
         self._window: deque[tuple[Work, Any]] = deque()  # submitted, not collected; the worker's own
         self._closed: str | None = None
@@ -93,25 +96,30 @@ class Worker:
             self._limits = measure_limits(self._session)
         return self._limits
 
-    def reserve(self, pending: Pending[Any]) -> None:
-        """Wait while `max_in_flight` calls are under way; then count `pending` among them until it is resolved."""
-        # On the worker's own thread (a done callback) waiting for a slot would wait forever.
-        may_block = not tab.IN_TAB and threading.get_ident() != self.ident
-        while not self._slots.acquire(blocking=may_block):
-            oldest = next((p for p in self._under_way() if not p.done()), None)
-            if not tab.IN_TAB or not tab.can_wait() or oldest is None:
-                return
-            tab.wait(_done(oldest), "a free place in the queue")
-        pending.add_done_callback(lambda _: self._slots.release())
-
     def enqueue(self, works: Sequence[Work], pending: Pending[Any]) -> None:
-        """Queue the runs of one call, which resolve `pending`."""
-        with self._wake:
+        """Queue the runs of one call, which resolve `pending`; wait first while `max_in_flight` or more are queued."""
+        if len(self._queue) >= self.max_in_flight:
+            self._make_room()
+        with self._lock:
             if self._closed is None:
                 self._queue.extend(works)
                 self._drive.wake()
                 return
         pending.resolve(Aborted(self._closed))
+
+    def _make_room(self) -> None:
+        """Wait until fewer runs are queued. The worker's own thread (a done callback) would wait forever."""
+        if tab.IN_TAB:
+            while len(self._queue) >= self.max_in_flight and tab.can_wait():
+                oldest = next((p for p in self._under_way() if not p.done()), None)
+                if oldest is None:
+                    return
+                tab.wait(_done(oldest), "a free place in the queue")
+        elif threading.get_ident() != self.ident:
+            with self._lock:
+                self._crowd += 1
+                self._room.wait_for(lambda: len(self._queue) < self.max_in_flight or self._closed is not None)
+                self._crowd -= 1
 
     def call(self, fn: Callable[[Session], T], urgent: bool = False) -> T:
         """Run `fn(session)` on the worker's thread and wait for it; `urgent` goes before all that is queued.
@@ -142,7 +150,7 @@ class Worker:
     def post(self, fn: Callable[[Session], Any], urgent: bool = False) -> Pending[Any]:
         """As `call`, without waiting; resolves to a tuple of one, Failed or Aborted."""
         pending: Pending[Any] = Pending("device call", self.ident)
-        with self._wake:
+        with self._lock:
             if self._closed is None:
                 job = _Call(fn, pending, urgent)
                 if urgent:
@@ -177,13 +185,13 @@ class Worker:
 
     def close(self, reason: str = "closed") -> None:
         """Abort what is under way, close the session, end the thread. Closing twice is fine."""
-        with self._wake:
+        with self._lock:
             if self._closed is None:
                 self._closed = reason
         self._drive.end()
 
     def _under_way(self) -> list[Pending[Any]]:
-        with self._wake:
+        with self._lock:
             return [*(work.pending for work, _ in self._window), *(job.pending for job in self._queue)]
 
     # --- on the worker's thread ---
@@ -202,33 +210,37 @@ class Worker:
         started.resolve(None)
         try:
             while self._closed is None:
-                yield from self._turn()
+                awaited = self._turn()
+                if awaited is not _GOES_ON:
+                    yield awaited
+                    if awaited is not None and self._closed is None:
+                        self._collect_oldest()
         except BaseException as e:  # whoever waits must hear of it
             self._closed = self._closed or f"closed: the worker ended with {type(e).__name__}: {e}"
         self._abort_all(self._closed or "closed")
         with contextlib.suppress(Exception):  # the device may be gone; whoever used it was told by then
             self._session.close()
 
-    def _turn(self) -> Generator[Any, None, None]:
-        """Do one thing. Holds no reference to any work afterwards."""
-        with self._wake:
-            job = self._queue[0] if self._queue else None
+    def _turn(self) -> Any:
+        """Do one thing, or say what to wait for: the oldest ticket, or None for more to do."""
+        with self._lock:
+            queue = self._queue
+            job = queue[0] if queue else None
             if isinstance(job, _Call):
                 ready = job.urgent or not self._window
             else:
                 ready = job is not None and not self._full(job)
             if ready:
-                self._queue.popleft()
-        if job is None and not self._window:
-            yield None
-        elif job is None or not ready:
-            yield self._window[0][1]
-            if self._closed is None:
-                self._collect_oldest()
-        elif isinstance(job, _Call):
+                queue.popleft()
+                if self._crowd and len(queue) <= self.max_in_flight // 2:  # half at a time: waking a thread costs
+                    self._room.notify_all()
+        if job is None or not ready:
+            return self._window[0][1] if self._window else None
+        if isinstance(job, _Call):
             self._run_call(job)
         else:
             self._submit(job)
+        return _GOES_ON
 
     def _full(self, following: Work) -> bool:
         """True when the oldest run should be collected before another is submitted."""
@@ -279,13 +291,14 @@ class Worker:
         """Forget the results of what was submitted behind a failed step, and queue it again in the same order."""
         dropped = [work for work, _ in self._window]
         self._window.clear()
-        with self._wake:
+        with self._lock:
             self._queue.extendleft(reversed(dropped))
 
     def _abort_all(self, reason: str) -> None:
-        with self._wake:
+        with self._lock:
             jobs = [*(work for work, _ in self._window), *self._queue]
             self._queue.clear()
+            self._room.notify_all()
         self._window.clear()
         for job in jobs:
             job.pending.resolve(Aborted(reason))

@@ -22,6 +22,7 @@ import contextlib
 import logging
 import time
 from collections.abc import Generator, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from tracegrad.arrays import np
@@ -53,20 +54,28 @@ SECONDS_AT_ONCE = 0.01  # that one submission should take: whoever waits for a r
 log = logging.getLogger("tracegrad")
 
 
+@dataclass(slots=True)
+class Flight:
+    """What a session has sent to the device."""
+
+    runs: int = 0  # whose results were not fetched
+    landed: float = 0.0  # when the last submission fetched was there
+
+
 class Submission:
     """Runs of one program that are submitted together. Dropping it unfetched is fine: its slot is used again."""
 
-    __slots__ = ("__weakref__", "error", "loaded", "mark", "outputs", "runs", "sent", "slot")
+    __slots__ = ("__weakref__", "error", "flight", "loaded", "mark", "outputs", "runs", "sent", "slot")
 
-    def __init__(self, loaded: Loaded) -> None:
-        self.loaded, self.runs, self.mark, self.sent = loaded, 0, None, 0.0
+    def __init__(self, loaded: Loaded, flight: Flight) -> None:
+        self.loaded, self.flight, self.runs, self.mark, self.sent = loaded, flight, 0, None, 0.0
         self.slot: Slot | None = None  # from when it is sent until it is fetched
         self.outputs: list[Any] | None = None
         self.error: Exception | None = None
 
     def __del__(self) -> None:
         if self.slot is not None and self.loaded.alive:
-            self.loaded.flying -= self.runs
+            self.flight.runs -= self.runs
             self.loaded.free.append(self.slot)  # the queue runs copies in order, so reuse before its end is safe
 
 
@@ -96,7 +105,7 @@ class NativeSession:
         self._shared: dict[str, Array] = {}
         self._programs: dict[int, Loaded] = {}
         self._waiting: Submission | None = None  # not sent yet
-        self._done = 0.0  # when the last submission fetched was
+        self._flight = Flight()
         self._next = 0
         self.ahead = 4
         try:
@@ -143,11 +152,11 @@ class NativeSession:
         loaded = self._loaded(handle)
         if self._waiting is not None and self._waiting.loaded is not loaded:
             self._send()
-        submission = self._waiting or Submission(loaded)
+        submission = self._waiting or Submission(loaded, self._flight)
         loaded.inputs.stage(submission.runs, inputs)
         submission.runs += 1
         self._waiting = submission
-        if submission.runs >= min(runs_at_once(loaded), max(1, loaded.flying)):
+        if submission.runs >= min(runs_at_once(loaded), max(1, self._flight.runs)):
             self._send()
             if submission.error is not None:
                 raise submission.error
@@ -162,7 +171,9 @@ class NativeSession:
         if ticket.collected:
             raise DeviceError("this run was collected already")
         ticket.collected = True
-        self._send()  # what waits, so that the device has work meanwhile
+        fetched = submission.outputs is not None
+        if submission is self._waiting or not fetched and self._flight.runs <= submission.runs:
+            self._send()  # what waits, so that the device has work meanwhile
         if submission.error is not None:
             raise submission.error
         if submission.outputs is None:
@@ -190,13 +201,13 @@ class NativeSession:
             submission.error = e
         else:
             submission.slot = slot
-            loaded.flying += runs
+            self._flight.runs += runs
 
     def _fetch(self, submission: Submission) -> list[Any]:
         """Wait for a submission; its outputs."""
         loaded, slot, runs = submission.loaded, submission.slot, submission.runs
         assert slot is not None
-        loaded.flying -= runs
+        self._flight.runs -= runs
         submission.slot = None  # if the wait fails the slot may be left mapped: it is never used again
         size = loaded.outputs.bytes(runs)
         raw = np.zeros(0, np.uint8)
@@ -208,8 +219,8 @@ class NativeSession:
             submission.error = e
             raise
         now = time.perf_counter()
-        loaded.seconds = (now - max(submission.sent, self._done)) / runs
-        self._done = now
+        loaded.seconds = (now - max(submission.sent, self._flight.landed)) / runs
+        self._flight.landed = now
         self.ahead = 2 + 2 * runs_at_once(loaded)
         loaded.free.append(slot)
         return loaded.outputs.columns(raw, runs)

@@ -52,7 +52,6 @@ class Loaded:
     free: list[Slot] = field(default_factory=list[Slot])
     uniform: Any = None
     alive: bool = True
-    flying: int = 0  # runs submitted whose results were not fetched
     seconds: float = float("inf")  # that a run of the last submission took at most
 
 

@@ -7,8 +7,9 @@ outputs. What the runs leave in persistent arrays is copied once, behind the las
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
 from tracegrad.arrays import np
@@ -131,23 +132,21 @@ class Outputs:
         """All of them."""
         return sum(d.bytes(runs) for d in self.deliveries)
 
-    def columns(self, raw: Bytes, runs: int) -> list[NDArray[Any]]:
+    def columns(self, raw: Bytes, runs: int) -> list[Sequence[NDArray[Any]]]:
         """The outputs of all runs, a row for each, in the order of the fields."""
-        starts = np.cumsum([0, *(d.bytes(runs) for d in self.deliveries)])
-        found: list[NDArray[Any]] = []
+        starts = [0, *accumulate(d.bytes(runs) for d in self.deliveries)]
+        found: list[Sequence[NDArray[Any]]] = []
         for f, (number, first) in zip(self.fields, self.places, strict=True):
-            d = self.deliveries[number]
-            words = raw[starts[number] : starts[number] + d.bytes(runs)].view(stored_dtype(f.dtype))
-            if d.array.stride:
-                rows = words.reshape(runs, -1)[:, first : first + f.size]
-            else:
-                rows = words[None, first : first + f.size]
-                if f.spec.get(COUNTS):
-                    rows = np.maximum(rows - np.arange(runs - 1, -1, -1, dtype=rows.dtype)[:, None], 0)
-            found.append(rows)
+            words = raw[starts[number] : starts[number + 1]].view(stored_dtype(f.dtype))
+            if self.deliveries[number].array.stride:
+                found.append(words.reshape(runs, -1)[:, first : first + f.size])
+            else:  # as the last run left it
+                last = words[first : first + f.size]
+                counted = runs > 1 and f.spec.get(COUNTS) and last.any()
+                found.append([np.maximum(last - k, 0) for k in range(runs)][::-1] if counted else [last] * runs)
         return found
 
-    def of_run(self, columns: list[NDArray[Any]], run: int) -> dict[str, Any]:
+    def of_run(self, columns: list[Sequence[NDArray[Any]]], run: int) -> dict[str, Any]:
         """The outputs of one run by name, in memory of their own."""
         result: dict[str, Any] = {}
         for f, rows in zip(self.fields, columns, strict=True):
