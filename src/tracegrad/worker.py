@@ -15,6 +15,7 @@ from tracegrad.results import Aborted, Failed, Pending, failure
 from tracegrad.runtime import tab
 from tracegrad.runtime.base import Session
 
+GROUPS = 2  # under way at a time: one that the device runs, and the next
 T = TypeVar("T")
 _GOES_ON = object()  # what a turn gives where nothing is to be waited for
 
@@ -43,6 +44,9 @@ class Work(Protocol):
         ...
 
 
+Group = deque[tuple[Work, Any]]  # runs submitted together, with their tickets
+
+
 class _Call:
     """A function to run on the worker's thread, alone."""
 
@@ -55,9 +59,10 @@ class _Call:
 class Worker:
     """Owns a session on a thread of its own; in a browser's tab, where there are none, in turns of the event loop.
 
-    Runs are submitted in order, up to `session.ahead` before the oldest is collected. A step that was not applied
-    leaves the device halted: what was submitted behind it is dropped and submitted again, in order. A call made with
-    `call` sees everything queued before it finished, and nothing queued after it begun.
+    What is queued is submitted together, as a group; while one group is under way a second is prepared, and then the
+    first is collected. Runs that are under way are never more than `session.ahead`. A step that was not applied leaves
+    the device halted: what was submitted behind it is dropped and submitted again, in order. A call made with `call`
+    sees everything queued before it finished, and nothing queued after it begun.
     """
 
     def __init__(self, factory: Callable[[], Session], max_in_flight: int = MAX_IN_FLIGHT):
@@ -69,7 +74,9 @@ class Worker:
         self._room = threading.Condition(self._lock)
         self._crowd = 0  # threads that wait for room
         self._queue: deque[Work | _Call] = deque()
-        self._window: deque[tuple[Work, Any]] = deque()  # submitted, not collected; the worker's own
+        self._window: deque[Group] = deque()  # submitted, not collected; the worker's own
+        self._begun = False  # to collect the oldest of them
+        self._taken: deque[Work] = deque()  # out of the queue, to be submitted
         self._closed: str | None = None
         self._limits: Limits | None = None
         started: Pending[Any] = Pending("opening the device")
@@ -192,7 +199,7 @@ class Worker:
 
     def _under_way(self) -> list[Pending[Any]]:
         with self._lock:
-            return [*(work.pending for work, _ in self._window), *(job.pending for job in self._queue)]
+            return [job.pending for job in [*self._submitted(), *self._queue]]
 
     # --- on the worker's thread ---
 
@@ -224,30 +231,30 @@ class Worker:
     def _turn(self) -> Any:
         """Do one thing, or say what to wait for: the oldest ticket, or None for more to do."""
         with self._lock:
-            queue = self._queue
-            job = queue[0] if queue else None
+            job = self._queue[0] if self._queue else None
             if isinstance(job, _Call):
-                ready = job.urgent or not self._window
-            else:
-                ready = job is not None and not self._full(job)
-            if ready:
-                queue.popleft()
-                if self._crowd and len(queue) <= self.max_in_flight // 2:  # half at a time: waking a thread costs
-                    self._room.notify_all()
-        if job is None or not ready:
-            return self._window[0][1] if self._window else None
+                job = self._queue.popleft() if job.urgent or not self._window else None
+            elif job is not None:
+                room = self._room_for(job)
+                while self._queue and len(self._taken) < room and not isinstance(self._queue[0], _Call):
+                    self._taken.append(cast("Work", self._queue.popleft()))
         if isinstance(job, _Call):
             self._run_call(job)
+        elif self._taken:
+            self._submit()
         else:
-            self._submit(job)
+            return self._window[0][0][1] if self._window else None
         return _GOES_ON
 
-    def _full(self, following: Work) -> bool:
-        """True when the oldest run should be collected before another is submitted."""
+    def _room_for(self, following: Work) -> int:
+        """How many runs to submit now: none if results should be collected first."""
         if not self._window:
-            return False
-        oldest = self._window[0][0].pending
-        return len(self._window) >= self._session.ahead or (oldest.wanted and oldest is not following.pending)
+            return self._session.ahead
+        oldest = self._window[0]
+        wanted = any(work.pending.wanted and work.pending is not following.pending for work, _ in oldest)
+        if wanted or self._begun or len(self._window) == GROUPS:
+            return 0
+        return self._session.ahead - sum(map(len, self._window))
 
     def _run_call(self, job: _Call) -> None:
         try:
@@ -258,17 +265,31 @@ class Worker:
         else:
             job.pending.resolve(result)
 
-    def _submit(self, work: Work) -> None:
-        try:
-            ticket = work.submit(self._session)
-        except Exception as e:
-            work.fail(e)
-            return
-        if ticket is not None:
-            self._window.append((work, ticket))
+    def _submit(self) -> None:
+        """Submit what was taken, as a group."""
+        group: Group = deque()
+        while self._taken:
+            work = self._taken.popleft()
+            try:
+                ticket = work.submit(self._session)
+            except Exception as e:
+                work.fail(e)
+                continue
+            if ticket is not None:
+                group.append((work, ticket))
+        if group:
+            self._window.append(group)
+        with self._lock:
+            if self._crowd and len(self._queue) <= self.max_in_flight // 2:  # half at a time: waking a thread costs
+                self._room.notify_all()
+        self._session.flush()
 
     def _collect_oldest(self) -> None:
-        work, ticket = self._window.popleft()
+        group = self._window[0]
+        work, ticket = group.popleft()
+        self._begun = bool(group)
+        if not group:
+            self._window.popleft()
         outputs: dict[str, Any] = {}
         try:
             outputs = self._session.collect(ticket)
@@ -287,19 +308,25 @@ class Worker:
         except Exception as e:
             work.fail(e)
 
+    def _submitted(self) -> list[Work]:
+        return [*(work for group in self._window for work, _ in group), *self._taken]
+
     def _drop_window(self) -> None:
         """Forget the results of what was submitted behind a failed step, and queue it again in the same order."""
-        dropped = [work for work, _ in self._window]
+        dropped = self._submitted()
         self._window.clear()
+        self._begun = False
         with self._lock:
             self._queue.extendleft(reversed(dropped))
 
     def _abort_all(self, reason: str) -> None:
         with self._lock:
-            jobs = [*(work for work, _ in self._window), *self._queue]
+            jobs = [*self._submitted(), *self._queue]
             self._queue.clear()
             self._room.notify_all()
         self._window.clear()
+        self._taken.clear()
+        self._begun = False
         for job in jobs:
             job.pending.resolve(Aborted(reason))
 

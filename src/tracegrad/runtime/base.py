@@ -67,6 +67,10 @@ class Session(Protocol):
         """Run once with the program's `inputs` (all of them, hyperparameters too); a ticket."""
         ...
 
+    def flush(self) -> None:
+        """See that the runs submitted so far begin, where they wait for others to be submitted with."""
+        ...
+
     def collect(self, ticket: Any) -> dict[str, Any]:
         """Outputs of that run by name, waiting for it."""
         ...

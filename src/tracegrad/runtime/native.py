@@ -5,9 +5,8 @@ offsets costs 4.9 µs by the public API and 2.8 µs by direct calls, its share o
 `submit` of a two-dispatch program 64 and 29 µs, a 4 KB write 3.5 and 2.2 µs. Offsets by one bind group with a dynamic
 offset or by a group for each dispatch: 2.01 and 2.02 µs (direct, no workgroups), so the former: it needs one object.
 
-A run is submitted at once where the device has nothing to do. Those that follow wait for each other until there are as
-many as were submitted before them and not collected, so that submissions grow while the device is behind; at the latest
-they go when the caller waits for any run, reads or writes.
+Runs wait for each other until there are as many as one submission should have, or the caller flushes, collects one of
+them, reads or writes.
 
 Everything runs on the thread of the caller, which owns the session. Errors that would abort the process inside wgpu
 (a mapped or destroyed buffer in a submission, a mapped range of an unmapped buffer) cannot be reached: a slot is free
@@ -54,28 +53,19 @@ SECONDS_AT_ONCE = 0.01  # that one submission should take: whoever waits for a r
 log = logging.getLogger("tracegrad")
 
 
-@dataclass(slots=True)
-class Flight:
-    """What a session has sent to the device."""
-
-    runs: int = 0  # whose results were not fetched
-    landed: float = 0.0  # when the last submission fetched was there
-
-
 class Submission:
     """Runs of one program that are submitted together. Dropping it unfetched is fine: its slot is used again."""
 
-    __slots__ = ("__weakref__", "error", "flight", "loaded", "mark", "outputs", "runs", "sent", "slot")
+    __slots__ = ("__weakref__", "error", "loaded", "mark", "outputs", "runs", "sent", "slot")
 
-    def __init__(self, loaded: Loaded, flight: Flight) -> None:
-        self.loaded, self.flight, self.runs, self.mark, self.sent = loaded, flight, 0, None, 0.0
+    def __init__(self, loaded: Loaded) -> None:
+        self.loaded, self.runs, self.mark, self.sent = loaded, 0, None, 0.0
         self.slot: Slot | None = None  # from when it is sent until it is fetched
         self.outputs: list[Any] | None = None
         self.error: Exception | None = None
 
     def __del__(self) -> None:
         if self.slot is not None and self.loaded.alive:
-            self.flight.runs -= self.runs
             self.loaded.free.append(self.slot)  # the queue runs copies in order, so reuse before its end is safe
 
 
@@ -105,7 +95,7 @@ class NativeSession:
         self._shared: dict[str, Array] = {}
         self._programs: dict[int, Loaded] = {}
         self._waiting: Submission | None = None  # not sent yet
-        self._flight = Flight()
+        self._landed = 0.0  # when the last submission fetched was there
         self._next = 0
         self.ahead = 4
         try:
@@ -128,7 +118,7 @@ class NativeSession:
 
         Raises: DeviceError if the device is too small; CompileError naming a kernel that it refuses.
         """
-        self._send()
+        self.flush()
         program = as_run(program, self.info)
         with self._using_device("loading a program"):
             check_limits(program, self.limits, self.info.description)
@@ -139,7 +129,7 @@ class NativeSession:
 
     def unload(self, handle: int) -> None:
         """Free what only this program uses: persistent buffers too, where no other program names them."""
-        self._send()
+        self.flush()
         loaded = self._programs.pop(handle, None)
         if loaded is not None:
             release(loaded, self._shared)
@@ -151,13 +141,13 @@ class NativeSession:
         """
         loaded = self._loaded(handle)
         if self._waiting is not None and self._waiting.loaded is not loaded:
-            self._send()
-        submission = self._waiting or Submission(loaded, self._flight)
+            self.flush()
+        submission = self._waiting or Submission(loaded)
         loaded.inputs.stage(submission.runs, inputs)
         submission.runs += 1
         self._waiting = submission
-        if submission.runs >= min(runs_at_once(loaded), max(1, self._flight.runs)):
-            self._send()
+        if submission.runs >= runs_at_once(loaded):
+            self.flush()
             if submission.error is not None:
                 raise submission.error
         return Ticket(submission, submission.runs - 1)
@@ -171,17 +161,16 @@ class NativeSession:
         if ticket.collected:
             raise DeviceError("this run was collected already")
         ticket.collected = True
-        fetched = submission.outputs is not None
-        if submission is self._waiting or not fetched and self._flight.runs <= submission.runs:
-            self._send()  # what waits, so that the device has work meanwhile
+        if submission is self._waiting:
+            self.flush()
         if submission.error is not None:
             raise submission.error
         if submission.outputs is None:
             submission.outputs = self._fetch(submission)
         return loaded.outputs.of_run(submission.outputs, ticket.number)
 
-    def _send(self) -> None:
-        """Submit what waits. If that fails, the runs it was have the error."""
+    def flush(self) -> None:
+        """Submit the runs that wait. If that fails, collecting them raises the error."""
         submission, self._waiting = self._waiting, None
         if submission is None:
             return
@@ -201,13 +190,11 @@ class NativeSession:
             submission.error = e
         else:
             submission.slot = slot
-            self._flight.runs += runs
 
     def _fetch(self, submission: Submission) -> list[Any]:
         """Wait for a submission; its outputs."""
         loaded, slot, runs = submission.loaded, submission.slot, submission.runs
         assert slot is not None
-        self._flight.runs -= runs
         submission.slot = None  # if the wait fails the slot may be left mapped: it is never used again
         size = loaded.outputs.bytes(runs)
         raw = np.zeros(0, np.uint8)
@@ -219,8 +206,8 @@ class NativeSession:
             submission.error = e
             raise
         now = time.perf_counter()
-        loaded.seconds = (now - max(submission.sent, self._flight.landed)) / runs
-        self._flight.landed = now
+        loaded.seconds = (now - max(submission.sent, self._landed)) / runs
+        self._landed = now
         self.ahead = 2 + 2 * runs_at_once(loaded)
         loaded.free.append(slot)
         return loaded.outputs.columns(raw, runs)
@@ -228,14 +215,14 @@ class NativeSession:
     def timings(self, handle: int, inputs: Mapping[str, Any], runs: int) -> Timings:
         """By the device's timestamps where it has them, each dispatch in a pass of its own."""
         loaded = self._loaded(handle)
-        self._send()
+        self.flush()
         self.collect(self.submit(handle, inputs))  # brings the inputs, which the runs below use again
         with self._using_device("timing a program"):
             return time_launches(self._device, loaded, runs)
 
     def read(self, name: str) -> Any:
         """A persistent buffer, flat, after everything queued so far."""
-        self._send()
+        self.flush()
         array = self._persistent(name)
         result = np.empty(array.size, stored_dtype(array.dtype))
         flat = result.view(np.uint8)
@@ -253,7 +240,7 @@ class NativeSession:
 
     def write(self, name: str, values: Any, offset: int = 0) -> None:
         """Overwrite a persistent buffer from element `offset` on, after everything queued so far."""
-        self._send()
+        self.flush()
         array = self._persistent(name)
         flat = np.ascontiguousarray(values, dtype=stored_dtype(array.dtype)).reshape(-1)
         if offset < 0 or offset + flat.size > array.size:
