@@ -11,6 +11,7 @@ it reported no error (a lost device shows there, too); a mapped range is asked f
 
 from __future__ import annotations
 
+import ctypes
 import importlib
 import itertools
 import logging
@@ -176,21 +177,41 @@ class DirectCalls:
 
     def prepare(self, launches: Sequence[Launch]) -> Any:
         """(C function, arguments after the pass) for each call, without calls that would change nothing."""
-        lib = self._lib
+        set_pipeline, set_group, dispatch = self._recording()
         calls: list[tuple[Callable[..., None], tuple[Any, ...]]] = []
+        kept: list[Any] = list(launches)  # they keep the handles alive
         pipeline = group = None
         for x in launches:
             if x.pipeline is not pipeline:
                 pipeline = x.pipeline
-                calls.append((lib.wgpuComputePassEncoderSetPipeline, (x.pipeline._internal,)))
+                calls.append((set_pipeline, (self._address(pipeline._internal),)))
             if x.group is not group:
                 group = x.group
-                calls.append((lib.wgpuComputePassEncoderSetBindGroup, (0, group._internal, 0, self._ffi.NULL)))
+                calls.append((set_group, (0, self._address(group._internal), 0, None)))
             if x.offsets is not None:
-                at = self._ffi.new("uint32_t[1]", [x.at])
-                calls.append((lib.wgpuComputePassEncoderSetBindGroup, (1, x.offsets._internal, 1, at)))
-            calls.append((lib.wgpuComputePassEncoderDispatchWorkgroups, (*x.grid, 1)))
-        return calls, tuple(launches)  # the launches keep the handles alive
+                kept.append(ctypes.c_uint32(x.at))
+                calls.append((set_group, (1, self._address(x.offsets._internal), 1, ctypes.addressof(kept[-1]))))
+            calls.append((dispatch, (*x.grid, 1)))
+        return calls, kept
+
+    def _address(self, handle: Any) -> int:
+        return int(self._ffi.cast("uintptr_t", handle))
+
+    def _recording(self) -> tuple[Callable[..., None], ...]:
+        """The functions that record a dispatch. They return at once, so they keep Python's lock: a thread that waits for
+        it would get it at every call otherwise, and each change of hands costs as much as a hundred calls.
+
+        Where wgpu's log is traced they let go: a thread that logs may hold a lock of wgpu's while it waits for Python's.
+        """
+        kind = ctypes.CFUNCTYPE if logging.getLogger("wgpu").isEnabledFor(logging.INFO) else ctypes.PYFUNCTYPE
+        pointer, u32, size = ctypes.c_void_p, ctypes.c_uint32, ctypes.c_size_t
+        types = {
+            "SetPipeline": (pointer,),
+            "SetBindGroup": (u32, pointer, size, pointer),
+            "DispatchWorkgroups": (u32, u32, u32),
+        }
+        address = lambda name: self._address(self._ffi.addressof(self._lib, f"wgpuComputePassEncoder{name}"))
+        return tuple(kind(None, pointer, *arguments)(address(name)) for name, arguments in types.items())
 
     def prepare_copies(self, copies: Sequence[Copy]) -> Any:
         rows = [(c.source._internal, c.source_offset, c.target._internal, c.target_offset, c.size) for c in copies]
@@ -206,9 +227,10 @@ class DirectCalls:
             encoder = lib.wgpuDeviceCreateCommandEncoder(self._device, ffi.NULL)
             if runs and runs[0][0]:
                 run = lib.wgpuCommandEncoderBeginComputePass(encoder, ffi.NULL)
+                at = self._address(run)
                 for calls, _ in runs:
                     for call, args in calls:
-                        call(run, *args)
+                        call(at, *args)
                 lib.wgpuComputePassEncoderEnd(run)
                 lib.wgpuComputePassEncoderRelease(run)
             copy = lib.wgpuCommandEncoderCopyBufferToBuffer
