@@ -230,6 +230,8 @@ class Worker:
 
     def _turn(self) -> Any:
         """Do one thing, or say what to wait for: the oldest ticket, or None for more to do."""
+        if self._begun:
+            return self._window[0][0][1]
         with self._lock:
             job = self._queue[0] if self._queue else None
             if isinstance(job, _Call):
@@ -250,9 +252,8 @@ class Worker:
         """How many runs to submit now: none if results should be collected first."""
         if not self._window:
             return self._session.ahead
-        oldest = self._window[0]
-        wanted = any(work.pending.wanted and work.pending is not following.pending for work, _ in oldest)
-        if wanted or self._begun or len(self._window) == GROUPS:
+        oldest = self._window[0][0][0].pending
+        if len(self._window) == GROUPS or (oldest.wanted and oldest is not following.pending):
             return 0
         return self._session.ahead - sum(map(len, self._window))
 

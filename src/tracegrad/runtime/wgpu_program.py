@@ -40,9 +40,9 @@ class Loaded:
     """A program ready to run. `depth` runs at most go into one submission."""
 
     program: Program
-    inputs: Inputs
-    outputs: Outputs
     depth: int
+    inputs: Inputs = field(init=False)
+    outputs: Outputs = field(init=False)
     arrays: list[Array] = field(default_factory=list[Array])
     dispatched: tuple[Launch, ...] = ()  # what the first run of a submission launches; no workgroups are no launch
     bound: tuple[tuple[Any, tuple[int, ...]], ...] = ()  # of each launch: the layout of its group, and the arrays in it
@@ -139,7 +139,7 @@ def check_limits(program: Program, limits: Mapping[str, int], device: str) -> No
 
 def build(program: Program, device: Any, calls: Calls, kernels: Kernels, shared: dict[str, Array]) -> Loaded:
     """Load `program`: arrays (persistent ones from `shared`), pipelines, bind groups. Frees its arrays on failure."""
-    loaded = Loaded(program, Inputs((), [], [], [], []), Outputs(()), depth_of(program))
+    loaded = Loaded(program, depth_of(program))
     try:
         for b in program.buffers:
             loaded.arrays.append(_array(b, loaded.depth, device, calls, shared))

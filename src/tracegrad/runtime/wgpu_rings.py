@@ -74,20 +74,19 @@ class Inputs:
     rows: list[NDArray[Any]]
     numbers: list[int]  # of a field: which of them
     views: list[list[tuple[str, tuple[int, ...], NDArray[Any]]]]  # of a run: name, shape and place of each field
+    names: frozenset[str]
 
     def stage(self, run: int, given: Mapping[str, Any]) -> None:
         """Put the values of the `run`-th run in place: booleans as 0 and 1, u32 as the same 32 bits."""
-        if len(given) != len(self.fields) or any(f.name not in given for f in self.fields):
-            names = {f.name for f in self.fields}
-            missing, extra = sorted(names - given.keys()), sorted(given.keys() - names)
+        if given.keys() != self.names:
+            missing, extra = sorted(self.names - given.keys()), sorted(given.keys() - self.names)
             raise InputError(f"inputs do not fit the program: missing {missing}, unknown {extra}")
         while len(self.views) <= run:
             self.views.append(self._of_run(len(self.views)))
         for name, shape, view in self.views[run]:
             value = given[name]
-            found = value.shape if isinstance(value, np.ndarray) else np.shape(value)
-            if found != shape:  # NumPy would broadcast it silently
-                raise InputError(f"input {name!r} has shape {found}, not {shape}")
+            if getattr(value, "shape", None) != shape and np.shape(value) != shape:  # NumPy would broadcast it silently
+                raise InputError(f"input {name!r} has shape {np.shape(value)}, not {shape}")
             view[...] = value
 
     def writes(self, runs: int) -> list[tuple[Any, NDArray[Any]]]:
@@ -103,8 +102,9 @@ def plan_inputs(program: Program, arrays: list[Array], depth: int) -> Inputs:
     """The inputs of a program, for `depth` runs."""
     used = list(dict.fromkeys(f.buffer for f in program.inputs))
     found = [arrays[k] for k in used]
+    names = frozenset(f.name for f in program.inputs)
     rows = [np.zeros((depth, a.stride // 4 or a.size), stored_dtype(a.dtype)) for a in found]
-    return Inputs(program.inputs, found, rows, [used.index(f.buffer) for f in program.inputs], [])
+    return Inputs(program.inputs, found, rows, [used.index(f.buffer) for f in program.inputs], [], names)
 
 
 @dataclass(frozen=True, slots=True)
