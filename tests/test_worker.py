@@ -313,4 +313,4 @@ def test_a_session_that_cannot_be_opened_raises_in_the_caller():
         raise DeviceError("no adapter")
 
     with pytest.raises(DeviceError, match="no adapter"):
-        Worker(factory)
+        Worker(factory).opened()

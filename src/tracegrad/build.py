@@ -54,13 +54,36 @@ class Traced:
     result: Any
 
 
+@dataclass(frozen=True, slots=True)
+class TracedStep:
+    """A training step before it is compiled: what is left of the user's functions is a graph."""
+
+    graph: Graph
+    persistent: Persistent
+    inputs: Mapping[str, TensorType]
+    meta: Mapping[str, Any]
+    warnings: tuple[str, ...]
+    sites: tuple[SiteInfo, ...]
+
+    def compiled(self) -> Built:
+        """The program."""
+        counts = {HALTED: {COUNTS: True}}
+        ranges = input_ranges(self.graph)
+        program = make_program(self.graph, self.persistent, ranges, self.meta, self.inputs, counts)
+        return Built(program, self.graph, warnings=self.warnings, sites=self.sites)
+
+
 def build_training(
-    model: Any,
-    loss: Callable[..., Any],
-    inputs: Mapping[str, InputSpec],
-    optimizer: Optimizer,
+    model: Any, loss: Callable[..., Any], inputs: Mapping[str, InputSpec], optimizer: Optimizer
 ) -> Built:
     """The program of one training step. Gradients stay in an array of their own."""
+    return trace_step(model, loss, inputs, optimizer).compiled()
+
+
+def trace_step(
+    model: Any, loss: Callable[..., Any], inputs: Mapping[str, InputSpec], optimizer: Optimizer
+) -> TracedStep:
+    """Run the user's functions, and differentiate: all that can go wrong in their code goes wrong here."""
     if not isinstance(optimizer, Optimizer):  # pyright: ignore[reportUnnecessaryIsInstance]
         hint = "; call it" if callable(optimizer) else ""
         raise InputError.here(f"optimizer must be one of optim, such as optim.adam(lr=1e-3), got {optimizer!r}{hint}")
@@ -69,10 +92,8 @@ def build_training(
         arena = arena_of(t.parameters, optimizer)
         persistent = persistent_of(t.parameters, arena, optimizer)
         graph, unused = training_graph(t, y, aux, arena, optimizer)
-    hyper = {**t.trace.hypers, **optimizer.hyper}
-    meta = {"kind": "training", "optimizer": optimizer.spec(), "hyper": hyper}
-    program = make_program(graph, persistent, input_ranges(graph), meta, t.inputs, {HALTED: {COUNTS: True}})
-    return Built(program, graph, warnings=unused_warning(unused), sites=sites_of(t))
+    meta = {"kind": "training", "optimizer": optimizer.spec(), "hyper": {**t.trace.hypers, **optimizer.hyper}}
+    return TracedStep(graph, persistent, t.inputs, meta, unused_warning(unused), sites_of(t))
 
 
 def build_forward(

@@ -66,7 +66,7 @@ class Worker:
     """
 
     def __init__(self, factory: Callable[[], Session], max_in_flight: int = MAX_IN_FLIGHT):
-        """Make the session where the work will be done. Raises what `factory` raises."""
+        """Make the session where the work will be done, while the caller goes on; see `opened`."""
         self.max_in_flight = max_in_flight
         self._factory = factory
         self._lock = threading.RLock()  # reentrant: garbage may be collected, and this closed, while it is held
@@ -79,13 +79,17 @@ class Worker:
         self._taken: deque[Work] = deque()  # out of the queue, to be submitted
         self._closed: str | None = None
         self._limits: Limits | None = None
-        started: Pending[Any] = Pending("opening the device")
+        self._started: Pending[Any] = Pending("opening the device")
         drive = TabDrive if tab.IN_TAB else ThreadDrive
-        self._drive: Drive = drive(self._main(started), self._wake, self._idle)
+        self._drive: Drive = drive(self._main(), self._wake, self._idle)
         self.ident = self._drive.ident
-        opened = started.result()
+
+    def opened(self) -> Worker:
+        """This worker, once it has its session. Raises what `factory` raised."""
+        opened = self._started.result()
         if isinstance(opened, Failed):
             raise opened.error
+        return self
 
     @property
     def closed(self) -> str | None:
@@ -95,7 +99,7 @@ class Worker:
     @property
     def info(self) -> Any:
         """The session's DeviceInfo."""
-        return self._session.info
+        return self.opened()._session.info
 
     def limits(self) -> Limits:
         """What the device can do, measured at the first call. On the worker's thread."""
@@ -206,15 +210,16 @@ class Worker:
     def _idle(self) -> bool:
         return not self._queue and not self._window and self._closed is None
 
-    def _main(self, started: Pending[Any]) -> Generator[Any, None, None]:
+    def _main(self) -> Generator[Any, None, None]:
         """All the work. Gives what should be waited for before it goes on: a ticket, or None for something to do."""
         try:
             self._session = self._factory()
         except BaseException as e:
-            self._closed = "the device could not be opened"
-            started.resolve(failure(e, "opening the device") if isinstance(e, Exception) else Failed(e))
+            self._closed = self._closed or "the device could not be opened"
+            self._started.resolve(failure(e, "opening the device") if isinstance(e, Exception) else Failed(e))
+            self._abort_all(self._closed)
             return
-        started.resolve(None)
+        self._started.resolve(None)
         try:
             while self._closed is None:
                 awaited = self._turn()

@@ -300,17 +300,16 @@ class NativeSession:
             raise error from e
 
     def _pick_calls(self, direct: bool) -> None:
-        """Direct calls if they compute what the public API does, which must compute rightly."""
+        """Direct calls if they compute rightly, else the public API, which must."""
+        if direct:
+            try:
+                self.calls = DirectCalls(self._device)
+                self._self_test()
+                return
+            except Exception as e:
+                log.info("wgpu by its public interface only: %s", e)
+                self.calls = PublicCalls(self._device)
         self._self_test()
-        if not direct:
-            return
-        public = self.calls
-        try:
-            self.calls = DirectCalls(self._device)
-            self._self_test()
-        except Exception as e:
-            log.info("wgpu by its public interface only: %s", e)
-            self.calls = public
 
     def _self_test(self) -> None:
         """Run SELF_TEST twice in flight and compare."""
