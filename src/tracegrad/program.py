@@ -50,7 +50,7 @@ class Field:
     offset: int
     dtype: str  # "f32", "i32", "u32" or "bool"
     shape: tuple[int, ...]
-    spec: Mapping[str, Any] = field(default_factory=dict[str, Any])  # parameter: init and decay; input: valid range; output: COUNTS
+    spec: Mapping[str, Any] = field(default_factory=dict[str, Any])  # param: init, decay; input: range; output: COUNTS
 
     @property
     def type(self) -> TensorType:

@@ -15,7 +15,9 @@ from tracegrad.errors import AbortedError, DeviceError, InputError, TracegradErr
 from tracegrad.runtime import tab
 
 T = TypeVar("T")
-_SETTLING = threading.RLock()  # of all Pendings, held for moments: a lock of its own would be half the cost of making one
+_SETTLING = (
+    threading.RLock()
+)  # of all Pendings, held for moments: a lock of its own would be half the cost of making one
 
 
 class Captures(Mapping[str, Any]):

@@ -51,9 +51,7 @@ class CompiledTraining(Inspected):
         seed: int | None = None,
         keep_grads: bool = False,
     ):
-        """For `tg.compile`. Traces first; then the device is opened by `session_factory` on the worker's thread, and the
-        step compiled on this one.
-        """
+        """For `tg.compile`. Traces first; then the worker's thread opens the device, while this one compiles."""
         self._loss, self._declared, self._keep_grads = loss, dict(inputs), keep_grads
         self._lock = threading.Lock()
         self.model, self._optimizer = model, optimizer

@@ -21,7 +21,6 @@ import contextlib
 import logging
 import time
 from collections.abc import Generator, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from tracegrad.arrays import np

@@ -122,10 +122,10 @@ def _within(folder: Path) -> Iterator[Path]:
 def _library(manifest: Path) -> Path | None:
     """The driver that a manifest names by its place."""
     try:
-        said = json.loads(manifest.read_text(encoding="utf-8")) if manifest.suffix == ".json" else {}
-        name = (said.get("ICD") or said.get("layer") or {}).get("library_path", "")
+        said: Any = json.loads(manifest.read_text(encoding="utf-8")) if manifest.suffix == ".json" else {}
+        name = str((said.get("ICD") or said.get("layer"))["library_path"])
         return manifest.parent / name if "/" in name else None
-    except (OSError, ValueError, AttributeError, TypeError):
+    except (OSError, ValueError, AttributeError, TypeError, KeyError):
         return None
 
 

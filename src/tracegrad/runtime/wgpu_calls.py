@@ -198,10 +198,10 @@ class DirectCalls:
         return int(self._ffi.cast("uintptr_t", handle))
 
     def _recording(self) -> tuple[Callable[..., None], ...]:
-        """The functions that record a dispatch. They return at once, so they keep Python's lock: a thread that waits for
-        it would get it at every call otherwise, and each change of hands costs as much as a hundred calls.
+        """The functions that record a dispatch. They return at once, so they keep Python's lock: otherwise a thread
+        that waits for it would get it at every call, and each change of hands costs as much as a hundred calls.
 
-        Where wgpu's log is traced they let go: a thread that logs may hold a lock of wgpu's while it waits for Python's.
+        Where wgpu's log is traced they let go: who logs may hold a lock of wgpu's while it waits for Python's.
         """
         kind = ctypes.CFUNCTYPE if logging.getLogger("wgpu").isEnabledFor(logging.INFO) else ctypes.PYFUNCTYPE
         pointer, u32, size = ctypes.c_void_p, ctypes.c_uint32, ctypes.c_size_t
@@ -210,8 +210,11 @@ class DirectCalls:
             "SetBindGroup": (u32, pointer, size, pointer),
             "DispatchWorkgroups": (u32, u32, u32),
         }
-        address = lambda name: self._address(self._ffi.addressof(self._lib, f"wgpuComputePassEncoder{name}"))
-        return tuple(kind(None, pointer, *arguments)(address(name)) for name, arguments in types.items())
+        functions: list[Callable[..., None]] = []
+        for name, arguments in types.items():
+            found = self._ffi.addressof(self._lib, f"wgpuComputePassEncoder{name}")
+            functions.append(kind(None, pointer, *arguments)(self._address(found)))
+        return tuple(functions)
 
     def prepare_copies(self, copies: Sequence[Copy]) -> Any:
         rows = [(c.source._internal, c.source_offset, c.target._internal, c.target_offset, c.size) for c in copies]

@@ -193,8 +193,8 @@ def take_slot(loaded: Loaded, device: Any) -> Slot:
 def copies_to(slot: Slot, loaded: Loaded, runs: int, calls: Calls) -> Any:
     """The program's copies, and those that bring the outputs of so many runs to the slot."""
     if runs not in slot.copies:
-        at = lambda k: loaded.arrays[k]
-        copies = [Copy(at(a).buffer, 0, at(b).buffer, 0, 4 * at(a).size) for a, b in loaded.program.copies]
+        pairs = [(loaded.arrays[a], loaded.arrays[b]) for a, b in loaded.program.copies]
+        copies = [Copy(a.buffer, 0, b.buffer, 0, 4 * a.size) for a, b in pairs]
         target = 0
         for d in loaded.outputs.deliveries:
             size = d.bytes(runs)

@@ -7,7 +7,7 @@ outputs. What the runs leave in persistent arrays is copied once, behind the las
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any
@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from tracegrad.runtime.wgpu_calls import Bytes
+
+    Rows = NDArray[Any] | list[NDArray[Any]]  # one for each run
 
 ALIGN = 256  # bytes: of offsets into a buffer that is bound, what every device accepts
 GAP = 64  # outputs this close (elements) are copied together: a copy costs more than these bytes
@@ -74,11 +76,11 @@ class Inputs:
     rows: list[NDArray[Any]]
     numbers: list[int]  # of a field: which of them
     views: list[list[tuple[str, tuple[int, ...], NDArray[Any]]]]  # of a run: name, shape and place of each field
-    names: frozenset[str]
+    names: set[str]
 
     def stage(self, run: int, given: Mapping[str, Any]) -> None:
         """Put the values of the `run`-th run in place: booleans as 0 and 1, u32 as the same 32 bits."""
-        if given.keys() != self.names:
+        if set(given) != self.names:
             missing, extra = sorted(self.names - given.keys()), sorted(given.keys() - self.names)
             raise InputError(f"inputs do not fit the program: missing {missing}, unknown {extra}")
         while len(self.views) <= run:
@@ -102,7 +104,7 @@ def plan_inputs(program: Program, arrays: list[Array], depth: int) -> Inputs:
     """The inputs of a program, for `depth` runs."""
     used = list(dict.fromkeys(f.buffer for f in program.inputs))
     found = [arrays[k] for k in used]
-    names = frozenset(f.name for f in program.inputs)
+    names = {f.name for f in program.inputs}
     rows = [np.zeros((depth, a.stride // 4 or a.size), stored_dtype(a.dtype)) for a in found]
     return Inputs(program.inputs, found, rows, [used.index(f.buffer) for f in program.inputs], [], names)
 
@@ -132,10 +134,10 @@ class Outputs:
         """All of them."""
         return sum(d.bytes(runs) for d in self.deliveries)
 
-    def columns(self, raw: Bytes, runs: int) -> list[Sequence[NDArray[Any]]]:
+    def columns(self, raw: Bytes, runs: int) -> list[Rows]:
         """The outputs of all runs, a row for each, in the order of the fields."""
         starts = [0, *accumulate(d.bytes(runs) for d in self.deliveries)]
-        found: list[Sequence[NDArray[Any]]] = []
+        found: list[Rows] = []
         for f, (number, first) in zip(self.fields, self.places, strict=True):
             words = raw[starts[number] : starts[number + 1]].view(stored_dtype(f.dtype))
             if self.deliveries[number].array.stride:
@@ -146,7 +148,7 @@ class Outputs:
                 found.append([np.maximum(last - k, 0) for k in range(runs)][::-1] if counted else [last] * runs)
         return found
 
-    def of_run(self, columns: list[Sequence[NDArray[Any]]], run: int) -> dict[str, Any]:
+    def of_run(self, columns: list[Rows], run: int) -> dict[str, Any]:
         """The outputs of one run by name, in memory of their own."""
         result: dict[str, Any] = {}
         for f, rows in zip(self.fields, columns, strict=True):
