@@ -45,7 +45,7 @@ class Session(Protocol):
     Programs loaded into one session share every buffer of role "param", "grad" or "state" that has the same name; the
     first program that brings a name allocates it, filled with `Buffer.fill`. Every method runs on the one thread that
     owns the session. `submit` queues a run and returns at once where the device allows it; `collect` waits for it.
-    Arrays are NumPy arrays of the field's dtype and shape.
+    Runs may share a submission of the device. Arrays are NumPy arrays of the field's dtype and shape.
     """
 
     ahead: int  # runs worth submitting before the first is collected; 1 where `submit` itself computes
