@@ -12,6 +12,7 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
 
+from tracegrad.runtime import remembered
 from tracegrad.runtime.adapters import check_webgpu
 from tracegrad.runtime.compiler import VARIABLE, compiler_named
 from tracegrad.runtime.cpu import CpuSession
@@ -22,6 +23,8 @@ NO_SKIP = os.environ.get("TRACEGRAD_NO_SKIP") == "1"
 
 # Hundreds of small programs would each wait for the C compiler. Tests of what it makes ask for it.
 os.environ.setdefault(VARIABLE, "off")
+# What other processes found is no business of a test's.
+os.environ.setdefault(remembered.VARIABLE, "always")
 
 
 @pytest.fixture(scope="module")

@@ -40,13 +40,17 @@ class Planned:
 
 
 def planned(
-    graph: Graph, persistent: Persistent | None = None, specs: Any = None, meta: Mapping[str, Any] | None = None
+    graph: Graph,
+    persistent: Persistent | None = None,
+    specs: Any = None,
+    meta: Mapping[str, Any] | None = None,
+    results: Any = None,
 ) -> Planned:
     """What `make_program` does, with the plan kept."""
     persistent = persistent or Persistent((), (), {})
     graph = optimize(graph)
     plan = make_plan(graph, persistent)
-    return Planned(plan.schedule.graph, plan, assemble(plan, persistent, specs or {}, meta or {}))
+    return Planned(plan.schedule.graph, plan, assemble(plan, persistent, specs or {}, meta or {}, results))
 
 
 def planned_training(arguments: Mapping[str, Any], built: Any) -> Planned:
@@ -55,8 +59,8 @@ def planned_training(arguments: Mapping[str, Any], built: Any) -> Planned:
     persistent = persistent_of(
         parameters, arena_of(parameters, arguments["optimizer"]), arguments["optimizer"], built.graph.precision
     )
-    specs = {f.name: f.spec for f in built.program.inputs}
-    return planned(built.graph, persistent, specs, built.program.meta)
+    specs, results = ({f.name: f.spec for f in fields} for fields in (built.program.inputs, built.program.outputs))
+    return planned(built.graph, persistent, specs, built.program.meta, results)
 
 
 @dataclass(frozen=True, eq=False)

@@ -40,6 +40,11 @@ def answer(monkeypatch: pytest.MonkeyPatch) -> Iterator[pytest.MonkeyPatch]:
     finding._probe.cache_clear()  # pyright: ignore[reportPrivateUsage]
 
 
+def same(adapter: finding.AdapterInfo) -> finding.AdapterInfo:
+    """For `opened`: what was chosen."""
+    return adapter
+
+
 def says(*rows: dict[str, object]) -> str:
     return f"import json\nprint('\\nTRACEGRAD' + json.dumps({{'rows': {list(rows)!r}}}))"
 
@@ -54,17 +59,16 @@ def test_a_real_adapter_is_taken_before_software_and_opengl(answer: pytest.Monke
     answer.setattr(finding, "PROBE", says(*rows))
     assert [a.description for a in finding.adapters()] == ["RTX (Vulkan)", "Arc (Vulkan)", "llvmpipe (Vulkan)"]
     assert finding.check_webgpu().reason == "ok"
-    chosen = finding.adapter_for("auto")
-    assert chosen is not None and chosen.name == "RTX" and finding.adapter_for("webgpu") == chosen
+    chosen = finding.opened("auto", same)
+    assert chosen is not None and chosen.name == "RTX" and finding.opened("webgpu", same) == chosen
 
 
-def test_a_software_adapter_is_taken_only_by_hand_and_warns(answer: pytest.MonkeyPatch) -> None:
+def test_a_software_adapter_is_taken_only_by_hand(answer: pytest.MonkeyPatch) -> None:
     answer.setattr(finding, "PROBE", says(fake("SwiftShader Device", "Unknown")))
     support = finding.check_webgpu()
     assert support.ok and support.reason == "software" and "software adapter" in support.message
-    assert finding.adapter_for("auto") is None
-    with pytest.warns(RuntimeWarning, match="software adapter"):
-        assert finding.adapter_for("webgpu") == support.adapter
+    assert finding.opened("auto", same) is None
+    assert finding.opened("webgpu", same) == support.adapter
 
 
 @pytest.mark.parametrize(
@@ -84,8 +88,8 @@ def test_why_there_is_no_webgpu_in_plain_words(answer: pytest.MonkeyPatch, probe
     support = finding.check_webgpu()
     assert not support and support.adapter is None and support.reason.startswith(reason)
     with pytest.raises(DeviceError, match=words):
-        finding.adapter_for("webgpu")
-    assert finding.adapter_for("auto") is None and finding.adapters() == []
+        finding.opened("webgpu", same)
+    assert finding.opened("auto", same) is None and finding.adapters() == []
 
 
 def test_without_the_wgpu_package_the_message_says_how_to_get_it(answer: pytest.MonkeyPatch) -> None:

@@ -92,6 +92,7 @@ NEED_NUMPY = {
     "runtime.native",
     "runtime.wgpu_calls",
     "runtime.wgpu_program",
+    "runtime.wgpu_rings",
     "runtime.draw",
 }
 NEED_NUMPY |= {"runtime.wgpu_timing", "limits"}  # what measures devices, which no browser lets Python do

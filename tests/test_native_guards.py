@@ -32,7 +32,7 @@ PATHS = {
     "lost device": """
 s.collect(ticket)
 s._device.destroy()
-for call in (lambda: s.submit(handle, x), lambda: s.submit(handle, x), lambda: s.read("total")):
+for call in (lambda: s.collect(s.submit(handle, x)), lambda: s.submit(handle, x), lambda: s.read("total")):
     try:
         call(); print("no error")
     except DeviceLostError as e:
@@ -40,7 +40,7 @@ for call in (lambda: s.submit(handle, x), lambda: s.submit(handle, x), lambda: s
 s.close()""",
     "lost in flight": """
 s._device.destroy()
-for call in (lambda: s.collect(ticket), lambda: s.submit(handle, x)):
+for call in (lambda: s.collect(ticket), lambda: s.collect(s.submit(handle, x))):
     try:
         call()
     except DeviceError as e:

@@ -75,6 +75,9 @@ class AheadSession:
             self.buffers["halted"][0] = 1
         return step, {"loss": np.float32(loss), "halted": np.int32(not ok)}
 
+    def flush(self):
+        pass
+
     def collect(self, ticket):
         self.gate.wait(5)
         step, outputs = ticket
@@ -116,7 +119,6 @@ class Trainer:
         pending = Pending("step", self.worker.ident)
         x = np.asarray(x, np.float32)
         call = StepCall(self.stepper, self.knobs, pending, n, "step")
-        self.worker.reserve(pending)
         self.worker.enqueue(call.works(lambda k: {"x": x[k] if n > 1 else x}), pending)
         return pending
 
@@ -189,19 +191,34 @@ def test_calls_see_what_was_queued_before_them_only(trainer):
     np.testing.assert_allclose(seen[0], [-0.5, 1], atol=1e-6)
 
 
-def test_step_waits_when_too_many_are_in_flight():
+def test_step_waits_when_too_many_are_queued_behind_those_on_the_device():
     t = Trainer(max_in_flight=2)
     t.session.gate.clear()
-    t.step(GOOD), t.step(GOOD)
-    third = []
-    thread = threading.Thread(target=lambda: third.append(t.step(GOOD)))
+    made = []
+    thread = threading.Thread(target=lambda: made.extend(t.step(GOOD) for _ in range(9)))
     thread.start()
-    time.sleep(0.05)
-    assert not third
+    time.sleep(0.1)
+    assert not made[0].done() and 2 <= len(made) <= t.session.ahead + 2  # the next one waits
     t.session.gate.set()
     thread.join(5)
-    assert third[0].step == 3
+    assert [p.step for p in made] == list(range(1, 10))
     t.worker.close()
+
+
+def test_close_wakes_a_step_that_waits_for_room():
+    t = Trainer(max_in_flight=1)
+    t.session.gate.clear()
+    made = []
+    thread = threading.Thread(target=lambda: made.extend(t.step(GOOD) for _ in range(9)))
+    thread.start()
+    time.sleep(0.05)
+    closer = threading.Thread(target=t.worker.close)
+    closer.start()
+    time.sleep(0.02)
+    t.session.gate.set()
+    closer.join(5)
+    thread.join(5)
+    assert len(made) == 9 and isinstance(made[-1].result(5), Aborted)
 
 
 def test_a_callback_may_queue_more_and_may_not_wait():
@@ -296,4 +313,4 @@ def test_a_session_that_cannot_be_opened_raises_in_the_caller():
         raise DeviceError("no adapter")
 
     with pytest.raises(DeviceError, match="no adapter"):
-        Worker(factory)
+        Worker(factory).opened()

@@ -21,9 +21,13 @@ from tracegrad.render.wgsl import grid_of, render_wgsl
 
 
 def assemble(
-    plan: Plan, persistent: Persistent, specs: Mapping[str, Mapping[str, Any]], meta: Mapping[str, Any]
+    plan: Plan,
+    persistent: Persistent,
+    specs: Mapping[str, Mapping[str, Any]],
+    meta: Mapping[str, Any],
+    results: Mapping[str, Mapping[str, Any]] | None = None,
 ) -> Program:
-    """The Program. `specs` are plain data that go with input fields, by name."""
+    """The Program. `specs` and `results` are plain data that go with input and output fields, by name."""
     buffers = [*persistent.buffers, *(buffer_of(plan, name, size) for name, size in sorted(plan.sizes.items()))]
     number = {b.name: k for k, b in enumerate(buffers)}
 
@@ -45,7 +49,7 @@ def assemble(
         buffers=tuple(buffers),
         dispatches=tuple(rendered.dispatches),
         inputs=fields(plan.inputs.places, plan.inputs.types, specs),
-        outputs=fields(plan.outputs.places, plan.outputs.types, {}),
+        outputs=fields(plan.outputs.places, plan.outputs.types, results or {}),
         params=fields(
             {n: p for n, p, _ in persistent.params}, persistent.types, {n: s for n, _, s in persistent.params}
         ),

@@ -25,7 +25,7 @@ from tracegrad.prims.elementwise import nonfinite, square, where
 from tracegrad.prims.folds import pack
 from tracegrad.prims.leaves import leaf, require_own
 from tracegrad.prims.views import broadcast_to
-from tracegrad.program import Buffer, Program
+from tracegrad.program import COUNTS, Buffer, Program
 from tracegrad.ranges import input_ranges
 from tracegrad.sites import SiteInfo
 from tracegrad.transforms.grad import gradients
@@ -57,6 +57,25 @@ class Traced:
     result: Any
 
 
+@dataclass(frozen=True, slots=True)
+class TracedStep:
+    """A training step before it is compiled: what is left of the user's functions is a graph."""
+
+    graph: Graph
+    persistent: Persistent
+    inputs: Mapping[str, TensorType]
+    meta: Mapping[str, Any]
+    warnings: tuple[str, ...]
+    sites: tuple[SiteInfo, ...]
+
+    def compiled(self) -> Built:
+        """The program."""
+        counts = {HALTED: {COUNTS: True}}
+        ranges = input_ranges(self.graph)
+        program = make_program(self.graph, self.persistent, ranges, self.meta, self.inputs, counts)
+        return Built(program, self.graph, warnings=self.warnings, sites=self.sites)
+
+
 def build_training(
     model: Any,
     loss: Callable[..., Any],
@@ -65,6 +84,17 @@ def build_training(
     precision: str = "f32",
 ) -> Built:
     """The program of one training step. Gradients stay in an array of their own."""
+    return trace_step(model, loss, inputs, optimizer, precision).compiled()
+
+
+def trace_step(
+    model: Any,
+    loss: Callable[..., Any],
+    inputs: Mapping[str, InputSpec],
+    optimizer: Optimizer,
+    precision: str = "f32",
+) -> TracedStep:
+    """Run the user's functions, and differentiate: all that can go wrong in their code goes wrong here."""
     check_precision(precision)
     if not isinstance(optimizer, Optimizer):  # pyright: ignore[reportUnnecessaryIsInstance]
         hint = "; call it" if callable(optimizer) else ""
@@ -74,10 +104,8 @@ def build_training(
         arena = arena_of(t.parameters, optimizer)
         persistent = persistent_of(t.parameters, arena, optimizer, precision)
         graph, unused = training_graph(t, y, aux, arena, optimizer, precision)
-    hyper = {**t.trace.hypers, **optimizer.hyper}
-    meta = {"kind": "training", "optimizer": optimizer.spec(), "hyper": hyper}
-    program = make_program(graph, persistent, input_ranges(graph), meta, t.inputs)
-    return Built(program, graph, warnings=unused_warning(unused), sites=sites_of(t))
+    meta = {"kind": "training", "optimizer": optimizer.spec(), "hyper": {**t.trace.hypers, **optimizer.hyper}}
+    return TracedStep(graph, persistent, t.inputs, meta, unused_warning(unused), sites_of(t))
 
 
 def build_forward(
@@ -251,7 +279,7 @@ def training_graph(
         halt = bad & ~skipped
         writes |= scaling.after(skipped, bad)
         outputs[SKIPPED] = where(skipped, 1, 0)
-    writes[HALTED] = where(halt, 1, 0).reshape((1,))
+    writes[HALTED] = where(halt, halted.reshape(()) + 1, 0).reshape((1,))  # counts: see `program.COUNTS`
     outputs |= {HALTED: writes[HALTED], **{f"aux.{n}": x for n, x in aux.items()}}
     graph = Graph(outputs, dict(t.trace.captures), writes, precision)
     require_own(toposort(graph.roots), t.trace)

@@ -11,13 +11,13 @@ from typing import Any
 from tracegrad.arrays import HAVE_NUMPY
 from tracegrad.build import trace_forward as _trace_forward
 from tracegrad.build import trace_training
-from tracegrad.errors import DeviceError
+from tracegrad.errors import DeviceError, Site, call_site, located
 from tracegrad.forward import CompiledForward
 from tracegrad.inputs import seed_or_new
 from tracegrad.ir import Graph
 from tracegrad.optim.optimizer import Optimizer
 from tracegrad.own import OwnParameters
-from tracegrad.runtime.adapters import adapter_for, adapters, check_webgpu
+from tracegrad.runtime.adapters import adapters, check_webgpu, opened
 from tracegrad.runtime.base import DeviceInfo, Session
 from tracegrad.runtime.browser import BrowserSession
 from tracegrad.runtime.compiler import compiler
@@ -66,6 +66,7 @@ def compile(
     )
     for text in train.warnings:
         warnings.warn(text, stacklevel=2)
+    warn_if_slow(train.worker.info)
     return train
 
 
@@ -86,6 +87,7 @@ def compile_forward(
     precision: "f32", or "f16": what kernels pass to each other is stored in half precision.
     """
     host = OwnParameters(model, seed_or_new(seed), session_factory(device))
+    warn_if_slow(host.worker.info)
     return CompiledForward(host, forward, inputs, max_cached_shapes, owner=True, precision=precision)
 
 
@@ -123,7 +125,26 @@ def session_factory(device: str) -> Callable[[], Session]:
         return BrowserSession
     if not HAVE_NUMPY:
         raise DeviceError.here(f"device={device!r} needs NumPy, which is not installed")
-    if wanted == "cpu":
-        return partial(CpuSession, compiler())
-    adapter = adapter_for(wanted)
-    return partial(CpuSession, compiler()) if adapter is None else partial(NativeSession, adapter)
+    return partial(open_session, wanted, call_site())
+
+
+def open_session(device: str, site: Site | None) -> Session:
+    """A session on `device`. DeviceError with the line of the call that wanted it."""
+    if device != "cpu":
+        try:
+            session = opened(device, NativeSession)
+        except DeviceError as e:
+            raise type(e)(located(str(e), site)) from e
+        if session is not None:
+            return session
+    return CpuSession(compiler())
+
+
+def warn_if_slow(info: DeviceInfo) -> None:
+    """For what users call: that a software adapter was chosen, which "auto" never does."""
+    if info.software and not IN_TAB:
+        warnings.warn(
+            f"{info.description} is a software adapter: correct, but much slower than device='cpu'",
+            RuntimeWarning,
+            stacklevel=3,
+        )

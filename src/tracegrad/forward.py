@@ -133,7 +133,6 @@ class CompiledForward:
         except Exception as e:
             pending.resolve(failure(e, "run"))
             return pending
-        worker.reserve(pending)
         worker.enqueue([RunWork(self, entry, arrays, pending)], pending)
         return pending
 

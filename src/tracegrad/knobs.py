@@ -24,8 +24,8 @@ class Rate:
     start: int | None = None  # the worker's own: set at that step, and taken back when the step is replayed
 
     def at(self, step: int) -> float:
-        """The rate at `step`; the first call fixes the start."""
-        if self.start is None:
+        """The rate at `step`; the first call fixes the start, and one for an earlier step, which comes by a replay."""
+        if self.start is None or self.start > step:
             self.start = step
         return schedules.starting_at(self.schedule, self.start).at(step)
 

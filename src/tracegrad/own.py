@@ -78,7 +78,7 @@ class OwnParameters:
         self._values = params.drawn(self.fields, seed)
         self._program: Program | None = None  # any that was loaded: all lay the parameters out alike
         self._programs = 0  # loaded now: without any there is no buffer to write to
-        self.worker = Worker(session_factory)
+        self.worker = Worker(session_factory).opened()
 
     @property
     def knobs(self) -> Knobs:

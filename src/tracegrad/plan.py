@@ -26,15 +26,17 @@ def make_program(
     specs: Mapping[str, Mapping[str, Any]],
     meta: Mapping[str, Any],
     declared: Mapping[str, TensorType] | None = None,
+    results: Mapping[str, Mapping[str, Any]] | None = None,
 ) -> Program:
     """The Program of a graph.
 
     specs:    plain data that go with input fields.
     declared: inputs that the program takes even where nothing reads them.
+    results:  plain data that go with output fields.
     """
     watch = Watch(graph)
     plan = make_plan(optimize(graph, watch), persistent, declared)
-    program = assemble(plan, persistent, specs, meta)
+    program = assemble(plan, persistent, specs, meta, results)
     watch.program(program, [launch.kernels for _, launch in plan.dispatched()])
     return program
 

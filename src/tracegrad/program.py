@@ -17,6 +17,7 @@ from tracegrad.dtypes import DTYPES, STORED, TensorType
 
 VERSION = 1
 PERSISTENT = ("param", "grad", "state", "data")  # roles whose buffers outlive a step and are shared by name
+COUNTS = "counts"  # in an output's spec: a run sets it to 0 or adds 1, so its last value tells those of all runs
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +50,7 @@ class Field:
     offset: int
     dtype: str  # "f32", "i32", "u32" or "bool"
     shape: tuple[int, ...]
-    spec: Mapping[str, Any] = field(default_factory=dict[str, Any])  # parameter: init and decay; input: valid range
+    spec: Mapping[str, Any] = field(default_factory=dict[str, Any])  # param: init, decay; input: range; output: COUNTS
 
     @property
     def type(self) -> TensorType:

@@ -15,6 +15,9 @@ from tracegrad.errors import AbortedError, DeviceError, InputError, TracegradErr
 from tracegrad.runtime import tab
 
 T = TypeVar("T")
+_SETTLING = (
+    threading.RLock()
+)  # of all Pendings, held for moments: a lock of its own would be half the cost of making one
 
 
 class Captures(Mapping[str, Any]):
@@ -149,7 +152,6 @@ class Pending(Generic[T]):
     def __init__(self, what: str = "call", worker: int | None = None):
         self._what = what
         self._worker = worker  # ident of the thread that resolves this: waiting there would wait forever
-        self._ready = threading.Condition()
         self._result: Any = None
         self._done = False
         self._seen = False
@@ -188,12 +190,13 @@ class Pending(Generic[T]):
             with contextlib.suppress(TimeoutError):
                 tab.wait(self, f"the result of {self._what}", timeout)
             return self._done
-        with self._ready:
-            return self._ready.wait_for(lambda: self._done, timeout)
+        ready = threading.Event()
+        self.add_done_callback(lambda _: ready.set())
+        return ready.wait(timeout)
 
     def add_done_callback(self, callback: Callable[[Pending[T]], object]) -> None:
         """Call `callback(self)` once the result is there: at once if it is, else on the library's worker thread."""
-        with self._ready:
+        with _SETTLING:
             if not self._done:
                 self._callbacks.append(callback)
                 return
@@ -240,12 +243,11 @@ class Pending(Generic[T]):
 
     def resolve(self, result: T) -> None:
         """Set the result, once; later calls change nothing. For whoever does the work."""
-        with self._ready:
+        with _SETTLING:
             if self._done:
                 return
             self._result, self._done = result, True
             callbacks, self._callbacks = self._callbacks, []
-            self._ready.notify_all()
         for callback in callbacks:
             if tab.IN_TAB:  # on a stack of its own, so that it may wait for the work that this one goes on with
                 tab.event_loop().call_soon(self._call, callback)

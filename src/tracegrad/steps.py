@@ -183,7 +183,7 @@ class StepWork:
 
     def finish(self, outputs: dict[str, Any]) -> bool:
         """See `worker.Work`."""
-        if np.any(outputs[HALTED]):
+        if outputs[HALTED]:
             return False
         self.differs = self.checked.differs(outputs) if self.checked is not None else ""
         if self.differs:

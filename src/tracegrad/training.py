@@ -13,7 +13,7 @@ from typing import Any
 
 from tracegrad import checkpoints, params
 from tracegrad.arrays import handed_out
-from tracegrad.build import build_training
+from tracegrad.build import TracedStep, trace_step
 from tracegrad.errors import InputError
 from tracegrad.export import Contents, export
 from tracegrad.fit import History, fit
@@ -52,23 +52,28 @@ class CompiledTraining(Inspected):
         keep_grads: bool = False,
         precision: str = "f32",
     ):
-        """For `tg.compile`. Builds first, then opens the device by `session_factory`, on the worker's thread."""
+        """For `tg.compile`. Traces first; then the worker's thread opens the device, while this one compiles."""
         self._loss, self._declared, self._keep_grads = loss, dict(inputs), keep_grads
         self._precision = precision
         self._lock = threading.Lock()
         self.model, self._optimizer = model, optimizer
-        self._stepper = self._build(model, optimizer, seed_or_new(seed))
-        self._knobs = self._fresh_knobs(self._stepper, optimizer)
+        seed = seed_or_new(seed)
+        traced = self._traced(model, optimizer)
         self.worker = Worker(session_factory)
         self._finalizer = weakref.finalize(self, self.worker.close)  # also at exit, before the interpreter goes
         try:
-            self.worker.begin(self._stepper.install)
+            self._stepper = self._compiled(traced, seed)
+            self._knobs = self._fresh_knobs(self._stepper, optimizer)
+            self.worker.opened().begin(self._stepper.install)
         except BaseException:
             self.close()
             raise
 
-    def _build(self, model: Any, optimizer: Any, seed: int) -> Stepper:
-        built = build_training(model, self._loss, self._declared, optimizer, self._precision)
+    def _traced(self, model: Any, optimizer: Any) -> TracedStep:
+        return trace_step(model, self._loss, self._declared, optimizer, self._precision)
+
+    def _compiled(self, traced: TracedStep, seed: int) -> Stepper:
+        built = traced.compiled()
         self.warnings = built.warnings  # for whoever compiles to say, with the user's line
         return Stepper(built.program, built.graph, seed, built.sites)
 
@@ -106,7 +111,6 @@ class CompiledTraining(Inspected):
         except Exception as e:
             pending.resolve(failure(e, what))
             return pending
-        self.worker.reserve(pending)
         self.worker.enqueue(works, pending)
         return pending
 
@@ -261,7 +265,8 @@ class CompiledTraining(Inspected):
         Raises: what compiling raises; the old model and all its state then stay.
         """
         old = self._stepper
-        new = self._build(model, optimizer or self._optimizer, old.seed if seed is None else checked_seed(seed))
+        seed = old.seed if seed is None else checked_seed(seed)
+        new = self._compiled(self._traced(model, optimizer or self._optimizer), seed)
         for text in self.warnings:
             warnings.warn(text, stacklevel=2)
         fresh = self._fresh_knobs(new, optimizer or self._optimizer)

@@ -15,9 +15,11 @@ from tracegrad.results import Aborted, Failed, Pending, failure
 from tracegrad.runtime import tab
 from tracegrad.runtime.base import Session
 
+GROUPS = 2  # under way at a time: one that the device runs, and the next
 T = TypeVar("T")
+_GOES_ON = object()  # what a turn gives where nothing is to be waited for
 
-MAX_IN_FLIGHT = 8  # calls queued before `step` waits
+MAX_IN_FLIGHT = 8  # runs queued before `step` waits; how many a device has besides is its own affair
 
 
 class Work(Protocol):
@@ -42,6 +44,9 @@ class Work(Protocol):
         ...
 
 
+Group = deque[tuple[Work, Any]]  # runs submitted together, with their tickets
+
+
 class _Call:
     """A function to run on the worker's thread, alone."""
 
@@ -54,28 +59,37 @@ class _Call:
 class Worker:
     """Owns a session on a thread of its own; in a browser's tab, where there are none, in turns of the event loop.
 
-    Runs are submitted in order, up to `session.ahead` before the oldest is collected. A step that was not applied
-    leaves the device halted: what was submitted behind it is dropped and submitted again, in order. A call made with
-    `call` sees everything queued before it finished, and nothing queued after it begun.
+    What is queued is submitted together, as a group; while one group is under way a second is prepared, and then the
+    first is collected. Runs that are under way are never more than `session.ahead`. A step that was not applied leaves
+    the device halted: what was submitted behind it is dropped and submitted again, in order. A call made with `call`
+    sees everything queued before it finished, and nothing queued after it begun.
     """
 
     def __init__(self, factory: Callable[[], Session], max_in_flight: int = MAX_IN_FLIGHT):
-        """Make the session where the work will be done. Raises what `factory` raises."""
+        """Make the session where the work will be done, while the caller goes on; see `opened`."""
         self.max_in_flight = max_in_flight
         self._factory = factory
-        self._wake = threading.Condition()
-        self._slots = threading.Semaphore(max_in_flight)
+        self._lock = threading.RLock()  # reentrant: garbage may be collected, and this closed, while it is held
+        self._wake = threading.Condition(self._lock)
+        self._room = threading.Condition(self._lock)
+        self._crowd = 0  # threads that wait for room
         self._queue: deque[Work | _Call] = deque()
-        self._window: deque[tuple[Work, Any]] = deque()  # submitted, not collected; the worker's own
+        self._window: deque[Group] = deque()  # submitted, not collected; the worker's own
+        self._begun = False  # to collect the oldest of them
+        self._taken: deque[Work] = deque()  # out of the queue, to be submitted
         self._closed: str | None = None
         self._limits: Limits | None = None
-        started: Pending[Any] = Pending("opening the device")
+        self._started: Pending[Any] = Pending("opening the device")
         drive = TabDrive if tab.IN_TAB else ThreadDrive
-        self._drive: Drive = drive(self._main(started), self._wake, self._idle)
+        self._drive: Drive = drive(self._main(), self._wake, self._idle)
         self.ident = self._drive.ident
-        opened = started.result()
+
+    def opened(self) -> Worker:
+        """This worker, once it has its session. Raises what `factory` raised."""
+        opened = self._started.result()
         if isinstance(opened, Failed):
             raise opened.error
+        return self
 
     @property
     def closed(self) -> str | None:
@@ -85,7 +99,7 @@ class Worker:
     @property
     def info(self) -> Any:
         """The session's DeviceInfo."""
-        return self._session.info
+        return self.opened()._session.info
 
     def limits(self) -> Limits:
         """What the device can do, measured at the first call. On the worker's thread."""
@@ -93,25 +107,30 @@ class Worker:
             self._limits = measure_limits(self._session)
         return self._limits
 
-    def reserve(self, pending: Pending[Any]) -> None:
-        """Wait while `max_in_flight` calls are under way; then count `pending` among them until it is resolved."""
-        # On the worker's own thread (a done callback) waiting for a slot would wait forever.
-        may_block = not tab.IN_TAB and threading.get_ident() != self.ident
-        while not self._slots.acquire(blocking=may_block):
-            oldest = next((p for p in self._under_way() if not p.done()), None)
-            if not tab.IN_TAB or not tab.can_wait() or oldest is None:
-                return
-            tab.wait(_done(oldest), "a free place in the queue")
-        pending.add_done_callback(lambda _: self._slots.release())
-
     def enqueue(self, works: Sequence[Work], pending: Pending[Any]) -> None:
-        """Queue the runs of one call, which resolve `pending`."""
-        with self._wake:
+        """Queue the runs of one call, which resolve `pending`; wait first while `max_in_flight` or more are queued."""
+        if len(self._queue) >= self.max_in_flight:
+            self._make_room()
+        with self._lock:
             if self._closed is None:
                 self._queue.extend(works)
                 self._drive.wake()
                 return
         pending.resolve(Aborted(self._closed))
+
+    def _make_room(self) -> None:
+        """Wait until fewer runs are queued. The worker's own thread (a done callback) would wait forever."""
+        if tab.IN_TAB:
+            while len(self._queue) >= self.max_in_flight and tab.can_wait():
+                oldest = next((p for p in self._under_way() if not p.done()), None)
+                if oldest is None:
+                    return
+                tab.wait(_done(oldest), "a free place in the queue")
+        elif threading.get_ident() != self.ident:
+            with self._lock:
+                self._crowd += 1
+                self._room.wait_for(lambda: len(self._queue) < self.max_in_flight or self._closed is not None)
+                self._crowd -= 1
 
     def call(self, fn: Callable[[Session], T], urgent: bool = False) -> T:
         """Run `fn(session)` on the worker's thread and wait for it; `urgent` goes before all that is queued.
@@ -142,7 +161,7 @@ class Worker:
     def post(self, fn: Callable[[Session], Any], urgent: bool = False) -> Pending[Any]:
         """As `call`, without waiting; resolves to a tuple of one, Failed or Aborted."""
         pending: Pending[Any] = Pending("device call", self.ident)
-        with self._wake:
+        with self._lock:
             if self._closed is None:
                 job = _Call(fn, pending, urgent)
                 if urgent:
@@ -177,65 +196,71 @@ class Worker:
 
     def close(self, reason: str = "closed") -> None:
         """Abort what is under way, close the session, end the thread. Closing twice is fine."""
-        with self._wake:
+        with self._lock:
             if self._closed is None:
                 self._closed = reason
         self._drive.end()
 
     def _under_way(self) -> list[Pending[Any]]:
-        with self._wake:
-            return [*(work.pending for work, _ in self._window), *(job.pending for job in self._queue)]
+        with self._lock:
+            return [job.pending for job in [*self._submitted(), *self._queue]]
 
     # --- on the worker's thread ---
 
     def _idle(self) -> bool:
         return not self._queue and not self._window and self._closed is None
 
-    def _main(self, started: Pending[Any]) -> Generator[Any, None, None]:
+    def _main(self) -> Generator[Any, None, None]:
         """All the work. Gives what should be waited for before it goes on: a ticket, or None for something to do."""
         try:
             self._session = self._factory()
         except BaseException as e:
-            self._closed = "the device could not be opened"
-            started.resolve(failure(e, "opening the device") if isinstance(e, Exception) else Failed(e))
+            self._closed = self._closed or "the device could not be opened"
+            self._started.resolve(failure(e, "opening the device") if isinstance(e, Exception) else Failed(e))
+            self._abort_all(self._closed)
             return
-        started.resolve(None)
+        self._started.resolve(None)
         try:
             while self._closed is None:
-                yield from self._turn()
+                awaited = self._turn()
+                if awaited is not _GOES_ON:
+                    yield awaited
+                    if awaited is not None and self._closed is None:
+                        self._collect_oldest()
         except BaseException as e:  # whoever waits must hear of it
             self._closed = self._closed or f"closed: the worker ended with {type(e).__name__}: {e}"
         self._abort_all(self._closed or "closed")
         with contextlib.suppress(Exception):  # the device may be gone; whoever used it was told by then
             self._session.close()
 
-    def _turn(self) -> Generator[Any, None, None]:
-        """Do one thing. Holds no reference to any work afterwards."""
-        with self._wake:
+    def _turn(self) -> Any:
+        """Do one thing, or say what to wait for: the oldest ticket, or None for more to do."""
+        if self._begun:
+            return self._window[0][0][1]
+        with self._lock:
             job = self._queue[0] if self._queue else None
             if isinstance(job, _Call):
-                ready = job.urgent or not self._window
-            else:
-                ready = job is not None and not self._full(job)
-            if ready:
-                self._queue.popleft()
-        if job is None and not self._window:
-            yield None
-        elif job is None or not ready:
-            yield self._window[0][1]
-            if self._closed is None:
-                self._collect_oldest()
-        elif isinstance(job, _Call):
+                job = self._queue.popleft() if job.urgent or not self._window else None
+            elif job is not None:
+                room = self._room_for(job)
+                while self._queue and len(self._taken) < room and not isinstance(self._queue[0], _Call):
+                    self._taken.append(cast("Work", self._queue.popleft()))
+        if isinstance(job, _Call):
             self._run_call(job)
+        elif self._taken:
+            self._submit()
         else:
-            self._submit(job)
+            return self._window[0][0][1] if self._window else None
+        return _GOES_ON
 
-    def _full(self, following: Work) -> bool:
-        """True when the oldest run should be collected before another is submitted."""
+    def _room_for(self, following: Work) -> int:
+        """How many runs to submit now: none if results should be collected first."""
         if not self._window:
-            return False
-        oldest = self._window[0][0].pending
-        return len(self._window) >= self._session.ahead or (oldest.wanted and oldest is not following.pending)
+            return self._session.ahead
+        oldest = self._window[0][0][0].pending
+        if len(self._window) == GROUPS or (oldest.wanted and oldest is not following.pending):
+            return 0
+        return self._session.ahead - sum(map(len, self._window))
 
     def _run_call(self, job: _Call) -> None:
         try:
@@ -246,17 +271,31 @@ class Worker:
         else:
             job.pending.resolve(result)
 
-    def _submit(self, work: Work) -> None:
-        try:
-            ticket = work.submit(self._session)
-        except Exception as e:
-            work.fail(e)
-            return
-        if ticket is not None:
-            self._window.append((work, ticket))
+    def _submit(self) -> None:
+        """Submit what was taken, as a group."""
+        group: Group = deque()
+        while self._taken:
+            work = self._taken.popleft()
+            try:
+                ticket = work.submit(self._session)
+            except Exception as e:
+                work.fail(e)
+                continue
+            if ticket is not None:
+                group.append((work, ticket))
+        if group:
+            self._window.append(group)
+        with self._lock:
+            if self._crowd and len(self._queue) <= self.max_in_flight // 2:  # half at a time: waking a thread costs
+                self._room.notify_all()
+        self._session.flush()
 
     def _collect_oldest(self) -> None:
-        work, ticket = self._window.popleft()
+        group = self._window[0]
+        work, ticket = group.popleft()
+        self._begun = bool(group)
+        if not group:
+            self._window.popleft()
         outputs: dict[str, Any] = {}
         try:
             outputs = self._session.collect(ticket)
@@ -275,18 +314,25 @@ class Worker:
         except Exception as e:
             work.fail(e)
 
+    def _submitted(self) -> list[Work]:
+        return [*(work for group in self._window for work, _ in group), *self._taken]
+
     def _drop_window(self) -> None:
         """Forget the results of what was submitted behind a failed step, and queue it again in the same order."""
-        dropped = [work for work, _ in self._window]
+        dropped = self._submitted()
         self._window.clear()
-        with self._wake:
+        self._begun = False
+        with self._lock:
             self._queue.extendleft(reversed(dropped))
 
     def _abort_all(self, reason: str) -> None:
-        with self._wake:
-            jobs = [*(work for work, _ in self._window), *self._queue]
+        with self._lock:
+            jobs = [*self._submitted(), *self._queue]
             self._queue.clear()
+            self._room.notify_all()
         self._window.clear()
+        self._taken.clear()
+        self._begun = False
         for job in jobs:
             job.pending.resolve(Aborted(reason))
 

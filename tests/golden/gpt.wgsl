@@ -2055,10 +2055,11 @@ fn k0(w: i32, lid: i32) {
   let o0 = at[0].x;
   let o1 = at[0].y;
   let o2 = at[0].z;
+  let o3 = at[0].w;
   let e = w * 256 + lid;
   if (e >= 1) { return; }
-  let s2 = select(0, 1, ((bitcast<u32>((mem0[o0 + 0] + mem0[o1 + 0])) & 0x7f800000u) == 0x7f800000u));
-  mem1[o2 + 0] = s2;
+  let s3 = select(0, (mem1[o2 + 0] + 1), ((bitcast<u32>((mem0[o0 + 0] + mem0[o1 + 0])) & 0x7f800000u) == 0x7f800000u));
+  mem1[o3 + 0] = s3;
 }
 @compute @workgroup_size(256)
 fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) lid: u32) {

@@ -483,6 +483,7 @@ fn k0(w: i32, lid: i32) {
   let o6 = at[1].z;
   let o7 = at[1].w;
   let o8 = at[2].x;
+  let o9 = at[2].y;
   let row = w * 256 + lid;
   let lane = 0;
   if (row >= 1) { return; }
@@ -503,15 +504,15 @@ fn k0(w: i32, lid: i32) {
       let v2 = mem1[o1 + j0];
       let v3 = ((v1 * v2) + mem2[o2 + j0]);
       let v4 = mem4[o4 + j0];
-      let s6 = select(v2, v3, v0);
-      let s7 = select(v4, (v4 + (v5 * v3)), v0);
-      mem1[o6 + j0] = s6;
-      mem4[o7 + j0] = s7;
+      let s7 = select(v2, v3, v0);
+      let s8 = select(v4, (v4 + (v5 * v3)), v0);
+      mem1[o7 + j0] = s7;
+      mem4[o8 + j0] = s8;
     }
   }
   if (row < 1 && lane == 0) {
-    let s8 = select(0, 1, ((bitcast<u32>((a0 + mem3[o3 + 0])) & 0x7f800000u) == 0x7f800000u));
-    mem5[o8 + 0] = s8;
+    let s9 = select(0, (mem5[o6 + 0] + 1), ((bitcast<u32>((a0 + mem3[o3 + 0])) & 0x7f800000u) == 0x7f800000u));
+    mem5[o9 + 0] = s9;
   }
 }
 @compute @workgroup_size(256)

@@ -1,7 +1,8 @@
 """WebGPU adapters: which there are, which one to take, and plain words when there is none.
 
 Drivers can crash or hang when they are first asked, and Mesa prints to stderr. So a child process asks first; this
-process loads wgpu only to open an adapter that the child has seen alive (`open_device`).
+process asks drivers only to open an adapter that a child has seen alive (`open_device`), here or in an earlier process
+(`remembered`).
 """
 
 from __future__ import annotations
@@ -17,14 +18,15 @@ import os
 import subprocess
 import sys
 import tempfile
-import warnings
-from collections.abc import Generator, Mapping
+import threading
+from collections.abc import Callable, Generator, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 from tracegrad.errors import DeviceError
-from tracegrad.runtime import tab
+from tracegrad.runtime import remembered, tab
 
+T = TypeVar("T")
 INSTALL = 'pip install "wgpu>=0.32,<0.33"'
 PROBE_SECONDS = 60  # a driver that has not answered by then never will
 BACKENDS = ("Vulkan", "Metal", "D3D12")  # OpenGL computes too, but aborts and prints on many machines
@@ -93,6 +95,7 @@ class _Answer:
     adapters: tuple[AdapterInfo, ...] = ()
     reason: str = ""
     detail: str = ""
+    rows: remembered.Rows = field(default_factory=list[Any])  # as wgpu describes them
 
 
 def adapters() -> list[AdapterInfo]:
@@ -114,24 +117,40 @@ def check_webgpu() -> WebGPUSupport:
     return WebGPUSupport(True, "ok", f"WebGPU is available: {best.description}", best)
 
 
-def adapter_for(device: str) -> AdapterInfo | None:
-    """The adapter that `device` means: for "auto" a real GPU or None; for "webgpu" the best, or an error.
+def opened(device: str, open: Callable[[AdapterInfo], T]) -> T | None:
+    """What `open` makes of the adapter that `device` means; None if "auto" finds no real GPU.
 
-    Raises: DeviceError for "webgpu" on a machine without adapters. Warns when the best one is software.
+    An adapter that another process has seen is tried first; if it does not open, a child process asks anew.
+    Raises: DeviceError for "webgpu" on a machine without adapters, and what `open` raises.
     """
+    if device == "auto" and not may_have_gpu():
+        return None
+    asked = bool(_probe.cache_info().currsize)  # in this process
+    rows = None if asked else remembered.take()
+    if rows is not None:
+        with contextlib.suppress(DeviceError, KeyError, TypeError, ValueError):
+            chosen = _chosen(device, _Answer(_sorted(rows)))
+            made = None if chosen is None else open(chosen)
+            remembered.keep(rows)
+            return made
+    if not asked and importlib.util.find_spec("wgpu") is not None:
+        threading.Thread(target=_load_quietly).start()  # importing it takes half as long as the child
+    answer = _ask()
+    chosen = _chosen(device, answer)
+    made = None if chosen is None else open(chosen)
+    if answer.rows:
+        remembered.keep(answer.rows)
+    return made
+
+
+def _chosen(device: str, answer: _Answer) -> AdapterInfo | None:
+    """The best adapter for "webgpu", or an error; for "auto" the best if it is real."""
+    best = answer.adapters[0] if answer.adapters else None
     if device == "auto":
-        best = _ask().adapters[:1] if may_have_gpu() else ()
-        return best[0] if best and not best[0].software else None
-    support = check_webgpu()
-    if support.adapter is None:
-        raise DeviceError.here(f'device="webgpu": {support.message}')
-    if support.adapter.software:
-        warnings.warn(
-            f"{support.adapter.description} is a software adapter: correct, but much slower than device='cpu'",
-            RuntimeWarning,
-            stacklevel=4,  # the caller of tg.compile
-        )
-    return support.adapter
+        return None if best is None or best.software else best
+    if best is None:
+        raise DeviceError(f'device="webgpu": {_explain(answer)}')
+    return best
 
 
 def may_have_gpu() -> bool:
@@ -146,10 +165,10 @@ def open_device(adapter: AdapterInfo) -> Any:
 
     Raises: DeviceError if the adapter is gone or refuses.
     """
-    wgpu = load_wgpu()
+    load_wgpu()
     with quiet_stderr():
         try:
-            for found in wgpu.gpu.enumerate_adapters_sync():
+            for found in enumerate_here():
                 row = _row({"info": dict(found.info), "limits": dict(found.limits), "features": found.features})
                 if (row.name, row.backend, row.type) == (adapter.name, adapter.backend, adapter.type):
                     wanted = [f for f in FEATURES if f in row.features]
@@ -160,20 +179,36 @@ def open_device(adapter: AdapterInfo) -> Any:
 
 
 def load_wgpu() -> Any:
-    """The wgpu module, without its OpenGL backend unless the program uses wgpu already."""
+    """The wgpu module. No driver is touched."""
     try:
-        wgpu: Any = importlib.import_module("wgpu")
-        extras: Any = importlib.import_module("wgpu.backends.wgpu_native.extras")
+        importlib.import_module("wgpu.backends.wgpu_native.extras")
+        return importlib.import_module("wgpu")
     except Exception as e:
         raise DeviceError(f"the Python package wgpu cannot be loaded ({e}); {INSTALL}") from e
+
+
+def _load_quietly() -> None:
+    with contextlib.suppress(DeviceError):  # whoever needs it hears of it
+        load_wgpu()
+
+
+def enumerate_here() -> list[Any]:
+    """wgpu's adapters, without its OpenGL backend unless the program uses wgpu already. This loads drivers."""
+    extras: Any = importlib.import_module("wgpu.backends.wgpu_native.extras")
     with contextlib.suppress(Exception):  # a RuntimeError where the instance exists: then it is the user's
         extras.set_instance_extras(backends=["Primary"])
-    return wgpu
+    return importlib.import_module("wgpu").gpu.enumerate_adapters_sync()
 
 
 @contextlib.contextmanager
 def quiet_stderr() -> Generator[None, None, None]:
-    """Swallow what C code prints to stderr meanwhile; nothing where stderr is no real file."""
+    """Swallow what C code prints to stderr meanwhile; nothing where stderr is no real file.
+
+    Nor where the compiler was asked to print: it works at the same time, on another thread.
+    """
+    if os.environ.get("TRACEGRAD_DEBUG"):
+        yield
+        return
     try:
         sys.stderr.flush()
         saved = os.dup(2)
@@ -212,9 +247,8 @@ def _probe(_environment: tuple[str, ...]) -> _Answer:
     said = json.loads(text)
     if "error" in said:
         return _Answer(reason="broken-wgpu", detail=said["error"])
-    rows = [r for r in map(_row, said["rows"]) if r.backend in BACKENDS]
-    if rows:
-        return _Answer(tuple(sorted(rows, key=_rank)))
+    if found := _sorted(said["rows"]):
+        return _Answer(found, rows=said["rows"])
     missing = sys.platform.startswith("linux") and not ctypes.util.find_library("vulkan")
     return _Answer(reason="no-loader" if missing else "no-driver")
 
@@ -254,13 +288,18 @@ def _probe_child() -> str:
 def _probe_here() -> str:
     """For a frozen program, whose executable is no Python: ask in this process."""
     try:
-        wgpu = load_wgpu()
+        load_wgpu()
         with quiet_stderr():
-            found = wgpu.gpu.enumerate_adapters_sync()
+            found = enumerate_here()
     except Exception as e:
         return json.dumps({"error": str(e)})
     rows = [{"info": dict(a.info), "limits": dict(a.limits), "features": sorted(a.features)} for a in found]
     return json.dumps({"rows": rows})
+
+
+def _sorted(rows: remembered.Rows) -> tuple[AdapterInfo, ...]:
+    """Those that can compute, the best first."""
+    return tuple(sorted((a for a in map(_row, rows) if a.backend in BACKENDS), key=_rank))
 
 
 def _row(raw: Mapping[str, Any]) -> AdapterInfo:

@@ -45,7 +45,7 @@ class Session(Protocol):
     Programs loaded into one session share every buffer of role "param", "grad" or "state" that has the same name; the
     first program that brings a name allocates it, filled with `Buffer.fill`. Every method runs on the one thread that
     owns the session. `submit` queues a run and returns at once where the device allows it; `collect` waits for it.
-    Arrays are NumPy arrays of the field's dtype and shape.
+    Runs may share a submission of the device. Arrays are NumPy arrays of the field's dtype and shape.
     """
 
     ahead: int  # runs worth submitting before the first is collected; 1 where `submit` itself computes
@@ -65,6 +65,10 @@ class Session(Protocol):
 
     def submit(self, handle: int, inputs: Mapping[str, Any]) -> Any:
         """Run once with the program's `inputs` (all of them, hyperparameters too); a ticket."""
+        ...
+
+    def flush(self) -> None:
+        """See that the runs submitted so far begin, where they wait for others to be submitted with."""
         ...
 
     def collect(self, ticket: Any) -> dict[str, Any]:

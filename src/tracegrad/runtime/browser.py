@@ -74,7 +74,7 @@ class BrowserSession:
 
     def load(self, program: Program) -> int:
         """Hand the program over: allocated, and every kernel compiled in parallel; a handle."""
-        self._flush()
+        self.flush()
         self._next += 1
         answer = self._tab.load(self._next, program.to_json())
         if can_wait():
@@ -89,7 +89,7 @@ class BrowserSession:
 
     def unload(self, handle: int) -> None:
         """Free what only this program uses."""
-        self._flush()
+        self.flush()
         if self._programs.pop(handle, None) is not None:
             self._tab.unload(handle)
 
@@ -98,12 +98,20 @@ class BrowserSession:
         self._check_open()
         batch = self._batch
         if batch is None or batch.handle != handle or batch.n >= RUNS_AT_ONCE:
-            self._flush()
+            self.flush()
             batch = self._batch = Batch(handle)
         for f in self._programs[handle].inputs:
             batch.data += to_storage(inputs[f.name], f.dtype).tobytes()
         batch.n += 1
         return Ticket(self, batch, batch.n - 1)
+
+    def flush(self) -> None:
+        """Let the runs submitted so far cross over."""
+        self._check_open()
+        batch, self._batch = self._batch, None
+        if batch is not None:
+            batch.sent = time.perf_counter()
+            batch.answer = self._tab.run(batch.handle, batch.n, sent(batch.data))
 
     def collect(self, ticket: Ticket) -> dict[str, Any]:
         """Outputs of that run by name."""
@@ -130,14 +138,14 @@ class BrowserSession:
 
     def read(self, name: str) -> Any:
         """A persistent buffer, flat."""
-        self._flush()
+        self.flush()
         kind = DTYPES[self._persistent(name).dtype].numpy
         answer = wait(self._tab.read(name), f"reading {name!r}")
         return np.frombuffer(value_of(answer).to_bytes(), dtype=kind)
 
     def write(self, name: str, values: Any, offset: int = 0) -> None:
         """Overwrite part of a persistent buffer, after everything submitted so far."""
-        self._flush()
+        self.flush()
         b = self._persistent(name)
         flat = np.ascontiguousarray(values, dtype=DTYPES[b.dtype].numpy).reshape(-1)
         if offset < 0 or offset + flat.size > b.size:
@@ -154,7 +162,7 @@ class BrowserSession:
         """Send `batch` if that was not done, and take its answer. What goes wrong is raised by `collect`."""
         try:
             if batch is self._batch:
-                self._flush()
+                self.flush()
             outputs: bytes = value_of(await batch.answer).to_bytes()
         except Exception as e:
             batch.error = e
@@ -164,14 +172,6 @@ class BrowserSession:
             each = max(1, len(batch.data) // batch.n, len(outputs) // batch.n)
             quick = int(batch.n * SECONDS_AT_ONCE / max(time.perf_counter() - batch.sent, 1e-6))
             self.ahead = max(1, min(RUNS_AT_ONCE, BYTES_AT_ONCE // each, quick))
-
-    def _flush(self) -> None:
-        """Let the runs submitted so far cross over."""
-        self._check_open()
-        batch, self._batch = self._batch, None
-        if batch is not None:
-            batch.sent = time.perf_counter()
-            batch.answer = self._tab.run(batch.handle, batch.n, sent(batch.data))
 
     def _persistent(self, name: str) -> Buffer:
         if name not in self._buffers:

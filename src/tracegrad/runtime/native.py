@@ -1,9 +1,12 @@
-"""The native WebGPU runtime: Programs on a wgpu device. One pass, one submission, no wait a run.
+"""The native WebGPU runtime: Programs on a wgpu device. Runs queued behind each other share a submission and its pass.
 
 Host time on a two-core machine (wgpu 0.32.0, llvmpipe, medians): a dispatch with its pipeline, bind group and
 offsets costs 4.9 µs by the public API and 2.8 µs by direct calls, its share of finishing the command buffer included;
 `submit` of a two-dispatch program 64 and 29 µs, a 4 KB write 3.5 and 2.2 µs. Offsets by one bind group with a dynamic
 offset or by a group for each dispatch: 2.01 and 2.02 µs (direct, no workgroups), so the former: it needs one object.
+
+Runs wait for each other until there are as many as one submission should have, or the caller flushes, collects one of
+them, reads or writes.
 
 Everything runs on the thread of the caller, which owns the session. Errors that would abort the process inside wgpu
 (a mapped or destroyed buffer in a submission, a mapped range of an unmapped buffer) cannot be reached: a slot is free
@@ -16,6 +19,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import time
 from collections.abc import Generator, Mapping
 from typing import Any
 
@@ -28,36 +32,49 @@ from tracegrad.runtime.wgpu_calls import Calls, Copy, DirectCalls, LogTap, Publi
 from tracegrad.runtime.wgpu_program import (
     COPY_DST,
     MAP_READ,
-    Array,
     Kernels,
     Loaded,
     Slot,
     allocate,
     build,
     check_limits,
+    copies_to,
+    prepared,
     release,
-    stored_dtype,
     take_slot,
 )
+from tracegrad.runtime.wgpu_rings import Array, stored_dtype
 from tracegrad.runtime.wgpu_timing import time_launches
 
 READ_BYTES = 64 << 20  # persistent buffers are read in pieces of this size
+SECONDS_AT_ONCE = 0.01  # that one submission should take: whoever waits for a run waits for all of its submission
 
 log = logging.getLogger("tracegrad")
 
 
-class Ticket:
-    """A run in flight. Dropping it uncollected is fine: its slot is used again."""
+class Submission:
+    """Runs of one program that are submitted together. Dropping it unfetched is fine: its slot is used again."""
 
-    __slots__ = ("__weakref__", "loaded", "mark", "slot")
+    __slots__ = ("__weakref__", "error", "loaded", "mark", "outputs", "runs", "sent", "slot")
 
-    def __init__(self, loaded: Loaded, slot: Slot, mark: Any) -> None:
-        self.loaded, self.mark = loaded, mark
-        self.slot: Slot | None = slot
+    def __init__(self, loaded: Loaded) -> None:
+        self.loaded, self.runs, self.mark, self.sent = loaded, 0, None, 0.0
+        self.slot: Slot | None = None  # from when it is sent until it is fetched
+        self.outputs: list[Any] | None = None
+        self.error: Exception | None = None
 
     def __del__(self) -> None:
         if self.slot is not None and self.loaded.alive:
             self.loaded.free.append(self.slot)  # the queue runs copies in order, so reuse before its end is safe
+
+
+class Ticket:
+    """One run of a submission. It may be dropped uncollected."""
+
+    __slots__ = ("collected", "number", "submission")
+
+    def __init__(self, submission: Submission, number: int) -> None:
+        self.submission, self.number, self.collected = submission, number, False
 
 
 class NativeSession:
@@ -68,8 +85,6 @@ class NativeSession:
     Raises:  DeviceError if the device cannot be opened or computes wrongly.
     """
 
-    ahead = 8
-
     def __init__(self, adapter: AdapterInfo, *, direct: bool = True) -> None:
         self.info = DeviceInfo("webgpu", adapter.description, adapter.software)
         self._closed = False
@@ -78,7 +93,10 @@ class NativeSession:
         self._tap = LogTap().attach()
         self._shared: dict[str, Array] = {}
         self._programs: dict[int, Loaded] = {}
+        self._waiting: Submission | None = None  # not sent yet
+        self._landed = 0.0  # when the last submission fetched was there
         self._next = 0
+        self.ahead = 4
         try:
             self._device: Any = open_device(adapter)
         except BaseException:
@@ -99,6 +117,7 @@ class NativeSession:
 
         Raises: DeviceError if the device is too small; CompileError naming a kernel that it refuses.
         """
+        self.flush()
         program = as_run(program, self.info)
         with self._using_device("loading a program"):
             check_limits(program, self.limits, self.features, self.info.description)
@@ -109,6 +128,7 @@ class NativeSession:
 
     def unload(self, handle: int) -> None:
         """Free what only this program uses: persistent buffers too, where no other program names them."""
+        self.flush()
         loaded = self._programs.pop(handle, None)
         if loaded is not None:
             release(loaded, self._shared)
@@ -119,44 +139,89 @@ class NativeSession:
         Raises: InputError for missing, unknown or misshapen inputs; DeviceError, DeviceLostError.
         """
         loaded = self._loaded(handle)
-        loaded.stage(inputs)
-        with self._using_device("submitting a run"):
-            for host in loaded.inputs:
-                self.calls.write(host.array.buffer, 0, host.staging)
-            slot = take_slot(loaded, self._device, self.calls)
-            try:
-                mark = self.calls.submit(loaded.launches, slot.copies)
-            except BaseException:
-                loaded.free.append(slot)
-                raise
-        return Ticket(loaded, slot, mark)
+        if self._waiting is not None and self._waiting.loaded is not loaded:
+            self.flush()
+        submission = self._waiting or Submission(loaded)
+        loaded.inputs.stage(submission.runs, inputs)
+        submission.runs += 1
+        self._waiting = submission
+        if submission.runs >= runs_at_once(loaded):
+            self.flush()
+            if submission.error is not None:
+                raise submission.error
+        return Ticket(submission, submission.runs - 1)
 
     def collect(self, ticket: Ticket) -> dict[str, Any]:
         """Wait for a run; its outputs by name. Tickets may be collected in any order, each once."""
-        loaded, slot = ticket.loaded, ticket.slot
+        submission, loaded = ticket.submission, ticket.submission.loaded
         self._check_open()
         if not loaded.alive:
             raise DeviceError("the program of this run was unloaded")
-        if slot is None:
+        if ticket.collected:
             raise DeviceError("this run was collected already")
-        ticket.slot = None  # if the wait fails the slot may be left mapped: it is never used again
-        if not loaded.slot_bytes:
-            loaded.free.append(slot)
-            return {}
-        with self._using_device("waiting for a run"):
-            raw = self.calls.fetch(slot.buffer, loaded.slot_bytes, ticket.mark)
+        ticket.collected = True
+        if submission is self._waiting:
+            self.flush()
+        if submission.error is not None:
+            raise submission.error
+        if submission.outputs is None:
+            submission.outputs = self._fetch(submission)
+        return loaded.outputs.of_run(submission.outputs, ticket.number)
+
+    def flush(self) -> None:
+        """Submit the runs that wait. If that fails, collecting them raises the error."""
+        submission, self._waiting = self._waiting, None
+        if submission is None:
+            return
+        loaded, runs = submission.loaded, submission.runs
+        try:
+            with self._using_device("submitting a run"):
+                slot = take_slot(loaded, self._device)
+                try:
+                    launches = [prepared(loaded, k, self.calls, self._kernels) for k in range(runs)]
+                    copies = copies_to(slot, loaded, runs, self.calls)
+                    submission.sent = time.perf_counter()
+                    submission.mark = self.calls.submit(loaded.inputs.writes(runs), launches, copies)
+                except BaseException:
+                    loaded.free.append(slot)
+                    raise
+        except Exception as e:
+            submission.error = e
+        else:
+            submission.slot = slot
+
+    def _fetch(self, submission: Submission) -> list[Any]:
+        """Wait for a submission; its outputs."""
+        loaded, slot, runs = submission.loaded, submission.slot, submission.runs
+        assert slot is not None
+        submission.slot = None  # if the wait fails the slot may be left mapped: it is never used again
+        size = loaded.outputs.bytes(runs)
+        raw = np.zeros(0, np.uint8)
+        try:
+            if size:
+                with self._using_device("waiting for a run"):
+                    raw = self.calls.fetch(slot.buffer, size, submission.mark)
+        except Exception as e:
+            submission.error = e
+            raise
+        now = time.perf_counter()
+        loaded.seconds = (now - max(submission.sent, self._landed)) / runs
+        self._landed = now
+        self.ahead = 2 + 2 * runs_at_once(loaded)
         loaded.free.append(slot)
-        return loaded.unpack(raw)
+        return loaded.outputs.columns(raw, runs)
 
     def timings(self, handle: int, inputs: Mapping[str, Any], runs: int) -> Timings:
         """By the device's timestamps where it has them, each dispatch in a pass of its own."""
         loaded = self._loaded(handle)
+        self.flush()
         self.collect(self.submit(handle, inputs))  # brings the inputs, which the runs below use again
         with self._using_device("timing a program"):
             return time_launches(self._device, loaded, runs)
 
     def read(self, name: str) -> Any:
         """A persistent buffer, flat, after everything queued so far."""
+        self.flush()
         array = self._persistent(name)
         result = np.empty(array.size, stored_dtype(array.dtype))
         flat = result.view(np.uint8)
@@ -166,7 +231,7 @@ class NativeSession:
                 for at in range(0, flat.nbytes, READ_BYTES):
                     size = min(READ_BYTES, flat.nbytes - at)
                     copies = self.calls.prepare_copies([Copy(array.buffer, at, staging, 0, size)])
-                    mark = self.calls.submit(self.calls.prepare([]), copies)
+                    mark = self.calls.submit([], [], copies)
                     flat[at : at + size] = self.calls.fetch(staging, size, mark)
             finally:
                 staging.destroy()
@@ -174,6 +239,7 @@ class NativeSession:
 
     def write(self, name: str, values: Any, offset: int = 0) -> None:
         """Overwrite a persistent buffer from element `offset` on, after everything queued so far."""
+        self.flush()
         array = self._persistent(name)
         flat = np.ascontiguousarray(values, dtype=stored_dtype(array.dtype)).reshape(-1)
         if offset < 0 or offset + flat.size > array.size:
@@ -186,7 +252,7 @@ class NativeSession:
         """Free everything. Closing twice is fine; anything else afterwards is a DeviceError."""
         if self._closed:
             return
-        self._closed = True
+        self._closed, self._waiting = True, None
         for loaded in self._programs.values():
             release(loaded, self._shared)
         self._programs.clear()
@@ -233,17 +299,16 @@ class NativeSession:
             raise error from e
 
     def _pick_calls(self, direct: bool) -> None:
-        """Direct calls if they compute what the public API does, which must compute rightly."""
+        """Direct calls if they compute rightly, else the public API, which must."""
+        if direct:
+            try:
+                self.calls = DirectCalls(self._device)
+                self._self_test()
+                return
+            except Exception as e:
+                log.info("wgpu by its public interface only: %s", e)
+                self.calls = PublicCalls(self._device)
         self._self_test()
-        if not direct:
-            return
-        public = self.calls
-        try:
-            self.calls = DirectCalls(self._device)
-            self._self_test()
-        except Exception as e:
-            log.info("wgpu by its public interface only: %s", e)
-            self.calls = public
 
     def _self_test(self) -> None:
         """Run SELF_TEST twice in flight and compare."""
@@ -255,6 +320,11 @@ class NativeSession:
             self.unload(handle)
         if got != [[4.0, 6.0], [6.0, 8.0]]:
             raise DeviceError(f"{self.info.description} computes wrongly by the {self.calls.name} interface: {got}")
+
+
+def runs_at_once(loaded: Loaded) -> int:
+    """How many runs of a program should share a submission."""
+    return max(1, min(loaded.depth, int(SECONDS_AT_ONCE / loaded.seconds)))
 
 
 SELF_TEST = Program(

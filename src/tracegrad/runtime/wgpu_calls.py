@@ -11,7 +11,9 @@ it reported no error (a lost device shows there, too); a mapped range is asked f
 
 from __future__ import annotations
 
+import ctypes
 import importlib
+import itertools
 import logging
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -25,6 +27,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     Bytes = NDArray[np.uint8]
+    Write = tuple[Any, NDArray[Any]]  # a buffer, and what goes to its beginning: contiguous
 
 PINNED = "0.32."  # the wgpu-py whose private handles DirectCalls knows
 
@@ -68,8 +71,8 @@ class Calls(Protocol):
         """Copies in the form `submit` wants."""
         ...
 
-    def submit(self, launches: Any, copies: Any) -> Any:
-        """Queue one compute pass, then the copies; a mark for `fetch`."""
+    def submit(self, writes: Sequence[Write], runs: Sequence[Any], copies: Any) -> Any:
+        """Queue the writes, one compute pass with the launches of all runs, then the copies; a mark for `fetch`."""
         ...
 
     def write(self, buffer: Any, offset: int, values: NDArray[Any]) -> None:
@@ -98,12 +101,14 @@ class PublicCalls:
     def prepare_copies(self, copies: Sequence[Copy]) -> Any:
         return tuple(copies)
 
-    def submit(self, launches: Any, copies: Any) -> Any:
+    def submit(self, writes: Sequence[Write], runs: Sequence[Any], copies: Any) -> Any:
+        for buffer, values in writes:
+            self.write(buffer, 0, values)
         encoder = self._device.create_command_encoder()
-        if launches:
+        if any(runs):
             run = encoder.begin_compute_pass()
             pipeline = group = None
-            for x in launches:
+            for x in itertools.chain.from_iterable(runs):
                 if x.pipeline is not pipeline:
                     pipeline = x.pipeline
                     run.set_pipeline(pipeline)
@@ -172,42 +177,69 @@ class DirectCalls:
 
     def prepare(self, launches: Sequence[Launch]) -> Any:
         """(C function, arguments after the pass) for each call, without calls that would change nothing."""
-        lib = self._lib
+        set_pipeline, set_group, dispatch = self._recording()
         calls: list[tuple[Callable[..., None], tuple[Any, ...]]] = []
+        kept: list[Any] = list(launches)  # they keep the handles alive
         pipeline = group = None
         for x in launches:
             if x.pipeline is not pipeline:
                 pipeline = x.pipeline
-                calls.append((lib.wgpuComputePassEncoderSetPipeline, (x.pipeline._internal,)))
+                calls.append((set_pipeline, (self._address(pipeline._internal),)))
             if x.group is not group:
                 group = x.group
-                calls.append((lib.wgpuComputePassEncoderSetBindGroup, (0, group._internal, 0, self._ffi.NULL)))
+                calls.append((set_group, (0, self._address(group._internal), 0, None)))
             if x.offsets is not None:
-                at = self._ffi.new("uint32_t[1]", [x.at])
-                calls.append((lib.wgpuComputePassEncoderSetBindGroup, (1, x.offsets._internal, 1, at)))
-            calls.append((lib.wgpuComputePassEncoderDispatchWorkgroups, (*x.grid, 1)))
-        return calls, tuple(launches)  # the launches keep the handles alive
+                kept.append(ctypes.c_uint32(x.at))
+                calls.append((set_group, (1, self._address(x.offsets._internal), 1, ctypes.addressof(kept[-1]))))
+            calls.append((dispatch, (*x.grid, 1)))
+        return calls, kept
+
+    def _address(self, handle: Any) -> int:
+        return int(self._ffi.cast("uintptr_t", handle))
+
+    def _recording(self) -> tuple[Callable[..., None], ...]:
+        """The functions that record a dispatch. They return at once, so they keep Python's lock: otherwise a thread
+        that waits for it would get it at every call, and each change of hands costs as much as a hundred calls.
+
+        Where wgpu's log is traced they let go: who logs may hold a lock of wgpu's while it waits for Python's.
+        """
+        kind = ctypes.CFUNCTYPE if logging.getLogger("wgpu").isEnabledFor(logging.INFO) else ctypes.PYFUNCTYPE
+        pointer, u32, size = ctypes.c_void_p, ctypes.c_uint32, ctypes.c_size_t
+        types = {
+            "SetPipeline": (pointer,),
+            "SetBindGroup": (u32, pointer, size, pointer),
+            "DispatchWorkgroups": (u32, u32, u32),
+        }
+        functions: list[Callable[..., None]] = []
+        for name, arguments in types.items():
+            found = self._ffi.addressof(self._lib, f"wgpuComputePassEncoder{name}")
+            functions.append(kind(None, pointer, *arguments)(self._address(found)))
+        return tuple(functions)
 
     def prepare_copies(self, copies: Sequence[Copy]) -> Any:
         rows = [(c.source._internal, c.source_offset, c.target._internal, c.target_offset, c.size) for c in copies]
         return rows, tuple(copies)
 
-    def submit(self, launches: Any, copies: Any) -> Any:
-        lib = self._lib
-        command = encoder = self._ffi.NULL
+    def submit(self, writes: Sequence[Write], runs: Sequence[Any], copies: Any) -> Any:
+        lib, ffi = self._lib, self._ffi
+        command = encoder = ffi.NULL
         self._errors.capture("tracegrad")
         try:
-            encoder = lib.wgpuDeviceCreateCommandEncoder(self._device, self._ffi.NULL)
-            if launches[0]:
-                run = lib.wgpuCommandEncoderBeginComputePass(encoder, self._ffi.NULL)
-                for call, args in launches[0]:
-                    call(run, *args)
+            for buffer, values in writes:
+                lib.wgpuQueueWriteBuffer(self._queue, buffer._internal, 0, ffi.from_buffer(values), values.nbytes)
+            encoder = lib.wgpuDeviceCreateCommandEncoder(self._device, ffi.NULL)
+            if runs and runs[0][0]:
+                run = lib.wgpuCommandEncoderBeginComputePass(encoder, ffi.NULL)
+                at = self._address(run)
+                for calls, _ in runs:
+                    for call, args in calls:
+                        call(at, *args)
                 lib.wgpuComputePassEncoderEnd(run)
                 lib.wgpuComputePassEncoderRelease(run)
             copy = lib.wgpuCommandEncoderCopyBufferToBuffer
             for row in copies[0]:
                 copy(encoder, *row)
-            command = lib.wgpuCommandEncoderFinish(encoder, self._ffi.NULL)
+            command = lib.wgpuCommandEncoderFinish(encoder, ffi.NULL)
         finally:
             error = self._errors.release("tracegrad")
             if encoder:

@@ -2,94 +2,58 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence, Set
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable, Mapping, Sequence, Set
+from dataclasses import dataclass, field, replace
+from typing import Any
 from weakref import WeakValueDictionary
 
 from tracegrad.arrays import np
-from tracegrad.dtypes import DTYPES
-from tracegrad.errors import CompileError, DeviceError, InputError
+from tracegrad.errors import CompileError, DeviceError
 from tracegrad.program import PERSISTENT, Buffer, Field, KernelSource, Program
 from tracegrad.runtime.wgpu_calls import Calls, Copy, Launch, device_error
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
-    from tracegrad.runtime.wgpu_calls import Bytes
+from tracegrad.runtime.wgpu_rings import (
+    ALIGN,
+    Array,
+    Inputs,
+    Outputs,
+    depth_of,
+    plan_inputs,
+    plan_outputs,
+    stored_dtype,
+    stride_of,
+)
 
 MAP_READ, COPY_SRC, COPY_DST, UNIFORM, STORAGE = 0x1, 0x4, 0x8, 0x40, 0x80  # GPUBufferUsage
 COMPUTE = 0x4  # GPUShaderStage
 HALF = "shader-f16"  # the feature by which shaders know arrays in half precision
-ALIGN = 256  # of offsets into a uniform buffer: what every device accepts
-GAP = 64  # outputs this close (elements) are copied together: a copy costs more than these bytes
-
-
-@dataclass(slots=True, eq=False)
-class Array:
-    """A flat array on the device. `users` counts the loaded programs that share a persistent one."""
-
-    name: str
-    dtype: str
-    size: int
-    buffer: Any
-    users: int = 1
 
 
 @dataclass(slots=True, eq=False)
 class Slot:
-    """One mappable area for the outputs of one run in flight."""
+    """One mappable area for the outputs of one submission in flight, and what is copied there, by number of runs."""
 
     buffer: Any
-    copies: Any
-
-
-@dataclass(slots=True, eq=False)
-class HostInput:
-    """What the host writes into one input buffer before each run: one array, seen through one view a field."""
-
-    array: Array
-    staging: NDArray[Any]
-    views: dict[str, NDArray[Any]]
+    copies: dict[int, Any] = field(default_factory=dict[int, Any])
 
 
 @dataclass(slots=True, eq=False)
 class Loaded:
-    """A program ready to run."""
+    """A program ready to run. `depth` runs at most go into one submission."""
 
     program: Program
+    depth: int
+    inputs: Inputs = field(init=False)
+    outputs: Outputs = field(init=False)
     arrays: list[Array] = field(default_factory=list[Array])
-    inputs: list[HostInput] = field(default_factory=list[HostInput])
-    input_names: set[str] = field(default_factory=set[str])
-    launches: Any = None
-    dispatched: tuple[Launch, ...] = ()  # what they were made of; dispatches of no workgroups are none
-    copies: list[Copy] = field(default_factory=list[Copy])  # the program's, then the outputs' without their target
-    places: dict[str, int] = field(default_factory=dict[str, int])  # output name -> first byte in a slot
-    slot_bytes: int = 0
+    dispatched: tuple[Launch, ...] = ()  # what the first run of a submission launches; no workgroups are no launch
+    bound: tuple[tuple[Any, tuple[int, ...]], ...] = ()  # of each launch: the layout of its group, and the arrays in it
+    groups: dict[tuple[int, tuple[int, ...], int], Any] = field(default_factory=dict[Any, Any])
+    runs: list[Any] = field(default_factory=list[Any])  # launches of the k-th run of a submission, prepared
     slots: list[Slot] = field(default_factory=list[Slot])  # every slot made
     free: list[Slot] = field(default_factory=list[Slot])
     uniform: Any = None
     alive: bool = True
-
-    def stage(self, inputs: Mapping[str, Any]) -> None:
-        """Put `inputs` into the host arrays: booleans as 0 and 1, u32 as the same 32 bits."""
-        if set(inputs) != self.input_names:
-            missing, extra = sorted(self.input_names - inputs.keys()), sorted(inputs.keys() - self.input_names)
-            raise InputError(f"inputs do not fit the program: missing {missing}, unknown {extra}")
-        for host in self.inputs:
-            for name, view in host.views.items():
-                if np.shape(inputs[name]) != view.shape:  # NumPy would broadcast it silently
-                    raise InputError(f"input {name!r} has shape {np.shape(inputs[name])}, not {view.shape}")
-                view[...] = inputs[name]
-
-    def unpack(self, raw: Bytes) -> dict[str, Any]:
-        """The outputs by name, from the bytes of a slot."""
-        result: dict[str, Any] = {}
-        for f in self.program.outputs:
-            at = self.places[f.name]
-            flat = raw[at : at + 4 * f.size].view(stored_dtype(f.dtype))
-            result[f.name] = (flat != 0 if f.dtype == "bool" else flat).reshape(f.shape)
-        return result
+    seconds: float = float("inf")  # that a run of the last submission took at most
 
 
 class Kernels:
@@ -178,15 +142,13 @@ def check_limits(program: Program, limits: Mapping[str, int], features: Set[str]
 
 def build(program: Program, device: Any, calls: Calls, kernels: Kernels, shared: dict[str, Array]) -> Loaded:
     """Load `program`: arrays (persistent ones from `shared`), pipelines, bind groups. Frees its arrays on failure."""
-    loaded = Loaded(program)
+    loaded = Loaded(program, depth_of(program))
     try:
         for b in program.buffers:
-            loaded.arrays.append(_array(b, device, calls, shared))
-        loaded.dispatched = tuple(_launches(loaded, device, calls, kernels))
-        loaded.launches = calls.prepare(loaded.dispatched)
-        loaded.inputs = _host_inputs(loaded)
-        loaded.input_names = {f.name for f in program.inputs}
-        _plan_outputs(loaded)
+            loaded.arrays.append(_array(b, loaded.depth, device, calls, shared))
+        _launch(loaded, device, calls, kernels)
+        loaded.inputs = plan_inputs(program, loaded.arrays, loaded.depth)
+        loaded.outputs = plan_outputs(program, loaded.arrays)
     except BaseException:
         release(loaded, shared)
         raise
@@ -207,26 +169,43 @@ def release(loaded: Loaded, shared: dict[str, Array]) -> None:
         s.buffer.destroy()
     if loaded.uniform is not None:
         loaded.uniform.destroy()
-    loaded.launches, loaded.dispatched, loaded.free, loaded.slots, loaded.arrays = None, (), [], [], []
+    loaded.runs, loaded.dispatched, loaded.free, loaded.slots, loaded.arrays = [], (), [], [], []
+    loaded.groups = {}
 
 
-def take_slot(loaded: Loaded, device: Any, calls: Calls) -> Slot:
-    """A slot that no run in flight uses; a new one if all are."""
+def prepared(loaded: Loaded, run: int, calls: Calls, kernels: Kernels) -> Any:
+    """The launches of the `run`-th run of a submission."""
+    while len(loaded.runs) <= run:
+        launches = [
+            replace(x, group=_group(loaded, layout, ids, len(loaded.runs), kernels))
+            for x, (layout, ids) in zip(loaded.dispatched, loaded.bound, strict=True)
+        ]
+        loaded.runs.append(calls.prepare(launches))
+    return loaded.runs[run]
+
+
+def take_slot(loaded: Loaded, device: Any) -> Slot:
+    """A slot that no submission in flight uses; a new one if all are."""
     if loaded.free:
         return loaded.free.pop()
-    buffer = device.create_buffer(label="outputs", size=max(loaded.slot_bytes, 4), usage=MAP_READ | COPY_DST)
-    copies = [
-        Copy(c.source, c.source_offset, buffer if c.target is None else c.target, c.target_offset, c.size)
-        for c in loaded.copies
-    ]
-    slot = Slot(buffer, calls.prepare_copies(copies))
+    slot = Slot(allocate(device, "outputs", loaded.outputs.bytes(loaded.depth), MAP_READ | COPY_DST))
     loaded.slots.append(slot)
     return slot
 
 
-def stored_dtype(dtype: str) -> str:
-    """NumPy's name for a dtype's 32 bits on the device: booleans are integers there."""
-    return "int32" if dtype == "bool" else DTYPES[dtype].numpy
+def copies_to(slot: Slot, loaded: Loaded, runs: int, calls: Calls) -> Any:
+    """The program's copies, and those that bring the outputs of so many runs to the slot."""
+    if runs not in slot.copies:
+        pairs = [(loaded.arrays[a], loaded.arrays[b]) for a, b in loaded.program.copies]
+        copies = [Copy(a.buffer, 0, b.buffer, 0, 4 * a.size) for a, b in pairs]
+        target = 0
+        for d in loaded.outputs.deliveries:
+            size = d.bytes(runs)
+            if size:
+                copies.append(Copy(d.array.buffer, d.start, slot.buffer, target, size))
+            target += size
+        slot.copies[runs] = calls.prepare_copies(copies)
+    return slot.copies[runs]
 
 
 def allocate(device: Any, name: str, size: int, usage: int) -> Any:
@@ -241,8 +220,8 @@ def _fields(program: Program) -> Sequence[Field]:
     return (*program.params, *program.states, *program.inputs, *program.outputs)
 
 
-def _array(b: Buffer, device: Any, calls: Calls, shared: dict[str, Array]) -> Array:
-    """The array of one buffer; a persistent one may exist."""
+def _array(b: Buffer, depth: int, device: Any, calls: Calls, shared: dict[str, Array]) -> Array:
+    """The array of one buffer; a persistent one may exist. One of inputs or outputs has parts for `depth` runs."""
     found = shared.get(b.name) if b.role in PERSISTENT else None
     if found is not None:
         if (found.dtype, found.size) != (b.dtype, b.size):
@@ -252,7 +231,9 @@ def _array(b: Buffer, device: Any, calls: Calls, shared: dict[str, Array]) -> Ar
             )
         found.users += 1
         return found
-    made = Array(b.name, b.dtype, b.size, allocate(device, b.name, b.bytes, STORAGE | COPY_SRC | COPY_DST))
+    stride = stride_of(b.size) if depth > 1 and b.role in ("input", "output") else 0
+    buffer = allocate(device, b.name, depth * stride or b.bytes, STORAGE | COPY_SRC | COPY_DST)
+    made = Array(b.name, b.dtype, b.size, buffer, stride=stride)
     if b.role in PERSISTENT:
         shared[b.name] = made
     if b.role == "const":
@@ -262,7 +243,7 @@ def _array(b: Buffer, device: Any, calls: Calls, shared: dict[str, Array]) -> Ar
     return made
 
 
-def _launches(loaded: Loaded, device: Any, calls: Calls, kernels: Kernels) -> list[Launch]:
+def _launch(loaded: Loaded, device: Any, calls: Calls, kernels: Kernels) -> None:
     """Every dispatch with its pipeline and bind groups; equal groups are one, equal offsets lie once."""
     program = loaded.program
     dispatches = list(program.unrolled())
@@ -281,53 +262,24 @@ def _launches(loaded: Loaded, device: Any, calls: Calls, kernels: Kernels) -> li
         calls.write(loaded.uniform, 0, table)
         part = {"buffer": loaded.uniform, "offset": 0, "size": span}
         offsets_group = kernels.group(kernels.offsets_layout(), [part])
-    groups: dict[tuple[int, tuple[int, ...]], Any] = {}
     launches: list[Launch] = []
+    bound: list[tuple[Any, tuple[int, ...]]] = []
     for d in dispatches:
         if not all(d.grid):
             continue
         kernel = program.kernels[d.kernel]
         layout = kernels.layout(kernel)
-        key = (id(layout), d.buffers)
-        if key not in groups:
-            groups[key] = kernels.group(layout, [{"buffer": loaded.arrays[i].buffer} for i in d.buffers])
+        group = _group(loaded, layout, d.buffers, 0, kernels)
         here = offsets_group if kernel.slots else None
-        launches.append(Launch(kernels.pipeline(kernel, calls), groups[key], here, places.get(d.offsets, 0), d.grid))
-    return launches
+        launches.append(Launch(kernels.pipeline(kernel, calls), group, here, places.get(d.offsets, 0), d.grid))
+        bound.append((layout, d.buffers))
+    loaded.dispatched, loaded.bound = tuple(launches), tuple(bound)
 
 
-def _host_inputs(loaded: Loaded) -> list[HostInput]:
-    """A host array for each input buffer, with a view for each of its fields."""
-    made: dict[int, HostInput] = {}
-    for f in loaded.program.inputs:
-        array = loaded.arrays[f.buffer]
-        if f.buffer not in made:
-            made[f.buffer] = HostInput(array, np.zeros(array.size, stored_dtype(array.dtype)), {})
-        host = made[f.buffer]
-        part = host.staging[f.offset : f.offset + f.size]
-        host.views[f.name] = part.view(stored_dtype(f.dtype)).reshape(f.shape)
-    return list(made.values())
-
-
-def _plan_outputs(loaded: Loaded) -> None:
-    """Where each output lies in a slot, and the copies that bring it there: neighbours in one copy."""
-    source: Callable[[int], Any] = lambda i: loaded.arrays[i].buffer
-    for a, b in loaded.program.copies:
-        loaded.copies.append(Copy(source(a), 0, source(b), 0, 4 * loaded.arrays[a].size))
-    runs: list[list[int]] = []  # buffer, start, stop (elements)
-    at = 0
-    for f in sorted(loaded.program.outputs, key=lambda f: (f.buffer, f.offset)):
-        stop = f.offset + f.size
-        if runs and runs[-1][0] == f.buffer and f.offset - runs[-1][2] <= GAP:
-            runs[-1][2] = max(runs[-1][2], stop)
-        else:
-            at += sum(4 * (r[2] - r[1]) for r in runs[-1:])
-            runs.append([f.buffer, f.offset, stop])
-        loaded.places[f.name] = at + 4 * (f.offset - runs[-1][1])
-    target = 0
-    for buffer, start, stop in runs:
-        size = 4 * (stop - start)
-        if size:
-            loaded.copies.append(Copy(source(buffer), 4 * start, None, target, size))
-        target += size
-    loaded.slot_bytes = target
+def _group(loaded: Loaded, layout: Any, ids: tuple[int, ...], run: int, kernels: Kernels) -> Any:
+    """The bind group of some arrays in the `run`-th run of a submission: the same for all where they have no parts."""
+    arrays = [loaded.arrays[k] for k in ids]
+    key = (id(layout), ids, run if any(a.stride for a in arrays) else 0)
+    if key not in loaded.groups:
+        loaded.groups[key] = kernels.group(layout, [a.part(run) for a in arrays])
+    return loaded.groups[key]

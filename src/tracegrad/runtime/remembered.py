@@ -1,0 +1,145 @@
+"""The adapters that a child process found last time, so that most processes need not start one to ask.
+
+They are kept in the user's cache directory, beside everything that could change the answer, and hold only where all of
+that is the same. Whoever takes them deletes them, and writes them again once a device was opened: a driver that
+crashes a process now, or hangs, is asked by a child the next time.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import glob
+import hashlib
+import importlib.util
+import json
+import os
+import platform
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, cast
+
+from tracegrad.runtime.compiler import cache_folder, is_own
+
+VARIABLE = "TRACEGRAD_PROBE"  # "always": ask in every process
+NODES = ("/dev/dri/*", "/dev/nvidia*", "/dev/kfd", "/dev/dxg", "/dev/mali*", "/dev/nvhost-gpu")
+FACTS = ("/proc/sys/kernel/random/boot_id", "/proc/driver/nvidia/version", "/proc/sys/kernel/osrelease")
+READ_BY_DRIVERS = (
+    "VK_", "WGPU_", "MESA_", "LIBGL_", "GALLIUM_", "LP_", "ZINK_", "NVIDIA_", "CUDA_VISIBLE", "__GL", "__NV", "__VK",
+    "DRI_", "RADV_", "AMD_", "ANV_", "INTEL_", "LD_", "DYLD_", "DISPLAY", "WAYLAND_", "XDG_RUNTIME", "XDG_CONFIG",
+    "XDG_DATA", "ENABLE_", "DISABLE_",
+)  # fmt: skip
+MANIFESTS = ("VK_DRIVER_FILES", "VK_ICD_FILENAMES", "VK_ADD_DRIVER_FILES", "VK_LAYER_PATH", "VK_ADD_LAYER_PATH")
+
+Rows = list[dict[str, Any]]
+
+
+def take() -> Rows | None:
+    """The rows that a child gave, if nothing has changed since; they are forgotten until `keep` is called."""
+    path = _path()
+    if path is None:
+        return None
+    try:
+        with contextlib.suppress(FileNotFoundError):
+            if not is_own(path):
+                return None
+            text = path.read_text(encoding="utf-8")
+            path.unlink()
+            said = json.loads(text)
+            if said["circumstances"] == circumstances():
+                return cast("Rows", said["rows"])
+    except (OSError, ValueError, KeyError, TypeError):
+        pass  # whatever it is that lies there, a child is asked instead
+    return None
+
+
+def keep(rows: Rows) -> None:
+    """Remember them: all of it or nothing, whoever else writes at the same time. Without a place for it, not."""
+    path = _path()
+    if path is None:
+        return
+    with contextlib.suppress(OSError):
+        handle, name = tempfile.mkstemp(dir=path.parent, prefix="new-")
+        try:
+            with os.fdopen(handle, "w", encoding="utf-8") as file:
+                json.dump({"circumstances": circumstances(), "rows": rows}, file)
+            os.replace(name, path)
+        except BaseException:
+            os.unlink(name)
+            raise
+
+
+def _path() -> Path | None:
+    """Where they lie: one file for each state of affairs, so that a machine with two environments keeps both."""
+    if os.name != "posix" or sys.platform == "emscripten" or os.environ.get(VARIABLE, "") == "always":
+        return None
+    digest = hashlib.sha256(json.dumps(circumstances()).encode()).hexdigest()[:40]
+    try:
+        return cache_folder() / f"adapters-{digest}.json"
+    except OSError:
+        return None
+
+
+def circumstances() -> list[Any]:
+    """All that decides which adapters wgpu finds here, as plain data."""
+    found = importlib.util.find_spec("wgpu")
+    package = Path(found.origin).parent if found is not None and found.origin else Path()
+    files = [package / "_version.py", *sorted((package / "resources").glob("*wgpu_native*")), Path("/etc/ld.so.cache")]
+    named = [os.environ[n].split(os.pathsep) for n in (*MANIFESTS, "WGPU_LIB_PATH") if os.environ.get(n)]
+    files += [Path(p) for part in named for p in part]
+    files += manifests()
+    files += [library for manifest in files if (library := _library(manifest)) is not None]
+    nodes = sorted(path for pattern in NODES for path in glob.glob(pattern))
+    return [
+        [platform.node(), platform.version(), platform.machine(), sys.prefix, os.getuid(), sorted(os.getgroups())],
+        [_text(Path(path)) for path in FACTS],
+        [[str(path), *_stamp(path)] for path in files],
+        [[node, *_stamp(Path(node))[1:5], os.access(node, os.R_OK | os.W_OK)] for node in nodes],
+        sorted([n, v] for n, v in os.environ.items() if n.startswith(READ_BY_DRIVERS)),
+    ]
+
+
+def manifests() -> list[Path]:
+    """The files by which Vulkan drivers and layers make themselves known, where the loader looks for them."""
+    home = Path.home()
+    folders = [
+        os.environ.get("XDG_CONFIG_HOME") or str(home / ".config"),
+        os.environ.get("XDG_DATA_HOME") or str(home / ".local/share"),
+        *(os.environ.get("XDG_CONFIG_DIRS") or "/etc/xdg").split(os.pathsep),
+        *(os.environ.get("XDG_DATA_DIRS") or "/usr/local/share:/usr/share").split(os.pathsep),
+        "/etc",
+        "/usr/local/etc",
+    ]
+    return [path for folder in folders for path in _within(Path(folder, "vulkan"))]
+
+
+def _within(folder: Path) -> Iterator[Path]:
+    for kind in ("icd.d", "implicit_layer.d", "explicit_layer.d"):
+        yield from sorted((folder / kind).glob("*.json"))
+
+
+def _library(manifest: Path) -> Path | None:
+    """The driver that a manifest names by its place."""
+    try:
+        said: Any = json.loads(manifest.read_text(encoding="utf-8")) if manifest.suffix == ".json" else {}
+        name = str((said.get("ICD") or said.get("layer"))["library_path"])
+        return manifest.parent / name if "/" in name else None
+    except (OSError, ValueError, AttributeError, TypeError, KeyError):
+        return None
+
+
+def _stamp(path: Path) -> list[int]:
+    """What changes when a file does."""
+    try:
+        found = path.stat()
+    except OSError:
+        return []
+    return [found.st_ino, found.st_mode, found.st_uid, found.st_gid, found.st_rdev, found.st_size, found.st_mtime_ns]
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return ""

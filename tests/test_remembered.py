@@ -1,0 +1,177 @@
+"""Adapters that an earlier process found: used only where nothing changed, and never by one that may crash twice."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from test_adapters import fake, same, says
+from tracegrad.errors import DeviceError
+from tracegrad.runtime import adapters as finding
+from tracegrad.runtime import remembered
+
+pytestmark = pytest.mark.skipif(os.name != "posix", reason="kept on POSIX systems only")
+ROWS = [fake("RTX", "DiscreteGPU")]
+SRC = str(Path(__file__).parent.parent / "src")
+
+
+@pytest.fixture
+def cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Path]:
+    """A cache directory of its own, and a child that says ROWS."""
+    for name in (remembered.VARIABLE, "VK_DRIVER_FILES"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(finding, "may_have_gpu", lambda: True)
+    monkeypatch.setattr(finding, "PROBE", says(*ROWS))
+    finding._probe.cache_clear()  # pyright: ignore[reportPrivateUsage]
+    yield tmp_path / "tracegrad"
+    finding._probe.cache_clear()  # pyright: ignore[reportPrivateUsage]
+
+
+def another_process(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """As if this one had just begun; whoever asks a child from now on is in the list."""
+    finding._probe.cache_clear()  # pyright: ignore[reportPrivateUsage]
+    asked: list[str] = []
+    child = finding._probe_child  # pyright: ignore[reportPrivateUsage]
+
+    def counted() -> str:
+        asked.append("child")
+        return child()
+
+    monkeypatch.setattr(finding, "_probe_child", counted)
+    return asked
+
+
+def test_the_second_process_asks_no_child(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    first = finding.opened("webgpu", same)
+    asked = another_process(monkeypatch)
+    assert finding.opened("webgpu", same) == first and finding.opened("auto", same) == first
+    assert asked == [] and len(list(cache.glob("adapters-*.json"))) == 1
+    assert finding.check_webgpu().adapter == first and asked == ["child"]  # who asks in words hears what is so now
+
+
+def test_what_may_crash_is_not_remembered_until_it_has_not(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    finding.opened("webgpu", same)
+    another_process(monkeypatch)
+
+    def crashing(adapter: finding.AdapterInfo) -> None:
+        assert not list(cache.glob("adapters-*.json"))  # a crash here leaves nothing behind
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        finding.opened("webgpu", crashing)
+    asked = another_process(monkeypatch)
+    finding.opened("webgpu", same)
+    assert asked == ["child"]
+
+
+def test_an_adapter_that_does_not_open_is_asked_for_anew(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    remembered.keep([fake("gone", "DiscreteGPU")])
+    asked = another_process(monkeypatch)
+
+    def picky(adapter: finding.AdapterInfo) -> str:
+        if adapter.name == "gone":
+            raise DeviceError("gone (Vulkan) is no longer there")
+        return adapter.name
+
+    assert finding.opened("webgpu", picky) == "RTX" and asked == ["child"]
+    another_process(monkeypatch)
+    assert finding.opened("webgpu", picky) == "RTX"
+
+
+@pytest.mark.parametrize("change", ["variable", "manifest", "library", "boot", "switched off"])
+def test_a_change_forgets(change: str, cache: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    manifest, library = tmp_path / "icd.json", tmp_path / "lib.so"
+    library.write_text("1")
+    manifest.write_text(json.dumps({"ICD": {"library_path": str(library)}}))
+    monkeypatch.setenv("VK_ADD_DRIVER_FILES", str(manifest))
+    finding.opened("webgpu", same)
+    asked = another_process(monkeypatch)
+    finding.opened("webgpu", same)
+    assert asked == []
+    if change == "variable":
+        monkeypatch.setenv("MESA_VK_DEVICE_SELECT", "1")
+    elif change == "manifest":
+        os.utime(manifest, (1, 1))
+    elif change == "library":
+        library.write_text("another")
+    elif change == "boot":
+        monkeypatch.setattr(remembered, "FACTS", (str(library),))
+    else:
+        monkeypatch.setenv(remembered.VARIABLE, "always")
+    asked = another_process(monkeypatch)
+    finding.opened("webgpu", same)
+    assert asked == ["child"]
+
+
+@pytest.mark.parametrize("junk", ["", "{", "[]", '{"circumstances": 1, "rows": 2}', None])
+def test_damaged_files_are_not_believed(junk: str | None, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    finding.opened("webgpu", same)
+    (path,) = cache.glob("adapters-*.json")
+    if junk is None:
+        path.write_text(json.dumps({"circumstances": remembered.circumstances(), "rows": [{"info": 3}]}))
+    else:
+        path.write_text(junk)
+    asked = another_process(monkeypatch)
+    assert finding.opened("webgpu", same) is not None and asked == ["child"]
+
+
+def test_a_file_that_others_could_have_written_is_not_believed(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    finding.opened("webgpu", same)
+    (path,) = cache.glob("adapters-*.json")
+    path.chmod(0o666)
+    asked = another_process(monkeypatch)
+    finding.opened("webgpu", same)
+    assert asked == ["child"]
+
+
+def test_many_at_once_see_all_of_it_or_nothing(cache: Path) -> None:
+    seen: list[object] = []
+
+    def work() -> None:
+        for _ in range(20):
+            remembered.keep([*ROWS])
+            seen.append(remembered.take())
+
+    threads = [threading.Thread(target=work) for _ in range(4)]
+    for t in threads:
+        t.start()
+    for t in threads:
+        t.join()
+    assert all(rows in (None, ROWS) for rows in seen) and ROWS in seen
+    assert not list(cache.glob("new-*"))
+
+
+def test_no_answer_is_kept_of_a_machine_without_adapters(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(finding, "PROBE", "import os; os.abort()")
+    with pytest.raises(DeviceError, match="crashed"):
+        finding.opened("webgpu", same)
+    assert finding.opened("auto", same) is None and not list(cache.glob("*"))
+
+
+def test_a_process_that_trains_leaves_what_the_next_one_uses(webgpu: None, tmp_path: Path) -> None:
+    code = """
+import sys, warnings; warnings.simplefilter("ignore")
+import tracegrad as tg
+from tracegrad.runtime import adapters
+if sys.argv[1] == "trust":
+    adapters._probe_child = None  # asking would raise
+from models import sine
+train = tg.compile(**sine(8, 4).arguments(), seed=1, device="webgpu")
+print(train.step(x=[[0.5]] * 8, y=[[0.1]] * 8).loss)
+"""
+    path = os.pathsep.join([SRC, str(Path(__file__).parent)])
+    environment = {**os.environ, "PYTHONPATH": path, "XDG_CACHE_HOME": str(tmp_path), remembered.VARIABLE: ""}
+    run = lambda mode: subprocess.run(
+        [sys.executable, "-c", code, mode], capture_output=True, text=True, env=environment, timeout=120, check=False
+    )
+    first, second = run("ask"), run("trust")
+    assert first.returncode == second.returncode == 0, first.stderr + second.stderr
+    assert first.stdout == second.stdout and first.stderr == second.stderr == ""

@@ -1,0 +1,219 @@
+"""Runs that share a submission of the device: they must be, bit for bit, what they are one by one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+import tracegrad as tg
+from test_native import accumulator
+from tracegrad import lr, nn, optim
+from tracegrad.program import COUNTS, Field
+from tracegrad.results import CompletedStep, Failed
+from tracegrad.runtime import native, wgpu_rings
+from tracegrad.runtime.adapters import check_webgpu
+from tracegrad.runtime.native import NativeSession
+from tracegrad.runtime.wgpu_rings import depth_of
+
+pytestmark = pytest.mark.usefixtures("webgpu")
+
+
+@pytest.fixture
+def many(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However slow the device is, as many runs share a submission as may."""
+    monkeypatch.setattr(native, "SECONDS_AT_ONCE", 1e9)
+
+
+@pytest.fixture(params=["direct", "public"])
+def session(request: pytest.FixtureRequest, many: None) -> Iterator[NativeSession]:
+    adapter = check_webgpu().adapter
+    assert adapter is not None
+    s = NativeSession(adapter, direct=request.param == "direct")
+    yield s
+    s.close()
+
+
+def counted(session: Any) -> list[int]:
+    """How many runs each submission from now on has."""
+    sizes: list[int] = []
+    submit = session.calls.submit
+
+    def spy(writes: Any, runs: Any, copies: Any) -> Any:
+        sizes.extend([len(runs)] * bool(runs))
+        return submit(writes, runs, copies)
+
+    session.calls.submit = spy
+    return sizes
+
+
+def test_runs_wait_for_each_other_until_one_is_asked_for(session: NativeSession) -> None:
+    handle = session.load(accumulator(3))
+    x = lambda k: {"x": np.full(3, k, np.float32)}
+    session.collect(session.submit(handle, x(0)))
+    sizes = counted(session)
+    tickets = [session.submit(handle, x(k)) for k in range(1, 24)]
+    assert sizes == []  # they wait for each other
+    assert session.collect(tickets[20])["y"].tolist() == [231.0] * 3 and sizes == [23]
+    got = [session.collect(t)["y"].tolist()[0] for k, t in enumerate(tickets) if k != 20]
+    assert got == [float(sum(range(k + 1))) for k in range(1, 24) if k != 21]
+    session.submit(handle, x(1)), session.submit(handle, x(2)), session.submit(handle, x(3))
+    np.testing.assert_array_equal(session.read("total"), [282.0] * 3)  # whatever was submitted before comes first
+    sizes.clear()
+    for k in range(200):
+        session.submit(handle, x(k))
+    assert max(sizes) <= wgpu_rings.RUNS_AT_ONCE
+
+
+def test_a_lone_run_is_submitted_at_once(session: NativeSession) -> None:
+    handle = session.load(accumulator(1))
+    sizes = counted(session)
+    for _ in range(3):
+        session.collect(session.submit(handle, {"x": np.ones(1, np.float32)}))
+    assert sizes == [1, 1, 1]
+
+
+def test_a_counting_output_is_told_for_each_run_from_its_last_value(session: NativeSession) -> None:
+    p = accumulator(1)
+    p = replace(p, outputs=(*p.outputs, Field("total", 1, 0, "f32", (1,), {COUNTS: True})))
+    handle = session.load(p)
+    session.collect(session.submit(handle, {"x": np.zeros(1, np.float32)}))
+    sizes = counted(session)
+    tickets = [session.submit(handle, {"x": np.float32([k > 4])}) for k in range(12)]
+    assert [int(session.collect(t)["total"][0]) for t in tickets] == [0, 0, 0, 0, 0, 1, 2, 3, 4, 5, 6, 7]
+    assert sizes == [12]
+
+
+def test_what_cannot_lie_in_parts_has_submissions_of_its_own() -> None:
+    p = accumulator(4)
+    assert depth_of(p) == wgpu_rings.RUNS_AT_ONCE
+    assert depth_of(accumulator(500_000)) == wgpu_rings.RING_BYTES // (2 * 4 * 500_000 + 500)
+    assert depth_of(accumulator(5_000_000)) == 1
+    assert depth_of(replace(p, copies=((0, 2),))) == 1
+    assert depth_of(replace(p, outputs=(Field("total", 1, 0, "f32", (4,)),))) == 1
+
+
+# --- training ---
+
+
+class Net(tg.Module):
+    def __init__(self) -> None:
+        self.table = nn.Embedding(7, 8)
+        self.l1, self.l2 = nn.Linear(8, 16), nn.Linear(16, 7)
+
+
+def loss(m: Net, i: tg.Tensor, weight: tg.Tensor) -> Any:
+    h = tg.dropout(tg.tanh(m.l1(m.table(i))), 0.2)
+    tg.capture("h", h)
+    each = tg.cross_entropy(m.l2(h), i, reduction="none")
+    return tg.mean(each * tg.log(weight)), {"each": each, "best": tg.argmax(m.l2(h), axis=1)}
+
+
+def compiled() -> tg.CompiledTraining:
+    with pytest.warns(RuntimeWarning, match="software") if check_webgpu().reason == "software" else np.errstate():
+        return tg.compile(
+            model=Net(), loss=loss, inputs={"i": tg.i32[5], "weight": (5,)}, seed=3, device="webgpu",
+            optimizer=optim.adamw(lr=lr.linear(0.1, 0.01, 30), weight_decay=0.1, clip_grad_norm=1.0),
+        )  # fmt: skip
+
+
+def batch(k: int, bad: bool = False) -> dict[str, Any]:
+    rng = np.random.default_rng(k)
+    weight = rng.uniform(2, 3, 5).astype(np.float32)
+    return {"i": rng.integers(0, 7, 5, np.int32), "weight": -weight if bad else weight}
+
+
+def told(r: Any) -> Any:
+    """Everything that a result says, comparable."""
+    if isinstance(r, Failed):
+        return str(r.error)
+    assert isinstance(r, CompletedStep)
+    bits = {**r.aux, **r.captures, "loss": np.float32(r.loss), "losses": r.losses}
+    return r.step, {k: np.asarray(v).tobytes() for k, v in bits.items()}
+
+
+def one_by_one(train: tg.CompiledTraining, k: int) -> Any:
+    return train.step(batch(k, k in (9, 10, 21)), ).result()  # fmt: skip
+
+
+def queued(train: tg.CompiledTraining, k: int) -> Any:
+    return train.step(batch(k, k in (9, 10, 21)))
+
+
+def trained(step: Callable[[tg.CompiledTraining, int], Any]) -> tuple[list[Any], dict[str, bytes], list[int]]:
+    """Thirty steps, of which three fail, with hyperparameters set on the way; what was told, and the parameters."""
+    with compiled() as train:
+        train.step(batch(99)).result()
+        sizes = counted(train.worker._session)  # pyright: ignore[reportPrivateUsage]
+        results: list[Any] = []
+        for k in range(30):
+            if k == 13:
+                train.set(weight_decay=0.5)
+            if k == 15:
+                train.set_lr(lr.cosine_annealing(0.05, 0.001, 10))
+            results.append(step(train, k))
+        results = [told(r.result() if isinstance(r, tg.Pending) else r) for r in results]
+        return results, {n: x.tobytes() for n, x in train.download_params().items()}, sizes
+
+
+def test_queued_steps_are_those_read_one_by_one(many: None) -> None:
+    alone, params_alone, sizes_alone = trained(one_by_one)
+    together, params_together, sizes = trained(queued)
+    assert set(sizes_alone) == {1} and max(sizes) > 1
+    assert [k for k, r in enumerate(alone) if isinstance(r, str)] == [9, 10, 21]
+    assert together == alone
+    assert params_together == params_alone
+
+
+def test_run_steps_are_single_steps(many: None) -> None:
+    stacked = {name: np.stack([batch(k)[name] for k in range(40)]) for name in ("i", "weight")}
+    with compiled() as train:
+        singles = [train.step(batch(k)).result() for k in range(40)]
+        params = train.download_params()
+    with compiled() as train:
+        train.run_steps(1, batch(0)).result()
+        train.reset()
+        sizes = counted(train.worker._session)  # pyright: ignore[reportPrivateUsage]
+        r = train.run_steps(40, stacked).result()
+        assert sum(sizes) == 40 and len(sizes) <= 7
+        assert r.step == 40 and r.losses.tolist() == [np.float32(s.loss) for s in singles]
+        for name, x in (*singles[-1].aux.items(), *singles[-1].captures.items()):
+            np.testing.assert_array_equal({**r.aux, **r.captures}[name], x)
+        assert all(np.array_equal(x, params[n]) for n, x in train.download_params().items())
+
+
+def test_a_step_that_fails_within_run_steps(many: None) -> None:
+    stacked = {name: np.stack([batch(k, k == 23)[name] for k in range(40)]) for name in ("i", "weight")}
+    with compiled() as train:
+        for k in range(23):
+            train.step(batch(k)).result()
+        expected = train.download_params()
+        last = train.step(batch(50)).result()
+    with compiled() as train:
+        r = train.run_steps(40, stacked).result()
+        assert isinstance(r, Failed) and "step 24 of 40; those before it were applied" in str(r.error)
+        assert all(np.array_equal(x, expected[n]) for n, x in train.download_params().items())
+        again = train.step(batch(50)).result()
+        assert again.step == 24 and told(again) == told(last)
+
+
+def test_runs_of_a_forward_between_steps_see_the_steps_before_them(many: None) -> None:
+    with compiled() as train:
+        show = train.attach(forward=lambda m, i: m.l2(m.l1(m.table(i))), inputs={"i": tg.i32[5]})
+        run = lambda: show.run(i=np.arange(5, dtype=np.int32))
+        alone: list[Any] = []
+        for k in range(6):
+            train.step(batch(k)).result()
+            alone += [run().output, run().output]
+    with compiled() as train:
+        show = train.attach(forward=lambda m, i: m.l2(m.l1(m.table(i))), inputs={"i": tg.i32[5]})
+        run = lambda: show.run(i=np.arange(5, dtype=np.int32))
+        pending: list[Any] = []
+        for k in range(6):
+            train.step(batch(k))
+            pending += [run(), run()]
+        for a, p in zip(alone, pending, strict=True):
+            np.testing.assert_array_equal(p.output, a)
