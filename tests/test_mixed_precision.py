@@ -384,6 +384,13 @@ def test_other_names_are_refused() -> None:
         tg.compile_forward(model=Net(), forward=lambda m, x: m.l1(x), inputs={"x": (None, 4)}, precision=8)
 
 
+def test_an_optimizer_cannot_have_the_names_of_its_states() -> None:
+    mine = optim.custom(optim.Transform({"loss_scale": 0.0}, lambda g, p, state, host: (g, state)))
+    with pytest.raises(tg.InputError, match="states named loss_scale too"):
+        compiled(mine)
+    compiled(mine, precision="f32").close()
+
+
 def test_a_device_without_half_precision_says_so(device: NativeSession, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(device, "features", frozenset())
     program = build_training(Net(), weighted, SHAPES, optim.adam(lr=0.01), "f16").program

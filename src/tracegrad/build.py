@@ -321,7 +321,10 @@ def persistent_of(
             raise CompileError.here("no parameter of the model is trainable")
         buffers.append(Buffer("grads", "f32", arena.size, "grad"))
         buffers += [Buffer(n, "f32", arena.size, "state", fill) for n, fill in optimizer.transform.state.items()]
-        buffers += [Buffer(n, "f32", 1, "state", fill) for n, fill in STATE.items() if precision == "f16"]
+        if precision == "f16":
+            if taken := sorted(STATE.keys() & optimizer.transform.state):
+                raise InputError.here(f"the loss scale has states named {', '.join(taken)} too: rename the optimizer's")
+            buffers += [Buffer(n, "f32", 1, "state", fill) for n, fill in STATE.items()]
         buffers.append(Buffer(HALTED, "i32", 1, "state"))
     specs = {
         n: {"init": p.init.spec(), "decay": decay.get(n, False), "trainable": p.trainable}
