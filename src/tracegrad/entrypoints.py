@@ -21,7 +21,7 @@ from tracegrad.runtime.adapters import adapter_for, adapters, check_webgpu
 from tracegrad.runtime.base import DeviceInfo, Session
 from tracegrad.runtime.browser import BrowserSession
 from tracegrad.runtime.compiler import compiler
-from tracegrad.runtime.cpu import CpuSession, cpu_info
+from tracegrad.runtime.cpu import cpu_info, opener
 from tracegrad.runtime.native import NativeSession
 from tracegrad.runtime.tab import IN_TAB
 from tracegrad.training import CompiledTraining
@@ -124,6 +124,6 @@ def session_factory(device: str) -> Callable[[], Session]:
     if not HAVE_NUMPY:
         raise DeviceError.here(f"device={device!r} needs NumPy, which is not installed")
     if wanted == "cpu":
-        return partial(CpuSession, compiler())
+        return opener(compiler())
     adapter = adapter_for(wanted)
-    return partial(CpuSession, compiler()) if adapter is None else partial(NativeSession, adapter)
+    return opener(compiler()) if adapter is None else partial(NativeSession, adapter)

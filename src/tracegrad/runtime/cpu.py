@@ -6,10 +6,13 @@ differently, and a run must not depend on how fast a compiler is.
 
 from __future__ import annotations
 
+import ctypes
 import math
 import time
 from collections.abc import Callable, Mapping
+from concurrent.futures import Future
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import pairwise
 from typing import Any
 
@@ -47,14 +50,20 @@ def cpu_info(compiler: Compiler | None) -> DeviceInfo:
     return DeviceInfo("cpu", f"{how} on this machine's CPU")
 
 
+def opener(compiler: Compiler | None) -> Callable[[], CpuSession]:
+    """What makes sessions. The engine, which is the same for all programs, begins to compile at once."""
+    return partial(CpuSession, compiler, compiler.begin(ENGINE) if compiler else None)
+
+
 class CpuSession:
     """Named arrays, and programs that compute on them. Everything happens inside `submit`."""
 
     ahead = 1
 
-    def __init__(self, compiler: Compiler | None = None) -> None:
+    def __init__(self, compiler: Compiler | None = None, engine: Future[ctypes.CDLL | None] | None = None) -> None:
         self.info = cpu_info(compiler)
         self._compiler = compiler
+        self._engine = engine or (compiler.begin(ENGINE) if compiler else None)
         self._persistent: dict[str, Array] = {}
         self._loaded: dict[int, _Loaded] = {}
         self._sources: dict[str, Callable[..., Any]] = {}
@@ -87,13 +96,14 @@ class CpuSession:
 
     def _calls(self, program: Program) -> Calls | None:
         """Its kernels as loaded libraries; None where they are NumPy."""
-        if self._compiler is None:
+        if self._compiler is None or self._engine is None:
             return None
         # sorted: a model of other depth has the same functions, and then finds its libraries in the cache
         texts = sorted({f for k in program.kernels for f in k.c.split(BETWEEN)})
         count = min(MOST_SOURCES, 1 + sum(map(len, texts)) // SOURCE)
-        libraries = self._compiler.libraries([ENGINE, *(library_source(texts[k::count]) for k in range(count))])
-        return Calls(libraries[0], libraries[1:]) if libraries else None
+        libraries = self._compiler.libraries([library_source(texts[k::count]) for k in range(count)])
+        engine = self._engine.result()
+        return Calls(engine, libraries) if engine and libraries else None
 
     def _array(self, b: Buffer) -> Array:
         """A flat array with one zero behind it, which padding reads."""
