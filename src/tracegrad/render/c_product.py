@@ -92,7 +92,7 @@ static _Thread_local float packed_b[NC * KC + VL] __attribute__((aligned(64)));
 
 /* Rows that lie side by side, as columns: to[p * width + l] = from[l * step + p] for l < n <= VL. Writes VL values for
    each p, so what comes behind is written later. */
-static void turn(float *to, const float *from, long n, long k, long step, long width) {{
+static __attribute__((noinline)) void turn(float *to, const float *from, long n, long k, long step, long width) {{
   long p = 0;
   for (; p + VL <= k; p += VL) {{
     vec x[VL], y[VL];
@@ -116,7 +116,8 @@ static void turn(float *to, const float *from, long n, long k, long step, long w
 }}
 
 /* n <= width rows (or columns) side by side. What lies beyond them is for results that nobody keeps. */
-static void pack(float *to, const float *from, long n, long k, long step, long along, long width) {{
+static __attribute__((noinline)) void pack(float *to, const float *from, long n, long k, long step, long along,
+                                           long width) {{
   if (along == 1 && step != 1) {{
     for (long l = 0; l < n; l += VL) turn(to + l, from + l * step, min_long(VL, n - l), k, step, width);
     return;
@@ -135,7 +136,7 @@ static void pack(float *to, const float *from, long n, long k, long step, long a
 typedef struct {{ long row, column; }} steps_;
 
 static void product_one(long m, long n, long k, const float *a, steps_ sa, const float *b, steps_ sb, float *c,
-                        steps_ sc) {{
+                        long row) {{
   float edge[MR * NR];
   const long chunks = (m + MC - 1) / MC, blocks = (k + KC - 1) / KC;
   const long direct = sa.column == 1 && sa.row % APART; /* rows so far apart fall into one set of the nearest cache */
@@ -163,17 +164,14 @@ static void product_one(long m, long n, long k, const float *a, steps_ sa, const
             h = height(rows - x);
             const float *left = direct ? above + x * sa.row : packed_a + x * kc;
             const long step = direct ? sa.row : 1, along = direct ? 1 : h;
-            float *to = c + (top + x) * sc.row + (jc + j) * sc.column;
-            if (columns == (wide ? NR : VL) && sc.column == 1) {{
-              tiles[h][wide](kc, left, step, along, right, next, to, sc.row, block > 0);
+            float *to = c + (top + x) * row + jc + j;
+            if (columns == (wide ? NR : VL)) {{
+              tiles[h][wide](kc, left, step, along, right, next, to, row, block > 0);
               continue;
             }}
             tiles[h][wide](kc, left, step, along, right, next, edge, NR, 0);
             for (long r = 0; r < h; r++)
-              for (long y = 0; y < columns; y++) {{
-                float *one = to + r * sc.row + y * sc.column;
-                *one = (block ? *one : 0.0f) + edge[r * NR + y];
-              }}
+              for (long y = 0; y < columns; y++) to[r * row + y] = (block ? to[r * row + y] : 0.0f) + edge[r * NR + y];
           }}
         }}
       }}
@@ -181,7 +179,7 @@ static void product_one(long m, long n, long k, const float *a, steps_ sa, const
   }}
 }}
 
-typedef struct {{ long batch, m, n, k; steps_ a, b, c; float *pa, *pb, *pc; const long *offsets; }} product_;
+typedef struct {{ long batch, m, n, k; steps_ a, b; long c; float *pa, *pb, *pc; const long *offsets; }} product_;
 
 /* A part is a range of the stack or, of a single product, of the rows or columns of the result. */
 void product(void **at, long part, long parts) {{
@@ -195,7 +193,7 @@ void product(void **at, long part, long parts) {{
     if (!stack && by_row) row = first * width, rows = min_long(end * width, p->m) - row;
     if (!stack && !by_row) column = first * width, columns = min_long(end * width, p->n) - column;
     product_one(rows, columns, p->k, p->pa + o[0] + row * p->a.row, p->a, p->pb + o[1] + column * p->b.column, p->b,
-                p->pc + o[2] + row * p->c.row + column * p->c.column, p->c);
+                p->pc + o[2] + row * p->c + column, p->c);
   }}
 }}
 """

@@ -18,7 +18,6 @@ import sys
 import tempfile
 import time
 import warnings
-from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -59,12 +58,6 @@ class Compiler:
         found = pool.submit(self.library, source)
         pool.shutdown(wait=False)
         return found
-
-    def libraries(self, sources: Sequence[str]) -> list[ctypes.CDLL] | None:
-        """All of them, compiled side by side; None if one cannot be had."""
-        with ThreadPoolExecutor(len(sources)) as pool:
-            found = list(pool.map(self.library, sources))
-        return [x for x in found if x is not None] if None not in found else None
 
     def library(self, source: str) -> ctypes.CDLL | None:
         """The loaded library. None, with a warning, if it cannot be had: the compiler's message says why."""
