@@ -212,12 +212,14 @@ class Function:
         ]
         if whole < last.size:
             loop += [f"for (int l = 0; l < {last.size - whole}; l++) {{", *indented(at(str(whole))), "}"]
-        halves = [
-            f"  for (int l = 0; l < h; l++) t{f.local}[l] = {self.combine(f, f't{f.local}[l]', f't{f.local}[l + h]')};"
-            for f in folds
-        ]
+        halves: list[str] = []
+        while lanes > 1:  # each with a number of its own: a loop over a variable's halves compiles long, and runs long
+            lanes //= 2
+            both = [self.combine(f, f"t{f.local}[l]", f"t{f.local}[l + {lanes}]") for f in folds]
+            each = [f"t{f.local}[l] = {v};" for f, v in zip(folds, both)]
+            halves.append(f"for (int l = 0; l < {lanes}; l++) {{ {' '.join(each)} }}")
         done = [f"let {f.local} = t{f.local}[0];" for f in folds]
-        return [*start, *self.nest(others, loop), f"for (int h = {lanes // 2}; h; h /= 2) {{", *halves, "}", *done]
+        return [*start, *self.nest(others, loop), *halves, *done]
 
     # column by column
     def columns(self) -> list[str]:

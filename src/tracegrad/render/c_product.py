@@ -4,22 +4,56 @@ NumPy's BLAS chooses its kernels by a list of processors, and takes those of 201
 speed where vectors have 512 bits. This is compiled for the processor at hand. The order of a sum depends on its length
 alone.
 
-There is a tile for every height, so that rows are shared out evenly and none is computed for nothing: 64 of them are
-five tiles of 13 or 12. A tile is two vectors wide, or one. The left operand is read where it lies if its rows are
+Tiles have many heights, so that rows are shared out evenly and none is computed for nothing: 64 of them are tiles of
+14, 14, 14, 12 and 10. A tile is two vectors wide, or one. The left operand is read where it lies if its rows are
 contiguous; the right one is packed, unless few rows are to be computed.
 """
 
 from __future__ import annotations
 
-HIGHEST = 14  # with two vectors each, and three more for the operands, they fill 32 registers
-TILES = "\n".join(
-    [
-        *(f"#if MR >= {h}\nTILE({h}, 1) TILE({h}, 2)\n#endif" for h in range(1, HIGHEST + 1)),
-        "static const tile_ tiles[MR][2] = {",
-        *(f"#if MR >= {h}\n{{tile_{h}_1, tile_{h}_2}},\n#endif" for h in range(1, HIGHEST + 1)),
-        "};",
-    ]
-)
+from collections.abc import Callable
+
+HEIGHTS = (*range(1, 9), 10, 12, 14)  # 14 times two vectors, and three for the operands, fill 32 registers
+
+
+def tile(rows: int, wide: int) -> str:
+    """c (+)= a b for `rows` rows of a and one or two vectors of b's columns. Written out, it compiles fast."""
+    sums = [(f"s{i}{w}", f"*(vec *)(c + {i} * row + {w} * VL)") for i in range(rows) for w in range(wide)]
+    add = [f"s{i}{w} += a[{i} * step] * b{w};" for i in range(rows) for w in range(wide)]
+    return "\n".join(
+        [
+            f"static void tile_{rows}_{wide}(TAKES) {{",
+            f"vec {', '.join(f'{s} = {{0}}' for s, _ in sums)};",
+            "for (; k; k--, a += along, b += next) {",
+            *(f"const vec b{w} = *(const vec *)(b + {w} * VL);" for w in range(wide)),
+            *add,
+            "}",
+            f"if (more) {{ {' '.join(f'{s} += {to};' for s, to in sums)} }}",
+            *(f"{to} = {s};" for s, to in sums),
+            "}",
+        ]
+    )
+
+
+def each_height(text: Callable[[int], str]) -> str:
+    """The text for every height that the registers allow."""
+    return "\n".join(f"#if MR >= {h}\n{text(h)}\n#endif" for h in HEIGHTS)
+
+
+TILES = f"""
+#define TAKES long k, const float *a, long step, long along, const float *b, long next, float *c, long row, long more
+{each_height(lambda h: tile(h, 1))}
+{each_height(lambda h: tile(h, 2))}
+static void (*const tiles[MR + 1][2])(TAKES) = {{
+{each_height(lambda h: f"[{h}] = {{tile_{h}_1, tile_{h}_2}},")}
+}};
+
+/* Of the first of the tiles that share out some rows; those higher than 8 are even. */
+static inline int height(int rows) {{
+  const int tiles = (rows + MR - 1) / MR, even = (rows + tiles - 1) / tiles;
+  return even <= 8 || even % 2 == 0 ? even : tiles > 1 ? even + 1 : even / 2 + 1;
+}}
+"""
 
 # which elements of two vectors take turns: those of their first halves, or of their second
 ZIP = "\n".join(
@@ -35,7 +69,7 @@ PRODUCT = f"""
 static inline long min_long(long a, long b) {{ return a < b ? a : b; }}
 #if defined(__AVX512F__)
 #define VL 16
-#define MR {HIGHEST}
+#define MR 14
 #elif defined(__AVX__)
 #define VL 8
 #define MR 6
@@ -45,7 +79,7 @@ static inline long min_long(long a, long b) {{ return a < b ? a : b; }}
 #endif
 {ZIP}
 #endif
-enum {{ NR = 2 * VL, KC = 512, PANELS = 16, NC = 512, FEW_ROWS = 4 * MR, APART = 1024 }};
+enum {{ NR = 2 * VL, KC = 512, MC = 16 * MR, NC = 512, FEW_ROWS = 4 * MR, APART = 1024 }};
 typedef float vec __attribute__((vector_size(4 * VL), aligned(4), may_alias));
 #if defined(__clang__)
 #define SHUFFLE(x, y, ...) __builtin_shufflevector(x, y, __VA_ARGS__)
@@ -53,12 +87,12 @@ typedef float vec __attribute__((vector_size(4 * VL), aligned(4), may_alias));
 typedef int lanes __attribute__((vector_size(4 * VL)));
 #define SHUFFLE(x, y, ...) __builtin_shuffle(x, y, (lanes){{__VA_ARGS__}})
 #endif
-static _Thread_local float packed_a[PANELS * MR * KC + VL] __attribute__((aligned(64)));
+static _Thread_local float packed_a[MC * KC + VL] __attribute__((aligned(64)));
 static _Thread_local float packed_b[NC * KC + VL] __attribute__((aligned(64)));
 
 /* Rows that lie side by side, as columns: to[p * width + l] = from[l * step + p] for l < n <= VL. Writes VL values for
    each p, so what comes behind is written later. */
-static void turn(float *to, const float *from, long n, long k, long step, long width) {{
+static __attribute__((noinline)) void turn(float *to, const float *from, long n, long k, long step, long width) {{
   long p = 0;
   for (; p + VL <= k; p += VL) {{
     vec x[VL], y[VL];
@@ -82,7 +116,8 @@ static void turn(float *to, const float *from, long n, long k, long step, long w
 }}
 
 /* n <= width rows (or columns) side by side. What lies beyond them is for results that nobody keeps. */
-static void pack(float *to, const float *from, long n, long k, long step, long along, long width) {{
+static __attribute__((noinline)) void pack(float *to, const float *from, long n, long k, long step, long along,
+                                           long width) {{
   if (along == 1 && step != 1) {{
     for (long l = 0; l < n; l += VL) turn(to + l, from + l * step, min_long(VL, n - l), k, step, width);
     return;
@@ -96,43 +131,14 @@ static void pack(float *to, const float *from, long n, long k, long step, long a
     for (long l = 0; l < n; l++) to[p * width + l] = from[p * along + l * step];
 }}
 
-/* c (+)= a b for some rows of a and one or two vectors of b's columns */
-static inline __attribute__((always_inline)) void tile(
-    const int rows, const int wide, long k, const float *a, long step, long along, const float *b, long next, float *c,
-    long row, long more) {{
-  vec sum[MR][2];
-#pragma GCC unroll 16
-  for (int i = 0; i < rows; i++) sum[i][0] = sum[i][1] = (vec){{0}};
-  for (long p = 0; p < k; p++, a += along, b += next) {{
-    const vec left = *(const vec *)b, right = wide > 1 ? *(const vec *)(b + VL) : left;
-#pragma GCC unroll 16
-    for (int i = 0; i < rows; i++) {{
-      sum[i][0] += a[i * step] * left;
-      if (wide > 1) sum[i][1] += a[i * step] * right;
-    }}
-  }}
-#pragma GCC unroll 16
-  for (int i = 0; i < rows; i++) {{
-    vec *to = (vec *)(c + i * row);
-    vec *last = (vec *)(c + i * row + VL);
-    if (more) sum[i][0] += *to;
-    if (more && wide > 1) sum[i][1] += *last;
-    *to = sum[i][0];
-    if (wide > 1) *last = sum[i][1];
-  }}
-}}
-
-typedef void (*tile_)(long, const float *, long, long, const float *, long, float *, long, long);
-#define TILE(h, w) static void tile_##h##_##w(long k, const float *a, long step, long along, const float *b, \\
-  long next, float *c, long row, long more) {{ tile(h, w, k, a, step, along, b, next, c, row, more); }}
 {TILES}
 
 typedef struct {{ long row, column; }} steps_;
 
 static void product_one(long m, long n, long k, const float *a, steps_ sa, const float *b, steps_ sb, float *c,
-                        steps_ sc) {{
+                        long row) {{
   float edge[MR * NR];
-  const long panels = (m + MR - 1) / MR, blocks = (k + KC - 1) / KC;
+  const long chunks = (m + MC - 1) / MC, blocks = (k + KC - 1) / KC;
   const long direct = sa.column == 1 && sa.row % APART; /* rows so far apart fall into one set of the nearest cache */
   for (long jc = 0; jc < n; jc += NC) {{
     const long nc = min_long(NC, n - jc);
@@ -143,31 +149,29 @@ static void product_one(long m, long n, long k, const float *a, steps_ sa, const
       for (long j = as_it_lies; j < nc; j += NR)
         pack(packed_b + j * kc, from + j * sb.column, min_long(NR, nc - j), kc, sb.column, sb.row,
              nc - j > VL ? NR : VL);
-      for (long first = 0; first < panels; first += PANELS) {{
-        const long last = min_long(first + PANELS, panels), top = m * first / panels;
-        for (long i = first; i < last && !direct; i++) {{
-          const long x = m * i / panels, h = m * (i + 1) / panels - x;
-          pack(packed_a + (x - top) * kc, a + x * sa.row + pc * sa.column, h, kc, sa.row, sa.column, h);
+      for (long chunk = 0; chunk < chunks; chunk++) {{
+        const long top = m * chunk / chunks, rows = m * (chunk + 1) / chunks - top;
+        const float *above = a + top * sa.row + pc * sa.column;
+        for (long x = 0, h; x < rows && !direct; x += h) {{
+          h = height(rows - x);
+          pack(packed_a + x * kc, above + x * sa.row, h, kc, sa.row, sa.column, h);
         }}
         for (long j = 0; j < nc; j += NR) {{
           const long columns = min_long(NR, nc - j), wide = columns > VL;
           const float *right = j < as_it_lies ? from + j : packed_b + j * kc;
           const long next = j < as_it_lies ? sb.row : wide ? NR : VL;
-          for (long i = first; i < last; i++) {{
-            const long x = m * i / panels, h = m * (i + 1) / panels - x;
-            const float *left = direct ? a + x * sa.row + pc : packed_a + (x - top) * kc;
+          for (long x = 0, h; x < rows; x += h) {{
+            h = height(rows - x);
+            const float *left = direct ? above + x * sa.row : packed_a + x * kc;
             const long step = direct ? sa.row : 1, along = direct ? 1 : h;
-            float *to = c + x * sc.row + (jc + j) * sc.column;
-            if (columns == (wide ? NR : VL) && sc.column == 1) {{
-              tiles[h - 1][wide](kc, left, step, along, right, next, to, sc.row, block > 0);
+            float *to = c + (top + x) * row + jc + j;
+            if (columns == (wide ? NR : VL)) {{
+              tiles[h][wide](kc, left, step, along, right, next, to, row, block > 0);
               continue;
             }}
-            tiles[h - 1][wide](kc, left, step, along, right, next, edge, NR, 0);
+            tiles[h][wide](kc, left, step, along, right, next, edge, NR, 0);
             for (long r = 0; r < h; r++)
-              for (long y = 0; y < columns; y++) {{
-                float *one = to + r * sc.row + y * sc.column;
-                *one = (block ? *one : 0.0f) + edge[r * NR + y];
-              }}
+              for (long y = 0; y < columns; y++) to[r * row + y] = (block ? to[r * row + y] : 0.0f) + edge[r * NR + y];
           }}
         }}
       }}
@@ -175,7 +179,7 @@ static void product_one(long m, long n, long k, const float *a, steps_ sa, const
   }}
 }}
 
-typedef struct {{ long batch, m, n, k; steps_ a, b, c; float *pa, *pb, *pc; const long *offsets; }} product_;
+typedef struct {{ long batch, m, n, k; steps_ a, b; long c; float *pa, *pb, *pc; const long *offsets; }} product_;
 
 /* A part is a range of the stack or, of a single product, of the rows or columns of the result. */
 void product(void **at, long part, long parts) {{
@@ -189,7 +193,7 @@ void product(void **at, long part, long parts) {{
     if (!stack && by_row) row = first * width, rows = min_long(end * width, p->m) - row;
     if (!stack && !by_row) column = first * width, columns = min_long(end * width, p->n) - column;
     product_one(rows, columns, p->k, p->pa + o[0] + row * p->a.row, p->a, p->pb + o[1] + column * p->b.column, p->b,
-                p->pc + o[2] + row * p->c.row + column * p->c.column, p->c);
+                p->pc + o[2] + row * p->c + column, p->c);
   }}
 }}
 """

@@ -59,7 +59,7 @@ class Calls:
         return Call(self._address(name), (ctypes.c_void_p * len(places))(*places), parts, arrays)
 
     def product(self, a: Array, b: Array, out: Array) -> Call:
-        """out = a b, for matrices or stacks of them."""
+        """out = a b, for matrices or stacks of them. The rows of `out` are contiguous."""
         batch, (m, n), k = out.shape[:-2], out.shape[-2:], a.shape[-1]
         arrays = (np.broadcast_to(a, (*batch, m, k)), np.broadcast_to(b, (*batch, k, n)), out)
         steps = tuple([tuple([s // 4 for s in x.strides]) for x in arrays])
@@ -69,7 +69,7 @@ class Calls:
             points = np.array(list(itertools.product(*map(range, batch))), np.int64).reshape(count, len(batch))
             self._offsets[key] = np.stack([points @ np.asarray(s, np.int64) for s in key[1]], axis=-1)
         offsets = self._offsets[key]
-        words = [count, m, n, k, *(s for one in steps for s in one[-2:])]
+        words = [count, m, n, k, *steps[0][-2:], *steps[1][-2:], steps[2][-2]]
         words += [x.ctypes.data for x in (*arrays, offsets)]
         most = count if count >= STACK else max(m, n) // SIDE
         parts = max(1, min(count * m * n * k // GRAIN, most, MOST_PARTS))
@@ -79,7 +79,7 @@ class Calls:
         """Each dispatch, and all of them in one call."""
         held = list(self._calls)
         entries = (_Entry * len(held))(*[(c.function, ctypes.addressof(c.arguments), c.parts) for c in held])
-        function, threads = self._engine.run_calls, _threads()
+        function, threads = self._engine.run_calls, processors()
         function.argtypes, function.restype = (ctypes.c_void_p, ctypes.c_long, ctypes.c_long), None
 
         def between(begin: int, end: int) -> Callable[[], None]:
@@ -104,6 +104,6 @@ class Calls:
         return found
 
 
-def _threads() -> int:
-    """Processors this process may use."""
+def processors() -> int:
+    """How many this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -6,9 +6,11 @@ differently, and a run must not depend on how fast a compiler is.
 
 from __future__ import annotations
 
+import ctypes
 import math
 import time
 from collections.abc import Callable, Mapping
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
@@ -21,7 +23,7 @@ from tracegrad.render.c import library_source
 from tracegrad.render.c_calls import BETWEEN
 from tracegrad.render.c_engine import ENGINE
 from tracegrad.runtime.base import DeviceInfo, Timings
-from tracegrad.runtime.calls import Calls
+from tracegrad.runtime.calls import Calls, processors
 from tracegrad.runtime.compiler import Compiler
 from tracegrad.runtime.storage import from_storage, to_storage
 
@@ -37,6 +39,8 @@ class _Loaded:
 
     program: Program
     memory: dict[str, Array]
+    libraries: list[Future[ctypes.CDLL | None]]  # of its kernels, the engine first; none if they are NumPy
+    bound: bool = False
     runs: list[Callable[[], None]] = field(default_factory=list["Callable[[], None]"])  # one for each dispatch
     whole: list[Callable[[], None]] = field(default_factory=list["Callable[[], None]"])  # the same in fewer calls
 
@@ -55,6 +59,7 @@ class CpuSession:
     def __init__(self, compiler: Compiler | None = None) -> None:
         self.info = cpu_info(compiler)
         self._compiler = compiler
+        self._engine = compiler.begin(ENGINE) if compiler else None  # the same for all programs: at once
         self._persistent: dict[str, Array] = {}
         self._loaded: dict[int, _Loaded] = {}
         self._sources: dict[str, Callable[..., Any]] = {}
@@ -63,11 +68,32 @@ class CpuSession:
         self._closed = False
 
     def load(self, program: Program) -> int:
-        """Allocate what is new, and bind every kernel to its arrays."""
+        """Allocate what is new, and begin to compile: whoever needs the kernels waits for them."""
         self._check_open()
-        loaded = _Loaded(program, {b.name: self._array(b) for b in program.buffers})
-        names = [b.name for b in program.buffers]
-        calls = self._calls(program)
+        self._next += 1
+        memory = {b.name: self._array(b) for b in program.buffers}
+        self._loaded[self._next] = _Loaded(program, memory, self._begun(program))
+        return self._next
+
+    def _begun(self, program: Program) -> list[Future[ctypes.CDLL | None]]:
+        """Its libraries, which are compiled side by side."""
+        if self._compiler is None or self._engine is None:
+            return []
+        # sorted: a model of other depth has the same functions, and then finds its libraries in the cache
+        texts = sorted({f for k in program.kernels for f in k.c.split(BETWEEN)})
+        count = min(MOST_SOURCES, processors(), 1 + sum(map(len, texts)) // SOURCE)
+        sources = [library_source(texts[k::count]) for k in range(count)]
+        return [self._engine, *map(self._compiler.begin, sources)]
+
+    def _ready(self, handle: int) -> _Loaded:
+        """The program with every kernel bound to its arrays."""
+        loaded = self._loaded[handle]
+        if loaded.bound:
+            return loaded
+        program, names = loaded.program, [b.name for b in loaded.program.buffers]
+        found = [x.result() for x in loaded.libraries]
+        libraries = [x for x in found if x is not None]
+        calls = Calls(libraries[0], libraries[1:]) if found and None not in found else None
         for d in program.unrolled():
             memory = tuple([loaded.memory[names[k]] for k in d.buffers])
             kernel = program.kernels[d.kernel]
@@ -81,19 +107,8 @@ class CpuSession:
             loaded.whole = [whole]
         else:
             loaded.whole = loaded.runs
-        self._next += 1
-        self._loaded[self._next] = loaded
-        return self._next
-
-    def _calls(self, program: Program) -> Calls | None:
-        """Its kernels as loaded libraries; None where they are NumPy."""
-        if self._compiler is None:
-            return None
-        # sorted: a model of other depth has the same functions, and then finds its libraries in the cache
-        texts = sorted({f for k in program.kernels for f in k.c.split(BETWEEN)})
-        count = min(MOST_SOURCES, 1 + sum(map(len, texts)) // SOURCE)
-        libraries = self._compiler.libraries([ENGINE, *(library_source(texts[k::count]) for k in range(count))])
-        return Calls(libraries[0], libraries[1:]) if libraries else None
+        loaded.bound = True
+        return loaded
 
     def _array(self, b: Buffer) -> Array:
         """A flat array with one zero behind it, which padding reads."""
@@ -139,7 +154,7 @@ class CpuSession:
     def submit(self, handle: int, inputs: Mapping[str, Any]) -> dict[str, Any]:
         """Run now; the ticket holds the results."""
         self._check_open()
-        loaded = self._loaded[handle]
+        loaded = self._ready(handle)
         p = loaded.program
         for f in p.inputs:
             memory = loaded.memory[p.buffers[f.buffer].name]
