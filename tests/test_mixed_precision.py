@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -330,6 +331,30 @@ def test_steps_agree_with_the_reference_that_rounds_where_kernels_do(monkeypatch
     with compiled(optim.adamw(lr=0.01, clip_grad_norm=1.0)) as train:
         results = [train.step(batch(k, w)).result() for k, w in enumerate([FINE, TOO_LARGE, FINE, FINE])]
         assert [r.skipped for r in results] == [0, 1, 0, 0]
+
+
+def test_dropout_and_attention_agree_with_it_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TRACEGRAD_CHECK", "1")
+    t = gpt(batch=4, vocabulary=11, context=16, width=32, layers=2, p=0.1)
+    tokens = np.random.default_rng(0).integers(0, 11, (4, 17), np.int32)
+    assert len(trained(t, "f16", [{"tokens": tokens[:, :-1].copy(), "following": tokens[:, 1:].copy()}] * 2)) == 2
+
+
+class Wrong(CpuSession):
+    """A device whose tanh is a twentieth too large."""
+
+    def load(self, program: Program) -> int:
+        wrong = r"np.tanh(\1, out=\2); np.multiply(\2, np.float32(1.05), out=\2)"
+        kernels = [replace(k, numpy=re.sub(r"np\.tanh\((\w+), out=(\w+)\)", wrong, k.numpy)) for k in program.kernels]
+        return super().load(replace(program, kernels=tuple(kernels)))
+
+
+def test_a_device_that_computes_wrongly_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tracegrad.entrypoints.CpuSession", Wrong)
+    monkeypatch.setenv("TRACEGRAD_CHECK", "1")
+    with compiled() as train:
+        result = train.step(batch(0, FINE)).result()
+        assert isinstance(result.error, tg.DeviceError) and "TRACEGRAD_CHECK" in str(result.error)
 
 
 @pytest.mark.parametrize("t", SMALL, ids=repr)

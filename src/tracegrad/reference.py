@@ -4,7 +4,8 @@ How far apart may results be? The reference runs twice, in f32 and in f64. Their
 these very numbers: the device rounds as often, in another order, so its error is a draw of the same size; MARGIN times
 the largest one seen in the value leaves room for the order, and ULPS roundings of its largest element for functions
 that each language approximates in its own way. Where the two references choose differently, as an argmax at a tie, the
-elements count as agreeing. Under precision="f16" the first one also rounds wherever the device does.
+elements count as agreeing. Under precision="f16" the first one also rounds wherever the device does, and some elements
+may be further off: where a rounding decides a sign, as of a gradient near 0 at Adam's first step, it decides it often.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ from tracegrad.runtime.base import Session
 Array = Any
 MARGIN = 32.0
 ULPS = 64.0
+DECIDED = 1 / 500  # of the elements, by roundings to half precision
 PROBE = "check."
 Parts = tuple[tuple[str, slice], ...]
 
@@ -70,7 +72,7 @@ def compare(
         whole = not parts or x.shape != (parts[-1][1].stop,)
         for part, at in [("", slice(None))] if whole else parts:
             wrong = _wrong(x[at], single[at], exact[at]) if x.ndim else _wrong(x, single, exact)
-            if wrong.any():
+            if wrong.sum() > (DECIDED * wrong.size if halved else 0):
                 where = tuple(int(k) for k in np.argwhere(wrong)[0])
                 shown = f"{name} of {part}" if part else name
                 out.append(Difference(shown, x[at] if x.ndim else x, exact[at] if x.ndim else exact, where))
