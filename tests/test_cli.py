@@ -14,7 +14,8 @@ from xml.etree import ElementTree
 import numpy as np
 import pytest
 
-from tracegrad import cli, doctor, selftest
+import tracegrad as tg
+from tracegrad import bench, cli, doctor, nn, optim, selftest
 from tracegrad.demo import gpt
 from tracegrad.demo.data import load_digits, load_text
 from tracegrad.safetensors import read
@@ -163,3 +164,46 @@ def test_text_decodes_to_what_was_encoded():
     assert "Alice" in text.decode(text.train[:5000])
     assert text.decode(text.encode("Off with her head!")) == "Off with her head!"
     assert len(text.train) + len(text.test) > 100_000
+
+
+def test_inspect_says_what_a_demo_wrote(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    demo("sine", tmp_path, "--device", "cpu", "--steps", "3")
+    capsys.readouterr()
+    for name, wanted in {
+        "checkpoint.safetensors": ("a checkpoint", "step: 3", "opt/m/l2.W", "f32[64,64]", "total"),
+        "parameters.safetensors": ("6 tensors", "17.4 kB", "l2.W", "4,353"),
+    }.items():
+        assert cli.main(["inspect", str(tmp_path / name)]) == 0
+        said = capsys.readouterr().out
+        assert all(word in said for word in wanted), said
+
+
+def test_inspect_says_what_a_site_and_a_program_hold(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    x = {"x": (4, 2)}
+    with tg.compile(
+        model=nn.Linear(2, 1), loss=lambda m, x: m(x).sum(), inputs=x, optimizer=optim.sgd(lr=0.1), device="cpu"
+    ) as train:
+        infer = train.attach(forward=lambda m, x: m(x), inputs=x)
+        train.export(tmp_path / "site", forwards={"predict": infer})
+        program = tmp_path / "step.json"
+        program.write_text(train.program.to_json())
+        dispatches = len(train.program.dispatches)
+    for what in ("site", "site/program.json", "step.json"):
+        assert cli.main(["inspect", str(tmp_path / what)]) == 0
+        said = capsys.readouterr().out
+        assert f"{dispatches} dispatches" in said and "x f32[4,2]" in said and "W f32[2,1]" in said
+        assert ("Forward predict" in said) == what.startswith("site")
+
+
+@pytest.mark.parametrize("text", ["", "hello", "[1]", "{}", '{"train": 1}'])
+def test_inspect_refuses_what_is_not_ours(text: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    (tmp_path / "x.json").write_text(text)
+    assert cli.main(["inspect", str(tmp_path / "x.json")]) == 1
+    assert "nothing that tracegrad wrote" in capsys.readouterr().err
+    assert cli.main(["inspect", str(tmp_path / "none.json")]) == 1
+
+
+def test_bench_times_every_model(capsys: pytest.CaptureFixture[str]):
+    assert bench.run("cpu", seconds=0.02) == 0
+    said = capsys.readouterr().out
+    assert [line.split()[0] for line in said.splitlines() if " cpu " in line and line[0] != "c"] == list(bench.models())

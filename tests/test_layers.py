@@ -30,7 +30,7 @@ LAYERS = {
     "nonfinite": 10, "indexcheck": 10, "steps": 10, "training": 10, "forward": 10, "own": 10, "flight": 10, "fit": 10,
     "checkpoints": 10, "extend": 10, "safetensors": 10, "export": 10, "site": 10, "summaries": 10, "patches": 10,
     "memory": 10, "functional": 10, "pictures": 10, "demo": 10, "selftest": 10, "doctor": 10, "cli": 10, "__main__": 10,
-    "imperative": 10, "stepwise": 10, "reference": 10,
+    "imperative": 10, "stepwise": 10, "reference": 10, "bench": 10, "contents": 10,
     "inspection": 10, "explain": 10, "profile": 10, "limits": 10, "tables": 10,
 }  # fmt: skip
 

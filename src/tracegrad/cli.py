@@ -8,7 +8,8 @@ import warnings
 from collections.abc import Sequence
 from pathlib import Path
 
-from tracegrad import doctor, site
+from tracegrad import bench, doctor, site
+from tracegrad.contents import contents
 from tracegrad.demo import digits, gpt, sine
 from tracegrad.demo.common import Options
 from tracegrad.errors import TracegradError
@@ -37,6 +38,14 @@ def parser() -> argparse.ArgumentParser:
     check.add_argument("--device", choices=DEVICES[1:], default=None, help="check only this one")
     check.set_defaults(run=run_doctor)
 
+    speed = commands.add_parser("bench", help="time training steps of the demos' models on each device")
+    speed.add_argument("--device", choices=DEVICES[1:], default=None, help="only this one")
+    speed.set_defaults(run=run_bench)
+
+    look = commands.add_parser("inspect", help="say what a checkpoint, a parameter file or an exported program holds")
+    look.add_argument("file", type=Path, metavar="FILE", help=".safetensors, program.json, or a page's folder")
+    look.set_defaults(run=run_inspect)
+
     serve = commands.add_parser("serve", help="show a page that train.export or a demo wrote")
     serve.add_argument("folder", type=Path, metavar="DIR", help="the folder with index.html")
     serve.add_argument("--port", type=port, default=0, help="on this computer only (default: any that is free)")
@@ -54,6 +63,17 @@ def run_demo(args: argparse.Namespace) -> int:
 def run_doctor(args: argparse.Namespace) -> int:
     """`tracegrad doctor`."""
     return doctor.run(args.device)
+
+
+def run_bench(args: argparse.Namespace) -> int:
+    """`tracegrad bench`."""
+    return bench.run(args.device)
+
+
+def run_inspect(args: argparse.Namespace) -> int:
+    """`tracegrad inspect FILE`."""
+    print(contents(args.file))
+    return 0
 
 
 def run_serve(args: argparse.Namespace) -> int:
