@@ -42,9 +42,9 @@ def counted(session: Any) -> list[int]:
     sizes: list[int] = []
     submit = session.calls.submit
 
-    def spy(writes: Any, runs: Any, copies: Any) -> Any:
+    def spy(writes: Any, runs: Any, *more: Any) -> Any:
         sizes.extend([len(runs)] * bool(runs))
-        return submit(writes, runs, copies)
+        return submit(writes, runs, *more)
 
     session.calls.submit = spy
     return sizes

@@ -75,7 +75,7 @@ class AheadSession:
             self.buffers["halted"][0] = 1
         return step, {"loss": np.float32(loss), "halted": np.int32(not ok)}
 
-    def flush(self):
+    def flush(self, free):
         pass
 
     def collect(self, ticket):

@@ -285,10 +285,15 @@ class Worker:
                 group.append((work, ticket))
         if group:
             self._window.append(group)
-        with self._lock:
-            if self._crowd and len(self._queue) <= self.max_in_flight // 2:  # half at a time: waking a thread costs
-                self._room.notify_all()
-        self._session.flush()
+        self._session.flush(self._let_in)
+        self._let_in()
+
+    def _let_in(self) -> None:
+        """Wake who waits for room, once half of it is free: waking a thread costs."""
+        if self._crowd:
+            with self._lock:
+                if len(self._queue) <= self.max_in_flight // 2:
+                    self._room.notify_all()
 
     def _collect_oldest(self) -> None:
         group = self._window[0]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -39,6 +39,10 @@ class Timings:
         return min(sum(end - begin for begin, end in spans) for spans in self.runs)
 
 
+def nothing() -> None:
+    """For callers of `flush` with no thread that waits."""
+
+
 class Session(Protocol):
     """A device with named, persistent buffers.
 
@@ -67,8 +71,11 @@ class Session(Protocol):
         """Run once with the program's `inputs` (all of them, hyperparameters too); a ticket."""
         ...
 
-    def flush(self) -> None:
-        """See that the runs submitted so far begin, where they wait for others to be submitted with."""
+    def flush(self, free: Callable[[], object] = nothing) -> None:
+        """See that the runs submitted so far begin, where they wait for others to be submitted with.
+
+        `free` is called, if at all, before a part of it that leaves Python's lock to other threads for long.
+        """
         ...
 
     def collect(self, ticket: Any) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from typing import Any
 
 from tracegrad import errors
@@ -17,7 +17,7 @@ from tracegrad.dtypes import DTYPES, Shape
 from tracegrad.errors import DeviceError, TracegradError
 from tracegrad.init import Initializer, Literal
 from tracegrad.program import Buffer, Program
-from tracegrad.runtime.base import DeviceInfo, Timings
+from tracegrad.runtime.base import DeviceInfo, Timings, nothing
 from tracegrad.runtime.storage import from_storage, to_storage
 from tracegrad.runtime.tab import can_wait, javascript, pyodide, wait
 
@@ -105,7 +105,7 @@ class BrowserSession:
         batch.n += 1
         return Ticket(self, batch, batch.n - 1)
 
-    def flush(self) -> None:
+    def flush(self, free: Callable[[], object] = nothing) -> None:
         """Let the runs submitted so far cross over."""
         self._check_open()
         batch, self._batch = self._batch, None

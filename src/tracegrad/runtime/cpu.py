@@ -22,7 +22,7 @@ from tracegrad.program import PERSISTENT, Buffer, Program
 from tracegrad.render.c import library_source
 from tracegrad.render.c_calls import BETWEEN
 from tracegrad.render.c_engine import ENGINE
-from tracegrad.runtime.base import DeviceInfo, Timings
+from tracegrad.runtime.base import DeviceInfo, Timings, nothing
 from tracegrad.runtime.calls import Calls, processors
 from tracegrad.runtime.compiler import Compiler
 from tracegrad.runtime.storage import from_storage, to_storage
@@ -164,7 +164,7 @@ class CpuSession:
                 run()
         return {f.name: from_storage(loaded.memory[p.buffers[f.buffer].name], f) for f in p.outputs}
 
-    def flush(self) -> None:
+    def flush(self, free: Callable[[], object] = nothing) -> None:
         """Nothing waits."""
 
     def collect(self, ticket: dict[str, Any]) -> dict[str, Any]:

@@ -20,14 +20,14 @@ from __future__ import annotations
 import contextlib
 import logging
 import time
-from collections.abc import Generator, Mapping
+from collections.abc import Callable, Generator, Mapping
 from typing import Any
 
 from tracegrad.arrays import np
 from tracegrad.errors import DeviceError, DeviceLostError, TracegradError
 from tracegrad.program import Binding, Buffer, Dispatch, Field, KernelSource, Needs, Program
 from tracegrad.runtime.adapters import AdapterInfo, load_wgpu, open_device
-from tracegrad.runtime.base import DeviceInfo, Timings, as_run
+from tracegrad.runtime.base import DeviceInfo, Timings, as_run, nothing
 from tracegrad.runtime.wgpu_calls import Calls, Copy, DirectCalls, LogTap, PublicCalls, device_error
 from tracegrad.runtime.wgpu_program import (
     COPY_DST,
@@ -168,7 +168,7 @@ class NativeSession:
             submission.outputs = self._fetch(submission)
         return loaded.outputs.of_run(submission.outputs, ticket.number)
 
-    def flush(self) -> None:
+    def flush(self, free: Callable[[], object] = nothing) -> None:
         """Submit the runs that wait. If that fails, collecting them raises the error."""
         submission, self._waiting = self._waiting, None
         if submission is None:
@@ -181,7 +181,7 @@ class NativeSession:
                     launches = [prepared(loaded, k, self.calls, self._kernels) for k in range(runs)]
                     copies = copies_to(slot, loaded, runs, self.calls)
                     submission.sent = time.perf_counter()
-                    submission.mark = self.calls.submit(loaded.inputs.writes(runs), launches, copies)
+                    submission.mark = self.calls.submit(loaded.inputs.writes(runs), launches, copies, free)
                 except BaseException:
                     loaded.free.append(slot)
                     raise

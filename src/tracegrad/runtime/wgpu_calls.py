@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from tracegrad.arrays import np
 from tracegrad.errors import DeviceError, DeviceLostError
+from tracegrad.runtime.base import nothing
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -71,8 +72,13 @@ class Calls(Protocol):
         """Copies in the form `submit` wants."""
         ...
 
-    def submit(self, writes: Sequence[Write], runs: Sequence[Any], copies: Any) -> Any:
-        """Queue the writes, one compute pass with the launches of all runs, then the copies; a mark for `fetch`."""
+    def submit(
+        self, writes: Sequence[Write], runs: Sequence[Any], copies: Any, free: Callable[[], object] = nothing
+    ) -> Any:
+        """Queue the writes, one compute pass with the launches of all runs, then the copies; a mark for `fetch`.
+
+        `free` is called before the longest part that leaves Python's lock to other threads.
+        """
         ...
 
     def write(self, buffer: Any, offset: int, values: NDArray[Any]) -> None:
@@ -101,7 +107,9 @@ class PublicCalls:
     def prepare_copies(self, copies: Sequence[Copy]) -> Any:
         return tuple(copies)
 
-    def submit(self, writes: Sequence[Write], runs: Sequence[Any], copies: Any) -> Any:
+    def submit(
+        self, writes: Sequence[Write], runs: Sequence[Any], copies: Any, free: Callable[[], object] = nothing
+    ) -> Any:
         for buffer, values in writes:
             self.write(buffer, 0, values)
         encoder = self._device.create_command_encoder()
@@ -121,6 +129,7 @@ class PublicCalls:
             run.end()
         for c in copies:
             encoder.copy_buffer_to_buffer(c.source, c.source_offset, c.target, c.target_offset, c.size)
+        free()
         self._device.queue.submit([encoder.finish()])
         return None
 
@@ -177,50 +186,48 @@ class DirectCalls:
 
     def prepare(self, launches: Sequence[Launch]) -> Any:
         """(C function, arguments after the pass) for each call, without calls that would change nothing."""
+        pointer, u32, size = ctypes.c_void_p, ctypes.c_uint32, ctypes.c_size_t
         set_pipeline, set_group, dispatch = self._recording()
+        address = lambda x: pointer(self._address(x._internal))
         calls: list[tuple[Callable[..., None], tuple[Any, ...]]] = []
         kept: list[Any] = list(launches)  # they keep the handles alive
         pipeline = group = None
         for x in launches:
             if x.pipeline is not pipeline:
                 pipeline = x.pipeline
-                calls.append((set_pipeline, (self._address(pipeline._internal),)))
+                calls.append((set_pipeline, (address(pipeline),)))
             if x.group is not group:
                 group = x.group
-                calls.append((set_group, (0, self._address(group._internal), 0, None)))
+                calls.append((set_group, (u32(0), address(group), size(0), pointer())))
             if x.offsets is not None:
-                kept.append(ctypes.c_uint32(x.at))
-                calls.append((set_group, (1, self._address(x.offsets._internal), 1, ctypes.addressof(kept[-1]))))
-            calls.append((dispatch, (*x.grid, 1)))
+                kept.append(u32(x.at))
+                at = pointer(ctypes.addressof(kept[-1]))
+                calls.append((set_group, (u32(1), address(x.offsets), size(1), at)))
+            calls.append((dispatch, (u32(x.grid[0]), u32(x.grid[1]), u32(1))))
         return calls, kept
 
     def _address(self, handle: Any) -> int:
         return int(self._ffi.cast("uintptr_t", handle))
 
-    def _recording(self) -> tuple[Callable[..., None], ...]:
-        """The functions that record a dispatch. They return at once, so they keep Python's lock: otherwise a thread
-        that waits for it would get it at every call, and each change of hands costs as much as a hundred calls.
+    def _recording(self) -> list[Callable[..., None]]:
+        """The functions that record a dispatch, for arguments that are C's already: nothing is converted at a call.
 
-        Where wgpu's log is traced they let go: who logs may hold a lock of wgpu's while it waits for Python's.
+        They return at once, so they keep Python's lock: otherwise a thread that waits for it would get it at every
+        call, and each change of hands costs as much as a hundred calls. Where wgpu's log is traced they let go: who
+        logs may hold a lock of wgpu's while it waits for Python's.
         """
         kind = ctypes.CFUNCTYPE if logging.getLogger("wgpu").isEnabledFor(logging.INFO) else ctypes.PYFUNCTYPE
-        pointer, u32, size = ctypes.c_void_p, ctypes.c_uint32, ctypes.c_size_t
-        types = {
-            "SetPipeline": (pointer,),
-            "SetBindGroup": (u32, pointer, size, pointer),
-            "DispatchWorkgroups": (u32, u32, u32),
-        }
-        functions: list[Callable[..., None]] = []
-        for name, arguments in types.items():
-            found = self._ffi.addressof(self._lib, f"wgpuComputePassEncoder{name}")
-            functions.append(kind(None, pointer, *arguments)(self._address(found)))
-        return tuple(functions)
+        names = ("SetPipeline", "SetBindGroup", "DispatchWorkgroups")
+        found = [self._ffi.addressof(self._lib, f"wgpuComputePassEncoder{name}") for name in names]
+        return [kind(None)(self._address(x)) for x in found]
 
     def prepare_copies(self, copies: Sequence[Copy]) -> Any:
         rows = [(c.source._internal, c.source_offset, c.target._internal, c.target_offset, c.size) for c in copies]
         return rows, tuple(copies)
 
-    def submit(self, writes: Sequence[Write], runs: Sequence[Any], copies: Any) -> Any:
+    def submit(
+        self, writes: Sequence[Write], runs: Sequence[Any], copies: Any, free: Callable[[], object] = nothing
+    ) -> Any:
         lib, ffi = self._lib, self._ffi
         command = encoder = ffi.NULL
         self._errors.capture("tracegrad")
@@ -230,7 +237,7 @@ class DirectCalls:
             encoder = lib.wgpuDeviceCreateCommandEncoder(self._device, ffi.NULL)
             if runs and runs[0][0]:
                 run = lib.wgpuCommandEncoderBeginComputePass(encoder, ffi.NULL)
-                at = self._address(run)
+                at = ctypes.c_void_p(self._address(run))
                 for calls, _ in runs:
                     for call, args in calls:
                         call(at, *args)
@@ -239,6 +246,7 @@ class DirectCalls:
             copy = lib.wgpuCommandEncoderCopyBufferToBuffer
             for row in copies[0]:
                 copy(encoder, *row)
+            free()
             command = lib.wgpuCommandEncoderFinish(encoder, ffi.NULL)
         finally:
             error = self._errors.release("tracegrad")
