@@ -33,16 +33,16 @@ def fake(name: str, kind: str, backend: str = "Vulkan") -> dict[str, object]:
 @pytest.fixture
 def answer(monkeypatch: pytest.MonkeyPatch) -> Iterator[pytest.MonkeyPatch]:
     """The child's answer can be set by monkeypatching finding.PROBE; caches are cleared around it."""
-    finding._probe.cache_clear()  # pyright: ignore[reportPrivateUsage]
+    finding._ANSWERS.clear()  # pyright: ignore[reportPrivateUsage]
     monkeypatch.setattr(finding, "may_have_gpu", lambda: True)
     yield monkeypatch
     monkeypatch.undo()
-    finding._probe.cache_clear()  # pyright: ignore[reportPrivateUsage]
+    finding._ANSWERS.clear()  # pyright: ignore[reportPrivateUsage]
 
 
-def same(adapter: finding.AdapterInfo) -> finding.AdapterInfo:
-    """For `opened`: what was chosen."""
-    return adapter
+def chosen(device: str) -> finding.AdapterInfo | None:
+    """The adapter that `device` means."""
+    return finding.opened(finding.search(device), lambda adapter: adapter)
 
 
 def says(*rows: dict[str, object]) -> str:
@@ -59,16 +59,16 @@ def test_a_real_adapter_is_taken_before_software_and_opengl(answer: pytest.Monke
     answer.setattr(finding, "PROBE", says(*rows))
     assert [a.description for a in finding.adapters()] == ["RTX (Vulkan)", "Arc (Vulkan)", "llvmpipe (Vulkan)"]
     assert finding.check_webgpu().reason == "ok"
-    chosen = finding.opened("auto", same)
-    assert chosen is not None and chosen.name == "RTX" and finding.opened("webgpu", same) == chosen
+    found = chosen("auto")
+    assert found is not None and found.name == "RTX" and chosen("webgpu") == found
 
 
 def test_a_software_adapter_is_taken_only_by_hand(answer: pytest.MonkeyPatch) -> None:
     answer.setattr(finding, "PROBE", says(fake("SwiftShader Device", "Unknown")))
     support = finding.check_webgpu()
     assert support.ok and support.reason == "software" and "software adapter" in support.message
-    assert finding.opened("auto", same) is None
-    assert finding.opened("webgpu", same) == support.adapter
+    assert chosen("auto") is None
+    assert chosen("webgpu") == support.adapter
 
 
 @pytest.mark.parametrize(
@@ -88,8 +88,8 @@ def test_why_there_is_no_webgpu_in_plain_words(answer: pytest.MonkeyPatch, probe
     support = finding.check_webgpu()
     assert not support and support.adapter is None and support.reason.startswith(reason)
     with pytest.raises(DeviceError, match=words):
-        finding.opened("webgpu", same)
-    assert finding.opened("auto", same) is None and finding.adapters() == []
+        chosen("webgpu")
+    assert chosen("auto") is None and finding.adapters() == []
 
 
 def test_without_the_wgpu_package_the_message_says_how_to_get_it(answer: pytest.MonkeyPatch) -> None:

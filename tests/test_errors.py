@@ -392,7 +392,7 @@ def test_a_device_that_is_none() -> None:
 
 
 def test_a_missing_adapter(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(adapters, "_ask", lambda: adapters._Answer(reason="no-driver"))
+    monkeypatch.setattr(adapters, "_ask", lambda *_: adapters._Answer(reason="no-driver"))
     with pytest.raises(tg.DeviceError) as e:
         model, adam = SineMLP(8), optim.adam()
         tg.compile(model=model, loss=sine_loss, inputs=INPUTS, optimizer=adam, device="webgpu")  # HERE adapter

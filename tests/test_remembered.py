@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from test_adapters import fake, same, says
+from test_adapters import chosen, fake, says
 from tracegrad.errors import DeviceError
 from tracegrad.runtime import adapters as finding
 from tracegrad.runtime import remembered
@@ -30,35 +30,35 @@ def cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Path]:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setattr(finding, "may_have_gpu", lambda: True)
     monkeypatch.setattr(finding, "PROBE", says(*ROWS))
-    finding._probe.cache_clear()  # pyright: ignore[reportPrivateUsage]
+    finding._ANSWERS.clear()  # pyright: ignore[reportPrivateUsage]
     yield tmp_path / "tracegrad"
-    finding._probe.cache_clear()  # pyright: ignore[reportPrivateUsage]
+    finding._ANSWERS.clear()  # pyright: ignore[reportPrivateUsage]
 
 
 def another_process(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """As if this one had just begun; whoever asks a child from now on is in the list."""
-    finding._probe.cache_clear()  # pyright: ignore[reportPrivateUsage]
+    finding._ANSWERS.clear()  # pyright: ignore[reportPrivateUsage]
     asked: list[str] = []
-    child = finding._probe_child  # pyright: ignore[reportPrivateUsage]
+    start = finding._started_child  # pyright: ignore[reportPrivateUsage]
 
-    def counted() -> str:
+    def counted() -> subprocess.Popen[bytes] | None:
         asked.append("child")
-        return child()
+        return start()
 
-    monkeypatch.setattr(finding, "_probe_child", counted)
+    monkeypatch.setattr(finding, "_started_child", counted)
     return asked
 
 
 def test_the_second_process_asks_no_child(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    first = finding.opened("webgpu", same)
+    first = chosen("webgpu")
     asked = another_process(monkeypatch)
-    assert finding.opened("webgpu", same) == first and finding.opened("auto", same) == first
+    assert chosen("webgpu") == first and chosen("auto") == first
     assert asked == [] and len(list(cache.glob("adapters-*.json"))) == 1
     assert finding.check_webgpu().adapter == first and asked == ["child"]  # who asks in words hears what is so now
 
 
 def test_what_may_crash_is_not_remembered_until_it_has_not(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    finding.opened("webgpu", same)
+    chosen("webgpu")
     another_process(monkeypatch)
 
     def crashing(adapter: finding.AdapterInfo) -> None:
@@ -66,9 +66,9 @@ def test_what_may_crash_is_not_remembered_until_it_has_not(cache: Path, monkeypa
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        finding.opened("webgpu", crashing)
+        finding.opened(finding.search("webgpu"), crashing)
     asked = another_process(monkeypatch)
-    finding.opened("webgpu", same)
+    chosen("webgpu")
     assert asked == ["child"]
 
 
@@ -81,9 +81,9 @@ def test_an_adapter_that_does_not_open_is_asked_for_anew(cache: Path, monkeypatc
             raise DeviceError("gone (Vulkan) is no longer there")
         return adapter.name
 
-    assert finding.opened("webgpu", picky) == "RTX" and asked == ["child"]
+    assert finding.opened(finding.search("webgpu"), picky) == "RTX" and asked == ["child"]
     another_process(monkeypatch)
-    assert finding.opened("webgpu", picky) == "RTX"
+    assert finding.opened(finding.search("webgpu"), picky) == "RTX"
 
 
 @pytest.mark.parametrize("change", ["variable", "manifest", "library", "boot", "switched off"])
@@ -92,9 +92,9 @@ def test_a_change_forgets(change: str, cache: Path, monkeypatch: pytest.MonkeyPa
     library.write_text("1")
     manifest.write_text(json.dumps({"ICD": {"library_path": str(library)}}))
     monkeypatch.setenv("VK_ADD_DRIVER_FILES", str(manifest))
-    finding.opened("webgpu", same)
+    chosen("webgpu")
     asked = another_process(monkeypatch)
-    finding.opened("webgpu", same)
+    chosen("webgpu")
     assert asked == []
     if change == "variable":
         monkeypatch.setenv("MESA_VK_DEVICE_SELECT", "1")
@@ -107,28 +107,28 @@ def test_a_change_forgets(change: str, cache: Path, monkeypatch: pytest.MonkeyPa
     else:
         monkeypatch.setenv(remembered.VARIABLE, "always")
     asked = another_process(monkeypatch)
-    finding.opened("webgpu", same)
+    chosen("webgpu")
     assert asked == ["child"]
 
 
 @pytest.mark.parametrize("junk", ["", "{", "[]", '{"circumstances": 1, "rows": 2}', None])
 def test_damaged_files_are_not_believed(junk: str | None, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    finding.opened("webgpu", same)
+    chosen("webgpu")
     (path,) = cache.glob("adapters-*.json")
     if junk is None:
         path.write_text(json.dumps({"circumstances": remembered.circumstances(), "rows": [{"info": 3}]}))
     else:
         path.write_text(junk)
     asked = another_process(monkeypatch)
-    assert finding.opened("webgpu", same) is not None and asked == ["child"]
+    assert chosen("webgpu") is not None and asked == ["child"]
 
 
 def test_a_file_that_others_could_have_written_is_not_believed(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    finding.opened("webgpu", same)
+    chosen("webgpu")
     (path,) = cache.glob("adapters-*.json")
     path.chmod(0o666)
     asked = another_process(monkeypatch)
-    finding.opened("webgpu", same)
+    chosen("webgpu")
     assert asked == ["child"]
 
 
@@ -152,8 +152,8 @@ def test_many_at_once_see_all_of_it_or_nothing(cache: Path) -> None:
 def test_no_answer_is_kept_of_a_machine_without_adapters(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(finding, "PROBE", "import os; os.abort()")
     with pytest.raises(DeviceError, match="crashed"):
-        finding.opened("webgpu", same)
-    assert finding.opened("auto", same) is None and not list(cache.glob("*"))
+        chosen("webgpu")
+    assert chosen("auto") is None and not list(cache.glob("*"))
 
 
 def test_a_process_that_trains_leaves_what_the_next_one_uses(webgpu: None, tmp_path: Path) -> None:
@@ -162,7 +162,7 @@ import sys, warnings; warnings.simplefilter("ignore")
 import tracegrad as tg
 from tracegrad.runtime import adapters
 if sys.argv[1] == "trust":
-    adapters._probe_child = None  # asking would raise
+    adapters._started_child = None  # asking would raise
 from models import sine
 train = tg.compile(**sine(8, 4).arguments(), seed=1, device="webgpu")
 print(train.step(x=[[0.5]] * 8, y=[[0.1]] * 8).loss)

@@ -17,7 +17,7 @@ from tracegrad.inputs import seed_or_new
 from tracegrad.ir import Graph
 from tracegrad.optim.optimizer import Optimizer
 from tracegrad.own import OwnParameters
-from tracegrad.runtime.adapters import adapters, check_webgpu, opened
+from tracegrad.runtime.adapters import Search, adapters, check_webgpu, opened, search
 from tracegrad.runtime.base import DeviceInfo, Session
 from tracegrad.runtime.browser import BrowserSession
 from tracegrad.runtime.compiler import compiler
@@ -115,24 +115,28 @@ def devices() -> list[DeviceInfo]:
     return [*(d for d in found if IN_TAB or not d.software), *cpu, *(d for d in found if d.software and not IN_TAB)]
 
 
-def session_factory(device: str) -> Callable[[], Session]:
-    """How to open `device`, once, on the thread that will own it. DeviceError for an unknown name, or at opening."""
+def session_factory(device: str) -> Callable[[], Callable[[], Session]]:
+    """Call it to begin to open `device`, and what it gives on the thread that will own the session.
+
+    Raises: DeviceError, here for an unknown name, and at opening.
+    """
     wanted = device if device != "auto" else os.environ.get("TRACEGRAD_DEVICE", "auto")
     if wanted not in DEVICES:
         source = "device" if device != "auto" else "TRACEGRAD_DEVICE"
         raise DeviceError.here(f"{source} is {wanted!r}; it must be one of {', '.join(map(repr, DEVICES))}")
     if IN_TAB and wanted != "cpu":
-        return BrowserSession
+        return lambda: BrowserSession
     if not HAVE_NUMPY:
         raise DeviceError.here(f"device={device!r} needs NumPy, which is not installed")
-    return partial(open_session, wanted, call_site())
+    site = call_site()
+    return lambda: partial(open_session, search(wanted) if wanted != "cpu" else None, site)
 
 
-def open_session(device: str, site: Site | None) -> Session:
-    """A session on `device`. DeviceError with the line of the call that wanted it."""
-    if device != "cpu":
+def open_session(found: Search | None, site: Site | None) -> Session:
+    """A session on what was searched for, else on the CPU. DeviceError with the line of the call that wanted it."""
+    if found is not None:
         try:
-            session = opened(device, NativeSession)
+            session = opened(found, NativeSession)
         except DeviceError as e:
             raise type(e)(located(str(e), site)) from e
         if session is not None:

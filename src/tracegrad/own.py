@@ -70,7 +70,7 @@ class OwnParameters:
     A forward changes no parameter, so this copy is always the truth, also before the first program exists.
     """
 
-    def __init__(self, model: Any, seed: int, session_factory: Callable[[], Session]):
+    def __init__(self, model: Any, seed: int, session_factory: Callable[[], Callable[[], Session]]):
         self.model, self.seed = model, seed
         self.version: object = self
         self.layout: Program | None = None
@@ -78,7 +78,7 @@ class OwnParameters:
         self._values = params.drawn(self.fields, seed)
         self._program: Program | None = None  # any that was loaded: all lay the parameters out alike
         self._programs = 0  # loaded now: without any there is no buffer to write to
-        self.worker = Worker(session_factory).opened()
+        self.worker = Worker(session_factory()).opened()
 
     @property
     def knobs(self) -> Knobs:

@@ -47,7 +47,7 @@ class CompiledTraining(Inspected):
         loss: Callable[..., Any],
         inputs: Mapping[str, Any],
         optimizer: Any,
-        session_factory: Callable[[], Session],
+        session_factory: Callable[[], Callable[[], Session]],
         seed: int | None = None,
         keep_grads: bool = False,
         precision: str = "f32",
@@ -59,7 +59,7 @@ class CompiledTraining(Inspected):
         self.model, self._optimizer = model, optimizer
         seed = seed_or_new(seed)
         traced = self._traced(model, optimizer)
-        self.worker = Worker(session_factory)
+        self.worker = Worker(session_factory())
         self._finalizer = weakref.finalize(self, self.worker.close)  # also at exit, before the interpreter goes
         try:
             self._stepper = self._compiled(traced, seed)
@@ -75,7 +75,8 @@ class CompiledTraining(Inspected):
     def _compiled(self, traced: TracedStep, seed: int) -> Stepper:
         built = traced.compiled()
         self.warnings = built.warnings  # for whoever compiles to say, with the user's line
-        return Stepper(built.program, built.graph, seed, built.sites)
+        first = params.drawn(built.program.params, seed)
+        return Stepper(built.program, built.graph, seed, built.sites, first)
 
     @staticmethod
     def _fresh_knobs(stepper: Stepper, optimizer: Any) -> Knobs:

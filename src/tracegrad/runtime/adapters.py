@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import ctypes.util
-import functools
 import glob
 import importlib
 import importlib.util
@@ -18,7 +17,6 @@ import os
 import subprocess
 import sys
 import tempfile
-import threading
 from collections.abc import Callable, Generator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
@@ -37,7 +35,7 @@ GPU_NODES = ("/dev/dri/renderD*", "/dev/nvidia[0-9]*", "/dev/kfd", "/dev/dxg", "
 
 # Runs in the child. stdout of the driver must not mix with the answer, hence the marker.
 PROBE = """
-import json, sys
+import json, os, sys
 try:
     import wgpu
 except BaseException as e:
@@ -50,6 +48,7 @@ except Exception:
 rows = [{"info": dict(a.info), "limits": dict(a.limits), "features": sorted(a.features)}
         for a in wgpu.gpu.enumerate_adapters_sync()]
 print("\\nTRACEGRAD" + json.dumps({"rows": rows}), flush=True)
+os._exit(0)  # drivers take their time to go
 """
 
 
@@ -117,25 +116,45 @@ def check_webgpu() -> WebGPUSupport:
     return WebGPUSupport(True, "ok", f"WebGPU is available: {best.description}", best)
 
 
-def opened(device: str, open: Callable[[AdapterInfo], T]) -> T | None:
-    """What `open` makes of the adapter that `device` means; None if "auto" finds no real GPU.
+@dataclass(slots=True)
+class Search:
+    """The adapter that `device` means, being looked for: an earlier process has seen it, or a child is asked."""
 
-    An adapter that another process has seen is tried first; if it does not open, a child process asks anew.
+    device: str
+    rows: remembered.Rows | None = None
+    child: subprocess.Popen[bytes] | None = None
+
+
+def search(device: str) -> Search:
+    """Begin, and load wgpu meanwhile; `opened` ends it. Never raises."""
+    found = Search(device)
+    if device == "auto" and not may_have_gpu():
+        return found
+    if _environment() not in _ANSWERS:
+        found.rows = remembered.take()
+        if found.rows is None:
+            found.child = _started_child()
+        with contextlib.suppress(DeviceError):  # whoever needs it hears of it
+            load_wgpu()
+    return found
+
+
+def opened(found: Search, open: Callable[[AdapterInfo], T]) -> T | None:
+    """What `open` makes of the adapter; None if "auto" finds no real GPU. May be called again.
+
+    If an adapter that an earlier process has seen does not open, a child is asked anew.
     Raises: DeviceError for "webgpu" on a machine without adapters, and what `open` raises.
     """
-    if device == "auto" and not may_have_gpu():
+    if found.device == "auto" and not may_have_gpu():
         return None
-    asked = bool(_probe.cache_info().currsize)  # in this process
-    rows = None if asked else remembered.take()
-    if rows is not None:
+    if found.rows is not None:
         with contextlib.suppress(DeviceError, KeyError, TypeError, ValueError):
-            chosen = _chosen(device, _Answer(_sorted(rows)))
-            made = None if chosen is None else open(chosen)
-            remembered.keep(rows)
-            return made
-    if not asked and importlib.util.find_spec("wgpu") is not None:
-        threading.Thread(target=_load_quietly).start()  # importing it takes half as long as the child
-    answer = _ask()
+            return _kept(found.device, _Answer(_sorted(found.rows), rows=found.rows), open)
+    child, found.rows, found.child = found.child, None, None
+    return _kept(found.device, _ask(child), open)
+
+
+def _kept(device: str, answer: _Answer, open: Callable[[AdapterInfo], T]) -> T | None:
     chosen = _chosen(device, answer)
     made = None if chosen is None else open(chosen)
     if answer.rows:
@@ -187,11 +206,6 @@ def load_wgpu() -> Any:
         raise DeviceError(f"the Python package wgpu cannot be loaded ({e}); {INSTALL}") from e
 
 
-def _load_quietly() -> None:
-    with contextlib.suppress(DeviceError):  # whoever needs it hears of it
-        load_wgpu()
-
-
 def enumerate_here() -> list[Any]:
     """wgpu's adapters, without its OpenGL backend unless the program uses wgpu already. This loads drivers."""
     extras: Any = importlib.import_module("wgpu.backends.wgpu_native.extras")
@@ -224,22 +238,32 @@ def quiet_stderr() -> Generator[None, None, None]:
             os.close(saved)
 
 
-def _ask() -> _Answer:
-    """The child's answer, asked once for each setting of the variables that drivers read."""
+def _environment() -> tuple[str, ...]:
+    """The variables that drivers read."""
     names = ("VK_ICD_FILENAMES", "VK_DRIVER_FILES", "WGPU_LIB_PATH", "WGPU_BACKEND_TYPE")
-    return _probe(tuple(os.environ.get(n, "") for n in names))
+    return tuple(os.environ.get(n, "") for n in names)
 
 
-@functools.cache
-def _probe(_environment: tuple[str, ...]) -> _Answer:
+_ANSWERS: dict[tuple[str, ...], _Answer] = {}  # asked once for each of them
+
+
+def _ask(child: subprocess.Popen[bytes] | None = None) -> _Answer:
+    """The child's answer: of the one that was started for it, or of a new one."""
+    key = _environment()
+    if key not in _ANSWERS:
+        _ANSWERS[key] = _probe(child)
+    return _ANSWERS[key]
+
+
+def _probe(child: subprocess.Popen[bytes] | None) -> _Answer:
     """Ask a child process for the adapters."""
     if tab.IN_TAB:
         return _probe_browser()
     if importlib.util.find_spec("wgpu") is None:
         return _Answer(reason="no-wgpu")
-    frozen = bool(getattr(sys, "frozen", False)) or not sys.executable
+    child = child or _started_child()
     try:
-        text = _probe_here() if frozen else _probe_child()
+        text = _probe_here() if child is None else _probe_child(child)
     except subprocess.TimeoutExpired:
         return _Answer(reason="driver-hangs")
     except _ChildDiedError as e:
@@ -273,15 +297,27 @@ class _ChildDiedError(Exception):
     """The child ended without an answer."""
 
 
-def _probe_child() -> str:
-    """Run PROBE in a child that imports what this process would."""
+def _started_child() -> subprocess.Popen[bytes] | None:
+    """PROBE in a child that imports what this process would. None for a program whose executable is no Python."""
+    if getattr(sys, "frozen", False) or not sys.executable or importlib.util.find_spec("wgpu") is None:
+        return None
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
     command = [sys.executable, "-P", "-c", PROBE]
-    done = subprocess.run(command, capture_output=True, env=environment, timeout=PROBE_SECONDS, check=False)
-    answer = done.stdout.decode(errors="replace").rpartition("\nTRACEGRAD")[2]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment)
+
+
+def _probe_child(child: subprocess.Popen[bytes]) -> str:
+    """What it says."""
+    try:
+        out, err = child.communicate(timeout=PROBE_SECONDS)
+    except BaseException:
+        child.kill()
+        child.communicate()
+        raise
+    answer = out.decode(errors="replace").rpartition("\nTRACEGRAD")[2]
     if not answer.startswith("{"):
-        last = done.stderr.decode(errors="replace").strip().splitlines()[-1:]
-        raise _ChildDiedError(f"exit status {done.returncode}" + "".join(f": {line}" for line in last))
+        last = err.decode(errors="replace").strip().splitlines()[-1:]
+        raise _ChildDiedError(f"exit status {child.returncode}" + "".join(f": {line}" for line in last))
     return answer.splitlines()[0]
 
 
