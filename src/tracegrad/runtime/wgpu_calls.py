@@ -188,23 +188,25 @@ class DirectCalls:
         """(C function, arguments after the pass) for each call, without calls that would change nothing."""
         pointer, u32, size = ctypes.c_void_p, ctypes.c_uint32, ctypes.c_size_t
         set_pipeline, set_group, dispatch = self._recording()
-        address = lambda x: pointer(self._address(x._internal))
         calls: list[tuple[Callable[..., None], tuple[Any, ...]]] = []
         kept: list[Any] = list(launches)  # they keep the handles alive
         pipeline = group = None
         for x in launches:
             if x.pipeline is not pipeline:
                 pipeline = x.pipeline
-                calls.append((set_pipeline, (address(pipeline),)))
+                calls.append((set_pipeline, (self._pointer(pipeline),)))
             if x.group is not group:
                 group = x.group
-                calls.append((set_group, (u32(0), address(group), size(0), pointer())))
+                calls.append((set_group, (u32(0), self._pointer(group), size(0), pointer())))
             if x.offsets is not None:
                 kept.append(u32(x.at))
                 at = pointer(ctypes.addressof(kept[-1]))
-                calls.append((set_group, (u32(1), address(x.offsets), size(1), at)))
+                calls.append((set_group, (u32(1), self._pointer(x.offsets), size(1), at)))
             calls.append((dispatch, (u32(x.grid[0]), u32(x.grid[1]), u32(1))))
         return calls, kept
+
+    def _pointer(self, x: Any) -> ctypes.c_void_p:
+        return ctypes.c_void_p(self._address(x._internal))
 
     def _address(self, handle: Any) -> int:
         return int(self._ffi.cast("uintptr_t", handle))
