@@ -22,7 +22,7 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from tracegrad.errors import DeviceError
-from tracegrad.runtime import remembered, tab
+from tracegrad.runtime import cffi_names, remembered, tab
 
 T = TypeVar("T")
 INSTALL = 'pip install "wgpu>=0.32,<0.33"'
@@ -40,6 +40,13 @@ try:
     import wgpu
 except BaseException as e:
     print("\\nTRACEGRAD" + json.dumps({"error": f"{type(e).__name__}: {e}"})); sys.exit()
+try:
+    from wgpu.backends.wgpu_native import ffi
+    names = {}
+    exec(open(sys.argv[1]).read(), names)
+    names["declare_what_occurs"](ffi)
+except Exception:
+    pass
 try:
     from wgpu.backends.wgpu_native.extras import set_instance_extras
     set_instance_extras(backends=["Primary"])
@@ -200,7 +207,7 @@ def open_device(adapter: AdapterInfo) -> Any:
 def load_wgpu() -> Any:
     """The wgpu module. No driver is touched."""
     try:
-        importlib.import_module("wgpu.backends.wgpu_native.extras")
+        cffi_names.declare_what_occurs(importlib.import_module("wgpu.backends.wgpu_native").ffi)
         return importlib.import_module("wgpu")
     except Exception as e:
         raise DeviceError(f"the Python package wgpu cannot be loaded ({e}); {INSTALL}") from e
@@ -302,7 +309,7 @@ def _started_child() -> subprocess.Popen[bytes] | None:
     if getattr(sys, "frozen", False) or not sys.executable or importlib.util.find_spec("wgpu") is None:
         return None
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
-    command = [sys.executable, "-P", "-c", PROBE]
+    command = [sys.executable, "-P", "-c", PROBE, cffi_names.__file__]
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment)
 
 
