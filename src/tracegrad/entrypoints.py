@@ -87,8 +87,12 @@ def compile_forward(
     precision: "f32", or "f16": what kernels pass to each other is stored in half precision.
     """
     host = OwnParameters(model, seed_or_new(seed), session_factory(device))
-    warn_if_slow(host.worker.info)
-    return CompiledForward(host, forward, inputs, max_cached_shapes, owner=True, precision=precision)
+    try:
+        warn_if_slow(host.worker.info)
+        return CompiledForward(host, forward, inputs, max_cached_shapes, owner=True, precision=precision)
+    except BaseException:
+        host.worker.close()
+        raise
 
 
 def trace(
