@@ -13,7 +13,7 @@ from cases import Case
 from memory_check import Planned, check_memory, planned, planned_training, slots_of, with_offset
 from models import BUDGET, SMALL, Training, gpt
 from test_kernels import graph_of
-from tracegrad import optim
+from tracegrad import layout, optim
 from tracegrad.ambient import tracing
 from tracegrad.build import build_training
 from tracegrad.dtypes import TensorType, f32
@@ -183,3 +183,12 @@ def test_a_read_at_other_points_of_what_is_overwritten_is_seen() -> None:
     bad = replace(good, program=replace(good.program, dispatches=(direct, *good.program.dispatches[1:])))
     with pytest.raises(AssertionError, match="in place but reads it at other points"):
         check_memory(bad)
+
+
+def test_values_larger_than_an_array_may_be_share_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each in turn, and what is small beside them."""
+    monkeypatch.setattr(layout, "CHUNK", 4 * 64)
+    values = [layout.Lifetime(k, 1000, 2 * k, 2 * k + 1) for k in range(5)] + [layout.Lifetime(9, 10, 0, 9)]
+    places, sizes = layout.share_memory(values, "temp.f32")
+    assert not layout.overlaps(places, values)
+    assert sorted(sizes.values()) in ([10, 1000], [1010], [1042])

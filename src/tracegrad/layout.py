@@ -110,9 +110,11 @@ def _packed(order: Iterable[Lifetime], most: int) -> list[Chunk]:
         for number in range(len(chunks) + 1):
             if number == len(chunks):
                 chunks.append([])
-            at = _lowest_gap(chunks[number], t)
-            if at + t.size <= most or not chunks[number]:
-                chunks[number].append((at, at + t.size, t))
+            chunk = chunks[number]
+            at = _lowest_gap(chunk, t)
+            # a single value may be larger, and then others may lie where it does
+            if not chunk or at + t.size <= max(most, *(end for _, end, _ in chunk)):
+                chunk.append((at, at + t.size, t))
                 break
     return chunks
 

@@ -1,7 +1,8 @@
 """Split long, narrow folds and products in two, so that more than a few workgroups have work.
 
-Occupancy decides small reductions: without this pass the CNN of bench/steps.py was three times slower. What has no
-divisor of a fitting size is padded with zeros: the norm of 1 860 847 gradients, a prime, took an H200 3.7 ms.
+Occupancy decides small reductions: without this pass the CNN of bench/steps.py was three times slower. Where a length
+has no divisor of a fitting size, what is left over is folded apart: the norm of 1 860 847 gradients, a prime, took an
+H200 3.7 ms in one step.
 """
 
 from __future__ import annotations
@@ -10,16 +11,16 @@ import math
 from collections.abc import Sequence
 from functools import cache
 
-from tracegrad.ir import Tensor, bind, rewrite
+from tracegrad.ir import PRIMITIVES, Tensor, bind, rewrite
 from tracegrad.kernels.tiling import HALF, PROCESSORS, SIDES, product_time
 from tracegrad.prims.folds import MATMUL, SCATTER_ADD, SUM, scatter_add
-from tracegrad.prims.views import permute, place, reshape
+from tracegrad.prims.views import permute, reshape, slice_
 
 SPLIT_FROM = 2048  # folds shorter than this keep one workgroup busy
 FEW_OUTPUTS = 8192  # with more outputs than this the device is full already
 PART = 64  # a part of a product is no shorter
 MOST_PARTS = 256
-PADDED = 1.3  # loads of a product that ask where its operands end
+LEFT = 1.3  # times as long, if a product of what is left over comes besides
 LAUNCH = 8e5  # what the second step costs besides its memory traffic, in sums of one processor; see product_time
 UNEVEN = 4  # a fold's two steps are no more times apart than this
 TRAFFIC = 0.35  # to write and read one partial result, likewise
@@ -50,28 +51,8 @@ def _split_fold(t: Tensor, x: Tensor) -> Tensor | None:
     k = math.prod(x.shape[d] for d in axes)
     if k < SPLIT_FROM or t.size >= FEW_OUTPUTS:
         return None
-    outer, inner = _two_parts(x, axes, k, t.prim is SUM)
-    if outer is None:
-        return None
-    split, first, second = outer, inner[0], inner[1]
-    partial = bind(t.prim, split, axes=first)
-    return reshape(bind(t.prim, partial, axes=second), t.shape)
-
-
-def _two_parts(
-    x: Tensor, axes: list[int], k: int, may_pad: bool
-) -> tuple[Tensor | None, tuple[tuple[int, ...], tuple[int, ...]]]:
-    """`x` reshaped so that folding the first axes, then the second, are two balanced steps."""
-    nothing = (None, ((), ()))
     if axes == list(range(axes[0], axes[0] + len(axes))):  # neighbouring axes are one axis of size k
-        a = axes[0]
-        s = nearest_divisor(k, math.sqrt(k))
-        if may_pad and max(s * s, k) > UNEVEN * min(s * s, k):
-            s = math.isqrt(k)
-        if s in (1, k):
-            return nothing
-        flat = reshape(x, (*x.shape[:a], k, *x.shape[a + len(axes) :]))
-        return _cut(flat, a, s), ((a + 1,), (a,))
+        return _split_axis(t, reshape(x, (*x.shape[: axes[0]], k, *x.shape[axes[-1] + 1 :])), axes[0])
     head: list[int] = []
     size = 1
     for d in axes:  # axes with others between them: the leading ones, up to about the root of k, come last
@@ -80,14 +61,30 @@ def _two_parts(
         head.append(d)
         size *= x.shape[d]
     rest = tuple(d for d in axes if d not in head)
-    return (x, (rest, tuple(head))) if rest else nothing
+    return reshape(bind(t.prim, bind(t.prim, x, axes=rest), axes=tuple(head)), t.shape) if rest else None
 
 
-def _cut(x: Tensor, axis: int, s: int) -> Tensor:
-    """`axis` in `s` parts, a new axis before it; with zeros behind, if need be."""
-    part = -(-x.shape[axis] // s)
-    whole = place(x, axis, 0, s * part)
-    return reshape(whole, (*x.shape[:axis], s, part, *x.shape[axis + 1 :]))
+def _split_axis(t: Tensor, x: Tensor, axis: int) -> Tensor | None:
+    """A fold over one axis as two balanced steps."""
+    k = x.shape[axis]
+    s = nearest_divisor(k, math.sqrt(k))
+    if max(s * s, k) > UNEVEN * min(s * s, k):
+        s = math.isqrt(k)
+    if s in (1, k):
+        return None
+    whole, left = _cut(x, axis, s)
+    # before the others: so it is the second step that is fused with the sum of both
+    rest = None if left is None else reshape(bind(t.prim, left, axes=(axis,)), t.shape)
+    out = reshape(bind(t.prim, bind(t.prim, whole, axes=(axis + 1,)), axes=(axis,)), t.shape)
+    return out if rest is None else bind(PRIMITIVES[t.prim.combine], out, rest)
+
+
+def _cut(x: Tensor, axis: int, s: int) -> tuple[Tensor, Tensor | None]:
+    """`axis` in `s` parts of one length, on a new axis before it; and what is left over."""
+    k = x.shape[axis]
+    part = k // s
+    whole = reshape(slice_(x, axis, 0, s * part), (*x.shape[:axis], s, part, *x.shape[axis + 1 :]))
+    return whole, slice_(x, axis, s * part, k - s * part) if k % s else None
 
 
 def _split_product(t: Tensor, a: Tensor, b: Tensor) -> Tensor | None:
@@ -96,9 +93,11 @@ def _split_product(t: Tensor, a: Tensor, b: Tensor) -> Tensor | None:
     s = _parts(batch, m, n, k)
     if s in (1, k):
         return None
-    left = permute(_cut(reshape(a, (batch, m, k)), 2, s), (0, 2, 1, 3))
-    right = _cut(reshape(b, (batch, k, n)), 1, s)
-    return reshape(bind(SUM, bind(MATMUL, left, right), axes=(1,)), t.shape)
+    left, a_rest = _cut(reshape(a, (batch, m, k)), 2, s)
+    right, b_rest = _cut(reshape(b, (batch, k, n)), 1, s)
+    rest = None if a_rest is None or b_rest is None else bind(MATMUL, a_rest, b_rest)
+    out = bind(SUM, bind(MATMUL, permute(left, (0, 2, 1, 3)), right), axes=(1,))
+    return reshape(out if rest is None else reshape(out, (batch, m, n)) + rest, t.shape)
 
 
 def _split_scatter(t: Tensor, x: Tensor, indices: Tensor) -> Tensor | None:
@@ -120,5 +119,5 @@ def _parts(batch: int, m: int, n: int, k: int) -> int:
     time = {1: min(product_time(side, batch, m, n, k) for side in SIDES)}
     for s in range(2, min(MOST_PARTS, k // PART) + 1):
         parts = min(product_time(side, batch * s, m, n, -(-k // s)) for side in SIDES)
-        time[s] = (parts + LAUNCH + TRAFFIC * s * batch * m * n) * (1 if k % s == 0 else PADDED)
+        time[s] = (parts + LAUNCH + TRAFFIC * s * batch * m * n) * (1 if k % s == 0 else LEFT)
     return min(time, key=lambda s: time[s])
