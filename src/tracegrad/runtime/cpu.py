@@ -39,7 +39,7 @@ class _Loaded:
 
     program: Program
     memory: dict[str, Array]
-    libraries: list[Future[ctypes.CDLL | None]]  # of its kernels, the engine first; none if they are NumPy
+    libraries: list[Future[ctypes.CDLL | None]]  # of its kernels, the engine first; none if they are in NumPy
     inputs: list[tuple[str, Array]] = field(default_factory=list[tuple[str, Array]])  # where each lies
     outputs: list[tuple[Field, Array]] = field(default_factory=list[tuple[Field, Array]])
     given: dict[str, Array] = field(default_factory=dict[str, Array])  # what lies in the inputs
@@ -109,7 +109,7 @@ class CpuSession:
             loaded.runs, whole = calls.runs()
             loaded.whole = [whole]
         else:
-            loaded.whole = loaded.runs
+            loaded.libraries, loaded.whole = [], loaded.runs
         loaded.inputs = [(f.name, lying(loaded.memory[names[f.buffer]], f)) for f in program.inputs]
         loaded.outputs = [(f, lying(loaded.memory[names[f.buffer]], f)) for f in program.outputs]
         loaded.bound = True
