@@ -2,6 +2,7 @@
 
     python bench/cpu.py                                 every model and library that is installed
     python bench/cpu.py --models sine mlp --libraries c torch --seconds 5
+    python bench/cpu.py --cold                          a process that imports tracegrad, compiles, and does one step
 
 AdamW and clipping by the global norm in all of them; inputs come from the host each step, the loss is read at the end
 of a block. With BENCH_CLOCK=processor and --threads 1 it is the processor's time that counts: for machines that
@@ -18,6 +19,10 @@ import importlib.util
 import os
 import platform
 import re
+import signal
+import subprocess
+import sys
+import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -133,11 +138,27 @@ def serve(pipe: Any, library: str, name: str, device: str) -> None:
         pipe.send(block(n))
 
 
+class Stopped(Child):
+    """A child that stands still between its blocks: idle threads of some libraries spin, and cost the others half."""
+
+    def block(self, n: int) -> float:
+        """Seconds of n steps."""
+        os.kill(self.process.pid or 0, signal.SIGCONT)
+        seconds = super().block(n)
+        os.kill(self.process.pid or 0, signal.SIGSTOP)
+        return seconds
+
+    def close(self) -> None:
+        """End it."""
+        os.kill(self.process.pid or 0, signal.SIGCONT)
+        super().close()
+
+
 def measure(name: str, libraries: list[str], seconds: float, patience: float) -> list[str]:
     """One row for each library. Large models are measured one library after the other: memory has to do."""
     rows: list[tuple[str, float, dict[str, Any]]] = []
     for together in [[x] for x in libraries] if name in LARGE else [libraries]:
-        children = {x: Child(x, name, "cpu", serve, patience) for x in together}
+        children = {x: Stopped(x, name, "cpu", serve, patience) for x in together}
         able = [x for x in together if "first" in children[x].facts]
         times = dict(zip(able, median_ms([children[x] for x in able], seconds)))
         for child in children.values():
@@ -151,12 +172,26 @@ def measure(name: str, libraries: list[str], seconds: float, patience: float) ->
     ]
 
 
+def cold(name: str) -> str:
+    """Seconds of a whole process that does one step: in C with an empty cache and with a full one, and in NumPy."""
+    with tempfile.TemporaryDirectory() as folder:
+        environment = {**os.environ, "XDG_CACHE_HOME": folder}
+        times: list[float] = []
+        for library in ("c", "c", "numpy"):
+            command = [sys.executable, "-c", f"import cpu; cpu.block_of({library!r}, {name!r})(1)"]
+            began = time.perf_counter()
+            subprocess.run(command, env=environment, cwd=Path(__file__).parent, check=True)
+            times.append(time.perf_counter() - began)
+    return f"| {name} | {' | '.join(f'{t:.2f}' for t in times)} |"
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--models", nargs="+", choices=MODELS, default=list(MODELS))
     parser.add_argument("--libraries", nargs="+", choices=PACKAGES, default=list(PACKAGES))
     parser.add_argument("--seconds", type=float, default=4.0, help="measuring time a model and library")
     parser.add_argument("--threads", type=int, help="processors each process may use")
+    parser.add_argument("--cold", action="store_true", help="time whole processes that do one step")
     parser.add_argument("--patience", type=float, default=120.0, help="seconds until a library's first steps are done")
     args = parser.parse_args()
     if args.threads:
@@ -164,6 +199,11 @@ def main() -> None:
     libraries = [x for x in args.libraries if importlib.util.find_spec(PACKAGES[x]) is not None]
     cpu = next(d.description for d in tg.devices() if d.name == "cpu")
     print(f"{platform.platform()}, {os.cpu_count()} cores, Python {platform.python_version()}, NumPy {np.__version__}")
+    if args.cold:
+        print(f"{cpu}\n\n| model | C, empty cache | C | NumPy |\n|---|---|---|---|")
+        for name in args.models:
+            print(cold(name), flush=True)
+        return
     missing = sorted({PACKAGES[x] for x in args.libraries if x not in libraries})
     print("".join([cpu, *(f"; {x} is not installed" for x in missing)]))
     print(f"\n| {' | '.join(HEAD).format(libraries[0])} |\n|{'---|' * len(HEAD)}")

@@ -19,7 +19,7 @@ from tracegrad.shapes import strides_of
 LANES = 16  # partial results of a row: one or two vectors, and long enough to hide an addition's latency
 FEWER = 8  # the same where the innermost axis is shorter than that
 COLUMNS = 64  # results of a block of columns: their partial results stay in the nearest cache
-GRAIN = 8192  # points that are worth a thread's attention
+GRAIN = 32768  # points that are worth a thread of their own: a few microseconds
 MOST_PARTS = 64  # of one call: more than there are threads, so that none waits long for the last
 ALIGNED = "__attribute__((aligned(64)))"  # GCC 12 takes 80 zeros for aligned that it does not align: it crashes
 SHORT = 8  # fewer columns than this are not worth a loop

@@ -68,7 +68,10 @@ class Session(Protocol):
         ...
 
     def submit(self, handle: int, inputs: Mapping[str, Any]) -> Any:
-        """Run once with the program's `inputs` (all of them, hyperparameters too); a ticket."""
+        """Run once with the program's `inputs` (all of them, hyperparameters too); a ticket.
+
+        An array that is given again holds what it held before: it may not be copied a second time.
+        """
         ...
 
     def flush(self, free: Callable[[], object] = nothing) -> None:

@@ -15,7 +15,7 @@ from tracegrad.arrays import np
 Array = Any
 Shape = tuple[int, ...]
 
-GRAIN = 2**19  # products of two numbers that are worth a thread's attention
+GRAIN = 2**20  # products of two numbers that are worth a thread of their own: some microseconds
 MOST_PARTS = 16
 SIDE = 96  # rows or columns of a result: fewer are not worth packing the other operand once more
 STACK = 4  # products in a stack that are split between them

@@ -18,14 +18,14 @@ from typing import Any
 from tracegrad.arrays import np
 from tracegrad.dtypes import STORED
 from tracegrad.errors import DeviceError
-from tracegrad.program import PERSISTENT, Buffer, Program
+from tracegrad.program import PERSISTENT, Buffer, Field, Program
 from tracegrad.render.c import library_source
 from tracegrad.render.c_calls import BETWEEN
 from tracegrad.render.c_engine import ENGINE
 from tracegrad.runtime.base import DeviceInfo, Timings, nothing
 from tracegrad.runtime.calls import Calls, processors
 from tracegrad.runtime.compiler import Compiler
-from tracegrad.runtime.storage import from_storage, to_storage
+from tracegrad.runtime.storage import lying, taken
 
 Array = Any
 
@@ -39,7 +39,10 @@ class _Loaded:
 
     program: Program
     memory: dict[str, Array]
-    libraries: list[Future[ctypes.CDLL | None]]  # of its kernels, the engine first; none if they are NumPy
+    libraries: list[Future[ctypes.CDLL | None]]  # of its kernels, the engine first; none if they are in NumPy
+    inputs: list[tuple[str, Array]] = field(default_factory=list[tuple[str, Array]])  # where each lies
+    outputs: list[tuple[Field, Array]] = field(default_factory=list[tuple[Field, Array]])
+    given: dict[str, Array] = field(default_factory=dict[str, Array])  # what lies in the inputs
     bound: bool = False
     runs: list[Callable[[], None]] = field(default_factory=list["Callable[[], None]"])  # one for each dispatch
     whole: list[Callable[[], None]] = field(default_factory=list["Callable[[], None]"])  # the same in fewer calls
@@ -106,7 +109,9 @@ class CpuSession:
             loaded.runs, whole = calls.runs()
             loaded.whole = [whole]
         else:
-            loaded.whole = loaded.runs
+            loaded.libraries, loaded.whole = [], loaded.runs
+        loaded.inputs = [(f.name, lying(loaded.memory[names[f.buffer]], f)) for f in program.inputs]
+        loaded.outputs = [(f, lying(loaded.memory[names[f.buffer]], f)) for f in program.outputs]
         loaded.bound = True
         return loaded
 
@@ -155,14 +160,18 @@ class CpuSession:
         """Run now; the ticket holds the results."""
         self._check_open()
         loaded = self._ready(handle)
-        p = loaded.program
-        for f in p.inputs:
-            memory = loaded.memory[p.buffers[f.buffer].name]
-            memory[f.offset : f.offset + f.size] = to_storage(inputs[f.name], f.dtype)
-        with np.errstate(all="ignore"):
-            for run in loaded.whole:
-                run()
-        return {f.name: from_storage(loaded.memory[p.buffers[f.buffer].name], f) for f in p.outputs}
+        given = loaded.given
+        for name, target in loaded.inputs:
+            x = inputs[name]
+            if given.get(name) is not x:  # most hyperparameters are those of the last step
+                target[...] = given[name] = x
+        if loaded.libraries:
+            loaded.whole[0]()
+        else:
+            with np.errstate(all="ignore"):
+                for run in loaded.whole:
+                    run()
+        return {f.name: taken(part, f) for f, part in loaded.outputs}
 
     def flush(self, free: Callable[[], object] = nothing) -> None:
         """Nothing waits."""

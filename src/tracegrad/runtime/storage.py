@@ -19,11 +19,17 @@ def to_storage(x: Array, dtype: str) -> Array:
     return flat.astype(np.int32) if dtype == "bool" else flat
 
 
+def lying(flat: Array, field: Field) -> Array:
+    """Where the values of `field` lie in its whole buffer, in its shape: a view, of integers for booleans."""
+    part = np.asarray(flat)[field.offset : field.offset + field.size]
+    return (part.view(np.uint32) if field.dtype == "u32" else part).reshape(field.shape)
+
+
+def taken(part: Array, field: Field) -> Array:
+    """The values that lie there, as an array of their own."""
+    return np.array(part != 0 if field.dtype == "bool" else part, dtype=DTYPES[field.dtype].numpy)
+
+
 def from_storage(flat: Array, field: Field) -> Array:
     """The values of `field` out of its whole buffer, as an array of their own."""
-    part = np.asarray(flat)[field.offset : field.offset + field.size]
-    if field.dtype == "bool":
-        part = part != 0
-    elif field.dtype == "u32":
-        part = part.view(np.uint32)
-    return np.array(part, dtype=DTYPES[field.dtype].numpy).reshape(field.shape)
+    return taken(lying(flat, field), field)
