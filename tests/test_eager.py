@@ -350,10 +350,10 @@ def test_in_a_trace_an_eager_tensor_is_a_constant_unless_it_wants_a_gradient() -
 
 def test_numbers_and_shapes_met_before_make_no_new_plans() -> None:
     x = tg.tensor([1.0, 2.0])
-    before = len(methods.METHODS["mul"].plans)  # type: ignore[attr-defined]
+    before = len(methods.METHODS["mul"].entry.plans)  # type: ignore[attr-defined]
     results = [(x * (k / 7)).tolist()[1] for k in range(100)]
     assert results == pytest.approx([2 * k / 7 for k in range(100)])
-    assert len(methods.METHODS["mul"].plans) <= before + 1  # type: ignore[attr-defined]
+    assert len(methods.METHODS["mul"].entry.plans) <= before + 1  # type: ignore[attr-defined]
     assert tg.mul(-0.0, x).data[0].tobytes() == np.float32(-0.0).tobytes()
     assert (x**2).tolist() == [1.0, 4.0] and (x**3).tolist() == [1.0, 8.0] and (x**0).tolist() == [1.0, 1.0]
     assert tg.elu(-x, 1.0).tolist() != tg.elu(-x, 0.5).tolist()
@@ -364,7 +364,7 @@ def test_plans_of_one_op_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tracegrad.imperative.dispatch.MOST", 5)
     x = tg.tensor(np.arange(40.0))
     assert [x[k].item() for k in range(40)] == list(range(40))
-    assert len(methods.METHODS["getitem"].plans) <= 5  # type: ignore[attr-defined]
+    assert len(methods.METHODS["getitem"].entry.plans) <= 5  # type: ignore[attr-defined]
 
 
 @settings(max_examples=60, deadline=None)
@@ -385,7 +385,8 @@ def test_any_number_of_backward_calls_adds_up(values: list[float], calls: int, d
 
 def test_the_engine_has_no_op_of_its_own() -> None:
     """Values come from rows' array rules and gradients from their VJPs: with a row changed, eager ops change too."""
-    methods.METHODS["sin"].plans.clear()  # type: ignore[attr-defined]
+    entry = methods.METHODS["sin"].entry  # type: ignore[attr-defined]
+    entry.plans.clear(), entry.calls.clear()
     row = PRIMITIVES["sin"]
     kept = row.array, row.vjp
     try:
@@ -398,7 +399,7 @@ def test_the_engine_has_no_op_of_its_own() -> None:
     finally:
         object.__setattr__(row, "array", kept[0])
         object.__setattr__(row, "vjp", kept[1])
-        methods.METHODS["sin"].plans.clear()  # type: ignore[attr-defined]
+        entry.plans.clear(), entry.calls.clear()
 
 
 def test_a_model_trains_eagerly_as_it_does_compiled() -> None:

@@ -22,8 +22,9 @@ from tracegrad.evaluate import evaluate
 from tracegrad.hypers import leaf_value
 from tracegrad.imperative import streams
 from tracegrad.imperative.plans import Plan
+from tracegrad.imperative.running import ran
 from tracegrad.imperative.spell import f64
-from tracegrad.imperative.tensors import GradTensor, ran
+from tracegrad.imperative.tensors import GradTensor
 from tracegrad.imperative.values import nearest
 from tracegrad.inputs import cast_lossless
 from tracegrad.ir import Tensor, toposort

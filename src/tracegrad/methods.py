@@ -9,9 +9,10 @@ from __future__ import annotations
 import functools
 import re
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Self, TypeVar, cast
 
-from tracegrad.ambient import building, current_site
+from tracegrad.ambient import current_site
 from tracegrad.errors import DTypeError, InputError, ShapeError, TraceError, TracegradError, placed
 from tracegrad.shapes import Axes
 
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
     from tracegrad.ir import Tensor
 
 METHODS: dict[str, Callable[..., Any]] = {}
-# The engine that runs ops at once, (op, plans, args, kwargs) -> result: it needs NumPy, and enters itself here.
+# The engine that runs ops at once, (op, kinds, args, kwargs) -> result: it needs NumPy, and enters itself here.
 AT_ONCE: list[Callable[..., Any]] = []
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -33,26 +34,46 @@ Index = Any  # an integer, a slice, None, Ellipsis, or one tensor or array of i3
 TYPE = re.compile(r"\b(f32|f64|i32|u32|bool)\[")
 
 
+@dataclass(slots=True, eq=False)
+class Op:
+    """A public function, and what the engine prepared for it."""
+
+    function: Callable[..., Any]
+    plans: dict[Any, Any] = field(default_factory=dict[Any, Any])  # by all that decides: types, values of settings
+    calls: dict[Any, Callable[..., Any]] = field(default_factory=dict[Any, Callable[..., Any]])  # by `kinds`
+
+
 def op(f: F) -> F:
     """Make `f` a public op: it makes nodes in a trace and for traced operands, and runs at once elsewhere.
 
     Errors of its checks carry its name, the types it got, and the user's line.
     """
     name = f.__name__.rstrip("_")
-    plans: dict[Any, Any] = {}  # what the engine prepared, by the types of the arguments
+    entry = Op(f)
+    ready = entry.calls.get
 
     @functools.wraps(f)
     def named(*args: Any, **kwargs: Any) -> Any:
         try:
-            if AT_ONCE and not building():
-                result = AT_ONCE[0](f, plans, args, kwargs)
-                if result is not NotImplemented:
-                    return result
-            return f(*args, **kwargs)
+            # The Python types of the arguments, a single one as it is: a tuple costs as much as the look-up
+            if kwargs:
+                kinds: Any = (*map(type, args), *kwargs, *map(type, kwargs.values()))
+            elif len(args) == 1:
+                kinds = type(args[0])
+            elif len(args) == 2:
+                kinds = type(args[0]), type(args[1])
+            else:
+                kinds = tuple(map(type, args))
+            call = ready(kinds)
+            if call is not None:
+                result = call(*args, **kwargs)
+            else:
+                result = AT_ONCE[0](entry, kinds, args, kwargs) if AT_ONCE else NotImplemented
+            return f(*args, **kwargs) if result is NotImplemented else result
         except (ShapeError, DTypeError, InputError, TraceError) as e:
             raise placed(_with_types(e, args), name, current_site()) from None
 
-    named.plans = plans  # pyright: ignore[reportAttributeAccessIssue]
+    named.entry = entry  # pyright: ignore[reportAttributeAccessIssue]
     return cast("F", named)
 
 
@@ -76,14 +97,14 @@ def _unary(name: str):
     def spelled(self: S) -> S:
         return METHODS[name](self)
 
-    return _described(spelled, name)
+    return _itself(spelled, name)
 
 
 def _binary(name: str):
     def spelled(self: S, other: Operand) -> S:
         return METHODS[name](self, other)
 
-    return _described(spelled, name)
+    return _itself(spelled, name)
 
 
 def _reflected(name: str):
@@ -97,7 +118,13 @@ def _reduction(name: str):
     def spelled(self: S, axis: Axes = None, keepdims: bool = False) -> S:
         return METHODS[name](self, axis, keepdims)
 
-    return _described(spelled, name)
+    return _itself(spelled, name)
+
+
+def _itself(f: F, name: str) -> F:
+    """`f`, which passes on to the op just what it gets: eager tensors have the op in its place."""
+    f.op = name  # pyright: ignore[reportFunctionMemberAccess]
+    return _described(f, name)
 
 
 def _described(f: F, name: str) -> F:

@@ -15,6 +15,7 @@ from tracegrad import ambient
 from tracegrad.arrays import np
 from tracegrad.dtypes import TensorType, f32
 from tracegrad.errors import DTypeError, RangeError, TraceError
+from tracegrad.imperative.shorter import shorten
 from tracegrad.imperative.spell import Writer, constant, f64, reach
 from tracegrad.ir import Tensor, toposort
 from tracegrad.passes.expand import expand_composites
@@ -87,18 +88,33 @@ class Plan:
     numbers: frozenset[int]
     streams: tuple[str, ...]
     wrapped: dict[int, int]  # serial of an index leaf -> the length of its axis; negative ones count from the end
+    results: list[Tensor] = field(default_factory=list[Tensor])  # what is computed for the roots
     specs: tuple[Spec, ...] = ()
     spec: Spec | None = None  # of the one result
-    forward: Callable[..., Any] = field(default=lambda: None)
+    run: Callable[..., Any] | None = None  # (*arrays) -> the op's result; `tensors` writes it when it is first asked for
     _recorded: dict[Mask, Recorded] = field(default_factory=dict[Mask, Recorded])
 
     def __post_init__(self) -> None:
+        self.results = self._simplified(self.roots)
         self.specs = tuple(spec_of(t.type, self.double and t.dtype is f32) for t in self.roots)
         self.spec = self.specs[0] if self.pack is None else None
+
+    @property
+    def parameters(self) -> str:
+        """The arrays as a function's parameters."""
+        return ", ".join([f"x{k}" for k in range(len(self.inputs))])
+
+    def computed(self, before: Sequence[str] = ()) -> tuple[Writer, list[str]]:
+        """The lines that compute the results, and their names. before: lines that make operands of what comes."""
         writer = self._writer()
-        roots = self._simplified(self.roots)
-        writer.write(roots)
-        self.forward = writer.function(self._parameters(), self._values(writer, roots))
+        writer.lines[:0] = before
+        writer.write(self.results)
+        return writer, [writer.names[t.serial] for t in self.results]
+
+    @property
+    def fresh(self) -> bool:
+        """Do the results have memory of their own, so that nobody minds what becomes of the arrays?"""
+        return not any(map(_passed_on, self.results))
 
     def recorded(self, mask: Mask) -> Recorded:
         """The plan that also saves what the backward to the inputs of `mask` reads."""
@@ -123,12 +139,13 @@ class Plan:
         writer = self._writer()
         writer.write([*roots, *(t for ts in saved for t in ts)])
         kept = "(" + "".join(f"{writer.tuple(ts)}, " for ts in saved) + ")" if self.pack else writer.tuple(saved[0])
-        run = writer.function(self._parameters(), f"{self._values(writer, roots)}, {kept}")
+        values = writer.tuple(roots) if self.pack is not None else writer.names[roots[0].serial]
+        run = writer.function(self.parameters, f"{values}, {kept}")
         pullbacks = tuple(self._pullback(gs, ts, ct) if gs else None for gs, ts, ct in zip(grads, saved, cts))
         return Recorded(run, pullbacks, sources)
 
     def _pullback(self, grads: Sequence[Tensor], saved: Sequence[Tensor], ct: Tensor) -> Callable[..., Any]:
-        writer = Writer(self.double, self.numbers)
+        writer = Writer(self.double)
         writer.names = {ct.serial: "ct", **{t.serial: f"s{k}" for k, t in enumerate(saved)}}
         if saved:
             writer.lines.append(f"{writer.tuple(saved)} = saved")
@@ -136,26 +153,31 @@ class Plan:
         return writer.function("ct, saved", writer.tuple(grads))
 
     def _writer(self) -> Writer:
-        """A writer that knows the inputs, and has checked the indices among them."""
-        writer = Writer(self.double, self.numbers)
+        """A writer that knows the inputs, has made arrays of the numbers, and checked the indices among them."""
+        writer = Writer(self.double)
         writer.names = {t.serial: f"x{k}" for k, t in enumerate(self.inputs)}
         limits = {**_limits(self.roots), **{serial: (n, None, n) for serial, n in self.wrapped.items()}}
         for t in self.inputs:
+            name = writer.names[t.serial]
+            if t.serial in self.numbers:
+                writer.scope |= {"array": np.array, "float_": np.dtype("float64" if self.double else "float32")}
+                writer.lines.append(f"{name} = array({name}, float_)")
             if t.serial in limits:
-                name, (n, exempt, below) = writer.names[t.serial], limits[t.serial]
+                n, exempt, below = limits[t.serial]
                 writer.scope["indices"] = indices
                 writer.lines.append(f"{name} = indices({name}, {n}, {exempt}, {below})")
         return writer
 
-    def _parameters(self) -> str:
-        return ", ".join(f"x{k}" for k in range(len(self.inputs)))
-
-    def _values(self, writer: Writer, roots: Sequence[Tensor]) -> str:
-        return writer.tuple(roots) if self.pack is not None else writer.names[roots[0].serial]
-
     def _simplified(self, roots: Sequence[Tensor]) -> list[Tensor]:
         expanded = expand_composites(roots)
-        return expanded if self.double else simplify(expanded)  # which folds constants in f32
+        return shorten(expanded if self.double else simplify(expanded))  # simplifying folds constants in f32
+
+
+def _passed_on(t: Tensor) -> bool:
+    """May the value of `t` be an input's memory?"""
+    while t.prim.family == "view" or t.prim.passes:
+        t = t.inputs[0]
+    return t.prim.family in ("leaf", "scan", "item")
 
 
 def _saved(grads: Sequence[Tensor], forward: set[int], ct: Tensor) -> list[Tensor]:

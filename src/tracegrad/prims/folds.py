@@ -20,15 +20,14 @@ from tracegrad.shapes import reduced_shape
 
 
 def fold(name: str, *, array: str, combine: str, identity: float, vjp: Any, jvp: Any) -> Primitive:
-    """Register a fold over `axes`, which stay as 1. `array` names the reducing function."""
+    """Register a fold over `axes`, which stay as 1. `array` spells it, with a hole for whether they do."""
 
     def rule(x: TensorType, *, axes: tuple[int, ...]) -> TensorType:
         if x.dtype.name == "bool":
             raise DTypeError(f"takes numbers, got {x}; cast with tg.cast(x, tg.i32)")
         return TensorType(x.dtype, reduced_shape(x.shape, axes))
 
-    run = f"{{0}}.{array}(axis={{axes}}, keepdims=True).astype({{0}}.dtype, copy=False)"
-    return register(Primitive(name, "fold", rule, run, vjp, jvp, shifted, combine=combine, identity=identity))
+    return register(Primitive(name, "fold", rule, array, vjp, jvp, shifted, combine=combine, identity=identity))
 
 
 def _hits(y: Tensor, x: Tensor, axes: tuple[int, ...]) -> tuple[Tensor, Tensor]:
@@ -59,11 +58,15 @@ def _others(x: Tensor, axes: tuple[int, ...]) -> Tensor:
     return where(zero, at_zero, elsewhere)
 
 
-SUM = fold("sum", array="sum", combine="add", identity=0.0,
+# The functions behind x.sum() and x.max(), which are a layer of Python. NumPy would sum i32 as i64.
+SUM = fold("sum", array="xp.add.reduce({0}, {axes}, {0}.dtype, keepdims={keepdims})", combine="add", identity=0.0,
            vjp=lambda ct, y, x, *, axes: (broadcast_to(ct, x.shape),), jvp=multilinear)  # fmt: skip
-MAX = fold("max", array="max", combine="maximum", identity=float("-inf"), vjp=_extremum_vjp, jvp=_extremum_jvp)
-MIN = fold("min", array="min", combine="minimum", identity=float("inf"), vjp=_extremum_vjp, jvp=_extremum_jvp)
-PROD = fold("prod", array="prod", combine="mul", identity=1.0,
+MAX = fold("max", array="xp.maximum.reduce({0}, {axes}, keepdims={keepdims})", combine="maximum",
+           identity=float("-inf"), vjp=_extremum_vjp, jvp=_extremum_jvp)  # fmt: skip
+MIN = fold("min", array="xp.minimum.reduce({0}, {axes}, keepdims={keepdims})", combine="minimum",
+           identity=float("inf"), vjp=_extremum_vjp, jvp=_extremum_jvp)  # fmt: skip
+PROD = fold("prod", array="xp.multiply.reduce({0}, {axes}, {0}.dtype, keepdims={keepdims})", combine="mul",
+            identity=1.0,
             vjp=lambda ct, y, x, *, axes: (broadcast_to(ct, x.shape) * _others(x, axes),),
             jvp=lambda ts, y, x, *, axes: (ts[0] * _others(x, axes)).sum(axes, keepdims=True))  # fmt: skip
 
