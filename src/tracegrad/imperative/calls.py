@@ -10,14 +10,14 @@ not met yet mean, `dispatch` finds out.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import product
 from keyword import iskeyword
 from types import EllipsisType
 from typing import Any, cast
 
 from tracegrad.ambient import building
-from tracegrad.arrays import np
+from tracegrad.arrays import HAVE_NUMPY, np
 from tracegrad.dtypes import DType
 from tracegrad.imperative import tape
 from tracegrad.imperative.plans import Number, Plan, Spec
@@ -27,60 +27,19 @@ from tracegrad.imperative.tensors import GradTensor
 from tracegrad.imperative.values import taking
 
 # What stands for an argument in the key of its plan. A function is of one choice of types, so True is not 1 there.
-KEYS = {
-    GradTensor: "{0}._spec",
-    **dict.fromkeys((int, bool, str, type(None), EllipsisType), "{0}"),
-    float: "{0} or repr({0})",  # 0.0 is not -0.0
-    tuple: "spread({0})",
-    slice: "bounds({0})",
-    DType: "{0}.name",
+KEYS: dict[Any, tuple[str, ...]] = {
+    GradTensor: ("{0}._spec",),
+    **({np.ndarray: ("{0}.dtype", "{0}.shape")} if HAVE_NUMPY else {}),
+    **dict.fromkeys((int, bool, str), ("{0}",)),
+    **dict.fromkeys((type(None), EllipsisType), ()),
+    float: ("{0} or repr({0})",),  # 0.0 is not -0.0
+    slice: ("{0}.start", "{0}.stop", "{0}.step"),
+    DType: ("{0}.name",),
 }
-SETTINGS = frozenset((int, bool, str, type(None), EllipsisType, slice, tuple))  # what such a tuple may hold
-BOUNDS = frozenset(product((int, type(None)), repeat=3))  # start, stop and step of such a slice
-UNFIT = object()  # stands in a key for what has no place in one
-kind_of = cast("Callable[[Any], type[object]]", type)
-_flat: dict[tuple[type[object], ...], bool] = {}  # types of a tuple's items -> are they parts of a key as they are?
-
-
-def spread(x: tuple[Any, ...]) -> Any:
-    """A tuple of settings, as a part of a key."""
-    kinds = tuple(map(kind_of, x))
-    flat = _flat.get(kinds)
-    if flat is None:
-        if not SETTINGS.issuperset(kinds):
-            return UNFIT
-        flat = _flat[kinds] = slice not in kinds and tuple not in kinds
-    if not flat:
-        x = tuple([bounds(k) if type(k) is slice else spread(k) if type(k) is tuple else k for k in x])
-    return kinds, x
-
-
-def bounds(k: slice) -> Any:
-    """A slice, as a part of a key: in Python 3.11 it has no hash."""
-    start, stop, step = k.start, k.stop, k.step
-    return (start, stop, step) if (type(start), type(stop), type(step)) in BOUNDS else UNFIT
-
-
-def fits(key: Any) -> bool:
-    """Can a plan be found by `key`?"""
-    return key is not UNFIT and (type(key) is not tuple or all(map(fits, cast("tuple[Any, ...]", key))))
-
-
-class Ready:
-    """A plan for arrays as they come: those of tensors, and the user's own, which may change later."""
-
-    __slots__ = ("plan", "run", "takes")
-
-    def __init__(self, plan: Plan, takes: Sequence[Callable[[Any], Any] | None]):
-        """takes: for each of the user's arrays, what makes an operand of it."""
-        self.plan, self.takes = plan, takes
-        # Results that are new memory do not mind what becomes of the array
-        needed = [None if plan.fresh and take is np.ndarray.copy else take for take in takes]
-        self.run = written(plan, needed)
-
-    def record(self, arrays: Sequence[Any], tensors: Sequence[Any]) -> Any:
-        """The result, where gradients are asked for: the backward reads the arrays later."""
-        return recorded(self.plan, [x if f is None else f(x) for x, f in zip(arrays, self.takes)], tensors)
+BOUNDS = frozenset(product((int, type(None)), repeat=3))  # start, stop and step of slices that are taken
+TENSORS = frozenset((GradTensor, np.ndarray) if HAVE_NUMPY else ())
+MOST_ARGUMENTS = 16  # of a call that is written out; items of tuples and lists count
+MOST_KINDS = 256  # choices of types in the tuples of an op that are remembered
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,11 +48,11 @@ class Argument:
 
     name: str
     kind: Any
-    value: bool
+    value: bool = False
 
     @property
     def own(self) -> bool:
-        """Is it an array of the user's?"""
+        """Is it an array of the user's, who may change it?"""
         return self.kind is np.ndarray
 
     @property
@@ -104,9 +63,7 @@ class Argument:
     @property
     def keys(self) -> Sequence[str]:
         """What stands for it in the key."""
-        if self.own:
-            return f"{self.name}.dtype", f"{self.name}.shape"
-        return () if self.value else (KEYS[self.kind].format(self.name),)
+        return [part.format(self.name) for part in (() if self.value else KEYS[self.kind])]
 
     @property
     def array(self) -> str:
@@ -121,65 +78,115 @@ class Argument:
         return self.name if self.kind is GradTensor else "None"
 
 
-@dataclass(slots=True, eq=False)
 class Call:
-    """The call of an op with arguments of given types, the last ones by name."""
+    """The calls of an op with arguments of given types, and the plans that were found for them."""
 
-    arguments: list[Argument]
-    names: Sequence[str]
-    found: dict[Any, Ready] = field(default_factory=dict[Any, Ready])
+    __slots__ = ("arguments", "given", "parameters", "quick", "sequences", "slow", "unpacked")
+
+    def __init__(self, kinds: Any, rowwise: bool, items: Sequence[Sequence[Any]] = ()):
+        """kinds: the types as `methods.op` says them. items: those in each tuple and list.
+
+        rowwise: a number beside a tensor is a value, not a setting.
+        """
+        parts = cast("tuple[Any, ...]", kinds if isinstance(kinds, tuple) else (kinds,))
+        types, names = [k for k in parts if not isinstance(k, str)], [k for k in parts if isinstance(k, str)]
+        before = [f"_{k}" for k in range(len(types) - len(names))]
+        self.parameters = [*before, *names]
+        self.given = f"{_tuple(before)}, {{{', '.join([f'{n!r}: {n}' for n in names])}}}"
+        self.sequences = [p for p, k in zip(self.parameters, types) if k in (tuple, list)]
+        number = rowwise and len(before) == len(types) == 2 and not TENSORS.isdisjoint(types)
+        self.arguments: list[Argument] = []
+        self.unpacked: list[str] = []
+        lists = iter(items)
+        for p, k in zip(self.parameters, types):
+            if k in (tuple, list):
+                inner = [Argument(f"{p}_{at}", item) for at, item in enumerate(next(lists, ()))]
+                self.arguments += inner
+                self.unpacked.append(f"{_tuple([x.name for x in inner])} = {p}")
+            else:
+                self.arguments.append(Argument(p, k, number and k in (int, float)))
+        self.quick: dict[Any, Callable[..., Any]] = {}  # what computes the result
+        self.slow: dict[Any, Callable[..., Any]] = {}  # and what prepares for a backward too
+
+    @property
+    def is_known(self) -> bool:
+        """Do the types decide how the arguments are read?"""
+        fits = all(p.isidentifier() and not iskeyword(p) for p in self.parameters)
+        return fits and len(self.arguments) <= MOST_ARGUMENTS and all(a.kind in KEYS for a in self.arguments)
 
     def add(self, key: Any, plan: Plan, arrays: Sequence[Any], specs: Sequence[Spec | Number], most: int) -> None:
-        """Keep `plan` for calls of this key, if such calls always mean it."""
+        """Keep `plan` for calls with this key, if that always means it."""
         brought = [a for a in self.arguments if a.brings]
-        if [a.value for a in brought] != [isinstance(s, Number) for s in specs] or not fits(key):
+        if [a.value for a in brought] != [isinstance(s, Number) for s in specs]:
             return  # such as an array of rank 0: its value decides, as that of a number
-        if len(self.found) >= most:
-            self.found.clear()
+        if len(self.quick) >= most:
+            self.quick.clear()
+            self.slow.clear()
         takes = [taking(x.dtype, cast("Spec", s)) if a.own else None for a, x, s in zip(brought, arrays, specs)]
-        self.found[key] = Ready(plan, takes)
+        # Where results are new memory, nobody minds what becomes of the user's arrays; a backward reads them later
+        self.quick[key] = written(plan, [None if plan.fresh and f is np.ndarray.copy else f for f in takes])
+        self.slow[key] = lambda arrays, owners: recorded(
+            plan, [x if f is None else f(x) for x, f in zip(arrays, takes)], owners
+        )
 
-    def written(self, missed: Callable[..., Any]) -> Callable[..., Any]:
-        """As a function. missed: (key, arrays, args, kwargs) -> the result of a call with a new key."""
-        names = [a.name for a in self.arguments]
-        positional = names[: len(names) - len(self.names)]
+    def written(self, missed: Callable[..., Any], traced: Callable[..., Any]) -> Callable[..., Any]:
+        """As a function. missed: (key, arrays, args, kwargs) -> the result for a new key. traced: the op in a trace."""
         tensors = [a.name for a in self.arguments if a.kind is GradTensor]
-        arrays = _tuple([a.array for a in self.arguments if a.brings])
+        arrays = [a.array for a in self.arguments if a.brings]
         keys = [part for a in self.arguments for part in a.keys]
-        lines = [
+        lines = list(self.unpacked)
+        if not tensors:
+            lines += ["if _building():", f"    return _traced({', '.join(self.parameters)})"]
+        for a in self.arguments:
+            if a.kind is slice:
+                bounds = ", ".join([f"type({a.name}.{k})" for k in ("start", "stop", "step")])
+                lines += [f"if ({bounds}) not in _bounds:", f"    return _missed(None, (), {self.given})"]
+        lines += [
             f"_key = {keys[0] if len(keys) == 1 else _tuple(keys)}",
-            "_ready = _find(_key)",
-            "if _ready is None:",
-            f"    return _missed(_key, {arrays}, {_tuple(positional)}, dict({', '.join(f'{n}={n}' for n in self.names)}))",
+            "_run = _quick(_key)",
+            "if _run is None:",
+            f"    return _missed(_key, {_tuple(arrays)}, {self.given})",
         ]
         if tensors:
             owners = _tuple([a.owner for a in self.arguments if a.brings])
-            lines.append(f"if ({' or '.join([f'{t}._requires' for t in tensors])}) and _recording():")
-            lines.append(f"    return _ready.record({arrays}, {owners})")
-        else:
-            lines[:0] = ["if _building():", "    return NotImplemented"]
-        lines.append(f"return _ready.run{arrays.replace(',)', ')')}")
-        body = "".join(f"    {line}\n" for line in lines)
-        scope = {"_find": self.found.get, "_missed": missed, "_recording": tape.recording.get, "_building": building}
-        return defined(f"def call({', '.join(names)}):\n{body}", {**scope, "spread": spread, "bounds": bounds})["call"]
+            lines += [
+                f"if ({' or '.join([f'{t}._requires' for t in tensors])}) and _recording():",
+                f"    return _slow[_key]({_tuple(arrays)}, {owners})",
+            ]
+        scope = {"_quick": self.quick.get, "_slow": self.slow, "_missed": missed, "_traced": traced, "_bounds": BOUNDS}
+        scope |= {"_building": building, "_recording": tape.recording.get}
+        return self._function([*lines, f"return _run({', '.join(arrays)})"], scope)
+
+    def unknown(self, missed: Callable[..., Any]) -> Callable[..., Any]:
+        """The function of a call that cannot be written."""
+        return self._function([f"return _missed(None, (), {self.given})"], {"_missed": missed})
+
+    def chosen(self, open: Callable[[Any], Callable[..., Any]]) -> Callable[..., Any]:
+        """The function that goes on by the types in tuples and lists. open: these types -> the function for them."""
+        known: dict[Any, Callable[..., Any]] = {}
+        kinds = _tuple([f"_tuple(_map(_type, {p}))" for p in self.sequences])
+        parameters = ", ".join(self.parameters)
+        lines = [
+            f"_kinds = {kinds}",
+            "_call = _known(_kinds)",
+            "if _call is None:",
+            "    _call = _open(_kinds)",
+            f"return _call({parameters})",
+        ]
+
+        def opened(kinds: Any) -> Callable[..., Any]:
+            if len(known) >= MOST_KINDS:
+                known.clear()
+            known[kinds] = open(kinds)
+            return known[kinds]
+
+        scope = {"_known": known.get, "_open": opened, "_tuple": tuple, "_map": map, "_type": type}
+        return self._function(lines, scope)
+
+    def _function(self, lines: Sequence[str], scope: dict[str, Any]) -> Callable[..., Any]:
+        body = "".join([f"    {line}\n" for line in lines])
+        return defined(f"def _call({', '.join(self.parameters)}):\n{body}", scope)["_call"]
 
 
 def _tuple(items: Sequence[str]) -> str:
     return f"({', '.join(items)}{',' if items else ''})"
-
-
-def call_of(kinds: Any, rowwise: bool) -> Call | None:
-    """The call of an op whose arguments are of `kinds`, as `methods.op` says them; None if more than types decides.
-
-    rowwise: a number beside a tensor is a value, not a setting.
-    """
-    parts = cast("tuple[Any, ...]", kinds if isinstance(kinds, tuple) else (kinds,))
-    names = [k for k in parts if isinstance(k, str)]
-    types = [k for k in parts if not isinstance(k, str)]
-    if not all(k in KEYS or k is np.ndarray for k in types):
-        return None
-    if not all(n.isidentifier() and not iskeyword(n) and not n.startswith("_") for n in names):
-        return None
-    value = rowwise and len(types) == 2 and not names and (GradTensor in types or np.ndarray in types)
-    spelled = [f"_{k}" for k in range(len(types) - len(names))] + names
-    return Call([Argument(n, k, value and k in (int, float)) for n, k in zip(spelled, types)], names)

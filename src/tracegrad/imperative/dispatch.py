@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from operator import index
 from typing import Any, cast
@@ -15,7 +15,7 @@ from tracegrad.ambient import building
 from tracegrad.arrays import HAVE_NUMPY, np
 from tracegrad.errors import DTypeError
 from tracegrad.imperative import streams
-from tracegrad.imperative.calls import Call, call_of, kind_of
+from tracegrad.imperative.calls import Call
 from tracegrad.imperative.plans import Number, Plan, Spec, traced
 from tracegrad.imperative.running import ran
 from tracegrad.imperative.tensors import GradTensor
@@ -26,6 +26,7 @@ from tracegrad.methods import AT_ONCE, METHODS, Op, TensorMethods
 MOST = 4096  # plans of one op; a loop over ever new shapes or numbers must not fill the memory
 NUMBER = Number()
 BUFFERS = (GradTensor, array, memoryview, bytearray)
+kind_of = cast("Callable[[Any], type[object]]", type)
 PLAIN = frozenset((int, str, type(None)))  # parts of a key as they are
 
 
@@ -97,22 +98,36 @@ def run(op: Op, kinds: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> An
     """
     if building() and not any([type(a) is GradTensor for a in (*args, *kwargs.values())]):
         return NotImplemented
-    call = call_of(kinds, hasattr(op.function, "rowwise"))
-    if call is None:
-        return _general(op, None, None, (), args, kwargs)
-    op.calls[kinds] = written = call.written(partial(_general, op, call))
-    return written(*args, **kwargs)
+    rowwise = hasattr(op.function, "rowwise")
+    call = Call(kinds, rowwise)
+
+    def function(call: Call) -> Callable[..., Any]:
+        if not call.is_known:
+            return call.unknown(partial(_missed, op, None))
+        return call.written(partial(_missed, op, call), op.function)
+
+    if call.sequences:
+        op.calls[kinds] = call.chosen(lambda items: function(Call(kinds, rowwise, items)))
+    elif call.is_known:
+        op.calls[kinds] = function(call)
+    return general(op, args, kwargs)
 
 
-def _general(
-    op: Op, call: Call | None, quick: Any, arrays: tuple[Any, ...], args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> Any:
-    """The result of a call of any arguments. If it was written out, its plan is kept there under the key `quick`."""
+def _missed(op: Op, call: Call | None, key: Any, arrays: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """The result of a written call that met no such key before."""
+    result = general(op, args, kwargs, lambda plan, specs: call and key is not None and call.add(key, plan, arrays, specs, MOST))
+    return op.function(*args, **kwargs) if result is NotImplemented else result
+
+
+def general(op: Op, args: tuple[Any, ...], kwargs: dict[str, Any], keep: Callable[..., Any] | None = None) -> Any:
+    """The result for arguments of any kind; NotImplemented if it belongs to a trace. keep: what else gets the plan."""
     try:
         operands, key = _keyed(op, args, kwargs, double=False)
         if operands.raw and any(type(s) is Spec and s.double for s in operands.specs):
             operands, key = _keyed(op, args, kwargs, double=True)
     except _TracedError:
+        return NotImplemented
+    if building() and not any([type(t) is GradTensor for t in operands.tensors]):
         return NotImplemented
     plan: Plan | None = op.plans.get(key)
     if plan is None:
@@ -124,8 +139,8 @@ def _general(
         if building():
             return NotImplemented  # its numbers are the program's, new in each step
         return ran(plan, [*operands.arrays, *streams.values(plan.streams)], operands.tensors)
-    if call is not None:
-        call.add(quick, plan, arrays, operands.specs, MOST)
+    if keep is not None:
+        keep(plan, operands.specs)
     return ran(plan, operands.arrays, operands.tensors)
 
 

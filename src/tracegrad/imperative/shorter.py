@@ -22,7 +22,8 @@ def shorten(roots: Sequence[Tensor]) -> list[Tensor]:
             inputs = tuple([new[x.serial] for x in t.inputs])
             if t.prim is RESHAPE and readers[t.inputs[0].serial] == 1 and _drops(t):
                 (fold,) = inputs
-                new[t.serial] = Tensor(fold.prim, fold.inputs, {**fold.attrs, "keepdims": False}, t.type, t.site)
+                attrs = {"axes": fold.axes if t.ndim else None, "keepdims": False}  # None, all of them, is the quickest
+                new[t.serial] = Tensor(fold.prim, fold.inputs, attrs, t.type, t.site)
             else:
                 limit = _limit(t, inputs)
                 new[t.serial] = (rebind(t, inputs) if inputs else t) if limit is None else limit

@@ -6,8 +6,10 @@ than the NumPy functions in it.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Collection, Iterable, Sequence
 from functools import cache
+from operator import attrgetter
 from types import CodeType
 from typing import Any
 
@@ -22,6 +24,7 @@ from tracegrad.prims.views import BROADCAST, RESHAPE
 from tracegrad.shapes import broadcast_shapes
 
 Array = Any
+FUNCTION = re.compile(r"\bxp\.([\w.]+)")
 f64 = DType("f64", "float64", "", "", 8)  # of eager tensors only: no shader language has it everywhere
 
 
@@ -104,11 +107,16 @@ class Writer:
             self.scope[f"r{t.serial}"], self.scope[f"a{t.serial}"] = rule, attrs
             return f"r{t.serial}(xp, {', '.join(operands)}, **a{t.serial})"
         if "{0}" in rule:
-            return spelled(rule, operands, attrs)
+            return FUNCTION.sub(self._function, spelled(rule, operands, attrs))
         if t.prim is MATMUL and t.ndim == 2:
             rule = "dot"  # the same product, without what matmul has for more axes
-        self.scope[rule] = getattr(np, rule)
-        return f"{rule}({', '.join(operands)})"
+        return FUNCTION.sub(self._function, f"xp.{rule}({', '.join(operands)})")
+
+    def _function(self, name: re.Match[str]) -> str:
+        """`xp.add.reduce` as one name, looked up now."""
+        own = name[0].replace(".", "_")
+        self.scope[own] = attrgetter(name[1])(np)
+        return own
 
     def _scan(self, t: Tensor) -> str:
         body = t.attrs["body"]
