@@ -9,8 +9,8 @@ from __future__ import annotations
 import functools
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from inspect import CO_VARARGS, CO_VARKEYWORDS
+from types import CodeType
 from typing import TYPE_CHECKING, Any, Self, TypeVar, cast
 
 from tracegrad.ambient import current_site
@@ -35,13 +35,41 @@ Index = Any  # an integer, a slice, None, Ellipsis, or one tensor or array of i3
 TYPE = re.compile(r"\b(f32|f64|i32|u32|bool)\[")
 
 
-@dataclass(slots=True, eq=False)
 class Op:
     """A public function, and what the engine prepared for it."""
 
-    function: Callable[..., Any]
-    plans: dict[Any, Any] = field(default_factory=dict[Any, Any])  # by all that decides: types, values of settings
-    calls: dict[Any, Callable[..., Any]] = field(default_factory=dict[Any, Callable[..., Any]])  # by `kinds`
+    __slots__ = ("calls", "function", "given", "parameters", "plans", "signature")
+
+    def __init__(self, f: Callable[..., Any]):
+        """f: a function of Python."""
+        self.function = f
+        self.plans: dict[Any, Any] = {}  # by all that decides: types of tensors, values of settings
+        self.calls: dict[Any, Callable[..., Any]] = {}  # by the Python types of the arguments
+        code = f.__code__
+        names, n, m = list(code.co_varnames), code.co_argcount, code.co_kwonlyargcount
+        stars = [s for s, flag in (("*", CO_VARARGS), ("**", CO_VARKEYWORDS)) if code.co_flags & flag]
+        self.parameters = names[: n + m + len(stars)]
+        rest = [star + name for star, name in zip(stars, names[n + m :])]
+        many, any_named = [x for x in rest if x[1] != "*"], [x for x in rest if x[1] == "*"]
+        marked = many or ["*"] * bool(m)
+        self.signature = ", ".join([*names[:n], *marked, *names[n : n + m], *any_named])
+        passed = ", ".join([f"{x}={x}" for x in names[n : n + m]] + any_named)
+        self.given = f"({''.join([f'{x}, ' for x in [*names[:n], *many]])}), dict({passed})"
+
+
+# What stands behind the name of an op: its own signature, written out, because one of *args and **kwargs would cost a
+# small op on values half as much as it takes NumPy.
+ENTRY = """\
+def {name}({signature}):
+    try:
+        try:
+            _call = _calls[{kinds}]
+        except KeyError:
+            return _new({kinds}, {given})
+        return _call({parameters})
+    except _errors as _e:
+        raise _failed(_e, ({parameters},)) from None
+"""
 
 
 def op(f: F) -> F:
@@ -49,55 +77,34 @@ def op(f: F) -> F:
 
     Errors of its checks carry its name, the types it got, and the user's line.
     """
-    name = f.__name__.rstrip("_")
-    entry = Op(f)
-    ready = entry.calls.get
-    errors = (ShapeError, DTypeError, InputError, TraceError)
+    name, entry = f.__name__.rstrip("_"), Op(f)
 
-    def run(kinds: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def new(kinds: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         result = AT_ONCE[0](entry, kinds, args, kwargs) if AT_ONCE else NotImplemented
         return f(*args, **kwargs) if result is NotImplemented else result
 
     def failed(error: TracegradError, args: tuple[Any, ...]) -> TracegradError:
         return placed(_with_types(error, args), name, current_site())
 
-    # Three of the same, because a call by position and name costs a third of what small ops take beyond NumPy
-    def unary(x: Any) -> Any:
-        try:
-            call = ready(type(x))
-            return run(type(x), (x,), {}) if call is None else call(x)
-        except errors as e:
-            raise failed(e, (x,)) from None
-
-    def binary(a: Any, b: Any) -> Any:
-        try:
-            call = ready((type(a), type(b)))
-            return run((type(a), type(b)), (a, b), {}) if call is None else call(a, b)
-        except errors as e:
-            raise failed(e, (a, b)) from None
-
-    def anyhow(*args: Any, **kwargs: Any) -> Any:
-        try:
-            if kwargs:
-                kinds: Any = (*map(type, args), *kwargs, *map(type, kwargs.values()))
-            elif len(args) == 2:
-                kinds = type(args[0]), type(args[1])
-            else:
-                kinds = tuple(map(type, args)) if len(args) != 1 else type(args[0])
-            call = ready(kinds)
-            if call is None:
-                return run(kinds, args, kwargs)
-            return call(*args, **kwargs) if kwargs else call(*args)
-        except errors as e:
-            raise failed(e, args) from None
-
-    code = f.__code__
-    parameters = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
-    plain = not f.__defaults__ and not code.co_flags & (CO_VARARGS | CO_VARKEYWORDS)
-    named = {("x",): unary, ("a", "b"): binary}.get(parameters, anyhow) if plain else anyhow
+    parameters = ", ".join(entry.parameters)
+    kinds = ", ".join([f"_type({x})" for x in entry.parameters])
+    kinds = f"({kinds})" if len(entry.parameters) != 1 else kinds
+    source = ENTRY.format(
+        name="entry", signature=entry.signature, kinds=kinds, given=entry.given, parameters=parameters
+    )
+    errors = (ShapeError, DTypeError, InputError, TraceError)
+    scope = {"_calls": entry.calls, "_new": new, "_failed": failed, "_errors": errors, "_type": type}
+    exec(_compiled(source), scope | {"__name__": __name__}, scope)
+    named: Any = scope["entry"]
+    named.__defaults__, named.__kwdefaults__ = f.__defaults__, f.__kwdefaults__
     functools.update_wrapper(named, f)
-    named.entry = entry  # pyright: ignore[reportFunctionMemberAccess]
+    named.entry = entry
     return cast("F", named)
+
+
+@functools.cache
+def _compiled(source: str) -> CodeType:
+    return compile(source, "<string>", "exec")
 
 
 def _with_types(error: E, args: Sequence[Any]) -> E:

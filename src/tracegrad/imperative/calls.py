@@ -12,7 +12,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import product
-from keyword import iskeyword
 from types import EllipsisType
 from typing import Any, cast
 
@@ -25,6 +24,7 @@ from tracegrad.imperative.running import recorded, written
 from tracegrad.imperative.spell import defined
 from tracegrad.imperative.tensors import GradTensor
 from tracegrad.imperative.values import taking
+from tracegrad.methods import Op
 
 # What stands for an argument in the key of its plan. A function is of one choice of types, so True is not 1 there.
 KEYS: dict[Any, tuple[str, ...]] = {
@@ -81,26 +81,20 @@ class Argument:
 class Call:
     """The calls of an op with arguments of given types, and the plans that were found for them."""
 
-    __slots__ = ("arguments", "given", "parameters", "quick", "sequences", "slow", "unpacked")
+    __slots__ = ("arguments", "op", "quick", "sequences", "slow", "unpacked")
 
-    def __init__(self, kinds: Any, rowwise: bool, items: Sequence[Sequence[Any]] = ()):
-        """kinds: the types as `methods.op` says them. items: those in each tuple and list.
-
-        rowwise: a number beside a tensor is a value, not a setting.
-        """
-        parts = cast("tuple[Any, ...]", kinds if isinstance(kinds, tuple) else (kinds,))
-        types, names = [k for k in parts if not isinstance(k, str)], [k for k in parts if isinstance(k, str)]
-        before = [f"_{k}" for k in range(len(types) - len(names))]
-        self.parameters = [*before, *names]
-        self.given = f"{_tuple(before)}, {{{', '.join([f'{n!r}: {n}' for n in names])}}}"
-        self.sequences = [p for p, k in zip(self.parameters, types) if k in (tuple, list)]
-        number = rowwise and len(before) == len(types) == 2 and not TENSORS.isdisjoint(types)
+    def __init__(self, op: Op, kinds: Any, items: Sequence[Sequence[Any]] = ()):
+        """kinds: the type of each argument; of a single one as it is. items: the types in each tuple and list."""
+        self.op = op
+        types = cast("tuple[Any, ...]", kinds if isinstance(kinds, tuple) else (kinds,))
+        self.sequences = [p for p, k in zip(op.parameters, types) if k in (tuple, list)]
+        number = hasattr(op.function, "rowwise") and not TENSORS.isdisjoint(types)
         self.arguments: list[Argument] = []
         self.unpacked: list[str] = []
-        lists = iter(items)
-        for p, k in zip(self.parameters, types):
+        inside = iter(items)
+        for p, k in zip(op.parameters, types):
             if k in (tuple, list):
-                inner = [Argument(f"{p}_{at}", item) for at, item in enumerate(next(lists, ()))]
+                inner = [Argument(f"_{p}_{at}", item) for at, item in enumerate(next(inside, ()))]
                 self.arguments += inner
                 self.unpacked.append(f"{_tuple([x.name for x in inner])} = {p}")
             else:
@@ -111,8 +105,7 @@ class Call:
     @property
     def is_known(self) -> bool:
         """Do the types decide how the arguments are read?"""
-        fits = all(p.isidentifier() and not iskeyword(p) for p in self.parameters)
-        return fits and len(self.arguments) <= MOST_ARGUMENTS and all(a.kind in KEYS for a in self.arguments)
+        return len(self.arguments) <= MOST_ARGUMENTS and all(a.kind in KEYS for a in self.arguments)
 
     def add(self, key: Any, plan: Plan, arrays: Sequence[Any], specs: Sequence[Spec | Number], most: int) -> None:
         """Keep `plan` for calls with this key, if that always means it."""
@@ -129,23 +122,24 @@ class Call:
             plan, [x if f is None else f(x) for x, f in zip(arrays, takes)], owners
         )
 
-    def written(self, missed: Callable[..., Any], traced: Callable[..., Any]) -> Callable[..., Any]:
-        """As a function. missed: (key, arrays, args, kwargs) -> the result for a new key. traced: the op in a trace."""
+    def written(self, missed: Callable[..., Any]) -> Callable[..., Any]:
+        """As a function. missed: (key, arrays, args, kwargs) -> the result for a new key."""
         tensors = [a.name for a in self.arguments if a.kind is GradTensor]
         arrays = [a.array for a in self.arguments if a.brings]
         keys = [part for a in self.arguments for part in a.keys]
         lines = list(self.unpacked)
-        if not tensors:
-            lines += ["if _building():", f"    return _traced({', '.join(self.parameters)})"]
         for a in self.arguments:
             if a.kind is slice:
-                bounds = ", ".join([f"type({a.name}.{k})" for k in ("start", "stop", "step")])
-                lines += [f"if ({bounds}) not in _bounds:", f"    return _missed(None, (), {self.given})"]
+                bounds = ", ".join([f"_type({a.name}.{k})" for k in ("start", "stop", "step")])
+                lines += [f"if ({bounds}) not in _bounds:", f"    return _missed(None, (), {self.op.given})"]
+        if not tensors:
+            lines += ["if _building():", f"    return _missed(None, (), {self.op.given})"]
         lines += [
             f"_key = {keys[0] if len(keys) == 1 else _tuple(keys)}",
-            "_run = _quick(_key)",
-            "if _run is None:",
-            f"    return _missed(_key, {_tuple(arrays)}, {self.given})",
+            "try:",
+            "    _run = _quick[_key]",
+            "except KeyError:",
+            f"    return _missed(_key, {_tuple(arrays)}, {self.op.given})",
         ]
         if tensors:
             owners = _tuple([a.owner for a in self.arguments if a.brings])
@@ -153,26 +147,17 @@ class Call:
                 f"if ({' or '.join([f'{t}._requires' for t in tensors])}) and _recording():",
                 f"    return _slow[_key]({_tuple(arrays)}, {owners})",
             ]
-        scope = {"_quick": self.quick.get, "_slow": self.slow, "_missed": missed, "_traced": traced, "_bounds": BOUNDS}
+        scope = {"_quick": self.quick, "_slow": self.slow, "_missed": missed, "_bounds": BOUNDS, "_type": type}
         scope |= {"_building": building, "_recording": tape.recording.get}
         return self._function([*lines, f"return _run({', '.join(arrays)})"], scope)
 
     def unknown(self, missed: Callable[..., Any]) -> Callable[..., Any]:
         """The function of a call that cannot be written."""
-        return self._function([f"return _missed(None, (), {self.given})"], {"_missed": missed})
+        return self._function([f"return _missed(None, (), {self.op.given})"], {"_missed": missed})
 
     def chosen(self, open: Callable[[Any], Callable[..., Any]]) -> Callable[..., Any]:
         """The function that goes on by the types in tuples and lists. open: these types -> the function for them."""
         known: dict[Any, Callable[..., Any]] = {}
-        kinds = _tuple([f"_tuple(_map(_type, {p}))" for p in self.sequences])
-        parameters = ", ".join(self.parameters)
-        lines = [
-            f"_kinds = {kinds}",
-            "_call = _known(_kinds)",
-            "if _call is None:",
-            "    _call = _open(_kinds)",
-            f"return _call({parameters})",
-        ]
 
         def opened(kinds: Any) -> Callable[..., Any]:
             if len(known) >= MOST_KINDS:
@@ -180,12 +165,19 @@ class Call:
             known[kinds] = open(kinds)
             return known[kinds]
 
-        scope = {"_known": known.get, "_open": opened, "_tuple": tuple, "_map": map, "_type": type}
-        return self._function(lines, scope)
+        lines = [
+            f"_kinds = {_tuple([f'_tuple(_map(_type, {p}))' for p in self.sequences])}",
+            "try:",
+            "    _call = _known[_kinds]",
+            "except KeyError:",
+            "    _call = _open(_kinds)",
+            f"return _call({', '.join(self.op.parameters)})",
+        ]
+        return self._function(lines, {"_known": known, "_open": opened, "_tuple": tuple, "_map": map, "_type": type})
 
     def _function(self, lines: Sequence[str], scope: dict[str, Any]) -> Callable[..., Any]:
         body = "".join([f"    {line}\n" for line in lines])
-        return defined(f"def _call({', '.join(self.parameters)}):\n{body}", scope)["_call"]
+        return defined(f"def _call({', '.join(self.op.parameters)}):\n{body}", scope)["_call"]
 
 
 def _tuple(items: Sequence[str]) -> str:

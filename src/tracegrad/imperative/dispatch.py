@@ -98,16 +98,17 @@ def run(op: Op, kinds: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> An
     """
     if building() and not any([type(a) is GradTensor for a in (*args, *kwargs.values())]):
         return NotImplemented
-    rowwise = hasattr(op.function, "rowwise")
-    call = Call(kinds, rowwise)
+    if kinds is None:
+        return general(op, args, kwargs)
+    call = Call(op, kinds)
 
     def function(call: Call) -> Callable[..., Any]:
         if not call.is_known:
             return call.unknown(partial(_missed, op, None))
-        return call.written(partial(_missed, op, call), op.function)
+        return call.written(partial(_missed, op, call))
 
     if call.sequences:
-        op.calls[kinds] = call.chosen(lambda items: function(Call(kinds, rowwise, items)))
+        op.calls[kinds] = call.chosen(lambda items: function(Call(op, kinds, items)))
     elif call.is_known:
         op.calls[kinds] = function(call)
     return general(op, args, kwargs)
@@ -115,7 +116,12 @@ def run(op: Op, kinds: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> An
 
 def _missed(op: Op, call: Call | None, key: Any, arrays: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """The result of a written call that met no such key before."""
-    result = general(op, args, kwargs, lambda plan, specs: call and key is not None and call.add(key, plan, arrays, specs, MOST))
+
+    def keep(plan: Plan, specs: list[Any]) -> None:
+        if call is not None and key is not None:
+            call.add(key, plan, arrays, specs, MOST)
+
+    result = general(op, args, kwargs, keep)
     return op.function(*args, **kwargs) if result is NotImplemented else result
 
 
