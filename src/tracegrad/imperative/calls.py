@@ -35,8 +35,15 @@ KEYS: dict[Any, tuple[str, ...]] = {
     float: ("{0} or repr({0})",),  # 0.0 is not -0.0
     slice: ("{0}.start", "{0}.stop", "{0}.step"),
     DType: ("{0}.name",),
+    tuple: ("{0}",),  # inside another one, as in pad(x, ((1, 1), (0, 0)))
 }
-BOUNDS = frozenset(product((int, type(None)), repeat=3))  # start, stop and step of slices that are taken
+BOUNDS = frozenset(product((int, type(None)), repeat=3))  # types of start, stop and step
+INTS = frozenset((int,)).issuperset
+# What is not taken: keys hold plain numbers only, which stay the same and equal nothing else
+UNLESS = {
+    slice: "(_type({0}.start), _type({0}.stop), _type({0}.step)) not in _bounds",
+    tuple: "not _ints(_map(_type, {0}))",
+}
 TENSORS = frozenset((GradTensor, np.ndarray) if HAVE_NUMPY else ())
 MOST_ARGUMENTS = 16  # of a call that is written out; items of tuples and lists count
 MOST_KINDS = 256  # choices of types in the tuples of an op that are remembered
@@ -128,12 +135,9 @@ class Call:
         arrays = [a.array for a in self.arguments if a.brings]
         keys = [part for a in self.arguments for part in a.keys]
         lines = list(self.unpacked)
-        for a in self.arguments:
-            if a.kind is slice:
-                bounds = ", ".join([f"_type({a.name}.{k})" for k in ("start", "stop", "step")])
-                lines += [f"if ({bounds}) not in _bounds:", f"    return _missed(None, (), {self.op.given})"]
-        if not tensors:
-            lines += ["if _building():", f"    return _missed(None, (), {self.op.given})"]
+        other = [UNLESS[a.kind].format(a.name) for a in self.arguments if a.kind in UNLESS]
+        for condition in other if tensors else [*other, "_building()"]:
+            lines += [f"if {condition}:", f"    return _missed(None, (), {self.op.given})"]
         lines += [
             f"_key = {keys[0] if len(keys) == 1 else _tuple(keys)}",
             "try:",
@@ -147,8 +151,8 @@ class Call:
                 f"if ({' or '.join([f'{t}._requires' for t in tensors])}) and _recording():",
                 f"    return _slow[_key]({_tuple(arrays)}, {owners})",
             ]
-        scope = {"_quick": self.quick, "_slow": self.slow, "_missed": missed, "_bounds": BOUNDS, "_type": type}
-        scope |= {"_building": building, "_recording": tape.recording.get}
+        scope = {"_quick": self.quick, "_slow": self.slow, "_missed": missed, "_bounds": BOUNDS, "_ints": INTS}
+        scope |= {"_type": type, "_map": map, "_building": building, "_recording": tape.recording.get}
         return self._function([*lines, f"return _run({', '.join(arrays)})"], scope)
 
     def unknown(self, missed: Callable[..., Any]) -> Callable[..., Any]:

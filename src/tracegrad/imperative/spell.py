@@ -25,6 +25,7 @@ from tracegrad.shapes import broadcast_shapes
 
 Array = Any
 FUNCTION = re.compile(r"\bxp\.([\w.]+)")
+KEPT = 1 << 14  # elements of a value that is computed once, such as a mask; plans of large ones would fill the memory
 f64 = DType("f64", "float64", "", "", 8)  # of eager tensors only: no shader language has it everywhere
 
 
@@ -65,12 +66,13 @@ class Writer:
         self.double = double
         self.names: dict[int, str] = {}
         self.lines: list[str] = []
+        self.constants: dict[int, Any] = {}  # values that every call has in common
         self.scope: dict[str, Any] = {"xp": np}
 
     def write(self, roots: Sequence[Tensor]) -> None:
         """Lines for everything that `roots` need beyond what has a name."""
         for t in reach(roots, self.names):
-            if constant(t):
+            if constant(t) or self._derived(t):
                 self._constant(t)
             else:
                 text = self._call(t)
@@ -86,9 +88,15 @@ class Writer:
         body = "".join(f"    {line}\n" for line in [*self.lines, f"return {result}"])
         return defined(f"def run({parameters}):\n{body}", self.scope)["run"]
 
+    def _derived(self, t: Tensor) -> bool:
+        """Is `t` computed from constants alone, and small enough to be one?"""
+        few = t.size <= KEPT and t.inputs and t.prim.family != "scan"
+        return bool(few) and all(x.serial in self.constants for x in read_by(t))
+
     def _constant(self, t: Tensor) -> None:
-        with np.errstate(over="ignore"):
-            value = array_rule(_doubled(t) if self.double else t, np)()
+        with np.errstate(all="ignore"):
+            value = array_rule(_doubled(t) if self.double else t, np)(*[self.constants[x.serial] for x in read_by(t)])
+        self.constants[t.serial] = value
         # As an array also if it is one number: a Python number would cost a NumPy function as much again
         self.names[t.serial] = name = f"k{t.serial}"
         self.scope[name] = value

@@ -128,12 +128,12 @@ SLICE = view(
 
 
 def _place_array(xp: Any, x: Any, *, axis: int, start: int, step: int, length: int) -> Any:
-    # Gather with a zero row at the end: the same spelling for NumPy and for jax.numpy, whose arrays are immutable.
-    source = [x.shape[axis]] * length
-    for k in range(x.shape[axis]):
-        source[start + step * k] = k
-    zero = xp.zeros(_with(x.shape, axis, 1), x.dtype)
-    return xp.take(xp.concatenate([x, zero], axis), xp.asarray(source, "int32"), axis)
+    out = xp.zeros(_with(x.shape, axis, length), x.dtype)
+    at = _span(axis=axis, start=start, step=step, length=x.shape[axis])
+    if hasattr(out, "at"):  # jax.numpy: immutable arrays
+        return out.at[at].set(x)
+    out[at] = x
+    return out
 
 
 def _place_index(i: Any, x: TensorType, *, axis: int, start: int, step: int, length: int) -> Any:
