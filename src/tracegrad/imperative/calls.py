@@ -20,7 +20,7 @@ from tracegrad.arrays import HAVE_NUMPY, np
 from tracegrad.dtypes import DType
 from tracegrad.imperative import tape
 from tracegrad.imperative.plans import Number, Plan, Spec
-from tracegrad.imperative.running import recorded, written
+from tracegrad.imperative.running import Take, recording, written
 from tracegrad.imperative.spell import defined
 from tracegrad.imperative.tensors import GradTensor
 from tracegrad.imperative.values import taking
@@ -88,7 +88,7 @@ class Argument:
 class Call:
     """The calls of an op with arguments of given types, and the plans that were found for them."""
 
-    __slots__ = ("arguments", "op", "quick", "sequences", "slow", "unpacked")
+    __slots__ = ("arguments", "op", "plans", "quick", "sequences", "slow", "unpacked")
 
     def __init__(self, op: Op, kinds: Any, items: Sequence[Sequence[Any]] = ()):
         """kinds: the type of each argument; of a single one as it is. items: the types in each tuple and list."""
@@ -106,8 +106,10 @@ class Call:
                 self.unpacked.append(f"{_tuple([x.name for x in inner])} = {p}")
             else:
                 self.arguments.append(Argument(p, k, number and k in (int, float)))
-        self.quick: dict[Any, Callable[..., Any]] = {}  # what computes the result
-        self.slow: dict[Any, Callable[..., Any]] = {}  # and what prepares for a backward too
+        # By key: what computes the result; with whose gradients are wanted, what also prepares for the backward
+        self.quick: dict[Any, Callable[..., Any]] = {}
+        self.slow: dict[Any, Callable[..., Any]] = {}
+        self.plans: dict[Any, tuple[Plan, Sequence[Take | None]]] = {}
 
     @property
     def is_known(self) -> bool:
@@ -120,14 +122,21 @@ class Call:
         if [a.value for a in brought] != [isinstance(s, Number) for s in specs]:
             return  # such as an array of rank 0: its value decides, as that of a number
         if len(self.quick) >= most:
-            self.quick.clear()
-            self.slow.clear()
+            for kept in (self.quick, self.slow, self.plans):
+                kept.clear()
         takes = [taking(x.dtype, cast("Spec", s)) if a.own else None for a, x, s in zip(brought, arrays, specs)]
-        # Where results are new memory, nobody minds what becomes of the user's arrays; a backward reads them later
+        self.plans[key] = plan, takes
+        # Where results are new memory, nobody minds what becomes of the user's arrays
         self.quick[key] = written(plan, [None if plan.fresh and f is np.ndarray.copy else f for f in takes])
-        self.slow[key] = lambda arrays, owners: recorded(
-            plan, [x if f is None else f(x) for x, f in zip(arrays, takes)], owners
-        )
+
+    def recorder(self, key: Any, *mask: bool) -> Callable[..., Any]:
+        """What runs the plan of a key where the arrays of `mask` want a gradient. The backward reads arrays later."""
+        plan, takes = self.plans[key]
+        run = recording(plan, mask)
+        if any(takes):
+            run = _taking(run, takes)
+        self.slow[key, *mask] = run
+        return run
 
     def written(self, missed: Callable[..., Any]) -> Callable[..., Any]:
         """As a function. missed: (key, arrays, args, kwargs) -> the result for a new key."""
@@ -146,12 +155,18 @@ class Call:
             f"    return _missed(_key, {_tuple(arrays)}, {self.op.given})",
         ]
         if tensors:
-            owners = _tuple([a.owner for a in self.arguments if a.brings])
+            owners = [a.owner for a in self.arguments if a.brings]
+            mask = ", ".join(["_key", *[f"{a.name}._requires" if a.kind is GradTensor else "False"
+                                        for a in self.arguments if a.brings]])  # fmt: skip
             lines += [
                 f"if ({' or '.join([f'{t}._requires' for t in tensors])}) and _recording():",
-                f"    return _slow[_key]({_tuple(arrays)}, {owners})",
+                "    try:",
+                f"        _run = _slow[{mask}]",
+                "    except KeyError:",
+                f"        _run = _recorder({mask})",
+                f"    return _run({', '.join([*arrays, *owners])})",
             ]
-        scope = {"_quick": self.quick, "_slow": self.slow, "_missed": missed, "_bounds": BOUNDS, "_ints": INTS}
+        scope = {"_quick": self.quick, "_slow": self.slow, "_recorder": self.recorder, "_missed": missed, "_bounds": BOUNDS, "_ints": INTS}
         scope |= {"_type": type, "_map": map, "_building": building, "_recording": tape.recording.get}
         return self._function([*lines, f"return _run({', '.join(arrays)})"], scope)
 
@@ -182,6 +197,11 @@ class Call:
     def _function(self, lines: Sequence[str], scope: dict[str, Any]) -> Callable[..., Any]:
         body = "".join([f"    {line}\n" for line in lines])
         return defined(f"def _call({', '.join(self.op.parameters)}):\n{body}", scope)["_call"]
+
+
+def _taking(run: Callable[..., Any], takes: Sequence[Take | None]) -> Callable[..., Any]:
+    n = len(takes)
+    return lambda *xs: run(*[x if take is None else take(x) for x, take in zip(xs, takes)], *xs[n:])
 
 
 def _tuple(items: Sequence[str]) -> str:

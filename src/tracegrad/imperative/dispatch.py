@@ -144,7 +144,8 @@ def general(op: Op, args: tuple[Any, ...], kwargs: dict[str, Any], keep: Callabl
     if plan.streams:
         if building():
             return NotImplemented  # its numbers are the program's, new in each step
-        return ran(plan, [*operands.arrays, *streams.values(plan.streams)], operands.tensors)
+        counters = streams.values(plan.streams)
+        return ran(plan, [*operands.arrays, *counters], [*operands.tensors, *[None for _ in counters]])
     if keep is not None:
         keep(plan, operands.specs)
     return ran(plan, operands.arrays, operands.tensors)

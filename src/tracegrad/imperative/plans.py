@@ -61,16 +61,18 @@ class Number:
 
 @dataclass(frozen=True, slots=True)
 class Recorded:
-    """A plan for calls whose gradient may be asked for.
+    """A plan for calls whose gradient may be asked for; of each result:
 
-    forward(*arrays) -> values, one tuple of saved arrays for each
-    pullbacks:  (cotangent, saved) -> one cotangent per source, for each value; None without a derivative
-    sources:    which inputs these belong to, for each value
+    values, saved: the names that the lines of `writer` give it, and a tuple of what its pullback reads
+    pullbacks:     (cotangent, saved) -> one cotangent per source; None without a derivative
+    sources:       which inputs these belong to
     """
 
-    forward: Callable[..., tuple[Any, tuple[Any, ...]]]
-    pullbacks: tuple[Callable[[Array, tuple[Array, ...]], tuple[Array, ...]] | None, ...]
-    sources: tuple[tuple[int, ...], ...]
+    writer: Writer
+    values: list[str]
+    saved: list[str]
+    pullbacks: list[Callable[[Array, tuple[Array, ...]], tuple[Array, ...]] | None]
+    sources: list[tuple[int, ...]]
 
 
 @dataclass(slots=True, eq=False)
@@ -91,8 +93,8 @@ class Plan:
     results: list[Tensor] = field(default_factory=list[Tensor])  # what is computed for the roots
     specs: tuple[Spec, ...] = ()
     spec: Spec | None = None  # of the one result
-    run: Callable[..., Any] | None = None  # (*arrays) -> the op's result; `tensors` writes it when it is first asked for
-    _recorded: dict[Mask, Recorded] = field(default_factory=dict[Mask, Recorded])
+    run: Callable[..., Any] | None = None  # written by `running` when it is first asked for, as
+    recorders: dict[Mask, Callable[..., Any]] = field(default_factory=dict[Mask, Callable[..., Any]])
 
     def __post_init__(self) -> None:
         self.results = self._simplified(self.roots)
@@ -118,18 +120,13 @@ class Plan:
 
     def recorded(self, mask: Mask) -> Recorded:
         """The plan that also saves what the backward to the inputs of `mask` reads."""
-        if mask not in self._recorded:
-            self._recorded[mask] = self._record(mask)
-        return self._recorded[mask]
-
-    def _record(self, mask: Mask) -> Recorded:
         wrt = [k for k, wanted in enumerate(mask) if wanted]
         cts = [leaf("input", f"ct{k}", t.type) for k, t in enumerate(self.roots)]
         found = [
             arriving([y], [ct], [self.inputs[k] for k in wrt]) if y.dtype.is_float else [None] * len(wrt)
             for y, ct in zip(self.roots, cts)
         ]
-        sources = tuple(tuple(k for k, g in zip(wrt, gs) if g is not None) for gs in found)
+        sources = [tuple(k for k, g in zip(wrt, gs) if g is not None) for gs in found]
         grads = [[g for g in gs if g is not None] for gs in found]
         nodes = iter(self._simplified([*self.roots, *(g for gs in grads for g in gs)]))
         roots = [next(nodes) for _ in self.roots]
@@ -138,11 +135,8 @@ class Plan:
         saved = [_saved(gs, forward, ct) for gs, ct in zip(grads, cts)]
         writer = self._writer()
         writer.write([*roots, *(t for ts in saved for t in ts)])
-        kept = "(" + "".join(f"{writer.tuple(ts)}, " for ts in saved) + ")" if self.pack else writer.tuple(saved[0])
-        values = writer.tuple(roots) if self.pack is not None else writer.names[roots[0].serial]
-        run = writer.function(self.parameters, f"{values}, {kept}")
-        pullbacks = tuple(self._pullback(gs, ts, ct) if gs else None for gs, ts, ct in zip(grads, saved, cts))
-        return Recorded(run, pullbacks, sources)
+        pullbacks = [self._pullback(gs, ts, ct) if gs else None for gs, ts, ct in zip(grads, saved, cts)]
+        return Recorded(writer, [writer.names[t.serial] for t in roots], list(map(writer.tuple, saved)), pullbacks, sources)
 
     def _pullback(self, grads: Sequence[Tensor], saved: Sequence[Tensor], ct: Tensor) -> Callable[..., Any]:
         writer = Writer(self.double)

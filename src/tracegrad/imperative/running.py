@@ -9,61 +9,75 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from tracegrad.imperative import tape
-from tracegrad.imperative.plans import Plan
-from tracegrad.imperative.tensors import GradTensor, wrap
+from tracegrad.imperative.plans import Mask, Plan
+from tracegrad.imperative.spell import Writer
+from tracegrad.imperative.tensors import GradTensor
 
-# What `tensors.wrap` does, in the plan's own function: a call of Python costs as much as all of it
-WRAPPED = (
-    "{t} = new(GradTensor)",
-    "{t}._array = {value}",
-    "{t}._spec = {spec}",
-    "{t}._record = {t}._grad = None",
-    "{t}._requires = False",
-)
+Take = Callable[[Any], Any]  # a user's array as an operand
+# What `tensors.wrap` and `tape.Record` do, in the plan's own function: calls of Python cost more than all of it
+WRAPPED = """\
+t{k} = new(GradTensor)
+t{k}._array = {value}
+t{k}._spec = spec{k}
+t{k}._grad = None
+"""
+PLAIN = """\
+t{k}._record = None
+t{k}._requires = False
+"""
+RECORDED = """\
+t{k}._record = r{k} = new(Record)
+t{k}._requires = True
+r{k}.pullback = pullback{k}
+r{k}.saved = {saved}
+r{k}.sources = {sources}
+r{k}.serial = serial()
+r{k}.retained = None
+"""
 
 
-def written(plan: Plan, takes: Sequence[Callable[[Any], Any] | None] = ()) -> Callable[..., Any]:
+def written(plan: Plan, takes: Sequence[Take | None] = ()) -> Callable[..., Any]:
     """The plan without gradients as one function of arrays. takes: what makes an operand of each as it comes."""
-    writer, names = plan.computed([f"x{k} = take{k}(x{k})" for k, take in enumerate(takes) if take is not None])
-    writer.scope |= {"new": object.__new__, "GradTensor": GradTensor, "pack": plan.pack}
+    writer, values = plan.computed([f"x{k} = take{k}(x{k})" for k, take in enumerate(takes) if take is not None])
     writer.scope |= {f"take{k}": take for k, take in enumerate(takes)}
-    tensors: list[str] = []
-    for k, (name, spec) in enumerate(zip(names, plan.specs)):
-        tensors.append(f"t{k}")
-        writer.scope[f"spec{k}"] = spec
-        writer.lines += [line.format(t=f"t{k}", value=name, spec=f"spec{k}") for line in WRAPPED]
-    return writer.function(plan.parameters, tensors[0] if plan.pack is None else f"pack([{', '.join(tensors)}])")
+    for k, value in enumerate(values):
+        writer.lines += (WRAPPED + PLAIN).format(k=k, value=value).splitlines()
+    return _finished(plan, writer, plan.parameters)
+
+
+def recorder(plan: Plan, mask: Mask) -> Callable[..., Any]:
+    """The plan that remembers what a backward needs, as one function of arrays and their tensors."""
+    found = plan.recorded(mask)
+    writer = found.writer
+    writer.scope |= {"Record": tape.Record, "serial": tape.serial}
+    for k, (value, saved, pullback, sources) in enumerate(zip(found.values, found.saved, found.pullbacks, found.sources)):
+        owners = "".join([f"o{n}._record or o{n}, " for n in sources])
+        text = WRAPPED + (PLAIN if pullback is None else RECORDED)
+        writer.lines += text.format(k=k, value=value, saved=saved, sources=f"({owners})").splitlines()
+        writer.scope[f"pullback{k}"] = pullback
+    owners = ", ".join([f"o{k}" for k in range(len(plan.inputs))])
+    return _finished(plan, writer, f"{plan.parameters}, {owners}")
+
+
+def _finished(plan: Plan, writer: Writer, parameters: str) -> Callable[..., Any]:
+    tensors = [f"t{k}" for k in range(len(plan.specs))]
+    writer.scope |= {"new": object.__new__, "GradTensor": GradTensor, "pack": plan.pack}
+    writer.scope |= {f"spec{k}": spec for k, spec in enumerate(plan.specs)}
+    return writer.function(parameters, tensors[0] if plan.pack is None else f"pack([{', '.join(tensors)}])")
 
 
 def ran(plan: Plan, arrays: Sequence[Any], tensors: Sequence[Any]) -> Any:
     """The result of a plan. `tensors`: whose gradients it passes on, in the order of `arrays`."""
-    for t in tensors:
-        if type(t) is GradTensor and t._requires:
-            if tape.recording.get():
-                return recorded(plan, arrays, tensors)
-            break
+    mask = tuple([type(t) is GradTensor and t._requires for t in tensors])
+    if True in mask and tape.recording.get():
+        return recording(plan, mask)(*arrays, *tensors)
     if plan.run is None:
         plan.run = written(plan)
     return plan.run(*arrays)
 
 
-def recorded(plan: Plan, arrays: Sequence[Any], tensors: Sequence[Any]) -> Any:
-    """As `ran`, where gradients are asked for."""
-    record = plan.recorded(tuple([type(t) is GradTensor and t._requires for t in tensors]))
-    values, saved = record.forward(*arrays)
-    if plan.spec is not None:
-        y = wrap(values, plan.spec)
-        pullback = record.pullbacks[0]
-        if pullback is not None:
-            y._record = tape.Record(pullback, saved, tuple([tensors[k]._record or tensors[k] for k in record.sources[0]]))
-            y._requires = True
-        return y
-    results: list[GradTensor] = []
-    for x, spec, pullback, kept, sources in zip(values, plan.specs, record.pullbacks, saved, record.sources):
-        y = wrap(x, spec)
-        if pullback is not None:
-            y._record = tape.Record(pullback, kept, tuple([tensors[k]._record or tensors[k] for k in sources]))
-            y._requires = True
-        results.append(y)
-    assert plan.pack is not None
-    return plan.pack(results)
+def recording(plan: Plan, mask: Mask) -> Callable[..., Any]:
+    """As `recorder`, which is asked once for each choice of inputs."""
+    if mask not in plan.recorders:
+        plan.recorders[mask] = recorder(plan, mask)
+    return plan.recorders[mask]

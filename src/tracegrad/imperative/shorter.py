@@ -25,8 +25,11 @@ def shorten(roots: Sequence[Tensor]) -> list[Tensor]:
                 attrs = {"axes": fold.axes if t.ndim else None, "keepdims": False}  # None, all of them, is the quickest
                 new[t.serial] = Tensor(fold.prim, fold.inputs, attrs, t.type, t.site)
             else:
-                limit = _limit(t, inputs)
-                new[t.serial] = (rebind(t, inputs) if inputs else t) if limit is None else limit
+                limit = _limit(t)
+                # The number comes last: of equals NumPy takes the second, so a negative zero becomes the positive one
+                new[t.serial] = (
+                    bind(PRIMITIVES[limit[0]], inputs[2], inputs[1]) if limit else rebind(t, inputs) if inputs else t
+                )
     return [new[t.serial] for t in roots]
 
 
@@ -36,14 +39,17 @@ def _drops(t: Tensor) -> bool:
     return x.prim.family == "fold" and t.shape == tuple([n for d, n in enumerate(x.shape) if d not in x.axes])
 
 
-def _limit(t: Tensor, inputs: tuple[Tensor, ...]) -> Tensor | None:
-    """`where(x <= k, k, x)` of a number k as maximum(x, k), and `where(k <= x, k, x)` as minimum(x, k).
+def _limit(t: Tensor) -> tuple[str, Tensor, float] | None:
+    """`where(x <= k, k, x)` of a number k is ("maximum", x, k), and `where(k <= x, k, x)` ("minimum", x, k).
 
-    The number comes last: of equal operands NumPy takes the second, so that a negative zero becomes the positive one.
+    So is either where another limit of the other side, and no nearer, stands in the place of the last x.
     """
     if t.prim is not WHERE or t.inputs[0].prim.name not in ("less", "less_equal"):
         return None
-    (a, b), k, x = t.inputs[0].inputs, constant(t.inputs[1]), t.inputs[2]
-    if k is None or k != k or not (a is x and constant(b) == k or b is x and constant(a) == k):
+    (a, b), k, y = t.inputs[0].inputs, constant(t.inputs[1]), t.inputs[2]
+    x, name = (a, "maximum") if constant(b) == k else (b, "minimum")
+    if k is None or k != k or constant(b if x is a else a) != k:
         return None
-    return bind(PRIMITIVES["maximum" if a is x else "minimum"], inputs[2], inputs[1])
+    inner = _limit(y) if y is not x else None
+    between = inner is not None and inner[1] is x and inner[0] != name and (inner[2] >= k) == (name == "maximum")
+    return (name, x, k) if y is x or between else None
