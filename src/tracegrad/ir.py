@@ -30,7 +30,7 @@ class Primitive:
 
     type:   (*input types, **attrs) -> TensorType; raises ShapeError or DTypeError
     array:  what it computes on arrays of the namespace `xp` (NumPy, jax.numpy): the name of a function of xp, an
-            expression such as "1 / xp.sqrt({0})", or, where no renderer needs it, (xp, *arrays, **attrs) -> array.
+            expression such as "~xp.isfinite({0})", or, where no renderer needs it, (xp, *arrays, **attrs) -> array.
             In that of a fold {keepdims} is True: its axes stay as 1
     vjp:    (ct, y, *inputs, **attrs) -> one cotangent (or None) per input
     jvp:    (ts, y, *inputs, **attrs) -> the tangent of `y`; `ts` has a tangent, or None for zero, per input

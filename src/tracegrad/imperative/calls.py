@@ -15,7 +15,7 @@ from itertools import product
 from types import EllipsisType
 from typing import Any, cast
 
-from tracegrad.ambient import building
+from tracegrad.ambient import BUILDING
 from tracegrad.arrays import HAVE_NUMPY, np
 from tracegrad.dtypes import DType
 from tracegrad.imperative import tape
@@ -144,9 +144,9 @@ class Call:
         arrays = [a.array for a in self.arguments if a.brings]
         keys = [part for a in self.arguments for part in a.keys]
         lines = list(self.unpacked)
-        other = [UNLESS[a.kind].format(a.name) for a in self.arguments if a.kind in UNLESS]
-        for condition in other if tensors else [*other, "_building()"]:
-            lines += [f"if {condition}:", f"    return _missed(None, (), {self.op.given})"]
+        other = ["_trace() is not None or _rewriting() is not None"]
+        other += [UNLESS[a.kind].format(a.name) for a in self.arguments if a.kind in UNLESS]
+        lines += [f"if {' or '.join(other)}:", f"    return _missed(None, (), {self.op.given})"]
         lines += [
             f"_key = {keys[0] if len(keys) == 1 else _tuple(keys)}",
             "try:",
@@ -167,7 +167,8 @@ class Call:
                 f"    return _run({', '.join([*arrays, *owners])})",
             ]
         scope = {"_quick": self.quick, "_slow": self.slow, "_recorder": self.recorder, "_missed": missed, "_bounds": BOUNDS, "_ints": INTS}
-        scope |= {"_type": type, "_map": map, "_building": building, "_recording": tape.recording.get}
+        scope |= {"_type": type, "_map": map, "_recording": tape.recording.get}
+        scope |= dict(zip(("_trace", "_rewriting"), BUILDING))
         return self._function([*lines, f"return _run({', '.join(arrays)})"], scope)
 
     def unknown(self, missed: Callable[..., Any]) -> Callable[..., Any]:

@@ -96,7 +96,7 @@ def run(op: Op, kinds: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> An
 
     kinds: the Python types of its arguments; the next call with such types goes the way that is written here for it.
     """
-    if building() and not any([type(a) is GradTensor for a in (*args, *kwargs.values())]):
+    if building():
         return NotImplemented
     if kinds is None:
         return general(op, args, kwargs)
@@ -115,7 +115,9 @@ def run(op: Op, kinds: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> An
 
 
 def _missed(op: Op, call: Call | None, key: Any, arrays: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """The result of a written call that met no such key before."""
+    """The result of a written call that met no such key before, or belongs to a trace."""
+    if building():
+        return op.function(*args, **kwargs)
 
     def keep(plan: Plan, specs: list[Any]) -> None:
         if call is not None and key is not None:
@@ -133,8 +135,6 @@ def general(op: Op, args: tuple[Any, ...], kwargs: dict[str, Any], keep: Callabl
             operands, key = _keyed(op, args, kwargs, double=True)
     except _TracedError:
         return NotImplemented
-    if building() and not any([type(t) is GradTensor for t in operands.tensors]):
-        return NotImplemented
     plan: Plan | None = op.plans.get(key)
     if plan is None:
         if len(op.plans) >= MOST:
@@ -142,8 +142,6 @@ def general(op: Op, args: tuple[Any, ...], kwargs: dict[str, Any], keep: Callabl
         leaves_for = partial(_filled, args, kwargs, operands.specs)
         plan = op.plans[key] = traced(op.function, lambda leaves: leaves_for(iter(leaves)), operands.specs)
     if plan.streams:
-        if building():
-            return NotImplemented  # its numbers are the program's, new in each step
         counters = streams.values(plan.streams)
         return ran(plan, [*operands.arrays, *counters], [*operands.tensors, *[None for _ in counters]])
     if keep is not None:
