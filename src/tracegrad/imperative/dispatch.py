@@ -95,11 +95,12 @@ def run(op: Op, kinds: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> An
     """The result of an op, at once; NotImplemented if it belongs to a trace.
 
     kinds: the Python types of its arguments; the next call with such types goes the way that is written here for it.
+           None: it has no such ways, and is no op of a trace.
     """
-    if building():
-        return NotImplemented
     if kinds is None:
         return general(op, args, kwargs)
+    if building():
+        return NotImplemented
     call = Call(op, kinds)
 
     def function(call: Call) -> Callable[..., Any]:
