@@ -11,213 +11,157 @@ import argparse
 import sys
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 
 import tracegrad as tg
 from tracegrad.methods import METHODS
 
 ROUNDS, CALLS = 200, 20
 Thunk = Callable[[], Any]
-
 rng = np.random.default_rng(0)
-A, C, POSITIVE = (rng.uniform(lo, 2, (8, 16)).astype(np.float32) for lo in (-2, -2, 0.1))
-V, W, M = (rng.standard_normal(s).astype(np.float32) for s in ((16,), (8, 16), (16, 4)))
-BATCH = rng.standard_normal((4, 8, 16)).astype(np.float32)
-HEADS = rng.standard_normal((2, 2, 8, 4)).astype(np.float32)
-IMAGES, KERNEL = rng.standard_normal((2, 3, 8, 8)).astype(np.float32), rng.standard_normal((4, 3, 3, 3)).astype("f")
-MASK, LABELS = A > 0, rng.integers(0, 16, 8).astype(np.int32)
-PICKS = rng.integers(0, 16, (8, 4)).astype(np.int32)
-TARGETS = MASK.astype(np.float32)
 
 
-@dataclass(frozen=True)
-class Row:
-    """One call: `ours(*arguments)` by one op, and what PyTorch has for it. wrt: arguments that get a gradient."""
-
-    name: str
-    op: Any
-    ours: Callable[..., Any]
-    theirs: Callable[..., Any]
-    arguments: tuple[np.ndarray, ...]
-    wrt: int = 1
+def normal(*shape: int) -> np.ndarray:
+    return rng.standard_normal(shape).astype(np.float32)
 
 
-def row(name: str, op: Any, theirs: Any, *arguments: Any, ours: Any = None, wrt: int = 1) -> Row:
-    return Row(name, op, ours or op, theirs, arguments, wrt)
+# What the rows below are called with, by name. Floats get a gradient, but for those of `TARGETS`.
+ARRAYS: dict[str, np.ndarray] = {
+    "x": normal(8, 16), "y": normal(8, 16), "v": normal(16), "w": normal(16, 4), "column": normal(8, 1),
+    "positive": rng.uniform(0.1, 2, (8, 16)).astype(np.float32), "b": normal(4, 8, 16), "heads": normal(2, 2, 8, 4),
+    "images": normal(2, 3, 8, 8), "kernel": normal(4, 3, 3, 3), "mask": rng.random((8, 16)) > 0.5,
+    "labels": rng.integers(0, 16, 8).astype(np.int32), "picks": rng.integers(0, 16, (8, 4)).astype(np.int32),
+    "targets": (rng.random((8, 16)) > 0.5).astype(np.float32),
+}  # fmt: skip
+TARGETS = ("targets",)
 
-
-def method(name: str) -> Any:
-    return METHODS[name]
-
-
-T = torch
-FAMILIES: dict[str, list[Row]] = {
+# ours, PyTorch's ("": the same with torch)
+FAMILIES: dict[str, list[tuple[str, str]]] = {
     "binary": [
-        row("x + y", tg.add, T.add, A, C, ours=lambda x, y: x + y, wrt=2),
-        row("x * v, f32[8,16] and f32[16]", tg.mul, T.mul, A, V, ours=lambda x, v: x * v, wrt=2),
-        row("x / y", tg.div, T.div, A, POSITIVE, ours=lambda x, y: x / y, wrt=2),
-        row("x * 2.5", tg.mul, lambda x: x * 2.5, A, ours=lambda x: x * 2.5),
-        row("2.5 - x", tg.sub, lambda x: 2.5 - x, A, ours=lambda x: 2.5 - x),
-        row("x ** 2", tg.pow, lambda x: x**2, A, ours=lambda x: x**2),
-        row("tg.pow(x, y)", tg.pow, T.pow, POSITIVE, C, wrt=2),
-        row("tg.maximum(x, y)", tg.maximum, T.maximum, A, C, wrt=2),
-        row("x < y", tg.less, T.lt, A, C, wrt=0),
-        row("tg.logical_and(m, m)", tg.logical_and, T.logical_and, MASK, MASK, wrt=0),
-        row("tg.where(m, x, y)", tg.where, T.where, MASK, A, C, wrt=0),
+        ("x + y", ""), ("x * v", ""), ("x / positive", ""), ("x * 2.5", ""), ("2.5 - x", ""), ("x ** 2", ""),
+        ("tg.mul(x, y)", ""), ("tg.mul(x, v)", ""), ("tg.pow(positive, y)", ""), ("tg.maximum(x, y)", ""),
+        ("x < y", ""),
+        ("tg.logical_and(mask, mask)", ""), ("tg.where(mask, x, y)", ""),
     ],
     "unary": [
-        *(row(f"tg.{n}(x)", getattr(tg, n), getattr(T, n), POSITIVE, wrt=int(n not in ("sign", "floor", "round")))
-          for n in ("neg", "abs", "sign", "sqrt", "rsqrt", "exp", "expm1", "log", "log1p", "sin", "cos", "tanh", "erf",
-                    "square", "reciprocal", "floor", "round")),
-        row("tg.clip(x, -1.0, 1.0)", tg.clip, lambda x: T.clip(x, -1.0, 1.0), A, ours=lambda x: tg.clip(x, -1.0, 1.0)),
+        *((f"tg.{n}(positive)", "") for n in (
+            "neg", "abs", "sign", "sqrt", "rsqrt", "exp", "expm1", "log", "log1p", "sin", "cos", "tanh", "erf",
+            "square", "reciprocal", "floor", "ceil", "round")),
+        ("tg.clip(x, -1.0, 1.0)", ""),
     ],
     "activations": [
-        row("tg.relu(x)", tg.relu, T.relu, A),
-        row("tg.leaky_relu(x)", tg.leaky_relu, F.leaky_relu, A),
-        row("tg.sigmoid(x)", tg.sigmoid, T.sigmoid, A),
-        row("tg.silu(x)", tg.silu, F.silu, A),
-        row("tg.gelu(x)", tg.gelu, F.gelu, A),
-        row('tg.gelu(x, "tanh")', tg.gelu, lambda x: F.gelu(x, approximate="tanh"), A, ours=lambda x: tg.gelu(x, "tanh")),
-        row("tg.softplus(x)", tg.softplus, F.softplus, A),
-        row("tg.elu(x)", tg.elu, F.elu, A),
+        ("tg.relu(x)", ""), ("tg.leaky_relu(x)", "F.leaky_relu(x)"), ("tg.sigmoid(x)", ""), ("tg.silu(x)", "F.silu(x)"),
+        ("tg.gelu(x)", "F.gelu(x)"), ("tg.gelu(x, 'tanh')", "F.gelu(x, approximate='tanh')"),
+        ("tg.softplus(x)", "F.softplus(x)"), ("tg.elu(x)", "F.elu(x)"),
     ],
     "reductions": [
-        row("x.sum()", tg.sum, T.sum, A),
-        row("tg.sum(x, axis=1)", tg.sum, lambda x: T.sum(x, dim=1), A, ours=lambda x: tg.sum(x, axis=1)),
-        row("x.mean(axis=1)", tg.mean, lambda x: T.mean(x, dim=1), A, ours=lambda x: tg.mean(x, axis=1)),
-        row("tg.var(x, axis=1)", tg.var, lambda x: T.var(x, dim=1, correction=0), A, ours=lambda x: tg.var(x, axis=1)),
-        row("x.max()", tg.max, T.amax, A),
-        row("tg.max(x, axis=1)", tg.max, lambda x: T.amax(x, dim=1), A, ours=lambda x: tg.max(x, axis=1)),
-        row("tg.prod(x)", tg.prod, T.prod, POSITIVE),
-        row("tg.argmax(x, axis=1)", tg.argmax, lambda x: T.argmax(x, dim=1), A, ours=lambda x: tg.argmax(x, axis=1), wrt=0),
-        row("tg.any(m)", tg.any, T.any, MASK, wrt=0),
-        row("tg.logsumexp(x, axis=1)", tg.logsumexp, lambda x: T.logsumexp(x, 1), A, ours=lambda x: tg.logsumexp(x, axis=1)),
-        row("tg.cumsum(x, axis=1)", tg.cumsum, lambda x: T.cumsum(x, 1), A, ours=lambda x: tg.cumsum(x, axis=1)),
+        ("x.sum()", ""), ("tg.sum(x, axis=1)", "torch.sum(x, dim=1)"), ("x.mean(axis=1)", "x.mean(dim=1)"),
+        ("tg.var(x, axis=1)", "torch.var(x, dim=1, correction=0)"), ("x.max()", "x.amax()"),
+        ("tg.max(x, axis=1)", "torch.amax(x, dim=1)"), ("tg.prod(positive)", ""),
+        ("tg.argmax(x, axis=1)", "torch.argmax(x, dim=1)"), ("tg.any(mask)", ""),
+        ("tg.logsumexp(x, axis=1)", "torch.logsumexp(x, dim=1)"), ("tg.cumsum(x, axis=1)", "torch.cumsum(x, dim=1)"),
     ],
     "shape": [
-        row("x.reshape(16, 8)", tg.reshape, lambda x: x.reshape(16, 8), A, ours=lambda x: tg.reshape(x, (16, 8))),
-        row("tg.flatten(x)", tg.flatten, lambda x: T.flatten(x, 1), BATCH),
-        row("tg.permute(x, (2, 0, 1))", tg.permute, lambda x: T.permute(x, (2, 0, 1)), BATCH,
-            ours=lambda x: tg.permute(x, (2, 0, 1))),
-        row("tg.transpose(x)", tg.transpose, T.t, A),
-        row("tg.swapaxes(x, 0, 1)", tg.swapaxes, lambda x: T.swapaxes(x, 0, 1), A, ours=lambda x: tg.swapaxes(x, 0, 1)),
-        row("tg.broadcast_to(v, (8, 16))", tg.broadcast_to, lambda v: T.broadcast_to(v, (8, 16)), V,
-            ours=lambda v: tg.broadcast_to(v, (8, 16))),
-        row("tg.expand_dims(x, 1)", tg.expand_dims, lambda x: T.unsqueeze(x, 1), A, ours=lambda x: tg.expand_dims(x, 1)),
-        row("tg.squeeze(x)", tg.squeeze, T.squeeze, A[:, None]),
-        row("tg.narrow(x, 1, 2, 4)", tg.narrow, lambda x: T.narrow(x, 1, 2, 4), A, ours=lambda x: tg.narrow(x, 1, 2, 4)),
-        row("tg.concat([x, y])", tg.concat, lambda x, y: T.cat([x, y]), A, C, ours=lambda x, y: tg.concat([x, y]), wrt=2),
-        row("tg.stack([x, y])", tg.stack, lambda x, y: T.stack([x, y]), A, C, ours=lambda x, y: tg.stack([x, y]), wrt=2),
-        row("tg.split(x, 2)", tg.split, lambda x: T.split(x, 4), A, ours=lambda x: tg.split(x, 2), wrt=0),
-        row("tg.pad(x, ((1, 1), (0, 0)))", tg.pad, lambda x: F.pad(x, (0, 0, 1, 1)), A,
-            ours=lambda x: tg.pad(x, ((1, 1), (0, 0)))),
-        row("tg.flip(x, 1)", tg.flip, lambda x: T.flip(x, (1,)), A, ours=lambda x: tg.flip(x, 1)),
-        row("tg.repeat(x, 2, 0)", method("repeat"), lambda x: T.repeat_interleave(x, 2, 0), A,
-            ours=lambda x: method("repeat")(x, 2, 0)),
+        ("x.reshape(16, 8)", ""), ("tg.flatten(b)", "torch.flatten(b, 1)"), ("tg.permute(b, (2, 0, 1))", ""),
+        ("x.T", ""), ("tg.swapaxes(x, 0, 1)", ""), ("tg.broadcast_to(v, (8, 16))", ""),
+        ("tg.expand_dims(x, 1)", "torch.unsqueeze(x, 1)"), ("tg.squeeze(column)", ""), ("tg.narrow(x, 1, 2, 4)", ""),
+        ("tg.concat([x, y])", ""), ("tg.stack([x, y])", ""), ("tg.split(x, 2)", "torch.split(x, 4)"),
+        ("tg.pad(x, ((1, 1), (0, 0)))", "F.pad(x, (0, 0, 1, 1))"), ("tg.flip(x, 1)", "torch.flip(x, (1,))"),
+        ("tg.repeat(x, 2, 0)", "torch.repeat_interleave(x, 2, 0)"),
     ],
     "indexing": [
-        row("x[:, 1:]", method("getitem"), lambda x: x[:, 1:], A, ours=lambda x: x[:, 1:]),
-        row("x[0]", method("getitem"), lambda x: x[0], A, ours=lambda x: x[0]),
-        row("x[:, None]", method("getitem"), lambda x: x[:, None], A, ours=lambda x: x[:, None]),
-        row("tg.take(v, k)", tg.take, lambda v, k: T.take(v, k.long()), V, LABELS),
-        row("tg.take_along_axis(x, k, 1)", tg.take_along_axis, lambda x, k: T.take_along_dim(x, k.long(), 1), A, PICKS,
-            ours=lambda x, k: tg.take_along_axis(x, k, 1)),
-        row("tg.embedding(table, k)", tg.embedding, lambda t, k: F.embedding(k, t), M, LABELS),
-        row("tg.one_hot(k, 16)", tg.one_hot, lambda k: F.one_hot(k.long(), 16), LABELS, ours=lambda k: tg.one_hot(k, 16), wrt=0),
-        row("tg.arange(16)", tg.arange, lambda: T.arange(16), ours=lambda: tg.arange(16), wrt=0),
-        row("tg.zeros((8, 16))", tg.zeros, lambda: T.zeros((8, 16)), ours=lambda: tg.zeros((8, 16)), wrt=0),
+        ("x[:, 1:]", ""), ("x[0]", ""), ("x[:, None]", ""), ("tg.take(v, labels)", "torch.take(v, labels.long())"),
+        ("tg.take_along_axis(x, picks, 1)", "torch.take_along_dim(x, picks.long(), 1)"),
+        ("tg.embedding(w, labels)", "F.embedding(labels, w)"),
+        ("tg.one_hot(labels, 16)", "F.one_hot(labels.long(), 16)"),
+        ("tg.arange(16)", ""), ("tg.zeros((8, 16))", ""),
     ],
     "linear algebra": [
-        row("x @ w", tg.matmul, T.matmul, A, M, ours=lambda x, w: x @ w, wrt=2),
-        row("x @ w, f32[4,8,16] and f32[16,4]", tg.matmul, T.matmul, BATCH, M, ours=lambda x, w: x @ w, wrt=2),
-        row("tg.outer(v, v)", tg.outer, T.outer, V, V, wrt=2),
-        row('tg.einsum("bi,bi->b", x, y)', tg.einsum, lambda x, y: T.einsum("bi,bi->b", x, y), A, C,
-            ours=lambda x, y: tg.einsum("bi,bi->b", x, y), wrt=2),
-        row("tg.attention(q, k, v)", tg.attention, F.scaled_dot_product_attention, HEADS, HEADS, HEADS, wrt=3),
+        ("x @ w", ""), ("tg.matmul(x, w)", ""), ("b @ w", ""), ("tg.outer(v, v)", ""),
+        ("tg.einsum('ij,ij->i', x, y)", ""),
+        ("tg.attention(heads, heads, heads)", "F.scaled_dot_product_attention(heads, heads, heads)"),
     ],
     "fused": [
-        row("tg.softmax(x)", tg.softmax, lambda x: T.softmax(x, -1), A),
-        row("tg.log_softmax(x)", tg.log_softmax, lambda x: T.log_softmax(x, -1), A),
-        row("tg.layer_norm(x, g, b)", tg.layer_norm, lambda x, g, b: F.layer_norm(x, (16,), g, b), A, V, V, wrt=3),
-        row("tg.rms_norm(x, g)", tg.rms_norm, lambda x, g: F.rms_norm(x, (16,), g, 1e-6), A, V, wrt=2),
-        row("tg.cross_entropy(x, k)", tg.cross_entropy, lambda x, k: F.cross_entropy(x, k.long()), A, LABELS),
-        row("tg.mse_loss(x, y)", tg.mse_loss, F.mse_loss, A, C),
-        row("tg.binary_cross_entropy_with_logits", tg.binary_cross_entropy_with_logits,
-            F.binary_cross_entropy_with_logits, A, TARGETS),
-        row("tg.dropout(x, 0.5)", tg.dropout, lambda x: F.dropout(x, 0.5), A, ours=lambda x: tg.dropout(x, 0.5)),
+        ("tg.softmax(x)", "torch.softmax(x, -1)"), ("tg.log_softmax(x)", "torch.log_softmax(x, -1)"),
+        ("tg.layer_norm(x, v, v)", "F.layer_norm(x, (16,), v, v)"),
+        ("tg.rms_norm(x, v)", "F.rms_norm(x, (16,), v, 1e-6)"),
+        ("tg.cross_entropy(x, labels)", "F.cross_entropy(x, labels.long())"), ("tg.mse_loss(x, y)", "F.mse_loss(x, y)"),
+        ("tg.binary_cross_entropy_with_logits(x, targets)", "F.binary_cross_entropy_with_logits(x, targets)"),
+        ("tg.dropout(x, 0.5)", ""),
     ],
     "images": [
-        row("tg.conv2d(x, w)", tg.conv2d, F.conv2d, IMAGES, KERNEL, wrt=2),
-        row("tg.max_pool2d(x, 2)", tg.max_pool2d, lambda x: F.max_pool2d(x, 2), IMAGES, ours=lambda x: tg.max_pool2d(x, 2)),
-        row("tg.avg_pool2d(x, 2)", tg.avg_pool2d, lambda x: F.avg_pool2d(x, 2), IMAGES, ours=lambda x: tg.avg_pool2d(x, 2)),
+        ("tg.conv2d(images, kernel)", "F.conv2d(images, kernel)"),
+        ("tg.max_pool2d(images, 2)", "F.max_pool2d(images, 2)"),
+        ("tg.avg_pool2d(images, 2)", "F.avg_pool2d(images, 2)"),
     ],
 }  # fmt: skip
+THEIRS = {"tg.concat": "torch.cat", "tg.dropout": "F.dropout"}
+OPS = [f.entry for f in {*METHODS.values(), *(f for f in vars(tg).values() if callable(f))} if hasattr(f, "entry")]
 
 
-def plan_of(r: Row) -> Any:
-    """The plan of a row's op: what it makes of its arguments' types."""
-    r.op.entry.plans.clear()
-    r.op.entry.calls.clear()
-    r.ours(*map(tg.tensor, r.arguments))
-    (plan,) = r.op.entry.plans.values()
-    return plan
+def named(text: str) -> list[str]:
+    """The arrays that an expression reads."""
+    return [name for name in compile(text, "", "eval").co_names if name in ARRAYS]
 
 
-def numpy_alone(r: Row) -> tuple[Thunk, Thunk | None]:
-    """The array rules of a row's plan, forward and with the backward to `wrt`, called on arrays."""
-    plan, given = plan_of(r), iter(enumerate(r.arguments))
-    arrays: list[Any] = []
+def thunk(text: str, values: dict[str, Any]) -> Thunk:
+    return eval(f"lambda: {text}", {"tg": tg, "torch": torch, "F": torch.nn.functional, **values})
+
+
+def numpy_alone(text: str) -> tuple[Thunk, Thunk | None]:
+    """The array rules of the one op in `text`, forward and also with the backward, called on arrays."""
+    for op in OPS:
+        op.plans.clear()
+        op.calls.clear()
+    tensors = {name: tg.tensor(ARRAYS[name]) for name in named(text)}
+    thunk(text, tensors)()
+    ((plan),) = [plan for op in OPS for plan in op.plans.values()]
+    values: list[Any] = []
     asked: list[bool] = []
+    given = iter(argument for argument in arguments(text) if argument in ARRAYS)
     for t in plan.inputs:
-        number, stream = t.serial in plan.numbers, t.attrs["role"] != "input"
-        k, array = (-1, 2.5 if number else np.uint32(1)) if number or stream else next(given)
-        arrays.append(array)
-        asked.append(0 <= k < r.wrt)
+        name = next(given) if t.attrs["role"] == "input" and t.serial not in plan.numbers else ""
+        values.append(ARRAYS[name] if name else 2.5 if t.serial in plan.numbers else np.uint32(1))
+        asked.append(bool(name) and wants(name))
     writer, names = plan.computed()
     forward = writer.function(plan.parameters, names[0] if plan.pack is None else f"({', '.join(names)},)")
-    if not r.wrt:
-        return lambda: forward(*arrays), None
     recorded = plan.recorded(tuple(asked))
+    if plan.pack is not None or recorded.pullbacks[0] is None:
+        return lambda: forward(*values), None
     first = recorded.writer.function(plan.parameters, f"{recorded.values[0]}, {recorded.saved[0]}")
-    ct, pullback = np.ones_like(first(*arrays)[0]), recorded.pullbacks[0]
-    assert pullback is not None
-
-    def both() -> Any:
-        _, saved = first(*arrays)
-        return pullback(ct, saved)
-
-    return lambda: forward(*arrays), both
+    ct, pullback = np.ones_like(first(*values)[0]), recorded.pullbacks[0]
+    return lambda: forward(*values), lambda: pullback(ct, first(*values)[1])
 
 
-def thunks(r: Row) -> tuple[list[Thunk], list[Thunk]]:
+def arguments(text: str) -> list[str]:
+    """The names in an expression, each as often as it stands there."""
+    return "".join(c if c.isalnum() or c == "_" else " " for c in text).split()
+
+
+def wants(name: str) -> bool:
+    return ARRAYS[name].dtype == np.float32 and name not in TARGETS
+
+
+def columns(ours: str, theirs: str) -> tuple[list[Thunk], list[Thunk]]:
     """Forward: NumPy, ours, ours on arrays, PyTorch. Forward and backward: NumPy, ours, PyTorch; none without."""
-    alone, alone_both = numpy_alone(r)
-    ours, theirs = [tg.tensor(a) for a in r.arguments], [torch.tensor(a) for a in r.arguments]
-    forward = [alone, call(r.ours, ours), call(r.op if r.ours is r.op else r.ours, arrays(r)), call(r.theirs, theirs)]
+    for own in sorted(THEIRS):
+        theirs = theirs or (ours.replace(own, THEIRS[own]) if own in ours else "")
+    theirs = theirs or ours.replace("tg.", "torch.")
+    alone, alone_both = numpy_alone(ours)
+    own = {n: tg.tensor(ARRAYS[n]) for n in named(ours)}
+    # Of operators and methods one operand must be a tensor: NumPy's own would be called
+    arrays = {n: ARRAYS[n] if ours.startswith("tg.") or k else own[n] for k, n in enumerate(own)}
+    other = {n: torch.tensor(ARRAYS[n]) for n in named(theirs)}
+    forward = [alone, thunk(ours, own), thunk(ours, arrays), thunk(theirs, other)]
     if alone_both is None:
         return forward, []
-    own = [tg.parameter(a) if k < r.wrt else tg.tensor(a) for k, a in enumerate(r.arguments)]
-    other = [torch.tensor(a, requires_grad=k < r.wrt) for k, a in enumerate(r.arguments)]
-    y, z = call(r.ours, own), call(r.theirs, other)
+    y = thunk(ours, {n: tg.parameter(ARRAYS[n]) if wants(n) else t for n, t in own.items()})
+    z = thunk(theirs, {n: t.clone().requires_grad_() if wants(n) else t for n, t in other.items()})
     ones = torch.ones_like(z())
     return forward, [alone_both, lambda: y().backward(), lambda: z().backward(ones)]
-
-
-def arrays(r: Row) -> Sequence[Any]:
-    """The arguments as a user of NumPy has them. Operators need one tensor: NumPy's own would be called."""
-    named = r.name.startswith("tg.")
-    return [a if named or k else tg.tensor(a) for k, a in enumerate(r.arguments)]
-
-
-def call(f: Callable[..., Any], xs: Sequence[Any]) -> Thunk:
-    """`f(*xs)`, written out: a call by a sequence would cost as much as some ops."""
-    names = [f"x{k}" for k in range(len(xs))]
-    return eval(f"lambda: f({', '.join(names)})", {"f": f, **dict(zip(names, xs))})
 
 
 def times(fs: Sequence[Thunk], rounds: int) -> list[float]:
@@ -237,8 +181,7 @@ def times(fs: Sequence[Thunk], rounds: int) -> list[float]:
 def mlp() -> tuple[Thunk, Thunk]:
     """Forward and backward of a three-layer network on a batch of 32: ours, and PyTorch's."""
     sizes = [(1, 32), (32,), (32, 32), (32,), (32, 1), (1,)]
-    values = [rng.standard_normal(s).astype(np.float32) * 0.3 for s in sizes]
-    x, y = rng.standard_normal((32, 1)).astype(np.float32), rng.standard_normal((32, 1)).astype(np.float32)
+    values, x, y = [normal(*s) * 0.3 for s in sizes], normal(32, 1), normal(32, 1)
     own, other = [tg.parameter(v) for v in values], [torch.tensor(v, requires_grad=True) for v in values]
     ox, oy, tx, ty = tg.tensor(x), tg.tensor(y), torch.tensor(x), torch.tensor(y)
 
@@ -264,41 +207,39 @@ def mlp() -> tuple[Thunk, Thunk]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=ROUNDS)
-    parser.add_argument("-k", default="", help="only rows whose name contains this")
+    parser.add_argument("-k", default="", help="only rows that contain this")
     options = parser.parse_args()
     torch.set_num_threads(1)
-    print(f"Python {sys.version.split()[0]}, NumPy {np.__version__}, PyTorch {torch.__version__}, one thread, f32[8,16]; us")
-    print(f"{'':36s} {'forward':>26s}    {'forward and backward':>21s}")
-    print(f"{'':36s} {'NumPy':>6s} {'ours':>6s} {'arrays':>6s} {'torch':>6s}   {'NumPy':>6s} {'ours':>6s} {'torch':>6s}")
-    ahead = {"forward": [0, 0], "on arrays": [0, 0], "with backward": [0, 0]}
-    over: dict[str, list[float]] = {"forward": [], "with backward": []}
+    python = sys.version.split()[0]
+    print(f"Python {python}, NumPy {np.__version__}, PyTorch {torch.__version__}, one thread; f32[8,16], in us")
+    print(f"{'':36s} {'forward':>26s}      {'forward and backward':>21s}")
+    print(
+        f"{'':36s} {'NumPy':>6s} {'ours':>6s} {'arrays':>6s} {'torch':>6s}     {'NumPy':>6s} {'ours':>6s} {'torch':>6s}"
+    )
+    ahead: dict[str, list[bool]] = {"forward": [], "forward on arrays": [], "with backward": []}
+    beyond: dict[str, list[float]] = {"forward": [], "with backward": []}
     for family, rows in FAMILIES.items():
         print(family)
-        for r in rows:
-            if options.k not in r.name:
+        for ours, theirs in rows:
+            if options.k not in ours:
                 continue
-            forward, both = thunks(r)
+            forward, both = columns(ours, theirs)
             n, o, a, t = times(forward, options.rounds)
-            report = f"  {r.name:34s} {n:6.2f} {o:6.2f} {a:6.2f} {t:6.2f}  {'*' if o < t else ' '}"
-            count(ahead["forward"], o < t)
-            count(ahead["on arrays"], a < t)
-            over["forward"].append(o - n)
+            report = f"  {ours[:34]:34s} {n:6.2f} {o:6.2f} {a:6.2f} {t:6.2f} {'*' if o < t else ' '}   "
+            ahead["forward"].append(o < t)
+            ahead["forward on arrays"].append(a < t)
+            beyond["forward"].append(o - n)
             if both:
                 n, o, t = times(both, options.rounds)
                 report += f"{n:6.2f} {o:6.2f} {t:6.2f} {'*' if o < t else ' '}"
-                count(ahead["with backward"], o < t)
-                over["with backward"].append(o - n)
+                ahead["with backward"].append(o < t)
+                beyond["with backward"].append(o - n)
             print(report)
-    own, other = times(mlp(), max(options.rounds // 10, 1))
-    print(f"MLP 1-32-32-1, batch of 32{'':46s}{own:6.1f} {other:6.1f}")
-    print(f"\nahead of PyTorch (*): {', '.join(f'{k} {n} of {m}' for k, (n, m) in ahead.items())}")
-    for k, values in over.items():
-        print(f"beyond NumPy, {k}: median {np.median(values):.2f}, most {max(values):.2f} us")
-
-
-def count(pair: list[int], won: bool) -> None:
-    pair[0] += won
-    pair[1] += 1
+    o, t = times(mlp(), max(options.rounds // 10, 1))
+    print(f"MLP 1-32-32-1, batch of 32{'':49s}{o:6.1f} {t:6.1f} {'*' if o < t else ' '}")
+    print(f"\nahead of PyTorch (*): {', '.join(f'{k} {sum(wins)} of {len(wins)}' for k, wins in ahead.items())}")
+    for k, values in beyond.items():
+        print(f"beyond NumPy, {k}: median {np.median(values):.2f}, most {max(values):.2f}")
 
 
 if __name__ == "__main__":

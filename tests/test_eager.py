@@ -362,6 +362,84 @@ def test_numbers_and_shapes_met_before_make_no_new_plans() -> None:
     assert tg.sum(x, 0, True).shape == (1,) and tg.sum(x, 0, False).shape == ()
 
 
+def test_what_decides_about_a_call_is_told_apart_where_python_says_equal() -> None:
+    x = tg.tensor(np.arange(12.0).reshape(3, 4))
+    for _ in range(2):  # the second round finds what the first one prepared
+        assert tg.sum(x, 1, True).shape == (3, 1) and tg.sum(x, 1, False).shape == tg.sum(x, axis=1).shape == (3,)
+        assert x[1:].shape == x[np.int64(1) :].shape == x[tg.tensor(1, dtype=tg.i32) :].shape == (2, 4)
+        assert x[1].shape == (4,) and x[1,].shape == (4,) and x[[1]].shape == (1, 4) and x[None, 1].shape == (1, 4)
+    for _ in range(2):
+        with pytest.raises(TypeError):
+            x[1.0:]
+        with pytest.raises(tg.DTypeError, match="True and False are no indices"):
+            x[True]
+        with pytest.raises(tg.DTypeError, match="True and False are no indices"):
+            x[True, 0]
+        assert [tg.pad(x, w).shape for w in (1, (1, 2), ((1, 1), (0, 2)))] == [(5, 6), (6, 7), (5, 6)]
+        for zero in (0.0, -0.0):
+            signs = np.signbit(tg.pad(x, 1, value=zero).numpy()[0])
+            assert (signs == np.signbit(zero)).all()
+        nan = tg.pad(x, 1, value=float("nan"))
+        assert np.isnan(nan.numpy()[0]).all()
+        assert tg.concat([x, x]).shape == tg.concat((x, x), axis=0).shape == (6, 4)
+        assert tg.einsum("ij,ij->", x, x).item() == 506.0 and tg.einsum("ij->ji", x).shape == (4, 3)
+        statistics = tg.batch_norm(x, mean=tg.tensor(np.ones(4)), var=tg.tensor(np.ones(4)))
+        np.testing.assert_allclose(statistics.numpy(), x.numpy() - 1, rtol=1e-4)
+
+
+def test_arrays_are_read_where_they_are_and_never_shared() -> None:
+    for dtype in ("float32", "float64", "int32", "int64"):
+        a = np.arange(6).astype(dtype)
+        results = [
+            tg.mul(a, a),
+            tg.reshape(a, (2, 3)),
+            tg.transpose(a),
+            a[::2] * tg.tensor(2 * a[::2]),
+            tg.maximum(a, a),
+        ]
+        before = [y.tolist() for y in results + [tg.stop_gradient(a), tg.mul(a, 1), tg.sum(a[None], 0), tg.concat([a])]]
+        kept = [*results, tg.stop_gradient(a), tg.mul(a, 1), tg.sum(a[None], 0), tg.concat([a])]
+        a[:] = 77
+        assert [y.tolist() for y in kept] == before
+    a, w = np.ones(3), tg.parameter(np.ones(3))
+    y = tg.mul(a, w) * tg.mul(w, a)
+    a[:] = 77
+    y.backward()
+    assert w.grad is not None and w.grad.tolist() == [2.0, 2.0, 2.0]
+
+
+@pytest.mark.parametrize("double", [False, True])
+def test_limits_in_one_call_are_what_their_definition_says(double: bool) -> None:
+    special = [-np.inf, -2.0, -1.0, -1e-30, -0.0, 0.0, 1e-30, 0.5, 1.0, 2.0, np.inf, np.nan] * 3
+    x = tg.tensor(special, dtype="float64" if double else None)
+    env = {"x": np.asarray(special, "float64" if double else "float32")}
+    ops = {
+        "relu": tg.relu, "low": lambda x: tg.clip(x, -1.0), "high": lambda x: tg.clip(x, None, 1.0),
+        "both": lambda x: tg.clip(x, -1.0, 1.0), "one": lambda x: tg.clip(x, 1.0, 1.0), "hardtanh": tg.hardtanh,
+        "crossed": lambda x: tg.where(x < 1.0, 1.0, tg.where(x > -1.0, -1.0, x)), "zero": lambda x: tg.clip(x, 0.0, 0.0),
+    }  # fmt: skip
+    for name, f in ops.items():
+        with tracing():
+            (expected,) = evaluate([f(leaf("input", "x", TensorType(f32, (len(special),))))], env, np)
+        found = (tg.vmap(f)(x) if name == "crossed" else f(x)).numpy()
+        np.testing.assert_array_equal(found, expected, err_msg=name)
+        if name == "relu":
+            np.testing.assert_array_equal(np.signbit(found), np.signbit(expected))
+
+
+def test_integers_in_lists_are_floats_beside_floats() -> None:
+    x = tg.tensor([1.0, 2.0])
+    for y in (x * [3, 4], [3, 4] * x, tg.mul(np.ones(2), [3, 8]), tg.where(x > 1, [3, 8], x * 3)):
+        assert y.dtype is tg.f32 and y.tolist() == [3.0, 8.0]
+    assert (x @ [[1], [2]]).tolist() == [5.0] and tg.add([1, 2], [3, 4]).dtype is tg.i32
+    assert (tg.arange(2) * [3, 4]).dtype is tg.i32
+    for wrong in (lambda: tg.arange(2) * [1.5, 2.0], lambda: x * tg.arange(2), lambda: x * np.arange(2)):
+        with pytest.raises(tg.DTypeError, match="dtypes differ"):
+            wrong()
+    graph = tg.trace_forward(model=[], forward=lambda m, x: x * [3, 4], inputs={"x": (2,)})
+    assert str(graph.outputs["output"].type) == "f32[2]"
+
+
 def test_plans_of_one_op_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tracegrad.imperative.dispatch.MOST", 5)
     x = tg.tensor(np.arange(40.0))

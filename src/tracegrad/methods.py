@@ -60,15 +60,15 @@ class Op:
 # What stands behind the name of an op: its own signature, written out, because one of *args and **kwargs would cost a
 # small op on values half as much as it takes NumPy.
 ENTRY = """\
-def {name}({signature}):
+def entry({signature}):
     try:
         try:
             _call = _calls[{kinds}]
         except KeyError:
-            return _new({kinds}, {given})
-        return _call({parameters})
+            _call = None
+        return _new({kinds}, {given}) if _call is None else _call({parameters})
     except _errors as _e:
-        raise _failed(_e, ({parameters},)) from None
+        raise _failed(_e, ({parameters})) from None
 """
 
 
@@ -86,15 +86,16 @@ def op(f: F) -> F:
     def failed(error: TracegradError, args: tuple[Any, ...]) -> TracegradError:
         return placed(_with_types(error, args), name, current_site())
 
-    parameters = ", ".join(entry.parameters)
-    kinds = ", ".join([f"_type({x})" for x in entry.parameters])
-    kinds = f"({kinds})" if len(entry.parameters) != 1 else kinds
+    kinds = [f"_type({x})" for x in entry.parameters]
     source = ENTRY.format(
-        name="entry", signature=entry.signature, kinds=kinds, given=entry.given, parameters=parameters
+        signature=entry.signature,
+        kinds=kinds[0] if len(kinds) == 1 else f"({', '.join(kinds)})",
+        parameters="".join([f"{x}, " for x in entry.parameters]),
+        given=entry.given,
     )
     errors = (ShapeError, DTypeError, InputError, TraceError)
     scope = {"_calls": entry.calls, "_new": new, "_failed": failed, "_errors": errors, "_type": type}
-    exec(_compiled(source), scope | {"__name__": __name__}, scope)
+    exec(_compiled(source), scope)
     named: Any = scope["entry"]
     named.__defaults__, named.__kwdefaults__ = f.__defaults__, f.__kwdefaults__
     functools.update_wrapper(named, f)
@@ -104,7 +105,7 @@ def op(f: F) -> F:
 
 @functools.cache
 def _compiled(source: str) -> CodeType:
-    return compile(source, "<string>", "exec")
+    return compile(source, f"{__file__}:written", "exec")  # of the package, so that no error takes it for the user's
 
 
 def _with_types(error: E, args: Sequence[Any]) -> E:

@@ -88,12 +88,12 @@ class Argument:
 class Call:
     """The calls of an op with arguments of given types, and the plans that were found for them."""
 
-    __slots__ = ("arguments", "op", "plans", "quick", "sequences", "slow", "unpacked")
+    __slots__ = ("arguments", "kinds", "op", "plans", "quick", "sequences", "slow", "unpacked")
 
     def __init__(self, op: Op, kinds: Any, items: Sequence[Sequence[Any]] = ()):
         """kinds: the type of each argument; of a single one as it is. items: the types in each tuple and list."""
         self.op = op
-        types = cast("tuple[Any, ...]", kinds if isinstance(kinds, tuple) else (kinds,))
+        self.kinds = types = cast("tuple[Any, ...]", kinds if isinstance(kinds, tuple) else (kinds,))
         self.sequences = [p for p, k in zip(op.parameters, types) if k in (tuple, list)]
         number = hasattr(op.function, "rowwise") and not TENSORS.isdisjoint(types)
         self.arguments: list[Argument] = []
@@ -152,6 +152,8 @@ class Call:
             "try:",
             "    _run = _quick[_key]",
             "except KeyError:",
+            "    _run = None",
+            "if _run is None:",
             f"    return _missed(_key, {_tuple(arrays)}, {self.op.given})",
         ]
         if tensors:
@@ -163,10 +165,17 @@ class Call:
                 "    try:",
                 f"        _run = _slow[{mask}]",
                 "    except KeyError:",
-                f"        _run = _recorder({mask})",
-                f"    return _run({', '.join([*arrays, *owners])})",
+                "        _run = None",
+                f"    return (_run or _recorder({mask}))({', '.join([*arrays, *owners])})",
             ]
-        scope = {"_quick": self.quick, "_slow": self.slow, "_recorder": self.recorder, "_missed": missed, "_bounds": BOUNDS, "_ints": INTS}
+        scope = {
+            "_quick": self.quick,
+            "_slow": self.slow,
+            "_recorder": self.recorder,
+            "_missed": missed,
+            "_bounds": BOUNDS,
+            "_ints": INTS,
+        }
         scope |= {"_type": type, "_map": map, "_recording": tape.recording.get}
         scope |= dict(zip(("_trace", "_rewriting"), BUILDING))
         return self._function([*lines, f"return _run({', '.join(arrays)})"], scope)
@@ -174,6 +183,11 @@ class Call:
     def unknown(self, missed: Callable[..., Any]) -> Callable[..., Any]:
         """The function of a call that cannot be written."""
         return self._function([f"return _missed(None, (), {self.op.given})"], {"_missed": missed})
+
+    def traced(self) -> Callable[..., Any]:
+        """The function of a call with traced operands."""
+        lines = [f"_args, _named = {self.op.given}", "return _traced(*_args, **_named)"]
+        return self._function(lines, {"_traced": self.op.function})
 
     def chosen(self, open: Callable[[Any], Callable[..., Any]]) -> Callable[..., Any]:
         """The function that goes on by the types in tuples and lists. open: these types -> the function for them."""
@@ -190,8 +204,8 @@ class Call:
             "try:",
             "    _call = _known[_kinds]",
             "except KeyError:",
-            "    _call = _open(_kinds)",
-            f"return _call({', '.join(self.op.parameters)})",
+            "    _call = None",
+            f"return (_call or _open(_kinds))({', '.join(self.op.parameters)})",
         ]
         return self._function(lines, {"_known": known, "_open": opened, "_tuple": tuple, "_map": map, "_type": type})
 

@@ -99,9 +99,11 @@ def run(op: Op, kinds: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> An
     """
     if kinds is None:
         return general(op, args, kwargs)
+    call = Call(op, kinds)
+    if Tensor in call.kinds:
+        op.calls[kinds] = call.traced()
     if building():
         return NotImplemented
-    call = Call(op, kinds)
 
     def function(call: Call) -> Callable[..., Any]:
         if not call.is_known:
@@ -110,7 +112,7 @@ def run(op: Op, kinds: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> An
 
     if call.sequences:
         op.calls[kinds] = call.chosen(lambda items: function(Call(op, kinds, items)))
-    elif call.is_known:
+    elif call.is_known:  # not so with a traced one
         op.calls[kinds] = function(call)
     return general(op, args, kwargs)
 

@@ -136,7 +136,9 @@ class Plan:
         writer = self._writer()
         writer.write([*roots, *(t for ts in saved for t in ts)])
         pullbacks = [self._pullback(gs, ts, ct) if gs else None for gs, ts, ct in zip(grads, saved, cts)]
-        return Recorded(writer, [writer.names[t.serial] for t in roots], list(map(writer.tuple, saved)), pullbacks, sources)
+        return Recorded(
+            writer, [writer.names[t.serial] for t in roots], list(map(writer.tuple, saved)), pullbacks, sources
+        )
 
     def _pullback(self, grads: Sequence[Tensor], saved: Sequence[Tensor], ct: Tensor) -> Callable[..., Any]:
         writer = Writer(self.double)

@@ -50,7 +50,9 @@ def recorder(plan: Plan, mask: Mask) -> Callable[..., Any]:
     found = plan.recorded(mask)
     writer = found.writer
     writer.scope |= {"Record": tape.Record, "serial": tape.serial}
-    for k, (value, saved, pullback, sources) in enumerate(zip(found.values, found.saved, found.pullbacks, found.sources)):
+    for k, (value, saved, pullback, sources) in enumerate(
+        zip(found.values, found.saved, found.pullbacks, found.sources)
+    ):
         owners = "".join([f"o{n}._record or o{n}, " for n in sources])
         text = WRAPPED + (PLAIN if pullback is None else RECORDED)
         writer.lines += text.format(k=k, value=value, saved=saved, sources=f"({owners})").splitlines()

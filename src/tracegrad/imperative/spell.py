@@ -187,4 +187,4 @@ def defined(source: str, scope: dict[str, Any]) -> dict[str, Any]:
 
 @cache
 def _compiled(source: str) -> CodeType:
-    return compile(source, "<eager op>", "exec")
+    return compile(source, f"{__file__}:written", "exec")  # of the package, so that no error takes it for the user's

@@ -20,6 +20,7 @@ from tracegrad.imperative.values import typed
 from tracegrad.inputs import as_array
 from tracegrad.methods import METHODS, TensorMethods
 
+
 class GradTensor(TensorMethods):
     """A tensor with values: every op on it runs at once, and `backward` fills the gradients of what it came from.
 
