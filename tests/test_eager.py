@@ -334,13 +334,15 @@ def test_in_a_trace_an_eager_tensor_is_a_constant_unless_it_wants_a_gradient() -
     scale = tg.tensor([2.0, 3.0])
 
     def forward(m: Any, x: Any) -> Any:
-        assert isinstance(scale * scale, tg.GradTensor)  # of values only: computed here, once
+        assert isinstance(scale * scale, tg.Tensor)  # of values only, too: whatever was computed before
         return m(x) * scale + (scale * scale) - tg.mul(scale, 1.0)
 
-    with tg.compile_forward(
-        model=nn.Linear(2, 2, init=tg.init.ones()), forward=forward, inputs={"x": (1, 2)}, device="cpu"
-    ) as compiled:
-        np.testing.assert_array_equal(compiled.run(x=np.ones((1, 2), np.float32)).output, [[6.0, 12.0]])
+    for _ in range(2):  # the second time the engine knows the op
+        with tg.compile_forward(
+            model=nn.Linear(2, 2, init=tg.init.ones()), forward=forward, inputs={"x": (1, 2)}, device="cpu"
+        ) as compiled:
+            np.testing.assert_array_equal(compiled.run(x=np.ones((1, 2), np.float32)).output, [[6.0, 12.0]])
+        assert isinstance(scale * scale, tg.GradTensor)
     weight = tg.parameter([1.0, 1.0])
     for wrong in (lambda m, x: m(x) * weight, lambda m, x: weight * m(x), lambda m, x: tg.concat([m(x), weight[None]])):
         with pytest.raises(tg.TraceError, match="the eager tensor f32") as caught:
@@ -350,21 +352,93 @@ def test_in_a_trace_an_eager_tensor_is_a_constant_unless_it_wants_a_gradient() -
 
 def test_numbers_and_shapes_met_before_make_no_new_plans() -> None:
     x = tg.tensor([1.0, 2.0])
-    before = len(methods.METHODS["mul"].plans)  # type: ignore[attr-defined]
+    before = len(methods.METHODS["mul"].entry.plans)  # type: ignore[attr-defined]
     results = [(x * (k / 7)).tolist()[1] for k in range(100)]
     assert results == pytest.approx([2 * k / 7 for k in range(100)])
-    assert len(methods.METHODS["mul"].plans) <= before + 1  # type: ignore[attr-defined]
+    assert len(methods.METHODS["mul"].entry.plans) <= before + 1  # type: ignore[attr-defined]
     assert tg.mul(-0.0, x).data[0].tobytes() == np.float32(-0.0).tobytes()
     assert (x**2).tolist() == [1.0, 4.0] and (x**3).tolist() == [1.0, 8.0] and (x**0).tolist() == [1.0, 1.0]
     assert tg.elu(-x, 1.0).tolist() != tg.elu(-x, 0.5).tolist()
     assert tg.sum(x, 0, True).shape == (1,) and tg.sum(x, 0, False).shape == ()
 
 
+def test_what_decides_about_a_call_is_told_apart_where_python_says_equal() -> None:
+    x = tg.tensor(np.arange(12.0).reshape(3, 4))
+    for _ in range(2):  # the second round finds what the first one prepared
+        assert tg.sum(x, 1, True).shape == (3, 1) and tg.sum(x, 1, False).shape == tg.sum(x, axis=1).shape == (3,)
+        assert x[1:].shape == x[np.int64(1) :].shape == x[tg.tensor(1, dtype=tg.i32) :].shape == (2, 4)
+        assert x[1].shape == (4,) and x[1,].shape == (4,) and x[[1]].shape == (1, 4) and x[None, 1].shape == (1, 4)
+    for _ in range(2):
+        with pytest.raises(TypeError):
+            x[1.0:]
+        with pytest.raises(tg.DTypeError, match="True and False are no indices"):
+            x[True]
+        with pytest.raises(tg.DTypeError, match="True and False are no indices"):
+            x[True, 0]
+        assert [tg.pad(x, w).shape for w in (1, (1, 2), ((1, 1), (0, 2)))] == [(5, 6), (6, 7), (5, 6)]
+        for zero in (0.0, -0.0):
+            assert np.signbit(tg.full((2,), zero).numpy()).all() == np.signbit(zero)
+        nan = tg.pad(x, 1, value=float("nan"))
+        assert np.isnan(nan.numpy()[0]).all()
+        assert tg.concat([x, x]).shape == tg.concat((x, x), axis=0).shape == (6, 4)
+        assert tg.einsum("ij,ij->", x, x).item() == 506.0 and tg.einsum("ij->ji", x).shape == (4, 3)
+        statistics = tg.batch_norm(x, mean=tg.tensor(np.ones(4)), var=tg.tensor(np.ones(4)))
+        np.testing.assert_allclose(statistics.numpy(), x.numpy() - 1, rtol=1e-4)
+
+
+def test_arrays_are_read_where_they_are_and_never_shared() -> None:
+    for dtype in ("float32", "float64", "int32", "int64"):
+        a = np.arange(6).astype(dtype)
+        kept = [tg.mul(a, a), tg.mul(a, 1), tg.maximum(a, a), a * tg.tensor(a), tg.sum(a[None], 0), tg.concat([a]),
+                tg.reshape(a, (2, 3)), tg.transpose(a), tg.stop_gradient(a)]  # fmt: skip
+        before = [y.tolist() for y in kept]
+        a[:] = 77
+        assert [y.tolist() for y in kept] == before
+    a, w = np.ones(3), tg.parameter(np.ones(3))
+    y = tg.mul(a, w) * tg.mul(w, a)
+    a[:] = 77
+    y.backward()
+    assert w.grad is not None and w.grad.tolist() == [2.0, 2.0, 2.0]
+
+
+@pytest.mark.parametrize("double", [False, True])
+def test_limits_in_one_call_are_what_their_definition_says(double: bool) -> None:
+    special = [-np.inf, -2.0, -1.0, -1e-30, -0.0, 0.0, 1e-30, 0.5, 1.0, 2.0, np.inf, np.nan] * 3
+    x = tg.tensor(special, dtype="float64" if double else None)
+    env = {"x": np.asarray(special, "float64" if double else "float32")}
+    ops = {
+        "relu": tg.relu, "low": lambda x: tg.clip(x, -1.0), "high": lambda x: tg.clip(x, None, 1.0),
+        "both": lambda x: tg.clip(x, -1.0, 1.0), "one": lambda x: tg.clip(x, 1.0, 1.0), "hardtanh": tg.hardtanh,
+        "crossed": lambda x: tg.where(x < 1.0, 1.0, tg.where(x > -1.0, -1.0, x)),
+        "zero": lambda x: tg.clip(x, 0.0, 0.0),
+    }  # fmt: skip
+    for name, f in ops.items():
+        with tracing():
+            (expected,) = evaluate([f(leaf("input", "x", TensorType(f32, (len(special),))))], env, np)
+        found = (tg.vmap(f)(x) if name == "crossed" else f(x)).numpy()
+        np.testing.assert_array_equal(found, expected, err_msg=name)
+        if name == "relu":
+            np.testing.assert_array_equal(np.signbit(found), np.signbit(expected))
+
+
+def test_integers_in_lists_are_floats_beside_floats() -> None:
+    x = tg.tensor([1.0, 2.0])
+    for y in (x * [3, 4], [3, 4] * x, tg.mul(np.ones(2), [3, 8]), tg.where(x > 1, [3, 8], x * 3)):
+        assert y.dtype is tg.f32 and y.tolist() == [3.0, 8.0]
+    assert (x @ [[1], [2]]).tolist() == [5.0] and tg.add([1, 2], [3, 4]).dtype is tg.i32
+    assert (tg.arange(2) * [3, 4]).dtype is tg.i32
+    for wrong in (lambda: tg.arange(2) * [1.5, 2.0], lambda: x * tg.arange(2), lambda: x * np.arange(2)):
+        with pytest.raises(tg.DTypeError, match="dtypes differ"):
+            wrong()
+    graph = tg.trace_forward(model=nn.Linear(2, 2), forward=lambda m, x: m(x * [3, 4]), inputs={"x": (2,)})
+    assert str(graph.outputs["output"].type) == "f32[2]"
+
+
 def test_plans_of_one_op_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tracegrad.imperative.dispatch.MOST", 5)
     x = tg.tensor(np.arange(40.0))
     assert [x[k].item() for k in range(40)] == list(range(40))
-    assert len(methods.METHODS["getitem"].plans) <= 5  # type: ignore[attr-defined]
+    assert len(methods.METHODS["getitem"].entry.plans) <= 5  # type: ignore[attr-defined]
 
 
 @settings(max_examples=60, deadline=None)
@@ -385,7 +459,8 @@ def test_any_number_of_backward_calls_adds_up(values: list[float], calls: int, d
 
 def test_the_engine_has_no_op_of_its_own() -> None:
     """Values come from rows' array rules and gradients from their VJPs: with a row changed, eager ops change too."""
-    methods.METHODS["sin"].plans.clear()  # type: ignore[attr-defined]
+    entry = methods.METHODS["sin"].entry  # type: ignore[attr-defined]
+    entry.plans.clear(), entry.calls.clear()
     row = PRIMITIVES["sin"]
     kept = row.array, row.vjp
     try:
@@ -398,7 +473,7 @@ def test_the_engine_has_no_op_of_its_own() -> None:
     finally:
         object.__setattr__(row, "array", kept[0])
         object.__setattr__(row, "vjp", kept[1])
-        methods.METHODS["sin"].plans.clear()  # type: ignore[attr-defined]
+        entry.plans.clear(), entry.calls.clear()
 
 
 def test_a_model_trains_eagerly_as_it_does_compiled() -> None:

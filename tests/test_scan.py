@@ -150,7 +150,7 @@ def test_repeat_of_elements_and_of_a_function() -> None:
         graph = Graph({
             "elements": tg.repeat(x, 2, 1), "flat": tg.repeat(x, 2), "named": tg.repeat(x, repeats=2, axis=0),
             "function": tg.repeat(lambda c: c * x, 3, x), "never": tg.repeat(lambda c: c * x, 0, x),
-            "start": tg.repeat(lambda c: c * x, 3, init=x),
+            "start": tg.repeat(lambda c: c * x, n=3, init=x),
         })  # fmt: skip
     env = arrays(x=(2, 3))
     got, a = on_cpu(graph, env), env["x"]

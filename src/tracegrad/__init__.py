@@ -31,7 +31,7 @@ from tracegrad.forward import CompiledForward
 from tracegrad.functional import *
 from tracegrad.hypers import hyper
 from tracegrad.imperative.construct import parameter, tensor
-from tracegrad.imperative.operators import install
+from tracegrad.imperative.dispatch import install
 from tracegrad.imperative.streams import manual_seed
 from tracegrad.imperative.tape import no_grad
 from tracegrad.imperative.tensors import GradTensor

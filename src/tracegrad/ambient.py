@@ -62,6 +62,8 @@ _trace: ContextVar[Trace | None] = ContextVar("tracegrad_trace", default=None)
 _fixed: ContextVar[_Site | None] = ContextVar("tracegrad_site", default=None)
 
 
+# What `building` asks, for calls on values, where a call of Python more would be felt: both give None there
+BUILDING = (_trace.get, _fixed.get)
 NO_TRACE = (
     "there is no trace here. Traced tensors are used inside the loss or forward that tg.compile, tg.compile_forward, "
     "attach or tg.trace calls; elsewhere ops run at once, on arrays and eager tensors (tg.tensor)"

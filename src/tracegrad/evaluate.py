@@ -75,13 +75,18 @@ def array_rule(t: Tensor, xp: Any) -> Callable[..., Any]:
     """The function of arrays that computes node `t`."""
     rule, attrs = t.prim.array, t.attrs
     if isinstance(rule, str) and "{0}" in rule:
-        code = _compiled(rule.format(*[f"x[{k}]" for k in range(len(t.inputs))], **attrs))
+        code = _compiled(spelled(rule, [f"x[{k}]" for k in range(len(t.inputs))], attrs))
         return lambda *xs: eval(code, {"xp": xp, "x": xs})
     if isinstance(rule, str):
         return getattr(xp, rule)
     if rule is None:
         raise NotImplementedError(f"{t.prim.name} has no array rule; it must be expanded first")
     return lambda *xs: rule(xp, *xs, **attrs)
+
+
+def spelled(rule: str, operands: Sequence[str], attrs: Mapping[str, Any]) -> str:
+    """An array rule as an expression. The axes of a fold stay, unless `imperative.shorter` said otherwise."""
+    return rule.format(*operands, **{"keepdims": True, **attrs})
 
 
 @cache

@@ -22,8 +22,9 @@ from tracegrad.evaluate import evaluate
 from tracegrad.hypers import leaf_value
 from tracegrad.imperative import streams
 from tracegrad.imperative.plans import Plan
+from tracegrad.imperative.running import ran
 from tracegrad.imperative.spell import f64
-from tracegrad.imperative.tensors import GradTensor, ran
+from tracegrad.imperative.tensors import GradTensor
 from tracegrad.imperative.values import nearest
 from tracegrad.inputs import cast_lossless
 from tracegrad.ir import Tensor, toposort
@@ -112,6 +113,8 @@ def _public(transform: F) -> F:
 
     @functools.wraps(transform)
     def made(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        if not callable(fn):
+            raise TraceError.here(f"{transform.__name__}: takes a function, and gives one; got {fn!r}")
         return at_once(transform(fn, *args, **kwargs))
 
     return cast("F", made)
@@ -194,7 +197,9 @@ def _shapes(tree: Any) -> str:
 
 
 @functools.wraps(transforms.repeat)
-def repeat(x: Any, repeats: int, axis: Any = None, **init: Any) -> Any:
-    if not callable(x):
-        return ops.shaping.repeat(x, repeats, axis, **init)
-    return scan(lambda carry, _: (x(carry), None), init.get("init", axis), length=repeats)[0]
+def repeat(x: Any, *args: Any, **kwargs: Any) -> Any:
+    return _applied(x, *args, **kwargs) if callable(x) else ops.shaping.repeat(x, *args, **kwargs)
+
+
+def _applied(fn: Callable[[Any], Any], n: int, init: Any) -> Any:
+    return scan(lambda carry, _: (fn(carry), None), init, length=n)[0]

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from tracegrad import ambient, foreign
 from tracegrad.dtypes import DType, Shape, TensorType
 from tracegrad.errors import DTypeError, ShapeError, Site, TraceError, placed
-from tracegrad.methods import AT_ONCE, TensorMethods
+from tracegrad.methods import AT_ONCE, Op, TensorMethods
 
 _serial = itertools.count()
 
@@ -30,7 +30,8 @@ class Primitive:
 
     type:   (*input types, **attrs) -> TensorType; raises ShapeError or DTypeError
     array:  what it computes on arrays of the namespace `xp` (NumPy, jax.numpy): the name of a function of xp, an
-            expression such as "1 / xp.sqrt({0})", or, where no renderer needs it, (xp, *arrays, **attrs) -> array
+            expression such as "~xp.isfinite({0})", or, where no renderer needs it, (xp, *arrays, **attrs) -> array.
+            In that of a fold {keepdims} is True: its axes stay as 1
     vjp:    (ct, y, *inputs, **attrs) -> one cotangent (or None) per input
     jvp:    (ts, y, *inputs, **attrs) -> the tangent of `y`; `ts` has a tangent, or None for zero, per input
     batch:  (n, y, *inputs, **attrs) -> `n` values of `y` along a new axis 0. Each input has that axis in front too, of
@@ -206,12 +207,12 @@ def bind(p: Primitive, *inputs: Tensor, **attrs: Any) -> Tensor:
     return Tensor(p, inputs, attrs, type_, site)
 
 
-_plans: dict[Any, Any] = {}
+_bind = Op(bind)
 
 
 def _run(p: Primitive, inputs: tuple[Any, ...], attrs: dict[str, Any]) -> Any:
     """The value of `p` on eager tensors."""
-    result = AT_ONCE[0](bind, _plans, (p, *inputs), attrs) if AT_ONCE else NotImplemented
+    result = AT_ONCE[0](_bind, None, (p, *inputs), attrs) if AT_ONCE else NotImplemented
     if result is NotImplemented:
         raise TraceError.here(f"{p.name}: takes nodes of a trace or eager tensors, not both; see tg.asarray")
     return result

@@ -9,9 +9,11 @@ from __future__ import annotations
 import functools
 import re
 from collections.abc import Callable, Sequence
+from inspect import CO_VARARGS, CO_VARKEYWORDS
+from types import CodeType
 from typing import TYPE_CHECKING, Any, Self, TypeVar, cast
 
-from tracegrad.ambient import building, current_site
+from tracegrad.ambient import current_site
 from tracegrad.errors import DTypeError, InputError, ShapeError, TraceError, TracegradError, placed
 from tracegrad.shapes import Axes
 
@@ -20,7 +22,7 @@ if TYPE_CHECKING:
     from tracegrad.ir import Tensor
 
 METHODS: dict[str, Callable[..., Any]] = {}
-# The engine that runs ops at once, (op, plans, args, kwargs) -> result: it needs NumPy, and enters itself here.
+# The engine that runs ops at once, (op, kinds, args, kwargs) -> result: it needs NumPy, and enters itself here.
 AT_ONCE: list[Callable[..., Any]] = []
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -33,27 +35,77 @@ Index = Any  # an integer, a slice, None, Ellipsis, or one tensor or array of i3
 TYPE = re.compile(r"\b(f32|f64|i32|u32|bool)\[")
 
 
+class Op:
+    """A public function, and what the engine prepared for it."""
+
+    __slots__ = ("calls", "function", "given", "parameters", "plans", "signature")
+
+    def __init__(self, f: Callable[..., Any]):
+        """f: a function of Python."""
+        self.function = f
+        self.plans: dict[Any, Any] = {}  # by all that decides: types of tensors, values of settings
+        self.calls: dict[Any, Callable[..., Any]] = {}  # by the Python types of the arguments
+        code = f.__code__
+        names, n, m = list(code.co_varnames), code.co_argcount, code.co_kwonlyargcount
+        stars = [s for s, flag in (("*", CO_VARARGS), ("**", CO_VARKEYWORDS)) if code.co_flags & flag]
+        self.parameters = names[: n + m + len(stars)]
+        rest = [star + name for star, name in zip(stars, names[n + m :])]
+        many, any_named = [x for x in rest if x[1] != "*"], [x for x in rest if x[1] == "*"]
+        marked = many or ["*"] * bool(m)
+        self.signature = ", ".join([*names[:n], *marked, *names[n : n + m], *any_named])
+        passed = ", ".join([f"{x}={x}" for x in names[n : n + m]] + any_named)
+        self.given = f"({''.join([f'{x}, ' for x in [*names[:n], *many]])}), dict({passed})"
+
+
+# What stands behind the name of an op: its own signature, written out, because one of *args and **kwargs would cost a
+# small op on values half as much as it takes NumPy.
+ENTRY = """\
+def entry({signature}):
+    try:
+        try:
+            _call = _calls[{kinds}]
+        except KeyError:
+            _call = None
+        return _new({kinds}, {given}) if _call is None else _call({parameters})
+    except _errors as _e:
+        raise _failed(_e, ({parameters})) from None
+"""
+
+
 def op(f: F) -> F:
     """Make `f` a public op: it makes nodes in a trace and for traced operands, and runs at once elsewhere.
 
     Errors of its checks carry its name, the types it got, and the user's line.
     """
-    name = f.__name__.rstrip("_")
-    plans: dict[Any, Any] = {}  # what the engine prepared, by the types of the arguments
+    name, entry = f.__name__.rstrip("_"), Op(f)
 
-    @functools.wraps(f)
-    def named(*args: Any, **kwargs: Any) -> Any:
-        try:
-            if AT_ONCE and not building():
-                result = AT_ONCE[0](f, plans, args, kwargs)
-                if result is not NotImplemented:
-                    return result
-            return f(*args, **kwargs)
-        except (ShapeError, DTypeError, InputError, TraceError) as e:
-            raise placed(_with_types(e, args), name, current_site()) from None
+    def new(kinds: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        result = AT_ONCE[0](entry, kinds, args, kwargs) if AT_ONCE else NotImplemented
+        return f(*args, **kwargs) if result is NotImplemented else result
 
-    named.plans = plans  # pyright: ignore[reportAttributeAccessIssue]
+    def failed(error: TracegradError, args: tuple[Any, ...]) -> TracegradError:
+        return placed(_with_types(error, args), name, current_site())
+
+    kinds = [f"_type({x})" for x in entry.parameters]
+    source = ENTRY.format(
+        signature=entry.signature,
+        kinds=kinds[0] if len(kinds) == 1 else f"({', '.join(kinds)})",
+        parameters="".join([f"{x}, " for x in entry.parameters]),
+        given=entry.given,
+    )
+    errors = (ShapeError, DTypeError, InputError, TraceError)
+    scope = {"_calls": entry.calls, "_new": new, "_failed": failed, "_errors": errors, "_type": type}
+    exec(_compiled(source), scope)
+    named: Any = scope["entry"]
+    named.__defaults__, named.__kwdefaults__ = f.__defaults__, f.__kwdefaults__
+    functools.update_wrapper(named, f)
+    named.entry = entry
     return cast("F", named)
+
+
+@functools.cache
+def _compiled(source: str) -> CodeType:
+    return compile(source, f"{__file__}:written", "exec")  # of the package, so that no error takes it for the user's
 
 
 def _with_types(error: E, args: Sequence[Any]) -> E:
@@ -76,14 +128,14 @@ def _unary(name: str):
     def spelled(self: S) -> S:
         return METHODS[name](self)
 
-    return _described(spelled, name)
+    return _itself(spelled, name)
 
 
 def _binary(name: str):
     def spelled(self: S, other: Operand) -> S:
         return METHODS[name](self, other)
 
-    return _described(spelled, name)
+    return _itself(spelled, name)
 
 
 def _reflected(name: str):
@@ -97,7 +149,13 @@ def _reduction(name: str):
     def spelled(self: S, axis: Axes = None, keepdims: bool = False) -> S:
         return METHODS[name](self, axis, keepdims)
 
-    return _described(spelled, name)
+    return _itself(spelled, name)
+
+
+def _itself(f: F, name: str) -> F:
+    """`f`, which passes on to the op just what it gets: eager tensors have the op in its place."""
+    f.op = name  # pyright: ignore[reportFunctionMemberAccess]
+    return _described(f, name)
 
 
 def _described(f: F, name: str) -> F:

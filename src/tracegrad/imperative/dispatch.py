@@ -7,27 +7,34 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Callable, Iterator
+from functools import partial
+from operator import index
 from typing import Any, cast
 
-from tracegrad.arrays import np
+from tracegrad.ambient import building
+from tracegrad.arrays import HAVE_NUMPY, np
 from tracegrad.errors import DTypeError
 from tracegrad.imperative import streams
-from tracegrad.imperative.plans import Plan, Spec, traced
-from tracegrad.imperative.tensors import NUMBER, GradTensor, ran
-from tracegrad.imperative.values import operand, typed
+from tracegrad.imperative.calls import Call
+from tracegrad.imperative.plans import Number, Plan, Spec, traced
+from tracegrad.imperative.running import ran
+from tracegrad.imperative.tensors import GradTensor
+from tracegrad.imperative.values import typed
 from tracegrad.ir import Tensor
+from tracegrad.methods import AT_ONCE, METHODS, Op, TensorMethods
 
 MOST = 4096  # plans of one op; a loop over ever new shapes or numbers must not fill the memory
+NUMBER = Number()
 BUFFERS = (GradTensor, array, memoryview, bytearray)
-PLAIN = frozenset((int, str, type(None)))  # parts of a key as they are
 kind_of = cast("Callable[[Any], type[object]]", type)
+PLAIN = frozenset((int, str, type(None)))  # parts of a key as they are
 
 
 class _TracedError(Exception):
     """A traced tensor is among the arguments."""
 
 
-class _Call:
+class _Operands:
     """The arguments of a call: their types as a key, and the arrays among them in order."""
 
     __slots__ = ("arrays", "double", "raw", "specs", "tensors")
@@ -51,15 +58,10 @@ class _Call:
             return kind, repr(a)
         if kind is np.ndarray and not a.shape:
             return self.key(a.item())  # as in a trace, a number
-        if kind is np.ndarray and not self.double:
-            self.raw = True
-            return self.add(*operand(a), None)
-        if kind is tuple and PLAIN.issuperset(map(kind_of, a)):
-            return kind, a
         if isinstance(a, (tuple, list)):
             return kind, tuple([self.key(x) for x in cast("list[Any]", a)])
         if kind is slice:
-            return kind, a.start, a.stop, a.step
+            return kind, *[index(k) if hasattr(k, "__index__") else (kind_of(k), k) for k in (a.start, a.stop, a.step)]
         if isinstance(a, Tensor):
             raise _TracedError
         if isinstance(a, np.generic):
@@ -67,7 +69,7 @@ class _Call:
         if is_array(a):
             self.raw = True
             double = self.double and np.asarray(a).dtype.kind == "f"
-            return self.add(*(typed(a, "float64") if double else operand(a)), None)
+            return self.add(*typed(a, "float64" if double else None), None)
         try:
             hash(a)
         except TypeError:
@@ -89,46 +91,70 @@ def is_array(a: Any) -> bool:
     return isinstance(a, BUFFERS) or (hasattr(a, "__array__") and not isinstance(a, (type, np.generic)))
 
 
-def run(f: Callable[..., Any], plans: dict[Any, Plan], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """The result of the op `f`, at once; NotImplemented if an operand is traced."""
-    if not kwargs and args and type(args[0]) is GradTensor:
-        plan = _plan_of_one(plans, args)
-        if plan is not None:
-            return ran(plan, (args[0]._array,), args[:1])
+def run(op: Op, kinds: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """The result of an op, at once; NotImplemented if it belongs to a trace.
+
+    kinds: the Python types of its arguments; the next call with such types goes the way that is written here for it.
+           None: it has no such ways, and is no op of a trace.
+    """
+    if kinds is None:
+        return general(op, args, kwargs)
+    call = Call(op, kinds)
+    if Tensor in call.kinds:
+        op.calls[kinds] = call.traced()
+    if building():
+        return NotImplemented
+
+    def function(call: Call) -> Callable[..., Any]:
+        if not call.is_known:
+            return call.unknown(partial(_missed, op, None))
+        return call.written(partial(_missed, op, call))
+
+    if call.sequences:
+        op.calls[kinds] = call.chosen(lambda items: function(Call(op, kinds, items)))
+    elif call.is_known:  # not so with a traced one
+        op.calls[kinds] = function(call)
+    return general(op, args, kwargs)
+
+
+def _missed(op: Op, call: Call | None, key: Any, arrays: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """The result of a written call that met no such key before, or belongs to a trace."""
+    if building():
+        return op.function(*args, **kwargs)
+
+    def keep(plan: Plan, specs: list[Any]) -> None:
+        if call is not None and key is not None:
+            call.add(key, plan, arrays, specs, MOST)
+
+    result = general(op, args, kwargs, keep)
+    return op.function(*args, **kwargs) if result is NotImplemented else result
+
+
+def general(op: Op, args: tuple[Any, ...], kwargs: dict[str, Any], keep: Callable[..., Any] | None = None) -> Any:
+    """The result for arguments of any kind; NotImplemented if it belongs to a trace. keep: what else gets the plan."""
     try:
-        call, key = _keyed(f, args, kwargs, double=False)
-        if call.raw and any(type(s) is Spec and s.double for s in call.specs):
-            call, key = _keyed(f, args, kwargs, double=True)
+        operands, key = _keyed(op, args, kwargs, double=False)
+        if operands.raw and any(type(s) is Spec and s.double for s in operands.specs):
+            operands, key = _keyed(op, args, kwargs, double=True)
     except _TracedError:
         return NotImplemented
-    plan = plans.get(key)
+    plan: Plan | None = op.plans.get(key)
     if plan is None:
-        if len(plans) >= MOST:
-            plans.clear()
-        plan = plans[key] = traced(f, lambda leaves: _filled(args, kwargs, call.specs, iter(leaves)), call.specs)
+        if len(op.plans) >= MOST:
+            op.plans.clear()
+        leaves_for = partial(_filled, args, kwargs, operands.specs)
+        plan = op.plans[key] = traced(op.function, lambda leaves: leaves_for(iter(leaves)), operands.specs)
     if plan.streams:
-        return ran(plan, [*call.arrays, *streams.values(plan.streams)], call.tensors)
-    return ran(plan, call.arrays, call.tensors)
+        counters = streams.values(plan.streams)
+        return ran(plan, [*operands.arrays, *counters], [*operands.tensors, *[None for _ in counters]])
+    if keep is not None:
+        keep(plan, operands.specs)
+    return ran(plan, operands.arrays, operands.tensors)
 
 
-def _plan_of_one(plans: dict[Any, Plan], args: tuple[Any, ...]) -> Plan | None:
-    """The plan of the most frequent kind of call, an op on one tensor with a few settings, if there is one."""
-    key: list[Any] = [args[0]._spec]
-    for a in args[1:]:
-        kind = kind_of(a)
-        if kind in PLAIN:
-            key.append(a)
-        elif kind is bool or (kind is tuple and PLAIN.issuperset(map(kind_of, a))):
-            key.append((kind, a))
-        else:
-            return None
-    plan = plans.get(tuple(key))
-    return None if plan is None or plan.streams else plan
-
-
-def _keyed(f: Any, args: tuple[Any, ...], kwargs: dict[str, Any], *, double: bool) -> tuple[_Call, Any]:
-    call = _Call(double)
-    if len(args) == 2 and hasattr(f, "rowwise") and not kwargs:
+def _keyed(op: Op, args: tuple[Any, ...], kwargs: dict[str, Any], *, double: bool) -> tuple[_Operands, Any]:
+    call = _Operands(double)
+    if len(args) == 2 and hasattr(op.function, "rowwise") and not kwargs:
         a, b = args
         number = _number(b)
         if number is not None and _is_float(a):
@@ -136,13 +162,7 @@ def _keyed(f: Any, args: tuple[Any, ...], kwargs: dict[str, Any], *, double: boo
         number = _number(a)
         if number is not None and _is_float(b):
             return call, (call.add(float(number), NUMBER, None), call.key(b))
-    key: list[Any] = []
-    for a in (*args, *kwargs.values()) if kwargs else args:
-        kind = kind_of(a)
-        if kind is GradTensor:
-            key.append(call.add(a._array, a._spec, a))
-        else:
-            key.append(a if kind in PLAIN else call.key(a))
+    key = [call.key(a) for a in (*args, *kwargs.values())]
     if kwargs:
         key.append(tuple(kwargs))
     return call, tuple(key)
@@ -176,3 +196,16 @@ def _filled(
         return next(leaves) if is_array(a) else a
 
     return tuple([fill(a) for a in args]), {name: fill(a) for name, a in kwargs.items()}
+
+
+def install() -> None:
+    """Enter the engine that runs ops at once, and give eager tensors the ops themselves as operators and methods.
+
+    Without NumPy there is nothing to enter: ops then ask for a trace.
+    """
+    if not HAVE_NUMPY:
+        return
+    AT_ONCE.append(run)
+    for name, spelled in vars(TensorMethods).items():
+        if hasattr(spelled, "op"):  # it would only pass its arguments on, which takes a fifth of a small op's time
+            setattr(GradTensor, name, METHODS[spelled.op])

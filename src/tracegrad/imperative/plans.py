@@ -15,6 +15,7 @@ from tracegrad import ambient
 from tracegrad.arrays import np
 from tracegrad.dtypes import TensorType, f32
 from tracegrad.errors import DTypeError, RangeError, TraceError
+from tracegrad.imperative.shorter import shorten
 from tracegrad.imperative.spell import Writer, constant, f64, reach
 from tracegrad.ir import Tensor, toposort
 from tracegrad.passes.expand import expand_composites
@@ -60,16 +61,18 @@ class Number:
 
 @dataclass(frozen=True, slots=True)
 class Recorded:
-    """A plan for calls whose gradient may be asked for.
+    """A plan for calls whose gradient may be asked for; of each result:
 
-    forward(*arrays) -> values, one tuple of saved arrays for each
-    pullbacks:  (cotangent, saved) -> one cotangent per source, for each value; None without a derivative
-    sources:    which inputs these belong to, for each value
+    values, saved: the names that the lines of `writer` give it, and a tuple of what its pullback reads
+    pullbacks:     (cotangent, saved) -> one cotangent per source; None without a derivative
+    sources:       which inputs these belong to
     """
 
-    forward: Callable[..., tuple[Any, tuple[Any, ...]]]
-    pullbacks: tuple[Callable[[Array, tuple[Array, ...]], tuple[Array, ...]] | None, ...]
-    sources: tuple[tuple[int, ...], ...]
+    writer: Writer
+    values: list[str]
+    saved: list[str]
+    pullbacks: list[Callable[[Array, tuple[Array, ...]], tuple[Array, ...]] | None]
+    sources: list[tuple[int, ...]]
 
 
 @dataclass(slots=True, eq=False)
@@ -87,33 +90,43 @@ class Plan:
     numbers: frozenset[int]
     streams: tuple[str, ...]
     wrapped: dict[int, int]  # serial of an index leaf -> the length of its axis; negative ones count from the end
+    results: list[Tensor] = field(default_factory=list[Tensor])  # what is computed for the roots
     specs: tuple[Spec, ...] = ()
     spec: Spec | None = None  # of the one result
-    forward: Callable[..., Any] = field(default=lambda: None)
-    _recorded: dict[Mask, Recorded] = field(default_factory=dict[Mask, Recorded])
+    run: Callable[..., Any] | None = None  # written by `running` when it is first asked for, as
+    recorders: dict[Mask, Callable[..., Any]] = field(default_factory=dict[Mask, Callable[..., Any]])
 
     def __post_init__(self) -> None:
+        self.results = self._simplified(self.roots)
         self.specs = tuple(spec_of(t.type, self.double and t.dtype is f32) for t in self.roots)
         self.spec = self.specs[0] if self.pack is None else None
+
+    @property
+    def parameters(self) -> str:
+        """The arrays as a function's parameters."""
+        return ", ".join([f"x{k}" for k in range(len(self.inputs))])
+
+    def computed(self, before: Sequence[str] = ()) -> tuple[Writer, list[str]]:
+        """The lines that compute the results, and their names. before: lines that make operands of what comes."""
         writer = self._writer()
-        roots = self._simplified(self.roots)
-        writer.write(roots)
-        self.forward = writer.function(self._parameters(), self._values(writer, roots))
+        writer.lines[:0] = before
+        writer.write(self.results)
+        return writer, [writer.names[t.serial] for t in self.results]
+
+    @property
+    def fresh(self) -> bool:
+        """Do the results have memory of their own, so that nobody minds what becomes of the arrays?"""
+        return not any(map(_passed_on, self.results))
 
     def recorded(self, mask: Mask) -> Recorded:
         """The plan that also saves what the backward to the inputs of `mask` reads."""
-        if mask not in self._recorded:
-            self._recorded[mask] = self._record(mask)
-        return self._recorded[mask]
-
-    def _record(self, mask: Mask) -> Recorded:
         wrt = [k for k, wanted in enumerate(mask) if wanted]
         cts = [leaf("input", f"ct{k}", t.type) for k, t in enumerate(self.roots)]
         found = [
             arriving([y], [ct], [self.inputs[k] for k in wrt]) if y.dtype.is_float else [None] * len(wrt)
             for y, ct in zip(self.roots, cts)
         ]
-        sources = tuple(tuple(k for k, g in zip(wrt, gs) if g is not None) for gs in found)
+        sources = [tuple(k for k, g in zip(wrt, gs) if g is not None) for gs in found]
         grads = [[g for g in gs if g is not None] for gs in found]
         nodes = iter(self._simplified([*self.roots, *(g for gs in grads for g in gs)]))
         roots = [next(nodes) for _ in self.roots]
@@ -122,13 +135,13 @@ class Plan:
         saved = [_saved(gs, forward, ct) for gs, ct in zip(grads, cts)]
         writer = self._writer()
         writer.write([*roots, *(t for ts in saved for t in ts)])
-        kept = "(" + "".join(f"{writer.tuple(ts)}, " for ts in saved) + ")" if self.pack else writer.tuple(saved[0])
-        run = writer.function(self._parameters(), f"{self._values(writer, roots)}, {kept}")
-        pullbacks = tuple(self._pullback(gs, ts, ct) if gs else None for gs, ts, ct in zip(grads, saved, cts))
-        return Recorded(run, pullbacks, sources)
+        pullbacks = [self._pullback(gs, ts, ct) if gs else None for gs, ts, ct in zip(grads, saved, cts)]
+        return Recorded(
+            writer, [writer.names[t.serial] for t in roots], list(map(writer.tuple, saved)), pullbacks, sources
+        )
 
     def _pullback(self, grads: Sequence[Tensor], saved: Sequence[Tensor], ct: Tensor) -> Callable[..., Any]:
-        writer = Writer(self.double, self.numbers)
+        writer = Writer(self.double)
         writer.names = {ct.serial: "ct", **{t.serial: f"s{k}" for k, t in enumerate(saved)}}
         if saved:
             writer.lines.append(f"{writer.tuple(saved)} = saved")
@@ -136,26 +149,31 @@ class Plan:
         return writer.function("ct, saved", writer.tuple(grads))
 
     def _writer(self) -> Writer:
-        """A writer that knows the inputs, and has checked the indices among them."""
-        writer = Writer(self.double, self.numbers)
+        """A writer that knows the inputs, has made arrays of the numbers, and checked the indices among them."""
+        writer = Writer(self.double)
         writer.names = {t.serial: f"x{k}" for k, t in enumerate(self.inputs)}
         limits = {**_limits(self.roots), **{serial: (n, None, n) for serial, n in self.wrapped.items()}}
         for t in self.inputs:
+            name = writer.names[t.serial]
+            if t.serial in self.numbers:
+                writer.scope |= {"array": np.array, "float_": np.dtype("float64" if self.double else "float32")}
+                writer.lines.append(f"{name} = array({name}, float_)")
             if t.serial in limits:
-                name, (n, exempt, below) = writer.names[t.serial], limits[t.serial]
+                n, exempt, below = limits[t.serial]
                 writer.scope["indices"] = indices
                 writer.lines.append(f"{name} = indices({name}, {n}, {exempt}, {below})")
         return writer
 
-    def _parameters(self) -> str:
-        return ", ".join(f"x{k}" for k in range(len(self.inputs)))
-
-    def _values(self, writer: Writer, roots: Sequence[Tensor]) -> str:
-        return writer.tuple(roots) if self.pack is not None else writer.names[roots[0].serial]
-
     def _simplified(self, roots: Sequence[Tensor]) -> list[Tensor]:
         expanded = expand_composites(roots)
-        return expanded if self.double else simplify(expanded)  # which folds constants in f32
+        return shorten(expanded if self.double else simplify(expanded))  # simplifying folds constants in f32
+
+
+def _passed_on(t: Tensor) -> bool:
+    """May the value of `t` be an input's memory?"""
+    while t.prim.family == "view" or t.prim.passes:
+        t = t.inputs[0]
+    return t.prim.family in ("leaf", "scan", "item")
 
 
 def _saved(grads: Sequence[Tensor], forward: set[int], ct: Tensor) -> list[Tensor]:

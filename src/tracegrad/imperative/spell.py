@@ -6,20 +6,26 @@ than the NumPy functions in it.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Collection, Iterable, Sequence
 from functools import cache
+from operator import attrgetter
 from types import CodeType
 from typing import Any
 
 from tracegrad.arrays import np
-from tracegrad.dtypes import DType, f32, nearest_f32
+from tracegrad.dtypes import DType, f32
 from tracegrad.errors import ShapeError
-from tracegrad.evaluate import array_rule
+from tracegrad.evaluate import array_rule, spelled
 from tracegrad.ir import Tensor
+from tracegrad.prims.folds import MATMUL
+from tracegrad.prims.rules import Indexed
 from tracegrad.prims.views import BROADCAST, RESHAPE
 from tracegrad.shapes import broadcast_shapes
 
 Array = Any
+FUNCTION = re.compile(r"\bxp\.([\w.]+)")
+KEPT = 1 << 14  # elements of a value that is computed once, such as a mask; plans of large ones would fill the memory
 f64 = DType("f64", "float64", "", "", 8)  # of eager tensors only: no shader language has it everywhere
 
 
@@ -41,7 +47,7 @@ def read_by(t: Tensor) -> Sequence[Tensor]:
     NumPy's elementwise functions broadcast at no cost, and `broadcast_to` costs more than most of them.
     """
     if t.prim.family == "map" and isinstance(t.prim.array, str):
-        inner = [_broadcast_from(x) for x in t.inputs]
+        inner = [broadcast_from(x) for x in t.inputs]
         if _joint(inner) == t.shape:
             return inner
     return t.inputs
@@ -55,18 +61,18 @@ def constant(t: Tensor) -> bool:
 class Writer:
     """The body of one function: names of values, lines, and the objects that the lines refer to."""
 
-    def __init__(self, double: bool, numbers: Collection[int] = ()):
-        """double: f32 stands for f64. numbers: serials of inputs that are Python numbers."""
-        self.double, self.numbers = double, numbers
+    def __init__(self, double: bool):
+        """double: f32 stands for f64."""
+        self.double = double
         self.names: dict[int, str] = {}
         self.lines: list[str] = []
+        self.constants: dict[int, Any] = {}  # values that every call has in common
         self.scope: dict[str, Any] = {"xp": np}
-        self.literals: dict[int, str] = {}  # scalar constants, as Python spells them
 
     def write(self, roots: Sequence[Tensor]) -> None:
         """Lines for everything that `roots` need beyond what has a name."""
         for t in reach(roots, self.names):
-            if constant(t):
+            if constant(t) or self._derived(t):
                 self._constant(t)
             else:
                 text = self._call(t)
@@ -80,17 +86,20 @@ class Writer:
     def function(self, parameters: str, result: str) -> Callable[..., Any]:
         """The finished function."""
         body = "".join(f"    {line}\n" for line in [*self.lines, f"return {result}"])
-        return _defined(f"def run({parameters}):\n{body}", self.scope)
+        return defined(f"def run({parameters}):\n{body}", self.scope)["run"]
+
+    def _derived(self, t: Tensor) -> bool:
+        """Is `t` computed from constants alone, and small enough to be one?"""
+        few = t.size <= KEPT and t.inputs and t.prim.family != "scan"
+        return bool(few) and all(x.serial in self.constants for x in read_by(t))
 
     def _constant(self, t: Tensor) -> None:
-        with np.errstate(over="ignore"):
-            value = array_rule(_doubled(t) if self.double else t, np)()
+        with np.errstate(all="ignore"):
+            value = array_rule(_doubled(t) if self.double else t, np)(*[self.constants[x.serial] for x in read_by(t)])
+        self.constants[t.serial] = value
+        # As an array also if it is one number: a Python number would cost a NumPy function as much again
         self.names[t.serial] = name = f"k{t.serial}"
         self.scope[name] = value
-        number = value.item() if np.ndim(value) == 0 else None
-        if isinstance(number, float) and np.isfinite(number):
-            # A Python number takes the dtype of the other operand, and costs NumPy half as much as an array
-            self.literals[t.serial] = repr(number if self.double else nearest_f32(number))
 
     def _call(self, t: Tensor) -> str:
         if t.prim.family == "scan":
@@ -98,14 +107,24 @@ class Writer:
         rule, attrs = t.prim.array, _attrs(t) if self.double else t.attrs
         if rule is None:
             raise NotImplementedError(f"{t.prim.name} has no array rule")
+        operands = [self.names[x.serial] for x in read_by(t)]
+        if isinstance(rule, Indexed):
+            self.scope[f"i{t.serial}"] = rule.key(**attrs)
+            return f"{operands[0]}[i{t.serial}]"
         if not isinstance(rule, str):
             self.scope[f"r{t.serial}"], self.scope[f"a{t.serial}"] = rule, attrs
-            return f"r{t.serial}(xp, {', '.join(map(self._array, t.inputs))}, **a{t.serial})"
-        operands = self._operands(t)
+            return f"r{t.serial}(xp, {', '.join(operands)}, **a{t.serial})"
         if "{0}" in rule:
-            return rule.format(*operands, **attrs)
-        self.scope[rule] = getattr(np, rule)
-        return f"{rule}({', '.join(operands)})"
+            return FUNCTION.sub(self._function, spelled(rule, operands, attrs))
+        if t.prim is MATMUL and t.ndim == 2:
+            rule = "dot"  # the same product, without what matmul has for more axes
+        return FUNCTION.sub(self._function, f"xp.{rule}({', '.join(operands)})")
+
+    def _function(self, name: re.Match[str]) -> str:
+        """`xp.add.reduce` as one name, looked up now."""
+        own = name[0].replace(".", "_")
+        self.scope[own] = attrgetter(name[1])(np)
+        return own
 
     def _scan(self, t: Tensor) -> str:
         body = t.attrs["body"]
@@ -115,24 +134,7 @@ class Writer:
         step = inner.function(", ".join(inner.names[x.serial] for x in body.leaves), inner.tuple(body.roots))
         run = _looped(step, len(body.carries), len(body.xs), t.attrs["length"], t.attrs["reverse"])
         self.scope[f"r{t.serial}"] = run
-        return f"r{t.serial}({', '.join(map(self._array, t.inputs))})"
-
-    def _operands(self, t: Tensor) -> list[str]:
-        """What the line of `t` reads; of a function that takes arrays and numbers, numbers as they are."""
-        xs = read_by(t)
-        plain = [x.serial in self.literals or x.serial in self.numbers for x in xs]
-        # A number takes the dtype of a float beside it; with none, as in where(mask, 1.0, 2.0), it would stay a double
-        beside = any(x.dtype.is_float and not p for x, p in zip(xs, plain))
-        if t.prim.family != "map" or "{0}" in str(t.prim.array) or not beside:
-            plain = [False] * len(xs)
-        return [self._number(x) if p else self._array(x) for x, p in zip(xs, plain)]
-
-    def _number(self, t: Tensor) -> str:
-        return self.literals.get(t.serial) or self.names[t.serial]
-
-    def _array(self, t: Tensor) -> str:
-        name = self.names[t.serial]
-        return f"xp.asarray({name}, '{'float64' if self.double else 'float32'}')" if t.serial in self.numbers else name
+        return f"r{t.serial}({', '.join([self.names[x.serial] for x in t.inputs])})"
 
 
 def _looped(step: Callable[..., Any], n: int, m: int, length: int, reverse: bool) -> Callable[..., list[Array]]:
@@ -150,7 +152,7 @@ def _looped(step: Callable[..., Any], n: int, m: int, length: int, reverse: bool
     return run
 
 
-def _broadcast_from(t: Tensor) -> Tensor:
+def broadcast_from(t: Tensor) -> Tensor:
     """What `t` is the broadcast of, or `t`."""
     if t.prim is BROADCAST:
         t = t.inputs[0]
@@ -177,11 +179,12 @@ def _doubled(t: Tensor) -> Tensor:
     return t if t.prim.family == "leaf" else Tensor(t.prim, t.inputs, _attrs(t), t.type, t.site)
 
 
-def _defined(source: str, scope: dict[str, Any]) -> Callable[..., Any]:
+def defined(source: str, scope: dict[str, Any]) -> dict[str, Any]:
+    """`scope`, with what the source defines."""
     exec(_compiled(source), scope)
-    return scope["run"]
+    return scope
 
 
 @cache
 def _compiled(source: str) -> CodeType:
-    return compile(source, "<eager op>", "exec")
+    return compile(source, f"{__file__}:written", "exec")  # of the package, so that no error takes it for the user's

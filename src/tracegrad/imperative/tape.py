@@ -20,7 +20,7 @@ Array = Any
 F = TypeVar("F", bound=Callable[..., Any])
 
 recording: ContextVar[bool] = ContextVar("tracegrad_recording", default=True)
-_serial = itertools.count()
+serial = itertools.count().__next__
 
 
 class Record:
@@ -31,15 +31,11 @@ class Record:
 
     __slots__ = ("pullback", "retained", "saved", "serial", "sources")
 
-    def __init__(
-        self,
-        pullback: Callable[[Array, tuple[Array, ...]], tuple[Array, ...]],
-        saved: tuple[Array, ...],
-        sources: tuple[Record | GradTensor, ...],
-    ):
-        self.pullback, self.saved, self.sources = pullback, saved, sources
-        self.serial = next(_serial)
-        self.retained: weakref.ref[GradTensor] | None = None  # the tensor that keeps its gradient too
+    pullback: Callable[[Array, tuple[Array, ...]], tuple[Array, ...]]
+    retained: weakref.ref[GradTensor] | None  # the tensor that keeps its gradient too
+    saved: tuple[Array, ...]
+    serial: int
+    sources: tuple[Record | GradTensor, ...]
 
 
 def backward(root: Record | GradTensor, ct: Array) -> None:

@@ -14,13 +14,11 @@ from tracegrad.arrays import np
 from tracegrad.dtypes import DType, Shape, TensorType
 from tracegrad.errors import DTypeError, InputError, ShapeError, TraceError, call_site, placed
 from tracegrad.imperative import tape
-from tracegrad.imperative.plans import Number, Plan, Spec
+from tracegrad.imperative.plans import Spec
 from tracegrad.imperative.spell import Array
 from tracegrad.imperative.values import typed
 from tracegrad.inputs import as_array
 from tracegrad.methods import METHODS, TensorMethods
-
-NUMBER = Number()
 
 
 class GradTensor(TensorMethods):
@@ -307,39 +305,3 @@ def wrap(array: Array, spec: Any) -> GradTensor:
     t._requires = False
     t._grad = None
     return t
-
-
-def ran(plan: Plan, arrays: Sequence[Any], tensors: Sequence[Any]) -> Any:
-    """The result of a plan. `tensors`: whose gradients it passes on, in the order of `arrays`."""
-    if tape.recording.get():
-        for t in tensors:
-            if type(t) is GradTensor and t._requires:
-                return _recorded(plan, arrays, tensors)
-    values = plan.forward(*arrays)
-    if plan.spec is not None:
-        return wrap(values, plan.spec)
-    assert plan.pack is not None
-    return plan.pack([wrap(x, s) for x, s in zip(values, plan.specs)])
-
-
-def _recorded(plan: Plan, arrays: Sequence[Any], tensors: Sequence[Any]) -> Any:
-    recorded = plan.recorded(tuple([type(t) is GradTensor and t._requires for t in tensors]))
-    values, saved = recorded.forward(*arrays)
-    if plan.spec is not None:
-        y = wrap(values, plan.spec)
-        pullback = recorded.pullbacks[0]
-        if pullback is not None:
-            y._record = tape.Record(
-                pullback, saved, tuple([tensors[k]._record or tensors[k] for k in recorded.sources[0]])
-            )
-            y._requires = True
-        return y
-    results: list[GradTensor] = []
-    for x, spec, pullback, kept, sources in zip(values, plan.specs, recorded.pullbacks, saved, recorded.sources):
-        y = wrap(x, spec)
-        if pullback is not None:
-            y._record = tape.Record(pullback, kept, tuple([tensors[k]._record or tensors[k] for k in sources]))
-            y._requires = True
-        results.append(y)
-    assert plan.pack is not None
-    return plan.pack(results)

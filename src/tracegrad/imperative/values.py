@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, cast
 
 from tracegrad.arrays import HAVE_NUMPY, np
@@ -15,7 +16,6 @@ from tracegrad.methods import TensorMethods
 Array = Any
 KINDS = {"f": f32, "i": i32, "u": u32, "b": bool_}
 EXACT = {np.dtype(d.numpy): d for d in (f32, i32, u32, bool_)} if HAVE_NUMPY else {}  # taken as they are
-_exact: dict[tuple[str, tuple[int, ...]], Spec] = {}
 
 
 def dtype_of(dtype: Any) -> DType:
@@ -25,18 +25,13 @@ def dtype_of(dtype: Any) -> DType:
     return as_dtype(np.dtype(dtype).name if isinstance(dtype, type) else dtype)
 
 
-def operand(x: Array) -> tuple[Array, Spec]:
-    """As `typed`, for an array among the operands of an op: soon, if its dtype is one of tracegrad's."""
-    if type(x) is np.ndarray:
-        key = x.dtype.char, x.shape
-        spec = _exact.get(key)
-        if spec is None and x.dtype in EXACT:
-            spec = _exact[key] = spec_of(TensorType(EXACT[x.dtype], x.shape))
-        if spec is not None:
-            return x.copy(), spec
-        if key[0] == "d":
-            return x.astype(np.float32), spec_of(TensorType(f32, x.shape))
-    return typed(x)
+def taking(dtype: Any, spec: Spec) -> Callable[[Array], Array]:
+    """What makes an operand of type `spec` of an array of `dtype`: as `typed`, without its questions."""
+    if EXACT.get(dtype) is spec.dtype:
+        return np.ndarray.copy
+    if dtype == np.float64 and spec.dtype is f32:
+        return lambda x: x.astype(np.float32)
+    return lambda x: typed(x, spec.dtype.name if spec.double else None)[0]
 
 
 def typed(data: Any, dtype: Any = None) -> tuple[Array, Spec]:

@@ -13,7 +13,7 @@ from tracegrad.methods import Operand, method, op
 from tracegrad.prims import views
 from tracegrad.prims.elementwise import where
 from tracegrad.prims.folds import MATMUL, check_product
-from tracegrad.prims.leaves import as_tensor, iota
+from tracegrad.prims.leaves import as_tensor, as_tensors, iota
 from tracegrad.shapes import broadcast_shapes
 
 __all__ = ["einsum", "matmul", "outer"]
@@ -30,7 +30,7 @@ def matmul(a: Operand, b: Operand) -> Tensor:
     so that the gradient of `b` is one product too.
     Gradients: ct @ b^T and a^T @ ct. Raises ShapeError naming both types, DTypeError.
     """
-    a, b = as_tensor(a), as_tensor(b)
+    a, b = as_tensors(a, b)
     if not a.ndim or not b.ndim:
         raise ShapeError(f"operands need at least one axis: a is {a.type}, b is {b.type}; use * with a scalar")
     check_product(a.type, b.type)

@@ -240,7 +240,11 @@ square = elementwise(
 )
 sqrt = elementwise("sqrt", array="sqrt", wgsl="sqrt({0})", vjp=lambda ct, y, x: (ct * 0.5 / y,), cost=4)
 rsqrt = elementwise(
-    "rsqrt", array="1 / xp.sqrt({0})", wgsl="(1.0 / sqrt({0}))", vjp=lambda ct, y, x: (ct * (-0.5) * y / x,), cost=8
+    "rsqrt",
+    array="xp.reciprocal(xp.sqrt({0}))",
+    wgsl="(1.0 / sqrt({0}))",
+    vjp=lambda ct, y, x: (ct * (-0.5) * y / x,),
+    cost=8,
 )
 exp = elementwise("exp", array="exp", wgsl="exp_({0})", vjp=lambda ct, y, x: (ct * y,), cost=8, helper=EXP)
 expm1 = elementwise(

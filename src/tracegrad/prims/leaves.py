@@ -203,11 +203,18 @@ def _around(value: TensorMethods) -> Tensor:
 
 
 def as_tensors(*values: Any) -> tuple[Tensor, ...]:
-    """`values` as tensors; numbers take the dtype of the first that is none, and of a float if all are numbers."""
+    """`values` as tensors; numbers take the dtype of the first that is none, and of a float if all are numbers.
+
+    So do lists of integers beside a float tensor, f32: written alone they are i32, as indices are.
+    """
     values = tuple([unboxed(v) for v in values])
     is_number = [isinstance(v, (bool, int, float)) for v in values]
     xs = [None if number else as_tensor(v) for v, number in zip(values, is_number)]
     like = next((x.dtype for x in xs if x is not None), None)
+    if any(x is not None and x.dtype.is_float for x in xs):
+        whole = [isinstance(v, (list, tuple)) and x is not None and x.dtype.is_int for v, x in zip(values, xs)]
+        xs = [literal(v, f32) if w else x for v, x, w in zip(values, xs, whole)]
+        like = f32 if True in whole else like
     if like is None and any(isinstance(v, float) for v in values):
         like = f32
     return tuple([as_tensor(v, like) if x is None else x for v, x in zip(values, xs)])

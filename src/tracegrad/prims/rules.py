@@ -1,4 +1,4 @@
-"""Rules that many rows share: how tangents go forwards, and how a row computes `n` values at once.
+"""Rules that many rows share: how tangents go forwards, how a row computes `n` values at once, and what only indexes.
 
 jvp:   (ts, y, *inputs, **attrs) -> the tangent of `y`. `ts` has a tangent per input, or None where it is zero.
 batch: (n, y, *inputs, **attrs) -> `n` values of `y` along a new axis 0; each input has that axis in front, of size n or
@@ -7,7 +7,8 @@ batch: (n, y, *inputs, **attrs) -> `n` values of `y` along a new axis 0; each in
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from tracegrad.ir import Tensor, bind
@@ -79,3 +80,14 @@ def merged(n: int, y: Tensor, x: Tensor, *shared: Tensor, **attrs: Any) -> Tenso
     """
     z = bind(y.prim, x.reshape((n * x.shape[1], *x.shape[2:])), *shared, **attrs)
     return z.reshape((n, *y.shape))
+
+
+# arrays
+@dataclass(frozen=True, slots=True)
+class Indexed:
+    """The array rule `x[key(**attrs)]`. Where it runs often, the key is made once."""
+
+    key: Callable[..., Any]
+
+    def __call__(self, xp: Any, x: Any, **attrs: Any) -> Any:
+        return x[self.key(**attrs)]

@@ -19,7 +19,7 @@ from tracegrad.errors import ShapeError
 from tracegrad.ir import Primitive, Tensor, bind, register
 from tracegrad.methods import METHODS
 from tracegrad.prims.leaves import iota
-from tracegrad.prims.rules import multilinear, shifted, spread
+from tracegrad.prims.rules import Indexed, multilinear, shifted, spread
 
 
 class Guard(NamedTuple):
@@ -111,28 +111,29 @@ def _slice_type(x: TensorType, *, axis: int, start: int, step: int, length: int)
     return TensorType(x.dtype, _with(x.shape, axis, length))
 
 
-def _span(start: int, step: int, length: int) -> slice:
+def _span(*, axis: int, start: int, step: int, length: int) -> tuple[slice, ...]:
     stop = start + step * length
-    return slice(start, stop if stop >= 0 else None, step)  # None: a negative stop would count from the end
+    # None: a negative stop would count from the end
+    return *[slice(None)] * axis, slice(start, stop if stop >= 0 else None, step)
 
 
 # out[.., k, ..] = x[.., start + step*k, ..]; step may be negative
 SLICE = view(
     "slice",
     type=_slice_type,
-    array=lambda xp, x, *, axis, start, step, length: x[(slice(None),) * axis + (_span(start, step, length),)],
+    array=Indexed(_span),
     index=lambda i, x, *, axis, start, step, length: (_with(i, axis, i[axis] * step + start), ()),
     vjp=lambda ct, y, x, *, axis, start, step, length: (place(ct, axis, start, x.shape[axis], step),),
 )
 
 
 def _place_array(xp: Any, x: Any, *, axis: int, start: int, step: int, length: int) -> Any:
-    # Gather with a zero row at the end: the same spelling for NumPy and for jax.numpy, whose arrays are immutable.
-    source = [x.shape[axis]] * length
-    for k in range(x.shape[axis]):
-        source[start + step * k] = k
-    zero = xp.zeros(_with(x.shape, axis, 1), x.dtype)
-    return xp.take(xp.concatenate([x, zero], axis), xp.asarray(source, "int32"), axis)
+    out = xp.zeros(_with(x.shape, axis, length), x.dtype)
+    at = _span(axis=axis, start=start, step=step, length=x.shape[axis])
+    if hasattr(out, "at"):  # jax.numpy: immutable arrays
+        return out.at[at].set(x)
+    out[at] = x
+    return out
 
 
 def _place_index(i: Any, x: TensorType, *, axis: int, start: int, step: int, length: int) -> Any:

@@ -178,7 +178,11 @@ def _of_chosen(
     fn: Function, args: Sequence[Any], kwargs: Any, argnums: ArgNums, who: str
 ) -> tuple[Function, list[Any]]:
     """`fn` as a function of the chosen arguments, and these."""
-    numbers = (argnums,) if isinstance(argnums, int) else tuple(argnums)
+    numbers = cast("tuple[Any, ...]", tuple(argnums) if isinstance(argnums, (tuple, list)) else (argnums,))
+    if any(not isinstance(k, int) for k in numbers):
+        raise TraceError.here(
+            f"{who}: argnums={argnums!r}; write the place of an argument, counted from 0, or a tuple of places"
+        )
     bad = [k for k in numbers if not -len(args) <= k < len(args)]
     if bad:
         raise TraceError.here(f"{who}: argnums={argnums!r}, but {_name(fn)} got {len(args)} positional arguments")

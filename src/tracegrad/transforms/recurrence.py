@@ -70,20 +70,21 @@ def scan(
 
 
 @overload
-def repeat(x: Callable[[C], C], repeats: int, axis: C) -> C: ...
+def repeat(x: Callable[[C], C], n: int, init: C) -> C: ...
 @overload
 def repeat(x: Operand, repeats: int, axis: int | None = None) -> Tensor: ...
-def repeat(x: Any, repeats: int, axis: Any = None, **init: Any) -> Any:
+def repeat(x: Any, *args: Any, **kwargs: Any) -> Any:
     """Repeat elements, or a function.
 
     repeat(x, repeats, axis): each element of `x` `repeats` times in a row along `axis` (None: of the flattened `x`), as
                               NumPy. Any dtype. Gradient: the sum over the copies.
     repeat(fn, n, init):      fn(fn(... fn(init))), `n` times: the last carry of a `scan` of `fn(carry) -> carry`.
     """
-    if not callable(x):
-        return shaping.repeat(x, repeats, axis, **init)
-    start = init.get("init", axis)
-    return scan(lambda carry, _: (x(carry), None), start, length=repeats)[0]
+    return _applied(x, *args, **kwargs) if callable(x) else shaping.repeat(x, *args, **kwargs)
+
+
+def _applied(fn: Callable[[Any], Any], n: int, init: Any) -> Any:
+    return scan(lambda carry, _: (fn(carry), None), init, length=n)[0]
 
 
 def _numbers(n: int) -> Tensor:
