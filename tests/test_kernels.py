@@ -15,7 +15,8 @@ from tracegrad.ambient import tracing
 from tracegrad.dtypes import TensorType, f32
 from tracegrad.evaluate import evaluate
 from tracegrad.ir import Graph, toposort
-from tracegrad.kernels import unroll
+from tracegrad.kernels import tiling, unroll
+from tracegrad.kernels.tiling import TileShape
 from tracegrad.layout import Persistent, overlaps
 from tracegrad.places import make_plan
 from tracegrad.plan import make_program, optimize
@@ -143,6 +144,7 @@ SHAPES = {  # such that rows are folded by 8, 32, 64 and 256 lanes, and edges of
     "narrow_product": (lambda x, y: x @ y, (37, 70), (70, 3)),
     "many_products": (lambda x, y: x @ y, (130, 18, 33), (130, 33, 9)),
     "convolution": (lambda x, y: tg.conv2d(x, y, padding=1), (2, 3, 7, 7), (17, 3, 3, 3)),
+    "deep_convolution": (lambda x, y: tg.conv2d(x, y, padding=1), (2, 16, 5, 5), (17, 16, 3, 3)),  # k in another order
 }
 
 
@@ -191,3 +193,34 @@ def test_prime_lengths_are_split(name: str, device: Any, c_session: CpuSession) 
     if device.info.software:
         got = run(device, with_barriers(program), env)["output"]
         np.testing.assert_allclose(got, want, atol=128 * 2**-24 * 128)
+
+
+@pytest.mark.parametrize("edge", [0, 5], ids=["whole", "edge"])
+@pytest.mark.parametrize("tile", tiling.TILES, ids=lambda t: f"{t.rows}x{t.columns}")
+def test_every_tile_multiplies(tile: TileShape, edge: int, device: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also the large ones, which shapes of the table never choose; tiles, then squares in their order."""
+    monkeypatch.setattr(tiling, "TILES", {tile: tiling.TILES[tile]})
+    m, k, n = tile.rows + edge, 3 * tile.k_step + edge, 2 * tile.columns - edge
+    rng = np.random.default_rng(0)
+    env = {x: rng.standard_normal(s).astype(np.float32) for x, s in (("x", (m, k)), ("y", (k, n)), ("z", (m, n)))}
+    with tracing():
+        x, y, z = (leaf("input", name, TensorType(f32, v.shape)) for name, v in env.items())
+        graph = Graph({"output": tg.relu(x @ y + z)})
+    program = make_program(graph, NOTHING, {}, {})
+    got = run(device, with_barriers(program), env)["output"]
+    x64, y64, z64 = (v.astype(np.float64) for v in env.values())
+    np.testing.assert_allclose(got, np.maximum(x64 @ y64 + z64, 0), rtol=0, atol=1e-5 * k)
+    np.testing.assert_array_equal(run(device, program, env)["output"].view(np.int32), got.view(np.int32))
+
+
+def test_points_side_by_side(device: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Several points a thread, the last of them beyond the end."""
+    monkeypatch.setattr(tiling, "MANY_POINTS", 1)
+    env = {"x": np.linspace(-1, 1, 1300, dtype=np.float32)}
+    with tracing():
+        x = leaf("input", "x", TensorType(f32, (1300,)))
+        graph = Graph({"output": tg.where(x > 0, x * 2 + 1, -x)})
+    program = make_program(graph, NOTHING, {}, {})
+    assert "e_3" in program.kernels[0].wgsl
+    got = run(device, with_barriers(program), env)["output"]
+    np.testing.assert_array_equal(got, np.where(env["x"] > 0, env["x"] * 2 + 1, -env["x"]))

@@ -8,33 +8,37 @@ fn k0(w: i32, lid: i32) {
   let o1 = at[0].y;
   let o2 = at[0].z;
   let o3 = at[0].w;
-  let row = w * 256 + lid;
+  let row = w * 128 + lid;
   let lane = 0;
   if (row >= 256) { return; }
   let b0 = (row / 128);
   let m0 = (row / 64) % 2;
   let n0 = (row / 8) % 8;
   let n1 = row % 8;
+  let h0 = n1 + (-1);
+  let h1 = n0 + (-1);
+  let h3 = b0 * 64 + n0 * 8 + n1 + (-9);
   var ta0 = 0f;
   {
     for (var j = lane; j < 9; j += 1) {
       let k0 = (j / 3);
       let k1 = j % 3;
-      let g0 = ((n1 + k1 + (-1)) >= 0) & ((n1 + k1 + (-1)) < 8) & ((n0 + k0 + (-1)) >= 0) & ((n0 + k0 + (-1)) < 8);
-      ta0 = (ta0 + (mem0[o0 + (m0 * 9 + k0 * 3 + k1)] * select(0.0, mem1[o1 + select(0, (b0 * 64 + n0 * 8 + k0 * 8 + n1 + k1 + (-9)), g0)], g0)));
+      let g2 = ((h0 + k1) >= 0) & ((h0 + k1) < 8) & ((h1 + k0) >= 0) & ((h1 + k0) < 8);
+      let xa0 = (mem0[o0 + (m0 * 9 + k0 * 3 + k1)] * select(0.0, mem1[o1 + select(0, (h3 + k0 * 8 + k1), g2)], g2));
+      ta0 = (ta0 + xa0);
     }
   }
   let a0 = ta0;
-  let v1 = (a0 + mem0[o2 + m0]);
+  let v4 = (a0 + mem0[o2 + m0]);
   if (row < 256 && lane == 0) {
-    let s3 = select(v1, 0f, (v1 <= 0f));
+    let s3 = select(v4, 0f, (v4 <= 0f));
     mem2[o3 + (b0 * 128 + m0 * 64 + n0 * 8 + n1)] = s3;
   }
 }
-@compute @workgroup_size(256)
+@compute @workgroup_size(128)
 fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) lid: u32) {
   let w = i32(wid.x + wid.y * 32768u);
-  if (w >= 0 && w < 1) { k0(w - 0, i32(lid)); }
+  if (w >= 0 && w < 2) { k0(w - 0, i32(lid)); }
 }
 
 // 1: max+min
@@ -58,17 +62,19 @@ fn k0(w: i32, lid: i32) {
   let o0 = at[0].x;
   let o1 = at[0].y;
   let o2 = at[0].z;
-  let row = w * 256 + lid;
+  let row = w * 128 + lid;
   let lane = 0;
   if (row >= 64) { return; }
   let i0 = (row / 4);
   let i1 = row % 4;
+  let h0 = i0 * 16 + i1 * 2;
   var ta0 = (-bitcast<f32>(inf_bits));
   {
     for (var j = lane; j < 4; j += 1) {
       let j0 = (j / 2);
       let j1 = j % 2;
-      ta0 = max_f32(ta0, mem0[o0 + (i0 * 16 + j0 * 8 + i1 * 2 + j1)]);
+      let xa0 = mem0[o0 + (h0 + j0 * 8 + j1)];
+      ta0 = max_f32(ta0, xa0);
     }
   }
   let a0 = ta0;
@@ -77,7 +83,8 @@ fn k0(w: i32, lid: i32) {
     for (var j = lane; j < 4; j += 1) {
       let j0 = (j / 2);
       let j1 = j % 2;
-      ta1 = min_i32(ta1, select(4, ((j0 * 2) + j1), (mem0[o0 + (i0 * 16 + j0 * 8 + i1 * 2 + j1)] == a0)));
+      let xa1 = select(4, ((j0 * 2) + j1), (mem0[o0 + (h0 + j0 * 8 + j1)] == a0));
+      ta1 = min_i32(ta1, xa1);
     }
   }
   let a1 = ta1;
@@ -88,7 +95,7 @@ fn k0(w: i32, lid: i32) {
     mem1[o2 + (i0 * 4 + i1)] = s2;
   }
 }
-@compute @workgroup_size(256)
+@compute @workgroup_size(128)
 fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) lid: u32) {
   let w = i32(wid.x + wid.y * 32768u);
   if (w >= 0 && w < 1) { k0(w - 0, i32(lid)); }
@@ -103,31 +110,35 @@ fn k0(w: i32, lid: i32) {
   let o1 = at[0].y;
   let o2 = at[0].z;
   let o3 = at[0].w;
-  let row = w * 256 + lid;
+  let row = w * 128 + lid;
   let lane = 0;
   if (row >= 96) { return; }
   let b0 = (row / 48);
   let m0 = (row / 16) % 3;
   let n0 = (row / 4) % 4;
   let n1 = row % 4;
+  let h0 = n1 + (-1);
+  let h1 = n0 + (-1);
+  let h3 = b0 * 32 + n0 * 4 + n1 + (-5);
   var ta0 = 0f;
   {
     for (var j = lane; j < 18; j += 1) {
       let k0 = (j / 9);
       let k1 = (j / 3) % 3;
       let k2 = j % 3;
-      let g0 = ((n1 + k2 + (-1)) >= 0) & ((n1 + k2 + (-1)) < 4) & ((n0 + k1 + (-1)) >= 0) & ((n0 + k1 + (-1)) < 4);
-      ta0 = (ta0 + (mem0[o0 + (m0 * 18 + k0 * 9 + k1 * 3 + k2)] * select(0.0, mem1[o1 + select(0, (b0 * 32 + k0 * 16 + n0 * 4 + k1 * 4 + n1 + k2 + (-5)), g0)], g0)));
+      let g2 = ((h0 + k2) >= 0) & ((h0 + k2) < 4) & ((h1 + k1) >= 0) & ((h1 + k1) < 4);
+      let xa0 = (mem0[o0 + (m0 * 18 + k0 * 9 + k1 * 3 + k2)] * select(0.0, mem1[o1 + select(0, (h3 + k0 * 16 + k1 * 4 + k2), g2)], g2));
+      ta0 = (ta0 + xa0);
     }
   }
   let a0 = ta0;
-  let v1 = (a0 + mem0[o2 + m0]);
+  let v4 = (a0 + mem0[o2 + m0]);
   if (row < 96 && lane == 0) {
-    let s3 = select(v1, 0f, (v1 <= 0f));
+    let s3 = select(v4, 0f, (v4 <= 0f));
     mem1[o3 + (b0 * 48 + m0 * 16 + n0 * 4 + n1)] = s3;
   }
 }
-@compute @workgroup_size(256)
+@compute @workgroup_size(128)
 fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) lid: u32) {
   let w = i32(wid.x + wid.y * 32768u);
   if (w >= 0 && w < 1) { k0(w - 0, i32(lid)); }
@@ -154,17 +165,19 @@ fn k0(w: i32, lid: i32) {
   let o0 = at[0].x;
   let o1 = at[0].y;
   let o2 = at[0].z;
-  let row = w * 256 + lid;
+  let row = w * 128 + lid;
   let lane = 0;
   if (row >= 24) { return; }
   let i0 = (row / 2);
   let i1 = row % 2;
+  let h0 = i0 * 8 + i1 * 2;
   var ta0 = (-bitcast<f32>(inf_bits));
   {
     for (var j = lane; j < 4; j += 1) {
       let j0 = (j / 2);
       let j1 = j % 2;
-      ta0 = max_f32(ta0, mem0[o0 + (i0 * 8 + j0 * 4 + i1 * 2 + j1)]);
+      let xa0 = mem0[o0 + (h0 + j0 * 4 + j1)];
+      ta0 = max_f32(ta0, xa0);
     }
   }
   let a0 = ta0;
@@ -173,7 +186,8 @@ fn k0(w: i32, lid: i32) {
     for (var j = lane; j < 4; j += 1) {
       let j0 = (j / 2);
       let j1 = j % 2;
-      ta1 = min_i32(ta1, select(4, ((j0 * 2) + j1), (mem0[o0 + (i0 * 8 + j0 * 4 + i1 * 2 + j1)] == a0)));
+      let xa1 = select(4, ((j0 * 2) + j1), (mem0[o0 + (h0 + j0 * 4 + j1)] == a0));
+      ta1 = min_i32(ta1, xa1);
     }
   }
   let a1 = ta1;
@@ -184,7 +198,7 @@ fn k0(w: i32, lid: i32) {
     mem1[o2 + (i0 * 2 + i1)] = s2;
   }
 }
-@compute @workgroup_size(256)
+@compute @workgroup_size(128)
 fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) lid: u32) {
   let w = i32(wid.x + wid.y * 32768u);
   if (w >= 0 && w < 1) { k0(w - 0, i32(lid)); }
@@ -198,7 +212,7 @@ fn k0(w: i32, lid: i32) {
   let o0 = at[0].x;
   let o1 = at[0].y;
   let o2 = at[0].z;
-  let row = w * 256 + lid;
+  let row = w * 128 + lid;
   let lane = 0;
   if (row >= 20) { return; }
   let m0 = (row / 10);
@@ -207,7 +221,8 @@ fn k0(w: i32, lid: i32) {
   {
     for (var j = lane; j < 12; j += 1) {
       let k0 = j;
-      ta0 = (ta0 + (mem0[o0 + (m0 * 12 + k0)] * mem1[o1 + (k0 * 10 + n0)]));
+      let xa0 = (mem0[o0 + (m0 * 12 + k0)] * mem1[o1 + (n0 + k0 * 10)]);
+      ta0 = (ta0 + xa0);
     }
   }
   let a0 = ta0;
@@ -216,7 +231,7 @@ fn k0(w: i32, lid: i32) {
     mem0[o2 + (m0 * 10 + n0)] = s2;
   }
 }
-@compute @workgroup_size(256)
+@compute @workgroup_size(128)
 fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) lid: u32) {
   let w = i32(wid.x + wid.y * 32768u);
   if (w >= 0 && w < 1) { k0(w - 0, i32(lid)); }
@@ -263,7 +278,7 @@ fn k0(w: i32, lid: i32) {
   let o3 = at[0].w;
   let o4 = at[1].x;
   let o5 = at[1].y;
-  let row = w * 256 + lid;
+  let row = w * 128 + lid;
   let lane = 0;
   if (row >= 2) { return; }
   let i0 = row;
@@ -271,7 +286,8 @@ fn k0(w: i32, lid: i32) {
   {
     for (var j = lane; j < 10; j += 1) {
       let j0 = j;
-      ta0 = max_f32(ta0, (mem0[o0 + (i0 * 10 + j0)] + mem1[o1 + j0]));
+      let xa0 = (mem0[o0 + (i0 * 10 + j0)] + mem1[o1 + j0]);
+      ta0 = max_f32(ta0, xa0);
     }
   }
   let a0 = ta0;
@@ -282,8 +298,10 @@ fn k0(w: i32, lid: i32) {
     for (var j = lane; j < 10; j += 1) {
       let j0 = j;
       let v1 = ((mem0[o0 + (i0 * 10 + j0)] + mem1[o1 + j0]) - a0);
-      ta1 = (ta1 + select(0f, v1, (j0 == v0)));
-      ta2 = (ta2 + exp_(v1));
+      let xa1 = select(0f, v1, (j0 == v0));
+      let xa2 = exp_(v1);
+      ta1 = (ta1 + xa1);
+      ta2 = (ta2 + xa2);
     }
   }
   let a1 = ta1;
@@ -302,7 +320,7 @@ fn k0(w: i32, lid: i32) {
     mem0[o4 + i0] = s4;
   }
 }
-@compute @workgroup_size(256)
+@compute @workgroup_size(128)
 fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) lid: u32) {
   let w = i32(wid.x + wid.y * 32768u);
   if (w >= 0 && w < 1) { k0(w - 0, i32(lid)); }
@@ -342,7 +360,7 @@ fn k0(w: i32, lid: i32) {
   let o0 = at[0].x;
   let o1 = at[0].y;
   let o2 = at[0].z;
-  let row = w * 256 + lid;
+  let row = w * 128 + lid;
   let lane = 0;
   if (row >= 120) { return; }
   let m0 = (row / 10);
@@ -351,7 +369,8 @@ fn k0(w: i32, lid: i32) {
   {
     for (var j = lane; j < 2; j += 1) {
       let k0 = j;
-      ta0 = (ta0 + (mem0[o0 + (k0 * 12 + m0)] * mem0[o1 + (k0 * 10 + n0)]));
+      let xa0 = (mem0[o0 + (m0 + k0 * 12)] * mem0[o1 + (n0 + k0 * 10)]);
+      ta0 = (ta0 + xa0);
     }
   }
   let a0 = ta0;
@@ -364,7 +383,7 @@ fn k1(w: i32, lid: i32) {
   let o0 = at[0].w;
   let o1 = at[1].x;
   let o2 = at[1].y;
-  let row = w * 256 + lid;
+  let row = w * 128 + lid;
   let lane = 0;
   if (row >= 24) { return; }
   let m0 = (row / 12);
@@ -373,7 +392,8 @@ fn k1(w: i32, lid: i32) {
   {
     for (var j = lane; j < 10; j += 1) {
       let k0 = j;
-      ta0 = (ta0 + (mem0[o0 + (m0 * 10 + k0)] * mem2[o1 + (n0 * 10 + k0)]));
+      let xa0 = (mem0[o0 + (m0 * 10 + k0)] * mem2[o1 + (n0 * 10 + k0)]);
+      ta0 = (ta0 + xa0);
     }
   }
   let a0 = ta0;
@@ -385,7 +405,7 @@ fn k1(w: i32, lid: i32) {
 fn k2(w: i32, lid: i32) {
   let o0 = at[1].z;
   let o1 = at[1].w;
-  let row = w * 256 + lid;
+  let row = w * 128 + lid;
   let lane = 0;
   if (row >= 10) { return; }
   let i0 = row;
@@ -393,7 +413,8 @@ fn k2(w: i32, lid: i32) {
   {
     for (var j = lane; j < 2; j += 1) {
       let j0 = j;
-      ta0 = (ta0 + mem0[o0 + (j0 * 10 + i0)]);
+      let xa0 = mem0[o0 + (i0 + j0 * 10)];
+      ta0 = (ta0 + xa0);
     }
   }
   let a0 = ta0;
@@ -408,14 +429,15 @@ fn k3(w: i32, lid: i32) {
   let o2 = at[2].z;
   let o3 = at[2].w;
   let o4 = at[3].x;
-  let row = w * 256 + lid;
+  let row = w * 128 + lid;
   let lane = 0;
   if (row >= 1) { return; }
   var ta0 = 0f;
   {
     for (var j = lane; j < 2; j += 1) {
       let j0 = j;
-      ta0 = (ta0 + (log_(mem0[o0 + j0]) - mem0[o1 + j0]));
+      let xa0 = (log_(mem0[o0 + j0]) - mem0[o1 + j0]);
+      ta0 = (ta0 + xa0);
     }
   }
   let a0 = ta0;
@@ -427,7 +449,7 @@ fn k3(w: i32, lid: i32) {
     mem0[o4 + 0] = s4;
   }
 }
-@compute @workgroup_size(256)
+@compute @workgroup_size(128)
 fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) lid: u32) {
   let w = i32(wid.x + wid.y * 32768u);
   if (w >= 0 && w < 1) { k0(w - 0, i32(lid)); }
@@ -445,7 +467,7 @@ fn k0(w: i32, lid: i32) {
   let o1 = at[0].y;
   let o2 = at[0].z;
   let o3 = at[0].w;
-  let e = w * 256 + lid;
+  let e = w * 128 + lid;
   if (e >= 96) { return; }
   let i0 = (e / 8);
   let i1 = (e / 4) % 2;
@@ -454,7 +476,7 @@ fn k0(w: i32, lid: i32) {
   let s3 = select(0f, select(0f, mem0[o2 + (i0 * 2 + i2)], (((i1 * 2) + i3) == mem1[o1 + (i0 * 2 + i2)])), (0f < mem0[o0 + (i0 * 8 + i1 * 4 + i2 * 2 + i3)]));
   mem0[o3 + (i0 * 8 + i1 * 4 + i2 * 2 + i3)] = s3;
 }
-@compute @workgroup_size(256)
+@compute @workgroup_size(128)
 fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) lid: u32) {
   let w = i32(wid.x + wid.y * 32768u);
   if (w >= 0 && w < 1) { k0(w - 0, i32(lid)); }
@@ -465,26 +487,30 @@ fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) 
 @group(0) @binding(1) var<storage, read_write> mem1: array<f32, 577>;
 @group(0) @binding(2) var<storage, read_write> mem2: array<f32, 207>;
 @group(1) @binding(0) var<uniform> at: array<vec4<i32>, 2>;
-var<workgroup> sf: array<f32, 256>;
+var<workgroup> sf: array<f32, 128>;
 fn k0(w: i32, lid: i32) {
   let o0 = at[0].x;
   let o1 = at[0].y;
   let o2 = at[0].z;
-  let row = w * 256 + lid;
+  let row = w * 128 + lid;
   let lane = 0;
   if (row >= 64) { return; }
   let b0 = (row / 32);
   let m0 = (row / 16) % 2;
   let n0 = (row / 4) % 4;
   let n1 = row % 4;
+  let h0 = n1 + 1;
+  let h1 = n0 + 1;
+  let h3 = b0 * 48 + n0 * 4 + n1 + 5;
   var ta0 = 0f;
   {
     for (var j = lane; j < 27; j += 1) {
       let k0 = (j / 9);
       let k1 = (j / 3) % 3;
       let k2 = j % 3;
-      let g0 = ((n1 + k2 * (-1) + 1) >= 0) & ((n1 + k2 * (-1) + 1) < 4) & ((n0 + k1 * (-1) + 1) >= 0) & ((n0 + k1 * (-1) + 1) < 4);
-      ta0 = (ta0 + (mem0[o0 + (k0 * 18 + m0 * 9 + k1 * 3 + k2)] * select(0.0, mem1[o1 + select(0, (b0 * 48 + k0 * 16 + n0 * 4 + n1 + k2 * (-1) + k1 * (-4) + 5), g0)], g0)));
+      let g2 = ((h0 + k2 * (-1)) >= 0) & ((h0 + k2 * (-1)) < 4) & ((h1 + k1 * (-1)) >= 0) & ((h1 + k1 * (-1)) < 4);
+      let xa0 = (mem0[o0 + (m0 * 9 + k0 * 18 + k1 * 3 + k2)] * select(0.0, mem1[o1 + select(0, (h3 + k0 * 16 + k2 * (-1) + k1 * (-4)), g2)], g2));
+      ta0 = (ta0 + xa0);
     }
   }
   let a0 = ta0;
@@ -497,7 +523,7 @@ fn k1(w: i32, lid: i32) {
   let o0 = at[0].w;
   let o1 = at[1].x;
   let o2 = at[1].y;
-  let row = w * 8 + lid / 32;
+  let row = w * 4 + lid / 32;
   let lane = lid % 32;
   let r = min(row, 53);
   let b0 = (r / 54);
@@ -505,14 +531,18 @@ fn k1(w: i32, lid: i32) {
   let n0 = (r / 9) % 2;
   let n1 = (r / 3) % 3;
   let n2 = r % 3;
+  let h0 = n2 + (-1);
+  let h1 = n1 + (-1);
+  let h3 = n0 * 16 + n1 * 4 + n2 + (-5);
   var ta0 = 0f;
   {
     for (var j = lane; j < 32; j += 32) {
       let k0 = (j / 16);
       let k1 = (j / 4) % 4;
       let k2 = j % 4;
-      let g0 = ((n2 + k2 + (-1)) >= 0) & ((n2 + k2 + (-1)) < 4) & ((n1 + k1 + (-1)) >= 0) & ((n1 + k1 + (-1)) < 4);
-      ta0 = (ta0 + (mem1[o0 + (k0 * 48 + m0 * 16 + k1 * 4 + k2)] * select(0.0, mem1[o1 + select(0, (k0 * 32 + n0 * 16 + n1 * 4 + k1 * 4 + n2 + k2 + (-5)), g0)], g0)));
+      let g2 = ((h0 + k2) >= 0) & ((h0 + k2) < 4) & ((h1 + k1) >= 0) & ((h1 + k1) < 4);
+      let xa0 = (mem1[o0 + (m0 * 16 + k0 * 48 + k1 * 4 + k2)] * select(0.0, mem1[o1 + select(0, (h3 + k0 * 32 + k1 * 4 + k2), g2)], g2));
+      ta0 = (ta0 + xa0);
     }
   }
   sf[lid] = ta0;
@@ -538,7 +568,7 @@ fn k1(w: i32, lid: i32) {
 fn k2(w: i32, lid: i32) {
   let o0 = at[1].z;
   let o1 = at[1].w;
-  let row = w * 8 + lid / 32;
+  let row = w * 4 + lid / 32;
   let lane = lid % 32;
   let r = min(row, 2);
   let i0 = r;
@@ -547,7 +577,8 @@ fn k2(w: i32, lid: i32) {
     for (var j = lane; j < 32; j += 32) {
       let j0 = (j / 16);
       let j1 = j % 16;
-      ta0 = (ta0 + mem1[o0 + (j0 * 48 + i0 * 16 + j1)]);
+      let xa0 = mem1[o0 + (i0 * 16 + j0 * 48 + j1)];
+      ta0 = (ta0 + xa0);
     }
   }
   sf[lid] = ta0;
@@ -570,12 +601,12 @@ fn k2(w: i32, lid: i32) {
     mem2[o1 + i0] = s1;
   }
 }
-@compute @workgroup_size(256)
+@compute @workgroup_size(128)
 fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) lid: u32) {
   let w = i32(wid.x + wid.y * 32768u);
   if (w >= 0 && w < 1) { k0(w - 0, i32(lid)); }
-  if (w >= 1 && w < 8) { k1(w - 1, i32(lid)); }
-  if (w >= 8 && w < 9) { k2(w - 8, i32(lid)); }
+  if (w >= 1 && w < 15) { k1(w - 1, i32(lid)); }
+  if (w >= 15 && w < 16) { k2(w - 15, i32(lid)); }
 }
 
 // without barriers, (5, 1)
@@ -594,14 +625,18 @@ fn k0(w: i32, lid: i32) {
   let m0 = (row / 16) % 2;
   let n0 = (row / 4) % 4;
   let n1 = row % 4;
+  let h0 = n1 + 1;
+  let h1 = n0 + 1;
+  let h3 = b0 * 48 + n0 * 4 + n1 + 5;
   var ta0 = 0f;
   {
     for (var j = lane; j < 27; j += 1) {
       let k0 = (j / 9);
       let k1 = (j / 3) % 3;
       let k2 = j % 3;
-      let g0 = ((n1 + k2 * (-1) + 1) >= 0) & ((n1 + k2 * (-1) + 1) < 4) & ((n0 + k1 * (-1) + 1) >= 0) & ((n0 + k1 * (-1) + 1) < 4);
-      ta0 = (ta0 + (mem0[o0 + (k0 * 18 + m0 * 9 + k1 * 3 + k2)] * select(0.0, mem1[o1 + select(0, (b0 * 48 + k0 * 16 + n0 * 4 + n1 + k2 * (-1) + k1 * (-4) + 5), g0)], g0)));
+      let g2 = ((h0 + k2 * (-1)) >= 0) & ((h0 + k2 * (-1)) < 4) & ((h1 + k1 * (-1)) >= 0) & ((h1 + k1 * (-1)) < 4);
+      let xa0 = (mem0[o0 + (m0 * 9 + k0 * 18 + k1 * 3 + k2)] * select(0.0, mem1[o1 + select(0, (h3 + k0 * 16 + k2 * (-1) + k1 * (-4)), g2)], g2));
+      ta0 = (ta0 + xa0);
     }
   }
   let a0 = ta0;
@@ -622,6 +657,9 @@ fn k1(w: i32, lid: i32) {
   let n0 = (row / 9) % 2;
   let n1 = (row / 3) % 3;
   let n2 = row % 3;
+  let h0 = n2 + (-1);
+  let h1 = n1 + (-1);
+  let h3 = n0 * 16 + n1 * 4 + n2 + (-5);
   var ta0 = 0f;
   var a0_0 = ta0;
   var a0_1 = ta0;
@@ -636,8 +674,9 @@ fn k1(w: i32, lid: i32) {
         let k0 = (j / 16);
         let k1 = (j / 4) % 4;
         let k2 = j % 4;
-        let g0 = ((n2 + k2 + (-1)) >= 0) & ((n2 + k2 + (-1)) < 4) & ((n1 + k1 + (-1)) >= 0) & ((n1 + k1 + (-1)) < 4);
-        ta0 = (ta0 + (mem1[o0 + (k0 * 48 + m0 * 16 + k1 * 4 + k2)] * select(0.0, mem1[o1 + select(0, (k0 * 32 + n0 * 16 + n1 * 4 + k1 * 4 + n2 + k2 + (-5)), g0)], g0)));
+        let g2 = ((h0 + k2) >= 0) & ((h0 + k2) < 4) & ((h1 + k1) >= 0) & ((h1 + k1) < 4);
+        let xa0 = (mem1[o0 + (m0 * 16 + k0 * 48 + k1 * 4 + k2)] * select(0.0, mem1[o1 + select(0, (h3 + k0 * 32 + k1 * 4 + k2), g2)], g2));
+        ta0 = (ta0 + xa0);
       }
     }
     if ((turn & 1) == 0) { a0_0 = ta0; continue; }
@@ -677,7 +716,8 @@ fn k2(w: i32, lid: i32) {
       for (var j = lane; j < 32; j += 32) {
         let j0 = (j / 16);
         let j1 = j % 16;
-        ta0 = (ta0 + mem1[o0 + (j0 * 48 + i0 * 16 + j1)]);
+        let xa0 = mem1[o0 + (i0 * 16 + j0 * 48 + j1)];
+        ta0 = (ta0 + xa0);
       }
     }
     if ((turn & 1) == 0) { a0_0 = ta0; continue; }
@@ -714,7 +754,7 @@ fn k0(w: i32, lid: i32) {
   let o1 = at[0].y;
   let o2 = at[0].z;
   let o3 = at[0].w;
-  let e = w * 256 + lid;
+  let e = w * 128 + lid;
   if (e >= 256) { return; }
   let i0 = (e / 16);
   let i1 = (e / 8) % 2;
@@ -723,10 +763,10 @@ fn k0(w: i32, lid: i32) {
   let s3 = select(0f, select(0f, mem0[o2 + (i0 * 4 + i2)], (((i1 * 2) + i3) == mem1[o1 + (i0 * 4 + i2)])), (0f < mem0[o0 + (i0 * 16 + i1 * 8 + i2 * 2 + i3)]));
   mem0[o3 + (i0 * 16 + i1 * 8 + i2 * 2 + i3)] = s3;
 }
-@compute @workgroup_size(256)
+@compute @workgroup_size(128)
 fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) lid: u32) {
   let w = i32(wid.x + wid.y * 32768u);
-  if (w >= 0 && w < 1) { k0(w - 0, i32(lid)); }
+  if (w >= 0 && w < 2) { k0(w - 0, i32(lid)); }
 }
 
 // 10: matmul | sum
@@ -734,26 +774,52 @@ fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) 
 @group(0) @binding(1) var<storage, read> mem1: array<f32, 134>;
 @group(0) @binding(2) var<storage, read_write> mem2: array<f32, 207>;
 @group(1) @binding(0) var<uniform> at: array<vec4<i32>, 2>;
-var<workgroup> sf: array<f32, 256>;
+var<workgroup> sf: array<f32, 128>;
 fn k0(w: i32, lid: i32) {
   let o0 = at[0].x;
   let o1 = at[0].y;
   let o2 = at[0].z;
-  let row = w * 8 + lid / 32;
+  let row = w * 4 + lid / 32;
   let lane = lid % 32;
   let r = min(row, 17);
   let b0 = (r / 18);
   let m0 = (r / 9) % 2;
   let n0 = (r / 3) % 3;
   let n1 = r % 3;
+  let h0_0 = n1 + (-1);
+  let h1_0 = n0 + (-1);
+  let h3_0 = n0 * 8 + n1 + (-9);
   var ta0 = 0f;
   {
-    for (var j = lane; j < 128; j += 32) {
-      let k0 = (j / 64);
-      let k1 = (j / 8) % 8;
-      let k2 = j % 8;
-      let g0 = ((n1 + k2 + (-1)) >= 0) & ((n1 + k2 + (-1)) < 8) & ((n0 + k1 + (-1)) >= 0) & ((n0 + k1 + (-1)) < 8);
-      ta0 = (ta0 + (mem0[o0 + (k0 * 128 + m0 * 64 + k1 * 8 + k2)] * select(0.0, mem1[o1 + select(0, (k0 * 64 + n0 * 8 + k1 * 8 + n1 + k2 + (-9)), g0)], g0)));
+    for (var j = lane; j < 128; j += 128) {
+      let j_0 = j + 0;
+      let k0_0 = (j_0 / 64);
+      let k1_0 = (j_0 / 8) % 8;
+      let k2_0 = j_0 % 8;
+      let g2_0 = ((h0_0 + k2_0) >= 0) & ((h0_0 + k2_0) < 8) & ((h1_0 + k1_0) >= 0) & ((h1_0 + k1_0) < 8);
+      let xa0_0 = (mem0[o0 + (m0 * 64 + k0_0 * 128 + k1_0 * 8 + k2_0)] * select(0.0, mem1[o1 + select(0, (h3_0 + k0_0 * 64 + k1_0 * 8 + k2_0), g2_0)], g2_0));
+      let j_1 = j + 32;
+      let k0_1 = (j_1 / 64);
+      let k1_1 = (j_1 / 8) % 8;
+      let k2_1 = j_1 % 8;
+      let g4_1 = ((h0_0 + k2_1) >= 0) & ((h0_0 + k2_1) < 8) & ((h1_0 + k1_1) >= 0) & ((h1_0 + k1_1) < 8);
+      let xa0_1 = (mem0[o0 + (m0 * 64 + k0_1 * 128 + k1_1 * 8 + k2_1)] * select(0.0, mem1[o1 + select(0, (h3_0 + k0_1 * 64 + k1_1 * 8 + k2_1), g4_1)], g4_1));
+      let j_2 = j + 64;
+      let k0_2 = (j_2 / 64);
+      let k1_2 = (j_2 / 8) % 8;
+      let k2_2 = j_2 % 8;
+      let g5_2 = ((h0_0 + k2_2) >= 0) & ((h0_0 + k2_2) < 8) & ((h1_0 + k1_2) >= 0) & ((h1_0 + k1_2) < 8);
+      let xa0_2 = (mem0[o0 + (m0 * 64 + k0_2 * 128 + k1_2 * 8 + k2_2)] * select(0.0, mem1[o1 + select(0, (h3_0 + k0_2 * 64 + k1_2 * 8 + k2_2), g5_2)], g5_2));
+      let j_3 = j + 96;
+      let k0_3 = (j_3 / 64);
+      let k1_3 = (j_3 / 8) % 8;
+      let k2_3 = j_3 % 8;
+      let g6_3 = ((h0_0 + k2_3) >= 0) & ((h0_0 + k2_3) < 8) & ((h1_0 + k1_3) >= 0) & ((h1_0 + k1_3) < 8);
+      let xa0_3 = (mem0[o0 + (m0 * 64 + k0_3 * 128 + k1_3 * 8 + k2_3)] * select(0.0, mem1[o1 + select(0, (h3_0 + k0_3 * 64 + k1_3 * 8 + k2_3), g6_3)], g6_3));
+      ta0 = (ta0 + xa0_0);
+      ta0 = (ta0 + xa0_1);
+      ta0 = (ta0 + xa0_2);
+      ta0 = (ta0 + xa0_3);
     }
   }
   sf[lid] = ta0;
@@ -779,16 +845,33 @@ fn k0(w: i32, lid: i32) {
 fn k1(w: i32, lid: i32) {
   let o0 = at[0].w;
   let o1 = at[1].x;
-  let row = w * 8 + lid / 32;
+  let row = w * 4 + lid / 32;
   let lane = lid % 32;
   let r = min(row, 1);
   let i0 = r;
   var ta0 = 0f;
   {
-    for (var j = lane; j < 128; j += 32) {
-      let j0 = (j / 64);
-      let j1 = j % 64;
-      ta0 = (ta0 + mem0[o0 + (j0 * 128 + i0 * 64 + j1)]);
+    for (var j = lane; j < 128; j += 128) {
+      let j_0 = j + 0;
+      let j0_0 = (j_0 / 64);
+      let j1_0 = j_0 % 64;
+      let xa0_0 = mem0[o0 + (i0 * 64 + j0_0 * 128 + j1_0)];
+      let j_1 = j + 32;
+      let j0_1 = (j_1 / 64);
+      let j1_1 = j_1 % 64;
+      let xa0_1 = mem0[o0 + (i0 * 64 + j0_1 * 128 + j1_1)];
+      let j_2 = j + 64;
+      let j0_2 = (j_2 / 64);
+      let j1_2 = j_2 % 64;
+      let xa0_2 = mem0[o0 + (i0 * 64 + j0_2 * 128 + j1_2)];
+      let j_3 = j + 96;
+      let j0_3 = (j_3 / 64);
+      let j1_3 = j_3 % 64;
+      let xa0_3 = mem0[o0 + (i0 * 64 + j0_3 * 128 + j1_3)];
+      ta0 = (ta0 + xa0_0);
+      ta0 = (ta0 + xa0_1);
+      ta0 = (ta0 + xa0_2);
+      ta0 = (ta0 + xa0_3);
     }
   }
   sf[lid] = ta0;
@@ -811,11 +894,11 @@ fn k1(w: i32, lid: i32) {
     mem2[o1 + i0] = s1;
   }
 }
-@compute @workgroup_size(256)
+@compute @workgroup_size(128)
 fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) lid: u32) {
   let w = i32(wid.x + wid.y * 32768u);
-  if (w >= 0 && w < 3) { k0(w - 0, i32(lid)); }
-  if (w >= 3 && w < 4) { k1(w - 3, i32(lid)); }
+  if (w >= 0 && w < 5) { k0(w - 0, i32(lid)); }
+  if (w >= 5 && w < 6) { k1(w - 5, i32(lid)); }
 }
 
 // without barriers, (2, 1)
@@ -834,6 +917,9 @@ fn k0(w: i32, lid: i32) {
   let m0 = (row / 9) % 2;
   let n0 = (row / 3) % 3;
   let n1 = row % 3;
+  let h0 = n1 + (-1);
+  let h1 = n0 + (-1);
+  let h3 = n0 * 8 + n1 + (-9);
   var ta0 = 0f;
   var a0_0 = ta0;
   var a0_1 = ta0;
@@ -848,8 +934,9 @@ fn k0(w: i32, lid: i32) {
         let k0 = (j / 64);
         let k1 = (j / 8) % 8;
         let k2 = j % 8;
-        let g0 = ((n1 + k2 + (-1)) >= 0) & ((n1 + k2 + (-1)) < 8) & ((n0 + k1 + (-1)) >= 0) & ((n0 + k1 + (-1)) < 8);
-        ta0 = (ta0 + (mem0[o0 + (k0 * 128 + m0 * 64 + k1 * 8 + k2)] * select(0.0, mem1[o1 + select(0, (k0 * 64 + n0 * 8 + k1 * 8 + n1 + k2 + (-9)), g0)], g0)));
+        let g2 = ((h0 + k2) >= 0) & ((h0 + k2) < 8) & ((h1 + k1) >= 0) & ((h1 + k1) < 8);
+        let xa0 = (mem0[o0 + (m0 * 64 + k0 * 128 + k1 * 8 + k2)] * select(0.0, mem1[o1 + select(0, (h3 + k0 * 64 + k1 * 8 + k2), g2)], g2));
+        ta0 = (ta0 + xa0);
       }
     }
     if ((turn & 1) == 0) { a0_0 = ta0; continue; }
@@ -889,7 +976,8 @@ fn k1(w: i32, lid: i32) {
       for (var j = lane; j < 128; j += 32) {
         let j0 = (j / 64);
         let j1 = j % 64;
-        ta0 = (ta0 + mem0[o0 + (j0 * 128 + i0 * 64 + j1)]);
+        let xa0 = mem0[o0 + (i0 * 64 + j0 * 128 + j1)];
+        ta0 = (ta0 + xa0);
       }
     }
     if ((turn & 1) == 0) { a0_0 = ta0; continue; }
@@ -925,7 +1013,7 @@ fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) 
 @group(0) @binding(5) var<storage, read_write> mem5: array<f32, 577>;
 @group(0) @binding(6) var<storage, read_write> mem6: array<f32, 207>;
 @group(1) @binding(0) var<uniform> at: array<vec4<i32>, 4>;
-var<workgroup> sf: array<f32, 256>;
+var<workgroup> sf: array<f32, 128>;
 var<private> inf_bits: u32 = 0x7f800000u;
 var<private> nan_bits: u32 = 0x7fc00000u;
 fn min_f32(a: f32, b: f32) -> f32 {
@@ -1000,14 +1088,36 @@ fn k0(w: i32, lid: i32) {
   let o13 = at[3].y;
   let o14 = at[3].z;
   let o15 = at[3].w;
-  let row = w * 4 + lid / 64;
+  let row = w * 2 + lid / 64;
   let lane = lid % 64;
   let r = min(row, 0);
   var ta0 = 0f;
   {
-    for (var j = lane; j < 207; j += 64) {
-      let j0 = j;
-      ta0 = (ta0 + (mem2[o3 + j0] * mem2[o3 + j0]));
+    for (var j = lane; j < 207; j += 256) {
+      let j_0 = min(j + 0, 206);
+      let j0_0 = j_0;
+      let xa0_0 = (mem2[o3 + j0_0] * mem2[o3 + j0_0]);
+      let j_1 = min(j + 64, 206);
+      let j0_1 = j_1;
+      let xa0_1 = (mem2[o3 + j0_1] * mem2[o3 + j0_1]);
+      let j_2 = min(j + 128, 206);
+      let j0_2 = j_2;
+      let xa0_2 = (mem2[o3 + j0_2] * mem2[o3 + j0_2]);
+      let j_3 = min(j + 192, 206);
+      let j0_3 = j_3;
+      let xa0_3 = (mem2[o3 + j0_3] * mem2[o3 + j0_3]);
+      if (j + 0 < 207) {
+        ta0 = (ta0 + xa0_0);
+      }
+      if (j + 64 < 207) {
+        ta0 = (ta0 + xa0_1);
+      }
+      if (j + 128 < 207) {
+        ta0 = (ta0 + xa0_2);
+      }
+      if (j + 192 < 207) {
+        ta0 = (ta0 + xa0_3);
+      }
     }
   }
   sf[lid] = ta0;
@@ -1027,31 +1137,82 @@ fn k0(w: i32, lid: i32) {
   ta0 = sf[lid - lane * 1];
   workgroupBarrier();
   let a0 = ta0;
-  let v0 = (!((bitcast<u32>((a0 + mem5[o7 + 0])) & 0x7f800000u) == 0x7f800000u));
-  let v2 = min_f32(1f, div_(mem1[o4 + 0], (sqrt(a0) + 9.99999997e-07f)));
-  let v4 = mem1[o1 + 0];
-  let v7 = mem1[o2 + 0];
-  let v10 = (-mem1[o9 + 0]);
-  let v11 = f32(bitcast<u32>(mem0[o0 + 0]));
-  let v12 = div_(1f, (-expm1_((v11 * log1p_((-v4))))));
-  let v13 = div_(1f, (-expm1_((v11 * log1p_((-v7))))));
-  let v14 = mem1[o10 + 0];
-  let v15 = mem1[o11 + 0];
+  let v0_0 = (!((bitcast<u32>((a0 + mem5[o7 + 0])) & 0x7f800000u) == 0x7f800000u));
+  let v2_0 = min_f32(1f, div_(mem1[o4 + 0], (sqrt(a0) + 9.99999997e-07f)));
+  let v4_0 = mem1[o1 + 0];
+  let v7_0 = mem1[o2 + 0];
+  let v10_0 = (-mem1[o9 + 0]);
+  let v11_0 = f32(bitcast<u32>(mem0[o0 + 0]));
+  let v12_0 = div_(1f, (-expm1_((v11_0 * log1p_((-v4_0))))));
+  let v13_0 = div_(1f, (-expm1_((v11_0 * log1p_((-v7_0))))));
+  let v14_0 = mem1[o10 + 0];
+  let v15_0 = mem1[o11 + 0];
   if (row < 1) {
-    for (var j = lane; j < 207; j += 64) {
-      let j0 = j;
-      let v1 = mem3[o5 + j0];
-      let v3 = (mem2[o3 + j0] * v2);
-      let v5 = (v1 + ((v3 - v1) * v4));
-      let v6 = mem4[o6 + j0];
-      let v8 = (v6 + (((v3 * v3) - v6) * v7));
-      let v9 = mem6[o8 + j0];
-      let s13 = select(v1, v5, v0);
-      let s14 = select(v6, v8, v0);
-      let s15 = select(v9, (v9 + (v10 * (div_((v5 * v12), (sqrt((v8 * v13)) + v14)) + (select(0f, v15, (j0 < 192)) * v9)))), v0);
-      mem3[o13 + j0] = s13;
-      mem4[o14 + j0] = s14;
-      mem6[o15 + j0] = s15;
+    for (var j = lane; j < 207; j += 256) {
+      let j_0 = min(j + 0, 206);
+      let j0_0 = j_0;
+      let v1_0 = mem3[o5 + j0_0];
+      let v3_0 = (mem2[o3 + j0_0] * v2_0);
+      let v5_0 = (v1_0 + ((v3_0 - v1_0) * v4_0));
+      let v6_0 = mem4[o6 + j0_0];
+      let v8_0 = (v6_0 + (((v3_0 * v3_0) - v6_0) * v7_0));
+      let v9_0 = mem6[o8 + j0_0];
+      let s13_0 = select(v1_0, v5_0, v0_0);
+      let s14_0 = select(v6_0, v8_0, v0_0);
+      let s15_0 = select(v9_0, (v9_0 + (v10_0 * (div_((v5_0 * v12_0), (sqrt((v8_0 * v13_0)) + v14_0)) + (select(0f, v15_0, (j0_0 < 192)) * v9_0)))), v0_0);
+      let j_1 = min(j + 64, 206);
+      let j0_1 = j_1;
+      let v16_1 = mem3[o5 + j0_1];
+      let v17_1 = (mem2[o3 + j0_1] * v2_0);
+      let v18_1 = (v16_1 + ((v17_1 - v16_1) * v4_0));
+      let v19_1 = mem4[o6 + j0_1];
+      let v20_1 = (v19_1 + (((v17_1 * v17_1) - v19_1) * v7_0));
+      let v21_1 = mem6[o8 + j0_1];
+      let s13_1 = select(v16_1, v18_1, v0_0);
+      let s14_1 = select(v19_1, v20_1, v0_0);
+      let s15_1 = select(v21_1, (v21_1 + (v10_0 * (div_((v18_1 * v12_0), (sqrt((v20_1 * v13_0)) + v14_0)) + (select(0f, v15_0, (j0_1 < 192)) * v21_1)))), v0_0);
+      let j_2 = min(j + 128, 206);
+      let j0_2 = j_2;
+      let v22_2 = mem3[o5 + j0_2];
+      let v23_2 = (mem2[o3 + j0_2] * v2_0);
+      let v24_2 = (v22_2 + ((v23_2 - v22_2) * v4_0));
+      let v25_2 = mem4[o6 + j0_2];
+      let v26_2 = (v25_2 + (((v23_2 * v23_2) - v25_2) * v7_0));
+      let v27_2 = mem6[o8 + j0_2];
+      let s13_2 = select(v22_2, v24_2, v0_0);
+      let s14_2 = select(v25_2, v26_2, v0_0);
+      let s15_2 = select(v27_2, (v27_2 + (v10_0 * (div_((v24_2 * v12_0), (sqrt((v26_2 * v13_0)) + v14_0)) + (select(0f, v15_0, (j0_2 < 192)) * v27_2)))), v0_0);
+      let j_3 = min(j + 192, 206);
+      let j0_3 = j_3;
+      let v28_3 = mem3[o5 + j0_3];
+      let v29_3 = (mem2[o3 + j0_3] * v2_0);
+      let v30_3 = (v28_3 + ((v29_3 - v28_3) * v4_0));
+      let v31_3 = mem4[o6 + j0_3];
+      let v32_3 = (v31_3 + (((v29_3 * v29_3) - v31_3) * v7_0));
+      let v33_3 = mem6[o8 + j0_3];
+      let s13_3 = select(v28_3, v30_3, v0_0);
+      let s14_3 = select(v31_3, v32_3, v0_0);
+      let s15_3 = select(v33_3, (v33_3 + (v10_0 * (div_((v30_3 * v12_0), (sqrt((v32_3 * v13_0)) + v14_0)) + (select(0f, v15_0, (j0_3 < 192)) * v33_3)))), v0_0);
+      if (j + 0 < 207) {
+        mem3[o13 + j0_0] = s13_0;
+        mem4[o14 + j0_0] = s14_0;
+        mem6[o15 + j0_0] = s15_0;
+      }
+      if (j + 64 < 207) {
+        mem3[o13 + j0_1] = s13_1;
+        mem4[o14 + j0_1] = s14_1;
+        mem6[o15 + j0_1] = s15_1;
+      }
+      if (j + 128 < 207) {
+        mem3[o13 + j0_2] = s13_2;
+        mem4[o14 + j0_2] = s14_2;
+        mem6[o15 + j0_2] = s15_2;
+      }
+      if (j + 192 < 207) {
+        mem3[o13 + j0_3] = s13_3;
+        mem4[o14 + j0_3] = s14_3;
+        mem6[o15 + j0_3] = s15_3;
+      }
     }
   }
   if (row < 1 && lane == 0) {
@@ -1059,7 +1220,7 @@ fn k0(w: i32, lid: i32) {
     mem5[o12 + 0] = s12;
   }
 }
-@compute @workgroup_size(256)
+@compute @workgroup_size(128)
 fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) lid: u32) {
   let w = i32(wid.x + wid.y * 32768u);
   if (w >= 0 && w < 1) { k0(w - 0, i32(lid)); }
@@ -1164,7 +1325,8 @@ fn k0(w: i32, lid: i32) {
     {
       for (var j = lane; j < 207; j += 64) {
         let j0 = j;
-        ta0 = (ta0 + (mem2[o3 + j0] * mem2[o3 + j0]));
+        let xa0 = (mem2[o3 + j0] * mem2[o3 + j0]);
+        ta0 = (ta0 + xa0);
       }
     }
     if ((turn & 1) == 0) { a0_0 = ta0; continue; }
@@ -1228,12 +1390,12 @@ fn k0(w: i32, lid: i32) {
   let o1 = at[0].y;
   let o2 = at[0].z;
   let o3 = at[0].w;
-  let e = w * 256 + lid;
+  let e = w * 128 + lid;
   if (e >= 1) { return; }
   let s3 = select(0, (mem1[o2 + 0] + 1), ((bitcast<u32>((mem0[o0 + 0] + mem0[o1 + 0])) & 0x7f800000u) == 0x7f800000u));
   mem1[o3 + 0] = s3;
 }
-@compute @workgroup_size(256)
+@compute @workgroup_size(128)
 fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) lid: u32) {
   let w = i32(wid.x + wid.y * 32768u);
   if (w >= 0 && w < 1) { k0(w - 0, i32(lid)); }

@@ -7,7 +7,7 @@ fn k0(w: i32, lid: i32) {
   let o0 = at[0].x;
   let o1 = at[0].y;
   let o2 = at[0].z;
-  let row = w * 256 + lid;
+  let row = w * 128 + lid;
   let lane = 0;
   if (row >= 12) { return; }
   let i0 = (row / 4);
@@ -16,7 +16,8 @@ fn k0(w: i32, lid: i32) {
   {
     for (var j = lane; j < 5; j += 1) {
       let j0 = j;
-      ta0 = (ta0 + mem0[o0 + (clamp(mem1[o1 + (i0 * 5 + j0)], 0, 8) * 4 + i1)]);
+      let xa0 = mem0[o0 + (i1 + clamp(mem1[o1 + (i0 * 5 + j0)], 0, 8) * 4)];
+      ta0 = (ta0 + xa0);
     }
   }
   let a0 = ta0;
@@ -25,7 +26,7 @@ fn k0(w: i32, lid: i32) {
     mem2[o2 + (i0 * 4 + i1)] = s2;
   }
 }
-@compute @workgroup_size(256)
+@compute @workgroup_size(128)
 fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) lid: u32) {
   let w = i32(wid.x + wid.y * 32768u);
   if (w >= 0 && w < 1) { k0(w - 0, i32(lid)); }

@@ -17,7 +17,7 @@ fn k0(w: i32, lid: i32) {
   let o6 = at[1].z;
   let o7 = at[1].w;
   let o8 = at[2].x;
-  let row = w * 256 + lid;
+  let row = w * 128 + lid;
   let lane = 0;
   if (row >= 8) { return; }
   let i0 = (row / 4);
@@ -27,7 +27,8 @@ fn k0(w: i32, lid: i32) {
   {
     for (var j = lane; j < 8; j += 1) {
       let j0 = j;
-      ta0 = (ta0 + (mem0[o0 + (clamp(v0, 0, 6) * 8 + j0)] + mem0[o2 + (i1 * 8 + j0)]));
+      let xa0 = (mem0[o0 + (clamp(v0, 0, 6) * 8 + j0)] + mem0[o2 + (i1 * 8 + j0)]);
+      ta0 = (ta0 + xa0);
     }
   }
   let a0 = ta0;
@@ -36,11 +37,13 @@ fn k0(w: i32, lid: i32) {
   {
     for (var j = lane; j < 8; j += 1) {
       let j0 = j;
-      ta1 = (ta1 + (((mem0[o0 + (clamp(v0, 0, 6) * 8 + j0)] + mem0[o2 + (i1 * 8 + j0)]) - v1) * ((mem0[o0 + (clamp(v0, 0, 6) * 8 + j0)] + mem0[o2 + (i1 * 8 + j0)]) - v1)));
+      let xa1 = (((mem0[o0 + (clamp(v0, 0, 6) * 8 + j0)] + mem0[o2 + (i1 * 8 + j0)]) - v1) * ((mem0[o0 + (clamp(v0, 0, 6) * 8 + j0)] + mem0[o2 + (i1 * 8 + j0)]) - v1));
+      ta1 = (ta1 + xa1);
     }
   }
   let a1 = ta1;
   let v3 = (1.0 / sqrt((div_(a1, 8f) + 9.99999975e-06f)));
+  let h5 = i0 * 32 + i1 * 8;
   if (row < 8) {
     for (var j = lane; j < 8; j += 1) {
       let j0 = j;
@@ -49,9 +52,9 @@ fn k0(w: i32, lid: i32) {
       let s5 = v2;
       let s7 = v4;
       let s8 = ((v4 * mem0[o3 + j0]) + mem0[o4 + j0]);
-      mem2[o5 + (i0 * 32 + i1 * 8 + j0)] = s5;
-      mem2[o7 + (i0 * 32 + i1 * 8 + j0)] = s7;
-      mem2[o8 + (i0 * 32 + i1 * 8 + j0)] = s8;
+      mem2[o5 + (h5 + j0)] = s5;
+      mem2[o7 + (h5 + j0)] = s7;
+      mem2[o8 + (h5 + j0)] = s8;
     }
   }
   if (row < 8 && lane == 0) {
@@ -59,7 +62,7 @@ fn k0(w: i32, lid: i32) {
     mem2[o6 + (i0 * 4 + i1)] = s6;
   }
 }
-@compute @workgroup_size(256)
+@compute @workgroup_size(128)
 fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) lid: u32) {
   let w = i32(wid.x + wid.y * 32768u);
   if (w >= 0 && w < 1) { k0(w - 0, i32(lid)); }
@@ -74,7 +77,7 @@ fn k0(w: i32, lid: i32, first: i32) {
   let o1 = at[(first + 1) / 4][(first + 1) % 4];
   let o2 = at[(first + 2) / 4][(first + 2) % 4];
   let o3 = at[(first + 3) / 4][(first + 3) % 4];
-  let row = w * 256 + lid;
+  let row = w * 128 + lid;
   let lane = 0;
   if (row >= 64) { return; }
   let m0 = (row / 8);
@@ -83,7 +86,8 @@ fn k0(w: i32, lid: i32, first: i32) {
   {
     for (var j = lane; j < 8; j += 1) {
       let k0 = j;
-      ta0 = (ta0 + (mem0[o0 + (m0 * 8 + k0)] * mem1[o1 + (k0 * 8 + n0)]));
+      let xa0 = (mem0[o0 + (m0 * 8 + k0)] * mem1[o1 + (n0 + k0 * 8)]);
+      ta0 = (ta0 + xa0);
     }
   }
   let a0 = ta0;
@@ -92,7 +96,7 @@ fn k0(w: i32, lid: i32, first: i32) {
     mem0[o3 + (m0 * 8 + n0)] = s3;
   }
 }
-@compute @workgroup_size(256)
+@compute @workgroup_size(128)
 fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) lid: u32) {
   let w = i32(wid.x + wid.y * 32768u);
   if (w >= 0 && w < 3) { let n = (w - 0) / 1; k0(w - 0 - n * 1, i32(lid), 0 + n * 4); }
@@ -105,18 +109,21 @@ fn k0(w: i32, lid: i32) {
   let o0 = at[0].x;
   let o1 = at[0].y;
   let o2 = at[0].z;
-  let row = w * 256 + lid;
+  let row = w * 128 + lid;
   let lane = 0;
   if (row >= 128) { return; }
   let b0 = (row / 64);
   let b1 = (row / 16) % 4;
   let m0 = (row / 4) % 4;
   let n0 = row % 4;
+  let h0 = b0 * 32 + m0 * 8 + b1 * 2;
+  let h1 = b0 * 32 + n0 * 8 + b1 * 2;
   var ta0 = 0f;
   {
     for (var j = lane; j < 2; j += 1) {
       let k0 = j;
-      ta0 = (ta0 + (mem0[o0 + (b0 * 32 + m0 * 8 + b1 * 2 + k0)] * mem0[o1 + (b0 * 32 + n0 * 8 + b1 * 2 + k0)]));
+      let xa0 = (mem0[o0 + (h0 + k0)] * mem0[o1 + (h1 + k0)]);
+      ta0 = (ta0 + xa0);
     }
   }
   let a0 = ta0;
@@ -125,7 +132,7 @@ fn k0(w: i32, lid: i32) {
     mem0[o2 + (b0 * 64 + b1 * 16 + m0 * 4 + n0)] = s2;
   }
 }
-@compute @workgroup_size(256)
+@compute @workgroup_size(128)
 fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) lid: u32) {
   let w = i32(wid.x + wid.y * 32768u);
   if (w >= 0 && w < 1) { k0(w - 0, i32(lid)); }
@@ -160,17 +167,19 @@ fn div_(a: f32, b: f32) -> f32 {
 fn k0(w: i32, lid: i32) {
   let o0 = at[0].x;
   let o1 = at[0].y;
-  let row = w * 256 + lid;
+  let row = w * 128 + lid;
   let lane = 0;
   if (row >= 32) { return; }
   let i0 = (row / 4);
   let i1 = row % 4;
   let v0 = i1;
+  let h1 = i0 * 16 + i1 * 4;
   var ta0 = (-bitcast<f32>(inf_bits));
   {
     for (var j = lane; j < 4; j += 1) {
       let j0 = j;
-      ta0 = max_f32(ta0, select((-bitcast<f32>(inf_bits)), (mem0[o0 + (i0 * 16 + i1 * 4 + j0)] * 0.707106769f), (j0 <= v0)));
+      let xa0 = select((-bitcast<f32>(inf_bits)), (mem0[o0 + (h1 + j0)] * 0.707106769f), (j0 <= v0));
+      ta0 = max_f32(ta0, xa0);
     }
   }
   let a0 = ta0;
@@ -178,19 +187,20 @@ fn k0(w: i32, lid: i32) {
   {
     for (var j = lane; j < 4; j += 1) {
       let j0 = j;
-      ta1 = (ta1 + select(0f, exp_(((mem0[o0 + (i0 * 16 + i1 * 4 + j0)] * 0.707106769f) - a0)), (j0 <= v0)));
+      let xa1 = select(0f, exp_(((mem0[o0 + (h1 + j0)] * 0.707106769f) - a0)), (j0 <= v0));
+      ta1 = (ta1 + xa1);
     }
   }
   let a1 = ta1;
   if (row < 32) {
     for (var j = lane; j < 4; j += 1) {
       let j0 = j;
-      let s1 = div_(select(0f, exp_(((mem0[o0 + (i0 * 16 + i1 * 4 + j0)] * 0.707106769f) - a0)), (j0 <= v0)), a1);
-      mem0[o1 + (i0 * 16 + i1 * 4 + j0)] = s1;
+      let s1 = div_(select(0f, exp_(((mem0[o0 + (h1 + j0)] * 0.707106769f) - a0)), (j0 <= v0)), a1);
+      mem0[o1 + (h1 + j0)] = s1;
     }
   }
 }
-@compute @workgroup_size(256)
+@compute @workgroup_size(128)
 fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) lid: u32) {
   let w = i32(wid.x + wid.y * 32768u);
   if (w >= 0 && w < 1) { k0(w - 0, i32(lid)); }
@@ -203,18 +213,21 @@ fn k0(w: i32, lid: i32) {
   let o0 = at[0].x;
   let o1 = at[0].y;
   let o2 = at[0].z;
-  let row = w * 256 + lid;
+  let row = w * 128 + lid;
   let lane = 0;
   if (row >= 64) { return; }
   let b0 = (row / 32);
   let b1 = (row / 8) % 4;
   let m0 = (row / 2) % 4;
   let n0 = row % 2;
+  let h0 = b0 * 64 + b1 * 16 + m0 * 4;
+  let h1 = b0 * 32 + b1 * 2 + n0;
   var ta0 = 0f;
   {
     for (var j = lane; j < 4; j += 1) {
       let k0 = j;
-      ta0 = (ta0 + (mem0[o0 + (b0 * 64 + b1 * 16 + m0 * 4 + k0)] * mem0[o1 + (b0 * 32 + k0 * 8 + b1 * 2 + n0)]));
+      let xa0 = (mem0[o0 + (h0 + k0)] * mem0[o1 + (h1 + k0 * 8)]);
+      ta0 = (ta0 + xa0);
     }
   }
   let a0 = ta0;
@@ -223,7 +236,7 @@ fn k0(w: i32, lid: i32) {
     mem0[o2 + (b0 * 32 + b1 * 8 + m0 * 2 + n0)] = s2;
   }
 }
-@compute @workgroup_size(256)
+@compute @workgroup_size(128)
 fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) lid: u32) {
   let w = i32(wid.x + wid.y * 32768u);
   if (w >= 0 && w < 1) { k0(w - 0, i32(lid)); }
@@ -239,18 +252,20 @@ fn k0(w: i32, lid: i32) {
   let o2 = at[0].z;
   let o3 = at[0].w;
   let o4 = at[1].x;
-  let row = w * 256 + lid;
+  let row = w * 128 + lid;
   let lane = 0;
   if (row >= 64) { return; }
   let m0 = (row / 32);
   let m1 = (row / 8) % 4;
   let n0 = row % 8;
+  let h0 = m0 * 32 + m1 * 2;
   var ta0 = 0f;
   {
     for (var j = lane; j < 8; j += 1) {
       let k0 = (j / 2);
       let k1 = j % 2;
-      ta0 = (ta0 + (mem0[o0 + (m0 * 32 + k0 * 8 + m1 * 2 + k1)] * mem1[o1 + (k0 * 16 + k1 * 8 + n0)]));
+      let xa0 = (mem0[o0 + (h0 + k0 * 8 + k1)] * mem1[o1 + (n0 + k0 * 16 + k1 * 8)]);
+      ta0 = (ta0 + xa0);
     }
   }
   let a0 = ta0;
@@ -259,7 +274,7 @@ fn k0(w: i32, lid: i32) {
     mem0[o4 + (m0 * 32 + m1 * 8 + n0)] = s4;
   }
 }
-@compute @workgroup_size(256)
+@compute @workgroup_size(128)
 fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) lid: u32) {
   let w = i32(wid.x + wid.y * 32768u);
   if (w >= 0 && w < 1) { k0(w - 0, i32(lid)); }
@@ -280,7 +295,7 @@ fn k0(w: i32, lid: i32) {
   let o3 = at[0].w;
   let o4 = at[1].x;
   let o5 = at[1].y;
-  let row = w * 256 + lid;
+  let row = w * 128 + lid;
   let lane = 0;
   if (row >= 8) { return; }
   let i0 = row;
@@ -288,7 +303,8 @@ fn k0(w: i32, lid: i32) {
   {
     for (var j = lane; j < 8; j += 1) {
       let j0 = j;
-      ta0 = (ta0 + mem0[o0 + (i0 * 8 + j0)]);
+      let xa0 = mem0[o0 + (i0 * 8 + j0)];
+      ta0 = (ta0 + xa0);
     }
   }
   let a0 = ta0;
@@ -297,7 +313,8 @@ fn k0(w: i32, lid: i32) {
   {
     for (var j = lane; j < 8; j += 1) {
       let j0 = j;
-      ta1 = (ta1 + ((mem0[o0 + (i0 * 8 + j0)] - v0) * (mem0[o0 + (i0 * 8 + j0)] - v0)));
+      let xa1 = ((mem0[o0 + (i0 * 8 + j0)] - v0) * (mem0[o0 + (i0 * 8 + j0)] - v0));
+      ta1 = (ta1 + xa1);
     }
   }
   let a1 = ta1;
@@ -317,7 +334,7 @@ fn k0(w: i32, lid: i32) {
     mem0[o3 + i0] = s3;
   }
 }
-@compute @workgroup_size(256)
+@compute @workgroup_size(128)
 fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) lid: u32) {
   let w = i32(wid.x + wid.y * 32768u);
   if (w >= 0 && w < 1) { k0(w - 0, i32(lid)); }
@@ -341,10 +358,10 @@ fn exp_(x: f32) -> f32 {
 }
 fn erf_(x: f32) -> f32 {
   let a = abs(x);
-  if (!(a >= 1.0)) { let z = x * x; return x + x * (((((-0.0005522360443137586 * z + 0.004888213239610195) * z + -0.026683002710342407) * z + 0.11279019713401794) * z + -0.376121461391449) * z + 0.12837910652160645); }
+  let z = x * x;
   let b = min(a, 4.0);
   let y = 1.0 - exp_(((((((0.0001855748996604234 * b + -0.0029396156314760447) * b + 0.021805351600050926) * b + -0.10303743183612823) * b + -0.6382256150245667) * b + -1.1270400285720825) * b + -0.00035370892146602273));
-  return select(y, -y, x < 0.0);
+  return select(x + x * (((((-0.0005522360443137586 * z + 0.004888213239610195) * z + -0.026683002710342407) * z + 0.11279019713401794) * z + -0.376121461391449) * z + 0.12837910652160645), select(y, -y, x < 0.0), a >= 1.0);
 }
 fn k0(w: i32, lid: i32) {
   let o0 = at[0].x;
@@ -353,7 +370,7 @@ fn k0(w: i32, lid: i32) {
   let o3 = at[0].w;
   let o4 = at[1].x;
   let o5 = at[1].y;
-  let row = w * 256 + lid;
+  let row = w * 128 + lid;
   let lane = 0;
   if (row >= 256) { return; }
   let m0 = (row / 32);
@@ -362,7 +379,8 @@ fn k0(w: i32, lid: i32) {
   {
     for (var j = lane; j < 8; j += 1) {
       let k0 = j;
-      ta0 = (ta0 + (mem0[o0 + (m0 * 8 + k0)] * mem1[o1 + (k0 * 32 + n0)]));
+      let xa0 = (mem0[o0 + (m0 * 8 + k0)] * mem1[o1 + (n0 + k0 * 32)]);
+      ta0 = (ta0 + xa0);
     }
   }
   let a0 = ta0;
@@ -377,24 +395,24 @@ fn k0(w: i32, lid: i32) {
     mem0[o5 + (m0 * 32 + n0)] = s5;
   }
 }
-@compute @workgroup_size(256)
+@compute @workgroup_size(128)
 fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) lid: u32) {
   let w = i32(wid.x + wid.y * 32768u);
-  if (w >= 0 && w < 1) { k0(w - 0, i32(lid)); }
+  if (w >= 0 && w < 2) { k0(w - 0, i32(lid)); }
 }
 
 // 8: matmul+add
 @group(0) @binding(0) var<storage, read_write> mem0: array<f32, 1889>;
 @group(0) @binding(1) var<storage, read> mem1: array<f32, 1039>;
 @group(1) @binding(0) var<uniform> at: array<vec4<i32>, 2>;
-var<workgroup> sf: array<f32, 256>;
+var<workgroup> sf: array<f32, 128>;
 fn k0(w: i32, lid: i32) {
   let o0 = at[0].x;
   let o1 = at[0].y;
   let o2 = at[0].z;
   let o3 = at[0].w;
   let o4 = at[1].x;
-  let row = w * 8 + lid / 32;
+  let row = w * 4 + lid / 32;
   let lane = lid % 32;
   let r = min(row, 63);
   let m0 = (r / 8);
@@ -403,7 +421,8 @@ fn k0(w: i32, lid: i32) {
   {
     for (var j = lane; j < 32; j += 32) {
       let k0 = j;
-      ta0 = (ta0 + (mem0[o0 + (m0 * 32 + k0)] * mem1[o1 + (k0 * 8 + n0)]));
+      let xa0 = (mem0[o0 + (m0 * 32 + k0)] * mem1[o1 + (n0 + k0 * 8)]);
+      ta0 = (ta0 + xa0);
     }
   }
   sf[lid] = ta0;
@@ -426,10 +445,10 @@ fn k0(w: i32, lid: i32) {
     mem0[o4 + (m0 * 8 + n0)] = s4;
   }
 }
-@compute @workgroup_size(256)
+@compute @workgroup_size(128)
 fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) lid: u32) {
   let w = i32(wid.x + wid.y * 32768u);
-  if (w >= 0 && w < 8) { k0(w - 0, i32(lid)); }
+  if (w >= 0 && w < 16) { k0(w - 0, i32(lid)); }
 }
 
 // without barriers, (2, 1)
@@ -459,7 +478,8 @@ fn k0(w: i32, lid: i32) {
     {
       for (var j = lane; j < 32; j += 32) {
         let k0 = j;
-        ta0 = (ta0 + (mem0[o0 + (m0 * 32 + k0)] * mem1[o1 + (k0 * 8 + n0)]));
+        let xa0 = (mem0[o0 + (m0 * 32 + k0)] * mem1[o1 + (n0 + k0 * 8)]);
+        ta0 = (ta0 + xa0);
       }
     }
     if ((turn & 1) == 0) { a0_0 = ta0; continue; }
@@ -493,7 +513,7 @@ fn k0(w: i32, lid: i32) {
   let o0 = at[0].x;
   let o1 = at[0].y;
   let o2 = at[0].z;
-  let row = w * 256 + lid;
+  let row = w * 128 + lid;
   let lane = 0;
   if (row >= 56) { return; }
   let m0 = (row / 7);
@@ -502,7 +522,8 @@ fn k0(w: i32, lid: i32) {
   {
     for (var j = lane; j < 8; j += 1) {
       let k0 = j;
-      ta0 = (ta0 + (mem0[o0 + (m0 * 8 + k0)] * mem1[o1 + (k0 * 7 + n0)]));
+      let xa0 = (mem0[o0 + (m0 * 8 + k0)] * mem1[o1 + (n0 + k0 * 7)]);
+      ta0 = (ta0 + xa0);
     }
   }
   let a0 = ta0;
@@ -511,7 +532,7 @@ fn k0(w: i32, lid: i32) {
     mem0[o2 + (m0 * 7 + n0)] = s2;
   }
 }
-@compute @workgroup_size(256)
+@compute @workgroup_size(128)
 fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) lid: u32) {
   let w = i32(wid.x + wid.y * 32768u);
   if (w >= 0 && w < 1) { k0(w - 0, i32(lid)); }
@@ -558,7 +579,7 @@ fn k0(w: i32, lid: i32) {
   let o3 = at[0].w;
   let o4 = at[1].x;
   let o5 = at[1].y;
-  let row = w * 256 + lid;
+  let row = w * 128 + lid;
   let lane = 0;
   if (row >= 8) { return; }
   let i0 = row;
@@ -566,7 +587,8 @@ fn k0(w: i32, lid: i32) {
   {
     for (var j = lane; j < 7; j += 1) {
       let j0 = j;
-      ta0 = max_f32(ta0, (mem0[o0 + (i0 * 7 + j0)] + mem1[o1 + j0]));
+      let xa0 = (mem0[o0 + (i0 * 7 + j0)] + mem1[o1 + j0]);
+      ta0 = max_f32(ta0, xa0);
     }
   }
   let a0 = ta0;
@@ -577,8 +599,10 @@ fn k0(w: i32, lid: i32) {
     for (var j = lane; j < 7; j += 1) {
       let j0 = j;
       let v1 = ((mem0[o0 + (i0 * 7 + j0)] + mem1[o1 + j0]) - a0);
-      ta1 = (ta1 + select(0f, v1, (j0 == v0)));
-      ta2 = (ta2 + exp_(v1));
+      let xa1 = select(0f, v1, (j0 == v0));
+      let xa2 = exp_(v1);
+      ta1 = (ta1 + xa1);
+      ta2 = (ta2 + xa2);
     }
   }
   let a1 = ta1;
@@ -597,7 +621,7 @@ fn k0(w: i32, lid: i32) {
     mem0[o4 + i0] = s4;
   }
 }
-@compute @workgroup_size(256)
+@compute @workgroup_size(128)
 fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) lid: u32) {
   let w = i32(wid.x + wid.y * 32768u);
   if (w >= 0 && w < 1) { k0(w - 0, i32(lid)); }
@@ -639,7 +663,7 @@ fn k0(w: i32, lid: i32) {
   let o2 = at[0].z;
   let o3 = at[0].w;
   let o4 = at[1].x;
-  let row = w * 256 + lid;
+  let row = w * 128 + lid;
   let lane = 0;
   if (row >= 64) { return; }
   let m0 = (row / 8);
@@ -648,7 +672,8 @@ fn k0(w: i32, lid: i32) {
   {
     for (var j = lane; j < 7; j += 1) {
       let k0 = j;
-      ta0 = (ta0 + (mem0[o0 + (m0 * 7 + k0)] * mem1[o1 + (n0 * 7 + k0)]));
+      let xa0 = (mem0[o0 + (m0 * 7 + k0)] * mem1[o1 + (n0 * 7 + k0)]);
+      ta0 = (ta0 + xa0);
     }
   }
   let a0 = ta0;
@@ -663,7 +688,7 @@ fn k1(w: i32, lid: i32) {
   let o0 = at[1].y;
   let o1 = at[1].z;
   let o2 = at[1].w;
-  let row = w * 256 + lid;
+  let row = w * 128 + lid;
   let lane = 0;
   if (row >= 56) { return; }
   let m0 = (row / 7);
@@ -672,7 +697,8 @@ fn k1(w: i32, lid: i32) {
   {
     for (var j = lane; j < 8; j += 1) {
       let k0 = j;
-      ta0 = (ta0 + (mem0[o0 + (k0 * 8 + m0)] * mem0[o1 + (k0 * 7 + n0)]));
+      let xa0 = (mem0[o0 + (m0 + k0 * 8)] * mem0[o1 + (n0 + k0 * 7)]);
+      ta0 = (ta0 + xa0);
     }
   }
   let a0 = ta0;
@@ -684,7 +710,7 @@ fn k1(w: i32, lid: i32) {
 fn k2(w: i32, lid: i32) {
   let o0 = at[2].x;
   let o1 = at[2].y;
-  let row = w * 256 + lid;
+  let row = w * 128 + lid;
   let lane = 0;
   if (row >= 7) { return; }
   let i0 = row;
@@ -692,7 +718,8 @@ fn k2(w: i32, lid: i32) {
   {
     for (var j = lane; j < 8; j += 1) {
       let j0 = j;
-      ta0 = (ta0 + mem0[o0 + (j0 * 7 + i0)]);
+      let xa0 = mem0[o0 + (i0 + j0 * 7)];
+      ta0 = (ta0 + xa0);
     }
   }
   let a0 = ta0;
@@ -707,14 +734,15 @@ fn k3(w: i32, lid: i32) {
   let o2 = at[3].x;
   let o3 = at[3].y;
   let o4 = at[3].z;
-  let row = w * 256 + lid;
+  let row = w * 128 + lid;
   let lane = 0;
   if (row >= 1) { return; }
   var ta0 = 0f;
   {
     for (var j = lane; j < 8; j += 1) {
       let j0 = j;
-      ta0 = (ta0 + (log_(mem0[o0 + j0]) - mem0[o1 + j0]));
+      let xa0 = (log_(mem0[o0 + j0]) - mem0[o1 + j0]);
+      ta0 = (ta0 + xa0);
     }
   }
   let a0 = ta0;
@@ -726,7 +754,7 @@ fn k3(w: i32, lid: i32) {
     mem0[o4 + 0] = s4;
   }
 }
-@compute @workgroup_size(256)
+@compute @workgroup_size(128)
 fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) lid: u32) {
   let w = i32(wid.x + wid.y * 32768u);
   if (w >= 0 && w < 1) { k0(w - 0, i32(lid)); }
@@ -748,7 +776,7 @@ fn k0(w: i32, lid: i32) {
   let o1 = at[0].y;
   let o2 = at[0].z;
   let o3 = at[0].w;
-  let row = w * 256 + lid;
+  let row = w * 128 + lid;
   let lane = 0;
   if (row >= 8) { return; }
   let i0 = row;
@@ -758,8 +786,10 @@ fn k0(w: i32, lid: i32) {
     for (var j = lane; j < 8; j += 1) {
       let j0 = j;
       let v0 = mem0[o0 + (i0 * 8 + j0)];
-      ta0 = (ta0 + v0);
-      ta1 = (ta1 + (v0 * mem0[o1 + (i0 * 8 + j0)]));
+      let xa0 = v0;
+      let xa1 = (v0 * mem0[o1 + (i0 * 8 + j0)]);
+      ta0 = (ta0 + xa0);
+      ta1 = (ta1 + xa1);
     }
   }
   let a0 = ta0;
@@ -780,7 +810,7 @@ fn k1(w: i32, lid: i32) {
   let o1 = at[1].y;
   let o2 = at[1].z;
   let o3 = at[1].w;
-  let row = w * 256 + lid;
+  let row = w * 128 + lid;
   let lane = 0;
   if (row >= 8) { return; }
   let i0 = row;
@@ -789,9 +819,11 @@ fn k1(w: i32, lid: i32) {
   {
     for (var j = lane; j < 8; j += 1) {
       let j0 = j;
-      let v0 = mem0[o0 + (j0 * 8 + i0)];
-      ta0 = (ta0 + v0);
-      ta1 = (ta1 + (v0 * mem0[o1 + (j0 * 8 + i0)]));
+      let v0 = mem0[o0 + (i0 + j0 * 8)];
+      let xa0 = v0;
+      let xa1 = (v0 * mem0[o1 + (i0 + j0 * 8)]);
+      ta0 = (ta0 + xa0);
+      ta1 = (ta1 + xa1);
     }
   }
   let a0 = ta0;
@@ -803,7 +835,7 @@ fn k1(w: i32, lid: i32) {
     mem1[o3 + i0] = s3;
   }
 }
-@compute @workgroup_size(256)
+@compute @workgroup_size(128)
 fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) lid: u32) {
   let w = i32(wid.x + wid.y * 32768u);
   if (w >= 0 && w < 1) { k0(w - 0, i32(lid)); }
@@ -834,7 +866,7 @@ fn k0(w: i32, lid: i32) {
   let o3 = at[0].w;
   let o4 = at[1].x;
   let o5 = at[1].y;
-  let row = w * 256 + lid;
+  let row = w * 128 + lid;
   let lane = 0;
   if (row >= 256) { return; }
   let m0 = (row / 32);
@@ -843,7 +875,8 @@ fn k0(w: i32, lid: i32) {
   {
     for (var j = lane; j < 8; j += 1) {
       let k0 = j;
-      ta0 = (ta0 + (mem0[o0 + (m0 * 8 + k0)] * mem1[o1 + (n0 * 8 + k0)]));
+      let xa0 = (mem0[o0 + (m0 * 8 + k0)] * mem1[o1 + (n0 * 8 + k0)]);
+      ta0 = (ta0 + xa0);
     }
   }
   let a0 = ta0;
@@ -858,7 +891,7 @@ fn k1(w: i32, lid: i32) {
   let o0 = at[1].z;
   let o1 = at[1].w;
   let o2 = at[2].x;
-  let row = w * 256 + lid;
+  let row = w * 128 + lid;
   let lane = 0;
   if (row >= 256) { return; }
   let m0 = (row / 8);
@@ -867,7 +900,8 @@ fn k1(w: i32, lid: i32) {
   {
     for (var j = lane; j < 8; j += 1) {
       let k0 = j;
-      ta0 = (ta0 + (mem0[o0 + (k0 * 32 + m0)] * mem0[o1 + (k0 * 8 + n0)]));
+      let xa0 = (mem0[o0 + (m0 + k0 * 32)] * mem0[o1 + (n0 + k0 * 8)]);
+      ta0 = (ta0 + xa0);
     }
   }
   let a0 = ta0;
@@ -879,7 +913,7 @@ fn k1(w: i32, lid: i32) {
 fn k2(w: i32, lid: i32) {
   let o0 = at[2].y;
   let o1 = at[2].z;
-  let row = w * 256 + lid;
+  let row = w * 128 + lid;
   let lane = 0;
   if (row >= 8) { return; }
   let i0 = row;
@@ -887,7 +921,8 @@ fn k2(w: i32, lid: i32) {
   {
     for (var j = lane; j < 8; j += 1) {
       let j0 = j;
-      ta0 = (ta0 + mem0[o0 + (j0 * 8 + i0)]);
+      let xa0 = mem0[o0 + (i0 + j0 * 8)];
+      ta0 = (ta0 + xa0);
     }
   }
   let a0 = ta0;
@@ -896,12 +931,12 @@ fn k2(w: i32, lid: i32) {
     mem2[o1 + i0] = s1;
   }
 }
-@compute @workgroup_size(256)
+@compute @workgroup_size(128)
 fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) lid: u32) {
   let w = i32(wid.x + wid.y * 32768u);
-  if (w >= 0 && w < 1) { k0(w - 0, i32(lid)); }
-  if (w >= 1 && w < 2) { k1(w - 1, i32(lid)); }
-  if (w >= 2 && w < 3) { k2(w - 2, i32(lid)); }
+  if (w >= 0 && w < 2) { k0(w - 0, i32(lid)); }
+  if (w >= 2 && w < 4) { k1(w - 2, i32(lid)); }
+  if (w >= 4 && w < 5) { k2(w - 4, i32(lid)); }
 }
 
 // 14: matmul+mul | matmul | sum
@@ -909,14 +944,14 @@ fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) 
 @group(0) @binding(1) var<storage, read> mem1: array<f32, 1039>;
 @group(0) @binding(2) var<storage, read_write> mem2: array<f32, 1039>;
 @group(1) @binding(0) var<uniform> at: array<vec4<i32>, 3>;
-var<workgroup> sf: array<f32, 256>;
+var<workgroup> sf: array<f32, 128>;
 fn k0(w: i32, lid: i32) {
   let o0 = at[0].x;
   let o1 = at[0].y;
   let o2 = at[0].z;
   let o3 = at[0].w;
   let o4 = at[1].x;
-  let row = w * 8 + lid / 32;
+  let row = w * 4 + lid / 32;
   let lane = lid % 32;
   let r = min(row, 63);
   let m0 = (r / 8);
@@ -925,7 +960,8 @@ fn k0(w: i32, lid: i32) {
   {
     for (var j = lane; j < 32; j += 32) {
       let k0 = j;
-      ta0 = (ta0 + (mem0[o0 + (m0 * 32 + k0)] * mem1[o1 + (n0 * 32 + k0)]));
+      let xa0 = (mem0[o0 + (m0 * 32 + k0)] * mem1[o1 + (n0 * 32 + k0)]);
+      ta0 = (ta0 + xa0);
     }
   }
   sf[lid] = ta0;
@@ -954,7 +990,7 @@ fn k1(w: i32, lid: i32) {
   let o0 = at[1].y;
   let o1 = at[1].z;
   let o2 = at[1].w;
-  let row = w * 256 + lid;
+  let row = w * 128 + lid;
   let lane = 0;
   if (row >= 256) { return; }
   let m0 = (row / 32);
@@ -963,7 +999,8 @@ fn k1(w: i32, lid: i32) {
   {
     for (var j = lane; j < 8; j += 1) {
       let k0 = j;
-      ta0 = (ta0 + (mem0[o0 + (k0 * 8 + m0)] * mem0[o1 + (k0 * 32 + n0)]));
+      let xa0 = (mem0[o0 + (m0 + k0 * 8)] * mem0[o1 + (n0 + k0 * 32)]);
+      ta0 = (ta0 + xa0);
     }
   }
   let a0 = ta0;
@@ -975,7 +1012,7 @@ fn k1(w: i32, lid: i32) {
 fn k2(w: i32, lid: i32) {
   let o0 = at[2].x;
   let o1 = at[2].y;
-  let row = w * 256 + lid;
+  let row = w * 128 + lid;
   let lane = 0;
   if (row >= 32) { return; }
   let i0 = row;
@@ -983,7 +1020,8 @@ fn k2(w: i32, lid: i32) {
   {
     for (var j = lane; j < 8; j += 1) {
       let j0 = j;
-      ta0 = (ta0 + mem0[o0 + (j0 * 32 + i0)]);
+      let xa0 = mem0[o0 + (i0 + j0 * 32)];
+      ta0 = (ta0 + xa0);
     }
   }
   let a0 = ta0;
@@ -992,12 +1030,12 @@ fn k2(w: i32, lid: i32) {
     mem2[o1 + i0] = s1;
   }
 }
-@compute @workgroup_size(256)
+@compute @workgroup_size(128)
 fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) lid: u32) {
   let w = i32(wid.x + wid.y * 32768u);
-  if (w >= 0 && w < 8) { k0(w - 0, i32(lid)); }
-  if (w >= 8 && w < 9) { k1(w - 8, i32(lid)); }
-  if (w >= 9 && w < 10) { k2(w - 9, i32(lid)); }
+  if (w >= 0 && w < 16) { k0(w - 0, i32(lid)); }
+  if (w >= 16 && w < 18) { k1(w - 16, i32(lid)); }
+  if (w >= 18 && w < 19) { k2(w - 18, i32(lid)); }
 }
 
 // without barriers, (11, 1)
@@ -1028,7 +1066,8 @@ fn k0(w: i32, lid: i32) {
     {
       for (var j = lane; j < 32; j += 32) {
         let k0 = j;
-        ta0 = (ta0 + (mem0[o0 + (m0 * 32 + k0)] * mem1[o1 + (n0 * 32 + k0)]));
+        let xa0 = (mem0[o0 + (m0 * 32 + k0)] * mem1[o1 + (n0 * 32 + k0)]);
+        ta0 = (ta0 + xa0);
       }
     }
     if ((turn & 1) == 0) { a0_0 = ta0; continue; }
@@ -1063,7 +1102,8 @@ fn k1(w: i32, lid: i32) {
   {
     for (var j = lane; j < 8; j += 1) {
       let k0 = j;
-      ta0 = (ta0 + (mem0[o0 + (k0 * 8 + m0)] * mem0[o1 + (k0 * 32 + n0)]));
+      let xa0 = (mem0[o0 + (m0 + k0 * 8)] * mem0[o1 + (n0 + k0 * 32)]);
+      ta0 = (ta0 + xa0);
     }
   }
   let a0 = ta0;
@@ -1083,7 +1123,8 @@ fn k2(w: i32, lid: i32) {
   {
     for (var j = lane; j < 8; j += 1) {
       let j0 = j;
-      ta0 = (ta0 + mem0[o0 + (j0 * 32 + i0)]);
+      let xa0 = mem0[o0 + (i0 + j0 * 32)];
+      ta0 = (ta0 + xa0);
     }
   }
   let a0 = ta0;
@@ -1114,7 +1155,7 @@ fn k0(w: i32, lid: i32) {
   let o2 = at[0].z;
   let o3 = at[0].w;
   let o4 = at[1].x;
-  let row = w * 256 + lid;
+  let row = w * 128 + lid;
   let lane = 0;
   if (row >= 8) { return; }
   let i0 = row;
@@ -1124,8 +1165,10 @@ fn k0(w: i32, lid: i32) {
     for (var j = lane; j < 8; j += 1) {
       let j0 = j;
       let v0 = mem0[o0 + (i0 * 8 + j0)];
-      ta0 = (ta0 + v0);
-      ta1 = (ta1 + (v0 * mem0[o1 + (i0 * 8 + j0)]));
+      let xa0 = v0;
+      let xa1 = (v0 * mem0[o1 + (i0 * 8 + j0)]);
+      ta0 = (ta0 + xa0);
+      ta1 = (ta1 + xa1);
     }
   }
   let a0 = ta0;
@@ -1146,7 +1189,7 @@ fn k1(w: i32, lid: i32) {
   let o1 = at[1].z;
   let o2 = at[1].w;
   let o3 = at[2].x;
-  let row = w * 256 + lid;
+  let row = w * 128 + lid;
   let lane = 0;
   if (row >= 8) { return; }
   let i0 = row;
@@ -1155,9 +1198,11 @@ fn k1(w: i32, lid: i32) {
   {
     for (var j = lane; j < 8; j += 1) {
       let j0 = j;
-      let v0 = mem0[o0 + (j0 * 8 + i0)];
-      ta0 = (ta0 + v0);
-      ta1 = (ta1 + (v0 * mem0[o1 + (j0 * 8 + i0)]));
+      let v0 = mem0[o0 + (i0 + j0 * 8)];
+      let xa0 = v0;
+      let xa1 = (v0 * mem0[o1 + (i0 + j0 * 8)]);
+      ta0 = (ta0 + xa0);
+      ta1 = (ta1 + xa1);
     }
   }
   let a0 = ta0;
@@ -1169,7 +1214,7 @@ fn k1(w: i32, lid: i32) {
     mem1[o3 + i0] = s3;
   }
 }
-@compute @workgroup_size(256)
+@compute @workgroup_size(128)
 fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) lid: u32) {
   let w = i32(wid.x + wid.y * 32768u);
   if (w >= 0 && w < 1) { k0(w - 0, i32(lid)); }
@@ -1185,7 +1230,7 @@ fn k0(w: i32, lid: i32) {
   let o0 = at[0].x;
   let o1 = at[0].y;
   let o2 = at[0].z;
-  let row = w * 256 + lid;
+  let row = w * 128 + lid;
   let lane = 0;
   if (row >= 64) { return; }
   let m0 = (row / 8);
@@ -1194,7 +1239,8 @@ fn k0(w: i32, lid: i32) {
   {
     for (var j = lane; j < 8; j += 1) {
       let k0 = j;
-      ta0 = (ta0 + (mem0[o0 + (m0 * 8 + k0)] * mem1[o1 + (n0 * 8 + k0)]));
+      let xa0 = (mem0[o0 + (m0 * 8 + k0)] * mem1[o1 + (n0 * 8 + k0)]);
+      ta0 = (ta0 + xa0);
     }
   }
   let a0 = ta0;
@@ -1207,18 +1253,20 @@ fn k1(w: i32, lid: i32) {
   let o0 = at[0].w;
   let o1 = at[1].x;
   let o2 = at[1].y;
-  let row = w * 256 + lid;
+  let row = w * 128 + lid;
   let lane = 0;
   if (row >= 64) { return; }
   let m0 = (row / 16);
   let m1 = (row / 8) % 2;
   let n0 = row % 8;
+  let h0 = m0 * 8 + m1;
   var ta0 = 0f;
   {
     for (var j = lane; j < 8; j += 1) {
       let k0 = (j / 4);
       let k1 = j % 4;
-      ta0 = (ta0 + (mem0[o0 + (k0 * 32 + m0 * 8 + k1 * 2 + m1)] * mem0[o1 + (k0 * 32 + k1 * 8 + n0)]));
+      let xa0 = (mem0[o0 + (h0 + k0 * 32 + k1 * 2)] * mem0[o1 + (n0 + k0 * 32 + k1 * 8)]);
+      ta0 = (ta0 + xa0);
     }
   }
   let a0 = ta0;
@@ -1230,7 +1278,7 @@ fn k1(w: i32, lid: i32) {
 fn k2(w: i32, lid: i32) {
   let o0 = at[1].z;
   let o1 = at[1].w;
-  let row = w * 256 + lid;
+  let row = w * 128 + lid;
   let lane = 0;
   if (row >= 8) { return; }
   let i0 = row;
@@ -1238,7 +1286,8 @@ fn k2(w: i32, lid: i32) {
   {
     for (var j = lane; j < 8; j += 1) {
       let j0 = j;
-      ta0 = (ta0 + mem0[o0 + (j0 * 8 + i0)]);
+      let xa0 = mem0[o0 + (i0 + j0 * 8)];
+      ta0 = (ta0 + xa0);
     }
   }
   let a0 = ta0;
@@ -1247,7 +1296,7 @@ fn k2(w: i32, lid: i32) {
     mem2[o1 + i0] = s1;
   }
 }
-@compute @workgroup_size(256)
+@compute @workgroup_size(128)
 fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) lid: u32) {
   let w = i32(wid.x + wid.y * 32768u);
   if (w >= 0 && w < 1) { k0(w - 0, i32(lid)); }
@@ -1262,18 +1311,21 @@ fn k0(w: i32, lid: i32) {
   let o0 = at[0].x;
   let o1 = at[0].y;
   let o2 = at[0].z;
-  let row = w * 256 + lid;
+  let row = w * 128 + lid;
   let lane = 0;
   if (row >= 128) { return; }
   let b0 = (row / 64);
   let b1 = (row / 16) % 4;
   let m0 = (row / 4) % 4;
   let n0 = row % 4;
+  let h0 = b0 * 32 + m0 * 8 + b1 * 2;
+  let h1 = b0 * 32 + n0 * 8 + b1 * 2;
   var ta0 = 0f;
   {
     for (var j = lane; j < 2; j += 1) {
       let k0 = j;
-      ta0 = (ta0 + (mem0[o0 + (b0 * 32 + m0 * 8 + b1 * 2 + k0)] * mem0[o1 + (b0 * 32 + n0 * 8 + b1 * 2 + k0)]));
+      let xa0 = (mem0[o0 + (h0 + k0)] * mem0[o1 + (h1 + k0)]);
+      ta0 = (ta0 + xa0);
     }
   }
   let a0 = ta0;
@@ -1286,18 +1338,21 @@ fn k1(w: i32, lid: i32) {
   let o0 = at[0].w;
   let o1 = at[1].x;
   let o2 = at[1].y;
-  let row = w * 256 + lid;
+  let row = w * 128 + lid;
   let lane = 0;
   if (row >= 64) { return; }
   let b0 = (row / 32);
   let b1 = (row / 8) % 4;
   let m0 = (row / 2) % 4;
   let n0 = row % 2;
+  let h0 = b0 * 64 + b1 * 16 + m0;
+  let h1 = b0 * 32 + b1 * 2 + n0;
   var ta0 = 0f;
   {
     for (var j = lane; j < 4; j += 1) {
       let k0 = j;
-      ta0 = (ta0 + (mem0[o0 + (b0 * 64 + b1 * 16 + k0 * 4 + m0)] * mem0[o1 + (b0 * 32 + k0 * 8 + b1 * 2 + n0)]));
+      let xa0 = (mem0[o0 + (h0 + k0 * 4)] * mem0[o1 + (h1 + k0 * 8)]);
+      ta0 = (ta0 + xa0);
     }
   }
   let a0 = ta0;
@@ -1306,7 +1361,7 @@ fn k1(w: i32, lid: i32) {
     mem0[o2 + (b0 * 32 + b1 * 8 + m0 * 2 + n0)] = s2;
   }
 }
-@compute @workgroup_size(256)
+@compute @workgroup_size(128)
 fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) lid: u32) {
   let w = i32(wid.x + wid.y * 32768u);
   if (w >= 0 && w < 1) { k0(w - 0, i32(lid)); }
@@ -1322,7 +1377,7 @@ fn k0(w: i32, lid: i32) {
   let o0 = at[0].x;
   let o1 = at[0].y;
   let o2 = at[0].z;
-  let row = w * 256 + lid;
+  let row = w * 128 + lid;
   let lane = 0;
   if (row >= 32) { return; }
   let i0 = row;
@@ -1330,7 +1385,8 @@ fn k0(w: i32, lid: i32) {
   {
     for (var j = lane; j < 4; j += 1) {
       let j0 = j;
-      ta0 = (ta0 + (mem0[o0 + (i0 * 4 + j0)] * mem0[o1 + (i0 * 4 + j0)]));
+      let xa0 = (mem0[o0 + (i0 * 4 + j0)] * mem0[o1 + (i0 * 4 + j0)]);
+      ta0 = (ta0 + xa0);
     }
   }
   let a0 = ta0;
@@ -1346,18 +1402,20 @@ fn k1(w: i32, lid: i32) {
   let o0 = at[0].w;
   let o1 = at[1].x;
   let o2 = at[1].y;
-  let row = w * 256 + lid;
+  let row = w * 128 + lid;
   let lane = 0;
   if (row >= 64) { return; }
   let m0 = (row / 8);
   let n0 = (row / 2) % 4;
   let n1 = row % 2;
+  let h0 = n0 * 8 + n1;
   var ta0 = 0f;
   {
     for (var j = lane; j < 8; j += 1) {
       let k0 = (j / 4);
       let k1 = j % 4;
-      ta0 = (ta0 + (mem0[o0 + (k0 * 32 + k1 * 8 + m0)] * mem0[o1 + (k0 * 32 + n0 * 8 + k1 * 2 + n1)]));
+      let xa0 = (mem0[o0 + (m0 + k0 * 32 + k1 * 8)] * mem0[o1 + (h0 + k0 * 32 + k1 * 2)]);
+      ta0 = (ta0 + xa0);
     }
   }
   let a0 = ta0;
@@ -1370,18 +1428,20 @@ fn k2(w: i32, lid: i32) {
   let o0 = at[1].z;
   let o1 = at[1].w;
   let o2 = at[2].x;
-  let row = w * 256 + lid;
+  let row = w * 128 + lid;
   let lane = 0;
   if (row >= 64) { return; }
   let m0 = (row / 32);
   let m1 = (row / 8) % 4;
   let n0 = row % 8;
+  let h0 = m0 * 32 + m1 * 2;
   var ta0 = 0f;
   {
     for (var j = lane; j < 8; j += 1) {
       let k0 = (j / 2);
       let k1 = j % 2;
-      ta0 = (ta0 + (mem0[o0 + (m0 * 32 + k0 * 8 + m1 * 2 + k1)] * mem2[o1 + (n0 * 8 + k0 * 2 + k1)]));
+      let xa0 = (mem0[o0 + (h0 + k0 * 8 + k1)] * mem2[o1 + (n0 * 8 + k0 * 2 + k1)]);
+      ta0 = (ta0 + xa0);
     }
   }
   let a0 = ta0;
@@ -1393,17 +1453,19 @@ fn k2(w: i32, lid: i32) {
 fn k3(w: i32, lid: i32) {
   let o0 = at[2].y;
   let o1 = at[2].z;
-  let row = w * 256 + lid;
+  let row = w * 128 + lid;
   let lane = 0;
   if (row >= 8) { return; }
   let i0 = (row / 2);
   let i1 = row % 2;
+  let h0 = i0 * 8 + i1;
   var ta0 = 0f;
   {
     for (var j = lane; j < 8; j += 1) {
       let j0 = (j / 4);
       let j1 = j % 4;
-      ta0 = (ta0 + mem0[o0 + (j0 * 32 + i0 * 8 + j1 * 2 + i1)]);
+      let xa0 = mem0[o0 + (h0 + j0 * 32 + j1 * 2)];
+      ta0 = (ta0 + xa0);
     }
   }
   let a0 = ta0;
@@ -1412,7 +1474,7 @@ fn k3(w: i32, lid: i32) {
     mem1[o1 + (i0 * 2 + i1)] = s1;
   }
 }
-@compute @workgroup_size(256)
+@compute @workgroup_size(128)
 fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) lid: u32) {
   let w = i32(wid.x + wid.y * 32768u);
   if (w >= 0 && w < 1) { k0(w - 0, i32(lid)); }
@@ -1428,18 +1490,21 @@ fn k0(w: i32, lid: i32) {
   let o0 = at[0].x;
   let o1 = at[0].y;
   let o2 = at[0].z;
-  let row = w * 256 + lid;
+  let row = w * 128 + lid;
   let lane = 0;
   if (row >= 64) { return; }
   let b0 = (row / 32);
   let b1 = (row / 8) % 4;
   let m0 = (row / 2) % 4;
   let n0 = row % 2;
+  let h0 = b0 * 64 + b1 * 16 + m0 * 4;
+  let h1 = b0 * 32 + b1 * 2 + n0;
   var ta0 = 0f;
   {
     for (var j = lane; j < 4; j += 1) {
       let k0 = j;
-      ta0 = (ta0 + (mem0[o0 + (b0 * 64 + b1 * 16 + m0 * 4 + k0)] * mem0[o1 + (b0 * 32 + k0 * 8 + b1 * 2 + n0)]));
+      let xa0 = (mem0[o0 + (h0 + k0)] * mem0[o1 + (h1 + k0 * 8)]);
+      ta0 = (ta0 + xa0);
     }
   }
   let a0 = ta0;
@@ -1452,18 +1517,21 @@ fn k1(w: i32, lid: i32) {
   let o0 = at[0].w;
   let o1 = at[1].x;
   let o2 = at[1].y;
-  let row = w * 256 + lid;
+  let row = w * 128 + lid;
   let lane = 0;
   if (row >= 64) { return; }
   let b0 = (row / 32);
   let b1 = (row / 8) % 4;
   let m0 = (row / 2) % 4;
   let n0 = row % 2;
+  let h0 = b0 * 64 + b1 * 16 + m0;
+  let h1 = b0 * 32 + b1 * 2 + n0;
   var ta0 = 0f;
   {
     for (var j = lane; j < 4; j += 1) {
       let k0 = j;
-      ta0 = (ta0 + (mem0[o0 + (b0 * 64 + b1 * 16 + k0 * 4 + m0)] * mem0[o1 + (b0 * 32 + k0 * 8 + b1 * 2 + n0)]));
+      let xa0 = (mem0[o0 + (h0 + k0 * 4)] * mem0[o1 + (h1 + k0 * 8)]);
+      ta0 = (ta0 + xa0);
     }
   }
   let a0 = ta0;
@@ -1472,7 +1540,7 @@ fn k1(w: i32, lid: i32) {
     mem0[o2 + (b0 * 32 + b1 * 8 + m0 * 2 + n0)] = s2;
   }
 }
-@compute @workgroup_size(256)
+@compute @workgroup_size(128)
 fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) lid: u32) {
   let w = i32(wid.x + wid.y * 32768u);
   if (w >= 0 && w < 1) { k0(w - 0, i32(lid)); }
@@ -1488,18 +1556,20 @@ fn k0(w: i32, lid: i32, first: i32) {
   let o0 = at[(first + 0) / 4][(first + 0) % 4];
   let o1 = at[(first + 1) / 4][(first + 1) % 4];
   let o2 = at[(first + 2) / 4][(first + 2) % 4];
-  let row = w * 256 + lid;
+  let row = w * 128 + lid;
   let lane = 0;
   if (row >= 64) { return; }
   let m0 = (row / 8);
   let n0 = (row / 2) % 4;
   let n1 = row % 2;
+  let h0 = n0 * 8 + n1;
   var ta0 = 0f;
   {
     for (var j = lane; j < 8; j += 1) {
       let k0 = (j / 4);
       let k1 = j % 4;
-      ta0 = (ta0 + (mem0[o0 + (k0 * 32 + k1 * 8 + m0)] * mem0[o1 + (k0 * 32 + n0 * 8 + k1 * 2 + n1)]));
+      let xa0 = (mem0[o0 + (m0 + k0 * 32 + k1 * 8)] * mem0[o1 + (h0 + k0 * 32 + k1 * 2)]);
+      ta0 = (ta0 + xa0);
     }
   }
   let a0 = ta0;
@@ -1512,18 +1582,20 @@ fn k1(w: i32, lid: i32) {
   let o0 = at[1].z;
   let o1 = at[1].w;
   let o2 = at[2].x;
-  let row = w * 256 + lid;
+  let row = w * 128 + lid;
   let lane = 0;
   if (row >= 64) { return; }
   let m0 = (row / 32);
   let m1 = (row / 8) % 4;
   let n0 = row % 8;
+  let h0 = m0 * 32 + m1 * 2;
   var ta0 = 0f;
   {
     for (var j = lane; j < 8; j += 1) {
       let k0 = (j / 2);
       let k1 = j % 2;
-      ta0 = (ta0 + (mem0[o0 + (m0 * 32 + k0 * 8 + m1 * 2 + k1)] * mem2[o1 + (n0 * 8 + k0 * 2 + k1)]));
+      let xa0 = (mem0[o0 + (h0 + k0 * 8 + k1)] * mem2[o1 + (n0 * 8 + k0 * 2 + k1)]);
+      ta0 = (ta0 + xa0);
     }
   }
   let a0 = ta0;
@@ -1535,17 +1607,19 @@ fn k1(w: i32, lid: i32) {
 fn k2(w: i32, lid: i32, first: i32) {
   let o0 = at[(first + 0) / 4][(first + 0) % 4];
   let o1 = at[(first + 1) / 4][(first + 1) % 4];
-  let row = w * 256 + lid;
+  let row = w * 128 + lid;
   let lane = 0;
   if (row >= 8) { return; }
   let i0 = (row / 2);
   let i1 = row % 2;
+  let h0 = i0 * 8 + i1;
   var ta0 = 0f;
   {
     for (var j = lane; j < 8; j += 1) {
       let j0 = (j / 4);
       let j1 = j % 4;
-      ta0 = (ta0 + mem0[o0 + (j0 * 32 + i0 * 8 + j1 * 2 + i1)]);
+      let xa0 = mem0[o0 + (h0 + j0 * 32 + j1 * 2)];
+      ta0 = (ta0 + xa0);
     }
   }
   let a0 = ta0;
@@ -1554,7 +1628,7 @@ fn k2(w: i32, lid: i32, first: i32) {
     mem1[o1 + (i0 * 2 + i1)] = s1;
   }
 }
-@compute @workgroup_size(256)
+@compute @workgroup_size(128)
 fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) lid: u32) {
   let w = i32(wid.x + wid.y * 32768u);
   if (w >= 0 && w < 2) { let n = (w - 0) / 1; k0(w - 0 - n * 1, i32(lid), 0 + n * 3); }
@@ -1574,30 +1648,32 @@ fn k0(w: i32, lid: i32) {
   let o4 = at[1].x;
   let o5 = at[1].y;
   let o6 = at[1].z;
-  let row = w * 256 + lid;
+  let row = w * 128 + lid;
   let lane = 0;
   if (row >= 64) { return; }
   let m0 = (row / 32);
   let m1 = (row / 8) % 4;
   let n0 = row % 8;
+  let h0 = m0 * 32 + m1 * 2;
   var ta0 = 0f;
   {
     for (var j = lane; j < 8; j += 1) {
       let k0 = (j / 2);
       let k1 = j % 2;
-      ta0 = (ta0 + (mem0[o0 + (m0 * 32 + k0 * 8 + m1 * 2 + k1)] * mem1[o1 + (n0 * 8 + k0 * 2 + k1)]));
+      let xa0 = (mem0[o0 + (h0 + k0 * 8 + k1)] * mem1[o1 + (n0 * 8 + k0 * 2 + k1)]);
+      ta0 = (ta0 + xa0);
     }
   }
   let a0 = ta0;
-  let v0 = ((mem0[o2 + (m0 * 32 + m1 * 8 + n0)] + mem0[o3 + (m0 * 32 + m1 * 8 + n0)]) + a0);
+  let v1 = ((mem0[o2 + (m0 * 32 + m1 * 8 + n0)] + mem0[o3 + (m0 * 32 + m1 * 8 + n0)]) + a0);
   if (row < 64 && lane == 0) {
-    let s5 = v0;
-    let s6 = (v0 * mem1[o4 + n0]);
+    let s5 = v1;
+    let s6 = (v1 * mem1[o4 + n0]);
     mem0[o5 + (m0 * 32 + m1 * 8 + n0)] = s5;
     mem0[o6 + (m0 * 32 + m1 * 8 + n0)] = s6;
   }
 }
-@compute @workgroup_size(256)
+@compute @workgroup_size(128)
 fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) lid: u32) {
   let w = i32(wid.x + wid.y * 32768u);
   if (w >= 0 && w < 1) { k0(w - 0, i32(lid)); }
@@ -1617,7 +1693,7 @@ fn k0(w: i32, lid: i32) {
   let o2 = at[0].z;
   let o3 = at[0].w;
   let o4 = at[1].x;
-  let row = w * 256 + lid;
+  let row = w * 128 + lid;
   let lane = 0;
   if (row >= 8) { return; }
   let i0 = row;
@@ -1627,8 +1703,10 @@ fn k0(w: i32, lid: i32) {
     for (var j = lane; j < 8; j += 1) {
       let j0 = j;
       let v0 = mem0[o0 + (i0 * 8 + j0)];
-      ta0 = (ta0 + v0);
-      ta1 = (ta1 + (v0 * mem0[o1 + (i0 * 8 + j0)]));
+      let xa0 = v0;
+      let xa1 = (v0 * mem0[o1 + (i0 * 8 + j0)]);
+      ta0 = (ta0 + xa0);
+      ta1 = (ta1 + xa1);
     }
   }
   let a0 = ta0;
@@ -1649,7 +1727,7 @@ fn k1(w: i32, lid: i32) {
   let o1 = at[1].z;
   let o2 = at[1].w;
   let o3 = at[2].x;
-  let row = w * 256 + lid;
+  let row = w * 128 + lid;
   let lane = 0;
   if (row >= 8) { return; }
   let i0 = row;
@@ -1658,9 +1736,11 @@ fn k1(w: i32, lid: i32) {
   {
     for (var j = lane; j < 8; j += 1) {
       let j0 = j;
-      let v0 = mem0[o0 + (j0 * 8 + i0)];
-      ta0 = (ta0 + v0);
-      ta1 = (ta1 + (v0 * mem0[o1 + (j0 * 8 + i0)]));
+      let v0 = mem0[o0 + (i0 + j0 * 8)];
+      let xa0 = v0;
+      let xa1 = (v0 * mem0[o1 + (i0 + j0 * 8)]);
+      ta0 = (ta0 + xa0);
+      ta1 = (ta1 + xa1);
     }
   }
   let a0 = ta0;
@@ -1672,7 +1752,7 @@ fn k1(w: i32, lid: i32) {
     mem1[o3 + i0] = s3;
   }
 }
-@compute @workgroup_size(256)
+@compute @workgroup_size(128)
 fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) lid: u32) {
   let w = i32(wid.x + wid.y * 32768u);
   if (w >= 0 && w < 1) { k0(w - 0, i32(lid)); }
@@ -1688,7 +1768,7 @@ fn k0(w: i32, lid: i32) {
   let o0 = at[0].x;
   let o1 = at[0].y;
   let o2 = at[0].z;
-  let row = w * 256 + lid;
+  let row = w * 128 + lid;
   let lane = 0;
   if (row >= 56) { return; }
   let m0 = (row / 8);
@@ -1698,7 +1778,8 @@ fn k0(w: i32, lid: i32) {
   {
     for (var j = lane; j < 8; j += 1) {
       let k0 = j;
-      ta0 = (ta0 + select(0f, mem0[o0 + (k0 * 8 + n0)], (clamp(mem1[o1 + k0], 0, 6) == v0)));
+      let xa0 = select(0f, mem0[o0 + (n0 + k0 * 8)], (clamp(mem1[o1 + k0], 0, 6) == v0));
+      ta0 = (ta0 + xa0);
     }
   }
   let a0 = ta0;
@@ -1710,7 +1791,7 @@ fn k0(w: i32, lid: i32) {
 fn k1(w: i32, lid: i32) {
   let o0 = at[0].w;
   let o1 = at[1].x;
-  let row = w * 256 + lid;
+  let row = w * 128 + lid;
   let lane = 0;
   if (row >= 32) { return; }
   let i0 = row;
@@ -1718,7 +1799,8 @@ fn k1(w: i32, lid: i32) {
   {
     for (var j = lane; j < 2; j += 1) {
       let j0 = j;
-      ta0 = (ta0 + mem0[o0 + (j0 * 32 + i0)]);
+      let xa0 = mem0[o0 + (i0 + j0 * 32)];
+      ta0 = (ta0 + xa0);
     }
   }
   let a0 = ta0;
@@ -1727,7 +1809,7 @@ fn k1(w: i32, lid: i32) {
     mem2[o1 + i0] = s1;
   }
 }
-@compute @workgroup_size(256)
+@compute @workgroup_size(128)
 fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) lid: u32) {
   let w = i32(wid.x + wid.y * 32768u);
   if (w >= 0 && w < 1) { k0(w - 0, i32(lid)); }
@@ -1743,7 +1825,7 @@ fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) 
 @group(0) @binding(5) var<storage, read_write> mem5: array<f32, 1889>;
 @group(0) @binding(6) var<storage, read_write> mem6: array<f32, 1039>;
 @group(1) @binding(0) var<uniform> at: array<vec4<i32>, 4>;
-var<workgroup> sf: array<f32, 256>;
+var<workgroup> sf: array<f32, 128>;
 var<private> inf_bits: u32 = 0x7f800000u;
 var<private> nan_bits: u32 = 0x7fc00000u;
 fn min_f32(a: f32, b: f32) -> f32 {
@@ -1823,14 +1905,34 @@ fn k0(w: i32, lid: i32) {
   let r = min(row, 0);
   var ta0 = 0f;
   {
-    for (var j = lane; j < 1039; j += 256) {
-      let j0 = j;
-      ta0 = (ta0 + (mem2[o3 + j0] * mem2[o3 + j0]));
+    for (var j = lane; j < 1039; j += 512) {
+      let j_0 = min(j + 0, 1038);
+      let j0_0 = j_0;
+      let xa0_0 = (mem2[o3 + j0_0] * mem2[o3 + j0_0]);
+      let j_1 = min(j + 128, 1038);
+      let j0_1 = j_1;
+      let xa0_1 = (mem2[o3 + j0_1] * mem2[o3 + j0_1]);
+      let j_2 = min(j + 256, 1038);
+      let j0_2 = j_2;
+      let xa0_2 = (mem2[o3 + j0_2] * mem2[o3 + j0_2]);
+      let j_3 = min(j + 384, 1038);
+      let j0_3 = j_3;
+      let xa0_3 = (mem2[o3 + j0_3] * mem2[o3 + j0_3]);
+      if (j + 0 < 1039) {
+        ta0 = (ta0 + xa0_0);
+      }
+      if (j + 128 < 1039) {
+        ta0 = (ta0 + xa0_1);
+      }
+      if (j + 256 < 1039) {
+        ta0 = (ta0 + xa0_2);
+      }
+      if (j + 384 < 1039) {
+        ta0 = (ta0 + xa0_3);
+      }
     }
   }
   sf[lid] = ta0;
-  workgroupBarrier();
-  if (lane < 128) { sf[lid] = (sf[lid] + sf[lid + 128]); }
   workgroupBarrier();
   if (lane < 64) { sf[lid] = (sf[lid] + sf[lid + 64]); }
   workgroupBarrier();
@@ -1849,31 +1951,82 @@ fn k0(w: i32, lid: i32) {
   ta0 = sf[lid - lane * 1];
   workgroupBarrier();
   let a0 = ta0;
-  let v0 = (!((bitcast<u32>((a0 + mem5[o7 + 0])) & 0x7f800000u) == 0x7f800000u));
-  let v2 = min_f32(1f, div_(mem1[o4 + 0], (sqrt(a0) + 9.99999997e-07f)));
-  let v4 = mem1[o1 + 0];
-  let v7 = mem1[o2 + 0];
-  let v10 = (-mem1[o9 + 0]);
-  let v11 = f32(bitcast<u32>(mem0[o0 + 0]));
-  let v12 = div_(1f, (-expm1_((v11 * log1p_((-v4))))));
-  let v13 = div_(1f, (-expm1_((v11 * log1p_((-v7))))));
-  let v14 = mem1[o10 + 0];
-  let v15 = mem1[o11 + 0];
+  let v0_0 = (!((bitcast<u32>((a0 + mem5[o7 + 0])) & 0x7f800000u) == 0x7f800000u));
+  let v2_0 = min_f32(1f, div_(mem1[o4 + 0], (sqrt(a0) + 9.99999997e-07f)));
+  let v4_0 = mem1[o1 + 0];
+  let v7_0 = mem1[o2 + 0];
+  let v10_0 = (-mem1[o9 + 0]);
+  let v11_0 = f32(bitcast<u32>(mem0[o0 + 0]));
+  let v12_0 = div_(1f, (-expm1_((v11_0 * log1p_((-v4_0))))));
+  let v13_0 = div_(1f, (-expm1_((v11_0 * log1p_((-v7_0))))));
+  let v14_0 = mem1[o10 + 0];
+  let v15_0 = mem1[o11 + 0];
   if (row < 1) {
-    for (var j = lane; j < 1039; j += 256) {
-      let j0 = j;
-      let v1 = mem3[o5 + j0];
-      let v3 = (mem2[o3 + j0] * v2);
-      let v5 = (v1 + ((v3 - v1) * v4));
-      let v6 = mem4[o6 + j0];
-      let v8 = (v6 + (((v3 * v3) - v6) * v7));
-      let v9 = mem6[o8 + j0];
-      let s13 = select(v1, v5, v0);
-      let s14 = select(v6, v8, v0);
-      let s15 = select(v9, (v9 + (v10 * (div_((v5 * v12), (sqrt((v8 * v13)) + v14)) + (select(0f, v15, (j0 < 880)) * v9)))), v0);
-      mem3[o13 + j0] = s13;
-      mem4[o14 + j0] = s14;
-      mem6[o15 + j0] = s15;
+    for (var j = lane; j < 1039; j += 512) {
+      let j_0 = min(j + 0, 1038);
+      let j0_0 = j_0;
+      let v1_0 = mem3[o5 + j0_0];
+      let v3_0 = (mem2[o3 + j0_0] * v2_0);
+      let v5_0 = (v1_0 + ((v3_0 - v1_0) * v4_0));
+      let v6_0 = mem4[o6 + j0_0];
+      let v8_0 = (v6_0 + (((v3_0 * v3_0) - v6_0) * v7_0));
+      let v9_0 = mem6[o8 + j0_0];
+      let s13_0 = select(v1_0, v5_0, v0_0);
+      let s14_0 = select(v6_0, v8_0, v0_0);
+      let s15_0 = select(v9_0, (v9_0 + (v10_0 * (div_((v5_0 * v12_0), (sqrt((v8_0 * v13_0)) + v14_0)) + (select(0f, v15_0, (j0_0 < 880)) * v9_0)))), v0_0);
+      let j_1 = min(j + 128, 1038);
+      let j0_1 = j_1;
+      let v16_1 = mem3[o5 + j0_1];
+      let v17_1 = (mem2[o3 + j0_1] * v2_0);
+      let v18_1 = (v16_1 + ((v17_1 - v16_1) * v4_0));
+      let v19_1 = mem4[o6 + j0_1];
+      let v20_1 = (v19_1 + (((v17_1 * v17_1) - v19_1) * v7_0));
+      let v21_1 = mem6[o8 + j0_1];
+      let s13_1 = select(v16_1, v18_1, v0_0);
+      let s14_1 = select(v19_1, v20_1, v0_0);
+      let s15_1 = select(v21_1, (v21_1 + (v10_0 * (div_((v18_1 * v12_0), (sqrt((v20_1 * v13_0)) + v14_0)) + (select(0f, v15_0, (j0_1 < 880)) * v21_1)))), v0_0);
+      let j_2 = min(j + 256, 1038);
+      let j0_2 = j_2;
+      let v22_2 = mem3[o5 + j0_2];
+      let v23_2 = (mem2[o3 + j0_2] * v2_0);
+      let v24_2 = (v22_2 + ((v23_2 - v22_2) * v4_0));
+      let v25_2 = mem4[o6 + j0_2];
+      let v26_2 = (v25_2 + (((v23_2 * v23_2) - v25_2) * v7_0));
+      let v27_2 = mem6[o8 + j0_2];
+      let s13_2 = select(v22_2, v24_2, v0_0);
+      let s14_2 = select(v25_2, v26_2, v0_0);
+      let s15_2 = select(v27_2, (v27_2 + (v10_0 * (div_((v24_2 * v12_0), (sqrt((v26_2 * v13_0)) + v14_0)) + (select(0f, v15_0, (j0_2 < 880)) * v27_2)))), v0_0);
+      let j_3 = min(j + 384, 1038);
+      let j0_3 = j_3;
+      let v28_3 = mem3[o5 + j0_3];
+      let v29_3 = (mem2[o3 + j0_3] * v2_0);
+      let v30_3 = (v28_3 + ((v29_3 - v28_3) * v4_0));
+      let v31_3 = mem4[o6 + j0_3];
+      let v32_3 = (v31_3 + (((v29_3 * v29_3) - v31_3) * v7_0));
+      let v33_3 = mem6[o8 + j0_3];
+      let s13_3 = select(v28_3, v30_3, v0_0);
+      let s14_3 = select(v31_3, v32_3, v0_0);
+      let s15_3 = select(v33_3, (v33_3 + (v10_0 * (div_((v30_3 * v12_0), (sqrt((v32_3 * v13_0)) + v14_0)) + (select(0f, v15_0, (j0_3 < 880)) * v33_3)))), v0_0);
+      if (j + 0 < 1039) {
+        mem3[o13 + j0_0] = s13_0;
+        mem4[o14 + j0_0] = s14_0;
+        mem6[o15 + j0_0] = s15_0;
+      }
+      if (j + 128 < 1039) {
+        mem3[o13 + j0_1] = s13_1;
+        mem4[o14 + j0_1] = s14_1;
+        mem6[o15 + j0_1] = s15_1;
+      }
+      if (j + 256 < 1039) {
+        mem3[o13 + j0_2] = s13_2;
+        mem4[o14 + j0_2] = s14_2;
+        mem6[o15 + j0_2] = s15_2;
+      }
+      if (j + 384 < 1039) {
+        mem3[o13 + j0_3] = s13_3;
+        mem4[o14 + j0_3] = s14_3;
+        mem6[o15 + j0_3] = s15_3;
+      }
     }
   }
   if (row < 1 && lane == 0) {
@@ -1881,7 +2034,7 @@ fn k0(w: i32, lid: i32) {
     mem5[o12 + 0] = s12;
   }
 }
-@compute @workgroup_size(256)
+@compute @workgroup_size(128)
 fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) lid: u32) {
   let w = i32(wid.x + wid.y * 32768u);
   if (w >= 0 && w < 1) { k0(w - 0, i32(lid)); }
@@ -1981,14 +2134,14 @@ fn k0(w: i32, lid: i32) {
   var a0_4 = ta0;
   var a0_5 = ta0;
   var a0_6 = ta0;
-  var a0_7 = ta0;
-  for (var turn = 0; turn < 256; turn++) {
-    let lane = i32(reverseBits(u32(turn)) >> 24u);
+  for (var turn = 0; turn < 128; turn++) {
+    let lane = i32(reverseBits(u32(turn)) >> 25u);
     ta0 = 0f;
     {
-      for (var j = lane; j < 1039; j += 256) {
+      for (var j = lane; j < 1039; j += 128) {
         let j0 = j;
-        ta0 = (ta0 + (mem2[o3 + j0] * mem2[o3 + j0]));
+        let xa0 = (mem2[o3 + j0] * mem2[o3 + j0]);
+        ta0 = (ta0 + xa0);
       }
     }
     if ((turn & 1) == 0) { a0_0 = ta0; continue; }
@@ -2005,8 +2158,6 @@ fn k0(w: i32, lid: i32) {
     ta0 = (a0_5 + ta0);
     if ((turn & 64) == 0) { a0_6 = ta0; continue; }
     ta0 = (a0_6 + ta0);
-    if ((turn & 128) == 0) { a0_7 = ta0; continue; }
-    ta0 = (a0_7 + ta0);
   }
   let a0 = ta0;
   let v0 = (!((bitcast<u32>((a0 + mem5[o7 + 0])) & 0x7f800000u) == 0x7f800000u));
@@ -2056,12 +2207,12 @@ fn k0(w: i32, lid: i32) {
   let o1 = at[0].y;
   let o2 = at[0].z;
   let o3 = at[0].w;
-  let e = w * 256 + lid;
+  let e = w * 128 + lid;
   if (e >= 1) { return; }
   let s3 = select(0, (mem1[o2 + 0] + 1), ((bitcast<u32>((mem0[o0 + 0] + mem0[o1 + 0])) & 0x7f800000u) == 0x7f800000u));
   mem1[o3 + 0] = s3;
 }
-@compute @workgroup_size(256)
+@compute @workgroup_size(128)
 fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) lid: u32) {
   let w = i32(wid.x + wid.y * 32768u);
   if (w >= 0 && w < 1) { k0(w - 0, i32(lid)); }

@@ -18,7 +18,7 @@ fn k0(w: i32, lid: i32) {
   let o6 = at[1].z;
   let o7 = at[1].w;
   let o8 = at[2].x;
-  let row = w * 256 + lid;
+  let row = w * 128 + lid;
   let lane = 0;
   if (row >= 8) { return; }
   let i0 = (row / 4);
@@ -28,7 +28,8 @@ fn k0(w: i32, lid: i32) {
   {
     for (var j = lane; j < 8; j += 1) {
       let j0 = j;
-      ta0 = (ta0 + (mem0[o0 + (clamp(v0, 0, 6) * 8 + j0)] + mem0[o2 + (i1 * 8 + j0)]));
+      let xa0 = (mem0[o0 + (clamp(v0, 0, 6) * 8 + j0)] + mem0[o2 + (i1 * 8 + j0)]);
+      ta0 = (ta0 + xa0);
     }
   }
   let a0 = ta0;
@@ -37,11 +38,13 @@ fn k0(w: i32, lid: i32) {
   {
     for (var j = lane; j < 8; j += 1) {
       let j0 = j;
-      ta1 = (ta1 + (((mem0[o0 + (clamp(v0, 0, 6) * 8 + j0)] + mem0[o2 + (i1 * 8 + j0)]) - v1) * ((mem0[o0 + (clamp(v0, 0, 6) * 8 + j0)] + mem0[o2 + (i1 * 8 + j0)]) - v1)));
+      let xa1 = (((mem0[o0 + (clamp(v0, 0, 6) * 8 + j0)] + mem0[o2 + (i1 * 8 + j0)]) - v1) * ((mem0[o0 + (clamp(v0, 0, 6) * 8 + j0)] + mem0[o2 + (i1 * 8 + j0)]) - v1));
+      ta1 = (ta1 + xa1);
     }
   }
   let a1 = ta1;
   let v3 = (1.0 / sqrt((div_(a1, 8f) + 9.99999975e-06f)));
+  let h5 = i0 * 32 + i1 * 8;
   if (row < 8) {
     for (var j = lane; j < 8; j += 1) {
       let j0 = j;
@@ -50,9 +53,9 @@ fn k0(w: i32, lid: i32) {
       let s5 = v2;
       let s7 = v4;
       let s8 = ((v4 * mem0[o3 + j0]) + mem0[o4 + j0]);
-      mem2[o5 + (i0 * 32 + i1 * 8 + j0)] = s5;
-      mem2[o7 + (i0 * 32 + i1 * 8 + j0)] = s7;
-      mem2[o8 + (i0 * 32 + i1 * 8 + j0)] = s8;
+      mem2[o5 + (h5 + j0)] = s5;
+      mem2[o7 + (h5 + j0)] = s7;
+      mem2[o8 + (h5 + j0)] = s8;
     }
   }
   if (row < 8 && lane == 0) {
@@ -64,7 +67,7 @@ fn k1(w: i32, lid: i32) {
   let o0 = at[2].y;
   let o1 = at[2].z;
   let o2 = at[2].w;
-  let e = w * 256 + lid;
+  let e = w * 128 + lid;
   if (e >= 1) { return; }
   let v0 = ((bitcast<u32>(mem1[o0 + 0]) * 747796405u) + 2891336453u);
   let v1 = (((v0 >> ((v0 >> 28u) + 4u)) ^ v0) * 277803737u);
@@ -74,7 +77,7 @@ fn k1(w: i32, lid: i32) {
   let s2 = (((v4 >> ((v4 >> 28u) + 4u)) ^ v4) * 277803737u);
   mem3[o2 + 0] = bitcast<i32>(s2);
 }
-@compute @workgroup_size(256)
+@compute @workgroup_size(128)
 fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) lid: u32) {
   let w = i32(wid.x + wid.y * 32768u);
   if (w >= 0 && w < 1) { k0(w - 0, i32(lid)); }
@@ -90,7 +93,7 @@ fn k0(w: i32, lid: i32, first: i32) {
   let o1 = at[(first + 1) / 4][(first + 1) % 4];
   let o2 = at[(first + 2) / 4][(first + 2) % 4];
   let o3 = at[(first + 3) / 4][(first + 3) % 4];
-  let row = w * 256 + lid;
+  let row = w * 128 + lid;
   let lane = 0;
   if (row >= 64) { return; }
   let m0 = (row / 8);
@@ -99,7 +102,8 @@ fn k0(w: i32, lid: i32, first: i32) {
   {
     for (var j = lane; j < 8; j += 1) {
       let k0 = j;
-      ta0 = (ta0 + (mem0[o0 + (m0 * 8 + k0)] * mem1[o1 + (k0 * 8 + n0)]));
+      let xa0 = (mem0[o0 + (m0 * 8 + k0)] * mem1[o1 + (n0 + k0 * 8)]);
+      ta0 = (ta0 + xa0);
     }
   }
   let a0 = ta0;
@@ -108,7 +112,7 @@ fn k0(w: i32, lid: i32, first: i32) {
     mem0[o3 + (m0 * 8 + n0)] = s3;
   }
 }
-@compute @workgroup_size(256)
+@compute @workgroup_size(128)
 fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) lid: u32) {
   let w = i32(wid.x + wid.y * 32768u);
   if (w >= 0 && w < 3) { let n = (w - 0) / 1; k0(w - 0 - n * 1, i32(lid), 0 + n * 4); }
@@ -121,18 +125,21 @@ fn k0(w: i32, lid: i32) {
   let o0 = at[0].x;
   let o1 = at[0].y;
   let o2 = at[0].z;
-  let row = w * 256 + lid;
+  let row = w * 128 + lid;
   let lane = 0;
   if (row >= 128) { return; }
   let b0 = (row / 64);
   let b1 = (row / 16) % 4;
   let m0 = (row / 4) % 4;
   let n0 = row % 4;
+  let h0 = b0 * 32 + m0 * 8 + b1 * 2;
+  let h1 = b0 * 32 + n0 * 8 + b1 * 2;
   var ta0 = 0f;
   {
     for (var j = lane; j < 2; j += 1) {
       let k0 = j;
-      ta0 = (ta0 + (mem0[o0 + (b0 * 32 + m0 * 8 + b1 * 2 + k0)] * mem0[o1 + (b0 * 32 + n0 * 8 + b1 * 2 + k0)]));
+      let xa0 = (mem0[o0 + (h0 + k0)] * mem0[o1 + (h1 + k0)]);
+      ta0 = (ta0 + xa0);
     }
   }
   let a0 = ta0;
@@ -141,7 +148,7 @@ fn k0(w: i32, lid: i32) {
     mem0[o2 + (b0 * 64 + b1 * 16 + m0 * 4 + n0)] = s2;
   }
 }
-@compute @workgroup_size(256)
+@compute @workgroup_size(128)
 fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) lid: u32) {
   let w = i32(wid.x + wid.y * 32768u);
   if (w >= 0 && w < 1) { k0(w - 0, i32(lid)); }
@@ -176,17 +183,19 @@ fn div_(a: f32, b: f32) -> f32 {
 fn k0(w: i32, lid: i32) {
   let o0 = at[0].x;
   let o1 = at[0].y;
-  let row = w * 256 + lid;
+  let row = w * 128 + lid;
   let lane = 0;
   if (row >= 32) { return; }
   let i0 = (row / 4);
   let i1 = row % 4;
   let v0 = i1;
+  let h1 = i0 * 16 + i1 * 4;
   var ta0 = (-bitcast<f32>(inf_bits));
   {
     for (var j = lane; j < 4; j += 1) {
       let j0 = j;
-      ta0 = max_f32(ta0, select((-bitcast<f32>(inf_bits)), (mem0[o0 + (i0 * 16 + i1 * 4 + j0)] * 0.707106769f), (j0 <= v0)));
+      let xa0 = select((-bitcast<f32>(inf_bits)), (mem0[o0 + (h1 + j0)] * 0.707106769f), (j0 <= v0));
+      ta0 = max_f32(ta0, xa0);
     }
   }
   let a0 = ta0;
@@ -194,19 +203,20 @@ fn k0(w: i32, lid: i32) {
   {
     for (var j = lane; j < 4; j += 1) {
       let j0 = j;
-      ta1 = (ta1 + select(0f, exp_(((mem0[o0 + (i0 * 16 + i1 * 4 + j0)] * 0.707106769f) - a0)), (j0 <= v0)));
+      let xa1 = select(0f, exp_(((mem0[o0 + (h1 + j0)] * 0.707106769f) - a0)), (j0 <= v0));
+      ta1 = (ta1 + xa1);
     }
   }
   let a1 = ta1;
   if (row < 32) {
     for (var j = lane; j < 4; j += 1) {
       let j0 = j;
-      let s1 = div_(select(0f, exp_(((mem0[o0 + (i0 * 16 + i1 * 4 + j0)] * 0.707106769f) - a0)), (j0 <= v0)), a1);
-      mem0[o1 + (i0 * 16 + i1 * 4 + j0)] = s1;
+      let s1 = div_(select(0f, exp_(((mem0[o0 + (h1 + j0)] * 0.707106769f) - a0)), (j0 <= v0)), a1);
+      mem0[o1 + (h1 + j0)] = s1;
     }
   }
 }
-@compute @workgroup_size(256)
+@compute @workgroup_size(128)
 fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) lid: u32) {
   let w = i32(wid.x + wid.y * 32768u);
   if (w >= 0 && w < 1) { k0(w - 0, i32(lid)); }
@@ -219,18 +229,21 @@ fn k0(w: i32, lid: i32) {
   let o0 = at[0].x;
   let o1 = at[0].y;
   let o2 = at[0].z;
-  let row = w * 256 + lid;
+  let row = w * 128 + lid;
   let lane = 0;
   if (row >= 64) { return; }
   let b0 = (row / 32);
   let b1 = (row / 8) % 4;
   let m0 = (row / 2) % 4;
   let n0 = row % 2;
+  let h0 = b0 * 64 + b1 * 16 + m0 * 4;
+  let h1 = b0 * 32 + b1 * 2 + n0;
   var ta0 = 0f;
   {
     for (var j = lane; j < 4; j += 1) {
       let k0 = j;
-      ta0 = (ta0 + (mem0[o0 + (b0 * 64 + b1 * 16 + m0 * 4 + k0)] * mem0[o1 + (b0 * 32 + k0 * 8 + b1 * 2 + n0)]));
+      let xa0 = (mem0[o0 + (h0 + k0)] * mem0[o1 + (h1 + k0 * 8)]);
+      ta0 = (ta0 + xa0);
     }
   }
   let a0 = ta0;
@@ -239,7 +252,7 @@ fn k0(w: i32, lid: i32) {
     mem0[o2 + (b0 * 32 + b1 * 8 + m0 * 2 + n0)] = s2;
   }
 }
-@compute @workgroup_size(256)
+@compute @workgroup_size(128)
 fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) lid: u32) {
   let w = i32(wid.x + wid.y * 32768u);
   if (w >= 0 && w < 1) { k0(w - 0, i32(lid)); }
@@ -257,32 +270,34 @@ fn k0(w: i32, lid: i32) {
   let o3 = at[0].w;
   let o4 = at[1].x;
   let o5 = at[1].y;
-  let row = w * 256 + lid;
+  let row = w * 128 + lid;
   let lane = 0;
   if (row >= 64) { return; }
   let m0 = (row / 32);
   let m1 = (row / 8) % 4;
   let n0 = row % 8;
+  let h0 = m0 * 32 + m1 * 2;
   var ta0 = 0f;
   {
     for (var j = lane; j < 8; j += 1) {
       let k0 = (j / 2);
       let k1 = j % 2;
-      ta0 = (ta0 + (mem0[o0 + (m0 * 32 + k0 * 8 + m1 * 2 + k1)] * mem1[o1 + (k0 * 16 + k1 * 8 + n0)]));
+      let xa0 = (mem0[o0 + (h0 + k0 * 8 + k1)] * mem1[o1 + (n0 + k0 * 16 + k1 * 8)]);
+      ta0 = (ta0 + xa0);
     }
   }
   let a0 = ta0;
-  let v0 = ((u32((m0 * 32 + m1 * 8 + n0)) * 747796405u) + 2891336453u);
-  let v1 = (((v0 >> ((v0 >> 28u) + 4u)) ^ v0) * 277803737u);
-  let v2 = bitcast<u32>(mem2[o3 + 0]);
-  let v3 = (((((v1 >> 22u) ^ v1) ^ ((v2 >> 22u) ^ v2)) * 747796405u) + 2891336453u);
-  let v4 = (((v3 >> ((v3 >> 28u) + 4u)) ^ v3) * 277803737u);
+  let v1 = ((u32((m0 * 32 + m1 * 8 + n0)) * 747796405u) + 2891336453u);
+  let v2 = (((v1 >> ((v1 >> 28u) + 4u)) ^ v1) * 277803737u);
+  let v3 = bitcast<u32>(mem2[o3 + 0]);
+  let v4 = (((((v2 >> 22u) ^ v2) ^ ((v3 >> 22u) ^ v3)) * 747796405u) + 2891336453u);
+  let v5 = (((v4 >> ((v4 >> 28u) + 4u)) ^ v4) * 277803737u);
   if (row < 64 && lane == 0) {
-    let s5 = (mem0[o2 + (m0 * 32 + m1 * 8 + n0)] + select(0f, ((a0 + mem1[o4 + n0]) * 1.11111116f), (0.100000001f <= (f32((((v4 >> 22u) ^ v4) >> 8u)) * 5.96046448e-08f))));
+    let s5 = (mem0[o2 + (m0 * 32 + m1 * 8 + n0)] + select(0f, ((a0 + mem1[o4 + n0]) * 1.11111116f), (0.100000001f <= (f32((((v5 >> 22u) ^ v5) >> 8u)) * 5.96046448e-08f))));
     mem0[o5 + (m0 * 32 + m1 * 8 + n0)] = s5;
   }
 }
-@compute @workgroup_size(256)
+@compute @workgroup_size(128)
 fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) lid: u32) {
   let w = i32(wid.x + wid.y * 32768u);
   if (w >= 0 && w < 1) { k0(w - 0, i32(lid)); }
@@ -303,7 +318,7 @@ fn k0(w: i32, lid: i32) {
   let o3 = at[0].w;
   let o4 = at[1].x;
   let o5 = at[1].y;
-  let row = w * 256 + lid;
+  let row = w * 128 + lid;
   let lane = 0;
   if (row >= 8) { return; }
   let i0 = row;
@@ -311,7 +326,8 @@ fn k0(w: i32, lid: i32) {
   {
     for (var j = lane; j < 8; j += 1) {
       let j0 = j;
-      ta0 = (ta0 + mem0[o0 + (i0 * 8 + j0)]);
+      let xa0 = mem0[o0 + (i0 * 8 + j0)];
+      ta0 = (ta0 + xa0);
     }
   }
   let a0 = ta0;
@@ -320,7 +336,8 @@ fn k0(w: i32, lid: i32) {
   {
     for (var j = lane; j < 8; j += 1) {
       let j0 = j;
-      ta1 = (ta1 + ((mem0[o0 + (i0 * 8 + j0)] - v0) * (mem0[o0 + (i0 * 8 + j0)] - v0)));
+      let xa1 = ((mem0[o0 + (i0 * 8 + j0)] - v0) * (mem0[o0 + (i0 * 8 + j0)] - v0));
+      ta1 = (ta1 + xa1);
     }
   }
   let a1 = ta1;
@@ -340,7 +357,7 @@ fn k0(w: i32, lid: i32) {
     mem0[o3 + i0] = s3;
   }
 }
-@compute @workgroup_size(256)
+@compute @workgroup_size(128)
 fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) lid: u32) {
   let w = i32(wid.x + wid.y * 32768u);
   if (w >= 0 && w < 1) { k0(w - 0, i32(lid)); }
@@ -364,10 +381,10 @@ fn exp_(x: f32) -> f32 {
 }
 fn erf_(x: f32) -> f32 {
   let a = abs(x);
-  if (!(a >= 1.0)) { let z = x * x; return x + x * (((((-0.0005522360443137586 * z + 0.004888213239610195) * z + -0.026683002710342407) * z + 0.11279019713401794) * z + -0.376121461391449) * z + 0.12837910652160645); }
+  let z = x * x;
   let b = min(a, 4.0);
   let y = 1.0 - exp_(((((((0.0001855748996604234 * b + -0.0029396156314760447) * b + 0.021805351600050926) * b + -0.10303743183612823) * b + -0.6382256150245667) * b + -1.1270400285720825) * b + -0.00035370892146602273));
-  return select(y, -y, x < 0.0);
+  return select(x + x * (((((-0.0005522360443137586 * z + 0.004888213239610195) * z + -0.026683002710342407) * z + 0.11279019713401794) * z + -0.376121461391449) * z + 0.12837910652160645), select(y, -y, x < 0.0), a >= 1.0);
 }
 fn k0(w: i32, lid: i32) {
   let o0 = at[0].x;
@@ -376,7 +393,7 @@ fn k0(w: i32, lid: i32) {
   let o3 = at[0].w;
   let o4 = at[1].x;
   let o5 = at[1].y;
-  let row = w * 256 + lid;
+  let row = w * 128 + lid;
   let lane = 0;
   if (row >= 256) { return; }
   let m0 = (row / 32);
@@ -385,7 +402,8 @@ fn k0(w: i32, lid: i32) {
   {
     for (var j = lane; j < 8; j += 1) {
       let k0 = j;
-      ta0 = (ta0 + (mem0[o0 + (m0 * 8 + k0)] * mem1[o1 + (k0 * 32 + n0)]));
+      let xa0 = (mem0[o0 + (m0 * 8 + k0)] * mem1[o1 + (n0 + k0 * 32)]);
+      ta0 = (ta0 + xa0);
     }
   }
   let a0 = ta0;
@@ -400,24 +418,24 @@ fn k0(w: i32, lid: i32) {
     mem0[o5 + (m0 * 32 + n0)] = s5;
   }
 }
-@compute @workgroup_size(256)
+@compute @workgroup_size(128)
 fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) lid: u32) {
   let w = i32(wid.x + wid.y * 32768u);
-  if (w >= 0 && w < 1) { k0(w - 0, i32(lid)); }
+  if (w >= 0 && w < 2) { k0(w - 0, i32(lid)); }
 }
 
 // 8: matmul+add
 @group(0) @binding(0) var<storage, read_write> mem0: array<f32, 1889>;
 @group(0) @binding(1) var<storage, read> mem1: array<f32, 1039>;
 @group(1) @binding(0) var<uniform> at: array<vec4<i32>, 2>;
-var<workgroup> sf: array<f32, 256>;
+var<workgroup> sf: array<f32, 128>;
 fn k0(w: i32, lid: i32) {
   let o0 = at[0].x;
   let o1 = at[0].y;
   let o2 = at[0].z;
   let o3 = at[0].w;
   let o4 = at[1].x;
-  let row = w * 8 + lid / 32;
+  let row = w * 4 + lid / 32;
   let lane = lid % 32;
   let r = min(row, 63);
   let m0 = (r / 8);
@@ -426,7 +444,8 @@ fn k0(w: i32, lid: i32) {
   {
     for (var j = lane; j < 32; j += 32) {
       let k0 = j;
-      ta0 = (ta0 + (mem0[o0 + (m0 * 32 + k0)] * mem1[o1 + (k0 * 8 + n0)]));
+      let xa0 = (mem0[o0 + (m0 * 32 + k0)] * mem1[o1 + (n0 + k0 * 8)]);
+      ta0 = (ta0 + xa0);
     }
   }
   sf[lid] = ta0;
@@ -449,10 +468,10 @@ fn k0(w: i32, lid: i32) {
     mem0[o4 + (m0 * 8 + n0)] = s4;
   }
 }
-@compute @workgroup_size(256)
+@compute @workgroup_size(128)
 fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) lid: u32) {
   let w = i32(wid.x + wid.y * 32768u);
-  if (w >= 0 && w < 8) { k0(w - 0, i32(lid)); }
+  if (w >= 0 && w < 16) { k0(w - 0, i32(lid)); }
 }
 
 // without barriers, (2, 1)
@@ -482,7 +501,8 @@ fn k0(w: i32, lid: i32) {
     {
       for (var j = lane; j < 32; j += 32) {
         let k0 = j;
-        ta0 = (ta0 + (mem0[o0 + (m0 * 32 + k0)] * mem1[o1 + (k0 * 8 + n0)]));
+        let xa0 = (mem0[o0 + (m0 * 32 + k0)] * mem1[o1 + (n0 + k0 * 8)]);
+        ta0 = (ta0 + xa0);
       }
     }
     if ((turn & 1) == 0) { a0_0 = ta0; continue; }
@@ -516,7 +536,7 @@ fn k0(w: i32, lid: i32) {
   let o0 = at[0].x;
   let o1 = at[0].y;
   let o2 = at[0].z;
-  let row = w * 256 + lid;
+  let row = w * 128 + lid;
   let lane = 0;
   if (row >= 56) { return; }
   let m0 = (row / 7);
@@ -525,7 +545,8 @@ fn k0(w: i32, lid: i32) {
   {
     for (var j = lane; j < 8; j += 1) {
       let k0 = j;
-      ta0 = (ta0 + (mem0[o0 + (m0 * 8 + k0)] * mem1[o1 + (k0 * 7 + n0)]));
+      let xa0 = (mem0[o0 + (m0 * 8 + k0)] * mem1[o1 + (n0 + k0 * 7)]);
+      ta0 = (ta0 + xa0);
     }
   }
   let a0 = ta0;
@@ -534,7 +555,7 @@ fn k0(w: i32, lid: i32) {
     mem0[o2 + (m0 * 7 + n0)] = s2;
   }
 }
-@compute @workgroup_size(256)
+@compute @workgroup_size(128)
 fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) lid: u32) {
   let w = i32(wid.x + wid.y * 32768u);
   if (w >= 0 && w < 1) { k0(w - 0, i32(lid)); }
@@ -581,7 +602,7 @@ fn k0(w: i32, lid: i32) {
   let o3 = at[0].w;
   let o4 = at[1].x;
   let o5 = at[1].y;
-  let row = w * 256 + lid;
+  let row = w * 128 + lid;
   let lane = 0;
   if (row >= 8) { return; }
   let i0 = row;
@@ -589,7 +610,8 @@ fn k0(w: i32, lid: i32) {
   {
     for (var j = lane; j < 7; j += 1) {
       let j0 = j;
-      ta0 = max_f32(ta0, (mem0[o0 + (i0 * 7 + j0)] + mem1[o1 + j0]));
+      let xa0 = (mem0[o0 + (i0 * 7 + j0)] + mem1[o1 + j0]);
+      ta0 = max_f32(ta0, xa0);
     }
   }
   let a0 = ta0;
@@ -600,8 +622,10 @@ fn k0(w: i32, lid: i32) {
     for (var j = lane; j < 7; j += 1) {
       let j0 = j;
       let v1 = ((mem0[o0 + (i0 * 7 + j0)] + mem1[o1 + j0]) - a0);
-      ta1 = (ta1 + select(0f, v1, (j0 == v0)));
-      ta2 = (ta2 + exp_(v1));
+      let xa1 = select(0f, v1, (j0 == v0));
+      let xa2 = exp_(v1);
+      ta1 = (ta1 + xa1);
+      ta2 = (ta2 + xa2);
     }
   }
   let a1 = ta1;
@@ -620,7 +644,7 @@ fn k0(w: i32, lid: i32) {
     mem0[o4 + i0] = s4;
   }
 }
-@compute @workgroup_size(256)
+@compute @workgroup_size(128)
 fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) lid: u32) {
   let w = i32(wid.x + wid.y * 32768u);
   if (w >= 0 && w < 1) { k0(w - 0, i32(lid)); }
@@ -662,14 +686,15 @@ fn k0(w: i32, lid: i32) {
   let o2 = at[0].z;
   let o3 = at[0].w;
   let o4 = at[1].x;
-  let row = w * 256 + lid;
+  let row = w * 128 + lid;
   let lane = 0;
   if (row >= 1) { return; }
   var ta0 = 0f;
   {
     for (var j = lane; j < 8; j += 1) {
       let j0 = j;
-      ta0 = (ta0 + (log_(mem0[o0 + j0]) - mem0[o1 + j0]));
+      let xa0 = (log_(mem0[o0 + j0]) - mem0[o1 + j0]);
+      ta0 = (ta0 + xa0);
     }
   }
   let a0 = ta0;
@@ -684,7 +709,7 @@ fn k0(w: i32, lid: i32) {
 fn k1(w: i32, lid: i32) {
   let o0 = at[1].y;
   let o1 = at[1].z;
-  let row = w * 256 + lid;
+  let row = w * 128 + lid;
   let lane = 0;
   if (row >= 7) { return; }
   let i0 = row;
@@ -692,7 +717,8 @@ fn k1(w: i32, lid: i32) {
   {
     for (var j = lane; j < 8; j += 1) {
       let j0 = j;
-      ta0 = (ta0 + mem0[o0 + (j0 * 7 + i0)]);
+      let xa0 = mem0[o0 + (i0 + j0 * 7)];
+      ta0 = (ta0 + xa0);
     }
   }
   let a0 = ta0;
@@ -707,7 +733,7 @@ fn k2(w: i32, lid: i32) {
   let o2 = at[2].y;
   let o3 = at[2].z;
   let o4 = at[2].w;
-  let row = w * 256 + lid;
+  let row = w * 128 + lid;
   let lane = 0;
   if (row >= 64) { return; }
   let m0 = (row / 8);
@@ -716,7 +742,8 @@ fn k2(w: i32, lid: i32) {
   {
     for (var j = lane; j < 7; j += 1) {
       let k0 = j;
-      ta0 = (ta0 + (mem0[o0 + (m0 * 7 + k0)] * mem4[o1 + (n0 * 7 + k0)]));
+      let xa0 = (mem0[o0 + (m0 * 7 + k0)] * mem4[o1 + (n0 * 7 + k0)]);
+      ta0 = (ta0 + xa0);
     }
   }
   let a0 = ta0;
@@ -731,7 +758,7 @@ fn k3(w: i32, lid: i32) {
   let o0 = at[3].x;
   let o1 = at[3].y;
   let o2 = at[3].z;
-  let row = w * 256 + lid;
+  let row = w * 128 + lid;
   let lane = 0;
   if (row >= 56) { return; }
   let m0 = (row / 7);
@@ -740,7 +767,8 @@ fn k3(w: i32, lid: i32) {
   {
     for (var j = lane; j < 8; j += 1) {
       let k0 = j;
-      ta0 = (ta0 + (mem0[o0 + (k0 * 8 + m0)] * mem0[o1 + (k0 * 7 + n0)]));
+      let xa0 = (mem0[o0 + (m0 + k0 * 8)] * mem0[o1 + (n0 + k0 * 7)]);
+      ta0 = (ta0 + xa0);
     }
   }
   let a0 = ta0;
@@ -749,7 +777,7 @@ fn k3(w: i32, lid: i32) {
     mem3[o2 + (m0 * 7 + n0)] = s2;
   }
 }
-@compute @workgroup_size(256)
+@compute @workgroup_size(128)
 fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) lid: u32) {
   let w = i32(wid.x + wid.y * 32768u);
   if (w >= 0 && w < 1) { k0(w - 0, i32(lid)); }
@@ -771,7 +799,7 @@ fn k0(w: i32, lid: i32) {
   let o1 = at[0].y;
   let o2 = at[0].z;
   let o3 = at[0].w;
-  let row = w * 256 + lid;
+  let row = w * 128 + lid;
   let lane = 0;
   if (row >= 8) { return; }
   let i0 = row;
@@ -780,9 +808,11 @@ fn k0(w: i32, lid: i32) {
   {
     for (var j = lane; j < 8; j += 1) {
       let j0 = j;
-      let v0 = mem0[o0 + (j0 * 8 + i0)];
-      ta0 = (ta0 + v0);
-      ta1 = (ta1 + (v0 * mem0[o1 + (j0 * 8 + i0)]));
+      let v0 = mem0[o0 + (i0 + j0 * 8)];
+      let xa0 = v0;
+      let xa1 = (v0 * mem0[o1 + (i0 + j0 * 8)]);
+      ta0 = (ta0 + xa0);
+      ta1 = (ta1 + xa1);
     }
   }
   let a0 = ta0;
@@ -799,7 +829,7 @@ fn k1(w: i32, lid: i32) {
   let o1 = at[1].y;
   let o2 = at[1].z;
   let o3 = at[1].w;
-  let row = w * 256 + lid;
+  let row = w * 128 + lid;
   let lane = 0;
   if (row >= 8) { return; }
   let i0 = row;
@@ -809,8 +839,10 @@ fn k1(w: i32, lid: i32) {
     for (var j = lane; j < 8; j += 1) {
       let j0 = j;
       let v0 = mem0[o0 + (i0 * 8 + j0)];
-      ta0 = (ta0 + v0);
-      ta1 = (ta1 + (v0 * mem0[o1 + (i0 * 8 + j0)]));
+      let xa0 = v0;
+      let xa1 = (v0 * mem0[o1 + (i0 * 8 + j0)]);
+      ta0 = (ta0 + xa0);
+      ta1 = (ta1 + xa1);
     }
   }
   let a0 = ta0;
@@ -826,7 +858,7 @@ fn k1(w: i32, lid: i32) {
     }
   }
 }
-@compute @workgroup_size(256)
+@compute @workgroup_size(128)
 fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) lid: u32) {
   let w = i32(wid.x + wid.y * 32768u);
   if (w >= 0 && w < 1) { k0(w - 0, i32(lid)); }
@@ -853,7 +885,7 @@ fn exp_(x: f32) -> f32 {
 fn k0(w: i32, lid: i32) {
   let o0 = at[0].x;
   let o1 = at[0].y;
-  let row = w * 256 + lid;
+  let row = w * 128 + lid;
   let lane = 0;
   if (row >= 8) { return; }
   let i0 = row;
@@ -861,7 +893,8 @@ fn k0(w: i32, lid: i32) {
   {
     for (var j = lane; j < 8; j += 1) {
       let j0 = j;
-      ta0 = (ta0 + mem0[o0 + (j0 * 8 + i0)]);
+      let xa0 = mem0[o0 + (i0 + j0 * 8)];
+      ta0 = (ta0 + xa0);
     }
   }
   let a0 = ta0;
@@ -877,7 +910,7 @@ fn k1(w: i32, lid: i32) {
   let o3 = at[1].y;
   let o4 = at[1].z;
   let o5 = at[1].w;
-  let row = w * 256 + lid;
+  let row = w * 128 + lid;
   let lane = 0;
   if (row >= 256) { return; }
   let m0 = (row / 32);
@@ -886,7 +919,8 @@ fn k1(w: i32, lid: i32) {
   {
     for (var j = lane; j < 8; j += 1) {
       let k0 = j;
-      ta0 = (ta0 + (mem0[o0 + (m0 * 8 + k0)] * mem2[o1 + (n0 * 8 + k0)]));
+      let xa0 = (mem0[o0 + (m0 * 8 + k0)] * mem2[o1 + (n0 * 8 + k0)]);
+      ta0 = (ta0 + xa0);
     }
   }
   let a0 = ta0;
@@ -901,7 +935,7 @@ fn k2(w: i32, lid: i32) {
   let o0 = at[2].x;
   let o1 = at[2].y;
   let o2 = at[2].z;
-  let row = w * 256 + lid;
+  let row = w * 128 + lid;
   let lane = 0;
   if (row >= 256) { return; }
   let m0 = (row / 8);
@@ -910,7 +944,8 @@ fn k2(w: i32, lid: i32) {
   {
     for (var j = lane; j < 8; j += 1) {
       let k0 = j;
-      ta0 = (ta0 + (mem0[o0 + (k0 * 32 + m0)] * mem0[o1 + (k0 * 8 + n0)]));
+      let xa0 = (mem0[o0 + (m0 + k0 * 32)] * mem0[o1 + (n0 + k0 * 8)]);
+      ta0 = (ta0 + xa0);
     }
   }
   let a0 = ta0;
@@ -919,12 +954,12 @@ fn k2(w: i32, lid: i32) {
     mem1[o2 + (m0 * 8 + n0)] = s2;
   }
 }
-@compute @workgroup_size(256)
+@compute @workgroup_size(128)
 fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) lid: u32) {
   let w = i32(wid.x + wid.y * 32768u);
   if (w >= 0 && w < 1) { k0(w - 0, i32(lid)); }
-  if (w >= 1 && w < 2) { k1(w - 1, i32(lid)); }
-  if (w >= 2 && w < 3) { k2(w - 2, i32(lid)); }
+  if (w >= 1 && w < 3) { k1(w - 1, i32(lid)); }
+  if (w >= 3 && w < 5) { k2(w - 3, i32(lid)); }
 }
 
 // 14: sum | matmul+mul | matmul
@@ -932,11 +967,11 @@ fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) 
 @group(0) @binding(1) var<storage, read_write> mem1: array<f32, 1039>;
 @group(0) @binding(2) var<storage, read> mem2: array<f32, 1039>;
 @group(1) @binding(0) var<uniform> at: array<vec4<i32>, 3>;
-var<workgroup> sf: array<f32, 256>;
+var<workgroup> sf: array<f32, 128>;
 fn k0(w: i32, lid: i32) {
   let o0 = at[0].x;
   let o1 = at[0].y;
-  let row = w * 256 + lid;
+  let row = w * 128 + lid;
   let lane = 0;
   if (row >= 32) { return; }
   let i0 = row;
@@ -944,7 +979,8 @@ fn k0(w: i32, lid: i32) {
   {
     for (var j = lane; j < 8; j += 1) {
       let j0 = j;
-      ta0 = (ta0 + mem0[o0 + (j0 * 32 + i0)]);
+      let xa0 = mem0[o0 + (i0 + j0 * 32)];
+      ta0 = (ta0 + xa0);
     }
   }
   let a0 = ta0;
@@ -959,7 +995,7 @@ fn k1(w: i32, lid: i32) {
   let o2 = at[1].x;
   let o3 = at[1].y;
   let o4 = at[1].z;
-  let row = w * 8 + lid / 32;
+  let row = w * 4 + lid / 32;
   let lane = lid % 32;
   let r = min(row, 63);
   let m0 = (r / 8);
@@ -968,7 +1004,8 @@ fn k1(w: i32, lid: i32) {
   {
     for (var j = lane; j < 32; j += 32) {
       let k0 = j;
-      ta0 = (ta0 + (mem0[o0 + (m0 * 32 + k0)] * mem2[o1 + (n0 * 32 + k0)]));
+      let xa0 = (mem0[o0 + (m0 * 32 + k0)] * mem2[o1 + (n0 * 32 + k0)]);
+      ta0 = (ta0 + xa0);
     }
   }
   sf[lid] = ta0;
@@ -997,7 +1034,7 @@ fn k2(w: i32, lid: i32) {
   let o0 = at[1].w;
   let o1 = at[2].x;
   let o2 = at[2].y;
-  let row = w * 256 + lid;
+  let row = w * 128 + lid;
   let lane = 0;
   if (row >= 256) { return; }
   let m0 = (row / 32);
@@ -1006,7 +1043,8 @@ fn k2(w: i32, lid: i32) {
   {
     for (var j = lane; j < 8; j += 1) {
       let k0 = j;
-      ta0 = (ta0 + (mem0[o0 + (k0 * 8 + m0)] * mem0[o1 + (k0 * 32 + n0)]));
+      let xa0 = (mem0[o0 + (m0 + k0 * 8)] * mem0[o1 + (n0 + k0 * 32)]);
+      ta0 = (ta0 + xa0);
     }
   }
   let a0 = ta0;
@@ -1015,12 +1053,12 @@ fn k2(w: i32, lid: i32) {
     mem1[o2 + (m0 * 32 + n0)] = s2;
   }
 }
-@compute @workgroup_size(256)
+@compute @workgroup_size(128)
 fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) lid: u32) {
   let w = i32(wid.x + wid.y * 32768u);
   if (w >= 0 && w < 1) { k0(w - 0, i32(lid)); }
-  if (w >= 1 && w < 9) { k1(w - 1, i32(lid)); }
-  if (w >= 9 && w < 10) { k2(w - 9, i32(lid)); }
+  if (w >= 1 && w < 17) { k1(w - 1, i32(lid)); }
+  if (w >= 17 && w < 19) { k2(w - 17, i32(lid)); }
 }
 
 // without barriers, (11, 1)
@@ -1039,7 +1077,8 @@ fn k0(w: i32, lid: i32) {
   {
     for (var j = lane; j < 8; j += 1) {
       let j0 = j;
-      ta0 = (ta0 + mem0[o0 + (j0 * 32 + i0)]);
+      let xa0 = mem0[o0 + (i0 + j0 * 32)];
+      ta0 = (ta0 + xa0);
     }
   }
   let a0 = ta0;
@@ -1071,7 +1110,8 @@ fn k1(w: i32, lid: i32) {
     {
       for (var j = lane; j < 32; j += 32) {
         let k0 = j;
-        ta0 = (ta0 + (mem0[o0 + (m0 * 32 + k0)] * mem2[o1 + (n0 * 32 + k0)]));
+        let xa0 = (mem0[o0 + (m0 * 32 + k0)] * mem2[o1 + (n0 * 32 + k0)]);
+        ta0 = (ta0 + xa0);
       }
     }
     if ((turn & 1) == 0) { a0_0 = ta0; continue; }
@@ -1106,7 +1146,8 @@ fn k2(w: i32, lid: i32) {
   {
     for (var j = lane; j < 8; j += 1) {
       let k0 = j;
-      ta0 = (ta0 + (mem0[o0 + (k0 * 8 + m0)] * mem0[o1 + (k0 * 32 + n0)]));
+      let xa0 = (mem0[o0 + (m0 + k0 * 8)] * mem0[o1 + (n0 + k0 * 32)]);
+      ta0 = (ta0 + xa0);
     }
   }
   let a0 = ta0;
@@ -1137,7 +1178,7 @@ fn k0(w: i32, lid: i32) {
   let o1 = at[0].y;
   let o2 = at[0].z;
   let o3 = at[0].w;
-  let row = w * 256 + lid;
+  let row = w * 128 + lid;
   let lane = 0;
   if (row >= 8) { return; }
   let i0 = row;
@@ -1146,9 +1187,11 @@ fn k0(w: i32, lid: i32) {
   {
     for (var j = lane; j < 8; j += 1) {
       let j0 = j;
-      let v0 = mem0[o0 + (j0 * 8 + i0)];
-      ta0 = (ta0 + v0);
-      ta1 = (ta1 + (v0 * mem0[o1 + (j0 * 8 + i0)]));
+      let v0 = mem0[o0 + (i0 + j0 * 8)];
+      let xa0 = v0;
+      let xa1 = (v0 * mem0[o1 + (i0 + j0 * 8)]);
+      ta0 = (ta0 + xa0);
+      ta1 = (ta1 + xa1);
     }
   }
   let a0 = ta0;
@@ -1168,7 +1211,7 @@ fn k1(w: i32, lid: i32) {
   let o4 = at[2].x;
   let o5 = at[2].y;
   let o6 = at[2].z;
-  let row = w * 256 + lid;
+  let row = w * 128 + lid;
   let lane = 0;
   if (row >= 8) { return; }
   let i0 = row;
@@ -1178,8 +1221,10 @@ fn k1(w: i32, lid: i32) {
     for (var j = lane; j < 8; j += 1) {
       let j0 = j;
       let v0 = mem0[o0 + (i0 * 8 + j0)];
-      ta0 = (ta0 + v0);
-      ta1 = (ta1 + (v0 * mem0[o1 + (i0 * 8 + j0)]));
+      let xa0 = v0;
+      let xa1 = (v0 * mem0[o1 + (i0 * 8 + j0)]);
+      ta0 = (ta0 + xa0);
+      ta1 = (ta1 + xa1);
     }
   }
   let a0 = ta0;
@@ -1204,7 +1249,7 @@ fn k1(w: i32, lid: i32) {
     }
   }
 }
-@compute @workgroup_size(256)
+@compute @workgroup_size(128)
 fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) lid: u32) {
   let w = i32(wid.x + wid.y * 32768u);
   if (w >= 0 && w < 1) { k0(w - 0, i32(lid)); }
@@ -1219,7 +1264,7 @@ fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) 
 fn k0(w: i32, lid: i32) {
   let o0 = at[0].x;
   let o1 = at[0].y;
-  let row = w * 256 + lid;
+  let row = w * 128 + lid;
   let lane = 0;
   if (row >= 8) { return; }
   let i0 = row;
@@ -1227,7 +1272,8 @@ fn k0(w: i32, lid: i32) {
   {
     for (var j = lane; j < 8; j += 1) {
       let j0 = j;
-      ta0 = (ta0 + mem0[o0 + (j0 * 8 + i0)]);
+      let xa0 = mem0[o0 + (i0 + j0 * 8)];
+      ta0 = (ta0 + xa0);
     }
   }
   let a0 = ta0;
@@ -1240,7 +1286,7 @@ fn k1(w: i32, lid: i32) {
   let o0 = at[0].z;
   let o1 = at[0].w;
   let o2 = at[1].x;
-  let row = w * 256 + lid;
+  let row = w * 128 + lid;
   let lane = 0;
   if (row >= 64) { return; }
   let m0 = (row / 8);
@@ -1249,7 +1295,8 @@ fn k1(w: i32, lid: i32) {
   {
     for (var j = lane; j < 8; j += 1) {
       let k0 = j;
-      ta0 = (ta0 + (mem0[o0 + (m0 * 8 + k0)] * mem2[o1 + (n0 * 8 + k0)]));
+      let xa0 = (mem0[o0 + (m0 * 8 + k0)] * mem2[o1 + (n0 * 8 + k0)]);
+      ta0 = (ta0 + xa0);
     }
   }
   let a0 = ta0;
@@ -1262,18 +1309,20 @@ fn k2(w: i32, lid: i32) {
   let o0 = at[1].y;
   let o1 = at[1].z;
   let o2 = at[1].w;
-  let row = w * 256 + lid;
+  let row = w * 128 + lid;
   let lane = 0;
   if (row >= 64) { return; }
   let m0 = (row / 16);
   let m1 = (row / 8) % 2;
   let n0 = row % 8;
+  let h0 = m0 * 8 + m1;
   var ta0 = 0f;
   {
     for (var j = lane; j < 8; j += 1) {
       let k0 = (j / 4);
       let k1 = j % 4;
-      ta0 = (ta0 + (mem0[o0 + (k0 * 32 + m0 * 8 + k1 * 2 + m1)] * mem0[o1 + (k0 * 32 + k1 * 8 + n0)]));
+      let xa0 = (mem0[o0 + (h0 + k0 * 32 + k1 * 2)] * mem0[o1 + (n0 + k0 * 32 + k1 * 8)]);
+      ta0 = (ta0 + xa0);
     }
   }
   let a0 = ta0;
@@ -1282,7 +1331,7 @@ fn k2(w: i32, lid: i32) {
     mem1[o2 + (m0 * 16 + m1 * 8 + n0)] = s2;
   }
 }
-@compute @workgroup_size(256)
+@compute @workgroup_size(128)
 fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) lid: u32) {
   let w = i32(wid.x + wid.y * 32768u);
   if (w >= 0 && w < 1) { k0(w - 0, i32(lid)); }
@@ -1297,18 +1346,21 @@ fn k0(w: i32, lid: i32) {
   let o0 = at[0].x;
   let o1 = at[0].y;
   let o2 = at[0].z;
-  let row = w * 256 + lid;
+  let row = w * 128 + lid;
   let lane = 0;
   if (row >= 128) { return; }
   let b0 = (row / 64);
   let b1 = (row / 16) % 4;
   let m0 = (row / 4) % 4;
   let n0 = row % 4;
+  let h0 = b0 * 32 + m0 * 8 + b1 * 2;
+  let h1 = b0 * 32 + n0 * 8 + b1 * 2;
   var ta0 = 0f;
   {
     for (var j = lane; j < 2; j += 1) {
       let k0 = j;
-      ta0 = (ta0 + (mem0[o0 + (b0 * 32 + m0 * 8 + b1 * 2 + k0)] * mem0[o1 + (b0 * 32 + n0 * 8 + b1 * 2 + k0)]));
+      let xa0 = (mem0[o0 + (h0 + k0)] * mem0[o1 + (h1 + k0)]);
+      ta0 = (ta0 + xa0);
     }
   }
   let a0 = ta0;
@@ -1321,18 +1373,21 @@ fn k1(w: i32, lid: i32) {
   let o0 = at[0].w;
   let o1 = at[1].x;
   let o2 = at[1].y;
-  let row = w * 256 + lid;
+  let row = w * 128 + lid;
   let lane = 0;
   if (row >= 64) { return; }
   let b0 = (row / 32);
   let b1 = (row / 8) % 4;
   let m0 = (row / 2) % 4;
   let n0 = row % 2;
+  let h0 = b0 * 64 + b1 * 16 + m0;
+  let h1 = b0 * 32 + b1 * 2 + n0;
   var ta0 = 0f;
   {
     for (var j = lane; j < 4; j += 1) {
       let k0 = j;
-      ta0 = (ta0 + (mem0[o0 + (b0 * 64 + b1 * 16 + k0 * 4 + m0)] * mem0[o1 + (b0 * 32 + k0 * 8 + b1 * 2 + n0)]));
+      let xa0 = (mem0[o0 + (h0 + k0 * 4)] * mem0[o1 + (h1 + k0 * 8)]);
+      ta0 = (ta0 + xa0);
     }
   }
   let a0 = ta0;
@@ -1341,7 +1396,7 @@ fn k1(w: i32, lid: i32) {
     mem0[o2 + (b0 * 32 + b1 * 8 + m0 * 2 + n0)] = s2;
   }
 }
-@compute @workgroup_size(256)
+@compute @workgroup_size(128)
 fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) lid: u32) {
   let w = i32(wid.x + wid.y * 32768u);
   if (w >= 0 && w < 1) { k0(w - 0, i32(lid)); }
@@ -1357,7 +1412,7 @@ fn k0(w: i32, lid: i32) {
   let o0 = at[0].x;
   let o1 = at[0].y;
   let o2 = at[0].z;
-  let row = w * 256 + lid;
+  let row = w * 128 + lid;
   let lane = 0;
   if (row >= 32) { return; }
   let i0 = row;
@@ -1365,7 +1420,8 @@ fn k0(w: i32, lid: i32) {
   {
     for (var j = lane; j < 4; j += 1) {
       let j0 = j;
-      ta0 = (ta0 + (mem0[o0 + (i0 * 4 + j0)] * mem0[o1 + (i0 * 4 + j0)]));
+      let xa0 = (mem0[o0 + (i0 * 4 + j0)] * mem0[o1 + (i0 * 4 + j0)]);
+      ta0 = (ta0 + xa0);
     }
   }
   let a0 = ta0;
@@ -1380,17 +1436,19 @@ fn k0(w: i32, lid: i32) {
 fn k1(w: i32, lid: i32) {
   let o0 = at[0].w;
   let o1 = at[1].x;
-  let row = w * 256 + lid;
+  let row = w * 128 + lid;
   let lane = 0;
   if (row >= 8) { return; }
   let i0 = (row / 2);
   let i1 = row % 2;
+  let h0 = i0 * 8 + i1;
   var ta0 = 0f;
   {
     for (var j = lane; j < 8; j += 1) {
       let j0 = (j / 4);
       let j1 = j % 4;
-      ta0 = (ta0 + mem0[o0 + (j0 * 32 + i0 * 8 + j1 * 2 + i1)]);
+      let xa0 = mem0[o0 + (h0 + j0 * 32 + j1 * 2)];
+      ta0 = (ta0 + xa0);
     }
   }
   let a0 = ta0;
@@ -1403,18 +1461,20 @@ fn k2(w: i32, lid: i32) {
   let o0 = at[1].y;
   let o1 = at[1].z;
   let o2 = at[1].w;
-  let row = w * 256 + lid;
+  let row = w * 128 + lid;
   let lane = 0;
   if (row >= 64) { return; }
   let m0 = (row / 32);
   let m1 = (row / 8) % 4;
   let n0 = row % 8;
+  let h0 = m0 * 32 + m1 * 2;
   var ta0 = 0f;
   {
     for (var j = lane; j < 8; j += 1) {
       let k0 = (j / 2);
       let k1 = j % 2;
-      ta0 = (ta0 + (mem0[o0 + (m0 * 32 + k0 * 8 + m1 * 2 + k1)] * mem2[o1 + (n0 * 8 + k0 * 2 + k1)]));
+      let xa0 = (mem0[o0 + (h0 + k0 * 8 + k1)] * mem2[o1 + (n0 * 8 + k0 * 2 + k1)]);
+      ta0 = (ta0 + xa0);
     }
   }
   let a0 = ta0;
@@ -1427,18 +1487,20 @@ fn k3(w: i32, lid: i32) {
   let o0 = at[2].x;
   let o1 = at[2].y;
   let o2 = at[2].z;
-  let row = w * 256 + lid;
+  let row = w * 128 + lid;
   let lane = 0;
   if (row >= 64) { return; }
   let m0 = (row / 8);
   let n0 = (row / 2) % 4;
   let n1 = row % 2;
+  let h0 = n0 * 8 + n1;
   var ta0 = 0f;
   {
     for (var j = lane; j < 8; j += 1) {
       let k0 = (j / 4);
       let k1 = j % 4;
-      ta0 = (ta0 + (mem0[o0 + (k0 * 32 + k1 * 8 + m0)] * mem0[o1 + (k0 * 32 + n0 * 8 + k1 * 2 + n1)]));
+      let xa0 = (mem0[o0 + (m0 + k0 * 32 + k1 * 8)] * mem0[o1 + (h0 + k0 * 32 + k1 * 2)]);
+      ta0 = (ta0 + xa0);
     }
   }
   let a0 = ta0;
@@ -1447,7 +1509,7 @@ fn k3(w: i32, lid: i32) {
     mem1[o2 + (m0 * 8 + n0 * 2 + n1)] = s2;
   }
 }
-@compute @workgroup_size(256)
+@compute @workgroup_size(128)
 fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) lid: u32) {
   let w = i32(wid.x + wid.y * 32768u);
   if (w >= 0 && w < 1) { k0(w - 0, i32(lid)); }
@@ -1463,18 +1525,21 @@ fn k0(w: i32, lid: i32) {
   let o0 = at[0].x;
   let o1 = at[0].y;
   let o2 = at[0].z;
-  let row = w * 256 + lid;
+  let row = w * 128 + lid;
   let lane = 0;
   if (row >= 64) { return; }
   let b0 = (row / 32);
   let b1 = (row / 8) % 4;
   let m0 = (row / 2) % 4;
   let n0 = row % 2;
+  let h0 = b0 * 64 + b1 * 16 + m0 * 4;
+  let h1 = b0 * 32 + b1 * 2 + n0;
   var ta0 = 0f;
   {
     for (var j = lane; j < 4; j += 1) {
       let k0 = j;
-      ta0 = (ta0 + (mem0[o0 + (b0 * 64 + b1 * 16 + m0 * 4 + k0)] * mem0[o1 + (b0 * 32 + k0 * 8 + b1 * 2 + n0)]));
+      let xa0 = (mem0[o0 + (h0 + k0)] * mem0[o1 + (h1 + k0 * 8)]);
+      ta0 = (ta0 + xa0);
     }
   }
   let a0 = ta0;
@@ -1487,18 +1552,21 @@ fn k1(w: i32, lid: i32) {
   let o0 = at[0].w;
   let o1 = at[1].x;
   let o2 = at[1].y;
-  let row = w * 256 + lid;
+  let row = w * 128 + lid;
   let lane = 0;
   if (row >= 64) { return; }
   let b0 = (row / 32);
   let b1 = (row / 8) % 4;
   let m0 = (row / 2) % 4;
   let n0 = row % 2;
+  let h0 = b0 * 64 + b1 * 16 + m0;
+  let h1 = b0 * 32 + b1 * 2 + n0;
   var ta0 = 0f;
   {
     for (var j = lane; j < 4; j += 1) {
       let k0 = j;
-      ta0 = (ta0 + (mem0[o0 + (b0 * 64 + b1 * 16 + k0 * 4 + m0)] * mem0[o1 + (b0 * 32 + k0 * 8 + b1 * 2 + n0)]));
+      let xa0 = (mem0[o0 + (h0 + k0 * 4)] * mem0[o1 + (h1 + k0 * 8)]);
+      ta0 = (ta0 + xa0);
     }
   }
   let a0 = ta0;
@@ -1507,7 +1575,7 @@ fn k1(w: i32, lid: i32) {
     mem0[o2 + (b0 * 32 + b1 * 8 + m0 * 2 + n0)] = s2;
   }
 }
-@compute @workgroup_size(256)
+@compute @workgroup_size(128)
 fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) lid: u32) {
   let w = i32(wid.x + wid.y * 32768u);
   if (w >= 0 && w < 1) { k0(w - 0, i32(lid)); }
@@ -1522,17 +1590,19 @@ fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) 
 fn k0(w: i32, lid: i32) {
   let o0 = at[0].x;
   let o1 = at[0].y;
-  let row = w * 256 + lid;
+  let row = w * 128 + lid;
   let lane = 0;
   if (row >= 8) { return; }
   let i0 = (row / 2);
   let i1 = row % 2;
+  let h0 = i0 * 8 + i1;
   var ta0 = 0f;
   {
     for (var j = lane; j < 8; j += 1) {
       let j0 = (j / 4);
       let j1 = j % 4;
-      ta0 = (ta0 + mem0[o0 + (j0 * 32 + i0 * 8 + j1 * 2 + i1)]);
+      let xa0 = mem0[o0 + (h0 + j0 * 32 + j1 * 2)];
+      ta0 = (ta0 + xa0);
     }
   }
   let a0 = ta0;
@@ -1545,18 +1615,20 @@ fn k1(w: i32, lid: i32) {
   let o0 = at[0].z;
   let o1 = at[0].w;
   let o2 = at[1].x;
-  let row = w * 256 + lid;
+  let row = w * 128 + lid;
   let lane = 0;
   if (row >= 64) { return; }
   let m0 = (row / 32);
   let m1 = (row / 8) % 4;
   let n0 = row % 8;
+  let h0 = m0 * 32 + m1 * 2;
   var ta0 = 0f;
   {
     for (var j = lane; j < 8; j += 1) {
       let k0 = (j / 2);
       let k1 = j % 2;
-      ta0 = (ta0 + (mem0[o0 + (m0 * 32 + k0 * 8 + m1 * 2 + k1)] * mem2[o1 + (n0 * 8 + k0 * 2 + k1)]));
+      let xa0 = (mem0[o0 + (h0 + k0 * 8 + k1)] * mem2[o1 + (n0 * 8 + k0 * 2 + k1)]);
+      ta0 = (ta0 + xa0);
     }
   }
   let a0 = ta0;
@@ -1569,18 +1641,20 @@ fn k2(w: i32, lid: i32) {
   let o0 = at[1].y;
   let o1 = at[1].z;
   let o2 = at[1].w;
-  let row = w * 256 + lid;
+  let row = w * 128 + lid;
   let lane = 0;
   if (row >= 64) { return; }
   let m0 = (row / 8);
   let n0 = (row / 2) % 4;
   let n1 = row % 2;
+  let h0 = n0 * 8 + n1;
   var ta0 = 0f;
   {
     for (var j = lane; j < 8; j += 1) {
       let k0 = (j / 4);
       let k1 = j % 4;
-      ta0 = (ta0 + (mem0[o0 + (k0 * 32 + k1 * 8 + m0)] * mem0[o1 + (k0 * 32 + n0 * 8 + k1 * 2 + n1)]));
+      let xa0 = (mem0[o0 + (m0 + k0 * 32 + k1 * 8)] * mem0[o1 + (h0 + k0 * 32 + k1 * 2)]);
+      ta0 = (ta0 + xa0);
     }
   }
   let a0 = ta0;
@@ -1592,17 +1666,19 @@ fn k2(w: i32, lid: i32) {
 fn k3(w: i32, lid: i32) {
   let o0 = at[2].x;
   let o1 = at[2].y;
-  let row = w * 256 + lid;
+  let row = w * 128 + lid;
   let lane = 0;
   if (row >= 8) { return; }
   let i0 = (row / 2);
   let i1 = row % 2;
+  let h0 = i0 * 8 + i1;
   var ta0 = 0f;
   {
     for (var j = lane; j < 8; j += 1) {
       let j0 = (j / 4);
       let j1 = j % 4;
-      ta0 = (ta0 + mem0[o0 + (j0 * 32 + i0 * 8 + j1 * 2 + i1)]);
+      let xa0 = mem0[o0 + (h0 + j0 * 32 + j1 * 2)];
+      ta0 = (ta0 + xa0);
     }
   }
   let a0 = ta0;
@@ -1615,18 +1691,20 @@ fn k4(w: i32, lid: i32) {
   let o0 = at[2].z;
   let o1 = at[2].w;
   let o2 = at[3].x;
-  let row = w * 256 + lid;
+  let row = w * 128 + lid;
   let lane = 0;
   if (row >= 64) { return; }
   let m0 = (row / 8);
   let n0 = (row / 2) % 4;
   let n1 = row % 2;
+  let h0 = n0 * 8 + n1;
   var ta0 = 0f;
   {
     for (var j = lane; j < 8; j += 1) {
       let k0 = (j / 4);
       let k1 = j % 4;
-      ta0 = (ta0 + (mem0[o0 + (k0 * 32 + k1 * 8 + m0)] * mem0[o1 + (k0 * 32 + n0 * 8 + k1 * 2 + n1)]));
+      let xa0 = (mem0[o0 + (m0 + k0 * 32 + k1 * 8)] * mem0[o1 + (h0 + k0 * 32 + k1 * 2)]);
+      ta0 = (ta0 + xa0);
     }
   }
   let a0 = ta0;
@@ -1635,7 +1713,7 @@ fn k4(w: i32, lid: i32) {
     mem1[o2 + (m0 * 8 + n0 * 2 + n1)] = s2;
   }
 }
-@compute @workgroup_size(256)
+@compute @workgroup_size(128)
 fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) lid: u32) {
   let w = i32(wid.x + wid.y * 32768u);
   if (w >= 0 && w < 1) { k0(w - 0, i32(lid)); }
@@ -1657,30 +1735,32 @@ fn k0(w: i32, lid: i32) {
   let o4 = at[1].x;
   let o5 = at[1].y;
   let o6 = at[1].z;
-  let row = w * 256 + lid;
+  let row = w * 128 + lid;
   let lane = 0;
   if (row >= 64) { return; }
   let m0 = (row / 32);
   let m1 = (row / 8) % 4;
   let n0 = row % 8;
+  let h0 = m0 * 32 + m1 * 2;
   var ta0 = 0f;
   {
     for (var j = lane; j < 8; j += 1) {
       let k0 = (j / 2);
       let k1 = j % 2;
-      ta0 = (ta0 + (mem0[o0 + (m0 * 32 + k0 * 8 + m1 * 2 + k1)] * mem1[o1 + (n0 * 8 + k0 * 2 + k1)]));
+      let xa0 = (mem0[o0 + (h0 + k0 * 8 + k1)] * mem1[o1 + (n0 * 8 + k0 * 2 + k1)]);
+      ta0 = (ta0 + xa0);
     }
   }
   let a0 = ta0;
-  let v0 = ((mem0[o2 + (m0 * 32 + m1 * 8 + n0)] + mem0[o3 + (m0 * 32 + m1 * 8 + n0)]) + a0);
+  let v1 = ((mem0[o2 + (m0 * 32 + m1 * 8 + n0)] + mem0[o3 + (m0 * 32 + m1 * 8 + n0)]) + a0);
   if (row < 64 && lane == 0) {
-    let s5 = v0;
-    let s6 = (v0 * mem1[o4 + n0]);
+    let s5 = v1;
+    let s6 = (v1 * mem1[o4 + n0]);
     mem0[o5 + (m0 * 32 + m1 * 8 + n0)] = s5;
     mem0[o6 + (m0 * 32 + m1 * 8 + n0)] = s6;
   }
 }
-@compute @workgroup_size(256)
+@compute @workgroup_size(128)
 fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) lid: u32) {
   let w = i32(wid.x + wid.y * 32768u);
   if (w >= 0 && w < 1) { k0(w - 0, i32(lid)); }
@@ -1699,7 +1779,7 @@ fn k0(w: i32, lid: i32) {
   let o1 = at[0].y;
   let o2 = at[0].z;
   let o3 = at[0].w;
-  let row = w * 256 + lid;
+  let row = w * 128 + lid;
   let lane = 0;
   if (row >= 8) { return; }
   let i0 = row;
@@ -1708,9 +1788,11 @@ fn k0(w: i32, lid: i32) {
   {
     for (var j = lane; j < 8; j += 1) {
       let j0 = j;
-      let v0 = mem0[o0 + (j0 * 8 + i0)];
-      ta0 = (ta0 + v0);
-      ta1 = (ta1 + (v0 * mem0[o1 + (j0 * 8 + i0)]));
+      let v0 = mem0[o0 + (i0 + j0 * 8)];
+      let xa0 = v0;
+      let xa1 = (v0 * mem0[o1 + (i0 + j0 * 8)]);
+      ta0 = (ta0 + xa0);
+      ta1 = (ta1 + xa1);
     }
   }
   let a0 = ta0;
@@ -1728,7 +1810,7 @@ fn k1(w: i32, lid: i32) {
   let o2 = at[1].z;
   let o3 = at[1].w;
   let o4 = at[2].x;
-  let row = w * 256 + lid;
+  let row = w * 128 + lid;
   let lane = 0;
   if (row >= 8) { return; }
   let i0 = row;
@@ -1738,8 +1820,10 @@ fn k1(w: i32, lid: i32) {
     for (var j = lane; j < 8; j += 1) {
       let j0 = j;
       let v0 = mem0[o0 + (i0 * 8 + j0)];
-      ta0 = (ta0 + v0);
-      ta1 = (ta1 + (v0 * mem0[o1 + (i0 * 8 + j0)]));
+      let xa0 = v0;
+      let xa1 = (v0 * mem0[o1 + (i0 * 8 + j0)]);
+      ta0 = (ta0 + xa0);
+      ta1 = (ta1 + xa1);
     }
   }
   let a0 = ta0;
@@ -1755,7 +1839,7 @@ fn k1(w: i32, lid: i32) {
     }
   }
 }
-@compute @workgroup_size(256)
+@compute @workgroup_size(128)
 fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) lid: u32) {
   let w = i32(wid.x + wid.y * 32768u);
   if (w >= 0 && w < 1) { k0(w - 0, i32(lid)); }
@@ -1770,7 +1854,7 @@ fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) 
 fn k0(w: i32, lid: i32) {
   let o0 = at[0].x;
   let o1 = at[0].y;
-  let row = w * 256 + lid;
+  let row = w * 128 + lid;
   let lane = 0;
   if (row >= 32) { return; }
   let i0 = row;
@@ -1778,7 +1862,8 @@ fn k0(w: i32, lid: i32) {
   {
     for (var j = lane; j < 2; j += 1) {
       let j0 = j;
-      ta0 = (ta0 + mem0[o0 + (j0 * 32 + i0)]);
+      let xa0 = mem0[o0 + (i0 + j0 * 32)];
+      ta0 = (ta0 + xa0);
     }
   }
   let a0 = ta0;
@@ -1791,7 +1876,7 @@ fn k1(w: i32, lid: i32) {
   let o0 = at[0].z;
   let o1 = at[0].w;
   let o2 = at[1].x;
-  let row = w * 256 + lid;
+  let row = w * 128 + lid;
   let lane = 0;
   if (row >= 56) { return; }
   let m0 = (row / 8);
@@ -1801,7 +1886,8 @@ fn k1(w: i32, lid: i32) {
   {
     for (var j = lane; j < 8; j += 1) {
       let k0 = j;
-      ta0 = (ta0 + select(0f, mem0[o0 + (k0 * 8 + n0)], (clamp(mem2[o1 + k0], 0, 6) == v0)));
+      let xa0 = select(0f, mem0[o0 + (n0 + k0 * 8)], (clamp(mem2[o1 + k0], 0, 6) == v0));
+      ta0 = (ta0 + xa0);
     }
   }
   let a0 = ta0;
@@ -1810,7 +1896,7 @@ fn k1(w: i32, lid: i32) {
     mem1[o2 + (m0 * 8 + n0)] = s2;
   }
 }
-@compute @workgroup_size(256)
+@compute @workgroup_size(128)
 fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) lid: u32) {
   let w = i32(wid.x + wid.y * 32768u);
   if (w >= 0 && w < 1) { k0(w - 0, i32(lid)); }
@@ -1825,7 +1911,7 @@ fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) 
 @group(0) @binding(4) var<storage, read_write> mem4: array<f32, 1039>;
 @group(0) @binding(5) var<storage, read_write> mem5: array<i32, 1>;
 @group(1) @binding(0) var<uniform> at: array<vec4<i32>, 3>;
-var<workgroup> sf: array<f32, 256>;
+var<workgroup> sf: array<f32, 128>;
 fn k0(w: i32, lid: i32) {
   let o0 = at[0].x;
   let o1 = at[0].y;
@@ -1842,14 +1928,34 @@ fn k0(w: i32, lid: i32) {
   let r = min(row, 0);
   var ta0 = 0f;
   {
-    for (var j = lane; j < 1039; j += 256) {
-      let j0 = j;
-      ta0 = (ta0 + (mem2[o2 + j0] * mem2[o2 + j0]));
+    for (var j = lane; j < 1039; j += 512) {
+      let j_0 = min(j + 0, 1038);
+      let j0_0 = j_0;
+      let xa0_0 = (mem2[o2 + j0_0] * mem2[o2 + j0_0]);
+      let j_1 = min(j + 128, 1038);
+      let j0_1 = j_1;
+      let xa0_1 = (mem2[o2 + j0_1] * mem2[o2 + j0_1]);
+      let j_2 = min(j + 256, 1038);
+      let j0_2 = j_2;
+      let xa0_2 = (mem2[o2 + j0_2] * mem2[o2 + j0_2]);
+      let j_3 = min(j + 384, 1038);
+      let j0_3 = j_3;
+      let xa0_3 = (mem2[o2 + j0_3] * mem2[o2 + j0_3]);
+      if (j + 0 < 1039) {
+        ta0 = (ta0 + xa0_0);
+      }
+      if (j + 128 < 1039) {
+        ta0 = (ta0 + xa0_1);
+      }
+      if (j + 256 < 1039) {
+        ta0 = (ta0 + xa0_2);
+      }
+      if (j + 384 < 1039) {
+        ta0 = (ta0 + xa0_3);
+      }
     }
   }
   sf[lid] = ta0;
-  workgroupBarrier();
-  if (lane < 128) { sf[lid] = (sf[lid] + sf[lid + 128]); }
   workgroupBarrier();
   if (lane < 64) { sf[lid] = (sf[lid] + sf[lid + 64]); }
   workgroupBarrier();
@@ -1868,19 +1974,55 @@ fn k0(w: i32, lid: i32) {
   ta0 = sf[lid - lane * 1];
   workgroupBarrier();
   let a0 = ta0;
-  let v0 = (!((bitcast<u32>((a0 + mem3[o3 + 0])) & 0x7f800000u) == 0x7f800000u));
-  let v1 = mem0[o0 + 0];
-  let v5 = (-mem0[o5 + 0]);
+  let v0_0 = (!((bitcast<u32>((a0 + mem3[o3 + 0])) & 0x7f800000u) == 0x7f800000u));
+  let v1_0 = mem0[o0 + 0];
+  let v5_0 = (-mem0[o5 + 0]);
   if (row < 1) {
-    for (var j = lane; j < 1039; j += 256) {
-      let j0 = j;
-      let v2 = mem1[o1 + j0];
-      let v3 = ((v1 * v2) + mem2[o2 + j0]);
-      let v4 = mem4[o4 + j0];
-      let s7 = select(v2, v3, v0);
-      let s8 = select(v4, (v4 + (v5 * v3)), v0);
-      mem1[o7 + j0] = s7;
-      mem4[o8 + j0] = s8;
+    for (var j = lane; j < 1039; j += 512) {
+      let j_0 = min(j + 0, 1038);
+      let j0_0 = j_0;
+      let v2_0 = mem1[o1 + j0_0];
+      let v3_0 = ((v1_0 * v2_0) + mem2[o2 + j0_0]);
+      let v4_0 = mem4[o4 + j0_0];
+      let s7_0 = select(v2_0, v3_0, v0_0);
+      let s8_0 = select(v4_0, (v4_0 + (v5_0 * v3_0)), v0_0);
+      let j_1 = min(j + 128, 1038);
+      let j0_1 = j_1;
+      let v6_1 = mem1[o1 + j0_1];
+      let v7_1 = ((v1_0 * v6_1) + mem2[o2 + j0_1]);
+      let v8_1 = mem4[o4 + j0_1];
+      let s7_1 = select(v6_1, v7_1, v0_0);
+      let s8_1 = select(v8_1, (v8_1 + (v5_0 * v7_1)), v0_0);
+      let j_2 = min(j + 256, 1038);
+      let j0_2 = j_2;
+      let v9_2 = mem1[o1 + j0_2];
+      let v10_2 = ((v1_0 * v9_2) + mem2[o2 + j0_2]);
+      let v11_2 = mem4[o4 + j0_2];
+      let s7_2 = select(v9_2, v10_2, v0_0);
+      let s8_2 = select(v11_2, (v11_2 + (v5_0 * v10_2)), v0_0);
+      let j_3 = min(j + 384, 1038);
+      let j0_3 = j_3;
+      let v12_3 = mem1[o1 + j0_3];
+      let v13_3 = ((v1_0 * v12_3) + mem2[o2 + j0_3]);
+      let v14_3 = mem4[o4 + j0_3];
+      let s7_3 = select(v12_3, v13_3, v0_0);
+      let s8_3 = select(v14_3, (v14_3 + (v5_0 * v13_3)), v0_0);
+      if (j + 0 < 1039) {
+        mem1[o7 + j0_0] = s7_0;
+        mem4[o8 + j0_0] = s8_0;
+      }
+      if (j + 128 < 1039) {
+        mem1[o7 + j0_1] = s7_1;
+        mem4[o8 + j0_1] = s8_1;
+      }
+      if (j + 256 < 1039) {
+        mem1[o7 + j0_2] = s7_2;
+        mem4[o8 + j0_2] = s8_2;
+      }
+      if (j + 384 < 1039) {
+        mem1[o7 + j0_3] = s7_3;
+        mem4[o8 + j0_3] = s8_3;
+      }
     }
   }
   storageBarrier();
@@ -1889,7 +2031,7 @@ fn k0(w: i32, lid: i32) {
     mem5[o9 + 0] = s9;
   }
 }
-@compute @workgroup_size(256)
+@compute @workgroup_size(128)
 fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) lid: u32) {
   let w = i32(wid.x + wid.y * 32768u);
   if (w >= 0 && w < 1) { k0(w - 0, i32(lid)); }
@@ -1925,14 +2067,14 @@ fn k0(w: i32, lid: i32) {
   var a0_4 = ta0;
   var a0_5 = ta0;
   var a0_6 = ta0;
-  var a0_7 = ta0;
-  for (var turn = 0; turn < 256; turn++) {
-    let lane = i32(reverseBits(u32(turn)) >> 24u);
+  for (var turn = 0; turn < 128; turn++) {
+    let lane = i32(reverseBits(u32(turn)) >> 25u);
     ta0 = 0f;
     {
-      for (var j = lane; j < 1039; j += 256) {
+      for (var j = lane; j < 1039; j += 128) {
         let j0 = j;
-        ta0 = (ta0 + (mem2[o2 + j0] * mem2[o2 + j0]));
+        let xa0 = (mem2[o2 + j0] * mem2[o2 + j0]);
+        ta0 = (ta0 + xa0);
       }
     }
     if ((turn & 1) == 0) { a0_0 = ta0; continue; }
@@ -1949,8 +2091,6 @@ fn k0(w: i32, lid: i32) {
     ta0 = (a0_5 + ta0);
     if ((turn & 64) == 0) { a0_6 = ta0; continue; }
     ta0 = (a0_6 + ta0);
-    if ((turn & 128) == 0) { a0_7 = ta0; continue; }
-    ta0 = (a0_7 + ta0);
   }
   let a0 = ta0;
   let v0 = (!((bitcast<u32>((a0 + mem3[o3 + 0])) & 0x7f800000u) == 0x7f800000u));

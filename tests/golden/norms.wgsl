@@ -3,7 +3,7 @@
 @group(0) @binding(1) var<storage, read> mem1: array<f32, 120>;
 @group(0) @binding(2) var<storage, read_write> mem2: array<f32, 120>;
 @group(1) @binding(0) var<uniform> at: array<vec4<i32>, 2>;
-var<workgroup> sf: array<f32, 256>;
+var<workgroup> sf: array<f32, 128>;
 fn div_(a: f32, b: f32) -> f32 {
   let s = select(1.0, 0.0625, abs(b) > 8.5e37);
   return (a * s) / (b * s);
@@ -14,15 +14,25 @@ fn k0(w: i32, lid: i32) {
   let o2 = at[0].z;
   let o3 = at[0].w;
   let o4 = at[1].x;
-  let row = w * 8 + lid / 32;
+  let row = w * 4 + lid / 32;
   let lane = lid % 32;
   let r = min(row, 2);
   let i0 = r;
   var ta0 = 0f;
   {
-    for (var j = lane; j < 40; j += 32) {
-      let j0 = j;
-      ta0 = (ta0 + mem0[o0 + (i0 * 40 + j0)]);
+    for (var j = lane; j < 40; j += 64) {
+      let j_0 = min(j + 0, 39);
+      let j0_0 = j_0;
+      let xa0_0 = mem0[o0 + (i0 * 40 + j0_0)];
+      let j_1 = min(j + 32, 39);
+      let j0_1 = j_1;
+      let xa0_1 = mem0[o0 + (i0 * 40 + j0_1)];
+      if (j + 0 < 40) {
+        ta0 = (ta0 + xa0_0);
+      }
+      if (j + 32 < 40) {
+        ta0 = (ta0 + xa0_1);
+      }
     }
   }
   sf[lid] = ta0;
@@ -40,12 +50,22 @@ fn k0(w: i32, lid: i32) {
   ta0 = sf[lid - lane * 1];
   workgroupBarrier();
   let a0 = ta0;
-  let v0 = div_(a0, 40f);
+  let v0_0 = div_(a0, 40f);
   var ta1 = 0f;
   {
-    for (var j = lane; j < 40; j += 32) {
-      let j0 = j;
-      ta1 = (ta1 + ((mem0[o0 + (i0 * 40 + j0)] - v0) * (mem0[o0 + (i0 * 40 + j0)] - v0)));
+    for (var j = lane; j < 40; j += 64) {
+      let j_0 = min(j + 0, 39);
+      let j0_0 = j_0;
+      let xa1_0 = ((mem0[o0 + (i0 * 40 + j0_0)] - v0_0) * (mem0[o0 + (i0 * 40 + j0_0)] - v0_0));
+      let j_1 = min(j + 32, 39);
+      let j0_1 = j_1;
+      let xa1_1 = ((mem0[o0 + (i0 * 40 + j0_1)] - v0_0) * (mem0[o0 + (i0 * 40 + j0_1)] - v0_0));
+      if (j + 0 < 40) {
+        ta1 = (ta1 + xa1_0);
+      }
+      if (j + 32 < 40) {
+        ta1 = (ta1 + xa1_1);
+      }
     }
   }
   sf[lid] = ta1;
@@ -63,12 +83,22 @@ fn k0(w: i32, lid: i32) {
   ta1 = sf[lid - lane * 1];
   workgroupBarrier();
   let a1 = ta1;
-  let v1 = (1.0 / sqrt((div_(a1, 40f) + 9.99999975e-06f)));
+  let v1_0 = (1.0 / sqrt((div_(a1, 40f) + 9.99999975e-06f)));
   var ta2 = 0f;
   {
-    for (var j = lane; j < 40; j += 32) {
-      let j0 = j;
-      ta2 = (ta2 + (((((mem0[o0 + (i0 * 40 + j0)] - v0) * v1) * mem1[o1 + j0]) + mem1[o2 + j0]) * ((((mem0[o0 + (i0 * 40 + j0)] - v0) * v1) * mem1[o1 + j0]) + mem1[o2 + j0])));
+    for (var j = lane; j < 40; j += 64) {
+      let j_0 = min(j + 0, 39);
+      let j0_0 = j_0;
+      let xa2_0 = (((((mem0[o0 + (i0 * 40 + j0_0)] - v0_0) * v1_0) * mem1[o1 + j0_0]) + mem1[o2 + j0_0]) * ((((mem0[o0 + (i0 * 40 + j0_0)] - v0_0) * v1_0) * mem1[o1 + j0_0]) + mem1[o2 + j0_0]));
+      let j_1 = min(j + 32, 39);
+      let j0_1 = j_1;
+      let xa2_1 = (((((mem0[o0 + (i0 * 40 + j0_1)] - v0_0) * v1_0) * mem1[o1 + j0_1]) + mem1[o2 + j0_1]) * ((((mem0[o0 + (i0 * 40 + j0_1)] - v0_0) * v1_0) * mem1[o1 + j0_1]) + mem1[o2 + j0_1]));
+      if (j + 0 < 40) {
+        ta2 = (ta2 + xa2_0);
+      }
+      if (j + 32 < 40) {
+        ta2 = (ta2 + xa2_1);
+      }
     }
   }
   sf[lid] = ta2;
@@ -86,16 +116,25 @@ fn k0(w: i32, lid: i32) {
   ta2 = sf[lid - lane * 1];
   workgroupBarrier();
   let a2 = ta2;
-  let v2 = (1.0 / sqrt((div_(a2, 40f) + 9.99999997e-07f)));
+  let v2_0 = (1.0 / sqrt((div_(a2, 40f) + 9.99999997e-07f)));
   if (row < 3) {
-    for (var j = lane; j < 40; j += 32) {
-      let j0 = j;
-      let s4 = ((((((mem0[o0 + (i0 * 40 + j0)] - v0) * v1) * mem1[o1 + j0]) + mem1[o2 + j0]) * v2) * mem1[o3 + j0]);
-      mem2[o4 + (i0 * 40 + j0)] = s4;
+    for (var j = lane; j < 40; j += 64) {
+      let j_0 = min(j + 0, 39);
+      let j0_0 = j_0;
+      let s4_0 = ((((((mem0[o0 + (i0 * 40 + j0_0)] - v0_0) * v1_0) * mem1[o1 + j0_0]) + mem1[o2 + j0_0]) * v2_0) * mem1[o3 + j0_0]);
+      let j_1 = min(j + 32, 39);
+      let j0_1 = j_1;
+      let s4_1 = ((((((mem0[o0 + (i0 * 40 + j0_1)] - v0_0) * v1_0) * mem1[o1 + j0_1]) + mem1[o2 + j0_1]) * v2_0) * mem1[o3 + j0_1]);
+      if (j + 0 < 40) {
+        mem2[o4 + (i0 * 40 + j0_0)] = s4_0;
+      }
+      if (j + 32 < 40) {
+        mem2[o4 + (i0 * 40 + j0_1)] = s4_1;
+      }
     }
   }
 }
-@compute @workgroup_size(256)
+@compute @workgroup_size(128)
 fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) lid: u32) {
   let w = i32(wid.x + wid.y * 32768u);
   if (w >= 0 && w < 1) { k0(w - 0, i32(lid)); }
@@ -132,7 +171,8 @@ fn k0(w: i32, lid: i32) {
     {
       for (var j = lane; j < 40; j += 32) {
         let j0 = j;
-        ta0 = (ta0 + mem0[o0 + (i0 * 40 + j0)]);
+        let xa0 = mem0[o0 + (i0 * 40 + j0)];
+        ta0 = (ta0 + xa0);
       }
     }
     if ((turn & 1) == 0) { a0_0 = ta0; continue; }
@@ -160,7 +200,8 @@ fn k0(w: i32, lid: i32) {
     {
       for (var j = lane; j < 40; j += 32) {
         let j0 = j;
-        ta1 = (ta1 + ((mem0[o0 + (i0 * 40 + j0)] - v0) * (mem0[o0 + (i0 * 40 + j0)] - v0)));
+        let xa1 = ((mem0[o0 + (i0 * 40 + j0)] - v0) * (mem0[o0 + (i0 * 40 + j0)] - v0));
+        ta1 = (ta1 + xa1);
       }
     }
     if ((turn & 1) == 0) { a1_0 = ta1; continue; }
@@ -188,7 +229,8 @@ fn k0(w: i32, lid: i32) {
     {
       for (var j = lane; j < 40; j += 32) {
         let j0 = j;
-        ta2 = (ta2 + (((((mem0[o0 + (i0 * 40 + j0)] - v0) * v1) * mem1[o1 + j0]) + mem1[o2 + j0]) * ((((mem0[o0 + (i0 * 40 + j0)] - v0) * v1) * mem1[o1 + j0]) + mem1[o2 + j0])));
+        let xa2 = (((((mem0[o0 + (i0 * 40 + j0)] - v0) * v1) * mem1[o1 + j0]) + mem1[o2 + j0]) * ((((mem0[o0 + (i0 * 40 + j0)] - v0) * v1) * mem1[o1 + j0]) + mem1[o2 + j0]));
+        ta2 = (ta2 + xa2);
       }
     }
     if ((turn & 1) == 0) { a2_0 = ta2; continue; }

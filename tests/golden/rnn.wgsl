@@ -3,7 +3,7 @@
 @group(1) @binding(0) var<uniform> at: array<vec4<i32>, 2>;
 fn k0(w: i32, lid: i32, first: i32) {
   let o0 = at[(first + 0) / 4][(first + 0) % 4];
-  let e = w * 256 + lid;
+  let e = w * 128 + lid;
   if (e >= 6) { return; }
   let i0 = e;
   let s0 = 0f;
@@ -11,7 +11,7 @@ fn k0(w: i32, lid: i32, first: i32) {
 }
 fn k1(w: i32, lid: i32) {
   let o0 = at[0].z;
-  let e = w * 256 + lid;
+  let e = w * 128 + lid;
   if (e >= 1) { return; }
   let i0 = e;
   let s0 = 0f;
@@ -19,7 +19,7 @@ fn k1(w: i32, lid: i32) {
 }
 fn k2(w: i32, lid: i32) {
   let o0 = at[0].w;
-  let e = w * 256 + lid;
+  let e = w * 128 + lid;
   if (e >= 3) { return; }
   let i0 = e;
   let s0 = 0f;
@@ -27,7 +27,7 @@ fn k2(w: i32, lid: i32) {
 }
 fn k3(w: i32, lid: i32) {
   let o0 = at[1].x;
-  let e = w * 256 + lid;
+  let e = w * 128 + lid;
   if (e >= 9) { return; }
   let i0 = e;
   let s0 = 0f;
@@ -35,7 +35,7 @@ fn k3(w: i32, lid: i32) {
 }
 fn k4(w: i32, lid: i32) {
   let o0 = at[1].y;
-  let e = w * 256 + lid;
+  let e = w * 128 + lid;
   if (e >= 3) { return; }
   let i0 = e;
   let s0 = 0f;
@@ -43,13 +43,13 @@ fn k4(w: i32, lid: i32) {
 }
 fn k5(w: i32, lid: i32) {
   let o0 = at[1].z;
-  let e = w * 256 + lid;
+  let e = w * 128 + lid;
   if (e >= 6) { return; }
   let i0 = e;
   let s0 = 0f;
   mem0[o0 + i0] = s0;
 }
-@compute @workgroup_size(256)
+@compute @workgroup_size(128)
 fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) lid: u32) {
   let w = i32(wid.x + wid.y * 32768u);
   if (w >= 0 && w < 2) { let n = (w - 0) / 1; k0(w - 0 - n * 1, i32(lid), 0 + n * 1); }
@@ -69,7 +69,7 @@ fn k0(w: i32, lid: i32) {
   let o0 = at[0].x;
   let o1 = at[0].y;
   let o2 = at[0].z;
-  let row = w * 256 + lid;
+  let row = w * 128 + lid;
   let lane = 0;
   if (row >= 6) { return; }
   let m0 = (row / 3);
@@ -78,7 +78,8 @@ fn k0(w: i32, lid: i32) {
   {
     for (var j = lane; j < 2; j += 1) {
       let k0 = j;
-      ta0 = (ta0 + (mem0[o0 + (m0 * 2 + k0)] * mem1[o1 + (k0 * 3 + n0)]));
+      let xa0 = (mem0[o0 + (m0 * 2 + k0)] * mem1[o1 + (n0 + k0 * 3)]);
+      ta0 = (ta0 + xa0);
     }
   }
   let a0 = ta0;
@@ -87,7 +88,7 @@ fn k0(w: i32, lid: i32) {
     mem2[o2 + (m0 * 3 + n0)] = s2;
   }
 }
-@compute @workgroup_size(256)
+@compute @workgroup_size(128)
 fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) lid: u32) {
   let w = i32(wid.x + wid.y * 32768u);
   if (w >= 0 && w < 1) { k0(w - 0, i32(lid)); }
@@ -111,10 +112,10 @@ fn exp_(x: f32) -> f32 {
 }
 fn tanh_(x: f32) -> f32 {
   let a = abs(x);
-  if (a < 1e-4) { return x; }
-  if (!(a >= 0.625)) { let z = x * x; return x + x * z * ((((-0.005717036779969931 * z + 0.020650578662753105) * z + -0.05374349653720856) * z + 0.13331490755081177) * z + -0.3333328366279602); }
+  let z = x * x;
+  let near = select(x + x * z * ((((-0.005717036779969931 * z + 0.020650578662753105) * z + -0.05374349653720856) * z + 0.13331490755081177) * z + -0.3333328366279602), x, a < 1e-4);
   let y = 1.0 - 2.0 / (exp_(2.0 * min(a, 15.0)) + 1.0);
-  return select(y, -y, x < 0.0);
+  return select(near, select(y, -y, x < 0.0), a >= 0.625);
 }
 fn k0(w: i32, lid: i32) {
   let o0 = at[0].x;
@@ -122,7 +123,7 @@ fn k0(w: i32, lid: i32) {
   let o2 = at[0].z;
   let o3 = at[0].w;
   let o4 = at[1].x;
-  let row = w * 256 + lid;
+  let row = w * 128 + lid;
   let lane = 0;
   if (row >= 6) { return; }
   let m0 = (row / 3);
@@ -131,7 +132,8 @@ fn k0(w: i32, lid: i32) {
   {
     for (var j = lane; j < 3; j += 1) {
       let k0 = j;
-      ta0 = (ta0 + (mem0[o0 + (m0 * 3 + k0)] * mem1[o1 + (k0 * 3 + n0)]));
+      let xa0 = (mem0[o0 + (m0 * 3 + k0)] * mem1[o1 + (n0 + k0 * 3)]);
+      ta0 = (ta0 + xa0);
     }
   }
   let a0 = ta0;
@@ -140,7 +142,7 @@ fn k0(w: i32, lid: i32) {
     mem0[o4 + (m0 * 3 + n0)] = s4;
   }
 }
-@compute @workgroup_size(256)
+@compute @workgroup_size(128)
 fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) lid: u32) {
   let w = i32(wid.x + wid.y * 32768u);
   if (w >= 0 && w < 1) { k0(w - 0, i32(lid)); }
@@ -155,7 +157,7 @@ fn k0(w: i32, lid: i32) {
   let o1 = at[0].y;
   let o2 = at[0].z;
   let o3 = at[0].w;
-  let row = w * 256 + lid;
+  let row = w * 128 + lid;
   let lane = 0;
   if (row >= 2) { return; }
   let m0 = row;
@@ -164,7 +166,8 @@ fn k0(w: i32, lid: i32) {
   {
     for (var j = lane; j < 3; j += 1) {
       let k0 = j;
-      ta0 = (ta0 + (mem0[o0 + (m0 * 3 + k0)] * mem1[o1 + k0]));
+      let xa0 = (mem0[o0 + (m0 * 3 + k0)] * mem1[o1 + k0]);
+      ta0 = (ta0 + xa0);
     }
   }
   let a0 = ta0;
@@ -173,7 +176,7 @@ fn k0(w: i32, lid: i32) {
     mem0[o3 + m0] = s3;
   }
 }
-@compute @workgroup_size(256)
+@compute @workgroup_size(128)
 fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) lid: u32) {
   let w = i32(wid.x + wid.y * 32768u);
   if (w >= 0 && w < 1) { k0(w - 0, i32(lid)); }
@@ -196,14 +199,15 @@ fn k0(w: i32, lid: i32) {
   let o2 = at[0].z;
   let o3 = at[0].w;
   let o4 = at[1].x;
-  let row = w * 256 + lid;
+  let row = w * 128 + lid;
   let lane = 0;
   if (row >= 1) { return; }
   var ta0 = 0f;
   {
     for (var j = lane; j < 14; j += 1) {
       let j0 = j;
-      ta0 = (ta0 + ((mem0[o0 + j0] - mem1[o1 + j0]) * (mem0[o0 + j0] - mem1[o1 + j0])));
+      let xa0 = ((mem0[o0 + j0] - mem1[o1 + j0]) * (mem0[o0 + j0] - mem1[o1 + j0]));
+      ta0 = (ta0 + xa0);
     }
   }
   let a0 = ta0;
@@ -219,13 +223,13 @@ fn k1(w: i32, lid: i32) {
   let o0 = at[1].y;
   let o1 = at[1].z;
   let o2 = at[1].w;
-  let e = w * 256 + lid;
+  let e = w * 128 + lid;
   if (e >= 14) { return; }
   let i0 = e;
   let s2 = (0.0714285746f * (2f * (mem0[o0 + i0] - mem1[o1 + i0])));
   mem0[o2 + i0] = s2;
 }
-@compute @workgroup_size(256)
+@compute @workgroup_size(128)
 fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) lid: u32) {
   let w = i32(wid.x + wid.y * 32768u);
   if (w >= 0 && w < 1) { k0(w - 0, i32(lid)); }
@@ -240,14 +244,15 @@ fn k0(w: i32, lid: i32) {
   let o0 = at[0].x;
   let o1 = at[0].y;
   let o2 = at[0].z;
-  let row = w * 256 + lid;
+  let row = w * 128 + lid;
   let lane = 0;
   if (row >= 1) { return; }
   var ta0 = 0f;
   {
     for (var j = lane; j < 2; j += 1) {
       let j0 = j;
-      ta0 = (ta0 + mem0[o0 + j0]);
+      let xa0 = mem0[o0 + j0];
+      ta0 = (ta0 + xa0);
     }
   }
   let a0 = ta0;
@@ -262,7 +267,7 @@ fn k1(w: i32, lid: i32) {
   let o2 = at[1].y;
   let o3 = at[1].z;
   let o4 = at[1].w;
-  let row = w * 256 + lid;
+  let row = w * 128 + lid;
   let lane = 0;
   if (row >= 6) { return; }
   let m0 = (row / 3);
@@ -272,7 +277,8 @@ fn k1(w: i32, lid: i32) {
   {
     for (var j = lane; j < 1; j += 1) {
       let k0 = j;
-      ta0 = (ta0 + v0);
+      let xa0 = v0;
+      ta0 = (ta0 + xa0);
     }
   }
   let a0 = ta0;
@@ -287,7 +293,7 @@ fn k2(w: i32, lid: i32) {
   let o1 = at[2].y;
   let o2 = at[2].z;
   let o3 = at[2].w;
-  let row = w * 256 + lid;
+  let row = w * 128 + lid;
   let lane = 0;
   if (row >= 3) { return; }
   let m0 = row;
@@ -296,7 +302,8 @@ fn k2(w: i32, lid: i32) {
   {
     for (var j = lane; j < 2; j += 1) {
       let k0 = j;
-      ta0 = (ta0 + (mem0[o0 + (k0 * 3 + m0)] * mem0[o1 + k0]));
+      let xa0 = (mem0[o0 + (m0 + k0 * 3)] * mem0[o1 + k0]);
+      ta0 = (ta0 + xa0);
     }
   }
   let a0 = ta0;
@@ -305,7 +312,7 @@ fn k2(w: i32, lid: i32) {
     mem0[o3 + m0] = s3;
   }
 }
-@compute @workgroup_size(256)
+@compute @workgroup_size(128)
 fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) lid: u32) {
   let w = i32(wid.x + wid.y * 32768u);
   if (w >= 0 && w < 1) { k0(w - 0, i32(lid)); }
@@ -322,7 +329,7 @@ fn k0(w: i32, lid: i32) {
   let o0 = at[0].x;
   let o1 = at[0].y;
   let o2 = at[0].z;
-  let row = w * 256 + lid;
+  let row = w * 128 + lid;
   let lane = 0;
   if (row >= 6) { return; }
   let m0 = (row / 3);
@@ -331,7 +338,8 @@ fn k0(w: i32, lid: i32) {
   {
     for (var j = lane; j < 3; j += 1) {
       let k0 = j;
-      ta0 = (ta0 + (mem0[o0 + (m0 * 3 + k0)] * mem1[o1 + (n0 * 3 + k0)]));
+      let xa0 = (mem0[o0 + (m0 * 3 + k0)] * mem1[o1 + (n0 * 3 + k0)]);
+      ta0 = (ta0 + xa0);
     }
   }
   let a0 = ta0;
@@ -345,7 +353,7 @@ fn k1(w: i32, lid: i32) {
   let o1 = at[1].x;
   let o2 = at[1].y;
   let o3 = at[1].z;
-  let row = w * 256 + lid;
+  let row = w * 128 + lid;
   let lane = 0;
   if (row >= 9) { return; }
   let m0 = (row / 3);
@@ -354,7 +362,8 @@ fn k1(w: i32, lid: i32) {
   {
     for (var j = lane; j < 2; j += 1) {
       let k0 = j;
-      ta0 = (ta0 + (mem0[o0 + (k0 * 3 + m0)] * mem0[o1 + (k0 * 3 + n0)]));
+      let xa0 = (mem0[o0 + (m0 + k0 * 3)] * mem0[o1 + (n0 + k0 * 3)]);
+      ta0 = (ta0 + xa0);
     }
   }
   let a0 = ta0;
@@ -367,7 +376,7 @@ fn k2(w: i32, lid: i32) {
   let o0 = at[1].w;
   let o1 = at[2].x;
   let o2 = at[2].y;
-  let row = w * 256 + lid;
+  let row = w * 128 + lid;
   let lane = 0;
   if (row >= 3) { return; }
   let i0 = row;
@@ -375,7 +384,8 @@ fn k2(w: i32, lid: i32) {
   {
     for (var j = lane; j < 2; j += 1) {
       let j0 = j;
-      ta0 = (ta0 + mem0[o0 + (j0 * 3 + i0)]);
+      let xa0 = mem0[o0 + (i0 + j0 * 3)];
+      ta0 = (ta0 + xa0);
     }
   }
   let a0 = ta0;
@@ -389,7 +399,7 @@ fn k3(w: i32, lid: i32) {
   let o1 = at[2].w;
   let o2 = at[3].x;
   let o3 = at[3].y;
-  let row = w * 256 + lid;
+  let row = w * 128 + lid;
   let lane = 0;
   if (row >= 6) { return; }
   let m0 = (row / 3);
@@ -398,7 +408,8 @@ fn k3(w: i32, lid: i32) {
   {
     for (var j = lane; j < 2; j += 1) {
       let k0 = j;
-      ta0 = (ta0 + (mem2[o0 + (k0 * 2 + m0)] * mem0[o1 + (k0 * 3 + n0)]));
+      let xa0 = (mem2[o0 + (m0 + k0 * 2)] * mem0[o1 + (n0 + k0 * 3)]);
+      ta0 = (ta0 + xa0);
     }
   }
   let a0 = ta0;
@@ -407,7 +418,7 @@ fn k3(w: i32, lid: i32) {
     mem0[o3 + (m0 * 3 + n0)] = s3;
   }
 }
-@compute @workgroup_size(256)
+@compute @workgroup_size(128)
 fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) lid: u32) {
   let w = i32(wid.x + wid.y * 32768u);
   if (w >= 0 && w < 1) { k0(w - 0, i32(lid)); }
@@ -423,7 +434,7 @@ fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) 
 fn k0(w: i32, lid: i32) {
   let o0 = at[0].x;
   let o1 = at[0].y;
-  let e = w * 256 + lid;
+  let e = w * 128 + lid;
   if (e >= 6) { return; }
   let i0 = e;
   let s1 = mem0[o0 + i0];
@@ -432,7 +443,7 @@ fn k0(w: i32, lid: i32) {
 fn k1(w: i32, lid: i32) {
   let o0 = at[0].z;
   let o1 = at[0].w;
-  let e = w * 256 + lid;
+  let e = w * 128 + lid;
   if (e >= 9) { return; }
   let i0 = e;
   let s1 = mem0[o0 + i0];
@@ -441,7 +452,7 @@ fn k1(w: i32, lid: i32) {
 fn k2(w: i32, lid: i32, first: i32) {
   let o0 = at[(first + 0) / 4][(first + 0) % 4];
   let o1 = at[(first + 1) / 4][(first + 1) % 4];
-  let e = w * 256 + lid;
+  let e = w * 128 + lid;
   if (e >= 3) { return; }
   let i0 = e;
   let s1 = mem0[o0 + i0];
@@ -450,13 +461,13 @@ fn k2(w: i32, lid: i32, first: i32) {
 fn k3(w: i32, lid: i32) {
   let o0 = at[2].x;
   let o1 = at[2].y;
-  let e = w * 256 + lid;
+  let e = w * 128 + lid;
   if (e >= 1) { return; }
   let i0 = e;
   let s1 = mem0[o0 + 0];
   mem1[o1 + 0] = s1;
 }
-@compute @workgroup_size(256)
+@compute @workgroup_size(128)
 fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) lid: u32) {
   let w = i32(wid.x + wid.y * 32768u);
   if (w >= 0 && w < 1) { k0(w - 0, i32(lid)); }
@@ -484,14 +495,15 @@ fn k0(w: i32, lid: i32) {
   let o7 = at[1].w;
   let o8 = at[2].x;
   let o9 = at[2].y;
-  let row = w * 256 + lid;
+  let row = w * 128 + lid;
   let lane = 0;
   if (row >= 1) { return; }
   var ta0 = 0f;
   {
     for (var j = lane; j < 22; j += 1) {
       let j0 = j;
-      ta0 = (ta0 + (mem2[o2 + j0] * mem2[o2 + j0]));
+      let xa0 = (mem2[o2 + j0] * mem2[o2 + j0]);
+      ta0 = (ta0 + xa0);
     }
   }
   let a0 = ta0;
@@ -515,7 +527,7 @@ fn k0(w: i32, lid: i32) {
     mem5[o9 + 0] = s9;
   }
 }
-@compute @workgroup_size(256)
+@compute @workgroup_size(128)
 fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) lid: u32) {
   let w = i32(wid.x + wid.y * 32768u);
   if (w >= 0 && w < 1) { k0(w - 0, i32(lid)); }

@@ -8,7 +8,7 @@ fn k0(w: i32, lid: i32) {
   let o1 = at[0].y;
   let o2 = at[0].z;
   let o3 = at[0].w;
-  let row = w * 256 + lid;
+  let row = w * 128 + lid;
   let lane = 0;
   if (row >= 128) { return; }
   let m0 = (row / 8);
@@ -18,7 +18,8 @@ fn k0(w: i32, lid: i32) {
   {
     for (var j = lane; j < 1; j += 1) {
       let k0 = j;
-      ta0 = (ta0 + v0);
+      let xa0 = v0;
+      ta0 = (ta0 + xa0);
     }
   }
   let a0 = ta0;
@@ -28,7 +29,7 @@ fn k0(w: i32, lid: i32) {
     mem2[o3 + (m0 * 8 + n0)] = s3;
   }
 }
-@compute @workgroup_size(256)
+@compute @workgroup_size(128)
 fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) lid: u32) {
   let w = i32(wid.x + wid.y * 32768u);
   if (w >= 0 && w < 1) { k0(w - 0, i32(lid)); }
@@ -43,7 +44,7 @@ fn k0(w: i32, lid: i32) {
   let o1 = at[0].y;
   let o2 = at[0].z;
   let o3 = at[0].w;
-  let row = w * 256 + lid;
+  let row = w * 128 + lid;
   let lane = 0;
   if (row >= 128) { return; }
   let m0 = (row / 8);
@@ -52,7 +53,8 @@ fn k0(w: i32, lid: i32) {
   {
     for (var j = lane; j < 8; j += 1) {
       let k0 = j;
-      ta0 = (ta0 + (mem0[o0 + (m0 * 8 + k0)] * mem1[o1 + (k0 * 8 + n0)]));
+      let xa0 = (mem0[o0 + (m0 * 8 + k0)] * mem1[o1 + (n0 + k0 * 8)]);
+      ta0 = (ta0 + xa0);
     }
   }
   let a0 = ta0;
@@ -62,7 +64,7 @@ fn k0(w: i32, lid: i32) {
     mem0[o3 + (m0 * 8 + n0)] = s3;
   }
 }
-@compute @workgroup_size(256)
+@compute @workgroup_size(128)
 fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) lid: u32) {
   let w = i32(wid.x + wid.y * 32768u);
   if (w >= 0 && w < 1) { k0(w - 0, i32(lid)); }
@@ -79,7 +81,7 @@ fn k0(w: i32, lid: i32) {
   let o2 = at[0].z;
   let o3 = at[0].w;
   let o4 = at[1].x;
-  let row = w * 256 + lid;
+  let row = w * 128 + lid;
   let lane = 0;
   if (row >= 16) { return; }
   let m0 = row;
@@ -88,7 +90,8 @@ fn k0(w: i32, lid: i32) {
   {
     for (var j = lane; j < 8; j += 1) {
       let k0 = j;
-      ta0 = (ta0 + (mem0[o0 + (m0 * 8 + k0)] * mem1[o1 + k0]));
+      let xa0 = (mem0[o0 + (m0 * 8 + k0)] * mem1[o1 + k0]);
+      ta0 = (ta0 + xa0);
     }
   }
   let a0 = ta0;
@@ -97,7 +100,7 @@ fn k0(w: i32, lid: i32) {
     mem0[o4 + m0] = s4;
   }
 }
-@compute @workgroup_size(256)
+@compute @workgroup_size(128)
 fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) lid: u32) {
   let w = i32(wid.x + wid.y * 32768u);
   if (w >= 0 && w < 1) { k0(w - 0, i32(lid)); }
@@ -120,7 +123,7 @@ fn k0(w: i32, lid: i32) {
   let o1 = at[0].y;
   let o2 = at[0].z;
   let o3 = at[0].w;
-  let row = w * 256 + lid;
+  let row = w * 128 + lid;
   let lane = 0;
   if (row >= 128) { return; }
   let m0 = (row / 8);
@@ -130,7 +133,8 @@ fn k0(w: i32, lid: i32) {
   {
     for (var j = lane; j < 1; j += 1) {
       let k0 = j;
-      ta0 = (ta0 + v0);
+      let xa0 = v0;
+      ta0 = (ta0 + xa0);
     }
   }
   let a0 = ta0;
@@ -143,7 +147,7 @@ fn k1(w: i32, lid: i32) {
   let o0 = at[1].x;
   let o1 = at[1].y;
   let o2 = at[1].z;
-  let row = w * 256 + lid;
+  let row = w * 128 + lid;
   let lane = 0;
   if (row >= 8) { return; }
   let m0 = row;
@@ -152,7 +156,8 @@ fn k1(w: i32, lid: i32) {
   {
     for (var j = lane; j < 16; j += 1) {
       let k0 = j;
-      ta0 = (ta0 + (mem0[o0 + (k0 * 8 + m0)] * (0.0625f * (2f * mem0[o1 + k0]))));
+      let xa0 = (mem0[o0 + (m0 + k0 * 8)] * (0.0625f * (2f * mem0[o1 + k0])));
+      ta0 = (ta0 + xa0);
     }
   }
   let a0 = ta0;
@@ -164,14 +169,15 @@ fn k1(w: i32, lid: i32) {
 fn k2(w: i32, lid: i32) {
   let o0 = at[1].w;
   let o1 = at[2].x;
-  let row = w * 256 + lid;
+  let row = w * 128 + lid;
   let lane = 0;
   if (row >= 1) { return; }
   var ta0 = 0f;
   {
     for (var j = lane; j < 16; j += 1) {
       let j0 = j;
-      ta0 = (ta0 + (0.0625f * (2f * mem0[o0 + j0])));
+      let xa0 = (0.0625f * (2f * mem0[o0 + j0]));
+      ta0 = (ta0 + xa0);
     }
   }
   let a0 = ta0;
@@ -185,14 +191,15 @@ fn k3(w: i32, lid: i32) {
   let o1 = at[2].z;
   let o2 = at[2].w;
   let o3 = at[3].x;
-  let row = w * 256 + lid;
+  let row = w * 128 + lid;
   let lane = 0;
   if (row >= 1) { return; }
   var ta0 = 0f;
   {
     for (var j = lane; j < 16; j += 1) {
       let j0 = j;
-      ta0 = (ta0 + (mem0[o0 + j0] * mem0[o0 + j0]));
+      let xa0 = (mem0[o0 + j0] * mem0[o0 + j0]);
+      ta0 = (ta0 + xa0);
     }
   }
   let a0 = ta0;
@@ -204,7 +211,7 @@ fn k3(w: i32, lid: i32) {
     mem0[o3 + 0] = s3;
   }
 }
-@compute @workgroup_size(256)
+@compute @workgroup_size(128)
 fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) lid: u32) {
   let w = i32(wid.x + wid.y * 32768u);
   if (w >= 0 && w < 1) { k0(w - 0, i32(lid)); }
@@ -222,7 +229,7 @@ fn k0(w: i32, lid: i32) {
   let o0 = at[0].x;
   let o1 = at[0].y;
   let o2 = at[0].z;
-  let row = w * 256 + lid;
+  let row = w * 128 + lid;
   let lane = 0;
   if (row >= 64) { return; }
   let m0 = (row / 8);
@@ -231,7 +238,8 @@ fn k0(w: i32, lid: i32) {
   {
     for (var j = lane; j < 16; j += 1) {
       let k0 = j;
-      ta0 = (ta0 + (mem0[o0 + (k0 * 8 + m0)] * mem0[o1 + (k0 * 8 + n0)]));
+      let xa0 = (mem0[o0 + (m0 + k0 * 8)] * mem0[o1 + (n0 + k0 * 8)]);
+      ta0 = (ta0 + xa0);
     }
   }
   let a0 = ta0;
@@ -245,7 +253,7 @@ fn k1(w: i32, lid: i32) {
   let o1 = at[1].x;
   let o2 = at[1].y;
   let o3 = at[1].z;
-  let row = w * 256 + lid;
+  let row = w * 128 + lid;
   let lane = 0;
   if (row >= 128) { return; }
   let m0 = (row / 8);
@@ -254,7 +262,8 @@ fn k1(w: i32, lid: i32) {
   {
     for (var j = lane; j < 8; j += 1) {
       let k0 = j;
-      ta0 = (ta0 + (mem0[o0 + (m0 * 8 + k0)] * mem2[o1 + (n0 * 8 + k0)]));
+      let xa0 = (mem0[o0 + (m0 * 8 + k0)] * mem2[o1 + (n0 * 8 + k0)]);
+      ta0 = (ta0 + xa0);
     }
   }
   let a0 = ta0;
@@ -266,7 +275,7 @@ fn k1(w: i32, lid: i32) {
 fn k2(w: i32, lid: i32) {
   let o0 = at[1].w;
   let o1 = at[2].x;
-  let row = w * 256 + lid;
+  let row = w * 128 + lid;
   let lane = 0;
   if (row >= 8) { return; }
   let i0 = row;
@@ -274,7 +283,8 @@ fn k2(w: i32, lid: i32) {
   {
     for (var j = lane; j < 16; j += 1) {
       let j0 = j;
-      ta0 = (ta0 + mem0[o0 + (j0 * 8 + i0)]);
+      let xa0 = mem0[o0 + (i0 + j0 * 8)];
+      ta0 = (ta0 + xa0);
     }
   }
   let a0 = ta0;
@@ -283,7 +293,7 @@ fn k2(w: i32, lid: i32) {
     mem1[o1 + i0] = s1;
   }
 }
-@compute @workgroup_size(256)
+@compute @workgroup_size(128)
 fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) lid: u32) {
   let w = i32(wid.x + wid.y * 32768u);
   if (w >= 0 && w < 1) { k0(w - 0, i32(lid)); }
@@ -300,7 +310,7 @@ fn k0(w: i32, lid: i32) {
   let o0 = at[0].x;
   let o1 = at[0].y;
   let o2 = at[0].z;
-  let row = w * 256 + lid;
+  let row = w * 128 + lid;
   let lane = 0;
   if (row >= 8) { return; }
   let m0 = (row / 8);
@@ -309,7 +319,8 @@ fn k0(w: i32, lid: i32) {
   {
     for (var j = lane; j < 16; j += 1) {
       let k0 = j;
-      ta0 = (ta0 + (mem0[o0 + k0] * mem1[o1 + (k0 * 8 + n0)]));
+      let xa0 = (mem0[o0 + k0] * mem1[o1 + (n0 + k0 * 8)]);
+      ta0 = (ta0 + xa0);
     }
   }
   let a0 = ta0;
@@ -321,7 +332,7 @@ fn k0(w: i32, lid: i32) {
 fn k1(w: i32, lid: i32) {
   let o0 = at[0].w;
   let o1 = at[1].x;
-  let row = w * 256 + lid;
+  let row = w * 128 + lid;
   let lane = 0;
   if (row >= 8) { return; }
   let i0 = row;
@@ -329,7 +340,8 @@ fn k1(w: i32, lid: i32) {
   {
     for (var j = lane; j < 16; j += 1) {
       let j0 = j;
-      ta0 = (ta0 + mem1[o0 + (j0 * 8 + i0)]);
+      let xa0 = mem1[o0 + (i0 + j0 * 8)];
+      ta0 = (ta0 + xa0);
     }
   }
   let a0 = ta0;
@@ -338,7 +350,7 @@ fn k1(w: i32, lid: i32) {
     mem2[o1 + i0] = s1;
   }
 }
-@compute @workgroup_size(256)
+@compute @workgroup_size(128)
 fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) lid: u32) {
   let w = i32(wid.x + wid.y * 32768u);
   if (w >= 0 && w < 1) { k0(w - 0, i32(lid)); }
@@ -354,7 +366,7 @@ fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) 
 @group(0) @binding(5) var<storage, read_write> mem5: array<f32, 417>;
 @group(0) @binding(6) var<storage, read_write> mem6: array<f32, 97>;
 @group(1) @binding(0) var<uniform> at: array<vec4<i32>, 4>;
-var<workgroup> sf: array<f32, 256>;
+var<workgroup> sf: array<f32, 128>;
 var<private> inf_bits: u32 = 0x7f800000u;
 var<private> nan_bits: u32 = 0x7fc00000u;
 fn min_f32(a: f32, b: f32) -> f32 {
@@ -429,14 +441,36 @@ fn k0(w: i32, lid: i32) {
   let o13 = at[3].y;
   let o14 = at[3].z;
   let o15 = at[3].w;
-  let row = w * 8 + lid / 32;
+  let row = w * 4 + lid / 32;
   let lane = lid % 32;
   let r = min(row, 0);
   var ta0 = 0f;
   {
-    for (var j = lane; j < 97; j += 32) {
-      let j0 = j;
-      ta0 = (ta0 + (mem2[o3 + j0] * mem2[o3 + j0]));
+    for (var j = lane; j < 97; j += 128) {
+      let j_0 = min(j + 0, 96);
+      let j0_0 = j_0;
+      let xa0_0 = (mem2[o3 + j0_0] * mem2[o3 + j0_0]);
+      let j_1 = min(j + 32, 96);
+      let j0_1 = j_1;
+      let xa0_1 = (mem2[o3 + j0_1] * mem2[o3 + j0_1]);
+      let j_2 = min(j + 64, 96);
+      let j0_2 = j_2;
+      let xa0_2 = (mem2[o3 + j0_2] * mem2[o3 + j0_2]);
+      let j_3 = min(j + 96, 96);
+      let j0_3 = j_3;
+      let xa0_3 = (mem2[o3 + j0_3] * mem2[o3 + j0_3]);
+      if (j + 0 < 97) {
+        ta0 = (ta0 + xa0_0);
+      }
+      if (j + 32 < 97) {
+        ta0 = (ta0 + xa0_1);
+      }
+      if (j + 64 < 97) {
+        ta0 = (ta0 + xa0_2);
+      }
+      if (j + 96 < 97) {
+        ta0 = (ta0 + xa0_3);
+      }
     }
   }
   sf[lid] = ta0;
@@ -454,31 +488,82 @@ fn k0(w: i32, lid: i32) {
   ta0 = sf[lid - lane * 1];
   workgroupBarrier();
   let a0 = ta0;
-  let v0 = (!((bitcast<u32>((a0 + mem5[o7 + 0])) & 0x7f800000u) == 0x7f800000u));
-  let v2 = min_f32(1f, div_(mem1[o4 + 0], (sqrt(a0) + 9.99999997e-07f)));
-  let v4 = mem1[o1 + 0];
-  let v7 = mem1[o2 + 0];
-  let v10 = (-mem1[o9 + 0]);
-  let v11 = f32(bitcast<u32>(mem0[o0 + 0]));
-  let v12 = div_(1f, (-expm1_((v11 * log1p_((-v4))))));
-  let v13 = div_(1f, (-expm1_((v11 * log1p_((-v7))))));
-  let v14 = mem1[o10 + 0];
-  let v15 = mem1[o11 + 0];
+  let v0_0 = (!((bitcast<u32>((a0 + mem5[o7 + 0])) & 0x7f800000u) == 0x7f800000u));
+  let v2_0 = min_f32(1f, div_(mem1[o4 + 0], (sqrt(a0) + 9.99999997e-07f)));
+  let v4_0 = mem1[o1 + 0];
+  let v7_0 = mem1[o2 + 0];
+  let v10_0 = (-mem1[o9 + 0]);
+  let v11_0 = f32(bitcast<u32>(mem0[o0 + 0]));
+  let v12_0 = div_(1f, (-expm1_((v11_0 * log1p_((-v4_0))))));
+  let v13_0 = div_(1f, (-expm1_((v11_0 * log1p_((-v7_0))))));
+  let v14_0 = mem1[o10 + 0];
+  let v15_0 = mem1[o11 + 0];
   if (row < 1) {
-    for (var j = lane; j < 97; j += 32) {
-      let j0 = j;
-      let v1 = mem3[o5 + j0];
-      let v3 = (mem2[o3 + j0] * v2);
-      let v5 = (v1 + ((v3 - v1) * v4));
-      let v6 = mem4[o6 + j0];
-      let v8 = (v6 + (((v3 * v3) - v6) * v7));
-      let v9 = mem6[o8 + j0];
-      let s13 = select(v1, v5, v0);
-      let s14 = select(v6, v8, v0);
-      let s15 = select(v9, (v9 + (v10 * (div_((v5 * v12), (sqrt((v8 * v13)) + v14)) + (select(0f, v15, (j0 < 80)) * v9)))), v0);
-      mem3[o13 + j0] = s13;
-      mem4[o14 + j0] = s14;
-      mem6[o15 + j0] = s15;
+    for (var j = lane; j < 97; j += 128) {
+      let j_0 = min(j + 0, 96);
+      let j0_0 = j_0;
+      let v1_0 = mem3[o5 + j0_0];
+      let v3_0 = (mem2[o3 + j0_0] * v2_0);
+      let v5_0 = (v1_0 + ((v3_0 - v1_0) * v4_0));
+      let v6_0 = mem4[o6 + j0_0];
+      let v8_0 = (v6_0 + (((v3_0 * v3_0) - v6_0) * v7_0));
+      let v9_0 = mem6[o8 + j0_0];
+      let s13_0 = select(v1_0, v5_0, v0_0);
+      let s14_0 = select(v6_0, v8_0, v0_0);
+      let s15_0 = select(v9_0, (v9_0 + (v10_0 * (div_((v5_0 * v12_0), (sqrt((v8_0 * v13_0)) + v14_0)) + (select(0f, v15_0, (j0_0 < 80)) * v9_0)))), v0_0);
+      let j_1 = min(j + 32, 96);
+      let j0_1 = j_1;
+      let v16_1 = mem3[o5 + j0_1];
+      let v17_1 = (mem2[o3 + j0_1] * v2_0);
+      let v18_1 = (v16_1 + ((v17_1 - v16_1) * v4_0));
+      let v19_1 = mem4[o6 + j0_1];
+      let v20_1 = (v19_1 + (((v17_1 * v17_1) - v19_1) * v7_0));
+      let v21_1 = mem6[o8 + j0_1];
+      let s13_1 = select(v16_1, v18_1, v0_0);
+      let s14_1 = select(v19_1, v20_1, v0_0);
+      let s15_1 = select(v21_1, (v21_1 + (v10_0 * (div_((v18_1 * v12_0), (sqrt((v20_1 * v13_0)) + v14_0)) + (select(0f, v15_0, (j0_1 < 80)) * v21_1)))), v0_0);
+      let j_2 = min(j + 64, 96);
+      let j0_2 = j_2;
+      let v22_2 = mem3[o5 + j0_2];
+      let v23_2 = (mem2[o3 + j0_2] * v2_0);
+      let v24_2 = (v22_2 + ((v23_2 - v22_2) * v4_0));
+      let v25_2 = mem4[o6 + j0_2];
+      let v26_2 = (v25_2 + (((v23_2 * v23_2) - v25_2) * v7_0));
+      let v27_2 = mem6[o8 + j0_2];
+      let s13_2 = select(v22_2, v24_2, v0_0);
+      let s14_2 = select(v25_2, v26_2, v0_0);
+      let s15_2 = select(v27_2, (v27_2 + (v10_0 * (div_((v24_2 * v12_0), (sqrt((v26_2 * v13_0)) + v14_0)) + (select(0f, v15_0, (j0_2 < 80)) * v27_2)))), v0_0);
+      let j_3 = min(j + 96, 96);
+      let j0_3 = j_3;
+      let v28_3 = mem3[o5 + j0_3];
+      let v29_3 = (mem2[o3 + j0_3] * v2_0);
+      let v30_3 = (v28_3 + ((v29_3 - v28_3) * v4_0));
+      let v31_3 = mem4[o6 + j0_3];
+      let v32_3 = (v31_3 + (((v29_3 * v29_3) - v31_3) * v7_0));
+      let v33_3 = mem6[o8 + j0_3];
+      let s13_3 = select(v28_3, v30_3, v0_0);
+      let s14_3 = select(v31_3, v32_3, v0_0);
+      let s15_3 = select(v33_3, (v33_3 + (v10_0 * (div_((v30_3 * v12_0), (sqrt((v32_3 * v13_0)) + v14_0)) + (select(0f, v15_0, (j0_3 < 80)) * v33_3)))), v0_0);
+      if (j + 0 < 97) {
+        mem3[o13 + j0_0] = s13_0;
+        mem4[o14 + j0_0] = s14_0;
+        mem6[o15 + j0_0] = s15_0;
+      }
+      if (j + 32 < 97) {
+        mem3[o13 + j0_1] = s13_1;
+        mem4[o14 + j0_1] = s14_1;
+        mem6[o15 + j0_1] = s15_1;
+      }
+      if (j + 64 < 97) {
+        mem3[o13 + j0_2] = s13_2;
+        mem4[o14 + j0_2] = s14_2;
+        mem6[o15 + j0_2] = s15_2;
+      }
+      if (j + 96 < 97) {
+        mem3[o13 + j0_3] = s13_3;
+        mem4[o14 + j0_3] = s14_3;
+        mem6[o15 + j0_3] = s15_3;
+      }
     }
   }
   if (row < 1 && lane == 0) {
@@ -486,7 +571,7 @@ fn k0(w: i32, lid: i32) {
     mem5[o12 + 0] = s12;
   }
 }
-@compute @workgroup_size(256)
+@compute @workgroup_size(128)
 fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) lid: u32) {
   let w = i32(wid.x + wid.y * 32768u);
   if (w >= 0 && w < 1) { k0(w - 0, i32(lid)); }
@@ -590,7 +675,8 @@ fn k0(w: i32, lid: i32) {
     {
       for (var j = lane; j < 97; j += 32) {
         let j0 = j;
-        ta0 = (ta0 + (mem2[o3 + j0] * mem2[o3 + j0]));
+        let xa0 = (mem2[o3 + j0] * mem2[o3 + j0]);
+        ta0 = (ta0 + xa0);
       }
     }
     if ((turn & 1) == 0) { a0_0 = ta0; continue; }
@@ -652,12 +738,12 @@ fn k0(w: i32, lid: i32) {
   let o1 = at[0].y;
   let o2 = at[0].z;
   let o3 = at[0].w;
-  let e = w * 256 + lid;
+  let e = w * 128 + lid;
   if (e >= 1) { return; }
   let s3 = select(0, (mem1[o2 + 0] + 1), ((bitcast<u32>((mem0[o0 + 0] + mem0[o1 + 0])) & 0x7f800000u) == 0x7f800000u));
   mem1[o3 + 0] = s3;
 }
-@compute @workgroup_size(256)
+@compute @workgroup_size(128)
 fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) lid: u32) {
   let w = i32(wid.x + wid.y * 32768u);
   if (w >= 0 && w < 1) { k0(w - 0, i32(lid)); }

@@ -8,7 +8,7 @@ fn k0(w: i32, lid: i32) {
   let o1 = at[0].y;
   let o2 = at[0].z;
   let o3 = at[0].w;
-  let row = w * 256 + lid;
+  let row = w * 128 + lid;
   let lane = 0;
   if (row >= 12) { return; }
   let m0 = (row / 3);
@@ -18,7 +18,8 @@ fn k0(w: i32, lid: i32) {
   {
     for (var j = lane; j < 1; j += 1) {
       let k0 = j;
-      ta0 = (ta0 + v0);
+      let xa0 = v0;
+      ta0 = (ta0 + xa0);
     }
   }
   let a0 = ta0;
@@ -28,7 +29,7 @@ fn k0(w: i32, lid: i32) {
     mem2[o3 + (m0 * 3 + n0)] = s3;
   }
 }
-@compute @workgroup_size(256)
+@compute @workgroup_size(128)
 fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) lid: u32) {
   let w = i32(wid.x + wid.y * 32768u);
   if (w >= 0 && w < 1) { k0(w - 0, i32(lid)); }
@@ -43,7 +44,7 @@ fn k0(w: i32, lid: i32) {
   let o1 = at[0].y;
   let o2 = at[0].z;
   let o3 = at[0].w;
-  let row = w * 256 + lid;
+  let row = w * 128 + lid;
   let lane = 0;
   if (row >= 12) { return; }
   let m0 = (row / 3);
@@ -52,7 +53,8 @@ fn k0(w: i32, lid: i32) {
   {
     for (var j = lane; j < 3; j += 1) {
       let k0 = j;
-      ta0 = (ta0 + (mem0[o0 + (m0 * 3 + k0)] * mem1[o1 + (k0 * 3 + n0)]));
+      let xa0 = (mem0[o0 + (m0 * 3 + k0)] * mem1[o1 + (n0 + k0 * 3)]);
+      ta0 = (ta0 + xa0);
     }
   }
   let a0 = ta0;
@@ -62,7 +64,7 @@ fn k0(w: i32, lid: i32) {
     mem0[o3 + (m0 * 3 + n0)] = s3;
   }
 }
-@compute @workgroup_size(256)
+@compute @workgroup_size(128)
 fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) lid: u32) {
   let w = i32(wid.x + wid.y * 32768u);
   if (w >= 0 && w < 1) { k0(w - 0, i32(lid)); }
@@ -79,7 +81,7 @@ fn k0(w: i32, lid: i32) {
   let o2 = at[0].z;
   let o3 = at[0].w;
   let o4 = at[1].x;
-  let row = w * 256 + lid;
+  let row = w * 128 + lid;
   let lane = 0;
   if (row >= 4) { return; }
   let m0 = row;
@@ -88,7 +90,8 @@ fn k0(w: i32, lid: i32) {
   {
     for (var j = lane; j < 3; j += 1) {
       let k0 = j;
-      ta0 = (ta0 + (mem0[o0 + (m0 * 3 + k0)] * mem1[o1 + k0]));
+      let xa0 = (mem0[o0 + (m0 * 3 + k0)] * mem1[o1 + k0]);
+      ta0 = (ta0 + xa0);
     }
   }
   let a0 = ta0;
@@ -97,7 +100,7 @@ fn k0(w: i32, lid: i32) {
     mem0[o4 + m0] = s4;
   }
 }
-@compute @workgroup_size(256)
+@compute @workgroup_size(128)
 fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) lid: u32) {
   let w = i32(wid.x + wid.y * 32768u);
   if (w >= 0 && w < 1) { k0(w - 0, i32(lid)); }
@@ -120,14 +123,15 @@ fn k0(w: i32, lid: i32) {
   let o1 = at[0].y;
   let o2 = at[0].z;
   let o3 = at[0].w;
-  let row = w * 256 + lid;
+  let row = w * 128 + lid;
   let lane = 0;
   if (row >= 1) { return; }
   var ta0 = 0f;
   {
     for (var j = lane; j < 4; j += 1) {
       let j0 = j;
-      ta0 = (ta0 + (mem0[o0 + j0] * mem0[o0 + j0]));
+      let xa0 = (mem0[o0 + j0] * mem0[o0 + j0]);
+      ta0 = (ta0 + xa0);
     }
   }
   let a0 = ta0;
@@ -142,14 +146,15 @@ fn k0(w: i32, lid: i32) {
 fn k1(w: i32, lid: i32) {
   let o0 = at[1].x;
   let o1 = at[1].y;
-  let row = w * 256 + lid;
+  let row = w * 128 + lid;
   let lane = 0;
   if (row >= 1) { return; }
   var ta0 = 0f;
   {
     for (var j = lane; j < 4; j += 1) {
       let j0 = j;
-      ta0 = (ta0 + (0.25f * (2f * mem0[o0 + j0])));
+      let xa0 = (0.25f * (2f * mem0[o0 + j0]));
+      ta0 = (ta0 + xa0);
     }
   }
   let a0 = ta0;
@@ -163,7 +168,7 @@ fn k2(w: i32, lid: i32) {
   let o1 = at[1].w;
   let o2 = at[2].x;
   let o3 = at[2].y;
-  let row = w * 256 + lid;
+  let row = w * 128 + lid;
   let lane = 0;
   if (row >= 12) { return; }
   let m0 = (row / 3);
@@ -173,7 +178,8 @@ fn k2(w: i32, lid: i32) {
   {
     for (var j = lane; j < 1; j += 1) {
       let k0 = j;
-      ta0 = (ta0 + v0);
+      let xa0 = v0;
+      ta0 = (ta0 + xa0);
     }
   }
   let a0 = ta0;
@@ -186,7 +192,7 @@ fn k3(w: i32, lid: i32) {
   let o0 = at[2].z;
   let o1 = at[2].w;
   let o2 = at[3].x;
-  let row = w * 256 + lid;
+  let row = w * 128 + lid;
   let lane = 0;
   if (row >= 3) { return; }
   let m0 = row;
@@ -195,7 +201,8 @@ fn k3(w: i32, lid: i32) {
   {
     for (var j = lane; j < 4; j += 1) {
       let k0 = j;
-      ta0 = (ta0 + (mem0[o0 + (k0 * 3 + m0)] * (0.25f * (2f * mem0[o1 + k0]))));
+      let xa0 = (mem0[o0 + (m0 + k0 * 3)] * (0.25f * (2f * mem0[o1 + k0])));
+      ta0 = (ta0 + xa0);
     }
   }
   let a0 = ta0;
@@ -204,7 +211,7 @@ fn k3(w: i32, lid: i32) {
     mem3[o2 + m0] = s2;
   }
 }
-@compute @workgroup_size(256)
+@compute @workgroup_size(128)
 fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) lid: u32) {
   let w = i32(wid.x + wid.y * 32768u);
   if (w >= 0 && w < 1) { k0(w - 0, i32(lid)); }
@@ -221,7 +228,7 @@ fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) 
 fn k0(w: i32, lid: i32) {
   let o0 = at[0].x;
   let o1 = at[0].y;
-  let row = w * 256 + lid;
+  let row = w * 128 + lid;
   let lane = 0;
   if (row >= 3) { return; }
   let i0 = row;
@@ -229,7 +236,8 @@ fn k0(w: i32, lid: i32) {
   {
     for (var j = lane; j < 4; j += 1) {
       let j0 = j;
-      ta0 = (ta0 + mem0[o0 + (j0 * 3 + i0)]);
+      let xa0 = mem0[o0 + (i0 + j0 * 3)];
+      ta0 = (ta0 + xa0);
     }
   }
   let a0 = ta0;
@@ -243,7 +251,7 @@ fn k1(w: i32, lid: i32) {
   let o1 = at[0].w;
   let o2 = at[1].x;
   let o3 = at[1].y;
-  let row = w * 256 + lid;
+  let row = w * 128 + lid;
   let lane = 0;
   if (row >= 12) { return; }
   let m0 = (row / 3);
@@ -252,7 +260,8 @@ fn k1(w: i32, lid: i32) {
   {
     for (var j = lane; j < 3; j += 1) {
       let k0 = j;
-      ta0 = (ta0 + (mem0[o0 + (m0 * 3 + k0)] * mem2[o1 + (n0 * 3 + k0)]));
+      let xa0 = (mem0[o0 + (m0 * 3 + k0)] * mem2[o1 + (n0 * 3 + k0)]);
+      ta0 = (ta0 + xa0);
     }
   }
   let a0 = ta0;
@@ -265,7 +274,7 @@ fn k2(w: i32, lid: i32) {
   let o0 = at[1].z;
   let o1 = at[1].w;
   let o2 = at[2].x;
-  let row = w * 256 + lid;
+  let row = w * 128 + lid;
   let lane = 0;
   if (row >= 9) { return; }
   let m0 = (row / 3);
@@ -274,7 +283,8 @@ fn k2(w: i32, lid: i32) {
   {
     for (var j = lane; j < 4; j += 1) {
       let k0 = j;
-      ta0 = (ta0 + (mem0[o0 + (k0 * 3 + m0)] * mem0[o1 + (k0 * 3 + n0)]));
+      let xa0 = (mem0[o0 + (m0 + k0 * 3)] * mem0[o1 + (n0 + k0 * 3)]);
+      ta0 = (ta0 + xa0);
     }
   }
   let a0 = ta0;
@@ -283,7 +293,7 @@ fn k2(w: i32, lid: i32) {
     mem1[o2 + (m0 * 3 + n0)] = s2;
   }
 }
-@compute @workgroup_size(256)
+@compute @workgroup_size(128)
 fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) lid: u32) {
   let w = i32(wid.x + wid.y * 32768u);
   if (w >= 0 && w < 1) { k0(w - 0, i32(lid)); }
@@ -299,7 +309,7 @@ fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) 
 fn k0(w: i32, lid: i32) {
   let o0 = at[0].x;
   let o1 = at[0].y;
-  let row = w * 256 + lid;
+  let row = w * 128 + lid;
   let lane = 0;
   if (row >= 3) { return; }
   let i0 = row;
@@ -307,7 +317,8 @@ fn k0(w: i32, lid: i32) {
   {
     for (var j = lane; j < 4; j += 1) {
       let j0 = j;
-      ta0 = (ta0 + mem0[o0 + (j0 * 3 + i0)]);
+      let xa0 = mem0[o0 + (i0 + j0 * 3)];
+      ta0 = (ta0 + xa0);
     }
   }
   let a0 = ta0;
@@ -320,7 +331,7 @@ fn k1(w: i32, lid: i32) {
   let o0 = at[0].z;
   let o1 = at[0].w;
   let o2 = at[1].x;
-  let row = w * 256 + lid;
+  let row = w * 128 + lid;
   let lane = 0;
   if (row >= 3) { return; }
   let m0 = (row / 3);
@@ -329,7 +340,8 @@ fn k1(w: i32, lid: i32) {
   {
     for (var j = lane; j < 4; j += 1) {
       let k0 = j;
-      ta0 = (ta0 + (mem2[o0 + k0] * mem0[o1 + (k0 * 3 + n0)]));
+      let xa0 = (mem2[o0 + k0] * mem0[o1 + (n0 + k0 * 3)]);
+      ta0 = (ta0 + xa0);
     }
   }
   let a0 = ta0;
@@ -338,7 +350,7 @@ fn k1(w: i32, lid: i32) {
     mem1[o2 + n0] = s2;
   }
 }
-@compute @workgroup_size(256)
+@compute @workgroup_size(128)
 fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) lid: u32) {
   let w = i32(wid.x + wid.y * 32768u);
   if (w >= 0 && w < 1) { k0(w - 0, i32(lid)); }
@@ -364,14 +376,15 @@ fn k0(w: i32, lid: i32) {
   let o7 = at[1].w;
   let o8 = at[2].x;
   let o9 = at[2].y;
-  let row = w * 256 + lid;
+  let row = w * 128 + lid;
   let lane = 0;
   if (row >= 1) { return; }
   var ta0 = 0f;
   {
     for (var j = lane; j < 22; j += 1) {
       let j0 = j;
-      ta0 = (ta0 + (mem2[o2 + j0] * mem2[o2 + j0]));
+      let xa0 = (mem2[o2 + j0] * mem2[o2 + j0]);
+      ta0 = (ta0 + xa0);
     }
   }
   let a0 = ta0;
@@ -395,7 +408,7 @@ fn k0(w: i32, lid: i32) {
     mem5[o9 + 0] = s9;
   }
 }
-@compute @workgroup_size(256)
+@compute @workgroup_size(128)
 fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) lid: u32) {
   let w = i32(wid.x + wid.y * 32768u);
   if (w >= 0 && w < 1) { k0(w - 0, i32(lid)); }

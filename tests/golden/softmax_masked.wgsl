@@ -3,7 +3,7 @@
 @group(0) @binding(1) var<storage, read> mem1: array<f32, 24>;
 @group(0) @binding(2) var<storage, read_write> mem2: array<f32, 3200>;
 @group(1) @binding(0) var<uniform> at: array<vec4<i32>, 1>;
-var<workgroup> sf: array<f32, 256>;
+var<workgroup> sf: array<f32, 128>;
 var<private> inf_bits: u32 = 0x7f800000u;
 fn max_f32(a: f32, b: f32) -> f32 {
   let nan = max(bitcast<u32>(a) & 0x7fffffffu, bitcast<u32>(b) & 0x7fffffffu) > 0x7f800000u;
@@ -31,18 +31,29 @@ fn k0(w: i32, lid: i32) {
   let o0 = at[0].x;
   let o1 = at[0].y;
   let o2 = at[0].z;
-  let row = w * 8 + lid / 32;
+  let row = w * 4 + lid / 32;
   let lane = lid % 32;
   let r = min(row, 79);
   let i0 = (r / 40);
   let i1 = r % 40;
-  let v0 = i1;
-  let v1 = mem1[o1 + 0];
+  let v0_0 = i1;
+  let h1_0 = i0 * 1600 + i1 * 40;
+  let v2_0 = mem1[o1 + 0];
   var ta0 = (-bitcast<f32>(inf_bits));
   {
-    for (var j = lane; j < 40; j += 32) {
-      let j0 = j;
-      ta0 = max_f32(ta0, select((-bitcast<f32>(inf_bits)), (mem0[o0 + (i0 * 1600 + i1 * 40 + j0)] * v1), (j0 <= v0)));
+    for (var j = lane; j < 40; j += 64) {
+      let j_0 = min(j + 0, 39);
+      let j0_0 = j_0;
+      let xa0_0 = select((-bitcast<f32>(inf_bits)), (mem0[o0 + (h1_0 + j0_0)] * v2_0), (j0_0 <= v0_0));
+      let j_1 = min(j + 32, 39);
+      let j0_1 = j_1;
+      let xa0_1 = select((-bitcast<f32>(inf_bits)), (mem0[o0 + (h1_0 + j0_1)] * v2_0), (j0_1 <= v0_0));
+      if (j + 0 < 40) {
+        ta0 = max_f32(ta0, xa0_0);
+      }
+      if (j + 32 < 40) {
+        ta0 = max_f32(ta0, xa0_1);
+      }
     }
   }
   sf[lid] = ta0;
@@ -62,9 +73,19 @@ fn k0(w: i32, lid: i32) {
   let a0 = ta0;
   var ta1 = 0f;
   {
-    for (var j = lane; j < 40; j += 32) {
-      let j0 = j;
-      ta1 = (ta1 + select(0f, exp_(((mem0[o0 + (i0 * 1600 + i1 * 40 + j0)] * v1) - a0)), (j0 <= v0)));
+    for (var j = lane; j < 40; j += 64) {
+      let j_0 = min(j + 0, 39);
+      let j0_0 = j_0;
+      let xa1_0 = select(0f, exp_(((mem0[o0 + (h1_0 + j0_0)] * v2_0) - a0)), (j0_0 <= v0_0));
+      let j_1 = min(j + 32, 39);
+      let j0_1 = j_1;
+      let xa1_1 = select(0f, exp_(((mem0[o0 + (h1_0 + j0_1)] * v2_0) - a0)), (j0_1 <= v0_0));
+      if (j + 0 < 40) {
+        ta1 = (ta1 + xa1_0);
+      }
+      if (j + 32 < 40) {
+        ta1 = (ta1 + xa1_1);
+      }
     }
   }
   sf[lid] = ta1;
@@ -83,17 +104,26 @@ fn k0(w: i32, lid: i32) {
   workgroupBarrier();
   let a1 = ta1;
   if (row < 80) {
-    for (var j = lane; j < 40; j += 32) {
-      let j0 = j;
-      let s2 = div_(select(0f, exp_(((mem0[o0 + (i0 * 1600 + i1 * 40 + j0)] * v1) - a0)), (j0 <= v0)), a1);
-      mem2[o2 + (i0 * 1600 + i1 * 40 + j0)] = s2;
+    for (var j = lane; j < 40; j += 64) {
+      let j_0 = min(j + 0, 39);
+      let j0_0 = j_0;
+      let s2_0 = div_(select(0f, exp_(((mem0[o0 + (h1_0 + j0_0)] * v2_0) - a0)), (j0_0 <= v0_0)), a1);
+      let j_1 = min(j + 32, 39);
+      let j0_1 = j_1;
+      let s2_1 = div_(select(0f, exp_(((mem0[o0 + (h1_0 + j0_1)] * v2_0) - a0)), (j0_1 <= v0_0)), a1);
+      if (j + 0 < 40) {
+        mem2[o2 + (h1_0 + j0_0)] = s2_0;
+      }
+      if (j + 32 < 40) {
+        mem2[o2 + (h1_0 + j0_1)] = s2_1;
+      }
     }
   }
 }
-@compute @workgroup_size(256)
+@compute @workgroup_size(128)
 fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) lid: u32) {
   let w = i32(wid.x + wid.y * 32768u);
-  if (w >= 0 && w < 10) { k0(w - 0, i32(lid)); }
+  if (w >= 0 && w < 20) { k0(w - 0, i32(lid)); }
 }
 
 // without barriers, (3, 1)
@@ -134,7 +164,8 @@ fn k0(w: i32, lid: i32) {
   let i0 = (row / 40);
   let i1 = row % 40;
   let v0 = i1;
-  let v1 = mem1[o1 + 0];
+  let h1 = i0 * 1600 + i1 * 40;
+  let v2 = mem1[o1 + 0];
   var ta0 = (-bitcast<f32>(inf_bits));
   var a0_0 = ta0;
   var a0_1 = ta0;
@@ -147,7 +178,8 @@ fn k0(w: i32, lid: i32) {
     {
       for (var j = lane; j < 40; j += 32) {
         let j0 = j;
-        ta0 = max_f32(ta0, select((-bitcast<f32>(inf_bits)), (mem0[o0 + (i0 * 1600 + i1 * 40 + j0)] * v1), (j0 <= v0)));
+        let xa0 = select((-bitcast<f32>(inf_bits)), (mem0[o0 + (h1 + j0)] * v2), (j0 <= v0));
+        ta0 = max_f32(ta0, xa0);
       }
     }
     if ((turn & 1) == 0) { a0_0 = ta0; continue; }
@@ -174,7 +206,8 @@ fn k0(w: i32, lid: i32) {
     {
       for (var j = lane; j < 40; j += 32) {
         let j0 = j;
-        ta1 = (ta1 + select(0f, exp_(((mem0[o0 + (i0 * 1600 + i1 * 40 + j0)] * v1) - a0)), (j0 <= v0)));
+        let xa1 = select(0f, exp_(((mem0[o0 + (h1 + j0)] * v2) - a0)), (j0 <= v0));
+        ta1 = (ta1 + xa1);
       }
     }
     if ((turn & 1) == 0) { a1_0 = ta1; continue; }
@@ -192,8 +225,8 @@ fn k0(w: i32, lid: i32) {
   if (row < 80) {
     for (var j = lane; j < 40; j += 1) {
       let j0 = j;
-      let s2 = div_(select(0f, exp_(((mem0[o0 + (i0 * 1600 + i1 * 40 + j0)] * v1) - a0)), (j0 <= v0)), a1);
-      mem2[o2 + (i0 * 1600 + i1 * 40 + j0)] = s2;
+      let s2 = div_(select(0f, exp_(((mem0[o0 + (h1 + j0)] * v2) - a0)), (j0 <= v0)), a1);
+      mem2[o2 + (h1 + j0)] = s2;
     }
   }
 }

@@ -5,7 +5,7 @@
 fn k0(w: i32, lid: i32) {
   let o0 = at[0].x;
   let o1 = at[0].y;
-  let e = w * 256 + lid;
+  let e = w * 128 + lid;
   if (e >= 60) { return; }
   let i0 = (e / 6);
   let i1 = e % 6;
@@ -14,7 +14,7 @@ fn k0(w: i32, lid: i32) {
   let s1 = select(select(0.0, mem0[o0 + select(0, (i1 * 6 + i0 + (-10)), g1)], g1), select(0.0, mem0[o0 + select(0, (i0 * 6 + i1 * (-1) + 5), g0)], g0), (i0 < 4));
   mem1[o1 + (i0 * 6 + i1)] = s1;
 }
-@compute @workgroup_size(256)
+@compute @workgroup_size(128)
 fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) lid: u32) {
   let w = i32(wid.x + wid.y * 32768u);
   if (w >= 0 && w < 1) { k0(w - 0, i32(lid)); }
@@ -29,7 +29,7 @@ fn k0(w: i32, lid: i32) {
   let o0 = at[0].x;
   let o1 = at[0].y;
   let o2 = at[0].z;
-  let row = w * 256 + lid;
+  let row = w * 128 + lid;
   let lane = 0;
   if (row >= 40) { return; }
   let m0 = (row / 4);
@@ -38,7 +38,8 @@ fn k0(w: i32, lid: i32) {
   {
     for (var j = lane; j < 6; j += 1) {
       let k0 = j;
-      ta0 = (ta0 + (mem0[o0 + (m0 * 6 + k0)] * mem1[o1 + (k0 * 4 + n0)]));
+      let xa0 = (mem0[o0 + (m0 * 6 + k0)] * mem1[o1 + (n0 + k0 * 4)]);
+      ta0 = (ta0 + xa0);
     }
   }
   let a0 = ta0;
@@ -47,7 +48,7 @@ fn k0(w: i32, lid: i32) {
     mem2[o2 + (m0 * 4 + n0)] = s2;
   }
 }
-@compute @workgroup_size(256)
+@compute @workgroup_size(128)
 fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) lid: u32) {
   let w = i32(wid.x + wid.y * 32768u);
   if (w >= 0 && w < 1) { k0(w - 0, i32(lid)); }

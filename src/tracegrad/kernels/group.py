@@ -13,8 +13,8 @@ from tracegrad.kernels.form import Kernel
 from tracegrad.kernels.fuse import MAX_BUFFERS, Cluster, Schedule, array_of
 from tracegrad.kernels.tiling import WORKGROUP_BYTES, Tiling, workgroup_bytes
 
-FULL = 4096  # workgroups; beyond, a kernel keeps a device busy alone
-ALONE = 2**27  # points folded in all; such a kernel runs far longer than a launch costs, and company takes registers
+FULL = 8192  # workgroups; beyond, a kernel keeps a device busy alone
+ALONE = 2**28  # points folded in all; such a kernel runs far longer than a launch costs, and company takes registers
 MAX_MEMBERS = 8
 MAX_SLOTS = 64  # offsets a dispatch may pass: 1 KiB of uniforms
 

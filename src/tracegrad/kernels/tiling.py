@@ -6,25 +6,19 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from tracegrad.kernels.expr import Var, indices_of, walk
-from tracegrad.kernels.form import Fold, Kernel, points
+from tracegrad.kernels.form import Axis, Fold, Kernel, Store, points
 
-WORKGROUP = 256  # threads; the most that every WebGPU device allows
+WORKGROUP = 128  # threads: two hundred registers for each, where a product wants them
 COOPERATE_FROM = 32  # shorter rows are folded by one thread
 TILE_FROM = 16  # products with fewer rows or columns of results are folded point by point
 HALF = 8  # but not if there are tiles enough anyway: half of each is wasted then, of threads that waited
 PROCESSORS = 132  # of a large GPU; small ones are busy sooner
-# Side of a tile -> how busy its loads let a processor be with sums, where it has 1, 2, ... or more of them at a time.
-SIDES = {
-    128: (1.0,),
-    64: (0.8, 0.9),
-    32: (0.5, 0.55, 0.62, 0.7),
-    16: (0.25, 0.3),
-}
 FILL = 48  # steps of k that beginning and ending a tile take
-OPERAND = 1024  # elements of one operand in workgroup memory at a time: four loads a thread
 PADDING = 4  # elements behind each line in workgroup memory: writes along k then meet no bank twice
-EXCHANGED = 2048  # partial results that slices pass to each other at a time
+EXCHANGED = 2048  # partial results that threads pass to each other at a time
+TOGETHER = 4  # turns of a loop, or results of a product, that a thread does side by side
 WORKGROUP_BYTES = 16384  # of workgroup memory that every WebGPU device has
+MANY_POINTS = 2**20  # from here on a large GPU is busy with several points a thread
 UNIFORM = 1024  # workgroups that fold for themselves what all of them need
 SERIAL_UNIFORM = 512  # threads that do, without barriers
 MOST_TURNS = 65535  # of all loops of a thread together: Mesa's llvmpipe leaves them then, without a word
@@ -36,37 +30,41 @@ SHORT = 4  # turns of a loop over k that are written out
 
 @dataclass(frozen=True, slots=True)
 class TileShape:
-    """A square of results that a workgroup computes, each thread a smaller square in registers.
+    """A rectangle of results that a workgroup computes, each thread a smaller one in registers.
 
-    Where the threads are more than the small squares, they form `slices`: groups that compute the same results, each
-    over its own part of k, which are added up in the end.
+    Where the threads are more than the small rectangles, they form `slices`: groups that compute the same results,
+    each over its own part of k, which are added up in the end.
+
+    rows, columns: of the workgroup's rectangle.
+    tall, wide:    rows and columns of the thread's, multiples of 4. Its rows come four by four from `4 * down` rows
+                   further on, its columns likewise: so neighbouring threads read neighbouring vectors.
+    k_step:        how much of k lies in workgroup memory at a time.
     """
 
-    side: int
+    rows: int
+    columns: int
+    tall: int
+    wide: int
+    k_step: int
 
     @property
-    def outputs(self) -> int:
-        """Results along each side of a thread's square."""
-        return 8 if self.side >= 64 else 4
+    def down(self) -> int:
+        """Threads along the rows."""
+        return self.rows // self.tall
 
     @property
     def across(self) -> int:
-        """Threads along each side of the tile."""
-        return self.side // self.outputs
+        """Threads along the columns."""
+        return self.columns // self.wide
 
     @property
     def slices(self) -> int:
         """Groups of threads."""
-        return WORKGROUP // self.across**2
-
-    @property
-    def k_step(self) -> int:
-        """How much of k lies in workgroup memory at a time."""
-        return OPERAND // self.side
+        return WORKGROUP // (self.down * self.across)
 
     @property
     def k_slice(self) -> int:
-        """The part of it that each slice takes."""
+        """The part of a step of k that each slice takes."""
         return self.k_step // self.slices
 
     def turns(self, k: int) -> int:
@@ -78,20 +76,59 @@ class TileShape:
         """Results along each side of the square that a thread computes without barriers."""
         return SMALL_SQUARE if self.turns(k) else SQUARE
 
+    def summed(self, kernel: Kernel) -> tuple[Axis, ...]:
+        """The axes of k in the order in which their points are summed.
+
+        Last comes one that whole steps cover, if there is one: over a step all others stand still.
+        """
+        covered = [a for a in kernel.inner if a.size % self.k_step == 0]
+        if not covered or kernel.inner[-1] in covered:
+            return kernel.inner
+        last = max(covered, key=lambda a: a.size)
+        return (*(a for a in kernel.inner if a is not last), last)
+
     @property
-    def line(self) -> int:
-        """Elements from one k to the next in workgroup memory."""
-        return self.side + PADDING
+    def left_line(self) -> int:
+        """Elements from one k to the next in workgroup memory, of the left operand."""
+        return self.rows + PADDING
+
+    @property
+    def right_line(self) -> int:
+        """The same of the right operand."""
+        return self.columns + PADDING
+
+    @property
+    def second(self) -> int:
+        """Where the right operand begins, after the left."""
+        return self.k_step * self.left_line
+
+    @property
+    def part(self) -> int:
+        """Elements of both operands. There are two such parts: one is filled while the other is summed."""
+        return self.k_step * (self.left_line + self.right_line)
 
     @property
     def rows_exchanged(self) -> int:
-        """Rows of each thread's square that slices exchange at a time."""
-        return EXCHANGED // (WORKGROUP * self.outputs)
+        """Rows of each thread's rectangle that are exchanged at a time."""
+        return min(self.tall, EXCHANGED // (WORKGROUP * self.wide))
 
     @property
     def shared(self) -> int:
         """Elements of workgroup memory."""
-        return max(2 * self.k_step * self.line, EXCHANGED)
+        return max(2 * self.part, self.rows_exchanged * WORKGROUP * self.wide)
+
+
+# Shape -> how busy its loads let a processor be with sums, where it has 1, 2, ... or more of them at a time.
+TILES = {
+    TileShape(64, 128, 8, 8, 8): (0.8, 0.9, 0.95),
+    TileShape(128, 64, 8, 8, 8): (0.75, 0.85, 0.95),
+    TileShape(64, 64, 8, 4, 8): (0.55, 0.85, 0.9, 0.93),
+    TileShape(32, 64, 8, 4, 16): (0.57, 0.63, 0.68, 0.72),
+    TileShape(32, 32, 4, 4, 16): (0.31, 0.47, 0.56, 0.58),
+    TileShape(16, 64, 4, 4, 16): (0.31, 0.54, 0.6),
+    TileShape(16, 16, 4, 4, 32): (0.22, 0.26, 0.3, 0.32),
+}
+SMALLEST = min(TILES, key=lambda tile: tile.rows * tile.columns)
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,19 +145,21 @@ class Tiling:
     parts: int = 1  # partial results a row is folded into, each of every `parts`-th point, before they are combined
     threads: int = WORKGROUP  # of a workgroup
     tile: TileShape | None = None  # of "tile"; a "square" sums in its order
+    each: int = 1  # points that a thread of "points" computes side by side
 
 
 def choose_tiling(kernel: Kernel) -> Tiling:
     """The schedule of a kernel."""
     rows, length = kernel.rows, kernel.length
     if kernel.uniform or not any(isinstance(s, Fold) for s in kernel.body):
-        workgroups, lanes = -(-rows // WORKGROUP), 1
         if kernel.uniform:
-            workgroups, lanes = min(workgroups, UNIFORM), WORKGROUP if length >= COOPERATE_FROM else 1
-        return Tiling("points", workgroups, lanes, parts=lanes)
+            lanes = WORKGROUP if length >= COOPERATE_FROM else 1
+            return Tiling("points", min(-(-rows // WORKGROUP), UNIFORM), lanes, parts=lanes)
+        each = _side_by_side(kernel)
+        return Tiling("points", -(-rows // (WORKGROUP * each)), each=each)
     if kernel.product is not None:
         m, n, batch = (points(axes) for axes in (kernel.product.m, kernel.product.n, kernel.product.batch))
-        if min(m, n) >= TILE_FROM or (min(m, n) >= HALF and _tiles(min(SIDES), batch, m, n) >= PROCESSORS):
+        if min(m, n) >= TILE_FROM or (min(m, n) >= HALF and _tiles(SMALLEST, batch, m, n) >= PROCESSORS):
             return _tile(batch, m, n, length)
     if length < COOPERATE_FROM:
         return Tiling("rows", -(-rows // WORKGROUP))
@@ -158,24 +197,37 @@ def _serial(kernel: Kernel, tiling: Tiling) -> Tiling:
         work = batch * -(-m // side) * -(-n // side)
         tiling = replace(tiling, kind="square")
     workgroups = -(-work // SERIAL_WORKGROUP)
-    return replace(tiling, workgroups=workgroups, lanes=1, rows_fastest=False, threads=SERIAL_WORKGROUP)
+    return replace(tiling, workgroups=workgroups, lanes=1, rows_fastest=False, threads=SERIAL_WORKGROUP, each=1)
+
+
+def _side_by_side(kernel: Kernel) -> int:
+    """How many points a thread computes: with few bytes for each, starting the workgroups would take longest."""
+    if kernel.rows < MANY_POINTS:
+        return 1
+    stores = [s for s in kernel.body if isinstance(s, Store)]
+    accesses = len(stores) + sum(v.op == "load" for v in walk([s.value for s in stores]))
+    return 4 if accesses <= 4 else 2 if accesses <= 8 else 1
 
 
 def _tile(batch: int, m: int, n: int, k: int) -> Tiling:
     """The tile that is done first."""
-    side = min(SIDES, key=lambda side: product_time(side, batch, m, n, k))
-    return Tiling("tile", _tiles(side, batch, m, n), tile=TileShape(side))
+    tile = min(TILES, key=lambda tile: _time(tile, batch, m, n, k))
+    return Tiling("tile", _tiles(tile, batch, m, n), tile=tile)
 
 
-def product_time(side: int, batch: int, m: int, n: int, k: int) -> float:
-    """How long tiles of one size take, in sums of one processor: about 10 ps on an NVIDIA H200."""
-    each = -(-_tiles(side, batch, m, n) // PROCESSORS)
-    busy = SIDES[side][min(each, len(SIDES[side])) - 1]
-    return each * (k + FILL) * side * side / busy
+def product_time(batch: int, m: int, n: int, k: int) -> float:
+    """How long a product takes, in sums of one processor: about 6 ps on an NVIDIA H200."""
+    return min(_time(tile, batch, m, n, k) for tile in TILES)
 
 
-def _tiles(side: int, batch: int, m: int, n: int) -> int:
-    return batch * -(-m // side) * -(-n // side)
+def _time(tile: TileShape, batch: int, m: int, n: int, k: int) -> float:
+    each = -(-_tiles(tile, batch, m, n) // PROCESSORS)
+    busy = TILES[tile][min(each, len(TILES[tile])) - 1]
+    return each * (k + FILL) * tile.rows * tile.columns / busy
+
+
+def _tiles(tile: TileShape, batch: int, m: int, n: int) -> int:
+    return batch * -(-m // tile.rows) * -(-n // tile.columns)
 
 
 def workgroup_arrays(tilings: Sequence[Tiling]) -> dict[str, int]:

@@ -12,18 +12,19 @@ from collections.abc import Sequence
 from functools import cache
 
 from tracegrad.ir import PRIMITIVES, Tensor, bind, rewrite
-from tracegrad.kernels.tiling import HALF, PROCESSORS, SIDES, product_time
+from tracegrad.kernels.tiling import HALF, PROCESSORS, product_time
 from tracegrad.prims.folds import MATMUL, SCATTER_ADD, SUM, scatter_add
-from tracegrad.prims.views import permute, reshape, slice_
+from tracegrad.prims.views import RESHAPE, permute, reshape, slice_
 
 SPLIT_FROM = 2048  # folds shorter than this keep one workgroup busy
 FEW_OUTPUTS = 8192  # with more outputs than this the device is full already
 PART = 64  # a part of a product is no shorter
 MOST_PARTS = 256
 LEFT = 1.3  # times as long, if a product of what is left over comes besides
-LAUNCH = 8e5  # what the second step costs besides its memory traffic, in sums of one processor; see product_time
+ACROSS = 1.4  # the same of parts that cut axes in their middle: their indices need divisions
+LAUNCH = 1.5e6  # what the second step costs besides its memory traffic, in sums of one processor; see product_time
 UNEVEN = 4  # a fold's two steps are no more times apart than this
-TRAFFIC = 0.35  # to write and read one partial result, likewise
+TRAFFIC = 0.5  # to write and read one partial result, likewise
 
 
 def split_long(roots: Sequence[Tensor]) -> list[Tensor]:
@@ -90,7 +91,7 @@ def _cut(x: Tensor, axis: int, s: int) -> tuple[Tensor, Tensor | None]:
 def _split_product(t: Tensor, a: Tensor, b: Tensor) -> Tensor | None:
     batch = math.prod(t.shape[:-2])
     (m, k), n = a.shape[-2:], b.shape[-1]
-    s = _parts(batch, m, n, k)
+    s = _parts(batch, m, n, k, _axes_behind(a, k))
     if s in (1, k):
         return None
     left, a_rest = _cut(reshape(a, (batch, m, k)), 2, s)
@@ -103,7 +104,7 @@ def _split_product(t: Tensor, a: Tensor, b: Tensor) -> Tensor | None:
 def _split_scatter(t: Tensor, x: Tensor, indices: Tensor) -> Tensor | None:
     a: int = t.axis
     k = x.shape[a]
-    s = _parts(math.prod(t.shape[:a]), t.shape[a], math.prod(t.shape[a + 1 :]), k)
+    s = _parts(math.prod(t.shape[:a]), t.shape[a], math.prod(t.shape[a + 1 :]), k, (k,))
     if s in (1, k) or k % s:
         return None
     shape = (*x.shape[:a], s, k // s, *x.shape[a + 1 :])
@@ -111,13 +112,31 @@ def _split_scatter(t: Tensor, x: Tensor, indices: Tensor) -> Tensor | None:
     return reshape(bind(SUM, part, axes=(a,)), t.shape)
 
 
+def _axes_behind(a: Tensor, k: int) -> tuple[int, ...]:
+    """The axes that were made the one axis k, the last of `a`."""
+    shape = a.inputs[0].shape if a.prim is RESHAPE else a.shape
+    axes = [d for d in range(len(shape)) if math.prod(shape[d:]) == k]
+    return shape[axes[-1] :] if axes else (k,)
+
+
 @cache
-def _parts(batch: int, m: int, n: int, k: int) -> int:
+def _parts(batch: int, m: int, n: int, k: int, axes: tuple[int, ...]) -> int:
     """How many parts of a product are done first, their sum included. A divisor of `k`, unless that is far slower."""
     if min(m, n) < HALF:  # folded point by point
         return nearest_divisor(k, math.sqrt(k)) if k >= SPLIT_FROM and batch * m * n < PROCESSORS else 1
-    time = {1: min(product_time(side, batch, m, n, k) for side in SIDES)}
+    time = {1: product_time(batch, m, n, k)}
     for s in range(2, min(MOST_PARTS, k // PART) + 1):
-        parts = min(product_time(side, batch * s, m, n, -(-k // s)) for side in SIDES)
-        time[s] = (parts + LAUNCH + TRAFFIC * s * batch * m * n) * (1 if k % s == 0 else LEFT)
+        worse = LEFT if k % s else 1 if _between(s, axes) else ACROSS
+        parts = product_time(batch * s, m, n, -(-k // s))
+        time[s] = worse * (parts + LAUNCH + TRAFFIC * s * batch * m * n)
     return min(time, key=lambda s: time[s])
+
+
+def _between(parts: int, axes: Sequence[int]) -> bool:
+    """Does each of the axes lie in one part, or in as many as it has points?"""
+    before = 1
+    for n in axes:
+        before *= n
+        if before % parts and parts % before:
+            return False
+    return True

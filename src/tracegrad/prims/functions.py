@@ -117,25 +117,26 @@ fn log1p_(x: f32) -> f32 {{
   return log_(1.0 + x);
 }}"""
 
-# NaN takes the polynomial, because min would drop it.
+# Both ways at once: a branch keeps a GPU from computing several side by side, a CPU from vectors. NaN takes the
+# polynomial, because min would drop it.
 TANH = f"""{EXP}
 
 fn tanh_(x: f32) -> f32 {{
   let a = abs(x);
-  if (a < 1e-4) {{ return x; }}
-  if (!(a >= 0.625)) {{ let z = x * x; return x + x * z * {horner(TANH_P, "z")}; }}
+  let z = x * x;
+  let near = select(x + x * z * {horner(TANH_P, "z")}, x, a < 1e-4);
   let y = 1.0 - 2.0 / (exp_(2.0 * min(a, 15.0)) + 1.0);
-  return select(y, -y, x < 0.0);
+  return select(near, select(y, -y, x < 0.0), a >= 0.625);
 }}"""
 
 ERF = f"""{EXP}
 
 fn erf_(x: f32) -> f32 {{
   let a = abs(x);
-  if (!(a >= 1.0)) {{ let z = x * x; return x + x * {horner(ERF_P, "z")}; }}
+  let z = x * x;
   let b = min(a, 4.0);
   let y = 1.0 - exp_({horner(ERF_Q, "b")});
-  return select(y, -y, x < 0.0);
+  return select(x + x * {horner(ERF_P, "z")}, select(y, -y, x < 0.0), a >= 1.0);
 }}"""
 
 # The same as one NumPy expression

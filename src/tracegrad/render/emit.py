@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 from tracegrad.dtypes import DType, nearest_f32
 from tracegrad.ir import PRIMITIVES, Primitive
-from tracegrad.kernels.expr import Dynamic, Guard, Index, Quotient, Value, Var, atoms_of, indices_of
+from tracegrad.kernels.expr import Atom, Dynamic, Guard, Index, Quotient, Value, Var, atoms_of, indices_of
 from tracegrad.kernels.form import Axis
 
 ZERO = {"f32": "0.0", "i32": "0", "u32": "0u", "bool": "false"}
@@ -51,20 +51,27 @@ class Emitter:
     """Writes the values of one kernel. `inner` is open while a loop over the folded axes is being written.
 
     copy: where values are written several times side by side, what ends the names of this time: those of `copied`
-          axes and of all that is named here.
+          axes and folds, and of all that is named here.
+    step: a folded axis whose own variable stands outside the loop, and the variable in it that is added to that.
     """
 
     def __init__(
-        self, load: Callable[[int, str], str], inner_axes: Iterable[str], copied: Iterable[str] = (), copy: str = ""
+        self,
+        load: Callable[[int, str], str],
+        inner_axes: Iterable[str],
+        copied: Iterable[str] = (),
+        copy: str = "",
+        step: tuple[str, str] = ("", ""),
     ) -> None:
         self.load = load
         self.inner_axes = frozenset(inner_axes)
-        self.copied, self.copy = frozenset(copied), copy
+        self.copied, self.copy, self.step = frozenset(copied), copy, step
         self.outer: list[str] = []  # statements outside loops, in order
         self.inner: list[str] = []  # statements of the loop being written
         self.helpers: dict[str, None] = {}
         self._outer_names: dict[Value, str] = {}
         self._inner_names: dict[Value, str] = {}
+        self._outer_sums: dict[str, str] = {}
         self._is_inner: dict[Value | Index, bool] = {}
         self._uses: dict[Value, int] = {}
         self._count = 0
@@ -87,15 +94,16 @@ class Emitter:
         found = self._is_inner.get(v)
         if found is None:
             if isinstance(v, Index):
-                found = any(
-                    (isinstance(a, Var) and a.name in self.inner_axes)
-                    or (isinstance(a, Dynamic) and self.varies(a.value))
-                    for a in atoms_of(v)
-                )
+                found = any(map(self._atom_varies, atoms_of(v)))
             else:
                 found = any(self.varies(a) for a in v.args) or any(self.varies(i) for i in indices_of(v))
             self._is_inner[v] = found
         return found
+
+    def _atom_varies(self, a: Atom) -> bool:
+        if isinstance(a, Var):
+            return a.name in self.inner_axes
+        return self.varies(a.index if isinstance(a, Quotient) else a.value)
 
     def _count_uses(self, root: Value) -> None:
         stack = [root]
@@ -115,7 +123,7 @@ class Emitter:
         if v.op == "const":
             return literal(v.arg, v.dtype)
         if v.op == "local":
-            return str(v.arg)
+            return f"{v.arg}{self.copy if v.arg in self.copied else ''}"
         hoist = loop and not self.varies(v)
         names = self._outer_names if hoist or not loop else self._inner_names
         found = names.get(v) or (self._outer_names.get(v) if loop else None)
@@ -177,11 +185,31 @@ class Emitter:
         return self.index(x, loop)
 
     def index(self, x: Index, loop: bool) -> str:
-        """An index as i32 arithmetic."""
-        parts = [self._term(a, loop, c) for a, c in x.terms]
-        if x.const or not parts:
-            parts.append(str(x.const) if x.const >= 0 else f"({x.const})")
+        """An index as i32 arithmetic. Inside a loop, the terms that do not vary there are added up outside."""
+        fixed: list[str] = []
+        moving: list[str] = []
+        for a, c in x.terms:
+            axis, added = self.step
+            if loop and isinstance(a, Var) and a.name == axis:
+                fixed.append(self._term(a, loop, c))
+                moving.append(_times(added, c))
+            else:
+                (moving if loop and self._atom_varies(a) else fixed).append(self._term(a, loop, c))
+        if x.const or not (fixed or moving):
+            fixed.append(str(x.const) if x.const >= 0 else f"({x.const})")
+        if moving and len(fixed) > 1:
+            fixed = [self._hoisted(" + ".join(fixed))]
+        parts = fixed + moving
         return parts[0] if len(parts) == 1 else f"({' + '.join(parts)})"
+
+    def _hoisted(self, text: str) -> str:
+        """The name of a sum that stands outside of the loop."""
+        name = self._outer_sums.get(text)
+        if name is None:
+            name = self._outer_sums[text] = f"h{self._count}{self.copy}"
+            self._count += 1
+            self.outer.append(f"let {name} = {text};")
+        return name
 
     def _quotient(self, atom: Quotient, loop: bool) -> str:
         """Rounding down. WGSL rounds towards zero, so what may be negative is moved up by a multiple of the divisor."""
@@ -199,7 +227,11 @@ class Emitter:
         else:
             assert isinstance(atom, Dynamic)
             text = f"clamp({self._value(atom.value, loop)}, 0, {atom.hi})"
-        return text if c == 1 else f"{text} * {c}" if c > 0 else f"{text} * ({c})"
+        return _times(text, c)
+
+
+def _times(text: str, c: int) -> str:
+    return text if c == 1 else f"{text} * {c}" if c > 0 else f"{text} * ({c})"
 
 
 def decode(flat: str, axes: Sequence[Axis]) -> list[str]:
@@ -211,6 +243,11 @@ def decode(flat: str, axes: Sequence[Axis]) -> list[str]:
         lines.append(f"let {a.name} = {whole if k == 0 else f'{whole} % {a.size}'};")
         stride *= a.size
     return lines[::-1]
+
+
+def copied(axes: Sequence[Axis], copy: str) -> list[Axis]:
+    """The axes under the names that an Emitter gives their copies."""
+    return [Axis(a.name + copy, a.size) for a in axes]
 
 
 def indented(lines: Sequence[str]) -> list[str]:

@@ -6,17 +6,17 @@ thread.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from tracegrad.dtypes import f16
 from tracegrad.ir import PRIMITIVES
-from tracegrad.kernels.form import Fold, Kernel, Store, fold_batches
-from tracegrad.kernels.tiling import Tiling, workgroup_arrays
+from tracegrad.kernels.form import Fold, Kernel, Store, fold_batches, points
+from tracegrad.kernels.tiling import TOGETHER, Tiling, workgroup_arrays
 from tracegrad.program import Binding
-from tracegrad.render.emit import Emitter, decode, identity, indented
+from tracegrad.render.emit import Emitter, copied, decode, identity, indented
 from tracegrad.render.wgsl_square import Square
-from tracegrad.render.wgsl_tile import XYZW, Tile
+from tracegrad.render.wgsl_tile import XYZW, Result, Tile
 
 GRID_X = 32768  # workgroups along x; a dimension may have 65 535
 
@@ -115,7 +115,8 @@ class _Writer:
 
     def __init__(self, kernel: Kernel, tiling: Tiling, first: int, binding_of: Sequence[int]) -> None:
         self.kernel, self.tiling, self.first, self.binding_of = kernel, tiling, first, binding_of
-        self.emit = Emitter(self.load, [a.name for a in kernel.inner])
+        inner = [a.name for a in kernel.inner]
+        self.emit = Emitter(self.load, inner, inner)
         self.done: list[Fold] = []
 
     def element(self, slot: int, index: str) -> str:
@@ -133,15 +134,37 @@ class _Writer:
 
     def stores(self, stores: Sequence[Store], loop: bool) -> list[str]:
         """Values first, then the writes: in place, every load precedes the store to its element."""
-        values = self.emit.values([s.value for s in stores], loop)
-        named = [f"let s{s.slot} = {v};" for s, v in zip(stores, values)]
-        writes = [f"{self.element(s.slot, self.emit.index(s.index, loop))} = {self.stored(s)};" for s in stores]
-        return [*named, *writes]
+        values, writes = self.written(self.emit, stores, loop)
+        return [*values, *writes]
 
-    def stored(self, s: Store) -> str:
+    def written(self, emit: Emitter, stores: Sequence[Store], loop: bool) -> tuple[list[str], list[str]]:
+        """Lines that compute what is stored, and those that store it."""
+        values = emit.values([s.value for s in stores], loop)
+        named = [f"let s{s.slot}{emit.copy} = {v};" for s, v in zip(stores, values)]
+        places = [self.element(s.slot, emit.index(s.index, loop)) for s in stores]
+        return named, [f"{place} = {self.stored(s, emit.copy)};" for s, place in zip(stores, places)]
+
+    def stored(self, s: Store, copy: str) -> str:
         dtype = self.kernel.slots[s.slot].dtype.name
         spelled = {"bool": "select(0, 1, {})", "u32": "bitcast<i32>({})", "f16": "f16({})"}.get(dtype, "{}")
-        return spelled.format(f"s{s.slot}")
+        return spelled.format(f"s{s.slot}{copy}")
+
+    def side_by_side(self, copies: Sequence[Copy]) -> list[str]:
+        """All stores for some points at once: the values of all of them, then the writes.
+
+        One after the other, the loads of each would wait for the writes of the one before, which may be to the same
+        memory for all that a driver knows.
+        """
+        stores = [s for s in self.kernel.body if isinstance(s, Store)]
+        lines: list[str] = []
+        writes: list[str] = []
+        for c in copies:
+            emit = Emitter(self.load, (), c.own, c.name)
+            named, written = self.written(emit, stores, loop=False)
+            self.emit.helpers.update(emit.helpers)
+            lines += [*c.before, *emit.outer, *named]
+            writes += [f"if ({c.inside}) {{ {' '.join(written)} }}"] if c.inside else written
+        return [*lines, *writes]
 
     def flush(self) -> list[str]:
         """Statements that the emitter put outside of loops since the last call."""
@@ -152,6 +175,8 @@ class _Writer:
     def points(self) -> list[str]:
         stores = [s for s in self.kernel.body if isinstance(s, Store)]
         first = f"w * {self.tiling.threads} + lid"
+        if not self.kernel.uniform and self.tiling.each > 1:
+            return self.side_by_side([self.point(u) for u in range(self.tiling.each)])
         if not self.kernel.uniform:
             written = self.stores(stores, loop=False)
             check = f"if (e >= {self.kernel.rows}) {{ return; }}"
@@ -167,6 +192,17 @@ class _Writer:
             *indented([*decode("e", self.kernel.outer), *self.flush(), *written]),
             "}",
         ]
+
+    def point(self, number: int) -> Copy:
+        """One of the points that a thread computes side by side."""
+        t, rows, copy = self.tiling, self.kernel.rows, f"_{number}"
+        e, edge = f"e{copy}", rows % (t.threads * t.each) > 0
+        before = [f"let {e} = w * {t.threads * t.each} + lid + {t.threads * number};"]
+        inside = f"{e} < {rows}" if edge else ""
+        if edge:
+            before.append(f"let r{copy} = min({e}, {rows - 1});")
+        before += decode(f"r{copy}" if edge else e, copied(self.kernel.outer, copy))
+        return Copy(copy, [a.name for a in self.kernel.outer], before, inside)
 
     # one or a few threads a row
     def rows(self) -> list[str]:
@@ -192,9 +228,8 @@ class _Writer:
         outer = [s for s in k.body if isinstance(s, Store) and not s.inner]
         inner = [s for s in k.body if isinstance(s, Store) and s.inner]
         if inner:
-            written = self.stores(inner, loop=True)
-            loop = [*decode("j", k.inner), *self.emit.inner, *written]
-            lines += [*self.flush(), f"if (row < {k.rows}) {{", *self.loop(loop, t.lanes), "}"]
+            loop = self.loop(lambda: self.written(self.emit, inner, loop=True), t.lanes)
+            lines += [*self.flush(), f"if (row < {k.rows}) {{", *indented(loop), "}"]
         if outer:
             written = self.stores(outer, loop=False)
             lines += self.flush()
@@ -203,19 +238,39 @@ class _Writer:
             lines += [f"if (row < {k.rows} && lane == 0) {{", *indented(written), "}"]
         return lines
 
-    def loop(self, lines: Sequence[str], step: int) -> list[str]:
-        return [
-            f"  for (var j = lane; j < {self.kernel.length}; j += {step}) {{",
-            *indented(indented(lines)),
-            "  }",
-        ]
+    def loop(self, turn: Callable[[], tuple[list[str], list[str]]], step: int) -> list[str]:
+        """The loop over the points of a row that are a thread's: some turns side by side, first what each of them
+        computes, so that their loads do not wait for each other, then what it does with that.
+        """
+        k, together = self.kernel, 1
+        if self.tiling.lanes > 1:
+            together = min(TOGETHER, -(-k.length // step))
+        edge = k.length % (step * together) > 0
+        first: list[str] = []
+        then: list[str] = []
+        for u in range(together):
+            copy = self.emit.copy = f"_{u}" if together > 1 else ""
+            values, uses = turn()
+            if together > 1:
+                at = f"j + {step * u}"
+                first.append(f"let j{copy} = {f'min({at}, {k.length - 1})' if edge else at};")
+                uses = [f"if ({at} < {k.length}) {{", *indented(uses), "}"] if edge else uses
+            first += [*decode(f"j{copy}", copied(k.inner, copy)), *self.emit.inner, *values]
+            then += uses
+        self.emit.copy = ""
+        return [f"for (var j = lane; j < {k.length}; j += {step * together}) {{", *indented([*first, *then]), "}"]
 
     def folds(self, folds: Sequence[Fold]) -> list[str]:
         t = self.tiling
         dtypes = [f.value.dtype.name for f in folds]
-        values = self.emit.values([f.value for f in folds], loop=True)
-        combined = [f"t{f.local} = {self.combine(f, f't{f.local}', v)};" for f, v in zip(folds, values)]
-        loop = ["{", *self.loop([*decode("j", self.kernel.inner), *self.emit.inner, *combined], t.parts), "}"]
+
+        def turn() -> tuple[list[str], list[str]]:
+            copy = self.emit.copy
+            values = self.emit.values([f.value for f in folds], loop=True)
+            named = [f"let x{f.local}{copy} = {v};" for f, v in zip(folds, values)]
+            return named, [f"t{f.local} = {self.combine(f, f't{f.local}', f'x{f.local}{copy}')};" for f in folds]
+
+        loop = ["{", *indented(self.loop(turn, t.parts)), "}"]
         start = [(f"t{f.local}", identity(f.prim, d)) for f, d in zip(folds, dtypes)]
         lines = [*self.flush(), *(f"var {name} = {identity};" for name, identity in start)]
         if t.parts > t.lanes:
@@ -271,14 +326,42 @@ class _Writer:
     def tile(self) -> list[str]:
         assert self.tiling.tile is not None
         tile = Tile(self.kernel, self.tiling.tile, self.load, self.emit.helpers)
-        return [*tile.before_stores(), *tile.stores(self.result)]
+        return [*tile.before_stores(), *tile.stores(self.results)]
 
     # a square of a product a thread
     def square(self) -> list[str]:
         square = Square(self.kernel, self.tiling, self.load, self.emit.helpers)
-        return [*square.before_stores(), *square.stores(self.result)]
+        return [*square.before_stores(), *square.stores(self.results)]
 
-    def result(self) -> list[str]:
-        """The stores of one result of a product."""
-        written = self.stores([s for s in self.kernel.body if isinstance(s, Store)], loop=False)
-        return [*self.flush(), *written]
+    def results(self, results: Sequence[Result]) -> list[str]:
+        """The stores of some results of a product."""
+        return self.side_by_side([self.result(r) for r in results])
+
+    def result(self, r: Result) -> Copy:
+        p, copy = self.kernel.product, r.copy
+        assert p is not None
+        fold = next(s for s in self.kernel.body if isinstance(s, Fold))
+        before, inside = list(r.before), ""
+        for name, text, axes in ((f"mm{copy}", r.row, p.m), (f"nn{copy}", r.column, p.n)):
+            before.append(f"let {name} = {text};")
+            if r.edge:
+                inside += f"{' & ' if inside else ''}({name} < {points(axes)})"
+            flat = f"min({name}, {points(axes) - 1})" if r.edge else name
+            before += decode(f"({flat})", copied(axes, copy))
+        own = [a.name for a in (*p.m, *p.n)]
+        return Copy(copy, [*own, fold.local], [*before, f"let {fold.local}{copy} = {r.value};"], inside)
+
+
+@dataclass(frozen=True, slots=True)
+class Copy:
+    """A point that is computed beside others.
+
+    name:   what ends the names of all that belongs to it.
+    own:    the axes and folds that are its own; `before` are the lines that define them.
+    inside: the condition under which its results are stored, if there is one.
+    """
+
+    name: str
+    own: Sequence[str]
+    before: Sequence[str]
+    inside: str

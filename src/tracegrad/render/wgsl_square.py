@@ -11,8 +11,8 @@ from collections.abc import Callable, Sequence
 from tracegrad.kernels.expr import Value
 from tracegrad.kernels.form import Axis, Kernel, points
 from tracegrad.kernels.tiling import Tiling
-from tracegrad.render.emit import Emitter, decode, indented
-from tracegrad.render.wgsl_tile import store_result, term
+from tracegrad.render.emit import Emitter, copied, decode, indented
+from tracegrad.render.wgsl_tile import Result, term
 
 
 class Square:
@@ -54,7 +54,7 @@ class Square:
         """The sums over the slice's part of k, written out where it is short: leaving a loop costs four turns."""
         t, k, vectors = self.tile, self.k, range(self.side // 4)
         turn = [
-            *decode("kj", self.kernel.inner),
+            *decode("kj", t.summed(self.kernel)),
             *operands,
             *(f"let y{h} = vec4<f32>({', '.join(f'c{4 * h + j}' for j in range(4))});" for h in vectors),
             *(f"p{i}_{h} += {term(self.kernel, f'r{i}', f'y{h}')};" for i in range(self.side) for h in vectors),
@@ -84,22 +84,23 @@ class Square:
             line = f"{origin} + {i}"
             if size % self.side:  # beyond the edge the last line once more, which is not stored
                 line = f"min({line}, {size - 1})"
-            before += [*decode(f"({line})", [Axis(a.name + copy, a.size) for a in axes]), *emit.outer]
+            before += [*decode(f"({line})", copied(axes, copy)), *emit.outer]
             inside += [*emit.inner, f"let {copy} = {value};"]
         return before, inside
 
-    def stores(self, body: Callable[[], list[str]]) -> list[str]:
-        """The loop over the results; `body` writes one of them.
+    def stores(self, results: Callable[[Sequence[Result]], list[str]]) -> list[str]:
+        """The loop over the results; `results` writes one of them.
 
         The first row is stored and the others move up: indexing all registers at once takes a driver 0.3 s to compile.
         """
         vectors = range(self.side // 4)
-        result = store_result(self.kernel, "first_m + i", "first_n + j", "row[j / 4][j % 4]", body)
+        edge = self.m % self.side > 0 or self.n % self.side > 0
+        result = Result("", [], "first_m + i", "first_n + j", "row[j / 4][j % 4]", edge)
         return [
             f"for (var i = 0; i < {self.side}; i++) {{",
             f"  var row = array<vec4<f32>, {self.side // 4}>({', '.join(f'c0_{h}' for h in vectors)});",
             f"  for (var j = 0; j < {self.side}; j++) {{",
-            *indented(indented(result)),
+            *indented(indented(results([result]))),
             "  }",
             *(f"  c{i}_{h} = c{i + 1}_{h};" for i in range(self.side - 1) for h in vectors),
             "}",

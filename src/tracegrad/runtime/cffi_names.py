@@ -17,7 +17,7 @@ KINDS = ("typedef", "struct", "union", "enum")
 
 def declare_what_occurs(ffi: Any) -> None:
     """Have the parser of `ffi`, an instance of cffi.FFI, declare nothing else. Whatever is not as in cffi 2 is left."""
-    parser = getattr(ffi, "_parser", None)
+    parser: Any = getattr(ffi, "_parser", None)
     known, parse = getattr(parser, "_declarations", None), getattr(parser, "parse_type", None)
     if (
         not isinstance(known, dict)
