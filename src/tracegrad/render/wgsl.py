@@ -163,7 +163,7 @@ class _Writer:
             named, written = self.written(emit, stores, loop=False)
             self.emit.helpers.update(emit.helpers)
             lines += [*c.before, *emit.outer, *named]
-            writes += [f"if ({c.inside}) {{ {' '.join(written)} }}"] if c.inside else written
+            writes += [f"if ({c.inside}) {{", *indented(written), "}"] if c.inside else written
         return [*lines, *writes]
 
     def flush(self) -> list[str]:
