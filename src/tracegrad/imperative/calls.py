@@ -18,7 +18,7 @@ from typing import Any, cast
 from tracegrad.ambient import BUILDING
 from tracegrad.arrays import HAVE_NUMPY, np
 from tracegrad.dtypes import DType
-from tracegrad.imperative import tape
+from tracegrad.imperative import streams, tape
 from tracegrad.imperative.plans import Number, Plan, Spec
 from tracegrad.imperative.running import Take, recording, written
 from tracegrad.imperative.spell import defined
@@ -127,16 +127,21 @@ class Call:
         takes = [taking(x.dtype, cast("Spec", s)) if a.own else None for a, x, s in zip(brought, arrays, specs)]
         self.plans[key] = plan, takes
         # Where results are new memory, nobody minds what becomes of the user's arrays
-        self.quick[key] = written(plan, [None if plan.fresh and f is np.ndarray.copy else f for f in takes])
+        run = written(plan, [None if plan.fresh and f is np.ndarray.copy else f for f in takes])
+        self.quick[key] = (lambda *xs: run(*xs, *streams.values(plan.streams))) if plan.streams else run
 
     def recorder(self, key: Any, *mask: bool) -> Callable[..., Any]:
         """What runs the plan of a key where the arrays of `mask` want a gradient. The backward reads arrays later."""
         plan, takes = self.plans[key]
-        run = recording(plan, mask)
-        if any(takes):
-            run = _taking(run, takes)
-        self.slow[key, *mask] = run
-        return run
+        others = [None for _ in plan.streams]
+        run = recording(plan, (*mask, *[False for _ in others]))
+
+        def of_own(*xs: Any) -> Any:
+            arrays = [x if take is None else take(x) for x, take in zip(xs, takes)]
+            return run(*arrays, *streams.values(plan.streams), *xs[len(takes) :], *others)
+
+        self.slow[key, *mask] = of_own if others or any(takes) else run
+        return self.slow[key, *mask]
 
     def written(self, missed: Callable[..., Any]) -> Callable[..., Any]:
         """As a function. missed: (key, arrays, args, kwargs) -> the result for a new key."""
@@ -212,11 +217,6 @@ class Call:
     def _function(self, lines: Sequence[str], scope: dict[str, Any]) -> Callable[..., Any]:
         body = "".join([f"    {line}\n" for line in lines])
         return defined(f"def _call({', '.join(self.op.parameters)}):\n{body}", scope)["_call"]
-
-
-def _taking(run: Callable[..., Any], takes: Sequence[Take | None]) -> Callable[..., Any]:
-    n = len(takes)
-    return lambda *xs: run(*[x if take is None else take(x) for x, take in zip(xs, takes)], *xs[n:])
 
 
 def _tuple(items: Sequence[str]) -> str:

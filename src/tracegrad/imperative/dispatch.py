@@ -144,11 +144,11 @@ def general(op: Op, args: tuple[Any, ...], kwargs: dict[str, Any], keep: Callabl
             op.plans.clear()
         leaves_for = partial(_filled, args, kwargs, operands.specs)
         plan = op.plans[key] = traced(op.function, lambda leaves: leaves_for(iter(leaves)), operands.specs)
+    if keep is not None:
+        keep(plan, operands.specs)
     if plan.streams:
         counters = streams.values(plan.streams)
         return ran(plan, [*operands.arrays, *counters], [*operands.tensors, *[None for _ in counters]])
-    if keep is not None:
-        keep(plan, operands.specs)
     return ran(plan, operands.arrays, operands.tensors)
 
 
