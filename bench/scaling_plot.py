@@ -58,14 +58,19 @@ def panel(axes: Any, measured: list[dict[str, Any]], sweep: str, measure: str) -
     axes.set_xscale("log", base=2)
     axes.set_yscale("log")
     axes.set_ylim(min(shown, default=1) / 1.6, max(shown, default=1) * 1.6)
-    axes.xaxis.set_major_formatter(ticker.ScalarFormatter())
+    for axis in (axes.xaxis, axes.yaxis):
+        axis.set_major_formatter(ticker.FuncFormatter(lambda x, _: f"{x:g}"))
+        axis.set_minor_locator(ticker.NullLocator())
+    axes.yaxis.set_major_locator(ticker.LogLocator(subs=(1, 3), numticks=20))
     axes.grid(visible=True, color="#eee", linewidth=0.6)
     axes.spines[["top", "right"]].set_visible(False)
 
 
 def main(out: str, *files: str) -> None:
     measured = [json.loads(Path(f).read_text()) for f in files]
-    pyplot.rcParams.update({"font.size": 8, "svg.fonttype": "none", "svg.hashsalt": "tracegrad"})
+    pyplot.rcParams.update(
+        {"font.size": 8, "font.sans-serif": ["DejaVu Sans"], "svg.fonttype": "none", "svg.hashsalt": "tracegrad"}
+    )
     figure, grid = pyplot.subplots(len(MEASURES), len(SWEEPS), figsize=(12, 9), squeeze=False)
     for column, (sweep, title) in enumerate(SWEEPS.items()):
         grid[0][column].set_title(title)
