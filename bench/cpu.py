@@ -30,58 +30,16 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from steps import CLIP, DECAY, RATE, WORKLOADS, Child, Workload, gpt, median_ms, torch_block, tracegrad_block
+from steps import CLIP, DECAY, LARGE, RATE, WORKLOADS, Child, median_ms, torch_block, tracegrad_block, workload
 
 import tracegrad as tg
-from tracegrad import nn, optim
+from tracegrad import optim
 
-BATCH = 128
-
-
-class MLP(tg.Module):
-    """784-512-512-10."""
-
-    def __init__(self) -> None:
-        self.l1, self.l2, self.l3 = nn.Linear(784, 512), nn.Linear(512, 512), nn.Linear(512, 10)
-
-
-def mlp_loss(m: MLP, x: tg.Tensor, y: tg.Tensor) -> tg.Tensor:
-    return tg.cross_entropy(m.l3(tg.relu(m.l2(tg.relu(m.l1(x))))), y)
-
-
-def mlp_batch(rng: np.random.Generator) -> dict[str, Any]:
-    return {"x": rng.standard_normal((BATCH, 784), np.float32), "y": rng.integers(0, 10, BATCH, np.int32)}
-
-
-def torch_mlp(torch: Any) -> tuple[Any, Any]:
-    nn = torch.nn
-    net = nn.Sequential(nn.Linear(784, 512), nn.ReLU(), nn.Linear(512, 512), nn.ReLU(), nn.Linear(512, 10))
-    return net, lambda net, x, y: nn.functional.cross_entropy(net(x), y.long())
-
-
-MODELS = {
-    "sine": WORKLOADS["sine"],
-    "mlp": Workload(MLP, mlp_loss, {"x": (BATCH, 784), "y": tg.i32[BATCH]}, mlp_batch, torch_mlp),
-    "cnn": WORKLOADS["cnn"],
-    "gpt": WORKLOADS["gpt"],
-    "gpt256": WORKLOADS["gpt"],  # of the sizes below
-}
-LARGE = {"gpt256": {"BATCH": 64, "CONTEXT": 256, "WIDTH": 384, "HEADS": 6, "LAYERS": 6}}
 PACKAGES = {
     "c": "tracegrad", "numpy": "tracegrad", "torch": "torch", "torch.compile": "torch", "jax": "jax",
     "tinygrad": "tinygrad",
 }  # fmt: skip
 HEAD = ("model", "library", "ms a step", "times {}", "first step s", "memory MiB")
-
-
-def workload(name: str) -> Workload:
-    """The model of that name. Sizes are the example's own constants; a process measures one model, so it sets them."""
-    for constant, value in LARGE.get(name, {}).items():
-        setattr(gpt, constant, value)
-    if name not in LARGE:
-        return MODELS[name]
-    tokens = tg.i32[gpt.BATCH, gpt.CONTEXT]
-    return replace(MODELS[name], inputs={"tokens": tokens, "following": tokens})
 
 
 def block_of(library: str, name: str) -> Callable[[int], float]:
@@ -187,7 +145,7 @@ def cold(name: str) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--models", nargs="+", choices=MODELS, default=list(MODELS))
+    parser.add_argument("--models", nargs="+", choices=WORKLOADS, default=list(WORKLOADS))
     parser.add_argument("--libraries", nargs="+", choices=PACKAGES, default=list(PACKAGES))
     parser.add_argument("--seconds", type=float, default=4.0, help="measuring time a model and library")
     parser.add_argument("--threads", type=int, help="processors each process may use")

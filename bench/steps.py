@@ -18,14 +18,14 @@ import statistics
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 import tracegrad as tg
-from tracegrad import optim
+from tracegrad import nn, optim
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "examples"))
 
@@ -34,6 +34,7 @@ import gpt
 import sine
 
 ALPHABET = 72
+MLP_BATCH = 128
 CLIP, RATE, DECAY = 1.0, 1e-3, 1e-2
 BLOCKS = 9
 # On a machine that others use too, the processor time of one thread can be compared, and the clock on the wall cannot.
@@ -62,6 +63,27 @@ class Workload:
     inputs: dict[str, Any]
     batch: Callable[[np.random.Generator], dict[str, Any]]
     torch: Callable[[Any], tuple[Any, Callable[..., Any]]]  # the torch module -> (network, loss(network, **inputs))
+
+
+class MLP(tg.Module):
+    """784-512-512-10."""
+
+    def __init__(self) -> None:
+        self.l1, self.l2, self.l3 = nn.Linear(784, 512), nn.Linear(512, 512), nn.Linear(512, 10)
+
+
+def mlp_loss(m: MLP, x: tg.Tensor, y: tg.Tensor) -> tg.Tensor:
+    return tg.cross_entropy(m.l3(tg.relu(m.l2(tg.relu(m.l1(x))))), y)
+
+
+def mlp_batch(rng: np.random.Generator) -> dict[str, Any]:
+    return {"x": rng.standard_normal((MLP_BATCH, 784), np.float32), "y": rng.integers(0, 10, MLP_BATCH, np.int32)}
+
+
+def torch_mlp(torch: Any) -> tuple[Any, Any]:
+    nn = torch.nn
+    net = nn.Sequential(nn.Linear(784, 512), nn.ReLU(), nn.Linear(512, 512), nn.ReLU(), nn.Linear(512, 10))
+    return net, lambda net, x, y: nn.functional.cross_entropy(net(x), y.long())
 
 
 def sine_batch(rng: np.random.Generator) -> dict[str, Any]:
@@ -132,15 +154,24 @@ def torch_gpt(torch: Any) -> tuple[Any, Any]:
 
 WORKLOADS = {
     "sine": Workload(sine.MLP, sine.loss, {"x": (sine.BATCH, 1), "y": (sine.BATCH, 1)}, sine_batch, torch_sine),
+    "mlp": Workload(MLP, mlp_loss, {"x": (MLP_BATCH, 784), "y": tg.i32[MLP_BATCH]}, mlp_batch, torch_mlp),
     "cnn": Workload(cnn.CNN, cnn.loss, {"x": (cnn.BATCH, 1, 28, 28), "y": tg.i32[cnn.BATCH]}, cnn_batch, torch_cnn),
-    "gpt": Workload(
-        lambda: gpt.GPT(ALPHABET),
-        gpt.loss,
-        {"tokens": tg.i32[gpt.BATCH, gpt.CONTEXT], "following": tg.i32[gpt.BATCH, gpt.CONTEXT]},
-        gpt_batch,
-        torch_gpt,
-    ),
+    "gpt": Workload(lambda: gpt.GPT(ALPHABET), gpt.loss, {}, gpt_batch, torch_gpt),
+    "gpt256": Workload(lambda: gpt.GPT(ALPHABET), gpt.loss, {}, gpt_batch, torch_gpt),
 }
+LARGE = {"gpt256": {"BATCH": 64, "CONTEXT": 256, "WIDTH": 384, "HEADS": 6, "LAYERS": 6}}
+
+
+def workload(name: str) -> Workload:
+    """The model of that name. A GPT's sizes are the example's own constants; a process measures one model, so it sets
+    them.
+    """
+    for constant, value in LARGE.get(name, {}).items():
+        setattr(gpt, constant, value)
+    if not name.startswith("gpt"):
+        return WORKLOADS[name]
+    tokens = tg.i32[gpt.BATCH, gpt.CONTEXT]
+    return replace(WORKLOADS[name], inputs={"tokens": tokens, "following": tokens})
 
 
 def torch_block(w: Workload, device: str) -> Callable[[int], float]:
@@ -189,7 +220,7 @@ def serve(pipe: Any, library: str, name: str, device: str) -> None:
 
     Each library has a process of its own: in one process their thread pools spin against each other.
     """
-    w = WORKLOADS[name]
+    w = workload(name)
     if library == "torch":
         pipe.send({})
         block = torch_block(w, device)
