@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence, Set
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from typing import Any
 from weakref import WeakValueDictionary
@@ -10,6 +11,7 @@ from weakref import WeakValueDictionary
 from tracegrad.arrays import np
 from tracegrad.errors import CompileError, DeviceError
 from tracegrad.program import PERSISTENT, Buffer, Field, KernelSource, Program
+from tracegrad.runtime.calls import processors
 from tracegrad.runtime.wgpu_calls import Calls, Copy, Launch, device_error
 from tracegrad.runtime.wgpu_rings import (
     ALIGN,
@@ -25,6 +27,7 @@ from tracegrad.runtime.wgpu_rings import (
 
 MAP_READ, COPY_SRC, COPY_DST, UNIFORM, STORAGE = 0x1, 0x4, 0x8, 0x40, 0x80  # GPUBufferUsage
 COMPUTE = 0x4  # GPUShaderStage
+COMPILERS = 8  # threads
 HALF = "shader-f16"  # the feature by which shaders know arrays in half precision
 
 
@@ -146,9 +149,11 @@ def build(program: Program, device: Any, calls: Calls, kernels: Kernels, shared:
     try:
         for b in program.buffers:
             loaded.arrays.append(_array(b, loaded.depth, device, calls, shared))
+        held = _compiled(program, calls, kernels)
         _launch(loaded, device, calls, kernels)
         loaded.inputs = plan_inputs(program, loaded.arrays, loaded.depth)
         loaded.outputs = plan_outputs(program, loaded.arrays)
+        del held  # the launches hold the pipelines now
     except BaseException:
         release(loaded, shared)
         raise
@@ -241,6 +246,17 @@ def _array(b: Buffer, depth: int, device: Any, calls: Calls, shared: dict[str, A
     elif b.role in PERSISTENT and isinstance(b.fill, (int, float)) and b.fill:  # memory starts as zeros
         calls.write(made.buffer, 0, np.full(b.size, b.fill, stored_dtype(b.dtype)))
     return made
+
+
+def _compiled(program: Program, calls: Calls, kernels: Kernels) -> list[Any]:
+    """All pipelines, compiled side by side: a driver that has not seen the kernels takes 10 to 100 ms for each."""
+    for kernel in program.kernels:
+        kernels.layout(kernel)
+    kernels.offsets_layout()
+    if len(program.kernels) == 1:
+        return [kernels.pipeline(program.kernels[0], calls)]
+    with ThreadPoolExecutor(min(COMPILERS, len(program.kernels), processors())) as pool:
+        return list(pool.map(lambda kernel: kernels.pipeline(kernel, calls), program.kernels))
 
 
 def _launch(loaded: Loaded, device: Any, calls: Calls, kernels: Kernels) -> None:
