@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 import tracegrad as tg
-from test_native import accumulator
+from test_native import accumulator, kernel, program
 from tracegrad import lr, nn, optim
-from tracegrad.program import COUNTS, Field
+from tracegrad.program import COUNTS, Buffer, Dispatch, Field
 from tracegrad.results import CompletedStep, Failed
 from tracegrad.runtime import native, wgpu_rings
 from tracegrad.runtime.adapters import check_webgpu
@@ -217,3 +217,34 @@ def test_runs_of_a_forward_between_steps_see_the_steps_before_them(many: None) -
             pending += [run(), run()]
         for a, p in zip(alone, pending, strict=True):
             np.testing.assert_array_equal(p.output, a)
+
+
+def test_large_inputs_are_written_beside_small_ones(session: NativeSession) -> None:
+    large = wgpu_rings.LARGE // 4
+    body = "b2[0] = b0[o(0) + i32(b1[0])] + b0[o(1)] + 10.0 * b0[o(2)] + 100.0 * b0[o(3)];"
+    k = kernel("pick", body, "f32", "i32", "f32 write", slots=4)
+    sizes = {"a": 3, "big": large, "b": 1, "c": 2, "bigger": large + 7, "d": 5}
+    starts = dict(zip(sizes, np.cumsum([0, *sizes.values()]).tolist()))
+    offsets = (starts["bigger"], starts["a"] + 2, starts["c"] + 1, starts["d"] + 4)
+    p = program(
+        [k],
+        [
+            Buffer("in", "f32", sum(sizes.values()), "input"),
+            Buffer("at", "i32", 1, "input"),
+            Buffer("out", "f32", 1, "output"),
+        ],
+        [Dispatch(0, (0, 1, 2), offsets, (1, 1))],
+        [*(Field(n, 0, starts[n], "f32", (size,)) for n, size in sizes.items()), Field("at", 1, 0, "i32", ())],
+        [Field("y", 2, 0, "f32", ())],
+    )  # fmt: skip
+    handle = session.load(p)
+    assert depth_of(p) > 8
+    rng = np.random.default_rng(0)
+    runs = [
+        {**{n: rng.integers(0, 9, size).astype(np.float32) for n, size in sizes.items()}, "at": (7919 * k) % large}
+        for k in range(8)
+    ]
+    expected = [float(g["bigger"][g["at"]] + g["a"][2] + 10 * g["c"][1] + 100 * g["d"][4]) for g in runs]
+    assert [float(session.collect(session.submit(handle, g))["y"]) for g in runs] == expected
+    tickets = [session.submit(handle, g) for g in runs]
+    assert [float(session.collect(t)["y"]) for t in tickets] == expected

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     Bytes = NDArray[np.uint8]
-    Write = tuple[Any, NDArray[Any]]  # a buffer, and what goes to its beginning: contiguous
+    Write = tuple[Any, int, NDArray[Any]]  # a buffer, the first byte, and what goes there: contiguous
 
 PINNED = "0.32."  # the wgpu-py whose private handles DirectCalls knows
 
@@ -110,8 +110,6 @@ class PublicCalls:
     def submit(
         self, writes: Sequence[Write], runs: Sequence[Any], copies: Any, free: Callable[[], object] = nothing
     ) -> Any:
-        for buffer, values in writes:
-            self.write(buffer, 0, values)
         encoder = self._device.create_command_encoder()
         if any(runs):
             run = encoder.begin_compute_pass()
@@ -130,6 +128,8 @@ class PublicCalls:
         for c in copies:
             encoder.copy_buffer_to_buffer(c.source, c.source_offset, c.target, c.target_offset, c.size)
         free()
+        for buffer, offset, values in writes:
+            self.write(buffer, offset, values)
         self._device.queue.submit([encoder.finish()])
         return None
 
@@ -234,8 +234,6 @@ class DirectCalls:
         command = encoder = ffi.NULL
         self._errors.capture("tracegrad")
         try:
-            for buffer, values in writes:
-                lib.wgpuQueueWriteBuffer(self._queue, buffer._internal, 0, ffi.from_buffer(values), values.nbytes)
             encoder = lib.wgpuDeviceCreateCommandEncoder(self._device, ffi.NULL)
             if runs and runs[0][0]:
                 run = lib.wgpuCommandEncoderBeginComputePass(encoder, ffi.NULL)
@@ -249,6 +247,9 @@ class DirectCalls:
             for row in copies[0]:
                 copy(encoder, *row)
             free()
+            for buffer, offset, values in writes:
+                data = ffi.from_buffer(values)
+                lib.wgpuQueueWriteBuffer(self._queue, buffer._internal, offset, data, values.nbytes)
             command = lib.wgpuCommandEncoderFinish(encoder, ffi.NULL)
         finally:
             error = self._errors.release("tracegrad")

@@ -23,10 +23,13 @@ if TYPE_CHECKING:
     from tracegrad.runtime.wgpu_calls import Bytes
 
     Rows = NDArray[Any] | list[NDArray[Any]]  # one for each run
+    Place = tuple[str, NDArray[Any]]  # of a field: its name, and where it is staged
+    Write = tuple[Any, int, NDArray[Any]]  # a buffer, the first byte, and what goes there: contiguous
 
 ALIGN = 256  # bytes: of offsets into a buffer that is bound, what every device accepts
 GAP = 64  # outputs this close (elements) are copied together: a copy costs more than these bytes
 RUNS_AT_ONCE = 32  # in one submission: one costs the host about three runs of a small model
+LARGE = 1 << 16  # bytes: copying so many once more takes longer than one more write
 RING_BYTES = 8 << 20  # of all arrays of inputs and outputs together, unless one run needs more
 
 
@@ -69,44 +72,69 @@ def stored_dtype(dtype: str) -> str:
 
 @dataclass(slots=True, eq=False)
 class Inputs:
-    """What the host writes before a submission: for each array of inputs one on the host, with a row for each run."""
+    """What the host writes before a submission.
+
+    Small values are staged: for each array of inputs there is one on the host, with a row for each run. Large ones are
+    written from where they are, and must not change before.
+    """
 
     fields: tuple[Field, ...]
-    arrays: list[Array]
-    rows: list[NDArray[Any]]
-    numbers: list[int]  # of a field: which of them
-    views: list[list[tuple[str, tuple[int, ...], NDArray[Any]]]]  # of a run: name, shape and place of each field
+    arrays: dict[int, Array]  # by number of the buffer
+    rows: dict[int, NDArray[Any]]
     names: set[str]
+    large: tuple[Field, ...]
+    between: dict[int, list[tuple[int, int]]]  # in arrays with large values: where small ones lie (elements)
+    views: list[list[Place]] = field(default_factory=list[Any])  # of a run: its small values
+    direct: list[Write] = field(default_factory=list[Any])  # large values of the runs staged so far
 
     def stage(self, run: int, given: Mapping[str, Any]) -> None:
         """Put the values of the `run`-th run in place: booleans as 0 and 1, u32 as the same 32 bits."""
         if set(given) != self.names:
             missing, extra = sorted(self.names - given.keys()), sorted(given.keys() - self.names)
             raise InputError(f"inputs do not fit the program: missing {missing}, unknown {extra}")
+        for f in self.fields:
+            shape = getattr(given[f.name], "shape", None)
+            if shape != f.shape and np.shape(given[f.name]) != f.shape:  # NumPy would broadcast it silently
+                raise InputError(f"input {f.name!r} has shape {np.shape(given[f.name])}, not {f.shape}")
         while len(self.views) <= run:
-            self.views.append(self._of_run(len(self.views)))
-        for name, shape, view in self.views[run]:
-            value = given[name]
-            if getattr(value, "shape", None) != shape and np.shape(value) != shape:  # NumPy would broadcast it silently
-                raise InputError(f"input {name!r} has shape {np.shape(value)}, not {shape}")
-            view[...] = value
+            self.views.append([self._place(f, len(self.views)) for f in self.fields if f not in self.large])
+        for name, view in self.views[run]:
+            view[...] = given[name]
+        for f in self.large:
+            array = self.arrays[f.buffer]
+            values = np.ascontiguousarray(given[f.name], stored_dtype(f.dtype))
+            self.direct.append((array.buffer, run * array.stride + 4 * f.offset, values))
 
-    def writes(self, runs: int) -> list[tuple[Any, NDArray[Any]]]:
-        """Device buffers, and what to write to their beginning."""
-        return [(array.buffer, rows[:runs]) for array, rows in zip(self.arrays, self.rows, strict=True)]
+    def writes(self, runs: int) -> list[Write]:
+        """All of so many runs, which are the last that were staged."""
+        found, self.direct = self.direct, []
+        for k, array in self.arrays.items():
+            if k not in self.between:
+                found.append((array.buffer, 0, self.rows[k][:runs]))
+                continue
+            for begin, end in self.between[k]:
+                at = [(run, run * array.stride + 4 * begin) for run in range(runs)]
+                found += [(array.buffer, first, self.rows[k][run, begin:end]) for run, first in at]
+        return found
 
-    def _of_run(self, run: int) -> list[tuple[str, tuple[int, ...], NDArray[Any]]]:
-        parts = [self.rows[k][run, f.offset : f.offset + f.size] for k, f in zip(self.numbers, self.fields)]
-        return [(f.name, f.shape, x.view(stored_dtype(f.dtype)).reshape(f.shape)) for f, x in zip(self.fields, parts)]
+    def _place(self, f: Field, run: int) -> Place:
+        part = self.rows[f.buffer][run, f.offset : f.offset + f.size]
+        return f.name, part.view(stored_dtype(f.dtype)).reshape(f.shape)
 
 
 def plan_inputs(program: Program, arrays: list[Array], depth: int) -> Inputs:
     """The inputs of a program, for `depth` runs."""
-    used = list(dict.fromkeys(f.buffer for f in program.inputs))
-    found = [arrays[k] for k in used]
+    found = {f.buffer: arrays[f.buffer] for f in program.inputs}
     names = {f.name for f in program.inputs}
-    rows = [np.zeros((depth, a.stride // 4 or a.size), stored_dtype(a.dtype)) for a in found]
-    return Inputs(program.inputs, found, rows, [used.index(f.buffer) for f in program.inputs], [], names)
+    rows = {k: np.zeros((depth, a.stride // 4 or a.size), stored_dtype(a.dtype)) for k, a in found.items()}
+    large = tuple(f for f in program.inputs if 4 * f.size >= LARGE)
+    between: dict[int, list[tuple[int, int]]] = {f.buffer: [] for f in large}
+    for f in sorted(program.inputs, key=lambda f: f.offset):
+        if f.buffer in between and f not in large and f.size:
+            parts = between[f.buffer]
+            begin = parts.pop()[0] if parts and parts[-1][1] == f.offset else f.offset
+            parts.append((begin, f.offset + f.size))
+    return Inputs(program.inputs, found, rows, names, large, between)
 
 
 @dataclass(frozen=True, slots=True)
