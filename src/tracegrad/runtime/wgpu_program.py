@@ -255,8 +255,12 @@ def _compiled(program: Program, calls: Calls, kernels: Kernels) -> list[Any]:
     kernels.offsets_layout()
     if len(program.kernels) == 1:
         return [kernels.pipeline(program.kernels[0], calls)]
+
+    def compiled(kernel: KernelSource) -> Any:
+        return kernels.pipeline(kernel, calls)
+
     with ThreadPoolExecutor(min(COMPILERS, len(program.kernels), processors())) as pool:
-        return list(pool.map(lambda kernel: kernels.pipeline(kernel, calls), program.kernels))
+        return list(pool.map(compiled, program.kernels))
 
 
 def _launch(loaded: Loaded, device: Any, calls: Calls, kernels: Kernels) -> None:
