@@ -8,6 +8,7 @@ import subprocess
 import sys
 import warnings
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -16,7 +17,9 @@ import pytest
 import tracegrad as tg
 from models import SineMLP, sine_loss
 from tracegrad import optim
+from tracegrad.render.c_engine import ENGINE
 from tracegrad.runtime import compiler as module
+from tracegrad.runtime.calls import Calls
 from tracegrad.runtime.compiler import VARIABLE, Compiler, cache_folder, compiler_named
 
 SOURCE = "int answer(void) { return 42; }"
@@ -158,3 +161,30 @@ def test_devices_say_what_compiles_their_kernels(cc: Compiler, monkeypatch: pyte
     assert cc.version in describe()
     monkeypatch.setenv(VARIABLE, "off")
     assert describe() == "NumPy on this machine's CPU"
+
+
+PRODUCTS = [*((m, n, 5) for m in range(1, 31) for n in (1, 15, 16, 17, 33)), (28, 1, 9), (40, 70, 600), (300, 600, 40),
+          (17, 520, 1030)]  # fmt: skip
+PADDED = 1024  # columns of a left operand whose rows fall into one set of a cache
+
+
+@pytest.mark.parametrize("turned", [(False, False), (True, False), (False, True), (True, True)])
+def test_products_of_all_shapes_are_the_same_in_any_number_of_parts(cc: Compiler, turned: tuple[bool, bool]):
+    engine = cc.library(ENGINE)
+    assert engine is not None
+    rng, calls = np.random.default_rng(0), Calls(engine, [])
+    made: list[tuple[np.ndarray, np.ndarray, list[np.ndarray]]] = []
+    for m, n, k in PRODUCTS:
+        wide = rng.standard_normal((m, max(k, PADDED) if m == 28 else k), dtype=np.float32)[:, :k]
+        a = wide.T.copy().T if turned[0] else wide
+        b = rng.standard_normal((k, n), dtype=np.float32)
+        b = b.T.copy().T if turned[1] else b
+        outs = [np.full((m, n), np.nan, np.float32) for _ in range(3)]
+        calls.add([replace(calls.product(a, b, out), parts=parts) for parts, out in enumerate(outs, start=1)])
+        made.append((a, b, outs))
+    calls.runs()[1]()
+    for a, b, outs in made:
+        # a sum of k products rounds at most k times, each by half a unit of the sum of their sizes
+        bound = a.shape[1] * np.finfo(np.float32).eps * (np.abs(a).astype(np.float64) @ np.abs(b).astype(np.float64))
+        assert (np.abs(outs[0] - a.astype(np.float64) @ b.astype(np.float64)) <= bound).all(), (a.shape, b.shape)
+        assert all(np.array_equal(outs[0], out) for out in outs[1:]), (a.shape, b.shape)
