@@ -298,8 +298,8 @@ def measure(name: str, device: str, seconds: float, with_torch: bool) -> str:
         child.close()
     f = children[0].facts
     row = [name, f"{f['dispatches']}", f"{f['copies']}", f"{f['compile']:.2f}", f"{f['first']:.2f}"]
-    row += [f"{f['persistent']:.1f}", f"{f['temporaries']:.1f}", f"{own:.2f}"]
-    row += [f"{other[0]:.2f}", f"{other[0] / own:.2f}"] if other else ["–", "–"]
+    row += [f"{f['persistent']:.1f}", f"{f['temporaries']:.1f}", f"{own:.3g}"]
+    row += [f"{other[0]:.3g}", f"{other[0] / own:.2f}"] if other else ["–", "–"]
     return "| " + " | ".join(row) + " |"
 
 
