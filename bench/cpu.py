@@ -118,9 +118,11 @@ def measure(name: str, libraries: list[str], seconds: float, patience: float) ->
     for together in [[x] for x in libraries] if name in LARGE else [libraries]:
         children = {x: Stopped(x, name, "cpu", serve, patience) for x in together}
         able = [x for x in together if "first" in children[x].facts]
-        times = dict(zip(able, median_ms([children[x] for x in able], seconds)))
-        for child in children.values():
-            child.close()
+        try:
+            times = dict(zip(able, median_ms([children[x] for x in able], seconds)))
+        finally:  # who stands still cannot be ended
+            for child in children.values():
+                child.close()
         rows += [(x, times.get(x, 0.0), children[x].facts) for x in together]
     return [
         f"| {name} | {x} | {ms:.3f} | {ms / rows[0][1]:.2f} | {facts['first']:.2f} | {facts['memory']:.0f} |"
