@@ -175,3 +175,13 @@ print(train.step(x=[[0.5]] * 8, y=[[0.1]] * 8).loss)
     first, second = run("ask"), run("trust")
     assert first.returncode == second.returncode == 0, first.stderr + second.stderr
     assert first.stdout == second.stdout and first.stderr == second.stderr == ""
+
+
+def test_where_only_software_is_remembered_auto_loads_no_wgpu(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(finding, "PROBE", says(fake("llvmpipe", "CPU")))
+    assert chosen("auto") is None
+    asked = another_process(monkeypatch)
+    loaded: list[str] = []
+    monkeypatch.setattr(finding, "load_wgpu", lambda: loaded.append("wgpu"))
+    assert chosen("auto") is None and asked == loaded == []
+    assert chosen("webgpu") is not None and loaded == ["wgpu"]

@@ -248,3 +248,11 @@ def test_large_inputs_are_written_beside_small_ones(session: NativeSession) -> N
     assert [float(session.collect(session.submit(handle, g))["y"]) for g in runs] == expected
     tickets = [session.submit(handle, g) for g in runs]
     assert [float(session.collect(t)["y"]) for t in tickets] == expected
+
+
+def test_a_program_that_launches_nothing(session: NativeSession) -> None:
+    p = replace(accumulator(2), kernels=(), dispatches=(), outputs=(Field("total", 1, 0, "f32", (2,)),))
+    handle = session.load(p)
+    session.write("total", [3.0, 4.0])
+    x = {"x": np.zeros(2, np.float32)}
+    assert session.collect(session.submit(handle, x))["total"].tolist() == [3.0, 4.0]

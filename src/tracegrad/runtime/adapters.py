@@ -141,8 +141,9 @@ def search(device: str) -> Search:
         found.rows = remembered.take()
         if found.rows is None:
             found.child = _started_child()
-        with contextlib.suppress(DeviceError):  # whoever needs it hears of it
-            load_wgpu()
+        with contextlib.suppress(DeviceError, KeyError, TypeError, ValueError):  # `opened` tells what is wrong
+            if found.rows is None or _chosen(device, _Answer(_sorted(found.rows))) is not None:
+                load_wgpu()
     return found
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence, Set
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
+from itertools import repeat
 from typing import Any
 from weakref import WeakValueDictionary
 
@@ -253,14 +254,8 @@ def _compiled(program: Program, calls: Calls, kernels: Kernels) -> list[Any]:
     for kernel in program.kernels:
         kernels.layout(kernel)
     kernels.offsets_layout()
-    if len(program.kernels) == 1:
-        return [kernels.pipeline(program.kernels[0], calls)]
-
-    def compiled(kernel: KernelSource) -> Any:
-        return kernels.pipeline(kernel, calls)
-
-    with ThreadPoolExecutor(min(COMPILERS, len(program.kernels), processors())) as pool:
-        return list(pool.map(compiled, program.kernels))
+    with ThreadPoolExecutor(max(1, min(COMPILERS, len(program.kernels), processors()))) as pool:
+        return list(pool.map(kernels.pipeline, program.kernels, repeat(calls)))
 
 
 def _launch(loaded: Loaded, device: Any, calls: Calls, kernels: Kernels) -> None:

@@ -23,12 +23,13 @@ if TYPE_CHECKING:
     from tracegrad.runtime.wgpu_calls import Bytes
 
     Rows = NDArray[Any] | list[NDArray[Any]]  # one for each run
-    Place = tuple[str, NDArray[Any]]  # of a field: its name, and where it is staged
+    Place = tuple[str, tuple[int, ...], NDArray[Any]]  # of a field: its name and shape, and where it is staged
     Write = tuple[Any, int, NDArray[Any]]  # a buffer, the first byte, and what goes there: contiguous
 
 ALIGN = 256  # bytes: of offsets into a buffer that is bound, what every device accepts
 GAP = 64  # outputs this close (elements) are copied together: a copy costs more than these bytes
 RUNS_AT_ONCE = 32  # in one submission: one costs the host about three runs of a small model
+FEW = 16  # elements of an output that the runs of a submission may keep in one array
 LARGE = 1 << 16  # bytes: copying so many once more takes longer than one more write
 RING_BYTES = 8 << 20  # of all arrays of inputs and outputs together, unless one run needs more
 
@@ -92,16 +93,16 @@ class Inputs:
         if set(given) != self.names:
             missing, extra = sorted(self.names - given.keys()), sorted(given.keys() - self.names)
             raise InputError(f"inputs do not fit the program: missing {missing}, unknown {extra}")
-        for f in self.fields:
-            shape = getattr(given[f.name], "shape", None)
-            if shape != f.shape and np.shape(given[f.name]) != f.shape:  # NumPy would broadcast it silently
-                raise InputError(f"input {f.name!r} has shape {np.shape(given[f.name])}, not {f.shape}")
         while len(self.views) <= run:
             self.views.append([self._place(f, len(self.views)) for f in self.fields if f not in self.large])
-        for name, view in self.views[run]:
-            view[...] = given[name]
+        for name, shape, view in self.views[run]:
+            value = given[name]
+            if getattr(value, "shape", None) != shape:
+                check_shape(name, value, shape)
+            view[...] = value
         for f in self.large:
             array = self.arrays[f.buffer]
+            check_shape(f.name, given[f.name], f.shape)
             values = np.ascontiguousarray(given[f.name], stored_dtype(f.dtype))
             self.direct.append((array.buffer, run * array.stride + 4 * f.offset, values))
 
@@ -119,7 +120,13 @@ class Inputs:
 
     def _place(self, f: Field, run: int) -> Place:
         part = self.rows[f.buffer][run, f.offset : f.offset + f.size]
-        return f.name, part.view(stored_dtype(f.dtype)).reshape(f.shape)
+        return f.name, f.shape, part.view(stored_dtype(f.dtype)).reshape(f.shape)
+
+
+def check_shape(name: str, value: Any, shape: tuple[int, ...]) -> None:
+    """InputError if a value has another shape: NumPy would broadcast it silently."""
+    if np.shape(value) != shape:
+        raise InputError(f"input {name!r} has shape {np.shape(value)}, not {shape}")
 
 
 def plan_inputs(program: Program, arrays: list[Array], depth: int) -> Inputs:
@@ -167,21 +174,28 @@ class Outputs:
         starts = [0, *accumulate(d.bytes(runs) for d in self.deliveries)]
         found: list[Rows] = []
         for f, (number, first) in zip(self.fields, self.places, strict=True):
-            words = raw[starts[number] : starts[number + 1]].view(stored_dtype(f.dtype))
-            if self.deliveries[number].array.stride:
-                found.append(words.reshape(runs, -1)[:, first : first + f.size])
+            parts = runs if self.deliveries[number].array.stride else 1
+            words = raw[starts[number] : starts[number + 1]].view(stored_dtype(f.dtype)).reshape(parts, -1)
+            rows = words[:, first : first + f.size]
+            rows = rows.copy() if f.size <= FEW else rows
+            if parts == runs:
+                found.append(rows)
             else:  # as the last run left it
-                last = words[first : first + f.size]
-                counted = runs > 1 and f.spec.get(COUNTS) and last.any()
+                last = rows[0]
+                counted = f.spec.get(COUNTS) and last.any()
                 found.append([np.maximum(last - k, 0) for k in range(runs)][::-1] if counted else [last] * runs)
         return found
 
     def of_run(self, columns: list[Rows], run: int) -> dict[str, Any]:
-        """The outputs of one run by name, in memory of their own."""
+        """The outputs of one run by name, large ones in memory of their own: whoever keeps one keeps no other's."""
         result: dict[str, Any] = {}
         for f, rows in zip(self.fields, columns, strict=True):
             flat = rows[run]
-            result[f.name] = (flat != 0 if f.dtype == "bool" else flat.copy()).reshape(f.shape)
+            if f.dtype == "bool":
+                flat = flat != 0
+            elif f.size > FEW:
+                flat = flat.copy()
+            result[f.name] = flat.reshape(f.shape)
         return result
 
 
