@@ -190,9 +190,10 @@ class Pending(Generic[T]):
             with contextlib.suppress(TimeoutError):
                 tab.wait(self, f"the result of {self._what}", timeout)
             return self._done
-        ready = threading.Event()
-        self.add_done_callback(lambda _: ready.set())
-        return ready.wait(timeout)
+        ready = threading.Lock()  # cheaper than an Event, and there is one waiter
+        ready.acquire()
+        self.add_done_callback(lambda _: ready.release())
+        return ready.acquire(timeout=-1 if timeout is None else max(timeout, 0))
 
     def add_done_callback(self, callback: Callable[[Pending[T]], object]) -> None:
         """Call `callback(self)` once the result is there: at once if it is, else on the library's worker thread."""
