@@ -1,8 +1,8 @@
 // The bench's models as tracegrad exported them (export.py): the folder's own tracegrad.js runs them.
 
 export async function open(name, s, { folder, gpu, read }) {
-  const { Training } = await import(/* @vite-ignore */ `${folder}/tracegrad.js`);
-  const manifest = JSON.parse(await read("program.json"));
+  const [{ Training }, program] = await Promise.all([import(/* @vite-ignore */ `${folder}/tracegrad.js`), read("program.json")]);
+  const manifest = JSON.parse(program);
   const train = await Training.open({ manifest, gpu });
   const done = (result) => {
     if (result.kind !== "completed") throw result.error ?? new Error(result.reason);

@@ -24,7 +24,8 @@ SERIAL_UNIFORM = 512  # threads that do, without barriers
 MOST_TURNS = 65535  # of all loops of a thread together: Mesa's llvmpipe leaves them then, without a word
 SERIAL_WORKGROUP = 32  # threads of a workgroup without barriers: small ones, so that few threads still occupy all cores
 SQUARE = 8  # results along each side of a square: 2, 4, 8, 12 give 1.4, 2.9, 5.2, 5.3 GFLOP/s on two cores
-SMALL_SQUARE = 4  # where k is written out: as fast then, and a driver compiles it in half the time
+SMALL_SQUARE = 4  # where k is written out, or all of the product is small: a driver compiles it in half the time
+SMALL_PRODUCT = 2**20  # terms, which two cores sum in less than a millisecond either way
 SHORT = 4  # turns of a loop over k that are written out
 
 
@@ -72,9 +73,10 @@ class TileShape:
         each = min(k, self.k_slice)
         return each if k <= self.k_step and k % each == 0 and each <= SHORT else 0
 
-    def square(self, k: int) -> int:
+    def square(self, kernel: Kernel) -> int:
         """Results along each side of the square that a thread computes without barriers."""
-        return SMALL_SQUARE if self.turns(k) else SQUARE
+        small = kernel.rows * kernel.length <= SMALL_PRODUCT
+        return SMALL_SQUARE if small or self.turns(kernel.length) else SQUARE
 
     def summed(self, kernel: Kernel) -> tuple[Axis, ...]:
         """The axes of k in the order in which their points are summed.
@@ -193,7 +195,7 @@ def _serial(kernel: Kernel, tiling: Tiling) -> Tiling:
         assert kernel.product is not None
         m, n, batch = (points(axes) for axes in (kernel.product.m, kernel.product.n, kernel.product.batch))
         assert tiling.tile is not None
-        side = tiling.tile.square(kernel.length)
+        side = tiling.tile.square(kernel)
         work = batch * -(-m // side) * -(-n // side)
         tiling = replace(tiling, kind="square")
     workgroups = -(-work // SERIAL_WORKGROUP)

@@ -24,7 +24,7 @@ class Square:
         assert tiling.tile is not None
         self.product, self.tile = kernel.product, tiling.tile
         self.m, self.n, self.k = (points(axes) for axes in (self.product.m, self.product.n, kernel.inner))
-        self.side = self.tile.square(self.k)
+        self.side = self.tile.square(kernel)
 
     def before_stores(self) -> list[str]:
         """Everything up to the results: `ci_h` then holds columns 4 * h to 4 * h + 3 of row i."""
