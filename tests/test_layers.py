@@ -186,16 +186,11 @@ def test_everything_imports_and_compiles_without_numpy():
 
 
 IMPORT_SECONDS = 0.15  # beyond NumPy, with bytecode, as any installed package has it; 0.06 on a two-core machine
-IMPORTS_OF_NUMPY = 3  # or as many times what NumPy itself takes, on a machine that is slow just now
 
 
 def test_importing_tracegrad_costs_little(tmp_path: Path):
-    clock = "t.append(time.process_time())"
-    code = f"import time; t = []; {clock}; import numpy; {clock}; import tracegrad; {clock}; print(*t)"
+    code = "import time, numpy; t = time.process_time(); import tracegrad; print(time.process_time() - t)"
     environment = {k: v for k, v in os.environ.items() if k != "PYTHONDONTWRITEBYTECODE"}
     environment["PYTHONPYCACHEPREFIX"] = str(tmp_path)
-    runs = [[float(x) for x in python(code, environment).split()] for _ in range(6)][
-        1:
-    ]  # the first writes the bytecode
-    numpy, own = (min(b - a for a, b in pairs) for pairs in ([run[:2] for run in runs], [run[1:] for run in runs]))
-    assert own < max(IMPORT_SECONDS, IMPORTS_OF_NUMPY * numpy)
+    seconds = [float(python(code, environment)) for _ in range(6)][1:]  # the first writes the bytecode
+    assert min(seconds) < IMPORT_SECONDS

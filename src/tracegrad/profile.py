@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
@@ -124,7 +123,7 @@ def make_profile(graph: Graph, program: Program, timings: Timings, device: Devic
     for spans, run in zip(timings.runs, sums):
         for number, (begin, end) in zip(order, spans, strict=True):
             run[number] += end - begin
-    seconds = [statistics.median(each) for each in zip(*sums)]
+    seconds = [float(s) for s in np.median(sums, axis=0)]
     total = sum(seconds)
     rows: list[TimedDispatch] = []
     for d, s in zip(dispatches_of(graph, as_run(program, device)), seconds, strict=True):

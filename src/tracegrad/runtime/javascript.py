@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from importlib import resources
+from pathlib import Path
 
+FOLDER = Path(__file__).parents[1] / "js"  # importlib.resources would take a tenth of importing tracegrad
 CORE = ("arrays", "random", "schedules", "safetensors", "session", "queue", "training", "serve")  # needed ones first
 
 
@@ -31,4 +32,4 @@ def without_imports(name: str) -> str:
 
 def source(name: str) -> str:
     """A file of tracegrad/js."""
-    return resources.files("tracegrad").joinpath("js", name).read_text(encoding="utf-8")
+    return (FOLDER / name).read_text(encoding="utf-8")
