@@ -19,8 +19,9 @@ from models import SineMLP, sine_loss
 from tracegrad import optim
 from tracegrad.render.c_engine import ENGINE
 from tracegrad.runtime import compiler as module
+from tracegrad.runtime.cache import cache_folder
 from tracegrad.runtime.calls import Calls
-from tracegrad.runtime.compiler import VARIABLE, Compiler, cache_folder, compiler_named
+from tracegrad.runtime.compiler import VARIABLE, Compiler, compiler_named
 
 SOURCE = "int answer(void) { return 42; }"
 SHAPES = {"x": (32, 1), "y": (32, 1)}

@@ -350,7 +350,7 @@ class Wrong(CpuSession):
 
 
 def test_a_device_that_computes_wrongly_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tracegrad.entrypoints.CpuSession", Wrong)
+    monkeypatch.setattr("tracegrad.runtime.cpu.CpuSession", Wrong)
     monkeypatch.setenv("TRACEGRAD_CHECK", "1")
     with compiled() as train:
         result = train.step(batch(0, FINE)).result()

@@ -63,7 +63,7 @@ class Wrong(CpuSession):
 
 
 def test_a_device_that_computes_a_function_wrongly_is_found_and_the_op_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tracegrad.entrypoints.CpuSession", Wrong)
+    monkeypatch.setattr("tracegrad.runtime.cpu.CpuSession", Wrong)
     with compiled() as train:
         before = train.download_params()
         monkeypatch.setenv("TRACEGRAD_CHECK", "1")

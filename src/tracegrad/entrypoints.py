@@ -20,9 +20,6 @@ from tracegrad.own import OwnParameters
 from tracegrad.runtime.adapters import Search, adapters, check_webgpu, opened, search
 from tracegrad.runtime.base import DeviceInfo, Session
 from tracegrad.runtime.browser import BrowserSession
-from tracegrad.runtime.compiler import compiler
-from tracegrad.runtime.cpu import CpuSession, cpu_info
-from tracegrad.runtime.native import NativeSession
 from tracegrad.runtime.tab import IN_TAB
 from tracegrad.training import CompiledTraining
 
@@ -114,6 +111,9 @@ def is_webgpu_available() -> bool:
 
 def devices() -> list[DeviceInfo]:
     """Every usable device, in the order in which "auto" tries them. Software adapters come last: it never takes one."""
+    from tracegrad.runtime.compiler import compiler
+    from tracegrad.runtime.cpu import cpu_info
+
     found = [DeviceInfo("webgpu", a.description, a.software) for a in adapters()]
     cpu = [cpu_info(compiler())] if HAVE_NUMPY else []
     return [*(d for d in found if IN_TAB or not d.software), *cpu, *(d for d in found if d.software and not IN_TAB)]
@@ -137,14 +137,22 @@ def session_factory(device: str) -> Callable[[], Callable[[], Session]]:
 
 
 def open_session(found: Search | None, site: Site | None) -> Session:
-    """A session on what was searched for, else on the CPU. DeviceError with the line of the call that wanted it."""
+    """A session on what was searched for, else on the CPU. DeviceError with the line of the call that wanted it.
+
+    A runtime is imported when it is opened: together they would be a tenth of `import tracegrad`.
+    """
     if found is not None:
+        from tracegrad.runtime.native import NativeSession
+
         try:
             session = opened(found, NativeSession)
         except DeviceError as e:
             raise type(e)(located(str(e), site)) from e
         if session is not None:
             return session
+    from tracegrad.runtime.compiler import compiler
+    from tracegrad.runtime.cpu import CpuSession
+
     return CpuSession(compiler())
 
 

@@ -123,12 +123,18 @@ def make_profile(graph: Graph, program: Program, timings: Timings, device: Devic
     for spans, run in zip(timings.runs, sums):
         for number, (begin, end) in zip(order, spans, strict=True):
             run[number] += end - begin
-    seconds = [float(s) for s in np.median(sums, axis=0)]
+    seconds = [_median(each) for each in zip(*sums, strict=True)]
     total = sum(seconds)
     rows: list[TimedDispatch] = []
     for d, s in zip(dispatches_of(graph, as_run(program, device)), seconds, strict=True):
         rows.append(TimedDispatch(d, s, s / total if total else 0.0, *limits.share(d.cost.flops, d.cost.bytes, s)))
     return Profile(str(device), tuple(rows), tuple(order), timings, limits)
+
+
+def _median(values: Sequence[float]) -> float:
+    """As statistics.median, whose module imports decimal and fractions."""
+    ordered, half = sorted(values), len(values) // 2
+    return (ordered[half] + ordered[-half - 1]) / 2
 
 
 def checked_steps(steps: int) -> int:

@@ -8,7 +8,7 @@ process asks drivers only to open an adapter that a child has seen alive (`open_
 from __future__ import annotations
 
 import contextlib
-import ctypes.util
+import ctypes
 import glob
 import importlib
 import importlib.util
@@ -281,8 +281,17 @@ def _probe(child: subprocess.Popen[bytes] | None) -> _Answer:
         return _Answer(reason="broken-wgpu", detail=said["error"])
     if found := _sorted(said["rows"]):
         return _Answer(found, rows=said["rows"])
-    missing = sys.platform.startswith("linux") and not ctypes.util.find_library("vulkan")
-    return _Answer(reason="no-loader" if missing else "no-driver")
+    return _Answer(reason="no-driver" if _has_loader() else "no-loader")
+
+
+def _has_loader() -> bool:
+    """False on a Linux without the library that finds Vulkan's drivers."""
+    if sys.platform.startswith("linux"):
+        try:
+            ctypes.CDLL("libvulkan.so.1")
+        except OSError:
+            return False
+    return True
 
 
 def _probe_browser() -> _Answer:

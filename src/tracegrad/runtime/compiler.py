@@ -22,6 +22,8 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
+from tracegrad.runtime.cache import cache_folder, is_own
+
 VARIABLE = "TRACEGRAD_CC"  # a compiler, or "off"
 CANDIDATES = ("cc", "gcc", "clang")
 # NaN and infinities are kept, and sums are added in the order of the source. Contraction to fused products is the
@@ -37,7 +39,6 @@ FLAGS = (
 GCC_FLAGS = ("-fno-tree-sink", "-fno-thread-jumps", "--param=max-completely-peeled-insns=64")
 SECONDS = 120  # a compiler that takes longer has failed
 FORGOTTEN_AFTER = 60 * 86400  # seconds without a use
-OTHERS_MAY_WRITE = 0o022
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,25 +122,6 @@ def forget_old(folder: Path) -> None:
                 shutil.rmtree(path) if path.is_dir() else path.unlink()
         except FileNotFoundError:
             continue  # by another process
-
-
-def is_own(path: Path) -> bool:
-    """Is it this user's, writable by nobody else, and no link?"""
-    found = path.lstat()
-    return found.st_uid == os.getuid() and not found.st_mode & OTHERS_MAY_WRITE and not path.is_symlink()
-
-
-def cache_folder() -> Path:
-    """The directory, made if it is not there. PermissionError if others could have put something into it."""
-    if sys.platform == "darwin":
-        base = Path.home() / "Library" / "Caches"
-    else:
-        base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    folder = base / "tracegrad"
-    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    if not is_own(folder):
-        raise PermissionError(f"{folder} belongs to another user, or others may write to it")
-    return folder
 
 
 def compiler() -> Compiler | None:

@@ -20,7 +20,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, cast
 
-from tracegrad.runtime.compiler import cache_folder, is_own
+from tracegrad.runtime.cache import cache_folder, is_own
 
 VARIABLE = "TRACEGRAD_PROBE"  # "always": ask in every process
 NODES = ("/dev/dri/*", "/dev/nvidia*", "/dev/kfd", "/dev/dxg", "/dev/mali*", "/dev/nvhost-gpu")

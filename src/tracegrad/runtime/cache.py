@@ -1,0 +1,28 @@
+"""The user's cache directory, and which files in it can be trusted."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+OTHERS_MAY_WRITE = 0o022
+
+
+def is_own(path: Path) -> bool:
+    """Is it this user's, writable by nobody else, and no link?"""
+    found = path.lstat()
+    return found.st_uid == os.getuid() and not found.st_mode & OTHERS_MAY_WRITE and not path.is_symlink()
+
+
+def cache_folder() -> Path:
+    """The directory, made if it is not there. PermissionError if others could have put something into it."""
+    if sys.platform == "darwin":
+        base = Path.home() / "Library" / "Caches"
+    else:
+        base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    folder = base / "tracegrad"
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    if not is_own(folder):
+        raise PermissionError(f"{folder} belongs to another user, or others may write to it")
+    return folder
