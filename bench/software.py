@@ -20,10 +20,10 @@ import numpy as np
 
 import tracegrad as tg
 from tracegrad.ambient import tracing
+from tracegrad.compiler.layout import Persistent
+from tracegrad.compiler.plan import make_program
 from tracegrad.dtypes import TensorType, f32
 from tracegrad.ir import Graph
-from tracegrad.layout import Persistent
-from tracegrad.plan import make_program
 from tracegrad.prims.leaves import leaf
 from tracegrad.program import Binding, Buffer, Dispatch, Field, KernelSource, Needs, Program
 from tracegrad.runtime.adapters import check_webgpu

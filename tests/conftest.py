@@ -14,7 +14,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 from tracegrad.runtime import remembered
 from tracegrad.runtime.adapters import check_webgpu
-from tracegrad.runtime.compiler import VARIABLE, compiler_named
+from tracegrad.runtime.c_compiler import VARIABLE, compiler_named
 from tracegrad.runtime.cpu import CpuSession
 from tracegrad.runtime.native import NativeSession
 

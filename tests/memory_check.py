@@ -15,15 +15,15 @@ from typing import Any
 
 import numpy as np
 
-from tracegrad.assemble import assemble
-from tracegrad.build import arena_of, persistent_of
+from tracegrad.compiler.assemble import assemble
+from tracegrad.compiler.build import arena_of, persistent_of
+from tracegrad.compiler.layout import Persistent
+from tracegrad.compiler.places import Plan, make_plan
+from tracegrad.compiler.plan import optimize
 from tracegrad.ir import Graph, Tensor
 from tracegrad.kernels.expr import indices_of, walk
 from tracegrad.kernels.form import Kernel, Store
-from tracegrad.layout import Persistent
 from tracegrad.nn.module import named_parameters
-from tracegrad.places import Plan, make_plan
-from tracegrad.plan import optimize
 from tracegrad.program import PERSISTENT, KernelSource, Program
 
 ELEMENT = 2**32  # labels are value * ELEMENT + element

@@ -9,7 +9,7 @@ from typing import Any
 
 import tracegrad as tg
 from tracegrad import nn, optim
-from tracegrad.build import Built, build_training
+from tracegrad.compiler.build import Built, build_training
 
 
 class SineMLP(tg.Module):

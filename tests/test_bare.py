@@ -11,11 +11,12 @@ import numpy as np
 import pytest
 
 from test_layers import MODULES
-from tracegrad import bare, inputs
+from tracegrad import bare
 from tracegrad.arrays import handed_out
+from tracegrad.engine import inputs
+from tracegrad.engine.results import Captures
 from tracegrad.errors import InputError
 from tracegrad.program import Field
-from tracegrad.results import Captures
 from tracegrad.runtime import storage
 
 INDEX = {"range": [0, 9], "exempt": -1}

@@ -15,7 +15,8 @@ import numpy as np
 import pytest
 
 import tracegrad as tg
-from tracegrad import bench, cli, doctor, nn, optim, selftest
+from tracegrad import nn, optim
+from tracegrad.commands import bench, cli, doctor, selftest
 from tracegrad.demo import gpt
 from tracegrad.demo.data import load_digits, load_text
 from tracegrad.safetensors import read

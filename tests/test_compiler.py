@@ -19,9 +19,9 @@ from models import SineMLP, sine_loss
 from tracegrad import optim
 from tracegrad.render.c_engine import ENGINE
 from tracegrad.runtime import compiler as module
+from tracegrad.runtime.c_compiler import VARIABLE, Compiler, compiler_named
 from tracegrad.runtime.cache import cache_folder
 from tracegrad.runtime.calls import Calls
-from tracegrad.runtime.compiler import VARIABLE, Compiler, compiler_named
 
 SOURCE = "int answer(void) { return 42; }"
 SHAPES = {"x": (32, 1), "y": (32, 1)}
@@ -110,7 +110,7 @@ def test_a_folder_of_another_user_is_not_used(cc: Compiler, monkeypatch: pytest.
 
 def test_processes_at_the_same_time_do_not_disturb_each_other(cc: Compiler):
     code = (
-        "from tracegrad.runtime.compiler import compiler_named\n"
+        "from tracegrad.runtime.c_compiler import compiler_named\n"
         f"for k in range(5): assert compiler_named('').library({SOURCE!r} + f'int n{{k}};').answer() == 42"
     )
     running = [subprocess.Popen([sys.executable, "-W", "error", "-c", code]) for _ in range(4)]

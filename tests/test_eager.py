@@ -18,11 +18,11 @@ import tracegrad as tg
 from all_cases import ALL_CASES
 from cases import Case
 from cases_nn import COUNTERS, FedCase
-from tracegrad import methods, nn, optim, stepwise
+from tracegrad import methods, nn, optim
 from tracegrad.ambient import tracing
 from tracegrad.dtypes import TensorType, f32
 from tracegrad.evaluate import evaluate
-from tracegrad.imperative import construct, plans
+from tracegrad.imperative import construct, plans, stepwise
 from tracegrad.ir import PRIMITIVES
 from tracegrad.prims.leaves import leaf, literal
 from tracegrad.transforms.grad import gradients

@@ -16,7 +16,8 @@ import pytest
 import tracegrad as tg
 from browser import browser, open_page, served, until
 from models import SineMLP, Training, cnn, cnn_logits, gpt, gpt_logits, sine, sine_loss, sine_predict
-from tracegrad import cli, lr, nn, optim, site
+from tracegrad import lr, nn, optim
+from tracegrad.commands import cli, site
 from tracegrad.errors import InputError
 
 __all__ = ["browser", "served"]  # fixtures

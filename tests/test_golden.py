@@ -18,7 +18,7 @@ import pytest
 import tracegrad as tg
 from models import Training, cnn, gpt, rnn, sine
 from tracegrad import nn, optim
-from tracegrad.build import build_forward, build_training
+from tracegrad.compiler.build import build_forward, build_training
 from tracegrad.ir import Graph
 from tracegrad.program import Program
 

@@ -12,12 +12,12 @@ from all_cases import ALL_CASES
 from cases import Case
 from test_kernels import COUNTERS, NOTHING, run
 from tracegrad.ambient import tracing
+from tracegrad.compiler.plan import make_program, optimize
 from tracegrad.dtypes import TensorType, f32
 from tracegrad.evaluate import evaluate
 from tracegrad.ir import Graph, Tensor, bind, toposort
 from tracegrad.kernels import fuse
 from tracegrad.kernels.fuse import Schedule
-from tracegrad.plan import make_program, optimize
 from tracegrad.prims.elementwise import COPY
 from tracegrad.prims.leaves import leaf
 from tracegrad.program import Program

@@ -7,8 +7,8 @@ import array
 import numpy as np
 import pytest
 
+from tracegrad.engine.inputs import check_inputs, merge
 from tracegrad.errors import InputError
-from tracegrad.inputs import check_inputs, merge
 from tracegrad.program import Field
 
 

@@ -8,11 +8,12 @@ import numpy as np
 import pytest
 
 import tracegrad as tg
-from tracegrad import build, nn, optim
+from tracegrad import nn, optim
+from tracegrad.compiler import build
+from tracegrad.compiler.plan import optimize
 from tracegrad.kernels.fuse import Schedule
 from tracegrad.kernels.lower import external_order, lower
 from tracegrad.kernels.show import show_kernel
-from tracegrad.plan import optimize
 from tracegrad.program import Program
 
 SHAPES = {"x": (16, 2), "y": (16, 1)}

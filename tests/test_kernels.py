@@ -12,14 +12,14 @@ import tracegrad as tg
 from all_cases import ALL_CASES
 from cases import Case
 from tracegrad.ambient import tracing
+from tracegrad.compiler.layout import Persistent, overlaps
+from tracegrad.compiler.places import make_plan
+from tracegrad.compiler.plan import make_program, optimize
 from tracegrad.dtypes import TensorType, f32
 from tracegrad.evaluate import evaluate
 from tracegrad.ir import Graph, toposort
 from tracegrad.kernels import tiling, unroll
 from tracegrad.kernels.tiling import TileShape
-from tracegrad.layout import Persistent, overlaps
-from tracegrad.places import make_plan
-from tracegrad.plan import make_program, optimize
 from tracegrad.prims.leaves import leaf
 from tracegrad.program import Program
 from tracegrad.runtime.cpu import CpuSession

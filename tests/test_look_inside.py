@@ -12,7 +12,7 @@ import pytest
 import models
 import tracegrad as tg
 from tracegrad import lr, nn, optim
-from tracegrad.dispatches import dispatches_of
+from tracegrad.compiler.dispatches import dispatches_of
 from tracegrad.kernels.costs import Cost
 from tracegrad.runtime import adapters, wgpu_timing
 

@@ -13,12 +13,13 @@ from cases import Case
 from memory_check import Planned, check_memory, planned, planned_training, slots_of, with_offset
 from models import BUDGET, SMALL, Training, gpt
 from test_kernels import graph_of
-from tracegrad import layout, optim
+from tracegrad import optim
 from tracegrad.ambient import tracing
-from tracegrad.build import build_training
+from tracegrad.compiler import layout
+from tracegrad.compiler.build import build_training
+from tracegrad.compiler.layout import Persistent
 from tracegrad.dtypes import TensorType, f32
 from tracegrad.ir import Graph
-from tracegrad.layout import Persistent
 from tracegrad.prims.leaves import leaf
 from tracegrad.program import Buffer
 

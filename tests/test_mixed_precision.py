@@ -17,12 +17,12 @@ from models import BUDGET, SMALL, Training, cnn, gpt, sine
 from test_kernels import NOTHING, run
 from tracegrad import nn, optim
 from tracegrad.ambient import tracing
-from tracegrad.build import build_training
+from tracegrad.compiler.build import build_training
+from tracegrad.compiler.places import plan_launches
+from tracegrad.compiler.plan import make_program, optimize
 from tracegrad.dtypes import TensorType, f32
 from tracegrad.ir import Graph, Tensor
 from tracegrad.optim import loss_scale
-from tracegrad.places import plan_launches
-from tracegrad.plan import make_program, optimize
 from tracegrad.prims.leaves import leaf
 from tracegrad.program import Program
 from tracegrad.runtime.cpu import CpuSession

@@ -13,10 +13,10 @@ from tracegrad.dtypes import TensorType, f32, i32
 from tracegrad.errors import DTypeError, InputError, ShapeError, TraceError
 from tracegrad.evaluate import evaluate
 from tracegrad.hypers import hyper
+from tracegrad.introspection.summaries import summary
 from tracegrad.ir import Tensor
 from tracegrad.nn import Module, bound, named_parameters
 from tracegrad.prims.leaves import leaf
-from tracegrad.summaries import summary
 
 
 class Attention(Module):

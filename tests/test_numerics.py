@@ -12,11 +12,11 @@ import pytest
 
 from tracegrad import ops as tg
 from tracegrad.ambient import tracing
+from tracegrad.compiler.plan import Persistent, make_program
 from tracegrad.dtypes import TensorType, as_dtype, f32
 from tracegrad.evaluate import evaluate
 from tracegrad.ir import Graph, Tensor, toposort
 from tracegrad.passes.simplify import simplify
-from tracegrad.plan import Persistent, make_program
 from tracegrad.prims import elementwise
 from tracegrad.prims.leaves import const, leaf
 from tracegrad.runtime.cpu import CpuSession

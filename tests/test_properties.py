@@ -19,13 +19,13 @@ from memory_check import check_memory, planned
 from models import SMALL, Training
 from tracegrad import ops as tg
 from tracegrad.ambient import tracing
+from tracegrad.compiler.layout import Persistent
+from tracegrad.compiler.plan import make_program
 from tracegrad.dtypes import TensorType, f32, i32
 from tracegrad.entrypoints import compile as tg_compile
 from tracegrad.evaluate import evaluate
 from tracegrad.ir import Graph, Tensor
 from tracegrad.kernels.expr import Index, Space, evaluate_index, ravel, regroup, unravel
-from tracegrad.layout import Persistent
-from tracegrad.plan import make_program
 from tracegrad.prims import folds, views
 from tracegrad.prims.leaves import leaf
 from tracegrad.program import Buffer, Program

@@ -11,8 +11,8 @@ import tracegrad as tg
 from memory_check import check_memory, planned_training
 from models import BUDGET, SMALL, Training, gpt
 from tracegrad import optim
-from tracegrad.build import build_training
-from tracegrad.inputtypes import concrete_type
+from tracegrad.compiler.build import build_training
+from tracegrad.compiler.inputtypes import concrete_type
 from tracegrad.passes import recompute
 
 GPT = gpt(batch=2, vocabulary=11, context=8, width=8, layers=2, p=0.1)

@@ -11,9 +11,8 @@ import warnings
 import numpy as np
 import pytest
 
-from tracegrad.errors import AbortedError, DeviceError, InputError, NonFiniteError
-from tracegrad.flight import single_flight
-from tracegrad.results import (
+from tracegrad.engine.flight import single_flight
+from tracegrad.engine.results import (
     Aborted,
     Captures,
     Completed,
@@ -24,6 +23,7 @@ from tracegrad.results import (
     failure,
     resolved,
 )
+from tracegrad.errors import AbortedError, DeviceError, InputError, NonFiniteError
 
 
 def step(loss=0.5, number=3):

@@ -19,13 +19,13 @@ from test_kernels import NOTHING, run
 from test_random import pcg
 from tracegrad import optim
 from tracegrad.ambient import tracing
-from tracegrad.build import build_training
+from tracegrad.compiler.build import build_training
+from tracegrad.compiler.places import make_plan
+from tracegrad.compiler.plan import make_program, optimize
 from tracegrad.dtypes import TensorType, f32, i32, u32
+from tracegrad.engine.indexcheck import check_indices
 from tracegrad.evaluate import evaluate
-from tracegrad.indexcheck import check_indices
 from tracegrad.ir import Graph, Tensor
-from tracegrad.places import make_plan
-from tracegrad.plan import make_program, optimize
 from tracegrad.prims.leaves import leaf
 from tracegrad.program import Program
 from tracegrad.runtime.cpu import CpuSession

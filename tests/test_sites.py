@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 
 import tracegrad as tg
-from tracegrad import build, nn, optim
-from tracegrad import forward as forwards
+from tracegrad import nn, optim
+from tracegrad.compiler import build
+from tracegrad.engine import forward as forwards
 from tracegrad.program import Program
 
 RNG = np.random.default_rng(0)

@@ -12,8 +12,8 @@ import pytest
 import tracegrad as tg
 from test_native import accumulator, kernel, program
 from tracegrad import lr, nn, optim
+from tracegrad.engine.results import CompletedStep, Failed
 from tracegrad.program import COUNTS, Buffer, Dispatch, Field
-from tracegrad.results import CompletedStep, Failed
 from tracegrad.runtime import native, wgpu_rings
 from tracegrad.runtime.adapters import check_webgpu
 from tracegrad.runtime.native import NativeSession

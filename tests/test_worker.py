@@ -10,16 +10,16 @@ import pytest
 
 from tracegrad import ambient, lr
 from tracegrad.dtypes import TensorType, f32
+from tracegrad.engine.knobs import Knobs, Rate
+from tracegrad.engine.results import Aborted, CompletedStep, Failed, Pending
+from tracegrad.engine.steps import StepCall, Stepper
+from tracegrad.engine.worker import Worker
 from tracegrad.errors import AbortedError, DeviceError, NonFiniteError
 from tracegrad.ir import Graph, bind
-from tracegrad.knobs import Knobs, Rate
 from tracegrad.prims.elementwise import log, mul
 from tracegrad.prims.folds import SUM
 from tracegrad.prims.leaves import leaf
 from tracegrad.program import Buffer, Field, Needs, Program
-from tracegrad.results import Aborted, CompletedStep, Failed, Pending
-from tracegrad.steps import StepCall, Stepper
-from tracegrad.worker import Worker
 
 
 def program():

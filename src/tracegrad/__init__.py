@@ -6,6 +6,10 @@ step and runs it on any vendor's GPU through WebGPU, or on the CPU.
 
 from tracegrad import functional, init, lr, nn, ops, optim
 from tracegrad.dtypes import DType, InputType, TensorType, bool_, f32, i32, u32
+from tracegrad.engine.flight import single_flight
+from tracegrad.engine.forward import CompiledForward
+from tracegrad.engine.results import Aborted, Captures, Completed, Failed, Pending
+from tracegrad.engine.training import CompiledTraining
 from tracegrad.entrypoints import (
     compile,
     compile_forward,
@@ -26,25 +30,21 @@ from tracegrad.errors import (
     TraceError,
     TracegradError,
 )
-from tracegrad.flight import single_flight
-from tracegrad.forward import CompiledForward
 from tracegrad.functional import *
 from tracegrad.hypers import hyper
 from tracegrad.imperative.construct import parameter, tensor
 from tracegrad.imperative.dispatch import install
+from tracegrad.imperative.stepwise import eager, instantiate
 from tracegrad.imperative.streams import manual_seed
 from tracegrad.imperative.tape import no_grad
 from tracegrad.imperative.tensors import GradTensor
+from tracegrad.introspection.summaries import summary
 from tracegrad.ir import Graph, Tensor
 from tracegrad.nn.module import Module, Parameter
 from tracegrad.ops import *
 from tracegrad.program import Program
-from tracegrad.results import Aborted, Captures, Completed, Failed, Pending
 from tracegrad.runtime.adapters import WebGPUSupport, check_webgpu
 from tracegrad.runtime.base import DeviceInfo
-from tracegrad.stepwise import eager, instantiate
-from tracegrad.summaries import summary
-from tracegrad.training import CompiledTraining
 
 repeat = functional.repeat  # of elements, as ops.repeat, or of a function
 

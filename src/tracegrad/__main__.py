@@ -2,7 +2,7 @@
 
 import sys
 
-from tracegrad.cli import main
+from tracegrad.commands.cli import main
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -18,17 +18,18 @@ from dataclasses import dataclass, replace
 from typing import Any, cast
 
 from tracegrad import lr as schedules
-from tracegrad import params, safetensors
+from tracegrad import safetensors
 from tracegrad.arrays import np
-from tracegrad.build import HALTED
+from tracegrad.compiler.build import HALTED
 from tracegrad.dtypes import DTYPES
+from tracegrad.engine import params
+from tracegrad.engine.inputs import Array, describe
+from tracegrad.engine.knobs import Knobs, Rate
+from tracegrad.engine.steps import Stepper
 from tracegrad.errors import InputError
-from tracegrad.inputs import Array, describe
-from tracegrad.knobs import Knobs, Rate
 from tracegrad.program import Field, Program
 from tracegrad.runtime.base import Session
 from tracegrad.runtime.storage import from_storage, to_storage
-from tracegrad.steps import Stepper
 
 VERSION = "1"
 

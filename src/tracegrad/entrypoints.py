@@ -9,19 +9,19 @@ from functools import partial
 from typing import Any
 
 from tracegrad.arrays import HAVE_NUMPY
-from tracegrad.build import trace_forward as _trace_forward
-from tracegrad.build import trace_training
+from tracegrad.compiler.build import trace_forward as _trace_forward
+from tracegrad.compiler.build import trace_training
+from tracegrad.engine.forward import CompiledForward
+from tracegrad.engine.inputs import seed_or_new
+from tracegrad.engine.own import OwnParameters
+from tracegrad.engine.training import CompiledTraining
 from tracegrad.errors import DeviceError, Site, call_site, located
-from tracegrad.forward import CompiledForward
-from tracegrad.inputs import seed_or_new
 from tracegrad.ir import Graph
 from tracegrad.optim.optimizer import Optimizer
-from tracegrad.own import OwnParameters
 from tracegrad.runtime.adapters import Search, adapters, check_webgpu, opened, search
 from tracegrad.runtime.base import DeviceInfo, Session
 from tracegrad.runtime.browser import BrowserSession
 from tracegrad.runtime.tab import IN_TAB
-from tracegrad.training import CompiledTraining
 
 DEVICES = ("auto", "webgpu", "cpu")
 
@@ -111,7 +111,7 @@ def is_webgpu_available() -> bool:
 
 def devices() -> list[DeviceInfo]:
     """Every usable device, in the order in which "auto" tries them. Software adapters come last: it never takes one."""
-    from tracegrad.runtime.compiler import compiler
+    from tracegrad.runtime.c_compiler import compiler
     from tracegrad.runtime.cpu import cpu_info
 
     found = [DeviceInfo("webgpu", a.description, a.software) for a in adapters()]
@@ -150,7 +150,7 @@ def open_session(found: Search | None, site: Site | None) -> Session:
             raise type(e)(located(str(e), site)) from e
         if session is not None:
             return session
-    from tracegrad.runtime.compiler import compiler
+    from tracegrad.runtime.c_compiler import compiler
     from tracegrad.runtime.cpu import CpuSession
 
     return CpuSession(compiler())

@@ -22,14 +22,14 @@ from typing import Any
 from tracegrad import checkpoints, safetensors
 from tracegrad import lr as schedules
 from tracegrad.arrays import np
-from tracegrad.build import Built, build_forward
+from tracegrad.compiler.build import Built, build_forward
+from tracegrad.compiler.resident import make_feed
 from tracegrad.dtypes import InputType
+from tracegrad.engine.forward import CompiledForward
+from tracegrad.engine.inputs import as_array, cast_lossless, describe
 from tracegrad.errors import InputError
-from tracegrad.forward import CompiledForward
 from tracegrad.hypers import PREFIX
-from tracegrad.inputs import as_array, cast_lossless, describe
 from tracegrad.program import VERSION, Field, Program
-from tracegrad.resident import make_feed
 from tracegrad.runtime.javascript import core, runtime, source, without_imports
 
 CURVE_POINTS = 128  # what a free dimension is in a demo that draws a curve

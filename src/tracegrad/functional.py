@@ -17,6 +17,7 @@ from typing import Any, TypeVar, cast
 from tracegrad import ambient, ops, transforms
 from tracegrad.arrays import HAVE_NUMPY, np
 from tracegrad.dtypes import TensorType, as_dtype, f32
+from tracegrad.engine.inputs import cast_lossless
 from tracegrad.errors import DTypeError, InputError, ShapeError, TraceError, call_site, located
 from tracegrad.evaluate import evaluate
 from tracegrad.hypers import leaf_value
@@ -26,7 +27,6 @@ from tracegrad.imperative.running import ran
 from tracegrad.imperative.spell import f64
 from tracegrad.imperative.tensors import GradTensor
 from tracegrad.imperative.values import nearest
-from tracegrad.inputs import cast_lossless
 from tracegrad.ir import Tensor, toposort
 from tracegrad.prims.leaves import LEAF, leaf
 from tracegrad.shapes import show

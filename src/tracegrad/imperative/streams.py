@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from tracegrad.arrays import np
-from tracegrad.inputs import checked_seed, seed_or_new
+from tracegrad.engine.inputs import checked_seed, seed_or_new
 
 
 class _Stream:

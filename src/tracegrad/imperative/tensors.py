@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, Any, TypeGuard, cast
 from tracegrad import foreign
 from tracegrad.arrays import np
 from tracegrad.dtypes import DType, Shape, TensorType
+from tracegrad.engine.inputs import as_array
 from tracegrad.errors import DTypeError, InputError, ShapeError, TraceError, call_site, placed
 from tracegrad.imperative import tape
 from tracegrad.imperative.plans import Spec
 from tracegrad.imperative.spell import Array
 from tracegrad.imperative.values import typed
-from tracegrad.inputs import as_array
 from tracegrad.methods import METHODS, TensorMethods
 
 

@@ -7,10 +7,10 @@ from typing import Any, cast
 
 from tracegrad.arrays import HAVE_NUMPY, np
 from tracegrad.dtypes import DType, TensorType, as_dtype, bool_, f32, i32, u32
+from tracegrad.engine.inputs import as_array, cast_lossless
 from tracegrad.errors import DTypeError, InputError
 from tracegrad.imperative.plans import Spec, spec_of
 from tracegrad.imperative.spell import f64
-from tracegrad.inputs import as_array, cast_lossless
 from tracegrad.methods import TensorMethods
 
 Array = Any

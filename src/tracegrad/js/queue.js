@@ -1,5 +1,5 @@
 // Calls in order: steps, submitted ahead of their results, and again behind one that was not applied; and work to be done
-// alone, when everything before it is done. tracegrad/worker.py is its Python twin.
+// alone, when everything before it is done. tracegrad/engine/worker.py is its Python twin.
 
 import { fault } from "./arrays.js";
 

@@ -1,5 +1,5 @@
 // A training: what a step is, hot values, checkpoints, forwards. Its queue.js decides when things are done. It runs in a
-// worker (see tracegrad.js) or by itself, in Node for one. tracegrad/training.py and steps.py are its Python twins.
+// worker (see tracegrad.js) or by itself, in Node for one. tracegrad/engine/training.py and steps.py are its Python twins.
 
 import { checkInputs, fault, inputError, mapped, prod, toStorage } from "./arrays.js";
 import { draw } from "./random.js";

@@ -23,8 +23,8 @@ from tracegrad.render.c import library_source
 from tracegrad.render.c_calls import BETWEEN
 from tracegrad.render.c_engine import ENGINE
 from tracegrad.runtime.base import DeviceInfo, Timings, nothing
+from tracegrad.runtime.c_compiler import Compiler
 from tracegrad.runtime.calls import Calls, processors
-from tracegrad.runtime.compiler import Compiler
 from tracegrad.runtime.storage import lying, taken
 
 Array = Any

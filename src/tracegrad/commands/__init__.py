@@ -1,0 +1,1 @@
+"""The command line: `tracegrad doctor`, `bench`, `serve` and the rest."""

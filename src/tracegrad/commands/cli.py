@@ -1,0 +1,126 @@
+"""The `tracegrad` command."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import warnings
+from collections.abc import Sequence
+from pathlib import Path
+
+from tracegrad.commands import bench, doctor, site
+from tracegrad.demo import digits, gpt, sine
+from tracegrad.demo.common import Options
+from tracegrad.errors import TracegradError
+from tracegrad.introspection.contents import contents
+
+DEMOS = {"digits": digits, "sine": sine, "gpt": gpt}
+DEVICES = ("auto", "webgpu", "cpu")
+
+
+def parser() -> argparse.ArgumentParser:
+    """The command line, as --help shows it."""
+    top = argparse.ArgumentParser(prog="tracegrad", description="Train models fused, on WebGPU or the CPU.")
+    commands = top.add_subparsers(dest="command", required=True, metavar="COMMAND")
+
+    demo = commands.add_parser("demo", help="train a model on data that ships with the package")
+    demo.add_argument(
+        "which", nargs="?", choices=DEMOS, default="digits",
+        help="digits: a convolutional classifier of handwriting (default); sine: a curve; gpt: a character model",
+    )  # fmt: skip
+    demo.add_argument("--out", type=Path, help="folder for results (tracegrad-demo; -sine and -gpt for the others)")
+    demo.add_argument("--device", choices=DEVICES, default="auto", help="where to run (default: a GPU if there is one)")
+    demo.add_argument("--steps", type=positive, default=None, help="training steps (default: enough)")
+    demo.add_argument("--seed", type=natural, default=0, help="pins all randomness (%(default)s)")
+    demo.set_defaults(run=run_demo)
+
+    check = commands.add_parser("doctor", help="list devices and check the numbers of every kernel family on each")
+    check.add_argument("--device", choices=DEVICES[1:], default=None, help="check only this one")
+    check.set_defaults(run=run_doctor)
+
+    speed = commands.add_parser("bench", help="time training steps of the demos' models on each device")
+    speed.add_argument("--device", choices=DEVICES[1:], default=None, help="only this one")
+    speed.set_defaults(run=run_bench)
+
+    look = commands.add_parser("inspect", help="say what a checkpoint, a parameter file or an exported program holds")
+    look.add_argument("file", type=Path, metavar="FILE", help=".safetensors, program.json, or a page's folder")
+    look.set_defaults(run=run_inspect)
+
+    serve = commands.add_parser("serve", help="show a page that train.export or a demo wrote")
+    serve.add_argument("folder", type=Path, metavar="DIR", help="the folder with index.html")
+    serve.add_argument("--port", type=port, default=0, help="on this computer only (default: any that is free)")
+    serve.add_argument("--no-open", action="store_true", help="do not open a browser")
+    serve.set_defaults(run=run_serve)
+    return top
+
+
+def run_demo(args: argparse.Namespace) -> int:
+    """`tracegrad demo [digits|sine|gpt]`."""
+    own = "tracegrad-demo" if args.which == "digits" else f"tracegrad-demo-{args.which}"
+    return DEMOS[args.which].run(Options(args.out or Path(own), args.device, args.steps, args.seed))
+
+
+def run_doctor(args: argparse.Namespace) -> int:
+    """`tracegrad doctor`."""
+    return doctor.run(args.device)
+
+
+def run_bench(args: argparse.Namespace) -> int:
+    """`tracegrad bench`."""
+    return bench.run(args.device)
+
+
+def run_inspect(args: argparse.Namespace) -> int:
+    """`tracegrad inspect FILE`."""
+    print(contents(args.file))
+    return 0
+
+
+def run_serve(args: argparse.Namespace) -> int:
+    """`tracegrad serve DIR`."""
+    return site.serve(args.folder, args.port, browse=not args.no_open)
+
+
+def port(text: str) -> int:
+    """A TCP port, 0 for any that is free; for argparse."""
+    if not 0 <= (value := int(text)) < 2**16:
+        raise argparse.ArgumentTypeError(f"must be from 0 to 65535, got {value}")
+    return value
+
+
+def positive(text: str) -> int:
+    """An integer from 1 on, for argparse."""
+    if (value := int(text)) < 1:
+        raise argparse.ArgumentTypeError(f"must be at least 1, got {value}")
+    return value
+
+
+def natural(text: str) -> int:
+    """A seed: u32, for argparse."""
+    if not 0 <= (value := int(text)) < 2**32:
+        raise argparse.ArgumentTypeError(f"must be from 0 to 2**32 - 1, got {value}")
+    return value
+
+
+def say(message: Warning | str, *_: object) -> None:
+    """A warning as the command shows it: no line of code, because none is the user's."""
+    print(f"tracegrad: {message}", file=sys.stderr)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command; its exit code. Errors of the library and of the system are one message, not a traceback."""
+    given = sys.argv[1:] if argv is None else argv
+    if not given:
+        parser().print_help(sys.stderr)
+        raise SystemExit(2)
+    args = parser().parse_args(given)
+    try:
+        with warnings.catch_warnings():
+            warnings.showwarning = say
+            return args.run(args)
+    except (TracegradError, OSError) as e:
+        print(f"tracegrad: {e}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        print("\ntracegrad: stopped", file=sys.stderr)
+        return 130

@@ -1,0 +1,1 @@
+"""From a model to a Program, and back from a dispatch to the user's lines."""

@@ -1,0 +1,162 @@
+"""A plan as a Program: the sources of each distinct launch, and everything numbered, as plain data."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Mapping, Sequence
+from functools import cache
+from typing import Any
+
+from tracegrad.compiler.layout import Persistent, Place
+from tracegrad.compiler.places import Plan
+from tracegrad.dtypes import DTYPES, TensorType
+from tracegrad.ir import Tensor
+from tracegrad.kernels.group import Launch
+from tracegrad.kernels.tiling import without_barriers, workgroup_bytes
+from tracegrad.prims.leaves import LITERAL
+from tracegrad.program import Binding, Buffer, Dispatch, Field, KernelSource, Loop, Needs, Program
+from tracegrad.render.c_calls import render_c
+from tracegrad.render.numpy import render_numpy
+from tracegrad.render.wgsl import grid_of, render_wgsl
+
+
+def assemble(
+    plan: Plan,
+    persistent: Persistent,
+    specs: Mapping[str, Mapping[str, Any]],
+    meta: Mapping[str, Any],
+    results: Mapping[str, Mapping[str, Any]] | None = None,
+) -> Program:
+    """The Program. `specs` and `results` are plain data that go with input and output fields, by name."""
+    buffers = [*persistent.buffers, *(buffer_of(plan, name, size) for name, size in sorted(plan.sizes.items()))]
+    number = {b.name: k for k, b in enumerate(buffers)}
+
+    def fields(
+        places: Mapping[str, Place], types: Mapping[str, TensorType], data: Mapping[str, Mapping[str, Any]]
+    ) -> tuple[Field, ...]:
+        return tuple(
+            Field(n, number[p.array], p.offset, types[n].dtype.name, types[n].shape, data.get(n, {}))
+            for n, p in places.items()
+        )
+
+    rendered = Rendered({b.name: b for b in buffers}, number)
+    rendered.launches(plan)
+    kernels = rendered.kernels
+    states = {b.name: TensorType(DTYPES[b.dtype], (b.size,)) for b in buffers if b.role == "state"}
+    largest = max(buffers, key=lambda b: b.bytes)
+    return Program(
+        kernels=tuple(kernels),
+        buffers=tuple(buffers),
+        dispatches=tuple(rendered.dispatches),
+        inputs=fields(plan.inputs.places, plan.inputs.types, specs),
+        outputs=fields(plan.outputs.places, plan.outputs.types, results or {}),
+        params=fields(
+            {n: p for n, p, _ in persistent.params}, persistent.types, {n: s for n, _, s in persistent.params}
+        ),
+        states=fields({n: Place(n, 0) for n in states}, states, {}),
+        needs=Needs(
+            storage_buffers=max((len(k.bindings) for k in kernels), default=0),
+            binding_bytes=largest.bytes,
+            buffer_bytes=largest.bytes,
+            workgroup_memory=max((k.workgroup_memory for k in kernels), default=0),
+            largest=largest.name + largest_value(plan, largest.name),
+        ),
+        meta=meta,
+        loops=tuple(rendered.loops),
+    )
+
+
+def buffer_of(plan: Plan, name: str, size: int) -> Buffer:
+    """The buffer of an array called `role.storage`, or `role.storage.number`."""
+    role, storage = name.split(".")[:2]
+    return Buffer(name, storage, size, role, data=constant_data(plan, name) if role == "const" else "")
+
+
+def constant_data(plan: Plan, array: str) -> str:
+    """The bytes of all literals that lie in `array`, base64."""
+    found = [(p.places[t.serial], t) for p in plan.nested() for t in p.schedule.order if t.prim is LITERAL]
+    parts = sorted([(place.offset, t) for place, t in found if place.array == array], key=lambda part: part[0])
+    return base64.b64encode(b"".join(_words(t) for _, t in parts)).decode()
+
+
+def _words(t: Tensor) -> bytes:
+    """A literal's bytes as it is stored: booleans take four."""
+    data: bytes = t.attrs["data"]
+    return b"".join(bytes((b, 0, 0, 0)) for b in data) if t.dtype.name == "bool" else data
+
+
+class Rendered:
+    """Sources of each distinct launch, and the launches. Those that differ in offsets only share a kernel."""
+
+    def __init__(self, buffers: Mapping[str, Buffer], number: Mapping[str, int]) -> None:
+        self.buffers, self.number = buffers, number
+        self.sources: dict[tuple[Any, ...], int] = {}
+        self.kernels: list[KernelSource] = []
+        self.dispatches: list[Dispatch] = []
+        self.loops: list[Loop] = []
+
+    def launches(self, plan: Plan) -> None:
+        """All launches of a plan; those of a scan are a loop."""
+        for launch in plan.launches:
+            scan = plan.scans.get(id(launch.clusters[0]))
+            if scan is None:
+                self.launch(plan, launch)
+                continue
+            begin, place = len(self.dispatches), len(self.loops)
+            self.launches(scan.plan)
+            self.loops.insert(place, Loop(begin, len(self.dispatches), scan.length))
+
+    def launch(self, plan: Plan, launch: Launch) -> None:
+        """One dispatch, and its kernel if that is new."""
+        arrays: dict[str, int] = {}
+        written: set[str] = set()
+        binding_of: list[int] = []
+        places: list[Place] = []
+        for c in launch.clusters:
+            for t in (*plan.externals[id(c)], *c.outs):
+                place = plan.places[t.serial]
+                binding_of.append(arrays.setdefault(place.array, len(arrays)))
+                places.append(place)
+            written.update(plan.places[t.serial].array for t in c.outs)
+        bindings = tuple(Binding(self.buffers[a].dtype, a in written, self.buffers[a].size) for a in arrays)
+        key = (tuple(map(id, launch.kernels)), tuple(binding_of), bindings)  # equal clusters have one kernel
+        if key not in self.sources:
+            self.sources[key] = len(self.kernels)
+            self.kernels.append(source_of(launch, binding_of, bindings))
+        bound = tuple(self.number[a] for a in arrays)
+        moves = tuple((k, move) for k, place in enumerate(places) for move in place.moves)
+        offsets = tuple(place.offset for place in places)
+        self.dispatches.append(Dispatch(self.sources[key], bound, offsets, grid_of(launch.workgroups), moves))
+
+
+def source_of(launch: Launch, binding_of: Sequence[int], bindings: tuple[Binding, ...]) -> KernelSource:
+    """One launch in every language; each is spelled when it is asked for."""
+    kernels, tilings = launch.kernels, launch.tilings
+    shared = workgroup_bytes(tilings)
+    serial = without_barriers(kernels, tilings) if shared else []
+    in_c = cache(lambda: render_c(kernels, binding_of))
+    return KernelSource.spelled(
+        {
+            "wgsl": lambda: render_wgsl(kernels, tilings, binding_of, bindings),
+            "numpy": lambda: render_numpy(kernels, binding_of),
+            "c": lambda: in_c()[0],
+            "calls": lambda: in_c()[1],
+            "serial_wgsl": lambda: render_wgsl(kernels, serial, binding_of, bindings) if serial else "",
+        },
+        label=" | ".join(k.label for k in kernels),
+        bindings=bindings,
+        slots=sum(len(k.slots) for k in kernels),
+        workgroup_memory=shared,
+        serial_grid=grid_of(sum(t.workgroups for t in serial)),
+    )
+
+
+def largest_value(plan: Plan, array: str) -> str:
+    """The largest temporary of an array, for the error of a device that is too small."""
+    inside = [life for life in plan.lifetimes if plan.places[life.key].array == array]
+    if not inside:
+        return ""
+    t = plan.schedule.nodes.get(max(inside, key=lambda life: life.size).key)
+    if t is None:
+        return ", largest value the memory of a scan"
+    return f", largest value {t.prim.name} {t.type}"  # no line: a Program is the same wherever it was compiled

@@ -1,0 +1,354 @@
+"""From a user's functions to Programs: trace, differentiate, add the optimizer, and hand the graph to the compiler."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Generator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from math import inf
+from typing import Any, cast
+
+from tracegrad import ambient
+from tracegrad.compiler.inputtypes import InputSpec, concrete_type
+from tracegrad.compiler.layout import Persistent, Place
+from tracegrad.compiler.plan import make_program
+from tracegrad.compiler.ranges import input_ranges
+from tracegrad.dtypes import TensorType, f32, i32
+from tracegrad.errors import CompileError, InputError, TraceError, call_site, located
+from tracegrad.ir import Graph, Tensor, toposort
+from tracegrad.nn.module import Parameter, bound, decays, named_parameters
+from tracegrad.optim.arena import Arena
+from tracegrad.optim.host import Host
+from tracegrad.optim.loss_scale import STATE, LossScale
+from tracegrad.optim.optimizer import Optimizer
+from tracegrad.prims.elementwise import nonfinite, square, where
+from tracegrad.prims.folds import pack
+from tracegrad.prims.leaves import leaf, require_own
+from tracegrad.prims.views import broadcast_to
+from tracegrad.program import COUNTS, Buffer, Program
+from tracegrad.sites import SiteInfo
+from tracegrad.transforms.grad import gradients
+
+HALTED = "halted"  # the state, and output, by which the device skips what is queued behind a step not applied
+SKIPPED = "skipped"  # the output by which it says that gradients overflowed in half precision, and changed nothing
+PRECISIONS = ("f32", "f16")
+
+
+@dataclass(frozen=True, slots=True)
+class Built:
+    """A compiled graph: the program, the graph it came from, and how its outputs are put together again."""
+
+    program: Program
+    graph: Graph
+    structure: Any = None  # forwards: None for one tensor, a tuple of names, or a dict of names
+    warnings: tuple[str, ...] = ()
+    sites: tuple[SiteInfo, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Traced:
+    """One run of a user's function on leaves."""
+
+    trace: ambient.Trace
+    parameters: dict[str, Parameter]
+    leaves: dict[str, Tensor]
+    inputs: dict[str, TensorType]
+    result: Any
+
+
+@dataclass(frozen=True, slots=True)
+class TracedStep:
+    """A training step before it is compiled: what is left of the user's functions is a graph."""
+
+    graph: Graph
+    persistent: Persistent
+    inputs: Mapping[str, TensorType]
+    meta: Mapping[str, Any]
+    warnings: tuple[str, ...]
+    sites: tuple[SiteInfo, ...]
+
+    def compiled(self) -> Built:
+        """The program."""
+        counts = {HALTED: {COUNTS: True}}
+        ranges = input_ranges(self.graph)
+        program = make_program(self.graph, self.persistent, ranges, self.meta, self.inputs, counts)
+        return Built(program, self.graph, warnings=self.warnings, sites=self.sites)
+
+
+def build_training(
+    model: Any,
+    loss: Callable[..., Any],
+    inputs: Mapping[str, InputSpec],
+    optimizer: Optimizer,
+    precision: str = "f32",
+) -> Built:
+    """The program of one training step. Gradients stay in an array of their own."""
+    return trace_step(model, loss, inputs, optimizer, precision).compiled()
+
+
+def trace_step(
+    model: Any,
+    loss: Callable[..., Any],
+    inputs: Mapping[str, InputSpec],
+    optimizer: Optimizer,
+    precision: str = "f32",
+) -> TracedStep:
+    """Run the user's functions, and differentiate: all that can go wrong in their code goes wrong here."""
+    check_precision(precision)
+    if not isinstance(optimizer, Optimizer):  # pyright: ignore[reportUnnecessaryIsInstance]
+        hint = "; call it" if callable(optimizer) else ""
+        raise InputError.here(f"optimizer must be one of optim, such as optim.adam(lr=1e-3), got {optimizer!r}{hint}")
+    with traced(model, loss, inputs, "loss") as t:
+        y, aux = checked_loss(t.result, loss)
+        arena = arena_of(t.parameters, optimizer)
+        persistent = persistent_of(t.parameters, arena, optimizer, precision)
+        graph, unused = training_graph(t, y, aux, arena, optimizer, precision)
+    meta = {"kind": "training", "optimizer": optimizer.spec(), "hyper": {**t.trace.hypers, **optimizer.hyper}}
+    return TracedStep(graph, persistent, t.inputs, meta, unused_warning(unused), sites_of(t))
+
+
+def build_forward(
+    model: Any,
+    forward: Callable[..., Any],
+    inputs: Mapping[str, InputSpec],
+    like: Program | None = None,
+    patching: bool = False,
+    precision: str = "f32",
+) -> Built:
+    """The program of one forward.
+
+    like:     the training's program it shares parameters with.
+    patching: its patch sites take a mask and a value, further inputs of the program; else they are not in it.
+    """
+    with traced(model, forward, inputs, "forward", patching) as t:
+        outputs, structure = checked_outputs(t.result, forward)
+        graph = Graph(outputs, dict(t.trace.captures), precision=precision)
+        require_own(toposort(graph.roots), t.trace)
+    persistent = persistent_like(t.parameters, like) if like else persistent_of(t.parameters, arena_of(t.parameters))
+    meta = {"kind": "forward", "hyper": dict(t.trace.hypers)}
+    program = make_program(graph, persistent, input_ranges(graph), meta, t.inputs)
+    return Built(program, graph, structure, sites=sites_of(t))
+
+
+def trace_training(
+    model: Any, loss: Callable[..., Any], inputs: Mapping[str, InputSpec], optimizer: Optimizer | None = None
+) -> Graph:
+    """The graph of the loss; with an optimizer, of the whole step."""
+    with traced(model, loss, inputs, "loss") as t:
+        y, aux = checked_loss(t.result, loss)
+        if optimizer is not None:
+            return training_graph(t, y, aux, arena_of(t.parameters, optimizer), optimizer, "f32")[0]
+        return Graph({"loss": y, **{f"aux.{n}": x for n, x in aux.items()}}, dict(t.trace.captures))
+
+
+def trace_forward(model: Any, forward: Callable[..., Any], inputs: Mapping[str, InputSpec]) -> Graph:
+    """The graph of a forward."""
+    with traced(model, forward, inputs, "forward") as t:
+        return Graph(checked_outputs(t.result, forward)[0], dict(t.trace.captures))
+
+
+def trace_sites(model: Any, forward: Callable[..., Any], inputs: Mapping[str, InputSpec]) -> tuple[SiteInfo, ...]:
+    """The sites of a forward that is not compiled yet."""
+    with traced(model, forward, inputs, "forward") as t:
+        return sites_of(t)
+
+
+def sites_of(t: Traced) -> tuple[SiteInfo, ...]:
+    """Sites in the order of the user's function."""
+    return tuple(t.trace.sites.values())
+
+
+@contextmanager
+def traced(
+    model: Any, fn: Callable[..., Any], inputs: Mapping[str, InputSpec], what: str, patching: bool = False
+) -> Generator[Traced]:
+    """Run `fn` once on leaves; inside the block its trace is still open."""
+    if ambient.active() is not None:
+        raise TraceError.here(f"a {what} cannot be compiled inside another trace")
+    parameters = named_parameters(model)
+    if not parameters:
+        raise CompileError.here(
+            f"the model {type(model).__name__} has no parameters: make some with self.param or layers"
+        )
+    check_signature(fn, inputs, what)
+    types = {name: concrete_type(name, spec) for name, spec in inputs.items()}
+    with ambient.tracing(patching) as running:
+        leaves = {n: leaf("param" if p.trainable else "frozen", n, p.type) for n, p in parameters.items()}
+        values = {n: leaf("input", n, type_) for n, type_ in types.items()}
+        yield Traced(running, parameters, leaves, types, fn(bound(model, leaves), **values))
+
+
+def check_signature(fn: Callable[..., Any], inputs: Mapping[str, Any], what: str) -> None:
+    """InputError if the function cannot be called with the model and these names."""
+    try:
+        signature = inspect.signature(fn)
+    except (TypeError, ValueError):
+        return
+    parameters = list(signature.parameters.values())
+    named = [p for p in parameters[1:] if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
+    anything = any(p.kind is p.VAR_KEYWORD for p in parameters)
+    takes = [p.name for p in named]
+    problems = [f"{n!r} is declared but {what} does not take it" for n in inputs if n not in takes and not anything]
+    problems += [
+        f"{what} takes {p.name!r}, which is not declared"
+        for p in named
+        if p.default is p.empty and p.name not in inputs
+    ]
+    if not parameters:
+        problems = [f"{what} must take the model as its first argument"]
+    elif parameters[0].name in inputs:
+        problems = [f"its first argument is the model, as in {what}(m, {', '.join(inputs)})"]
+    if problems:
+        raise InputError.here(
+            f"inputs do not match {what} {getattr(fn, '__name__', fn)!s}{signature}: {'; '.join(problems)}. "
+            f"inputs declares {', '.join(inputs) or 'nothing'}"
+        )
+
+
+def checked_loss(result: Any, loss: Callable[..., Any]) -> tuple[Tensor, dict[str, Tensor]]:
+    """The rank-0 loss and the aux tensors."""
+    name = getattr(loss, "__name__", "loss")
+    aux: Any = {}
+    if isinstance(result, tuple) and len(cast("tuple[Any, ...]", result)) == 2:
+        result, aux = cast("tuple[Any, Any]", result)
+    if not isinstance(aux, dict) or not all(isinstance(x, Tensor) for x in cast("dict[str, Any]", aux).values()):
+        raise CompileError.here(f'{name}: aux must be a dict of tensors, as in (loss, {{"name": tensor}})')
+    if not isinstance(result, Tensor):
+        raise CompileError.here(f"{name} must return a tensor, got {_kind(cast('object', result))}")
+    if result.shape != () or result.dtype != f32:
+        raise CompileError(
+            located(
+                f"{name} must return a scalar, f32[], got {result.type}; reduce it with tg.mean or tg.sum",
+                result.site or call_site(),
+            )
+        )
+    return result, cast("dict[str, Tensor]", aux)
+
+
+def checked_outputs(result: Any, forward: Callable[..., Any]) -> tuple[dict[str, Tensor], Any]:
+    """Outputs by name, and the structure they came in."""
+    if isinstance(result, Tensor):
+        return {"output": result}, None
+    parts: dict[Any, Any] | None = None
+    if isinstance(result, dict):
+        parts = dict(cast("dict[Any, Any]", result))
+    elif isinstance(result, (tuple, list)):
+        parts = dict(enumerate(cast("tuple[Any, ...]", result)))
+    if not parts or not all(isinstance(x, Tensor) for x in parts.values()):
+        name = getattr(forward, "__name__", "forward")
+        raise CompileError.here(
+            f"{name} must return a tensor, or a tuple or dict of tensors, got {_odd(cast('object', result), parts)}"
+        )
+    outputs = {f"output.{k}": x for k, x in parts.items()}
+    return outputs, {k: f"output.{k}" for k in parts} if isinstance(result, dict) else tuple(outputs)
+
+
+def check_precision(precision: str) -> None:
+    """InputError for a name that is none."""
+    if precision not in PRECISIONS:
+        raise InputError.here(f"precision must be one of {', '.join(map(repr, PRECISIONS))}, got {precision!r}")
+
+
+def training_graph(
+    t: Traced, y: Tensor, aux: Mapping[str, Tensor], arena: Arena, optimizer: Optimizer, precision: str
+) -> tuple[Graph, list[str]]:
+    """Loss, gradients, guard and update in one graph; and the names of parameters the loss does not use."""
+    used = {x.serial for x in toposort([y])}
+    unused = [n for n, x in t.leaves.items() if t.parameters[n].trainable and x.serial not in used]
+    trained = [slot.name for slot in arena.slots]
+    scaling = LossScale.traced() if precision == "f16" else None
+    found = gradients(y, [t.leaves[n] for n in trained], scaling and scaling.scale)
+    g = arena.pack(dict(zip(trained, map(scaling.unscaled, found) if scaling else found)))
+    type_ = TensorType(f32, (arena.size,))
+    state = {name: leaf("state", name, type_) for name in optimizer.transform.state}
+    p = leaf("state", "params", type_)
+    halted = leaf("state", HALTED, TensorType(i32, (1,)))
+    updates, new = optimizer.transform.update(g, p, state, Host(arena, scaling and scaling.updates()))
+    # One sum tells it all: squares of finite gradients overflow only where the clipped norm would be infinite too.
+    # A pack lies in memory before it is read: the last kernel, which sets `halted`, must not read it as well.
+    poison = pack([where(nonfinite(y) | (halted.reshape(()) != 0), inf, 0.0)])
+    bad = nonfinite(square(g).sum() + poison.reshape(()))
+    keep = broadcast_to(~bad, (arena.size,))
+    writes = {name: where(keep, value, state[name]) for name, value in new.items()}
+    writes = {"grads": g, **writes, "params": where(keep, p + updates, p)}
+    outputs = {"loss": y}
+    halt = bad
+    if scaling:
+        skipped = bad & ~nonfinite(poison.reshape(())) & ~scaling.hopeless()
+        halt = bad & ~skipped
+        writes |= scaling.after(skipped, bad)
+        outputs[SKIPPED] = where(skipped, 1, 0)
+    writes[HALTED] = where(halt, halted.reshape(()) + 1, 0).reshape((1,))  # counts: see `program.COUNTS`
+    outputs |= {HALTED: writes[HALTED], **{f"aux.{n}": x for n, x in aux.items()}}
+    graph = Graph(outputs, dict(t.trace.captures), writes, precision)
+    require_own(toposort(graph.roots), t.trace)
+    return graph, unused
+
+
+def _odd(result: object, parts: Mapping[Any, Any] | None) -> str:
+    """What is wrong with the result of a forward: its kind, and the first part that is no tensor."""
+    odd = next((f", where {k!r} is a {_kind(x)}" for k, x in (parts or {}).items() if not isinstance(x, Tensor)), "")
+    return f"{'an empty ' if parts == {} else ''}{_kind(result)}{odd}"
+
+
+def _kind(value: object) -> str:
+    return type(value).__name__ if value is not None else "None (is the return missing?)"
+
+
+def arena_of(parameters: Mapping[str, Parameter], optimizer: Optimizer | None = None) -> Arena:
+    """The layout of the trainable parameters."""
+    by_name = optimizer.decay_filter if optimizer else None
+    return Arena.of((n, p.shape, decays(n, p, by_name)) for n, p in parameters.items() if p.trainable)
+
+
+def persistent_of(
+    parameters: Mapping[str, Parameter], arena: Arena, optimizer: Optimizer | None = None, precision: str = "f32"
+) -> Persistent:
+    """Arrays for parameters and, with an optimizer, gradients and state."""
+    places = {slot.name: Place("params", slot.offset) for slot in arena.slots}
+    decay = {slot.name: slot.decay for slot in arena.slots}
+    frozen: dict[str, int] = {}
+    for n, p in parameters.items():
+        if not p.trainable:
+            array = f"frozen.{p.dtype.storage}"
+            places[n] = Place(array, frozen.get(array, 0))
+            frozen[array] = places[n].offset + p.size
+    buffers = [Buffer("params", "f32", arena.size, "param")] if arena.size else []
+    buffers += [Buffer(a, "f32" if a.endswith("f32") else "i32", size, "param") for a, size in frozen.items()]
+    if optimizer is not None:
+        if not arena.size:
+            raise CompileError.here("no parameter of the model is trainable")
+        buffers.append(Buffer("grads", "f32", arena.size, "grad"))
+        buffers += [Buffer(n, "f32", arena.size, "state", fill) for n, fill in optimizer.transform.state.items()]
+        if precision == "f16":
+            if taken := sorted(STATE.keys() & optimizer.transform.state):
+                raise InputError.here(f"the loss scale has states named {', '.join(taken)} too: rename the optimizer's")
+            buffers += [Buffer(n, "f32", 1, "state", fill) for n, fill in STATE.items()]
+        buffers.append(Buffer(HALTED, "i32", 1, "state"))
+    specs = {
+        n: {"init": p.init.spec(), "decay": decay.get(n, False), "trainable": p.trainable}
+        for n, p in parameters.items()
+    }
+    return Persistent(
+        tuple(buffers),
+        tuple((n, places[n], specs[n]) for n in parameters),
+        {n: p.type for n, p in parameters.items()},
+    )
+
+
+def persistent_like(parameters: Mapping[str, Parameter], program: Program) -> Persistent:
+    """The parameters where another program has them."""
+    known = {f.name: f for f in program.params}
+    buffers = tuple(b for b in program.buffers if b.role == "param")
+    params = tuple(
+        (n, Place(program.buffers[known[n].buffer].name, known[n].offset), known[n].spec) for n in parameters
+    )
+    return Persistent(buffers, params, {n: p.type for n, p in parameters.items()})
+
+
+def unused_warning(names: list[str]) -> tuple[str, ...]:
+    """What to say once at compile about parameters that the loss does not use."""
+    if not names:
+        return ()
+    return (f"the loss does not use {', '.join(names)}: the gradient is zero, and only weight decay changes them",)

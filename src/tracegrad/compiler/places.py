@@ -1,0 +1,202 @@
+"""What runs, and where each value lies: launches, and places for leaves, results and temporaries."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from tracegrad.compiler.bodies import ScanPlan, blocks_of, iteration
+from tracegrad.compiler.layout import Filling, Lifetime, Persistent, Place, share_memory
+from tracegrad.dtypes import TensorType, f16
+from tracegrad.hypers import PREFIX
+from tracegrad.ir import Graph, Tensor
+from tracegrad.kernels.form import Kernel
+from tracegrad.kernels.fuse import EntangledError, Schedule, array_of
+from tracegrad.kernels.group import Launch, group_launches
+from tracegrad.kernels.lower import external_order, lower
+from tracegrad.kernels.reads import base
+from tracegrad.kernels.tiling import Tiling, choose_tiling
+from tracegrad.passes.place import write_through_copies
+from tracegrad.prims.leaves import LEAF, LITERAL
+
+Key = tuple[Any, ...]  # of a kernel: equal where two clusters have one form
+
+
+@dataclass(slots=True)
+class Plan:
+    """Everything decided about one optimized graph; `assemble` spells it out."""
+
+    schedule: Schedule
+    launches: list[Launch]
+    externals: dict[int, list[Tensor]]  # id of a cluster -> what it reads from memory, in slot order
+    places: dict[int, Place] = field(default_factory=dict[int, Place])  # serial -> place
+    inputs: Filling = field(default_factory=Filling)
+    outputs: Filling = field(default_factory=Filling)
+    constants: Filling = field(default_factory=Filling)
+    temporaries: dict[str, int] = field(default_factory=dict[str, int])  # array -> size
+    lifetimes: list[Lifetime] = field(default_factory=list[Lifetime])
+    scans: dict[int, ScanPlan] = field(default_factory=dict[int, "ScanPlan"])  # id of a cluster -> its body, planned
+
+    def nested(self) -> Iterator[Plan]:
+        """This plan and those of all bodies in it."""
+        yield self
+        for scan in self.scans.values():
+            yield from scan.plan.nested()
+
+    def dispatched(self) -> Iterator[tuple[Plan, Launch]]:
+        """The launch behind each dispatch of the Program, and the plan that it belongs to."""
+        for launch in self.launches:
+            scan = self.scans.get(id(launch.clusters[0]))
+            if scan is None:
+                yield self, launch
+            else:
+                yield from scan.plan.dispatched()
+
+    @property
+    def sizes(self) -> dict[str, int]:
+        """Elements of every array that is not persistent."""
+        return self.inputs.sizes | self.outputs.sizes | self.constants.sizes | self.temporaries
+
+
+def make_plan(graph: Graph, persistent: Persistent, declared: Mapping[str, TensorType] | None = None) -> Plan:
+    """The plan of an optimized graph. `declared` are inputs that get a place even where nothing reads them."""
+    plan = plan_launches(graph, {})
+    for name, type_ in (declared or {}).items():  # first, and hyperparameters behind them: a feed writes the ones alone
+        plan.inputs.add("input", name, type_)
+    place_leaves(plan, persistent)
+    place_outputs(plan, plan.schedule.graph)
+    place_temporaries(plan, set())
+    place_bodies(plan, 0, plan.constants)
+    return plan
+
+
+def plan_launches(graph: Graph, forms: dict[Key, tuple[Kernel, Tiling]]) -> Plan:
+    """Schedule, kernels and launches. Clusters of equal form are lowered once; `forms` are those known."""
+    try:
+        schedule = Schedule(graph)
+    except EntangledError:
+        schedule = Schedule(write_through_copies(graph))
+    externals: dict[int, list[Tensor]] = {}
+    formed: dict[int, tuple[Kernel, Tiling]] = {}
+    scans: dict[int, ScanPlan] = {}
+    for c in schedule.clusters:
+        if c.kind == "scan":
+            externals[id(c)] = [base(x) for x in c.main.inputs]
+            scans[id(c)], graph = iteration(
+                c.main, [array_at(schedule, x) for x in externals[id(c)]], schedule.graph.precision
+            )
+            scans[id(c)].plan = plan_launches(graph, forms)
+            continue
+        externals[id(c)], key = external_order(c, schedule.stored, schedule.writes, schedule.halves)
+        if key not in forms:
+            kernel = lower(c, externals[id(c)], schedule.writes, schedule.halves)
+            forms[key] = kernel, choose_tiling(kernel)
+        formed[id(c)] = forms[key]
+    return Plan(schedule, group_launches(schedule, formed), externals, scans=scans)
+
+
+def array_at(schedule: Schedule, t: Tensor) -> str:
+    """The array that a leaf or a stored value lies in."""
+    return array_of(t) if t.prim.family == "leaf" else schedule.array_name(t.serial)
+
+
+def place_leaves(plan: Plan, persistent: Persistent) -> None:
+    """Parameters and state lie where they always do; inputs and constants one after the other."""
+    for t in plan.schedule.order:
+        if t.prim is LITERAL:
+            plan.places[t.serial] = plan.constants.add("const", str(t.serial), t.type)
+        elif t.prim is LEAF:
+            role, name = t.attrs["role"], t.attrs["name"]
+            if role in ("param", "frozen"):
+                plan.places[t.serial] = persistent.place(name)
+            elif role == "state":
+                plan.places[t.serial] = Place(name, 0)
+            else:
+                name = PREFIX + name if role == "hyper" else name
+                plan.places[t.serial] = plan.inputs.places.get(name) or plan.inputs.add("input", name, t.type)
+
+
+def place_outputs(plan: Plan, graph: Graph) -> None:
+    """New state over the old; outputs one after the other, but for those that are new states."""
+    for name, t in graph.writes.items():
+        place_parts(plan, base(t), Place(name, 0))
+    for name, t in graph.results.items():
+        serial = base(t).serial
+        if serial in plan.places:
+            plan.outputs.places[name], plan.outputs.types[name] = plan.places[serial], t.type
+        else:
+            plan.places[serial] = plan.outputs.add("output", name, t.type)
+
+
+def place_parts(plan: Plan, t: Tensor, place: Place) -> None:
+    """Place a value, and the parts of a pack one after the other."""
+    plan.places[t.serial] = place
+    if t.prim.family == "pack":
+        at = place.offset
+        for x in t.inputs:
+            place_parts(plan, base(x), Place(place.array, at))
+            at += x.size
+
+
+def place_temporaries(plan: Plan, elsewhere: set[int]) -> None:
+    """Lifetimes of everything that has no place yet, by launch; a pack lives as one. `elsewhere`: serials without."""
+    s = plan.schedule
+    launch_of = {id(c): k for k, launch in enumerate(plan.launches) for c in launch.clusters}
+    last: dict[int, int] = {}
+    for c in s.clusters:
+        for t in plan.externals[id(c)]:
+            last[t.serial] = max(last.get(t.serial, 0), launch_of[id(c)])
+    packs = [t for t in s.order if t.prim.family == "pack" and t.serial not in plan.places]
+    inside = {x for t in packs for x in s.packed(t.serial)} | elsewhere
+    found: dict[str, list[Lifetime]] = {}
+
+    def add(key: int, storage: str, size: int, written: Sequence[int], ends: Sequence[int]) -> None:
+        whole = size + size % 2 if storage == f16.storage else size  # bindings are of whole words
+        lifetime = Lifetime(key, max(whole, 1), min(written), max(*written, *ends))
+        found.setdefault(f"temp.{storage}", []).append(lifetime)
+
+    def add_value(t: Tensor, parts: Sequence[int]) -> None:
+        written = [launch_of[id(s.owner[p])] for p in parts]
+        add(t.serial, s.storage(t.serial), t.size, written, [last.get(x, 0) for x in (t.serial, *parts)])
+
+    for cluster, scan in plan.scans.items():
+        place_temporaries(scan.plan, scan.results)
+        scan.make_blocks()
+        items = [t for t in s.order if t.prim.family == "item" and t.inputs[0] is scan.scan]
+        for block in scan.blocks.values():
+            ends = [last.get(t.serial, 0) for t in items if t.attrs["index"] in block.items]
+            first = [] if block.starts is None else [launch_of[id(s.owner[base(block.starts).serial])]]
+            inside |= set() if block.starts is None else {base(block.starts).serial}
+            add(block.key, block.storage, block.size, [launch_of[cluster], *first], [0, *ends])
+    for t in packs:
+        add_value(t, s.packed(t.serial))
+    for c in s.clusters:
+        for t in c.outs:
+            if t.serial not in plan.places and t.serial not in inside:
+                add_value(t, [t.serial])
+    blocks = {block.key: block for _, block in blocks_of(plan)}
+    for prefix, lifetimes in found.items():
+        places, sizes = share_memory(lifetimes, prefix)
+        plan.temporaries |= sizes
+        plan.lifetimes += lifetimes
+        for key, place in places.items():
+            if key in blocks:
+                plan.places[key] = blocks[key].place = place
+            else:
+                place_parts(plan, s.nodes[key], place)
+
+
+def place_bodies(plan: Plan, depth: int, constants: Filling) -> None:
+    """What the scans of a plan begin with and result in, and everything in their bodies."""
+    for scan in plan.scans.values():
+        for k, block in scan.blocks.items():
+            if block.starts is not None:
+                first = block.place.at(scan.slot(k, 0) * block.starts.size)
+                plan.places[base(block.starts).serial] = first
+        for t in plan.schedule.order:
+            if t.prim.family == "item" and t.inputs[0] is scan.scan:
+                plan.places[t.serial] = scan.result(t.attrs["index"])
+    for scan in plan.scans.values():  # after all results, which may be what another scan runs along
+        scan.settle(plan, depth, constants)
+        place_bodies(scan.plan, depth + 1, constants)

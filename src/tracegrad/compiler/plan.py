@@ -1,0 +1,56 @@
+"""From a graph to a Program: passes, schedule and kernels, places for every value, and the spelling of it all."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from tracegrad.compiler.assemble import assemble
+from tracegrad.compiler.debug import Watch
+from tracegrad.compiler.layout import Persistent
+from tracegrad.compiler.places import make_plan
+from tracegrad.dtypes import TensorType
+from tracegrad.ir import Graph
+from tracegrad.passes.expand import expand_composites
+from tracegrad.passes.place import place_results
+from tracegrad.passes.recompute import recompute
+from tracegrad.passes.scans import everywhere
+from tracegrad.passes.simplify import simplify
+from tracegrad.passes.split import split_long
+from tracegrad.program import Program
+
+
+def make_program(
+    graph: Graph,
+    persistent: Persistent,
+    specs: Mapping[str, Mapping[str, Any]],
+    meta: Mapping[str, Any],
+    declared: Mapping[str, TensorType] | None = None,
+    results: Mapping[str, Mapping[str, Any]] | None = None,
+) -> Program:
+    """The Program of a graph.
+
+    specs:    plain data that go with input fields.
+    declared: inputs that the program takes even where nothing reads them.
+    results:  plain data that go with output fields.
+    """
+    watch = Watch(graph)
+    plan = make_plan(optimize(graph, watch), persistent, declared)
+    program = assemble(plan, persistent, specs, meta, results)
+    watch.program(program, [launch.kernels for _, launch in plan.dispatched()])
+    return program
+
+
+def optimize(graph: Graph, watch: Watch | None = None) -> Graph:
+    """All passes, in order: what is left are primitives whose results have a place."""
+    for run in (expand_composites, simplify, split_long, simplify):
+        graph = graph.with_roots(everywhere(graph.roots, run))
+        if watch is not None:
+            watch.graph(f"after {run.__name__}", graph)
+    graph = recompute(graph)
+    if watch is not None:
+        watch.graph("after recompute", graph)
+    graph = place_results(graph)
+    if watch is not None:
+        watch.graph("after place_results", graph)
+    return graph

@@ -1,0 +1,61 @@
+"""Batches drawn on the device, from examples that stay there: nothing is uploaded but a few scalars.
+
+A *feed* is a program that a runtime runs before each step, in the same pass: it writes the step's inputs. Its buffers
+of role "data" hold the examples. Those of size 0 are as large as the host makes them, for no kernel knows how many
+examples there are: their number is a hot value. Its buffers of role "fed" are the step's own, of the same name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import replace
+
+from tracegrad import ambient, hypers
+from tracegrad.compiler.layout import Persistent
+from tracegrad.compiler.plan import make_program
+from tracegrad.dtypes import TensorType
+from tracegrad.errors import InputError
+from tracegrad.ir import Graph, Tensor
+from tracegrad.ops.indexing import take
+from tracegrad.ops.random import rows_at_random
+from tracegrad.prims.leaves import leaf
+from tracegrad.program import Buffer, Field, Program
+
+PREFIX = "data."  # of the arrays of examples
+COUNT = "data.count"  # the hot value that says how many there are; no identifier, so that no name of a user's is this
+MOST = 2**24  # examples: a draw has 24 random bits
+ELEMENTS = 2**31 - 1  # of one array, as far as an i32 index reaches
+
+
+def make_feed(step: Program, drawn: Collection[str]) -> Program:
+    """The program that fills the inputs of `step`: those in `drawn` with examples, the others with their one value.
+
+    Examples are drawn with replacement: the same ones for all inputs, others at every step.
+    Raises: InputError for a drawn input without a leading axis, or if those axes differ in length.
+    """
+    fields = [f for f in step.inputs if not f.name.startswith(hypers.PREFIX)]
+    lengths = {f.shape[0] if f.shape else 0 for f in fields if f.name in drawn}
+    if len(lengths) > 1 or 0 in lengths:
+        shown = ", ".join(f"{f.name} {f.type}" for f in fields if f.name in drawn)
+        raise InputError.here(f"a batch is drawn along one leading axis, equal for all inputs; they are {shown}")
+    with ambient.tracing():
+        rows = rows_at_random(lengths.pop(), hypers.scalar(COUNT)) if lengths else None
+        values = {f.name: _value(f, rows if f.name in drawn else None) for f in fields}
+    data = tuple(
+        Buffer(PREFIX + f.name, f.type.dtype.storage, 0 if f.name in drawn else f.size, "data") for f in fields
+    )
+    feed = make_program(Graph(values), Persistent(data, (), {}), {}, {"kind": "feed"})
+    for f, out in zip(fields, feed.outputs, strict=True):  # inputs lie as outputs do: one after the other
+        assert (f.name, f.offset, f.dtype) == (out.name, out.offset, out.dtype), (f, out)
+    return replace(feed, buffers=tuple(_fed(b) if b.role == "output" else b for b in feed.buffers))
+
+
+def _value(f: Field, rows: Tensor | None) -> Tensor:
+    if rows is None:
+        return leaf("state", PREFIX + f.name, f.type)
+    most = min(MOST, ELEMENTS // max(1, f.size // f.shape[0]))  # a kernel depends on no more than that
+    return take(leaf("state", PREFIX + f.name, TensorType(f.type.dtype, (most, *f.shape[1:]))), rows, 0)
+
+
+def _fed(b: Buffer) -> Buffer:
+    return replace(b, name=b.name.replace("output", "input"), role="fed")

@@ -1,0 +1,1 @@
+"""What drives a Program: parameters, steps, results, and the thread that owns the device."""

@@ -1,0 +1,109 @@
+"""One call at a time, and the newest of those that wait."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from typing import Any, cast
+
+from tracegrad.engine.results import Aborted, Failed, Pending
+
+
+@dataclass(slots=True)
+class _Flight:
+    """The state of one `single_flight` function."""
+
+    lock: Any = field(default_factory=threading.RLock)
+    running: bool = False
+    queued: tuple[Any, Pending[Any], Any] | None = None  # argument, who waits, the caller's event loop
+
+
+def single_flight(fn: Callable[[Any], Any]) -> Callable[[Any], Pending[Any]]:
+    """At most one call of `fn` running and one queued; the newest wins.
+
+    fn:       any function of one argument that returns a Pending or an awaitable.
+    Returns:  a function of one argument that returns a Pending at once. A call displaced from the queue by a newer
+              one resolves to Aborted. An error that `fn` raises, at once or when awaited, reaches its caller as Failed.
+
+    A queued call starts on the caller's event loop if it had one, else on the thread that finished the last one.
+    """
+    flight = _Flight()
+    name = getattr(fn, "__name__", "call")
+
+    def call(argument: Any) -> Pending[Any]:
+        mine: Pending[Any] = Pending(f"single_flight({name})")
+        loop = _running_loop()
+        displaced = None
+        with flight.lock:
+            start = not flight.running
+            if start:
+                flight.running = True
+            else:
+                displaced, flight.queued = flight.queued, (argument, mine, loop)
+        if displaced is not None:
+            displaced[1].resolve(Aborted("displaced by a newer call"))
+        if start:
+            _start(fn, flight, argument, mine)
+        return mine
+
+    return call
+
+
+def _start(fn: Callable[[Any], Any], flight: _Flight, argument: Any, mine: Pending[Any]) -> None:
+    """Run one call; when it is done, start the queued one."""
+
+    def finish(result: Any) -> None:
+        with flight.lock:
+            following, flight.queued = flight.queued, None
+            flight.running = following is not None
+        mine.resolve(result)
+        if following is None:
+            return
+        next_argument, next_pending, next_loop = following
+        if next_loop is not None and next_loop is not _running_loop() and not next_loop.is_closed():
+            next_loop.call_soon_threadsafe(_start, fn, flight, next_argument, next_pending)
+        else:
+            _start(fn, flight, next_argument, next_pending)
+
+    try:
+        under_way = fn(argument)
+    except Exception as e:
+        finish(Failed(e))
+        return
+    if isinstance(under_way, Pending):
+        cast("Pending[Any]", under_way).add_done_callback(lambda p: finish(p.result()))
+    elif isinstance(under_way, Awaitable):
+        _follow(cast("Awaitable[Any]", under_way), finish)
+    else:
+        finish(under_way)
+
+
+def _follow(awaitable: Awaitable[Any], finish: Callable[[Any], None]) -> None:
+    """Call `finish` with what the awaitable gives, or with a Failed."""
+    if _running_loop() is None:
+        if hasattr(awaitable, "close"):
+            cast("Any", awaitable).close()  # a coroutine that is never awaited would warn
+        finish(Failed(RuntimeError("single_flight: an async function needs a running event loop")))
+        return
+    future = cast("Any", sys.modules["asyncio"]).ensure_future(awaitable)
+
+    def done(f: Any) -> None:
+        if f.cancelled():
+            finish(Aborted("cancelled"))
+        else:
+            finish(f.result() if f.exception() is None else Failed(f.exception()))
+
+    future.add_done_callback(done)
+
+
+def _running_loop() -> Any:
+    """The event loop this thread runs, or None."""
+    asyncio = sys.modules.get("asyncio")
+    if asyncio is None:
+        return None
+    try:
+        return cast("Any", asyncio).get_running_loop()
+    except RuntimeError:
+        return None

@@ -1,0 +1,66 @@
+"""Parameters on the host: drawn, checked, and moved to and from the buffers they live in."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from tracegrad import init
+from tracegrad.engine.inputs import fit_value
+from tracegrad.errors import InputError
+from tracegrad.nn.module import named_parameters
+from tracegrad.program import Field, Program
+from tracegrad.runtime.base import Session
+from tracegrad.runtime.draw import draw
+from tracegrad.runtime.storage import from_storage, to_storage
+
+Array = Any
+
+
+def declared(model: Any) -> list[Field]:
+    """The parameters of a model, in declaration order; they lie nowhere yet."""
+    return [Field(n, 0, 0, p.dtype.name, p.shape, {"init": p.init.spec()}) for n, p in named_parameters(model).items()]
+
+
+def drawn(fields: Sequence[Field], seed: int) -> dict[str, Array]:
+    """The first values of parameters, in declaration order, from `seed`."""
+    specs = [(f.shape, init.from_spec(f.spec["init"])) for f in fields]
+    return {f.name: fit_value(f, x) for f, x in zip(fields, draw(specs, seed), strict=True)}
+
+
+def check_record(fields: Sequence[Field], record: Mapping[str, Any], strict: bool, what: str) -> dict[str, Array]:
+    """The arrays of `record`, cast without loss. InputError naming every problem: nothing was written then.
+
+    strict: a parameter that `record` lacks is an error too.
+    """
+    if not isinstance(record, Mapping):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise InputError.here(f"{what}: parameters are given as a dict of arrays by name; got {type(record).__name__}")
+    known = {f.name: f for f in fields}
+    problems = [f"{name}: no such parameter" for name in record if name not in known]
+    if strict:
+        problems += [f"{f.name}: missing, expected {f.type}" for f in fields if f.name not in record]
+    arrays: dict[str, Array] = {}
+    for name, value in record.items():
+        if name in known:
+            try:
+                arrays[name] = fit_value(known[name], value)
+            except InputError as e:
+                problems.append(f"{name}: {e}")
+    if problems:
+        names = f"parameters are {', '.join(known)}" if any("no such" in p for p in problems) else ""
+        message = "\n  ".join([f"{what}: nothing was written", *problems, *([names] if names else [])])
+        raise InputError.here(message)
+    return arrays
+
+
+def upload(session: Session, program: Program, fields: Sequence[Field], arrays: Mapping[str, Array]) -> None:
+    """Write `arrays`, by field name, to where `fields` lie."""
+    for f in fields:
+        if f.name in arrays:
+            session.write(program.buffers[f.buffer].name, to_storage(arrays[f.name], f.dtype), f.offset)
+
+
+def download(session: Session, program: Program, fields: Sequence[Field]) -> dict[str, Array]:
+    """The values of `fields`, by name; each buffer is read once."""
+    flats = {k: session.read(program.buffers[k].name) for k in dict.fromkeys(f.buffer for f in fields)}
+    return {f.name: from_storage(flats[f.buffer], f) for f in fields}

@@ -1,0 +1,172 @@
+"""TRACEGRAD_CHECK=1: compare what a device computed with the reference, and name the first op that differs.
+
+How far apart may results be? The reference runs twice, in f32 and in f64. Their difference shows what rounding does to
+these very numbers: the device rounds as often, in another order, so its error is a draw of the same size; MARGIN times
+the largest one seen in the value leaves room for the order, and ULPS roundings of its largest element for functions
+that each language approximates in its own way. Where the two references choose differently, as an argmax at a tie, the
+elements count as agreeing. Under precision="f16" the first one also rounds wherever the device does, and some elements
+may be further off: where a rounding decides a sign, as of a gradient near 0 at Adam's first step, it decides it often.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from tracegrad.arrays import np
+from tracegrad.compiler.layout import Persistent, Place
+from tracegrad.compiler.plan import make_program, optimize
+from tracegrad.compiler.rounding import rounded
+from tracegrad.errors import located
+from tracegrad.evaluate import evaluate, named_by_role
+from tracegrad.ir import Graph, Tensor
+from tracegrad.kernels.stored import stored_nodes
+from tracegrad.passes.place import COMPUTING
+from tracegrad.program import Program
+from tracegrad.runtime.base import Session
+
+Array = Any
+MARGIN = 32.0
+ULPS = 64.0
+DECIDED = 1 / 500  # of the elements, by roundings to half precision
+PROBE = "check."
+Parts = tuple[tuple[str, slice], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """A value that a device computed otherwise than the reference."""
+
+    name: str
+    device: Array
+    expected: Array
+    at: tuple[int, ...]
+
+    def __str__(self) -> str:
+        where = f" at [{','.join(map(str, self.at))}]" if self.at else ""
+        return f"{self.name} is {self.device[self.at]}{where}, the reference has {self.expected[self.at]}"
+
+
+def compare(
+    nodes: Mapping[str, Tensor],
+    env: Mapping[str, Array],
+    found: Mapping[str, Array],
+    parts: Parts = (),
+    halved: Mapping[str, Tensor] | None = None,
+) -> list[Difference]:
+    """The nodes whose value in `found` differs from the reference's, in order.
+
+    env:   a leaf's array by role and name.
+    parts: of the arrays that hold one value for each element of all parameters: each is measured by its own size.
+    halved: the same nodes rounded as the device rounds them, if that is not f32 only.
+    """
+    roots = named_by_role(list(nodes.values()))
+    double = {n: np.asarray(x, np.float64) if np.asarray(x).dtype == np.float32 else x for n, x in env.items()}
+    with np.errstate(all="ignore"):
+        doubles = evaluate(roots, double, np)
+        singles = evaluate(named_by_role([halved[n] for n in nodes]) if halved else roots, env, np)
+    out: list[Difference] = []
+    for name, single, exact in zip(nodes, map(np.asarray, singles), map(np.asarray, doubles)):
+        x = np.asarray(found[name]).reshape(single.shape)
+        whole = not parts or x.shape != (parts[-1][1].stop,)
+        for part, at in [("", slice(None))] if whole else parts:
+            wrong = _wrong(x[at], single[at], exact[at]) if x.ndim else _wrong(x, single, exact)
+            if wrong.sum() > (DECIDED * wrong.size if halved else 0):
+                where = tuple(int(k) for k in np.argwhere(wrong)[0])
+                shown = f"{name} of {part}" if part else name
+                out.append(Difference(shown, x[at] if x.ndim else x, exact[at] if x.ndim else exact, where))
+    return out
+
+
+def _wrong(x: Array, single: Array, exact: Array) -> Array:
+    """Which elements of `x` cannot be explained by rounding."""
+    if x.dtype.kind != "f":
+        return (x != single) & (single == exact)
+    with np.errstate(all="ignore"):
+        alike = (x == single) | (np.isnan(x) & np.isnan(single))
+        finite = np.isfinite(single) & np.isfinite(exact)
+        error = np.abs(single - exact)
+        largest = float(np.abs(exact[finite]).max(initial=0.0))
+        allowed = MARGIN * float(error[finite].max(initial=0.0)) + ULPS * largest * float(np.finfo(np.float32).eps)
+        return ~alike & finite & ~(np.abs(x - exact) <= allowed)
+
+
+@dataclass(frozen=True, slots=True)
+class Checked:
+    """A run whose results are compared: what it was given, and the arrays it writes, before and after."""
+
+    graph: Graph
+    program: Program
+    inputs: Mapping[str, Array]
+    env: Mapping[str, Array]
+    before: Mapping[str, Array]
+    after: Mapping[str, Array] = field(default_factory=dict[str, Array])
+
+    def submitted(self, session: Session) -> Checked:
+        """The same with what the run has written: waits for it."""
+        return replace(self, after=written(session, self.graph))
+
+    def differs(self, outputs: Mapping[str, Array]) -> str:
+        """The first result that is not the reference's, in words; "" if all are."""
+        values = {**outputs, **self.after}
+        named = {n: t for n, t in {**self.graph.results, **self.graph.writes}.items() if n in values}
+        half = rounded(self.graph) if self.graph.precision == "f16" else None
+        halved = {**half.results, **half.writes} if half else None
+        found = compare(named, self.env, values, _parts(self.program), halved)
+        return str(found[0]) if found else ""
+
+    def blame(self, session: Session) -> str:
+        """Undo what the run wrote, and name the first op that differs."""
+        for name, values in self.before.items():
+            session.write(name, values)
+        return first_difference(session, self.graph, self.program, self.inputs, self.env)
+
+
+def written(session: Session, graph: Graph) -> dict[str, Array]:
+    """The persistent arrays that a graph writes."""
+    return {name: session.read(name) for name in graph.writes}
+
+
+def first_difference(session: Session, graph: Graph, program: Program, inputs: Mapping[str, Array],
+                     env: Mapping[str, Array]) -> str:  # fmt: skip
+    """The first op, in order, that the device computes otherwise than the reference from the same values.
+
+    A second program is compiled that delivers every value that the first one stores, and writes nothing; its kernels
+    are the same but for where their results lie.
+    """
+    nodes = _stored(graph)
+    probe = make_program(Graph({}, nodes), _persistent(program), {}, {"kind": "check"})
+    handle = session.load(probe)
+    try:
+        ticket = session.submit(handle, {f.name: inputs[f.name] for f in probe.inputs})
+        results = session.collect(ticket)
+    finally:
+        session.unload(handle)
+    found = compare(nodes, env, {n: results[f"capture.{n}"] for n in nodes})
+    if not found:
+        return "no op differs when all are delivered: how they are joined in kernels decides"
+    t = nodes[found[0].name]
+    shown = str(found[0]).removeprefix(f"{found[0].name} ")
+    return located(f"first op that differs: {t.prim.name}, {t.type}: it {shown}", t.site)
+
+
+def _stored(graph: Graph) -> dict[str, Tensor]:
+    """Every value that the graph's program stores, by number."""
+    graph = optimize(graph)
+    order = graph.nodes
+    stored = stored_nodes(order, [t for t in graph.roots if t.prim.family != "pack"])
+    return {f"{PROBE}{k}": t for k, t in enumerate(order) if t.serial in stored and t.prim.family in COMPUTING}
+
+
+def _parts(program: Program) -> Parts:
+    """Where each trainable parameter lies in the arrays that have an element for each of their elements."""
+    fields = [f for f in program.params if f.spec.get("trainable", True)]
+    return tuple((f.name, slice(f.offset, f.offset + f.size)) for f in sorted(fields, key=lambda f: f.offset))
+
+
+def _persistent(program: Program) -> Persistent:
+    """The arrays that a program shares with others of its session."""
+    buffers = tuple(b for b in program.buffers if b.role in ("param", "grad", "state"))
+    params = tuple((f.name, Place(program.buffers[f.buffer].name, f.offset), f.spec) for f in program.params)
+    return Persistent(buffers, params, {f.name: f.type for f in program.params})

@@ -1,0 +1,265 @@
+"""Training steps on the worker's thread: numbered when submitted, counted when applied, explained when not."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from tracegrad.arrays import handed_out, np
+from tracegrad.compiler.build import HALTED, SKIPPED
+from tracegrad.dtypes import DTYPES
+from tracegrad.engine import indexcheck, params, reference
+from tracegrad.engine.indexcheck import check_indices
+from tracegrad.engine.knobs import Knobs
+from tracegrad.engine.nonfinite import blame
+from tracegrad.engine.results import Aborted, Aux, Captures, CompletedStep, Failed, Pending, StepResult, failure
+from tracegrad.errors import DeviceError, InputError, NonFiniteError
+from tracegrad.hypers import PREFIX
+from tracegrad.ir import Graph
+from tracegrad.program import Field, Program
+from tracegrad.runtime.base import Session, Timings
+from tracegrad.sites import SiteInfo
+
+COPY_OF_PARAMS = "params"  # a Buffer.fill, and the name of the array it stands for
+
+
+@dataclass(slots=True, eq=False)
+class Stepper:
+    """One model being trained: its program, and where it stands. Changed on the worker's thread only."""
+
+    program: Program
+    graph: Graph
+    seed: int
+    sites: tuple[SiteInfo, ...] = ()
+    first: Mapping[str, Any] | None = None  # parameters, drawn while the device was opened
+    handle: int = -1
+    counter: int = 0  # steps applied
+    submitted: int = 0  # number of the last step submitted, if all those in flight are applied
+    in_flight: int = 0
+    replaced: str = ""  # why no more of its work is done
+    inputs: tuple[Field, ...] = ()
+    hyper: tuple[Field, ...] = ()
+
+    def __post_init__(self) -> None:
+        self.hyper = tuple(f for f in self.program.inputs if f.name.startswith(PREFIX))
+        self.inputs = tuple(f for f in self.program.inputs if not f.name.startswith(PREFIX))
+
+    def submit(
+        self, session: Session, arrays: Mapping[str, Any], knobs: Knobs
+    ) -> tuple[Any, int, reference.Checked | None]:
+        """Submit the next step; its ticket and number, and under TRACEGRAD_CHECK what it is compared by."""
+        step = self.submitted + 1
+        checked = None
+        try:
+            hyper = knobs.upload(self.hyper, step, self.seed)
+            inputs = {**arrays, **hyper}
+            if indexcheck.enabled():
+                env = {**self.read(session), **by_role("input", arrays), **hyper}
+                check_indices(self.graph, env)
+                before = reference.written(session, self.graph)
+                checked = reference.Checked(self.graph, self.program, inputs, env, before)
+            ticket = session.submit(self.handle, inputs)
+            if checked is not None:
+                checked = checked.submitted(session)
+        except BaseException:
+            knobs.rate.rewind(step)
+            raise
+        self.submitted = step
+        self.in_flight += 1
+        return ticket, step, checked
+
+    def applied(self, step: int) -> None:
+        """The step's result is in."""
+        self.counter = step
+        self.in_flight -= 1
+
+    def lost(self) -> None:
+        """A step submitted gave no result; those behind it keep their numbers."""
+        self.in_flight -= 1
+        if not self.in_flight:
+            self.submitted = self.counter
+
+    def rewind(self, session: Session) -> None:
+        """Nothing of what was submitted since the last applied step counts: the next is number `counter + 1`."""
+        self.submitted, self.in_flight = self.counter, 0
+        session.write(HALTED, np.zeros(1, np.int32))
+
+    def restart(self, session: Session, counter: int) -> None:
+        """Stand at `counter` applied steps; nothing is in flight."""
+        self.counter = counter
+        self.rewind(session)
+
+    def timings(self, session: Session, arrays: Mapping[str, Any], knobs: Knobs, runs: int) -> Timings:
+        """Time the next step without doing it: a halted device computes all of it, and keeps what it has.
+
+        Gradients are kept from no step, so they are read before and written back.
+        """
+        step = self.counter + 1
+        kept = [b.name for b in self.program.buffers if b.role == "grad" or b.name == HALTED]
+        before = {name: session.read(name) for name in kept}
+        try:
+            hyper = knobs.upload(self.hyper, step, self.seed)
+            session.write(HALTED, np.ones(1, np.int32))
+            return session.timings(self.handle, {**arrays, **hyper}, runs)
+        finally:
+            knobs.rate.rewind(step)
+            for name, x in before.items():
+                session.write(name, x)
+
+    def install(self, session: Session) -> None:
+        """Load the program, and write the first parameters and what is filled with a copy of them."""
+        self.handle = session.load(self.program)
+        self.draw(session)
+        for b in self.program.buffers:
+            if b.fill == COPY_OF_PARAMS:
+                session.write(b.name, session.read(COPY_OF_PARAMS))
+
+    def draw(self, session: Session) -> None:
+        """Draw the parameters from the seed, and write them."""
+        fields, first, self.first = self.program.params, self.first, None
+        params.upload(session, self.program, fields, first or params.drawn(fields, self.seed))
+
+    def clear(self, session: Session) -> None:
+        """Every optimizer array as it was at first, and no step done."""
+        for b in self.program.buffers:
+            if b.role == "state" and b.fill == COPY_OF_PARAMS:
+                session.write(b.name, session.read(COPY_OF_PARAMS))
+            elif b.role == "state":
+                session.write(b.name, np.full(b.size, b.fill, DTYPES[b.dtype].numpy))
+        self.restart(session, 0)
+
+    def read(self, session: Session) -> dict[str, Any]:
+        """All persistent values by role and name of the graph's leaves: parameters, arenas, optimizer arrays."""
+        program = self.program
+        out: dict[str, Any] = {}
+        for name, x in params.download(session, program, program.params).items():
+            out[f"param.{name}"] = out[f"frozen.{name}"] = x
+        for name, x in params.download(session, program, program.states).items():
+            out[f"state.{name}"] = x
+        for k in dict.fromkeys(f.buffer for f in program.params):
+            out[f"state.{program.buffers[k].name}"] = session.read(program.buffers[k].name)
+        return out
+
+
+@dataclass(slots=True, eq=False)
+class StepCall:
+    """One call of `step` or `run_steps`: `n` steps that resolve one Pending."""
+
+    stepper: Stepper
+    knobs: Knobs
+    pending: Pending[StepResult]
+    n: int
+    what: str
+    losses: list[float] = field(default_factory=list[float])
+    skipped: int = 0
+
+    def works(self, arrays: Callable[[int], Mapping[str, Any]]) -> list[StepWork]:
+        """The runs of this call; `arrays(k)` are the inputs of the k-th."""
+        return [StepWork(self, k, arrays(k), self.pending) for k in range(self.n)]
+
+
+@dataclass(slots=True, eq=False)
+class StepWork:
+    """One step, as the worker runs it."""
+
+    call: StepCall
+    index: int
+    arrays: Mapping[str, Any]  # kept until the result is known: a replay and the search for a NaN need them
+    pending: Pending[StepResult]
+    step: int = 0
+    checked: reference.Checked | None = None
+    differs: str = ""  # from the reference, and how
+
+    def submit(self, session: Session) -> Any:
+        """See `worker.Work`."""
+        if self.pending.done():
+            return None  # an earlier step of the same call failed
+        stepper = self.call.stepper
+        if stepper.replaced:
+            self.pending.resolve(Aborted(stepper.replaced))
+            return None
+        ticket, self.step, self.checked = stepper.submit(session, self.arrays, self.call.knobs)
+        return ticket
+
+    def finish(self, outputs: dict[str, Any]) -> bool:
+        """See `worker.Work`."""
+        if outputs[HALTED]:
+            return False
+        self.differs = self.checked.differs(outputs) if self.checked is not None else ""
+        if self.differs:
+            return False
+        call = self.call
+        call.stepper.applied(self.step)
+        loss = float(outputs["loss"])
+        call.losses.append(loss)
+        call.skipped += int(outputs.get(SKIPPED, 0))
+        if self.index == call.n - 1:
+            aux = Aux({k.removeprefix("aux."): handed_out(v) for k, v in outputs.items() if k.startswith("aux.")})
+            losses = handed_out(np.asarray(call.losses, np.float32))
+            self.pending.resolve(CompletedStep(captures_of(outputs), loss, aux, self.step, losses, call.skipped))
+        return True
+
+    def recover(self, session: Session, outputs: dict[str, Any]) -> None:
+        """See `worker.Work`: name the op that went wrong, and let the steps behind run."""
+        call = self.call
+        if self.checked is not None and self.differs:
+            self._undo(session, self.checked)
+            return
+        call.knobs.rate.rewind(self.step)
+        try:
+            hyper = call.knobs.upload(call.stepper.hyper, self.step, call.stepper.seed)
+            inputs = by_role("input", self.arrays)
+            found = blame(call.stepper.graph, {**call.stepper.read(session), **inputs, **hyper})
+        except Exception as e:  # the step failed for its own reason; that the search failed too must not hide it
+            found = f"the first op to blame could not be found: {type(e).__name__}: {e}"
+        finally:
+            call.knobs.rate.rewind(self.step)
+            call.stepper.rewind(session)
+        loss = float(outputs["loss"])
+        what = (
+            f"the loss is {loss}"
+            if not np.isfinite(loss)
+            else f"the loss is {loss:.6g}, but a gradient is not finite, or the sum of their squares is not"
+        )
+        head = f"{call.what}: step {self.step}: {what}; nothing was changed by it"
+        if call.n > 1:
+            head += f" (step {self.index + 1} of {call.n}; those before it were applied, those after it not run)"
+        self.pending.resolve(Failed(NonFiniteError(f"{head}\n{found}")))
+
+    def _undo(self, session: Session, checked: reference.Checked) -> None:
+        """The device computed something else than the reference: the step does not count."""
+        call = self.call
+        found = checked.blame(session)
+        call.knobs.rate.rewind(self.step)
+        call.stepper.rewind(session)
+        head = f"{call.what}: step {self.step}: {self.differs} (TRACEGRAD_CHECK); nothing was changed by it"
+        self.pending.resolve(Failed(DeviceError(f"{head}\n{found}")))
+
+    def fail(self, error: BaseException) -> None:
+        """See `worker.Work`."""
+        if self.step:
+            self.call.stepper.lost()
+        self.pending.resolve(failure(error, self.call.what))
+
+
+def by_role(role: str, arrays: Mapping[str, Any]) -> dict[str, Any]:
+    """The names that the reference's environment gives them."""
+    return {f"{role}.{name}": x for name, x in arrays.items()}
+
+
+def captures_of(outputs: Mapping[str, Any]) -> Captures:
+    """The captures among the outputs of a run."""
+    return Captures({k.removeprefix("capture."): handed_out(v) for k, v in outputs.items() if k.startswith("capture.")})
+
+
+def split_steps(arrays: Mapping[str, Any], fields: tuple[Field, ...], n: int) -> Callable[[int], dict[str, Any]]:
+    """Inputs of the k-th of `n` steps: those with a leading axis are split, the others used again."""
+    ranks = {f.name: len(f.shape) for f in fields}
+
+    def at(k: int) -> dict[str, Any]:
+        return {name: x[k] if x.ndim > ranks[name] else x for name, x in arrays.items()}
+
+    if not isinstance(n, int) or n < 1:  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise InputError.here(f"run_steps: n must be an integer of at least 1, got {n!r}")
+    return at

@@ -1,0 +1,342 @@
+"""CompiledTraining: what `tg.compile` gives."""
+
+from __future__ import annotations
+
+import os
+import threading
+import warnings
+import weakref
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from tracegrad import checkpoints
+from tracegrad.arrays import handed_out
+from tracegrad.compiler.build import TracedStep, trace_step
+from tracegrad.engine import params
+from tracegrad.engine.fit import History, fit
+from tracegrad.engine.forward import CompiledForward
+from tracegrad.engine.inputs import check_inputs, checked_seed, merge, seed_or_new
+from tracegrad.engine.knobs import Knobs, Rate, settable
+from tracegrad.engine.results import Aborted, Pending, StepResult, failure, resolved
+from tracegrad.engine.steps import StepCall, Stepper, split_steps
+from tracegrad.engine.worker import Worker
+from tracegrad.errors import InputError
+from tracegrad.export import Contents, export
+from tracegrad.introspection.inspection import Inspected
+from tracegrad.lr import Schedule, as_schedule
+from tracegrad.program import Program
+from tracegrad.runtime.base import Session
+from tracegrad.runtime.storage import from_storage
+
+Array = Any
+EMA = "ema"  # the optimizer state of the parameters' averages
+
+
+class CompiledTraining(Inspected):
+    """A model, its loss and its optimizer, compiled for one device; made by `tg.compile`.
+
+    Calls are queued on a worker thread and run in order. `step` and `run_steps` copy their inputs, so that the
+    caller's arrays can be reused at once. A context manager; `close` frees the device.
+    """
+
+    def __init__(
+        self,
+        *,
+        model: Any,
+        loss: Callable[..., Any],
+        inputs: Mapping[str, Any],
+        optimizer: Any,
+        session_factory: Callable[[], Callable[[], Session]],
+        seed: int | None = None,
+        keep_grads: bool = False,
+        precision: str = "f32",
+    ):
+        """For `tg.compile`. Traces first; then the worker's thread opens the device, while this one compiles."""
+        self._loss, self._declared, self._keep_grads = loss, dict(inputs), keep_grads
+        self._precision = precision
+        self._lock = threading.Lock()
+        self.model, self._optimizer = model, optimizer
+        seed = seed_or_new(seed)
+        traced = self._traced(model, optimizer)
+        self.worker = Worker(session_factory())
+        self._finalizer = weakref.finalize(self, self.worker.close)  # also at exit, before the interpreter goes
+        try:
+            self._stepper = self._compiled(traced, seed)
+            self._knobs = self._fresh_knobs(self._stepper, optimizer)
+            self.worker.opened().begin(self._stepper.install)
+        except BaseException:
+            self.close()
+            raise
+
+    def _traced(self, model: Any, optimizer: Any) -> TracedStep:
+        return trace_step(model, self._loss, self._declared, optimizer, self._precision)
+
+    def _compiled(self, traced: TracedStep, seed: int) -> Stepper:
+        built = traced.compiled()
+        self.warnings = built.warnings  # for whoever compiles to say, with the user's line
+        first = params.drawn(built.program.params, seed)
+        return Stepper(built.program, built.graph, seed, built.sites, first)
+
+    @staticmethod
+    def _fresh_knobs(stepper: Stepper, optimizer: Any) -> Knobs:
+        return Knobs(Rate(as_schedule(optimizer.lr)), {**stepper.program.meta.get("hyper", {}), **optimizer.hyper})
+
+    # --- running ---
+
+    def step(self, mapping: Mapping[str, Any] | None = None, /, **inputs: Any) -> Pending[StepResult]:
+        """One training step, queued; inputs by keyword, in one dict, or both.
+
+        Never raises for what happens while executing: bad inputs, a non-finite loss and device errors come back as
+        `Failed`, and change nothing.
+        """
+        return self._run("step", 1, mapping, inputs)
+
+    def run_steps(self, n: int, batch: Mapping[str, Any] | None = None, /, **inputs: Any) -> Pending[StepResult]:
+        """`n` steps in one call: inputs with a leading axis of length `n` are split, others used for every step.
+
+        The result is that of the last step, with `losses`, a float32 array of length `n`. If a step fails, those
+        before it were applied, those after it do not run, and the result is `Failed`.
+        """
+        return self._run("run_steps", n, batch, inputs)
+
+    def _run(self, what: str, n: int, mapping: Mapping[str, Any] | None, inputs: Mapping[str, Any]) -> Pending[Any]:
+        if self.worker.closed is not None:
+            return resolved(Aborted(self.worker.closed), what)
+        stepper, knobs = self._stepper, self._knobs
+        pending: Pending[StepResult] = Pending(what, self.worker.ident)
+        try:
+            lead = n if what == "run_steps" else None
+            arrays = check_inputs(stepper.inputs, merge(mapping, inputs, what), what, lead)
+            works = StepCall(stepper, knobs, pending, n, what).works(split_steps(arrays, stepper.inputs, n))
+        except Exception as e:
+            pending.resolve(failure(e, what))
+            return pending
+        self.worker.enqueue(works, pending)
+        return pending
+
+    def fit(
+        self,
+        data: Iterable[Any],
+        *,
+        epochs: int = 1,
+        steps: int | None = None,
+        progress: bool = True,
+        evaluate: Callable[[CompiledTraining], Mapping[str, float]] | None = None,
+        every: int | None = None,
+        callbacks: Iterable[Callable[[Any], object]] = (),
+        log: Any = None,
+    ) -> History:
+        """The usual loop over `data`; see `tracegrad.engine.fit.fit`."""
+        return fit(
+            self, data, epochs=epochs, steps=steps, progress=progress, evaluate=evaluate, every=every,
+            callbacks=callbacks, log=log,
+        )  # fmt: skip
+
+    # --- parameters and state ---
+
+    def upload_params(self, record: Mapping[str, Any], strict: bool = False) -> None:
+        """Overwrite parameters by name, after the steps queued so far. Names missing in `record` keep their values.
+
+        strict:  every parameter must be there.
+        Raises:  InputError naming every unknown name, wrong shape and wrong dtype, before anything is written.
+        """
+        stepper = self._stepper
+        arrays = params.check_record(stepper.program.params, record, strict, "upload_params")
+
+        def write(session: Session) -> None:
+            params.upload(session, stepper.program, stepper.program.params, arrays)
+            if stepper.counter == 0:
+                stepper.clear(session)  # averages begin at the parameters that the first step finds
+
+        self._call(write)
+
+    def download_params(self, *, ema: bool = False) -> dict[str, Array]:
+        """Parameters by name, after the steps queued so far.
+
+        ema:     the running averages that an optimizer made with `ema=` keeps, instead of the values of the last step.
+        Raises:  InputError for `ema` where the optimizer keeps none.
+        """
+        stepper = self._stepper
+        if ema and EMA not in {f.name for f in stepper.program.states}:
+            raise InputError.here("download_params: no averages are kept; make the optimizer with ema=0.999, or so")
+
+        def read(session: Session) -> dict[str, Array]:
+            now = params.download(session, stepper.program, stepper.program.params)
+            if ema:  # in the layout of the trainable parameters
+                flat = session.read(EMA)
+                now |= {f.name: params.from_storage(flat, f) for f in stepper.program.params if f.spec["trainable"]}
+            return now
+
+        return {name: handed_out(x) for name, x in self._call(read).items()}
+
+    def download_grads(self) -> dict[str, Array]:
+        """Gradients of the last step by parameter name; needs `keep_grads=True` at compile, else InputError."""
+        stepper = self._stepper
+        if not self._keep_grads:
+            raise InputError.here("download_grads: compile with keep_grads=True to keep the gradients")
+        kept = next(b.name for b in stepper.program.buffers if b.role == "grad")
+        trainable = [f for f in stepper.program.params if f.spec.get("trainable", True)]
+
+        def read(session: Session) -> dict[str, Array]:
+            flat = session.read(kept)
+            return {f.name: handed_out(from_storage(flat, f)) for f in trainable}
+
+        return self._call(read)
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write one safetensors file with everything needed to resume: see `tracegrad.checkpoints`."""
+        stepper, knobs, spec = self._stepper, self._knobs, self._optimizer.spec()
+        state = self._call(lambda session: checkpoints.take(session, stepper, knobs, spec))
+        checkpoints.write(path, state)
+
+    def load(self, path: str | os.PathLike[str]) -> None:
+        """Resume from a file that `save` wrote, bit-exact on the same device.
+
+        Raises: InputError, with nothing changed, if it is no checkpoint or belongs to another model or optimizer.
+        """
+        stepper = self._stepper
+        state = checkpoints.read(path, stepper.program)
+        knobs = checkpoints.knobs_of(state, self._knobs)
+        self._call(lambda session: checkpoints.restore(session, stepper, state))
+        self._knobs = knobs
+
+    def export(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        forwards: Mapping[str, CompiledForward] | None = None,
+        single_file: bool = False,
+        title: str | None = None,
+        data: Mapping[str, Any] | None = None,
+        labels: Sequence[str] | None = None,
+        vocabulary: Sequence[str] | None = None,
+    ) -> Path:
+        """Write a static site that goes on with this training in a browser, without Python; its HTML file.
+
+        forwards:     attached forwards by name, each shown by a demo suited to its inputs.
+        single_file:  one HTML file that works by double-click, instead of a folder.
+        data:         for each input, examples along a leading axis, from which the page draws its batches.
+        labels:       names of the classes that an image forward tells apart.
+        vocabulary:   the text of each token, for a forward that continues texts.
+        Raises:       InputError for data that do not fit, and for a schedule that is not one of `tracegrad.lr`.
+        """
+        stepper, knobs, spec = self._stepper, self._knobs, self._optimizer.spec()
+        state = self._call(lambda session: checkpoints.take(session, stepper, knobs, spec))
+        return export(state, self, path, Contents(title, forwards, data, labels, vocabulary), single_file=single_file)
+
+    def reset(self, params: bool = True, optimizer: bool = True) -> None:
+        """Start over from the same seed.
+
+        params:     draw the parameters again.
+        optimizer:  clear its state, the step counter and with it the random stream; schedules begin again.
+        """
+        stepper, knobs = self._stepper, self._knobs
+
+        def restart(session: Session) -> None:
+            if params:
+                stepper.draw(session)
+            if optimizer:
+                stepper.clear(session)
+                knobs.rate.start = None
+
+        self._call(restart)
+
+    def set_lr(self, lr: Schedule | float) -> None:
+        """Change the learning rate from the next `step` on. A schedule without an explicit start begins there."""
+        with self._lock:
+            self._knobs = self._knobs.with_rate(lr)
+
+    def set(self, **hyper: Any) -> None:
+        """Change hyperparameters from the next `step` on: `weight_decay`, `beta1`, ... and those of `tg.hyper`.
+
+        Raises: InputError naming unknown names and what can be set; nothing is changed then.
+        """
+        with self._lock:
+            names = settable(self._stepper.hyper)
+            rate = hyper.pop("lr", None) if "lr" in names else None
+            knobs = self._knobs.with_values([n for n in names if n != "lr"], hyper)
+            self._knobs = knobs if rate is None else knobs.with_rate(rate)
+
+    def replace_model(self, model: Any, *, seed: int | None = None, optimizer: Any = None) -> None:
+        """Train another model on the same handle; it starts at step 0, with parameters from `seed` or the same seed.
+
+        What is in flight resolves as Aborted; attached forwards compile again on their next run. Learning rate and
+        hyperparameters stay as set, unless an optimizer is given.
+        Raises: what compiling raises; the old model and all its state then stay.
+        """
+        old = self._stepper
+        seed = old.seed if seed is None else checked_seed(seed)
+        new = self._compiled(self._traced(model, optimizer or self._optimizer), seed)
+        for text in self.warnings:
+            warnings.warn(text, stacklevel=2)
+        fresh = self._fresh_knobs(new, optimizer or self._optimizer)
+        knobs = self._knobs
+        if optimizer is None:
+            fresh = Knobs(Rate(knobs.rate.schedule), {**fresh.values, **knobs.values})
+
+        def load(session: Session) -> None:
+            new.install(session)
+            old.replaced = "displaced by replace_model"
+            self._stepper, self._knobs, self.model = new, fresh, model
+
+        self._guard()
+        self.worker.swap(load, "displaced by replace_model")
+        self._optimizer = optimizer or self._optimizer
+
+    def attach(
+        self,
+        *,
+        forward: Callable[..., Any],
+        inputs: Mapping[str, Any],
+        max_cached_shapes: int = 8,
+        precision: str = "f32",
+    ) -> CompiledForward:
+        """A forward that shares this training's parameters: a run sees every step queued before it.
+
+        precision: as for `tg.compile_forward`; the training's own is no default.
+        """
+        return CompiledForward(self, forward, inputs, max_cached_shapes, precision=precision)
+
+    def close(self) -> None:
+        """Free the device; what is in flight resolves as Aborted. Closing twice is fine."""
+        self._finalizer()
+
+    # --- for forwards attached to it ---
+
+    @property
+    def version(self) -> Stepper:
+        """Changes with `replace_model`."""
+        return self._stepper
+
+    @property
+    def layout(self) -> Program | None:
+        """The program whose parameters attached forwards share."""
+        return self._stepper.program
+
+    @property
+    def knobs(self) -> Knobs:
+        """The hot values of the next step."""
+        return self._knobs
+
+    def loaded(self, session: Session, program: Program) -> None:
+        """An attached forward was loaded: it shares the buffers, so there is nothing to write."""
+
+    def unloaded(self) -> None:
+        """An attached forward was unloaded: the training's program keeps the buffers."""
+
+    def __repr__(self) -> str:
+        state = self.worker.closed if self.worker.closed is not None else f"on {self.device}"
+        program = self._stepper.program
+        count = sum(f.size for f in program.params)
+        return (
+            f"<CompiledTraining {state}; {count} parameters, {len(program.dispatches)} dispatches a step, "
+            f"step {self._stepper.counter}, seed {self.seed}>"
+        )
+
+    def __enter__(self) -> CompiledTraining:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, e: BaseException | None, tb: TracebackType | None) -> None:
+        self.close()

@@ -1,0 +1,349 @@
+"""The thread that owns a Session: calls and runs in order, submitted ahead, replayed after a step that failed."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections import deque
+from collections.abc import Callable, Generator, Sequence
+from typing import Any, Protocol, TypeVar, cast
+
+from tracegrad.engine.drives import Drive, TabDrive, ThreadDrive
+from tracegrad.engine.results import Aborted, Failed, Pending, failure
+from tracegrad.errors import AbortedError
+from tracegrad.introspection.limits import Limits, measure_limits
+from tracegrad.runtime import tab
+from tracegrad.runtime.base import Session
+
+GROUPS = 2  # under way at a time: one that the device runs, and the next
+T = TypeVar("T")
+_GOES_ON = object()  # what a turn gives where nothing is to be waited for
+
+MAX_IN_FLIGHT = 8  # runs queued before `step` waits; how many a device has besides is its own affair
+
+
+class Work(Protocol):
+    """One run of a program, as the worker sees it. Every method runs on the worker's thread."""
+
+    pending: Pending[Any]
+
+    def submit(self, session: Session) -> Any:
+        """Submit to the session; a ticket, or None to skip this run. Called again when the run is replayed."""
+        ...
+
+    def finish(self, outputs: dict[str, Any]) -> bool:
+        """Take the outputs. False: the run changed nothing, and nor did those submitted behind it."""
+        ...
+
+    def recover(self, session: Session, outputs: dict[str, Any]) -> None:
+        """After `finish` gave False and the runs behind were dropped: make the session ready for them again."""
+        ...
+
+    def fail(self, error: BaseException) -> None:
+        """The run raised."""
+        ...
+
+
+Group = deque[tuple[Work, Any]]  # runs submitted together, with their tickets
+
+
+class _Call:
+    """A function to run on the worker's thread, alone."""
+
+    __slots__ = ("fn", "pending", "urgent")
+
+    def __init__(self, fn: Callable[[Session], Any], pending: Pending[Any], urgent: bool):
+        self.fn, self.pending, self.urgent = fn, pending, urgent
+
+
+class Worker:
+    """Owns a session on a thread of its own; in a browser's tab, where there are none, in turns of the event loop.
+
+    What is queued is submitted together, as a group; while one group is under way a second is prepared, and then the
+    first is collected. Runs that are under way are never more than `session.ahead`. A step that was not applied leaves
+    the device halted: what was submitted behind it is dropped and submitted again, in order. A call made with `call`
+    sees everything queued before it finished, and nothing queued after it begun.
+    """
+
+    def __init__(self, factory: Callable[[], Session], max_in_flight: int = MAX_IN_FLIGHT):
+        """Make the session where the work will be done, while the caller goes on; see `opened`."""
+        self.max_in_flight = max_in_flight
+        self._factory = factory
+        self._lock = threading.RLock()  # reentrant: garbage may be collected, and this closed, while it is held
+        self._wake = threading.Condition(self._lock)
+        self._room = threading.Condition(self._lock)
+        self._crowd = 0  # threads that wait for room
+        self._queue: deque[Work | _Call] = deque()
+        self._window: deque[Group] = deque()  # submitted, not collected; the worker's own
+        self._begun = False  # to collect the oldest of them
+        self._taken: deque[Work] = deque()  # out of the queue, to be submitted
+        self._closed: str | None = None
+        self._limits: Limits | None = None
+        self._started: Pending[Any] = Pending("opening the device")
+        drive = TabDrive if tab.IN_TAB else ThreadDrive
+        self._drive: Drive = drive(self._main(), self._wake, self._idle)
+        self.ident = self._drive.ident
+
+    def opened(self) -> Worker:
+        """This worker, once it has its session. Raises what `factory` raised."""
+        opened = self._started.result()
+        if isinstance(opened, Failed):
+            raise opened.error
+        return self
+
+    @property
+    def closed(self) -> str | None:
+        """Why no more work is taken; None while it is."""
+        return self._closed
+
+    @property
+    def info(self) -> Any:
+        """The session's DeviceInfo."""
+        return self.opened()._session.info
+
+    def limits(self) -> Limits:
+        """What the device can do, measured at the first call. On the worker's thread."""
+        if self._limits is None:
+            self._limits = measure_limits(self._session)
+        return self._limits
+
+    def enqueue(self, works: Sequence[Work], pending: Pending[Any]) -> None:
+        """Queue the runs of one call, which resolve `pending`; wait first while `max_in_flight` or more are queued."""
+        if len(self._queue) >= self.max_in_flight:
+            self._make_room()
+        with self._lock:
+            if self._closed is None:
+                self._queue.extend(works)
+                self._drive.wake()
+                return
+        pending.resolve(Aborted(self._closed))
+
+    def _make_room(self) -> None:
+        """Wait until fewer runs are queued. The worker's own thread (a done callback) would wait forever."""
+        if tab.IN_TAB:
+            while len(self._queue) >= self.max_in_flight and tab.can_wait():
+                oldest = next((p for p in self._under_way() if not p.done()), None)
+                if oldest is None:
+                    return
+                tab.wait(_done(oldest), "a free place in the queue")
+        elif threading.get_ident() != self.ident:
+            with self._lock:
+                self._crowd += 1
+                self._room.wait_for(lambda: len(self._queue) < self.max_in_flight or self._closed is not None)
+                self._crowd -= 1
+
+    def call(self, fn: Callable[[Session], T], urgent: bool = False) -> T:
+        """Run `fn(session)` on the worker's thread and wait for it; `urgent` goes before all that is queued.
+
+        Raises: what `fn` raises; AbortedError when the worker is closed.
+        """
+        result = self.post(fn, urgent).result()
+        if isinstance(result, Failed):
+            raise result.error
+        if isinstance(result, Aborted):
+            raise AbortedError(result.reason)
+        return cast("tuple[T]", result)[0]
+
+    def begin(self, fn: Callable[[Session], Any]) -> None:
+        """As `call`, before all other work. Where a tab cannot wait, an error closes the worker instead of raising."""
+        if tab.can_wait():
+            self.call(fn)
+            return
+
+        def first(session: Session) -> None:
+            try:
+                fn(session)
+            except Exception as e:
+                self.close(f"closed: {type(e).__name__}: {e}")
+
+        self.post(first)
+
+    def post(self, fn: Callable[[Session], Any], urgent: bool = False) -> Pending[Any]:
+        """As `call`, without waiting; resolves to a tuple of one, Failed or Aborted."""
+        pending: Pending[Any] = Pending("device call", self.ident)
+        with self._lock:
+            if self._closed is None:
+                job = _Call(fn, pending, urgent)
+                if urgent:
+                    self._queue.appendleft(job)
+                else:
+                    self._queue.append(job)
+                self._drive.wake()
+                return pending
+        pending.resolve(Aborted(self._closed))
+        return pending
+
+    def swap(self, load: Callable[[Session], T], reason: str) -> T:
+        """Go over to a new session once `load(session)` has succeeded on it; all work under way is Aborted.
+
+        If anything raises, the old session stays and its work goes on.
+        """
+
+        def switch(old: Session) -> T:
+            new = self._factory()
+            try:
+                out = load(new)
+            except BaseException:
+                new.close()
+                raise
+            self._abort_all(reason)
+            self._session = new
+            with contextlib.suppress(Exception):  # the new one is in use, whatever became of the old
+                old.close()
+            return out
+
+        return self.call(switch, urgent=True)
+
+    def close(self, reason: str = "closed") -> None:
+        """Abort what is under way, close the session, end the thread. Closing twice is fine."""
+        with self._lock:
+            if self._closed is None:
+                self._closed = reason
+        self._drive.end()
+
+    def _under_way(self) -> list[Pending[Any]]:
+        with self._lock:
+            return [job.pending for job in [*self._submitted(), *self._queue]]
+
+    # --- on the worker's thread ---
+
+    def _idle(self) -> bool:
+        return not self._queue and not self._window and self._closed is None
+
+    def _main(self) -> Generator[Any, None, None]:
+        """All the work. Gives what should be waited for before it goes on: a ticket, or None for something to do."""
+        try:
+            self._session = self._factory()
+        except BaseException as e:
+            self._closed = self._closed or "the device could not be opened"
+            self._started.resolve(failure(e, "opening the device") if isinstance(e, Exception) else Failed(e))
+            self._abort_all(self._closed)
+            return
+        self._started.resolve(None)
+        try:
+            while self._closed is None:
+                awaited = self._turn()
+                if awaited is not _GOES_ON:
+                    yield awaited
+                    if awaited is not None and self._closed is None:
+                        self._collect_oldest()
+        except BaseException as e:  # whoever waits must hear of it
+            self._closed = self._closed or f"closed: the worker ended with {type(e).__name__}: {e}"
+        self._abort_all(self._closed or "closed")
+        with contextlib.suppress(Exception):  # the device may be gone; whoever used it was told by then
+            self._session.close()
+
+    def _turn(self) -> Any:
+        """Do one thing, or say what to wait for: the oldest ticket, or None for more to do."""
+        if self._begun:
+            return self._window[0][0][1]
+        with self._lock:
+            job = self._queue[0] if self._queue else None
+            if isinstance(job, _Call):
+                job = self._queue.popleft() if job.urgent or not self._window else None
+            elif job is not None:
+                room = self._room_for(job)
+                while self._queue and len(self._taken) < room and not isinstance(self._queue[0], _Call):
+                    self._taken.append(cast("Work", self._queue.popleft()))
+        if isinstance(job, _Call):
+            self._run_call(job)
+        elif self._taken:
+            self._submit()
+        else:
+            return self._window[0][0][1] if self._window else None
+        return _GOES_ON
+
+    def _room_for(self, following: Work) -> int:
+        """How many runs to submit now: none if results should be collected first."""
+        if not self._window:
+            return self._session.ahead
+        oldest = self._window[0][0][0].pending
+        if len(self._window) == GROUPS or (oldest.wanted and oldest is not following.pending):
+            return 0
+        return self._session.ahead - sum(map(len, self._window))
+
+    def _run_call(self, job: _Call) -> None:
+        try:
+            result = (job.fn(self._session),)
+        except BaseException as e:
+            # A call's error is raised in the caller's thread as it is.
+            job.pending.resolve(Failed(e))
+        else:
+            job.pending.resolve(result)
+
+    def _submit(self) -> None:
+        """Submit what was taken, as a group."""
+        group: Group = deque()
+        while self._taken:
+            work = self._taken.popleft()
+            try:
+                ticket = work.submit(self._session)
+            except Exception as e:
+                work.fail(e)
+                continue
+            if ticket is not None:
+                group.append((work, ticket))
+        if group:
+            self._window.append(group)
+        self._session.flush(self._let_in)
+        self._let_in()
+
+    def _let_in(self) -> None:
+        """Wake who waits for room, once half of it is free: waking a thread costs."""
+        if self._crowd:
+            with self._lock:
+                if len(self._queue) <= self.max_in_flight // 2:
+                    self._room.notify_all()
+
+    def _collect_oldest(self) -> None:
+        group = self._window[0]
+        work, ticket = group.popleft()
+        self._begun = bool(group)
+        if not group:
+            self._window.popleft()
+        outputs: dict[str, Any] = {}
+        try:
+            outputs = self._session.collect(ticket)
+            if self._closed is not None:
+                work.pending.resolve(Aborted(self._closed))
+                return
+            if work.finish(outputs):
+                return
+        except Exception as e:
+            # Whether the device did this run and those behind it is unknown, so none is run a second time.
+            work.fail(e)
+            return
+        self._drop_window()
+        try:
+            work.recover(self._session, outputs)
+        except Exception as e:
+            work.fail(e)
+
+    def _submitted(self) -> list[Work]:
+        return [*(work for group in self._window for work, _ in group), *self._taken]
+
+    def _drop_window(self) -> None:
+        """Forget the results of what was submitted behind a failed step, and queue it again in the same order."""
+        dropped = self._submitted()
+        self._window.clear()
+        self._begun = False
+        with self._lock:
+            self._queue.extendleft(reversed(dropped))
+
+    def _abort_all(self, reason: str) -> None:
+        with self._lock:
+            jobs = [*self._submitted(), *self._queue]
+            self._queue.clear()
+            self._room.notify_all()
+        self._window.clear()
+        self._taken.clear()
+        self._begun = False
+        for job in jobs:
+            job.pending.resolve(Aborted(reason))
+
+
+async def _done(pending: Pending[Any]) -> None:
+    """Until `pending` is resolved. It does not count as looked at."""
+    future = tab.event_loop().create_future()
+    pending.add_done_callback(lambda _: future.done() or future.set_result(None))
+    await future

@@ -1,0 +1,68 @@
+"""A model on values: its forward runs line by line, with prints, breakpoints and gradients."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeVar, cast
+
+from tracegrad.engine.forward import CompiledForward
+from tracegrad.engine.inputs import as_array
+from tracegrad.engine.params import declared, drawn
+from tracegrad.engine.training import CompiledTraining
+from tracegrad.imperative import streams
+from tracegrad.imperative.tensors import GradTensor
+from tracegrad.nn.module import bound, named_parameters
+
+M = TypeVar("M")
+
+
+def instantiate(model: M, seed: int | None = None) -> M:
+    """A copy of a model with eager tensors, drawn as `tg.compile` would draw them, in the places of its parameters.
+
+    model:   a tree of modules; it is read, never changed.
+    seed:    None takes that of `tg.manual_seed`.
+    Returns: the copy: call it, `backward()` from what it gives, and read `m.l1.W.grad`.
+
+    >>> import tracegrad as tg
+    >>> m = tg.instantiate(tg.nn.Linear(2, 1, init=tg.init.ones()), seed=0)
+    >>> m([[1.0, 2.0]]).sum().backward()
+    >>> m.W.grad
+    tensor([[1.],
+            [2.]])
+    """
+    return _with_values(model, drawn(declared(model), streams.current_seed() if seed is None else seed))
+
+
+def eager(forward: Callable[..., Any], model: Any, /, **inputs: Any) -> Any:
+    """Run a forward or loss line by line on values, as Python runs any function: print, step and break where you like.
+
+    forward: called as `tg.compile` calls it, forward(m, **inputs), with eager tensors.
+    model:   a tree of modules, whose parameters are drawn from `tg.manual_seed`'s seed; one that `tg.instantiate`
+             gave; or a training or compiled forward: then the parameters are its current ones, and random numbers
+             those of a training's next step.
+    inputs:  arrays, eager tensors, nested lists or numbers; integers are i32.
+    Returns: what `forward` returns. Of a loss, `backward()` fills the gradients of an instantiated model.
+    Raises:  what the ops raise, where they do.
+
+    >>> import tracegrad as tg
+    >>> def double(m, x):
+    ...     print(x.shape)
+    ...     return m(x) * 2
+    >>> tg.eager(double, tg.nn.Linear(2, 1, init=tg.init.ones()), x=[[1.0, 2.0]])
+    (1, 2)
+    tensor([[6.]], requires_grad=True)
+    """
+    values = {n: x if isinstance(x, GradTensor) else GradTensor(as_array(x)) for n, x in inputs.items()}
+    if isinstance(model, CompiledForward):
+        return forward(_with_values(model.host.model, model.download_params()), **values)
+    if isinstance(model, CompiledTraining):
+        now = _with_values(model.model, model.download_params())  # waits for the steps queued so far
+        with streams.at(model.seed, model.version.counter + 1):
+            return forward(now, **values)
+    return forward(instantiate(model) if named_parameters(model) else model, **values)
+
+
+def _with_values(model: M, values: dict[str, Any]) -> M:
+    """The model with eager tensors of these values in the places of its parameters."""
+    tensors = {n: GradTensor(values[n], p.trainable) for n, p in named_parameters(model).items()}
+    return bound(model, cast("Any", tensors))

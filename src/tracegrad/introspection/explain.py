@@ -1,0 +1,102 @@
+"""What a compiled program consists of, as text and as HTML: dispatches, memory, kernels, graph."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from html import escape
+from pathlib import Path
+
+from tracegrad.compiler.dispatches import COUNTED, DispatchInfo, dispatches_of
+from tracegrad.engine.memory import Memory
+from tracegrad.errors import Site
+from tracegrad.introspection.tables import Table, amount, fragment, page, written
+from tracegrad.ir import Graph
+from tracegrad.kernels.costs import Cost
+from tracegrad.kernels.show import show_kernel
+from tracegrad.program import Program
+from tracegrad.runtime.base import DeviceInfo, as_run
+
+HEAD = ("#", "kernel", "what", "workgroups", "read", "written", "FLOP", "FLOP/B", "lines")
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class Explanation:
+    """A program explained; print it, show it in a notebook, or `save` it as HTML.
+
+    dispatches: one `DispatchInfo` a dispatch: `label kernel workgroups cost sites forms`.
+    """
+
+    dispatches: tuple[DispatchInfo, ...]
+    graph: Graph
+    program: Program
+
+    @property
+    def title(self) -> str:
+        """One line."""
+        cost = sum((d.cost for d in self.dispatches), Cost())
+        kind = self.program.meta.get("kind", "program")
+        return (
+            f"{kind}: {len(self.graph)} nodes, {len(self.program.kernels)} kernels, {len(self.dispatches)} dispatches; "
+            f"{amount(cost.flops, 'FLOP')}, {amount(cost.read, 'B')} read, {amount(cost.written, 'B')} written"
+        )
+
+    @property
+    def memory(self) -> Memory:
+        """Bytes on the device by role."""
+        return Memory(self.program)
+
+    def table(self) -> Table:
+        """The dispatches, in order."""
+        rows = [
+            (
+                str(d.number), str(d.kernel), d.what, str(d.workgroups), amount(d.cost.read, "B"),
+                amount(d.cost.written, "B"), amount(d.cost.flops), f"{d.cost.intensity:.3g}", d.lines,
+            )
+            for d in self.dispatches
+        ]  # fmt: skip
+        return Table(HEAD, rows, left=("what", "lines"))
+
+    def kernels(self) -> Iterator[tuple[str, list[Site], str, str]]:
+        """Of each kernel: what it is and which dispatches run it, the lines these came from, its form, its WGSL."""
+        for number, source in enumerate(self.program.kernels):
+            mine = [d for d in self.dispatches if d.kernel == number]
+            runs = ", ".join(str(d.number) for d in mine)
+            sites = sorted({site for d in mine for site in d.sites})
+            form = "\n".join(show_kernel(k) for k in mine[0].forms)
+            yield f"kernel {number}, {source.label} (dispatch {runs})", sites, form, source.wgsl
+
+    def __str__(self) -> str:
+        parts = [self.title, self.table().text(), COUNTED, str(self.memory)]
+        for title, sites, form, wgsl in self.kernels():
+            parts.append("\n".join([title, *(site.describe() for site in sites)]))
+            parts += [form, wgsl.rstrip()]
+        return "\n\n".join([*parts, "graph", str(self.graph)])
+
+    def __repr__(self) -> str:
+        return f"<Explanation of a {self.title}; print it, or save it as HTML>"
+
+    def _repr_html_(self) -> str:
+        memory = self.memory.table().html()
+        parts = [f"<h3>{escape(self.title)}</h3>", self.table().html(), f"<div>{COUNTED}</div>", memory]
+        for title, sites, form, wgsl in self.kernels():
+            lines = "\n".join(site.describe() for site in sites)
+            inner = [_folded("form", form), _folded("WGSL", wgsl)]
+            shown = [f"<pre>{escape(lines)}</pre>"] if sites else []
+            parts.append("\n".join([f"<details><summary>{escape(title)}</summary>", *shown, *inner, "</details>"]))
+        return fragment(*parts, _folded("graph", str(self.graph)))
+
+    def save(self, path: str | os.PathLike[str]) -> Path:
+        """Write one HTML file that needs nothing else; the file."""
+        return written(path, page(self.title, self._repr_html_()))
+
+
+def explained(graph: Graph, program: Program, device: DeviceInfo) -> Explanation:
+    """What `graph` was compiled to, as `device` runs it."""
+    program = as_run(program, device)
+    return Explanation(dispatches_of(graph, program), graph, program)
+
+
+def _folded(title: str, text: str) -> str:
+    return f"<details><summary>{escape(title)}</summary><pre>{escape(text)}</pre></details>"

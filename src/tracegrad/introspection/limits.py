@@ -1,0 +1,85 @@
+"""What a device can do, measured by two programs of the library's own: a large product and a large copy."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from tracegrad.arrays import np
+from tracegrad.compiler.layout import Persistent
+from tracegrad.compiler.plan import make_program
+from tracegrad.dtypes import TensorType, f32
+from tracegrad.introspection.tables import amount
+from tracegrad.ir import Graph, Tensor
+from tracegrad.ops.linalg import matmul
+from tracegrad.prims.leaves import leaf
+from tracegrad.program import Buffer, Program
+from tracegrad.runtime.base import Session
+
+GPU = 4096, 2**25  # side of the product, elements copied: 3 ms and 0.1 ms of an NVIDIA H200, whose cache holds neither
+CPU = 512, 2**24  # of a CPU, and of one that poses as a GPU: tens of milliseconds
+RUNS, SECONDS = 50, 0.3  # the fastest of so many runs counts, or of those that fit into the time
+A, B, RESULT = "profile.a", "profile.b", "profile.result"  # no array of a user's program has a dot in its name
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """The most that was reached, a second."""
+
+    flops: float
+    bytes: float
+    side: int  # of the product's matrices
+    copied: int  # elements
+
+    def share(self, flops: int, bytes: int, seconds: float) -> tuple[float, str]:
+        """How much of the device so much work in so long a time takes up, and which limit is nearer."""
+        compute, memory = flops / self.flops, bytes / self.bytes
+        return max(compute, memory) / seconds if seconds else 0.0, "compute" if compute > memory else "memory"
+
+    def __str__(self) -> str:
+        side, copied = f"{self.side} x {self.side}", amount(8 * self.copied, "B")
+        return (
+            f"limits, measured here: {amount(self.flops, 'FLOP/s')} (a product of {side} matrices), "
+            f"{amount(self.bytes, 'B/s')} (a copy, {copied} read and written)"
+        )
+
+
+def measure_limits(session: Session) -> Limits:
+    """Run both programs on the session's device; nothing of them stays there."""
+    info = session.info
+    side, copied = CPU if info.software or info.name == "cpu" else GPU
+    return Limits(
+        2 * side**3 / _fastest(session, _product(side)), 8 * copied / _fastest(session, _copy(copied)), side, copied
+    )
+
+
+def _fastest(session: Session, program: Program) -> float:
+    """Seconds of the quickest run, on numbers of all sizes: zeros are quicker on some devices."""
+    handle = session.load(program)
+    try:
+        numbers: Any = np.random.default_rng(0)
+        for b in program.buffers:
+            if b.name in (A, B):
+                session.write(b.name, numbers.random(b.size, np.float32))
+        first = session.timings(handle, {}, 1).quickest
+        return session.timings(handle, {}, min(RUNS, 3 + int(SECONDS / first))).quickest
+    finally:
+        session.unload(handle)
+
+
+def _product(side: int) -> Program:
+    a, b = (_array(name, side * side) for name in (A, B))
+    return _program(matmul(a.reshape(side, side), b.reshape(side, side)).reshape(side * side), A, B)
+
+
+def _copy(size: int) -> Program:
+    return _program(-_array(A, size), A)
+
+
+def _array(name: str, size: int) -> Tensor:
+    return leaf("state", name, TensorType(f32, (size,)))
+
+
+def _program(result: Tensor, *names: str) -> Program:
+    buffers = tuple(Buffer(name, "f32", result.size, "state") for name in (*names, RESULT))
+    return make_program(Graph({}, {}, {RESULT: result}), Persistent(buffers, (), {}), {}, {})

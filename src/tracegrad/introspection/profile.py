@@ -1,0 +1,164 @@
+"""How long each dispatch of a step takes, and how near that is to what the device can do."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from html import escape
+from pathlib import Path
+from typing import Any
+
+from tracegrad.arrays import np
+from tracegrad.compiler.dispatches import COUNTED, DispatchInfo, dispatches_of, run_order
+from tracegrad.dtypes import DTYPES
+from tracegrad.errors import InputError
+from tracegrad.introspection.limits import Limits
+from tracegrad.introspection.tables import Table, amount, fragment, written
+from tracegrad.ir import Graph
+from tracegrad.program import Field, Program
+from tracegrad.runtime.base import DeviceInfo, Timings, as_run
+
+SHOWN = 40  # rows of the text; the HTML has them all
+HEAD = ("#", "what", "time", "share", "bytes", "FLOP", "B/s", "FLOP/s", "of limit", "lines")
+
+
+@dataclass(frozen=True, slots=True)
+class TimedDispatch:
+    """One dispatch and its time: the median of all runs, of the sum where it is in a loop."""
+
+    info: DispatchInfo
+    seconds: float
+    share: float  # of the time of all dispatches
+    of_limit: float  # of the device's; 1 is all it can do
+    limit: str  # which: "compute" or "memory"
+
+    @property
+    def bytes_per_second(self) -> float:
+        """Read and written."""
+        return self.info.cost.bytes / self.seconds if self.seconds else 0.0
+
+    @property
+    def flops_per_second(self) -> float:
+        """Floating-point operations."""
+        return self.info.cost.flops / self.seconds if self.seconds else 0.0
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class Profile:
+    """Times of every dispatch of a step or run, in order; prints as a table, the slowest first.
+
+    rows:     one `TimedDispatch` a dispatch, with `info`, `seconds`, `share`, `of_limit`, `limit`.
+    order:    numbers of the rows in the order they run: those in loops again and again.
+    timings:  when each began and ended, in this order, in each run.
+    """
+
+    device: str
+    rows: tuple[TimedDispatch, ...]
+    order: tuple[int, ...]
+    timings: Timings
+    limits: Limits
+
+    @property
+    def seconds(self) -> float:
+        """Of all dispatches together."""
+        return sum(row.seconds for row in self.rows)
+
+    def table(self) -> Table:
+        """All dispatches, the slowest first."""
+        rows = sorted(self.rows, key=lambda row: -row.seconds)
+        return Table(HEAD, [_cells(row) for row in rows], left=("what", "lines"))
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What the numbers are."""
+        runs = len(self.timings.runs)
+        return (
+            f"{len(self.rows)} dispatches on {self.device}: {duration(self.seconds)}",
+            f"time: median of {runs} runs, by {self.timings.clock}",
+            COUNTED,
+            f"of limit: the nearer of the two {self.limits}",
+            "more than 100%: what was read lay in a cache, or is less than counted",
+        )
+
+    def __str__(self) -> str:
+        table = self.table()
+        rest = sorted((row.share for row in self.rows), reverse=True)[SHOWN:]
+        more = [f"... {len(rest)} more, {sum(rest):.1%} of the time"] if rest else []
+        return "\n".join([Table(table.head, table.rows[:SHOWN], table.left).text(), *more, "", *self.notes])
+
+    __repr__ = __str__
+
+    def _repr_html_(self) -> str:
+        return fragment(self.table().html(), *(f"<div>{escape(note)}</div>" for note in self.notes))
+
+    def trace(self) -> dict[str, Any]:
+        """The runs as a Chrome trace: one event a dispatch, times in microseconds from the first."""
+        zero = min((spans[0][0] for spans in self.timings.runs if spans), default=0.0)
+        events: list[dict[str, Any]] = [
+            {"ph": "M", "name": "process_name", "pid": 1, "tid": 1, "args": {"name": self.device}},
+            {"ph": "M", "name": "thread_name", "pid": 1, "tid": 1, "args": {"name": "dispatches"}},
+        ]
+        for run, spans in enumerate(self.timings.runs):
+            for number, (begin, end) in zip(self.order, spans):
+                d = self.rows[number].info
+                seen = {
+                    "run": run, "dispatch": d.number, "lines": d.lines, "workgroups": d.workgroups,
+                    "flops": d.cost.flops, "bytes_read": d.cost.read, "bytes_written": d.cost.written,
+                }  # fmt: skip
+                at = {"ts": 1e6 * (begin - zero), "dur": 1e6 * (end - begin), "pid": 1, "tid": 1}
+                events.append({"ph": "X", "cat": "dispatch", "name": d.label, **at, "args": seen})
+        return {"traceEvents": events, "displayTimeUnit": "ns", "otherData": {"clock": self.timings.clock}}
+
+    def save(self, path: str | os.PathLike[str]) -> Path:
+        """Write the Chrome trace, a JSON file for ui.perfetto.dev or chrome://tracing; the file."""
+        return written(path, json.dumps(self.trace()))
+
+
+def make_profile(graph: Graph, program: Program, timings: Timings, device: DeviceInfo, limits: Limits) -> Profile:
+    """The medians, and what they are of the whole and of the limits."""
+    order = run_order(program)
+    sums = [[0.0] * len(program.dispatches) for _ in timings.runs]
+    for spans, run in zip(timings.runs, sums):
+        for number, (begin, end) in zip(order, spans, strict=True):
+            run[number] += end - begin
+    seconds = [_median(each) for each in zip(*sums, strict=True)]
+    total = sum(seconds)
+    rows: list[TimedDispatch] = []
+    for d, s in zip(dispatches_of(graph, as_run(program, device)), seconds, strict=True):
+        rows.append(TimedDispatch(d, s, s / total if total else 0.0, *limits.share(d.cost.flops, d.cost.bytes, s)))
+    return Profile(str(device), tuple(rows), tuple(order), timings, limits)
+
+
+def _median(values: Sequence[float]) -> float:
+    """As statistics.median, whose module imports decimal and fractions."""
+    ordered, half = sorted(values), len(values) // 2
+    return (ordered[half] + ordered[-half - 1]) / 2
+
+
+def checked_steps(steps: int) -> int:
+    """InputError unless it is a whole number of at least 1."""
+    if not isinstance(steps, int) or isinstance(steps, bool) or steps < 1:  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise InputError.here(f"profile: steps must be an integer of at least 1, got {steps!r}")
+    return steps
+
+
+def blank_inputs(fields: Sequence[Field]) -> dict[str, Any]:
+    """Zeros for every input."""
+    return {f.name: np.zeros(f.shape, DTYPES[f.dtype].numpy) for f in fields}
+
+
+def _cells(row: TimedDispatch) -> tuple[str, ...]:
+    d = row.info
+    return (
+        str(d.number), d.what, duration(row.seconds), f"{row.share:.1%}", amount(d.cost.bytes, "B"),
+        amount(d.cost.flops), amount(row.bytes_per_second, "B/s"), amount(row.flops_per_second),
+        f"{row.of_limit:.0%} {row.limit}", d.lines,
+    )  # fmt: skip
+
+
+def duration(seconds: float) -> str:
+    """`12.3 µs`"""
+    scale, unit = (1e6, "µs") if seconds < 1e-3 else (1e3, "ms") if seconds < 1 else (1, "s")
+    return f"{seconds * scale:.3g} {unit}"
