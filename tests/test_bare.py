@@ -96,12 +96,12 @@ NEED_NUMPY = {
     "runtime.wgpu_rings",
     "runtime.draw",
 }
-NEED_NUMPY |= {"runtime.wgpu_timing", "limits"}  # what measures devices, which no browser lets Python do
+NEED_NUMPY |= {"runtime.wgpu_timing", "introspection.limits"}  # what measures devices, which no browser lets Python do
 NEED_NUMPY |= {
     "functional",
-    "nonfinite",
-    "indexcheck",
-    "reference",
+    "engine.nonfinite",
+    "engine.indexcheck",
+    "engine.reference",
     *(m for m in MODULES if m.startswith("imperative")),
 }
 

@@ -18,7 +18,7 @@ import tracegrad as tg
 from models import SineMLP, sine_loss
 from tracegrad import optim
 from tracegrad.render.c_engine import ENGINE
-from tracegrad.runtime import compiler as module
+from tracegrad.runtime import c_compiler as module
 from tracegrad.runtime.c_compiler import VARIABLE, Compiler, compiler_named
 from tracegrad.runtime.cache import cache_folder
 from tracegrad.runtime.calls import Calls
