@@ -25,12 +25,23 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from steps import CLIP, DECAY, LARGE, RATE, WORKLOADS, Child, median_ms, torch_block, tracegrad_block, workload
+from steps import (
+    CLIP,
+    DECAY,
+    LARGE,
+    RATE,
+    WORKLOADS,
+    Child,
+    compiled,
+    median_ms,
+    torch_block,
+    tracegrad_block,
+    workload,
+)
 
 import tracegrad as tg
 from tracegrad import optim
@@ -53,16 +64,8 @@ def block_of(library: str, name: str) -> Callable[[int], float]:
         from peers_tinygrad import tinygrad_block
 
         return tinygrad_block(name, w)
-    if library == "torch.compile":
-        import torch
-
-        def compiled(module: Any) -> tuple[Any, Any]:
-            net, loss = w.torch(module)
-            return net, torch.compile(loss)
-
-        return torch_block(replace(w, torch=compiled), "cpu")
-    if library == "torch":
-        return torch_block(w, "cpu")
+    if library.startswith("torch"):
+        return torch_block(compiled(w) if library == "torch.compile" else w, "cpu")
     if library == "numpy":
         os.environ["TRACEGRAD_CC"] = "off"
     optimizer = optim.adamw(lr=RATE, weight_decay=DECAY, clip_grad_norm=CLIP)

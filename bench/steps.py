@@ -200,6 +200,17 @@ def torch_block(w: Workload, device: str) -> Callable[[int], float]:
     return block
 
 
+def compiled(w: Workload) -> Workload:
+    """With torch.compile around the loss."""
+    import torch
+
+    def made(module: Any) -> tuple[Any, Any]:
+        net, loss = w.torch(module)
+        return net, torch.compile(loss)
+
+    return replace(w, torch=made)
+
+
 def tracegrad_block(w: Workload, train: Any) -> Callable[[int], float]:
     """The same in tracegrad."""
     rng = np.random.default_rng(0)

@@ -1,0 +1,155 @@
+"""A training step on an NVIDIA GPU: tracegrad through WebGPU, PyTorch and JAX through CUDA, in one run.
+
+    python bench/gpu.py                                 every model and library that is installed
+    python bench/gpu.py --models sine mlp --libraries tracegrad jax --seconds 5
+
+AdamW and clipping by the global norm in all of them, float32 without TF32 throughout; inputs come from the host each step, the loss
+is read at the end of a block. "torch graph" is PyTorch's best: forward and backward by torch.compile, and the whole
+step with the optimizer in one CUDA graph. Every library has a process of its own, blocks take turns, and the median
+block counts. The first step is timed from before the model is made, without importing the library.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import importlib.util
+import os
+import platform
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from steps import (
+    CLIP,
+    CLOCK,
+    DECAY,
+    RATE,
+    WORKLOADS,
+    Child,
+    Workload,
+    compiled,
+    median_ms,
+    torch_block,
+    tracegrad_block,
+    workload,
+)
+
+import tracegrad as tg
+from tracegrad import optim
+
+PACKAGES = {"tracegrad": "tracegrad", "torch": "torch", "torch.compile": "torch", "torch graph": "torch", "jax": "jax"}
+HEAD = ("model", "library", "ms a step", "times tracegrad", "first step s")
+
+
+def block_of(library: str, name: str) -> Callable[[int], float]:
+    """What runs n steps and gives the seconds."""
+    w = workload(name)
+    if library == "jax":
+        from peers_jax import jax_block
+
+        return jax_block(name, w)
+    if library == "torch graph":
+        return graph_block(w)
+    if library.startswith("torch"):
+        return torch_block(compiled(w) if library == "torch.compile" else w, "webgpu")
+    optimizer = optim.adamw(lr=RATE, weight_decay=DECAY, clip_grad_norm=CLIP)
+    train = tg.compile(model=w.model(), loss=w.loss, inputs=w.inputs, optimizer=optimizer, seed=0, device="webgpu")
+    return tracegrad_block(w, train)
+
+
+def graph_block(w: Workload) -> Callable[[int], float]:
+    """PyTorch's whole step as one CUDA graph, whose inputs are overwritten before each replay."""
+    import torch
+
+    torch.manual_seed(0)
+    net, loss = compiled(w).torch(torch)
+    net.to("cuda")
+    optimizer = torch.optim.AdamW(net.parameters(), lr=RATE, weight_decay=DECAY, fused=True, capturable=True)
+    rng = np.random.default_rng(0)
+    given = {k: torch.from_numpy(v).cuda() for k, v in w.batch(rng).items()}
+
+    def step() -> Any:
+        optimizer.zero_grad()
+        value = loss(net, **given)
+        value.backward()
+        torch.nn.utils.clip_grad_norm_(net.parameters(), CLIP)
+        optimizer.step()
+        return value
+
+    stream = torch.cuda.Stream()
+    with torch.cuda.stream(stream):
+        for _ in range(3):  # compiles, and allocates the optimizer's state
+            step()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        value = step()
+
+    def block(n: int) -> float:
+        batches = [w.batch(rng) for _ in range(n)]
+        began = CLOCK()
+        for batch in batches:
+            for k, v in batch.items():
+                given[k].copy_(torch.from_numpy(v), non_blocking=True)
+            graph.replay()
+        value.item()
+        return CLOCK() - began
+
+    return block
+
+
+def serve(pipe: Any, library: str, name: str, device: str) -> None:
+    """A child: runs as many steps as it is told and answers with the seconds; first, what its first step took."""
+    os.environ |= {"XLA_PYTHON_CLIENT_PREALLOCATE": "false", "JAX_DEFAULT_MATMUL_PRECISION": "highest"}
+    package = importlib.import_module(PACKAGES[library])
+    if PACKAGES[library] == "torch":
+        package.backends.cudnn.allow_tf32 = False
+    began = time.perf_counter()
+    try:
+        block = block_of(library, name)
+        block(1)
+    except Exception as e:
+        pipe.send({"failed": f"{type(e).__name__}: {e}".splitlines()[0][:120]})
+        return
+    pipe.send({"first": time.perf_counter() - began})
+    while n := pipe.recv():
+        pipe.send(block(n))
+
+
+def measure(name: str, libraries: list[str], seconds: float, patience: float) -> list[str]:
+    """One row for each library."""
+    children = {x: Child(x, name, "webgpu", serve, patience) for x in libraries}
+    able = [x for x in libraries if "first" in children[x].facts]
+    times = dict(zip(able, median_ms([children[x] for x in able], seconds)))
+    rows: list[str] = []
+    for x, child in children.items():
+        child.close()
+        if x in times:
+            row = f"{times[x]:.4g} | {times[x] / times[able[0]]:.2f} | {child.facts['first']:.2f}"
+        else:
+            row = f"{child.facts.get('failed', f'no step in {patience:.0f} s')} | – | –"
+        rows.append(f"| {name} | {x} | {row} |")
+    return rows
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--models", nargs="+", choices=WORKLOADS, default=list(WORKLOADS))
+    parser.add_argument("--libraries", nargs="+", choices=PACKAGES, default=list(PACKAGES))
+    parser.add_argument("--seconds", type=float, default=4.0, help="measuring time a model and library")
+    parser.add_argument("--patience", type=float, default=120.0, help="seconds until a library's first step is done")
+    args = parser.parse_args()
+    libraries = [x for x in args.libraries if importlib.util.find_spec(PACKAGES[x]) is not None]
+    missing = sorted({PACKAGES[x] for x in args.libraries if x not in libraries})
+    print(f"{platform.platform()}, {os.cpu_count()} cores, Python {platform.python_version()}, NumPy {np.__version__}")
+    print("".join([", ".join(d.description for d in tg.devices()), *(f"; {x} is not installed" for x in missing)]))
+    print(f"\n| {' | '.join(HEAD)} |\n|{'---|' * len(HEAD)}")
+    for name in args.models:
+        for row in measure(name, libraries, args.seconds, args.patience):
+            print(row, flush=True)
+
+
+if __name__ == "__main__":
+    main()
