@@ -3,10 +3,10 @@
     python bench/gpu.py                                 every model and library that is installed
     python bench/gpu.py --models sine mlp --libraries tracegrad jax --seconds 5
 
-AdamW and clipping by the global norm in all of them, float32 without TF32 throughout; inputs come from the host each step, the loss
-is read at the end of a block. "torch graph" is PyTorch's best: forward and backward by torch.compile, and the whole
-step with the optimizer in one CUDA graph. Every library has a process of its own, blocks take turns, and the median
-block counts. The first step is timed from before the model is made, without importing the library.
+AdamW and clipping by the global norm in all of them, float32 without TF32 throughout; inputs come from the host each
+step, the loss is read at the end of a block. "torch graph" is PyTorch's best: forward and backward by torch.compile,
+and the whole step with the optimizer in one CUDA graph. Every library has a process of its own, blocks take turns, and
+the median block counts. The first step is timed from before the model is made, without importing the library.
 """
 
 from __future__ import annotations
