@@ -126,13 +126,14 @@ def numpy_alone(text: str) -> tuple[Thunk, Thunk | None]:
         name = next(given) if t.attrs["role"] == "input" and t.serial not in plan.numbers else ""
         values.append(ARRAYS[name] if name else 2.5 if t.serial in plan.numbers else np.uint32(1))
         asked.append(bool(name) and wants(name))
+    parameters = ", ".join(f"x{k}" for k in range(len(plan.inputs)))
     writer, names = plan.computed()
-    forward = writer.function(plan.parameters, names[0] if plan.pack is None else f"({', '.join(names)},)")
-    recorded = plan.recorded(tuple(asked))
-    if plan.pack is not None or recorded.pullbacks[0] is None:
+    forward = writer.function(parameters, names[0] if plan.pack is None else f"({', '.join(names)},)")
+    writer, (recorded, *_) = plan.recorded(tuple(asked))
+    if plan.pack is not None or recorded.pullback is None:
         return lambda: forward(*values), None
-    first = recorded.writer.function(plan.parameters, f"{recorded.values[0]}, {recorded.saved[0]}")
-    ct, pullback = np.ones_like(first(*values)[0]), recorded.pullbacks[0]
+    first = writer.function(parameters, f"{recorded.value}, {recorded.saved}")
+    ct, pullback = np.ones_like(first(*values)[0]), recorded.pullback
     return lambda: forward(*values), lambda: pullback(ct, first(*values)[1])
 
 

@@ -22,7 +22,7 @@ from tracegrad import methods, nn, optim
 from tracegrad.ambient import tracing
 from tracegrad.dtypes import TensorType, f32
 from tracegrad.evaluate import evaluate
-from tracegrad.imperative import construct, plans, stepwise
+from tracegrad.imperative import stepwise, tensors, values
 from tracegrad.ir import PRIMITIVES
 from tracegrad.prims.leaves import leaf, literal
 from tracegrad.transforms.grad import gradients
@@ -435,7 +435,7 @@ def test_integers_in_lists_are_floats_beside_floats() -> None:
 
 
 def test_plans_of_one_op_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tracegrad.imperative.dispatch.MOST", 5)
+    monkeypatch.setattr("tracegrad.imperative.calls.MOST", 5)
     x = tg.tensor(np.arange(40.0))
     assert [x[k].item() for k in range(40)] == list(range(40))
     assert len(methods.METHODS["getitem"].entry.plans) <= 5  # type: ignore[attr-defined]
@@ -499,7 +499,7 @@ def test_a_model_trains_eagerly_as_it_does_compiled() -> None:
                 p.data = p.data - 0.1 * p.grad.data
                 p.zero_grad()
         np.testing.assert_allclose(m.l1.W.numpy(), train.download_params()["l1.W"], rtol=1e-4, atol=1e-6)
-        assert plans.spec_of(TensorType(f32, (2, 8))) is m.l1.W._spec
+        assert values.spec_of(TensorType(f32, (2, 8))) is m.l1.W._spec
 
 
 @pytest.mark.parametrize("name", ["eager.md"])
@@ -509,7 +509,7 @@ def test_examples_of_the_documentation_give_what_it_shows(name: str) -> None:
     assert results.failed == 0 and results.attempted > 30
 
 
-@pytest.mark.parametrize("module", [construct, stepwise])
+@pytest.mark.parametrize("module", [tensors, stepwise])
 def test_examples_in_docstrings_give_what_they_show(module: Any) -> None:
     results = doctest.testmod(module)
     assert results.failed == 0 and results.attempted > 3

@@ -32,12 +32,11 @@ from tracegrad.errors import (
 )
 from tracegrad.functional import *
 from tracegrad.hypers import hyper
-from tracegrad.imperative.construct import parameter, tensor
 from tracegrad.imperative.dispatch import install
 from tracegrad.imperative.stepwise import eager, instantiate
 from tracegrad.imperative.streams import manual_seed
 from tracegrad.imperative.tape import no_grad
-from tracegrad.imperative.tensors import GradTensor
+from tracegrad.imperative.tensors import GradTensor, parameter, tensor
 from tracegrad.introspection.summaries import summary
 from tracegrad.ir import Graph, Tensor
 from tracegrad.nn.module import Module, Parameter

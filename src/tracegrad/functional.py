@@ -22,11 +22,9 @@ from tracegrad.errors import DTypeError, InputError, ShapeError, TraceError, cal
 from tracegrad.evaluate import evaluate
 from tracegrad.hypers import leaf_value
 from tracegrad.imperative import streams
-from tracegrad.imperative.plans import Plan
-from tracegrad.imperative.running import ran
-from tracegrad.imperative.spell import f64
+from tracegrad.imperative.plans import Plan, ran
 from tracegrad.imperative.tensors import GradTensor
-from tracegrad.imperative.values import nearest
+from tracegrad.imperative.values import f64, nearest
 from tracegrad.ir import Tensor, toposort
 from tracegrad.prims.leaves import LEAF, leaf
 from tracegrad.shapes import show
@@ -95,7 +93,7 @@ def _eager(roots: list[Tensor], leaves: list[Tensor], tensors: list[Any], env: d
     if double:
         exact = [np.asarray(x, np.float64) if t.dtype.is_float else v for t, v, x in zip(leaves, values, tensors)]
         values = [*exact, *(v.astype(np.float64) if v.dtype.kind == "f" else v for v in values[len(leaves) :])]
-    plan = Plan(inputs, roots, list, double, numbers=frozenset(), streams=(), wrapped={})
+    plan = Plan(inputs, roots, list, double)
     return ran(plan, values, [*tensors, *(None for _ in others)])
 
 
@@ -144,12 +142,8 @@ def vjp(fn: Callable[..., Any], *primals: Any, has_aux: bool = False) -> Any:
     backward = at_once(lambda ct, primals: transforms.vjp(fn, *primals, has_aux=has_aux)[1](ct))
 
     def pull(ct: Any) -> Any:
-        now = streams.place()
-        streams.move(begin)  # the random numbers of the forward
-        try:
+        with streams.at(*begin):  # the random numbers of the forward
             return backward(ct, primals)
-        finally:
-            streams.move(now)
 
     return (out, pull, *aux)
 

@@ -10,20 +10,18 @@ not met yet mean, `dispatch` finds out.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from itertools import product
 from types import EllipsisType
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 from tracegrad.ambient import BUILDING
 from tracegrad.arrays import HAVE_NUMPY, np
 from tracegrad.dtypes import DType
-from tracegrad.imperative import streams, tape
-from tracegrad.imperative.plans import Number, Plan, Spec
-from tracegrad.imperative.running import Take, recording, written
+from tracegrad.imperative import tape
+from tracegrad.imperative.plans import Plan, Take
 from tracegrad.imperative.spell import defined
 from tracegrad.imperative.tensors import GradTensor
-from tracegrad.imperative.values import taking
+from tracegrad.imperative.values import NUMBER, Spec, taking
 from tracegrad.methods import Op
 
 # What stands for an argument in the key of its plan. A function is of one choice of types, so True is not 1 there.
@@ -45,12 +43,12 @@ UNLESS = {
     tuple: "not _ints(_map(_type, {0}))",
 }
 TENSORS = frozenset((GradTensor, np.ndarray) if HAVE_NUMPY else ())
+MOST = 4096  # plans of one op; a loop over ever new shapes or numbers must not fill the memory
 MOST_ARGUMENTS = 16  # of a call that is written out; items of tuples and lists count
 MOST_KINDS = 256  # choices of types in the tuples of an op that are remembered
 
 
-@dataclass(frozen=True, slots=True)
-class Argument:
+class Argument(NamedTuple):
     """One argument of a written call. value: a number that the plan takes with each call, instead of its key."""
 
     name: str
@@ -84,6 +82,11 @@ class Argument:
         """Whose gradient may be asked for."""
         return self.name if self.kind is GradTensor else "None"
 
+    @property
+    def asks(self) -> str:
+        """Is it asked for?"""
+        return f"{self.name}._requires" if self.kind is GradTensor else "False"
+
 
 class Call:
     """The calls of an op with arguments of given types, and the plans that were found for them."""
@@ -116,31 +119,29 @@ class Call:
         """Do the types decide how the arguments are read?"""
         return len(self.arguments) <= MOST_ARGUMENTS and all(a.kind in KEYS for a in self.arguments)
 
-    def add(self, key: Any, plan: Plan, arrays: Sequence[Any], specs: Sequence[Spec | Number], most: int) -> None:
+    def add(self, key: Any, plan: Plan, arrays: Sequence[Any], specs: Sequence[Spec]) -> None:
         """Keep `plan` for calls with this key, if that always means it."""
         brought = [a for a in self.arguments if a.brings]
-        if [a.value for a in brought] != [isinstance(s, Number) for s in specs]:
+        if [a.value for a in brought] != [s is NUMBER for s in specs]:
             return  # such as an array of rank 0: its value decides, as that of a number
-        if len(self.quick) >= most:
+        if len(self.quick) >= MOST:
             for kept in (self.quick, self.slow, self.plans):
                 kept.clear()
-        takes = [taking(x.dtype, cast("Spec", s)) if a.own else None for a, x, s in zip(brought, arrays, specs)]
+        takes = [taking(x.dtype, s) if a.own else None for a, x, s in zip(brought, arrays, specs)]
         self.plans[key] = plan, takes
         # Where results are new memory, nobody minds what becomes of the user's arrays
-        run = written(plan, [None if plan.fresh and f is np.ndarray.copy else f for f in takes])
-        self.quick[key] = (lambda *xs: run(*xs, *streams.values(plan.streams))) if plan.streams else run
+        needed = [None if plan.fresh and take is np.ndarray.copy else take for take in takes]
+        self.quick[key] = plan.written(needed) if any(needed) else plan.run
 
     def recorder(self, key: Any, *mask: bool) -> Callable[..., Any]:
         """What runs the plan of a key where the arrays of `mask` want a gradient. The backward reads arrays later."""
         plan, takes = self.plans[key]
-        others = [None for _ in plan.streams]
-        run = recording(plan, (*mask, *[False for _ in others]))
+        run = plan.recorder(mask)
 
         def of_own(*xs: Any) -> Any:
-            arrays = [x if take is None else take(x) for x, take in zip(xs, takes)]
-            return run(*arrays, *streams.values(plan.streams), *xs[len(takes) :], *others)
+            return run(*[x if take is None else take(x) for x, take in zip(xs, takes)], *xs[len(takes) :])
 
-        self.slow[key, *mask] = of_own if others or any(takes) else run
+        self.slow[key, *mask] = of_own if any(takes) else run
         return self.slow[key, *mask]
 
     def written(self, missed: Callable[..., Any]) -> Callable[..., Any]:
@@ -163,8 +164,7 @@ class Call:
         ]
         if tensors:
             owners = [a.owner for a in self.arguments if a.brings]
-            mask = ", ".join(["_key", *[f"{a.name}._requires" if a.kind is GradTensor else "False"
-                                        for a in self.arguments if a.brings]])  # fmt: skip
+            mask = ", ".join(["_key", *[a.asks for a in self.arguments if a.brings]])
             lines += [
                 f"if ({' or '.join([f'{t}._requires' for t in tensors])}) and _recording():",
                 "    try:",
@@ -186,13 +186,8 @@ class Call:
         return self._function([*lines, f"return _run({', '.join(arrays)})"], scope)
 
     def unknown(self, missed: Callable[..., Any]) -> Callable[..., Any]:
-        """The function of a call that cannot be written."""
+        """The function of a call of which the types do not say how to read it."""
         return self._function([f"return _missed(None, (), {self.op.given})"], {"_missed": missed})
-
-    def traced(self) -> Callable[..., Any]:
-        """The function of a call with traced operands."""
-        lines = [f"_args, _named = {self.op.given}", "return _traced(*_args, **_named)"]
-        return self._function(lines, {"_traced": self.op.function})
 
     def chosen(self, open: Callable[[Any], Callable[..., Any]]) -> Callable[..., Any]:
         """The function that goes on by the types in tuples and lists. open: these types -> the function for them."""

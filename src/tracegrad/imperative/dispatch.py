@@ -14,17 +14,14 @@ from typing import Any, cast
 from tracegrad.ambient import building
 from tracegrad.arrays import HAVE_NUMPY, np
 from tracegrad.errors import DTypeError
-from tracegrad.imperative import streams
+from tracegrad.imperative import calls
 from tracegrad.imperative.calls import Call
-from tracegrad.imperative.plans import Number, Plan, Spec, traced
-from tracegrad.imperative.running import ran
+from tracegrad.imperative.plans import Plan, ran, traced
 from tracegrad.imperative.tensors import GradTensor
-from tracegrad.imperative.values import typed
+from tracegrad.imperative.values import NUMBER, Spec, typed
 from tracegrad.ir import Tensor
 from tracegrad.methods import AT_ONCE, METHODS, Op, TensorMethods
 
-MOST = 4096  # plans of one op; a loop over ever new shapes or numbers must not fill the memory
-NUMBER = Number()
 BUFFERS = (GradTensor, array, memoryview, bytearray)
 kind_of = cast("Callable[[Any], type[object]]", type)
 PLAIN = frozenset((int, str, type(None)))  # parts of a key as they are
@@ -41,7 +38,7 @@ class _Operands:
 
     def __init__(self, double: bool = False):
         self.arrays: list[Any] = []
-        self.specs: list[Any] = []
+        self.specs: list[Spec] = []
         self.tensors: list[Any] = []  # whose gradients are asked for, perhaps
         self.double, self.raw = double, False
 
@@ -99,22 +96,18 @@ def run(op: Op, kinds: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> An
     """
     if kinds is None:
         return general(op, args, kwargs)
-    call = Call(op, kinds)
-    if Tensor in call.kinds:
-        op.calls[kinds] = call.traced()
-    if building():
-        return NotImplemented
 
     def function(call: Call) -> Callable[..., Any]:
         if not call.is_known:
             return call.unknown(partial(_missed, op, None))
         return call.written(partial(_missed, op, call))
 
-    if call.sequences:
+    call = Call(op, kinds)
+    if call.sequences and Tensor not in call.kinds:
         op.calls[kinds] = call.chosen(lambda items: function(Call(op, kinds, items)))
-    elif call.is_known:  # not so with a traced one
+    else:
         op.calls[kinds] = function(call)
-    return general(op, args, kwargs)
+    return NotImplemented if building() else general(op, args, kwargs)
 
 
 def _missed(op: Op, call: Call | None, key: Any, arrays: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -122,9 +115,9 @@ def _missed(op: Op, call: Call | None, key: Any, arrays: Any, args: tuple[Any, .
     if building():
         return op.function(*args, **kwargs)
 
-    def keep(plan: Plan, specs: list[Any]) -> None:
+    def keep(plan: Plan, specs: list[Spec]) -> None:
         if call is not None and key is not None:
-            call.add(key, plan, arrays, specs, MOST)
+            call.add(key, plan, arrays, specs)
 
     result = general(op, args, kwargs, keep)
     return op.function(*args, **kwargs) if result is NotImplemented else result
@@ -134,21 +127,18 @@ def general(op: Op, args: tuple[Any, ...], kwargs: dict[str, Any], keep: Callabl
     """The result for arguments of any kind; NotImplemented if it belongs to a trace. keep: what else gets the plan."""
     try:
         operands, key = _keyed(op, args, kwargs, double=False)
-        if operands.raw and any(type(s) is Spec and s.double for s in operands.specs):
+        if operands.raw and any(s.double for s in operands.specs):
             operands, key = _keyed(op, args, kwargs, double=True)
     except _TracedError:
         return NotImplemented
     plan: Plan | None = op.plans.get(key)
     if plan is None:
-        if len(op.plans) >= MOST:
+        if len(op.plans) >= calls.MOST:
             op.plans.clear()
         leaves_for = partial(_filled, args, kwargs, operands.specs)
         plan = op.plans[key] = traced(op.function, lambda leaves: leaves_for(iter(leaves)), operands.specs)
     if keep is not None:
         keep(plan, operands.specs)
-    if plan.streams:
-        counters = streams.values(plan.streams)
-        return ran(plan, [*operands.arrays, *counters], [*operands.tensors, *[None for _ in counters]])
     return ran(plan, operands.arrays, operands.tensors)
 
 
@@ -184,7 +174,7 @@ def _is_float(a: Any) -> bool:
 
 
 def _filled(
-    args: tuple[Any, ...], kwargs: dict[str, Any], specs: list[Any], leaves: Iterator[Tensor]
+    args: tuple[Any, ...], kwargs: dict[str, Any], specs: list[Spec], leaves: Iterator[Tensor]
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """The arguments with leaves in the places of arrays."""
     if NUMBER in specs:

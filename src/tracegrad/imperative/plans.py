@@ -5,121 +5,133 @@ rules compute the forward and whose VJPs, in `transforms.grad`, give the backwar
 broadcast and no check: equal types have passed them.
 """
 
+# The engine's modules share the slots of GradTensor, which users have no business with.
+# pyright: reportPrivateUsage=false
+
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from typing import Any, cast
+from functools import cached_property, partial
+from typing import Any, NamedTuple, cast
 
 from tracegrad import ambient
 from tracegrad.arrays import np
-from tracegrad.dtypes import TensorType, f32
+from tracegrad.dtypes import f32
 from tracegrad.errors import DTypeError, RangeError, TraceError
+from tracegrad.imperative import streams, tape
 from tracegrad.imperative.shorter import shorten
-from tracegrad.imperative.spell import Writer, constant, f64, reach
+from tracegrad.imperative.spell import Writer, constant, reach
+from tracegrad.imperative.tensors import GradTensor
+from tracegrad.imperative.values import NUMBER, Array, Spec, spec_of
 from tracegrad.ir import Tensor, toposort
 from tracegrad.passes.expand import expand_composites
 from tracegrad.passes.simplify import simplify
 from tracegrad.prims.leaves import leaf
 from tracegrad.transforms.grad import arriving
 
-Array = Any
 Mask = tuple[bool, ...]
+Take = Callable[[Any], Any]  # a user's array as an operand
+
+# What `tensors.wrap` and `tape.Record` do, in the plan's own function: calls of Python cost more than all of it
+WRAPPED = """\
+t{k} = new(GradTensor)
+t{k}._array = {value}
+t{k}._spec = spec{k}
+t{k}._grad = None
+"""
+PLAIN = """\
+t{k}._record = None
+t{k}._requires = False
+"""
+RECORDED = """\
+t{k}._record = r{k} = new(Record)
+t{k}._requires = True
+r{k}.pullback = pullback{k}
+r{k}.saved = {saved}
+r{k}.sources = ({owners})
+r{k}.serial = serial()
+r{k}.retained = None
+"""
 
 
-class Spec:
-    """The type of an eager tensor, one object for each, so that plans are found by identity."""
+class Recorded(NamedTuple):
+    """One result of a plan that remembers what a backward needs."""
 
-    __slots__ = ("double", "dtype", "ones", "shape", "type")
-
-    def __init__(self, type: TensorType, double: bool):
-        self.type, self.double = type, double
-        self.dtype, self.shape = f64 if double and type.dtype is f32 else type.dtype, type.shape
-        # The seed of `backward`, of one number in memory
-        self.ones = np.broadcast_to(np.ones((), self.dtype.numpy), self.shape)
-
-    def __repr__(self) -> str:
-        return repr(TensorType(self.dtype, self.shape))
+    value: str  # its name in the plan's lines
+    saved: str  # what its pullback reads, there: a tuple
+    pullback: Callable[[Array, tuple[Array, ...]], tuple[Array, ...]] | None  # None without a derivative
+    sources: tuple[int, ...]  # which inputs the cotangents that the pullback gives belong to
 
 
-_specs: dict[tuple[int, tuple[int, ...], bool], Spec] = {}
-
-
-def spec_of(type: TensorType, double: bool = False) -> Spec:
-    """The one Spec of a type."""
-    key = (id(type.dtype), type.shape, double)  # there is one object for each dtype
-    found = _specs.get(key)
-    if found is None:
-        found = _specs[key] = Spec(type, double)
-    return found
-
-
-@dataclass(frozen=True, slots=True)
-class Number:
-    """Stands in a signature for a Python number whose value the plan takes with each call."""
-
-
-@dataclass(frozen=True, slots=True)
-class Recorded:
-    """A plan for calls whose gradient may be asked for; of each result:
-
-    values, saved: the names that the lines of `writer` give it, and a tuple of what its pullback reads
-    pullbacks:     (cotangent, saved) -> one cotangent per source; None without a derivative
-    sources:       which inputs these belong to
-    """
-
-    writer: Writer
-    values: list[str]
-    saved: list[str]
-    pullbacks: list[Callable[[Array, tuple[Array, ...]], tuple[Array, ...]] | None]
-    sources: list[tuple[int, ...]]
-
-
-@dataclass(slots=True, eq=False)
 class Plan:
     """An op on inputs of given types.
 
-    inputs:   leaves in the order of the arrays; `streams` are further leaves, of the random streams
-    roots:    the results; `pack` puts their values together as the op does
+    inputs:   leaves in the order of the arrays; the last are those of the random `streams`, whose values come by
+              themselves
+    roots:    the results; `pack` puts them together as the op does, None for a single one
+    double:   f32 stands for f64
+    numbers:  serials of inputs that are Python numbers
+    wrapped:  serial of an index leaf -> the length of its axis; negative ones count from the end
     """
 
-    inputs: list[Tensor]
-    roots: list[Tensor]
-    pack: Callable[[list[Any]], Any] | None
-    double: bool
-    numbers: frozenset[int]
-    streams: tuple[str, ...]
-    wrapped: dict[int, int]  # serial of an index leaf -> the length of its axis; negative ones count from the end
-    results: list[Tensor] = field(default_factory=list[Tensor])  # what is computed for the roots
-    specs: tuple[Spec, ...] = ()
-    spec: Spec | None = None  # of the one result
-    run: Callable[..., Any] | None = None  # written by `running` when it is first asked for, as
-    recorders: dict[Mask, Callable[..., Any]] = field(default_factory=dict[Mask, Callable[..., Any]])
+    def __init__(
+        self,
+        inputs: list[Tensor],
+        roots: list[Tensor],
+        pack: Callable[[list[Any]], Any] | None,
+        double: bool,
+        numbers: frozenset[int] = frozenset(),
+        streams: tuple[str, ...] = (),
+        wrapped: dict[int, int] | None = None,
+    ):
+        self.inputs, self.roots, self.pack, self.double = inputs, roots, pack, double
+        self.numbers, self.streams, self.wrapped = numbers, streams, wrapped or {}
+        self.results = self._simplified(roots)  # what is computed for the roots
+        self._recorders: dict[Mask, Callable[..., Any]] = {}
 
-    def __post_init__(self) -> None:
-        self.results = self._simplified(self.roots)
-        self.specs = tuple(spec_of(t.type, self.double and t.dtype is f32) for t in self.roots)
-        self.spec = self.specs[0] if self.pack is None else None
+    @cached_property
+    def run(self) -> Callable[..., Any]:
+        """The plan without gradients, as one function of arrays."""
+        return self.written(())
 
-    @property
-    def parameters(self) -> str:
-        """The arrays as a function's parameters."""
-        return ", ".join([f"x{k}" for k in range(len(self.inputs))])
+    def written(self, takes: Sequence[Take | None]) -> Callable[..., Any]:
+        """As `run`. takes: what makes an operand of each array as it comes."""
+        writer, values = self.computed()
+        for k, value in enumerate(values):
+            writer.lines += (WRAPPED + PLAIN).format(k=k, value=value).splitlines()
+        writer.lines[:0] = [f"x{k} = take{k}(x{k})" for k, take in enumerate(takes) if take is not None]
+        writer.scope |= {f"take{k}": take for k, take in enumerate(takes)}
+        return self._function(writer, "")
 
-    def computed(self, before: Sequence[str] = ()) -> tuple[Writer, list[str]]:
-        """The lines that compute the results, and their names. before: lines that make operands of what comes."""
-        writer = self._writer()
-        writer.lines[:0] = before
-        writer.write(self.results)
-        return writer, [writer.names[t.serial] for t in self.results]
+    def recorder(self, mask: Mask) -> Callable[..., Any]:
+        """The plan that also remembers what the backward to the inputs of `mask` needs, as one function.
+
+        Of the arrays, and then of the tensors that they are from, or None.
+        """
+        if mask not in self._recorders:
+            writer, found = self.recorded(mask)
+            writer.scope |= {"Record": tape.Record, "serial": tape.serial}
+            for k, (value, saved, pullback, sources) in enumerate(found):
+                owners = "".join([f"o{n}._record or o{n}, " for n in sources])
+                text = WRAPPED + (PLAIN if pullback is None else RECORDED)
+                writer.lines += text.format(k=k, value=value, saved=saved, owners=owners).splitlines()
+                writer.scope[f"pullback{k}"] = pullback
+            self._recorders[mask] = self._function(writer, "o")
+        return self._recorders[mask]
 
     @property
     def fresh(self) -> bool:
         """Do the results have memory of their own, so that nobody minds what becomes of the arrays?"""
         return not any(map(_passed_on, self.results))
 
-    def recorded(self, mask: Mask) -> Recorded:
-        """The plan that also saves what the backward to the inputs of `mask` reads."""
+    def computed(self) -> tuple[Writer, list[str]]:
+        """The lines that compute the results, and their names."""
+        writer = self._writer()
+        writer.write(self.results)
+        return writer, [writer.names[t.serial] for t in self.results]
+
+    def recorded(self, mask: Mask) -> tuple[Writer, list[Recorded]]:
+        """The lines that also save what the backward to the inputs of `mask` reads."""
         wrt = [k for k, wanted in enumerate(mask) if wanted]
         cts = [leaf("input", f"ct{k}", t.type) for k, t in enumerate(self.roots)]
         found = [
@@ -136,9 +148,8 @@ class Plan:
         writer = self._writer()
         writer.write([*roots, *(t for ts in saved for t in ts)])
         pullbacks = [self._pullback(gs, ts, ct) if gs else None for gs, ts, ct in zip(grads, saved, cts)]
-        return Recorded(
-            writer, [writer.names[t.serial] for t in roots], list(map(writer.tuple, saved)), pullbacks, sources
-        )
+        values = [writer.names[t.serial] for t in roots]
+        return writer, list(map(Recorded, values, map(writer.tuple, saved), pullbacks, sources))
 
     def _pullback(self, grads: Sequence[Tensor], saved: Sequence[Tensor], ct: Tensor) -> Callable[..., Any]:
         writer = Writer(self.double)
@@ -147,6 +158,20 @@ class Plan:
             writer.lines.append(f"{writer.tuple(saved)} = saved")
         writer.write(grads)
         return writer.function("ct, saved", writer.tuple(grads))
+
+    def _function(self, writer: Writer, owners: str) -> Callable[..., Any]:
+        """Lines that make the tensors t0, t1, ... as a function. owners: "o" if it takes o0, o1, ... too."""
+        given = len(self.inputs) - len(self.streams)
+        if self.streams:
+            drawn = "".join([f"x{k}, " for k in range(given, len(self.inputs))])
+            writer.lines.insert(0, f"{drawn} = counters()")
+            writer.scope["counters"] = partial(streams.values, self.streams)
+        specs = [spec_of(t.type, self.double and t.dtype is f32) for t in self.roots]
+        writer.scope |= {"new": object.__new__, "GradTensor": GradTensor, "pack": self.pack}
+        writer.scope |= {f"spec{k}": spec for k, spec in enumerate(specs)}
+        made = ", ".join([f"t{k}" for k in range(len(specs))])
+        parameters = [f"{letter}{k}" for letter in f"x{owners}" for k in range(given)]
+        return writer.function(", ".join(parameters), made if self.pack is None else f"pack([{made}])")
 
     def _writer(self) -> Writer:
         """A writer that knows the inputs, has made arrays of the numbers, and checked the indices among them."""
@@ -167,6 +192,14 @@ class Plan:
     def _simplified(self, roots: Sequence[Tensor]) -> list[Tensor]:
         expanded = expand_composites(roots)
         return shorten(expanded if self.double else simplify(expanded))  # simplifying folds constants in f32
+
+
+def ran(plan: Plan, arrays: Sequence[Any], tensors: Sequence[Any]) -> Any:
+    """The result of a plan. `tensors`: whose gradients it passes on, in the order of `arrays`."""
+    mask = tuple([type(t) is GradTensor and t._requires for t in tensors])
+    if True in mask and tape.recording.get():
+        return plan.recorder(mask)(*arrays, *tensors)
+    return plan.run(*arrays)
 
 
 def _passed_on(t: Tensor) -> bool:
@@ -222,24 +255,22 @@ def indices(x: Array, n: int, exempt: int | None, below: int) -> Array:
 
 def traced(
     f: Callable[..., Any], call: Callable[[Sequence[Any]], tuple[tuple[Any, ...], dict[str, Any]]],
-    specs: Sequence[Spec | Number],
+    specs: Sequence[Spec],
 ) -> Plan:  # fmt: skip
     """The plan of `f`; `call` puts leaves, in the order of `specs`, in the places of its array arguments."""
-    floats = [s for s in specs if isinstance(s, Spec) and s.type.dtype.is_float]
+    floats = [s for s in specs if s is not NUMBER and s.type.dtype.is_float]
     double = any(s.double for s in floats)
     if double and not all(s.double for s in floats):
         shown = " and ".join(map(repr, floats))
         raise DTypeError(f"dtypes differ: {shown}; make one of the other's with tg.tensor(x, dtype=...)")
     with ambient.tracing(eager=True) as running, ambient.rewriting():
-        leaves = [leaf("input", f"x{k}", s.type if isinstance(s, Spec) else TensorType(f32, ()))
-                  for k, s in enumerate(specs)]  # fmt: skip
+        leaves = [leaf("input", f"x{k}", s.type) for k, s in enumerate(specs)]
         args, kwargs = call(leaves)
         result = f(*args, **kwargs)
     roots, pack = _parts(result)
-    streams = tuple(running.counters)
-    numbers = frozenset(t.serial for t, s in zip(leaves, specs) if isinstance(s, Number))
+    numbers = frozenset(t.serial for t, s in zip(leaves, specs) if s is NUMBER)
     inputs = [*leaves, *running.counters.values()]
-    return Plan(inputs, roots, pack, double, numbers, streams, dict(running.wrapped))
+    return Plan(inputs, roots, pack, double, numbers, tuple(running.counters), dict(running.wrapped))
 
 
 def _parts(result: Any) -> tuple[list[Tensor], Callable[[list[Any]], Any] | None]:

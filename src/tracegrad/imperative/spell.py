@@ -14,9 +14,10 @@ from types import CodeType
 from typing import Any
 
 from tracegrad.arrays import np
-from tracegrad.dtypes import DType, f32
+from tracegrad.dtypes import f32
 from tracegrad.errors import ShapeError
 from tracegrad.evaluate import array_rule, spelled
+from tracegrad.imperative.values import f64
 from tracegrad.ir import Tensor
 from tracegrad.prims.folds import MATMUL
 from tracegrad.prims.rules import Indexed
@@ -26,7 +27,6 @@ from tracegrad.shapes import broadcast_shapes
 Array = Any
 FUNCTION = re.compile(r"\bxp\.([\w.]+)")
 KEPT = 1 << 14  # elements of a value that is computed once, such as a mask; plans of large ones would fill the memory
-f64 = DType("f64", "float64", "", "", 8)  # of eager tensors only: no shader language has it everywhere
 
 
 def reach(roots: Iterable[Tensor], known: Collection[int]) -> list[Tensor]:

@@ -30,7 +30,7 @@ def instantiate(model: M, seed: int | None = None) -> M:
     tensor([[1.],
             [2.]])
     """
-    return _with_values(model, drawn(declared(model), streams.current_seed() if seed is None else seed))
+    return _with_values(model, drawn(declared(model), streams.place()[0] if seed is None else seed))
 
 
 def eager(forward: Callable[..., Any], model: Any, /, **inputs: Any) -> Any:

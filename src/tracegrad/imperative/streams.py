@@ -9,17 +9,8 @@ from typing import Any
 from tracegrad.arrays import np
 from tracegrad.engine.inputs import checked_seed, seed_or_new
 
-
-class _Stream:
-    """Where the next random op stands. Sites are counted over calls; compiled programs count those of one trace."""
-
-    def __init__(self) -> None:
-        self.seed = seed_or_new(None)
-        self.step = 0
-        self.site = 0
-
-
-_stream = _Stream()
+_place = [seed_or_new(None), 0, 0]  # see `place`
+COUNTERS = {"seed": 0, "step": 1}  # leaves by their index there; any other is the salt of a random site
 
 
 def manual_seed(seed: int, step: int = 0) -> None:
@@ -30,14 +21,14 @@ def manual_seed(seed: int, step: int = 0) -> None:
     next. Also the seed of parameters that `tg.eager` and `tg.instantiate` draw.
     Raises InputError unless it fits u32.
     """
-    _stream.seed, _stream.step, _stream.site = checked_seed(seed, "manual_seed: seed"), step, 0
+    move((checked_seed(seed, "manual_seed: seed"), step, 0))
 
 
 @contextmanager
-def at(seed: int, step: int) -> Generator[None]:
+def at(seed: int, step: int, site: int = 0) -> Generator[None]:
     """Inside, the numbers of step `step` of a program with that seed."""
     before = place()
-    manual_seed(seed, step)
+    move((seed, step, site))
     try:
         yield
     finally:
@@ -45,29 +36,21 @@ def at(seed: int, step: int) -> Generator[None]:
 
 
 def place() -> tuple[int, int, int]:
-    """Seed, step, and how many random ops there have been."""
-    return _stream.seed, _stream.step, _stream.site
+    """Seed, step, and how many random ops there have been. Compiled programs count the sites of one trace instead."""
+    seed, step, site = _place
+    return seed, step, site
 
 
 def move(to: tuple[int, int, int]) -> None:
     """Go on from there."""
-    _stream.seed, _stream.step, _stream.site = to
-
-
-def current_seed() -> int:
-    """The seed in force."""
-    return _stream.seed
+    _place[:] = to
 
 
 def values(names: Sequence[str]) -> list[Any]:
     """The counters of one call, by the names of its leaves: "seed", "step", and a new "salt" for each random site."""
     out: list[Any] = []
     for name in names:
-        if name == "seed":
-            out.append(np.asarray(_stream.seed, np.uint32))
-        elif name == "step":
-            out.append(np.asarray(_stream.step, np.uint32))
-        else:
-            _stream.site += 1
-            out.append(np.asarray(_stream.site, np.uint32))
+        k = COUNTERS.get(name, 2)
+        _place[2] += k == 2
+        out.append(np.asarray(_place[k], np.uint32))
     return out

@@ -1,4 +1,4 @@
-"""GradTensor: a tensor with numbers, and the gradient it was given."""
+"""GradTensor: a tensor with numbers, and the gradient it was given; the functions by which users make one."""
 
 # The engine's modules share the slots of GradTensor, which users have no business with.
 # pyright: reportPrivateUsage=false
@@ -15,9 +15,7 @@ from tracegrad.dtypes import DType, Shape, TensorType
 from tracegrad.engine.inputs import as_array
 from tracegrad.errors import DTypeError, InputError, ShapeError, TraceError, call_site, placed
 from tracegrad.imperative import tape
-from tracegrad.imperative.plans import Spec
-from tracegrad.imperative.spell import Array
-from tracegrad.imperative.values import typed
+from tracegrad.imperative.values import Array, Spec, typed
 from tracegrad.methods import METHODS, TensorMethods
 
 
@@ -305,3 +303,32 @@ def wrap(array: Array, spec: Any) -> GradTensor:
     t._requires = False
     t._grad = None
     return t
+
+
+def parameter(data: Any, requires_grad: bool = True, dtype: Any = None) -> GradTensor:
+    """An eager tensor that `backward` gives a gradient.
+
+    data:          a number, nested lists, an array or a tensor; copied.
+    requires_grad: False for one without.
+    dtype:         tg.f32, tg.i32, tg.u32, tg.bool_ or "float64"; default f32, of integer and bool arrays their own.
+    Returns:       a leaf: its `grad` is None until a `backward` reaches it.
+    Raises:        DTypeError for what cannot be cast without loss, and for an integer tensor that requires a gradient.
+
+    >>> import tracegrad as tg
+    >>> x = tg.parameter([2, 3, 4])
+    >>> (x * x).sum().backward()
+    >>> x.grad
+    tensor([4., 6., 8.])
+    """
+    return GradTensor(data, requires_grad, dtype)
+
+
+def tensor(data: Any, requires_grad: bool = False, dtype: Any = None) -> GradTensor:
+    """An eager tensor of given values, without a gradient; otherwise as `tg.parameter`.
+
+    >>> import tracegrad as tg
+    >>> tg.tensor([[1, 2], [3, 4]]) @ [[1.0], [0.5]]
+    tensor([[2.],
+            [5.]])
+    """
+    return GradTensor(data, requires_grad, dtype)

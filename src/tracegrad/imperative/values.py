@@ -1,4 +1,4 @@
-"""Values that users give, as arrays of tracegrad's dtypes."""
+"""Values that users give, as arrays of tracegrad's dtypes, and what types they have."""
 
 from __future__ import annotations
 
@@ -9,13 +9,42 @@ from tracegrad.arrays import HAVE_NUMPY, np
 from tracegrad.dtypes import DType, TensorType, as_dtype, bool_, f32, i32, u32
 from tracegrad.engine.inputs import as_array, cast_lossless
 from tracegrad.errors import DTypeError, InputError
-from tracegrad.imperative.plans import Spec, spec_of
-from tracegrad.imperative.spell import f64
 from tracegrad.methods import TensorMethods
 
 Array = Any
+f64 = DType("f64", "float64", "", "", 8)  # of eager tensors only: no shader language has it everywhere
 KINDS = {"f": f32, "i": i32, "u": u32, "b": bool_}
 EXACT = {np.dtype(d.numpy): d for d in (f32, i32, u32, bool_)} if HAVE_NUMPY else {}  # taken as they are
+
+
+class Spec:
+    """The type of an eager tensor, one object for each, so that plans are found by identity."""
+
+    __slots__ = ("double", "dtype", "ones", "shape", "type")
+
+    def __init__(self, type: TensorType, double: bool):
+        self.type, self.double = type, double
+        self.dtype, self.shape = f64 if double and type.dtype is f32 else type.dtype, type.shape
+        # The seed of `backward`, of one number in memory
+        self.ones = np.broadcast_to(np.ones((), self.dtype.numpy), self.shape)
+
+    def __repr__(self) -> str:
+        return repr(TensorType(self.dtype, self.shape))
+
+
+_specs: dict[tuple[int, tuple[int, ...], bool], Spec] = {}
+
+
+def spec_of(type: TensorType, double: bool = False) -> Spec:
+    """The one Spec of a type."""
+    key = (id(type.dtype), type.shape, double)  # there is one object for each dtype
+    found = _specs.get(key)
+    if found is None:
+        found = _specs[key] = Spec(type, double)
+    return found
+
+
+NUMBER = Spec(TensorType(f32, ()), False)  # stands for a Python number whose value a plan takes with each call
 
 
 def dtype_of(dtype: Any) -> DType:
