@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar, cast, overload
 
 from tracegrad import ambient, ops, transforms
 from tracegrad.arrays import HAVE_NUMPY, np
@@ -26,6 +26,7 @@ from tracegrad.imperative.plans import Plan, ran
 from tracegrad.imperative.tensors import GradTensor
 from tracegrad.imperative.values import f64, nearest
 from tracegrad.ir import Tensor, toposort
+from tracegrad.methods import Operand
 from tracegrad.prims.leaves import LEAF, leaf
 from tracegrad.shapes import show
 from tracegrad.transforms.trees import rebuilt, tree_leaves, tree_map
@@ -35,6 +36,7 @@ __all__ = [
     "value_and_grad", "vjp", "vmap",
 ]  # fmt: skip
 
+C = TypeVar("C")
 F = TypeVar("F", bound=Callable[..., Any])
 
 
@@ -190,10 +192,19 @@ def _shapes(tree: Any) -> str:
     return ", ".join(show(np.shape(x)) for x in tree_leaves(tree)) or "nothing"
 
 
-@functools.wraps(transforms.repeat)
+@overload
+def repeat(x: Callable[[C], C], n: int, init: C) -> C: ...
+@overload
+def repeat(x: Operand, repeats: int, axis: int | None = None) -> Tensor: ...
 def repeat(x: Any, *args: Any, **kwargs: Any) -> Any:
-    return _applied(x, *args, **kwargs) if callable(x) else ops.shaping.repeat(x, *args, **kwargs)
+    """Repeat elements, or a function.
+
+    repeat(x, repeats, axis): each element of `x` `repeats` times in a row along `axis` (None: of the flattened `x`), as
+                              NumPy. Any dtype. Gradient: the sum over the copies.
+    repeat(fn, n, init):      fn(fn(... fn(init))), `n` times: the last carry of a `scan` of `fn(carry) -> carry`.
+    """
+    return _iterated(x, *args, **kwargs) if callable(x) else ops.shaping.repeat(x, *args, **kwargs)
 
 
-def _applied(fn: Callable[[Any], Any], n: int, init: Any) -> Any:
+def _iterated(fn: Callable[[Any], Any], n: int, init: Any) -> Any:
     return scan(lambda carry, _: (fn(carry), None), init, length=n)[0]

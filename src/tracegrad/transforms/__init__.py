@@ -2,11 +2,11 @@
 
 from tracegrad.transforms.custom import CustomVJP, checkpoint, custom_vjp
 from tracegrad.transforms.derivatives import grad, hessian, jacobian, jvp, value_and_grad, vjp
-from tracegrad.transforms.recurrence import repeat, scan
+from tracegrad.transforms.recurrence import scan
 from tracegrad.transforms.trees import tree_leaves, tree_map
 from tracegrad.transforms.vmap import vmap
 
 __all__ = [
-    "CustomVJP", "checkpoint", "custom_vjp", "grad", "hessian", "jacobian", "jvp", "repeat", "scan", "tree_leaves",
+    "CustomVJP", "checkpoint", "custom_vjp", "grad", "hessian", "jacobian", "jvp", "scan", "tree_leaves",
     "tree_map", "value_and_grad", "vjp", "vmap",
 ]  # fmt: skip

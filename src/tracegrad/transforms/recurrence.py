@@ -4,23 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from operator import index
-from typing import Any, TypeVar, cast, overload
+from typing import Any, cast
 
 from tracegrad import ambient
 from tracegrad.dtypes import TensorType, u32
 from tracegrad.errors import DTypeError, ShapeError, TraceError, TracegradError
 from tracegrad.ir import Tensor, graft
-from tracegrad.methods import Operand
-from tracegrad.ops import shaping
 from tracegrad.prims.elementwise import cast as cast_
 from tracegrad.prims.leaves import as_tensor, const, iota
 from tracegrad.prims.views import broadcast_to
 from tracegrad.transforms.loops import inner_leaf, scanned
 from tracegrad.transforms.trees import rebuilt, tree_leaves, tree_map
 
-__all__ = ["repeat", "scan"]
-
-C = TypeVar("C")
+__all__ = ["scan"]
 
 
 def scan(
@@ -67,24 +63,6 @@ def scan(
     for k, t in zip(kept, made.last):
         last[k] = t
     return of_carry(last), of_ys(made.each)
-
-
-@overload
-def repeat(x: Callable[[C], C], n: int, init: C) -> C: ...
-@overload
-def repeat(x: Operand, repeats: int, axis: int | None = None) -> Tensor: ...
-def repeat(x: Any, *args: Any, **kwargs: Any) -> Any:
-    """Repeat elements, or a function.
-
-    repeat(x, repeats, axis): each element of `x` `repeats` times in a row along `axis` (None: of the flattened `x`), as
-                              NumPy. Any dtype. Gradient: the sum over the copies.
-    repeat(fn, n, init):      fn(fn(... fn(init))), `n` times: the last carry of a `scan` of `fn(carry) -> carry`.
-    """
-    return _applied(x, *args, **kwargs) if callable(x) else shaping.repeat(x, *args, **kwargs)
-
-
-def _applied(fn: Callable[[Any], Any], n: int, init: Any) -> Any:
-    return scan(lambda carry, _: (fn(carry), None), init, length=n)[0]
 
 
 def _numbers(n: int) -> Tensor:
