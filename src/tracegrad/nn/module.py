@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
@@ -169,25 +169,32 @@ def named_parameters(model: Any) -> dict[str, Parameter]:
     return out
 
 
-def _children(node: Any) -> Iterator[tuple[Any, Any]]:
-    """Attributes of a module, items of a container; nothing of anything else."""
+def children(node: Any) -> Mapping[Any, Any] | None:
+    """Attributes of a module, items of a container; None of anything else."""
     if isinstance(node, Module):
-        yield from vars(node).items()
-    elif isinstance(node, dict):
-        yield from cast("dict[Any, Any]", node).items()
-    elif isinstance(node, (list, tuple)):
-        yield from enumerate(cast("Sequence[Any]", node))
+        return vars(node)
+    if isinstance(node, dict):
+        return cast("dict[Any, Any]", node)
+    return dict(enumerate(cast("Sequence[Any]", node))) if isinstance(node, (list, tuple)) else None
+
+
+def like(container: Any, items: Iterable[Any]) -> Any:
+    """A list or tuple of the type of `container`; a named tuple takes its items one by one."""
+    make: Any = getattr(container, "_make", None) or type(container)
+    return make(items)
 
 
 def _walk(node: Any, path: str, seen: set[int]) -> Iterator[tuple[str, Parameter]]:
     """Each parameter once; `seen` ends cycles, as of a child that knows its parent."""
-    if isinstance(node, (Parameter, Module, list, tuple, dict)):
-        if id(cast("object", node)) in seen:
-            return
-        seen.add(id(cast("object", node)))
+    parts = children(node)
+    if parts is None and not isinstance(node, Parameter):
+        return
+    if id(node) in seen:
+        return
+    seen.add(id(node))
     if isinstance(node, Parameter):
         yield path, node
-    for key, child in _children(node):
+    for key, child in (parts or {}).items():
         yield from _walk(child, f"{path}.{key}" if path else str(key), seen)
 
 
@@ -209,16 +216,15 @@ def _copy(node: Any, tensors: Mapping[int, Any], done: dict[int, Any]) -> Any:
         return tensors[id(node)]
     if id(node) in done:
         return done[id(node)]
-    if isinstance(node, tuple):
-        items = [_copy(x, tensors, done) for x in cast("tuple[Any, ...]", node)]
-        make = getattr(cast("Any", node), "_make", None)  # a named tuple takes its items one by one
-        done[id(cast("object", node))] = new = make(items) if make else tuple(items)
-        return new
-    if not isinstance(node, (Module, list, dict)):
+    parts = children(node)
+    if parts is None:
         return node
-    new = cast("Any", object.__new__(type(node)) if isinstance(node, Module) else copy.copy(cast("Any", node)))
-    done[id(cast("object", node))] = new
+    if isinstance(node, tuple):
+        done[id(cast("object", node))] = new = like(node, [_copy(x, tensors, done) for x in parts.values()])
+        return new
+    new = cast("Any", object.__new__(type(node)) if isinstance(node, Module) else copy.copy(node))
+    done[id(node)] = new
     target = cast("Any", vars(new) if isinstance(node, Module) else new)  # past a frozen dataclass's __setattr__
-    for key, child in _children(node):
+    for key, child in parts.items():
         target[key] = _copy(child, tensors, done)
     return new

@@ -7,11 +7,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, cast
+from typing import Any
 
 from tracegrad.errors import TraceError
 from tracegrad.ir import Tensor
-from tracegrad.nn.module import Module, Parameter
+from tracegrad.nn.module import Module, Parameter, children, like
 
 __all__ = ["tree_leaves", "tree_map"]
 
@@ -62,11 +62,11 @@ def prefix(tree: Any, marks: Any, who: str) -> list[Any]:
     """One mark for each leaf: `marks` is an integer or None for all below it, or a container like that of `tree`."""
     if marks is None or isinstance(marks, int):
         return [marks] * len(tree_leaves(tree))
-    keys = _keys(tree)
-    if not keys or type(marks) not in (list, tuple, dict) or _keys(marks) != keys:
+    parts, own = children(tree), children(marks)
+    if not parts or not own or type(marks) not in (list, tuple, dict) or list(own) != list(parts):
         raise TraceError.here(f"{who} must be an integer, None, or one of these for each part of {_shown(tree)}, "
                               f"got {marks!r}")  # fmt: skip
-    return [mark for key in keys for mark in prefix(_child(tree, key), _child(marks, key), who)]
+    return [mark for key in parts for mark in prefix(parts[key], own[key], who)]
 
 
 def _map(fn: Callable[..., Any], trees: tuple[Any, ...], path: str, inside: bool, done: dict[int, Any]) -> Any:
@@ -82,16 +82,17 @@ def _map(fn: Callable[..., Any], trees: tuple[Any, ...], path: str, inside: bool
         if inside:
             done[id(tree)] = new
         return new
-    keys = _keys(tree)
-    if keys is None:
+    parts = [children(t) for t in trees]
+    if parts[0] is None:
         if inside or tree is None:
             return tree
         raise TraceError.here(
             f"{_at(path)} is a {type(tree).__name__}; transforms take tensors, arrays, numbers, models, and lists, "
             "tuples and dicts of them. Let the function close over anything else"
         )
-    for other in trees[1:]:
-        if other is not None and (type(other) is not type(tree) or (_keys(other) != keys)):
+    keys = list(parts[0])
+    for other, part in zip(trees[1:], parts[1:]):
+        if other is not None and (type(other) is not type(tree) or list(part or ()) != keys):
             raise TraceError.here(
                 f"trees differ: {_at(path)} is {_shown(tree)} in the one and {_shown(other)} in another"
             )
@@ -100,13 +101,13 @@ def _map(fn: Callable[..., Any], trees: tuple[Any, ...], path: str, inside: bool
     if new is not None:
         done[id(tree)] = new  # before its children: one of them may know it
     items = {
-        key: _map(fn, tuple([None if t is None else _child(t, key) for t in trees]), f"{path}.{key}", inside, done)
+        key: _map(fn, tuple([None if part is None else part[key] for part in parts]), f"{path}.{key}", inside, done)
         for key in keys
     }
     if new is not None:
         vars(new).update(items)
         return new
-    return _like(tree, items)
+    return items if isinstance(tree, dict) else like(tree, items.values())
 
 
 def is_array(x: object) -> bool:
@@ -116,32 +117,8 @@ def is_array(x: object) -> bool:
 
 def _check_leaves(trees: Sequence[Any], path: str) -> None:
     for other in trees[1:]:
-        if other is not None and _keys(other) is not None:
+        if children(other) is not None:
             raise TraceError.here(f"trees differ: {_at(path)} is a leaf in the one and {_shown(other)} in another")
-
-
-def _keys(node: Any) -> list[Any] | None:
-    """Names of the parts; None of what has none."""
-    if isinstance(node, Module):
-        return list(vars(node))
-    if isinstance(node, dict):
-        return list(cast("dict[Any, Any]", node))
-    if isinstance(node, (list, tuple)):
-        return list(range(len(cast("Sequence[Any]", node))))
-    return None
-
-
-def _child(node: Any, key: Any) -> Any:
-    return vars(node)[key] if isinstance(node, Module) else node[key]
-
-
-def _like(tree: Any, items: dict[Any, Any]) -> Any:
-    """A container of the type of `tree`."""
-    if isinstance(tree, dict):
-        return items
-    if hasattr(tree, "_make"):  # a named tuple
-        return tree._make(items.values())
-    return cast("Any", type(cast("object", tree)))(items.values())
 
 
 def _at(path: str) -> str:
@@ -149,6 +126,5 @@ def _at(path: str) -> str:
 
 
 def _shown(node: Any) -> str:
-    keys = _keys(node)
-    name = type(node).__name__
-    return f"a {name}" if keys is None else f"a {name} of {', '.join(map(str, keys)) or 'nothing'}"
+    parts, name = children(node), type(node).__name__
+    return f"a {name}" if parts is None else f"a {name} of {', '.join(map(str, parts)) or 'nothing'}"
