@@ -19,6 +19,7 @@ from tracegrad import nn, optim
 from tracegrad.commands import bench, cli, doctor, selftest
 from tracegrad.demo import gpt
 from tracegrad.demo.data import load_digits, load_text
+from tracegrad.engine import reference
 from tracegrad.safetensors import read
 
 FILES = {
@@ -91,12 +92,12 @@ def test_doctor_passes_on_webgpu():
 
 
 def test_doctor_reports_a_mismatch(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
-    right = selftest.reference
-    wrong = lambda graph, env: {name: x + 1 for name, x in right(graph, env).items()}
+    right = reference.evaluate
     monkeypatch.setattr(selftest, "CHECKS", selftest.CHECKS[:1])
-    monkeypatch.setattr(selftest, "reference", wrong)
+    monkeypatch.setattr(reference, "evaluate", lambda *given: [x + 1 for x in right(*given)])
     assert doctor.run("cpu") == 1
-    assert "FAILED" in capsys.readouterr().out
+    out = capsys.readouterr().out
+    assert "FAILED" in out and "the reference has" in out
 
 
 def test_a_missing_device_is_one_line_not_a_traceback(

@@ -1,21 +1,20 @@
-"""Small programs of every kernel family, run on a device and compared with the reference interpreter."""
+"""Small programs of every kernel family, run on a device and compared with the reference, as TRACEGRAD_CHECK=1 does."""
 
 from __future__ import annotations
 
+import os
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, cast
+from functools import partial
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 import tracegrad as tg
 from tracegrad import nn, optim
-from tracegrad.engine.inputs import as_array
-from tracegrad.evaluate import evaluate
-from tracegrad.hypers import PREFIX
-from tracegrad.ir import Graph
+from tracegrad.engine.indexcheck import SWITCH
 
 Array = npt.NDArray[Any]
 SEED = 7
@@ -32,7 +31,6 @@ class Check:
     below: Mapping[str, int] | None = None  # inputs that are i32 indices
     low: float = -2.0
     high: float = 2.0
-    tolerance: float = 2e-5  # of the largest magnitude in the result
 
     def arrays(self) -> dict[str, Array]:
         """The inputs, the same everywhere."""
@@ -49,14 +47,11 @@ class Check:
         return {n: tg.i32[s] if n in (self.below or {}) else s for n, s in self.shapes.items()}
 
 
-@dataclass(frozen=True, slots=True)
-class Outcome:
-    """What came of a check on a device. `error` is relative to the largest magnitude, NaN if it did not run."""
+class Outcome(NamedTuple):
+    """What came of a check on a device. message: what went wrong; empty if nothing did."""
 
-    ok: bool
-    error: float
+    message: str
     seconds: float
-    message: str = ""
 
 
 class Probe(tg.Module):
@@ -137,33 +132,27 @@ def random(m: Probe, x: tg.Tensor) -> tuple[tg.Tensor, tg.Tensor]:
 TILES = {16: 80, 32: 330, 64: 650}  # how many results a side give a tile of that size
 CHECKS: tuple[Check, ...] = (
     Check("elementwise", elementwise, {"x": (33, 17), "y": (17,)}),
-    Check("views and padding", views, {"x": (4, 6, 8)}, tolerance=0.0),
+    Check("views and padding", views, {"x": (4, 6, 8)}),
     *(Check(f"row folds of {n}", row_folds, {"x": (9, n)}) for n in (20, 77, 300, 700)),
     *(Check(f"column folds of {n}", column_folds, {"x": (n, 33)}) for n in (150, 1500)),
     Check("long folds, split", long_folds, {"x": (3, 40_000)}),
     Check("cumulative and arg", cumulative, {"x": (12, 40)}),
     *(Check(f"products, tile of {t}", products, {"x": (n, 40), "y": (40, n - 8)}) for t, n in TILES.items()),
     Check("products, small", small_products, {"x": (4, 3, 5)}),
-    Check("products, long", plain_product, {"x": (2, 9000), "y": (9000, 3)}, tolerance=1e-4),
+    Check("products, long", plain_product, {"x": (2, 9000), "y": (9000, 3)}),
     Check("convolution and pool", images, {"x": (2, 3, 10, 10), "k": (8, 3, 3, 3)}),
-    Check("gather", gather, {"i": (13,), "j": (13, 1)}, {"i": 24, "j": 24}, tolerance=0.0),
+    Check("gather", gather, {"i": (13,), "j": (13, 1)}, {"i": 24, "j": 24}),
     Check("scatter", scatter, {"i": (40,), "x": (40, 6)}, {"i": 9}),
     Check("random", random, {"x": (40, 30)}),
 )  # fmt: skip
 
 
-def run_check(check: Check, device: str) -> Outcome:
-    """Compile and run the forward, and compare every output with the reference."""
-    arrays = check.arrays()
+def run_check(check: Check, device: str) -> None:
+    """Compile and run the forward. DeviceError if it gives something else than the reference."""
     with tg.compile_forward(
         model=Probe(), forward=check.forward, inputs=check.types(), seed=SEED, device=device
     ) as compiled:
-        got = compiled.run(arrays).output
-        graph = compiled.graph_for(arrays)
-        counters = {"seed": np.uint32(SEED), "step": np.uint32(1)}
-        wanted = reference(graph, {**arrays, **compiled.download_params(), **counters})
-    values = cast("tuple[Any, ...]", got) if isinstance(got, tuple) else (got,)
-    return _compare(values, [wanted[name] for name in graph.outputs], check.tolerance)
+        _ = compiled.run(check.arrays()).output
 
 
 class Classifier(tg.Module):
@@ -180,95 +169,40 @@ def classifier_loss(m: Classifier, tokens: tg.Tensor, y: tg.Tensor) -> tg.Tensor
     return tg.cross_entropy(m.dense(tg.dropout(m.norm(m.table(tokens)), 0.1)), y)
 
 
-def run_training_check(device: str, tolerance: float = 1e-4) -> Outcome:
-    """Three steps of AdamW with clipping: the losses and all parameters, against the reference."""
+def run_training_check(device: str) -> None:
+    """Three steps of AdamW with clipping: loss, parameters and optimizer state. DeviceError as in `run_check`."""
     rng = np.random.default_rng(SEED)
     batch = {"tokens": rng.integers(0, 11, (6,), np.int32), "y": rng.integers(0, 5, (6,), np.int32)}
-    optimizer = optim.adamw(lr=1e-2, weight_decay=1e-2, clip_grad_norm=0.5)
     with tg.compile(
         model=Classifier(),
         loss=classifier_loss,
         inputs={"tokens": tg.i32[6], "y": tg.i32[6]},
-        optimizer=optimizer,
+        optimizer=optim.adamw(lr=1e-2, weight_decay=1e-2, clip_grad_norm=0.5),
         seed=SEED,
         device=device,
     ) as train:
-        memory, losses = {**arenas(train), **initial_state(train)}, list[Array]()
-        hyper = [f for f in train.program.inputs if f.name.startswith(PREFIX)]
-        for step in range(1, STEPS + 1):
-            knobs = train.knobs.upload(hyper, step, train.seed)
-            env = {
-                **memory,
-                **parameters(train, memory),
-                **batch,
-                **{name.removeprefix(PREFIX): value for name, value in knobs.items()},
-            }
-            out = reference(train.graph, env)
-            losses.append(out["loss"])
-            memory |= {name: out[name] for name in train.graph.writes}
-        got = [np.float32(train.step(batch).loss) for _ in range(STEPS)]
-        after = arenas(train)
-    return _compare([*got, *after.values()], [*losses, *(memory[name] for name in after)], tolerance)
-
-
-def arenas(train: tg.CompiledTraining) -> dict[str, Array]:
-    """The flat arrays that hold the parameters, by name, as they are now."""
-    values, out = train.download_params(), dict[str, Array]()
-    for f in train.program.params:
-        buffer = train.program.buffers[f.buffer]
-        flat = out.setdefault(buffer.name, np.zeros(buffer.size, np.float32))
-        flat[f.offset : f.offset + values[f.name].size] = values[f.name].reshape(-1)
-    return out
-
-
-def parameters(train: tg.CompiledTraining, flats: Mapping[str, Array]) -> dict[str, Array]:
-    """The parameters, cut out of the arrays that `arenas` gave."""
-    program, out = train.program, dict[str, Array]()
-    for f in program.params:
-        flat = flats[program.buffers[f.buffer].name]
-        out[f.name] = flat[f.offset : f.offset + f.size].reshape(f.shape)
-    return out
-
-
-def reference(graph: Graph, env: Mapping[str, Any]) -> dict[str, Array]:
-    """Everything a graph computes, by NumPy and the rows' own array rules."""
-    names = [*graph.outputs, *graph.captures, *graph.writes]
-    return dict(zip(names, (as_array(x) for x in evaluate(graph.roots, env, np)), strict=True))
-
-
-def initial_state(train: tg.CompiledTraining) -> dict[str, Array]:
-    """What the optimizer's arrays hold before the first step."""
-    program = train.program
-    return {
-        f.name: np.full(f.shape, program.buffers[f.buffer].fill, np.float32 if f.dtype == "f32" else np.int32)
-        for f in program.states
-    }
-
-
-def _compare(got: Sequence[Any], wanted: Sequence[Any], tolerance: float) -> Outcome:
-    """The largest difference, relative to the largest magnitude of that output."""
-    error = 0.0
-    for a, b in zip(got, wanted, strict=True):
-        x, y = np.asarray(a, np.float64), np.asarray(b, np.float64)
-        if x.shape != y.shape:
-            return Outcome(False, float("nan"), 0.0, f"shape {x.shape}, expected {y.shape}")
-        if not np.array_equal(np.isfinite(x), np.isfinite(y)):
-            return Outcome(False, float("nan"), 0.0, "not finite where the reference is, or the reverse")
-        error = max(error, float(np.abs(x - y).max() / max(1.0, np.abs(y).max())))
-    return Outcome(error <= tolerance, error, 0.0)
+        for _ in range(STEPS):
+            _ = train.step(batch).loss
 
 
 def run_all(device: str) -> dict[str, Outcome]:
     """Every check on one device; what raises is a failed check, with its message."""
-    jobs: dict[str, Callable[[], Outcome]] = {c.name: lambda c=c: run_check(c, device) for c in CHECKS}
-    jobs["optimizer steps"] = lambda: run_training_check(device)
-    return {name: _timed(job) for name, job in jobs.items()}
-
-
-def _timed(job: Callable[[], Outcome]) -> Outcome:
-    began = time.perf_counter()
+    jobs: dict[str, Callable[[], None]] = {c.name: partial(run_check, c, device) for c in CHECKS}
+    jobs["optimizer steps"] = partial(run_training_check, device)
+    before = os.environ.get(SWITCH)
+    os.environ[SWITCH] = "1"
     try:
-        outcome = job()
+        return {name: _timed(job) for name, job in jobs.items()}
+    finally:
+        del os.environ[SWITCH]
+        if before is not None:
+            os.environ[SWITCH] = before
+
+
+def _timed(job: Callable[[], None]) -> Outcome:
+    began, message = time.perf_counter(), ""
+    try:
+        job()
     except Exception as e:  # a self-test reports whatever a driver does
-        outcome = Outcome(False, float("nan"), 0.0, f"{type(e).__name__}: {e}")
-    return Outcome(outcome.ok, outcome.error, time.perf_counter() - began, outcome.message)
+        message = f"{type(e).__name__}: {e}"
+    return Outcome(message, time.perf_counter() - began)

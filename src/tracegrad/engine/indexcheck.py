@@ -15,10 +15,12 @@ from tracegrad.evaluate import evaluate, named_by_role
 from tracegrad.ir import Graph, Tensor, toposort
 from tracegrad.transforms.loops import Body, item
 
+SWITCH = "TRACEGRAD_CHECK"
+
 
 def enabled() -> bool:
     """Is TRACEGRAD_CHECK set?"""
-    return os.environ.get("TRACEGRAD_CHECK", "") not in ("", "0")
+    return os.environ.get(SWITCH, "") not in ("", "0")
 
 
 def check_indices(graph: Graph, env: Mapping[str, Any]) -> None:

@@ -180,7 +180,7 @@ def children(node: Any) -> Mapping[Any, Any] | None:
 
 def like(container: Any, items: Iterable[Any]) -> Any:
     """A list or tuple of the type of `container`; a named tuple takes its items one by one."""
-    make: Any = getattr(container, "_make", None) or type(container)
+    make = getattr(container, "_make", None) or cast("Any", type(cast("object", container)))
     return make(items)
 
 
