@@ -13,7 +13,7 @@ import tracegrad as tg
 from models import GPT, SineMLP, adamw, sine_loss
 from tracegrad import DTypeError, ShapeError, TraceError, nn, optim
 from tracegrad.compiler.build import build_forward, build_training
-from tracegrad.engine.memory import Memory
+from tracegrad.introspection.memory import Memory
 
 X = np.array([0.3, -1.2, 2.0], np.float32)
 W = np.linspace(-1, 1, 6, dtype=np.float32).reshape(2, 3)

@@ -13,15 +13,13 @@ import math
 import struct
 from array import array as packed
 from collections.abc import Callable, Generator, Iterator, Sequence
-from dataclasses import dataclass
-from typing import Any, Literal, cast
+from typing import Any, Literal, NamedTuple, cast
 
 Shape = tuple[int, ...]
 integer = int
 
 
-@dataclass(frozen=True, slots=True)
-class DType:
+class DType(NamedTuple):
     """An element type."""
 
     name: str
@@ -345,8 +343,7 @@ def isfinite(x: float) -> bool:
     return math.isfinite(x)
 
 
-@dataclass(frozen=True, slots=True)
-class _Limits:
+class _Limits(NamedTuple):
     min: float
     max: float
 

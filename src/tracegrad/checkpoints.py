@@ -14,8 +14,8 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
-from typing import Any, cast
+from dataclasses import replace
+from typing import Any, NamedTuple, cast
 
 from tracegrad import lr as schedules
 from tracegrad import safetensors
@@ -34,8 +34,7 @@ from tracegrad.runtime.storage import from_storage, to_storage
 VERSION = "1"
 
 
-@dataclass(frozen=True, slots=True)
-class Checkpoint:
+class Checkpoint(NamedTuple):
     """A training at one moment."""
 
     params: Mapping[str, Array]
@@ -74,8 +73,8 @@ def restore(session: Session, stepper: Stepper, state: Checkpoint) -> None:
     stepper.restart(session, state.step)
 
 
-def write(path: str | os.PathLike[str], state: Checkpoint) -> None:
-    """Write the file, whole or not at all."""
+def parts(state: Checkpoint) -> list[bytes]:
+    """The bytes of the file, in order; `safetensors.replace_file` writes it, whole or not at all."""
     program = state.program
     tensors = {f"param/{f.name}": storable(state.params[f.name], f.dtype) for f in program.params}
     for f in states_of(program):
@@ -91,7 +90,7 @@ def write(path: str | os.PathLike[str], state: Checkpoint) -> None:
         "hyper": json.dumps(dict(state.hyper)),
         "optimizer": json.dumps(state.optimizer),
     }
-    safetensors.write(path, tensors, metadata)
+    return safetensors.parts(tensors, metadata)
 
 
 def read(path: str | os.PathLike[str], program: Program) -> Checkpoint:

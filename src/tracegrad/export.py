@@ -13,11 +13,10 @@ import json
 import math
 import os
 import re
-import tempfile
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from tracegrad import checkpoints, safetensors
 from tracegrad import lr as schedules
@@ -40,8 +39,7 @@ POLICY = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Contents:
+class Contents(NamedTuple):
     """What a page shows besides the training; `CompiledTraining.export` has the meaning of each."""
 
     title: str | None
@@ -64,11 +62,8 @@ def export(
     whole = {f.name for f in state.program.inputs if f.name in rows and rows[f.name].shape == f.shape}
     if rows:
         manifest["feed"] = plain_program(make_feed(state.program, rows.keys() - whole))
-    with tempfile.TemporaryDirectory() as folder:
-        weights, packed = Path(folder, "weights"), Path(folder, "data")
-        checkpoints.write(weights, state)
-        safetensors.write(packed, rows)
-        parts = {"program": manifest, "weights": weights.read_bytes(), "data": packed.read_bytes()}
+    weights, data = b"".join(checkpoints.parts(state)), b"".join(safetensors.parts(rows))
+    parts = {"program": manifest, "weights": weights, "data": data}
     if single_file:
         return write_file(path, title, parts)
     return write_site(Path(path), title, parts)

@@ -11,8 +11,7 @@ import json
 import math
 import os
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 from tracegrad.arrays import np
 from tracegrad.errors import DTypeError, InputError
@@ -23,16 +22,14 @@ READS = {"F32": "<f4", "F16": "<f2", "BF16": "<u2", "F64": "<f8", "I64": "<i8", 
 WRITES = {"float32": "F32", "int32": "I32"}
 
 
-@dataclass(frozen=True, slots=True)
-class File:
+class File(NamedTuple):
     """What a safetensors file holds."""
 
     tensors: dict[str, Array]
-    metadata: dict[str, str] = field(default_factory=dict[str, str])
+    metadata: dict[str, str]
 
 
-@dataclass(frozen=True, slots=True)
-class _Entry:
+class _Entry(NamedTuple):
     """One tensor of a header."""
 
     name: str
@@ -68,6 +65,11 @@ def write(
 
     Raises: DTypeError for other dtypes; InputError for metadata that is not text.
     """
+    replace_file(path, parts(tensors, metadata))
+
+
+def parts(tensors: Mapping[str, Array], metadata: Mapping[str, str] | None = None) -> list[bytes]:
+    """What `write` writes, in order."""
     header: dict[str, Any] = {}
     if metadata:
         if not all(isinstance(k, str) and isinstance(v, str) for k, v in metadata.items()):  # pyright: ignore[reportUnnecessaryIsInstance]
@@ -91,7 +93,7 @@ def write(
         blobs.append(blob)
     text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
     text += b" " * (-len(text) % 8)  # the data begin at a multiple of 8
-    replace_file(path, [len(text).to_bytes(8, "little"), text, *blobs])
+    return [len(text).to_bytes(8, "little"), text, *blobs]
 
 
 def replace_file(path: str | os.PathLike[str], parts: Iterable[bytes]) -> None:

@@ -13,8 +13,8 @@ import numpy as np
 
 import tracegrad as tg
 from tracegrad import safetensors
+from tracegrad.demo.pictures import Series, line_chart, smooth
 from tracegrad.engine.fit import History
-from tracegrad.introspection.pictures import Series, line_chart, smooth
 
 SHOWN = 20  # losses in the mean that is reported
 

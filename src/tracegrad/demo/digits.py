@@ -11,7 +11,7 @@ import tracegrad as tg
 from tracegrad import lr, nn, optim
 from tracegrad.demo.common import Options, Report, loss_chart
 from tracegrad.demo.data import I32, Digits, load_digits
-from tracegrad.introspection.pictures import image_sheet
+from tracegrad.demo.pictures import image_sheet
 
 BATCH = 64
 STEPS = 600

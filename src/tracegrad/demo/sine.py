@@ -10,7 +10,7 @@ import numpy as np
 import tracegrad as tg
 from tracegrad import lr, nn, optim
 from tracegrad.demo.common import Options, Report, loss_chart
-from tracegrad.introspection.pictures import Series, line_chart
+from tracegrad.demo.pictures import Series, line_chart
 
 BATCH = 256
 STEPS = 2000

@@ -14,16 +14,16 @@ from tracegrad.compiler.build import Built, build_forward, check_precision, chec
 from tracegrad.compiler.inputtypes import input_types
 from tracegrad.dtypes import InputType
 from tracegrad.engine import indexcheck, params, reference
-from tracegrad.engine.inputs import as_array, check_inputs, merge
+from tracegrad.engine.inputs import as_array, blank, check_inputs, merge
 from tracegrad.engine.knobs import Knobs, Rate
 from tracegrad.engine.own import Host
-from tracegrad.engine.patches import check_patches, no_patches
+from tracegrad.engine.patches import check_patches
 from tracegrad.engine.results import Aborted, CompletedRun, Failed, Pending, RunResult, failure, output_of, resolved
 from tracegrad.engine.steps import by_role, captures_of
 from tracegrad.errors import AbortedError, DeviceError, InputError
 from tracegrad.hypers import PREFIX
 from tracegrad.introspection.explain import Explanation, explained
-from tracegrad.introspection.profile import Profile, blank_inputs, checked_steps, make_profile
+from tracegrad.introspection.profile import Profile, checked_steps, make_profile
 from tracegrad.ir import Graph
 from tracegrad.program import Field
 from tracegrad.runtime.base import Session
@@ -47,7 +47,7 @@ class _Entry:
     def __post_init__(self) -> None:
         fields = self.built.program.inputs
         self.hyper = tuple(f for f in fields if f.name.startswith(PREFIX))
-        self.unpatched = no_patches([f for f in fields if f.name.startswith(PATCH)])
+        self.unpatched = blank([f for f in fields if f.name.startswith(PATCH)])
         self.inputs = tuple(f for f in fields if not f.name.startswith((PREFIX, PATCH)))
 
     def load(self, session: Session, host: Host) -> int:
@@ -245,7 +245,7 @@ class CompiledForward:
         with self._lock:
             again = self._entries and not values
             entry = self._entry(next(reversed(self._entries)) if again else self._size(given))
-            return entry, check_inputs(entry.inputs, given, what) if values else blank_inputs(entry.inputs)
+            return entry, check_inputs(entry.inputs, given, what) if values else blank(entry.inputs)
 
     def _given(self, values: dict[str, Any]) -> dict[str, Any]:
         """The values, those whose size matters as arrays."""

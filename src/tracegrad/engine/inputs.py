@@ -80,6 +80,11 @@ def fit_value(field: Field, value: Any, lead: int | None = None) -> Array:
     return out
 
 
+def blank(fields: Sequence[Field]) -> dict[str, Array]:
+    """Zeros for every field."""
+    return {f.name: np.zeros(f.shape, DTYPES[f.dtype].numpy) for f in fields}
+
+
 def as_array(value: Any, shapes: Sequence[tuple[int | None, ...]] = ()) -> Array:
     """`value` as an array, whatever gives one; InputError if nothing does.
 

@@ -6,7 +6,7 @@ import math
 import numbers
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, cast
+from typing import Any
 
 from tracegrad import lr as schedules
 from tracegrad.arrays import np
@@ -62,7 +62,7 @@ class Knobs:
 
     def with_rate(self, lr: Schedule | float) -> Knobs:
         """The same values under another learning rate, which begins at the next step."""
-        return Knobs(Rate(schedules.as_schedule(number(lr))), self.values)
+        return Knobs(Rate(schedules.as_schedule(lr)), self.values)
 
     def with_values(self, settable: Sequence[str], new: Mapping[str, Any]) -> Knobs:
         """Some values changed. InputError naming every unknown name, and what can be set."""
@@ -80,12 +80,6 @@ def settable(fields: Sequence[Field]) -> list[str]:
     """Names that `set` takes: the program's hyperparameters, without the counters."""
     names = [f.name.removeprefix(PREFIX).removeprefix(COMPLEMENT) for f in fields]
     return [name for name in dict.fromkeys(names) if name not in RESERVED]
-
-
-def number(value: Any) -> Any:
-    """A NumPy or other real scalar as a float; schedules pass."""
-    real = isinstance(value, numbers.Real) and not isinstance(cast("object", value), bool)
-    return float(value) if real else value
 
 
 def finite(value: Any, name: str) -> float:

@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
 from tracegrad.arrays import np
-from tracegrad.dtypes import DTYPES
 from tracegrad.engine.inputs import as_array, cast_lossless, describe, fit_value
 from tracegrad.errors import InputError
 from tracegrad.program import Field
@@ -68,8 +67,3 @@ def mask_and_value(site: SiteInfo, given: Any) -> tuple[Array, Array]:
     except ValueError:
         shape = list(site.type.shape)
         raise InputError(f"mask: expected a bool array that broadcasts to {shape}, got {describe(raw)}") from None
-
-
-def no_patches(fields: Sequence[Field]) -> dict[str, Array]:
-    """What a program's patch inputs take where nothing is patched."""
-    return {f.name: np.zeros(f.shape, DTYPES[f.dtype].numpy) for f in fields}

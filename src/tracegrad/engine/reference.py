@@ -11,8 +11,7 @@ may be further off: where a rounding decides a sign, as of a gradient near 0 at 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from tracegrad.arrays import np
 from tracegrad.compiler.layout import Persistent, Place
@@ -34,8 +33,7 @@ PROBE = "check."
 Parts = tuple[tuple[str, slice], ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Difference:
+class Difference(NamedTuple):
     """A value that a device computed otherwise than the reference."""
 
     name: str
@@ -92,8 +90,7 @@ def _wrong(x: Array, single: Array, exact: Array) -> Array:
         return ~alike & finite & ~(np.abs(x - exact) <= allowed)
 
 
-@dataclass(frozen=True, slots=True)
-class Checked:
+class Checked(NamedTuple):
     """A run whose results are compared: what it was given, and the arrays it writes, before and after."""
 
     graph: Graph
@@ -101,11 +98,11 @@ class Checked:
     inputs: Mapping[str, Array]
     env: Mapping[str, Array]
     before: Mapping[str, Array]
-    after: Mapping[str, Array] = field(default_factory=dict[str, Array])
+    after: Mapping[str, Array] = {}
 
     def submitted(self, session: Session) -> Checked:
         """The same with what the run has written: waits for it."""
-        return replace(self, after=written(session, self.graph))
+        return self._replace(after=written(session, self.graph))
 
     def differs(self, outputs: Mapping[str, Array]) -> str:
         """The first result that is not the reference's, in words; "" if all are."""

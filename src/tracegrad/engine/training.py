@@ -11,7 +11,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from tracegrad import checkpoints
+from tracegrad import checkpoints, safetensors
 from tracegrad.arrays import handed_out
 from tracegrad.compiler.build import TracedStep, trace_step
 from tracegrad.engine import params
@@ -189,7 +189,7 @@ class CompiledTraining(Inspected):
         """Write one safetensors file with everything needed to resume: see `tracegrad.checkpoints`."""
         stepper, knobs, spec = self._stepper, self._knobs, self._optimizer.spec()
         state = self._call(lambda session: checkpoints.take(session, stepper, knobs, spec))
-        checkpoints.write(path, state)
+        safetensors.replace_file(path, checkpoints.parts(state))
 
     def load(self, path: str | os.PathLike[str]) -> None:
         """Resume from a file that `save` wrote, bit-exact on the same device.

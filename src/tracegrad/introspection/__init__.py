@@ -1,1 +1,1 @@
-"""What a step consists of and where its time goes, as tables and pictures."""
+"""What a program consists of, what it holds and where its time goes: text, tables and HTML."""

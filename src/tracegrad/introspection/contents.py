@@ -11,12 +11,10 @@ from typing import Any
 from tracegrad import safetensors
 from tracegrad.engine.inputs import describe
 from tracegrad.errors import InputError
+from tracegrad.introspection.memory import NAMES
 from tracegrad.introspection.tables import Table, amount
 
-ROLES = {
-    "param": "parameters", "grad": "gradients", "state": "optimizer", "temp": "temporaries", "input": "inputs",
-    "output": "outputs", "const": "constants", "data": "examples", "fed": "batches",
-}  # fmt: skip
+ROLES = {**NAMES, "data": "examples", "fed": "batches"}
 
 
 def contents(path: Path) -> str:

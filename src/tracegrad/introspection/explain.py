@@ -9,8 +9,8 @@ from html import escape
 from pathlib import Path
 
 from tracegrad.compiler.dispatches import COUNTED, DispatchInfo, dispatches_of
-from tracegrad.engine.memory import Memory
 from tracegrad.errors import Site
+from tracegrad.introspection.memory import Memory
 from tracegrad.introspection.tables import Table, amount, fragment, page, written
 from tracegrad.ir import Graph
 from tracegrad.kernels.costs import Cost

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from tracegrad.engine.inputs import check_inputs, merge
+from tracegrad.engine.inputs import blank, check_inputs, merge
 from tracegrad.engine.knobs import Knobs
-from tracegrad.engine.memory import Memory
 from tracegrad.engine.steps import Stepper
 from tracegrad.engine.worker import Worker
 from tracegrad.errors import AbortedError
 from tracegrad.introspection.explain import Explanation, explained
-from tracegrad.introspection.profile import Profile, blank_inputs, checked_steps, make_profile
+from tracegrad.introspection.memory import Memory
+from tracegrad.introspection.profile import Profile, checked_steps, make_profile
 from tracegrad.ir import Graph
 from tracegrad.program import KernelSource, Program, field_named
 from tracegrad.runtime.base import DeviceInfo, Session
@@ -47,7 +47,7 @@ class Inspected:
         """
         stepper, knobs, steps = self._stepper, self._knobs, checked_steps(steps)
         given = merge(mapping, inputs, "profile")
-        arrays = check_inputs(stepper.inputs, given, "profile") if given else blank_inputs(stepper.inputs)
+        arrays = check_inputs(stepper.inputs, given, "profile") if given else blank(stepper.inputs)
 
         def measure(session: Session) -> Profile:
             timings = stepper.timings(session, arrays, knobs, steps)

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from tracegrad.arrays import np
 from tracegrad.compiler.layout import Persistent
@@ -22,8 +21,7 @@ RUNS, SECONDS = 50, 0.3  # the fastest of so many runs counts, or of those that 
 A, B, RESULT = "profile.a", "profile.b", "profile.result"  # no array of a user's program has a dot in its name
 
 
-@dataclass(frozen=True, slots=True)
-class Limits:
+class Limits(NamedTuple):
     """The most that was reached, a second."""
 
     flops: float

@@ -8,24 +8,21 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-from tracegrad.arrays import np
 from tracegrad.compiler.dispatches import COUNTED, DispatchInfo, dispatches_of, run_order
-from tracegrad.dtypes import DTYPES
 from tracegrad.errors import InputError
 from tracegrad.introspection.limits import Limits
 from tracegrad.introspection.tables import Table, amount, fragment, written
 from tracegrad.ir import Graph
-from tracegrad.program import Field, Program
+from tracegrad.program import Program
 from tracegrad.runtime.base import DeviceInfo, Timings, as_run
 
 SHOWN = 40  # rows of the text; the HTML has them all
 HEAD = ("#", "what", "time", "share", "bytes", "FLOP", "B/s", "FLOP/s", "of limit", "lines")
 
 
-@dataclass(frozen=True, slots=True)
-class TimedDispatch:
+class TimedDispatch(NamedTuple):
     """One dispatch and its time: the median of all runs, of the sum where it is in a loop."""
 
     info: DispatchInfo
@@ -142,11 +139,6 @@ def checked_steps(steps: int) -> int:
     if not isinstance(steps, int) or isinstance(steps, bool) or steps < 1:  # pyright: ignore[reportUnnecessaryIsInstance]
         raise InputError.here(f"profile: steps must be an integer of at least 1, got {steps!r}")
     return steps
-
-
-def blank_inputs(fields: Sequence[Field]) -> dict[str, Any]:
-    """Zeros for every input."""
-    return {f.name: np.zeros(f.shape, DTYPES[f.dtype].numpy) for f in fields}
 
 
 def _cells(row: TimedDispatch) -> tuple[str, ...]:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from html import escape
 from pathlib import Path
+from typing import NamedTuple
 
 STYLE = """
 .tracegrad { font: 14px/1.5 system-ui, sans-serif; }
@@ -19,8 +19,7 @@ STYLE = """
 SCALES = ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
 
 
-@dataclass(frozen=True, slots=True)
-class Table:
+class Table(NamedTuple):
     """Rows below a head. The columns named in `left` are aligned to the left, as text is; numbers are not."""
 
     head: Sequence[str]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from tracegrad.dtypes import Shape
 from tracegrad.ir import Tensor
@@ -17,8 +17,7 @@ from tracegrad.prims.leaves import iota
 from tracegrad.prims.views import reshape, slice_
 
 
-@dataclass(frozen=True, slots=True)
-class Slot:
+class Slot(NamedTuple):
     """One parameter's place."""
 
     name: str
@@ -37,8 +36,7 @@ def _alignment(size: int) -> int:
     return 0 if size % 64 == 0 else 1 if size % 4 == 0 else 2
 
 
-@dataclass(frozen=True, slots=True)
-class Arena:
+class Arena(NamedTuple):
     """The layout of a flat f32[size] array. Decayed parameters come first, so that one comparison tells them apart."""
 
     slots: tuple[Slot, ...]

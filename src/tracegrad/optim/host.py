@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from tracegrad.dtypes import f32
 from tracegrad.hypers import COMPLEMENT, scalar
@@ -12,8 +12,7 @@ from tracegrad.prims.elementwise import cast, expm1, log1p
 from tracegrad.prims.leaves import counter
 
 
-@dataclass(frozen=True, slots=True)
-class Host:
+class Host(NamedTuple):
     """Given to every update rule. All scalars are f32 of rank 0 and may change at every step without recompiling."""
 
     arena: Arena

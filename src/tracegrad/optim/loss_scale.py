@@ -8,7 +8,7 @@ overflow the scale is doubled. Scales are powers of two, so that scaling rounds 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from tracegrad.dtypes import TensorType, f32
 from tracegrad.ir import Tensor
@@ -25,8 +25,7 @@ SCALE, GOOD, SKIPPED = "loss_scale", "good_steps", "skipped_steps"
 STATE = {SCALE: FIRST, GOOD: 0.0, SKIPPED: 0.0}  # arrays of one element each, and what they hold at first
 
 
-@dataclass(frozen=True, slots=True)
-class LossScale:
+class LossScale(NamedTuple):
     """The scale of one step: f32[] each. Counts are exact up to 2^24."""
 
     scale: Tensor

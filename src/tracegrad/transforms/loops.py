@@ -13,7 +13,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 from tracegrad.dtypes import Shape, TensorType, f32
 from tracegrad.ir import Graph, Primitive, Tensor, bind, graft, register, toposort
@@ -239,8 +239,7 @@ def item(scan: Tensor, index: int) -> Tensor:
     return bind(ITEM, scan, index=index, type=TensorType(t.dtype, shape))
 
 
-@dataclass(frozen=True, slots=True)
-class Scanned:
+class Scanned(NamedTuple):
     """What a scan gives: the last value of each carry, and the stacked values of each further root."""
 
     last: list[Tensor]
