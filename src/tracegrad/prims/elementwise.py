@@ -39,6 +39,13 @@ from tracegrad.prims.rules import alike, symmetric
 from tracegrad.prims.views import broadcast_to
 from tracegrad.shapes import broadcast_shapes
 
+# The rows that are public functions, as they are
+__all__ = [
+    "abs", "add", "cast", "ceil", "cos", "div", "equal", "erf", "exp", "expm1", "floor", "less", "less_equal", "log",
+    "log1p", "logical_and", "logical_not", "logical_or", "maximum", "minimum", "mul", "neg", "not_equal", "round",
+    "rsqrt", "sign", "sin", "sqrt", "square", "stop_gradient", "sub", "tanh", "where",
+]  # fmt: skip
+
 FLOAT = (f32,)
 NUMBER = (f32, i32, u32)
 INT = (i32, u32)
