@@ -21,7 +21,7 @@ from tracegrad.imperative.running import ran
 from tracegrad.imperative.tensors import GradTensor
 from tracegrad.imperative.values import typed
 from tracegrad.ir import Tensor
-from tracegrad.methods import AT_ONCE, METHODS, Op, TensorMethods
+from tracegrad.methods import AT_ONCE, Op
 
 MOST = 4096  # plans of one op; a loop over ever new shapes or numbers must not fill the memory
 NUMBER = Number()
@@ -199,13 +199,6 @@ def _filled(
 
 
 def install() -> None:
-    """Enter the engine that runs ops at once, and give eager tensors the ops themselves as operators and methods.
-
-    Without NumPy there is nothing to enter: ops then ask for a trace.
-    """
-    if not HAVE_NUMPY:
-        return
-    AT_ONCE.append(run)
-    for name, spelled in vars(TensorMethods).items():
-        if hasattr(spelled, "op"):  # it would only pass its arguments on, which takes a fifth of a small op's time
-            setattr(GradTensor, name, METHODS[spelled.op])
+    """Enter the engine that runs ops at once. Without NumPy there is nothing to enter: ops then ask for a trace."""
+    if HAVE_NUMPY:
+        AT_ONCE.append(run)
