@@ -5,12 +5,11 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from tracegrad.dtypes import TensorType
 from tracegrad.errors import InputError
 from tracegrad.ir import Primitive, Tensor, bind
 from tracegrad.methods import Operand, method
 from tracegrad.prims.composites import composite
-from tracegrad.prims.elementwise import FLOAT, abs, erf, exp, expm1, log1p, tanh, typed, where
+from tracegrad.prims.elementwise import abs, erf, exp, expm1, float_type, log1p, tanh, where
 from tracegrad.prims.leaves import as_tensor
 from tracegrad.prims.rules import alike, symmetric
 
@@ -19,10 +18,6 @@ __all__ = ["elu", "gelu", "hardtanh", "leaky_relu", "relu", "sigmoid", "silu", "
 SQRT_HALF = math.sqrt(0.5)
 SQRT_TWO_OVER_PI = math.sqrt(2.0 / math.pi)
 GELU_CUBIC = 0.044715
-
-
-def _scaled_type(x: TensorType, *, alpha: float) -> TensorType:
-    return typed(FLOAT)(x)
 
 
 # `x <= 0` and not `x > 0` chooses the small side, so that NaN stays NaN. VJPs that read y only let x be freed.
@@ -70,15 +65,15 @@ def _softplus_vjp(ct: Tensor, y: Tensor, x: Tensor) -> tuple[Tensor]:
     return (ct * bind(SIGMOID, x),)
 
 
-def _elementwise(name: str, type: Any, expand: Any, vjp: Any) -> Primitive:
-    return composite(name, type=type, expand=expand, vjp=vjp, jvp=symmetric, batch=alike)
+def _elementwise(name: str, expand: Any, vjp: Any) -> Primitive:
+    return composite(name, type=float_type, expand=expand, vjp=vjp, jvp=symmetric, batch=alike)
 
 
-RELU = _elementwise("relu", typed(FLOAT), _relu, _relu_vjp)
-LEAKY_RELU = _elementwise("leaky_relu", _scaled_type, _leaky, _leaky_vjp)
-ELU = _elementwise("elu", _scaled_type, _elu, _elu_vjp)
-SIGMOID = _elementwise("sigmoid", typed(FLOAT), _sigmoid, _sigmoid_vjp)
-SOFTPLUS = _elementwise("softplus", typed(FLOAT), _softplus, _softplus_vjp)
+RELU = _elementwise("relu", _relu, _relu_vjp)
+LEAKY_RELU = _elementwise("leaky_relu", _leaky, _leaky_vjp)
+ELU = _elementwise("elu", _elu, _elu_vjp)
+SIGMOID = _elementwise("sigmoid", _sigmoid, _sigmoid_vjp)
+SOFTPLUS = _elementwise("softplus", _softplus, _softplus_vjp)
 
 
 @method
