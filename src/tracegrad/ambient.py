@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Generator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from tracegrad.errors import Site, TraceError, call_site
@@ -15,24 +14,27 @@ if TYPE_CHECKING:
     from tracegrad.ir import Tensor
 
 
-@dataclass(slots=True)
 class Trace:
-    """One run of a user's function: its leaves, captures, sites and random sites."""
+    """One run of a user's function: its leaves, captures, sites and random sites.
 
-    leaves: set[int] = field(default_factory=set[int])  # serials of this trace's own leaves
-    captures: dict[str, Tensor] = field(default_factory=dict["str", "Tensor"])
-    sites: dict[tuple[str, str], SiteInfo] = field(default_factory=dict[tuple[str, str], SiteInfo])  # by kind and name
-    patching: bool = False  # `tg.patch` makes leaves; else it gives its argument back
-    counters: dict[str, Tensor] = field(default_factory=dict["str", "Tensor"])
-    hypers: dict[str, float] = field(default_factory=dict[str, float])  # tg.hyper values and their defaults
-    random_sites: int = 0
-    lanes: list[Tensor] = field(default_factory=list["Tensor"])  # the place in each batch that `vmap` runs over, and
-    # the number of the iteration in each `scan`
-    scans: int = 0  # how many are open
-    closed: dict[int, tuple[object, Tensor]] | None = None  # eager tensors around a function that runs at once, by
-    # identity, and their leaves; None: they are constants
-    eager: bool = False  # of one op, which is run at once: streams and indices come with each call
-    wrapped: dict[int, int] = field(default_factory=dict[int, int])  # index leaves of such an op: axis length by serial
+    patching: `tg.patch` makes leaves; else it gives its argument back
+    eager:    of one op, which is run at once: streams and indices come with each call
+    """
+
+    def __init__(self, patching: bool = False, eager: bool = False) -> None:
+        self.patching, self.eager = patching, eager
+        self.leaves: set[int] = set()  # serials of this trace's own leaves
+        self.captures: dict[str, Tensor] = {}
+        self.sites: dict[tuple[str, str], SiteInfo] = {}  # by kind and name
+        self.counters: dict[str, Tensor] = {}
+        self.hypers: dict[str, float] = {}  # tg.hyper values and their defaults
+        self.random_sites = 0
+        # the place in each batch that `vmap` runs over, and the number of the iteration in each `scan`
+        self.lanes: list[Tensor] = []
+        self.scans = 0  # how many are open
+        # eager tensors around a function that runs at once, by identity, and their leaves; None: they are constants
+        self.closed: dict[int, tuple[object, Tensor]] | None = None
+        self.wrapped: dict[int, int] = {}  # index leaves of an eager op: axis length by serial
 
     def next_salt(self) -> int:
         """The number of this random op in trace order; it keys its stream."""
@@ -51,11 +53,10 @@ class Trace:
             self.scans -= 1
 
 
-@dataclass(slots=True)
 class _Site:
     """A fixed call site, for nodes that the library makes on behalf of one of the user's."""
 
-    site: Site | None
+    site: Site | None = None
 
 
 _trace: ContextVar[Trace | None] = ContextVar("tracegrad_trace", default=None)
@@ -86,7 +87,7 @@ def require(what: str) -> Trace:
 @contextmanager
 def tracing(patching: bool = False, eager: bool = False) -> Generator[Trace]:
     """Start a trace of its own; `patching`: its patch sites can overwrite their values; `eager`: of one op."""
-    t = Trace(patching=patching, eager=eager)
+    t = Trace(patching, eager)
     token = _trace.set(t)
     try:
         yield t
@@ -103,7 +104,7 @@ def current_site() -> Site | None:
 @contextmanager
 def rewriting() -> Generator[None]:
     """Inside, new nodes take the site given to `at` instead of the caller's."""
-    token = _fixed.set(_Site(None))
+    token = _fixed.set(_Site())
     try:
         yield
     finally:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from operator import attrgetter
+from operator import attrgetter, is_
 from typing import TYPE_CHECKING, Any
 
 from tracegrad import ambient, foreign
@@ -218,9 +218,9 @@ def _run(p: Primitive, inputs: tuple[Any, ...], attrs: dict[str, Any]) -> Any:
     return result
 
 
-def rebind(t: Tensor, inputs: tuple[Tensor, ...]) -> Tensor:
-    """`t` over other inputs of the same types."""
-    return Tensor(t.prim, inputs, t.attrs, t.type, t.site)
+def rebind(t: Tensor, inputs: Sequence[Tensor]) -> Tensor:
+    """`t` over other inputs of the same types; itself if they are those it has."""
+    return t if all(map(is_, inputs, t.inputs)) else Tensor(t.prim, tuple(inputs), t.attrs, t.type, t.site)
 
 
 def toposort(roots: Iterable[Tensor], since: int = 0, known: Iterable[int] = ()) -> list[Tensor]:
@@ -251,34 +251,17 @@ def rewrite(roots: Sequence[Tensor], rule: Rule) -> list[Tensor]:
         for t in toposort(roots):
             inputs = tuple([new[x.serial] for x in t.inputs])
             ambient.at(t.site)
-            kept = t if all(map(_same, inputs, t.inputs)) else rebind(t, inputs)
+            kept = rebind(t, inputs)
             replaced = rule(kept, inputs)
             new[t.serial] = kept if replaced is None else replaced
     return [new[r.serial] for r in roots]
 
 
-def _same(a: object, b: object) -> bool:
-    return a is b
-
-
-def graft(roots: Iterable[Tensor], new: Mapping[int, Tensor]) -> list[Tensor]:
+def graft(roots: Sequence[Tensor], new: Mapping[int, Tensor]) -> list[Tensor]:
     """`roots` with the nodes of some serials replaced; nothing above a replaced node is looked at."""
-    roots = list(roots)
-    seen: dict[int, Tensor] = {}
-    stack = list(roots)
-    while stack:
-        t = stack.pop()
-        if t.serial not in seen:
-            seen[t.serial] = t
-            stack.extend(t.inputs if t.serial not in new else ())
-    done: dict[int, Tensor] = {}
-    for serial in sorted(seen):
-        t = seen[serial]
-        if serial in new:
-            done[serial] = new[serial]
-        else:
-            inputs = tuple([done[x.serial] for x in t.inputs])
-            done[serial] = t if all(map(_same, inputs, t.inputs)) else rebind(t, inputs)
+    done = dict(new)
+    for t in toposort(roots, known=new):
+        done[t.serial] = rebind(t, [done[x.serial] for x in t.inputs])
     return [done[t.serial] for t in roots]
 
 

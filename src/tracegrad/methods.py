@@ -1,7 +1,7 @@
 """Operators and methods of tensors, as spellings of the public functions.
 
-The functions live layers above, so they enter themselves in `METHODS` with `@method`; a class that
-inherits `TensorMethods` gets them all. VJPs use the same spellings, which lets one rule serve every kind of tensor.
+The functions live layers above, so they enter themselves in `METHODS` and `TensorMethods` with `@method`; a class that
+inherits the latter gets them all. VJPs use the same spellings, which lets one rule serve every kind of tensor.
 """
 
 from __future__ import annotations
@@ -26,7 +26,6 @@ METHODS: dict[str, Callable[..., Any]] = {}
 AT_ONCE: list[Callable[..., Any]] = []
 
 F = TypeVar("F", bound=Callable[..., Any])
-S = TypeVar("S", bound="TensorMethods")
 E = TypeVar("E", bound=TracegradError)
 Operand = Any  # a tensor, an array, or a Python number
 Index = Any  # an integer, a slice, None, Ellipsis, or one tensor or array of i32
@@ -116,142 +115,122 @@ def _with_types(error: E, args: Sequence[Any]) -> E:
     return type(error)(f"{error}; got {' and '.join(types)}")
 
 
+# Python's name of each operator; those of two operands with a reflected form have that too
+OPERATORS = {
+    "add": "add", "sub": "sub", "mul": "mul", "div": "truediv", "pow": "pow", "matmul": "matmul", "neg": "neg",
+    "abs": "abs", "logical_not": "invert", "logical_and": "and", "logical_or": "or", "less": "lt", "less_equal": "le",
+    "greater": "gt", "greater_equal": "ge", "equal": "eq", "not_equal": "ne", "getitem": "getitem",
+}  # fmt: skip
+VARIADIC = ("reshape", "permute", "transpose")  # methods that take one tuple or several integers
+
+
 def method(f: F) -> F:
-    """Make `f` a public op, and the method or operator of its name."""
-    named = op(f)
-    METHODS[f.__name__.rstrip("_")] = named
+    """Make `f` a public op, and the method and operator of its name where `TensorMethods` declares them."""
+    named, name = op(f), f.__name__.rstrip("_")
+    METHODS[name] = named
+    operator, declared = OPERATORS.get(name, ""), vars(TensorMethods)
+    for spelling in (name, f"__{operator}__"):
+        if spelling in declared and name not in VARIADIC:
+            setattr(TensorMethods, spelling, named)
+    if f"__r{operator}__" in declared:
+        setattr(TensorMethods, f"__r{operator}__", lambda self, a: cast("Any", named)(a, self))
     return named
 
 
-# Methods that only pass their arguments on. The function is looked up when it is called: it is defined layers above.
-def _unary(name: str):
-    def spelled(self: S) -> S:
-        return METHODS[name](self)
-
-    return _itself(spelled, name)
-
-
-def _binary(name: str):
-    def spelled(self: S, other: Operand) -> S:
-        return METHODS[name](self, other)
-
-    return _itself(spelled, name)
-
-
-def _reflected(name: str):
-    def spelled(self: S, other: Operand) -> S:
-        return METHODS[name](other, self)
-
-    return _described(spelled, name)
-
-
-def _reduction(name: str):
-    def spelled(self: S, axis: Axes = None, keepdims: bool = False) -> S:
-        return METHODS[name](self, axis, keepdims)
-
-    return _itself(spelled, name)
-
-
-def _itself(f: F, name: str) -> F:
-    """`f`, which passes on to the op just what it gets: eager tensors have the op in its place."""
-    f.op = name  # pyright: ignore[reportFunctionMemberAccess]
-    return _described(f, name)
-
-
-def _described(f: F, name: str) -> F:
-    f.__name__ = f.__qualname__ = name
-    f.__doc__ = f"See tg.{name}."
-    return f
-
-
 class TensorMethods:
-    """Everything a tensor can do without an import."""
+    """Everything a tensor can do without an import.
+
+    A method without a body is the op of its name: `method` puts it here, because a function that only passed its
+    arguments on would take a fifth of a small op's time.
+    """
 
     __slots__ = ()
 
     # operators
-    __add__, __radd__ = _binary("add"), _reflected("add")
-    __sub__, __rsub__ = _binary("sub"), _reflected("sub")
-    __mul__, __rmul__ = _binary("mul"), _reflected("mul")
-    __truediv__, __rtruediv__ = _binary("div"), _reflected("div")
-    __pow__, __rpow__ = _binary("pow"), _reflected("pow")
-    __matmul__, __rmatmul__ = _binary("matmul"), _reflected("matmul")
-    __and__, __rand__ = _binary("logical_and"), _reflected("logical_and")
-    __or__, __ror__ = _binary("logical_or"), _reflected("logical_or")
-    __lt__, __le__ = _binary("less"), _binary("less_equal")
-    __gt__, __ge__ = _binary("greater"), _binary("greater_equal")
-    __neg__, __abs__, __invert__ = _unary("neg"), _unary("abs"), _unary("logical_not")
-    __getitem__ = _binary("getitem")
+    def __add__(self, b: Operand) -> Self: ...
+    def __radd__(self, a: Operand) -> Self: ...
+    def __sub__(self, b: Operand) -> Self: ...
+    def __rsub__(self, a: Operand) -> Self: ...
+    def __mul__(self, b: Operand) -> Self: ...
+    def __rmul__(self, a: Operand) -> Self: ...
+    def __truediv__(self, b: Operand) -> Self: ...
+    def __rtruediv__(self, a: Operand) -> Self: ...
+    def __pow__(self, b: Operand) -> Self: ...
+    def __rpow__(self, a: Operand) -> Self: ...
+    def __matmul__(self, b: Operand) -> Self: ...
+    def __rmatmul__(self, a: Operand) -> Self: ...
+    def __and__(self, b: Operand) -> Self: ...
+    def __rand__(self, a: Operand) -> Self: ...
+    def __or__(self, b: Operand) -> Self: ...
+    def __ror__(self, a: Operand) -> Self: ...
+    def __lt__(self, b: Operand) -> Self: ...
+    def __le__(self, b: Operand) -> Self: ...
+    def __gt__(self, b: Operand) -> Self: ...
+    def __ge__(self, b: Operand) -> Self: ...
+    def __neg__(self) -> Self: ...
+    def __abs__(self) -> Self: ...
+    def __invert__(self) -> Self: ...
+    def __getitem__(self, key: Index) -> Self: ...
+    def __eq__(self, b: object) -> Self: ...  # pyright: ignore[reportIncompatibleMethodOverride]
+    def __ne__(self, b: object) -> Self: ...  # pyright: ignore[reportIncompatibleMethodOverride]
+
     __hash__ = object.__hash__
 
-    def __eq__(self, other: object) -> Self:  # pyright: ignore[reportIncompatibleMethodOverride]
-        return METHODS["equal"](self, other)
-
-    def __ne__(self, other: object) -> Self:  # pyright: ignore[reportIncompatibleMethodOverride]
-        return METHODS["not_equal"](self, other)
-
     # the operators by name
-    add, sub, mul, div = _binary("add"), _binary("sub"), _binary("mul"), _binary("div")
-    neg, abs = _unary("neg"), _unary("abs")
+    def add(self, b: Operand) -> Self: ...
+    def sub(self, b: Operand) -> Self: ...
+    def mul(self, b: Operand) -> Self: ...
+    def div(self, b: Operand) -> Self: ...
+    def neg(self) -> Self: ...
+    def abs(self) -> Self: ...
+    def pow(self, b: Operand) -> Self: ...
+    def matmul(self, b: Operand) -> Self: ...
 
     # element by element
-    exp, log, sqrt, rsqrt = _unary("exp"), _unary("log"), _unary("sqrt"), _unary("rsqrt")
-    sin, cos, tanh, erf = _unary("sin"), _unary("cos"), _unary("tanh"), _unary("erf")
-    square, sign, reciprocal = _unary("square"), _unary("sign"), _unary("reciprocal")
-    floor, ceil, round = _unary("floor"), _unary("ceil"), _unary("round")
-    relu, sigmoid, silu = _unary("relu"), _unary("sigmoid"), _unary("silu")
-    softplus = _unary("softplus")
-    stop_gradient = _unary("stop_gradient")
-    pow, maximum, minimum = _binary("pow"), _binary("maximum"), _binary("minimum")
-    matmul = _binary("matmul")
+    def exp(self) -> Self: ...
+    def log(self) -> Self: ...
+    def sqrt(self) -> Self: ...
+    def rsqrt(self) -> Self: ...
+    def sin(self) -> Self: ...
+    def cos(self) -> Self: ...
+    def tanh(self) -> Self: ...
+    def erf(self) -> Self: ...
+    def square(self) -> Self: ...
+    def sign(self) -> Self: ...
+    def reciprocal(self) -> Self: ...
+    def floor(self) -> Self: ...
+    def ceil(self) -> Self: ...
+    def round(self) -> Self: ...
+    def relu(self) -> Self: ...
+    def sigmoid(self) -> Self: ...
+    def silu(self) -> Self: ...
+    def softplus(self) -> Self: ...
+    def tanhshrink(self) -> Self: ...
+    def stop_gradient(self) -> Self: ...
+    def maximum(self, b: Operand) -> Self: ...
+    def minimum(self, b: Operand) -> Self: ...
+    def leaky_relu(self, alpha: float = 0.01) -> Self: ...
+    def gelu(self, approximate: str = "none") -> Self: ...
+    def hardtanh(self, lo: float = -1.0, hi: float = 1.0) -> Self: ...
+    def elu(self, alpha: float = 1.0) -> Self: ...
+    def clip(self, lo: Operand | None = None, hi: Operand | None = None) -> Self: ...
 
     # reductions
-    sum, mean, prod = _reduction("sum"), _reduction("mean"), _reduction("prod")
-    max, min, argmax = _reduction("max"), _reduction("min"), _reduction("argmax")
-    argmin, logsumexp = _reduction("argmin"), _reduction("logsumexp")
-    any, all = _reduction("any"), _reduction("all")
-
-    def var(self, axis: Axes = None, keepdims: bool = False, ddof: int = 0) -> Self:
-        """See tg.var."""
-        return METHODS["var"](self, axis=axis, keepdims=keepdims, ddof=ddof)
-
-    def variance(self, axis: Axes = None, keepdims: bool = False, correction: int = 1) -> Self:
-        """See tg.variance."""
-        return METHODS["variance"](self, axis, keepdims, correction)
-
-    def cumsum(self, axis: int | None = None) -> Self:
-        """See tg.cumsum."""
-        return METHODS["cumsum"](self, axis)
-
-    def softmax(self, axis: int = -1) -> Self:
-        """See tg.softmax."""
-        return METHODS["softmax"](self, axis)
-
-    def log_softmax(self, axis: int = -1) -> Self:
-        """See tg.log_softmax."""
-        return METHODS["log_softmax"](self, axis)
-
-    def leaky_relu(self, alpha: float = 0.01) -> Self:
-        """See tg.leaky_relu."""
-        return METHODS["leaky_relu"](self, alpha)
-
-    def gelu(self, approximate: str = "none") -> Self:
-        """See tg.gelu."""
-        return METHODS["gelu"](self, approximate)
-
-    def hardtanh(self, lo: float = -1.0, hi: float = 1.0) -> Self:
-        """See tg.hardtanh."""
-        return METHODS["hardtanh"](self, lo, hi)
-
-    tanhshrink = _unary("tanhshrink")
-
-    def elu(self, alpha: float = 1.0) -> Self:
-        """See tg.elu."""
-        return METHODS["elu"](self, alpha)
-
-    def clip(self, lo: Operand | None = None, hi: Operand | None = None) -> Self:
-        """See tg.clip."""
-        return METHODS["clip"](self, lo, hi)
+    def sum(self, axis: Axes = None, keepdims: bool = False) -> Self: ...
+    def mean(self, axis: Axes = None, keepdims: bool = False) -> Self: ...
+    def prod(self, axis: Axes = None, keepdims: bool = False) -> Self: ...
+    def max(self, axis: Axes = None, keepdims: bool = False) -> Self: ...
+    def min(self, axis: Axes = None, keepdims: bool = False) -> Self: ...
+    def argmax(self, axis: Axes = None, keepdims: bool = False) -> Self: ...
+    def argmin(self, axis: Axes = None, keepdims: bool = False) -> Self: ...
+    def logsumexp(self, axis: Axes = None, keepdims: bool = False) -> Self: ...
+    def any(self, axis: Axes = None, keepdims: bool = False) -> Self: ...
+    def all(self, axis: Axes = None, keepdims: bool = False) -> Self: ...
+    def var(self, axis: Axes = None, keepdims: bool = False, ddof: int = 0) -> Self: ...
+    def variance(self, axis: Axes = None, keepdims: bool = False, correction: int = 1) -> Self: ...
+    def cumsum(self, axis: int | None = None) -> Self: ...
+    def softmax(self, axis: int = -1) -> Self: ...
+    def log_softmax(self, axis: int = -1) -> Self: ...
 
     # shape
     def reshape(self, *shape: int | Sequence[int]) -> Self:
@@ -271,58 +250,21 @@ class TensorMethods:
         """`x` with its axes reversed, as NumPy."""
         return METHODS["transpose"](self)
 
-    def flatten(self, start_axis: int = 1) -> Self:
-        """See tg.flatten."""
-        return METHODS["flatten"](self, start_axis)
-
-    def swapaxes(self, a: int, b: int) -> Self:
-        """See tg.swapaxes."""
-        return METHODS["swapaxes"](self, a, b)
-
-    def broadcast_to(self, shape: int | Sequence[int]) -> Self:
-        """See tg.broadcast_to."""
-        return METHODS["broadcast_to"](self, shape)
-
-    def expand_dims(self, axis: int | Sequence[int]) -> Self:
-        """See tg.expand_dims."""
-        return METHODS["expand_dims"](self, axis)
-
-    def squeeze(self, axis: Axes = None) -> Self:
-        """See tg.squeeze."""
-        return METHODS["squeeze"](self, axis)
-
-    def narrow(self, axis: int, start: int, length: int) -> Self:
-        """See tg.narrow."""
-        return METHODS["narrow"](self, axis, start, length)
-
-    def split(self, sizes: int | Sequence[int], axis: int = 0) -> list[Self]:
-        """See tg.split."""
-        return METHODS["split"](self, sizes, axis)
-
-    def pad(self, widths: int | Sequence[Any], value: float = 0) -> Self:
-        """See tg.pad."""
-        return METHODS["pad"](self, widths, value)
-
-    def flip(self, axis: Axes = None) -> Self:
-        """See tg.flip."""
-        return METHODS["flip"](self, axis)
-
-    def repeat(self, repeats: int, axis: int | None = None) -> Self:
-        """See tg.repeat."""
-        return METHODS["repeat"](self, repeats, axis)
+    def flatten(self, start_axis: int = 1) -> Self: ...
+    def swapaxes(self, a: int, b: int) -> Self: ...
+    def broadcast_to(self, shape: int | Sequence[int]) -> Self: ...
+    def expand_dims(self, axis: int | Sequence[int]) -> Self: ...
+    def squeeze(self, axis: Axes = None) -> Self: ...
+    def narrow(self, axis: int, start: int, length: int) -> Self: ...
+    def split(self, sizes: int | Sequence[int], axis: int = 0) -> list[Self]: ...
+    def pad(self, widths: int | Sequence[Any], value: float = 0) -> Self: ...
+    def flip(self, axis: Axes = None) -> Self: ...
+    def repeat(self, repeats: int, axis: int | None = None) -> Self: ...
 
     # indexing and types
-    def take(self, indices: Operand, axis: int | None = None) -> Self:
-        """See tg.take."""
-        return METHODS["take"](self, indices, axis)
-
-    def take_along_axis(self, indices: Operand, axis: int = -1) -> Self:
-        """See tg.take_along_axis."""
-        return METHODS["take_along_axis"](self, indices, axis)
-
-    def scatter_add(self, indices: Operand, updates: Operand, axis: int = 0) -> Self:
-        """See tg.scatter_add."""
-        return METHODS["scatter_add"](self, indices, updates, axis)
+    def take(self, indices: Operand, axis: int | None = None) -> Self: ...
+    def take_along_axis(self, indices: Operand, axis: int = -1) -> Self: ...
+    def scatter_add(self, indices: Operand, updates: Operand, axis: int = 0) -> Self: ...
 
     def astype(self, dtype: DType) -> Self:
         """See tg.cast."""

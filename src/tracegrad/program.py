@@ -8,10 +8,12 @@ so that repeated layers share one kernel.
 from __future__ import annotations
 
 import base64
+import functools
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
-from typing import TYPE_CHECKING, Any, cast
+from dataclasses import asdict, dataclass, field, is_dataclass, replace
+from itertools import repeat
+from typing import TYPE_CHECKING, Any, cast, get_args, get_origin, get_type_hints
 
 from tracegrad.dtypes import DTYPES, STORED, TensorType
 
@@ -205,41 +207,7 @@ class Program:
         d = json.loads(text)
         if d.pop("version") != VERSION:
             raise ValueError(f"a program of another version; this library reads version {VERSION}")
-
-        def fields(rows: list[dict[str, Any]]) -> tuple[Field, ...]:
-            return tuple(Field(**_with(row, shape=tuple(row["shape"]))) for row in rows)
-
-        return Program(
-            kernels=tuple(
-                KernelSource(
-                    **_with(
-                        k,
-                        bindings=tuple(Binding(**b) for b in k["bindings"]),
-                        serial_grid=tuple(k.get("serial_grid", (0, 0))),
-                    )
-                )
-                for k in d["kernels"]
-            ),
-            buffers=tuple(Buffer(**b) for b in d["buffers"]),
-            dispatches=tuple(
-                Dispatch(
-                    x["kernel"],
-                    tuple(x["buffers"]),
-                    tuple(x["offsets"]),
-                    cast("tuple[int, int]", tuple(x["grid"])),
-                    tuple((slot, Move(**move)) for slot, move in x["moves"]),
-                )
-                for x in d["dispatches"]
-            ),
-            inputs=fields(d["inputs"]),
-            outputs=fields(d["outputs"]),
-            params=fields(d["params"]),
-            states=fields(d["states"]),
-            needs=Needs(**d["needs"]),
-            meta=d["meta"],
-            copies=tuple((a, b) for a, b in d["copies"]),
-            loops=tuple(Loop(**x) for x in d["loops"]),
-        )
+        return _built(Program, d)
 
 
 def _unrolled(
@@ -263,8 +231,17 @@ def _unrolled(
         begin += 1
 
 
-def _with(row: dict[str, Any], **changed: Any) -> dict[str, Any]:
-    return {**row, **changed}
+_kinds = functools.cache(get_type_hints)
+
+
+def _built(kind: Any, value: Any) -> Any:
+    """What a field of type `kind` holds, from what JSON has of it."""
+    if is_dataclass(kind):
+        return cast("Any", kind)(**{name: _built(_kinds(kind)[name], v) for name, v in value.items()})
+    if get_origin(kind) is tuple:
+        kinds = get_args(kind)
+        return tuple(map(_built, repeat(kinds[0]) if ... in kinds else kinds, value))
+    return value
 
 
 def field_named(fields: Sequence[Field], name: str) -> Field:

@@ -12,12 +12,12 @@ from tracegrad.errors import ShapeError
 Axes = int | Sequence[int] | None
 
 
-def normalize_axis(axis: int, ndim: int, what: str = "axis") -> int:
+def normalize_axis(axis: int, ndim: int) -> int:
     """`axis` counted from the front; ShapeError outside [-ndim, ndim)."""
     if isinstance(axis, bool) or not isinstance(axis, int):  # pyright: ignore[reportUnnecessaryIsInstance]
-        raise ShapeError(f"{what} must be an integer, got {axis!r}")
+        raise ShapeError(f"axis must be an integer, got {axis!r}")
     if not -ndim <= axis < ndim:
-        raise ShapeError(f"{what} {axis} is out of range for {ndim} dimension{'s' if ndim != 1 else ''}")
+        raise ShapeError(f"axis {axis} is out of range for {ndim} dimension{'s' if ndim != 1 else ''}")
     return axis % ndim
 
 

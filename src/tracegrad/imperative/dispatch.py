@@ -20,7 +20,7 @@ from tracegrad.imperative.plans import Plan, ran, traced
 from tracegrad.imperative.tensors import GradTensor
 from tracegrad.imperative.values import NUMBER, Spec, typed
 from tracegrad.ir import Tensor
-from tracegrad.methods import AT_ONCE, METHODS, Op, TensorMethods
+from tracegrad.methods import AT_ONCE, Op
 
 BUFFERS = (GradTensor, array, memoryview, bytearray)
 kind_of = cast("Callable[[Any], type[object]]", type)
@@ -189,13 +189,6 @@ def _filled(
 
 
 def install() -> None:
-    """Enter the engine that runs ops at once, and give eager tensors the ops themselves as operators and methods.
-
-    Without NumPy there is nothing to enter: ops then ask for a trace.
-    """
-    if not HAVE_NUMPY:
-        return
-    AT_ONCE.append(run)
-    for name, spelled in vars(TensorMethods).items():
-        if hasattr(spelled, "op"):  # it would only pass its arguments on, which takes a fifth of a small op's time
-            setattr(GradTensor, name, METHODS[spelled.op])
+    """Enter the engine that runs ops at once. Without NumPy there is nothing to enter: ops then ask for a trace."""
+    if HAVE_NUMPY:
+        AT_ONCE.append(run)

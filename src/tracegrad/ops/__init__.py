@@ -30,8 +30,11 @@ from tracegrad.ops.random import *
 from tracegrad.ops.reduction import *
 from tracegrad.ops.shaping import *
 from tracegrad.ops.windows import *
+from tracegrad.prims import elementwise
+from tracegrad.prims.elementwise import *
 
 __all__: list[str] = []
+__all__ += elementwise.__all__
 __all__ += activation.__all__
 __all__ += heads.__all__
 __all__ += constants.__all__

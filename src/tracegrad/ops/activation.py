@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import math
-from typing import Any
 
-from tracegrad.dtypes import TensorType
 from tracegrad.errors import InputError
 from tracegrad.ir import Primitive, Tensor, bind
 from tracegrad.methods import Operand, method
-from tracegrad.prims.composites import composite
-from tracegrad.prims.elementwise import FLOAT, abs, erf, exp, expm1, log1p, tanh, typed, where
+from tracegrad.prims.composites import Expansion, Vjp, composite
+from tracegrad.prims.elementwise import abs, erf, exp, expm1, float_type, log1p, tanh, where
 from tracegrad.prims.leaves import as_tensor
 from tracegrad.prims.rules import alike, symmetric
 
@@ -21,17 +19,12 @@ SQRT_TWO_OVER_PI = math.sqrt(2.0 / math.pi)
 GELU_CUBIC = 0.044715
 
 
-def _scaled_type(x: TensorType, *, alpha: float) -> TensorType:
-    return typed(FLOAT)(x)
+def _elementwise(name: str, expand: Expansion, vjp: Vjp) -> Primitive:
+    return composite(name, type=float_type, expand=expand, vjp=vjp, jvp=symmetric, batch=alike)
 
 
 # `x <= 0` and not `x > 0` chooses the small side, so that NaN stays NaN. VJPs that read y only let x be freed.
-def _relu(x: Tensor) -> Tensor:
-    return where(x <= 0.0, 0.0, x)
-
-
-def _relu_vjp(ct: Tensor, y: Tensor, x: Tensor) -> tuple[Tensor]:
-    return (where(y > 0.0, ct, 0.0),)
+RELU = _elementwise("relu", lambda x: where(x <= 0.0, 0.0, x), lambda ct, y, x: (where(y > 0.0, ct, 0.0),))
 
 
 def _leaky(x: Tensor, *, alpha: float) -> Tensor:
@@ -43,6 +36,9 @@ def _leaky_vjp(ct: Tensor, y: Tensor, x: Tensor, *, alpha: float) -> tuple[Tenso
     return (where((y if alpha >= 0 else x) > 0.0, ct, ct * alpha),)
 
 
+LEAKY_RELU = _elementwise("leaky_relu", _leaky, _leaky_vjp)
+
+
 def _elu(x: Tensor, *, alpha: float) -> Tensor:
     small = where(x > 0.0, 0.0, x)  # both branches are computed, and the exponential must not overflow
     return where(x > 0.0, x, expm1(small) * alpha)
@@ -52,33 +48,19 @@ def _elu_vjp(ct: Tensor, y: Tensor, x: Tensor, *, alpha: float) -> tuple[Tensor]
     return (where((y if alpha >= 0 else x) > 0.0, ct, ct * (y + alpha)),)
 
 
+ELU = _elementwise("elu", _elu, _elu_vjp)
+
+
 def _sigmoid(x: Tensor) -> Tensor:
     e = exp(-abs(x))  # at most 1, so nothing overflows
     r = 1.0 / (1.0 + e)
     return where(x < 0.0, e * r, r)
 
 
-def _sigmoid_vjp(ct: Tensor, y: Tensor, x: Tensor) -> tuple[Tensor]:
-    return (ct * (y * (1.0 - y)),)
-
-
-def _softplus(x: Tensor) -> Tensor:
-    return _relu(x) + log1p(exp(-abs(x)))
-
-
-def _softplus_vjp(ct: Tensor, y: Tensor, x: Tensor) -> tuple[Tensor]:
-    return (ct * bind(SIGMOID, x),)
-
-
-def _elementwise(name: str, type: Any, expand: Any, vjp: Any) -> Primitive:
-    return composite(name, type=type, expand=expand, vjp=vjp, jvp=symmetric, batch=alike)
-
-
-RELU = _elementwise("relu", typed(FLOAT), _relu, _relu_vjp)
-LEAKY_RELU = _elementwise("leaky_relu", _scaled_type, _leaky, _leaky_vjp)
-ELU = _elementwise("elu", _scaled_type, _elu, _elu_vjp)
-SIGMOID = _elementwise("sigmoid", typed(FLOAT), _sigmoid, _sigmoid_vjp)
-SOFTPLUS = _elementwise("softplus", typed(FLOAT), _softplus, _softplus_vjp)
+SIGMOID = _elementwise("sigmoid", _sigmoid, lambda ct, y, x: (ct * (y * (1.0 - y)),))
+SOFTPLUS = _elementwise(
+    "softplus", lambda x: where(x <= 0.0, 0.0, x) + log1p(exp(-abs(x))), lambda ct, y, x: (ct * bind(SIGMOID, x),)
+)
 
 
 @method

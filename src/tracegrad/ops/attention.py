@@ -11,8 +11,9 @@ from tracegrad.dtypes import Shape, TensorType, f32
 from tracegrad.errors import ShapeError
 from tracegrad.ir import Tensor, bind
 from tracegrad.methods import method, op
-from tracegrad.ops.norm import require_f32, softmax, softmax_causal
+from tracegrad.ops.norm import softmax, softmax_causal
 from tracegrad.prims.composites import composite
+from tracegrad.prims.elementwise import float_type
 from tracegrad.prims.leaves import LITERAL, as_tensor
 from tracegrad.prims.rules import alike, multilinear
 from tracegrad.prims.views import slice_
@@ -78,7 +79,7 @@ def _rotate(x: Tensor, *, base: float, inverse: bool) -> Tensor:
 def _rope_type(x: TensorType, *, base: float, inverse: bool) -> TensorType:
     if x.ndim < 2 or x.shape[-1] % 2:
         raise ShapeError(f"takes (..., T, D) with an even D, got {x}")
-    return require_f32(x)
+    return float_type(x)
 
 
 def _rope_vjp(ct: Tensor, y: Tensor, x: Tensor, *, base: float, inverse: bool) -> tuple[Tensor]:
@@ -109,7 +110,7 @@ def rope(q: Any, k: Any, base: float = 10000) -> tuple[Tensor, Tensor]:
 
 
 def _scores_type(q: TensorType, k: TensorType, *, scale: float) -> TensorType:
-    return TensorType(require_f32(q).dtype, (*q.shape[:-1], require_f32(k).shape[-2]))
+    return TensorType(float_type(q).dtype, (*q.shape[:-1], float_type(k).shape[-2]))
 
 
 def _scores(q: Tensor, k: Tensor, *, scale: float) -> Tensor:

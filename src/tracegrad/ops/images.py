@@ -13,7 +13,6 @@ from tracegrad.dtypes import TensorType
 from tracegrad.errors import ShapeError
 from tracegrad.ir import Primitive, Tensor, bind
 from tracegrad.methods import op
-from tracegrad.ops.norm import require_f32
 from tracegrad.ops.windows import (
     OVERLAP_ADD,
     WINDOWS,
@@ -25,7 +24,7 @@ from tracegrad.ops.windows import (
     windows_type,
 )
 from tracegrad.prims.composites import composite
-from tracegrad.prims.elementwise import where
+from tracegrad.prims.elementwise import float_type, where
 from tracegrad.prims.folds import MATMUL
 from tracegrad.prims.leaves import as_tensor, const, iota
 from tracegrad.prims.rules import Tangents, merged, multilinear, spread
@@ -43,7 +42,7 @@ def _grouped(t: Tensor, axis: int, groups: int) -> Tensor:
 def _channels(x: TensorType, w: TensorType, groups: int, per_group: int) -> None:
     if w.ndim != 4:
         raise ShapeError(f"w must be filters of rank 4, got {w}")
-    require_f32(w)
+    float_type(w)
     if groups < 1 or w.shape[0] % groups or x.shape[1] != per_group * groups:
         raise ShapeError(
             f"channels do not fit: x is {x}, w is {w}, groups={groups}; "

@@ -9,9 +9,9 @@ from tracegrad.errors import DTypeError, InputError, ShapeError
 from tracegrad.ir import Tensor, bind
 from tracegrad.methods import method
 from tracegrad.ops.activation import sigmoid
-from tracegrad.ops.norm import require_f32, softmax
+from tracegrad.ops.norm import softmax
 from tracegrad.prims.composites import composite
-from tracegrad.prims.elementwise import abs, cast, exp, log, log1p, maximum, minimum, square, where
+from tracegrad.prims.elementwise import abs, cast, exp, float_type, log, log1p, maximum, minimum, square, where
 from tracegrad.prims.leaves import as_tensor, iota
 from tracegrad.prims.rules import Tangents, alike, multilinear, symmetric
 
@@ -35,7 +35,7 @@ def _reduce(values: Tensor, reduction: str, count: Tensor | None = None) -> Tens
 # losses over classes
 def _rows(x: TensorType, targets: TensorType, **_: Any) -> TensorType:
     """One value per position. `ignore` is the class number that marks positions without a target."""
-    require_f32(x)
+    float_type(x)
     if targets.dtype != i32:
         raise DTypeError(f"targets must be class numbers, i32, got {targets}; cast with tg.cast(targets, tg.i32)")
     if x.ndim < 1 or targets.shape != x.shape[:-1]:
@@ -190,12 +190,6 @@ def mse_loss(prediction: Any, target: Any, reduction: str = "mean") -> Tensor:
     return _reduce(square(x - t), reduction)
 
 
-def _same(x: TensorType, t: TensorType) -> TensorType:
-    if require_f32(x) != require_f32(t):
-        raise ShapeError(f"shapes differ: {x} and {t}")
-    return x
-
-
 def _bce(x: Tensor, t: Tensor) -> Tensor:
     return maximum(x, 0.0) - x * t + log1p(exp(-abs(x)))
 
@@ -204,7 +198,9 @@ def _bce_vjp(ct: Tensor, y: Tensor, x: Tensor, t: Tensor) -> tuple[Tensor, Tenso
     return ct * (sigmoid(x) - t), -ct * x
 
 
-BCE = composite("binary_cross_entropy_with_logits", type=_same, expand=_bce, vjp=_bce_vjp, jvp=symmetric, batch=alike)
+BCE = composite(
+    "binary_cross_entropy_with_logits", type=float_type, expand=_bce, vjp=_bce_vjp, jvp=symmetric, batch=alike
+)
 
 
 @method

@@ -1,4 +1,4 @@
-"""Arithmetic and comparisons: the table's rows as public functions, and functions made of them."""
+"""Arithmetic and comparisons made of the rows of `prims.elementwise`, which are public functions themselves."""
 
 from __future__ import annotations
 
@@ -6,49 +6,10 @@ from tracegrad.errors import DTypeError, InputError
 from tracegrad.ir import Tensor
 from tracegrad.methods import Operand, method, op
 from tracegrad.prims import elementwise as rows
-from tracegrad.prims.elementwise import (
-    abs,
-    add,
-    cast,
-    ceil,
-    cos,
-    div,
-    equal,
-    erf,
-    exp,
-    expm1,
-    floor,
-    less,
-    less_equal,
-    log,
-    log1p,
-    logical_and,
-    logical_not,
-    logical_or,
-    maximum,
-    minimum,
-    mul,
-    neg,
-    not_equal,
-    round,
-    rsqrt,
-    sign,
-    sin,
-    sqrt,
-    square,
-    stop_gradient,
-    sub,
-    tanh,
-    where,
-)
+from tracegrad.prims.elementwise import div, less, less_equal, sqrt, square, where
 from tracegrad.prims.leaves import as_tensor, unboxed
 
-__all__ = [
-    "abs", "add", "cast", "ceil", "clamp", "clip", "cos", "div", "equal", "erf", "exp", "expm1", "floor", "greater",
-    "greater_equal", "less", "less_equal", "log", "log1p", "logical_and", "logical_not", "logical_or", "maximum",
-    "minimum", "mul", "neg", "not_equal", "pow", "reciprocal", "round", "rsqrt", "sign", "sin", "sqrt", "square",
-    "stop_gradient", "sub", "tanh", "where",
-]  # fmt: skip
+__all__ = ["clamp", "clip", "greater", "greater_equal", "pow", "reciprocal"]
 
 
 def _comparable(a: Operand, b: Operand) -> tuple[Tensor, Tensor]:

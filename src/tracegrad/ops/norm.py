@@ -8,12 +8,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from tracegrad.dtypes import TensorType, f32
-from tracegrad.errors import DTypeError, ShapeError
+from tracegrad.dtypes import TensorType
+from tracegrad.errors import ShapeError
 from tracegrad.ir import Tensor, bind
 from tracegrad.methods import method
 from tracegrad.prims.composites import composite
-from tracegrad.prims.elementwise import exp, log, rsqrt, square, where
+from tracegrad.prims.elementwise import exp, float_type, log, rsqrt, square, where
 from tracegrad.prims.leaves import as_tensor, iota
 from tracegrad.prims.rules import alike, shifted, symmetric
 from tracegrad.shapes import normalize_axis, show
@@ -23,16 +23,9 @@ __all__ = ["batch_norm", "layer_norm", "log_softmax", "rms_norm", "softmax", "so
 INF = float("inf")
 
 
-def require_f32(x: TensorType) -> TensorType:
-    """`x`; DTypeError unless it is f32."""
-    if x.dtype != f32:
-        raise DTypeError(f"takes f32, got {x}; cast with tg.cast(x, tg.f32)")
-    return x
-
-
 def _along(x: TensorType, *, axis: int) -> TensorType:
     normalize_axis(axis, x.ndim)
-    return require_f32(x)
+    return float_type(x)
 
 
 def _in_rows(f: Callable[..., Tensor], axis: int, *xs: Tensor) -> Tensor:
@@ -133,7 +126,7 @@ def log_softmax(x: Any, axis: int = -1) -> Tensor:
 def _square(x: TensorType) -> TensorType:
     if x.ndim < 2 or x.shape[-1] != x.shape[-2]:
         raise ShapeError(f"the last two axes must be equal (queries and keys), got {x}")
-    return require_f32(x)
+    return float_type(x)
 
 
 def _allowed(x: Tensor) -> Tensor:
@@ -204,13 +197,7 @@ def _normalize_vjp(ct: Tensor, y: Tensor, x: Tensor, *, axes: tuple[int, ...], e
     return (r * (ct - ct.mean(axes, keepdims=True) - y * (ct * y).mean(axes, keepdims=True)),)
 
 
-def _float_type(x: TensorType, **_: Any) -> TensorType:
-    return require_f32(x)
-
-
-NORMALIZE = composite(
-    "normalize", type=_float_type, expand=_normalize, vjp=_normalize_vjp, jvp=symmetric, batch=shifted
-)
+NORMALIZE = composite("normalize", type=float_type, expand=_normalize, vjp=_normalize_vjp, jvp=symmetric, batch=shifted)
 
 
 def _rms(x: Tensor, eps: float) -> Tensor:
@@ -226,7 +213,7 @@ def _rms_normalize_vjp(ct: Tensor, y: Tensor, x: Tensor, *, eps: float) -> tuple
 
 
 RMS_NORMALIZE = composite(
-    "rms_normalize", type=_float_type, expand=_rms_normalize, vjp=_rms_normalize_vjp, jvp=symmetric, batch=alike
+    "rms_normalize", type=float_type, expand=_rms_normalize, vjp=_rms_normalize_vjp, jvp=symmetric, batch=alike
 )
 
 

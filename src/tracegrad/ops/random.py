@@ -17,10 +17,9 @@ from tracegrad.dtypes import DType, Shape, TensorType, bool_, f32, i32, u32
 from tracegrad.errors import InputError, ShapeError
 from tracegrad.ir import Tensor, bind
 from tracegrad.methods import method, op
-from tracegrad.ops.norm import require_f32
 from tracegrad.ops.reduction import argmax
 from tracegrad.prims.composites import composite
-from tracegrad.prims.elementwise import bit_xor, cast, cos, floor, log, log1p, shift_right, sqrt, where
+from tracegrad.prims.elementwise import bit_xor, cast, cos, float_type, floor, log, log1p, shift_right, sqrt, where
 from tracegrad.prims.leaves import as_tensor, const, counter, iota
 from tracegrad.prims.rules import alike, multilinear
 from tracegrad.prims.views import reshape
@@ -171,7 +170,7 @@ def _dropped(x: Tensor, key: Tensor, *, rate: float) -> Tensor:
 
 
 def _dropout_type(x: TensorType, key: TensorType, **_: Any) -> TensorType:
-    return require_f32(x)
+    return float_type(x)
 
 
 def _dropped_vjp(ct: Tensor, y: Tensor, x: Tensor, key: Tensor, *, rate: float) -> tuple[Tensor, None]:

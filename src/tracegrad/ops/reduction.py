@@ -12,7 +12,7 @@ from tracegrad.ir import Primitive, Tensor, bind
 from tracegrad.methods import Operand, method
 from tracegrad.prims import views
 from tracegrad.prims.composites import composite
-from tracegrad.prims.elementwise import FLOAT, cast, exp, isnan, log, logical_not, nonfinite, square, typed, where
+from tracegrad.prims.elementwise import cast, exp, float_type, isnan, log, logical_not, nonfinite, square, where
 from tracegrad.prims.folds import MAX, MIN, PROD, SUM
 from tracegrad.prims.leaves import as_tensor, iota
 from tracegrad.prims.rules import Tangents, multilinear, shifted
@@ -71,7 +71,7 @@ def mean(x: Operand, axis: Axes = None, keepdims: bool = False) -> Tensor:
 
 
 def _reduced_float(x: TensorType, *, axes: tuple[int, ...], ddof: int = 0) -> TensorType:
-    return TensorType(typed(FLOAT)(x).dtype, reduced_shape(x.shape, axes))
+    return TensorType(float_type(x).dtype, reduced_shape(x.shape, axes))
 
 
 def _centred(x: Tensor, axes: tuple[int, ...]) -> Tensor:

@@ -9,8 +9,8 @@ from tracegrad.dtypes import TensorType
 from tracegrad.errors import ShapeError
 from tracegrad.ir import Tensor, bind
 from tracegrad.methods import op
-from tracegrad.ops.norm import require_f32
 from tracegrad.prims.composites import composite
+from tracegrad.prims.elementwise import float_type
 from tracegrad.prims.leaves import as_tensor
 from tracegrad.prims.rules import merged, multilinear
 from tracegrad.prims.views import permute, place, reshape, slice_, unwindow, window, window_count
@@ -33,7 +33,7 @@ def check_images(x: TensorType) -> TensorType:
     """`x`; an error unless it is f32 [B,C,H,W]."""
     if x.ndim != 4:
         raise ShapeError(f"x must be images [B,C,H,W], got {x}")
-    return require_f32(x)
+    return float_type(x)
 
 
 def window_counts(size: Sequence[int], kernel: Pair, stride: Pair, padding: Pair, dilation: Pair) -> Pair:
@@ -143,7 +143,7 @@ def col2im(
     kh, kw = int_pair("kernel", kernel, 1)
     steps, pads = int_pair("stride", stride, 1), int_pair("padding", padding, 0)
     oh, ow = window_counts((h, w), (kh, kw), steps, pads, (1, 1))
-    require_f32(x.type)
+    float_type(x.type)
     if x.shape != (b, oh * ow, c * kh * kw):
         raise ShapeError(f"columns must be f32[{b},{oh * ow},{c * kh * kw}] for such an image, got {x.type}")
     windows = permute(reshape(x, (b, oh, ow, c, kh, kw)), (0, 3, 1, 2, 4, 5))

@@ -33,10 +33,10 @@ def place_results(graph: Graph) -> Graph:
 
     def rule(t: Tensor, inputs: tuple[Tensor, ...]) -> Tensor | None:
         if t.prim.family == "pack":
-            return rebind(t, tuple(own(x) for x in inputs))
+            return rebind(t, [own(x) for x in inputs])
         if t.prim.family == "scan":  # it writes over the first values of its carries, so they are nobody else's
             carries = len(t.attrs["body"].carries)
-            return rebind(t, (*(bind(COPY, x) for x in inputs[:carries]), *map(in_memory, inputs[carries:])))
+            return rebind(t, [*(bind(COPY, x) for x in inputs[:carries]), *map(in_memory, inputs[carries:])])
         return None
 
     roots = rewrite(graph.roots, rule)

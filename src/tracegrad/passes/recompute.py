@@ -100,7 +100,7 @@ class _Backward:
             for t in self.backward:
                 ambient.at(t.site)
                 last = self.waits.get(t.serial)
-                self.new[t.serial] = over(t, [self.read(x, last) for x in t.inputs])
+                self.new[t.serial] = rebind(t, [self.read(x, last) for x in t.inputs])
         return [self.new[t.serial] for t in roots]
 
     def read(self, x: Tensor, last: Tensor | None) -> Tensor:
@@ -111,22 +111,17 @@ class _Backward:
             # together with what it is made of, where that is wanted later: then both are computed once
             parts = [self.meets[y.serial] for y in _sources(x, self.stored, set()) if y.serial in self.meets]
             return self.copy(x, max([last, *(g for g in parts if g.serial in self.new)], key=_serial))
-        return self.new[x.serial] if x.serial in self.stored else over(x, [self.read(i, last) for i in x.inputs])
+        return self.new[x.serial] if x.serial in self.stored else rebind(x, [self.read(i, last) for i in x.inputs])
 
     def copy(self, x: Tensor, last: Tensor) -> Tensor:
         """`x`, computed again when the gradient `last` exists, and once only; what it is made of, with each of them."""
         key = (x.serial, -1 if x.serial in self.again else last.serial)
         if key not in self.copies:
             if x.serial in self.again or _inlined(x, self.stored):
-                self.copies[key] = over(x, [self.copy(i, last) for i in x.inputs])
+                self.copies[key] = rebind(x, [self.copy(i, last) for i in x.inputs])
             else:
                 self.copies[key] = bind(BARRIER, x, self.new[last.serial])
         return self.copies[key]
-
-
-def over(t: Tensor, inputs: Sequence[Tensor]) -> Tensor:
-    """`t` over other inputs; itself if they are the same."""
-    return t if all(a is b for a, b in zip(inputs, t.inputs)) else rebind(t, tuple(inputs))
 
 
 def _serial(t: Tensor) -> int:

@@ -8,7 +8,6 @@ from typing import Any
 
 from tracegrad.dtypes import nearest_f32
 from tracegrad.ir import Tensor, rewrite
-from tracegrad.prims.elementwise import CAST
 from tracegrad.prims.leaves import const
 from tracegrad.prims.views import broadcast_to, permute, reshape
 
@@ -45,37 +44,25 @@ def constant(t: Tensor) -> float | None:
 
 
 def _is(t: Tensor, value: float) -> bool:
+    """Is every element that number, and of floats a zero of its sign?"""
     c = constant(t)
-    return c is not None and c == value and math.copysign(1.0, c) == math.copysign(1.0, value)
+    signed = t.dtype.is_float
+    return c is not None and c == value and (not signed or math.copysign(1.0, c) == math.copysign(1.0, value))
 
 
-def _mul(t: Tensor, xs: tuple[Tensor, ...]) -> Tensor | None:
-    a, b = xs
-    if _is(b, 1.0):
-        return a
-    if _is(a, 1.0):
-        return b
-    return _folded(t, xs, float.__mul__)
+Shortcut = Callable[[Tensor, tuple[Tensor, ...]], Tensor | None]
 
 
-def _add(t: Tensor, xs: tuple[Tensor, ...]) -> Tensor | None:
-    # -0.0 is the neutral element: -0.0 + 0.0 is 0.0
-    a, b = xs
-    if _is(b, -0.0 if t.dtype.is_float else 0.0):
-        return a
-    if _is(a, -0.0 if t.dtype.is_float else 0.0):
-        return b
-    return _folded(t, xs, float.__add__)
+def _arithmetic(f: Callable[..., float], right: float, left: float | None = None) -> Shortcut:
+    """x f right and left f x are x, and constants are folded."""
 
+    def rule(t: Tensor, xs: tuple[Tensor, ...]) -> Tensor | None:
+        a, b = xs
+        if _is(b, right):
+            return a
+        return b if left is not None and _is(a, left) else _folded(t, xs, f)
 
-def _sub(t: Tensor, xs: tuple[Tensor, ...]) -> Tensor | None:
-    return xs[0] if _is(xs[1], 0.0) else _folded(t, xs, float.__sub__)
-
-
-def _div(t: Tensor, xs: tuple[Tensor, ...]) -> Tensor | None:
-    if _is(xs[1], 1.0):
-        return xs[0]
-    return _folded(t, xs, float.__truediv__) if constant(xs[1]) else None
+    return rule
 
 
 def _neg(t: Tensor, xs: tuple[Tensor, ...]) -> Tensor | None:
@@ -91,7 +78,10 @@ def _folded(t: Tensor, xs: tuple[Tensor, ...], f: Callable[..., float]) -> Tenso
     values = [constant(x) for x in xs]
     if any(v is None or not math.isfinite(v) for v in values):
         return None
-    return broadcast_to(const(f(*values), t.dtype), t.shape)
+    try:
+        return broadcast_to(const(f(*values), t.dtype), t.shape)
+    except ZeroDivisionError:
+        return None
 
 
 def _reshape(t: Tensor, xs: tuple[Tensor, ...]) -> Tensor | None:
@@ -123,19 +113,16 @@ def _constant_view(t: Tensor, x: Tensor) -> Tensor | None:
     return None
 
 
-def _sum(t: Tensor, xs: tuple[Tensor, ...]) -> Tensor | None:
-    """A fold over nothing, or over axes of size 1, is its input."""
-    (x,) = xs
-    return x if x.shape == t.shape else None
+def _unchanged(t: Tensor, xs: tuple[Tensor, ...]) -> Tensor | None:
+    """A fold over nothing or over axes of size 1, a cast to the same: the input, if the type says so."""
+    return xs[0] if xs[0].type == t.type else None
 
 
-def _cast(t: Tensor, xs: tuple[Tensor, ...]) -> Tensor | None:
-    (x,) = xs
-    return x if x.dtype == t.dtype else None
-
-
-SHORTCUTS: dict[str, Callable[[Tensor, tuple[Tensor, ...]], Tensor | None]] = {
-    "mul": _mul, "add": _add, "sub": _sub, "div": _div, "neg": _neg, "reshape": _reshape, "permute": _permute,
-    "broadcast": _broadcast, "sum": _sum, "max": _sum, "min": _sum, "prod": _sum, CAST.name: _cast,
-    "stop_gradient": lambda t, xs: xs[0], "variable": lambda t, xs: xs[0],
+SHORTCUTS: dict[str, Shortcut] = {
+    "add": _arithmetic(float.__add__, -0.0, -0.0),  # -0.0 + 0.0 is 0.0
+    "sub": _arithmetic(float.__sub__, 0.0),
+    "mul": _arithmetic(float.__mul__, 1.0, 1.0),
+    "div": _arithmetic(float.__truediv__, 1.0),
+    "neg": _neg, "reshape": _reshape, "permute": _permute, "broadcast": _broadcast,
+    **dict.fromkeys(("sum", "max", "min", "prod", "cast", "stop_gradient", "variable"), _unchanged),
 }  # fmt: skip

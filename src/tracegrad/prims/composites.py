@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, Concatenate
 
-from tracegrad.ir import Primitive, register
+from tracegrad.ir import Primitive, Tensor, register
+
+Expansion = Callable[Concatenate[Tensor, ...], Tensor]  # (*inputs, **attrs) -> the result
+Vjp = Callable[Concatenate[Tensor, Tensor, Tensor, ...], Sequence[Tensor | None]]  # (ct, y, *inputs, **attrs)
 
 
 def composite(
     name: str,
     *,
     type: Any,
-    expand: Any,
-    vjp: Any = None,
+    expand: Expansion,
+    vjp: Vjp | None = None,
     jvp: Any = None,
     batch: Any = None,
     indexes: Callable[..., tuple[int, int, int | None]] | None = None,

@@ -11,7 +11,7 @@ functions broadcast, so no VJP ever un-broadcasts.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from tracegrad.dtypes import DType, TensorType, as_dtype, bool_, f32, i32, u32
@@ -39,6 +39,13 @@ from tracegrad.prims.rules import alike, symmetric
 from tracegrad.prims.views import broadcast_to
 from tracegrad.shapes import broadcast_shapes
 
+# The rows that are public functions, as they are
+__all__ = [
+    "abs", "add", "cast", "ceil", "cos", "div", "equal", "erf", "exp", "expm1", "floor", "less", "less_equal", "log",
+    "log1p", "logical_and", "logical_not", "logical_or", "maximum", "minimum", "mul", "neg", "not_equal", "round",
+    "rsqrt", "sign", "sin", "sqrt", "square", "stop_gradient", "sub", "tanh", "where",
+]  # fmt: skip
+
 FLOAT = (f32,)
 NUMBER = (f32, i32, u32)
 INT = (i32, u32)
@@ -53,31 +60,43 @@ def broadcast(*values: Any) -> tuple[Tensor, ...]:
     if all(x.shape == shape for x in xs):
         return xs
     if len({x.dtype for x in xs if x.dtype != bool_}) > 1:  # said here, while the types are still those of the caller
-        raise DTypeError(f"dtypes differ: {' and '.join(str(x.type) for x in xs)}; cast one with tg.cast(x, dtype)")
+        raise DTypeError(f"dtypes differ: {_shown([x.type for x in xs])}; cast one with tg.cast(x, dtype)")
     try:
         shape = broadcast_shapes(*(x.shape for x in xs))
     except ShapeError:
         raise ShapeError(
-            f"shapes do not broadcast: {' and '.join(str(x.type) for x in xs)}; "
+            f"shapes do not broadcast: {_shown([x.type for x in xs])}; "
             "axes are matched from the last one, and must be equal or 1"
         ) from None
     return tuple([broadcast_to(x, shape) for x in xs])
 
 
-def typed(accepts: tuple[DType, ...], out: DType | None = None, skip: int = 0) -> Callable[..., TensorType]:
-    """Type rule: inputs after the first `skip` share one dtype of `accepts`, which is the result's unless `out`."""
+def _shown(types: Sequence[TensorType]) -> str:
+    return " and ".join(map(str, types))
 
-    def rule(*types: TensorType) -> TensorType:
-        first = types[skip]
-        if any(t.dtype != first.dtype for t in types[skip:]):
-            raise DTypeError(f"dtypes differ: {' and '.join(map(str, types[skip:]))}; cast one with tg.cast(x, dtype)")
-        if first.dtype not in accepts:
-            raise DTypeError(f"takes {' or '.join(d.name for d in accepts)}, got {first}; cast with tg.cast(x, dtype)")
-        if any(t.shape != first.shape for t in types):
-            raise ShapeError(f"shapes differ: {' and '.join(map(str, types))}")
+
+def typed(accepts: tuple[DType, ...], out: DType | None = None, skip: int = 0) -> Callable[..., TensorType]:
+    """Type rule: one shape, and after the first `skip` one dtype of `accepts`, which is the result's unless `out`."""
+
+    def rule(*types: TensorType, **_: Any) -> TensorType:
+        first, alike = types[skip], types[skip:]
+        if first.dtype not in accepts or alike.count(first) < len(alike) or types[0].shape != first.shape:
+            raise _refusal(accepts, alike, types)
         return TensorType(out or first.dtype, first.shape)
 
     return rule
+
+
+def _refusal(
+    accepts: tuple[DType, ...], alike: Sequence[TensorType], types: Sequence[TensorType]
+) -> DTypeError | ShapeError:
+    """What is wrong with the operands of a row."""
+    if any(t.dtype not in accepts for t in alike):
+        takes, other = " or ".join([d.name for d in accepts]), accepts[0].name.replace("bool", "bool_")
+        return DTypeError(f"takes {takes}, got {_shown(alike)}; cast with tg.cast(x, tg.{other})")
+    if any(t.dtype != alike[0].dtype for t in alike):
+        return DTypeError(f"dtypes differ: {_shown(alike)}; cast one with tg.cast(x, dtype)")
+    return ShapeError(f"shapes differ: {_shown(types)}")
 
 
 def _map(name: str, type: Any, array: Any, vjp: Any, wgsl: str, *, helper: str = "", cost: int = 1) -> Primitive:
@@ -124,6 +143,8 @@ def _document(name: str, two: bool, accepts: tuple[DType, ...], out: DType | Non
         f"Raises DTypeError for other or differing dtypes{', ShapeError if shapes do not broadcast' if two else ''}."
     )
 
+
+float_type = typed(FLOAT)  # f32 only
 
 TWO_OVER_SQRT_PI = 2.0 / math.sqrt(math.pi)
 

@@ -8,8 +8,7 @@ batch: (n, y, *inputs, **attrs) -> `n` values of `y` along a new axis 0; each in
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from tracegrad.ir import Tensor, bind
 from tracegrad.prims.leaves import const
@@ -83,8 +82,7 @@ def merged(n: int, y: Tensor, x: Tensor, *shared: Tensor, **attrs: Any) -> Tenso
 
 
 # arrays
-@dataclass(frozen=True, slots=True)
-class Indexed:
+class Indexed(NamedTuple):
     """The array rule `x[key(**attrs)]`. Where it runs often, the key is made once."""
 
     key: Callable[..., Any]

@@ -9,9 +9,10 @@ from __future__ import annotations
 import ctypes
 import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import pairwise
 from typing import Any
 
@@ -43,9 +44,8 @@ class _Loaded:
     inputs: list[tuple[str, Array]] = field(default_factory=list[tuple[str, Array]])  # where each lies
     outputs: list[tuple[Field, Array]] = field(default_factory=list[tuple[Field, Array]])
     given: dict[str, Array] = field(default_factory=dict[str, Array])  # what lies in the inputs
-    bound: bool = False
     runs: list[Callable[[], None]] = field(default_factory=list["Callable[[], None]"])  # one for each dispatch
-    whole: list[Callable[[], None]] = field(default_factory=list["Callable[[], None]"])  # the same in fewer calls
+    whole: Callable[[], None] = nothing  # all of them, once they are bound
 
 
 def cpu_info(compiler: Compiler | None) -> DeviceInfo:
@@ -91,7 +91,7 @@ class CpuSession:
     def _ready(self, handle: int) -> _Loaded:
         """The program with every kernel bound to its arrays."""
         loaded = self._loaded[handle]
-        if loaded.bound:
+        if loaded.whole is not nothing:
             return loaded
         program, names = loaded.program, [b.name for b in loaded.program.buffers]
         found = [x.result() for x in loaded.libraries]
@@ -107,12 +107,11 @@ class CpuSession:
                 calls.add(bind(view, self._scratch_view, memory, d.offsets, calls.call, calls.product))
         if calls is not None:
             loaded.runs, whole = calls.runs()
-            loaded.whole = [whole]
         else:
-            loaded.libraries, loaded.whole = [], loaded.runs
+            whole = partial(_in_turn, loaded.runs)
         loaded.inputs = [(f.name, lying(loaded.memory[names[f.buffer]], f)) for f in program.inputs]
         loaded.outputs = [(f, lying(loaded.memory[names[f.buffer]], f)) for f in program.outputs]
-        loaded.bound = True
+        loaded.whole = whole
         return loaded
 
     def _array(self, b: Buffer) -> Array:
@@ -165,12 +164,7 @@ class CpuSession:
             x = inputs[name]
             if given.get(name) is not x:  # most hyperparameters are those of the last step
                 target[...] = given[name] = x
-        if loaded.libraries:
-            loaded.whole[0]()
-        else:
-            with np.errstate(all="ignore"):
-                for run in loaded.whole:
-                    run()
+        loaded.whole()
         return {f.name: taken(part, f) for f, part in loaded.outputs}
 
     def flush(self, free: Callable[[], object] = nothing) -> None:
@@ -222,6 +216,12 @@ class CpuSession:
         self._loaded.clear()
         self._persistent.clear()
         self._scratch.clear()
+
+
+def _in_turn(runs: Sequence[Callable[[], None]]) -> None:
+    with np.errstate(all="ignore"):
+        for run in runs:
+            run()
 
 
 def view(base: Array, offset: int, shape: tuple[int, ...], strides: tuple[int, ...]) -> Array:
