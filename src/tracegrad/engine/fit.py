@@ -203,7 +203,11 @@ def as_inputs(batch: Any, names: Sequence[str]) -> Mapping[str, Any]:
         return cast("Mapping[str, Any]", batch)
     values = cast("Sequence[Any]", batch) if isinstance(batch, (tuple, list)) else (batch,)
     if len(values) != len(names):
-        raise InputError.here(f"fit: a batch has {len(values)} values, the inputs are {', '.join(names)}")
+        count = f"{len(values)} value{'s' * (len(values) != 1)}"
+        raise InputError.here(
+            f"fit: a batch has {count}, the inputs are {', '.join(names)}. The data are an iterable of batches, "
+            f"such as [({', '.join(names)}), ...]; of whole arrays, make one that cuts them into batches"
+        )
     return dict(zip(names, values, strict=True))
 
 
