@@ -71,20 +71,7 @@ def fit(
     callbacks: Iterable[Callable[[FitState], object]] = (),
     log: str | os.PathLike[str] | Callable[[Mapping[str, Any]], object] | None = None,
 ) -> History:
-    """Train on `data`, and give the history.
-
-    data:       an iterable of dicts by input name, or of tuples in the order of `inputs`; a torch DataLoader too. A
-                single array stands for a tuple of one.
-    epochs:     passes over the data. More than one needs an iterable that can be iterated again.
-    steps:      run exactly so many steps instead, over as many passes as they take.
-    progress:   a bar on stderr; a line every few seconds where that is no terminal.
-    evaluate:   function of the training that returns metrics by name, called every `every` steps and at the end, or,
-                without `every`, after each epoch.
-    callbacks:  functions of a `FitState`, called after each step in order; `state.stop = True` ends the loop.
-    log:        path of a file that gets one line of JSON a step and evaluation, or a function of such a dict.
-    Raises:     the error of the first step that fails, AbortedError if the training is closed meanwhile, and what
-                `data`, `evaluate` and callbacks raise. The steps that were queued behind it are applied.
-    """
+    """`CompiledTraining.fit`, which says what the arguments are; a single array is a tuple of one."""
     _check("epochs", epochs)
     for name, value in (("steps", steps), ("every", every)):
         if value is not None:
