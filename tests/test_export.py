@@ -277,9 +277,9 @@ def test_classes_out_of_range_are_not_exported(tmp_path: Path) -> None:
         return tg.cross_entropy(m(x), label)
 
     inputs = {"x": (4, 2), "label": tg.i32[4]}
-    with tg.compile(model=nn.Linear(2, 3), loss=loss, inputs=inputs, optimizer=optim.sgd(lr=0.1), device="cpu") as t:
-        with pytest.raises(InputError, match=r"label: index 3 at \[1\] is out of range; valid indices are 0 to 2"):
-            t.export(tmp_path, data={"x": np.zeros((5, 2)), "label": [0, 3, 1, 2, 0]})
+    train = tg.compile(model=nn.Linear(2, 3), loss=loss, inputs=inputs, optimizer=optim.sgd(lr=0.1), device="cpu")
+    with train, pytest.raises(InputError, match=r"label: index 3 at \[1\] is out of range; valid indices are 0 to 2"):
+        train.export(tmp_path, data={"x": np.zeros((5, 2)), "label": [0, 3, 1, 2, 0]})
 
 
 def test_serve_shows_a_folder_and_refuses_others(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
