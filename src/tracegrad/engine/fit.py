@@ -236,12 +236,12 @@ class Log:
 
 
 class Progress:
-    """A bar on a terminal, a line now and then elsewhere: steps, loss, steps per second, time left."""
+    """A bar on a terminal or in a notebook, a line now and then elsewhere: steps, loss, steps per second, time left."""
 
     def __init__(self, shown: bool, total: int | None, out: TextIO | None = None):
         self._out = out or sys.stderr
         self._shown, self._total = shown and not _closed(self._out), total
-        self._terminal = self._shown and self._out.isatty()
+        self._terminal = self._shown and _redraws(self._out)
         self._began = self._drawn = time.perf_counter()
         self._done = 0
         self._loss = 0.0
@@ -289,6 +289,11 @@ class Progress:
             self._width = len(text)
         else:
             print(text, file=self._out, flush=True)
+
+
+def _redraws(out: Any) -> bool:
+    """Whether \\r goes back to the begin of the line: on terminals, and in Jupyter's cells, which are none."""
+    return bool(out.isatty()) or type(out).__module__.startswith("ipykernel.")
 
 
 def _closed(out: Any) -> bool:

@@ -133,7 +133,7 @@ class CompiledTraining(Inspected):
         data:       an iterable of dicts by input name, or of tuples in the order of `inputs`; a torch DataLoader too.
         epochs:     passes over the data. More than one needs an iterable that can be iterated again.
         steps:      run exactly so many steps instead, over as many passes as they take.
-        progress:   a bar on stderr; a line every few seconds where that is no terminal.
+        progress:   a bar on stderr; a line every few seconds where that is no terminal and no notebook.
         evaluate:   function of the training that returns metrics by name, called every `every` steps and at the end,
                     or, without `every`, after each epoch.
         callbacks:  functions of a `FitState`, called after each step in order; `state.stop = True` ends the loop.
