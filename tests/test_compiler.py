@@ -161,7 +161,7 @@ def test_devices_say_what_compiles_their_kernels(cc: Compiler, monkeypatch: pyte
     monkeypatch.setenv(VARIABLE, "")
     assert cc.version in describe()
     monkeypatch.setenv(VARIABLE, "off")
-    assert describe() == "NumPy on this machine's CPU"
+    assert describe() == "NumPy, without a C compiler, on this machine's CPU"
 
 
 PRODUCTS = [*((m, n, 5) for m in range(1, 31) for n in (1, 15, 16, 17, 33)), (28, 1, 9), (40, 70, 600), (300, 600, 40),

@@ -128,6 +128,9 @@ def test_arrays_and_numbers_run_at_once_too() -> None:
         (lambda x: x.gather([-4]), IndexError, "index -4 is out of range; valid are -3 to 2"),
         (lambda x: tg.cross_entropy(x, tg.tensor(3, dtype=tg.i32)), tg.InputError, "index 3 is out of range"),
         (lambda x: tg.cross_entropy(x[None], np.array([-1])), tg.InputError, "index -1 is out of range; valid are 0"),
+        (lambda x: tg.cross_entropy(x[None], [3]), IndexError, "class 3 is out of range; valid are 0 to 2"),
+        (lambda x: x.__isub__(1.0), tg.TraceError, "f32[3] requires a gradient and would not be a leaf any more"),
+        (lambda x: np.subtract(x.numpy(), x, out=np.zeros(3)), tg.TraceError, "write a = a - b"),
         (lambda x: x + nn.Linear(3, 3).b, tg.DTypeError, "of a model outside its forward"),
         (lambda x: x + "a", tg.DTypeError, "neither a tensor"),
         (lambda x: (x > 1).backward(), tg.TraceError, "requires no gradient"),
@@ -189,6 +192,22 @@ def test_values_cannot_be_changed_behind_a_tensor_s_back() -> None:
     array[:] = 100
     z.backward()
     assert x.grad.tolist() == [3.0, 5.0]
+
+
+def test_a_leaf_is_updated_in_place_under_no_grad_as_in_pytorch() -> None:
+    w = leaf = tg.parameter([1.0, 2.0])
+    before = (w * w).sum()
+    with tg.no_grad():
+        w -= 0.5
+        w *= np.array([2.0, 4.0], np.float32)
+    assert w is leaf and w.requires_grad and w.is_leaf and w.tolist() == [1.0, 6.0]
+    before.backward()
+    assert w.grad is not None and w.grad.tolist() == [2.0, 4.0]  # of the values it was computed from
+    with tg.no_grad(), pytest.raises(tg.ShapeError, match=r"the values are f32\[3,2\], the tensor is f32\[2\]"):
+        w += np.ones((3, 2), np.float32)
+    y = constant = tg.tensor([1.0])
+    y += 1.0
+    assert y.tolist() == [2.0] and constant.tolist() == [1.0]
 
 
 def test_gradients_add_up_in_leaves_and_where_they_are_retained() -> None:

@@ -383,6 +383,15 @@ def test_files_that_are_no_checkpoint(train: tg.CompiledTraining, tmp_path: Path
         train.load(tmp_path / "other")
     with pytest.raises(FileNotFoundError):
         train.load(tmp_path / "nothing")
+    with compiled(optimizer=optim.sgd(lr=0.1)) as other:
+        other.save(tmp_path / "sgd")
+        weights = other.download_params()
+    with pytest.raises(tg.InputError, match=r"opt/m/l1.W: missing.*(\n.*)*the parameters fit.*upload_params\(") as e:
+        train.load(tmp_path / "sgd")
+    remedy = re.search(r"upload_params\((.*)\)", str(e.value))
+    assert remedy is not None
+    read = eval(remedy[1], {"tracegrad": tg, "path": tmp_path / "sgd"})
+    assert {n: x.tolist() for n, x in read.items()} == {n: x.tolist() for n, x in weights.items()}
 
 
 def test_a_device_that_is_none() -> None:

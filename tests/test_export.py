@@ -258,10 +258,28 @@ def test_what_cannot_be_exported_is_said(tmp_path: Path) -> None:
             train.export(tmp_path / "no", data={"x": x, "y": np.zeros((20, 2), np.float32)})
         with pytest.raises(InputError, match="not attached to this training"):
             train.export(tmp_path / "no", forwards={"p": other.attach(forward=sine_predict, inputs={"x": (4, 1)})})
+        wrong: Any = [("forwards", [other]), ("forwards", {"p": sine_predict}), ("data", (x, x))]
+        for name, value in wrong:
+            with pytest.raises(InputError, match=r"in a dict by name, such as|make it with train\.attach"):
+                train.export(tmp_path / "no", **{name: value})
+        with pytest.raises(InputError, match=r"no\.html would be a folder; for one file pass single_file=True"):
+            train.export(tmp_path / "no.html", data={"x": x, "y": x})
         train.set_lr(Mine())
         with pytest.raises(InputError, match="unknown kind 'mine'"):
             train.export(tmp_path / "no")
     assert not (tmp_path / "no").exists()
+
+
+def test_classes_out_of_range_are_not_exported(tmp_path: Path) -> None:
+    """The page's steps draw their batches on the device, where nobody would notice."""
+
+    def loss(m: nn.Linear, x: tg.Tensor, label: tg.Tensor) -> tg.Tensor:
+        return tg.cross_entropy(m(x), label)
+
+    inputs = {"x": (4, 2), "label": tg.i32[4]}
+    train = tg.compile(model=nn.Linear(2, 3), loss=loss, inputs=inputs, optimizer=optim.sgd(lr=0.1), device="cpu")
+    with train, pytest.raises(InputError, match=r"label: index 3 at \[1\] is out of range; valid indices are 0 to 2"):
+        train.export(tmp_path, data={"x": np.zeros((5, 2)), "label": [0, 3, 1, 2, 0]})
 
 
 def test_serve_shows_a_folder_and_refuses_others(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

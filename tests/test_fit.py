@@ -134,8 +134,15 @@ class Terminal(io.StringIO):
         return True
 
 
-def test_the_bar_on_a_terminal():
-    out = Terminal()
+class OutStream(io.StringIO):
+    """What stderr is in a cell of Jupyter."""
+
+    __module__ = "ipykernel.iostream"
+
+
+@pytest.mark.parametrize("stream", [Terminal, OutStream])
+def test_the_bar_on_a_terminal_and_in_a_notebook(stream):
+    out = stream()
     bar = Progress(True, 4, out)
     for value in (2.0, 4.0):
         bar.update(value)

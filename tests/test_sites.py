@@ -78,6 +78,8 @@ def test_patches_stand_in_for_values_in_their_run_only(device):
         rows = np.array([[True], [False], [False], [True]])
         close(f.run({"x": X}, patches={"hidden": (rows, H.tolist())}).output[0], expected(w, X, H, rows))
         close(f.run(x=X, patches={"hidden": (False, H)}).output[0], expected(w, X))
+        close(f.run(x=X, patches={"hidden": 0.0}).output[0], expected(w, X, np.zeros_like(H)))
+        close(f.run(x=X, patches={"hidden": (rows, H[0])}).output[0], expected(w, X, np.tile(H[0], (4, 1)), rows))
 
 
 @pytest.mark.filterwarnings("ignore:.*software adapter")
@@ -167,7 +169,7 @@ def test_memory_of_both_programs_is_freed_with_the_size():
     ({"hidden": (H > 0, H, H)}, ["hidden: a tuple must be (mask, array), got one of 3"]),
     ({"hidden": "text"}, ["hidden:"]),
     ({"rank": np.zeros(4)}, ["rank: float64 values do not fit i32 without loss"]),
-    ({"big": np.zeros((4, 8)), "hidden": 1}, ["big: float64 values do not fit bool", "hidden: expected f32[4,8]"]),
+    ({"big": np.zeros((4, 8)), "hidden": X[0, 0:0]}, ["big: float64 values do not fit", "hidden: expected f32[4,8]"]),
     (H, ["patches must be a dict of site name -> array, got ndarray"]),
     ({1: H}, ["1: no such site"]),
 ])  # fmt: skip

@@ -307,6 +307,21 @@ NOT_A_LIST: Any = print
 NOT_A_FILTER: Any = "W"
 NO_SHAPE: Any = (None, 2)
 MODULE: Any = tg.Module()
+NOT_A_DTYPE: Any = 3
+PYTORCH: Any = tg  # whose names are asked for
+MODEL: Any = Line()
+TORCH_LINEAR: Any = torch.nn.Linear(3, 2)
+
+
+class WithParam(tg.Module):
+    def __init__(self, shape: Any, init: Any = None) -> None:
+        self.w = self.param(shape, init=init)
+
+
+class NoModule:
+    def __init__(self) -> None:
+        self.l = nn.Linear(3, 2)
+
 
 MISTAKES: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
     "item": (traced(lambda m, x, y: tg.mean(x).item()), tg.TraceError, r"f32\[\].*'item'.*aux"),
@@ -340,6 +355,26 @@ MISTAKES: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
     "steps": (lambda: line().run_steps(NOT_A_NUMBER, x=X, y=Y).loss, tg.InputError, r"an integer .* got 2\.5"),
     "callback": (lambda: line().fit([(X, Y)], callbacks=NOT_A_LIST), tg.InputError, "callbacks.*put it in a list"),
     "data": (lambda: line().fit(NOT_DATA, progress=False), tg.InputError, "data must be something to iterate"),
+    "arrays": (
+        lambda: line().fit((X, Y), progress=False),
+        tg.InputError,
+        r"iterable of batches, such as \[\(x, y\), \.\.\.\]",
+    ),
+    "a layer": (lambda: PYTORCH.nn.ReLU, tg.TraceError, r"no 'ReLU': did you mean tg\.relu"),
+    "a loss": (lambda: PYTORCH.nn.MSELoss, tg.TraceError, r"did you mean tg\.mse_loss"),
+    "sequential": (lambda: PYTORCH.nn.Sequential, tg.TraceError, "plain list of layers"),
+    "adam": (lambda: PYTORCH.optim.Adam, tg.TraceError, r"did you mean optim\.adam"),
+    "cat": (lambda: PYTORCH.cat, tg.TraceError, r"write tg\.concat"),
+    "dtype": (lambda: PYTORCH.int64, tg.TraceError, r"write tg\.i32"),
+    "format": (traced(lambda m, x, y: f"{tg.mean(x):.3f}"), tg.TraceError, "not known while tracing; return it"),
+    "torch layer": (traced(lambda m, x, y: TORCH_LINEAR(x)), tg.TraceError, r"torch\.linear cannot compute"),
+    "values": (lambda: MODEL.l.W.data, tg.TraceError, r"has no 'data', for it has no values: .*init\.literal"),
+    "array as shape": (lambda: WithParam(X[0]), tg.ShapeError, r"must be integers.*init=tg\.init\.literal"),
+    "init": (lambda: WithParam((2,), "zeros"), tg.DTypeError, r"write tg\.init\.zeros\(\)"),
+    "no module": (lambda: tg.summary(NoModule()), tg.TraceError, r"derive it: class NoModule\(tg\.Module\)"),
+    "two shapes": (lambda: tg.zeros(2, NOT_A_DTYPE), tg.DTypeError, "a shape goes in one tuple"),
+    "transposed": (lambda: line().step(x=X.T, y=Y).loss, tg.InputError, r"f32\[3,8\].*another order: transpose"),
+    "constant class": (traced(lambda m, x, y: tg.cross_entropy(x, [3] * 8)), tg.InputError, "class 3 is out of range"),
     "metrics": (lambda: line().fit([(X, Y)], evaluate=WRONG_METRICS, progress=False), tg.InputError, "return a dict"),
 }
 

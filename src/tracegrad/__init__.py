@@ -4,7 +4,9 @@ Write a model as a tree of parameters and a loss as a plain function; `compile` 
 step and runs it on any vendor's GPU through WebGPU, or on the CPU.
 """
 
-from tracegrad import functional, init, lr, nn, ops, optim
+from typing import TYPE_CHECKING
+
+from tracegrad import foreign, functional, init, lr, nn, ops, optim
 from tracegrad.dtypes import DType, InputType, TensorType, bool_, f32, i32, u32
 from tracegrad.engine.flight import single_flight
 from tracegrad.engine.forward import CompiledForward
@@ -62,3 +64,13 @@ __all__ += ops.__all__
 __all__ += functional.__all__
 
 install()
+
+
+def __dir__() -> list[str]:
+    return [*__all__, "__version__", "safetensors"]  # for tab completion: without the modules behind it
+
+
+if not TYPE_CHECKING:  # type checkers are to report unknown names themselves
+
+    def __getattr__(name):
+        raise foreign.no_such_name("tracegrad", name, {"tg": __all__})

@@ -32,6 +32,10 @@ from tracegrad.runtime.base import Session
 from tracegrad.runtime.storage import from_storage, to_storage
 
 VERSION = "1"
+PARAMETERS_ALONE = (
+    "the parameters fit, the optimizer is another; for the parameters alone: upload_params({n[6:]: x for n, x in "
+    "tracegrad.safetensors.read(path).tensors.items() if n.startswith('param/')})"
+)
 
 
 class Checkpoint(NamedTuple):
@@ -119,7 +123,9 @@ def read(path: str | os.PathLike[str], program: Program) -> Checkpoint:
     problems += [f"{name}: not in this training" for name in rest]
     if problems:
         shown = [*problems[:12], *([f"and {len(problems) - 12} more"] if len(problems) > 12 else [])]
-        raise InputError.here("\n  ".join([f"load: {where} does not fit; nothing was changed", *shown]))
+        alone = all(x.startswith("opt/") for x in problems)
+        hint = [PARAMETERS_ALONE] if alone else []
+        raise InputError.here("\n  ".join([f"load: {where} does not fit; nothing was changed", *shown, *hint]))
     return _with_metadata(file.metadata, where, values, states, program)
 
 

@@ -100,7 +100,8 @@ def as_dtype(value: Any) -> DType:
     for d in DTYPES.values():
         if name in (d.name, d.numpy):
             return d
-    raise DTypeError(f"{value!r} is not a dtype; use one of tg.f32, tg.i32, tg.u32, tg.bool_")
+    hint = "; a shape goes in one tuple, (2, 3)" if isinstance(value, int) else ""
+    raise DTypeError(f"{value!r} is not a dtype; use one of tg.f32, tg.i32, tg.u32, tg.bool_{hint}")
 
 
 def scalar_dtype(value: bool | int | float) -> DType:

@@ -80,8 +80,13 @@ def compile_forward(
     """Compile a forward with parameters of its own, drawn from `seed`; `upload_params` sets them.
 
     forward:  forward(m, **inputs) -> tensor, or a tuple or dict of tensors.
-    inputs:   as for `compile`; a None dimension is chosen by each call, and one program is kept per size.
+    inputs:   as for `compile`; a None dimension is chosen by each call, and one program is kept per size. All
+              Nones of one call must agree.
+    max_cached_shapes: programs kept at a time, the latest used; one more size drops the oldest.
+    seed, device: as for `compile`.
     precision: "f32", or "f16": what kernels pass to each other is stored in half precision.
+    Raises:   InputError for inputs that are no types or that `forward` does not take, DeviceError. What is wrong
+              inside of `forward` fails its first run.
     """
     host = OwnParameters(model, seed_or_new(seed), session_factory(device))
     try:
@@ -127,7 +132,10 @@ def session_factory(device: str) -> Callable[[], Callable[[], Session]]:
     wanted = device if device != "auto" else os.environ.get("TRACEGRAD_DEVICE", "auto")
     if wanted not in DEVICES:
         source = "device" if device != "auto" else "TRACEGRAD_DEVICE"
-        raise DeviceError.here(f"{source} is {wanted!r}; it must be one of {', '.join(map(repr, DEVICES))}")
+        raise DeviceError.here(
+            f"{source} is {wanted!r}; it must be one of {', '.join(map(repr, DEVICES))}; "
+            "'webgpu' runs on any vendor's GPU"
+        )
     if IN_TAB and wanted != "cpu":
         return lambda: BrowserSession
     if not HAVE_NUMPY:

@@ -89,13 +89,14 @@ class Site(NamedTuple):
         return f"  at {self.file}:{self.line}" + (f"\n    {source}" if source else "")
 
 
-def call_site() -> Site | None:
-    """The innermost caller outside this package; None when there is none."""
+def call_site(past: str | None = None) -> Site | None:
+    """The innermost caller outside this package, and outside the folder `past`; None when there is none."""
+    others = NOT_THE_USER if past is None else (*NOT_THE_USER, past + os.sep)
     frame = sys._getframe(1)  # pyright: ignore[reportPrivateUsage]
     while frame is not None:
         file = frame.f_code.co_filename
         generated = file == "<string>" and str(frame.f_globals.get("__name__")).startswith("tracegrad.")
-        if not file.startswith(NOT_THE_USER) and not generated:  # such as the __init__ of a dataclass
+        if not file.startswith(others) and not generated:  # such as the __init__ of a dataclass
             return Site(file, frame.f_lineno)
         frame = frame.f_back
     return None

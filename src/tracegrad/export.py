@@ -14,7 +14,7 @@ import math
 import os
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -25,7 +25,7 @@ from tracegrad.compiler.build import Built, build_forward
 from tracegrad.compiler.resident import make_feed
 from tracegrad.dtypes import InputType
 from tracegrad.engine.forward import CompiledForward
-from tracegrad.engine.inputs import as_array, cast_lossless, describe
+from tracegrad.engine.inputs import as_array, describe, fit_value
 from tracegrad.errors import InputError
 from tracegrad.hypers import PREFIX
 from tracegrad.program import VERSION, Field, Program
@@ -53,6 +53,12 @@ def export(
     state: checkpoints.Checkpoint, host: Any, path: str | os.PathLike[str], contents: Contents, *, single_file: bool
 ) -> Path:
     """Write the site of `state`, a moment of the training `host`; its HTML file."""
+    if not single_file and Path(path).suffix in (".html", ".htm"):
+        raise InputError.here(f"export: {os.fspath(path)} would be a folder; for one file pass single_file=True")
+    for name, example in (("forwards", '{"predict": infer}'), ("data", '{"x": xs, "y": ys}')):
+        given: object = getattr(contents, name)
+        if not isinstance(given, Mapping | None):
+            raise InputError.here(f"export: {name} go in a dict by name, such as {example}, got {type(given).__name__}")
     rows = checked_data(state.program, contents.data or {})
     title = contents.title or f"{type(host.model).__name__} training"
     demos = {name: demo_of(name, f, host, rows) for name, f in (contents.forwards or {}).items()}
@@ -141,8 +147,10 @@ def plain_program(program: Program) -> dict[str, Any]:
 
 def demo_of(name: str, forward: CompiledForward, host: Any, data: Mapping[str, Any]) -> dict[str, Any]:
     """A forward's program, and how the page shows it."""
-    if forward.host is not host:
-        raise InputError.here(f"export: the forward {name!r} is not attached to this training")
+    if getattr(forward, "host", None) is not host:
+        raise InputError.here(
+            f"export: the forward {name!r} is not attached to this training; make it with train.attach(...)"
+        )
     built = _built(forward, host)
     fields = [f for f in built.program.inputs if not f.name.startswith(PREFIX)]
     demo = demo_kind(fields, built, data)
@@ -195,7 +203,7 @@ def checked_data(program: Program, data: Mapping[str, Any]) -> dict[str, Any]:
             x = as_array(data[name])
             if x.shape != f.shape and (not x.ndim or not len(x) or x.shape[1:] != f.shape[1:] or not f.shape):
                 raise InputError(f"expected examples of {f.dtype}{list(f.shape[1:])}, got {describe(x)}")
-            out[name] = checkpoints.storable(cast_lossless(x, f.dtype), f.dtype)
+            out[name] = checkpoints.storable(fit_value(replace(f, shape=x.shape), x), f.dtype)
         except InputError as e:
             problems.append(f"{name}: {e}")
     lengths = {n: len(x) for n, x in out.items() if x.shape != fields[n].shape}

@@ -157,6 +157,9 @@ class Tensor(TensorMethods):
 
     __int__ = __float__  # pyright: ignore[reportAssignmentType]
 
+    def __format__(self, spec: str) -> str:
+        return str(float(self)) if spec else repr(self)  # a number's format wants a number, and float() says why not
+
     def __len__(self) -> int:
         if not self.shape:
             raise TraceError.here(f"{self!r} has rank 0: it has no length and nothing to iterate over")

@@ -71,20 +71,7 @@ def fit(
     callbacks: Iterable[Callable[[FitState], object]] = (),
     log: str | os.PathLike[str] | Callable[[Mapping[str, Any]], object] | None = None,
 ) -> History:
-    """Train on `data`, and give the history.
-
-    data:       an iterable of dicts by input name, or of tuples in the order of `inputs`; a torch DataLoader too. A
-                single array stands for a tuple of one.
-    epochs:     passes over the data. More than one needs an iterable that can be iterated again.
-    steps:      run exactly so many steps instead, over as many passes as they take.
-    progress:   a bar on stderr; a line every few seconds where that is no terminal.
-    evaluate:   function of the training that returns metrics by name, called every `every` steps and at the end, or,
-                without `every`, after each epoch.
-    callbacks:  functions of a `FitState`, called after each step in order; `state.stop = True` ends the loop.
-    log:        path of a file that gets one line of JSON a step and evaluation, or a function of such a dict.
-    Raises:     the error of the first step that fails, AbortedError if the training is closed meanwhile, and what
-                `data`, `evaluate` and callbacks raise. The steps that were queued behind it are applied.
-    """
+    """`CompiledTraining.fit`, which says what the arguments are; a single array is a tuple of one."""
     _check("epochs", epochs)
     for name, value in (("steps", steps), ("every", every)):
         if value is not None:
@@ -203,7 +190,11 @@ def as_inputs(batch: Any, names: Sequence[str]) -> Mapping[str, Any]:
         return cast("Mapping[str, Any]", batch)
     values = cast("Sequence[Any]", batch) if isinstance(batch, (tuple, list)) else (batch,)
     if len(values) != len(names):
-        raise InputError.here(f"fit: a batch has {len(values)} values, the inputs are {', '.join(names)}")
+        count = f"{len(values)} value{'s' * (len(values) != 1)}"
+        raise InputError.here(
+            f"fit: a batch has {count}, the inputs are {', '.join(names)}. The data are an iterable of batches, "
+            f"such as [({', '.join(names)}), ...]; of whole arrays, make one that cuts them into batches"
+        )
     return dict(zip(names, values, strict=True))
 
 
@@ -245,12 +236,12 @@ class Log:
 
 
 class Progress:
-    """A bar on a terminal, a line now and then elsewhere: steps, loss, steps per second, time left."""
+    """A bar on a terminal or in a notebook, a line now and then elsewhere: steps, loss, steps per second, time left."""
 
     def __init__(self, shown: bool, total: int | None, out: TextIO | None = None):
         self._out = out or sys.stderr
         self._shown, self._total = shown and not _closed(self._out), total
-        self._terminal = self._shown and self._out.isatty()
+        self._terminal = self._shown and _redraws(self._out)
         self._began = self._drawn = time.perf_counter()
         self._done = 0
         self._loss = 0.0
@@ -298,6 +289,11 @@ class Progress:
             self._width = len(text)
         else:
             print(text, file=self._out, flush=True)
+
+
+def _redraws(out: Any) -> bool:
+    """Whether \\r goes back to the begin of the line: on terminals, and in Jupyter's cells, which are none."""
+    return bool(out.isatty()) or type(out).__module__.startswith("ipykernel.")
 
 
 def _closed(out: Any) -> bool:

@@ -103,11 +103,11 @@ class CompiledForward:
         """One forward, queued; inputs by keyword, in one dict, or both.
 
         patches: {"attn.0": array} or {"attn.0": (mask, array)}: values that stand in for those of `tg.patch` sites, in
-                 this run only. A mask is a bool array that broadcasts to the site's shape; the site keeps its own
-                 values where it is False. The first run with patches (of each size of a None dimension) compiles a
-                 second program, once, which takes as long as the first did and has memory of its own; any later
-                 choice of sites and values uses it. Runs without patches execute a program without patch sites, so
-                 that sites cost them nothing.
+                 this run only. Both broadcast to the site's shape, so that 0.0 blanks a site; where the mask, of bool,
+                 is False the site keeps its own values. The first run with patches (of each size of a None dimension)
+                 compiles a second program, once, which takes as long as the first did and has memory of its own; any
+                 later choice of sites and values uses it. Runs without patches execute a program without patch
+                 sites, so that sites cost them nothing.
 
         Never raises for what happens while executing: bad inputs, and what compiling for a new size raises, come back
         as `Failed`. Inputs are copied: the caller's arrays can be reused at once.

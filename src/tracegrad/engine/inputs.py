@@ -193,6 +193,8 @@ def _shape_hint(field: Field, x: Array) -> str:
         return ""
     if len(x.shape) == len(field.shape) and x.shape[1:] == field.shape[1:] and x.shape and x.shape[0] < field.shape[0]:
         return " (a last, smaller batch? drop it, as DataLoader(drop_last=True) does)"
+    if sorted(x.shape) == sorted(field.shape):
+        return " (the axes are in another order: transpose it, as x.T does with two; a reshape would mix the values up)"
     if x.size == field.size:
         return f" (the sizes agree: did you mean x.reshape({field.shape})?)"
     return ""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
@@ -18,7 +19,7 @@ def check_patches(sites: Sequence[SiteInfo], given: Any, what: str) -> dict[str,
     """The arrays that a program's patch inputs take, by field name, for the sites in `given`.
 
     sites:    those of the forward.
-    given:    name -> array of the site's type, or (mask, array) with a bool mask that broadcasts to the site's shape.
+    given:    name -> array, or (mask, array) with a bool mask; both broadcast to the site's shape.
     what:     the call, for the error.
     Returns:  fresh arrays: value and mask of each site given.
     Raises:   InputError naming every unknown site and wrong shape or dtype, and the patch sites there are.
@@ -56,6 +57,9 @@ def mask_and_value(site: SiteInfo, given: Any) -> tuple[Array, Array]:
             raise InputError(f"a tuple must be (mask, array), got one of {len(parts)}")
         mask, value = parts
     field = Field(site.name, 0, 0, site.type.dtype.name, site.type.shape)
+    value = as_array(value, [site.type.shape])
+    with contextlib.suppress(ValueError):  # what does not broadcast is refused below, with both types
+        value = np.broadcast_to(value, site.type.shape)
     value = fit_value(field, value)
     if mask is None:
         return np.ones(site.type.shape, np.bool_), value

@@ -128,7 +128,19 @@ class CompiledTraining(Inspected):
         callbacks: Iterable[Callable[[Any], object]] = (),
         log: Any = None,
     ) -> History:
-        """The usual loop over `data`; see `tracegrad.engine.fit.fit`."""
+        """Train on `data`, and give the history: `h.loss`, and `h.metrics` of the evaluations.
+
+        data:       an iterable of dicts by input name, or of tuples in the order of `inputs`; a torch DataLoader too.
+        epochs:     passes over the data. More than one needs an iterable that can be iterated again.
+        steps:      run exactly so many steps instead, over as many passes as they take.
+        progress:   a bar on stderr; a line every few seconds where that is no terminal and no notebook.
+        evaluate:   function of the training that returns metrics by name, called every `every` steps and at the end,
+                    or, without `every`, after each epoch.
+        callbacks:  functions of a `FitState`, called after each step in order; `state.stop = True` ends the loop.
+        log:        path of a file that gets one line of JSON a step and evaluation, or a function of such a dict.
+        Raises:     the error of the first step that fails, AbortedError if the training is closed meanwhile, and what
+                    `data`, `evaluate` and callbacks raise. The steps that were queued behind it are applied.
+        """
         return fit(
             self, data, epochs=epochs, steps=steps, progress=progress, evaluate=evaluate, every=every,
             callbacks=callbacks, log=log,
@@ -186,7 +198,7 @@ class CompiledTraining(Inspected):
         return self._call(read)
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write one safetensors file with everything needed to resume: see `tracegrad.checkpoints`."""
+        """Write one safetensors file: parameters, optimizer state, step, seed, schedule. The folder must exist."""
         stepper, knobs, spec = self._stepper, self._knobs, self._optimizer.spec()
         state = self._call(lambda session: checkpoints.take(session, stepper, knobs, spec))
         safetensors.replace_file(path, checkpoints.parts(state))
@@ -217,7 +229,8 @@ class CompiledTraining(Inspected):
 
         forwards:     attached forwards by name, each shown by a demo suited to its inputs.
         single_file:  one HTML file that works by double-click, instead of a folder.
-        data:         for each input, examples along a leading axis, from which the page draws its batches.
+        data:         for each input, examples along a leading axis, from which the page draws its batches. Without
+                      them the page shows the forwards and cannot train.
         labels:       names of the classes that an image forward tells apart.
         vocabulary:   the text of each token, for a forward that continues texts.
         Raises:       InputError for data that do not fit, and for a schedule that is not one of `tracegrad.lr`.
@@ -295,7 +308,11 @@ class CompiledTraining(Inspected):
     ) -> CompiledForward:
         """A forward that shares this training's parameters: a run sees every step queued before it.
 
+        forward, inputs: as for `tg.compile_forward`. It is compiled by the first run, and once for each size of `None`.
+        max_cached_shapes: programs kept at a time, the latest used; one more size drops the oldest.
         precision: as for `tg.compile_forward`; the training's own is no default.
+        Raises: InputError for inputs that are no types or that `forward` does not take. What is wrong inside of
+                `forward` fails its first run.
         """
         return CompiledForward(self, forward, inputs, max_cached_shapes, precision=precision)
 

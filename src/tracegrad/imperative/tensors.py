@@ -19,6 +19,23 @@ from tracegrad.imperative.values import Array, Spec, typed
 from tracegrad.methods import METHODS, TensorMethods
 
 
+def _in_place(name: str) -> Callable[[Any, Any], Any]:
+    """`w -= g` gives a leaf that requires a gradient other values, under no_grad, as PyTorch. Others: `w = w - g`."""
+
+    def spelled(self: GradTensor, other: Any) -> Any:
+        if self._record is not None or not self._requires:
+            return NotImplemented
+        if tape.recording.get():
+            raise TraceError.here(
+                f"{self.type} requires a gradient and would not be a leaf any more: "
+                "write `with tg.no_grad():` around this, or w.data = w.data - g; a new tensor is y = w - g"
+            )
+        self.data = METHODS[name](self, other)
+        return self
+
+    return spelled
+
+
 class GradTensor(TensorMethods):
     """A tensor with values: every op on it runs at once, and `backward` fills the gradients of what it came from.
 
@@ -264,6 +281,9 @@ class GradTensor(TensorMethods):
             if name.startswith("_"):
                 raise AttributeError(name)
             raise foreign.missing(self, name, f"a tensor {self.type}")
+
+    __iadd__, __isub__ = _in_place("add"), _in_place("sub")
+    __imul__, __itruediv__ = _in_place("mul"), _in_place("div")
 
     def __setitem__(self, index: Any, value: Any) -> None:
         raise TraceError.here("a tensor cannot be changed in place; make a new one, with tg.where or tg.concat")

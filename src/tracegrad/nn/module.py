@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 from tracegrad import init as inits
 from tracegrad.ambient import active
 from tracegrad.dtypes import DType, Shape, TensorType, as_dtype, f32
-from tracegrad.errors import DTypeError, ShapeError, Site, TraceError, call_site
+from tracegrad.errors import DTypeError, MissingNameError, ShapeError, Site, TraceError, call_site
 from tracegrad.init import Initializer, Literal, Ones, Zeros
 from tracegrad.ir import Tensor
 from tracegrad.shapes import show
@@ -43,7 +43,20 @@ class Parameter:
         return self.type.size
 
     def __repr__(self) -> str:
-        return f"<parameter {self.type} of a model outside its forward; use the model that the forward receives>"
+        return (
+            f"<parameter {self.type} of a model outside its forward; use the model that the forward receives, "
+            "or tg.instantiate(model), which has values>"
+        )
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any:
+            if name.startswith("__"):
+                raise AttributeError(name)
+            raise MissingNameError.here(
+                f"the parameter {self.type} of a model has no {name!r}, for it has no values: init= gives the first, "
+                "as tg.init.literal(array), and train.download_params() those of a training"
+            )
 
 
 class Module:
@@ -117,8 +130,9 @@ def _dims(shape: int | Sequence[int]) -> Shape:
     dims = tuple(shape) if isinstance(shape, Sequence) else (shape,)
     try:
         whole = tuple(n.__index__() for n in dims)
-    except AttributeError:
-        raise ShapeError.here(f"a parameter's shape must be integers, got {shape!r}") from None
+    except (AttributeError, TypeError):
+        hint = "; its values are given by init=tg.init.literal(array)" if hasattr(shape, "__array__") else ""
+        raise ShapeError.here(f"a parameter's shape must be integers, got {shape!r}{hint}") from None
     if any(n < 1 for n in whole):
         raise ShapeError.here(f"a parameter's dimensions must be at least 1, got {show(whole)}")
     return whole
@@ -130,6 +144,7 @@ def _checked(init: Initializer | None, shape: Shape, dtype: DType) -> Initialize
         return inits.randn() if dtype.is_float else inits.zeros()
     if not isinstance(init, Initializer):  # pyright: ignore[reportUnnecessaryIsInstance]
         hint = ": call it" if isinstance(init, type) else "; values go in as tg.init.literal(array)"
+        hint = f"; write tg.init.{init}()" if isinstance(init, str) else hint
         raise DTypeError.here(f"init must be one of tg.init, got {init!r}{hint}")
     if isinstance(init, Literal):
         if init.shape != shape:
@@ -159,7 +174,9 @@ def named_parameters(model: Any) -> dict[str, Parameter]:
     and if two different parameters have one path, as the keys 1 and "1" of a dict.
     """
     if not isinstance(model, (Module, list, tuple, dict)):
-        hint = f"; call it: {model.__name__}(...)" if isinstance(model, type) else ""
+        own = any(isinstance(x, (Module, Parameter)) for x in getattr(model, "__dict__", {}).values())
+        hint = f"; derive it: class {type(model).__name__}(tg.Module)" if own else ""
+        hint = f"; call it: {model.__name__}(...)" if isinstance(model, type) else hint
         raise TraceError.here(f"a model is a tg.Module, a list or a dict, got {model!r}{hint}")
     out: dict[str, Parameter] = {}
     for path, parameter in _walk(cast("Any", model), "", set()):

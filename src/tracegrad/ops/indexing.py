@@ -86,18 +86,20 @@ def indices_for(indices: Any, n: int) -> Tensor:
     if running is not None and running.eager and t.serial in running.leaves:
         running.wrapped[t.serial] = n  # checked and counted from the front when the call's indices are known
         return t
-    if t.prim is LITERAL:
-        values = memoryview(t.attrs["data"]).cast("i").tolist()
-    elif t.prim is CONST:
-        values = [t.attrs["value"]]
-    else:
-        return t
+    values = constant_integers(t)
     bad = [k for k in values if not -n <= k < n]
     if bad:
         raise ConstantIndexError(f"index {bad[0]} is out of range for an axis of size {n}; indices are {t.type}")
     if all(k >= 0 for k in values):
         return t
     return views.reshape(literal([k % n for k in values], i32), t.shape)
+
+
+def constant_integers(t: Tensor) -> list[int]:
+    """The values of an i32 constant; none of a tensor that is not one."""
+    if t.prim is LITERAL and t.dtype == i32:
+        return memoryview(t.attrs["data"]).cast("i").tolist()
+    return [t.attrs["value"]] if t.prim is CONST and t.dtype == i32 else []
 
 
 def _one_hot_type(indices: TensorType, *, n: int, dtype: DType) -> TensorType:

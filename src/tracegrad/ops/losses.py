@@ -5,10 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 from tracegrad.dtypes import TensorType, f32, i32
-from tracegrad.errors import DTypeError, InputError, ShapeError
+from tracegrad.errors import DTypeError, InputError, RangeError, ShapeError
 from tracegrad.ir import Tensor, bind
 from tracegrad.methods import method
 from tracegrad.ops.activation import sigmoid
+from tracegrad.ops.indexing import constant_integers
 from tracegrad.ops.norm import softmax
 from tracegrad.prims.composites import composite
 from tracegrad.prims.elementwise import abs, cast, exp, float_type, log, log1p, maximum, minimum, square, where
@@ -115,6 +116,15 @@ def _counted(targets: Tensor, ignore_index: int | None) -> Tensor | None:
     return None if ignore_index is None else cast(targets != ignore_index, f32).sum()
 
 
+def _classes(targets: Any, x: Tensor, ignore: int | None) -> Tensor:
+    """`targets` as a tensor. Constants are checked here, as the host checks inputs: a device would clamp them."""
+    t, n = as_tensor(targets), x.shape[-1] if x.ndim else 0
+    bad = [k for k in constant_integers(t) if not 0 <= k < n and k != ignore]
+    if bad and n:
+        raise RangeError(f"class {bad[0]} is out of range; valid are 0 to {n - 1}; targets are {t.type}")
+    return t
+
+
 @method
 def cross_entropy(
     logits: Any, targets: Any, reduction: str = "mean", label_smoothing: float = 0.0, ignore_index: int | None = None
@@ -136,7 +146,8 @@ def cross_entropy(
     """
     if not 0.0 <= label_smoothing <= 1.0:
         raise InputError(f"label_smoothing must be in [0, 1], got {label_smoothing!r}")
-    x, t = as_tensor(logits), as_tensor(targets)
+    x = as_tensor(logits)
+    t = _classes(targets, x, ignore_index)
     values = bind(CROSS_ENTROPY, x, t, smoothing=float(label_smoothing), ignore=ignore_index)
     return _reduce(values, reduction, _counted(t, ignore_index))
 
@@ -157,7 +168,8 @@ def nll_loss(log_probs: Any, targets: Any, reduction: str = "mean", ignore_index
 
     As torch.nn.functional.nll_loss, with the classes on the last axis.
     """
-    x, t = as_tensor(log_probs), as_tensor(targets)
+    x = as_tensor(log_probs)
+    t = _classes(targets, x, ignore_index)
     values = bind(NLL, x, t, ignore=ignore_index)
     return _reduce(values, reduction, _counted(t, ignore_index))
 

@@ -1,5 +1,8 @@
 """Optimizers, and the transforms they are chains of."""
 
+from typing import TYPE_CHECKING
+
+from tracegrad import foreign
 from tracegrad.optim.arena import Arena, Slot
 from tracegrad.optim.gradients import accumulate, clip_by_global_norm, normalize_gradients
 from tracegrad.optim.host import Host
@@ -22,3 +25,8 @@ __all__ = [
     "rmsprop", "scale_by_adam", "scale_by_lion", "scale_by_lr", "scale_by_momentum", "scale_by_muon",
     "scale_by_rms", "sgd", "track_ema",
 ]  # fmt: skip
+
+if not TYPE_CHECKING:  # type checkers are to report unknown names themselves
+
+    def __getattr__(name):
+        raise foreign.no_such_name("tracegrad.optim", name, {"optim": __all__})

@@ -187,7 +187,10 @@ def _make(name: str, core: list[Transform], lr: LR, options: Options, **shaped_b
     """The options around the core: normalise, clip, core, lr, average; all of it at every k-th step."""
     unknown = options.keys() - Options.__annotations__.keys()
     if unknown:
-        raise TypeError(f"optim.{name} got unknown arguments: {', '.join(sorted(unknown))}")
+        raise TypeError(
+            f"optim.{name} got unknown arguments: {', '.join(sorted(unknown))}; "
+            f"besides its own it takes {', '.join(Options.__annotations__)}"
+        )
     as_schedule(lr)  # refuses what is no rate
     for option in ("decay_filter", "normalize_grads"):
         given: object = options.get(option)

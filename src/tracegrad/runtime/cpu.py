@@ -50,7 +50,7 @@ class _Loaded:
 
 def cpu_info(compiler: Compiler | None) -> DeviceInfo:
     """The device, with what its kernels are compiled by."""
-    how = f"C, compiled by {compiler.version}," if compiler else "NumPy"
+    how = f"C, compiled by {compiler.version}," if compiler else "NumPy, without a C compiler,"
     return DeviceInfo("cpu", f"{how} on this machine's CPU")
 
 

@@ -63,7 +63,7 @@ def value_and_grad(fn: Function, argnums: ArgNums = 0, has_aux: bool = False) ->
     @functools.wraps(fn)
     def both(*args: Any, **kwargs: Any) -> Any:
         f, chosen = _of_chosen(fn, args, kwargs, argnums, "grad")
-        value, pull, *aux = vjp(f, *chosen, has_aux=has_aux)
+        value, pull, *aux = _vjp("grad", f, chosen, has_aux)
         if not isinstance(value, Tensor) or value.type != (f32, ()):
             shown = value.type if isinstance(value, Tensor) else f"a {type(value).__name__}"
             hint = "; (loss, aux) needs has_aux=True" if isinstance(value, tuple) and not has_aux else ""
@@ -90,7 +90,12 @@ def vjp(fn: Function, *primals: Any, has_aux: bool = False) -> tuple[Any, ...]:
 
     As jax.vjp.
     """
-    trees, wrt = _variables(primals, "vjp")
+    return _vjp("vjp", fn, primals, has_aux)
+
+
+def _vjp(who: str, fn: Function, primals: Sequence[Any], has_aux: bool) -> tuple[Any, ...]:
+    """`vjp`; `who`: what the user called."""
+    trees, wrt = _variables(primals, who)
     out, aux = _called(fn, trees, has_aux)
 
     def pull(ct: Any) -> tuple[Any, ...]:
@@ -212,13 +217,15 @@ def _variables(primals: Sequence[Any], who: str) -> tuple[tuple[Any, ...], list[
         return wrt[-1]
 
     trees: list[Any] = []
-    for k, primal in enumerate(primals):
+    for primal in primals:
         before = len(wrt)
         trees.append(tree_map(argument, primal))
         if len(wrt) == before:
             shown = ", ".join(str(t.type) for t in tree_leaves(trees[-1])) or "no tensor"
-            raise DTypeError.here(f"{who}: argument {k} is {shown}; only f32 has derivatives. Cast it with "
-                                  "tg.cast(x, tg.f32), or let the function close over it")  # fmt: skip
+            raise DTypeError.here(
+                f"{who}: an argument to differentiate by is {shown}; only f32 has derivatives. Cast it with "
+                "tg.cast(x, tg.f32), or let the function close over it"
+            )
     return tuple(trees), wrt
 
 
