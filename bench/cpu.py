@@ -15,9 +15,7 @@ from __future__ import annotations
 
 import argparse
 import importlib
-import importlib.util
 import os
-import platform
 import re
 import signal
 import subprocess
@@ -28,7 +26,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from steps import (
     CLIP,
     DECAY,
@@ -37,7 +34,10 @@ from steps import (
     WORKLOADS,
     Child,
     compiled,
+    installed,
+    machine,
     median_ms,
+    print_table,
     torch_block,
     tracegrad_block,
     workload,
@@ -170,21 +170,16 @@ def main() -> None:
     args = parser.parse_args()
     if args.threads:
         os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[: args.threads])
-    libraries = [x for x in args.libraries if importlib.util.find_spec(PACKAGES[x]) is not None]
+    libraries, missing = installed(args.libraries, PACKAGES)
     cpu = next(d.description for d in tg.devices() if d.name == "cpu")
-    print(f"{platform.platform()}, {os.cpu_count()} cores, Python {platform.python_version()}, NumPy {np.__version__}")
+    print(machine())
     if args.cold:
         print(f"{cpu}\nimport tracegrad takes {importing():.3f} s beyond NumPy")
-        print("\n| model | C, empty cache | C | NumPy |\n|---|---|---|---|")
-        for name in args.models:
-            print(cold(name), flush=True)
+        print_table(("model", "C, empty cache", "C", "NumPy"), args.models, lambda name: [cold(name)])
         return
-    missing = sorted({PACKAGES[x] for x in args.libraries if x not in libraries})
-    print("".join([cpu, *(f"; {x} is not installed" for x in missing)]))
-    print(f"\n| {' | '.join(HEAD).format(libraries[0])} |\n|{'---|' * len(HEAD)}")
-    for name in args.models:
-        for row in measure(name, libraries, args.seconds, args.patience):
-            print(row, flush=True)
+    print(cpu + missing)
+    head = tuple(x.format(libraries[0]) for x in HEAD)
+    print_table(head, args.models, lambda name: measure(name, libraries, args.seconds, args.patience))
 
 
 if __name__ == "__main__":

@@ -13,9 +13,7 @@ from __future__ import annotations
 
 import argparse
 import importlib
-import importlib.util
 import os
-import platform
 import time
 from collections.abc import Callable
 from typing import Any
@@ -30,7 +28,10 @@ from steps import (
     Child,
     Workload,
     compiled,
+    installed,
+    machine,
     median_ms,
+    print_table,
     torch_block,
     tracegrad_block,
     workload,
@@ -141,14 +142,10 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=4.0, help="measuring time a model and library")
     parser.add_argument("--patience", type=float, default=120.0, help="seconds until a library's first step is done")
     args = parser.parse_args()
-    libraries = [x for x in args.libraries if importlib.util.find_spec(PACKAGES[x]) is not None]
-    missing = sorted({PACKAGES[x] for x in args.libraries if x not in libraries})
-    print(f"{platform.platform()}, {os.cpu_count()} cores, Python {platform.python_version()}, NumPy {np.__version__}")
-    print("".join([", ".join(d.description for d in tg.devices()), *(f"; {x} is not installed" for x in missing)]))
-    print(f"\n| {' | '.join(HEAD)} |\n|{'---|' * len(HEAD)}")
-    for name in args.models:
-        for row in measure(name, libraries, args.seconds, args.patience):
-            print(row, flush=True)
+    libraries, missing = installed(args.libraries, PACKAGES)
+    print(machine())
+    print(", ".join(d.description for d in tg.devices()) + missing)
+    print_table(HEAD, args.models, lambda name: measure(name, libraries, args.seconds, args.patience))
 
 
 if __name__ == "__main__":

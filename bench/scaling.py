@@ -16,8 +16,6 @@ import argparse
 import importlib.util
 import json
 import math
-import os
-import platform
 import re
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -29,7 +27,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
-from steps import CLIP, CONTEXT, DECAY, RATE, WORKLOADS, Workload, gpt, torch_block, tracegrad_block
+from steps import CLIP, CONTEXT, DECAY, RATE, WORKLOADS, Workload, gpt, machine, torch_block, tracegrad_block
 
 import tracegrad as tg
 from tracegrad import nn, optim
@@ -269,7 +267,7 @@ def main() -> None:
     parser.add_argument("--json", type=Path, help="where to write what was measured")
     args = parser.parse_args()
     description = next(d.description for d in tg.devices() if d.name == args.device)
-    about = f"{platform.platform()}, {os.cpu_count()} cores, Python {platform.python_version()}, NumPy {np.__version__}"
+    about = machine()
     print(f"{about}\n{args.device}: {description}", flush=True)
     rows: list[Facts] = []
     for name in args.sweeps:

@@ -314,6 +314,26 @@ def measure(name: str, device: str, seconds: float, with_torch: bool) -> str:
     return "| " + " | ".join(row) + " |"
 
 
+def machine() -> str:
+    """What figures were measured on: the line above every table."""
+    return f"{platform.platform()}, {os.cpu_count()} cores, Python {platform.python_version()}, NumPy {np.__version__}"
+
+
+def installed(libraries: list[str], packages: dict[str, str]) -> tuple[list[str], str]:
+    """Those that are here, and what to say of the others."""
+    found = [x for x in libraries if importlib.util.find_spec(packages[x]) is not None]
+    missing = sorted({packages[x] for x in libraries if x not in found})
+    return found, "".join(f"; {x} is not installed" for x in missing)
+
+
+def print_table(head: tuple[str, ...], models: list[str], rows: Callable[[str], list[str]]) -> None:
+    """A table of Markdown, as its rows come."""
+    print(f"\n| {' | '.join(head)} |\n|{'---|' * len(head)}")
+    for name in models:
+        for row in rows(name):
+            print(row, flush=True)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", default="auto")
@@ -322,11 +342,9 @@ def main() -> None:
     parser.add_argument("--no-torch", action="store_true")
     args = parser.parse_args()
     with_torch = not args.no_torch and importlib.util.find_spec("torch") is not None
-    print(f"{platform.platform()}, {os.cpu_count()} cores, Python {platform.python_version()}, NumPy {np.__version__}")
-    print(f"device: {args.device}; devices here: {', '.join(d.description for d in tg.devices())}\n")
-    print(f"| {' | '.join(HEAD)} |\n|{'---|' * len(HEAD)}")
-    for name in args.models:
-        print(measure(name, args.device, args.seconds, with_torch), flush=True)
+    print(machine())
+    print(f"device: {args.device}; devices here: {', '.join(d.description for d in tg.devices())}")
+    print_table(HEAD, args.models, lambda name: [measure(name, args.device, args.seconds, with_torch)])
 
 
 if __name__ == "__main__":
