@@ -119,17 +119,20 @@ class Rendered:
                 places.append(place)
             written.update(plan.places[t.serial].array for t in c.outs)
         bindings = tuple(Binding(self.buffers[a].dtype, a in written, self.buffers[a].size) for a in arrays)
-        key = (tuple(map(id, launch.kernels)), tuple(binding_of), bindings)  # equal clusters have one kernel
+        aligned = tuple(p.offset % 4 == 0 and all(move.step % 4 == 0 for move in p.moves) for p in places)
+        key = (tuple(map(id, launch.kernels)), tuple(binding_of), bindings, aligned)  # equal clusters have one kernel
         if key not in self.sources:
             self.sources[key] = len(self.kernels)
-            self.kernels.append(source_of(launch, binding_of, bindings))
+            self.kernels.append(source_of(launch, binding_of, bindings, aligned))
         bound = tuple(self.number[a] for a in arrays)
         moves = tuple((k, move) for k, place in enumerate(places) for move in place.moves)
         offsets = tuple(place.offset for place in places)
         self.dispatches.append(Dispatch(self.sources[key], bound, offsets, grid_of(launch.workgroups), moves))
 
 
-def source_of(launch: Launch, binding_of: Sequence[int], bindings: tuple[Binding, ...]) -> KernelSource:
+def source_of(
+    launch: Launch, binding_of: Sequence[int], bindings: tuple[Binding, ...], aligned: Sequence[bool]
+) -> KernelSource:
     """One launch in every language; each is spelled when it is asked for."""
     kernels, tilings = launch.kernels, launch.tilings
     shared = workgroup_bytes(tilings)
@@ -137,11 +140,11 @@ def source_of(launch: Launch, binding_of: Sequence[int], bindings: tuple[Binding
     in_c = cache(lambda: render_c(kernels, binding_of))
     return KernelSource.spelled(
         {
-            "wgsl": lambda: render_wgsl(kernels, tilings, binding_of, bindings),
+            "wgsl": lambda: render_wgsl(kernels, tilings, binding_of, bindings, aligned),
             "numpy": lambda: render_numpy(kernels, binding_of),
             "c": lambda: in_c()[0],
             "calls": lambda: in_c()[1],
-            "serial_wgsl": lambda: render_wgsl(kernels, serial, binding_of, bindings) if serial else "",
+            "serial_wgsl": lambda: render_wgsl(kernels, serial, binding_of, bindings, aligned) if serial else "",
         },
         label=" | ".join(k.label for k in kernels),
         bindings=bindings,

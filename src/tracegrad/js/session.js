@@ -231,7 +231,7 @@ export class Session {
   }
 
   #buffer(size, usage) {
-    return this.device.createBuffer({ size: Math.max(size, 4), usage });
+    return this.device.createBuffer({ size: 16 * Math.ceil(size / 16) || 16, usage }); // kernels may read whole vectors
   }
 
   /** `buffer` if it is large enough, else a larger one in its place. */

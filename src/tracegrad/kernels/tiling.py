@@ -40,6 +40,7 @@ class TileShape:
     tall, wide:    rows and columns of the thread's, multiples of 4. Its rows come four by four from `4 * down` rows
                    further on, its columns likewise: so neighbouring threads read neighbouring vectors.
     k_step:        how much of k lies in workgroup memory at a time.
+    parts:         2 where one such part is filled while the other is summed; of large ones only 1 finds room.
     """
 
     rows: int
@@ -47,6 +48,7 @@ class TileShape:
     tall: int
     wide: int
     k_step: int
+    parts: int = 2
 
     @property
     def down(self) -> int:
@@ -106,7 +108,7 @@ class TileShape:
 
     @property
     def part(self) -> int:
-        """Elements of both operands. There are two such parts: one is filled while the other is summed."""
+        """Elements of both operands over one step."""
         return self.k_step * (self.left_line + self.right_line)
 
     @property
@@ -117,13 +119,13 @@ class TileShape:
     @property
     def shared(self) -> int:
         """Elements of workgroup memory."""
-        return max(2 * self.part, self.rows_exchanged * WORKGROUP * self.wide)
+        return max(self.parts * self.part, self.rows_exchanged * WORKGROUP * self.wide)
 
 
 # Shape -> how busy its loads let a processor be with sums, where it has 1, 2, ... or more of them at a time.
 TILES = {
-    TileShape(64, 128, 8, 8, 8): (0.8, 0.9, 0.95),
-    TileShape(128, 64, 8, 8, 8): (0.75, 0.85, 0.95),
+    TileShape(64, 128, 8, 8, 16, parts=1): (0.75, 0.85, 0.95),
+    TileShape(128, 64, 8, 8, 16, parts=1): (0.8, 0.9, 0.95),
     TileShape(64, 64, 8, 4, 8): (0.55, 0.85, 0.9, 0.93),
     TileShape(32, 64, 8, 4, 16): (0.57, 0.63, 0.68, 0.72),
     TileShape(32, 32, 4, 4, 16): (0.31, 0.47, 0.56, 0.58),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from tracegrad.dtypes import DType, nearest_f32
 from tracegrad.ir import PRIMITIVES, Primitive
@@ -53,6 +53,7 @@ class Emitter:
     copy: where values are written several times side by side, what ends the names of this time: those of `copied`
           axes and folds, and of all that is named here.
     step: a folded axis whose own variable stands outside the loop, and the variable in it that is added to that.
+    loaded: what has been loaded already, and what it is called.
     """
 
     def __init__(
@@ -62,10 +63,12 @@ class Emitter:
         copied: Iterable[str] = (),
         copy: str = "",
         step: tuple[str, str] = ("", ""),
+        loaded: Mapping[Value, str] | None = None,
     ) -> None:
         self.load = load
         self.inner_axes = frozenset(inner_axes)
         self.copied, self.copy, self.step = frozenset(copied), copy, step
+        self.loaded = loaded or {}
         self.outer: list[str] = []  # statements outside loops, in order
         self.inner: list[str] = []  # statements of the loop being written
         self.helpers: dict[str, None] = {}
@@ -84,6 +87,15 @@ class Emitter:
         for r in roots:
             self._count_uses(r)
         return [self._value(r, loop) for r in roots]
+
+    def vector(self, v: Value, read: Callable[[int, str], str], loop: bool) -> str:
+        """The name of four neighbours in memory, of which `v` is the first."""
+        varies = loop and self.varies(v)
+        name = f"w{self._count}{self.copy}"
+        self._count += 1
+        text = read(v.arg[0], self.index(v.arg[1], varies))
+        (self.inner if varies else self.outer).append(f"let {name} = {text};")
+        return name
 
     def need(self, helper: str) -> None:
         """The functions of a primitive's helper, each once."""
@@ -142,7 +154,7 @@ class Emitter:
         if v.op == "index":
             return self.index(v.arg, loop)
         if v.op == "load":
-            return self._load(v, self.index(v.arg[1], loop))
+            return self.loaded.get(v) or self._load(v, self.index(v.arg[1], loop))
         if v.op == "inside":
             return self._inside(v, loop)
         name, attrs = v.arg

@@ -6,17 +6,18 @@ thread.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
 from tracegrad.dtypes import f16
 from tracegrad.ir import PRIMITIVES
-from tracegrad.kernels.form import Fold, Kernel, Store, fold_batches, points
+from tracegrad.kernels.form import Axis, Fold, Kernel, Store, fold_batches, points
 from tracegrad.kernels.tiling import TOGETHER, Tiling, workgroup_arrays
 from tracegrad.program import Binding
 from tracegrad.render.emit import Emitter, copied, decode, identity, indented
 from tracegrad.render.wgsl_square import Square
-from tracegrad.render.wgsl_tile import XYZW, Result, Tile
+from tracegrad.render.wgsl_tile import XYZW, Memory, Result, Tile
+from tracegrad.render.wgsl_vectors import vector_loads, vector_slots
 
 GRID_X = 32768  # workgroups along x; a dimension may have 65 535
 
@@ -27,14 +28,22 @@ def grid_of(workgroups: int) -> tuple[int, int]:
 
 
 def render_wgsl(
-    kernels: Sequence[Kernel], tilings: Sequence[Tiling], binding_of: Sequence[int], bindings: Sequence[Binding]
+    kernels: Sequence[Kernel],
+    tilings: Sequence[Tiling],
+    binding_of: Sequence[int],
+    bindings: Sequence[Binding],
+    aligned: Sequence[bool],
 ) -> str:
-    """One shader for kernels that run side by side; slot `s` of the launch lies in the binding `binding_of[s]`."""
+    """One shader for kernels that run side by side; slot `s` of the launch lies in the binding `binding_of[s]`.
+
+    aligned: of each slot, do all dispatches have it begin at a multiple of four elements?
+    """
     functions: list[_Function] = []
     helpers: dict[str, None] = {}
+    vectors = vector_slots(list(zip(kernels, tilings)), binding_of, aligned)
     first = 0
     for kernel, tiling in zip(kernels, tilings):
-        writer = _Writer(kernel, tiling, first, binding_of)
+        writer = _Writer(kernel, tiling, first, binding_of, vectors, aligned)
         made = _Function(writer.body(), tiling, first, len(kernel.slots))
         helpers.update(writer.emit.helpers)
         first += len(kernel.slots)
@@ -44,7 +53,8 @@ def render_wgsl(
             functions.append(made)
     texts = [f.text(f"k{number}") for number, f in enumerate(functions)]
     text = "\n".join([*helpers, *texts, *_main(functions)])
-    return "\n".join([*_declarations(tilings, bindings, first, text), text]) + "\n"
+    vectored = {b for b, vector in zip(binding_of, vectors) if vector}
+    return "\n".join([*_declarations(tilings, bindings, vectored, first, text), text]) + "\n"
 
 
 @dataclass(slots=True)
@@ -73,12 +83,17 @@ class _Function:
         return "\n".join([f"fn {name}({arguments}) {{", *indented([*offsets, *self.body]), "}"])
 
 
-def _declarations(tilings: Sequence[Tiling], bindings: Sequence[Binding], slots: int, text: str) -> list[str]:
+def _declarations(
+    tilings: Sequence[Tiling], bindings: Sequence[Binding], vectored: Collection[int], slots: int, text: str
+) -> list[str]:
     """Bindings in order. An array that is both read and written is bound once, read_write."""
     out = ["enable f16;"] if any(b.dtype == f16.storage for b in bindings) else []
     for k, b in enumerate(bindings):
         access, size = "read_write" if b.written else "read", f", {b.size}" if b.size else ""
-        out.append(f"@group(0) @binding({k}) var<storage, {access}> mem{k}: array<{b.dtype}{size}>;")
+        element = f"{b.dtype}{size}"
+        if k in vectored:
+            element = f"vec4<{b.dtype}>"  # as many as there are whole ones: memory comes by 16 bytes
+        out.append(f"@group(0) @binding({k}) var<storage, {access}> mem{k}: array<{element}>;")
     if slots:
         out.append(f"@group(1) @binding(0) var<uniform> at: array<vec4<i32>, {-(-slots // 4)}>;")
     for name, size in workgroup_arrays(tilings).items():
@@ -113,15 +128,34 @@ def _main(functions: Sequence[_Function]) -> list[str]:
 class _Writer:
     """Writes what computes one kernel."""
 
-    def __init__(self, kernel: Kernel, tiling: Tiling, first: int, binding_of: Sequence[int]) -> None:
-        self.kernel, self.tiling, self.first, self.binding_of = kernel, tiling, first, binding_of
+    def __init__(
+        self,
+        kernel: Kernel,
+        tiling: Tiling,
+        first: int,
+        binding_of: Sequence[int],
+        vectors: Sequence[bool],
+        aligned: Sequence[bool],
+    ) -> None:
+        mine = slice(first, first + len(kernel.slots))
+        self.kernel, self.tiling = kernel, tiling
+        self.binding_of, self.vectors, self.aligned = binding_of[mine], vectors[mine], aligned[mine]
         inner = [a.name for a in kernel.inner]
         self.emit = Emitter(self.load, inner, inner)
         self.done: list[Fold] = []
 
     def element(self, slot: int, index: str) -> str:
         """A memory location of a slot."""
-        return f"mem{self.binding_of[self.first + slot]}[o{slot} + {index}]"
+        memory, at = f"mem{self.binding_of[slot]}", f"o{slot} + {index}"
+        return f"{memory}[({at}) >> 2u][({at}) & 3]" if self.vectors[slot] else f"{memory}[{at}]"
+
+    def vector(self, slot: int, index: str) -> str:
+        """Four of them side by side."""
+        return f"mem{self.binding_of[slot]}[(o{slot} + {index}) >> 2u]"
+
+    def by_vectors(self, slot: int) -> bool:
+        """Can a slot be read by vectors?"""
+        return self.vectors[slot] and self.aligned[slot]
 
     def load(self, slot: int, index: str) -> str:
         """An element of a slot, as what it is computed with."""
@@ -139,18 +173,23 @@ class _Writer:
 
     def written(self, emit: Emitter, stores: Sequence[Store], loop: bool) -> tuple[list[str], list[str]]:
         """Lines that compute what is stored, and those that store it."""
-        values = emit.values([s.value for s in stores], loop)
-        named = [f"let s{s.slot}{emit.copy} = {v};" for s, v in zip(stores, values)]
+        named = self.named(emit, stores, loop)
         places = [self.element(s.slot, emit.index(s.index, loop)) for s in stores]
         return named, [f"{place} = {self.stored(s, emit.copy)};" for s, place in zip(stores, places)]
+
+    def named(self, emit: Emitter, stores: Sequence[Store], loop: bool) -> list[str]:
+        """What is stored, by names."""
+        values = emit.values([s.value for s in stores], loop)
+        return [f"let s{s.slot}{emit.copy} = {v};" for s, v in zip(stores, values)]
 
     def stored(self, s: Store, copy: str) -> str:
         dtype = self.kernel.slots[s.slot].dtype.name
         spelled = {"bool": "select(0, 1, {})", "u32": "bitcast<i32>({})", "f16": "f16({})"}.get(dtype, "{}")
         return spelled.format(f"s{s.slot}{copy}")
 
-    def side_by_side(self, copies: Sequence[Copy]) -> list[str]:
-        """All stores for some points at once: the values of all of them, then the writes.
+    def side_by_side(self, copies: Sequence[Copy], axis: Axis | None = None) -> list[str]:
+        """All stores for some points at once: the values of all of them, then the writes. Along `axis`, if one is
+        given, every four of them are neighbours, which are read and written by vectors where memory allows.
 
         One after the other, the loads of each would wait for the writes of the one before, which may be to the same
         memory for all that a driver knows.
@@ -158,13 +197,33 @@ class _Writer:
         stores = [s for s in self.kernel.body if isinstance(s, Store)]
         lines: list[str] = []
         writes: list[str] = []
-        for c in copies:
-            emit = Emitter(self.load, (), c.own, c.name)
-            named, written = self.written(emit, stores, loop=False)
-            self.emit.helpers.update(emit.helpers)
-            lines += [*c.before, *emit.outer, *named]
-            writes += [f"if ({c.inside}) {{", *indented(written), "}"] if c.inside else written
+        size = 4 if axis else 1
+        for four in (copies[k : k + size] for k in range(0, len(copies), size)):
+            base = Emitter(self.load, (), four[0].own, four[0].name)
+            loads = vector_loads([s.value for s in stores], axis, self.by_vectors)
+            names = {v: base.vector(v, self.vector, loop=False) for v in loads}
+            emits = [
+                Emitter(self.load, (), c.own, c.name, loaded={v: f"{names[v]}.{XYZW[j]}" for v in loads})
+                for j, c in enumerate(four)
+            ]
+            named = [self.named(emit, stores, loop=False) for emit in emits]
+            written = [line for s in stores for line in self.writes(s, base, emits)]
+            lines += [line for c in four for line in c.before]
+            lines += base.outer
+            for emit, values in zip(emits, named):
+                self.emit.helpers.update(emit.helpers)
+                lines += [*emit.outer, *values]
+            inside = four[0].inside
+            writes += [f"if ({inside}) {{", *indented(written), "}"] if inside else written
         return [*lines, *writes]
+
+    def writes(self, s: Store, base: Emitter, emits: Sequence[Emitter]) -> list[str]:
+        """The stores of neighbours: one where the array is of vectors."""
+        if self.vectors[s.slot]:
+            values = ", ".join(f"s{s.slot}{emit.copy}" for emit in emits)
+            return [f"{self.vector(s.slot, base.index(s.index, False))} = vec4<f32>({values});"]
+        places = [self.element(s.slot, emit.index(s.index, False)) for emit in emits]
+        return [f"{place} = {self.stored(s, emit.copy)};" for place, emit in zip(places, emits)]
 
     def flush(self) -> list[str]:
         """Statements that the emitter put outside of loops since the last call."""
@@ -324,18 +383,21 @@ class _Writer:
 
     # a tile of a product a workgroup
     def tile(self) -> list[str]:
-        assert self.tiling.tile is not None
-        tile = Tile(self.kernel, self.tiling.tile, self.load, self.emit.helpers)
-        return [*tile.before_stores(), *tile.stores(self.results)]
+        memory = Memory(self.load, self.vector, self.by_vectors)
+        stored = any(self.vectors[s.slot] for s in self.kernel.body if isinstance(s, Store))
+        assert self.tiling.tile is not None and self.kernel.product is not None
+        tile = Tile(self.kernel, self.tiling.tile, memory, self.emit.helpers, stored)
+        axis = None if tile.right.apart else self.kernel.product.n[-1]
+        return [*tile.before_stores(), *tile.stores(lambda results: self.results(results, axis))]
 
     # a square of a product a thread
     def square(self) -> list[str]:
         square = Square(self.kernel, self.tiling, self.load, self.emit.helpers)
         return [*square.before_stores(), *square.stores(self.results)]
 
-    def results(self, results: Sequence[Result]) -> list[str]:
-        """The stores of some results of a product."""
-        return self.side_by_side([self.result(r) for r in results])
+    def results(self, results: Sequence[Result], axis: Axis | None = None) -> list[str]:
+        """The stores of some results of a product; along `axis` every four are neighbours."""
+        return self.side_by_side([self.result(r) for r in results], axis)
 
     def result(self, r: Result) -> Copy:
         p, copy = self.kernel.product, r.copy

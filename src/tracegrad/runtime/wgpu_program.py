@@ -16,6 +16,7 @@ from tracegrad.runtime.calls import processors
 from tracegrad.runtime.wgpu_calls import Calls, Copy, Launch, device_error
 from tracegrad.runtime.wgpu_rings import (
     ALIGN,
+    VECTOR,
     Array,
     Inputs,
     Outputs,
@@ -24,6 +25,7 @@ from tracegrad.runtime.wgpu_rings import (
     plan_outputs,
     stored_dtype,
     stride_of,
+    whole,
 )
 
 MAP_READ, COPY_SRC, COPY_DST, UNIFORM, STORAGE = 0x1, 0x4, 0x8, 0x40, 0x80  # GPUBufferUsage
@@ -215,9 +217,9 @@ def copies_to(slot: Slot, loaded: Loaded, runs: int, calls: Calls) -> Any:
 
 
 def allocate(device: Any, name: str, size: int, usage: int) -> Any:
-    """A buffer of `size` bytes."""
+    """A buffer of `size` bytes, and of whole vectors."""
     try:
-        return device.create_buffer(label=name, size=max(size, 4), usage=usage)
+        return device.create_buffer(label=name, size=whole(size) or VECTOR, usage=usage)
     except Exception as e:
         raise device_error(str(e), f"allocating {size} bytes for {name!r}") from e
 

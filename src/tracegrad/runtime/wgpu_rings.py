@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     Place = tuple[str, tuple[int, ...], NDArray[Any]]  # of a field: its name and shape, and where it is staged
     Write = tuple[Any, int, NDArray[Any]]  # a buffer, the first byte, and what goes there: contiguous
 
+VECTOR = 16  # bytes: kernels may read memory by whole vectors
 ALIGN = 256  # bytes: of offsets into a buffer that is bound, what every device accepts
 GAP = 64  # outputs this close (elements) are copied together: a copy costs more than these bytes
 RUNS_AT_ONCE = 32  # in one submission: one costs the host about three runs of a small model
@@ -49,7 +50,7 @@ class Array:
         """What the `run`-th run of a submission binds."""
         if not self.stride:
             return {"buffer": self.buffer}
-        return {"buffer": self.buffer, "offset": run * self.stride, "size": 4 * self.size}
+        return {"buffer": self.buffer, "offset": run * self.stride, "size": whole(4 * self.size)}
 
 
 def depth_of(program: Program) -> int:
@@ -64,6 +65,11 @@ def depth_of(program: Program) -> int:
 def stride_of(size: int) -> int:
     """Bytes between the parts of an array of `size` elements."""
     return ALIGN * -(-4 * max(size, 1) // ALIGN)
+
+
+def whole(size: int) -> int:
+    """So many bytes, and what is missing to a whole vector."""
+    return VECTOR * -(-size // VECTOR)
 
 
 def stored_dtype(dtype: str) -> str:

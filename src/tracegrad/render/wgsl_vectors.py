@@ -1,0 +1,69 @@
+"""Memory by vectors: which arrays of a launch are read and written four elements at a time.
+
+An array is declared as vec4s where every store of the launch to it is of a whole vector. (Threads that write parts of
+one vector would race: a device may write all of it.) Then any kernel of the launch may read its elements, and tiles
+load the operands of products by vectors, which takes a quarter of the instructions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+
+from tracegrad.dtypes import f32
+from tracegrad.kernels.expr import Atom, Dynamic, Index, Quotient, Value, Var, indices_of, walk
+from tracegrad.kernels.form import Axis, Kernel, Store
+from tracegrad.kernels.tiling import Tiling
+
+Launched = Sequence[tuple[Kernel, Tiling]]
+
+
+def vector_slots(launched: Launched, binding_of: Sequence[int], aligned: Sequence[bool]) -> list[bool]:
+    """Of each slot of a launch: does it lie in an array of vectors? aligned: does the slot begin with a whole one?"""
+    by_element: set[int] = set()
+    by_vector: set[int] = set()
+    first = 0
+    for kernel, tiling in launched:
+        for number, slot in enumerate(kernel.slots, first):
+            tile = tiling.kind == "tile" and aligned[number]
+            whole = tile and (not slot.written or stored_by_vectors(kernel, number - first))
+            (by_vector if whole and slot.dtype is f32 else by_element if slot.written else set[int]()).add(
+                binding_of[number]
+            )
+        first += len(kernel.slots)
+    return [b in by_vector - by_element for b in binding_of]
+
+
+def stored_by_vectors(kernel: Kernel, slot: int) -> bool:
+    """Are a product's results beside each other where the slot is stored?"""
+    assert kernel.product is not None
+    axis = kernel.product.n[-1] if kernel.product.n else None
+    stores = [s for s in kernel.body if isinstance(s, Store) and s.slot == slot]
+    return axis is not None and all(steps_by_one(s.index, axis) for s in stores)
+
+
+def vector_loads(roots: Iterable[Value], axis: Axis | None, vectors: Callable[[int], bool]) -> list[Value]:
+    """The loads below `roots` that are of neighbouring elements along `axis`, from arrays of vectors."""
+    if axis is None:
+        return []
+    found = list(walk(roots))
+    guarded = {v.args[0] for v in found if v.op == "inside"}
+    loads = (v for v in found if v.op == "load" and v not in guarded)
+    return [v for v in loads if vectors(v.arg[0]) and steps_by_one(v.arg[1], axis)]
+
+
+def steps_by_one(index: Index, axis: Axis) -> bool:
+    """Along `axis`, is it a whole vector's index at every fourth point, and the next element's at the next point?"""
+    own = [c for atom, c in index.terms if isinstance(atom, Var) and atom.name == axis.name]
+    others = [(atom, c) for atom, c in index.terms if not (isinstance(atom, Var) and atom.name == axis.name)]
+    whole = axis.size % 4 == 0 and index.const % 4 == 0 and all(c % 4 == 0 for _, c in others)
+    return own == [1] and whole and not any(_depends(atom, axis.name) for atom, _ in others)
+
+
+def _depends(atom: Atom, name: str) -> bool:
+    """Does an atom depend on the variable `name`?"""
+    if isinstance(atom, Var):
+        return atom.name == name
+    if isinstance(atom, Quotient):
+        return any(_depends(a, name) for a, _ in atom.index.terms)
+    assert isinstance(atom, Dynamic)
+    return any(_depends(a, name) for v in walk([atom.value]) for index in indices_of(v) for a, _ in index.terms)
