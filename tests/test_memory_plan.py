@@ -20,6 +20,7 @@ from tracegrad.compiler.build import build_training
 from tracegrad.compiler.layout import Persistent
 from tracegrad.dtypes import TensorType, f32
 from tracegrad.ir import Graph
+from tracegrad.kernels.fuse import MAX_BUFFERS
 from tracegrad.prims.leaves import leaf
 from tracegrad.program import Buffer
 
@@ -62,6 +63,16 @@ def test_models_of_the_budget(name: str) -> None:
 
 def test_a_four_layer_gpt() -> None:
     check_memory(plan_of(gpt(batch=2, p=0.1)))  # labels take 8 bytes an element: a small batch, the same plan
+
+
+def test_temporaries_in_several_arrays(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Twice the layers need no more kernels: in which arrays their values lie is none of a kernel's business."""
+    monkeypatch.setattr(layout, "CHUNK", 2**20)
+    p, twice = plan_of(gpt(batch=2)), gpt(batch=2, layers=8).build().program
+    assert sum(b.role == "temp" for b in p.program.buffers) > 4
+    assert all(len(k.bindings) <= MAX_BUFFERS for k in p.program.kernels)
+    assert len(twice.kernels) == len(p.program.kernels) <= len(twice.dispatches) / 4
+    check_memory(p)
 
 
 @pytest.mark.parametrize("case", ALL_CASES, ids=lambda c: c.name)
@@ -190,6 +201,6 @@ def test_values_larger_than_an_array_may_be_share_memory(monkeypatch: pytest.Mon
     """Each in turn, and what is small beside them."""
     monkeypatch.setattr(layout, "CHUNK", 4 * 64)
     values = [layout.Lifetime(k, 1000, 2 * k, 2 * k + 1) for k in range(5)] + [layout.Lifetime(9, 10, 0, 9)]
-    places, sizes = layout.share_memory(values, "temp.f32")
+    places, sizes = layout.share_memory(values, "temp.f32", {})
     assert not layout.overlaps(places, values)
     assert sorted(sizes.values()) in ([10, 1000], [1010], [1042])

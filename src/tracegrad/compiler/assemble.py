@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import base64
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from functools import cache
 from typing import Any
 
@@ -11,6 +11,7 @@ from tracegrad.compiler.layout import Persistent, Place
 from tracegrad.compiler.places import Plan
 from tracegrad.dtypes import DTYPES, TensorType
 from tracegrad.ir import Tensor
+from tracegrad.kernels.fuse import MAX_BUFFERS
 from tracegrad.kernels.group import Launch
 from tracegrad.kernels.tiling import without_barriers, workgroup_bytes
 from tracegrad.prims.leaves import LITERAL
@@ -108,26 +109,46 @@ class Rendered:
 
     def launch(self, plan: Plan, launch: Launch) -> None:
         """One dispatch, and its kernel if that is new."""
-        arrays: dict[str, int] = {}
-        written: set[str] = set()
-        binding_of: list[int] = []
         places: list[Place] = []
+        written: set[str] = set()
         for c in launch.clusters:
-            for t in (*plan.externals[id(c)], *c.outs):
-                place = plan.places[t.serial]
-                binding_of.append(arrays.setdefault(place.array, len(arrays)))
-                places.append(place)
+            places += [plan.places[t.serial] for t in (*plan.externals[id(c)], *c.outs)]
             written.update(plan.places[t.serial].array for t in c.outs)
-        bindings = tuple(Binding(self.buffers[a].dtype, a in written, self.buffers[a].size) for a in arrays)
-        aligned = tuple(p.offset % 4 == 0 and all(move.step % 4 == 0 for move in p.moves) for p in places)
+        arrays, binding_of = bound_arrays([place.array for place in places], written)
+        bindings = tuple(
+            Binding(self.buffers[a].dtype, a in written, 0 if is_one_of_several(a) else self.buffers[a].size)
+            for a in arrays
+        )
+        aligned = tuple([p.offset % 4 == 0 and all(move.step % 4 == 0 for move in p.moves) for p in places])
         key = (tuple(map(id, launch.kernels)), tuple(binding_of), bindings, aligned)  # equal clusters have one kernel
         if key not in self.sources:
             self.sources[key] = len(self.kernels)
             self.kernels.append(source_of(launch, binding_of, bindings, aligned))
-        bound = tuple(self.number[a] for a in arrays)
+        bound = tuple([self.number[a] for a in arrays])
         moves = tuple((k, move) for k, place in enumerate(places) for move in place.moves)
         offsets = tuple(place.offset for place in places)
         self.dispatches.append(Dispatch(self.sources[key], bound, offsets, grid_of(launch.workgroups), moves))
+
+
+def bound_arrays(wanted: Sequence[str], written: Set[str]) -> tuple[list[str], list[int]]:
+    """The arrays to bind for slots that lie in `wanted`, and the binding of each slot.
+
+    Where temporaries lie in several arrays, one that is only read is bound for each slot: launches of repeated layers
+    then share a kernel, whichever of the arrays their values have come to lie in.
+    """
+    arrays: dict[object, str] = {}
+    of_slot = [(a, k if is_one_of_several(a) and a not in written else -1) for k, a in enumerate(wanted)]
+    if len(set(of_slot)) > MAX_BUFFERS:
+        of_slot = [(a, -1) for a in wanted]
+    for slot in of_slot:
+        arrays.setdefault(slot, slot[0])
+    number = {slot: k for k, slot in enumerate(arrays)}
+    return list(arrays.values()), [number[slot] for slot in of_slot]
+
+
+def is_one_of_several(array: str) -> bool:
+    """Of temporaries that did not fit in one: `role.storage.number`."""
+    return array.count(".") == 2
 
 
 def source_of(

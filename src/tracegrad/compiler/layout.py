@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import Any
@@ -14,6 +14,7 @@ CHUNK = 128 * 1024 * 1024  # bytes: the largest array every WebGPU device binds
 ALIGN = 32  # elements: temporaries begin on a cache line
 TRIES = 12  # ways to place temporaries, unless one comes as
 CLOSE = 1.02  # close to the most that is alive at once
+LITTLE = 16  # where temporaries need several arrays, what is so many times smaller than one shares the first
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,26 +73,48 @@ class Lifetime:
 Chunk = list[tuple[int, int, Lifetime]]  # pieces of one array: begin, end, who
 
 
-def share_memory(lifetimes: Iterable[Lifetime], prefix: str) -> tuple[dict[int, Place], dict[str, int]]:
+def share_memory(
+    lifetimes: Iterable[Lifetime], prefix: str, beside: Mapping[int, Set[int]]
+) -> tuple[dict[int, Place], dict[str, int]]:
     """Places for temporaries such as no two that live at the same time overlap; and the size of each array.
 
     Largest first, each at the lowest place that is free while it lives. If that leaves gaps, what stuck out furthest is
     placed before all others the next time. Arrays are kept to `CHUNK` where values allow.
+
+    beside: for each key those that a launch writes while it touches the other. Where there are several arrays, the two
+            lie in different ones: a launch binds what it only reads value by value then, so repeated layers are alike.
     """
     order = sorted(lifetimes, key=lambda t: (-t.size, t.first, t.key))
     most = CHUNK // STORED[prefix.split(".")[1]].itemsize
-    enough = CLOSE * most_alive(order)
-    tries: list[list[Chunk]] = []
-    for _ in range(TRIES):
-        tries.append(_packed(order, most))
-        _, end, last = max((piece for chunk in tries[-1] for piece in chunk), key=lambda piece: piece[1])
-        if end <= enough or len(tries[-1]) > 1:
-            break
-        order = [last, *(t for t in order if t is not last)]
-    chunks = min(tries, key=lambda found: [max(end for _, end, _ in chunk) for chunk in found])
+    alive = most_alive(order)
+    chunks = _one_array(order, most, alive) if alive <= most or len(order) == 1 else []
+    if len(chunks) != 1:
+        chunks = _several_arrays(order, most, beside)
     names = [f"{prefix}.{k}" if k else prefix for k in range(len(chunks))]
     places = {t.key: Place(name, at) for name, chunk in zip(names, chunks) for at, _, t in chunk}
     return places, {name: max(end for _, end, _ in chunk) for name, chunk in zip(names, chunks)}
+
+
+def _one_array(order: Sequence[Lifetime], most: int, alive: int) -> list[Chunk]:
+    """The smallest of some tries; more than one array if they do not fit."""
+    tries: list[list[Chunk]] = []
+    for _ in range(TRIES):
+        tries.append(_packed(order, most, {}))
+        if len(tries[-1]) > 1:
+            break
+        _, end, last = max(tries[-1][0], key=lambda piece: piece[1])
+        if end <= CLOSE * alive:
+            break
+        order = [last, *(t for t in order if t is not last)]
+    return min(tries, key=lambda found: [max(end for _, end, _ in chunk) for chunk in found])
+
+
+def _several_arrays(order: Sequence[Lifetime], most: int, beside: Mapping[int, Set[int]]) -> list[Chunk]:
+    """The small values in one array, so that all launches find them in the same; the others apart from each other."""
+    bound = most // LITTLE
+    while len(chunks := _packed([t for t in order if t.size <= bound], most, {})) > 1:
+        bound //= LITTLE
+    return [*chunks, *_packed([t for t in order if t.size > bound], most, beside)]
 
 
 def most_alive(lifetimes: Iterable[Lifetime]) -> int:
@@ -103,18 +126,24 @@ def most_alive(lifetimes: Iterable[Lifetime]) -> int:
     return max(accumulate(changes[at] for at in sorted(changes)))
 
 
-def _packed(order: Iterable[Lifetime], most: int) -> list[Chunk]:
+def _packed(order: Iterable[Lifetime], most: int, beside: Mapping[int, Set[int]]) -> list[Chunk]:
     """One way to place temporaries, taken in order, in arrays of at most so many elements."""
     chunks: list[Chunk] = []
+    inside: list[set[int]] = []
     for t in order:
+        others = beside.get(t.key, frozenset())
         for number in range(len(chunks) + 1):
             if number == len(chunks):
                 chunks.append([])
+                inside.append(set())
             chunk = chunks[number]
+            if not inside[number].isdisjoint(others):
+                continue
             at = _lowest_gap(chunk, t)
             # a single value may be larger, and then others may lie where it does
             if not chunk or at + t.size <= max(most, *(end for _, end, _ in chunk)):
                 chunk.append((at, at + t.size, t))
+                inside[number].add(t.key)
                 break
     return chunks
 

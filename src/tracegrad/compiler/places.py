@@ -176,8 +176,9 @@ def place_temporaries(plan: Plan, elsewhere: set[int]) -> None:
             if t.serial not in plan.places and t.serial not in inside:
                 add_value(t, [t.serial])
     blocks = {block.key: block for _, block in blocks_of(plan)}
+    whole = {part: t.serial for t in packs for part in s.packed(t.serial)}
     for prefix, lifetimes in found.items():
-        places, sizes = share_memory(lifetimes, prefix)
+        places, sizes = share_memory(lifetimes, prefix, written_beside(plan, whole))
         plan.temporaries |= sizes
         plan.lifetimes += lifetimes
         for key, place in places.items():
@@ -185,6 +186,19 @@ def place_temporaries(plan: Plan, elsewhere: set[int]) -> None:
                 plan.places[key] = blocks[key].place = place
             else:
                 place_parts(plan, s.nodes[key], place)
+
+
+def written_beside(plan: Plan, whole: Mapping[int, int]) -> dict[int, set[int]]:
+    """For each value the others that some launch touches too, where it writes one of the two. `whole`: part -> pack."""
+    out: dict[int, set[int]] = {}
+    for launch in plan.launches:
+        written = {whole.get(t.serial, t.serial) for c in launch.clusters for t in c.outs}
+        read = {whole.get(t.serial, t.serial) for c in launch.clusters for t in plan.externals[id(c)]} - written
+        for key in written:
+            out.setdefault(key, set()).update(written - {key}, read)
+        for key in read:
+            out.setdefault(key, set()).update(written)
+    return out
 
 
 def place_bodies(plan: Plan, depth: int, constants: Filling) -> None:
