@@ -108,7 +108,7 @@ def bindings_of_slots(source: KernelSource) -> dict[int, int]:
     """slot -> binding, as the shader text says; checked against the NumPy text where that names both."""
     out: dict[int, int] = {}
     for function, local in calls_of(source):
-        for binding, o in re.findall(r"mem(\d+)\[o(\d+) \+", function):
+        for binding, o in re.findall(r"mem(\d+)\[\(?o(\d+) \+", function):
             if out.setdefault(local[o], int(binding)) != int(binding):
                 raise AssertionError(f"slot {local[o]} of {source.label} lies in two arrays")
     for binding, slot in re.findall(r"view\(memory\[(\d+)\], at\[(\d+)\]", source.numpy):
@@ -121,7 +121,7 @@ def written_slots(source: KernelSource) -> set[int]:
     """The slots that the shader assigns to."""
     out: set[int] = set()
     for function, local in calls_of(source):
-        out |= {local[o] for o in re.findall(r"^\s*mem\d+\[o(\d+) \+ .*\] = ", function, re.MULTILINE)}
+        out |= {local[o] for o in re.findall(r"^\s*mem\d+\[\(?o(\d+) \+ .*\] = ", function, re.MULTILINE)}
     return out
 
 

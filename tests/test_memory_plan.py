@@ -197,10 +197,11 @@ def test_a_read_at_other_points_of_what_is_overwritten_is_seen() -> None:
         check_memory(bad)
 
 
-def test_values_larger_than_an_array_may_be_share_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("most_arrays", [1, 4])
+def test_values_larger_than_an_array_may_be_share_memory(most_arrays: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each in turn, and what is small beside them."""
     monkeypatch.setattr(layout, "CHUNK", 4 * 64)
     values = [layout.Lifetime(k, 1000, 2 * k, 2 * k + 1) for k in range(5)] + [layout.Lifetime(9, 10, 0, 9)]
-    places, sizes = layout.share_memory(values, "temp.f32", {})
+    places, sizes = layout.share_memory(values, "temp.f32", layout.Beside({}, {}, set()), most_arrays)
     assert not layout.overlaps(places, values)
     assert sorted(sizes.values()) in ([10, 1000], [1010], [1042])

@@ -70,29 +70,64 @@ class Lifetime:
     last: int
 
 
+@dataclass(frozen=True, slots=True)
+class Beside:
+    """Of each key those that some launch reads while it writes the key's value, or the other way round; and those that
+    it writes too. crowded: keys of launches that touch so much else that all these should lie in one array."""
+
+    read: Mapping[int, Set[int]]
+    written: Mapping[int, Set[int]]
+    crowded: Set[int]
+
+
 Chunk = list[tuple[int, int, Lifetime]]  # pieces of one array: begin, end, who
 
 
 def share_memory(
-    lifetimes: Iterable[Lifetime], prefix: str, beside: Mapping[int, Set[int]]
+    lifetimes: Iterable[Lifetime], prefix: str, beside: Beside, most_arrays: int
 ) -> tuple[dict[int, Place], dict[str, int]]:
     """Places for temporaries such as no two that live at the same time overlap; and the size of each array.
 
     Largest first, each at the lowest place that is free while it lives. If that leaves gaps, what stuck out furthest is
     placed before all others the next time. Arrays are kept to `CHUNK` where values allow.
 
-    beside: for each key those that a launch writes while it touches the other. Where there are several arrays, the two
-            lie in different ones: a launch binds what it only reads value by value then, so repeated layers are alike.
+    beside: which values launches touch beside each other. What one reads and what it writes lie in different arrays, as
+            far as `most_arrays` allow: what a launch only reads, drivers load when they like. Where temporaries need
+            several arrays anyway, so do those it writes: it binds what it reads value by value then, so repeated layers
+            are alike.
     """
     order = sorted(lifetimes, key=lambda t: (-t.size, t.first, t.key))
     most = CHUNK // STORED[prefix.split(".")[1]].itemsize
     alive = most_alive(order)
-    chunks = _one_array(order, most, alive) if alive <= most or len(order) == 1 else []
-    if len(chunks) != 1:
+    chunks: list[Chunk] = []
+    if most_arrays > 1:
+        chunks = _few_arrays(order, beside, most_arrays)
+    elif alive <= most or len(order) == 1:
+        chunks = _one_array(order, most, alive)
+    if any(end > most for chunk in chunks for _, end, _ in chunk) or not chunks:
         chunks = _several_arrays(order, most, beside)
     names = [f"{prefix}.{k}" if k else prefix for k in range(len(chunks))]
     places = {t.key: Place(name, at) for name, chunk in zip(names, chunks) for at, _, t in chunk}
     return places, {name: max(end for _, end, _ in chunk) for name, chunk in zip(names, chunks)}
+
+
+def _few_arrays(order: Sequence[Lifetime], beside: Beside, most_arrays: int) -> list[Chunk]:
+    """Each value in the array that grows least for it, of those without a value that it should be apart from."""
+    chunks: list[Chunk] = [[]]
+    inside: list[set[int]] = [set()]
+    for t in order:
+        others = beside.read.get(t.key, set[int]())
+        free = [0] if t.key in beside.crowded else [k for k, keys in enumerate(inside) if keys.isdisjoint(others)]
+        if not free and len(chunks) < most_arrays:
+            free = [len(chunks)]
+            chunks.append([])
+            inside.append(set())
+        found = [(_lowest_gap(chunks[k], t), k) for k in free or range(len(chunks))]
+        ends = [max((end for _, end, _ in chunk), default=0) for chunk in chunks]
+        at, k = min(found, key=lambda place: (max(0, place[0] + t.size - ends[place[1]]), place[1]))
+        chunks[k].append((at, at + t.size, t))
+        inside[k].add(t.key)
+    return chunks
 
 
 def _one_array(order: Sequence[Lifetime], most: int, alive: int) -> list[Chunk]:
@@ -109,12 +144,13 @@ def _one_array(order: Sequence[Lifetime], most: int, alive: int) -> list[Chunk]:
     return min(tries, key=lambda found: [max(end for _, end, _ in chunk) for chunk in found])
 
 
-def _several_arrays(order: Sequence[Lifetime], most: int, beside: Mapping[int, Set[int]]) -> list[Chunk]:
+def _several_arrays(order: Sequence[Lifetime], most: int, beside: Beside) -> list[Chunk]:
     """The small values in one array, so that all launches find them in the same; the others apart from each other."""
     bound = most // LITTLE
     while len(chunks := _packed([t for t in order if t.size <= bound], most, {})) > 1:
         bound //= LITTLE
-    return [*chunks, *_packed([t for t in order if t.size > bound], most, beside)]
+    apart = {key: beside.read[key] | beside.written[key] for key in beside.read}
+    return [*chunks, *_packed([t for t in order if t.size > bound], most, apart)]
 
 
 def most_alive(lifetimes: Iterable[Lifetime]) -> int:

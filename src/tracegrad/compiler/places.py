@@ -7,12 +7,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tracegrad.compiler.bodies import ScanPlan, blocks_of, iteration
-from tracegrad.compiler.layout import Filling, Lifetime, Persistent, Place, share_memory
-from tracegrad.dtypes import TensorType, f16
+from tracegrad.compiler.layout import Beside, Filling, Lifetime, Persistent, Place, share_memory
+from tracegrad.dtypes import TensorType, f16, f32
 from tracegrad.hypers import PREFIX
 from tracegrad.ir import Graph, Tensor
 from tracegrad.kernels.form import Kernel
-from tracegrad.kernels.fuse import EntangledError, Schedule, array_of
+from tracegrad.kernels.fuse import MAX_BUFFERS, EntangledError, Schedule, array_of
 from tracegrad.kernels.group import Launch, group_launches
 from tracegrad.kernels.lower import external_order, lower
 from tracegrad.kernels.reads import base
@@ -20,6 +20,7 @@ from tracegrad.kernels.tiling import Tiling, choose_tiling
 from tracegrad.passes.place import write_through_copies
 from tracegrad.prims.leaves import LEAF, LITERAL
 
+MOST_ARRAYS = 4  # of temporaries, unless they need more; a launch may bind eight arrays in all
 Key = tuple[Any, ...]  # of a kernel: equal where two clusters have one form
 
 
@@ -177,8 +178,10 @@ def place_temporaries(plan: Plan, elsewhere: set[int]) -> None:
                 add_value(t, [t.serial])
     blocks = {block.key: block for _, block in blocks_of(plan)}
     whole = {part: t.serial for t in packs for part in s.packed(t.serial)}
+    beside = touched_beside(plan, whole)
     for prefix, lifetimes in found.items():
-        places, sizes = share_memory(lifetimes, prefix, written_beside(plan, whole))
+        several = prefix == f"temp.{f32.storage}" and not elsewhere
+        places, sizes = share_memory(lifetimes, prefix, beside, MOST_ARRAYS + 1 - len(found) if several else 1)
         plan.temporaries |= sizes
         plan.lifetimes += lifetimes
         for key, place in places.items():
@@ -188,17 +191,22 @@ def place_temporaries(plan: Plan, elsewhere: set[int]) -> None:
                 place_parts(plan, s.nodes[key], place)
 
 
-def written_beside(plan: Plan, whole: Mapping[int, int]) -> dict[int, set[int]]:
-    """For each value the others that some launch touches too, where it writes one of the two. `whole`: part -> pack."""
-    out: dict[int, set[int]] = {}
+def touched_beside(plan: Plan, whole: Mapping[int, int]) -> Beside:
+    """Which values launches touch beside each other. `whole`: part -> pack."""
+    apart, together, crowded = dict[int, set[int]](), dict[int, set[int]](), set[int]()
     for launch in plan.launches:
         written = {whole.get(t.serial, t.serial) for c in launch.clusters for t in c.outs}
         read = {whole.get(t.serial, t.serial) for c in launch.clusters for t in plan.externals[id(c)]} - written
         for key in written:
-            out.setdefault(key, set()).update(written - {key}, read)
+            apart.setdefault(key, set()).update(read)
+            together.setdefault(key, set()).update(written - {key})
         for key in read:
-            out.setdefault(key, set()).update(written)
-    return out
+            apart.setdefault(key, set()).update(written)
+            together.setdefault(key, set())
+        others = {plan.places[key].array for key in written | read if key in plan.places}
+        if len(others) + MOST_ARRAYS > MAX_BUFFERS:
+            crowded |= written | read
+    return Beside(apart, together, crowded)
 
 
 def place_bodies(plan: Plan, depth: int, constants: Filling) -> None:

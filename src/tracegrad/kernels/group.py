@@ -14,7 +14,9 @@ from tracegrad.kernels.fuse import MAX_BUFFERS, Cluster, Schedule, array_of
 from tracegrad.kernels.tiling import WORKGROUP_BYTES, Tiling, workgroup_bytes
 
 FULL = 8192  # workgroups; beyond, a kernel keeps a device busy alone
-ALONE = 2**28  # points folded in all; such a kernel runs far longer than a launch costs, and company takes registers
+ALONE = (
+    2**28
+)  # points folded in all; such a kernel runs far longer than a launch costs, and other company takes registers
 MAX_MEMBERS = 8
 MAX_SLOTS = 64  # offsets a dispatch may pass: 1 KiB of uniforms
 
@@ -37,7 +39,7 @@ class Launch:
         """Is there room for another member?"""
         return (
             0 < len(self.kernels) < MAX_MEMBERS
-            and all(k.work < ALONE for k in (*self.kernels, kernel))
+            and (all(k.work < ALONE for k in (*self.kernels, kernel)) or all(k is kernel for k in self.kernels))
             and self.workgroups + tiling.workgroups <= FULL
             and sum(len(k.slots) for k in (*self.kernels, kernel)) <= MAX_SLOTS
             and len(self.arrays | arrays) <= MAX_BUFFERS

@@ -13,7 +13,8 @@ COOPERATE_FROM = 32  # shorter rows are folded by one thread
 TILE_FROM = 16  # products with fewer rows or columns of results are folded point by point
 HALF = 8  # but not if there are tiles enough anyway: half of each is wasted then, of threads that waited
 PROCESSORS = 132  # of a large GPU; small ones are busy sooner
-FILL = 48  # steps of k that beginning and ending a tile take
+LEAST_STEP = 16  # of k
+FILL = 64  # steps of k that beginning and ending a tile take
 PADDING = 4  # elements behind each line in workgroup memory: writes along k then meet no bank twice
 EXCHANGED = 2048  # partial results that threads pass to each other at a time
 TOGETHER = 4  # turns of a loop, or results of a product, that a thread does side by side
@@ -40,7 +41,6 @@ class TileShape:
     tall, wide:    rows and columns of the thread's, multiples of 4. Its rows come four by four from `4 * down` rows
                    further on, its columns likewise: so neighbouring threads read neighbouring vectors.
     k_step:        how much of k lies in workgroup memory at a time.
-    parts:         2 where one such part is filled while the other is summed; of large ones only 1 finds room.
     """
 
     rows: int
@@ -48,7 +48,6 @@ class TileShape:
     tall: int
     wide: int
     k_step: int
-    parts: int = 2
 
     @property
     def down(self) -> int:
@@ -119,18 +118,20 @@ class TileShape:
     @property
     def shared(self) -> int:
         """Elements of workgroup memory."""
-        return max(self.parts * self.part, self.rows_exchanged * WORKGROUP * self.wide)
+        return max(self.part, self.rows_exchanged * WORKGROUP * self.wide)
 
 
-# Shape -> how busy its loads let a processor be with sums, where it has 1, 2, ... or more of them at a time.
+# Shape -> how busy its loads let a processor be with sums, where it has 1, 2, ... of them at a time, up to as many as
+# its registers hold: (k + FILL) * rows * columns sums take 6 ps each, divided by that. One large tile alone reaches a
+# fifth more, but then nothing else hides what it does with its results.
 TILES = {
-    TileShape(64, 128, 8, 8, 16, parts=1): (0.75, 0.85, 0.95),
-    TileShape(128, 64, 8, 8, 16, parts=1): (0.8, 0.9, 0.95),
-    TileShape(64, 64, 8, 4, 8): (0.55, 0.85, 0.9, 0.93),
-    TileShape(32, 64, 8, 4, 16): (0.57, 0.63, 0.68, 0.72),
-    TileShape(32, 32, 4, 4, 16): (0.31, 0.47, 0.56, 0.58),
-    TileShape(16, 64, 4, 4, 16): (0.31, 0.54, 0.6),
-    TileShape(16, 16, 4, 4, 32): (0.22, 0.26, 0.3, 0.32),
+    TileShape(64, 128, 8, 8, 16): (0.70, 0.98, 1.05),
+    TileShape(128, 64, 8, 8, 16): (0.68, 0.97, 1.04),
+    TileShape(64, 64, 8, 4, 16): (0.62, 0.80, 0.87, 0.92),
+    TileShape(32, 64, 8, 4, 32): (0.52, 0.74, 0.81),
+    TileShape(32, 32, 4, 4, 32): (0.37, 0.49, 0.54, 0.56),
+    TileShape(16, 64, 4, 4, 32): (0.38, 0.51, 0.55),
+    TileShape(16, 16, 4, 4, 64): (0.17, 0.21, 0.26, 0.27),
 }
 SMALLEST = min(TILES, key=lambda tile: tile.rows * tile.columns)
 
@@ -164,7 +165,7 @@ def choose_tiling(kernel: Kernel) -> Tiling:
     if kernel.product is not None:
         m, n, batch = (points(axes) for axes in (kernel.product.m, kernel.product.n, kernel.product.batch))
         if min(m, n) >= TILE_FROM or (min(m, n) >= HALF and _tiles(SMALLEST, batch, m, n) >= PROCESSORS):
-            return _tile(batch, m, n, length)
+            return _tile(batch, m, n, kernel)
     if length < COOPERATE_FROM:
         return Tiling("rows", -(-rows // WORKGROUP))
     if _columns(kernel):
@@ -213,9 +214,12 @@ def _side_by_side(kernel: Kernel) -> int:
     return 4 if accesses <= 4 else 2 if accesses <= 8 else 1
 
 
-def _tile(batch: int, m: int, n: int, k: int) -> Tiling:
-    """The tile that is done first."""
-    tile = min(TILES, key=lambda tile: _time(tile, batch, m, n, k))
+def _tile(batch: int, m: int, n: int, kernel: Kernel) -> Tiling:
+    """The tile that is done first; with shorter steps if only those cover an axis of k."""
+    tile = min(TILES, key=lambda tile: _time(tile, batch, m, n, kernel.length))
+    steps = (tile.k_step >> halved for halved in range(3) if tile.k_step >> halved >= LEAST_STEP)
+    covering = (step for step in steps if any(a.size % step == 0 for a in kernel.inner))
+    tile = replace(tile, k_step=next(covering, tile.k_step))
     return Tiling("tile", _tiles(tile, batch, m, n), tile=tile)
 
 
@@ -225,9 +229,11 @@ def product_time(batch: int, m: int, n: int, k: int) -> float:
 
 
 def _time(tile: TileShape, batch: int, m: int, n: int, k: int) -> float:
-    each = -(-_tiles(tile, batch, m, n) // PROCESSORS)
-    busy = TILES[tile][min(each, len(TILES[tile])) - 1]
-    return each * (k + FILL) * tile.rows * tile.columns / busy
+    """A processor sums as many tiles at a time as it holds, then what is left over."""
+    busy = TILES[tile]
+    rounds, rest = divmod(-(-_tiles(tile, batch, m, n) // PROCESSORS), len(busy))
+    held = rounds * len(busy) / busy[-1] + (rest / busy[rest - 1] if rest else 0)
+    return held * (k + FILL) * tile.rows * tile.columns
 
 
 def _tiles(tile: TileShape, batch: int, m: int, n: int) -> int:

@@ -110,7 +110,6 @@ class Tile:
         tiles_n = -(-self.n // t.columns)
         tiles = -(-self.m // t.rows) * tiles_n
         left, right = self.operand(self.left), self.operand(self.right)
-        turn = f"part = {t.part // 4} - part;" if t.parts > 1 else "workgroupBarrier();"
         load, put = [*self.stands_still(), *left.load, *right.load], [*left.put, *right.put]
         return [
             f"let first_m = (w % {tiles}) / {tiles_n} * {t.rows};",
@@ -120,7 +119,6 @@ class Tile:
             *(f"var c{i}_{h} = vec4<f32>();" for i in range(t.tall) for h in range(t.wide // 4)),
             *left.before,
             *right.before,
-            f"{'var' if t.parts > 1 else 'let'} part = 0;",
             "{",
             *indented(["let kc = 0;", *load]),
             "}",
@@ -129,7 +127,8 @@ class Tile:
             f"for (var kt = {t.k_step}; kt < {self.k + t.k_step}; kt += {t.k_step}) {{",
             f"  let kc = min(kt, {(self.k - 1) // t.k_step * t.k_step});",  # the last part once more, for nothing
             *indented([*load, *self.accumulate()]),
-            *indented([turn, *put]),
+            "  workgroupBarrier();",
+            *indented(put),
             "  workgroupBarrier();",
             "}",
         ]
@@ -243,7 +242,7 @@ class Tile:
         slice_left, slice_right = (
             f" + slice * {t.k_slice * line // 4}" if t.slices > 1 else "" for line in (t.left_line, t.right_line)
         )
-        lines = [f"let left = part{slice_left} + ty;", f"let right = part{slice_right} + tx + {t.second // 4};"]
+        lines = [f"let left = ty{slice_left};", f"let right = tx + {t.second // 4}{slice_right};"]
         if t.k_slice <= WRITTEN_OUT:
             return [*lines, *(line for kk in range(t.k_slice) for line in ("{", *indented(self.step(kk)), "}"))]
         return [*lines, f"for (var kk = 0; kk < {t.k_slice}; kk++) {{", *indented(self.step("kk")), "}"]
@@ -296,7 +295,7 @@ class Tile:
             loaded = {v: f"{w}.{XYZW[e]}" for v, w in known.items()}
             before = self.defined(side, copy, side.row(g, e), k)
             values.append(self.value(side, copy, before, loaded, out, load))
-        here = f"sv[part + {put}] = {name};"
+        here = f"sv[{put}] = {name};"
         load.append(f"{name} = vec4<f32>({', '.join(values)});")
         out.load += self.loaded([name], k, load)
         out.put.append(f"if (lid < {loads}) {{ {here} }}" if loads < WORKGROUP else here)
@@ -324,7 +323,7 @@ class Tile:
         out.before += [f"var {register} = vec4<f32>();" for register in registers]
         load += [f"{register} = vec4<f32>({', '.join(row)});" for register, row in zip(registers, rows)]
         loading = self.loaded(registers, k, load)
-        puts = [f"sv[part + {put} + {j * side.line}] = {register};" for j, register in enumerate(registers)]
+        puts = [f"sv[{put} + {j * side.line}] = {register};" for j, register in enumerate(registers)]
         whole = loads >= WORKGROUP
         out.load += loading if whole else [f"if (lid < {loads}) {{", *indented(loading), "}"]
         out.put += puts if whole else [f"if (lid < {loads}) {{ {' '.join(puts)} }}"]
