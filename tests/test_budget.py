@@ -25,6 +25,14 @@ def test_dispatches_a_step(name: str) -> None:
     assert program.copies == ()
 
 
+def test_a_large_gpt_takes_a_few_kernels_and_dispatches_a_layer() -> None:
+    """Its values take many arrays, and most of its kernels a launch each: neither may cost a kernel for each layer."""
+    programs = [gpt(batch=64, context=256, width=384, layers=n).build().program for n in (4, 6)]
+    few, more = (len(p.dispatches) for p in programs)
+    assert len(programs[0].kernels) == len(programs[1].kernels) <= 50
+    assert more - few <= 2 * 46
+
+
 @pytest.mark.parametrize("name", BUDGET)
 def test_clipping_optimizer_and_ema_take_two_dispatches(name: str) -> None:
     """Those from the first on that reads or writes the optimizer's state; before them comes part of the norm."""

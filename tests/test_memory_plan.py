@@ -20,6 +20,7 @@ from tracegrad.compiler.build import build_training
 from tracegrad.compiler.layout import Persistent
 from tracegrad.dtypes import TensorType, f32
 from tracegrad.ir import Graph
+from tracegrad.kernels import group, postpone
 from tracegrad.kernels.fuse import MAX_BUFFERS
 from tracegrad.prims.leaves import leaf
 from tracegrad.program import Buffer
@@ -73,6 +74,15 @@ def test_temporaries_in_several_arrays(monkeypatch: pytest.MonkeyPatch) -> None:
     assert all(len(k.bindings) <= MAX_BUFFERS for k in p.program.kernels)
     assert len(twice.kernels) == len(p.program.kernels) <= len(twice.dispatches) / 4
     check_memory(p)
+
+
+def test_launches_that_run_later(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where most kernels keep a launch to themselves, as in a large GPT, the small sums of a backward gather in few."""
+    monkeypatch.setattr(group, "ALONE", 2**20)
+    later = plan_of(gpt(batch=2))
+    monkeypatch.setattr(postpone, "KEPT", -1)
+    assert len(later.program.dispatches) < len(plan_of(gpt(batch=2)).program.dispatches)
+    check_memory(later)
 
 
 @pytest.mark.parametrize("case", ALL_CASES, ids=lambda c: c.name)

@@ -1368,7 +1368,7 @@ fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) 
   if (w >= 1 && w < 2) { k1(w - 1, i32(lid)); }
 }
 
-// 18: sum+mul | matmul | matmul | sum
+// 18: matmul | matmul | sum+mul | sum
 @group(0) @binding(0) var<storage, read_write> mem0: array<f32, 1889>;
 @group(0) @binding(1) var<storage, read_write> mem1: array<f32, 1039>;
 @group(0) @binding(2) var<storage, read> mem2: array<f32, 1039>;
@@ -1377,31 +1377,6 @@ fn k0(w: i32, lid: i32) {
   let o0 = at[0].x;
   let o1 = at[0].y;
   let o2 = at[0].z;
-  let row = w * 128 + lid;
-  let lane = 0;
-  if (row >= 32) { return; }
-  let i0 = row;
-  var ta0 = 0f;
-  {
-    for (var j = lane; j < 4; j += 1) {
-      let j0 = j;
-      let xa0 = (mem0[o0 + (i0 * 4 + j0)] * mem0[o1 + (i0 * 4 + j0)]);
-      ta0 = (ta0 + xa0);
-    }
-  }
-  let a0 = ta0;
-  if (row < 32) {
-    for (var j = lane; j < 4; j += 1) {
-      let j0 = j;
-      let s2 = ((mem0[o1 + (i0 * 4 + j0)] * (mem0[o0 + (i0 * 4 + j0)] - a0)) * 0.707106769f);
-      mem0[o2 + (i0 * 4 + j0)] = s2;
-    }
-  }
-}
-fn k1(w: i32, lid: i32) {
-  let o0 = at[0].w;
-  let o1 = at[1].x;
-  let o2 = at[1].y;
   let row = w * 128 + lid;
   let lane = 0;
   if (row >= 64) { return; }
@@ -1424,10 +1399,10 @@ fn k1(w: i32, lid: i32) {
     mem1[o2 + (m0 * 8 + n0 * 2 + n1)] = s2;
   }
 }
-fn k2(w: i32, lid: i32) {
-  let o0 = at[1].z;
-  let o1 = at[1].w;
-  let o2 = at[2].x;
+fn k1(w: i32, lid: i32) {
+  let o0 = at[0].w;
+  let o1 = at[1].x;
+  let o2 = at[1].y;
   let row = w * 128 + lid;
   let lane = 0;
   if (row >= 64) { return; }
@@ -1448,6 +1423,31 @@ fn k2(w: i32, lid: i32) {
   if (row < 64 && lane == 0) {
     let s2 = a0;
     mem0[o2 + (m0 * 32 + m1 * 8 + n0)] = s2;
+  }
+}
+fn k2(w: i32, lid: i32) {
+  let o0 = at[1].z;
+  let o1 = at[1].w;
+  let o2 = at[2].x;
+  let row = w * 128 + lid;
+  let lane = 0;
+  if (row >= 32) { return; }
+  let i0 = row;
+  var ta0 = 0f;
+  {
+    for (var j = lane; j < 4; j += 1) {
+      let j0 = j;
+      let xa0 = (mem0[o0 + (i0 * 4 + j0)] * mem0[o1 + (i0 * 4 + j0)]);
+      ta0 = (ta0 + xa0);
+    }
+  }
+  let a0 = ta0;
+  if (row < 32) {
+    for (var j = lane; j < 4; j += 1) {
+      let j0 = j;
+      let s2 = ((mem0[o1 + (i0 * 4 + j0)] * (mem0[o0 + (i0 * 4 + j0)] - a0)) * 0.707106769f);
+      mem0[o2 + (i0 * 4 + j0)] = s2;
+    }
   }
 }
 fn k3(w: i32, lid: i32) {

@@ -650,12 +650,12 @@ fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) 
   if (w >= 0 && w < 1) { k0(w - 0, i32(lid)); }
 }
 
-// 11: sum+div+where | sum | matmul+mul | matmul
+// 11: matmul+mul | matmul | sum | sum+div+where
 @group(0) @binding(0) var<storage, read_write> mem0: array<f32, 1889>;
-@group(0) @binding(1) var<storage, read> mem1: array<i32, 1>;
-@group(0) @binding(2) var<storage, read_write> mem2: array<f32, 1>;
-@group(0) @binding(3) var<storage, read_write> mem3: array<f32, 1039>;
-@group(0) @binding(4) var<storage, read> mem4: array<f32, 1039>;
+@group(0) @binding(1) var<storage, read> mem1: array<f32, 1039>;
+@group(0) @binding(2) var<storage, read_write> mem2: array<f32, 1039>;
+@group(0) @binding(3) var<storage, read> mem3: array<i32, 1>;
+@group(0) @binding(4) var<storage, read_write> mem4: array<f32, 1>;
 @group(1) @binding(0) var<uniform> at: array<vec4<i32>, 4>;
 var<private> inf_bits: u32 = 0x7f800000u;
 var<private> nan_bits: u32 = 0x7fc00000u;
@@ -688,53 +688,6 @@ fn k0(w: i32, lid: i32) {
   let o4 = at[1].x;
   let row = w * 128 + lid;
   let lane = 0;
-  if (row >= 1) { return; }
-  var ta0 = 0f;
-  {
-    for (var j = lane; j < 8; j += 1) {
-      let j0 = j;
-      let xa0 = (log_(mem0[o0 + j0]) - mem0[o1 + j0]);
-      ta0 = (ta0 + xa0);
-    }
-  }
-  let a0 = ta0;
-  let v0 = div_(a0, 8f);
-  if (row < 1 && lane == 0) {
-    let s3 = v0;
-    let s4 = select(0f, bitcast<f32>(inf_bits), (((bitcast<u32>(v0) & 0x7f800000u) == 0x7f800000u) || (!(mem1[o2 + 0] == 0))));
-    mem2[o3 + 0] = s3;
-    mem0[o4 + 0] = s4;
-  }
-}
-fn k1(w: i32, lid: i32) {
-  let o0 = at[1].y;
-  let o1 = at[1].z;
-  let row = w * 128 + lid;
-  let lane = 0;
-  if (row >= 7) { return; }
-  let i0 = row;
-  var ta0 = 0f;
-  {
-    for (var j = lane; j < 8; j += 1) {
-      let j0 = j;
-      let xa0 = mem0[o0 + (i0 + j0 * 7)];
-      ta0 = (ta0 + xa0);
-    }
-  }
-  let a0 = ta0;
-  if (row < 7 && lane == 0) {
-    let s1 = a0;
-    mem3[o1 + i0] = s1;
-  }
-}
-fn k2(w: i32, lid: i32) {
-  let o0 = at[1].w;
-  let o1 = at[2].x;
-  let o2 = at[2].y;
-  let o3 = at[2].z;
-  let o4 = at[2].w;
-  let row = w * 128 + lid;
-  let lane = 0;
   if (row >= 64) { return; }
   let m0 = (row / 8);
   let n0 = row % 8;
@@ -742,22 +695,22 @@ fn k2(w: i32, lid: i32) {
   {
     for (var j = lane; j < 7; j += 1) {
       let k0 = j;
-      let xa0 = (mem0[o0 + (m0 * 7 + k0)] * mem4[o1 + (n0 * 7 + k0)]);
+      let xa0 = (mem0[o0 + (m0 * 7 + k0)] * mem1[o1 + (n0 * 7 + k0)]);
       ta0 = (ta0 + xa0);
     }
   }
   let a0 = ta0;
   if (row < 64 && lane == 0) {
     let s3 = a0;
-    let s4 = (a0 * mem4[o2 + n0]);
+    let s4 = (a0 * mem1[o2 + n0]);
     mem0[o3 + (m0 * 8 + n0)] = s3;
     mem0[o4 + (m0 * 8 + n0)] = s4;
   }
 }
-fn k3(w: i32, lid: i32) {
-  let o0 = at[3].x;
-  let o1 = at[3].y;
-  let o2 = at[3].z;
+fn k1(w: i32, lid: i32) {
+  let o0 = at[1].y;
+  let o1 = at[1].z;
+  let o2 = at[1].w;
   let row = w * 128 + lid;
   let lane = 0;
   if (row >= 56) { return; }
@@ -774,7 +727,54 @@ fn k3(w: i32, lid: i32) {
   let a0 = ta0;
   if (row < 56 && lane == 0) {
     let s2 = a0;
-    mem3[o2 + (m0 * 7 + n0)] = s2;
+    mem2[o2 + (m0 * 7 + n0)] = s2;
+  }
+}
+fn k2(w: i32, lid: i32) {
+  let o0 = at[2].x;
+  let o1 = at[2].y;
+  let row = w * 128 + lid;
+  let lane = 0;
+  if (row >= 7) { return; }
+  let i0 = row;
+  var ta0 = 0f;
+  {
+    for (var j = lane; j < 8; j += 1) {
+      let j0 = j;
+      let xa0 = mem0[o0 + (i0 + j0 * 7)];
+      ta0 = (ta0 + xa0);
+    }
+  }
+  let a0 = ta0;
+  if (row < 7 && lane == 0) {
+    let s1 = a0;
+    mem2[o1 + i0] = s1;
+  }
+}
+fn k3(w: i32, lid: i32) {
+  let o0 = at[2].z;
+  let o1 = at[2].w;
+  let o2 = at[3].x;
+  let o3 = at[3].y;
+  let o4 = at[3].z;
+  let row = w * 128 + lid;
+  let lane = 0;
+  if (row >= 1) { return; }
+  var ta0 = 0f;
+  {
+    for (var j = lane; j < 8; j += 1) {
+      let j0 = j;
+      let xa0 = (log_(mem0[o0 + j0]) - mem0[o1 + j0]);
+      ta0 = (ta0 + xa0);
+    }
+  }
+  let a0 = ta0;
+  let v0 = div_(a0, 8f);
+  if (row < 1 && lane == 0) {
+    let s3 = v0;
+    let s4 = select(0f, bitcast<f32>(inf_bits), (((bitcast<u32>(v0) & 0x7f800000u) == 0x7f800000u) || (!(mem3[o2 + 0] == 0))));
+    mem4[o3 + 0] = s3;
+    mem0[o4 + 0] = s4;
   }
 }
 @compute @workgroup_size(128)
@@ -865,10 +865,10 @@ fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) 
   if (w >= 1 && w < 2) { k1(w - 1, i32(lid)); }
 }
 
-// 13: sum | matmul+add | matmul
+// 13: matmul+add | matmul | sum
 @group(0) @binding(0) var<storage, read_write> mem0: array<f32, 1889>;
-@group(0) @binding(1) var<storage, read_write> mem1: array<f32, 1039>;
-@group(0) @binding(2) var<storage, read> mem2: array<f32, 1039>;
+@group(0) @binding(1) var<storage, read> mem1: array<f32, 1039>;
+@group(0) @binding(2) var<storage, read_write> mem2: array<f32, 1039>;
 @group(1) @binding(0) var<uniform> at: array<vec4<i32>, 3>;
 fn is_nan_(x: f32) -> bool { return (bitcast<u32>(x) & 0x7fffffffu) > 0x7f800000u; }
 fn scale_(x: f32, n: i32) -> f32 {
@@ -885,31 +885,10 @@ fn exp_(x: f32) -> f32 {
 fn k0(w: i32, lid: i32) {
   let o0 = at[0].x;
   let o1 = at[0].y;
-  let row = w * 128 + lid;
-  let lane = 0;
-  if (row >= 8) { return; }
-  let i0 = row;
-  var ta0 = 0f;
-  {
-    for (var j = lane; j < 8; j += 1) {
-      let j0 = j;
-      let xa0 = mem0[o0 + (i0 + j0 * 8)];
-      ta0 = (ta0 + xa0);
-    }
-  }
-  let a0 = ta0;
-  if (row < 8 && lane == 0) {
-    let s1 = a0;
-    mem1[o1 + i0] = s1;
-  }
-}
-fn k1(w: i32, lid: i32) {
-  let o0 = at[0].z;
-  let o1 = at[0].w;
-  let o2 = at[1].x;
-  let o3 = at[1].y;
-  let o4 = at[1].z;
-  let o5 = at[1].w;
+  let o2 = at[0].z;
+  let o3 = at[0].w;
+  let o4 = at[1].x;
+  let o5 = at[1].y;
   let row = w * 128 + lid;
   let lane = 0;
   if (row >= 256) { return; }
@@ -919,22 +898,22 @@ fn k1(w: i32, lid: i32) {
   {
     for (var j = lane; j < 8; j += 1) {
       let k0 = j;
-      let xa0 = (mem0[o0 + (m0 * 8 + k0)] * mem2[o1 + (n0 * 8 + k0)]);
+      let xa0 = (mem0[o0 + (m0 * 8 + k0)] * mem1[o1 + (n0 * 8 + k0)]);
       ta0 = (ta0 + xa0);
     }
   }
   let a0 = ta0;
-  let v0 = (mem0[o3 + (m0 * 32 + n0)] + mem2[o4 + n0]);
+  let v0 = (mem0[o3 + (m0 * 32 + n0)] + mem1[o4 + n0]);
   let v1 = (v0 * 0.707106769f);
   if (row < 256 && lane == 0) {
     let s5 = (((a0 * mem0[o2 + (m0 * 32 + n0)]) * 0.5f) + ((((a0 * (0.5f * v0)) * exp_((-(v1 * v1)))) * 1.12837923f) * 0.707106769f));
     mem0[o5 + (m0 * 32 + n0)] = s5;
   }
 }
-fn k2(w: i32, lid: i32) {
-  let o0 = at[2].x;
-  let o1 = at[2].y;
-  let o2 = at[2].z;
+fn k1(w: i32, lid: i32) {
+  let o0 = at[1].z;
+  let o1 = at[1].w;
+  let o2 = at[2].x;
   let row = w * 128 + lid;
   let lane = 0;
   if (row >= 256) { return; }
@@ -951,50 +930,50 @@ fn k2(w: i32, lid: i32) {
   let a0 = ta0;
   if (row < 256 && lane == 0) {
     let s2 = a0;
-    mem1[o2 + (m0 * 8 + n0)] = s2;
+    mem2[o2 + (m0 * 8 + n0)] = s2;
   }
 }
-@compute @workgroup_size(128)
-fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) lid: u32) {
-  let w = i32(wid.x + wid.y * 32768u);
-  if (w >= 0 && w < 1) { k0(w - 0, i32(lid)); }
-  if (w >= 1 && w < 3) { k1(w - 1, i32(lid)); }
-  if (w >= 3 && w < 5) { k2(w - 3, i32(lid)); }
-}
-
-// 14: sum | matmul+mul | matmul
-@group(0) @binding(0) var<storage, read_write> mem0: array<f32, 1889>;
-@group(0) @binding(1) var<storage, read_write> mem1: array<f32, 1039>;
-@group(0) @binding(2) var<storage, read> mem2: array<f32, 1039>;
-@group(1) @binding(0) var<uniform> at: array<vec4<i32>, 3>;
-var<workgroup> sf: array<f32, 128>;
-fn k0(w: i32, lid: i32) {
-  let o0 = at[0].x;
-  let o1 = at[0].y;
+fn k2(w: i32, lid: i32) {
+  let o0 = at[2].y;
+  let o1 = at[2].z;
   let row = w * 128 + lid;
   let lane = 0;
-  if (row >= 32) { return; }
+  if (row >= 8) { return; }
   let i0 = row;
   var ta0 = 0f;
   {
     for (var j = lane; j < 8; j += 1) {
       let j0 = j;
-      let xa0 = mem0[o0 + (i0 + j0 * 32)];
+      let xa0 = mem0[o0 + (i0 + j0 * 8)];
       ta0 = (ta0 + xa0);
     }
   }
   let a0 = ta0;
-  if (row < 32 && lane == 0) {
+  if (row < 8 && lane == 0) {
     let s1 = a0;
-    mem1[o1 + i0] = s1;
+    mem2[o1 + i0] = s1;
   }
 }
-fn k1(w: i32, lid: i32) {
-  let o0 = at[0].z;
-  let o1 = at[0].w;
-  let o2 = at[1].x;
-  let o3 = at[1].y;
-  let o4 = at[1].z;
+@compute @workgroup_size(128)
+fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) lid: u32) {
+  let w = i32(wid.x + wid.y * 32768u);
+  if (w >= 0 && w < 2) { k0(w - 0, i32(lid)); }
+  if (w >= 2 && w < 4) { k1(w - 2, i32(lid)); }
+  if (w >= 4 && w < 5) { k2(w - 4, i32(lid)); }
+}
+
+// 14: matmul+mul | matmul | sum
+@group(0) @binding(0) var<storage, read_write> mem0: array<f32, 1889>;
+@group(0) @binding(1) var<storage, read> mem1: array<f32, 1039>;
+@group(0) @binding(2) var<storage, read_write> mem2: array<f32, 1039>;
+@group(1) @binding(0) var<uniform> at: array<vec4<i32>, 3>;
+var<workgroup> sf: array<f32, 128>;
+fn k0(w: i32, lid: i32) {
+  let o0 = at[0].x;
+  let o1 = at[0].y;
+  let o2 = at[0].z;
+  let o3 = at[0].w;
+  let o4 = at[1].x;
   let row = w * 4 + lid / 32;
   let lane = lid % 32;
   let r = min(row, 63);
@@ -1004,7 +983,7 @@ fn k1(w: i32, lid: i32) {
   {
     for (var j = lane; j < 32; j += 32) {
       let k0 = j;
-      let xa0 = (mem0[o0 + (m0 * 32 + k0)] * mem2[o1 + (n0 * 32 + k0)]);
+      let xa0 = (mem0[o0 + (m0 * 32 + k0)] * mem1[o1 + (n0 * 32 + k0)]);
       ta0 = (ta0 + xa0);
     }
   }
@@ -1025,15 +1004,15 @@ fn k1(w: i32, lid: i32) {
   let a0 = ta0;
   if (row < 64 && lane == 0) {
     let s3 = a0;
-    let s4 = (a0 * mem2[o2 + n0]);
+    let s4 = (a0 * mem1[o2 + n0]);
     mem0[o3 + (m0 * 8 + n0)] = s3;
     mem0[o4 + (m0 * 8 + n0)] = s4;
   }
 }
-fn k2(w: i32, lid: i32) {
-  let o0 = at[1].w;
-  let o1 = at[2].x;
-  let o2 = at[2].y;
+fn k1(w: i32, lid: i32) {
+  let o0 = at[1].y;
+  let o1 = at[1].z;
+  let o2 = at[1].w;
   let row = w * 128 + lid;
   let lane = 0;
   if (row >= 256) { return; }
@@ -1050,26 +1029,13 @@ fn k2(w: i32, lid: i32) {
   let a0 = ta0;
   if (row < 256 && lane == 0) {
     let s2 = a0;
-    mem1[o2 + (m0 * 32 + n0)] = s2;
+    mem2[o2 + (m0 * 32 + n0)] = s2;
   }
 }
-@compute @workgroup_size(128)
-fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) lid: u32) {
-  let w = i32(wid.x + wid.y * 32768u);
-  if (w >= 0 && w < 1) { k0(w - 0, i32(lid)); }
-  if (w >= 1 && w < 17) { k1(w - 1, i32(lid)); }
-  if (w >= 17 && w < 19) { k2(w - 17, i32(lid)); }
-}
-
-// without barriers, (11, 1)
-@group(0) @binding(0) var<storage, read_write> mem0: array<f32, 1889>;
-@group(0) @binding(1) var<storage, read_write> mem1: array<f32, 1039>;
-@group(0) @binding(2) var<storage, read> mem2: array<f32, 1039>;
-@group(1) @binding(0) var<uniform> at: array<vec4<i32>, 3>;
-fn k0(w: i32, lid: i32) {
-  let o0 = at[0].x;
-  let o1 = at[0].y;
-  let row = w * 32 + lid;
+fn k2(w: i32, lid: i32) {
+  let o0 = at[2].x;
+  let o1 = at[2].y;
+  let row = w * 128 + lid;
   let lane = 0;
   if (row >= 32) { return; }
   let i0 = row;
@@ -1084,15 +1050,28 @@ fn k0(w: i32, lid: i32) {
   let a0 = ta0;
   if (row < 32 && lane == 0) {
     let s1 = a0;
-    mem1[o1 + i0] = s1;
+    mem2[o1 + i0] = s1;
   }
 }
-fn k1(w: i32, lid: i32) {
-  let o0 = at[0].z;
-  let o1 = at[0].w;
-  let o2 = at[1].x;
-  let o3 = at[1].y;
-  let o4 = at[1].z;
+@compute @workgroup_size(128)
+fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) lid: u32) {
+  let w = i32(wid.x + wid.y * 32768u);
+  if (w >= 0 && w < 16) { k0(w - 0, i32(lid)); }
+  if (w >= 16 && w < 18) { k1(w - 16, i32(lid)); }
+  if (w >= 18 && w < 19) { k2(w - 18, i32(lid)); }
+}
+
+// without barriers, (11, 1)
+@group(0) @binding(0) var<storage, read_write> mem0: array<f32, 1889>;
+@group(0) @binding(1) var<storage, read> mem1: array<f32, 1039>;
+@group(0) @binding(2) var<storage, read_write> mem2: array<f32, 1039>;
+@group(1) @binding(0) var<uniform> at: array<vec4<i32>, 3>;
+fn k0(w: i32, lid: i32) {
+  let o0 = at[0].x;
+  let o1 = at[0].y;
+  let o2 = at[0].z;
+  let o3 = at[0].w;
+  let o4 = at[1].x;
   let row = w * 32 + lid;
   let lane = 0;
   if (row >= 64) { return; }
@@ -1110,7 +1089,7 @@ fn k1(w: i32, lid: i32) {
     {
       for (var j = lane; j < 32; j += 32) {
         let k0 = j;
-        let xa0 = (mem0[o0 + (m0 * 32 + k0)] * mem2[o1 + (n0 * 32 + k0)]);
+        let xa0 = (mem0[o0 + (m0 * 32 + k0)] * mem1[o1 + (n0 * 32 + k0)]);
         ta0 = (ta0 + xa0);
       }
     }
@@ -1128,15 +1107,15 @@ fn k1(w: i32, lid: i32) {
   let a0 = ta0;
   if (row < 64 && lane == 0) {
     let s3 = a0;
-    let s4 = (a0 * mem2[o2 + n0]);
+    let s4 = (a0 * mem1[o2 + n0]);
     mem0[o3 + (m0 * 8 + n0)] = s3;
     mem0[o4 + (m0 * 8 + n0)] = s4;
   }
 }
-fn k2(w: i32, lid: i32) {
-  let o0 = at[1].w;
-  let o1 = at[2].x;
-  let o2 = at[2].y;
+fn k1(w: i32, lid: i32) {
+  let o0 = at[1].y;
+  let o1 = at[1].z;
+  let o2 = at[1].w;
   let row = w * 32 + lid;
   let lane = 0;
   if (row >= 256) { return; }
@@ -1153,15 +1132,36 @@ fn k2(w: i32, lid: i32) {
   let a0 = ta0;
   if (row < 256 && lane == 0) {
     let s2 = a0;
-    mem1[o2 + (m0 * 32 + n0)] = s2;
+    mem2[o2 + (m0 * 32 + n0)] = s2;
+  }
+}
+fn k2(w: i32, lid: i32) {
+  let o0 = at[2].x;
+  let o1 = at[2].y;
+  let row = w * 32 + lid;
+  let lane = 0;
+  if (row >= 32) { return; }
+  let i0 = row;
+  var ta0 = 0f;
+  {
+    for (var j = lane; j < 8; j += 1) {
+      let j0 = j;
+      let xa0 = mem0[o0 + (i0 + j0 * 32)];
+      ta0 = (ta0 + xa0);
+    }
+  }
+  let a0 = ta0;
+  if (row < 32 && lane == 0) {
+    let s1 = a0;
+    mem2[o1 + i0] = s1;
   }
 }
 @compute @workgroup_size(32)
 fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) lid: u32) {
   let w = i32(wid.x + wid.y * 32768u);
-  if (w >= 0 && w < 1) { k0(w - 0, i32(lid)); }
-  if (w >= 1 && w < 3) { k1(w - 1, i32(lid)); }
-  if (w >= 3 && w < 11) { k2(w - 3, i32(lid)); }
+  if (w >= 0 && w < 2) { k0(w - 0, i32(lid)); }
+  if (w >= 2 && w < 10) { k1(w - 2, i32(lid)); }
+  if (w >= 10 && w < 11) { k2(w - 10, i32(lid)); }
 }
 
 // 15: sum | sum+add+where
@@ -1256,36 +1256,15 @@ fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) 
   if (w >= 1 && w < 2) { k1(w - 1, i32(lid)); }
 }
 
-// 16: sum | matmul | matmul
+// 16: matmul | matmul | sum
 @group(0) @binding(0) var<storage, read_write> mem0: array<f32, 1889>;
-@group(0) @binding(1) var<storage, read_write> mem1: array<f32, 1039>;
-@group(0) @binding(2) var<storage, read> mem2: array<f32, 1039>;
+@group(0) @binding(1) var<storage, read> mem1: array<f32, 1039>;
+@group(0) @binding(2) var<storage, read_write> mem2: array<f32, 1039>;
 @group(1) @binding(0) var<uniform> at: array<vec4<i32>, 2>;
 fn k0(w: i32, lid: i32) {
   let o0 = at[0].x;
   let o1 = at[0].y;
-  let row = w * 128 + lid;
-  let lane = 0;
-  if (row >= 8) { return; }
-  let i0 = row;
-  var ta0 = 0f;
-  {
-    for (var j = lane; j < 8; j += 1) {
-      let j0 = j;
-      let xa0 = mem0[o0 + (i0 + j0 * 8)];
-      ta0 = (ta0 + xa0);
-    }
-  }
-  let a0 = ta0;
-  if (row < 8 && lane == 0) {
-    let s1 = a0;
-    mem1[o1 + i0] = s1;
-  }
-}
-fn k1(w: i32, lid: i32) {
-  let o0 = at[0].z;
-  let o1 = at[0].w;
-  let o2 = at[1].x;
+  let o2 = at[0].z;
   let row = w * 128 + lid;
   let lane = 0;
   if (row >= 64) { return; }
@@ -1295,7 +1274,7 @@ fn k1(w: i32, lid: i32) {
   {
     for (var j = lane; j < 8; j += 1) {
       let k0 = j;
-      let xa0 = (mem0[o0 + (m0 * 8 + k0)] * mem2[o1 + (n0 * 8 + k0)]);
+      let xa0 = (mem0[o0 + (m0 * 8 + k0)] * mem1[o1 + (n0 * 8 + k0)]);
       ta0 = (ta0 + xa0);
     }
   }
@@ -1305,10 +1284,10 @@ fn k1(w: i32, lid: i32) {
     mem0[o2 + (m0 * 8 + n0)] = s2;
   }
 }
-fn k2(w: i32, lid: i32) {
-  let o0 = at[1].y;
-  let o1 = at[1].z;
-  let o2 = at[1].w;
+fn k1(w: i32, lid: i32) {
+  let o0 = at[0].w;
+  let o1 = at[1].x;
+  let o2 = at[1].y;
   let row = w * 128 + lid;
   let lane = 0;
   if (row >= 64) { return; }
@@ -1328,7 +1307,28 @@ fn k2(w: i32, lid: i32) {
   let a0 = ta0;
   if (row < 64 && lane == 0) {
     let s2 = a0;
-    mem1[o2 + (m0 * 16 + m1 * 8 + n0)] = s2;
+    mem2[o2 + (m0 * 16 + m1 * 8 + n0)] = s2;
+  }
+}
+fn k2(w: i32, lid: i32) {
+  let o0 = at[1].z;
+  let o1 = at[1].w;
+  let row = w * 128 + lid;
+  let lane = 0;
+  if (row >= 8) { return; }
+  let i0 = row;
+  var ta0 = 0f;
+  {
+    for (var j = lane; j < 8; j += 1) {
+      let j0 = j;
+      let xa0 = mem0[o0 + (i0 + j0 * 8)];
+      ta0 = (ta0 + xa0);
+    }
+  }
+  let a0 = ta0;
+  if (row < 8 && lane == 0) {
+    let s1 = a0;
+    mem2[o1 + i0] = s1;
   }
 }
 @compute @workgroup_size(128)
@@ -1403,15 +1403,67 @@ fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) 
   if (w >= 1 && w < 2) { k1(w - 1, i32(lid)); }
 }
 
-// 18: sum+mul | sum | matmul | matmul
+// 18: matmul | matmul | sum+mul | sum
 @group(0) @binding(0) var<storage, read_write> mem0: array<f32, 1889>;
-@group(0) @binding(1) var<storage, read_write> mem1: array<f32, 1039>;
-@group(0) @binding(2) var<storage, read> mem2: array<f32, 1039>;
+@group(0) @binding(1) var<storage, read> mem1: array<f32, 1039>;
+@group(0) @binding(2) var<storage, read_write> mem2: array<f32, 1039>;
 @group(1) @binding(0) var<uniform> at: array<vec4<i32>, 3>;
 fn k0(w: i32, lid: i32) {
   let o0 = at[0].x;
   let o1 = at[0].y;
   let o2 = at[0].z;
+  let row = w * 128 + lid;
+  let lane = 0;
+  if (row >= 64) { return; }
+  let m0 = (row / 32);
+  let m1 = (row / 8) % 4;
+  let n0 = row % 8;
+  let h0 = m0 * 32 + m1 * 2;
+  var ta0 = 0f;
+  {
+    for (var j = lane; j < 8; j += 1) {
+      let k0 = (j / 2);
+      let k1 = j % 2;
+      let xa0 = (mem0[o0 + (h0 + k0 * 8 + k1)] * mem1[o1 + (n0 * 8 + k0 * 2 + k1)]);
+      ta0 = (ta0 + xa0);
+    }
+  }
+  let a0 = ta0;
+  if (row < 64 && lane == 0) {
+    let s2 = a0;
+    mem0[o2 + (m0 * 32 + m1 * 8 + n0)] = s2;
+  }
+}
+fn k1(w: i32, lid: i32) {
+  let o0 = at[0].w;
+  let o1 = at[1].x;
+  let o2 = at[1].y;
+  let row = w * 128 + lid;
+  let lane = 0;
+  if (row >= 64) { return; }
+  let m0 = (row / 8);
+  let n0 = (row / 2) % 4;
+  let n1 = row % 2;
+  let h0 = n0 * 8 + n1;
+  var ta0 = 0f;
+  {
+    for (var j = lane; j < 8; j += 1) {
+      let k0 = (j / 4);
+      let k1 = j % 4;
+      let xa0 = (mem0[o0 + (m0 + k0 * 32 + k1 * 8)] * mem0[o1 + (h0 + k0 * 32 + k1 * 2)]);
+      ta0 = (ta0 + xa0);
+    }
+  }
+  let a0 = ta0;
+  if (row < 64 && lane == 0) {
+    let s2 = a0;
+    mem2[o2 + (m0 * 8 + n0 * 2 + n1)] = s2;
+  }
+}
+fn k2(w: i32, lid: i32) {
+  let o0 = at[1].z;
+  let o1 = at[1].w;
+  let o2 = at[2].x;
   let row = w * 128 + lid;
   let lane = 0;
   if (row >= 32) { return; }
@@ -1433,9 +1485,9 @@ fn k0(w: i32, lid: i32) {
     }
   }
 }
-fn k1(w: i32, lid: i32) {
-  let o0 = at[0].w;
-  let o1 = at[1].x;
+fn k3(w: i32, lid: i32) {
+  let o0 = at[2].y;
+  let o1 = at[2].z;
   let row = w * 128 + lid;
   let lane = 0;
   if (row >= 8) { return; }
@@ -1454,59 +1506,7 @@ fn k1(w: i32, lid: i32) {
   let a0 = ta0;
   if (row < 8 && lane == 0) {
     let s1 = a0;
-    mem1[o1 + (i0 * 2 + i1)] = s1;
-  }
-}
-fn k2(w: i32, lid: i32) {
-  let o0 = at[1].y;
-  let o1 = at[1].z;
-  let o2 = at[1].w;
-  let row = w * 128 + lid;
-  let lane = 0;
-  if (row >= 64) { return; }
-  let m0 = (row / 32);
-  let m1 = (row / 8) % 4;
-  let n0 = row % 8;
-  let h0 = m0 * 32 + m1 * 2;
-  var ta0 = 0f;
-  {
-    for (var j = lane; j < 8; j += 1) {
-      let k0 = (j / 2);
-      let k1 = j % 2;
-      let xa0 = (mem0[o0 + (h0 + k0 * 8 + k1)] * mem2[o1 + (n0 * 8 + k0 * 2 + k1)]);
-      ta0 = (ta0 + xa0);
-    }
-  }
-  let a0 = ta0;
-  if (row < 64 && lane == 0) {
-    let s2 = a0;
-    mem0[o2 + (m0 * 32 + m1 * 8 + n0)] = s2;
-  }
-}
-fn k3(w: i32, lid: i32) {
-  let o0 = at[2].x;
-  let o1 = at[2].y;
-  let o2 = at[2].z;
-  let row = w * 128 + lid;
-  let lane = 0;
-  if (row >= 64) { return; }
-  let m0 = (row / 8);
-  let n0 = (row / 2) % 4;
-  let n1 = row % 2;
-  let h0 = n0 * 8 + n1;
-  var ta0 = 0f;
-  {
-    for (var j = lane; j < 8; j += 1) {
-      let k0 = (j / 4);
-      let k1 = j % 4;
-      let xa0 = (mem0[o0 + (m0 + k0 * 32 + k1 * 8)] * mem0[o1 + (h0 + k0 * 32 + k1 * 2)]);
-      ta0 = (ta0 + xa0);
-    }
-  }
-  let a0 = ta0;
-  if (row < 64 && lane == 0) {
-    let s2 = a0;
-    mem1[o2 + (m0 * 8 + n0 * 2 + n1)] = s2;
+    mem2[o1 + (i0 * 2 + i1)] = s1;
   }
 }
 @compute @workgroup_size(128)
@@ -1582,39 +1582,15 @@ fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) 
   if (w >= 1 && w < 2) { k1(w - 1, i32(lid)); }
 }
 
-// 20: sum | matmul | matmul | sum | matmul
+// 20: matmul | matmul | matmul | sum | sum
 @group(0) @binding(0) var<storage, read_write> mem0: array<f32, 1889>;
-@group(0) @binding(1) var<storage, read_write> mem1: array<f32, 1039>;
-@group(0) @binding(2) var<storage, read> mem2: array<f32, 1039>;
+@group(0) @binding(1) var<storage, read> mem1: array<f32, 1039>;
+@group(0) @binding(2) var<storage, read_write> mem2: array<f32, 1039>;
 @group(1) @binding(0) var<uniform> at: array<vec4<i32>, 4>;
 fn k0(w: i32, lid: i32) {
   let o0 = at[0].x;
   let o1 = at[0].y;
-  let row = w * 128 + lid;
-  let lane = 0;
-  if (row >= 8) { return; }
-  let i0 = (row / 2);
-  let i1 = row % 2;
-  let h0 = i0 * 8 + i1;
-  var ta0 = 0f;
-  {
-    for (var j = lane; j < 8; j += 1) {
-      let j0 = (j / 4);
-      let j1 = j % 4;
-      let xa0 = mem0[o0 + (h0 + j0 * 32 + j1 * 2)];
-      ta0 = (ta0 + xa0);
-    }
-  }
-  let a0 = ta0;
-  if (row < 8 && lane == 0) {
-    let s1 = a0;
-    mem1[o1 + (i0 * 2 + i1)] = s1;
-  }
-}
-fn k1(w: i32, lid: i32) {
-  let o0 = at[0].z;
-  let o1 = at[0].w;
-  let o2 = at[1].x;
+  let o2 = at[0].z;
   let row = w * 128 + lid;
   let lane = 0;
   if (row >= 64) { return; }
@@ -1627,7 +1603,7 @@ fn k1(w: i32, lid: i32) {
     for (var j = lane; j < 8; j += 1) {
       let k0 = (j / 2);
       let k1 = j % 2;
-      let xa0 = (mem0[o0 + (h0 + k0 * 8 + k1)] * mem2[o1 + (n0 * 8 + k0 * 2 + k1)]);
+      let xa0 = (mem0[o0 + (h0 + k0 * 8 + k1)] * mem1[o1 + (n0 * 8 + k0 * 2 + k1)]);
       ta0 = (ta0 + xa0);
     }
   }
@@ -1637,10 +1613,10 @@ fn k1(w: i32, lid: i32) {
     mem0[o2 + (m0 * 32 + m1 * 8 + n0)] = s2;
   }
 }
-fn k2(w: i32, lid: i32) {
-  let o0 = at[1].y;
-  let o1 = at[1].z;
-  let o2 = at[1].w;
+fn k1(w: i32, lid: i32, first: i32) {
+  let o0 = at[(first + 0) / 4][(first + 0) % 4];
+  let o1 = at[(first + 1) / 4][(first + 1) % 4];
+  let o2 = at[(first + 2) / 4][(first + 2) % 4];
   let row = w * 128 + lid;
   let lane = 0;
   if (row >= 64) { return; }
@@ -1660,12 +1636,12 @@ fn k2(w: i32, lid: i32) {
   let a0 = ta0;
   if (row < 64 && lane == 0) {
     let s2 = a0;
-    mem1[o2 + (m0 * 8 + n0 * 2 + n1)] = s2;
+    mem2[o2 + (m0 * 8 + n0 * 2 + n1)] = s2;
   }
 }
-fn k3(w: i32, lid: i32) {
-  let o0 = at[2].x;
-  let o1 = at[2].y;
+fn k2(w: i32, lid: i32, first: i32) {
+  let o0 = at[(first + 0) / 4][(first + 0) % 4];
+  let o1 = at[(first + 1) / 4][(first + 1) % 4];
   let row = w * 128 + lid;
   let lane = 0;
   if (row >= 8) { return; }
@@ -1684,43 +1660,15 @@ fn k3(w: i32, lid: i32) {
   let a0 = ta0;
   if (row < 8 && lane == 0) {
     let s1 = a0;
-    mem1[o1 + (i0 * 2 + i1)] = s1;
-  }
-}
-fn k4(w: i32, lid: i32) {
-  let o0 = at[2].z;
-  let o1 = at[2].w;
-  let o2 = at[3].x;
-  let row = w * 128 + lid;
-  let lane = 0;
-  if (row >= 64) { return; }
-  let m0 = (row / 8);
-  let n0 = (row / 2) % 4;
-  let n1 = row % 2;
-  let h0 = n0 * 8 + n1;
-  var ta0 = 0f;
-  {
-    for (var j = lane; j < 8; j += 1) {
-      let k0 = (j / 4);
-      let k1 = j % 4;
-      let xa0 = (mem0[o0 + (m0 + k0 * 32 + k1 * 8)] * mem0[o1 + (h0 + k0 * 32 + k1 * 2)]);
-      ta0 = (ta0 + xa0);
-    }
-  }
-  let a0 = ta0;
-  if (row < 64 && lane == 0) {
-    let s2 = a0;
-    mem1[o2 + (m0 * 8 + n0 * 2 + n1)] = s2;
+    mem2[o1 + (i0 * 2 + i1)] = s1;
   }
 }
 @compute @workgroup_size(128)
 fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) lid: u32) {
   let w = i32(wid.x + wid.y * 32768u);
   if (w >= 0 && w < 1) { k0(w - 0, i32(lid)); }
-  if (w >= 1 && w < 2) { k1(w - 1, i32(lid)); }
-  if (w >= 2 && w < 3) { k2(w - 2, i32(lid)); }
-  if (w >= 3 && w < 4) { k3(w - 3, i32(lid)); }
-  if (w >= 4 && w < 5) { k4(w - 4, i32(lid)); }
+  if (w >= 1 && w < 3) { let n = (w - 1) / 1; k1(w - 1 - n * 1, i32(lid), 3 + n * 3); }
+  if (w >= 3 && w < 5) { let n = (w - 3) / 1; k2(w - 3 - n * 1, i32(lid), 9 + n * 2); }
 }
 
 // 21: matmul+add+mul
@@ -1846,14 +1794,38 @@ fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) 
   if (w >= 1 && w < 2) { k1(w - 1, i32(lid)); }
 }
 
-// 23: sum | scatter_add
+// 23: scatter_add | sum
 @group(0) @binding(0) var<storage, read> mem0: array<f32, 1889>;
-@group(0) @binding(1) var<storage, read_write> mem1: array<f32, 1039>;
-@group(0) @binding(2) var<storage, read> mem2: array<i32, 18>;
+@group(0) @binding(1) var<storage, read> mem1: array<i32, 18>;
+@group(0) @binding(2) var<storage, read_write> mem2: array<f32, 1039>;
 @group(1) @binding(0) var<uniform> at: array<vec4<i32>, 2>;
 fn k0(w: i32, lid: i32) {
   let o0 = at[0].x;
   let o1 = at[0].y;
+  let o2 = at[0].z;
+  let row = w * 128 + lid;
+  let lane = 0;
+  if (row >= 56) { return; }
+  let m0 = (row / 8);
+  let n0 = row % 8;
+  let v0 = m0;
+  var ta0 = 0f;
+  {
+    for (var j = lane; j < 8; j += 1) {
+      let k0 = j;
+      let xa0 = select(0f, mem0[o0 + (n0 + k0 * 8)], (clamp(mem1[o1 + k0], 0, 6) == v0));
+      ta0 = (ta0 + xa0);
+    }
+  }
+  let a0 = ta0;
+  if (row < 56 && lane == 0) {
+    let s2 = a0;
+    mem2[o2 + (m0 * 8 + n0)] = s2;
+  }
+}
+fn k1(w: i32, lid: i32) {
+  let o0 = at[0].w;
+  let o1 = at[1].x;
   let row = w * 128 + lid;
   let lane = 0;
   if (row >= 32) { return; }
@@ -1869,31 +1841,7 @@ fn k0(w: i32, lid: i32) {
   let a0 = ta0;
   if (row < 32 && lane == 0) {
     let s1 = a0;
-    mem1[o1 + i0] = s1;
-  }
-}
-fn k1(w: i32, lid: i32) {
-  let o0 = at[0].z;
-  let o1 = at[0].w;
-  let o2 = at[1].x;
-  let row = w * 128 + lid;
-  let lane = 0;
-  if (row >= 56) { return; }
-  let m0 = (row / 8);
-  let n0 = row % 8;
-  let v0 = m0;
-  var ta0 = 0f;
-  {
-    for (var j = lane; j < 8; j += 1) {
-      let k0 = j;
-      let xa0 = select(0f, mem0[o0 + (n0 + k0 * 8)], (clamp(mem2[o1 + k0], 0, 6) == v0));
-      ta0 = (ta0 + xa0);
-    }
-  }
-  let a0 = ta0;
-  if (row < 56 && lane == 0) {
-    let s2 = a0;
-    mem1[o2 + (m0 * 8 + n0)] = s2;
+    mem2[o1 + i0] = s1;
   }
 }
 @compute @workgroup_size(128)

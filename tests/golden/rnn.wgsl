@@ -1,7 +1,15 @@
 // 0: copy | copy | copy | copy | copy | copy | copy
 @group(0) @binding(0) var<storage, read_write> mem0: array<f32, 321>;
 @group(1) @binding(0) var<uniform> at: array<vec4<i32>, 2>;
-fn k0(w: i32, lid: i32, first: i32) {
+fn k0(w: i32, lid: i32) {
+  let o0 = at[0].x;
+  let e = w * 128 + lid;
+  if (e >= 9) { return; }
+  let i0 = e;
+  let s0 = 0f;
+  mem0[o0 + i0] = s0;
+}
+fn k1(w: i32, lid: i32, first: i32) {
   let o0 = at[(first + 0) / 4][(first + 0) % 4];
   let e = w * 128 + lid;
   if (e >= 6) { return; }
@@ -9,16 +17,8 @@ fn k0(w: i32, lid: i32, first: i32) {
   let s0 = 0f;
   mem0[o0 + i0] = s0;
 }
-fn k1(w: i32, lid: i32) {
-  let o0 = at[0].z;
-  let e = w * 128 + lid;
-  if (e >= 1) { return; }
-  let i0 = e;
-  let s0 = 0f;
-  mem0[o0 + 0] = s0;
-}
-fn k2(w: i32, lid: i32) {
-  let o0 = at[0].w;
+fn k2(w: i32, lid: i32, first: i32) {
+  let o0 = at[(first + 0) / 4][(first + 0) % 4];
   let e = w * 128 + lid;
   if (e >= 3) { return; }
   let i0 = e;
@@ -26,38 +26,20 @@ fn k2(w: i32, lid: i32) {
   mem0[o0 + i0] = s0;
 }
 fn k3(w: i32, lid: i32) {
-  let o0 = at[1].x;
-  let e = w * 128 + lid;
-  if (e >= 9) { return; }
-  let i0 = e;
-  let s0 = 0f;
-  mem0[o0 + i0] = s0;
-}
-fn k4(w: i32, lid: i32) {
-  let o0 = at[1].y;
-  let e = w * 128 + lid;
-  if (e >= 3) { return; }
-  let i0 = e;
-  let s0 = 0f;
-  mem0[o0 + i0] = s0;
-}
-fn k5(w: i32, lid: i32) {
   let o0 = at[1].z;
   let e = w * 128 + lid;
-  if (e >= 6) { return; }
+  if (e >= 1) { return; }
   let i0 = e;
   let s0 = 0f;
-  mem0[o0 + i0] = s0;
+  mem0[o0 + 0] = s0;
 }
 @compute @workgroup_size(128)
 fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) lid: u32) {
   let w = i32(wid.x + wid.y * 32768u);
-  if (w >= 0 && w < 2) { let n = (w - 0) / 1; k0(w - 0 - n * 1, i32(lid), 0 + n * 1); }
-  if (w >= 2 && w < 3) { k1(w - 2, i32(lid)); }
-  if (w >= 3 && w < 4) { k2(w - 3, i32(lid)); }
-  if (w >= 4 && w < 5) { k3(w - 4, i32(lid)); }
-  if (w >= 5 && w < 6) { k4(w - 5, i32(lid)); }
-  if (w >= 6 && w < 7) { k5(w - 6, i32(lid)); }
+  if (w >= 0 && w < 1) { k0(w - 0, i32(lid)); }
+  if (w >= 1 && w < 4) { let n = (w - 1) / 1; k1(w - 1 - n * 1, i32(lid), 1 + n * 1); }
+  if (w >= 4 && w < 6) { let n = (w - 4) / 1; k2(w - 4 - n * 1, i32(lid), 4 + n * 1); }
+  if (w >= 6 && w < 7) { k3(w - 6, i32(lid)); }
 }
 
 // 1: matmul
@@ -236,7 +218,7 @@ fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) 
   if (w >= 1 && w < 2) { k1(w - 1, i32(lid)); }
 }
 
-// 5: sum+add | matmul+mul | matmul+add
+// 5: matmul+mul | matmul+add | sum+add
 @group(0) @binding(0) var<storage, read_write> mem0: array<f32, 321>;
 @group(0) @binding(1) var<storage, read> mem1: array<f32, 22>;
 @group(1) @binding(0) var<uniform> at: array<vec4<i32>, 3>;
@@ -244,29 +226,8 @@ fn k0(w: i32, lid: i32) {
   let o0 = at[0].x;
   let o1 = at[0].y;
   let o2 = at[0].z;
-  let row = w * 128 + lid;
-  let lane = 0;
-  if (row >= 1) { return; }
-  var ta0 = 0f;
-  {
-    for (var j = lane; j < 2; j += 1) {
-      let j0 = j;
-      let xa0 = mem0[o0 + j0];
-      ta0 = (ta0 + xa0);
-    }
-  }
-  let a0 = ta0;
-  if (row < 1 && lane == 0) {
-    let s2 = (mem0[o1 + 0] + a0);
-    mem0[o2 + 0] = s2;
-  }
-}
-fn k1(w: i32, lid: i32) {
-  let o0 = at[0].w;
-  let o1 = at[1].x;
-  let o2 = at[1].y;
-  let o3 = at[1].z;
-  let o4 = at[1].w;
+  let o3 = at[0].w;
+  let o4 = at[1].x;
   let row = w * 128 + lid;
   let lane = 0;
   if (row >= 6) { return; }
@@ -288,11 +249,11 @@ fn k1(w: i32, lid: i32) {
     mem0[o4 + (m0 * 3 + n0)] = s4;
   }
 }
-fn k2(w: i32, lid: i32) {
-  let o0 = at[2].x;
-  let o1 = at[2].y;
-  let o2 = at[2].z;
-  let o3 = at[2].w;
+fn k1(w: i32, lid: i32) {
+  let o0 = at[1].y;
+  let o1 = at[1].z;
+  let o2 = at[1].w;
+  let o3 = at[2].x;
   let row = w * 128 + lid;
   let lane = 0;
   if (row >= 3) { return; }
@@ -312,6 +273,27 @@ fn k2(w: i32, lid: i32) {
     mem0[o3 + m0] = s3;
   }
 }
+fn k2(w: i32, lid: i32) {
+  let o0 = at[2].y;
+  let o1 = at[2].z;
+  let o2 = at[2].w;
+  let row = w * 128 + lid;
+  let lane = 0;
+  if (row >= 1) { return; }
+  var ta0 = 0f;
+  {
+    for (var j = lane; j < 2; j += 1) {
+      let j0 = j;
+      let xa0 = mem0[o0 + j0];
+      ta0 = (ta0 + xa0);
+    }
+  }
+  let a0 = ta0;
+  if (row < 1 && lane == 0) {
+    let s2 = (mem0[o1 + 0] + a0);
+    mem0[o2 + 0] = s2;
+  }
+}
 @compute @workgroup_size(128)
 fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) lid: u32) {
   let w = i32(wid.x + wid.y * 32768u);
@@ -320,7 +302,7 @@ fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) 
   if (w >= 2 && w < 3) { k2(w - 2, i32(lid)); }
 }
 
-// 6: matmul | matmul+add | sum+add | matmul+add
+// 6: matmul | matmul+add | matmul+add | sum+add
 @group(0) @binding(0) var<storage, read_write> mem0: array<f32, 321>;
 @group(0) @binding(1) var<storage, read> mem1: array<f32, 22>;
 @group(0) @binding(2) var<storage, read> mem2: array<f32, 44>;
@@ -376,29 +358,7 @@ fn k2(w: i32, lid: i32) {
   let o0 = at[1].w;
   let o1 = at[2].x;
   let o2 = at[2].y;
-  let row = w * 128 + lid;
-  let lane = 0;
-  if (row >= 3) { return; }
-  let i0 = row;
-  var ta0 = 0f;
-  {
-    for (var j = lane; j < 2; j += 1) {
-      let j0 = j;
-      let xa0 = mem0[o0 + (i0 + j0 * 3)];
-      ta0 = (ta0 + xa0);
-    }
-  }
-  let a0 = ta0;
-  if (row < 3 && lane == 0) {
-    let s2 = (mem0[o1 + i0] + a0);
-    mem0[o2 + i0] = s2;
-  }
-}
-fn k3(w: i32, lid: i32) {
-  let o0 = at[2].z;
-  let o1 = at[2].w;
-  let o2 = at[3].x;
-  let o3 = at[3].y;
+  let o3 = at[2].z;
   let row = w * 128 + lid;
   let lane = 0;
   if (row >= 6) { return; }
@@ -418,6 +378,28 @@ fn k3(w: i32, lid: i32) {
     mem0[o3 + (m0 * 3 + n0)] = s3;
   }
 }
+fn k3(w: i32, lid: i32) {
+  let o0 = at[2].w;
+  let o1 = at[3].x;
+  let o2 = at[3].y;
+  let row = w * 128 + lid;
+  let lane = 0;
+  if (row >= 3) { return; }
+  let i0 = row;
+  var ta0 = 0f;
+  {
+    for (var j = lane; j < 2; j += 1) {
+      let j0 = j;
+      let xa0 = mem0[o0 + (i0 + j0 * 3)];
+      ta0 = (ta0 + xa0);
+    }
+  }
+  let a0 = ta0;
+  if (row < 3 && lane == 0) {
+    let s2 = (mem0[o1 + i0] + a0);
+    mem0[o2 + i0] = s2;
+  }
+}
 @compute @workgroup_size(128)
 fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) lid: u32) {
   let w = i32(wid.x + wid.y * 32768u);
@@ -435,7 +417,7 @@ fn k0(w: i32, lid: i32) {
   let o0 = at[0].x;
   let o1 = at[0].y;
   let e = w * 128 + lid;
-  if (e >= 6) { return; }
+  if (e >= 9) { return; }
   let i0 = e;
   let s1 = mem0[o0 + i0];
   mem1[o1 + i0] = s1;
@@ -444,7 +426,7 @@ fn k1(w: i32, lid: i32) {
   let o0 = at[0].z;
   let o1 = at[0].w;
   let e = w * 128 + lid;
-  if (e >= 9) { return; }
+  if (e >= 6) { return; }
   let i0 = e;
   let s1 = mem0[o0 + i0];
   mem1[o1 + i0] = s1;

@@ -106,12 +106,12 @@ fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) 
   if (w >= 0 && w < 1) { k0(w - 0, i32(lid)); }
 }
 
-// 3: sum+div+where | sum | matmul+where | matmul
+// 3: matmul+where | matmul | sum+div+where | sum
 @group(0) @binding(0) var<storage, read_write> mem0: array<f32, 129>;
-@group(0) @binding(1) var<storage, read> mem1: array<i32, 1>;
-@group(0) @binding(2) var<storage, read_write> mem2: array<f32, 1>;
-@group(0) @binding(3) var<storage, read_write> mem3: array<f32, 22>;
-@group(0) @binding(4) var<storage, read> mem4: array<f32, 22>;
+@group(0) @binding(1) var<storage, read> mem1: array<f32, 22>;
+@group(0) @binding(2) var<storage, read_write> mem2: array<f32, 22>;
+@group(0) @binding(3) var<storage, read> mem3: array<i32, 1>;
+@group(0) @binding(4) var<storage, read_write> mem4: array<f32, 1>;
 @group(1) @binding(0) var<uniform> at: array<vec4<i32>, 4>;
 var<private> inf_bits: u32 = 0x7f800000u;
 fn div_(a: f32, b: f32) -> f32 {
@@ -125,55 +125,10 @@ fn k0(w: i32, lid: i32) {
   let o3 = at[0].w;
   let row = w * 128 + lid;
   let lane = 0;
-  if (row >= 1) { return; }
-  var ta0 = 0f;
-  {
-    for (var j = lane; j < 4; j += 1) {
-      let j0 = j;
-      let xa0 = (mem0[o0 + j0] * mem0[o0 + j0]);
-      ta0 = (ta0 + xa0);
-    }
-  }
-  let a0 = ta0;
-  let v0 = div_(a0, 4f);
-  if (row < 1 && lane == 0) {
-    let s2 = v0;
-    let s3 = select(0f, bitcast<f32>(inf_bits), (((bitcast<u32>(v0) & 0x7f800000u) == 0x7f800000u) || (!(mem1[o1 + 0] == 0))));
-    mem2[o2 + 0] = s2;
-    mem0[o3 + 0] = s3;
-  }
-}
-fn k1(w: i32, lid: i32) {
-  let o0 = at[1].x;
-  let o1 = at[1].y;
-  let row = w * 128 + lid;
-  let lane = 0;
-  if (row >= 1) { return; }
-  var ta0 = 0f;
-  {
-    for (var j = lane; j < 4; j += 1) {
-      let j0 = j;
-      let xa0 = (0.25f * (2f * mem0[o0 + j0]));
-      ta0 = (ta0 + xa0);
-    }
-  }
-  let a0 = ta0;
-  if (row < 1 && lane == 0) {
-    let s1 = a0;
-    mem3[o1 + 0] = s1;
-  }
-}
-fn k2(w: i32, lid: i32) {
-  let o0 = at[1].z;
-  let o1 = at[1].w;
-  let o2 = at[2].x;
-  let o3 = at[2].y;
-  let row = w * 128 + lid;
-  let lane = 0;
   if (row >= 12) { return; }
   let m0 = (row / 3);
   let n0 = row % 3;
-  let v0 = ((0.25f * (2f * mem0[o0 + m0])) * mem4[o1 + n0]);
+  let v0 = ((0.25f * (2f * mem0[o0 + m0])) * mem1[o1 + n0]);
   var ta0 = 0f;
   {
     for (var j = lane; j < 1; j += 1) {
@@ -188,10 +143,10 @@ fn k2(w: i32, lid: i32) {
     mem0[o3 + (m0 * 3 + n0)] = s3;
   }
 }
-fn k3(w: i32, lid: i32) {
-  let o0 = at[2].z;
-  let o1 = at[2].w;
-  let o2 = at[3].x;
+fn k1(w: i32, lid: i32) {
+  let o0 = at[1].x;
+  let o1 = at[1].y;
+  let o2 = at[1].z;
   let row = w * 128 + lid;
   let lane = 0;
   if (row >= 3) { return; }
@@ -208,7 +163,52 @@ fn k3(w: i32, lid: i32) {
   let a0 = ta0;
   if (row < 3 && lane == 0) {
     let s2 = a0;
-    mem3[o2 + m0] = s2;
+    mem2[o2 + m0] = s2;
+  }
+}
+fn k2(w: i32, lid: i32) {
+  let o0 = at[1].w;
+  let o1 = at[2].x;
+  let o2 = at[2].y;
+  let o3 = at[2].z;
+  let row = w * 128 + lid;
+  let lane = 0;
+  if (row >= 1) { return; }
+  var ta0 = 0f;
+  {
+    for (var j = lane; j < 4; j += 1) {
+      let j0 = j;
+      let xa0 = (mem0[o0 + j0] * mem0[o0 + j0]);
+      ta0 = (ta0 + xa0);
+    }
+  }
+  let a0 = ta0;
+  let v0 = div_(a0, 4f);
+  if (row < 1 && lane == 0) {
+    let s2 = v0;
+    let s3 = select(0f, bitcast<f32>(inf_bits), (((bitcast<u32>(v0) & 0x7f800000u) == 0x7f800000u) || (!(mem3[o1 + 0] == 0))));
+    mem4[o2 + 0] = s2;
+    mem0[o3 + 0] = s3;
+  }
+}
+fn k3(w: i32, lid: i32) {
+  let o0 = at[2].w;
+  let o1 = at[3].x;
+  let row = w * 128 + lid;
+  let lane = 0;
+  if (row >= 1) { return; }
+  var ta0 = 0f;
+  {
+    for (var j = lane; j < 4; j += 1) {
+      let j0 = j;
+      let xa0 = (0.25f * (2f * mem0[o0 + j0]));
+      ta0 = (ta0 + xa0);
+    }
+  }
+  let a0 = ta0;
+  if (row < 1 && lane == 0) {
+    let s1 = a0;
+    mem2[o1 + 0] = s1;
   }
 }
 @compute @workgroup_size(128)
@@ -220,37 +220,16 @@ fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) 
   if (w >= 3 && w < 4) { k3(w - 3, i32(lid)); }
 }
 
-// 4: sum | matmul+where | matmul
+// 4: matmul+where | matmul | sum
 @group(0) @binding(0) var<storage, read_write> mem0: array<f32, 129>;
-@group(0) @binding(1) var<storage, read_write> mem1: array<f32, 22>;
-@group(0) @binding(2) var<storage, read> mem2: array<f32, 22>;
+@group(0) @binding(1) var<storage, read> mem1: array<f32, 22>;
+@group(0) @binding(2) var<storage, read_write> mem2: array<f32, 22>;
 @group(1) @binding(0) var<uniform> at: array<vec4<i32>, 3>;
 fn k0(w: i32, lid: i32) {
   let o0 = at[0].x;
   let o1 = at[0].y;
-  let row = w * 128 + lid;
-  let lane = 0;
-  if (row >= 3) { return; }
-  let i0 = row;
-  var ta0 = 0f;
-  {
-    for (var j = lane; j < 4; j += 1) {
-      let j0 = j;
-      let xa0 = mem0[o0 + (i0 + j0 * 3)];
-      ta0 = (ta0 + xa0);
-    }
-  }
-  let a0 = ta0;
-  if (row < 3 && lane == 0) {
-    let s1 = a0;
-    mem1[o1 + i0] = s1;
-  }
-}
-fn k1(w: i32, lid: i32) {
-  let o0 = at[0].z;
-  let o1 = at[0].w;
-  let o2 = at[1].x;
-  let o3 = at[1].y;
+  let o2 = at[0].z;
+  let o3 = at[0].w;
   let row = w * 128 + lid;
   let lane = 0;
   if (row >= 12) { return; }
@@ -260,7 +239,7 @@ fn k1(w: i32, lid: i32) {
   {
     for (var j = lane; j < 3; j += 1) {
       let k0 = j;
-      let xa0 = (mem0[o0 + (m0 * 3 + k0)] * mem2[o1 + (n0 * 3 + k0)]);
+      let xa0 = (mem0[o0 + (m0 * 3 + k0)] * mem1[o1 + (n0 * 3 + k0)]);
       ta0 = (ta0 + xa0);
     }
   }
@@ -270,10 +249,10 @@ fn k1(w: i32, lid: i32) {
     mem0[o3 + (m0 * 3 + n0)] = s3;
   }
 }
-fn k2(w: i32, lid: i32) {
-  let o0 = at[1].z;
-  let o1 = at[1].w;
-  let o2 = at[2].x;
+fn k1(w: i32, lid: i32) {
+  let o0 = at[1].x;
+  let o1 = at[1].y;
+  let o2 = at[1].z;
   let row = w * 128 + lid;
   let lane = 0;
   if (row >= 9) { return; }
@@ -290,7 +269,28 @@ fn k2(w: i32, lid: i32) {
   let a0 = ta0;
   if (row < 9 && lane == 0) {
     let s2 = a0;
-    mem1[o2 + (m0 * 3 + n0)] = s2;
+    mem2[o2 + (m0 * 3 + n0)] = s2;
+  }
+}
+fn k2(w: i32, lid: i32) {
+  let o0 = at[1].w;
+  let o1 = at[2].x;
+  let row = w * 128 + lid;
+  let lane = 0;
+  if (row >= 3) { return; }
+  let i0 = row;
+  var ta0 = 0f;
+  {
+    for (var j = lane; j < 4; j += 1) {
+      let j0 = j;
+      let xa0 = mem0[o0 + (i0 + j0 * 3)];
+      ta0 = (ta0 + xa0);
+    }
+  }
+  let a0 = ta0;
+  if (row < 3 && lane == 0) {
+    let s1 = a0;
+    mem2[o1 + i0] = s1;
   }
 }
 @compute @workgroup_size(128)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import inspect
 from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
@@ -72,7 +73,8 @@ class TracedStep:
         """The program."""
         counts = {HALTED: {COUNTS: True}}
         ranges = input_ranges(self.graph)
-        program = make_program(self.graph, self.persistent, ranges, self.meta, self.inputs, counts)
+        with uncollected():
+            program = make_program(self.graph, self.persistent, ranges, self.meta, self.inputs, counts)
         return Built(program, self.graph, warnings=self.warnings, sites=self.sites)
 
 
@@ -99,7 +101,7 @@ def trace_step(
     if not isinstance(optimizer, Optimizer):  # pyright: ignore[reportUnnecessaryIsInstance]
         hint = "; call it" if callable(optimizer) else ""
         raise InputError.here(f"optimizer must be one of optim, such as optim.adam(lr=1e-3), got {optimizer!r}{hint}")
-    with traced(model, loss, inputs, "loss") as t:
+    with uncollected(), traced(model, loss, inputs, "loss") as t:
         y, aux = checked_loss(t.result, loss)
         arena = arena_of(t.parameters, optimizer)
         persistent = persistent_of(t.parameters, arena, optimizer, precision)
@@ -121,13 +123,16 @@ def build_forward(
     like:     the training's program it shares parameters with.
     patching: its patch sites take a mask and a value, further inputs of the program; else they are not in it.
     """
-    with traced(model, forward, inputs, "forward", patching) as t:
-        outputs, structure = checked_outputs(t.result, forward)
-        graph = Graph(outputs, dict(t.trace.captures), precision=precision)
-        require_own(toposort(graph.roots), t.trace)
-    persistent = persistent_like(t.parameters, like) if like else persistent_of(t.parameters, arena_of(t.parameters))
-    meta = {"kind": "forward", "hyper": dict(t.trace.hypers)}
-    program = make_program(graph, persistent, input_ranges(graph), meta, t.inputs)
+    with uncollected():
+        with traced(model, forward, inputs, "forward", patching) as t:
+            outputs, structure = checked_outputs(t.result, forward)
+            graph = Graph(outputs, dict(t.trace.captures), precision=precision)
+            require_own(toposort(graph.roots), t.trace)
+        persistent = (
+            persistent_like(t.parameters, like) if like else persistent_of(t.parameters, arena_of(t.parameters))
+        )
+        meta = {"kind": "forward", "hyper": dict(t.trace.hypers)}
+        program = make_program(graph, persistent, input_ranges(graph), meta, t.inputs)
     return Built(program, graph, structure, sites=sites_of(t))
 
 
@@ -157,6 +162,18 @@ def trace_sites(model: Any, forward: Callable[..., Any], inputs: Mapping[str, In
 def sites_of(t: Traced) -> tuple[SiteInfo, ...]:
     """Sites in the order of the user's function."""
     return tuple(t.trace.sites.values())
+
+
+@contextmanager
+def uncollected() -> Generator[None]:
+    """Without Python's garbage collector, which would look through a growing graph again and again for nothing."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
 
 
 @contextmanager

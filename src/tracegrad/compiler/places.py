@@ -15,6 +15,7 @@ from tracegrad.kernels.form import Kernel
 from tracegrad.kernels.fuse import MAX_BUFFERS, EntangledError, Schedule, array_of
 from tracegrad.kernels.group import Launch, group_launches
 from tracegrad.kernels.lower import external_order, lower
+from tracegrad.kernels.postpone import postpone
 from tracegrad.kernels.reads import base
 from tracegrad.kernels.tiling import Tiling, choose_tiling
 from tracegrad.passes.place import write_through_copies
@@ -94,7 +95,11 @@ def plan_launches(graph: Graph, forms: dict[Key, tuple[Kernel, Tiling]]) -> Plan
             kernel = lower(c, externals[id(c)], schedule.writes, schedule.halves)
             forms[key] = kernel, choose_tiling(kernel)
         formed[id(c)] = forms[key]
-    return Plan(schedule, group_launches(schedule, formed), externals, scans=scans)
+    launches = postpone(schedule, group_launches(schedule, formed))
+    number = {id(kernel): k for k, (kernel, _) in enumerate(forms.values())}
+    for launch in launches:
+        launch.sort(number)
+    return Plan(schedule, launches, externals, scans=scans)
 
 
 def array_at(schedule: Schedule, t: Tensor) -> str:

@@ -1,15 +1,27 @@
-"""What moves a worker's turns along: a thread of its own, or the event loop of a browser's tab."""
+"""What moves work along: threads of its own, or the event loop of a browser's tab, which has none."""
 
 from __future__ import annotations
 
 import contextlib
 import threading
 from collections.abc import Callable, Generator
-from typing import Any, Protocol, cast
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, Protocol, TypeVar, cast
 
 from tracegrad.runtime import tab
 
+T = TypeVar("T")
 Turns = Generator[Any, None, None]  # each gives what to wait for: a ticket of the session, or None for more work
+
+
+def beside(fn: Callable[[], T]) -> Callable[[], T]:
+    """Call `fn` on another thread, in a tab when the result is asked for: what waits for it and gives it."""
+    if tab.IN_TAB:
+        return fn
+    pool = ThreadPoolExecutor(1)
+    result = pool.submit(fn).result
+    pool.shutdown(wait=False)
+    return result
 
 
 class Drive(Protocol):

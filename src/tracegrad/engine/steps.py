@@ -32,7 +32,7 @@ class Stepper:
     graph: Graph
     seed: int
     sites: tuple[SiteInfo, ...] = ()
-    first: Mapping[str, Any] | None = None  # parameters, drawn while the device was opened
+    first: Callable[[], Mapping[str, Any]] | None = None  # gives the parameters, drawn while pipelines are compiled
     handle: int = -1
     counter: int = 0  # steps applied
     submitted: int = 0  # number of the last step submitted, if all those in flight are applied
@@ -118,7 +118,7 @@ class Stepper:
     def draw(self, session: Session) -> None:
         """Draw the parameters from the seed, and write them."""
         fields, first, self.first = self.program.params, self.first, None
-        params.upload(session, self.program, fields, first or params.drawn(fields, self.seed))
+        params.upload(session, self.program, fields, first() if first else params.drawn(fields, self.seed))
 
     def clear(self, session: Session) -> None:
         """Every optimizer array as it was at first, and no step done."""

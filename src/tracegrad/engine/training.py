@@ -7,6 +7,7 @@ import threading
 import warnings
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -15,6 +16,7 @@ from tracegrad import checkpoints, safetensors
 from tracegrad.arrays import handed_out
 from tracegrad.compiler.build import TracedStep, trace_step
 from tracegrad.engine import params
+from tracegrad.engine.drives import beside
 from tracegrad.engine.fit import History, fit
 from tracegrad.engine.forward import CompiledForward
 from tracegrad.engine.inputs import check_inputs, checked_seed, merge, seed_or_new
@@ -76,7 +78,7 @@ class CompiledTraining(Inspected):
     def _compiled(self, traced: TracedStep, seed: int) -> Stepper:
         built = traced.compiled()
         self.warnings = built.warnings  # for whoever compiles to say, with the user's line
-        first = params.drawn(built.program.params, seed)
+        first = beside(partial(params.drawn, built.program.params, seed))  # pipelines are compiled meanwhile
         return Stepper(built.program, built.graph, seed, built.sites, first)
 
     @staticmethod

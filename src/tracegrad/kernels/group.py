@@ -14,9 +14,7 @@ from tracegrad.kernels.fuse import MAX_BUFFERS, Cluster, Schedule, array_of
 from tracegrad.kernels.tiling import WORKGROUP_BYTES, Tiling, workgroup_bytes
 
 FULL = 8192  # workgroups; beyond, a kernel keeps a device busy alone
-ALONE = (
-    2**28
-)  # points folded in all; such a kernel runs far longer than a launch costs, and other company takes registers
+ALONE = 2**28  # points folded in all; such a kernel runs far longer than a launch costs, and others take registers
 MAX_MEMBERS = 8
 MAX_SLOTS = 64  # offsets a dispatch may pass: 1 KiB of uniforms
 
@@ -33,18 +31,36 @@ class Launch:
     @property
     def workgroups(self) -> int:
         """Of all members together."""
-        return sum(t.workgroups for t in self.tilings)
+        return sum([t.workgroups for t in self.tilings])
 
-    def takes(self, kernel: Kernel, tiling: Tiling, arrays: set[str]) -> bool:
-        """Is there room for another member?"""
+    def takes(self, other: Launch) -> bool:
+        """Is there room for the members of another?"""
+        kernels = [*self.kernels, *other.kernels]
         return (
-            0 < len(self.kernels) < MAX_MEMBERS
-            and (all(k.work < ALONE for k in (*self.kernels, kernel)) or all(k is kernel for k in self.kernels))
-            and self.workgroups + tiling.workgroups <= FULL
-            and sum(len(k.slots) for k in (*self.kernels, kernel)) <= MAX_SLOTS
-            and len(self.arrays | arrays) <= MAX_BUFFERS
-            and workgroup_bytes([*self.tilings, tiling]) <= WORKGROUP_BYTES
+            len(self.kernels) > 0 < len(other.kernels)
+            and len(kernels) <= MAX_MEMBERS
+            and (all(k.work < ALONE for k in kernels) or all(k is kernels[0] for k in kernels))
+            and self.workgroups + other.workgroups <= FULL
+            and sum([len(k.slots) for k in kernels]) <= MAX_SLOTS
+            and len(self.arrays | other.arrays) <= MAX_BUFFERS
+            and workgroup_bytes([*self.tilings, *other.tilings]) <= WORKGROUP_BYTES
         )
+
+    def add(self, other: Launch) -> None:
+        """Take the members of another."""
+        self.clusters += other.clusters
+        self.kernels += other.kernels
+        self.tilings += other.tilings
+        self.arrays |= other.arrays
+
+    def sort(self, number: Mapping[int, int]) -> None:
+        """Long members first, so that short ones fill the gaps they leave; equal ones side by side, which share a
+        function. number: id of a kernel -> its own.
+        """
+        order = sorted(range(len(self.kernels)), key=lambda k: (-self.kernels[k].work, number[id(self.kernels[k])]))
+        if order:
+            self.clusters, self.kernels = [self.clusters[k] for k in order], [self.kernels[k] for k in order]
+            self.tilings = [self.tilings[k] for k in order]
 
 
 def group_launches(schedule: Schedule, formed: Mapping[int, tuple[Kernel, Tiling]]) -> list[Launch]:
@@ -55,17 +71,15 @@ def group_launches(schedule: Schedule, formed: Mapping[int, tuple[Kernel, Tiling
     for c in schedule.clusters:
         needed = [launch_of[id(d)] for d in schedule.before_cluster(c) if id(d) in launch_of]
         earliest = max((position[id(launch)] + 1 for launch in needed), default=0)
-        arrays, form = arrays_of(schedule, c), formed.get(id(c))
-        launch = None if form is None else next((x for x in launches[earliest:] if x.takes(*form, arrays)), None)
-        if launch is None:  # one of its own, and there rather than at the end: what it reads need not live until then
-            launch = Launch()
+        kernel, tiling = formed.get(id(c), (None, None))
+        own = Launch([c], [kernel] if kernel else [], [tiling] if tiling else [], arrays_of(schedule, c))
+        launch = next((x for x in launches[earliest:] if x.takes(own)), None)
+        if launch is not None:
+            launch.add(own)
+        else:  # one of its own, and there rather than at the end: what it reads need not live until then
+            launch = own
             launches.insert(earliest, launch)
             position = {id(x): k for k, x in enumerate(launches)}
-        launch.clusters.append(c)
-        if form is not None:
-            launch.kernels.append(form[0])
-            launch.tilings.append(form[1])
-        launch.arrays |= arrays
         launch_of[id(c)] = launch
     return launches
 

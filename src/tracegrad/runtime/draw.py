@@ -26,7 +26,9 @@ Math.log and Math.cos.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from tracegrad.arrays import HAVE_NUMPY, np
@@ -34,6 +36,7 @@ from tracegrad.dtypes import Shape
 from tracegrad.errors import ShapeError
 from tracegrad.init import Initializer, Kaiming, Literal, Ones, Randn, Uniform, Xavier
 from tracegrad.runtime import browser
+from tracegrad.runtime.calls import processors
 from tracegrad.shapes import show
 
 if TYPE_CHECKING:
@@ -43,7 +46,8 @@ if TYPE_CHECKING:
 
 STEP = 0x6D2B79F5
 SMALLEST = 1e-10  # what a uniform 0 counts as under the logarithm
-CHUNK = 1 << 14  # values at a time: the temporaries stay in the cache
+CHUNK = 1 << 16  # values at a time: many enough that threads seldom wait for each other
+MOST_THREADS = 4
 
 LN2_HI, LN2_LO = 6.93147180369123816490e-01, 1.90821492927058770002e-10
 LOG = (6.666666666666735130e-01, 3.999999999940941908e-01, 2.857142874366239149e-01, 2.222219843214978396e-01,
@@ -65,85 +69,171 @@ def draw(specs: Sequence[tuple[Shape, Initializer]], seed: int) -> list[NDArray[
     if not HAVE_NUMPY:
         return browser.draw(specs, seed)
     out: list[NDArray[Any]] = []
+    fills: list[Callable[[Memory], None]] = []
     at = 0  # draws taken so far
     for shape, init in specs:
-        values, used = _values(shape, init, seed, at)
-        out.append(values.reshape(shape))
-        at += used
+        out.append(_undrawn(shape, init))
+        if draws := _draws(init):
+            flat = out[-1].reshape(-1)
+            parts = range(0, flat.size, CHUNK)
+            fills += [partial(_fill, flat[i : i + CHUNK], shape, init, seed, at + draws * i) for i in parts]
+            at += draws * flat.size
+    largest = max((x.size for x in out), default=0)
+    threads = max(1, min(processors(), MOST_THREADS, sum(x.size for x in out) // CHUNK))
+
+    def fill(thread: int) -> None:
+        own = Memory(min(CHUNK, largest))
+        for f in fills[thread::threads]:
+            f(own)
+
+    if threads == 1:
+        fill(0)
+    else:
+        with ThreadPoolExecutor(threads) as pool:
+            list(pool.map(fill, range(threads)))
     return out
 
 
-def _values(shape: Shape, init: Initializer, seed: int, at: int) -> tuple[NDArray[Any], int]:
-    """The values in order, and how many draws they took."""
-    size = math.prod(shape)
-    if isinstance(init, Literal):
-        if init.shape != shape:
-            raise ShapeError(f"init.literal: the values are {show(init.shape)}, the parameter is {show(shape)}")
-        return np.frombuffer(init.data, np.dtype(init.dtype.numpy)).copy(), 0
-    out = np.full(size, 1.0 if isinstance(init, Ones) else 0.0, np.float32)
-    if isinstance(init, (Randn, Kaiming, Xavier)):
-        std = init.std(shape)
-        for i in range(0, size, CHUNK):
-            part = out[i : i + CHUNK]
-            part[:] = normal(seed, at + 2 * i, len(part)) * std
-        return out, 2 * size
+class Memory:
+    """What so many values are computed in at a time. Fresh memory would cost four times what computing in it does."""
+
+    def __init__(self, count: int) -> None:
+        self.steps = np.arange(2 * count, dtype=np.uint32) * np.uint32(STEP)
+        self.words = np.empty((3, 2 * count), np.uint32)
+        self.draws = np.empty(2 * count)
+        self.pair = np.empty((2, count))
+        self.exponent = np.empty(count, np.int32)
+        self.log = np.empty((7, count))
+        self.cos = np.empty((10, count))
+
+
+def _draws(init: Initializer) -> int:
+    """How many draws each value takes."""
+    return 2 if isinstance(init, (Randn, Kaiming, Xavier)) else int(isinstance(init, Uniform))
+
+
+def _undrawn(shape: Shape, init: Initializer) -> NDArray[Any]:
+    """The array; its values, where none are drawn."""
+    if not isinstance(init, Literal):
+        return np.full(shape, 1.0 if isinstance(init, Ones) else 0.0, np.float32)
+    if init.shape != shape:
+        raise ShapeError(f"init.literal: the values are {show(init.shape)}, the parameter is {show(shape)}")
+    return np.frombuffer(init.data, np.dtype(init.dtype.numpy)).reshape(shape).copy()
+
+
+def _fill(part: NDArray[Any], shape: Shape, init: Initializer, seed: int, at: int, own: Memory) -> None:
+    """Values of a parameter from draw `at` on."""
     if isinstance(init, Uniform):
-        for i in range(0, size, CHUNK):
-            part = out[i : i + CHUNK]
-            part[:] = init.low + (init.high - init.low) * uniform(seed, at + i, len(part))
-        return out, size
-    return out, 0
+        part[:] = init.low + (init.high - init.low) * uniform(seed, at, len(part), own)
+    elif isinstance(init, (Randn, Kaiming, Xavier)):
+        x = normal(seed, at, len(part), own)
+        x *= init.std(shape)
+        part[:] = x
 
 
-def uniform(seed: int, at: int, count: int) -> F64:
+def uniform(seed: int, at: int, count: int, own: Memory) -> F64:
     """Draws `at` to `at + count` of the stream, in [0, 1). The state advances by a constant, so any draw is direct."""
-    first = np.uint32((seed + (at + 1) * STEP) & 0xFFFFFFFF)
-    a = first + np.arange(count, dtype=np.uint32) * np.uint32(STEP)
-    t = (a ^ (a >> np.uint32(15))) * (a | np.uint32(1))
-    t ^= t + (t ^ (t >> np.uint32(7))) * (t | np.uint32(61))
-    return (t ^ (t >> np.uint32(14))) / 4294967296.0
+    a, t, b = own.words[:, :count]
+    np.add(own.steps[:count], np.uint32((seed + (at + 1) * STEP) & 0xFFFFFFFF), out=a)
+    np.right_shift(a, 15, out=t)
+    t ^= a
+    a |= 1
+    t *= a
+    np.right_shift(t, 7, out=a)
+    a ^= t
+    a *= np.bitwise_or(t, 61, out=b)
+    a += t
+    t ^= a
+    t ^= np.right_shift(t, 14, out=a)
+    return np.divide(t, 4294967296.0, out=own.draws[:count])
 
 
-def normal(seed: int, at: int, count: int) -> F64:
+def normal(seed: int, at: int, count: int, own: Memory) -> F64:
     """`count` standard normal numbers from the draws `at` to `at + 2 count`."""
-    u = uniform(seed, at, 2 * count)
-    return np.sqrt(-2.0 * _log(np.maximum(u[0::2], SMALLEST))) * _cos((2.0 * math.pi) * u[1::2])
+    u = uniform(seed, at, 2 * count, own)
+    x, y = own.pair[:, :count]
+    x = _log(np.maximum(u[0::2], SMALLEST, out=x), own)
+    x *= -2.0
+    np.sqrt(x, out=x)
+    x *= _cos(np.multiply(u[1::2], 2.0 * math.pi, out=y), own)
+    return x
 
 
-def _log(x: F64) -> F64:
+def _polynomial(x: F64, c: Sequence[float], out: F64) -> F64:
+    """c[0] + x (c[1] + x (...))"""
+    np.multiply(x, c[-1], out=out)
+    for k in c[-2:0:-1]:
+        out += k
+        out *= x
+    out += c[0]
+    return out
+
+
+def _log(x: F64, own: Memory) -> F64:
     """See the module."""
-    m, exponent = np.frexp(x)
-    low = (m < math.sqrt(0.5)).astype(np.float64)
-    m = m + m * low
-    e = exponent - low
-    f = m - 1.0
-    s = f / (2.0 + f)
-    z = s * s
-    w = z * z
-    l1, l2, l3, l4, l5, l6, l7 = LOG
-    r = z * (l1 + w * (l3 + w * (l5 + w * l7))) + w * (l2 + w * (l4 + w * l6))
-    h = (0.5 * f) * f
-    return e * LN2_HI - ((h - (s * (h + r) + e * LN2_LO)) - f)
+    m, e, s, z, w, r, h = own.log[:, : len(x)]
+    _, exponent = np.frexp(x, m, own.exponent[: len(x)])
+    low = m < math.sqrt(0.5)
+    m += np.multiply(m, low, out=h)
+    np.subtract(exponent, low, out=e)
+    f = np.subtract(m, 1.0, out=m)
+    np.divide(f, np.add(f, 2.0, out=s), out=s)
+    np.multiply(s, s, out=z)
+    np.multiply(z, z, out=w)
+    r = _polynomial(w, LOG[0::2], r)
+    r *= z
+    w *= _polynomial(w, LOG[1::2], h)
+    r += w
+    np.multiply(f, 0.5, out=h)
+    h *= f
+    r += h
+    r *= s
+    r += np.multiply(e, LN2_LO, out=w)
+    h -= r
+    h -= f
+    e *= LN2_HI
+    e -= h
+    return e
 
 
-def _cos(x: F64) -> F64:
+def _cos(x: F64, own: Memory) -> F64:
     """See the module."""
-    q = np.rint(x * TWO_OVER_PI)
-    r = x - q * PIO2_HI
-    w = q * PIO2_LO
-    y = r - w
-    d = (r - y) - w
-    z = y * y
-    c1, c2, c3, c4, c5, c6 = COS
-    h = 0.5 * z
-    v = 1.0 - h
-    tail = z * (c1 + z * (c2 + z * (c3 + z * (c4 + z * (c5 + z * c6)))))
-    cosine = v + (((1.0 - v) - h) + (z * tail - y * d))
-    s1, s2, s3, s4, s5, s6 = SIN
-    cube = z * y
-    sine = y - ((z * (0.5 * d - cube * (s2 + z * (s3 + z * (s4 + z * (s5 + z * s6))))) - d) - cube * s1)
+    q, r, w, y, d, z, v, h, cosine, sine = own.cos[:, : len(x)]
+    np.rint(np.multiply(x, TWO_OVER_PI, out=q), out=q)
+    np.subtract(x, np.multiply(q, PIO2_HI, out=r), out=r)
+    np.multiply(q, PIO2_LO, out=w)
+    np.subtract(r, w, out=y)
+    np.subtract(r, y, out=d)
+    d -= w
+    np.multiply(y, y, out=z)
+    np.multiply(z, 0.5, out=h)
+    np.subtract(1.0, h, out=v)
+    _polynomial(z, COS, cosine)
+    cosine *= z
+    cosine *= z
+    cosine -= np.multiply(y, d, out=w)
+    np.subtract(1.0, v, out=w)
+    w -= h
+    cosine += w
+    cosine += v
+    cube = np.multiply(z, y, out=r)
+    _polynomial(z, SIN[1:], sine)
+    sine *= cube
+    np.subtract(np.multiply(d, 0.5, out=w), sine, out=sine)
+    sine *= z
+    sine -= d
+    cube *= SIN[0]
+    sine -= cube
+    np.subtract(y, sine, out=sine)
     # Chosen, and negated, by bits: on random quadrants NumPy's masked copies take longer than all of the above.
-    quadrant, bits, other = q.astype(np.int64), cosine.view(np.int64), sine.view(np.int64)
-    bits ^= (bits ^ other) & -(quadrant & 1)
-    bits ^= ((quadrant + 1) & 2) << 62
+    bits, other, quadrant, odd = (a.view(np.int64) for a in (cosine, sine, r, w))
+    np.copyto(quadrant, q, casting="unsafe")
+    np.negative(np.bitwise_and(quadrant, 1, out=odd), out=odd)
+    other ^= bits
+    other &= odd
+    bits ^= other
+    quadrant += 1
+    quadrant &= 2
+    quadrant <<= 62
+    bits ^= quadrant
     return cosine

@@ -30,7 +30,7 @@ from tracegrad.runtime.wgpu_rings import (
 
 MAP_READ, COPY_SRC, COPY_DST, UNIFORM, STORAGE = 0x1, 0x4, 0x8, 0x40, 0x80  # GPUBufferUsage
 COMPUTE = 0x4  # GPUShaderStage
-COMPILERS = 8  # threads
+COMPILERS = 16  # threads
 HALF = "shader-f16"  # the feature by which shaders know arrays in half precision
 
 
@@ -252,12 +252,16 @@ def _array(b: Buffer, depth: int, device: Any, calls: Calls, shared: dict[str, A
 
 
 def _compiled(program: Program, calls: Calls, kernels: Kernels) -> list[Any]:
-    """All pipelines, compiled side by side: a driver that has not seen the kernels takes 10 to 100 ms for each."""
+    """All pipelines, compiled side by side: a driver that has not seen the kernels takes 10 to 100 ms for each.
+
+    Products take longest, so they come first.
+    """
     for kernel in program.kernels:
         kernels.layout(kernel)
     kernels.offsets_layout()
     with ThreadPoolExecutor(max(1, min(COMPILERS, len(program.kernels), processors()))) as pool:
-        return list(pool.map(kernels.pipeline, program.kernels, repeat(calls)))
+        first = sorted(program.kernels, key=lambda k: -k.workgroup_memory)
+        return list(pool.map(kernels.pipeline, first, repeat(calls)))
 
 
 def _launch(loaded: Loaded, device: Any, calls: Calls, kernels: Kernels) -> None:
