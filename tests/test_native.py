@@ -17,6 +17,7 @@ from tracegrad.program import Binding, Buffer, Dispatch, Field, KernelSource, Ne
 from tracegrad.runtime import adapters as finding
 from tracegrad.runtime import wgpu_calls
 from tracegrad.runtime.native import NativeSession
+from tracegrad.runtime.wgpu_program import with_constant_offsets
 
 SUPPORT = finding.check_webgpu()
 needs_adapter = pytest.mark.skipif(not SUPPORT.ok, reason=f"no WebGPU adapter: {SUPPORT.message}")
@@ -162,6 +163,34 @@ def test_more_than_four_offsets(session: NativeSession) -> None:
     p = program([k], [out], [Dispatch(0, (0,), offsets, (1, 1))], outputs=[Field("y", 0, 0, "f32", (1,))])
     handle = session.load(p)
     assert run(session, handle)["y"].tolist() == [321.0]
+    session.unload(handle)
+
+
+def test_offsets_that_never_differ_are_in_the_text(session: NativeSession) -> None:
+    def adds(label: str, place: str) -> KernelSource:
+        body = f"b0[{place}] = b0[at[0].y] + f32(at[1].z) + 1.0;"
+        made = kernel(label, body, "f32 write", slots=7)
+        return replace(made, wgsl=made.wgsl.replace("fn o(k: i32) -> i32 { return at[k / 4][k % 4]; }", ""))
+
+    last = lambda slot: (0, slot - 1, 0, 0, 0, 0, 10 * slot)
+    p = program(
+        [adds("once", "1"), adds("moving", "at[0].y + 1"), adds("computed", "at[1][i + 2] / 10"), adds("again", "6")],
+        [Buffer("out", "f32", 8, "output")],
+        [
+            Dispatch(0, (0,), last(1), (1, 1)),
+            *(Dispatch(1, (0,), last(k), (1, 1)) for k in (2, 3)),
+            Dispatch(2, (0,), last(4), (1, 1)),
+            Dispatch(1, (0,), last(5), (1, 1)),
+            *(Dispatch(3, (0,), last(6), (1, 1)) for _ in range(2)),
+        ],
+        outputs=[Field("y", 0, 0, "f32", (8,))],
+    )
+    constant = with_constant_offsets(p)
+    assert [k.slots for k in constant.kernels] == [0, 7, 7, 0]
+    assert "b0[1] = b0[0] + f32(10) + 1.0;" in constant.kernels[0].wgsl and "uniform" not in constant.kernels[0].wgsl
+    assert [d.offsets == () for d in constant.dispatches] == [True, False, False, False, False, True, True]
+    handle = session.load(p)
+    np.testing.assert_array_equal(run(session, handle)["y"], [0, 11, 32, 63, 104, 155, 216, 0])
     session.unload(handle)
 
 
