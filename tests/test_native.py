@@ -15,7 +15,8 @@ import pytest
 from tracegrad.errors import CompileError, DeviceError, DeviceLostError, InputError
 from tracegrad.program import Binding, Buffer, Dispatch, Field, KernelSource, Needs, Program
 from tracegrad.runtime import adapters as finding
-from tracegrad.runtime import wgpu_calls
+from tracegrad.runtime import wgpu_calls, wgpu_compiled
+from tracegrad.runtime.c_compiler import VARIABLE, compiler
 from tracegrad.runtime.native import NativeSession
 from tracegrad.runtime.wgpu_program import with_constant_offsets
 
@@ -83,12 +84,14 @@ def chain(n: int) -> Program:
     )
 
 
-@pytest.fixture(scope="module", params=["direct", "public"])
-def session(request: pytest.FixtureRequest) -> Iterator[NativeSession]:
-    """One device by each of the two interfaces."""
+@pytest.fixture(scope="module", params=["compiled", "direct", "public"])
+def session(request: pytest.FixtureRequest, c_compiler: None) -> Iterator[NativeSession]:
+    """One device by each way to call wgpu."""
     if SUPPORT.adapter is None:
         pytest.skip(f"no WebGPU adapter: {SUPPORT.message}")
-    s = NativeSession(SUPPORT.adapter, direct=request.param == "direct")
+    if request.param == "compiled" and compiler() is None:
+        pytest.skip("no C compiler")
+    s = NativeSession(SUPPORT.adapter, calls=request.param)
     assert s.calls.name == request.param
     yield s
     s.close()
@@ -361,14 +364,29 @@ def test_a_device_lost_to_others_is_a_device_lost_error(fresh: NativeSession) ->
 
 
 @needs_adapter
-def test_direct_calls_that_compute_wrongly_are_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(wgpu_calls.DirectCalls, "fetch", lambda self, buffer, size, mark: np.zeros(size, np.uint8))
-    assert SUPPORT.adapter is not None
-    s = NativeSession(SUPPORT.adapter)
-    assert s.calls.name == "public"
-    s.close()
-    monkeypatch.undo()
-    monkeypatch.setattr(wgpu_calls, "PINNED", "0.1.")
-    s = NativeSession(SUPPORT.adapter)
-    assert s.calls.name == "public"
-    s.close()
+def test_calls_that_cannot_be_had_or_compute_wrongly_give_way_to_the_next(
+    c_compiler: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def chosen() -> str:
+        assert SUPPORT.adapter is not None
+        s = NativeSession(SUPPORT.adapter)
+        s.close()
+        return s.calls.name
+
+    first = "compiled" if compiler() else "direct"
+    assert chosen() == first
+    zeros = lambda self, buffer, size, mark: np.zeros(size, np.uint8)  # pyright: ignore
+    with monkeypatch.context() as patch:
+        patch.setattr(wgpu_compiled.CompiledCalls, "fetch", zeros)
+        assert chosen() == "direct"
+        patch.setattr(wgpu_calls.DirectCalls, "fetch", zeros)
+        assert chosen() == "public"
+    with monkeypatch.context() as patch:
+        patch.setenv(VARIABLE, "off")
+        assert chosen() == "direct"
+    with monkeypatch.context() as patch:
+        patch.setattr(wgpu_calls, "PINNED", "0.1.")
+        assert chosen() == "public"
+    with monkeypatch.context() as patch:
+        patch.setattr(wgpu_compiled, "FUNCTIONS", ("NoSuchFunction",))
+        assert chosen() == "direct"

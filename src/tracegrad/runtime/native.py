@@ -18,9 +18,11 @@ finishing a command buffer and submitting it, or while it is waited for.
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import logging
 import time
 from collections.abc import Callable, Generator, Mapping
+from concurrent.futures import Future
 from typing import Any
 
 from tracegrad.arrays import np
@@ -28,7 +30,9 @@ from tracegrad.errors import DeviceError, DeviceLostError, TracegradError
 from tracegrad.program import Binding, Buffer, Dispatch, Field, KernelSource, Needs, Program
 from tracegrad.runtime.adapters import AdapterInfo, load_wgpu, open_device
 from tracegrad.runtime.base import DeviceInfo, Timings, as_run, nothing
+from tracegrad.runtime.c_compiler import begin_library
 from tracegrad.runtime.wgpu_calls import Calls, Copy, DirectCalls, LogTap, PublicCalls, device_error
+from tracegrad.runtime.wgpu_compiled import SOURCE, CompiledCalls
 from tracegrad.runtime.wgpu_program import (
     COPY_DST,
     MAP_READ,
@@ -82,14 +86,16 @@ class NativeSession:
     """A wgpu device with named, persistent buffers; `runtime.base.Session` has the meaning of each method.
 
     adapter: what to open, from `adapters()`.
-    direct:  try the direct C calls; without, the public API only.
+    calls:   how to call wgpu, the quickest first: "compiled" (where there is a C compiler), "direct" or "public". What
+             cannot be had here, or computes wrongly, gives way to the next.
     Raises:  DeviceError if the device cannot be opened or computes wrongly.
     """
 
-    def __init__(self, adapter: AdapterInfo, *, direct: bool = True) -> None:
+    def __init__(self, adapter: AdapterInfo, *, calls: str = "compiled") -> None:
         self.info = DeviceInfo("webgpu", adapter.description, adapter.software)
         self._closed = False
         self._lost = ""
+        library = begin_library(SOURCE, "steps are submitted by Python") if calls == "compiled" else None
         load_wgpu()  # before the tap: wgpu insists on creating its logger itself
         self._tap = LogTap().attach()
         self._shared: dict[str, Array] = {}
@@ -108,7 +114,7 @@ class NativeSession:
         self.calls: Calls = PublicCalls(self._device)
         try:
             self._kernels = Kernels(self._device)
-            self._pick_calls(direct)
+            self._pick_calls(calls, library)
         except BaseException:
             self.close()
             raise
@@ -299,17 +305,22 @@ class NativeSession:
                 raise DeviceLostError(self._lost) from e
             raise error from e
 
-    def _pick_calls(self, direct: bool) -> None:
-        """Direct calls if they compute rightly, else the public API, which must."""
-        if direct:
+    def _pick_calls(self, first: str, library: Future[ctypes.CDLL | None] | None) -> None:
+        """The first of the three ways that computes rightly. The last of them must."""
+        ways: dict[str, Callable[[], Calls]] = {
+            "compiled": lambda: CompiledCalls(self._device, library.result() if library else None),
+            "direct": lambda: DirectCalls(self._device),
+            "public": lambda: PublicCalls(self._device),
+        }
+        for name in [*ways][[*ways].index(first) :]:
             try:
-                self.calls = DirectCalls(self._device)
+                self.calls = ways[name]()
                 self._self_test()
                 return
             except Exception as e:
-                log.info("wgpu by its public interface only: %s", e)
-                self.calls = PublicCalls(self._device)
-        self._self_test()
+                if name == "public":
+                    raise
+                log.info("wgpu by calls that are slower than %r: %s", name, e)
 
     def _self_test(self) -> None:
         """Run SELF_TEST twice in flight and compare."""
