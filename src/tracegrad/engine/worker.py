@@ -19,7 +19,7 @@ GROUPS = 2  # under way at a time: one that the device runs, and the next
 T = TypeVar("T")
 _GOES_ON = object()  # what a turn gives where nothing is to be waited for
 
-MAX_IN_FLIGHT = 8  # runs queued before `step` waits; how many a device has besides is its own affair
+MAX_IN_FLIGHT = 8  # runs queued before `step` waits, or as many as the device takes at once where those are more
 
 
 class Work(Protocol):
@@ -67,7 +67,7 @@ class Worker:
 
     def __init__(self, factory: Callable[[], Session], max_in_flight: int = MAX_IN_FLIGHT):
         """Make the session where the work will be done, while the caller goes on; see `opened`."""
-        self.max_in_flight = max_in_flight
+        self.max_in_flight = self._least_queued = max_in_flight
         self._factory = factory
         self._lock = threading.RLock()  # reentrant: garbage may be collected, and this closed, while it is held
         self._wake = threading.Condition(self._lock)
@@ -260,6 +260,8 @@ class Worker:
         oldest = self._window[0][0][0].pending
         if len(self._window) == GROUPS or (oldest.wanted and oldest is not following.pending):
             return 0
+        if len(self._queue) < self._session.ahead // (2 * GROUPS) and not self._queue[-1].pending.wanted:
+            return 0  # a submission costs as much as several short runs: more will come while the first is under way
         return self._session.ahead - sum(map(len, self._window))
 
     def _run_call(self, job: _Call) -> None:
@@ -285,6 +287,7 @@ class Worker:
                 group.append((work, ticket))
         if group:
             self._window.append(group)
+        self.max_in_flight = max(self._least_queued, self._session.ahead // GROUPS)
         self._session.flush(self._let_in)
         self._let_in()
 

@@ -52,6 +52,7 @@ from tracegrad.runtime.wgpu_rings import Array, stored_dtype
 from tracegrad.runtime.wgpu_timing import time_launches
 
 READ_BYTES = 64 << 20  # persistent buffers are read in pieces of this size
+LEAST_AHEAD = 4  # runs in flight, however long they take
 SECONDS_AT_ONCE = 0.01  # that one submission should take: whoever waits for a run waits for all of its submission
 
 log = logging.getLogger("tracegrad")
@@ -103,7 +104,7 @@ class NativeSession:
         self._waiting: Submission | None = None  # not sent yet
         self._landed = 0.0  # when the last submission fetched was there
         self._next = 0
-        self.ahead = 4
+        self.ahead = LEAST_AHEAD
         try:
             self._device: Any = open_device(adapter)
         except BaseException:
@@ -146,16 +147,13 @@ class NativeSession:
         Raises: InputError for missing, unknown or misshapen inputs; DeviceError, DeviceLostError.
         """
         loaded = self._loaded(handle)
-        if self._waiting is not None and self._waiting.loaded is not loaded:
+        before = self._waiting
+        if before is not None and (before.loaded is not loaded or before.runs >= runs_at_once(loaded)):
             self.flush()
         submission = self._waiting or Submission(loaded)
         loaded.inputs.stage(submission.runs, inputs)
         submission.runs += 1
         self._waiting = submission
-        if submission.runs >= runs_at_once(loaded):
-            self.flush()
-            if submission.error is not None:
-                raise submission.error
         return Ticket(submission, submission.runs - 1)
 
     def collect(self, ticket: Ticket) -> dict[str, Any]:
@@ -214,7 +212,7 @@ class NativeSession:
         now = time.perf_counter()
         loaded.seconds = (now - max(submission.sent, self._landed)) / runs
         self._landed = now
-        self.ahead = 2 + 2 * runs_at_once(loaded)
+        self.ahead = max(LEAST_AHEAD, 2 * runs_at_once(loaded))
         loaded.free.append(slot)
         return loaded.outputs.columns(raw, runs)
 
