@@ -360,7 +360,7 @@ def test_a_device_lost_to_others_is_a_device_lost_error(fresh: NativeSession) ->
     fresh._device.destroy()  # pyright: ignore[reportPrivateUsage]
     for _ in range(2):
         with pytest.raises(DeviceLostError, match="lost"):
-            fresh.submit(handle, {"x": np.ones(4, np.float32)})
+            run(fresh, handle, x=np.ones(4, np.float32))
 
 
 @needs_adapter
