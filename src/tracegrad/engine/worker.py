@@ -299,24 +299,32 @@ class Worker:
                     self._room.notify_all()
 
     def _collect_oldest(self) -> None:
+        """The results of the oldest group; in a tab, where each may have to be awaited, of its first run."""
         group = self._window[0]
-        work, ticket = group.popleft()
+        while group and self._closed is None:
+            work, ticket = group.popleft()
+            if not group:
+                self._window.popleft()
+            outputs: dict[str, Any] = {}
+            try:
+                outputs = self._session.collect(ticket)
+                if self._closed is not None:
+                    work.pending.resolve(Aborted(self._closed))
+                    return
+                applied = work.finish(outputs)
+            except Exception as e:
+                # Whether the device did this run and those behind it is unknown, so none is run a second time.
+                work.fail(e)
+            else:
+                if not applied:
+                    self._drop_window()
+                    self._recover(work, outputs)
+                    return
+            if tab.IN_TAB:
+                break
         self._begun = bool(group)
-        if not group:
-            self._window.popleft()
-        outputs: dict[str, Any] = {}
-        try:
-            outputs = self._session.collect(ticket)
-            if self._closed is not None:
-                work.pending.resolve(Aborted(self._closed))
-                return
-            if work.finish(outputs):
-                return
-        except Exception as e:
-            # Whether the device did this run and those behind it is unknown, so none is run a second time.
-            work.fail(e)
-            return
-        self._drop_window()
+
+    def _recover(self, work: Work, outputs: dict[str, Any]) -> None:
         try:
             work.recover(self._session, outputs)
         except Exception as e:
