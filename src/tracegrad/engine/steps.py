@@ -160,7 +160,11 @@ class StepCall:
 
     def works(self, arrays: Callable[[int], Mapping[str, Any]]) -> list[StepWork]:
         """The runs of this call; `arrays(k)` are the inputs of the k-th."""
-        return [StepWork(self, k, arrays(k), self.pending) for k in range(self.n)]
+        return [self.work(k, arrays(k)) for k in range(self.n)]
+
+    def work(self, k: int, arrays: Mapping[str, Any]) -> StepWork:
+        """The k-th of them."""
+        return StepWork(self, k, arrays, self.pending)
 
 
 @dataclass(slots=True, eq=False)

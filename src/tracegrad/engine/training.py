@@ -19,6 +19,7 @@ from tracegrad.engine.fit import History, fit
 from tracegrad.engine.forward import CompiledForward
 from tracegrad.engine.inputs import check_inputs, checked_seed, merge, seed_or_new
 from tracegrad.engine.knobs import Knobs, Rate, settable
+from tracegrad.engine.memory import Memory
 from tracegrad.engine.results import Aborted, Pending, StepResult, failure, resolved
 from tracegrad.engine.steps import StepCall, Stepper, split_steps
 from tracegrad.engine.worker import Worker
@@ -56,7 +57,7 @@ class CompiledTraining(Inspected):
         """For `tg.compile`. Traces first; then the worker's thread opens the device, while this one compiles."""
         self._loss, self._declared, self._keep_grads = loss, dict(inputs), keep_grads
         self._precision = precision
-        self._lock = threading.Lock()
+        self._lock, self._memory = threading.Lock(), Memory()
         self.model, self._optimizer = model, optimizer
         seed = seed_or_new(seed)
         traced = self._traced(model, optimizer)
@@ -108,8 +109,9 @@ class CompiledTraining(Inspected):
         pending: Pending[StepResult] = Pending(what, self.worker.ident)
         try:
             lead = n if what == "run_steps" else None
-            arrays = check_inputs(stepper.inputs, merge(mapping, inputs, what), what, lead)
-            works = StepCall(stepper, knobs, pending, n, what).works(split_steps(arrays, stepper.inputs, n))
+            arrays = check_inputs(stepper.inputs, merge(mapping, inputs, what), what, lead, self._memory.copied)
+            call = StepCall(stepper, knobs, pending, n, what)
+            works = [call.work(0, arrays)] if lead is None else call.works(split_steps(arrays, stepper.inputs, n))
         except Exception as e:
             pending.resolve(failure(e, what))
             return pending
