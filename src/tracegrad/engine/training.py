@@ -14,6 +14,7 @@ from typing import Any
 from tracegrad import checkpoints, safetensors
 from tracegrad.arrays import handed_out
 from tracegrad.compiler.build import TracedStep, trace_step
+from tracegrad.compiler.inputtypes import declared
 from tracegrad.engine import params
 from tracegrad.engine.fit import History, fit
 from tracegrad.engine.forward import CompiledForward
@@ -55,7 +56,7 @@ class CompiledTraining(Inspected):
         precision: str = "f32",
     ):
         """For `tg.compile`. Traces first; then the worker's thread opens the device, while this one compiles."""
-        self._loss, self._declared, self._keep_grads = loss, dict(inputs), keep_grads
+        self._loss, self._declared, self._keep_grads = loss, declared(inputs), keep_grads
         self._precision = precision
         self._lock, self._memory = threading.Lock(), Memory()
         self.model, self._optimizer = model, optimizer

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import threading
 from collections import deque
 from collections.abc import Callable, Generator, Sequence
@@ -10,7 +11,7 @@ from typing import Any, Protocol, TypeVar, cast
 
 from tracegrad.engine.drives import Drive, TabDrive, ThreadDrive
 from tracegrad.engine.results import Aborted, Failed, Pending, failure
-from tracegrad.errors import AbortedError
+from tracegrad.errors import AbortedError, DeviceError
 from tracegrad.introspection.limits import Limits, measure_limits
 from tracegrad.runtime import tab
 from tracegrad.runtime.base import Session
@@ -68,7 +69,7 @@ class Worker:
     def __init__(self, factory: Callable[[], Session], max_in_flight: int = MAX_IN_FLIGHT):
         """Make the session where the work will be done, while the caller goes on; see `opened`."""
         self.max_in_flight = self._least_queued = max_in_flight
-        self._factory = factory
+        self._factory, self._process = factory, os.getpid()
         self._lock = threading.RLock()  # reentrant: garbage may be collected, and this closed, while it is held
         self._wake = threading.Condition(self._lock)
         self._room = threading.Condition(self._lock)
@@ -109,6 +110,8 @@ class Worker:
 
     def enqueue(self, works: Sequence[Work], pending: Pending[Any]) -> None:
         """Queue the runs of one call, which resolve `pending`; wait first while `max_in_flight` or more are queued."""
+        if self._forked(pending):
+            return
         if len(self._queue) >= self.max_in_flight:
             self._make_room()
         with self._lock:
@@ -117,6 +120,20 @@ class Worker:
                 self._drive.wake()
                 return
         pending.resolve(Aborted(self._closed))
+
+    def _forked(self, pending: Pending[Any]) -> bool:
+        """Is this a child of the process that has the thread? Then nobody would ever resolve `pending`."""
+        if os.getpid() == self._process:
+            return False
+        pending.resolve(
+            Failed(
+                DeviceError(
+                    "this process was forked from the one that opened the device, which stays with its parent: start "
+                    "it by multiprocessing.get_context('spawn'), and compile in it"
+                )
+            )
+        )
+        return True
 
     def _make_room(self) -> None:
         """Wait until fewer runs are queued. The worker's own thread (a done callback) would wait forever."""
@@ -161,6 +178,8 @@ class Worker:
     def post(self, fn: Callable[[Session], Any], urgent: bool = False) -> Pending[Any]:
         """As `call`, without waiting; resolves to a tuple of one, Failed or Aborted."""
         pending: Pending[Any] = Pending("device call", self.ident)
+        if self._forked(pending):
+            return pending
         with self._lock:
             if self._closed is None:
                 job = _Call(fn, pending, urgent)
@@ -196,6 +215,8 @@ class Worker:
 
     def close(self, reason: str = "closed") -> None:
         """Abort what is under way, close the session, end the thread. Closing twice is fine."""
+        if os.getpid() != self._process:
+            return  # the thread and its locks are the parent's
         with self._lock:
             if self._closed is None:
                 self._closed = reason
