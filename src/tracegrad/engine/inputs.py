@@ -21,13 +21,12 @@ def merge(mapping: Mapping[str, Any] | None, named: Mapping[str, Any], what: str
     """The inputs of a call given as one mapping, by keyword, or both."""
     if mapping is None:
         return dict(named)
-    if type(mapping) is dict and not named:
-        return dict(mapping)
-    if not isinstance(mapping, Mapping):  # pyright: ignore[reportUnnecessaryIsInstance]
+    # of a dict the type is known at once, and Mapping asks its registry
+    if type(mapping) is not dict and not isinstance(mapping, Mapping):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise InputError.here(
             f"{what}: inputs are given by name, as keywords or as one dict; got {type(mapping).__name__}"
         )
-    twice = sorted(set(mapping) & set(named))
+    twice = sorted(name for name in named if name in mapping)
     if twice:
         raise InputError.here(f"{what}: given twice, in the dict and by keyword: {', '.join(twice)}")
     return {**mapping, **named}

@@ -7,7 +7,7 @@ outputs. What the runs leave in persistent arrays is copied once, behind the las
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any
@@ -82,7 +82,7 @@ class Inputs:
     fields: tuple[Field, ...]
     arrays: dict[int, Array]  # by number of the buffer
     rows: dict[int, NDArray[Any]]
-    names: set[str]
+    names: Set[str]
     large: tuple[Field, ...]
     between: dict[int, list[tuple[int, int]]]  # in arrays with large values: where small ones lie (elements)
     views: list[list[Place]] = field(default_factory=list[Any])  # of a run: its small values,
@@ -187,7 +187,7 @@ class Outputs:
             if f.size <= FEW:
                 rows = rows != 0 if f.dtype == "bool" else rows.copy()
             if parts < runs:  # COUNTS, as the last run left it
-                before = np.arange(runs - 1, -1, -1, rows.dtype).reshape(-1, *(1 for _ in f.shape))
+                before = np.arange(runs - 1, -1, -1, dtype=rows.dtype).reshape(-1, *(1 for _ in f.shape))
                 rows = np.maximum(rows - before, 0)
             found.append((f, rows))
         return found
