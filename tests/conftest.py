@@ -28,6 +28,14 @@ os.environ.setdefault(remembered.VARIABLE, "always")
 
 
 @pytest.fixture(scope="module")
+def c_compiler() -> Iterator[None]:
+    """The C compiler of this machine, if it has one: sessions on WebGPU submit by what it makes."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv(VARIABLE, "")
+        yield
+
+
+@pytest.fixture(scope="module")
 def c_session() -> Iterator[CpuSession]:
     """A session on the CPU whose kernels are C."""
     found = compiler_named("")
@@ -47,7 +55,7 @@ def webgpu() -> None:
 
 
 @pytest.fixture(scope="module")
-def device() -> Iterator[Any]:
+def device(c_compiler: None) -> Iterator[Any]:
     """A session on this machine's WebGPU adapter; a software one will do."""
     support = check_webgpu()
     if support.adapter is None:

@@ -92,6 +92,7 @@ NEED_NUMPY = {
     "runtime.calls",
     "runtime.native",
     "runtime.wgpu_calls",
+    "runtime.wgpu_compiled",
     "runtime.wgpu_program",
     "runtime.wgpu_rings",
     "runtime.draw",
@@ -99,6 +100,7 @@ NEED_NUMPY = {
 NEED_NUMPY |= {"runtime.wgpu_timing", "introspection.limits"}  # what measures devices, which no browser lets Python do
 NEED_NUMPY |= {
     "functional",
+    "engine.memory",  # asks first whether NumPy is there
     "engine.nonfinite",
     "engine.indexcheck",
     "engine.reference",

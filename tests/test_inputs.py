@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from tracegrad.engine.inputs import check_inputs, merge
+from tracegrad.engine.memory import KEPT, LARGE, Memory
 from tracegrad.errors import InputError
 from tracegrad.program import Field
 
@@ -86,6 +87,27 @@ def test_everything_wrong_is_named_at_once():
     ):
         assert part in text
     assert "z:" not in text
+
+
+def test_memory_of_large_copies_is_used_again_when_nobody_has_any_of_it():
+    memory = Memory()
+    x = np.arange(LARGE, dtype=np.float32).reshape(4, -1)
+    place = lambda a: a.__array_interface__["data"][0]
+    first = memory.copied(x)
+    last_row, at = first[3, 1:], place(first)
+    np.testing.assert_array_equal(first, x)
+    del first
+    second = memory.copied(-x.T)  # a view of the first is still held
+    assert place(second) != at and second.flags.c_contiguous and second.flags.writeable
+    np.testing.assert_array_equal(second, -x.T)
+    np.testing.assert_array_equal(last_row, x[3, 1:])
+    del last_row
+    third = memory.copied(x.view(np.int32))
+    assert place(third) == at and third.dtype == np.int32 and third.base is not None
+    assert memory.copied(x[0, :8]).base is None  # small ones are plain copies
+    many = [memory.copied(x) for _ in range(3 * KEPT // x.nbytes)]
+    del many
+    assert sum(len(free) * size for size, free in memory._free.items()) <= KEPT
 
 
 def test_the_callers_array_can_be_reused():

@@ -15,8 +15,10 @@ import pytest
 from tracegrad.errors import CompileError, DeviceError, DeviceLostError, InputError
 from tracegrad.program import Binding, Buffer, Dispatch, Field, KernelSource, Needs, Program
 from tracegrad.runtime import adapters as finding
-from tracegrad.runtime import wgpu_calls
+from tracegrad.runtime import wgpu_calls, wgpu_compiled
+from tracegrad.runtime.c_compiler import VARIABLE, compiler
 from tracegrad.runtime.native import NativeSession
+from tracegrad.runtime.wgpu_program import with_constant_offsets
 
 SUPPORT = finding.check_webgpu()
 needs_adapter = pytest.mark.skipif(not SUPPORT.ok, reason=f"no WebGPU adapter: {SUPPORT.message}")
@@ -82,12 +84,14 @@ def chain(n: int) -> Program:
     )
 
 
-@pytest.fixture(scope="module", params=["direct", "public"])
-def session(request: pytest.FixtureRequest) -> Iterator[NativeSession]:
-    """One device by each of the two interfaces."""
+@pytest.fixture(scope="module", params=["compiled", "direct", "public"])
+def session(request: pytest.FixtureRequest, c_compiler: None) -> Iterator[NativeSession]:
+    """One device by each way to call wgpu."""
     if SUPPORT.adapter is None:
         pytest.skip(f"no WebGPU adapter: {SUPPORT.message}")
-    s = NativeSession(SUPPORT.adapter, direct=request.param == "direct")
+    if request.param == "compiled" and compiler() is None:
+        pytest.skip("no C compiler")
+    s = NativeSession(SUPPORT.adapter, calls=request.param)
     assert s.calls.name == request.param
     yield s
     s.close()
@@ -162,6 +166,34 @@ def test_more_than_four_offsets(session: NativeSession) -> None:
     p = program([k], [out], [Dispatch(0, (0,), offsets, (1, 1))], outputs=[Field("y", 0, 0, "f32", (1,))])
     handle = session.load(p)
     assert run(session, handle)["y"].tolist() == [321.0]
+    session.unload(handle)
+
+
+def test_offsets_that_never_differ_are_in_the_text(session: NativeSession) -> None:
+    def adds(label: str, place: str) -> KernelSource:
+        body = f"b0[{place}] = b0[at[0].y] + f32(at[1].z) + 1.0;"
+        made = kernel(label, body, "f32 write", slots=7)
+        return replace(made, wgsl=made.wgsl.replace("fn o(k: i32) -> i32 { return at[k / 4][k % 4]; }", ""))
+
+    last = lambda slot: (0, slot - 1, 0, 0, 0, 0, 10 * slot)
+    p = program(
+        [adds("once", "1"), adds("moving", "at[0].y + 1"), adds("computed", "at[1][i + 2] / 10"), adds("again", "6")],
+        [Buffer("out", "f32", 8, "output")],
+        [
+            Dispatch(0, (0,), last(1), (1, 1)),
+            *(Dispatch(1, (0,), last(k), (1, 1)) for k in (2, 3)),
+            Dispatch(2, (0,), last(4), (1, 1)),
+            Dispatch(1, (0,), last(5), (1, 1)),
+            *(Dispatch(3, (0,), last(6), (1, 1)) for _ in range(2)),
+        ],
+        outputs=[Field("y", 0, 0, "f32", (8,))],
+    )
+    constant = with_constant_offsets(p)
+    assert [k.slots for k in constant.kernels] == [0, 7, 7, 0]
+    assert "b0[1] = b0[0] + f32(10) + 1.0;" in constant.kernels[0].wgsl and "uniform" not in constant.kernels[0].wgsl
+    assert [d.offsets == () for d in constant.dispatches] == [True, False, False, False, False, True, True]
+    handle = session.load(p)
+    np.testing.assert_array_equal(run(session, handle)["y"], [0, 11, 32, 63, 104, 155, 216, 0])
     session.unload(handle)
 
 
@@ -328,18 +360,33 @@ def test_a_device_lost_to_others_is_a_device_lost_error(fresh: NativeSession) ->
     fresh._device.destroy()  # pyright: ignore[reportPrivateUsage]
     for _ in range(2):
         with pytest.raises(DeviceLostError, match="lost"):
-            fresh.submit(handle, {"x": np.ones(4, np.float32)})
+            run(fresh, handle, x=np.ones(4, np.float32))
 
 
 @needs_adapter
-def test_direct_calls_that_compute_wrongly_are_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(wgpu_calls.DirectCalls, "fetch", lambda self, buffer, size, mark: np.zeros(size, np.uint8))
-    assert SUPPORT.adapter is not None
-    s = NativeSession(SUPPORT.adapter)
-    assert s.calls.name == "public"
-    s.close()
-    monkeypatch.undo()
-    monkeypatch.setattr(wgpu_calls, "PINNED", "0.1.")
-    s = NativeSession(SUPPORT.adapter)
-    assert s.calls.name == "public"
-    s.close()
+def test_calls_that_cannot_be_had_or_compute_wrongly_give_way_to_the_next(
+    c_compiler: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def chosen() -> str:
+        assert SUPPORT.adapter is not None
+        s = NativeSession(SUPPORT.adapter)
+        s.close()
+        return s.calls.name
+
+    first = "compiled" if compiler() else "direct"
+    assert chosen() == first
+    zeros = lambda self, buffer, size, mark: np.zeros(size, np.uint8)  # pyright: ignore
+    with monkeypatch.context() as patch:
+        patch.setattr(wgpu_compiled.CompiledCalls, "fetch", zeros)
+        assert chosen() == "direct"
+        patch.setattr(wgpu_calls.DirectCalls, "fetch", zeros)
+        assert chosen() == "public"
+    with monkeypatch.context() as patch:
+        patch.setenv(VARIABLE, "off")
+        assert chosen() == "direct"
+    with monkeypatch.context() as patch:
+        patch.setattr(wgpu_calls, "PINNED", "0.1.")
+        assert chosen() == "public"
+    with monkeypatch.context() as patch:
+        patch.setattr(wgpu_compiled, "FUNCTIONS", ("NoSuchFunction",))
+        assert chosen() == "direct"

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from tracegrad.runtime import adapters as finding
+from tracegrad.runtime.c_compiler import VARIABLE
 
 SUPPORT = finding.check_webgpu()
 SRC = str(Path(__file__).parent.parent / "src")
@@ -20,7 +21,7 @@ import numpy as np
 from test_native import accumulator, SUPPORT
 from tracegrad.errors import *
 from tracegrad.runtime.native import NativeSession
-s = NativeSession(SUPPORT.adapter, direct={direct})
+s = NativeSession(SUPPORT.adapter, calls="{calls}")
 x = {{"x": np.ones(4, np.float32)}}
 handle = s.load(accumulator())
 ticket = s.submit(handle, x)
@@ -73,11 +74,11 @@ assert s.collect(s.submit(handle, x))["y"].tolist() == [2.0] * 4""",
 
 
 @pytest.mark.skipif(not SUPPORT.ok, reason=f"no WebGPU adapter: {SUPPORT.message}")
-@pytest.mark.parametrize("direct", [True, False], ids=["direct", "public"])
+@pytest.mark.parametrize("calls", ["compiled", "direct", "public"])
 @pytest.mark.parametrize("path", PATHS)
-def test_misuse_never_aborts_the_process(path: str, direct: bool) -> None:
-    code = GUARDED.format(direct=direct, body=textwrap.dedent(PATHS[path]))
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([SRC, str(Path(__file__).parent)])}
+def test_misuse_never_aborts_the_process(path: str, calls: str) -> None:
+    code = GUARDED.format(calls=calls, body=textwrap.dedent(PATHS[path]))
+    environment = {**os.environ, VARIABLE: "", "PYTHONPATH": os.pathsep.join([SRC, str(Path(__file__).parent)])}
     done = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, env=environment, timeout=120, check=False
     )

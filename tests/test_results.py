@@ -78,6 +78,14 @@ def test_a_result_is_set_once():
     assert p.result() == Aborted("first")
 
 
+def test_a_pending_shows_what_came_of_it():
+    p = Pending("step")
+    assert repr(p) == "<Pending step: under way>"
+    p.resolve(step(0.25))
+    assert repr(p) == "<Pending step: CompletedStep, loss 0.25>"
+    assert repr(resolved(Aborted("closed"), "run")) == "<Pending run: Aborted>"
+
+
 def test_callbacks_run_once_before_and_after_the_result():
     p, seen = Pending("step"), []
     p.add_done_callback(lambda q: seen.append(q.result().loss))

@@ -19,7 +19,7 @@ from tracegrad.runtime.adapters import check_webgpu
 from tracegrad.runtime.native import NativeSession
 from tracegrad.runtime.wgpu_rings import depth_of
 
-pytestmark = pytest.mark.usefixtures("webgpu")
+pytestmark = pytest.mark.usefixtures("webgpu", "c_compiler")
 
 
 @pytest.fixture
@@ -28,11 +28,14 @@ def many(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(native, "SECONDS_AT_ONCE", 1e9)
 
 
-@pytest.fixture(params=["direct", "public"])
+@pytest.fixture(params=["compiled", "direct", "public"])
 def session(request: pytest.FixtureRequest, many: None) -> Iterator[NativeSession]:
     adapter = check_webgpu().adapter
     assert adapter is not None
-    s = NativeSession(adapter, direct=request.param == "direct")
+    s = NativeSession(adapter, calls=request.param)
+    if s.calls.name != request.param:
+        s.close()
+        pytest.skip("no C compiler")
     yield s
     s.close()
 

@@ -5,6 +5,9 @@ from __future__ import annotations
 import asyncio
 import gc
 import json
+import os
+import subprocess
+import sys
 import threading
 import warnings
 
@@ -256,6 +259,37 @@ def test_closing_aborts_and_is_idempotent():
     with pytest.raises(tg.AbortedError):
         t.download_params()
     assert "closed" in repr(t)
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs os.fork")
+def test_a_forked_child_is_told_that_the_device_is_its_parents():
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", FORK], capture_output=True, text=True, timeout=60, check=False,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    *told, last = done.stdout.splitlines()
+    assert len(told) == 3 and all("this process was forked from the one that opened the device" in x for x in told)
+    assert last == "the parent goes on at step 3"
+
+
+FORK = """
+import os
+from test_training import *
+t = compiled()
+infer = t.attach(forward=predict, inputs={"x": (16, 2)})
+run(t, 2)
+if os.fork() == 0:
+    for call in (lambda: run(t, 1), t.download_params, lambda: infer.run(x=X).output):
+        try:
+            call()
+        except tg.DeviceError as e:
+            print(e, flush=True)
+    t.close()
+    os._exit(0)
+os.wait()
+print("the parent goes on at step", t.step(x=X, y=Y).step)
+"""
 
 
 def test_a_forgotten_training_ends_its_thread():

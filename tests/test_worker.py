@@ -205,6 +205,30 @@ def test_step_waits_when_too_many_are_queued_behind_those_on_the_device():
     t.worker.close()
 
 
+def test_where_the_device_takes_more_at_once_more_are_queued_and_few_wait_to_be_more():
+    t = Trainer(max_in_flight=2)
+    groups, flush = [], t.session.flush
+
+    def spy(free):
+        groups.append(len(t.session.ran) - sum(groups))
+        flush(free)
+
+    t.session.flush = spy
+    t.session.ahead = 40
+    t.step(GOOD).result(5)
+    assert t.worker.max_in_flight == 20
+    t.session.gate.clear()
+    under_way = t.step(GOOD)
+    while len(groups) < 2:
+        time.sleep(0.001)
+    made = [t.step(GOOD) for _ in range(9)]  # fewer than a group of 20 should have
+    time.sleep(0.05)
+    assert not under_way.done() and groups == [1, 1]
+    t.session.gate.set()
+    assert [p.step for p in made] == list(range(3, 12)) and groups == [1, 1, 9]
+    t.worker.close()
+
+
 def test_close_wakes_a_step_that_waits_for_room():
     t = Trainer(max_in_flight=1)
     t.session.gate.clear()

@@ -11,7 +11,7 @@ from math import inf
 from typing import Any, cast
 
 from tracegrad import ambient
-from tracegrad.compiler.inputtypes import InputSpec, concrete_type
+from tracegrad.compiler.inputtypes import InputSpec, concrete_type, declared
 from tracegrad.compiler.layout import Persistent, Place
 from tracegrad.compiler.plan import make_program
 from tracegrad.compiler.ranges import input_ranges
@@ -188,6 +188,7 @@ def traced(
         raise CompileError.here(
             f"the model {type(model).__name__} has no parameters: make some with self.param or layers"
         )
+    inputs = declared(inputs)
     check_signature(fn, inputs, what)
     types = {name: concrete_type(name, spec) for name, spec in inputs.items()}
     with ambient.tracing(patching) as running:

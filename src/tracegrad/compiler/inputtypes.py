@@ -31,9 +31,18 @@ def input_type(name: str, spec: Any) -> InputType:
     return InputType(dtype, tuple(sizes))
 
 
+def declared(inputs: Any) -> dict[str, Any]:
+    """A copy of `inputs=`; InputError unless it says each input by name."""
+    if isinstance(inputs, Mapping) and all(isinstance(name, str) for name in cast("Mapping[Any, Any]", inputs)):
+        return dict(cast("Mapping[str, Any]", inputs))
+    raise InputError.here(
+        f'inputs is a dict of a shape or type for each input by name, such as {{"x": (64, 784)}}; got {inputs!r}'
+    )
+
+
 def input_types(inputs: Mapping[str, Any]) -> dict[str, InputType]:
     """All inputs of a call."""
-    return {name: input_type(name, spec) for name, spec in inputs.items()}
+    return {name: input_type(name, spec) for name, spec in declared(inputs).items()}
 
 
 def concrete_type(name: str, spec: Any) -> TensorType:

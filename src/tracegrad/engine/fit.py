@@ -107,7 +107,6 @@ class _Loop:
         self.train, self.evaluate, self.every, self.callbacks = train, evaluate, every, callbacks
         self.log, self.progress = log, progress
         self.history = History()
-        self.ahead = 1 if callbacks else train.worker.max_in_flight
         self.waiting: deque[Pending[StepResult]] = deque()
         self.metrics: Mapping[str, float] = {}
         self.queued = 0
@@ -120,7 +119,7 @@ class _Loop:
             self.waiting.append(self.train.step(as_inputs(batch, self.train.input_names)))
             self.queued += 1
             due = self.every is not None and self.queued % self.every == 0
-            while self.waiting and (due or self.stop or len(self.waiting) >= self.ahead):
+            while self.waiting and (due or self.stop or self.callbacks or self._enough()):
                 self._take()
             if due:
                 self._evaluate()
@@ -128,6 +127,10 @@ class _Loop:
                 break
         self._drain()
         self._evaluate()
+
+    def _enough(self) -> bool:
+        """Is the oldest step done, or are so many queued that more would only wait?"""
+        return self.waiting[0].done() or len(self.waiting) >= 2 * self.train.worker.max_in_flight
 
     def _batches(self, data: Iterable[Any], epochs: int, steps: int | None) -> Iterator[Any]:
         while steps is not None or self.history.epochs < epochs:

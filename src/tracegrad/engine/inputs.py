@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, cast
 
 from tracegrad.arrays import np
@@ -21,18 +21,28 @@ def merge(mapping: Mapping[str, Any] | None, named: Mapping[str, Any], what: str
     """The inputs of a call given as one mapping, by keyword, or both."""
     if mapping is None:
         return dict(named)
-    if not isinstance(mapping, Mapping):  # pyright: ignore[reportUnnecessaryIsInstance]
+    # of a dict the type is known at once, and Mapping asks its registry
+    if type(mapping) is not dict and not isinstance(mapping, Mapping):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise InputError.here(
             f"{what}: inputs are given by name, as keywords or as one dict; got {type(mapping).__name__}"
         )
-    twice = sorted(set(mapping) & set(named))
+    twice = sorted(name for name in named if name in mapping)
     if twice:
         raise InputError.here(f"{what}: given twice, in the dict and by keyword: {', '.join(twice)}")
     return {**mapping, **named}
 
 
+def new_copy(x: Array) -> Array:
+    """`x` as a contiguous array of its own."""
+    return np.array(x, order="C", copy=True)
+
+
 def check_inputs(
-    fields: Sequence[Field], given: Mapping[str, Any], what: str, lead: int | None = None
+    fields: Sequence[Field],
+    given: Mapping[str, Any],
+    what: str,
+    lead: int | None = None,
+    copied: Callable[[Array], Array] = new_copy,
 ) -> dict[str, Array]:
     """The given values as new arrays of each field's dtype and shape.
 
@@ -40,6 +50,7 @@ def check_inputs(
     given:    anything `numpy.asarray` takes: arrays, nested lists, numbers, torch tensors, buffers.
     what:     the call, for the error.
     lead:     `run_steps(n)`: a value may have one more axis in front, of this length.
+    copied:   makes the copy of an array that fits as it is.
     Returns:  one fresh, contiguous array per field; the caller's arrays can be reused at once.
     Raises:   InputError naming every missing, unknown, wrongly typed or shaped input, and every index out of range.
 
@@ -48,32 +59,40 @@ def check_inputs(
     """
     arrays: dict[str, Array] = {}
     problems: list[str] = []
-    known = {f.name for f in fields}
-    for name in given:
-        if name not in known:
-            problems.append(f"{name}: unknown; inputs are {', '.join(f'{f.name} {f.type}' for f in fields) or 'none'}")
     for field in fields:
         if field.name not in given:
             problems.append(f"{field.name}: missing, expected {field.type}")
             continue
         try:
-            arrays[field.name] = fit_value(field, given[field.name], lead)
+            arrays[field.name] = fit_value(field, given[field.name], lead, copied)
         except InputError as e:
             problems.append(f"{field.name}: {e}")
-    if problems:
-        count = f"{len(problems)} problems with the inputs" if len(problems) > 1 else "a problem with the inputs"
-        raise InputError.here("\n  ".join([f"{what}: {count}", *problems]))
+    if len(given) > len(arrays) or problems:
+        _refuse(fields, given, what, problems)
     return arrays
 
 
-def fit_value(field: Field, value: Any, lead: int | None = None) -> Array:
+def _refuse(fields: Sequence[Field], given: Mapping[str, Any], what: str, problems: list[str]) -> None:
+    """InputError with the problems, and those of names that no field has; nothing if there are none."""
+    known = ", ".join(f"{f.name} {f.type}" for f in fields) or "none"
+    unknown = [name for name in given if name not in {f.name for f in fields}]
+    problems = [*(f"{name}: unknown; inputs are {known}" for name in unknown), *problems]
+    if problems:
+        count = f"{len(problems)} problems with the inputs" if len(problems) > 1 else "a problem with the inputs"
+        raise InputError.here("\n  ".join([f"{what}: {count}", *problems]))
+
+
+def fit_value(field: Field, value: Any, lead: int | None = None, copied: Callable[[Array], Array] = new_copy) -> Array:
     """`value` as a new contiguous array of the field's type; InputError with the bare reason."""
-    shapes = [field.shape] if lead is None else [(lead, *field.shape), field.shape]
-    x = as_array(value, shapes)
-    if x.shape not in shapes:
-        wanted = f" or {field.dtype}[{','.join(map(str, shapes[0]))}]" if lead is not None else ""
-        raise InputError(f"expected {field.type}{wanted}, got {describe(x)}{_shape_hint(field, x)}")
-    out = cast_lossless(x, field.dtype)
+    if type(value) is np.ndarray and value.shape == field.shape and value.dtype == np.dtype(DTYPES[field.dtype].numpy):
+        out = copied(value)
+    else:
+        shapes = [field.shape] if lead is None else [(lead, *field.shape), field.shape]
+        x = as_array(value, shapes)
+        if x.shape not in shapes:
+            wanted = f" or {field.dtype}[{','.join(map(str, shapes[0]))}]" if lead is not None else ""
+            raise InputError(f"expected {field.type}{wanted}, got {describe(x)}{_shape_hint(field, x)}")
+        out = cast_lossless(x, field.dtype)
     valid = field.spec.get("range")
     if valid is not None and out.size:
         _check_range(out, int(valid[0]), int(valid[1]), field.spec.get("exempt"))
@@ -136,7 +155,7 @@ def cast_lossless(x: Array, dtype: str) -> Array:
     """A new contiguous array of `dtype` with the values of `x`; InputError if that would lose any."""
     target = np.dtype(DTYPES[dtype].numpy)
     if x.dtype == target:
-        return np.array(x, dtype=target, order="C", copy=True)
+        return new_copy(x)
     # Extension floats such as ml_dtypes.bfloat16 have kind "V" or "f" and cast to float32 without loss.
     kind = "f" if "float" in x.dtype.name else x.dtype.kind
     if kind not in _CASTS[dtype]:

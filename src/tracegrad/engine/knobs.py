@@ -15,6 +15,8 @@ from tracegrad.hypers import COMPLEMENT, PREFIX, RESERVED, leaf_value
 from tracegrad.lr import Schedule
 from tracegrad.program import Field
 
+STEP, RATE = f"{PREFIX}step", f"{PREFIX}lr"
+
 
 @dataclass(slots=True, eq=False)
 class Rate:
@@ -22,17 +24,31 @@ class Rate:
 
     schedule: Schedule
     start: int | None = None  # the worker's own: set at that step, and taken back when the step is replayed
+    begun: tuple[int, Schedule] | None = None  # the schedule under that start
 
     def at(self, step: int) -> float:
         """The rate at `step`; the first call fixes the start, and one for an earlier step, which comes by a replay."""
         if self.start is None or self.start > step:
             self.start = step
-        return schedules.starting_at(self.schedule, self.start).at(step)
+        if self.begun is None or self.begun[0] != self.start:
+            self.begun = self.start, schedules.starting_at(self.schedule, self.start)
+        return self.begun[1].at(step)
 
     def rewind(self, step: int) -> None:
         """Forget a start at `step` or later: that step is to come again."""
         if self.start is not None and self.start >= step:
             self.start = None
+
+
+@dataclass(slots=True, eq=False)
+class _Arrays:
+    """What was uploaded last for some fields: an array that is given again need not be written again."""
+
+    fields: Sequence[Field]
+    seed: int
+    fixed: dict[str, Any]  # all but step and lr
+    rate: float | None = None
+    lr: Any = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -41,23 +57,34 @@ class Knobs:
 
     rate: Rate
     values: Mapping[str, float]
-    arrays: dict[str, Any] = field(default_factory=dict[str, Any])  # by field name, made at first use
+    last: list[_Arrays] = field(default_factory=list[_Arrays])  # one at most, the worker's own
 
     def upload(self, fields: Sequence[Field], step: int, seed: int) -> dict[str, Any]:
         """The arrays of the program's `hyper.*` inputs at `step`."""
+        if not self.last or self.last[0].fields is not fields or self.last[0].seed != seed:
+            self.last[:] = [_Arrays(fields, seed, self._fixed(fields, seed))]
+        last = self.last[0]
+        out = dict(last.fixed)
+        if STEP in out:
+            out[STEP] = np.asarray(step, dtype=np.uint32)
+        if RATE in out:
+            rate = self.rate.at(step)
+            if rate != last.rate:
+                last.rate, last.lr = rate, np.asarray(rate, dtype=np.float32)
+            out[RATE] = last.lr
+        return out
+
+    def _fixed(self, fields: Sequence[Field], seed: int) -> dict[str, Any]:
+        """Those that are the same for each step, and places for those that are not."""
         out: dict[str, Any] = {}
         for f in fields:
             name = f.name.removeprefix(PREFIX)
-            if name == "step":
-                out[f.name] = np.asarray(step, dtype=np.uint32)
-            elif name == "seed":
+            if name == "seed":
                 out[f.name] = np.asarray(seed, dtype=np.uint32)
-            elif name == "lr":
-                out[f.name] = np.asarray(self.rate.at(step), dtype=np.float32)
+            elif f.name in (STEP, RATE):
+                out[f.name] = None
             else:
-                if f.name not in self.arrays:
-                    self.arrays[f.name] = np.asarray(leaf_value(name, dict(self.values)), dtype=np.float32)
-                out[f.name] = self.arrays[f.name]
+                out[f.name] = np.asarray(leaf_value(name, dict(self.values)), dtype=np.float32)
         return out
 
     def with_rate(self, lr: Schedule | float) -> Knobs:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import sys
 import threading
 import warnings
@@ -15,9 +16,9 @@ from tracegrad.errors import AbortedError, DeviceError, InputError, TracegradErr
 from tracegrad.runtime import tab
 
 T = TypeVar("T")
-_SETTLING = (
-    threading.RLock()
-)  # of all Pendings, held for moments: a lock of its own would be half the cost of making one
+_SETTLING = threading.RLock()  # of all Pendings, for moments: a lock of its own would be half the cost of making one
+if hasattr(os, "register_at_fork"):  # no child finds it held by a thread that it has not
+    os.register_at_fork(before=_SETTLING.acquire, after_in_parent=_SETTLING.release, after_in_child=_SETTLING.release)
 
 
 class Captures(Mapping[str, Any]):
@@ -277,7 +278,9 @@ class Pending(Generic[T]):
         return getattr(result, name)
 
     def __repr__(self) -> str:
-        return f"<Pending {self._what}: {type(self._result).__name__ if self._done else 'under way'}>"
+        result = self._result
+        found = f"{type(result).__name__}, loss {result.loss:.6g}" if isinstance(result, CompletedStep) else None
+        return f"<Pending {self._what}: {found or type(result).__name__ if self._done else 'under way'}>"
 
     def __del__(self) -> None:
         failed = getattr(self, "_done", False) and isinstance(self._result, Failed)

@@ -21,6 +21,8 @@ from tracegrad.program import Field, Program
 from tracegrad.runtime.base import Session, Timings
 from tracegrad.sites import SiteInfo
 
+AUX, CAPTURE = "aux.", "capture."  # of output names
+NONE = Captures()
 COPY_OF_PARAMS = "params"  # a Buffer.fill, and the name of the array it stands for
 
 
@@ -40,8 +42,10 @@ class Stepper:
     replaced: str = ""  # why no more of its work is done
     inputs: tuple[Field, ...] = ()
     hyper: tuple[Field, ...] = ()
+    tells_more: bool = False  # than the loss
 
     def __post_init__(self) -> None:
+        self.tells_more = any(f.name.startswith((AUX, CAPTURE)) for f in self.program.outputs)
         self.hyper = tuple(f for f in self.program.inputs if f.name.startswith(PREFIX))
         self.inputs = tuple(f for f in self.program.inputs if not f.name.startswith(PREFIX))
 
@@ -156,7 +160,11 @@ class StepCall:
 
     def works(self, arrays: Callable[[int], Mapping[str, Any]]) -> list[StepWork]:
         """The runs of this call; `arrays(k)` are the inputs of the k-th."""
-        return [StepWork(self, k, arrays(k), self.pending) for k in range(self.n)]
+        return [self.work(k, arrays(k)) for k in range(self.n)]
+
+    def work(self, k: int, arrays: Mapping[str, Any]) -> StepWork:
+        """The k-th of them."""
+        return StepWork(self, k, arrays, self.pending)
 
 
 @dataclass(slots=True, eq=False)
@@ -195,9 +203,11 @@ class StepWork:
         call.losses.append(loss)
         call.skipped += int(outputs.get(SKIPPED, 0))
         if self.index == call.n - 1:
-            aux = Aux({k.removeprefix("aux."): handed_out(v) for k, v in outputs.items() if k.startswith("aux.")})
+            captures, aux = NONE, Aux()
+            if call.stepper.tells_more:
+                captures, aux = captures_of(outputs), Aux(_named(AUX, outputs))
             losses = handed_out(np.asarray(call.losses, np.float32))
-            self.pending.resolve(CompletedStep(captures_of(outputs), loss, aux, self.step, losses, call.skipped))
+            self.pending.resolve(CompletedStep(captures, loss, aux, self.step, losses, call.skipped))
         return True
 
     def recover(self, session: Session, outputs: dict[str, Any]) -> None:
@@ -250,7 +260,11 @@ def by_role(role: str, arrays: Mapping[str, Any]) -> dict[str, Any]:
 
 def captures_of(outputs: Mapping[str, Any]) -> Captures:
     """The captures among the outputs of a run."""
-    return Captures({k.removeprefix("capture."): handed_out(v) for k, v in outputs.items() if k.startswith("capture.")})
+    return Captures(_named(CAPTURE, outputs))
+
+
+def _named(kind: str, outputs: Mapping[str, Any]) -> dict[str, Any]:
+    return {name.removeprefix(kind): handed_out(x) for name, x in outputs.items() if name.startswith(kind)}
 
 
 def split_steps(arrays: Mapping[str, Any], fields: tuple[Field, ...], n: int) -> Callable[[int], dict[str, Any]]:

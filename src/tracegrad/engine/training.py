@@ -15,12 +15,14 @@ from typing import Any
 from tracegrad import checkpoints, safetensors
 from tracegrad.arrays import handed_out
 from tracegrad.compiler.build import TracedStep, trace_step
+from tracegrad.compiler.inputtypes import declared
 from tracegrad.engine import params
 from tracegrad.engine.drives import beside
 from tracegrad.engine.fit import History, fit
 from tracegrad.engine.forward import CompiledForward
 from tracegrad.engine.inputs import check_inputs, checked_seed, merge, seed_or_new
 from tracegrad.engine.knobs import Knobs, Rate, settable
+from tracegrad.engine.memory import Memory
 from tracegrad.engine.results import Aborted, Pending, StepResult, failure, resolved
 from tracegrad.engine.steps import StepCall, Stepper, split_steps
 from tracegrad.engine.worker import Worker
@@ -56,9 +58,9 @@ class CompiledTraining(Inspected):
         precision: str = "f32",
     ):
         """For `tg.compile`. Traces first; then the worker's thread opens the device, while this one compiles."""
-        self._loss, self._declared, self._keep_grads = loss, dict(inputs), keep_grads
+        self._loss, self._declared, self._keep_grads = loss, declared(inputs), keep_grads
         self._precision = precision
-        self._lock = threading.Lock()
+        self._lock, self._memory = threading.Lock(), Memory()
         self.model, self._optimizer = model, optimizer
         seed = seed_or_new(seed)
         traced = self._traced(model, optimizer)
@@ -110,8 +112,9 @@ class CompiledTraining(Inspected):
         pending: Pending[StepResult] = Pending(what, self.worker.ident)
         try:
             lead = n if what == "run_steps" else None
-            arrays = check_inputs(stepper.inputs, merge(mapping, inputs, what), what, lead)
-            works = StepCall(stepper, knobs, pending, n, what).works(split_steps(arrays, stepper.inputs, n))
+            arrays = check_inputs(stepper.inputs, merge(mapping, inputs, what), what, lead, self._memory.copied)
+            call = StepCall(stepper, knobs, pending, n, what)
+            works = [call.work(0, arrays)] if lead is None else call.works(split_steps(arrays, stepper.inputs, n))
         except Exception as e:
             pending.resolve(failure(e, what))
             return pending

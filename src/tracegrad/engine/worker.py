@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import threading
 from collections import deque
 from collections.abc import Callable, Generator, Sequence
@@ -10,7 +11,7 @@ from typing import Any, Protocol, TypeVar, cast
 
 from tracegrad.engine.drives import Drive, TabDrive, ThreadDrive
 from tracegrad.engine.results import Aborted, Failed, Pending, failure
-from tracegrad.errors import AbortedError
+from tracegrad.errors import AbortedError, DeviceError
 from tracegrad.introspection.limits import Limits, measure_limits
 from tracegrad.runtime import tab
 from tracegrad.runtime.base import Session
@@ -19,7 +20,7 @@ GROUPS = 2  # under way at a time: one that the device runs, and the next
 T = TypeVar("T")
 _GOES_ON = object()  # what a turn gives where nothing is to be waited for
 
-MAX_IN_FLIGHT = 8  # runs queued before `step` waits; how many a device has besides is its own affair
+MAX_IN_FLIGHT = 8  # runs queued before `step` waits, or as many as the device takes at once where those are more
 
 
 class Work(Protocol):
@@ -67,8 +68,8 @@ class Worker:
 
     def __init__(self, factory: Callable[[], Session], max_in_flight: int = MAX_IN_FLIGHT):
         """Make the session where the work will be done, while the caller goes on; see `opened`."""
-        self.max_in_flight = max_in_flight
-        self._factory = factory
+        self.max_in_flight = self._least_queued = max_in_flight
+        self._factory, self._process = factory, os.getpid()
         self._lock = threading.RLock()  # reentrant: garbage may be collected, and this closed, while it is held
         self._wake = threading.Condition(self._lock)
         self._room = threading.Condition(self._lock)
@@ -109,6 +110,8 @@ class Worker:
 
     def enqueue(self, works: Sequence[Work], pending: Pending[Any]) -> None:
         """Queue the runs of one call, which resolve `pending`; wait first while `max_in_flight` or more are queued."""
+        if self._forked(pending):
+            return
         if len(self._queue) >= self.max_in_flight:
             self._make_room()
         with self._lock:
@@ -117,6 +120,20 @@ class Worker:
                 self._drive.wake()
                 return
         pending.resolve(Aborted(self._closed))
+
+    def _forked(self, pending: Pending[Any]) -> bool:
+        """Is this a child of the process that has the thread? Then nobody would ever resolve `pending`."""
+        if os.getpid() == self._process:
+            return False
+        pending.resolve(
+            Failed(
+                DeviceError(
+                    "this process was forked from the one that opened the device, which stays with its parent: start "
+                    "it by multiprocessing.get_context('spawn'), and compile in it"
+                )
+            )
+        )
+        return True
 
     def _make_room(self) -> None:
         """Wait until fewer runs are queued. The worker's own thread (a done callback) would wait forever."""
@@ -161,6 +178,8 @@ class Worker:
     def post(self, fn: Callable[[Session], Any], urgent: bool = False) -> Pending[Any]:
         """As `call`, without waiting; resolves to a tuple of one, Failed or Aborted."""
         pending: Pending[Any] = Pending("device call", self.ident)
+        if self._forked(pending):
+            return pending
         with self._lock:
             if self._closed is None:
                 job = _Call(fn, pending, urgent)
@@ -196,6 +215,8 @@ class Worker:
 
     def close(self, reason: str = "closed") -> None:
         """Abort what is under way, close the session, end the thread. Closing twice is fine."""
+        if os.getpid() != self._process:
+            return  # the thread and its locks are the parent's
         with self._lock:
             if self._closed is None:
                 self._closed = reason
@@ -260,6 +281,8 @@ class Worker:
         oldest = self._window[0][0][0].pending
         if len(self._window) == GROUPS or (oldest.wanted and oldest is not following.pending):
             return 0
+        if len(self._queue) < self._session.ahead // (2 * GROUPS) and not self._queue[-1].pending.wanted:
+            return 0  # a submission costs as much as several short runs: more will come while the first is under way
         return self._session.ahead - sum(map(len, self._window))
 
     def _run_call(self, job: _Call) -> None:
@@ -285,6 +308,7 @@ class Worker:
                 group.append((work, ticket))
         if group:
             self._window.append(group)
+        self.max_in_flight = max(self._least_queued, self._session.ahead // GROUPS)
         self._session.flush(self._let_in)
         self._let_in()
 
@@ -296,24 +320,32 @@ class Worker:
                     self._room.notify_all()
 
     def _collect_oldest(self) -> None:
+        """The results of the oldest group; in a tab, where each may have to be awaited, of its first run."""
         group = self._window[0]
-        work, ticket = group.popleft()
+        while group and self._closed is None:
+            work, ticket = group.popleft()
+            if not group:
+                self._window.popleft()
+            outputs: dict[str, Any] = {}
+            try:
+                outputs = self._session.collect(ticket)
+                if self._closed is not None:
+                    work.pending.resolve(Aborted(self._closed))
+                    return
+                applied = work.finish(outputs)
+            except Exception as e:
+                # Whether the device did this run and those behind it is unknown, so none is run a second time.
+                work.fail(e)
+            else:
+                if not applied:
+                    self._drop_window()
+                    self._recover(work, outputs)
+                    return
+            if tab.IN_TAB:
+                break
         self._begun = bool(group)
-        if not group:
-            self._window.popleft()
-        outputs: dict[str, Any] = {}
-        try:
-            outputs = self._session.collect(ticket)
-            if self._closed is not None:
-                work.pending.resolve(Aborted(self._closed))
-                return
-            if work.finish(outputs):
-                return
-        except Exception as e:
-            # Whether the device did this run and those behind it is unknown, so none is run a second time.
-            work.fail(e)
-            return
-        self._drop_window()
+
+    def _recover(self, work: Work, outputs: dict[str, Any]) -> None:
         try:
             work.recover(self._session, outputs)
         except Exception as e:

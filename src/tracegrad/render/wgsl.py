@@ -6,6 +6,7 @@ thread.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
@@ -101,6 +102,13 @@ def _declarations(
             out.append(f"var<workgroup> {name}: array<{SHARED[name]}, {size}>;")
     out += [f"var<private> {n}: u32 = {bits};" for n, bits in SPECIAL.items() if n in text]
     return out
+
+
+def with_offsets(wgsl: str, offsets: Sequence[int]) -> str | None:
+    """A kernel's text with these offsets in it, not read from a buffer; None if it computes which of them it needs."""
+    lines = [line for line in wgsl.splitlines(keepends=True) if "var<uniform> at:" not in line]
+    text = re.sub(r"\bat\[(\d+)\]\.([xyzw])", lambda m: f"{offsets[4 * int(m[1]) + XYZW.index(m[2])]}", "".join(lines))
+    return None if re.search(r"\bat\[", text) else text
 
 
 SHARED = {"sf": "f32", "si": "i32", "su": "u32", "sv": "vec4<f32>"}

@@ -18,6 +18,7 @@ import sys
 import tempfile
 import time
 import warnings
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -55,12 +56,9 @@ class Compiler:
 
     def begin(self, source: str) -> Future[ctypes.CDLL | None]:
         """The library of `source`, while other things are done."""
-        pool = ThreadPoolExecutor(1)
-        found = pool.submit(self.library, source)
-        pool.shutdown(wait=False)
-        return found
+        return _aside(lambda: self.library(source))
 
-    def library(self, source: str) -> ctypes.CDLL | None:
+    def library(self, source: str, otherwise: str = "kernels run as NumPy") -> ctypes.CDLL | None:
         """The loaded library. None, with a warning, if it cannot be had: the compiler's message says why."""
         parts = [source, self.path, self.version, *self.flags, processor()]
         key = hashlib.sha256("\0".join(parts).encode()).hexdigest()[:40]
@@ -80,7 +78,7 @@ class Compiler:
         except (OSError, subprocess.SubprocessError) as e:
             why = e.stderr if isinstance(e, subprocess.CalledProcessError) else e
             warnings.warn(
-                f"{self.path} failed, so kernels run as NumPy; {VARIABLE}=off chooses that without a warning. "
+                f"{self.path} failed, so {otherwise}; {VARIABLE}=off chooses that without a warning. "
                 f"It said: {str(why).strip()[:2000]}",
                 RuntimeWarning,
                 stacklevel=2,
@@ -129,6 +127,23 @@ def compiler() -> Compiler | None:
     return compiler_named(os.environ.get(VARIABLE, ""))
 
 
+def begin_library(source: str, otherwise: str) -> Future[ctypes.CDLL | None]:
+    """The library of `source` by this machine's compiler, looked for and called while other things are done."""
+
+    def made() -> ctypes.CDLL | None:
+        found = compiler()
+        return found.library(source, otherwise) if found else None
+
+    return _aside(made)
+
+
+def _aside(make: Callable[[], ctypes.CDLL | None]) -> Future[ctypes.CDLL | None]:
+    pool = ThreadPoolExecutor(1)
+    found = pool.submit(make)
+    pool.shutdown(wait=False)
+    return found
+
+
 @functools.cache
 def compiler_named(asked: str) -> Compiler | None:
     """The same for one value of TRACEGRAD_CC."""
@@ -143,7 +158,7 @@ def compiler_named(asked: str) -> Compiler | None:
                 continue
             return Compiler(path, said.stdout.splitlines()[0] if said.stdout else "unknown version")
     if asked:
-        warnings.warn(f"{VARIABLE}={asked!r} is no C compiler here; kernels run as NumPy", RuntimeWarning, stacklevel=2)
+        warnings.warn(f"{VARIABLE}={asked!r} is no C compiler here; Python does its work", RuntimeWarning, stacklevel=2)
     return None
 
 

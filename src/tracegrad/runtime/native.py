@@ -18,9 +18,11 @@ finishing a command buffer and submitting it, or while it is waited for.
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import logging
 import time
 from collections.abc import Callable, Generator, Mapping
+from concurrent.futures import Future
 from typing import Any
 
 from tracegrad.arrays import np
@@ -28,7 +30,9 @@ from tracegrad.errors import DeviceError, DeviceLostError, TracegradError
 from tracegrad.program import Binding, Buffer, Dispatch, Field, KernelSource, Needs, Program
 from tracegrad.runtime.adapters import AdapterInfo, load_wgpu, open_device
 from tracegrad.runtime.base import DeviceInfo, Timings, as_run, nothing
+from tracegrad.runtime.c_compiler import begin_library
 from tracegrad.runtime.wgpu_calls import Calls, Copy, DirectCalls, LogTap, PublicCalls, device_error
+from tracegrad.runtime.wgpu_compiled import SOURCE, CompiledCalls
 from tracegrad.runtime.wgpu_program import (
     COPY_DST,
     MAP_READ,
@@ -42,11 +46,13 @@ from tracegrad.runtime.wgpu_program import (
     prepared,
     release,
     take_slot,
+    with_constant_offsets,
 )
 from tracegrad.runtime.wgpu_rings import Array, stored_dtype
 from tracegrad.runtime.wgpu_timing import time_launches
 
 READ_BYTES = 64 << 20  # persistent buffers are read in pieces of this size
+LEAST_AHEAD = 4  # runs in flight, however long they take
 SECONDS_AT_ONCE = 0.01  # that one submission should take: whoever waits for a run waits for all of its submission
 
 log = logging.getLogger("tracegrad")
@@ -81,14 +87,16 @@ class NativeSession:
     """A wgpu device with named, persistent buffers; `runtime.base.Session` has the meaning of each method.
 
     adapter: what to open, from `adapters()`.
-    direct:  try the direct C calls; without, the public API only.
+    calls:   how to call wgpu, the quickest first: "compiled" (where there is a C compiler), "direct" or "public". What
+             cannot be had here, or computes wrongly, gives way to the next.
     Raises:  DeviceError if the device cannot be opened or computes wrongly.
     """
 
-    def __init__(self, adapter: AdapterInfo, *, direct: bool = True) -> None:
+    def __init__(self, adapter: AdapterInfo, *, calls: str = "compiled") -> None:
         self.info = DeviceInfo("webgpu", adapter.description, adapter.software)
         self._closed = False
         self._lost = ""
+        library = begin_library(SOURCE, "steps are submitted by Python") if calls == "compiled" else None
         load_wgpu()  # before the tap: wgpu insists on creating its logger itself
         self._tap = LogTap().attach()
         self._shared: dict[str, Array] = {}
@@ -96,7 +104,7 @@ class NativeSession:
         self._waiting: Submission | None = None  # not sent yet
         self._landed = 0.0  # when the last submission fetched was there
         self._next = 0
-        self.ahead = 4
+        self.ahead = LEAST_AHEAD
         try:
             self._device: Any = open_device(adapter)
         except BaseException:
@@ -107,7 +115,7 @@ class NativeSession:
         self.calls: Calls = PublicCalls(self._device)
         try:
             self._kernels = Kernels(self._device)
-            self._pick_calls(direct)
+            self._pick_calls(calls, library)
         except BaseException:
             self.close()
             raise
@@ -121,7 +129,7 @@ class NativeSession:
         program = as_run(program, self.info)
         with self._using_device("loading a program"):
             check_limits(program, self.limits, self.features, self.info.description)
-            loaded = build(program, self._device, self.calls, self._kernels, self._shared)
+            loaded = build(with_constant_offsets(program), self._device, self.calls, self._kernels, self._shared)
         self._next += 1
         self._programs[self._next] = loaded
         return self._next
@@ -139,16 +147,13 @@ class NativeSession:
         Raises: InputError for missing, unknown or misshapen inputs; DeviceError, DeviceLostError.
         """
         loaded = self._loaded(handle)
-        if self._waiting is not None and self._waiting.loaded is not loaded:
+        before = self._waiting
+        if before is not None and (before.loaded is not loaded or before.runs >= runs_at_once(loaded)):
             self.flush()
         submission = self._waiting or Submission(loaded)
         loaded.inputs.stage(submission.runs, inputs)
         submission.runs += 1
         self._waiting = submission
-        if submission.runs >= runs_at_once(loaded):
-            self.flush()
-            if submission.error is not None:
-                raise submission.error
         return Ticket(submission, submission.runs - 1)
 
     def collect(self, ticket: Ticket) -> dict[str, Any]:
@@ -207,7 +212,7 @@ class NativeSession:
         now = time.perf_counter()
         loaded.seconds = (now - max(submission.sent, self._landed)) / runs
         self._landed = now
-        self.ahead = 2 + 2 * runs_at_once(loaded)
+        self.ahead = max(LEAST_AHEAD, 2 * runs_at_once(loaded))
         loaded.free.append(slot)
         return loaded.outputs.columns(raw, runs)
 
@@ -298,17 +303,22 @@ class NativeSession:
                 raise DeviceLostError(self._lost) from e
             raise error from e
 
-    def _pick_calls(self, direct: bool) -> None:
-        """Direct calls if they compute rightly, else the public API, which must."""
-        if direct:
+    def _pick_calls(self, first: str, library: Future[ctypes.CDLL | None] | None) -> None:
+        """The first of the three ways that computes rightly. The last of them must."""
+        ways: dict[str, Callable[[], Calls]] = {
+            "compiled": lambda: CompiledCalls(self._device, library.result() if library else None),
+            "direct": lambda: DirectCalls(self._device),
+            "public": lambda: PublicCalls(self._device),
+        }
+        for name in [*ways][[*ways].index(first) :]:
             try:
-                self.calls = DirectCalls(self._device)
+                self.calls = ways[name]()
                 self._self_test()
                 return
             except Exception as e:
-                log.info("wgpu by its public interface only: %s", e)
-                self.calls = PublicCalls(self._device)
-        self._self_test()
+                if name == "public":
+                    raise
+                log.info("wgpu by calls that are slower than %r: %s", name, e)
 
     def _self_test(self) -> None:
         """Run SELF_TEST twice in flight and compare."""

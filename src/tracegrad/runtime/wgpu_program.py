@@ -12,6 +12,7 @@ from weakref import WeakValueDictionary
 from tracegrad.arrays import np
 from tracegrad.errors import CompileError, DeviceError
 from tracegrad.program import PERSISTENT, Buffer, Field, KernelSource, Program
+from tracegrad.render.wgsl import with_offsets
 from tracegrad.runtime.calls import processors
 from tracegrad.runtime.wgpu_calls import Calls, Copy, Launch, device_error
 from tracegrad.runtime.wgpu_rings import (
@@ -113,6 +114,20 @@ class Kernels:
         """A bind group with `resources` in binding order."""
         entries = [{"binding": i, "resource": dict(r)} for i, r in enumerate(resources)]
         return self._device.create_bind_group(layout=layout, entries=entries)
+
+
+def with_constant_offsets(program: Program) -> Program:
+    """Offsets in the text of every kernel that is launched with no others: one bind group fewer to set a launch."""
+    given: dict[int, set[tuple[int, ...]]] = {}
+    for d in program.unrolled():
+        given.setdefault(d.kernel, set()).add(d.offsets)
+    kernels = list(program.kernels)
+    for k, offsets in given.items():
+        text = with_offsets(kernels[k].wgsl, *offsets) if kernels[k].slots and len(offsets) == 1 else None
+        if text is not None:  # made anew: `replace` would spell it in every language
+            kernels[k] = KernelSource(kernels[k].label, kernels[k].bindings, 0, kernels[k].workgroup_memory, text, "")
+    dispatches = [d if kernels[d.kernel].slots else replace(d, offsets=(), moves=()) for d in program.dispatches]
+    return replace(program, kernels=tuple(kernels), dispatches=tuple(dispatches))
 
 
 def check_limits(program: Program, limits: Mapping[str, int], features: Set[str], device: str) -> None:

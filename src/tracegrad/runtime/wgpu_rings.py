@@ -7,7 +7,7 @@ outputs. What the runs leave in persistent arrays is copied once, behind the las
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any
@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 
     from tracegrad.runtime.wgpu_calls import Bytes
 
-    Rows = NDArray[Any] | list[NDArray[Any]]  # one for each run
     Place = tuple[str, tuple[int, ...], NDArray[Any]]  # of a field: its name and shape, and where it is staged
+    Column = tuple[Field, NDArray[Any]]  # an output, and its values in all runs
     Write = tuple[Any, int, NDArray[Any]]  # a buffer, the first byte, and what goes there: contiguous
 
 VECTOR = 16  # bytes: kernels may read memory by whole vectors
@@ -32,7 +32,7 @@ GAP = 64  # outputs this close (elements) are copied together: a copy costs more
 RUNS_AT_ONCE = 32  # in one submission: one costs the host about three runs of a small model
 FEW = 16  # elements of an output that the runs of a submission may keep in one array
 LARGE = 1 << 16  # bytes: copying so many once more takes longer than one more write
-RING_BYTES = 8 << 20  # of all arrays of inputs and outputs together, unless one run needs more
+RING_BYTES = 4 << 20  # of all arrays of inputs and outputs together, unless one run needs more
 
 
 @dataclass(slots=True, eq=False)
@@ -88,24 +88,31 @@ class Inputs:
     fields: tuple[Field, ...]
     arrays: dict[int, Array]  # by number of the buffer
     rows: dict[int, NDArray[Any]]
-    names: set[str]
+    names: Set[str]
     large: tuple[Field, ...]
     between: dict[int, list[tuple[int, int]]]  # in arrays with large values: where small ones lie (elements)
-    views: list[list[Place]] = field(default_factory=list[Any])  # of a run: its small values
+    views: list[list[Place]] = field(default_factory=list[Any])  # of a run: its small values,
+    staged: list[dict[str, Any]] = field(default_factory=list[Any])  # and those of few elements that lie there
     direct: list[Write] = field(default_factory=list[Any])  # large values of the runs staged so far
 
     def stage(self, run: int, given: Mapping[str, Any]) -> None:
         """Put the values of the `run`-th run in place: booleans as 0 and 1, u32 as the same 32 bits."""
-        if set(given) != self.names:
+        if given.keys() != self.names:
             missing, extra = sorted(self.names - given.keys()), sorted(given.keys() - self.names)
             raise InputError(f"inputs do not fit the program: missing {missing}, unknown {extra}")
         while len(self.views) <= run:
             self.views.append([self._place(f, len(self.views)) for f in self.fields if f not in self.large])
+            self.staged.append({})
+        staged = self.staged[run]
         for name, shape, view in self.views[run]:
             value = given[name]
+            if staged.get(name) is value:  # most hyperparameters are those of the last step
+                continue
             if getattr(value, "shape", None) != shape:
                 check_shape(name, value, shape)
             view[...] = value
+            if view.size <= FEW:
+                staged[name] = value
         for f in self.large:
             array = self.arrays[f.buffer]
             check_shape(f.name, given[f.name], f.shape)
@@ -175,33 +182,30 @@ class Outputs:
         """All of them."""
         return sum(d.bytes(runs) for d in self.deliveries)
 
-    def columns(self, raw: Bytes, runs: int) -> list[Rows]:
-        """The outputs of all runs, a row for each, in the order of the fields."""
+    def columns(self, raw: Bytes, runs: int) -> list[Column]:
+        """The outputs of all runs, in the order of the fields."""
         starts = [0, *accumulate(d.bytes(runs) for d in self.deliveries)]
-        found: list[Rows] = []
+        found: list[Column] = []
         for f, (number, first) in zip(self.fields, self.places, strict=True):
             parts = runs if self.deliveries[number].array.stride else 1
             words = raw[starts[number] : starts[number + 1]].view(stored_dtype(f.dtype)).reshape(parts, -1)
-            rows = words[:, first : first + f.size]
-            rows = rows.copy() if f.size <= FEW else rows
-            if parts == runs:
-                found.append(rows)
-            else:  # as the last run left it
-                last = rows[0]
-                counted = f.spec.get(COUNTS) and last.any()
-                found.append([np.maximum(last - k, 0) for k in range(runs)][::-1] if counted else [last] * runs)
+            rows = words[:, first : first + f.size].reshape(parts, *f.shape)
+            if f.size <= FEW:
+                rows = rows != 0 if f.dtype == "bool" else rows.copy()
+            if parts < runs:  # COUNTS, as the last run left it
+                before = np.arange(runs - 1, -1, -1, dtype=rows.dtype).reshape(-1, *(1 for _ in f.shape))
+                rows = np.maximum(rows - before, 0)
+            found.append((f, rows))
         return found
 
-    def of_run(self, columns: list[Rows], run: int) -> dict[str, Any]:
+    def of_run(self, columns: list[Column], run: int) -> dict[str, Any]:
         """The outputs of one run by name, large ones in memory of their own: whoever keeps one keeps no other's."""
         result: dict[str, Any] = {}
-        for f, rows in zip(self.fields, columns, strict=True):
-            flat = rows[run]
-            if f.dtype == "bool":
-                flat = flat != 0
-            elif f.size > FEW:
-                flat = flat.copy()
-            result[f.name] = flat.reshape(f.shape)
+        for f, rows in columns:
+            part = rows[run, ...]  # an array, where `rows[run]` may be a number
+            if f.size > FEW:
+                part = part != 0 if f.dtype == "bool" else part.copy()
+            result[f.name] = part
         return result
 
 
