@@ -72,6 +72,11 @@ class Primitive:
         """Is the result, element by element, the first input itself?"""
         return self.wgsl == "{0}"
 
+    @property
+    def chooses(self) -> bool:
+        """Is the result of a fold one of its elements, as of max and min?"""
+        return self.identity in (float("inf"), float("-inf"))
+
     def __repr__(self) -> str:
         return self.name
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
+from tracegrad.choices import computed_once
 from tracegrad.dtypes import f16
 from tracegrad.ir import Graph, Tensor, toposort
 from tracegrad.kernels.halves import delivered_parts, half_nodes
@@ -64,7 +65,9 @@ class Schedule:
         self.writes = {base(t).serial: name for name, t in graph.writes.items() if t.prim.family != "pack"}
         self.roots = {base(t).serial for t in graph.roots if t.prim.family != "pack"}
         parts = delivered_parts(self.order)
-        self.stored = stored_nodes(self.order, [*(self.nodes[s] for s in self.roots), *parts])
+        delivered = [*(self.nodes[s] for s in self.roots), *parts]
+        self.once = computed_once(self.order, delivered)
+        self.stored = stored_nodes(self.order, delivered)
         self.halves = half_nodes(self.order, self.stored, parts, self.roots) if graph.precision == "f16" else set[int]()
         self.members = [t for t in self.order if t.serial in self.stored]
         self.bit = {t.serial: 1 << k for k, t in enumerate(self.members)}
@@ -179,6 +182,8 @@ class Schedule:
     def _reads_own_points(self, a: Cluster, b: Cluster, merged: Cluster) -> bool:
         mine = {t.serial: t for t in a.nodes}
         for t in b.nodes:
+            if not self.once.isdisjoint(mine.keys() & self.reads[t.serial].stored.keys()):
+                return False
             inner = t.prim.family == "fold" or (merged.length > 1 and merged.kind == "rows" and t.size != merged.rows)
             for serial, qs in self.reads[t.serial].stored.items():
                 if serial in mine and any(not _own(mine[serial].size, q, merged, inner) for q in qs):

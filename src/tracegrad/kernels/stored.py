@@ -1,13 +1,14 @@
 """The one bit the scheduler decides a node: stored in memory, or inlined at its readers.
 
 Folds, products and scatters are stored, and so is what the program must deliver. An elementwise value is stored when
-recomputing it costs more than writing and loading it.
+recomputing it costs more than writing and loading it, or when it must be computed once (`choices`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
+from tracegrad.choices import computed_once
 from tracegrad.ir import Tensor
 
 LOAD = 4  # the unit of Primitive.cost: one element from memory
@@ -19,7 +20,8 @@ COMPUTED = ("fold", "product", "scatter")
 
 def stored_nodes(order: Sequence[Tensor], roots: Iterable[Tensor]) -> set[int]:
     """Serials of the nodes that get memory; `order` is topological."""
-    stored = {t.serial for t in roots}
+    roots = list(roots)
+    stored = {t.serial for t in roots} | computed_once(order, roots)
     readers = computing_readers(order)
     cost: dict[int, int] = {}
     made = made_from_nothing(order)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from tracegrad import ambient
+from tracegrad.choices import computed_once
 from tracegrad.ir import Graph, Tensor, bind, rebind, toposort
 from tracegrad.kernels.reads import base
 from tracegrad.kernels.stored import stored_nodes
@@ -35,10 +36,11 @@ def recompute(graph: Graph) -> Graph:
 def _chosen(order: Sequence[Tensor], forward: set[int], stored: set[int], roots: set[int]) -> set[int]:
     """Serials of what is computed again: all it is made of is small, or read by the backward pass anyway."""
     late = {x.serial for t in order if t.serial not in forward for x in _sources(t, stored, set())}
+    kept = roots | computed_once(order)  # what is compared with itself is one value
     chosen: set[int] = set()
     for t in order:
         large = t.serial in forward and t.prim.family == "map" and t.size >= FROM
-        if large and t.serial in stored and t.serial in late and t.serial not in roots:
+        if large and t.serial in stored and t.serial in late and t.serial not in kept:
             sources = list(_sources(t, stored, chosen))
             if all(x.serial in late or x.prim.family == "leaf" or SMALL * x.size <= t.size for x in sources):
                 chosen.add(t.serial)

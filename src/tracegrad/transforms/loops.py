@@ -15,6 +15,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, cast
 
+from tracegrad.choices import computed_once
 from tracegrad.dtypes import Shape, TensorType, f32
 from tracegrad.ir import Graph, Primitive, Tensor, bind, graft, register, toposort
 from tracegrad.prims.leaves import LEAF, const
@@ -186,9 +187,10 @@ def _or_zeros(ct: Tensor | None, type: TensorType) -> Tensor:
 
 
 def _saved(roots: Sequence[Tensor], body: Body) -> list[Tensor]:
-    """The values of the forward that `roots` need: those it has anyway, and the nearest that are costly."""
+    """The values of the forward that `roots` need: those it has anyway, and the nearest that are not computed again."""
     forward = {t.serial for t in toposort(body.roots)}
     at_hand = {t.serial for t in (*body.carries, *body.new)}
+    at_hand |= computed_once(toposort(roots))  # else a backward would compare another value with what was chosen
     plain = {t.serial for t in (*body.xs, *body.consts)}
     saved: dict[int, Tensor] = {}
     seen: set[int] = set()

@@ -35,7 +35,8 @@ def scan(
     reverse:  from the last element to the first; ys[t] still belongs to xs[t].
     Returns:  the last carry, and `ys` with the y of all iterations stacked along a new first axis.
     Gradient: to `init`, `xs` and every tensor that `fn` uses, by a scan in the other direction. Carries are stored for
-              it, and results of products, sums and composites; elementwise values are computed again.
+              it, and results of products, sums and composites; elementwise values are computed again, unless they are
+              compared with their largest or smallest.
     Raises:   ShapeError, DTypeError if the carry changes its form or a type; ShapeError if lengths differ; TraceError
               if `fn` gives no pair of trees of tensors.
 
