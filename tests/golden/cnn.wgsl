@@ -1,7 +1,7 @@
 // 0: matmul+where
 @group(0) @binding(0) var<storage, read> mem0: array<f32, 207>;
 @group(0) @binding(1) var<storage, read> mem1: array<f32, 134>;
-@group(0) @binding(2) var<storage, read_write> mem2: array<f32, 577>;
+@group(0) @binding(2) var<storage, read_write> mem2: array<f32, 417>;
 @group(1) @binding(0) var<uniform> at: array<vec4<i32>, 1>;
 fn k0(w: i32, lid: i32) {
   let o0 = at[0].x;
@@ -42,8 +42,9 @@ fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) 
 }
 
 // 1: max+min
-@group(0) @binding(0) var<storage, read_write> mem0: array<f32, 577>;
-@group(0) @binding(1) var<storage, read_write> mem1: array<i32, 88>;
+@group(0) @binding(0) var<storage, read> mem0: array<f32, 417>;
+@group(0) @binding(1) var<storage, read_write> mem1: array<f32>;
+@group(0) @binding(2) var<storage, read_write> mem2: array<i32, 88>;
 @group(1) @binding(0) var<uniform> at: array<vec4<i32>, 1>;
 var<private> inf_bits: u32 = 0x7f800000u;
 fn max_f32(a: f32, b: f32) -> f32 {
@@ -91,8 +92,8 @@ fn k0(w: i32, lid: i32) {
   if (row < 64 && lane == 0) {
     let s1 = a0;
     let s2 = a1;
-    mem0[o1 + (i0 * 4 + i1)] = s1;
-    mem1[o2 + (i0 * 4 + i1)] = s2;
+    mem1[o1 + (i0 * 4 + i1)] = s1;
+    mem2[o2 + (i0 * 4 + i1)] = s2;
   }
 }
 @compute @workgroup_size(128)
@@ -103,7 +104,8 @@ fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) 
 
 // 2: matmul+where
 @group(0) @binding(0) var<storage, read> mem0: array<f32, 207>;
-@group(0) @binding(1) var<storage, read_write> mem1: array<f32, 577>;
+@group(0) @binding(1) var<storage, read> mem1: array<f32>;
+@group(0) @binding(2) var<storage, read_write> mem2: array<f32>;
 @group(1) @binding(0) var<uniform> at: array<vec4<i32>, 1>;
 fn k0(w: i32, lid: i32) {
   let o0 = at[0].x;
@@ -135,7 +137,7 @@ fn k0(w: i32, lid: i32) {
   let v4 = (a0 + mem0[o2 + m0]);
   if (row < 96 && lane == 0) {
     let s3 = select(v4, 0f, (v4 <= 0f));
-    mem1[o3 + (b0 * 48 + m0 * 16 + n0 * 4 + n1)] = s3;
+    mem2[o3 + (b0 * 48 + m0 * 16 + n0 * 4 + n1)] = s3;
   }
 }
 @compute @workgroup_size(128)
@@ -145,8 +147,9 @@ fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) 
 }
 
 // 3: max+min
-@group(0) @binding(0) var<storage, read_write> mem0: array<f32, 577>;
-@group(0) @binding(1) var<storage, read_write> mem1: array<i32, 88>;
+@group(0) @binding(0) var<storage, read> mem0: array<f32>;
+@group(0) @binding(1) var<storage, read_write> mem1: array<f32, 417>;
+@group(0) @binding(2) var<storage, read_write> mem2: array<i32, 88>;
 @group(1) @binding(0) var<uniform> at: array<vec4<i32>, 1>;
 var<private> inf_bits: u32 = 0x7f800000u;
 fn max_f32(a: f32, b: f32) -> f32 {
@@ -194,8 +197,8 @@ fn k0(w: i32, lid: i32) {
   if (row < 24 && lane == 0) {
     let s1 = a0;
     let s2 = a1;
-    mem0[o1 + (i0 * 2 + i1)] = s1;
-    mem1[o2 + (i0 * 2 + i1)] = s2;
+    mem1[o1 + (i0 * 2 + i1)] = s1;
+    mem2[o2 + (i0 * 2 + i1)] = s2;
   }
 }
 @compute @workgroup_size(128)
@@ -205,8 +208,9 @@ fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) 
 }
 
 // 4: matmul
-@group(0) @binding(0) var<storage, read_write> mem0: array<f32, 577>;
+@group(0) @binding(0) var<storage, read> mem0: array<f32, 417>;
 @group(0) @binding(1) var<storage, read> mem1: array<f32, 207>;
+@group(0) @binding(2) var<storage, read_write> mem2: array<f32>;
 @group(1) @binding(0) var<uniform> at: array<vec4<i32>, 1>;
 fn k0(w: i32, lid: i32) {
   let o0 = at[0].x;
@@ -228,7 +232,7 @@ fn k0(w: i32, lid: i32) {
   let a0 = ta0;
   if (row < 20 && lane == 0) {
     let s2 = a0;
-    mem0[o2 + (m0 * 10 + n0)] = s2;
+    mem2[o2 + (m0 * 10 + n0)] = s2;
   }
 }
 @compute @workgroup_size(128)
@@ -238,9 +242,10 @@ fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) 
 }
 
 // 5: max+sub+sum+mul
-@group(0) @binding(0) var<storage, read_write> mem0: array<f32, 577>;
+@group(0) @binding(0) var<storage, read> mem0: array<f32>;
 @group(0) @binding(1) var<storage, read> mem1: array<f32, 207>;
 @group(0) @binding(2) var<storage, read> mem2: array<i32, 3>;
+@group(0) @binding(3) var<storage, read_write> mem3: array<f32, 417>;
 @group(1) @binding(0) var<uniform> at: array<vec4<i32>, 2>;
 var<private> inf_bits: u32 = 0x7f800000u;
 fn max_f32(a: f32, b: f32) -> f32 {
@@ -310,14 +315,14 @@ fn k0(w: i32, lid: i32) {
     for (var j = lane; j < 10; j += 1) {
       let j0 = j;
       let s5 = ((div_(exp_(((mem0[o0 + (i0 * 10 + j0)] + mem1[o1 + j0]) - a0)), a2) - select(0f, 1f, (j0 == v0))) * 0.5f);
-      mem0[o5 + (i0 * 10 + j0)] = s5;
+      mem3[o5 + (i0 * 10 + j0)] = s5;
     }
   }
   if (row < 2 && lane == 0) {
     let s3 = a1;
     let s4 = a2;
-    mem0[o3 + i0] = s3;
-    mem0[o4 + i0] = s4;
+    mem3[o3 + i0] = s3;
+    mem3[o4 + i0] = s4;
   }
 }
 @compute @workgroup_size(128)
@@ -327,11 +332,12 @@ fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) 
 }
 
 // 6: matmul | matmul | sum | sum+div+where
-@group(0) @binding(0) var<storage, read_write> mem0: array<f32, 577>;
+@group(0) @binding(0) var<storage, read_write> mem0: array<f32, 417>;
 @group(0) @binding(1) var<storage, read_write> mem1: array<f32, 207>;
 @group(0) @binding(2) var<storage, read> mem2: array<f32, 207>;
-@group(0) @binding(3) var<storage, read> mem3: array<i32, 1>;
-@group(0) @binding(4) var<storage, read_write> mem4: array<f32, 1>;
+@group(0) @binding(3) var<storage, read_write> mem3: array<f32>;
+@group(0) @binding(4) var<storage, read> mem4: array<i32, 1>;
+@group(0) @binding(5) var<storage, read_write> mem5: array<f32, 1>;
 @group(1) @binding(0) var<uniform> at: array<vec4<i32>, 4>;
 var<private> inf_bits: u32 = 0x7f800000u;
 var<private> nan_bits: u32 = 0x7fc00000u;
@@ -399,7 +405,7 @@ fn k1(w: i32, lid: i32) {
   let a0 = ta0;
   if (row < 24 && lane == 0) {
     let s2 = a0;
-    mem0[o2 + (m0 * 12 + n0)] = s2;
+    mem3[o2 + (m0 * 12 + n0)] = s2;
   }
 }
 fn k2(w: i32, lid: i32) {
@@ -444,8 +450,8 @@ fn k3(w: i32, lid: i32) {
   let v0 = div_(a0, 2f);
   if (row < 1 && lane == 0) {
     let s3 = v0;
-    let s4 = select(0f, bitcast<f32>(inf_bits), (((bitcast<u32>(v0) & 0x7f800000u) == 0x7f800000u) || (!(mem3[o2 + 0] == 0))));
-    mem4[o3 + 0] = s3;
+    let s4 = select(0f, bitcast<f32>(inf_bits), (((bitcast<u32>(v0) & 0x7f800000u) == 0x7f800000u) || (!(mem4[o2 + 0] == 0))));
+    mem5[o3 + 0] = s3;
     mem0[o4 + 0] = s4;
   }
 }
@@ -459,8 +465,10 @@ fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) 
 }
 
 // 7: where
-@group(0) @binding(0) var<storage, read_write> mem0: array<f32, 577>;
+@group(0) @binding(0) var<storage, read> mem0: array<f32>;
 @group(0) @binding(1) var<storage, read> mem1: array<i32, 88>;
+@group(0) @binding(2) var<storage, read> mem2: array<f32>;
+@group(0) @binding(3) var<storage, read_write> mem3: array<f32, 417>;
 @group(1) @binding(0) var<uniform> at: array<vec4<i32>, 1>;
 fn k0(w: i32, lid: i32) {
   let o0 = at[0].x;
@@ -473,8 +481,8 @@ fn k0(w: i32, lid: i32) {
   let i1 = (e / 4) % 2;
   let i2 = (e / 2) % 2;
   let i3 = e % 2;
-  let s3 = select(0f, select(0f, mem0[o2 + (i0 * 2 + i2)], (((i1 * 2) + i3) == mem1[o1 + (i0 * 2 + i2)])), (0f < mem0[o0 + (i0 * 8 + i1 * 4 + i2 * 2 + i3)]));
-  mem0[o3 + (i0 * 8 + i1 * 4 + i2 * 2 + i3)] = s3;
+  let s3 = select(0f, select(0f, mem2[o2 + (i0 * 2 + i2)], (((i1 * 2) + i3) == mem1[o1 + (i0 * 2 + i2)])), (0f < mem0[o0 + (i0 * 8 + i1 * 4 + i2 * 2 + i3)]));
+  mem3[o3 + (i0 * 8 + i1 * 4 + i2 * 2 + i3)] = s3;
 }
 @compute @workgroup_size(128)
 fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) lid: u32) {
@@ -484,8 +492,9 @@ fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) 
 
 // 8: matmul | matmul | sum
 @group(0) @binding(0) var<storage, read> mem0: array<f32, 207>;
-@group(0) @binding(1) var<storage, read_write> mem1: array<f32, 577>;
-@group(0) @binding(2) var<storage, read_write> mem2: array<f32, 207>;
+@group(0) @binding(1) var<storage, read_write> mem1: array<f32, 417>;
+@group(0) @binding(2) var<storage, read> mem2: array<f32>;
+@group(0) @binding(3) var<storage, read_write> mem3: array<f32, 207>;
 @group(1) @binding(0) var<uniform> at: array<vec4<i32>, 2>;
 var<workgroup> sf: array<f32, 128>;
 fn k0(w: i32, lid: i32) {
@@ -541,7 +550,7 @@ fn k1(w: i32, lid: i32) {
       let k1 = (j / 4) % 4;
       let k2 = j % 4;
       let g2 = ((h0 + k2) >= 0) & ((h0 + k2) < 4) & ((h1 + k1) >= 0) & ((h1 + k1) < 4);
-      let xa0 = (mem1[o0 + (m0 * 16 + k0 * 48 + k1 * 4 + k2)] * select(0.0, mem1[o1 + select(0, (h3 + k0 * 32 + k1 * 4 + k2), g2)], g2));
+      let xa0 = (mem1[o0 + (m0 * 16 + k0 * 48 + k1 * 4 + k2)] * select(0.0, mem2[o1 + select(0, (h3 + k0 * 32 + k1 * 4 + k2), g2)], g2));
       ta0 = (ta0 + xa0);
     }
   }
@@ -562,7 +571,7 @@ fn k1(w: i32, lid: i32) {
   let a0 = ta0;
   if (row < 54 && lane == 0) {
     let s2 = a0;
-    mem2[o2 + (m0 * 18 + n0 * 9 + n1 * 3 + n2)] = s2;
+    mem3[o2 + (m0 * 18 + n0 * 9 + n1 * 3 + n2)] = s2;
   }
 }
 fn k2(w: i32, lid: i32) {
@@ -598,7 +607,7 @@ fn k2(w: i32, lid: i32) {
   let a0 = ta0;
   if (row < 3 && lane == 0) {
     let s1 = a0;
-    mem2[o1 + i0] = s1;
+    mem3[o1 + i0] = s1;
   }
 }
 @compute @workgroup_size(128)
@@ -611,8 +620,9 @@ fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) 
 
 // without barriers, (5, 1)
 @group(0) @binding(0) var<storage, read> mem0: array<f32, 207>;
-@group(0) @binding(1) var<storage, read_write> mem1: array<f32, 577>;
-@group(0) @binding(2) var<storage, read_write> mem2: array<f32, 207>;
+@group(0) @binding(1) var<storage, read_write> mem1: array<f32, 417>;
+@group(0) @binding(2) var<storage, read> mem2: array<f32>;
+@group(0) @binding(3) var<storage, read_write> mem3: array<f32, 207>;
 @group(1) @binding(0) var<uniform> at: array<vec4<i32>, 2>;
 fn k0(w: i32, lid: i32) {
   let o0 = at[0].x;
@@ -675,7 +685,7 @@ fn k1(w: i32, lid: i32) {
         let k1 = (j / 4) % 4;
         let k2 = j % 4;
         let g2 = ((h0 + k2) >= 0) & ((h0 + k2) < 4) & ((h1 + k1) >= 0) & ((h1 + k1) < 4);
-        let xa0 = (mem1[o0 + (m0 * 16 + k0 * 48 + k1 * 4 + k2)] * select(0.0, mem1[o1 + select(0, (h3 + k0 * 32 + k1 * 4 + k2), g2)], g2));
+        let xa0 = (mem1[o0 + (m0 * 16 + k0 * 48 + k1 * 4 + k2)] * select(0.0, mem2[o1 + select(0, (h3 + k0 * 32 + k1 * 4 + k2), g2)], g2));
         ta0 = (ta0 + xa0);
       }
     }
@@ -693,7 +703,7 @@ fn k1(w: i32, lid: i32) {
   let a0 = ta0;
   if (row < 54 && lane == 0) {
     let s2 = a0;
-    mem2[o2 + (m0 * 18 + n0 * 9 + n1 * 3 + n2)] = s2;
+    mem3[o2 + (m0 * 18 + n0 * 9 + n1 * 3 + n2)] = s2;
   }
 }
 fn k2(w: i32, lid: i32) {
@@ -734,7 +744,7 @@ fn k2(w: i32, lid: i32) {
   let a0 = ta0;
   if (row < 3 && lane == 0) {
     let s1 = a0;
-    mem2[o1 + i0] = s1;
+    mem3[o1 + i0] = s1;
   }
 }
 @compute @workgroup_size(32)
@@ -746,8 +756,9 @@ fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) 
 }
 
 // 9: where
-@group(0) @binding(0) var<storage, read_write> mem0: array<f32, 577>;
+@group(0) @binding(0) var<storage, read> mem0: array<f32, 417>;
 @group(0) @binding(1) var<storage, read> mem1: array<i32, 88>;
+@group(0) @binding(2) var<storage, read_write> mem2: array<f32>;
 @group(1) @binding(0) var<uniform> at: array<vec4<i32>, 1>;
 fn k0(w: i32, lid: i32) {
   let o0 = at[0].x;
@@ -761,7 +772,7 @@ fn k0(w: i32, lid: i32) {
   let i2 = (e / 2) % 4;
   let i3 = e % 2;
   let s3 = select(0f, select(0f, mem0[o2 + (i0 * 4 + i2)], (((i1 * 2) + i3) == mem1[o1 + (i0 * 4 + i2)])), (0f < mem0[o0 + (i0 * 16 + i1 * 8 + i2 * 2 + i3)]));
-  mem0[o3 + (i0 * 16 + i1 * 8 + i2 * 2 + i3)] = s3;
+  mem2[o3 + (i0 * 16 + i1 * 8 + i2 * 2 + i3)] = s3;
 }
 @compute @workgroup_size(128)
 fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) lid: u32) {
@@ -770,9 +781,10 @@ fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) 
 }
 
 // 10: matmul | sum
-@group(0) @binding(0) var<storage, read> mem0: array<f32, 577>;
+@group(0) @binding(0) var<storage, read> mem0: array<f32>;
 @group(0) @binding(1) var<storage, read> mem1: array<f32, 134>;
 @group(0) @binding(2) var<storage, read_write> mem2: array<f32, 207>;
+@group(0) @binding(3) var<storage, read> mem3: array<f32>;
 @group(1) @binding(0) var<uniform> at: array<vec4<i32>, 2>;
 var<workgroup> sf: array<f32, 128>;
 fn k0(w: i32, lid: i32) {
@@ -855,19 +867,19 @@ fn k1(w: i32, lid: i32) {
       let j_0 = j + 0;
       let j0_0 = (j_0 / 64);
       let j1_0 = j_0 % 64;
-      let xa0_0 = mem0[o0 + (i0 * 64 + j0_0 * 128 + j1_0)];
+      let xa0_0 = mem3[o0 + (i0 * 64 + j0_0 * 128 + j1_0)];
       let j_1 = j + 32;
       let j0_1 = (j_1 / 64);
       let j1_1 = j_1 % 64;
-      let xa0_1 = mem0[o0 + (i0 * 64 + j0_1 * 128 + j1_1)];
+      let xa0_1 = mem3[o0 + (i0 * 64 + j0_1 * 128 + j1_1)];
       let j_2 = j + 64;
       let j0_2 = (j_2 / 64);
       let j1_2 = j_2 % 64;
-      let xa0_2 = mem0[o0 + (i0 * 64 + j0_2 * 128 + j1_2)];
+      let xa0_2 = mem3[o0 + (i0 * 64 + j0_2 * 128 + j1_2)];
       let j_3 = j + 96;
       let j0_3 = (j_3 / 64);
       let j1_3 = j_3 % 64;
-      let xa0_3 = mem0[o0 + (i0 * 64 + j0_3 * 128 + j1_3)];
+      let xa0_3 = mem3[o0 + (i0 * 64 + j0_3 * 128 + j1_3)];
       ta0 = (ta0 + xa0_0);
       ta0 = (ta0 + xa0_1);
       ta0 = (ta0 + xa0_2);
@@ -902,9 +914,10 @@ fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) 
 }
 
 // without barriers, (2, 1)
-@group(0) @binding(0) var<storage, read> mem0: array<f32, 577>;
+@group(0) @binding(0) var<storage, read> mem0: array<f32>;
 @group(0) @binding(1) var<storage, read> mem1: array<f32, 134>;
 @group(0) @binding(2) var<storage, read_write> mem2: array<f32, 207>;
+@group(0) @binding(3) var<storage, read> mem3: array<f32>;
 @group(1) @binding(0) var<uniform> at: array<vec4<i32>, 2>;
 fn k0(w: i32, lid: i32) {
   let o0 = at[0].x;
@@ -976,7 +989,7 @@ fn k1(w: i32, lid: i32) {
       for (var j = lane; j < 128; j += 32) {
         let j0 = (j / 64);
         let j1 = j % 64;
-        let xa0 = mem0[o0 + (i0 * 64 + j0 * 128 + j1)];
+        let xa0 = mem3[o0 + (i0 * 64 + j0 * 128 + j1)];
         ta0 = (ta0 + xa0);
       }
     }
@@ -1010,7 +1023,7 @@ fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) 
 @group(0) @binding(2) var<storage, read> mem2: array<f32, 207>;
 @group(0) @binding(3) var<storage, read_write> mem3: array<f32, 207>;
 @group(0) @binding(4) var<storage, read_write> mem4: array<f32, 207>;
-@group(0) @binding(5) var<storage, read_write> mem5: array<f32, 577>;
+@group(0) @binding(5) var<storage, read_write> mem5: array<f32, 417>;
 @group(0) @binding(6) var<storage, read_write> mem6: array<f32, 207>;
 @group(1) @binding(0) var<uniform> at: array<vec4<i32>, 4>;
 var<workgroup> sf: array<f32, 128>;
@@ -1232,7 +1245,7 @@ fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) 
 @group(0) @binding(2) var<storage, read> mem2: array<f32, 207>;
 @group(0) @binding(3) var<storage, read_write> mem3: array<f32, 207>;
 @group(0) @binding(4) var<storage, read_write> mem4: array<f32, 207>;
-@group(0) @binding(5) var<storage, read_write> mem5: array<f32, 577>;
+@group(0) @binding(5) var<storage, read_write> mem5: array<f32, 417>;
 @group(0) @binding(6) var<storage, read_write> mem6: array<f32, 207>;
 @group(1) @binding(0) var<uniform> at: array<vec4<i32>, 4>;
 var<private> inf_bits: u32 = 0x7f800000u;
@@ -1382,7 +1395,7 @@ fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) 
 }
 
 // 12: where
-@group(0) @binding(0) var<storage, read> mem0: array<f32, 577>;
+@group(0) @binding(0) var<storage, read> mem0: array<f32, 417>;
 @group(0) @binding(1) var<storage, read_write> mem1: array<i32, 1>;
 @group(1) @binding(0) var<uniform> at: array<vec4<i32>, 1>;
 fn k0(w: i32, lid: i32) {

@@ -1,7 +1,7 @@
 // 0: add+sum+sub+rsqrt+mul
 @group(0) @binding(0) var<storage, read> mem0: array<f32, 1039>;
 @group(0) @binding(1) var<storage, read> mem1: array<i32, 17>;
-@group(0) @binding(2) var<storage, read_write> mem2: array<f32, 1889>;
+@group(0) @binding(2) var<storage, read_write> mem2: array<f32, 1057>;
 @group(1) @binding(0) var<uniform> at: array<vec4<i32>, 3>;
 fn div_(a: f32, b: f32) -> f32 {
   let s = select(1.0, 0.0625, abs(b) > 8.5e37);
@@ -69,8 +69,10 @@ fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) 
 }
 
 // 1: matmul+add | matmul+add | matmul+add
-@group(0) @binding(0) var<storage, read_write> mem0: array<f32, 1889>;
+@group(0) @binding(0) var<storage, read> mem0: array<f32, 1057>;
 @group(0) @binding(1) var<storage, read> mem1: array<f32, 1039>;
+@group(0) @binding(2) var<storage, read_write> mem2: array<f32>;
+@group(0) @binding(3) var<storage, read_write> mem3: array<f32>;
 @group(1) @binding(0) var<uniform> at: array<vec4<i32>, 3>;
 fn k0(w: i32, lid: i32, first: i32) {
   let o0 = at[(first + 0) / 4][(first + 0) % 4];
@@ -93,17 +95,44 @@ fn k0(w: i32, lid: i32, first: i32) {
   let a0 = ta0;
   if (row < 64 && lane == 0) {
     let s3 = (a0 + mem1[o2 + n0]);
-    mem0[o3 + (m0 * 8 + n0)] = s3;
+    mem2[o3 + (m0 * 8 + n0)] = s3;
+  }
+}
+fn k1(w: i32, lid: i32) {
+  let o0 = at[2].x;
+  let o1 = at[2].y;
+  let o2 = at[2].z;
+  let o3 = at[2].w;
+  let row = w * 128 + lid;
+  let lane = 0;
+  if (row >= 64) { return; }
+  let m0 = (row / 8);
+  let n0 = row % 8;
+  var ta0 = 0f;
+  {
+    for (var j = lane; j < 8; j += 1) {
+      let k0 = j;
+      let xa0 = (mem0[o0 + (m0 * 8 + k0)] * mem1[o1 + (n0 + k0 * 8)]);
+      ta0 = (ta0 + xa0);
+    }
+  }
+  let a0 = ta0;
+  if (row < 64 && lane == 0) {
+    let s3 = (a0 + mem1[o2 + n0]);
+    mem3[o3 + (m0 * 8 + n0)] = s3;
   }
 }
 @compute @workgroup_size(128)
 fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) lid: u32) {
   let w = i32(wid.x + wid.y * 32768u);
-  if (w >= 0 && w < 3) { let n = (w - 0) / 1; k0(w - 0 - n * 1, i32(lid), 0 + n * 4); }
+  if (w >= 0 && w < 2) { let n = (w - 0) / 1; k0(w - 0 - n * 1, i32(lid), 0 + n * 4); }
+  if (w >= 2 && w < 3) { k1(w - 2, i32(lid)); }
 }
 
 // 2: matmul
-@group(0) @binding(0) var<storage, read_write> mem0: array<f32, 1889>;
+@group(0) @binding(0) var<storage, read> mem0: array<f32>;
+@group(0) @binding(1) var<storage, read> mem1: array<f32>;
+@group(0) @binding(2) var<storage, read_write> mem2: array<f32, 1057>;
 @group(1) @binding(0) var<uniform> at: array<vec4<i32>, 1>;
 fn k0(w: i32, lid: i32) {
   let o0 = at[0].x;
@@ -122,14 +151,14 @@ fn k0(w: i32, lid: i32) {
   {
     for (var j = lane; j < 2; j += 1) {
       let k0 = j;
-      let xa0 = (mem0[o0 + (h0 + k0)] * mem0[o1 + (h1 + k0)]);
+      let xa0 = (mem0[o0 + (h0 + k0)] * mem1[o1 + (h1 + k0)]);
       ta0 = (ta0 + xa0);
     }
   }
   let a0 = ta0;
   if (row < 128 && lane == 0) {
     let s2 = a0;
-    mem0[o2 + (b0 * 64 + b1 * 16 + m0 * 4 + n0)] = s2;
+    mem2[o2 + (b0 * 64 + b1 * 16 + m0 * 4 + n0)] = s2;
   }
 }
 @compute @workgroup_size(128)
@@ -139,7 +168,8 @@ fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) 
 }
 
 // 3: max+where+sum+div
-@group(0) @binding(0) var<storage, read_write> mem0: array<f32, 1889>;
+@group(0) @binding(0) var<storage, read> mem0: array<f32, 1057>;
+@group(0) @binding(1) var<storage, read_write> mem1: array<f32>;
 @group(1) @binding(0) var<uniform> at: array<vec4<i32>, 1>;
 var<private> inf_bits: u32 = 0x7f800000u;
 fn max_f32(a: f32, b: f32) -> f32 {
@@ -196,7 +226,7 @@ fn k0(w: i32, lid: i32) {
     for (var j = lane; j < 4; j += 1) {
       let j0 = j;
       let s1 = div_(select(0f, exp_(((mem0[o0 + (h1 + j0)] * 0.707106769f) - a0)), (j0 <= v0)), a1);
-      mem0[o1 + (h1 + j0)] = s1;
+      mem1[o1 + (h1 + j0)] = s1;
     }
   }
 }
@@ -207,7 +237,9 @@ fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) 
 }
 
 // 4: matmul
-@group(0) @binding(0) var<storage, read_write> mem0: array<f32, 1889>;
+@group(0) @binding(0) var<storage, read> mem0: array<f32>;
+@group(0) @binding(1) var<storage, read> mem1: array<f32>;
+@group(0) @binding(2) var<storage, read_write> mem2: array<f32, 1057>;
 @group(1) @binding(0) var<uniform> at: array<vec4<i32>, 1>;
 fn k0(w: i32, lid: i32) {
   let o0 = at[0].x;
@@ -226,14 +258,14 @@ fn k0(w: i32, lid: i32) {
   {
     for (var j = lane; j < 4; j += 1) {
       let k0 = j;
-      let xa0 = (mem0[o0 + (h0 + k0)] * mem0[o1 + (h1 + k0 * 8)]);
+      let xa0 = (mem0[o0 + (h0 + k0)] * mem1[o1 + (h1 + k0 * 8)]);
       ta0 = (ta0 + xa0);
     }
   }
   let a0 = ta0;
   if (row < 64 && lane == 0) {
     let s2 = a0;
-    mem0[o2 + (b0 * 32 + b1 * 8 + m0 * 2 + n0)] = s2;
+    mem2[o2 + (b0 * 32 + b1 * 8 + m0 * 2 + n0)] = s2;
   }
 }
 @compute @workgroup_size(128)
@@ -243,8 +275,9 @@ fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) 
 }
 
 // 5: matmul+add
-@group(0) @binding(0) var<storage, read_write> mem0: array<f32, 1889>;
+@group(0) @binding(0) var<storage, read> mem0: array<f32, 1057>;
 @group(0) @binding(1) var<storage, read> mem1: array<f32, 1039>;
+@group(0) @binding(2) var<storage, read_write> mem2: array<f32>;
 @group(1) @binding(0) var<uniform> at: array<vec4<i32>, 2>;
 fn k0(w: i32, lid: i32) {
   let o0 = at[0].x;
@@ -271,7 +304,7 @@ fn k0(w: i32, lid: i32) {
   let a0 = ta0;
   if (row < 64 && lane == 0) {
     let s4 = (mem0[o2 + (m0 * 32 + m1 * 8 + n0)] + (a0 + mem1[o3 + n0]));
-    mem0[o4 + (m0 * 32 + m1 * 8 + n0)] = s4;
+    mem2[o4 + (m0 * 32 + m1 * 8 + n0)] = s4;
   }
 }
 @compute @workgroup_size(128)
@@ -281,8 +314,10 @@ fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) 
 }
 
 // 6: sum+sub+rsqrt+mul+add
-@group(0) @binding(0) var<storage, read_write> mem0: array<f32, 1889>;
+@group(0) @binding(0) var<storage, read> mem0: array<f32>;
 @group(0) @binding(1) var<storage, read> mem1: array<f32, 1039>;
+@group(0) @binding(2) var<storage, read_write> mem2: array<f32>;
+@group(0) @binding(3) var<storage, read_write> mem3: array<f32>;
 @group(1) @binding(0) var<uniform> at: array<vec4<i32>, 2>;
 fn div_(a: f32, b: f32) -> f32 {
   let s = select(1.0, 0.0625, abs(b) > 8.5e37);
@@ -325,13 +360,13 @@ fn k0(w: i32, lid: i32) {
       let v2 = ((mem0[o0 + (i0 * 8 + j0)] - v0) * v1);
       let s4 = v2;
       let s5 = ((v2 * mem1[o1 + j0]) + mem1[o2 + j0]);
-      mem0[o4 + (i0 * 8 + j0)] = s4;
-      mem0[o5 + (i0 * 8 + j0)] = s5;
+      mem3[o4 + (i0 * 8 + j0)] = s4;
+      mem3[o5 + (i0 * 8 + j0)] = s5;
     }
   }
   if (row < 8 && lane == 0) {
     let s3 = v1;
-    mem0[o3 + i0] = s3;
+    mem2[o3 + i0] = s3;
   }
 }
 @compute @workgroup_size(128)
@@ -341,8 +376,9 @@ fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) 
 }
 
 // 7: matmul+add+mul
-@group(0) @binding(0) var<storage, read_write> mem0: array<f32, 1889>;
+@group(0) @binding(0) var<storage, read> mem0: array<f32>;
 @group(0) @binding(1) var<storage, read> mem1: array<f32, 1039>;
+@group(0) @binding(2) var<storage, read_write> mem2: array<f32, 1057>;
 @group(1) @binding(0) var<uniform> at: array<vec4<i32>, 2>;
 fn is_nan_(x: f32) -> bool { return (bitcast<u32>(x) & 0x7fffffffu) > 0x7f800000u; }
 fn scale_(x: f32, n: i32) -> f32 {
@@ -390,9 +426,9 @@ fn k0(w: i32, lid: i32) {
     let s3 = a0;
     let s4 = v1;
     let s5 = ((0.5f * v0) * v1);
-    mem0[o3 + (m0 * 32 + n0)] = s3;
-    mem0[o4 + (m0 * 32 + n0)] = s4;
-    mem0[o5 + (m0 * 32 + n0)] = s5;
+    mem2[o3 + (m0 * 32 + n0)] = s3;
+    mem2[o4 + (m0 * 32 + n0)] = s4;
+    mem2[o5 + (m0 * 32 + n0)] = s5;
   }
 }
 @compute @workgroup_size(128)
@@ -402,8 +438,10 @@ fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) 
 }
 
 // 8: matmul+add
-@group(0) @binding(0) var<storage, read_write> mem0: array<f32, 1889>;
+@group(0) @binding(0) var<storage, read> mem0: array<f32, 1057>;
 @group(0) @binding(1) var<storage, read> mem1: array<f32, 1039>;
+@group(0) @binding(2) var<storage, read> mem2: array<f32>;
+@group(0) @binding(3) var<storage, read_write> mem3: array<f32>;
 @group(1) @binding(0) var<uniform> at: array<vec4<i32>, 2>;
 var<workgroup> sf: array<f32, 128>;
 fn k0(w: i32, lid: i32) {
@@ -441,8 +479,8 @@ fn k0(w: i32, lid: i32) {
   workgroupBarrier();
   let a0 = ta0;
   if (row < 64 && lane == 0) {
-    let s4 = (mem0[o2 + (m0 * 8 + n0)] + (a0 + mem1[o3 + n0]));
-    mem0[o4 + (m0 * 8 + n0)] = s4;
+    let s4 = (mem2[o2 + (m0 * 8 + n0)] + (a0 + mem1[o3 + n0]));
+    mem3[o4 + (m0 * 8 + n0)] = s4;
   }
 }
 @compute @workgroup_size(128)
@@ -452,8 +490,10 @@ fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) 
 }
 
 // without barriers, (2, 1)
-@group(0) @binding(0) var<storage, read_write> mem0: array<f32, 1889>;
+@group(0) @binding(0) var<storage, read> mem0: array<f32, 1057>;
 @group(0) @binding(1) var<storage, read> mem1: array<f32, 1039>;
+@group(0) @binding(2) var<storage, read> mem2: array<f32>;
+@group(0) @binding(3) var<storage, read_write> mem3: array<f32>;
 @group(1) @binding(0) var<uniform> at: array<vec4<i32>, 2>;
 fn k0(w: i32, lid: i32) {
   let o0 = at[0].x;
@@ -495,8 +535,8 @@ fn k0(w: i32, lid: i32) {
   }
   let a0 = ta0;
   if (row < 64 && lane == 0) {
-    let s4 = (mem0[o2 + (m0 * 8 + n0)] + (a0 + mem1[o3 + n0]));
-    mem0[o4 + (m0 * 8 + n0)] = s4;
+    let s4 = (mem2[o2 + (m0 * 8 + n0)] + (a0 + mem1[o3 + n0]));
+    mem3[o4 + (m0 * 8 + n0)] = s4;
   }
 }
 @compute @workgroup_size(32)
@@ -505,9 +545,71 @@ fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) 
   if (w >= 0 && w < 2) { k0(w - 0, i32(lid)); }
 }
 
-// 9: matmul
-@group(0) @binding(0) var<storage, read_write> mem0: array<f32, 1889>;
+// 9: sum+sub+rsqrt+mul+add
+@group(0) @binding(0) var<storage, read> mem0: array<f32>;
 @group(0) @binding(1) var<storage, read> mem1: array<f32, 1039>;
+@group(0) @binding(2) var<storage, read_write> mem2: array<f32>;
+@group(1) @binding(0) var<uniform> at: array<vec4<i32>, 2>;
+fn div_(a: f32, b: f32) -> f32 {
+  let s = select(1.0, 0.0625, abs(b) > 8.5e37);
+  return (a * s) / (b * s);
+}
+fn k0(w: i32, lid: i32) {
+  let o0 = at[0].x;
+  let o1 = at[0].y;
+  let o2 = at[0].z;
+  let o3 = at[0].w;
+  let o4 = at[1].x;
+  let o5 = at[1].y;
+  let row = w * 128 + lid;
+  let lane = 0;
+  if (row >= 8) { return; }
+  let i0 = row;
+  var ta0 = 0f;
+  {
+    for (var j = lane; j < 8; j += 1) {
+      let j0 = j;
+      let xa0 = mem0[o0 + (i0 * 8 + j0)];
+      ta0 = (ta0 + xa0);
+    }
+  }
+  let a0 = ta0;
+  let v0 = div_(a0, 8f);
+  var ta1 = 0f;
+  {
+    for (var j = lane; j < 8; j += 1) {
+      let j0 = j;
+      let xa1 = ((mem0[o0 + (i0 * 8 + j0)] - v0) * (mem0[o0 + (i0 * 8 + j0)] - v0));
+      ta1 = (ta1 + xa1);
+    }
+  }
+  let a1 = ta1;
+  let v1 = (1.0 / sqrt((div_(a1, 8f) + 9.99999975e-06f)));
+  if (row < 8) {
+    for (var j = lane; j < 8; j += 1) {
+      let j0 = j;
+      let v2 = ((mem0[o0 + (i0 * 8 + j0)] - v0) * v1);
+      let s4 = v2;
+      let s5 = ((v2 * mem1[o1 + j0]) + mem1[o2 + j0]);
+      mem2[o4 + (i0 * 8 + j0)] = s4;
+      mem2[o5 + (i0 * 8 + j0)] = s5;
+    }
+  }
+  if (row < 8 && lane == 0) {
+    let s3 = v1;
+    mem2[o3 + i0] = s3;
+  }
+}
+@compute @workgroup_size(128)
+fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) lid: u32) {
+  let w = i32(wid.x + wid.y * 32768u);
+  if (w >= 0 && w < 1) { k0(w - 0, i32(lid)); }
+}
+
+// 10: matmul
+@group(0) @binding(0) var<storage, read> mem0: array<f32>;
+@group(0) @binding(1) var<storage, read> mem1: array<f32, 1039>;
+@group(0) @binding(2) var<storage, read_write> mem2: array<f32, 1057>;
 @group(1) @binding(0) var<uniform> at: array<vec4<i32>, 1>;
 fn k0(w: i32, lid: i32) {
   let o0 = at[0].x;
@@ -529,7 +631,7 @@ fn k0(w: i32, lid: i32) {
   let a0 = ta0;
   if (row < 56 && lane == 0) {
     let s2 = a0;
-    mem0[o2 + (m0 * 7 + n0)] = s2;
+    mem2[o2 + (m0 * 7 + n0)] = s2;
   }
 }
 @compute @workgroup_size(128)
@@ -538,10 +640,12 @@ fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) 
   if (w >= 0 && w < 1) { k0(w - 0, i32(lid)); }
 }
 
-// 10: max+sub+sum+mul
-@group(0) @binding(0) var<storage, read_write> mem0: array<f32, 1889>;
+// 11: max+sub+sum+mul
+@group(0) @binding(0) var<storage, read> mem0: array<f32, 1057>;
 @group(0) @binding(1) var<storage, read> mem1: array<f32, 1039>;
 @group(0) @binding(2) var<storage, read> mem2: array<i32, 17>;
+@group(0) @binding(3) var<storage, read_write> mem3: array<f32>;
+@group(0) @binding(4) var<storage, read_write> mem4: array<f32>;
 @group(1) @binding(0) var<uniform> at: array<vec4<i32>, 2>;
 var<private> inf_bits: u32 = 0x7f800000u;
 fn max_f32(a: f32, b: f32) -> f32 {
@@ -611,14 +715,14 @@ fn k0(w: i32, lid: i32) {
     for (var j = lane; j < 7; j += 1) {
       let j0 = j;
       let s5 = ((div_(exp_(((mem0[o0 + (i0 * 7 + j0)] + mem1[o1 + j0]) - a0)), a2) - select(0f, 1f, (j0 == v0))) * 0.125f);
-      mem0[o5 + (i0 * 7 + j0)] = s5;
+      mem3[o5 + (i0 * 7 + j0)] = s5;
     }
   }
   if (row < 8 && lane == 0) {
     let s3 = a1;
     let s4 = a2;
-    mem0[o3 + i0] = s3;
-    mem0[o4 + i0] = s4;
+    mem3[o3 + i0] = s3;
+    mem4[o4 + i0] = s4;
   }
 }
 @compute @workgroup_size(128)
@@ -627,12 +731,15 @@ fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) 
   if (w >= 0 && w < 1) { k0(w - 0, i32(lid)); }
 }
 
-// 11: matmul+mul | matmul | sum | sum+div+where
-@group(0) @binding(0) var<storage, read_write> mem0: array<f32, 1889>;
+// 12: matmul+mul | matmul | sum | sum+div+where
+@group(0) @binding(0) var<storage, read> mem0: array<f32>;
 @group(0) @binding(1) var<storage, read> mem1: array<f32, 1039>;
-@group(0) @binding(2) var<storage, read_write> mem2: array<f32, 1039>;
-@group(0) @binding(3) var<storage, read> mem3: array<i32, 1>;
-@group(0) @binding(4) var<storage, read_write> mem4: array<f32, 1>;
+@group(0) @binding(2) var<storage, read_write> mem2: array<f32>;
+@group(0) @binding(3) var<storage, read_write> mem3: array<f32, 1057>;
+@group(0) @binding(4) var<storage, read_write> mem4: array<f32, 1039>;
+@group(0) @binding(5) var<storage, read> mem5: array<f32>;
+@group(0) @binding(6) var<storage, read> mem6: array<i32, 1>;
+@group(0) @binding(7) var<storage, read_write> mem7: array<f32, 1>;
 @group(1) @binding(0) var<uniform> at: array<vec4<i32>, 4>;
 var<private> inf_bits: u32 = 0x7f800000u;
 var<private> nan_bits: u32 = 0x7fc00000u;
@@ -680,8 +787,8 @@ fn k0(w: i32, lid: i32) {
   if (row < 64 && lane == 0) {
     let s3 = a0;
     let s4 = (a0 * mem1[o2 + n0]);
-    mem0[o3 + (m0 * 8 + n0)] = s3;
-    mem0[o4 + (m0 * 8 + n0)] = s4;
+    mem2[o3 + (m0 * 8 + n0)] = s3;
+    mem3[o4 + (m0 * 8 + n0)] = s4;
   }
 }
 fn k1(w: i32, lid: i32) {
@@ -704,7 +811,7 @@ fn k1(w: i32, lid: i32) {
   let a0 = ta0;
   if (row < 56 && lane == 0) {
     let s2 = a0;
-    mem2[o2 + (m0 * 7 + n0)] = s2;
+    mem4[o2 + (m0 * 7 + n0)] = s2;
   }
 }
 fn k2(w: i32, lid: i32) {
@@ -725,7 +832,7 @@ fn k2(w: i32, lid: i32) {
   let a0 = ta0;
   if (row < 7 && lane == 0) {
     let s1 = a0;
-    mem2[o1 + i0] = s1;
+    mem4[o1 + i0] = s1;
   }
 }
 fn k3(w: i32, lid: i32) {
@@ -741,7 +848,7 @@ fn k3(w: i32, lid: i32) {
   {
     for (var j = lane; j < 8; j += 1) {
       let j0 = j;
-      let xa0 = (log_(mem0[o0 + j0]) - mem0[o1 + j0]);
+      let xa0 = (log_(mem5[o0 + j0]) - mem0[o1 + j0]);
       ta0 = (ta0 + xa0);
     }
   }
@@ -749,9 +856,9 @@ fn k3(w: i32, lid: i32) {
   let v0 = div_(a0, 8f);
   if (row < 1 && lane == 0) {
     let s3 = v0;
-    let s4 = select(0f, bitcast<f32>(inf_bits), (((bitcast<u32>(v0) & 0x7f800000u) == 0x7f800000u) || (!(mem3[o2 + 0] == 0))));
-    mem4[o3 + 0] = s3;
-    mem0[o4 + 0] = s4;
+    let s4 = select(0f, bitcast<f32>(inf_bits), (((bitcast<u32>(v0) & 0x7f800000u) == 0x7f800000u) || (!(mem6[o2 + 0] == 0))));
+    mem7[o3 + 0] = s3;
+    mem3[o4 + 0] = s4;
   }
 }
 @compute @workgroup_size(128)
@@ -763,9 +870,14 @@ fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) 
   if (w >= 3 && w < 4) { k3(w - 3, i32(lid)); }
 }
 
-// 12: sum+mul | sum
-@group(0) @binding(0) var<storage, read_write> mem0: array<f32, 1889>;
-@group(0) @binding(1) var<storage, read_write> mem1: array<f32, 1039>;
+// 13: sum+mul | sum
+@group(0) @binding(0) var<storage, read> mem0: array<f32, 1057>;
+@group(0) @binding(1) var<storage, read> mem1: array<f32>;
+@group(0) @binding(2) var<storage, read> mem2: array<f32>;
+@group(0) @binding(3) var<storage, read_write> mem3: array<f32>;
+@group(0) @binding(4) var<storage, read> mem4: array<f32>;
+@group(0) @binding(5) var<storage, read> mem5: array<f32>;
+@group(0) @binding(6) var<storage, read_write> mem6: array<f32, 1039>;
 @group(1) @binding(0) var<uniform> at: array<vec4<i32>, 2>;
 fn div_(a: f32, b: f32) -> f32 {
   let s = select(1.0, 0.0625, abs(b) > 8.5e37);
@@ -787,21 +899,21 @@ fn k0(w: i32, lid: i32) {
       let j0 = j;
       let v0 = mem0[o0 + (i0 * 8 + j0)];
       let xa0 = v0;
-      let xa1 = (v0 * mem0[o1 + (i0 * 8 + j0)]);
+      let xa1 = (v0 * mem1[o1 + (i0 * 8 + j0)]);
       ta0 = (ta0 + xa0);
       ta1 = (ta1 + xa1);
     }
   }
   let a0 = ta0;
   let a1 = ta1;
-  let v1 = mem0[o2 + i0];
+  let v1 = mem2[o2 + i0];
   let v2 = div_(a0, 8f);
   let v3 = div_(a1, 8f);
   if (row < 8) {
     for (var j = lane; j < 8; j += 1) {
       let j0 = j;
-      let s3 = (v1 * ((mem0[o0 + (i0 * 8 + j0)] - v2) - (mem0[o1 + (i0 * 8 + j0)] * v3)));
-      mem0[o3 + (i0 * 8 + j0)] = s3;
+      let s3 = (v1 * ((mem0[o0 + (i0 * 8 + j0)] - v2) - (mem1[o1 + (i0 * 8 + j0)] * v3)));
+      mem3[o3 + (i0 * 8 + j0)] = s3;
     }
   }
 }
@@ -819,9 +931,9 @@ fn k1(w: i32, lid: i32) {
   {
     for (var j = lane; j < 8; j += 1) {
       let j0 = j;
-      let v0 = mem0[o0 + (i0 + j0 * 8)];
+      let v0 = mem4[o0 + (i0 + j0 * 8)];
       let xa0 = v0;
-      let xa1 = (v0 * mem0[o1 + (i0 + j0 * 8)]);
+      let xa1 = (v0 * mem5[o1 + (i0 + j0 * 8)]);
       ta0 = (ta0 + xa0);
       ta1 = (ta1 + xa1);
     }
@@ -831,8 +943,8 @@ fn k1(w: i32, lid: i32) {
   if (row < 8 && lane == 0) {
     let s2 = a0;
     let s3 = a1;
-    mem1[o2 + i0] = s2;
-    mem1[o3 + i0] = s3;
+    mem6[o2 + i0] = s2;
+    mem6[o3 + i0] = s3;
   }
 }
 @compute @workgroup_size(128)
@@ -842,10 +954,14 @@ fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) 
   if (w >= 1 && w < 2) { k1(w - 1, i32(lid)); }
 }
 
-// 13: matmul+add | matmul | sum
-@group(0) @binding(0) var<storage, read_write> mem0: array<f32, 1889>;
+// 14: matmul+add | matmul | sum
+@group(0) @binding(0) var<storage, read> mem0: array<f32>;
 @group(0) @binding(1) var<storage, read> mem1: array<f32, 1039>;
-@group(0) @binding(2) var<storage, read_write> mem2: array<f32, 1039>;
+@group(0) @binding(2) var<storage, read> mem2: array<f32, 1057>;
+@group(0) @binding(3) var<storage, read_write> mem3: array<f32>;
+@group(0) @binding(4) var<storage, read> mem4: array<f32>;
+@group(0) @binding(5) var<storage, read_write> mem5: array<f32, 1039>;
+@group(0) @binding(6) var<storage, read> mem6: array<f32>;
 @group(1) @binding(0) var<uniform> at: array<vec4<i32>, 3>;
 fn is_nan_(x: f32) -> bool { return (bitcast<u32>(x) & 0x7fffffffu) > 0x7f800000u; }
 fn scale_(x: f32, n: i32) -> f32 {
@@ -880,11 +996,11 @@ fn k0(w: i32, lid: i32) {
     }
   }
   let a0 = ta0;
-  let v0 = (mem0[o3 + (m0 * 32 + n0)] + mem1[o4 + n0]);
+  let v0 = (mem2[o3 + (m0 * 32 + n0)] + mem1[o4 + n0]);
   let v1 = (v0 * 0.707106769f);
   if (row < 256 && lane == 0) {
-    let s5 = (((a0 * mem0[o2 + (m0 * 32 + n0)]) * 0.5f) + ((((a0 * (0.5f * v0)) * exp_((-(v1 * v1)))) * 1.12837923f) * 0.707106769f));
-    mem0[o5 + (m0 * 32 + n0)] = s5;
+    let s5 = (((a0 * mem2[o2 + (m0 * 32 + n0)]) * 0.5f) + ((((a0 * (0.5f * v0)) * exp_((-(v1 * v1)))) * 1.12837923f) * 0.707106769f));
+    mem3[o5 + (m0 * 32 + n0)] = s5;
   }
 }
 fn k1(w: i32, lid: i32) {
@@ -900,14 +1016,14 @@ fn k1(w: i32, lid: i32) {
   {
     for (var j = lane; j < 8; j += 1) {
       let k0 = j;
-      let xa0 = (mem0[o0 + (m0 + k0 * 32)] * mem0[o1 + (n0 + k0 * 8)]);
+      let xa0 = (mem2[o0 + (m0 + k0 * 32)] * mem4[o1 + (n0 + k0 * 8)]);
       ta0 = (ta0 + xa0);
     }
   }
   let a0 = ta0;
   if (row < 256 && lane == 0) {
     let s2 = a0;
-    mem2[o2 + (m0 * 8 + n0)] = s2;
+    mem5[o2 + (m0 * 8 + n0)] = s2;
   }
 }
 fn k2(w: i32, lid: i32) {
@@ -921,14 +1037,14 @@ fn k2(w: i32, lid: i32) {
   {
     for (var j = lane; j < 8; j += 1) {
       let j0 = j;
-      let xa0 = mem0[o0 + (i0 + j0 * 8)];
+      let xa0 = mem6[o0 + (i0 + j0 * 8)];
       ta0 = (ta0 + xa0);
     }
   }
   let a0 = ta0;
   if (row < 8 && lane == 0) {
     let s1 = a0;
-    mem2[o1 + i0] = s1;
+    mem5[o1 + i0] = s1;
   }
 }
 @compute @workgroup_size(128)
@@ -939,10 +1055,14 @@ fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) 
   if (w >= 4 && w < 5) { k2(w - 4, i32(lid)); }
 }
 
-// 14: matmul+mul | matmul | sum
-@group(0) @binding(0) var<storage, read_write> mem0: array<f32, 1889>;
+// 15: matmul+mul | matmul | sum
+@group(0) @binding(0) var<storage, read> mem0: array<f32>;
 @group(0) @binding(1) var<storage, read> mem1: array<f32, 1039>;
-@group(0) @binding(2) var<storage, read_write> mem2: array<f32, 1039>;
+@group(0) @binding(2) var<storage, read_write> mem2: array<f32, 1057>;
+@group(0) @binding(3) var<storage, read> mem3: array<f32>;
+@group(0) @binding(4) var<storage, read> mem4: array<f32>;
+@group(0) @binding(5) var<storage, read_write> mem5: array<f32, 1039>;
+@group(0) @binding(6) var<storage, read> mem6: array<f32>;
 @group(1) @binding(0) var<uniform> at: array<vec4<i32>, 3>;
 var<workgroup> sf: array<f32, 128>;
 fn k0(w: i32, lid: i32) {
@@ -982,8 +1102,8 @@ fn k0(w: i32, lid: i32) {
   if (row < 64 && lane == 0) {
     let s3 = a0;
     let s4 = (a0 * mem1[o2 + n0]);
-    mem0[o3 + (m0 * 8 + n0)] = s3;
-    mem0[o4 + (m0 * 8 + n0)] = s4;
+    mem2[o3 + (m0 * 8 + n0)] = s3;
+    mem2[o4 + (m0 * 8 + n0)] = s4;
   }
 }
 fn k1(w: i32, lid: i32) {
@@ -999,14 +1119,14 @@ fn k1(w: i32, lid: i32) {
   {
     for (var j = lane; j < 8; j += 1) {
       let k0 = j;
-      let xa0 = (mem0[o0 + (m0 + k0 * 8)] * mem0[o1 + (n0 + k0 * 32)]);
+      let xa0 = (mem3[o0 + (m0 + k0 * 8)] * mem4[o1 + (n0 + k0 * 32)]);
       ta0 = (ta0 + xa0);
     }
   }
   let a0 = ta0;
   if (row < 256 && lane == 0) {
     let s2 = a0;
-    mem2[o2 + (m0 * 32 + n0)] = s2;
+    mem5[o2 + (m0 * 32 + n0)] = s2;
   }
 }
 fn k2(w: i32, lid: i32) {
@@ -1020,14 +1140,14 @@ fn k2(w: i32, lid: i32) {
   {
     for (var j = lane; j < 8; j += 1) {
       let j0 = j;
-      let xa0 = mem0[o0 + (i0 + j0 * 32)];
+      let xa0 = mem6[o0 + (i0 + j0 * 32)];
       ta0 = (ta0 + xa0);
     }
   }
   let a0 = ta0;
   if (row < 32 && lane == 0) {
     let s1 = a0;
-    mem2[o1 + i0] = s1;
+    mem5[o1 + i0] = s1;
   }
 }
 @compute @workgroup_size(128)
@@ -1039,9 +1159,13 @@ fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) 
 }
 
 // without barriers, (11, 1)
-@group(0) @binding(0) var<storage, read_write> mem0: array<f32, 1889>;
+@group(0) @binding(0) var<storage, read> mem0: array<f32>;
 @group(0) @binding(1) var<storage, read> mem1: array<f32, 1039>;
-@group(0) @binding(2) var<storage, read_write> mem2: array<f32, 1039>;
+@group(0) @binding(2) var<storage, read_write> mem2: array<f32, 1057>;
+@group(0) @binding(3) var<storage, read> mem3: array<f32>;
+@group(0) @binding(4) var<storage, read> mem4: array<f32>;
+@group(0) @binding(5) var<storage, read_write> mem5: array<f32, 1039>;
+@group(0) @binding(6) var<storage, read> mem6: array<f32>;
 @group(1) @binding(0) var<uniform> at: array<vec4<i32>, 3>;
 fn k0(w: i32, lid: i32) {
   let o0 = at[0].x;
@@ -1085,8 +1209,8 @@ fn k0(w: i32, lid: i32) {
   if (row < 64 && lane == 0) {
     let s3 = a0;
     let s4 = (a0 * mem1[o2 + n0]);
-    mem0[o3 + (m0 * 8 + n0)] = s3;
-    mem0[o4 + (m0 * 8 + n0)] = s4;
+    mem2[o3 + (m0 * 8 + n0)] = s3;
+    mem2[o4 + (m0 * 8 + n0)] = s4;
   }
 }
 fn k1(w: i32, lid: i32) {
@@ -1102,14 +1226,14 @@ fn k1(w: i32, lid: i32) {
   {
     for (var j = lane; j < 8; j += 1) {
       let k0 = j;
-      let xa0 = (mem0[o0 + (m0 + k0 * 8)] * mem0[o1 + (n0 + k0 * 32)]);
+      let xa0 = (mem3[o0 + (m0 + k0 * 8)] * mem4[o1 + (n0 + k0 * 32)]);
       ta0 = (ta0 + xa0);
     }
   }
   let a0 = ta0;
   if (row < 256 && lane == 0) {
     let s2 = a0;
-    mem2[o2 + (m0 * 32 + n0)] = s2;
+    mem5[o2 + (m0 * 32 + n0)] = s2;
   }
 }
 fn k2(w: i32, lid: i32) {
@@ -1123,14 +1247,14 @@ fn k2(w: i32, lid: i32) {
   {
     for (var j = lane; j < 8; j += 1) {
       let j0 = j;
-      let xa0 = mem0[o0 + (i0 + j0 * 32)];
+      let xa0 = mem6[o0 + (i0 + j0 * 32)];
       ta0 = (ta0 + xa0);
     }
   }
   let a0 = ta0;
   if (row < 32 && lane == 0) {
     let s1 = a0;
-    mem2[o1 + i0] = s1;
+    mem5[o1 + i0] = s1;
   }
 }
 @compute @workgroup_size(32)
@@ -1141,9 +1265,14 @@ fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) 
   if (w >= 10 && w < 11) { k2(w - 10, i32(lid)); }
 }
 
-// 15: sum+add | sum
-@group(0) @binding(0) var<storage, read_write> mem0: array<f32, 1889>;
-@group(0) @binding(1) var<storage, read_write> mem1: array<f32, 1039>;
+// 16: sum+add | sum
+@group(0) @binding(0) var<storage, read> mem0: array<f32, 1057>;
+@group(0) @binding(1) var<storage, read> mem1: array<f32>;
+@group(0) @binding(2) var<storage, read> mem2: array<f32>;
+@group(0) @binding(3) var<storage, read> mem3: array<f32>;
+@group(0) @binding(4) var<storage, read_write> mem4: array<f32>;
+@group(0) @binding(5) var<storage, read> mem5: array<f32>;
+@group(0) @binding(6) var<storage, read_write> mem6: array<f32, 1039>;
 @group(1) @binding(0) var<uniform> at: array<vec4<i32>, 3>;
 fn div_(a: f32, b: f32) -> f32 {
   let s = select(1.0, 0.0625, abs(b) > 8.5e37);
@@ -1166,21 +1295,21 @@ fn k0(w: i32, lid: i32) {
       let j0 = j;
       let v0 = mem0[o0 + (i0 * 8 + j0)];
       let xa0 = v0;
-      let xa1 = (v0 * mem0[o1 + (i0 * 8 + j0)]);
+      let xa1 = (v0 * mem1[o1 + (i0 * 8 + j0)]);
       ta0 = (ta0 + xa0);
       ta1 = (ta1 + xa1);
     }
   }
   let a0 = ta0;
   let a1 = ta1;
-  let v1 = mem0[o3 + i0];
+  let v1 = mem3[o3 + i0];
   let v2 = div_(a0, 8f);
   let v3 = div_(a1, 8f);
   if (row < 8) {
     for (var j = lane; j < 8; j += 1) {
       let j0 = j;
-      let s4 = (mem0[o2 + (i0 * 8 + j0)] + (v1 * ((mem0[o0 + (i0 * 8 + j0)] - v2) - (mem0[o1 + (i0 * 8 + j0)] * v3))));
-      mem0[o4 + (i0 * 8 + j0)] = s4;
+      let s4 = (mem2[o2 + (i0 * 8 + j0)] + (v1 * ((mem0[o0 + (i0 * 8 + j0)] - v2) - (mem1[o1 + (i0 * 8 + j0)] * v3))));
+      mem4[o4 + (i0 * 8 + j0)] = s4;
     }
   }
 }
@@ -1200,7 +1329,7 @@ fn k1(w: i32, lid: i32) {
       let j0 = j;
       let v0 = mem0[o0 + (i0 + j0 * 8)];
       let xa0 = v0;
-      let xa1 = (v0 * mem0[o1 + (i0 + j0 * 8)]);
+      let xa1 = (v0 * mem5[o1 + (i0 + j0 * 8)]);
       ta0 = (ta0 + xa0);
       ta1 = (ta1 + xa1);
     }
@@ -1210,8 +1339,8 @@ fn k1(w: i32, lid: i32) {
   if (row < 8 && lane == 0) {
     let s2 = a0;
     let s3 = a1;
-    mem1[o2 + i0] = s2;
-    mem1[o3 + i0] = s3;
+    mem6[o2 + i0] = s2;
+    mem6[o3 + i0] = s3;
   }
 }
 @compute @workgroup_size(128)
@@ -1221,10 +1350,14 @@ fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) 
   if (w >= 1 && w < 2) { k1(w - 1, i32(lid)); }
 }
 
-// 16: matmul | matmul | sum
-@group(0) @binding(0) var<storage, read_write> mem0: array<f32, 1889>;
+// 17: matmul | matmul | sum
+@group(0) @binding(0) var<storage, read> mem0: array<f32>;
 @group(0) @binding(1) var<storage, read> mem1: array<f32, 1039>;
-@group(0) @binding(2) var<storage, read_write> mem2: array<f32, 1039>;
+@group(0) @binding(2) var<storage, read_write> mem2: array<f32>;
+@group(0) @binding(3) var<storage, read> mem3: array<f32, 1057>;
+@group(0) @binding(4) var<storage, read> mem4: array<f32>;
+@group(0) @binding(5) var<storage, read_write> mem5: array<f32, 1039>;
+@group(0) @binding(6) var<storage, read> mem6: array<f32>;
 @group(1) @binding(0) var<uniform> at: array<vec4<i32>, 2>;
 fn k0(w: i32, lid: i32) {
   let o0 = at[0].x;
@@ -1246,7 +1379,7 @@ fn k0(w: i32, lid: i32) {
   let a0 = ta0;
   if (row < 64 && lane == 0) {
     let s2 = a0;
-    mem0[o2 + (m0 * 8 + n0)] = s2;
+    mem2[o2 + (m0 * 8 + n0)] = s2;
   }
 }
 fn k1(w: i32, lid: i32) {
@@ -1265,14 +1398,14 @@ fn k1(w: i32, lid: i32) {
     for (var j = lane; j < 8; j += 1) {
       let k0 = (j / 4);
       let k1 = j % 4;
-      let xa0 = (mem0[o0 + (h0 + k0 * 32 + k1 * 2)] * mem0[o1 + (n0 + k0 * 32 + k1 * 8)]);
+      let xa0 = (mem3[o0 + (h0 + k0 * 32 + k1 * 2)] * mem4[o1 + (n0 + k0 * 32 + k1 * 8)]);
       ta0 = (ta0 + xa0);
     }
   }
   let a0 = ta0;
   if (row < 64 && lane == 0) {
     let s2 = a0;
-    mem2[o2 + (m0 * 16 + m1 * 8 + n0)] = s2;
+    mem5[o2 + (m0 * 16 + m1 * 8 + n0)] = s2;
   }
 }
 fn k2(w: i32, lid: i32) {
@@ -1286,14 +1419,14 @@ fn k2(w: i32, lid: i32) {
   {
     for (var j = lane; j < 8; j += 1) {
       let j0 = j;
-      let xa0 = mem0[o0 + (i0 + j0 * 8)];
+      let xa0 = mem6[o0 + (i0 + j0 * 8)];
       ta0 = (ta0 + xa0);
     }
   }
   let a0 = ta0;
   if (row < 8 && lane == 0) {
     let s1 = a0;
-    mem2[o1 + i0] = s1;
+    mem5[o1 + i0] = s1;
   }
 }
 @compute @workgroup_size(128)
@@ -1304,8 +1437,12 @@ fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) 
   if (w >= 2 && w < 3) { k2(w - 2, i32(lid)); }
 }
 
-// 17: matmul | matmul
-@group(0) @binding(0) var<storage, read_write> mem0: array<f32, 1889>;
+// 18: matmul | matmul
+@group(0) @binding(0) var<storage, read> mem0: array<f32>;
+@group(0) @binding(1) var<storage, read> mem1: array<f32>;
+@group(0) @binding(2) var<storage, read_write> mem2: array<f32, 1057>;
+@group(0) @binding(3) var<storage, read> mem3: array<f32>;
+@group(0) @binding(4) var<storage, read> mem4: array<f32>;
 @group(1) @binding(0) var<uniform> at: array<vec4<i32>, 2>;
 fn k0(w: i32, lid: i32) {
   let o0 = at[0].x;
@@ -1324,14 +1461,14 @@ fn k0(w: i32, lid: i32) {
   {
     for (var j = lane; j < 2; j += 1) {
       let k0 = j;
-      let xa0 = (mem0[o0 + (h0 + k0)] * mem0[o1 + (h1 + k0)]);
+      let xa0 = (mem0[o0 + (h0 + k0)] * mem1[o1 + (h1 + k0)]);
       ta0 = (ta0 + xa0);
     }
   }
   let a0 = ta0;
   if (row < 128 && lane == 0) {
     let s2 = a0;
-    mem0[o2 + (b0 * 64 + b1 * 16 + m0 * 4 + n0)] = s2;
+    mem2[o2 + (b0 * 64 + b1 * 16 + m0 * 4 + n0)] = s2;
   }
 }
 fn k1(w: i32, lid: i32) {
@@ -1351,14 +1488,14 @@ fn k1(w: i32, lid: i32) {
   {
     for (var j = lane; j < 4; j += 1) {
       let k0 = j;
-      let xa0 = (mem0[o0 + (h0 + k0 * 4)] * mem0[o1 + (h1 + k0 * 8)]);
+      let xa0 = (mem3[o0 + (h0 + k0 * 4)] * mem4[o1 + (h1 + k0 * 8)]);
       ta0 = (ta0 + xa0);
     }
   }
   let a0 = ta0;
   if (row < 64 && lane == 0) {
     let s2 = a0;
-    mem0[o2 + (b0 * 32 + b1 * 8 + m0 * 2 + n0)] = s2;
+    mem2[o2 + (b0 * 32 + b1 * 8 + m0 * 2 + n0)] = s2;
   }
 }
 @compute @workgroup_size(128)
@@ -1368,10 +1505,12 @@ fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) 
   if (w >= 1 && w < 2) { k1(w - 1, i32(lid)); }
 }
 
-// 18: matmul | matmul | sum+mul | sum
-@group(0) @binding(0) var<storage, read_write> mem0: array<f32, 1889>;
+// 19: matmul | matmul | sum+mul | sum
+@group(0) @binding(0) var<storage, read> mem0: array<f32, 1057>;
 @group(0) @binding(1) var<storage, read_write> mem1: array<f32, 1039>;
 @group(0) @binding(2) var<storage, read> mem2: array<f32, 1039>;
+@group(0) @binding(3) var<storage, read_write> mem3: array<f32>;
+@group(0) @binding(4) var<storage, read> mem4: array<f32>;
 @group(1) @binding(0) var<uniform> at: array<vec4<i32>, 3>;
 fn k0(w: i32, lid: i32) {
   let o0 = at[0].x;
@@ -1422,7 +1561,7 @@ fn k1(w: i32, lid: i32) {
   let a0 = ta0;
   if (row < 64 && lane == 0) {
     let s2 = a0;
-    mem0[o2 + (m0 * 32 + m1 * 8 + n0)] = s2;
+    mem3[o2 + (m0 * 32 + m1 * 8 + n0)] = s2;
   }
 }
 fn k2(w: i32, lid: i32) {
@@ -1437,7 +1576,7 @@ fn k2(w: i32, lid: i32) {
   {
     for (var j = lane; j < 4; j += 1) {
       let j0 = j;
-      let xa0 = (mem0[o0 + (i0 * 4 + j0)] * mem0[o1 + (i0 * 4 + j0)]);
+      let xa0 = (mem0[o0 + (i0 * 4 + j0)] * mem4[o1 + (i0 * 4 + j0)]);
       ta0 = (ta0 + xa0);
     }
   }
@@ -1445,8 +1584,8 @@ fn k2(w: i32, lid: i32) {
   if (row < 32) {
     for (var j = lane; j < 4; j += 1) {
       let j0 = j;
-      let s2 = ((mem0[o1 + (i0 * 4 + j0)] * (mem0[o0 + (i0 * 4 + j0)] - a0)) * 0.707106769f);
-      mem0[o2 + (i0 * 4 + j0)] = s2;
+      let s2 = ((mem4[o1 + (i0 * 4 + j0)] * (mem0[o0 + (i0 * 4 + j0)] - a0)) * 0.707106769f);
+      mem3[o2 + (i0 * 4 + j0)] = s2;
     }
   }
 }
@@ -1483,8 +1622,12 @@ fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) 
   if (w >= 3 && w < 4) { k3(w - 3, i32(lid)); }
 }
 
-// 19: matmul | matmul
-@group(0) @binding(0) var<storage, read_write> mem0: array<f32, 1889>;
+// 20: matmul | matmul
+@group(0) @binding(0) var<storage, read> mem0: array<f32>;
+@group(0) @binding(1) var<storage, read> mem1: array<f32>;
+@group(0) @binding(2) var<storage, read_write> mem2: array<f32, 1057>;
+@group(0) @binding(3) var<storage, read> mem3: array<f32>;
+@group(0) @binding(4) var<storage, read> mem4: array<f32>;
 @group(1) @binding(0) var<uniform> at: array<vec4<i32>, 2>;
 fn k0(w: i32, lid: i32) {
   let o0 = at[0].x;
@@ -1503,14 +1646,14 @@ fn k0(w: i32, lid: i32) {
   {
     for (var j = lane; j < 4; j += 1) {
       let k0 = j;
-      let xa0 = (mem0[o0 + (h0 + k0)] * mem0[o1 + (h1 + k0 * 8)]);
+      let xa0 = (mem0[o0 + (h0 + k0)] * mem1[o1 + (h1 + k0 * 8)]);
       ta0 = (ta0 + xa0);
     }
   }
   let a0 = ta0;
   if (row < 64 && lane == 0) {
     let s2 = a0;
-    mem0[o2 + (b0 * 32 + b1 * 8 + m0 * 2 + n0)] = s2;
+    mem2[o2 + (b0 * 32 + b1 * 8 + m0 * 2 + n0)] = s2;
   }
 }
 fn k1(w: i32, lid: i32) {
@@ -1530,14 +1673,14 @@ fn k1(w: i32, lid: i32) {
   {
     for (var j = lane; j < 4; j += 1) {
       let k0 = j;
-      let xa0 = (mem0[o0 + (h0 + k0 * 4)] * mem0[o1 + (h1 + k0 * 8)]);
+      let xa0 = (mem3[o0 + (h0 + k0 * 4)] * mem4[o1 + (h1 + k0 * 8)]);
       ta0 = (ta0 + xa0);
     }
   }
   let a0 = ta0;
   if (row < 64 && lane == 0) {
     let s2 = a0;
-    mem0[o2 + (b0 * 32 + b1 * 8 + m0 * 2 + n0)] = s2;
+    mem2[o2 + (b0 * 32 + b1 * 8 + m0 * 2 + n0)] = s2;
   }
 }
 @compute @workgroup_size(128)
@@ -1547,10 +1690,11 @@ fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) 
   if (w >= 1 && w < 2) { k1(w - 1, i32(lid)); }
 }
 
-// 20: matmul | matmul | matmul | sum | sum
-@group(0) @binding(0) var<storage, read_write> mem0: array<f32, 1889>;
+// 21: matmul | matmul | matmul | sum | sum
+@group(0) @binding(0) var<storage, read> mem0: array<f32, 1057>;
 @group(0) @binding(1) var<storage, read_write> mem1: array<f32, 1039>;
 @group(0) @binding(2) var<storage, read> mem2: array<f32, 1039>;
+@group(0) @binding(3) var<storage, read_write> mem3: array<f32>;
 @group(1) @binding(0) var<uniform> at: array<vec4<i32>, 4>;
 fn k0(w: i32, lid: i32, first: i32) {
   let o0 = at[(first + 0) / 4][(first + 0) % 4];
@@ -1601,7 +1745,7 @@ fn k1(w: i32, lid: i32) {
   let a0 = ta0;
   if (row < 64 && lane == 0) {
     let s2 = a0;
-    mem0[o2 + (m0 * 32 + m1 * 8 + n0)] = s2;
+    mem3[o2 + (m0 * 32 + m1 * 8 + n0)] = s2;
   }
 }
 fn k2(w: i32, lid: i32, first: i32) {
@@ -1636,9 +1780,12 @@ fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) 
   if (w >= 3 && w < 5) { let n = (w - 3) / 1; k2(w - 3 - n * 1, i32(lid), 9 + n * 2); }
 }
 
-// 21: matmul+add+mul
-@group(0) @binding(0) var<storage, read_write> mem0: array<f32, 1889>;
+// 22: matmul+add+mul
+@group(0) @binding(0) var<storage, read> mem0: array<f32, 1057>;
 @group(0) @binding(1) var<storage, read> mem1: array<f32, 1039>;
+@group(0) @binding(2) var<storage, read> mem2: array<f32>;
+@group(0) @binding(3) var<storage, read> mem3: array<f32>;
+@group(0) @binding(4) var<storage, read_write> mem4: array<f32>;
 @group(1) @binding(0) var<uniform> at: array<vec4<i32>, 2>;
 fn k0(w: i32, lid: i32) {
   let o0 = at[0].x;
@@ -1665,12 +1812,12 @@ fn k0(w: i32, lid: i32) {
     }
   }
   let a0 = ta0;
-  let v1 = ((mem0[o2 + (m0 * 32 + m1 * 8 + n0)] + mem0[o3 + (m0 * 32 + m1 * 8 + n0)]) + a0);
+  let v1 = ((mem2[o2 + (m0 * 32 + m1 * 8 + n0)] + mem3[o3 + (m0 * 32 + m1 * 8 + n0)]) + a0);
   if (row < 64 && lane == 0) {
     let s5 = v1;
     let s6 = (v1 * mem1[o4 + n0]);
-    mem0[o5 + (m0 * 32 + m1 * 8 + n0)] = s5;
-    mem0[o6 + (m0 * 32 + m1 * 8 + n0)] = s6;
+    mem4[o5 + (m0 * 32 + m1 * 8 + n0)] = s5;
+    mem4[o6 + (m0 * 32 + m1 * 8 + n0)] = s6;
   }
 }
 @compute @workgroup_size(128)
@@ -1679,9 +1826,13 @@ fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) 
   if (w >= 0 && w < 1) { k0(w - 0, i32(lid)); }
 }
 
-// 22: sum+add | sum
-@group(0) @binding(0) var<storage, read_write> mem0: array<f32, 1889>;
-@group(0) @binding(1) var<storage, read_write> mem1: array<f32, 1039>;
+// 23: sum+add | sum
+@group(0) @binding(0) var<storage, read> mem0: array<f32>;
+@group(0) @binding(1) var<storage, read> mem1: array<f32, 1057>;
+@group(0) @binding(2) var<storage, read> mem2: array<f32>;
+@group(0) @binding(3) var<storage, read_write> mem3: array<f32>;
+@group(0) @binding(4) var<storage, read> mem4: array<f32>;
+@group(0) @binding(5) var<storage, read_write> mem5: array<f32, 1039>;
 @group(1) @binding(0) var<uniform> at: array<vec4<i32>, 3>;
 fn div_(a: f32, b: f32) -> f32 {
   let s = select(1.0, 0.0625, abs(b) > 8.5e37);
@@ -1704,21 +1855,21 @@ fn k0(w: i32, lid: i32) {
       let j0 = j;
       let v0 = mem0[o0 + (i0 * 8 + j0)];
       let xa0 = v0;
-      let xa1 = (v0 * mem0[o1 + (i0 * 8 + j0)]);
+      let xa1 = (v0 * mem1[o1 + (i0 * 8 + j0)]);
       ta0 = (ta0 + xa0);
       ta1 = (ta1 + xa1);
     }
   }
   let a0 = ta0;
   let a1 = ta1;
-  let v1 = mem0[o3 + i0];
+  let v1 = mem1[o3 + i0];
   let v2 = div_(a0, 8f);
   let v3 = div_(a1, 8f);
   if (row < 8) {
     for (var j = lane; j < 8; j += 1) {
       let j0 = j;
-      let s4 = (mem0[o2 + (i0 * 8 + j0)] + (v1 * ((mem0[o0 + (i0 * 8 + j0)] - v2) - (mem0[o1 + (i0 * 8 + j0)] * v3))));
-      mem0[o4 + (i0 * 8 + j0)] = s4;
+      let s4 = (mem2[o2 + (i0 * 8 + j0)] + (v1 * ((mem0[o0 + (i0 * 8 + j0)] - v2) - (mem1[o1 + (i0 * 8 + j0)] * v3))));
+      mem3[o4 + (i0 * 8 + j0)] = s4;
     }
   }
 }
@@ -1736,9 +1887,9 @@ fn k1(w: i32, lid: i32) {
   {
     for (var j = lane; j < 8; j += 1) {
       let j0 = j;
-      let v0 = mem0[o0 + (i0 + j0 * 8)];
+      let v0 = mem4[o0 + (i0 + j0 * 8)];
       let xa0 = v0;
-      let xa1 = (v0 * mem0[o1 + (i0 + j0 * 8)]);
+      let xa1 = (v0 * mem1[o1 + (i0 + j0 * 8)]);
       ta0 = (ta0 + xa0);
       ta1 = (ta1 + xa1);
     }
@@ -1748,8 +1899,8 @@ fn k1(w: i32, lid: i32) {
   if (row < 8 && lane == 0) {
     let s2 = a0;
     let s3 = a1;
-    mem1[o2 + i0] = s2;
-    mem1[o3 + i0] = s3;
+    mem5[o2 + i0] = s2;
+    mem5[o3 + i0] = s3;
   }
 }
 @compute @workgroup_size(128)
@@ -1759,10 +1910,11 @@ fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) 
   if (w >= 1 && w < 2) { k1(w - 1, i32(lid)); }
 }
 
-// 23: scatter_add | sum
-@group(0) @binding(0) var<storage, read> mem0: array<f32, 1889>;
+// 24: scatter_add | sum
+@group(0) @binding(0) var<storage, read> mem0: array<f32>;
 @group(0) @binding(1) var<storage, read> mem1: array<i32, 17>;
 @group(0) @binding(2) var<storage, read_write> mem2: array<f32, 1039>;
+@group(0) @binding(3) var<storage, read> mem3: array<f32>;
 @group(1) @binding(0) var<uniform> at: array<vec4<i32>, 2>;
 fn k0(w: i32, lid: i32) {
   let o0 = at[0].x;
@@ -1799,7 +1951,7 @@ fn k1(w: i32, lid: i32) {
   {
     for (var j = lane; j < 2; j += 1) {
       let j0 = j;
-      let xa0 = mem0[o0 + (i0 + j0 * 32)];
+      let xa0 = mem3[o0 + (i0 + j0 * 32)];
       ta0 = (ta0 + xa0);
     }
   }
@@ -1816,13 +1968,13 @@ fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) 
   if (w >= 1 && w < 2) { k1(w - 1, i32(lid)); }
 }
 
-// 24: div+sum+minimum+add+logical_not+where
+// 25: div+sum+minimum+add+logical_not+where
 @group(0) @binding(0) var<storage, read> mem0: array<i32, 17>;
 @group(0) @binding(1) var<storage, read> mem1: array<f32, 6>;
 @group(0) @binding(2) var<storage, read> mem2: array<f32, 1039>;
 @group(0) @binding(3) var<storage, read_write> mem3: array<f32, 1039>;
 @group(0) @binding(4) var<storage, read_write> mem4: array<f32, 1039>;
-@group(0) @binding(5) var<storage, read_write> mem5: array<f32, 1889>;
+@group(0) @binding(5) var<storage, read_write> mem5: array<f32, 1057>;
 @group(0) @binding(6) var<storage, read_write> mem6: array<f32, 1039>;
 @group(1) @binding(0) var<uniform> at: array<vec4<i32>, 4>;
 var<workgroup> sf: array<f32, 128>;
@@ -2046,7 +2198,7 @@ fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) 
 @group(0) @binding(2) var<storage, read> mem2: array<f32, 1039>;
 @group(0) @binding(3) var<storage, read_write> mem3: array<f32, 1039>;
 @group(0) @binding(4) var<storage, read_write> mem4: array<f32, 1039>;
-@group(0) @binding(5) var<storage, read_write> mem5: array<f32, 1889>;
+@group(0) @binding(5) var<storage, read_write> mem5: array<f32, 1057>;
 @group(0) @binding(6) var<storage, read_write> mem6: array<f32, 1039>;
 @group(1) @binding(0) var<uniform> at: array<vec4<i32>, 4>;
 var<private> inf_bits: u32 = 0x7f800000u;
@@ -2198,8 +2350,8 @@ fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) 
   if (w >= 0 && w < 1) { k0(w - 0, i32(lid)); }
 }
 
-// 25: where
-@group(0) @binding(0) var<storage, read> mem0: array<f32, 1889>;
+// 26: where
+@group(0) @binding(0) var<storage, read> mem0: array<f32, 1057>;
 @group(0) @binding(1) var<storage, read_write> mem1: array<i32, 1>;
 @group(1) @binding(0) var<uniform> at: array<vec4<i32>, 1>;
 fn k0(w: i32, lid: i32) {

@@ -1,7 +1,7 @@
 // 0: add+sum+sub+rsqrt+mul | mul+add
 @group(0) @binding(0) var<storage, read> mem0: array<f32, 1039>;
 @group(0) @binding(1) var<storage, read> mem1: array<i32, 18>;
-@group(0) @binding(2) var<storage, read_write> mem2: array<f32, 1889>;
+@group(0) @binding(2) var<storage, read_write> mem2: array<f32, 1121>;
 @group(0) @binding(3) var<storage, read_write> mem3: array<i32, 1>;
 @group(1) @binding(0) var<uniform> at: array<vec4<i32>, 3>;
 fn div_(a: f32, b: f32) -> f32 {
@@ -85,8 +85,10 @@ fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) 
 }
 
 // 1: matmul+add | matmul+add | matmul+add
-@group(0) @binding(0) var<storage, read_write> mem0: array<f32, 1889>;
+@group(0) @binding(0) var<storage, read> mem0: array<f32, 1121>;
 @group(0) @binding(1) var<storage, read> mem1: array<f32, 1039>;
+@group(0) @binding(2) var<storage, read_write> mem2: array<f32>;
+@group(0) @binding(3) var<storage, read_write> mem3: array<f32>;
 @group(1) @binding(0) var<uniform> at: array<vec4<i32>, 3>;
 fn k0(w: i32, lid: i32, first: i32) {
   let o0 = at[(first + 0) / 4][(first + 0) % 4];
@@ -109,17 +111,44 @@ fn k0(w: i32, lid: i32, first: i32) {
   let a0 = ta0;
   if (row < 64 && lane == 0) {
     let s3 = (a0 + mem1[o2 + n0]);
-    mem0[o3 + (m0 * 8 + n0)] = s3;
+    mem2[o3 + (m0 * 8 + n0)] = s3;
+  }
+}
+fn k1(w: i32, lid: i32) {
+  let o0 = at[2].x;
+  let o1 = at[2].y;
+  let o2 = at[2].z;
+  let o3 = at[2].w;
+  let row = w * 128 + lid;
+  let lane = 0;
+  if (row >= 64) { return; }
+  let m0 = (row / 8);
+  let n0 = row % 8;
+  var ta0 = 0f;
+  {
+    for (var j = lane; j < 8; j += 1) {
+      let k0 = j;
+      let xa0 = (mem0[o0 + (m0 * 8 + k0)] * mem1[o1 + (n0 + k0 * 8)]);
+      ta0 = (ta0 + xa0);
+    }
+  }
+  let a0 = ta0;
+  if (row < 64 && lane == 0) {
+    let s3 = (a0 + mem1[o2 + n0]);
+    mem3[o3 + (m0 * 8 + n0)] = s3;
   }
 }
 @compute @workgroup_size(128)
 fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) lid: u32) {
   let w = i32(wid.x + wid.y * 32768u);
-  if (w >= 0 && w < 3) { let n = (w - 0) / 1; k0(w - 0 - n * 1, i32(lid), 0 + n * 4); }
+  if (w >= 0 && w < 2) { let n = (w - 0) / 1; k0(w - 0 - n * 1, i32(lid), 0 + n * 4); }
+  if (w >= 2 && w < 3) { k1(w - 2, i32(lid)); }
 }
 
 // 2: matmul
-@group(0) @binding(0) var<storage, read_write> mem0: array<f32, 1889>;
+@group(0) @binding(0) var<storage, read> mem0: array<f32>;
+@group(0) @binding(1) var<storage, read> mem1: array<f32>;
+@group(0) @binding(2) var<storage, read_write> mem2: array<f32, 1121>;
 @group(1) @binding(0) var<uniform> at: array<vec4<i32>, 1>;
 fn k0(w: i32, lid: i32) {
   let o0 = at[0].x;
@@ -138,14 +167,14 @@ fn k0(w: i32, lid: i32) {
   {
     for (var j = lane; j < 2; j += 1) {
       let k0 = j;
-      let xa0 = (mem0[o0 + (h0 + k0)] * mem0[o1 + (h1 + k0)]);
+      let xa0 = (mem0[o0 + (h0 + k0)] * mem1[o1 + (h1 + k0)]);
       ta0 = (ta0 + xa0);
     }
   }
   let a0 = ta0;
   if (row < 128 && lane == 0) {
     let s2 = a0;
-    mem0[o2 + (b0 * 64 + b1 * 16 + m0 * 4 + n0)] = s2;
+    mem2[o2 + (b0 * 64 + b1 * 16 + m0 * 4 + n0)] = s2;
   }
 }
 @compute @workgroup_size(128)
@@ -155,7 +184,8 @@ fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) 
 }
 
 // 3: max+where+sum+div
-@group(0) @binding(0) var<storage, read_write> mem0: array<f32, 1889>;
+@group(0) @binding(0) var<storage, read> mem0: array<f32, 1121>;
+@group(0) @binding(1) var<storage, read_write> mem1: array<f32>;
 @group(1) @binding(0) var<uniform> at: array<vec4<i32>, 1>;
 var<private> inf_bits: u32 = 0x7f800000u;
 fn max_f32(a: f32, b: f32) -> f32 {
@@ -212,7 +242,7 @@ fn k0(w: i32, lid: i32) {
     for (var j = lane; j < 4; j += 1) {
       let j0 = j;
       let s1 = div_(select(0f, exp_(((mem0[o0 + (h1 + j0)] * 0.707106769f) - a0)), (j0 <= v0)), a1);
-      mem0[o1 + (h1 + j0)] = s1;
+      mem1[o1 + (h1 + j0)] = s1;
     }
   }
 }
@@ -223,7 +253,9 @@ fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) 
 }
 
 // 4: matmul
-@group(0) @binding(0) var<storage, read_write> mem0: array<f32, 1889>;
+@group(0) @binding(0) var<storage, read> mem0: array<f32>;
+@group(0) @binding(1) var<storage, read> mem1: array<f32>;
+@group(0) @binding(2) var<storage, read_write> mem2: array<f32, 1121>;
 @group(1) @binding(0) var<uniform> at: array<vec4<i32>, 1>;
 fn k0(w: i32, lid: i32) {
   let o0 = at[0].x;
@@ -242,14 +274,14 @@ fn k0(w: i32, lid: i32) {
   {
     for (var j = lane; j < 4; j += 1) {
       let k0 = j;
-      let xa0 = (mem0[o0 + (h0 + k0)] * mem0[o1 + (h1 + k0 * 8)]);
+      let xa0 = (mem0[o0 + (h0 + k0)] * mem1[o1 + (h1 + k0 * 8)]);
       ta0 = (ta0 + xa0);
     }
   }
   let a0 = ta0;
   if (row < 64 && lane == 0) {
     let s2 = a0;
-    mem0[o2 + (b0 * 32 + b1 * 8 + m0 * 2 + n0)] = s2;
+    mem2[o2 + (b0 * 32 + b1 * 8 + m0 * 2 + n0)] = s2;
   }
 }
 @compute @workgroup_size(128)
@@ -259,9 +291,10 @@ fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) 
 }
 
 // 5: matmul+add
-@group(0) @binding(0) var<storage, read_write> mem0: array<f32, 1889>;
+@group(0) @binding(0) var<storage, read> mem0: array<f32, 1121>;
 @group(0) @binding(1) var<storage, read> mem1: array<f32, 1039>;
 @group(0) @binding(2) var<storage, read> mem2: array<i32, 1>;
+@group(0) @binding(3) var<storage, read_write> mem3: array<f32>;
 @group(1) @binding(0) var<uniform> at: array<vec4<i32>, 2>;
 fn k0(w: i32, lid: i32) {
   let o0 = at[0].x;
@@ -294,7 +327,7 @@ fn k0(w: i32, lid: i32) {
   let v5 = (((v4 >> ((v4 >> 28u) + 4u)) ^ v4) * 277803737u);
   if (row < 64 && lane == 0) {
     let s5 = (mem0[o2 + (m0 * 32 + m1 * 8 + n0)] + select(0f, ((a0 + mem1[o4 + n0]) * 1.11111116f), (0.100000001f <= (f32((((v5 >> 22u) ^ v5) >> 8u)) * 5.96046448e-08f))));
-    mem0[o5 + (m0 * 32 + m1 * 8 + n0)] = s5;
+    mem3[o5 + (m0 * 32 + m1 * 8 + n0)] = s5;
   }
 }
 @compute @workgroup_size(128)
@@ -304,8 +337,9 @@ fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) 
 }
 
 // 6: sum+sub+rsqrt+mul+add
-@group(0) @binding(0) var<storage, read_write> mem0: array<f32, 1889>;
+@group(0) @binding(0) var<storage, read> mem0: array<f32>;
 @group(0) @binding(1) var<storage, read> mem1: array<f32, 1039>;
+@group(0) @binding(2) var<storage, read_write> mem2: array<f32>;
 @group(1) @binding(0) var<uniform> at: array<vec4<i32>, 2>;
 fn div_(a: f32, b: f32) -> f32 {
   let s = select(1.0, 0.0625, abs(b) > 8.5e37);
@@ -348,13 +382,13 @@ fn k0(w: i32, lid: i32) {
       let v2 = ((mem0[o0 + (i0 * 8 + j0)] - v0) * v1);
       let s4 = v2;
       let s5 = ((v2 * mem1[o1 + j0]) + mem1[o2 + j0]);
-      mem0[o4 + (i0 * 8 + j0)] = s4;
-      mem0[o5 + (i0 * 8 + j0)] = s5;
+      mem2[o4 + (i0 * 8 + j0)] = s4;
+      mem2[o5 + (i0 * 8 + j0)] = s5;
     }
   }
   if (row < 8 && lane == 0) {
     let s3 = v1;
-    mem0[o3 + i0] = s3;
+    mem2[o3 + i0] = s3;
   }
 }
 @compute @workgroup_size(128)
@@ -364,8 +398,9 @@ fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) 
 }
 
 // 7: matmul+add+mul
-@group(0) @binding(0) var<storage, read_write> mem0: array<f32, 1889>;
+@group(0) @binding(0) var<storage, read> mem0: array<f32>;
 @group(0) @binding(1) var<storage, read> mem1: array<f32, 1039>;
+@group(0) @binding(2) var<storage, read_write> mem2: array<f32, 1121>;
 @group(1) @binding(0) var<uniform> at: array<vec4<i32>, 2>;
 fn is_nan_(x: f32) -> bool { return (bitcast<u32>(x) & 0x7fffffffu) > 0x7f800000u; }
 fn scale_(x: f32, n: i32) -> f32 {
@@ -413,9 +448,9 @@ fn k0(w: i32, lid: i32) {
     let s3 = a0;
     let s4 = v1;
     let s5 = ((0.5f * v0) * v1);
-    mem0[o3 + (m0 * 32 + n0)] = s3;
-    mem0[o4 + (m0 * 32 + n0)] = s4;
-    mem0[o5 + (m0 * 32 + n0)] = s5;
+    mem2[o3 + (m0 * 32 + n0)] = s3;
+    mem2[o4 + (m0 * 32 + n0)] = s4;
+    mem2[o5 + (m0 * 32 + n0)] = s5;
   }
 }
 @compute @workgroup_size(128)
@@ -425,8 +460,10 @@ fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) 
 }
 
 // 8: matmul+add
-@group(0) @binding(0) var<storage, read_write> mem0: array<f32, 1889>;
+@group(0) @binding(0) var<storage, read> mem0: array<f32, 1121>;
 @group(0) @binding(1) var<storage, read> mem1: array<f32, 1039>;
+@group(0) @binding(2) var<storage, read> mem2: array<f32>;
+@group(0) @binding(3) var<storage, read_write> mem3: array<f32>;
 @group(1) @binding(0) var<uniform> at: array<vec4<i32>, 2>;
 var<workgroup> sf: array<f32, 128>;
 fn k0(w: i32, lid: i32) {
@@ -464,8 +501,8 @@ fn k0(w: i32, lid: i32) {
   workgroupBarrier();
   let a0 = ta0;
   if (row < 64 && lane == 0) {
-    let s4 = (mem0[o2 + (m0 * 8 + n0)] + (a0 + mem1[o3 + n0]));
-    mem0[o4 + (m0 * 8 + n0)] = s4;
+    let s4 = (mem2[o2 + (m0 * 8 + n0)] + (a0 + mem1[o3 + n0]));
+    mem3[o4 + (m0 * 8 + n0)] = s4;
   }
 }
 @compute @workgroup_size(128)
@@ -475,8 +512,10 @@ fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) 
 }
 
 // without barriers, (2, 1)
-@group(0) @binding(0) var<storage, read_write> mem0: array<f32, 1889>;
+@group(0) @binding(0) var<storage, read> mem0: array<f32, 1121>;
 @group(0) @binding(1) var<storage, read> mem1: array<f32, 1039>;
+@group(0) @binding(2) var<storage, read> mem2: array<f32>;
+@group(0) @binding(3) var<storage, read_write> mem3: array<f32>;
 @group(1) @binding(0) var<uniform> at: array<vec4<i32>, 2>;
 fn k0(w: i32, lid: i32) {
   let o0 = at[0].x;
@@ -518,8 +557,8 @@ fn k0(w: i32, lid: i32) {
   }
   let a0 = ta0;
   if (row < 64 && lane == 0) {
-    let s4 = (mem0[o2 + (m0 * 8 + n0)] + (a0 + mem1[o3 + n0]));
-    mem0[o4 + (m0 * 8 + n0)] = s4;
+    let s4 = (mem2[o2 + (m0 * 8 + n0)] + (a0 + mem1[o3 + n0]));
+    mem3[o4 + (m0 * 8 + n0)] = s4;
   }
 }
 @compute @workgroup_size(32)
@@ -529,8 +568,9 @@ fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) 
 }
 
 // 9: matmul
-@group(0) @binding(0) var<storage, read_write> mem0: array<f32, 1889>;
+@group(0) @binding(0) var<storage, read> mem0: array<f32>;
 @group(0) @binding(1) var<storage, read> mem1: array<f32, 1039>;
+@group(0) @binding(2) var<storage, read_write> mem2: array<f32, 1121>;
 @group(1) @binding(0) var<uniform> at: array<vec4<i32>, 1>;
 fn k0(w: i32, lid: i32) {
   let o0 = at[0].x;
@@ -552,7 +592,7 @@ fn k0(w: i32, lid: i32) {
   let a0 = ta0;
   if (row < 56 && lane == 0) {
     let s2 = a0;
-    mem0[o2 + (m0 * 7 + n0)] = s2;
+    mem2[o2 + (m0 * 7 + n0)] = s2;
   }
 }
 @compute @workgroup_size(128)
@@ -562,9 +602,10 @@ fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) 
 }
 
 // 10: max+sub+sum+mul
-@group(0) @binding(0) var<storage, read_write> mem0: array<f32, 1889>;
+@group(0) @binding(0) var<storage, read> mem0: array<f32, 1121>;
 @group(0) @binding(1) var<storage, read> mem1: array<f32, 1039>;
 @group(0) @binding(2) var<storage, read> mem2: array<i32, 18>;
+@group(0) @binding(3) var<storage, read_write> mem3: array<f32>;
 @group(1) @binding(0) var<uniform> at: array<vec4<i32>, 2>;
 var<private> inf_bits: u32 = 0x7f800000u;
 fn max_f32(a: f32, b: f32) -> f32 {
@@ -634,14 +675,14 @@ fn k0(w: i32, lid: i32) {
     for (var j = lane; j < 7; j += 1) {
       let j0 = j;
       let s5 = ((div_(exp_(((mem0[o0 + (i0 * 7 + j0)] + mem1[o1 + j0]) - a0)), a2) - select(0f, 1f, (j0 == v0))) * 0.125f);
-      mem0[o5 + (i0 * 7 + j0)] = s5;
+      mem3[o5 + (i0 * 7 + j0)] = s5;
     }
   }
   if (row < 8 && lane == 0) {
     let s3 = a1;
     let s4 = a2;
-    mem0[o3 + i0] = s3;
-    mem0[o4 + i0] = s4;
+    mem3[o3 + i0] = s3;
+    mem3[o4 + i0] = s4;
   }
 }
 @compute @workgroup_size(128)
@@ -651,11 +692,13 @@ fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) 
 }
 
 // 11: matmul+mul | matmul | sum | sum+div+where
-@group(0) @binding(0) var<storage, read_write> mem0: array<f32, 1889>;
+@group(0) @binding(0) var<storage, read> mem0: array<f32>;
 @group(0) @binding(1) var<storage, read> mem1: array<f32, 1039>;
-@group(0) @binding(2) var<storage, read_write> mem2: array<f32, 1039>;
-@group(0) @binding(3) var<storage, read> mem3: array<i32, 1>;
-@group(0) @binding(4) var<storage, read_write> mem4: array<f32, 1>;
+@group(0) @binding(2) var<storage, read_write> mem2: array<f32>;
+@group(0) @binding(3) var<storage, read_write> mem3: array<f32, 1121>;
+@group(0) @binding(4) var<storage, read_write> mem4: array<f32, 1039>;
+@group(0) @binding(5) var<storage, read> mem5: array<i32, 1>;
+@group(0) @binding(6) var<storage, read_write> mem6: array<f32, 1>;
 @group(1) @binding(0) var<uniform> at: array<vec4<i32>, 4>;
 var<private> inf_bits: u32 = 0x7f800000u;
 var<private> nan_bits: u32 = 0x7fc00000u;
@@ -703,8 +746,8 @@ fn k0(w: i32, lid: i32) {
   if (row < 64 && lane == 0) {
     let s3 = a0;
     let s4 = (a0 * mem1[o2 + n0]);
-    mem0[o3 + (m0 * 8 + n0)] = s3;
-    mem0[o4 + (m0 * 8 + n0)] = s4;
+    mem2[o3 + (m0 * 8 + n0)] = s3;
+    mem3[o4 + (m0 * 8 + n0)] = s4;
   }
 }
 fn k1(w: i32, lid: i32) {
@@ -727,7 +770,7 @@ fn k1(w: i32, lid: i32) {
   let a0 = ta0;
   if (row < 56 && lane == 0) {
     let s2 = a0;
-    mem2[o2 + (m0 * 7 + n0)] = s2;
+    mem4[o2 + (m0 * 7 + n0)] = s2;
   }
 }
 fn k2(w: i32, lid: i32) {
@@ -748,7 +791,7 @@ fn k2(w: i32, lid: i32) {
   let a0 = ta0;
   if (row < 7 && lane == 0) {
     let s1 = a0;
-    mem2[o1 + i0] = s1;
+    mem4[o1 + i0] = s1;
   }
 }
 fn k3(w: i32, lid: i32) {
@@ -772,9 +815,9 @@ fn k3(w: i32, lid: i32) {
   let v0 = div_(a0, 8f);
   if (row < 1 && lane == 0) {
     let s3 = v0;
-    let s4 = select(0f, bitcast<f32>(inf_bits), (((bitcast<u32>(v0) & 0x7f800000u) == 0x7f800000u) || (!(mem3[o2 + 0] == 0))));
-    mem4[o3 + 0] = s3;
-    mem0[o4 + 0] = s4;
+    let s4 = select(0f, bitcast<f32>(inf_bits), (((bitcast<u32>(v0) & 0x7f800000u) == 0x7f800000u) || (!(mem5[o2 + 0] == 0))));
+    mem6[o3 + 0] = s3;
+    mem3[o4 + 0] = s4;
   }
 }
 @compute @workgroup_size(128)
@@ -787,8 +830,12 @@ fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) 
 }
 
 // 12: sum | sum+mul
-@group(0) @binding(0) var<storage, read_write> mem0: array<f32, 1889>;
-@group(0) @binding(1) var<storage, read_write> mem1: array<f32, 1039>;
+@group(0) @binding(0) var<storage, read> mem0: array<f32>;
+@group(0) @binding(1) var<storage, read> mem1: array<f32>;
+@group(0) @binding(2) var<storage, read_write> mem2: array<f32, 1039>;
+@group(0) @binding(3) var<storage, read_write> mem3: array<f32, 1121>;
+@group(0) @binding(4) var<storage, read> mem4: array<f32>;
+@group(0) @binding(5) var<storage, read> mem5: array<f32>;
 @group(1) @binding(0) var<uniform> at: array<vec4<i32>, 2>;
 fn div_(a: f32, b: f32) -> f32 {
   let s = select(1.0, 0.0625, abs(b) > 8.5e37);
@@ -810,7 +857,7 @@ fn k0(w: i32, lid: i32) {
       let j0 = j;
       let v0 = mem0[o0 + (i0 + j0 * 8)];
       let xa0 = v0;
-      let xa1 = (v0 * mem0[o1 + (i0 + j0 * 8)]);
+      let xa1 = (v0 * mem1[o1 + (i0 + j0 * 8)]);
       ta0 = (ta0 + xa0);
       ta1 = (ta1 + xa1);
     }
@@ -820,8 +867,8 @@ fn k0(w: i32, lid: i32) {
   if (row < 8 && lane == 0) {
     let s2 = a0;
     let s3 = a1;
-    mem1[o2 + i0] = s2;
-    mem1[o3 + i0] = s3;
+    mem2[o2 + i0] = s2;
+    mem2[o3 + i0] = s3;
   }
 }
 fn k1(w: i32, lid: i32) {
@@ -838,23 +885,23 @@ fn k1(w: i32, lid: i32) {
   {
     for (var j = lane; j < 8; j += 1) {
       let j0 = j;
-      let v0 = mem0[o0 + (i0 * 8 + j0)];
+      let v0 = mem3[o0 + (i0 * 8 + j0)];
       let xa0 = v0;
-      let xa1 = (v0 * mem0[o1 + (i0 * 8 + j0)]);
+      let xa1 = (v0 * mem4[o1 + (i0 * 8 + j0)]);
       ta0 = (ta0 + xa0);
       ta1 = (ta1 + xa1);
     }
   }
   let a0 = ta0;
   let a1 = ta1;
-  let v1 = mem0[o2 + i0];
+  let v1 = mem5[o2 + i0];
   let v2 = div_(a0, 8f);
   let v3 = div_(a1, 8f);
   if (row < 8) {
     for (var j = lane; j < 8; j += 1) {
       let j0 = j;
-      let s3 = (v1 * ((mem0[o0 + (i0 * 8 + j0)] - v2) - (mem0[o1 + (i0 * 8 + j0)] * v3)));
-      mem0[o3 + (i0 * 8 + j0)] = s3;
+      let s3 = (v1 * ((mem3[o0 + (i0 * 8 + j0)] - v2) - (mem4[o1 + (i0 * 8 + j0)] * v3)));
+      mem3[o3 + (i0 * 8 + j0)] = s3;
     }
   }
 }
@@ -866,9 +913,10 @@ fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) 
 }
 
 // 13: matmul+add | matmul | sum
-@group(0) @binding(0) var<storage, read_write> mem0: array<f32, 1889>;
+@group(0) @binding(0) var<storage, read> mem0: array<f32, 1121>;
 @group(0) @binding(1) var<storage, read> mem1: array<f32, 1039>;
-@group(0) @binding(2) var<storage, read_write> mem2: array<f32, 1039>;
+@group(0) @binding(2) var<storage, read_write> mem2: array<f32>;
+@group(0) @binding(3) var<storage, read_write> mem3: array<f32, 1039>;
 @group(1) @binding(0) var<uniform> at: array<vec4<i32>, 3>;
 fn is_nan_(x: f32) -> bool { return (bitcast<u32>(x) & 0x7fffffffu) > 0x7f800000u; }
 fn scale_(x: f32, n: i32) -> f32 {
@@ -907,7 +955,7 @@ fn k0(w: i32, lid: i32) {
   let v1 = (v0 * 0.707106769f);
   if (row < 256 && lane == 0) {
     let s5 = (((a0 * mem0[o2 + (m0 * 32 + n0)]) * 0.5f) + ((((a0 * (0.5f * v0)) * exp_((-(v1 * v1)))) * 1.12837923f) * 0.707106769f));
-    mem0[o5 + (m0 * 32 + n0)] = s5;
+    mem2[o5 + (m0 * 32 + n0)] = s5;
   }
 }
 fn k1(w: i32, lid: i32) {
@@ -930,7 +978,7 @@ fn k1(w: i32, lid: i32) {
   let a0 = ta0;
   if (row < 256 && lane == 0) {
     let s2 = a0;
-    mem2[o2 + (m0 * 8 + n0)] = s2;
+    mem3[o2 + (m0 * 8 + n0)] = s2;
   }
 }
 fn k2(w: i32, lid: i32) {
@@ -951,7 +999,7 @@ fn k2(w: i32, lid: i32) {
   let a0 = ta0;
   if (row < 8 && lane == 0) {
     let s1 = a0;
-    mem2[o1 + i0] = s1;
+    mem3[o1 + i0] = s1;
   }
 }
 @compute @workgroup_size(128)
@@ -963,9 +1011,13 @@ fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) 
 }
 
 // 14: matmul+mul | matmul | sum
-@group(0) @binding(0) var<storage, read_write> mem0: array<f32, 1889>;
+@group(0) @binding(0) var<storage, read> mem0: array<f32>;
 @group(0) @binding(1) var<storage, read> mem1: array<f32, 1039>;
-@group(0) @binding(2) var<storage, read_write> mem2: array<f32, 1039>;
+@group(0) @binding(2) var<storage, read_write> mem2: array<f32, 1121>;
+@group(0) @binding(3) var<storage, read> mem3: array<f32>;
+@group(0) @binding(4) var<storage, read> mem4: array<f32>;
+@group(0) @binding(5) var<storage, read_write> mem5: array<f32, 1039>;
+@group(0) @binding(6) var<storage, read> mem6: array<f32>;
 @group(1) @binding(0) var<uniform> at: array<vec4<i32>, 3>;
 var<workgroup> sf: array<f32, 128>;
 fn k0(w: i32, lid: i32) {
@@ -1005,8 +1057,8 @@ fn k0(w: i32, lid: i32) {
   if (row < 64 && lane == 0) {
     let s3 = a0;
     let s4 = (a0 * mem1[o2 + n0]);
-    mem0[o3 + (m0 * 8 + n0)] = s3;
-    mem0[o4 + (m0 * 8 + n0)] = s4;
+    mem2[o3 + (m0 * 8 + n0)] = s3;
+    mem2[o4 + (m0 * 8 + n0)] = s4;
   }
 }
 fn k1(w: i32, lid: i32) {
@@ -1022,14 +1074,14 @@ fn k1(w: i32, lid: i32) {
   {
     for (var j = lane; j < 8; j += 1) {
       let k0 = j;
-      let xa0 = (mem0[o0 + (m0 + k0 * 8)] * mem0[o1 + (n0 + k0 * 32)]);
+      let xa0 = (mem3[o0 + (m0 + k0 * 8)] * mem4[o1 + (n0 + k0 * 32)]);
       ta0 = (ta0 + xa0);
     }
   }
   let a0 = ta0;
   if (row < 256 && lane == 0) {
     let s2 = a0;
-    mem2[o2 + (m0 * 32 + n0)] = s2;
+    mem5[o2 + (m0 * 32 + n0)] = s2;
   }
 }
 fn k2(w: i32, lid: i32) {
@@ -1043,14 +1095,14 @@ fn k2(w: i32, lid: i32) {
   {
     for (var j = lane; j < 8; j += 1) {
       let j0 = j;
-      let xa0 = mem0[o0 + (i0 + j0 * 32)];
+      let xa0 = mem6[o0 + (i0 + j0 * 32)];
       ta0 = (ta0 + xa0);
     }
   }
   let a0 = ta0;
   if (row < 32 && lane == 0) {
     let s1 = a0;
-    mem2[o1 + i0] = s1;
+    mem5[o1 + i0] = s1;
   }
 }
 @compute @workgroup_size(128)
@@ -1062,9 +1114,13 @@ fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) 
 }
 
 // without barriers, (11, 1)
-@group(0) @binding(0) var<storage, read_write> mem0: array<f32, 1889>;
+@group(0) @binding(0) var<storage, read> mem0: array<f32>;
 @group(0) @binding(1) var<storage, read> mem1: array<f32, 1039>;
-@group(0) @binding(2) var<storage, read_write> mem2: array<f32, 1039>;
+@group(0) @binding(2) var<storage, read_write> mem2: array<f32, 1121>;
+@group(0) @binding(3) var<storage, read> mem3: array<f32>;
+@group(0) @binding(4) var<storage, read> mem4: array<f32>;
+@group(0) @binding(5) var<storage, read_write> mem5: array<f32, 1039>;
+@group(0) @binding(6) var<storage, read> mem6: array<f32>;
 @group(1) @binding(0) var<uniform> at: array<vec4<i32>, 3>;
 fn k0(w: i32, lid: i32) {
   let o0 = at[0].x;
@@ -1108,8 +1164,8 @@ fn k0(w: i32, lid: i32) {
   if (row < 64 && lane == 0) {
     let s3 = a0;
     let s4 = (a0 * mem1[o2 + n0]);
-    mem0[o3 + (m0 * 8 + n0)] = s3;
-    mem0[o4 + (m0 * 8 + n0)] = s4;
+    mem2[o3 + (m0 * 8 + n0)] = s3;
+    mem2[o4 + (m0 * 8 + n0)] = s4;
   }
 }
 fn k1(w: i32, lid: i32) {
@@ -1125,14 +1181,14 @@ fn k1(w: i32, lid: i32) {
   {
     for (var j = lane; j < 8; j += 1) {
       let k0 = j;
-      let xa0 = (mem0[o0 + (m0 + k0 * 8)] * mem0[o1 + (n0 + k0 * 32)]);
+      let xa0 = (mem3[o0 + (m0 + k0 * 8)] * mem4[o1 + (n0 + k0 * 32)]);
       ta0 = (ta0 + xa0);
     }
   }
   let a0 = ta0;
   if (row < 256 && lane == 0) {
     let s2 = a0;
-    mem2[o2 + (m0 * 32 + n0)] = s2;
+    mem5[o2 + (m0 * 32 + n0)] = s2;
   }
 }
 fn k2(w: i32, lid: i32) {
@@ -1146,14 +1202,14 @@ fn k2(w: i32, lid: i32) {
   {
     for (var j = lane; j < 8; j += 1) {
       let j0 = j;
-      let xa0 = mem0[o0 + (i0 + j0 * 32)];
+      let xa0 = mem6[o0 + (i0 + j0 * 32)];
       ta0 = (ta0 + xa0);
     }
   }
   let a0 = ta0;
   if (row < 32 && lane == 0) {
     let s1 = a0;
-    mem2[o1 + i0] = s1;
+    mem5[o1 + i0] = s1;
   }
 }
 @compute @workgroup_size(32)
@@ -1165,9 +1221,13 @@ fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) 
 }
 
 // 15: sum | sum+add+where
-@group(0) @binding(0) var<storage, read_write> mem0: array<f32, 1889>;
-@group(0) @binding(1) var<storage, read_write> mem1: array<f32, 1039>;
-@group(0) @binding(2) var<storage, read> mem2: array<i32, 1>;
+@group(0) @binding(0) var<storage, read> mem0: array<f32, 1121>;
+@group(0) @binding(1) var<storage, read> mem1: array<f32>;
+@group(0) @binding(2) var<storage, read_write> mem2: array<f32, 1039>;
+@group(0) @binding(3) var<storage, read> mem3: array<f32>;
+@group(0) @binding(4) var<storage, read> mem4: array<f32>;
+@group(0) @binding(5) var<storage, read> mem5: array<i32, 1>;
+@group(0) @binding(6) var<storage, read_write> mem6: array<f32>;
 @group(1) @binding(0) var<uniform> at: array<vec4<i32>, 3>;
 fn div_(a: f32, b: f32) -> f32 {
   let s = select(1.0, 0.0625, abs(b) > 8.5e37);
@@ -1189,7 +1249,7 @@ fn k0(w: i32, lid: i32) {
       let j0 = j;
       let v0 = mem0[o0 + (i0 + j0 * 8)];
       let xa0 = v0;
-      let xa1 = (v0 * mem0[o1 + (i0 + j0 * 8)]);
+      let xa1 = (v0 * mem1[o1 + (i0 + j0 * 8)]);
       ta0 = (ta0 + xa0);
       ta1 = (ta1 + xa1);
     }
@@ -1199,8 +1259,8 @@ fn k0(w: i32, lid: i32) {
   if (row < 8 && lane == 0) {
     let s2 = a0;
     let s3 = a1;
-    mem1[o2 + i0] = s2;
-    mem1[o3 + i0] = s3;
+    mem2[o2 + i0] = s2;
+    mem2[o3 + i0] = s3;
   }
 }
 fn k1(w: i32, lid: i32) {
@@ -1222,30 +1282,30 @@ fn k1(w: i32, lid: i32) {
       let j0 = j;
       let v0 = mem0[o0 + (i0 * 8 + j0)];
       let xa0 = v0;
-      let xa1 = (v0 * mem0[o1 + (i0 * 8 + j0)]);
+      let xa1 = (v0 * mem3[o1 + (i0 * 8 + j0)]);
       ta0 = (ta0 + xa0);
       ta1 = (ta1 + xa1);
     }
   }
   let a0 = ta0;
   let a1 = ta1;
-  let v1 = mem0[o3 + i0];
+  let v1 = mem4[o3 + i0];
   let v2 = div_(a0, 8f);
   let v3 = div_(a1, 8f);
-  let v7 = bitcast<u32>(mem2[o4 + 0]);
+  let v7 = bitcast<u32>(mem5[o4 + 0]);
   let v8 = ((v7 >> 22u) ^ v7);
   if (row < 8) {
     for (var j = lane; j < 8; j += 1) {
       let j0 = j;
-      let v4 = (mem0[o2 + (i0 * 8 + j0)] + (v1 * ((mem0[o0 + (i0 * 8 + j0)] - v2) - (mem0[o1 + (i0 * 8 + j0)] * v3))));
+      let v4 = (mem0[o2 + (i0 * 8 + j0)] + (v1 * ((mem0[o0 + (i0 * 8 + j0)] - v2) - (mem3[o1 + (i0 * 8 + j0)] * v3))));
       let v5 = ((u32((i0 * 8 + j0)) * 747796405u) + 2891336453u);
       let v6 = (((v5 >> ((v5 >> 28u) + 4u)) ^ v5) * 277803737u);
       let v9 = (((((v6 >> 22u) ^ v6) ^ v8) * 747796405u) + 2891336453u);
       let v10 = (((v9 >> ((v9 >> 28u) + 4u)) ^ v9) * 277803737u);
       let s5 = v4;
       let s6 = select(0f, (v4 * 1.11111116f), (0.100000001f <= (f32((((v10 >> 22u) ^ v10) >> 8u)) * 5.96046448e-08f)));
-      mem0[o5 + (i0 * 8 + j0)] = s5;
-      mem0[o6 + (i0 * 8 + j0)] = s6;
+      mem6[o5 + (i0 * 8 + j0)] = s5;
+      mem6[o6 + (i0 * 8 + j0)] = s6;
     }
   }
 }
@@ -1257,9 +1317,13 @@ fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) 
 }
 
 // 16: matmul | matmul | sum
-@group(0) @binding(0) var<storage, read_write> mem0: array<f32, 1889>;
+@group(0) @binding(0) var<storage, read> mem0: array<f32>;
 @group(0) @binding(1) var<storage, read> mem1: array<f32, 1039>;
-@group(0) @binding(2) var<storage, read_write> mem2: array<f32, 1039>;
+@group(0) @binding(2) var<storage, read_write> mem2: array<f32>;
+@group(0) @binding(3) var<storage, read> mem3: array<f32, 1121>;
+@group(0) @binding(4) var<storage, read> mem4: array<f32>;
+@group(0) @binding(5) var<storage, read_write> mem5: array<f32, 1039>;
+@group(0) @binding(6) var<storage, read> mem6: array<f32>;
 @group(1) @binding(0) var<uniform> at: array<vec4<i32>, 2>;
 fn k0(w: i32, lid: i32) {
   let o0 = at[0].x;
@@ -1281,7 +1345,7 @@ fn k0(w: i32, lid: i32) {
   let a0 = ta0;
   if (row < 64 && lane == 0) {
     let s2 = a0;
-    mem0[o2 + (m0 * 8 + n0)] = s2;
+    mem2[o2 + (m0 * 8 + n0)] = s2;
   }
 }
 fn k1(w: i32, lid: i32) {
@@ -1300,14 +1364,14 @@ fn k1(w: i32, lid: i32) {
     for (var j = lane; j < 8; j += 1) {
       let k0 = (j / 4);
       let k1 = j % 4;
-      let xa0 = (mem0[o0 + (h0 + k0 * 32 + k1 * 2)] * mem0[o1 + (n0 + k0 * 32 + k1 * 8)]);
+      let xa0 = (mem3[o0 + (h0 + k0 * 32 + k1 * 2)] * mem4[o1 + (n0 + k0 * 32 + k1 * 8)]);
       ta0 = (ta0 + xa0);
     }
   }
   let a0 = ta0;
   if (row < 64 && lane == 0) {
     let s2 = a0;
-    mem2[o2 + (m0 * 16 + m1 * 8 + n0)] = s2;
+    mem5[o2 + (m0 * 16 + m1 * 8 + n0)] = s2;
   }
 }
 fn k2(w: i32, lid: i32) {
@@ -1321,14 +1385,14 @@ fn k2(w: i32, lid: i32) {
   {
     for (var j = lane; j < 8; j += 1) {
       let j0 = j;
-      let xa0 = mem0[o0 + (i0 + j0 * 8)];
+      let xa0 = mem6[o0 + (i0 + j0 * 8)];
       ta0 = (ta0 + xa0);
     }
   }
   let a0 = ta0;
   if (row < 8 && lane == 0) {
     let s1 = a0;
-    mem2[o1 + i0] = s1;
+    mem5[o1 + i0] = s1;
   }
 }
 @compute @workgroup_size(128)
@@ -1340,7 +1404,11 @@ fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) 
 }
 
 // 17: matmul | matmul
-@group(0) @binding(0) var<storage, read_write> mem0: array<f32, 1889>;
+@group(0) @binding(0) var<storage, read> mem0: array<f32>;
+@group(0) @binding(1) var<storage, read> mem1: array<f32>;
+@group(0) @binding(2) var<storage, read_write> mem2: array<f32, 1121>;
+@group(0) @binding(3) var<storage, read> mem3: array<f32>;
+@group(0) @binding(4) var<storage, read> mem4: array<f32>;
 @group(1) @binding(0) var<uniform> at: array<vec4<i32>, 2>;
 fn k0(w: i32, lid: i32) {
   let o0 = at[0].x;
@@ -1359,14 +1427,14 @@ fn k0(w: i32, lid: i32) {
   {
     for (var j = lane; j < 2; j += 1) {
       let k0 = j;
-      let xa0 = (mem0[o0 + (h0 + k0)] * mem0[o1 + (h1 + k0)]);
+      let xa0 = (mem0[o0 + (h0 + k0)] * mem1[o1 + (h1 + k0)]);
       ta0 = (ta0 + xa0);
     }
   }
   let a0 = ta0;
   if (row < 128 && lane == 0) {
     let s2 = a0;
-    mem0[o2 + (b0 * 64 + b1 * 16 + m0 * 4 + n0)] = s2;
+    mem2[o2 + (b0 * 64 + b1 * 16 + m0 * 4 + n0)] = s2;
   }
 }
 fn k1(w: i32, lid: i32) {
@@ -1386,14 +1454,14 @@ fn k1(w: i32, lid: i32) {
   {
     for (var j = lane; j < 4; j += 1) {
       let k0 = j;
-      let xa0 = (mem0[o0 + (h0 + k0 * 4)] * mem0[o1 + (h1 + k0 * 8)]);
+      let xa0 = (mem3[o0 + (h0 + k0 * 4)] * mem4[o1 + (h1 + k0 * 8)]);
       ta0 = (ta0 + xa0);
     }
   }
   let a0 = ta0;
   if (row < 64 && lane == 0) {
     let s2 = a0;
-    mem0[o2 + (b0 * 32 + b1 * 8 + m0 * 2 + n0)] = s2;
+    mem2[o2 + (b0 * 32 + b1 * 8 + m0 * 2 + n0)] = s2;
   }
 }
 @compute @workgroup_size(128)
@@ -1404,9 +1472,11 @@ fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) 
 }
 
 // 18: matmul | matmul | sum+mul | sum
-@group(0) @binding(0) var<storage, read_write> mem0: array<f32, 1889>;
+@group(0) @binding(0) var<storage, read> mem0: array<f32, 1121>;
 @group(0) @binding(1) var<storage, read> mem1: array<f32, 1039>;
-@group(0) @binding(2) var<storage, read_write> mem2: array<f32, 1039>;
+@group(0) @binding(2) var<storage, read_write> mem2: array<f32>;
+@group(0) @binding(3) var<storage, read_write> mem3: array<f32, 1039>;
+@group(0) @binding(4) var<storage, read> mem4: array<f32>;
 @group(1) @binding(0) var<uniform> at: array<vec4<i32>, 3>;
 fn k0(w: i32, lid: i32) {
   let o0 = at[0].x;
@@ -1431,7 +1501,7 @@ fn k0(w: i32, lid: i32) {
   let a0 = ta0;
   if (row < 64 && lane == 0) {
     let s2 = a0;
-    mem0[o2 + (m0 * 32 + m1 * 8 + n0)] = s2;
+    mem2[o2 + (m0 * 32 + m1 * 8 + n0)] = s2;
   }
 }
 fn k1(w: i32, lid: i32) {
@@ -1457,7 +1527,7 @@ fn k1(w: i32, lid: i32) {
   let a0 = ta0;
   if (row < 64 && lane == 0) {
     let s2 = a0;
-    mem2[o2 + (m0 * 8 + n0 * 2 + n1)] = s2;
+    mem3[o2 + (m0 * 8 + n0 * 2 + n1)] = s2;
   }
 }
 fn k2(w: i32, lid: i32) {
@@ -1472,7 +1542,7 @@ fn k2(w: i32, lid: i32) {
   {
     for (var j = lane; j < 4; j += 1) {
       let j0 = j;
-      let xa0 = (mem0[o0 + (i0 * 4 + j0)] * mem0[o1 + (i0 * 4 + j0)]);
+      let xa0 = (mem0[o0 + (i0 * 4 + j0)] * mem4[o1 + (i0 * 4 + j0)]);
       ta0 = (ta0 + xa0);
     }
   }
@@ -1480,8 +1550,8 @@ fn k2(w: i32, lid: i32) {
   if (row < 32) {
     for (var j = lane; j < 4; j += 1) {
       let j0 = j;
-      let s2 = ((mem0[o1 + (i0 * 4 + j0)] * (mem0[o0 + (i0 * 4 + j0)] - a0)) * 0.707106769f);
-      mem0[o2 + (i0 * 4 + j0)] = s2;
+      let s2 = ((mem4[o1 + (i0 * 4 + j0)] * (mem0[o0 + (i0 * 4 + j0)] - a0)) * 0.707106769f);
+      mem2[o2 + (i0 * 4 + j0)] = s2;
     }
   }
 }
@@ -1506,7 +1576,7 @@ fn k3(w: i32, lid: i32) {
   let a0 = ta0;
   if (row < 8 && lane == 0) {
     let s1 = a0;
-    mem2[o1 + (i0 * 2 + i1)] = s1;
+    mem3[o1 + (i0 * 2 + i1)] = s1;
   }
 }
 @compute @workgroup_size(128)
@@ -1519,7 +1589,11 @@ fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) 
 }
 
 // 19: matmul | matmul
-@group(0) @binding(0) var<storage, read_write> mem0: array<f32, 1889>;
+@group(0) @binding(0) var<storage, read> mem0: array<f32>;
+@group(0) @binding(1) var<storage, read> mem1: array<f32>;
+@group(0) @binding(2) var<storage, read_write> mem2: array<f32, 1121>;
+@group(0) @binding(3) var<storage, read> mem3: array<f32>;
+@group(0) @binding(4) var<storage, read> mem4: array<f32>;
 @group(1) @binding(0) var<uniform> at: array<vec4<i32>, 2>;
 fn k0(w: i32, lid: i32) {
   let o0 = at[0].x;
@@ -1538,14 +1612,14 @@ fn k0(w: i32, lid: i32) {
   {
     for (var j = lane; j < 4; j += 1) {
       let k0 = j;
-      let xa0 = (mem0[o0 + (h0 + k0)] * mem0[o1 + (h1 + k0 * 8)]);
+      let xa0 = (mem0[o0 + (h0 + k0)] * mem1[o1 + (h1 + k0 * 8)]);
       ta0 = (ta0 + xa0);
     }
   }
   let a0 = ta0;
   if (row < 64 && lane == 0) {
     let s2 = a0;
-    mem0[o2 + (b0 * 32 + b1 * 8 + m0 * 2 + n0)] = s2;
+    mem2[o2 + (b0 * 32 + b1 * 8 + m0 * 2 + n0)] = s2;
   }
 }
 fn k1(w: i32, lid: i32) {
@@ -1565,14 +1639,14 @@ fn k1(w: i32, lid: i32) {
   {
     for (var j = lane; j < 4; j += 1) {
       let k0 = j;
-      let xa0 = (mem0[o0 + (h0 + k0 * 4)] * mem0[o1 + (h1 + k0 * 8)]);
+      let xa0 = (mem3[o0 + (h0 + k0 * 4)] * mem4[o1 + (h1 + k0 * 8)]);
       ta0 = (ta0 + xa0);
     }
   }
   let a0 = ta0;
   if (row < 64 && lane == 0) {
     let s2 = a0;
-    mem0[o2 + (b0 * 32 + b1 * 8 + m0 * 2 + n0)] = s2;
+    mem2[o2 + (b0 * 32 + b1 * 8 + m0 * 2 + n0)] = s2;
   }
 }
 @compute @workgroup_size(128)
@@ -1583,9 +1657,10 @@ fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) 
 }
 
 // 20: matmul | matmul | matmul | sum | sum
-@group(0) @binding(0) var<storage, read_write> mem0: array<f32, 1889>;
+@group(0) @binding(0) var<storage, read> mem0: array<f32, 1121>;
 @group(0) @binding(1) var<storage, read> mem1: array<f32, 1039>;
-@group(0) @binding(2) var<storage, read_write> mem2: array<f32, 1039>;
+@group(0) @binding(2) var<storage, read_write> mem2: array<f32>;
+@group(0) @binding(3) var<storage, read_write> mem3: array<f32, 1039>;
 @group(1) @binding(0) var<uniform> at: array<vec4<i32>, 4>;
 fn k0(w: i32, lid: i32) {
   let o0 = at[0].x;
@@ -1610,7 +1685,7 @@ fn k0(w: i32, lid: i32) {
   let a0 = ta0;
   if (row < 64 && lane == 0) {
     let s2 = a0;
-    mem0[o2 + (m0 * 32 + m1 * 8 + n0)] = s2;
+    mem2[o2 + (m0 * 32 + m1 * 8 + n0)] = s2;
   }
 }
 fn k1(w: i32, lid: i32, first: i32) {
@@ -1636,7 +1711,7 @@ fn k1(w: i32, lid: i32, first: i32) {
   let a0 = ta0;
   if (row < 64 && lane == 0) {
     let s2 = a0;
-    mem2[o2 + (m0 * 8 + n0 * 2 + n1)] = s2;
+    mem3[o2 + (m0 * 8 + n0 * 2 + n1)] = s2;
   }
 }
 fn k2(w: i32, lid: i32, first: i32) {
@@ -1660,7 +1735,7 @@ fn k2(w: i32, lid: i32, first: i32) {
   let a0 = ta0;
   if (row < 8 && lane == 0) {
     let s1 = a0;
-    mem2[o1 + (i0 * 2 + i1)] = s1;
+    mem3[o1 + (i0 * 2 + i1)] = s1;
   }
 }
 @compute @workgroup_size(128)
@@ -1672,8 +1747,10 @@ fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) 
 }
 
 // 21: matmul+add+mul
-@group(0) @binding(0) var<storage, read_write> mem0: array<f32, 1889>;
+@group(0) @binding(0) var<storage, read_write> mem0: array<f32, 1121>;
 @group(0) @binding(1) var<storage, read> mem1: array<f32, 1039>;
+@group(0) @binding(2) var<storage, read> mem2: array<f32>;
+@group(0) @binding(3) var<storage, read> mem3: array<f32>;
 @group(1) @binding(0) var<uniform> at: array<vec4<i32>, 2>;
 fn k0(w: i32, lid: i32) {
   let o0 = at[0].x;
@@ -1700,7 +1777,7 @@ fn k0(w: i32, lid: i32) {
     }
   }
   let a0 = ta0;
-  let v1 = ((mem0[o2 + (m0 * 32 + m1 * 8 + n0)] + mem0[o3 + (m0 * 32 + m1 * 8 + n0)]) + a0);
+  let v1 = ((mem2[o2 + (m0 * 32 + m1 * 8 + n0)] + mem3[o3 + (m0 * 32 + m1 * 8 + n0)]) + a0);
   if (row < 64 && lane == 0) {
     let s5 = v1;
     let s6 = (v1 * mem1[o4 + n0]);
@@ -1715,8 +1792,10 @@ fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) 
 }
 
 // 22: sum | sum+add
-@group(0) @binding(0) var<storage, read_write> mem0: array<f32, 1889>;
+@group(0) @binding(0) var<storage, read> mem0: array<f32, 1121>;
 @group(0) @binding(1) var<storage, read_write> mem1: array<f32, 1039>;
+@group(0) @binding(2) var<storage, read> mem2: array<f32>;
+@group(0) @binding(3) var<storage, read_write> mem3: array<f32>;
 @group(1) @binding(0) var<uniform> at: array<vec4<i32>, 3>;
 fn div_(a: f32, b: f32) -> f32 {
   let s = select(1.0, 0.0625, abs(b) > 8.5e37);
@@ -1782,8 +1861,8 @@ fn k1(w: i32, lid: i32) {
   if (row < 8) {
     for (var j = lane; j < 8; j += 1) {
       let j0 = j;
-      let s4 = (mem0[o2 + (i0 * 8 + j0)] + (v1 * ((mem0[o0 + (i0 * 8 + j0)] - v2) - (mem0[o1 + (i0 * 8 + j0)] * v3))));
-      mem0[o4 + (i0 * 8 + j0)] = s4;
+      let s4 = (mem2[o2 + (i0 * 8 + j0)] + (v1 * ((mem0[o0 + (i0 * 8 + j0)] - v2) - (mem0[o1 + (i0 * 8 + j0)] * v3))));
+      mem3[o4 + (i0 * 8 + j0)] = s4;
     }
   }
 }
@@ -1795,9 +1874,10 @@ fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) 
 }
 
 // 23: scatter_add | sum
-@group(0) @binding(0) var<storage, read> mem0: array<f32, 1889>;
+@group(0) @binding(0) var<storage, read> mem0: array<f32>;
 @group(0) @binding(1) var<storage, read> mem1: array<i32, 18>;
 @group(0) @binding(2) var<storage, read_write> mem2: array<f32, 1039>;
+@group(0) @binding(3) var<storage, read> mem3: array<f32>;
 @group(1) @binding(0) var<uniform> at: array<vec4<i32>, 2>;
 fn k0(w: i32, lid: i32) {
   let o0 = at[0].x;
@@ -1834,7 +1914,7 @@ fn k1(w: i32, lid: i32) {
   {
     for (var j = lane; j < 2; j += 1) {
       let j0 = j;
-      let xa0 = mem0[o0 + (i0 + j0 * 32)];
+      let xa0 = mem3[o0 + (i0 + j0 * 32)];
       ta0 = (ta0 + xa0);
     }
   }
@@ -1855,7 +1935,7 @@ fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) 
 @group(0) @binding(0) var<storage, read> mem0: array<f32, 2>;
 @group(0) @binding(1) var<storage, read_write> mem1: array<f32, 1039>;
 @group(0) @binding(2) var<storage, read> mem2: array<f32, 1039>;
-@group(0) @binding(3) var<storage, read> mem3: array<f32, 1889>;
+@group(0) @binding(3) var<storage, read> mem3: array<f32, 1121>;
 @group(0) @binding(4) var<storage, read_write> mem4: array<f32, 1039>;
 @group(0) @binding(5) var<storage, read_write> mem5: array<i32, 1>;
 @group(1) @binding(0) var<uniform> at: array<vec4<i32>, 3>;
@@ -1989,7 +2069,7 @@ fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) 
 @group(0) @binding(0) var<storage, read> mem0: array<f32, 2>;
 @group(0) @binding(1) var<storage, read_write> mem1: array<f32, 1039>;
 @group(0) @binding(2) var<storage, read> mem2: array<f32, 1039>;
-@group(0) @binding(3) var<storage, read> mem3: array<f32, 1889>;
+@group(0) @binding(3) var<storage, read> mem3: array<f32, 1121>;
 @group(0) @binding(4) var<storage, read_write> mem4: array<f32, 1039>;
 @group(0) @binding(5) var<storage, read_write> mem5: array<i32, 1>;
 @group(1) @binding(0) var<uniform> at: array<vec4<i32>, 3>;

@@ -1,7 +1,7 @@
 // 0: matmul+where
 @group(0) @binding(0) var<storage, read> mem0: array<f32, 38>;
 @group(0) @binding(1) var<storage, read> mem1: array<f32, 97>;
-@group(0) @binding(2) var<storage, read_write> mem2: array<f32, 417>;
+@group(0) @binding(2) var<storage, read_write> mem2: array<f32, 257>;
 @group(1) @binding(0) var<uniform> at: array<vec4<i32>, 1>;
 fn k0(w: i32, lid: i32) {
   let o0 = at[0].x;
@@ -36,8 +36,9 @@ fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) 
 }
 
 // 1: matmul+where
-@group(0) @binding(0) var<storage, read_write> mem0: array<f32, 417>;
+@group(0) @binding(0) var<storage, read> mem0: array<f32, 257>;
 @group(0) @binding(1) var<storage, read> mem1: array<f32, 97>;
+@group(0) @binding(2) var<storage, read_write> mem2: array<f32>;
 @group(1) @binding(0) var<uniform> at: array<vec4<i32>, 1>;
 fn k0(w: i32, lid: i32) {
   let o0 = at[0].x;
@@ -61,7 +62,7 @@ fn k0(w: i32, lid: i32) {
   let v0 = (a0 + mem1[o2 + n0]);
   if (row < 128 && lane == 0) {
     let s3 = select(v0, 0f, (v0 <= 0f));
-    mem0[o3 + (m0 * 8 + n0)] = s3;
+    mem2[o3 + (m0 * 8 + n0)] = s3;
   }
 }
 @compute @workgroup_size(128)
@@ -71,9 +72,10 @@ fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) 
 }
 
 // 2: matmul+sub
-@group(0) @binding(0) var<storage, read_write> mem0: array<f32, 417>;
+@group(0) @binding(0) var<storage, read> mem0: array<f32>;
 @group(0) @binding(1) var<storage, read> mem1: array<f32, 97>;
 @group(0) @binding(2) var<storage, read> mem2: array<f32, 38>;
+@group(0) @binding(3) var<storage, read_write> mem3: array<f32>;
 @group(1) @binding(0) var<uniform> at: array<vec4<i32>, 2>;
 fn k0(w: i32, lid: i32) {
   let o0 = at[0].x;
@@ -97,7 +99,7 @@ fn k0(w: i32, lid: i32) {
   let a0 = ta0;
   if (row < 16 && lane == 0) {
     let s4 = ((a0 + mem1[o2 + 0]) - mem2[o3 + m0]);
-    mem0[o4 + m0] = s4;
+    mem3[o4 + m0] = s4;
   }
 }
 @compute @workgroup_size(128)
@@ -107,11 +109,13 @@ fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) 
 }
 
 // 3: matmul+where | matmul | sum | sum+div+where
-@group(0) @binding(0) var<storage, read_write> mem0: array<f32, 417>;
+@group(0) @binding(0) var<storage, read> mem0: array<f32>;
 @group(0) @binding(1) var<storage, read> mem1: array<f32, 97>;
-@group(0) @binding(2) var<storage, read_write> mem2: array<f32, 97>;
-@group(0) @binding(3) var<storage, read> mem3: array<i32, 1>;
-@group(0) @binding(4) var<storage, read_write> mem4: array<f32, 1>;
+@group(0) @binding(2) var<storage, read> mem2: array<f32>;
+@group(0) @binding(3) var<storage, read_write> mem3: array<f32, 257>;
+@group(0) @binding(4) var<storage, read_write> mem4: array<f32, 97>;
+@group(0) @binding(5) var<storage, read> mem5: array<i32, 1>;
+@group(0) @binding(6) var<storage, read_write> mem6: array<f32, 1>;
 @group(1) @binding(0) var<uniform> at: array<vec4<i32>, 4>;
 var<private> inf_bits: u32 = 0x7f800000u;
 fn div_(a: f32, b: f32) -> f32 {
@@ -139,8 +143,8 @@ fn k0(w: i32, lid: i32) {
   }
   let a0 = ta0;
   if (row < 128 && lane == 0) {
-    let s3 = select(0f, a0, (0f < mem0[o2 + (m0 * 8 + n0)]));
-    mem0[o3 + (m0 * 8 + n0)] = s3;
+    let s3 = select(0f, a0, (0f < mem2[o2 + (m0 * 8 + n0)]));
+    mem3[o3 + (m0 * 8 + n0)] = s3;
   }
 }
 fn k1(w: i32, lid: i32) {
@@ -156,14 +160,14 @@ fn k1(w: i32, lid: i32) {
   {
     for (var j = lane; j < 16; j += 1) {
       let k0 = j;
-      let xa0 = (mem0[o0 + (m0 + k0 * 8)] * (0.0625f * (2f * mem0[o1 + k0])));
+      let xa0 = (mem2[o0 + (m0 + k0 * 8)] * (0.0625f * (2f * mem0[o1 + k0])));
       ta0 = (ta0 + xa0);
     }
   }
   let a0 = ta0;
   if (row < 8 && lane == 0) {
     let s2 = a0;
-    mem2[o2 + m0] = s2;
+    mem4[o2 + m0] = s2;
   }
 }
 fn k2(w: i32, lid: i32) {
@@ -183,7 +187,7 @@ fn k2(w: i32, lid: i32) {
   let a0 = ta0;
   if (row < 1 && lane == 0) {
     let s1 = a0;
-    mem2[o1 + 0] = s1;
+    mem4[o1 + 0] = s1;
   }
 }
 fn k3(w: i32, lid: i32) {
@@ -206,9 +210,9 @@ fn k3(w: i32, lid: i32) {
   let v0 = div_(a0, 16f);
   if (row < 1 && lane == 0) {
     let s2 = v0;
-    let s3 = select(0f, bitcast<f32>(inf_bits), (((bitcast<u32>(v0) & 0x7f800000u) == 0x7f800000u) || (!(mem3[o1 + 0] == 0))));
-    mem4[o2 + 0] = s2;
-    mem0[o3 + 0] = s3;
+    let s3 = select(0f, bitcast<f32>(inf_bits), (((bitcast<u32>(v0) & 0x7f800000u) == 0x7f800000u) || (!(mem5[o1 + 0] == 0))));
+    mem6[o2 + 0] = s2;
+    mem3[o3 + 0] = s3;
   }
 }
 @compute @workgroup_size(128)
@@ -221,9 +225,10 @@ fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) 
 }
 
 // 4: matmul | matmul+where | sum
-@group(0) @binding(0) var<storage, read_write> mem0: array<f32, 417>;
+@group(0) @binding(0) var<storage, read> mem0: array<f32, 257>;
 @group(0) @binding(1) var<storage, read_write> mem1: array<f32, 97>;
 @group(0) @binding(2) var<storage, read> mem2: array<f32, 97>;
+@group(0) @binding(3) var<storage, read_write> mem3: array<f32>;
 @group(1) @binding(0) var<uniform> at: array<vec4<i32>, 3>;
 fn k0(w: i32, lid: i32) {
   let o0 = at[0].x;
@@ -269,7 +274,7 @@ fn k1(w: i32, lid: i32) {
   let a0 = ta0;
   if (row < 128 && lane == 0) {
     let s3 = select(0f, a0, (0f < mem0[o2 + (m0 * 8 + n0)]));
-    mem0[o3 + (m0 * 8 + n0)] = s3;
+    mem3[o3 + (m0 * 8 + n0)] = s3;
   }
 }
 fn k2(w: i32, lid: i32) {
@@ -303,8 +308,9 @@ fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) 
 
 // 5: matmul | sum
 @group(0) @binding(0) var<storage, read> mem0: array<f32, 38>;
-@group(0) @binding(1) var<storage, read> mem1: array<f32, 417>;
+@group(0) @binding(1) var<storage, read> mem1: array<f32>;
 @group(0) @binding(2) var<storage, read_write> mem2: array<f32, 97>;
+@group(0) @binding(3) var<storage, read> mem3: array<f32>;
 @group(1) @binding(0) var<uniform> at: array<vec4<i32>, 2>;
 fn k0(w: i32, lid: i32) {
   let o0 = at[0].x;
@@ -340,7 +346,7 @@ fn k1(w: i32, lid: i32) {
   {
     for (var j = lane; j < 16; j += 1) {
       let j0 = j;
-      let xa0 = mem1[o0 + (i0 + j0 * 8)];
+      let xa0 = mem3[o0 + (i0 + j0 * 8)];
       ta0 = (ta0 + xa0);
     }
   }
@@ -363,7 +369,7 @@ fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) 
 @group(0) @binding(2) var<storage, read> mem2: array<f32, 97>;
 @group(0) @binding(3) var<storage, read_write> mem3: array<f32, 97>;
 @group(0) @binding(4) var<storage, read_write> mem4: array<f32, 97>;
-@group(0) @binding(5) var<storage, read_write> mem5: array<f32, 417>;
+@group(0) @binding(5) var<storage, read_write> mem5: array<f32, 257>;
 @group(0) @binding(6) var<storage, read_write> mem6: array<f32, 97>;
 @group(1) @binding(0) var<uniform> at: array<vec4<i32>, 4>;
 var<workgroup> sf: array<f32, 128>;
@@ -583,7 +589,7 @@ fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) 
 @group(0) @binding(2) var<storage, read> mem2: array<f32, 97>;
 @group(0) @binding(3) var<storage, read_write> mem3: array<f32, 97>;
 @group(0) @binding(4) var<storage, read_write> mem4: array<f32, 97>;
-@group(0) @binding(5) var<storage, read_write> mem5: array<f32, 417>;
+@group(0) @binding(5) var<storage, read_write> mem5: array<f32, 257>;
 @group(0) @binding(6) var<storage, read_write> mem6: array<f32, 97>;
 @group(1) @binding(0) var<uniform> at: array<vec4<i32>, 4>;
 var<private> inf_bits: u32 = 0x7f800000u;
@@ -730,7 +736,7 @@ fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) 
 }
 
 // 7: where
-@group(0) @binding(0) var<storage, read> mem0: array<f32, 417>;
+@group(0) @binding(0) var<storage, read> mem0: array<f32, 257>;
 @group(0) @binding(1) var<storage, read_write> mem1: array<i32, 1>;
 @group(1) @binding(0) var<uniform> at: array<vec4<i32>, 1>;
 fn k0(w: i32, lid: i32) {
