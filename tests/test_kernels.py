@@ -195,22 +195,32 @@ def test_prime_lengths_are_split(name: str, device: Any, c_session: CpuSession) 
         np.testing.assert_allclose(got, want, atol=128 * 2**-24 * 128)
 
 
-@pytest.mark.parametrize("edge", [0, 5], ids=["whole", "edge"])
+@pytest.mark.parametrize("transposed", ["", "x", "y", "xy"])
+@pytest.mark.parametrize("edge", [0, 4, 5], ids=["whole", "vectors", "elements"])
 @pytest.mark.parametrize("tile", tiling.TILES, ids=lambda t: f"{t.rows}x{t.columns}")
-def test_every_tile_multiplies(tile: TileShape, edge: int, device: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also the large ones, which shapes of the table never choose; tiles, then squares in their order."""
+def test_every_tile_multiplies(
+    tile: TileShape, edge: int, transposed: str, device: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also the large ones, which shapes of the table never choose; tiles, then squares in their order.
+
+    Operands come by vectors along rows, along k, or by elements where they are no multiples of four.
+    """
     monkeypatch.setattr(tiling, "TILES", {tile: tiling.TILES[tile]})
     m, k, n = tile.rows + edge, 3 * tile.k_step + edge, 2 * tile.columns - edge
     rng = np.random.default_rng(0)
     env = {x: rng.standard_normal(s).astype(np.float32) for x, s in (("x", (m, k)), ("y", (k, n)), ("z", (m, n)))}
+    given = {name: np.ascontiguousarray(v.T) if name in transposed else v for name, v in env.items()}
     with tracing():
-        x, y, z = (leaf("input", name, TensorType(f32, v.shape)) for name, v in env.items())
-        graph = Graph({"output": tg.relu(x @ y + z)})
+        leaves = {name: leaf("input", name, TensorType(f32, v.shape)) for name, v in given.items()}
+        x, y, z = (t.swapaxes(0, 1) if name in transposed else t for name, t in leaves.items())
+        graph = Graph({"output": tg.relu((x * 0.5) @ y + z)})  # an operand that is computed, one that is loaded
     program = make_program(graph, NOTHING, {}, {})
-    got = run(device, with_barriers(program), env)["output"]
+    product = next(k.wgsl for k in program.kernels if "matmul" in k.label)
+    assert ("array<vec4<f32>>" in product) == (edge != 5)
+    got = run(device, with_barriers(program), given)["output"]
     x64, y64, z64 = (v.astype(np.float64) for v in env.values())
-    np.testing.assert_allclose(got, np.maximum(x64 @ y64 + z64, 0), rtol=0, atol=1e-5 * k)
-    np.testing.assert_array_equal(run(device, program, env)["output"].view(np.int32), got.view(np.int32))
+    np.testing.assert_allclose(got, np.maximum(x64 * 0.5 @ y64 + z64, 0), rtol=0, atol=1e-5 * k)
+    np.testing.assert_array_equal(run(device, program, given)["output"].view(np.int32), got.view(np.int32))
 
 
 def test_points_side_by_side(device: Any, monkeypatch: pytest.MonkeyPatch) -> None:
