@@ -195,8 +195,7 @@ def test_prime_lengths_are_split(name: str, device: Any, c_session: CpuSession) 
         np.testing.assert_allclose(got, want, atol=128 * 2**-24 * 128)
 
 
-@pytest.mark.parametrize("transposed", ["", "x", "y", "xy"])
-@pytest.mark.parametrize("edge", [0, 4, 5], ids=["whole", "vectors", "elements"])
+@pytest.mark.parametrize(("edge", "transposed"), [(0, ""), (4, "xy"), (5, "")], ids=["whole", "vectors", "elements"])
 @pytest.mark.parametrize("tile", tiling.TILES, ids=lambda t: f"{t.rows}x{t.columns}")
 def test_every_tile_multiplies(
     tile: TileShape, edge: int, transposed: str, device: Any, monkeypatch: pytest.MonkeyPatch

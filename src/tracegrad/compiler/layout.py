@@ -14,6 +14,7 @@ CHUNK = 128 * 1024 * 1024  # bytes: the largest array every WebGPU device binds
 ALIGN = 32  # elements: temporaries begin on a cache line
 TRIES = 12  # ways to place temporaries, unless one comes as
 CLOSE = 1.02  # close to the most that is alive at once
+NONE: Set[int] = frozenset()
 LITTLE = 16  # where temporaries need several arrays, what is so many times smaller than one shares the first
 
 
@@ -113,20 +114,24 @@ def share_memory(
 
 def _few_arrays(order: Sequence[Lifetime], beside: Beside, most_arrays: int) -> list[Chunk]:
     """Each value in the array that grows least for it, of those without a value that it should be apart from."""
-    chunks: list[Chunk] = [[]]
-    inside: list[set[int]] = [set()]
+    chunks: list[Chunk] = []
+    inside: list[set[int]] = []
+    ends: list[int] = []
     for t in order:
-        others = beside.read.get(t.key, set[int]())
-        free = [0] if t.key in beside.crowded else [k for k, keys in enumerate(inside) if keys.isdisjoint(others)]
-        if not free and len(chunks) < most_arrays:
+        others = beside.read.get(t.key, NONE)
+        free = [k for k, keys in enumerate(inside) if keys.isdisjoint(others)]
+        if t.key in beside.crowded:
+            free = [0]
+        if not chunks or (not free and len(chunks) < most_arrays):
             free = [len(chunks)]
             chunks.append([])
             inside.append(set())
+            ends.append(0)
         found = [(_lowest_gap(chunks[k], t), k) for k in free or range(len(chunks))]
-        ends = [max((end for _, end, _ in chunk), default=0) for chunk in chunks]
-        at, k = min(found, key=lambda place: (max(0, place[0] + t.size - ends[place[1]]), place[1]))
+        _, k, at = min([(max(0, at + t.size - ends[k]), k, at) for at, k in found])
         chunks[k].append((at, at + t.size, t))
         inside[k].add(t.key)
+        ends[k] = max(ends[k], at + t.size)
     return chunks
 
 

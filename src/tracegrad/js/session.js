@@ -230,8 +230,9 @@ export class Session {
     return bytes;
   }
 
+  /** A buffer of whole vectors. */
   #buffer(size, usage) {
-    return this.device.createBuffer({ size: 16 * Math.ceil(size / 16) || 16, usage }); // kernels may read whole vectors
+    return this.device.createBuffer({ size: size + 16 - (size % 16), usage });
   }
 
   /** `buffer` if it is large enough, else a larger one in its place. */

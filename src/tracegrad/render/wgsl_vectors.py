@@ -23,22 +23,31 @@ def vector_slots(launched: Launched, binding_of: Sequence[int], aligned: Sequenc
     by_vector: set[int] = set()
     first = 0
     for kernel, tiling in launched:
+        found = slots_by_vectors(kernel, tiling)
         for number, slot in enumerate(kernel.slots, first):
-            tile = tiling.kind == "tile" and aligned[number]
-            whole = tile and (not slot.written or stored_by_vectors(kernel, number - first))
-            (by_vector if whole and slot.dtype is f32 else by_element if slot.written else set[int]()).add(
-                binding_of[number]
-            )
+            if aligned[number] and number - first in found:
+                by_vector.add(binding_of[number])
+            elif slot.written:
+                by_element.add(binding_of[number])
         first += len(kernel.slots)
     return [b in by_vector - by_element for b in binding_of]
 
 
-def stored_by_vectors(kernel: Kernel, slot: int) -> bool:
-    """Are a product's results beside each other where the slot is stored?"""
-    assert kernel.product is not None
-    axis = kernel.product.n[-1] if kernel.product.n else None
-    stores = [s for s in kernel.body if isinstance(s, Store) and s.slot == slot]
-    return axis is not None and all(steps_by_one(s.index, axis) for s in stores)
+def slots_by_vectors(kernel: Kernel, tiling: Tiling) -> set[int]:
+    """The slots that a tile can read or write by vectors."""
+    p = kernel.product
+    if tiling.kind != "tile" or tiling.tile is None or p is None:
+        return set()
+    stores = [s for s in kernel.body if isinstance(s, Store)]
+    rows, columns, k = (x[-1] if x else None for x in (p.m, p.n, tiling.tile.summed(kernel)))
+    single = [slot.dtype is f32 for slot in kernel.slots].__getitem__
+    loads = [
+        *(v for axis in (rows, k) for v in vector_loads([p.a], axis, single)),
+        *(v for axis in (columns, k) for v in vector_loads([p.b], axis, single)),
+        *vector_loads([s.value for s in stores], columns, single),
+    ]
+    written = [s.slot for s in stores if single(s.slot) and columns and steps_by_one(s.index, columns)]
+    return {v.arg[0] for v in loads} | set(written)
 
 
 def vector_loads(roots: Iterable[Value], axis: Axis | None, vectors: Callable[[int], bool]) -> list[Value]:

@@ -139,9 +139,9 @@ class BrowserSession:
     def read(self, name: str) -> Any:
         """A persistent buffer, flat."""
         self.flush()
-        kind = DTYPES[self._persistent(name).dtype].numpy
+        b = self._persistent(name)
         answer = wait(self._tab.read(name), f"reading {name!r}")
-        return np.frombuffer(value_of(answer).to_bytes(), dtype=kind)
+        return np.frombuffer(value_of(answer).to_bytes(), dtype=DTYPES[b.dtype].numpy, count=b.size)
 
     def write(self, name: str, values: Any, offset: int = 0) -> None:
         """Overwrite part of a persistent buffer, after everything submitted so far."""
