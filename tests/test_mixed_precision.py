@@ -307,27 +307,17 @@ def test_what_a_loop_carries_and_results_in_is_f32() -> None:
 
 @pytest.mark.parametrize("runtime", ["cpu", "webgpu"])
 def test_readers_in_the_same_kernel_see_what_is_stored(runtime: str, request: pytest.FixtureRequest) -> None:
-    """Else no element would equal the largest of its row, which the kernel that makes both has found, and gradients of
-    a maximum would be lost."""
     with tracing():
         x = leaf("input", "x", TensorType(f32, (64, 96)))
         y = tg.exp(x)
-        rows = tg.broadcast_to(y.max(1, keepdims=True), (64, 96))
-        hits = tg.where(y == rows, 1.0, 0.0).sum(0)
-        graph = Graph({"hits": hits, "other": y.transpose() @ x}, precision="f16")
-        sums = Graph({"sums": y.sum(1), "other": y.transpose() @ x}, precision="f16")
+        graph = Graph({"sum": y.sum(1), "other": y.transpose() @ x}, precision="f16")
+    assert halves(graph)
+    program = make_program(graph, NOTHING, {}, {})
+    assert any("exp" in k.label and "sum" in k.label for k in program.kernels)
     session = CpuSession() if runtime == "cpu" else request.getfixturevalue("device")
     values = {"x": np.random.default_rng(0).uniform(-1, 1, (64, 96)).astype(np.float32)}
-    assert halves(graph)
-    assert run(session, make_program(graph, NOTHING, {}, {}), values)["hits"].sum() >= 64
-    program = make_program(sums, NOTHING, {}, {})
-    assert any("exp" in k.label and "sum" in k.label for k in program.kernels)
-    exact = np.exp(values["x"].astype(np.float64))
-    off = [
-        np.abs(run(session, program, values)["sums"] - e.sum(1)).mean()
-        for e in (exact, np.float64(exact.astype(np.float16)))
-    ]
-    assert off[1] < 0.2 * off[0], off
+    stored = np.exp(values["x"]).astype(np.float16).astype(np.float64)
+    np.testing.assert_allclose(run(session, program, values)["sum"], stored.sum(1), rtol=1e-5)
 
 
 # --- the rest of the interface ---

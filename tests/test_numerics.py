@@ -9,17 +9,20 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from tracegrad import ops as tg
 from tracegrad.ambient import tracing
 from tracegrad.compiler.plan import Persistent, make_program
 from tracegrad.dtypes import TensorType, as_dtype, f32
 from tracegrad.evaluate import evaluate
+from tracegrad.imperative.tensors import parameter
 from tracegrad.ir import Graph, Tensor, toposort
 from tracegrad.passes.simplify import simplify
 from tracegrad.prims import elementwise
 from tracegrad.prims.leaves import const, leaf
 from tracegrad.runtime.cpu import CpuSession
+from tracegrad.transforms.grad import gradients
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "bench"))
 
@@ -93,6 +96,22 @@ def test_special_values_of_one(runtime: Any, name: str) -> None:
     fn = getattr(elementwise, name)
     (got,), (want,) = computed(runtime, fn, SPECIAL), reference(fn, SPECIAL)
     assert_alike(got, want, SPECIAL)
+
+
+def test_gradients_of_pow_at_corners_are_those_of_pytorch(runtime: Any) -> None:
+    """inf at 0 ** -1, 0 at 0 ** 0, numbers for a negative base with an integer exponent; eager ones too."""
+    bases = np.array([0.0, -0.0, 1, -1, 2, -2, 0.5, -0.5, INF, -INF, NAN], np.float32)
+    exponents = np.array([0.0, -0.0, 1, 2, 3, 0.5, 2.5, -1, -2, -3, -0.5, INF, -INF, NAN], np.float32)
+    a, b = np.repeat(bases, exponents.size), np.tile(exponents, bases.size)
+    x, y = torch.tensor(a, requires_grad=True), torch.tensor(b, requires_grad=True)
+    torch.pow(x, y).sum().backward()
+    p, q = parameter(a), parameter(b)
+    with np.errstate(all="ignore"):
+        tg.sum(tg.pow(p, q)).backward()
+    made = computed(runtime, lambda s, t: tuple(gradients(tg.pow(s, t).sum(), [s, t])), a, b)
+    for want, eager, compiled in zip((x.grad, y.grad), (p.grad, q.grad), made, strict=True):
+        np.testing.assert_allclose(eager.numpy(), want.numpy(), rtol=1e-6)
+        np.testing.assert_allclose(compiled, want.numpy(), rtol=1e-6)
 
 
 @pytest.mark.parametrize("name", BINARY)

@@ -10,7 +10,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
+from oracle import call, oracle
 from tracegrad import methods
 from tracegrad import ops as tg
 from tracegrad.ambient import tracing
@@ -118,9 +120,21 @@ def test_product_has_its_gradient_beside_zeros() -> None:
     assert slopes(tg.prod, [0.0, 0.0, 4.0]) == [[0, 0, 0]]
 
 
-def test_pow_has_gradients_at_a_base_of_zero() -> None:
-    assert slopes(tg.pow, [0.0, 0.0], [2.0, 0.0]) == [[0, 0], [0, 0]]
-    assert slopes(tg.pow, [0.0], [1.0])[0] == [1]
+BASES = np.array([0.0, -0.0, 1.0, -1.0, 2.0, -2.0, 0.5, -0.5, 1e-40, INF, -INF, NAN])
+EXPONENTS = np.array([0.0, -0.0, 1.0, 2.0, 3.0, 0.5, 2.5, -1.0, -2.0, -3.0, -0.5, INF, -INF, NAN])
+
+
+def powers() -> tuple[Any, Any]:
+    return np.repeat(BASES, EXPONENTS.size), np.tile(EXPONENTS, BASES.size)
+
+
+def test_pow_has_the_gradients_of_pytorch_at_every_corner() -> None:
+    """inf at 0 ** -1, 0 at 0 ** 0, numbers for a negative base with an integer exponent."""
+    a, b = powers()
+    with np.errstate(all="ignore"):
+        (y, gs), (ty, tgs) = call(tg.pow, a, b), oracle(torch.pow, a, b)
+    for ours, theirs in zip((y, *gs), (ty, *tgs), strict=True):
+        np.testing.assert_allclose(ours, theirs, rtol=1e-12)
 
 
 # IEEE values and rounding

@@ -6,16 +6,19 @@ kernel each; and the optimizer one kernel, in place.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 from tracegrad.choices import computed_once
 from tracegrad.dtypes import f16
 from tracegrad.ir import Graph, Tensor, toposort
 from tracegrad.kernels.halves import delivered_parts, half_nodes
 from tracegrad.kernels.reads import Reads, base, reads_of, trailing
-from tracegrad.kernels.stored import COMPUTED, stored_nodes
+from tracegrad.kernels.stored import COMPUTED, DEEPEST, stored_nodes
 from tracegrad.prims.leaves import LITERAL
+
+T = TypeVar("T")
 
 RECOMPUTED = 2048  # elements of a fold that every workgroup may compute again: eight a thread
 MAX_BUFFERS = 8  # storage buffers that every WebGPU device lets a kernel touch
@@ -37,6 +40,7 @@ class Cluster:
     ancestors: int = 0  # bit set of everything it depends on, through whole clusters
     outs: list[Tensor] = field(default_factory=list[Tensor])  # nodes that others read, or that the program delivers
     scalars: list[Tensor] = field(default_factory=list[Tensor])  # of another kernel, computed here once more
+    depth: int = 0  # of what is inlined, at most
 
     @property
     def computes(self) -> list[Tensor]:
@@ -128,24 +132,8 @@ class Schedule:
 
     def _in_order(self) -> list[Tensor]:
         """Stored nodes, each after everything that must run before it."""
-        done: set[int] = set()
-        open_: set[int] = set()
-        out: list[Tensor] = []
-        stack = [(t.serial, False) for t in reversed(self.members)]
-        while stack:
-            serial, ready = stack.pop()
-            if serial in done:
-                continue
-            if ready:
-                done.add(serial)
-                out.append(self.nodes[serial])
-            else:
-                if serial in open_:
-                    raise EntangledError
-                open_.add(serial)
-                stack.append((serial, True))
-                stack.extend((s, False) for s in self.before[serial] if s not in done)
-        return out
+        serials = _postorder([t.serial for t in self.members], lambda s: reversed(self.before[s]))
+        return [self.nodes[s] for s in serials]
 
     def _single(self, t: Tensor) -> Cluster:
         ancestors = 0
@@ -162,7 +150,7 @@ class Schedule:
             kind, rows = "scan", 0  # never merged: others read its items, which lie in memory
         elif t.prim.family == "scatter":
             kind, length = "scatter", t.inputs[0].shape[t.axis]
-        return Cluster(kind, [t], rows, length, self.bit[t.serial], ancestors)
+        return Cluster(kind, [t], rows, length, self.bit[t.serial], ancestors, depth=self.stored[t.serial])
 
     def _merge(self, a: Cluster, b: Cluster) -> Cluster | None:
         """`a` and its reader `b` as one cluster, or None if a rule forbids it."""
@@ -175,6 +163,9 @@ class Schedule:
         if not self._reads_own_points(a, b, merged) or self._reenters(a, b):
             return None
         if not self._writes_in_place(merged) or self._buffers(merged) > MAX_BUFFERS:
+            return None
+        merged.depth = a.depth + b.depth if a.depth + b.depth <= DEEPEST else self._depth(merged)
+        if merged.depth > max(a.depth, b.depth, DEEPEST):
             return None
         merged.ancestors = (a.ancestors | b.ancestors) & ~merged.members
         return merged
@@ -224,6 +215,16 @@ class Schedule:
             arrays.update(self.array_name(s) for s in self.reads[t.serial].stored)
         return len(arrays)
 
+    def _depth(self, c: Cluster) -> int:
+        """How deep ops are inlined into each other."""
+        depth: dict[int, int] = {}
+        deepest = 0
+        for t in c.computes:
+            own = self.stored[t.serial] + max([depth.get(s, 0) for s in self.reads[t.serial].stored], default=0)
+            deepest = max(deepest, own)
+            depth[t.serial] = 0 if t.prim.family in COMPUTED else own
+        return deepest
+
     def _adopt(self, merged: Cluster, clusters: Sequence[Cluster]) -> None:
         for t in merged.nodes:
             self.owner[t.serial] = merged
@@ -263,31 +264,10 @@ class Schedule:
 
     # order and outputs
     def _sorted(self) -> list[Cluster]:
-        done: set[int] = set()
-        out: list[Cluster] = []
-
-        def visit(root: Cluster) -> None:
-            stack: list[tuple[Cluster, Iterator[Cluster]]] = [(root, self.before_cluster(root))]
-            open_.add(id(root))
-            while stack:
-                c, rest = stack[-1]
-                for d in rest:
-                    if id(d) not in done:
-                        if id(d) in open_:
-                            raise AssertionError("fusing made a cycle")
-                        open_.add(id(d))
-                        stack.append((d, self.before_cluster(d)))
-                        break
-                else:
-                    stack.pop()
-                    done.add(id(c))
-                    out.append(c)
-
-        open_: set[int] = set()
-        for t in self.members:
-            if id(self.owner[t.serial]) not in done:
-                visit(self.owner[t.serial])
-        return out
+        try:
+            return _postorder([self.owner[t.serial] for t in self.members], self.before_cluster)
+        except EntangledError:
+            raise AssertionError("fusing made a cycle") from None
 
     def before_cluster(self, c: Cluster) -> Iterator[Cluster]:
         """The clusters that must run before `c`."""
@@ -326,7 +306,8 @@ class Schedule:
         """Nothing that the scalars are made of may change before or while the kernel runs."""
         changed = set(self.writes.values())
         leaves = (array_of(leaf) for t in c.scalars for leaf, _ in self.reads[t.serial].leaves.values())
-        return not any(name in changed for name in leaves) and self._buffers(c) <= MAX_BUFFERS
+        fits = self._buffers(c) <= MAX_BUFFERS and self._depth(c) <= DEEPEST
+        return fits and not any(name in changed for name in leaves)
 
     def _mark_outs(self) -> None:
         read_elsewhere: set[int] = set()
@@ -341,6 +322,28 @@ class Schedule:
         for c in self.clusters:
             c.outs = [t for t in c.nodes if t.serial in self.roots or t.serial in read_elsewhere]
         self.clusters = [c for c in self.clusters if c.outs or c.kind == "scan"]
+
+
+def _postorder(roots: Sequence[T], before: Callable[[T], Iterable[T]]) -> list[T]:
+    """Each after those before it. Raises EntangledError if one is before itself."""
+    done: set[T] = set()
+    open_: set[T] = set()
+    out: list[T] = []
+    stack = [(x, False) for x in reversed(roots)]
+    while stack:
+        x, ready = stack.pop()
+        if x in done:
+            continue
+        if ready:
+            done.add(x)
+            out.append(x)
+        elif x in open_:
+            raise EntangledError
+        else:
+            open_.add(x)
+            stack.append((x, True))
+            stack.extend((y, False) for y in reversed([*before(x)]) if y not in done)
+    return out
 
 
 def array_of(leaf: Tensor) -> str:

@@ -12,7 +12,7 @@ f16 (6e-8 to 65504) would do harm, and what is too small to matter:
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Container, Iterable, Sequence
 
 from tracegrad.dtypes import f32
 from tracegrad.ir import Tensor
@@ -22,7 +22,9 @@ from tracegrad.kernels.stored import computing_readers
 ROUNDED = ("map", "gather", "product")  # families
 
 
-def half_nodes(order: Sequence[Tensor], stored: set[int], parts: Iterable[Tensor], roots: Iterable[int]) -> set[int]:
+def half_nodes(
+    order: Sequence[Tensor], stored: Container[int], parts: Iterable[Tensor], roots: Iterable[int]
+) -> set[int]:
     """Serials of the stored nodes that are halves. parts: of packs, and inputs of scans; roots: serials delivered."""
     exact = added_to({t.serial for t in parts} | set(roots), order) | statistics(order) | of_state(order)
     readers = computing_readers(order)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Container, Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -39,7 +39,7 @@ class Domain:
 
 
 def external_order(
-    c: Cluster, stored: set[int], writes: Mapping[int, str], halves: Set[int]
+    c: Cluster, stored: Container[int], writes: Mapping[int, str], halves: Set[int]
 ) -> tuple[list[Tensor], tuple[Any, ...]]:
     """What the cluster reads from memory, in order of first use, and a key equal for clusters of equal form."""
     ids: dict[int, int] = {}

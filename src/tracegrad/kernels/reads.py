@@ -6,7 +6,7 @@ what it reads. q = 1 is "at its own point", q = length of a row is "at its own r
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Container, Iterable
 from dataclasses import dataclass, field
 
 from tracegrad.ir import Tensor
@@ -25,7 +25,7 @@ class Reads:
     waits: set[int] = field(default_factory=set[int])
 
 
-def reads_of(t: Tensor, stored: set[int]) -> Reads:
+def reads_of(t: Tensor, stored: Container[int]) -> Reads:
     """Walk from `t` up to stored nodes and leaves."""
     found = Reads()
     waited: list[Tensor] = []
@@ -48,7 +48,7 @@ def reads_of(t: Tensor, stored: set[int]) -> Reads:
     return found
 
 
-def _stored_behind(ts: Iterable[Tensor], stored: set[int]) -> set[int]:
+def _stored_behind(ts: Iterable[Tensor], stored: Container[int]) -> set[int]:
     """The stored values that `ts` are, or are computed from."""
     found: set[int] = set()
     seen: set[int] = set()

@@ -1,45 +1,52 @@
 """The one bit the scheduler decides a node: stored in memory, or inlined at its readers.
 
 Folds, products and scatters are stored, and so is what the program must deliver. An elementwise value is stored when
-recomputing it costs more than writing and loading it, or when it must be computed once (`choices`).
+recomputing it costs more than writing and loading it, when it must be computed once (`choices`), and when what it is
+computed from goes deep.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from tracegrad.choices import computed_once
+from tracegrad.choices import INLINED, computed_once
 from tracegrad.ir import Tensor
+from tracegrad.kernels.reads import repeats
 
 LOAD = 4  # the unit of Primitive.cost: one element from memory
 PRODUCT_READS = 6  # a product reads an operand once per tile of the other: only near-free expressions are inlined
 WIDER_READS = 12  # a value read through a broadcast is recomputed for every copy
 
+# Lowering and rendering descend into what is inlined, and the brackets of a text nest as deep: so many ops, of which a
+# view counts as several, because the coordinates of coordinates of coordinates grow without bound.
+DEEPEST = 64
+MOVED = 4
+
 COMPUTED = ("fold", "product", "scatter")
+STORED = (*COMPUTED, *INLINED, "scan")  # families of what can have memory of its own
 
 
-def stored_nodes(order: Sequence[Tensor], roots: Iterable[Tensor]) -> set[int]:
-    """Serials of the nodes that get memory; `order` is topological."""
+def stored_nodes(order: Sequence[Tensor], roots: Iterable[Tensor]) -> dict[int, int]:
+    """Serials of the nodes that get memory, and how deep what each of them inlines goes; `order` is topological."""
     roots = list(roots)
-    stored = {t.serial for t in roots} | computed_once(order, roots)
+    wanted = {t.serial for t in roots} | computed_once(order, roots)
     readers = computing_readers(order)
-    cost: dict[int, int] = {}
     made = made_from_nothing(order)
+    stored: dict[int, int] = {}
+    cost: dict[int, int] = {}
+    depth: dict[int, int] = {}
     for t in order:
         family = t.prim.family
-        if family in (*COMPUTED, "scan"):
-            stored.add(t.serial)
-        elif family in ("map", "gather") and t.serial not in stored:
-            own = t.prim.cost + sum(cost[x.serial] for x in t.inputs)
-            if t.serial not in made and worth_storing(t, own, readers[t.serial]):
-                stored.add(t.serial)
-            else:
-                cost[t.serial] = own
-                continue
-        elif family == "view":
-            cost[t.serial] = cost[t.inputs[0].serial]
-            continue
-        cost[t.serial] = 0 if t.prim.family == "formula" else LOAD
+        below = max([depth[x.serial] for x in t.operands], default=0) + (MOVED if family == "view" else 1)
+        inline = family in INLINED and t.serial not in wanted and below <= DEEPEST
+        if family == "view":
+            own, inline = cost[t.inputs[0].serial], inline or repeats(t) == 1  # whose memory is its input's
+        else:
+            own = t.prim.cost + sum([cost[x.serial] for x in t.inputs])
+            inline = inline and (t.serial in made or not worth_storing(t, own, readers[t.serial]))
+        if not inline and family in STORED:
+            stored[t.serial] = below
+        cost[t.serial], depth[t.serial] = (own, below) if inline else (0 if family == "formula" else LOAD, 0)
     return stored
 
 

@@ -47,7 +47,7 @@ def pow(a: Operand, b: Operand) -> Tensor:
 
     a, b: f32, broadcast against each other; an i32 or u32 `a` takes an integer number `b >= 0`.
     The exponents 2, 3, 0.5 and -1 as numbers become square, x * square, sqrt and reciprocal.
-    Gradient with respect to both operands; that of `b` is 0 where `a` is 0.
+    Gradient with respect to both operands: b a^(b-1), 0 for b = 0; and log(a) a^b, 0 for a = 0 and b >= 0. As PyTorch.
     """
     b = unboxed(b)
     if isinstance(b, bool) or not isinstance(b, (int, float)):

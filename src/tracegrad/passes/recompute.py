@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Container, Iterator, Sequence
 
 from tracegrad import ambient
 from tracegrad.choices import computed_once
@@ -33,7 +33,7 @@ def recompute(graph: Graph) -> Graph:
     return graph.with_roots(_Backward(order, forward, stored, again).rebuilt(graph.roots)) if again else graph
 
 
-def _chosen(order: Sequence[Tensor], forward: set[int], stored: set[int], roots: set[int]) -> set[int]:
+def _chosen(order: Sequence[Tensor], forward: set[int], stored: Container[int], roots: set[int]) -> set[int]:
     """Serials of what is computed again: all it is made of is small, or read by the backward pass anyway."""
     late = {x.serial for t in order if t.serial not in forward for x in _sources(t, stored, set())}
     kept = roots | computed_once(order)  # what is compared with itself is one value
@@ -47,7 +47,7 @@ def _chosen(order: Sequence[Tensor], forward: set[int], stored: set[int], roots:
     return chosen
 
 
-def _sources(t: Tensor, stored: set[int], chosen: set[int]) -> Iterator[Tensor]:
+def _sources(t: Tensor, stored: Container[int], chosen: set[int]) -> Iterator[Tensor]:
     """What `t` is computed from, seen through all that is not in memory."""
     stack, seen = list(t.inputs), set[int]()
     while stack:
@@ -60,7 +60,7 @@ def _sources(t: Tensor, stored: set[int], chosen: set[int]) -> Iterator[Tensor]:
                 yield x
 
 
-def _inlined(x: Tensor, stored: set[int]) -> bool:
+def _inlined(x: Tensor, stored: Container[int]) -> bool:
     return x.prim.family in POINTWISE and x.serial not in stored
 
 
@@ -71,7 +71,7 @@ class _Backward:
     time. All others wait for the gradients among their inputs, and so do the copies they read.
     """
 
-    def __init__(self, order: Sequence[Tensor], forward: set[int], stored: set[int], again: set[int]) -> None:
+    def __init__(self, order: Sequence[Tensor], forward: set[int], stored: Container[int], again: set[int]) -> None:
         self.stored, self.again = stored, again
         self.backward = [t for t in order if t.serial not in forward]
         self.new: dict[int, Tensor] = {t.serial: t for t in order if t.serial in forward}  # what each node has become
@@ -117,13 +117,21 @@ class _Backward:
 
     def copy(self, x: Tensor, last: Tensor) -> Tensor:
         """`x`, computed again when the gradient `last` exists, and once only; what it is made of, with each of them."""
-        key = (x.serial, -1 if x.serial in self.again else last.serial)
-        if key not in self.copies:
-            if x.serial in self.again or _inlined(x, self.stored):
-                self.copies[key] = rebind(x, [self.copy(i, last) for i in x.inputs])
-            else:
-                self.copies[key] = bind(BARRIER, x, self.new[last.serial])
-        return self.copies[key]
+
+        def key(t: Tensor) -> tuple[int, int]:
+            return t.serial, -1 if t.serial in self.again else last.serial
+
+        stack = [x]
+        while stack:  # chains of what is computed again can be long
+            t = stack[-1]
+            computed = t.serial in self.again or _inlined(t, self.stored)
+            missing = [i for i in t.inputs if key(i) not in self.copies] if computed else []
+            if not missing:
+                parts = [self.copies[key(i)] for i in t.inputs] if computed else []
+                self.copies[key(t)] = rebind(t, parts) if computed else bind(BARRIER, t, self.new[last.serial])
+                stack.pop()
+            stack += missing
+        return self.copies[key(x)]
 
 
 def _serial(t: Tensor) -> int:

@@ -146,14 +146,15 @@ def _document(name: str, two: bool, accepts: tuple[DType, ...], out: DType | Non
 
 float_type = typed(FLOAT)  # f32 only
 
+SMALLEST = 2.0**-126  # of the normal numbers
 TWO_OVER_SQRT_PI = 2.0 / math.sqrt(math.pi)
 
 
 def _pow_vjp(ct: Tensor, y: Tensor, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
-    """b a^(b-1) and y log(a); the latter 0 where a is 0, as PyTorch does for b >= 0."""
-    log_a = where(a == 0.0, 0.0, log(where(a == 0.0, 1.0, a)))
-    base = where(logical_and(a == 0.0, b == 0.0), 1.0, a)  # 0 to the power of -1 is inf, and 0 times inf NaN
-    return ct * (b * pow(base, b - 1.0)), ct * y * log_a
+    """b a^(b-1), which is 0 for b = 0, and y log(a), which is 0 for a = 0 and b >= 0; as PyTorch."""
+    inverse = logical_or(b != 0.0, abs(a) >= SMALLEST)  # else a^-1 may be inf or NaN, and 0 times that is NaN
+    base = where(logical_and(a == 0.0, b >= 0.0), 1.0, a)
+    return ct * (b * pow(where(inverse, a, 1.0), b - 1.0)), ct * y * log(base)
 
 
 def _ties(ct: Tensor, a_wins: Tensor, b_wins: Tensor) -> tuple[Tensor, Tensor]:
