@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -185,3 +186,40 @@ def test_where_only_software_is_remembered_auto_loads_no_wgpu(cache: Path, monke
     monkeypatch.setattr(finding, "load_wgpu", lambda: loaded.append("wgpu"))
     assert chosen("auto") is None and asked == loaded == []
     assert chosen("webgpu") is not None and loaded == ["wgpu"]
+
+
+HEADER = """
+import cffi.cparser, sys
+from tracegrad.runtime.adapters import load_wgpu
+parsed, parse = [], cffi.cparser.Parser._parse
+cffi.cparser.Parser._parse = lambda self, source: parsed.append(len(source)) or parse(self, source)
+load_wgpu()
+from wgpu.backends.wgpu_native import ffi, lib
+print(sum(n > 50_000 for n in parsed))
+names = sorted(ffi._parser._declarations)
+print(names, sorted(ffi._parser._int_constants.items()))
+structs = [n.split()[1] for n in names if n.startswith("typedef WGPU")]
+print([(n, ffi.sizeof(n), ffi.typeof(n).kind == "struct" and [f for f, _ in ffi.typeof(n).fields]) for n in structs
+       if ffi.typeof(n).kind in ("struct", "enum", "pointer", "primitive") and ffi.typeof(n).cname != "void"])
+print([str(ffi.typeof(getattr(lib, n.split()[1]))) for n in names if n.startswith("function ")])
+"""
+
+
+def header(cache: Path) -> tuple[int, str]:
+    """How often a new process parses wgpu's header, and all that cffi then knows of it."""
+    environment = {**os.environ, "XDG_CACHE_HOME": str(cache.parent), "PYTHONPATH": SRC}
+    done = subprocess.run([sys.executable, "-c", HEADER], env=environment, capture_output=True, text=True, check=True)
+    parsed, _, known = done.stdout.partition("\n")
+    return int(parsed), known
+
+
+@pytest.mark.skipif(find_spec("wgpu") is None, reason="needs wgpu")
+def test_the_header_is_parsed_by_one_process_only(cache: Path) -> None:
+    parsed, known = header(cache)
+    assert parsed == 1 and len(known) > 50_000
+    assert header(cache) == (0, known)
+    (path,) = cache.glob("header-*.pickle")
+    for spoil in (lambda: path.chmod(0o666), lambda: path.write_bytes(path.read_bytes()[:-9])):
+        spoil()
+        assert header(cache) == (1, known)  # others could have written it; it is damaged
+        assert header(cache) == (0, known)

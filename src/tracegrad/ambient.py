@@ -53,14 +53,14 @@ class Trace:
             self.scans -= 1
 
 
-class _Site:
+class Here:
     """A fixed call site, for nodes that the library makes on behalf of one of the user's."""
 
     site: Site | None = None
 
 
 _trace: ContextVar[Trace | None] = ContextVar("tracegrad_trace", default=None)
-_fixed: ContextVar[_Site | None] = ContextVar("tracegrad_site", default=None)
+_fixed: ContextVar[Here | None] = ContextVar("tracegrad_site", default=None)
 
 
 # What `building` asks, for calls on values, where a call of Python more would be felt: both give None there
@@ -102,11 +102,12 @@ def current_site() -> Site | None:
 
 
 @contextmanager
-def rewriting() -> Generator[None]:
-    """Inside, new nodes take the site given to `at` instead of the caller's."""
-    token = _fixed.set(_Site())
+def rewriting() -> Generator[Here]:
+    """Inside, new nodes take the site set here instead of the caller's."""
+    here = Here()
+    token = _fixed.set(here)
     try:
-        yield
+        yield here
     finally:
         _fixed.reset(token)
 
@@ -119,10 +120,3 @@ def is_rewriting() -> bool:
 def building() -> bool:
     """True inside a trace or a rewrite: ops make nodes. Elsewhere they run at once."""
     return _trace.get() is not None or _fixed.get() is not None
-
-
-def at(site: Site | None) -> None:
-    """Set the site of the nodes that follow, inside `rewriting`."""
-    fixed = _fixed.get()
-    if fixed is not None:
-        fixed.site = site

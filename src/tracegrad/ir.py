@@ -237,14 +237,20 @@ def toposort(roots: Iterable[Tensor], since: int = 0, known: Iterable[int] = ())
     Only those made from the serial `since` on, and neither those `known` by serial nor what only they reach.
     """
     seen: set[int] = set(known)
-    stack = list(roots)
     nodes: list[Tensor] = []
-    while stack:
+    inputs: Iterable[Tensor] = roots
+    stack: list[Tensor] = []
+    while True:
+        for x in inputs:
+            serial = x.serial
+            if serial not in seen and serial >= since:
+                seen.add(serial)
+                stack.append(x)
+        if not stack:
+            break
         t = stack.pop()
-        if t.serial >= since and t.serial not in seen:
-            seen.add(t.serial)
-            nodes.append(t)
-            stack.extend(t.inputs)
+        nodes.append(t)
+        inputs = t.inputs
     nodes.sort(key=attrgetter("serial"))  # a node is made after its inputs
     return nodes
 
@@ -255,10 +261,10 @@ Rule = Callable[[Tensor, tuple[Tensor, ...]], "Tensor | None"]
 def rewrite(roots: Sequence[Tensor], rule: Rule) -> list[Tensor]:
     """Rebuild what `roots` reach; `rule(t, new_inputs)` gives a replacement or None to keep `t`."""
     new: dict[int, Tensor] = {}
-    with ambient.rewriting():
+    with ambient.rewriting() as here:
         for t in toposort(roots):
             inputs = tuple([new[x.serial] for x in t.inputs])
-            ambient.at(t.site)
+            here.site = t.site
             kept = rebind(t, inputs)
             replaced = rule(kept, inputs)
             new[t.serial] = kept if replaced is None else replaced

@@ -104,8 +104,7 @@ fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) 
 
 // 2: matmul+where
 @group(0) @binding(0) var<storage, read> mem0: array<f32, 207>;
-@group(0) @binding(1) var<storage, read> mem1: array<f32>;
-@group(0) @binding(2) var<storage, read_write> mem2: array<f32>;
+@group(0) @binding(1) var<storage, read_write> mem1: array<f32>;
 @group(1) @binding(0) var<uniform> at: array<vec4<i32>, 1>;
 fn k0(w: i32, lid: i32) {
   let o0 = at[0].x;
@@ -137,7 +136,7 @@ fn k0(w: i32, lid: i32) {
   let v4 = (a0 + mem0[o2 + m0]);
   if (row < 96 && lane == 0) {
     let s3 = select(v4, 0f, (v4 <= 0f));
-    mem2[o3 + (b0 * 48 + m0 * 16 + n0 * 4 + n1)] = s3;
+    mem1[o3 + (b0 * 48 + m0 * 16 + n0 * 4 + n1)] = s3;
   }
 }
 @compute @workgroup_size(128)

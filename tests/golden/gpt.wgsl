@@ -1,7 +1,7 @@
 // 0: add+sum+sub+rsqrt+mul
 @group(0) @binding(0) var<storage, read> mem0: array<f32, 1039>;
 @group(0) @binding(1) var<storage, read> mem1: array<i32, 17>;
-@group(0) @binding(2) var<storage, read_write> mem2: array<f32, 1057>;
+@group(0) @binding(2) var<storage, read_write> mem2: array<f32, 1121>;
 @group(1) @binding(0) var<uniform> at: array<vec4<i32>, 3>;
 fn div_(a: f32, b: f32) -> f32 {
   let s = select(1.0, 0.0625, abs(b) > 8.5e37);
@@ -69,7 +69,7 @@ fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) 
 }
 
 // 1: matmul+add | matmul+add | matmul+add
-@group(0) @binding(0) var<storage, read> mem0: array<f32, 1057>;
+@group(0) @binding(0) var<storage, read> mem0: array<f32, 1121>;
 @group(0) @binding(1) var<storage, read> mem1: array<f32, 1039>;
 @group(0) @binding(2) var<storage, read_write> mem2: array<f32>;
 @group(0) @binding(3) var<storage, read_write> mem3: array<f32>;
@@ -132,7 +132,7 @@ fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) 
 // 2: matmul
 @group(0) @binding(0) var<storage, read> mem0: array<f32>;
 @group(0) @binding(1) var<storage, read> mem1: array<f32>;
-@group(0) @binding(2) var<storage, read_write> mem2: array<f32, 1057>;
+@group(0) @binding(2) var<storage, read_write> mem2: array<f32, 1121>;
 @group(1) @binding(0) var<uniform> at: array<vec4<i32>, 1>;
 fn k0(w: i32, lid: i32) {
   let o0 = at[0].x;
@@ -168,7 +168,7 @@ fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) 
 }
 
 // 3: max+where+sum+div
-@group(0) @binding(0) var<storage, read> mem0: array<f32, 1057>;
+@group(0) @binding(0) var<storage, read> mem0: array<f32, 1121>;
 @group(0) @binding(1) var<storage, read_write> mem1: array<f32>;
 @group(1) @binding(0) var<uniform> at: array<vec4<i32>, 1>;
 var<private> inf_bits: u32 = 0x7f800000u;
@@ -239,7 +239,7 @@ fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) 
 // 4: matmul
 @group(0) @binding(0) var<storage, read> mem0: array<f32>;
 @group(0) @binding(1) var<storage, read> mem1: array<f32>;
-@group(0) @binding(2) var<storage, read_write> mem2: array<f32, 1057>;
+@group(0) @binding(2) var<storage, read_write> mem2: array<f32, 1121>;
 @group(1) @binding(0) var<uniform> at: array<vec4<i32>, 1>;
 fn k0(w: i32, lid: i32) {
   let o0 = at[0].x;
@@ -275,7 +275,7 @@ fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) 
 }
 
 // 5: matmul+add
-@group(0) @binding(0) var<storage, read> mem0: array<f32, 1057>;
+@group(0) @binding(0) var<storage, read> mem0: array<f32, 1121>;
 @group(0) @binding(1) var<storage, read> mem1: array<f32, 1039>;
 @group(0) @binding(2) var<storage, read_write> mem2: array<f32>;
 @group(1) @binding(0) var<uniform> at: array<vec4<i32>, 2>;
@@ -314,238 +314,6 @@ fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) 
 }
 
 // 6: sum+sub+rsqrt+mul+add
-@group(0) @binding(0) var<storage, read> mem0: array<f32>;
-@group(0) @binding(1) var<storage, read> mem1: array<f32, 1039>;
-@group(0) @binding(2) var<storage, read_write> mem2: array<f32>;
-@group(0) @binding(3) var<storage, read_write> mem3: array<f32>;
-@group(1) @binding(0) var<uniform> at: array<vec4<i32>, 2>;
-fn div_(a: f32, b: f32) -> f32 {
-  let s = select(1.0, 0.0625, abs(b) > 8.5e37);
-  return (a * s) / (b * s);
-}
-fn k0(w: i32, lid: i32) {
-  let o0 = at[0].x;
-  let o1 = at[0].y;
-  let o2 = at[0].z;
-  let o3 = at[0].w;
-  let o4 = at[1].x;
-  let o5 = at[1].y;
-  let row = w * 128 + lid;
-  let lane = 0;
-  if (row >= 8) { return; }
-  let i0 = row;
-  var ta0 = 0f;
-  {
-    for (var j = lane; j < 8; j += 1) {
-      let j0 = j;
-      let xa0 = mem0[o0 + (i0 * 8 + j0)];
-      ta0 = (ta0 + xa0);
-    }
-  }
-  let a0 = ta0;
-  let v0 = div_(a0, 8f);
-  var ta1 = 0f;
-  {
-    for (var j = lane; j < 8; j += 1) {
-      let j0 = j;
-      let xa1 = ((mem0[o0 + (i0 * 8 + j0)] - v0) * (mem0[o0 + (i0 * 8 + j0)] - v0));
-      ta1 = (ta1 + xa1);
-    }
-  }
-  let a1 = ta1;
-  let v1 = (1.0 / sqrt((div_(a1, 8f) + 9.99999975e-06f)));
-  if (row < 8) {
-    for (var j = lane; j < 8; j += 1) {
-      let j0 = j;
-      let v2 = ((mem0[o0 + (i0 * 8 + j0)] - v0) * v1);
-      let s4 = v2;
-      let s5 = ((v2 * mem1[o1 + j0]) + mem1[o2 + j0]);
-      mem3[o4 + (i0 * 8 + j0)] = s4;
-      mem3[o5 + (i0 * 8 + j0)] = s5;
-    }
-  }
-  if (row < 8 && lane == 0) {
-    let s3 = v1;
-    mem2[o3 + i0] = s3;
-  }
-}
-@compute @workgroup_size(128)
-fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) lid: u32) {
-  let w = i32(wid.x + wid.y * 32768u);
-  if (w >= 0 && w < 1) { k0(w - 0, i32(lid)); }
-}
-
-// 7: matmul+add+mul
-@group(0) @binding(0) var<storage, read> mem0: array<f32>;
-@group(0) @binding(1) var<storage, read> mem1: array<f32, 1039>;
-@group(0) @binding(2) var<storage, read_write> mem2: array<f32, 1057>;
-@group(1) @binding(0) var<uniform> at: array<vec4<i32>, 2>;
-fn is_nan_(x: f32) -> bool { return (bitcast<u32>(x) & 0x7fffffffu) > 0x7f800000u; }
-fn scale_(x: f32, n: i32) -> f32 {
-  let half = n >> 1u;
-  return x * bitcast<f32>(u32(half + 127) << 23u) * bitcast<f32>(u32(n - half + 127) << 23u);
-}
-fn exp_(x: f32) -> f32 {
-  let c = clamp(x, -105.0, 89.0);
-  let n = round(c * 1.4426950408889634);
-  let r = c - n * 0.693359375 - n * (-0.00021219444);
-  let y = (((((0.000198756915 * r + 0.0013981999507) * r + 0.0083334519073) * r + 0.041665795894) * r + 0.16666665459) * r + 0.50000001201) * r * r + r + 1.0;
-  return select(scale_(y, i32(n)), x, is_nan_(x));
-}
-fn erf_(x: f32) -> f32 {
-  let a = abs(x);
-  let z = x * x;
-  let b = min(a, 4.0);
-  let y = 1.0 - exp_(((((((0.0001855748996604234 * b + -0.0029396156314760447) * b + 0.021805351600050926) * b + -0.10303743183612823) * b + -0.6382256150245667) * b + -1.1270400285720825) * b + -0.00035370892146602273));
-  return select(x + x * (((((-0.0005522360443137586 * z + 0.004888213239610195) * z + -0.026683002710342407) * z + 0.11279019713401794) * z + -0.376121461391449) * z + 0.12837910652160645), select(y, -y, x < 0.0), a >= 1.0);
-}
-fn k0(w: i32, lid: i32) {
-  let o0 = at[0].x;
-  let o1 = at[0].y;
-  let o2 = at[0].z;
-  let o3 = at[0].w;
-  let o4 = at[1].x;
-  let o5 = at[1].y;
-  let row = w * 128 + lid;
-  let lane = 0;
-  if (row >= 256) { return; }
-  let m0 = (row / 32);
-  let n0 = row % 32;
-  var ta0 = 0f;
-  {
-    for (var j = lane; j < 8; j += 1) {
-      let k0 = j;
-      let xa0 = (mem0[o0 + (m0 * 8 + k0)] * mem1[o1 + (n0 + k0 * 32)]);
-      ta0 = (ta0 + xa0);
-    }
-  }
-  let a0 = ta0;
-  let v0 = (a0 + mem1[o2 + n0]);
-  let v1 = (1f + erf_((v0 * 0.707106769f)));
-  if (row < 256 && lane == 0) {
-    let s3 = a0;
-    let s4 = v1;
-    let s5 = ((0.5f * v0) * v1);
-    mem2[o3 + (m0 * 32 + n0)] = s3;
-    mem2[o4 + (m0 * 32 + n0)] = s4;
-    mem2[o5 + (m0 * 32 + n0)] = s5;
-  }
-}
-@compute @workgroup_size(128)
-fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) lid: u32) {
-  let w = i32(wid.x + wid.y * 32768u);
-  if (w >= 0 && w < 2) { k0(w - 0, i32(lid)); }
-}
-
-// 8: matmul+add
-@group(0) @binding(0) var<storage, read> mem0: array<f32, 1057>;
-@group(0) @binding(1) var<storage, read> mem1: array<f32, 1039>;
-@group(0) @binding(2) var<storage, read> mem2: array<f32>;
-@group(0) @binding(3) var<storage, read_write> mem3: array<f32>;
-@group(1) @binding(0) var<uniform> at: array<vec4<i32>, 2>;
-var<workgroup> sf: array<f32, 128>;
-fn k0(w: i32, lid: i32) {
-  let o0 = at[0].x;
-  let o1 = at[0].y;
-  let o2 = at[0].z;
-  let o3 = at[0].w;
-  let o4 = at[1].x;
-  let row = w * 4 + lid / 32;
-  let lane = lid % 32;
-  let r = min(row, 63);
-  let m0 = (r / 8);
-  let n0 = r % 8;
-  var ta0 = 0f;
-  {
-    for (var j = lane; j < 32; j += 32) {
-      let k0 = j;
-      let xa0 = (mem0[o0 + (m0 * 32 + k0)] * mem1[o1 + (n0 + k0 * 8)]);
-      ta0 = (ta0 + xa0);
-    }
-  }
-  sf[lid] = ta0;
-  workgroupBarrier();
-  if (lane < 16) { sf[lid] = (sf[lid] + sf[lid + 16]); }
-  workgroupBarrier();
-  if (lane < 8) { sf[lid] = (sf[lid] + sf[lid + 8]); }
-  workgroupBarrier();
-  if (lane < 4) { sf[lid] = (sf[lid] + sf[lid + 4]); }
-  workgroupBarrier();
-  if (lane < 2) { sf[lid] = (sf[lid] + sf[lid + 2]); }
-  workgroupBarrier();
-  if (lane < 1) { sf[lid] = (sf[lid] + sf[lid + 1]); }
-  workgroupBarrier();
-  ta0 = sf[lid - lane * 1];
-  workgroupBarrier();
-  let a0 = ta0;
-  if (row < 64 && lane == 0) {
-    let s4 = (mem2[o2 + (m0 * 8 + n0)] + (a0 + mem1[o3 + n0]));
-    mem3[o4 + (m0 * 8 + n0)] = s4;
-  }
-}
-@compute @workgroup_size(128)
-fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) lid: u32) {
-  let w = i32(wid.x + wid.y * 32768u);
-  if (w >= 0 && w < 16) { k0(w - 0, i32(lid)); }
-}
-
-// without barriers, (2, 1)
-@group(0) @binding(0) var<storage, read> mem0: array<f32, 1057>;
-@group(0) @binding(1) var<storage, read> mem1: array<f32, 1039>;
-@group(0) @binding(2) var<storage, read> mem2: array<f32>;
-@group(0) @binding(3) var<storage, read_write> mem3: array<f32>;
-@group(1) @binding(0) var<uniform> at: array<vec4<i32>, 2>;
-fn k0(w: i32, lid: i32) {
-  let o0 = at[0].x;
-  let o1 = at[0].y;
-  let o2 = at[0].z;
-  let o3 = at[0].w;
-  let o4 = at[1].x;
-  let row = w * 32 + lid;
-  let lane = 0;
-  if (row >= 64) { return; }
-  let m0 = (row / 8);
-  let n0 = row % 8;
-  var ta0 = 0f;
-  var a0_0 = ta0;
-  var a0_1 = ta0;
-  var a0_2 = ta0;
-  var a0_3 = ta0;
-  var a0_4 = ta0;
-  for (var turn = 0; turn < 32; turn++) {
-    let lane = i32(reverseBits(u32(turn)) >> 27u);
-    ta0 = 0f;
-    {
-      for (var j = lane; j < 32; j += 32) {
-        let k0 = j;
-        let xa0 = (mem0[o0 + (m0 * 32 + k0)] * mem1[o1 + (n0 + k0 * 8)]);
-        ta0 = (ta0 + xa0);
-      }
-    }
-    if ((turn & 1) == 0) { a0_0 = ta0; continue; }
-    ta0 = (a0_0 + ta0);
-    if ((turn & 2) == 0) { a0_1 = ta0; continue; }
-    ta0 = (a0_1 + ta0);
-    if ((turn & 4) == 0) { a0_2 = ta0; continue; }
-    ta0 = (a0_2 + ta0);
-    if ((turn & 8) == 0) { a0_3 = ta0; continue; }
-    ta0 = (a0_3 + ta0);
-    if ((turn & 16) == 0) { a0_4 = ta0; continue; }
-    ta0 = (a0_4 + ta0);
-  }
-  let a0 = ta0;
-  if (row < 64 && lane == 0) {
-    let s4 = (mem2[o2 + (m0 * 8 + n0)] + (a0 + mem1[o3 + n0]));
-    mem3[o4 + (m0 * 8 + n0)] = s4;
-  }
-}
-@compute @workgroup_size(32)
-fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) lid: u32) {
-  let w = i32(wid.x + wid.y * 32768u);
-  if (w >= 0 && w < 2) { k0(w - 0, i32(lid)); }
-}
-
-// 9: sum+sub+rsqrt+mul+add
 @group(0) @binding(0) var<storage, read> mem0: array<f32>;
 @group(0) @binding(1) var<storage, read> mem1: array<f32, 1039>;
 @group(0) @binding(2) var<storage, read_write> mem2: array<f32>;
@@ -606,10 +374,180 @@ fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) 
   if (w >= 0 && w < 1) { k0(w - 0, i32(lid)); }
 }
 
-// 10: matmul
+// 7: matmul+add+mul
 @group(0) @binding(0) var<storage, read> mem0: array<f32>;
 @group(0) @binding(1) var<storage, read> mem1: array<f32, 1039>;
-@group(0) @binding(2) var<storage, read_write> mem2: array<f32, 1057>;
+@group(0) @binding(2) var<storage, read_write> mem2: array<f32, 1121>;
+@group(1) @binding(0) var<uniform> at: array<vec4<i32>, 2>;
+fn is_nan_(x: f32) -> bool { return (bitcast<u32>(x) & 0x7fffffffu) > 0x7f800000u; }
+fn scale_(x: f32, n: i32) -> f32 {
+  let half = n >> 1u;
+  return x * bitcast<f32>(u32(half + 127) << 23u) * bitcast<f32>(u32(n - half + 127) << 23u);
+}
+fn exp_(x: f32) -> f32 {
+  let c = clamp(x, -105.0, 89.0);
+  let n = round(c * 1.4426950408889634);
+  let r = c - n * 0.693359375 - n * (-0.00021219444);
+  let y = (((((0.000198756915 * r + 0.0013981999507) * r + 0.0083334519073) * r + 0.041665795894) * r + 0.16666665459) * r + 0.50000001201) * r * r + r + 1.0;
+  return select(scale_(y, i32(n)), x, is_nan_(x));
+}
+fn erf_(x: f32) -> f32 {
+  let a = abs(x);
+  let z = x * x;
+  let b = min(a, 4.0);
+  let y = 1.0 - exp_(((((((0.0001855748996604234 * b + -0.0029396156314760447) * b + 0.021805351600050926) * b + -0.10303743183612823) * b + -0.6382256150245667) * b + -1.1270400285720825) * b + -0.00035370892146602273));
+  return select(x + x * (((((-0.0005522360443137586 * z + 0.004888213239610195) * z + -0.026683002710342407) * z + 0.11279019713401794) * z + -0.376121461391449) * z + 0.12837910652160645), select(y, -y, x < 0.0), a >= 1.0);
+}
+fn k0(w: i32, lid: i32) {
+  let o0 = at[0].x;
+  let o1 = at[0].y;
+  let o2 = at[0].z;
+  let o3 = at[0].w;
+  let o4 = at[1].x;
+  let o5 = at[1].y;
+  let row = w * 128 + lid;
+  let lane = 0;
+  if (row >= 256) { return; }
+  let m0 = (row / 32);
+  let n0 = row % 32;
+  var ta0 = 0f;
+  {
+    for (var j = lane; j < 8; j += 1) {
+      let k0 = j;
+      let xa0 = (mem0[o0 + (m0 * 8 + k0)] * mem1[o1 + (n0 + k0 * 32)]);
+      ta0 = (ta0 + xa0);
+    }
+  }
+  let a0 = ta0;
+  let v0 = (a0 + mem1[o2 + n0]);
+  let v1 = (1f + erf_((v0 * 0.707106769f)));
+  if (row < 256 && lane == 0) {
+    let s3 = a0;
+    let s4 = v1;
+    let s5 = ((0.5f * v0) * v1);
+    mem2[o3 + (m0 * 32 + n0)] = s3;
+    mem2[o4 + (m0 * 32 + n0)] = s4;
+    mem2[o5 + (m0 * 32 + n0)] = s5;
+  }
+}
+@compute @workgroup_size(128)
+fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) lid: u32) {
+  let w = i32(wid.x + wid.y * 32768u);
+  if (w >= 0 && w < 2) { k0(w - 0, i32(lid)); }
+}
+
+// 8: matmul+add
+@group(0) @binding(0) var<storage, read> mem0: array<f32, 1121>;
+@group(0) @binding(1) var<storage, read> mem1: array<f32, 1039>;
+@group(0) @binding(2) var<storage, read> mem2: array<f32>;
+@group(0) @binding(3) var<storage, read_write> mem3: array<f32>;
+@group(1) @binding(0) var<uniform> at: array<vec4<i32>, 2>;
+var<workgroup> sf: array<f32, 128>;
+fn k0(w: i32, lid: i32) {
+  let o0 = at[0].x;
+  let o1 = at[0].y;
+  let o2 = at[0].z;
+  let o3 = at[0].w;
+  let o4 = at[1].x;
+  let row = w * 4 + lid / 32;
+  let lane = lid % 32;
+  let r = min(row, 63);
+  let m0 = (r / 8);
+  let n0 = r % 8;
+  var ta0 = 0f;
+  {
+    for (var j = lane; j < 32; j += 32) {
+      let k0 = j;
+      let xa0 = (mem0[o0 + (m0 * 32 + k0)] * mem1[o1 + (n0 + k0 * 8)]);
+      ta0 = (ta0 + xa0);
+    }
+  }
+  sf[lid] = ta0;
+  workgroupBarrier();
+  if (lane < 16) { sf[lid] = (sf[lid] + sf[lid + 16]); }
+  workgroupBarrier();
+  if (lane < 8) { sf[lid] = (sf[lid] + sf[lid + 8]); }
+  workgroupBarrier();
+  if (lane < 4) { sf[lid] = (sf[lid] + sf[lid + 4]); }
+  workgroupBarrier();
+  if (lane < 2) { sf[lid] = (sf[lid] + sf[lid + 2]); }
+  workgroupBarrier();
+  if (lane < 1) { sf[lid] = (sf[lid] + sf[lid + 1]); }
+  workgroupBarrier();
+  ta0 = sf[lid - lane * 1];
+  workgroupBarrier();
+  let a0 = ta0;
+  if (row < 64 && lane == 0) {
+    let s4 = (mem2[o2 + (m0 * 8 + n0)] + (a0 + mem1[o3 + n0]));
+    mem3[o4 + (m0 * 8 + n0)] = s4;
+  }
+}
+@compute @workgroup_size(128)
+fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) lid: u32) {
+  let w = i32(wid.x + wid.y * 32768u);
+  if (w >= 0 && w < 16) { k0(w - 0, i32(lid)); }
+}
+
+// without barriers, (2, 1)
+@group(0) @binding(0) var<storage, read> mem0: array<f32, 1121>;
+@group(0) @binding(1) var<storage, read> mem1: array<f32, 1039>;
+@group(0) @binding(2) var<storage, read> mem2: array<f32>;
+@group(0) @binding(3) var<storage, read_write> mem3: array<f32>;
+@group(1) @binding(0) var<uniform> at: array<vec4<i32>, 2>;
+fn k0(w: i32, lid: i32) {
+  let o0 = at[0].x;
+  let o1 = at[0].y;
+  let o2 = at[0].z;
+  let o3 = at[0].w;
+  let o4 = at[1].x;
+  let row = w * 32 + lid;
+  let lane = 0;
+  if (row >= 64) { return; }
+  let m0 = (row / 8);
+  let n0 = row % 8;
+  var ta0 = 0f;
+  var a0_0 = ta0;
+  var a0_1 = ta0;
+  var a0_2 = ta0;
+  var a0_3 = ta0;
+  var a0_4 = ta0;
+  for (var turn = 0; turn < 32; turn++) {
+    let lane = i32(reverseBits(u32(turn)) >> 27u);
+    ta0 = 0f;
+    {
+      for (var j = lane; j < 32; j += 32) {
+        let k0 = j;
+        let xa0 = (mem0[o0 + (m0 * 32 + k0)] * mem1[o1 + (n0 + k0 * 8)]);
+        ta0 = (ta0 + xa0);
+      }
+    }
+    if ((turn & 1) == 0) { a0_0 = ta0; continue; }
+    ta0 = (a0_0 + ta0);
+    if ((turn & 2) == 0) { a0_1 = ta0; continue; }
+    ta0 = (a0_1 + ta0);
+    if ((turn & 4) == 0) { a0_2 = ta0; continue; }
+    ta0 = (a0_2 + ta0);
+    if ((turn & 8) == 0) { a0_3 = ta0; continue; }
+    ta0 = (a0_3 + ta0);
+    if ((turn & 16) == 0) { a0_4 = ta0; continue; }
+    ta0 = (a0_4 + ta0);
+  }
+  let a0 = ta0;
+  if (row < 64 && lane == 0) {
+    let s4 = (mem2[o2 + (m0 * 8 + n0)] + (a0 + mem1[o3 + n0]));
+    mem3[o4 + (m0 * 8 + n0)] = s4;
+  }
+}
+@compute @workgroup_size(32)
+fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) lid: u32) {
+  let w = i32(wid.x + wid.y * 32768u);
+  if (w >= 0 && w < 2) { k0(w - 0, i32(lid)); }
+}
+
+// 9: matmul
+@group(0) @binding(0) var<storage, read> mem0: array<f32>;
+@group(0) @binding(1) var<storage, read> mem1: array<f32, 1039>;
+@group(0) @binding(2) var<storage, read_write> mem2: array<f32, 1121>;
 @group(1) @binding(0) var<uniform> at: array<vec4<i32>, 1>;
 fn k0(w: i32, lid: i32) {
   let o0 = at[0].x;
@@ -640,12 +578,11 @@ fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) 
   if (w >= 0 && w < 1) { k0(w - 0, i32(lid)); }
 }
 
-// 11: max+sub+sum+mul
-@group(0) @binding(0) var<storage, read> mem0: array<f32, 1057>;
+// 10: max+sub+sum+mul
+@group(0) @binding(0) var<storage, read> mem0: array<f32, 1121>;
 @group(0) @binding(1) var<storage, read> mem1: array<f32, 1039>;
 @group(0) @binding(2) var<storage, read> mem2: array<i32, 17>;
 @group(0) @binding(3) var<storage, read_write> mem3: array<f32>;
-@group(0) @binding(4) var<storage, read_write> mem4: array<f32>;
 @group(1) @binding(0) var<uniform> at: array<vec4<i32>, 2>;
 var<private> inf_bits: u32 = 0x7f800000u;
 fn max_f32(a: f32, b: f32) -> f32 {
@@ -722,7 +659,7 @@ fn k0(w: i32, lid: i32) {
     let s3 = a1;
     let s4 = a2;
     mem3[o3 + i0] = s3;
-    mem4[o4 + i0] = s4;
+    mem3[o4 + i0] = s4;
   }
 }
 @compute @workgroup_size(128)
@@ -731,15 +668,14 @@ fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) 
   if (w >= 0 && w < 1) { k0(w - 0, i32(lid)); }
 }
 
-// 12: matmul+mul | matmul | sum | sum+div+where
+// 11: matmul+mul | matmul | sum | sum+div+where
 @group(0) @binding(0) var<storage, read> mem0: array<f32>;
 @group(0) @binding(1) var<storage, read> mem1: array<f32, 1039>;
 @group(0) @binding(2) var<storage, read_write> mem2: array<f32>;
-@group(0) @binding(3) var<storage, read_write> mem3: array<f32, 1057>;
+@group(0) @binding(3) var<storage, read_write> mem3: array<f32, 1121>;
 @group(0) @binding(4) var<storage, read_write> mem4: array<f32, 1039>;
-@group(0) @binding(5) var<storage, read> mem5: array<f32>;
-@group(0) @binding(6) var<storage, read> mem6: array<i32, 1>;
-@group(0) @binding(7) var<storage, read_write> mem7: array<f32, 1>;
+@group(0) @binding(5) var<storage, read> mem5: array<i32, 1>;
+@group(0) @binding(6) var<storage, read_write> mem6: array<f32, 1>;
 @group(1) @binding(0) var<uniform> at: array<vec4<i32>, 4>;
 var<private> inf_bits: u32 = 0x7f800000u;
 var<private> nan_bits: u32 = 0x7fc00000u;
@@ -848,7 +784,7 @@ fn k3(w: i32, lid: i32) {
   {
     for (var j = lane; j < 8; j += 1) {
       let j0 = j;
-      let xa0 = (log_(mem5[o0 + j0]) - mem0[o1 + j0]);
+      let xa0 = (log_(mem0[o0 + j0]) - mem0[o1 + j0]);
       ta0 = (ta0 + xa0);
     }
   }
@@ -856,8 +792,8 @@ fn k3(w: i32, lid: i32) {
   let v0 = div_(a0, 8f);
   if (row < 1 && lane == 0) {
     let s3 = v0;
-    let s4 = select(0f, bitcast<f32>(inf_bits), (((bitcast<u32>(v0) & 0x7f800000u) == 0x7f800000u) || (!(mem6[o2 + 0] == 0))));
-    mem7[o3 + 0] = s3;
+    let s4 = select(0f, bitcast<f32>(inf_bits), (((bitcast<u32>(v0) & 0x7f800000u) == 0x7f800000u) || (!(mem5[o2 + 0] == 0))));
+    mem6[o3 + 0] = s3;
     mem3[o4 + 0] = s4;
   }
 }
@@ -870,14 +806,13 @@ fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) 
   if (w >= 3 && w < 4) { k3(w - 3, i32(lid)); }
 }
 
-// 13: sum+mul | sum
-@group(0) @binding(0) var<storage, read> mem0: array<f32, 1057>;
+// 12: sum+mul | sum
+@group(0) @binding(0) var<storage, read_write> mem0: array<f32, 1121>;
 @group(0) @binding(1) var<storage, read> mem1: array<f32>;
 @group(0) @binding(2) var<storage, read> mem2: array<f32>;
-@group(0) @binding(3) var<storage, read_write> mem3: array<f32>;
+@group(0) @binding(3) var<storage, read> mem3: array<f32>;
 @group(0) @binding(4) var<storage, read> mem4: array<f32>;
-@group(0) @binding(5) var<storage, read> mem5: array<f32>;
-@group(0) @binding(6) var<storage, read_write> mem6: array<f32, 1039>;
+@group(0) @binding(5) var<storage, read_write> mem5: array<f32, 1039>;
 @group(1) @binding(0) var<uniform> at: array<vec4<i32>, 2>;
 fn div_(a: f32, b: f32) -> f32 {
   let s = select(1.0, 0.0625, abs(b) > 8.5e37);
@@ -913,7 +848,7 @@ fn k0(w: i32, lid: i32) {
     for (var j = lane; j < 8; j += 1) {
       let j0 = j;
       let s3 = (v1 * ((mem0[o0 + (i0 * 8 + j0)] - v2) - (mem1[o1 + (i0 * 8 + j0)] * v3)));
-      mem3[o3 + (i0 * 8 + j0)] = s3;
+      mem0[o3 + (i0 * 8 + j0)] = s3;
     }
   }
 }
@@ -931,9 +866,9 @@ fn k1(w: i32, lid: i32) {
   {
     for (var j = lane; j < 8; j += 1) {
       let j0 = j;
-      let v0 = mem4[o0 + (i0 + j0 * 8)];
+      let v0 = mem3[o0 + (i0 + j0 * 8)];
       let xa0 = v0;
-      let xa1 = (v0 * mem5[o1 + (i0 + j0 * 8)]);
+      let xa1 = (v0 * mem4[o1 + (i0 + j0 * 8)]);
       ta0 = (ta0 + xa0);
       ta1 = (ta1 + xa1);
     }
@@ -943,8 +878,8 @@ fn k1(w: i32, lid: i32) {
   if (row < 8 && lane == 0) {
     let s2 = a0;
     let s3 = a1;
-    mem6[o2 + i0] = s2;
-    mem6[o3 + i0] = s3;
+    mem5[o2 + i0] = s2;
+    mem5[o3 + i0] = s3;
   }
 }
 @compute @workgroup_size(128)
@@ -954,14 +889,11 @@ fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) 
   if (w >= 1 && w < 2) { k1(w - 1, i32(lid)); }
 }
 
-// 14: matmul+add | matmul | sum
-@group(0) @binding(0) var<storage, read> mem0: array<f32>;
+// 13: matmul+add | matmul | sum
+@group(0) @binding(0) var<storage, read> mem0: array<f32, 1121>;
 @group(0) @binding(1) var<storage, read> mem1: array<f32, 1039>;
-@group(0) @binding(2) var<storage, read> mem2: array<f32, 1057>;
-@group(0) @binding(3) var<storage, read_write> mem3: array<f32>;
-@group(0) @binding(4) var<storage, read> mem4: array<f32>;
-@group(0) @binding(5) var<storage, read_write> mem5: array<f32, 1039>;
-@group(0) @binding(6) var<storage, read> mem6: array<f32>;
+@group(0) @binding(2) var<storage, read_write> mem2: array<f32>;
+@group(0) @binding(3) var<storage, read_write> mem3: array<f32, 1039>;
 @group(1) @binding(0) var<uniform> at: array<vec4<i32>, 3>;
 fn is_nan_(x: f32) -> bool { return (bitcast<u32>(x) & 0x7fffffffu) > 0x7f800000u; }
 fn scale_(x: f32, n: i32) -> f32 {
@@ -996,11 +928,11 @@ fn k0(w: i32, lid: i32) {
     }
   }
   let a0 = ta0;
-  let v0 = (mem2[o3 + (m0 * 32 + n0)] + mem1[o4 + n0]);
+  let v0 = (mem0[o3 + (m0 * 32 + n0)] + mem1[o4 + n0]);
   let v1 = (v0 * 0.707106769f);
   if (row < 256 && lane == 0) {
-    let s5 = (((a0 * mem2[o2 + (m0 * 32 + n0)]) * 0.5f) + ((((a0 * (0.5f * v0)) * exp_((-(v1 * v1)))) * 1.12837923f) * 0.707106769f));
-    mem3[o5 + (m0 * 32 + n0)] = s5;
+    let s5 = (((a0 * mem0[o2 + (m0 * 32 + n0)]) * 0.5f) + ((((a0 * (0.5f * v0)) * exp_((-(v1 * v1)))) * 1.12837923f) * 0.707106769f));
+    mem2[o5 + (m0 * 32 + n0)] = s5;
   }
 }
 fn k1(w: i32, lid: i32) {
@@ -1016,14 +948,14 @@ fn k1(w: i32, lid: i32) {
   {
     for (var j = lane; j < 8; j += 1) {
       let k0 = j;
-      let xa0 = (mem2[o0 + (m0 + k0 * 32)] * mem4[o1 + (n0 + k0 * 8)]);
+      let xa0 = (mem0[o0 + (m0 + k0 * 32)] * mem0[o1 + (n0 + k0 * 8)]);
       ta0 = (ta0 + xa0);
     }
   }
   let a0 = ta0;
   if (row < 256 && lane == 0) {
     let s2 = a0;
-    mem5[o2 + (m0 * 8 + n0)] = s2;
+    mem3[o2 + (m0 * 8 + n0)] = s2;
   }
 }
 fn k2(w: i32, lid: i32) {
@@ -1037,14 +969,14 @@ fn k2(w: i32, lid: i32) {
   {
     for (var j = lane; j < 8; j += 1) {
       let j0 = j;
-      let xa0 = mem6[o0 + (i0 + j0 * 8)];
+      let xa0 = mem0[o0 + (i0 + j0 * 8)];
       ta0 = (ta0 + xa0);
     }
   }
   let a0 = ta0;
   if (row < 8 && lane == 0) {
     let s1 = a0;
-    mem5[o1 + i0] = s1;
+    mem3[o1 + i0] = s1;
   }
 }
 @compute @workgroup_size(128)
@@ -1055,10 +987,10 @@ fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) 
   if (w >= 4 && w < 5) { k2(w - 4, i32(lid)); }
 }
 
-// 15: matmul+mul | matmul | sum
+// 14: matmul+mul | matmul | sum
 @group(0) @binding(0) var<storage, read> mem0: array<f32>;
 @group(0) @binding(1) var<storage, read> mem1: array<f32, 1039>;
-@group(0) @binding(2) var<storage, read_write> mem2: array<f32, 1057>;
+@group(0) @binding(2) var<storage, read_write> mem2: array<f32, 1121>;
 @group(0) @binding(3) var<storage, read> mem3: array<f32>;
 @group(0) @binding(4) var<storage, read> mem4: array<f32>;
 @group(0) @binding(5) var<storage, read_write> mem5: array<f32, 1039>;
@@ -1161,7 +1093,7 @@ fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) 
 // without barriers, (11, 1)
 @group(0) @binding(0) var<storage, read> mem0: array<f32>;
 @group(0) @binding(1) var<storage, read> mem1: array<f32, 1039>;
-@group(0) @binding(2) var<storage, read_write> mem2: array<f32, 1057>;
+@group(0) @binding(2) var<storage, read_write> mem2: array<f32, 1121>;
 @group(0) @binding(3) var<storage, read> mem3: array<f32>;
 @group(0) @binding(4) var<storage, read> mem4: array<f32>;
 @group(0) @binding(5) var<storage, read_write> mem5: array<f32, 1039>;
@@ -1265,14 +1197,13 @@ fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) 
   if (w >= 10 && w < 11) { k2(w - 10, i32(lid)); }
 }
 
-// 16: sum+add | sum
-@group(0) @binding(0) var<storage, read> mem0: array<f32, 1057>;
+// 15: sum+add | sum
+@group(0) @binding(0) var<storage, read> mem0: array<f32, 1121>;
 @group(0) @binding(1) var<storage, read> mem1: array<f32>;
 @group(0) @binding(2) var<storage, read> mem2: array<f32>;
-@group(0) @binding(3) var<storage, read> mem3: array<f32>;
-@group(0) @binding(4) var<storage, read_write> mem4: array<f32>;
-@group(0) @binding(5) var<storage, read> mem5: array<f32>;
-@group(0) @binding(6) var<storage, read_write> mem6: array<f32, 1039>;
+@group(0) @binding(3) var<storage, read_write> mem3: array<f32>;
+@group(0) @binding(4) var<storage, read> mem4: array<f32>;
+@group(0) @binding(5) var<storage, read_write> mem5: array<f32, 1039>;
 @group(1) @binding(0) var<uniform> at: array<vec4<i32>, 3>;
 fn div_(a: f32, b: f32) -> f32 {
   let s = select(1.0, 0.0625, abs(b) > 8.5e37);
@@ -1302,14 +1233,14 @@ fn k0(w: i32, lid: i32) {
   }
   let a0 = ta0;
   let a1 = ta1;
-  let v1 = mem3[o3 + i0];
+  let v1 = mem2[o3 + i0];
   let v2 = div_(a0, 8f);
   let v3 = div_(a1, 8f);
   if (row < 8) {
     for (var j = lane; j < 8; j += 1) {
       let j0 = j;
-      let s4 = (mem2[o2 + (i0 * 8 + j0)] + (v1 * ((mem0[o0 + (i0 * 8 + j0)] - v2) - (mem1[o1 + (i0 * 8 + j0)] * v3))));
-      mem4[o4 + (i0 * 8 + j0)] = s4;
+      let s4 = (mem0[o2 + (i0 * 8 + j0)] + (v1 * ((mem0[o0 + (i0 * 8 + j0)] - v2) - (mem1[o1 + (i0 * 8 + j0)] * v3))));
+      mem3[o4 + (i0 * 8 + j0)] = s4;
     }
   }
 }
@@ -1329,7 +1260,7 @@ fn k1(w: i32, lid: i32) {
       let j0 = j;
       let v0 = mem0[o0 + (i0 + j0 * 8)];
       let xa0 = v0;
-      let xa1 = (v0 * mem5[o1 + (i0 + j0 * 8)]);
+      let xa1 = (v0 * mem4[o1 + (i0 + j0 * 8)]);
       ta0 = (ta0 + xa0);
       ta1 = (ta1 + xa1);
     }
@@ -1339,8 +1270,8 @@ fn k1(w: i32, lid: i32) {
   if (row < 8 && lane == 0) {
     let s2 = a0;
     let s3 = a1;
-    mem6[o2 + i0] = s2;
-    mem6[o3 + i0] = s3;
+    mem5[o2 + i0] = s2;
+    mem5[o3 + i0] = s3;
   }
 }
 @compute @workgroup_size(128)
@@ -1350,11 +1281,11 @@ fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) 
   if (w >= 1 && w < 2) { k1(w - 1, i32(lid)); }
 }
 
-// 17: matmul | matmul | sum
+// 16: matmul | matmul | sum
 @group(0) @binding(0) var<storage, read> mem0: array<f32>;
 @group(0) @binding(1) var<storage, read> mem1: array<f32, 1039>;
 @group(0) @binding(2) var<storage, read_write> mem2: array<f32>;
-@group(0) @binding(3) var<storage, read> mem3: array<f32, 1057>;
+@group(0) @binding(3) var<storage, read> mem3: array<f32, 1121>;
 @group(0) @binding(4) var<storage, read> mem4: array<f32>;
 @group(0) @binding(5) var<storage, read_write> mem5: array<f32, 1039>;
 @group(0) @binding(6) var<storage, read> mem6: array<f32>;
@@ -1437,10 +1368,10 @@ fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) 
   if (w >= 2 && w < 3) { k2(w - 2, i32(lid)); }
 }
 
-// 18: matmul | matmul
+// 17: matmul | matmul
 @group(0) @binding(0) var<storage, read> mem0: array<f32>;
 @group(0) @binding(1) var<storage, read> mem1: array<f32>;
-@group(0) @binding(2) var<storage, read_write> mem2: array<f32, 1057>;
+@group(0) @binding(2) var<storage, read_write> mem2: array<f32, 1121>;
 @group(0) @binding(3) var<storage, read> mem3: array<f32>;
 @group(0) @binding(4) var<storage, read> mem4: array<f32>;
 @group(1) @binding(0) var<uniform> at: array<vec4<i32>, 2>;
@@ -1505,8 +1436,8 @@ fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) 
   if (w >= 1 && w < 2) { k1(w - 1, i32(lid)); }
 }
 
-// 19: matmul | matmul | sum+mul | sum
-@group(0) @binding(0) var<storage, read> mem0: array<f32, 1057>;
+// 18: matmul | matmul | sum+mul | sum
+@group(0) @binding(0) var<storage, read> mem0: array<f32, 1121>;
 @group(0) @binding(1) var<storage, read_write> mem1: array<f32, 1039>;
 @group(0) @binding(2) var<storage, read> mem2: array<f32, 1039>;
 @group(0) @binding(3) var<storage, read_write> mem3: array<f32>;
@@ -1622,10 +1553,10 @@ fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) 
   if (w >= 3 && w < 4) { k3(w - 3, i32(lid)); }
 }
 
-// 20: matmul | matmul
+// 19: matmul | matmul
 @group(0) @binding(0) var<storage, read> mem0: array<f32>;
 @group(0) @binding(1) var<storage, read> mem1: array<f32>;
-@group(0) @binding(2) var<storage, read_write> mem2: array<f32, 1057>;
+@group(0) @binding(2) var<storage, read_write> mem2: array<f32, 1121>;
 @group(0) @binding(3) var<storage, read> mem3: array<f32>;
 @group(0) @binding(4) var<storage, read> mem4: array<f32>;
 @group(1) @binding(0) var<uniform> at: array<vec4<i32>, 2>;
@@ -1690,8 +1621,8 @@ fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) 
   if (w >= 1 && w < 2) { k1(w - 1, i32(lid)); }
 }
 
-// 21: matmul | matmul | matmul | sum | sum
-@group(0) @binding(0) var<storage, read> mem0: array<f32, 1057>;
+// 20: matmul | matmul | matmul | sum | sum
+@group(0) @binding(0) var<storage, read> mem0: array<f32, 1121>;
 @group(0) @binding(1) var<storage, read_write> mem1: array<f32, 1039>;
 @group(0) @binding(2) var<storage, read> mem2: array<f32, 1039>;
 @group(0) @binding(3) var<storage, read_write> mem3: array<f32>;
@@ -1780,12 +1711,11 @@ fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) 
   if (w >= 3 && w < 5) { let n = (w - 3) / 1; k2(w - 3 - n * 1, i32(lid), 9 + n * 2); }
 }
 
-// 22: matmul+add+mul
-@group(0) @binding(0) var<storage, read> mem0: array<f32, 1057>;
+// 21: matmul+add+mul
+@group(0) @binding(0) var<storage, read_write> mem0: array<f32, 1121>;
 @group(0) @binding(1) var<storage, read> mem1: array<f32, 1039>;
 @group(0) @binding(2) var<storage, read> mem2: array<f32>;
 @group(0) @binding(3) var<storage, read> mem3: array<f32>;
-@group(0) @binding(4) var<storage, read_write> mem4: array<f32>;
 @group(1) @binding(0) var<uniform> at: array<vec4<i32>, 2>;
 fn k0(w: i32, lid: i32) {
   let o0 = at[0].x;
@@ -1816,8 +1746,8 @@ fn k0(w: i32, lid: i32) {
   if (row < 64 && lane == 0) {
     let s5 = v1;
     let s6 = (v1 * mem1[o4 + n0]);
-    mem4[o5 + (m0 * 32 + m1 * 8 + n0)] = s5;
-    mem4[o6 + (m0 * 32 + m1 * 8 + n0)] = s6;
+    mem0[o5 + (m0 * 32 + m1 * 8 + n0)] = s5;
+    mem0[o6 + (m0 * 32 + m1 * 8 + n0)] = s6;
   }
 }
 @compute @workgroup_size(128)
@@ -1826,13 +1756,11 @@ fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) 
   if (w >= 0 && w < 1) { k0(w - 0, i32(lid)); }
 }
 
-// 23: sum+add | sum
-@group(0) @binding(0) var<storage, read> mem0: array<f32>;
-@group(0) @binding(1) var<storage, read> mem1: array<f32, 1057>;
-@group(0) @binding(2) var<storage, read> mem2: array<f32>;
-@group(0) @binding(3) var<storage, read_write> mem3: array<f32>;
-@group(0) @binding(4) var<storage, read> mem4: array<f32>;
-@group(0) @binding(5) var<storage, read_write> mem5: array<f32, 1039>;
+// 22: sum+add | sum
+@group(0) @binding(0) var<storage, read> mem0: array<f32, 1121>;
+@group(0) @binding(1) var<storage, read> mem1: array<f32>;
+@group(0) @binding(2) var<storage, read_write> mem2: array<f32>;
+@group(0) @binding(3) var<storage, read_write> mem3: array<f32, 1039>;
 @group(1) @binding(0) var<uniform> at: array<vec4<i32>, 3>;
 fn div_(a: f32, b: f32) -> f32 {
   let s = select(1.0, 0.0625, abs(b) > 8.5e37);
@@ -1855,21 +1783,21 @@ fn k0(w: i32, lid: i32) {
       let j0 = j;
       let v0 = mem0[o0 + (i0 * 8 + j0)];
       let xa0 = v0;
-      let xa1 = (v0 * mem1[o1 + (i0 * 8 + j0)]);
+      let xa1 = (v0 * mem0[o1 + (i0 * 8 + j0)]);
       ta0 = (ta0 + xa0);
       ta1 = (ta1 + xa1);
     }
   }
   let a0 = ta0;
   let a1 = ta1;
-  let v1 = mem1[o3 + i0];
+  let v1 = mem0[o3 + i0];
   let v2 = div_(a0, 8f);
   let v3 = div_(a1, 8f);
   if (row < 8) {
     for (var j = lane; j < 8; j += 1) {
       let j0 = j;
-      let s4 = (mem2[o2 + (i0 * 8 + j0)] + (v1 * ((mem0[o0 + (i0 * 8 + j0)] - v2) - (mem1[o1 + (i0 * 8 + j0)] * v3))));
-      mem3[o4 + (i0 * 8 + j0)] = s4;
+      let s4 = (mem1[o2 + (i0 * 8 + j0)] + (v1 * ((mem0[o0 + (i0 * 8 + j0)] - v2) - (mem0[o1 + (i0 * 8 + j0)] * v3))));
+      mem2[o4 + (i0 * 8 + j0)] = s4;
     }
   }
 }
@@ -1887,9 +1815,9 @@ fn k1(w: i32, lid: i32) {
   {
     for (var j = lane; j < 8; j += 1) {
       let j0 = j;
-      let v0 = mem4[o0 + (i0 + j0 * 8)];
+      let v0 = mem0[o0 + (i0 + j0 * 8)];
       let xa0 = v0;
-      let xa1 = (v0 * mem1[o1 + (i0 + j0 * 8)]);
+      let xa1 = (v0 * mem0[o1 + (i0 + j0 * 8)]);
       ta0 = (ta0 + xa0);
       ta1 = (ta1 + xa1);
     }
@@ -1899,8 +1827,8 @@ fn k1(w: i32, lid: i32) {
   if (row < 8 && lane == 0) {
     let s2 = a0;
     let s3 = a1;
-    mem5[o2 + i0] = s2;
-    mem5[o3 + i0] = s3;
+    mem3[o2 + i0] = s2;
+    mem3[o3 + i0] = s3;
   }
 }
 @compute @workgroup_size(128)
@@ -1910,7 +1838,7 @@ fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) 
   if (w >= 1 && w < 2) { k1(w - 1, i32(lid)); }
 }
 
-// 24: scatter_add | sum
+// 23: scatter_add | sum
 @group(0) @binding(0) var<storage, read> mem0: array<f32>;
 @group(0) @binding(1) var<storage, read> mem1: array<i32, 17>;
 @group(0) @binding(2) var<storage, read_write> mem2: array<f32, 1039>;
@@ -1968,13 +1896,13 @@ fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) 
   if (w >= 1 && w < 2) { k1(w - 1, i32(lid)); }
 }
 
-// 25: div+sum+minimum+add+logical_not+where
+// 24: div+sum+minimum+add+logical_not+where
 @group(0) @binding(0) var<storage, read> mem0: array<i32, 17>;
 @group(0) @binding(1) var<storage, read> mem1: array<f32, 6>;
 @group(0) @binding(2) var<storage, read> mem2: array<f32, 1039>;
 @group(0) @binding(3) var<storage, read_write> mem3: array<f32, 1039>;
 @group(0) @binding(4) var<storage, read_write> mem4: array<f32, 1039>;
-@group(0) @binding(5) var<storage, read_write> mem5: array<f32, 1057>;
+@group(0) @binding(5) var<storage, read_write> mem5: array<f32, 1121>;
 @group(0) @binding(6) var<storage, read_write> mem6: array<f32, 1039>;
 @group(1) @binding(0) var<uniform> at: array<vec4<i32>, 4>;
 var<workgroup> sf: array<f32, 128>;
@@ -2198,7 +2126,7 @@ fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) 
 @group(0) @binding(2) var<storage, read> mem2: array<f32, 1039>;
 @group(0) @binding(3) var<storage, read_write> mem3: array<f32, 1039>;
 @group(0) @binding(4) var<storage, read_write> mem4: array<f32, 1039>;
-@group(0) @binding(5) var<storage, read_write> mem5: array<f32, 1057>;
+@group(0) @binding(5) var<storage, read_write> mem5: array<f32, 1121>;
 @group(0) @binding(6) var<storage, read_write> mem6: array<f32, 1039>;
 @group(1) @binding(0) var<uniform> at: array<vec4<i32>, 4>;
 var<private> inf_bits: u32 = 0x7f800000u;
@@ -2350,8 +2278,8 @@ fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) 
   if (w >= 0 && w < 1) { k0(w - 0, i32(lid)); }
 }
 
-// 26: where
-@group(0) @binding(0) var<storage, read> mem0: array<f32, 1057>;
+// 25: where
+@group(0) @binding(0) var<storage, read> mem0: array<f32, 1121>;
 @group(0) @binding(1) var<storage, read_write> mem1: array<i32, 1>;
 @group(1) @binding(0) var<uniform> at: array<vec4<i32>, 1>;
 fn k0(w: i32, lid: i32) {

@@ -1,8 +1,9 @@
 // 0: add+sum+sub+rsqrt+mul | mul+add
 @group(0) @binding(0) var<storage, read> mem0: array<f32, 1039>;
 @group(0) @binding(1) var<storage, read> mem1: array<i32, 18>;
-@group(0) @binding(2) var<storage, read_write> mem2: array<f32, 1121>;
-@group(0) @binding(3) var<storage, read_write> mem3: array<i32, 1>;
+@group(0) @binding(2) var<storage, read_write> mem2: array<f32, 1480>;
+@group(0) @binding(3) var<storage, read_write> mem3: array<f32>;
+@group(0) @binding(4) var<storage, read_write> mem4: array<i32, 1>;
 @group(1) @binding(0) var<uniform> at: array<vec4<i32>, 3>;
 fn div_(a: f32, b: f32) -> f32 {
   let s = select(1.0, 0.0625, abs(b) > 8.5e37);
@@ -55,12 +56,12 @@ fn k0(w: i32, lid: i32) {
       let s8 = ((v4 * mem0[o3 + j0]) + mem0[o4 + j0]);
       mem2[o5 + (h5 + j0)] = s5;
       mem2[o7 + (h5 + j0)] = s7;
-      mem2[o8 + (h5 + j0)] = s8;
+      mem3[o8 + (h5 + j0)] = s8;
     }
   }
   if (row < 8 && lane == 0) {
     let s6 = v3;
-    mem2[o6 + (i0 * 4 + i1)] = s6;
+    mem3[o6 + (i0 * 4 + i1)] = s6;
   }
 }
 fn k1(w: i32, lid: i32) {
@@ -75,7 +76,7 @@ fn k1(w: i32, lid: i32) {
   let v3 = (((v2 >> ((v2 >> 28u) + 4u)) ^ v2) * 277803737u);
   let v4 = (((((v3 >> 22u) ^ v3) + 1u) * 747796405u) + 2891336453u);
   let s2 = (((v4 >> ((v4 >> 28u) + 4u)) ^ v4) * 277803737u);
-  mem3[o2 + 0] = bitcast<i32>(s2);
+  mem4[o2 + 0] = bitcast<i32>(s2);
 }
 @compute @workgroup_size(128)
 fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) lid: u32) {
@@ -85,16 +86,17 @@ fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) 
 }
 
 // 1: matmul+add | matmul+add | matmul+add
-@group(0) @binding(0) var<storage, read> mem0: array<f32, 1121>;
+@group(0) @binding(0) var<storage, read> mem0: array<f32>;
 @group(0) @binding(1) var<storage, read> mem1: array<f32, 1039>;
-@group(0) @binding(2) var<storage, read_write> mem2: array<f32>;
-@group(0) @binding(3) var<storage, read_write> mem3: array<f32>;
+@group(0) @binding(2) var<storage, read_write> mem2: array<f32, 1480>;
+@group(0) @binding(3) var<storage, read> mem3: array<f32>;
+@group(0) @binding(4) var<storage, read> mem4: array<f32>;
 @group(1) @binding(0) var<uniform> at: array<vec4<i32>, 3>;
-fn k0(w: i32, lid: i32, first: i32) {
-  let o0 = at[(first + 0) / 4][(first + 0) % 4];
-  let o1 = at[(first + 1) / 4][(first + 1) % 4];
-  let o2 = at[(first + 2) / 4][(first + 2) % 4];
-  let o3 = at[(first + 3) / 4][(first + 3) % 4];
+fn k0(w: i32, lid: i32) {
+  let o0 = at[0].x;
+  let o1 = at[0].y;
+  let o2 = at[0].z;
+  let o3 = at[0].w;
   let row = w * 128 + lid;
   let lane = 0;
   if (row >= 64) { return; }
@@ -115,6 +117,30 @@ fn k0(w: i32, lid: i32, first: i32) {
   }
 }
 fn k1(w: i32, lid: i32) {
+  let o0 = at[1].x;
+  let o1 = at[1].y;
+  let o2 = at[1].z;
+  let o3 = at[1].w;
+  let row = w * 128 + lid;
+  let lane = 0;
+  if (row >= 64) { return; }
+  let m0 = (row / 8);
+  let n0 = row % 8;
+  var ta0 = 0f;
+  {
+    for (var j = lane; j < 8; j += 1) {
+      let k0 = j;
+      let xa0 = (mem3[o0 + (m0 * 8 + k0)] * mem1[o1 + (n0 + k0 * 8)]);
+      ta0 = (ta0 + xa0);
+    }
+  }
+  let a0 = ta0;
+  if (row < 64 && lane == 0) {
+    let s3 = (a0 + mem1[o2 + n0]);
+    mem2[o3 + (m0 * 8 + n0)] = s3;
+  }
+}
+fn k2(w: i32, lid: i32) {
   let o0 = at[2].x;
   let o1 = at[2].y;
   let o2 = at[2].z;
@@ -128,27 +154,26 @@ fn k1(w: i32, lid: i32) {
   {
     for (var j = lane; j < 8; j += 1) {
       let k0 = j;
-      let xa0 = (mem0[o0 + (m0 * 8 + k0)] * mem1[o1 + (n0 + k0 * 8)]);
+      let xa0 = (mem4[o0 + (m0 * 8 + k0)] * mem1[o1 + (n0 + k0 * 8)]);
       ta0 = (ta0 + xa0);
     }
   }
   let a0 = ta0;
   if (row < 64 && lane == 0) {
     let s3 = (a0 + mem1[o2 + n0]);
-    mem3[o3 + (m0 * 8 + n0)] = s3;
+    mem2[o3 + (m0 * 8 + n0)] = s3;
   }
 }
 @compute @workgroup_size(128)
 fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) lid: u32) {
   let w = i32(wid.x + wid.y * 32768u);
-  if (w >= 0 && w < 2) { let n = (w - 0) / 1; k0(w - 0 - n * 1, i32(lid), 0 + n * 4); }
-  if (w >= 2 && w < 3) { k1(w - 2, i32(lid)); }
+  if (w >= 0 && w < 1) { k0(w - 0, i32(lid)); }
+  if (w >= 1 && w < 2) { k1(w - 1, i32(lid)); }
+  if (w >= 2 && w < 3) { k2(w - 2, i32(lid)); }
 }
 
 // 2: matmul
-@group(0) @binding(0) var<storage, read> mem0: array<f32>;
-@group(0) @binding(1) var<storage, read> mem1: array<f32>;
-@group(0) @binding(2) var<storage, read_write> mem2: array<f32, 1121>;
+@group(0) @binding(0) var<storage, read_write> mem0: array<f32, 1480>;
 @group(1) @binding(0) var<uniform> at: array<vec4<i32>, 1>;
 fn k0(w: i32, lid: i32) {
   let o0 = at[0].x;
@@ -167,14 +192,14 @@ fn k0(w: i32, lid: i32) {
   {
     for (var j = lane; j < 2; j += 1) {
       let k0 = j;
-      let xa0 = (mem0[o0 + (h0 + k0)] * mem1[o1 + (h1 + k0)]);
+      let xa0 = (mem0[o0 + (h0 + k0)] * mem0[o1 + (h1 + k0)]);
       ta0 = (ta0 + xa0);
     }
   }
   let a0 = ta0;
   if (row < 128 && lane == 0) {
     let s2 = a0;
-    mem2[o2 + (b0 * 64 + b1 * 16 + m0 * 4 + n0)] = s2;
+    mem0[o2 + (b0 * 64 + b1 * 16 + m0 * 4 + n0)] = s2;
   }
 }
 @compute @workgroup_size(128)
@@ -184,7 +209,7 @@ fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) 
 }
 
 // 3: max+where+sum+div
-@group(0) @binding(0) var<storage, read> mem0: array<f32, 1121>;
+@group(0) @binding(0) var<storage, read> mem0: array<f32, 1480>;
 @group(0) @binding(1) var<storage, read_write> mem1: array<f32>;
 @group(1) @binding(0) var<uniform> at: array<vec4<i32>, 1>;
 var<private> inf_bits: u32 = 0x7f800000u;
@@ -254,8 +279,7 @@ fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) 
 
 // 4: matmul
 @group(0) @binding(0) var<storage, read> mem0: array<f32>;
-@group(0) @binding(1) var<storage, read> mem1: array<f32>;
-@group(0) @binding(2) var<storage, read_write> mem2: array<f32, 1121>;
+@group(0) @binding(1) var<storage, read_write> mem1: array<f32, 1480>;
 @group(1) @binding(0) var<uniform> at: array<vec4<i32>, 1>;
 fn k0(w: i32, lid: i32) {
   let o0 = at[0].x;
@@ -281,7 +305,7 @@ fn k0(w: i32, lid: i32) {
   let a0 = ta0;
   if (row < 64 && lane == 0) {
     let s2 = a0;
-    mem2[o2 + (b0 * 32 + b1 * 8 + m0 * 2 + n0)] = s2;
+    mem1[o2 + (b0 * 32 + b1 * 8 + m0 * 2 + n0)] = s2;
   }
 }
 @compute @workgroup_size(128)
@@ -291,7 +315,7 @@ fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) 
 }
 
 // 5: matmul+add
-@group(0) @binding(0) var<storage, read> mem0: array<f32, 1121>;
+@group(0) @binding(0) var<storage, read> mem0: array<f32, 1480>;
 @group(0) @binding(1) var<storage, read> mem1: array<f32, 1039>;
 @group(0) @binding(2) var<storage, read> mem2: array<i32, 1>;
 @group(0) @binding(3) var<storage, read_write> mem3: array<f32>;
@@ -339,7 +363,7 @@ fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) 
 // 6: sum+sub+rsqrt+mul+add
 @group(0) @binding(0) var<storage, read> mem0: array<f32>;
 @group(0) @binding(1) var<storage, read> mem1: array<f32, 1039>;
-@group(0) @binding(2) var<storage, read_write> mem2: array<f32>;
+@group(0) @binding(2) var<storage, read_write> mem2: array<f32, 1480>;
 @group(1) @binding(0) var<uniform> at: array<vec4<i32>, 2>;
 fn div_(a: f32, b: f32) -> f32 {
   let s = select(1.0, 0.0625, abs(b) > 8.5e37);
@@ -398,9 +422,8 @@ fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) 
 }
 
 // 7: matmul+add+mul
-@group(0) @binding(0) var<storage, read> mem0: array<f32>;
+@group(0) @binding(0) var<storage, read_write> mem0: array<f32, 1480>;
 @group(0) @binding(1) var<storage, read> mem1: array<f32, 1039>;
-@group(0) @binding(2) var<storage, read_write> mem2: array<f32, 1121>;
 @group(1) @binding(0) var<uniform> at: array<vec4<i32>, 2>;
 fn is_nan_(x: f32) -> bool { return (bitcast<u32>(x) & 0x7fffffffu) > 0x7f800000u; }
 fn scale_(x: f32, n: i32) -> f32 {
@@ -448,9 +471,9 @@ fn k0(w: i32, lid: i32) {
     let s3 = a0;
     let s4 = v1;
     let s5 = ((0.5f * v0) * v1);
-    mem2[o3 + (m0 * 32 + n0)] = s3;
-    mem2[o4 + (m0 * 32 + n0)] = s4;
-    mem2[o5 + (m0 * 32 + n0)] = s5;
+    mem0[o3 + (m0 * 32 + n0)] = s3;
+    mem0[o4 + (m0 * 32 + n0)] = s4;
+    mem0[o5 + (m0 * 32 + n0)] = s5;
   }
 }
 @compute @workgroup_size(128)
@@ -460,10 +483,9 @@ fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) 
 }
 
 // 8: matmul+add
-@group(0) @binding(0) var<storage, read> mem0: array<f32, 1121>;
+@group(0) @binding(0) var<storage, read> mem0: array<f32, 1480>;
 @group(0) @binding(1) var<storage, read> mem1: array<f32, 1039>;
-@group(0) @binding(2) var<storage, read> mem2: array<f32>;
-@group(0) @binding(3) var<storage, read_write> mem3: array<f32>;
+@group(0) @binding(2) var<storage, read_write> mem2: array<f32>;
 @group(1) @binding(0) var<uniform> at: array<vec4<i32>, 2>;
 var<workgroup> sf: array<f32, 128>;
 fn k0(w: i32, lid: i32) {
@@ -502,7 +524,7 @@ fn k0(w: i32, lid: i32) {
   let a0 = ta0;
   if (row < 64 && lane == 0) {
     let s4 = (mem2[o2 + (m0 * 8 + n0)] + (a0 + mem1[o3 + n0]));
-    mem3[o4 + (m0 * 8 + n0)] = s4;
+    mem2[o4 + (m0 * 8 + n0)] = s4;
   }
 }
 @compute @workgroup_size(128)
@@ -512,10 +534,9 @@ fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) 
 }
 
 // without barriers, (2, 1)
-@group(0) @binding(0) var<storage, read> mem0: array<f32, 1121>;
+@group(0) @binding(0) var<storage, read> mem0: array<f32, 1480>;
 @group(0) @binding(1) var<storage, read> mem1: array<f32, 1039>;
-@group(0) @binding(2) var<storage, read> mem2: array<f32>;
-@group(0) @binding(3) var<storage, read_write> mem3: array<f32>;
+@group(0) @binding(2) var<storage, read_write> mem2: array<f32>;
 @group(1) @binding(0) var<uniform> at: array<vec4<i32>, 2>;
 fn k0(w: i32, lid: i32) {
   let o0 = at[0].x;
@@ -558,7 +579,7 @@ fn k0(w: i32, lid: i32) {
   let a0 = ta0;
   if (row < 64 && lane == 0) {
     let s4 = (mem2[o2 + (m0 * 8 + n0)] + (a0 + mem1[o3 + n0]));
-    mem3[o4 + (m0 * 8 + n0)] = s4;
+    mem2[o4 + (m0 * 8 + n0)] = s4;
   }
 }
 @compute @workgroup_size(32)
@@ -567,10 +588,71 @@ fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) 
   if (w >= 0 && w < 2) { k0(w - 0, i32(lid)); }
 }
 
-// 9: matmul
-@group(0) @binding(0) var<storage, read> mem0: array<f32>;
+// 9: sum+sub+rsqrt+mul+add
+@group(0) @binding(0) var<storage, read_write> mem0: array<f32>;
 @group(0) @binding(1) var<storage, read> mem1: array<f32, 1039>;
-@group(0) @binding(2) var<storage, read_write> mem2: array<f32, 1121>;
+@group(0) @binding(2) var<storage, read_write> mem2: array<f32, 1480>;
+@group(1) @binding(0) var<uniform> at: array<vec4<i32>, 2>;
+fn div_(a: f32, b: f32) -> f32 {
+  let s = select(1.0, 0.0625, abs(b) > 8.5e37);
+  return (a * s) / (b * s);
+}
+fn k0(w: i32, lid: i32) {
+  let o0 = at[0].x;
+  let o1 = at[0].y;
+  let o2 = at[0].z;
+  let o3 = at[0].w;
+  let o4 = at[1].x;
+  let o5 = at[1].y;
+  let row = w * 128 + lid;
+  let lane = 0;
+  if (row >= 8) { return; }
+  let i0 = row;
+  var ta0 = 0f;
+  {
+    for (var j = lane; j < 8; j += 1) {
+      let j0 = j;
+      let xa0 = mem0[o0 + (i0 * 8 + j0)];
+      ta0 = (ta0 + xa0);
+    }
+  }
+  let a0 = ta0;
+  let v0 = div_(a0, 8f);
+  var ta1 = 0f;
+  {
+    for (var j = lane; j < 8; j += 1) {
+      let j0 = j;
+      let xa1 = ((mem0[o0 + (i0 * 8 + j0)] - v0) * (mem0[o0 + (i0 * 8 + j0)] - v0));
+      ta1 = (ta1 + xa1);
+    }
+  }
+  let a1 = ta1;
+  let v1 = (1.0 / sqrt((div_(a1, 8f) + 9.99999975e-06f)));
+  if (row < 8) {
+    for (var j = lane; j < 8; j += 1) {
+      let j0 = j;
+      let v2 = ((mem0[o0 + (i0 * 8 + j0)] - v0) * v1);
+      let s4 = v2;
+      let s5 = ((v2 * mem1[o1 + j0]) + mem1[o2 + j0]);
+      mem2[o4 + (i0 * 8 + j0)] = s4;
+      mem2[o5 + (i0 * 8 + j0)] = s5;
+    }
+  }
+  if (row < 8 && lane == 0) {
+    let s3 = v1;
+    mem0[o3 + i0] = s3;
+  }
+}
+@compute @workgroup_size(128)
+fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) lid: u32) {
+  let w = i32(wid.x + wid.y * 32768u);
+  if (w >= 0 && w < 1) { k0(w - 0, i32(lid)); }
+}
+
+// 10: matmul
+@group(0) @binding(0) var<storage, read> mem0: array<f32, 1480>;
+@group(0) @binding(1) var<storage, read> mem1: array<f32, 1039>;
+@group(0) @binding(2) var<storage, read_write> mem2: array<f32>;
 @group(1) @binding(0) var<uniform> at: array<vec4<i32>, 1>;
 fn k0(w: i32, lid: i32) {
   let o0 = at[0].x;
@@ -601,11 +683,11 @@ fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) 
   if (w >= 0 && w < 1) { k0(w - 0, i32(lid)); }
 }
 
-// 10: max+sub+sum+mul
-@group(0) @binding(0) var<storage, read> mem0: array<f32, 1121>;
+// 11: max+sub+sum+mul
+@group(0) @binding(0) var<storage, read> mem0: array<f32>;
 @group(0) @binding(1) var<storage, read> mem1: array<f32, 1039>;
 @group(0) @binding(2) var<storage, read> mem2: array<i32, 18>;
-@group(0) @binding(3) var<storage, read_write> mem3: array<f32>;
+@group(0) @binding(3) var<storage, read_write> mem3: array<f32, 1480>;
 @group(1) @binding(0) var<uniform> at: array<vec4<i32>, 2>;
 var<private> inf_bits: u32 = 0x7f800000u;
 fn max_f32(a: f32, b: f32) -> f32 {
@@ -691,14 +773,13 @@ fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) 
   if (w >= 0 && w < 1) { k0(w - 0, i32(lid)); }
 }
 
-// 11: matmul+mul | matmul | sum | sum+div+where
-@group(0) @binding(0) var<storage, read> mem0: array<f32>;
+// 12: matmul+mul | matmul | sum | sum+div+where
+@group(0) @binding(0) var<storage, read> mem0: array<f32, 1480>;
 @group(0) @binding(1) var<storage, read> mem1: array<f32, 1039>;
 @group(0) @binding(2) var<storage, read_write> mem2: array<f32>;
-@group(0) @binding(3) var<storage, read_write> mem3: array<f32, 1121>;
-@group(0) @binding(4) var<storage, read_write> mem4: array<f32, 1039>;
-@group(0) @binding(5) var<storage, read> mem5: array<i32, 1>;
-@group(0) @binding(6) var<storage, read_write> mem6: array<f32, 1>;
+@group(0) @binding(3) var<storage, read_write> mem3: array<f32, 1039>;
+@group(0) @binding(4) var<storage, read> mem4: array<i32, 1>;
+@group(0) @binding(5) var<storage, read_write> mem5: array<f32, 1>;
 @group(1) @binding(0) var<uniform> at: array<vec4<i32>, 4>;
 var<private> inf_bits: u32 = 0x7f800000u;
 var<private> nan_bits: u32 = 0x7fc00000u;
@@ -747,7 +828,7 @@ fn k0(w: i32, lid: i32) {
     let s3 = a0;
     let s4 = (a0 * mem1[o2 + n0]);
     mem2[o3 + (m0 * 8 + n0)] = s3;
-    mem3[o4 + (m0 * 8 + n0)] = s4;
+    mem2[o4 + (m0 * 8 + n0)] = s4;
   }
 }
 fn k1(w: i32, lid: i32) {
@@ -770,7 +851,7 @@ fn k1(w: i32, lid: i32) {
   let a0 = ta0;
   if (row < 56 && lane == 0) {
     let s2 = a0;
-    mem4[o2 + (m0 * 7 + n0)] = s2;
+    mem3[o2 + (m0 * 7 + n0)] = s2;
   }
 }
 fn k2(w: i32, lid: i32) {
@@ -791,7 +872,7 @@ fn k2(w: i32, lid: i32) {
   let a0 = ta0;
   if (row < 7 && lane == 0) {
     let s1 = a0;
-    mem4[o1 + i0] = s1;
+    mem3[o1 + i0] = s1;
   }
 }
 fn k3(w: i32, lid: i32) {
@@ -815,9 +896,9 @@ fn k3(w: i32, lid: i32) {
   let v0 = div_(a0, 8f);
   if (row < 1 && lane == 0) {
     let s3 = v0;
-    let s4 = select(0f, bitcast<f32>(inf_bits), (((bitcast<u32>(v0) & 0x7f800000u) == 0x7f800000u) || (!(mem5[o2 + 0] == 0))));
-    mem6[o3 + 0] = s3;
-    mem3[o4 + 0] = s4;
+    let s4 = select(0f, bitcast<f32>(inf_bits), (((bitcast<u32>(v0) & 0x7f800000u) == 0x7f800000u) || (!(mem4[o2 + 0] == 0))));
+    mem5[o3 + 0] = s3;
+    mem2[o4 + 0] = s4;
   }
 }
 @compute @workgroup_size(128)
@@ -829,13 +910,12 @@ fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) 
   if (w >= 3 && w < 4) { k3(w - 3, i32(lid)); }
 }
 
-// 12: sum | sum+mul
+// 13: sum | sum+mul
 @group(0) @binding(0) var<storage, read> mem0: array<f32>;
-@group(0) @binding(1) var<storage, read> mem1: array<f32>;
+@group(0) @binding(1) var<storage, read_write> mem1: array<f32, 1480>;
 @group(0) @binding(2) var<storage, read_write> mem2: array<f32, 1039>;
-@group(0) @binding(3) var<storage, read_write> mem3: array<f32, 1121>;
+@group(0) @binding(3) var<storage, read> mem3: array<f32>;
 @group(0) @binding(4) var<storage, read> mem4: array<f32>;
-@group(0) @binding(5) var<storage, read> mem5: array<f32>;
 @group(1) @binding(0) var<uniform> at: array<vec4<i32>, 2>;
 fn div_(a: f32, b: f32) -> f32 {
   let s = select(1.0, 0.0625, abs(b) > 8.5e37);
@@ -887,21 +967,21 @@ fn k1(w: i32, lid: i32) {
       let j0 = j;
       let v0 = mem3[o0 + (i0 * 8 + j0)];
       let xa0 = v0;
-      let xa1 = (v0 * mem4[o1 + (i0 * 8 + j0)]);
+      let xa1 = (v0 * mem1[o1 + (i0 * 8 + j0)]);
       ta0 = (ta0 + xa0);
       ta1 = (ta1 + xa1);
     }
   }
   let a0 = ta0;
   let a1 = ta1;
-  let v1 = mem5[o2 + i0];
+  let v1 = mem4[o2 + i0];
   let v2 = div_(a0, 8f);
   let v3 = div_(a1, 8f);
   if (row < 8) {
     for (var j = lane; j < 8; j += 1) {
       let j0 = j;
-      let s3 = (v1 * ((mem3[o0 + (i0 * 8 + j0)] - v2) - (mem4[o1 + (i0 * 8 + j0)] * v3)));
-      mem3[o3 + (i0 * 8 + j0)] = s3;
+      let s3 = (v1 * ((mem3[o0 + (i0 * 8 + j0)] - v2) - (mem1[o1 + (i0 * 8 + j0)] * v3)));
+      mem1[o3 + (i0 * 8 + j0)] = s3;
     }
   }
 }
@@ -912,8 +992,8 @@ fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) 
   if (w >= 1 && w < 2) { k1(w - 1, i32(lid)); }
 }
 
-// 13: matmul+add | matmul | sum
-@group(0) @binding(0) var<storage, read> mem0: array<f32, 1121>;
+// 14: matmul+add | matmul | sum
+@group(0) @binding(0) var<storage, read> mem0: array<f32, 1480>;
 @group(0) @binding(1) var<storage, read> mem1: array<f32, 1039>;
 @group(0) @binding(2) var<storage, read_write> mem2: array<f32>;
 @group(0) @binding(3) var<storage, read_write> mem3: array<f32, 1039>;
@@ -1010,14 +1090,13 @@ fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) 
   if (w >= 4 && w < 5) { k2(w - 4, i32(lid)); }
 }
 
-// 14: matmul+mul | matmul | sum
+// 15: matmul+mul | matmul | sum
 @group(0) @binding(0) var<storage, read> mem0: array<f32>;
 @group(0) @binding(1) var<storage, read> mem1: array<f32, 1039>;
-@group(0) @binding(2) var<storage, read_write> mem2: array<f32, 1121>;
+@group(0) @binding(2) var<storage, read_write> mem2: array<f32, 1480>;
 @group(0) @binding(3) var<storage, read> mem3: array<f32>;
-@group(0) @binding(4) var<storage, read> mem4: array<f32>;
-@group(0) @binding(5) var<storage, read_write> mem5: array<f32, 1039>;
-@group(0) @binding(6) var<storage, read> mem6: array<f32>;
+@group(0) @binding(4) var<storage, read_write> mem4: array<f32, 1039>;
+@group(0) @binding(5) var<storage, read> mem5: array<f32>;
 @group(1) @binding(0) var<uniform> at: array<vec4<i32>, 3>;
 var<workgroup> sf: array<f32, 128>;
 fn k0(w: i32, lid: i32) {
@@ -1074,14 +1153,14 @@ fn k1(w: i32, lid: i32) {
   {
     for (var j = lane; j < 8; j += 1) {
       let k0 = j;
-      let xa0 = (mem3[o0 + (m0 + k0 * 8)] * mem4[o1 + (n0 + k0 * 32)]);
+      let xa0 = (mem2[o0 + (m0 + k0 * 8)] * mem3[o1 + (n0 + k0 * 32)]);
       ta0 = (ta0 + xa0);
     }
   }
   let a0 = ta0;
   if (row < 256 && lane == 0) {
     let s2 = a0;
-    mem5[o2 + (m0 * 32 + n0)] = s2;
+    mem4[o2 + (m0 * 32 + n0)] = s2;
   }
 }
 fn k2(w: i32, lid: i32) {
@@ -1095,14 +1174,14 @@ fn k2(w: i32, lid: i32) {
   {
     for (var j = lane; j < 8; j += 1) {
       let j0 = j;
-      let xa0 = mem6[o0 + (i0 + j0 * 32)];
+      let xa0 = mem5[o0 + (i0 + j0 * 32)];
       ta0 = (ta0 + xa0);
     }
   }
   let a0 = ta0;
   if (row < 32 && lane == 0) {
     let s1 = a0;
-    mem5[o1 + i0] = s1;
+    mem4[o1 + i0] = s1;
   }
 }
 @compute @workgroup_size(128)
@@ -1116,11 +1195,10 @@ fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) 
 // without barriers, (11, 1)
 @group(0) @binding(0) var<storage, read> mem0: array<f32>;
 @group(0) @binding(1) var<storage, read> mem1: array<f32, 1039>;
-@group(0) @binding(2) var<storage, read_write> mem2: array<f32, 1121>;
+@group(0) @binding(2) var<storage, read_write> mem2: array<f32, 1480>;
 @group(0) @binding(3) var<storage, read> mem3: array<f32>;
-@group(0) @binding(4) var<storage, read> mem4: array<f32>;
-@group(0) @binding(5) var<storage, read_write> mem5: array<f32, 1039>;
-@group(0) @binding(6) var<storage, read> mem6: array<f32>;
+@group(0) @binding(4) var<storage, read_write> mem4: array<f32, 1039>;
+@group(0) @binding(5) var<storage, read> mem5: array<f32>;
 @group(1) @binding(0) var<uniform> at: array<vec4<i32>, 3>;
 fn k0(w: i32, lid: i32) {
   let o0 = at[0].x;
@@ -1181,14 +1259,14 @@ fn k1(w: i32, lid: i32) {
   {
     for (var j = lane; j < 8; j += 1) {
       let k0 = j;
-      let xa0 = (mem3[o0 + (m0 + k0 * 8)] * mem4[o1 + (n0 + k0 * 32)]);
+      let xa0 = (mem2[o0 + (m0 + k0 * 8)] * mem3[o1 + (n0 + k0 * 32)]);
       ta0 = (ta0 + xa0);
     }
   }
   let a0 = ta0;
   if (row < 256 && lane == 0) {
     let s2 = a0;
-    mem5[o2 + (m0 * 32 + n0)] = s2;
+    mem4[o2 + (m0 * 32 + n0)] = s2;
   }
 }
 fn k2(w: i32, lid: i32) {
@@ -1202,14 +1280,14 @@ fn k2(w: i32, lid: i32) {
   {
     for (var j = lane; j < 8; j += 1) {
       let j0 = j;
-      let xa0 = mem6[o0 + (i0 + j0 * 32)];
+      let xa0 = mem5[o0 + (i0 + j0 * 32)];
       ta0 = (ta0 + xa0);
     }
   }
   let a0 = ta0;
   if (row < 32 && lane == 0) {
     let s1 = a0;
-    mem5[o1 + i0] = s1;
+    mem4[o1 + i0] = s1;
   }
 }
 @compute @workgroup_size(32)
@@ -1220,14 +1298,11 @@ fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) 
   if (w >= 10 && w < 11) { k2(w - 10, i32(lid)); }
 }
 
-// 15: sum | sum+add+where
-@group(0) @binding(0) var<storage, read> mem0: array<f32, 1121>;
-@group(0) @binding(1) var<storage, read> mem1: array<f32>;
-@group(0) @binding(2) var<storage, read_write> mem2: array<f32, 1039>;
-@group(0) @binding(3) var<storage, read> mem3: array<f32>;
-@group(0) @binding(4) var<storage, read> mem4: array<f32>;
-@group(0) @binding(5) var<storage, read> mem5: array<i32, 1>;
-@group(0) @binding(6) var<storage, read_write> mem6: array<f32>;
+// 16: sum | sum+add+where
+@group(0) @binding(0) var<storage, read> mem0: array<f32, 1480>;
+@group(0) @binding(1) var<storage, read_write> mem1: array<f32, 1039>;
+@group(0) @binding(2) var<storage, read> mem2: array<i32, 1>;
+@group(0) @binding(3) var<storage, read_write> mem3: array<f32>;
 @group(1) @binding(0) var<uniform> at: array<vec4<i32>, 3>;
 fn div_(a: f32, b: f32) -> f32 {
   let s = select(1.0, 0.0625, abs(b) > 8.5e37);
@@ -1249,7 +1324,7 @@ fn k0(w: i32, lid: i32) {
       let j0 = j;
       let v0 = mem0[o0 + (i0 + j0 * 8)];
       let xa0 = v0;
-      let xa1 = (v0 * mem1[o1 + (i0 + j0 * 8)]);
+      let xa1 = (v0 * mem0[o1 + (i0 + j0 * 8)]);
       ta0 = (ta0 + xa0);
       ta1 = (ta1 + xa1);
     }
@@ -1259,8 +1334,8 @@ fn k0(w: i32, lid: i32) {
   if (row < 8 && lane == 0) {
     let s2 = a0;
     let s3 = a1;
-    mem2[o2 + i0] = s2;
-    mem2[o3 + i0] = s3;
+    mem1[o2 + i0] = s2;
+    mem1[o3 + i0] = s3;
   }
 }
 fn k1(w: i32, lid: i32) {
@@ -1282,30 +1357,30 @@ fn k1(w: i32, lid: i32) {
       let j0 = j;
       let v0 = mem0[o0 + (i0 * 8 + j0)];
       let xa0 = v0;
-      let xa1 = (v0 * mem3[o1 + (i0 * 8 + j0)]);
+      let xa1 = (v0 * mem0[o1 + (i0 * 8 + j0)]);
       ta0 = (ta0 + xa0);
       ta1 = (ta1 + xa1);
     }
   }
   let a0 = ta0;
   let a1 = ta1;
-  let v1 = mem4[o3 + i0];
+  let v1 = mem0[o3 + i0];
   let v2 = div_(a0, 8f);
   let v3 = div_(a1, 8f);
-  let v7 = bitcast<u32>(mem5[o4 + 0]);
+  let v7 = bitcast<u32>(mem2[o4 + 0]);
   let v8 = ((v7 >> 22u) ^ v7);
   if (row < 8) {
     for (var j = lane; j < 8; j += 1) {
       let j0 = j;
-      let v4 = (mem0[o2 + (i0 * 8 + j0)] + (v1 * ((mem0[o0 + (i0 * 8 + j0)] - v2) - (mem3[o1 + (i0 * 8 + j0)] * v3))));
+      let v4 = (mem0[o2 + (i0 * 8 + j0)] + (v1 * ((mem0[o0 + (i0 * 8 + j0)] - v2) - (mem0[o1 + (i0 * 8 + j0)] * v3))));
       let v5 = ((u32((i0 * 8 + j0)) * 747796405u) + 2891336453u);
       let v6 = (((v5 >> ((v5 >> 28u) + 4u)) ^ v5) * 277803737u);
       let v9 = (((((v6 >> 22u) ^ v6) ^ v8) * 747796405u) + 2891336453u);
       let v10 = (((v9 >> ((v9 >> 28u) + 4u)) ^ v9) * 277803737u);
       let s5 = v4;
       let s6 = select(0f, (v4 * 1.11111116f), (0.100000001f <= (f32((((v10 >> 22u) ^ v10) >> 8u)) * 5.96046448e-08f)));
-      mem6[o5 + (i0 * 8 + j0)] = s5;
-      mem6[o6 + (i0 * 8 + j0)] = s6;
+      mem3[o5 + (i0 * 8 + j0)] = s5;
+      mem3[o6 + (i0 * 8 + j0)] = s6;
     }
   }
 }
@@ -1316,14 +1391,13 @@ fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) 
   if (w >= 1 && w < 2) { k1(w - 1, i32(lid)); }
 }
 
-// 16: matmul | matmul | sum
+// 17: matmul | matmul | sum
 @group(0) @binding(0) var<storage, read> mem0: array<f32>;
 @group(0) @binding(1) var<storage, read> mem1: array<f32, 1039>;
-@group(0) @binding(2) var<storage, read_write> mem2: array<f32>;
-@group(0) @binding(3) var<storage, read> mem3: array<f32, 1121>;
-@group(0) @binding(4) var<storage, read> mem4: array<f32>;
-@group(0) @binding(5) var<storage, read_write> mem5: array<f32, 1039>;
-@group(0) @binding(6) var<storage, read> mem6: array<f32>;
+@group(0) @binding(2) var<storage, read_write> mem2: array<f32, 1480>;
+@group(0) @binding(3) var<storage, read> mem3: array<f32>;
+@group(0) @binding(4) var<storage, read_write> mem4: array<f32, 1039>;
+@group(0) @binding(5) var<storage, read> mem5: array<f32>;
 @group(1) @binding(0) var<uniform> at: array<vec4<i32>, 2>;
 fn k0(w: i32, lid: i32) {
   let o0 = at[0].x;
@@ -1364,14 +1438,14 @@ fn k1(w: i32, lid: i32) {
     for (var j = lane; j < 8; j += 1) {
       let k0 = (j / 4);
       let k1 = j % 4;
-      let xa0 = (mem3[o0 + (h0 + k0 * 32 + k1 * 2)] * mem4[o1 + (n0 + k0 * 32 + k1 * 8)]);
+      let xa0 = (mem2[o0 + (h0 + k0 * 32 + k1 * 2)] * mem3[o1 + (n0 + k0 * 32 + k1 * 8)]);
       ta0 = (ta0 + xa0);
     }
   }
   let a0 = ta0;
   if (row < 64 && lane == 0) {
     let s2 = a0;
-    mem5[o2 + (m0 * 16 + m1 * 8 + n0)] = s2;
+    mem4[o2 + (m0 * 16 + m1 * 8 + n0)] = s2;
   }
 }
 fn k2(w: i32, lid: i32) {
@@ -1385,14 +1459,14 @@ fn k2(w: i32, lid: i32) {
   {
     for (var j = lane; j < 8; j += 1) {
       let j0 = j;
-      let xa0 = mem6[o0 + (i0 + j0 * 8)];
+      let xa0 = mem5[o0 + (i0 + j0 * 8)];
       ta0 = (ta0 + xa0);
     }
   }
   let a0 = ta0;
   if (row < 8 && lane == 0) {
     let s1 = a0;
-    mem5[o1 + i0] = s1;
+    mem4[o1 + i0] = s1;
   }
 }
 @compute @workgroup_size(128)
@@ -1403,12 +1477,9 @@ fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) 
   if (w >= 2 && w < 3) { k2(w - 2, i32(lid)); }
 }
 
-// 17: matmul | matmul
-@group(0) @binding(0) var<storage, read> mem0: array<f32>;
+// 18: matmul | matmul
+@group(0) @binding(0) var<storage, read_write> mem0: array<f32, 1480>;
 @group(0) @binding(1) var<storage, read> mem1: array<f32>;
-@group(0) @binding(2) var<storage, read_write> mem2: array<f32, 1121>;
-@group(0) @binding(3) var<storage, read> mem3: array<f32>;
-@group(0) @binding(4) var<storage, read> mem4: array<f32>;
 @group(1) @binding(0) var<uniform> at: array<vec4<i32>, 2>;
 fn k0(w: i32, lid: i32) {
   let o0 = at[0].x;
@@ -1427,14 +1498,14 @@ fn k0(w: i32, lid: i32) {
   {
     for (var j = lane; j < 2; j += 1) {
       let k0 = j;
-      let xa0 = (mem0[o0 + (h0 + k0)] * mem1[o1 + (h1 + k0)]);
+      let xa0 = (mem0[o0 + (h0 + k0)] * mem0[o1 + (h1 + k0)]);
       ta0 = (ta0 + xa0);
     }
   }
   let a0 = ta0;
   if (row < 128 && lane == 0) {
     let s2 = a0;
-    mem2[o2 + (b0 * 64 + b1 * 16 + m0 * 4 + n0)] = s2;
+    mem0[o2 + (b0 * 64 + b1 * 16 + m0 * 4 + n0)] = s2;
   }
 }
 fn k1(w: i32, lid: i32) {
@@ -1454,14 +1525,14 @@ fn k1(w: i32, lid: i32) {
   {
     for (var j = lane; j < 4; j += 1) {
       let k0 = j;
-      let xa0 = (mem3[o0 + (h0 + k0 * 4)] * mem4[o1 + (h1 + k0 * 8)]);
+      let xa0 = (mem1[o0 + (h0 + k0 * 4)] * mem0[o1 + (h1 + k0 * 8)]);
       ta0 = (ta0 + xa0);
     }
   }
   let a0 = ta0;
   if (row < 64 && lane == 0) {
     let s2 = a0;
-    mem2[o2 + (b0 * 32 + b1 * 8 + m0 * 2 + n0)] = s2;
+    mem0[o2 + (b0 * 32 + b1 * 8 + m0 * 2 + n0)] = s2;
   }
 }
 @compute @workgroup_size(128)
@@ -1471,10 +1542,10 @@ fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) 
   if (w >= 1 && w < 2) { k1(w - 1, i32(lid)); }
 }
 
-// 18: matmul | matmul | sum+mul | sum
-@group(0) @binding(0) var<storage, read> mem0: array<f32, 1121>;
+// 19: matmul | matmul | sum+mul | sum
+@group(0) @binding(0) var<storage, read_write> mem0: array<f32, 1480>;
 @group(0) @binding(1) var<storage, read> mem1: array<f32, 1039>;
-@group(0) @binding(2) var<storage, read_write> mem2: array<f32>;
+@group(0) @binding(2) var<storage, read> mem2: array<f32>;
 @group(0) @binding(3) var<storage, read_write> mem3: array<f32, 1039>;
 @group(0) @binding(4) var<storage, read> mem4: array<f32>;
 @group(1) @binding(0) var<uniform> at: array<vec4<i32>, 3>;
@@ -1501,7 +1572,7 @@ fn k0(w: i32, lid: i32) {
   let a0 = ta0;
   if (row < 64 && lane == 0) {
     let s2 = a0;
-    mem2[o2 + (m0 * 32 + m1 * 8 + n0)] = s2;
+    mem0[o2 + (m0 * 32 + m1 * 8 + n0)] = s2;
   }
 }
 fn k1(w: i32, lid: i32) {
@@ -1520,7 +1591,7 @@ fn k1(w: i32, lid: i32) {
     for (var j = lane; j < 8; j += 1) {
       let k0 = (j / 4);
       let k1 = j % 4;
-      let xa0 = (mem0[o0 + (m0 + k0 * 32 + k1 * 8)] * mem0[o1 + (h0 + k0 * 32 + k1 * 2)]);
+      let xa0 = (mem2[o0 + (m0 + k0 * 32 + k1 * 8)] * mem0[o1 + (h0 + k0 * 32 + k1 * 2)]);
       ta0 = (ta0 + xa0);
     }
   }
@@ -1551,7 +1622,7 @@ fn k2(w: i32, lid: i32) {
     for (var j = lane; j < 4; j += 1) {
       let j0 = j;
       let s2 = ((mem4[o1 + (i0 * 4 + j0)] * (mem0[o0 + (i0 * 4 + j0)] - a0)) * 0.707106769f);
-      mem2[o2 + (i0 * 4 + j0)] = s2;
+      mem0[o2 + (i0 * 4 + j0)] = s2;
     }
   }
 }
@@ -1588,12 +1659,9 @@ fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) 
   if (w >= 3 && w < 4) { k3(w - 3, i32(lid)); }
 }
 
-// 19: matmul | matmul
-@group(0) @binding(0) var<storage, read> mem0: array<f32>;
-@group(0) @binding(1) var<storage, read> mem1: array<f32>;
-@group(0) @binding(2) var<storage, read_write> mem2: array<f32, 1121>;
-@group(0) @binding(3) var<storage, read> mem3: array<f32>;
-@group(0) @binding(4) var<storage, read> mem4: array<f32>;
+// 20: matmul | matmul
+@group(0) @binding(0) var<storage, read> mem0: array<f32, 1480>;
+@group(0) @binding(1) var<storage, read_write> mem1: array<f32>;
 @group(1) @binding(0) var<uniform> at: array<vec4<i32>, 2>;
 fn k0(w: i32, lid: i32) {
   let o0 = at[0].x;
@@ -1612,14 +1680,14 @@ fn k0(w: i32, lid: i32) {
   {
     for (var j = lane; j < 4; j += 1) {
       let k0 = j;
-      let xa0 = (mem0[o0 + (h0 + k0)] * mem1[o1 + (h1 + k0 * 8)]);
+      let xa0 = (mem0[o0 + (h0 + k0)] * mem0[o1 + (h1 + k0 * 8)]);
       ta0 = (ta0 + xa0);
     }
   }
   let a0 = ta0;
   if (row < 64 && lane == 0) {
     let s2 = a0;
-    mem2[o2 + (b0 * 32 + b1 * 8 + m0 * 2 + n0)] = s2;
+    mem1[o2 + (b0 * 32 + b1 * 8 + m0 * 2 + n0)] = s2;
   }
 }
 fn k1(w: i32, lid: i32) {
@@ -1639,14 +1707,14 @@ fn k1(w: i32, lid: i32) {
   {
     for (var j = lane; j < 4; j += 1) {
       let k0 = j;
-      let xa0 = (mem3[o0 + (h0 + k0 * 4)] * mem4[o1 + (h1 + k0 * 8)]);
+      let xa0 = (mem0[o0 + (h0 + k0 * 4)] * mem0[o1 + (h1 + k0 * 8)]);
       ta0 = (ta0 + xa0);
     }
   }
   let a0 = ta0;
   if (row < 64 && lane == 0) {
     let s2 = a0;
-    mem2[o2 + (b0 * 32 + b1 * 8 + m0 * 2 + n0)] = s2;
+    mem1[o2 + (b0 * 32 + b1 * 8 + m0 * 2 + n0)] = s2;
   }
 }
 @compute @workgroup_size(128)
@@ -1656,10 +1724,10 @@ fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) 
   if (w >= 1 && w < 2) { k1(w - 1, i32(lid)); }
 }
 
-// 20: matmul | matmul | matmul | sum | sum
-@group(0) @binding(0) var<storage, read> mem0: array<f32, 1121>;
+// 21: matmul | matmul | matmul | sum | sum
+@group(0) @binding(0) var<storage, read> mem0: array<f32>;
 @group(0) @binding(1) var<storage, read> mem1: array<f32, 1039>;
-@group(0) @binding(2) var<storage, read_write> mem2: array<f32>;
+@group(0) @binding(2) var<storage, read_write> mem2: array<f32, 1480>;
 @group(0) @binding(3) var<storage, read_write> mem3: array<f32, 1039>;
 @group(1) @binding(0) var<uniform> at: array<vec4<i32>, 4>;
 fn k0(w: i32, lid: i32) {
@@ -1746,11 +1814,10 @@ fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) 
   if (w >= 3 && w < 5) { let n = (w - 3) / 1; k2(w - 3 - n * 1, i32(lid), 9 + n * 2); }
 }
 
-// 21: matmul+add+mul
-@group(0) @binding(0) var<storage, read_write> mem0: array<f32, 1121>;
+// 22: matmul+add+mul
+@group(0) @binding(0) var<storage, read> mem0: array<f32>;
 @group(0) @binding(1) var<storage, read> mem1: array<f32, 1039>;
-@group(0) @binding(2) var<storage, read> mem2: array<f32>;
-@group(0) @binding(3) var<storage, read> mem3: array<f32>;
+@group(0) @binding(2) var<storage, read_write> mem2: array<f32, 1480>;
 @group(1) @binding(0) var<uniform> at: array<vec4<i32>, 2>;
 fn k0(w: i32, lid: i32) {
   let o0 = at[0].x;
@@ -1777,12 +1844,12 @@ fn k0(w: i32, lid: i32) {
     }
   }
   let a0 = ta0;
-  let v1 = ((mem2[o2 + (m0 * 32 + m1 * 8 + n0)] + mem3[o3 + (m0 * 32 + m1 * 8 + n0)]) + a0);
+  let v1 = ((mem2[o2 + (m0 * 32 + m1 * 8 + n0)] + mem2[o3 + (m0 * 32 + m1 * 8 + n0)]) + a0);
   if (row < 64 && lane == 0) {
     let s5 = v1;
     let s6 = (v1 * mem1[o4 + n0]);
-    mem0[o5 + (m0 * 32 + m1 * 8 + n0)] = s5;
-    mem0[o6 + (m0 * 32 + m1 * 8 + n0)] = s6;
+    mem2[o5 + (m0 * 32 + m1 * 8 + n0)] = s5;
+    mem2[o6 + (m0 * 32 + m1 * 8 + n0)] = s6;
   }
 }
 @compute @workgroup_size(128)
@@ -1791,11 +1858,11 @@ fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) 
   if (w >= 0 && w < 1) { k0(w - 0, i32(lid)); }
 }
 
-// 22: sum | sum+add
-@group(0) @binding(0) var<storage, read> mem0: array<f32, 1121>;
+// 23: sum | sum+add
+@group(0) @binding(0) var<storage, read_write> mem0: array<f32, 1480>;
 @group(0) @binding(1) var<storage, read_write> mem1: array<f32, 1039>;
 @group(0) @binding(2) var<storage, read> mem2: array<f32>;
-@group(0) @binding(3) var<storage, read_write> mem3: array<f32>;
+@group(0) @binding(3) var<storage, read> mem3: array<f32>;
 @group(1) @binding(0) var<uniform> at: array<vec4<i32>, 3>;
 fn div_(a: f32, b: f32) -> f32 {
   let s = select(1.0, 0.0625, abs(b) > 8.5e37);
@@ -1855,14 +1922,14 @@ fn k1(w: i32, lid: i32) {
   }
   let a0 = ta0;
   let a1 = ta1;
-  let v1 = mem0[o3 + i0];
+  let v1 = mem3[o3 + i0];
   let v2 = div_(a0, 8f);
   let v3 = div_(a1, 8f);
   if (row < 8) {
     for (var j = lane; j < 8; j += 1) {
       let j0 = j;
       let s4 = (mem2[o2 + (i0 * 8 + j0)] + (v1 * ((mem0[o0 + (i0 * 8 + j0)] - v2) - (mem0[o1 + (i0 * 8 + j0)] * v3))));
-      mem3[o4 + (i0 * 8 + j0)] = s4;
+      mem0[o4 + (i0 * 8 + j0)] = s4;
     }
   }
 }
@@ -1873,11 +1940,10 @@ fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) 
   if (w >= 1 && w < 2) { k1(w - 1, i32(lid)); }
 }
 
-// 23: scatter_add | sum
-@group(0) @binding(0) var<storage, read> mem0: array<f32>;
+// 24: scatter_add | sum
+@group(0) @binding(0) var<storage, read> mem0: array<f32, 1480>;
 @group(0) @binding(1) var<storage, read> mem1: array<i32, 18>;
 @group(0) @binding(2) var<storage, read_write> mem2: array<f32, 1039>;
-@group(0) @binding(3) var<storage, read> mem3: array<f32>;
 @group(1) @binding(0) var<uniform> at: array<vec4<i32>, 2>;
 fn k0(w: i32, lid: i32) {
   let o0 = at[0].x;
@@ -1914,7 +1980,7 @@ fn k1(w: i32, lid: i32) {
   {
     for (var j = lane; j < 2; j += 1) {
       let j0 = j;
-      let xa0 = mem3[o0 + (i0 + j0 * 32)];
+      let xa0 = mem0[o0 + (i0 + j0 * 32)];
       ta0 = (ta0 + xa0);
     }
   }
@@ -1931,11 +1997,11 @@ fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) 
   if (w >= 1 && w < 2) { k1(w - 1, i32(lid)); }
 }
 
-// 24: add+sum+where
+// 25: add+sum+where
 @group(0) @binding(0) var<storage, read> mem0: array<f32, 2>;
 @group(0) @binding(1) var<storage, read_write> mem1: array<f32, 1039>;
 @group(0) @binding(2) var<storage, read> mem2: array<f32, 1039>;
-@group(0) @binding(3) var<storage, read> mem3: array<f32, 1121>;
+@group(0) @binding(3) var<storage, read> mem3: array<f32>;
 @group(0) @binding(4) var<storage, read_write> mem4: array<f32, 1039>;
 @group(0) @binding(5) var<storage, read_write> mem5: array<i32, 1>;
 @group(1) @binding(0) var<uniform> at: array<vec4<i32>, 3>;
@@ -2069,7 +2135,7 @@ fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) 
 @group(0) @binding(0) var<storage, read> mem0: array<f32, 2>;
 @group(0) @binding(1) var<storage, read_write> mem1: array<f32, 1039>;
 @group(0) @binding(2) var<storage, read> mem2: array<f32, 1039>;
-@group(0) @binding(3) var<storage, read> mem3: array<f32, 1121>;
+@group(0) @binding(3) var<storage, read> mem3: array<f32>;
 @group(0) @binding(4) var<storage, read_write> mem4: array<f32, 1039>;
 @group(0) @binding(5) var<storage, read_write> mem5: array<i32, 1>;
 @group(1) @binding(0) var<uniform> at: array<vec4<i32>, 3>;

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from bisect import insort
 from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from itertools import accumulate
+from operator import itemgetter
 from typing import Any
 
 from tracegrad.dtypes import STORED, TensorType
@@ -81,7 +83,7 @@ class Beside:
     crowded: Set[int]
 
 
-Chunk = list[tuple[int, int, Lifetime]]  # pieces of one array: begin, end, who
+Chunk = list[tuple[int, int, Lifetime]]  # pieces of one array, in order: begin, end, who
 
 
 def share_memory(
@@ -129,7 +131,7 @@ def _few_arrays(order: Sequence[Lifetime], beside: Beside, most_arrays: int) -> 
             ends.append(0)
         found = [(_lowest_gap(chunks[k], t), k) for k in free or range(len(chunks))]
         _, k, at = min([(max(0, at + t.size - ends[k]), k, at) for at, k in found])
-        chunks[k].append((at, at + t.size, t))
+        insort(chunks[k], (at, at + t.size, t), key=itemgetter(0))
         inside[k].add(t.key)
         ends[k] = max(ends[k], at + t.size)
     return chunks
@@ -182,20 +184,21 @@ def _packed(order: Iterable[Lifetime], most: int, beside: Mapping[int, Set[int]]
                 continue
             at = _lowest_gap(chunk, t)
             # a single value may be larger, and then others may lie where it does
-            if not chunk or at + t.size <= max(most, *(end for _, end, _ in chunk)):
-                chunk.append((at, at + t.size, t))
+            if not chunk or at + t.size <= most or at + t.size <= max(end for _, end, _ in chunk):
+                insort(chunk, (at, at + t.size, t), key=itemgetter(0))
                 inside[number].add(t.key)
                 break
     return chunks
 
 
-def _lowest_gap(taken: Iterable[tuple[int, int, Lifetime]], t: Lifetime) -> int:
-    at = 0
-    busy = sorted((b, e) for b, e, other in taken if other.first <= t.last and t.first <= other.last)
-    for begin, end in busy:
-        if at + t.size <= begin:
-            break
-        at = max(at, -(-end // ALIGN) * ALIGN)
+def _lowest_gap(chunk: Chunk, t: Lifetime) -> int:
+    at, first, last, size = 0, t.first, t.last, t.size
+    for begin, end, other in chunk:
+        if other.first <= last and first <= other.last:
+            if at + size <= begin:
+                break
+            if end > at:
+                at = -(-end // ALIGN) * ALIGN
     return at
 
 

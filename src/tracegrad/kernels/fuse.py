@@ -114,10 +114,10 @@ class Schedule:
 
     # merging
     def _fuse(self) -> None:
-        clusters: list[Cluster] = []
+        clusters: dict[int, Cluster] = {}  # by id, in order
         for t in self._in_order():
             c = self._single(t)
-            clusters.append(c)
+            clusters[id(c)] = c
             self.owner[t.serial] = c
             for serial in sorted(self.reads[t.serial].stored, reverse=True):
                 if serial not in self.stored:
@@ -125,9 +125,7 @@ class Schedule:
                 producer, consumer = self.owner[serial], self.owner[t.serial]
                 merged = self._merge(producer, consumer) if producer is not consumer else None
                 if merged is not None:
-                    clusters = [x for x in clusters if x is not producer and x is not consumer]
-                    clusters.append(merged)
-                    self._adopt(merged, clusters)
+                    self._adopt(merged, (producer, consumer), clusters)
         self._merge_siblings(clusters)
 
     def _in_order(self) -> list[Tensor]:
@@ -225,18 +223,23 @@ class Schedule:
             depth[t.serial] = 0 if t.prim.family in COMPUTED else own
         return deepest
 
-    def _adopt(self, merged: Cluster, clusters: Sequence[Cluster]) -> None:
+    def _adopt(self, merged: Cluster, parts: Sequence[Cluster], clusters: dict[int, Cluster]) -> None:
+        """Put `merged` in the place of its parts."""
+        for c in parts:
+            del clusters[id(c)]
+        clusters[id(merged)] = merged
         for t in merged.nodes:
             self.owner[t.serial] = merged
-        for c in clusters:
-            if c.ancestors & merged.members and c is not merged:
-                c.ancestors |= merged.ancestors | merged.members
+        members, ancestors = merged.members, merged.ancestors | merged.members
+        for c in clusters.values():
+            if c.ancestors & members and c is not merged:
+                c.ancestors |= ancestors
 
-    def _merge_siblings(self, clusters: list[Cluster]) -> None:
+    def _merge_siblings(self, clusters: dict[int, Cluster]) -> None:
         """Kernels over the same points that read the same values share their loads, e.g. Adam's two moments, or the
         gradients of a norm's gain and bias."""
         alike: dict[object, list[Cluster]] = {}
-        for c in clusters:
+        for c in clusters.values():
             if c.kind == "points":
                 alike.setdefault(c.rows, []).append(c)
             elif c.kind == "columns":
@@ -252,9 +255,8 @@ class Schedule:
                         a, b = b, a
                     merged = self._merge(a, b)
                     if merged is not None:
-                        clusters[:] = [x for x in clusters if x is not a and x is not b] + [merged]
                         sources[id(merged)] = sources[id(a)] | sources[id(b)]
-                        self._adopt(merged, clusters)
+                        self._adopt(merged, (a, b), clusters)
 
     def _sources(self, c: Cluster) -> set[int]:
         """What it computes, or reads, that is larger than a scalar."""

@@ -79,7 +79,7 @@ def group_launches(schedule: Schedule, formed: Mapping[int, tuple[Kernel, Tiling
         else:  # one of its own, and there rather than at the end: what it reads need not live until then
             launch = own
             launches.insert(earliest, launch)
-            position = {id(x): k for k, x in enumerate(launches)}
+            position.update((id(launches[k]), k) for k in range(earliest, len(launches)))
         launch_of[id(c)] = launch
     return launches
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 from tracegrad.ir import Graph, Tensor, bind, rebind, rewrite, toposort
 from tracegrad.kernels.fuse import array_of
@@ -41,7 +41,10 @@ def place_results(graph: Graph) -> Graph:
 
     roots = rewrite(graph.roots, rule)
     writes = graph.with_roots(roots).writes
-    written = [_written(name, t, own, roots) for name, t in writes.items()]
+    nodes = toposort(roots) if writes else []
+    stored = {t.serial for t in nodes if t.prim.family in COMPUTED}
+    read = {array_of(t) for t in nodes if t.prim.name == "leaf"}
+    written = [_written(name, t, own, stored, name in read) for name, t in writes.items()]
     states = {base(t).serial for t in written}  # a result that is a new state is read where the state lies
     kept = [t if base(t).serial in states else own(t) for t in roots[: len(roots) - len(writes)]]
     return graph.with_roots([*kept, *written])
@@ -64,19 +67,17 @@ def write_through_copies(graph: Graph) -> Graph:
     return graph.with_roots([*results, *copied])
 
 
-def _written(name: str, t: Tensor, own: Callable[[Tensor], Tensor], roots: Sequence[Tensor]) -> Tensor:
-    """The new value of a persistent array; through a copy if the old value is still read after it exists."""
+def _written(name: str, t: Tensor, own: Callable[[Tensor], Tensor], stored: set[int], read: bool) -> Tensor:
+    """The new value of a persistent array; through a copy if the old value, if it is `read`, is so after it exists."""
     if t.prim.family == "pack":
-        read = any(x.prim.name == "leaf" and array_of(x) == name for x in toposort(roots))
         return own(bind(COPY, t)) if read else t  # nobody waits for the parts of a pack before writing the next
     # A pack, because its parts are stored: inlined into the copy it would be no help.
-    if _reads_elsewhere(name, base(t)):
+    if read and _reads_elsewhere(name, base(t), stored):
         return own(bind(COPY, pack([own(t)])))
     return own(t)
 
 
-def _reads_elsewhere(name: str, t: Tensor) -> bool:
+def _reads_elsewhere(name: str, t: Tensor, stored: set[int]) -> bool:
     """Does the kernel that computes `t` read the old array at other points than it writes, as a flip or a product?"""
-    stored = {x.serial for x in toposort([t]) if x.prim.family in COMPUTED}
     leaves = reads_of(t, stored).leaves.values()
     return any(qs != {1} or leaf.size != t.size for leaf, qs in leaves if array_of(leaf) == name)

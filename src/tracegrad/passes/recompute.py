@@ -35,21 +35,22 @@ def recompute(graph: Graph) -> Graph:
 
 def _chosen(order: Sequence[Tensor], forward: set[int], stored: Container[int], roots: set[int]) -> set[int]:
     """Serials of what is computed again: all it is made of is small, or read by the backward pass anyway."""
-    late = {x.serial for t in order if t.serial not in forward for x in _sources(t, stored, set())}
+    seen: set[int] = set()  # by any of the backward's nodes
+    late = {x.serial for t in order if t.serial not in forward for x in _sources(t, stored, set(), seen)}
     kept = roots | computed_once(order)  # what is compared with itself is one value
     chosen: set[int] = set()
     for t in order:
         large = t.serial in forward and t.prim.family == "map" and t.size >= FROM
         if large and t.serial in stored and t.serial in late and t.serial not in kept:
-            sources = list(_sources(t, stored, chosen))
+            sources = list(_sources(t, stored, chosen, set()))
             if all(x.serial in late or x.prim.family == "leaf" or SMALL * x.size <= t.size for x in sources):
                 chosen.add(t.serial)
     return chosen
 
 
-def _sources(t: Tensor, stored: Container[int], chosen: set[int]) -> Iterator[Tensor]:
-    """What `t` is computed from, seen through all that is not in memory."""
-    stack, seen = list(t.inputs), set[int]()
+def _sources(t: Tensor, stored: Container[int], chosen: set[int], seen: set[int]) -> Iterator[Tensor]:
+    """What `t` is computed from, seen through all that is not in memory; nothing that was `seen` already."""
+    stack = list(t.inputs)
     while stack:
         x = stack.pop()
         if x.serial not in seen:
@@ -89,18 +90,19 @@ class _Backward:
     def meetings(self) -> dict[int, Tensor]:
         """The first gradient that each value to be computed again is wanted for."""
         found: dict[int, Tensor] = {}
+        seen: set[int] = set()
         for t in self.backward:
             if t.serial in self.waits:
-                for x in _sources(t, self.stored, set()):
+                for x in _sources(t, self.stored, set(), seen):
                     if x.serial in self.again:
-                        found.setdefault(x.serial, self.waits[t.serial])
+                        found[x.serial] = self.waits[t.serial]
         return found
 
     def rebuilt(self, roots: Sequence[Tensor]) -> list[Tensor]:
         """The new roots."""
-        with ambient.rewriting():
+        with ambient.rewriting() as here:
             for t in self.backward:
-                ambient.at(t.site)
+                here.site = t.site
                 last = self.waits.get(t.serial)
                 self.new[t.serial] = rebind(t, [self.read(x, last) for x in t.inputs])
         return [self.new[t.serial] for t in roots]
@@ -111,7 +113,7 @@ class _Backward:
             return self.new[x.serial]
         if x.serial in self.again:
             # together with what it is made of, where that is wanted later: then both are computed once
-            parts = [self.meets[y.serial] for y in _sources(x, self.stored, set()) if y.serial in self.meets]
+            parts = [self.meets[y.serial] for y in _sources(x, self.stored, set(), set()) if y.serial in self.meets]
             return self.copy(x, max([last, *(g for g in parts if g.serial in self.new)], key=_serial))
         return self.new[x.serial] if x.serial in self.stored else rebind(x, [self.read(i, last) for i in x.inputs])
 

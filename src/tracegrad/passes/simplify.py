@@ -29,8 +29,11 @@ def simplify(roots: Sequence[Tensor]) -> list[Tensor]:
 
 
 def _key(t: Tensor) -> Any:
+    """Equal for equal nodes. What has inputs has its type from them."""
+    if t.inputs:
+        return (t.prim.name, *t.attrs.items(), *[x.serial for x in t.inputs])
     attrs = tuple([(k, repr(v) if k == "value" else v) for k, v in t.attrs.items()])
-    return (t.prim.name, attrs, t.type, tuple([x.serial for x in t.inputs]))
+    return (t.prim.name, attrs, t.type)
 
 
 def constant(t: Tensor) -> float | None:

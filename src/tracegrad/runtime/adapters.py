@@ -22,7 +22,7 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from tracegrad.errors import DeviceError
-from tracegrad.runtime import cffi_names, remembered, tab
+from tracegrad.runtime import cffi_header, cffi_names, remembered, tab
 
 T = TypeVar("T")
 INSTALL = 'pip install "wgpu>=0.32,<0.33"'
@@ -208,7 +208,9 @@ def open_device(adapter: AdapterInfo) -> Any:
 def load_wgpu() -> Any:
     """The wgpu module. No driver is touched."""
     try:
-        cffi_names.declare_what_occurs(importlib.import_module("wgpu.backends.wgpu_native").ffi)
+        with cffi_header.read_once():
+            native = importlib.import_module("wgpu.backends.wgpu_native")
+        cffi_names.declare_what_occurs(native.ffi)
         return importlib.import_module("wgpu")
     except Exception as e:
         raise DeviceError(f"the Python package wgpu cannot be loaded ({e}); {INSTALL}") from e

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+import tempfile
 from pathlib import Path
 
 OTHERS_MAY_WRITE = 0o022
@@ -26,3 +27,15 @@ def cache_folder() -> Path:
     if not is_own(folder):
         raise PermissionError(f"{folder} belongs to another user, or others may write to it")
     return folder
+
+
+def put(path: Path, data: bytes) -> None:
+    """Write a file there: all of it or nothing, whoever else writes at the same time."""
+    handle, name = tempfile.mkstemp(dir=path.parent, prefix="new-")
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(data)
+        os.replace(name, path)
+    except BaseException:
+        os.unlink(name)
+        raise

@@ -15,12 +15,11 @@ import json
 import os
 import platform
 import sys
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, cast
 
-from tracegrad.runtime.cache import cache_folder, is_own
+from tracegrad.runtime.cache import cache_folder, is_own, put
 
 VARIABLE = "TRACEGRAD_PROBE"  # "always": ask in every process
 NODES = ("/dev/dri/*", "/dev/nvidia*", "/dev/kfd", "/dev/dxg", "/dev/mali*", "/dev/nvhost-gpu")
@@ -55,19 +54,12 @@ def take() -> Rows | None:
 
 
 def keep(rows: Rows) -> None:
-    """Remember them: all of it or nothing, whoever else writes at the same time. Without a place for it, not."""
+    """Remember them. Without a place for it, not."""
     path = _path()
     if path is None:
         return
     with contextlib.suppress(OSError):
-        handle, name = tempfile.mkstemp(dir=path.parent, prefix="new-")
-        try:
-            with os.fdopen(handle, "w", encoding="utf-8") as file:
-                json.dump({"circumstances": circumstances(), "rows": rows}, file)
-            os.replace(name, path)
-        except BaseException:
-            os.unlink(name)
-            raise
+        put(path, json.dumps({"circumstances": circumstances(), "rows": rows}).encode())
 
 
 def _path() -> Path | None:

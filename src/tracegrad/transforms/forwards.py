@@ -41,8 +41,8 @@ def batches(ys: Sequence[Tensor], given: Mapping[Tensor, Tensor], n: int) -> lis
 
 def repeated(many: Tensor | None, y: Tensor, n: int) -> Tensor:
     """What `batches` gave for `y`; of one value, `n` times that."""
-    with ambient.rewriting():
-        ambient.at(y.site)
+    with ambient.rewriting() as here:
+        here.site = y.site
         return spread(n, reshape(y, (1, *y.shape))) if many is None else many
 
 
@@ -62,11 +62,11 @@ def _forwards(
     """Give a value to every node that depends on what `found` holds: by `rule`, or by that of its expansion."""
     if not found:
         return
-    with ambient.rewriting():
+    with ambient.rewriting() as here:
         for t in toposort(ys, min(found), found):  # what depends on a node was made after it
             if not any(x.serial in found for x in t.inputs):
                 continue
-            ambient.at(t.site)
+            here.site = t.site
             if t.prim.expand is not None and expands(t):
                 inside = t.prim.expand(*t.inputs, **t.attrs)
                 _forwards([inside], found, rule, expands)

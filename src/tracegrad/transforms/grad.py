@@ -12,8 +12,8 @@ from tracegrad.prims.views import broadcast_to
 
 def gradients(y: Tensor, wrt: Sequence[Tensor], scale: Tensor | None = None) -> list[Tensor]:
     """d y / d x for each x of `wrt`, times `scale`; zeros where `y` does not depend on it. `y` has rank 0."""
-    with ambient.rewriting():
-        ambient.at(y.site)
+    with ambient.rewriting() as here:
+        here.site = y.site
         return cotangents([y], [const(1.0, y.dtype) if scale is None else scale], wrt)
 
 
@@ -29,14 +29,14 @@ def arriving(ys: Sequence[Tensor], seeds: Sequence[Tensor], wrt: Sequence[Tensor
     order = toposort(ys, min((x.serial for x in wrt), default=0))  # what depends on x was made after it
     needed = _on_path(order, wrt)
     cts: dict[int, Tensor] = {}
-    with ambient.rewriting():
+    with ambient.rewriting() as here:
         for y, seed in zip(ys, seeds, strict=True):
             cts[y.serial] = cts[y.serial] + seed if y.serial in cts else seed
         for t in reversed([t for t in order if t.serial in needed]):
             ct = cts.get(t.serial)
             if ct is None or t.prim.vjp is None:
                 continue
-            ambient.at(t.site)
+            here.site = t.site
             for x, g in zip(t.inputs, t.prim.vjp(ct, t, *t.inputs, **t.attrs)):
                 if g is not None and x.serial in needed:
                     cts[x.serial] = cts[x.serial] + g if x.serial in cts else g
