@@ -1,6 +1,6 @@
 """Remembers what cffi reads in wgpu-py's header: parsing 0.1 MB of C is most of what importing wgpu takes.
 
-0.36 of 0.45 s, in every process. What was read is pickled in the user's cache directory, under a hash of the header and
+0.3 of 0.48 s, in every process. What was read is pickled in the user's cache directory, under a hash of the header and
 of all that reads it, and loaded in 0.01 s. Whatever is not as in cffi 2, or could be somebody else's, is parsed.
 """
 

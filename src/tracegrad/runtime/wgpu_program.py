@@ -269,13 +269,13 @@ def _array(b: Buffer, depth: int, device: Any, calls: Calls, shared: dict[str, A
 def _compiled(program: Program, calls: Calls, kernels: Kernels) -> list[Any]:
     """All pipelines, compiled side by side: a driver that has not seen the kernels takes 10 to 100 ms for each.
 
-    Products take longest, so they come first.
+    Products take longest, and launches of several, so they come first.
     """
     for kernel in program.kernels:
         kernels.layout(kernel)
     kernels.offsets_layout()
     with ThreadPoolExecutor(max(1, min(COMPILERS, len(program.kernels), processors()))) as pool:
-        first = sorted(program.kernels, key=lambda k: -k.workgroup_memory)
+        first = sorted(program.kernels, key=lambda k: (k.workgroup_memory, k.slots), reverse=True)
         return list(pool.map(kernels.pipeline, first, repeat(calls)))
 
 
