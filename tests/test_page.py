@@ -193,7 +193,11 @@ def test_texts_have_contrast_and_controls_have_names(browser: Any, tmp_path: Pat
 @pytest.mark.slow
 @pytest.mark.parametrize("page", ["file"], indirect=True)
 def test_memory_stays_flat_over_two_minutes_of_training(browser: Any, page: Any) -> None:
-    """Renderer, GPU process and JavaScript heap, from the end of the first half minute on."""
+    """Renderer, GPU process and JavaScript heap, from the end of the first half minute on.
+
+    The GPU process takes and gives back some 15 MB at a time, whatever the number of steps. What leaks stays, so of
+    three looks ten seconds apart the least counts.
+    """
 
     def train_seconds(seconds: int) -> dict[str, int]:
         page.click("#start")
@@ -202,8 +206,13 @@ def test_memory_stays_flat_over_two_minutes_of_training(browser: Any, page: Any)
         until(page, "() => document.getElementById('start').textContent === 'Start'")
         return memory_of(browser, page)
 
-    before, steps = train_seconds(30), count(page)
-    after = train_seconds(90)
+    def least() -> dict[str, int]:
+        looks = [train_seconds(10) for _ in range(3)]
+        return {part: min(look[part] for look in looks) for part in looks[0]}
+
+    before, steps = least(), count(page)
+    train_seconds(60)
+    after = least()
     print(f"{count(page) - steps} steps: {before} -> {after}")
     assert count(page) > steps + 1000
     assert after["heap"] - before["heap"] < MIB, (before, after)
