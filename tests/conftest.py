@@ -29,7 +29,7 @@ os.environ.setdefault(remembered.VARIABLE, "always")
 
 @pytest.fixture(scope="module")
 def c_compiler() -> Iterator[None]:
-    """The C compiler of this machine, if it has one, for all of a module: sessions on WebGPU submit by what it makes."""
+    """This machine's C compiler for all of a module: sessions on WebGPU submit by what it makes, if it has one."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv(VARIABLE, "")
         yield
