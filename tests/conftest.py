@@ -29,7 +29,7 @@ os.environ.setdefault(remembered.VARIABLE, "always")
 
 @pytest.fixture(scope="module")
 def c_compiler() -> Iterator[None]:
-    """The C compiler of this machine, if it has one: sessions on WebGPU submit by what it makes."""
+    """This machine's C compiler for all of a module: sessions on WebGPU submit by what it makes, if it has one."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv(VARIABLE, "")
         yield
@@ -55,12 +55,14 @@ def webgpu() -> None:
 
 
 @pytest.fixture(scope="module")
-def device(c_compiler: None) -> Iterator[Any]:
+def device() -> Iterator[Any]:
     """A session on this machine's WebGPU adapter; a software one will do."""
     support = check_webgpu()
     if support.adapter is None:
         pytest.skip(f"no WebGPU adapter: {support.message}")
-    session = NativeSession(support.adapter)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv(VARIABLE, "")
+        session = NativeSession(support.adapter)
     yield session
     session.close()
 

@@ -77,7 +77,7 @@ def _devices() -> Iterator[str]:
     yield from (f"  {d.name:8} {d.description}" for d in tg.devices())
     if compiler() is None and os.environ.get(VARIABLE) != "off":
         yield "  A C compiler (cc, gcc or clang; not on Windows) makes the CPU two to four times as fast,"
-        yield "  and halves what a short step on a GPU costs the host."
+        yield "  and saves the host a third of its work for a short step on a GPU."
     if os.environ.get("TRACEGRAD_DEVICE"):
         yield f'  TRACEGRAD_DEVICE={os.environ["TRACEGRAD_DEVICE"]} overrides what "auto" means'
 

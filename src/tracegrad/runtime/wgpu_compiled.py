@@ -1,8 +1,7 @@
 """wgpu's calls of a whole submission as three calls of C, where there is a C compiler.
 
 They run without Python's lock, so that whoever queues steps goes on meanwhile, and take it back three times a
-submission instead of ten times and more. Recorded so, a dispatch of the sine network costs a third of what it does by
-`DirectCalls`, which stands in where there is no compiler.
+submission instead of ten times and more. `DirectCalls` stands in where there is no compiler.
 """
 
 from __future__ import annotations
