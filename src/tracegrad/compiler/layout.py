@@ -58,7 +58,7 @@ class Filling:
         """The next free place of the array for that role and type, for the value `name`."""
         array = f"{role}.{type.dtype.storage}"
         at = self.sizes.get(array, 0)
-        self.sizes[array] = at + type.size
+        self.sizes[array] = max(at + type.size, 1)  # no device has an array without elements
         self.places[name], self.types[name] = Place(array, at), type
         return self.places[name]
 

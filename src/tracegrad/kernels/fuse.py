@@ -67,7 +67,7 @@ class Schedule:
         self.nodes = {t.serial: t for t in self.order}
         self.array = placed_arrays(graph)  # serial -> the named array it is computed into; all others are temporary
         self.writes = {base(t).serial: name for name, t in graph.writes.items() if t.prim.family != "pack"}
-        self.roots = {base(t).serial for t in graph.roots if t.prim.family != "pack"}
+        self.roots = {base(t).serial for t in graph.roots if t.prim.family != "pack" and t.size}
         parts = delivered_parts(self.order)
         delivered = [*(self.nodes[s] for s in self.roots), *parts]
         self.once = computed_once(self.order, delivered)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from tracegrad.ir import Tensor, rewrite, toposort
+from tracegrad.passes.empty import of_nothing
 from tracegrad.passes.scans import in_bodies, only_asked
 
 
@@ -22,6 +23,8 @@ def _expanded(roots: Sequence[Tensor]) -> list[Tensor]:
 def _rule(t: Tensor, inputs: tuple[Tensor, ...]) -> Tensor | None:
     if t.prim.expand is None:
         return None
+    if t.size == 0:
+        return of_nothing(t, inputs)
     expanded = t.prim.expand(*inputs, **t.attrs)
     if expanded.type != t.type:
         raise AssertionError(f"{t.prim.name} expands to {expanded.type}, its type rule says {t.type}")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from tracegrad.ir import Tensor, bind, rewrite, toposort
+from tracegrad.passes.empty import without_empty
 from tracegrad.transforms.loops import Body, item
 
 Pass = Callable[[Sequence[Tensor]], Sequence[Tensor]]
@@ -31,6 +32,7 @@ def only_asked(roots: Sequence[Tensor]) -> list[Tensor]:
     """Every scan without the results, carries and inputs that nothing needs."""
     if not _any(roots):
         return list(roots)
+    roots = everywhere(roots, without_empty)  # which would be asked for, and read
     asked: dict[int, set[int]] = {}
     for t in toposort(roots):
         if t.prim.family == "item":

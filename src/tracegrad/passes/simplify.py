@@ -1,4 +1,4 @@
-"""Equal nodes once, constants folded, and identities that cost nothing to see."""
+"""Equal nodes once, constants folded, nothing without elements, and identities that cost nothing to see."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Any
 
 from tracegrad.dtypes import nearest_f32
 from tracegrad.ir import Tensor, rewrite
+from tracegrad.passes.empty import of_nothing
 from tracegrad.prims.leaves import const
 from tracegrad.prims.views import broadcast_to, permute, reshape
 
@@ -17,11 +18,12 @@ def simplify(roots: Sequence[Tensor]) -> list[Tensor]:
     seen: dict[Any, Tensor] = {}
 
     def rule(t: Tensor, inputs: tuple[Tensor, ...]) -> Tensor:
-        new = t
+        new = of_nothing(t, inputs)
         shortcut = SHORTCUTS.get(t.prim.name)
-        if shortcut is not None:
-            shorter = shortcut(t, inputs)
-            new = t if shorter is None else shorter
+        if new is None and shortcut is not None:
+            new = shortcut(t, inputs)
+        if new is None:
+            new = t
         key = _key(new)
         return seen.setdefault(key, new)
 
