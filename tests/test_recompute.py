@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -10,10 +11,20 @@ import pytest
 import tracegrad as tg
 from memory_check import check_memory, planned_training
 from models import BUDGET, SMALL, Training, gpt
+from test_kernels import NOTHING, run
 from tracegrad import optim
+from tracegrad.ambient import tracing
 from tracegrad.compiler.build import build_training
 from tracegrad.compiler.inputtypes import concrete_type
+from tracegrad.compiler.plan import make_program, optimize
+from tracegrad.compiler.rounding import rounded
+from tracegrad.dtypes import TensorType, f32
+from tracegrad.evaluate import evaluate
+from tracegrad.ir import Graph, Tensor
 from tracegrad.passes import recompute
+from tracegrad.prims.leaves import leaf
+from tracegrad.runtime.cpu import CpuSession
+from tracegrad.transforms.grad import gradients
 
 GPT = gpt(batch=2, vocabulary=11, context=8, width=8, layers=2, p=0.1)
 TRAININGS = (*SMALL, GPT)
@@ -78,3 +89,54 @@ def test_what_would_keep_something_else_alive_is_not_computed_again(monkeypatch:
 
     program = build_training(One(), loss, {"x": (5, 8)}, optim.sgd(lr=0.1)).program
     assert sum("tanh" in program.kernels[d.kernel].label for d in program.dispatches) == 1
+
+
+SHAPES = {"x": (8, 12), "w": (12, 12), "r": (8, 12), "g": (1, 12)}
+BLOCKS: list[Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]] = [
+    lambda a, b, w, g: a @ w,
+    lambda a, b, w, g: tg.gelu(a),
+    lambda a, b, w, g: tg.layer_norm(a, g[0], g[0]),
+    lambda a, b, w, g: tg.rms_norm(a) * b,
+    lambda a, b, w, g: tg.softmax(a) + b,
+    lambda a, b, w, g: tg.silu(a) * g,
+    lambda a, b, w, g: a + a.max(1, keepdims=True) * 0.3,
+    lambda a, b, w, g: tg.concat([a[:, 6:], b[:, :6]], axis=1),
+    lambda a, b, w, g: tg.where(a > b, a, b * 0.5),
+    lambda a, b, w, g: (a @ b.T) @ tg.flip(b, 0) * 0.1,
+    lambda a, b, w, g: tg.gelu(a + g, approximate="tanh") - b.mean(0, keepdims=True),
+]
+
+
+def random_model(seed: int) -> Graph:
+    """A loss of some blocks in a row, each of two recent values, and its gradients."""
+    rng = np.random.default_rng(seed)
+    with tracing():
+        leaves = [leaf("input", name, TensorType(f32, shape)) for name, shape in SHAPES.items()]
+        x, w, r, g = leaves
+        values = [x, r, x * g]
+        for k in rng.integers(len(BLOCKS), size=rng.integers(4, 12)):
+            a, b = (values[-i] for i in rng.integers(1, 4, size=2))
+            values.append(BLOCKS[k](a, b, w, g))
+        loss = tg.mean(tg.square(values[-1])) + tg.mean(values[-2] * values[-3])
+        return Graph({"loss": loss, **dict(zip(SHAPES, gradients(loss, leaves), strict=True))}, precision="f16")
+
+
+@pytest.mark.parametrize("runtime", ["numpy", "c", "wgsl"])
+def test_halves_that_are_computed_again_are_those_of_the_reference(
+    runtime: str, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Which rounds where kernels store, so that all but the last digits of f32 must agree."""
+    monkeypatch.setattr(recompute, "FROM", 1)
+    session: Any = CpuSession()
+    if runtime != "numpy":
+        session = request.getfixturevalue({"c": "c_session", "wgsl": "device"}[runtime])
+    again = 0
+    for seed in range(40 if runtime == "numpy" else 8):
+        graph, rng = random_model(seed), np.random.default_rng(seed)
+        env = {name: (0.5 * rng.standard_normal(shape)).astype(np.float32) for name, shape in SHAPES.items()}
+        again += any(t.prim.name == "barrier" for t in optimize(graph).nodes)
+        got = run(session, make_program(graph, NOTHING, {}, {}), env)
+        for name, want in zip(graph.outputs, evaluate(rounded(graph).roots, env, np), strict=True):
+            size = max(1e-3, float(np.abs(want).max()))
+            np.testing.assert_allclose(got[name], want, rtol=0, atol=size * 1e-3, err_msg=f"{seed} {name}")
+    assert again > 5
