@@ -133,8 +133,8 @@ class Rendered:
 def bound_arrays(wanted: Sequence[str], written: Set[str]) -> tuple[list[str], list[int]]:
     """The arrays to bind for slots that lie in `wanted`, and the binding of each slot.
 
-    Where temporaries lie in several arrays, one that is only read is bound for each slot: launches of repeated layers
-    then share a kernel, whichever of the arrays their values have come to lie in.
+    Where temporaries lie in several arrays, one of those behind the first that is only read is bound for each slot:
+    launches of repeated layers then share a kernel, whichever of the arrays their values have come to lie in.
     """
     arrays: dict[object, str] = {}
     of_slot = [(a, k if is_one_of_several(a) and a not in written else -1) for k, a in enumerate(wanted)]
@@ -147,7 +147,7 @@ def bound_arrays(wanted: Sequence[str], written: Set[str]) -> tuple[list[str], l
 
 
 def is_one_of_several(array: str) -> bool:
-    """Of temporaries that did not fit in one: `role.storage.number`."""
+    """Of the arrays of temporaries, is it another than the first: `role.storage.number`?"""
     return array.count(".") == 2
 
 

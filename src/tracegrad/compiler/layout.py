@@ -174,7 +174,7 @@ def _packed(order: Iterable[Lifetime], most: int, beside: Mapping[int, Set[int]]
     chunks: list[Chunk] = []
     inside: list[set[int]] = []
     for t in order:
-        others = beside.get(t.key, frozenset())
+        others = beside.get(t.key, NONE)
         for number in range(len(chunks) + 1):
             if number == len(chunks):
                 chunks.append([])

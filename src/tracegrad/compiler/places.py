@@ -21,9 +21,7 @@ from tracegrad.kernels.tiling import Tiling, choose_tiling
 from tracegrad.passes.place import write_through_copies
 from tracegrad.prims.leaves import LEAF, LITERAL
 
-MOST_ARRAYS = (
-    3  # of temporaries, unless they need more; a fourth would keep apart the last 4 %, and takes 3 % more memory
-)
+MOST_ARRAYS = 3  # of temporaries, unless they need more; a fourth takes 3 % more memory to part the last 4 % of values
 Key = tuple[Any, ...]  # of a kernel: equal where two clusters have one form
 
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections.abc import Callable, Generator
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Protocol, TypeVar, cast
 
 from tracegrad.runtime import tab
+from tracegrad.runtime.aside import aside
 
 T = TypeVar("T")
 Turns = Generator[Any, None, None]  # each gives what to wait for: a ticket of the session, or None for more work
@@ -16,12 +16,7 @@ Turns = Generator[Any, None, None]  # each gives what to wait for: a ticket of t
 
 def beside(fn: Callable[[], T]) -> Callable[[], T]:
     """Call `fn` on another thread, in a tab when the result is asked for: what waits for it and gives it."""
-    if tab.IN_TAB:
-        return fn
-    pool = ThreadPoolExecutor(1)
-    result = pool.submit(fn).result
-    pool.shutdown(wait=False)
-    return result
+    return fn if tab.IN_TAB else aside(fn).result
 
 
 class Drive(Protocol):

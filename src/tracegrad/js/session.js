@@ -173,7 +173,7 @@ export class Session {
   async read(name) {
     this.check();
     const source = this.arrays.get(name);
-    const target = this.device.createBuffer({ size: source.size, usage: MAP_READ | COPY_DST });
+    const target = this.#buffer(source.size, MAP_READ | COPY_DST);
     const encoder = this.device.createCommandEncoder();
     encoder.copyBufferToBuffer(source, 0, target, 0, source.size);
     this.device.queue.submit([encoder.finish()]);
@@ -232,7 +232,7 @@ export class Session {
 
   /** A buffer of whole vectors. */
   #buffer(size, usage) {
-    return this.device.createBuffer({ size: size + 16 - (size % 16), usage });
+    return this.device.createBuffer({ size: size + (-size & 15) || 16, usage });
   }
 
   /** `buffer` if it is large enough, else a larger one in its place. */

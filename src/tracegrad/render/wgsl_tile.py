@@ -283,12 +283,11 @@ class Tile:
             f"let {g} = {vector};",
             f"let {k} = {kj};",
             f"let {put} = {k} * {side.line} + {side.base} + {g};",
+            f"var {name} = vec4<f32>();",
         ]
-        out.before.append(f"var {name} = vec4<f32>();")
         load: list[str] = []
-        known = self.known(
-            side, side.along_rows, f"_{name}", self.defined(side, f"_{name}", side.row(g, 0), k), out, load
-        )
+        first = self.defined(side, f"_{name}", side.row(g, 0), k)
+        known = self.known(side, side.along_rows, f"_{name}", first, out, load)
         values: list[str] = []
         for e in range(4):
             copy = f"_{name}_{e}"

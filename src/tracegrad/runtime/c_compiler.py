@@ -18,11 +18,11 @@ import sys
 import tempfile
 import time
 import warnings
-from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
 
+from tracegrad.runtime.aside import aside
 from tracegrad.runtime.cache import cache_folder, is_own
 
 VARIABLE = "TRACEGRAD_CC"  # a compiler, or "off"
@@ -59,7 +59,7 @@ class Compiler:
 
     def begin(self, source: str) -> Future[ctypes.CDLL | None]:
         """The library of `source`, while other things are done."""
-        return _aside(lambda: self.library(source))
+        return aside(lambda: self.library(source))
 
     def library(self, source: str, otherwise: str = "kernels run as NumPy") -> ctypes.CDLL | None:
         """The loaded library. None, with a warning, if it cannot be had: the compiler's message says why."""
@@ -137,14 +137,7 @@ def begin_library(source: str, otherwise: str) -> Future[ctypes.CDLL | None]:
         found = compiler()
         return found.library(source, otherwise) if found else None
 
-    return _aside(made)
-
-
-def _aside(make: Callable[[], ctypes.CDLL | None]) -> Future[ctypes.CDLL | None]:
-    pool = ThreadPoolExecutor(1)
-    found = pool.submit(make)
-    pool.shutdown(wait=False)
-    return found
+    return aside(made)
 
 
 @functools.cache
