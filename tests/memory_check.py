@@ -86,6 +86,9 @@ def calls_of(source: KernelSource) -> Iterator[tuple[str, dict[str, int]]]:
     """Each call of a shader function: its text, and the number in its offset variables -> the slot of the launch."""
     functions = source.wgsl.split("\nfn k")[1:]
     main = functions[-1].partition("\nfn main(")[2]
+    puts = {
+        name: re.findall(r"mem(\d+)\[i\] = x;", body) for name, body in re.findall(r"fn (put_\w+)(.*)", source.wgsl)
+    }
     for function in functions:
         name = function.partition("(")[0]
         fixed = re.findall(r"let o(\d+) = at\[(\d+)\]\.([xyzw]);", function)
@@ -101,7 +104,8 @@ def calls_of(source: KernelSource) -> Iterator[tuple[str, dict[str, int]]]:
             )[0],
         )
         for n in range((end - begin) // each):
-            yield function, {o: first + n * slots + int(s) for o, s in shared}
+            stores = re.sub(r"(put_\w+)\(n, (.*)\);", lambda put, n=n: f"mem{puts[put[1]][n]}[{put[2]}] = x;", function)
+            yield stores, {o: first + n * slots + int(s) for o, s in shared}
 
 
 def bindings_of_slots(source: KernelSource) -> dict[int, int]:
@@ -200,7 +204,7 @@ class Simulator:
 
     def wanted(self, t: Tensor, at: tuple[int, ...] = ()) -> np.ndarray:
         """The labels of a value in iteration `at` of the scans around it."""
-        if t.prim.family == "pack" or t.prim.name == "reshape":
+        if t.prim.family == "pack" or t.prim.name in ("reshape", "span"):
             return np.concatenate([self.wanted(x, at) for x in t.inputs])
         if t.prim.family == "item":
             return self.item(t, at)

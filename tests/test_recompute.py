@@ -140,3 +140,16 @@ def test_halves_that_are_computed_again_are_those_of_the_reference(
             size = max(1e-3, float(np.abs(want).max()))
             np.testing.assert_allclose(got[name], want, rtol=0, atol=size * 1e-3, err_msg=f"{seed} {name}")
     assert again > 5
+
+
+def test_what_several_products_read_is_computed_again_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As the input of q, k and v, whose weights' gradients wait for different values."""
+    monkeypatch.setattr(recompute, "FROM", 1)
+    with tracing():
+        leaves = [leaf("input", name, TensorType(f32, shape)) for name, shape in {**SHAPES, "v": (12, 12)}.items()]
+        x, w, r, _, v = leaves
+        h = x + tg.sin(x * 3.0) * r
+        y = (tg.tanh(h @ w) @ w) * (tg.tanh(h @ v) @ v)
+        loss = tg.mean(tg.square(y)) + tg.mean(tg.square(x))
+        graph = optimize(Graph({"loss": loss, **dict(zip("wvx", gradients(loss, [w, v, x]), strict=True))}))
+    assert sum(t.prim.name == "sin" for t in graph.nodes) == 2

@@ -495,7 +495,7 @@ fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) 
 @group(0) @binding(2) var<storage, read> mem2: array<f32>;
 @group(0) @binding(3) var<storage, read_write> mem3: array<f32, 207>;
 @group(1) @binding(0) var<uniform> at: array<vec4<i32>, 2>;
-var<workgroup> sf: array<f32, 128>;
+var<workgroup> sf: array<f32, 160>;
 fn k0(w: i32, lid: i32) {
   let o0 = at[0].x;
   let o1 = at[0].y;
@@ -555,18 +555,9 @@ fn k1(w: i32, lid: i32) {
   }
   sf[lid] = ta0;
   workgroupBarrier();
-  if (lane < 16) { sf[lid] = (sf[lid] + sf[lid + 16]); }
+  if (lane < 8) { sf[128 + (lid / 32) * 8 + lane] = ((sf[lid] + sf[lid + 16]) + (sf[lid + 8] + sf[lid + 24])); }
   workgroupBarrier();
-  if (lane < 8) { sf[lid] = (sf[lid] + sf[lid + 8]); }
-  workgroupBarrier();
-  if (lane < 4) { sf[lid] = (sf[lid] + sf[lid + 4]); }
-  workgroupBarrier();
-  if (lane < 2) { sf[lid] = (sf[lid] + sf[lid + 2]); }
-  workgroupBarrier();
-  if (lane < 1) { sf[lid] = (sf[lid] + sf[lid + 1]); }
-  workgroupBarrier();
-  ta0 = sf[lid - lane * 1];
-  workgroupBarrier();
+  ta0 = (((sf[128 + (lid / 32) * 8] + sf[128 + (lid / 32) * 8 + 4]) + (sf[128 + (lid / 32) * 8 + 2] + sf[128 + (lid / 32) * 8 + 6])) + ((sf[128 + (lid / 32) * 8 + 1] + sf[128 + (lid / 32) * 8 + 5]) + (sf[128 + (lid / 32) * 8 + 3] + sf[128 + (lid / 32) * 8 + 7])));
   let a0 = ta0;
   if (row < 54 && lane == 0) {
     let s2 = a0;
@@ -591,18 +582,9 @@ fn k2(w: i32, lid: i32) {
   }
   sf[lid] = ta0;
   workgroupBarrier();
-  if (lane < 16) { sf[lid] = (sf[lid] + sf[lid + 16]); }
+  if (lane < 8) { sf[128 + (lid / 32) * 8 + lane] = ((sf[lid] + sf[lid + 16]) + (sf[lid + 8] + sf[lid + 24])); }
   workgroupBarrier();
-  if (lane < 8) { sf[lid] = (sf[lid] + sf[lid + 8]); }
-  workgroupBarrier();
-  if (lane < 4) { sf[lid] = (sf[lid] + sf[lid + 4]); }
-  workgroupBarrier();
-  if (lane < 2) { sf[lid] = (sf[lid] + sf[lid + 2]); }
-  workgroupBarrier();
-  if (lane < 1) { sf[lid] = (sf[lid] + sf[lid + 1]); }
-  workgroupBarrier();
-  ta0 = sf[lid - lane * 1];
-  workgroupBarrier();
+  ta0 = (((sf[128 + (lid / 32) * 8] + sf[128 + (lid / 32) * 8 + 4]) + (sf[128 + (lid / 32) * 8 + 2] + sf[128 + (lid / 32) * 8 + 6])) + ((sf[128 + (lid / 32) * 8 + 1] + sf[128 + (lid / 32) * 8 + 5]) + (sf[128 + (lid / 32) * 8 + 3] + sf[128 + (lid / 32) * 8 + 7])));
   let a0 = ta0;
   if (row < 3 && lane == 0) {
     let s1 = a0;
@@ -783,9 +765,8 @@ fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) 
 @group(0) @binding(0) var<storage, read> mem0: array<f32>;
 @group(0) @binding(1) var<storage, read> mem1: array<f32, 134>;
 @group(0) @binding(2) var<storage, read_write> mem2: array<f32, 207>;
-@group(0) @binding(3) var<storage, read> mem3: array<f32>;
 @group(1) @binding(0) var<uniform> at: array<vec4<i32>, 2>;
-var<workgroup> sf: array<f32, 128>;
+var<workgroup> sf: array<f32, 160>;
 fn k0(w: i32, lid: i32) {
   let o0 = at[0].x;
   let o1 = at[0].y;
@@ -835,18 +816,9 @@ fn k0(w: i32, lid: i32) {
   }
   sf[lid] = ta0;
   workgroupBarrier();
-  if (lane < 16) { sf[lid] = (sf[lid] + sf[lid + 16]); }
+  if (lane < 8) { sf[128 + (lid / 32) * 8 + lane] = ((sf[lid] + sf[lid + 16]) + (sf[lid + 8] + sf[lid + 24])); }
   workgroupBarrier();
-  if (lane < 8) { sf[lid] = (sf[lid] + sf[lid + 8]); }
-  workgroupBarrier();
-  if (lane < 4) { sf[lid] = (sf[lid] + sf[lid + 4]); }
-  workgroupBarrier();
-  if (lane < 2) { sf[lid] = (sf[lid] + sf[lid + 2]); }
-  workgroupBarrier();
-  if (lane < 1) { sf[lid] = (sf[lid] + sf[lid + 1]); }
-  workgroupBarrier();
-  ta0 = sf[lid - lane * 1];
-  workgroupBarrier();
+  ta0 = (((sf[128 + (lid / 32) * 8] + sf[128 + (lid / 32) * 8 + 4]) + (sf[128 + (lid / 32) * 8 + 2] + sf[128 + (lid / 32) * 8 + 6])) + ((sf[128 + (lid / 32) * 8 + 1] + sf[128 + (lid / 32) * 8 + 5]) + (sf[128 + (lid / 32) * 8 + 3] + sf[128 + (lid / 32) * 8 + 7])));
   let a0 = ta0;
   if (row < 18 && lane == 0) {
     let s2 = a0;
@@ -866,19 +838,19 @@ fn k1(w: i32, lid: i32) {
       let j_0 = j + 0;
       let j0_0 = (j_0 / 64);
       let j1_0 = j_0 % 64;
-      let xa0_0 = mem3[o0 + (i0 * 64 + j0_0 * 128 + j1_0)];
+      let xa0_0 = mem0[o0 + (i0 * 64 + j0_0 * 128 + j1_0)];
       let j_1 = j + 32;
       let j0_1 = (j_1 / 64);
       let j1_1 = j_1 % 64;
-      let xa0_1 = mem3[o0 + (i0 * 64 + j0_1 * 128 + j1_1)];
+      let xa0_1 = mem0[o0 + (i0 * 64 + j0_1 * 128 + j1_1)];
       let j_2 = j + 64;
       let j0_2 = (j_2 / 64);
       let j1_2 = j_2 % 64;
-      let xa0_2 = mem3[o0 + (i0 * 64 + j0_2 * 128 + j1_2)];
+      let xa0_2 = mem0[o0 + (i0 * 64 + j0_2 * 128 + j1_2)];
       let j_3 = j + 96;
       let j0_3 = (j_3 / 64);
       let j1_3 = j_3 % 64;
-      let xa0_3 = mem3[o0 + (i0 * 64 + j0_3 * 128 + j1_3)];
+      let xa0_3 = mem0[o0 + (i0 * 64 + j0_3 * 128 + j1_3)];
       ta0 = (ta0 + xa0_0);
       ta0 = (ta0 + xa0_1);
       ta0 = (ta0 + xa0_2);
@@ -887,18 +859,9 @@ fn k1(w: i32, lid: i32) {
   }
   sf[lid] = ta0;
   workgroupBarrier();
-  if (lane < 16) { sf[lid] = (sf[lid] + sf[lid + 16]); }
+  if (lane < 8) { sf[128 + (lid / 32) * 8 + lane] = ((sf[lid] + sf[lid + 16]) + (sf[lid + 8] + sf[lid + 24])); }
   workgroupBarrier();
-  if (lane < 8) { sf[lid] = (sf[lid] + sf[lid + 8]); }
-  workgroupBarrier();
-  if (lane < 4) { sf[lid] = (sf[lid] + sf[lid + 4]); }
-  workgroupBarrier();
-  if (lane < 2) { sf[lid] = (sf[lid] + sf[lid + 2]); }
-  workgroupBarrier();
-  if (lane < 1) { sf[lid] = (sf[lid] + sf[lid + 1]); }
-  workgroupBarrier();
-  ta0 = sf[lid - lane * 1];
-  workgroupBarrier();
+  ta0 = (((sf[128 + (lid / 32) * 8] + sf[128 + (lid / 32) * 8 + 4]) + (sf[128 + (lid / 32) * 8 + 2] + sf[128 + (lid / 32) * 8 + 6])) + ((sf[128 + (lid / 32) * 8 + 1] + sf[128 + (lid / 32) * 8 + 5]) + (sf[128 + (lid / 32) * 8 + 3] + sf[128 + (lid / 32) * 8 + 7])));
   let a0 = ta0;
   if (row < 2 && lane == 0) {
     let s1 = a0;
@@ -916,7 +879,6 @@ fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) 
 @group(0) @binding(0) var<storage, read> mem0: array<f32>;
 @group(0) @binding(1) var<storage, read> mem1: array<f32, 134>;
 @group(0) @binding(2) var<storage, read_write> mem2: array<f32, 207>;
-@group(0) @binding(3) var<storage, read> mem3: array<f32>;
 @group(1) @binding(0) var<uniform> at: array<vec4<i32>, 2>;
 fn k0(w: i32, lid: i32) {
   let o0 = at[0].x;
@@ -988,7 +950,7 @@ fn k1(w: i32, lid: i32) {
       for (var j = lane; j < 128; j += 32) {
         let j0 = (j / 64);
         let j1 = j % 64;
-        let xa0 = mem3[o0 + (i0 * 64 + j0 * 128 + j1)];
+        let xa0 = mem0[o0 + (i0 * 64 + j0 * 128 + j1)];
         ta0 = (ta0 + xa0);
       }
     }
@@ -1025,7 +987,7 @@ fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) 
 @group(0) @binding(5) var<storage, read_write> mem5: array<f32, 417>;
 @group(0) @binding(6) var<storage, read_write> mem6: array<f32, 207>;
 @group(1) @binding(0) var<uniform> at: array<vec4<i32>, 4>;
-var<workgroup> sf: array<f32, 128>;
+var<workgroup> sf: array<f32, 144>;
 var<private> inf_bits: u32 = 0x7f800000u;
 var<private> nan_bits: u32 = 0x7fc00000u;
 fn min_f32(a: f32, b: f32) -> f32 {
@@ -1103,128 +1065,108 @@ fn k0(w: i32, lid: i32) {
   let row = w * 2 + lid / 64;
   let lane = lid % 64;
   let r = min(row, 0);
+  let j = lane;
+  let j_0 = min(j + 0, 206);
+  let j0_0 = j_0;
+  let j_1 = min(j + 64, 206);
+  let j0_1 = j_1;
+  let j_2 = min(j + 128, 206);
+  let j0_2 = j_2;
+  let j_3 = min(j + 192, 206);
+  let j0_3 = j_3;
   var ta0 = 0f;
-  {
-    for (var j = lane; j < 207; j += 256) {
-      let j_0 = min(j + 0, 206);
-      let j0_0 = j_0;
-      let xa0_0 = (mem2[o3 + j0_0] * mem2[o3 + j0_0]);
-      let j_1 = min(j + 64, 206);
-      let j0_1 = j_1;
-      let xa0_1 = (mem2[o3 + j0_1] * mem2[o3 + j0_1]);
-      let j_2 = min(j + 128, 206);
-      let j0_2 = j_2;
-      let xa0_2 = (mem2[o3 + j0_2] * mem2[o3 + j0_2]);
-      let j_3 = min(j + 192, 206);
-      let j0_3 = j_3;
-      let xa0_3 = (mem2[o3 + j0_3] * mem2[o3 + j0_3]);
-      if (j + 0 < 207) {
-        ta0 = (ta0 + xa0_0);
-      }
-      if (j + 64 < 207) {
-        ta0 = (ta0 + xa0_1);
-      }
-      if (j + 128 < 207) {
-        ta0 = (ta0 + xa0_2);
-      }
-      if (j + 192 < 207) {
-        ta0 = (ta0 + xa0_3);
-      }
-    }
+  let v0_0 = mem2[o3 + j0_0];
+  let xa0_0 = (v0_0 * v0_0);
+  let v1_1 = mem2[o3 + j0_1];
+  let xa0_1 = (v1_1 * v1_1);
+  let v2_2 = mem2[o3 + j0_2];
+  let xa0_2 = (v2_2 * v2_2);
+  let v3_3 = mem2[o3 + j0_3];
+  let xa0_3 = (v3_3 * v3_3);
+  if (j + 0 < 207) {
+    ta0 = (ta0 + xa0_0);
+  }
+  if (j + 64 < 207) {
+    ta0 = (ta0 + xa0_1);
+  }
+  if (j + 128 < 207) {
+    ta0 = (ta0 + xa0_2);
+  }
+  if (j + 192 < 207) {
+    ta0 = (ta0 + xa0_3);
   }
   sf[lid] = ta0;
   workgroupBarrier();
-  if (lane < 32) { sf[lid] = (sf[lid] + sf[lid + 32]); }
+  if (lane < 8) { sf[128 + (lid / 64) * 8 + lane] = (((sf[lid] + sf[lid + 32]) + (sf[lid + 16] + sf[lid + 48])) + ((sf[lid + 8] + sf[lid + 40]) + (sf[lid + 24] + sf[lid + 56]))); }
   workgroupBarrier();
-  if (lane < 16) { sf[lid] = (sf[lid] + sf[lid + 16]); }
-  workgroupBarrier();
-  if (lane < 8) { sf[lid] = (sf[lid] + sf[lid + 8]); }
-  workgroupBarrier();
-  if (lane < 4) { sf[lid] = (sf[lid] + sf[lid + 4]); }
-  workgroupBarrier();
-  if (lane < 2) { sf[lid] = (sf[lid] + sf[lid + 2]); }
-  workgroupBarrier();
-  if (lane < 1) { sf[lid] = (sf[lid] + sf[lid + 1]); }
-  workgroupBarrier();
-  ta0 = sf[lid - lane * 1];
-  workgroupBarrier();
+  ta0 = (((sf[128 + (lid / 64) * 8] + sf[128 + (lid / 64) * 8 + 4]) + (sf[128 + (lid / 64) * 8 + 2] + sf[128 + (lid / 64) * 8 + 6])) + ((sf[128 + (lid / 64) * 8 + 1] + sf[128 + (lid / 64) * 8 + 5]) + (sf[128 + (lid / 64) * 8 + 3] + sf[128 + (lid / 64) * 8 + 7])));
   let a0 = ta0;
-  let v0_0 = (!((bitcast<u32>((a0 + mem5[o7 + 0])) & 0x7f800000u) == 0x7f800000u));
-  let v2_0 = min_f32(1f, div_(mem1[o4 + 0], (sqrt(a0) + 9.99999997e-07f)));
-  let v4_0 = mem1[o1 + 0];
-  let v7_0 = mem1[o2 + 0];
-  let v10_0 = (-mem1[o9 + 0]);
-  let v11_0 = f32(bitcast<u32>(mem0[o0 + 0]));
-  let v12_0 = div_(1f, (-expm1_((v11_0 * log1p_((-v4_0))))));
-  let v13_0 = div_(1f, (-expm1_((v11_0 * log1p_((-v7_0))))));
-  let v14_0 = mem1[o10 + 0];
-  let v15_0 = mem1[o11 + 0];
+  let v4_0 = (!((bitcast<u32>((a0 + mem5[o7 + 0])) & 0x7f800000u) == 0x7f800000u));
+  let v6_0 = min_f32(1f, div_(mem1[o4 + 0], (sqrt(a0) + 9.99999997e-07f)));
+  let v8_0 = mem1[o1 + 0];
+  let v11_0 = mem1[o2 + 0];
+  let v14_0 = (-mem1[o9 + 0]);
+  let v15_0 = f32(bitcast<u32>(mem0[o0 + 0]));
+  let v16_0 = div_(1f, (-expm1_((v15_0 * log1p_((-v8_0))))));
+  let v17_0 = div_(1f, (-expm1_((v15_0 * log1p_((-v11_0))))));
+  let v18_0 = mem1[o10 + 0];
+  let v19_0 = mem1[o11 + 0];
   if (row < 1) {
-    for (var j = lane; j < 207; j += 256) {
-      let j_0 = min(j + 0, 206);
-      let j0_0 = j_0;
-      let v1_0 = mem3[o5 + j0_0];
-      let v3_0 = (mem2[o3 + j0_0] * v2_0);
-      let v5_0 = (v1_0 + ((v3_0 - v1_0) * v4_0));
-      let v6_0 = mem4[o6 + j0_0];
-      let v8_0 = (v6_0 + (((v3_0 * v3_0) - v6_0) * v7_0));
-      let v9_0 = mem6[o8 + j0_0];
-      let s13_0 = select(v1_0, v5_0, v0_0);
-      let s14_0 = select(v6_0, v8_0, v0_0);
-      let s15_0 = select(v9_0, (v9_0 + (v10_0 * (div_((v5_0 * v12_0), (sqrt((v8_0 * v13_0)) + v14_0)) + (select(0f, v15_0, (j0_0 < 192)) * v9_0)))), v0_0);
-      let j_1 = min(j + 64, 206);
-      let j0_1 = j_1;
-      let v16_1 = mem3[o5 + j0_1];
-      let v17_1 = (mem2[o3 + j0_1] * v2_0);
-      let v18_1 = (v16_1 + ((v17_1 - v16_1) * v4_0));
-      let v19_1 = mem4[o6 + j0_1];
-      let v20_1 = (v19_1 + (((v17_1 * v17_1) - v19_1) * v7_0));
-      let v21_1 = mem6[o8 + j0_1];
-      let s13_1 = select(v16_1, v18_1, v0_0);
-      let s14_1 = select(v19_1, v20_1, v0_0);
-      let s15_1 = select(v21_1, (v21_1 + (v10_0 * (div_((v18_1 * v12_0), (sqrt((v20_1 * v13_0)) + v14_0)) + (select(0f, v15_0, (j0_1 < 192)) * v21_1)))), v0_0);
-      let j_2 = min(j + 128, 206);
-      let j0_2 = j_2;
-      let v22_2 = mem3[o5 + j0_2];
-      let v23_2 = (mem2[o3 + j0_2] * v2_0);
-      let v24_2 = (v22_2 + ((v23_2 - v22_2) * v4_0));
-      let v25_2 = mem4[o6 + j0_2];
-      let v26_2 = (v25_2 + (((v23_2 * v23_2) - v25_2) * v7_0));
-      let v27_2 = mem6[o8 + j0_2];
-      let s13_2 = select(v22_2, v24_2, v0_0);
-      let s14_2 = select(v25_2, v26_2, v0_0);
-      let s15_2 = select(v27_2, (v27_2 + (v10_0 * (div_((v24_2 * v12_0), (sqrt((v26_2 * v13_0)) + v14_0)) + (select(0f, v15_0, (j0_2 < 192)) * v27_2)))), v0_0);
-      let j_3 = min(j + 192, 206);
-      let j0_3 = j_3;
-      let v28_3 = mem3[o5 + j0_3];
-      let v29_3 = (mem2[o3 + j0_3] * v2_0);
-      let v30_3 = (v28_3 + ((v29_3 - v28_3) * v4_0));
-      let v31_3 = mem4[o6 + j0_3];
-      let v32_3 = (v31_3 + (((v29_3 * v29_3) - v31_3) * v7_0));
-      let v33_3 = mem6[o8 + j0_3];
-      let s13_3 = select(v28_3, v30_3, v0_0);
-      let s14_3 = select(v31_3, v32_3, v0_0);
-      let s15_3 = select(v33_3, (v33_3 + (v10_0 * (div_((v30_3 * v12_0), (sqrt((v32_3 * v13_0)) + v14_0)) + (select(0f, v15_0, (j0_3 < 192)) * v33_3)))), v0_0);
-      if (j + 0 < 207) {
-        mem3[o13 + j0_0] = s13_0;
-        mem4[o14 + j0_0] = s14_0;
-        mem6[o15 + j0_0] = s15_0;
-      }
-      if (j + 64 < 207) {
-        mem3[o13 + j0_1] = s13_1;
-        mem4[o14 + j0_1] = s14_1;
-        mem6[o15 + j0_1] = s15_1;
-      }
-      if (j + 128 < 207) {
-        mem3[o13 + j0_2] = s13_2;
-        mem4[o14 + j0_2] = s14_2;
-        mem6[o15 + j0_2] = s15_2;
-      }
-      if (j + 192 < 207) {
-        mem3[o13 + j0_3] = s13_3;
-        mem4[o14 + j0_3] = s14_3;
-        mem6[o15 + j0_3] = s15_3;
-      }
+    let v5_0 = mem3[o5 + j0_0];
+    let v7_0 = (v0_0 * v6_0);
+    let v9_0 = (v5_0 + ((v7_0 - v5_0) * v8_0));
+    let v10_0 = mem4[o6 + j0_0];
+    let v12_0 = (v10_0 + (((v7_0 * v7_0) - v10_0) * v11_0));
+    let v13_0 = mem6[o8 + j0_0];
+    let s13_0 = select(v5_0, v9_0, v4_0);
+    let s14_0 = select(v10_0, v12_0, v4_0);
+    let s15_0 = select(v13_0, (v13_0 + (v14_0 * (div_((v9_0 * v16_0), (sqrt((v12_0 * v17_0)) + v18_0)) + (select(0f, v19_0, (j0_0 < 192)) * v13_0)))), v4_0);
+    let v20_1 = mem3[o5 + j0_1];
+    let v21_1 = (v1_1 * v6_0);
+    let v22_1 = (v20_1 + ((v21_1 - v20_1) * v8_0));
+    let v23_1 = mem4[o6 + j0_1];
+    let v24_1 = (v23_1 + (((v21_1 * v21_1) - v23_1) * v11_0));
+    let v25_1 = mem6[o8 + j0_1];
+    let s13_1 = select(v20_1, v22_1, v4_0);
+    let s14_1 = select(v23_1, v24_1, v4_0);
+    let s15_1 = select(v25_1, (v25_1 + (v14_0 * (div_((v22_1 * v16_0), (sqrt((v24_1 * v17_0)) + v18_0)) + (select(0f, v19_0, (j0_1 < 192)) * v25_1)))), v4_0);
+    let v26_2 = mem3[o5 + j0_2];
+    let v27_2 = (v2_2 * v6_0);
+    let v28_2 = (v26_2 + ((v27_2 - v26_2) * v8_0));
+    let v29_2 = mem4[o6 + j0_2];
+    let v30_2 = (v29_2 + (((v27_2 * v27_2) - v29_2) * v11_0));
+    let v31_2 = mem6[o8 + j0_2];
+    let s13_2 = select(v26_2, v28_2, v4_0);
+    let s14_2 = select(v29_2, v30_2, v4_0);
+    let s15_2 = select(v31_2, (v31_2 + (v14_0 * (div_((v28_2 * v16_0), (sqrt((v30_2 * v17_0)) + v18_0)) + (select(0f, v19_0, (j0_2 < 192)) * v31_2)))), v4_0);
+    let v32_3 = mem3[o5 + j0_3];
+    let v33_3 = (v3_3 * v6_0);
+    let v34_3 = (v32_3 + ((v33_3 - v32_3) * v8_0));
+    let v35_3 = mem4[o6 + j0_3];
+    let v36_3 = (v35_3 + (((v33_3 * v33_3) - v35_3) * v11_0));
+    let v37_3 = mem6[o8 + j0_3];
+    let s13_3 = select(v32_3, v34_3, v4_0);
+    let s14_3 = select(v35_3, v36_3, v4_0);
+    let s15_3 = select(v37_3, (v37_3 + (v14_0 * (div_((v34_3 * v16_0), (sqrt((v36_3 * v17_0)) + v18_0)) + (select(0f, v19_0, (j0_3 < 192)) * v37_3)))), v4_0);
+    if (j + 0 < 207) {
+      mem3[o13 + j0_0] = s13_0;
+      mem4[o14 + j0_0] = s14_0;
+      mem6[o15 + j0_0] = s15_0;
+    }
+    if (j + 64 < 207) {
+      mem3[o13 + j0_1] = s13_1;
+      mem4[o14 + j0_1] = s14_1;
+      mem6[o15 + j0_1] = s15_1;
+    }
+    if (j + 128 < 207) {
+      mem3[o13 + j0_2] = s13_2;
+      mem4[o14 + j0_2] = s14_2;
+      mem6[o15 + j0_2] = s15_2;
+    }
+    if (j + 192 < 207) {
+      mem3[o13 + j0_3] = s13_3;
+      mem4[o14 + j0_3] = s14_3;
+      mem6[o15 + j0_3] = s15_3;
     }
   }
   if (row < 1 && lane == 0) {

@@ -89,14 +89,12 @@ fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) 
 @group(0) @binding(0) var<storage, read> mem0: array<f32>;
 @group(0) @binding(1) var<storage, read> mem1: array<f32, 1039>;
 @group(0) @binding(2) var<storage, read_write> mem2: array<f32, 1480>;
-@group(0) @binding(3) var<storage, read> mem3: array<f32>;
-@group(0) @binding(4) var<storage, read> mem4: array<f32>;
 @group(1) @binding(0) var<uniform> at: array<vec4<i32>, 3>;
-fn k0(w: i32, lid: i32) {
-  let o0 = at[0].x;
-  let o1 = at[0].y;
-  let o2 = at[0].z;
-  let o3 = at[0].w;
+fn k0(w: i32, lid: i32, n: i32, first: i32) {
+  let o0 = at[(first + 0) / 4][(first + 0) % 4];
+  let o1 = at[(first + 1) / 4][(first + 1) % 4];
+  let o2 = at[(first + 2) / 4][(first + 2) % 4];
+  let o3 = at[(first + 3) / 4][(first + 3) % 4];
   let row = w * 128 + lid;
   let lane = 0;
   if (row >= 64) { return; }
@@ -116,60 +114,10 @@ fn k0(w: i32, lid: i32) {
     mem2[o3 + (m0 * 8 + n0)] = s3;
   }
 }
-fn k1(w: i32, lid: i32) {
-  let o0 = at[1].x;
-  let o1 = at[1].y;
-  let o2 = at[1].z;
-  let o3 = at[1].w;
-  let row = w * 128 + lid;
-  let lane = 0;
-  if (row >= 64) { return; }
-  let m0 = (row / 8);
-  let n0 = row % 8;
-  var ta0 = 0f;
-  {
-    for (var j = lane; j < 8; j += 1) {
-      let k0 = j;
-      let xa0 = (mem3[o0 + (m0 * 8 + k0)] * mem1[o1 + (n0 + k0 * 8)]);
-      ta0 = (ta0 + xa0);
-    }
-  }
-  let a0 = ta0;
-  if (row < 64 && lane == 0) {
-    let s3 = (a0 + mem1[o2 + n0]);
-    mem2[o3 + (m0 * 8 + n0)] = s3;
-  }
-}
-fn k2(w: i32, lid: i32) {
-  let o0 = at[2].x;
-  let o1 = at[2].y;
-  let o2 = at[2].z;
-  let o3 = at[2].w;
-  let row = w * 128 + lid;
-  let lane = 0;
-  if (row >= 64) { return; }
-  let m0 = (row / 8);
-  let n0 = row % 8;
-  var ta0 = 0f;
-  {
-    for (var j = lane; j < 8; j += 1) {
-      let k0 = j;
-      let xa0 = (mem4[o0 + (m0 * 8 + k0)] * mem1[o1 + (n0 + k0 * 8)]);
-      ta0 = (ta0 + xa0);
-    }
-  }
-  let a0 = ta0;
-  if (row < 64 && lane == 0) {
-    let s3 = (a0 + mem1[o2 + n0]);
-    mem2[o3 + (m0 * 8 + n0)] = s3;
-  }
-}
 @compute @workgroup_size(128)
 fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) lid: u32) {
   let w = i32(wid.x + wid.y * 32768u);
-  if (w >= 0 && w < 1) { k0(w - 0, i32(lid)); }
-  if (w >= 1 && w < 2) { k1(w - 1, i32(lid)); }
-  if (w >= 2 && w < 3) { k2(w - 2, i32(lid)); }
+  if (w >= 0 && w < 3) { let n = (w - 0) / 1; k0(w - 0 - n * 1, i32(lid), n, 0 + n * 4); }
 }
 
 // 2: matmul
@@ -208,7 +156,7 @@ fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) 
   if (w >= 0 && w < 1) { k0(w - 0, i32(lid)); }
 }
 
-// 3: max+where+sum+div
+// 3: max+exp+sum+where
 @group(0) @binding(0) var<storage, read> mem0: array<f32, 1480>;
 @group(0) @binding(1) var<storage, read_write> mem1: array<f32>;
 @group(1) @binding(0) var<uniform> at: array<vec4<i32>, 1>;
@@ -244,12 +192,13 @@ fn k0(w: i32, lid: i32) {
   let i0 = (row / 4);
   let i1 = row % 4;
   let v0 = i1;
-  let h1 = i0 * 16 + i1 * 4;
+  let h2 = i0 * 16 + i1 * 4;
   var ta0 = (-bitcast<f32>(inf_bits));
   {
     for (var j = lane; j < 4; j += 1) {
       let j0 = j;
-      let xa0 = select((-bitcast<f32>(inf_bits)), (mem0[o0 + (h1 + j0)] * 0.707106769f), (j0 <= v0));
+      let g1 = ((i1 * (-1) + j0) < 1);
+      let xa0 = select((-bitcast<f32>(inf_bits)), (select(0.0, mem0[o0 + select(0, (h2 + j0), g1)], g1) * 0.707106769f), (j0 <= v0));
       ta0 = max_f32(ta0, xa0);
     }
   }
@@ -258,7 +207,8 @@ fn k0(w: i32, lid: i32) {
   {
     for (var j = lane; j < 4; j += 1) {
       let j0 = j;
-      let xa1 = select(0f, exp_(((mem0[o0 + (h1 + j0)] * 0.707106769f) - a0)), (j0 <= v0));
+      let g3 = ((i1 * (-1) + j0) < 1);
+      let xa1 = select(0f, exp_(((select(0.0, mem0[o0 + select(0, (h2 + j0), g3)], g3) * 0.707106769f) - a0)), (j0 <= v0));
       ta1 = (ta1 + xa1);
     }
   }
@@ -266,8 +216,9 @@ fn k0(w: i32, lid: i32) {
   if (row < 32) {
     for (var j = lane; j < 4; j += 1) {
       let j0 = j;
-      let s1 = div_(select(0f, exp_(((mem0[o0 + (h1 + j0)] * 0.707106769f) - a0)), (j0 <= v0)), a1);
-      mem1[o1 + (h1 + j0)] = s1;
+      let g4 = ((i1 * (-1) + j0) < 1);
+      let s1 = select(0f, div_(exp_(((select(0.0, mem0[o0 + select(0, (h2 + j0), g4)], g4) * 0.707106769f) - a0)), a1), (j0 <= v0));
+      mem1[o1 + (h2 + j0)] = s1;
     }
   }
 }
@@ -425,23 +376,12 @@ fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) 
 @group(0) @binding(0) var<storage, read_write> mem0: array<f32, 1480>;
 @group(0) @binding(1) var<storage, read> mem1: array<f32, 1039>;
 @group(1) @binding(0) var<uniform> at: array<vec4<i32>, 2>;
-fn is_nan_(x: f32) -> bool { return (bitcast<u32>(x) & 0x7fffffffu) > 0x7f800000u; }
-fn scale_(x: f32, n: i32) -> f32 {
-  let half = n >> 1u;
-  return x * bitcast<f32>(u32(half + 127) << 23u) * bitcast<f32>(u32(n - half + 127) << 23u);
-}
-fn exp_(x: f32) -> f32 {
-  let c = clamp(x, -105.0, 89.0);
-  let n = round(c * 1.4426950408889634);
-  let r = c - n * 0.693359375 - n * (-0.00021219444);
-  let y = (((((0.000198756915 * r + 0.0013981999507) * r + 0.0083334519073) * r + 0.041665795894) * r + 0.16666665459) * r + 0.50000001201) * r * r + r + 1.0;
-  return select(scale_(y, i32(n)), x, is_nan_(x));
-}
+fn near_exp_(x: f32) -> f32 { return exp(x); }
 fn erf_(x: f32) -> f32 {
   let a = abs(x);
   let z = x * x;
   let b = min(a, 4.0);
-  let y = 1.0 - exp_(((((((0.0001855748996604234 * b + -0.0029396156314760447) * b + 0.021805351600050926) * b + -0.10303743183612823) * b + -0.6382256150245667) * b + -1.1270400285720825) * b + -0.00035370892146602273));
+  let y = 1.0 - near_exp_(((((((0.0001855748996604234 * b + -0.0029396156314760447) * b + 0.021805351600050926) * b + -0.10303743183612823) * b + -0.6382256150245667) * b + -1.1270400285720825) * b + -0.00035370892146602273));
   return select(x + x * (((((-0.0005522360443137586 * z + 0.004888213239610195) * z + -0.026683002710342407) * z + 0.11279019713401794) * z + -0.376121461391449) * z + 0.12837910652160645), select(y, -y, x < 0.0), a >= 1.0);
 }
 fn k0(w: i32, lid: i32) {
@@ -487,7 +427,7 @@ fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) 
 @group(0) @binding(1) var<storage, read> mem1: array<f32, 1039>;
 @group(0) @binding(2) var<storage, read_write> mem2: array<f32>;
 @group(1) @binding(0) var<uniform> at: array<vec4<i32>, 2>;
-var<workgroup> sf: array<f32, 128>;
+var<workgroup> sf: array<f32, 160>;
 fn k0(w: i32, lid: i32) {
   let o0 = at[0].x;
   let o1 = at[0].y;
@@ -509,18 +449,9 @@ fn k0(w: i32, lid: i32) {
   }
   sf[lid] = ta0;
   workgroupBarrier();
-  if (lane < 16) { sf[lid] = (sf[lid] + sf[lid + 16]); }
+  if (lane < 8) { sf[128 + (lid / 32) * 8 + lane] = ((sf[lid] + sf[lid + 16]) + (sf[lid + 8] + sf[lid + 24])); }
   workgroupBarrier();
-  if (lane < 8) { sf[lid] = (sf[lid] + sf[lid + 8]); }
-  workgroupBarrier();
-  if (lane < 4) { sf[lid] = (sf[lid] + sf[lid + 4]); }
-  workgroupBarrier();
-  if (lane < 2) { sf[lid] = (sf[lid] + sf[lid + 2]); }
-  workgroupBarrier();
-  if (lane < 1) { sf[lid] = (sf[lid] + sf[lid + 1]); }
-  workgroupBarrier();
-  ta0 = sf[lid - lane * 1];
-  workgroupBarrier();
+  ta0 = (((sf[128 + (lid / 32) * 8] + sf[128 + (lid / 32) * 8 + 4]) + (sf[128 + (lid / 32) * 8 + 2] + sf[128 + (lid / 32) * 8 + 6])) + ((sf[128 + (lid / 32) * 8 + 1] + sf[128 + (lid / 32) * 8 + 5]) + (sf[128 + (lid / 32) * 8 + 3] + sf[128 + (lid / 32) * 8 + 7])));
   let a0 = ta0;
   if (row < 64 && lane == 0) {
     let s4 = (mem2[o2 + (m0 * 8 + n0)] + (a0 + mem1[o3 + n0]));
@@ -1094,11 +1025,9 @@ fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) 
 @group(0) @binding(0) var<storage, read> mem0: array<f32>;
 @group(0) @binding(1) var<storage, read> mem1: array<f32, 1039>;
 @group(0) @binding(2) var<storage, read_write> mem2: array<f32, 1480>;
-@group(0) @binding(3) var<storage, read> mem3: array<f32>;
-@group(0) @binding(4) var<storage, read_write> mem4: array<f32, 1039>;
-@group(0) @binding(5) var<storage, read> mem5: array<f32>;
+@group(0) @binding(3) var<storage, read_write> mem3: array<f32, 1039>;
 @group(1) @binding(0) var<uniform> at: array<vec4<i32>, 3>;
-var<workgroup> sf: array<f32, 128>;
+var<workgroup> sf: array<f32, 160>;
 fn k0(w: i32, lid: i32) {
   let o0 = at[0].x;
   let o1 = at[0].y;
@@ -1120,18 +1049,9 @@ fn k0(w: i32, lid: i32) {
   }
   sf[lid] = ta0;
   workgroupBarrier();
-  if (lane < 16) { sf[lid] = (sf[lid] + sf[lid + 16]); }
+  if (lane < 8) { sf[128 + (lid / 32) * 8 + lane] = ((sf[lid] + sf[lid + 16]) + (sf[lid + 8] + sf[lid + 24])); }
   workgroupBarrier();
-  if (lane < 8) { sf[lid] = (sf[lid] + sf[lid + 8]); }
-  workgroupBarrier();
-  if (lane < 4) { sf[lid] = (sf[lid] + sf[lid + 4]); }
-  workgroupBarrier();
-  if (lane < 2) { sf[lid] = (sf[lid] + sf[lid + 2]); }
-  workgroupBarrier();
-  if (lane < 1) { sf[lid] = (sf[lid] + sf[lid + 1]); }
-  workgroupBarrier();
-  ta0 = sf[lid - lane * 1];
-  workgroupBarrier();
+  ta0 = (((sf[128 + (lid / 32) * 8] + sf[128 + (lid / 32) * 8 + 4]) + (sf[128 + (lid / 32) * 8 + 2] + sf[128 + (lid / 32) * 8 + 6])) + ((sf[128 + (lid / 32) * 8 + 1] + sf[128 + (lid / 32) * 8 + 5]) + (sf[128 + (lid / 32) * 8 + 3] + sf[128 + (lid / 32) * 8 + 7])));
   let a0 = ta0;
   if (row < 64 && lane == 0) {
     let s3 = a0;
@@ -1153,14 +1073,14 @@ fn k1(w: i32, lid: i32) {
   {
     for (var j = lane; j < 8; j += 1) {
       let k0 = j;
-      let xa0 = (mem2[o0 + (m0 + k0 * 8)] * mem3[o1 + (n0 + k0 * 32)]);
+      let xa0 = (mem2[o0 + (m0 + k0 * 8)] * mem0[o1 + (n0 + k0 * 32)]);
       ta0 = (ta0 + xa0);
     }
   }
   let a0 = ta0;
   if (row < 256 && lane == 0) {
     let s2 = a0;
-    mem4[o2 + (m0 * 32 + n0)] = s2;
+    mem3[o2 + (m0 * 32 + n0)] = s2;
   }
 }
 fn k2(w: i32, lid: i32) {
@@ -1174,14 +1094,14 @@ fn k2(w: i32, lid: i32) {
   {
     for (var j = lane; j < 8; j += 1) {
       let j0 = j;
-      let xa0 = mem5[o0 + (i0 + j0 * 32)];
+      let xa0 = mem0[o0 + (i0 + j0 * 32)];
       ta0 = (ta0 + xa0);
     }
   }
   let a0 = ta0;
   if (row < 32 && lane == 0) {
     let s1 = a0;
-    mem4[o1 + i0] = s1;
+    mem3[o1 + i0] = s1;
   }
 }
 @compute @workgroup_size(128)
@@ -1196,9 +1116,7 @@ fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) 
 @group(0) @binding(0) var<storage, read> mem0: array<f32>;
 @group(0) @binding(1) var<storage, read> mem1: array<f32, 1039>;
 @group(0) @binding(2) var<storage, read_write> mem2: array<f32, 1480>;
-@group(0) @binding(3) var<storage, read> mem3: array<f32>;
-@group(0) @binding(4) var<storage, read_write> mem4: array<f32, 1039>;
-@group(0) @binding(5) var<storage, read> mem5: array<f32>;
+@group(0) @binding(3) var<storage, read_write> mem3: array<f32, 1039>;
 @group(1) @binding(0) var<uniform> at: array<vec4<i32>, 3>;
 fn k0(w: i32, lid: i32) {
   let o0 = at[0].x;
@@ -1259,14 +1177,14 @@ fn k1(w: i32, lid: i32) {
   {
     for (var j = lane; j < 8; j += 1) {
       let k0 = j;
-      let xa0 = (mem2[o0 + (m0 + k0 * 8)] * mem3[o1 + (n0 + k0 * 32)]);
+      let xa0 = (mem2[o0 + (m0 + k0 * 8)] * mem0[o1 + (n0 + k0 * 32)]);
       ta0 = (ta0 + xa0);
     }
   }
   let a0 = ta0;
   if (row < 256 && lane == 0) {
     let s2 = a0;
-    mem4[o2 + (m0 * 32 + n0)] = s2;
+    mem3[o2 + (m0 * 32 + n0)] = s2;
   }
 }
 fn k2(w: i32, lid: i32) {
@@ -1280,14 +1198,14 @@ fn k2(w: i32, lid: i32) {
   {
     for (var j = lane; j < 8; j += 1) {
       let j0 = j;
-      let xa0 = mem5[o0 + (i0 + j0 * 32)];
+      let xa0 = mem0[o0 + (i0 + j0 * 32)];
       ta0 = (ta0 + xa0);
     }
   }
   let a0 = ta0;
   if (row < 32 && lane == 0) {
     let s1 = a0;
-    mem4[o1 + i0] = s1;
+    mem3[o1 + i0] = s1;
   }
 }
 @compute @workgroup_size(32)
@@ -1395,9 +1313,7 @@ fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) 
 @group(0) @binding(0) var<storage, read> mem0: array<f32>;
 @group(0) @binding(1) var<storage, read> mem1: array<f32, 1039>;
 @group(0) @binding(2) var<storage, read_write> mem2: array<f32, 1480>;
-@group(0) @binding(3) var<storage, read> mem3: array<f32>;
-@group(0) @binding(4) var<storage, read_write> mem4: array<f32, 1039>;
-@group(0) @binding(5) var<storage, read> mem5: array<f32>;
+@group(0) @binding(3) var<storage, read_write> mem3: array<f32, 1039>;
 @group(1) @binding(0) var<uniform> at: array<vec4<i32>, 2>;
 fn k0(w: i32, lid: i32) {
   let o0 = at[0].x;
@@ -1438,14 +1354,14 @@ fn k1(w: i32, lid: i32) {
     for (var j = lane; j < 8; j += 1) {
       let k0 = (j / 4);
       let k1 = j % 4;
-      let xa0 = (mem2[o0 + (h0 + k0 * 32 + k1 * 2)] * mem3[o1 + (n0 + k0 * 32 + k1 * 8)]);
+      let xa0 = (mem2[o0 + (h0 + k0 * 32 + k1 * 2)] * mem0[o1 + (n0 + k0 * 32 + k1 * 8)]);
       ta0 = (ta0 + xa0);
     }
   }
   let a0 = ta0;
   if (row < 64 && lane == 0) {
     let s2 = a0;
-    mem4[o2 + (m0 * 16 + m1 * 8 + n0)] = s2;
+    mem3[o2 + (m0 * 16 + m1 * 8 + n0)] = s2;
   }
 }
 fn k2(w: i32, lid: i32) {
@@ -1459,14 +1375,14 @@ fn k2(w: i32, lid: i32) {
   {
     for (var j = lane; j < 8; j += 1) {
       let j0 = j;
-      let xa0 = mem5[o0 + (i0 + j0 * 8)];
+      let xa0 = mem0[o0 + (i0 + j0 * 8)];
       ta0 = (ta0 + xa0);
     }
   }
   let a0 = ta0;
   if (row < 8 && lane == 0) {
     let s1 = a0;
-    mem4[o1 + i0] = s1;
+    mem3[o1 + i0] = s1;
   }
 }
 @compute @workgroup_size(128)
@@ -1542,43 +1458,16 @@ fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) 
   if (w >= 1 && w < 2) { k1(w - 1, i32(lid)); }
 }
 
-// 19: matmul | matmul | sum+mul | sum
-@group(0) @binding(0) var<storage, read_write> mem0: array<f32, 1480>;
-@group(0) @binding(1) var<storage, read> mem1: array<f32, 1039>;
-@group(0) @binding(2) var<storage, read> mem2: array<f32>;
-@group(0) @binding(3) var<storage, read_write> mem3: array<f32, 1039>;
-@group(0) @binding(4) var<storage, read> mem4: array<f32>;
-@group(1) @binding(0) var<uniform> at: array<vec4<i32>, 3>;
+// 19: matmul | sum+mul | sum
+@group(0) @binding(0) var<storage, read> mem0: array<f32>;
+@group(0) @binding(1) var<storage, read_write> mem1: array<f32, 1480>;
+@group(0) @binding(2) var<storage, read_write> mem2: array<f32, 1039>;
+@group(0) @binding(3) var<storage, read> mem3: array<f32>;
+@group(1) @binding(0) var<uniform> at: array<vec4<i32>, 2>;
 fn k0(w: i32, lid: i32) {
   let o0 = at[0].x;
   let o1 = at[0].y;
   let o2 = at[0].z;
-  let row = w * 128 + lid;
-  let lane = 0;
-  if (row >= 64) { return; }
-  let m0 = (row / 32);
-  let m1 = (row / 8) % 4;
-  let n0 = row % 8;
-  let h0 = m0 * 32 + m1 * 2;
-  var ta0 = 0f;
-  {
-    for (var j = lane; j < 8; j += 1) {
-      let k0 = (j / 2);
-      let k1 = j % 2;
-      let xa0 = (mem0[o0 + (h0 + k0 * 8 + k1)] * mem1[o1 + (n0 * 8 + k0 * 2 + k1)]);
-      ta0 = (ta0 + xa0);
-    }
-  }
-  let a0 = ta0;
-  if (row < 64 && lane == 0) {
-    let s2 = a0;
-    mem0[o2 + (m0 * 32 + m1 * 8 + n0)] = s2;
-  }
-}
-fn k1(w: i32, lid: i32) {
-  let o0 = at[0].w;
-  let o1 = at[1].x;
-  let o2 = at[1].y;
   let row = w * 128 + lid;
   let lane = 0;
   if (row >= 64) { return; }
@@ -1591,29 +1480,34 @@ fn k1(w: i32, lid: i32) {
     for (var j = lane; j < 8; j += 1) {
       let k0 = (j / 4);
       let k1 = j % 4;
-      let xa0 = (mem2[o0 + (m0 + k0 * 32 + k1 * 8)] * mem0[o1 + (h0 + k0 * 32 + k1 * 2)]);
+      let xa0 = (mem0[o0 + (m0 + k0 * 32 + k1 * 8)] * mem1[o1 + (h0 + k0 * 32 + k1 * 2)]);
       ta0 = (ta0 + xa0);
     }
   }
   let a0 = ta0;
   if (row < 64 && lane == 0) {
     let s2 = a0;
-    mem3[o2 + (m0 * 8 + n0 * 2 + n1)] = s2;
+    mem2[o2 + (m0 * 8 + n0 * 2 + n1)] = s2;
   }
 }
-fn k2(w: i32, lid: i32) {
-  let o0 = at[1].z;
-  let o1 = at[1].w;
-  let o2 = at[2].x;
+fn k1(w: i32, lid: i32) {
+  let o0 = at[0].w;
+  let o1 = at[1].x;
+  let o2 = at[1].y;
   let row = w * 128 + lid;
   let lane = 0;
   if (row >= 32) { return; }
-  let i0 = row;
+  let i0 = (row / 4);
+  let i1 = row % 4;
+  let v0 = i1;
+  let h2 = i0 * 16 + i1 * 4;
   var ta0 = 0f;
   {
     for (var j = lane; j < 4; j += 1) {
       let j0 = j;
-      let xa0 = (mem0[o0 + (i0 * 4 + j0)] * mem4[o1 + (i0 * 4 + j0)]);
+      let g1 = ((i1 * (-1) + j0) < 1);
+      let g3 = ((i1 * (-1) + j0) < 1);
+      let xa0 = select(0f, (select(0.0, mem1[o0 + select(0, (h2 + j0), g1)], g1) * select(0.0, mem3[o1 + select(0, (h2 + j0), g3)], g3)), (j0 <= v0));
       ta0 = (ta0 + xa0);
     }
   }
@@ -1621,14 +1515,16 @@ fn k2(w: i32, lid: i32) {
   if (row < 32) {
     for (var j = lane; j < 4; j += 1) {
       let j0 = j;
-      let s2 = ((mem4[o1 + (i0 * 4 + j0)] * (mem0[o0 + (i0 * 4 + j0)] - a0)) * 0.707106769f);
-      mem0[o2 + (i0 * 4 + j0)] = s2;
+      let g4 = ((i1 * (-1) + j0) < 1);
+      let g5 = ((i1 * (-1) + j0) < 1);
+      let s2 = (select(0f, (select(0.0, mem3[o1 + select(0, (h2 + j0), g4)], g4) * (select(0.0, mem1[o0 + select(0, (h2 + j0), g5)], g5) - a0)), (j0 <= v0)) * 0.707106769f);
+      mem1[o2 + (h2 + j0)] = s2;
     }
   }
 }
-fn k3(w: i32, lid: i32) {
-  let o0 = at[2].y;
-  let o1 = at[2].z;
+fn k2(w: i32, lid: i32) {
+  let o0 = at[1].z;
+  let o1 = at[1].w;
   let row = w * 128 + lid;
   let lane = 0;
   if (row >= 8) { return; }
@@ -1640,14 +1536,14 @@ fn k3(w: i32, lid: i32) {
     for (var j = lane; j < 8; j += 1) {
       let j0 = (j / 4);
       let j1 = j % 4;
-      let xa0 = mem0[o0 + (h0 + j0 * 32 + j1 * 2)];
+      let xa0 = mem1[o0 + (h0 + j0 * 32 + j1 * 2)];
       ta0 = (ta0 + xa0);
     }
   }
   let a0 = ta0;
   if (row < 8 && lane == 0) {
     let s1 = a0;
-    mem3[o1 + (i0 * 2 + i1)] = s1;
+    mem2[o1 + (i0 * 2 + i1)] = s1;
   }
 }
 @compute @workgroup_size(128)
@@ -1656,12 +1552,10 @@ fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) 
   if (w >= 0 && w < 1) { k0(w - 0, i32(lid)); }
   if (w >= 1 && w < 2) { k1(w - 1, i32(lid)); }
   if (w >= 2 && w < 3) { k2(w - 2, i32(lid)); }
-  if (w >= 3 && w < 4) { k3(w - 3, i32(lid)); }
 }
 
 // 20: matmul | matmul
-@group(0) @binding(0) var<storage, read> mem0: array<f32, 1480>;
-@group(0) @binding(1) var<storage, read_write> mem1: array<f32>;
+@group(0) @binding(0) var<storage, read_write> mem0: array<f32, 1480>;
 @group(1) @binding(0) var<uniform> at: array<vec4<i32>, 2>;
 fn k0(w: i32, lid: i32) {
   let o0 = at[0].x;
@@ -1687,7 +1581,7 @@ fn k0(w: i32, lid: i32) {
   let a0 = ta0;
   if (row < 64 && lane == 0) {
     let s2 = a0;
-    mem1[o2 + (b0 * 32 + b1 * 8 + m0 * 2 + n0)] = s2;
+    mem0[o2 + (b0 * 32 + b1 * 8 + m0 * 2 + n0)] = s2;
   }
 }
 fn k1(w: i32, lid: i32) {
@@ -1714,7 +1608,7 @@ fn k1(w: i32, lid: i32) {
   let a0 = ta0;
   if (row < 64 && lane == 0) {
     let s2 = a0;
-    mem1[o2 + (b0 * 32 + b1 * 8 + m0 * 2 + n0)] = s2;
+    mem0[o2 + (b0 * 32 + b1 * 8 + m0 * 2 + n0)] = s2;
   }
 }
 @compute @workgroup_size(128)
@@ -1724,16 +1618,18 @@ fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) 
   if (w >= 1 && w < 2) { k1(w - 1, i32(lid)); }
 }
 
-// 21: matmul | matmul | matmul | sum | sum
-@group(0) @binding(0) var<storage, read> mem0: array<f32>;
+// 21: matmul+mul | matmul | matmul | sum | sum
+@group(0) @binding(0) var<storage, read_write> mem0: array<f32, 1480>;
 @group(0) @binding(1) var<storage, read> mem1: array<f32, 1039>;
-@group(0) @binding(2) var<storage, read_write> mem2: array<f32, 1480>;
+@group(0) @binding(2) var<storage, read> mem2: array<f32>;
 @group(0) @binding(3) var<storage, read_write> mem3: array<f32, 1039>;
 @group(1) @binding(0) var<uniform> at: array<vec4<i32>, 4>;
 fn k0(w: i32, lid: i32) {
   let o0 = at[0].x;
   let o1 = at[0].y;
   let o2 = at[0].z;
+  let o3 = at[0].w;
+  let o4 = at[1].x;
   let row = w * 128 + lid;
   let lane = 0;
   if (row >= 64) { return; }
@@ -1743,20 +1639,23 @@ fn k0(w: i32, lid: i32) {
   let h0 = m0 * 32 + m1 * 2;
   var ta0 = 0f;
   {
-    for (var j = lane; j < 8; j += 1) {
-      let k0 = (j / 2);
-      let k1 = j % 2;
-      let xa0 = (mem0[o0 + (h0 + k0 * 8 + k1)] * mem1[o1 + (n0 * 8 + k0 * 2 + k1)]);
+    for (var j = lane; j < 24; j += 1) {
+      let k0 = (j / 8);
+      let k1 = (j / 2) % 4;
+      let k2 = j % 2;
+      let xa0 = (mem0[o0 + (h0 + k0 * 64 + k1 * 8 + k2)] * mem1[o1 + (n0 * 8 + k0 * 64 + k1 * 2 + k2)]);
       ta0 = (ta0 + xa0);
     }
   }
   let a0 = ta0;
   if (row < 64 && lane == 0) {
-    let s2 = a0;
-    mem2[o2 + (m0 * 32 + m1 * 8 + n0)] = s2;
+    let s3 = a0;
+    let s4 = (a0 * mem1[o2 + n0]);
+    mem0[o3 + (m0 * 32 + m1 * 8 + n0)] = s3;
+    mem0[o4 + (m0 * 32 + m1 * 8 + n0)] = s4;
   }
 }
-fn k1(w: i32, lid: i32, first: i32) {
+fn k1(w: i32, lid: i32, n: i32, first: i32) {
   let o0 = at[(first + 0) / 4][(first + 0) % 4];
   let o1 = at[(first + 1) / 4][(first + 1) % 4];
   let o2 = at[(first + 2) / 4][(first + 2) % 4];
@@ -1772,7 +1671,7 @@ fn k1(w: i32, lid: i32, first: i32) {
     for (var j = lane; j < 8; j += 1) {
       let k0 = (j / 4);
       let k1 = j % 4;
-      let xa0 = (mem0[o0 + (m0 + k0 * 32 + k1 * 8)] * mem0[o1 + (h0 + k0 * 32 + k1 * 2)]);
+      let xa0 = (mem2[o0 + (m0 + k0 * 32 + k1 * 8)] * mem0[o1 + (h0 + k0 * 32 + k1 * 2)]);
       ta0 = (ta0 + xa0);
     }
   }
@@ -1782,7 +1681,7 @@ fn k1(w: i32, lid: i32, first: i32) {
     mem3[o2 + (m0 * 8 + n0 * 2 + n1)] = s2;
   }
 }
-fn k2(w: i32, lid: i32, first: i32) {
+fn k2(w: i32, lid: i32, n: i32, first: i32) {
   let o0 = at[(first + 0) / 4][(first + 0) % 4];
   let o1 = at[(first + 1) / 4][(first + 1) % 4];
   let row = w * 128 + lid;
@@ -1810,55 +1709,11 @@ fn k2(w: i32, lid: i32, first: i32) {
 fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) lid: u32) {
   let w = i32(wid.x + wid.y * 32768u);
   if (w >= 0 && w < 1) { k0(w - 0, i32(lid)); }
-  if (w >= 1 && w < 3) { let n = (w - 1) / 1; k1(w - 1 - n * 1, i32(lid), 3 + n * 3); }
-  if (w >= 3 && w < 5) { let n = (w - 3) / 1; k2(w - 3 - n * 1, i32(lid), 9 + n * 2); }
+  if (w >= 1 && w < 3) { let n = (w - 1) / 1; k1(w - 1 - n * 1, i32(lid), n, 5 + n * 3); }
+  if (w >= 3 && w < 5) { let n = (w - 3) / 1; k2(w - 3 - n * 1, i32(lid), n, 11 + n * 2); }
 }
 
-// 22: matmul+add+mul
-@group(0) @binding(0) var<storage, read> mem0: array<f32>;
-@group(0) @binding(1) var<storage, read> mem1: array<f32, 1039>;
-@group(0) @binding(2) var<storage, read_write> mem2: array<f32, 1480>;
-@group(1) @binding(0) var<uniform> at: array<vec4<i32>, 2>;
-fn k0(w: i32, lid: i32) {
-  let o0 = at[0].x;
-  let o1 = at[0].y;
-  let o2 = at[0].z;
-  let o3 = at[0].w;
-  let o4 = at[1].x;
-  let o5 = at[1].y;
-  let o6 = at[1].z;
-  let row = w * 128 + lid;
-  let lane = 0;
-  if (row >= 64) { return; }
-  let m0 = (row / 32);
-  let m1 = (row / 8) % 4;
-  let n0 = row % 8;
-  let h0 = m0 * 32 + m1 * 2;
-  var ta0 = 0f;
-  {
-    for (var j = lane; j < 8; j += 1) {
-      let k0 = (j / 2);
-      let k1 = j % 2;
-      let xa0 = (mem0[o0 + (h0 + k0 * 8 + k1)] * mem1[o1 + (n0 * 8 + k0 * 2 + k1)]);
-      ta0 = (ta0 + xa0);
-    }
-  }
-  let a0 = ta0;
-  let v1 = ((mem2[o2 + (m0 * 32 + m1 * 8 + n0)] + mem2[o3 + (m0 * 32 + m1 * 8 + n0)]) + a0);
-  if (row < 64 && lane == 0) {
-    let s5 = v1;
-    let s6 = (v1 * mem1[o4 + n0]);
-    mem2[o5 + (m0 * 32 + m1 * 8 + n0)] = s5;
-    mem2[o6 + (m0 * 32 + m1 * 8 + n0)] = s6;
-  }
-}
-@compute @workgroup_size(128)
-fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) lid: u32) {
-  let w = i32(wid.x + wid.y * 32768u);
-  if (w >= 0 && w < 1) { k0(w - 0, i32(lid)); }
-}
-
-// 23: sum | sum+add
+// 22: sum | sum+add
 @group(0) @binding(0) var<storage, read_write> mem0: array<f32, 1480>;
 @group(0) @binding(1) var<storage, read_write> mem1: array<f32, 1039>;
 @group(0) @binding(2) var<storage, read> mem2: array<f32>;
@@ -1940,7 +1795,7 @@ fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) 
   if (w >= 1 && w < 2) { k1(w - 1, i32(lid)); }
 }
 
-// 24: scatter_add | sum
+// 23: scatter_add | sum
 @group(0) @binding(0) var<storage, read> mem0: array<f32, 1480>;
 @group(0) @binding(1) var<storage, read> mem1: array<i32, 18>;
 @group(0) @binding(2) var<storage, read_write> mem2: array<f32, 1039>;
@@ -1997,7 +1852,7 @@ fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) 
   if (w >= 1 && w < 2) { k1(w - 1, i32(lid)); }
 }
 
-// 25: add+sum+where
+// 24: add+sum+where
 @group(0) @binding(0) var<storage, read> mem0: array<f32, 2>;
 @group(0) @binding(1) var<storage, read_write> mem1: array<f32, 1039>;
 @group(0) @binding(2) var<storage, read> mem2: array<f32, 1039>;
@@ -2005,7 +1860,7 @@ fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) 
 @group(0) @binding(4) var<storage, read_write> mem4: array<f32, 1039>;
 @group(0) @binding(5) var<storage, read_write> mem5: array<i32, 1>;
 @group(1) @binding(0) var<uniform> at: array<vec4<i32>, 3>;
-var<workgroup> sf: array<f32, 128>;
+var<workgroup> sf: array<f32, 136>;
 fn k0(w: i32, lid: i32) {
   let o0 = at[0].x;
   let o1 = at[0].y;
@@ -2051,22 +1906,9 @@ fn k0(w: i32, lid: i32) {
   }
   sf[lid] = ta0;
   workgroupBarrier();
-  if (lane < 64) { sf[lid] = (sf[lid] + sf[lid + 64]); }
+  if (lane < 8) { sf[128 + 0 * 8 + lane] = ((((sf[lid] + sf[lid + 64]) + (sf[lid + 32] + sf[lid + 96])) + ((sf[lid + 16] + sf[lid + 80]) + (sf[lid + 48] + sf[lid + 112]))) + (((sf[lid + 8] + sf[lid + 72]) + (sf[lid + 40] + sf[lid + 104])) + ((sf[lid + 24] + sf[lid + 88]) + (sf[lid + 56] + sf[lid + 120])))); }
   workgroupBarrier();
-  if (lane < 32) { sf[lid] = (sf[lid] + sf[lid + 32]); }
-  workgroupBarrier();
-  if (lane < 16) { sf[lid] = (sf[lid] + sf[lid + 16]); }
-  workgroupBarrier();
-  if (lane < 8) { sf[lid] = (sf[lid] + sf[lid + 8]); }
-  workgroupBarrier();
-  if (lane < 4) { sf[lid] = (sf[lid] + sf[lid + 4]); }
-  workgroupBarrier();
-  if (lane < 2) { sf[lid] = (sf[lid] + sf[lid + 2]); }
-  workgroupBarrier();
-  if (lane < 1) { sf[lid] = (sf[lid] + sf[lid + 1]); }
-  workgroupBarrier();
-  ta0 = sf[lid - lane * 1];
-  workgroupBarrier();
+  ta0 = (((sf[128 + 0 * 8] + sf[128 + 0 * 8 + 4]) + (sf[128 + 0 * 8 + 2] + sf[128 + 0 * 8 + 6])) + ((sf[128 + 0 * 8 + 1] + sf[128 + 0 * 8 + 5]) + (sf[128 + 0 * 8 + 3] + sf[128 + 0 * 8 + 7])));
   let a0 = ta0;
   let v0_0 = (!((bitcast<u32>((a0 + mem3[o3 + 0])) & 0x7f800000u) == 0x7f800000u));
   let v1_0 = mem0[o0 + 0];

@@ -3,7 +3,7 @@
 @group(0) @binding(1) var<storage, read> mem1: array<f32, 120>;
 @group(0) @binding(2) var<storage, read_write> mem2: array<f32, 120>;
 @group(1) @binding(0) var<uniform> at: array<vec4<i32>, 2>;
-var<workgroup> sf: array<f32, 128>;
+var<workgroup> sf: array<f32, 160>;
 fn div_(a: f32, b: f32) -> f32 {
   let s = select(1.0, 0.0625, abs(b) > 8.5e37);
   return (a * s) / (b * s);
@@ -18,119 +18,73 @@ fn k0(w: i32, lid: i32) {
   let lane = lid % 32;
   let r = min(row, 2);
   let i0 = r;
+  let j = lane;
+  let j_0 = min(j + 0, 39);
+  let j0_0 = j_0;
+  let j_1 = min(j + 32, 39);
+  let j0_1 = j_1;
   var ta0 = 0f;
-  {
-    for (var j = lane; j < 40; j += 64) {
-      let j_0 = min(j + 0, 39);
-      let j0_0 = j_0;
-      let xa0_0 = mem0[o0 + (i0 * 40 + j0_0)];
-      let j_1 = min(j + 32, 39);
-      let j0_1 = j_1;
-      let xa0_1 = mem0[o0 + (i0 * 40 + j0_1)];
-      if (j + 0 < 40) {
-        ta0 = (ta0 + xa0_0);
-      }
-      if (j + 32 < 40) {
-        ta0 = (ta0 + xa0_1);
-      }
-    }
+  let v0_0 = mem0[o0 + (i0 * 40 + j0_0)];
+  let xa0_0 = v0_0;
+  let v1_1 = mem0[o0 + (i0 * 40 + j0_1)];
+  let xa0_1 = v1_1;
+  if (j + 0 < 40) {
+    ta0 = (ta0 + xa0_0);
+  }
+  if (j + 32 < 40) {
+    ta0 = (ta0 + xa0_1);
   }
   sf[lid] = ta0;
   workgroupBarrier();
-  if (lane < 16) { sf[lid] = (sf[lid] + sf[lid + 16]); }
+  if (lane < 8) { sf[128 + (lid / 32) * 8 + lane] = ((sf[lid] + sf[lid + 16]) + (sf[lid + 8] + sf[lid + 24])); }
   workgroupBarrier();
-  if (lane < 8) { sf[lid] = (sf[lid] + sf[lid + 8]); }
-  workgroupBarrier();
-  if (lane < 4) { sf[lid] = (sf[lid] + sf[lid + 4]); }
-  workgroupBarrier();
-  if (lane < 2) { sf[lid] = (sf[lid] + sf[lid + 2]); }
-  workgroupBarrier();
-  if (lane < 1) { sf[lid] = (sf[lid] + sf[lid + 1]); }
-  workgroupBarrier();
-  ta0 = sf[lid - lane * 1];
-  workgroupBarrier();
+  ta0 = (((sf[128 + (lid / 32) * 8] + sf[128 + (lid / 32) * 8 + 4]) + (sf[128 + (lid / 32) * 8 + 2] + sf[128 + (lid / 32) * 8 + 6])) + ((sf[128 + (lid / 32) * 8 + 1] + sf[128 + (lid / 32) * 8 + 5]) + (sf[128 + (lid / 32) * 8 + 3] + sf[128 + (lid / 32) * 8 + 7])));
   let a0 = ta0;
-  let v0_0 = div_(a0, 40f);
+  let v2_0 = div_(a0, 40f);
   var ta1 = 0f;
-  {
-    for (var j = lane; j < 40; j += 64) {
-      let j_0 = min(j + 0, 39);
-      let j0_0 = j_0;
-      let xa1_0 = ((mem0[o0 + (i0 * 40 + j0_0)] - v0_0) * (mem0[o0 + (i0 * 40 + j0_0)] - v0_0));
-      let j_1 = min(j + 32, 39);
-      let j0_1 = j_1;
-      let xa1_1 = ((mem0[o0 + (i0 * 40 + j0_1)] - v0_0) * (mem0[o0 + (i0 * 40 + j0_1)] - v0_0));
-      if (j + 0 < 40) {
-        ta1 = (ta1 + xa1_0);
-      }
-      if (j + 32 < 40) {
-        ta1 = (ta1 + xa1_1);
-      }
-    }
+  let v3_0 = (v0_0 - v2_0);
+  let xa1_0 = (v3_0 * v3_0);
+  let v4_1 = (v1_1 - v2_0);
+  let xa1_1 = (v4_1 * v4_1);
+  if (j + 0 < 40) {
+    ta1 = (ta1 + xa1_0);
+  }
+  if (j + 32 < 40) {
+    ta1 = (ta1 + xa1_1);
   }
   sf[lid] = ta1;
   workgroupBarrier();
-  if (lane < 16) { sf[lid] = (sf[lid] + sf[lid + 16]); }
+  if (lane < 8) { sf[128 + (lid / 32) * 8 + lane] = ((sf[lid] + sf[lid + 16]) + (sf[lid + 8] + sf[lid + 24])); }
   workgroupBarrier();
-  if (lane < 8) { sf[lid] = (sf[lid] + sf[lid + 8]); }
-  workgroupBarrier();
-  if (lane < 4) { sf[lid] = (sf[lid] + sf[lid + 4]); }
-  workgroupBarrier();
-  if (lane < 2) { sf[lid] = (sf[lid] + sf[lid + 2]); }
-  workgroupBarrier();
-  if (lane < 1) { sf[lid] = (sf[lid] + sf[lid + 1]); }
-  workgroupBarrier();
-  ta1 = sf[lid - lane * 1];
-  workgroupBarrier();
+  ta1 = (((sf[128 + (lid / 32) * 8] + sf[128 + (lid / 32) * 8 + 4]) + (sf[128 + (lid / 32) * 8 + 2] + sf[128 + (lid / 32) * 8 + 6])) + ((sf[128 + (lid / 32) * 8 + 1] + sf[128 + (lid / 32) * 8 + 5]) + (sf[128 + (lid / 32) * 8 + 3] + sf[128 + (lid / 32) * 8 + 7])));
   let a1 = ta1;
-  let v1_0 = (1.0 / sqrt((div_(a1, 40f) + 9.99999975e-06f)));
+  let v5_0 = (1.0 / sqrt((div_(a1, 40f) + 9.99999975e-06f)));
   var ta2 = 0f;
-  {
-    for (var j = lane; j < 40; j += 64) {
-      let j_0 = min(j + 0, 39);
-      let j0_0 = j_0;
-      let xa2_0 = (((((mem0[o0 + (i0 * 40 + j0_0)] - v0_0) * v1_0) * mem1[o1 + j0_0]) + mem1[o2 + j0_0]) * ((((mem0[o0 + (i0 * 40 + j0_0)] - v0_0) * v1_0) * mem1[o1 + j0_0]) + mem1[o2 + j0_0]));
-      let j_1 = min(j + 32, 39);
-      let j0_1 = j_1;
-      let xa2_1 = (((((mem0[o0 + (i0 * 40 + j0_1)] - v0_0) * v1_0) * mem1[o1 + j0_1]) + mem1[o2 + j0_1]) * ((((mem0[o0 + (i0 * 40 + j0_1)] - v0_0) * v1_0) * mem1[o1 + j0_1]) + mem1[o2 + j0_1]));
-      if (j + 0 < 40) {
-        ta2 = (ta2 + xa2_0);
-      }
-      if (j + 32 < 40) {
-        ta2 = (ta2 + xa2_1);
-      }
-    }
+  let v6_0 = (((v3_0 * v5_0) * mem1[o1 + j0_0]) + mem1[o2 + j0_0]);
+  let xa2_0 = (v6_0 * v6_0);
+  let v7_1 = (((v4_1 * v5_0) * mem1[o1 + j0_1]) + mem1[o2 + j0_1]);
+  let xa2_1 = (v7_1 * v7_1);
+  if (j + 0 < 40) {
+    ta2 = (ta2 + xa2_0);
+  }
+  if (j + 32 < 40) {
+    ta2 = (ta2 + xa2_1);
   }
   sf[lid] = ta2;
   workgroupBarrier();
-  if (lane < 16) { sf[lid] = (sf[lid] + sf[lid + 16]); }
+  if (lane < 8) { sf[128 + (lid / 32) * 8 + lane] = ((sf[lid] + sf[lid + 16]) + (sf[lid + 8] + sf[lid + 24])); }
   workgroupBarrier();
-  if (lane < 8) { sf[lid] = (sf[lid] + sf[lid + 8]); }
-  workgroupBarrier();
-  if (lane < 4) { sf[lid] = (sf[lid] + sf[lid + 4]); }
-  workgroupBarrier();
-  if (lane < 2) { sf[lid] = (sf[lid] + sf[lid + 2]); }
-  workgroupBarrier();
-  if (lane < 1) { sf[lid] = (sf[lid] + sf[lid + 1]); }
-  workgroupBarrier();
-  ta2 = sf[lid - lane * 1];
-  workgroupBarrier();
+  ta2 = (((sf[128 + (lid / 32) * 8] + sf[128 + (lid / 32) * 8 + 4]) + (sf[128 + (lid / 32) * 8 + 2] + sf[128 + (lid / 32) * 8 + 6])) + ((sf[128 + (lid / 32) * 8 + 1] + sf[128 + (lid / 32) * 8 + 5]) + (sf[128 + (lid / 32) * 8 + 3] + sf[128 + (lid / 32) * 8 + 7])));
   let a2 = ta2;
-  let v2_0 = (1.0 / sqrt((div_(a2, 40f) + 9.99999997e-07f)));
+  let v8_0 = (1.0 / sqrt((div_(a2, 40f) + 9.99999997e-07f)));
   if (row < 3) {
-    for (var j = lane; j < 40; j += 64) {
-      let j_0 = min(j + 0, 39);
-      let j0_0 = j_0;
-      let s4_0 = ((((((mem0[o0 + (i0 * 40 + j0_0)] - v0_0) * v1_0) * mem1[o1 + j0_0]) + mem1[o2 + j0_0]) * v2_0) * mem1[o3 + j0_0]);
-      let j_1 = min(j + 32, 39);
-      let j0_1 = j_1;
-      let s4_1 = ((((((mem0[o0 + (i0 * 40 + j0_1)] - v0_0) * v1_0) * mem1[o1 + j0_1]) + mem1[o2 + j0_1]) * v2_0) * mem1[o3 + j0_1]);
-      if (j + 0 < 40) {
-        mem2[o4 + (i0 * 40 + j0_0)] = s4_0;
-      }
-      if (j + 32 < 40) {
-        mem2[o4 + (i0 * 40 + j0_1)] = s4_1;
-      }
+    let s4_0 = ((v6_0 * v8_0) * mem1[o3 + j0_0]);
+    let s4_1 = ((v7_1 * v8_0) * mem1[o3 + j0_1]);
+    if (j + 0 < 40) {
+      mem2[o4 + (i0 * 40 + j0_0)] = s4_0;
+    }
+    if (j + 32 < 40) {
+      mem2[o4 + (i0 * 40 + j0_1)] = s4_1;
     }
   }
 }

@@ -9,7 +9,7 @@ fn k0(w: i32, lid: i32) {
   let s0 = 0f;
   mem0[o0 + i0] = s0;
 }
-fn k1(w: i32, lid: i32, first: i32) {
+fn k1(w: i32, lid: i32, n: i32, first: i32) {
   let o0 = at[(first + 0) / 4][(first + 0) % 4];
   let e = w * 128 + lid;
   if (e >= 6) { return; }
@@ -17,7 +17,7 @@ fn k1(w: i32, lid: i32, first: i32) {
   let s0 = 0f;
   mem0[o0 + i0] = s0;
 }
-fn k2(w: i32, lid: i32, first: i32) {
+fn k2(w: i32, lid: i32, n: i32, first: i32) {
   let o0 = at[(first + 0) / 4][(first + 0) % 4];
   let e = w * 128 + lid;
   if (e >= 3) { return; }
@@ -37,8 +37,8 @@ fn k3(w: i32, lid: i32) {
 fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) lid: u32) {
   let w = i32(wid.x + wid.y * 32768u);
   if (w >= 0 && w < 1) { k0(w - 0, i32(lid)); }
-  if (w >= 1 && w < 4) { let n = (w - 1) / 1; k1(w - 1 - n * 1, i32(lid), 1 + n * 1); }
-  if (w >= 4 && w < 6) { let n = (w - 4) / 1; k2(w - 4 - n * 1, i32(lid), 4 + n * 1); }
+  if (w >= 1 && w < 4) { let n = (w - 1) / 1; k1(w - 1 - n * 1, i32(lid), n, 1 + n * 1); }
+  if (w >= 4 && w < 6) { let n = (w - 4) / 1; k2(w - 4 - n * 1, i32(lid), n, 4 + n * 1); }
   if (w >= 6 && w < 7) { k3(w - 6, i32(lid)); }
 }
 
@@ -80,24 +80,12 @@ fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) 
 @group(0) @binding(0) var<storage, read_write> mem0: array<f32, 321>;
 @group(0) @binding(1) var<storage, read> mem1: array<f32, 22>;
 @group(1) @binding(0) var<uniform> at: array<vec4<i32>, 2>;
-fn is_nan_(x: f32) -> bool { return (bitcast<u32>(x) & 0x7fffffffu) > 0x7f800000u; }
-fn scale_(x: f32, n: i32) -> f32 {
-  let half = n >> 1u;
-  return x * bitcast<f32>(u32(half + 127) << 23u) * bitcast<f32>(u32(n - half + 127) << 23u);
-}
-fn exp_(x: f32) -> f32 {
-  let c = clamp(x, -105.0, 89.0);
-  let n = round(c * 1.4426950408889634);
-  let r = c - n * 0.693359375 - n * (-0.00021219444);
-  let y = (((((0.000198756915 * r + 0.0013981999507) * r + 0.0083334519073) * r + 0.041665795894) * r + 0.16666665459) * r + 0.50000001201) * r * r + r + 1.0;
-  return select(scale_(y, i32(n)), x, is_nan_(x));
-}
+fn near_exp_(x: f32) -> f32 { return exp(x); }
 fn tanh_(x: f32) -> f32 {
   let a = abs(x);
   let z = x * x;
-  let near = select(x + x * z * ((((-0.005717036779969931 * z + 0.020650578662753105) * z + -0.05374349653720856) * z + 0.13331490755081177) * z + -0.3333328366279602), x, a < 1e-4);
-  let y = 1.0 - 2.0 / (exp_(2.0 * min(a, 15.0)) + 1.0);
-  return select(near, select(y, -y, x < 0.0), a >= 0.625);
+  let y = 1.0 - 2.0 / (near_exp_(2.0 * min(a, 15.0)) + 1.0);
+  return select(x * (1.0 + z * ((((((-0.00035845203092321754 * z + 0.0023013646714389324) * z + -0.007946106605231762) * z + 0.021486658602952957) * z + -0.05387980118393898) * z + 0.13332344591617584) * z + -0.33333295583724976)), select(y, -y, x < 0.0), a >= 1.0);
 }
 fn k0(w: i32, lid: i32) {
   let o0 = at[0].x;
@@ -431,7 +419,7 @@ fn k1(w: i32, lid: i32) {
   let s1 = mem0[o0 + i0];
   mem1[o1 + i0] = s1;
 }
-fn k2(w: i32, lid: i32, first: i32) {
+fn k2(w: i32, lid: i32, n: i32, first: i32) {
   let o0 = at[(first + 0) / 4][(first + 0) % 4];
   let o1 = at[(first + 1) / 4][(first + 1) % 4];
   let e = w * 128 + lid;
@@ -454,7 +442,7 @@ fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) 
   let w = i32(wid.x + wid.y * 32768u);
   if (w >= 0 && w < 1) { k0(w - 0, i32(lid)); }
   if (w >= 1 && w < 2) { k1(w - 1, i32(lid)); }
-  if (w >= 2 && w < 4) { let n = (w - 2) / 1; k2(w - 2 - n * 1, i32(lid), 4 + n * 2); }
+  if (w >= 2 && w < 4) { let n = (w - 2) / 1; k2(w - 2 - n * 1, i32(lid), n, 4 + n * 2); }
   if (w >= 4 && w < 5) { k3(w - 4, i32(lid)); }
 }
 

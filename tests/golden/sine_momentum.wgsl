@@ -310,7 +310,6 @@ fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) 
 @group(0) @binding(0) var<storage, read> mem0: array<f32>;
 @group(0) @binding(1) var<storage, read_write> mem1: array<f32, 22>;
 @group(0) @binding(2) var<storage, read> mem2: array<f32, 10>;
-@group(0) @binding(3) var<storage, read> mem3: array<f32>;
 @group(1) @binding(0) var<uniform> at: array<vec4<i32>, 2>;
 fn k0(w: i32, lid: i32) {
   let o0 = at[0].x;
@@ -346,7 +345,7 @@ fn k1(w: i32, lid: i32) {
   {
     for (var j = lane; j < 4; j += 1) {
       let k0 = j;
-      let xa0 = (mem2[o0 + k0] * mem3[o1 + (n0 + k0 * 3)]);
+      let xa0 = (mem2[o0 + k0] * mem0[o1 + (n0 + k0 * 3)]);
       ta0 = (ta0 + xa0);
     }
   }

@@ -1,9 +1,9 @@
-// 0: max+where+sum+div
+// 0: max+exp+sum+where
 @group(0) @binding(0) var<storage, read> mem0: array<f32, 3200>;
 @group(0) @binding(1) var<storage, read> mem1: array<f32, 24>;
 @group(0) @binding(2) var<storage, read_write> mem2: array<f32, 3200>;
 @group(1) @binding(0) var<uniform> at: array<vec4<i32>, 1>;
-var<workgroup> sf: array<f32, 128>;
+var<workgroup> sf: array<f32, 160>;
 var<private> inf_bits: u32 = 0x7f800000u;
 fn max_f32(a: f32, b: f32) -> f32 {
   let nan = max(bitcast<u32>(a) & 0x7fffffffu, bitcast<u32>(b) & 0x7fffffffu) > 0x7f800000u;
@@ -36,87 +36,60 @@ fn k0(w: i32, lid: i32) {
   let r = min(row, 79);
   let i0 = (r / 40);
   let i1 = r % 40;
+  let j = lane;
+  let j_0 = min(j + 0, 39);
+  let j0_0 = j_0;
+  let j_1 = min(j + 32, 39);
+  let j0_1 = j_1;
   let v0_0 = i1;
-  let h1_0 = i0 * 1600 + i1 * 40;
-  let v2_0 = mem1[o1 + 0];
+  let h3_0 = i0 * 1600 + i1 * 40;
+  let v4_0 = mem1[o1 + 0];
   var ta0 = (-bitcast<f32>(inf_bits));
-  {
-    for (var j = lane; j < 40; j += 64) {
-      let j_0 = min(j + 0, 39);
-      let j0_0 = j_0;
-      let xa0_0 = select((-bitcast<f32>(inf_bits)), (mem0[o0 + (h1_0 + j0_0)] * v2_0), (j0_0 <= v0_0));
-      let j_1 = min(j + 32, 39);
-      let j0_1 = j_1;
-      let xa0_1 = select((-bitcast<f32>(inf_bits)), (mem0[o0 + (h1_0 + j0_1)] * v2_0), (j0_1 <= v0_0));
-      if (j + 0 < 40) {
-        ta0 = max_f32(ta0, xa0_0);
-      }
-      if (j + 32 < 40) {
-        ta0 = max_f32(ta0, xa0_1);
-      }
-    }
+  let v1_0 = (j0_0 <= v0_0);
+  let g2_0 = ((i1 * (-1) + j0_0) < 1);
+  let v5_0 = (select(0.0, mem0[o0 + select(0, (h3_0 + j0_0), g2_0)], g2_0) * v4_0);
+  let xa0_0 = select((-bitcast<f32>(inf_bits)), v5_0, v1_0);
+  let v6_1 = (j0_1 <= v0_0);
+  let g7_1 = ((i1 * (-1) + j0_1) < 1);
+  let v8_1 = (select(0.0, mem0[o0 + select(0, (h3_0 + j0_1), g7_1)], g7_1) * v4_0);
+  let xa0_1 = select((-bitcast<f32>(inf_bits)), v8_1, v6_1);
+  if (j + 0 < 40) {
+    ta0 = max_f32(ta0, xa0_0);
+  }
+  if (j + 32 < 40) {
+    ta0 = max_f32(ta0, xa0_1);
   }
   sf[lid] = ta0;
   workgroupBarrier();
-  if (lane < 16) { sf[lid] = max_f32(sf[lid], sf[lid + 16]); }
+  if (lane < 8) { sf[128 + (lid / 32) * 8 + lane] = max_f32(max_f32(sf[lid], sf[lid + 16]), max_f32(sf[lid + 8], sf[lid + 24])); }
   workgroupBarrier();
-  if (lane < 8) { sf[lid] = max_f32(sf[lid], sf[lid + 8]); }
-  workgroupBarrier();
-  if (lane < 4) { sf[lid] = max_f32(sf[lid], sf[lid + 4]); }
-  workgroupBarrier();
-  if (lane < 2) { sf[lid] = max_f32(sf[lid], sf[lid + 2]); }
-  workgroupBarrier();
-  if (lane < 1) { sf[lid] = max_f32(sf[lid], sf[lid + 1]); }
-  workgroupBarrier();
-  ta0 = sf[lid - lane * 1];
-  workgroupBarrier();
+  ta0 = max_f32(max_f32(max_f32(sf[128 + (lid / 32) * 8], sf[128 + (lid / 32) * 8 + 4]), max_f32(sf[128 + (lid / 32) * 8 + 2], sf[128 + (lid / 32) * 8 + 6])), max_f32(max_f32(sf[128 + (lid / 32) * 8 + 1], sf[128 + (lid / 32) * 8 + 5]), max_f32(sf[128 + (lid / 32) * 8 + 3], sf[128 + (lid / 32) * 8 + 7])));
   let a0 = ta0;
   var ta1 = 0f;
-  {
-    for (var j = lane; j < 40; j += 64) {
-      let j_0 = min(j + 0, 39);
-      let j0_0 = j_0;
-      let xa1_0 = select(0f, exp_(((mem0[o0 + (h1_0 + j0_0)] * v2_0) - a0)), (j0_0 <= v0_0));
-      let j_1 = min(j + 32, 39);
-      let j0_1 = j_1;
-      let xa1_1 = select(0f, exp_(((mem0[o0 + (h1_0 + j0_1)] * v2_0) - a0)), (j0_1 <= v0_0));
-      if (j + 0 < 40) {
-        ta1 = (ta1 + xa1_0);
-      }
-      if (j + 32 < 40) {
-        ta1 = (ta1 + xa1_1);
-      }
-    }
+  let v9_0 = exp_((v5_0 - a0));
+  let xa1_0 = select(0f, v9_0, v1_0);
+  let v10_1 = exp_((v8_1 - a0));
+  let xa1_1 = select(0f, v10_1, v6_1);
+  if (j + 0 < 40) {
+    ta1 = (ta1 + xa1_0);
+  }
+  if (j + 32 < 40) {
+    ta1 = (ta1 + xa1_1);
   }
   sf[lid] = ta1;
   workgroupBarrier();
-  if (lane < 16) { sf[lid] = (sf[lid] + sf[lid + 16]); }
+  if (lane < 8) { sf[128 + (lid / 32) * 8 + lane] = ((sf[lid] + sf[lid + 16]) + (sf[lid + 8] + sf[lid + 24])); }
   workgroupBarrier();
-  if (lane < 8) { sf[lid] = (sf[lid] + sf[lid + 8]); }
-  workgroupBarrier();
-  if (lane < 4) { sf[lid] = (sf[lid] + sf[lid + 4]); }
-  workgroupBarrier();
-  if (lane < 2) { sf[lid] = (sf[lid] + sf[lid + 2]); }
-  workgroupBarrier();
-  if (lane < 1) { sf[lid] = (sf[lid] + sf[lid + 1]); }
-  workgroupBarrier();
-  ta1 = sf[lid - lane * 1];
-  workgroupBarrier();
+  ta1 = (((sf[128 + (lid / 32) * 8] + sf[128 + (lid / 32) * 8 + 4]) + (sf[128 + (lid / 32) * 8 + 2] + sf[128 + (lid / 32) * 8 + 6])) + ((sf[128 + (lid / 32) * 8 + 1] + sf[128 + (lid / 32) * 8 + 5]) + (sf[128 + (lid / 32) * 8 + 3] + sf[128 + (lid / 32) * 8 + 7])));
   let a1 = ta1;
   if (row < 80) {
-    for (var j = lane; j < 40; j += 64) {
-      let j_0 = min(j + 0, 39);
-      let j0_0 = j_0;
-      let s2_0 = div_(select(0f, exp_(((mem0[o0 + (h1_0 + j0_0)] * v2_0) - a0)), (j0_0 <= v0_0)), a1);
-      let j_1 = min(j + 32, 39);
-      let j0_1 = j_1;
-      let s2_1 = div_(select(0f, exp_(((mem0[o0 + (h1_0 + j0_1)] * v2_0) - a0)), (j0_1 <= v0_0)), a1);
-      if (j + 0 < 40) {
-        mem2[o2 + (h1_0 + j0_0)] = s2_0;
-      }
-      if (j + 32 < 40) {
-        mem2[o2 + (h1_0 + j0_1)] = s2_1;
-      }
+    let s2_0 = select(0f, div_(v9_0, a1), v1_0);
+    let s2_1 = select(0f, div_(v10_1, a1), v6_1);
+    if (j + 0 < 40) {
+      mem2[o2 + (h3_0 + j0_0)] = s2_0;
+    }
+    if (j + 32 < 40) {
+      mem2[o2 + (h3_0 + j0_1)] = s2_1;
     }
   }
 }
@@ -164,8 +137,8 @@ fn k0(w: i32, lid: i32) {
   let i0 = (row / 40);
   let i1 = row % 40;
   let v0 = i1;
-  let h1 = i0 * 1600 + i1 * 40;
-  let v2 = mem1[o1 + 0];
+  let h2 = i0 * 1600 + i1 * 40;
+  let v3 = mem1[o1 + 0];
   var ta0 = (-bitcast<f32>(inf_bits));
   var a0_0 = ta0;
   var a0_1 = ta0;
@@ -178,7 +151,8 @@ fn k0(w: i32, lid: i32) {
     {
       for (var j = lane; j < 40; j += 32) {
         let j0 = j;
-        let xa0 = select((-bitcast<f32>(inf_bits)), (mem0[o0 + (h1 + j0)] * v2), (j0 <= v0));
+        let g1 = ((i1 * (-1) + j0) < 1);
+        let xa0 = select((-bitcast<f32>(inf_bits)), (select(0.0, mem0[o0 + select(0, (h2 + j0), g1)], g1) * v3), (j0 <= v0));
         ta0 = max_f32(ta0, xa0);
       }
     }
@@ -206,7 +180,8 @@ fn k0(w: i32, lid: i32) {
     {
       for (var j = lane; j < 40; j += 32) {
         let j0 = j;
-        let xa1 = select(0f, exp_(((mem0[o0 + (h1 + j0)] * v2) - a0)), (j0 <= v0));
+        let g4 = ((i1 * (-1) + j0) < 1);
+        let xa1 = select(0f, exp_(((select(0.0, mem0[o0 + select(0, (h2 + j0), g4)], g4) * v3) - a0)), (j0 <= v0));
         ta1 = (ta1 + xa1);
       }
     }
@@ -225,8 +200,9 @@ fn k0(w: i32, lid: i32) {
   if (row < 80) {
     for (var j = lane; j < 40; j += 1) {
       let j0 = j;
-      let s2 = div_(select(0f, exp_(((mem0[o0 + (h1 + j0)] * v2) - a0)), (j0 <= v0)), a1);
-      mem2[o2 + (h1 + j0)] = s2;
+      let g5 = ((i1 * (-1) + j0) < 1);
+      let s2 = select(0f, div_(exp_(((select(0.0, mem0[o0 + select(0, (h2 + j0), g5)], g5) * v3) - a0)), a1), (j0 <= v0));
+      mem2[o2 + (h2 + j0)] = s2;
     }
   }
 }

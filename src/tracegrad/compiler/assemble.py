@@ -109,12 +109,13 @@ class Rendered:
 
     def launch(self, plan: Plan, launch: Launch) -> None:
         """One dispatch, and its kernel if that is new."""
-        places: list[Place] = []
+        values: list[int] = []
         written: set[str] = set()
         for c in launch.clusters:
-            places += [plan.places[t.serial] for t in (*plan.externals[id(c)], *c.outs)]
+            values += [t.serial for t in (*plan.externals[id(c)], *c.outs)]
             written.update(plan.places[t.serial].array for t in c.outs)
-        arrays, binding_of = bound_arrays([place.array for place in places], written)
+        places = [plan.places[value] for value in values]
+        arrays, binding_of = bound_arrays([(p.array, plan.pack_of.get(v, v)) for v, p in zip(values, places)], written)
         bindings = tuple(
             Binding(self.buffers[a].dtype, a in written, 0 if is_one_of_several(a) else self.buffers[a].size)
             for a in arrays
@@ -130,16 +131,16 @@ class Rendered:
         self.dispatches.append(Dispatch(self.sources[key], bound, offsets, grid_of(launch.workgroups), moves))
 
 
-def bound_arrays(wanted: Sequence[str], written: Set[str]) -> tuple[list[str], list[int]]:
-    """The arrays to bind for slots that lie in `wanted`, and the binding of each slot.
+def bound_arrays(wanted: Sequence[tuple[str, int]], written: Set[str]) -> tuple[list[str], list[int]]:
+    """The arrays to bind for slots that want a value in an array, and the binding of each slot.
 
-    Where temporaries lie in several arrays, one of those behind the first that is only read is bound for each slot:
+    Where temporaries lie in several arrays, one of those behind the first that is only read is bound for each value:
     launches of repeated layers then share a kernel, whichever of the arrays their values have come to lie in.
     """
     arrays: dict[object, str] = {}
-    of_slot = [(a, k if is_one_of_several(a) and a not in written else -1) for k, a in enumerate(wanted)]
+    of_slot = [(a, value if is_one_of_several(a) and a not in written else -1) for a, value in wanted]
     if len(set(of_slot)) > MAX_BUFFERS:
-        of_slot = [(a, -1) for a in wanted]
+        of_slot = [(a, -1) for a, _ in wanted]
     for slot in of_slot:
         arrays.setdefault(slot, slot[0])
     number = {slot: k for k, slot in enumerate(arrays)}

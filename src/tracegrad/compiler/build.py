@@ -126,11 +126,12 @@ def build_forward(
     with uncollected():
         with traced(model, forward, inputs, "forward", patching) as t:
             outputs, structure = checked_outputs(t.result, forward)
-            graph = Graph(outputs, dict(t.trace.captures), precision=precision)
+            persistent = (
+                persistent_like(t.parameters, like) if like else persistent_of(t.parameters, arena_of(t.parameters))
+            )
+            offsets = {n: place.offset for n, place, _ in persistent.params if place.array == "params"}
+            graph = Graph(outputs, dict(t.trace.captures), precision=precision, offsets=offsets)
             require_own(toposort(graph.roots), t.trace)
-        persistent = (
-            persistent_like(t.parameters, like) if like else persistent_of(t.parameters, arena_of(t.parameters))
-        )
         meta = {"kind": "forward", "hyper": dict(t.trace.hypers)}
         program = make_program(graph, persistent, input_ranges(graph), meta, t.inputs)
     return Built(program, graph, structure, sites=sites_of(t))
@@ -299,7 +300,7 @@ def training_graph(
         outputs[SKIPPED] = where(skipped, 1, 0)
     writes[HALTED] = where(halt, halted.reshape(()) + 1, 0).reshape((1,))  # counts: see `program.COUNTS`
     outputs |= {HALTED: writes[HALTED], **{f"aux.{n}": x for n, x in aux.items()}}
-    graph = Graph(outputs, dict(t.trace.captures), writes, precision)
+    graph = Graph(outputs, dict(t.trace.captures), writes, precision, {slot.name: slot.offset for slot in arena.slots})
     require_own(toposort(graph.roots), t.trace)
     return graph, unused
 

@@ -19,6 +19,7 @@ from tracegrad.kernels.postpone import postpone
 from tracegrad.kernels.reads import base
 from tracegrad.kernels.tiling import Tiling, choose_tiling
 from tracegrad.passes.place import write_through_copies
+from tracegrad.prims.folds import SPAN
 from tracegrad.prims.leaves import LEAF, LITERAL
 
 MOST_ARRAYS = 3  # of temporaries, unless they need more; a fourth takes 3 % more memory to part the last 4 % of values
@@ -38,6 +39,7 @@ class Plan:
     constants: Filling = field(default_factory=Filling)
     temporaries: dict[str, int] = field(default_factory=dict[str, int])  # array -> size
     lifetimes: list[Lifetime] = field(default_factory=list[Lifetime])
+    pack_of: dict[int, int] = field(default_factory=dict[int, int])  # serial of a temporary -> of what it is a part of
     scans: dict[int, ScanPlan] = field(default_factory=dict[int, "ScanPlan"])  # id of a cluster -> its body, planned
 
     def nested(self) -> Iterator[Plan]:
@@ -112,6 +114,8 @@ def place_leaves(plan: Plan, persistent: Persistent) -> None:
     for t in plan.schedule.order:
         if t.prim is LITERAL:
             plan.places[t.serial] = plan.constants.add("const", str(t.serial), t.type)
+        elif t.prim is SPAN:
+            plan.places[t.serial] = plan.places[t.inputs[0].serial]
         elif t.prim is LEAF:
             role, name = t.attrs["role"], t.attrs["name"]
             if role in ("param", "frozen"):
@@ -182,8 +186,8 @@ def place_temporaries(plan: Plan, elsewhere: set[int]) -> None:
             if t.serial not in plan.places and t.serial not in inside:
                 add_value(t, [t.serial])
     blocks = {block.key: block for _, block in blocks_of(plan)}
-    whole = {part: t.serial for t in packs for part in s.packed(t.serial)}
-    beside = touched_beside(plan, whole)
+    plan.pack_of.update((part, t.serial) for t in packs for part in s.packed(t.serial))
+    beside = touched_beside(plan)
     for prefix, lifetimes in found.items():
         several = prefix == f"temp.{f32.storage}" and not elsewhere
         places, sizes = share_memory(lifetimes, prefix, beside, MOST_ARRAYS + 1 - len(found) if several else 1)
@@ -196,8 +200,9 @@ def place_temporaries(plan: Plan, elsewhere: set[int]) -> None:
                 place_parts(plan, s.nodes[key], place)
 
 
-def touched_beside(plan: Plan, whole: Mapping[int, int]) -> Beside:
-    """Which values launches touch beside each other. `whole`: part -> pack."""
+def touched_beside(plan: Plan) -> Beside:
+    """Which values launches touch beside each other; a pack is one."""
+    whole = plan.pack_of
     apart, together, crowded = dict[int, set[int]](), dict[int, set[int]](), set[int]()
     for launch in plan.launches:
         written = {whole.get(t.serial, t.serial) for c in launch.clusters for t in c.outs}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from tracegrad.compiler.assemble import assemble
@@ -10,7 +10,8 @@ from tracegrad.compiler.debug import Watch
 from tracegrad.compiler.layout import Persistent
 from tracegrad.compiler.places import make_plan
 from tracegrad.dtypes import TensorType
-from tracegrad.ir import Graph
+from tracegrad.ir import Graph, Tensor
+from tracegrad.passes import sums
 from tracegrad.passes.expand import expand_composites
 from tracegrad.passes.place import place_results
 from tracegrad.passes.recompute import recompute
@@ -43,7 +44,11 @@ def make_program(
 
 def optimize(graph: Graph, watch: Watch | None = None) -> Graph:
     """All passes, in order: what is left are primitives whose results have a place."""
-    for run in (expand_composites, simplify, split_long, simplify):
+
+    def merge_products(roots: Sequence[Tensor]) -> list[Tensor]:
+        return sums.merge_products(roots, graph.offsets)
+
+    for run in (expand_composites, simplify, merge_products, split_long, simplify):
         graph = graph.with_roots(everywhere(graph.roots, run))
         if watch is not None:
             watch.graph(f"after {run.__name__}", graph)

@@ -28,9 +28,9 @@ def rounded(graph: Graph) -> Graph:
 
 def _all_rounded(roots: Sequence[Tensor]) -> list[Tensor]:
     order = toposort(roots)
-    delivered, parts = [base(t) for t in roots], delivered_parts(order)
-    stored = stored_nodes(order, [*delivered, *parts])
-    return _with_halves(roots, half_nodes(order, stored, parts, [t.serial for t in delivered]))
+    delivered = [base(t) for t in roots]
+    stored = stored_nodes(order, [*delivered, *delivered_parts(order)])
+    return _with_halves(roots, half_nodes(order, stored, {t.serial for t in delivered}))
 
 
 def _with_halves(roots: Sequence[Tensor], halves: set[int]) -> list[Tensor]:

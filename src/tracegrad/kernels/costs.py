@@ -67,7 +67,7 @@ class _Counting:
     def store(self, s: Store) -> None:
         computed = [atom.value for atom, _ in s.index.terms if isinstance(atom, Dynamic)]
         self.values([s.value, *computed])
-        written = self.everywhere if s.inner else self.kernel.rows
+        written = self.everywhere if s.inner else self.results
         self.stores[s.slot] = self.stores.get(s.slot, 0) + written
 
     def fold(self, f: Fold) -> None:
@@ -79,7 +79,8 @@ class _Counting:
             batch, m, n = points(p.batch), points(p.m), points(p.n)
             self.values([p.a], batch * m * k.length)
             self.values([p.b], batch * n * k.length)
-            self.flops += 2 * k.rows * k.length
+            left = [x.left({"m": m, "n": n, "k": k.length}) for x in p.limits]
+            self.flops += 2 * batch * min([m * n * k.length, *left])
         else:
             self.values([f.value])
             self.flops += (k.length if k.uniform else self.everywhere) * f.value.dtype.is_float
@@ -89,6 +90,15 @@ class _Counting:
         updates = self.everywhere // self.reach(self.axes_of(s.row))
         self.values([s.target, s.update], updates)
         self.flops += updates * s.update.dtype.is_float
+
+    @property
+    def results(self) -> int:
+        """Outer points whose values anybody reads."""
+        p = self.kernel.product
+        if p is None:
+            return self.kernel.rows
+        sizes = {"m": points(p.m), "n": points(p.n)}
+        return points(p.batch) * min([math.prod(sizes.values()), *(x.left(sizes) for x in p.limits if x.of_results)])
 
     @property
     def everywhere(self) -> int:

@@ -8,7 +8,7 @@ at the outer level (one per row). Every load comes before every store to the sam
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from tracegrad.dtypes import DType
@@ -39,6 +39,28 @@ class Slot:
 
 
 @dataclass(frozen=True, slots=True)
+class Limit:
+    """Of a product's points, only those with `low` <= `high` count: names of two of its coordinates m, n and k.
+
+    All others add zero or, if the two are m and n, belong to results that nobody reads.
+    """
+
+    low: str
+    high: str
+
+    @property
+    def of_results(self) -> bool:
+        """Does it limit the results, not what they are sums of?"""
+        return "k" not in (self.low, self.high)
+
+    def left(self, sizes: Mapping[str, int]) -> int:
+        """How many points count, of all that coordinates of these sizes have."""
+        low, high = sizes[self.low], sizes[self.high]
+        first = min(low, high)  # values of `high` for which not all of `low` count
+        return (first * (first + 1) // 2 + (high - first) * low) * (math.prod(sizes.values()) // (low * high))
+
+
+@dataclass(frozen=True, slots=True)
 class Product:
     """Operands of a product: a over (batch, m, k), b over (batch, k, n)."""
 
@@ -47,6 +69,7 @@ class Product:
     batch: tuple[Axis, ...]
     m: tuple[Axis, ...]
     n: tuple[Axis, ...]
+    limits: tuple[Limit, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,9 +13,12 @@ from typing import TypeVar
 from tracegrad.choices import computed_once
 from tracegrad.dtypes import f16
 from tracegrad.ir import Graph, Tensor, toposort
+from tracegrad.kernels.form import Limit
 from tracegrad.kernels.halves import delivered_parts, half_nodes
 from tracegrad.kernels.reads import Reads, base, reads_of, trailing
 from tracegrad.kernels.stored import COMPUTED, DEEPEST, stored_nodes
+from tracegrad.kernels.triangles import Triangles
+from tracegrad.prims.folds import SPAN
 from tracegrad.prims.leaves import LITERAL
 
 T = TypeVar("T")
@@ -41,6 +44,7 @@ class Cluster:
     outs: list[Tensor] = field(default_factory=list[Tensor])  # nodes that others read, or that the program delivers
     scalars: list[Tensor] = field(default_factory=list[Tensor])  # of another kernel, computed here once more
     depth: int = 0  # of what is inlined, at most
+    limits: tuple[Limit, ...] = ()  # of a product
 
     @property
     def computes(self) -> list[Tensor]:
@@ -72,7 +76,8 @@ class Schedule:
         delivered = [*(self.nodes[s] for s in self.roots), *parts]
         self.once = computed_once(self.order, delivered)
         self.stored = stored_nodes(self.order, delivered)
-        self.halves = half_nodes(self.order, self.stored, parts, self.roots) if graph.precision == "f16" else set[int]()
+        roots = {base(t).serial for t in graph.roots}
+        self.halves = half_nodes(self.order, self.stored, roots) if graph.precision == "f16" else set[int]()
         self.members = [t for t in self.order if t.serial in self.stored]
         self.bit = {t.serial: 1 << k for k, t in enumerate(self.members)}
         self.reads: dict[int, Reads] = {t.serial: reads_of(t, self.stored) for t in self.members}
@@ -82,6 +87,9 @@ class Schedule:
         self.clusters = self._sorted()
         self._recompute_scalars()
         self._mark_outs()
+        triangles = Triangles(self.order, {t.serial for t in graph.roots})
+        for c in self.clusters:
+            c.limits = triangles.left_out(c.main, c.outs) if c.kind == "product" else ()
 
     def array_name(self, serial: int) -> str:
         """The array a stored node or a pack lies in."""
@@ -350,6 +358,8 @@ def _postorder(roots: Sequence[T], before: Callable[[T], Iterable[T]]) -> list[T
 
 def array_of(leaf: Tensor) -> str:
     """The persistent, input or constant array a leaf lies in."""
+    if leaf.prim is SPAN:
+        return array_of(leaf.inputs[0])
     if leaf.prim is LITERAL:
         return f"const.{leaf.dtype.storage}"
     role = leaf.attrs["role"]

@@ -14,7 +14,10 @@ from tracegrad.kernels.fuse import MAX_BUFFERS, Cluster, Schedule, array_of
 from tracegrad.kernels.tiling import WORKGROUP_BYTES, Tiling, workgroup_bytes
 
 FULL = 8192  # workgroups; beyond, a kernel keeps a device busy alone
+FULL_BESIDE = 32768  # of small kernels and a large one
 ALONE = 2**28  # points folded in all; such a kernel runs far longer than a launch costs, and others take registers
+KEPT = 2**18  # elements that a kernel may keep alive by running later than it could
+BESIDE = 2**20  # points folded in all, of a kernel that may run beside a large one: it is worth another shader
 MAX_MEMBERS = 8
 MAX_SLOTS = 64  # offsets a dispatch may pass: 1 KiB of uniforms
 
@@ -33,14 +36,16 @@ class Launch:
         """Of all members together."""
         return sum([t.workgroups for t in self.tilings])
 
-    def takes(self, other: Launch) -> bool:
-        """Is there room for the members of another?"""
+    def takes(self, other: Launch, beside: bool = False) -> bool:
+        """Is there room for the members of another? beside: also for those worth it, beside large ones."""
         kernels = [*self.kernels, *other.kernels]
+        large = [k for k in kernels if k.work >= ALONE]
         return (
             len(self.kernels) > 0 < len(other.kernels)
             and len(kernels) <= MAX_MEMBERS
-            and (all(k.work < ALONE for k in kernels) or all(k is kernels[0] for k in kernels))
-            and self.workgroups + other.workgroups <= FULL
+            and (not large or all(k.work >= (BESIDE if beside else ALONE) for k in kernels))
+            and all(k is large[0] for k in large)
+            and self.workgroups + other.workgroups <= (FULL_BESIDE if large and beside else FULL)
             and sum([len(k.slots) for k in kernels]) <= MAX_SLOTS
             and len(self.arrays | other.arrays) <= MAX_BUFFERS
             and workgroup_bytes([*self.tilings, *other.tilings]) <= WORKGROUP_BYTES
@@ -73,7 +78,10 @@ def group_launches(schedule: Schedule, formed: Mapping[int, tuple[Kernel, Tiling
         earliest = max((position[id(launch)] + 1 for launch in needed), default=0)
         kernel, tiling = formed.get(id(c), (None, None))
         own = Launch([c], [kernel] if kernel else [], [tiling] if tiling else [], arrays_of(schedule, c))
-        launch = next((x for x in launches[earliest:] if x.takes(own)), None)
+        # What it reads must not live longer for this; `postpone` knows what lives anyway.
+        reads_much = sum([schedule.nodes[s].size for s in temporaries_of(schedule, c)]) > KEPT
+        near = launches[earliest : earliest + 1 if reads_much else None]
+        launch = next((x for x in near if x.takes(own)), None)
         if launch is not None:
             launch.add(own)
         else:  # one of its own, and there rather than at the end: what it reads need not live until then
@@ -82,6 +90,12 @@ def group_launches(schedule: Schedule, formed: Mapping[int, tuple[Kernel, Tiling
             position.update((id(launches[k]), k) for k in range(earliest, len(launches)))
         launch_of[id(c)] = launch
     return launches
+
+
+def temporaries_of(schedule: Schedule, c: Cluster) -> set[int]:
+    """What a cluster reads that lives no longer than until its last reader has run."""
+    stored = {part for t in c.computes for s in schedule.reads[t.serial].stored for part in schedule.packed(s)}
+    return {s for s in stored if s not in schedule.array}
 
 
 def arrays_of(schedule: Schedule, c: Cluster) -> set[str]:

@@ -44,7 +44,7 @@ def external_order(
     """What the cluster reads from memory, in order of first use, and a key equal for clusters of equal form."""
     ids: dict[int, int] = {}
     externals: list[Tensor] = []
-    key: list[Any] = [c.kind, c.rows, c.length]
+    key: list[Any] = [c.kind, c.rows, c.length, c.limits]
     mine = {t.serial for t in c.computes}
 
     def number(root: Tensor) -> None:
@@ -223,8 +223,12 @@ class _Lowering:
         batch = self.coordinates(t.shape[:-2], "b")
         ((m, _),), ((n, _),), ((k, _),) = self.natural["m"], self.natural["n"], self.natural["k"]
         left, right = self.at(a, (*batch, m, k)), self.at(b, (*batch, k, n))
-        parts = Product(left, right, *(tuple(self.axes[g]) for g in ("b", "m", "n")))
+        parts = Product(left, right, *self.sides(), limits=self.c.limits)
         return Fold(name, t.prim, self.map_value("mul", left, right), product=parts)
+
+    def sides(self) -> tuple[tuple[Axis, ...], tuple[Axis, ...], tuple[Axis, ...]]:
+        """The axes of a product's batch, rows and columns."""
+        return tuple(self.axes["b"]), tuple(self.axes["m"]), tuple(self.axes["n"])
 
     def scatter(self, t: Tensor, name: str) -> Fold:
         x, indices = t.inputs
@@ -240,7 +244,7 @@ class _Lowering:
         if t.dtype.is_float and not depends(hit, {a.name for a in self.axes["n"]}):
             one, none = self.space.const(1.0, f32), self.space.const(0.0, f32)
             row = self.map_value("where", hit, one, none)
-            parts = Product(row, update, *(tuple(self.axes[g]) for g in ("b", "m", "n")))
+            parts = Product(row, update, *self.sides())
         return Fold(name, t.prim, value, product=parts, scatter=Scatter(target, out[axis], update))
 
     def map_value(self, name: str, *args: Value) -> Value:

@@ -57,7 +57,9 @@ def _statement(s: Statement, kernel: Kernel, names: dict[Value, str]) -> str:
     if s.product is not None:
         p = s.product
         a, b = _ref(p.a, names), _ref(p.b, names)
-        return f"{s.local} = sum {a} * {b} {over}; rows {_axes(p.m)}, columns {_axes(p.n)}, batch {_axes(p.batch)}"
+        limits = "".join(f", {x.low} <= {x.high}" for x in p.limits)
+        shape = f"rows {_axes(p.m)}, columns {_axes(p.n)}, batch {_axes(p.batch)}{limits}"
+        return f"{s.local} = sum {a} * {b} {over}; {shape}"
     return f"{s.local} = {s.prim.name} {_ref(s.value, names)} {over}"
 
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from tracegrad.kernels.expr import Var, indices_of, walk
-from tracegrad.kernels.form import Axis, Fold, Kernel, Store, points
+from tracegrad.kernels.form import Axis, Fold, Kernel, Limit, Store, points
 
 WORKGROUP = 128  # threads: two hundred registers for each, where a product wants them
 COOPERATE_FROM = 32  # shorter rows are folded by one thread
@@ -17,9 +17,12 @@ LEAST_STEP = 16  # of k
 FILL = 64  # steps of k that beginning and ending a tile take
 PADDING = 4  # elements behind each line in workgroup memory: writes along k then meet no bank twice
 EXCHANGED = 2048  # partial results that threads pass to each other at a time
+HELD = 8  # points of a row whose values a thread keeps in registers
+LAST_LANES = 8  # of a row, whose parts each of its lanes combines for itself
 TOGETHER = 4  # turns of a loop, or results of a product, that a thread does side by side
 WORKGROUP_BYTES = 16384  # of workgroup memory that every WebGPU device has
 MANY_POINTS = 2**20  # from here on a large GPU is busy with several points a thread
+MANY_THREADS = 2**18  # keep a large GPU busy
 UNIFORM = 1024  # workgroups that fold for themselves what all of them need
 SERIAL_UNIFORM = 512  # threads that do, without barriers
 MOST_TURNS = 65535  # of all loops of a thread together: Mesa's llvmpipe leaves them then, without a word
@@ -89,6 +92,12 @@ class TileShape:
             return kernel.inner
         last = max(covered, key=lambda a: a.size)
         return (*(a for a in kernel.inner if a is not last), last)
+
+    def limits(self, kernel: Kernel) -> tuple[Limit, ...]:
+        """The product's limits; without those of k, where it is summed in another order than that of its coordinate."""
+        assert kernel.product is not None
+        straight = self.summed(kernel) == kernel.inner
+        return tuple([x for x in kernel.product.limits if straight or x.of_results])
 
     @property
     def left_line(self) -> int:
@@ -170,8 +179,12 @@ def choose_tiling(kernel: Kernel) -> Tiling:
         return Tiling("rows", -(-rows // WORKGROUP))
     if _columns(kernel):
         lanes = 8 if length < 1024 else 32
-        return Tiling("rows", -(-rows * lanes // WORKGROUP), lanes, rows_fastest=True, parts=lanes)
+        while lanes > 1 and rows * lanes > MANY_THREADS:
+            lanes //= 2
+        return Tiling("rows", -(-rows * lanes // WORKGROUP), lanes, rows_fastest=lanes > 1, parts=lanes)
     lanes = 32 if length <= 128 else 64 if length <= 512 else WORKGROUP
+    if length <= 32 * HELD and rows * lanes > MANY_THREADS:
+        lanes = 32
     return Tiling("rows", -(-rows * lanes // WORKGROUP), lanes, parts=lanes)
 
 
@@ -215,11 +228,14 @@ def _side_by_side(kernel: Kernel) -> int:
 
 
 def _tile(batch: int, m: int, n: int, kernel: Kernel) -> Tiling:
-    """The tile that is done first; with shorter steps if only those cover an axis of k."""
-    tile = min(TILES, key=lambda tile: _time(tile, batch, m, n, kernel.length))
-    steps = (tile.k_step >> halved for halved in range(3) if tile.k_step >> halved >= LEAST_STEP)
-    covering = (step for step in steps if any(a.size % step == 0 for a in kernel.inner))
-    tile = replace(tile, k_step=next(covering, tile.k_step))
+    """The tile that is done first; with shorter steps if k is short, or has several axes and only those cover one."""
+    tile = min(TILES, key=lambda tile: _time(tile, batch, m, n, kernel.length, tile.limits(kernel)))
+    steps = [tile.k_step >> halved for halved in range(3) if tile.k_step >> halved >= LEAST_STEP]
+    if len(kernel.inner) == 1:
+        fitting = (step for step in steps if 2 * kernel.length > step)
+    else:
+        fitting = (step for step in steps if any(a.size % step == 0 for a in kernel.inner))
+    tile = replace(tile, k_step=next(fitting, tile.k_step))
     return Tiling("tile", _tiles(tile, batch, m, n), tile=tile)
 
 
@@ -228,12 +244,34 @@ def product_time(batch: int, m: int, n: int, k: int) -> float:
     return min(_time(tile, batch, m, n, k) for tile in TILES)
 
 
-def _time(tile: TileShape, batch: int, m: int, n: int, k: int) -> float:
+def _time(tile: TileShape, batch: int, m: int, n: int, k: int, limits: Sequence[Limit] = ()) -> float:
     """A processor sums as many tiles at a time as it holds, then what is left over."""
     busy = TILES[tile]
-    rounds, rest = divmod(-(-_tiles(tile, batch, m, n) // PROCESSORS), len(busy))
+    tiles = _tiles(tile, 1, m, n)
+    if limits:
+        tiles, k = _left(tile, m, n, k, limits)
+    rounds, rest = divmod(-(-batch * tiles // PROCESSORS), len(busy))
     held = rounds * len(busy) / busy[-1] + (rest / busy[rest - 1] if rest else 0)
     return held * (k + FILL) * tile.rows * tile.columns
+
+
+def _left(tile: TileShape, m: int, n: int, k: int, limits: Sequence[Limit]) -> tuple[int, int]:
+    """How many tiles of one product limits leave, and of how many k on average."""
+    alike = not {Limit("k", "n"), Limit("n", "k")} & set(limits)  # do tiles beside each other sum over the same k?
+    tiles = total = 0
+    for i in range(0, m, tile.rows):
+        begin = i // tile.columns if Limit("m", "n") in limits else 0
+        end = min(n, i + tile.rows) if Limit("n", "m") in limits else n
+        beside = range(begin * tile.columns, end, tile.columns)
+        for j in beside[:1] if alike else beside:
+            first, last = {"m": i, "n": j}, {"m": i + tile.rows, "n": j + tile.columns}
+            begins = [first[x.low] for x in limits if x.high == "k"]
+            if all(at < k for at in begins):
+                k_end = min([k, *(last[x.high] for x in limits if x.low == "k")])
+                count = len(beside) if alike else 1
+                tiles += count
+                total += count * max(0, k_end - max(begins, default=0) // tile.k_step * tile.k_step)
+    return tiles, total // max(tiles, 1)
 
 
 def _tiles(tile: TileShape, batch: int, m: int, n: int) -> int:
@@ -247,8 +285,9 @@ def workgroup_arrays(tilings: Sequence[Tiling]) -> dict[str, int]:
         if t.kind == "tile" and t.tile:
             out["sv"] = max(out.get("sv", 0), t.tile.shared // 4)
         elif t.lanes > 1:
+            last = LAST_LANES * (WORKGROUP // t.lanes) if t.lanes > LAST_LANES else 0
             for name in ("sf", "si", "su"):
-                out[name] = max(out.get(name, 0), WORKGROUP)
+                out[name] = max(out.get(name, 0), WORKGROUP + last)
     return out
 
 

@@ -109,23 +109,6 @@ def rope(q: Any, k: Any, base: float = 10000) -> tuple[Tensor, Tensor]:
     )
 
 
-def _scores_type(q: TensorType, k: TensorType, *, scale: float) -> TensorType:
-    return TensorType(float_type(q).dtype, (*q.shape[:-1], float_type(k).shape[-2]))
-
-
-def _scores(q: Tensor, k: Tensor, *, scale: float) -> Tensor:
-    return (q @ k.swapaxes(-1, -2)) * scale
-
-
-def _scores_vjp(ct: Tensor, y: Tensor, q: Tensor, k: Tensor, *, scale: float) -> tuple[Tensor, Tensor]:
-    """The gradient of `k` as a product that comes out in its own layout; that of k^T would be transposed afterwards."""
-    ct = ct * scale
-    return ct @ k, ct.swapaxes(-1, -2) @ q
-
-
-SCORES = composite("scores", type=_scores_type, expand=_scores, vjp=_scores_vjp, jvp=multilinear, batch=alike)
-
-
 def _check_attention(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> None:
     batch: Shape = q.shape[:-2]
     shown = f"q is {q.type}, k is {k.type}, v is {v.type}"
@@ -156,6 +139,6 @@ def attention(q: Any, k: Any, v: Any, causal: bool = False) -> Tensor:
     """
     q, k, v = as_tensor(q), as_tensor(k), as_tensor(v)
     _check_attention(q, k, v, causal)
-    scores = bind(SCORES, q, k, scale=1.0 / math.sqrt(q.shape[-1]))
+    scores = (q @ k.swapaxes(-1, -2)) * (1.0 / math.sqrt(q.shape[-1]))
     weights = softmax_causal(scores) if causal else softmax(scores)
     return weights @ v

@@ -136,12 +136,17 @@ def _allowed(x: Tensor) -> Tensor:
 def _softmax_causal(x: Tensor) -> Tensor:
     allowed = _allowed(x)
     m = where(allowed, x, -INF).max(-1, keepdims=True)
-    e = where(allowed, exp(x - m), 0.0)  # chosen, not computed from -inf: exact zeros on every driver
-    return e / e.sum(-1, keepdims=True)
+    e = exp(x - m)
+    s = where(allowed, e, 0.0).sum(-1, keepdims=True)
+    return where(allowed, e / s, 0.0)  # chosen, not computed from -inf: exact zeros on every driver
 
 
 def _softmax_causal_vjp(ct: Tensor, y: Tensor, x: Tensor) -> tuple[Tensor]:
-    return (_softmax_row_vjp(ct, y),)
+    """All is behind the mask, so that products leave out what it hides: of `ct` on one side, of the result on the
+    other."""
+    allowed = _allowed(y)
+    s = where(allowed, ct * y, 0.0).sum(-1, keepdims=True)
+    return (where(allowed, y * (ct - s), 0.0),)
 
 
 SOFTMAX_CAUSAL = composite(

@@ -123,7 +123,7 @@ class _Backward:
         def key(t: Tensor) -> tuple[int, int]:
             return t.serial, -1 if t.serial in self.again else last.serial
 
-        stack = [x]
+        stack = [] if key(x) in self.copies else [x]
         while stack:  # chains of what is computed again can be long
             t = stack[-1]
             computed = t.serial in self.again or _inlined(t, self.stored)

@@ -124,12 +124,24 @@ def _parts(batch: int, m: int, n: int, k: int, axes: tuple[int, ...]) -> int:
     """How many parts of a product are done first, their sum included. A divisor of `k`, unless that is far slower."""
     if min(m, n) < HALF:  # folded point by point
         return nearest_divisor(k, math.sqrt(k)) if k >= SPLIT_FROM and batch * m * n < PROCESSORS else 1
+    time = _times(batch, m, n, k, axes)
+    return min(time, key=lambda s: time[s])
+
+
+def fastest(batch: int, m: int, n: int, k: int, axes: tuple[int, ...]) -> float:
+    """How long a product takes that has tiles, in parts if that is faster; `axes` were made the axis k."""
+    return min(_times(batch, m, n, k, axes).values())
+
+
+@cache
+def _times(batch: int, m: int, n: int, k: int, axes: tuple[int, ...]) -> dict[int, float]:
+    """The time of a product by the number of its parts."""
     time = {1: product_time(batch, m, n, k)}
     for s in range(2, min(MOST_PARTS, k // PART) + 1):
         worse = LEFT if k % s else 1 if _between(s, axes) else ACROSS
         parts = product_time(batch * s, m, n, -(-k // s))
         time[s] = worse * (parts + LAUNCH + TRAFFIC * s * batch * m * n)
-    return min(time, key=lambda s: time[s])
+    return time
 
 
 def _between(parts: int, axes: Sequence[int]) -> bool:

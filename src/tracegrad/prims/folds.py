@@ -95,6 +95,14 @@ def _transposed(x: Tensor) -> Tensor:
     return x.swapaxes(-1, -2)
 
 
+def _gradient(x: Tensor, a: Tensor, b: Tensor) -> Tensor:
+    """a @ b, the gradient of `x`; where that is a transposed view, as b^T @ a^T, so that it lies as what is viewed."""
+    swapped = (*range(x.ndim - 2), x.ndim - 1, x.ndim - 2)
+    if x.prim.name == "permute" and x.attrs["axes"] == swapped:
+        return _transposed(bind(MATMUL, _transposed(b), _transposed(a)))
+    return bind(MATMUL, a, b)
+
+
 def _matmul_batch(n: int, y: Tensor, a: Tensor, b: Tensor) -> Tensor:
     """A factor that is the same for all makes one product of the others: they become further rows or columns."""
     if a.shape[0] == b.shape[0] or y.ndim != 2:
@@ -113,7 +121,7 @@ MATMUL = register(
         "product",
         _matmul_type,
         array="matmul",
-        vjp=lambda ct, y, a, b: (bind(MATMUL, ct, _transposed(b)), bind(MATMUL, _transposed(a), ct)),
+        vjp=lambda ct, y, a, b: (_gradient(a, ct, _transposed(b)), _gradient(b, _transposed(a), ct)),
         jvp=multilinear,
         batch=_matmul_batch,
         combine="add",
@@ -213,21 +221,27 @@ def offsets(sizes: Sequence[int]) -> list[int]:
     return [0, *accumulate(sizes)][: len(sizes)]
 
 
+def _flat(xp: Any, *xs: Any) -> Any:
+    return xp.concatenate([xp.reshape(x, -1) for x in xs])
+
+
+def _pack_batch(n: int, y: Tensor, *xs: Tensor) -> Tensor:
+    rows = [permute(reshape(spread(n, x), (n, x.size // x.shape[0])), (1, 0)) for x in xs]
+    return permute(reshape(pack(rows), (y.size, n)), (1, 0))
+
+
 # All inputs, flattened, one after the other. Never a kernel: each input is computed into its place.
 PACK = register(
     Primitive(
         "pack",
         "pack",
         _pack_type,
-        array=lambda xp, *xs: xp.concatenate([xp.reshape(x, -1) for x in xs]),
+        array=_flat,
         vjp=lambda ct, y, *xs: tuple(
             reshape(ct[at : at + x.size], x.shape) for at, x in zip(offsets([x.size for x in xs]), xs)
         ),
         jvp=linear,
-        batch=lambda n, y, *xs: permute(
-            reshape(pack([permute(reshape(spread(n, x), (n, x.size // x.shape[0])), (1, 0)) for x in xs]), (y.size, n)),
-            (1, 0),
-        ),
+        batch=_pack_batch,
     )
 )
 
@@ -235,3 +249,7 @@ PACK = register(
 def pack(xs: Sequence[Tensor]) -> Tensor:
     """One flat array of all `xs`."""
     return bind(PACK, *xs)
+
+
+# The same of leaves that lie so in memory already: it is one itself. Passes make it, behind all derivatives.
+SPAN = register(Primitive("span", "leaf", _pack_type, array=_flat, batch=_pack_batch))

@@ -134,11 +134,6 @@ class Function:
         end = f"const long end = min({turns} * (part + 1) / parts * {step}, (long){size});"
         return [end, loop, *indented(lines), "}"]
 
-    def flush(self, emit: Emitter) -> list[str]:
-        """What the emitter put outside of loops since the last call."""
-        lines, emit.outer[:] = list(emit.outer), []
-        return lines
-
     def points(self, emit: Emitter) -> list[str]:
         return [*self.read(), *self.stores(emit, self.stores_of(), loop=False)]
 
@@ -150,7 +145,7 @@ class Function:
             f"{self.element(s.slot, emit.index(s.index, loop))} = {self.stored(s, f's{k}')};"
             for k, s in enumerate(stores)
         ]
-        return [*([] if loop else self.flush(emit)), *emit.inner, *named, *writes]
+        return [*([] if loop else emit.flush()), *emit.inner, *named, *writes]
 
     def stored(self, s: Store, value: str) -> str:
         dtype = self.kernel.slots[s.slot].dtype.name
@@ -169,7 +164,7 @@ class Function:
         inner = [s for s in self.stores_of() if s.inner]
         if inner:
             written = self.stores(self.emit, inner, loop=True)
-            lines += [*self.flush(self.emit), *self.nest(self.inner, written)]
+            lines += [*self.emit.flush(), *self.nest(self.inner, written)]
         return [*lines, *self.stores(self.emit, [s for s in self.stores_of() if not s.inner], loop=False)]
 
     def folds_of_row(self) -> list[str]:
@@ -177,7 +172,7 @@ class Function:
         for folds in fold_batches(self.kernel):
             values = self.emit.values([f.value for f in folds], loop=True)
             lets = list(self.emit.inner)
-            lines += self.flush(self.emit)
+            lines += self.emit.flush()
             lanes = next((n for n in (LANES, FEWER) if self.kernel.length >= LANES and self.inner[-1].size >= n), 0)
             lines += self.lanes(lanes, folds, values, lets) if lanes else self.serial(folds, values, lets)
         return lines
@@ -234,7 +229,7 @@ class Function:
             body += self.column(last, [], [f"t{f.local}[l] = {identity(f.prim, d)};" for f, d in zip(folds, dtypes)])
             values = self.emit.values([f.value for f in folds], loop=False)
             step = [f"t{f.local}[l] = {self.combine(f, f't{f.local}[l]', v)};" for f, v in zip(folds, values)]
-            body += self.nest(self.inner, self.column(last, done, [*self.read(), *self.flush(self.emit), *step]))
+            body += self.nest(self.inner, self.column(last, done, [*self.read(), *self.emit.flush(), *step]))
             self.emit = self.expressions()
             done += folds
         for inside in (True, False):
@@ -271,7 +266,7 @@ class Function:
         place += [f"{a.name} * {stride[a.name]}" for a in others]
         here = f"p{out}[{' + '.join(place)}]"
         lines = [
-            *self.flush(self.emit),
+            *self.emit.flush(),
             f"const long t = clamp({target}, 0, {points(row_axes) - 1});",
             f"{here} = {here} + {update};",
         ]

@@ -16,6 +16,7 @@ from tracegrad.kernels.expr import Index, Value, Var, atoms_of, indices_of, walk
 from tracegrad.kernels.form import Axis, Fold, Kernel, Product, Slot, Store, points
 from tracegrad.kernels.unroll import unroll
 from tracegrad.render.c import Function
+from tracegrad.render.c_product import limit_bits
 from tracegrad.render.layouts import blas_ready, collapse
 from tracegrad.shapes import strides_of
 
@@ -109,7 +110,8 @@ class _Writer:
         a, b = self.operand(p.a, p.batch, p.m, inner), self.operand(p.b, p.batch, inner, p.n)
         out = self.target(f.local)
         sizes = (*(x.size for x in p.batch), points(p.m), points(p.n))
-        self.steps.append(f"product({a}, {b}, {self.view(out, 0, sizes, strides_of(sizes))})")
+        limits = f", {limit_bits(p.limits)}" if p.limits else ""
+        self.steps.append(f"product({a}, {b}, {self.view(out, 0, sizes, strides_of(sizes))}{limits})")
         return out
 
     def target(self, local: str) -> int:

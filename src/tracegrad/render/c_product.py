@@ -11,7 +11,10 @@ contiguous; the right one is packed, unless few rows are to be computed.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from itertools import permutations
+
+from tracegrad.kernels.form import Limit
 
 HEIGHTS = (*range(1, 9), 10, 12, 14)  # 14 times two vectors, and three for the operands, fill 32 registers
 
@@ -64,6 +67,15 @@ ZIP = "\n".join(
     )
     for vl in (16, 8, 4)
 )
+
+LIMITS = tuple(f"{low}_{high}" for low, high in permutations("mnk", 2))  # one bit each
+LIMIT_BITS = f"enum {{ {', '.join(f'{name} = {1 << bit}' for bit, name in enumerate(LIMITS))} }};"
+
+
+def limit_bits(limits: Iterable[Limit]) -> int:
+    """Limits as the function takes them."""
+    return sum(1 << LIMITS.index(f"{x.low}_{x.high}") for x in limits)
+
 
 PRODUCT = f"""
 static inline long min_long(long a, long b) {{ return a < b ? a : b; }}
@@ -179,7 +191,37 @@ static void product_one(long m, long n, long k, const float *a, steps_ sa, const
   }}
 }}
 
-typedef struct {{ long batch, m, n, k; steps_ a, b; long c; float *pa, *pb, *pc; const long *offsets; }} product_;
+typedef struct {{
+  long batch, m, n, k;
+  steps_ a, b;
+  long c;
+  float *pa, *pb, *pc;
+  const long *offsets;
+  long limits;
+}} product_;
+{LIMIT_BITS}
+
+/* The same of rows [row, row + rows) and some columns, without what limits exclude; by blocks of rows and, where limits
+   say something of columns, of columns. Blocks lie where they do however a product is split. */
+static void product_within(const product_ *p, const long *o, long row, long rows, long column, long columns) {{
+  const long tall = p->limits ? FEW_ROWS : p->m, wide = p->limits & (k_n | n_k) ? FEW_ROWS : p->n;
+  for (long r = row, r_end; r < row + rows; r = r_end) {{
+    r_end = min_long(row + rows, (r / tall + 1) * tall);
+    long c = p->limits & m_n && r > column ? r : column, c_last = column + columns;
+    if (p->limits & n_m) c_last = min_long(c_last, r_end);
+    for (long c_end; c < c_last; c = c_end) {{
+      c_end = min_long(c_last, (c / wide + 1) * wide);
+      long begin = 0, end = p->k;
+      if (p->limits & k_m) end = min_long(end, r_end);
+      if (p->limits & k_n) end = min_long(end, c_end);
+      if (p->limits & m_k) begin = r;
+      if (p->limits & n_k && c > begin) begin = c;
+      begin = min_long(begin, end - 1); /* one term at least: it is zero */
+      product_one(r_end - r, c_end - c, end - begin, p->pa + o[0] + r * p->a.row + begin * p->a.column, p->a,
+                  p->pb + o[1] + c * p->b.column + begin * p->b.row, p->b, p->pc + o[2] + r * p->c + c, p->c);
+    }}
+  }}
+}}
 
 /* A part is a range of the stack or, of a single product, of the rows or columns of the result. */
 void product(void **at, long part, long parts) {{
@@ -192,8 +234,7 @@ void product(void **at, long part, long parts) {{
     long row = 0, rows = p->m, column = 0, columns = p->n;
     if (!stack && by_row) row = first * width, rows = min_long(end * width, p->m) - row;
     if (!stack && !by_row) column = first * width, columns = min_long(end * width, p->n) - column;
-    product_one(rows, columns, p->k, p->pa + o[0] + row * p->a.row, p->a, p->pb + o[1] + column * p->b.column, p->b,
-                p->pc + o[2] + row * p->c + column, p->c);
+    product_within(p, o, row, rows, column, columns);
   }}
 }}
 """

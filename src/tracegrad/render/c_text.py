@@ -9,6 +9,8 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 
+from tracegrad.prims.functions import NEAR_EXP_ALONE
+
 C_TYPE = {
     "f32": "float",
     "f16": "unsigned short",
@@ -27,6 +29,7 @@ NATIVE = {
     "max_f32": "static inline float max_f32(float a, float b) { float m = a > b ? a : b; return a != a ? a : m; }",
     "min_f32": "static inline float min_f32(float a, float b) { float m = a < b ? a : b; return a != a ? a : m; }",
 }
+WRITTEN_OUT = {"near_exp_": NEAR_EXP_ALONE}  # what is one instruction of a GPU, and a call in C
 
 
 def _typed(name: str, types: Iterable[str], arguments: str, value: str) -> str:
@@ -131,7 +134,7 @@ def helper(text: str) -> str:
     def signature(m: re.Match[str]) -> str:
         return f"static inline {C_TYPE[m[3]]} {m[1]}({_PARAMETER.sub(lambda p: f'{C_TYPE[p[2]]} {p[1]}', m[2])}) {{"
 
-    parts = re.split(r"(?=^fn )", text, flags=re.MULTILINE)
+    parts = re.split(r"(?=^fn )", WRITTEN_OUT.get(name, text), flags=re.MULTILINE)
     names = [_SIGNATURE.search(p) for p in parts]
     done = [NATIVE.get(n[1]) or as_c(_SIGNATURE.sub(signature, p)) for n, p in zip(names, parts) if n]
     return "\n".join([f"#ifndef have_{name}", f"#define have_{name}", *(d.rstrip() for d in done), "#endif"])

@@ -76,17 +76,29 @@ class Emitter:
         self._inner_names: dict[Value, str] = {}
         self._outer_sums: dict[str, str] = {}
         self._is_inner: dict[Value | Index, bool] = {}
+        self._held: dict[str, dict[Value, str]] | None = None  # of every copy, what was named inside of loops
         self._uses: dict[Value, int] = {}
         self._count = 0
 
     def values(self, roots: Sequence[Value], loop: bool) -> list[str]:
         """Expressions of `roots`; shared parts become `let`s. Inside a loop what does not vary there is hoisted."""
-        self._inner_names = {}
         self.inner = []
-        self._uses = {}
-        for r in roots:
-            self._count_uses(r)
+        if self._held is None:
+            self._inner_names, self._uses = {}, {}
+            self._count_uses(roots)
+        else:
+            self._inner_names = self._held.setdefault(self.copy, {})
         return [self._value(r, loop) for r in roots]
+
+    def hold(self, roots: Sequence[Value]) -> None:
+        """From now on what is named stays: `roots` are all that will be written, in lines without blocks."""
+        self._held = {}
+        self._count_uses(roots)
+
+    def flush(self) -> list[str]:
+        """The statements outside of loops since the last call."""
+        lines, self.outer[:] = list(self.outer), []
+        return lines
 
     def vector(self, v: Value, read: Callable[[int, str], str], loop: bool) -> str:
         """The name of four neighbours in memory, of which `v` is the first."""
@@ -117,8 +129,8 @@ class Emitter:
             return a.name in self.inner_axes
         return self.varies(a.index if isinstance(a, Quotient) else a.value)
 
-    def _count_uses(self, root: Value) -> None:
-        stack = [root]
+    def _count_uses(self, roots: Sequence[Value]) -> None:
+        stack = list(roots)
         while stack:
             v = stack.pop()
             self._uses[v] = self._uses.get(v, 0) + 1

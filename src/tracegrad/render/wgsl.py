@@ -7,18 +7,20 @@ thread.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from tracegrad.dtypes import f16
-from tracegrad.ir import PRIMITIVES
 from tracegrad.kernels.form import Axis, Fold, Kernel, Store, fold_batches, points
-from tracegrad.kernels.tiling import TOGETHER, Tiling, workgroup_arrays
+from tracegrad.kernels.masks import behind_masks
+from tracegrad.kernels.tiling import Tiling, workgroup_arrays
 from tracegrad.program import Binding
-from tracegrad.render.emit import Emitter, copied, decode, identity, indented
+from tracegrad.render.emit import Emitter, copied, decode, indented
+from tracegrad.render.wgsl_loads import Memory
+from tracegrad.render.wgsl_rows import Rows
 from tracegrad.render.wgsl_square import Square
-from tracegrad.render.wgsl_tile import XYZW, Memory, Result, Tile
-from tracegrad.render.wgsl_vectors import vector_loads, vector_slots
+from tracegrad.render.wgsl_tile import Result, Tile
+from tracegrad.render.wgsl_vectors import XYZW, vector_loads, vector_slots
 
 GRID_X = 32768  # workgroups along x; a dimension may have 65 535
 
@@ -44,18 +46,19 @@ def render_wgsl(
     vectors = vector_slots(list(zip(kernels, tilings)), binding_of, aligned)
     first = 0
     for kernel, tiling in zip(kernels, tilings):
-        writer = _Writer(kernel, tiling, first, binding_of, vectors, aligned)
-        made = _Function(writer.body(), tiling, first, len(kernel.slots))
+        writer = _Writer(behind_masks(kernel), tiling, first, binding_of, vectors, aligned)
+        made = _Function(writer.body(), tiling, first, len(kernel.slots), [writer.written_to()])
         helpers.update(writer.emit.helpers)
         first += len(kernel.slots)
         if functions and functions[-1].does(made):
-            functions[-1].times += 1
+            functions[-1].written_to += made.written_to
         else:
             functions.append(made)
-    texts = [f.text(f"k{number}") for number, f in enumerate(functions)]
-    text = "\n".join([*helpers, *texts, *_main(functions)])
     vectored = {b for b, vector in zip(binding_of, vectors) if vector}
-    return "\n".join([*_declarations(tilings, bindings, vectored, first, text), text]) + "\n"
+    elements = [f"vec4<{b.dtype}>" if k in vectored else b.dtype for k, b in enumerate(bindings)]
+    texts = [line for number, f in enumerate(functions) for line in f.text(f"k{number}", elements)]
+    text = "\n".join([*helpers, *texts, *_main(functions)])
+    return "\n".join([*_declarations(tilings, bindings, elements, first, text), text]) + "\n"
 
 
 @dataclass(slots=True)
@@ -66,35 +69,49 @@ class _Function:
     tiling: Tiling
     first: int  # slot of the launch
     slots: int
-    times: int = 1
+    written_to: list[dict[int, int]]  # for each kernel, the bindings of the slots that it writes
+
+    @property
+    def times(self) -> int:
+        """How many kernels it computes."""
+        return len(self.written_to)
 
     def does(self, other: _Function) -> bool:
         """Can `other` be this function, called with other offsets? Drivers compile the text once then."""
         return (self.body, self.tiling, self.slots) == (other.body, other.tiling, other.slots)
 
-    def text(self, name: str) -> str:
-        """The function."""
+    def text(self, name: str, elements: Sequence[str]) -> list[str]:
+        """The function, behind those that store where each kernel's results lie. elements: of every binding's array."""
         slots = range(self.slots)
         if self.times == 1:
             places = [f"at[{(self.first + s) // 4}].{XYZW[(self.first + s) % 4]}" for s in slots]
         else:
             places = [f"at[(first + {s}) / 4][(first + {s}) % 4]" for s in slots]
-        arguments = "w: i32, lid: i32" + (", first: i32" if self.times > 1 else "")
-        offsets = [f"let o{s} = {place};" for s, place in zip(slots, places)]
-        return "\n".join([f"fn {name}({arguments}) {{", *indented([*offsets, *self.body]), "}"])
+        arguments = "w: i32, lid: i32" + (", n: i32, first: i32" if self.times > 1 else "")
+        lines = [*(f"let o{s} = {place};" for s, place in zip(slots, places)), *self.body]
+        stores: list[str] = []
+        for s in self.written_to[0]:
+            bindings = [to[s] for to in self.written_to]
+            if len(set(bindings)) == 1:
+                lines = [line.replace(f"out{s}[", f"mem{bindings[0]}[") for line in lines]
+                continue
+            put = f"put_{name}_{s}"
+            cases = " ".join(f"case {n}: {{ mem{b}[i] = x; }}" for n, b in enumerate(bindings[:-1]))
+            switch = f"switch n {{ {cases} default: {{ mem{bindings[-1]}[i] = x; }} }}"
+            stores.append(f"fn {put}(n: i32, i: i32, x: {elements[bindings[0]]}) {{ {switch} }}")
+            lines = [re.sub(rf"\bout{s}\[(.*?)\] = (.*);", rf"{put}(n, \1, \2);", line) for line in lines]
+        return [*stores, "\n".join([f"fn {name}({arguments}) {{", *indented(lines), "}"])]
 
 
 def _declarations(
-    tilings: Sequence[Tiling], bindings: Sequence[Binding], vectored: Collection[int], slots: int, text: str
+    tilings: Sequence[Tiling], bindings: Sequence[Binding], elements: Sequence[str], slots: int, text: str
 ) -> list[str]:
     """Bindings in order. An array that is both read and written is bound once, read_write."""
     out = ["enable f16;"] if any(b.dtype == f16.storage for b in bindings) else []
-    for k, b in enumerate(bindings):
-        access, size = "read_write" if b.written else "read", f", {b.size}" if b.size else ""
-        element = f"{b.dtype}{size}"
-        if k in vectored:
-            element = f"vec4<{b.dtype}>"  # as many as there are whole ones: memory comes by 16 bytes
-        out.append(f"@group(0) @binding({k}) var<storage, {access}> mem{k}: array<{element}>;")
+    for k, (b, element) in enumerate(zip(bindings, elements)):
+        sized = b.size and element == b.dtype  # of vectors there are as many as are whole: memory comes by 16 bytes
+        access, size = "read_write" if b.written else "read", f", {b.size}" if sized else ""
+        out.append(f"@group(0) @binding({k}) var<storage, {access}> mem{k}: array<{element}{size}>;")
     if slots:
         out.append(f"@group(1) @binding(0) var<uniform> at: array<vec4<i32>, {-(-slots // 4)}>;")
     for name, size in workgroup_arrays(tilings).items():
@@ -126,7 +143,7 @@ def _main(functions: Sequence[_Function]) -> list[str]:
         each = f.tiling.workgroups
         call = f"k{number}(w - {begin}, i32(lid));"
         if f.times > 1:
-            arguments = f"w - {begin} - n * {each}, i32(lid), {f.first} + n * {f.slots}"
+            arguments = f"w - {begin} - n * {each}, i32(lid), n, {f.first} + n * {f.slots}"
             call = f"let n = (w - {begin}) / {each}; k{number}({arguments});"
         lines.append(f"  if (w >= {begin} && w < {begin + f.times * each}) {{ {call} }}")
         begin += f.times * each
@@ -150,16 +167,23 @@ class _Writer:
         self.binding_of, self.vectors, self.aligned = binding_of[mine], vectors[mine], aligned[mine]
         inner = [a.name for a in kernel.inner]
         self.emit = Emitter(self.load, inner, inner)
-        self.done: list[Fold] = []
 
     def element(self, slot: int, index: str) -> str:
         """A memory location of a slot."""
-        memory, at = f"mem{self.binding_of[slot]}", f"o{slot} + {index}"
+        memory, at = self.memory(slot), f"o{slot} + {index}"
         return f"{memory}[({at}) >> 2u][({at}) & 3]" if self.vectors[slot] else f"{memory}[{at}]"
 
     def vector(self, slot: int, index: str) -> str:
         """Four of them side by side."""
-        return f"mem{self.binding_of[slot]}[(o{slot} + {index}) >> 2u]"
+        return f"{self.memory(slot)}[(o{slot} + {index}) >> 2u]"
+
+    def memory(self, slot: int) -> str:
+        """The array of a slot; of one that is written, a name for it: equal kernels may write into different ones."""
+        return f"out{slot}" if self.kernel.slots[slot].written else f"mem{self.binding_of[slot]}"
+
+    def written_to(self) -> dict[int, int]:
+        """The bindings of the slots that are written."""
+        return {s: self.binding_of[s] for s, slot in enumerate(self.kernel.slots) if slot.written}
 
     def by_vectors(self, slot: int) -> bool:
         """Can a slot be read by vectors?"""
@@ -233,11 +257,6 @@ class _Writer:
         places = [self.element(s.slot, emit.index(s.index, False)) for emit in emits]
         return [f"{place} = {self.stored(s, emit.copy)};" for place, emit in zip(places, emits)]
 
-    def flush(self) -> list[str]:
-        """Statements that the emitter put outside of loops since the last call."""
-        lines, self.emit.outer[:] = list(self.emit.outer), []
-        return lines
-
     # one thread a point
     def points(self) -> list[str]:
         stores = [s for s in self.kernel.body if isinstance(s, Store)]
@@ -247,16 +266,17 @@ class _Writer:
         if not self.kernel.uniform:
             written = self.stores(stores, loop=False)
             check = f"if (e >= {self.kernel.rows}) {{ return; }}"
-            return [f"let e = {first};", check, *decode("e", self.kernel.outer), *self.flush(), *written]
+            return [f"let e = {first};", check, *decode("e", self.kernel.outer), *self.emit.flush(), *written]
         lines = [f"let lane = {'lid' if self.tiling.lanes > 1 else '0'};"]
+        rows = self.folding()
         for folds in fold_batches(self.kernel):
-            lines += self.folds(folds)
+            lines += rows.folds(folds)
         written = self.stores(stores, loop=False)
         step = self.tiling.threads * self.tiling.workgroups
         return [
             *lines,
             f"for (var e = {first}; e < {self.kernel.rows}; e += {step}) {{",
-            *indented([*decode("e", self.kernel.outer), *self.flush(), *written]),
+            *indented([*decode("e", self.kernel.outer), *self.emit.flush(), *written]),
             "}",
         ]
 
@@ -273,121 +293,11 @@ class _Writer:
 
     # one or a few threads a row
     def rows(self) -> list[str]:
-        t, k = self.tiling, self.kernel
-        per_group = t.threads // t.lanes
-        row, lane = f"lid / {t.lanes}", f"lid % {t.lanes}"
-        if t.lanes == 1:
-            row, lane = "lid", "0"
-        elif per_group == 1:
-            row, lane = "0", "lid"
-        elif t.rows_fastest:
-            row, lane = f"lid % {per_group}", f"lid / {per_group}"
-        lines = [
-            f"let row = w * {per_group} + {row};",
-            f"let lane = {lane};",
-        ]
-        if t.lanes == 1:
-            lines += [f"if (row >= {k.rows}) {{ return; }}", *decode("row", k.outer)]
-        else:  # no thread may leave before a barrier
-            lines += [f"let r = min(row, {k.rows - 1});", *decode("r", k.outer)]
-        for folds in fold_batches(self.kernel):
-            lines += self.folds(folds)
-        outer = [s for s in k.body if isinstance(s, Store) and not s.inner]
-        inner = [s for s in k.body if isinstance(s, Store) and s.inner]
-        if inner:
-            loop = self.loop(lambda: self.written(self.emit, inner, loop=True), t.lanes)
-            lines += [*self.flush(), f"if (row < {k.rows}) {{", *indented(loop), "}"]
-        if outer:
-            written = self.stores(outer, loop=False)
-            lines += self.flush()
-            if t.lanes > 1 and any(k.slots[s.slot].replaces >= 0 for s in outer):
-                lines.append("storageBarrier();")  # every lane reads what lane 0 is about to overwrite
-            lines += [f"if (row < {k.rows} && lane == 0) {{", *indented(written), "}"]
-        return lines
+        return self.folding().lines()
 
-    def loop(self, turn: Callable[[], tuple[list[str], list[str]]], step: int) -> list[str]:
-        """The loop over the points of a row that are a thread's: some turns side by side, first what each of them
-        computes, so that their loads do not wait for each other, then what it does with that.
-        """
-        k, together = self.kernel, 1
-        if self.tiling.lanes > 1:
-            together = min(TOGETHER, -(-k.length // step))
-        edge = k.length % (step * together) > 0
-        first: list[str] = []
-        then: list[str] = []
-        for u in range(together):
-            copy = self.emit.copy = f"_{u}" if together > 1 else ""
-            values, uses = turn()
-            if together > 1:
-                at = f"j + {step * u}"
-                first.append(f"let j{copy} = {f'min({at}, {k.length - 1})' if edge else at};")
-                uses = [f"if ({at} < {k.length}) {{", *indented(uses), "}"] if edge else uses
-            first += [*decode(f"j{copy}", copied(k.inner, copy)), *self.emit.inner, *values]
-            then += uses
-        self.emit.copy = ""
-        return [f"for (var j = lane; j < {k.length}; j += {step * together}) {{", *indented([*first, *then]), "}"]
-
-    def folds(self, folds: Sequence[Fold]) -> list[str]:
-        t = self.tiling
-        dtypes = [f.value.dtype.name for f in folds]
-
-        def turn() -> tuple[list[str], list[str]]:
-            copy = self.emit.copy
-            values = self.emit.values([f.value for f in folds], loop=True)
-            named = [f"let x{f.local}{copy} = {v};" for f, v in zip(folds, values)]
-            return named, [f"t{f.local} = {self.combine(f, f't{f.local}', f'x{f.local}{copy}')};" for f in folds]
-
-        loop = ["{", *indented(self.loop(turn, t.parts)), "}"]
-        start = [(f"t{f.local}", identity(f.prim, d)) for f, d in zip(folds, dtypes)]
-        lines = [*self.flush(), *(f"var {name} = {identity};" for name, identity in start)]
-        if t.parts > t.lanes:
-            lines += self.parts(folds, [*(f"{name} = {identity};" for name, identity in start), *loop])
-        else:
-            lines += loop
-        for f, d in zip(folds, dtypes):
-            lines += self.tree(f, d) if t.lanes > 1 else []
-            lines.append(f"let {f.local} = t{f.local};")
-        return lines
-
-    def parts(self, folds: Sequence[Fold], loop: Sequence[str]) -> list[str]:
-        """Every part in turn by one thread, combined in the order of `tree`.
-
-        Parts come in the order of their number's bits reversed: two whose turns differ in the last bit are those that
-        `tree` combines first. What waits for its other half at level b stands in a variable, as digits of a counter.
-        """
-        levels = range(self.tiling.parts.bit_length() - 1)
-        merge: list[str] = []
-        for b in levels:
-            wait = " ".join(f"{f.local}_{b} = t{f.local};" for f in folds)
-            merge.append(f"if ((turn & {1 << b}) == 0) {{ {wait} continue; }}")
-            merge += [f"t{f.local} = {self.combine(f, f'{f.local}_{b}', f't{f.local}')};" for f in folds]
-        return [
-            *(f"var {f.local}_{b} = t{f.local};" for f in folds for b in levels),
-            f"for (var turn = 0; turn < {self.tiling.parts}; turn++) {{",
-            f"  let lane = i32(reverseBits(u32(turn)) >> {32 - len(levels)}u);",
-            *indented([*loop, *merge]),
-            "}",
-        ]
-
-    def combine(self, f: Fold, a: str, b: str) -> str:
-        """Two partial results as one."""
-        p = PRIMITIVES[f.prim.combine]
-        self.emit.need(p.helper)
-        return p.wgsl.format(a, b, t=f.value.dtype.name)
-
-    def tree(self, f: Fold, dtype: str) -> list[str]:
-        """Combine the lanes of each row in workgroup memory."""
-        sh, acc = {"f32": "sf", "i32": "si", "u32": "su"}[dtype], f"t{f.local}"
-        per_group = self.tiling.threads // self.tiling.lanes
-        stride = per_group if self.tiling.rows_fastest else 1
-        lines = [f"{sh}[lid] = {acc};", "workgroupBarrier();"]
-        half = self.tiling.lanes // 2
-        while half:
-            both = self.combine(f, f"{sh}[lid]", f"{sh}[lid + {half * stride}]")
-            lines += [f"if (lane < {half}) {{ {sh}[lid] = {both}; }}", "workgroupBarrier();"]
-            half //= 2
-        first = f"{sh}[lid - lane * {stride}]"
-        return [*lines, f"{acc} = {first};", "workgroupBarrier();"]
+    def folding(self) -> Rows:
+        """Writes folds, and what is stored for all points of a row."""
+        return Rows(self.kernel, self.tiling, self.emit, lambda stores, loop: self.written(self.emit, stores, loop))
 
     # a tile of a product a workgroup
     def tile(self) -> list[str]:

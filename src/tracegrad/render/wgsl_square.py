@@ -12,6 +12,7 @@ from tracegrad.kernels.expr import Value
 from tracegrad.kernels.form import Axis, Kernel, points
 from tracegrad.kernels.tiling import Tiling
 from tracegrad.render.emit import Emitter, copied, decode, indented
+from tracegrad.render.wgsl_limits import Span
 from tracegrad.render.wgsl_tile import Result, term
 
 
@@ -25,6 +26,7 @@ class Square:
         self.product, self.tile = kernel.product, tiling.tile
         self.m, self.n, self.k = (points(axes) for axes in (self.product.m, self.product.n, kernel.inner))
         self.side = self.tile.square(kernel)
+        self.span = Span(self.tile.limits(kernel), self.side, self.side, self.k)
 
     def before_stores(self) -> list[str]:
         """Everything up to the results: `ci_h` then holds columns 4 * h to 4 * h + 3 of row i."""
@@ -39,6 +41,7 @@ class Square:
             f"if (e >= {points(p.batch) * squares}) {{ return; }}",
             f"let first_m = (e % {squares}) / {across} * {side};",
             f"let first_n = (e % {across}) * {side};",
+            *self.span.unread(),
             *decode(f"(e / {squares})", p.batch),
             *rows,
             *columns,
@@ -62,9 +65,14 @@ class Square:
         if turns := t.turns(k):
             starts = [f"let kj = slice * {t.k_slice} + {u};" for u in range(turns)]
             return [line for start in starts for line in ("{", *indented([start, *turn]), "}")]
+        first, last = self.span.first, self.span.last
+        whole, rest = str(k // t.k_step * t.k_slice), str(k % t.k_step)
+        if last:
+            whole, rest = f"k_end / {t.k_step} * {t.k_slice}", f"k_end % {t.k_step}"
         return [
-            f"let turns = {k // t.k_step * t.k_slice} + clamp({k % t.k_step} - slice * {t.k_slice}, 0, {t.k_slice});",
-            "for (var turn = 0; turn < turns; turn++) {",
+            *([f"let k_end = {last} + 1;"] if last else []),
+            f"let turns = {whole} + clamp({rest} - slice * {t.k_slice}, 0, {t.k_slice});",
+            f"for (var turn = {f'{first} / {t.k_step} * {t.k_slice}' if first else 0}; turn < turns; turn++) {{",
             f"  let kj = turn / {t.k_slice} * {t.k_step} + slice * {t.k_slice} + turn % {t.k_slice};",
             *indented(turn),
             "}",

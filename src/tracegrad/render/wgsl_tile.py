@@ -1,82 +1,25 @@
 """Products as tiles: a workgroup computes a rectangle of results, each thread a smaller one in registers.
 
-Both operands pass through workgroup memory, a part of k at a time, with k along lines, which are made of vectors.
-There are three ways to make those of what lies in memory:
-
-- An operand with rows (or columns) side by side in an array of vectors comes as it is: four neighbours a vector.
-- One with k side by side comes in blocks, four rows by four k, which a thread transposes in registers.
-- Any other comes element by element. The four of a vector then lie a quarter of the tile apart: so a thread makes
-  whole vectors of what it loads while its neighbours load the elements beside. (Threads that write parts of one vector
-  would race: a device may write all of it.)
-
-Results are stored likewise. While one part is summed the next is on its way from memory. Every result sums over k in
-an order that shapes alone decide.
+Both operands pass through workgroup memory, a part of k at a time, with k along lines, which are made of vectors
+(`wgsl_loads`). Results are stored by vectors or elements likewise. While one part is summed the next is on its way from
+memory. Every result sums over k in an order that shapes alone decide.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from tracegrad.kernels.expr import Value
-from tracegrad.kernels.form import Axis, Fold, Kernel, points
+from tracegrad.kernels.form import Fold, Kernel, points
 from tracegrad.kernels.tiling import TOGETHER, WORKGROUP, TileShape
-from tracegrad.render.emit import Emitter, copied, decode, indented
-from tracegrad.render.wgsl_vectors import vector_loads
+from tracegrad.render.emit import decode, indented
+from tracegrad.render.wgsl_limits import Span
+from tracegrad.render.wgsl_loads import Loads, Memory, Side
+from tracegrad.render.wgsl_vectors import XYZW, vector_loads
 
-XYZW = "xyzw"  # components of a vector
 WARP = 8, 4  # threads of a warp along columns and rows: what they read of both operands fits the fewest lines
-RUN = 8  # elements along k that neighbouring threads load where an operand is contiguous along k: 32 bytes
-PAIR = 2  # threads side by side along k that load blocks: 32 bytes; what they put down then meets no bank twice
+ROWS_TOGETHER = 2  # rows of results that a thread finishes side by side: the loads of one do not wait for the other
 WRITTEN_OUT = 16  # turns of the innermost loop: drivers leave it as it is else, and then it takes twice as long
-
-
-@dataclass(slots=True)
-class Operand:
-    """Lines before the loop over k, those that load the thread's part into registers, and those that put it down."""
-
-    before: list[str]
-    load: list[str]
-    put: list[str]
-
-
-@dataclass(frozen=True, slots=True)
-class Memory:
-    """How a slot's memory is spelled, given an index: an element, and the vector there; and has the slot vectors?"""
-
-    element: Callable[[int, str], str]
-    vector: Callable[[int, str], str]
-    vectors: Callable[[int], bool]
-
-
-@dataclass(frozen=True, slots=True)
-class Side:
-    """One operand. apart: do the four elements of its vectors lie a quarter of the tile apart, or side by side?"""
-
-    name: str
-    value: Value
-    axes: Sequence[Axis]  # its rows, or columns
-    extent: int  # of them in a tile
-    line: int  # vectors of a line
-    base: int  # where it begins in a part, in vectors
-    first: str  # the tile's first row
-    along_rows: Sequence[Value]  # loads that are of vectors along the rows,
-    along_k: Sequence[Value]  # and along k
-    apart: bool
-
-    @property
-    def size(self) -> int:
-        """Rows of the whole product."""
-        return points(self.axes)
-
-    def row(self, group: str, element: int) -> str:
-        """The row of an element of a vector. Beyond the edge the last ones come once more, and nothing reads them."""
-        row = f"{self.first} + {group} + {element * self.extent // 4}"
-        last = self.size - 1
-        if not self.apart:
-            row, last = f"{self.first} + 4 * {group}", self.size - 4
-        row = row if self.size % self.extent == 0 else f"min({row}, {last})"
-        return row if self.apart else f"{row} + {element}"
 
 
 class Tile:
@@ -87,14 +30,13 @@ class Tile:
 
     def __init__(self, kernel: Kernel, shape: TileShape, memory: Memory, helpers: dict[str, None], stored: bool):
         assert kernel.product is not None
-        self.kernel, self.shape, self.memory, self.helpers = kernel, shape, memory, helpers
+        self.kernel, self.shape = kernel, shape
+        self.loads = Loads(kernel, shape, memory, helpers)
         self.product = kernel.product
         self.m, self.n, self.k = (points(axes) for axes in (self.product.m, self.product.n, kernel.inner))
         self.edge = self.m % shape.rows > 0 or self.n % shape.columns > 0
-        self.inner = shape.summed(kernel)
-        self.stepped = bool(self.inner) and self.inner[-1].size % shape.k_step == 0  # along the last axis only
         p, t = self.product, shape
-        rows, columns, k = (x[-1] if x else None for x in (p.m, p.n, self.inner))
+        rows, columns, k = (x[-1] if x else None for x in (p.m, p.n, self.loads.inner))
         across = vector_loads([p.b], columns, memory.vectors)
         down = vector_loads([p.a], rows, memory.vectors)
         left, right = (vector_loads([v], k, memory.vectors) for v in (p.a, p.b))
@@ -107,25 +49,26 @@ class Tile:
     def before_stores(self) -> list[str]:
         """Everything up to the results: `c0_0` and so on then hold the thread's partial sums."""
         t, p = self.shape, self.product
-        tiles_n = -(-self.n // t.columns)
-        tiles = -(-self.m // t.rows) * tiles_n
-        left, right = self.operand(self.left), self.operand(self.right)
-        load, put = [*self.stands_still(), *left.load, *right.load], [*left.put, *right.put]
+        left, right = self.loads.operand(self.left), self.loads.operand(self.right)
+        load, put = [*self.loads.stands_still(), *left.load, *right.load], [*left.put, *right.put]
+        span = Span(t.limits(self.kernel), t.rows, t.columns, self.k)
+        steps, first, last, end = self.steps(span)
         return [
-            f"let first_m = (w % {tiles}) / {tiles_n} * {t.rows};",
-            f"let first_n = (w % {tiles_n}) * {t.columns};",
-            *decode(f"(w / {tiles})", p.batch),
+            *self.tile_of_workgroup(),
+            *span.unread(),
+            *decode("batch", p.batch),
             *self.thread(),
             *(f"var c{i}_{h} = vec4<f32>();" for i in range(t.tall) for h in range(t.wide // 4)),
             *left.before,
             *right.before,
+            *steps,
             "{",
-            *indented(["let kc = 0;", *load]),
+            *indented([f"let kc = {first};", *load]),
             "}",
             *put,
             "workgroupBarrier();",
-            f"for (var kt = {t.k_step}; kt < {self.k + t.k_step}; kt += {t.k_step}) {{",
-            f"  let kc = min(kt, {(self.k - 1) // t.k_step * t.k_step});",  # the last part once more, for nothing
+            f"for (var kt = {f'{first} + {t.k_step}' if span.first else t.k_step}; kt < {end}; kt += {t.k_step}) {{",
+            f"  let kc = min(kt, {last});",  # the last part once more, for nothing
             *indented([*load, *self.accumulate()]),
             "  workgroupBarrier();",
             *indented(put),
@@ -133,14 +76,37 @@ class Tile:
             "}",
         ]
 
-    def stands_still(self) -> list[str]:
-        """All of k but the last axis, of which a step begins at `ks`."""
-        if not self.stepped:
-            return []
-        *others, last = self.inner
-        if not others:
-            return ["let ks = kc;"]
-        return [f"let ks = kc % {last.size};", *decode(f"(kc / {last.size})", others)]
+    def tile_of_workgroup(self) -> list[str]:
+        """Which tile of which product.
+
+        Tiles with the longest sums come first: else some of them would run alone in the end. So where k has a limit,
+        the rows or columns that it depends on go slowest, from the end where more of k counts.
+        """
+        t = self.shape
+        tiles = {"m": -(-self.m // t.rows), "n": -(-self.n // t.columns)}
+        limit = next((x for x in t.limits(self.kernel) if not x.of_results), None)
+        if limit is None:
+            m, n, batch = f"w / {tiles['n']} % {tiles['m']}", f"w % {tiles['n']}", f"w / {tiles['m'] * tiles['n']}"
+        else:
+            slow = limit.high if limit.low == "k" else limit.low
+            fast = "n" if slow == "m" else "m"
+            products = points(self.product.batch)
+            last = f"w / {products * tiles[fast]}"
+            place = {fast: f"w % {tiles[fast]}", slow: f"({tiles[slow] - 1} - {last})" if limit.low == "k" else last}
+            m, n, batch = place["m"], place["n"], f"w / {tiles[fast]} % {products}"
+        return [f"let first_m = {m} * {t.rows};", f"let first_n = {n} * {t.columns};", f"let batch = {batch};"]
+
+    def steps(self, span: Span) -> tuple[list[str], str, str, str]:
+        """Lines before the loop over k, where its first and its last step begin, and where it ends, one step ahead."""
+        step, lines = self.shape.k_step, list[str]()
+        first, last, end = "0", str((self.k - 1) // step * step), str(self.k + step)
+        if span.first:
+            first = "k_first"
+            lines.append(f"let k_first = {span.first} / {step} * {step};")
+        if span.last:
+            last, end = "k_last", f"k_last + {step + 1}"
+            lines.append(f"let k_last = {span.last} / {step} * {step};")
+        return lines, first, last, end
 
     def thread(self) -> list[str]:
         """The thread's place in the tile."""
@@ -165,17 +131,20 @@ class Tile:
     def by_rows(self, results: Callable[[Sequence[Result]], list[str]]) -> list[str]:
         """Every thread finishes the rows it has summed. The first is stored and the others move up: registers have no
         numbers."""
-        t, vectors = self.shape, range(self.shape.wide // 4)
-        row = self.row(f"(ty + i / 4 * {t.down})", "i % 4")
-        copies = [
-            Result(f"_{4 * h + j}", [], row, self.column(f"tx + {t.across * h}", j), f"c0_{h}.{XYZW[j]}", self.edge)
-            for h in vectors
-            for j in range(4)
-        ]
+        t, vectors, together = self.shape, range(self.shape.wide // 4), ROWS_TOGETHER
+        copies: list[Result] = []
+        for r in range(together):
+            i = f"(i + {r})" if r else "i"
+            row = self.row(f"(ty + {i} / 4 * {t.down})", f"{i} % 4")
+            places = [(h, j, f"_{r}_{4 * h + j}") for h in vectors for j in range(4)]
+            copies += [
+                Result(copy, [], row, self.column(f"tx + {t.across * h}", j), f"c{r}_{h}.{XYZW[j]}", self.edge)
+                for h, j, copy in places
+            ]
         return [
-            f"for (var i = 0; i < {t.tall}; i++) {{",
+            f"for (var i = 0; i < {t.tall}; i += {together}) {{",
             *indented(results(copies)),
-            *(f"  c{i}_{h} = c{i + 1}_{h};" for i in range(t.tall - 1) for h in vectors),
+            *(f"  c{i}_{h} = c{i + together}_{h};" for i in range(t.tall - together) for h in vectors),
             "}",
         ]
 
@@ -265,139 +234,6 @@ class Tile:
             ),
         ]
 
-    def operand(self, side: Side) -> Operand:
-        """How one operand comes into workgroup memory. What does not depend on the step of k stands before the loop."""
-        out = Operand([], [], [])
-        blocks = not side.along_rows and len(side.along_k) > 0
-        loads = self.shape.k_step * side.extent // (16 if blocks else 4)
-        for u in range(max(1, loads // WORKGROUP)):
-            (self.block if blocks else self.one)(side, u, out, loads)
-        return out
-
-    def one(self, side: Side, u: int, out: Operand, loads: int) -> None:
-        """One load of the thread: a vector of four rows at one k, at once or element by element."""
-        name, vectors = f"{side.name}{u}", side.extent // 4
-        g, k, put = (f"{x}_{name}" for x in ("g", "k", "put"))
-        vector, kj = self.place(side, u, vectors)
-        out.before += [
-            f"let {g} = {vector};",
-            f"let {k} = {kj};",
-            f"let {put} = {k} * {side.line} + {side.base} + {g};",
-            f"var {name} = vec4<f32>();",
-        ]
-        load: list[str] = []
-        first = self.defined(side, f"_{name}", side.row(g, 0), k)
-        known = self.known(side, side.along_rows, f"_{name}", first, out, load)
-        values: list[str] = []
-        for e in range(4):
-            copy = f"_{name}_{e}"
-            loaded = {v: f"{w}.{XYZW[e]}" for v, w in known.items()}
-            before = self.defined(side, copy, side.row(g, e), k)
-            values.append(self.value(side, copy, before, loaded, out, load))
-        here = f"sv[{put}] = {name};"
-        load.append(f"{name} = vec4<f32>({', '.join(values)});")
-        out.load += self.loaded([name], k, load)
-        out.put.append(f"if (lid < {loads}) {{ {here} }}" if loads < WORKGROUP else here)
-
-    def block(self, side: Side, u: int, out: Operand, loads: int) -> None:
-        """One load of the thread: four vectors along k, of four rows."""
-        name, vectors = f"{side.name}{u}", side.extent // 4
-        g, k, put = (f"{x}_{name}" for x in ("g", "k", "put"))
-        q = f"(lid + {WORKGROUP * u})" if u else "lid"
-        out.before += [
-            f"let {g} = {q} / {PAIR} % {vectors};",
-            f"let {k} = ({q} % {PAIR} + {q} / {PAIR * vectors} * {PAIR}) * 4;",
-            f"let {put} = {k} * {side.line} + {side.base} + {g};",
-        ]
-        load: list[str] = []
-        rows = [[""] * 4 for _ in range(4)]
-        for e in range(4):
-            copy, row = f"_{name}_{e}", side.row(g, e)
-            known = self.known(side, side.along_k, copy, self.defined(side, copy, row, k), out, load)
-            for j in range(4):
-                loaded = {v: f"{w}.{XYZW[j]}" for v, w in known.items()}
-                before = self.defined(side, f"{copy}_{j}", row, f"{k} + {j}")
-                rows[j][e] = self.value(side, f"{copy}_{j}", before, loaded, out, load, j)
-        registers = [f"{name}_{j}" for j in range(4)]
-        out.before += [f"var {register} = vec4<f32>();" for register in registers]
-        load += [f"{register} = vec4<f32>({', '.join(row)});" for register, row in zip(registers, rows)]
-        loading = self.loaded(registers, k, load)
-        puts = [f"sv[{put} + {j * side.line}] = {register};" for j, register in enumerate(registers)]
-        whole = loads >= WORKGROUP
-        out.load += loading if whole else [f"if (lid < {loads}) {{", *indented(loading), "}"]
-        out.put += puts if whole else [f"if (lid < {loads}) {{ {' '.join(puts)} }}"]
-
-    def defined(self, side: Side, copy: str, row: str, k: str) -> list[str]:
-        """Lines that define the axes of a copy."""
-        lines = [f"let row{copy} = {row};", *decode(f"row{copy}", copied(side.axes, copy))]
-        return [*lines, f"let {self.inner[-1].name}{copy} = {k};"] if self.stepped else lines
-
-    def known(
-        self, side: Side, loads: Sequence[Value], copy: str, before: Sequence[str], out: Operand, load: list[str]
-    ) -> dict[Value, str]:
-        """The vectors that some loads begin, loaded."""
-        emit = self.emitter(side.axes, copy)
-        found = {v: emit.vector(v, self.memory.vector, loop=True) for v in loads}
-        out.before += [*before, *emit.outer] if found else []
-        load += emit.inner
-        return found
-
-    def value(
-        self,
-        side: Side,
-        copy: str,
-        before: Sequence[str],
-        loaded: Mapping[Value, str],
-        out: Operand,
-        load: list[str],
-        turn: int = 0,
-    ) -> str:
-        """One element of an operand; without anything before it where it is but loaded. turn: its k in a block."""
-        if side.value in loaded:
-            return loaded[side.value]
-        emit = self.emitter(side.axes, copy, loaded, turn)
-        (value,) = emit.values([side.value], loop=True)
-        self.helpers.update(emit.helpers)
-        out.before += [*before, *emit.outer]
-        if turn and not self.stepped:
-            last = self.inner[-1].name
-            load.append(f"let {last}{copy} = {last} + {turn};")
-        load += emit.inner
-        return value
-
-    def emitter(
-        self, axes: Sequence[Axis], copy: str, loaded: Mapping[Value, str] | None = None, turn: int = 0
-    ) -> Emitter:
-        """Writes the element of an operand in one row."""
-        inner = [a.name for a in self.inner]
-        own = [a.name for a in axes] + (inner[-1:] if self.stepped or turn else [])
-        step = (inner[-1], "ks") if self.stepped else ("", "")
-        return Emitter(self.memory.element, inner, own, copy, step, loaded)
-
-    def loaded(self, registers: Sequence[str], k: str, load: Sequence[str]) -> list[str]:
-        """The lines of a load, with all axes of k if they must be computed from the flat one; zeros beyond its end."""
-        if self.stepped:
-            return ["{", *indented(load), "}"]
-        lines = [*decode("kj", self.inner), *load]
-        if self.k % self.shape.k_step:
-            zeros = [f"{register} = vec4<f32>();" for register in registers]
-            lines = [*zeros, f"if (kj < {self.k}) {{", *indented(lines), "}"]
-        return ["{", *indented([f"let kj = kc + {k};", *lines]), "}"]
-
-    def place(self, side: Side, u: int, vectors: int) -> tuple[str, str]:
-        """Which vector of a line and which k the thread's load number `u` of an operand is for.
-
-        Neighbouring threads read neighbouring memory: in runs along k if that is where the operand is contiguous.
-        """
-        k = self.inner
-        q = f"(lid + {WORKGROUP * u})" if u else "lid"
-        loads = self.shape.k_step * vectors
-        if loads < WORKGROUP:  # the others load the same and keep it
-            q = f"(lid % {loads})"
-        if side.along_rows or not contiguous_along(side.value, k[-1].name if k else ""):
-            return f"{q} % {vectors}", f"{q} / {vectors}"
-        return f"{q} / {RUN} % {vectors}", f"{q} % {RUN} + {q} / {RUN * vectors} * {RUN}"
-
 
 @dataclass(frozen=True, slots=True)
 class Result:
@@ -419,14 +255,3 @@ def term(kernel: Kernel, x: str, y: str) -> str:
     # A scatter takes or leaves its updates: a zero times an infinite one would be NaN.
     scatter = any(isinstance(s, Fold) and s.scatter is not None for s in kernel.body)
     return f"select(vec4<f32>(), {y}, {x} != 0.0)" if scatter else f"{x} * {y}"
-
-
-def contiguous_along(v: Value, name: str) -> bool:
-    """Does the first load below `v` step by 1 along the variable `name`?"""
-    stack = [v]
-    while stack:
-        x = stack.pop()
-        if x.op == "load":
-            return any(getattr(a, "name", "") == name and c == 1 for a, c in x.arg[1].terms)
-        stack += x.args
-    return False

@@ -14,6 +14,8 @@ from tracegrad.kernels.expr import Atom, Dynamic, Index, Quotient, Value, Var, i
 from tracegrad.kernels.form import Axis, Kernel, Store
 from tracegrad.kernels.tiling import Tiling
 
+XYZW = "xyzw"  # components of a vector
+
 Launched = Sequence[tuple[Kernel, Tiling]]
 
 

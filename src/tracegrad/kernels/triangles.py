@@ -1,0 +1,167 @@
+"""What masks hide: which half of a tensor is exact zeros, and which half nobody reads.
+
+The *half* (row, column) of a tensor are its elements whose coordinate along axis `column` is larger than that along
+`row`; causal attention hides it with the last two axes. A comparison of two coordinates says where a mask holds. So a
+half of `where(mask, x, 0)` is zeros, and remains so through views and where nothing can make NaN of it; and the same
+half of `x` is unread, if every way from it to a result leads through such a choice.
+
+Products leave out what adds zeros and what nobody reads (`left_out`).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Sequence, Set
+
+from tracegrad.ir import Tensor
+from tracegrad.kernels.expr import Space, regroup
+from tracegrad.kernels.form import Limit
+from tracegrad.passes.simplify import constant
+from tracegrad.prims.leaves import IOTA
+
+Half = tuple[int, int]  # row, column
+Halves = frozenset[Half]
+NONE: Halves = frozenset()
+CHOICE = "where"  # of its second input where the first holds, else of its third
+
+
+class Triangles:
+    """The halves of all tensors of a graph. `order` is topological, `roots` are serials of what others read."""
+
+    def __init__(self, order: Sequence[Tensor], roots: Iterable[int]) -> None:
+        self.zero: dict[int, Halves] = {}  # halves of exact zeros, or of a mask that does not hold there
+        self.true: dict[int, Halves] = {}  # halves of a mask that holds there
+        self.unread: dict[int, Halves] = {}
+        self._along: dict[int, int] = {}  # an axis whose coordinate the tensor is
+        self._axes: dict[int, dict[int, int]] = {}
+        for t in order:
+            if t.prim is IOTA:
+                self._along[t.serial] = t.axis
+            elif t.prim.family == "view":
+                self._move(t)
+            elif t.prim.family == "map":
+                self._compute(t)
+        if any(t.prim.name == CHOICE and self._known(t.inputs[0]) for t in order):
+            self._read(order, frozenset(roots))
+
+    def left_out(self, t: Tensor, outs: Iterable[Tensor]) -> tuple[Limit, ...]:
+        """What may be left out of the product `t`, whose kernel stores `outs`."""
+        a, b = t.inputs
+        m, n = t.ndim - 2, t.ndim - 1
+        found: list[Limit] = []
+        unread = [self.unread.get(x.serial, NONE) if x.shape == t.shape else NONE for x in (t, *outs)]
+        for halves, row, column in (
+            (unread[0].intersection(*unread[1:]), "m", "n"),
+            (self.zero.get(a.serial, NONE), "m", "k"),
+            (self.zero.get(b.serial, NONE), "k", "n"),
+        ):
+            if (m, n) in halves:
+                found.append(Limit(column, row))
+            if (n, m) in halves:
+                found.append(Limit(row, column))
+        return tuple(found)
+
+    # what is zero
+    def _known(self, t: Tensor) -> Halves:
+        return self.zero.get(t.serial, NONE) | self.true.get(t.serial, NONE)
+
+    def _zero(self, t: Tensor, half: Half) -> bool:
+        return half in self.zero.get(t.serial, NONE) or constant(t) == 0.0
+
+    def _move(self, t: Tensor) -> None:
+        """Through a view: halves of axes that stay axes."""
+        x = t.inputs[0]
+        if x.serial not in self._along and not self._known(x):
+            return
+        axes, whole = axes_through(t)
+        self._set(self.zero, t, moved(self.zero.get(x.serial, NONE), axes))
+        if whole:  # else there are zeros around it
+            self._set(self.true, t, moved(self.true.get(x.serial, NONE), axes))
+            if self._along.get(x.serial) in axes:
+                self._along[t.serial] = axes[self._along[x.serial]]
+
+    def _compute(self, t: Tensor) -> None:
+        name, xs = t.prim.name, t.inputs
+        if name in ("less", "less_equal"):
+            a, b = (self._along.get(x.serial, -1) for x in xs)
+            if a != b and a >= 0 and b >= 0:
+                self._set(self.zero, t, frozenset({(b, a)}))
+                self._set(self.true, t, frozenset({(a, b)}))
+        elif any(map(self._known, xs)):
+            zero, true = (tuple([found.get(x.serial, NONE) for x in xs]) for found in (self.zero, self.true))
+            if name == CHOICE:
+                halves = NONE.union(*map(self._known, xs))
+                self._set(self.zero, t, frozenset(h for h in halves if self._chosen_zero(h, *xs)))
+            elif name in MASKS:
+                zero_rule, true_rule = MASKS[name]
+                self._set(self.zero, t, zero_rule(*zero, *true))
+                self._set(self.true, t, true_rule(*zero, *true))
+            elif t.prim.passes or name == "neg":
+                self._set(self.zero, t, zero[0])
+            elif name in ("add", "sub"):
+                self._set(self.zero, t, zero[0] & zero[1])
+            elif name == "mul":  # not by what may be infinite
+                factors = [c is not None and math.isfinite(c) for c in map(constant, xs)]
+                self._set(self.zero, t, NONE.union(*(z for z, other in zip(zero, factors[::-1]) if other)))
+
+    def _chosen_zero(self, h: Half, mask: Tensor, a: Tensor, b: Tensor) -> bool:
+        """Is whatever `mask` chooses zero?"""
+        first = h in self.zero.get(mask.serial, NONE) or self._zero(a, h)
+        return first and (h in self.true.get(mask.serial, NONE) or self._zero(b, h))
+
+    @staticmethod
+    def _set(found: dict[int, Halves], t: Tensor, halves: Halves) -> None:
+        if halves:
+            found[t.serial] = halves
+
+    # what is unread
+    def _read(self, order: Sequence[Tensor], roots: Set[int]) -> None:
+        for t in reversed(order):
+            mine = NONE if t.serial in roots else self.unread.get(t.serial, NONE)
+            self.unread[t.serial] = mine
+            family = t.prim.family
+            if family == "view":
+                x = t.inputs[0]
+                if mine:
+                    back = {e: d for d, e in axes_through(t)[0].items()}
+                    self._reads(x, moved(mine, back))
+                else:
+                    self._reads(x, NONE)
+            elif t.prim.name == CHOICE:
+                mask, a, b = t.inputs
+                self._reads(mask, mine)
+                self._reads(a, mine | self.zero.get(mask.serial, NONE))
+                self._reads(b, mine | self.true.get(mask.serial, NONE))
+            else:
+                for x in t.inputs:
+                    self._reads(x, mine if family == "map" else NONE)
+
+    def _reads(self, x: Tensor, unread: Halves) -> None:
+        """One more reader of `x`, which does not read some halves."""
+        before = self.unread.get(x.serial)
+        self.unread[x.serial] = unread if before is None else before & unread
+
+
+Rule = Callable[..., Halves]
+MASKS: dict[str, tuple[Rule, Rule]] = {  # from where operands do not hold, and where they do: the same of the result
+    "logical_not": (lambda z, t: t, lambda z, t: z),
+    "logical_and": (lambda z, y, s, t: z | y, lambda z, y, s, t: s & t),
+    "logical_or": (lambda z, y, s, t: z & y, lambda z, y, s, t: s | t),
+}
+
+
+def axes_through(t: Tensor) -> tuple[dict[int, int], bool]:
+    """Axes of a view's input -> those of its result with the same coordinate; and is every element one of the input?"""
+    x, space = t.inputs[0], Space()
+    own = tuple([space.var(str(d), n) for d, n in enumerate(t.shape)])
+    if t.prim.index is None:
+        found, guards = regroup(own, t.shape, x.shape, space), ()
+    else:
+        found, guards = t.prim.index(own, x.type, **t.attrs)
+    at = {i: e for e, i in enumerate(own) if t.shape[e] > 1}
+    return {d: at[i] for d, i in enumerate(found) if i in at and x.shape[d] > 1}, not guards
+
+
+def moved(halves: Halves, axes: dict[int, int]) -> Halves:
+    """The halves by the names of other axes, of those that have one."""
+    return frozenset((axes[r], axes[c]) for r, c in halves if r in axes and c in axes)

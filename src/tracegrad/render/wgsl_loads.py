@@ -1,0 +1,234 @@
+"""How the operands of a tile come into workgroup memory, a step of k at a time, as lines of vectors.
+
+There are three ways to make those of what lies in memory:
+
+- An operand with rows (or columns) side by side in an array of vectors comes as it is: four neighbours a vector.
+- One with k side by side comes in blocks, four rows by four k, which a thread transposes in registers.
+- Any other comes element by element. The four of a vector then lie a quarter of the tile apart: so a thread makes
+  whole vectors of what it loads while its neighbours load the elements beside. (Threads that write parts of one vector
+  would race: a device may write all of it.)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from tracegrad.kernels.expr import Value
+from tracegrad.kernels.form import Axis, Kernel, points
+from tracegrad.kernels.tiling import WORKGROUP, TileShape
+from tracegrad.render.emit import Emitter, copied, decode, indented
+from tracegrad.render.wgsl_vectors import XYZW
+
+RUN = 8  # elements along k that neighbouring threads load where an operand is contiguous along k: 32 bytes
+PAIR = 2  # threads side by side along k that load blocks: 32 bytes; what they put down then meets no bank twice
+
+
+@dataclass(slots=True)
+class Operand:
+    """Lines before the loop over k, those that load the thread's part into registers, and those that put it down."""
+
+    before: list[str]
+    load: list[str]
+    put: list[str]
+
+
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """How a slot's memory is spelled, given an index: an element, and the vector there; and has the slot vectors?"""
+
+    element: Callable[[int, str], str]
+    vector: Callable[[int, str], str]
+    vectors: Callable[[int], bool]
+
+
+@dataclass(frozen=True, slots=True)
+class Side:
+    """One operand. apart: do the four elements of its vectors lie a quarter of the tile apart, or side by side?"""
+
+    name: str
+    value: Value
+    axes: Sequence[Axis]  # its rows, or columns
+    extent: int  # of them in a tile
+    line: int  # vectors of a line
+    base: int  # where it begins in a part, in vectors
+    first: str  # the tile's first row
+    along_rows: Sequence[Value]  # loads that are of vectors along the rows,
+    along_k: Sequence[Value]  # and along k
+    apart: bool
+
+    @property
+    def size(self) -> int:
+        """Rows of the whole product."""
+        return points(self.axes)
+
+    def row(self, group: str, element: int) -> str:
+        """The row of an element of a vector. Beyond the edge the last ones come once more, and nothing reads them."""
+        row = f"{self.first} + {group} + {element * self.extent // 4}"
+        last = self.size - 1
+        if not self.apart:
+            row, last = f"{self.first} + 4 * {group}", self.size - 4
+        row = row if self.size % self.extent == 0 else f"min({row}, {last})"
+        return row if self.apart else f"{row} + {element}"
+
+
+class Loads:
+    """Writes the loads of one tile kernel. `helpers` collects the functions used."""
+
+    def __init__(self, kernel: Kernel, shape: TileShape, memory: Memory, helpers: dict[str, None]) -> None:
+        self.shape, self.memory, self.helpers = shape, memory, helpers
+        self.k = points(kernel.inner)
+        self.inner = shape.summed(kernel)
+        # A step goes along the last axis only; where that is all of k, beyond its end with the last one.
+        self.stepped = bool(self.inner) and (len(self.inner) == 1 or self.inner[-1].size % shape.k_step == 0)
+
+    def operand(self, side: Side) -> Operand:
+        """How one operand comes into workgroup memory. What does not depend on the step of k stands before the loop."""
+        out = Operand([], [], [])
+        blocks = not side.along_rows and len(side.along_k) > 0
+        loads = self.shape.k_step * side.extent // (16 if blocks else 4)
+        for u in range(max(1, loads // WORKGROUP)):
+            (self.block if blocks else self.one)(side, u, out, loads)
+        return out
+
+    def one(self, side: Side, u: int, out: Operand, loads: int) -> None:
+        """One load of the thread: a vector of four rows at one k, at once or element by element."""
+        name, vectors = f"{side.name}{u}", side.extent // 4
+        g, k, put = (f"{x}_{name}" for x in ("g", "k", "put"))
+        vector, kj = self.place(side, u, vectors)
+        out.before += [
+            f"let {g} = {vector};",
+            f"let {k} = {kj};",
+            f"let {put} = {k} * {side.line} + {side.base} + {g};",
+            f"var {name} = vec4<f32>();",
+        ]
+        load: list[str] = []
+        first = self.defined(side, f"_{name}", side.row(g, 0), k)
+        known = self.known(side, side.along_rows, f"_{name}", first, out, load)
+        values: list[str] = []
+        for e in range(4):
+            copy = f"_{name}_{e}"
+            loaded = {v: f"{w}.{XYZW[e]}" for v, w in known.items()}
+            before = self.defined(side, copy, side.row(g, e), k)
+            values.append(self.value(side, copy, before, loaded, out, load))
+        here = f"sv[{put}] = {name};"
+        load.append(f"{name} = vec4<f32>({', '.join(values)});")
+        out.load += self.loaded([name], k, load)
+        out.put.append(f"if (lid < {loads}) {{ {here} }}" if loads < WORKGROUP else here)
+
+    def block(self, side: Side, u: int, out: Operand, loads: int) -> None:
+        """One load of the thread: four vectors along k, of four rows."""
+        name, vectors = f"{side.name}{u}", side.extent // 4
+        g, k, put = (f"{x}_{name}" for x in ("g", "k", "put"))
+        q = f"(lid + {WORKGROUP * u})" if u else "lid"
+        out.before += [
+            f"let {g} = {q} / {PAIR} % {vectors};",
+            f"let {k} = ({q} % {PAIR} + {q} / {PAIR * vectors} * {PAIR}) * 4;",
+            f"let {put} = {k} * {side.line} + {side.base} + {g};",
+        ]
+        load: list[str] = []
+        rows = [[""] * 4 for _ in range(4)]
+        for e in range(4):
+            copy, row = f"_{name}_{e}", side.row(g, e)
+            known = self.known(side, side.along_k, copy, self.defined(side, copy, row, k), out, load)
+            for j in range(4):
+                loaded = {v: f"{w}.{XYZW[j]}" for v, w in known.items()}
+                before = self.defined(side, f"{copy}_{j}", row, f"{k} + {j}")
+                rows[j][e] = self.value(side, f"{copy}_{j}", before, loaded, out, load, j)
+        registers = [f"{name}_{j}" for j in range(4)]
+        out.before += [f"var {register} = vec4<f32>();" for register in registers]
+        load += [f"{register} = vec4<f32>({', '.join(row)});" for register, row in zip(registers, rows)]
+        loading = self.loaded(registers, k, load)
+        puts = [f"sv[{put} + {j * side.line}] = {register};" for j, register in enumerate(registers)]
+        whole = loads >= WORKGROUP
+        out.load += loading if whole else [f"if (lid < {loads}) {{", *indented(loading), "}"]
+        out.put += puts if whole else [f"if (lid < {loads}) {{ {' '.join(puts)} }}"]
+
+    def defined(self, side: Side, copy: str, row: str, k: str) -> list[str]:
+        """Lines that define the axes of a copy."""
+        lines = [f"let row{copy} = {row};", *decode(f"row{copy}", copied(side.axes, copy))]
+        return [*lines, f"let {self.inner[-1].name}{copy} = {k};"] if self.stepped else lines
+
+    def known(
+        self, side: Side, loads: Sequence[Value], copy: str, before: Sequence[str], out: Operand, load: list[str]
+    ) -> dict[Value, str]:
+        """The vectors that some loads begin, loaded."""
+        emit = self.emitter(side.axes, copy)
+        found = {v: emit.vector(v, self.memory.vector, loop=True) for v in loads}
+        out.before += [*before, *emit.outer] if found else []
+        load += emit.inner
+        return found
+
+    def value(
+        self,
+        side: Side,
+        copy: str,
+        before: Sequence[str],
+        loaded: Mapping[Value, str],
+        out: Operand,
+        load: list[str],
+        turn: int = 0,
+    ) -> str:
+        """One element of an operand; without anything before it where it is but loaded. turn: its k in a block."""
+        if side.value in loaded:
+            return loaded[side.value]
+        emit = self.emitter(side.axes, copy, loaded, turn)
+        (value,) = emit.values([side.value], loop=True)
+        self.helpers.update(emit.helpers)
+        out.before += [*before, *emit.outer]
+        if turn and not self.stepped:
+            last = self.inner[-1].name
+            load.append(f"let {last}{copy} = {last} + {turn};")
+        load += emit.inner
+        return value
+
+    def emitter(
+        self, axes: Sequence[Axis], copy: str, loaded: Mapping[Value, str] | None = None, turn: int = 0
+    ) -> Emitter:
+        """Writes the element of an operand in one row."""
+        inner = [a.name for a in self.inner]
+        own = [a.name for a in axes] + (inner[-1:] if self.stepped or turn else [])
+        step = (inner[-1], "ks") if self.stepped else ("", "")
+        return Emitter(self.memory.element, inner, own, copy, step, loaded)
+
+    def loaded(self, registers: Sequence[str], k: str, load: Sequence[str]) -> list[str]:
+        """The lines of a load, with all axes of k if they must be computed from the flat one; zeros beyond its end."""
+        lines = list(load) if self.stepped else [f"let kj = kc + {k};", *decode("kj", self.inner), *load]
+        if self.k % self.shape.k_step:
+            zeros = [f"{register} = vec4<f32>();" for register in registers]
+            lines = [*zeros, f"if (kc + {k} < {self.k}) {{", *indented(lines), "}"]
+        return ["{", *indented(lines), "}"]
+
+    def place(self, side: Side, u: int, vectors: int) -> tuple[str, str]:
+        """Which vector of a line and which k the thread's load number `u` of an operand is for.
+
+        Neighbouring threads read neighbouring memory: in runs along k if that is where the operand is contiguous.
+        """
+        k = self.inner
+        q = f"(lid + {WORKGROUP * u})" if u else "lid"
+        loads = self.shape.k_step * vectors
+        if loads < WORKGROUP:  # the others load the same and keep it
+            q = f"(lid % {loads})"
+        if side.along_rows or not contiguous_along(side.value, k[-1].name if k else ""):
+            return f"{q} % {vectors}", f"{q} / {vectors}"
+        return f"{q} / {RUN} % {vectors}", f"{q} % {RUN} + {q} / {RUN * vectors} * {RUN}"
+
+    def stands_still(self) -> list[str]:
+        """All of k but the last axis, of which a step begins at `ks`."""
+        if not self.stepped:
+            return []
+        *others, last = self.inner
+        if not others:
+            return ["let ks = kc;"]
+        return [f"let ks = kc % {last.size};", *decode(f"(kc / {last.size})", others)]
+
+
+def contiguous_along(v: Value, name: str) -> bool:
+    """Does the first load below `v` step by 1 along the variable `name`?"""
+    stack = [v]
+    while stack:
+        x = stack.pop()
+        if x.op == "load":
+            return any(getattr(a, "name", "") == name and c == 1 for a, c in x.arg[1].terms)
+        stack += x.args
+    return False

@@ -1,0 +1,188 @@
+"""Kernels of rows: one or a few threads a row, which fold its points and store to them.
+
+The lanes of a row combine what each of them folded through workgroup memory. Where a thread has few points, their
+values stay in registers from one fold to the next.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from tracegrad.ir import PRIMITIVES
+from tracegrad.kernels.form import Fold, Kernel, Store, fold_batches
+from tracegrad.kernels.tiling import COOPERATE_FROM, HELD, LAST_LANES, TOGETHER, WORKGROUP, Tiling
+from tracegrad.render.emit import Emitter, copied, decode, identity, indented
+
+Written = tuple[list[str], list[str]]  # lines that compute what is stored, and those that store it
+
+
+class Rows:
+    """Writes the loops of one kernel."""
+
+    def __init__(
+        self, kernel: Kernel, tiling: Tiling, emit: Emitter, written: Callable[[Sequence[Store], bool], Written]
+    ) -> None:
+        """written: writes some stores; inside of a loop, if so said."""
+        self.kernel, self.tiling, self.emit, self.written = kernel, tiling, emit, written
+        self.held = 0  # points of a row whose values a thread keeps in registers from one fold to the next
+
+    def lines(self) -> list[str]:
+        """The kernel's function."""
+        t, k = self.tiling, self.kernel
+        per_group = t.threads // t.lanes
+        row, lane = f"lid / {t.lanes}", f"lid % {t.lanes}"
+        if t.lanes == 1:
+            row, lane = "lid", "0"
+        elif per_group == 1:
+            row, lane = "0", "lid"
+        elif t.rows_fastest:
+            row, lane = f"lid % {per_group}", f"lid / {per_group}"
+        lines = [
+            f"let row = w * {per_group} + {row};",
+            f"let lane = {lane};",
+        ]
+        if t.lanes == 1:
+            lines += [f"if (row >= {k.rows}) {{ return; }}", *decode("row", k.outer)]
+        else:  # no thread may leave before a barrier
+            lines += [f"let r = min(row, {k.rows - 1});", *decode("r", k.outer)]
+        outer = [s for s in k.body if isinstance(s, Store) and not s.inner]
+        inner = [s for s in k.body if isinstance(s, Store) and s.inner]
+        batches = fold_batches(k)
+        if 1 < t.lanes <= k.length <= t.lanes * HELD and len(batches) + len(inner[:1]) > 1:
+            self.held = -(-k.length // t.lanes)
+            self.emit.hold([s.value for s in k.body])
+            lines += self.points_of_row()
+        for folds in batches:
+            lines += self.folds(folds)
+        if inner:
+            loop = self.loop(lambda: self.written(inner, True), t.lanes)
+            lines += [*self.emit.flush(), f"if (row < {k.rows}) {{", *indented(loop), "}"]
+        if outer:
+            values, writes = self.written(outer, False)
+            lines += self.emit.flush()
+            if t.lanes > 1 and any(k.slots[s.slot].replaces >= 0 for s in outer):
+                lines.append("storageBarrier();")  # every lane reads what lane 0 is about to overwrite
+            lines += [f"if (row < {k.rows} && lane == 0) {{", *indented([*values, *writes]), "}"]
+        return lines
+
+    def loop(self, turn: Callable[[], tuple[list[str], list[str]]], step: int) -> list[str]:
+        """The loop over the points of a row that are a thread's: some turns side by side, first what each of them
+        computes, so that their loads do not wait for each other, then what it does with that.
+        """
+        k, together = self.kernel, self.held or 1
+        if not self.held and self.tiling.threads == WORKGROUP and k.length >= COOPERATE_FROM:
+            together = min(TOGETHER, -(-k.length // step))
+        first: list[str] = []
+        then: list[str] = []
+        for u in range(together):
+            copy = self.emit.copy = f"_{u}" if together > 1 else ""
+            values, uses = turn()
+            if not self.held:
+                first += self.point_of_row(copy, f"j + {step * u}", step * together)
+            first += [*self.emit.inner, *values]
+            edge = together > 1 and k.length % (step * together) > 0
+            then += [f"if (j + {step * u} < {k.length}) {{", *indented(uses), "}"] if edge else uses
+        self.emit.copy = ""
+        if self.held:
+            return [*first, *then]
+        return [f"for (var j = lane; j < {k.length}; j += {step * together}) {{", *indented([*first, *then]), "}"]
+
+    def point_of_row(self, copy: str, at: str, turn: int) -> list[str]:
+        """The axes of a point. Beyond the row's end the last one comes once more."""
+        k = self.kernel
+        at = f"min({at}, {k.length - 1})" if k.length % turn else at
+        return [*([f"let j{copy} = {at};"] if copy else []), *decode(f"j{copy}", copied(k.inner, copy))]
+
+    def points_of_row(self) -> list[str]:
+        """The axes of all points that are a thread's: where they are few, what is computed for them stays in registers
+        from one fold to the next, and to the stores."""
+        lanes, turns = self.tiling.lanes, self.held
+        lines = ["let j = lane;"]
+        for u in range(turns):
+            lines += self.point_of_row(f"_{u}" if turns > 1 else "", f"j + {lanes * u}", lanes * turns)
+        return lines
+
+    def folds(self, folds: Sequence[Fold]) -> list[str]:
+        t = self.tiling
+        dtypes = [f.value.dtype.name for f in folds]
+
+        def turn() -> tuple[list[str], list[str]]:
+            copy = self.emit.copy
+            values = self.emit.values([f.value for f in folds], loop=True)
+            named = [f"let x{f.local}{copy} = {v};" for f, v in zip(folds, values)]
+            return named, [f"t{f.local} = {self.combine(f, f't{f.local}', f'x{f.local}{copy}')};" for f in folds]
+
+        loop = self.loop(turn, t.parts)
+        loop = loop if self.held else ["{", *indented(loop), "}"]
+        start = [(f"t{f.local}", identity(f.prim, d)) for f, d in zip(folds, dtypes)]
+        lines = [*self.emit.flush(), *(f"var {name} = {identity};" for name, identity in start)]
+        if t.parts > t.lanes:
+            lines += self.parts(folds, [*(f"{name} = {identity};" for name, identity in start), *loop])
+        else:
+            lines += loop
+        for f, d in zip(folds, dtypes):
+            lines += self.tree(f, d) if t.lanes > 1 else []
+            lines.append(f"let {f.local} = t{f.local};")
+        return lines
+
+    def parts(self, folds: Sequence[Fold], loop: Sequence[str]) -> list[str]:
+        """Every part in turn by one thread, combined in the order of `tree`.
+
+        Parts come in the order of their number's bits reversed: two whose turns differ in the last bit are those that
+        `tree` combines first. What waits for its other half at level b stands in a variable, as digits of a counter.
+        """
+        levels = range(self.tiling.parts.bit_length() - 1)
+        merge: list[str] = []
+        for b in levels:
+            wait = " ".join(f"{f.local}_{b} = t{f.local};" for f in folds)
+            merge.append(f"if ((turn & {1 << b}) == 0) {{ {wait} continue; }}")
+            merge += [f"t{f.local} = {self.combine(f, f'{f.local}_{b}', f't{f.local}')};" for f in folds]
+        return [
+            *(f"var {f.local}_{b} = t{f.local};" for f in folds for b in levels),
+            f"for (var turn = 0; turn < {self.tiling.parts}; turn++) {{",
+            f"  let lane = i32(reverseBits(u32(turn)) >> {32 - len(levels)}u);",
+            *indented([*loop, *merge]),
+            "}",
+        ]
+
+    def combine(self, f: Fold, a: str, b: str) -> str:
+        """Two partial results as one."""
+        p = PRIMITIVES[f.prim.combine]
+        self.emit.need(p.helper)
+        return p.wgsl.format(a, b, t=f.value.dtype.name)
+
+    def tree(self, f: Fold, dtype: str) -> list[str]:
+        """Combine the lanes of each row through workgroup memory: lanes half of all apart first, neighbours last.
+
+        In two steps, as every barrier costs more than a few sums. The second is every lane's own, so nobody has to be
+        told; and it has memory of its own, so the next fold need not wait.
+        """
+        t, acc = self.tiling, f"t{f.local}"
+        shared = {"f32": "sf", "i32": "si", "u32": "su"}[dtype]
+        per_group = t.threads // t.lanes
+        stride = per_group if t.rows_fastest else 1
+        first = f"lid - lane * {stride}" if t.lanes < t.threads else "0"
+        lines = [f"{shared}[lid] = {acc};", "workgroupBarrier();"]
+        if t.lanes <= LAST_LANES:
+            return [
+                *lines,
+                f"{acc} = {self.paired(f, f'{shared}[{first}', stride, t.lanes, 1)};",
+                "workgroupBarrier();",
+            ]
+        row = "0" if per_group == 1 else f"(lid % {per_group})" if t.rows_fastest else f"(lid / {t.lanes})"
+        last = f"{shared}[{t.threads} + {row} * {LAST_LANES}"
+        some = self.paired(f, f"{shared}[lid", stride, t.lanes, LAST_LANES)
+        return [
+            *lines,
+            f"if (lane < {LAST_LANES}) {{ {last} + lane] = {some}; }}",
+            "workgroupBarrier();",
+            f"{acc} = {self.paired(f, last, 1, LAST_LANES, 1)};",
+        ]
+
+    def paired(self, f: Fold, place: str, stride: int, lanes: int, until: int) -> str:
+        """The elements of some lanes, every `until`-th from a place on, combined: those lanes / 2 apart first."""
+        found = [f"{place} + {stride * k}]" if k else f"{place}]" for k in range(0, lanes, until)]
+        while len(found) > 1:
+            half = len(found) // 2
+            found = [self.combine(f, x, y) for x, y in zip(found[:half], found[half:])]
+        return found[0]

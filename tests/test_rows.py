@@ -1,0 +1,101 @@
+"""Row kernels: several threads a row, whose values stay in registers from one fold to the next where they are few."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+import tracegrad as tg
+from test_kernels import NOTHING, run, with_barriers
+from tracegrad.ambient import tracing
+from tracegrad.compiler.plan import make_program
+from tracegrad.dtypes import TensorType, f32
+from tracegrad.evaluate import evaluate
+from tracegrad.ir import Graph, Tensor
+from tracegrad.kernels import tiling
+from tracegrad.prims.leaves import leaf
+from tracegrad.program import Program
+
+Op = Callable[[Tensor, Tensor], dict[str, Tensor]]
+
+
+def program_of(f: Op, *shapes: tuple[int, ...]) -> tuple[Graph, Program]:
+    with tracing():
+        leaves = [leaf("input", n, TensorType(f32, s)) for n, s in zip("xy", shapes, strict=False)]
+        graph = Graph(f(leaves[0], leaves[-1]))
+    return graph, make_program(graph, NOTHING, {}, {})
+
+
+def normed(x: Tensor, y: Tensor) -> dict[str, Tensor]:
+    """Two folds, the second of what the first results in, and values that both and the stores need."""
+    x = tg.exp(x) * y
+    d = x - x.mean(-1, keepdims=True)
+    s = (d * d).mean(-1, keepdims=True)
+    return {"y": d / tg.sqrt(s + 1e-3), "s": s * s + s}
+
+
+def largest(x: Tensor, y: Tensor) -> dict[str, Tensor]:
+    m = x.max(-1, keepdims=True)
+    return {"y": tg.argmax(x + y, -1), "m": m, "s": tg.exp(x - m).sum(-1)}
+
+
+def shared(x: Tensor, y: Tensor) -> dict[str, Tensor]:
+    """What the second fold reads is a result as well."""
+    e = tg.exp(x - (x * y).sum(-1, keepdims=True) * 0.01)
+    return {"y": e, "s": e.sum(-1)}
+
+
+FORMS: dict[str, Op] = {
+    "softmax": lambda x, y: {"y": tg.softmax(x * y)},
+    "norm": normed,
+    "largest": largest,
+    "shared": shared,
+}
+
+
+def assert_right(f: Op, shape: tuple[int, ...], device: Any, rtol: float = 2e-5) -> Program:
+    graph, program = program_of(f, shape, shape)
+    rng = np.random.default_rng(shape[-1])
+    env = {n: rng.standard_normal(shape).astype(np.float32) for n in "xy"}
+    double = {n: x.astype(np.float64) for n, x in env.items()}
+    want = dict(zip(graph.outputs, evaluate(graph.roots, double, np), strict=True))
+    few, got = run(device, program, env), run(device, with_barriers(program), env)
+    for name, x in want.items():
+        np.testing.assert_allclose(got[name], x, rtol=rtol, atol=2e-5, err_msg=name)
+        np.testing.assert_array_equal(few[name].view(np.int32), got[name].view(np.int32), err_msg=name)
+    return program
+
+
+@pytest.mark.parametrize("length", [32, 33, 64, 95, 129, 300, 511, 1024, 1025])
+@pytest.mark.parametrize("name", FORMS)
+def test_of_any_length(name: str, length: int, device: Any) -> None:
+    assert_right(FORMS[name], (7, length), device)
+
+
+@pytest.mark.parametrize("length", [33, 200, 256, 257])
+@pytest.mark.parametrize("name", FORMS)
+def test_many_short_rows_take_a_warp_each(name: str, length: int, device: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tiling, "MANY_THREADS", 1)
+    assert_right(FORMS[name], (7, length), device)
+
+
+@pytest.mark.parametrize("threads", [1, 150, 300, 600, 10**6])  # 1, 2, 4, 8 lanes a column
+def test_columns(threads: int, device: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tiling, "MANY_THREADS", threads)
+    assert_right(lambda x, y: {"s": (x * y).sum(0), "m": x.max(0)}, (67, 75), device)
+
+
+def test_a_chain_of_results_is_written_once(device: Any) -> None:
+    """What is computed of the folds alone: each value has a name there too, or it would double with every step."""
+
+    def chain(x: Tensor, y: Tensor) -> dict[str, Tensor]:
+        s = tg.exp(x - x.max(-1, keepdims=True)).sum(-1)
+        for _ in range(12):
+            s = s * s * 1e-3 + s * 0.1
+        return {"s": s}
+
+    program = assert_right(chain, (5, 200), device)
+    assert max(len(k.wgsl) for k in program.kernels) < 5000
