@@ -195,9 +195,11 @@ def test_texts_have_contrast_and_controls_have_names(browser: Any, tmp_path: Pat
 def test_memory_stays_flat_over_two_minutes_of_training(browser: Any, page: Any) -> None:
     """Renderer, GPU process and JavaScript heap, from the end of the first half minute on.
 
-    The GPU process takes and gives back some 15 MB at a time, whatever the number of steps. What leaks stays, so of
-    three looks ten seconds apart the least counts.
+    The GPU process holds some 15 MB more at one look and less at the next, whatever the number of steps: over a million
+    of them it is at one of two levels, without growing. What leaks is never given back and grows with every look, so
+    the least of six looks is compared, and after the long training a look as low as that must come.
     """
+    allowed = {"heap": MIB, "renderer": 10 * MIB, "gpu": 10 * MIB}
 
     def train_seconds(seconds: int) -> dict[str, int]:
         page.click("#start")
@@ -206,15 +208,15 @@ def test_memory_stays_flat_over_two_minutes_of_training(browser: Any, page: Any)
         until(page, "() => document.getElementById('start').textContent === 'Start'")
         return memory_of(browser, page)
 
-    def least() -> dict[str, int]:
-        looks = [train_seconds(10) for _ in range(3)]
-        return {part: min(look[part] for look in looks) for part in looks[0]}
-
-    before, steps = least(), count(page)
-    train_seconds(60)
-    after = least()
+    looks = [train_seconds(5) for _ in range(6)]
+    before, steps = {part: min(look[part] for look in looks) for part in allowed}, count(page)
+    after = train_seconds(60)
+    for _ in range(12):
+        if all(after[part] - before[part] < allowed[part] for part in allowed):
+            break
+        look = train_seconds(5)
+        after = {part: min(after[part], look[part]) for part in allowed}
     print(f"{count(page) - steps} steps: {before} -> {after}")
     assert count(page) > steps + 1000
-    assert after["heap"] - before["heap"] < MIB, (before, after)
-    assert after["renderer"] - before["renderer"] < 10 * MIB, (before, after)
-    assert after["gpu"] - before["gpu"] < 10 * MIB, (before, after)
+    for part in allowed:
+        assert after[part] - before[part] < allowed[part], (part, before, after)
