@@ -17,8 +17,8 @@ fn k1(w: i32, lid: i32, n: i32, first: i32) {
   let s0 = 0f;
   mem0[o0 + i0] = s0;
 }
-fn k2(w: i32, lid: i32, n: i32, first: i32) {
-  let o0 = at[(first + 0) / 4][(first + 0) % 4];
+fn k2(w: i32, lid: i32) {
+  let o0 = at[1].x;
   let e = w * 128 + lid;
   if (e >= 3) { return; }
   let i0 = e;
@@ -26,6 +26,14 @@ fn k2(w: i32, lid: i32, n: i32, first: i32) {
   mem0[o0 + i0] = s0;
 }
 fn k3(w: i32, lid: i32) {
+  let o0 = at[1].y;
+  let e = w * 128 + lid;
+  if (e >= 3) { return; }
+  let i0 = e;
+  let s0 = 0f;
+  mem0[o0 + i0] = s0;
+}
+fn k4(w: i32, lid: i32) {
   let o0 = at[1].z;
   let e = w * 128 + lid;
   if (e >= 1) { return; }
@@ -38,8 +46,9 @@ fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) 
   let w = i32(wid.x + wid.y * 32768u);
   if (w >= 0 && w < 1) { k0(w - 0, i32(lid)); }
   if (w >= 1 && w < 4) { let n = (w - 1) / 1; k1(w - 1 - n * 1, i32(lid), n, 1 + n * 1); }
-  if (w >= 4 && w < 6) { let n = (w - 4) / 1; k2(w - 4 - n * 1, i32(lid), n, 4 + n * 1); }
-  if (w >= 6 && w < 7) { k3(w - 6, i32(lid)); }
+  if (w >= 4 && w < 5) { k2(w - 4, i32(lid)); }
+  if (w >= 5 && w < 6) { k3(w - 5, i32(lid)); }
+  if (w >= 6 && w < 7) { k4(w - 6, i32(lid)); }
 }
 
 // 1: matmul
@@ -419,9 +428,9 @@ fn k1(w: i32, lid: i32) {
   let s1 = mem0[o0 + i0];
   mem1[o1 + i0] = s1;
 }
-fn k2(w: i32, lid: i32, n: i32, first: i32) {
-  let o0 = at[(first + 0) / 4][(first + 0) % 4];
-  let o1 = at[(first + 1) / 4][(first + 1) % 4];
+fn k2(w: i32, lid: i32) {
+  let o0 = at[1].x;
+  let o1 = at[1].y;
   let e = w * 128 + lid;
   if (e >= 3) { return; }
   let i0 = e;
@@ -429,6 +438,15 @@ fn k2(w: i32, lid: i32, n: i32, first: i32) {
   mem1[o1 + i0] = s1;
 }
 fn k3(w: i32, lid: i32) {
+  let o0 = at[1].z;
+  let o1 = at[1].w;
+  let e = w * 128 + lid;
+  if (e >= 3) { return; }
+  let i0 = e;
+  let s1 = mem0[o0 + i0];
+  mem1[o1 + i0] = s1;
+}
+fn k4(w: i32, lid: i32) {
   let o0 = at[2].x;
   let o1 = at[2].y;
   let e = w * 128 + lid;
@@ -442,8 +460,9 @@ fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) 
   let w = i32(wid.x + wid.y * 32768u);
   if (w >= 0 && w < 1) { k0(w - 0, i32(lid)); }
   if (w >= 1 && w < 2) { k1(w - 1, i32(lid)); }
-  if (w >= 2 && w < 4) { let n = (w - 2) / 1; k2(w - 2 - n * 1, i32(lid), n, 4 + n * 2); }
-  if (w >= 4 && w < 5) { k3(w - 4, i32(lid)); }
+  if (w >= 2 && w < 3) { k2(w - 2, i32(lid)); }
+  if (w >= 3 && w < 4) { k3(w - 3, i32(lid)); }
+  if (w >= 4 && w < 5) { k4(w - 4, i32(lid)); }
 }
 
 // 8: add+sum+where

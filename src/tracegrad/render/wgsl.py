@@ -41,66 +41,56 @@ def render_wgsl(
 
     aligned: of each slot, do all dispatches have it begin at a multiple of four elements?
     """
-    functions: list[_Function] = []
-    helpers: dict[str, None] = {}
     vectors = vector_slots(list(zip(kernels, tilings)), binding_of, aligned)
+    functions: list[_Function] = []
     first = 0
     for kernel, tiling in zip(kernels, tilings):
-        writer = _Writer(behind_masks(kernel), tiling, first, binding_of, vectors, aligned)
-        made = _Function(writer.body(), tiling, first, len(kernel.slots), [writer.written_to()])
-        helpers.update(writer.emit.helpers)
+        mine = slice(first, first + len(kernel.slots))
+        made = _Function(kernel, tiling, first, vectors[mine], aligned[mine], [binding_of[mine]])
         first += len(kernel.slots)
         if functions and functions[-1].does(made):
-            functions[-1].written_to += made.written_to
+            functions[-1].bound += made.bound
         else:
             functions.append(made)
     vectored = {b for b, vector in zip(binding_of, vectors) if vector}
     elements = [f"vec4<{b.dtype}>" if k in vectored else b.dtype for k, b in enumerate(bindings)]
-    texts = [line for number, f in enumerate(functions) for line in f.text(f"k{number}", elements)]
+    helpers: dict[str, None] = {}
+    texts: list[str] = []
+    for number, f in enumerate(functions):
+        writer = _Writer(f, f"k{number}", elements)
+        lines = writer.function()
+        helpers.update(writer.emit.helpers)
+        texts += [*writer.puts.values(), *lines]
     text = "\n".join([*helpers, *texts, *_main(functions)])
     return "\n".join([*_declarations(tilings, bindings, elements, first, text), text]) + "\n"
 
 
 @dataclass(slots=True)
 class _Function:
-    """What computes a kernel, or several neighbours that differ in nothing but where their arrays begin."""
+    """What computes a kernel, or several equal neighbours that differ only in where their arrays begin, and in which
+    they write."""
 
-    body: list[str]
+    kernel: Kernel
     tiling: Tiling
     first: int  # slot of the launch
-    slots: int
-    written_to: list[dict[int, int]]  # for each kernel, the bindings of the slots that it writes
+    vectors: Sequence[bool]  # of each slot: does it lie in an array of vectors,
+    aligned: Sequence[bool]  # and begin with a whole one?
+    bound: list[Sequence[int]]  # for each of the kernels, the bindings of its slots
 
     @property
     def times(self) -> int:
         """How many kernels it computes."""
-        return len(self.written_to)
+        return len(self.bound)
+
+    @property
+    def reads(self) -> list[int]:
+        """The bindings of the slots that are only read."""
+        return [b for b, slot in zip(self.bound[0], self.kernel.slots) if not slot.written]
 
     def does(self, other: _Function) -> bool:
         """Can `other` be this function, called with other offsets? Drivers compile the text once then."""
-        return (self.body, self.tiling, self.slots) == (other.body, other.tiling, other.slots)
-
-    def text(self, name: str, elements: Sequence[str]) -> list[str]:
-        """The function, behind those that store where each kernel's results lie. elements: of every binding's array."""
-        slots = range(self.slots)
-        if self.times == 1:
-            places = [f"at[{(self.first + s) // 4}].{XYZW[(self.first + s) % 4]}" for s in slots]
-        else:
-            places = [f"at[(first + {s}) / 4][(first + {s}) % 4]" for s in slots]
-        arguments = "w: i32, lid: i32" + (", n: i32, first: i32" if self.times > 1 else "")
-        lines = [*(f"let o{s} = {place};" for s, place in zip(slots, places)), *self.body]
-        stores: list[str] = []
-        for s in self.written_to[0]:
-            bindings = [to[s] for to in self.written_to]
-            if len(set(bindings)) == 1:
-                lines = [line.replace(f"out{s}[", f"mem{bindings[0]}[") for line in lines]
-                continue
-            put = f"put_{name}_{s}"
-            cases = " ".join(f"case {n}: {{ mem{b}[i] = x; }}" for n, b in enumerate(bindings[:-1]))
-            switch = f"switch n {{ {cases} default: {{ mem{bindings[-1]}[i] = x; }} }}"
-            stores.append(f"fn {put}(n: i32, i: i32, x: {elements[bindings[0]]}) {{ {switch} }}")
-            lines = [re.sub(rf"\bout{s}\[(.*?)\] = (.*);", rf"{put}(n, \1, \2);", line) for line in lines]
-        return [*stores, "\n".join([f"fn {name}({arguments}) {{", *indented(lines), "}"])]
+        mine, others = ((f.kernel, f.tiling, f.reads, f.vectors, f.aligned) for f in (self, other))
+        return mine == others
 
 
 def _declarations(
@@ -143,7 +133,7 @@ def _main(functions: Sequence[_Function]) -> list[str]:
         each = f.tiling.workgroups
         call = f"k{number}(w - {begin}, i32(lid));"
         if f.times > 1:
-            arguments = f"w - {begin} - n * {each}, i32(lid), n, {f.first} + n * {f.slots}"
+            arguments = f"w - {begin} - n * {each}, i32(lid), n, {f.first} + n * {len(f.kernel.slots)}"
             call = f"let n = (w - {begin}) / {each}; k{number}({arguments});"
         lines.append(f"  if (w >= {begin} && w < {begin + f.times * each}) {{ {call} }}")
         begin += f.times * each
@@ -151,39 +141,45 @@ def _main(functions: Sequence[_Function]) -> list[str]:
 
 
 class _Writer:
-    """Writes what computes one kernel."""
+    """Writes a function. elements: of every binding's array."""
 
-    def __init__(
-        self,
-        kernel: Kernel,
-        tiling: Tiling,
-        first: int,
-        binding_of: Sequence[int],
-        vectors: Sequence[bool],
-        aligned: Sequence[bool],
-    ) -> None:
-        mine = slice(first, first + len(kernel.slots))
-        self.kernel, self.tiling = kernel, tiling
-        self.binding_of, self.vectors, self.aligned = binding_of[mine], vectors[mine], aligned[mine]
-        inner = [a.name for a in kernel.inner]
+    def __init__(self, function: _Function, name: str, elements: Sequence[str]) -> None:
+        self.of, self.name, self.elements = function, name, elements
+        self.kernel, self.tiling = behind_masks(function.kernel), function.tiling
+        self.vectors, self.aligned = function.vectors, function.aligned
+        self.puts: dict[int, str] = {}  # by slot, functions that store into the array of the kernel at hand
+        inner = [a.name for a in self.kernel.inner]
         self.emit = Emitter(self.load, inner, inner)
 
-    def element(self, slot: int, index: str) -> str:
-        """A memory location of a slot."""
-        memory, at = self.memory(slot), f"o{slot} + {index}"
-        return f"{memory}[({at}) >> 2u][({at}) & 3]" if self.vectors[slot] else f"{memory}[{at}]"
-
-    def vector(self, slot: int, index: str) -> str:
-        """Four of them side by side."""
-        return f"{self.memory(slot)}[(o{slot} + {index}) >> 2u]"
+    def function(self) -> list[str]:
+        """Its lines."""
+        f, slots = self.of, range(len(self.kernel.slots))
+        if f.times == 1:
+            places = [f"at[{(f.first + s) // 4}].{XYZW[(f.first + s) % 4]}" for s in slots]
+        else:
+            places = [f"at[(first + {s}) / 4][(first + {s}) % 4]" for s in slots]
+        arguments = "w: i32, lid: i32" + (", n: i32, first: i32" if f.times > 1 else "")
+        lines = [*(f"let o{s} = {place};" for s, place in zip(slots, places)), *self.body()]
+        return [f"fn {self.name}({arguments}) {{", *indented(lines), "}"]
 
     def memory(self, slot: int) -> str:
-        """The array of a slot; of one that is written, a name for it: equal kernels may write into different ones."""
-        return f"out{slot}" if self.kernel.slots[slot].written else f"mem{self.binding_of[slot]}"
+        """The array of a slot."""
+        return f"mem{self.of.bound[0][slot]}"
 
-    def written_to(self) -> dict[int, int]:
-        """The bindings of the slots that are written."""
-        return {s: self.binding_of[s] for s, slot in enumerate(self.kernel.slots) if slot.written}
+    def vector(self, slot: int, index: str) -> str:
+        """Four elements side by side."""
+        return f"{self.memory(slot)}[(o{slot} + {index}) >> 2u]"
+
+    def store(self, slot: int, at: str, value: str) -> str:
+        """`value` to the place `at` of a slot's array. Kernels of one function may each have another."""
+        arrays = [f"mem{bound[slot]}" for bound in self.of.bound]
+        if len(set(arrays)) == 1:
+            return f"{arrays[0]}[{at}] = {value};"
+        put, element = f"put_{self.name}_{slot}", self.elements[self.of.bound[0][slot]]
+        cases = " ".join(f"case {n}: {{ {array}[i] = x; }}" for n, array in enumerate(arrays[:-1]))
+        switch = f"switch n {{ {cases} default: {{ {arrays[-1]}[i] = x; }} }}"
+        self.puts[slot] = f"fn {put}(n: i32, i: i32, x: {element}) {{ {switch} }}"
+        return f"{put}(n, {at}, {value});"
 
     def by_vectors(self, slot: int) -> bool:
         """Can a slot be read by vectors?"""
@@ -191,7 +187,8 @@ class _Writer:
 
     def load(self, slot: int, index: str) -> str:
         """An element of a slot, as what it is computed with."""
-        text = self.element(slot, index)
+        at = f"o{slot} + {index}"
+        text = self.memory(slot) + (f"[({at}) >> 2u][({at}) & 3]" if self.vectors[slot] else f"[{at}]")
         return f"f32({text})" if self.kernel.slots[slot].dtype is f16 else text
 
     def body(self) -> list[str]:
@@ -206,8 +203,8 @@ class _Writer:
     def written(self, emit: Emitter, stores: Sequence[Store], loop: bool) -> tuple[list[str], list[str]]:
         """Lines that compute what is stored, and those that store it."""
         named = self.named(emit, stores, loop)
-        places = [self.element(s.slot, emit.index(s.index, loop)) for s in stores]
-        return named, [f"{place} = {self.stored(s, emit.copy)};" for s, place in zip(stores, places)]
+        places = [f"o{s.slot} + {emit.index(s.index, loop)}" for s in stores]
+        return named, [self.store(s.slot, at, self.stored(s, emit.copy)) for s, at in zip(stores, places)]
 
     def named(self, emit: Emitter, stores: Sequence[Store], loop: bool) -> list[str]:
         """What is stored, by names."""
@@ -253,9 +250,9 @@ class _Writer:
         """The stores of neighbours: one where the array is of vectors."""
         if self.vectors[s.slot]:
             values = ", ".join(f"s{s.slot}{emit.copy}" for emit in emits)
-            return [f"{self.vector(s.slot, base.index(s.index, False))} = vec4<f32>({values});"]
-        places = [self.element(s.slot, emit.index(s.index, False)) for emit in emits]
-        return [f"{place} = {self.stored(s, emit.copy)};" for place, emit in zip(places, emits)]
+            return [self.store(s.slot, f"(o{s.slot} + {base.index(s.index, False)}) >> 2u", f"vec4<f32>({values})")]
+        places = [f"o{s.slot} + {emit.index(s.index, False)}" for emit in emits]
+        return [self.store(s.slot, at, self.stored(s, emit.copy)) for at, emit in zip(places, emits)]
 
     # one thread a point
     def points(self) -> list[str]:
