@@ -10,7 +10,7 @@ import pytest
 
 from tracegrad import init
 from tracegrad.errors import DTypeError, InputError, ShapeError
-from tracegrad.runtime.draw import Memory, _cos, _log, draw, uniform
+from tracegrad.runtime.draw import Scratch, _cos, _log, draw, uniform
 
 MASK = 0xFFFFFFFF
 
@@ -68,7 +68,7 @@ def test_draw_over_many_chunks_equals_the_reference():
 
 
 def test_log_and_cos_are_right_to_the_last_place():
-    own = Memory(200_000)
+    own = Scratch(200_000)
     u = np.maximum(uniform(3, 0, 200_000, own), 1e-10)
     for ours, theirs in ((_log(u, own), np.log(u)), (_cos(2 * np.pi * u, own), np.cos(2 * np.pi * u))):
         assert np.max(np.abs(ours - theirs) / np.spacing(np.abs(theirs))) <= 1
@@ -135,7 +135,7 @@ def test_statistics():
 
 
 def test_a_uniform_of_zero_stays_finite():
-    assert np.isfinite(_log(np.array([1e-10]), Memory(1))).all()
+    assert np.isfinite(_log(np.array([1e-10]), Scratch(1))).all()
     assert draw([((3,), init.uniform(2.0, 2.0))], 0)[0].tolist() == [2, 2, 2]
 
 

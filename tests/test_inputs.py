@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from tracegrad.engine.inputs import check_inputs, merge
-from tracegrad.engine.memory import KEPT, LARGE, Memory
+from tracegrad.engine.memory import KEPT, LARGE, CopyPool
 from tracegrad.errors import InputError
 from tracegrad.program import Field
 
@@ -90,7 +90,7 @@ def test_everything_wrong_is_named_at_once():
 
 
 def test_memory_of_large_copies_is_used_again_when_nobody_has_any_of_it():
-    memory = Memory()
+    memory = CopyPool()
     x = np.arange(LARGE, dtype=np.float32).reshape(4, -1)
     place = lambda a: a.__array_interface__["data"][0]
     first = memory.copied(x)

@@ -22,7 +22,7 @@ from tracegrad.errors import DTypeError, InputError, ShapeError, TraceError, cal
 from tracegrad.evaluate import evaluate
 from tracegrad.hypers import leaf_value
 from tracegrad.imperative import streams
-from tracegrad.imperative.plans import Plan, ran
+from tracegrad.imperative.plans import OpPlan, ran
 from tracegrad.imperative.tensors import GradTensor
 from tracegrad.imperative.values import f64, nearest
 from tracegrad.ir import Tensor, toposort
@@ -95,7 +95,7 @@ def _eager(roots: list[Tensor], leaves: list[Tensor], tensors: list[Any], env: d
     if double:
         exact = [np.asarray(x, np.float64) if t.dtype.is_float else v for t, v, x in zip(leaves, values, tensors)]
         values = [*exact, *(v.astype(np.float64) if v.dtype.kind == "f" else v for v in values[len(leaves) :])]
-    plan = Plan(inputs, roots, list, double)
+    plan = OpPlan(inputs, roots, list, double)
     return ran(plan, values, [*tensors, *(None for _ in others)])
 
 

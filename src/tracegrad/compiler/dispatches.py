@@ -14,9 +14,9 @@ from tracegrad.compiler.places import plan_launches
 from tracegrad.compiler.plan import optimize
 from tracegrad.errors import Site
 from tracegrad.ir import Graph, Tensor
+from tracegrad.kernels.clusters import Cluster
 from tracegrad.kernels.costs import Cost, cost_of
 from tracegrad.kernels.form import Kernel
-from tracegrad.kernels.fuse import Cluster
 from tracegrad.program import Program
 
 COUNTED = "bytes and FLOP: what must be done at least, every element of memory and every value counted once"

@@ -11,8 +11,9 @@ from tracegrad.compiler.layout import Beside, Filling, Lifetime, Persistent, Pla
 from tracegrad.dtypes import TensorType, f16, f32
 from tracegrad.hypers import PREFIX
 from tracegrad.ir import Graph, Tensor
+from tracegrad.kernels.clusters import array_of
 from tracegrad.kernels.form import Kernel
-from tracegrad.kernels.fuse import MAX_BUFFERS, EntangledError, Schedule, array_of
+from tracegrad.kernels.fuse import MAX_BUFFERS, EntangledError, Schedule
 from tracegrad.kernels.group import Launch, group_launches
 from tracegrad.kernels.lower import external_order, lower
 from tracegrad.kernels.postpone import postpone

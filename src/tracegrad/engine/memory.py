@@ -12,7 +12,7 @@ LARGE = 1 << 16  # bytes: smaller memory comes back from the allocator as it was
 KEPT = 32 << 20  # bytes of one size that are kept while nobody has them
 
 
-class Memory:
+class CopyPool:
     """Copies whose memory is used again once nobody has them, nor any view of them. For any thread."""
 
     def __init__(self) -> None:

@@ -22,7 +22,7 @@ from tracegrad.engine.fit import History, fit
 from tracegrad.engine.forward import CompiledForward
 from tracegrad.engine.inputs import check_inputs, checked_seed, merge, seed_or_new
 from tracegrad.engine.knobs import Knobs, Rate, settable
-from tracegrad.engine.memory import Memory
+from tracegrad.engine.memory import CopyPool
 from tracegrad.engine.results import Aborted, Pending, StepResult, failure, resolved
 from tracegrad.engine.steps import StepCall, Stepper, split_steps
 from tracegrad.engine.worker import Worker
@@ -60,7 +60,7 @@ class CompiledTraining(Inspected):
         """For `tg.compile`. Traces first; then the worker's thread opens the device, while this one compiles."""
         self._loss, self._declared, self._keep_grads = loss, declared(inputs), keep_grads
         self._precision = precision
-        self._lock, self._memory = threading.Lock(), Memory()
+        self._lock, self._memory = threading.Lock(), CopyPool()
         self.model, self._optimizer = model, optimizer
         seed = seed_or_new(seed)
         traced = self._traced(model, optimizer)

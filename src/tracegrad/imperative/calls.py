@@ -18,7 +18,7 @@ from tracegrad.ambient import BUILDING
 from tracegrad.arrays import HAVE_NUMPY, np
 from tracegrad.dtypes import DType
 from tracegrad.imperative import tape
-from tracegrad.imperative.plans import Plan, Take
+from tracegrad.imperative.plans import OpPlan, Take
 from tracegrad.imperative.spell import defined
 from tracegrad.imperative.tensors import GradTensor
 from tracegrad.imperative.values import NUMBER, Spec, taking
@@ -112,14 +112,14 @@ class Call:
         # By key: what computes the result; with whose gradients are wanted, what also prepares for the backward
         self.quick: dict[Any, Callable[..., Any]] = {}
         self.slow: dict[Any, Callable[..., Any]] = {}
-        self.plans: dict[Any, tuple[Plan, Sequence[Take | None]]] = {}
+        self.plans: dict[Any, tuple[OpPlan, Sequence[Take | None]]] = {}
 
     @property
     def is_known(self) -> bool:
         """Do the types decide how the arguments are read?"""
         return len(self.arguments) <= MOST_ARGUMENTS and all(a.kind in KEYS for a in self.arguments)
 
-    def add(self, key: Any, plan: Plan, arrays: Sequence[Any], specs: Sequence[Spec]) -> None:
+    def add(self, key: Any, plan: OpPlan, arrays: Sequence[Any], specs: Sequence[Spec]) -> None:
         """Keep `plan` for calls with this key, if that always means it."""
         brought = [a for a in self.arguments if a.brings]
         if [a.value for a in brought] != [s is NUMBER for s in specs]:

@@ -16,7 +16,7 @@ from tracegrad.arrays import HAVE_NUMPY, np
 from tracegrad.errors import DTypeError
 from tracegrad.imperative import calls
 from tracegrad.imperative.calls import Call
-from tracegrad.imperative.plans import Plan, ran, traced
+from tracegrad.imperative.plans import OpPlan, ran, traced
 from tracegrad.imperative.tensors import GradTensor
 from tracegrad.imperative.values import NUMBER, Spec, typed
 from tracegrad.ir import Tensor
@@ -115,7 +115,7 @@ def _missed(op: Op, call: Call | None, key: Any, arrays: Any, args: tuple[Any, .
     if building():
         return op.function(*args, **kwargs)
 
-    def keep(plan: Plan, specs: list[Spec]) -> None:
+    def keep(plan: OpPlan, specs: list[Spec]) -> None:
         if call is not None and key is not None:
             call.add(key, plan, arrays, specs)
 
@@ -131,7 +131,7 @@ def general(op: Op, args: tuple[Any, ...], kwargs: dict[str, Any], keep: Callabl
             operands, key = _keyed(op, args, kwargs, double=True)
     except _TracedError:
         return NotImplemented
-    plan: Plan | None = op.plans.get(key)
+    plan: OpPlan | None = op.plans.get(key)
     if plan is None:
         if len(op.plans) >= calls.MOST:
             op.plans.clear()

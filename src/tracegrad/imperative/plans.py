@@ -63,7 +63,7 @@ class Recorded(NamedTuple):
     sources: tuple[int, ...]  # which inputs the cotangents that the pullback gives belong to
 
 
-class Plan:
+class OpPlan:
     """An op on inputs of given types.
 
     inputs:   leaves in the order of the arrays; the last are those of the random `streams`, whose values come by
@@ -194,7 +194,7 @@ class Plan:
         return shorten(expanded if self.double else simplify(expanded))  # simplifying folds constants in f32
 
 
-def ran(plan: Plan, arrays: Sequence[Any], tensors: Sequence[Any]) -> Any:
+def ran(plan: OpPlan, arrays: Sequence[Any], tensors: Sequence[Any]) -> Any:
     """The result of a plan. `tensors`: whose gradients it passes on, in the order of `arrays`."""
     mask = tuple([type(t) is GradTensor and t._requires for t in tensors])
     if True in mask and tape.recording.get():
@@ -256,7 +256,7 @@ def indices(x: Array, n: int, exempt: int | None, below: int) -> Array:
 def traced(
     f: Callable[..., Any], call: Callable[[Sequence[Any]], tuple[tuple[Any, ...], dict[str, Any]]],
     specs: Sequence[Spec],
-) -> Plan:  # fmt: skip
+) -> OpPlan:  # fmt: skip
     """The plan of `f`; `call` puts leaves, in the order of `specs`, in the places of its array arguments."""
     floats = [s for s in specs if s is not NUMBER and s.type.dtype.is_float]
     double = any(s.double for s in floats)
@@ -270,7 +270,7 @@ def traced(
     roots, pack = _parts(result)
     numbers = frozenset(t.serial for t, s in zip(leaves, specs) if s is NUMBER)
     inputs = [*leaves, *running.counters.values()]
-    return Plan(inputs, roots, pack, double, numbers, tuple(running.counters), dict(running.wrapped))
+    return OpPlan(inputs, roots, pack, double, numbers, tuple(running.counters), dict(running.wrapped))
 
 
 def _parts(result: Any) -> tuple[list[Tensor], Callable[[list[Any]], Any] | None]:

@@ -7,54 +7,21 @@ kernel each; and the optimizer one kernel, in place.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
 from typing import TypeVar
 
 from tracegrad.choices import computed_once
 from tracegrad.dtypes import f16
 from tracegrad.ir import Graph, Tensor, toposort
-from tracegrad.kernels.form import Limit
+from tracegrad.kernels.clusters import Cluster, array_of, columns_of, common_domain, own_point
 from tracegrad.kernels.halves import delivered_parts, half_nodes
 from tracegrad.kernels.reads import Reads, base, reads_of, trailing
 from tracegrad.kernels.stored import COMPUTED, DEEPEST, stored_nodes
 from tracegrad.kernels.triangles import Triangles
-from tracegrad.prims.folds import SPAN
-from tracegrad.prims.leaves import LITERAL
 
 T = TypeVar("T")
 
 RECOMPUTED = 2048  # elements of a fold that every workgroup may compute again: eight a thread
 MAX_BUFFERS = 8  # storage buffers that every WebGPU device lets a kernel touch
-
-
-@dataclass(eq=False, slots=True)
-class Cluster:
-    """Stored nodes computed by one kernel, over `rows` points that fold `length` points each.
-
-    kind: "points" (folds nothing), "rows" (folds over trailing axes), "columns" (over others), "product", "scatter",
-          "scan".
-    """
-
-    kind: str
-    nodes: list[Tensor]
-    rows: int
-    length: int
-    members: int  # bit set of serial positions
-    ancestors: int = 0  # bit set of everything it depends on, through whole clusters
-    outs: list[Tensor] = field(default_factory=list[Tensor])  # nodes that others read, or that the program delivers
-    scalars: list[Tensor] = field(default_factory=list[Tensor])  # of another kernel, computed here once more
-    depth: int = 0  # of what is inlined, at most
-    limits: tuple[Limit, ...] = ()  # of a product
-
-    @property
-    def computes(self) -> list[Tensor]:
-        """All that the kernel computes."""
-        return [*self.scalars, *self.nodes]
-
-    @property
-    def main(self) -> Tensor:
-        """The node that gives the kernel its form."""
-        return next((t for t in self.nodes if t.prim.family in COMPUTED), self.nodes[-1])
 
 
 class EntangledError(Exception):
@@ -160,7 +127,7 @@ class Schedule:
 
     def _merge(self, a: Cluster, b: Cluster) -> Cluster | None:
         """`a` and its reader `b` as one cluster, or None if a rule forbids it."""
-        domain = _domain(a, b)
+        domain = common_domain(a, b)
         if domain is None:
             return None
         merged = Cluster(
@@ -183,7 +150,7 @@ class Schedule:
                 return False
             inner = t.prim.family == "fold" or (merged.length > 1 and merged.kind == "rows" and t.size != merged.rows)
             for serial, qs in self.reads[t.serial].stored.items():
-                if serial in mine and any(not _own(mine[serial].size, q, merged, inner) for q in qs):
+                if serial in mine and any(not own_point(mine[serial].size, q, merged, inner) for q in qs):
                     return False
                 # A pack is read from memory, where its parts are not before their kernel has run.
                 if serial not in self.stored and any(part in mine for part in self.packed(serial)):
@@ -251,7 +218,7 @@ class Schedule:
             if c.kind == "points":
                 alike.setdefault(c.rows, []).append(c)
             elif c.kind == "columns":
-                alike.setdefault(_columns_of(c), []).append(c)
+                alike.setdefault(columns_of(c), []).append(c)
         sources = {id(c): self._sources(c) for found in alike.values() if len(found) > 1 for c in found}
         for found in alike.values():
             for k in range(len(found)):
@@ -356,20 +323,6 @@ def _postorder(roots: Sequence[T], before: Callable[[T], Iterable[T]]) -> list[T
     return out
 
 
-def array_of(leaf: Tensor) -> str:
-    """The persistent, input or constant array a leaf lies in."""
-    if leaf.prim is SPAN:
-        return array_of(leaf.inputs[0])
-    if leaf.prim is LITERAL:
-        return f"const.{leaf.dtype.storage}"
-    role = leaf.attrs["role"]
-    if role in ("state", "inner"):
-        return str(leaf.attrs["name"])
-    if role == "frozen":
-        return f"frozen.{leaf.dtype.storage}"
-    return "params" if role == "param" else f"input.{leaf.dtype.storage}"
-
-
 def placed_arrays(graph: Graph) -> dict[int, str]:
     """Serials of the values that must be computed into a named array: results, new state, and parts of packed state."""
     out = {base(t).serial: f"output.{t.dtype.storage}" for t in graph.results.values()}
@@ -378,34 +331,3 @@ def placed_arrays(graph: Graph) -> dict[int, str]:
         if t.prim.family == "pack":
             out |= {base(x).serial: name for x in t.inputs}
     return out
-
-
-def _own(size: int, q: int | None, c: Cluster, inner: bool) -> bool:
-    """Is a value of `size`, read at e // q, the one of the reader's own point or own row?"""
-    if not inner:
-        return q == 1 and size == c.rows
-    if c.length == 1:
-        return q == 1 and size == c.rows
-    return (size == c.rows * c.length and q == 1) or (size == c.rows and q == c.length)
-
-
-def _columns_of(c: Cluster) -> object:
-    return c.main.inputs[0].shape, c.main.axes
-
-
-def _domain(a: Cluster, b: Cluster) -> tuple[str, int, int] | None:
-    """Kind, rows and length of the merged cluster; None where the two do not fit."""
-    kinds = {a.kind, b.kind}
-    if kinds == {"points"}:
-        return ("points", a.rows, 1) if a.rows == b.rows else None
-    if kinds == {"rows"}:
-        return ("rows", a.rows, a.length) if (a.rows, a.length) == (b.rows, b.length) else None
-    if kinds == {"columns"} and _columns_of(a) == _columns_of(b):
-        return "columns", a.rows, a.length
-    if "points" not in kinds:
-        return None
-    p, f = (a, b) if a.kind == "points" else (b, a)
-    if f.kind == "rows":
-        return (f.kind, f.rows, f.length) if p.rows in (f.rows, f.rows * f.length) else None
-    # Products, scatters and column folds take epilogues only: their operands are read at other points.
-    return (f.kind, f.rows, f.length) if p is b and p.rows == f.rows else None

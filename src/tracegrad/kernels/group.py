@@ -9,8 +9,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from tracegrad.kernels.clusters import Cluster, array_of
 from tracegrad.kernels.form import Kernel
-from tracegrad.kernels.fuse import MAX_BUFFERS, Cluster, Schedule, array_of
+from tracegrad.kernels.fuse import MAX_BUFFERS, Schedule
 from tracegrad.kernels.tiling import WORKGROUP_BYTES, Tiling, workgroup_bytes
 
 FULL = 8192  # workgroups; beyond, a kernel keeps a device busy alone

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from tracegrad.kernels.fuse import Cluster, Schedule
+from tracegrad.kernels.clusters import Cluster
+from tracegrad.kernels.fuse import Schedule
 from tracegrad.kernels.group import Launch, temporaries_of
 
 KEPT = 0.4  # of the largest temporary: how much a launch may keep alive by running later

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from tracegrad.ir import Graph, Tensor, bind, rebind, rewrite, toposort
-from tracegrad.kernels.fuse import array_of
+from tracegrad.kernels.clusters import array_of
 from tracegrad.kernels.reads import IN_MEMORY, base, reads_of
 from tracegrad.kernels.stored import COMPUTED
 from tracegrad.prims.elementwise import COPY

@@ -16,7 +16,7 @@ from tracegrad.kernels.masks import behind_masks
 from tracegrad.kernels.tiling import Tiling, workgroup_arrays
 from tracegrad.program import Binding
 from tracegrad.render.emit import Emitter, copied, decode, indented
-from tracegrad.render.wgsl_loads import Memory
+from tracegrad.render.wgsl_loads import Access
 from tracegrad.render.wgsl_rows import Rows
 from tracegrad.render.wgsl_square import Square
 from tracegrad.render.wgsl_tile import Result, Tile
@@ -216,7 +216,7 @@ class _Writer:
         spelled = {"bool": "select(0, 1, {})", "u32": "bitcast<i32>({})", "f16": "f16({})"}.get(dtype, "{}")
         return spelled.format(f"s{s.slot}{copy}")
 
-    def side_by_side(self, copies: Sequence[Copy], axis: Axis | None = None) -> list[str]:
+    def side_by_side(self, copies: Sequence[Point], axis: Axis | None = None) -> list[str]:
         """All stores for some points at once: the values of all of them, then the writes. Along `axis`, if one is
         given, every four of them are neighbours, which are read and written by vectors where memory allows.
 
@@ -277,7 +277,7 @@ class _Writer:
             "}",
         ]
 
-    def point(self, number: int) -> Copy:
+    def point(self, number: int) -> Point:
         """One of the points that a thread computes side by side."""
         t, rows, copy = self.tiling, self.kernel.rows, f"_{number}"
         e, edge = f"e{copy}", rows % (t.threads * t.each) > 0
@@ -286,7 +286,7 @@ class _Writer:
         if edge:
             before.append(f"let r{copy} = min({e}, {rows - 1});")
         before += decode(f"r{copy}" if edge else e, copied(self.kernel.outer, copy))
-        return Copy(copy, [a.name for a in self.kernel.outer], before, inside)
+        return Point(copy, [a.name for a in self.kernel.outer], before, inside)
 
     # one or a few threads a row
     def rows(self) -> list[str]:
@@ -298,10 +298,10 @@ class _Writer:
 
     # a tile of a product a workgroup
     def tile(self) -> list[str]:
-        memory = Memory(self.load, self.vector, self.by_vectors)
+        access = Access(self.load, self.vector, self.by_vectors)
         stored = any(self.vectors[s.slot] for s in self.kernel.body if isinstance(s, Store))
         assert self.tiling.tile is not None and self.kernel.product is not None
-        tile = Tile(self.kernel, self.tiling.tile, memory, self.emit.helpers, stored)
+        tile = Tile(self.kernel, self.tiling.tile, access, self.emit.helpers, stored)
         axis = None if tile.right.apart else self.kernel.product.n[-1]
         return [*tile.before_stores(), *tile.stores(lambda results: self.results(results, axis))]
 
@@ -314,7 +314,7 @@ class _Writer:
         """The stores of some results of a product; along `axis` every four are neighbours."""
         return self.side_by_side([self.result(r) for r in results], axis)
 
-    def result(self, r: Result) -> Copy:
+    def result(self, r: Result) -> Point:
         p, copy = self.kernel.product, r.copy
         assert p is not None
         fold = next(s for s in self.kernel.body if isinstance(s, Fold))
@@ -326,11 +326,11 @@ class _Writer:
             flat = f"min({name}, {points(axes) - 1})" if r.edge else name
             before += decode(f"({flat})", copied(axes, copy))
         own = [a.name for a in (*p.m, *p.n)]
-        return Copy(copy, [*own, fold.local], [*before, f"let {fold.local}{copy} = {r.value};"], inside)
+        return Point(copy, [*own, fold.local], [*before, f"let {fold.local}{copy} = {r.value};"], inside)
 
 
 @dataclass(frozen=True, slots=True)
-class Copy:
+class Point:
     """A point that is computed beside others.
 
     name:   what ends the names of all that belongs to it.

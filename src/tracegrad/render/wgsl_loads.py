@@ -34,7 +34,7 @@ class Operand:
 
 
 @dataclass(frozen=True, slots=True)
-class Memory:
+class Access:
     """How a slot's memory is spelled, given an index: an element, and the vector there; and has the slot vectors?"""
 
     element: Callable[[int, str], str]
@@ -75,8 +75,8 @@ class Side:
 class Loads:
     """Writes the loads of one tile kernel. `helpers` collects the functions used."""
 
-    def __init__(self, kernel: Kernel, shape: TileShape, memory: Memory, helpers: dict[str, None]) -> None:
-        self.shape, self.memory, self.helpers = shape, memory, helpers
+    def __init__(self, kernel: Kernel, shape: TileShape, access: Access, helpers: dict[str, None]) -> None:
+        self.shape, self.access, self.helpers = shape, access, helpers
         self.k = points(kernel.inner)
         self.inner = shape.summed(kernel)
         # A step goes along the last axis only; where that is all of k, beyond its end with the last one.
@@ -154,7 +154,7 @@ class Loads:
     ) -> dict[Value, str]:
         """The vectors that some loads begin, loaded."""
         emit = self.emitter(side.axes, copy)
-        found = {v: emit.vector(v, self.memory.vector, loop=True) for v in loads}
+        found = {v: emit.vector(v, self.access.vector, loop=True) for v in loads}
         out.before += [*before, *emit.outer] if found else []
         load += emit.inner
         return found
@@ -189,7 +189,7 @@ class Loads:
         inner = [a.name for a in self.inner]
         own = [a.name for a in axes] + (inner[-1:] if self.stepped or turn else [])
         step = (inner[-1], "ks") if self.stepped else ("", "")
-        return Emitter(self.memory.element, inner, own, copy, step, loaded)
+        return Emitter(self.access.element, inner, own, copy, step, loaded)
 
     def loaded(self, registers: Sequence[str], k: str, load: Sequence[str]) -> list[str]:
         """The lines of a load, with all axes of k if they must be computed from the flat one; zeros beyond its end."""

@@ -14,7 +14,7 @@ from tracegrad.kernels.form import Fold, Kernel, points
 from tracegrad.kernels.tiling import TOGETHER, WORKGROUP, TileShape
 from tracegrad.render.emit import decode, indented
 from tracegrad.render.wgsl_limits import Span
-from tracegrad.render.wgsl_loads import Loads, Memory, Side
+from tracegrad.render.wgsl_loads import Access, Loads, Side
 from tracegrad.render.wgsl_vectors import XYZW, vector_loads
 
 WARP = 8, 4  # threads of a warp along columns and rows: what they read of both operands fits the fewest lines
@@ -28,18 +28,18 @@ class Tile:
     stored: are results stored by vectors? Then, or if the right operand's columns come so, they lie side by side.
     """
 
-    def __init__(self, kernel: Kernel, shape: TileShape, memory: Memory, helpers: dict[str, None], stored: bool):
+    def __init__(self, kernel: Kernel, shape: TileShape, access: Access, helpers: dict[str, None], stored: bool):
         assert kernel.product is not None
         self.kernel, self.shape = kernel, shape
-        self.loads = Loads(kernel, shape, memory, helpers)
+        self.loads = Loads(kernel, shape, access, helpers)
         self.product = kernel.product
         self.m, self.n, self.k = (points(axes) for axes in (self.product.m, self.product.n, kernel.inner))
         self.edge = self.m % shape.rows > 0 or self.n % shape.columns > 0
         p, t = self.product, shape
         rows, columns, k = (x[-1] if x else None for x in (p.m, p.n, self.loads.inner))
-        across = vector_loads([p.b], columns, memory.vectors)
-        down = vector_loads([p.a], rows, memory.vectors)
-        left, right = (vector_loads([v], k, memory.vectors) for v in (p.a, p.b))
+        across = vector_loads([p.b], columns, access.vectors)
+        down = vector_loads([p.a], rows, access.vectors)
+        left, right = (vector_loads([v], k, access.vectors) for v in (p.a, p.b))
         beside = len(across) > 0 or stored
         self.left = Side("left", p.a, p.m, t.rows, t.left_line // 4, 0, "first_m", down, left, not down)
         self.right = Side(

@@ -69,7 +69,7 @@ def draw(specs: Sequence[tuple[Shape, Initializer]], seed: int) -> list[NDArray[
     if not HAVE_NUMPY:
         return browser.draw(specs, seed)
     out: list[NDArray[Any]] = []
-    fills: list[Callable[[Memory], None]] = []
+    fills: list[Callable[[Scratch], None]] = []
     at = 0  # draws taken so far
     for shape, init in specs:
         out.append(_undrawn(shape, init))
@@ -82,7 +82,7 @@ def draw(specs: Sequence[tuple[Shape, Initializer]], seed: int) -> list[NDArray[
     threads = max(1, min(processors(), MOST_THREADS, sum(x.size for x in out) // CHUNK))
 
     def fill(thread: int) -> None:
-        own = Memory(min(CHUNK, largest))
+        own = Scratch(min(CHUNK, largest))
         for f in fills[thread::threads]:
             f(own)
 
@@ -94,7 +94,7 @@ def draw(specs: Sequence[tuple[Shape, Initializer]], seed: int) -> list[NDArray[
     return out
 
 
-class Memory:
+class Scratch:
     """What so many values are computed in at a time. Fresh memory would cost four times what computing in it does."""
 
     def __init__(self, count: int) -> None:
@@ -121,7 +121,7 @@ def _undrawn(shape: Shape, init: Initializer) -> NDArray[Any]:
     return np.frombuffer(init.data, np.dtype(init.dtype.numpy)).reshape(shape).copy()
 
 
-def _fill(part: NDArray[Any], shape: Shape, init: Initializer, seed: int, at: int, own: Memory) -> None:
+def _fill(part: NDArray[Any], shape: Shape, init: Initializer, seed: int, at: int, own: Scratch) -> None:
     """Values of a parameter from draw `at` on."""
     if isinstance(init, Uniform):
         part[:] = init.low + (init.high - init.low) * uniform(seed, at, len(part), own)
@@ -131,7 +131,7 @@ def _fill(part: NDArray[Any], shape: Shape, init: Initializer, seed: int, at: in
         part[:] = x
 
 
-def uniform(seed: int, at: int, count: int, own: Memory) -> F64:
+def uniform(seed: int, at: int, count: int, own: Scratch) -> F64:
     """Draws `at` to `at + count` of the stream, in [0, 1). The state advances by a constant, so any draw is direct."""
     a, t, b = own.words[:, :count]
     np.add(own.steps[:count], np.uint32((seed + (at + 1) * STEP) & 0xFFFFFFFF), out=a)
@@ -148,7 +148,7 @@ def uniform(seed: int, at: int, count: int, own: Memory) -> F64:
     return np.divide(t, 4294967296.0, out=own.draws[:count])
 
 
-def normal(seed: int, at: int, count: int, own: Memory) -> F64:
+def normal(seed: int, at: int, count: int, own: Scratch) -> F64:
     """`count` standard normal numbers from the draws `at` to `at + 2 count`."""
     u = uniform(seed, at, 2 * count, own)
     x, y = own.pair[:, :count]
@@ -169,7 +169,7 @@ def _polynomial(x: F64, c: Sequence[float], out: F64) -> F64:
     return out
 
 
-def _log(x: F64, own: Memory) -> F64:
+def _log(x: F64, own: Scratch) -> F64:
     """See the module."""
     m, e, s, z, w, r, h = own.log[:, : len(x)]
     _, exponent = np.frexp(x, m, own.exponent[: len(x)])
@@ -196,7 +196,7 @@ def _log(x: F64, own: Memory) -> F64:
     return e
 
 
-def _cos(x: F64, own: Memory) -> F64:
+def _cos(x: F64, own: Scratch) -> F64:
     """See the module."""
     q, r, w, y, d, z, v, h, cosine, sine = own.cos[:, : len(x)]
     np.rint(np.multiply(x, TWO_OVER_PI, out=q), out=q)

@@ -10,10 +10,10 @@ former: it needs one object.
 Runs wait for each other until there are as many as one submission should have, or the caller flushes, collects one of
 them, reads or writes.
 
-Everything runs on the thread of the caller, which owns the session. Errors that would abort the process inside wgpu
-(a mapped or destroyed buffer in a submission, a mapped range of an unmapped buffer) cannot be reached: a slot is free
-only between a completed unmap and the next submission, arrays are destroyed only with the program that submits them,
-and an ended session or lost device refuses every call in Python. What remains is a device that is lost between
+Everything runs on the thread of the caller, which owns the session. Errors that would abort the process inside wgpu (a
+mapped or destroyed buffer in a submission, a mapped range of an unmapped buffer) cannot be reached: a staging area is
+free only between a completed unmap and the next submission, arrays are destroyed only with the program that submits
+them, and an ended session or lost device refuses every call in Python. What remains is a device that is lost between
 finishing a command buffer and submitting it, or while it is waited for.
 """
 
@@ -40,14 +40,14 @@ from tracegrad.runtime.wgpu_program import (
     MAP_READ,
     Kernels,
     Loaded,
-    Slot,
+    Staging,
     allocate,
     build,
     check_limits,
     copies_to,
     prepared,
     release,
-    take_slot,
+    take_staging,
     with_constant_offsets,
 )
 from tracegrad.runtime.wgpu_rings import Array, stored_dtype
@@ -61,19 +61,19 @@ log = logging.getLogger("tracegrad")
 
 
 class Submission:
-    """Runs of one program that are submitted together. Dropping it unfetched is fine: its slot is used again."""
+    """Runs of one program that are submitted together. Dropping it unfetched is fine: its staging is used again."""
 
-    __slots__ = ("__weakref__", "error", "loaded", "mark", "outputs", "runs", "sent", "slot")
+    __slots__ = ("__weakref__", "error", "loaded", "mark", "outputs", "runs", "sent", "staging")
 
     def __init__(self, loaded: Loaded) -> None:
         self.loaded, self.runs, self.mark, self.sent = loaded, 0, None, 0.0
-        self.slot: Slot | None = None  # from when it is sent until it is fetched
+        self.staging: Staging | None = None  # from when it is sent until it is fetched
         self.outputs: list[Any] | None = None
         self.error: Exception | None = None
 
     def __del__(self) -> None:
-        if self.slot is not None and self.loaded.alive:
-            self.loaded.free.append(self.slot)  # the queue runs copies in order, so reuse before its end is safe
+        if self.staging is not None and self.loaded.alive:
+            self.loaded.free.append(self.staging)  # the queue runs copies in order, so reuse before its end is safe
 
 
 class Ticket:
@@ -183,31 +183,31 @@ class NativeSession:
         loaded, runs = submission.loaded, submission.runs
         try:
             with self._using_device("submitting a run"):
-                slot = take_slot(loaded, self._device)
+                staging = take_staging(loaded, self._device)
                 try:
                     launches = [prepared(loaded, k, self.calls, self._kernels) for k in range(runs)]
-                    copies = copies_to(slot, loaded, runs, self.calls)
+                    copies = copies_to(staging, loaded, runs, self.calls)
                     submission.sent = time.perf_counter()
                     submission.mark = self.calls.submit(loaded.inputs.writes(runs), launches, copies, free)
                 except BaseException:
-                    loaded.free.append(slot)
+                    loaded.free.append(staging)
                     raise
         except Exception as e:
             submission.error = e
         else:
-            submission.slot = slot
+            submission.staging = staging
 
     def _fetch(self, submission: Submission) -> list[Any]:
         """Wait for a submission; its outputs."""
-        loaded, slot, runs = submission.loaded, submission.slot, submission.runs
-        assert slot is not None
-        submission.slot = None  # if the wait fails the slot may be left mapped: it is never used again
+        loaded, staging, runs = submission.loaded, submission.staging, submission.runs
+        assert staging is not None
+        submission.staging = None  # if the wait fails it may be left mapped: it is never used again
         size = loaded.outputs.bytes(runs)
         raw = np.zeros(0, np.uint8)
         try:
             if size:
                 with self._using_device("waiting for a run"):
-                    raw = self.calls.fetch(slot.buffer, size, submission.mark)
+                    raw = self.calls.fetch(staging.buffer, size, submission.mark)
         except Exception as e:
             submission.error = e
             raise
@@ -215,7 +215,7 @@ class NativeSession:
         loaded.seconds = (now - max(submission.sent, self._landed)) / runs
         self._landed = now
         self.ahead = max(LEAST_AHEAD, 2 * runs_at_once(loaded))
-        loaded.free.append(slot)
+        loaded.free.append(staging)
         return loaded.outputs.columns(raw, runs)
 
     def timings(self, handle: int, inputs: Mapping[str, Any], runs: int) -> Timings:

@@ -36,7 +36,7 @@ HALF = "shader-f16"  # the feature by which shaders know arrays in half precisio
 
 
 @dataclass(slots=True, eq=False)
-class Slot:
+class Staging:
     """One mappable area for the outputs of one submission in flight, and what is copied there, by number of runs."""
 
     buffer: Any
@@ -56,8 +56,8 @@ class Loaded:
     bound: tuple[tuple[Any, tuple[int, ...]], ...] = ()  # of each launch: the layout of its group, and the arrays in it
     groups: dict[tuple[int, tuple[int, ...], int], Any] = field(default_factory=dict[Any, Any])
     runs: list[Any] = field(default_factory=list[Any])  # launches of the k-th run of a submission, prepared
-    slots: list[Slot] = field(default_factory=list[Slot])  # every slot made
-    free: list[Slot] = field(default_factory=list[Slot])
+    stagings: list[Staging] = field(default_factory=list[Staging])  # every one made
+    free: list[Staging] = field(default_factory=list[Staging])
     uniform: Any = None
     alive: bool = True
     seconds: float = float("inf")  # that a run of the last submission took at most
@@ -188,11 +188,11 @@ def release(loaded: Loaded, shared: dict[str, Array]) -> None:
                 continue
             del shared[a.name]
         a.buffer.destroy()
-    for s in loaded.slots:
+    for s in loaded.stagings:
         s.buffer.destroy()
     if loaded.uniform is not None:
         loaded.uniform.destroy()
-    loaded.runs, loaded.dispatched, loaded.free, loaded.slots, loaded.arrays = [], (), [], [], []
+    loaded.runs, loaded.dispatched, loaded.free, loaded.stagings, loaded.arrays = [], (), [], [], []
     loaded.groups = {}
 
 
@@ -207,28 +207,28 @@ def prepared(loaded: Loaded, run: int, calls: Calls, kernels: Kernels) -> Any:
     return loaded.runs[run]
 
 
-def take_slot(loaded: Loaded, device: Any) -> Slot:
-    """A slot that no submission in flight uses; a new one if all are."""
+def take_staging(loaded: Loaded, device: Any) -> Staging:
+    """One that no submission in flight uses; a new one if all are."""
     if loaded.free:
         return loaded.free.pop()
-    slot = Slot(allocate(device, "outputs", loaded.outputs.bytes(loaded.depth), MAP_READ | COPY_DST))
-    loaded.slots.append(slot)
-    return slot
+    staging = Staging(allocate(device, "outputs", loaded.outputs.bytes(loaded.depth), MAP_READ | COPY_DST))
+    loaded.stagings.append(staging)
+    return staging
 
 
-def copies_to(slot: Slot, loaded: Loaded, runs: int, calls: Calls) -> Any:
-    """The program's copies, and those that bring the outputs of so many runs to the slot."""
-    if runs not in slot.copies:
+def copies_to(staging: Staging, loaded: Loaded, runs: int, calls: Calls) -> Any:
+    """The program's copies, and those that bring the outputs of so many runs to the staging area."""
+    if runs not in staging.copies:
         pairs = [(loaded.arrays[a], loaded.arrays[b]) for a, b in loaded.program.copies]
         copies = [Copy(a.buffer, 0, b.buffer, 0, 4 * a.size) for a, b in pairs]
         target = 0
         for d in loaded.outputs.deliveries:
             size = d.bytes(runs)
             if size:
-                copies.append(Copy(d.array.buffer, d.start, slot.buffer, target, size))
+                copies.append(Copy(d.array.buffer, d.start, staging.buffer, target, size))
             target += size
-        slot.copies[runs] = calls.prepare_copies(copies)
-    return slot.copies[runs]
+        staging.copies[runs] = calls.prepare_copies(copies)
+    return staging.copies[runs]
 
 
 def allocate(device: Any, name: str, size: int, usage: int) -> Any:

@@ -1,0 +1,116 @@
+"""The axes of a kernel: the natural ones of what it computes, then split and merged until its indices are simple."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from tracegrad.kernels.clusters import Cluster
+from tracegrad.kernels.expr import Index, Quotient, Value, Var, atoms_of, indices_of, walk
+from tracegrad.kernels.form import Kernel, Store
+
+
+@dataclass(frozen=True, slots=True)
+class Domain:
+    """The axes of a kernel in groups: batch, m, n, k for products; outer and inner for all others."""
+
+    groups: tuple[tuple[str, tuple[tuple[int, ...], ...]], ...]  # name -> factors of each natural axis
+
+
+def natural_domain(c: Cluster) -> Domain:
+    """One axis per dimension of the node that gives the cluster its form."""
+    t = c.main
+
+    def axes(shape: Sequence[int]) -> tuple[tuple[int, ...], ...]:
+        return tuple((n,) for n in shape)
+
+    if c.kind == "product":
+        k = t.inputs[0].shape[-1]
+        m, n = t.shape[-2:]
+        return Domain((("b", axes(t.shape[:-2])), ("m", axes((m,))), ("n", axes((n,))), ("k", axes((k,)))))
+    if c.kind == "scatter":
+        a = t.axis
+        groups = (("b", t.shape[:a]), ("m", t.shape[a : a + 1]), ("n", t.shape[a + 1 :]))
+        return Domain((*((g, axes(n)) for g, n in groups), ("k", axes((t.inputs[0].shape[a],)))))
+    if c.kind == "points":
+        folded = next((s.inputs[0].shape for s in c.scalars if s.prim.family == "fold"), ())
+        return Domain((("i", axes(t.shape)), ("j", axes(folded))))
+    shape, folded = t.inputs[0].shape, t.axes
+    if c.kind == "rows":
+        first = min((d for d in folded if shape[d] > 1), default=len(shape))
+        return Domain((("i", axes(shape[:first])), ("j", axes(shape[first:]))))
+    kept = [n for d, n in enumerate(shape) if d not in folded]
+    return Domain((("i", axes(kept)), ("j", axes([shape[d] for d in sorted(folded)]))))
+
+
+def all_indices(kernel: Kernel) -> list[Index]:
+    """Every index the kernel uses."""
+    roots: list[Value] = []
+    found: list[Index] = []
+    for s in kernel.body:
+        if isinstance(s, Store):
+            found.append(s.index)
+            roots.append(s.value)
+        else:
+            roots.append(s.value)
+            if s.product is not None:
+                roots += [s.product.a, s.product.b]
+    for v in walk(roots):
+        found += indices_of(v)
+    return found
+
+
+def split_axes(kernel: Kernel, domain: Domain) -> Domain | None:
+    """Split axes whose variable is divided by a divisor of its size; None if there is none."""
+    sizes = {a.name: a.size for a in (*kernel.outer, *kernel.inner)}
+    cuts: dict[str, int] = {}
+    for index in all_indices(kernel):
+        for atom in atoms_of(index):
+            if isinstance(atom, Quotient) and len(atom.index.terms) == 1 and not atom.index.const:
+                ((var, c),) = atom.index.terms
+                if c == 1 and isinstance(var, Var) and sizes[var.name] % atom.d == 0 and sizes[var.name] > atom.d > 1:
+                    cuts[var.name] = min(atom.d, cuts.get(var.name, atom.d))
+    if not cuts:
+        return None
+
+    def cut(group: str, factors: tuple[tuple[int, ...], ...]) -> tuple[tuple[int, ...], ...]:
+        out: list[tuple[int, ...]] = []
+        at = 0
+        for natural in factors:
+            new: list[int] = []
+            for n in natural:
+                d = cuts.get(f"{group}{at}")
+                new += [n] if d is None else [n // d, d]
+                at += 1
+            out.append(tuple(new))
+        return tuple(out)
+
+    return Domain(tuple((group, cut(group, factors)) for group, factors in domain.groups))
+
+
+def merge_axes(kernel: Kernel, domain: Domain) -> Domain | None:
+    """Merge neighbouring axes that every index treats as one; None if there are none."""
+    indices = all_indices(kernel)
+    nested = [atom.index for index in indices for atom in atoms_of(index) if isinstance(atom, Quotient)]
+    coefficients = [{a.name: c for a, c in x.terms if isinstance(a, Var)} for x in (*indices, *nested)]
+    changed = False
+    groups: list[tuple[str, tuple[tuple[int, ...], ...]]] = []
+    for group, factors in domain.groups:
+        flat = [n for natural in factors for n in natural]
+        merged: list[int] = []
+        names: list[str] = []
+        for k, n in enumerate(flat):
+            name = f"{group}{k}"
+            if n == 1:
+                changed = changed or len(flat) > 1
+                continue
+            # the last axis kept so far has the coefficient n * (this one's) in every index
+            if merged and all(c.get(names[-1], 0) == n * c.get(name, 0) for c in coefficients):
+                merged[-1] *= n
+                names[-1] = name
+                changed = True
+            else:
+                merged.append(n)
+                names.append(name)
+        groups.append((group, (tuple(merged),) if factors else ()))
+    return Domain(tuple(groups)) if changed else None

@@ -1,0 +1,86 @@
+"""Clusters: what one kernel computes, and which of them fit together."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from tracegrad.ir import Tensor
+from tracegrad.kernels.form import Limit
+from tracegrad.kernels.stored import COMPUTED
+from tracegrad.prims.folds import SPAN
+from tracegrad.prims.leaves import LITERAL
+
+
+@dataclass(eq=False, slots=True)
+class Cluster:
+    """Stored nodes computed by one kernel, over `rows` points that fold `length` points each.
+
+    kind: "points" (folds nothing), "rows" (folds over trailing axes), "columns" (over others), "product", "scatter",
+          "scan".
+    """
+
+    kind: str
+    nodes: list[Tensor]
+    rows: int
+    length: int
+    members: int  # bit set of serial positions
+    ancestors: int = 0  # bit set of everything it depends on, through whole clusters
+    outs: list[Tensor] = field(default_factory=list[Tensor])  # nodes that others read, or that the program delivers
+    scalars: list[Tensor] = field(default_factory=list[Tensor])  # of another kernel, computed here once more
+    depth: int = 0  # of what is inlined, at most
+    limits: tuple[Limit, ...] = ()  # of a product
+
+    @property
+    def computes(self) -> list[Tensor]:
+        """All that the kernel computes."""
+        return [*self.scalars, *self.nodes]
+
+    @property
+    def main(self) -> Tensor:
+        """The node that gives the kernel its form."""
+        return next((t for t in self.nodes if t.prim.family in COMPUTED), self.nodes[-1])
+
+
+def own_point(size: int, q: int | None, c: Cluster, inner: bool) -> bool:
+    """Is a value of `size`, read at e // q, the one of the reader's own point or own row?"""
+    if not inner:
+        return q == 1 and size == c.rows
+    if c.length == 1:
+        return q == 1 and size == c.rows
+    return (size == c.rows * c.length and q == 1) or (size == c.rows and q == c.length)
+
+
+def columns_of(c: Cluster) -> object:
+    return c.main.inputs[0].shape, c.main.axes
+
+
+def common_domain(a: Cluster, b: Cluster) -> tuple[str, int, int] | None:
+    """Kind, rows and length of the merged cluster; None where the two do not fit."""
+    kinds = {a.kind, b.kind}
+    if kinds == {"points"}:
+        return ("points", a.rows, 1) if a.rows == b.rows else None
+    if kinds == {"rows"}:
+        return ("rows", a.rows, a.length) if (a.rows, a.length) == (b.rows, b.length) else None
+    if kinds == {"columns"} and columns_of(a) == columns_of(b):
+        return "columns", a.rows, a.length
+    if "points" not in kinds:
+        return None
+    p, f = (a, b) if a.kind == "points" else (b, a)
+    if f.kind == "rows":
+        return (f.kind, f.rows, f.length) if p.rows in (f.rows, f.rows * f.length) else None
+    # Products, scatters and column folds take epilogues only: their operands are read at other points.
+    return (f.kind, f.rows, f.length) if p is b and p.rows == f.rows else None
+
+
+def array_of(leaf: Tensor) -> str:
+    """The persistent, input or constant array a leaf lies in."""
+    if leaf.prim is SPAN:
+        return array_of(leaf.inputs[0])
+    if leaf.prim is LITERAL:
+        return f"const.{leaf.dtype.storage}"
+    role = leaf.attrs["role"]
+    if role in ("state", "inner"):
+        return str(leaf.attrs["name"])
+    if role == "frozen":
+        return f"frozen.{leaf.dtype.storage}"
+    return "params" if role == "param" else f"input.{leaf.dtype.storage}"
