@@ -12,7 +12,7 @@ from tracegrad.kernels.form import Kernel, Store
 
 @dataclass(frozen=True, slots=True)
 class Domain:
-    """The axes of a kernel in groups: batch, m, n, k for products; outer and inner for all others."""
+    """The axes of a kernel in groups: parts of k, batch, m, n, k for products; outer and inner for all others."""
 
     groups: tuple[tuple[str, tuple[tuple[int, ...], ...]], ...]  # name -> factors of each natural axis
 
@@ -27,7 +27,9 @@ def natural_domain(c: Cluster) -> Domain:
     if c.kind == "product":
         k = t.inputs[0].shape[-1]
         m, n = t.shape[-2:]
-        return Domain((("b", axes(t.shape[:-2])), ("m", axes((m,))), ("n", axes((n,))), ("k", axes((k,)))))
+        first = t.ndim - t.inputs[0].ndim  # behind the axis of parts
+        groups = (("p", t.shape[:first]), ("b", t.shape[first:-2]), ("m", (m,)), ("n", (n,)), ("k", (k,)))
+        return Domain(tuple([(g, axes(n)) for g, n in groups]))
     if c.kind == "scatter":
         a = t.axis
         groups = (("b", t.shape[:a]), ("m", t.shape[a : a + 1]), ("n", t.shape[a + 1 :]))

@@ -76,11 +76,11 @@ class _Counting:
             self.scatter(f.scatter)
         elif f.product is not None:
             p = f.product
-            batch, m, n = points(p.batch), points(p.m), points(p.n)
-            self.values([p.a], batch * m * k.length)
-            self.values([p.b], batch * n * k.length)
-            left = [x.left({"m": m, "n": n, "k": k.length}) for x in p.limits]
-            self.flops += 2 * batch * min([m * n * k.length, *left])
+            batch, m, n, length = points(p.batch) // p.parts, points(p.m), points(p.n), points(k.inner)
+            self.values([p.a], batch * m * length)
+            self.values([p.b], batch * n * length)
+            left = [x.left({"m": m, "n": n, "k": length}) for x in p.limits]
+            self.flops += 2 * batch * min([m * n * length, *left])
         else:
             self.values([f.value])
             self.flops += (k.length if k.uniform else self.everywhere) * f.value.dtype.is_float

@@ -70,6 +70,8 @@ class Product:
     m: tuple[Axis, ...]
     n: tuple[Axis, ...]
     limits: tuple[Limit, ...] = ()
+    part: int = 0  # so many k are summed at a time, if not all; the outermost axes of the batch count the parts
+    parts: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,8 +125,8 @@ class Kernel:
 
     @property
     def length(self) -> int:
-        """Number of points folded for each of them."""
-        return points(self.inner)
+        """Number of points folded for each of them, at most."""
+        return (self.product.part if self.product else 0) or points(self.inner)
 
     @property
     def work(self) -> int:

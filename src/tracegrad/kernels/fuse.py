@@ -118,7 +118,7 @@ class Schedule:
             kind = "rows" if trailing(t) else "columns"
             length = t.inputs[0].size // max(t.size, 1)
         elif t.prim.family == "product":
-            kind, length = "product", t.inputs[0].shape[-1]
+            kind, length = "product", t.attrs.get("part", t.inputs[0].shape[-1])
         elif t.prim.family == "scan":
             kind, rows = "scan", 0  # never merged: others read its items, which lie in memory
         elif t.prim.family == "scatter":

@@ -58,7 +58,8 @@ def _statement(s: Statement, kernel: Kernel, names: dict[Value, str]) -> str:
         p = s.product
         a, b = _ref(p.a, names), _ref(p.b, names)
         limits = "".join(f", {x.low} <= {x.high}" for x in p.limits)
-        shape = f"rows {_axes(p.m)}, columns {_axes(p.n)}, batch {_axes(p.batch)}{limits}"
+        part = f", {p.part} at a time" if p.part else ""
+        shape = f"rows {_axes(p.m)}, columns {_axes(p.n)}, batch {_axes(p.batch)}{limits}{part}"
         return f"{s.local} = sum {a} * {b} {over}; {shape}"
     return f"{s.local} = {s.prim.name} {_ref(s.value, names)} {over}"
 

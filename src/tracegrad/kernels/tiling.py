@@ -85,8 +85,11 @@ class TileShape:
     def summed(self, kernel: Kernel) -> tuple[Axis, ...]:
         """The axes of k in the order in which their points are summed.
 
-        Last comes one that whole steps cover, if there is one: over a step all others stand still.
+        Last comes one that whole steps cover, if there is one: over a step all others stand still. Parts of k are of
+        its own order.
         """
+        if kernel.product is not None and kernel.product.part:
+            return kernel.inner
         covered = [a for a in kernel.inner if a.size % self.k_step == 0]
         if not covered or kernel.inner[-1] in covered:
             return kernel.inner
@@ -173,7 +176,8 @@ def choose_tiling(kernel: Kernel) -> Tiling:
         return Tiling("points", -(-rows // (WORKGROUP * each)), each=each)
     if kernel.product is not None:
         m, n, batch = (points(axes) for axes in (kernel.product.m, kernel.product.n, kernel.product.batch))
-        if min(m, n) >= TILE_FROM or (min(m, n) >= HALF and _tiles(SMALLEST, batch, m, n) >= PROCESSORS):
+        enough = min(m, n) >= HALF and _tiles(SMALLEST, batch, m, n) >= PROCESSORS
+        if min(m, n) >= TILE_FROM or enough or kernel.product.part:
             return _tile(batch, m, n, kernel)
     if length < COOPERATE_FROM:
         return Tiling("rows", -(-rows // WORKGROUP))
@@ -229,19 +233,28 @@ def _side_by_side(kernel: Kernel) -> int:
 
 def _tile(batch: int, m: int, n: int, kernel: Kernel) -> Tiling:
     """The tile that is done first; with shorter steps if k is short, or has several axes and only those cover one."""
-    tile = min(TILES, key=lambda tile: _time(tile, batch, m, n, kernel.length, tile.limits(kernel)))
+    assert kernel.product is not None
+    tile = min(fitting(kernel.product.part), key=lambda t: _time(t, batch, m, n, kernel.length, t.limits(kernel)))
     steps = [tile.k_step >> halved for halved in range(3) if tile.k_step >> halved >= LEAST_STEP]
     if len(kernel.inner) == 1:
-        fitting = (step for step in steps if 2 * kernel.length > step)
+        short = (step for step in steps if 2 * kernel.length > step)
     else:
-        fitting = (step for step in steps if any(a.size % step == 0 for a in kernel.inner))
-    tile = replace(tile, k_step=next(fitting, tile.k_step))
+        short = (step for step in steps if any(a.size % step == 0 for a in kernel.inner))
+    tile = replace(tile, k_step=next(short, tile.k_step))
     return Tiling("tile", _tiles(tile, batch, m, n), tile=tile)
 
 
-def product_time(batch: int, m: int, n: int, k: int) -> float:
-    """How long a product takes, in sums of one processor: about 6 ps on an NVIDIA H200."""
-    return min(_time(tile, batch, m, n, k) for tile in TILES)
+def fitting(part: int) -> list[TileShape]:
+    """The tiles whose steps parts of so many k are made of; all for 0."""
+    return [tile for tile in TILES if part % tile.k_step == 0]
+
+
+def product_time(batch: int, m: int, n: int, k: int, part: int = 0) -> float:
+    """How long a product takes, in sums of one processor: about 6 ps on an NVIDIA H200. part: of it, so many at a time,
+    which are a product each."""
+    if not part:
+        return min(_time(tile, batch, m, n, k) for tile in TILES)
+    return min(_time(tile, batch * -(-k // part), m, n, part) for tile in fitting(part))
 
 
 def _time(tile: TileShape, batch: int, m: int, n: int, k: int, limits: Sequence[Limit] = ()) -> float:

@@ -47,7 +47,6 @@ class Triangles:
     def left_out(self, t: Tensor, outs: Iterable[Tensor]) -> tuple[Limit, ...]:
         """What may be left out of the product `t`, whose kernel stores `outs`."""
         a, b = t.inputs
-        m, n = t.ndim - 2, t.ndim - 1
         found: list[Limit] = []
         unread = [self.unread.get(x.serial, NONE) if x.shape == t.shape else NONE for x in (t, *outs)]
         for halves, row, column in (
@@ -55,6 +54,8 @@ class Triangles:
             (self.zero.get(a.serial, NONE), "m", "k"),
             (self.zero.get(b.serial, NONE), "k", "n"),
         ):
+            axes = t.ndim if "k" not in (row, column) else a.ndim
+            m, n = axes - 2, axes - 1
             if (m, n) in halves:
                 found.append(Limit(column, row))
             if (n, m) in halves:

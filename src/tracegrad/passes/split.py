@@ -12,16 +12,15 @@ from collections.abc import Sequence
 from functools import cache
 
 from tracegrad.ir import PRIMITIVES, Tensor, bind, rewrite
-from tracegrad.kernels.tiling import HALF, PROCESSORS, product_time
-from tracegrad.prims.folds import MATMUL, SCATTER_ADD, SUM, scatter_add
+from tracegrad.kernels.tiling import HALF, LEAST_STEP, PROCESSORS, fitting, product_time
+from tracegrad.prims.folds import MATMUL, MATMUL_PARTS, SCATTER_ADD, SUM, scatter_add
 from tracegrad.prims.views import RESHAPE, permute, reshape, slice_
 
 SPLIT_FROM = 2048  # folds shorter than this keep one workgroup busy
 FEW_OUTPUTS = 8192  # with more outputs than this the device is full already
 PART = 64  # a part of a product is no shorter
 MOST_PARTS = 256
-LEFT = 1.3  # times as long, if a product of what is left over comes besides
-ACROSS = 1.4  # the same of parts that cut axes in their middle: their indices need divisions
+ACROSS = 1.4  # times as long, if parts cut axes in their middle
 LAUNCH = 1.5e6  # what the second step costs besides its memory traffic, in sums of one processor; see product_time
 UNEVEN = 4  # a fold's two steps are no more times apart than this
 TRAFFIC = 0.5  # to write and read one partial result, likewise
@@ -91,21 +90,20 @@ def _cut(x: Tensor, axis: int, s: int) -> tuple[Tensor, Tensor | None]:
 def _split_product(t: Tensor, a: Tensor, b: Tensor) -> Tensor | None:
     batch = math.prod(t.shape[:-2])
     (m, k), n = a.shape[-2:], b.shape[-1]
-    s = _parts(batch, m, n, k, _axes_behind(a, k))
-    if s in (1, k):
+    s, part = _ways(batch, m, n, k, _axes_behind(a, k))
+    if part:
+        return reshape(bind(SUM, bind(MATMUL_PARTS, a, b, part=part), axes=(0,)), t.shape)
+    if s == 1:
         return None
-    left, a_rest = _cut(reshape(a, (batch, m, k)), 2, s)
-    right, b_rest = _cut(reshape(b, (batch, k, n)), 1, s)
-    rest = None if a_rest is None or b_rest is None else bind(MATMUL, a_rest, b_rest)
-    out = bind(SUM, bind(MATMUL, permute(left, (0, 2, 1, 3)), right), axes=(1,))
-    return reshape(out if rest is None else reshape(out, (batch, m, n)) + rest, t.shape)
+    left, right = reshape(a, (batch, m, s, k // s)), reshape(b, (batch, s, k // s, n))
+    return reshape(bind(SUM, bind(MATMUL, permute(left, (0, 2, 1, 3)), right), axes=(1,)), t.shape)
 
 
 def _split_scatter(t: Tensor, x: Tensor, indices: Tensor) -> Tensor | None:
     a: int = t.axis
     k = x.shape[a]
-    s = _parts(math.prod(t.shape[:a]), t.shape[a], math.prod(t.shape[a + 1 :]), k, (k,))
-    if s in (1, k) or k % s:
+    s = _even_parts(math.prod(t.shape[:a]), t.shape[a], math.prod(t.shape[a + 1 :]), k)
+    if s == 1:
         return None
     shape = (*x.shape[:a], s, k // s, *x.shape[a + 1 :])
     part = scatter_add(reshape(x, shape), reshape(indices, shape), a + 1, t.shape[a])
@@ -120,28 +118,35 @@ def _axes_behind(a: Tensor, k: int) -> tuple[int, ...]:
 
 
 @cache
-def _parts(batch: int, m: int, n: int, k: int, axes: tuple[int, ...]) -> int:
-    """How many parts of a product are done first, their sum included. A divisor of `k`, unless that is far slower."""
-    if min(m, n) < HALF:  # folded point by point
-        return nearest_divisor(k, math.sqrt(k)) if k >= SPLIT_FROM and batch * m * n < PROCESSORS else 1
-    time = _times(batch, m, n, k, axes)
-    return min(time, key=lambda s: time[s])
+def _ways(batch: int, m: int, n: int, k: int, axes: tuple[int, ...]) -> tuple[int, int]:
+    """How many parts of a product to do first, each a product of its own; or of how many k, the last of fewer.
 
-
-def fastest(batch: int, m: int, n: int, k: int, axes: tuple[int, ...]) -> float:
-    """How long a product takes that has tiles, in parts if that is faster; `axes` were made the axis k."""
-    return min(_times(batch, m, n, k, axes).values())
+    The former where k is several axes: their indices need divisions where a part begins in the middle of one.
+    """
+    tiles = min(m, n) >= HALF  # else it is folded point by point
+    part = _part(batch, m, n, k) if tiles else 0
+    if tiles and len(axes) == 1:
+        return 1, part
+    s = _even_parts(batch, m, n, k, axes)
+    across = part > 0 and ACROSS * _time(batch, m, n, k, part) < _even_time(batch, m, n, k, s)
+    return (1, part) if across else (s, 0)
 
 
 @cache
-def _times(batch: int, m: int, n: int, k: int, axes: tuple[int, ...]) -> dict[int, float]:
-    """The time of a product by the number of its parts."""
-    time = {1: product_time(batch, m, n, k)}
-    for s in range(2, min(MOST_PARTS, k // PART) + 1):
-        worse = LEFT if k % s else 1 if _between(s, axes) else ACROSS
-        parts = product_time(batch * s, m, n, -(-k // s))
-        time[s] = worse * (parts + LAUNCH + TRAFFIC * s * batch * m * n)
-    return time
+def _part(batch: int, m: int, n: int, k: int) -> int:
+    """How many of `k` to sum at a time, so that the product is done first: whole steps of a tile, or 0 for all."""
+    lengths = {LEAST_STEP * -(-k // (LEAST_STEP * s)) for s in range(2, min(MOST_PARTS, k // PART) + 1)}
+    parts = sorted(filter(fitting, lengths), reverse=True)
+    return min([0, *parts], key=lambda part: _time(batch, m, n, k, part))
+
+
+def _even_parts(batch: int, m: int, n: int, k: int, axes: tuple[int, ...] = ()) -> int:
+    """How many parts of one length to do first, none of which begins in the middle of one of the `axes` behind k."""
+    if min(m, n) < HALF:
+        s = nearest_divisor(k, math.sqrt(k)) if k >= SPLIT_FROM and batch * m * n < PROCESSORS else 1
+        return s if s < k else 1
+    even = [s for s in range(2, min(MOST_PARTS, k // PART) + 1) if k % s == 0 and _between(s, axes)]
+    return min([1, *even], key=lambda s: _even_time(batch, m, n, k, s))
 
 
 def _between(parts: int, axes: Sequence[int]) -> bool:
@@ -152,3 +157,22 @@ def _between(parts: int, axes: Sequence[int]) -> bool:
         if before % parts and parts % before:
             return False
     return True
+
+
+def _even_time(batch: int, m: int, n: int, k: int, parts: int) -> float:
+    return product_time(batch * parts, m, n, k // parts) + _adding(batch, m, n, parts)
+
+
+def _time(batch: int, m: int, n: int, k: int, part: int) -> float:
+    """Of a product that has tiles, in parts of so many `k`, their sum included."""
+    return product_time(batch, m, n, k, part) + _adding(batch, m, n, -(-k // part) if part else 1)
+
+
+def _adding(batch: int, m: int, n: int, parts: int) -> float:
+    """How long it takes to add parts up."""
+    return LAUNCH + TRAFFIC * parts * batch * m * n if parts > 1 else 0
+
+
+def fastest(batch: int, m: int, n: int, k: int) -> float:
+    """How long a product takes that has tiles, in parts if that is faster."""
+    return _time(batch, m, n, k, _part(batch, m, n, k))

@@ -219,8 +219,8 @@ def _is_faster(group: Sequence[Term]) -> bool:
     b, k, parts = math.prod(batch), group[0].left.view.shape[-1], len(group)
     if min(m, n) < HALF:  # folded point by point
         return False
-    apart = parts * fastest(b, m, n, k, (k,)) + (parts - 1) * TRAFFIC * b * m * n
-    return fastest(b, m, n, parts * k, (parts, k)) < apart
+    apart = parts * fastest(b, m, n, k) + (parts - 1) * TRAFFIC * b * m * n
+    return fastest(b, m, n, parts * k) < apart
 
 
 def _merged(

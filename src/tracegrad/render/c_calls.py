@@ -110,8 +110,8 @@ class _Writer:
         a, b = self.operand(p.a, p.batch, p.m, inner), self.operand(p.b, p.batch, inner, p.n)
         out = self.target(f.local)
         sizes = (*(x.size for x in p.batch), points(p.m), points(p.n))
-        limits = f", {limit_bits(p.limits)}" if p.limits else ""
-        self.steps.append(f"product({a}, {b}, {self.view(out, 0, sizes, strides_of(sizes))}{limits})")
+        more = f", {limit_bits(p.limits)}, {p.part}" if p.limits or p.part else ""
+        self.steps.append(f"product({a}, {b}, {self.view(out, 0, sizes, strides_of(sizes))}{more})")
         return out
 
     def target(self, local: str) -> int:

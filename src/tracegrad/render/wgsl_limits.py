@@ -1,4 +1,4 @@
-"""What limits leave of a rectangle of results: whether it is computed at all, and over which part of k."""
+"""What limits and parts leave of a rectangle of results: whether it is computed at all, and over which k."""
 
 from __future__ import annotations
 
@@ -6,17 +6,24 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import reduce
 
-from tracegrad.kernels.form import Limit
+from tracegrad.kernels.form import Limit, Product, points
 
 
 @dataclass(frozen=True, slots=True)
 class Span:
     """A rectangle of `rows` by `columns` results, from `first_m` and `first_n` on."""
 
+    product: Product
     limits: Sequence[Limit]
     rows: int
     columns: int
     k: int
+
+    @property
+    def part(self) -> list[str]:
+        """Which part of k it sums, by the flat index of its batch."""
+        p = self.product
+        return [f"let k_part = batch / {points(p.batch) // p.parts};"] if p.part else []
 
     def unread(self) -> list[str]:
         """Leave, if nobody reads any of the results: a whole workgroup leaves, or none of its threads."""
@@ -26,12 +33,15 @@ class Span:
     @property
     def first(self) -> str:
         """The first k that counts; "" if that is 0."""
-        return self.within([f"first_{x.low}" for x in self.limits if x.high == "k"], "max")
+        parts = [f"k_part * {self.product.part}"] if self.product.part else []
+        return self.within([*(f"first_{x.low}" for x in self.limits if x.high == "k"), *parts], "max")
 
     @property
     def last(self) -> str:
         """The last k that counts; "" if that is the last of all. Less than `first` where none counts."""
-        return self.within([f"first_{x.high} + {self.size(x.high) - 1}" for x in self.limits if x.low == "k"], "min")
+        parts = [f"(k_part + 1) * {self.product.part} - 1"] if self.product.part else []
+        bounds = (f"first_{x.high} + {self.size(x.high) - 1}" for x in self.limits if x.low == "k")
+        return self.within([*bounds, *parts], "min")
 
     def size(self, name: str) -> int:
         """Of the rectangle along m or n."""

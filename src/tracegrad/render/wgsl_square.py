@@ -26,7 +26,7 @@ class Square:
         self.product, self.tile = kernel.product, tiling.tile
         self.m, self.n, self.k = (points(axes) for axes in (self.product.m, self.product.n, kernel.inner))
         self.side = self.tile.square(kernel)
-        self.span = Span(self.tile.limits(kernel), self.side, self.side, self.k)
+        self.span = Span(self.product, self.tile.limits(kernel), self.side, self.side, self.k)
 
     def before_stores(self) -> list[str]:
         """Everything up to the results: `ci_h` then holds columns 4 * h to 4 * h + 3 of row i."""
@@ -42,7 +42,9 @@ class Square:
             f"let first_m = (e % {squares}) / {across} * {side};",
             f"let first_n = (e % {across}) * {side};",
             *self.span.unread(),
-            *decode(f"(e / {squares})", p.batch),
+            f"let batch = e / {squares};",
+            *self.span.part,
+            *decode("batch", p.batch),
             *rows,
             *columns,
             *(f"var c{i}_{h} = vec4<f32>();" for i in range(side) for h in vectors),

@@ -51,11 +51,12 @@ class Tile:
         t, p = self.shape, self.product
         left, right = self.loads.operand(self.left), self.loads.operand(self.right)
         load, put = [*self.loads.stands_still(), *left.load, *right.load], [*left.put, *right.put]
-        span = Span(t.limits(self.kernel), t.rows, t.columns, self.k)
+        span = Span(p, t.limits(self.kernel), t.rows, t.columns, self.k)
         steps, first, last, end = self.steps(span)
         return [
             *self.tile_of_workgroup(),
             *span.unread(),
+            *span.part,
             *decode("batch", p.batch),
             *self.thread(),
             *(f"var c{i}_{h} = vec4<f32>();" for i in range(t.tall) for h in range(t.wide // 4)),

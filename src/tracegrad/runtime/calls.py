@@ -58,8 +58,11 @@ class Calls:
         arrays = tuple([array for array, _ in memory])
         return Call(self._address(name), (ctypes.c_void_p * len(places))(*places), parts, arrays)
 
-    def product(self, a: Array, b: Array, out: Array, limits: int = 0) -> Call:
-        """out = a b, for matrices or stacks of them, within limits. The rows of `out` are contiguous."""
+    def product(self, a: Array, b: Array, out: Array, limits: int = 0, part: int = 0) -> Call:
+        """out = a b, for matrices or stacks of them, within limits. The rows of `out` are contiguous.
+
+        part: so many k are summed at a time, if not all; the outermost axis of the stack counts the parts.
+        """
         batch, (m, n), k = out.shape[:-2], out.shape[-2:], a.shape[-1]
         arrays = (np.broadcast_to(a, (*batch, m, k)), np.broadcast_to(b, (*batch, k, n)), out)
         steps = tuple([tuple([s // 4 for s in x.strides]) for x in arrays])
@@ -70,9 +73,9 @@ class Calls:
             self._offsets[key] = np.stack([points @ np.asarray(s, np.int64) for s in key[1]], axis=-1)
         offsets = self._offsets[key]
         words = [count, m, n, k, *steps[0][-2:], *steps[1][-2:], steps[2][-2]]
-        words += [*(x.ctypes.data for x in (*arrays, offsets)), limits]
+        words += [*(x.ctypes.data for x in (*arrays, offsets)), limits, part or k, count // batch[0] if part else count]
         most = count if count >= STACK else max(m, n) // SIDE
-        parts = max(1, min(count * m * n * k // GRAIN, most, MOST_PARTS))
+        parts = max(1, min(count * m * n * (part or k) // GRAIN, most, MOST_PARTS))
         return Call(self._address("product"), (ctypes.c_int64 * len(words))(*words), parts, (*arrays, offsets))
 
     def runs(self) -> tuple[list[Callable[[], None]], Callable[[], None]]:
