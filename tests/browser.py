@@ -80,6 +80,16 @@ def until(page: Any, code: str, arg: Any = None) -> None:
         page.wait_for_timeout(30)
 
 
+def shader_messages(page: Any, texts: list[str]) -> list[str]:
+    """What the browser has to say of some shaders: it analyses them more strictly than native WebGPU."""
+    code = """async (texts) => {
+      const device = await (await navigator.gpu.requestAdapter()).requestDevice();
+      const infos = texts.map((code) => device.createShaderModule({ code }).getCompilationInfo());
+      return (await Promise.all(infos)).flatMap(({ messages }) => messages.map((m) => m.message));
+    }"""
+    return page.evaluate(code, texts)
+
+
 def plain(arrays: dict[str, Any]) -> dict[str, Any]:
     """Inputs as the page takes them: {data, shape}, lists that `given` turns into typed arrays."""
     return {n: {"data": x.ravel().tolist(), "shape": x.shape, "dtype": str(x.dtype)} for n, x in arrays.items()}

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
 import tracegrad as tg
+from browser import browser, open_page, served, shader_messages
 from test_kernels import NOTHING, run, with_barriers
 from tracegrad.ambient import tracing
 from tracegrad.compiler.plan import make_program, optimize
@@ -24,6 +26,8 @@ from tracegrad.passes import split
 from tracegrad.prims.folds import MATMUL_PARTS
 from tracegrad.prims.leaves import iota, leaf
 from tracegrad.runtime.cpu import CpuSession
+
+__all__ = ["browser", "served"]  # fixtures
 
 
 def causal(x: tg.Tensor, y: tg.Tensor) -> tg.Tensor:
@@ -91,6 +95,14 @@ def test_in_every_tile(name: str, tile: TileShape, device: Any, monkeypatch: pyt
     got = run(device, with_barriers(program), env)["output"]
     np.testing.assert_allclose(got, want, rtol=0, atol=384 * 2**-24 * 60)
     np.testing.assert_array_equal(run(device, program, env)["output"].view(np.int32), got.view(np.int32))
+
+
+def test_browsers_accept_the_shaders(browser: Any, served: tuple[str, Path], part: int) -> None:
+    """Barriers in a loop that begins and ends elsewhere for each part."""
+    kernels = [k for name in CASES for k in make_program(graph_of(name)[0], NOTHING, {}, {}).kernels]
+    texts = [text for k in kernels for text in (k.wgsl, k.serial_wgsl or k.wgsl)]
+    assert sum("workgroupBarrier" in text and "k_part" in text for text in texts) >= len(CASES)
+    assert shader_messages(open_page(browser, f"{served[0]}/blank.html"), texts) == []
 
 
 def test_in_half_precision_the_parts_are_f32(part: int, c_session: CpuSession) -> None:

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import tracegrad as tg
-from browser import browser, open_page, served
+from browser import browser, open_page, served, shader_messages
 from memory_check import check_memory, planned
 from test_kernels import NOTHING, run, with_barriers
 from tracegrad.ambient import tracing
@@ -334,13 +334,4 @@ def test_browsers_accept_the_shaders(browser: Any, served: tuple[str, Path], mon
         for k in make_program(attention(134, 20)[0], NOTHING, {}, {}).kernels:
             texts += [k.wgsl, k.serial_wgsl or k.wgsl]
     assert sum("workgroupBarrier" in text and "first_n >= first_m" in text for text in texts) >= len(tiling.TILES)
-    page = open_page(browser, f"{served[0]}/blank.html")
-    said = page.evaluate(
-        """async (texts) => {
-          const device = await (await navigator.gpu.requestAdapter()).requestDevice();
-          const infos = texts.map((code) => device.createShaderModule({ code }).getCompilationInfo());
-          return (await Promise.all(infos)).flatMap(({ messages }) => messages.map((m) => m.message));
-        }""",
-        texts,
-    )
-    assert said == []
+    assert shader_messages(open_page(browser, f"{served[0]}/blank.html"), texts) == []
