@@ -141,8 +141,11 @@ def test_a_second_model_replaces_the_first_without_a_leak(browser: Any, served: 
     }"""
     assert page.evaluate(code, [plain(ZEROS), 6]) == [1, 2, 3] * 6
     before = memory_without_workers(browser, page)
-    assert page.evaluate(code, [plain(ZEROS), 20]) == [1, 2, 3] * 20
-    after = memory_without_workers(browser, page)
+    for _ in range(3):  # what leaks only grows, and the GPU process takes and gives back some 15 MB as it likes
+        assert page.evaluate(code, [plain(ZEROS), 20]) == [1, 2, 3] * 20
+        after = memory_without_workers(browser, page)
+        if all(after[part] - before[part] < 20 * MIB for part in before):
+            break
     assert page.problems == []
     for name, grown in ((n, after[n] - before[n]) for n in before):
         assert grown < 20 * MIB, f"{name} grew by {grown / MIB:.1f} MiB over 20 models: {before} -> {after}"
