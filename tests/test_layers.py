@@ -20,8 +20,8 @@ LAYERS = {
     "prims": 2,
     "ops": 3, "hypers": 3,
     "nn": 4, "init": 4, "optim": 4, "lr": 4, "transforms": 4,
-    "passes": 5, "evaluate": 5,
-    "kernels": 6, "passes.place": 6, "passes.split": 6, "passes.sums": 6, "passes.recompute": 6,
+    "kernels": 5,
+    "passes": 6, "evaluate": 6,
     "program": 7, "render": 7,  # a Program is plain data: it imports nothing, and renderers fill it
     "compiler": 8,
     "runtime": 9, "arrays": 9, "bare": 9,

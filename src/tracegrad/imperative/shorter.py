@@ -7,8 +7,8 @@ from collections.abc import Sequence
 
 from tracegrad import ambient
 from tracegrad.ir import PRIMITIVES, Tensor, bind, rebind, toposort
-from tracegrad.passes.simplify import constant
 from tracegrad.prims.elementwise import WHERE
+from tracegrad.prims.leaves import constant
 from tracegrad.prims.views import RESHAPE
 
 

@@ -16,8 +16,7 @@ from collections.abc import Callable, Iterable, Sequence, Set
 from tracegrad.ir import Tensor
 from tracegrad.kernels.expr import Space, regroup
 from tracegrad.kernels.form import Limit
-from tracegrad.passes.simplify import constant
-from tracegrad.prims.leaves import IOTA
+from tracegrad.prims.leaves import IOTA, constant
 
 Half = tuple[int, int]  # row, column
 Halves = frozenset[Half]

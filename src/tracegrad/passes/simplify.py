@@ -6,10 +6,9 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from tracegrad.dtypes import nearest_f32
 from tracegrad.ir import Tensor, rewrite
 from tracegrad.passes.empty import of_nothing
-from tracegrad.prims.leaves import const
+from tracegrad.prims.leaves import const, constant
 from tracegrad.prims.views import broadcast_to, permute, reshape
 
 
@@ -36,16 +35,6 @@ def _key(t: Tensor) -> Any:
         return (t.prim.name, *t.attrs.items(), *[x.serial for x in t.inputs])
     attrs = tuple([(k, repr(v) if k == "value" else v) for k, v in t.attrs.items()])
     return (t.prim.name, attrs, t.type)
-
-
-def constant(t: Tensor) -> float | None:
-    """The number that every element of `t` is, as its dtype holds it; seen through views that keep all elements."""
-    while t.prim.name in ("broadcast", "reshape", "permute"):
-        t = t.inputs[0]
-    if t.prim.name != "const":
-        return None
-    value = float(t.attrs["value"])
-    return nearest_f32(value) if t.dtype.is_float else value
 
 
 def _is(t: Tensor, value: float) -> bool:

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from typing import Any, cast
 
 from tracegrad import ambient
-from tracegrad.dtypes import DType, Shape, TensorType, bool_, f32, i32, scalar_dtype, u32
+from tracegrad.dtypes import DType, Shape, TensorType, bool_, f32, i32, nearest_f32, scalar_dtype, u32
 from tracegrad.errors import DTypeError, Site, TraceError, located
 from tracegrad.ir import Primitive, Tensor, bind, register
 from tracegrad.methods import TensorMethods
@@ -90,6 +90,16 @@ def counter(name: str) -> Tensor:
 def const(value: bool | int | float, dtype: DType = f32) -> Tensor:
     """A scalar constant."""
     return bind(CONST, value=value, dtype=dtype)
+
+
+def constant(t: Tensor) -> float | None:
+    """The number that every element of `t` is, as its dtype holds it; seen through views that keep all elements."""
+    while t.prim.name in ("broadcast", "reshape", "permute"):
+        t = t.inputs[0]
+    if t.prim is not CONST:
+        return None
+    value = float(t.attrs["value"])
+    return nearest_f32(value) if t.dtype.is_float else value
 
 
 def iota(shape: Sequence[int], axis: int) -> Tensor:
