@@ -17,10 +17,10 @@ import platform
 import statistics
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -288,7 +288,13 @@ class Child:
         self.process.join()
 
 
-def median_ms(children: list[Child], seconds: float) -> list[float]:
+class Blocks(Protocol):
+    """What runs so many steps, and gives the seconds."""
+
+    def block(self, n: int) -> float: ...
+
+
+def median_ms(children: Sequence[Blocks], seconds: float) -> list[float]:
     """Milliseconds a step of each; their blocks of steps take turns."""
     sizes: list[int] = []
     for child in children:
