@@ -18,7 +18,6 @@ from tracegrad.runtime import adapters as finding
 from tracegrad.runtime import wgpu_calls, wgpu_compiled
 from tracegrad.runtime.c_compiler import VARIABLE, compiler
 from tracegrad.runtime.native import NativeSession
-from tracegrad.runtime.wgpu_program import with_constant_offsets
 
 SUPPORT = finding.check_webgpu()
 needs_adapter = pytest.mark.skipif(not SUPPORT.ok, reason=f"no WebGPU adapter: {SUPPORT.message}")
@@ -188,11 +187,11 @@ def test_offsets_that_never_differ_are_in_the_text(session: NativeSession) -> No
         ],
         outputs=[Field("y", 0, 0, "f32", (8,))],
     )
-    constant = with_constant_offsets(p)
+    handle = session.load(p)
+    constant = session._programs[handle].program  # pyright: ignore[reportPrivateUsage]
     assert [k.slots for k in constant.kernels] == [0, 7, 7, 0]
     assert "b0[1] = b0[0] + f32(10) + 1.0;" in constant.kernels[0].wgsl and "uniform" not in constant.kernels[0].wgsl
     assert [d.offsets == () for d in constant.dispatches] == [True, False, False, False, False, True, True]
-    handle = session.load(p)
     np.testing.assert_array_equal(run(session, handle)["y"], [0, 11, 32, 63, 104, 155, 216, 0])
     session.unload(handle)
 

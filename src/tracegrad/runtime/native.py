@@ -48,7 +48,6 @@ from tracegrad.runtime.wgpu_program import (
     prepared,
     release,
     take_staging,
-    with_constant_offsets,
 )
 from tracegrad.runtime.wgpu_rings import Array, stored_dtype
 from tracegrad.runtime.wgpu_timing import time_launches
@@ -131,7 +130,7 @@ class NativeSession:
         program = as_run(program, self.info)
         with self._using_device("loading a program"):
             check_limits(program, self.limits, self.features, self.info.description)
-            loaded = build(with_constant_offsets(program), self._device, self.calls, self._kernels, self._shared)
+            loaded = build(program, self._device, self.calls, self._kernels, self._shared)
         self._next += 1
         self._programs[self._next] = loaded
         return self._next

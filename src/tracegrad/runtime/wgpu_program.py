@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence, Set
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
-from itertools import repeat
 from typing import Any
 from weakref import WeakValueDictionary
 
@@ -116,18 +115,21 @@ class Kernels:
         return self._device.create_bind_group(layout=layout, entries=entries)
 
 
-def with_constant_offsets(program: Program) -> Program:
-    """Offsets in the text of every kernel that is launched with no others: one bind group fewer to set a launch."""
+def offsets_of_kernels(program: Program) -> dict[int, tuple[int, ...]]:
+    """The offsets of kernels that are launched with no others, by number."""
     given: dict[int, set[tuple[int, ...]]] = {}
     for d in program.unrolled():
         given.setdefault(d.kernel, set()).add(d.offsets)
-    kernels = list(program.kernels)
-    for k, offsets in given.items():
-        text = with_offsets(kernels[k].wgsl, *offsets) if kernels[k].slots and len(offsets) == 1 else None
-        if text is not None:  # made anew: `replace` would spell it in every language
-            kernels[k] = KernelSource(kernels[k].label, kernels[k].bindings, 0, kernels[k].workgroup_memory, text, "")
-    dispatches = [d if kernels[d.kernel].slots else replace(d, offsets=(), moves=()) for d in program.dispatches]
-    return replace(program, kernels=tuple(kernels), dispatches=tuple(dispatches))
+    return {k: offsets for k, (offsets, *others) in given.items() if program.kernels[k].slots and not others}
+
+
+def with_constant_offsets(kernel: KernelSource, offsets: tuple[int, ...]) -> KernelSource:
+    """With these in its text, if it does not compute which it needs: one bind group fewer to set a launch."""
+    text = with_offsets(kernel.wgsl, offsets)
+    if text is None:
+        return kernel
+    # made anew: `replace` would spell it in every language
+    return KernelSource(kernel.label, kernel.bindings, 0, kernel.workgroup_memory, text, "")
 
 
 def check_limits(program: Program, limits: Mapping[str, int], features: Set[str], device: str) -> None:
@@ -167,7 +169,7 @@ def build(program: Program, device: Any, calls: Calls, kernels: Kernels, shared:
     try:
         for b in program.buffers:
             loaded.arrays.append(_array(b, loaded.depth, device, calls, shared))
-        held = _compiled(program, calls, kernels)
+        loaded.program, held = _compiled(program, calls, kernels)
         _launch(loaded, device, calls, kernels)
         loaded.inputs = plan_inputs(program, loaded.arrays, loaded.depth)
         loaded.outputs = plan_outputs(program, loaded.arrays)
@@ -266,17 +268,33 @@ def _array(b: Buffer, depth: int, device: Any, calls: Calls, shared: dict[str, A
     return made
 
 
-def _compiled(program: Program, calls: Calls, kernels: Kernels) -> list[Any]:
-    """All pipelines, compiled side by side: a driver that has not seen the kernels takes 10 to 100 ms for each.
+def _compiled(program: Program, calls: Calls, kernels: Kernels) -> tuple[Program, list[Any]]:
+    """The program with the kernels that were compiled, side by side: a driver that has not seen them takes 10 to 100 ms
+    for each. And their pipelines.
 
-    Products take longest, and launches of several, so they come first.
+    Products take longest, and launches of several, so they come first. Each is spelled when its turn comes.
     """
     for kernel in program.kernels:
         kernels.layout(kernel)
     kernels.offsets_layout()
-    with ThreadPoolExecutor(max(1, min(COMPILERS, len(program.kernels), processors()))) as pool:
-        first = sorted(program.kernels, key=lambda k: (k.workgroup_memory, k.slots), reverse=True)
-        return list(pool.map(kernels.pipeline, first, repeat(calls)))
+    constant = offsets_of_kernels(program)
+
+    def made(number: int) -> tuple[KernelSource, Any]:
+        kernel = program.kernels[number]
+        if number in constant:
+            kernel = with_constant_offsets(kernel, constant[number])
+        return kernel, kernels.pipeline(kernel, calls)
+
+    def size(number: int) -> tuple[int, int]:
+        kernel = program.kernels[number]
+        return kernel.workgroup_memory, 0 if number in constant else kernel.slots
+
+    order = sorted(range(len(program.kernels)), key=size, reverse=True)
+    with ThreadPoolExecutor(max(1, min(COMPILERS, len(order), processors()))) as pool:
+        found = dict(zip(order, pool.map(made, order), strict=True))
+    sources = tuple([found[k][0] for k in range(len(order))])
+    dispatches = [d if sources[d.kernel].slots else replace(d, offsets=(), moves=()) for d in program.dispatches]
+    return replace(program, kernels=sources, dispatches=tuple(dispatches)), [pipeline for _, pipeline in found.values()]
 
 
 def _launch(loaded: Loaded, device: Any, calls: Calls, kernels: Kernels) -> None:

@@ -1,0 +1,101 @@
+"""Where the time to a first step goes: what each thread does when, and how long the driver takes for each kernel.
+
+    python bench/first.py gpt256                                       the default device
+    __GL_SHADER_DISK_CACHE_PATH=$(mktemp -d) python bench/first.py gpt256 --device webgpu      NVIDIA's cache empty
+
+A process has one first step, so this measures one model. Times are seconds from the call of `tg.compile`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from steps import CLIP, DECAY, RATE, WORKLOADS, machine, workload
+
+import tracegrad as tg
+from tracegrad import optim
+from tracegrad.compiler import build
+from tracegrad.engine import params, training
+from tracegrad.runtime import cpu, native, wgpu_program
+
+PHASES: list[tuple[Any, str, str]] = [  # where a function is looked up, its name there, and what it does
+    (training, "trace_step", "trace"),
+    (build.TracedStep, "compiled", "gradients, passes, kernels, memory"),
+    (params, "drawn", "draw the parameters"),
+    (native, "load_wgpu", "import wgpu"),
+    (native, "open_device", "open the device"),
+    (native.NativeSession, "_pick_calls", "test the device"),
+    (native.NativeSession, "load", "load the program"),
+    (native.NativeSession, "write", "upload an array"),
+    (cpu.CpuSession, "load", "load the program"),
+]
+LEAST = 0.002  # seconds: shorter ones are not told
+
+
+@dataclass(frozen=True)
+class Span:
+    """One call."""
+
+    begin: float
+    end: float
+    thread: str
+    what: str
+
+
+def timed(owner: Any, name: str, what: Callable[..., str], spans: list[Span]) -> None:
+    """Note every call of `owner.name` from now on."""
+    function = getattr(owner, name)
+
+    @functools.wraps(function)
+    def noted(*args: Any, **kwargs: Any) -> Any:
+        begin = time.perf_counter()
+        try:
+            return function(*args, **kwargs)
+        finally:
+            spans.append(Span(begin, time.perf_counter(), threading.current_thread().name, what(*args)))
+
+    setattr(owner, name, noted)
+
+
+def main() -> None:
+    """Two tables."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("model", choices=WORKLOADS)
+    parser.add_argument("--device", default="auto")
+    args = parser.parse_args()
+    phases, pipelines = list[Span](), list[Span]()
+    for owner, name, what in PHASES:
+        timed(owner, name, lambda *_, what=what: what, phases)
+    timed(wgpu_program.Kernels, "pipeline", lambda _, kernel, *__: kernel.label, pipelines)
+    w = workload(args.model)
+    batch = w.batch(np.random.default_rng(0))
+    optimizer = optim.adamw(lr=RATE, weight_decay=DECAY, clip_grad_norm=CLIP)
+    start = time.perf_counter()
+    train = tg.compile(model=w.model(), loss=w.loss, inputs=w.inputs, optimizer=optimizer, seed=0, device=args.device)
+    compiled = time.perf_counter()
+    _ = train.step(batch).loss
+    end = time.perf_counter()
+    print(machine(), train.device, sep="\n")
+    print("\n| from | to | thread | what |\n|---|---|---|---|")
+    for s in sorted(phases, key=lambda s: s.begin):
+        if s.end - s.begin >= LEAST:
+            print(f"| {s.begin - start:.3f} | {s.end - start:.3f} | {s.thread} | {s.what} |")
+    print(f"| 0.000 | {compiled - start:.3f} | | `tg.compile` |")
+    print(f"| {compiled - start:.3f} | {end - start:.3f} | | a step |")
+    found = sorted((s for s in pipelines if s.end - s.begin >= LEAST), key=lambda s: s.begin - s.end)
+    if found:
+        print(f"\n{len(found)} pipelines, {sum(s.end - s.begin for s in found):.2f} s together, each waiting included:")
+        print("\n| from | to | seconds | kernel |\n|---|---|---|---|")
+    for s in found:
+        print(f"| {s.begin - start:.3f} | {s.end - start:.3f} | {s.end - s.begin:.3f} | {s.what} |")
+
+
+if __name__ == "__main__":
+    main()
