@@ -19,7 +19,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -96,13 +96,13 @@ def source(state: str) -> Iterator[Path]:
                 subprocess.run([*git, "remove", "--force", folder], check=True)
 
 
-def measure(name: str, folders: dict[str, Path], device: str, seconds: float) -> list[str]:
+def measure(name: str, folders: list[tuple[str, Path]], device: str, seconds: float) -> list[str]:
     """The rows of one model."""
-    states = [State(folder, name, device) for folder in folders.values()]
-    times = median_ms(states, seconds)
+    with ExitStack() as stack:
+        states = [stack.enter_context(closing(State(folder, name, device))) for _, folder in folders]
+        times = median_ms(states, seconds)
     rows: list[str] = []
-    for label, state, ms in zip(folders, states, times):
-        state.close()
+    for (label, _), state, ms in zip(folders, states, times, strict=True):
         f = state.facts
         row = [name, label, f"{f['dispatches']}", f"{f['temporaries']:.1f}", f"{f['first']:.2f}", f"{f['kernels']:.3g}"]
         rows.append("| " + " | ".join([*row, f"{ms:.4g}", f"{ms / times[0]:.3f}"]) + " |")
@@ -123,7 +123,7 @@ def main() -> None:
         return
     print(machine())
     with ExitStack() as stack:
-        folders = {state: stack.enter_context(source(state)) for state in args.states}
+        folders = [(state, stack.enter_context(source(state))) for state in args.states]
         print_table(HEAD, args.models, lambda name: measure(name, folders, args.device, args.seconds))
 
 

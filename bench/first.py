@@ -1,4 +1,5 @@
-"""Where the time to a first step goes: what each thread does when, and how long the driver takes for each kernel.
+"""Where the time to a first step goes: what each thread does when, and how long each kernel takes to be spelled and
+compiled by the driver.
 
     python bench/first.py gpt256                                       the default device
     __GL_SHADER_DISK_CACHE_PATH=$(mktemp -d) python bench/first.py gpt256 --device webgpu      NVIDIA's cache empty

@@ -87,7 +87,12 @@ def calls_of(source: KernelSource) -> Iterator[tuple[str, dict[str, int]]]:
     functions = source.wgsl.split("\nfn k")[1:]
     main = functions[-1].partition("\nfn main(")[2]
     puts = {
-        name: re.findall(r"mem(\d+)\[i\] = x;", body) for name, body in re.findall(r"fn (put_\w+)(.*)", source.wgsl)
+        name: {
+            number: array
+            for numbers, array in re.findall(r"(?:case )?([\d, ]+|default): \{ mem(\d+)\[i\] = x; \}", body)
+            for number in numbers.split(", ")
+        }
+        for name, body in re.findall(r"fn (put_\w+)(.*)", source.wgsl)
     }
     for function in functions:
         name = function.partition("(")[0]
@@ -104,7 +109,10 @@ def calls_of(source: KernelSource) -> Iterator[tuple[str, dict[str, int]]]:
             )[0],
         )
         for n in range((end - begin) // each):
-            stores = re.sub(r"(put_\w+)\(n, (.*)\);", lambda put, n=n: f"mem{puts[put[1]][n]}[{put[2]}] = x;", function)
+            arrays = {name: of.get(str(n), of["default"]) for name, of in puts.items()}
+            stores = re.sub(
+                r"(put_\w+)\(n, (.*)\);", lambda put, arrays=arrays: f"mem{arrays[put[1]]}[{put[2]}] = x;", function
+            )
             yield stores, {o: first + n * slots + int(s) for o, s in shared}
 
 

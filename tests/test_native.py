@@ -5,7 +5,9 @@ from __future__ import annotations
 import base64
 import gc
 import os
+import time
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
@@ -389,3 +391,23 @@ def test_calls_that_cannot_be_had_or_compute_wrongly_give_way_to_the_next(
     with monkeypatch.context() as patch:
         patch.setattr(wgpu_compiled, "FUNCTIONS", ("NoSuchFunction",))
         assert chosen() == "direct"
+
+
+def test_kernels_are_spelled_one_at_a_time_whoever_asks() -> None:
+    """Kernels share what expressions are made of, and threads that compile pipelines ask for texts side by side."""
+    inside, most = 0, 0
+
+    def spell() -> str:
+        nonlocal inside, most
+        inside += 1
+        most = max(most, inside)
+        time.sleep(0.01)
+        inside -= 1
+        return "text"
+
+    kernels = [
+        KernelSource.spelled({"wgsl": spell}, label="k", bindings=(), slots=0, workgroup_memory=0) for _ in range(8)
+    ]
+    with ThreadPoolExecutor(8) as pool:
+        assert list(pool.map(lambda k: k.wgsl, kernels)) == ["text"] * 8
+    assert most == 1

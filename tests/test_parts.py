@@ -43,6 +43,7 @@ def two_axes(x: tg.Tensor, y: tg.Tensor) -> tg.Tensor:
 
 CASES: dict[str, tuple[Callable[..., tg.Tensor], tuple[int, ...], tuple[int, ...]]] = {
     "rows": (lambda x, y: x @ y, (20, 330), (330, 17)),
+    "three columns": (lambda x, y: x @ y, (20, 330), (330, 3)),
     "vectors": (lambda x, y: x @ y, (20, 328), (328, 16)),
     "the gradient of a weight": (lambda x, y: x.transpose() @ y, (332, 20), (332, 24)),
     "a stack": (lambda x, y: x @ y, (3, 20, 330), (3, 330, 17)),

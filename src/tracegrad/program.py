@@ -10,6 +10,7 @@ from __future__ import annotations
 import base64
 import functools
 import json
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, is_dataclass, replace
 from itertools import repeat
@@ -74,8 +75,11 @@ class Binding:
     size: int = 0  # elements that the kernel's text declares: a bound known beforehand is cheap to check; 0 is any
 
 
+SPELLING = threading.RLock()  # kernels share what expressions are made of, which spelling adds to
+
+
 class Spelled:
-    """Texts that are made when they are first asked for: a device reads one language of several."""
+    """Texts that are made when they are first asked for, by any thread: a device reads one language of several."""
 
     __slots__ = ("_spell",)
 
@@ -85,7 +89,8 @@ class Spelled:
             spell = object.__getattribute__(self, "_spell").get(name)
             if spell is None:
                 raise AttributeError(name)
-            object.__setattr__(self, name, spell())
+            with SPELLING:
+                object.__setattr__(self, name, spell())
             return object.__getattribute__(self, name)
 
 

@@ -74,7 +74,7 @@ fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) 
 @group(0) @binding(2) var<storage, read_write> mem2: array<f32>;
 @group(0) @binding(3) var<storage, read_write> mem3: array<f32>;
 @group(1) @binding(0) var<uniform> at: array<vec4<i32>, 3>;
-fn put_k0_3(n: i32, i: i32, x: f32) { switch n { case 0: { mem2[i] = x; } case 1: { mem2[i] = x; } default: { mem3[i] = x; } } }
+fn put_k0_3(n: i32, i: i32, x: f32) { switch n { case 0, 1: { mem2[i] = x; } default: { mem3[i] = x; } } }
 fn k0(w: i32, lid: i32, n: i32, first: i32) {
   let o0 = at[(first + 0) / 4][(first + 0) % 4];
   let o1 = at[(first + 1) / 4][(first + 1) % 4];

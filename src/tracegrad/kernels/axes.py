@@ -28,7 +28,7 @@ def natural_domain(c: Cluster) -> Domain:
         k = t.inputs[0].shape[-1]
         m, n = t.shape[-2:]
         first = t.ndim - t.inputs[0].ndim  # behind the axis of parts
-        groups = (("p", t.shape[:first]), ("b", t.shape[first:-2]), ("m", (m,)), ("n", (n,)), ("k", (k,)))
+        groups = (("part", t.shape[:first]), ("b", t.shape[first:-2]), ("m", (m,)), ("n", (n,)), ("k", (k,)))
         return Domain(tuple([(g, axes(n)) for g, n in groups]))
     if c.kind == "scatter":
         a = t.axis

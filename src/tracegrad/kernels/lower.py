@@ -140,7 +140,7 @@ class _Lowering:
         for t in self.c.nodes:
             if t.serial in outs:
                 stores.append(self.store(t))
-        outer = [a for g in ("p", "b", "m", "n", "i") for a in self.axes.get(g, ())]
+        outer = [a for g in ("part", "b", "m", "n", "i") for a in self.axes.get(g, ())]
         inner = [a for g in ("k", "j") for a in self.axes.get(g, ())]
         names = list(dict.fromkeys(t.prim.name for t in self.c.computes if t.prim is not COPY))
         label = "+".join(names[:6]) or "copy"
@@ -157,7 +157,7 @@ class _Lowering:
     def own(self, t: Tensor) -> tuple[tuple[Index, ...], bool]:
         """Coordinates of a member at the current point, and whether it is at the inner level."""
         if self.c.kind in ("product", "scatter"):
-            return self.coordinates(t.shape, "p", "b", "m", "n"), False
+            return self.coordinates(t.shape, "part", "b", "m", "n"), False
         if self.c.kind == "rows" and t.size != self.c.rows:
             return self.coordinates(t.shape, "i", "j"), True
         return self.coordinates(t.shape, "i"), False
@@ -195,7 +195,7 @@ class _Lowering:
 
     def sides(self) -> tuple[tuple[Axis, ...], tuple[Axis, ...], tuple[Axis, ...]]:
         """The axes of a product's batch, rows and columns."""
-        return (*self.axes.get("p", ()), *self.axes["b"]), tuple(self.axes["m"]), tuple(self.axes["n"])
+        return (*self.axes.get("part", ()), *self.axes["b"]), tuple(self.axes["m"]), tuple(self.axes["n"])
 
     def scatter(self, t: Tensor, name: str) -> Fold:
         x, indices = t.inputs

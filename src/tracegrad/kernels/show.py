@@ -13,7 +13,8 @@ INLINE = ("const", "index", "local")  # shown where they are used
 def show_kernel(kernel: Kernel) -> str:
     """`slot[index]` is a value in memory, `%n` one that the kernel computed, a bare name a fold's result."""
     who = "every workgroup" if kernel.uniform else "each"
-    folds = f", {who} folds {kernel.length} ({_axes(kernel.inner)})" if kernel.inner else ""
+    part = " of" if kernel.product is not None and kernel.product.part else ""
+    folds = f", {who} folds {kernel.length}{part} ({_axes(kernel.inner)})" if kernel.inner else ""
     lines = [f"{kernel.label}: {kernel.rows} points ({_axes(kernel.outer)}){folds}"]
     for k, s in enumerate(kernel.slots):
         role = "written" if s.written else "read"

@@ -1,8 +1,8 @@
 """Split long, narrow folds and products in two, so that more than a few workgroups have work.
 
-Occupancy decides small reductions: without this pass the CNN of bench/steps.py was three times slower. Where a length
-has no divisor of a fitting size, what is left over is folded apart: the norm of 1 860 847 gradients, a prime, took an
-H200 3.7 ms in one step.
+Occupancy decides small reductions: without this pass the CNN of bench/steps.py was three times slower. Where the length
+of a fold has no divisor of a fitting size, what is left over is folded apart: the norm of 1 860 847 gradients, a prime,
+took an H200 3.7 ms in one step. Of a product the last part may be shorter than the others.
 """
 
 from __future__ import annotations
@@ -27,7 +27,10 @@ TRAFFIC = 0.5  # to write and read one partial result, likewise
 
 
 def split_long(roots: Sequence[Tensor]) -> list[Tensor]:
-    """sum over K of x[..., K]  ->  sum over S of (sum over K/S of x[..., S, K/S]); likewise products and scatters."""
+    """sum over K of x[..., K]  ->  sum over S of (sum over K/S of x[..., S, K/S]); likewise products and scatters.
+
+    Products of one axis k:  a @ b  ->  sum over parts of `matmul_parts(a, b)`.
+    """
 
     def rule(t: Tensor, inputs: tuple[Tensor, ...]) -> Tensor | None:
         if t.prim.family == "fold":
@@ -119,7 +122,8 @@ def _axes_behind(a: Tensor, k: int) -> tuple[int, ...]:
 
 @cache
 def _ways(batch: int, m: int, n: int, k: int, axes: tuple[int, ...]) -> tuple[int, int]:
-    """How many parts of a product to do first, each a product of its own; or of how many k, the last of fewer.
+    """How many equal parts to do first, each a product of its own (1 for none), and else of how many k parts that the
+    product itself knows (0 for none).
 
     The former where k is several axes: their indices need divisions where a part begins in the middle of one.
     """

@@ -132,6 +132,7 @@ MATMUL = register(
 
 def _parts_type(a: TensorType, b: TensorType, *, part: int) -> TensorType:
     whole = _matmul_type(a, b)
+    assert 0 < part < a.shape[-1], f"{part} of {a.shape[-1]} are no part"  # several: kernels count them by an axis
     return TensorType(whole.dtype, (-(-a.shape[-1] // part), *whole.shape))
 
 
@@ -145,7 +146,8 @@ def _parts_batch(n: int, y: Tensor, a: Tensor, b: Tensor, *, part: int) -> Tenso
     return permute(many, (1, 0, *range(2, many.ndim)))
 
 
-# out[p, .., m, n] = the same sum over the k from p * part to (p + 1) * part. Passes make it, behind all derivatives.
+# out[p, .., m, n] = the same sum over the k from p * part to (p + 1) * part. Passes make it, behind all transforms; it
+# can be batched because every row can.
 MATMUL_PARTS = register(
     Primitive(
         "matmul_parts", "product", _parts_type, array=_parts_array, batch=_parts_batch, combine="add", identity=0.0

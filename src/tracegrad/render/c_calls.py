@@ -64,13 +64,17 @@ class _Writer:
                 function = Function(self.extended(), {})
                 self.call(function, function.scatter(f, slot))
                 loaded[f.local] = slot, self.flat
-            elif f.product is not None and self.kernel.length > FEW and not is_vector(f.product):
+            elif f.product is not None and self.is_called(f.product):
                 loaded[f.local] = self.product(f, f.product), self.flat
         rest = [s for s in self.kernel.body if not (isinstance(s, Fold) and s.local in loaded)]
         rest = [s for s in rest if not self.in_place(s, loaded)]
         if rest:
             function = Function(replace(self.extended(), body=tuple(rest)), loaded)
             self.call(function, function.body())
+
+    def is_called(self, p: Product) -> bool:
+        """Is a product worth a call? A fold knows no parts of k."""
+        return p.part > 0 or (self.kernel.length > FEW and not is_vector(p))
 
     def in_place(self, s: Fold | Store, loaded: dict[str, tuple[int, Index]]) -> bool:
         """Does a product write this value by itself?"""

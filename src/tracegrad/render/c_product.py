@@ -197,7 +197,7 @@ typedef struct {{
   long c;
   float *pa, *pb, *pc;
   const long *offsets;
-  long limits, part, alike; /* so many k are summed at a time, the same ones by so many neighbours in the stack */
+  long limits, at_once, alike; /* so many k are summed at a time, the same ones by so many neighbours in the stack */
 }} product_;
 {LIMIT_BITS}
 
@@ -212,7 +212,7 @@ static void product_within(const product_ *p, const long *o, long first, long ro
     if (p->limits & n_m) c_last = min_long(c_last, r_end);
     for (long c_end; c < c_last; c = c_end) {{
       c_end = min_long(c_last, (c / wide + 1) * wide);
-      long begin = first, end = min_long(p->k, first + p->part);
+      long begin = first, end = min_long(p->k, first + p->at_once);
       if (p->limits & k_m) end = min_long(end, r_end);
       if (p->limits & k_n) end = min_long(end, c_end);
       if (p->limits & m_k && r > begin) begin = r;
@@ -235,7 +235,7 @@ void product(void **at, long part, long parts) {{
     long row = 0, rows = p->m, column = 0, columns = p->n;
     if (!stack && by_row) row = first * width, rows = min_long(end * width, p->m) - row;
     if (!stack && !by_row) column = first * width, columns = min_long(end * width, p->n) - column;
-    product_within(p, o, i / p->alike * p->part, row, rows, column, columns);
+    product_within(p, o, i / p->alike * p->at_once, row, rows, column, columns);
   }}
 }}
 """

@@ -176,7 +176,8 @@ class _Writer:
         if len(set(arrays)) == 1:
             return f"{arrays[0]}[{at}] = {value};"
         put, element = f"put_{self.name}_{slot}", self.elements[self.of.bound[0][slot]]
-        cases = " ".join(f"case {n}: {{ {array}[i] = x; }}" for n, array in enumerate(arrays[:-1]))
+        others = {a: [str(n) for n, x in enumerate(arrays) if x == a] for a in arrays if a != arrays[-1]}
+        cases = " ".join(f"case {', '.join(numbers)}: {{ {a}[i] = x; }}" for a, numbers in others.items())
         switch = f"switch n {{ {cases} default: {{ {arrays[-1]}[i] = x; }} }}"
         self.puts[slot] = f"fn {put}(n: i32, i: i32, x: {element}) {{ {switch} }}"
         return f"{put}(n, {at}, {value});"

@@ -124,7 +124,7 @@ def offsets_of_kernels(program: Program) -> dict[int, tuple[int, ...]]:
 
 
 def with_constant_offsets(kernel: KernelSource, offsets: tuple[int, ...]) -> KernelSource:
-    """With these in its text, if it does not compute which it needs: one bind group fewer to set a launch."""
+    """With these in its text, if it reads them at constant positions: one bind group fewer to set a launch."""
     text = with_offsets(kernel.wgsl, offsets)
     if text is None:
         return kernel
@@ -285,11 +285,8 @@ def _compiled(program: Program, calls: Calls, kernels: Kernels) -> tuple[Program
             kernel = with_constant_offsets(kernel, constant[number])
         return kernel, kernels.pipeline(kernel, calls)
 
-    def size(number: int) -> tuple[int, int]:
-        kernel = program.kernels[number]
-        return kernel.workgroup_memory, 0 if number in constant else kernel.slots
-
-    order = sorted(range(len(program.kernels)), key=size, reverse=True)
+    sizes = [(kernel.workgroup_memory, kernel.slots) for kernel in program.kernels]
+    order = sorted(range(len(sizes)), key=sizes.__getitem__, reverse=True)
     with ThreadPoolExecutor(max(1, min(COMPILERS, len(order), processors()))) as pool:
         found = dict(zip(order, pool.map(made, order), strict=True))
     sources = tuple([found[k][0] for k in range(len(order))])
