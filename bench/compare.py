@@ -24,10 +24,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from steps import CLIP, DECAY, RATE, WORKLOADS, facts, machine, median_ms, print_table, tracegrad_block, workload
-
-import tracegrad as tg
-from tracegrad import optim
+from steps import WORKLOADS, facts, machine, median_ms, print_table, tracegrad_block, tracegrad_training, workload
 
 ROOT = Path(__file__).parents[1]
 HEAD = ("model", "state", "dispatches", "temporaries MiB", "first step s", "kernels ms", "ms a step", "times the first")
@@ -36,9 +33,8 @@ HEAD = ("model", "state", "dispatches", "temporaries MiB", "first step s", "kern
 def serve(name: str, device: str) -> None:
     """A child: says what it compiled, then runs as many steps as it is told and answers with the seconds."""
     w = workload(name)
-    optimizer = optim.adamw(lr=RATE, weight_decay=DECAY, clip_grad_norm=CLIP)
     began = time.perf_counter()
-    train = tg.compile(model=w.model(), loss=w.loss, inputs=w.inputs, optimizer=optimizer, seed=0, device=device)
+    train = tracegrad_training(w, device)
     _ = train.step(w.batch(np.random.default_rng(1))).loss
     first = time.perf_counter() - began
     print(json.dumps(facts(train.program) | {"first": first, "kernels": 1000 * train.profile(5).seconds}), flush=True)

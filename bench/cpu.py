@@ -27,10 +27,7 @@ from pathlib import Path
 from typing import Any
 
 from steps import (
-    CLIP,
-    DECAY,
     LARGE,
-    RATE,
     WORKLOADS,
     Child,
     compiled,
@@ -40,11 +37,11 @@ from steps import (
     print_table,
     torch_block,
     tracegrad_block,
+    tracegrad_training,
     workload,
 )
 
 import tracegrad as tg
-from tracegrad import optim
 
 PACKAGES = {
     "c": "tracegrad", "numpy": "tracegrad", "torch": "torch", "torch.compile": "torch", "jax": "jax",
@@ -68,9 +65,7 @@ def block_of(library: str, name: str) -> Callable[[int], float]:
         return torch_block(compiled(w) if library == "torch.compile" else w, "cpu")
     if library == "numpy":
         os.environ["TRACEGRAD_CC"] = "off"
-    optimizer = optim.adamw(lr=RATE, weight_decay=DECAY, clip_grad_norm=CLIP)
-    train = tg.compile(model=w.model(), loss=w.loss, inputs=w.inputs, optimizer=optimizer, seed=0, device="cpu")
-    return tracegrad_block(w, train)
+    return tracegrad_block(w, tracegrad_training(w, "cpu"))
 
 
 def resident(what: str) -> float:

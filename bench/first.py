@@ -18,10 +18,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from steps import CLIP, DECAY, RATE, WORKLOADS, machine, workload
+from steps import WORKLOADS, machine, tracegrad_training, workload
 
-import tracegrad as tg
-from tracegrad import optim
 from tracegrad.compiler import build
 from tracegrad.engine import params, training
 from tracegrad.runtime import cpu, native, wgpu_program
@@ -77,9 +75,8 @@ def main() -> None:
     timed(wgpu_program.Kernels, "pipeline", lambda _, kernel, *__: kernel.label, pipelines)
     w = workload(args.model)
     batch = w.batch(np.random.default_rng(0))
-    optimizer = optim.adamw(lr=RATE, weight_decay=DECAY, clip_grad_norm=CLIP)
     start = time.perf_counter()
-    train = tg.compile(model=w.model(), loss=w.loss, inputs=w.inputs, optimizer=optimizer, seed=0, device=args.device)
+    train = tracegrad_training(w, args.device)
     compiled = time.perf_counter()
     _ = train.step(batch).loss
     end = time.perf_counter()

@@ -34,11 +34,11 @@ from steps import (
     print_table,
     torch_block,
     tracegrad_block,
+    tracegrad_training,
     workload,
 )
 
 import tracegrad as tg
-from tracegrad import optim
 
 PACKAGES = {"tracegrad": "tracegrad", "torch": "torch", "torch.compile": "torch", "torch graph": "torch", "jax": "jax"}
 HEAD = ("model", "library", "ms a step", "times tracegrad", "first step s")
@@ -55,9 +55,7 @@ def block_of(library: str, name: str) -> Callable[[int], float]:
         return graph_block(w)
     if library.startswith("torch"):
         return torch_block(compiled(w) if library == "torch.compile" else w, "webgpu")
-    optimizer = optim.adamw(lr=RATE, weight_decay=DECAY, clip_grad_norm=CLIP)
-    train = tg.compile(model=w.model(), loss=w.loss, inputs=w.inputs, optimizer=optimizer, seed=0, device="webgpu")
-    return tracegrad_block(w, train)
+    return tracegrad_block(w, tracegrad_training(w, "webgpu"))
 
 
 def graph_block(w: Workload) -> Callable[[int], float]:

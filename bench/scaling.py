@@ -27,10 +27,10 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
-from steps import CLIP, CONTEXT, DECAY, RATE, WORKLOADS, Workload, gpt, machine, torch_block, tracegrad_block
+from steps import CONTEXT, WORKLOADS, Workload, gpt, machine, torch_block, tracegrad_block, tracegrad_training
 
 import tracegrad as tg
-from tracegrad import nn, optim
+from tracegrad import nn
 
 Facts = dict[str, Any]
 DENSE = SimpleNamespace(WIDTH=512, BATCH=128)
@@ -116,12 +116,6 @@ def workload(point: str) -> Workload:
     return WORKLOADS[name]
 
 
-def compiled(w: Workload, device: str) -> Any:
-    """The training."""
-    optimizer = optim.adamw(lr=RATE, weight_decay=DECAY, clip_grad_norm=CLIP)
-    return tg.compile(model=w.model(), loss=w.loss, inputs=w.inputs, optimizer=optimizer, seed=0, device=device)
-
-
 def steady(block: Callable[[int], float], seconds: float) -> float:
     """Milliseconds a step: the best of at least five blocks of steps. What else a machine does only adds."""
     n = max(1, min(500, int(seconds / 10 / max(block(2) / 2, 1e-6))))
@@ -135,7 +129,7 @@ def measured(point: str, device: str, seconds: float) -> Facts:
     """One point of a sweep."""
     w = workload(point)
     began = time.perf_counter()
-    train = compiled(w, device)
+    train = tracegrad_training(w, device)
     compile_s = time.perf_counter() - began
     _ = train.step(w.batch(np.random.default_rng(1))).loss
     first = time.perf_counter() - began
@@ -156,7 +150,7 @@ def taking_turns(points: Sequence[str], device: str, seconds: float) -> list[Fac
     trainings: list[tuple[Any, dict[str, Any]]] = []
     for point in points:
         w = workload(point)
-        trainings.append((compiled(w, device), w.batch(rng)))
+        trainings.append((tracegrad_training(w, device), w.batch(rng)))
 
     def block(k: int, n: int) -> float:
         train, batch = trainings[k]
@@ -184,7 +178,7 @@ def peak_memory(point: str, library: str, device: str) -> Facts:
 
         on_gpu = device == "webgpu" and torch.cuda.is_available()
     before, w = resident("VmRSS"), workload(point)
-    train = compiled(w, device) if library == "tracegrad" else None
+    train = tracegrad_training(w, device) if library == "tracegrad" else None
     block = tracegrad_block(w, train) if train is not None else torch_block(w, device)
     block(2)
     if train is not None and device == "webgpu":

@@ -90,7 +90,10 @@ class Spelled:
             if spell is None:
                 raise AttributeError(name)
             with SPELLING:
-                object.__setattr__(self, name, spell())
+                try:  # while it waited, another thread may have spelled it
+                    return object.__getattribute__(self, name)
+                except AttributeError:
+                    object.__setattr__(self, name, spell())
             return object.__getattribute__(self, name)
 
 
