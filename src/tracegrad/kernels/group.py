@@ -59,6 +59,13 @@ class Launch:
         self.tilings += other.tilings
         self.arrays |= other.arrays
 
+    def pop(self, c: Cluster, schedule: Schedule) -> Launch:
+        """Take one out, as a launch of its own."""
+        k = next(k for k, d in enumerate(self.clusters) if d is c)
+        own = Launch([self.clusters.pop(k)], [self.kernels.pop(k)], [self.tilings.pop(k)], arrays_of(schedule, c))
+        self.arrays = set[str]().union(*(arrays_of(schedule, d) for d in self.clusters))
+        return own
+
     def sort(self, number: Mapping[int, int]) -> None:
         """Long members first, so that short ones fill the gaps they leave; equal ones side by side, which share a
         function. number: id of a kernel -> its own.

@@ -2,18 +2,49 @@
 
 Grouping puts every kernel where it can first run. The gradient of a bias is not read before the norm of all gradients,
 though, and its sums leave most of a device idle: those of several layers share a launch. So do the gradients of the
-weights of q, k and v.
+weights of q, k and v, even where each keeps a device busy: three launches end three times, with processors that wait.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from tracegrad.kernels.clusters import Cluster
 from tracegrad.kernels.fuse import Schedule
-from tracegrad.kernels.group import Launch, temporaries_of
+from tracegrad.kernels.group import ALONE, Launch, temporaries_of
 
 KEPT = 0.4  # of the largest temporary: how much a launch may keep alive by running later
+
+
+class _Readers:
+    """Who waits for whom, and what lives for it."""
+
+    def __init__(self, schedule: Schedule) -> None:
+        self.schedule = schedule
+        self.after: dict[int, list[Cluster]] = {id(c): [] for c in schedule.clusters}
+        self.reads = {id(c): temporaries_of(schedule, c) for c in schedule.clusters}
+        self.readers: dict[int, list[Cluster]] = {}  # serial of a temporary -> who reads it
+        for c in schedule.clusters:
+            for d in schedule.before_cluster(c):
+                self.after[id(d)].append(c)
+            for s in self.reads[id(c)]:
+                self.readers.setdefault(s, []).append(c)
+        sizes = [t.size for t in schedule.members if t.serial not in schedule.array]
+        self.most = KEPT * max(sizes, default=0)
+
+    def of(self, launch: Launch) -> list[Cluster]:
+        """Those that wait for a launch."""
+        return [d for c in launch.clusters for d in self.after[id(c)]]
+
+    def read_by(self, launch: Launch) -> set[int]:
+        """The temporaries that a launch reads."""
+        return set[int]().union(*(self.reads[id(c)] for c in launch.clusters))
+
+    def keeps_little(self, launch: Launch, j: int, position: Mapping[int, int]) -> bool:
+        """If it ran as number `j`, would what lives longer for it be little more than what lives later?"""
+        dying = (s for s in self.read_by(launch) if max(position[id(c)] for c in self.readers[s]) < j)
+        made = sum(t.size for c in launch.clusters for t in c.outs if t.serial not in self.schedule.array)
+        return sum(self.schedule.nodes[s].size for s in dying) - made <= self.most
 
 
 def postpone(schedule: Schedule, launches: Sequence[Launch]) -> list[Launch]:
@@ -21,25 +52,15 @@ def postpone(schedule: Schedule, launches: Sequence[Launch]) -> list[Launch]:
     that keeps little more alive. (From the last on, because the sum of some parts that is postponed lets what makes
     the parts be postponed too.)
     """
-    position = {id(c): k for k, launch in enumerate(launches) for c in launch.clusters}
-    after: dict[int, list[Cluster]] = {id(c): [] for c in schedule.clusters}
-    readers: dict[int, list[Cluster]] = {}  # serial of a temporary -> who reads it
-    reads = {id(c): temporaries_of(schedule, c) for c in schedule.clusters}
-    for c in schedule.clusters:
-        for d in schedule.before_cluster(c):
-            after[id(d)].append(c)
-        for s in reads[id(c)]:
-            readers.setdefault(s, []).append(c)
-    largest = max((t.size for t in schedule.members if t.serial not in schedule.array), default=0)
+    readers = _Readers(schedule)
+    launches = _gathered(readers, list(launches))
+    position = _positions(launches)
     out: dict[int, Launch] = dict(enumerate(launches))
     for k in reversed(range(len(launches))):
         launch = launches[k]
-        until = min((position[id(d)] for c in launch.clusters for d in after[id(c)]), default=len(launches))
-        read = set[int]().union(*(reads[id(c)] for c in launch.clusters))
-        dies = {s: max(position[id(c)] for c in readers[s]) for s in read}
-        made = sum(t.size for c in launch.clusters for t in c.outs if t.serial not in schedule.array)
+        until = min((position[id(d)] for d in readers.of(launch)), default=len(launches))
         for j in range(k + 1, until):
-            if sum(schedule.nodes[s].size for s, last in dies.items() if last < j) - made > KEPT * largest:
+            if not readers.keeps_little(launch, j, position):
                 break
             if j in out and launches[j].takes(launch, beside=True):
                 position.update((id(c), j) for c in launch.clusters)
@@ -47,3 +68,32 @@ def postpone(schedule: Schedule, launches: Sequence[Launch]) -> list[Launch]:
                 del out[k]
                 break
     return list(out.values())
+
+
+def _gathered(readers: _Readers, launches: list[Launch]) -> list[Launch]:
+    """Equal large kernels that read the same, such as the gradients of the weights of q, k and v, share the launch of
+    the last of them. Who waits for the others' results comes behind it.
+    """
+    for launch in reversed(launches[:]):
+        if len(launch.kernels) != 1 or launch.kernels[0].work < ALONE:
+            continue
+        position = _positions(launches)
+        waiting, read = readers.of(launch), readers.read_by(launch)
+        for j in range(launches.index(launch) + 1, len(launches)):
+            other = launches[j]
+            early = [c for c in waiting if position[id(c)] <= j]
+            waited = any(position[id(d)] <= j for c in early for d in readers.after[id(c)])
+            if waited or not readers.keeps_little(launch, j, position):
+                break
+            equal = any(k is launch.kernels[0] for k in other.kernels) and not read.isdisjoint(readers.read_by(other))
+            if equal and other.takes(launch, beside=True):
+                other.add(launch)
+                launches[j + 1 : j + 1] = [launches[position[id(c)]].pop(c, readers.schedule) for c in early]
+                launches = [x for x in launches if x is not launch and x.clusters]
+                break
+    return launches
+
+
+def _positions(launches: Sequence[Launch]) -> dict[int, int]:
+    """id of a cluster -> the number of its launch."""
+    return {id(c): k for k, launch in enumerate(launches) for c in launch.clusters}

@@ -27,6 +27,8 @@ from tracegrad.prims.functions import (
     EXPM1,
     LOG,
     LOG1P,
+    LOGISTIC,
+    LOGISTIC_ARRAY,
     MAX_HELPER,
     MIN_HELPER,
     POW,
@@ -280,6 +282,15 @@ sin = elementwise("sin", array="sin", wgsl="sin_({0})", vjp=lambda ct, y, x: (ct
 cos = elementwise("cos", array="cos", wgsl="cos_({0})", vjp=lambda ct, y, x: (-ct * sin(x),), cost=8, helper=COS)
 tanh = elementwise(
     "tanh", array="tanh", wgsl="tanh_({0})", vjp=lambda ct, y, x: (ct * (1.0 - y * y),), cost=12, helper=TANH
+)
+# Not `sigmoid`, whose small values are right to the last bits: for a factor
+logistic = elementwise(
+    "logistic",
+    array=LOGISTIC_ARRAY,
+    wgsl="logistic_({0})",
+    vjp=lambda ct, y, x: (ct * (y * (1.0 - y)),),
+    cost=8,
+    helper=LOGISTIC,
 )
 erf = elementwise(
     "erf",

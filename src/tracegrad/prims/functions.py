@@ -75,7 +75,7 @@ fn exp_(x: f32) -> f32 {{
   return select(scale_(y, i32(n)), x, is_nan_(x));
 }}"""
 
-# e^x for |x| <= 30, as the device has it: within 3 + 2|x| ulp, for what becomes a small part of a result
+# e^x for |x| <= 87, as the device has it: within 3 + 2|x| ulp, for what becomes a small part of a result
 NEAR_EXP = "fn near_exp_(x: f32) -> f32 { return exp(x); }"
 
 # The same as a polynomial, for a language in which that is a call
@@ -147,6 +147,17 @@ fn erf_(x: f32) -> f32 {{
   let y = 1.0 - near_exp_({horner(ERF_Q, "b")});
   return select(x + x * {horner(ERF_P, "z")}, select(y, -y, x < 0.0), a >= 1.0);
 }}"""
+
+# 1 / (1 + e^-x), where the error of e^-x counts by e^-x / (1 + e^-x)^2: at most 2^-24, and (3 + 2|x|) ulp
+LOGISTIC = f"""{NEAR_EXP}
+
+fn logistic_(x: f32) -> f32 {{
+  let a = abs(x);
+  let e = select(near_exp_(-min(a, 87.0)), 0.0, a > 87.0);
+  return select(1.0, e, x < 0.0) / (1.0 + e);
+}}"""
+
+LOGISTIC_ARRAY = "(lambda x, e: xp.where(x < 0.0, e, 1.0) / (1.0 + e))({0}, xp.exp(-xp.abs({0})))"
 
 # The same as one NumPy expression
 ERF_ARRAY = (
