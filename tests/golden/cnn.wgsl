@@ -240,25 +240,25 @@ fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) 
   if (w >= 0 && w < 1) { k0(w - 0, i32(lid)); }
 }
 
-// 5: max+sub+sum+mul
+// 5: peak+sub+sum+mul
 @group(0) @binding(0) var<storage, read> mem0: array<f32>;
 @group(0) @binding(1) var<storage, read> mem1: array<f32, 207>;
 @group(0) @binding(2) var<storage, read> mem2: array<i32, 3>;
 @group(0) @binding(3) var<storage, read_write> mem3: array<f32, 417>;
 @group(1) @binding(0) var<uniform> at: array<vec4<i32>, 2>;
 var<private> inf_bits: u32 = 0x7f800000u;
-fn max_f32(a: f32, b: f32) -> f32 {
-  let nan = max(bitcast<u32>(a) & 0x7fffffffu, bitcast<u32>(b) & 0x7fffffffu) > 0x7f800000u;
-  return select(max(a, b), a + b, nan);
-}
-fn max_i32(a: i32, b: i32) -> i32 { return max(a, b); }
-fn max_u32(a: u32, b: u32) -> u32 { return max(a, b); }
 fn min_f32(a: f32, b: f32) -> f32 {
   let nan = max(bitcast<u32>(a) & 0x7fffffffu, bitcast<u32>(b) & 0x7fffffffu) > 0x7f800000u;
   return select(min(a, b), a + b, nan);
 }
 fn min_i32(a: i32, b: i32) -> i32 { return min(a, b); }
 fn min_u32(a: u32, b: u32) -> u32 { return min(a, b); }
+fn max_f32(a: f32, b: f32) -> f32 {
+  let nan = max(bitcast<u32>(a) & 0x7fffffffu, bitcast<u32>(b) & 0x7fffffffu) > 0x7f800000u;
+  return select(max(a, b), a + b, nan);
+}
+fn max_i32(a: i32, b: i32) -> i32 { return max(a, b); }
+fn max_u32(a: u32, b: u32) -> u32 { return max(a, b); }
 fn is_nan_(x: f32) -> bool { return (bitcast<u32>(x) & 0x7fffffffu) > 0x7f800000u; }
 fn scale_(x: f32, n: i32) -> f32 {
   let half = n >> 1u;
@@ -291,7 +291,7 @@ fn k0(w: i32, lid: i32) {
     for (var j = lane; j < 10; j += 1) {
       let j0 = j;
       let xa0 = (mem0[o0 + (i0 * 10 + j0)] + mem1[o1 + j0]);
-      ta0 = max_f32(ta0, xa0);
+      ta0 = max(ta0, xa0);
     }
   }
   let a0 = ta0;

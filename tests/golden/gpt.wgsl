@@ -143,17 +143,11 @@ fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) 
   if (w >= 0 && w < 1) { k0(w - 0, i32(lid)); }
 }
 
-// 3: max+exp+sum+where
+// 3: peak+exp+sum+where
 @group(0) @binding(0) var<storage, read> mem0: array<f32, 1121>;
 @group(0) @binding(1) var<storage, read_write> mem1: array<f32>;
 @group(1) @binding(0) var<uniform> at: array<vec4<i32>, 1>;
 var<private> inf_bits: u32 = 0x7f800000u;
-fn max_f32(a: f32, b: f32) -> f32 {
-  let nan = max(bitcast<u32>(a) & 0x7fffffffu, bitcast<u32>(b) & 0x7fffffffu) > 0x7f800000u;
-  return select(max(a, b), a + b, nan);
-}
-fn max_i32(a: i32, b: i32) -> i32 { return max(a, b); }
-fn max_u32(a: u32, b: u32) -> u32 { return max(a, b); }
 fn is_nan_(x: f32) -> bool { return (bitcast<u32>(x) & 0x7fffffffu) > 0x7f800000u; }
 fn scale_(x: f32, n: i32) -> f32 {
   let half = n >> 1u;
@@ -186,7 +180,7 @@ fn k0(w: i32, lid: i32) {
       let j0 = j;
       let g1 = ((i1 * (-1) + j0) < 1);
       let xa0 = select((-bitcast<f32>(inf_bits)), (select(0.0, mem0[o0 + select(0, (h2 + j0), g1)], g1) * 0.707106769f), (j0 <= v0));
-      ta0 = max_f32(ta0, xa0);
+      ta0 = max(ta0, xa0);
     }
   }
   let a0 = ta0;
@@ -537,25 +531,25 @@ fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) 
   if (w >= 0 && w < 1) { k0(w - 0, i32(lid)); }
 }
 
-// 10: max+sub+sum+mul
+// 10: peak+sub+sum+mul
 @group(0) @binding(0) var<storage, read> mem0: array<f32, 1121>;
 @group(0) @binding(1) var<storage, read> mem1: array<f32, 1039>;
 @group(0) @binding(2) var<storage, read> mem2: array<i32, 17>;
 @group(0) @binding(3) var<storage, read_write> mem3: array<f32>;
 @group(1) @binding(0) var<uniform> at: array<vec4<i32>, 2>;
 var<private> inf_bits: u32 = 0x7f800000u;
-fn max_f32(a: f32, b: f32) -> f32 {
-  let nan = max(bitcast<u32>(a) & 0x7fffffffu, bitcast<u32>(b) & 0x7fffffffu) > 0x7f800000u;
-  return select(max(a, b), a + b, nan);
-}
-fn max_i32(a: i32, b: i32) -> i32 { return max(a, b); }
-fn max_u32(a: u32, b: u32) -> u32 { return max(a, b); }
 fn min_f32(a: f32, b: f32) -> f32 {
   let nan = max(bitcast<u32>(a) & 0x7fffffffu, bitcast<u32>(b) & 0x7fffffffu) > 0x7f800000u;
   return select(min(a, b), a + b, nan);
 }
 fn min_i32(a: i32, b: i32) -> i32 { return min(a, b); }
 fn min_u32(a: u32, b: u32) -> u32 { return min(a, b); }
+fn max_f32(a: f32, b: f32) -> f32 {
+  let nan = max(bitcast<u32>(a) & 0x7fffffffu, bitcast<u32>(b) & 0x7fffffffu) > 0x7f800000u;
+  return select(max(a, b), a + b, nan);
+}
+fn max_i32(a: i32, b: i32) -> i32 { return max(a, b); }
+fn max_u32(a: u32, b: u32) -> u32 { return max(a, b); }
 fn is_nan_(x: f32) -> bool { return (bitcast<u32>(x) & 0x7fffffffu) > 0x7f800000u; }
 fn scale_(x: f32, n: i32) -> f32 {
   let half = n >> 1u;
@@ -588,7 +582,7 @@ fn k0(w: i32, lid: i32) {
     for (var j = lane; j < 7; j += 1) {
       let j0 = j;
       let xa0 = (mem0[o0 + (i0 * 7 + j0)] + mem1[o1 + j0]);
-      ta0 = max_f32(ta0, xa0);
+      ta0 = max(ta0, xa0);
     }
   }
   let a0 = ta0;
@@ -1863,34 +1857,70 @@ fn k0(w: i32, lid: i32) {
   let row = w * 1 + 0;
   let lane = lid;
   let r = min(row, 0);
+  let j = lane;
+  let j_0 = min(j + 0, 1038);
+  let j0_0 = j_0;
+  let j_1 = min(j + 128, 1038);
+  let j0_1 = j_1;
+  let j_2 = min(j + 256, 1038);
+  let j0_2 = j_2;
+  let j_3 = min(j + 384, 1038);
+  let j0_3 = j_3;
+  let j_4 = min(j + 512, 1038);
+  let j0_4 = j_4;
+  let j_5 = min(j + 640, 1038);
+  let j0_5 = j_5;
+  let j_6 = min(j + 768, 1038);
+  let j0_6 = j_6;
+  let j_7 = min(j + 896, 1038);
+  let j0_7 = j_7;
+  let j_8 = min(j + 1024, 1038);
+  let j0_8 = j_8;
   var ta0 = 0f;
-  {
-    for (var j = lane; j < 1039; j += 512) {
-      let j_0 = min(j + 0, 1038);
-      let j0_0 = j_0;
-      let xa0_0 = (mem2[o3 + j0_0] * mem2[o3 + j0_0]);
-      let j_1 = min(j + 128, 1038);
-      let j0_1 = j_1;
-      let xa0_1 = (mem2[o3 + j0_1] * mem2[o3 + j0_1]);
-      let j_2 = min(j + 256, 1038);
-      let j0_2 = j_2;
-      let xa0_2 = (mem2[o3 + j0_2] * mem2[o3 + j0_2]);
-      let j_3 = min(j + 384, 1038);
-      let j0_3 = j_3;
-      let xa0_3 = (mem2[o3 + j0_3] * mem2[o3 + j0_3]);
-      if (j + 0 < 1039) {
-        ta0 = (ta0 + xa0_0);
-      }
-      if (j + 128 < 1039) {
-        ta0 = (ta0 + xa0_1);
-      }
-      if (j + 256 < 1039) {
-        ta0 = (ta0 + xa0_2);
-      }
-      if (j + 384 < 1039) {
-        ta0 = (ta0 + xa0_3);
-      }
-    }
+  let v0_0 = mem2[o3 + j0_0];
+  let xa0_0 = (v0_0 * v0_0);
+  let v1_1 = mem2[o3 + j0_1];
+  let xa0_1 = (v1_1 * v1_1);
+  let v2_2 = mem2[o3 + j0_2];
+  let xa0_2 = (v2_2 * v2_2);
+  let v3_3 = mem2[o3 + j0_3];
+  let xa0_3 = (v3_3 * v3_3);
+  let v4_4 = mem2[o3 + j0_4];
+  let xa0_4 = (v4_4 * v4_4);
+  let v5_5 = mem2[o3 + j0_5];
+  let xa0_5 = (v5_5 * v5_5);
+  let v6_6 = mem2[o3 + j0_6];
+  let xa0_6 = (v6_6 * v6_6);
+  let v7_7 = mem2[o3 + j0_7];
+  let xa0_7 = (v7_7 * v7_7);
+  let v8_8 = mem2[o3 + j0_8];
+  let xa0_8 = (v8_8 * v8_8);
+  if (j + 0 < 1039) {
+    ta0 = (ta0 + xa0_0);
+  }
+  if (j + 128 < 1039) {
+    ta0 = (ta0 + xa0_1);
+  }
+  if (j + 256 < 1039) {
+    ta0 = (ta0 + xa0_2);
+  }
+  if (j + 384 < 1039) {
+    ta0 = (ta0 + xa0_3);
+  }
+  if (j + 512 < 1039) {
+    ta0 = (ta0 + xa0_4);
+  }
+  if (j + 640 < 1039) {
+    ta0 = (ta0 + xa0_5);
+  }
+  if (j + 768 < 1039) {
+    ta0 = (ta0 + xa0_6);
+  }
+  if (j + 896 < 1039) {
+    ta0 = (ta0 + xa0_7);
+  }
+  if (j + 1024 < 1039) {
+    ta0 = (ta0 + xa0_8);
   }
   sf[lid] = ta0;
   workgroupBarrier();
@@ -1898,82 +1928,142 @@ fn k0(w: i32, lid: i32) {
   workgroupBarrier();
   ta0 = (((sf[128 + 0 * 8] + sf[128 + 0 * 8 + 4]) + (sf[128 + 0 * 8 + 2] + sf[128 + 0 * 8 + 6])) + ((sf[128 + 0 * 8 + 1] + sf[128 + 0 * 8 + 5]) + (sf[128 + 0 * 8 + 3] + sf[128 + 0 * 8 + 7])));
   let a0 = ta0;
-  let v0_0 = (!((bitcast<u32>((a0 + mem5[o7 + 0])) & 0x7f800000u) == 0x7f800000u));
-  let v2_0 = min_f32(1f, div_(mem1[o4 + 0], (sqrt(a0) + 9.99999997e-07f)));
-  let v4_0 = mem1[o1 + 0];
-  let v7_0 = mem1[o2 + 0];
-  let v10_0 = (-mem1[o9 + 0]);
-  let v11_0 = f32(bitcast<u32>(mem0[o0 + 0]));
-  let v12_0 = div_(1f, (-expm1_((v11_0 * log1p_((-v4_0))))));
-  let v13_0 = div_(1f, (-expm1_((v11_0 * log1p_((-v7_0))))));
-  let v14_0 = mem1[o10 + 0];
-  let v15_0 = mem1[o11 + 0];
+  let v9_0 = (!((bitcast<u32>((a0 + mem5[o7 + 0])) & 0x7f800000u) == 0x7f800000u));
+  let v11_0 = min_f32(1f, div_(mem1[o4 + 0], (sqrt(a0) + 9.99999997e-07f)));
+  let v13_0 = mem1[o1 + 0];
+  let v16_0 = mem1[o2 + 0];
+  let v19_0 = (-mem1[o9 + 0]);
+  let v20_0 = f32(bitcast<u32>(mem0[o0 + 0]));
+  let v21_0 = div_(1f, (-expm1_((v20_0 * log1p_((-v13_0))))));
+  let v22_0 = div_(1f, (-expm1_((v20_0 * log1p_((-v16_0))))));
+  let v23_0 = mem1[o10 + 0];
+  let v24_0 = mem1[o11 + 0];
   if (row < 1) {
-    for (var j = lane; j < 1039; j += 512) {
-      let j_0 = min(j + 0, 1038);
-      let j0_0 = j_0;
-      let v1_0 = mem3[o5 + j0_0];
-      let v3_0 = (mem2[o3 + j0_0] * v2_0);
-      let v5_0 = (v1_0 + ((v3_0 - v1_0) * v4_0));
-      let v6_0 = mem4[o6 + j0_0];
-      let v8_0 = (v6_0 + (((v3_0 * v3_0) - v6_0) * v7_0));
-      let v9_0 = mem6[o8 + j0_0];
-      let s13_0 = select(v1_0, v5_0, v0_0);
-      let s14_0 = select(v6_0, v8_0, v0_0);
-      let s15_0 = select(v9_0, (v9_0 + (v10_0 * (div_((v5_0 * v12_0), (sqrt((v8_0 * v13_0)) + v14_0)) + (select(0f, v15_0, (j0_0 < 880)) * v9_0)))), v0_0);
-      let j_1 = min(j + 128, 1038);
-      let j0_1 = j_1;
-      let v16_1 = mem3[o5 + j0_1];
-      let v17_1 = (mem2[o3 + j0_1] * v2_0);
-      let v18_1 = (v16_1 + ((v17_1 - v16_1) * v4_0));
-      let v19_1 = mem4[o6 + j0_1];
-      let v20_1 = (v19_1 + (((v17_1 * v17_1) - v19_1) * v7_0));
-      let v21_1 = mem6[o8 + j0_1];
-      let s13_1 = select(v16_1, v18_1, v0_0);
-      let s14_1 = select(v19_1, v20_1, v0_0);
-      let s15_1 = select(v21_1, (v21_1 + (v10_0 * (div_((v18_1 * v12_0), (sqrt((v20_1 * v13_0)) + v14_0)) + (select(0f, v15_0, (j0_1 < 880)) * v21_1)))), v0_0);
-      let j_2 = min(j + 256, 1038);
-      let j0_2 = j_2;
-      let v22_2 = mem3[o5 + j0_2];
-      let v23_2 = (mem2[o3 + j0_2] * v2_0);
-      let v24_2 = (v22_2 + ((v23_2 - v22_2) * v4_0));
-      let v25_2 = mem4[o6 + j0_2];
-      let v26_2 = (v25_2 + (((v23_2 * v23_2) - v25_2) * v7_0));
-      let v27_2 = mem6[o8 + j0_2];
-      let s13_2 = select(v22_2, v24_2, v0_0);
-      let s14_2 = select(v25_2, v26_2, v0_0);
-      let s15_2 = select(v27_2, (v27_2 + (v10_0 * (div_((v24_2 * v12_0), (sqrt((v26_2 * v13_0)) + v14_0)) + (select(0f, v15_0, (j0_2 < 880)) * v27_2)))), v0_0);
-      let j_3 = min(j + 384, 1038);
-      let j0_3 = j_3;
-      let v28_3 = mem3[o5 + j0_3];
-      let v29_3 = (mem2[o3 + j0_3] * v2_0);
-      let v30_3 = (v28_3 + ((v29_3 - v28_3) * v4_0));
-      let v31_3 = mem4[o6 + j0_3];
-      let v32_3 = (v31_3 + (((v29_3 * v29_3) - v31_3) * v7_0));
-      let v33_3 = mem6[o8 + j0_3];
-      let s13_3 = select(v28_3, v30_3, v0_0);
-      let s14_3 = select(v31_3, v32_3, v0_0);
-      let s15_3 = select(v33_3, (v33_3 + (v10_0 * (div_((v30_3 * v12_0), (sqrt((v32_3 * v13_0)) + v14_0)) + (select(0f, v15_0, (j0_3 < 880)) * v33_3)))), v0_0);
-      if (j + 0 < 1039) {
-        mem3[o13 + j0_0] = s13_0;
-        mem4[o14 + j0_0] = s14_0;
-        mem6[o15 + j0_0] = s15_0;
-      }
-      if (j + 128 < 1039) {
-        mem3[o13 + j0_1] = s13_1;
-        mem4[o14 + j0_1] = s14_1;
-        mem6[o15 + j0_1] = s15_1;
-      }
-      if (j + 256 < 1039) {
-        mem3[o13 + j0_2] = s13_2;
-        mem4[o14 + j0_2] = s14_2;
-        mem6[o15 + j0_2] = s15_2;
-      }
-      if (j + 384 < 1039) {
-        mem3[o13 + j0_3] = s13_3;
-        mem4[o14 + j0_3] = s14_3;
-        mem6[o15 + j0_3] = s15_3;
-      }
+    let v10_0 = mem3[o5 + j0_0];
+    let v12_0 = (v0_0 * v11_0);
+    let v14_0 = (v10_0 + ((v12_0 - v10_0) * v13_0));
+    let v15_0 = mem4[o6 + j0_0];
+    let v17_0 = (v15_0 + (((v12_0 * v12_0) - v15_0) * v16_0));
+    let v18_0 = mem6[o8 + j0_0];
+    let s13_0 = select(v10_0, v14_0, v9_0);
+    let s14_0 = select(v15_0, v17_0, v9_0);
+    let s15_0 = select(v18_0, (v18_0 + (v19_0 * (div_((v14_0 * v21_0), (sqrt((v17_0 * v22_0)) + v23_0)) + (select(0f, v24_0, (j0_0 < 880)) * v18_0)))), v9_0);
+    let v25_1 = mem3[o5 + j0_1];
+    let v26_1 = (v1_1 * v11_0);
+    let v27_1 = (v25_1 + ((v26_1 - v25_1) * v13_0));
+    let v28_1 = mem4[o6 + j0_1];
+    let v29_1 = (v28_1 + (((v26_1 * v26_1) - v28_1) * v16_0));
+    let v30_1 = mem6[o8 + j0_1];
+    let s13_1 = select(v25_1, v27_1, v9_0);
+    let s14_1 = select(v28_1, v29_1, v9_0);
+    let s15_1 = select(v30_1, (v30_1 + (v19_0 * (div_((v27_1 * v21_0), (sqrt((v29_1 * v22_0)) + v23_0)) + (select(0f, v24_0, (j0_1 < 880)) * v30_1)))), v9_0);
+    let v31_2 = mem3[o5 + j0_2];
+    let v32_2 = (v2_2 * v11_0);
+    let v33_2 = (v31_2 + ((v32_2 - v31_2) * v13_0));
+    let v34_2 = mem4[o6 + j0_2];
+    let v35_2 = (v34_2 + (((v32_2 * v32_2) - v34_2) * v16_0));
+    let v36_2 = mem6[o8 + j0_2];
+    let s13_2 = select(v31_2, v33_2, v9_0);
+    let s14_2 = select(v34_2, v35_2, v9_0);
+    let s15_2 = select(v36_2, (v36_2 + (v19_0 * (div_((v33_2 * v21_0), (sqrt((v35_2 * v22_0)) + v23_0)) + (select(0f, v24_0, (j0_2 < 880)) * v36_2)))), v9_0);
+    let v37_3 = mem3[o5 + j0_3];
+    let v38_3 = (v3_3 * v11_0);
+    let v39_3 = (v37_3 + ((v38_3 - v37_3) * v13_0));
+    let v40_3 = mem4[o6 + j0_3];
+    let v41_3 = (v40_3 + (((v38_3 * v38_3) - v40_3) * v16_0));
+    let v42_3 = mem6[o8 + j0_3];
+    let s13_3 = select(v37_3, v39_3, v9_0);
+    let s14_3 = select(v40_3, v41_3, v9_0);
+    let s15_3 = select(v42_3, (v42_3 + (v19_0 * (div_((v39_3 * v21_0), (sqrt((v41_3 * v22_0)) + v23_0)) + (select(0f, v24_0, (j0_3 < 880)) * v42_3)))), v9_0);
+    let v43_4 = mem3[o5 + j0_4];
+    let v44_4 = (v4_4 * v11_0);
+    let v45_4 = (v43_4 + ((v44_4 - v43_4) * v13_0));
+    let v46_4 = mem4[o6 + j0_4];
+    let v47_4 = (v46_4 + (((v44_4 * v44_4) - v46_4) * v16_0));
+    let v48_4 = mem6[o8 + j0_4];
+    let s13_4 = select(v43_4, v45_4, v9_0);
+    let s14_4 = select(v46_4, v47_4, v9_0);
+    let s15_4 = select(v48_4, (v48_4 + (v19_0 * (div_((v45_4 * v21_0), (sqrt((v47_4 * v22_0)) + v23_0)) + (select(0f, v24_0, (j0_4 < 880)) * v48_4)))), v9_0);
+    let v49_5 = mem3[o5 + j0_5];
+    let v50_5 = (v5_5 * v11_0);
+    let v51_5 = (v49_5 + ((v50_5 - v49_5) * v13_0));
+    let v52_5 = mem4[o6 + j0_5];
+    let v53_5 = (v52_5 + (((v50_5 * v50_5) - v52_5) * v16_0));
+    let v54_5 = mem6[o8 + j0_5];
+    let s13_5 = select(v49_5, v51_5, v9_0);
+    let s14_5 = select(v52_5, v53_5, v9_0);
+    let s15_5 = select(v54_5, (v54_5 + (v19_0 * (div_((v51_5 * v21_0), (sqrt((v53_5 * v22_0)) + v23_0)) + (select(0f, v24_0, (j0_5 < 880)) * v54_5)))), v9_0);
+    let v55_6 = mem3[o5 + j0_6];
+    let v56_6 = (v6_6 * v11_0);
+    let v57_6 = (v55_6 + ((v56_6 - v55_6) * v13_0));
+    let v58_6 = mem4[o6 + j0_6];
+    let v59_6 = (v58_6 + (((v56_6 * v56_6) - v58_6) * v16_0));
+    let v60_6 = mem6[o8 + j0_6];
+    let s13_6 = select(v55_6, v57_6, v9_0);
+    let s14_6 = select(v58_6, v59_6, v9_0);
+    let s15_6 = select(v60_6, (v60_6 + (v19_0 * (div_((v57_6 * v21_0), (sqrt((v59_6 * v22_0)) + v23_0)) + (select(0f, v24_0, (j0_6 < 880)) * v60_6)))), v9_0);
+    let v61_7 = mem3[o5 + j0_7];
+    let v62_7 = (v7_7 * v11_0);
+    let v63_7 = (v61_7 + ((v62_7 - v61_7) * v13_0));
+    let v64_7 = mem4[o6 + j0_7];
+    let v65_7 = (v64_7 + (((v62_7 * v62_7) - v64_7) * v16_0));
+    let v66_7 = mem6[o8 + j0_7];
+    let s13_7 = select(v61_7, v63_7, v9_0);
+    let s14_7 = select(v64_7, v65_7, v9_0);
+    let s15_7 = select(v66_7, (v66_7 + (v19_0 * (div_((v63_7 * v21_0), (sqrt((v65_7 * v22_0)) + v23_0)) + (select(0f, v24_0, (j0_7 < 880)) * v66_7)))), v9_0);
+    let v67_8 = mem3[o5 + j0_8];
+    let v68_8 = (v8_8 * v11_0);
+    let v69_8 = (v67_8 + ((v68_8 - v67_8) * v13_0));
+    let v70_8 = mem4[o6 + j0_8];
+    let v71_8 = (v70_8 + (((v68_8 * v68_8) - v70_8) * v16_0));
+    let v72_8 = mem6[o8 + j0_8];
+    let s13_8 = select(v67_8, v69_8, v9_0);
+    let s14_8 = select(v70_8, v71_8, v9_0);
+    let s15_8 = select(v72_8, (v72_8 + (v19_0 * (div_((v69_8 * v21_0), (sqrt((v71_8 * v22_0)) + v23_0)) + (select(0f, v24_0, (j0_8 < 880)) * v72_8)))), v9_0);
+    if (j + 0 < 1039) {
+      mem3[o13 + j0_0] = s13_0;
+      mem4[o14 + j0_0] = s14_0;
+      mem6[o15 + j0_0] = s15_0;
+    }
+    if (j + 128 < 1039) {
+      mem3[o13 + j0_1] = s13_1;
+      mem4[o14 + j0_1] = s14_1;
+      mem6[o15 + j0_1] = s15_1;
+    }
+    if (j + 256 < 1039) {
+      mem3[o13 + j0_2] = s13_2;
+      mem4[o14 + j0_2] = s14_2;
+      mem6[o15 + j0_2] = s15_2;
+    }
+    if (j + 384 < 1039) {
+      mem3[o13 + j0_3] = s13_3;
+      mem4[o14 + j0_3] = s14_3;
+      mem6[o15 + j0_3] = s15_3;
+    }
+    if (j + 512 < 1039) {
+      mem3[o13 + j0_4] = s13_4;
+      mem4[o14 + j0_4] = s14_4;
+      mem6[o15 + j0_4] = s15_4;
+    }
+    if (j + 640 < 1039) {
+      mem3[o13 + j0_5] = s13_5;
+      mem4[o14 + j0_5] = s14_5;
+      mem6[o15 + j0_5] = s15_5;
+    }
+    if (j + 768 < 1039) {
+      mem3[o13 + j0_6] = s13_6;
+      mem4[o14 + j0_6] = s14_6;
+      mem6[o15 + j0_6] = s15_6;
+    }
+    if (j + 896 < 1039) {
+      mem3[o13 + j0_7] = s13_7;
+      mem4[o14 + j0_7] = s14_7;
+      mem6[o15 + j0_7] = s15_7;
+    }
+    if (j + 1024 < 1039) {
+      mem3[o13 + j0_8] = s13_8;
+      mem4[o14 + j0_8] = s14_8;
+      mem6[o15 + j0_8] = s15_8;
     }
   }
   if (row < 1 && lane == 0) {

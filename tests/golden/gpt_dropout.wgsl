@@ -156,17 +156,11 @@ fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) 
   if (w >= 0 && w < 1) { k0(w - 0, i32(lid)); }
 }
 
-// 3: max+exp+sum+where
+// 3: peak+exp+sum+where
 @group(0) @binding(0) var<storage, read> mem0: array<f32, 1480>;
 @group(0) @binding(1) var<storage, read_write> mem1: array<f32>;
 @group(1) @binding(0) var<uniform> at: array<vec4<i32>, 1>;
 var<private> inf_bits: u32 = 0x7f800000u;
-fn max_f32(a: f32, b: f32) -> f32 {
-  let nan = max(bitcast<u32>(a) & 0x7fffffffu, bitcast<u32>(b) & 0x7fffffffu) > 0x7f800000u;
-  return select(max(a, b), a + b, nan);
-}
-fn max_i32(a: i32, b: i32) -> i32 { return max(a, b); }
-fn max_u32(a: u32, b: u32) -> u32 { return max(a, b); }
 fn is_nan_(x: f32) -> bool { return (bitcast<u32>(x) & 0x7fffffffu) > 0x7f800000u; }
 fn scale_(x: f32, n: i32) -> f32 {
   let half = n >> 1u;
@@ -199,7 +193,7 @@ fn k0(w: i32, lid: i32) {
       let j0 = j;
       let g1 = ((i1 * (-1) + j0) < 1);
       let xa0 = select((-bitcast<f32>(inf_bits)), (select(0.0, mem0[o0 + select(0, (h2 + j0), g1)], g1) * 0.707106769f), (j0 <= v0));
-      ta0 = max_f32(ta0, xa0);
+      ta0 = max(ta0, xa0);
     }
   }
   let a0 = ta0;
@@ -614,25 +608,25 @@ fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) 
   if (w >= 0 && w < 1) { k0(w - 0, i32(lid)); }
 }
 
-// 11: max+sub+sum+mul
+// 11: peak+sub+sum+mul
 @group(0) @binding(0) var<storage, read> mem0: array<f32>;
 @group(0) @binding(1) var<storage, read> mem1: array<f32, 1039>;
 @group(0) @binding(2) var<storage, read> mem2: array<i32, 18>;
 @group(0) @binding(3) var<storage, read_write> mem3: array<f32, 1480>;
 @group(1) @binding(0) var<uniform> at: array<vec4<i32>, 2>;
 var<private> inf_bits: u32 = 0x7f800000u;
-fn max_f32(a: f32, b: f32) -> f32 {
-  let nan = max(bitcast<u32>(a) & 0x7fffffffu, bitcast<u32>(b) & 0x7fffffffu) > 0x7f800000u;
-  return select(max(a, b), a + b, nan);
-}
-fn max_i32(a: i32, b: i32) -> i32 { return max(a, b); }
-fn max_u32(a: u32, b: u32) -> u32 { return max(a, b); }
 fn min_f32(a: f32, b: f32) -> f32 {
   let nan = max(bitcast<u32>(a) & 0x7fffffffu, bitcast<u32>(b) & 0x7fffffffu) > 0x7f800000u;
   return select(min(a, b), a + b, nan);
 }
 fn min_i32(a: i32, b: i32) -> i32 { return min(a, b); }
 fn min_u32(a: u32, b: u32) -> u32 { return min(a, b); }
+fn max_f32(a: f32, b: f32) -> f32 {
+  let nan = max(bitcast<u32>(a) & 0x7fffffffu, bitcast<u32>(b) & 0x7fffffffu) > 0x7f800000u;
+  return select(max(a, b), a + b, nan);
+}
+fn max_i32(a: i32, b: i32) -> i32 { return max(a, b); }
+fn max_u32(a: u32, b: u32) -> u32 { return max(a, b); }
 fn is_nan_(x: f32) -> bool { return (bitcast<u32>(x) & 0x7fffffffu) > 0x7f800000u; }
 fn scale_(x: f32, n: i32) -> f32 {
   let half = n >> 1u;
@@ -665,7 +659,7 @@ fn k0(w: i32, lid: i32) {
     for (var j = lane; j < 7; j += 1) {
       let j0 = j;
       let xa0 = (mem0[o0 + (i0 * 7 + j0)] + mem1[o1 + j0]);
-      ta0 = max_f32(ta0, xa0);
+      ta0 = max(ta0, xa0);
     }
   }
   let a0 = ta0;
@@ -1875,34 +1869,70 @@ fn k0(w: i32, lid: i32) {
   let row = w * 1 + 0;
   let lane = lid;
   let r = min(row, 0);
+  let j = lane;
+  let j_0 = min(j + 0, 1038);
+  let j0_0 = j_0;
+  let j_1 = min(j + 128, 1038);
+  let j0_1 = j_1;
+  let j_2 = min(j + 256, 1038);
+  let j0_2 = j_2;
+  let j_3 = min(j + 384, 1038);
+  let j0_3 = j_3;
+  let j_4 = min(j + 512, 1038);
+  let j0_4 = j_4;
+  let j_5 = min(j + 640, 1038);
+  let j0_5 = j_5;
+  let j_6 = min(j + 768, 1038);
+  let j0_6 = j_6;
+  let j_7 = min(j + 896, 1038);
+  let j0_7 = j_7;
+  let j_8 = min(j + 1024, 1038);
+  let j0_8 = j_8;
   var ta0 = 0f;
-  {
-    for (var j = lane; j < 1039; j += 512) {
-      let j_0 = min(j + 0, 1038);
-      let j0_0 = j_0;
-      let xa0_0 = (mem2[o2 + j0_0] * mem2[o2 + j0_0]);
-      let j_1 = min(j + 128, 1038);
-      let j0_1 = j_1;
-      let xa0_1 = (mem2[o2 + j0_1] * mem2[o2 + j0_1]);
-      let j_2 = min(j + 256, 1038);
-      let j0_2 = j_2;
-      let xa0_2 = (mem2[o2 + j0_2] * mem2[o2 + j0_2]);
-      let j_3 = min(j + 384, 1038);
-      let j0_3 = j_3;
-      let xa0_3 = (mem2[o2 + j0_3] * mem2[o2 + j0_3]);
-      if (j + 0 < 1039) {
-        ta0 = (ta0 + xa0_0);
-      }
-      if (j + 128 < 1039) {
-        ta0 = (ta0 + xa0_1);
-      }
-      if (j + 256 < 1039) {
-        ta0 = (ta0 + xa0_2);
-      }
-      if (j + 384 < 1039) {
-        ta0 = (ta0 + xa0_3);
-      }
-    }
+  let v0_0 = mem2[o2 + j0_0];
+  let xa0_0 = (v0_0 * v0_0);
+  let v1_1 = mem2[o2 + j0_1];
+  let xa0_1 = (v1_1 * v1_1);
+  let v2_2 = mem2[o2 + j0_2];
+  let xa0_2 = (v2_2 * v2_2);
+  let v3_3 = mem2[o2 + j0_3];
+  let xa0_3 = (v3_3 * v3_3);
+  let v4_4 = mem2[o2 + j0_4];
+  let xa0_4 = (v4_4 * v4_4);
+  let v5_5 = mem2[o2 + j0_5];
+  let xa0_5 = (v5_5 * v5_5);
+  let v6_6 = mem2[o2 + j0_6];
+  let xa0_6 = (v6_6 * v6_6);
+  let v7_7 = mem2[o2 + j0_7];
+  let xa0_7 = (v7_7 * v7_7);
+  let v8_8 = mem2[o2 + j0_8];
+  let xa0_8 = (v8_8 * v8_8);
+  if (j + 0 < 1039) {
+    ta0 = (ta0 + xa0_0);
+  }
+  if (j + 128 < 1039) {
+    ta0 = (ta0 + xa0_1);
+  }
+  if (j + 256 < 1039) {
+    ta0 = (ta0 + xa0_2);
+  }
+  if (j + 384 < 1039) {
+    ta0 = (ta0 + xa0_3);
+  }
+  if (j + 512 < 1039) {
+    ta0 = (ta0 + xa0_4);
+  }
+  if (j + 640 < 1039) {
+    ta0 = (ta0 + xa0_5);
+  }
+  if (j + 768 < 1039) {
+    ta0 = (ta0 + xa0_6);
+  }
+  if (j + 896 < 1039) {
+    ta0 = (ta0 + xa0_7);
+  }
+  if (j + 1024 < 1039) {
+    ta0 = (ta0 + xa0_8);
   }
   sf[lid] = ta0;
   workgroupBarrier();
@@ -1910,60 +1940,96 @@ fn k0(w: i32, lid: i32) {
   workgroupBarrier();
   ta0 = (((sf[128 + 0 * 8] + sf[128 + 0 * 8 + 4]) + (sf[128 + 0 * 8 + 2] + sf[128 + 0 * 8 + 6])) + ((sf[128 + 0 * 8 + 1] + sf[128 + 0 * 8 + 5]) + (sf[128 + 0 * 8 + 3] + sf[128 + 0 * 8 + 7])));
   let a0 = ta0;
-  let v0_0 = (!((bitcast<u32>((a0 + mem3[o3 + 0])) & 0x7f800000u) == 0x7f800000u));
-  let v1_0 = mem0[o0 + 0];
-  let v5_0 = (-mem0[o5 + 0]);
+  let v9_0 = ((bitcast<u32>((a0 + mem3[o3 + 0])) & 0x7f800000u) == 0x7f800000u);
+  let v10_0 = (!v9_0);
+  let v11_0 = mem0[o0 + 0];
+  let v15_0 = (-mem0[o5 + 0]);
   if (row < 1) {
-    for (var j = lane; j < 1039; j += 512) {
-      let j_0 = min(j + 0, 1038);
-      let j0_0 = j_0;
-      let v2_0 = mem1[o1 + j0_0];
-      let v3_0 = ((v1_0 * v2_0) + mem2[o2 + j0_0]);
-      let v4_0 = mem4[o4 + j0_0];
-      let s7_0 = select(v2_0, v3_0, v0_0);
-      let s8_0 = select(v4_0, (v4_0 + (v5_0 * v3_0)), v0_0);
-      let j_1 = min(j + 128, 1038);
-      let j0_1 = j_1;
-      let v6_1 = mem1[o1 + j0_1];
-      let v7_1 = ((v1_0 * v6_1) + mem2[o2 + j0_1]);
-      let v8_1 = mem4[o4 + j0_1];
-      let s7_1 = select(v6_1, v7_1, v0_0);
-      let s8_1 = select(v8_1, (v8_1 + (v5_0 * v7_1)), v0_0);
-      let j_2 = min(j + 256, 1038);
-      let j0_2 = j_2;
-      let v9_2 = mem1[o1 + j0_2];
-      let v10_2 = ((v1_0 * v9_2) + mem2[o2 + j0_2]);
-      let v11_2 = mem4[o4 + j0_2];
-      let s7_2 = select(v9_2, v10_2, v0_0);
-      let s8_2 = select(v11_2, (v11_2 + (v5_0 * v10_2)), v0_0);
-      let j_3 = min(j + 384, 1038);
-      let j0_3 = j_3;
-      let v12_3 = mem1[o1 + j0_3];
-      let v13_3 = ((v1_0 * v12_3) + mem2[o2 + j0_3]);
-      let v14_3 = mem4[o4 + j0_3];
-      let s7_3 = select(v12_3, v13_3, v0_0);
-      let s8_3 = select(v14_3, (v14_3 + (v5_0 * v13_3)), v0_0);
-      if (j + 0 < 1039) {
-        mem1[o7 + j0_0] = s7_0;
-        mem4[o8 + j0_0] = s8_0;
-      }
-      if (j + 128 < 1039) {
-        mem1[o7 + j0_1] = s7_1;
-        mem4[o8 + j0_1] = s8_1;
-      }
-      if (j + 256 < 1039) {
-        mem1[o7 + j0_2] = s7_2;
-        mem4[o8 + j0_2] = s8_2;
-      }
-      if (j + 384 < 1039) {
-        mem1[o7 + j0_3] = s7_3;
-        mem4[o8 + j0_3] = s8_3;
-      }
+    let v12_0 = mem1[o1 + j0_0];
+    let v13_0 = ((v11_0 * v12_0) + v0_0);
+    let v14_0 = mem4[o4 + j0_0];
+    let s7_0 = select(v12_0, v13_0, v10_0);
+    let s8_0 = select(v14_0, (v14_0 + (v15_0 * v13_0)), v10_0);
+    let v16_1 = mem1[o1 + j0_1];
+    let v17_1 = ((v11_0 * v16_1) + v1_1);
+    let v18_1 = mem4[o4 + j0_1];
+    let s7_1 = select(v16_1, v17_1, v10_0);
+    let s8_1 = select(v18_1, (v18_1 + (v15_0 * v17_1)), v10_0);
+    let v19_2 = mem1[o1 + j0_2];
+    let v20_2 = ((v11_0 * v19_2) + v2_2);
+    let v21_2 = mem4[o4 + j0_2];
+    let s7_2 = select(v19_2, v20_2, v10_0);
+    let s8_2 = select(v21_2, (v21_2 + (v15_0 * v20_2)), v10_0);
+    let v22_3 = mem1[o1 + j0_3];
+    let v23_3 = ((v11_0 * v22_3) + v3_3);
+    let v24_3 = mem4[o4 + j0_3];
+    let s7_3 = select(v22_3, v23_3, v10_0);
+    let s8_3 = select(v24_3, (v24_3 + (v15_0 * v23_3)), v10_0);
+    let v25_4 = mem1[o1 + j0_4];
+    let v26_4 = ((v11_0 * v25_4) + v4_4);
+    let v27_4 = mem4[o4 + j0_4];
+    let s7_4 = select(v25_4, v26_4, v10_0);
+    let s8_4 = select(v27_4, (v27_4 + (v15_0 * v26_4)), v10_0);
+    let v28_5 = mem1[o1 + j0_5];
+    let v29_5 = ((v11_0 * v28_5) + v5_5);
+    let v30_5 = mem4[o4 + j0_5];
+    let s7_5 = select(v28_5, v29_5, v10_0);
+    let s8_5 = select(v30_5, (v30_5 + (v15_0 * v29_5)), v10_0);
+    let v31_6 = mem1[o1 + j0_6];
+    let v32_6 = ((v11_0 * v31_6) + v6_6);
+    let v33_6 = mem4[o4 + j0_6];
+    let s7_6 = select(v31_6, v32_6, v10_0);
+    let s8_6 = select(v33_6, (v33_6 + (v15_0 * v32_6)), v10_0);
+    let v34_7 = mem1[o1 + j0_7];
+    let v35_7 = ((v11_0 * v34_7) + v7_7);
+    let v36_7 = mem4[o4 + j0_7];
+    let s7_7 = select(v34_7, v35_7, v10_0);
+    let s8_7 = select(v36_7, (v36_7 + (v15_0 * v35_7)), v10_0);
+    let v37_8 = mem1[o1 + j0_8];
+    let v38_8 = ((v11_0 * v37_8) + v8_8);
+    let v39_8 = mem4[o4 + j0_8];
+    let s7_8 = select(v37_8, v38_8, v10_0);
+    let s8_8 = select(v39_8, (v39_8 + (v15_0 * v38_8)), v10_0);
+    if (j + 0 < 1039) {
+      mem1[o7 + j0_0] = s7_0;
+      mem4[o8 + j0_0] = s8_0;
+    }
+    if (j + 128 < 1039) {
+      mem1[o7 + j0_1] = s7_1;
+      mem4[o8 + j0_1] = s8_1;
+    }
+    if (j + 256 < 1039) {
+      mem1[o7 + j0_2] = s7_2;
+      mem4[o8 + j0_2] = s8_2;
+    }
+    if (j + 384 < 1039) {
+      mem1[o7 + j0_3] = s7_3;
+      mem4[o8 + j0_3] = s8_3;
+    }
+    if (j + 512 < 1039) {
+      mem1[o7 + j0_4] = s7_4;
+      mem4[o8 + j0_4] = s8_4;
+    }
+    if (j + 640 < 1039) {
+      mem1[o7 + j0_5] = s7_5;
+      mem4[o8 + j0_5] = s8_5;
+    }
+    if (j + 768 < 1039) {
+      mem1[o7 + j0_6] = s7_6;
+      mem4[o8 + j0_6] = s8_6;
+    }
+    if (j + 896 < 1039) {
+      mem1[o7 + j0_7] = s7_7;
+      mem4[o8 + j0_7] = s8_7;
+    }
+    if (j + 1024 < 1039) {
+      mem1[o7 + j0_8] = s7_8;
+      mem4[o8 + j0_8] = s8_8;
     }
   }
   storageBarrier();
   if (row < 1 && lane == 0) {
-    let s9 = select(0, (mem5[o6 + 0] + 1), ((bitcast<u32>((a0 + mem3[o3 + 0])) & 0x7f800000u) == 0x7f800000u));
+    let s9 = select(0, (mem5[o6 + 0] + 1), v9_0);
     mem5[o9 + 0] = s9;
   }
 }

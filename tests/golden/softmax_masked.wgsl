@@ -1,16 +1,10 @@
-// 0: max+exp+sum+where
+// 0: peak+exp+sum+where
 @group(0) @binding(0) var<storage, read> mem0: array<f32, 3200>;
 @group(0) @binding(1) var<storage, read> mem1: array<f32, 24>;
 @group(0) @binding(2) var<storage, read_write> mem2: array<f32, 3200>;
 @group(1) @binding(0) var<uniform> at: array<vec4<i32>, 1>;
 var<workgroup> sf: array<f32, 160>;
 var<private> inf_bits: u32 = 0x7f800000u;
-fn max_f32(a: f32, b: f32) -> f32 {
-  let nan = max(bitcast<u32>(a) & 0x7fffffffu, bitcast<u32>(b) & 0x7fffffffu) > 0x7f800000u;
-  return select(max(a, b), a + b, nan);
-}
-fn max_i32(a: i32, b: i32) -> i32 { return max(a, b); }
-fn max_u32(a: u32, b: u32) -> u32 { return max(a, b); }
 fn is_nan_(x: f32) -> bool { return (bitcast<u32>(x) & 0x7fffffffu) > 0x7f800000u; }
 fn scale_(x: f32, n: i32) -> f32 {
   let half = n >> 1u;
@@ -54,16 +48,16 @@ fn k0(w: i32, lid: i32) {
   let v8_1 = (select(0.0, mem0[o0 + select(0, (h3_0 + j0_1), g7_1)], g7_1) * v4_0);
   let xa0_1 = select((-bitcast<f32>(inf_bits)), v8_1, v6_1);
   if (j + 0 < 40) {
-    ta0 = max_f32(ta0, xa0_0);
+    ta0 = max(ta0, xa0_0);
   }
   if (j + 32 < 40) {
-    ta0 = max_f32(ta0, xa0_1);
+    ta0 = max(ta0, xa0_1);
   }
   sf[lid] = ta0;
   workgroupBarrier();
-  if (lane < 8) { sf[128 + (lid / 32) * 8 + lane] = max_f32(max_f32(sf[lid], sf[lid + 16]), max_f32(sf[lid + 8], sf[lid + 24])); }
+  if (lane < 8) { sf[128 + (lid / 32) * 8 + lane] = max(max(sf[lid], sf[lid + 16]), max(sf[lid + 8], sf[lid + 24])); }
   workgroupBarrier();
-  ta0 = max_f32(max_f32(max_f32(sf[128 + (lid / 32) * 8], sf[128 + (lid / 32) * 8 + 4]), max_f32(sf[128 + (lid / 32) * 8 + 2], sf[128 + (lid / 32) * 8 + 6])), max_f32(max_f32(sf[128 + (lid / 32) * 8 + 1], sf[128 + (lid / 32) * 8 + 5]), max_f32(sf[128 + (lid / 32) * 8 + 3], sf[128 + (lid / 32) * 8 + 7])));
+  ta0 = max(max(max(sf[128 + (lid / 32) * 8], sf[128 + (lid / 32) * 8 + 4]), max(sf[128 + (lid / 32) * 8 + 2], sf[128 + (lid / 32) * 8 + 6])), max(max(sf[128 + (lid / 32) * 8 + 1], sf[128 + (lid / 32) * 8 + 5]), max(sf[128 + (lid / 32) * 8 + 3], sf[128 + (lid / 32) * 8 + 7])));
   let a0 = ta0;
   var ta1 = 0f;
   let v9_0 = exp_((v5_0 - a0));
@@ -105,12 +99,6 @@ fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) 
 @group(0) @binding(2) var<storage, read_write> mem2: array<f32, 3200>;
 @group(1) @binding(0) var<uniform> at: array<vec4<i32>, 1>;
 var<private> inf_bits: u32 = 0x7f800000u;
-fn max_f32(a: f32, b: f32) -> f32 {
-  let nan = max(bitcast<u32>(a) & 0x7fffffffu, bitcast<u32>(b) & 0x7fffffffu) > 0x7f800000u;
-  return select(max(a, b), a + b, nan);
-}
-fn max_i32(a: i32, b: i32) -> i32 { return max(a, b); }
-fn max_u32(a: u32, b: u32) -> u32 { return max(a, b); }
 fn is_nan_(x: f32) -> bool { return (bitcast<u32>(x) & 0x7fffffffu) > 0x7f800000u; }
 fn scale_(x: f32, n: i32) -> f32 {
   let half = n >> 1u;
@@ -153,19 +141,19 @@ fn k0(w: i32, lid: i32) {
         let j0 = j;
         let g1 = ((i1 * (-1) + j0) < 1);
         let xa0 = select((-bitcast<f32>(inf_bits)), (select(0.0, mem0[o0 + select(0, (h2 + j0), g1)], g1) * v3), (j0 <= v0));
-        ta0 = max_f32(ta0, xa0);
+        ta0 = max(ta0, xa0);
       }
     }
     if ((turn & 1) == 0) { a0_0 = ta0; continue; }
-    ta0 = max_f32(a0_0, ta0);
+    ta0 = max(a0_0, ta0);
     if ((turn & 2) == 0) { a0_1 = ta0; continue; }
-    ta0 = max_f32(a0_1, ta0);
+    ta0 = max(a0_1, ta0);
     if ((turn & 4) == 0) { a0_2 = ta0; continue; }
-    ta0 = max_f32(a0_2, ta0);
+    ta0 = max(a0_2, ta0);
     if ((turn & 8) == 0) { a0_3 = ta0; continue; }
-    ta0 = max_f32(a0_3, ta0);
+    ta0 = max(a0_3, ta0);
     if ((turn & 16) == 0) { a0_4 = ta0; continue; }
-    ta0 = max_f32(a0_4, ta0);
+    ta0 = max(a0_4, ta0);
   }
   let a0 = ta0;
   var ta1 = 0f;

@@ -10,7 +10,7 @@ from tracegrad.ir import Tensor, bind
 from tracegrad.methods import method
 from tracegrad.ops.activation import sigmoid
 from tracegrad.ops.indexing import constant_integers
-from tracegrad.ops.norm import softmax
+from tracegrad.ops.norm import peak, softmax
 from tracegrad.prims.composites import composite
 from tracegrad.prims.elementwise import abs, cast, exp, float_type, log, log1p, maximum, minimum, square, where
 from tracegrad.prims.leaves import as_tensor, iota
@@ -57,7 +57,7 @@ def _unless_ignored(values: Tensor, targets: Tensor, ignore: int | None) -> Tens
 
 
 def _cross_entropy(x: Tensor, targets: Tensor, *, smoothing: float, ignore: int | None) -> Tensor:
-    z = x - x.max(-1, keepdims=True)
+    z = x - peak(x)
     picked = where(_hit(x, targets), z, 0.0).sum(-1, keepdims=True)
     if smoothing > 0.0:
         picked = picked * (1.0 - smoothing) + z.mean(-1, keepdims=True) * smoothing

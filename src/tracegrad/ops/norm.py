@@ -14,6 +14,7 @@ from tracegrad.ir import Tensor, bind
 from tracegrad.methods import method
 from tracegrad.prims.composites import composite
 from tracegrad.prims.elementwise import exp, float_type, log, rsqrt, square, where
+from tracegrad.prims.folds import PEAK
 from tracegrad.prims.leaves import as_tensor, iota
 from tracegrad.prims.rules import alike, shifted, symmetric
 from tracegrad.shapes import normalize_axis, show
@@ -34,8 +35,13 @@ def _in_rows(f: Callable[..., Tensor], axis: int, *xs: Tensor) -> Tensor:
 
 
 # softmax
+def peak(x: Tensor) -> Tensor:
+    """What to subtract from rows so that their exponentials stay finite: their largest elements."""
+    return bind(PEAK, x, axes=(x.ndim - 1,)) if x.shape[-1] != 1 else x
+
+
 def _softmax_row(x: Tensor) -> Tensor:
-    e = exp(x - x.max(-1, keepdims=True))  # the shift keeps exp finite
+    e = exp(x - peak(x))
     return e / e.sum(-1, keepdims=True)
 
 
@@ -72,7 +78,7 @@ def softmax(x: Any, axis: int = -1) -> Tensor:
 
 
 def _log_softmax_row(x: Tensor) -> Tensor:
-    z = x - x.max(-1, keepdims=True)
+    z = x - peak(x)
     return z - log(exp(z).sum(-1, keepdims=True))
 
 
@@ -135,7 +141,7 @@ def _allowed(x: Tensor) -> Tensor:
 
 def _softmax_causal(x: Tensor) -> Tensor:
     allowed = _allowed(x)
-    m = where(allowed, x, -INF).max(-1, keepdims=True)
+    m = peak(where(allowed, x, -INF))
     e = exp(x - m)
     s = where(allowed, e, 0.0).sum(-1, keepdims=True)
     return where(allowed, e / s, 0.0)  # chosen, not computed from -inf: exact zeros on every driver

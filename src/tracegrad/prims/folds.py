@@ -58,11 +58,14 @@ def _others(x: Tensor, axes: tuple[int, ...]) -> Tensor:
     return where(zero, at_zero, elsewhere)
 
 
-# The functions behind x.sum() and x.max(), which are a layer of Python. NumPy would sum i32 as i64.
+# The functions behind x.sum() and x.max(), which are a layer of Python. NumPy would sum i32 as i64. PEAK is MAX for a
+# shift of what is summed in exponentials: it cancels, so it has no derivative, and NaN comes through them in any case.
 SUM = fold("sum", array="xp.add.reduce({0}, {axes}, {0}.dtype, keepdims={keepdims})", combine="add", identity=0.0,
            vjp=lambda ct, y, x, *, axes: (broadcast_to(ct, x.shape),), jvp=multilinear)  # fmt: skip
 MAX = fold("max", array="xp.maximum.reduce({0}, {axes}, keepdims={keepdims})", combine="maximum",
            identity=float("-inf"), vjp=_extremum_vjp, jvp=_extremum_jvp)  # fmt: skip
+PEAK = fold("peak", array="xp.maximum.reduce({0}, {axes}, keepdims={keepdims})", combine="fmax",
+            identity=float("-inf"), vjp=lambda ct, y, x, *, axes: (None,), jvp=lambda ts, y, x, *, axes: None)  # fmt: skip
 MIN = fold("min", array="xp.minimum.reduce({0}, {axes}, keepdims={keepdims})", combine="minimum",
            identity=float("inf"), vjp=_extremum_vjp, jvp=_extremum_jvp)  # fmt: skip
 PROD = fold("prod", array="xp.multiply.reduce({0}, {axes}, {0}.dtype, keepdims={keepdims})", combine="mul",
