@@ -22,6 +22,7 @@ from tracegrad.dtypes import TensorType, f32
 from tracegrad.ir import Graph
 from tracegrad.kernels import group, postpone
 from tracegrad.kernels.fuse import MAX_BUFFERS
+from tracegrad.passes import split
 from tracegrad.prims.leaves import leaf
 from tracegrad.program import Buffer
 
@@ -83,6 +84,22 @@ def test_launches_that_run_later(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(postpone, "KEPT", -1)
     assert len(later.program.dispatches) < len(plan_of(gpt(batch=2)).program.dispatches)
     check_memory(later)
+
+
+def test_equal_large_products_of_one_input_share_a_launch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The gradients of the weights of q, k and v, which are there one after the other; sums of parts come behind."""
+    monkeypatch.setattr(group, "ALONE", 2**20)
+    for f in (split._part, split._ways, split._even_parts):
+        monkeypatch.setattr(split, f.__name__, getattr(f, "__wrapped__", f))
+    monkeypatch.setattr(split, "_part", lambda batch, m, n, k: 64 if k == 128 and m == n else 0)
+    together = plan_of(gpt(batch=2))
+    check_memory(together)
+    monkeypatch.setattr(postpone, "_gathered", lambda readers, launches: launches)
+    triples = [
+        sum(p.program.kernels[d.kernel].label.split(" | ").count("matmul_parts") == 3 for d in p.program.dispatches)
+        for p in (together, plan_of(gpt(batch=2)))
+    ]
+    assert triples == [8, 4]  # q, k and v themselves, one launch a layer, and then their weights' gradients
 
 
 @pytest.mark.parametrize("case", ALL_CASES, ids=lambda c: c.name)

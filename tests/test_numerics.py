@@ -86,7 +86,7 @@ def assert_alike(got: Any, want: Any, *operands: Any) -> None:
 
 
 UNARY = ("neg", "abs", "sign", "square", "sqrt", "rsqrt", "exp", "expm1", "log", "log1p", "sin", "cos", "tanh", "erf",
-         "floor", "ceil", "round", "isnan", "nonfinite")  # fmt: skip
+         "logistic", "floor", "ceil", "round", "isnan", "nonfinite")  # fmt: skip
 BINARY = ("add", "sub", "mul", "div", "pow", "minimum", "maximum")
 COMPARE = ("less", "less_equal", "equal", "not_equal")
 
@@ -96,6 +96,50 @@ def test_special_values_of_one(runtime: Any, name: str) -> None:
     fn = getattr(elementwise, name)
     (got,), (want,) = computed(runtime, fn, SPECIAL), reference(fn, SPECIAL)
     assert_alike(got, want, SPECIAL)
+
+
+def gelu_in_double(x: Any) -> tuple[Any, Any]:
+    """x p(x) with p = (1 + tanh(v)) / 2, and its derivative, in float64 without cancellation."""
+    v = np.sqrt(2 / np.pi) * (x + 0.044715 * x**3)
+    p = np.where(v < 0, np.exp(2 * np.minimum(v, 0)), 1.0) / (1 + np.exp(-2 * np.abs(v)))
+    return x * p, p + 2 * x * p * (1 - p) * np.sqrt(2 / np.pi) * (1 + 3 * 0.044715 * x**2)
+
+
+def test_gelu_by_tanh_and_its_gradient(runtime: Any) -> None:
+    """Near 0, in the tail that 1 + tanh would cancel in, and where both are 0 or 1."""
+    x = np.concatenate([np.linspace(-12, 12, 4001), [-0.0, 1e-30, -1e-30, 1e-4, 50, -50, 1e5, -1e5]]).astype(np.float32)
+
+    def both(t: Tensor) -> tuple[Tensor, Tensor]:
+        y = tg.gelu(t, "tanh")
+        return y, gradients(tg.sum(y), [t])[0]
+
+    value, slope = computed(runtime, both, x)
+    with np.errstate(under="ignore"):
+        want = gelu_in_double(x.astype(np.float64))
+    for got, exact in zip((value, slope), want, strict=True):
+        # u is rounded, so is exp(u), as WGSL allows: by some 3 |u| of 2^-24 of what is 0.5 at most, times x u'(x) < 60
+        np.testing.assert_allclose(got, exact, rtol=2e-5, atol=2e-7)
+    np.testing.assert_array_equal(value[-4:], [50, 0, 1e5, 0])
+    np.testing.assert_array_equal(slope[-4:], [1, 0, 1, 0])
+    (nan,) = computed(runtime, lambda t: tg.gelu(t, "tanh"), np.array([NAN], "f"))
+    assert np.isnan(nan).all()
+
+
+@pytest.mark.parametrize("n", [3, 40, 300])
+def test_rows_with_a_nan_are_nan_after_softmax(runtime: Any, n: int) -> None:
+    """Though the maximum that they are shifted by may pass it over; others are as they were."""
+    x = np.random.default_rng(n).normal(size=(2 * n + 1, n)).astype(np.float32)
+    x[range(n), range(n)] = NAN
+    x[2 * n] = -1e30
+    for fn in (tg.softmax, tg.log_softmax):
+        (got,), (want,) = computed(runtime, fn, x), reference(fn, x)
+        assert np.isnan(got[:n]).all()
+        np.testing.assert_allclose(got[n:], want[n:], rtol=1e-5, atol=1e-6)
+    square = x[:n]
+    (causal,) = computed(runtime, tg.softmax_causal, square)
+    seen = np.tri(n, dtype=bool)
+    np.testing.assert_array_equal(np.isnan(causal), seen)  # row q sees its own NaN; what it does not see is 0
+    assert (causal[~seen] == 0).all()
 
 
 def test_gradients_of_pow_at_corners_are_those_of_pytorch(runtime: Any) -> None:

@@ -37,6 +37,11 @@ class Launch:
         """Of all members together."""
         return sum([t.workgroups for t in self.tilings])
 
+    @property
+    def large(self) -> bool:
+        """Has it a kernel that keeps a device busy for long?"""
+        return any(k.work >= ALONE for k in self.kernels)
+
     def takes(self, other: Launch, beside: bool = False) -> bool:
         """Is there room for the members of another? beside: also for those worth it, beside large ones."""
         kernels = [*self.kernels, *other.kernels]

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 
 from tracegrad.kernels.clusters import Cluster
 from tracegrad.kernels.fuse import Schedule
-from tracegrad.kernels.group import ALONE, Launch, temporaries_of
+from tracegrad.kernels.group import Launch, temporaries_of
 
 KEPT = 0.4  # of the largest temporary: how much a launch may keep alive by running later
 
@@ -48,25 +48,29 @@ class _Readers:
 
 
 def postpone(schedule: Schedule, launches: Sequence[Launch]) -> list[Launch]:
-    """Each launch, from the last on, joins the next that has room for all of it before anyone needs its results, if
-    that keeps little more alive. (From the last on, because the sum of some parts that is postponed lets what makes
-    the parts be postponed too.)
+    """Each launch, from the last on, joins another that has room for all of it before anyone needs its results, if
+    that keeps little more alive: the next without large kernels, else the next. (From the last on, because the sum of
+    some parts that is postponed lets what makes the parts be postponed too. Beside large kernels threads are few, as
+    those need many registers: a sum of 25 MB took 32 us there, and 8 beside small ones.)
     """
     readers = _Readers(schedule)
     launches = _gathered(readers, list(launches))
     position = _positions(launches)
     out: dict[int, Launch] = dict(enumerate(launches))
     for k in reversed(range(len(launches))):
-        launch = launches[k]
+        launch, beside = launches[k], -1
         until = min((position[id(d)] for d in readers.of(launch)), default=len(launches))
         for j in range(k + 1, until):
             if not readers.keeps_little(launch, j, position):
                 break
-            if j in out and launches[j].takes(launch, beside=True):
-                position.update((id(c), j) for c in launch.clusters)
-                launches[j].add(launch)
-                del out[k]
-                break
+            if j in out and (beside < 0 or not launches[j].large) and launches[j].takes(launch, beside=True):
+                beside = j
+                if not launches[j].large:
+                    break
+        if beside >= 0:
+            position.update((id(c), beside) for c in launch.clusters)
+            launches[beside].add(launch)
+            del out[k]
     return list(out.values())
 
 
@@ -75,7 +79,7 @@ def _gathered(readers: _Readers, launches: list[Launch]) -> list[Launch]:
     the last of them. Who waits for the others' results comes behind it.
     """
     for launch in reversed(launches[:]):
-        if len(launch.kernels) != 1 or launch.kernels[0].work < ALONE:
+        if len(launch.kernels) != 1 or not launch.large:
             continue
         position = _positions(launches)
         waiting, read = readers.of(launch), readers.read_by(launch)

@@ -65,7 +65,8 @@ SUM = fold("sum", array="xp.add.reduce({0}, {axes}, {0}.dtype, keepdims={keepdim
 MAX = fold("max", array="xp.maximum.reduce({0}, {axes}, keepdims={keepdims})", combine="maximum",
            identity=float("-inf"), vjp=_extremum_vjp, jvp=_extremum_jvp)  # fmt: skip
 PEAK = fold("peak", array="xp.maximum.reduce({0}, {axes}, keepdims={keepdims})", combine="fmax",
-            identity=float("-inf"), vjp=lambda ct, y, x, *, axes: (None,), jvp=lambda ts, y, x, *, axes: None)  # fmt: skip
+            identity=float("-inf"),
+            vjp=lambda ct, y, x, *, axes: (None,), jvp=lambda ts, y, x, *, axes: None)  # fmt: skip
 MIN = fold("min", array="xp.minimum.reduce({0}, {axes}, keepdims={keepdims})", combine="minimum",
            identity=float("inf"), vjp=_extremum_vjp, jvp=_extremum_jvp)  # fmt: skip
 PROD = fold("prod", array="xp.multiply.reduce({0}, {axes}, {0}.dtype, keepdims={keepdims})", combine="mul",

@@ -153,7 +153,7 @@ LOGISTIC = f"""{NEAR_EXP}
 
 fn logistic_(x: f32) -> f32 {{
   let a = abs(x);
-  let e = select(near_exp_(-min(a, 87.0)), 0.0, a > 87.0);
+  let e = select(near_exp_(-a), 0.0, a > 87.0);
   return select(1.0, e, x < 0.0) / (1.0 + e);
 }}"""
 
