@@ -320,7 +320,7 @@ maximum = elementwise(
     vjp=lambda ct, y, a, b: _ties(ct, b < a, a < b),
     accepts=NUMBER,
 )
-# Of a number and NaN either: five operations fewer than `maximum`
+# Of a number and NaN either: one operation of a GPU, where `maximum` takes seven
 fmax = elementwise("fmax", array="fmax", wgsl="max({0}, {1})")
 less = elementwise("less", array="less", wgsl="({0} < {1})", out=bool_, accepts=NUMBER)
 less_equal = elementwise("less_equal", array="less_equal", wgsl="({0} <= {1})", out=bool_, accepts=NUMBER)

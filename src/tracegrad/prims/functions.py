@@ -148,7 +148,7 @@ fn erf_(x: f32) -> f32 {{
   return select(x + x * {horner(ERF_P, "z")}, select(y, -y, x < 0.0), a >= 1.0);
 }}"""
 
-# 1 / (1 + e^-x), where the error of e^-x counts by e^-x / (1 + e^-x)^2: at most 2^-24, and (3 + 2|x|) ulp
+# 1 / (1 + e^-x), where the error of e^-x counts by e^-x / (1 + e^-x)^2: within 2^-23, and 3 + 2|x| ulp
 LOGISTIC = f"""{NEAR_EXP}
 
 fn logistic_(x: f32) -> f32 {{
