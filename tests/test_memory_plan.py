@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import random
 from dataclasses import replace
 
 import pytest
@@ -100,6 +101,42 @@ def test_equal_large_products_of_one_input_share_a_launch(monkeypatch: pytest.Mo
         for p in (together, plan_of(gpt(batch=2)))
     ]
     assert triples == [8, 4]  # q, k and v themselves, one launch a layer, and then their weights' gradients
+
+
+def equal_products(r: random.Random) -> dict[str, tg.Tensor]:
+    """A graph with many equal products of few operands, read by rows, columns and each other."""
+    values = [leaf("input", n, TensorType(f32, (32, 32))) for n in "xyz"]
+    shared = [tg.softmax(r.choice(values)) for _ in range(2)]
+    values += shared
+    outputs: list[tg.Tensor] = []
+    for _ in range(r.randint(8, 24)):
+        a, b = r.choice(values[-6:]), r.choice(values)
+        makers = {
+            4: lambda a, b: tg.swapaxes(r.choice(shared), 0, 1) @ a,
+            5: lambda a, b: tg.softmax(a),
+            6: lambda a, b: tg.layer_norm(a),
+            7: lambda a, b: tg.tanh(a) * b,
+            8: lambda a, b: a + tg.swapaxes(b, 0, 1),
+            9: lambda a, b: a * tg.sum(a, 0, keepdims=True),
+        }
+        values.append(makers[max(4, r.randrange(1, 10))](a, b))
+        if r.random() < 0.3:
+            outputs.append(values[-1])
+    outputs.append(values[-1])
+    r.shuffle(outputs)
+    return {f"o{k}": t for k, t in enumerate(outputs)}
+
+
+@pytest.mark.parametrize("seed", range(100))
+def test_random_graphs_whose_launches_run_later(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    r = random.Random(seed)
+    monkeypatch.setattr(group, "ALONE", 2 ** r.choice([9, 11, 12]))
+    monkeypatch.setattr(group, "BESIDE", 2 ** r.choice([6, 9, 11]))
+    monkeypatch.setattr(group, "KEPT", 2 ** r.choice([9, 10, 12, 18]))
+    monkeypatch.setattr(postpone, "KEPT", r.choice([0.4, 1.1, 3]))
+    with tracing():
+        graph = Graph(equal_products(r))
+    check_memory(planned(graph))
 
 
 @pytest.mark.parametrize("case", ALL_CASES, ids=lambda c: c.name)

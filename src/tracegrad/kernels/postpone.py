@@ -7,7 +7,7 @@ weights of q, k and v, even where each keeps a device busy: three launches end t
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from tracegrad.kernels.clusters import Cluster
 from tracegrad.kernels.fuse import Schedule
@@ -33,18 +33,21 @@ class _Readers:
         self.most = KEPT * max(sizes, default=0)
 
     def of(self, launch: Launch) -> list[Cluster]:
-        """Those that wait for a launch."""
-        return [d for c in launch.clusters for d in self.after[id(c)]]
+        """Those that wait for a launch, each once."""
+        return list({id(d): d for c in launch.clusters for d in self.after[id(c)]}.values())
 
-    def read_by(self, launch: Launch) -> set[int]:
-        """The temporaries that a launch reads."""
-        return set[int]().union(*(self.reads[id(c)] for c in launch.clusters))
+    def read_by(self, clusters: Iterable[Cluster]) -> set[int]:
+        """The temporaries that some clusters read."""
+        return set[int]().union(*(self.reads[id(c)] for c in clusters))
 
-    def keeps_little(self, launch: Launch, j: int, position: Mapping[int, int]) -> bool:
-        """If it ran as number `j`, would what lives longer for it be little more than what lives later?"""
-        dying = (s for s in self.read_by(launch) if max(position[id(c)] for c in self.readers[s]) < j)
-        made = sum(t.size for c in launch.clusters for t in c.outs if t.serial not in self.schedule.array)
-        return sum(self.schedule.nodes[s].size for s in dying) - made <= self.most
+    def made(self, launch: Launch) -> int:
+        """Elements of temporaries that a launch computes."""
+        return sum(t.size for c in launch.clusters for t in c.outs if t.serial not in self.schedule.array)
+
+    def kept(self, clusters: Iterable[Cluster], j: int, position: Mapping[int, int]) -> int:
+        """Elements of temporaries that would live longer if some clusters ran in launch number `j`."""
+        dying = (s for s in self.read_by(clusters) if max(position[id(c)] for c in self.readers[s]) < j)
+        return sum(self.schedule.nodes[s].size for s in dying)
 
 
 def postpone(schedule: Schedule, launches: Sequence[Launch]) -> list[Launch]:
@@ -61,11 +64,11 @@ def postpone(schedule: Schedule, launches: Sequence[Launch]) -> list[Launch]:
         launch, beside = launches[k], -1
         until = min((position[id(d)] for d in readers.of(launch)), default=len(launches))
         for j in range(k + 1, until):
-            if not readers.keeps_little(launch, j, position):
+            if readers.kept(launch.clusters, j, position) - readers.made(launch) > readers.most:
                 break
             if j in out and (beside < 0 or not launches[j].large) and launches[j].takes(launch, beside=True):
                 beside = j
-                if not launches[j].large:
+                if launch.large or not launches[j].large:
                     break
         if beside >= 0:
             position.update((id(c), beside) for c in launch.clusters)
@@ -75,22 +78,24 @@ def postpone(schedule: Schedule, launches: Sequence[Launch]) -> list[Launch]:
 
 
 def _gathered(readers: _Readers, launches: list[Launch]) -> list[Launch]:
-    """Equal large kernels that read the same, such as the gradients of the weights of q, k and v, share the launch of
-    the last of them. Who waits for the others' results comes behind it.
+    """Equal large kernels that read one temporary, such as the gradients of the weights of q, k and v, share the launch
+    of the last of them. Who waits for the others' results comes behind it: until then all of them live.
     """
     for launch in reversed(launches[:]):
         if len(launch.kernels) != 1 or not launch.large:
             continue
         position = _positions(launches)
-        waiting, read = readers.of(launch), readers.read_by(launch)
+        waiting, read = readers.of(launch), readers.read_by(launch.clusters)
         for j in range(launches.index(launch) + 1, len(launches)):
             other = launches[j]
             early = [c for c in waiting if position[id(c)] <= j]
             waited = any(position[id(d)] <= j for c in early for d in readers.after[id(c)])
-            if waited or any(c.kind == "scan" for c in early) or not readers.keeps_little(launch, j, position):
+            if waited or any(c.kind == "scan" for c in early):
                 break
-            equal = any(k is launch.kernels[0] for k in other.kernels) and not read.isdisjoint(readers.read_by(other))
-            if equal and other.takes(launch, beside=True):
+            equal = any(k is launch.kernels[0] for k in other.kernels)
+            alike = equal and not read.isdisjoint(readers.read_by(other.clusters))
+            kept = readers.kept([*launch.clusters, *early], j, position) + readers.made(other)
+            if alike and kept <= readers.most and other.takes(launch, beside=True):
                 other.add(launch)
                 launches[j + 1 : j + 1] = [launches[position[id(c)]].pop(c, readers.schedule) for c in early]
                 launches = [x for x in launches if x is not launch and x.clusters]

@@ -37,7 +37,7 @@ def _in_rows(f: Callable[..., Tensor], axis: int, *xs: Tensor) -> Tensor:
 # softmax
 def peak(x: Tensor) -> Tensor:
     """What to subtract from rows so that their exponentials stay finite: their largest elements."""
-    return bind(PEAK, x, axes=(x.ndim - 1,)) if x.shape[-1] != 1 else x
+    return bind(PEAK, x, axes=(x.ndim - 1,))
 
 
 def _softmax_row(x: Tensor) -> Tensor:

@@ -118,5 +118,5 @@ SHORTCUTS: dict[str, Shortcut] = {
     "mul": _arithmetic(float.__mul__, 1.0, 1.0),
     "div": _arithmetic(float.__truediv__, 1.0),
     "neg": _neg, "reshape": _reshape, "permute": _permute, "broadcast": _broadcast,
-    **dict.fromkeys(("sum", "max", "min", "prod", "cast", "stop_gradient", "variable"), _unchanged),
+    **dict.fromkeys(("sum", "max", "peak", "min", "prod", "cast", "stop_gradient", "variable"), _unchanged),
 }  # fmt: skip

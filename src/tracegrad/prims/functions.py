@@ -75,7 +75,7 @@ fn exp_(x: f32) -> f32 {{
   return select(scale_(y, i32(n)), x, is_nan_(x));
 }}"""
 
-# e^x for |x| <= 87, as the device has it: within 3 + 2|x| ulp, for what becomes a small part of a result
+# e^x for |x| <= 87, as the device has it: within 3 + 2|x| ulp, for what is a small part of a result, or a small result
 NEAR_EXP = "fn near_exp_(x: f32) -> f32 { return exp(x); }"
 
 # The same as a polynomial, for a language in which that is a call
