@@ -24,6 +24,7 @@ from tracegrad.ir import Graph
 from tracegrad.kernels import group, postpone
 from tracegrad.kernels.fuse import MAX_BUFFERS
 from tracegrad.passes import split
+from tracegrad.prims.folds import pack
 from tracegrad.prims.leaves import leaf
 from tracegrad.program import Buffer
 
@@ -101,6 +102,17 @@ def test_equal_large_products_of_one_input_share_a_launch(monkeypatch: pytest.Mo
         for p in (together, plan_of(gpt(batch=2)))
     ]
     assert triples == [8, 4]  # q, k and v themselves, one launch a layer, and then their weights' gradients
+
+
+def test_a_scalar_that_is_read_from_a_pack_too_is_there_before() -> None:
+    """It is not computed again by the kernel that reads it, which would run beside the one that puts it there."""
+    with tracing():
+        x, y = (leaf("input", n, TensorType(f32, (k,))) for n, k in (("x", 1), ("y", 2)))
+        mean = pack([y]).mean()
+        p = pack([x, mean.reshape((1,)), x])
+        planned_ = planned(Graph({"y": tg.where(p < mean, mean * 0.5, p)}))
+    check_memory(planned_)
+    assert len(planned_.program.dispatches) > 1
 
 
 def equal_products(r: random.Random) -> dict[str, tg.Tensor]:

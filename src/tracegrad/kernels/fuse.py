@@ -280,7 +280,12 @@ class Schedule:
         return [t for t in d.nodes if t.serial in needed]
 
     def _may_recompute(self, c: Cluster) -> bool:
-        """Nothing that the scalars are made of may change before or while the kernel runs."""
+        """Nothing that the scalars are made of may change before or while the kernel runs, and none may be read from
+        memory besides, as a part of a pack: there it would not be yet."""
+        own = {t.serial for t in c.scalars}
+        packs = (s for t in c.nodes for s in self.reads[t.serial].stored if s not in self.stored)
+        if any(part in own for s in packs for part in self.packed(s)):
+            return False
         changed = set(self.writes.values())
         leaves = (array_of(leaf) for t in c.scalars for leaf, _ in self.reads[t.serial].leaves.values())
         fits = self._buffers(c) <= MAX_BUFFERS and self._depth(c) <= DEEPEST
