@@ -73,6 +73,10 @@ class Schedule:
             return [serial]
         return [s for x in self.nodes[serial].inputs for s in self.packed(base(x).serial)]
 
+    def parts_read(self, t: Tensor) -> list[int]:
+        """What a stored node reads as parts of packs: from memory, where they are not before their kernel has run."""
+        return [part for s in self.reads[t.serial].stored if s not in self.stored for part in self.packed(s)]
+
     def _orderings(self) -> dict[int, list[int]]:
         """What must run before each stored node: what it reads or waits for, and whoever reads what it overwrites."""
         before = {
@@ -148,12 +152,11 @@ class Schedule:
         for t in b.nodes:
             if not self.once.isdisjoint(mine.keys() & self.reads[t.serial].stored.keys()):
                 return False
+            if not mine.keys().isdisjoint(self.parts_read(t)):
+                return False
             inner = t.prim.family == "fold" or (merged.length > 1 and merged.kind == "rows" and t.size != merged.rows)
             for serial, qs in self.reads[t.serial].stored.items():
                 if serial in mine and any(not own_point(mine[serial].size, q, merged, inner) for q in qs):
-                    return False
-                # A pack is read from memory, where its parts are not before their kernel has run.
-                if serial not in self.stored and any(part in mine for part in self.packed(serial)):
                     return False
         return True
 
@@ -283,8 +286,7 @@ class Schedule:
         """Nothing that the scalars are made of may change before or while the kernel runs, and none may be read from
         memory besides, as a part of a pack: there it would not be yet."""
         own = {t.serial for t in c.scalars}
-        packs = (s for t in c.nodes for s in self.reads[t.serial].stored if s not in self.stored)
-        if any(part in own for s in packs for part in self.packed(s)):
+        if any(not own.isdisjoint(self.parts_read(t)) for t in c.nodes):
             return False
         changed = set(self.writes.values())
         leaves = (array_of(leaf) for t in c.scalars for leaf, _ in self.reads[t.serial].leaves.values())

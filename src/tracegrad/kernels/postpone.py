@@ -44,10 +44,10 @@ class _Readers:
         """Elements of temporaries that a launch computes."""
         return sum(t.size for c in launch.clusters for t in c.outs if t.serial not in self.schedule.array)
 
-    def kept(self, clusters: Iterable[Cluster], j: int, position: Mapping[int, int]) -> int:
-        """Elements of temporaries that would live longer if some clusters ran in launch number `j`."""
-        dying = (s for s in self.read_by(clusters) if max(position[id(c)] for c in self.readers[s]) < j)
-        return sum(self.schedule.nodes[s].size for s in dying)
+    def ends(self, clusters: Iterable[Cluster], position: Mapping[int, int]) -> list[tuple[int, int]]:
+        """Of each temporary that some clusters read, which launch reads it last, and its elements."""
+        last = {s: max(position[id(c)] for c in self.readers[s]) for s in self.read_by(clusters)}
+        return [(k, self.schedule.nodes[s].size) for s, k in last.items()]
 
 
 def postpone(schedule: Schedule, launches: Sequence[Launch]) -> list[Launch]:
@@ -63,8 +63,9 @@ def postpone(schedule: Schedule, launches: Sequence[Launch]) -> list[Launch]:
     for k in reversed(range(len(launches))):
         launch, beside = launches[k], -1
         until = min((position[id(d)] for d in readers.of(launch)), default=len(launches))
+        ends, made = readers.ends(launch.clusters, position), readers.made(launch)
         for j in range(k + 1, until):
-            if readers.kept(launch.clusters, j, position) - readers.made(launch) > readers.most:
+            if _kept(ends, j) - made > readers.most:
                 break
             if j in out and (beside < 0 or not launches[j].large) and launches[j].takes(launch, beside=True):
                 beside = j
@@ -88,19 +89,25 @@ def _gathered(readers: _Readers, launches: list[Launch]) -> list[Launch]:
         waiting, read = readers.of(launch), readers.read_by(launch.clusters)
         for j in range(launches.index(launch) + 1, len(launches)):
             other = launches[j]
+            equal = any(k is launch.kernels[0] for k in other.kernels)
+            if not equal or read.isdisjoint(readers.read_by(other.clusters)):
+                continue
             early = [c for c in waiting if position[id(c)] <= j]
             waited = any(position[id(d)] <= j for c in early for d in readers.after[id(c)])
             if waited or any(c.kind == "scan" for c in early):
                 break
-            equal = any(k is launch.kernels[0] for k in other.kernels)
-            alike = equal and not read.isdisjoint(readers.read_by(other.clusters))
-            kept = readers.kept([*launch.clusters, *early], j, position) + readers.made(other)
-            if alike and kept <= readers.most and other.takes(launch, beside=True):
+            kept = _kept(readers.ends([*launch.clusters, *early], position), j) + readers.made(other)
+            if kept <= readers.most and other.takes(launch, beside=True):
                 other.add(launch)
                 launches[j + 1 : j + 1] = [launches[position[id(c)]].pop(c, readers.schedule) for c in early]
                 launches = [x for x in launches if x is not launch and x.clusters]
                 break
     return launches
+
+
+def _kept(ends: Iterable[tuple[int, int]], j: int) -> int:
+    """How many elements would live longer if those who read them ran in launch number `j`."""
+    return sum(size for last, size in ends if last < j)
 
 
 def _positions(launches: Sequence[Launch]) -> dict[int, int]:
