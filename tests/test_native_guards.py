@@ -20,6 +20,7 @@ GUARDED = """
 import numpy as np
 from test_native import accumulator, SUPPORT
 from tracegrad.errors import *
+from tracegrad.runtime import native as runtime
 from tracegrad.runtime.native import NativeSession
 s = NativeSession(SUPPORT.adapter, calls="{calls}")
 x = {{"x": np.ones(4, np.float32)}}
@@ -46,6 +47,29 @@ for call in (lambda: s.collect(ticket), lambda: s.collect(s.submit(handle, x))):
         call()
     except DeviceError as e:
         print(type(e), e)""",
+    "lost before many are sent, and behind them": """
+s.collect(ticket)
+runtime.SECONDS_AT_ONCE = 1e9
+for before in (True, False):
+    many = [s.submit(handle, x) for _ in range(9)]
+    if not before:
+        s.flush()
+    s._device.destroy()
+    for t in many:
+        try:
+            s.collect(t); print("no error")
+        except DeviceError as e:
+            print(e)
+    s.close()
+    s = NativeSession(SUPPORT.adapter, calls="{calls}")
+    handle = s.load(accumulator())
+    s.collect(s.submit(handle, x))""",
+    "exit while many are sent": """
+runtime.SECONDS_AT_ONCE = 1e9
+s.collect(ticket)
+for _ in range(9):
+    s.submit(handle, x)
+s.flush()""",
     "unload in flight": """
 s.unload(handle)
 again = s.load(accumulator())
@@ -77,7 +101,7 @@ assert s.collect(s.submit(handle, x))["y"].tolist() == [2.0] * 4""",
 @pytest.mark.parametrize("calls", ["compiled", "direct", "public"])
 @pytest.mark.parametrize("path", PATHS)
 def test_misuse_never_aborts_the_process(path: str, calls: str) -> None:
-    code = GUARDED.format(calls=calls, body=textwrap.dedent(PATHS[path]))
+    code = GUARDED.format(calls=calls, body=textwrap.dedent(PATHS[path]).replace("{calls}", calls))
     environment = {**os.environ, VARIABLE: "", "PYTHONPATH": os.pathsep.join([SRC, str(Path(__file__).parent)])}
     done = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, env=environment, timeout=120, check=False

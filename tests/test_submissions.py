@@ -13,6 +13,7 @@ import tracegrad as tg
 from test_native import accumulator, kernel, program
 from tracegrad import lr, nn, optim
 from tracegrad.engine.results import CompletedStep, Failed
+from tracegrad.errors import DeviceError
 from tracegrad.program import COUNTS, Buffer, Dispatch, Field
 from tracegrad.runtime import native, wgpu_rings
 from tracegrad.runtime.adapters import check_webgpu
@@ -68,7 +69,29 @@ def test_runs_wait_for_each_other_until_one_is_asked_for(session: NativeSession)
     sizes.clear()
     for k in range(200):
         session.submit(handle, x(k))
+    session.read("total")  # all are sent by then
     assert max(sizes) <= wgpu_rings.RUNS_AT_ONCE
+
+
+@pytest.mark.parametrize("runs", [1, 9])
+def test_what_the_device_refuses_fails_alone_and_says_why(session: NativeSession, runs: int) -> None:
+    handle = session.load(accumulator(3))
+    x = {"x": np.ones(3, np.float32)}
+    session.collect(session.submit(handle, x))
+    submit = session.calls.submit
+
+    def beyond(writes: Any, *more: Any) -> Any:
+        return submit([(writes[0][0], 1 << 24, np.ones(4, np.float32)), *writes], *more)
+
+    session.calls.submit = beyond
+    refused = [session.submit(handle, x) for _ in range(runs)]
+    session.flush()
+    session.calls.submit = submit
+    later = [session.submit(handle, x) for _ in range(runs)]
+    for t in refused:
+        with pytest.raises(DeviceError, match=r"(?i)overrun|bounds|buffer_offset"):
+            session.collect(t)
+    assert [session.collect(t)["y"][0] for t in later] == [k + 2.0 for k in range(runs)]  # none of the others ran
 
 
 def test_a_lone_run_is_submitted_at_once(session: NativeSession) -> None:

@@ -43,7 +43,7 @@ class AheadSession:
     """Executes at submit, as a queue on a device does, and lets results be collected much later."""
 
     info = "test"
-    ahead = 4
+    at_once, submissions = 4, 2
 
     def __init__(self):
         self.buffers = {"params": np.zeros(2, np.float32), "halted": np.zeros(1, np.int32)}
@@ -198,7 +198,7 @@ def test_step_waits_when_too_many_are_queued_behind_those_on_the_device():
     thread = threading.Thread(target=lambda: made.extend(t.step(GOOD) for _ in range(9)))
     thread.start()
     time.sleep(0.1)
-    assert not made[0].done() and 2 <= len(made) <= t.session.ahead + 2  # the next one waits
+    assert not made[0].done() and 2 <= len(made) <= t.session.at_once * t.session.submissions + 2  # the next one waits
     t.session.gate.set()
     thread.join(5)
     assert [p.step for p in made] == list(range(1, 10))
@@ -214,9 +214,9 @@ def test_where_the_device_takes_more_at_once_more_are_queued_and_few_wait_to_be_
         flush(free)
 
     t.session.flush = spy
-    t.session.ahead = 40
+    t.session.at_once = 20
     t.step(GOOD).result(5)
-    assert t.worker.max_in_flight == 20
+    assert t.worker.max_in_flight == 40
     t.session.gate.clear()
     under_way = t.step(GOOD)
     while len(groups) < 2:

@@ -16,7 +16,6 @@ from tracegrad.introspection.limits import Limits, measure_limits
 from tracegrad.runtime import tab
 from tracegrad.runtime.base import Session
 
-GROUPS = 2  # under way at a time: one that the device runs, and the next
 T = TypeVar("T")
 _GOES_ON = object()  # what a turn gives where nothing is to be waited for
 
@@ -60,10 +59,10 @@ class _Call:
 class Worker:
     """Owns a session on a thread of its own; in a browser's tab, where there are none, in turns of the event loop.
 
-    What is queued is submitted together, as a group; while one group is under way a second is prepared, and then the
-    first is collected. Runs that are under way are never more than `session.ahead`. A step that was not applied leaves
-    the device halted: what was submitted behind it is dropped and submitted again, in order. A call made with `call`
-    sees everything queued before it finished, and nothing queued after it begun.
+    What is queued is submitted together, as a group of `session.at_once` runs at most; up to `session.submissions`
+    groups are under way, and then the first is collected. A step that was not applied leaves the device halted: what
+    was submitted behind it is dropped and submitted again, in order. A call made with `call` sees everything queued
+    before it finished, and nothing queued after it begun.
     """
 
     def __init__(self, factory: Callable[[], Session], max_in_flight: int = MAX_IN_FLIGHT):
@@ -276,14 +275,14 @@ class Worker:
 
     def _room_for(self, following: Work) -> int:
         """How many runs to submit now: none if results should be collected first."""
-        if not self._window:
-            return self._session.ahead
-        oldest = self._window[0][0][0].pending
-        if len(self._window) == GROUPS or (oldest.wanted and oldest is not following.pending):
-            return 0
-        if len(self._queue) < self._session.ahead // (2 * GROUPS) and not self._queue[-1].pending.wanted:
-            return 0  # a submission costs as much as several short runs: more will come while the first is under way
-        return self._session.ahead - sum(map(len, self._window))
+        session = self._session
+        if self._window:
+            oldest = self._window[0][0][0].pending
+            if len(self._window) >= session.submissions or (oldest.wanted and oldest is not following.pending):
+                return 0
+            if len(self._queue) < session.at_once // 2 and not self._queue[-1].pending.wanted:
+                return 0  # a submission costs as much as several short runs: more will come while one is under way
+        return session.at_once
 
     def _run_call(self, job: _Call) -> None:
         try:
@@ -308,7 +307,8 @@ class Worker:
                 group.append((work, ticket))
         if group:
             self._window.append(group)
-        self.max_in_flight = max(self._least_queued, self._session.ahead // GROUPS)
+        # where runs are short as many as are under way: more groups are only begun while some are queued
+        self.max_in_flight = max(self._least_queued, self._session.at_once * self._session.submissions)
         self._session.flush(self._let_in)
         self._let_in()
 

@@ -52,7 +52,8 @@ class Session(Protocol):
     Runs may share a submission of the device. Arrays are NumPy arrays of the field's dtype and shape.
     """
 
-    ahead: int  # runs worth submitting before the first is collected; 1 where `submit` itself computes
+    at_once: int  # runs worth one submission of the device; 1 where `submit` itself computes
+    submissions: int  # worth having under way before the first is collected
 
     @property
     def info(self) -> DeviceInfo:

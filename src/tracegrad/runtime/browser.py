@@ -58,7 +58,7 @@ class BrowserSession:
     """
 
     def __init__(self) -> None:
-        self.ahead = 1  # runs in one submission, by what the last one took
+        self.at_once, self.submissions = 1, 2  # the former by what the last one took
         self._tab: Any = javascript().Tab.new()
         self._programs: dict[int, Program] = {}
         self._buffers: dict[str, Buffer] = {}
@@ -171,7 +171,7 @@ class BrowserSession:
             batch.outputs = outputs
             each = max(1, len(batch.data) // batch.n, len(outputs) // batch.n)
             quick = int(batch.n * SECONDS_AT_ONCE / max(time.perf_counter() - batch.sent, 1e-6))
-            self.ahead = max(1, min(RUNS_AT_ONCE, BYTES_AT_ONCE // each, quick))
+            self.at_once = max(1, min(RUNS_AT_ONCE, BYTES_AT_ONCE // each, quick))
 
     def _persistent(self, name: str) -> Buffer:
         if name not in self._buffers:

@@ -57,7 +57,7 @@ def cpu_info(compiler: Compiler | None) -> DeviceInfo:
 class CpuSession:
     """Named arrays, and programs that compute on them. Everything happens inside `submit`."""
 
-    ahead = 1
+    at_once = submissions = 1
 
     def __init__(self, compiler: Compiler | None = None) -> None:
         self.info = cpu_info(compiler)

@@ -8,13 +8,13 @@ bind group with a dynamic offset or by a group for each dispatch: 2.01 and 2.02 
 former: it needs one object.
 
 Runs wait for each other until there are as many as one submission should have, or the caller flushes, collects one of
-them, reads or writes.
-
-Everything runs on the thread of the caller, which owns the session. Errors that would abort the process inside wgpu (a
-mapped or destroyed buffer in a submission, a mapped range of an unmapped buffer) cannot be reached: a staging area is
-free only between a completed unmap and the next submission, arrays are destroyed only with the program that submits
-them, and an ended session or lost device refuses every call in Python. What remains is a device that is lost between
-finishing a command buffer and submitting it, or while it is waited for.
+them, reads or writes. A submission may be encoded and sent by another thread (wgpu_compiled.py) while the caller stages
+the next and collects the one before. Everything else runs on the thread of the caller, which owns the session, when
+that one has nothing to do. Errors that
+would abort the process inside wgpu (a mapped or destroyed buffer in a submission, a mapped range of an unmapped buffer)
+cannot be reached: a staging area is free only between a completed unmap and the next submission, arrays are destroyed
+only with the program that submits them, and an ended session or lost device refuses every call in Python. What remains
+is a device that is lost between finishing a command buffer and submitting it, or while it is waited for.
 """
 
 from __future__ import annotations
@@ -49,11 +49,11 @@ from tracegrad.runtime.wgpu_program import (
     release,
     take_staging,
 )
-from tracegrad.runtime.wgpu_rings import Array, stored_dtype
+from tracegrad.runtime.wgpu_rings import Array, Stage, stored_dtype
 from tracegrad.runtime.wgpu_timing import time_launches
 
 READ_BYTES = 64 << 20  # persistent buffers are read in pieces of this size
-LEAST_AHEAD = 4  # runs in flight, however long they take
+SUBMISSIONS = 3  # under way: one that the device works at, one that is being sent, and one that is being filled
 SECONDS_AT_ONCE = 0.01  # that one submission should take: whoever waits for a run waits for all of its submission
 
 log = logging.getLogger("tracegrad")
@@ -62,13 +62,21 @@ log = logging.getLogger("tracegrad")
 class Submission:
     """Runs of one program that are submitted together. Dropping it unfetched is fine: its staging is used again."""
 
-    __slots__ = ("__weakref__", "error", "loaded", "mark", "outputs", "runs", "sent", "staging")
+    __slots__ = ("__weakref__", "error", "loaded", "mark", "outputs", "runs", "sent", "stage", "staging")
 
     def __init__(self, loaded: Loaded) -> None:
         self.loaded, self.runs, self.mark, self.sent = loaded, 0, None, 0.0
+        self.stage = loaded.stages.pop() if loaded.stages else Stage(loaded.inputs)  # until it is sent
         self.staging: Staging | None = None  # from when it is sent until it is fetched
         self.outputs: list[Any] | None = None
         self.error: Exception | None = None
+
+    def fail(self, error: Exception) -> None:
+        """It was not submitted."""
+        self.error, staging, self.staging = error, self.staging, None
+        if staging is not None:
+            self.loaded.free.append(staging)
+        self.loaded.stages.append(self.stage)
 
     def __del__(self) -> None:
         if self.staging is not None and self.loaded.alive:
@@ -105,7 +113,8 @@ class NativeSession:
         self._waiting: Submission | None = None  # not sent yet
         self._landed = 0.0  # when the last submission fetched was there
         self._next = 0
-        self.ahead = LEAST_AHEAD
+        self._sending: Submission | None = None  # the last one, until it is known to be sent
+        self.at_once, self.submissions = 1, SUBMISSIONS
         try:
             self._device: Any = open_device(adapter)
         except BaseException:
@@ -126,7 +135,7 @@ class NativeSession:
 
         Raises: DeviceError if the device is too small; CompileError naming a kernel that it refuses.
         """
-        self.flush()
+        self._settled()
         program = as_run(program, self.info)
         with self._using_device("loading a program"):
             check_limits(program, self.limits, self.features, self.info.description)
@@ -137,7 +146,7 @@ class NativeSession:
 
     def unload(self, handle: int) -> None:
         """Free what only this program uses: persistent buffers too, where no other program names them."""
-        self.flush()
+        self._settled()
         loaded = self._programs.pop(handle, None)
         if loaded is not None:
             release(loaded, self._shared)
@@ -152,7 +161,7 @@ class NativeSession:
         if before is not None and (before.loaded is not loaded or before.runs >= runs_at_once(loaded)):
             self.flush()
         submission = self._waiting or Submission(loaded)
-        loaded.inputs.stage(submission.runs, inputs)
+        submission.stage.put(submission.runs, inputs)
         submission.runs += 1
         self._waiting = submission
         return Ticket(submission, submission.runs - 1)
@@ -168,6 +177,8 @@ class NativeSession:
         ticket.collected = True
         if submission is self._waiting:
             self.flush()
+        if submission is self._sending:
+            self._settle()
         if submission.error is not None:
             raise submission.error
         if submission.outputs is None:
@@ -179,22 +190,36 @@ class NativeSession:
         submission, self._waiting = self._waiting, None
         if submission is None:
             return
+        self._settle()
         loaded, runs = submission.loaded, submission.runs
         try:
             with self._using_device("submitting a run"):
-                staging = take_staging(loaded, self._device)
-                try:
-                    launches = [prepared(loaded, k, self.calls, self._kernels) for k in range(runs)]
-                    copies = copies_to(staging, loaded, runs, self.calls)
-                    submission.sent = time.perf_counter()
-                    submission.mark = self.calls.submit(loaded.inputs.writes(runs), launches, copies, free)
-                except BaseException:
-                    loaded.free.append(staging)
-                    raise
+                submission.staging = take_staging(loaded, self._device)
+                launches = [prepared(loaded, k, self.calls, self._kernels) for k in range(runs)]
+                copies = copies_to(submission.staging, loaded, runs, self.calls)
+                submission.sent = time.perf_counter()
+                submission.mark = self.calls.submit(submission.stage.writes(runs), launches, copies, free)
         except Exception as e:
-            submission.error = e
+            submission.fail(e)
         else:
-            submission.staging = staging
+            self._sending = submission
+
+    def _settle(self) -> None:
+        """Wait until the last submission was sent. Collecting its runs raises the error, if there is one."""
+        submission, self._sending = self._sending, None
+        if submission is None:
+            return
+        try:
+            self.calls.sent(submission.mark)
+        except Exception as e:
+            submission.fail(self._error(e, "submitting a run"))
+        else:
+            submission.loaded.stages.append(submission.stage)
+
+    def _settled(self) -> None:
+        """Submit the runs that wait, and see them sent: the device is this thread's alone."""
+        self.flush()
+        self._settle()
 
     def _fetch(self, submission: Submission) -> list[Any]:
         """Wait for a submission; its outputs."""
@@ -213,21 +238,21 @@ class NativeSession:
         now = time.perf_counter()
         loaded.seconds = (now - max(submission.sent, self._landed)) / runs
         self._landed = now
-        self.ahead = max(LEAST_AHEAD, 2 * runs_at_once(loaded))
+        self.at_once = runs_at_once(loaded)
         loaded.free.append(staging)
         return loaded.outputs.columns(raw, runs)
 
     def timings(self, handle: int, inputs: Mapping[str, Any], runs: int) -> Timings:
         """By the device's timestamps where it has them, each dispatch in a pass of its own."""
         loaded = self._loaded(handle)
-        self.flush()
+        self._settled()
         self.collect(self.submit(handle, inputs))  # brings the inputs, which the runs below use again
         with self._using_device("timing a program"):
             return time_launches(self._device, loaded, runs)
 
     def read(self, name: str) -> Any:
         """A persistent buffer, flat, after everything queued so far."""
-        self.flush()
+        self._settled()
         array = self._persistent(name)
         result = np.empty(array.size, stored_dtype(array.dtype))
         flat = result.view(np.uint8)
@@ -238,6 +263,7 @@ class NativeSession:
                     size = min(READ_BYTES, flat.nbytes - at)
                     copies = self.calls.prepare_copies([Copy(array.buffer, at, staging, 0, size)])
                     mark = self.calls.submit([], [], copies)
+                    self.calls.sent(mark)
                     flat[at : at + size] = self.calls.fetch(staging, size, mark)
             finally:
                 staging.destroy()
@@ -245,7 +271,7 @@ class NativeSession:
 
     def write(self, name: str, values: Any, offset: int = 0) -> None:
         """Overwrite a persistent buffer from element `offset` on, after everything queued so far."""
-        self.flush()
+        self._settled()
         array = self._persistent(name)
         flat = np.ascontiguousarray(values, dtype=stored_dtype(array.dtype)).reshape(-1)
         if offset < 0 or offset + flat.size > array.size:
@@ -259,9 +285,11 @@ class NativeSession:
         if self._closed:
             return
         self._closed, self._waiting = True, None
+        self._settle()
         for loaded in self._programs.values():
             release(loaded, self._shared)
         self._programs.clear()
+        self.calls.close()
         with contextlib.suppress(Exception):  # a lost device has nothing left to free
             self._device.destroy()
         self._tap.detach()
@@ -296,13 +324,17 @@ class NativeSession:
         try:
             yield
         except Exception as e:
-            error = e if isinstance(e, TracegradError) else device_error(str(e), doing)
-            if self._tap.lost and type(error) is DeviceError:
-                error = DeviceLostError(f"{error}; {self._tap.lost}")
-            if isinstance(error, DeviceLostError):
-                self._lost = f"the device was lost while {doing}: {error}"
-                raise DeviceLostError(self._lost) from e
-            raise error from e
+            raise self._error(e, doing) from e
+
+    def _error(self, e: Exception, doing: str) -> TracegradError:
+        """What to raise for an error of wgpu's. After a loss the session refuses everything."""
+        error = e if isinstance(e, TracegradError) else device_error(str(e), doing)
+        if self._tap.lost and type(error) is DeviceError:
+            error = DeviceLostError(f"{error}; {self._tap.lost}")
+        if isinstance(error, DeviceLostError):
+            self._lost = f"the device was lost while {doing}: {error}"
+            return DeviceLostError(self._lost)
+        return error
 
     def _pick_calls(self, first: str, library: Future[ctypes.CDLL | None] | None) -> None:
         """The first of the three ways that computes rightly. The last of them must."""
@@ -317,6 +349,7 @@ class NativeSession:
                 self._self_test()
                 return
             except Exception as e:
+                self.calls.close()
                 if name == "public":
                     raise
                 log.info("wgpu by calls that are slower than %r: %s", name, e)

@@ -75,10 +75,15 @@ class Calls(Protocol):
     def submit(
         self, writes: Sequence[Write], runs: Sequence[Any], copies: Any, free: Callable[[], object] = nothing
     ) -> Any:
-        """Queue the writes, one compute pass with the launches of all runs, then the copies; a mark for `fetch`.
+        """Queue the writes, one compute pass with the launches of all runs, then the copies; a mark for what follows.
 
-        `free` is called before the longest part that leaves Python's lock to other threads.
+        This may go on behind the caller's back until `sent`: the values written must not change before, and an error
+        may come then. `free` is called before the longest part that leaves Python's lock to other threads.
         """
+        ...
+
+    def sent(self, mark: Any) -> None:
+        """Wait until the device has the submission of `mark`, of which there is no later one."""
         ...
 
     def write(self, buffer: Any, offset: int, values: NDArray[Any]) -> None:
@@ -86,7 +91,11 @@ class Calls(Protocol):
         ...
 
     def fetch(self, buffer: Any, size: int, mark: Any) -> Bytes:
-        """Wait for the submission of `mark` and copy the first `size` bytes of a mappable buffer out."""
+        """Wait for the submission of `mark`, which was sent, and copy the first `size` bytes of a mappable buffer."""
+        ...
+
+    def close(self) -> None:
+        """Nothing is called after this."""
         ...
 
 
@@ -133,6 +142,9 @@ class PublicCalls:
         self._device.queue.submit([encoder.finish()])
         return None
 
+    def sent(self, mark: Any) -> None:
+        """It was."""
+
     def write(self, buffer: Any, offset: int, values: NDArray[Any]) -> None:
         self._device.queue.write_buffer(buffer, offset, values)
 
@@ -142,6 +154,9 @@ class PublicCalls:
             return np.frombuffer(buffer.read_mapped(0, size), np.uint8)
         finally:
             buffer.unmap()
+
+    def close(self) -> None:
+        """Nothing to end."""
 
 
 class DirectCalls:
@@ -264,6 +279,9 @@ class DirectCalls:
             if command:
                 lib.wgpuCommandBufferRelease(command)
 
+    def sent(self, mark: Any) -> None:
+        """It was."""
+
     def write(self, buffer: Any, offset: int, values: NDArray[Any]) -> None:
         self._errors.capture("tracegrad")
         try:
@@ -292,6 +310,9 @@ class DirectCalls:
         result = np.frombuffer(view, np.uint8).copy()
         lib.wgpuBufferUnmap(handle)
         return result
+
+    def close(self) -> None:
+        """Nothing to end."""
 
 
 class LogTap(logging.Handler):

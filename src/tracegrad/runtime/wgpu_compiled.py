@@ -1,7 +1,8 @@
-"""wgpu's calls of a whole submission as three calls of C, where there is a C compiler.
+"""wgpu's calls of a whole submission as one call of C, where there is a C compiler.
 
-They run without Python's lock, so that whoever queues steps goes on meanwhile, and take it back three times a
-submission instead of ten times and more. `DirectCalls` stands in where there is no compiler.
+What wgpu does with a submission of many runs takes as long as what Python does for it. So it is encoded and sent on a
+thread of C's, which never waits for Python's lock, while Python collects the submission before and stages the next.
+`DirectCalls` stands in where there is no compiler.
 """
 
 from __future__ import annotations
@@ -18,14 +19,18 @@ from tracegrad.runtime.wgpu_calls import Copy, DirectCalls, Launch, device_error
 if TYPE_CHECKING:
     from tracegrad.runtime.wgpu_calls import Bytes, Write
 
-SOURCE = """#include <stddef.h>
+SOURCE = """#include <pthread.h>
+#include <stddef.h>
 #include <stdint.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 typedef struct { const char *data; size_t length; } text_;
 typedef void notice_(int, text_, void *, void *);
 typedef struct { void *next; int mode; notice_ *notice; void *first, *second; } notify_;
+typedef void error_(int, int, text_, void *, void *);
+typedef struct { void *next; int mode; error_ *error; void *first, *second; } scope_;
 
 typedef struct { /* wgpu-native's functions, in the order of FUNCTIONS */
   void *(*encoder)(void *device, const void *);
@@ -44,20 +49,41 @@ typedef struct { /* wgpu-native's functions, in the order of FUNCTIONS */
   uint32_t (*poll)(void *device, uint32_t, const uint64_t *);
   const void *(*mapped)(void *buffer, size_t, size_t);
   void (*unmap)(void *buffer);
+  void (*watch)(void *device, int);
+  uint64_t (*found)(void *device, scope_);
 } wgpu_;
 
 typedef struct { void *pipeline, *group, *offsets; uint32_t at, x, y; } launch_; /* null: as before */
 typedef struct { void *source, *target; uint64_t from, to, size; } copy_;
 typedef struct { void *buffer; const void *values; uint64_t at, size; } write_;
 
-/* Queue the writes; the commands of `count` runs, which have `length` launches each, and of the copies. */
-void *encode(const wgpu_ *w, void *device, void *queue, const write_ *writes, long written,
-             launch_ *const *runs, long count, long length, const copy_ *copies, long copied) {
-  void *encoder = w->encoder(device, 0);
-  for (const write_ *x = writes; x < writes + written; x++) w->write(queue, x->buffer, x->at, x->values, x->size);
-  void *pass = count && length ? w->begin(encoder, 0) : 0;
-  for (long k = 0; pass && k < count; k++) {
-    for (const launch_ *x = runs[k]; x < runs[k] + length; x++) {
+typedef struct { /* a submission: the writes, the commands of `count` runs, of `length` launches each, the copies */
+  const write_ *writes; launch_ *const *runs; const copy_ *copies;
+  long written, count, length, copied;
+  uint64_t mark;
+  int refused;
+  char message[1024];
+} job_;
+
+typedef struct {
+  const wgpu_ *w;
+  void *device, *queue;
+  pthread_t thread;
+  pthread_mutex_t lock;
+  pthread_cond_t changed;
+  job_ *job; /* that the thread is at */
+  int ended;
+} sender_;
+
+static void *encode(const sender_ *s, const job_ *job) {
+  const wgpu_ *w = s->w;
+  void *encoder = w->encoder(s->device, 0);
+  for (const write_ *x = job->writes; x < job->writes + job->written; x++) {
+    w->write(s->queue, x->buffer, x->at, x->values, x->size);
+  }
+  void *pass = job->count && job->length ? w->begin(encoder, 0) : 0;
+  for (long k = 0; pass && k < job->count; k++) {
+    for (const launch_ *x = job->runs[k]; x < job->runs[k] + job->length; x++) {
       if (x->pipeline) w->pipeline(pass, x->pipeline);
       if (x->group) w->group(pass, 0, x->group, 0, 0);
       if (x->offsets) w->group(pass, 1, x->offsets, 1, &x->at);
@@ -65,7 +91,7 @@ void *encode(const wgpu_ *w, void *device, void *queue, const write_ *writes, lo
     }
   }
   if (pass) w->end(pass), w->drop_pass(pass);
-  for (const copy_ *x = copies; x < copies + copied; x++) {
+  for (const copy_ *x = job->copies; x < job->copies + job->copied; x++) {
     w->copy(encoder, x->source, x->from, x->target, x->to, x->size);
   }
   void *commands = w->finish(encoder, 0);
@@ -73,10 +99,75 @@ void *encode(const wgpu_ *w, void *device, void *queue, const write_ *writes, lo
   return commands;
 }
 
-uint64_t submit(const wgpu_ *w, void *queue, void *commands) {
-  const uint64_t mark = w->submit(queue, 1, &commands);
-  w->drop_commands(commands);
-  return mark;
+static void told(int status, int type, text_ message, void *of, void *nothing) {
+  job_ *job = of;
+  if (status == 1 && type == 1) return; /* no error */
+  const size_t most = sizeof job->message - 1;
+  const int size = message.length < most ? message.length : most;
+  if (!job->refused) snprintf(job->message, sizeof job->message, "%.*s", size, message.data ? message.data : "");
+  job->refused = 1;
+}
+
+/* Encode, and submit what has no error: submitting anything else would abort the process. Errors are of two kinds. */
+void send_now(sender_ *s, job_ *job) {
+  const wgpu_ *w = s->w;
+  for (int kind = 1; kind <= 2; kind++) w->watch(s->device, kind);
+  void *commands = encode(s, job);
+  for (int kind = 1; kind <= 2; kind++) w->found(s->device, (scope_){0, 3, told, job, 0});
+  if (!job->refused) job->mark = w->submit(s->queue, 1, &commands);
+  if (commands) w->drop_commands(commands);
+}
+
+static void *send_all(void *at) {
+  sender_ *s = at;
+  pthread_mutex_lock(&s->lock);
+  while (1) {
+    while (!s->job && !s->ended) pthread_cond_wait(&s->changed, &s->lock);
+    if (!s->job) break;
+    pthread_mutex_unlock(&s->lock);
+    send_now(s, s->job);
+    pthread_mutex_lock(&s->lock);
+    s->job = 0;
+    pthread_cond_broadcast(&s->changed);
+  }
+  pthread_mutex_unlock(&s->lock);
+  return 0;
+}
+
+/* A thread that sends; null if there can be none. */
+sender_ *begin_sender(const wgpu_ *w, void *device, void *queue) {
+  sender_ *s = calloc(1, sizeof(sender_));
+  *s = (sender_){.w = w, .device = device, .queue = queue};
+  pthread_mutex_init(&s->lock, 0), pthread_cond_init(&s->changed, 0);
+  if (!pthread_create(&s->thread, 0, send_all, s)) return s;
+  free(s);
+  return 0;
+}
+
+/* Wait until everything was sent. */
+void settle(sender_ *s) {
+  pthread_mutex_lock(&s->lock);
+  while (s->job) pthread_cond_wait(&s->changed, &s->lock);
+  pthread_mutex_unlock(&s->lock);
+}
+
+/* Have the thread send it, once it has nothing else to do. */
+void send_later(sender_ *s, job_ *job) {
+  settle(s);
+  pthread_mutex_lock(&s->lock);
+  s->job = job;
+  pthread_cond_broadcast(&s->changed);
+  pthread_mutex_unlock(&s->lock);
+}
+
+void end_sender(sender_ *s) {
+  pthread_mutex_lock(&s->lock);
+  s->ended = 1;
+  pthread_cond_broadcast(&s->changed);
+  pthread_mutex_unlock(&s->lock);
+  pthread_join(s->thread, 0);
+  pthread_cond_destroy(&s->changed), pthread_mutex_destroy(&s->lock);
+  free(s);
 }
 
 static void landed(int status, text_ message, void *to, void *nothing) { *(volatile int *)to = status; }
@@ -99,7 +190,7 @@ FUNCTIONS = (
     "ComputePassEncoderSetBindGroup", "ComputePassEncoderDispatchWorkgroups", "ComputePassEncoderEnd",
     "ComputePassEncoderRelease", "CommandEncoderCopyBufferToBuffer", "CommandEncoderFinish", "CommandEncoderRelease",
     "QueueWriteBuffer", "QueueSubmitForIndex", "CommandBufferRelease", "BufferMapAsync", "DevicePoll",
-    "BufferGetConstMappedRange", "BufferUnmap",
+    "BufferGetConstMappedRange", "BufferUnmap", "DevicePushErrorScope", "DevicePopErrorScope",
 )  # fmt: skip
 POINTER, LONG, U64 = ctypes.c_void_p, ctypes.c_long, ctypes.c_uint64
 
@@ -116,6 +207,17 @@ class _Write(ctypes.Structure):
     _fields_ = (("buffer", POINTER), ("values", POINTER), ("at", U64), ("size", U64))
 
 
+class _Job(ctypes.Structure):
+    """A submission. `kept` are the values that are written, until it was sent."""
+
+    _fields_ = (
+        *((n, POINTER) for n in ("writes", "runs", "copies")),
+        *((n, LONG) for n in ("written", "n", "length", "copied")),
+        ("mark", U64), ("refused", ctypes.c_int), ("message", ctypes.c_char * 1024),
+    )  # fmt: skip
+    kept: Any = ()
+
+
 class CompiledCalls(DirectCalls):
     """`DirectCalls`, a submission at a time. `library` is SOURCE, compiled."""
 
@@ -127,12 +229,13 @@ class CompiledCalls(DirectCalls):
         super().__init__(device)
         functions = [self._address(self._ffi.addressof(self._lib, f"wgpu{name}")) for name in FUNCTIONS]
         self._functions = (POINTER * len(functions))(*functions)
-        self._places = tuple(map(self._address, (self._device, self._queue)))
-        self._encode, self._submit, self._fetch = library.encode, library.submit, library.fetch
-        self._encode.argtypes = (*[POINTER] * 4, LONG, POINTER, LONG, LONG, POINTER, LONG)
-        self._encode.restype = POINTER
-        self._submit.argtypes, self._submit.restype = (POINTER,) * 3, U64
+        self._library, self._fetch = library, library.fetch
         self._fetch.argtypes, self._fetch.restype = (*[POINTER] * 3, U64, POINTER, U64), ctypes.c_int
+        library.begin_sender.argtypes, library.begin_sender.restype = [POINTER] * 3, POINTER
+        sender = library.begin_sender(self._functions, *map(self._address, (self._device, self._queue)))
+        if not sender:
+            raise DeviceError("there can be no more threads")
+        self._sender, self._job = POINTER(sender), _Job()  # the job that it may be at
 
     def prepare(self, launches: Sequence[Launch]) -> Any:
         """An array of C's, and what keeps its handles alive."""
@@ -162,33 +265,37 @@ class CompiledCalls(DirectCalls):
         written = (_Write * len(given))(*given)
         recorded = (POINTER * len(runs))(*[ctypes.addressof(rows) for rows, _ in runs])
         length = len(runs[0][0]) if runs else 0
-        free()
-        self._errors.capture("tracegrad")
-        commands = None
-        try:
-            commands = self._encode(
-                self._functions, *self._places, written, len(given), recorded, len(runs), length, *_listed(copies[0])
-            )
-        finally:
-            error = self._errors.release("tracegrad")
-        if error is not None:
-            if commands:
-                self._lib.wgpuCommandBufferRelease(self._ffi.cast("WGPUCommandBuffer", commands))
-            raise device_error(error[1])
-        return self._submit(self._functions, self._places[1], commands)
+        addresses = map(ctypes.addressof, (written, recorded, copies[0]))
+        job = _Job(*addresses, len(given), len(runs), length, len(copies[0]))
+        job.kept = (writes, written, runs, recorded, copies)
+        if len(runs) > 1:
+            self._library.send_later(self._sender, ctypes.byref(job))
+            self._job = job  # the one before was sent
+        else:  # a long step, or one that somebody waits for: sooner done than handed over
+            self._library.settle(self._sender)
+            free()
+            self._library.send_now(self._sender, ctypes.byref(job))
+        return job
+
+    def sent(self, mark: Any) -> None:
+        self._library.settle(self._sender)
+        mark.kept = ()
+        if mark.refused:
+            raise device_error(mark.message.decode(errors="replace"))
+
+    def close(self) -> None:
+        sender, self._sender = self._sender, None
+        if sender is not None:
+            self._library.end_sender(sender)
 
     def fetch(self, buffer: Any, size: int, mark: Any) -> Bytes:
         result = np.empty(size, np.uint8)
         self._errors.capture("tracegrad")
         try:
-            place = self._address(buffer._internal)
-            status = self._fetch(self._functions, self._places[0], place, mark, result.ctypes.data, size)
+            device, place = self._address(self._device), self._address(buffer._internal)
+            status = self._fetch(self._functions, device, place, mark.mark, result.ctypes.data, size)
         finally:
             error = self._errors.release("tracegrad")
         if error is not None or status != self._lib.WGPUMapAsyncStatus_Success:
             raise device_error(error[1] if error else f"mapping a buffer ended with status {status}")
         return result
-
-
-def _listed(x: Any) -> tuple[Any, int]:
-    return x, len(x)

@@ -20,6 +20,7 @@ from tracegrad.runtime.wgpu_rings import (
     Array,
     Inputs,
     Outputs,
+    Stage,
     depth_of,
     plan_inputs,
     plan_outputs,
@@ -57,6 +58,7 @@ class Loaded:
     runs: list[Any] = field(default_factory=list[Any])  # launches of the k-th run of a submission, prepared
     stagings: list[Staging] = field(default_factory=list[Staging])  # every one made
     free: list[Staging] = field(default_factory=list[Staging])
+    stages: list[Stage] = field(default_factory=list[Stage])  # that no submission fills or waits to send
     uniform: Any = None
     alive: bool = True
     seconds: float = float("inf")  # that a run of the last submission took at most

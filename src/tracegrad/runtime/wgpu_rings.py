@@ -77,34 +77,44 @@ def stored_dtype(dtype: str) -> str:
     return "int32" if dtype == "bool" else DTYPES[dtype].numpy
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(frozen=True, slots=True, eq=False)
 class Inputs:
     """What the host writes before a submission.
 
-    Small values are staged: for each array of inputs there is one on the host, with a row for each run. Large ones are
-    written from where they are, and must not change before.
+    Small values are staged. Large ones are written from where they are, and must not change before.
     """
 
     fields: tuple[Field, ...]
     arrays: dict[int, Array]  # by number of the buffer
-    rows: dict[int, NDArray[Any]]
+    depth: int  # runs
     names: Set[str]
     large: tuple[Field, ...]
     between: dict[int, list[tuple[int, int]]]  # in arrays with large values: where small ones lie (elements)
-    views: list[list[Place]] = field(default_factory=list[Any])  # of a run: its small values,
-    staged: list[dict[str, Any]] = field(default_factory=list[Any])  # and those of few elements that lie there
-    direct: list[Write] = field(default_factory=list[Any])  # large values of the runs staged so far
 
-    def stage(self, run: int, given: Mapping[str, Any]) -> None:
+
+class Stage:
+    """Inputs of one submission on the host: for each array of inputs one here, with a row for each run."""
+
+    def __init__(self, plan: Inputs) -> None:
+        self._plan = plan
+        self._rows: dict[int, NDArray[Any]] = {
+            k: np.zeros((plan.depth, a.stride // 4 or a.size), stored_dtype(a.dtype)) for k, a in plan.arrays.items()
+        }
+        self._views: list[list[Place]] = []  # of a run: its small values,
+        self._staged: list[dict[str, Any]] = []  # and those of few elements that lie there
+        self._direct: list[Write] = []  # large values of the runs staged so far
+
+    def put(self, run: int, given: Mapping[str, Any]) -> None:
         """Put the values of the `run`-th run in place: booleans as 0 and 1, u32 as the same 32 bits."""
-        if given.keys() != self.names:
-            missing, extra = sorted(self.names - given.keys()), sorted(given.keys() - self.names)
+        plan = self._plan
+        if given.keys() != plan.names:
+            missing, extra = sorted(plan.names - given.keys()), sorted(given.keys() - plan.names)
             raise InputError(f"inputs do not fit the program: missing {missing}, unknown {extra}")
-        while len(self.views) <= run:
-            self.views.append([self._place(f, len(self.views)) for f in self.fields if f not in self.large])
-            self.staged.append({})
-        staged = self.staged[run]
-        for name, shape, view in self.views[run]:
+        while len(self._views) <= run:
+            self._views.append([self._place(f, len(self._views)) for f in plan.fields if f not in plan.large])
+            self._staged.append({})
+        staged = self._staged[run]
+        for name, shape, view in self._views[run]:
             value = given[name]
             if staged.get(name) is value:  # most hyperparameters are those of the last step
                 continue
@@ -113,26 +123,26 @@ class Inputs:
             view[...] = value
             if view.size <= FEW:
                 staged[name] = value
-        for f in self.large:
-            array = self.arrays[f.buffer]
+        for f in plan.large:
+            array = plan.arrays[f.buffer]
             check_shape(f.name, given[f.name], f.shape)
             values = np.ascontiguousarray(given[f.name], stored_dtype(f.dtype))
-            self.direct.append((array.buffer, run * array.stride + 4 * f.offset, values))
+            self._direct.append((array.buffer, run * array.stride + 4 * f.offset, values))
 
     def writes(self, runs: int) -> list[Write]:
-        """All of so many runs, which are the last that were staged."""
-        found, self.direct = self.direct, []
-        for k, array in self.arrays.items():
-            if k not in self.between:
-                found.append((array.buffer, 0, self.rows[k][:runs]))
+        """All of so many runs, which are the last that were put here."""
+        found, self._direct = self._direct, []
+        for k, array in self._plan.arrays.items():
+            if k not in self._plan.between:
+                found.append((array.buffer, 0, self._rows[k][:runs]))
                 continue
-            for begin, end in self.between[k]:
+            for begin, end in self._plan.between[k]:
                 at = [(run, run * array.stride + 4 * begin) for run in range(runs)]
-                found += [(array.buffer, first, self.rows[k][run, begin:end]) for run, first in at]
+                found += [(array.buffer, first, self._rows[k][run, begin:end]) for run, first in at]
         return found
 
     def _place(self, f: Field, run: int) -> Place:
-        part = self.rows[f.buffer][run, f.offset : f.offset + f.size]
+        part = self._rows[f.buffer][run, f.offset : f.offset + f.size]
         return f.name, f.shape, part.view(stored_dtype(f.dtype)).reshape(f.shape)
 
 
@@ -146,7 +156,6 @@ def plan_inputs(program: Program, arrays: list[Array], depth: int) -> Inputs:
     """The inputs of a program, for `depth` runs."""
     found = {f.buffer: arrays[f.buffer] for f in program.inputs}
     names = {f.name for f in program.inputs}
-    rows = {k: np.zeros((depth, a.stride // 4 or a.size), stored_dtype(a.dtype)) for k, a in found.items()}
     large = tuple(f for f in program.inputs if 4 * f.size >= LARGE)
     between: dict[int, list[tuple[int, int]]] = {f.buffer: [] for f in large}
     for f in sorted(program.inputs, key=lambda f: f.offset):
@@ -154,7 +163,7 @@ def plan_inputs(program: Program, arrays: list[Array], depth: int) -> Inputs:
             parts = between[f.buffer]
             begin = parts.pop()[0] if parts and parts[-1][1] == f.offset else f.offset
             parts.append((begin, f.offset + f.size))
-    return Inputs(program.inputs, found, rows, names, large, between)
+    return Inputs(program.inputs, found, depth, names, large, between)
 
 
 @dataclass(frozen=True, slots=True)
