@@ -165,18 +165,60 @@ def check_limits(program: Program, limits: Mapping[str, int], features: Set[str]
             )
 
 
+class Compiling:
+    """The kernels of a program, being compiled side by side: a driver that has not seen one takes 10 to 300 ms.
+
+    Products take longest, and launches of several, so they come first. Each is spelled when its turn comes.
+    """
+
+    def __init__(self, program: Program, calls: Calls, kernels: Kernels) -> None:
+        for kernel in program.kernels:
+            kernels.layout(kernel)
+        kernels.offsets_layout()
+        constant = offsets_of_kernels(program)
+
+        def made(number: int) -> tuple[KernelSource, Any]:
+            kernel = program.kernels[number]
+            if number in constant:
+                kernel = with_constant_offsets(kernel, constant[number])
+            return kernel, kernels.pipeline(kernel, calls)
+
+        self._program = program
+        sizes = [(kernel.workgroup_memory, kernel.slots) for kernel in program.kernels]
+        self._order = sorted(range(len(sizes)), key=sizes.__getitem__, reverse=True)
+        self._pool = ThreadPoolExecutor(max(1, min(COMPILERS, len(sizes), processors())))
+        self._made = self._pool.map(made, self._order)
+
+    def result(self) -> tuple[Program, list[Any]]:
+        """The program with the kernels as they were compiled, and their pipelines. CompileError."""
+        with self._pool:
+            found = dict(zip(self._order, self._made, strict=True))
+        sources = tuple([found[k][0] for k in range(len(found))])
+        dispatches = [
+            d if sources[d.kernel].slots else replace(d, offsets=(), moves=()) for d in self._program.dispatches
+        ]
+        program = replace(self._program, kernels=sources, dispatches=tuple(dispatches))
+        return program, [pipeline for _, pipeline in found.values()]
+
+    def stop(self) -> None:
+        """Begin no more of them, and wait for the rest."""
+        self._pool.shutdown(cancel_futures=True)
+
+
 def build(program: Program, device: Any, calls: Calls, kernels: Kernels, shared: dict[str, Array]) -> Loaded:
     """Load `program`: arrays (persistent ones from `shared`), pipelines, bind groups. Frees its arrays on failure."""
     loaded = Loaded(program, depth_of(program))
+    compiling = Compiling(program, calls, kernels)
     try:
         for b in program.buffers:
             loaded.arrays.append(_array(b, loaded.depth, device, calls, shared))
-        loaded.program, held = _compiled(program, calls, kernels)
+        loaded.program, held = compiling.result()
         _launch(loaded, device, calls, kernels)
         loaded.inputs = plan_inputs(program, loaded.arrays, loaded.depth)
         loaded.outputs = plan_outputs(program, loaded.arrays)
         del held  # the launches hold the pipelines now
     except BaseException:
+        compiling.stop()
         release(loaded, shared)
         raise
     return loaded
@@ -268,32 +310,6 @@ def _array(b: Buffer, depth: int, device: Any, calls: Calls, shared: dict[str, A
     elif b.role in PERSISTENT and isinstance(b.fill, (int, float)) and b.fill:  # memory starts as zeros
         calls.write(made.buffer, 0, np.full(b.size, b.fill, stored_dtype(b.dtype)))
     return made
-
-
-def _compiled(program: Program, calls: Calls, kernels: Kernels) -> tuple[Program, list[Any]]:
-    """The program with the kernels that were compiled, side by side: a driver that has not seen them takes 10 to 100 ms
-    for each. And their pipelines.
-
-    Products take longest, and launches of several, so they come first. Each is spelled when its turn comes.
-    """
-    for kernel in program.kernels:
-        kernels.layout(kernel)
-    kernels.offsets_layout()
-    constant = offsets_of_kernels(program)
-
-    def made(number: int) -> tuple[KernelSource, Any]:
-        kernel = program.kernels[number]
-        if number in constant:
-            kernel = with_constant_offsets(kernel, constant[number])
-        return kernel, kernels.pipeline(kernel, calls)
-
-    sizes = [(kernel.workgroup_memory, kernel.slots) for kernel in program.kernels]
-    order = sorted(range(len(sizes)), key=sizes.__getitem__, reverse=True)
-    with ThreadPoolExecutor(max(1, min(COMPILERS, len(order), processors()))) as pool:
-        found = dict(zip(order, pool.map(made, order), strict=True))
-    sources = tuple([found[k][0] for k in range(len(order))])
-    dispatches = [d if sources[d.kernel].slots else replace(d, offsets=(), moves=()) for d in program.dispatches]
-    return replace(program, kernels=sources, dispatches=tuple(dispatches)), [pipeline for _, pipeline in found.values()]
 
 
 def _launch(loaded: Loaded, device: Any, calls: Calls, kernels: Kernels) -> None:
