@@ -10,6 +10,7 @@ import pytest
 
 from tracegrad import init
 from tracegrad.errors import DTypeError, InputError, ShapeError
+from tracegrad.runtime import draw as draw_module
 from tracegrad.runtime.draw import Scratch, _cos, _log, draw, uniform
 
 MASK = 0xFFFFFFFF
@@ -59,6 +60,20 @@ def test_draw_is_one_stream_through_all_parameters(seed):
     for value, reference in zip(draw(SPECS, seed), expected, strict=True):
         assert value.dtype == np.float32
         np.testing.assert_array_equal(value, reference)
+
+
+@pytest.mark.usefixtures("c_compiler")
+@pytest.mark.parametrize("seed", [0, 1, 12345, 2**32 - 1, -7, 2**40 + 3])
+def test_numpy_and_c_draw_the_same_bits(monkeypatch, seed):
+    specs = [
+        ((1536, 71), init.randn(0.02)), ((70_001,), init.uniform(-1.0, 3.0)), ((3,), init.ones()),
+        ((33, 777), init.kaiming()), ((99, 1), init.xavier()), ((1,), init.randn(7.0)),
+    ]  # fmt: skip
+    monkeypatch.setattr(draw_module, "MANY", 1 << 60)
+    by_numpy = [x.tobytes() for x in draw(specs, seed)]
+    monkeypatch.setattr(draw_module, "MANY", 0)
+    monkeypatch.setattr(draw_module, "Scratch", None)  # NumPy has no part in what follows
+    assert [x.tobytes() for x in draw(specs, seed)] == by_numpy
 
 
 def test_draw_over_many_chunks_equals_the_reference():

@@ -61,9 +61,14 @@ class Compiler:
         """The library of `source`, while other things are done."""
         return aside(lambda: self.library(source))
 
-    def library(self, source: str, otherwise: str = "kernels run as NumPy") -> ctypes.CDLL | None:
-        """The loaded library. None, with a warning, if it cannot be had: the compiler's message says why."""
-        parts = [source, self.path, self.version, *self.flags, processor()]
+    def library(
+        self, source: str, otherwise: str = "kernels run as NumPy", more: tuple[str, ...] = ()
+    ) -> ctypes.CDLL | None:
+        """The loaded library. None, with a warning, if it cannot be had: the compiler's message says why.
+
+        more: flags of its own.
+        """
+        parts = [source, self.path, self.version, *self.flags, *more, processor()]
         key = hashlib.sha256("\0".join(parts).encode()).hexdigest()[:40]
         try:
             folder = cache_folder()
@@ -73,8 +78,8 @@ class Compiler:
         try:
             if folder is None:
                 with tempfile.TemporaryDirectory() as temporary:
-                    return ctypes.CDLL(str(self.compiled(source, key, Path(temporary))))
-            path = find(folder, key) or self.compiled(source, key, folder)
+                    return ctypes.CDLL(str(self.compiled(source, key, Path(temporary), more)))
+            path = find(folder, key) or self.compiled(source, key, folder, more)
             loaded = ctypes.CDLL(str(path))
             forget_old(folder)
             return loaded
@@ -88,11 +93,11 @@ class Compiler:
             )
             return None
 
-    def compiled(self, source: str, key: str, folder: Path) -> Path:
+    def compiled(self, source: str, key: str, folder: Path, more: tuple[str, ...] = ()) -> Path:
         """Compile into `folder`."""
         with tempfile.TemporaryDirectory(dir=folder, prefix="new-") as temporary:
             out = Path(temporary, "library")
-            command = [self.path, *self.flags, "-x", "c", "-", "-o", str(out)]
+            command = [self.path, *self.flags, *more, "-x", "c", "-", "-o", str(out)]
             subprocess.run(command, input=source, text=True, capture_output=True, check=True, timeout=SECONDS)
             out.chmod(0o700)
             target = folder / f"{key}-{digest(out)}.so"

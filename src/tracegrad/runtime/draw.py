@@ -1,8 +1,8 @@
-"""Draw the first values of parameters: Mulberry32 and Box-Muller, the same numbers in Python and in the browser.
+"""Draw the first values of parameters: Mulberry32 and Box-Muller, the same numbers in Python, C and the browser.
 
-The recipe, which the JavaScript twin repeats bit for bit. All arithmetic is float64, one rounding an operation, in
-the order written here; only `+ - * /`, `sqrt`, `rint` and exact scaling by powers of two are used, because the
-platforms' own `log` and `cos` differ in the last bit. The result is rounded to float32 at the end.
+The recipe, which the twins in C and JavaScript repeat bit for bit. All arithmetic is float64, one rounding an
+operation, in the order written here; only `+ - * /`, `sqrt`, `rint` and exact scaling by powers of two are used,
+because the platforms' own `log` and `cos` differ in the last bit. The result is rounded to float32 at the end.
 
 1. Draw n (from 0) of the stream: a = (seed + (n + 1) * 0x6D2B79F5) mod 2^32, then in 32-bit arithmetic
    t = imul(a ^ a>>>15, a | 1);  t ^= t + imul(t ^ t>>>7, t | 61);  k = t ^ t>>>14;  uniform u = k / 2^32.
@@ -42,11 +42,14 @@ from tracegrad.shapes import show
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+    from tracegrad.runtime.draw_compiled import Compiled
+
     F64 = NDArray[np.float64]
 
 STEP = 0x6D2B79F5
 SMALLEST = 1e-10  # what a uniform 0 counts as under the logarithm
 CHUNK = 1 << 16  # values at a time: many enough that threads seldom wait for each other
+MANY = 1 << 20  # values that are worth looking for a C compiler
 MOST_THREADS = 4
 
 LN2_HI, LN2_LO = 6.93147180369123816490e-01, 1.90821492927058770002e-10
@@ -69,7 +72,7 @@ def draw(specs: Sequence[tuple[Shape, Initializer]], seed: int) -> list[NDArray[
     if not HAVE_NUMPY:
         return browser.draw(specs, seed)
     out: list[NDArray[Any]] = []
-    fills: list[Callable[[Scratch], None]] = []
+    fills: list[Callable[[Scratch | Compiled], None]] = []
     at = 0  # draws taken so far
     for shape, init in specs:
         out.append(_undrawn(shape, init))
@@ -78,13 +81,14 @@ def draw(specs: Sequence[tuple[Shape, Initializer]], seed: int) -> list[NDArray[
             parts = range(0, flat.size, CHUNK)
             fills += [partial(_fill, flat[i : i + CHUNK], shape, init, seed, at + draws * i) for i in parts]
             at += draws * flat.size
-    largest = max((x.size for x in out), default=0)
-    threads = max(1, min(processors(), MOST_THREADS, sum(x.size for x in out) // CHUNK))
+    largest, values = max((x.size for x in out), default=0), sum(x.size for x in out)
+    threads = max(1, min(processors(), MOST_THREADS, values // CHUNK))
+    compiled = _compiled() if values >= MANY else None
 
     def fill(thread: int) -> None:
-        own = Scratch(min(CHUNK, largest))
+        by = compiled or Scratch(min(CHUNK, largest))
         for f in fills[thread::threads]:
-            f(own)
+            f(by)
 
     if threads == 1:
         fill(0)
@@ -106,6 +110,29 @@ class Scratch:
         self.log = np.empty((7, count))
         self.cos = np.empty((10, count))
 
+    def fill_normal(self, part: NDArray[Any], seed: int, at: int, deviation: float) -> None:
+        """Normal numbers times `deviation`, from the draws from `at` on."""
+        x = normal(seed, at, len(part), self)
+        x *= deviation
+        part[:] = x
+
+    def fill_uniform(self, part: NDArray[Any], seed: int, at: int, low: float, high: float) -> None:
+        """Numbers from `low` to `high`, from the draws from `at` on."""
+        part[:] = low + (high - low) * uniform(seed, at, len(part), self)
+
+
+def _compiled() -> Compiled | None:
+    """The recipe in C, where there is a compiler."""
+    from tracegrad.runtime.draw_compiled import compiled
+
+    return compiled(
+        {
+            "step": STEP, "smallest": SMALLEST, "two_pi": 2.0 * math.pi, "half": math.sqrt(0.5), "ln2_hi": LN2_HI,
+            "ln2_lo": LN2_LO, "two_over_pi": TWO_OVER_PI, "pio2_hi": PIO2_HI, "pio2_lo": PIO2_LO,
+            "log": LOG, "cos": COS, "sin": SIN,
+        }
+    )  # fmt: skip
+
 
 def _draws(init: Initializer) -> int:
     """How many draws each value takes."""
@@ -121,14 +148,12 @@ def _undrawn(shape: Shape, init: Initializer) -> NDArray[Any]:
     return np.frombuffer(init.data, np.dtype(init.dtype.numpy)).reshape(shape).copy()
 
 
-def _fill(part: NDArray[Any], shape: Shape, init: Initializer, seed: int, at: int, own: Scratch) -> None:
+def _fill(part: NDArray[Any], shape: Shape, init: Initializer, seed: int, at: int, by: Scratch | Compiled) -> None:
     """Values of a parameter from draw `at` on."""
     if isinstance(init, Uniform):
-        part[:] = init.low + (init.high - init.low) * uniform(seed, at, len(part), own)
+        by.fill_uniform(part, seed, at, init.low, init.high)
     elif isinstance(init, (Randn, Kaiming, Xavier)):
-        x = normal(seed, at, len(part), own)
-        x *= init.std(shape)
-        part[:] = x
+        by.fill_normal(part, seed, at, init.std(shape))
 
 
 def uniform(seed: int, at: int, count: int, own: Scratch) -> F64:
