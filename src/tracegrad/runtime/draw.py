@@ -122,7 +122,7 @@ class Scratch:
 
 
 def _compiled() -> Compiled | None:
-    """The recipe in C, where there is a compiler."""
+    """The recipe in C, where there is a compiler. What calls one is loaded when it is needed."""
     from tracegrad.runtime.draw_compiled import compiled
 
     return compiled(
