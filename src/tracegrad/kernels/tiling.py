@@ -14,6 +14,7 @@ TILE_FROM = 16  # products with fewer rows or columns of results are folded poin
 HALF = 8  # but not if there are tiles enough anyway: half of each is wasted then, of threads that waited
 PROCESSORS = 132  # of a large GPU; small ones are busy sooner
 LEAST_STEP = 16  # of k
+FEW_STEPS = 4  # so few of large tiles are halved: the first one's loads, which nothing hides, are half as many then
 FILL = 64  # steps of k that beginning and ending a tile take
 PADDING = 4  # elements behind each line in workgroup memory: writes along k then meet no bank twice
 EXCHANGED = 2048  # partial results that threads pass to each other at a time
@@ -241,6 +242,8 @@ def _tile(batch: int, m: int, n: int, kernel: Kernel) -> Tiling:
     else:
         short = (step for step in steps if any(a.size % step == 0 for a in kernel.inner))
     tile = replace(tile, k_step=next(short, tile.k_step))
+    if tile.slices == 1 and kernel.length <= FEW_STEPS * tile.k_step:
+        tile = replace(tile, k_step=tile.k_step // 2)
     return Tiling("tile", _tiles(tile, batch, m, n), tile=tile)
 
 
