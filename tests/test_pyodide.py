@@ -383,7 +383,9 @@ def test_the_example_page_runs_edited_programs_and_stops(browser: Any, pyodide: 
     until(page, status, "Ready")
     program = page.input_value("#program")
     assert "STEPS, BATCH = 300, 32" in program
-    page.fill("#program", program.replace("300, 32", "120, 8").replace("r.loss)", "r.loss); print(r.loss)"))
+    # seeded: of 400 random draws of batches two missed the bound below
+    edited = program.replace("300, 32", "120, 8\nrandom.seed(0)")
+    page.fill("#program", edited.replace("r.loss)", "r.loss); print(r.loss)"))
     page.click("#run")
     until(page, status, "Done")
     losses = [float(line) for line in output().splitlines() if re.fullmatch(r"[\d.e+-]+", line)]
