@@ -76,6 +76,17 @@ def test_numpy_and_c_draw_the_same_bits(monkeypatch, seed):
     assert [x.tobytes() for x in draw(specs, seed)] == by_numpy
 
 
+def test_bounds_of_numpys_types_are_numbers(monkeypatch):
+    few, more = (
+        init.uniform(np.float32(0.1), np.float32(0.7)),
+        init.uniform(float(np.float32(0.1)), float(np.float32(0.7))),
+    )
+    monkeypatch.setattr(draw_module, "MANY", 1 << 60)
+    by_numpy, same = (draw([((999,), x)], 5)[0].tobytes() for x in (few, more))
+    monkeypatch.setattr(draw_module, "MANY", 0)
+    assert by_numpy == same == draw([((999,), few)], 5)[0].tobytes()
+
+
 def test_draw_over_many_chunks_equals_the_reference():
     stream = mulberry32(7)
     reference = np.array([box_muller(stream) for _ in range(50_000)]).astype(np.float32)

@@ -20,7 +20,7 @@ GUARDED = """
 import numpy as np
 from test_native import accumulator, SUPPORT
 from tracegrad.errors import *
-from tracegrad.runtime import native as runtime
+from tracegrad.runtime import native as runtime, wgpu_compiled
 from tracegrad.runtime.native import NativeSession
 s = NativeSession(SUPPORT.adapter, calls="{calls}")
 x = {{"x": np.ones(4, np.float32)}}
@@ -70,6 +70,21 @@ s.collect(ticket)
 for _ in range(9):
     s.submit(handle, x)
 s.flush()""",
+    "dropped while many are sent": """
+import gc
+runtime.SECONDS_AT_ONCE = 1e9
+late = wgpu_compiled.SOURCE.replace("void send_now(", "#include <unistd.h>\\nvoid send_now(", 1)
+head = "sender_ *s, job_ *job) {"
+runtime.SOURCE = late.replace(head, head + " if (job->count > 2) usleep(100000);", 1)
+for _ in range(3):
+    s = NativeSession(SUPPORT.adapter, calls="{calls}")
+    handle = s.load(accumulator())
+    s.collect(s.submit(handle, x))
+    for _ in range(9):
+        s.submit(handle, x)
+    s.flush()
+    s = None
+    gc.collect()""",
     "unload in flight": """
 s.unload(handle)
 again = s.load(accumulator())

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import ctypes
+import time
+from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
@@ -15,7 +18,7 @@ from tracegrad import lr, nn, optim
 from tracegrad.engine.results import CompletedStep, Failed
 from tracegrad.errors import DeviceError
 from tracegrad.program import COUNTS, Buffer, Dispatch, Field
-from tracegrad.runtime import native, wgpu_rings
+from tracegrad.runtime import native, wgpu_compiled, wgpu_rings
 from tracegrad.runtime.adapters import check_webgpu
 from tracegrad.runtime.native import NativeSession
 from tracegrad.runtime.wgpu_rings import depth_of
@@ -92,6 +95,36 @@ def test_what_the_device_refuses_fails_alone_and_says_why(session: NativeSession
         with pytest.raises(DeviceError, match=r"(?i)overrun|bounds|buffer_offset"):
             session.collect(t)
     assert [session.collect(t)["y"][0] for t in later] == [k + 2.0 for k in range(runs)]  # none of the others ran
+
+
+def test_a_map_that_another_thread_finds_done_is_waited_for(many: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Submitting looks for maps that are done, too: so `landed` may be called late, by the thread that sends."""
+    head = "static void landed(int status, text_ message, void *to, void *nothing) {"
+    late = wgpu_compiled.SOURCE.replace(
+        head,
+        f"#include <unistd.h>\nstatic __thread int fetching;\nint elsewhere;\n{head} "
+        "if (!fetching) usleep(3000), __atomic_add_fetch(&elsewhere, 1, __ATOMIC_RELAXED);",
+    )
+    late = late.replace("  int *status = calloc", "  fetching = 1;\n  int *status = calloc")
+    monkeypatch.setattr(native, "SOURCE", late)
+    adapter = check_webgpu().adapter
+    assert adapter is not None
+    session = NativeSession(adapter)
+    assert isinstance(session.calls, wgpu_compiled.CompiledCalls)
+    handle = session.load(accumulator(3))
+    under_way: deque[list[Any]] = deque()
+    elsewhere = ctypes.c_int.in_dll(session.calls._library, "elsewhere")  # pyright: ignore[reportPrivateUsage]
+    expected = 0.0
+    until = time.monotonic() + 60
+    while elsewhere.value < 20 and time.monotonic() < until:
+        under_way.append([session.submit(handle, {"x": np.ones(3, np.float32)}) for _ in range(2)])
+        session.flush()
+        if len(under_way) == 3:
+            for ticket in under_way.popleft():
+                expected += 1
+                assert session.collect(ticket)["y"][0] == expected
+    assert elsewhere.value >= 20
+    session.close()
 
 
 def test_a_lone_run_is_submitted_at_once(session: NativeSession) -> None:

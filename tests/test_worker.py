@@ -229,6 +229,25 @@ def test_where_the_device_takes_more_at_once_more_are_queued_and_few_wait_to_be_
     t.worker.close()
 
 
+def test_calls_that_are_done_leave_room_for_a_step():
+    t = Trainer(max_in_flight=2)
+    gate = threading.Event()
+    t.worker.post(lambda session: gate.wait())
+    while t.worker._queue:
+        time.sleep(0.001)
+    for _ in range(2):
+        t.worker.post(lambda session: None)
+    made = []
+    thread = threading.Thread(target=lambda: made.append(t.step(GOOD)))
+    thread.start()
+    time.sleep(0.05)
+    assert not made
+    gate.set()
+    thread.join(5)
+    assert made[0].step == 1
+    t.worker.close()
+
+
 def test_close_wakes_a_step_that_waits_for_room():
     t = Trainer(max_in_flight=1)
     t.session.gate.clear()

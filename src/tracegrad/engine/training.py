@@ -92,7 +92,7 @@ class CompiledTraining(Inspected):
     def step(self, mapping: Mapping[str, Any] | None = None, /, **inputs: Any) -> Pending[StepResult]:
         """One training step, queued; inputs by keyword, in one dict, or both.
 
-        Waits while 8 steps are queued, or as many as are under way, up to 96, where steps are short.
+        Waits while 8 steps are queued, or, where steps are short, as many as may be under way (96, in a tab 128).
         Never raises for what happens while executing: bad inputs, a non-finite loss and device errors come back as
         `Failed`, and change nothing.
         """

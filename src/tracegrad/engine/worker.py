@@ -19,7 +19,7 @@ from tracegrad.runtime.base import Session
 T = TypeVar("T")
 _GOES_ON = object()  # what a turn gives where nothing is to be waited for
 
-MAX_IN_FLIGHT = 8  # runs queued before `step` waits, or as many as the device takes at once where those are more
+MAX_IN_FLIGHT = 8  # runs queued before `step` waits, or as many as may be under way where those are more
 
 
 class Work(Protocol):
@@ -267,6 +267,7 @@ class Worker:
                     self._taken.append(cast("Work", self._queue.popleft()))
         if isinstance(job, _Call):
             self._run_call(job)
+            self._let_in()
         elif self._taken:
             self._submit()
         else:

@@ -59,6 +59,7 @@ class BrowserSession:
 
     def __init__(self) -> None:
         self.at_once, self.submissions = 1, 2  # the former by what the last one took
+        self._landed = 0.0  # when that was there
         self._tab: Any = javascript().Tab.new()
         self._programs: dict[int, Program] = {}
         self._buffers: dict[str, Buffer] = {}
@@ -170,7 +171,9 @@ class BrowserSession:
         if batch.outputs is None:  # another run of it may have been awaited meanwhile
             batch.outputs = outputs
             each = max(1, len(batch.data) // batch.n, len(outputs) // batch.n)
-            quick = int(batch.n * SECONDS_AT_ONCE / max(time.perf_counter() - batch.sent, 1e-6))
+            now = time.perf_counter()
+            quick = int(batch.n * SECONDS_AT_ONCE / max(now - max(batch.sent, self._landed), 1e-6))
+            self._landed = now
             self.at_once = max(1, min(RUNS_AT_ONCE, BYTES_AT_ONCE // each, quick))
 
     def _persistent(self, name: str) -> Buffer:

@@ -151,9 +151,9 @@ def _undrawn(shape: Shape, init: Initializer) -> NDArray[Any]:
 def _fill(part: NDArray[Any], shape: Shape, init: Initializer, seed: int, at: int, by: Scratch | Compiled) -> None:
     """Values of a parameter from draw `at` on."""
     if isinstance(init, Uniform):
-        by.fill_uniform(part, seed, at, init.low, init.high)
+        by.fill_uniform(part, seed, at, float(init.low), float(init.high))  # they may be NumPy's, of fewer bits
     elif isinstance(init, (Randn, Kaiming, Xavier)):
-        by.fill_normal(part, seed, at, init.std(shape))
+        by.fill_normal(part, seed, at, float(init.std(shape)))
 
 
 def uniform(seed: int, at: int, count: int, own: Scratch) -> F64:

@@ -78,12 +78,12 @@ class Calls(Protocol):
         """Queue the writes, one compute pass with the launches of all runs, then the copies; a mark for what follows.
 
         This may go on behind the caller's back until `sent`: the values written must not change before, and an error
-        may come then. `free` is called before the longest part that leaves Python's lock to other threads.
+        may come then. `free` is called before a long part of this that leaves Python's lock to other threads.
         """
         ...
 
     def sent(self, mark: Any) -> None:
-        """Wait until the device has the submission of `mark`, of which there is no later one."""
+        """Wait until the device has the submission of `mark`, which is the last there was."""
         ...
 
     def write(self, buffer: Any, offset: int, values: NDArray[Any]) -> None:

@@ -8,6 +8,7 @@ thread of C's, which never waits for Python's lock, while Python collects the su
 from __future__ import annotations
 
 import ctypes
+import weakref
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -25,6 +26,7 @@ SOURCE = """#include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 
 typedef struct { const char *data; size_t length; } text_;
 typedef void notice_(int, text_, void *, void *);
@@ -56,6 +58,8 @@ typedef struct { /* wgpu-native's functions, in the order of FUNCTIONS */
 typedef struct { void *pipeline, *group, *offsets; uint32_t at, x, y; } launch_; /* null: as before */
 typedef struct { void *source, *target; uint64_t from, to, size; } copy_;
 typedef struct { void *buffer; const void *values; uint64_t at, size; } write_;
+
+enum { PATIENCE = 100000 }; /* turns of some 0.06 ms to wait for a map whose mark was reached */
 
 typedef struct { /* a submission: the writes, the commands of `count` runs, of `length` launches each, the copies */
   const write_ *writes; launch_ *const *runs; const copy_ *copies;
@@ -108,7 +112,9 @@ static void told(int status, int type, text_ message, void *of, void *nothing) {
   job->refused = 1;
 }
 
-/* Encode, and submit what has no error: submitting anything else would abort the process. Errors are of two kinds. */
+/* Encode, and submit what has no error: submitting anything else would abort the process. wgpu-native knows two kinds
+   of errors here, and aborts where it is asked for the third. What watches for them is the device's and not a thread's:
+   so nothing that may fail runs beside this but `fetch`, which looks at what became of its map. */
 void send_now(sender_ *s, job_ *job) {
   const wgpu_ *w = s->w;
   for (int kind = 1; kind <= 2; kind++) w->watch(s->device, kind);
@@ -137,9 +143,11 @@ static void *send_all(void *at) {
 /* A thread that sends; null if there can be none. */
 sender_ *begin_sender(const wgpu_ *w, void *device, void *queue) {
   sender_ *s = calloc(1, sizeof(sender_));
+  if (!s) return 0;
   *s = (sender_){.w = w, .device = device, .queue = queue};
   pthread_mutex_init(&s->lock, 0), pthread_cond_init(&s->changed, 0);
   if (!pthread_create(&s->thread, 0, send_all, s)) return s;
+  pthread_cond_destroy(&s->changed), pthread_mutex_destroy(&s->lock);
   free(s);
   return 0;
 }
@@ -170,17 +178,26 @@ void end_sender(sender_ *s) {
   free(s);
 }
 
-static void landed(int status, text_ message, void *to, void *nothing) { *(volatile int *)to = status; }
+static void landed(int status, text_ message, void *to, void *nothing) {
+  __atomic_store_n((int *)to, status, __ATOMIC_RELEASE);
+}
 
-/* Wait for a mark, and copy out a buffer. The status of mapping it: 0 if that never ended, 1 if all is well. */
+/* Wait for a mark, and copy out a buffer. The status of mapping it: 0 if that never ended, 1 if all is well.
+
+   The thread that sends may be the one that finds the map done, since submitting looks for such: then the mark is
+   reached a moment before `landed` is called, there. */
 int fetch(const wgpu_ *w, void *device, void *buffer, uint64_t mark, void *to, uint64_t size) {
-  volatile int *status = calloc(1, sizeof(int)); /* not on the stack: a map that fails may say so later */
-  w->map(buffer, 1, 0, size, (notify_){0, 2, landed, (void *)status, 0});
+  int *status = calloc(1, sizeof(int)); /* not on the stack: a map that fails may say so later */
+  w->map(buffer, 1, 0, size, (notify_){0, 2, landed, status, 0});
   w->poll(device, 1, &mark);
-  if (!*status) w->poll(device, 1, 0); /* the mark was reached, the map not yet noticed */
-  const int result = *status;
+  int result = __atomic_load_n(status, __ATOMIC_ACQUIRE);
+  for (int turn = 0; !result && turn < PATIENCE; turn++) {
+    w->poll(device, 0, 0);
+    if (turn) nanosleep(&(struct timespec){0, 10000}, 0);
+    result = __atomic_load_n(status, __ATOMIC_ACQUIRE);
+  }
   if (result == 1) memcpy(to, w->mapped(buffer, 0, size), size), w->unmap(buffer);
-  if (result) free((void *)status);
+  if (result) free(status);
   return result;
 }
 """
@@ -236,6 +253,8 @@ class CompiledCalls(DirectCalls):
         if not sender:
             raise DeviceError("there can be no more threads")
         self._sender, self._job = POINTER(sender), _Job()  # the job that it may be at
+        self._end = weakref.finalize(self, library.end_sender, self._sender)  # also if this is dropped
+        self._end.atexit = False  # whoever uses it then closes it
 
     def prepare(self, launches: Sequence[Launch]) -> Any:
         """An array of C's, and what keeps its handles alive."""
@@ -268,11 +287,11 @@ class CompiledCalls(DirectCalls):
         addresses = map(ctypes.addressof, (written, recorded, copies[0]))
         job = _Job(*addresses, len(given), len(runs), length, len(copies[0]))
         job.kept = (writes, written, runs, recorded, copies)
+        self._library.settle(self._sender)
         if len(runs) > 1:
+            self._job = job
             self._library.send_later(self._sender, ctypes.byref(job))
-            self._job = job  # the one before was sent
         else:  # a long step, or one that somebody waits for: sooner done than handed over
-            self._library.settle(self._sender)
             free()
             self._library.send_now(self._sender, ctypes.byref(job))
         return job
@@ -284,9 +303,7 @@ class CompiledCalls(DirectCalls):
             raise device_error(mark.message.decode(errors="replace"))
 
     def close(self) -> None:
-        sender, self._sender = self._sender, None
-        if sender is not None:
-            self._library.end_sender(sender)
+        self._end()
 
     def fetch(self, buffer: Any, size: int, mark: Any) -> Bytes:
         result = np.empty(size, np.uint8)
