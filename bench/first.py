@@ -22,13 +22,13 @@ from steps import WORKLOADS, machine, tracegrad_training, workload
 
 from tracegrad.compiler import build
 from tracegrad.engine import params, training
-from tracegrad.runtime import cpu, native, wgpu_program
+from tracegrad.runtime import adapters, cpu, native, wgpu_program
 
 PHASES: list[tuple[Any, str, str]] = [  # where a function is looked up, its name there, and what it does
     (training, "trace_step", "trace"),
     (build.TracedStep, "compiled", "gradients, passes, kernels, memory"),
     (params, "drawn", "draw the parameters"),
-    (native, "load_wgpu", "import wgpu"),
+    (adapters, "load_wgpu", "import wgpu"),
     (native, "open_device", "open the device"),
     (native.NativeSession, "_pick_calls", "test the device"),
     (native.NativeSession, "load", "load the program"),

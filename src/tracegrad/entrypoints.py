@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import warnings
 from collections.abc import Callable, Mapping
@@ -141,14 +142,23 @@ def session_factory(device: str) -> Callable[[], Callable[[], Session]]:
     if not HAVE_NUMPY:
         raise DeviceError.here(f"device={device!r} needs NumPy, which is not installed")
     site = call_site()
-    return lambda: partial(open_session, search(wanted) if wanted != "cpu" else None, site)
+    return lambda: begin_session(wanted, site)
+
+
+def begin_session(wanted: str, site: Site | None) -> Callable[[], Session]:
+    """Look for the device, and import what will open it: on the thread of the session that would wait for whoever
+    compiles. `open_session` ends it.
+
+    Runtimes are imported here and there only: together they would be a tenth of `import tracegrad`.
+    """
+    found = search(wanted) if wanted != "cpu" else None
+    if found is not None and found.loaded:
+        importlib.import_module("tracegrad.runtime.native")
+    return partial(open_session, found, site)
 
 
 def open_session(found: Search | None, site: Site | None) -> Session:
-    """A session on what was searched for, else on the CPU. DeviceError with the line of the call that wanted it.
-
-    A runtime is imported when it is opened: together they would be a tenth of `import tracegrad`.
-    """
+    """A session on what was searched for, else on the CPU. DeviceError with the line of the call that wanted it."""
     if found is not None:
         from tracegrad.runtime.native import NativeSession
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import wraps
 from typing import Any
 
 from tracegrad.compiler.assemble import assemble
@@ -13,9 +14,10 @@ from tracegrad.dtypes import TensorType
 from tracegrad.ir import Graph, Tensor
 from tracegrad.passes import sums
 from tracegrad.passes.expand import expand_composites
+from tracegrad.passes.gains import apply_gains
 from tracegrad.passes.place import place_results
 from tracegrad.passes.recompute import recompute
-from tracegrad.passes.scans import everywhere
+from tracegrad.passes.scans import Pass, everywhere
 from tracegrad.passes.simplify import simplify
 from tracegrad.passes.split import split_long
 from tracegrad.program import Program
@@ -48,14 +50,28 @@ def optimize(graph: Graph, watch: Watch | None = None) -> Graph:
     def merge_products(roots: Sequence[Tensor]) -> list[Tensor]:
         return sums.merge_products(roots, graph.offsets)
 
-    for run in (expand_composites, simplify, merge_products, split_long, simplify):
-        graph = graph.with_roots(everywhere(graph.roots, run))
+    passes: tuple[Callable[[Graph], Graph], ...] = (
+        of_roots(expand_composites),
+        of_roots(simplify),
+        apply_gains,
+        of_roots(merge_products),
+        of_roots(split_long),
+        of_roots(simplify),
+        recompute,
+        place_results,
+    )
+    for run in passes:
+        graph = run(graph)
         if watch is not None:
             watch.graph(f"after {run.__name__}", graph)
-    graph = recompute(graph)
-    if watch is not None:
-        watch.graph("after recompute", graph)
-    graph = place_results(graph)
-    if watch is not None:
-        watch.graph("after place_results", graph)
     return graph
+
+
+def of_roots(run: Pass) -> Callable[[Graph], Graph]:
+    """A pass over what some roots reach, over a graph and the bodies in it."""
+
+    @wraps(run)
+    def over(graph: Graph) -> Graph:
+        return graph.with_roots(everywhere(graph.roots, run))
+
+    return over

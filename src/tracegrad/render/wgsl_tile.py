@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from tracegrad.kernels.form import Fold, Kernel, points
-from tracegrad.kernels.tiling import TOGETHER, WORKGROUP, TileShape
+from tracegrad.kernels.tiling import WORKGROUP, TileShape
 from tracegrad.render.emit import decode, indented
 from tracegrad.render.wgsl_limits import Span
 from tracegrad.render.wgsl_loads import Access, Loads, Side
@@ -171,8 +171,6 @@ class Tile:
             label = "default" if number == t.tall // rows - 1 else f"case {number}"
             cases.append(f"  {label}: {{ {' '.join(puts)} }}")
         units = exchanged if self.right.apart else exchanged // 4
-        together = max(1, min(TOGETHER, exchanged // WORKGROUP) * units // exchanged)
-        copies = [x for u in range(together) for x in self.exchanged(f"o + {WORKGROUP * u}", f"_{u}", exchanged)]
         return [
             f"let line = (slice * {t.down} + ty) * {rows * t.columns // 4} + tx;",
             f"for (var turn = 0; turn < {t.tall // rows}; turn++) {{",
@@ -180,29 +178,28 @@ class Tile:
             *indented(cases),
             "  }",
             "  workgroupBarrier();",
-            f"  for (var o = lid; o < {units}; o += {WORKGROUP * together}) {{",
-            *indented(indented(results(copies))),
+            f"  for (var o = lid; o < {units}; o += {WORKGROUP}) {{",  # one at a time: drivers compile that sooner
+            *indented(indented(results(self.exchanged(exchanged)))),
             "  }",
             "  workgroupBarrier();",
             "}",
         ]
 
-    def exchanged(self, o: str, copy: str, exchanged: int) -> list[Result]:
+    def exchanged(self, exchanged: int) -> list[Result]:
         """Number `o` of the results exchanged in one turn; or the four of vector `o`, where they lie side by side."""
-        t, q = self.shape, f"q{copy}"
+        t = self.shape
         vectors = t.columns // 4
         across = t.columns if self.right.apart else vectors
-        line, column = f"({q} / {across})", f"({q} % {across})"
+        line, column = f"(o / {across})", f"(o % {across})"
         row = f"(turn * {t.rows_exchanged} + {line} % {t.rows_exchanged})"
         at = f"{line} * {vectors} + {column} % {vectors}"
         parts = " + ".join(f"sv[{at} + {s * exchanged // 4}]" for s in range(t.slices))
-        before = [f"let {q} = {o};", f"let sum{copy} = {parts};"]
+        before = [f"let sum = {parts};"]
         place = self.row(f"({line} / {t.rows_exchanged} + {row} / 4 * {t.down})", f"{row} % 4")
         if self.right.apart:
-            value = f"sum{copy}[{column} / {vectors}]"
-            return [Result(copy, before, place, f"first_n + {column}", value, self.edge)]
+            return [Result("_0", before, place, f"first_n + {column}", f"sum[{column} / {vectors}]", self.edge)]
         return [
-            Result(f"{copy}_{j}", [] if j else before, place, self.column(column, j), f"sum{copy}.{XYZW[j]}", self.edge)
+            Result(f"_{j}", [] if j else before, place, self.column(column, j), f"sum.{XYZW[j]}", self.edge)
             for j in range(4)
         ]
 

@@ -44,7 +44,7 @@ try:
     from wgpu.backends.wgpu_native import ffi
     names = {}
     exec(open(sys.argv[1]).read(), names)
-    names["declare_what_occurs"](ffi)
+    names["declare_what_occurs"](ffi._parser)
 except Exception:
     pass
 try:
@@ -130,6 +130,7 @@ class Search:
     device: str
     rows: remembered.Rows | None = None
     child: subprocess.Popen[bytes] | None = None
+    loaded: bool = False  # wgpu, as there may be one
 
 
 def search(device: str) -> Search:
@@ -144,6 +145,7 @@ def search(device: str) -> Search:
         with contextlib.suppress(DeviceError, KeyError, TypeError, ValueError):  # `opened` tells what is wrong
             if found.rows is None or _chosen(device, _Answer(_sorted(found.rows))) is not None:
                 load_wgpu()
+                found.loaded = True
     return found
 
 
@@ -210,7 +212,7 @@ def load_wgpu() -> Any:
     try:
         with cffi_header.read_once():
             native = importlib.import_module("wgpu.backends.wgpu_native")
-        cffi_names.declare_what_occurs(native.ffi)
+        cffi_names.declare_what_occurs(getattr(native.ffi, "_parser", None))
         return importlib.import_module("wgpu")
     except Exception as e:
         raise DeviceError(f"the Python package wgpu cannot be loaded ({e}); {INSTALL}") from e

@@ -16,6 +16,7 @@ from collections.abc import Generator
 from pathlib import Path
 from typing import Any, cast
 
+from tracegrad.runtime import cffi_names
 from tracegrad.runtime.cache import cache_folder, is_own, put
 
 LONG = 50_000  # characters; less is parsed in no time
@@ -41,10 +42,11 @@ def read_once() -> Generator[None]:
         known = _kept(path)
         if known is not None:
             vars(self).update(known)
-            return
-        parse(self, source)
-        with contextlib.suppress(Exception):  # without it the next process parses, too
-            put(path, pickle.dumps({name: x for name, x in vars(self).items() if name != "_structnode2type"}))
+        else:
+            parse(self, source)
+            with contextlib.suppress(Exception):  # without it the next process parses, too
+                put(path, pickle.dumps({name: x for name, x in vars(self).items() if name != "_structnode2type"}))
+        cffi_names.declare_what_occurs(self)  # importing wgpu reads types already
 
     parser.parse = read
     try:

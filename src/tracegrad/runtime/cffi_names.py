@@ -15,16 +15,10 @@ from typing import Any
 KINDS = ("typedef", "struct", "union", "enum")
 
 
-def declare_what_occurs(ffi: Any) -> None:
-    """Have the parser of `ffi`, an instance of cffi.FFI, declare nothing else. Whatever is not as in cffi 2 is left."""
-    parser: Any = getattr(ffi, "_parser", None)
+def declare_what_occurs(parser: Any) -> None:
+    """Have the parser of a cffi.FFI declare nothing else. Whatever is not as in cffi 2 is left."""
     known, parse = getattr(parser, "_declarations", None), getattr(parser, "parse_type", None)
-    if (
-        not isinstance(known, dict)
-        or parse is None
-        or not hasattr(ffi, "_typeof_locked")
-        or "parse_type" in vars(parser)
-    ):
+    if not isinstance(known, dict) or parse is None or "parse_type" in vars(parser):
         return
 
     def parse_type(text: str) -> Any:
