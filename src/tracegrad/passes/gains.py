@@ -13,7 +13,7 @@ the last place). Where u g and b cancel, the operand itself has been rounded to 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence, Set
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from tracegrad import ambient
 from tracegrad.ir import Graph, Tensor, bind, rebind, toposort
@@ -24,35 +24,13 @@ from tracegrad.prims.views import BROADCAST, PERMUTE, RESHAPE, permute, reshape
 TRANSPOSED = (1, 0)
 
 
-@dataclass(frozen=True, slots=True)
-class Affine:
+class Affine(NamedTuple):
     """inner * gain + offset: vectors along the last axis, or None."""
 
     whole: Tensor
     inner: Tensor
     gain: Tensor | None
     offset: Tensor | None
-
-
-@dataclass(frozen=True, slots=True)
-class Operand:
-    """A side of a product of two matrices, with k along its rows: `view` is that matrix, of the memory of `source`."""
-
-    view: Tensor
-    source: Tensor
-
-    @staticmethod
-    def of(view: Tensor) -> Operand:
-        """Seen through reshapes."""
-        source = view
-        while source.prim is RESHAPE:
-            source = source.inputs[0]
-        return Operand(view, source)
-
-    @property
-    def key(self) -> object:
-        """Equal for equal matrices."""
-        return self.source.serial, self.view.shape[-1]
 
 
 def apply_gains(graph: Graph) -> Graph:
@@ -78,21 +56,21 @@ class _Backward:
     def __init__(self, forward: Set[int], order: Sequence[Tensor]) -> None:
         self.forward = forward
         self.reads = {x.serial for t in order if t.serial not in forward for x in t.inputs}
-        sums = [t for t in order if t.prim is SUM and t.axes == tuple(range(t.ndim - 1))]
-        self.sums = {Operand.of(t.inputs[0]).key: t for t in sums}
+        sums = [t for t in order if t.prim is SUM and t.axes == tuple(range(t.ndim - 1)) and t.ndim > 1]
+        self.sums = {matrix(t.inputs[0]): t for t in sums}
 
     def moved(self, t: Tensor, new: Mapping[int, Tensor]) -> Tensor | None:
         """The product `t` with a gain and an offset of one operand behind it; None if that spares nothing."""
         a, b = t.inputs
         if t.serial in self.forward or a.prim is not PERMUTE:
             return None
-        sides = Operand.of(a.inputs[0]), Operand.of(b)
+        sides = a.inputs[0], b  # with k along their rows
         for k, (side, other) in enumerate((sides, sides[::-1])):
-            found, total = affine(side), self.sums.get(other.key)
+            found, total = affine(side), self.sums.get(matrix(other))
             if found is None or not self.spared(found, t) or (found.offset is not None and total is None):
                 continue
-            matrices = [new[x.view.serial] for x in sides]
-            matrices[k] = reshape(new[found.inner.serial], side.view.shape)
+            matrices = [new[x.serial] for x in sides]
+            matrices[k] = reshape(new[found.inner.serial], side.shape)
             out = bind(MATMUL, permute(matrices[0], TRANSPOSED), matrices[1])
             along, across = (t.shape[0], 1), (1, t.shape[1])
             if k == 1:
@@ -100,7 +78,7 @@ class _Backward:
             if found.gain is not None:
                 out = out * reshape(new[found.gain.serial], along)
             if found.offset is not None and total is not None:
-                summed = bind(SUM, reshape(new[other.source.serial], total.inputs[0].shape), axes=total.axes)
+                summed = bind(SUM, reshape(new[source(other).serial], total.inputs[0].shape), axes=total.axes)
                 out = out + reshape(new[found.offset.serial], along) * reshape(summed, across)
             return out
         return None
@@ -112,10 +90,22 @@ class _Backward:
         return large and whole.serial in self.forward and inner.serial in self.reads
 
 
-def affine(side: Operand) -> Affine | None:
+def source(x: Tensor) -> Tensor:
+    """What `x` is, seen through reshapes."""
+    while x.prim is RESHAPE:
+        x = x.inputs[0]
+    return x
+
+
+def matrix(x: Tensor) -> tuple[int, int]:
+    """Equal for tensors that are one matrix, but for the shape of its rows' axis."""
+    return source(x).serial, x.shape[-1]
+
+
+def affine(side: Tensor) -> Affine | None:
     """What an operand is, if anything is added to it or multiplied with it that its rows have in common."""
-    whole = inner = side.source
-    if whole.ndim < 1 or whole.shape[-1] != side.view.shape[-1]:
+    whole = inner = source(side)
+    if whole.shape[-1:] != side.shape[-1:]:
         return None
     vectors: dict[str, Tensor | None] = {"add": None, "mul": None}
     for name in vectors:
