@@ -14,10 +14,12 @@ TILE_FROM = 16  # products with fewer rows or columns of results are folded poin
 HALF = 8  # but not if there are tiles enough anyway: half of each is wasted then, of threads that waited
 PROCESSORS = 132  # of a large GPU; small ones are busy sooner
 LEAST_STEP = 16  # of k
+LEAST_SLICE = 4  # of a step, for each of a tile's slices: two barriers for fewer take longer than dividing indices
 FEW_STEPS = 4  # so few of a tile without slices are halved, to 8, a run of neighbouring loads: nothing hides the first
 FILL = 64  # steps of k that beginning and ending a tile take
 PADDING = 4  # elements behind each line in workgroup memory: writes along k then meet no bank twice
 EXCHANGED = 2048  # partial results that threads pass to each other at a time
+LONG_COLUMN = 256  # elements, from where on 32 threads sum a column: 8 take 6 us longer for 1008
 HELD = 16  # points of a row whose values a thread keeps in registers
 LAST_LANES = 8  # of a row, whose parts each of its lanes combines for itself
 TOGETHER = 4  # turns of a loop, or results of a product, that a thread does side by side
@@ -183,7 +185,7 @@ def choose_tiling(kernel: Kernel) -> Tiling:
     if length < COOPERATE_FROM:
         return Tiling("rows", -(-rows // WORKGROUP))
     if _columns(kernel):
-        lanes = 8 if length < 1024 else 32
+        lanes = 8 if length < LONG_COLUMN else 32
         while lanes > 1 and rows * lanes > MANY_THREADS:
             lanes //= 2
         return Tiling("rows", -(-rows * lanes // WORKGROUP), lanes, rows_fastest=lanes > 1, parts=lanes)
@@ -240,6 +242,7 @@ def _tile(batch: int, m: int, n: int, kernel: Kernel) -> Tiling:
     if len(kernel.inner) == 1:
         short = (step for step in steps if 2 * kernel.length > step)
     else:
+        steps = [step for step in steps if step >= LEAST_SLICE * tile.slices]
         short = (step for step in steps if any(a.size % step == 0 for a in kernel.inner))
     tile = replace(tile, k_step=next(short, tile.k_step))
     if tile.slices == 1 and kernel.length <= FEW_STEPS * tile.k_step:
