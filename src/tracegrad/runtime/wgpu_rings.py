@@ -13,7 +13,7 @@ from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
 from tracegrad.arrays import np
-from tracegrad.dtypes import DTYPES
+from tracegrad.dtypes import DTYPES, DType
 from tracegrad.errors import InputError
 from tracegrad.program import COUNTS, Field, Program
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from tracegrad.runtime.wgpu_calls import Bytes
 
     Place = tuple[str, tuple[int, ...], NDArray[Any]]  # of a field: its name and shape, and where it is staged
-    Column = tuple[Field, NDArray[Any]]  # an output, and its values in all runs
+    Column = tuple[str, NDArray[Any], DType | None]  # an output, its values in all runs; of large ones what they are
     Write = tuple[Any, int, NDArray[Any]]  # a buffer, the first byte, and what goes there: contiguous
 
 VECTOR = 16  # bytes: kernels may read memory by whole vectors
@@ -204,17 +204,17 @@ class Outputs:
             if parts < runs:  # COUNTS, as the last run left it
                 before = np.arange(runs - 1, -1, -1, dtype=rows.dtype).reshape(-1, *(1 for _ in f.shape))
                 rows = np.maximum(rows - before, 0)
-            found.append((f, rows))
+            found.append((f.name, rows, None if f.size <= FEW else DTYPES[f.dtype]))
         return found
 
     def of_run(self, columns: list[Column], run: int) -> dict[str, Any]:
         """The outputs of one run by name, large ones in memory of their own: whoever keeps one keeps no other's."""
         result: dict[str, Any] = {}
-        for f, rows in columns:
+        for name, rows, large in columns:
             part = rows[run, ...]  # an array, where `rows[run]` may be a number
-            if f.size > FEW:
-                part = part != 0 if f.dtype == "bool" else part.copy()
-            result[f.name] = part
+            if large is not None:
+                part = part != 0 if large is DTYPES["bool"] else part.copy()
+            result[name] = part
         return result
 
 
