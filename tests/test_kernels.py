@@ -131,12 +131,13 @@ def test_wgsl_kernels_match_the_reference(case: Case, device: Any) -> None:
         assert_same(case, graph, env, run(device, with_barriers(program), env))
 
 
-SHAPES = {  # such that rows are folded by 8, 32, 64 and 256 lanes, and edges of squares and tiles are cut
+SHAPES = {  # such that rows are folded by 8, 32, 64 and 128 lanes, and edges of squares and tiles are cut
     "short": (lambda x, y: x.sum(1), (300, 31), ()),
     "32": (lambda x, y: x.sum(1), (9, 100), ()),
     "64": (lambda x, y: x.sum(1) + x.max(1), (9, 333), ()),
-    "256": (lambda x, y: x.sum(1), (3, 2001), ()),
-    "columns": (lambda x, y: x.sum(0), (700, 33), ()),
+    "128": (lambda x, y: x.sum(1), (3, 2001), ()),
+    "columns": (lambda x, y: x.sum(0), (511, 33), ()),
+    "512_columns": (lambda x, y: x.sum(0), (512, 33), ()),
     "long_columns": (lambda x, y: x.sum(0), (1500, 5), ()),
     "softmax": (lambda x, y: tg.softmax(x), (9, 333), ()),
     "whole": (lambda x, y: x * x.sum(), (40, 31), ()),
@@ -144,7 +145,7 @@ SHAPES = {  # such that rows are folded by 8, 32, 64 and 256 lanes, and edges of
     "narrow_product": (lambda x, y: x @ y, (37, 70), (70, 3)),
     "many_products": (lambda x, y: x @ y, (130, 18, 33), (130, 33, 9)),
     "convolution": (lambda x, y: tg.conv2d(x, y, padding=1), (2, 3, 7, 7), (17, 3, 3, 3)),
-    "deep_convolution": (lambda x, y: tg.conv2d(x, y, padding=1), (2, 16, 5, 5), (17, 16, 3, 3)),  # k in another order
+    "deep_convolution": (lambda x, y: tg.conv2d(x, y, padding=1), (2, 32, 5, 5), (17, 32, 3, 3)),  # k in another order
 }
 
 

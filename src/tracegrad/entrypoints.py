@@ -19,12 +19,13 @@ from tracegrad.engine.training import CompiledTraining
 from tracegrad.errors import DeviceError, Site, call_site, located
 from tracegrad.ir import Graph
 from tracegrad.optim.optimizer import Optimizer
-from tracegrad.runtime.adapters import Search, adapters, check_webgpu, opened, search
+from tracegrad.runtime.adapters import AdapterInfo, Search, adapters, check_webgpu, opened, search
 from tracegrad.runtime.base import DeviceInfo, Session
 from tracegrad.runtime.browser import BrowserSession
 from tracegrad.runtime.tab import IN_TAB
 
 DEVICES = ("auto", "webgpu", "cpu")
+NATIVE = "tracegrad.runtime.native"  # imported where there is an adapter to open
 
 
 def compile(
@@ -146,24 +147,22 @@ def session_factory(device: str) -> Callable[[], Callable[[], Session]]:
 
 
 def begin_session(wanted: str, site: Site | None) -> Callable[[], Session]:
-    """Look for the device, and import what will open it: on the thread of the session that would wait for whoever
-    compiles. `open_session` ends it.
+    """Look for the device, and import what will open it; what this gives opens it, on the session's own thread.
 
-    Runtimes are imported here and there only: together they would be a tenth of `import tracegrad`.
+    The imports come first because whoever calls this compiles next: that keeps Python busy, and they would wait for it.
+    Runtimes are imported here and below only: together they would be a tenth of `import tracegrad`.
     """
     found = search(wanted) if wanted != "cpu" else None
     if found is not None and found.loaded:
-        importlib.import_module("tracegrad.runtime.native")
+        importlib.import_module(NATIVE)
     return partial(open_session, found, site)
 
 
 def open_session(found: Search | None, site: Site | None) -> Session:
     """A session on what was searched for, else on the CPU. DeviceError with the line of the call that wanted it."""
     if found is not None:
-        from tracegrad.runtime.native import NativeSession
-
         try:
-            session = opened(found, NativeSession)
+            session = opened(found, native_session)
         except DeviceError as e:
             raise type(e)(located(str(e), site)) from e
         if session is not None:
@@ -172,6 +171,11 @@ def open_session(found: Search | None, site: Site | None) -> Session:
     from tracegrad.runtime.cpu import CpuSession
 
     return CpuSession(compiler())
+
+
+def native_session(adapter: AdapterInfo) -> Session:
+    """A session on an adapter, by the runtime that is imported for it."""
+    return importlib.import_module(NATIVE).NativeSession(adapter)
 
 
 def warn_if_slow(info: DeviceInfo) -> None:

@@ -1,18 +1,21 @@
-"""Gains and offsets of a product's operand, applied to the product's result instead.
+"""The gain and the offset of a normed operand, applied to the product's result instead.
 
 (u g + b)^T c  =  g (u^T c) + b (1^T c),  where g and b are the same for all k
 
-So the gradient of a weight behind a normalization reads what only was centred and scaled, which is in memory for the
-gradient of the normalization. The operand itself would be kept from the forward pass, or be computed again. And 1^T c
-is the gradient of the bias, which most such layers have.
+So the gradient of a weight behind a normalization multiplies what was centred and scaled, which the gradient of the
+normalization reads too. With gain and offset it would be kept from the forward pass for this alone, or computed again.
+And 1^T c is the gradient of the bias, which most such layers have.
 
-Rounding: with n terms the result is off by at most about n u sum (|u g| + |b|) |c| either way (u: 6e-8, half a unit in
-the last place). Where u g and b cancel, the operand itself has been rounded to u (|u g| + |b|).
+Rounding, with n terms and e = 6e-8, half a unit in the last place: the result is off by at most
+n e sum (|u g| + |b|) |c|, and was by n e sum |u g + b| |c| + e sum (|u g| + |b|) |c|. These differ where u g and b
+cancel in all rows. Where rows are normed that takes a feature that hardly varies: over 65 536 rows the largest error,
+in parts of the largest gradient, was 4e-7 and is 5e-7, and 8e-7 and 8e-6 with such a feature. Of anything else u may be
+a thousand times u g + b, so only what is normed counts.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from tracegrad import ambient
@@ -25,69 +28,64 @@ TRANSPOSED = (1, 0)
 
 
 class Affine(NamedTuple):
-    """inner * gain + offset: vectors along the last axis, or None."""
+    """inner * gain + offset, two vectors along the last axis, of which one may be missing. between: how it is made."""
 
-    whole: Tensor
     inner: Tensor
     gain: Tensor | None
     offset: Tensor | None
+    between: frozenset[int]  # serials
 
 
 def apply_gains(graph: Graph) -> Graph:
-    """Rewrite the products of the backward pass that read a large operand of the forward. Comes before products are
-    merged and split."""
+    """Rewrite the large products of the backward pass. Comes before products are merged and split."""
     loss, order = graph.outputs.get("loss"), toposort(graph.roots)
     if loss is None or all(t.size < FROM for t in order):
         return graph
     forward = {t.serial for t in toposort([loss])}
-    found = _Backward(forward, order)
+    learned = list(graph.writes.values()) or graph.roots  # a capture must not change what is learned
+    found = _Backward([t for t in toposort(learned) if t.serial not in forward])
     new: dict[int, Tensor] = {}
     with ambient.rewriting() as here:
         for t in order:
             here.site = t.site
-            moved = found.moved(t, new) if t.prim is MATMUL and t.ndim == 2 else None
-            new[t.serial] = rebind(t, [new[x.serial] for x in t.inputs]) if moved is None else moved
+            out = found.rewritten(t, new) if t.serial in found.products else None
+            new[t.serial] = rebind(t, [new[x.serial] for x in t.inputs]) if out is None else out
     return graph.with_roots([new[t.serial] for t in graph.roots])
 
 
 class _Backward:
     """What the backward pass reads, and what it sums up."""
 
-    def __init__(self, forward: Set[int], order: Sequence[Tensor]) -> None:
-        self.forward = forward
-        self.reads = {x.serial for t in order if t.serial not in forward for x in t.inputs}
-        sums = [t for t in order if t.prim is SUM and t.axes == tuple(range(t.ndim - 1)) and t.ndim > 1]
-        self.sums = {matrix(t.inputs[0]): t for t in sums}
+    def __init__(self, nodes: Sequence[Tensor]) -> None:
+        self.products = {t.serial for t in nodes if t.prim is MATMUL and t.ndim == 2 and t.inputs[0].prim is PERMUTE}
+        self.readers: dict[int, set[int]] = {}
+        for t in nodes:
+            for x in t.inputs:
+                self.readers.setdefault(x.serial, set()).add(t.serial)
+        sums = [t for t in nodes if t.prim is SUM and t.ndim > 1 and t.axes == tuple(range(t.ndim - 1))]
+        self.sums = {as_matrix(t.inputs[0]): t for t in sums}
 
-    def moved(self, t: Tensor, new: Mapping[int, Tensor]) -> Tensor | None:
-        """The product `t` with a gain and an offset of one operand behind it; None if that spares nothing."""
-        a, b = t.inputs
-        if t.serial in self.forward or a.prim is not PERMUTE:
-            return None
-        sides = a.inputs[0], b  # with k along their rows
+    def rewritten(self, t: Tensor, new: Mapping[int, Tensor]) -> Tensor | None:
+        """The product `t` with a gain and an offset behind it; None if no operand has them, or that spares nothing."""
+        sides = t.inputs[0].inputs[0], t.inputs[1]  # with k along their rows
         for k, (side, other) in enumerate((sides, sides[::-1])):
-            found, total = affine(side), self.sums.get(matrix(other))
-            if found is None or not self.spared(found, t) or (found.offset is not None and total is None):
+            found, total = affine(side), self.sums.get(as_matrix(other))
+            if found is None or side.size < max(FROM, t.size) or (found.offset is not None and total is None):
                 continue
+            if self.readers.get(found.inner.serial, set[int]()) <= found.between:
+                continue  # nothing else of the backward pass reads it: it would be kept in place of the whole
             matrices = [new[x.serial] for x in sides]
             matrices[k] = reshape(new[found.inner.serial], side.shape)
             out = bind(MATMUL, permute(matrices[0], TRANSPOSED), matrices[1])
-            along, across = (t.shape[0], 1), (1, t.shape[1])
-            if k == 1:
-                along, across = across, along
+            column, row = (t.shape[0], 1), (1, t.shape[1])
+            own, others = (column, row) if k == 0 else (row, column)
             if found.gain is not None:
-                out = out * reshape(new[found.gain.serial], along)
+                out = out * reshape(new[found.gain.serial], own)
             if found.offset is not None and total is not None:
                 summed = bind(SUM, reshape(new[source(other).serial], total.inputs[0].shape), axes=total.axes)
-                out = out + reshape(new[found.offset.serial], along) * reshape(summed, across)
+                out = out + reshape(new[found.offset.serial], own) * reshape(summed, others)
             return out
         return None
-
-    def spared(self, found: Affine, t: Tensor) -> bool:
-        """Would the operand be kept or computed again for `t`, but what is in it is in memory for others?"""
-        whole, inner = found.whole, found.inner
-        large = whole.size >= max(FROM, t.size)
-        return large and whole.serial in self.forward and inner.serial in self.reads
 
 
 def source(x: Tensor) -> Tensor:
@@ -97,25 +95,35 @@ def source(x: Tensor) -> Tensor:
     return x
 
 
-def matrix(x: Tensor) -> tuple[int, int]:
-    """Equal for tensors that are one matrix, but for the shape of its rows' axis."""
+def as_matrix(x: Tensor) -> tuple[int, int]:
+    """Equal for tensors that are the same matrix, its rows being all axes but the last."""
     return source(x).serial, x.shape[-1]
 
 
 def affine(side: Tensor) -> Affine | None:
-    """What an operand is, if anything is added to it or multiplied with it that its rows have in common."""
-    whole = inner = source(side)
+    """What an operand is, if it is a normed value with a gain, an offset, or both."""
+    whole = source(side)
     if whole.shape[-1:] != side.shape[-1:]:
         return None
-    vectors: dict[str, Tensor | None] = {"add": None, "mul": None}
-    for name in vectors:
-        if inner.prim.name == name:
-            for x, y in (inner.inputs, inner.inputs[::-1]):
-                if vectors[name] is None and _is_row(y):
-                    inner, vectors[name] = x, y.inputs[0]
-    return None if inner is whole else Affine(whole, inner, vectors["mul"], vectors["add"])
+    scaled, offset = _peeled(whole, "add")
+    inner, gain = _peeled(scaled, "mul")
+    if inner is whole or not _is_normed(inner):
+        return None
+    return Affine(inner, gain, offset, frozenset({whole.serial, scaled.serial} - {inner.serial}))
 
 
-def _is_row(x: Tensor) -> bool:
-    """Is it one vector along the last axis, repeated?"""
-    return x.prim is BROADCAST and x.inputs[0].size == x.shape[-1] == x.inputs[0].shape[-1] < x.size
+def _peeled(x: Tensor, name: str) -> tuple[Tensor, Tensor | None]:
+    """`x` without the vector that the op `name` adds or multiplies all its rows with, and that vector."""
+    if x.prim.name == name:
+        for other, y in (x.inputs, x.inputs[::-1]):
+            if y.prim is BROADCAST and y.inputs[0].size == y.shape[-1] == y.inputs[0].shape[-1] < y.size:
+                return other, y.inputs[0]
+    return x, None
+
+
+def _is_normed(x: Tensor) -> bool:
+    """Is each of its rows scaled by one over a root?"""
+    return x.prim.name == "mul" and any(
+        y.prim is BROADCAST and y.inputs[0].shape[-1:] == (1,) and source(y.inputs[0]).prim.name == "rsqrt"
+        for y in x.inputs
+    )

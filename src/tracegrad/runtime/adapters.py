@@ -130,7 +130,7 @@ class Search:
     device: str
     rows: remembered.Rows | None = None
     child: subprocess.Popen[bytes] | None = None
-    loaded: bool = False  # wgpu, as there may be one
+    loaded: bool = False  # is wgpu imported, because there may be an adapter?
 
 
 def search(device: str) -> Search:
@@ -138,14 +138,17 @@ def search(device: str) -> Search:
     found = Search(device)
     if device == "auto" and not may_have_gpu():
         return found
-    if _environment() not in _ANSWERS:
+    answer = _ANSWERS.get(_environment())
+    if answer is None:
         found.rows = remembered.take()
         if found.rows is None:
             found.child = _started_child()
-        with contextlib.suppress(DeviceError, KeyError, TypeError, ValueError):  # `opened` tells what is wrong
-            if found.rows is None or _chosen(device, _Answer(_sorted(found.rows))) is not None:
-                load_wgpu()
-                found.loaded = True
+    with contextlib.suppress(DeviceError, KeyError, TypeError, ValueError):  # `opened` tells what is wrong
+        if found.rows is not None:
+            answer = _Answer(_sorted(found.rows))
+        if answer is None or _chosen(device, answer) is not None:
+            load_wgpu()
+            found.loaded = True
     return found
 
 
@@ -212,7 +215,7 @@ def load_wgpu() -> Any:
     try:
         with cffi_header.read_once():
             native = importlib.import_module("wgpu.backends.wgpu_native")
-        cffi_names.declare_what_occurs(getattr(native.ffi, "_parser", None))
+        cffi_names.declare_what_occurs(getattr(native.ffi, "_parser", None))  # where wgpu was imported before
         return importlib.import_module("wgpu")
     except Exception as e:
         raise DeviceError(f"the Python package wgpu cannot be loaded ({e}); {INSTALL}") from e

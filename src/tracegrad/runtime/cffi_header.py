@@ -12,6 +12,7 @@ import importlib
 import os
 import pickle
 import sys
+import threading
 from collections.abc import Generator
 from pathlib import Path
 from typing import Any, cast
@@ -20,11 +21,18 @@ from tracegrad.runtime import cffi_names
 from tracegrad.runtime.cache import cache_folder, is_own, put
 
 LONG = 50_000  # characters; less is parsed in no time
+LOCK = threading.RLock()  # else two threads would each take the other's reader for cffi's
 
 
 @contextlib.contextmanager
 def read_once() -> Generator[None]:
     """Inside, cffi does not parse a long header that it has read in an earlier process."""
+    with LOCK, _reading_once():
+        yield
+
+
+@contextlib.contextmanager
+def _reading_once() -> Generator[None]:
     try:
         version: str = importlib.import_module("cffi").__version__
         parser: Any = importlib.import_module("cffi.cparser").Parser

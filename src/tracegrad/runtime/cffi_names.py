@@ -10,6 +10,7 @@ No part of tracegrad is imported: the child that asks for adapters executes this
 from __future__ import annotations
 
 import re
+import sys
 from typing import Any
 
 KINDS = ("typedef", "struct", "union", "enum")
@@ -18,7 +19,8 @@ KINDS = ("typedef", "struct", "union", "enum")
 def declare_what_occurs(parser: Any) -> None:
     """Have the parser of a cffi.FFI declare nothing else. Whatever is not as in cffi 2 is left."""
     known, parse = getattr(parser, "_declarations", None), getattr(parser, "parse_type", None)
-    if not isinstance(known, dict) or parse is None or "parse_type" in vars(parser):
+    locked = hasattr(getattr(sys.modules.get("cffi"), "FFI", None), "_typeof_locked")
+    if not isinstance(known, dict) or parse is None or not locked or "parse_type" in vars(parser):
         return
 
     def parse_type(text: str) -> Any:
