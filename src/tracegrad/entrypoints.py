@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import os
 import warnings
 from collections.abc import Callable, Mapping
@@ -25,7 +24,6 @@ from tracegrad.runtime.browser import BrowserSession
 from tracegrad.runtime.tab import IN_TAB
 
 DEVICES = ("auto", "webgpu", "cpu")
-NATIVE = "tracegrad.runtime.native"  # imported where there is an adapter to open
 
 
 def compile(
@@ -150,19 +148,21 @@ def begin_session(wanted: str, site: Site | None) -> Callable[[], Session]:
     """Look for the device, and import what will open it; what this gives opens it, on the session's own thread.
 
     The imports come first because whoever calls this compiles next: that keeps Python busy, and they would wait for it.
-    Runtimes are imported here and below only: together they would be a tenth of `import tracegrad`.
     """
     found = search(wanted) if wanted != "cpu" else None
     if found is not None and found.loaded:
-        importlib.import_module(NATIVE)
+        native_runtime()
     return partial(open_session, found, site)
 
 
 def open_session(found: Search | None, site: Site | None) -> Session:
-    """A session on what was searched for, else on the CPU. DeviceError with the line of the call that wanted it."""
+    """A session on what was searched for, else on the CPU. DeviceError with the line of the call that wanted it.
+
+    A runtime is imported when it is wanted: together they would be a tenth of `import tracegrad`.
+    """
     if found is not None:
         try:
-            session = opened(found, native_session)
+            session = opened(found, lambda adapter: native_runtime()(adapter))
         except DeviceError as e:
             raise type(e)(located(str(e), site)) from e
         if session is not None:
@@ -173,9 +173,11 @@ def open_session(found: Search | None, site: Site | None) -> Session:
     return CpuSession(compiler())
 
 
-def native_session(adapter: AdapterInfo) -> Session:
-    """A session on an adapter, by the runtime that is imported for it."""
-    return importlib.import_module(NATIVE).NativeSession(adapter)
+def native_runtime() -> Callable[[AdapterInfo], Session]:
+    """What opens an adapter, imported when it is first asked for."""
+    from tracegrad.runtime.native import NativeSession
+
+    return NativeSession
 
 
 def warn_if_slow(info: DeviceInfo) -> None:

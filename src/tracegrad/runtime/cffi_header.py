@@ -13,7 +13,7 @@ import os
 import pickle
 import sys
 import threading
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from pathlib import Path
 from typing import Any, cast
 
@@ -21,25 +21,29 @@ from tracegrad.runtime import cffi_names
 from tracegrad.runtime.cache import cache_folder, is_own, put
 
 LONG = 50_000  # characters; less is parsed in no time
-LOCK = threading.RLock()  # else two threads would each take the other's reader for cffi's
+LOCK = threading.Lock()  # else two threads would each take the other's reader for cffi's
 
 
 @contextlib.contextmanager
 def read_once() -> Generator[None]:
     """Inside, cffi does not parse a long header that it has read in an earlier process."""
-    with LOCK, _reading_once():
-        yield
+    with LOCK:
+        try:
+            version: str = importlib.import_module("cffi").__version__
+            parser: Any = importlib.import_module("cffi.cparser").Parser
+            folder, parse = cache_folder(), parser.parse
+        except (ImportError, AttributeError, OSError):
+            yield
+            return
+        parser.parse = _reader(parse, version, folder)
+        try:
+            yield
+        finally:
+            parser.parse = parse
 
 
-@contextlib.contextmanager
-def _reading_once() -> Generator[None]:
-    try:
-        version: str = importlib.import_module("cffi").__version__
-        parser: Any = importlib.import_module("cffi.cparser").Parser
-        folder, parse = cache_folder(), parser.parse
-    except (ImportError, AttributeError, OSError):
-        yield
-        return
+def _reader(parse: Callable[..., None], version: str, folder: Path) -> Callable[..., None]:
+    """cffi's `parse`, which keeps in a folder what it made of a long header."""
 
     def read(self: object, source: str, override: bool = False, **options: Any) -> None:
         if len(source) < LONG or override or any(options.values()) or vars(self)["_declarations"]:
@@ -56,11 +60,7 @@ def _reading_once() -> Generator[None]:
                 put(path, pickle.dumps({name: x for name, x in vars(self).items() if name != "_structnode2type"}))
         cffi_names.declare_what_occurs(self)  # importing wgpu reads types already
 
-    parser.parse = read
-    try:
-        yield
-    finally:
-        parser.parse = parse
+    return read
 
 
 def _kept(path: Path) -> dict[str, Any] | None:
