@@ -107,7 +107,7 @@ def test_memory_of_large_copies_is_used_again_when_nobody_has_any_of_it():
     assert memory.copied(x[0, :8]).base is None  # small ones are plain copies
     many = [memory.copied(x) for _ in range(3 * KEPT // x.nbytes)]
     del many
-    assert sum(len(free) * size for size, free in memory._free.items()) <= KEPT
+    assert sum(len(kept) * size for size, kept in memory._kept.items()) <= KEPT
 
 
 def test_the_callers_array_can_be_reused():

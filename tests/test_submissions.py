@@ -21,6 +21,7 @@ from tracegrad.program import COUNTS, Buffer, Dispatch, Field
 from tracegrad.runtime import native, wgpu_compiled, wgpu_rings
 from tracegrad.runtime.adapters import check_webgpu
 from tracegrad.runtime.native import NativeSession
+from tracegrad.runtime.wgpu_calls import Job, Write
 from tracegrad.runtime.wgpu_rings import depth_of
 
 pytestmark = pytest.mark.usefixtures("webgpu", "c_compiler")
@@ -49,9 +50,10 @@ def counted(session: Any) -> list[int]:
     sizes: list[int] = []
     submit = session.calls.submit
 
-    def spy(writes: Any, runs: Any, *more: Any) -> Any:
-        sizes.extend([len(runs)] * bool(runs))
-        return submit(writes, runs, *more)
+    def spy(job: Any, *more: Any) -> Any:
+        runs = job.n if isinstance(job, ctypes.Structure) else len(job.runs)
+        sizes.extend([runs] * bool(runs))
+        return submit(job, *more)
 
     session.calls.submit = spy
     return sizes
@@ -81,15 +83,19 @@ def test_what_the_device_refuses_fails_alone_and_says_why(session: NativeSession
     handle = session.load(accumulator(3))
     x = {"x": np.ones(3, np.float32)}
     session.collect(session.submit(handle, x))
-    submit = session.calls.submit
+    prepare = session.calls.job
 
-    def beyond(writes: Any, *more: Any) -> Any:
-        return submit([(writes[0][0], 1 << 24, np.ones(4, np.float32)), *writes], *more)
+    def beyond(job: Job) -> Any:
+        outside = Write(job.writes[0].buffer, 1 << 24, 16, np.ones(4, np.float32))
+        return prepare(job._replace(writes=[outside, *job.writes]))
 
-    session.calls.submit = beyond
+    session._programs[handle].free[0].jobs.clear()  # pyright: ignore[reportPrivateUsage]
+    session.calls.job = beyond
     refused = [session.submit(handle, x) for _ in range(runs)]
     session.flush()
-    session.calls.submit = submit
+    session.calls.job = prepare
+    for slot in session._programs[handle].slots:  # pyright: ignore[reportPrivateUsage]
+        slot.jobs.clear()
     later = [session.submit(handle, x) for _ in range(runs)]
     for t in refused:
         with pytest.raises(DeviceError, match=r"(?i)overrun|bounds|buffer_offset"):

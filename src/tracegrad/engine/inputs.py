@@ -14,6 +14,7 @@ from tracegrad.program import Field
 
 Array = Any
 SEEDS = 2**32
+_STORED = {name: np.dtype(dtype.numpy) for name, dtype in DTYPES.items()}
 LARGEST_F32 = float(np.finfo(np.float32).max)
 
 
@@ -26,6 +27,8 @@ def merge(mapping: Mapping[str, Any] | None, named: Mapping[str, Any], what: str
         raise InputError.here(
             f"{what}: inputs are given by name, as keywords or as one dict; got {type(mapping).__name__}"
         )
+    if not named:
+        return {**mapping}
     twice = sorted(name for name in named if name in mapping)
     if twice:
         raise InputError.here(f"{what}: given twice, in the dict and by keyword: {', '.join(twice)}")
@@ -84,7 +87,7 @@ def _refuse(fields: Sequence[Field], given: Mapping[str, Any], what: str, proble
 
 def fit_value(field: Field, value: Any, lead: int | None = None, copied: Callable[[Array], Array] = new_copy) -> Array:
     """`value` as a new contiguous array of the field's type; InputError with the bare reason."""
-    if type(value) is np.ndarray and value.shape == field.shape and value.dtype == np.dtype(DTYPES[field.dtype].numpy):
+    if type(value) is np.ndarray and value.shape == field.shape and value.dtype == _STORED[field.dtype]:
         out = copied(value)
     else:
         shapes = [field.shape] if lead is None else [(lead, *field.shape), field.shape]
@@ -153,7 +156,7 @@ def describe(x: Array) -> str:
 
 def cast_lossless(x: Array, dtype: str) -> Array:
     """A new contiguous array of `dtype` with the values of `x`; InputError if that would lose any."""
-    target = np.dtype(DTYPES[dtype].numpy)
+    target = _STORED[dtype]
     if x.dtype == target:
         return new_copy(x)
     # Extension floats such as ml_dtypes.bfloat16 have kind "V" or "f" and cast to float32 without loss.

@@ -3,43 +3,45 @@
 from __future__ import annotations
 
 from collections import deque
+from sys import getrefcount
 from typing import Any
 
 from tracegrad.arrays import HAVE_NUMPY, np
 
 Array = Any
 LARGE = 1 << 16  # bytes: smaller memory comes back from the allocator as it was
-KEPT = 32 << 20  # bytes of one size that are kept while nobody has them
+KEPT = 32 << 20  # bytes of one size that are kept
+LOOKED_AT = 4  # pieces, before there is one more: the oldest is the first to be free, unless somebody holds on to it
 
 
 class CopyPool:
-    """Copies whose memory is used again once nobody has them, nor any view of them. For any thread."""
+    """Copies whose memory is used again once nobody has them, nor any view of them. For any thread.
+
+    Python knows: an array counts as one user of the array whose memory it has. To watch for the end of a user instead
+    would take as long as all else that is done with one of a few hundred kilobytes.
+    """
 
     def __init__(self) -> None:
-        self._free: dict[int, deque[Array]] = {}  # by size
+        self._kept: dict[int, deque[Array]] = {}  # by size, the next to be looked at first
+        self._alone = 0  # references to what nobody has, seen from `_memory`
 
     def copied(self, x: Array) -> Array:
         """`x` as a contiguous array of its own."""
         if not HAVE_NUMPY or x.nbytes < LARGE:
             return np.array(x, order="C", copy=True)
-        free = self._free.setdefault(x.nbytes, deque(maxlen=KEPT // x.nbytes))
-        try:
-            memory = free.pop()
-        except IndexError:
-            memory = np.empty(x.nbytes, np.uint8)
-        out = np.asarray(_Lease(memory, free)).view(x.dtype).reshape(x.shape)
+        out = self._memory(x.nbytes).view(x.dtype).reshape(x.shape)
         out[...] = x
         return out
 
-
-class _Lease:
-    """What an array and all its views hold instead of their memory, and what ends with the last of them."""
-
-    __slots__ = ("__array_interface__", "_free", "_memory")
-
-    def __init__(self, memory: Array, free: deque[Array]) -> None:
-        self._memory, self._free = memory, free
-        self.__array_interface__ = memory.__array_interface__
-
-    def __del__(self) -> None:
-        self._free.append(self._memory)
+    def _memory(self, size: int) -> Array:
+        kept = self._kept.setdefault(size, deque(maxlen=KEPT // size))
+        for _ in range(min(len(kept), LOOKED_AT)):
+            memory = kept[0]
+            kept.rotate(-1)
+            if getrefcount(memory) == self._alone:
+                return memory
+        memory = np.empty(size, np.uint8)
+        if len(kept) < KEPT // size:
+            kept.append(memory)
+            self._alone = getrefcount(memory)
+        return memory

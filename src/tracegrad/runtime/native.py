@@ -12,7 +12,7 @@ them, reads or writes. A submission may be encoded and sent by another thread (w
 the next and collects the one before. Whatever else it asks of the device waits until that thread has nothing to do.
 
 Errors that would abort the process inside wgpu (a mapped or destroyed buffer in a submission, a mapped range of an
-unmapped buffer) cannot be reached: a staging area is free only between a completed unmap and the next submission,
+unmapped buffer) cannot be reached: a slot is free only between a completed unmap and the next submission,
 arrays are destroyed only with the program that submits them, and an ended session or lost device refuses every call in
 Python. What remains is a device that is lost between finishing a command buffer and submitting it, or while it is
 waited for.
@@ -34,23 +34,22 @@ from tracegrad.program import Binding, Buffer, Dispatch, Field, KernelSource, Ne
 from tracegrad.runtime.adapters import AdapterInfo, load_wgpu, open_device
 from tracegrad.runtime.base import DeviceInfo, Timings, as_run, nothing
 from tracegrad.runtime.c_compiler import begin_library
-from tracegrad.runtime.wgpu_calls import Calls, Copy, DirectCalls, LogTap, PublicCalls, device_error
+from tracegrad.runtime.wgpu_calls import Calls, Copy, DirectCalls, Job, LogTap, PublicCalls, device_error
 from tracegrad.runtime.wgpu_compiled import SOURCE, CompiledCalls
 from tracegrad.runtime.wgpu_program import (
     COPY_DST,
     MAP_READ,
     Kernels,
     Loaded,
-    Staging,
+    Slot,
     allocate,
     build,
     check_limits,
-    copies_to,
-    prepared,
+    job_of,
     release,
-    take_staging,
+    take_slot,
 )
-from tracegrad.runtime.wgpu_rings import Array, Stage, stored_dtype
+from tracegrad.runtime.wgpu_rings import Array, stored_dtype
 from tracegrad.runtime.wgpu_timing import time_launches
 
 READ_BYTES = 64 << 20  # persistent buffers are read in pieces of this size
@@ -61,27 +60,27 @@ log = logging.getLogger("tracegrad")
 
 
 class Submission:
-    """Runs of one program that are submitted together. Dropping it unfetched is fine: its staging is used again."""
+    """Runs of one program that are submitted together. Dropping it unfetched is fine: its slot is used again."""
 
-    __slots__ = ("__weakref__", "error", "loaded", "mark", "outputs", "runs", "sent", "stage", "staging")
+    __slots__ = ("__weakref__", "error", "loaded", "mark", "outputs", "runs", "sent", "slot")
 
-    def __init__(self, loaded: Loaded) -> None:
+    def __init__(self, loaded: Loaded, slot: Slot) -> None:
         self.loaded, self.runs, self.mark, self.sent = loaded, 0, None, 0.0
-        self.stage = loaded.stages.pop() if loaded.stages else Stage(loaded.inputs)  # until it is sent
-        self.staging: Staging | None = None  # from when it is sent until it is fetched
+        self.slot: Slot | None = slot  # until it is fetched
         self.outputs: list[Any] | None = None
         self.error: Exception | None = None
 
     def fail(self, error: Exception) -> None:
         """It was not submitted."""
-        self.error, staging, self.staging = error, self.staging, None
-        if staging is not None:
-            self.loaded.free.append(staging)
-        self.loaded.stages.append(self.stage)
+        self.error = error
+        self._give_back()
 
-    def __del__(self) -> None:
-        if self.staging is not None and self.loaded.alive:
-            self.loaded.free.append(self.staging)  # the queue runs copies in order, so reuse before its end is safe
+    def _give_back(self) -> None:
+        slot, self.slot = self.slot, None
+        if slot is not None and self.loaded.alive:
+            self.loaded.free.append(slot)  # the queue runs copies in order, so reuse before its end is safe
+
+    __del__ = _give_back
 
 
 class Ticket:
@@ -161,11 +160,16 @@ class NativeSession:
         before = self._waiting
         if before is not None and (before.loaded is not loaded or before.runs >= runs_at_once(loaded)):
             self.flush()
-        submission = self._waiting or Submission(loaded)
-        submission.stage.put(submission.runs, inputs)
+        submission = self._waiting or self._new_submission(loaded)
+        assert submission.slot is not None
+        submission.slot.stage.put(submission.runs, inputs)
         submission.runs += 1
         self._waiting = submission
         return Ticket(submission, submission.runs - 1)
+
+    def _new_submission(self, loaded: Loaded) -> Submission:
+        with self._using_device("submitting a run"):
+            return Submission(loaded, take_slot(loaded, self._device))
 
     def collect(self, ticket: Ticket) -> dict[str, Any]:
         """Wait for a run; its outputs by name. Tickets may be collected in any order, each once."""
@@ -192,14 +196,14 @@ class NativeSession:
         if submission is None:
             return
         self._settle()
-        loaded, runs = submission.loaded, submission.runs
+        slot = submission.slot
+        assert slot is not None
+        given = slot.stage.given()
         try:
             with self._using_device("submitting a run"):
-                submission.staging = take_staging(loaded, self._device)
-                launches = [prepared(loaded, k, self.calls, self._kernels) for k in range(runs)]
-                copies = copies_to(submission.staging, loaded, runs, self.calls)
+                job = job_of(slot, submission.loaded, submission.runs, self.calls, self._kernels)
                 submission.sent = time.perf_counter()
-                submission.mark = self.calls.submit(submission.stage.writes(runs), launches, copies, free)
+                submission.mark = self.calls.submit(job, given, free)
                 self._sending = submission
         except Exception as e:
             submission.fail(e)
@@ -213,8 +217,6 @@ class NativeSession:
             self.calls.sent(submission.mark)
         except Exception as e:
             submission.fail(self._error(e, "submitting a run"))
-        else:
-            submission.loaded.stages.append(submission.stage)
         self._sending = None
 
     def _settled(self) -> None:
@@ -224,15 +226,15 @@ class NativeSession:
 
     def _fetch(self, submission: Submission) -> list[Any]:
         """Wait for a submission; its outputs."""
-        loaded, staging, runs = submission.loaded, submission.staging, submission.runs
-        assert staging is not None
-        submission.staging = None  # if the wait fails it may be left mapped: it is never used again
+        loaded, slot, runs = submission.loaded, submission.slot, submission.runs
+        assert slot is not None
+        submission.slot = None  # if the wait fails it may be left mapped: it is never used again
         size = loaded.outputs.bytes(runs)
         raw = np.zeros(0, np.uint8)
         try:
             if size:
                 with self._using_device("waiting for a run"):
-                    raw = self.calls.fetch(staging.buffer, size, submission.mark)
+                    raw = self.calls.fetch(slot.results, size, submission.mark)
         except Exception as e:
             submission.error = e
             raise
@@ -240,7 +242,7 @@ class NativeSession:
         loaded.seconds = (now - max(submission.sent, self._landed)) / runs
         self._landed = now
         self.at_once = runs_at_once(loaded)
-        loaded.free.append(staging)
+        loaded.free.append(slot)
         return loaded.outputs.columns(raw, runs)
 
     def timings(self, handle: int, inputs: Mapping[str, Any], runs: int) -> Timings:
@@ -262,8 +264,8 @@ class NativeSession:
             try:
                 for at in range(0, flat.nbytes, READ_BYTES):
                     size = min(READ_BYTES, flat.nbytes - at)
-                    copies = self.calls.prepare_copies([Copy(array.buffer, at, staging, 0, size)])
-                    mark = self.calls.submit([], [], copies)
+                    job = Job([], [], [Copy(array.buffer, at, staging, 0, size)])
+                    mark = self.calls.submit(self.calls.job(job))
                     self.calls.sent(mark)
                     flat[at : at + size] = self.calls.fetch(staging, size, mark)
             finally:

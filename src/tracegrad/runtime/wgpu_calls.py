@@ -16,9 +16,9 @@ import importlib
 import itertools
 import logging
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from tracegrad.arrays import np
 from tracegrad.errors import DeviceError, DeviceLostError
@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     Bytes = NDArray[np.uint8]
-    Write = tuple[Any, int, NDArray[Any]]  # a buffer, the first byte, and what goes there: contiguous
 
 PINNED = "0.32."  # the wgpu-py whose private handles DirectCalls knows
 
@@ -55,6 +54,29 @@ class Copy:
     size: int
 
 
+@dataclass(frozen=True, slots=True)
+class Write:
+    """`size` bytes for a buffer, from its byte `at` on: `values`, or what each submission gives; contiguous."""
+
+    buffer: Any
+    at: int
+    size: int
+    values: NDArray[Any] | None
+
+
+class Job(NamedTuple):
+    """A submission: the writes, one compute pass with the launches of all runs, then the copies."""
+
+    writes: Sequence[Write]
+    runs: Sequence[Any]
+    copies: Sequence[Copy]
+
+    def written(self, given: Sequence[NDArray[Any]]) -> Iterator[tuple[Write, NDArray[Any]]]:
+        """Each write with what goes there."""
+        rest = iter(given)
+        return ((w, next(rest) if w.values is None else w.values) for w in self.writes)
+
+
 class Calls(Protocol):
     """What a session asks of wgpu for each run. Errors are DeviceError or wgpu's own."""
 
@@ -65,20 +87,21 @@ class Calls(Protocol):
         ...
 
     def prepare(self, launches: Sequence[Launch]) -> Any:
-        """Launches in the form `submit` wants."""
+        """Launches of a run in the form that `job` wants."""
         ...
 
-    def prepare_copies(self, copies: Sequence[Copy]) -> Any:
-        """Copies in the form `submit` wants."""
+    def job(self, job: Job) -> Any:
+        """A submission in the form that `submit` wants. It can be submitted again once it was sent."""
         ...
 
-    def submit(
-        self, writes: Sequence[Write], runs: Sequence[Any], copies: Any, free: Callable[[], object] = nothing
-    ) -> Any:
-        """Queue the writes, one compute pass with the launches of all runs, then the copies; a mark for what follows.
+    def submit(self, job: Any, given: Sequence[NDArray[Any]] = (), free: Callable[[], object] = nothing) -> Any:
+        """Queue it; a mark for what follows.
+
+        given:  what its writes without values write, in their order.
+        free:   called before a long part of this that leaves Python's lock to other threads.
 
         This may go on behind the caller's back until `sent`: the values written must not change before, and an error
-        may come then. `free` is called before a long part of this that leaves Python's lock to other threads.
+        may come then.
         """
         ...
 
@@ -113,17 +136,15 @@ class PublicCalls:
     def prepare(self, launches: Sequence[Launch]) -> Any:
         return tuple(launches)
 
-    def prepare_copies(self, copies: Sequence[Copy]) -> Any:
-        return tuple(copies)
+    def job(self, job: Job) -> Any:
+        return job
 
-    def submit(
-        self, writes: Sequence[Write], runs: Sequence[Any], copies: Any, free: Callable[[], object] = nothing
-    ) -> Any:
+    def submit(self, job: Any, given: Sequence[NDArray[Any]] = (), free: Callable[[], object] = nothing) -> Any:
         encoder = self._device.create_command_encoder()
-        if any(runs):
+        if any(job.runs):
             run = encoder.begin_compute_pass()
             pipeline = group = None
-            for x in itertools.chain.from_iterable(runs):
+            for x in itertools.chain.from_iterable(job.runs):
                 if x.pipeline is not pipeline:
                     pipeline = x.pipeline
                     run.set_pipeline(pipeline)
@@ -134,11 +155,11 @@ class PublicCalls:
                     run.set_bind_group(1, x.offsets, [x.at])
                 run.dispatch_workgroups(*x.grid)
             run.end()
-        for c in copies:
+        for c in job.copies:
             encoder.copy_buffer_to_buffer(c.source, c.source_offset, c.target, c.target_offset, c.size)
         free()
-        for buffer, offset, values in writes:
-            self.write(buffer, offset, values)
+        for w, values in job.written(given):
+            self.write(w.buffer, w.at, values)
         self._device.queue.submit([encoder.finish()])
         return None
 
@@ -238,33 +259,29 @@ class DirectCalls:
         found = [self._ffi.addressof(self._lib, f"wgpuComputePassEncoder{name}") for name in names]
         return [kind(None)(self._address(x)) for x in found]
 
-    def prepare_copies(self, copies: Sequence[Copy]) -> Any:
-        rows = [(c.source._internal, c.source_offset, c.target._internal, c.target_offset, c.size) for c in copies]
-        return rows, tuple(copies)
+    def job(self, job: Job) -> Any:
+        return job
 
-    def submit(
-        self, writes: Sequence[Write], runs: Sequence[Any], copies: Any, free: Callable[[], object] = nothing
-    ) -> Any:
+    def submit(self, job: Any, given: Sequence[NDArray[Any]] = (), free: Callable[[], object] = nothing) -> Any:
         lib, ffi = self._lib, self._ffi
         command = encoder = ffi.NULL
         self._errors.capture("tracegrad")
         try:
             encoder = lib.wgpuDeviceCreateCommandEncoder(self._device, ffi.NULL)
-            if runs and runs[0][0]:
+            if job.runs and job.runs[0][0]:
                 run = lib.wgpuCommandEncoderBeginComputePass(encoder, ffi.NULL)
                 at = ctypes.c_void_p(self._address(run))
-                for calls, _ in runs:
+                for calls, _ in job.runs:
                     for call, args in calls:
                         call(at, *args)
                 lib.wgpuComputePassEncoderEnd(run)
                 lib.wgpuComputePassEncoderRelease(run)
             copy = lib.wgpuCommandEncoderCopyBufferToBuffer
-            for row in copies[0]:
-                copy(encoder, *row)
+            for c in job.copies:
+                copy(encoder, c.source._internal, c.source_offset, c.target._internal, c.target_offset, c.size)
             free()
-            for buffer, offset, values in writes:
-                data = ffi.from_buffer(values)
-                lib.wgpuQueueWriteBuffer(self._queue, buffer._internal, offset, data, values.nbytes)
+            for w, values in job.written(given):
+                lib.wgpuQueueWriteBuffer(self._queue, w.buffer._internal, w.at, ffi.from_buffer(values), w.size)
             command = lib.wgpuCommandEncoderFinish(encoder, ffi.NULL)
         finally:
             error = self._errors.release("tracegrad")

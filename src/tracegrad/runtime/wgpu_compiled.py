@@ -15,10 +15,12 @@ from typing import TYPE_CHECKING, Any
 from tracegrad.arrays import np
 from tracegrad.errors import DeviceError
 from tracegrad.runtime.base import nothing
-from tracegrad.runtime.wgpu_calls import Copy, DirectCalls, Launch, device_error
+from tracegrad.runtime.wgpu_calls import DirectCalls, Job, Launch, device_error
 
 if TYPE_CHECKING:
-    from tracegrad.runtime.wgpu_calls import Bytes, Write
+    from numpy.typing import NDArray
+
+    from tracegrad.runtime.wgpu_calls import Bytes
 
 SOURCE = """#include <pthread.h>
 #include <stddef.h>
@@ -225,7 +227,7 @@ class _Write(ctypes.Structure):
 
 
 class _Job(ctypes.Structure):
-    """A submission. `kept` are the values that are written, until it was sent."""
+    """A submission. `kept` is what its pointers point to; `given`, until it was sent, what else it writes."""
 
     _fields_ = (
         *((n, POINTER) for n in ("writes", "runs", "copies")),
@@ -233,6 +235,8 @@ class _Job(ctypes.Structure):
         ("mark", U64), ("refused", ctypes.c_int), ("message", ctypes.c_char * 1024),
     )  # fmt: skip
     kept: Any = ()
+    open: Sequence[_Write] = ()  # writes without values
+    given: Any = ()
 
 
 class CompiledCalls(DirectCalls):
@@ -272,23 +276,30 @@ class CompiledCalls(DirectCalls):
             row.x, row.y = x.grid
         return rows, tuple(launches)
 
-    def prepare_copies(self, copies: Sequence[Copy]) -> Any:
+    def job(self, job: Job) -> Any:
+        writes, runs, copies = job
+        rows = [(self._address(w.buffer._internal), None, w.at, w.size) for w in writes]
+        written = (_Write * len(rows))(*rows)
+        for row, w in zip(written, writes, strict=True):
+            if w.values is not None:
+                row.values = w.values.ctypes.data
+        recorded = (POINTER * len(runs))(*[ctypes.addressof(launches) for launches, _ in runs])
         pairs = [(self._address(c.source._internal), self._address(c.target._internal)) for c in copies]
         offsets = [(c.source_offset, c.target_offset, c.size) for c in copies]
-        return (_Copy * len(copies))(*[(*a, *b) for a, b in zip(pairs, offsets)]), tuple(copies)
-
-    def submit(
-        self, writes: Sequence[Write], runs: Sequence[Any], copies: Any, free: Callable[[], object] = nothing
-    ) -> Any:
-        given = [(self._address(b._internal), x.ctypes.data, at, x.nbytes) for b, at, x in writes]
-        written = (_Write * len(given))(*given)
-        recorded = (POINTER * len(runs))(*[ctypes.addressof(rows) for rows, _ in runs])
+        copied = (_Copy * len(copies))(*[(*a, *b) for a, b in zip(pairs, offsets)])
         length = len(runs[0][0]) if runs else 0
-        addresses = map(ctypes.addressof, (written, recorded, copies[0]))
-        job = _Job(*addresses, len(given), len(runs), length, len(copies[0]))
-        job.kept = (writes, written, runs, recorded, copies)
+        addresses = map(ctypes.addressof, (written, recorded, copied))
+        made = _Job(*addresses, len(writes), len(runs), length, len(copies))
+        made.kept = (job, written, recorded, copied)
+        made.open = [row for row, w in zip(written, writes, strict=True) if w.values is None]
+        return made
+
+    def submit(self, job: Any, given: Sequence[NDArray[Any]] = (), free: Callable[[], object] = nothing) -> Any:
+        for row, values in zip(job.open, given, strict=True):
+            row.values = values.ctypes.data
+        job.given, job.refused = given, 0
         self._library.settle(self._sender)
-        if len(runs) > 1:
+        if job.n > 1:
             self._job = job
             self._library.send_later(self._sender, ctypes.byref(job))
         else:  # a long step, or one that somebody waits for: sooner done than handed over
@@ -298,7 +309,7 @@ class CompiledCalls(DirectCalls):
 
     def sent(self, mark: Any) -> None:
         self._library.settle(self._sender)
-        mark.kept = ()
+        mark.given = ()
         if mark.refused:
             raise device_error(mark.message.decode(errors="replace"))
 

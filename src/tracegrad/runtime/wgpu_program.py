@@ -1,8 +1,8 @@
-"""A Program on a wgpu device: its arrays, pipelines, bind groups and staging, built once when it is loaded."""
+"""A Program on a wgpu device: its arrays, pipelines and bind groups, and what its submissions need, each built once."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence, Set
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -13,7 +13,7 @@ from tracegrad.errors import CompileError, DeviceError
 from tracegrad.program import PERSISTENT, Buffer, Field, KernelSource, Program
 from tracegrad.render.wgsl import with_offsets
 from tracegrad.runtime.calls import processors
-from tracegrad.runtime.wgpu_calls import Calls, Copy, Launch, device_error
+from tracegrad.runtime.wgpu_calls import Calls, Copy, Job, Launch, device_error
 from tracegrad.runtime.wgpu_rings import (
     ALIGN,
     VECTOR,
@@ -36,11 +36,15 @@ HALF = "shader-f16"  # the feature by which shaders know arrays in half precisio
 
 
 @dataclass(slots=True, eq=False)
-class Staging:
-    """One mappable area for the outputs of one submission in flight, and what is copied there, by number of runs."""
+class Slot:
+    """What one submission in flight has for itself: where its inputs are staged, and where its outputs come.
 
-    buffer: Any
-    copies: dict[int, Any] = field(default_factory=dict[int, Any])
+    Both stay where they are, so all that is told to the device is prepared once for each number of runs.
+    """
+
+    stage: Stage
+    results: Any  # a mappable buffer
+    jobs: dict[int, Any] = field(default_factory=dict[int, Any])
 
 
 @dataclass(slots=True, eq=False)
@@ -56,9 +60,8 @@ class Loaded:
     bound: tuple[tuple[Any, tuple[int, ...]], ...] = ()  # of each launch: the layout of its group, and the arrays in it
     groups: dict[tuple[int, tuple[int, ...], int], Any] = field(default_factory=dict[Any, Any])
     runs: list[Any] = field(default_factory=list[Any])  # launches of the k-th run of a submission, prepared
-    stagings: list[Staging] = field(default_factory=list[Staging])  # every one made
-    free: list[Staging] = field(default_factory=list[Staging])
-    stages: list[Stage] = field(default_factory=list[Stage])  # that no submission fills or waits to send
+    slots: list[Slot] = field(default_factory=list[Slot])  # every one made
+    free: list[Slot] = field(default_factory=list[Slot])
     uniform: Any = None
     alive: bool = True
     seconds: float = float("inf")  # that a run of the last submission took at most
@@ -234,11 +237,11 @@ def release(loaded: Loaded, shared: dict[str, Array]) -> None:
                 continue
             del shared[a.name]
         a.buffer.destroy()
-    for s in loaded.stagings:
-        s.buffer.destroy()
+    for slot in loaded.slots:
+        slot.results.destroy()
     if loaded.uniform is not None:
         loaded.uniform.destroy()
-    loaded.runs, loaded.dispatched, loaded.free, loaded.stagings, loaded.arrays = [], (), [], [], []
+    loaded.runs, loaded.dispatched, loaded.free, loaded.slots, loaded.arrays = [], (), [], [], []
     loaded.groups = {}
 
 
@@ -253,28 +256,34 @@ def prepared(loaded: Loaded, run: int, calls: Calls, kernels: Kernels) -> Any:
     return loaded.runs[run]
 
 
-def take_staging(loaded: Loaded, device: Any) -> Staging:
+def take_slot(loaded: Loaded, device: Any) -> Slot:
     """One that no submission in flight uses; a new one if all are."""
     if loaded.free:
         return loaded.free.pop()
-    staging = Staging(allocate(device, "outputs", loaded.outputs.bytes(loaded.depth), MAP_READ | COPY_DST))
-    loaded.stagings.append(staging)
-    return staging
+    results = allocate(device, "outputs", loaded.outputs.bytes(loaded.depth), MAP_READ | COPY_DST)
+    loaded.slots.append(Slot(Stage(loaded.inputs), results))
+    return loaded.slots[-1]
 
 
-def copies_to(staging: Staging, loaded: Loaded, runs: int, calls: Calls) -> Any:
-    """The program's copies, and those that bring the outputs of so many runs to the staging area."""
-    if runs not in staging.copies:
-        pairs = [(loaded.arrays[a], loaded.arrays[b]) for a, b in loaded.program.copies]
-        copies = [Copy(a.buffer, 0, b.buffer, 0, 4 * a.size) for a, b in pairs]
-        target = 0
-        for d in loaded.outputs.deliveries:
-            size = d.bytes(runs)
-            if size:
-                copies.append(Copy(d.array.buffer, d.start, staging.buffer, target, size))
-            target += size
-        staging.copies[runs] = calls.prepare_copies(copies)
-    return staging.copies[runs]
+def job_of(slot: Slot, loaded: Loaded, runs: int, calls: Calls, kernels: Kernels) -> Any:
+    """The submission of so many runs that have this slot, prepared."""
+    if runs not in slot.jobs:
+        launches = [prepared(loaded, k, calls, kernels) for k in range(runs)]
+        slot.jobs[runs] = calls.job(Job(slot.stage.writes(runs), launches, list(_copies(loaded, slot, runs))))
+    return slot.jobs[runs]
+
+
+def _copies(loaded: Loaded, slot: Slot, runs: int) -> Iterator[Copy]:
+    """The program's copies, and those that bring the outputs of so many runs."""
+    for a, b in loaded.program.copies:
+        source, target = loaded.arrays[a], loaded.arrays[b]
+        yield Copy(source.buffer, 0, target.buffer, 0, 4 * source.size)
+    at = 0
+    for d in loaded.outputs.deliveries:
+        size = d.bytes(runs)
+        if size:
+            yield Copy(d.array.buffer, d.start, slot.results, at, size)
+        at += size
 
 
 def allocate(device: Any, name: str, size: int, usage: int) -> Any:

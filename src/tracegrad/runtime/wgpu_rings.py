@@ -16,6 +16,7 @@ from tracegrad.arrays import np
 from tracegrad.dtypes import DTYPES, DType
 from tracegrad.errors import InputError
 from tracegrad.program import COUNTS, Field, Program
+from tracegrad.runtime.wgpu_calls import Write
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -24,7 +25,6 @@ if TYPE_CHECKING:
 
     Place = tuple[str, tuple[int, ...], NDArray[Any]]  # of a field: its name and shape, and where it is staged
     Column = tuple[str, NDArray[Any], DType | None]  # an output, its values in all runs; of large ones what they are
-    Write = tuple[Any, int, NDArray[Any]]  # a buffer, the first byte, and what goes there: contiguous
 
 VECTOR = 16  # bytes: kernels may read memory by whole vectors
 ALIGN = 256  # bytes: of offsets into a buffer that is bound, what every device accepts
@@ -102,7 +102,8 @@ class Stage:
         }
         self._views: list[list[Place]] = []  # of a run: its small values,
         self._staged: list[dict[str, Any]] = []  # and those of few elements that lie there
-        self._direct: list[Write] = []  # large values of the runs staged so far
+        self._large = [(f.name, f.shape, np.dtype(stored_dtype(f.dtype))) for f in plan.large]
+        self._given: list[NDArray[Any]] = []  # those of the runs staged so far
 
     def put(self, run: int, given: Mapping[str, Any]) -> None:
         """Put the values of the `run`-th run in place: booleans as 0 and 1, u32 as the same 32 bits."""
@@ -123,22 +124,35 @@ class Stage:
             view[...] = value
             if view.size <= FEW:
                 staged[name] = value
-        for f in plan.large:
-            array = plan.arrays[f.buffer]
-            check_shape(f.name, given[f.name], f.shape)
-            values = np.ascontiguousarray(given[f.name], stored_dtype(f.dtype))
-            self._direct.append((array.buffer, run * array.stride + 4 * f.offset, values))
+        large: list[NDArray[Any]] = []
+        for name, shape, dtype in self._large:
+            value = given[name]
+            if getattr(value, "shape", None) != shape:
+                check_shape(name, value, shape)
+            large.append(np.ascontiguousarray(value, dtype))
+        self._given[run * len(large) :] = large
+
+    def given(self) -> list[NDArray[Any]]:
+        """The large values of the runs that were put here since this was last asked for."""
+        found, self._given = self._given, []
+        return found
 
     def writes(self, runs: int) -> list[Write]:
-        """All of so many runs, which are the last that were put here."""
-        found, self._direct = self._direct, []
-        for k, array in self._plan.arrays.items():
-            if k not in self._plan.between:
-                found.append((array.buffer, 0, self._rows[k][:runs]))
+        """Those of so many runs. Where large values go, `given` says which, in the same order."""
+        plan = self._plan
+        found: list[Write] = []
+        for run in range(runs):
+            for f in plan.large:
+                array = plan.arrays[f.buffer]
+                found.append(Write(array.buffer, run * array.stride + 4 * f.offset, 4 * f.size, None))
+        for k, array in plan.arrays.items():
+            if k not in plan.between:
+                rows = self._rows[k][:runs]
+                found.append(Write(array.buffer, 0, rows.nbytes, rows))
                 continue
-            for begin, end in self._plan.between[k]:
-                at = [(run, run * array.stride + 4 * begin) for run in range(runs)]
-                found += [(array.buffer, first, self._rows[k][run, begin:end]) for run, first in at]
+            for begin, end in plan.between[k]:
+                parts = [(run * array.stride + 4 * begin, self._rows[k][run, begin:end]) for run in range(runs)]
+                found += [Write(array.buffer, at, part.nbytes, part) for at, part in parts]
         return found
 
     def _place(self, f: Field, run: int) -> Place:
