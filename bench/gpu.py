@@ -18,7 +18,6 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np
 from steps import (
     CLIP,
     CLOCK,
@@ -27,6 +26,7 @@ from steps import (
     WORKLOADS,
     Child,
     Workload,
+    batches_of,
     compiled,
     installed,
     machine,
@@ -66,8 +66,8 @@ def graph_block(w: Workload) -> Callable[[int], float]:
     net, loss = compiled(w).torch(torch)
     net.to("cuda")
     optimizer = torch.optim.AdamW(net.parameters(), lr=RATE, weight_decay=DECAY, fused=True, capturable=True)
-    rng = np.random.default_rng(0)
-    given = {k: torch.from_numpy(v).cuda() for k, v in w.batch(rng).items()}
+    batches = batches_of(w)
+    given = {k: torch.from_numpy(v).cuda() for k, v in batches(1)[0].items()}
 
     def step() -> Any:
         optimizer.zero_grad()
@@ -87,9 +87,9 @@ def graph_block(w: Workload) -> Callable[[int], float]:
         value = step()
 
     def block(n: int) -> float:
-        batches = [w.batch(rng) for _ in range(n)]
+        following = batches(n)
         began = CLOCK()
-        for batch in batches:
+        for batch in following:
             for k, v in batch.items():
                 given[k].copy_(torch.from_numpy(v), non_blocking=True)
             graph.replay()

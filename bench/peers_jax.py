@@ -8,7 +8,7 @@ from typing import Any
 
 import jax
 import numpy as np
-from steps import ALPHABET, CLIP, CLOCK, DECAY, RATE, Workload, gpt
+from steps import ALPHABET, CLIP, CLOCK, DECAY, RATE, Workload, batches_of, gpt
 
 jnp, each = jax.numpy, jax.tree.map
 DENSE = {"sine": (1, 64, 64, 1), "mlp": (784, 512, 512, 10), "cnn": (1568, 10)}
@@ -17,8 +17,8 @@ Params = list[Any]
 
 def jax_block(name: str, w: Workload) -> Callable[[int], float]:
     """A function that runs n steps and gives the seconds."""
-    rng = np.random.default_rng(0)
-    params, loss = model(name, rng)
+    batches = batches_of(w)
+    params, loss = model(name, np.random.default_rng(0))
 
     def step(state: Any, batch: Any) -> Any:
         params, m, v, t = state
@@ -37,9 +37,9 @@ def jax_block(name: str, w: Workload) -> Callable[[int], float]:
 
     def block(n: int) -> float:
         nonlocal state
-        batches = [w.batch(rng) for _ in range(n)]
+        given = batches(n)
         began = CLOCK()
-        for batch in batches:
+        for batch in given:
             state, value = jitted(state, batch)
         float(value)
         return CLOCK() - began

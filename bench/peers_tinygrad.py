@@ -9,8 +9,7 @@ from typing import Any
 
 os.environ.setdefault("DEV", "CPU")
 
-import numpy as np
-from steps import ALPHABET, CLIP, CLOCK, DECAY, RATE, Workload, gpt
+from steps import ALPHABET, CLIP, CLOCK, DECAY, RATE, Workload, batches_of, gpt
 from tinygrad import Context, Tensor, TinyJit, nn
 
 DENSE = {"sine": (1, 64, 64, 1), "mlp": (784, 512, 512, 10), "cnn": (1568, 10)}
@@ -20,7 +19,7 @@ def tinygrad_block(name: str, w: Workload) -> Callable[[int], float]:
     """A function that runs n steps and gives the seconds."""
     params, loss = transformer() if name not in DENSE else simple(name)
     optimizer = nn.optim.AdamW(params, lr=RATE, weight_decay=DECAY)
-    rng = np.random.default_rng(0)
+    batches = batches_of(w)
 
     @TinyJit
     def step(batch: dict[str, Tensor]) -> Tensor:
@@ -33,9 +32,9 @@ def tinygrad_block(name: str, w: Workload) -> Callable[[int], float]:
         return value.realize(*optimizer.schedule_step())
 
     def block(n: int) -> float:
-        batches = [w.batch(rng) for _ in range(n)]
+        given = batches(n)
         began = CLOCK()
-        for batch in batches:
+        for batch in given:
             with Context(TRAINING=1):
                 value = step({k: Tensor(v).realize() for k, v in batch.items()})
         value.item()
