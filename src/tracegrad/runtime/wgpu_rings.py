@@ -32,7 +32,7 @@ GAP = 64  # outputs this close (elements) are copied together: a copy costs more
 RUNS_AT_ONCE = 32  # in one submission: one costs the host about three runs of a small model
 FEW = 16  # elements of an output that the runs of a submission may keep in one array
 LARGE = 1 << 16  # bytes: copying so many once more takes longer than one more write
-RING_BYTES = 4 << 20  # of all arrays of inputs and outputs together, unless one run needs more
+RING_BYTES = 8 << 20  # of all arrays of inputs and outputs together, unless one run needs more
 
 
 @dataclass(slots=True, eq=False)
