@@ -17,7 +17,6 @@ import argparse
 import importlib
 import os
 import re
-import signal
 import subprocess
 import sys
 import tempfile
@@ -29,7 +28,7 @@ from typing import Any
 from steps import (
     LARGE,
     WORKLOADS,
-    Child,
+    Stopped,
     compiled,
     installed,
     machine,
@@ -92,22 +91,6 @@ def serve(pipe: Any, library: str, name: str, device: str) -> None:
     pipe.send({"first": first, "memory": resident("VmHWM") - before})
     while n := pipe.recv():
         pipe.send(block(n))
-
-
-class Stopped(Child):
-    """A child that stands still between its blocks: idle threads of some libraries spin, and cost the others half."""
-
-    def block(self, n: int) -> float:
-        """Seconds of n steps."""
-        os.kill(self.process.pid or 0, signal.SIGCONT)
-        seconds = super().block(n)
-        os.kill(self.process.pid or 0, signal.SIGSTOP)
-        return seconds
-
-    def close(self) -> None:
-        """End it."""
-        os.kill(self.process.pid or 0, signal.SIGCONT)
-        super().close()
 
 
 def measure(name: str, libraries: list[str], seconds: float, patience: float) -> list[str]:

@@ -6,7 +6,8 @@
 AdamW and clipping by the global norm in all of them, float32 without TF32 throughout; inputs come from the host each
 step, the loss is read at the end of a block. "torch graph" is PyTorch's best: forward and backward by torch.compile,
 and the whole step with the optimizer in one CUDA graph. Every library has a process of its own, blocks take turns, and
-the median block counts. The first step is timed from before the model is made, without importing the library.
+the median block counts; whoever has no turn stands still. Before each block runs one that does not count, in which the
+GPU comes to its clock. The first step is timed from before the model is made, without importing the library.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from steps import (
     DECAY,
     RATE,
     WORKLOADS,
-    Child,
+    Stopped,
     Workload,
     batches_of,
     compiled,
@@ -119,12 +120,15 @@ def serve(pipe: Any, library: str, name: str, device: str) -> None:
 
 def measure(name: str, libraries: list[str], seconds: float, patience: float) -> list[str]:
     """One row for each library."""
-    children = {x: Child(x, name, "webgpu", serve, patience) for x in libraries}
+    children = {x: Stopped(x, name, "webgpu", serve, patience) for x in libraries}
     able = [x for x in libraries if "first" in children[x].facts]
-    times = dict(zip(able, median_ms([children[x] for x in able], seconds)))
+    try:
+        times = dict(zip(able, median_ms([children[x] for x in able], seconds, warm=1)))
+    finally:  # who stands still cannot be ended
+        for child in children.values():
+            child.close()
     rows: list[str] = []
     for x, child in children.items():
-        child.close()
         if x in times:
             row = f"{times[x]:.4g} | {times[x] / times[able[0]]:.2f} | {child.facts['first']:.2f}"
         else:

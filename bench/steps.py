@@ -14,6 +14,7 @@ import importlib.util
 import multiprocessing
 import os
 import platform
+import signal
 import statistics
 import sys
 import time
@@ -178,8 +179,7 @@ def workload(name: str) -> Workload:
 def batches_of(w: Workload) -> Callable[[int], list[dict[str, Any]]]:
     """A function that gives n batches: the same ones every time, and from the first on again behind KEPT bytes.
 
-    A GPU that stands still for half a second while batches are drawn takes another 0.2 s to come back to its clock: an
-    H200 goes from 1980 to 345 MHz, and steps of 0.08 ms take 0.25 ms until then.
+    To draw them anew for each block would leave a GPU without work for as long as the block takes, or longer.
     """
     rng = np.random.default_rng(0)
     made = [w.batch(rng)]
@@ -311,22 +311,54 @@ class Child:
         self.process.join()
 
 
+class Stopped(Child):
+    """A child that stands still between its blocks: idle threads of some libraries spin, and cost the others half."""
+
+    def block(self, n: int) -> float:
+        """Seconds of n steps."""
+        os.kill(self.process.pid or 0, signal.SIGCONT)
+        seconds = super().block(n)
+        os.kill(self.process.pid or 0, signal.SIGSTOP)
+        return seconds
+
+    def close(self) -> None:
+        """End it."""
+        os.kill(self.process.pid or 0, signal.SIGCONT)
+        super().close()
+
+
 class Blocks(Protocol):
     """What runs so many steps, and gives the seconds."""
 
     def block(self, n: int) -> float: ...
 
 
-def median_ms(children: Sequence[Blocks], seconds: float) -> list[float]:
-    """Milliseconds a step of each; their blocks of steps take turns."""
-    sizes: list[int] = []
-    for child in children:
-        few = 1 if child.block(1) > 1 else 5  # a step of seconds shows by itself how long it takes
-        sizes.append(max(1 if few == 1 else 3, int(seconds / BLOCKS / max(child.block(few) / few, 1e-6))))
+def steps_in(child: Blocks, seconds: float) -> int:
+    """How many steps take so long: three at least, but one where it takes more than a second.
+
+    A few say little: what they wait for is their way to the device and back, not the steps before.
+    """
+    n, took = 1, child.block(1)
+    if took > 1:
+        return max(1, int(seconds / took))
+    while took < seconds / 2:
+        n *= 4
+        took = child.block(n)
+    return max(3, int(n * seconds / took))
+
+
+def median_ms(children: Sequence[Blocks], seconds: float, warm: int = 0) -> list[float]:
+    """Milliseconds a step of each; their blocks of steps take turns.
+
+    warm: blocks that do not count before each that does. A GPU that stood still, or whose last user left it waiting,
+          needs 0.2 s to come back to its clock.
+    """
+    sizes = [steps_in(child, seconds / BLOCKS) for child in children]
     times: list[list[float]] = [[] for _ in children]
     for _ in range(BLOCKS):
         for k, child in enumerate(children):
-            times[k].append(child.block(sizes[k]) / sizes[k])
+            *_, counted = [child.block(sizes[k]) for _ in range(warm + 1)]
+            times[k].append(counted / sizes[k])
     return [1000 * statistics.median(t) for t in times]
 
 
