@@ -27,7 +27,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
-from steps import CONTEXT, WORKLOADS, Workload, gpt, machine, torch_block, tracegrad_block, tracegrad_training
+from steps import CONTEXT, WORKLOADS, Workload, gpt, machine, steps_in, torch_block, tracegrad_block, tracegrad_training
 
 import tracegrad as tg
 from tracegrad import nn
@@ -118,7 +118,7 @@ def workload(point: str) -> Workload:
 
 def steady(block: Callable[[int], float], seconds: float) -> float:
     """Milliseconds a step: the best of at least five blocks of steps. What else a machine does only adds."""
-    n = max(1, min(500, int(seconds / 10 / max(block(2) / 2, 1e-6))))
+    n = steps_in(block, seconds / 10)
     times: list[float] = []
     while len(times) < 5 or sum(times) * n < seconds:
         times.append(block(n) / n)
@@ -147,21 +147,13 @@ def measured(point: str, device: str, seconds: float) -> Facts:
 def taking_turns(points: Sequence[str], device: str, seconds: float) -> list[Facts]:
     """Milliseconds a step of several sizes, on the same machine in the same minute."""
     rng = np.random.default_rng(0)
-    trainings: list[tuple[Any, dict[str, Any]]] = []
+    blocks: list[Callable[[int], float]] = []
     for point in points:
         w = workload(point)
-        trainings.append((tracegrad_training(w, device), w.batch(rng)))
-
-    def block(k: int, n: int) -> float:
-        train, batch = trainings[k]
-        began = time.perf_counter()
-        for _ in range(n):
-            pending = train.step(batch)
-        _ = pending.loss
-        return (time.perf_counter() - began) / n
-
-    counts = [block(k, 3) and max(1, int(seconds / ROUNDS / block(k, 3))) for k in range(len(points))]
-    times = [[block(k, n) for k, n in enumerate(counts)] for _ in range(ROUNDS)]
+        batch = w.batch(rng)  # drawn while the sizes are this point's
+        blocks.append(tracegrad_block(replace(w, batch=lambda _, drawn=batch: drawn), tracegrad_training(w, device)))
+    counts = [steps_in(block, seconds / ROUNDS) for block in blocks]
+    times = [[block(n) / n for block, n in zip(blocks, counts)] for _ in range(ROUNDS)]
     return [{"ms a step": 1000 * min(column)} for column in zip(*times)]
 
 

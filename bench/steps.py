@@ -333,17 +333,17 @@ class Blocks(Protocol):
     def block(self, n: int) -> float: ...
 
 
-def steps_in(child: Blocks, seconds: float) -> int:
-    """How many steps take so long: three at least, but one where it takes more than a second.
+def steps_in(block: Callable[[int], float], seconds: float) -> int:
+    """How many steps take so long: three at least, but fewer where one takes more than a second.
 
-    A few say little: what they wait for is their way to the device and back, not the steps before.
+    A few of them say little: those wait for the way to the device and back, which others hide.
     """
-    n, took = 1, child.block(1)
+    n, took = 1, block(1)
     if took > 1:
         return max(1, int(seconds / took))
     while took < seconds / 2:
         n *= 4
-        took = child.block(n)
+        took = block(n)
     return max(3, int(n * seconds / took))
 
 
@@ -353,7 +353,7 @@ def median_ms(children: Sequence[Blocks], seconds: float, warm: int = 0) -> list
     warm: blocks that do not count before each that does. A GPU that stood still, or whose last user left it waiting,
           needs 0.2 s to come back to its clock.
     """
-    sizes = [steps_in(child, seconds / BLOCKS) for child in children]
+    sizes = [steps_in(child.block, seconds / BLOCKS) for child in children]
     times: list[list[float]] = [[] for _ in children]
     for _ in range(BLOCKS):
         for k, child in enumerate(children):
