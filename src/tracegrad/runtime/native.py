@@ -30,10 +30,11 @@ from typing import Any
 
 from tracegrad.arrays import np
 from tracegrad.errors import DeviceError, DeviceLostError, TracegradError
-from tracegrad.program import Binding, Buffer, Dispatch, Field, KernelSource, Needs, Program
+from tracegrad.program import Program
 from tracegrad.runtime.adapters import AdapterInfo, load_wgpu, open_device
 from tracegrad.runtime.base import DeviceInfo, Timings, as_run, nothing
 from tracegrad.runtime.c_compiler import begin_library
+from tracegrad.runtime.self_test import SELF_TEST
 from tracegrad.runtime.wgpu_calls import Calls, Copy, DirectCalls, Job, LogTap, PublicCalls, device_error
 from tracegrad.runtime.wgpu_compiled import SOURCE, CompiledCalls
 from tracegrad.runtime.wgpu_program import (
@@ -375,32 +376,3 @@ class NativeSession:
 def runs_at_once(loaded: Loaded) -> int:
     """How many runs of a program should share a submission."""
     return max(1, min(loaded.depth, int(SECONDS_AT_ONCE / loaded.seconds)))
-
-
-SELF_TEST = Program(
-    kernels=(
-        KernelSource(
-            label="self_test",
-            bindings=(Binding("f32", False), Binding("f32", True)),
-            slots=2,
-            workgroup_memory=0,
-            wgsl="""
-@group(0) @binding(0) var<storage, read> b0: array<f32>;
-@group(0) @binding(1) var<storage, read_write> b1: array<f32>;
-@group(1) @binding(0) var<uniform> at: array<vec4<i32>, 1>;
-@compute @workgroup_size(1)
-fn main(@builtin(workgroup_id) wid: vec3u) {
-  b1[at[0].y + i32(wid.x)] = 2.0 * b0[at[0].x + i32(wid.x)];
-}
-""",
-            numpy="",
-        ),
-    ),
-    buffers=(Buffer("x", "f32", 4, "input"), Buffer("y", "f32", 8, "output")),
-    dispatches=(Dispatch(0, (0, 1), (1, 5), (1, 1)), Dispatch(0, (0, 1), (2, 5), (2, 1))),
-    inputs=(Field("x", 0, 0, "f32", (4,)),),
-    outputs=(Field("y", 1, 5, "f32", (2,)),),
-    params=(),
-    states=(),
-    needs=Needs(storage_buffers=2, binding_bytes=32, buffer_bytes=32, workgroup_memory=0, largest="y"),
-)
