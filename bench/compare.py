@@ -96,7 +96,7 @@ def measure(name: str, folders: list[tuple[str, Path]], device: str, seconds: fl
     """The rows of one model."""
     with ExitStack() as stack:
         states = [stack.enter_context(closing(State(folder, name, device))) for _, folder in folders]
-        times = median_ms(states, seconds)
+        times = median_ms(states, seconds, warm=int(device == "webgpu"))
     rows: list[str] = []
     for (label, _), state, ms in zip(folders, states, times, strict=True):
         f = state.facts
