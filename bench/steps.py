@@ -323,7 +323,8 @@ class Stopped(Child):
 
     def close(self) -> None:
         """End it."""
-        os.kill(self.process.pid or 0, signal.SIGCONT)
+        if self.process.is_alive():  # one that failed is gone
+            os.kill(self.process.pid or 0, signal.SIGCONT)
         super().close()
 
 
@@ -338,6 +339,7 @@ def steps_in(block: Callable[[int], float], seconds: float) -> int:
 
     A few of them say little: those wait for the way to the device and back, which others hide.
     """
+    block(1)  # a library may load and compile whatever it needs
     n, took = 1, block(1)
     if took > 1:
         return max(1, int(seconds / took))

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import array
+import sys
+import threading
 
 import numpy as np
 import pytest
 
 from tracegrad.engine.inputs import check_inputs, merge
-from tracegrad.engine.memory import KEPT, LARGE, CopyPool
+from tracegrad.engine.memory import ALONE, KEPT, LARGE, CopyPool
 from tracegrad.errors import InputError
 from tracegrad.program import Field
 
@@ -108,6 +110,29 @@ def test_memory_of_large_copies_is_used_again_when_nobody_has_any_of_it():
     many = [memory.copied(x) for _ in range(3 * KEPT // x.nbytes)]
     del many
     assert sum(len(kept) * size for size, kept in memory._kept.items()) <= KEPT
+
+
+def test_no_two_threads_get_the_same_memory():
+    shared: list[str] = []
+
+    def copy(memory: CopyPool, k: int) -> None:
+        for n in range(40):
+            held = [memory.copied(np.full(LARGE, (k + n + i) % 256, np.uint8)) for i in range(3)]
+            shared.extend(f"{k} {n} {i}" for i, x in enumerate(held) if (x != (k + n + i) % 256).any())
+
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        for _ in range(10):
+            memory = CopyPool()
+            threads = [threading.Thread(target=copy, args=(memory, 50 * k)) for k in range(4)]
+            for t in threads:
+                t.start()
+            for t in threads:
+                t.join()
+    finally:
+        sys.setswitchinterval(interval)
+    assert not shared and ALONE > 0
 
 
 def test_the_callers_array_can_be_reused():

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import tracegrad as tg
-from test_native import accumulator, kernel, program
+from test_native import accumulator, chain, kernel, program
 from tracegrad import lr, nn, optim
 from tracegrad.engine.results import CompletedStep, Failed
 from tracegrad.errors import DeviceError
@@ -101,6 +101,47 @@ def test_what_the_device_refuses_fails_alone_and_says_why(session: NativeSession
         with pytest.raises(DeviceError, match=r"(?i)overrun|bounds|buffer_offset"):
             session.collect(t)
     assert [session.collect(t)["y"][0] for t in later] == [k + 2.0 for k in range(runs)]  # none of the others ran
+
+
+def test_a_slot_that_cannot_be_had_is_told_to_whoever_asked_for_it(session: NativeSession) -> None:
+    handle = session.load(chain(3000))  # takes long to encode: the next run is staged meanwhile
+    x = {"x": np.float32(1)}
+    expected = session.collect(session.submit(handle, x))["y"]
+    under_way = [session.submit(handle, x) for _ in range(4)]
+    session.flush()
+    device: Any = session._device  # pyright: ignore[reportPrivateUsage]
+    create = device.create_buffer
+    device.create_buffer = lambda label, size, usage: create(label=label, size=1 << 60, usage=usage)
+    with pytest.raises(DeviceError, match="allocating"):
+        session.submit(handle, x)
+    device.create_buffer = create
+    for t in [*under_way, session.submit(handle, x)]:
+        assert session.collect(t)["y"] == expected
+
+
+def test_nothing_of_an_unloaded_program_stays(session: NativeSession) -> None:
+    assert session.pipelines == 0  # nor of the self-test
+    handle = session.load(accumulator(3))
+    for t in [session.submit(handle, {"x": np.ones(3, np.float32)}) for _ in range(5)]:
+        session.collect(t)
+    assert session.pipelines == 1
+    session.unload(handle)
+    assert session.pipelines == 0
+
+
+def test_inputs_without_elements_share_submissions_too(session: NativeSession) -> None:
+    p = accumulator(3)
+    add = kernel("add", "b1[i] += b0[i]; b2[i] = b1[i];", "f32", "f32 write", "f32 write", "f32")
+    p = program(
+        [add],
+        [*p.buffers, Buffer("none", "f32", 0, "input")],
+        [Dispatch(0, (0, 1, 2, 3), (), (3, 1))],
+        [*p.inputs, Field("z", 3, 0, "f32", (2, 0))],
+        p.outputs,
+    )
+    handle = session.load(p)
+    tickets = [session.submit(handle, {"x": np.ones(3, np.float32), "z": np.ones((2, 0))}) for _ in range(4)]
+    assert [session.collect(t)["y"][2] for t in tickets] == [1, 2, 3, 4]
 
 
 def test_a_map_that_another_thread_finds_done_is_waited_for(many: None, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,7 +14,6 @@ from tracegrad.program import Field
 
 Array = Any
 SEEDS = 2**32
-_STORED = {name: np.dtype(dtype.numpy) for name, dtype in DTYPES.items()}
 LARGEST_F32 = float(np.finfo(np.float32).max)
 
 
@@ -87,7 +86,7 @@ def _refuse(fields: Sequence[Field], given: Mapping[str, Any], what: str, proble
 
 def fit_value(field: Field, value: Any, lead: int | None = None, copied: Callable[[Array], Array] = new_copy) -> Array:
     """`value` as a new contiguous array of the field's type; InputError with the bare reason."""
-    if type(value) is np.ndarray and value.shape == field.shape and value.dtype == _STORED[field.dtype]:
+    if type(value) is np.ndarray and value.shape == field.shape and value.dtype == np.dtype(DTYPES[field.dtype].numpy):
         out = copied(value)
     else:
         shapes = [field.shape] if lead is None else [(lead, *field.shape), field.shape]
@@ -156,7 +155,7 @@ def describe(x: Array) -> str:
 
 def cast_lossless(x: Array, dtype: str) -> Array:
     """A new contiguous array of `dtype` with the values of `x`; InputError if that would lose any."""
-    target = _STORED[dtype]
+    target = np.dtype(DTYPES[dtype].numpy)
     if x.dtype == target:
         return new_copy(x)
     # Extension floats such as ml_dtypes.bfloat16 have kind "V" or "f" and cast to float32 without loss.

@@ -10,8 +10,9 @@ from tracegrad.arrays import HAVE_NUMPY, np
 
 Array = Any
 LARGE = 1 << 16  # bytes: smaller memory comes back from the allocator as it was
-KEPT = 32 << 20  # bytes of one size that are kept
-LOOKED_AT = 4  # pieces, before there is one more: the oldest is the first to be free, unless somebody holds on to it
+KEPT = 32 << 20  # bytes of one size that are kept, or
+PIECES = 12  # of that, unless one alone is more: as many as are queued and under way where steps are long
+LOOKED_AT = 4  # before there is one more: the oldest is the first to be free, unless somebody holds on to it
 
 
 class CopyPool:
@@ -23,7 +24,6 @@ class CopyPool:
 
     def __init__(self) -> None:
         self._kept: dict[int, deque[Array]] = {}  # by size, the next to be looked at first
-        self._alone = 0  # references to what nobody has, seen from `_memory`
 
     def copied(self, x: Array) -> Array:
         """`x` as a contiguous array of its own."""
@@ -34,14 +34,31 @@ class CopyPool:
         return out
 
     def _memory(self, size: int) -> Array:
-        kept = self._kept.setdefault(size, deque(maxlen=KEPT // size))
+        kept = self._kept.get(size)
+        if kept is None:
+            most = max(PIECES, KEPT // size) if size <= KEPT else 0
+            kept = self._kept.setdefault(size, deque(maxlen=most))
         for _ in range(min(len(kept), LOOKED_AT)):
-            memory = kept[0]
-            kept.rotate(-1)
-            if getrefcount(memory) == self._alone:
+            memory = _next_if_free(kept, ALONE)
+            if memory is not None:
                 return memory
         memory = np.empty(size, np.uint8)
-        if len(kept) < KEPT // size:
+        if len(kept) < (kept.maxlen or 0):
             kept.append(memory)
-            self._alone = getrefcount(memory)
         return memory
+
+
+def _next_if_free(kept: deque[Any], alone: int) -> Any:
+    """The next of `kept` if only so many references to it are seen from here. What this holds, other threads see."""
+    x = kept[0]
+    kept.rotate(-1)
+    return x if getrefcount(x) == alone else None
+
+
+def _alone() -> int:
+    """How many `_next_if_free` sees of what nobody has: interpreters differ. None, and nothing is ever used again."""
+    kept = deque([object()])
+    return next((n for n in range(10) if _next_if_free(kept, n) is not None), 0)
+
+
+ALONE = _alone()

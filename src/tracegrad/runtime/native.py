@@ -12,10 +12,9 @@ them, reads or writes. A submission may be encoded and sent by another thread (w
 the next and collects the one before. Whatever else it asks of the device waits until that thread has nothing to do.
 
 Errors that would abort the process inside wgpu (a mapped or destroyed buffer in a submission, a mapped range of an
-unmapped buffer) cannot be reached: a slot is free only between a completed unmap and the next submission,
-arrays are destroyed only with the program that submits them, and an ended session or lost device refuses every call in
-Python. What remains is a device that is lost between finishing a command buffer and submitting it, or while it is
-waited for.
+unmapped buffer) cannot be reached: a slot is free only if it never was mapped or was unmapped since, arrays are
+destroyed only with the program that submits them, and an ended session or lost device refuses every call in Python.
+What remains is a device that is lost between finishing a command buffer and submitting it, or while it is waited for.
 """
 
 from __future__ import annotations
@@ -170,6 +169,8 @@ class NativeSession:
 
     def _new_submission(self, loaded: Loaded) -> Submission:
         with self._using_device("submitting a run"):
+            if not loaded.free:
+                self._settle()  # what watches for errors while a submission is sent would take that of a new buffer
             return Submission(loaded, take_slot(loaded, self._device))
 
     def collect(self, ticket: Ticket) -> dict[str, Any]:
@@ -227,15 +228,15 @@ class NativeSession:
 
     def _fetch(self, submission: Submission) -> list[Any]:
         """Wait for a submission; its outputs."""
-        loaded, slot, runs = submission.loaded, submission.slot, submission.runs
+        loaded, slot, runs, mark = submission.loaded, submission.slot, submission.runs, submission.mark
         assert slot is not None
-        submission.slot = None  # if the wait fails it may be left mapped: it is never used again
+        submission.slot = submission.mark = None  # if the wait fails it may be left mapped: it is never used again
         size = loaded.outputs.bytes(runs)
         raw = np.zeros(0, np.uint8)
         try:
             if size:
                 with self._using_device("waiting for a run"):
-                    raw = self.calls.fetch(slot.results, size, submission.mark)
+                    raw = self.calls.fetch(slot.results, size, mark)
         except Exception as e:
             submission.error = e
             raise

@@ -295,10 +295,10 @@ class CompiledCalls(DirectCalls):
         return made
 
     def submit(self, job: Any, given: Sequence[NDArray[Any]] = (), free: Callable[[], object] = nothing) -> Any:
+        self._library.settle(self._sender)
         for row, values in zip(job.open, given, strict=True):
             row.values = values.ctypes.data
         job.given, job.refused = given, 0
-        self._library.settle(self._sender)
         if job.n > 1:
             self._job = job
             self._library.send_later(self._sender, ctypes.byref(job))
@@ -309,7 +309,7 @@ class CompiledCalls(DirectCalls):
 
     def sent(self, mark: Any) -> None:
         self._library.settle(self._sender)
-        mark.given = ()
+        mark.given, self._job = (), _Job()  # a program that is unloaded leaves nothing here
         if mark.refused:
             raise device_error(mark.message.decode(errors="replace"))
 

@@ -50,7 +50,7 @@ class Array:
         """What the `run`-th run of a submission binds."""
         if not self.stride:
             return {"buffer": self.buffer}
-        return {"buffer": self.buffer, "offset": run * self.stride, "size": whole(4 * self.size)}
+        return {"buffer": self.buffer, "offset": run * self.stride, "size": whole(4 * max(self.size, 1))}
 
 
 def depth_of(program: Program) -> int:
@@ -148,7 +148,7 @@ class Stage:
         for k, array in plan.arrays.items():
             if k not in plan.between:
                 rows = self._rows[k][:runs]
-                found.append(Write(array.buffer, 0, rows.nbytes, rows))
+                found += [Write(array.buffer, 0, rows.nbytes, rows)] if rows.size else []
                 continue
             for begin, end in plan.between[k]:
                 parts = [(run * array.stride + 4 * begin, self._rows[k][run, begin:end]) for run in range(runs)]
