@@ -32,7 +32,7 @@ from steps import (
     compiled,
     installed,
     machine,
-    median_ms,
+    medians,
     print_table,
     torch_block,
     tracegrad_block,
@@ -98,12 +98,7 @@ def measure(name: str, libraries: list[str], seconds: float, patience: float) ->
     rows: list[tuple[str, float, dict[str, Any]]] = []
     for together in [[x] for x in libraries] if name in LARGE else [libraries]:
         children = {x: Stopped(x, name, "cpu", serve, patience) for x in together}
-        able = [x for x in together if "first" in children[x].facts]
-        try:
-            times = dict(zip(able, median_ms([children[x] for x in able], seconds)))
-        finally:  # who stands still cannot be ended
-            for child in children.values():
-                child.close()
+        times = medians(children, seconds)
         rows += [(x, times.get(x, 0.0), children[x].facts) for x in together]
     return [
         f"| {name} | {x} | {ms:.3f} | {ms / rows[0][1]:.2f} | {facts['first']:.2f} | {facts['memory']:.0f} |"

@@ -31,7 +31,7 @@ from steps import (
     compiled,
     installed,
     machine,
-    median_ms,
+    medians,
     print_table,
     torch_block,
     tracegrad_block,
@@ -121,16 +121,11 @@ def serve(pipe: Any, library: str, name: str, device: str) -> None:
 def measure(name: str, libraries: list[str], seconds: float, patience: float) -> list[str]:
     """One row for each library."""
     children = {x: Stopped(x, name, "webgpu", serve, patience) for x in libraries}
-    able = [x for x in libraries if "first" in children[x].facts]
-    try:
-        times = dict(zip(able, median_ms([children[x] for x in able], seconds, warm=1)))
-    finally:  # who stands still cannot be ended
-        for child in children.values():
-            child.close()
+    times = medians(children, seconds, warm=1)
     rows: list[str] = []
     for x, child in children.items():
         if x in times:
-            row = f"{times[x]:.4g} | {times[x] / times[able[0]]:.2f} | {child.facts['first']:.2f}"
+            row = f"{times[x]:.4g} | {times[x] / next(iter(times.values())):.2f} | {child.facts['first']:.2f}"
         else:
             row = f"{child.facts.get('failed', f'no step in {patience:.0f} s')} | – | –"
         rows.append(f"| {name} | {x} | {row} |")

@@ -70,6 +70,10 @@ class Submission:
         self.outputs: list[Any] | None = None
         self.error: Exception | None = None
 
+    def takes_one_more(self, loaded: Loaded) -> bool:
+        """Is there room for a run of this program?"""
+        return self.loaded is loaded and self.runs < runs_at_once(loaded)
+
     def fail(self, error: Exception) -> None:
         """It was not submitted."""
         self.error = error
@@ -157,8 +161,7 @@ class NativeSession:
         Raises: InputError for missing, unknown or misshapen inputs; DeviceError, DeviceLostError.
         """
         loaded = self._loaded(handle)
-        before = self._waiting
-        if before is not None and (before.loaded is not loaded or before.runs >= runs_at_once(loaded)):
+        if self._waiting is not None and not self._waiting.takes_one_more(loaded):
             self.flush()
         submission = self._waiting or self._new_submission(loaded)
         assert submission.slot is not None

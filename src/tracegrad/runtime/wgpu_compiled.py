@@ -256,7 +256,8 @@ class CompiledCalls(DirectCalls):
         sender = library.begin_sender(self._functions, *map(self._address, (self._device, self._queue)))
         if not sender:
             raise DeviceError("there can be no more threads")
-        self._sender, self._job = POINTER(sender), _Job()  # the job that it may be at
+        self._sender = POINTER(sender)
+        self._job: _Job | None = None  # that it may be at
         self._end = weakref.finalize(self, library.end_sender, self._sender)  # also if this is dropped
         self._end.atexit = False  # whoever uses it then closes it
 
@@ -278,11 +279,9 @@ class CompiledCalls(DirectCalls):
 
     def job(self, job: Job) -> Any:
         writes, runs, copies = job
-        rows = [(self._address(w.buffer._internal), None, w.at, w.size) for w in writes]
+        places = [None if w.values is None else w.values.ctypes.data for w in writes]
+        rows = [(self._address(w.buffer._internal), x, w.at, w.size) for w, x in zip(writes, places)]
         written = (_Write * len(rows))(*rows)
-        for row, w in zip(written, writes, strict=True):
-            if w.values is not None:
-                row.values = w.values.ctypes.data
         recorded = (POINTER * len(runs))(*[ctypes.addressof(launches) for launches, _ in runs])
         pairs = [(self._address(c.source._internal), self._address(c.target._internal)) for c in copies]
         offsets = [(c.source_offset, c.target_offset, c.size) for c in copies]
@@ -291,7 +290,7 @@ class CompiledCalls(DirectCalls):
         addresses = map(ctypes.addressof, (written, recorded, copied))
         made = _Job(*addresses, len(writes), len(runs), length, len(copies))
         made.kept = (job, written, recorded, copied)
-        made.open = [row for row, w in zip(written, writes, strict=True) if w.values is None]
+        made.open = [row for row, x in zip(written, places) if x is None]
         return made
 
     def submit(self, job: Any, given: Sequence[NDArray[Any]] = (), free: Callable[[], object] = nothing) -> Any:
@@ -309,7 +308,7 @@ class CompiledCalls(DirectCalls):
 
     def sent(self, mark: Any) -> None:
         self._library.settle(self._sender)
-        mark.given, self._job = (), _Job()  # a program that is unloaded leaves nothing here
+        mark.given, self._job = (), None  # a program that is unloaded leaves nothing here
         if mark.refused:
             raise device_error(mark.message.decode(errors="replace"))
 

@@ -119,17 +119,14 @@ class Stage:
             value = given[name]
             if staged.get(name) is value:  # most hyperparameters are those of the last step
                 continue
-            if getattr(value, "shape", None) != shape:
-                check_shape(name, value, shape)
+            check_shape(name, value, shape)
             view[...] = value
             if view.size <= FEW:
                 staged[name] = value
         large: list[NDArray[Any]] = []
         for name, shape, dtype in self._large:
-            value = given[name]
-            if getattr(value, "shape", None) != shape:
-                check_shape(name, value, shape)
-            large.append(np.ascontiguousarray(value, dtype))
+            check_shape(name, given[name], shape)
+            large.append(np.ascontiguousarray(given[name], dtype))
         self._given[run * len(large) :] = large
 
     def given(self) -> list[NDArray[Any]]:
@@ -162,7 +159,7 @@ class Stage:
 
 def check_shape(name: str, value: Any, shape: tuple[int, ...]) -> None:
     """InputError if a value has another shape: NumPy would broadcast it silently."""
-    if np.shape(value) != shape:
+    if getattr(value, "shape", None) != shape and np.shape(value) != shape:
         raise InputError(f"input {name!r} has shape {np.shape(value)}, not {shape}")
 
 
