@@ -12,6 +12,7 @@ import pytest
 import tracegrad as tg
 from models import GPT, SineMLP, adamw, sine_loss
 from tracegrad import DTypeError, ShapeError, TraceError, nn, optim
+from tracegrad.compiler import plan
 from tracegrad.compiler.build import build_forward, build_training
 from tracegrad.introspection.memory import Memory
 from tracegrad.passes import gains, recompute
@@ -431,3 +432,36 @@ def last_of(w: np.ndarray, x: np.ndarray) -> np.ndarray:
     for e in x:
         h = np.tanh(h @ w + e)
     return h
+
+
+@pytest.mark.parametrize(
+    "fn",
+    [
+        lambda f: tg.grad(lambda x: tg.sum(tg.checkpoint(f)(x))),
+        lambda f: tg.grad(lambda x: tg.sum(tg.checkpoint(tg.checkpoint(f))(x))),
+        lambda f: tg.grad(lambda x: tg.sum(tg.checkpoint(lambda x: f(tg.checkpoint(f)(x)))(x))),
+        lambda f: tg.vmap(tg.grad(lambda r: tg.sum(tg.checkpoint(f)(r)))),
+        lambda f: lambda x: tg.jvp(tg.grad(lambda x: tg.sum(tg.checkpoint(f)(x))), (x,), (x,))[1],
+        lambda f: lambda x: tg.grad(lambda y: tg.sum(tg.repeat(tg.checkpoint(f), 3, y)))(x),
+        lambda f: lambda x: tg.repeat(tg.grad(lambda c: tg.sum(tg.checkpoint(f)(c))), 2, x),
+        lambda f: lambda x: tg.vjp(tg.checkpoint(f), x)[1](x)[0],
+        lambda f: tg.grad(lambda x: tg.sum(tg.checkpoint(lambda x: tg.max(f(x)) / tg.sum(x * x))(x))),
+    ],
+    ids=["grad", "twice", "nested", "vmap", "jvp", "scan", "in-scan", "vjp", "scalar"],
+)  # fmt: skip
+def test_a_checkpoint_whose_value_nobody_reads_compiles(fn: Any) -> None:
+    """Only the gradient is asked for: what recomputes the value waits for one that nothing else needs."""
+    square = tg.asarray(np.linspace(-1, 1, 9, dtype=np.float32).reshape(3, 3))
+    whole = fn(lambda x: tg.tanh(x @ square))
+    rows = np.stack([X, -X, 2 * X, X + 1])
+    close(forward(lambda x: whole(x), x=rows), whole(rows))
+
+
+def test_what_is_only_waited_for_is_not_computed():
+    gradient = lambda wrapped: lambda m, x: tg.grad(lambda x: tg.sum(wrapped(lambda x: tg.tanh(m(x)))(x)))(x)
+    sizes = [
+        tg.trace_forward(model=nn.Linear(3, 3), forward=gradient(wrapped), inputs={"x": (4, 3)})
+        for wrapped in (tg.checkpoint, lambda f: f)
+    ]
+    products = [sum(t.prim.name == "matmul" for t in plan.optimize(graph)) for graph in sizes]
+    assert products[0] == products[1] == 2

@@ -228,7 +228,9 @@ def _run(p: Primitive, inputs: tuple[Any, ...], attrs: dict[str, Any]) -> Any:
 
 def rebind(t: Tensor, inputs: Sequence[Tensor]) -> Tensor:
     """`t` over other inputs of the same types; itself if they are those it has."""
-    return t if all(map(is_, inputs, t.inputs)) else Tensor(t.prim, tuple(inputs), t.attrs, t.type, t.site)
+    if len(inputs) == len(t.inputs) and all(map(is_, inputs, t.inputs)):
+        return t
+    return Tensor(t.prim, tuple(inputs), t.attrs, t.type, t.site)
 
 
 def toposort(roots: Iterable[Tensor], since: int = 0, known: Iterable[int] = ()) -> list[Tensor]:

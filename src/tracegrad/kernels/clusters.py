@@ -27,6 +27,7 @@ class Cluster:
     ancestors: int = 0  # bit set of everything it depends on, through whole clusters
     outs: list[Tensor] = field(default_factory=list[Tensor])  # nodes that others read, or that the program delivers
     scalars: list[Tensor] = field(default_factory=list[Tensor])  # of another kernel, computed here once more
+    runs: bool = True  # False where every reader computes its nodes once more
     depth: int = 0  # of what is inlined, at most
     limits: tuple[Limit, ...] = ()  # of a product
 

@@ -250,11 +250,11 @@ class Schedule:
             raise AssertionError("fusing made a cycle") from None
 
     def before_cluster(self, c: Cluster) -> Iterator[Cluster]:
-        """The clusters that must run before `c`."""
+        """The clusters that must run before `c`: of those that run, after `_mark_outs`."""
         own = {t.serial for t in c.computes}
         for t in c.computes:
             for s in self.before[t.serial]:
-                if s not in own:
+                if s not in own and self.owner[s].runs:
                     yield self.owner[s]
 
     def _recompute_scalars(self) -> None:
@@ -305,7 +305,8 @@ class Schedule:
                     read_elsewhere.add(s)
         for c in self.clusters:
             c.outs = [t for t in c.nodes if t.serial in self.roots or t.serial in read_elsewhere]
-        self.clusters = [c for c in self.clusters if c.outs or c.kind == "scan"]
+            c.runs = bool(c.outs) or c.kind == "scan"
+        self.clusters = [c for c in self.clusters if c.runs]
 
 
 def _postorder(roots: Sequence[T], before: Callable[[T], Iterable[T]]) -> list[T]:

@@ -48,6 +48,18 @@ def reads_of(t: Tensor, stored: Container[int]) -> Reads:
     return found
 
 
+def read_by(roots: Iterable[Tensor]) -> set[int]:
+    """Serials of all that `roots` are computed from, and not of what they only wait for."""
+    found: set[int] = set()
+    stack = list(roots)
+    while stack:
+        t = stack.pop()
+        if t.serial not in found:
+            found.add(t.serial)
+            stack.extend(t.operands)
+    return found
+
+
 def _stored_behind(ts: Iterable[Tensor], stored: Container[int]) -> set[int]:
     """The stored values that `ts` are, or are computed from."""
     found: set[int] = set()

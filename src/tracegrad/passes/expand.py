@@ -10,8 +10,11 @@ from tracegrad.passes.scans import in_bodies, only_asked
 
 
 def expand_composites(roots: Sequence[Tensor]) -> list[Tensor]:
-    """A graph of primitives only, without what nobody asks of a scan. A composite may expand to other composites."""
-    return _expanded(only_asked(roots))
+    """A graph of primitives only, without what nobody asks of a scan. A composite may expand to other composites.
+
+    Once more after that: what a composite has besides its expansion, such as a rule to compute it again, is gone.
+    """
+    return only_asked(_expanded(only_asked(roots)))
 
 
 def _expanded(roots: Sequence[Tensor]) -> list[Tensor]:

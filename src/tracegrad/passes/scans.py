@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from tracegrad.ir import Tensor, bind, rewrite, toposort
+from tracegrad.kernels.reads import read_by
 from tracegrad.passes.empty import without_empty
+from tracegrad.passes.simplify import without_idle_waits
 from tracegrad.transforms.loops import Body, item
 
 Pass = Callable[[Sequence[Tensor]], Sequence[Tensor]]
@@ -30,8 +32,9 @@ def everywhere(roots: Sequence[Tensor], run: Pass) -> list[Tensor]:
 
 def only_asked(roots: Sequence[Tensor]) -> list[Tensor]:
     """Every scan without the results, carries and inputs that nothing needs."""
+    roots = without_idle_waits(roots)
     if not _any(roots):
-        return list(roots)
+        return roots
     roots = everywhere(roots, without_empty)  # which would be asked for, and read
     asked: dict[int, set[int]] = {}
     for t in toposort(roots):
@@ -58,7 +61,7 @@ def _trimmed(body: Body, asked: set[int]) -> tuple[tuple[Body, dict[int, int]], 
     each = sorted(k for k in asked if k >= n)
     live = {k for k in asked if k < n}
     while True:  # a carry is needed if what is needed reads it
-        used = {t.serial for t in toposort([body.roots[k] for k in (*sorted(live), *each)])}
+        used = read_by(body.roots[k] for k in (*live, *each))
         more = {k for k in range(n) if body.carries[k].serial in used} | live
         if more == live:
             break

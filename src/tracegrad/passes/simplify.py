@@ -1,4 +1,5 @@
-"""Equal nodes once, constants folded, nothing without elements, and identities that cost nothing to see."""
+"""Equal nodes once, constants folded, nothing without elements or only waited for, and identities that cost nothing
+to see."""
 
 from __future__ import annotations
 
@@ -6,7 +7,8 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from tracegrad.ir import Tensor, rewrite
+from tracegrad.ir import Tensor, rebind, rewrite, toposort
+from tracegrad.kernels.reads import read_by
 from tracegrad.passes.empty import of_nothing
 from tracegrad.prims.leaves import const, constant
 from tracegrad.prims.views import broadcast_to, permute, reshape
@@ -26,7 +28,29 @@ def simplify(roots: Sequence[Tensor]) -> list[Tensor]:
         key = _key(new)
         return seen.setdefault(key, new)
 
-    return rewrite(roots, rule)
+    return without_idle_waits(rewrite(roots, rule))
+
+
+def without_idle_waits(roots: Sequence[Tensor]) -> list[Tensor]:
+    """barrier(x, y, z), nothing reading z  ->  barrier(x, y); without anything to wait for, x.
+
+    A recomputation waits for the value that it computes again. Where only the gradient of that value is asked for,
+    nothing reads the value itself, and no kernel is to compute it.
+    """
+    order = toposort(roots)
+    if not any(map(_waits, order)):
+        return list(roots)
+    read = read_by(roots)
+    new: dict[int, Tensor] = {}
+    for t in order:
+        if t.serial in read:
+            inputs = [new[x.serial] for x in t.inputs if x.serial in read]
+            new[t.serial] = inputs[0] if _waits(t) and len(inputs) == 1 else rebind(t, inputs)
+    return [new[t.serial] for t in roots]
+
+
+def _waits(t: Tensor) -> bool:
+    return len(t.operands) < len(t.inputs)
 
 
 def _key(t: Tensor) -> Any:
