@@ -238,10 +238,9 @@ fn cos_(x: f32) -> f32 {{
 }}"""
 
 # a^b = exp(b log(m) + b e log(2)). Both logarithm and exponent are cut after 12 bits, so that the large products are
-# exact. Special values as in C and NumPy.
+# exact. Beyond 2^32 every exponent gives 0, 1 or infinity, also of the numbers next to 1. Special values as in C and
+# NumPy.
 POW = f"""{EXP}
-
-{LOG}
 
 fn upper_(x: f32) -> f32 {{ return bitcast<f32>(bitcast<u32>(x) & 0xfffff000u); }}
 
@@ -252,26 +251,30 @@ fn pow_(a: f32, b: f32) -> f32 {{
   let c = abs(a);
   var p: f32;
   let u = bitcast<u32>(c);
-  if (u < 0x800000u || u >= 0x7f800000u || abs(b) > 1e6) {{
-    p = exp_(clamp(b, -3e38, 3e38) * log_(c));
-    if (c == 1.0) {{ p = 1.0; }}
+  let tiny = u < 0x800000u;  // of a denormal, 2^23 times it
+  let v = select(u, bitcast<u32>(c * 8388608.0), tiny);
+  if (v == 0u || u >= 0x7f800000u) {{
+    p = select(0.0, bitcast<f32>(inf_bits), (v == 0u) == (b < 0.0));
+  }} else if (u == 0x3f800000u) {{
+    p = 1.0;
   }} else {{
-    let low = (u & 0x7fffffu) > 0x3504f3u;  // m in [sqrt(1/2), sqrt(2)]
-    let e = f32(i32(u >> 23u) - select(127, 126, low));
-    let m = bitcast<f32>((u & 0x7fffffu) | select(0x3f800000u, 0x3f000000u, low));
+    let low = (v & 0x7fffffu) > 0x3504f3u;  // m in [sqrt(1/2), sqrt(2)]
+    let e = f32(i32(v >> 23u) - select(127, 126, low) - select(0, 23, tiny));
+    let m = bitcast<f32>((v & 0x7fffffu) | select(0x3f800000u, 0x3f000000u, low));
     let f = m - 1.0;
     let fh = upper_(f);
     let fl = f - fh;
     let q = 0.5 * fh * fh;
     let hi = upper_(f - q);  // log(m) = hi + lo
     let lo = f - hi - q - (fh + 0.5 * fl) * fl + {horner(LOG_P, "f")} * f * f * f;
-    let bh = upper_(b);
-    let bl = b - bh;
-    let whole = round(bh * e);
-    let small = bl * hi + b * lo + (bl * e + (bh * e - whole)) * {math.log(2)!r};
-    let k = round((bh * hi + small) * {1 / math.log(2)!r});
-    let r = bh * hi - k * {LN2[0]} - k * ({LN2[1]}) + small;
-    p = scale_(exp_(r), i32(clamp(whole + k, -250.0, 250.0)));
+    let d = clamp(b, -4294967296.0, 4294967296.0);
+    let dh = upper_(d);
+    let dl = d - dh;
+    let whole = round(dh * e);
+    let small = dl * hi + d * lo + (dl * e + (dh * e - whole)) * {math.log(2)!r};
+    let k = round((dh * hi + small) * {1 / math.log(2)!r});
+    let r = dh * hi - k * {LN2[0]} - k * ({LN2[1]}) + small;  // exact where 2^k is finite
+    p = scale_(exp_(clamp(r, -1.0, 1.0)), i32(clamp(whole + k, -250.0, 250.0)));
   }}
   if (bitcast<u32>(a) == u) {{ return p; }}
   if (floor(b) != b && c != 0.0 && u < 0x7f800000u) {{ return bitcast<f32>(nan_bits); }}
