@@ -67,6 +67,17 @@ def device() -> Iterator[Any]:
     session.close()
 
 
+@pytest.fixture(params=["numpy", "c", "webgpu"])
+def device_name(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """The `device` of a training, once for each runtime: NumPy kernels, C kernels, and WebGPU."""
+    if request.param == "webgpu":
+        request.getfixturevalue("webgpu")
+    monkeypatch.setenv(VARIABLE, "off" if request.param == "numpy" else "")
+    if request.param == "c" and compiler_named("") is None:
+        pytest.skip("no C compiler")
+    return "webgpu" if request.param == "webgpu" else "cpu"
+
+
 def refuse_skip(report: Any) -> None:
     if NO_SKIP and report.outcome == "skipped" and not hasattr(report, "wasxfail"):
         report.outcome = "failed"

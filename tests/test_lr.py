@@ -104,7 +104,7 @@ def test_a_number_is_a_constant_and_nonsense_is_refused():
     for bad in (-1.0, float("nan"), "fast", None):
         with pytest.raises(InputError):
             lr.as_schedule(bad)
-    with pytest.raises(InputError, match="steps must be positive, got 0"):
+    with pytest.raises(InputError, match="steps must be above 0, got 0"):
         lr.linear(1.0, 0.1, 0)
     with pytest.raises(InputError, match="known are constant, linear"):
         lr.from_spec({"kind": "magic"})

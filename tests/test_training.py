@@ -458,7 +458,7 @@ def test_queued_steps_keep_the_values_they_were_called_with():
 def test_setting_what_is_not_there_names_what_is(train):
     with pytest.raises(tg.InputError, match=r"momentum, nonsense.*what can be set is .*beta1.*"):
         train.set(momentum=0.9, nonsense=1, beta1=0.5)
-    with pytest.raises(tg.InputError, match="beta2 must be a finite number, got nan"):
+    with pytest.raises(tg.InputError, match="beta2 must be at least 0 and below 1, got nan"):
         train.set(beta2=float("nan"))
     with pytest.raises(tg.InputError):
         train.set_lr(-1)

@@ -1,13 +1,18 @@
-"""Hyperparameters: scalars that the host sets before each step, so that changing one never recompiles."""
+"""Hyperparameters: scalars that the host sets before each step, so that changing one never recompiles.
+
+`RANGES` is the one place that says which values they take. Optimizers, `train.set`, schedules, checkpoints and, by
+the program's meta data, exported pages check against it.
+"""
 
 from __future__ import annotations
 
 import math
+import numbers
 from collections.abc import Mapping
-from typing import cast
+from typing import Any, NamedTuple, cast
 
 from tracegrad.ambient import building, require
-from tracegrad.dtypes import TensorType, f32
+from tracegrad.dtypes import TensorType, f32, nearest_f32
 from tracegrad.errors import InputError, TraceError
 from tracegrad.ir import Tensor
 from tracegrad.methods import METHODS
@@ -16,6 +21,78 @@ from tracegrad.prims.leaves import leaf
 PREFIX = "hyper."  # of their names among the inputs of a program
 COMPLEMENT = "1-"  # a leaf "1-beta1" is uploaded as 1 - beta1: 1 - f32(0.999) would lose five digits
 RESERVED = ("seed", "step")  # counters of the trace, not hyperparameters
+LARGEST_F32 = (2.0 - 2.0**-23) * 2.0**127
+
+
+class Range(NamedTuple):
+    """Numbers x with low <= x < high, all of them finite in f32; None leaves that side open.
+
+    above: `low` itself is out of range.
+    """
+
+    low: float | None = None
+    high: float | None = None
+    above: bool = False
+
+    def holds(self, x: float) -> bool:
+        """Is `x` within both bounds? NaN is within none."""
+        low = self.low is None or (x > self.low if self.above else x >= self.low)
+        return low and (self.high is None or x < self.high)
+
+    def __str__(self) -> str:
+        """`at least 0 and below 1`, as errors put it."""
+        low = "" if self.low is None else f"{'above' if self.above else 'at least'} {self.low:g}"
+        return " and ".join(filter(None, (low, "" if self.high is None else f"below {self.high:g}")))
+
+
+ANY, AT_LEAST_0, POSITIVE, SHARE = Range(), Range(0.0), Range(0.0, above=True), Range(0.0, 1.0)
+
+# Hyperparameters of the optimizers, with the ranges of PyTorch's constructors
+RANGES: Mapping[str, Range] = {
+    "lr": AT_LEAST_0, "weight_decay": AT_LEAST_0, "momentum": AT_LEAST_0, "clip_grad_norm": POSITIVE,
+    "beta1": SHARE, "beta2": SHARE, "alpha": SHARE, "ema": SHARE,
+    "eps": AT_LEAST_0, "adam_eps": AT_LEAST_0, "adam_lr_scale": AT_LEAST_0,
+}  # fmt: skip
+
+
+def ranges_of(meta: Mapping[str, Any]) -> dict[str, Range]:
+    """The ranges of a program's hyperparameters by name, from its meta data."""
+    return {name: Range(**spec) for name, spec in meta.get("ranges", {}).items()}
+
+
+def checked(name: str, value: Any, range: Range = ANY, what: str = "") -> float:
+    """`value` as a float; InputError unless it is a number within `range` that f32 holds as a finite one.
+
+    what: the call that takes the value, for the error.
+    """
+    who = f"{what}: {name}" if what else name
+    if isinstance(value, bool) or not isinstance(value, numbers.Real):
+        shown = repr(value)
+        shown = shown if len(shown) <= 60 else f"{shown[:60]}..."
+        hint = "; pass float(x)" if getattr(value, "shape", None) == () else ""
+        raise InputError.here(f"{who} must be a number, got {shown} ({type(value).__name__}){hint}")
+    try:
+        x = float(value)
+    except OverflowError:  # an integer of 400 digits
+        x = math.inf
+    if not range.holds(x):
+        raise InputError.here(f"{who} must be {range}, got {value!r}")
+    if not math.isfinite(nearest_f32(x)):
+        largest = f"; the largest f32 is {LARGEST_F32:.4g}" if math.isfinite(x) else ""
+        raise InputError.here(f"{who} must be finite in f32, got {value!r}{largest}")
+    return x
+
+
+def whole(name: str, value: Any, what: str = "") -> int:
+    """`value` as an int; InputError unless it is an integer of at least 1."""
+    if isinstance(value, bool) or not isinstance(value, numbers.Integral) or value < 1:
+        raise InputError.here(f"{f'{what}: ' if what else ''}{name} must be an integer of at least 1, got {value!r}")
+    return int(value)
+
+
+def checked_all(values: Mapping[str, Any], ranges: Mapping[str, Range], what: str) -> dict[str, float]:
+    """All of `values`, by name, each within its range of `ranges`; a name without one takes any finite number."""
+    return {name: checked(name, value, ranges.get(name, ANY), what) for name, value in values.items()}
 
 
 def scalar(name: str) -> Tensor:
@@ -35,11 +112,10 @@ def hyper(name: str, default: float) -> Tensor:
     default that cannot be one.
     """
     running = None if not building() else require("tg.hyper")
-    name_, value = cast("object", name), float(default)
+    name_ = cast("object", name)
     if not (isinstance(name_, str) and name_.isidentifier()) or name in RESERVED:
         raise InputError.here(f"tg.hyper: {name!r} is no name to set it by; use an identifier, not seed or step")
-    if not math.isfinite(value):
-        raise InputError.here(f"tg.hyper: the default of {name!r} must be finite, got {default!r}")
+    value = checked(f"the default of {name!r}", default, what="tg.hyper")
     if running is None:
         return METHODS["cast"](value, f32)  # outside of a trace nothing can set it
     known = running.hypers.setdefault(name, value)

@@ -12,10 +12,11 @@ from __future__ import annotations
 import math
 import numbers
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import MISSING, dataclass, field, fields, replace
 from typing import Any, Protocol, TypeVar, cast
 
 from tracegrad.errors import InputError
+from tracegrad.hypers import POSITIVE, RANGES, checked
 
 
 class Schedule(Protocol):
@@ -58,11 +59,16 @@ def _start() -> Any:
     return field(default=None, kw_only=True)
 
 
-def _check(schedule: Schedule, **positive: float) -> None:
-    """InputError unless each named field is a positive number."""
+def _check(schedule: Schedule, *rates: str, **positive: float) -> None:
+    """InputError unless the fields `rates` are learning rates, those of `positive` above 0, and `start` a step."""
+    what = f"lr.{_kind(type(schedule))}"
+    for name in rates:
+        checked(name, getattr(schedule, name), RANGES["lr"], what)
     for name, value in positive.items():
-        if not (isinstance(value, (int, float)) and value > 0):  # pyright: ignore[reportUnnecessaryIsInstance]
-            raise InputError.here(f"lr.{_kind(type(schedule))}: {name} must be positive, got {value!r}")
+        checked(name, value, POSITIVE, what)
+    start: object = schedule.start
+    if start is not None and (isinstance(start, bool) or not isinstance(start, numbers.Integral)):
+        raise InputError.here(f"{what}: start must be the number of a step, got {start!r}")
 
 
 @dataclass(frozen=True)
@@ -71,6 +77,9 @@ class Constant(Schedule):
 
     rate: float
     start: int | None = _start()
+
+    def __post_init__(self) -> None:
+        _check(self, "rate")
 
     def value(self, s: int) -> float:
         """rate"""
@@ -90,7 +99,7 @@ class Linear(Schedule):
     start: int | None = _start()
 
     def __post_init__(self) -> None:
-        _check(self, steps=self.steps)
+        _check(self, "peak", "final", steps=self.steps)
 
     def value(self, s: int) -> float:
         """See the class."""
@@ -111,7 +120,7 @@ class CosineAnnealing(Schedule):
     start: int | None = _start()
 
     def __post_init__(self) -> None:
-        _check(self, steps=self.steps)
+        _check(self, "peak", "final", steps=self.steps)
 
     def value(self, s: int) -> float:
         """See the class."""
@@ -128,7 +137,7 @@ class Warmup(Schedule):
     start: int | None = _start()
 
     def __post_init__(self) -> None:
-        _check(self, steps=self.steps)
+        _check(self, "peak", steps=self.steps)
         as_schedule(self.after)
 
     def value(self, s: int) -> float:
@@ -146,7 +155,7 @@ class Staircase(Schedule):
     start: int | None = _start()
 
     def __post_init__(self) -> None:
-        _check(self, every=self.every)
+        _check(self, "peak", "gamma", every=self.every)
 
     def value(self, s: int) -> float:
         """See the class."""
@@ -163,7 +172,12 @@ class MultiStep(Schedule):
     start: int | None = _start()
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "milestones", tuple(sorted(self.milestones)))
+        given: Any = self.milestones
+        steps: list[Any] = list(given) if hasattr(given, "__iter__") else [None]
+        if not all(isinstance(m, numbers.Integral) for m in steps):
+            raise InputError.here(f"lr.multi_step: milestones are a list of steps, such as [30, 60], got {given!r}")
+        _check(self, "peak", "gamma")
+        object.__setattr__(self, "milestones", tuple(sorted(map(int, steps))))
 
     def value(self, s: int) -> float:
         """See the class."""
@@ -177,6 +191,9 @@ class Exponential(Schedule):
     peak: float
     gamma: float
     start: int | None = _start()
+
+    def __post_init__(self) -> None:
+        _check(self, "peak", "gamma")
 
     def value(self, s: int) -> float:
         """See the class."""
@@ -200,7 +217,7 @@ class OneCycle(Schedule):
     start: int | None = _start()
 
     def __post_init__(self) -> None:
-        _check(self, steps=self.steps, div_factor=self.div_factor, final_div_factor=self.final_div_factor)
+        _check(self, "peak", steps=self.steps, div_factor=self.div_factor, final_div_factor=self.final_div_factor)
         if not 0 <= self.pct_start <= 1 or self.anneal not in ("cos", "linear"):
             raise InputError.here(
                 f"lr.one_cycle: pct_start must be in [0, 1], got {self.pct_start!r}; "
@@ -243,18 +260,19 @@ KINDS: tuple[type[Any], ...] = (
 def as_schedule(lr: Schedule | float) -> Schedule:
     """`lr` itself, or the constant of that number. InputError for anything else, and for a rate below 0."""
     if isinstance(lr, (int, float, numbers.Real)):
-        if not 0 <= float(lr) < math.inf:
-            raise InputError.here(f"lr must be a finite number of at least 0, got {lr!r}")
-        return Constant(float(lr))
-    if not callable(getattr(lr, "at", None)):
-        raise InputError.here(f"lr must be a number or a schedule of tracegrad.lr, got {lr!r}")
+        return Constant(checked("lr", lr, RANGES["lr"]))
+    if not callable(getattr(lr, "at", None)) or isinstance(lr, type):
+        hint = "; call it" if isinstance(lr, type) else ""
+        raise InputError.here(f"lr must be a number or a schedule of tracegrad.lr, got {lr!r}{hint}")
     return lr
 
 
 def from_spec(spec: Mapping[str, Any] | float) -> Schedule:
-    """The schedule that `spec()` describes; a number is a constant rate. InputError for an unknown kind."""
+    """The schedule that `spec()` describes; a number is a constant rate. InputError for what describes none."""
     if isinstance(spec, (int, float)):
         return as_schedule(spec)
+    if not isinstance(spec, Mapping):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise InputError.here(f"a schedule is described by a dict or a number, got {spec!r}")
     values = dict(spec)
     kind = values.pop("kind", None)
     cls = next((c for c in KINDS if _kind(c) == kind), None)
@@ -262,6 +280,11 @@ def from_spec(spec: Mapping[str, Any] | float) -> Schedule:
         raise InputError.here(f"schedule of unknown kind {kind!r}; known are {', '.join(map(_kind, KINDS))}")
     if isinstance(values.get("after"), Mapping):
         values["after"] = from_spec(values["after"])
+    known = {f.name: f for f in fields(cls)}
+    missing = [n for n, f in known.items() if n not in values and f.default is MISSING]
+    if missing or values.keys() - known.keys():
+        problems = [*(f"{n} is missing" for n in missing), *(f"{n} is unknown" for n in values if n not in known)]
+        raise InputError.here(f"schedule {kind}: {', '.join(problems)}; its fields are {', '.join(known)}")
     return cls(**values)
 
 

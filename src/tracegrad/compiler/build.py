@@ -106,7 +106,12 @@ def trace_step(
         arena = arena_of(t.parameters, optimizer)
         persistent = persistent_of(t.parameters, arena, optimizer, precision)
         graph, unused = training_graph(t, y, aux, arena, optimizer, precision)
-    meta = {"kind": "training", "optimizer": optimizer.spec(), "hyper": {**t.trace.hypers, **optimizer.hyper}}
+    meta = {
+        "kind": "training",
+        "optimizer": optimizer.spec(),
+        "hyper": {**t.trace.hypers, **optimizer.hyper},
+        "ranges": {name: limits._asdict() for name, limits in optimizer.ranges.items()},
+    }
     return TracedStep(graph, persistent, t.inputs, meta, unused_warning(unused), sites_of(t))
 
 

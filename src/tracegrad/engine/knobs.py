@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-import numbers
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -11,7 +9,7 @@ from typing import Any
 from tracegrad import lr as schedules
 from tracegrad.arrays import np
 from tracegrad.errors import InputError
-from tracegrad.hypers import COMPLEMENT, PREFIX, RESERVED, leaf_value
+from tracegrad.hypers import COMPLEMENT, PREFIX, RANGES, RESERVED, Range, checked, checked_all, leaf_value
 from tracegrad.lr import Schedule
 from tracegrad.program import Field
 
@@ -70,6 +68,7 @@ class Knobs:
         if RATE in out:
             rate = self.rate.at(step)
             if rate != last.rate:
+                rate = checked("lr", rate, RANGES["lr"], f"the schedule at step {step}")
                 last.rate, last.lr = rate, np.asarray(rate, dtype=np.float32)
             out[RATE] = last.lr
         return out
@@ -91,7 +90,7 @@ class Knobs:
         """The same values under another learning rate, which begins at the next step."""
         return Knobs(Rate(schedules.as_schedule(lr)), self.values)
 
-    def with_values(self, settable: Sequence[str], new: Mapping[str, Any]) -> Knobs:
+    def with_values(self, settable: Sequence[str], new: Mapping[str, Any], ranges: Mapping[str, Range]) -> Knobs:
         """Some values changed. InputError naming every unknown name, and what can be set."""
         unknown = [name for name in new if name not in settable]
         if unknown:
@@ -99,18 +98,10 @@ class Knobs:
                 f"set: {', '.join(unknown)}: not a value of this program; what can be set is "
                 f"{', '.join(['lr', *settable])}. What was 0 or off at compile is not in the program"
             )
-        values = {name: finite(value, name) for name, value in new.items()}
-        return Knobs(self.rate, {**self.values, **values})
+        return Knobs(self.rate, {**self.values, **checked_all(new, ranges, "set")})
 
 
 def settable(fields: Sequence[Field]) -> list[str]:
     """Names that `set` takes: the program's hyperparameters, without the counters."""
     names = [f.name.removeprefix(PREFIX).removeprefix(COMPLEMENT) for f in fields]
     return [name for name in dict.fromkeys(names) if name not in RESERVED]
-
-
-def finite(value: Any, name: str) -> float:
-    """`value` as a finite float, else InputError."""
-    if isinstance(value, bool) or not isinstance(value, numbers.Real) or not math.isfinite(value):
-        raise InputError.here(f"set: {name} must be a finite number, got {value!r}")
-    return float(value)

@@ -28,6 +28,7 @@ from tracegrad.engine.steps import StepCall, Stepper, split_steps
 from tracegrad.engine.worker import Worker
 from tracegrad.errors import InputError
 from tracegrad.export import Contents, export
+from tracegrad.hypers import ranges_of
 from tracegrad.introspection.inspection import Inspected
 from tracegrad.lr import Schedule, as_schedule
 from tracegrad.program import Program
@@ -274,8 +275,9 @@ class CompiledTraining(Inspected):
         """
         with self._lock:
             names = settable(self._stepper.hyper)
-            rate = hyper.pop("lr", None) if "lr" in names else None
-            knobs = self._knobs.with_values([n for n in names if n != "lr"], hyper)
+            rate = hyper.pop("lr") if "lr" in hyper and "lr" in names else None
+            ranges = ranges_of(self._stepper.program.meta)
+            knobs = self._knobs.with_values([n for n in names if n != "lr"], hyper, ranges)
             self._knobs = knobs if rate is None else knobs.with_rate(rate)
 
     def replace_model(self, model: Any, *, seed: int | None = None, optimizer: Any = None) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from tracegrad.errors import InputError
+from tracegrad.hypers import whole
 from tracegrad.ir import Tensor, bind
 from tracegrad.optim.host import Host
 from tracegrad.optim.transform import State, Transform
@@ -27,13 +28,11 @@ def clip_by_global_norm(max_norm: float) -> Transform:
 
     One norm over all parameters, as PyTorch's clip_grad_norm_. c is the hyperparameter "clip_grad_norm".
     """
-    if not max_norm > 0:
-        raise InputError.here(f"clip_grad_norm must be positive, got {max_norm!r}; None switches it off")
 
     def update(g: Tensor, p: Tensor, state: State, host: Host) -> tuple[Tensor, State]:
         return g * minimum(1.0, host.hyper("clip_grad_norm") / (norm(g) + CLIP_EPS)), {}
 
-    return Transform({}, update, {"clip_grad_norm": float(max_norm)})
+    return Transform.made({}, update, clip_grad_norm=max_norm)
 
 
 def normalize_gradients(only: Callable[[str], bool] | None = None) -> Transform:
@@ -61,8 +60,7 @@ def accumulate(every: int, inner: Transform) -> Transform:
     `inner` counts its own updates (`host.step`), so bias corrections are those of one large batch. Schedules go on
     counting steps. Exact for the first 2^24 steps.
     """
-    if every < 1:
-        raise InputError.here(f"accumulate must be at least 1, got {every!r}")
+    every = whole("accumulate", every)
     if "accumulated" in inner.state:
         raise InputError.here("accumulate cannot be nested")
 
@@ -77,4 +75,4 @@ def accumulate(every: int, inner: Transform) -> Transform:
         kept = {name: where(applies, value, old[name]) for name, value in new.items()}
         return where(applies, updates, 0.0), {"accumulated": where(applies, 0.0, total), **kept}
 
-    return Transform({"accumulated": 0.0, **inner.state}, update, inner.hyper)
+    return Transform({"accumulated": 0.0, **inner.state}, update, inner.hyper, inner.ranges)

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Literal
 
 from tracegrad.errors import InputError
+from tracegrad.hypers import whole
 from tracegrad.ir import Tensor, bind
 from tracegrad.optim.arena import Slot
 from tracegrad.optim.gradients import norm
@@ -64,6 +65,7 @@ def scale_by_muon(
     """
     if adjust_lr not in ("original", "match_rms_adamw"):
         raise InputError.here(f'adjust_lr must be "original" or "match_rms_adamw", got {adjust_lr!r}')
+    ns_steps = whole("ns_steps", ns_steps)
 
     def is_matrix(slot: Slot) -> bool:
         return len(slot.shape) == 2 and (only is None or only(slot.name))
@@ -84,6 +86,7 @@ def scale_by_muon(
             directions[slot.name], means[slot.name] = matrix(arena.view(g, slot), arena.view(state["m"], slot), host)
         return arena.pack(directions), {"m": arena.pack(means), "v": v}
 
-    hyper = {"momentum": momentum, "eps": eps, "adam_lr_scale": adam_lr_scale,
-             "beta1": beta1, "beta2": beta2, "adam_eps": adam_eps}  # fmt: skip
-    return Transform({"m": 0.0, "v": 0.0}, update, hyper)
+    return Transform.made(
+        {"m": 0.0, "v": 0.0}, update, momentum=momentum, eps=eps, adam_lr_scale=adam_lr_scale,
+        beta1=beta1, beta2=beta2, adam_eps=adam_eps,
+    )  # fmt: skip

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, TypedDict, Unpack
 
 from tracegrad.errors import InputError
+from tracegrad.hypers import Range, checked_all, whole
 from tracegrad.lr import Schedule, as_schedule
 from tracegrad.optim.gradients import accumulate, clip_by_global_norm, normalize_gradients
 from tracegrad.optim.muon import AdjustLR, Filter, scale_by_muon
@@ -60,6 +61,11 @@ class Optimizer:
     name: str = "custom"
     options: Mapping[str, Any] = field(default_factory=dict[str, Any])  # what shaped the transform: plain data
 
+    @property
+    def ranges(self) -> Mapping[str, Range]:
+        """Values that the hyperparameters take, "lr" among them; those not named take any finite number."""
+        return self.transform.ranges
+
     def spec(self) -> dict[str, Any]:
         """All but the update rule itself, as plain data: it is in the program already, as kernels."""
         return {
@@ -97,7 +103,7 @@ def sgd(
     """
     if nesterov and momentum == 0:
         raise InputError.here("sgd: nesterov needs a momentum above 0")
-    chained = [*_l2(weight_decay), *([scale_by_momentum(momentum, nesterov)] if momentum else [])]
+    chained = [*_l2(weight_decay), *_unless_off(momentum, scale_by_momentum(momentum, nesterov))]
     return _make("sgd", chained, lr, options, nesterov=nesterov)
 
 
@@ -149,7 +155,7 @@ def rmsprop(
     options: see `Options`.
     """
     chained = [*_l2(weight_decay), scale_by_rms(alpha, eps, centered)]
-    chained += [scale_by_momentum(momentum)] if momentum else []
+    chained += _unless_off(momentum, scale_by_momentum(momentum))
     return _make("rmsprop", chained, lr, options, centered=centered)
 
 
@@ -180,7 +186,11 @@ def muon(
 
 
 def _l2(weight_decay: float) -> list[Transform]:
-    return [add_decayed_weights(weight_decay)] if weight_decay else []
+    return _unless_off(weight_decay, add_decayed_weights(weight_decay))
+
+
+def _unless_off(value: float, transform: Transform) -> list[Transform]:
+    return [transform] if value else []
 
 
 def _make(name: str, core: list[Transform], lr: LR, options: Options, **shaped_by: Any) -> Optimizer:
@@ -196,9 +206,10 @@ def _make(name: str, core: list[Transform], lr: LR, options: Options, **shaped_b
         given: object = options.get(option)
         if not (given is None or isinstance(given, bool) or callable(given)):
             raise InputError.here(f"optim.{name}: {option} is a function of parameter names, got {given!r}")
+    every = whole("accumulate", options.get("accumulate", 1), f"optim.{name}")
     parts: list[Transform] = []
     normalize = options.get("normalize_grads", False)
-    clip, ema, every = options.get("clip_grad_norm"), options.get("ema"), options.get("accumulate", 1)
+    clip, ema = options.get("clip_grad_norm"), options.get("ema")
     if normalize is not False:
         parts.append(normalize_gradients(None if normalize is True else normalize))
     if clip is not None:
@@ -212,4 +223,5 @@ def _make(name: str, core: list[Transform], lr: LR, options: Options, **shaped_b
         shaped_by["accumulate"] = every
     if normalize is not False:
         shaped_by["normalize_grads"] = True
-    return Optimizer(transform, lr, transform.hyper, options.get("decay_filter"), name, shaped_by)
+    hyper = checked_all(transform.hyper, transform.ranges, f"optim.{name}")
+    return Optimizer(transform, lr, hyper, options.get("decay_filter"), name, shaped_by)

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from tracegrad.errors import InputError
+from tracegrad.hypers import RANGES
 from tracegrad.ir import Tensor
 from tracegrad.optim.host import Host
-from tracegrad.optim.transform import State, Transform
+from tracegrad.optim.transform import Fill, State, Transform
 from tracegrad.prims.elementwise import maximum, sign, sqrt, square, where
 
 
@@ -14,21 +14,9 @@ def running_mean(old: Tensor, new: Tensor, share: Tensor) -> Tensor:
     return old + (new - old) * share
 
 
-def _check_shares(**shares: float) -> None:
-    for name, value in shares.items():
-        if not 0 <= value < 1:
-            raise InputError.here(f"{name} must be in [0, 1), got {value!r}")
-
-
-def _check_not_negative(**values: float) -> None:
-    for name, value in values.items():
-        if not value >= 0:
-            raise InputError.here(f"{name} must be at least 0, got {value!r}")
-
-
 def scale_by_lr() -> Transform:
     """The last part of a chain: -lr * g, with the schedule's value of this step."""
-    return Transform({}, lambda g, p, state, host: (-host.hyper("lr") * g, {}))
+    return Transform({}, lambda g, p, state, host: (-host.hyper("lr") * g, {}), ranges={"lr": RANGES["lr"]})
 
 
 def add_decayed_weights(weight_decay: float) -> Transform:
@@ -37,7 +25,6 @@ def add_decayed_weights(weight_decay: float) -> Transform:
     Before `scale_by_adam` or momentum this is L2 regularisation; after it, and before `scale_by_lr`, decoupled weight
     decay, p * (1 - lr * weight_decay) (Loshchilov & Hutter 2019).
     """
-    _check_not_negative(weight_decay=weight_decay)
 
     def update(g: Tensor, p: Tensor, state: State, host: Host) -> tuple[Tensor, State]:
         arena = host.arena
@@ -48,19 +35,18 @@ def add_decayed_weights(weight_decay: float) -> Transform:
             return g + decay * p, {}
         return g + where(arena.decayed(), decay, 0.0) * p, {}
 
-    return Transform({}, update, {"weight_decay": float(weight_decay)})
+    return Transform.made({}, update, weight_decay=weight_decay)
 
 
 def scale_by_momentum(momentum: float = 0.9, nesterov: bool = False) -> Transform:
     """m <- momentum * m + g; gives m, or g + momentum * m with `nesterov`. The first m is g, as in PyTorch's SGD."""
-    _check_not_negative(momentum=momentum)
 
     def update(g: Tensor, p: Tensor, state: State, host: Host) -> tuple[Tensor, State]:
         mu = host.hyper("momentum")
         m = mu * state["momentum"] + g
         return g + mu * m if nesterov else m, {"momentum": m}
 
-    return Transform({"momentum": 0.0}, update, {"momentum": float(momentum)})
+    return Transform.made({"momentum": 0.0}, update, momentum=momentum)
 
 
 def adam_direction(m: Tensor, v: Tensor, host: Host, eps: str) -> Tensor:
@@ -76,27 +62,24 @@ def scale_by_adam(beta1: float = 0.9, beta2: float = 0.999, eps: float = 1e-8) -
 
     m <- beta1 m + (1 - beta1) g;  m_hat = m / (1 - beta1^step);  v and v_hat likewise of g^2 with beta2.
     """
-    _check_shares(beta1=beta1, beta2=beta2)
-    _check_not_negative(eps=eps)
 
     def update(g: Tensor, p: Tensor, state: State, host: Host) -> tuple[Tensor, State]:
         m = running_mean(state["m"], g, host.complement("beta1"))
         v = running_mean(state["v"], square(g), host.complement("beta2"))
         return adam_direction(m, v, host, "eps"), {"m": m, "v": v}
 
-    return Transform({"m": 0.0, "v": 0.0}, update, {"beta1": beta1, "beta2": beta2, "eps": eps})
+    return Transform.made({"m": 0.0, "v": 0.0}, update, beta1=beta1, beta2=beta2, eps=eps)
 
 
 def scale_by_lion(beta1: float = 0.9, beta2: float = 0.99) -> Transform:
     """sign(beta1 m + (1 - beta1) g), then m <- beta2 m + (1 - beta2) g (Chen et al. 2023, algorithm 2)."""
-    _check_shares(beta1=beta1, beta2=beta2)
 
     def update(g: Tensor, p: Tensor, state: State, host: Host) -> tuple[Tensor, State]:
         m = state["m"]
         direction = sign(running_mean(m, g, host.complement("beta1")))
         return direction, {"m": running_mean(m, g, host.complement("beta2"))}
 
-    return Transform({"m": 0.0}, update, {"beta1": beta1, "beta2": beta2})
+    return Transform.made({"m": 0.0}, update, beta1=beta1, beta2=beta2)
 
 
 def scale_by_rms(alpha: float = 0.99, eps: float = 1e-8, centered: bool = False) -> Transform:
@@ -104,8 +87,6 @@ def scale_by_rms(alpha: float = 0.99, eps: float = 1e-8, centered: bool = False)
 
     centered: v minus the square of the running mean of g, an estimate of the variance, under the root.
     """
-    _check_shares(alpha=alpha)
-    _check_not_negative(eps=eps)
 
     def update(g: Tensor, p: Tensor, state: State, host: Host) -> tuple[Tensor, State]:
         share = host.complement("alpha")
@@ -116,8 +97,8 @@ def scale_by_rms(alpha: float = 0.99, eps: float = 1e-8, centered: bool = False)
             spread = maximum(spread - square(new["m"]), 0.0)  # rounding makes it negative where g hardly changes
         return g / (sqrt(spread) + host.hyper("eps")), new
 
-    state = {"v": 0.0, "m": 0.0} if centered else {"v": 0.0}
-    return Transform(state, update, {"alpha": alpha, "eps": eps})
+    state: dict[str, Fill] = {"v": 0.0, "m": 0.0} if centered else {"v": 0.0}
+    return Transform.made(state, update, alpha=alpha, eps=eps)
 
 
 def track_ema(decay: float) -> Transform:
@@ -125,9 +106,8 @@ def track_ema(decay: float) -> Transform:
 
     Goes last in a chain, after `scale_by_lr`: it reads the parameters as this step leaves them, and changes nothing.
     """
-    _check_shares(ema=decay)
 
     def update(g: Tensor, p: Tensor, state: State, host: Host) -> tuple[Tensor, State]:
         return g, {"ema": running_mean(state["ema"], p + g, host.complement("ema"))}
 
-    return Transform({"ema": "params"}, update, {"ema": float(decay)})
+    return Transform.made({"ema": "params"}, update, ema=decay)

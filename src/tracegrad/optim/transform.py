@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from tracegrad.errors import InputError
+from tracegrad.hypers import RANGES, Range, checked
 from tracegrad.ir import Tensor
 from tracegrad.optim.host import Host
 
@@ -25,6 +26,7 @@ class Transform:
     state:  the arrays it keeps, by name, with what they are filled with at reset: a number, or "params" for a copy
             of the parameters. `update` gets and returns exactly these.
     hyper:  first values of the hyperparameters that `update` asks `host.hyper` or `host.complement` for.
+    ranges: values that a hyperparameter takes, by name; one without a range takes any number that is finite in f32.
 
     It is traced once into the step's graph, so it is written with tracegrad ops and runs on the device:
 
@@ -35,6 +37,13 @@ class Transform:
     state: Mapping[str, Fill]
     update: Update
     hyper: Mapping[str, float] = field(default_factory=dict[str, float])
+    ranges: Mapping[str, Range] = field(default_factory=dict[str, Range])
+
+    @staticmethod
+    def made(state: Mapping[str, Fill], update: Update, **hyper: float) -> Transform:
+        """A transform with the hyperparameters `hyper`, which have the ranges of `RANGES`; InputError outside of it."""
+        ranges = {name: RANGES[name] for name in hyper}
+        return Transform(state, update, {n: checked(n, x, ranges[n]) for n, x in hyper.items()}, ranges)
 
 
 def chain(*transforms: Transform) -> Transform:
@@ -46,6 +55,7 @@ def chain(*transforms: Transform) -> Transform:
     names: list[dict[str, str]] = []  # of each transform: its own name -> the chain's
     state: dict[str, Fill] = {}
     hyper: dict[str, float] = {}
+    ranges: dict[str, Range] = {}
     for t in transforms:
         own: dict[str, str] = {}
         for name, fill in t.state.items():
@@ -53,6 +63,7 @@ def chain(*transforms: Transform) -> Transform:
             state[own[name]] = fill
         names.append(own)
         hyper = merge_hyper(hyper, t.hyper)
+        ranges |= t.ranges
 
     def update(g: Tensor, p: Tensor, old: State, host: Host) -> tuple[Tensor, State]:
         new: dict[str, Tensor] = {}
@@ -63,7 +74,7 @@ def chain(*transforms: Transform) -> Transform:
             new |= {own[name]: value for name, value in part.items()}
         return g, new
 
-    return Transform(state, update, hyper)
+    return Transform(state, update, hyper, ranges)
 
 
 def _unused(name: str, taken: Mapping[str, Fill]) -> str:
