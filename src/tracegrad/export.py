@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import base64
 import hashlib
-import html
 import json
 import math
 import os
@@ -28,6 +27,7 @@ from tracegrad.engine.forward import CompiledForward
 from tracegrad.engine.inputs import as_array, describe, fit_value
 from tracegrad.errors import InputError
 from tracegrad.hypers import PREFIX
+from tracegrad.introspection.tables import escape
 from tracegrad.program import VERSION, Field, Program
 from tracegrad.runtime.javascript import core, runtime, source, without_imports
 
@@ -216,7 +216,7 @@ def checked_data(program: Program, data: Mapping[str, Any]) -> dict[str, Any]:
 
 def page(title: str, policy: str, head: str, body: str) -> str:
     """The HTML around everything; the title is the only text of the user's in it."""
-    values = {"title": html.escape(title), "policy": html.escape(policy), "head": head, "body": body}
+    values = {"title": escape(title), "policy": escape(policy), "head": head, "body": body}
     return re.sub(r"\{\{(\w+)\}\}", lambda m: values[m[1]], source("page.html"))
 
 

@@ -5,13 +5,12 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass
-from html import escape
 from pathlib import Path
 
 from tracegrad.compiler.dispatches import COUNTED, DispatchInfo, dispatches_of
 from tracegrad.errors import Site
 from tracegrad.introspection.memory import Memory
-from tracegrad.introspection.tables import Table, amount, fragment, page, written
+from tracegrad.introspection.tables import Table, amount, escape, fragment, page, written
 from tracegrad.ir import Graph
 from tracegrad.kernels.costs import Cost
 from tracegrad.kernels.show import show_kernel

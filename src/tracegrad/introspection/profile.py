@@ -6,14 +6,13 @@ import json
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
-from html import escape
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from tracegrad.compiler.dispatches import COUNTED, DispatchInfo, dispatches_of, run_order
 from tracegrad.errors import InputError
 from tracegrad.introspection.limits import Limits
-from tracegrad.introspection.tables import Table, amount, fragment, written
+from tracegrad.introspection.tables import Table, amount, escape, fragment, written
 from tracegrad.ir import Graph
 from tracegrad.program import Program
 from tracegrad.runtime.base import DeviceInfo, Timings, as_run
