@@ -78,7 +78,7 @@ def restore(session: Session, stepper: Stepper, state: Checkpoint) -> None:
 
 
 def parts(state: Checkpoint) -> list[bytes]:
-    """The bytes of the file, in order; `safetensors.replace_file` writes it, whole or not at all."""
+    """The bytes of the file, in order; `files.replace_file` writes it, whole or not at all."""
     program = state.program
     tensors = {f"param/{f.name}": storable(state.params[f.name], f.dtype) for f in program.params}
     for f in states_of(program):

@@ -26,6 +26,7 @@ from tracegrad.dtypes import InputType
 from tracegrad.engine.forward import CompiledForward
 from tracegrad.engine.inputs import as_array, describe, fit_value
 from tracegrad.errors import InputError
+from tracegrad.files import replace_file, replace_files
 from tracegrad.hypers import PREFIX
 from tracegrad.introspection.tables import escape
 from tracegrad.program import VERSION, Field, Program
@@ -90,11 +91,11 @@ def write_site(folder: Path, title: str, parts: Mapping[str, Any]) -> Path:
         "worker.js": source("worker.js"),
         "program.json": json_text(parts["program"]),
     }
-    for name, text in files.items():
-        safetensors.replace_file(folder / name, [text.encode()])
-    safetensors.replace_file(folder / "weights.safetensors", [parts["weights"]])
+    contents = {name: [text.encode()] for name, text in files.items()}
+    contents["weights.safetensors"] = [parts["weights"]]
     if "feed" in parts["program"]:
-        safetensors.replace_file(folder / "data.safetensors", [parts["data"]])
+        contents["data.safetensors"] = [parts["data"]]
+    replace_files({folder / name: blobs for name, blobs in contents.items()})
     return folder / "index.html"
 
 
@@ -117,7 +118,7 @@ def write_file(path: str | os.PathLike[str], title: str, parts: Mapping[str, Any
         f'<script type="module">{script}</script>',
     ]
     text = page(title, policy, f"<style>{style}</style>", "\n".join(blocks))
-    safetensors.replace_file(target, [text.encode()])
+    replace_file(target, [text.encode()])
     return target
 
 

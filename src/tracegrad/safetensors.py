@@ -6,18 +6,23 @@ Source: https://github.com/huggingface/safetensors
 
 from __future__ import annotations
 
-import errno
 import json
 import math
 import os
-from collections.abc import Iterable, Mapping
+import sys
+from collections.abc import Mapping
+from io import BufferedReader
 from typing import Any, NamedTuple, cast
 
 from tracegrad.arrays import np
 from tracegrad.errors import DTypeError, InputError
+from tracegrad.files import open_regular, replace_file
+from tracegrad.jsontext import parse, shown
 
 Array = Any
 MAX_HEADER = 100_000_000  # bytes; the reference implementation refuses more
+MAX_RANK = 64  # axes that NumPy's arrays can have
+DEEPEST = 3  # lists and objects within each other: the header, an entry, its shape
 READS = {"F32": "<f4", "F16": "<f2", "BF16": "<u2", "F64": "<f8", "I64": "<i8", "I32": "<i4", "U8": "u1", "BOOL": "u1"}
 WRITES = {"float32": "F32", "int32": "I32"}
 
@@ -42,18 +47,21 @@ class _Entry(NamedTuple):
 def read(path: str | os.PathLike[str]) -> File:
     """The tensors and the metadata of a file.
 
+    The header is checked as a whole before any tensor is read: its size and nesting, names and keys, dtypes, shapes of
+    at most 64 axes, and offsets that cover the data exactly. The arrays take no more memory than the file, except that
+    BF16 is read as float32.
+
     Returns: arrays of the file's dtype and shape; BF16 as float32, which holds every such value.
-    Raises:  InputError for anything the format forbids; FileNotFoundError and the like from the system.
+    Raises:  InputError for anything the format forbids, and for pipes and devices; FileNotFoundError and the like from
+             the system.
     """
-    with open(path, "rb") as f:
+    with open_regular(path) as f:
         size = os.fstat(f.fileno()).st_size
         try:
             entries, metadata, start = _header(f, size)
             f.seek(start)
-            data = f.read(size - start)
-            if len(data) != size - start:
-                raise InputError("the file became shorter while it was read")
-            return File({e.name: _array(e, data) for e in entries}, metadata)
+            found = {e.name: _array(e, f) for e in sorted(entries, key=_by_place)}
+            return File({e.name: found[e.name] for e in entries}, metadata)
         except InputError as e:
             raise InputError(f"{os.fspath(path)} is not a valid safetensors file: {e}") from None
 
@@ -63,7 +71,7 @@ def write(
 ) -> None:
     """Write float32 and int32 arrays, in the order given. The file appears whole or not at all.
 
-    Raises: DTypeError for other dtypes; InputError for metadata that is not text.
+    Raises: DTypeError for other dtypes; InputError for metadata that is not text; OSError, the old file unchanged.
     """
     replace_file(path, parts(tensors, metadata))
 
@@ -91,47 +99,30 @@ def parts(tensors: Mapping[str, Array], metadata: Mapping[str, str] | None = Non
         }
         offset += len(blob)
         blobs.append(blob)
-    text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
+    try:
+        text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
+    except UnicodeEncodeError as e:
+        raise InputError(f"names and metadata must be text that UTF-8 can hold: {e}") from None
     text += b" " * (-len(text) % 8)  # the data begin at a multiple of 8
     return [len(text).to_bytes(8, "little"), text, *blobs]
 
 
-def replace_file(path: str | os.PathLike[str], parts: Iterable[bytes]) -> None:
-    """Write a file so that a crash leaves the old one or the new one, never half of it."""
-    target = os.path.realpath(path)
-    folder = os.path.dirname(target)
-    if not os.path.isdir(folder):
-        raise FileNotFoundError(errno.ENOENT, "no such folder to write to", folder)
-    partial = f"{target}.{os.urandom(4).hex()}.part"
-    try:
-        with open(partial, "xb") as f:
-            f.writelines(parts)
-            f.flush()
-            os.fsync(f.fileno())
-        os.replace(partial, target)
-    except BaseException:
-        if os.path.exists(partial):
-            os.unlink(partial)
-        raise
-
-
-def _header(f: Any, size: int) -> tuple[list[_Entry], dict[str, str], int]:
+def _header(f: BufferedReader, size: int) -> tuple[list[_Entry], dict[str, str], int]:
     """The validated entries, the metadata, and where the data begin."""
     if size < 8:
         raise InputError(f"{size} bytes are too short for the header's length")
     length = int.from_bytes(f.read(8), "little")
-    if length > MAX_HEADER or 8 + length > size:
-        raise InputError(f"the header is said to have {length} bytes, the file has {size}")
+    if length > min(MAX_HEADER, size - 8):
+        raise InputError(
+            f"the header is said to have {length} bytes, the file has {size}; at most {MAX_HEADER} are read"
+        )
     text = f.read(length)
     if not text.startswith(b"{"):
         raise InputError("the header does not begin with {")
     try:
-        parsed = json.loads(text.decode("utf-8"), object_pairs_hook=_no_duplicates)
-    except (UnicodeDecodeError, json.JSONDecodeError, RecursionError, ValueError) as e:
-        if isinstance(e, InputError):
-            raise
-        raise InputError(f"the header is not JSON: {e}") from None
-    header = cast("dict[str, Any]", parsed)
+        header: dict[str, Any] = parse(text, DEEPEST)
+    except InputError as e:
+        raise InputError(f"the header is refused: {e}") from None
     metadata = header.pop("__metadata__", {})
     if not isinstance(metadata, dict) or not all(isinstance(v, str) for v in cast("dict[str, Any]", metadata).values()):
         raise InputError("__metadata__ does not map text to text")
@@ -140,28 +131,28 @@ def _header(f: Any, size: int) -> tuple[list[_Entry], dict[str, str], int]:
     return entries, cast("dict[str, str]", metadata), 8 + length
 
 
-def _no_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    out = dict(pairs)
-    if len(out) != len(pairs):
-        names = [name for name, _ in pairs]
-        raise InputError(f"the header names {next(n for n in names if names.count(n) > 1)!r} twice")
-    return out
-
-
 def _entry(name: str, info: Any) -> _Entry:
-    if not isinstance(info, dict) or set(cast("dict[str, Any]", info)) != {"dtype", "shape", "data_offsets"}:
-        raise InputError(f"{name}: an entry has exactly dtype, shape and data_offsets")
+    """One row of the header. Every message is bounded, however long the row is."""
+    who = shown(name)
+    if not isinstance(info, dict) or cast("dict[str, Any]", info).keys() != {"dtype", "shape", "data_offsets"}:
+        raise InputError(f"{who}: an entry has exactly dtype, shape and data_offsets")
     row = cast("dict[str, Any]", info)
     dtype, shape, offsets = row["dtype"], row["shape"], row["data_offsets"]
     if not isinstance(dtype, str) or dtype not in READS:
-        raise InputError(f"{name}: dtype {dtype!r} is not one of {', '.join(READS)}")
+        raise InputError(f"{who}: dtype {shown(dtype)} is not one of {', '.join(READS)}")
     if not _naturals(shape):
-        raise InputError(f"{name}: shape {shape!r} is not a list of sizes")
+        raise InputError(f"{who}: shape {shown(shape)} is not a list of sizes")
     if not _naturals(offsets) or len(offsets) != 2 or offsets[0] > offsets[1]:
-        raise InputError(f"{name}: data_offsets {offsets!r} are not [begin, end]")
-    needed = math.prod(shape) * np.dtype(READS[dtype]).itemsize
+        raise InputError(f"{who}: data_offsets {shown(offsets)} are not [begin, end]")
+    if len(shape) > MAX_RANK:
+        raise InputError(f"{who}: the shape has {len(shape)} axes; at most {MAX_RANK} are read")
+    itemsize = np.dtype(READS[dtype]).itemsize
+    needed = math.prod(shape) * itemsize
     if offsets[1] - offsets[0] != needed:
-        raise InputError(f"{name}: {dtype}{shape} takes {needed} bytes, its offsets give {offsets[1] - offsets[0]}")
+        given = shown(offsets[1] - offsets[0])
+        raise InputError(f"{who}: {dtype}{shown(shape)} takes {shown(needed)} bytes, its offsets give {given}")
+    if math.prod(max(n, 1) for n in shape) * max(itemsize, 4) > sys.maxsize:  # a size of 0 hides the others
+        raise InputError(f"{who}: the shape {shown(shape)} has sizes that no array can have")
     return _Entry(name, dtype, tuple(shape), offsets[0], offsets[1])
 
 
@@ -169,26 +160,34 @@ def _naturals(value: Any) -> bool:
     return isinstance(value, list) and all(type(n) is int and n >= 0 for n in cast("list[Any]", value))
 
 
+def _by_place(e: _Entry) -> tuple[int, int]:
+    return e.begin, e.end
+
+
 def _check_layout(entries: list[_Entry], available: int) -> None:
     """The tensors must cover the data exactly: no overlap, no gap, nothing left over."""
     at = 0
-    for e in sorted(entries, key=lambda e: (e.begin, e.end)):
+    for e in sorted(entries, key=_by_place):
         if e.end > available:
-            raise InputError(f"{e.name}: its bytes end at {e.end}, the data have {available}")
+            raise InputError(f"{shown(e.name)}: its bytes end at {shown(e.end)}, the data have {available}")
         if e.begin != at:
             what = "overlap those of another tensor" if e.begin < at else "leave a gap"
-            raise InputError(f"{e.name}: its bytes begin at {e.begin} and {what}; expected {at}")
+            raise InputError(f"{shown(e.name)}: its bytes begin at {e.begin} and {what}; expected {at}")
         at = e.end
     if at != available:
         raise InputError(f"{available - at} bytes after the last tensor belong to none")
 
 
-def _array(e: _Entry, data: bytes) -> Array:
-    x = np.frombuffer(data, dtype=READS[e.dtype], count=math.prod(e.shape), offset=e.begin).reshape(e.shape)
+def _array(e: _Entry, f: BufferedReader) -> Array:
+    """The tensor whose bytes come next."""
+    data = bytearray(e.end - e.begin)  # which the array takes over
+    if f.readinto(data) != len(data):
+        raise InputError("the file became shorter while it was read")
+    x = np.frombuffer(data, dtype=READS[e.dtype]).reshape(e.shape)
     if e.dtype == "BF16":
         return (x.astype(np.uint32) << 16).view(np.float32)
     if e.dtype == "BOOL":
         if x.size and int(x.max()) > 1:
-            raise InputError(f"{e.name}: a BOOL byte is {int(x.max())}")
+            raise InputError(f"{shown(e.name)}: a BOOL byte is {int(x.max())}")
         return x.astype(np.bool_)
-    return x.astype(x.dtype.newbyteorder("="))
+    return x if sys.byteorder == "little" else x.astype(x.dtype.newbyteorder("="))

@@ -12,7 +12,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from tracegrad import checkpoints, safetensors
+from tracegrad import checkpoints
 from tracegrad.arrays import handed_out
 from tracegrad.compiler.build import TracedStep, trace_step
 from tracegrad.compiler.inputtypes import declared
@@ -28,6 +28,7 @@ from tracegrad.engine.steps import StepCall, Stepper, split_steps
 from tracegrad.engine.worker import Worker
 from tracegrad.errors import InputError
 from tracegrad.export import Contents, export
+from tracegrad.files import replace_file
 from tracegrad.hypers import ranges_of
 from tracegrad.introspection.inspection import Inspected
 from tracegrad.lr import Schedule, as_schedule
@@ -205,10 +206,16 @@ class CompiledTraining(Inspected):
         return self._call(read)
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write one safetensors file: parameters, optimizer state, step, seed, schedule. The folder must exist."""
+        """Write one safetensors file: parameters, optimizer state, step, seed, schedule. The folder must exist.
+
+        The file is replaced as a whole: a crash, a kill or a full disk leaves the old one. A symbolic link is followed,
+        permissions stay, and a device or pipe gets the bytes.
+
+        Raises: OSError naming the file; the training goes on.
+        """
         stepper, knobs, spec = self._stepper, self._knobs, self._optimizer.spec()
         state = self._call(lambda session: checkpoints.take(session, stepper, knobs, spec))
-        safetensors.replace_file(path, checkpoints.parts(state))
+        replace_file(path, checkpoints.parts(state))
 
     def load(self, path: str | os.PathLike[str]) -> None:
         """Resume from a file that `save` wrote, bit-exact on the same device.
