@@ -182,7 +182,7 @@ def test_what_is_no_model_is_refused():
     [
         (ShapeError, {"shape": (2, 0)}, r"at least 1, got \[2,0\]"),
         (ShapeError, {"shape": (2.5,)}, "must be integers"),
-        (DTypeError, {"shape": 2, "dtype": "i32"}, "i32 has no gradient; pass trainable=False"),
+        (DTypeError, {"shape": 2, "dtype": "i32", "trainable": True}, "i32 has no gradient; pass trainable=False"),
         (DTypeError, {"shape": 2, "init": np.zeros(2)}, r"values go in as tg\.init\.literal"),
         (DTypeError, {"shape": 2, "init": init.zeros}, "call it"),
         (ShapeError, {"shape": 2, "init": init.literal([1.0])}, r"the values are \[1\], the parameter is \[2\]"),

@@ -338,9 +338,9 @@ def isinf(x: Array) -> Array:
     return _made(map(math.isinf, x.flat), x.shape, bool_)
 
 
-def isfinite(x: float) -> bool:
-    """Neither infinite nor NaN."""
-    return math.isfinite(x)
+def isfinite(x: Any) -> Any:
+    """Neither infinite nor NaN: a number, or which elements."""
+    return _made(map(math.isfinite, x.flat), x.shape, bool_) if isinstance(x, Array) else math.isfinite(x)
 
 
 class _Limits(NamedTuple):

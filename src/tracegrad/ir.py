@@ -199,6 +199,15 @@ class Tensor(TensorMethods):
         )
 
 
+def _fixed(tensor: Tensor, name: str, value: object) -> None:
+    hint = "; tg.stop_gradient(x) passes no gradient on" if name == "requires_grad" else ""
+    raise TraceError.here(f"{tensor!r} is a value of a trace, which does not change; {name} cannot be set{hint}")
+
+
+if not TYPE_CHECKING:
+    Tensor.__setattr__ = _fixed  # the dataclass's own fails inside itself where the class has slots
+
+
 def bind(p: Primitive, *inputs: Tensor, **attrs: Any) -> Tensor:
     """Apply `p`: infer the type, remember the caller. The one door every op goes through.
 

@@ -6,6 +6,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from tracegrad import init
+from tracegrad.arrays import np
+from tracegrad.dtypes import DTYPES
 from tracegrad.engine.inputs import fit_value
 from tracegrad.errors import InputError
 from tracegrad.nn.module import named_parameters
@@ -19,13 +21,35 @@ Array = Any
 
 def declared(model: Any) -> list[Field]:
     """The parameters of a model, in declaration order; they lie nowhere yet."""
-    return [Field(n, 0, 0, p.dtype.name, p.shape, {"init": p.init.spec()}) for n, p in named_parameters(model).items()]
+    return [
+        Field(n, 0, 0, p.dtype.name, p.shape, {"init": p.init.spec(), "trainable": p.trainable})
+        for n, p in named_parameters(model).items()
+    ]
 
 
 def drawn(fields: Sequence[Field], seed: int) -> dict[str, Array]:
     """The first values of parameters, in declaration order, from `seed`."""
     specs = [(f.shape, init.from_spec(f.spec["init"])) for f in fields]
-    return {f.name: fit_value(f, x) for f, x in zip(fields, draw(specs, seed), strict=True)}
+    return {f.name: fit_value(f, _cast(f, x)) for f, x in zip(fields, draw(specs, seed), strict=True)}
+
+
+def _cast(field: Field, x: Array) -> Array:
+    """What was drawn as f32, zeros and ones, in the dtype of a parameter of integers or booleans."""
+    return x if DTYPES[field.dtype].is_float else x.astype(DTYPES[field.dtype].numpy)
+
+
+def not_finite(field: Field, x: Array) -> str:
+    """Why the values `x` cannot be those of the parameter `field`; "" if they can.
+
+    An infinity is fine where no step changes it, as in a mask.
+    """
+    if not DTYPES[field.dtype].is_float or bool(np.isfinite(x).all()):
+        return ""
+    nan = int((x != x).sum())
+    if not nan and not field.spec.get("trainable", True):
+        return ""
+    bad = f"{nan} NaN" if nan else f"{int(np.isinf(x).sum())} infinite"
+    return f"{bad} of {x.size} values: every step from them on would fail"
 
 
 def check_record(fields: Sequence[Field], record: Mapping[str, Any], strict: bool, what: str) -> dict[str, Array]:
@@ -44,6 +68,8 @@ def check_record(fields: Sequence[Field], record: Mapping[str, Any], strict: boo
         if name in known:
             try:
                 arrays[name] = fit_value(known[name], value)
+                if reason := not_finite(known[name], arrays[name]):
+                    problems.append(f"{name}: {reason}")
             except InputError as e:
                 problems.append(f"{name}: {e}")
     if problems:

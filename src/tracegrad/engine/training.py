@@ -160,7 +160,8 @@ class CompiledTraining(Inspected):
         """Overwrite parameters by name, after the steps queued so far. Names missing in `record` keep their values.
 
         strict:  every parameter must be there.
-        Raises:  InputError naming every unknown name, wrong shape and wrong dtype, before anything is written.
+        Raises:  InputError naming every unknown name, wrong shape, wrong dtype and value that is not finite (a
+                 parameter that is not trained may be infinite), before anything is written.
         """
         stepper = self._stepper
         arrays = params.check_record(stepper.program.params, record, strict, "upload_params")

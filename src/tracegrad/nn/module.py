@@ -50,6 +50,11 @@ class Parameter:
 
     if not TYPE_CHECKING:
 
+        @property
+        def requires_grad(self) -> bool:
+            """Whether steps change it: PyTorch's name of `trainable`."""
+            return self.trainable
+
         def __getattr__(self, name: str) -> Any:
             if name.startswith("__"):
                 raise AttributeError(name)
@@ -57,6 +62,20 @@ class Parameter:
                 f"the parameter {self.type} of a model has no {name!r}, for it has no values: init= gives the first, "
                 "as tg.init.literal(array), and train.download_params() those of a training"
             )
+
+
+def _fixed(parameter: Parameter, name: str, value: object) -> None:
+    hint = "; its first values are given by init=, as tg.init.literal(array)" if name in ("data", "value") else ""
+    if name in ("requires_grad", "trainable"):
+        hint = (
+            ": declare it with self.param(..., trainable=False), or let the loss use tg.stop_gradient(layer.W), "
+            "after which only weight decay changes it (decay=False prevents that too)"
+        )
+    raise TraceError.here(f"a parameter is fixed once it is declared; {name} cannot be set{hint}")
+
+
+if not TYPE_CHECKING:
+    Parameter.__setattr__ = _fixed  # the dataclass's own says "cannot assign to field", or fails inside itself
 
 
 class Module:
@@ -90,14 +109,16 @@ class Module:
         init: Initializer | None = None,
         decay: bool | None = None,
         dtype: DType | str = f32,
-        trainable: bool = True,
+        trainable: bool | None = None,
     ) -> Tensor:
         """Declare a parameter; call it in `__init__` and assign the result to an attribute.
 
         shape:      an integer or a sequence of them; () is a scalar.
-        init:       one of `tg.init`; default `randn(0.02)`, or zeros where dtype is not f32.
+        init:       one of `tg.init`; default `randn(0.02)`. Integers and booleans take zeros, their default, ones or
+                    literal.
         decay:      whether weight decay applies; None leaves it to the optimizer's decay_filter, else to `init`.
-        trainable:  False for constants that are saved with the model but that no step changes.
+        trainable:  False for constants that are saved with the model but that no step changes. The default is True
+                    for f32, and False for integers and booleans, which have no gradient.
         Raises TraceError outside `__init__` or inside a forward, ShapeError and DTypeError for what cannot be one.
         """
         if active() is not None:
@@ -108,6 +129,7 @@ class Module:
         if not _initialising(self):
             raise TraceError.here(f"{type(self).__name__}.param works in __init__ only: a model's parameters are fixed")
         dims, dtype = _dims(shape), as_dtype(dtype)
+        trainable = dtype.is_float if trainable is None else trainable
         if trainable and not dtype.is_float:
             raise DTypeError.here(f"a parameter of {dtype} has no gradient; pass trainable=False")
         init = _checked(init, dims, dtype)
