@@ -10,6 +10,7 @@ from __future__ import annotations
 import base64
 import functools
 import json
+import os
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, is_dataclass, replace
@@ -75,7 +76,16 @@ class Binding:
     size: int = 0  # elements that the kernel's text declares: a bound known beforehand is cheap to check; 0 is any
 
 
-SPELLING = threading.RLock()  # kernels share what expressions are made of, which spelling adds to
+SPELLING = [threading.RLock()]  # kernels share what expressions are made of, which spelling adds to
+
+
+def _forked() -> None:
+    """In a forked child: a thread of the parent may have held the lock."""
+    SPELLING[0] = threading.RLock()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forked)
 
 
 class Spelled:
@@ -89,7 +99,7 @@ class Spelled:
             spell = object.__getattribute__(self, "_spell").get(name)
             if spell is None:
                 raise AttributeError(name)
-            with SPELLING:
+            with SPELLING[0]:
                 try:  # while it waited, another thread may have spelled it
                     return object.__getattribute__(self, name)
                 except AttributeError:

@@ -94,7 +94,7 @@ class CompiledForward:
         if owner:
             weakref.finalize(self, host.worker.close)  # also at exit, before the interpreter goes
         if not self._free:
-            with self._lock:
+            with self._host.worker.own(self._lock):
                 self._entry(None)
 
     def run(
@@ -121,7 +121,7 @@ class CompiledForward:
             if patches is not None and "patches" in self._types:
                 inputs, patches = {**inputs, "patches": patches}, None
             given = self._given(merge(mapping, inputs, "run"))
-            with self._lock:
+            with self._host.worker.own(self._lock):
                 entry = self._entry(self._size(given))
                 self._runs += 1
                 arrays = check_inputs(entry.inputs, given, "run")
@@ -138,7 +138,7 @@ class CompiledForward:
 
     def graph_for(self, mapping: Mapping[str, Any] | None = None, /, **inputs: Any) -> Graph:
         """The graph that a run with these inputs executes; compiled if it was not yet. Raises what compiling raises."""
-        with self._lock:
+        with self._host.worker.own(self._lock):
             return self._entry(self._size(self._given(merge(mapping, inputs, "graph_for")))).built.graph
 
     def explain(self, mapping: Mapping[str, Any] | None = None, /, **inputs: Any) -> Explanation:
@@ -192,10 +192,10 @@ class CompiledForward:
 
         The parameters of an attached forward belong to its training and stay.
         """
-        if self._closed:
+        if self._closed or self._host.worker.forked:
             return
         self._closed = "closed"
-        with self._lock:
+        with self._host.worker.own(self._lock):
             dropped = list(self._entries.values())
             self._entries.clear()
         if self._owner:
@@ -209,7 +209,7 @@ class CompiledForward:
 
         With a None dimension, types are those of the size used last; before the first run, of size 1.
         """
-        with self._lock:
+        with self._host.worker.own(self._lock):
             known = [e for e in self._entries.values() if e.version is self._host.version]
         if known:
             return known[-1].built.sites
@@ -242,7 +242,7 @@ class CompiledForward:
         if self._closed:
             raise AbortedError.here(f"this CompiledForward is {self._closed}")
         given = self._given(values)
-        with self._lock:
+        with self._host.worker.own(self._lock):
             again = self._entries and not values
             entry = self._entry(next(reversed(self._entries)) if again else self._size(given))
             return entry, check_inputs(entry.inputs, given, what) if values else blank(entry.inputs)

@@ -14,6 +14,7 @@ from typing import Any, ClassVar, Generic, TypeVar, cast
 from tracegrad.arrays import handed_out, np
 from tracegrad.errors import AbortedError, DeviceError, InputError, TracegradError
 from tracegrad.runtime import tab
+from tracegrad.runtime.forks import Generation, forked_error
 
 T = TypeVar("T")
 _SETTLING = threading.RLock()  # of all Pendings, for moments: a lock of its own would be half the cost of making one
@@ -153,6 +154,7 @@ class Pending(Generic[T]):
     def __init__(self, what: str = "call", worker: int | None = None):
         self._what = what
         self._worker = worker  # ident of the thread that resolves this: waiting there would wait forever
+        self._generation = Generation.number
         self._result: Any = None
         self._done = False
         self._seen = False
@@ -161,7 +163,7 @@ class Pending(Generic[T]):
 
     def done(self) -> bool:
         """True once the result is there."""
-        return self._done
+        return self._done or self._left_behind()
 
     @property
     def wanted(self) -> bool:
@@ -173,7 +175,7 @@ class Pending(Generic[T]):
 
         Raises: TimeoutError when `timeout` seconds pass first.
         """
-        if not self._done:
+        if not self.done():
             if threading.get_ident() == self._worker:
                 raise RuntimeError(
                     f"{self._what}: a callback runs on the thread that does the work, so waiting in it would never "
@@ -196,8 +198,17 @@ class Pending(Generic[T]):
         self.add_done_callback(lambda _: ready.release())
         return ready.acquire(timeout=-1 if timeout is None else max(timeout, 0))
 
+    def _left_behind(self) -> bool:
+        """Fail this if the process was forked since: the thread that resolves it is the parent's."""
+        if self._generation == Generation.number:
+            return False
+        self._callbacks = []  # the parent's: they run there
+        self.resolve(cast("T", Failed(forked_error())))
+        return True
+
     def add_done_callback(self, callback: Callable[[Pending[T]], object]) -> None:
         """Call `callback(self)` once the result is there: at once if it is, else on the library's worker thread."""
+        self.done()  # a forked child gets its answer now
         with _SETTLING:
             if not self._done:
                 self._callbacks.append(callback)
@@ -205,7 +216,7 @@ class Pending(Generic[T]):
         self._call(callback)
 
     def __await__(self) -> Generator[Any, None, T]:
-        if not self._done:
+        if not self.done():
             loop = tab.event_loop()
             future = loop.create_future()
             self._wanted = True

@@ -273,7 +273,7 @@ class CompiledTraining(Inspected):
 
     def set_lr(self, lr: Schedule | float) -> None:
         """Change the learning rate from the next `step` on. A schedule without an explicit start begins there."""
-        with self._lock:
+        with self.worker.own(self._lock):
             self._knobs = self._knobs.with_rate(lr)
 
     def set(self, **hyper: Any) -> None:
@@ -281,7 +281,7 @@ class CompiledTraining(Inspected):
 
         Raises: InputError naming unknown names and what can be set; nothing is changed then.
         """
-        with self._lock:
+        with self.worker.own(self._lock):
             names = settable(self._stepper.hyper)
             rate = hyper.pop("lr") if "lr" in hyper and "lr" in names else None
             ranges = ranges_of(self._stepper.program.meta)

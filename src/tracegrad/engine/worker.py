@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import threading
 from collections import deque
 from collections.abc import Callable, Generator, Sequence
@@ -11,10 +10,11 @@ from typing import Any, Protocol, TypeVar, cast
 
 from tracegrad.engine.drives import Drive, TabDrive, ThreadDrive
 from tracegrad.engine.results import Aborted, Failed, Pending, failure
-from tracegrad.errors import AbortedError, DeviceError
+from tracegrad.errors import AbortedError
 from tracegrad.introspection.limits import Limits, measure_limits
 from tracegrad.runtime import tab
 from tracegrad.runtime.base import Session
+from tracegrad.runtime.forks import Generation, forked_error
 
 T = TypeVar("T")
 _GOES_ON = object()  # what a turn gives where nothing is to be waited for
@@ -68,7 +68,7 @@ class Worker:
     def __init__(self, factory: Callable[[], Session], max_in_flight: int = MAX_IN_FLIGHT):
         """Make the session where the work will be done, while the caller goes on; see `opened`."""
         self.max_in_flight = self._least_queued = max_in_flight
-        self._factory, self._process = factory, os.getpid()
+        self._factory, self._generation = factory, Generation.number
         self._lock = threading.RLock()  # reentrant: garbage may be collected, and this closed, while it is held
         self._wake = threading.Condition(self._lock)
         self._room = threading.Condition(self._lock)
@@ -120,19 +120,21 @@ class Worker:
                 return
         pending.resolve(Aborted(self._closed))
 
+    @property
+    def forked(self) -> bool:
+        """Is this a child of the process that has the thread? Then nothing would ever resolve a Pending."""
+        return self._generation != Generation.number
+
+    def own(self, lock: threading.Lock) -> threading.Lock:
+        """`lock`, for `with`. DeviceError in a forked child, where a thread of the parent may hold it for ever."""
+        if self.forked:
+            raise forked_error()
+        return lock
+
     def _forked(self, pending: Pending[Any]) -> bool:
-        """Is this a child of the process that has the thread? Then nobody would ever resolve `pending`."""
-        if os.getpid() == self._process:
-            return False
-        pending.resolve(
-            Failed(
-                DeviceError(
-                    "this process was forked from the one that opened the device, which stays with its parent: start "
-                    "it by multiprocessing.get_context('spawn'), and compile in it"
-                )
-            )
-        )
-        return True
+        if self.forked:
+            pending.resolve(Failed(forked_error()))
+        return self.forked
 
     def _make_room(self) -> None:
         """Wait until fewer runs are queued. The worker's own thread (a done callback) would wait forever."""
@@ -214,7 +216,7 @@ class Worker:
 
     def close(self, reason: str = "closed") -> None:
         """Abort what is under way, close the session, end the thread. Closing twice is fine."""
-        if os.getpid() != self._process:
+        if self.forked:
             return  # the thread and its locks are the parent's
         with self._lock:
             if self._closed is None:

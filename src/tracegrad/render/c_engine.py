@@ -10,7 +10,6 @@ from tracegrad.render.c_product import PRODUCT
 
 ENGINE = f"""#include <pthread.h>
 #include <sched.h>
-#include <unistd.h>
 {PRODUCT}
 typedef void (*function_)(void **, long, long);
 typedef struct {{ function_ function; void **at; long parts; }} call_;
@@ -19,7 +18,6 @@ typedef struct {{ function_ function; void **at; long parts; }} call_;
 static const call_ *current;
 static unsigned long ticket, done;
 static long helpers, sleeping;
-static pid_t owner;
 static pthread_mutex_t busy = PTHREAD_MUTEX_INITIALIZER, gate = PTHREAD_MUTEX_INITIALIZER;
 static pthread_cond_t more = PTHREAD_COND_INITIALIZER;
 
@@ -61,12 +59,20 @@ static void *help(void *nothing) {{
   return nothing;
 }}
 
-/* Helpers do not survive a fork. */
 static void start(long threads) {{
-  if (owner != getpid()) helpers = sleeping = 0, ticket = 0;
-  owner = getpid();
   for (pthread_t t; helpers < threads - 1 && !pthread_create(&t, 0, help, 0); helpers++) pthread_detach(t);
 }}
+
+/* A forked child has only the thread that forked. A lock or condition variable that another thread used stays as it
+   was, so the child starts with new ones and without helpers. */
+static void forked(void) {{
+  busy = gate = (pthread_mutex_t)PTHREAD_MUTEX_INITIALIZER;
+  more = (pthread_cond_t)PTHREAD_COND_INITIALIZER;
+  helpers = sleeping = 0;
+  ticket = done = 0;
+}}
+
+__attribute__((constructor)) static void loaded(void) {{ pthread_atfork(0, 0, forked); }}
 
 static void together(const call_ *c) {{
   __atomic_store_n(&done, 0, __ATOMIC_SEQ_CST);

@@ -16,13 +16,14 @@ import json
 import os
 import subprocess
 import sys
-import tempfile
-from collections.abc import Callable, Generator, Mapping
+import warnings
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from tracegrad.errors import DeviceError
-from tracegrad.runtime import cffi_header, cffi_names, remembered, tab
+from tracegrad.runtime import cffi_header, cffi_names, forks, remembered, tab
+from tracegrad.runtime.quiet import quiet_stderr
 
 T = TypeVar("T")
 INSTALL = 'pip install "wgpu>=0.32,<0.33"'
@@ -136,7 +137,7 @@ class Search:
 def search(device: str) -> Search:
     """Begin, and load wgpu meanwhile; `opened` ends it. Never raises."""
     found = Search(device)
-    if device == "auto" and not may_have_gpu():
+    if (device == "auto" and not may_have_gpu()) or forks.inherited_drivers():
         return found
     answer = _ANSWERS.get(_environment())
     if answer is None:
@@ -159,6 +160,11 @@ def opened(found: Search, open: Callable[[AdapterInfo], T]) -> T | None:
     Raises: DeviceError for "webgpu" on a machine without adapters, and what `open` raises.
     """
     if found.device == "auto" and not may_have_gpu():
+        return None
+    if forks.inherited_drivers():
+        if found.device != "auto":
+            raise DeviceError(f'device="webgpu": {forks.FORKED_DRIVERS}')
+        warnings.warn(f"{forks.FORKED_DRIVERS}. This training runs on the CPU", RuntimeWarning, stacklevel=2)
         return None
     if found.rows is not None:
         with contextlib.suppress(DeviceError, KeyError, TypeError, ValueError):
@@ -224,33 +230,10 @@ def load_wgpu() -> Any:
 def enumerate_here() -> list[Any]:
     """wgpu's adapters, without its OpenGL backend unless the program uses wgpu already. This loads drivers."""
     extras: Any = importlib.import_module("wgpu.backends.wgpu_native.extras")
+    forks.load_drivers()
     with contextlib.suppress(Exception):  # a RuntimeError where the instance exists: then it is the user's
         extras.set_instance_extras(backends=["Primary"])
     return importlib.import_module("wgpu").gpu.enumerate_adapters_sync()
-
-
-@contextlib.contextmanager
-def quiet_stderr() -> Generator[None, None, None]:
-    """Swallow what C code prints to stderr meanwhile; nothing where stderr is no real file.
-
-    Nor where the compiler was asked to print: it works at the same time, on another thread.
-    """
-    if os.environ.get("TRACEGRAD_DEBUG"):
-        yield
-        return
-    try:
-        sys.stderr.flush()
-        saved = os.dup(2)
-    except (OSError, AttributeError, ValueError):
-        yield
-        return
-    with tempfile.TemporaryFile() as sink:
-        os.dup2(sink.fileno(), 2)
-        try:
-            yield
-        finally:
-            os.dup2(saved, 2)
-            os.close(saved)
 
 
 def _environment() -> tuple[str, ...]:

@@ -29,6 +29,7 @@ SOURCE = """#include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
+#include <unistd.h>
 
 typedef struct { const char *data; size_t length; } text_;
 typedef void notice_(int, text_, void *, void *);
@@ -79,6 +80,7 @@ typedef struct {
   pthread_cond_t changed;
   job_ *job; /* that the thread is at */
   int ended;
+  pid_t owner;
 } sender_;
 
 static void *encode(const sender_ *s, const job_ *job) {
@@ -146,7 +148,7 @@ static void *send_all(void *at) {
 sender_ *begin_sender(const wgpu_ *w, void *device, void *queue) {
   sender_ *s = calloc(1, sizeof(sender_));
   if (!s) return 0;
-  *s = (sender_){.w = w, .device = device, .queue = queue};
+  *s = (sender_){.w = w, .device = device, .queue = queue, .owner = getpid()};
   pthread_mutex_init(&s->lock, 0), pthread_cond_init(&s->changed, 0);
   if (!pthread_create(&s->thread, 0, send_all, s)) return s;
   pthread_cond_destroy(&s->changed), pthread_mutex_destroy(&s->lock);
@@ -171,6 +173,7 @@ void send_later(sender_ *s, job_ *job) {
 }
 
 void end_sender(sender_ *s) {
+  if (s->owner != getpid()) return; /* a forked child has no such thread */
   pthread_mutex_lock(&s->lock);
   s->ended = 1;
   pthread_cond_broadcast(&s->changed);
