@@ -56,6 +56,58 @@ def test_demo_is_the_same_for_the_same_seed(tmp_path: Path):
     assert runs[0]["loss"] == runs[1]["loss"] != other["loss"]
 
 
+@pytest.mark.parametrize("compiler, model", [("", "sine"), ("off", "digits")])
+def test_digests_repeat_in_other_processes_and_after_a_checkpoint(compiler: str, model: str):
+    """Whatever the hash seed, the processors and the threads of BLAS."""
+    said: list[str] = []
+    first = min(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 0
+    one = f"import os; hasattr(os, 'sched_setaffinity') and os.sched_setaffinity(0, {{{first}}})"
+    for seed, before in (("1", "pass"), ("2", one)):
+        env = os.environ | {"PYTHONHASHSEED": seed, "OPENBLAS_NUM_THREADS": seed, "TRACEGRAD_CC": compiler}
+        code = (
+            f"{before}; from tracegrad.commands import bench; print(*bench.hashes(bench.models()[{model!r}], 'cpu', 6))"
+        )
+        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, env=env)
+        assert done.returncode == 0, done.stderr
+        said.append(done.stdout)
+    assert len({*said[0].split(), *said[1].split()}) == 1, said
+
+
+def test_bench_prints_digests(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch):
+    sine = bench.models()["sine"]
+    monkeypatch.setattr(bench, "models", lambda: {"sine": sine})
+    assert cli.main(["bench", "--digest", "--device", "cpu"]) == 0
+    assert re.search(r"sine +cpu +[0-9a-f]{64} the same resumed\n", capsys.readouterr().out)
+    monkeypatch.setattr(bench, "hashes", lambda *_: ("a", "b"))
+    assert cli.main(["bench", "--digest", "--device", "cpu"]) == 1
+    assert "resumed: b" in capsys.readouterr().out
+
+
+def test_the_digest_tells_runs_apart(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    """One bit of a parameter, one loss, one step, another seed or learning rate: each changes it."""
+    net = nn.Linear(2, 1)
+    batch = {"x": np.ones((4, 2), np.float32)}
+    made = lambda seed=0: tg.compile(model=net, loss=lambda m, x: tg.mean(tg.square(m(x))), inputs={"x": (4, 2)},
+                                     optimizer=optim.adam(lr=0.1), seed=seed, device="cpu")  # fmt: skip
+    with made() as a, made() as b, made(1) as c:
+        losses = [a.step(batch).loss, a.step(batch).loss]
+        assert [b.step(batch).loss, b.step(batch).loss] == losses
+        seen = [a.digest(losses), a.digest(), a.digest(losses[:1]), c.digest()]
+        assert b.digest(losses) == seen[0]
+        b.set_lr(0.2)
+        seen.append(b.digest())
+        b.set_lr(0.1)
+        changed = b.download_params()
+        changed["W"][0] = np.nextafter(changed["W"][0], 9)
+        b.upload_params(changed)
+        seen.append(b.digest())
+        a.step(batch)
+        seen.append(a.digest())
+    assert len(set(seen)) == len(seen)
+    result = demo("sine", tmp_path, "--device", "cpu", "--steps", "3", "--digest")
+    assert f"Digest: {result['digest']}\n" in capsys.readouterr().out
+
+
 def test_digits_demo_reaches_97_percent(tmp_path: Path):
     result = demo("digits", tmp_path, "--device", "cpu")
     assert result["accuracy"] >= 0.97

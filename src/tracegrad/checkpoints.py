@@ -11,9 +11,10 @@ U32 and booleans are stored as I32: safetensors readers elsewhere know F32 and I
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple, cast
 
@@ -95,6 +96,26 @@ def parts(state: Checkpoint) -> list[bytes]:
         "optimizer": json.dumps(state.optimizer),
     }
     return safetensors.parts(tensors, metadata)
+
+
+def digest(state: Checkpoint, losses: Sequence[float]) -> str:
+    """SHA-256 of losses as f32, parameters, optimizer state, step, seed, schedule and hyperparameters, in hexadecimal.
+
+    Names are sorted, and floats count by their bits: nothing else of a process reaches the hash.
+    """
+    total = hashlib.sha256()
+
+    def add(name: str, x: Array) -> None:
+        little = x.astype(x.dtype.newbyteorder("<"), order="C")
+        total.update(json.dumps([name, x.dtype.name, list(x.shape)]).encode() + little.tobytes())
+
+    add("losses", np.asarray(losses, "float32"))
+    for role, arrays in (("param", state.params), ("opt", state.states)):
+        for name in sorted(arrays):
+            add(f"{role}/{name}", np.asarray(arrays[name]))
+    rest = [state.step, state.seed, state.lr, state.lr_start, state.hyper, state.optimizer]
+    total.update(json.dumps(rest, sort_keys=True).encode())
+    return total.hexdigest()
 
 
 def read(path: str | os.PathLike[str], program: Program) -> Checkpoint:

@@ -1,15 +1,18 @@
-"""`tracegrad bench`: how fast the demos' models train on each device of this machine.
+"""`tracegrad bench`: how fast the demos' models train on each device of this machine, and whether they repeat.
 
 The repository's bench/ has the comparisons with other libraries.
 """
 
 from __future__ import annotations
 
+import itertools
 import statistics
+import tempfile
 import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import tracegrad as tg
@@ -20,6 +23,7 @@ from tracegrad.introspection.tables import Table
 
 SECONDS = 2.0  # of steps, for one model on one device
 BLOCKS = 5
+STEPS = 20  # of a training whose digest is printed
 HEAD = ("model", "device", "parameters", "dispatches", "compile s", "first step s", "ms a step", "steps/s")
 
 
@@ -43,15 +47,19 @@ def models() -> dict[str, Model]:
     }
 
 
+def opened(model: Model, first: Mapping[str, Any], device: str) -> tg.CompiledTraining:
+    """A training of a demo's model."""
+    inputs = {key: tg.i32[x.shape] if x.dtype.kind == "i" else x.shape for key, x in first.items()}
+    optimizer = optim.adamw(lr=1e-3)
+    return tg.compile(model=model.make(), loss=model.loss, inputs=inputs, optimizer=optimizer, seed=0, device=device)
+
+
 def measured(name: str, model: Model, device: str, seconds: float) -> tuple[str, ...]:
     """One row: blocks of queued steps with the loss read after each block; the median block counts."""
     batches = model.batches()
     first = next(batches)
-    inputs = {key: tg.i32[x.shape] if x.dtype.kind == "i" else x.shape for key, x in first.items()}
     began = time.perf_counter()
-    with tg.compile(
-        model=model.make(), loss=model.loss, inputs=inputs, optimizer=optim.adamw(lr=1e-3), seed=0, device=device
-    ) as train:
+    with opened(model, first, device) as train:
         compiled = time.perf_counter() - began
         _ = train.step(first).loss
         ready = time.perf_counter() - began
@@ -74,11 +82,53 @@ def measured(name: str, model: Model, device: str, seconds: float) -> tuple[str,
         return (name, device, *cells, f"{1000 * step:.3g}", f"{1 / step:,.0f}")
 
 
-def run(device: str | None, seconds: float = SECONDS) -> int:
-    """Print a row for every model on every device, or on the one named; the exit code."""
+def hashes(model: Model, device: str, steps: int) -> tuple[str, str]:
+    """The digest of a training run, and that of one stopped half-way and resumed from its checkpoint."""
+    batches = list(itertools.islice(model.batches(), steps))
+    with opened(model, batches[0], device) as train:
+        straight = train.digest(train.fit(batches, progress=False).loss)
+    half = steps // 2
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "half.safetensors"
+        with opened(model, batches[0], device) as train:
+            losses = train.fit(batches[:half], progress=False).loss
+            train.save(path)
+        with opened(model, batches[0], device) as train:
+            train.load(path)
+            losses += train.fit(batches[half:], progress=False).loss
+            return straight, train.digest(losses)
+
+
+def digests(device: str | None, steps: int = STEPS) -> int:
+    """Print the digest of a training of every model on every device, or on the one named; the exit code.
+
+    1 if a run resumed from a checkpoint has another digest than one that was not stopped.
+    """
+    names = places(device)
+    differ = 0
+    for name, model in models().items():
+        for place in names:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", RuntimeWarning)  # a software adapter was asked for by name
+                straight, resumed = hashes(model, place, steps)
+            differ += straight != resumed
+            said = "the same resumed" if straight == resumed else f"resumed: {resumed}"
+            print(f"{name:6} {place:6} {straight} {said}")
+    print(f"SHA-256 of losses, parameters and optimizer state after {steps} steps")
+    return int(differ > 0)
+
+
+def places(device: str | None) -> list[str]:
+    """The device named, or all but software adapters; says which they are."""
     found = tg.devices()
     names = [device] if device else list(dict.fromkeys(d.name for d in found if not d.software))
     print("\n".join(str(d) for d in found if d.name in names), end="\n\n")
+    return names
+
+
+def run(device: str | None, seconds: float = SECONDS) -> int:
+    """Print a row for every model on every device, or on the one named; the exit code."""
+    names = places(device)
     rows: list[tuple[str, ...]] = []
     for name, model in models().items():
         for place in names:

@@ -32,6 +32,7 @@ def parser() -> argparse.ArgumentParser:
     demo.add_argument("--device", choices=DEVICES, default="auto", help="where to run (default: a GPU if there is one)")
     demo.add_argument("--steps", type=positive, default=None, help="training steps (default: enough)")
     demo.add_argument("--seed", type=natural, default=0, help="pins all randomness (%(default)s)")
+    demo.add_argument("--digest", action="store_true", help="print a hash of the training's losses and state")
     demo.set_defaults(run=run_demo)
 
     check = commands.add_parser("doctor", help="list devices and check the numbers of every kernel family on each")
@@ -40,6 +41,8 @@ def parser() -> argparse.ArgumentParser:
 
     speed = commands.add_parser("bench", help="time training steps of the demos' models on each device")
     speed.add_argument("--device", choices=DEVICES[1:], default=None, help="only this one")
+    speed.add_argument("--digest", action="store_true",
+                       help="instead, train each twice, once through a checkpoint, and print the hash")  # fmt: skip
     speed.set_defaults(run=run_bench)
 
     look = commands.add_parser("inspect", help="say what a checkpoint, a parameter file or an exported program holds")
@@ -57,7 +60,7 @@ def parser() -> argparse.ArgumentParser:
 def run_demo(args: argparse.Namespace) -> int:
     """`tracegrad demo [digits|sine|gpt]`."""
     own = "tracegrad-demo" if args.which == "digits" else f"tracegrad-demo-{args.which}"
-    return DEMOS[args.which].run(Options(args.out or Path(own), args.device, args.steps, args.seed))
+    return DEMOS[args.which].run(Options(args.out or Path(own), args.device, args.steps, args.seed, args.digest))
 
 
 def run_doctor(args: argparse.Namespace) -> int:
@@ -67,7 +70,7 @@ def run_doctor(args: argparse.Namespace) -> int:
 
 def run_bench(args: argparse.Namespace) -> int:
     """`tracegrad bench`."""
-    return bench.run(args.device)
+    return bench.digests(args.device) if args.digest else bench.run(args.device)
 
 
 def run_inspect(args: argparse.Namespace) -> int:

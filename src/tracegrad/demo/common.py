@@ -27,6 +27,7 @@ class Options:
     device: str = "auto"
     steps: int | None = None  # None: the demo's own number
     seed: int = 0
+    digest: bool = False  # print the hash of the training
 
 
 @dataclass(slots=True)
@@ -53,8 +54,8 @@ class Report:
         self.results |= {"demo": self.name, "device": device.name, "description": device.description}
         self.results |= {"seed": train.seed, "parameters": count, "dispatches": dispatches}
 
-    def trained(self, history: History) -> None:
-        """Say how it went."""
+    def trained(self, train: tg.CompiledTraining, history: History) -> None:
+        """Say how it went, and the hash of losses, parameters and optimizer state if asked."""
         losses, n = history.loss, len(history.loss)
         last = losses[-SHOWN:]
         self.say(
@@ -63,6 +64,9 @@ class Report:
         )
         self.results |= {"steps": n, "seconds": round(history.seconds, 3)}
         self.results["loss"] = [float(f"{x:.6g}") for x in losses]
+        if self.options.digest:
+            self.results["digest"] = train.digest(losses)
+            self.say(f"Digest: {self.results['digest']}")
 
     def path(self, name: str) -> Path:
         """Where a result of that name goes."""

@@ -80,7 +80,7 @@ def run(options: Options) -> int:
         history = train.fit(
             batches(data, steps, options.seed), steps=steps, evaluate=accuracy, every=max(1, steps // EVALUATIONS)
         )
-        report.trained(history)
+        report.trained(train, history)
         guesses = guess(classify, data)
         right = int((guesses == data.test_y).sum())
         report.say(f"Held-out accuracy: {right / len(guesses):.2%} ({right} of {len(guesses)})")

@@ -122,7 +122,7 @@ def run(options: Options) -> int:
     ) as train:
         report.compiled(train)
         history = train.fit(batches(text, steps, options.seed), steps=steps)
-        report.trained(history)
+        report.trained(train, history)
         held_out = mean_loss(train.attach(forward=loss, inputs=inputs), text)
         report.say(f"Held-out loss: {held_out:.3f} nats a character (guessing: {math.log(len(text.alphabet)):.3f})")
         infer = train.attach(forward=logits, inputs={"tokens": tg.i32[None, CONTEXT]})

@@ -66,7 +66,7 @@ def run(options: Options) -> int:
     ) as train:
         report.compiled(train)
         history = train.fit(batches(steps, options.seed), steps=steps)
-        report.trained(history)
+        report.trained(train, history)
         curve = train.attach(forward=predict, inputs={"x": (None, 1)})
         x = np.linspace(-np.pi, np.pi, 201, dtype=np.float32)[:, None]
         y = curve.run(x=x).output

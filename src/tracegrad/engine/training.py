@@ -214,9 +214,21 @@ class CompiledTraining(Inspected):
 
         Raises: OSError naming the file; the training goes on.
         """
+        replace_file(path, checkpoints.parts(self._state()))
+
+    def _state(self) -> checkpoints.Checkpoint:
+        """The training after the steps queued so far."""
         stepper, knobs, spec = self._stepper, self._knobs, self._optimizer.spec()
-        state = self._call(lambda session: checkpoints.take(session, stepper, knobs, spec))
-        replace_file(path, checkpoints.parts(state))
+        return self._call(lambda session: checkpoints.take(session, stepper, knobs, spec))
+
+    def digest(self, losses: Sequence[float] = ()) -> str:
+        """SHA-256 of the training after the steps queued so far, 64 hexadecimal digits.
+
+        losses:   losses to include, such as `history.loss` of `fit`; rounded to f32.
+        Returns:  a hash of these, the parameters, optimizer state, step, seed, schedule and hyperparameters. Equal
+                  hashes mean equal bits. A seed gives the same hash on a device in every process, and after a resume.
+        """
+        return checkpoints.digest(self._state(), losses)
 
     def load(self, path: str | os.PathLike[str]) -> None:
         """Resume from a file that `save` wrote, bit-exact on the same device.
