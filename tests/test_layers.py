@@ -22,7 +22,7 @@ LAYERS = {
     "nn": 4, "init": 4, "optim": 4, "lr": 4, "transforms": 4,
     "kernels": 5,
     "passes": 6, "evaluate": 6,
-    "program": 7, "render": 7,  # a Program is plain data: it imports nothing, and renderers fill it
+    "program": 7, "program_json": 7, "render": 7,  # a Program is plain data: it imports nothing, and renderers fill it
     "compiler": 8,
     "runtime": 9, "arrays": 9, "bare": 9,
     "": 10, "engine": 10, "imperative": 10, "introspection": 10, "commands": 10, "demo": 10, "entrypoints": 10,

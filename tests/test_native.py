@@ -412,3 +412,29 @@ def test_kernels_are_spelled_one_at_a_time_whoever_asks() -> None:
     with ThreadPoolExecutor(8) as pool:
         assert list(pool.map(lambda k: k.wgsl, 2 * kernels)) == ["text"] * 16
     assert most == 1 and times == len(kernels)
+
+
+def test_kernels_of_others_are_compiled_with_the_checks_of_the_driver(
+    session: NativeSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those of this process's compiler are not: it proves its indices in range. Only wgpu's own function checks."""
+    checked: list[str] = []
+    real = type(session._device).create_shader_module
+
+    def spy(self: object, *, label: str, code: str) -> object:
+        checked.append(label)
+        return real(self, label=label, code=code)
+
+    monkeypatch.setattr(type(session._device), "create_shader_module", spy)
+    reach = "b1[i] = b0[i + o(0)]; b1[o(0)] = 7.0;"  # far behind both arrays
+    buffers = [Buffer("in", "f32", 4, "input"), Buffer("out", "f32", 4, "output")]
+    places = [Field("x", 0, 0, "f32", (4,))], [Field("y", 1, 0, "f32", (4,))]
+    for name, own in (("here", True), ("there", False)):
+        bad = replace(kernel(name, reach, "f32", "f32 write", slots=1), own=own)
+        p = program([bad], buffers, [Dispatch(0, (0, 1), (1 << 28,), (4, 1))], *places)
+        handle = session.load(p if own else Program.from_json(p.to_json()))
+        if not own:
+            got = session.collect(session.submit(handle, {"x": np.ones(4, np.float32)}))
+            assert np.isfinite(got["y"]).all()
+        session.unload(handle)
+    assert checked == ["here", "there"] if session.calls.name == "public" else ["there"]

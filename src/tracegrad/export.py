@@ -68,7 +68,7 @@ def export(
     manifest["vocabulary"] = [str(x) for x in contents.vocabulary or ()]
     whole = {f.name for f in state.program.inputs if f.name in rows and rows[f.name].shape == f.shape}
     if rows:
-        manifest["feed"] = plain_program(make_feed(state.program, rows.keys() - whole))
+        manifest["feed"] = make_feed(state.program, rows.keys() - whole).to_data()
     weights, data = b"".join(checkpoints.parts(state)), b"".join(safetensors.parts(rows))
     parts = {"program": manifest, "weights": weights, "data": data}
     if single_file:
@@ -128,22 +128,13 @@ def manifest_of(state: checkpoints.Checkpoint, title: str, demos: Mapping[str, M
     return {
         "version": VERSION,
         "title": title,
-        "train": plain_program(state.program),
+        "train": state.program.to_data(),
         "checkpoint": [asdict(f) for f in checkpoints.fields_of(state.program)],
         "forwards": dict(demos),
         "seed": state.seed,
         "lr": dict(state.lr),
         "hyper": dict(state.hyper),
     }
-
-
-def plain_program(program: Program) -> dict[str, Any]:
-    """The program without what only a CPU runs."""
-    out = asdict(program)
-    for kernel in out["kernels"]:
-        for name in ("numpy", "c", "calls"):
-            del kernel[name]
-    return out
 
 
 def demo_of(name: str, forward: CompiledForward, host: Any, data: Mapping[str, Any]) -> dict[str, Any]:
@@ -155,7 +146,7 @@ def demo_of(name: str, forward: CompiledForward, host: Any, data: Mapping[str, A
     built = _built(forward, host)
     fields = [f for f in built.program.inputs if not f.name.startswith(PREFIX)]
     demo = demo_kind(fields, built, data)
-    return {"program": plain_program(built.program), "structure": built.structure, "demo": demo}
+    return {"program": built.program.to_data(), "structure": built.structure, "demo": demo}
 
 
 def _built(forward: CompiledForward, host: Any) -> Built:

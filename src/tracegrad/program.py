@@ -8,16 +8,17 @@ so that repeated layers share one kernel.
 from __future__ import annotations
 
 import base64
-import functools
 import json
 import os
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, is_dataclass, replace
-from itertools import repeat
-from typing import TYPE_CHECKING, Any, cast, get_args, get_origin, get_type_hints
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, cast
 
 from tracegrad.dtypes import DTYPES, STORED, TensorType
+from tracegrad.errors import InputError
+from tracegrad.jsontext import parse, shown
+from tracegrad.program_json import LOCAL, built, check, plain
 
 VERSION = 1
 PERSISTENT = ("param", "grad", "state", "data")  # roles whose buffers outlive a step and are shared by name
@@ -116,17 +117,19 @@ class KernelSource(Spelled):
     slots: int  # how many offsets a dispatch gives
     workgroup_memory: int  # bytes
     wgsl: str = field(repr=False)
-    numpy: str = field(repr=False)
-    c: str = field(default="", repr=False)  # functions for all but products,
-    calls: str = field(default="", repr=False)  # and Python that binds them and the products, in order
+    numpy: str = field(repr=False, compare=False, metadata=LOCAL)  # host code, as the next two are: no file holds it
+    c: str = field(default="", repr=False, compare=False, metadata=LOCAL)  # functions for all but products,
+    calls: str = field(default="", repr=False, compare=False, metadata=LOCAL)  # and Python that binds both, in order
     serial_wgsl: str = field(default="", repr=False)  # the same without workgroup memory, where that is used
     serial_grid: tuple[int, int] = (0, 0)  # workgroups of each dispatch of serial_wgsl
+    # made by the compiler in this process: the CPU runs no other, and a GPU checks the indices of all others
+    own: bool = field(default=False, repr=False, compare=False, metadata=LOCAL)
 
     @staticmethod
     def spelled(spell: Mapping[str, Callable[[], str]], **known: Any) -> KernelSource:
         """A kernel whose texts `spell` makes, by field, when they are asked for."""
         made = object.__new__(KernelSource)
-        for name, value in {"_spell": spell, **known}.items():
+        for name, value in {"_spell": spell, "own": True, **known}.items():
             object.__setattr__(made, name, value)
         return made
 
@@ -189,7 +192,7 @@ class Program:
 
     def unrolled(self) -> Iterator[Dispatch]:
         """All dispatches in the order they run, those in loops once an iteration, with the offsets of that."""
-        return _unrolled(self.dispatches, 0, len(self.dispatches), self.loops, ())
+        return _unrolled(self, range(len(self.dispatches)), range(len(self.loops)), ())
 
     @property
     def needs_f16(self) -> bool:
@@ -215,51 +218,61 @@ class Program:
             ),
         )
 
-    def to_json(self) -> str:
-        """Canonical text: equal programs give equal bytes."""
-        return json.dumps({"version": VERSION, **asdict(self)}, separators=(",", ":"), sort_keys=True)
+    def to_data(self) -> dict[str, Any]:
+        """Plain data without the host code of its kernels."""
+        return plain(self)
 
     @staticmethod
-    def from_json(text: str) -> Program:
-        """The program that `to_json` wrote."""
-        d = json.loads(text)
-        if d.pop("version") != VERSION:
-            raise ValueError(f"a program of another version; this library reads version {VERSION}")
-        return _built(Program, d)
+    def from_data(data: Any, where: str = "program") -> Program:
+        """The program that `to_data` gave. InputError naming the first fault; `where` begins its place."""
+        program: Program = built(Program, data, where)
+        check(program, where)
+        return program
+
+    def to_json(self) -> str:
+        """Canonical text: equal programs give equal bytes. It holds WGSL, and no code for the host."""
+        return json.dumps({"version": VERSION, **self.to_data()}, separators=(",", ":"), sort_keys=True)
+
+    @staticmethod
+    def from_json(text: str | bytes) -> Program:
+        """The program that `to_json` wrote.
+
+        A program from a file is data of unknown origin. It carries no code for the host, so a CPU refuses it; a GPU
+        runs its kernels with the driver's bounds checks.
+        Raises: InputError, in one sentence, for text that is not JSON, another version, a field that is unknown,
+                missing or of another type, and an index, size, offset or loop that does not fit the rest.
+        """
+        d = parse(text)
+        if not isinstance(d, dict) or "version" not in d:
+            raise InputError("program: this is no program of tracegrad; its JSON is an object with a version")
+        data = cast("dict[str, Any]", d)
+        version = data.pop("version")
+        if type(version) is not int or version != VERSION:
+            raise InputError(f"program: version {shown(version)}; this library reads version {VERSION}")
+        return Program.from_data(data)
 
 
-def _unrolled(
-    dispatches: Sequence[Dispatch], begin: int, end: int, loops: Sequence[Loop], at: tuple[int, ...]
-) -> Iterator[Dispatch]:
-    """Dispatches `begin` to `end` in iteration `at` of the loops around them; `loops` are those inside."""
-    while begin < end:
-        if loops and loops[0].begin == begin:
-            loop, inner = loops[0], [x for x in loops[1:] if x.end <= loops[0].end]
-            for k in range(loop.count):
-                yield from _unrolled(dispatches, begin, loop.end, inner, (*at, k))
-            begin, loops = loop.end, loops[1 + len(inner) :]
+def _unrolled(p: Program, dispatches: range, loops: range, at: tuple[int, ...]) -> Iterator[Dispatch]:
+    """Some dispatches in iteration `at` of the loops around them; `loops` are those inside."""
+    k, end = dispatches.start, dispatches.stop
+    x = loops.start
+    while k < end:
+        if x < loops.stop and p.loops[x].begin == k:
+            loop, after = p.loops[x], x + 1
+            while after < loops.stop and p.loops[after].end <= loop.end:
+                after += 1
+            for t in range(loop.count):
+                yield from _unrolled(p, range(k, loop.end), range(x + 1, after), (*at, t))
+            k, x = loop.end, after
             continue
-        d = dispatches[begin]
+        d = p.dispatches[k]
         if d.moves:
             offsets = list(d.offsets)
             for slot, move in d.moves:
                 offsets[slot] += move.step * (at[move.depth] % move.ring)
             d = Dispatch(d.kernel, d.buffers, tuple(offsets), d.grid)
         yield d
-        begin += 1
-
-
-_kinds = functools.cache(get_type_hints)
-
-
-def _built(kind: Any, value: Any) -> Any:
-    """What a field of type `kind` holds, from what JSON has of it."""
-    if is_dataclass(kind):
-        return cast("Any", kind)(**{name: _built(_kinds(kind)[name], v) for name, v in value.items()})
-    if get_origin(kind) is tuple:
-        kinds = get_args(kind)
-        return tuple(map(_built, repeat(kinds[0]) if ... in kinds else kinds, value))
-    return value
+        k += 1
 
 
 def field_named(fields: Sequence[Field], name: str) -> Field:

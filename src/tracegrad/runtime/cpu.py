@@ -19,6 +19,7 @@ from typing import Any
 from tracegrad.arrays import np
 from tracegrad.dtypes import STORED
 from tracegrad.errors import DeviceError
+from tracegrad.jsontext import shown
 from tracegrad.program import PERSISTENT, Buffer, Field, Program
 from tracegrad.render.c import library_source
 from tracegrad.render.c_calls import BETWEEN
@@ -73,6 +74,12 @@ class CpuSession:
     def load(self, program: Program) -> int:
         """Allocate what is new, and begin to compile: whoever needs the kernels waits for them."""
         self._check_open()
+        foreign = [k.label for k in program.kernels if not k.own]
+        if foreign:
+            raise DeviceError(
+                f"kernel {shown(foreign[0])} was not compiled by this process; the CPU runs no code of others. "
+                "Compile the model here, or run the program on a GPU, which checks its indices"
+            )
         self._next += 1
         memory = {b.name: self._array(b) for b in program.buffers}
         self._loaded[self._next] = _Loaded(program, memory, self._begun(program))

@@ -21,6 +21,7 @@ fn main(@builtin(workgroup_id) wid: vec3u) {
 }
 """,
             numpy="",
+            own=True,
         ),
     ),
     buffers=(Buffer("x", "f32", 4, "input"), Buffer("y", "f32", 8, "output")),

@@ -82,8 +82,8 @@ class Calls(Protocol):
 
     name: str
 
-    def module(self, label: str, code: str) -> Any:
-        """A shader module."""
+    def module(self, label: str, code: str, *, trusted: bool) -> Any:
+        """A shader module. What is not trusted runs with the driver's checks of indices and loops."""
         ...
 
     def prepare(self, launches: Sequence[Launch]) -> Any:
@@ -130,7 +130,7 @@ class PublicCalls:
     def __init__(self, device: Any) -> None:
         self._device = device
 
-    def module(self, label: str, code: str) -> Any:
+    def module(self, label: str, code: str, *, trusted: bool) -> Any:
         return self._device.create_shader_module(label=label, code=code)
 
     def prepare(self, launches: Sequence[Launch]) -> Any:
@@ -207,8 +207,10 @@ class DirectCalls:
         info.mode, info.callback = self._lib.WGPUCallbackMode_AllowProcessEvents, self._mapped
         self._map_info = info
 
-    def module(self, label: str, code: str) -> Any:
-        """Without checks of indices and loops: the compiler proves its indices in range, or clamps them."""
+    def module(self, label: str, code: str, *, trusted: bool) -> Any:
+        """Without checks for kernels of this process's compiler, which proves its indices in range, or clamps them."""
+        if not trusted:
+            return self._owner.create_shader_module(label=label, code=code)
         api, ffi = self._api, self._ffi
         source = ffi.new("WGPUShaderSourceWGSL *")
         text, name = ffi.new("char[]", code.encode()), ffi.new("char[]", label.encode())

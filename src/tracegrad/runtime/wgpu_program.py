@@ -73,7 +73,7 @@ class Kernels:
     def __init__(self, device: Any) -> None:
         self._device = device
         self._layouts: dict[tuple[str, ...], Any] = {}
-        self._pipelines: WeakValueDictionary[tuple[str, str, tuple[bool, ...], bool], Any] = WeakValueDictionary()
+        self._pipelines: WeakValueDictionary[tuple[Any, ...], Any] = WeakValueDictionary()
 
     def __len__(self) -> int:
         return len(self._pipelines)
@@ -97,13 +97,13 @@ class Kernels:
 
     def pipeline(self, kernel: KernelSource, calls: Calls) -> Any:
         """The kernel, compiled. CompileError names it and carries the driver's message."""
-        key = (calls.name, kernel.wgsl, tuple(b.written for b in kernel.bindings), kernel.slots > 0)
+        key = (calls.name, kernel.wgsl, tuple(b.written for b in kernel.bindings), kernel.slots > 0, kernel.own)
         found = self._pipelines.get(key)
         if found is None:
             layouts = [self.layout(kernel), *([self.offsets_layout()] if kernel.slots else [])]
             try:
                 layout = self._device.create_pipeline_layout(bind_group_layouts=layouts)
-                module = calls.module(kernel.label, kernel.wgsl)
+                module = calls.module(kernel.label, kernel.wgsl, trusted=kernel.own)
                 stage = {"module": module, "entry_point": "main"}
                 found = self._device.create_compute_pipeline(label=kernel.label, layout=layout, compute=stage)
             except Exception as e:
@@ -134,7 +134,7 @@ def with_constant_offsets(kernel: KernelSource, offsets: tuple[int, ...]) -> Ker
     if text is None:
         return kernel
     # made anew: `replace` would spell it in every language
-    return KernelSource(kernel.label, kernel.bindings, 0, kernel.workgroup_memory, text, "")
+    return KernelSource(kernel.label, kernel.bindings, 0, kernel.workgroup_memory, text, "", own=kernel.own)
 
 
 def check_limits(program: Program, limits: Mapping[str, int], features: Set[str], device: str) -> None:
