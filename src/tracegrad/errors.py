@@ -40,6 +40,10 @@ class MissingNameError(TraceError, AttributeError):
     """A name that a tensor does not have."""
 
 
+class CallError(TracegradError, TypeError):
+    """A call with arguments that the function does not take."""
+
+
 class CompileError(TracegradError, RuntimeError):
     """A traced program that cannot be compiled for the device."""
 

@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Any
 from tracegrad import ambient, foreign
 from tracegrad.dtypes import DType, Shape, TensorType
 from tracegrad.errors import DTypeError, ShapeError, Site, TraceError, placed
-from tracegrad.methods import AT_ONCE, Op, TensorMethods
+from tracegrad.habits import branching
+from tracegrad.methods import AT_ONCE, Op, TensorMethods, with_types
 
 _serial = itertools.count()
 
@@ -150,24 +151,35 @@ class Tensor(TensorMethods):
 
     def __bool__(self) -> bool:
         raise TraceError.here(
-            f"the value of {self!r} is not known while tracing, so it cannot decide a Python branch; "
-            "use tg.where, or decide on a Python value"
+            f"the value of {self!r} is not known while tracing, so it cannot decide a Python branch: {branching()}"
         )
 
     def __float__(self) -> float:
         raise TraceError.here(
-            f"the value of {self!r} is not known while tracing; return it with the result, as aux of a loss, "
-            "and read it there"
+            f"the value of {self!r} is not known while tracing, so there is no number: compute with functions of tg., "
+            "such as tg.exp, or return it with the result, as aux of a loss, and read it there"
         )
 
-    __int__ = __float__  # pyright: ignore[reportAssignmentType]
+    def __int__(self) -> int:
+        raise TraceError.here(
+            f"the value of {self!r} is not known while tracing, so int() has no number: sizes are in x.shape, and "
+            "a computed integer is tg.cast(x, tg.i32)"
+        )
+
+    def __index__(self) -> int:
+        raise TraceError.here(
+            f"the value of {self!r} is not known while tracing, so it cannot be the integer of a size, an index of a "
+            "list, a range or a slice: sizes are in x.shape; tg.take(x, i, axis) picks elements, as of tg.stack(list)"
+        )
 
     def __format__(self, spec: str) -> str:
         return str(float(self)) if spec else repr(self)  # a number's format wants a number, and float() says why not
 
     def __len__(self) -> int:
         if not self.shape:
-            raise TraceError.here(f"{self!r} has rank 0: it has no length and nothing to iterate over")
+            raise TraceError.here(
+                f"{self!r} has rank 0: it has no length and nothing to iterate over; a reduction over axis= keeps axes"
+            )
         return self.shape[0]
 
     def __iter__(self) -> Iterator[Tensor]:
@@ -220,7 +232,7 @@ def bind(p: Primitive, *inputs: Tensor, **attrs: Any) -> Tensor:
     try:
         type_ = p.type(*(x.type for x in inputs), **attrs)
     except (ShapeError, DTypeError) as e:
-        raise placed(e, p.name, site) from None
+        raise placed(with_types(e, inputs), p.name, site) from None
     return Tensor(p, inputs, attrs, type_, site)
 
 

@@ -14,7 +14,8 @@ from types import CodeType
 from typing import TYPE_CHECKING, Any, Self, TypeVar, cast
 
 from tracegrad.ambient import current_site
-from tracegrad.errors import DTypeError, InputError, ShapeError, TraceError, TracegradError, placed
+from tracegrad.errors import CallError, DTypeError, InputError, ShapeError, TraceError, TracegradError, placed
+from tracegrad.habits import shown, unexpected
 from tracegrad.shapes import Axes
 
 if TYPE_CHECKING:
@@ -37,7 +38,7 @@ TYPE = re.compile(r"\b(f32|f64|i32|u32|bool)\[")
 class Op:
     """A public function, and what the engine prepared for it."""
 
-    __slots__ = ("calls", "function", "given", "parameters", "plans", "signature")
+    __slots__ = ("calls", "collects", "function", "given", "parameters", "plans", "signature", "takes")
 
     def __init__(self, f: Callable[..., Any]):
         """f: a function of Python."""
@@ -54,13 +55,17 @@ class Op:
         self.signature = ", ".join([*names[:n], *marked, *names[n : n + m], *any_named])
         passed = ", ".join([f"{x}={x}" for x in names[n : n + m]] + any_named)
         self.given = f"({''.join([f'{x}, ' for x in [*names[:n], *many]])}), dict({passed})"
+        self.takes = names[: n + m]
+        # Keywords that the op does not have get a remedy. To collect them costs a call 0.1 us, so that an op without
+        # options, which is a small one, leaves them to Python.
+        self.collects = (f.__defaults__ or m) and not any_named
 
 
 # What stands behind the name of an op: its own signature, written out, because one of *args and **kwargs would cost a
 # small op on values half as much as it takes NumPy.
 ENTRY = """\
 def entry({signature}):
-    try:
+    try:{unexpected}
         try:
             _call = _calls[{kinds}]
         except KeyError:
@@ -68,7 +73,15 @@ def entry({signature}):
         return _new({kinds}, {given}) if _call is None else _call({parameters})
     except _errors as _e:
         raise _failed(_e, ({parameters})) from None
+    except _python as _e:
+        raise _misused(_e, ({parameters})) from _e
 """
+UNEXPECTED = """
+        if _other:
+            raise _unexpected(_takes, _other)"""
+ERRORS = (ShapeError, DTypeError, InputError, TraceError, CallError)
+# What Python raises where an argument is of a type that no check of the op foresaw
+PYTHON = (TypeError, ValueError, IndexError, KeyError, AttributeError, OverflowError)
 
 
 def op(f: F) -> F:
@@ -83,17 +96,24 @@ def op(f: F) -> F:
         return f(*args, **kwargs) if result is NotImplemented else result
 
     def failed(error: TracegradError, args: tuple[Any, ...]) -> TracegradError:
-        return placed(_with_types(error, args), name, current_site())
+        return placed(with_types(error, args), name, current_site())
+
+    def misused(error: Exception, args: tuple[Any, ...]) -> TracegradError:
+        given = ", ".join([f"{x}={shown(a)}" for x, a in zip(entry.parameters, args)])
+        return placed(CallError(f"cannot work with {given}: {error}; see help(tg.{name})"), name, current_site())
 
     kinds = [f"_type({x})" for x in entry.parameters]
     source = ENTRY.format(
-        signature=entry.signature,
+        signature=f"{entry.signature}, **_other" if entry.collects else entry.signature,
+        unexpected=UNEXPECTED if entry.collects else "",
         kinds=kinds[0] if len(kinds) == 1 else f"({', '.join(kinds)})",
         parameters="".join([f"{x}, " for x in entry.parameters]),
         given=entry.given,
     )
-    errors = (ShapeError, DTypeError, InputError, TraceError)
-    scope = {"_calls": entry.calls, "_new": new, "_failed": failed, "_errors": errors, "_type": type}
+    scope = {
+        "_calls": entry.calls, "_new": new, "_failed": failed, "_errors": ERRORS, "_type": type, "_python": PYTHON,
+        "_misused": misused, "_unexpected": unexpected, "_takes": entry.takes,
+    }  # fmt: skip
     exec(_compiled(source), scope)
     named: Any = scope["entry"]
     named.__defaults__, named.__kwdefaults__ = f.__defaults__, f.__kwdefaults__
@@ -107,10 +127,11 @@ def _compiled(source: str) -> CodeType:
     return compile(source, f"{__file__}:written", "exec")  # of the package, so that no error takes it for the user's
 
 
-def _with_types(error: E, args: Sequence[Any]) -> E:
+def with_types(error: E, args: Sequence[Any]) -> E:
     """`error` naming the types of the operands, unless its rule did."""
     types = [str(cast("Tensor", a).type) for a in args if isinstance(a, TensorMethods)]
-    if not types or error.bare is not None or TYPE.search(str(error)) or "\n  at " in str(error):
+    told = isinstance(error, CallError) or TYPE.search(str(error)) or "\n  at " in str(error)
+    if not types or error.bare is not None or told:
         return error
     return type(error)(f"{error}; got {' and '.join(types)}")
 
@@ -175,6 +196,14 @@ class TensorMethods:
     def __ne__(self, b: object) -> Self: ...  # pyright: ignore[reportIncompatibleMethodOverride]
 
     __hash__ = object.__hash__
+
+    def _cannot(self, *_: Any) -> Any:
+        raise TraceError.here(
+            f"tensors, as {shown(self)}, have no %, // or in, and never change: write a - tg.floor(a / b) * b, "
+            "tg.floor(a / b), tg.any(x == value), or make a new tensor with tg.where or tg.concat"
+        )
+
+    __mod__ = __rmod__ = __floordiv__ = __rfloordiv__ = __divmod__ = __contains__ = __delitem__ = _cannot
 
     # the operators by name
     def add(self, b: Operand) -> Self: ...

@@ -3,21 +3,64 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from itertools import zip_longest
+from operator import index
+from typing import SupportsIndex, cast
 
 from tracegrad.dtypes import Shape
-from tracegrad.errors import ShapeError
+from tracegrad.errors import ShapeError, TracegradError
+from tracegrad.habits import shown
 
 Axes = int | Sequence[int] | None
 
 
+def whole(value: object) -> int | None:
+    """`value` as an int if it is an integer of Python, NumPy or the like; None for anything else, a bool too."""
+    if type(value) is int:
+        return value
+    if isinstance(value, bool) or not hasattr(value, "__index__"):
+        return None
+    # An eager tensor is an integer if its dtype is; a traced one raises an error of its own.
+    try:
+        return index(cast("SupportsIndex", value))
+    except TypeError as e:
+        if isinstance(e, TracegradError):
+            raise
+        return None  # an array of several elements, or of floats
+
+
+def integer(value: object, what: str) -> int:
+    """`value` as an int; ShapeError naming `what` if it is none."""
+    n = whole(value)
+    if n is not None:
+        return n
+    hint = ""
+    if isinstance(value, float) and value.is_integer():
+        hint = f"; write {int(value)}, or // for a division"
+    raise ShapeError(f"{what} must be an integer, got {shown(value)}{hint}")
+
+
+def integers(values: object, what: str) -> tuple[int, ...]:
+    """One integer or a sequence of them, as a tuple; ShapeError naming `what` for anything else."""
+    n = whole(values)
+    if n is not None:
+        return (n,)
+    if isinstance(values, float):
+        return (integer(values, what),)
+    if isinstance(values, (str, dict, set)) or not hasattr(values, "__iter__"):
+        raise ShapeError(f"{what} must be an integer or a tuple of integers, got {shown(values)}")
+    return tuple([integer(n, what) for n in cast("Iterable[object]", values)])
+
+
 def normalize_axis(axis: int, ndim: int) -> int:
     """`axis` counted from the front; ShapeError outside [-ndim, ndim)."""
-    if isinstance(axis, bool) or not isinstance(axis, int):  # pyright: ignore[reportUnnecessaryIsInstance]
-        raise ShapeError(f"axis must be an integer, got {axis!r}")
+    if isinstance(axis, bool):
+        raise ShapeError(f"axis must be an integer, got {axis}; keepdims={axis} is an argument of its own")
+    axis = integer(axis, "axis")
     if not -ndim <= axis < ndim:
-        raise ShapeError(f"axis {axis} is out of range for {ndim} dimension{'s' if ndim != 1 else ''}")
+        known = f"axes are {-ndim} to {ndim - 1}" if ndim else "a scalar has none"
+        raise ShapeError(f"axis {axis} is out of range for {ndim} dimension{'s' if ndim != 1 else ''}; {known}")
     return axis % ndim
 
 
@@ -25,10 +68,11 @@ def normalize_axes(axis: Axes, ndim: int) -> tuple[int, ...]:
     """Sorted axes counted from the front; None means all of them."""
     if axis is None:
         return tuple(range(ndim))
-    axes = (axis,) if isinstance(axis, int) else tuple(axis)
-    out = tuple(sorted(normalize_axis(a, ndim) for a in axes))
+    if isinstance(axis, bool):
+        normalize_axis(axis, ndim)
+    out = tuple(sorted(normalize_axis(a, ndim) for a in integers(axis, "axis")))
     if len(set(out)) != len(out):
-        raise ShapeError(f"axis {axis} names the same dimension twice")
+        raise ShapeError(f"axis {axis} names the same dimension twice; leave one out")
     return out
 
 
@@ -63,16 +107,19 @@ def strides_of(shape: Sequence[int]) -> tuple[int, ...]:
 
 def resolve_reshape(shape: Sequence[int], size: int) -> Shape:
     """`shape` with one -1 filled in; ShapeError if it cannot hold `size` elements."""
-    dims = tuple(int(n) for n in shape)
+    dims = tuple(shape)
     if dims.count(-1) > 1:
-        raise ShapeError(f"cannot infer more than one -1 in {show(dims)}")
+        raise ShapeError(f"cannot infer more than one -1 in {show(dims)}; write all sizes but one")
+    if any(n < -1 for n in dims):
+        raise ShapeError(f"a size cannot be negative, got {show(dims)}; -1 alone stands for what is left")
     known = math.prod(n for n in dims if n != -1)
     if -1 in dims:
         if known == 0 or size % known:
             raise ShapeError(f"cannot infer -1 in {show(dims)}: {size} elements do not divide by {known}")
         dims = tuple(size // known if n == -1 else n for n in dims)
-    if math.prod(dims) != size or any(n < 0 for n in dims):
-        raise ShapeError(f"cannot reshape {size} elements to {show(dims)}, which holds {math.prod(dims)}")
+    if math.prod(dims) != size:
+        hint = "; -1 in place of one size stands for what is left" if len(dims) > 1 else ""
+        raise ShapeError(f"cannot reshape {size} elements to {show(dims)}, which holds {math.prod(dims)}{hint}")
     return dims
 
 

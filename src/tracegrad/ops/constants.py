@@ -9,10 +9,11 @@ from tracegrad.dtypes import DType, as_dtype, f32
 from tracegrad.errors import ShapeError
 from tracegrad.ir import Tensor
 from tracegrad.methods import Operand, method, op
-from tracegrad.ops.shaping import shape_of
+from tracegrad.ops.shaping import sizes_of
 from tracegrad.prims.elementwise import cast, where
 from tracegrad.prims.leaves import as_tensor, const, fitting, iota, literal, unboxed
 from tracegrad.prims.views import broadcast_to
+from tracegrad.shapes import integer
 
 __all__ = ["asarray", "eye", "full", "linspace", "ones", "tril", "zeros"]
 
@@ -35,7 +36,7 @@ def full(shape: int | Sequence[int], value: bool | int | float, dtype: DType | N
     """An array of `value`. Without `dtype`: f32 for a float, i32 for an integer, bool for a boolean."""
     value = unboxed(value)
     number = as_tensor(value) if dtype is None else const(fitting(value, as_dtype(dtype)), as_dtype(dtype))
-    return broadcast_to(number, shape_of(shape))
+    return broadcast_to(number, sizes_of(shape))
 
 
 @op
@@ -53,7 +54,7 @@ def ones(shape: int | Sequence[int], dtype: DType = f32) -> Tensor:
 @op
 def eye(n: int, m: int | None = None, dtype: DType = f32) -> Tensor:
     """The identity matrix of `n` rows and `m` (default `n`) columns: 1 on the diagonal, 0 elsewhere."""
-    shape = (n, n if m is None else m)
+    shape = sizes_of((n, n if m is None else m))
     return cast(iota(shape, 0) == iota(shape, 1), dtype)
 
 
@@ -66,13 +67,14 @@ def tril(x: Operand, k: int = 0) -> Tensor:
     x = as_tensor(x)
     if x.ndim < 2:
         raise ShapeError(f"takes a matrix or a batch of them, got {x.type}; a mask is tril(ones((n, n)))")
-    below = iota(x.shape, x.ndim - 1) <= iota(x.shape, x.ndim - 2) + k
+    below = iota(x.shape, x.ndim - 1) <= iota(x.shape, x.ndim - 2) + integer(k, "k")
     return where(below, x, False if x.dtype.name == "bool" else 0)
 
 
 @op
 def linspace(start: float, stop: float, num: int = 50) -> Tensor:
     """`num` evenly spaced f32 values from `start` to `stop`, both included; computed in double precision."""
+    num = integer(num, "num")
     if num < 0:
         raise ShapeError(f"num must not be negative, got {num}")
     step = (stop - start) / max(num - 1, 1)

@@ -44,9 +44,11 @@ def _channels(x: TensorType, w: TensorType, groups: int, per_group: int) -> None
         raise ShapeError(f"w must be filters of rank 4, got {w}")
     float_type(w)
     if groups < 1 or w.shape[0] % groups or x.shape[1] != per_group * groups:
+        last = x.shape[3] == per_group * groups != x.shape[1]
+        hint = "; images are [B,C,H,W], so write x.permute(0, 3, 1, 2) for channels last" if last else ""
         raise ShapeError(
             f"channels do not fit: x is {x}, w is {w}, groups={groups}; "
-            f"x has {x.shape[1]} channels, w takes {per_group} in each of {groups} groups"
+            f"x has {x.shape[1]} channels, w takes {per_group} in each of {groups} groups{hint}"
         )
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from operator import index
 from typing import Any, cast
 
 from tracegrad import ambient
@@ -16,7 +15,7 @@ from tracegrad.prims.composites import composite
 from tracegrad.prims.folds import GATHER, SCATTER_ADD
 from tracegrad.prims.leaves import CONST, LITERAL, as_tensor, iota, literal
 from tracegrad.prims.rules import alike
-from tracegrad.shapes import normalize_axis
+from tracegrad.shapes import integer, normalize_axis, whole
 
 __all__ = ["arange", "embedding", "one_hot", "scatter_add", "take", "take_along_axis"]
 
@@ -46,8 +45,10 @@ def getitem(x: Operand, key: Any) -> Tensor:
             shape.append(length)
         elif isinstance(k, bool):
             raise DTypeError(f"True and False are no indices; use x[None] for a new axis of {x.type}")
-        elif hasattr(k, "__index__") and not getattr(k, "shape", ()):
-            x = views.slice_(x, axis, _in_range(index(k), n, axis, x), 1)
+        elif not isinstance(k, Tensor) and not getattr(k, "shape", ()) and (at := whole(k)) is not None:
+            x = views.slice_(x, axis, _in_range(at, n, axis, x), 1)
+        elif isinstance(k, (float, str)):
+            raise DTypeError(f"indices are integers, slices, None or arrays of i32, got {k!r}")
         else:
             arrays.append((len(shape), k))
             shape.append(n)
@@ -62,7 +63,7 @@ def _explicit(x: Tensor, keys: tuple[Any, ...]) -> list[Any]:
     """`keys` with the Ellipsis written out, one key per axis and None for each new one."""
     used = len([k for k in keys if k is not None and k is not Ellipsis])
     if used > x.ndim:
-        raise ShapeError(f"{used} indices for the {x.ndim} axes of {x.type}")
+        raise ShapeError(f"{used} indices for the {x.ndim} axes of {x.type}; leave out {used - x.ndim}")
     dots = [at for at, k in enumerate(keys) if k is Ellipsis]
     if len(dots) > 1:
         raise ShapeError("an index can have one Ellipsis only")
@@ -72,7 +73,7 @@ def _explicit(x: Tensor, keys: tuple[Any, ...]) -> list[Any]:
 
 def _in_range(k: int, n: int, axis: int, x: Tensor) -> int:
     if not -n <= k < n:
-        raise ConstantIndexError(f"index {k} is out of range for axis {axis} of {x.type}")
+        raise ConstantIndexError(f"index {k} is out of range for axis {axis} of {x.type}; valid are {-n} to {n - 1}")
     return k % n
 
 
@@ -80,7 +81,8 @@ def indices_for(indices: Any, n: int) -> Tensor:
     """`indices` as i32. Constants are checked against [-n, n) here, and counted from the front."""
     t = as_tensor(indices)
     if t.dtype != i32:
-        hint = "for a mask use tg.where" if t.dtype.name == "bool" else "cast with tg.cast(x, tg.i32)"
+        hint = "cast with tg.cast(x, tg.i32), or declare the input as tg.i32[...]"
+        hint = "for a mask write tg.where(mask, x, 0)" if t.dtype.name == "bool" else hint
         raise DTypeError(f"indices must be i32, got {t.type}; {hint}")
     running = ambient.active()
     if running is not None and running.eager and t.serial in running.leaves:
@@ -89,7 +91,9 @@ def indices_for(indices: Any, n: int) -> Tensor:
     values = constant_integers(t)
     bad = [k for k in values if not -n <= k < n]
     if bad:
-        raise ConstantIndexError(f"index {bad[0]} is out of range for an axis of size {n}; indices are {t.type}")
+        raise ConstantIndexError(
+            f"index {bad[0]} is out of range for an axis of size {n}, valid are {-n} to {n - 1}; indices are {t.type}"
+        )
     if all(k >= 0 for k in values):
         return t
     return views.reshape(literal([k % n for k in values], i32), t.shape)
@@ -127,13 +131,13 @@ def one_hot(indices: Operand, n: int, dtype: DType = f32) -> Tensor:
     indices: i32. Those of an input are checked on the host against [0, n); computed ones outside give zeros.
     No gradient. Computed where it is read, never stored on its own account.
     """
-    return bind(ONE_HOT, indices_for(indices, n), n=index(n), dtype=as_dtype(dtype))
+    return bind(ONE_HOT, indices_for(indices, n), n=integer(n, "n"), dtype=as_dtype(dtype))
 
 
 @op
 def arange(n: int, dtype: DType = i32) -> Tensor:
     """0, 1, ..., n - 1. i32 by default; computed where it is read."""
-    n = index(n)
+    n = integer(n, "n")
     if n < 0:
         raise ShapeError(f"n must not be negative, got {n}")
     return rows.cast(iota((n,), 0), dtype)

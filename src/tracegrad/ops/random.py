@@ -9,21 +9,24 @@ integers come out on every runtime, and nothing is stored: a backward computes i
 from __future__ import annotations
 
 import math
+import numbers
 from collections.abc import Sequence
 from typing import Any
 
 from tracegrad import ambient
 from tracegrad.dtypes import DType, Shape, TensorType, bool_, f32, i32, u32
-from tracegrad.errors import InputError, ShapeError
+from tracegrad.errors import InputError
+from tracegrad.habits import shown
 from tracegrad.ir import Tensor, bind
 from tracegrad.methods import method, op
 from tracegrad.ops.reduction import argmax
+from tracegrad.ops.shaping import sizes_of
 from tracegrad.prims.composites import composite
 from tracegrad.prims.elementwise import bit_xor, cast, cos, float_type, floor, log, log1p, shift_right, sqrt, where
 from tracegrad.prims.leaves import as_tensor, const, counter, iota
 from tracegrad.prims.rules import alike, multilinear
 from tracegrad.prims.views import reshape
-from tracegrad.shapes import normalize_axis, show
+from tracegrad.shapes import normalize_axis
 
 __all__ = ["bernoulli", "categorical", "dropout", "randn", "uniform"]
 
@@ -87,18 +90,9 @@ def rows_at_random(n: int, count: Tensor) -> Tensor:
     return cast(floor(_closed(_bits((n,), _salted(const(0, u32)))) * count), i32)
 
 
-def _shape(shape: int | Sequence[int]) -> Shape:
-    dims = (shape,) if isinstance(shape, int) else tuple(shape)
-    if any(isinstance(n, bool) or not hasattr(n, "__index__") for n in dims):
-        raise ShapeError(f"sizes must be integers, got {show(dims)}")
-    if any(n < 0 for n in dims):
-        raise ShapeError(f"sizes must not be negative, got {show(dims)}")
-    return dims
-
-
 def _probability(p: Any) -> float:
-    if isinstance(p, Tensor) or not 0.0 <= p <= 1.0:
-        raise InputError(f"p must be a Python number in [0, 1], got {p!r}")
+    if not isinstance(p, numbers.Real) or not 0.0 <= float(p) <= 1.0:
+        raise InputError(f"p must be a Python number in [0, 1], got {shown(p)}")
     return float(p)
 
 
@@ -111,7 +105,7 @@ def uniform(shape: int | Sequence[int]) -> Tensor:
     Gradient: none.
     Raises:   ShapeError for a negative size.
     """
-    return _closed(_bits(_shape(shape), _key("uniform")))
+    return _closed(_bits(sizes_of(shape), _key("uniform")))
 
 
 @op
@@ -125,7 +119,7 @@ def randn(shape: int | Sequence[int]) -> Tensor:
     Gradient: none.
     Raises:   ShapeError for a negative size.
     """
-    dims, key = _shape(shape), _key("randn")
+    dims, key = sizes_of(shape), _key("randn")
     u, v = (_closed(_bits(dims, key, 2, k)) for k in range(2))
     # cos(2 pi v) = -cos(2 pi v - pi): WGSL promises its precision only within [-pi, pi]
     return -sqrt(log1p(-u) * -2.0) * cos(v * math.tau - math.pi)
@@ -142,7 +136,7 @@ def bernoulli(shape: int | Sequence[int], p: float = 0.5, dtype: DType = bool_) 
     Gradient: none.
     Raises:   InputError if `p` is outside [0, 1]; ShapeError for a negative size.
     """
-    dims, p = _shape(shape), _probability(p)
+    dims, p = sizes_of(shape), _probability(p)
     return cast(_closed(_bits(dims, _key("bernoulli"))) < p, dtype)
 
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import builtins
 from collections.abc import Sequence
-from operator import index
-from typing import Any, cast
+from typing import Any
 
 from tracegrad.dtypes import Shape, TensorType, bool_
 from tracegrad.errors import DTypeError, ShapeError
@@ -17,7 +16,7 @@ from tracegrad.prims.elementwise import where
 from tracegrad.prims.folds import offsets
 from tracegrad.prims.leaves import as_tensor, const, iota
 from tracegrad.prims.rules import linear, shifted
-from tracegrad.shapes import Axes, normalize_axes, normalize_axis, resolve_reshape, show
+from tracegrad.shapes import Axes, integer, integers, normalize_axes, normalize_axis, resolve_reshape, show, whole
 
 __all__ = [
     "broadcast_to",
@@ -40,7 +39,15 @@ __all__ = [
 
 def shape_of(shape: Any) -> Shape:
     """`shape` as a tuple; one integer is one axis."""
-    return (index(shape),) if hasattr(shape, "__index__") else tuple([index(n) for n in shape])
+    return integers(shape, "a size")
+
+
+def sizes_of(shape: Any) -> Shape:
+    """`shape` of a new tensor: as `shape_of`, but ShapeError for a negative size."""
+    dims = shape_of(shape)
+    if any(n < 0 for n in dims):
+        raise ShapeError(f"a size must not be negative, got {show(dims)}")
+    return dims
 
 
 @method
@@ -72,9 +79,9 @@ def permute(x: Operand, axes: Sequence[int]) -> Tensor:
     x: any dtype. axes: every axis once, negative ones counted from the end; ShapeError otherwise.
     """
     x = as_tensor(x)
-    order = tuple([normalize_axis(index(a), x.ndim) for a in axes])
+    order = tuple([normalize_axis(a, x.ndim) for a in integers(axes, "axis")])
     if sorted(order) != list(range(x.ndim)):
-        raise ShapeError(f"axes {tuple(axes)} do not name each of the {x.ndim} axes of {x.type} once")
+        raise ShapeError(f"axes {order} do not name each of the {x.ndim} axes of {x.type} once; swapaxes exchanges two")
     return views.permute(x, order)
 
 
@@ -104,7 +111,9 @@ def broadcast_to(x: Operand, shape: int | Sequence[int]) -> Tensor:
     x, target = as_tensor(x), shape_of(shape)
     padded = (1,) * (len(target) - x.ndim) + x.shape
     if len(padded) != len(target) or any(n not in (1, m) for n, m in zip(padded, target)):
-        raise ShapeError(f"cannot broadcast {x.type} to {show(target)}")
+        raise ShapeError(
+            f"cannot broadcast {x.type} to {show(target)}; axes are matched from the last, and grow from 1"
+        )
     return views.broadcast_to(x, target)
 
 
@@ -112,8 +121,9 @@ def broadcast_to(x: Operand, shape: int | Sequence[int]) -> Tensor:
 def expand_dims(x: Operand, axis: int | Sequence[int]) -> Tensor:
     """`x` with axes of size 1 inserted, at the positions `axis` of the result. Any dtype."""
     x = as_tensor(x)
-    ndim = x.ndim + (1 if isinstance(axis, int) else len(axis))
-    new = normalize_axes(axis, ndim)
+    axes = integers(axis, "axis")
+    ndim = x.ndim + len(axes)
+    new = normalize_axes(axes, ndim)
     old = iter(x.shape)
     return views.reshape(x, tuple([1 if d in new else next(old) for d in range(ndim)]))
 
@@ -127,7 +137,10 @@ def squeeze(x: Operand, axis: Axes = None) -> Tensor:
         axes = tuple([d for d in axes if x.shape[d] == 1])
     for d in axes:
         if x.shape[d] != 1:
-            raise ShapeError(f"axis {d} of {x.type} has size {x.shape[d]}, only axes of size 1 can be removed")
+            raise ShapeError(
+                f"axis {d} of {x.type} has size {x.shape[d]}, only axes of size 1 can be removed; "
+                "an index, as in x[:, 0], picks one element"
+            )
     return views.reshape(x, tuple([n for d, n in enumerate(x.shape) if d not in axes]))
 
 
@@ -139,10 +152,13 @@ def narrow(x: Operand, axis: int, start: int, length: int) -> Tensor:
     """
     x = as_tensor(x)
     axis = normalize_axis(axis, x.ndim)
-    n = x.shape[axis]
+    n, start, length = x.shape[axis], integer(start, "start"), integer(length, "length")
     first = start + n if start < 0 else start
     if length < 0 or first < 0 or first + length > n:
-        raise ShapeError(f"elements {start} to {start + length} are outside axis {axis} of {x.type}")
+        raise ShapeError(
+            f"elements {start} to {start + length} are outside axis {axis} of {x.type}; "
+            "the arguments are axis, start, length"
+        )
     return views.slice_(x, axis, first, length)
 
 
@@ -162,7 +178,7 @@ def repeat(x: Operand, repeats: int, axis: int | None = None) -> Tensor:
 
     Any dtype. Gradient: the sum over the copies.
     """
-    x, repeats = as_tensor(x), index(repeats)
+    x, repeats = as_tensor(x), integer(repeats, "repeats")
     if repeats < 0:
         raise ShapeError(f"repeats must not be negative, got {repeats}")
     if axis is None:
@@ -180,7 +196,7 @@ def _concat_type(*types: TensorType, axis: int) -> TensorType:
         raise DTypeError(f"dtypes differ: {shown}; cast one with tg.cast(x, dtype)")
     rests = {(*t.shape[:axis], *t.shape[axis + 1 :]) for t in types}
     if len(rests) != 1 or any(t.ndim != first.ndim for t in types):
-        raise ShapeError(f"shapes may differ on axis {axis} only: {shown}")
+        raise ShapeError(f"shapes may differ on axis {axis} only: {shown}; choose another axis, or reshape one")
     n = builtins.sum(t.shape[axis] for t in types)
     return TensorType(first.dtype, (*first.shape[:axis], n, *first.shape[axis + 1 :]))
 
@@ -209,6 +225,16 @@ def _concat_vjp(ct: Tensor, y: Tensor, *xs: Tensor, axis: int) -> tuple[Tensor, 
 CONCAT = composite("concat", type=_concat_type, expand=_concat, vjp=_concat_vjp, jvp=linear, batch=shifted)
 
 
+def _listed(xs: Sequence[Operand], axis: object, name: str) -> list[Tensor]:
+    """The operands of `concat` and `stack`; ShapeError unless they come in one list."""
+    if isinstance(xs, Tensor) or getattr(axis, "shape", ()):
+        raise ShapeError(f"tensors go in one list, as in tg.{name}([a, b], axis=0)")
+    tensors = [as_tensor(x) for x in xs]
+    if not tensors:
+        raise ShapeError("needs at least one tensor, got an empty list")
+    return tensors
+
+
 @op
 def concat(xs: Sequence[Operand], axis: int = 0) -> Tensor:
     """The tensors of `xs` one after the other along `axis`.
@@ -216,11 +242,7 @@ def concat(xs: Sequence[Operand], axis: int = 0) -> Tensor:
     xs: one dtype, equal shapes except on `axis`. Gradient: each input gets its part.
     Raises ShapeError, DTypeError, both naming every type.
     """
-    tensors = [as_tensor(x) for x in xs]
-    if not tensors:
-        raise ShapeError("needs at least one tensor")
-    if isinstance(axis, Tensor):
-        raise ShapeError("tensors go in one list, as in tg.concat([a, b], axis=0)")
+    tensors = _listed(xs, axis, "concat")
     axis = normalize_axis(axis, tensors[0].ndim)
     return tensors[0] if len(tensors) == 1 else bind(CONCAT, *tensors, axis=axis)
 
@@ -228,11 +250,10 @@ def concat(xs: Sequence[Operand], axis: int = 0) -> Tensor:
 @op
 def stack(xs: Sequence[Operand], axis: int = 0) -> Tensor:
     """The tensors of `xs` side by side along a new axis `axis`. One dtype, equal shapes."""
-    tensors = [as_tensor(x) for x in xs]
-    if not tensors:
-        raise ShapeError("needs at least one tensor")
+    tensors = _listed(xs, axis, "stack")
     if any(x.shape != tensors[0].shape for x in tensors):
-        raise ShapeError(f"shapes differ: {' and '.join(str(x.type) for x in tensors)}")
+        shown = " and ".join(str(x.type) for x in tensors)
+        raise ShapeError(f"shapes differ: {shown}; tg.concat joins tensors along an axis that they have")
     axis = normalize_axis(axis, tensors[0].ndim + 1)
     return concat([expand_dims(x, axis) for x in tensors], axis)
 
@@ -247,27 +268,35 @@ def split(x: Operand, sizes: int | Sequence[int], axis: int = 0) -> list[Tensor]
     x = as_tensor(x)
     axis = normalize_axis(axis, x.ndim)
     n = x.shape[axis]
-    if isinstance(sizes, int):
-        if sizes < 1 or n % sizes:
-            raise ShapeError(f"axis {axis} of {x.type} does not divide into {sizes} equal parts")
-        sizes = (n // sizes,) * sizes
-    parts = shape_of(sizes)
+    count = whole(sizes)
+    if count is not None:
+        if count < 1 or n % count:
+            raise ShapeError(
+                f"axis {axis} of {x.type} does not divide into {count} equal parts; "
+                "give their sizes, as in tg.split(x, (1, 2), axis)"
+            )
+        sizes = (n // count,) * count
+    parts = integers(sizes, "a size")
     if builtins.sum(parts) != n or any(k < 0 for k in parts):
-        raise ShapeError(f"the sizes {parts} add up to {builtins.sum(parts)}; axis {axis} of {x.type} has {n}")
+        raise ShapeError(
+            f"the sizes {parts} add up to {builtins.sum(parts)} and must add up to {n}, axis {axis} of {x.type}"
+        )
     return [views.slice_(x, axis, at if k else 0, k) for at, k in zip(offsets(parts), parts)]
 
 
 def _pad_widths(widths: Any, ndim: int) -> list[tuple[int, int]]:
     """One (before, after) per axis, from NumPy's spellings."""
-    if isinstance(widths, int):
-        return [(widths, widths)] * ndim
-    pairs = list(widths)
-    if len(pairs) == 2 and all(isinstance(w, int) for w in pairs):
-        return [(pairs[0], pairs[1])] * ndim
-    both = [(w, w) if isinstance(w, int) else cast("tuple[int, int]", tuple(w)) for w in pairs]
-    if len(both) != ndim or any(len(w) != 2 for w in both):
-        raise ShapeError(f"pad widths {widths} are not one (before, after) for each of {ndim} axes")
-    return both
+    n = whole(widths)
+    if n is not None:
+        return [(n, n)] * ndim
+    sides = [integers(w, "a width") for w in widths] if hasattr(widths, "__iter__") else [integers(widths, "a width")]
+    if len(sides) == 2 and all(whole(w) is not None for w in widths):
+        return [(sides[0][0], sides[1][0])] * ndim
+    if len(sides) != ndim or any(len(w) not in (1, 2) for w in sides):
+        raise ShapeError(
+            f"pad widths {widths} are not one (before, after) for each of {ndim} axes, as ((0, 0), (1, 1)) is for two"
+        )
+    return [(w[0], w[-1]) for w in sides]
 
 
 @method

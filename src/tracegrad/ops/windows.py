@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, cast
 
 from tracegrad.dtypes import TensorType
 from tracegrad.errors import ShapeError
@@ -14,6 +14,7 @@ from tracegrad.prims.elementwise import float_type
 from tracegrad.prims.leaves import as_tensor
 from tracegrad.prims.rules import merged, multilinear
 from tracegrad.prims.views import permute, place, reshape, slice_, unwindow, window, window_count
+from tracegrad.shapes import whole
 
 __all__ = ["col2im", "im2col"]
 
@@ -23,16 +24,19 @@ IntOrPair = int | Sequence[int]
 
 def int_pair(what: str, value: IntOrPair, least: int) -> Pair:
     """Height and width from one or two integers, none below `least`."""
-    pair: tuple[Any, ...] = tuple(value) if isinstance(value, Sequence) else (value, value)
-    if len(pair) != 2 or not all(isinstance(n, int) and n >= least for n in pair):
-        raise ShapeError(f"{what} must be one or two integers of at least {least}, got {value!r}")
-    return pair[0], pair[1]
+    many = whole(value) is None and hasattr(value, "__iter__") and not isinstance(value, str)
+    both = [whole(n) for n in cast("Sequence[object]", value)] if many else [whole(value)] * 2
+    if len(both) != 2 or any(n is None or n < least for n in both):
+        hint = "; (kernel - 1) // 2 keeps the size with stride 1" if value == "same" else ""
+        raise ShapeError(f"{what} must be one or two integers of at least {least}, got {value!r}{hint}")
+    return cast("Pair", tuple(both))
 
 
 def check_images(x: TensorType) -> TensorType:
     """`x`; an error unless it is f32 [B,C,H,W]."""
     if x.ndim != 4:
-        raise ShapeError(f"x must be images [B,C,H,W], got {x}")
+        hint = "; x[None] is a batch of one" if x.ndim == 3 else ""
+        raise ShapeError(f"x must be images [B,C,H,W], got {x}{hint}")
     return float_type(x)
 
 
@@ -44,7 +48,7 @@ def window_counts(size: Sequence[int], kernel: Pair, stride: Pair, padding: Pair
     if h < 1 or w < 1:
         raise ShapeError(
             f"a window of {kernel[0]}x{kernel[1]} (dilation {dilation[0]}x{dilation[1]}) does not fit "
-            f"an image of {size[0]}x{size[1]} with padding {padding[0]}x{padding[1]}"
+            f"an image of {size[0]}x{size[1]} with padding {padding[0]}x{padding[1]}; make it smaller, or pad more"
         )
     return h, w
 

@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from itertools import accumulate
 from typing import Any
@@ -81,7 +82,11 @@ def check_product(a: TensorType, b: TensorType) -> None:
         raise DTypeError(f"takes f32, got {a} and {b}; cast with tg.cast(x, tg.f32)")
     at = -2 if b.ndim > 1 else -1
     if a.shape[-1] != b.shape[at]:
-        hint = " (did you mean swapaxes(b, -1, -2)?)" if b.ndim > 1 and a.shape[-1] == b.shape[-1] else ""
+        hint = ""
+        if b.ndim > 1 and a.shape[-1] == b.shape[-1]:
+            hint = " (did you mean swapaxes(b, -1, -2)?)"
+        elif math.prod(a.shape[1:]) == b.shape[at]:
+            hint = " (did you mean tg.flatten(a)?)"
         raise ShapeError(
             f"inner dimensions differ: a is {a}, b is {b}; "
             f"a.shape[-1] = {a.shape[-1]} must equal b.shape[{at}] = {b.shape[at]}{hint}"

@@ -15,6 +15,7 @@ from typing import Any, cast
 from tracegrad import ambient
 from tracegrad.dtypes import DType, Shape, TensorType, bool_, f32, i32, nearest_f32, scalar_dtype, u32
 from tracegrad.errors import DTypeError, Site, TraceError, located
+from tracegrad.habits import for_operand, shown
 from tracegrad.ir import Primitive, Tensor, bind, register
 from tracegrad.methods import TensorMethods
 
@@ -123,9 +124,9 @@ def literal(array: Any, dtype: DType | None = None) -> Tensor:
     try:
         view = memoryview(array)
     except (TypeError, ValueError):
-        hint = "; convert it with .numpy()" if hasattr(array, "numpy") else ""
-        shown = f"a {type(array).__module__}.{type(array).__qualname__}" if hasattr(array, "__array__") else repr(array)
-        raise DTypeError(f"{shown} is neither a tensor, a number, a nested list nor an array{hint}") from None
+        raise DTypeError(
+            f"{shown(array)} is neither a tensor, a number, a nested list nor an array{for_operand(array)}"
+        ) from None
     shape = tuple(view.shape or ())
     source = FORMATS.get(view.format, i32)
     if view.format in ("f", "i", "I") and dtype in (None, source):
@@ -140,7 +141,8 @@ def _values(view: memoryview) -> list[Any]:
     try:
         nested: Any = view.tolist() if view.nbytes else []
     except NotImplementedError:
-        raise DTypeError(f"an array of format {view.format!r} has no dtype here; convert it to float32 first") from None
+        kind = getattr(view.obj, "dtype", view.format)
+        raise DTypeError(f"an array of {kind} has no dtype here; convert it first, as in x.astype('float32')") from None
     return _flatten(nested)[0] if view.shape and nested else nested if view.shape else [nested]
 
 
@@ -153,8 +155,8 @@ def _packed(flat: list[Any], shape: Shape, dtype: DType | None) -> Tensor:
         data = packed.array(CODES[dtype.name], values).tobytes()
     except DTypeError:
         raise
-    except TypeError:
-        raise DTypeError("a constant holds numbers only; put tensors together with tg.stack") from None
+    except (TypeError, TraceError):
+        raise DTypeError("a list holds numbers only; put tensors together with tg.stack([a, b])") from None
     return bind(LITERAL, data=data, dtype=dtype, shape=shape)
 
 
@@ -173,11 +175,11 @@ def _flatten(values: Sequence[Any]) -> tuple[list[Any], Shape]:
     """Values of a nested list in order, and its shape; DTypeError if it is ragged."""
     if not values or not isinstance(values[0], (list, tuple)):
         if any(isinstance(v, (list, tuple)) for v in values):
-            raise DTypeError("the nested list is ragged")
+            raise DTypeError("the nested list is ragged: its lists must have equal lengths")
         return list(values), (len(values),)
     parts: list[tuple[list[Any], Shape]] = [_flatten(v) if isinstance(v, (list, tuple)) else ([], ()) for v in values]
     if len({shape for _, shape in parts}) != 1:
-        raise DTypeError("the nested list is ragged")
+        raise DTypeError("the nested list is ragged: its lists must have equal lengths")
     return [v for flat, _ in parts for v in flat], (len(values), *parts[0][1])
 
 

@@ -1,0 +1,96 @@
+"""What users of NumPy and PyTorch write and expect to work: NumPy's integers, tuples and lists, NumPy's scalars."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+import tracegrad as tg
+
+X = np.arange(24, dtype=np.float32).reshape(2, 3, 4)
+INTS = [np.int64, np.int32, np.uint8, np.array]  # an array of rank 0 is an integer, too
+# Each takes the type of integer that stands for n(2), n(-1) and so on, and means what Python's int means.
+PROGRAMS: dict[str, Callable[[Callable[[int], Any], Any], Any]] = {
+    "axis": lambda n, x: tg.sum(x, axis=n(1)),
+    "axes": lambda n, x: tg.mean(x, axis=(n(0), n(-1)), keepdims=True),
+    "axes as a list": lambda n, x: tg.max(x, axis=[n(0), n(2)]),
+    "softmax": lambda n, x: tg.softmax(x, axis=n(1)),
+    "argmax": lambda n, x: tg.argmax(x, axis=n(2)),
+    "cumsum": lambda n, x: tg.cumsum(x, n(1)),
+    "reshape": lambda n, x: x.reshape(n(6), n(-1)),
+    "reshape of a list": lambda n, x: tg.reshape(x, [n(4), 6]),
+    "flatten": lambda n, x: tg.flatten(x, n(1)),
+    "permute": lambda n, x: x.permute(n(2), n(0), n(1)),
+    "swapaxes": lambda n, x: x.swapaxes(n(0), n(-1)),
+    "broadcast_to": lambda n, x: tg.broadcast_to(x[:1], (n(5), n(3), n(4))),
+    "expand_dims": lambda n, x: tg.expand_dims(x, n(1)),
+    "squeeze": lambda n, x: tg.squeeze(x[:1], n(0)),
+    "narrow": lambda n, x: tg.narrow(x, n(2), n(1), n(2)),
+    "split": lambda n, x: tg.split(x, n(2), n(2))[1],
+    "split by sizes": lambda n, x: tg.split(x, (n(1), n(3)), axis=n(2))[1],
+    "repeat": lambda n, x: tg.repeat(x, n(2), n(1)),
+    "pad": lambda n, x: tg.pad(x, ((n(0), n(1)), (n(2), 0), (0, 0))),
+    "pad by one number": lambda n, x: tg.pad(x, n(1)),
+    "concat": lambda n, x: tg.concat([x, x], axis=n(1)),
+    "stack": lambda n, x: tg.stack((x, x), axis=n(-1)),
+    "index": lambda n, x: x[n(1), n(-1)],
+    "slice": lambda n, x: x[:, n(1) : n(3)],
+    "zeros": lambda n, x: tg.zeros((n(2), n(3), n(4))) + x,
+    "one size": lambda n, x: tg.ones(n(4)) + x,
+    "full": lambda n, x: tg.full([n(3), 4], 2.0) * x,
+    "eye": lambda n, x: x @ tg.eye(n(4)),
+    "arange": lambda n, x: tg.arange(n(4)),
+    "one_hot": lambda n, x: tg.one_hot(tg.arange(3), n(4)),
+    "tril": lambda n, x: tg.tril(x, n(1)),
+    "linspace": lambda n, x: tg.linspace(0.0, 1.0, n(5)),
+    "max_pool2d": lambda n, x: tg.max_pool2d(x[None], n(2), stride=(n(1), n(2))),
+}
+
+
+@pytest.mark.parametrize("kind", INTS, ids=lambda k: k.__name__)
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_integers_of_numpy_are_integers(name: str, kind: Callable[[int], Any]) -> None:
+    def n(k: int) -> Any:
+        return k if kind is np.uint8 and k < 0 else kind(k)
+
+    program = PROGRAMS[name]
+    expected = program(int, tg.tensor(X))
+    assert np.array_equal(program(n, tg.tensor(X)).numpy(), expected.numpy())
+    graph = tg.trace_forward(
+        model=Scale(), forward=lambda m, x: tg.cast(program(n, x), tg.f32) * m.s, inputs={"x": X.shape}
+    )
+    assert graph.outputs["output"].shape == expected.shape
+    assert all(type(k) is int for k in graph.outputs["output"].shape)
+
+
+class Scale(tg.Module):
+    """One number."""
+
+    def __init__(self) -> None:
+        self.s = self.param((), dtype=tg.f32)
+
+
+MISTAKES: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
+    "dim": (lambda: tg.tensor(X).sum(dim=1), TypeError, r"sum: there is no argument 'dim'; write axis=1\. .*keepdims"),
+    "keepdim": (lambda: tg.mean(X, keepdim=True), TypeError, "write keepdims=True"),
+    "another": (lambda: tg.softmax(X, axes=0), TypeError, "write axis=0"),
+    "misspelt": (lambda: tg.cross_entropy(X, X, label_smooting=0.1), TypeError, "did you mean label_smoothing"),
+    "two at once": (lambda: tg.var(X, dim=1, unbiased=False), TypeError, "axis=1; .*'unbiased'; write ddof=False"),
+    "a float": (lambda: tg.sum(X, axis=1.0), tg.ShapeError, r"sum: axis must be an integer, got 1\.0; write 1"),
+    "a quotient": (lambda: tg.reshape(X, (12 / 2, -1)), tg.ShapeError, r"got 6\.0; write 6, or // for a division"),
+    "a negative size": (lambda: tg.zeros((2, -1)), tg.ShapeError, "a size must not be negative"),
+    "any other": (lambda: tg.tril(X, k=None), tg.ShapeError, "k must be an integer, got None"),
+    "what no check foresaw": (lambda: tg.linspace("0", 1.0), TypeError, r"linspace: cannot work with start='0'.*help"),
+}
+
+
+@pytest.mark.parametrize("name", MISTAKES)
+def test_wrong_arguments_of_an_op_get_a_remedy(name: str) -> None:
+    function, kind, text = MISTAKES[name]
+    with pytest.raises(kind, match=text) as e:
+        function()
+    assert isinstance(e.value, tg.TracegradError)
+    assert f"at {__file__}:" in str(e.value)
