@@ -9,14 +9,16 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from itertools import accumulate
+from math import prod
 from typing import Any
 
 from tracegrad.dtypes import TensorType, f32, i32
 from tracegrad.errors import DTypeError, ShapeError
 from tracegrad.ir import Primitive, Tensor, bind, register
 from tracegrad.methods import METHODS
+from tracegrad.prims.leaves import const, iota
 from tracegrad.prims.rules import Tangents, linear, multilinear, shifted, spread
-from tracegrad.prims.views import broadcast_to, permute, reshape
+from tracegrad.prims.views import broadcast_to, permute, place, reshape, slice_
 from tracegrad.shapes import reduced_shape
 
 
@@ -49,14 +51,30 @@ def _extremum_jvp(ts: Tangents, y: Tensor, x: Tensor, *, axes: tuple[int, ...]) 
 
 
 def _others(x: Tensor, axes: tuple[int, ...]) -> Tensor:
-    """Product of the others: y/x, except around zeros, where only a single zero has a derivative."""
-    where = METHODS["where"]
-    zero = x == 0.0
-    zeros = METHODS["cast"](zero, f32).sum(axes, keepdims=True)
-    others = bind(PROD, where(zero, 1.0, x), axes=axes)  # the product without its zeros
-    at_zero = broadcast_to(where(zeros == 1.0, others, 0.0), x.shape)
-    elsewhere = broadcast_to(where(zeros == 0.0, others, 0.0), x.shape) / where(zero, 1.0, x)
-    return where(zero, at_zero, elsewhere)
+    """For each element the product of all others over `axes`: no quotient, so zeros, infinities and every order of
+    derivative come out right."""
+    kept = [d for d in range(x.ndim) if d not in axes]
+    order = (*kept, *axes)
+    rows = permute(x, order)
+    flat = reshape(rows, (*[x.shape[d] for d in kept], prod([x.shape[d] for d in axes])))
+    return permute(reshape(_others_in_rows(flat), rows.shape), [order.index(d) for d in range(x.ndim)])
+
+
+def _others_in_rows(x: Tensor) -> Tensor:
+    """The other one of a pair, times the others of the products of pairs."""
+    *batch, n = x.shape
+    if n == 1:
+        return broadcast_to(const(1.0), x.shape)
+    at, pairs = len(batch), -(-n // 2)
+    if n % 2:
+        whole = (*batch, n + 1)
+        x = METHODS["where"](iota(whole, at) < n, place(x, at, 0, n + 1), 1.0)
+    x = reshape(x, (*batch, pairs, 2))
+    first, second = (reshape(slice_(x, at + 1, k, 1), (*batch, pairs)) for k in (0, 1))
+    others = _others_in_rows(first * second)
+    partners = slice_(x, at + 1, 1, 2, -1)
+    result = partners * broadcast_to(reshape(others, (*batch, pairs, 1)), x.shape)
+    return slice_(reshape(result, (*batch, 2 * pairs)), at, 0, n)
 
 
 # The functions behind x.sum() and x.max(), which are a layer of Python. NumPy would sum i32 as i64. PEAK is MAX for a
