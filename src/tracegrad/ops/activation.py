@@ -63,20 +63,29 @@ SOFTPLUS = _elementwise(
 )
 
 
+FLAT = 16.0  # beyond, the weight of the tanh form is 0 or 1 to the last bit, and its slopes 0
+
+
 def _gelu_weight(x: Tensor) -> Tensor:
     """(1 + tanh(v)) / 2 = 1 / (1 + exp(-2v)), v = sqrt(2/pi) (x + 0.044715 x^3): of cheaper terms, none of which
     cancels where it is small."""
     return logistic(x * (SQRT_EIGHT_OVER_PI + (SQRT_EIGHT_OVER_PI * GELU_CUBIC) * square(x)))
 
 
+def _gelu_tanh(x: Tensor) -> Tensor:
+    x = where(x < -FLAT, -FLAT, x)  # -inf times the weight 0 would be NaN
+    return x * _gelu_weight(x)
+
+
 def _gelu_vjp(ct: Tensor, y: Tensor, x: Tensor) -> tuple[Tensor]:
-    """d/dx x p(u(x)) = p + x p (1 - p) u'(x)."""
+    """d/dx x p(u(x)) = p + x p (1 - p) u'(x), of limited x: else the square is infinite, and 0 times that NaN."""
+    x = where(x < -FLAT, -FLAT, where(x > FLAT, FLAT, x))
     p = _gelu_weight(x)
     slope = SQRT_EIGHT_OVER_PI + (3.0 * SQRT_EIGHT_OVER_PI * GELU_CUBIC) * square(x)
-    return (ct * (p + y * (1.0 - p) * slope),)
+    return (ct * (p + x * p * (1.0 - p) * slope),)
 
 
-GELU_TANH = _elementwise("gelu_tanh", lambda x: x * _gelu_weight(x), _gelu_vjp)
+GELU_TANH = _elementwise("gelu_tanh", _gelu_tanh, _gelu_vjp)
 
 
 @method

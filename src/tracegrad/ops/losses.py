@@ -203,7 +203,9 @@ def mse_loss(prediction: Any, target: Any, reduction: str = "mean") -> Tensor:
 
 
 def _bce(x: Tensor, t: Tensor) -> Tensor:
-    return maximum(x, 0.0) - x * t + log1p(exp(-abs(x)))
+    wrong = where(x > 0.0, 1.0 - t, t)
+    size = abs(x)
+    return where(wrong == 0.0, 0.0, size * wrong) + log1p(exp(-size))  # chosen: an infinite logit may be right
 
 
 def _bce_vjp(ct: Tensor, y: Tensor, x: Tensor, t: Tensor) -> tuple[Tensor, Tensor]:
@@ -219,7 +221,7 @@ BCE = composite(
 def binary_cross_entropy_with_logits(logits: Any, targets: Any, reduction: str = "mean") -> Tensor:
     """Cross entropy of independent yes-or-no targets under sigmoid(logits), finite for every finite logit.
 
-    loss = max(x, 0) - x t + log(1 + exp(-|x|))
+    loss = max(x, 0) - x t + log(1 + exp(-|x|)), which is 0 for x = inf, t = 1 and for x = -inf, t = 0
 
     logits:    f32, raw.
     targets:   f32, shape of `logits`, probabilities in [0, 1]; may be a number.

@@ -148,15 +148,16 @@ def _document(name: str, two: bool, accepts: tuple[DType, ...], out: DType | Non
 
 float_type = typed(FLOAT)  # f32 only
 
-SMALLEST = 2.0**-126  # of the normal numbers
+SMALL = 2.0**-31  # its powers down to the -4th, of which third derivatives are made, are finite
 TWO_OVER_SQRT_PI = 2.0 / math.sqrt(math.pi)
 
 
 def _pow_vjp(ct: Tensor, y: Tensor, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
     """b a^(b-1), which is 0 for b = 0, and y log(a), which is 0 for a = 0 and b >= 0; as PyTorch."""
-    inverse = logical_or(b != 0.0, abs(a) >= SMALLEST)  # else a^-1 may be inf or NaN, and 0 times that is NaN
+    inverse = logical_or(b != 0.0, abs(a) >= SMALL)  # else a power may be inf, and 0 times that NaN
+    slope = where(inverse, b * pow(where(inverse, a, 1.0), b - 1.0), 0.0)
     base = where(logical_and(a == 0.0, b >= 0.0), 1.0, a)
-    return ct * (b * pow(where(inverse, a, 1.0), b - 1.0)), ct * y * log(base)
+    return ct * slope, ct * y * log(base)
 
 
 def _ties(ct: Tensor, a_wins: Tensor, b_wins: Tensor) -> tuple[Tensor, Tensor]:
