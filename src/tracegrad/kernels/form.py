@@ -34,6 +34,7 @@ class Slot:
     """A value in memory that the kernel reads or writes."""
 
     dtype: DType
+    size: int  # elements
     written: bool
     replaces: int = -1  # the slot whose memory this one overwrites, if the kernel also reads it
 

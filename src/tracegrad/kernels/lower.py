@@ -112,7 +112,7 @@ class _Lowering:
         self.rounded = {t.serial for t in c.outs if t.serial in halves}  # for all who read them, in this kernel too
         self.replaces = replaced_slots(c, externals, writes)
         self.slot = {t.serial: k for k, t in enumerate(externals)}
-        self.slots = [Slot(self.stored(t), False) for t in externals]
+        self.slots = [Slot(self.stored(t), t.size, False) for t in externals]
         self.mine = {t.serial for t in c.computes}
         self.memo: dict[tuple[int, tuple[Index, ...], tuple[Guard, ...]], Value] = {}
         self.guards: tuple[Guard, ...] = ()  # what holds where the current value is wanted: loads must not stray
@@ -226,7 +226,7 @@ class _Lowering:
     def store(self, t: Tensor) -> Store:
         coordinates, inner = self.own(t)
         value = self.locals.get(t.serial) or self.define(t, coordinates)
-        self.slots.append(Slot(self.stored(t), True, self.replaces.get(t.serial, -1)))
+        self.slots.append(Slot(self.stored(t), t.size, True, self.replaces.get(t.serial, -1)))
         return Store(len(self.slots) - 1, ravel(coordinates, t.shape, self.space), value, inner)
 
     # values

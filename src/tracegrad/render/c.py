@@ -6,11 +6,12 @@ by side in memory are results of different folds. The order of a fold depends on
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import cast
 
 from tracegrad.dtypes import f16
 from tracegrad.ir import PRIMITIVES
-from tracegrad.kernels.expr import Index, Value, Var, indices_of, walk
+from tracegrad.kernels.expr import Atom, Dynamic, Guard, Index, Value, Var, indices_of, walk
 from tracegrad.kernels.form import Axis, Fold, Kernel, Store, fold_batches, points
 from tracegrad.render.c_text import C_TYPE, PRELUDE, as_c, helper
 from tracegrad.render.emit import ZERO, Emitter, identity, indented
@@ -23,6 +24,7 @@ GRAIN = 32768  # points that are worth a thread of their own: a few microseconds
 MOST_PARTS = 64  # of one call: more than there are threads, so that none waits long for the last
 ALIGNED = "__attribute__((aligned(64)))"  # GCC 12 takes 80 zeros for aligned that it does not align: it crashes
 SHORT = 8  # fewer columns than this are not worth a loop
+MARGIN = 4096  # elements before and behind every array, which may be read and mean nothing
 
 
 def library_source(texts: Iterable[str]) -> str:
@@ -31,7 +33,14 @@ def library_source(texts: Iterable[str]) -> str:
 
 
 class _Expressions(Emitter):
-    """Values as for WGSL, with wide indices, and loads that happen only where their guards hold."""
+    """Values as for WGSL, with wide indices. What guards hide is loaded all the same, and then made 0 by its bits.
+
+    sizes: of each slot. last: the axis of the innermost loop.
+    """
+
+    def __init__(self, load: Callable[[int, str], str], inner: Sequence[str], sizes: Sequence[int], last: str) -> None:
+        super().__init__(load, inner)
+        self.sizes, self.last = sizes, last
 
     def named(self, v: Value) -> bool:
         return v.op == "load" or super().named(v)  # what only one side of a choice loads would be a branch
@@ -46,9 +55,34 @@ class _Expressions(Emitter):
 
     def _inside(self, v: Value, loop: bool) -> str:
         (x,) = v.args
-        held = self._guards(v.arg, loop)
-        value = self._load(x, self.index(x.arg[1], loop)) if x.op == "load" else self._value(x, loop)
-        return f"select({ZERO[v.dtype.name]}, {value}, {held})"
+        name = f"g{self._count}{self.copy}"
+        self._count += 1
+        (self.inner if loop and self.varies(v) else self.outer).append(f"let {name} = {self._guards(v.arg, loop)};")
+        value = self._load(x, self.address(v.arg, name, x, loop)) if x.op == "load" else self._value(x, loop)
+        return f"select({ZERO[v.dtype.name]}, {value}, {name})"
+
+    def address(self, guards: Sequence[Guard], held: str, load: Value, loop: bool) -> str:
+        """An index that may be read whether the guards hold or not, and is the load's where they do.
+
+        An index that strays no further than the memory around every array stays as it is. Where the guards are fixed
+        in the innermost loop, what is fixed of the index is chosen before it. Any other index is clamped.
+        """
+        slot, index = cast("tuple[int, Index]", load.arg)
+        if index.lo >= -MARGIN and index.hi < self.sizes[slot] + MARGIN:
+            return self.index(index, loop)
+        moving = index.space.index({a: c for a, c in index.terms if _moves(a, self.last)}, 0)
+        whole = moving.hi - moving.lo < self.sizes[slot]
+        if whole and not any(_moves(a, self.last) for g in guards for a, _ in g.index.terms):
+            fixed = self.index(index - moving, loop)
+            return f"({held} ? {fixed} : {-moving.lo}) + {self.index(moving, loop)}"
+        return f"min(max((long)({self.index(index, loop)}), 0L), {self.sizes[slot] - 1}L)"
+
+
+def _moves(a: Atom, axis: str) -> bool:
+    """Does an atom change along an axis? What is read from memory counts as if it did."""
+    if isinstance(a, Var):
+        return a.name == axis
+    return isinstance(a, Dynamic) or any(_moves(x, axis) for x, _ in a.index.terms)
 
 
 class Function:
@@ -67,7 +101,8 @@ class Function:
 
     def expressions(self, inner: Sequence[str] = ()) -> Emitter:
         """Nothing written so far."""
-        emit = _Expressions(self.load, inner)
+        last = (self.inner if inner else self.outer)[-1:]
+        emit = _Expressions(self.load, inner, [s.size for s in self.kernel.slots], last[0].name if last else "")
         emit.helpers = self.helpers
         return emit
 
@@ -91,7 +126,7 @@ class Function:
         return "\n".join(
             [
                 *map(helper, self.helpers),
-                f"static __attribute__((noinline)) void {name}_({parameters}) {{",
+                f"static OPAQUE void {name}_({parameters}) {{",
                 body,
                 "}",
                 f"void {name}(void **at, long part, long parts) {{ {name}_({arguments}); }}",

@@ -52,7 +52,7 @@ class _Writer:
         self.setup: list[str] = []
         self.steps: list[str] = []
         self.functions: dict[str, str] = {}
-        self.scratch: list[str] = []  # arrays of slots that come after the kernel's own
+        self.scratch: list[tuple[str, int]] = []  # names and sizes of the slots that come after the kernel's own
         self.flat = flat_index(kernel, kernel.outer)
 
     def write(self) -> None:
@@ -84,18 +84,18 @@ class _Writer:
         """A slot of scratch memory."""
         name = f"t{len(self.scratch)}{self.suffix}"
         self.setup.append(f"{name} = scratch({len(self.scratch)}, ({size},), 'float32')")
-        self.scratch.append(name)
+        self.scratch.append((name, size))
         return len(self.kernel.slots) + len(self.scratch) - 1
 
     def extended(self) -> Kernel:
         """The kernel with the slots of scratch memory."""
-        return replace(self.kernel, slots=(*self.kernel.slots, *(Slot(f32, True) for _ in self.scratch)))
+        return replace(self.kernel, slots=(*self.kernel.slots, *(Slot(f32, n, True) for _, n in self.scratch)))
 
     def memory(self, slot: int) -> tuple[str, str]:
         """The array of a slot and its offset there."""
         own = len(self.kernel.slots)
         if slot >= own:
-            return self.scratch[slot - own], "0"
+            return self.scratch[slot - own][0], "0"
         k = self.first + slot
         return f"memory[{self.binding_of[k]}]", f"at[{k}]"
 

@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterable
 from itertools import permutations
 
 from tracegrad.kernels.form import Limit
+from tracegrad.render.c_text import OPAQUE
 
 HEIGHTS = (*range(1, 9), 10, 12, 14)  # 14 times two vectors, and three for the operands, fill 32 registers
 
@@ -77,7 +78,7 @@ def limit_bits(limits: Iterable[Limit]) -> int:
     return sum(1 << LIMITS.index(f"{x.low}_{x.high}") for x in limits)
 
 
-PRODUCT = f"""
+PRODUCT = f"""{OPAQUE}
 static inline long min_long(long a, long b) {{ return a < b ? a : b; }}
 #if defined(__AVX512F__)
 #define VL 16
@@ -104,7 +105,7 @@ static _Thread_local float packed_b[NC * KC + VL] __attribute__((aligned(64)));
 
 /* Rows that lie side by side, as columns: to[p * width + l] = from[l * step + p] for l < n <= VL. Writes VL values for
    each p, so what comes behind is written later. */
-static __attribute__((noinline)) void turn(float *to, const float *from, long n, long k, long step, long width) {{
+static OPAQUE void turn(float *to, const float *from, long n, long k, long step, long width) {{
   long p = 0;
   for (; p + VL <= k; p += VL) {{
     vec x[VL], y[VL];
@@ -128,7 +129,7 @@ static __attribute__((noinline)) void turn(float *to, const float *from, long n,
 }}
 
 /* n <= width rows (or columns) side by side. What lies beyond them is for results that nobody keeps. */
-static __attribute__((noinline)) void pack(float *to, const float *from, long n, long k, long step, long along,
+static OPAQUE void pack(float *to, const float *from, long n, long k, long step, long along,
                                            long width) {{
   if (along == 1 && step != 1) {{
     for (long l = 0; l < n; l += VL) turn(to + l, from + l * step, min_long(VL, n - l), k, step, width);

@@ -44,6 +44,30 @@ def _typed(name: str, types: Iterable[str], arguments: str, value: str) -> str:
 
 NUMBERS = ("float", "int", "unsigned")
 
+# A caller must assume the worst of such a function. GCC 12 took one that writes memory for one that does nothing, and
+# dropped its call: its summary of side effects does not see stores to addresses that its own loop pass made.
+OPAQUE = """
+#if defined(__clang__)
+#define OPAQUE __attribute__((noinline))
+#else
+#define OPAQUE __attribute__((noipa))
+#endif
+"""
+
+# Choices by bits, both sides computed first: what is no branch in the source cannot become one in the loop. GCC makes a
+# masked load of `condition ? p[i] : 0`, and GCC 12 masks a group of neighbours by the first one's condition.
+CHOICE = """
+static inline int select_int(int no, int yes, _Bool condition) { return no ^ ((no ^ yes) & -(int)condition); }
+static inline unsigned select_unsigned(unsigned no, unsigned yes, _Bool condition) {
+  return no ^ ((no ^ yes) & -(unsigned)condition);
+}
+static inline float select_float(float no, float yes, _Bool condition) {
+  return float_of_int(select_int(int_of_float(no), int_of_float(yes), condition));
+}
+#define select(no, yes, condition) \\
+  _Generic((no), float: select_float, unsigned: select_unsigned, default: select_int)(no, yes, condition)
+"""
+
 # Half precision by its bits, without a branch: not every compiler has a type of it, and GCC 12 aligns its stack wrongly
 # in vectorized loops over _Float16. Products and sums with powers of two move the exponent and round to nearest even.
 HALF = """
@@ -68,7 +92,6 @@ PRELUDE = "\n".join(
         "#define false 0",
         "#define inf_bits 0x7f800000u",
         "#define nan_bits 0x7fc00000u",
-        "#define select(no, yes, condition) ((condition) ? (yes) : (no))",
         "#define floor(x) __builtin_floorf(x)",
         "#define ceil(x) __builtin_ceilf(x)",
         "#define round(x) __builtin_rintf(x)",
@@ -84,8 +107,10 @@ PRELUDE = "\n".join(
             f"#define bits_as_{to}(x) _Generic((x), {', '.join(f'{t}: {to}_of_{t}' for t in NUMBERS)})(x)"
             for to in NUMBERS
         ),
+        OPAQUE,
+        CHOICE,
         HALF,
-        _typed("max", NUMBERS, "T a, T b", "a > b ? a : b"),
+        _typed("max", (*NUMBERS, "long"), "T a, T b", "a > b ? a : b"),
         _typed("min", (*NUMBERS, "long"), "T a, T b", "a < b ? a : b"),
         _typed("clamp", NUMBERS, "T x, T lo, T hi", "min(max(x, lo), hi)"),
         _typed("sign", ("float", "int"), "T x", "(x > 0) - (x < 0)"),

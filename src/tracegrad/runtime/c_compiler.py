@@ -12,6 +12,7 @@ import functools
 import hashlib
 import os
 import platform
+import shlex
 import shutil
 import subprocess
 import sys
@@ -26,6 +27,7 @@ from tracegrad.runtime.aside import aside
 from tracegrad.runtime.cache import cache_folder, is_own
 
 VARIABLE = "TRACEGRAD_CC"  # a compiler, or "off"
+MORE_FLAGS = "TRACEGRAD_CFLAGS"  # flags that follow ours, so that theirs win
 CANDIDATES = ("cc", "gcc", "clang")
 # NaN and infinities are kept, and sums are added in the order of the source. Contraction to fused products is the
 # default of both compilers.
@@ -34,13 +36,10 @@ FLAGS = (
     "-O3", NATIVE, "-fno-math-errno", "-fno-trapping-math", "-fwrapv", "-std=gnu11", "-w", "-shared", "-fPIC",
     "-pthread",
 )  # fmt: skip
-# Choices stay choices, which are vector instructions. GCC would sink what is added into one side of a choice, or thread
-# a jump around the other, and make them branches that nobody can predict. Clang does not, and knows no such flags.
-# For some processors GCC would not contract a lone chain of sums: a row would have other bits than among others.
-# Writing out loops further than this took a quarter of the compiler's time for a CNN and made nothing faster.
-GCC_FLAGS = (
-    "-fno-tree-sink", "-fno-thread-jumps", "--param=max-completely-peeled-insns=64", "--param=avoid-fma-max-bits=0",
-)  # fmt: skip
+# Neither flag decides whether the numbers are right: tools/compilers runs every check without them, too.
+# GCC would not contract a lone chain of sums for some processors: a row would have other bits than among others.
+# Longer loops written out took a quarter of the compiler's time for a CNN and made nothing faster.
+GCC_FLAGS = ("--param=max-completely-peeled-insns=64", "--param=avoid-fma-max-bits=0")
 SECONDS = 120  # a compiler that takes longer has failed
 FORGOTTEN_AFTER = 60 * 86400  # seconds without a use
 
@@ -55,7 +54,8 @@ class Compiler:
     @property
     def flags(self) -> tuple[str, ...]:
         """How it is called."""
-        return FLAGS if "clang" in self.version else FLAGS + GCC_FLAGS
+        own = FLAGS if "clang" in self.version else FLAGS + GCC_FLAGS
+        return (*own, *shlex.split(os.environ.get(MORE_FLAGS, "")))
 
     def begin(self, source: str) -> Future[ctypes.CDLL | None]:
         """The library of `source`, while other things are done."""

@@ -21,7 +21,7 @@ from tracegrad.dtypes import STORED
 from tracegrad.errors import DeviceError
 from tracegrad.jsontext import shown
 from tracegrad.program import PERSISTENT, Buffer, Field, Program
-from tracegrad.render.c import library_source
+from tracegrad.render.c import MARGIN, library_source
 from tracegrad.render.c_calls import BETWEEN
 from tracegrad.render.c_engine import ENGINE
 from tracegrad.runtime.base import DeviceInfo, Timings, nothing
@@ -122,13 +122,13 @@ class CpuSession:
         return loaded
 
     def _array(self, b: Buffer) -> Array:
-        """A flat array with one zero behind it, which padding reads."""
+        """A flat array. Behind it lies a zero, which NumPy's padding reads; around both, a margin that C may read."""
         if b.role in PERSISTENT and b.name in self._persistent:
             found = self._persistent[b.name]
             if found.size != b.size + 1:
                 raise DeviceError(f"{b.name} has {found.size - 1} elements here; the program wants {b.size}")
             return found
-        made = np.zeros(b.size + 1, STORED[b.dtype].numpy)
+        made = np.zeros(MARGIN + b.size + 1 + MARGIN, STORED[b.dtype].numpy)[MARGIN:-MARGIN]
         if b.data:
             made[:-1] = np.frombuffer(b.contents(), made.dtype)
         elif isinstance(b.fill, float | int) and b.fill:
