@@ -92,6 +92,9 @@ class AheadSession:
     def write(self, name, values, offset=0):
         self.buffers[name][offset : offset + len(values)] = values
 
+    def interrupt(self):
+        pass
+
     def close(self):
         self.closed = True
 

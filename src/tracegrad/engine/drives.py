@@ -1,14 +1,17 @@
-"""What moves work along: threads of its own, or the event loop of a browser's tab, which has none."""
+"""Work, and what moves it along: threads of its own, or the event loop of a browser's tab, which has none."""
 
 from __future__ import annotations
 
 import contextlib
 import threading
 from collections.abc import Callable, Generator
+from queue import SimpleQueue
 from typing import Any, Protocol, TypeVar, cast
 
+from tracegrad.engine.results import Pending
 from tracegrad.runtime import tab
 from tracegrad.runtime.aside import aside
+from tracegrad.runtime.base import Session
 
 T = TypeVar("T")
 Turns = Generator[Any, None, None]  # each gives what to wait for: a ticket of the session, or None for more work
@@ -19,17 +22,55 @@ def beside(fn: Callable[[], T]) -> Callable[[], T]:
     return fn if tab.IN_TAB else aside(fn).result
 
 
+class Work(Protocol):
+    """One run of a program, as the worker sees it. Every method runs on the worker's thread."""
+
+    pending: Pending[Any]
+
+    def submit(self, session: Session) -> Any:
+        """Submit to the session; a ticket, or None to skip this run. Called again when the run is replayed."""
+        ...
+
+    def finish(self, outputs: dict[str, Any]) -> bool:
+        """Take the outputs. False: the run changed nothing, and nor did those submitted behind it."""
+        ...
+
+    def recover(self, session: Session, outputs: dict[str, Any]) -> None:
+        """After `finish` gave False and the runs behind were dropped: make the session ready for them again."""
+        ...
+
+    def fail(self, error: BaseException) -> None:
+        """The run raised."""
+        ...
+
+
+class Call:
+    """A function to run on the worker's thread, alone."""
+
+    __slots__ = ("fn", "pending", "urgent")
+
+    def __init__(self, fn: Callable[[Session], Any], pending: Pending[Any], urgent: bool):
+        self.fn, self.pending, self.urgent = fn, pending, urgent
+
+
 class Drive(Protocol):
     """Runs `turns` until they end."""
 
     ident: int  # of the thread on which results are resolved
 
-    def __init__(self, turns: Turns, woken: threading.Condition, idle: Callable[[], bool]) -> None:
-        """Begin. idle: is there nothing to do now?"""
+    def __init__(
+        self, turns: Turns, lock: Any, idle: Callable[[], bool], died: Callable[[BaseException], object]
+    ) -> None:
+        """Begin.
+
+        lock:  an RLock, held by whoever calls `wake`.
+        idle:  is there nothing to do now?
+        died:  called with what ended the thread before the turns did.
+        """
         ...
 
     def wake(self) -> None:
-        """There is something to do. Called with `woken` held."""
+        """There is something to do, or there will be before `lock` is released. Called with `lock` held."""
         ...
 
     def end(self) -> None:
@@ -38,30 +79,58 @@ class Drive(Protocol):
 
 
 class ThreadDrive:
-    """Turns on a thread, which blocks where a turn has to wait."""
+    """Turns on a thread, which blocks where a turn has to wait.
 
-    def __init__(self, turns: Turns, woken: threading.Condition, idle: Callable[[], bool]) -> None:
-        self._turns, self._woken, self._idle = turns, woken, idle
+    Threads that call `wake` and `end` may be interrupted at any point of them, as Python's main thread is by Ctrl-C. So
+    these wait only inside of C: the locks of `threading.Condition` and `Thread.join` can be lost to an interrupt.
+    """
+
+    def __init__(
+        self, turns: Turns, lock: Any, idle: Callable[[], bool], died: Callable[[BaseException], object]
+    ) -> None:
+        self._turns, self._lock, self._idle, self._died = turns, lock, idle, died
+        self._bell: SimpleQueue[None] = SimpleQueue()
+        self._asleep = False
+        self._over: Pending[None] = Pending("closing")
         self._thread = threading.Thread(target=self._run, name="tracegrad", daemon=True)
         self._thread.start()
         self.ident = cast("int", self._thread.ident)
 
     def wake(self) -> None:
         """See `Drive`."""
-        self._woken.notify()
+        if self._asleep:
+            self._bell.put(None)  # first: an interrupt between the two lines rings twice, which does no harm
+            self._asleep = False
 
     def end(self) -> None:
         """Wait for the thread."""
-        with self._woken:
-            self._woken.notify()
+        with self._lock:
+            self.wake()
         if threading.get_ident() != self.ident:
-            self._thread.join()
+            self._over.result()
+            self._thread.join()  # at its last instruction
 
     def _run(self) -> None:
+        """All turns. Another thread may have an exception raised in this one at any point, even in the handler."""
+        error: BaseException | None = None
+        for _ in range(4):
+            try:
+                if error is None:
+                    self._go()
+                else:
+                    self._died(error)
+                break
+            except BaseException as e:
+                error = e
+        self._over.resolve(None)
+
+    def _go(self) -> None:
         for awaited in self._turns:
             if awaited is None:  # a ticket is waited for where it is collected
-                with self._woken:
-                    self._woken.wait_for(lambda: not self._idle())
+                with self._lock:
+                    asleep = self._asleep = self._idle()
+                if asleep:
+                    self._bell.get()
 
 
 class TabDrive:
@@ -69,7 +138,9 @@ class TabDrive:
 
     ident = -1  # no thread's: waiting is possible everywhere, since other stacks go on
 
-    def __init__(self, turns: Turns, woken: threading.Condition, idle: Callable[[], bool]) -> None:
+    def __init__(
+        self, turns: Turns, lock: Any, idle: Callable[[], bool], died: Callable[[BaseException], object]
+    ) -> None:
         self._turns = turns
         self._task: Any = None
         next(turns, None)  # as far as the first wait: the session is made

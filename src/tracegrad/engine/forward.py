@@ -113,9 +113,9 @@ class CompiledForward:
         as `Failed`. Inputs are copied: the caller's arrays can be reused at once.
         """
         worker = self._host.worker
-        closed = self._closed or worker.closed
-        if closed:
-            return resolved(Aborted(closed), "run")
+        refusal = Aborted(self._closed) if self._closed else worker.refusal
+        if refusal is not None:
+            return resolved(refusal, "run")
         pending: Pending[RunResult] = Pending("run", worker.ident)
         try:
             if patches is not None and "patches" in self._types:

@@ -195,8 +195,12 @@ class Pending(Generic[T]):
             return self._done
         ready = threading.Lock()  # cheaper than an Event, and there is one waiter
         ready.acquire()
-        self.add_done_callback(lambda _: ready.release())
-        return ready.acquire(timeout=-1 if timeout is None else max(timeout, 0))
+        callback: Callable[[Pending[T]], object] = lambda _: ready.release()
+        self.add_done_callback(callback)
+        try:
+            return ready.acquire(timeout=-1 if timeout is None else min(max(timeout, 0), threading.TIMEOUT_MAX))
+        finally:
+            self._forget(callback)
 
     def _left_behind(self) -> bool:
         """Fail this if the process was forked since: the thread that resolves it is the parent's."""
@@ -205,6 +209,12 @@ class Pending(Generic[T]):
         self._callbacks = []  # the parent's: they run there
         self.resolve(cast("T", Failed(forked_error())))
         return True
+
+    def _forget(self, callback: Callable[[Pending[T]], object]) -> None:
+        """No longer call it: who waited was interrupted, or waited long enough."""
+        if not self._done:
+            with _SETTLING, contextlib.suppress(ValueError):
+                self._callbacks.remove(callback)
 
     def add_done_callback(self, callback: Callable[[Pending[T]], object]) -> None:
         """Call `callback(self)` once the result is there: at once if it is, else on the library's worker thread."""
@@ -220,8 +230,12 @@ class Pending(Generic[T]):
             loop = tab.event_loop()
             future = loop.create_future()
             self._wanted = True
-            self.add_done_callback(lambda _: _wake(loop, future))
-            yield from future
+            callback: Callable[[Pending[T]], object] = lambda _: _wake(loop, future)
+            self.add_done_callback(callback)
+            try:
+                yield from future
+            finally:
+                self._forget(callback)
         return self.result()
 
     @property
@@ -270,7 +284,7 @@ class Pending(Generic[T]):
     def _call(self, callback: Callable[[Pending[T]], object]) -> None:
         try:
             callback(self)
-        except Exception as e:  # the worker must survive whatever a user's callback does
+        except (Exception, SystemExit) as e:  # the worker must survive whatever a user's callback does
             warnings.warn(f"{self._what}: a done callback raised {e!r}", RuntimeWarning, stacklevel=2)
 
     def _completed(self) -> Any:

@@ -23,7 +23,7 @@ from tracegrad.engine.forward import CompiledForward
 from tracegrad.engine.inputs import check_inputs, checked_seed, merge, seed_or_new
 from tracegrad.engine.knobs import Knobs, Rate, settable
 from tracegrad.engine.memory import CopyPool
-from tracegrad.engine.results import Aborted, Pending, StepResult, failure, resolved
+from tracegrad.engine.results import Pending, StepResult, failure, resolved
 from tracegrad.engine.steps import StepCall, Stepper, split_steps
 from tracegrad.engine.worker import Worker
 from tracegrad.errors import InputError
@@ -109,8 +109,9 @@ class CompiledTraining(Inspected):
         return self._run("run_steps", n, batch, inputs)
 
     def _run(self, what: str, n: int, mapping: Mapping[str, Any] | None, inputs: Mapping[str, Any]) -> Pending[Any]:
-        if self.worker.closed is not None:
-            return resolved(Aborted(self.worker.closed), what)
+        refusal = self.worker.refusal
+        if refusal is not None:
+            return resolved(refusal, what)
         stepper, knobs = self._stepper, self._knobs
         pending: Pending[StepResult] = Pending(what, self.worker.ident)
         try:
@@ -171,7 +172,7 @@ class CompiledTraining(Inspected):
             if stepper.counter == 0:
                 stepper.clear(session)  # averages begin at the parameters that the first step finds
 
-        self._call(write)
+        self._call(write, stepper)
 
     def download_params(self, *, ema: bool = False) -> dict[str, Array]:
         """Parameters by name, after the steps queued so far.
@@ -190,7 +191,7 @@ class CompiledTraining(Inspected):
                 now |= {f.name: params.from_storage(flat, f) for f in stepper.program.params if f.spec["trainable"]}
             return now
 
-        return {name: handed_out(x) for name, x in self._call(read).items()}
+        return {name: handed_out(x) for name, x in self._call(read, stepper).items()}
 
     def download_grads(self) -> dict[str, Array]:
         """Gradients of the last step by parameter name; needs `keep_grads=True` at compile, else InputError."""
@@ -204,7 +205,7 @@ class CompiledTraining(Inspected):
             flat = session.read(kept)
             return {f.name: handed_out(from_storage(flat, f)) for f in trainable}
 
-        return self._call(read)
+        return self._call(read, stepper)
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write one safetensors file: parameters, optimizer state, step, seed, schedule. The folder must exist.
@@ -219,7 +220,7 @@ class CompiledTraining(Inspected):
     def _state(self) -> checkpoints.Checkpoint:
         """The training after the steps queued so far."""
         stepper, knobs, spec = self._stepper, self._knobs, self._optimizer.spec()
-        return self._call(lambda session: checkpoints.take(session, stepper, knobs, spec))
+        return self._call(lambda session: checkpoints.take(session, stepper, knobs, spec), stepper)
 
     def digest(self, losses: Sequence[float] = ()) -> str:
         """SHA-256 of the training after the steps queued so far, 64 hexadecimal digits.
@@ -238,8 +239,12 @@ class CompiledTraining(Inspected):
         stepper = self._stepper
         state = checkpoints.read(path, stepper.program)
         knobs = checkpoints.knobs_of(state, self._knobs)
-        self._call(lambda session: checkpoints.restore(session, stepper, state))
-        self._knobs = knobs
+
+        def restore(session: Session) -> None:
+            checkpoints.restore(session, stepper, state)
+            self._knobs = knobs  # here: an interrupt of the caller must not part it from the rest
+
+        self._call(restore, stepper)
 
     def export(
         self,
@@ -263,7 +268,7 @@ class CompiledTraining(Inspected):
         Raises:       InputError for data that do not fit, and for a schedule that is not one of `tracegrad.lr`.
         """
         stepper, knobs, spec = self._stepper, self._knobs, self._optimizer.spec()
-        state = self._call(lambda session: checkpoints.take(session, stepper, knobs, spec))
+        state = self._call(lambda session: checkpoints.take(session, stepper, knobs, spec), stepper)
         return export(state, self, path, Contents(title, forwards, data, labels, vocabulary), single_file=single_file)
 
     def reset(self, params: bool = True, optimizer: bool = True) -> None:
@@ -281,7 +286,7 @@ class CompiledTraining(Inspected):
                 stepper.clear(session)
                 knobs.rate.start = None
 
-        self._call(restart)
+        self._call(restart, stepper)
 
     def set_lr(self, lr: Schedule | float) -> None:
         """Change the learning rate from the next `step` on. A schedule without an explicit start begins there."""
@@ -319,12 +324,12 @@ class CompiledTraining(Inspected):
 
         def load(session: Session) -> None:
             new.install(session)
-            old.replaced = "displaced by replace_model"
+            self._stepper.replaced = "displaced by replace_model"  # not `old`: another call may have replaced that
             self._stepper, self._knobs, self.model = new, fresh, model
+            self._optimizer = optimizer or self._optimizer
 
-        self._guard()
+        self.worker.check_open("CompiledTraining")
         self.worker.swap(load, "displaced by replace_model")
-        self._optimizer = optimizer or self._optimizer
 
     def attach(
         self,

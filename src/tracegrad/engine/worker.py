@@ -6,11 +6,11 @@ import contextlib
 import threading
 from collections import deque
 from collections.abc import Callable, Generator, Sequence
-from typing import Any, Protocol, TypeVar, cast
+from typing import Any, TypeVar, cast
 
-from tracegrad.engine.drives import Drive, TabDrive, ThreadDrive
+from tracegrad.engine.drives import Call, Drive, TabDrive, ThreadDrive, Work
 from tracegrad.engine.results import Aborted, Failed, Pending, failure
-from tracegrad.errors import AbortedError
+from tracegrad.errors import AbortedError, DeviceError
 from tracegrad.introspection.limits import Limits, measure_limits
 from tracegrad.runtime import tab
 from tracegrad.runtime.base import Session
@@ -22,38 +22,7 @@ _GOES_ON = object()  # what a turn gives where nothing is to be waited for
 MAX_IN_FLIGHT = 8  # runs queued before `step` waits, or as many as may be under way where those are more
 
 
-class Work(Protocol):
-    """One run of a program, as the worker sees it. Every method runs on the worker's thread."""
-
-    pending: Pending[Any]
-
-    def submit(self, session: Session) -> Any:
-        """Submit to the session; a ticket, or None to skip this run. Called again when the run is replayed."""
-        ...
-
-    def finish(self, outputs: dict[str, Any]) -> bool:
-        """Take the outputs. False: the run changed nothing, and nor did those submitted behind it."""
-        ...
-
-    def recover(self, session: Session, outputs: dict[str, Any]) -> None:
-        """After `finish` gave False and the runs behind were dropped: make the session ready for them again."""
-        ...
-
-    def fail(self, error: BaseException) -> None:
-        """The run raised."""
-        ...
-
-
 Group = deque[tuple[Work, Any]]  # runs submitted together, with their tickets
-
-
-class _Call:
-    """A function to run on the worker's thread, alone."""
-
-    __slots__ = ("fn", "pending", "urgent")
-
-    def __init__(self, fn: Callable[[Session], Any], pending: Pending[Any], urgent: bool):
-        self.fn, self.pending, self.urgent = fn, pending, urgent
 
 
 class Worker:
@@ -70,18 +39,17 @@ class Worker:
         self.max_in_flight = self._least_queued = max_in_flight
         self._factory, self._generation = factory, Generation.number
         self._lock = threading.RLock()  # reentrant: garbage may be collected, and this closed, while it is held
-        self._wake = threading.Condition(self._lock)
-        self._room = threading.Condition(self._lock)
-        self._crowd = 0  # threads that wait for room
-        self._queue: deque[Work | _Call] = deque()
+        self._crowd: deque[threading.Lock] = deque()  # one for each thread that waits for room, which holds it
+        self._queue: deque[Work | Call] = deque()
         self._window: deque[Group] = deque()  # submitted, not collected; the worker's own
         self._begun = False  # to collect the oldest of them
         self._taken: deque[Work] = deque()  # out of the queue, to be submitted
         self._closed: str | None = None
+        self._cause: BaseException | None = None  # what ended the thread, where that was not `close`
         self._limits: Limits | None = None
         self._started: Pending[Any] = Pending("opening the device")
         drive = TabDrive if tab.IN_TAB else ThreadDrive
-        self._drive: Drive = drive(self._main(), self._wake, self._idle)
+        self._drive: Drive = drive(self._main(), self._lock, self._idle, self._died)
         self.ident = self._drive.ident
 
     def opened(self) -> Worker:
@@ -89,12 +57,31 @@ class Worker:
         opened = self._started.result()
         if isinstance(opened, Failed):
             raise opened.error
+        if isinstance(opened, Aborted):
+            raise AbortedError(opened.reason)
         return self
 
     @property
     def closed(self) -> str | None:
         """Why no more work is taken; None while it is."""
         return self._closed
+
+    @property
+    def refusal(self) -> Aborted | Failed | None:
+        """What new work resolves to; None while work is taken."""
+        if self._closed is None or self._cause is None:
+            return None if self._closed is None else Aborted(self._closed)
+        error = DeviceError(self._closed)
+        error.__cause__ = self._cause
+        return Failed(error)
+
+    def check_open(self, what: str) -> None:
+        """Raise AbortedError if this was closed, DeviceError if its thread has ended otherwise."""
+        refusal = self.refusal
+        if isinstance(refusal, Failed):
+            raise refusal.error
+        if refusal is not None:
+            raise AbortedError.here(f"this {what} is {refusal.reason}")
 
     @property
     def info(self) -> Any:
@@ -115,10 +102,10 @@ class Worker:
             self._make_room()
         with self._lock:
             if self._closed is None:
+                self._drive.wake()  # first: an interrupt between the two queues nothing
                 self._queue.extend(works)
-                self._drive.wake()
                 return
-        pending.resolve(Aborted(self._closed))
+        pending.resolve(self.refusal)
 
     @property
     def forked(self) -> bool:
@@ -145,10 +132,14 @@ class Worker:
                     return
                 tab.wait(_done(oldest), "a free place in the queue")
         elif threading.get_ident() != self.ident:
-            with self._lock:
-                self._crowd += 1
-                self._room.wait_for(lambda: len(self._queue) < self.max_in_flight or self._closed is not None)
-                self._crowd -= 1
+            while True:
+                gate = threading.Lock()
+                gate.acquire()
+                with self._lock:
+                    if len(self._queue) < self.max_in_flight or self._closed is not None:
+                        return
+                    self._crowd.append(gate)
+                gate.acquire()  # until `_let_in` releases it
 
     def call(self, fn: Callable[[Session], T], urgent: bool = False) -> T:
         """Run `fn(session)` on the worker's thread and wait for it; `urgent` goes before all that is queued.
@@ -183,14 +174,11 @@ class Worker:
             return pending
         with self._lock:
             if self._closed is None:
-                job = _Call(fn, pending, urgent)
-                if urgent:
-                    self._queue.appendleft(job)
-                else:
-                    self._queue.append(job)
+                job = Call(fn, pending, urgent)
                 self._drive.wake()
+                (self._queue.appendleft if urgent else self._queue.append)(job)
                 return pending
-        pending.resolve(Aborted(self._closed))
+        pending.resolve(self.refusal)
         return pending
 
     def swap(self, load: Callable[[Session], T], reason: str) -> T:
@@ -206,7 +194,7 @@ class Worker:
             except BaseException:
                 new.close()
                 raise
-            self._abort_all(reason)
+            self._abort_all(Aborted(reason))
             self._session = new
             with contextlib.suppress(Exception):  # the new one is in use, whatever became of the old
                 old.close()
@@ -221,6 +209,8 @@ class Worker:
         with self._lock:
             if self._closed is None:
                 self._closed = reason
+        with contextlib.suppress(AttributeError):  # where there is no session yet
+            self._session.interrupt()
         self._drive.end()
 
     def _under_way(self) -> list[Pending[Any]]:
@@ -239,7 +229,7 @@ class Worker:
         except BaseException as e:
             self._closed = self._closed or "the device could not be opened"
             self._started.resolve(failure(e, "opening the device") if isinstance(e, Exception) else Failed(e))
-            self._abort_all(self._closed)
+            self._abort_all(Aborted(self._closed))
             return
         self._started.resolve(None)
         try:
@@ -249,10 +239,29 @@ class Worker:
                     yield awaited
                     if awaited is not None and self._closed is None:
                         self._collect_oldest()
-        except BaseException as e:  # whoever waits must hear of it
-            self._closed = self._closed or f"closed: the worker ended with {type(e).__name__}: {e}"
-        self._abort_all(self._closed or "closed")
-        with contextlib.suppress(Exception):  # the device may be gone; whoever used it was told by then
+        except GeneratorExit:
+            self._closed = self._closed or "closed"
+        except BaseException as e:
+            self._died(e)
+        self._end()
+
+    def _died(self, e: BaseException) -> None:
+        """Something ended the thread: who waits, or calls later, gets it as an error."""
+        if self._closed is None:
+            said = f"{type(e).__name__}: {e}" if str(e) else type(e).__name__
+            self._cause = e
+            self._closed = (
+                f"broken: its worker thread ended with {said}. Parameters and optimizer state on the device are lost; "
+                "compile again and load the last checkpoint"
+            )
+        self._end()
+
+    def _end(self) -> None:
+        """Nothing that was queued is done any more; the device is free."""
+        refusal = self.refusal or Aborted("closed")
+        self._started.resolve(refusal)
+        self._abort_all(refusal)
+        with contextlib.suppress(Exception):  # the device may be gone, or was never opened; callers know by now
             self._session.close()
 
     def _turn(self) -> Any:
@@ -261,13 +270,13 @@ class Worker:
             return self._window[0][0][1]
         with self._lock:
             job = self._queue[0] if self._queue else None
-            if isinstance(job, _Call):
+            if isinstance(job, Call):
                 job = self._queue.popleft() if job.urgent or not self._window else None
             elif job is not None:
                 room = self._room_for(job)
-                while self._queue and len(self._taken) < room and not isinstance(self._queue[0], _Call):
+                while self._queue and len(self._taken) < room and not isinstance(self._queue[0], Call):
                     self._taken.append(cast("Work", self._queue.popleft()))
-        if isinstance(job, _Call):
+        if isinstance(job, Call):
             self._run_call(job)
             self._let_in()
         elif self._taken:
@@ -287,7 +296,7 @@ class Worker:
                 return 0  # a submission costs as much as several short runs: more will come while one is under way
         return session.at_once
 
-    def _run_call(self, job: _Call) -> None:
+    def _run_call(self, job: Call) -> None:
         try:
             result = (job.fn(self._session),)
         except BaseException as e:
@@ -304,7 +313,10 @@ class Worker:
             try:
                 ticket = work.submit(self._session)
             except Exception as e:
-                work.fail(e)
+                if self._closed is None:
+                    work.fail(e)
+                else:  # `close` ended what it was doing
+                    work.pending.resolve(Aborted(self._closed))
                 continue
             if ticket is not None:
                 group.append((work, ticket))
@@ -319,8 +331,8 @@ class Worker:
         """Wake who waits for room, once half of it is free: waking a thread costs."""
         if self._crowd:
             with self._lock:
-                if len(self._queue) <= self.max_in_flight // 2:
-                    self._room.notify_all()
+                while self._crowd and len(self._queue) <= self.max_in_flight // 2:
+                    self._crowd.popleft().release()
 
     def _collect_oldest(self) -> None:
         """The results of the oldest group; in a tab, where each may have to be awaited, of its first run."""
@@ -365,16 +377,16 @@ class Worker:
         with self._lock:
             self._queue.extendleft(reversed(dropped))
 
-    def _abort_all(self, reason: str) -> None:
+    def _abort_all(self, result: Aborted | Failed) -> None:
         with self._lock:
             jobs = [*self._submitted(), *self._queue]
             self._queue.clear()
-            self._room.notify_all()
+            self._let_in()
         self._window.clear()
         self._taken.clear()
         self._begun = False
         for job in jobs:
-            job.pending.resolve(Aborted(reason))
+            job.pending.resolve(result)
 
 
 async def _done(pending: Pending[Any]) -> None:

@@ -53,7 +53,7 @@ class Inspected:
             timings = stepper.timings(session, arrays, knobs, steps)
             return make_profile(stepper.graph, stepper.program, timings, session.info, self.worker.limits())
 
-        return self._call(measure)
+        return self._call(measure, stepper)
 
     @property
     def graph(self) -> Graph:
@@ -108,10 +108,13 @@ class Inspected:
         """Bytes on the device by role, and their "total"; prints as a table. Attached forwards add their own."""
         return Memory(self._stepper.program)
 
-    def _call(self, fn: Callable[[Session], Any]) -> Any:
-        self._guard()
-        return self.worker.call(fn)
+    def _call(self, fn: Callable[[Session], Any], stepper: Stepper) -> Any:
+        """Run `fn` on the worker's thread, unless `replace_model` has replaced the model of `stepper` by then."""
 
-    def _guard(self) -> None:
-        if self.worker.closed is not None:
-            raise AbortedError.here(f"this CompiledTraining is {self.worker.closed}")
+        def call(session: Session) -> Any:
+            if stepper.replaced:
+                raise AbortedError(stepper.replaced)
+            return fn(session)
+
+        self.worker.check_open("CompiledTraining")
+        return self.worker.call(call)

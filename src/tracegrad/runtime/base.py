@@ -47,9 +47,9 @@ class Session(Protocol):
     """A device with named, persistent buffers.
 
     Programs loaded into one session share every buffer of role "param", "grad" or "state" that has the same name; the
-    first program that brings a name allocates it, filled with `Buffer.fill`. Every method runs on the one thread that
-    owns the session. `submit` queues a run and returns at once where the device allows it; `collect` waits for it.
-    Runs may share a submission of the device. Arrays are NumPy arrays of the field's dtype and shape.
+    first program that brings a name allocates it, filled with `Buffer.fill`. Every method but `interrupt` runs on the
+    one thread that owns the session. `submit` queues a run and returns at once where the device allows it; `collect`
+    waits for it. Runs may share a submission of the device. Arrays are NumPy arrays of the field's dtype and shape.
     """
 
     at_once: int  # runs worth one submission of the device; 1 where `submit` itself computes
@@ -96,6 +96,10 @@ class Session(Protocol):
 
     def write(self, name: str, values: Any, offset: int = 0) -> None:
         """Overwrite part of a persistent buffer."""
+        ...
+
+    def interrupt(self) -> None:
+        """The session is about to be closed: end what takes long, such as a compiler. Called by another thread."""
         ...
 
     def close(self) -> None:

@@ -153,6 +153,9 @@ class BrowserSession:
             raise DeviceError(f"elements {offset} to {offset + flat.size} of {name!r}, which has {b.size}")
         self._tab.write(name, sent(flat.tobytes()), offset)
 
+    def interrupt(self) -> None:
+        """Nothing here takes long."""
+
     def close(self) -> None:
         """Free everything. Closing twice is fine."""
         if not self._closed:

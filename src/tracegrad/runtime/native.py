@@ -288,6 +288,9 @@ class NativeSession:
             with self._using_device(f"writing {name!r}"):
                 self.calls.write(array.buffer, 4 * offset, flat)
 
+    def interrupt(self) -> None:
+        """Nothing here takes long enough."""
+
     def close(self) -> None:
         """Free everything. Closing twice is fine; anything else afterwards is a DeviceError."""
         if self._closed:
