@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from typing import TypeVar
 
 T = TypeVar("T")
 
 
 def aside(fn: Callable[[], T]) -> Future[T]:
-    """What `fn` will give."""
-    pool = ThreadPoolExecutor(1)
-    result = pool.submit(fn)
-    pool.shutdown(wait=False)
+    """What `fn` will give. The thread is a daemon: an interpreter that exits does not wait for `fn`."""
+    result: Future[T] = Future()
+
+    def run() -> None:
+        try:
+            result.set_result(fn())
+        except BaseException as e:
+            result.set_exception(e)
+
+    threading.Thread(target=run, name="tracegrad aside", daemon=True).start()
     return result

@@ -3,15 +3,19 @@
 A library is found again by what decides its bytes: source, compiler, flags and processor. It lies in a directory that
 only this user may write, under a name that contains the hash of its contents, and what does not fit its name is never
 loaded. It is written under another name first: whoever looks sees all of it or nothing.
+
+A library is unloaded with the last object of Python that refers to it. A library with threads of its own stays.
 """
 
 from __future__ import annotations
 
+import _ctypes
 import ctypes
 import functools
 import hashlib
 import os
 import platform
+import re
 import shlex
 import shutil
 import subprocess
@@ -19,12 +23,14 @@ import sys
 import tempfile
 import time
 import warnings
+import weakref
 from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
 
 from tracegrad.runtime.aside import aside
 from tracegrad.runtime.cache import cache_folder, is_own
+from tracegrad.runtime.children import Children, StoppedError
 
 VARIABLE = "TRACEGRAD_CC"  # a compiler, or "off"
 MORE_FLAGS = "TRACEGRAD_CFLAGS"  # flags that follow ours, so that theirs win
@@ -40,8 +46,14 @@ FLAGS = (
 # GCC would not contract a lone chain of sums for some processors: a row would have other bits than among others.
 # Longer loops written out took a quarter of the compiler's time for a CNN and made nothing faster.
 GCC_FLAGS = ("--param=max-completely-peeled-insns=64", "--param=avoid-fma-max-bits=0")
-SECONDS = 120  # a compiler that takes longer has failed
+SECONDS = 30.0  # a compiler that takes longer has failed, or what LIMIT says; and for a long text
+CHARACTERS = 1000  # of it as many seconds more as it has of these: more than ten times what compilers take
+LIMIT = "TRACEGRAD_CC_SECONDS"
 FORGOTTEN_AFTER = 60 * 86400  # seconds without a use
+
+_hung: set[Compiler] = set()  # that did not end: each is waited for once
+_told: set[tuple[Compiler, str]] = set()  # what was said of which
+_kept: dict[str, ctypes.CDLL] = {}  # libraries that stay, by key
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,52 +69,91 @@ class Compiler:
         own = FLAGS if "clang" in self.version else FLAGS + GCC_FLAGS
         return (*own, *shlex.split(os.environ.get(MORE_FLAGS, "")))
 
-    def begin(self, source: str) -> Future[ctypes.CDLL | None]:
-        """The library of `source`, while other things are done."""
-        return aside(lambda: self.library(source))
+    def begin(self, source: str, children: Children | None = None, keep: bool = False) -> Future[ctypes.CDLL | None]:
+        """The library of `source`, while other things are done; see `library`."""
+        return aside(lambda: self.library(source, children=children, keep=keep))
 
     def library(
-        self, source: str, otherwise: str = "kernels run as NumPy", more: tuple[str, ...] = ()
+        self,
+        source: str,
+        otherwise: str = "kernels run as NumPy",
+        more: tuple[str, ...] = (),
+        children: Children | None = None,
+        keep: bool = False,
     ) -> ctypes.CDLL | None:
         """The loaded library. None, with a warning, if it cannot be had: the compiler's message says why.
 
-        more: flags of its own.
+        more:     flags of its own.
+        children: runs the compiler, and can end it; then the result is None without a warning.
+        keep:     never unload it.
         """
         parts = [source, self.path, self.version, *self.flags, *more, processor()]
         key = hashlib.sha256("\0".join(parts).encode()).hexdigest()[:40]
+        if key in _kept:
+            return _kept[key]
+        try:
+            loaded = self._loaded(source, key, more, children or Children())
+        except StoppedError:
+            return None
+        except (OSError, subprocess.SubprocessError) as e:
+            self._warn(e, otherwise)
+            return None
+        if keep:
+            return _kept.setdefault(key, loaded)
+        weakref.finalize(loaded, _ctypes.dlclose, loaded._handle).atexit = False
+        return loaded
+
+    def _loaded(self, source: str, key: str, more: tuple[str, ...], children: Children) -> ctypes.CDLL:
         try:
             folder = cache_folder()
         except OSError as e:
             warnings.warn(f"libraries are compiled anew each time: {e}", RuntimeWarning, stacklevel=2)
-            folder = None
-        try:
-            if folder is None:
-                with tempfile.TemporaryDirectory() as temporary:
-                    return ctypes.CDLL(str(self.compiled(source, key, Path(temporary), more)))
-            path = find(folder, key) or self.compiled(source, key, folder, more)
-            loaded = ctypes.CDLL(str(path))
-            forget_old(folder)
-            return loaded
-        except (OSError, subprocess.SubprocessError) as e:
-            why = e.stderr if isinstance(e, subprocess.CalledProcessError) else e
-            warnings.warn(
-                f"{self.path} failed, so {otherwise}; {VARIABLE}=off chooses that without a warning. "
-                f"It said: {str(why).strip()[:2000]}",
-                RuntimeWarning,
-                stacklevel=2,
-            )
-            return None
+            with tempfile.TemporaryDirectory() as temporary:
+                return ctypes.CDLL(str(self.compiled(source, key, Path(temporary), more, children)))
+        path = find(folder, key) or self.compiled(source, key, folder, more, children)
+        loaded = ctypes.CDLL(str(path))
+        forget_old(folder)
+        return loaded
 
-    def compiled(self, source: str, key: str, folder: Path, more: tuple[str, ...] = ()) -> Path:
+    def compiled(
+        self, source: str, key: str, folder: Path, more: tuple[str, ...] = (), children: Children | None = None
+    ) -> Path:
         """Compile into `folder`."""
+        if self in _hung:
+            raise subprocess.TimeoutExpired(self.path, seconds())
         with tempfile.TemporaryDirectory(dir=folder, prefix="new-") as temporary:
             out = Path(temporary, "library")
             command = [self.path, *self.flags, *more, "-x", "c", "-", "-o", str(out)]
-            subprocess.run(command, input=source, text=True, capture_output=True, check=True, timeout=SECONDS)
+            children = children or Children()
+            try:
+                children.run(command, source, seconds() + len(source) / CHARACTERS)
+            except subprocess.TimeoutExpired:
+                _hung.add(self)
+                children.stop()  # one library that is missing is as good as none
+                raise
             out.chmod(0o700)
             target = folder / f"{key}-{digest(out)}.so"
             os.replace(out, target)
         return target
+
+    def _warn(self, e: Exception, otherwise: str) -> None:
+        """Say why there is no library, once: a program has several, which fail for the same reason."""
+        why = f"It said: {str(e.stderr).strip()[:2000]}" if isinstance(e, subprocess.CalledProcessError) else str(e)
+        if isinstance(e, subprocess.TimeoutExpired):
+            why = f"It did not end within {seconds():g} s, which {LIMIT} sets"
+        same = (self, re.sub(r"\S*/\S*|0x\w+", "", why))  # temporary files have other names each time
+        if same not in _told:
+            _told.add(same)
+            text = f"{self.path} failed, so {otherwise}; {VARIABLE}=off chooses that without a warning. {why}"
+            warnings.warn(text, RuntimeWarning, stacklevel=3)
+
+
+def seconds() -> float:
+    """How long a compiler may take, by LIMIT or SECONDS."""
+    try:
+        return max(0.0, float(os.environ.get(LIMIT) or SECONDS))
+    except ValueError:
+        return SECONDS
 
 
 def digest(path: Path) -> str:
@@ -136,11 +187,14 @@ def compiler() -> Compiler | None:
 
 
 def begin_library(source: str, otherwise: str) -> Future[ctypes.CDLL | None]:
-    """The library of `source` by this machine's compiler, looked for and called while other things are done."""
+    """The library of `source` by this machine's compiler, looked for and called while other things are done.
+
+    The library stays loaded: it may have threads.
+    """
 
     def made() -> ctypes.CDLL | None:
         found = compiler()
-        return found.library(source, otherwise) if found else None
+        return found.library(source, otherwise, keep=True) if found else None
 
     return aside(made)
 
@@ -154,10 +208,10 @@ def compiler_named(asked: str) -> Compiler | None:
         path = shutil.which(name) if name else None
         if path:
             try:
-                said = subprocess.run([path, "--version"], text=True, capture_output=True, check=True, timeout=SECONDS)
+                said = Children().run([path, "--version"], "", seconds())
             except (OSError, subprocess.SubprocessError):
                 continue
-            return Compiler(path, said.stdout.splitlines()[0] if said.stdout else "unknown version")
+            return Compiler(path, said.splitlines()[0] if said else "unknown version")
     if asked:
         warnings.warn(f"{VARIABLE}={asked!r} is no C compiler here; Python does its work", RuntimeWarning, stacklevel=2)
     return None

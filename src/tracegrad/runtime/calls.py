@@ -80,7 +80,7 @@ class Calls:
 
     def runs(self) -> tuple[list[Callable[[], None]], Callable[[], None]]:
         """Each dispatch, and all of them in one call."""
-        held = list(self._calls)
+        held, libraries = list(self._calls), self._libraries
         entries = (_Entry * len(held))(*[(c.function, ctypes.addressof(c.arguments), c.parts) for c in held])
         function, threads = self._engine.run_calls, processors()
         function.argtypes, function.restype = (ctypes.c_void_p, ctypes.c_long, ctypes.c_long), None
@@ -90,7 +90,7 @@ class Calls:
 
             def run() -> None:
                 function(at, end - begin, threads)
-                _ = held, entries  # what is addressed lives as long as this
+                _ = held, entries, libraries  # what is addressed lives as long as this
 
             return run
 

@@ -27,6 +27,7 @@ from tracegrad.render.c_engine import ENGINE
 from tracegrad.runtime.base import DeviceInfo, Timings, nothing
 from tracegrad.runtime.c_compiler import Compiler
 from tracegrad.runtime.calls import Calls, processors
+from tracegrad.runtime.children import Children
 from tracegrad.runtime.storage import lying, taken
 
 Array = Any
@@ -49,9 +50,11 @@ class _Loaded:
     whole: Callable[[], None] = nothing  # all of them, once they are bound
 
 
-def cpu_info(compiler: Compiler | None) -> DeviceInfo:
-    """The device, with what its kernels are compiled by."""
+def cpu_info(compiler: Compiler | None, failed: bool = False) -> DeviceInfo:
+    """The device, with what its kernels are compiled by. failed: did the compiler?"""
     how = f"C, compiled by {compiler.version}," if compiler else "NumPy, without a C compiler,"
+    if compiler and failed:
+        how = f"NumPy, because {compiler.path} failed,"
     return DeviceInfo("cpu", f"{how} on this machine's CPU")
 
 
@@ -61,15 +64,20 @@ class CpuSession:
     at_once = submissions = 1
 
     def __init__(self, compiler: Compiler | None = None) -> None:
-        self.info = cpu_info(compiler)
-        self._compiler = compiler
-        self._engine = compiler.begin(ENGINE) if compiler else None  # the same for all programs: at once
+        self._compiler, self._children = compiler, Children()
+        # the same for all programs: at once. Its threads stay, so it does too
+        self._engine = compiler.begin(ENGINE, self._children, keep=True) if compiler else None
         self._persistent: dict[str, Array] = {}
         self._loaded: dict[int, _Loaded] = {}
         self._sources: dict[str, Callable[..., Any]] = {}
         self._scratch: dict[int, Array] = {}
         self._next = 0
-        self._closed = False
+        self._closed = self._interrupted = self._failed = False
+
+    @property
+    def info(self) -> DeviceInfo:
+        """The CPU, and what the kernels are: in NumPy where the compiler has failed."""
+        return cpu_info(self._compiler, self._failed)
 
     def load(self, program: Program) -> int:
         """Allocate what is new, and begin to compile: whoever needs the kernels waits for them."""
@@ -93,7 +101,7 @@ class CpuSession:
         texts = sorted({f for k in program.kernels for f in k.c.split(BETWEEN)})
         count = min(MOST_SOURCES, processors(), 1 + sum(map(len, texts)) // SOURCE)
         sources = [library_source(texts[k::count]) for k in range(count)]
-        return [self._engine, *map(self._compiler.begin, sources)]
+        return [self._engine, *(self._compiler.begin(text, self._children) for text in sources)]
 
     def _ready(self, handle: int) -> _Loaded:
         """The program with every kernel bound to its arrays."""
@@ -102,6 +110,9 @@ class CpuSession:
             return loaded
         program, names = loaded.program, [b.name for b in loaded.program.buffers]
         found = [x.result() for x in loaded.libraries]
+        self._failed = self._failed or None in found
+        if self._interrupted:
+            raise DeviceError("this session was closed while its kernels were compiled")
         libraries = [x for x in found if x is not None]
         calls = Calls(libraries[0], libraries[1:]) if found and None not in found else None
         for d in program.unrolled():
@@ -217,10 +228,17 @@ class CpuSession:
         if self._closed:
             raise DeviceError("this session is closed")
 
+    def interrupt(self) -> None:
+        """End the compiler."""
+        self._interrupted = True
+        self._children.stop()
+
     def close(self) -> None:
         """Free everything. Closing twice is fine."""
         self._closed = True
+        self.interrupt()
         self._loaded.clear()
+        self._sources.clear()
         self._persistent.clear()
         self._scratch.clear()
 
