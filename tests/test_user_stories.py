@@ -51,6 +51,15 @@ def torch_parameters(train: tg.CompiledTraining) -> dict[str, torch.Tensor]:
     return {n: torch.tensor(v, requires_grad=True) for n, v in train.download_params().items()}
 
 
+def test_an_empty_device_variable_is_unset(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TRACEGRAD_DEVICE", "")
+    with line() as train:
+        assert np.isfinite(train.step(x=X, y=Y).loss)
+    monkeypatch.setenv("TRACEGRAD_DEVICE", "gpu")
+    with pytest.raises(tg.DeviceError, match="TRACEGRAD_DEVICE is 'gpu'; it must be one of 'auto'"):
+        line()
+
+
 # --- programs ---
 
 

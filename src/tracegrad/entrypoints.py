@@ -129,7 +129,7 @@ def session_factory(device: str) -> Callable[[], Callable[[], Session]]:
 
     Raises: DeviceError, here for an unknown name, and at opening.
     """
-    wanted = device if device != "auto" else os.environ.get("TRACEGRAD_DEVICE", "auto")
+    wanted = device if device != "auto" else os.environ.get("TRACEGRAD_DEVICE") or "auto"
     if wanted not in DEVICES:
         source = "device" if device != "auto" else "TRACEGRAD_DEVICE"
         raise DeviceError.here(
