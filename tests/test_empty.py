@@ -39,6 +39,11 @@ FUNCTIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "product without rows": lambda x: tg.concat([x[:0] @ x.T, x @ x.T]),
     "product without a batch": lambda x: (tg.zeros((0, 3, 4)) * x[0] @ x.T).sum(0) + x.sum(),
     "einsum": lambda x: tg.einsum("ij,jk->", x[:, :0], x[:0]) + x,
+    "einsum without a sum": lambda x: (
+        tg.einsum("ij,k->ijk", x[:0], x[0]).sum(0) + tg.einsum("i,j->ji", x[0], x[0, :0]).sum() + x[0]
+    ),
+    "einsum of empty batches": lambda x: tg.einsum("bij,bjk->bik", x[None], tg.zeros((0, 4, 2))).sum() + x,
+    "einsum of broadcast axes": lambda x: tg.einsum("ij,jk->ik", x[:, :1], x[:0]).sum() + x,
     "softmax without rows": lambda x: tg.concat([tg.softmax(x[:0]), tg.log_softmax(x[:0]), x]),
     "softmax without columns": lambda x: tg.concat([tg.softmax(x[:, :0]), x], axis=1),
     "norms": lambda x: tg.concat([tg.layer_norm(x[:0]), tg.rms_norm(x[:0]), x]),
@@ -58,6 +63,7 @@ FUNCTIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "scan along empty elements": lambda x: tg.scan(lambda c, a: (c + a.sum(), a), x[0], tg.zeros((3, 0)))[0] + x,
     "scan with empty results": lambda x: tg.scan(lambda c, a: (c + a, a[:0] * c[:0]), x[0], x)[1].sum() + x,
     "vmap": lambda x: tg.vmap(lambda row: tg.softmax(row) * 2.0)(x[:0]).sum(0) + x,
+    "vmap to empty slices": lambda x: tg.concat([tg.vmap(lambda row: row[1:1] * row[0])(x), x], 1),
     "integers and truth values": lambda x: tg.concat([x[:0] > 0, x > 0]).astype(tg.i32).sum(0),
 }
 

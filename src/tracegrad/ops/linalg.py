@@ -156,7 +156,7 @@ def _contract(a: Tensor, la: str, b: Tensor, lb: str, later: str) -> tuple[Tenso
     summed = [c for c in shared if c not in later]
     batch = [c for c in shared if c in later]
     free_a, free_b = [c for c in la if c not in lb], [c for c in lb if c not in la]
-    sizes = {c: max(size_a.get(c, 1), size_b.get(c, 1)) for c in la + lb}
+    sizes = {c: next((n for n in (size_a.get(c, 1), size_b.get(c, 1)) if n != 1), 1) for c in la + lb}
 
     def arranged(x: Tensor, letters: str, groups: Sequence[Sequence[str]]) -> Tensor:
         order = [c for group in groups for c in group]
