@@ -53,6 +53,15 @@ def test_conv_transpose2d(how):
     )  # fmt: skip
 
 
+@pytest.mark.parametrize("padding", [0, 1, 2, 3])
+@pytest.mark.parametrize("extra", [1, (2, 0), (1, 2)], ids=str)
+def test_output_padding_below_the_dilation(extra, padding):
+    """Rows beyond the stride: with padding the filters still reach them, without they are zeros."""
+    x, w = rand(2, 4, 4, 5), rand(4, 3, 3, 2)
+    how = {"stride": (1, 2), "dilation": 3, "output_padding": extra, "padding": padding}
+    check(lambda x, w: ops.conv_transpose2d(x, w, **how), lambda x, w: F.conv_transpose2d(x, w, **how), x, w, tol=1e-9)
+
+
 @pytest.mark.parametrize("how", [{}, {"padding": 2, "stride": 2}, {"groups": 2, "dilation": 3}], ids=str)
 def test_conv1d(how):
     x, w = rand(2, 4, 11), rand(6, 4 // how.get("groups", 1), 3)

@@ -28,7 +28,7 @@ from tracegrad.prims.elementwise import float_type, where
 from tracegrad.prims.folds import MATMUL
 from tracegrad.prims.leaves import as_tensor, const, iota
 from tracegrad.prims.rules import Tangents, merged, multilinear, spread
-from tracegrad.prims.views import broadcast_to, permute, reshape, slice_, unwindow
+from tracegrad.prims.views import broadcast_to, permute, place, reshape, slice_, unwindow
 
 __all__ = ["avg_pool2d", "conv1d", "conv2d", "conv_transpose2d", "max_pool2d", "nearest_upsample2d"]
 
@@ -321,14 +321,21 @@ def conv_transpose2d(
     extra = int_pair("output_padding", output_padding, 0)
     if x.ndim != 4 or w.ndim != 4:
         raise ShapeError(f"x and w must have rank 4, got {x.type} and {w.type}")
-    size: list[int] = []
-    for n, k, s, p, d, e in zip(
-        x.shape[2:], w.shape[2:], how["stride"], how["padding"], how["dilation"], extra, strict=True
-    ):
+    strides, pads, dilations = how["stride"], how["padding"], how["dilation"]
+    full = [(n - 1) * s + d * (k - 1) + 1 for n, k, s, d in zip(x.shape[2:], w.shape[2:], strides, dilations)]
+    size = tuple([n - 2 * p + e for n, p, e in zip(full, pads, extra)])
+    for e, s, d in zip(extra, strides, dilations):
         if e >= max(s, d):
             raise ShapeError(f"output_padding {e} must be less than stride {s} or dilation {d}")
-        size.append((n - 1) * s - 2 * p + d * (k - 1) + e + 1)
-    return bind(CONV_TRANSPOSE2D, x, w, size=tuple(size), **how)
+    if all(e < s for e, s in zip(extra, strides)):
+        return bind(CONV_TRANSPOSE2D, x, w, size=size, **how)
+    # a window more would fit: so all that the filters reach, and of that the rows and columns asked for
+    y = bind(CONV_TRANSPOSE2D, x, w, size=tuple(full), **{**how, "padding": (0, 0)})
+    for axis, (n, p, reached) in enumerate(zip(size, pads, full), 2):
+        if min(n, reached - p) < 1:
+            raise ShapeError(f"padding {p} leaves nothing of the {reached} elements of axis {axis}: x is {x.type}")
+        y = place(slice_(y, axis, p, min(n, reached - p)), axis, 0, n)
+    return y
 
 
 @op
