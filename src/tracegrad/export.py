@@ -87,6 +87,7 @@ def write_site(folder: Path, title: str, parts: Mapping[str, Any]) -> Path:
         "page.css": source("page.css"),
         "page.js": source("page.js"),
         "tracegrad.js": runtime(),
+        "checks.js": source("checks.js"),
         "tracegrad.d.ts": source("tracegrad.d.ts"),
         "worker.js": source("worker.js"),
         "program.json": json_text(parts["program"]),

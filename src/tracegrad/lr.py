@@ -218,7 +218,8 @@ class OneCycle(Schedule):
 
     def __post_init__(self) -> None:
         _check(self, "peak", steps=self.steps, div_factor=self.div_factor, final_div_factor=self.final_div_factor)
-        if not 0 <= self.pct_start <= 1 or self.anneal not in ("cos", "linear"):
+        share = checked("pct_start", self.pct_start, what="lr.one_cycle")
+        if not 0 <= share <= 1 or self.anneal not in ("cos", "linear"):
             raise InputError.here(
                 f"lr.one_cycle: pct_start must be in [0, 1], got {self.pct_start!r}; "
                 f'anneal must be "cos" or "linear", got {self.anneal!r}'

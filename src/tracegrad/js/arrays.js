@@ -1,20 +1,9 @@
 // Values on the host: checked against a program's fields, cast without loss, and put as the device stores them.
 // An array is {dtype, shape, data}; inputs may also be typed arrays, nested lists and numbers.
 
-export const prod = (shape) => shape.reduce((a, b) => a * b, 1);
+import { SHOWN, inputError, prod } from "./checks.js";
+
 export const typed = (f) => `${f.dtype}[${f.shape.join(",")}]`;
-
-/** An Error whose `name` says what kind, as tracegrad/errors.py names them. */
-export function fault(name, message) {
-  return Object.assign(new Error(message), { name });
-}
-
-export const inputError = (message) => fault("InputError", message);
-
-/** A record with `fn(value, name)` for every value. */
-export const mapped = (record, fn) => Object.fromEntries(Object.entries(record).map(([name, x]) => [name, fn(x, name)]));
-
-const SHOWN = 12; // names in an error
 
 const CASTS = {
   f32: Float32Array,

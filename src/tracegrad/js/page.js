@@ -24,6 +24,16 @@ let refresh; // runs them: one at a time, and the newest call last
 function say(text, problem = false) {
   at("status").textContent = text;
   at("status").classList.toggle("problem", problem);
+  at("rescue").hidden = true;
+}
+
+/** An error in words. If the device was lost, the last checkpoint can be had. */
+function tell(error) {
+  say(error.message, true);
+  const last = error.name === "DeviceLostError" && train?.lastCheckpoint;
+  if (!last) return;
+  at("rescue").hidden = false;
+  at("rescued").textContent = `Download the last checkpoint, of step ${last.step}`;
 }
 
 async function start() {
@@ -35,12 +45,12 @@ async function start() {
   if (!support.ok) return say(support.message, true);
   const parts = { progress: (done, all) => say(`Compiling kernels: ${done} of ${all}`) };
   if (embedded) {
-    parts.manifest = JSON.parse(at("program").textContent);
+    parts.manifest = at("program").textContent;
     parts.weights = bytes("weights");
     parts.worker = new Worker(code(`${embedded.textContent}\nserve(self);`)); // file:// allows no module here
-    if (parts.manifest.feed) parts.data = bytes("data");
-  } else parts.manifest = await (await fetch("program.json")).json();
-  manifest = parts.manifest;
+  } else parts.manifest = await (await fetch("program.json")).text();
+  manifest = tracegrad.readManifest(parts.manifest);
+  if (embedded && manifest.feed) parts.data = bytes("data");
   const data = manifest.feed;
   train = await tracegrad.load(document.baseURI.replace(/[^/]*$/, ""), parts);
   globalThis.train = train; // for the console
@@ -82,7 +92,8 @@ async function loop() {
 function take(result) {
   if (result.kind !== "completed") {
     running = false;
-    say(result.kind === "failed" ? result.error.message : `Aborted: ${result.reason}`, true);
+    if (result.kind === "failed") tell(result.error);
+    else say(`Aborted: ${result.reason}`, true);
     while (losses.at(-1)?.[0] > train.stepCount) losses.pop(); // a lost device goes back to the last checkpoint
     showFacts();
     return false;
@@ -127,7 +138,7 @@ at("step").onclick = async () => {
   refresh();
 };
 /** A handler that does `work` and says what goes wrong. */
-const attempt = (work) => () => work().catch((e) => say(e.message, true));
+const attempt = (work) => () => work().catch(tell);
 
 at("reset").onclick = attempt(async () => {
   await train.reset();
@@ -141,14 +152,20 @@ at("rate").oninput = attempt(() => {
   showRate(lr, true);
   return train.setLR(lr);
 });
-at("save").onclick = attempt(async () => {
+function download(bytes, step) {
   const link = document.createElement("a");
-  link.href = URL.createObjectURL(new Blob([await train.saveCheckpoint()], { type: "application/octet-stream" }));
-  link.download = `checkpoint-${train.stepCount}.safetensors`;
+  link.href = URL.createObjectURL(new Blob([bytes], { type: "application/octet-stream" }));
+  link.download = `checkpoint-${step}.safetensors`;
   link.click();
   setTimeout(() => URL.revokeObjectURL(link.href), 1000);
+}
+
+at("save").onclick = attempt(async () => {
+  const bytes = await train.saveCheckpoint();
+  download(bytes, train.stepCount);
   say(`Saved step ${train.stepCount}.`);
 });
+at("rescued").onclick = () => download(train.lastCheckpoint.bytes, train.lastCheckpoint.step);
 at("open").onchange = attempt(async () => {
   const [file] = at("open").files;
   if (!file) return;
@@ -223,7 +240,7 @@ function addDemo(name) {
 async function output(name, inputs) {
   const result = await train.forwards[name].run(inputs);
   if (result.kind === "completed") return result.output;
-  if (result.kind === "failed") say(result.error.message, true);
+  if (result.kind === "failed") tell(result.error);
 }
 
 function curveDemo(box, name, demo, { inputs: [x] }) {

@@ -1,7 +1,7 @@
 // The device of Python in this very page or worker (Pyodide): tracegrad/runtime/browser.py calls it, and is the engine.
 // Calls are done in order, one at a time. Every promise resolves, to {value} or to {error: {name, message}}.
 
-import { prod } from "./arrays.js";
+import { prod } from "./checks.js";
 import { draw } from "./random.js";
 import { Session, adapterName, demand, findAdapter } from "./session.js";
 

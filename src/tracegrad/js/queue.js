@@ -1,7 +1,7 @@
 // Calls in order: steps, submitted ahead of their results, and again behind one that was not applied; and work to be done
 // alone, when everything before it is done. tracegrad/engine/worker.py is its Python twin.
 
-import { fault } from "./arrays.js";
+import { fault } from "./checks.js";
 
 const AHEAD = 3; // submissions under way: one comes back, one runs, one waits behind it
 const STEPS_AT_ONCE = 64; // in one submission
@@ -10,7 +10,7 @@ const BYTES_AT_ONCE = 2 ** 26; // of inputs or outputs in one submission
 
 const callsOf = (submissions) => submissions.flatMap((x) => x.steps.map(([call]) => call));
 
-/** The host, a Training, knows what a step is: see its `load`, `submit`, `applied`, `refused` and `rebuilt`. */
+/** The host, a Training, knows what a step is: see its `load`, `refusal`, `submit`, `applied`, `refused` and `rebuilt`. */
 export class Queue {
   counter = 0; // steps applied
   #host;
@@ -54,7 +54,7 @@ export class Queue {
   #advance() {
     while (!this.#busy && this.#jobs.length) {
       const [job] = this.#jobs;
-      if (job.work || !job.on.loaded) {
+      if (job.work || !job.on.loaded || this.#host.refusal(job, this.#submitted + 1)) {
         if (!this.#window.length) this.#work(job);
         break;
       }
@@ -69,8 +69,11 @@ export class Queue {
     this.#busy = true;
     try {
       this.#host.session.check();
-      if (!job.work) await this.#host.load(job.on);
-      else {
+      if (!job.work) {
+        const refusal = this.#host.refusal(job, this.#submitted + 1);
+        if (refusal) throw refusal;
+        await this.#host.load(job.on);
+      } else {
         this.#jobs.shift();
         job.resolve(await job.work());
       }
@@ -84,13 +87,13 @@ export class Queue {
   /** The next steps of the calls that wait, as many as one submission should have. */
   #submit(on) {
     const most = Math.min(this.#atOnce, STEPS_AT_ONCE, BYTES_AT_ONCE / on.loaded.bytes);
-    const steps = [];
+    const steps = [], first = this.#submitted + 1;
     do {
       const [call] = this.#jobs;
       steps.push([call, call.sent++]);
       if (call.sent === call.n) this.#jobs.shift();
-    } while (this.#jobs[0]?.on === on && steps.length + 1 <= most);
-    const entry = { on, steps, first: this.#submitted + 1, began: performance.now() };
+    } while (this.#jobs[0]?.on === on && steps.length + 1 <= most && !this.#host.refusal(this.#jobs[0], first + steps.length));
+    const entry = { on, steps, first, began: performance.now() };
     try {
       entry.ticket = this.#host.submit(entry);
     } catch (e) {

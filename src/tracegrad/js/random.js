@@ -1,7 +1,8 @@
 // First values of parameters: Mulberry32 and Box-Muller, the same numbers as tracegrad/runtime/draw.py, bit for bit.
 // Math.log and Math.cos differ between browsers in the last bit, so both are written out (fdlibm's).
 
-import { inputError, prod, storage } from "./arrays.js";
+import { storage } from "./arrays.js";
+import { inputError, prod } from "./checks.js";
 
 const STEP = 0x6d2b79f5;
 const SMALLEST = 1e-10;

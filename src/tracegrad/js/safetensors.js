@@ -1,40 +1,40 @@
 // safetensors files: F32 and I32, read strictly. Nothing of a file is used before all of its header is validated.
 
-import { inputError, prod } from "./arrays.js";
+import { inputError, prod, readHeader, shown, within } from "./checks.js";
 
 const READS = { F32: Float32Array, I32: Int32Array };
 
 /** {tensors: Map of name to {dtype, shape, data}, metadata}. InputError for anything the format forbids. */
 export function readSafetensors(input) {
   const bytes = new Uint8Array(input.buffer ?? input, input.byteOffset ?? 0, input.byteLength);
-  const bad = (why) => inputError(`not a valid safetensors file: ${why}`);
-  if (bytes.length < 8) throw bad(`${bytes.length} bytes are too short`);
-  const length = Number(new DataView(bytes.buffer, bytes.byteOffset).getBigUint64(0, true));
-  if (!(length <= bytes.length - 8)) throw bad(`the header is said to have ${length} bytes, the file has ${bytes.length}`);
-  let header;
+  return within("not a valid safetensors file", () => {
+    const { entries, metadata, start } = headerOf(bytes);
+    const data = bytes.slice(start).buffer;
+    const tensors = new Map();
+    let at = 0;
+    const rows = Object.entries(entries).sort(([, { data_offsets: a }], [, { data_offsets: b }]) => a[0] - b[0] || a[1] - b[1]);
+    for (const [name, { dtype, shape, data_offsets: [begin, end] }] of rows) {
+      const size = prod(shape);
+      if (begin !== at || end - begin !== 4 * size || end > data.byteLength) throw inputError(`${shown(name)}: its bytes overlap, leave a gap, or do not fit its shape`);
+      tensors.set(name, { dtype, shape, data: new READS[dtype](data, begin, size) });
+      at = end;
+    }
+    if (at !== data.byteLength) throw inputError(`${data.byteLength - at} bytes belong to no tensor`);
+    return { tensors, metadata };
+  });
+}
+
+function headerOf(bytes) {
+  if (bytes.length < 8) throw inputError(`${bytes.length} bytes are too short`);
+  const start = 8 + Number(new DataView(bytes.buffer, bytes.byteOffset).getBigUint64(0, true));
+  if (start > bytes.length) throw inputError(`its header has ${start - 8} bytes, all of it ${bytes.length}`);
+  let text;
   try {
-    header = JSON.parse(new TextDecoder("utf-8", { fatal: true }).decode(bytes.subarray(8, 8 + length)));
-  } catch (e) {
-    throw bad(`the header is not JSON: ${e.message}`);
+    text = new TextDecoder("utf-8", { fatal: true, ignoreBOM: true }).decode(bytes.subarray(8, start));
+  } catch {
+    throw inputError("the header is not UTF-8");
   }
-  const tensors = new Map();
-  const data = bytes.slice(8 + length).buffer;
-  let at = 0;
-  const natural = (n) => Number.isSafeInteger(n) && n >= 0;
-  const rows = Object.entries(header).filter(([name]) => name !== "__metadata__");
-  for (const [name, row] of rows) {
-    const offsets = row?.data_offsets;
-    if (![row?.shape, offsets].every((x) => Array.isArray(x) && x.every(natural)) || offsets.length !== 2) throw bad(`${name}: damaged entry`);
-  }
-  rows.sort(([, a], [, b]) => a.data_offsets[0] - b.data_offsets[0] || a.data_offsets[1] - b.data_offsets[1]);
-  for (const [name, { dtype, shape, data_offsets: [begin, end] }] of rows) {
-    if (!Object.hasOwn(READS, dtype)) throw bad(`${name}: dtype ${dtype} is not read here; F32 and I32 are`);
-    if (begin !== at || end - begin !== 4 * prod(shape) || end > data.byteLength) throw bad(`${name}: its bytes overlap, leave a gap, or do not fit its shape`);
-    tensors.set(name, { dtype, shape, data: new READS[dtype](data, begin, prod(shape)) });
-    at = end;
-  }
-  if (at !== data.byteLength) throw bad(`${data.byteLength - at} bytes belong to no tensor`);
-  return { tensors, metadata: header.__metadata__ ?? {} };
+  return { start, ...readHeader(text) };
 }
 
 /** The file of `tensors`, [name, {shape, data}] in order; data are Float32Array or Int32Array. */

@@ -1,7 +1,5 @@
 // Learning-rate schedules from their specifications: tracegrad/lr.py has the formulas and their sources.
 
-import { inputError } from "./arrays.js";
-
 const line = (a, b, share) => a + (b - a) * share;
 const cosine = (a, b, share) => b + ((a - b) * (1 + Math.cos(Math.PI * share))) / 2;
 
@@ -10,7 +8,7 @@ const VALUE = {
   constant: (c) => c.rate,
   linear: (c, s) => c.peak + ((c.final - c.peak) * Math.min(s - 1, c.steps)) / c.steps,
   cosine_annealing: (c, s) => cosine(c.peak, c.final, Math.min(s - 1, c.steps) / c.steps),
-  warmup: (c, s) => (s <= c.steps ? (c.peak * s) / c.steps : rateAt(asSchedule(c.after), s - c.steps)),
+  warmup: (c, s) => (s <= c.steps ? (c.peak * s) / c.steps : rateAt(c.after, s - c.steps)),
   staircase: (c, s) => c.peak * c.gamma ** Math.floor((s - 1) / c.every),
   multi_step: (c, s) => c.peak * c.gamma ** c.milestones.filter((m) => m < s).length,
   exponential: (c, s) => c.peak * c.gamma ** (s - 1),
@@ -25,19 +23,8 @@ const VALUE = {
   },
 };
 
-/** A specification, or the constant of a number. InputError for anything else. */
-export function asSchedule(lr) {
-  if (typeof lr === "number") {
-    if (!(lr >= 0 && lr < Infinity)) throw inputError(`lr must be a finite number of at least 0, got ${lr}`);
-    return { kind: "constant", rate: lr };
-  }
-  if (!lr || !Object.hasOwn(VALUE, lr.kind)) {
-    throw inputError(`schedule of unknown kind ${lr?.kind}; known are ${Object.keys(VALUE).join(", ")}`);
-  }
-  return lr;
-}
-
-/** The rate at `step`; a schedule without a start of its own begins at `start`. */
+/** The rate at `step`; a schedule without a start of its own begins at `start`. A number is a constant rate. */
 export function rateAt(spec, step, start = 1) {
-  return VALUE[spec.kind](spec, Math.max(1, step - (spec.start ?? start) + 1));
+  if (typeof spec === "number") return spec;
+  return VALUE[spec.kind](spec, Math.max(1, step - ((spec.start ?? start) || 1) + 1));
 }

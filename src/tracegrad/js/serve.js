@@ -5,6 +5,7 @@ import { Training } from "./training.js";
 /** The worker's side: answers the messages of `load` in tracegrad.js. */
 export function serve(scope) {
   let training;
+  let told = null; // the last checkpoint that the page has: it must outlive this worker
   const held = `tracegrad ${Math.random()}`; // a lock that is released when this worker dies, however that happens
   const granted = new Promise((resolve) => {
     const keep = () => (resolve(), new Promise(() => {}));
@@ -20,7 +21,9 @@ export function serve(scope) {
         result = { ...training.info, held };
       } else result = await training[method](...args);
       if (result?.error) result = { ...result, error: plain(result.error) };
-      scope.postMessage({ id, result, state: training.state }, [...new Set(buffers(result))]);
+      const { state, lastCheckpoint } = training;
+      const news = lastCheckpoint === told ? {} : { checkpoint: (told = lastCheckpoint) };
+      scope.postMessage({ id, result, state, ...news }, [...new Set(buffers(result))]);
     } catch (e) {
       scope.postMessage({ id, error: plain(e) });
     }

@@ -2,11 +2,11 @@
 // any number of steps. tracegrad/runtime/base.py has the meaning; the native runtime executes the same Programs.
 // A buffer of role "data" holds examples: it is as large as what `hold` is given, whatever the Program.
 
-import { fault, fromStorage, prod, storage, toStorage } from "./arrays.js";
+import { fromStorage, storage, toStorage } from "./arrays.js";
+import { PERSISTENT, fault, prod } from "./checks.js";
 
 const MAP_READ = 1, COPY_SRC = 4, COPY_DST = 8, UNIFORM = 64, STORAGE = 128, COMPUTE = 4; // GPUBufferUsage, GPUShaderStage
 const ALIGN = 256; // of offsets into a uniform buffer: what every device accepts
-const PERSISTENT = ["param", "grad", "state", "data"];
 
 const LIMITS = {
   maxBufferSize: "buffer_bytes",

@@ -12,8 +12,25 @@ export interface Nested extends Array<number | boolean | Nested> {}
 export type Inputs = Record<string, ArrayLike>;
 /** By name, or the bytes of a safetensors file. */
 export type Examples = Inputs | ArrayBuffer | Uint8Array;
-/** A schedule as plain data, as `schedule.spec()` gives it in Python. */
-export type Schedule = { kind: string; start?: number; [name: string]: unknown };
+/**
+ * A schedule as plain data, as `schedule.spec()` gives it in Python. Rates (`rate`, `peak`, `final`) and `gamma` are at
+ * least 0; `steps`, `every` and the factors are above 0; all are finite in f32. `start` is the step of the training at
+ * which the schedule's own step 1 falls; without it, the next one. InputError for a wrong, missing or unknown field.
+ */
+export type Schedule = { start?: number | null } & (
+  | { kind: "constant"; rate: number }
+  | { kind: "linear"; peak: number; final: number; steps: number }
+  | { kind: "cosine_annealing"; peak: number; final: number; steps: number }
+  | { kind: "warmup"; peak: number; steps: number; after: number | Schedule }
+  | { kind: "staircase"; peak: number; every: number; gamma: number }
+  | { kind: "multi_step"; peak: number; milestones: number[]; gamma: number }
+  | { kind: "exponential"; peak: number; gamma: number }
+  | {
+      kind: "one_cycle"; peak: number; steps: number; pct_start: number; div_factor: number; final_div_factor: number;
+      anneal: "cos" | "linear";
+    });
+/** A checkpoint, and the step after which it was taken. */
+export interface Kept { bytes: Uint8Array; step: number }
 
 export interface Aborted { kind: "aborted"; reason: string }
 /**
@@ -61,6 +78,8 @@ export interface RemoteTraining {
   readonly stepCount: number;
   /** The learning rate of the next step. */
   readonly lr: number;
+  /** The last checkpoint saved or loaded. It can be had even when the device or the worker is lost. */
+  readonly lastCheckpoint: Kept | null;
   readonly forwards: Record<string, Forward>;
   step(inputs?: Inputs): Promise<StepResult>;
   /** Inputs with a leading axis of length `n` are split. With none, every step draws its batch from the data. */
@@ -70,7 +89,12 @@ export interface RemoteTraining {
    * on the device, where batches are drawn by seed and step.
    */
   setData(data: Examples): Promise<void>;
+  /** InputError for a number or schedule that Python refuses too; nothing is changed then. */
   setLR(lr: number | Schedule): Promise<void>;
+  /**
+   * InputError for unknown names and values out of range; nothing is changed then. The ranges are PyTorch's: betas in
+   * [0, 1), eps, weight_decay and momentum at least 0, clip_grad_norm above 0; all finite in f32.
+   */
   set(hyper: Record<string, number>): Promise<void>;
   reset(what?: { params?: boolean; optimizer?: boolean }): Promise<void>;
   uploadParams(record: Inputs, options?: { strict?: boolean }): Promise<void>;
@@ -82,7 +106,8 @@ export interface RemoteTraining {
 }
 
 export interface LoadOptions {
-  manifest?: object;
+  /** The text of program.json, or what JSON.parse makes of it. */
+  manifest?: string | object;
   /** null: not those of the export, but drawn from the seed. */
   weights?: ArrayBuffer | Uint8Array | null;
   /** null: without the examples of the export; `setData` can bring others. */
@@ -90,15 +115,16 @@ export interface LoadOptions {
   worker?: Worker;
   progress?: (done: number, all: number) => void;
 }
-/** The training in the folder `url`, in a worker. */
+/** The training in the folder `url`, in a worker. InputError for a program.json or safetensors file that is damaged. */
 export function load(url: string, options?: LoadOptions): Promise<RemoteTraining>;
 
 /** The same without a worker, for Node with Dawn: `gpu` is what `create([])` of the npm package `webgpu` gives. */
 export class Training implements Omit<RemoteTraining, "info" | "stepCount" | "lr" | "setData" | "setLR" | "set"> {
-  static open(options: { manifest: object; weights?: ArrayBuffer | Uint8Array | null; data?: Examples | null; gpu?: unknown;
+  static open(options: { manifest: string | object; weights?: ArrayBuffer | Uint8Array | null; data?: Examples | null; gpu?: unknown;
     progress?: (done: number, all: number) => void }): Promise<Training>;
   readonly info: Info;
   readonly state: { stepCount: number; lr: number };
+  readonly lastCheckpoint: Kept | null;
   readonly forwards: Record<string, Forward>;
   step(inputs?: Inputs): Promise<StepResult>;
   runSteps(n: number, inputs?: Inputs): Promise<StepResult>;
@@ -115,6 +141,11 @@ export class Training implements Omit<RemoteTraining, "info" | "stepCount" | "lr
 
 /** At most one call running and one queued; the newest wins, and one displaced resolves as aborted. */
 export function singleFlight<A extends unknown[], R>(fn: (...args: A) => Promise<R> | R): (...args: A) => Promise<R | Aborted | Failed>;
+/**
+ * The manifest in the text of a program.json. InputError if it is of another version, or if any type, index, size or
+ * offset in it is wrong.
+ */
+export function readManifest(json: string | object): object;
 export function checkWebGPU(gpu?: unknown): Promise<{ ok: true; adapter: string } | { ok: false; message: string }>;
 /** The worker's side of `load`. */
 export function serve(scope: object): void;

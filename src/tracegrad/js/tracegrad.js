@@ -1,11 +1,11 @@
 // The page's side: a training in a worker, reached by messages. Also what needs no training.
 
-import { fault, inputError, mapped } from "./arrays.js";
+import { fault, inputError, mapped, readManifest } from "./checks.js";
 import { adapterName, findAdapter } from "./session.js";
 import { serve } from "./serve.js";
 import { Training, aborted, failed, unfinished } from "./training.js";
 
-export { Training, serve };
+export { Training, readManifest, serve };
 
 const METHODS = "setData setLR set reset uploadParams downloadParams saveCheckpoint loadCheckpoint".split(" ");
 const ANSWERED = ["step", "runSteps"]; // resolve to a result whatever happens
@@ -31,9 +31,10 @@ export async function load(url, { manifest, weights, data, worker, progress } = 
     if (!response.ok) throw inputError(`${name}: ${response.status} ${response.statusText}`);
     return response[read]();
   };
-  manifest ??= await part("program.json", "json");
+  manifest ??= await part("program.json", "text");
+  const { feed } = readManifest(manifest);
   if (weights === undefined) weights = await part("weights.safetensors", "arrayBuffer");
-  if (manifest.feed && data === undefined) data = await part("data.safetensors", "arrayBuffer");
+  if (feed && data === undefined) data = await part("data.safetensors", "arrayBuffer");
   worker ??= new Worker(new URL("./worker.js", import.meta.url), { type: "module" });
   const remote = new Remote(worker, progress);
   try {
@@ -72,10 +73,11 @@ const revived = ({ name, message }) => fault(name, message); // an error that ca
 /** Calls by message; every call is answered, also when the worker dies. */
 class Remote {
   constructor(worker, progress) {
-    Object.assign(this, { worker, state: {}, waiting: new Map(), next: 0 });
+    Object.assign(this, { worker, state: {}, checkpoint: null, waiting: new Map(), next: 0 });
     worker.onmessage = ({ data }) => {
       if (data.progress) return progress?.(...data.progress);
       this.state = data.state ?? this.state;
+      if (data.checkpoint !== undefined) this.checkpoint = data.checkpoint;
       const { resolve, reject } = this.waiting.get(data.id) ?? {};
       this.waiting.delete(data.id);
       if (data.error) reject?.(revived(data.error));
@@ -112,6 +114,9 @@ function proxy(remote, { held, ...info }) {
     },
     get lr() {
       return remote.state.lr;
+    },
+    get lastCheckpoint() {
+      return remote.checkpoint;
     },
     destroy: () => remote.end("destroyed", true),
     forwards: mapped(info.forwards, (f, name) => ({ ...f, run: (inputs) => answer("run", name, inputs) })),

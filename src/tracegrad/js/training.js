@@ -1,14 +1,14 @@
 // A training: what a step is, hot values, checkpoints, forwards. Its queue.js decides when things are done. It runs in a
 // worker (see tracegrad.js) or by itself, in Node for one. tracegrad/engine/training.py and steps.py are its Python twins.
 
-import { checkInputs, fault, inputError, mapped, prod, toStorage } from "./arrays.js";
+import { checkInputs, toStorage } from "./arrays.js";
+import { HYPER, asSchedule, checkRate, fault, inputError, mapped, prod, readFacts, readHypers, readManifest, within } from "./checks.js";
 import { draw } from "./random.js";
 import { Queue } from "./queue.js";
 import { readSafetensors, writeSafetensors } from "./safetensors.js";
-import { asSchedule, rateAt } from "./schedules.js";
+import { rateAt } from "./schedules.js";
 import { Session, filled } from "./session.js";
 
-const HYPER = "hyper.";
 const COUNT = "data.count"; // the hot value by which a program that draws its batch knows how many examples there are
 const MOST_NAMED = 8; // in a NonFiniteError
 const MOST_EXAMPLES = 2 ** 24; // that a draw in f32 can tell apart
@@ -21,7 +21,7 @@ const baseName = (f) => f.name.slice(HYPER.length).replace(/^1-/, "");
 export class Training {
   #queue = new Queue(this);
   #data = null;
-  #good = null; // the checkpoint to go back to if the device is lost; none: the parameters of the seed
+  #good = null; // {bytes, step} to go back to if the device is lost; null: the parameters of the seed
   #runs = 0;
 
   /**
@@ -29,10 +29,10 @@ export class Training {
    * are then drawn from the seed. data: as for `setData`. gpu: navigator.gpu, or Dawn's in Node.
    */
   static async open({ manifest, weights, data, gpu, progress }) {
-    const made = new Training(manifest, gpu);
+    const made = new Training(readManifest(manifest), gpu);
     try {
       if (data) made.#data = made.#rows(data);
-      made.#good = weights || null;
+      made.#good = weights ? { bytes: weights } : null;
       await made.#open(progress);
       return made;
     } catch (e) {
@@ -50,7 +50,7 @@ export class Training {
     this.knobs = { rate: { spec: asSchedule(manifest.lr), start: null }, values: new Map(Object.entries(manifest.hyper)) };
     this.given = { program }; // takes its batch from the host
     this.drawn = { program: manifest.feed }; // draws it from the data
-    this.forwards = mapped(manifest.forwards ?? {}, (f, name) => ({ run: (inputs) => this.run(name, inputs), inputs: f.program.inputs.filter(isGiven) }));
+    this.forwards = mapped(manifest.forwards, (f, name) => ({ run: (inputs) => this.run(name, inputs), inputs: f.program.inputs.filter(isGiven) }));
   }
 
   /** Steps applied. */
@@ -60,15 +60,20 @@ export class Training {
 
   /** A device, the program that steps will run, and the last good state. */
   async #open(progress) {
-    const all = [this.given, this.drawn, ...Object.values(this.manifest.forwards ?? {})];
+    const all = [this.given, this.drawn, ...Object.values(this.manifest.forwards)];
     for (const each of all) each.loaded = null;
     this.session = await Session.open(all.map((x) => x.program).filter(Boolean), this.gpu);
     if (this.#data) this.#hold(this.#data);
     await this.load(this.#data ? this.drawn : this.given, progress);
-    if (this.#good) return this.#checkpoint(this.#good)();
+    if (this.#good) return this.#checkpoint(this.#good.bytes)();
     this.#draw();
     await this.#clear();
     this.#restart(0);
+  }
+
+  /** {bytes, step} of the last checkpoint saved or loaded, also when the device is lost; null: there was none. */
+  get lastCheckpoint() {
+    return this.#good?.step >= 0 ? this.#good : null;
   }
 
   /** Facts about this training, as plain data. */
@@ -121,15 +126,10 @@ export class Training {
     this.knobs = { ...this.knobs, rate: { spec: asSchedule(lr), start: null } };
   }
 
-  /** Change hyperparameters from the next call on; nothing is changed if any name is unknown. */
+  /** Change hyperparameters from the next call on. InputError for unknown names and values out of range; nothing changed then. */
   set(hyper) {
     const names = [...new Set(this.hypers.map(baseName))].filter((n) => n !== "step" && n !== "seed");
-    const unknown = Object.keys(hyper).filter((n) => !names.includes(n));
-    if (unknown.length) throw inputError(`set: ${unknown.join(", ")}: unknown; what can be set is ${names.join(", ")}`);
-    for (const [name, value] of Object.entries(hyper)) {
-      if (name !== "lr" && !Number.isFinite(value)) throw inputError(`set: ${name} must be a finite number, got ${value}`);
-    }
-    const { lr, ...values } = hyper;
+    const { lr, values } = readHypers(hyper, names, this.program.meta.ranges);
     if (lr !== undefined) this.setLR(lr);
     this.knobs = { ...this.knobs, values: new Map([...this.knobs.values, ...Object.entries(values)]) };
   }
@@ -170,8 +170,9 @@ export class Training {
       const { manifest, program } = this;
       const now = await this.session.download(program, manifest.checkpoint);
       const facts = { step: this.counter, seed: this.seed, lr: rate.spec, lr_start: rate.start, hyper: Object.fromEntries(values), optimizer: program.meta.optimizer };
-      this.#good = writeSafetensors([...now], { tracegrad: "1", ...mapped(facts, (x) => JSON.stringify(x)) });
-      return this.#good.slice();
+      const bytes = writeSafetensors([...now], { tracegrad: "1", ...mapped(facts, (x) => JSON.stringify(x)) });
+      this.#good = { bytes, step: this.counter };
+      return bytes.slice();
     });
   }
 
@@ -180,7 +181,7 @@ export class Training {
     const apply = this.#checkpoint(bytes);
     await this.#queue.alone(async () => {
       apply();
-      this.#good = bytes.slice(0);
+      this.#good = { bytes: new Uint8Array(bytes.slice(0)), step: this.counter };
     });
   }
 
@@ -238,6 +239,17 @@ export class Training {
     on.hypers = feeds ? [...this.hypers, ...on.program.inputs] : this.hypers;
   }
 
+  /** Why a step of a call cannot be submitted: its schedule has no rate for it. Else the schedule has begun there. */
+  refusal({ knobs: { rate } }, step) {
+    const start = Math.min(rate.start ?? step, step); // steps come again with lower numbers behind one that failed
+    try {
+      checkRate(rateAt(rate.spec, step, start), step);
+      rate.start = start;
+    } catch (e) {
+      return e;
+    }
+  }
+
   /** Submit steps, each [call, index in it]; a ticket. */
   submit({ on, steps, first }) {
     return this.session.submit(on.loaded, steps.length, (k, set) => this.#inputs(on, ...steps[k], first + k, set));
@@ -256,8 +268,7 @@ export class Training {
   /** Why a step was not applied: run once more, while `halted` still keeps everything as it is. `calls` come again. */
   async refused(on, call, index, step, outputs, calls) {
     const { session, program } = this;
-    const rewind = () => calls.forEach(({ knobs }) => knobs?.rate.start >= step && (knobs.rate.start = null));
-    rewind();
+    for (const { knobs } of calls) if (knobs?.rate.start >= step) knobs.rate.start = null;
     const found = [];
     const look = (what, name, data) => {
       const bad = data.reduce((count, x) => count + !isFinite(x), 0);
@@ -269,7 +280,6 @@ export class Training {
     for (const [what, fields] of [["parameter", program.params], ["gradient of", trained]]) {
       for (const [name, { data }] of await session.download(program, fields)) look(what, name, data);
     }
-    rewind();
     this.#resume();
     const [loss] = outputs.get("loss").data;
     const but = isFinite(loss) ? ", but a gradient is not finite" : "";
@@ -288,7 +298,8 @@ export class Training {
       return fault("DeviceLostError", `${message}. Another is set up with the last checkpoint, of step ${this.counter}: call again to go on`);
     } catch (e) {
       this.session.destroy(); // half set up: the next call tries again
-      return fault("DeviceLostError", `${message}, and no other can be set up: ${e.message} Reload the page and load a checkpoint`);
+      const kept = this.lastCheckpoint ? `; lastCheckpoint has that of step ${this.lastCheckpoint.step}` : "";
+      return fault("DeviceLostError", `${message}, and no other can be set up: ${e.message} Reload the page and load a checkpoint${kept}`);
     }
   }
 
@@ -332,9 +343,9 @@ export class Training {
     this.#upload(on.hypers, call.knobs, step, set, call.data);
   }
 
-  /** The values of hyperparameters at `step`; the first step under a learning rate fixes where its schedule begins. */
+  /** The values of hyperparameters at `step`. */
   #upload(fields, { rate, values }, step, set, data) {
-    const hot = { __proto__: null, step, seed: this.seed, lr: rateAt(rate.spec, step, (rate.start ??= step)), [COUNT]: data?.count };
+    const hot = { __proto__: null, step, seed: this.seed, lr: rateAt(rate.spec, step, rate.start ?? step), [COUNT]: data?.count };
     for (const f of fields) {
       const name = f.name.slice(HYPER.length);
       const value = hot[name] ?? (name.startsWith("1-") ? 1 - values.get(name.slice(2)) : values.get(name));
@@ -357,13 +368,13 @@ export class Training {
 
   /** Check a checkpoint against the program; a function that takes it over. */
   #checkpoint(bytes) {
-    const { tensors, metadata } = readSafetensors(bytes);
-    if (metadata.tracegrad !== "1") throw inputError("loadCheckpoint: this is no checkpoint of tracegrad");
     const { manifest: { checkpoint }, program } = this;
-    const values = checkInputs(checkpoint, Object.fromEntries(tensors), "loadCheckpoint: nothing was changed");
-    const [step, seed, lr, start, hyper] = ["step", "seed", "lr", "lr_start", "hyper"].map((k) => JSON.parse(metadata[k] ?? "null"));
-    const knobs = { rate: { spec: asSchedule(lr), start }, values: new Map([...this.knobs.values, ...Object.entries(hyper ?? {})]) };
-    if (!(step >= 0 && seed >= 0)) throw inputError("loadCheckpoint: the metadata are damaged");
+    const { values, step, seed, lr, lr_start: start, hyper } = within("loadCheckpoint: nothing was changed", () => {
+      const { tensors, metadata } = readSafetensors(bytes);
+      if (metadata.tracegrad !== "1") throw inputError("this is no checkpoint of tracegrad");
+      return { values: checkInputs(checkpoint, Object.fromEntries(tensors), "the file"), ...readFacts(metadata, program.meta.ranges) };
+    });
+    const knobs = { rate: { spec: lr, start }, values: new Map([...this.knobs.values, ...Object.entries(hyper)]) };
     return () => {
       this.session.upload(program, checkpoint, values);
       Object.assign(this, { seed, knobs });

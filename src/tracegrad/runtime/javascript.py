@@ -11,13 +11,14 @@ CORE = ("arrays", "random", "schedules", "safetensors", "session", "queue", "tra
 
 
 def runtime() -> str:
-    """The modules of the runtime in one, as they are but for the imports between them."""
-    return core() + without_imports("tracegrad.js")
+    """The modules of the runtime in one, as they are but for the imports between them. It imports `checks.js`."""
+    names = re.findall(r"^export (?:const|function) (\w+)", source("checks.js"), flags=re.MULTILINE)
+    return f'import {{ {", ".join(names)} }} from "./checks.js";\n{joined(CORE)}{without_imports("tracegrad.js")}'
 
 
 def core() -> str:
     """What runs in the worker, as a plain script: from file:// a worker cannot be a module."""
-    return joined(CORE)
+    return joined(("checks", *CORE))
 
 
 def joined(names: Iterable[str]) -> str:

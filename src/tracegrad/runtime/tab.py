@@ -53,5 +53,5 @@ def event_loop() -> Any:
 @functools.cache
 def javascript() -> Any:
     """What js/pyodide.js exports. The runtime is evaluated once, in the thread that Python runs in."""
-    text = joined(("arrays", "random", "session", "pyodide"))
+    text = joined(("checks", "arrays", "random", "session", "pyodide"))
     return pyodide("code").run_js(f'(() => {{ "use strict";\n{text}\nreturn {{ Tab, drawn, support }};\n}})()')
