@@ -132,7 +132,8 @@ def gelu_exact(x: Array) -> Array:
 
 
 def gelu_tanh(x: Array) -> Array:
-    """x / (1 + exp(-2v)), v = sqrt(2/π) (x + 0.044715 x³)."""
+    """x / (1 + exp(-2v)), v = sqrt(2/π) (x + 0.044715 x³); 0 at -inf, its limit."""
+    x = np.maximum(x, -1e30)
     return x * stable_sigmoid(2 * math.sqrt(2 / math.pi) * (x + 0.044715 * x**3))
 
 
