@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import resource
 import stat
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,7 +17,7 @@ import numpy as np
 import pytest
 
 import tracegrad as tg
-from tracegrad import nn, optim, safetensors
+from tracegrad import files, nn, optim, safetensors
 from tracegrad.errors import InputError
 from tracegrad.files import open_regular, replace_file, replace_files
 
@@ -257,3 +259,24 @@ def test_many_writers_of_one_file_leave_the_contents_of_one(tmp_path: Path) -> N
             data = path.read_bytes()
             assert len(data) == 10_000 and len(set(data)) == 1
     assert os.listdir(tmp_path) == ["a"]
+
+
+@pytest.mark.parametrize("have", ["none at all", "none in this folder"])
+def test_without_locks_only_old_leftovers_are_deleted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, have: str
+) -> None:
+    """As in a browser and on Windows, and on some network file systems."""
+
+    def refuse(*_: object) -> None:
+        raise OSError(errno.ENOLCK, "no locks available")
+
+    if have == "none at all":
+        monkeypatch.setattr(files, "fcntl", None)
+    else:
+        monkeypatch.setattr(files.fcntl, "flock", refuse)
+    for name, age in (("old", 7200), ("new", 60)):
+        path = tmp_path / f".tracegrad-{name}.part"
+        path.write_bytes(b"x")
+        os.utime(path, (time.time() - age,) * 2)
+    replace_files({tmp_path / "a": [b"a"], tmp_path / "b": [b"b"]})
+    assert sorted(os.listdir(tmp_path)) == [".tracegrad-new.part", "a", "b"]

@@ -2,7 +2,7 @@
 
 A file is written beside its target under a name of its own, flushed to the disk, and renamed over the target. The
 writer holds a lock on the partial file, so that the next write into the folder can tell a dead writer's leftovers from
-the partial files of other processes.
+the partial files of other processes. Where there are no locks, leftovers are deleted after an hour.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import errno
 import importlib
 import os
 import stat
+import sys
 import time
 from collections.abc import Generator, Iterable, Mapping
 from io import BufferedReader
@@ -23,13 +24,13 @@ Path = str | os.PathLike[str]
 PARTIAL = (".tracegrad-", ".part")  # how the names of partial files begin and end
 PERMISSIONS = 0o777
 SECONDS_FOR_A_READER = 5.0  # that a write to a pipe waits for a process that reads it
-WITHOUT_WAITING = getattr(os, "O_NONBLOCK", 0)
+ABANDONED_AFTER = 3600.0  # seconds since the last write to a partial file, where there are no locks
+WITHOUT_WAITING, NO_LINKS = getattr(os, "O_NONBLOCK", 0), getattr(os, "O_NOFOLLOW", 0)
 NO_LOCKS = (errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS, errno.EINVAL)  # what file systems without locks answer
 
-try:
-    fcntl: Any = importlib.import_module("fcntl")
-except ImportError:  # Windows, where open files cannot be deleted, and browsers, which have one process
-    fcntl = None
+# Windows has no such module; a browser's locks hold nobody off, and it has one process
+WITHOUT_LOCKS = os.name != "posix" or sys.platform == "emscripten"
+fcntl: Any = None if WITHOUT_LOCKS else importlib.import_module("fcntl")
 
 
 def replace_file(path: Path, parts: Iterable[bytes]) -> None:
@@ -145,15 +146,15 @@ def _partial(held: contextlib.ExitStack, folder: str, mode: int) -> tuple[IO[byt
         f = open(name, "xb", opener=lambda path, flags: os.open(path, flags, mode))  # noqa: SIM115
         held.callback(f.close)
         # between its making and its locking another process may have taken it for a leftover
-        if not _locked(f, wait=True) or os.fstat(f.fileno()).st_nlink:
+        if _locked(f, wait=True) is None or os.fstat(f.fileno()).st_nlink:
             return f, name
         f.close()
 
 
-def _locked(f: IO[bytes], *, wait: bool = False) -> bool:
-    """Lock a file until it is closed. False if another process holds it, or the file system has no locks."""
+def _locked(f: IO[bytes], *, wait: bool = False) -> bool | None:
+    """Lock a file until it is closed. False if another process holds it, None where there are no locks."""
     if fcntl is None:
-        return False
+        return None
     try:
         fcntl.flock(f.fileno(), fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -161,7 +162,7 @@ def _locked(f: IO[bytes], *, wait: bool = False) -> bool:
     except OSError as e:
         if e.errno not in NO_LOCKS:
             raise
-        return False
+        return None
     return True
 
 
@@ -174,12 +175,14 @@ def _delete_leftovers(folder: str) -> None:
     for name in names:
         path = os.path.join(folder, name)
         with contextlib.suppress(OSError):
-            if fcntl is None:
-                os.unlink(path)  # Windows refuses that for a file that is open
-                continue
-            with open(path, "rb", opener=lambda path, flags: os.open(path, flags | os.O_NOFOLLOW)) as f:
-                if _locked(f):
-                    os.unlink(path)
+            with open(path, "rb", opener=lambda path, flags: os.open(path, flags | NO_LINKS)) as f:
+                free = _locked(f)
+                if free is None:  # nothing tells that a process is at it but its age
+                    free = os.fstat(f.fileno()).st_mtime < time.time() - ABANDONED_AFTER
+                if free and fcntl is not None:
+                    os.unlink(path)  # while it is locked: its writer may have begun just now
+            if free and fcntl is None:
+                os.unlink(path)
 
 
 def _take_over(handle: int, partial: str, old: os.stat_result) -> None:
