@@ -25,14 +25,17 @@ from tracegrad.compiler.build import HALTED
 from tracegrad.dtypes import DTYPES
 from tracegrad.engine import params
 from tracegrad.engine.inputs import Array, describe
-from tracegrad.engine.knobs import Knobs, Rate
+from tracegrad.engine.knobs import Knobs, Rate, settable
 from tracegrad.engine.steps import Stepper
 from tracegrad.errors import InputError
+from tracegrad.hypers import PREFIX, checked_all, ranges_of
+from tracegrad.jsontext import cut, parse, printable, shown
 from tracegrad.program import Field, Program
 from tracegrad.runtime.base import Session
 from tracegrad.runtime.storage import from_storage, to_storage
 
 VERSION = "1"
+ENTRIES = ("step", "seed", "lr", "lr_start", "hyper", "optimizer")  # of the metadata, JSON texts
 PARAMETERS_ALONE = (
     "the parameters fit, the optimizer is another; for the parameters alone: upload_params({n[6:]: x for n, x in "
     "tracegrad.safetensors.read(path).tensors.items() if n.startswith('param/')})"
@@ -118,19 +121,54 @@ def digest(state: Checkpoint, losses: Sequence[float]) -> str:
     return total.hexdigest()
 
 
-def read(path: str | os.PathLike[str], program: Program) -> Checkpoint:
-    """A file that fits `program`; InputError naming everything that does not."""
+def read(path: str | os.PathLike[str], program: Program, current: Knobs) -> tuple[Checkpoint, Knobs]:
+    """A file that fits `program`, and its hot values, which replace `current`.
+
+    All of it is checked before anything of a training changes: the format, names, shapes, dtypes and finite values of
+    the tensors, and each entry of the metadata.
+    Raises: InputError naming everything that does not fit.
+    """
     file = safetensors.read(path)
     where = os.fspath(path)
     if file.metadata.get("tracegrad") != VERSION:
         found = file.metadata.get("tracegrad")
-        what = f"has layout {found!r}, this library reads {VERSION!r}" if found else "is no checkpoint of tracegrad"
+        what = (
+            f"has layout {shown(found)}, this library reads {VERSION!r}" if found else "is no checkpoint of tracegrad"
+        )
         raise InputError.here(
             f"load: {where} {what}; for parameters alone use upload_params(tracegrad.safetensors.read(path).tensors)"
         )
-    rest = dict(file.tensors)
     problems: list[str] = []
-    values = {f.name: _taken(rest, f"param/{f.name}", f, problems) for f in program.params}
+    values, states = _arrays(file.tensors, program, problems)
+    if problems:
+        some = [*problems[:12], *([f"and {len(problems) - 12} more"] if len(problems) > 12 else [])]
+        alone = all(x.startswith("opt/") for x in problems)
+        hint = [PARAMETERS_ALONE] if alone else []
+        raise InputError.here("\n  ".join([f"load: {where} does not fit; nothing was changed", *some, *hint]))
+    try:
+        m = {name: _entry(file.metadata, name) for name in ENTRIES}
+        step, seed = _u32(m["step"], "step"), _u32(m["seed"], "seed")
+        start = None if m["lr_start"] is None else _u32(m["lr_start"], "lr_start", 1)
+        rate, hyper = _object(m["lr"], "lr"), _hyper(_object(m["hyper"], "hyper"), program, current)
+        optimizer = _optimizer(_object(m["optimizer"], "optimizer"), program)
+        schedule = _schedule(rate, current.rate.schedule)
+    except InputError as e:
+        why = str(e).partition("\n  at ")[0]
+        raise InputError.here(f"load: {where} does not fit; nothing was changed\n  metadata {why}") from None
+    knobs = Knobs(Rate(schedule, start), {**current.values, **hyper})
+    return Checkpoint(values, states, step, seed, rate, start, hyper, optimizer, program), knobs
+
+
+def _arrays(
+    tensors: Mapping[str, Array], program: Program, problems: list[str]
+) -> tuple[dict[str, Array], dict[str, Array]]:
+    """Parameters and whole states by name; what does not fit is added to `problems`."""
+    rest = dict(tensors)
+    values: dict[str, Array] = {}
+    for f in program.params:
+        values[f.name] = _taken(rest, f"param/{f.name}", f, problems)
+        if reason := params.not_finite(f, values[f.name]):
+            problems.append(f"param/{f.name}: {reason}")
     states: dict[str, Array] = {}
     for f in states_of(program):
         whole = np.zeros(f.shape, DTYPES[f.dtype].numpy)
@@ -141,21 +179,60 @@ def read(path: str | os.PathLike[str], program: Program) -> Checkpoint:
             else:
                 whole.reshape(-1)[part.offset : part.offset + x.size] = x.reshape(-1)
         states[f.name] = whole
-    problems += [f"{name}: not in this training" for name in rest]
-    if problems:
-        shown = [*problems[:12], *([f"and {len(problems) - 12} more"] if len(problems) > 12 else [])]
-        alone = all(x.startswith("opt/") for x in problems)
-        hint = [PARAMETERS_ALONE] if alone else []
-        raise InputError.here("\n  ".join([f"load: {where} does not fit; nothing was changed", *shown, *hint]))
-    return _with_metadata(file.metadata, where, values, states, program)
+    problems += [f"{cut(printable(name))}: not in this training" for name in rest]
+    return values, states
 
 
-def knobs_of(state: Checkpoint, current: Knobs) -> Knobs:
-    """The hot values of a checkpoint. A schedule that equals the current one is kept: it may be the user's own kind."""
-    schedule = current.rate.schedule
-    if json.loads(json.dumps(schedule.spec())) != dict(state.lr):
-        schedule = schedules.from_spec(state.lr)
-    return Knobs(Rate(schedule, state.lr_start), {**current.values, **state.hyper})
+def _entry(metadata: Mapping[str, str], name: str) -> Any:
+    if name not in metadata:
+        raise InputError(f"{name}: missing")
+    try:
+        return parse(metadata[name])
+    except InputError as e:
+        raise InputError(f"{name}: {e}") from None
+
+
+def _u32(value: Any, name: str, lowest: int = 0) -> int:
+    if type(value) is not int or not lowest <= value < 2**32:
+        raise InputError(f"{name}: expected an integer from {lowest} to 2**32 - 1, got {shown(value)}")
+    return value
+
+
+def _object(value: Any, name: str) -> dict[str, Any]:
+    if not isinstance(value, dict):
+        raise InputError(f"{name}: expected an object, got {shown(value)}")
+    return cast("dict[str, Any]", value)
+
+
+def _hyper(given: Mapping[str, Any], program: Program, current: Knobs) -> dict[str, float]:
+    """The hyperparameters, each within its range."""
+    known = {*settable([f for f in program.inputs if f.name.startswith(PREFIX)]), *current.values}
+    unknown = [name for name in given if name not in known]
+    if unknown:
+        names = ", ".join(sorted(known))
+        raise InputError(f"hyper: {shown(unknown[0])} is no value of this training, which has {names}")
+    return checked_all(given, ranges_of(program.meta), "hyper")
+
+
+def _optimizer(given: dict[str, Any], program: Program) -> dict[str, Any]:
+    """The optimizer, if it is of the kind that this program has."""
+    own: Mapping[str, Any] = program.meta.get("optimizer", {})
+    for name in ("kind", "state"):
+        theirs, ours = given.get(name), own.get(name)
+        if theirs != ours:
+            what = f"the {name} is {shown(theirs)}, here it is {shown(ours)}"
+            raise InputError(f"optimizer: {what}\n  {PARAMETERS_ALONE}")
+    return given
+
+
+def _schedule(spec: Mapping[str, Any], current: schedules.Schedule) -> schedules.Schedule:
+    """The schedule of a checkpoint. One that equals the current one is that one: it may be the user's own kind."""
+    if json.loads(json.dumps(current.spec())) == spec:
+        return current
+    try:
+        return schedules.from_spec(spec)
+    except (InputError, TypeError, ValueError) as e:
+        raise InputError(f"lr: {cut(printable(str(e).partition(chr(10))[0]), 200)}") from None
 
 
 def states_of(program: Program) -> tuple[Field, ...]:
@@ -196,19 +273,3 @@ def _taken(rest: dict[str, Array], name: str, field: Field, problems: list[str])
     else:
         return from_storage(x.reshape(-1), wanted)
     return np.zeros(field.shape, np.float32)
-
-
-def _with_metadata(
-    metadata: Mapping[str, str], where: str, values: dict[str, Array], states: dict[str, Array], program: Program
-) -> Checkpoint:
-    try:
-        m = {name: json.loads(metadata[name]) for name in ("step", "seed", "lr", "lr_start", "hyper", "optimizer")}
-        hyper = {str(k): float(v) for k, v in cast("dict[str, Any]", m["hyper"]).items()}
-        step, seed = int(m["step"]), int(m["seed"])
-        if step < 0 or not 0 <= seed < 2**32:
-            raise ValueError(f"step {step}, seed {seed}")
-        start = None if m["lr_start"] is None else int(m["lr_start"])
-        rate = dict(cast("dict[str, Any]", m["lr"]))
-    except (KeyError, TypeError, ValueError, AttributeError) as e:
-        raise InputError.here(f"load: the metadata of {where} are damaged: {e!r}") from None
-    return Checkpoint(values, states, step, seed, rate, start, hyper, m["optimizer"], program)

@@ -234,11 +234,13 @@ class CompiledTraining(Inspected):
     def load(self, path: str | os.PathLike[str]) -> None:
         """Resume from a file that `save` wrote, bit-exact on the same device.
 
-        Raises: InputError, with nothing changed, if it is no checkpoint or belongs to another model or optimizer.
+        Loading executes nothing of the file. Tensors and metadata are checked before anything changes.
+
+        Raises: InputError, with nothing changed, if it is no checkpoint, is damaged, or belongs to another model or
+                optimizer.
         """
         stepper = self._stepper
-        state = checkpoints.read(path, stepper.program)
-        knobs = checkpoints.knobs_of(state, self._knobs)
+        state, knobs = checkpoints.read(path, stepper.program, self._knobs)
 
         def restore(session: Session) -> None:
             checkpoints.restore(session, stepper, state)
