@@ -112,7 +112,7 @@ BAD_METADATA = [
     ({"step": "-1"}, "step in the metadata"), ({"step": "4294967296"}, "step in the metadata"),
     ({"step": "1.5"}, "step in the metadata"), ({"step": '"7"'}, "step in the metadata"), ({"step": None}, "step"),
     ({"seed": "4294967296"}, "seed in the metadata"), ({"seed": "null"}, "seed in the metadata"),
-    ({"lr_start": "-3"}, "lr_start in the metadata"), ({"lr_start": "{"}, "which is no JSON"),
+    ({"lr_start": "0"}, "lr_start in the metadata"), ({"lr_start": "{"}, "which is no JSON"),
     ({"lr": "1e39"}, "finite in f32"), ({"lr": '{"kind": "linear"}'}, "peak is missing"), ({"lr": "null"}, "got null"),
     ({"lr": None}, "lr in the metadata"), ({"hyper": '{"beta1": 2}'}, "beta1 must be a number"),
     ({"hyper": "[]"}, "by name"), ({"hyper": '{"eps": 1e999}'}, "eps must be"), ({"tracegrad": "9"}, "no checkpoint"),
@@ -134,6 +134,14 @@ def test_what_a_checkpoint_says_of_the_training_is_checked(tab: Tab, tmp_path: P
             said = tab.run(code, list((tmp_path / "bad").read_bytes()))
             assert said and said[0] == "InputError" and want in said[1], (change, said)
             assert said[1].startswith("loadCheckpoint: nothing was changed: ") and "\n" not in said[1]
+        for bad in (math.nan, math.inf):
+            tensors = {**file.tensors, "param/l2.b": np.float32([0, 1, bad, 3, 4, 5, 6, 7])}
+            safetensors.write(tmp_path / "bad", tensors, file.metadata)
+            said = tab.run(code, list((tmp_path / "bad").read_bytes()))
+            assert said[0] == "InputError" and "param/l2.b has values that are not finite" in said[1]
+            upload = "const x = [0, 1, a[0], 3, 4, 5, 6, 7]; return train.uploadParams({ 'l2.b': x })"
+            said = tab.run(f"{upload}.catch((e) => [e.name, e.message]);", bad)
+            assert said[0] == "InputError" and said[1].startswith("uploadParams: nothing was written: l2.b has values")
         assert_same_bits(tab.params(), before)
         got += tab.steps(inputs[1:])
         np.testing.assert_allclose(got, [train.step(x).loss for x in inputs], rtol=LOSS)

@@ -26,7 +26,7 @@ CORPUS = Path(__file__).parent / "corpus" / "js"
 SINE = sine(batch=16, width=8, optimizer=lambda: optim.adamw(lr=lr.linear(0.1, 0.0, 9), clip_grad_norm=1.0))
 RNN = rnn(batch=3, length=7, width=5)
 GPT = gpt(batch=2, vocabulary=11, context=8, width=8, layers=1)
-READ = """const { readManifest } = await source('checks');
+READ = """const { readManifest } = await source('manifest');
 return a[0].map((text) => told(() => readManifest(text).version));"""
 OPEN = """const { Training } = await source('training');
 const out = [];
@@ -175,7 +175,7 @@ def test_a_text_that_is_no_program_has_its_sentence(manifests: dict[str, Any]) -
     ]
     for error in run_node(OPEN, texts):
         assert_told(error, "program.json is not")
-    code = """const { readManifest } = await source('checks');
+    code = """const { readManifest } = await source('manifest');
       return [null, 7, [], undefined].map((x) => told(() => readManifest(x))[1]);"""
     for error in run_node(code):
         assert_told(error, "program.json is not what train.export of tracegrad writes")

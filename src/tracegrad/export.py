@@ -30,7 +30,7 @@ from tracegrad.files import replace_file, replace_files
 from tracegrad.hypers import PREFIX
 from tracegrad.introspection.tables import escape
 from tracegrad.program import VERSION, Field, Program
-from tracegrad.runtime.javascript import core, runtime, source, without_imports
+from tracegrad.runtime.javascript import CHECKS, core, runtime, source, without_imports
 
 CURVE_POINTS = 128  # what a free dimension is in a demo that draws a curve
 SHOWN_POINTS = 200  # of the data, behind a curve
@@ -87,7 +87,7 @@ def write_site(folder: Path, title: str, parts: Mapping[str, Any]) -> Path:
         "page.css": source("page.css"),
         "page.js": source("page.js"),
         "tracegrad.js": runtime(),
-        "checks.js": source("checks.js"),
+        **{f"{name}.js": source(f"{name}.js") for name in CHECKS},
         "tracegrad.d.ts": source("tracegrad.d.ts"),
         "worker.js": source("worker.js"),
         "program.json": json_text(parts["program"]),

@@ -1,6 +1,7 @@
 // The page's side: a training in a worker, reached by messages. Also what needs no training.
 
-import { fault, inputError, mapped, readManifest } from "./checks.js";
+import { fault, inputError, mapped } from "./checks.js";
+import { readManifest } from "./manifest.js";
 import { adapterName, findAdapter } from "./session.js";
 import { serve } from "./serve.js";
 import { Training, aborted, failed, unfinished } from "./training.js";

@@ -2,7 +2,8 @@
 // worker (see tracegrad.js) or by itself, in Node for one. tracegrad/engine/training.py and steps.py are its Python twins.
 
 import { checkInputs, toStorage } from "./arrays.js";
-import { HYPER, asSchedule, checkRate, fault, inputError, mapped, prod, readFacts, readHypers, readManifest, within } from "./checks.js";
+import { HYPER, asSchedule, checkFinite, checkRate, fault, inputError, mapped, prod, readFacts, readHypers, within } from "./checks.js";
+import { readManifest } from "./manifest.js";
 import { draw } from "./random.js";
 import { Queue } from "./queue.js";
 import { readSafetensors, writeSafetensors } from "./safetensors.js";
@@ -152,6 +153,7 @@ export class Training {
   async uploadParams(record, { strict = false } = {}) {
     const { params } = this.program;
     const values = checkInputs(strict ? params : params.filter((f) => Object.hasOwn(record, f.name)), record, "uploadParams: nothing was written");
+    within("uploadParams: nothing was written", () => checkFinite(params, values));
     await this.#queue.alone(async () => {
       this.session.upload(this.program, params, values);
       if (!this.counter) await this.#clear(); // averages begin at the parameters that the first step finds
@@ -372,7 +374,9 @@ export class Training {
     const { values, step, seed, lr, lr_start: start, hyper } = within("loadCheckpoint: nothing was changed", () => {
       const { tensors, metadata } = readSafetensors(bytes);
       if (metadata.tracegrad !== "1") throw inputError("this is no checkpoint of tracegrad");
-      return { values: checkInputs(checkpoint, Object.fromEntries(tensors), "the file"), ...readFacts(metadata, program.meta.ranges) };
+      const values = checkInputs(checkpoint, Object.fromEntries(tensors), "the file");
+      checkFinite(program.params, values, "param/");
+      return { values, ...readFacts(metadata, program.meta.ranges) };
     });
     const knobs = { rate: { spec: lr, start }, values: new Map([...this.knobs.values, ...Object.entries(hyper)]) };
     return () => {

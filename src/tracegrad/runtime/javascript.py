@@ -7,18 +7,22 @@ from collections.abc import Iterable
 from pathlib import Path
 
 FOLDER = Path(__file__).parents[1] / "js"  # importlib.resources would take a tenth of importing tracegrad
+CHECKS = ("checks", "manifest")  # files of their own in a site: what validates files and values
 CORE = ("arrays", "random", "schedules", "safetensors", "session", "queue", "training", "serve")  # needed ones first
 
 
 def runtime() -> str:
-    """The modules of the runtime in one, as they are but for the imports between them. It imports `checks.js`."""
-    names = re.findall(r"^export (?:const|function) (\w+)", source("checks.js"), flags=re.MULTILINE)
-    return f'import {{ {", ".join(names)} }} from "./checks.js";\n{joined(CORE)}{without_imports("tracegrad.js")}'
+    """The modules of the runtime in one, as they are but for the imports between them. It imports those of `CHECKS`."""
+    imports = ""
+    for name in CHECKS:
+        names = re.findall(r"^export (?:const|function) (\w+)", source(f"{name}.js"), flags=re.MULTILINE)
+        imports += f'import {{ {", ".join(names)} }} from "./{name}.js";\n'
+    return f"{imports}{joined(CORE)}{without_imports('tracegrad.js')}"
 
 
 def core() -> str:
     """What runs in the worker, as a plain script: from file:// a worker cannot be a module."""
-    return joined(("checks", *CORE))
+    return joined((*CHECKS, *CORE))
 
 
 def joined(names: Iterable[str]) -> str:
