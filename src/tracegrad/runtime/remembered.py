@@ -48,7 +48,7 @@ def take() -> Rows | None:
             said = json.loads(text)
             if said["circumstances"] == circumstances():
                 return cast("Rows", said["rows"])
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
         pass  # whatever it is that lies there, a child is asked instead
     return None
 
