@@ -7,12 +7,14 @@ from collections.abc import Container, Mapping, Sequence, Set
 from typing import Any, cast
 
 from tracegrad.dtypes import DType, Shape, bool_, f16, f32
+from tracegrad.errors import ShapeError, placed
 from tracegrad.ir import Tensor
 from tracegrad.kernels.axes import Domain, merge_axes, natural_domain, split_axes
 from tracegrad.kernels.clusters import Cluster, array_of
 from tracegrad.kernels.expr import (
     Guard,
     Index,
+    Quotient,
     Space,
     Value,
     Var,
@@ -22,12 +24,14 @@ from tracegrad.kernels.expr import (
     regroup,
     walk,
 )
-from tracegrad.kernels.form import Axis, Fold, Kernel, Product, Scatter, Slot, Statement, Store
+from tracegrad.kernels.form import Axis, Fold, Kernel, Product, Scatter, Slot, Statement, Store, points
 from tracegrad.kernels.reads import IN_MEMORY
 from tracegrad.kernels.stored import COMPUTED
 from tracegrad.prims.elementwise import COPY
 
 MAX_REFINEMENTS = 8  # each splits at least one axis; real models need one or two
+# Points of a kernel, and indices. Shaders count in i32, and loops step past the last point by up to a workgroup.
+LARGEST = 2**31 - 2**16
 
 
 def external_order(
@@ -94,7 +98,34 @@ def lower(c: Cluster, externals: Sequence[Tensor], writes: Mapping[int, str], ha
             break
         domain, kernel = split, over(split)
     merged = merge_axes(kernel, domain)
-    return over(merged) if merged is not None else kernel
+    kernel = over(merged) if merged is not None else kernel
+    if largest_number(kernel) > LARGEST:
+        raise _too_large(c)
+    return kernel
+
+
+def largest_number(kernel: Kernel) -> int:
+    """The most that any number of points, or any index that is computed, comes to; of differences, without the sign."""
+    values = [s.value for s in kernel.body]
+    indices = [s.index for s in kernel.body if isinstance(s, Store)]
+    indices += [index for v in walk(values) for index in indices_of(v)]
+    inside = [a.index for i in indices for a in atoms_of(i) if isinstance(a, Quotient)]
+    bounds = [bound for i in (*indices, *inside) for bound in (i.hi, -i.lo)]
+    return max([points(kernel.outer), points(kernel.inner), *bounds])
+
+
+def _too_large(c: Cluster) -> ShapeError:
+    """The error, with the largest tensor of a cluster and its line."""
+    found: dict[int, Tensor] = {}
+    stack = list(c.computes)
+    while stack:
+        t = stack.pop()
+        if t.serial not in found:
+            found[t.serial] = t
+            stack.extend(t.operands)
+    t = max(found.values(), key=lambda t: (t.size, t.serial))
+    rule = f"{t.type} has {t.size} elements; kernels count in 32 bits, to {LARGEST}. Compute it in parts, as in tg.scan"
+    return placed(ShapeError(rule), t.prim.name, t.site)
 
 
 class _Lowering:

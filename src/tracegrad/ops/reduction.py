@@ -55,8 +55,11 @@ def sum(x: Operand, axis: Axes = None, keepdims: bool = False) -> Tensor:
 
     x: f32, i32, u32; bool is counted as i32. Gradient: the cotangent, to every element.
     """
-    x = _number(x)
-    return _fold(SUM, x, normalize_axes(axis, x.ndim), keepdims)
+    x = as_tensor(x)
+    axes = normalize_axes(axis, x.ndim)
+    if x.dtype.name == "bool" and count(x, axes) >= 2**31:
+        raise ShapeError(f"{count(x, axes)} booleans may count to more than i32 holds, 2^31 - 1; sum fewer at a time")
+    return _fold(SUM, _number(x), axes, keepdims)
 
 
 @method

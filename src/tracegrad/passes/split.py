@@ -17,6 +17,7 @@ from tracegrad.prims.folds import MATMUL, MATMUL_PARTS, SCATTER_ADD, SUM, scatte
 from tracegrad.prims.views import RESHAPE, permute, reshape, slice_
 
 SPLIT_FROM = 2048  # folds shorter than this keep one workgroup busy
+MOST = 2**40  # halves of a longer fold are too long for a kernel as well, and its divisors take seconds to find
 FEW_OUTPUTS = 8192  # with more outputs than this the device is full already
 PART = 64  # a part of a product is no shorter
 MOST_PARTS = 256
@@ -52,7 +53,7 @@ def _split_fold(t: Tensor, x: Tensor) -> Tensor | None:
     folded: tuple[int, ...] = t.axes
     axes = [d for d in folded if x.shape[d] > 1]
     k = math.prod(x.shape[d] for d in axes)
-    if k < SPLIT_FROM or t.size >= FEW_OUTPUTS:
+    if k < SPLIT_FROM or t.size >= FEW_OUTPUTS or k > MOST:
         return None
     if axes == list(range(axes[0], axes[0] + len(axes))):  # neighbouring axes are one axis of size k
         return _split_axis(t, reshape(x, (*x.shape[: axes[0]], k, *x.shape[axes[-1] + 1 :])), axes[0])

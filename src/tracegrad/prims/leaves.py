@@ -14,10 +14,11 @@ from typing import Any, cast
 
 from tracegrad import ambient
 from tracegrad.dtypes import DType, Shape, TensorType, bool_, f32, i32, nearest_f32, scalar_dtype, u32
-from tracegrad.errors import DTypeError, Site, TraceError, located
+from tracegrad.errors import DTypeError, ShapeError, Site, TraceError, located
 from tracegrad.habits import for_operand, shown
 from tracegrad.ir import Primitive, Tensor, bind, register
 from tracegrad.methods import TensorMethods
+from tracegrad.shapes import show
 
 # role: "param", "frozen", "input", "state" (a persistent array), "hyper" (a scalar the host sets each step), "patch",
 # or "placeholder" (of a transform; in no program).
@@ -45,12 +46,21 @@ LITERAL = register(
     )
 )
 
+
+def _iota_type(*, shape: Shape, axis: int) -> TensorType:
+    if shape[axis] > HIGH["i32"]:
+        raise ShapeError(
+            f"{shape[axis]} coordinates along axis {axis} of {show(shape)} do not fit i32, which ends at 2^31 - 1"
+        )
+    return TensorType(i32, shape)
+
+
 # The coordinate along `axis`.
 IOTA = register(
     Primitive(
         "iota",
         "formula",
-        lambda *, shape, axis: TensorType(i32, shape),
+        _iota_type,
         array=lambda xp, *, shape, axis: xp.broadcast_to(
             xp.arange(shape[axis], dtype="int32").reshape([-1 if d == axis else 1 for d in range(len(shape))]), shape
         ),
