@@ -159,7 +159,7 @@ class _Writer:
     def scatter(self, s: Scatter, shape: tuple[int, ...]) -> str:
         """Sum the updates into zeros at flat positions, in the order of the updates."""
         target, update = self.values.value(s.target), self.values.value(s.update)
-        out = self.arrays.allocate(shape, "float32")
+        out = self.arrays.allocate(shape, s.update.dtype.numpy)
         outer = [a.size for a in self.kernel.outer]
         steps = strides_of(outer)
         row = {a.name: c for a, c in s.row.terms if isinstance(a, Var)}
