@@ -1,0 +1,255 @@
+"""The runtimes and the outside oracles. Each runs several programs and gives the results, or the error, of each."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+import tracegrad as tg
+from fuzzing.apply import NoCounterpartError, called
+from fuzzing.differentiated import Outputs, graph_of, traced
+from fuzzing.exact import double
+from fuzzing.program import Array, Program
+from fuzzing.training import trained, trained_by_torch
+from tracegrad.compiler.plan import optimize
+from tracegrad.dtypes import TensorType, as_dtype
+from tracegrad.evaluate import evaluate
+from tracegrad.runtime.c_compiler import VARIABLE
+
+
+@dataclass(frozen=True, eq=False)
+class Given:
+    """A program with everything it is given."""
+
+    program: Program
+    env: Mapping[str, Array]
+
+    @property
+    def finite(self) -> bool:
+        """Are all its inputs finite and of usual size?"""
+        return all(x.dtype != np.float32 or bool(np.all(np.abs(x) < 1e20)) for x in self.env.values())
+
+
+Ran = Outputs | Exception
+Several = Callable[[Sequence[Given]], list[Ran]]
+
+
+@dataclass(frozen=True)
+class Runner:
+    """What runs programs: forward and gradients of several, and a training. None: it does not do that."""
+
+    name: str
+    several: Several
+    training: Callable[[Program], Outputs] | None = None
+    oracle: bool = False  # an error of its own says nothing about tracegrad
+    special: bool = True  # infinities and NaN go through it as docs/numerics.md says
+
+    def __call__(self, given: Sequence[Given]) -> list[Ran]:
+        """The results of each, in order; NoCounterpartError where this runner has no answer."""
+        results: list[Ran] = [NoCounterpartError(self.name) for _ in given]
+        usual = [k for k, g in enumerate(given) if g.program.mode != "train" and (self.special or g.finite)]
+        for k, ran in zip(usual, self.several([given[k] for k in usual]) if usual else []):
+            results[k] = ran
+        for k, g in enumerate(given):
+            if g.program.mode == "train" and self.training is not None:
+                try:
+                    results[k] = self.training(g.program)
+                except Exception as e:
+                    results[k] = e
+        return [NoCounterpartError(str(r)) if self.oracle and isinstance(r, Exception) else r for r in results]
+
+
+class Held(tg.Module):
+    """A model that holds some of the inputs as its parameters; a forward must have one."""
+
+    def __init__(self, arrays: Mapping[str, Array]) -> None:
+        self.held = {n: self.param(x.shape, init=tg.init.literal(x)) for n, x in arrays.items()}
+        self.none = self.param((1,), init=tg.init.zeros())
+
+
+def held_by_a_model(g: Given) -> list[str]:
+    """The first f32 input of a program is a parameter: parameters lie behind each other, at any offset."""
+    floats = [n for n, x in g.env.items() if n.startswith("x") and x.dtype == np.float32 and np.isfinite(x).all()]
+    return floats[:1]
+
+
+@contextmanager
+def c_compiler(value: str) -> Iterator[None]:
+    """Kernels in C (""), or in NumPy ("off")."""
+    before = os.environ.get(VARIABLE)
+    os.environ[VARIABLE] = value
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ[VARIABLE]
+        else:
+            os.environ[VARIABLE] = before
+
+
+def together(given: Sequence[Given], device: str) -> list[Ran]:
+    """All programs as one, which saves the time of compiling each; their kernels share launches."""
+    held = {f"p{k}_{n}": g.env[n] for k, g in enumerate(given) for n in held_by_a_model(g)}
+    inputs = {f"p{k}_{n}": x for k, g in enumerate(given) for n, x in g.env.items()}
+    inputs = {n: x for n, x in inputs.items() if n not in held}
+
+    def forward(m: Held, **tensors: Any) -> Outputs:
+        every = {**tensors, **m.held}
+        results: Outputs = {}
+        for k, g in enumerate(given):
+            ys = traced(g.program)(**{n: every[f"p{k}_{n}"] for n in g.env})
+            results |= {f"p{k}_{n}": y for n, y in ys.items()}
+        return results
+
+    scope: dict[str, Any] = {"forward": forward}
+    parameters = "".join(f", {n}" for n in inputs)
+    exec(f"def called(m{parameters}): return forward(m, {', '.join(f'{n}={n}' for n in inputs)})", scope)
+    types = {n: TensorType(as_dtype(x.dtype), x.shape) for n, x in inputs.items()}
+    compiled = tg.compile_forward(model=Held(held), forward=scope["called"], inputs=types, device=device, seed=0)
+    with compiled as run:
+        found = run.run(**inputs).output
+    named = [(*n.split("_"), y) for n, y in found.items()]
+    return [{n: y for p, n, y in named if p == f"p{k}"} for k in range(len(given))]
+
+
+def on(device: str, compiler: str = "") -> Several:
+    """A runner of compiled programs. Where all together fail, each runs alone."""
+
+    def run(given: Sequence[Given]) -> list[Ran]:
+        with c_compiler(compiler):
+            try:
+                return together(given, device)
+            except Exception as e:
+                if len(given) == 1:
+                    return [e]
+                return [run([g])[0] for g in given]
+
+    return run
+
+
+def each(run: Callable[[Given], Outputs]) -> Several:
+    """A runner that takes one program at a time."""
+
+    def every(given: Sequence[Given]) -> list[Ran]:
+        results: list[Ran] = []
+        for g in given:
+            try:
+                results.append(run(g))
+            except Exception as e:
+                results.append(e)
+        return results
+
+    return every
+
+
+def passes(g: Given) -> Outputs:
+    """The graph that the compiler's passes leave, by the reference in float64: no device, so rounding hides nothing."""
+    graph = optimize(graph_of(g.program, g.env))
+    env = {n: double(x) for n, x in g.env.items()}
+    with np.errstate(all="ignore"):
+        values = evaluate(list(graph.outputs.values()), env, np)
+    return dict(zip(graph.outputs, map(np.asarray, values)))
+
+
+def split(g: Given) -> tuple[list[Array], list[int], dict[int, Array]]:
+    """The inputs in order, which of them are differentiated, and the weights by result."""
+    xs = [g.env[f"x{k}"] for k in range(len(g.program.inputs))]
+    cts = {int(n[1:]): x for n, x in g.env.items() if n.startswith("c")}
+    return xs, [k for k, x in enumerate(xs) if x.dtype == np.float32] if cts else [], cts
+
+
+def closes_over(program: Program) -> bool:
+    """Does the body of a scan use values from around it?"""
+    inner = any(closes_over(s.body) for s in program.steps if s.body is not None)
+    return inner or any(s.op == "scan" and len(s.args) > 2 for s in program.steps)
+
+
+def eager(g: Given) -> Outputs:
+    """Ops at once, and `backward` by the tape.
+
+    A scan that closes over a tensor adds up its gradient iteration by iteration, where a compiled one first adds what
+    arrives: another order, whose bound is not the one of the traced graph.
+    """
+    if g.program.mode == "gradient" and closes_over(g.program):
+        raise NoCounterpartError("a scan that closes over a tensor")
+    xs, floats, cts = split(g)
+    with np.errstate(all="ignore"):
+        tensors = [tg.parameter(x) if k in floats else tg.tensor(x) for k, x in enumerate(xs)]
+        ys = called(g.program, "ours", tg, tensors)
+        results: Outputs = {f"y{k}": np.asarray(y.numpy()) for k, y in enumerate(ys)}
+        total = sum(((ys[k] * c).sum() for k, c in cts.items()), start=tg.tensor(0.0))
+        if floats and total.requires_grad:
+            total.backward()
+        for k in floats:
+            gradient = tensors[k].grad
+            results[f"g{k}"] = np.zeros(xs[k].shape) if gradient is None else np.asarray(gradient.numpy())
+    return results
+
+
+def pytorch(g: Given) -> Outputs:
+    """PyTorch in float64."""
+    import torch
+
+    xs, floats, cts = split(g)
+    tensors = [torch.tensor(double(x)).requires_grad_(k in floats) for k, x in enumerate(xs)]
+    ys = called(g.program, "torch", torch, tensors)
+    results: Outputs = {f"y{k}": y.detach().numpy() for k, y in enumerate(ys)}
+    total: Any = sum((ys[k] * torch.tensor(double(c))).sum() for k, c in cts.items())
+    if floats and getattr(total, "requires_grad", False):
+        total.backward()
+    for k in floats:
+        gradient = tensors[k].grad
+        results[f"g{k}"] = np.zeros(xs[k].shape) if gradient is None else gradient.numpy()
+    return results
+
+
+def jax(g: Given) -> Outputs:
+    """JAX in float64."""
+    import jax
+    import jax.scipy
+
+    xs, floats, cts = split(g)
+    with jax.enable_x64(True):
+        every = [jax.numpy.asarray(double(x)) for x in xs]
+
+        def total(*some: Any) -> Any:
+            args = list(every)
+            for k, x in zip(floats, some):
+                args[k] = x
+            ys = called(g.program, "jax", jax, args)
+            return sum((ys[k] * double(c)).sum() for k, c in cts.items()), ys
+
+        if not floats:
+            return {f"y{k}": np.asarray(y) for k, y in enumerate(called(g.program, "jax", jax, every))}
+        found, ys = jax.grad(total, tuple(range(len(floats))), has_aux=True)(*(every[k] for k in floats))
+        results = {f"y{k}": np.asarray(y) for k, y in enumerate(ys)}
+        return results | {f"g{k}": np.asarray(x) for k, x in zip(floats, found)}
+
+
+def trained_on(device: str, compiler: str = "") -> Callable[[Program], Outputs]:
+    """A training on one of the runtimes."""
+
+    def run(program: Program) -> Outputs:
+        with c_compiler(compiler):
+            return trained(program, device)
+
+    return run
+
+
+RUNNERS = {
+    r.name: r
+    for r in (
+        Runner("passes", each(passes)),
+        Runner("eager", each(eager)),
+        Runner("numpy", on("cpu", "off"), trained_on("cpu", "off")),
+        Runner("c", on("cpu"), trained_on("cpu")),
+        Runner("webgpu", on("webgpu"), trained_on("webgpu"), special=False),
+        Runner("torch", each(pytorch), trained_by_torch, oracle=True, special=False),
+        Runner("jax", each(jax), oracle=True, special=False),
+    )
+}

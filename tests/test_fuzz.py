@@ -1,0 +1,133 @@
+"""Random programs against their error bounds on every runtime, and all programs that ever failed. See tools/fuzz."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from fuzzing.case_steps import row_programs
+from fuzzing.compare import Finding, differences
+from fuzzing.corpus import kept
+from fuzzing.differentiated import graph_of
+from fuzzing.grow import grow
+from fuzzing.program import Program
+from fuzzing.runners import RUNNERS, Given, Runner, passes
+from fuzzing.search import Prepared, prepared, search, sharpness
+from fuzzing.shrink import shrunk
+from fuzzing.snippet import snippet
+from tracegrad.evaluate import evaluate
+from tracegrad.runtime.c_compiler import compiler_named
+
+SEEDS = 300
+BATCH = 20
+PARTS = 10  # of the table
+QUICK = ("passes", "eager", "numpy", "c", "torch")
+JAX = 20  # seeds: JAX compiles every op of every shape
+pytestmark = pytest.mark.filterwarnings("ignore")
+CORPUS = dict(kept())
+
+
+def agree(programs: list[Program], *runners: str) -> None:
+    """Fails with the smallest program that differs."""
+    if "c" in runners and compiler_named("") is None:
+        pytest.skip("no C compiler")
+    if "torch" in runners:
+        pytest.importorskip("torch", reason="PyTorch is not installed")
+    found = search(programs, runners).findings
+    if found:
+        pytest.fail(f"{len(found)} differ; the first one:\n{snippet(shrunk(found[0], 30.0))}", pytrace=False)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("start", range(0, SEEDS, BATCH))
+def test_random_programs(start: int) -> None:
+    agree([grow(s) for s in range(start, start + BATCH)], *QUICK)
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("webgpu")
+@pytest.mark.parametrize("start", range(0, SEEDS, BATCH))
+def test_random_programs_on_webgpu(start: int) -> None:
+    agree([grow(s) for s in range(start, start + BATCH)], "webgpu")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("part", range(PARTS))
+def test_every_row_of_the_table_at_other_shapes(part: int) -> None:
+    agree(row_programs(0)[part::PARTS], *QUICK)
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("webgpu")
+@pytest.mark.parametrize("part", range(PARTS))
+def test_every_row_of_the_table_at_other_shapes_on_webgpu(part: int) -> None:
+    agree(row_programs(0)[part::PARTS], "webgpu")
+
+
+@pytest.mark.slow
+def test_random_programs_under_jax() -> None:
+    pytest.importorskip("jax", reason="JAX is not installed")
+    agree([grow(s) for s in range(JAX)], "jax")
+
+
+@pytest.mark.parametrize("name", CORPUS)
+def test_what_failed_once(name: str) -> None:
+    agree([CORPUS[name]], *QUICK)
+
+
+@pytest.mark.usefixtures("webgpu")
+def test_what_failed_once_on_webgpu() -> None:
+    agree(list(CORPUS.values()), "webgpu")
+
+
+def test_a_wrong_result_is_found_and_made_small(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A runner that reads the wrong row, as a miscompiled load does."""
+
+    def wrong(given: list[Given]) -> list[dict[str, Any]]:
+        results = [passes(g) for g in given]
+        for g, found in zip(given, results, strict=True):
+            if any(s.op == "concat" for s in g.program.steps):
+                found["y0"] = np.roll(found["y0"], 1)
+        return list(results)
+
+    monkeypatch.setitem(RUNNERS, "wrong", Runner("wrong", wrong))
+    programs = [grow(s) for s in range(100)]
+    findings = search(programs, ["passes", "wrong"]).findings
+    assert findings and {f.runner for f in findings} == {"wrong"}
+    small = shrunk(max(findings, key=lambda f: len(f.program.steps)), 20.0)
+    assert [s.op for s in small.program.steps] == ["concat"]
+    assert "tg.concat((" in snippet(small)
+
+
+def test_snippets_run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """The text computes what the program does: `exec` prints its results."""
+    for name, program in CORPUS.items():
+        exec(snippet(Finding(program, "numpy", name)), {})
+        assert "array(" in capsys.readouterr().out
+
+
+def test_bounds_hold_for_plain_f32_and_are_sharp() -> None:
+    """NumPy in f32 is one runtime more; and a bound that allows anything would find nothing."""
+    sharp: list[float] = []
+    for p in filter(None, (prepared(grow(s)) for s in range(100))):
+        assert isinstance(p, Prepared)
+        sharp.append(sharpness(p))
+        if p.given.program.mode != "train":
+            graph = graph_of(p.given.program, p.given.env)
+            with np.errstate(all="ignore"):
+                values = evaluate(list(graph.outputs.values()), p.given.env, np)
+            assert not differences(dict(zip(graph.outputs, values, strict=True)), p.expected)
+    assert np.mean(sharp) > 0.95
+
+
+def test_a_program_survives_json() -> None:
+    for seed in range(60):
+        program = grow(seed)
+        assert Program.from_json(program.to_json()).to_json() == program.to_json()
+        assert grow(seed).to_json() == program.to_json()
+
+
+def test_every_runner_has_a_name() -> None:
+    assert list(RUNNERS) == ["passes", "eager", "numpy", "c", "webgpu", "torch", "jax"]
