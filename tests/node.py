@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import atexit
+import functools
 import json
 import shutil
 import subprocess
+import tempfile
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -30,9 +34,19 @@ process.stdout.write(JSON.stringify(answer));
 """
 
 
+@functools.cache
+def modules() -> Path:
+    """A copy of the sources in a folder that says that they are modules: some versions of Node do not look."""
+    folder = Path(tempfile.mkdtemp())
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    (folder / "package.json").write_text('{"type": "module"}')
+    shutil.copytree(SOURCES, folder / "js")
+    return folder / "js"
+
+
 def run_node(code: str, *arguments: Any, heap: int = 256, timeout: float = 60) -> Any:
     """What the body of an async function returns; `a` has the arguments. heap: MiB that JavaScript may use."""
-    text = PRELUDE.format(folder=json.dumps(f"{SOURCES.as_uri()}/"), arguments=json.dumps(arguments), code=code)
+    text = PRELUDE.format(folder=json.dumps(f"{modules().as_uri()}/"), arguments=json.dumps(arguments), code=code)
     command = [str(NODE), f"--max-old-space-size={heap}", "--input-type=module", "-"]
     done = subprocess.run(command, input=text, capture_output=True, text=True, timeout=timeout, check=False)
     assert done.returncode == 0, done.stderr[-2000:]
