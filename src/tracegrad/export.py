@@ -36,7 +36,7 @@ CURVE_POINTS = 128  # what a free dimension is in a demo that draws a curve
 SHOWN_POINTS = 200  # of the data, behind a curve
 POLICY = (
     "default-src 'none'; script-src {script}; worker-src {worker}; style-src {style}; connect-src {connect}; "
-    "img-src 'self' data: blob:; base-uri 'none'; form-action 'none'"
+    "img-src data:; base-uri 'none'; form-action 'none'"
 )
 
 

@@ -52,7 +52,7 @@ async function start() {
   manifest = tracegrad.readManifest(parts.manifest);
   if (embedded && manifest.feed) parts.data = bytes("data");
   const data = manifest.feed;
-  train = await tracegrad.load(document.baseURI.replace(/[^/]*$/, ""), parts);
+  train = await tracegrad.load(new URL(".", document.baseURI).href, parts);
   globalThis.train = train; // for the console
   const count = train.info.params.reduce((n, p) => n + p.shape.reduce((a, b) => a * b, 1), 0);
   at("about").textContent = `${count.toLocaleString()} parameters, ${train.info.dispatches} dispatches a step. Trains in this page, on this device; nothing is sent anywhere.`;
