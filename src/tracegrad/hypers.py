@@ -54,6 +54,9 @@ RANGES: Mapping[str, Range] = {
     "eps": AT_LEAST_0, "adam_eps": AT_LEAST_0, "adam_lr_scale": AT_LEAST_0,
 }  # fmt: skip
 
+# Hyperparameters that an optimizer leaves out of the program while they have this value, which changes nothing
+OFF: Mapping[str, float] = {"weight_decay": 0.0, "momentum": 0.0, "clip_grad_norm": LARGEST_F32}
+
 
 def ranges_of(meta: Mapping[str, Any]) -> dict[str, Range]:
     """The ranges of a program's hyperparameters by name, from its meta data."""
@@ -126,4 +129,6 @@ def hyper(name: str, default: float) -> Tensor:
 
 def leaf_value(name: str, values: Mapping[str, float]) -> float:
     """What the host uploads for the leaf `name`, given the hyperparameters by name; in double precision."""
-    return 1.0 - values[name.removeprefix(COMPLEMENT)] if name.startswith(COMPLEMENT) else values[name]
+    bare = name.removeprefix(COMPLEMENT)
+    value = values[bare] if bare in values else OFF[bare]  # a step was queued before its program had `bare`
+    return 1.0 - value if name.startswith(COMPLEMENT) else value

@@ -395,15 +395,16 @@ fn k0(w: i32, lid: i32) {
   let a0 = ta0;
   let v0 = (!((bitcast<u32>((a0 + mem3[o3 + 0])) & 0x7f800000u) == 0x7f800000u));
   let v1 = mem0[o0 + 0];
-  let v5 = (-mem0[o5 + 0]);
+  let v2 = (v1 == 0f);
+  let v6 = (-mem0[o5 + 0]);
   if (row < 1) {
     for (var j = lane; j < 22; j += 1) {
       let j0 = j;
-      let v2 = mem1[o1 + j0];
-      let v3 = ((v1 * v2) + mem2[o2 + j0]);
-      let v4 = mem4[o4 + j0];
-      let s7 = select(v2, v3, v0);
-      let s8 = select(v4, (v4 + (v5 * v3)), v0);
+      let v3 = mem1[o1 + j0];
+      let v4 = ((v1 * v3) + mem2[o2 + j0]);
+      let v5 = mem4[o4 + j0];
+      let s7 = select(v3, select(v4, v3, v2), v0);
+      let s8 = select(v5, (v5 + (v6 * v4)), v0);
       mem1[o7 + j0] = s7;
       mem4[o8 + j0] = s8;
     }

@@ -110,6 +110,7 @@ def trace_step(
         "kind": "training",
         "optimizer": optimizer.spec(),
         "hyper": {**t.trace.hypers, **optimizer.hyper},
+        "off": list(optimizer.off),
         "ranges": {name: limits._asdict() for name, limits in optimizer.ranges.items()},
     }
     return TracedStep(graph, persistent, t.inputs, meta, unused_warning(unused), sites_of(t))

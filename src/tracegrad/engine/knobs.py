@@ -9,7 +9,7 @@ from typing import Any
 from tracegrad import lr as schedules
 from tracegrad.arrays import np
 from tracegrad.errors import InputError
-from tracegrad.hypers import COMPLEMENT, PREFIX, RANGES, RESERVED, Range, checked, checked_all, leaf_value
+from tracegrad.hypers import COMPLEMENT, OFF, PREFIX, RANGES, RESERVED, Range, checked, checked_all, leaf_value
 from tracegrad.lr import Schedule
 from tracegrad.program import Field
 
@@ -91,13 +91,14 @@ class Knobs:
         return Knobs(Rate(schedules.as_schedule(lr)), self.values)
 
     def with_values(self, settable: Sequence[str], new: Mapping[str, Any], ranges: Mapping[str, Range]) -> Knobs:
-        """Some values changed. InputError naming every unknown name, and what can be set."""
+        """Some values changed; None is the value that switches one off. InputError naming every unknown name."""
         unknown = [name for name in new if name not in settable]
         if unknown:
             raise InputError.here(
                 f"set: {', '.join(unknown)}: not a value of this program; what can be set is "
-                f"{', '.join(['lr', *settable])}. What was 0 or off at compile is not in the program"
+                f"{', '.join(['lr', *settable])}"
             )
+        new = {name: OFF["clip_grad_norm"] if (name, x) == ("clip_grad_norm", None) else x for name, x in new.items()}
         return Knobs(self.rate, {**self.values, **checked_all(new, ranges, "set")})
 
 

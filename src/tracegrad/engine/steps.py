@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tracegrad.arrays import handed_out, np
-from tracegrad.compiler.build import HALTED, SKIPPED
+from tracegrad.compiler.build import HALTED, SKIPPED, Built
 from tracegrad.dtypes import DTYPES
 from tracegrad.engine import indexcheck, params, reference
 from tracegrad.engine.indexcheck import check_indices
@@ -118,6 +118,17 @@ class Stepper:
         for b in self.program.buffers:
             if b.fill == COPY_OF_PARAMS:
                 session.write(b.name, session.read(COPY_OF_PARAMS))
+
+    def take_over(self, session: Session, built: Built) -> None:
+        """Go on with another program of the same model, whose arrays are these and perhaps more."""
+        had = {b.name for b in self.program.buffers}
+        new = session.load(built.program)
+        for b in built.program.buffers:
+            if b.fill == COPY_OF_PARAMS and b.name not in had:
+                session.write(b.name, session.read(COPY_OF_PARAMS))
+        session.unload(self.handle)
+        self.program, self.graph, self.sites, self.handle = built.program, built.graph, built.sites, new
+        self.__post_init__()
 
     def draw(self, session: Session) -> None:
         """Draw the parameters from the seed, and write them."""

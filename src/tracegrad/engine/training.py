@@ -29,7 +29,7 @@ from tracegrad.engine.worker import Worker
 from tracegrad.errors import InputError
 from tracegrad.export import Contents, export
 from tracegrad.files import replace_file
-from tracegrad.hypers import ranges_of
+from tracegrad.hypers import RANGES, ranges_of
 from tracegrad.introspection.inspection import Inspected
 from tracegrad.lr import Schedule, as_schedule
 from tracegrad.program import Program
@@ -298,14 +298,28 @@ class CompiledTraining(Inspected):
     def set(self, **hyper: Any) -> None:
         """Change hyperparameters from the next `step` on: `weight_decay`, `beta1`, ... and those of `tg.hyper`.
 
-        Raises: InputError naming unknown names and what can be set; nothing is changed then.
+        Nothing is compiled, unless a weight_decay, momentum or clip_grad_norm that was off is switched on for the first
+        time: then the step is compiled once more, after the steps queued so far, and training goes on from where it
+        stands. `clip_grad_norm=None` switches it off.
+        Raises: InputError naming unknown names and what can be set, or a value out of range; nothing is changed then.
         """
         with self.worker.own(self._lock):
             names = settable(self._stepper.hyper)
             rate = hyper.pop("lr") if "lr" in hyper and "lr" in names else None
-            ranges = ranges_of(self._stepper.program.meta)
-            knobs = self._knobs.with_values([n for n in names if n != "lr"], hyper, ranges)
-            self._knobs = knobs if rate is None else knobs.with_rate(rate)
+            off = [n for n in self._optimizer.off if n not in names]  # unless the loss has one of that name
+            ranges = {n: RANGES[n] for n in off} | ranges_of(self._stepper.program.meta)
+            knobs = self._knobs.with_values([*(n for n in names if n != "lr"), *off], hyper, ranges)
+            knobs = knobs if rate is None else knobs.with_rate(rate)
+            self._switch_on({n: knobs.values[n] for n in off if n in knobs.values})
+            self._knobs = knobs
+
+    def _switch_on(self, values: Mapping[str, float]) -> None:
+        """Compile the step again if it lacks one of `values` that is not off; all else stays as it is."""
+        optimizer = self._optimizer.switched_on(values)
+        if optimizer is not self._optimizer:
+            built = self._traced(self.model, optimizer).compiled()
+            self._call(partial(self._stepper.take_over, built=built))
+            self._optimizer = optimizer
 
     def replace_model(self, model: Any, *, seed: int | None = None, optimizer: Any = None) -> None:
         """Train another model on the same handle; it starts at step 0, with parameters from `seed` or the same seed.

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, TypedDict, Unpack
 
 from tracegrad.errors import InputError
-from tracegrad.hypers import Range, checked_all, whole
+from tracegrad.hypers import OFF, Range, checked_all, whole
 from tracegrad.lr import Schedule, as_schedule
 from tracegrad.optim.gradients import accumulate, clip_by_global_norm, normalize_gradients
 from tracegrad.optim.muon import AdjustLR, Filter, scale_by_muon
@@ -26,9 +27,13 @@ LR = Schedule | float
 
 
 class Options(TypedDict, total=False):
-    """What every optimizer takes besides its own arguments, as keywords. What is off leaves no trace in the program.
+    """What every optimizer takes besides its own arguments, as keywords.
 
-    clip_grad_norm:   scale the gradient down to this global norm, as PyTorch's clip_grad_norm_; None is off.
+    What is off leaves no trace in the program, and costs neither time nor memory. `train.set` of a weight_decay,
+    momentum or clip_grad_norm that is off compiles the step once more, and goes on from where it stands.
+
+    clip_grad_norm:   scale the gradient down to this global norm, as PyTorch's clip_grad_norm_; None is off, also in
+                      `train.set`.
     normalize_grads:  give each parameter's gradient length 1, before clipping; True for all of them, or a filter of
                       parameter names; False is off.
     ema:              keep a running average of the parameters with this factor, e.g. 0.999; None is off. Read it by
@@ -60,11 +65,18 @@ class Optimizer:
     decay_filter: Callable[[str], bool] | None = None
     name: str = "custom"
     options: Mapping[str, Any] = field(default_factory=dict[str, Any])  # what shaped the transform: plain data
+    again: Callable[..., Optimizer] | None = None  # makes the same one, but for the hyperparameters it is given
+    off: tuple[str, ...] = ()  # hyperparameters that `again` takes and that the transform lacks
 
     @property
     def ranges(self) -> Mapping[str, Range]:
         """Values that the hyperparameters take, "lr" among them; those not named take any finite number."""
         return self.transform.ranges
+
+    def switched_on(self, values: Mapping[str, float]) -> Optimizer:
+        """The optimizer with those of `values` that it lacks, if they are not off; itself if it lacks none of them."""
+        wanted = {name: values[name] for name in self.off if values.get(name, OFF[name]) != OFF[name]}
+        return self.again(**wanted) if wanted and self.again is not None else self
 
     def spec(self) -> dict[str, Any]:
         """All but the update rule itself, as plain data: it is in the program already, as kernels."""
@@ -86,7 +98,7 @@ def custom(transform: Transform, lr: LR = 1e-3, **options: Unpack[Options]) -> O
 
     The parameters become p - lr * transform(g), after what `options` do to the gradient.
     """
-    return _make("custom", [transform], lr, options)
+    return _make("custom", [transform], lr, options, partial(custom, transform, lr, **options))
 
 
 def sgd(
@@ -98,20 +110,22 @@ def sgd(
 ) -> Optimizer:
     """Gradient descent: g <- g + weight_decay p;  m <- momentum m + g;  p <- p - lr m. PyTorch's SGD.
 
-    nesterov: step along g + momentum * m. A momentum or weight_decay of 0 is left out of the program and cannot be
-    set later. options: see `Options`.
+    nesterov: step along g + momentum * m. options: see `Options`.
     """
     if nesterov and momentum == 0:
         raise InputError.here("sgd: nesterov needs a momentum above 0")
     chained = [*_l2(weight_decay), *_unless_off(momentum, scale_by_momentum(momentum, nesterov))]
-    return _make("sgd", chained, lr, options, nesterov=nesterov)
+    again = partial(sgd, lr, momentum=momentum, nesterov=nesterov, weight_decay=weight_decay, **options)
+    return _make("sgd", chained, lr, options, again, ("momentum", "weight_decay"), nesterov=nesterov)
 
 
 def adam(
     lr: LR = 1e-3, beta1: float = 0.9, beta2: float = 0.999, eps: float = 1e-8, **options: Unpack[Options]
 ) -> Optimizer:
     """p <- p - lr * m_hat / (sqrt(v_hat) + eps): see `scale_by_adam`. PyTorch's Adam. options: see `Options`."""
-    return _make("adam", [scale_by_adam(beta1, beta2, eps)], lr, options)
+    return _make(
+        "adam", [scale_by_adam(beta1, beta2, eps)], lr, options, partial(adam, lr, beta1, beta2, eps, **options)
+    )
 
 
 def adamw(
@@ -126,7 +140,8 @@ def adamw(
 
     PyTorch's AdamW (Loshchilov & Hutter 2019); the decay follows the schedule. options: see `Options`.
     """
-    return _make("adamw", [scale_by_adam(beta1, beta2, eps), add_decayed_weights(weight_decay)], lr, options)
+    again = partial(adamw, lr, weight_decay, beta1, beta2, eps, **options)
+    return _make("adamw", [scale_by_adam(beta1, beta2, eps), add_decayed_weights(weight_decay)], lr, options, again)
 
 
 def lion(
@@ -134,10 +149,11 @@ def lion(
 ) -> Optimizer:
     """p <- (1 - lr * weight_decay) p - lr * sign(mean of m and g): see `scale_by_lion` (Chen et al. 2023).
 
-    Takes a rate 3 to 10 times smaller, and a decay as much larger, than adamw. A weight_decay of 0 is left out of the
-    program and cannot be set later. options: see `Options`.
+    Takes a rate 3 to 10 times smaller, and a decay as much larger, than adamw. options: see `Options`.
     """
-    return _make("lion", [scale_by_lion(beta1, beta2), *_l2(weight_decay)], lr, options)
+    again = partial(lion, lr, beta1, beta2, weight_decay=weight_decay, **options)
+    chained = [scale_by_lion(beta1, beta2), *_l2(weight_decay)]
+    return _make("lion", chained, lr, options, again, ("weight_decay",))
 
 
 def rmsprop(
@@ -151,12 +167,12 @@ def rmsprop(
 ) -> Optimizer:
     """p <- p - lr * g / (sqrt(mean of g^2) + eps): see `scale_by_rms`. PyTorch's RMSprop.
 
-    weight_decay is L2. A momentum or weight_decay of 0 is left out of the program and cannot be set later.
-    options: see `Options`.
+    weight_decay is L2. options: see `Options`.
     """
     chained = [*_l2(weight_decay), scale_by_rms(alpha, eps, centered)]
     chained += _unless_off(momentum, scale_by_momentum(momentum))
-    return _make("rmsprop", chained, lr, options, centered=centered)
+    again = partial(rmsprop, lr, alpha, eps, weight_decay=weight_decay, momentum=momentum, centered=centered, **options)
+    return _make("rmsprop", chained, lr, options, again, ("momentum", "weight_decay"), centered=centered)
 
 
 def muon(
@@ -182,7 +198,11 @@ def muon(
     """
     core = scale_by_muon(momentum, nesterov, eps, ns_steps, adjust_lr, only, adam_lr_scale, beta1, beta2, adam_eps)
     plain = {"nesterov": nesterov, "ns_steps": ns_steps, "adjust_lr": adjust_lr}
-    return _make("muon", [core, add_decayed_weights(weight_decay)], lr, options, **plain)
+    again = partial(
+        muon, lr, weight_decay, momentum, nesterov, eps, ns_steps, adjust_lr, only, adam_lr_scale, beta1, beta2,
+        adam_eps, **options,
+    )  # fmt: skip
+    return _make("muon", [core, add_decayed_weights(weight_decay)], lr, options, again, (), **plain)
 
 
 def _l2(weight_decay: float) -> list[Transform]:
@@ -193,8 +213,19 @@ def _unless_off(value: float, transform: Transform) -> list[Transform]:
     return [transform] if value else []
 
 
-def _make(name: str, core: list[Transform], lr: LR, options: Options, **shaped_by: Any) -> Optimizer:
-    """The options around the core: normalise, clip, core, lr, average; all of it at every k-th step."""
+def _make(
+    name: str,
+    core: list[Transform],
+    lr: LR,
+    options: Options,
+    again: Callable[..., Optimizer],
+    optional: tuple[str, ...] = (),
+    **shaped_by: Any,
+) -> Optimizer:
+    """The options around the core: normalise, clip, core, lr, average; all of it at every k-th step.
+
+    again, optional: see `Optimizer.again`, and which of the core's hyperparameters it may lack.
+    """
     unknown = options.keys() - Options.__annotations__.keys()
     if unknown:
         raise TypeError(
@@ -224,4 +255,5 @@ def _make(name: str, core: list[Transform], lr: LR, options: Options, **shaped_b
     if normalize is not False:
         shaped_by["normalize_grads"] = True
     hyper = checked_all(transform.hyper, transform.ranges, f"optim.{name}")
-    return Optimizer(transform, lr, hyper, options.get("decay_filter"), name, shaped_by)
+    off = tuple(n for n in (*optional, "clip_grad_norm") if n not in hyper)
+    return Optimizer(transform, lr, hyper, options.get("decay_filter"), name, shaped_by, again, off)

@@ -39,12 +39,15 @@ def add_decayed_weights(weight_decay: float) -> Transform:
 
 
 def scale_by_momentum(momentum: float = 0.9, nesterov: bool = False) -> Transform:
-    """m <- momentum * m + g; gives m, or g + momentum * m with `nesterov`. The first m is g, as in PyTorch's SGD."""
+    """m <- momentum * m + g; gives m, or g + momentum * m with `nesterov`. The first m is g, as in PyTorch's SGD.
+
+    A momentum of 0 gives g and leaves m as it is, as there.
+    """
 
     def update(g: Tensor, p: Tensor, state: State, host: Host) -> tuple[Tensor, State]:
         mu = host.hyper("momentum")
         m = mu * state["momentum"] + g
-        return g + mu * m if nesterov else m, {"momentum": m}
+        return g + mu * m if nesterov else m, {"momentum": where(mu == 0.0, state["momentum"], m)}
 
     return Transform.made({"momentum": 0.0}, update, momentum=momentum)
 
