@@ -98,7 +98,7 @@ class Knobs:
                 f"set: {', '.join(unknown)}: not a value of this program; what can be set is "
                 f"{', '.join(['lr', *settable])}"
             )
-        new = {name: OFF["clip_grad_norm"] if (name, x) == ("clip_grad_norm", None) else x for name, x in new.items()}
+        new = {n: OFF[n] if x is None and n == "clip_grad_norm" else x for n, x in new.items()}
         return Knobs(self.rate, {**self.values, **checked_all(new, ranges, "set")})
 
 

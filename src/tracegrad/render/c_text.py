@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
+from functools import cache
 
 from tracegrad.prims.functions import NEAR_EXP_ALONE
 
@@ -121,19 +122,20 @@ PRELUDE = "\n".join(
 )
 
 _TYPE = r"(?:f32|i32|u32|bool|vec2<f32>)"
-_RULES: list[tuple[re.Pattern[str], str]] = [
-    (re.compile(r"\bbitcast<(\w+)>\("), r"bits_as_@\1@("),
-    (re.compile(r"\bvec2<f32>\("), "vec2_f32_("),
-    (re.compile(r"\bvar (\w+) = array<(\w+), (\d+)>\((.*)\);"), r"const @\2@ \1[\3] = {\4};"),
-    (re.compile(rf"\bvar (\w+): ({_TYPE});"), r"@\2@ \1;"),
-    (re.compile(r"\blet (\w+) = "), r"const __auto_type \1 = "),
-    (re.compile(r"\bvar (\w+) = "), r"__auto_type \1 = "),
-    (re.compile(r"\b(f32|i32|u32|bool)\("), r"(@\1@)("),
+_RULES: list[tuple[str, str]] = [
+    (r"\bbitcast<(\w+)>\(", r"bits_as_@\1@("),
+    (r"\bvec2<f32>\(", "vec2_f32_("),
+    (r"\bvar (\w+) = array<(\w+), (\d+)>\((.*)\);", r"const @\2@ \1[\3] = {\4};"),
+    (rf"\bvar (\w+): ({_TYPE});", r"@\2@ \1;"),
+    (r"\blet (\w+) = ", r"const __auto_type \1 = "),
+    (r"\bvar (\w+) = ", r"__auto_type \1 = "),
+    (r"\b(f32|i32|u32|bool)\(", r"(@\1@)("),
 ]
-_NUMBER = re.compile(r"(?<![\w.])(\d+(?:\.\d*)?(?:[eE][+-]?\d+)?)(f?)(?![\w.])")
-_MARKED = re.compile(r"@([^@]+)@")
-_SIGNATURE = re.compile(rf"^fn (\w+)\((.*)\) -> ({_TYPE}) \{{", re.MULTILINE)
-_PARAMETER = re.compile(rf"(\w+): ({_TYPE})")
+_NUMBER = r"(?<![\w.])(\d+(?:\.\d*)?(?:[eE][+-]?\d+)?)(f?)(?![\w.])"
+_MARKED = r"@([^@]+)@"
+_SIGNATURE = rf"(?m)^fn (\w+)\((.*)\) -> ({_TYPE}) \{{"
+_PARAMETER = rf"(\w+): ({_TYPE})"
+_pattern = cache(re.compile)  # when it is first needed: an import would spend 5000 calls on all of them
 
 
 def _number(m: re.Match[str]) -> str:
@@ -145,21 +147,22 @@ def _number(m: re.Match[str]) -> str:
 def as_c(text: str) -> str:
     """Statements of WGSL as C."""
     for pattern, replacement in _RULES:
-        text = pattern.sub(replacement, text)
-    text = _NUMBER.sub(_number, text)
-    return _MARKED.sub(lambda m: C_TYPE[m[1]], text)
+        text = _pattern(pattern).sub(replacement, text)
+    text = _pattern(_NUMBER).sub(_number, text)
+    return _pattern(_MARKED).sub(lambda m: C_TYPE[m[1]], text)
 
 
 def helper(text: str) -> str:
     """A WGSL function as C that may be included more than once."""
-    found = _SIGNATURE.search(text)
+    found = _pattern(_SIGNATURE).search(text)
     assert found is not None, text
     name = found[1]
 
     def signature(m: re.Match[str]) -> str:
-        return f"static inline {C_TYPE[m[3]]} {m[1]}({_PARAMETER.sub(lambda p: f'{C_TYPE[p[2]]} {p[1]}', m[2])}) {{"
+        parameters = _pattern(_PARAMETER).sub(lambda p: f"{C_TYPE[p[2]]} {p[1]}", m[2])
+        return f"static inline {C_TYPE[m[3]]} {m[1]}({parameters}) {{"
 
     parts = re.split(r"(?=^fn )", WRITTEN_OUT.get(name, text), flags=re.MULTILINE)
-    names = [_SIGNATURE.search(p) for p in parts]
-    done = [NATIVE.get(n[1]) or as_c(_SIGNATURE.sub(signature, p)) for n, p in zip(names, parts) if n]
+    names = [_pattern(_SIGNATURE).search(p) for p in parts]
+    done = [NATIVE.get(n[1]) or as_c(_pattern(_SIGNATURE).sub(signature, p)) for n, p in zip(names, parts) if n]
     return "\n".join([f"#ifndef have_{name}", f"#define have_{name}", *(d.rstrip() for d in done), "#endif"])
