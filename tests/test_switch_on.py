@@ -202,3 +202,22 @@ def test_other_threads_may_step_meanwhile():
         train.set(clip_grad_norm=1.0)
         thread.join()
         assert [r.step for r in results] == list(range(1, 201))
+
+
+def test_a_file_may_have_on_what_is_off_here(tmp_path):
+    path = tmp_path / "on.safetensors"
+    with compiled(optim.sgd(0.1)) as train, compiled(optim.sgd(0.1)) as fresh:
+        program = fresh.program
+        train.set(momentum=0.9, clip_grad_norm=0.5)
+        for x in X[:3]:
+            train.step(x=x).result()
+        train.save(path)
+        fresh.load(path)
+        assert fresh.program is not program
+        assert [fresh.step(x=x).loss for x in X[3:6]] == [train.step(x=x).loss for x in X[3:6]]
+        assert fresh.digest() == train.digest()
+    with compiled(optim.adam(0.1)) as other:
+        program = other.program
+        with pytest.raises(tg.InputError, match="nothing was changed"):
+            other.load(path)
+        assert other.program is program and other.step(x=X[0]).step == 1

@@ -121,14 +121,24 @@ def digest(state: Checkpoint, losses: Sequence[float]) -> str:
     return total.hexdigest()
 
 
-def read(path: str | os.PathLike[str], program: Program, current: Knobs) -> tuple[Checkpoint, Knobs]:
-    """A file that fits `program`, and its hot values, which replace `current`.
+def hyper_of(file: safetensors.File) -> dict[str, float]:
+    """The hyperparameters in the metadata, as far as they are numbers; `read` is what checks them."""
+    try:
+        given = _object(_entry(file.metadata, "hyper"), "hyper")
+    except InputError:
+        return {}
+    return {name: x for name, x in given.items() if isinstance(x, (int, float))}
+
+
+def read(
+    path: str | os.PathLike[str], file: safetensors.File, program: Program, current: Knobs
+) -> tuple[Checkpoint, Knobs]:
+    """What the file at `path` holds if it fits `program`, and its hot values, which replace `current`.
 
     All of it is checked before anything of a training changes: the format, names, shapes, dtypes and finite values of
     the tensors, and each entry of the metadata.
     Raises: InputError naming everything that does not fit.
     """
-    file = safetensors.read(path)
     where = os.fspath(path)
     if file.metadata.get("tracegrad") != VERSION:
         found = file.metadata.get("tracegrad")

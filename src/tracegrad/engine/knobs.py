@@ -9,9 +9,20 @@ from typing import Any
 from tracegrad import lr as schedules
 from tracegrad.arrays import np
 from tracegrad.errors import InputError
-from tracegrad.hypers import COMPLEMENT, OFF, PREFIX, RANGES, RESERVED, Range, checked, checked_all, leaf_value
+from tracegrad.hypers import (
+    COMPLEMENT,
+    OFF,
+    PREFIX,
+    RANGES,
+    RESERVED,
+    Range,
+    checked,
+    checked_all,
+    leaf_value,
+    ranges_of,
+)
 from tracegrad.lr import Schedule
-from tracegrad.program import Field
+from tracegrad.program import Field, Program
 
 STEP, RATE = f"{PREFIX}step", f"{PREFIX}lr"
 
@@ -100,6 +111,16 @@ class Knobs:
             )
         new = {n: OFF[n] if x is None and n == "clip_grad_norm" else x for n, x in new.items()}
         return Knobs(self.rate, {**self.values, **checked_all(new, ranges, "set")})
+
+    def changed(self, hyper: Mapping[str, Any], program: Program, off: Sequence[str]) -> tuple[Knobs, dict[str, float]]:
+        """What `train.set(**hyper)` makes of them, and those it sets that `program` lacks, all of them in `off`."""
+        names = settable([f for f in program.inputs if f.name.startswith(PREFIX)])
+        off = [name for name in off if name not in names]  # unless the loss has one of that name
+        rest = {name: value for name, value in hyper.items() if name != "lr" or "lr" not in names}
+        ranges = {name: RANGES[name] for name in off} | ranges_of(program.meta)
+        knobs = self.with_values([*(name for name in names if name != "lr"), *off], rest, ranges)
+        knobs = knobs.with_rate(hyper["lr"]) if len(rest) < len(hyper) else knobs
+        return knobs, {name: knobs.values[name] for name in off if name in rest}
 
 
 def settable(fields: Sequence[Field]) -> list[str]:

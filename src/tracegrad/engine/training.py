@@ -12,16 +12,16 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from tracegrad import checkpoints
+from tracegrad import checkpoints, safetensors
 from tracegrad.arrays import handed_out
-from tracegrad.compiler.build import TracedStep, trace_step
+from tracegrad.compiler.build import Built, TracedStep, trace_step
 from tracegrad.compiler.inputtypes import declared
 from tracegrad.engine import params
 from tracegrad.engine.drives import beside
 from tracegrad.engine.fit import History, fit
 from tracegrad.engine.forward import CompiledForward
 from tracegrad.engine.inputs import check_inputs, checked_seed, merge, seed_or_new
-from tracegrad.engine.knobs import Knobs, Rate, settable
+from tracegrad.engine.knobs import Knobs, Rate
 from tracegrad.engine.memory import CopyPool
 from tracegrad.engine.results import Pending, StepResult, failure, resolved
 from tracegrad.engine.steps import StepCall, Stepper, split_steps
@@ -29,7 +29,6 @@ from tracegrad.engine.worker import Worker
 from tracegrad.errors import InputError
 from tracegrad.export import Contents, export
 from tracegrad.files import replace_file
-from tracegrad.hypers import RANGES, ranges_of
 from tracegrad.introspection.inspection import Inspected
 from tracegrad.lr import Schedule, as_schedule
 from tracegrad.program import Program
@@ -240,11 +239,15 @@ class CompiledTraining(Inspected):
                 optimizer.
         """
         stepper = self._stepper
-        state, knobs = checkpoints.read(path, stepper.program, self._knobs)
+        file = safetensors.read(path)
+        optimizer, built = self._with_on(checkpoints.hyper_of(file))  # the file's may have what is off here
+        state, knobs = checkpoints.read(path, file, built.program if built else stepper.program, self._knobs)
 
         def restore(session: Session) -> None:
+            if built is not None:
+                stepper.take_over(session, built)
             checkpoints.restore(session, stepper, state)
-            self._knobs = knobs  # here: an interrupt of the caller must not part it from the rest
+            self._knobs, self._optimizer = knobs, optimizer  # here: an interrupt must not part them from the rest
 
         self._call(restore, stepper)
 
@@ -298,28 +301,22 @@ class CompiledTraining(Inspected):
     def set(self, **hyper: Any) -> None:
         """Change hyperparameters from the next `step` on: `weight_decay`, `beta1`, ... and those of `tg.hyper`.
 
-        Nothing is compiled, unless a weight_decay, momentum or clip_grad_norm that was off is switched on for the first
-        time: then the step is compiled once more, after the steps queued so far, and training goes on from where it
-        stands. `clip_grad_norm=None` switches it off.
-        Raises: InputError naming unknown names and what can be set, or a value out of range; nothing is changed then.
+        Nothing is compiled, but for a weight_decay, momentum or clip_grad_norm that was off so far: `set` then compiles
+        the step once more, and training goes on from where it stands. `clip_grad_norm=None` switches it off.
+        Raises: InputError for unknown names and values out of range; nothing is changed then.
         """
         with self.worker.own(self._lock):
-            names = settable(self._stepper.hyper)
-            rate = hyper.pop("lr") if "lr" in hyper and "lr" in names else None
-            off = [n for n in self._optimizer.off if n not in names]  # unless the loss has one of that name
-            ranges = {n: RANGES[n] for n in off} | ranges_of(self._stepper.program.meta)
-            knobs = self._knobs.with_values([*(n for n in names if n != "lr"), *off], hyper, ranges)
-            knobs = knobs if rate is None else knobs.with_rate(rate)
-            self._switch_on({n: knobs.values[n] for n in off if n in knobs.values})
-            self._knobs = knobs
+            stepper = self._stepper
+            knobs, switched = self._knobs.changed(hyper, stepper.program, self._optimizer.off)
+            optimizer, built = self._with_on(switched)
+            if built is not None:
+                self._call(partial(stepper.take_over, built=built), stepper)
+            self._knobs, self._optimizer = knobs, optimizer
 
-    def _switch_on(self, values: Mapping[str, float]) -> None:
-        """Compile the step again if it lacks one of `values` that is not off; all else stays as it is."""
+    def _with_on(self, values: Mapping[str, float]) -> tuple[Any, Built | None]:
+        """The optimizer with those of `values` that it lacks, and its program; None if it lacks none."""
         optimizer = self._optimizer.switched_on(values)
-        if optimizer is not self._optimizer:
-            built = self._traced(self.model, optimizer).compiled()
-            self._call(partial(self._stepper.take_over, built=built))
-            self._optimizer = optimizer
+        return optimizer, None if optimizer is self._optimizer else self._traced(self.model, optimizer).compiled()
 
     def replace_model(self, model: Any, *, seed: int | None = None, optimizer: Any = None) -> None:
         """Train another model on the same handle; it starts at step 0, with parameters from `seed` or the same seed.
@@ -334,9 +331,8 @@ class CompiledTraining(Inspected):
         for text in self.warnings:
             warnings.warn(text, stacklevel=2)
         fresh = self._fresh_knobs(new, optimizer or self._optimizer)
-        knobs = self._knobs
         if optimizer is None:
-            fresh = Knobs(Rate(knobs.rate.schedule), {**fresh.values, **knobs.values})
+            fresh = Knobs(Rate(self._knobs.rate.schedule), {**fresh.values, **self._knobs.values})
 
         def load(session: Session) -> None:
             new.install(session)
@@ -360,8 +356,7 @@ class CompiledTraining(Inspected):
         forward, inputs: as for `tg.compile_forward`. It is compiled by the first run, and once for each size of `None`.
         max_cached_shapes: programs kept at a time, the latest used; one more size drops the oldest.
         precision: as for `tg.compile_forward`; the training's own is no default.
-        Raises: InputError for inputs that are no types or that `forward` does not take. What is wrong inside of
-                `forward` fails its first run.
+        Raises: InputError for inputs that are no types or that `forward` does not take. Its first run raises the rest.
         """
         return CompiledForward(self, forward, inputs, max_cached_shapes, precision=precision)
 
@@ -394,12 +389,9 @@ class CompiledTraining(Inspected):
 
     def __repr__(self) -> str:
         state = self.worker.closed if self.worker.closed is not None else f"on {self.device}"
-        program = self._stepper.program
-        count = sum(f.size for f in program.params)
-        return (
-            f"<CompiledTraining {state}; {count} parameters, {len(program.dispatches)} dispatches a step, "
-            f"step {self._stepper.counter}, seed {self.seed}>"
-        )
+        program, step = self._stepper.program, self._stepper.counter
+        size = f"{sum(f.size for f in program.params)} parameters, {len(program.dispatches)} dispatches a step"
+        return f"<CompiledTraining {state}; {size}, step {step}, seed {self.seed}>"
 
     def __enter__(self) -> CompiledTraining:
         return self
