@@ -58,6 +58,11 @@ def printable(text: str) -> str:
     return "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
 
 
+def printable_lines(text: str) -> str:
+    """The same for a text of several lines, which stay."""
+    return "\n".join(map(printable, text.split("\n")))
+
+
 def cut(text: str, longest: int = LONGEST) -> str:
     """The first characters of a long text."""
     return text if len(text) <= longest else f"{text[: longest - 3]}..."

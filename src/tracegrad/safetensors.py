@@ -34,8 +34,8 @@ class File(NamedTuple):
     metadata: dict[str, str]
 
 
-class _Entry(NamedTuple):
-    """One tensor of a header."""
+class Entry(NamedTuple):
+    """One tensor of a header: its bytes are `begin` to `end` of the data."""
 
     name: str
     dtype: str
@@ -64,6 +64,16 @@ def read(path: str | os.PathLike[str]) -> File:
             return File({e.name: found[e.name] for e in entries}, metadata)
         except InputError as e:
             raise InputError(f"{os.fspath(path)} is not a valid safetensors file: {e}") from None
+
+
+def read_header(path: str | os.PathLike[str]) -> tuple[list[Entry], dict[str, str]]:
+    """The tensors' names, dtypes and shapes, and the metadata, without the values. Checks and errors as for `read`."""
+    with open_regular(path) as f:
+        try:
+            entries, metadata, _ = _header(f, os.fstat(f.fileno()).st_size)
+        except InputError as e:
+            raise InputError(f"{os.fspath(path)} is not a valid safetensors file: {e}") from None
+    return entries, metadata
 
 
 def write(
@@ -107,7 +117,7 @@ def parts(tensors: Mapping[str, Array], metadata: Mapping[str, str] | None = Non
     return [len(text).to_bytes(8, "little"), text, *blobs]
 
 
-def _header(f: BufferedReader, size: int) -> tuple[list[_Entry], dict[str, str], int]:
+def _header(f: BufferedReader, size: int) -> tuple[list[Entry], dict[str, str], int]:
     """The validated entries, the metadata, and where the data begin."""
     if size < 8:
         raise InputError(f"{size} bytes are too short for the header's length")
@@ -131,7 +141,7 @@ def _header(f: BufferedReader, size: int) -> tuple[list[_Entry], dict[str, str],
     return entries, cast("dict[str, str]", metadata), 8 + length
 
 
-def _entry(name: str, info: Any) -> _Entry:
+def _entry(name: str, info: Any) -> Entry:
     """One row of the header. Every message is bounded, however long the row is."""
     who = shown(name)
     if not isinstance(info, dict) or cast("dict[str, Any]", info).keys() != {"dtype", "shape", "data_offsets"}:
@@ -153,18 +163,18 @@ def _entry(name: str, info: Any) -> _Entry:
         raise InputError(f"{who}: {dtype}{shown(shape)} takes {shown(needed)} bytes, its offsets give {given}")
     if math.prod(max(n, 1) for n in shape) * max(itemsize, 4) > sys.maxsize:  # a size of 0 hides the others
         raise InputError(f"{who}: the shape {shown(shape)} has sizes that no array can have")
-    return _Entry(name, dtype, tuple(shape), offsets[0], offsets[1])
+    return Entry(name, dtype, tuple(shape), offsets[0], offsets[1])
 
 
 def _naturals(value: Any) -> bool:
     return isinstance(value, list) and all(type(n) is int and n >= 0 for n in cast("list[Any]", value))
 
 
-def _by_place(e: _Entry) -> tuple[int, int]:
+def _by_place(e: Entry) -> tuple[int, int]:
     return e.begin, e.end
 
 
-def _check_layout(entries: list[_Entry], available: int) -> None:
+def _check_layout(entries: list[Entry], available: int) -> None:
     """The tensors must cover the data exactly: no overlap, no gap, nothing left over."""
     at = 0
     for e in sorted(entries, key=_by_place):
@@ -178,7 +188,7 @@ def _check_layout(entries: list[_Entry], available: int) -> None:
         raise InputError(f"{available - at} bytes after the last tensor belong to none")
 
 
-def _array(e: _Entry, f: BufferedReader) -> Array:
+def _array(e: Entry, f: BufferedReader) -> Array:
     """The tensor whose bytes come next."""
     data = bytearray(e.end - e.begin)  # which the array takes over
     if f.readinto(data) != len(data):

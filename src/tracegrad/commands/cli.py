@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import io
+import os
 import sys
 import warnings
 from collections.abc import Sequence
@@ -13,6 +15,7 @@ from tracegrad.demo import digits, gpt, sine
 from tracegrad.demo.common import Options
 from tracegrad.errors import TracegradError
 from tracegrad.introspection.contents import contents
+from tracegrad.jsontext import printable_lines
 
 DEMOS = {"digits": digits, "sine": sine, "gpt": gpt}
 DEVICES = ("auto", "webgpu", "cpu")
@@ -45,8 +48,10 @@ def parser() -> argparse.ArgumentParser:
                        help="instead, train each twice, once through a checkpoint, and print the hash")  # fmt: skip
     speed.set_defaults(run=run_bench)
 
-    look = commands.add_parser("inspect", help="say what a checkpoint, a parameter file or an exported program holds")
-    look.add_argument("file", type=Path, metavar="FILE", help=".safetensors, program.json, or a page's folder")
+    look = commands.add_parser("inspect", help="say what a checkpoint, a parameter file or an exported page holds")
+    look.add_argument(
+        "file", type=Path, metavar="FILE", help=".safetensors, program.json, or a page: its folder or its HTML file"
+    )
     look.set_defaults(run=run_inspect)
 
     serve = commands.add_parser("serve", help="show a page that train.export or a demo wrote")
@@ -75,7 +80,7 @@ def run_bench(args: argparse.Namespace) -> int:
 
 def run_inspect(args: argparse.Namespace) -> int:
     """`tracegrad inspect FILE`."""
-    print(contents(args.file))
+    print(printable_lines(contents(args.file)))
     return 0
 
 
@@ -117,12 +122,18 @@ def main(argv: Sequence[str] | None = None) -> int:
         parser().print_help(sys.stderr)
         raise SystemExit(2)
     args = parser().parse_args(given)
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):  # a name that the terminal's encoding lacks is shown as an escape
+            stream.reconfigure(errors="backslashreplace")
     try:
         with warnings.catch_warnings():
             warnings.showwarning = say
             return args.run(args)
+    except BrokenPipeError:  # `tracegrad inspect FILE | head`
+        sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115  else Python complains at its end
+        return 1
     except (TracegradError, OSError) as e:
-        print(f"tracegrad: {e}", file=sys.stderr)
+        print(f"tracegrad: {printable_lines(str(e))}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
         print("\ntracegrad: stopped", file=sys.stderr)

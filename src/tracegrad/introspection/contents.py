@@ -1,85 +1,127 @@
-"""What a file that tracegrad wrote holds, in words: checkpoints, parameters, exported programs and pages."""
+"""What a file that tracegrad wrote holds, in words: checkpoints, parameters, exported programs and pages.
+
+Files may come from anybody. They are checked as when they are loaded, nothing of them is executed, and names that
+would move a terminal's cursor are shown as escapes.
+"""
 
 from __future__ import annotations
 
 import json
+import math
+import os
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from tracegrad import safetensors
-from tracegrad.engine.inputs import describe
 from tracegrad.errors import InputError
+from tracegrad.files import open_regular
 from tracegrad.introspection.memory import NAMES
 from tracegrad.introspection.tables import Table, amount
+from tracegrad.jsontext import cut, parse, printable, shown
+from tracegrad.program import VERSION, Field, Program
 
 ROLES = {**NAMES, "data": "examples", "fed": "batches"}
+MOST_BYTES, MOST_JSON = 1 << 28, 1 << 26  # of a page and of the program in it: more is not read
+LONGEST = 200  # characters of an entry of the metadata
+WIDEST = 120  # characters of a name
+BLOCK = b'<script type="application/json" id="program">', b"</script>"  # where a page of one file has its program
+KINDS = "a .safetensors file, a program.json, the JSON of a Program, or an exported site: its folder or its HTML file"
 
 
 def contents(path: Path) -> str:
     """A checkpoint's or a parameter file's tensors; an exported program's values, memory and dispatches.
 
-    path: a .safetensors file, a Program's JSON, a site's program.json, or the folder of a site.
-    Raises: InputError for a file of another kind or a damaged one; OSError.
+    path: a .safetensors file, a Program's JSON, a site's program.json, the folder of a site, or a page of one file.
+    Raises: InputError, in one sentence, for a file of another kind or a damaged one; OSError.
     """
     if path.is_dir():
         path = path / "program.json"
-    if path.suffix == ".safetensors":
-        return _tensors(path)
+    with open_regular(path) as f:
+        size = os.fstat(f.fileno()).st_size
+        begin = f.read(9)
+        if path.suffix == ".safetensors" or (begin[8:] == b"{" and int.from_bytes(begin[:8], "little") <= size):
+            return _tensors(path)
+        if size > MOST_BYTES:
+            raise InputError(f"{path} has {size} bytes; of a program or a page, no more than {MOST_BYTES} are read")
+        f.seek(0)
+        data = f.read(MOST_BYTES)
+    if begin.lstrip()[:1] == b"<":
+        data = data.partition(BLOCK[0])[2].partition(BLOCK[1])[0]
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-        return _manifest(found) if "train" in found else _program(found)
-    except (ValueError, KeyError, TypeError, AttributeError) as e:
-        kinds = "a .safetensors file, a program.json, the JSON of a Program, or the folder of an exported site"
-        raise InputError(f"{path} is nothing that tracegrad wrote; expected {kinds}") from e
+        if len(data) > MOST_JSON:
+            raise InputError(f"its program has {len(data)} bytes; no more than {MOST_JSON} are read")
+        found = parse(data)
+        if not isinstance(found, dict):
+            raise InputError(f"it holds {shown(found)}, not an object")
+        top = cast("dict[str, Any]", found)
+        return _manifest(top) if "train" in top else _program(Program.from_json(data))
+    except InputError as e:
+        raise InputError(f"{path} is nothing that tracegrad wrote: {e}; expected {KINDS}") from None
 
 
 def _tensors(path: Path) -> str:
-    file = safetensors.read(path)
-    total = sum(x.size for x in file.tensors.values())
-    rows = [(name, describe(x), f"{x.size:,}") for name, x in file.tensors.items()]
-    rows.append(("total", "", f"{total:,}"))
+    entries, metadata = safetensors.read_header(path)
+    counts = [math.prod(e.shape) for e in entries]
+    rows = [
+        (_name(e.name), f"{e.dtype.lower()}[{','.join(map(str, e.shape))}]", f"{n:,}")
+        for e, n in zip(entries, counts, strict=True)
+    ]
+    rows.append(("total", "", f"{sum(counts):,}"))
     table = Table(("name", "type", "count"), rows, left=("name", "type"), total=True)
-    head = [f"{path.name}: {len(file.tensors)} tensors, {amount(4 * total, 'B')}"]
-    if "tracegrad" in file.metadata:
-        head = [f"{path.name}: a checkpoint"]
-        head += [f"  {key}: {value}" for key, value in file.metadata.items() if key != "tracegrad"]
-    return "\n".join([*head, "", table.text(widest=max(len(row[0]) for row in rows))])
+    values = amount(sum(e.end - e.begin for e in entries), "B")
+    kind = "a checkpoint, " if "tracegrad" in metadata else ""
+    head = [f"{_name(path.name)}: {kind}{len(entries)} tensors, {values}"]
+    head += [f"  {_name(k)}: {cut(printable(v[:1000]), LONGEST)}" for k, v in metadata.items() if k != "tracegrad"]
+    return "\n".join([*head, "", table.text(widest=max(len(x) for row in rows for x in row))])
 
 
 def _manifest(found: Mapping[str, Any]) -> str:
-    head = f"A page's program, {found['title']!r}; seed {found['seed']}, learning rate {json.dumps(found['lr'])}"
-    parts = [head, "", _program(found["train"])]
-    for name, forward in found["forwards"].items():
-        parts += ["", f"Forward {name}", _program(forward["program"])]
+    if found.get("version") != VERSION:
+        raise InputError(f"version {shown(found.get('version'))}; this library reads version {VERSION}")
+    rate = cut(printable(json.dumps(found.get("lr"))), LONGEST)
+    head = f"A page's program, {shown(found.get('title'))}; seed {shown(found.get('seed'))}, learning rate {rate}"
+    parts = [head, "", _program(Program.from_data(found["train"], "train"))]
+    forwards = found.get("forwards", {})
+    if not isinstance(forwards, dict):
+        raise InputError(f"forwards is {shown(forwards)}; expected an object")
+    for name, forward in cast("dict[str, Any]", forwards).items():
+        where = f"forwards[{shown(name)}]"
+        if not isinstance(forward, dict) or "program" not in forward:
+            raise InputError(f"{where} has no program")
+        program = Program.from_data(cast("dict[str, Any]", forward)["program"], f"{where}.program")
+        parts += ["", f"Forward {_name(name)}", _program(program)]
     return "\n".join(parts)
 
 
-def _program(p: Mapping[str, Any]) -> str:
-    kernels: Sequence[Any] = p["kernels"]
+def _program(p: Program) -> str:
     memory = Counter[str]()
-    for b in p["buffers"]:
-        role = str(b["role"])
-        memory[ROLES.get(role, role)] += (2 if b["dtype"] == "f16" else 4) * int(b["size"])
+    for b in p.buffers:
+        memory[ROLES.get(b.role, b.role)] += b.bytes
     values = [
-        f"  {what}: {', '.join(_field(f) for f in p[what]) or 'none'}" for what in ("inputs", "params", "outputs")
+        f"  {what}: {', '.join(map(_field, fields)) or 'none'}"
+        for what, fields in (("inputs", p.inputs), ("params", p.params), ("outputs", p.outputs))
     ]
     rows = [
-        (str(number), kernels[d["kernel"]]["label"], f"{d['grid'][0] * d['grid'][1]:,}")
-        for number, d in enumerate(p["dispatches"])
+        (str(number), printable(p.kernels[d.kernel].label), f"{math.prod(d.grid):,}")
+        for number, d in enumerate(p.dispatches)
     ]
     return "\n".join(
         [
-            f"{len(kernels)} kernels, {len(rows)} dispatches, {len(p['copies'])} copies a run",
+            f"{len(p.kernels)} kernels, {len(rows)} dispatches, {len(p.copies)} copies a run",
             *values,
             "  memory: " + ", ".join(f"{role} {amount(n, 'B')}" for role, n in memory.items()),
-            *(f"  dispatches {x['begin']} to {x['end'] - 1} run {x['count']} times" for x in p["loops"]),
+            *(f"  dispatches {x.begin} to {x.end - 1} run {x.count} times" for x in p.loops),
             "",
             Table(("#", "kernel", "workgroups"), rows, left=("kernel",)).text(),
         ]
     )
 
 
-def _field(f: Mapping[str, Any]) -> str:
-    return f"{f['name']} {f['dtype']}[{','.join(map(str, f['shape']))}]"
+def _field(f: Field) -> str:
+    return f"{_name(f.name)} {f.type}"
+
+
+def _name(text: str) -> str:
+    return cut(printable(text), WIDEST)
