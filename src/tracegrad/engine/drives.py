@@ -8,7 +8,7 @@ from collections.abc import Callable, Generator
 from queue import SimpleQueue
 from typing import Any, Protocol, TypeVar, cast
 
-from tracegrad.engine.results import Pending
+from tracegrad.engine.results import LOOK_SECONDS, Pending
 from tracegrad.runtime import tab
 from tracegrad.runtime.aside import aside
 from tracegrad.runtime.base import Session
@@ -107,7 +107,10 @@ class ThreadDrive:
         with self._lock:
             self.wake()
         if threading.get_ident() != self.ident:
-            self._over.result()
+            while self._thread.is_alive():
+                with contextlib.suppress(TimeoutError):
+                    self._over.result(LOOK_SECONDS)
+                    break
             self._thread.join()  # at its last instruction
 
     def _run(self) -> None:

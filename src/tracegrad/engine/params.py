@@ -14,7 +14,7 @@ from tracegrad.nn.module import named_parameters
 from tracegrad.program import Field, Program
 from tracegrad.runtime.base import Session
 from tracegrad.runtime.draw import draw
-from tracegrad.runtime.storage import from_storage, to_storage
+from tracegrad.runtime.storage import check_memory, from_storage, to_storage
 
 Array = Any
 
@@ -28,7 +28,8 @@ def declared(model: Any) -> list[Field]:
 
 
 def drawn(fields: Sequence[Field], seed: int) -> dict[str, Array]:
-    """The first values of parameters, in declaration order, from `seed`."""
+    """The first values of parameters, in declaration order, from `seed`. DeviceError if they are too large."""
+    check_memory({f.name: 4 * f.size for f in fields}, "drawing the parameters")
     specs = [(f.shape, init.from_spec(f.spec["init"])) for f in fields]
     return {f.name: fit_value(f, _cast(f, x)) for f, x in zip(fields, draw(specs, seed), strict=True)}
 

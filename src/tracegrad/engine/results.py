@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import sys
 import threading
+import time
 import warnings
 from collections.abc import Callable, Generator, Iterator, Mapping
 from dataclasses import dataclass
@@ -17,6 +19,7 @@ from tracegrad.runtime import tab
 from tracegrad.runtime.forks import Generation, forked_error
 
 T = TypeVar("T")
+LOOK_SECONDS = 1.0  # between looks of a thread that waits, should nothing wake it
 _SETTLING = threading.RLock()  # of all Pendings, for moments: a lock of its own would be half the cost of making one
 if hasattr(os, "register_at_fork"):  # no child finds it held by a thread that it has not
     os.register_at_fork(before=_SETTLING.acquire, after_in_parent=_SETTLING.release, after_in_child=_SETTLING.release)
@@ -157,7 +160,7 @@ class Pending(Generic[T]):
         self._generation = Generation.number
         self._result: Any = None
         self._done = False
-        self._seen = False
+        self._unseen: _Unseen | None = None
         self._wanted = False
         self._callbacks: list[Callable[[Pending[T]], object]] = []
 
@@ -184,7 +187,8 @@ class Pending(Generic[T]):
             self._wanted = True
             if not self._wait(timeout):
                 raise TimeoutError(f"{self._what}: no result after {timeout} s")
-        self._seen = True
+        if self._unseen is not None:
+            self._unseen.seen = True
         return self._result
 
     def _wait(self, timeout: float | None) -> bool:
@@ -197,8 +201,13 @@ class Pending(Generic[T]):
         ready.acquire()
         callback: Callable[[Pending[T]], object] = lambda _: ready.release()
         self.add_done_callback(callback)
+        end = math.inf if timeout is None else time.monotonic() + timeout
         try:
-            return ready.acquire(timeout=-1 if timeout is None else min(max(timeout, 0), threading.TIMEOUT_MAX))
+            while not self._done:  # a callback is lost where the thread that calls it is killed: so look now and then
+                left = min(end - time.monotonic(), LOOK_SECONDS)
+                if not ready.acquire(timeout=max(left, 0)) and time.monotonic() >= end:
+                    return self._done
+            return True
         finally:
             self._forget(callback)
 
@@ -271,11 +280,11 @@ class Pending(Generic[T]):
     def resolve(self, result: T) -> None:
         """Set the result, once; later calls change nothing. For whoever does the work."""
         with _SETTLING:
-            if self._done:
-                return
-            self._result, self._done = result, True
-            callbacks, self._callbacks = self._callbacks, []
-        for callback in callbacks:
+            if not self._done:
+                self._unseen = _Unseen(self._what, result.error) if isinstance(result, Failed) else None
+                self._result, self._done = result, True
+        while self._callbacks:  # also those that an earlier call was kept from
+            callback = self._callbacks.pop(0)
             if tab.IN_TAB:  # on a stack of its own, so that it may wait for the work that this one goes on with
                 tab.event_loop().call_soon(self._call, callback)
             else:
@@ -307,12 +316,19 @@ class Pending(Generic[T]):
         found = f"{type(result).__name__}, loss {result.loss:.6g}" if isinstance(result, CompletedStep) else None
         return f"<Pending {self._what}: {found or type(result).__name__ if self._done else 'under way'}>"
 
+
+class _Unseen:
+    """What warns of a Failed at which nobody looked. Only these have a finalizer: an interrupt could be lost in it."""
+
+    __slots__ = ("error", "seen", "what")
+
+    def __init__(self, what: str, error: BaseException):
+        self.what, self.error, self.seen = what, error, False
+
     def __del__(self) -> None:
-        failed = getattr(self, "_done", False) and isinstance(self._result, Failed)
-        if failed and not self._seen and not sys.is_finalizing():
-            error = self._result.error
+        if not self.seen and not sys.is_finalizing():
             warnings.warn(
-                f"{self._what} failed and nobody looked at the result: {type(error).__name__}: {error}",
+                f"{self.what} failed and nobody looked at the result: {type(self.error).__name__}: {self.error}",
                 RuntimeWarning,
                 stacklevel=1,
             )

@@ -9,7 +9,7 @@ from collections.abc import Callable, Generator, Sequence
 from typing import Any, TypeVar, cast
 
 from tracegrad.engine.drives import Call, Drive, TabDrive, ThreadDrive, Work
-from tracegrad.engine.results import Aborted, Failed, Pending, failure
+from tracegrad.engine.results import LOOK_SECONDS, Aborted, Failed, Pending, failure
 from tracegrad.errors import AbortedError, DeviceError
 from tracegrad.introspection.limits import Limits, measure_limits
 from tracegrad.runtime import tab
@@ -44,6 +44,7 @@ class Worker:
         self._window: deque[Group] = deque()  # submitted, not collected; the worker's own
         self._begun = False  # to collect the oldest of them
         self._taken: deque[Work] = deque()  # out of the queue, to be submitted
+        self._held: Work | Call | None = None  # what the thread is at: a thread that is killed loses no work
         self._closed: str | None = None
         self._cause: BaseException | None = None  # what ended the thread, where that was not `close`
         self._limits: Limits | None = None
@@ -127,7 +128,8 @@ class Worker:
         """Wait until fewer runs are queued. The worker's own thread (a done callback) would wait forever."""
         if tab.IN_TAB:
             while len(self._queue) >= self.max_in_flight and tab.can_wait():
-                oldest = next((p for p in self._under_way() if not p.done()), None)
+                jobs = [*self._submitted(), *self._queue]
+                oldest = next((job.pending for job in jobs if not job.pending.done()), None)
                 if oldest is None:
                     return
                 tab.wait(_done(oldest), "a free place in the queue")
@@ -139,7 +141,7 @@ class Worker:
                     if len(self._queue) < self.max_in_flight or self._closed is not None:
                         return
                     self._crowd.append(gate)
-                gate.acquire()  # until `_let_in` releases it
+                gate.acquire(timeout=LOOK_SECONDS)  # or until `_let_in` releases it
 
     def call(self, fn: Callable[[Session], T], urgent: bool = False) -> T:
         """Run `fn(session)` on the worker's thread and wait for it; `urgent` goes before all that is queued.
@@ -213,10 +215,6 @@ class Worker:
             self._session.interrupt()
         self._drive.end()
 
-    def _under_way(self) -> list[Pending[Any]]:
-        with self._lock:
-            return [job.pending for job in [*self._submitted(), *self._queue]]
-
     # --- on the worker's thread ---
 
     def _idle(self) -> bool:
@@ -248,8 +246,7 @@ class Worker:
     def _died(self, e: BaseException) -> None:
         """Something ended the thread: who waits, or calls later, gets it as an error."""
         if self._closed is None:
-            said = f"{type(e).__name__}: {e}" if str(e) else type(e).__name__
-            self._cause = e
+            self._cause, said = e, f"{type(e).__name__}: {e}".removesuffix(": ")
             self._closed = (
                 f"broken: its worker thread ended with {said}. Parameters and optimizer state on the device are lost; "
                 "compile again and load the last checkpoint"
@@ -261,6 +258,8 @@ class Worker:
         refusal = self.refusal or Aborted("closed")
         self._started.resolve(refusal)
         self._abort_all(refusal)
+        if self._held is not None:
+            self._held.pending.resolve(refusal)
         with contextlib.suppress(Exception):  # the device may be gone, or was never opened; callers know by now
             self._session.close()
 
@@ -269,13 +268,14 @@ class Worker:
         if self._begun:
             return self._window[0][0][1]
         with self._lock:
-            job = self._queue[0] if self._queue else None
+            job = self._held = self._queue[0] if self._queue else None
             if isinstance(job, Call):
                 job = self._queue.popleft() if job.urgent or not self._window else None
             elif job is not None:
                 room = self._room_for(job)
                 while self._queue and len(self._taken) < room and not isinstance(self._queue[0], Call):
-                    self._taken.append(cast("Work", self._queue.popleft()))
+                    self._taken.append(self._queue[0])
+                    self._queue.popleft()
         if isinstance(job, Call):
             self._run_call(job)
             self._let_in()
@@ -299,17 +299,17 @@ class Worker:
     def _run_call(self, job: Call) -> None:
         try:
             result = (job.fn(self._session),)
-        except BaseException as e:
-            # A call's error is raised in the caller's thread as it is.
-            job.pending.resolve(Failed(e))
+        except (Exception, KeyboardInterrupt) as e:
+            job.pending.resolve(Failed(e))  # raised in the caller's thread as it is
         else:
             job.pending.resolve(result)
 
     def _submit(self) -> None:
         """Submit what was taken, as a group."""
-        group: Group = deque()
+        self._window.append(group := deque())
         while self._taken:
-            work = self._taken.popleft()
+            self._held = work = self._taken[0]
+            self._taken.popleft()
             try:
                 ticket = work.submit(self._session)
             except Exception as e:
@@ -320,8 +320,8 @@ class Worker:
                 continue
             if ticket is not None:
                 group.append((work, ticket))
-        if group:
-            self._window.append(group)
+        if not group:
+            self._window.pop()
         # where runs are short as many as are under way: more groups are only begun while some are queued
         self.max_in_flight = max(self._least_queued, self._session.at_once * self._session.submissions)
         self._session.flush(self._let_in)
@@ -338,7 +338,9 @@ class Worker:
         """The results of the oldest group; in a tab, where each may have to be awaited, of its first run."""
         group = self._window[0]
         while group and self._closed is None:
-            work, ticket = group.popleft()
+            work, ticket = group[0]
+            self._held = work
+            group.popleft()
             if not group:
                 self._window.popleft()
             outputs: dict[str, Any] = {}

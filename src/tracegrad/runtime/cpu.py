@@ -28,7 +28,7 @@ from tracegrad.runtime.base import DeviceInfo, Timings, nothing
 from tracegrad.runtime.c_compiler import Compiler
 from tracegrad.runtime.calls import Calls, processors
 from tracegrad.runtime.children import Children
-from tracegrad.runtime.storage import lying, taken
+from tracegrad.runtime.storage import check_memory, lying, taken
 
 Array = Any
 
@@ -88,8 +88,15 @@ class CpuSession:
                 f"kernel {shown(foreign[0])} was not compiled by this process; the CPU runs no code of others. "
                 "Compile the model here, or run the program on a GPU, which checks its indices"
             )
+        check_memory({b.name: b.bytes for b in program.buffers}, "the program")
+        before = set(self._persistent)
+        try:
+            memory = {b.name: self._array(b) for b in program.buffers}
+        except MemoryError as e:
+            self._persistent = {name: x for name, x in self._persistent.items() if name in before}
+            size = sum(b.bytes for b in program.buffers)
+            raise DeviceError(f"there is no memory for the {size} bytes of the program: {e}") from e
         self._next += 1
-        memory = {b.name: self._array(b) for b in program.buffers}
         self._loaded[self._next] = _Loaded(program, memory, self._begun(program))
         return self._next
 

@@ -34,6 +34,7 @@ from tracegrad.runtime.adapters import AdapterInfo, load_wgpu, open_device
 from tracegrad.runtime.base import DeviceInfo, Timings, as_run, nothing
 from tracegrad.runtime.c_compiler import begin_library
 from tracegrad.runtime.self_test import SELF_TEST
+from tracegrad.runtime.storage import check_memory
 from tracegrad.runtime.wgpu_calls import Calls, Copy, DirectCalls, Job, LogTap, PublicCalls, device_error
 from tracegrad.runtime.wgpu_compiled import SOURCE, CompiledCalls
 from tracegrad.runtime.wgpu_program import (
@@ -143,6 +144,8 @@ class NativeSession:
         program = as_run(program, self.info)
         with self._using_device("loading a program"):
             check_limits(program, self.limits, self.features, self.info.description)
+            if self.info.software:  # its memory is this machine's
+                check_memory({b.name: b.bytes for b in program.buffers}, "the program")
             loaded = build(program, self._device, self.calls, self._kernels, self._shared)
         self._next += 1
         self._programs[self._next] = loaded

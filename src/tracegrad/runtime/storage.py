@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import os
+import re
+import sys
+from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from tracegrad.arrays import np
 from tracegrad.dtypes import DTYPES
+from tracegrad.errors import DeviceError
 from tracegrad.program import Field
 
 Array = Any
@@ -33,3 +39,38 @@ def taken(part: Array, field: Field) -> Array:
 def from_storage(flat: Array, field: Field) -> Array:
     """The values of `field` out of its whole buffer, as an array of their own."""
     return taken(lying(flat, field), field)
+
+
+def check_memory(sizes: Mapping[str, int], what: str) -> None:
+    """Refuse what this machine's memory cannot hold: Linux would grant it, and end the process once it is used.
+
+    sizes:   bytes, by name.
+    Raises:  DeviceError with the largest of them.
+    """
+    needed, most = sum(sizes.values()), host_memory()
+    if most is not None and needed > most:
+        largest = max(sizes, key=lambda name: sizes[name])
+        raise DeviceError(
+            f"{what} takes {needed} bytes, the largest part being {largest!r} with {sizes[largest]}; this machine has "
+            f"{most} bytes of memory. Use a smaller model or batch"
+        )
+
+
+def host_memory() -> int | None:
+    """Bytes of memory and swap space that this process may use; None where the system does not tell."""
+    if sys.platform == "emscripten":  # a browser's answer is made up
+        return None
+    try:
+        found = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    except (AttributeError, ValueError, OSError):  # Windows
+        return None
+    try:
+        swap = re.search(r"^SwapTotal: *(\d+) kB", Path("/proc/meminfo").read_text(encoding="ascii"), re.MULTILINE)
+        found += int(swap[1]) * 1024 if swap else 0
+    except (OSError, ValueError):
+        pass
+    try:
+        limit = Path("/sys/fs/cgroup/memory.max").read_text(encoding="ascii")
+        return min(found, int(limit))
+    except (OSError, ValueError):  # no control group, or one without a limit, which says "max"
+        return found
