@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -209,3 +210,61 @@ def test_the_last_checkpoint_outlives_the_device_and_the_worker(tab: Tab, browse
         train.load(tmp_path / "kept")
         assert train.step(inputs[1]).step == 2
     tab.page.problems.clear()  # Chromium itself complains in the console
+
+
+WEIGHTS = ("weights.safetensors", "data.safetensors")
+
+
+def test_a_damaged_site_says_so_in_a_sentence(browser: Any, served: tuple[str, Path]) -> None:
+    url, folder = served
+    wave_page(folder / "damaged")
+    whole = {name: (folder / "damaged" / name).read_bytes() for name in ("program.json", *WEIGHTS)}
+    cases = [
+        ("program.json", whole["program.json"][:5000], "program.json is not JSON"),
+        ("program.json", b"<!doctype html>", "program.json is not JSON"),
+        ("program.json", b'{"title": "x"}', "program.json is not what train.export of tracegrad writes"),
+        (
+            "program.json",
+            whole["program.json"].replace(b'"version":1', b'"version":2', 1),
+            "program.json has version 2",
+        ),
+        ("program.json", whole["program.json"].replace(b'"kernel":0', b'"kernel":99', 1), "kernel is 99; there are"),
+        ("weights.safetensors", whole["weights.safetensors"][:-3], "weights: not a valid safetensors file"),
+        ("data.safetensors", whole["data.safetensors"][:100], "not a valid safetensors file"),
+    ]
+    code = "import('/damaged/tracegrad.js').then((x) => x.load('/damaged')).catch((e) => [e.name, e.message])"
+    for name, data, want in cases:
+        (folder / "damaged" / name).write_bytes(data)
+        page = open_page(browser, f"{url}/damaged/?from=/elsewhere/")  # with a cache of its own
+        until(page, "() => document.getElementById('status').classList.contains('problem')")
+        assert want in page.inner_text("#status") and page.is_disabled("#start")
+        kind, message = page.evaluate(code)
+        assert kind == "InputError" and want in message and "\n" not in message, (name, message)
+        assert page.problems == []
+        page.context.close()
+        (folder / "damaged" / name).write_bytes(whole[name])
+    page = ready(open_page(browser, f"{url}/damaged/?from=/elsewhere/#here"))
+    assert page.problems == []
+    page.context.close()
+
+
+@pytest.mark.parametrize(
+    ("pattern", "change", "want"),
+    [
+        (r'id="program">\{', 'id="program">', "program.json is not JSON"),
+        (r'"version":1,"title"', '"version":7,"title"', "program.json has version 7"),
+        (r'id="weights">.{20}', 'id="weights">', "weights: not a valid safetensors file: its header has"),
+        (r'id="weights">.', 'id="weights">*', "the weights of this page are damaged"),
+    ],
+)
+def test_a_damaged_file_says_so_in_a_sentence(
+    browser: Any, tmp_path: Path, pattern: str, change: str, want: str
+) -> None:
+    file = wave_page(tmp_path / "page.html", single_file=True)
+    text, found = re.subn(pattern, lambda _: change, file.read_text(encoding="utf-8"), count=1)
+    assert found == 1
+    file.write_text(text, encoding="utf-8")
+    page = open_page(browser, file.as_uri())
+    until(page, "() => document.getElementById('status').classList.contains('problem')")
+    assert want in page.inner_text("#status") and page.is_disabled("#start") and page.problems == []
+    page.context.close()

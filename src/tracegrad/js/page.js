@@ -8,7 +8,6 @@ const LEFT = 64; // of the chart: room for 0.001234
 const SAFE = 20_000; // ms of training that a lost device may cost: a checkpoint is taken that often
 
 const code = (text) => URL.createObjectURL(new Blob([text], { type: "text/javascript" }));
-const bytes = (id) => Uint8Array.from(atob(at(id).textContent), (c) => c.charCodeAt(0));
 const short = (x) => (Number.isFinite(x) ? (x !== 0 && Math.abs(x) < 1e-3 ? x.toExponential(2) : x.toPrecision(4)) : "–");
 const color = (name) => getComputedStyle(document.documentElement).getPropertyValue(name);
 
@@ -20,6 +19,15 @@ let perCall = 1;
 const losses = []; // [step, loss]
 const refreshers = []; // demos that follow the training
 let refresh; // runs them: one at a time, and the newest call last
+
+/** What an element of this file holds in base64. */
+function bytes(id) {
+  try {
+    return Uint8Array.from(atob(at(id).textContent), (c) => c.charCodeAt(0));
+  } catch {
+    throw new Error(`the ${id} of this page are damaged: download it again`);
+  }
+}
 
 function say(text, problem = false) {
   at("status").textContent = text;

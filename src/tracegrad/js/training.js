@@ -66,7 +66,7 @@ export class Training {
     this.session = await Session.open(all.map((x) => x.program).filter(Boolean), this.gpu);
     if (this.#data) this.#hold(this.#data);
     await this.load(this.#data ? this.drawn : this.given, progress);
-    if (this.#good) return this.#checkpoint(this.#good.bytes)();
+    if (this.#good) return this.#checkpoint(this.#good.bytes, "weights")();
     this.#draw();
     await this.#clear();
     this.#restart(0);
@@ -180,7 +180,7 @@ export class Training {
 
   /** Resume from a checkpoint of this model, saved here or by Python. InputError if it is none; nothing changed then. */
   async loadCheckpoint(bytes) {
-    const apply = this.#checkpoint(bytes);
+    const apply = this.#checkpoint(bytes, "loadCheckpoint: nothing was changed");
     await this.#queue.alone(async () => {
       apply();
       this.#good = { bytes: new Uint8Array(bytes.slice(0)), step: this.counter };
@@ -193,7 +193,7 @@ export class Training {
     const { program, structure } = forward;
     const run = ++this.#runs;
     const { rate, values } = this.knobs;
-    const hot = { rate: { ...rate }, values: new Map([...Object.entries(program.meta.hyper ?? {}), ...values]) };
+    const hot = { rate, values: new Map([...Object.entries(program.meta.hyper ?? {}), ...values]) };
     try {
       const arrays = checkInputs(program.inputs.filter(isGiven), inputs, `${name}.run`);
       return await this.#queue.alone(async () => {
@@ -369,9 +369,9 @@ export class Training {
   }
 
   /** Check a checkpoint against the program; a function that takes it over. */
-  #checkpoint(bytes) {
+  #checkpoint(bytes, what) {
     const { manifest: { checkpoint }, program } = this;
-    const { values, step, seed, lr, lr_start: start, hyper } = within("loadCheckpoint: nothing was changed", () => {
+    const { values, step, seed, lr, lr_start: start, hyper } = within(what, () => {
       const { tensors, metadata } = readSafetensors(bytes);
       if (metadata.tracegrad !== "1") throw inputError("this is no checkpoint of tracegrad");
       const values = checkInputs(checkpoint, Object.fromEntries(tensors), "the file");
