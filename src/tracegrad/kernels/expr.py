@@ -38,7 +38,8 @@ class Quotient:
         self.lo, self.hi = (0, d - 1) if mod else (index.lo // d, index.hi // d)
 
     def __repr__(self) -> str:
-        return f"({self.index} {'%' if self.mod else '//'} {self.d})"
+        inner = f"{self.index}" if len(self.index.terms) == 1 and not self.index.const else f"({self.index})"
+        return f"({inner} {'%' if self.mod else '//'} {self.d})"
 
 
 class Dynamic:
