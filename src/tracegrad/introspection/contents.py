@@ -46,7 +46,7 @@ def contents(path: Path) -> str:
         if size > MOST_BYTES:
             raise InputError(f"{path} has {size} bytes; of a program or a page, no more than {MOST_BYTES} are read")
         f.seek(0)
-        data = f.read(MOST_BYTES)
+        data = f.read(size)  # a larger number would be allocated at once
     if begin.lstrip()[:1] == b"<":
         data = data.partition(BLOCK[0])[2].partition(BLOCK[1])[0]
     try:
