@@ -63,7 +63,7 @@ export function checkHypers(what, hyper, ranges = {}) {
 export function readHypers(hyper, names, ranges) {
   const { lr, ...values } = isRecord(hyper) ? hyper : {};
   const unknown = Object.keys(values).filter((name) => !names.includes(name)).slice(0, SHOWN);
-  if (unknown.length) throw inputError(`set: ${unknown.join(", ")}: unknown; what can be set is ${names.join(", ")}`);
+  if (unknown.length) throw inputError(`set: ${unknown.join(", ")}: unknown; what can be set is ${names.join(", ")}. What was off in Python is not in this export`);
   checkHypers("set", isRecord(hyper) ? values : hyper, ranges);
   return { lr, values };
 }
