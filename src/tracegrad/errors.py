@@ -47,6 +47,8 @@ class CallError(TracegradError, TypeError):
 class CompileError(TracegradError, RuntimeError):
     """A traced program that cannot be compiled for the device."""
 
+    kernel: int | None = None  # the number of the one that is to blame, among those of its Program
+
 
 class InputError(TracegradError, ValueError):
     """Inputs of a call that do not fit what was compiled."""

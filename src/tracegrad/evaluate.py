@@ -7,7 +7,7 @@ from functools import cache
 from types import CodeType
 from typing import Any
 
-from tracegrad.ir import Tensor, rewrite, toposort
+from tracegrad.ir import Primitive, Tensor, rewrite, toposort
 from tracegrad.passes.expand import expand_composites
 from tracegrad.prims.leaves import LEAF
 from tracegrad.transforms.loops import Body
@@ -73,14 +73,19 @@ def _scanned(t: Tensor, inputs: Sequence[Any], xp: Any) -> list[Any]:
 
 def array_rule(t: Tensor, xp: Any) -> Callable[..., Any]:
     """The function of arrays that computes node `t`."""
-    rule, attrs = t.prim.array, t.attrs
+    return function_of(t.prim, len(t.inputs), t.attrs, xp)
+
+
+def function_of(prim: Primitive, operands: int, attrs: Mapping[str, Any], xp: Any) -> Callable[..., Any]:
+    """The function of so many arrays that a primitive with these attributes is."""
+    rule = prim.array
     if isinstance(rule, str) and "{0}" in rule:
-        code = _compiled(spelled(rule, [f"x[{k}]" for k in range(len(t.inputs))], attrs))
+        code = _compiled(spelled(rule, [f"x[{k}]" for k in range(operands)], attrs))
         return lambda *xs: eval(code, {"xp": xp, "x": xs})
     if isinstance(rule, str):
         return getattr(xp, rule)
     if rule is None:
-        raise NotImplementedError(f"{t.prim.name} has no array rule; it must be expanded first")
+        raise NotImplementedError(f"{prim.name} has no array rule; it must be expanded first")
     return lambda *xs: rule(xp, *xs, **attrs)
 
 

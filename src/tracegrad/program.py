@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, cast
 from tracegrad.dtypes import DTYPES, STORED, TensorType
 from tracegrad.errors import InputError
 from tracegrad.jsontext import parse, shown
+from tracegrad.kernels.form import Kernel
 from tracegrad.program_json import LOCAL, built, check, plain
 
 VERSION = 1
@@ -124,6 +125,9 @@ class KernelSource(Spelled):
     serial_grid: tuple[int, int] = (0, 0)  # workgroups of each dispatch of serial_wgsl
     # made by the compiler in this process: the CPU runs no other, and a GPU checks the indices of all others
     own: bool = field(default=False, repr=False, compare=False, metadata=LOCAL)
+    # what its texts spell, and the binding of each of their slots: the device's results are checked by these
+    forms: tuple[Kernel, ...] = field(default=(), repr=False, compare=False, metadata=LOCAL)
+    binding_of: tuple[int, ...] = field(default=(), repr=False, compare=False, metadata=LOCAL)
 
     @staticmethod
     def spelled(spell: Mapping[str, Callable[[], str]], **known: Any) -> KernelSource:

@@ -173,6 +173,8 @@ def source_of(
         slots=sum(len(k.slots) for k in kernels),
         workgroup_memory=shared,
         serial_grid=grid_of(sum(t.workgroups for t in serial)),
+        forms=tuple(kernels),
+        binding_of=tuple(binding_of),
     )
 
 

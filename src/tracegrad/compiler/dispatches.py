@@ -6,19 +6,21 @@ from the graph has the launches of the Program, in its order.
 
 from __future__ import annotations
 
+import contextlib
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Generator, Iterable
 from dataclasses import dataclass, field, replace
 
 from tracegrad.compiler.places import plan_launches
 from tracegrad.compiler.plan import optimize
-from tracegrad.errors import Site
+from tracegrad.errors import CompileError, Site
 from tracegrad.ir import Graph, Tensor
 from tracegrad.kernels.clusters import Cluster
 from tracegrad.kernels.costs import Cost, cost_of
 from tracegrad.kernels.form import Kernel
 from tracegrad.program import Program
 
+SHOWN = 4  # lines of a kernel, in an error
 COUNTED = "bytes and FLOP: what must be done at least, every element of memory and every value counted once"
 
 
@@ -65,6 +67,18 @@ def dispatches_of(graph: Graph, program: Program) -> tuple[DispatchInfo, ...]:
         workgroups, n = d.grid[0] * d.grid[1], times[number]
         out.append(DispatchInfo(number, n, d.kernel, label, workgroups, cost.repeated(n), tuple(sites), forms))
     return tuple(out)
+
+
+@contextlib.contextmanager
+def blamed_lines(graph: Graph, program: Program) -> Generator[None, None, None]:
+    """A CompileError that names a kernel of `program` gets the lines that the kernel came from."""
+    try:
+        yield
+    except CompileError as e:
+        if e.kernel is None:
+            raise
+        sites = next(d.sites for d in dispatches_of(graph, program) if d.kernel == e.kernel)
+        raise CompileError("\n".join([str(e), *(site.describe() for site in sites[:SHOWN])])) from e
 
 
 def run_order(program: Program) -> list[int]:

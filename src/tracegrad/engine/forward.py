@@ -11,6 +11,7 @@ from types import TracebackType
 from typing import Any, cast
 
 from tracegrad.compiler.build import Built, build_forward, check_precision, check_signature, trace_sites
+from tracegrad.compiler.dispatches import blamed_lines
 from tracegrad.compiler.inputtypes import input_types
 from tracegrad.dtypes import InputType
 from tracegrad.engine import indexcheck, params, reference
@@ -53,7 +54,8 @@ class _Entry:
     def load(self, session: Session, host: Host) -> int:
         """The handle of the program, loaded now if it was not yet. On the worker's thread."""
         if self.handle is None:
-            self.handle = session.load(self.built.program)
+            with blamed_lines(self.built.graph, self.built.program):
+                self.handle = session.load(self.built.program)
             host.loaded(session, self.built.program)
         return self.handle
 

@@ -1,11 +1,8 @@
 """TRACEGRAD_CHECK=1: compare what a device computed with the reference, and name the first op that differs.
 
-How far apart may results be? The reference runs twice, in f32 and in f64. Their difference shows what rounding does to
-these very numbers: the device rounds as often, in another order, so its error is a draw of the same size; MARGIN times
-the largest one seen in the value leaves room for the order, and ULPS roundings of its largest element for functions
-that each language approximates in its own way. Where the two references choose differently, as an argmax at a tie, the
-elements count as agreeing. Under precision="f16" the first one also rounds wherever the device does, and some elements
-may be further off: where a rounding decides a sign, as of a gradient near 0 at Adam's first step, it decides it often.
+`runtime.tolerance` says how far apart results may be. Under precision="f16" the reference in f32 also rounds wherever
+the device does. Some elements may then be further off: where a rounding decides a sign, as of a gradient near 0 at
+Adam's first step, it decides it often.
 """
 
 from __future__ import annotations
@@ -24,10 +21,9 @@ from tracegrad.kernels.stored import stored_nodes
 from tracegrad.passes.place import COMPUTING
 from tracegrad.program import Program
 from tracegrad.runtime.base import Session
+from tracegrad.runtime.tolerance import wrong
 
 Array = Any
-MARGIN = 32.0
-ULPS = 64.0
 DECIDED = 1 / 500  # of the elements, by roundings to half precision
 PROBE = "check."
 Parts = tuple[tuple[str, slice], ...]
@@ -69,25 +65,12 @@ def compare(
         x = np.asarray(found[name]).reshape(single.shape)
         whole = not parts or x.shape != (parts[-1][1].stop,)
         for part, at in [("", slice(None))] if whole else parts:
-            wrong = _wrong(x[at], single[at], exact[at]) if x.ndim else _wrong(x, single, exact)
-            if wrong.sum() > (DECIDED * wrong.size if halved else 0):
-                where = tuple(int(k) for k in np.argwhere(wrong)[0])
+            bad = wrong(x[at], single[at], exact[at]) if x.ndim else wrong(x, single, exact)
+            if bad.sum() > (DECIDED * bad.size if halved else 0):
+                where = tuple(int(k) for k in np.argwhere(bad)[0])
                 shown = f"{name} of {part}" if part else name
                 out.append(Difference(shown, x[at] if x.ndim else x, exact[at] if x.ndim else exact, where))
     return out
-
-
-def _wrong(x: Array, single: Array, exact: Array) -> Array:
-    """Which elements of `x` cannot be explained by rounding."""
-    if x.dtype.kind != "f":
-        return (x != single) & (single == exact)
-    with np.errstate(all="ignore"):
-        alike = (x == single) | (np.isnan(x) & np.isnan(single))
-        finite = np.isfinite(single) & np.isfinite(exact)
-        error = np.abs(single - exact)
-        largest = float(np.abs(exact[finite]).max(initial=0.0))
-        allowed = MARGIN * float(error[finite].max(initial=0.0)) + ULPS * largest * float(np.finfo(np.float32).eps)
-        return ~alike & finite & ~(np.abs(x - exact) <= allowed)
 
 
 class Checked(NamedTuple):

@@ -8,6 +8,7 @@ from typing import Any
 
 from tracegrad.arrays import handed_out, np
 from tracegrad.compiler.build import HALTED, SKIPPED, Built
+from tracegrad.compiler.dispatches import blamed_lines
 from tracegrad.dtypes import DTYPES
 from tracegrad.engine import indexcheck, params, reference
 from tracegrad.engine.indexcheck import check_indices
@@ -113,7 +114,8 @@ class Stepper:
 
     def install(self, session: Session) -> None:
         """Load the program, and write the first parameters and what is filled with a copy of them."""
-        self.handle = session.load(self.program)
+        with blamed_lines(self.graph, self.program):
+            self.handle = session.load(self.program)
         self.draw(session)
         for b in self.program.buffers:
             if b.fill == COPY_OF_PARAMS:

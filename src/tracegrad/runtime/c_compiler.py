@@ -69,6 +69,11 @@ class Compiler:
         own = FLAGS if "clang" in self.version else FLAGS + GCC_FLAGS
         return (*own, *shlex.split(os.environ.get(MORE_FLAGS, "")))
 
+    @property
+    def state(self) -> tuple[str, ...]:
+        """All that decides what it makes of a text."""
+        return (self.path, self.version, *self.flags, processor())
+
     def begin(self, source: str, children: Children | None = None, keep: bool = False) -> Future[ctypes.CDLL | None]:
         """The library of `source`, while other things are done; see `library`."""
         return aside(lambda: self.library(source, children=children, keep=keep))
@@ -87,8 +92,7 @@ class Compiler:
         children: runs the compiler, and can end it; then the result is None without a warning.
         keep:     never unload it.
         """
-        parts = [source, self.path, self.version, *self.flags, *more, processor()]
-        key = hashlib.sha256("\0".join(parts).encode()).hexdigest()[:40]
+        key = hashlib.sha256("\0".join([source, *self.state, *more]).encode()).hexdigest()[:40]
         if key in _kept:
             return _kept[key]
         try:

@@ -1,7 +1,7 @@
 """The CPU runtime: a program's kernels one after the other over preallocated arrays.
 
-Kernels are C where a compiler was given, and NumPy where none was. One program is wholly one or the other: they round
-differently, and a run must not depend on how fast a compiler is.
+Kernels are C where a compiler was given and computes them rightly (`verify`), else NumPy. One program is wholly one or
+the other: they round differently, and a run must not depend on how fast a compiler is.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import ctypes
 import math
 import time
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
@@ -20,15 +21,17 @@ from tracegrad.arrays import np
 from tracegrad.dtypes import STORED
 from tracegrad.errors import DeviceError
 from tracegrad.jsontext import shown
-from tracegrad.program import PERSISTENT, Buffer, Field, Program
+from tracegrad.program import PERSISTENT, Buffer, Field, KernelSource, Program
 from tracegrad.render.c import MARGIN, library_source
 from tracegrad.render.c_calls import BETWEEN
 from tracegrad.render.c_engine import ENGINE
 from tracegrad.runtime.base import DeviceInfo, Timings, nothing
-from tracegrad.runtime.c_compiler import Compiler
+from tracegrad.runtime.c_compiler import VARIABLE, Compiler
 from tracegrad.runtime.calls import Calls, processors
 from tracegrad.runtime.children import Children
 from tracegrad.runtime.storage import check_memory, lying, taken
+from tracegrad.runtime.verdicts import RIGHT, WRONG, Verdicts, key_of
+from tracegrad.runtime.verify import Memory, Trial, fault, layout_of
 
 Array = Any
 
@@ -122,14 +125,15 @@ class CpuSession:
             raise DeviceError("this session was closed while its kernels were compiled")
         libraries = [x for x in found if x is not None]
         calls = Calls(libraries[0], libraries[1:]) if found and None not in found else None
+        if calls is not None and self._is_wrong(program, libraries):
+            calls = None  # all of it: a value computed twice must have the same bits, and NumPy rounds otherwise
         for d in program.unrolled():
             memory = tuple([loaded.memory[names[k]] for k in d.buffers])
             kernel = program.kernels[d.kernel]
             if calls is None:
                 loaded.runs.append(self._bound(kernel.numpy)(np, view, self._scratch_view, memory, d.offsets))
             else:
-                bind = self._bound(kernel.calls)
-                calls.add(bind(view, self._scratch_view, memory, d.offsets, calls.call, calls.product))
+                self._add(calls, kernel, memory, d.offsets)
         if calls is not None:
             loaded.runs, whole = calls.runs()
         else:
@@ -139,6 +143,36 @@ class CpuSession:
         loaded.whole = whole
         return loaded
 
+    def _add(self, calls: Calls, kernel: KernelSource, memory: Sequence[Array], offsets: Sequence[int]) -> None:
+        """A dispatch in C."""
+        bind = self._bound(kernel.calls)
+        calls.add(bind(view, self._scratch_view, memory, offsets, calls.call, calls.product))
+
+    def _is_wrong(self, program: Program, libraries: Sequence[ctypes.CDLL]) -> bool:
+        """Does a kernel compute wrongly in C? A warning says so, where that was not known before."""
+        assert self._compiler is not None
+        verdicts = Verdicts(("cpu", *self._compiler.state, ENGINE))
+        keys = [key_of(k.c, k.calls) for k in program.kernels]
+        memory = Memory(_with_margins)
+        found: dict[str, str] = {}
+        for key, kernel in zip(keys, program.kernels):
+            if verdicts.known(key) is None and key not in found:
+                found[key] = fault(kernel, layout_of(kernel), partial(self._tried, libraries, memory))
+        verdicts.add({key: WRONG if text else RIGHT for key, text in found.items()})
+        wrong = [(k.label, found[key]) for key, k in zip(keys, program.kernels) if found.get(key)]
+        if wrong:
+            warn_wrong(self._compiler.path, wrong)
+        return any(verdicts.known(key) == WRONG for key in keys)
+
+    def _tried(self, libraries: Sequence[ctypes.CDLL], memory: Memory, trial: Trial) -> list[Array]:
+        """What a kernel in C leaves where a trial looks."""
+        arrays = memory.arrays(trial)
+        calls = Calls(libraries[0], libraries[1:])
+        self._add(calls, trial.kernel, arrays, trial.layout.offsets)
+        _, whole = calls.runs()
+        whole()
+        return [arrays[c.binding][c.at] for c in trial.checks]
+
     def _array(self, b: Buffer) -> Array:
         """A flat array. Behind it lies a zero, which NumPy's padding reads; around both, a margin that C may read."""
         if b.role in PERSISTENT and b.name in self._persistent:
@@ -146,7 +180,7 @@ class CpuSession:
             if found.size != b.size + 1:
                 raise DeviceError(f"{b.name} has {found.size - 1} elements here; the program wants {b.size}")
             return found
-        made = np.zeros(MARGIN + b.size + 1 + MARGIN, STORED[b.dtype].numpy)[MARGIN:-MARGIN]
+        made = _with_margins(b.size, STORED[b.dtype].numpy)
         if b.data:
             made[:-1] = np.frombuffer(b.contents(), made.dtype)
         elif isinstance(b.fill, float | int) and b.fill:
@@ -248,6 +282,24 @@ class CpuSession:
         self._sources.clear()
         self._persistent.clear()
         self._scratch.clear()
+
+
+def _with_margins(size: int, dtype: Any) -> Array:
+    """So many elements and a zero behind them, between margins."""
+    return np.zeros(MARGIN + size + 1 + MARGIN, dtype)[MARGIN:-MARGIN]
+
+
+def warn_wrong(compiler: str, found: Sequence[tuple[str, str]]) -> None:
+    """Say which kernels a compiler miscompiled, and how the first shows."""
+    label, how = found[0]
+    more = f" and {len(found) - 1} others" if len(found) > 1 else ""
+    warnings.warn(
+        f"kernel {label!r}{more}, compiled by {compiler}: the numbers are wrong, so the program runs as NumPy, which "
+        f"is slower. Of {label!r}, {how}. Another compiler ({VARIABLE}=clang) may do better; `tracegrad doctor` "
+        "checks many kernels",
+        RuntimeWarning,
+        stacklevel=2,
+    )
 
 
 def _in_turn(runs: Sequence[Callable[[], None]]) -> None:

@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import importlib.metadata
 import logging
 import time
 from collections.abc import Callable, Generator, Mapping
@@ -35,6 +36,7 @@ from tracegrad.runtime.base import DeviceInfo, Timings, as_run, nothing
 from tracegrad.runtime.c_compiler import begin_library
 from tracegrad.runtime.self_test import SELF_TEST
 from tracegrad.runtime.storage import check_memory
+from tracegrad.runtime.verdicts import Verdicts
 from tracegrad.runtime.wgpu_calls import Calls, Copy, DirectCalls, Job, LogTap, PublicCalls, device_error
 from tracegrad.runtime.wgpu_compiled import SOURCE, CompiledCalls
 from tracegrad.runtime.wgpu_program import (
@@ -52,6 +54,7 @@ from tracegrad.runtime.wgpu_program import (
 )
 from tracegrad.runtime.wgpu_rings import Array, stored_dtype
 from tracegrad.runtime.wgpu_timing import time_launches
+from tracegrad.runtime.wgpu_verify import refuse_wrong
 
 READ_BYTES = 64 << 20  # persistent buffers are read in pieces of this size
 SUBMISSIONS = 3  # under way: one that the device works at, one that is being sent, and one that is being filled
@@ -127,6 +130,9 @@ class NativeSession:
             raise
         self.limits: Mapping[str, int] = dict(self._device.limits)
         self.features: frozenset[str] = frozenset(self._device.features)
+        self._verdicts = Verdicts(
+            ("webgpu", adapter.description, adapter.driver, adapter.type, importlib.metadata.version("wgpu"))
+        )
         self.calls: Calls = PublicCalls(self._device)
         try:
             self._kernels = Kernels(self._device)
@@ -138,7 +144,7 @@ class NativeSession:
     def load(self, program: Program) -> int:
         """Allocate and build; a handle.
 
-        Raises: DeviceError if the device is too small; CompileError naming a kernel that it refuses.
+        Raises: DeviceError if the device is too small; CompileError naming a kernel that is refused or wrong.
         """
         self._settled()
         program = as_run(program, self.info)
@@ -148,8 +154,14 @@ class NativeSession:
                 check_memory({b.name: b.bytes for b in program.buffers}, "the program")
             loaded = build(program, self._device, self.calls, self._kernels, self._shared)
         self._next += 1
-        self._programs[self._next] = loaded
-        return self._next
+        handle, self._programs[self._next] = self._next, loaded
+        if any(k.forms for k in program.kernels):
+            try:
+                refuse_wrong(program, self, self._verdicts)
+            except BaseException:
+                self.unload(handle)
+                raise
+        return handle
 
     def unload(self, handle: int) -> None:
         """Free what only this program uses: persistent buffers too, where no other program names them."""

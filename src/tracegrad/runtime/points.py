@@ -1,0 +1,229 @@
+"""A kernel's form at some of its points: which to look at, and what a device must have written there.
+
+Points are columns and the row that a point folds runs along axis 1, so every value has shape (points, 1), (1, row) or
+(points, row). Nothing here knows how a kernel is spelled.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple, cast
+
+from tracegrad.arrays import np
+from tracegrad.dtypes import nearest_f32
+from tracegrad.evaluate import function_of
+from tracegrad.ir import PRIMITIVES
+from tracegrad.kernels.expr import Atom, Dynamic, Guard, Index, Quotient, Value, Var, atoms_of, walk
+from tracegrad.kernels.form import Axis, Fold, Kernel, Product, Store, points
+
+Array = Any
+Read = Callable[[int, Array], Array]  # elements of a slot, at these indices
+
+WORK = 2**13  # points of a kernel to compute, those of folded rows included
+MOST = 96  # points, however short the rows
+EDGE = 8  # the first and the last of them: vectors, tails and shares of threads end there
+CANDIDATES = 512  # among which points on both sides of every guard are looked for
+OF_EACH_SIDE = 3
+
+
+class Written(NamedTuple):
+    """What one store writes at the points: `values` to elements `at` of a slot, where `counts`."""
+
+    slot: int
+    at: Array
+    values: Array
+    counts: Array
+
+
+def chosen(kernel: Kernel, rng: Any) -> Array:
+    """Some of the kernel's outer points: all if they are few, else both ends, both sides of every guard, and others."""
+    rows = kernel.rows
+    most = max(2, min(MOST, WORK // max(1, points(kernel.inner))))
+    if rows <= most:
+        return np.arange(rows)
+    edge = min(EDGE, most // 4)
+    ends = [*range(edge), *range(rows - edge, rows)]
+    candidates = rng.integers(0, rows, CANDIDATES)
+    sides = _sides(kernel, candidates)
+    picked = (
+        candidates[:0]
+        if (sides == sides[0]).all()
+        else np.concatenate([candidates[sides == side][:OF_EACH_SIDE] for side in np.unique(sides)])
+    )
+    return np.unique(np.concatenate([np.asarray(ends, np.int64), picked, candidates])[:most])
+
+
+def _sides(kernel: Kernel, candidates: Array) -> Array:
+    """A number for each candidate: equal where all guards and comparisons of coordinates turn out alike."""
+    free = {a.name for a in kernel.outer}
+    static: set[Value] = set()  # of coordinates of outer points alone
+    tests: list[Guard | Value] = []
+    for v in walk([s.value for s in kernel.body]):
+        if v.op == "inside":
+            tests += [g for g in v.arg if _is_static(g.index, free)]
+        elif v.op not in ("load", "local") and all(x in static for x in v.args):
+            if v.op != "index" or _is_static(v.arg, free):
+                static.add(v)
+            if v.op == "map" and v.dtype.name == "bool":
+                tests.append(v)
+    at = Points(kernel, _unread, candidates, np.float64)
+    number = np.zeros((len(candidates), 1), np.int64)
+    for test in dict.fromkeys(tests):
+        number = (2 * number + (at.holds(test) if isinstance(test, Guard) else at.value(test))) % (2**31 - 1)
+    return np.broadcast_to(number, (len(candidates), 1)).reshape(-1)
+
+
+def _is_static(index: Index, free: set[str]) -> bool:
+    """Does it depend on coordinates of outer points only?"""
+    return all(isinstance(a, Quotient) or (isinstance(a, Var) and a.name in free) for a in atoms_of(index))
+
+
+def _unread(slot: int, at: Array) -> Array:
+    raise AssertionError("coordinates alone decide here")
+
+
+class Points:
+    """The values of a kernel at outer points, given by their numbers, from what `read` says is in memory.
+
+    kind: float32 or float64, in which everything is computed.
+    """
+
+    def __init__(self, kernel: Kernel, read: Read, outer: Array, kind: Any) -> None:
+        self.kernel, self.read, self.kind, self.outer = kernel, read, kind, outer
+        inner = np.arange(points(kernel.inner))
+        self.at = {
+            **{n: x.reshape(-1, 1) for n, x in _coordinates(kernel.outer, outer).items()},
+            **{n: x.reshape(1, -1) for n, x in _coordinates(kernel.inner, inner).items()},
+        }
+        self.row = inner.reshape(1, -1)
+        self.known: dict[Value, Array] = {}
+        self.locals: dict[str, Array] = {}
+        self.counts = np.ones((len(outer), 1), bool)
+
+    def written(self) -> Iterator[Written]:
+        """What every store writes."""
+        for s in self.kernel.body:
+            if isinstance(s, Fold):
+                self.locals[s.local] = self.fold(s)
+            else:
+                yield self.stored(s)
+
+    def stored(self, s: Store) -> Written:
+        at, values = np.asarray(self.index(s.index)), self.value(s.value)
+        shape = (len(self.outer), self.row.size if s.inner else 1)
+        at, values, counts = (np.broadcast_to(x, shape) for x in (at, values, self.counts))
+        return Written(s.slot, at, values, counts)
+
+    def fold(self, f: Fold) -> Array:
+        """The row's values as one; of a product, those that its limits and parts count."""
+        values = np.broadcast_to(self.value(f.value), (len(self.outer), self.row.size))
+        if f.product is not None:
+            values = np.where(self.counted(f.product), values, values.dtype.type(0))
+        combine = getattr(np, str(PRIMITIVES[f.prim.combine].array))
+        with np.errstate(all="ignore"):
+            return combine.reduce(values, axis=1, keepdims=True).astype(values.dtype)
+
+    def counted(self, p: Product) -> Array:
+        """Which points of the rows are summed. Results that nobody reads do not count."""
+        sides = {"m": self.flat(p.m), "n": self.flat(p.n), "k": self.row}
+        out = np.ones((1, 1), bool)
+        for limit in p.limits:
+            within = sides[limit.low] <= sides[limit.high]
+            if limit.of_results:
+                self.counts = self.counts & within
+            else:
+                out = out & within
+        if p.part:
+            each = points(p.batch) // p.parts
+            out = out & (self.row // p.part == self.flat(p.batch) // each)
+        return out
+
+    def flat(self, axes: Sequence[Axis]) -> Array:
+        """The position among the points of some axes."""
+        out = np.zeros((1, 1), np.int64)
+        for a in axes:
+            out = out * a.size + self.at[a.name]
+        return out
+
+    def value(self, v: Value) -> Array:
+        """A value at every point."""
+        with np.errstate(all="ignore"):
+            for x in walk([v]):
+                if x not in self.known:
+                    self.known[x] = self.one(x)
+        return self.known[v]
+
+    def one(self, v: Value) -> Array:
+        """A value whose operands are known."""
+        if v.op == "const":
+            number = nearest_f32(float(v.arg)) if v.dtype.is_float else v.arg
+            return np.full((1, 1), number, self.kind if v.dtype.is_float else v.dtype.numpy)
+        if v.op == "index":
+            return np.asarray(self.index(v.arg)).astype(np.int32)
+        if v.op == "load":
+            return self.as_computed(self.read(v.arg[0], self.index(v.arg[1])))
+        if v.op == "local":
+            return self.locals[v.arg]
+        if v.op == "inside":
+            x = self.known[v.args[0]]
+            held = self.holds(v.arg[0])
+            for g in v.arg[1:]:
+                held = held & self.holds(g)
+            return cast("Array", np.where(held, x, x.dtype.type(0)))
+        name, attrs = v.arg
+        function = function_of(PRIMITIVES[name], len(v.args), dict(attrs), np)
+        return self.as_computed(function(*[self.known[a] for a in v.args]))
+
+    def as_computed(self, x: Array) -> Array:
+        """Floats in the kind of this evaluation."""
+        return x.astype(self.kind, copy=False) if x.dtype.kind == "f" else x
+
+    def holds(self, g: Guard) -> Array:
+        """Where a guard holds."""
+        x = self.index(g.index)
+        return (x >= g.lo) & (x < g.hi) & (x % g.step == 0)
+
+    def index(self, x: Index) -> Array:
+        """An index at every point."""
+        out = np.full((1, 1), x.const, np.int64)
+        for atom, c in x.terms:
+            out = out + c * self.atom(atom)
+        return out
+
+    def atom(self, a: Atom) -> Array:
+        if isinstance(a, Var):
+            return self.at.get(a.name, np.zeros((1, 1), np.int64))
+        if isinstance(a, Dynamic):
+            if a.value not in self.known:
+                self.value(a.value)
+            return np.clip(self.known[a.value].astype(np.int64), 0, a.hi)
+        inner = self.index(a.index)
+        return inner % a.d if a.mod else inner // a.d
+
+
+def left_out(p: Product, inner: Sequence[Axis]) -> Iterator[tuple[int, Array]]:
+    """Slots of a product's operands, and the elements there that limits leave out because they are zeros."""
+    for limit in p.limits:
+        operand, side = (p.a, p.m) if "m" in (limit.low, limit.high) else (p.b, p.n)
+        load = operand.args[0] if operand.op == "inside" else operand
+        if limit.of_results or load.op != "load" or not all(isinstance(a, Var) for a, _ in load.arg[1].terms):
+            continue
+        index: Index = load.arg[1]
+        stack, matrix = _grid(p.batch), _grid([*side, *inner])
+        sides = {"m": matrix.flat(side), "n": matrix.flat(side), "k": matrix.flat(inner)}
+        hidden = matrix.index(index)[sides[limit.low] > sides[limit.high]]
+        yield load.arg[0], hidden + stack.index(index) - index.const
+
+
+def _grid(axes: Sequence[Axis]) -> Points:
+    """Every point of some axes."""
+    return Points(Kernel(tuple(axes), (), (), (), ""), _unread, np.arange(points(axes)), np.float64)
+
+
+def _coordinates(axes: Sequence[Axis], flat: Array) -> Mapping[str, Array]:
+    """Each axis's coordinate at points of these numbers."""
+    out: dict[str, Array] = {}
+    for a in reversed(axes):
+        out[a.name] = flat % a.size
+        flat = flat // a.size
+    return out

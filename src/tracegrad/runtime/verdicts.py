@@ -1,0 +1,64 @@
+"""Which kernels a device was seen to compute rightly, kept in the user's cache directory for the next process.
+
+A verdict belongs to a kernel's text and to all that decides what becomes of it: the processor and the compiler with
+its flags, or the adapter with its driver. A file holds the verdicts of one such state, a line each.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+from tracegrad.runtime.cache import cache_folder, is_own
+
+VERSION = "1"  # of what is checked, and how
+RIGHT, WRONG = "right", "wrong"
+DIGITS = 40
+
+
+def key_of(*parts: str) -> str:
+    """A name for some texts."""
+    return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:DIGITS]
+
+
+class Verdicts:
+    """The verdicts on kernels of one device in one state. Without a directory of its own it forgets them."""
+
+    def __init__(self, state: Sequence[str]) -> None:
+        self._path: Path | None = None
+        self._known: dict[str, str] = {}
+        with contextlib.suppress(OSError):
+            path = cache_folder() / f"verdicts-{key_of(VERSION, *state)}"
+            if not path.exists() or is_own(path):
+                self._path = path
+                self._known = _read(path)
+
+    def known(self, key: str) -> str | None:
+        """RIGHT, WRONG, or None for a kernel that was not checked yet."""
+        return self._known.get(key)
+
+    def add(self, found: dict[str, str]) -> None:
+        """Keep what was found. Lines are appended in one write, so processes do not mix theirs."""
+        self._known |= found
+        if self._path is None or not found:
+            return
+        text = "".join(f"{key} {verdict}\n" for key, verdict in found.items()).encode()
+        with contextlib.suppress(OSError):
+            file = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+            try:
+                os.write(file, text)
+            finally:
+                os.close(file)
+
+
+def _read(path: Path) -> dict[str, str]:
+    """The lines that are whole."""
+    try:
+        lines = path.read_text(encoding="ascii").splitlines()
+    except (FileNotFoundError, ValueError):
+        return {}
+    parts = [line.split(" ") for line in lines]
+    return {p[0]: p[1] for p in parts if len(p) == 2 and len(p[0]) == DIGITS and p[1] in (RIGHT, WRONG)}

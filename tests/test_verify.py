@@ -1,0 +1,195 @@
+"""Kernels are checked before their numbers are handed out: a compiler or a driver that computes wrongly is found."""
+
+from __future__ import annotations
+
+import stat
+import sys
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import tracegrad as tg
+from all_cases import ALL_CASES
+from cases import Case
+from models import BUDGET
+from test_kernels import NOTHING, graph_of
+from tracegrad import optim
+from tracegrad.compiler.plan import make_program
+from tracegrad.runtime.cpu import CpuSession
+from tracegrad.runtime.wgpu_calls import DirectCalls, PublicCalls
+
+# A compiler that reads its text from standard input, as cc does, and changes it on the way.
+COMPILER = """#!{python}
+import subprocess, sys
+text = sys.stdin.read() if "-" in sys.argv else ""
+text = text.replace({old!r}, {new!r})
+sys.exit(subprocess.run(["cc", *sys.argv[1:]], input=text, text=True).returncode)
+"""
+FAULTS = {
+    "a guard that always holds": ("-(int)condition", "-1"),
+    "a choice that is never made": ("-(int)condition", "0"),
+    "the largest for the smallest": ("float m = a < b ? a : b", "float m = a > b ? a : b"),
+    "exp without its last term": ("+ r + 1.0f", "+ 1.0f"),
+    "products one k short": ("for (; k; k--,", "for (k -= k > 1; k; k--,"),
+}
+
+
+class Net(tg.Module):
+    def __init__(self) -> None:
+        self.w = self.param((6, 5), init=tg.init.randn(1.0))
+        self.v = self.param((5, 3), init=tg.init.randn(1.0))
+
+
+def forward(m: Net, x: tg.Tensor) -> tg.Tensor:
+    """Guards, choices, folds, a product and exp."""
+    y = tg.pad(x, [(1, 2), (0, 1)]) @ m.w
+    return tg.softmax(tg.relu(y) @ m.v) + tg.min(y, axis=1, keepdims=True)
+
+
+def loss(m: Net, x: tg.Tensor) -> tg.Tensor:
+    return tg.mean(tg.square(forward(m, x)))
+
+
+@pytest.fixture
+def compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str, str], Path]:
+    """Makes cc replace one text by another, with a cache of its own."""
+
+    def make(old: str, new: str) -> Path:
+        path = tmp_path / "cc"
+        path.write_text(COMPILER.format(python=sys.executable, old=old, new=new))
+        path.chmod(path.stat().st_mode | stat.S_IXUSR)
+        monkeypatch.setenv("TRACEGRAD_CC", str(path))
+        monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+        return path
+
+    return make
+
+
+def outputs(x: np.ndarray[Any, Any]) -> tuple[Any, Any]:
+    """A forward and the loss of the third step."""
+    with tg.compile_forward(model=Net(), forward=forward, inputs={"x": x.shape}, seed=0, device="cpu") as f:
+        out = f.run(x=x).output
+    with tg.compile(
+        model=Net(), loss=loss, inputs={"x": x.shape}, optimizer=optim.adamw(1e-2), seed=0, device="cpu"
+    ) as t:
+        return out, [t.step(x=x).loss for _ in range(3)]
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_a_compiler_that_miscompiles_is_found(
+    name: str, compiler: Callable[[str, str], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    x = np.random.default_rng(0).standard_normal((9, 5)).astype(np.float32)
+    with monkeypatch.context() as off:
+        off.setenv("TRACEGRAD_CC", "off")
+        want = outputs(x)
+    compiler(*FAULTS[name])
+    with pytest.warns(
+        RuntimeWarning, match=r"kernel '.*compiled by .*: the numbers are wrong, so the program runs as NumPy"
+    ):
+        got = outputs(x)
+    np.testing.assert_allclose(got[0], want[0], rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(got[1], want[1], rtol=1e-5)
+
+
+def test_a_verdict_is_kept(compiler: Callable[[str, str], Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    """The next process, and the next model with the same kernels, neither checks nor warns again."""
+    compiler(*FAULTS["a guard that always holds"])
+    x = np.ones((9, 5), np.float32)
+    with pytest.warns(RuntimeWarning, match="numbers are wrong"):
+        want = outputs(x)
+    monkeypatch.setattr("tracegrad.runtime.cpu.fault", lambda *a: pytest.fail("checked again"))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        got = outputs(x)
+    np.testing.assert_array_equal(got[0], want[0])
+
+
+@pytest.mark.filterwarnings("error::RuntimeWarning")
+@pytest.mark.parametrize("name", BUDGET)
+def test_right_kernels_of_models_pass(name: str, c_session: CpuSession, tmp_path: Path,
+                                      monkeypatch: pytest.MonkeyPatch) -> None:  # fmt: skip
+    monkeypatch.setattr("tracegrad.runtime.cpu.Verdicts", lambda state: Forgetful())
+    program = BUDGET[name][0].build().program
+    handle = c_session.load(program)
+    c_session._ready(handle)  # pyright: ignore[reportPrivateUsage]
+    c_session.unload(handle)
+    c_session._persistent.clear()  # pyright: ignore[reportPrivateUsage]
+
+
+@pytest.mark.filterwarnings("error::RuntimeWarning")
+@pytest.mark.parametrize("case", ALL_CASES, ids=lambda c: c.name)
+def test_right_kernels_of_every_op_pass(case: Case, c_session: CpuSession, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tracegrad.runtime.cpu.Verdicts", lambda state: Forgetful())
+    program = make_program(graph_of(case), NOTHING, {}, {})
+    handle = c_session.load(program)
+    c_session._ready(handle)  # pyright: ignore[reportPrivateUsage]
+    c_session.unload(handle)
+
+
+LIES = {
+    "the largest for the smallest": ("= min_f32(", "= max("),
+    "a guard that always holds": ("& ((m0 + (-1)) < 9)", ""),
+    "products one k short": ("j < 5;", "j < 4;"),
+}
+
+
+@pytest.mark.parametrize("name", LIES)
+def test_an_adapter_that_computes_wrongly_is_refused(
+    name: str, webgpu: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The driver compiles another text than it was given."""
+    old, new = LIES[name]
+
+    def lying(calls: type[Any]) -> None:
+        told = calls.module
+
+        def module(self: Any, label: str, text: str, **more: Any) -> Any:
+            body = text.partition("fn k0(")
+            changed = text if label == "pick" else "".join([*body[:2], body[2].replace(old, new)])
+            return told(self, label, changed, **more)
+
+        monkeypatch.setattr(calls, "module", module)
+
+    for calls in (PublicCalls, DirectCalls):
+        if "module" in vars(calls):
+            lying(calls)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    with pytest.raises(tg.CompileError, match=r"(?s)kernel '.*' computes wrongly.*test_verify.py:\d+"):
+        tg.compile(model=Net(), loss=loss, inputs={"x": (9, 5)}, optimizer=optim.sgd(1e-2), device="webgpu")
+
+
+def test_a_forward_is_checked_when_it_first_runs(webgpu: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr("tracegrad.runtime.wgpu_verify.fault", lambda *a: "element 0 is 1, not 2")
+    f = tg.compile_forward(model=Net(), forward=forward, inputs={"x": (9, 5)}, device="webgpu")
+    with f, pytest.raises(tg.CompileError, match=r"(?s)computes wrongly.*test_verify.py:\d+"):
+        _ = f.run(x=np.ones((9, 5), np.float32)).output
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")  # that the adapter is software
+def test_right_kernels_pass_on_a_gpu(webgpu: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    with tg.compile(
+        model=Net(), loss=loss, inputs={"x": (9, 5)}, optimizer=optim.adamw(1e-2), seed=0, device="webgpu"
+    ) as train:
+        assert np.isfinite(train.step(x=np.ones((9, 5), np.float32)).loss)
+    kept = list(tmp_path.glob("tracegrad/verdicts-*"))
+    assert len(kept) == 1 and all(line.endswith(" right") for line in kept[0].read_text().splitlines())
+
+
+class Forgetful:
+    """No verdict is known."""
+
+    def __init__(self) -> None:
+        self.found: dict[str, str] = {}
+
+    def known(self, key: str) -> str | None:
+        return self.found.get(key)
+
+    def add(self, found: dict[str, str]) -> None:
+        self.found |= found
