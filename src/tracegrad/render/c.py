@@ -48,6 +48,12 @@ class _Expressions(Emitter):
     def _text(self, v: Value, loop: bool) -> str:
         return f"i32({self.index(v.arg, loop)})" if v.op == "index" else super()._text(v, loop)
 
+    def _term(self, atom: object, loop: bool, c: int) -> str:
+        """An index that a boolean decides is hidden: GCC takes it for an offset of one bit with a sign, so 1 is -1."""
+        text = super()._term(atom, loop, c)
+        decided = isinstance(atom, Dynamic) and any(v.dtype.name == "bool" for v in walk([atom.value]))
+        return f"hidden({text})" if decided else text
+
     def compared(self, x: Index, loop: bool) -> str:
         """In 32 bits: GCC 12 mixes up the halves of a choice between floats by a comparison of two vectors of longs."""
         text = self.index(x, loop)

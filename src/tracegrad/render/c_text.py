@@ -69,6 +69,11 @@ static inline float select_float(float no, float yes, _Bool condition) {
   _Generic((no), float: select_float, unsigned: select_unsigned, default: select_int)(no, yes, condition)
 """
 
+# An integer of which the optimiser knows nothing. GCC 12 and 13 vectorize p[(int)condition] as a load of p[-1].
+HIDDEN = """
+static inline int hidden(int x) { __asm__("" : "+r"(x)); return x; }
+"""
+
 # Half precision by its bits, without a branch: not every compiler has a type of it, and GCC 12 aligns its stack wrongly
 # in vectorized loops over _Float16. Products and sums with powers of two move the exponent and round to nearest even.
 HALF = """
@@ -110,6 +115,7 @@ PRELUDE = "\n".join(
         ),
         OPAQUE,
         CHOICE,
+        HIDDEN,
         HALF,
         _typed("max", (*NUMBERS, "long"), "T a, T b", "a > b ? a : b"),
         _typed("min", (*NUMBERS, "long"), "T a, T b", "a < b ? a : b"),
