@@ -63,7 +63,7 @@ def _others(x: Tensor, axes: tuple[int, ...]) -> Tensor:
 def _others_in_rows(x: Tensor) -> Tensor:
     """The other one of a pair, times the others of the products of pairs."""
     *batch, n = x.shape
-    if n == 1:
+    if n < 2:
         return broadcast_to(const(1.0), x.shape)
     at, pairs = len(batch), -(-n // 2)
     if n % 2:
