@@ -152,7 +152,8 @@ def not_monotone(name: str, brought: Array, xs: Sequence[Known]) -> Array:
     if name == "pow":
         base, exponent = xs
         near_0 = (base.e > 0) & (np.abs(base.v) <= base.e)
-        return np.where(near_0 | ((base.v < 0) & (exponent.e > 0)), np.inf, brought)
+        whole = (exponent.e > 0) & ((base.v < 0) | (np.isnan(base.v) & (np.abs(exponent.v) <= exponent.e)))
+        return np.where(near_0 | whole, np.inf, brought)
     return brought
 
 

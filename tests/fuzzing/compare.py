@@ -36,7 +36,7 @@ def difference(name: str, got: Any, exact: Exact) -> str:
         return ""
     with np.errstate(all="ignore"):
         off = _off(got, want)
-        wrong = ~(off <= allowed)
+        wrong = ~(off <= allowed) & (allowed < np.inf)
     if not wrong.any():
         return ""
     worst = np.where(wrong, off / np.maximum(allowed, 1e-38), -1.0)

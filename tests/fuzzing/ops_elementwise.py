@@ -8,7 +8,7 @@ from fuzzing.drawing import Pool, UnfitError
 from fuzzing.table import Drawn, Op, register
 
 UNARY = {  # name here: name in torch, name in jax.numpy or jax.nn
-    "neg": ("neg", "negative"), "abs": ("abs", "abs"), "exp": ("exp", "exp"),
+    "neg": ("neg", "negative"), "exp": ("exp", "exp"),
     "expm1": ("expm1", "expm1"), "sin": ("sin", "sin"), "cos": ("cos", "cos"), "tanh": ("tanh", "tanh"),
     "square": ("square", "square"), "sigmoid": ("sigmoid", "nn.sigmoid"), "relu": ("relu", "nn.relu"),
     "silu": ("nn.functional.silu", "nn.silu"), "elu": ("nn.functional.elu", "nn.elu"),
@@ -18,8 +18,9 @@ UNARY = {  # name here: name in torch, name in jax.numpy or jax.nn
     "log1p": ("log1p", "log1p"), "reciprocal": ("reciprocal", "reciprocal"),
     "tanhshrink": ("nn.functional.tanhshrink", None), "stop_gradient": ("detach", "lax.stop_gradient"),
 }  # fmt: skip
+# The gradients of pow are those of PyTorch at 0, and not those of JAX
 BINARY = {"add": "add", "sub": "subtract", "mul": "multiply", "div": "divide", "minimum": "minimum",
-          "maximum": "maximum", "pow": "power"}  # fmt: skip
+          "maximum": "maximum", "pow": None}  # fmt: skip
 COMPARE = {"less": "lt", "less_equal": "le", "greater": "gt", "greater_equal": "ge", "equal": "eq", "not_equal": "ne"}
 
 
@@ -106,7 +107,7 @@ register(
     ),
     *(
         Op(n, _binary, lambda tg, a, b, n=n: getattr(tg, n)(a, b), lambda torch, a, b, n=n: getattr(torch, n)(a, b),
-           lambda jax, a, b, n=j: getattr(jax.numpy, n)(a, b), weight=4)
+           None if j is None else lambda jax, a, b, n=j: getattr(jax.numpy, n)(a, b), weight=4)
         for n, j in BINARY.items()
     ),
     *(
@@ -137,6 +138,8 @@ register(
        lambda jax, c, a, b: jax.numpy.where(c, a, b), weight=4),
     Op("where_less", _where_less, lambda tg, a, b: tg.where(a < b, a * 0.5, b),
        lambda torch, a, b: torch.where(a < b, a * 0.5, b), lambda jax, a, b: jax.numpy.where(a < b, a * 0.5, b)),
+    Op("abs", _unary, lambda tg, x: tg.abs(x), lambda torch, x: torch.abs(x),
+       lambda jax, x: jax.numpy.where(x == 0, 0.0 * x, jax.numpy.abs(x))),  # JAX's derivative is 1 at 0
     Op("sign", _unary, lambda tg, x: tg.sign(x), lambda torch, x: torch.where(x.isnan(), x, torch.sign(x)),
        lambda jax, x: jax.numpy.sign(x)),
     Op("clip", _clip, lambda tg, x, lo, hi: tg.clip(x, lo, hi), None,
