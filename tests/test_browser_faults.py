@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from browser import browser, open_page, plain, served, until
+from browser import ARGS, browser, find_chromium, open_page, plain, served, until
 from test_browser import LOSS, SINE, Tab, assert_same_bits, batches, compiled, tab
 from test_export import compiled as wave_training
 from test_export import ready, wait_for_steps, wave_page, waves
@@ -153,6 +154,14 @@ def test_what_a_checkpoint_says_of_the_training_is_checked(tab: Tab, tmp_path: P
 NO_ADAPTER = "Object.getPrototypeOf(navigator.gpu).requestAdapter = async () => null"
 
 
+@pytest.fixture
+def doomed(browser: Any) -> Iterator[Any]:
+    """A browser for one test: Chromium gives the GPU up when its process has crashed a few times."""
+    own = browser.browser_type.launch(executable_path=find_chromium(), args=ARGS)
+    yield own
+    own.close()
+
+
 def lose_the_gpu(browser: Any, page: Any) -> None:
     page.workers[0].evaluate(NO_ADAPTER)
     browser.new_browser_cdp_session().send("Browser.crashGpuProcess")  # what a crashing driver does
@@ -160,7 +169,7 @@ def lose_the_gpu(browser: Any, page: Any) -> None:
 
 @pytest.mark.parametrize("single_file", [False, True], ids=["site", "file"])
 def test_the_page_hands_out_its_own_checkpoint_when_the_gpu_is_gone(
-    browser: Any, served: tuple[str, Path], tmp_path: Path, single_file: bool
+    doomed: Any, served: tuple[str, Path], tmp_path: Path, single_file: bool
 ) -> None:
     """The visitor saved nothing: it is the checkpoint that the page takes while it trains."""
     url, folder = served
@@ -168,13 +177,13 @@ def test_the_page_hands_out_its_own_checkpoint_when_the_gpu_is_gone(
         url = wave_page(tmp_path / "page.html", single_file=True).as_uri()
     else:
         url = f"{url}/{wave_page(folder / 'gone').parent.name}/"
-    page = ready(open_page(browser, url))
+    page = ready(open_page(doomed, url))
     page.click("#start")
     wait_for_steps(page, 50)
     assert page.evaluate("train.lastCheckpoint") is None and page.is_hidden("#rescue")
     page.evaluate("{ const now = performance.now.bind(performance); performance.now = () => now() + 30_000; }")
     until(page, "() => train.lastCheckpoint !== null")
-    lose_the_gpu(browser, page)
+    lose_the_gpu(doomed, page)
     until(page, "() => document.getElementById('status').classList.contains('problem')")
     kept = page.evaluate("train.lastCheckpoint.step")
     said = page.inner_text("#status")
@@ -190,7 +199,10 @@ def test_the_page_hands_out_its_own_checkpoint_when_the_gpu_is_gone(
     page.context.close()
 
 
-def test_the_last_checkpoint_outlives_the_device_and_the_worker(tab: Tab, browser: Any, tmp_path: Path) -> None:
+def test_the_last_checkpoint_outlives_the_device_and_the_worker(
+    doomed: Any, served: tuple[str, Path], tmp_path: Path
+) -> None:
+    tab = Tab(doomed, served)
     inputs = batches(SINE, 4)
     told = "const { bytes, step } = train.lastCheckpoint; return [Array.from(bytes), step];"
     with compiled(SINE) as train:
@@ -200,7 +212,7 @@ def test_the_last_checkpoint_outlives_the_device_and_the_worker(tab: Tab, browse
         bytes_, step = tab.run(f"await train.saveCheckpoint(); {told}")
         assert step == 1
         tab.steps(inputs[1:3])
-        lose_the_gpu(browser, tab.page)
+        lose_the_gpu(doomed, tab.page)
         said = tab.run("return told(await train.step(given(a[0])));", plain(inputs[3]))
         assert said["error"][0] == "DeviceLostError" and "lastCheckpoint has that of step 1" in said["error"][1]
         assert tab.run(told) == [bytes_, 1]
@@ -209,7 +221,6 @@ def test_the_last_checkpoint_outlives_the_device_and_the_worker(tab: Tab, browse
         (tmp_path / "kept").write_bytes(bytes(bytes_))
         train.load(tmp_path / "kept")
         assert train.step(inputs[1]).step == 2
-    tab.page.problems.clear()  # Chromium itself complains in the console
 
 
 WEIGHTS = ("weights.safetensors", "data.safetensors")
