@@ -12,7 +12,7 @@ import tracegrad as tg
 from test_kernels import COUNTERS, NOTHING, run
 from tracegrad.ambient import tracing
 from tracegrad.compiler.plan import make_program
-from tracegrad.dtypes import TensorType, f32
+from tracegrad.dtypes import TensorType, f32, i32
 from tracegrad.errors import ShapeError
 from tracegrad.evaluate import evaluate
 from tracegrad.ir import Graph, Tensor
@@ -30,6 +30,7 @@ FUNCTIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "sum of rows": lambda x: tg.concat([x[:0].sum(1), x.sum(1)]),
     "sum of columns": lambda x: x[:0].sum(0) + x,
     "prod": lambda x: x[:0].prod(0) + x,
+    "prod of a part": lambda x: x[:, :0].prod(1).sum() * x[0],
     "mean": lambda x: x[:0].mean(0) + x,
     "var": lambda x: x[:0].var(0) + x,
     "any": lambda x: tg.where(tg.any(x[:0] > 0, 0), x, x * 2.0),
@@ -38,6 +39,11 @@ FUNCTIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "inner product": lambda x: x[:, :0] @ x[:0] + x[:, :1],
     "product without rows": lambda x: tg.concat([x[:0] @ x.T, x @ x.T]),
     "product without a batch": lambda x: (tg.zeros((0, 3, 4)) * x[0] @ x.T).sum(0) + x.sum(),
+    "attention without features": lambda x: (
+        tg.attention(x[None, None, :, :0], x[None, None, :, :0], x[None, None]).sum() * x
+    ),
+    "filters over nothing": lambda x: tg.conv2d(x[None, None, :0], x[None, None, :1, :2] * 2.0, padding=1).sum() + x,
+    "slots for nothing": lambda x: tg.scatter_add(x[:, :0], x[:, :0].astype(tg.i32), x[:, :0], 1).sum() + x,
     "einsum": lambda x: tg.einsum("ij,jk->", x[:, :0], x[:0]) + x,
     "einsum without a sum": lambda x: (
         tg.einsum("ij,k->ijk", x[:0], x[0]).sum(0) + tg.einsum("i,j->ji", x[0], x[0, :0]).sum() + x[0]
@@ -103,6 +109,15 @@ def test_all_runtimes_have_the_answers_of_numpy(name: str, runtime: Any) -> None
 def test_the_largest_of_nothing_is_an_error_of_the_trace(fn: Callable[..., Tensor]) -> None:
     with tracing(), pytest.raises(ShapeError, match="no element on the axes"):
         fn(leaf("input", "x", TensorType(f32, (3, 4)))[:0], 0)
+
+
+def test_what_needs_an_element_says_so() -> None:
+    with tracing():
+        x, i = leaf("input", "x", TensorType(f32, (3, 4))), leaf("input", "i", TensorType(i32, (3,)))
+        with pytest.raises(ShapeError, match="nothing to add to: axis 0 of the result is empty"):
+            tg.scatter_add(x[:0], i, x)
+        with pytest.raises(ShapeError, match="no class to choose: the last axis of the logits f32"):
+            tg.cross_entropy(x[:, :0], i)
 
 
 class Line(tg.Module):

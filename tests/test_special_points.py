@@ -138,7 +138,11 @@ def test_values_and_derivatives_at_special_points(runtime: Any) -> None:  # noqa
 
 # products
 @pytest.mark.parametrize("zeros", [0, 1, 2, 4])
-@pytest.mark.parametrize("shape, axis", [((2,), None), ((7,), 0), ((3, 2, 3), (0, -1)), ((3, 1, 4), (1, 0))], ids=str)
+@pytest.mark.parametrize(
+    "shape, axis",
+    [((0, 2), None), ((3, 0), 1), ((2,), None), ((7,), 0), ((3, 2, 3), (0, -1)), ((3, 1, 4), (1, 0))],
+    ids=str,
+)
 def test_three_derivatives_of_products_beside_zeros(shape: tuple[int, ...], axis: Any, zeros: int) -> None:
     """Against a chain of multiplications in float64: all slopes, the Hessian along a direction, and its slope."""
     x = np.random.default_rng(zeros).uniform(0.5, 1.5, shape).astype(np.float32)

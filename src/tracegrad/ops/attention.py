@@ -139,6 +139,6 @@ def attention(q: Any, k: Any, v: Any, causal: bool = False) -> Tensor:
     """
     q, k, v = as_tensor(q), as_tensor(k), as_tensor(v)
     _check_attention(q, k, v, causal)
-    scores = (q @ k.swapaxes(-1, -2)) * (1.0 / math.sqrt(q.shape[-1]))
+    scores = (q @ k.swapaxes(-1, -2)) * (1.0 / math.sqrt(max(q.shape[-1], 1)))
     weights = softmax_causal(scores) if causal else softmax(scores)
     return weights @ v

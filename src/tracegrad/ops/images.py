@@ -29,6 +29,7 @@ from tracegrad.prims.folds import MATMUL
 from tracegrad.prims.leaves import as_tensor, const, iota
 from tracegrad.prims.rules import Tangents, merged, multilinear, spread
 from tracegrad.prims.views import broadcast_to, permute, place, reshape, slice_, unwindow
+from tracegrad.shapes import show
 
 __all__ = ["avg_pool2d", "conv1d", "conv2d", "conv_transpose2d", "max_pool2d", "nearest_upsample2d"]
 
@@ -106,7 +107,7 @@ def _transpose_type(
     check_images(x)
     _channels(x, w, groups, w.shape[0] // groups if w.ndim == 4 and groups > 0 else 0)
     kh, kw = w.shape[2:]
-    if min(size) < 1 or window_counts(size, (kh, kw), stride, padding, dilation) != x.shape[2:]:
+    if min(size) < 0 or window_counts(size, (kh, kw), stride, padding, dilation) != x.shape[2:]:
         raise ShapeError(f"an image of {size[0]}x{size[1]} does not have {x.shape[2]}x{x.shape[3]} windows: x is {x}")
     return TensorType(x.dtype, (x.shape[0], w.shape[1] * groups, *size))
 
@@ -285,12 +286,8 @@ def conv1d(x: Any, w: Any, stride: int = 1, padding: int = 0, groups: int = 1, d
     if x.ndim != 3 or w.ndim != 3:
         raise ShapeError(f"x must be [B,C,L] and w [O,C/groups,k], got {x.type} and {w.type}")
     how = _geometry((1, stride), (0, padding), (1, dilation), groups)
-    y = bind(CONV2D, _tall(x), _tall(w), **how)
+    y = bind(CONV2D, *(reshape(t, (*t.shape[:2], 1, t.shape[2])) for t in (x, w)), **how)
     return reshape(y, (*y.shape[:2], y.shape[3]))
-
-
-def _tall(x: Tensor) -> Tensor:
-    return reshape(x, (*x.shape[:2], 1, x.shape[2]))
 
 
 @op
@@ -327,14 +324,14 @@ def conv_transpose2d(
     for e, s, d in zip(extra, strides, dilations):
         if e >= max(s, d):
             raise ShapeError(f"output_padding {e} must be less than stride {s} or dilation {d}")
+    if min(size) < 1:
+        raise ShapeError(f"padding {show(pads)} leaves none of {show(full)} rows and columns: x is {x.type}")
     if all(e < s for e, s in zip(extra, strides)):
         return bind(CONV_TRANSPOSE2D, x, w, size=size, **how)
     # a window more would fit: so all that the filters reach, and of that the rows and columns asked for
     y = bind(CONV_TRANSPOSE2D, x, w, size=tuple(full), **{**how, "padding": (0, 0)})
-    for axis, (n, p, reached) in enumerate(zip(size, pads, full), 2):
-        if min(n, reached - p) < 1:
-            raise ShapeError(f"padding {p} leaves nothing of the {reached} elements of axis {axis}: x is {x.type}")
-        y = place(slice_(y, axis, p, min(n, reached - p)), axis, 0, n)
+    for axis, n, p in ((2, size[0], pads[0]), (3, size[1], pads[1])):
+        y = place(slice_(y, axis, p, max(min(n, y.shape[axis] - p), 0)), axis, 0, n)
     return y
 
 

@@ -42,6 +42,8 @@ def _rows(x: TensorType, targets: TensorType, **_: Any) -> TensorType:
     if x.ndim < 1 or targets.shape != x.shape[:-1]:
         raise ShapeError(f"targets must have the shape of the logits without their last axis (classes): "
                          f"logits are {x}, targets are {targets}")  # fmt: skip
+    if x.shape[-1] == 0 and targets.size:
+        raise ShapeError(f"no class to choose: the last axis of the logits {x} is empty")
     return TensorType(f32, targets.shape)
 
 
@@ -69,7 +71,7 @@ def _wrong(x: Tensor, targets: Tensor, smoothing: float, ignore: int | None) -> 
     """softmax - wanted distribution; recomputes the softmax of the row rather than keeping it."""
     wrong = softmax(x) - where(_hit(x, targets), 1.0 - smoothing, 0.0)
     if smoothing > 0.0:
-        wrong = wrong - smoothing / x.shape[-1]
+        wrong = wrong - smoothing / max(x.shape[-1], 1)
     if ignore is not None:
         wrong = where((targets == ignore).reshape((*targets.shape, 1)), 0.0, wrong)
     return wrong

@@ -20,11 +20,11 @@ def of_nothing(t: Tensor, inputs: Sequence[Tensor]) -> Tensor | None:
     family = t.prim.family
     if 0 in t.type.shape and family != "leaf":
         return broadcast_to(const(0, t.dtype), t.shape)
-    empty = [x for x in inputs if 0 in x.type.shape]
-    if not empty:
+    some = [x for x in inputs if 0 not in x.type.shape]
+    if len(some) == len(inputs):
         return None
     if family == "pack":
-        return pack([x for x in inputs if x not in empty])
+        return pack(some)
     if family in ("fold", "product", "scatter", "view"):  # a view shows 0 beside its input
         return broadcast_to(const(t.prim.identity or 0, t.dtype), t.shape)
     return None

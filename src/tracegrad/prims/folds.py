@@ -187,7 +187,7 @@ def _gather_type(x: TensorType, indices: TensorType, *, axis: int) -> TensorType
         raise DTypeError(f"indices must be i32, got {indices}")
     if indices.ndim != x.ndim or any(n != m for d, (n, m) in enumerate(zip(x.shape, indices.shape)) if d != axis):
         raise ShapeError(f"x is {x}, indices are {indices}: all axes but {axis} must be equal")
-    if x.shape[axis] == 0:
+    if x.shape[axis] == 0 and indices.size:
         raise ShapeError(f"nothing to pick from: axis {axis} of {x} is empty")
     return TensorType(x.dtype, indices.shape)
 
@@ -226,6 +226,8 @@ GATHER = register(
 def _scatter_type(x: TensorType, indices: TensorType, *, axis: int, length: int) -> TensorType:
     if indices.dtype != i32 or indices.shape != x.shape:
         raise ShapeError(f"indices must be i32 of the updates' shape: updates are {x}, indices are {indices}")
+    if length == 0 and x.size:
+        raise ShapeError(f"nothing to add to: axis {axis} of the result is empty, and updates are {x}")
     return TensorType(x.dtype, (*x.shape[:axis], length, *x.shape[axis + 1 :]))
 
 

@@ -127,6 +127,13 @@ SLICE = view(
 )
 
 
+def _place_type(x: TensorType, *, axis: int, start: int, step: int, length: int) -> TensorType:
+    last = start + step * (x.shape[axis] - 1)
+    if x.shape[axis] and not (0 <= start < length and 0 <= last < length):
+        raise ShapeError(f"axis {axis} of {x} does not fit {length} elements from {start} to {last}")
+    return TensorType(x.dtype, _with(x.shape, axis, length))
+
+
 def _place_array(xp: Any, x: Any, *, axis: int, start: int, step: int, length: int) -> Any:
     out = xp.zeros(_with(x.shape, axis, length), x.dtype)
     at = _span(axis=axis, start=start, step=step, length=x.shape[axis])
@@ -145,7 +152,7 @@ def _place_index(i: Any, x: TensorType, *, axis: int, start: int, step: int, len
 # out[.., start + step*k, ..] = x[.., k, ..], and 0 elsewhere; `length` is the size of the new axis
 PLACE = view(
     "place",
-    type=lambda x, *, axis, start, step, length: TensorType(x.dtype, _with(x.shape, axis, length)),
+    type=_place_type,
     array=_place_array,
     index=_place_index,
     vjp=lambda ct, y, x, *, axis, start, step, length: (slice_(ct, axis, start, x.shape[axis], step),),
@@ -185,6 +192,12 @@ WINDOW = view(
 )
 
 
+def _unwindow_type(x: TensorType, *, axis: int, length: int, stride: int, dilation: int) -> TensorType:
+    if x.size and (x.shape[axis] - 1) * stride + (x.shape[-1] - 1) * dilation >= length:
+        raise ShapeError(f"windows of {x} along axis {axis} do not fit {length} elements")
+    return TensorType(x.dtype, _with(x.shape, axis, length))
+
+
 def _unwindow_array(xp: Any, x: Any, *, axis: int, length: int, stride: int, dilation: int) -> Any:
     parts = [
         _place_array(xp, x[..., k], axis=axis, start=k * dilation, step=stride, length=length)
@@ -202,7 +215,7 @@ def _unwindow_index(i: Any, x: TensorType, *, axis: int, length: int, stride: in
 # The transpose of window before its sum: out[.., n, .., k] = x[.., o, .., k] where n = o*stride + k*dilation, else 0
 UNWINDOW = view(
     "unwindow",
-    type=lambda x, *, axis, length, stride, dilation: TensorType(x.dtype, _with(x.shape, axis, length)),
+    type=_unwindow_type,
     array=_unwindow_array,
     index=_unwindow_index,
     vjp=lambda ct, y, x, *, axis, length, stride, dilation: (_rewindow(ct, axis, x.shape[axis], stride, dilation),),
