@@ -7,7 +7,7 @@ import itertools
 import pytest
 
 from tracegrad.dtypes import f32, i32
-from tracegrad.kernels.expr import Guard, Index, Space, atoms_of, evaluate_index, ravel, regroup, unravel
+from tracegrad.kernels.expr import Guard, Index, Space, atoms_of, evaluate_index, ravel, regroup, unravel, walk
 
 
 def values(index: Index, *sizes: tuple[str, int]) -> list[int]:
@@ -107,6 +107,34 @@ def test_equal_values_are_one_object() -> None:
     guard = space.guard(i, 1, 3, 1)
     assert isinstance(guard, Guard)
     assert space.inside([guard, guard], load) is space.inside([guard], load) is not load
+
+
+def test_indices_read_from_memory_are_clamped_to_the_axis() -> None:
+    """Bounds of 0 and size - 1 decide guards; equal values of equal sizes are one index."""
+    space = Space()
+    at = space.load(0, space.var("i", 4), i32)
+    x = space.dynamic(at, 5)
+    assert (x.lo, x.hi, x.const, len(x.terms)) == (0, 4, 0, 1)
+    assert space.guard(x, 0, 5, 1) is True and space.guard(x, 5, 9, 1) is False and space.guard(x - 5, 0, 9, 1) is False
+    assert isinstance(space.guard(x, 1, 5, 1), Guard) and isinstance(space.guard(x, 0, 4, 1), Guard)
+    assert space.dynamic(at, 5) is x is not space.dynamic(at, 6)
+    assert x // 5 is space.number(0) and x % 5 is x
+    assert set(walk([space.load(1, x, f32)])) == {at, space.load(1, x, f32)}
+
+
+def test_walks_give_operands_first_and_each_once() -> None:
+    """Also values inside of indices, of guards and of quotients."""
+    space = Space()
+    i = space.var("i", 4)
+    at = space.load(0, i, i32)
+    x = space.dynamic(at, 9)
+    guard = space.guard(x + i, 2, 5, 1)
+    assert isinstance(guard, Guard)
+    load = space.load(1, (x + 1) // 2, f32)
+    total = space.value("add", f32, None, (load, load))
+    root = space.inside([guard], total)
+    assert list(walk([root, total])) == [at, load, total, root] or list(walk([total, root])) == [at, load, total, root]
+    assert list(walk([])) == []
 
 
 def test_coordinates_regroup_axis_by_axis() -> None:
