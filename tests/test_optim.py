@@ -188,9 +188,10 @@ def test_clipping_is_pytorchs(limit):
 def test_clipping_sums_the_squares_of_the_whole_gradient_once():
     run = Run(optim.adam(clip_grad_norm=1.0))
     sums = [t for t in toposort(run.roots) if t.prim is SUM]
-    assert [(t.inputs[0].prim.name, t.inputs[0].inputs[0].name, t.attrs["axes"]) for t in sums] == [
-        ("square", "g", (0,))
+    assert [(t.inputs[0].prim.name, t.inputs[0].inputs[0].prim.name, t.attrs["axes"]) for t in sums] == [
+        ("square", "mul", (0,))
     ]
+    assert sums[0].inputs[0].inputs[0].inputs[0].name == "g"  # by the unit, which is 1
 
 
 @pytest.mark.parametrize("only", [None, lambda name: name.endswith("W")], ids=["all", "some"])
@@ -291,7 +292,7 @@ def test_every_hyperparameter_is_hot():
     optimizer = optim.adamw(0.01, weight_decay=0.2, clip_grad_norm=1.0, ema=0.9)
     run = Run(optimizer)
     assert run.leaves == {
-        "lr", "step", "weight_decay", "1-beta1", "1-beta2", "eps", "clip_grad_norm", "1-ema"
+        "lr", "step", "weight_decay", "1-beta1", "1-beta2", "eps", "clip_grad_norm", "1-ema", "norm-unit"
     }  # fmt: skip
     changed = Run(optimizer)
     changed.hyper |= {"beta1": 0.5, "eps": 1e-2, "weight_decay": 0.0, "clip_grad_norm": 5.0}

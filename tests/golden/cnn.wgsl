@@ -1,6 +1,6 @@
 // 0: matmul+where
 @group(0) @binding(0) var<storage, read> mem0: array<f32, 207>;
-@group(0) @binding(1) var<storage, read> mem1: array<f32, 134>;
+@group(0) @binding(1) var<storage, read> mem1: array<f32, 135>;
 @group(0) @binding(2) var<storage, read_write> mem2: array<f32, 417>;
 @group(1) @binding(0) var<uniform> at: array<vec4<i32>, 1>;
 fn k0(w: i32, lid: i32) {
@@ -763,7 +763,7 @@ fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) 
 
 // 10: matmul | sum
 @group(0) @binding(0) var<storage, read> mem0: array<f32>;
-@group(0) @binding(1) var<storage, read> mem1: array<f32, 134>;
+@group(0) @binding(1) var<storage, read> mem1: array<f32, 135>;
 @group(0) @binding(2) var<storage, read_write> mem2: array<f32, 207>;
 @group(1) @binding(0) var<uniform> at: array<vec4<i32>, 2>;
 var<workgroup> sf: array<f32, 160>;
@@ -877,7 +877,7 @@ fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) 
 
 // without barriers, (2, 1)
 @group(0) @binding(0) var<storage, read> mem0: array<f32>;
-@group(0) @binding(1) var<storage, read> mem1: array<f32, 134>;
+@group(0) @binding(1) var<storage, read> mem1: array<f32, 135>;
 @group(0) @binding(2) var<storage, read_write> mem2: array<f32, 207>;
 @group(1) @binding(0) var<uniform> at: array<vec4<i32>, 2>;
 fn k0(w: i32, lid: i32) {
@@ -978,15 +978,15 @@ fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) 
   if (w >= 1 && w < 2) { k1(w - 1, i32(lid)); }
 }
 
-// 11: div+sum+minimum+add+logical_not+where
+// 11: div+sum+minimum+mul+add+logical_not
 @group(0) @binding(0) var<storage, read> mem0: array<i32, 3>;
-@group(0) @binding(1) var<storage, read> mem1: array<f32, 134>;
+@group(0) @binding(1) var<storage, read> mem1: array<f32, 135>;
 @group(0) @binding(2) var<storage, read> mem2: array<f32, 207>;
 @group(0) @binding(3) var<storage, read_write> mem3: array<f32, 207>;
 @group(0) @binding(4) var<storage, read_write> mem4: array<f32, 207>;
 @group(0) @binding(5) var<storage, read_write> mem5: array<f32, 417>;
 @group(0) @binding(6) var<storage, read_write> mem6: array<f32, 207>;
-@group(1) @binding(0) var<uniform> at: array<vec4<i32>, 4>;
+@group(1) @binding(0) var<uniform> at: array<vec4<i32>, 5>;
 var<workgroup> sf: array<f32, 144>;
 var<private> inf_bits: u32 = 0x7f800000u;
 var<private> nan_bits: u32 = 0x7fc00000u;
@@ -1062,6 +1062,7 @@ fn k0(w: i32, lid: i32) {
   let o13 = at[3].y;
   let o14 = at[3].z;
   let o15 = at[3].w;
+  let o16 = at[4].x;
   let row = w * 2 + lid / 64;
   let lane = lid % 64;
   let r = min(row, 0);
@@ -1074,15 +1075,16 @@ fn k0(w: i32, lid: i32) {
   let j0_2 = j_2;
   let j_3 = min(j + 192, 206);
   let j0_3 = j_3;
+  let v0_0 = mem1[o4 + 0];
   var ta0 = 0f;
-  let v0_0 = mem2[o3 + j0_0];
-  let xa0_0 = (v0_0 * v0_0);
-  let v1_1 = mem2[o3 + j0_1];
-  let xa0_1 = (v1_1 * v1_1);
-  let v2_2 = mem2[o3 + j0_2];
-  let xa0_2 = (v2_2 * v2_2);
-  let v3_3 = mem2[o3 + j0_3];
-  let xa0_3 = (v3_3 * v3_3);
+  let v1_0 = (mem2[o3 + j0_0] * v0_0);
+  let xa0_0 = (v1_0 * v1_0);
+  let v2_1 = (mem2[o3 + j0_1] * v0_0);
+  let xa0_1 = (v2_1 * v2_1);
+  let v3_2 = (mem2[o3 + j0_2] * v0_0);
+  let xa0_2 = (v3_2 * v3_2);
+  let v4_3 = (mem2[o3 + j0_3] * v0_0);
+  let xa0_3 = (v4_3 * v4_3);
   if (j + 0 < 207) {
     ta0 = (ta0 + xa0_0);
   }
@@ -1101,77 +1103,77 @@ fn k0(w: i32, lid: i32) {
   workgroupBarrier();
   ta0 = (((sf[128 + (lid / 64) * 8] + sf[128 + (lid / 64) * 8 + 4]) + (sf[128 + (lid / 64) * 8 + 2] + sf[128 + (lid / 64) * 8 + 6])) + ((sf[128 + (lid / 64) * 8 + 1] + sf[128 + (lid / 64) * 8 + 5]) + (sf[128 + (lid / 64) * 8 + 3] + sf[128 + (lid / 64) * 8 + 7])));
   let a0 = ta0;
-  let v4_0 = (!((bitcast<u32>((a0 + mem5[o7 + 0])) & 0x7f800000u) == 0x7f800000u));
-  let v6_0 = min_f32(1f, div_(mem1[o4 + 0], (sqrt(a0) + 9.99999997e-07f)));
-  let v8_0 = mem1[o1 + 0];
-  let v11_0 = mem1[o2 + 0];
-  let v14_0 = (-mem1[o9 + 0]);
-  let v15_0 = f32(bitcast<u32>(mem0[o0 + 0]));
-  let v16_0 = div_(1f, (-expm1_((v15_0 * log1p_((-v8_0))))));
-  let v17_0 = div_(1f, (-expm1_((v15_0 * log1p_((-v11_0))))));
-  let v18_0 = mem1[o10 + 0];
+  let v5_0 = (!((bitcast<u32>((a0 + mem5[o8 + 0])) & 0x7f800000u) == 0x7f800000u));
+  let v7_0 = min_f32(div_(1f, v0_0), div_(mem1[o5 + 0], (sqrt(a0) + (9.99999997e-07f * v0_0))));
+  let v9_0 = mem1[o1 + 0];
+  let v12_0 = mem1[o2 + 0];
+  let v15_0 = (-mem1[o10 + 0]);
+  let v16_0 = f32(bitcast<u32>(mem0[o0 + 0]));
+  let v17_0 = div_(1f, (-expm1_((v16_0 * log1p_((-v9_0))))));
+  let v18_0 = div_(1f, (-expm1_((v16_0 * log1p_((-v12_0))))));
   let v19_0 = mem1[o11 + 0];
+  let v20_0 = mem1[o12 + 0];
   if (row < 1) {
-    let v5_0 = mem3[o5 + j0_0];
-    let v7_0 = (v0_0 * v6_0);
-    let v9_0 = (v5_0 + ((v7_0 - v5_0) * v8_0));
-    let v10_0 = mem4[o6 + j0_0];
-    let v12_0 = (v10_0 + (((v7_0 * v7_0) - v10_0) * v11_0));
-    let v13_0 = mem6[o8 + j0_0];
-    let s13_0 = select(v5_0, v9_0, v4_0);
-    let s14_0 = select(v10_0, v12_0, v4_0);
-    let s15_0 = select(v13_0, (v13_0 + (v14_0 * (div_((v9_0 * v16_0), (sqrt((v12_0 * v17_0)) + v18_0)) + (select(0f, v19_0, (j0_0 < 192)) * v13_0)))), v4_0);
-    let v20_1 = mem3[o5 + j0_1];
-    let v21_1 = (v1_1 * v6_0);
-    let v22_1 = (v20_1 + ((v21_1 - v20_1) * v8_0));
-    let v23_1 = mem4[o6 + j0_1];
-    let v24_1 = (v23_1 + (((v21_1 * v21_1) - v23_1) * v11_0));
-    let v25_1 = mem6[o8 + j0_1];
-    let s13_1 = select(v20_1, v22_1, v4_0);
-    let s14_1 = select(v23_1, v24_1, v4_0);
-    let s15_1 = select(v25_1, (v25_1 + (v14_0 * (div_((v22_1 * v16_0), (sqrt((v24_1 * v17_0)) + v18_0)) + (select(0f, v19_0, (j0_1 < 192)) * v25_1)))), v4_0);
-    let v26_2 = mem3[o5 + j0_2];
-    let v27_2 = (v2_2 * v6_0);
-    let v28_2 = (v26_2 + ((v27_2 - v26_2) * v8_0));
-    let v29_2 = mem4[o6 + j0_2];
-    let v30_2 = (v29_2 + (((v27_2 * v27_2) - v29_2) * v11_0));
-    let v31_2 = mem6[o8 + j0_2];
-    let s13_2 = select(v26_2, v28_2, v4_0);
-    let s14_2 = select(v29_2, v30_2, v4_0);
-    let s15_2 = select(v31_2, (v31_2 + (v14_0 * (div_((v28_2 * v16_0), (sqrt((v30_2 * v17_0)) + v18_0)) + (select(0f, v19_0, (j0_2 < 192)) * v31_2)))), v4_0);
-    let v32_3 = mem3[o5 + j0_3];
-    let v33_3 = (v3_3 * v6_0);
-    let v34_3 = (v32_3 + ((v33_3 - v32_3) * v8_0));
-    let v35_3 = mem4[o6 + j0_3];
-    let v36_3 = (v35_3 + (((v33_3 * v33_3) - v35_3) * v11_0));
-    let v37_3 = mem6[o8 + j0_3];
-    let s13_3 = select(v32_3, v34_3, v4_0);
-    let s14_3 = select(v35_3, v36_3, v4_0);
-    let s15_3 = select(v37_3, (v37_3 + (v14_0 * (div_((v34_3 * v16_0), (sqrt((v36_3 * v17_0)) + v18_0)) + (select(0f, v19_0, (j0_3 < 192)) * v37_3)))), v4_0);
+    let v6_0 = mem3[o6 + j0_0];
+    let v8_0 = (v1_0 * v7_0);
+    let v10_0 = (v6_0 + ((v8_0 - v6_0) * v9_0));
+    let v11_0 = mem4[o7 + j0_0];
+    let v13_0 = (v11_0 + (((v8_0 * v8_0) - v11_0) * v12_0));
+    let v14_0 = mem6[o9 + j0_0];
+    let s14_0 = select(v6_0, v10_0, v5_0);
+    let s15_0 = select(v11_0, v13_0, v5_0);
+    let s16_0 = select(v14_0, (v14_0 + (v15_0 * (div_((v10_0 * v17_0), (sqrt((v13_0 * v18_0)) + v19_0)) + (select(0f, v20_0, (j0_0 < 192)) * v14_0)))), v5_0);
+    let v21_1 = mem3[o6 + j0_1];
+    let v22_1 = (v2_1 * v7_0);
+    let v23_1 = (v21_1 + ((v22_1 - v21_1) * v9_0));
+    let v24_1 = mem4[o7 + j0_1];
+    let v25_1 = (v24_1 + (((v22_1 * v22_1) - v24_1) * v12_0));
+    let v26_1 = mem6[o9 + j0_1];
+    let s14_1 = select(v21_1, v23_1, v5_0);
+    let s15_1 = select(v24_1, v25_1, v5_0);
+    let s16_1 = select(v26_1, (v26_1 + (v15_0 * (div_((v23_1 * v17_0), (sqrt((v25_1 * v18_0)) + v19_0)) + (select(0f, v20_0, (j0_1 < 192)) * v26_1)))), v5_0);
+    let v27_2 = mem3[o6 + j0_2];
+    let v28_2 = (v3_2 * v7_0);
+    let v29_2 = (v27_2 + ((v28_2 - v27_2) * v9_0));
+    let v30_2 = mem4[o7 + j0_2];
+    let v31_2 = (v30_2 + (((v28_2 * v28_2) - v30_2) * v12_0));
+    let v32_2 = mem6[o9 + j0_2];
+    let s14_2 = select(v27_2, v29_2, v5_0);
+    let s15_2 = select(v30_2, v31_2, v5_0);
+    let s16_2 = select(v32_2, (v32_2 + (v15_0 * (div_((v29_2 * v17_0), (sqrt((v31_2 * v18_0)) + v19_0)) + (select(0f, v20_0, (j0_2 < 192)) * v32_2)))), v5_0);
+    let v33_3 = mem3[o6 + j0_3];
+    let v34_3 = (v4_3 * v7_0);
+    let v35_3 = (v33_3 + ((v34_3 - v33_3) * v9_0));
+    let v36_3 = mem4[o7 + j0_3];
+    let v37_3 = (v36_3 + (((v34_3 * v34_3) - v36_3) * v12_0));
+    let v38_3 = mem6[o9 + j0_3];
+    let s14_3 = select(v33_3, v35_3, v5_0);
+    let s15_3 = select(v36_3, v37_3, v5_0);
+    let s16_3 = select(v38_3, (v38_3 + (v15_0 * (div_((v35_3 * v17_0), (sqrt((v37_3 * v18_0)) + v19_0)) + (select(0f, v20_0, (j0_3 < 192)) * v38_3)))), v5_0);
     if (j + 0 < 207) {
-      mem3[o13 + j0_0] = s13_0;
-      mem4[o14 + j0_0] = s14_0;
-      mem6[o15 + j0_0] = s15_0;
+      mem3[o14 + j0_0] = s14_0;
+      mem4[o15 + j0_0] = s15_0;
+      mem6[o16 + j0_0] = s16_0;
     }
     if (j + 64 < 207) {
-      mem3[o13 + j0_1] = s13_1;
-      mem4[o14 + j0_1] = s14_1;
-      mem6[o15 + j0_1] = s15_1;
+      mem3[o14 + j0_1] = s14_1;
+      mem4[o15 + j0_1] = s15_1;
+      mem6[o16 + j0_1] = s16_1;
     }
     if (j + 128 < 207) {
-      mem3[o13 + j0_2] = s13_2;
-      mem4[o14 + j0_2] = s14_2;
-      mem6[o15 + j0_2] = s15_2;
+      mem3[o14 + j0_2] = s14_2;
+      mem4[o15 + j0_2] = s15_2;
+      mem6[o16 + j0_2] = s16_2;
     }
     if (j + 192 < 207) {
-      mem3[o13 + j0_3] = s13_3;
-      mem4[o14 + j0_3] = s14_3;
-      mem6[o15 + j0_3] = s15_3;
+      mem3[o14 + j0_3] = s14_3;
+      mem4[o15 + j0_3] = s15_3;
+      mem6[o16 + j0_3] = s16_3;
     }
   }
   if (row < 1 && lane == 0) {
-    let s12 = a0;
-    mem5[o12 + 0] = s12;
+    let s13 = a0;
+    mem5[o13 + 0] = s13;
   }
 }
 @compute @workgroup_size(128)
@@ -1182,13 +1184,13 @@ fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) 
 
 // without barriers, (1, 1)
 @group(0) @binding(0) var<storage, read> mem0: array<i32, 3>;
-@group(0) @binding(1) var<storage, read> mem1: array<f32, 134>;
+@group(0) @binding(1) var<storage, read> mem1: array<f32, 135>;
 @group(0) @binding(2) var<storage, read> mem2: array<f32, 207>;
 @group(0) @binding(3) var<storage, read_write> mem3: array<f32, 207>;
 @group(0) @binding(4) var<storage, read_write> mem4: array<f32, 207>;
 @group(0) @binding(5) var<storage, read_write> mem5: array<f32, 417>;
 @group(0) @binding(6) var<storage, read_write> mem6: array<f32, 207>;
-@group(1) @binding(0) var<uniform> at: array<vec4<i32>, 4>;
+@group(1) @binding(0) var<uniform> at: array<vec4<i32>, 5>;
 var<private> inf_bits: u32 = 0x7f800000u;
 var<private> nan_bits: u32 = 0x7fc00000u;
 fn min_f32(a: f32, b: f32) -> f32 {
@@ -1263,9 +1265,11 @@ fn k0(w: i32, lid: i32) {
   let o13 = at[3].y;
   let o14 = at[3].z;
   let o15 = at[3].w;
+  let o16 = at[4].x;
   let row = w * 32 + lid;
   let lane = 0;
   if (row >= 1) { return; }
+  let v0 = mem1[o4 + 0];
   var ta0 = 0f;
   var a0_0 = ta0;
   var a0_1 = ta0;
@@ -1279,7 +1283,7 @@ fn k0(w: i32, lid: i32) {
     {
       for (var j = lane; j < 207; j += 64) {
         let j0 = j;
-        let xa0 = (mem2[o3 + j0] * mem2[o3 + j0]);
+        let xa0 = ((mem2[o3 + j0] * v0) * (mem2[o3 + j0] * v0));
         ta0 = (ta0 + xa0);
       }
     }
@@ -1297,36 +1301,36 @@ fn k0(w: i32, lid: i32) {
     ta0 = (a0_5 + ta0);
   }
   let a0 = ta0;
-  let v0 = (!((bitcast<u32>((a0 + mem5[o7 + 0])) & 0x7f800000u) == 0x7f800000u));
-  let v2 = min_f32(1f, div_(mem1[o4 + 0], (sqrt(a0) + 9.99999997e-07f)));
-  let v4 = mem1[o1 + 0];
-  let v7 = mem1[o2 + 0];
-  let v10 = (-mem1[o9 + 0]);
-  let v11 = f32(bitcast<u32>(mem0[o0 + 0]));
-  let v12 = div_(1f, (-expm1_((v11 * log1p_((-v4))))));
-  let v13 = div_(1f, (-expm1_((v11 * log1p_((-v7))))));
-  let v14 = mem1[o10 + 0];
+  let v1 = (!((bitcast<u32>((a0 + mem5[o8 + 0])) & 0x7f800000u) == 0x7f800000u));
+  let v3 = min_f32(div_(1f, v0), div_(mem1[o5 + 0], (sqrt(a0) + (9.99999997e-07f * v0))));
+  let v5 = mem1[o1 + 0];
+  let v8 = mem1[o2 + 0];
+  let v11 = (-mem1[o10 + 0]);
+  let v12 = f32(bitcast<u32>(mem0[o0 + 0]));
+  let v13 = div_(1f, (-expm1_((v12 * log1p_((-v5))))));
+  let v14 = div_(1f, (-expm1_((v12 * log1p_((-v8))))));
   let v15 = mem1[o11 + 0];
+  let v16 = mem1[o12 + 0];
   if (row < 1) {
     for (var j = lane; j < 207; j += 1) {
       let j0 = j;
-      let v1 = mem3[o5 + j0];
-      let v3 = (mem2[o3 + j0] * v2);
-      let v5 = (v1 + ((v3 - v1) * v4));
-      let v6 = mem4[o6 + j0];
-      let v8 = (v6 + (((v3 * v3) - v6) * v7));
-      let v9 = mem6[o8 + j0];
-      let s13 = select(v1, v5, v0);
-      let s14 = select(v6, v8, v0);
-      let s15 = select(v9, (v9 + (v10 * (div_((v5 * v12), (sqrt((v8 * v13)) + v14)) + (select(0f, v15, (j0 < 192)) * v9)))), v0);
-      mem3[o13 + j0] = s13;
-      mem4[o14 + j0] = s14;
-      mem6[o15 + j0] = s15;
+      let v2 = mem3[o6 + j0];
+      let v4 = ((mem2[o3 + j0] * v0) * v3);
+      let v6 = (v2 + ((v4 - v2) * v5));
+      let v7 = mem4[o7 + j0];
+      let v9 = (v7 + (((v4 * v4) - v7) * v8));
+      let v10 = mem6[o9 + j0];
+      let s14 = select(v2, v6, v1);
+      let s15 = select(v7, v9, v1);
+      let s16 = select(v10, (v10 + (v11 * (div_((v6 * v13), (sqrt((v9 * v14)) + v15)) + (select(0f, v16, (j0 < 192)) * v10)))), v1);
+      mem3[o14 + j0] = s14;
+      mem4[o15 + j0] = s15;
+      mem6[o16 + j0] = s16;
     }
   }
   if (row < 1 && lane == 0) {
-    let s12 = a0;
-    mem5[o12 + 0] = s12;
+    let s13 = a0;
+    mem5[o13 + 0] = s13;
   }
 }
 @compute @workgroup_size(32)

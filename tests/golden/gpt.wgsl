@@ -1770,15 +1770,15 @@ fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) 
   if (w >= 1 && w < 2) { k1(w - 1, i32(lid)); }
 }
 
-// 23: div+sum+minimum+add+logical_not+where
+// 23: div+sum+minimum+mul+add+logical_not
 @group(0) @binding(0) var<storage, read> mem0: array<i32, 17>;
-@group(0) @binding(1) var<storage, read> mem1: array<f32, 6>;
+@group(0) @binding(1) var<storage, read> mem1: array<f32, 7>;
 @group(0) @binding(2) var<storage, read> mem2: array<f32, 1039>;
 @group(0) @binding(3) var<storage, read_write> mem3: array<f32, 1039>;
 @group(0) @binding(4) var<storage, read_write> mem4: array<f32, 1039>;
 @group(0) @binding(5) var<storage, read_write> mem5: array<f32, 1121>;
 @group(0) @binding(6) var<storage, read_write> mem6: array<f32, 1039>;
-@group(1) @binding(0) var<uniform> at: array<vec4<i32>, 4>;
+@group(1) @binding(0) var<uniform> at: array<vec4<i32>, 5>;
 var<workgroup> sf: array<f32, 136>;
 var<private> inf_bits: u32 = 0x7f800000u;
 var<private> nan_bits: u32 = 0x7fc00000u;
@@ -1854,6 +1854,7 @@ fn k0(w: i32, lid: i32) {
   let o13 = at[3].y;
   let o14 = at[3].z;
   let o15 = at[3].w;
+  let o16 = at[4].x;
   let row = w * 1 + 0;
   let lane = lid;
   let r = min(row, 0);
@@ -1876,25 +1877,26 @@ fn k0(w: i32, lid: i32) {
   let j0_7 = j_7;
   let j_8 = min(j + 1024, 1038);
   let j0_8 = j_8;
+  let v0_0 = mem1[o4 + 0];
   var ta0 = 0f;
-  let v0_0 = mem2[o3 + j0_0];
-  let xa0_0 = (v0_0 * v0_0);
-  let v1_1 = mem2[o3 + j0_1];
-  let xa0_1 = (v1_1 * v1_1);
-  let v2_2 = mem2[o3 + j0_2];
-  let xa0_2 = (v2_2 * v2_2);
-  let v3_3 = mem2[o3 + j0_3];
-  let xa0_3 = (v3_3 * v3_3);
-  let v4_4 = mem2[o3 + j0_4];
-  let xa0_4 = (v4_4 * v4_4);
-  let v5_5 = mem2[o3 + j0_5];
-  let xa0_5 = (v5_5 * v5_5);
-  let v6_6 = mem2[o3 + j0_6];
-  let xa0_6 = (v6_6 * v6_6);
-  let v7_7 = mem2[o3 + j0_7];
-  let xa0_7 = (v7_7 * v7_7);
-  let v8_8 = mem2[o3 + j0_8];
-  let xa0_8 = (v8_8 * v8_8);
+  let v1_0 = (mem2[o3 + j0_0] * v0_0);
+  let xa0_0 = (v1_0 * v1_0);
+  let v2_1 = (mem2[o3 + j0_1] * v0_0);
+  let xa0_1 = (v2_1 * v2_1);
+  let v3_2 = (mem2[o3 + j0_2] * v0_0);
+  let xa0_2 = (v3_2 * v3_2);
+  let v4_3 = (mem2[o3 + j0_3] * v0_0);
+  let xa0_3 = (v4_3 * v4_3);
+  let v5_4 = (mem2[o3 + j0_4] * v0_0);
+  let xa0_4 = (v5_4 * v5_4);
+  let v6_5 = (mem2[o3 + j0_5] * v0_0);
+  let xa0_5 = (v6_5 * v6_5);
+  let v7_6 = (mem2[o3 + j0_6] * v0_0);
+  let xa0_6 = (v7_6 * v7_6);
+  let v8_7 = (mem2[o3 + j0_7] * v0_0);
+  let xa0_7 = (v8_7 * v8_7);
+  let v9_8 = (mem2[o3 + j0_8] * v0_0);
+  let xa0_8 = (v9_8 * v9_8);
   if (j + 0 < 1039) {
     ta0 = (ta0 + xa0_0);
   }
@@ -1928,147 +1930,147 @@ fn k0(w: i32, lid: i32) {
   workgroupBarrier();
   ta0 = (((sf[128 + 0 * 8] + sf[128 + 0 * 8 + 4]) + (sf[128 + 0 * 8 + 2] + sf[128 + 0 * 8 + 6])) + ((sf[128 + 0 * 8 + 1] + sf[128 + 0 * 8 + 5]) + (sf[128 + 0 * 8 + 3] + sf[128 + 0 * 8 + 7])));
   let a0 = ta0;
-  let v9_0 = (!((bitcast<u32>((a0 + mem5[o7 + 0])) & 0x7f800000u) == 0x7f800000u));
-  let v11_0 = min_f32(1f, div_(mem1[o4 + 0], (sqrt(a0) + 9.99999997e-07f)));
-  let v13_0 = mem1[o1 + 0];
-  let v16_0 = mem1[o2 + 0];
-  let v19_0 = (-mem1[o9 + 0]);
-  let v20_0 = f32(bitcast<u32>(mem0[o0 + 0]));
-  let v21_0 = div_(1f, (-expm1_((v20_0 * log1p_((-v13_0))))));
-  let v22_0 = div_(1f, (-expm1_((v20_0 * log1p_((-v16_0))))));
-  let v23_0 = mem1[o10 + 0];
+  let v10_0 = (!((bitcast<u32>((a0 + mem5[o8 + 0])) & 0x7f800000u) == 0x7f800000u));
+  let v12_0 = min_f32(div_(1f, v0_0), div_(mem1[o5 + 0], (sqrt(a0) + (9.99999997e-07f * v0_0))));
+  let v14_0 = mem1[o1 + 0];
+  let v17_0 = mem1[o2 + 0];
+  let v20_0 = (-mem1[o10 + 0]);
+  let v21_0 = f32(bitcast<u32>(mem0[o0 + 0]));
+  let v22_0 = div_(1f, (-expm1_((v21_0 * log1p_((-v14_0))))));
+  let v23_0 = div_(1f, (-expm1_((v21_0 * log1p_((-v17_0))))));
   let v24_0 = mem1[o11 + 0];
+  let v25_0 = mem1[o12 + 0];
   if (row < 1) {
-    let v10_0 = mem3[o5 + j0_0];
-    let v12_0 = (v0_0 * v11_0);
-    let v14_0 = (v10_0 + ((v12_0 - v10_0) * v13_0));
-    let v15_0 = mem4[o6 + j0_0];
-    let v17_0 = (v15_0 + (((v12_0 * v12_0) - v15_0) * v16_0));
-    let v18_0 = mem6[o8 + j0_0];
-    let s13_0 = select(v10_0, v14_0, v9_0);
-    let s14_0 = select(v15_0, v17_0, v9_0);
-    let s15_0 = select(v18_0, (v18_0 + (v19_0 * (div_((v14_0 * v21_0), (sqrt((v17_0 * v22_0)) + v23_0)) + (select(0f, v24_0, (j0_0 < 880)) * v18_0)))), v9_0);
-    let v25_1 = mem3[o5 + j0_1];
-    let v26_1 = (v1_1 * v11_0);
-    let v27_1 = (v25_1 + ((v26_1 - v25_1) * v13_0));
-    let v28_1 = mem4[o6 + j0_1];
-    let v29_1 = (v28_1 + (((v26_1 * v26_1) - v28_1) * v16_0));
-    let v30_1 = mem6[o8 + j0_1];
-    let s13_1 = select(v25_1, v27_1, v9_0);
-    let s14_1 = select(v28_1, v29_1, v9_0);
-    let s15_1 = select(v30_1, (v30_1 + (v19_0 * (div_((v27_1 * v21_0), (sqrt((v29_1 * v22_0)) + v23_0)) + (select(0f, v24_0, (j0_1 < 880)) * v30_1)))), v9_0);
-    let v31_2 = mem3[o5 + j0_2];
-    let v32_2 = (v2_2 * v11_0);
-    let v33_2 = (v31_2 + ((v32_2 - v31_2) * v13_0));
-    let v34_2 = mem4[o6 + j0_2];
-    let v35_2 = (v34_2 + (((v32_2 * v32_2) - v34_2) * v16_0));
-    let v36_2 = mem6[o8 + j0_2];
-    let s13_2 = select(v31_2, v33_2, v9_0);
-    let s14_2 = select(v34_2, v35_2, v9_0);
-    let s15_2 = select(v36_2, (v36_2 + (v19_0 * (div_((v33_2 * v21_0), (sqrt((v35_2 * v22_0)) + v23_0)) + (select(0f, v24_0, (j0_2 < 880)) * v36_2)))), v9_0);
-    let v37_3 = mem3[o5 + j0_3];
-    let v38_3 = (v3_3 * v11_0);
-    let v39_3 = (v37_3 + ((v38_3 - v37_3) * v13_0));
-    let v40_3 = mem4[o6 + j0_3];
-    let v41_3 = (v40_3 + (((v38_3 * v38_3) - v40_3) * v16_0));
-    let v42_3 = mem6[o8 + j0_3];
-    let s13_3 = select(v37_3, v39_3, v9_0);
-    let s14_3 = select(v40_3, v41_3, v9_0);
-    let s15_3 = select(v42_3, (v42_3 + (v19_0 * (div_((v39_3 * v21_0), (sqrt((v41_3 * v22_0)) + v23_0)) + (select(0f, v24_0, (j0_3 < 880)) * v42_3)))), v9_0);
-    let v43_4 = mem3[o5 + j0_4];
-    let v44_4 = (v4_4 * v11_0);
-    let v45_4 = (v43_4 + ((v44_4 - v43_4) * v13_0));
-    let v46_4 = mem4[o6 + j0_4];
-    let v47_4 = (v46_4 + (((v44_4 * v44_4) - v46_4) * v16_0));
-    let v48_4 = mem6[o8 + j0_4];
-    let s13_4 = select(v43_4, v45_4, v9_0);
-    let s14_4 = select(v46_4, v47_4, v9_0);
-    let s15_4 = select(v48_4, (v48_4 + (v19_0 * (div_((v45_4 * v21_0), (sqrt((v47_4 * v22_0)) + v23_0)) + (select(0f, v24_0, (j0_4 < 880)) * v48_4)))), v9_0);
-    let v49_5 = mem3[o5 + j0_5];
-    let v50_5 = (v5_5 * v11_0);
-    let v51_5 = (v49_5 + ((v50_5 - v49_5) * v13_0));
-    let v52_5 = mem4[o6 + j0_5];
-    let v53_5 = (v52_5 + (((v50_5 * v50_5) - v52_5) * v16_0));
-    let v54_5 = mem6[o8 + j0_5];
-    let s13_5 = select(v49_5, v51_5, v9_0);
-    let s14_5 = select(v52_5, v53_5, v9_0);
-    let s15_5 = select(v54_5, (v54_5 + (v19_0 * (div_((v51_5 * v21_0), (sqrt((v53_5 * v22_0)) + v23_0)) + (select(0f, v24_0, (j0_5 < 880)) * v54_5)))), v9_0);
-    let v55_6 = mem3[o5 + j0_6];
-    let v56_6 = (v6_6 * v11_0);
-    let v57_6 = (v55_6 + ((v56_6 - v55_6) * v13_0));
-    let v58_6 = mem4[o6 + j0_6];
-    let v59_6 = (v58_6 + (((v56_6 * v56_6) - v58_6) * v16_0));
-    let v60_6 = mem6[o8 + j0_6];
-    let s13_6 = select(v55_6, v57_6, v9_0);
-    let s14_6 = select(v58_6, v59_6, v9_0);
-    let s15_6 = select(v60_6, (v60_6 + (v19_0 * (div_((v57_6 * v21_0), (sqrt((v59_6 * v22_0)) + v23_0)) + (select(0f, v24_0, (j0_6 < 880)) * v60_6)))), v9_0);
-    let v61_7 = mem3[o5 + j0_7];
-    let v62_7 = (v7_7 * v11_0);
-    let v63_7 = (v61_7 + ((v62_7 - v61_7) * v13_0));
-    let v64_7 = mem4[o6 + j0_7];
-    let v65_7 = (v64_7 + (((v62_7 * v62_7) - v64_7) * v16_0));
-    let v66_7 = mem6[o8 + j0_7];
-    let s13_7 = select(v61_7, v63_7, v9_0);
-    let s14_7 = select(v64_7, v65_7, v9_0);
-    let s15_7 = select(v66_7, (v66_7 + (v19_0 * (div_((v63_7 * v21_0), (sqrt((v65_7 * v22_0)) + v23_0)) + (select(0f, v24_0, (j0_7 < 880)) * v66_7)))), v9_0);
-    let v67_8 = mem3[o5 + j0_8];
-    let v68_8 = (v8_8 * v11_0);
-    let v69_8 = (v67_8 + ((v68_8 - v67_8) * v13_0));
-    let v70_8 = mem4[o6 + j0_8];
-    let v71_8 = (v70_8 + (((v68_8 * v68_8) - v70_8) * v16_0));
-    let v72_8 = mem6[o8 + j0_8];
-    let s13_8 = select(v67_8, v69_8, v9_0);
-    let s14_8 = select(v70_8, v71_8, v9_0);
-    let s15_8 = select(v72_8, (v72_8 + (v19_0 * (div_((v69_8 * v21_0), (sqrt((v71_8 * v22_0)) + v23_0)) + (select(0f, v24_0, (j0_8 < 880)) * v72_8)))), v9_0);
+    let v11_0 = mem3[o6 + j0_0];
+    let v13_0 = (v1_0 * v12_0);
+    let v15_0 = (v11_0 + ((v13_0 - v11_0) * v14_0));
+    let v16_0 = mem4[o7 + j0_0];
+    let v18_0 = (v16_0 + (((v13_0 * v13_0) - v16_0) * v17_0));
+    let v19_0 = mem6[o9 + j0_0];
+    let s14_0 = select(v11_0, v15_0, v10_0);
+    let s15_0 = select(v16_0, v18_0, v10_0);
+    let s16_0 = select(v19_0, (v19_0 + (v20_0 * (div_((v15_0 * v22_0), (sqrt((v18_0 * v23_0)) + v24_0)) + (select(0f, v25_0, (j0_0 < 880)) * v19_0)))), v10_0);
+    let v26_1 = mem3[o6 + j0_1];
+    let v27_1 = (v2_1 * v12_0);
+    let v28_1 = (v26_1 + ((v27_1 - v26_1) * v14_0));
+    let v29_1 = mem4[o7 + j0_1];
+    let v30_1 = (v29_1 + (((v27_1 * v27_1) - v29_1) * v17_0));
+    let v31_1 = mem6[o9 + j0_1];
+    let s14_1 = select(v26_1, v28_1, v10_0);
+    let s15_1 = select(v29_1, v30_1, v10_0);
+    let s16_1 = select(v31_1, (v31_1 + (v20_0 * (div_((v28_1 * v22_0), (sqrt((v30_1 * v23_0)) + v24_0)) + (select(0f, v25_0, (j0_1 < 880)) * v31_1)))), v10_0);
+    let v32_2 = mem3[o6 + j0_2];
+    let v33_2 = (v3_2 * v12_0);
+    let v34_2 = (v32_2 + ((v33_2 - v32_2) * v14_0));
+    let v35_2 = mem4[o7 + j0_2];
+    let v36_2 = (v35_2 + (((v33_2 * v33_2) - v35_2) * v17_0));
+    let v37_2 = mem6[o9 + j0_2];
+    let s14_2 = select(v32_2, v34_2, v10_0);
+    let s15_2 = select(v35_2, v36_2, v10_0);
+    let s16_2 = select(v37_2, (v37_2 + (v20_0 * (div_((v34_2 * v22_0), (sqrt((v36_2 * v23_0)) + v24_0)) + (select(0f, v25_0, (j0_2 < 880)) * v37_2)))), v10_0);
+    let v38_3 = mem3[o6 + j0_3];
+    let v39_3 = (v4_3 * v12_0);
+    let v40_3 = (v38_3 + ((v39_3 - v38_3) * v14_0));
+    let v41_3 = mem4[o7 + j0_3];
+    let v42_3 = (v41_3 + (((v39_3 * v39_3) - v41_3) * v17_0));
+    let v43_3 = mem6[o9 + j0_3];
+    let s14_3 = select(v38_3, v40_3, v10_0);
+    let s15_3 = select(v41_3, v42_3, v10_0);
+    let s16_3 = select(v43_3, (v43_3 + (v20_0 * (div_((v40_3 * v22_0), (sqrt((v42_3 * v23_0)) + v24_0)) + (select(0f, v25_0, (j0_3 < 880)) * v43_3)))), v10_0);
+    let v44_4 = mem3[o6 + j0_4];
+    let v45_4 = (v5_4 * v12_0);
+    let v46_4 = (v44_4 + ((v45_4 - v44_4) * v14_0));
+    let v47_4 = mem4[o7 + j0_4];
+    let v48_4 = (v47_4 + (((v45_4 * v45_4) - v47_4) * v17_0));
+    let v49_4 = mem6[o9 + j0_4];
+    let s14_4 = select(v44_4, v46_4, v10_0);
+    let s15_4 = select(v47_4, v48_4, v10_0);
+    let s16_4 = select(v49_4, (v49_4 + (v20_0 * (div_((v46_4 * v22_0), (sqrt((v48_4 * v23_0)) + v24_0)) + (select(0f, v25_0, (j0_4 < 880)) * v49_4)))), v10_0);
+    let v50_5 = mem3[o6 + j0_5];
+    let v51_5 = (v6_5 * v12_0);
+    let v52_5 = (v50_5 + ((v51_5 - v50_5) * v14_0));
+    let v53_5 = mem4[o7 + j0_5];
+    let v54_5 = (v53_5 + (((v51_5 * v51_5) - v53_5) * v17_0));
+    let v55_5 = mem6[o9 + j0_5];
+    let s14_5 = select(v50_5, v52_5, v10_0);
+    let s15_5 = select(v53_5, v54_5, v10_0);
+    let s16_5 = select(v55_5, (v55_5 + (v20_0 * (div_((v52_5 * v22_0), (sqrt((v54_5 * v23_0)) + v24_0)) + (select(0f, v25_0, (j0_5 < 880)) * v55_5)))), v10_0);
+    let v56_6 = mem3[o6 + j0_6];
+    let v57_6 = (v7_6 * v12_0);
+    let v58_6 = (v56_6 + ((v57_6 - v56_6) * v14_0));
+    let v59_6 = mem4[o7 + j0_6];
+    let v60_6 = (v59_6 + (((v57_6 * v57_6) - v59_6) * v17_0));
+    let v61_6 = mem6[o9 + j0_6];
+    let s14_6 = select(v56_6, v58_6, v10_0);
+    let s15_6 = select(v59_6, v60_6, v10_0);
+    let s16_6 = select(v61_6, (v61_6 + (v20_0 * (div_((v58_6 * v22_0), (sqrt((v60_6 * v23_0)) + v24_0)) + (select(0f, v25_0, (j0_6 < 880)) * v61_6)))), v10_0);
+    let v62_7 = mem3[o6 + j0_7];
+    let v63_7 = (v8_7 * v12_0);
+    let v64_7 = (v62_7 + ((v63_7 - v62_7) * v14_0));
+    let v65_7 = mem4[o7 + j0_7];
+    let v66_7 = (v65_7 + (((v63_7 * v63_7) - v65_7) * v17_0));
+    let v67_7 = mem6[o9 + j0_7];
+    let s14_7 = select(v62_7, v64_7, v10_0);
+    let s15_7 = select(v65_7, v66_7, v10_0);
+    let s16_7 = select(v67_7, (v67_7 + (v20_0 * (div_((v64_7 * v22_0), (sqrt((v66_7 * v23_0)) + v24_0)) + (select(0f, v25_0, (j0_7 < 880)) * v67_7)))), v10_0);
+    let v68_8 = mem3[o6 + j0_8];
+    let v69_8 = (v9_8 * v12_0);
+    let v70_8 = (v68_8 + ((v69_8 - v68_8) * v14_0));
+    let v71_8 = mem4[o7 + j0_8];
+    let v72_8 = (v71_8 + (((v69_8 * v69_8) - v71_8) * v17_0));
+    let v73_8 = mem6[o9 + j0_8];
+    let s14_8 = select(v68_8, v70_8, v10_0);
+    let s15_8 = select(v71_8, v72_8, v10_0);
+    let s16_8 = select(v73_8, (v73_8 + (v20_0 * (div_((v70_8 * v22_0), (sqrt((v72_8 * v23_0)) + v24_0)) + (select(0f, v25_0, (j0_8 < 880)) * v73_8)))), v10_0);
     if (j + 0 < 1039) {
-      mem3[o13 + j0_0] = s13_0;
-      mem4[o14 + j0_0] = s14_0;
-      mem6[o15 + j0_0] = s15_0;
+      mem3[o14 + j0_0] = s14_0;
+      mem4[o15 + j0_0] = s15_0;
+      mem6[o16 + j0_0] = s16_0;
     }
     if (j + 128 < 1039) {
-      mem3[o13 + j0_1] = s13_1;
-      mem4[o14 + j0_1] = s14_1;
-      mem6[o15 + j0_1] = s15_1;
+      mem3[o14 + j0_1] = s14_1;
+      mem4[o15 + j0_1] = s15_1;
+      mem6[o16 + j0_1] = s16_1;
     }
     if (j + 256 < 1039) {
-      mem3[o13 + j0_2] = s13_2;
-      mem4[o14 + j0_2] = s14_2;
-      mem6[o15 + j0_2] = s15_2;
+      mem3[o14 + j0_2] = s14_2;
+      mem4[o15 + j0_2] = s15_2;
+      mem6[o16 + j0_2] = s16_2;
     }
     if (j + 384 < 1039) {
-      mem3[o13 + j0_3] = s13_3;
-      mem4[o14 + j0_3] = s14_3;
-      mem6[o15 + j0_3] = s15_3;
+      mem3[o14 + j0_3] = s14_3;
+      mem4[o15 + j0_3] = s15_3;
+      mem6[o16 + j0_3] = s16_3;
     }
     if (j + 512 < 1039) {
-      mem3[o13 + j0_4] = s13_4;
-      mem4[o14 + j0_4] = s14_4;
-      mem6[o15 + j0_4] = s15_4;
+      mem3[o14 + j0_4] = s14_4;
+      mem4[o15 + j0_4] = s15_4;
+      mem6[o16 + j0_4] = s16_4;
     }
     if (j + 640 < 1039) {
-      mem3[o13 + j0_5] = s13_5;
-      mem4[o14 + j0_5] = s14_5;
-      mem6[o15 + j0_5] = s15_5;
+      mem3[o14 + j0_5] = s14_5;
+      mem4[o15 + j0_5] = s15_5;
+      mem6[o16 + j0_5] = s16_5;
     }
     if (j + 768 < 1039) {
-      mem3[o13 + j0_6] = s13_6;
-      mem4[o14 + j0_6] = s14_6;
-      mem6[o15 + j0_6] = s15_6;
+      mem3[o14 + j0_6] = s14_6;
+      mem4[o15 + j0_6] = s15_6;
+      mem6[o16 + j0_6] = s16_6;
     }
     if (j + 896 < 1039) {
-      mem3[o13 + j0_7] = s13_7;
-      mem4[o14 + j0_7] = s14_7;
-      mem6[o15 + j0_7] = s15_7;
+      mem3[o14 + j0_7] = s14_7;
+      mem4[o15 + j0_7] = s15_7;
+      mem6[o16 + j0_7] = s16_7;
     }
     if (j + 1024 < 1039) {
-      mem3[o13 + j0_8] = s13_8;
-      mem4[o14 + j0_8] = s14_8;
-      mem6[o15 + j0_8] = s15_8;
+      mem3[o14 + j0_8] = s14_8;
+      mem4[o15 + j0_8] = s15_8;
+      mem6[o16 + j0_8] = s16_8;
     }
   }
   if (row < 1 && lane == 0) {
-    let s12 = a0;
-    mem5[o12 + 0] = s12;
+    let s13 = a0;
+    mem5[o13 + 0] = s13;
   }
 }
 @compute @workgroup_size(128)
@@ -2079,13 +2081,13 @@ fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) 
 
 // without barriers, (1, 1)
 @group(0) @binding(0) var<storage, read> mem0: array<i32, 17>;
-@group(0) @binding(1) var<storage, read> mem1: array<f32, 6>;
+@group(0) @binding(1) var<storage, read> mem1: array<f32, 7>;
 @group(0) @binding(2) var<storage, read> mem2: array<f32, 1039>;
 @group(0) @binding(3) var<storage, read_write> mem3: array<f32, 1039>;
 @group(0) @binding(4) var<storage, read_write> mem4: array<f32, 1039>;
 @group(0) @binding(5) var<storage, read_write> mem5: array<f32, 1121>;
 @group(0) @binding(6) var<storage, read_write> mem6: array<f32, 1039>;
-@group(1) @binding(0) var<uniform> at: array<vec4<i32>, 4>;
+@group(1) @binding(0) var<uniform> at: array<vec4<i32>, 5>;
 var<private> inf_bits: u32 = 0x7f800000u;
 var<private> nan_bits: u32 = 0x7fc00000u;
 fn min_f32(a: f32, b: f32) -> f32 {
@@ -2160,9 +2162,11 @@ fn k0(w: i32, lid: i32) {
   let o13 = at[3].y;
   let o14 = at[3].z;
   let o15 = at[3].w;
+  let o16 = at[4].x;
   let row = w * 32 + lid;
   let lane = 0;
   if (row >= 1) { return; }
+  let v0 = mem1[o4 + 0];
   var ta0 = 0f;
   var a0_0 = ta0;
   var a0_1 = ta0;
@@ -2177,7 +2181,7 @@ fn k0(w: i32, lid: i32) {
     {
       for (var j = lane; j < 1039; j += 128) {
         let j0 = j;
-        let xa0 = (mem2[o3 + j0] * mem2[o3 + j0]);
+        let xa0 = ((mem2[o3 + j0] * v0) * (mem2[o3 + j0] * v0));
         ta0 = (ta0 + xa0);
       }
     }
@@ -2197,36 +2201,36 @@ fn k0(w: i32, lid: i32) {
     ta0 = (a0_6 + ta0);
   }
   let a0 = ta0;
-  let v0 = (!((bitcast<u32>((a0 + mem5[o7 + 0])) & 0x7f800000u) == 0x7f800000u));
-  let v2 = min_f32(1f, div_(mem1[o4 + 0], (sqrt(a0) + 9.99999997e-07f)));
-  let v4 = mem1[o1 + 0];
-  let v7 = mem1[o2 + 0];
-  let v10 = (-mem1[o9 + 0]);
-  let v11 = f32(bitcast<u32>(mem0[o0 + 0]));
-  let v12 = div_(1f, (-expm1_((v11 * log1p_((-v4))))));
-  let v13 = div_(1f, (-expm1_((v11 * log1p_((-v7))))));
-  let v14 = mem1[o10 + 0];
+  let v1 = (!((bitcast<u32>((a0 + mem5[o8 + 0])) & 0x7f800000u) == 0x7f800000u));
+  let v3 = min_f32(div_(1f, v0), div_(mem1[o5 + 0], (sqrt(a0) + (9.99999997e-07f * v0))));
+  let v5 = mem1[o1 + 0];
+  let v8 = mem1[o2 + 0];
+  let v11 = (-mem1[o10 + 0]);
+  let v12 = f32(bitcast<u32>(mem0[o0 + 0]));
+  let v13 = div_(1f, (-expm1_((v12 * log1p_((-v5))))));
+  let v14 = div_(1f, (-expm1_((v12 * log1p_((-v8))))));
   let v15 = mem1[o11 + 0];
+  let v16 = mem1[o12 + 0];
   if (row < 1) {
     for (var j = lane; j < 1039; j += 1) {
       let j0 = j;
-      let v1 = mem3[o5 + j0];
-      let v3 = (mem2[o3 + j0] * v2);
-      let v5 = (v1 + ((v3 - v1) * v4));
-      let v6 = mem4[o6 + j0];
-      let v8 = (v6 + (((v3 * v3) - v6) * v7));
-      let v9 = mem6[o8 + j0];
-      let s13 = select(v1, v5, v0);
-      let s14 = select(v6, v8, v0);
-      let s15 = select(v9, (v9 + (v10 * (div_((v5 * v12), (sqrt((v8 * v13)) + v14)) + (select(0f, v15, (j0 < 880)) * v9)))), v0);
-      mem3[o13 + j0] = s13;
-      mem4[o14 + j0] = s14;
-      mem6[o15 + j0] = s15;
+      let v2 = mem3[o6 + j0];
+      let v4 = ((mem2[o3 + j0] * v0) * v3);
+      let v6 = (v2 + ((v4 - v2) * v5));
+      let v7 = mem4[o7 + j0];
+      let v9 = (v7 + (((v4 * v4) - v7) * v8));
+      let v10 = mem6[o9 + j0];
+      let s14 = select(v2, v6, v1);
+      let s15 = select(v7, v9, v1);
+      let s16 = select(v10, (v10 + (v11 * (div_((v6 * v13), (sqrt((v9 * v14)) + v15)) + (select(0f, v16, (j0 < 880)) * v10)))), v1);
+      mem3[o14 + j0] = s14;
+      mem4[o15 + j0] = s15;
+      mem6[o16 + j0] = s16;
     }
   }
   if (row < 1 && lane == 0) {
-    let s12 = a0;
-    mem5[o12 + 0] = s12;
+    let s13 = a0;
+    mem5[o13 + 0] = s13;
   }
 }
 @compute @workgroup_size(32)

@@ -491,7 +491,7 @@ fn k0(w: i32, lid: i32) {
   {
     for (var j = lane; j < 22; j += 1) {
       let j0 = j;
-      let xa0 = (mem2[o2 + j0] * mem2[o2 + j0]);
+      let xa0 = ((mem2[o2 + j0] * 8.27180613e-25f) * (mem2[o2 + j0] * 8.27180613e-25f));
       ta0 = (ta0 + xa0);
     }
   }

@@ -17,13 +17,15 @@ from tracegrad.compiler.plan import make_program
 from tracegrad.compiler.ranges import input_ranges
 from tracegrad.dtypes import TensorType, f32, i32
 from tracegrad.errors import CompileError, InputError, TraceError, call_site, located
+from tracegrad.hypers import LARGE, UNIT
 from tracegrad.ir import Graph, Tensor, toposort
 from tracegrad.nn.module import Parameter, bound, decays, named_parameters
 from tracegrad.optim.arena import Arena
+from tracegrad.optim.gradients import sum_of_squares
 from tracegrad.optim.host import Host
 from tracegrad.optim.loss_scale import STATE, LossScale
 from tracegrad.optim.optimizer import Optimizer
-from tracegrad.prims.elementwise import nonfinite, square, where
+from tracegrad.prims.elementwise import nonfinite, where
 from tracegrad.prims.folds import pack
 from tracegrad.prims.leaves import leaf, require_own
 from tracegrad.prims.views import broadcast_to
@@ -109,7 +111,7 @@ def trace_step(
     meta = {
         "kind": "training",
         "optimizer": optimizer.spec(),
-        "hyper": {**t.trace.hypers, **optimizer.hyper},
+        "hyper": {**t.trace.hypers, **optimizer.hyper, **({UNIT: 1.0} if UNIT in t.trace.counters else {})},
         "off": list(optimizer.off),
         "ranges": {name: limits._asdict() for name, limits in optimizer.ranges.items()},
     }
@@ -289,11 +291,14 @@ def training_graph(
     state = {name: leaf("state", name, type_) for name in optimizer.transform.state}
     p = leaf("state", "params", type_)
     halted = leaf("state", HALTED, TensorType(i32, (1,)))
-    updates, new = optimizer.transform.update(g, p, state, Host(arena, scaling and scaling.updates()))
-    # One sum tells it all: squares of finite gradients overflow only where the clipped norm would be infinite too.
+    host = Host(arena, scaling and scaling.updates())
+    updates, new = optimizer.transform.update(g, p, state, host)
+    # One sum tells it all: it is finite where the optimizer can make something finite of the gradient.
+    takes = optimizer.transform.takes
+    unit = host.unit if takes == "units" else LARGE if takes == "any" else 1.0
     # A pack lies in memory before it is read: the last kernel, which sets `halted`, must not read it as well.
     poison = pack([where(nonfinite(y) | (halted.reshape(()) != 0), inf, 0.0)])
-    bad = nonfinite(square(g).sum() + poison.reshape(()))
+    bad = nonfinite(sum_of_squares(g, unit) + poison.reshape(()))
     keep = broadcast_to(~bad, (arena.size,))
     writes = {name: where(keep, value, state[name]) for name, value in new.items()}
     writes = {"grads": g, **writes, "params": where(keep, p + updates, p)}

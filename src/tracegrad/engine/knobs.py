@@ -11,10 +11,12 @@ from tracegrad.arrays import np
 from tracegrad.errors import InputError
 from tracegrad.hypers import (
     COMPLEMENT,
+    LARGE,
     OFF,
     PREFIX,
     RANGES,
     RESERVED,
+    UNIT,
     Range,
     checked,
     checked_all,
@@ -24,6 +26,7 @@ from tracegrad.hypers import (
 from tracegrad.lr import Schedule
 from tracegrad.program import Field, Program
 
+MOST_CLIPPED = 2.0**60
 STEP, RATE = f"{PREFIX}step", f"{PREFIX}lr"
 
 
@@ -101,6 +104,16 @@ class Knobs:
         """The same values under another learning rate, which begins at the next step."""
         return Knobs(Rate(schedules.as_schedule(lr)), self.values)
 
+    def wide(self, fields: Sequence[Field]) -> Knobs | None:
+        """The same for a gradient whose squares overflow; None if the program can make nothing of it.
+
+        Nothing may follow clipping to so large a norm that squares still overflow.
+        """
+        bounded = self.values.get("clip_grad_norm", 1.0) < MOST_CLIPPED
+        if not bounded or self.values.get(UNIT, 1.0) != 1.0 or not any(f.name == PREFIX + UNIT for f in fields):
+            return None
+        return Knobs(self.rate, {**self.values, UNIT: LARGE})
+
     def with_values(self, settable: Sequence[str], new: Mapping[str, Any], ranges: Mapping[str, Range]) -> Knobs:
         """Some values changed; None is the value that switches one off. InputError naming every unknown name."""
         unknown = [name for name in new if name not in settable]
@@ -126,4 +139,4 @@ class Knobs:
 def settable(fields: Sequence[Field]) -> list[str]:
     """Names that `set` takes: the program's hyperparameters, without the counters."""
     names = [f.name.removeprefix(PREFIX).removeprefix(COMPLEMENT) for f in fields]
-    return [name for name in dict.fromkeys(names) if name not in RESERVED]
+    return [name for name in dict.fromkeys(names) if name not in (*RESERVED, UNIT)]

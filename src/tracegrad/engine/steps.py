@@ -19,6 +19,7 @@ from tracegrad.errors import DeviceError, InputError, NonFiniteError
 from tracegrad.hypers import PREFIX
 from tracegrad.ir import Graph
 from tracegrad.program import Field, Program
+from tracegrad.runtime import tab
 from tracegrad.runtime.base import Session, Timings
 from tracegrad.sites import SiteInfo
 
@@ -230,6 +231,8 @@ class StepWork:
             self._undo(session, self.checked)
             return
         call.knobs.rate.rewind(self.step)
+        if self._done_wide(session, outputs):
+            return
         try:
             hyper = call.knobs.upload(call.stepper.hyper, self.step, call.stepper.seed)
             inputs = by_role("input", self.arrays)
@@ -249,6 +252,24 @@ class StepWork:
         if call.n > 1:
             head += f" (step {self.index + 1} of {call.n}; those before it were applied, those after it not run)"
         self.pending.resolve(Failed(NonFiniteError(f"{head}\n{found}")))
+
+    def _done_wide(self, session: Session, outputs: Mapping[str, Any]) -> bool:
+        """Do the step again with squares of its gradient that cannot overflow: a finite one is no error."""
+        call, stepper = self.call, self.call.stepper
+        knobs = call.knobs.wide(stepper.hyper)
+        if knobs is None or tab.IN_TAB or not np.isfinite(outputs["loss"]):
+            return False
+        stepper.rewind(session)
+        ticket, self.step, self.checked = stepper.submit(session, self.arrays, knobs)
+        session.flush()
+        if self.finish(session.collect(ticket)):
+            return True
+        if self.checked is not None and self.differs:
+            self._undo(session, self.checked)
+            return True
+        knobs.rate.rewind(self.step)
+        stepper.in_flight -= 1
+        return False
 
     def _undo(self, session: Session, checked: reference.Checked) -> None:
         """The device computed something else than the reference: the step does not count."""

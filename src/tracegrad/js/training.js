@@ -129,7 +129,7 @@ export class Training {
 
   /** Change hyperparameters from the next call on. InputError for unknown names and values out of range; nothing changed then. */
   set(hyper) {
-    const names = [...new Set(this.hypers.map(baseName))].filter((n) => n !== "step" && n !== "seed");
+    const names = [...new Set(this.hypers.map(baseName))].filter((n) => !["step", "seed", "norm-unit"].includes(n));
     const { lr, values } = readHypers(hyper, names, this.program.meta.ranges);
     if (lr !== undefined) this.setLR(lr);
     this.knobs = { ...this.knobs, values: new Map([...this.knobs.values, ...Object.entries(values)]) };

@@ -17,10 +17,16 @@ CLIP_EPS = 1e-6  # PyTorch's clip_grad_norm_
 NORMALIZE_EPS = 1e-8
 
 
-def norm(x: Tensor) -> Tensor:
-    """Euclidean length of all elements, a scalar."""
+def sum_of_squares(x: Tensor, unit: Tensor | float = 1.0) -> Tensor:
+    """The sum of (unit x)^2 over all elements, a scalar."""
+    flat = reshape(x, (x.size,))
+    return reshape(bind(SUM, square(flat if isinstance(unit, float) and unit == 1.0 else flat * unit), axes=(0,)), ())
+
+
+def norm(x: Tensor, unit: Tensor | float = 1.0) -> Tensor:
+    """Euclidean length of all elements of unit * x, a scalar."""
     # Over the flat arena this is the very fold that the non-finite guard computes, so that the two share it.
-    return sqrt(reshape(bind(SUM, square(reshape(x, (x.size,))), axes=(0,)), ()))
+    return sqrt(sum_of_squares(x, unit))
 
 
 def clip_by_global_norm(max_norm: float) -> Transform:
@@ -30,9 +36,11 @@ def clip_by_global_norm(max_norm: float) -> Transform:
     """
 
     def update(g: Tensor, p: Tensor, state: State, host: Host) -> tuple[Tensor, State]:
-        return g * minimum(1.0, host.hyper("clip_grad_norm") / (norm(g) + CLIP_EPS)), {}
+        unit = host.unit  # all of it in that unit: the length itself, as of 10^6 times 1e37, may be no f32
+        factor = minimum(1.0 / unit, host.hyper("clip_grad_norm") / (norm(g, unit) + CLIP_EPS * unit))
+        return g * unit * factor, {}
 
-    return Transform.made({}, update, clip_grad_norm=max_norm)
+    return Transform.made({}, update, "units", clip_grad_norm=max_norm)
 
 
 def normalize_gradients(only: Callable[[str], bool] | None = None) -> Transform:
@@ -49,9 +57,14 @@ def normalize_gradients(only: Callable[[str], bool] | None = None) -> Transform:
                 f"normalize_grads: the filter matches no parameter; they are {', '.join(s.name for s in arena.slots)}"
             )
         views = arena.views(g)
-        return arena.pack(views | {name: views[name] / (norm(views[name]) + NORMALIZE_EPS) for name in chosen}), {}
+        unit = host.unit if only is None else 1.0
 
-    return Transform({}, update)
+        def normalized(x: Tensor) -> Tensor:
+            return x * unit / (norm(x, unit) + NORMALIZE_EPS * unit)
+
+        return arena.pack(views | {name: normalized(views[name]) for name in chosen}), {}
+
+    return Transform({}, update, takes="squares" if only is not None else "units")
 
 
 def accumulate(every: int, inner: Transform) -> Transform:

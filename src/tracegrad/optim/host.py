@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from tracegrad.dtypes import f32
-from tracegrad.hypers import COMPLEMENT, scalar
+from tracegrad.hypers import COMPLEMENT, UNIT, scalar
 from tracegrad.ir import Tensor
 from tracegrad.optim.arena import Arena
 from tracegrad.prims.elementwise import cast, expm1, log1p
@@ -25,6 +25,11 @@ class Host(NamedTuple):
     def complement(self, name: str) -> Tensor:
         """1 - hyper(name), computed in double precision: 1 - f32(0.999) would be wrong in the fifth digit."""
         return scalar(COMPLEMENT + name)
+
+    @property
+    def unit(self) -> Tensor:
+        """What to multiply gradients by before they are squared: 1, or where their squares overflow 2^-80."""
+        return scalar(UNIT)
 
     @property
     def step(self) -> Tensor:

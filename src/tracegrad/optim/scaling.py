@@ -16,7 +16,9 @@ def running_mean(old: Tensor, new: Tensor, share: Tensor) -> Tensor:
 
 def scale_by_lr() -> Transform:
     """The last part of a chain: -lr * g, with the schedule's value of this step."""
-    return Transform({}, lambda g, p, state, host: (-host.hyper("lr") * g, {}), ranges={"lr": RANGES["lr"]})
+    return Transform(
+        {}, lambda g, p, state, host: (-host.hyper("lr") * g, {}), ranges={"lr": RANGES["lr"]}, takes="any"
+    )
 
 
 def add_decayed_weights(weight_decay: float) -> Transform:
@@ -71,7 +73,7 @@ def scale_by_adam(beta1: float = 0.9, beta2: float = 0.999, eps: float = 1e-8) -
         v = running_mean(state["v"], square(g), host.complement("beta2"))
         return adam_direction(m, v, host, "eps"), {"m": m, "v": v}
 
-    return Transform.made({"m": 0.0, "v": 0.0}, update, beta1=beta1, beta2=beta2, eps=eps)
+    return Transform.made({"m": 0.0, "v": 0.0}, update, "squares", beta1=beta1, beta2=beta2, eps=eps)
 
 
 def scale_by_lion(beta1: float = 0.9, beta2: float = 0.99) -> Transform:
@@ -101,7 +103,7 @@ def scale_by_rms(alpha: float = 0.99, eps: float = 1e-8, centered: bool = False)
         return g / (sqrt(spread) + host.hyper("eps")), new
 
     state: dict[str, Fill] = {"v": 0.0, "m": 0.0} if centered else {"v": 0.0}
-    return Transform.made(state, update, alpha=alpha, eps=eps)
+    return Transform.made(state, update, "squares", alpha=alpha, eps=eps)
 
 
 def track_ema(decay: float) -> Transform:

@@ -13,6 +13,7 @@ from tracegrad.optim.host import Host
 
 State = Mapping[str, Tensor]
 Fill = float | Literal["params"]
+Takes = Literal["any", "squares", "units"]
 Update = Callable[[Tensor, Tensor, State, Host], "tuple[Tensor, State]"]
 
 
@@ -27,6 +28,9 @@ class Transform:
             of the parameters. `update` gets and returns exactly these.
     hyper:  first values of the hyperparameters that `update` asks `host.hyper` or `host.complement` for.
     ranges: values that a hyperparameter takes, by name; one without a range takes any number that is finite in f32.
+    takes:  gradients that it makes something finite of: "any" that are finite; those with finite "squares"; or any, if
+            it multiplies them by `host.unit` before it squares them, "units", so that what it gives has finite squares.
+            A step whose gradient is beyond that fails, and changes nothing.
 
     It is traced once into the step's graph, so it is written with tracegrad ops and runs on the device:
 
@@ -38,12 +42,13 @@ class Transform:
     update: Update
     hyper: Mapping[str, float] = field(default_factory=dict[str, float])
     ranges: Mapping[str, Range] = field(default_factory=dict[str, Range])
+    takes: Takes = "squares"
 
     @staticmethod
-    def made(state: Mapping[str, Fill], update: Update, **hyper: float) -> Transform:
+    def made(state: Mapping[str, Fill], update: Update, takes: Takes = "any", **hyper: float) -> Transform:
         """A transform with the hyperparameters `hyper`, which have the ranges of `RANGES`; InputError outside of it."""
         ranges = {name: RANGES[name] for name in hyper}
-        return Transform(state, update, {n: checked(n, x, ranges[n]) for n, x in hyper.items()}, ranges)
+        return Transform(state, update, {n: checked(n, x, ranges[n]) for n, x in hyper.items()}, ranges, takes)
 
 
 def chain(*transforms: Transform) -> Transform:
@@ -74,7 +79,8 @@ def chain(*transforms: Transform) -> Transform:
             new |= {own[name]: value for name, value in part.items()}
         return g, new
 
-    return Transform(state, update, hyper, ranges)
+    demanding: list[Takes] = [t.takes for t in transforms if t.takes != "any"]
+    return Transform(state, update, hyper, ranges, demanding[0] if demanding else "any")
 
 
 def _unused(name: str, taken: Mapping[str, Fill]) -> str:
