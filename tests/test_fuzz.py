@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import Any
 
 import numpy as np
@@ -13,12 +14,13 @@ from fuzzing.corpus import kept
 from fuzzing.differentiated import graph_of
 from fuzzing.grow import grow
 from fuzzing.program import Program
-from fuzzing.runners import RUNNERS, Given, Runner, passes
+from fuzzing.runners import RUNNERS, FallbackError, Given, Runner, no_fallback, passes
 from fuzzing.search import Prepared, prepared, search, sharpness
 from fuzzing.shrink import shrunk
 from fuzzing.snippet import snippet
 from tracegrad.evaluate import evaluate
 from tracegrad.runtime.c_compiler import compiler_named
+from tracegrad.runtime.cpu import warn_wrong
 
 SEEDS = 300
 BATCH = 20
@@ -120,6 +122,13 @@ def test_bounds_hold_for_plain_f32_and_are_sharp() -> None:
                 values = evaluate(list(graph.outputs.values()), p.given.env, np)
             assert not differences(dict(zip(graph.outputs, values, strict=True)), p.expected)
     assert np.mean(sharp) > 0.95
+
+
+def test_a_kernel_that_is_found_wrong_and_replaced_is_a_finding() -> None:
+    with no_fallback():
+        warnings.warn("a software adapter", RuntimeWarning, stacklevel=1)
+    with pytest.raises(FallbackError, match="cc computes"), no_fallback():
+        warn_wrong("cc computes", [("kernel", "y is 0, the reference has 1")])
 
 
 def test_a_program_survives_json() -> None:

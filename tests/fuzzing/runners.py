@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -78,6 +79,21 @@ def held_by_a_model(g: Given) -> list[str]:
     return floats[:1]
 
 
+class FallbackError(Exception):
+    """tracegrad found a kernel wrong itself, and ran NumPy instead: right numbers, but a finding all the same."""
+
+
+@contextmanager
+def no_fallback() -> Iterator[None]:
+    """Raises FallbackError with the warning of a kernel that computes wrongly; other warnings are dropped."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        yield
+    told = [str(w.message) for w in caught if "numbers are wrong" in str(w.message)]
+    if told:
+        raise FallbackError(told[0])
+
+
 @contextmanager
 def c_compiler(value: str) -> Iterator[None]:
     """Kernels in C (""), or in NumPy ("off")."""
@@ -123,7 +139,8 @@ def on(device: str, compiler: str = "") -> Several:
     def run(given: Sequence[Given]) -> list[Ran]:
         with c_compiler(compiler):
             try:
-                return together(given, device)
+                with no_fallback():
+                    return together(given, device)
             except Exception as e:
                 if len(given) == 1:
                     return [e]
@@ -235,7 +252,7 @@ def trained_on(device: str, compiler: str = "") -> Callable[[Program], Outputs]:
     """A training on one of the runtimes."""
 
     def run(program: Program) -> Outputs:
-        with c_compiler(compiler):
+        with c_compiler(compiler), no_fallback():
             return trained(program, device)
 
     return run
