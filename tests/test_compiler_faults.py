@@ -90,12 +90,13 @@ def test_a_compiler_that_hangs_is_given_up_and_numpy_trains(
     monkeypatch.setattr(module, "CHARACTERS", 1e9)
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")
-        for _ in range(2):  # the second is not kept waiting
-            began = time.monotonic()
+        started: list[int] = []
+        for _ in range(2):
             with compiled() as train:
                 assert [train.step(BATCH).loss for _ in range(3)] == want
                 assert "NumPy" in train.device.description and "compiled by" not in train.device.description
-    assert time.monotonic() - began < 5
+            started.append(len(log.read_text().split()))
+    assert started[0] == started[1]  # the second does not try again
     assert len(said) == 1 and issubclass(said[0].category, RuntimeWarning), [str(w.message) for w in said]
     if text is HANGS:
         assert f"did not end within 0.2 s, which {LIMIT} sets" in str(said[0].message)
@@ -114,16 +115,18 @@ def test_a_compiler_that_fails_is_told_of_once_and_the_device_says_numpy(fake: C
     assert len(said) == 1 and "out of order" in str(said[0].message)
 
 
-def test_closing_ends_the_compiler_and_what_waits_is_aborted(fake: Callable[[str], Path]) -> None:
+def test_closing_ends_the_compiler_and_what_waits_is_aborted(
+    fake: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
     log = fake(HANGS)
+    monkeypatch.setenv(LIMIT, "600")
     train = compiled()
     pending = [train.step(BATCH) for _ in range(3)]
     assert eventually(lambda: len(alive(log)) >= 2)
-    began = time.monotonic()
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         train.close()
-    assert time.monotonic() - began < 5 and eventually(lambda: not alive(log))
+    assert eventually(lambda: not alive(log))
     assert [type(p.result(0)) for p in pending] == [tg.Aborted] * 3
 
 
@@ -132,8 +135,12 @@ import os, signal, sys, threading
 from test_compiler_faults import *
 train = compiled()
 pending = train.step(BATCH)
-threading.Timer(0.3, lambda: os.kill(os.getpid(), signal.SIGINT)).start()
+def interrupt():
+    while not os.path.getsize({log!r}):  # until the compiler is at work
+        time.sleep(0.01)
+    os.kill(os.getpid(), signal.SIGINT)
 try:
+    threading.Thread(target=interrupt).start()
     pending.result()
 except KeyboardInterrupt:
     print("interrupted", flush=True)
@@ -148,13 +155,14 @@ def test_an_interrupt_ends_the_wait_for_a_compiler_and_so_does_the_end_of_python
     closes: bool, fake: Callable[[str], Path]
 ) -> None:
     log = fake(HANGS)
-    began = time.monotonic()
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), *sys.path])}
+    # a wait for the compiler would exceed the time that the process has
+    environment = {**os.environ, LIMIT: "600", "PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), *sys.path])}
     done = subprocess.run(
-        [sys.executable, "-c", INTERRUPTED.format(closes=closes)], capture_output=True, text=True, timeout=60,
+        [sys.executable, "-c", INTERRUPTED.format(closes=closes, log=str(log))], capture_output=True, text=True,
+        timeout=250,
         env=environment, check=False,
     )  # fmt: skip
-    assert done.returncode == 0 and time.monotonic() - began < 25, done.stderr
+    assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines() == ["interrupted", *(["Aborted(reason='closed')"] if closes else [])]
     assert log.read_text() and eventually(lambda: not alive(log))
 
