@@ -61,7 +61,7 @@ def test_lossless_casts_are_done(value, dtype, expected):
         (np.int64([2**24 + 1, 0]), "f32", "not exact in f32"),
         (np.int64([2**62 + 1, 0]), "f32", "not exact in f32"),
         ([1j, 2], "f32", "complex128 values do not fit"),
-        (["a", "b"], "f32", "do not fit f32"),
+        (["a", "b"], "f32", "cannot be read as an array of numbers"),
         ([None, 2], "f32", "cannot be read as an array of numbers"),
         ([[1, 2], [3]], "f32", "cannot be read as an array"),
         (object(), "f32", "cannot be read"),

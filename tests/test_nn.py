@@ -159,7 +159,7 @@ def test_no_parameter_is_made_inside_a_forward():
 
 def test_a_forward_that_uses_another_model_than_its_own_is_told_so():
     model = nn.Linear(2, 2)
-    with pytest.raises(DTypeError, match="use the model that the forward receives"):
+    with pytest.raises(DTypeError, match="Use the model that the forward receives"):
         call(model, lambda m, x: model(x), x=np.zeros((3, 2), np.float32))
 
 

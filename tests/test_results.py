@@ -173,7 +173,7 @@ def test_per_head_splits_heads_with_and_without_a_batch():
     np.testing.assert_array_equal(captures.per_head("one")[2], maps[0, 2])
     with pytest.raises(InputError, match="2 dimensions"):
         captures.per_head("flat")
-    with pytest.raises(KeyError, match=r"no capture named 'x'; there are: attn, one, flat"):
+    with pytest.raises(KeyError, match=r"there is no 'x'; there are: attn, one, flat"):
         captures["x"]
 
 

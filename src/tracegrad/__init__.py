@@ -73,4 +73,5 @@ def __dir__() -> list[str]:
 if not TYPE_CHECKING:  # type checkers are to report unknown names themselves
 
     def __getattr__(name):
-        raise foreign.no_such_name("tracegrad", name, {"tg": __all__})
+        others = {"nn": nn.__all__, "optim": optim.__all__, "lr": lr.PUBLIC, "init": init.PUBLIC}
+        raise foreign.no_such_name("tracegrad", name, {"tg": __all__, **others})

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from tracegrad.errors import DTypeError
+from tracegrad.refusals import shown
 
 Shape = tuple[int, ...]
 
@@ -101,7 +102,7 @@ def as_dtype(value: Any) -> DType:
         if name in (d.name, d.numpy):
             return d
     hint = "; a shape goes in one tuple, (2, 3)" if isinstance(value, int) else ""
-    raise DTypeError(f"{value!r} is not a dtype; use one of tg.f32, tg.i32, tg.u32, tg.bool_{hint}")
+    raise DTypeError(f"{shown(value)} is not a dtype; use one of tg.f32, tg.i32, tg.u32, tg.bool_{hint}")
 
 
 def scalar_dtype(value: bool | int | float) -> DType:

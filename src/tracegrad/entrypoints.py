@@ -18,6 +18,7 @@ from tracegrad.engine.training import CompiledTraining
 from tracegrad.errors import DeviceError, Site, call_site, located
 from tracegrad.ir import Graph
 from tracegrad.optim.optimizer import Optimizer
+from tracegrad.refusals import helpful
 from tracegrad.runtime.adapters import AdapterInfo, Search, adapters, check_webgpu, opened, search
 from tracegrad.runtime.base import DeviceInfo, Session
 from tracegrad.runtime.browser import BrowserSession
@@ -26,6 +27,7 @@ from tracegrad.runtime.tab import IN_TAB
 DEVICES = ("auto", "webgpu", "cpu")
 
 
+@helpful
 def compile(
     *,
     model: Any,
@@ -62,11 +64,12 @@ def compile(
         precision=precision,
     )
     for text in train.warnings:
-        warnings.warn(text, stacklevel=2)
+        warnings.warn(text, stacklevel=3)  # of the user: past `helpful`
     warn_if_slow(train.worker.info)
     return train
 
 
+@helpful
 def compile_forward(
     *,
     model: Any,
@@ -97,6 +100,7 @@ def compile_forward(
         raise
 
 
+@helpful
 def trace(
     *, model: Any, loss: Callable[..., Any], inputs: Mapping[str, Any], optimizer: Optimizer | None = None
 ) -> Graph:
@@ -104,6 +108,7 @@ def trace(
     return trace_training(model, loss, inputs, optimizer)
 
 
+@helpful
 def trace_forward(*, model: Any, forward: Callable[..., Any], inputs: Mapping[str, Any]) -> Graph:
     """The graph of a forward. No device is touched."""
     return _trace_forward(model, forward, inputs)
@@ -186,5 +191,5 @@ def warn_if_slow(info: DeviceInfo) -> None:
         warnings.warn(
             f"{info.description} is a software adapter: correct, but much slower than device='cpu'",
             RuntimeWarning,
-            stacklevel=3,
+            stacklevel=4,
         )

@@ -54,6 +54,12 @@ class InputError(TracegradError, ValueError):
     """Inputs of a call that do not fit what was compiled."""
 
 
+class MissingKeyError(InputError, KeyError):
+    """A name that a result does not have."""
+
+    __str__ = Exception.__str__  # KeyError's own is a repr
+
+
 class RangeError(InputError, IndexError):
     """Indices outside of the axis they point into."""
 

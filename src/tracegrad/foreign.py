@@ -39,10 +39,14 @@ def no_such_name(module: str, name: str, known: Mapping[str, Iterable[str]]) -> 
     """The error for a name that a module does not have; `known`: the names there are, by what is written before."""
     if name.startswith("_"):
         return MissingNameError(f"module {module!r} has no attribute {name!r}")
-    own = {_plain(n): f"{prefix}.{n}" for prefix, names in known.items() for n in names}
-    near = get_close_matches(_plain(name), own, n=1, cutoff=0.75)
-    remedy = found(NAMES, name) or (f"did you mean {own[near[0]]}?" if near else "")
-    return MissingNameError.here(f"{module} has no {name!r}" + (f": {remedy}" if remedy else ""))
+    own: dict[str, str] = {}
+    for prefix, names in known.items():
+        for n in names:
+            own.setdefault(_plain(n), f"{prefix}.{n}")
+    plain = _plain(name)
+    near = get_close_matches(plain, own, n=1, cutoff=0.75) or [n for n in own if len(plain) > 3 and n.startswith(plain)]
+    remedy = found(NAMES, name) or (f"did you mean {own[near[0]]}?" if near else f"dir({module}) lists what it has")
+    return MissingNameError.here(f"{module} has no {name!r}: {remedy}")
 
 
 def _plain(name: str) -> str:

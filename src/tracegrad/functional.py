@@ -28,6 +28,7 @@ from tracegrad.imperative.values import f64, nearest
 from tracegrad.ir import Tensor, toposort
 from tracegrad.methods import Operand
 from tracegrad.prims.leaves import LEAF, leaf
+from tracegrad.refusals import check_call, shown
 from tracegrad.shapes import show
 from tracegrad.transforms.trees import rebuilt, tree_leaves, tree_map
 
@@ -114,7 +115,11 @@ def _public(transform: F) -> F:
     @functools.wraps(transform)
     def made(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         if not callable(fn):
-            raise TraceError.here(f"{transform.__name__}: takes a function, and gives one; got {fn!r}")
+            raise TraceError.here(
+                f"{transform.__name__}: takes a function, and gives one, as tg.{transform.__name__}(f)(x); "
+                f"got {shown(fn)}"
+            )
+        check_call(f"tg.{transform.__name__}", transform, (fn, *args), kwargs)
         return at_once(transform(fn, *args, **kwargs))
 
     return cast("F", made)
@@ -203,6 +208,8 @@ def repeat(x: Any, *args: Any, **kwargs: Any) -> Any:
                               NumPy. Any dtype. Gradient: the sum over the copies.
     repeat(fn, n, init):      fn(fn(... fn(init))), `n` times: the last carry of a `scan` of `fn(carry) -> carry`.
     """
+    if callable(x):
+        check_call("tg.repeat", _iterated, (x, *args), kwargs)
     return _iterated(x, *args, **kwargs) if callable(x) else ops.shaping.repeat(x, *args, **kwargs)
 
 

@@ -2,19 +2,10 @@
 
 from __future__ import annotations
 
-import linecache
-import re
-from collections.abc import Callable, Iterable, Mapping, Sized
-from difflib import get_close_matches
-from functools import wraps
-from inspect import CO_VARARGS, CO_VARKEYWORDS
-from typing import Any, TypeVar, cast
-
-from tracegrad.errors import CallError, MissingNameError, call_site, placed
+from collections.abc import Mapping
+from typing import TypeVar
 
 T = TypeVar("T")
-F = TypeVar("F", bound=Callable[..., Any])
-MOST = 12  # names that a message lists
 
 NO_NUMBERS = "it has no numbers while tracing: return it with the result (aux of a loss), or tg.capture it"
 CAST = "write tg.cast(x, tg.f32), or another dtype"
@@ -59,7 +50,7 @@ NAMES = {
     "float32 float float64 double": "write tg.f32",
     "int64 int32 int long i64": "write tg.i32",
     "save load": "a training has train.save(path) and train.load(path)",
-    "Sequential ModuleList": "a model may hold a plain list of layers; loop over it in __call__",
+    "Sequential ModuleList": "keep layers in a plain list, and loop over it in __call__",
     "BatchNorm1d BatchNorm2d": "write tg.batch_norm",
     "LSTM GRU RNN lax fori_loop while_loop": "tg.scan(step, carry, xs) runs a loop",
     "MultiheadAttention MultiHeadAttention": "write tg.split_heads and tg.attention",
@@ -67,7 +58,7 @@ NAMES = {
     "rand random": "write tg.uniform(shape) or tg.randn(shape); seed= pins them",
     "DataLoader data": "train.fit takes any iterable of batches, a PyTorch DataLoader too",
     "cuda device": "the argument device of tg.compile says where a program runs",
-    "lr_scheduler schedules": "schedules are in tracegrad.lr: optim.adam(lr=lr.linear(...))",
+    "lr_scheduler schedules": "use tracegrad.lr, as in optim.adam(lr=lr.linear(...))",
     "cond switch": "write tg.where(condition, a, b)",
     "glorot_uniform glorot_normal xavier_uniform xavier_normal": "write init.xavier()",
     "he_normal he_uniform kaiming_normal kaiming_uniform": "write init.kaiming()",
@@ -142,6 +133,13 @@ TRAININGS = {
     "loss": "train.step(x=..., y=...).loss has the loss of a step",
 }
 
+RESULT = "read .loss of a step, or .output of a run, which is an array"
+PENDINGS = {
+    "item numpy detach cpu tolist data": RESULT,
+    "backward": STEP,
+    "shape dtype ndim size argmax max min mean sum T reshape astype": RESULT,
+}
+
 # Keywords of calls: what they are called here, whichever of these the function has
 KEYWORDS: dict[str, tuple[str, ...]] = {
     "dim dims": ("axis", "axes"),
@@ -189,35 +187,18 @@ WITHOUT = {
     "dtype": "cast the result with tg.cast(x, dtype)",
     "out": "tensors never change: use the result",
     "activation": "apply it to the result, as in tg.relu(layer(x))",
-    "weight": "multiply the losses by weights: reduction='none', then a weighted mean",
+    "weight": "use reduction='none', and return a weighted mean",
     "requires_grad": "parameters get gradients unless they are made with trainable=False",
     "metrics": "return them beside the loss, as in (loss, {'name': tensor}), or pass evaluate= to train.fit",
-    "batch_size": "inputs= has the batch size, and the data come in batches of that size",
+    "batch_size": "inputs= has the batch size; give the data in batches of that size",
     "shuffle": "shuffle the data before they are cut into batches",
-    "weight_decay": "optim.adamw has it",
+    "weight_decay": "use optim.adamw, which has it",
     "amsgrad": "optim.adam computes plain Adam",
     "dilation": "tg.conv2d(x, w, dilation=2) has it",
-    "padding_idx": "multiply by a mask instead",
+    "padding_idx": "multiply the result by a mask, as in tg.where(tokens == 0, 0.0, h)",
     "key generator seed rng": "random ops draw from the seed of tg.compile",
     "x y": "cut the arrays into batches: train.fit([(x, y), ...])",
 }
-
-
-def found(table: Mapping[str, T], name: str) -> T | None:
-    """The entry of a table for `name`; a key is one name, or several between spaces."""
-    return next((entry for key, entry in table.items() if name in key.split()), None)
-
-
-def absent(what: str, name: str, table: Mapping[str, str], own: Iterable[str]) -> MissingNameError:
-    """The error for an attribute that an object does not have; `own` are those that it has."""
-    names = [n for n in own if not n.startswith("_")]
-    remedy = found(table, name)
-    if remedy is None:
-        near = get_close_matches(name, names, n=1)
-        listed = f"{', '.join(names[:MOST])}{', ...' if names[MOST:] else ''}"
-        remedy = f"did you mean {near[0]!r}?" if near else f"it has {listed}" if names else "it has none"
-    return MissingNameError.here(f"{what} has no {name!r}: {remedy}")
-
 
 # What decides a branch on a line of Python, and what to write there
 BRANCHES = (
@@ -233,88 +214,6 @@ BRANCHES = (
 )
 
 
-def branching() -> str:
-    """The remedy for a branch on a traced tensor at the user's line."""
-    site = call_site()
-    line = linecache.getline(site.file, site.line) if site else ""
-    found = next((remedy for pattern, remedy in BRANCHES if re.search(pattern, line)), None)
-    return found or "use tg.where(condition, a, b), or decide on a Python value"
-
-
-def for_operand(value: object) -> str:
-    """What to write in place of `value`, which is no operand of an op; begins with a semicolon."""
-    if value is None:
-        return "; is a return missing?"
-    if isinstance(value, str):
-        return "; float(text) is a number"
-    if isinstance(value, dict):
-        return "; pick one of its values, as in d['x']"
-    told = getattr(type(value), "instead", None)  # of models, results, parameters
-    if isinstance(told, str):
-        return f"; {told}"
-    if hasattr(value, "numpy"):
-        return "; convert it with .numpy()"
-    return "; call it" if callable(value) else ""
-
-
-def unexpected(takes: Iterable[str], given: Mapping[str, Any]) -> CallError:
-    """The error for keywords that a function does not have; `takes` are those that it has."""
-    names = list(takes)
-    problems = [f"there is no argument {word!r}{_remedy(word, value, names)}" for word, value in given.items()]
-    return CallError(f"{'; '.join(problems)}. The arguments are {', '.join(names) or 'none'}")
-
-
-def _remedy(word: str, value: Any, names: list[str]) -> str:
-    own = [name for name in (found(KEYWORDS, word) or ()) if name in names]
-    if len(own) == 1:
-        plain = isinstance(value, (int, float, str)) or value is None
-        return f"; write {own[0]}={repr(value) if plain and len(repr(value)) < 20 else '...'}"
-    if own:
-        return f"; write {' and '.join([f'{name}=' for name in own])}"
-    near = get_close_matches(word, names, n=1, cutoff=0.7)
-    remedy = found(WITHOUT, word)
-    return f"; did you mean {near[0]}?" if near else f": {remedy}" if remedy else ""
-
-
-def check_call(who: str, function: Any, args: Sized, given: Mapping[str, Any], bound: int = 0) -> None:
-    """CallError for keywords that `function` does not have, and for too many arguments by position.
-
-    bound: arguments in front that the caller does not write, such as self.
-    """
-    code = getattr(function, "__code__", None)
-    if code is None:
-        return
-    n, both = code.co_argcount, code.co_argcount + code.co_kwonlyargcount
-    takes = code.co_varnames[bound:both]
-    unknown = {} if code.co_flags & CO_VARKEYWORDS else {k: v for k, v in given.items() if k not in takes}
-    if unknown:
-        raise placed(unexpected(takes, unknown), who, call_site())
-    extra = len(args) + bound - n
-    if extra > 0 and not code.co_flags & CO_VARARGS:
-        named = ", ".join([f"{x}=..." for x in code.co_varnames[n:both][:3]])
-        raise CallError.here(f"{who}: {extra} too many arguments by position; write {who}({named}, ...)")
-
-
-def helpful(f: F) -> F:
-    """`f`, of which a call with wrong keywords gets a remedy. For functions that are called rarely."""
-    who = f"tg.{f.__name__}" if "." not in f.__qualname__ else f.__name__
-
-    @wraps(f)
-    def entry(*args: Any, **kwargs: Any) -> Any:
-        check_call(who, f, args, kwargs)
-        return f(*args, **kwargs)
-
-    return cast("F", entry)
-
-
-def shown(value: Any) -> str:
-    """`value` in an error message: the type of a tensor or array, the begin of the repr of anything else."""
-    if hasattr(value, "dtype") and hasattr(value, "shape") and not isinstance(value, type):
-        type_ = getattr(value, "type", None)
-        return str(type_) if type_ is not None else f"an array {value.dtype}[{','.join(map(str, value.shape))}]"
-    if callable(value) and hasattr(value, "__name__"):
-        return f"the {'class' if isinstance(value, type) else 'function'} {value.__name__}"
-    text = " ".join(repr(value).split())
-    if " object at 0x" in text:
-        return f"a {type(value).__name__}"
-    return text if len(text) <= 60 else f"{text[:57]}..."
+def found(table: Mapping[str, T], name: str) -> T | None:
+    """The entry of a table for `name`; a key is one name, or several between spaces."""
+    return next((entry for key, entry in table.items() if name in key.split()), None)

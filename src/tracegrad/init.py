@@ -10,11 +10,14 @@ import base64
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
+from tracegrad import foreign
 from tracegrad.dtypes import DType, Shape, as_dtype, f32
 from tracegrad.errors import DTypeError, InputError
+from tracegrad.hypers import AT_LEAST_0, checked
 from tracegrad.prims import leaves
+from tracegrad.refusals import check_call
 from tracegrad.shapes import show
 
 SQRT2 = math.sqrt(2.0)
@@ -39,6 +42,13 @@ class Initializer:
 
     __slots__ = ()
 
+    if not TYPE_CHECKING:
+
+        def __new__(cls, *args: Any, **given: Any) -> Any:
+            if given:
+                check_call(f"init.{cls.__name__.lower()}", cls.__init__, args, given, bound=1)
+            return super().__new__(cls)
+
     def spec(self) -> dict[str, Any]:
         """As plain data, which `from_spec` and the browser read."""
         values = {f.name: getattr(self, f.name) for f in fields(cast("Any", self))}
@@ -50,6 +60,9 @@ class Randn(Initializer):
     """Normal numbers of mean 0 and standard deviation `scale`."""
 
     scale: float = 0.02
+
+    def __post_init__(self) -> None:
+        checked("scale", self.scale, AT_LEAST_0, "init.randn")
 
     def std(self, shape: Shape) -> float:
         """Standard deviation for a parameter of `shape`."""
@@ -65,6 +78,9 @@ class Kaiming(Initializer):
 
     gain: float = SQRT2
 
+    def __post_init__(self) -> None:
+        checked("gain", self.gain, AT_LEAST_0, "init.kaiming")
+
     def std(self, shape: Shape) -> float:
         """Standard deviation for a parameter of `shape`."""
         return self.gain / math.sqrt(fans(shape)[0])
@@ -75,6 +91,9 @@ class Xavier(Initializer):
     """Normal numbers of deviation gain * sqrt(2 / (fan_in + fan_out)) (Glorot & Bengio 2010)."""
 
     gain: float = 1.0
+
+    def __post_init__(self) -> None:
+        checked("gain", self.gain, AT_LEAST_0, "init.xavier")
 
     def std(self, shape: Shape) -> float:
         """Standard deviation for a parameter of `shape`."""
@@ -89,8 +108,12 @@ class Uniform(Initializer):
     high: float
 
     def __post_init__(self) -> None:
-        if not -math.inf < self.low <= self.high < math.inf:
-            raise InputError(f"init.uniform: low must not be above high, got [{self.low!r}, {self.high!r})")
+        checked("low", self.low, what="init.uniform")
+        checked("high", self.high, what="init.uniform")
+        if self.low > self.high:
+            raise InputError.here(
+                f"init.uniform: low must not be above high, got [{self.low!r}, {self.high!r}); exchange them"
+            )
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,6 +149,9 @@ xavier = Xavier
 uniform = Uniform
 zeros = Zeros
 ones = Ones
+
+
+PUBLIC = ("randn", "kaiming", "xavier", "uniform", "zeros", "ones", "literal")
 
 
 def literal(array: Any, dtype: DType | str = f32) -> Literal:
@@ -166,3 +192,9 @@ def from_spec(spec: Mapping[str, Any]) -> Initializer:
     if kind not in kinds:
         raise InputError(f"initialiser of unknown kind {kind!r}; known are {', '.join(kinds)} and literal")
     return kinds[kind](**values)
+
+
+if not TYPE_CHECKING:  # type checkers are to report unknown names themselves
+
+    def __getattr__(name):
+        raise foreign.no_such_name("tracegrad.init", name, {"init": PUBLIC})

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 from tracegrad import ambient, foreign
 from tracegrad.dtypes import DType, Shape, TensorType
 from tracegrad.errors import DTypeError, ShapeError, Site, TraceError, placed
-from tracegrad.habits import branching
 from tracegrad.methods import AT_ONCE, Op, TensorMethods, with_types
+from tracegrad.refusals import Count, branching
 
 _serial = itertools.count()
 
@@ -129,7 +129,7 @@ class Tensor(TensorMethods):
     @property
     def size(self) -> int:
         """Number of elements."""
-        return self.type.size
+        return Count(self.type.size)
 
     @property
     def operands(self) -> tuple[Tensor, ...]:
@@ -207,7 +207,8 @@ class Tensor(TensorMethods):
 
     def __array__(self, *_: Any, **__: Any) -> Any:
         raise TraceError.here(
-            f"{self!r} has no numbers while tracing, so it cannot become a NumPy array; use functions of tg."
+            f"{self!r} has no numbers while tracing, so it cannot become a NumPy array or index one; write "
+            "tg.stack([a, b]) for np.array([a, b]), and tg.take(tg.asarray(array), i, 0) for array[i]"
         )
 
 

@@ -13,10 +13,12 @@ import math
 import numbers
 from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, dataclass, field, fields, replace
-from typing import Any, Protocol, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast
 
+from tracegrad import foreign
 from tracegrad.errors import InputError
 from tracegrad.hypers import POSITIVE, RANGES, checked
+from tracegrad.refusals import NoNumber, check_call, shown
 
 
 class Schedule(Protocol):
@@ -27,6 +29,13 @@ class Schedule(Protocol):
     """
 
     start: int | None
+
+    if not TYPE_CHECKING:
+
+        def __new__(cls, *args: Any, **given: Any) -> Any:
+            if given:
+                check_call(f"lr.{_kind(cls)}", cls.__init__, args, given, bound=1)
+            return super().__new__(cls)
 
     def value(self, s: int) -> float:
         """The rate at the schedule's own step `s`, from 1 on."""
@@ -253,6 +262,11 @@ multi_step = MultiStep
 exponential = Exponential
 one_cycle = OneCycle
 
+PUBLIC = (
+    "Schedule", "constant", "linear", "cosine_annealing", "warmup", "staircase", "multi_step", "exponential",
+    "one_cycle",
+)  # fmt: skip
+
 KINDS: tuple[type[Any], ...] = (
     Constant, Linear, CosineAnnealing, Warmup, Staircase, MultiStep, Exponential, OneCycle,
 )  # fmt: skip
@@ -263,8 +277,16 @@ def as_schedule(lr: Schedule | float) -> Schedule:
     if isinstance(lr, (int, float, numbers.Real)):
         return Constant(checked("lr", lr, RANGES["lr"]))
     if not callable(getattr(lr, "at", None)) or isinstance(lr, type):
-        hint = "; call it" if isinstance(lr, type) else ""
-        raise InputError.here(f"lr must be a number or a schedule of tracegrad.lr, got {lr!r}{hint}")
+        given: object = lr
+        hint = "; the model goes to tg.compile(model=...)" if isinstance(given, (NoNumber, list)) else ""
+        hint = "; a number is not quoted" if isinstance(given, str) else hint
+        hint = (
+            "; a schedule of your own is a dataclass that inherits lr.Schedule"
+            if callable(given) and not hint
+            else hint
+        )
+        hint = "; call it" if isinstance(given, type) else hint
+        raise InputError.here(f"lr must be a number or a schedule of tracegrad.lr, got {shown(given)}{hint}")
     return lr
 
 
@@ -297,3 +319,9 @@ def starting_at(schedule: S, step: int) -> S:
     if schedule.start is not None or isinstance(schedule, Constant):
         return schedule
     return replace(cast("Any", schedule), start=step)
+
+
+if not TYPE_CHECKING:  # type checkers are to report unknown names themselves
+
+    def __getattr__(name):
+        raise foreign.no_such_name("tracegrad.lr", name, {"lr": PUBLIC})

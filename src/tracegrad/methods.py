@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar, cast
 
 from tracegrad.ambient import current_site
 from tracegrad.errors import CallError, DTypeError, InputError, ShapeError, TraceError, TracegradError, placed
-from tracegrad.habits import shown, unexpected
+from tracegrad.refusals import shown, unexpected
 from tracegrad.shapes import Axes
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ Operand = Any  # a tensor, an array, or a Python number
 Index = Any  # an integer, a slice, None, Ellipsis, or one tensor or array of i32
 
 
-TYPE = re.compile(r"\b(f32|f64|i32|u32|bool)\[")
+TYPE = r"\b(f32|f64|i32|u32|bool)\["
 
 
 class Op:
@@ -130,7 +130,7 @@ def _compiled(source: str) -> CodeType:
 def with_types(error: E, args: Sequence[Any]) -> E:
     """`error` naming the types of the operands, unless its rule did."""
     types = [str(cast("Tensor", a).type) for a in args if isinstance(a, TensorMethods)]
-    told = isinstance(error, CallError) or TYPE.search(str(error)) or "\n  at " in str(error)
+    told = isinstance(error, CallError) or re.search(TYPE, str(error)) or "\n  at " in str(error)
     if not types or error.bare is not None or told:
         return error
     return type(error)(f"{error}; got {' and '.join(types)}")
@@ -156,6 +156,15 @@ def method(f: F) -> F:
     if f"__r{operator}__" in declared:
         setattr(TensorMethods, f"__r{operator}__", lambda self, a: cast("Any", named)(a, self))
     return named
+
+
+def _without(text: str) -> Callable[..., Any]:
+    """An operator that tensors do not have."""
+
+    def refuse(self: Any, *_: Any) -> Any:
+        raise TraceError.here(f"{text}; the tensor is {shown(self)}")
+
+    return refuse
 
 
 class TensorMethods:
@@ -197,13 +206,10 @@ class TensorMethods:
 
     __hash__ = object.__hash__
 
-    def _cannot(self, *_: Any) -> Any:
-        raise TraceError.here(
-            f"tensors, as {shown(self)}, have no %, // or in, and never change: write a - tg.floor(a / b) * b, "
-            "tg.floor(a / b), tg.any(x == value), or make a new tensor with tg.where or tg.concat"
-        )
-
-    __mod__ = __rmod__ = __floordiv__ = __rfloordiv__ = __divmod__ = __contains__ = __delitem__ = _cannot
+    __mod__ = __rmod__ = __divmod__ = _without("tensors have no %: write a - tg.floor(a / b) * b")
+    __floordiv__ = __rfloordiv__ = _without("tensors have no //: write tg.floor(a / b)")
+    __contains__ = _without("a value is not looked up with in: write tg.any(x == value)")
+    __delitem__ = _without("tensors never change: make a new one, with slices and tg.concat")
 
     # the operators by name
     def add(self, b: Operand) -> Self: ...

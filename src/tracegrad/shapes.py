@@ -10,7 +10,7 @@ from typing import SupportsIndex, cast
 
 from tracegrad.dtypes import Shape
 from tracegrad.errors import ShapeError, TracegradError
-from tracegrad.habits import shown
+from tracegrad.refusals import shown
 
 Axes = int | Sequence[int] | None
 
@@ -59,7 +59,7 @@ def normalize_axis(axis: int, ndim: int) -> int:
         raise ShapeError(f"axis must be an integer, got {axis}; keepdims={axis} is an argument of its own")
     axis = integer(axis, "axis")
     if not -ndim <= axis < ndim:
-        known = f"axes are {-ndim} to {ndim - 1}" if ndim else "a scalar has none"
+        known = f"valid are {-ndim} to {ndim - 1}" if ndim else "a scalar has none"
         raise ShapeError(f"axis {axis} is out of range for {ndim} dimension{'s' if ndim != 1 else ''}; {known}")
     return axis % ndim
 

@@ -3,33 +3,35 @@
 from __future__ import annotations
 
 import gc
-import inspect
 from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from math import inf
-from typing import Any, cast
+from typing import Any
 
 from tracegrad import ambient
 from tracegrad.compiler.inputtypes import InputSpec, concrete_type, declared
 from tracegrad.compiler.layout import Persistent, Place
 from tracegrad.compiler.plan import make_program
 from tracegrad.compiler.ranges import input_ranges
+from tracegrad.compiler.signatures import check_function, check_signature, checked_loss, checked_outputs
 from tracegrad.dtypes import TensorType, f32, i32
-from tracegrad.errors import CompileError, InputError, TraceError, call_site, located
+from tracegrad.errors import CompileError, InputError, TraceError
 from tracegrad.hypers import LARGE, UNIT
 from tracegrad.ir import Graph, Tensor, toposort
-from tracegrad.nn.module import Parameter, bound, decays, named_parameters
+from tracegrad.nn.module import Parameter, bound, decays, named_parameters, no_parameters
 from tracegrad.optim.arena import Arena
 from tracegrad.optim.gradients import sum_of_squares
 from tracegrad.optim.host import Host
 from tracegrad.optim.loss_scale import STATE, LossScale
 from tracegrad.optim.optimizer import Optimizer
+from tracegrad.optim.transform import Transform
 from tracegrad.prims.elementwise import nonfinite, where
 from tracegrad.prims.folds import pack
-from tracegrad.prims.leaves import leaf, require_own
+from tracegrad.prims.leaves import LEAF, constant, leaf, require_own
 from tracegrad.prims.views import broadcast_to
 from tracegrad.program import COUNTS, Buffer, Program
+from tracegrad.refusals import shown
 from tracegrad.sites import SiteInfo
 from tracegrad.transforms.grad import gradients
 
@@ -102,12 +104,15 @@ def trace_step(
     check_precision(precision)
     if not isinstance(optimizer, Optimizer):  # pyright: ignore[reportUnnecessaryIsInstance]
         hint = "; call it" if callable(optimizer) else ""
-        raise InputError.here(f"optimizer must be one of optim, such as optim.adam(lr=1e-3), got {optimizer!r}{hint}")
+        hint = "; optim.custom(transform) makes one of it" if isinstance(optimizer, Transform) else hint
+        raise InputError.here(
+            f"optimizer must be one of optim, such as optim.adam(lr=1e-3), got {shown(optimizer)}{hint}"
+        )
     with uncollected(), traced(model, loss, inputs, "loss") as t:
         y, aux = checked_loss(t.result, loss)
         arena = arena_of(t.parameters, optimizer)
         persistent = persistent_of(t.parameters, arena, optimizer, precision)
-        graph, unused = training_graph(t, y, aux, arena, optimizer, precision)
+        graph, doubts = training_graph(t, y, aux, arena, optimizer, precision)
     meta = {
         "kind": "training",
         "optimizer": optimizer.spec(),
@@ -115,7 +120,7 @@ def trace_step(
         "off": list(optimizer.off),
         "ranges": {name: limits._asdict() for name, limits in optimizer.ranges.items()},
     }
-    return TracedStep(graph, persistent, t.inputs, meta, unused_warning(unused), sites_of(t))
+    return TracedStep(graph, persistent, t.inputs, meta, doubts, sites_of(t))
 
 
 def build_forward(
@@ -191,84 +196,18 @@ def traced(
 ) -> Generator[Traced]:
     """Run `fn` once on leaves; inside the block its trace is still open."""
     if ambient.active() is not None:
-        raise TraceError.here(f"a {what} cannot be compiled inside another trace")
+        raise TraceError.here(f"a {what} cannot be compiled inside another trace; compile it before that")
     parameters = named_parameters(model)
     if not parameters:
-        raise CompileError.here(
-            f"the model {type(model).__name__} has no parameters: make some with self.param or layers"
-        )
+        raise CompileError.here(f"the model {type(model).__name__} has no parameters: {no_parameters(model)}")
     inputs = declared(inputs)
+    check_function(fn, what)
     check_signature(fn, inputs, what)
     types = {name: concrete_type(name, spec) for name, spec in inputs.items()}
     with ambient.tracing(patching) as running:
         leaves = {n: leaf("param" if p.trainable else "frozen", n, p.type) for n, p in parameters.items()}
         values = {n: leaf("input", n, type_) for n, type_ in types.items()}
         yield Traced(running, parameters, leaves, types, fn(bound(model, leaves), **values))
-
-
-def check_signature(fn: Callable[..., Any], inputs: Mapping[str, Any], what: str) -> None:
-    """InputError if the function cannot be called with the model and these names."""
-    try:
-        signature = inspect.signature(fn)
-    except (TypeError, ValueError):
-        return
-    parameters = list(signature.parameters.values())
-    named = [p for p in parameters[1:] if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
-    anything = any(p.kind is p.VAR_KEYWORD for p in parameters)
-    takes = [p.name for p in named]
-    problems = [f"{n!r} is declared but {what} does not take it" for n in inputs if n not in takes and not anything]
-    problems += [
-        f"{what} takes {p.name!r}, which is not declared"
-        for p in named
-        if p.default is p.empty and p.name not in inputs
-    ]
-    if not parameters:
-        problems = [f"{what} must take the model as its first argument"]
-    elif parameters[0].name in inputs:
-        problems = [f"its first argument is the model, as in {what}(m, {', '.join(inputs)})"]
-    if problems:
-        raise InputError.here(
-            f"inputs do not match {what} {getattr(fn, '__name__', fn)!s}{signature}: {'; '.join(problems)}. "
-            f"inputs declares {', '.join(inputs) or 'nothing'}"
-        )
-
-
-def checked_loss(result: Any, loss: Callable[..., Any]) -> tuple[Tensor, dict[str, Tensor]]:
-    """The rank-0 loss and the aux tensors."""
-    name = getattr(loss, "__name__", "loss")
-    aux: Any = {}
-    if isinstance(result, tuple) and len(cast("tuple[Any, ...]", result)) == 2:
-        result, aux = cast("tuple[Any, Any]", result)
-    if not isinstance(aux, dict) or not all(isinstance(x, Tensor) for x in cast("dict[str, Any]", aux).values()):
-        raise CompileError.here(f'{name}: aux must be a dict of tensors, as in (loss, {{"name": tensor}})')
-    if not isinstance(result, Tensor):
-        raise CompileError.here(f"{name} must return a tensor, got {_kind(cast('object', result))}")
-    if result.shape != () or result.dtype != f32:
-        raise CompileError(
-            located(
-                f"{name} must return a scalar, f32[], got {result.type}; reduce it with tg.mean or tg.sum",
-                result.site or call_site(),
-            )
-        )
-    return result, cast("dict[str, Tensor]", aux)
-
-
-def checked_outputs(result: Any, forward: Callable[..., Any]) -> tuple[dict[str, Tensor], Any]:
-    """Outputs by name, and the structure they came in."""
-    if isinstance(result, Tensor):
-        return {"output": result}, None
-    parts: dict[Any, Any] | None = None
-    if isinstance(result, dict):
-        parts = dict(cast("dict[Any, Any]", result))
-    elif isinstance(result, (tuple, list)):
-        parts = dict(enumerate(cast("tuple[Any, ...]", result)))
-    if not parts or not all(isinstance(x, Tensor) for x in parts.values()):
-        name = getattr(forward, "__name__", "forward")
-        raise CompileError.here(
-            f"{name} must return a tensor, or a tuple or dict of tensors, got {_odd(cast('object', result), parts)}"
-        )
-    outputs = {f"output.{k}": x for k, x in parts.items()}
-    return outputs, {k: f"output.{k}" for k in parts} if isinstance(result, dict) else tuple(outputs)
 
 
 def check_precision(precision: str) -> None:
@@ -279,13 +218,12 @@ def check_precision(precision: str) -> None:
 
 def training_graph(
     t: Traced, y: Tensor, aux: Mapping[str, Tensor], arena: Arena, optimizer: Optimizer, precision: str
-) -> tuple[Graph, list[str]]:
-    """Loss, gradients, guard and update in one graph; and the names of parameters the loss does not use."""
-    used = {x.serial for x in toposort([y])}
-    unused = [n for n, x in t.leaves.items() if t.parameters[n].trainable and x.serial not in used]
+) -> tuple[Graph, tuple[str, ...]]:
+    """Loss, gradients, guard and update in one graph; and what is doubtful about the loss."""
     trained = [slot.name for slot in arena.slots]
     scaling = LossScale.traced() if precision == "f16" else None
     found = gradients(y, [t.leaves[n] for n in trained], scaling and scaling.scale)
+    doubts = doubtful(t, y, aux, dict(zip(trained, found)))
     g = arena.pack(dict(zip(trained, map(scaling.unscaled, found) if scaling else found)))
     type_ = TensorType(f32, (arena.size,))
     state = {name: leaf("state", name, type_) for name in optimizer.transform.state}
@@ -313,17 +251,7 @@ def training_graph(
     outputs |= {HALTED: writes[HALTED], **{f"aux.{n}": x for n, x in aux.items()}}
     graph = Graph(outputs, dict(t.trace.captures), writes, precision, {slot.name: slot.offset for slot in arena.slots})
     require_own(toposort(graph.roots), t.trace)
-    return graph, unused
-
-
-def _odd(result: object, parts: Mapping[Any, Any] | None) -> str:
-    """What is wrong with the result of a forward: its kind, and the first part that is no tensor."""
-    odd = next((f", where {k!r} is a {_kind(x)}" for k, x in (parts or {}).items() if not isinstance(x, Tensor)), "")
-    return f"{'an empty ' if parts == {} else ''}{_kind(result)}{odd}"
-
-
-def _kind(value: object) -> str:
-    return type(value).__name__ if value is not None else "None (is the return missing?)"
+    return graph, doubts
 
 
 def arena_of(parameters: Mapping[str, Parameter], optimizer: Optimizer | None = None) -> Arena:
@@ -348,7 +276,9 @@ def persistent_of(
     buffers += [Buffer(a, "f32" if a.endswith("f32") else "i32", size, "param") for a, size in frozen.items()]
     if optimizer is not None:
         if not arena.size:
-            raise CompileError.here("no parameter of the model is trainable")
+            raise CompileError.here(
+                "no parameter of the model is trainable: leave out trainable=False somewhere, or use tg.compile_forward"
+            )
         buffers.append(Buffer("grads", "f32", arena.size, "grad"))
         buffers += [Buffer(n, "f32", arena.size, "state", fill) for n, fill in optimizer.transform.state.items()]
         if precision == "f16":
@@ -377,8 +307,25 @@ def persistent_like(parameters: Mapping[str, Parameter], program: Program) -> Pe
     return Persistent(buffers, params, {n: p.type for n, p in parameters.items()})
 
 
-def unused_warning(names: list[str]) -> tuple[str, ...]:
-    """What to say once at compile about parameters that the loss does not use."""
-    if not names:
-        return ()
-    return (f"the loss does not use {', '.join(names)}: the gradient is zero, and only weight decay changes them",)
+def doubtful(t: Traced, y: Tensor, aux: Mapping[str, Tensor], found: Mapping[str, Tensor]) -> tuple[str, ...]:
+    """What to say once at compile of a loss that does not use parameters or inputs, or that nothing can improve."""
+    used = {x.serial for x in toposort([y])}
+    read = {x.name for x in toposort([y, *aux.values(), *t.trace.captures.values()]) if x.prim is LEAF}
+    names = [n for n, x in t.leaves.items() if n in found and x.serial not in used]
+    inputs = [n for n in t.inputs if n not in read]
+    texts: list[str] = []
+    if names:
+        texts.append(
+            f"the loss does not use {', '.join(names)}: the gradient is zero, and only weight decay changes them. Use "
+            "them in the loss, or leave them out of the model"
+        )
+    elif all(constant(g) == 0.0 for g in found.values()):
+        texts.append(
+            "the loss has no gradient by any parameter: on the way are ops without a derivative, such as argmax, "
+            "comparisons, casts to integers or tg.stop_gradient. Train with another loss, and report this one as aux"
+        )
+    if inputs:
+        texts.append(
+            f"the loss does not use the input {', '.join(map(repr, inputs))}: leave it out of inputs=, or use it"
+        )
+    return tuple(texts)

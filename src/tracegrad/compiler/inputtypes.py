@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
-from tracegrad.dtypes import InputType, TensorType, f32
+from tracegrad.dtypes import DType, InputType, TensorType, f32
 from tracegrad.errors import InputError
+from tracegrad.refusals import shown
+from tracegrad.shapes import whole
 
 InputSpec = InputType | TensorType | Sequence["int | None"] | int
 
@@ -18,26 +21,49 @@ def input_type(name: str, spec: Any) -> InputType:
             f"input {name!r}: inputs declares shapes or types, got a {type(spec).__name__} of shape {spec.shape}; "
             "values go to step and run"
         )
-    dtype, dims = f32, (spec,) if isinstance(spec, int) else spec
+    dtype, dims = f32, (spec,) if whole(spec) is not None else spec
     if isinstance(spec, (InputType, TensorType)):
         dtype, dims = spec
-    sequence = isinstance(dims, (tuple, list))
-    sizes = list(cast("Sequence[Any]", dims)) if sequence else []
-    valid = sequence and all(d is None or (type(d) is int and d > 0) for d in sizes)
-    if not name.isidentifier() or not valid:
+    sizes = list(cast("Sequence[Any]", dims)) if isinstance(dims, (tuple, list)) else None
+    if sizes is None or not all(d is None or (whole(d) or 0) > 0 for d in sizes):
         raise InputError.here(
-            f"input {name!r}: {spec!r} is not a shape such as (64, 784), nor a type such as tg.i32[64, 128]"
+            f"input {name!r}: {shown(spec)} is not a shape such as (64, 784), nor a type such as tg.i32[64, 128]"
+            f"{_hint(spec, sizes or [])}"
         )
-    return InputType(dtype, tuple(sizes))
+    return InputType(dtype, tuple([None if d is None else whole(d) for d in sizes]))
+
+
+def _hint(spec: Any, sizes: Sequence[Any]) -> str:
+    """How to write what was probably meant."""
+    if isinstance(spec, DType):
+        return f"; a dtype alone has no shape, write tg.{spec}[...]"
+    if any(isinstance(d, DType) for d in sizes):
+        return "; the shape goes in brackets behind the dtype, as in tg.i32[64, 128]"
+    if any(isinstance(d, float) for d in sizes):
+        return "; sizes are integers, write // for a division"
+    if any(whole(d) == 0 for d in sizes):
+        return "; sizes are at least 1"
+    if any((whole(d) or 0) < 0 for d in sizes):
+        return "; a size that each call chooses is None, in attach and compile_forward"
+    return "; f32 is the dtype of a shape alone" if isinstance(spec, type) else ""
 
 
 def declared(inputs: Any) -> dict[str, Any]:
     """A copy of `inputs=`; InputError unless it says each input by name."""
-    if isinstance(inputs, Mapping) and all(isinstance(name, str) for name in cast("Mapping[Any, Any]", inputs)):
-        return dict(cast("Mapping[str, Any]", inputs))
-    raise InputError.here(
-        f'inputs is a dict of a shape or type for each input by name, such as {{"x": (64, 784)}}; got {inputs!r}'
-    )
+    types = cast("Mapping[str, Any]", inputs)
+    if not isinstance(inputs, Mapping) or not all(isinstance(name, str) for name in cast("Mapping[Any, Any]", inputs)):
+        raise InputError.here(
+            f'inputs is a dict of a shape or type for each input by name, such as {{"x": (64, 784)}}; got {inputs!r}'
+        )
+    for name in types:
+        if not name.isidentifier():
+            own = re.sub(r"\W", "_", name)
+            hint = f", such as {own!r}" if own.isidentifier() else ""
+            raise InputError.here(
+                f"input {name!r} needs another name{hint}: inputs are arguments of the loss or forward, so each has a "
+                "Python name, of letters, digits and _"
+            )
+    return dict(types)
 
 
 def input_types(inputs: Mapping[str, Any]) -> dict[str, InputType]:
@@ -49,5 +75,8 @@ def concrete_type(name: str, spec: Any) -> TensorType:
     """The type of an input without None dimensions."""
     t = input_type(name, spec)
     if None in t.shape:
-        raise InputError.here(f"input {name!r}: {t} has a None dimension, which only attach and compile_forward take")
+        raise InputError.here(
+            f"input {name!r}: {t} has a None dimension, which only attach and compile_forward take; "
+            "a training has one batch size"
+        )
     return TensorType(t.dtype, tuple(d for d in t.shape if d is not None))

@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Any, TextIO, cast
 
 from tracegrad.engine.results import Pending, StepResult
 from tracegrad.errors import InputError
+from tracegrad.refusals import shown
+from tracegrad.shapes import whole
 
 if TYPE_CHECKING:
     from tracegrad.engine.training import CompiledTraining
@@ -78,8 +80,18 @@ def fit(
             _check(name, value)
     for name, value in (("data", data), ("callbacks", callbacks)):
         if not (hasattr(value, "__iter__") or hasattr(value, "__getitem__")):  # a dataset may have the latter only
-            hint = "; put it in a list" if callable(value) else ""
-            raise InputError.here(f"fit: {name} must be something to iterate over, got {value!r}{hint}")
+            hint = (
+                "; put it in a list" if name == "callbacks" else "; call it, for its batches" if callable(value) else ""
+            )
+            hint = hint or "; such as a list of batches, [{'x': x, 'y': y}, ...]"
+            raise InputError.here(f"fit: {name} must be something to iterate over, got {shown(value)}{hint}")
+    if isinstance(data, Mapping):
+        raise InputError.here(
+            "fit: the data are batches, each a dict or tuple, got one dict: a list of one batch is [{...}]; of whole "
+            "arrays, make a list that cuts them into batches"
+        )
+    if evaluate is not None and not callable(evaluate):
+        raise InputError.here(f"fit: evaluate must be a function of the training, got {shown(evaluate)}; define one")
     loop = _Loop(train, evaluate, every, tuple(callbacks), Log(log), Progress(progress, _total(data, epochs, steps)))
     began = time.perf_counter()
     try:
@@ -146,7 +158,9 @@ class _Loop:
             if self.queued == before:
                 many = before > 0
                 hint = " (a generator can be iterated once only; pass a list or a DataLoader)" if many else ""
-                raise InputError.here(f"fit: the data have no batch in epoch {self.history.epochs}{hint}")
+                raise InputError.here(
+                    f"fit: the data have no batch in epoch {self.history.epochs}; give one or more{hint}"
+                )
 
     def _drain(self) -> None:
         while self.waiting:
@@ -202,7 +216,7 @@ def as_inputs(batch: Any, names: Sequence[str]) -> Mapping[str, Any]:
 
 
 def _check(name: str, value: int) -> None:
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:  # pyright: ignore[reportUnnecessaryIsInstance]
+    if (whole(value) or 0) < 1:
         raise InputError.here(f"fit: {name} must be an integer of at least 1, got {value!r}")
 
 

@@ -10,23 +10,25 @@ from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any, cast
 
-from tracegrad.compiler.build import Built, build_forward, check_precision, check_signature, trace_sites
+from tracegrad.compiler.build import Built, build_forward, check_precision, trace_sites
 from tracegrad.compiler.dispatches import blamed_lines
 from tracegrad.compiler.inputtypes import input_types
+from tracegrad.compiler.signatures import check_function, check_signature
 from tracegrad.dtypes import InputType
 from tracegrad.engine import indexcheck, params, reference
-from tracegrad.engine.inputs import as_array, blank, check_inputs, merge
+from tracegrad.engine.inputs import Given, as_array, blank, check_inputs, merge
 from tracegrad.engine.knobs import Knobs, Rate
 from tracegrad.engine.own import Host
 from tracegrad.engine.patches import check_patches
 from tracegrad.engine.results import Aborted, CompletedRun, Failed, Pending, RunResult, failure, output_of, resolved
 from tracegrad.engine.steps import by_role, captures_of
 from tracegrad.errors import AbortedError, DeviceError, InputError
-from tracegrad.hypers import PREFIX
+from tracegrad.hypers import PREFIX, whole
 from tracegrad.introspection.explain import Explanation, explained
 from tracegrad.introspection.profile import Profile, checked_steps, make_profile
 from tracegrad.ir import Graph
 from tracegrad.program import Field
+from tracegrad.refusals import Helped
 from tracegrad.runtime.base import Session
 from tracegrad.sites import PATCH, SiteInfo
 
@@ -60,12 +62,14 @@ class _Entry:
         return self.handle
 
 
-class CompiledForward:
+class CompiledForward(Helped):
     """A forward compiled for one device; made by `tg.compile_forward` and `train.attach`. A context manager.
 
     A None dimension of `inputs` is chosen by each call: one program is compiled and kept per size, and the one that was
     least recently used is dropped when there are more than `max_cached_shapes`.
     """
+
+    called = "write infer.run(x=x).output"
 
     def __init__(
         self,
@@ -81,14 +85,13 @@ class CompiledForward:
 
         Without None dimensions the program is built here, so that its errors are raised here.
         """
-        if max_cached_shapes < 1:
-            raise InputError.here(f"max_cached_shapes must be at least 1, got {max_cached_shapes}")
         check_precision(precision)
         self._host, self._forward, self._owner, self.precision = host, forward, owner, precision
         self._types = input_types(inputs)
+        check_function(forward, "forward")
         check_signature(forward, inputs, "forward")
         self._free = [(n, d) for n, t in self._types.items() for d, size in enumerate(t.shape) if size is None]
-        self._capacity = max_cached_shapes
+        self._capacity = whole("max_cached_shapes", max_cached_shapes)
         self._lock = threading.Lock()  # never held while waiting for the worker
         self._entries: OrderedDict[int | None, _Entry] = OrderedDict()
         self._closed = ""
@@ -99,9 +102,7 @@ class CompiledForward:
             with self._host.worker.own(self._lock):
                 self._entry(None)
 
-    def run(
-        self, mapping: Mapping[str, Any] | None = None, /, *, patches: Mapping[str, Any] | None = None, **inputs: Any
-    ) -> Pending[RunResult]:
+    def run(self, mapping: Given = None, /, *more: Any, patches: Given = None, **inputs: Any) -> Pending[RunResult]:
         """One forward, queued; inputs by keyword, in one dict, or both.
 
         patches: {"attn.0": array} or {"attn.0": (mask, array)}: values that stand in for those of `tg.patch` sites, in
@@ -122,7 +123,7 @@ class CompiledForward:
         try:
             if patches is not None and "patches" in self._types:
                 inputs, patches = {**inputs, "patches": patches}, None
-            given = self._given(merge(mapping, inputs, "run"))
+            given = self._given(merge(mapping, inputs, "run", more, self._types))
             with self._host.worker.own(self._lock):
                 entry = self._entry(self._size(given))
                 self._runs += 1
@@ -138,17 +139,17 @@ class CompiledForward:
         worker.enqueue([RunWork(self, entry, arrays, pending)], pending)
         return pending
 
-    def graph_for(self, mapping: Mapping[str, Any] | None = None, /, **inputs: Any) -> Graph:
+    def graph_for(self, mapping: Given = None, /, **inputs: Any) -> Graph:
         """The graph that a run with these inputs executes; compiled if it was not yet. Raises what compiling raises."""
         with self._host.worker.own(self._lock):
             return self._entry(self._size(self._given(merge(mapping, inputs, "graph_for")))).built.graph
 
-    def explain(self, mapping: Mapping[str, Any] | None = None, /, **inputs: Any) -> Explanation:
+    def explain(self, mapping: Given = None, /, **inputs: Any) -> Explanation:
         """As `CompiledTraining.explain`, of the program for these inputs; without any, for the size used last."""
         built = self._looked_at(merge(mapping, inputs, "explain"), "explain")[0].built
         return explained(built.graph, built.program, self._host.worker.info)
 
-    def profile(self, steps: int = 10, mapping: Mapping[str, Any] | None = None, **inputs: Any) -> Profile:
+    def profile(self, steps: int = 10, mapping: Given = None, **inputs: Any) -> Profile:
         """As `CompiledTraining.profile`, of a run with these inputs; without any, zeros of the size used last."""
         steps = checked_steps(steps)
         entry, arrays = self._looked_at(merge(mapping, inputs, "profile"), "profile")
@@ -242,7 +243,7 @@ class CompiledForward:
     def _looked_at(self, values: dict[str, Any], what: str) -> tuple[_Entry, dict[str, Any]]:
         """The program for some inputs, and what to run it on: these, or zeros where there are none."""
         if self._closed:
-            raise AbortedError.here(f"this CompiledForward is {self._closed}")
+            raise AbortedError.here(f"this CompiledForward is {self._closed}; use it before close()")
         given = self._given(values)
         with self._host.worker.own(self._lock):
             again = self._entries and not values
@@ -269,7 +270,7 @@ class CompiledForward:
                 return size
         if len(set(sizes.values())) > 1:
             shown = ", ".join(f"{n} axis {d} is {size}" for (n, d), size in sizes.items())
-            raise InputError.here(f"run: all None dimensions of a call must agree: {shown}")
+            raise InputError.here(f"run: all None dimensions of a call must agree, give equal sizes: {shown}")
         if 0 in sizes.values():
             raise InputError.here("run: an input is empty: a None dimension must be at least 1")
         fields = [Field(n, 0, 0, t.dtype.name, cast("tuple[int, ...]", t.shape)) for n, t in self._types.items()]

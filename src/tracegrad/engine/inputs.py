@@ -4,34 +4,48 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from difflib import get_close_matches
 from typing import Any, cast
 
 from tracegrad.arrays import np
 from tracegrad.dtypes import DTYPES
-from tracegrad.errors import InputError
+from tracegrad.errors import InputError, TracegradError
+from tracegrad.habits import found
 from tracegrad.program import Field
 
 Array = Any
+Given = Mapping[str, Any] | None
 SEEDS = 2**32
 LARGEST_F32 = float(np.finfo(np.float32).max)
 
 
-def merge(mapping: Mapping[str, Any] | None, named: Mapping[str, Any], what: str) -> dict[str, Any]:
-    """The inputs of a call given as one mapping, by keyword, or both."""
+def merge(
+    mapping: Mapping[str, Any] | None,
+    named: Mapping[str, Any],
+    what: str,
+    more: Sequence[Any] = (),
+    known: Iterable[str] = ("x",),
+) -> dict[str, Any]:
+    """The inputs of a call given as one mapping, by keyword, or both. more: further arguments by position."""
+    if more:
+        raise InputError.here(f"{what}: {_by_name(what, known)}; got {1 + len(more)} values by position")
     if mapping is None:
         return dict(named)
     # of a dict the type is known at once, and Mapping asks its registry
     if type(mapping) is not dict and not isinstance(mapping, Mapping):  # pyright: ignore[reportUnnecessaryIsInstance]
-        raise InputError.here(
-            f"{what}: inputs are given by name, as keywords or as one dict; got {type(mapping).__name__}"
-        )
+        raise InputError.here(f"{what}: {_by_name(what, known)}; got {type(mapping).__name__}")
     if not named:
         return {**mapping}
     twice = sorted(name for name in named if name in mapping)
     if twice:
-        raise InputError.here(f"{what}: given twice, in the dict and by keyword: {', '.join(twice)}")
+        raise InputError.here(f"{what}: given twice, in the dict and by keyword: {', '.join(twice)}; leave out one")
     return {**mapping, **named}
+
+
+def _by_name(what: str, known: Iterable[str]) -> str:
+    first = "n, " if what == "run_steps" else ""
+    return f"inputs are given by name, as in {what}({first}{', '.join([f'{n}=...' for n in known])}), or as one dict"
 
 
 def new_copy(x: Array) -> Array:
@@ -78,10 +92,29 @@ def _refuse(fields: Sequence[Field], given: Mapping[str, Any], what: str, proble
     """InputError with the problems, and those of names that no field has; nothing if there are none."""
     known = ", ".join(f"{f.name} {f.type}" for f in fields) or "none"
     unknown = [name for name in given if name not in {f.name for f in fields}]
-    problems = [*(f"{name}: unknown; inputs are {known}" for name in unknown), *problems]
+    missing = [f.name for f in fields if f.name not in given]
+    problems = [*(f"{name}: unknown{_near(name, missing)}; inputs are {known}" for name in unknown), *problems]
     if problems:
+        problems += _swapped(fields, given)
         count = f"{len(problems)} problems with the inputs" if len(problems) > 1 else "a problem with the inputs"
         raise InputError.here("\n  ".join([f"{what}: {count}", *problems]))
+
+
+def _near(name: object, names: Sequence[str]) -> str:
+    near = get_close_matches(str(name).lower(), [n.lower() for n in names], n=1)
+    return f", did you mean {next(n for n in names if n.lower() == near[0])}?" if near else ""
+
+
+def _swapped(fields: Sequence[Field], given: Mapping[str, Any]) -> list[str]:
+    """A hint where two values have the shapes of each other's inputs."""
+    wanted = {f.name: f.shape for f in fields}
+    shapes = {n: getattr(given[n], "shape", None) for n in wanted if n in given}
+    pairs = [(a, b) for a in shapes for b in shapes if a < b and wanted[a] != wanted[b]]
+    return [
+        f"{a} and {b} have each other's shapes: are they swapped?"
+        for a, b in pairs
+        if shapes[a] == wanted[b] and shapes[b] == wanted[a]
+    ]
 
 
 def fit_value(field: Field, value: Any, lead: int | None = None, copied: Callable[[Array], Array] = new_copy) -> Array:
@@ -119,10 +152,27 @@ def as_array(value: Any, shapes: Sequence[tuple[int | None, ...]] = ()) -> Array
             return _filling(np.asarray(own), shapes) if isinstance(own, memoryview) else np.asarray(own)
         x = np.asarray(value)
     except Exception as e:  # torch, jax and nested lists each raise errors of their own
-        raise InputError(f"{type(value).__name__} cannot be read as an array: {e}") from e
-    if x.dtype == object:
-        raise InputError(f"{type(value).__name__} cannot be read as an array of numbers")
+        why, kind = str(e), cast("type[object]", type(value)).__name__
+        if isinstance(e, ValueError) and kind in ("list", "tuple"):
+            why = "its lists have different lengths; pad them to one shape"
+        elif isinstance(e, TracegradError):  # of a traced tensor, a parameter
+            raise InputError(why.partition("\n")[0]) from e
+        raise InputError(f"{kind} cannot be read as an array: {why}") from e
+    if x.dtype == object or x.dtype.kind in "US":
+        kind = cast("type[object]", type(value)).__name__
+        raise InputError(f"{kind} cannot be read as an array of numbers{found(NO_ARRAYS, kind) or ''}")
     return x
+
+
+NO_ARRAYS = {
+    "NoneType": "; is a value missing?",
+    "generator map zip filter": "; make a list of it first, and an array of that",
+    "dict": "; give its values as inputs of their own",
+    "str": "; read the file, or encode the text as integers first",
+    "set": "; make a list of it",
+    "Pending": "; read .output of a run",
+    "DataFrame Series": "; write .to_numpy(dtype='float32') of columns that hold numbers",
+}
 
 
 def _filling(x: Array, shapes: Sequence[tuple[int | None, ...]]) -> Array:
@@ -161,7 +211,8 @@ def cast_lossless(x: Array, dtype: str) -> Array:
     # Extension floats such as ml_dtypes.bfloat16 have kind "V" or "f" and cast to float32 without loss.
     kind = "f" if "float" in x.dtype.name else x.dtype.kind
     if kind not in _CASTS[dtype]:
-        raise InputError(f"{x.dtype.name} values do not fit {dtype} without loss{_REMEDY.get((kind, dtype), '')}")
+        remedy = _REMEDY.get((kind, dtype)) or _OF_KIND.get(kind, "")
+        raise InputError(f"{x.dtype.name} values do not fit {dtype} without loss{remedy}")
     if dtype == "f32":
         return _to_f32(x, kind)
     info = np.iinfo(target)
@@ -182,12 +233,23 @@ _REMEDY = {
 }
 
 
+_OF_KIND = {
+    "c": "; take x.real, abs(x) or both parts as two inputs",
+    "O": "; write x.astype(np.float32) if all of them are numbers",
+    "M": "; make numbers of dates first, such as seconds",
+    "m": "; make numbers of times first, such as seconds",
+    "V": "; pick one field of the records",
+}
+
+
 def _to_f32(x: Array, kind: str) -> Array:
     with np.errstate(over="ignore"):
         out = np.array(x, dtype=np.float32, order="C", copy=True)
     if kind == "f":
         if x.dtype.itemsize > 4 and x.size and bool((np.isinf(out) & ~np.isinf(x)).any()):
-            raise InputError(f"a finite value of {x.dtype.name} exceeds the largest f32, {LARGEST_F32:.4g}")
+            raise InputError(
+                f"a finite value of {x.dtype.name} exceeds the largest f32, {LARGEST_F32:.4g}; scale the values"
+            )
     elif x.dtype.itemsize > 2 and x.size:
         # An integer survives the trip through f32 only up to 2**24, and beyond that when its low bits are zero.
         exact = out.astype(np.float64) == x.astype(np.float64)
@@ -209,7 +271,9 @@ def _check_range(x: Array, low: int, high: int, exempt: int | None) -> None:
     bad = least if least < low else most
     where = np.unravel_index(int(np.argmax(x == bad)), x.shape)
     at = f" at [{','.join(str(int(k)) for k in where)}]" if x.ndim else ""
-    raise InputError(f"index {bad}{at} is out of range; valid indices are {low} to {high}")
+    raise InputError(
+        f"index {bad}{at} is out of range; valid indices are {low} to {high}{', counted from 0' if not low else ''}"
+    )
 
 
 def _shape_hint(field: Field, x: Array) -> str:
@@ -221,4 +285,12 @@ def _shape_hint(field: Field, x: Array) -> str:
         return " (the axes are in another order: transpose it, as x.T does with two; a reshape would mix the values up)"
     if x.size == field.size:
         return f" (the sizes agree: did you mean x.reshape({field.shape})?)"
+    if x.shape[:-1] == field.shape and field.dtype == "i32":
+        return " (one-hot? x.argmax(-1) gives the class numbers)"
+    if x.shape == field.shape[1:]:
+        return f" (one example? x[None] is a batch of one, and inputs= has a batch of {field.shape[0]})"
+    if len(x.shape) == len(field.shape) and x.shape[1:] == field.shape[1:]:
+        return (
+            f" (inputs= has the batch size {field.shape[0]}: cut the data into such batches, or compile with another)"
+        )
     return ""

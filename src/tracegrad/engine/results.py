@@ -11,10 +11,12 @@ import time
 import warnings
 from collections.abc import Callable, Generator, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar, Generic, TypeVar, cast
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar, cast
 
 from tracegrad.arrays import handed_out, np
-from tracegrad.errors import AbortedError, DeviceError, InputError, TracegradError
+from tracegrad.errors import AbortedError, DeviceError, InputError, MissingKeyError, MissingNameError, TracegradError
+from tracegrad.habits import PENDINGS
+from tracegrad.refusals import NoArray, absent
 from tracegrad.runtime import tab
 from tracegrad.runtime.forks import Generation, forked_error
 
@@ -37,7 +39,8 @@ class Captures(Mapping[str, Any]):
         try:
             return self._arrays[name]
         except KeyError:
-            raise KeyError(f"no capture named {name!r}; there are: {', '.join(self._arrays) or 'none'}") from None
+            known = ", ".join(self._arrays) or "none; tg.capture(name, x) in the loss or forward makes one"
+            raise MissingKeyError.here(f"captures: there is no {name!r}; there are: {known}") from None
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._arrays)
@@ -67,7 +70,7 @@ class Aux(dict[str, Any]):
 
     def __missing__(self, name: str) -> Any:
         hint = ", ".join(self) or 'none; return (loss, {"name": tensor}) from the loss'
-        raise KeyError(f"no aux output named {name!r}; there are: {hint}")
+        raise MissingKeyError.here(f"aux: there is no {name!r}; there are: {hint}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,12 +150,24 @@ StepResult = CompletedStep | Aborted | Failed
 RunResult = CompletedRun | Aborted | Failed
 
 
-class Pending(Generic[T]):
+class Pending(NoArray, Generic[T]):
     """Work under way. `result()` or `await` gives Completed, Aborted or Failed; the shortcuts wait too.
 
     `loss`, `aux`, `captures`, `losses`, `step` and `output` wait, then raise the error of a `Failed`, and
     `tg.AbortedError` for an `Aborted`. A `Failed` that nobody looked at is reported once through `warnings`.
     """
+
+    instead: ClassVar[str] = "read .loss of a step, or .output of a run, which wait for it"
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any:
+            if name.startswith("__"):
+                raise AttributeError(name)
+            own = ("loss", "aux", "captures", "losses", "step", "output", "result", "done")
+            if name in own:  # a property whose error is an AttributeError
+                return object.__getattribute__(self, name)
+            raise absent(f"a Pending (what {'run' if self._what == 'run' else 'step'} returns)", name, PENDINGS, own)
 
     def __init__(self, what: str = "call", worker: int | None = None):
         self._what = what
@@ -301,14 +316,15 @@ class Pending(Generic[T]):
         if isinstance(result, Failed):
             raise result.error
         if isinstance(result, Aborted):
-            raise AbortedError(f"{self._what} was aborted: {result.reason}")
+            hint = "; work on a training inside its with block, before close()" if "closed" in result.reason else ""
+            raise AbortedError.here(f"{self._what} was aborted: {result.reason}{hint}")
         return result
 
     def _of_kind(self, name: str) -> Any:
         result = self._completed()
         if not hasattr(result, name):
             has = "loss, aux and captures" if isinstance(result, CompletedStep) else "output and captures"
-            raise AttributeError(f"the result of {self._what} has no {name}; it has {has}")
+            raise MissingNameError.here(f"the result of {self._what} has no {name}; it has {has}")
         return getattr(result, name)
 
     def __repr__(self) -> str:

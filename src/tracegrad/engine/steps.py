@@ -19,8 +19,10 @@ from tracegrad.errors import DeviceError, InputError, NonFiniteError
 from tracegrad.hypers import PREFIX
 from tracegrad.ir import Graph
 from tracegrad.program import Field, Program
+from tracegrad.refusals import shown
 from tracegrad.runtime import tab
 from tracegrad.runtime.base import Session, Timings
+from tracegrad.shapes import whole
 from tracegrad.sites import SiteInfo
 
 AUX, CAPTURE = "aux.", "capture."  # of output names
@@ -308,6 +310,13 @@ def split_steps(arrays: Mapping[str, Any], fields: tuple[Field, ...], n: int) ->
     def at(k: int) -> dict[str, Any]:
         return {name: x[k] if x.ndim > ranks[name] else x for name, x in arrays.items()}
 
-    if not isinstance(n, int) or n < 1:  # pyright: ignore[reportUnnecessaryIsInstance]
-        raise InputError.here(f"run_steps: n must be an integer of at least 1, got {n!r}")
     return at
+
+
+def number_of_steps(n: object) -> int:
+    """`n` of `run_steps`; InputError unless it is an integer of at least 1."""
+    count = whole(n)
+    if count is None or count < 1:
+        hint = "; the number of steps comes first, as in run_steps(10, batch)" if not isinstance(n, int) else ""
+        raise InputError.here(f"run_steps: n must be an integer of at least 1, got {shown(n)}{hint}")
+    return count

@@ -20,11 +20,11 @@ from tracegrad.engine import params
 from tracegrad.engine.drives import beside
 from tracegrad.engine.fit import History, fit
 from tracegrad.engine.forward import CompiledForward
-from tracegrad.engine.inputs import check_inputs, checked_seed, merge, seed_or_new
+from tracegrad.engine.inputs import Given, check_inputs, checked_seed, merge, seed_or_new
 from tracegrad.engine.knobs import Knobs, Rate
 from tracegrad.engine.memory import CopyPool
 from tracegrad.engine.results import Pending, StepResult, failure, resolved
-from tracegrad.engine.steps import StepCall, Stepper, split_steps
+from tracegrad.engine.steps import StepCall, Stepper, number_of_steps, split_steps
 from tracegrad.engine.worker import Worker
 from tracegrad.errors import InputError
 from tracegrad.export import Contents, export
@@ -32,6 +32,7 @@ from tracegrad.files import replace_file
 from tracegrad.introspection.inspection import Inspected
 from tracegrad.lr import Schedule, as_schedule
 from tracegrad.program import Program
+from tracegrad.refusals import helpful
 from tracegrad.runtime.base import Session
 from tracegrad.runtime.storage import from_storage
 
@@ -59,8 +60,7 @@ class CompiledTraining(Inspected):
         precision: str = "f32",
     ):
         """For `tg.compile`. Traces first; then the worker's thread opens the device, while this one compiles."""
-        self._loss, self._declared, self._keep_grads = loss, declared(inputs), keep_grads
-        self._precision = precision
+        self._loss, self._declared, self._keep_grads, self._precision = loss, declared(inputs), keep_grads, precision
         self._lock, self._memory = threading.Lock(), CopyPool()
         self.model, self._optimizer = model, optimizer
         seed = seed_or_new(seed)
@@ -90,32 +90,32 @@ class CompiledTraining(Inspected):
 
     # --- running ---
 
-    def step(self, mapping: Mapping[str, Any] | None = None, /, **inputs: Any) -> Pending[StepResult]:
+    def step(self, mapping: Given = None, /, *more: Any, **inputs: Any) -> Pending[StepResult]:
         """One training step, queued; inputs by keyword, in one dict, or both.
 
         Waits while 8 steps are queued, or, where steps are short, as many as may be under way (96, in a tab 128).
         Never raises for what happens while executing: bad inputs, a non-finite loss and device errors come back as
         `Failed`, and change nothing.
         """
-        return self._run("step", 1, mapping, inputs)
+        return self._run("step", 1, mapping, inputs, more)
 
-    def run_steps(self, n: int, batch: Mapping[str, Any] | None = None, /, **inputs: Any) -> Pending[StepResult]:
+    def run_steps(self, n: int, batch: Given = None, /, *more: Any, **inputs: Any) -> Pending[StepResult]:
         """`n` steps in one call: inputs with a leading axis of length `n` are split, others used for every step.
 
         The result is that of the last step, with `losses`, a float32 array of length `n`. If a step fails, those
         before it were applied, those after it do not run, and the result is `Failed`.
         """
-        return self._run("run_steps", n, batch, inputs)
+        return self._run("run_steps", n, batch, inputs, more)
 
-    def _run(self, what: str, n: int, mapping: Mapping[str, Any] | None, inputs: Mapping[str, Any]) -> Pending[Any]:
-        refusal = self.worker.refusal
-        if refusal is not None:
+    def _run(self, what: str, n: int, mapping: Given, inputs: dict[str, Any], more: tuple[Any, ...]) -> Pending[Any]:
+        if (refusal := self.worker.refusal) is not None:
             return resolved(refusal, what)
         stepper, knobs = self._stepper, self._knobs
         pending: Pending[StepResult] = Pending(what, self.worker.ident)
         try:
-            lead = n if what == "run_steps" else None
-            arrays = check_inputs(stepper.inputs, merge(mapping, inputs, what), what, lead, self._memory.copied)
+            lead = None if what == "step" else (n := number_of_steps(n))
+            given = merge(mapping, inputs, what, more, self._declared)
+            arrays = check_inputs(stepper.inputs, given, what, lead, self._memory.copied)
             call = StepCall(stepper, knobs, pending, n, what)
             works = [call.work(0, arrays)] if lead is None else call.works(split_steps(arrays, stepper.inputs, n))
         except Exception as e:
@@ -124,6 +124,7 @@ class CompiledTraining(Inspected):
         self.worker.enqueue(works, pending)
         return pending
 
+    @helpful
     def fit(
         self,
         data: Iterable[Any],
@@ -149,10 +150,8 @@ class CompiledTraining(Inspected):
         Raises:     the error of the first step that fails, AbortedError if the training is closed meanwhile, and what
                     `data`, `evaluate` and callbacks raise. The steps that were queued behind it are applied.
         """
-        return fit(
-            self, data, epochs=epochs, steps=steps, progress=progress, evaluate=evaluate, every=every,
-            callbacks=callbacks, log=log,
-        )  # fmt: skip
+        return fit(self, data, epochs=epochs, steps=steps, progress=progress, evaluate=evaluate, every=every,
+                   callbacks=callbacks, log=log)  # fmt: skip
 
     # --- parameters and state ---
 
@@ -343,6 +342,7 @@ class CompiledTraining(Inspected):
         self.worker.check_open("CompiledTraining")
         self.worker.swap(load, "displaced by replace_model")
 
+    @helpful
     def attach(
         self,
         *,

@@ -82,7 +82,7 @@ class Worker:
         if isinstance(refusal, Failed):
             raise refusal.error
         if refusal is not None:
-            raise AbortedError.here(f"this {what} is {refusal.reason}")
+            raise AbortedError.here(f"this {what} is {refusal.reason}; use it before close()")
 
     @property
     def info(self) -> Any:

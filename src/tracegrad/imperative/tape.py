@@ -11,7 +11,8 @@ from contextvars import ContextVar, Token
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from tracegrad.errors import TracegradError
+from tracegrad import ambient
+from tracegrad.errors import TraceError, TracegradError
 
 if TYPE_CHECKING:
     from tracegrad.imperative.tensors import GradTensor
@@ -115,6 +116,11 @@ class no_grad:  # noqa: N801 as in PyTorch
     def __enter__(self) -> None:
         if self._token is not None:
             raise TracegradError.here("no_grad: make one for each block; this one is entered already")
+        if ambient.active() is not None:
+            raise TraceError.here(
+                "no_grad: it is for eager tensors, and does nothing to a loss or forward that is traced: write "
+                "tg.stop_gradient(x) for what gets no gradient"
+            )
         self._token = recording.set(False)
 
     def __exit__(self, kind: type[BaseException] | None, e: BaseException | None, tb: TracebackType | None) -> None:

@@ -17,6 +17,7 @@ from tracegrad.errors import DTypeError, InputError, ShapeError, TraceError, cal
 from tracegrad.imperative import tape
 from tracegrad.imperative.values import Array, Spec, typed
 from tracegrad.methods import METHODS, TensorMethods
+from tracegrad.refusals import Count
 
 
 def _in_place(name: str) -> Callable[[Any, Any], Any]:
@@ -101,7 +102,7 @@ class GradTensor(TensorMethods):
     @property
     def size(self) -> int:
         """Number of elements."""
-        return self._spec.type.size
+        return Count(self._spec.type.size)
 
     @property
     def requires_grad(self) -> bool:
@@ -137,7 +138,7 @@ class GradTensor(TensorMethods):
     def item(self) -> float | int | bool:
         """The value of a tensor of one element, as a Python number. ShapeError for more."""
         if self.size != 1:
-            raise ShapeError.here(f"item: {self.type} has {self.size} elements, not one")
+            raise ShapeError.here(f"item: {self.type} has {self.size} elements, not one; x.numpy() has them all")
         return np.asarray(self._array).item()
 
     def tolist(self) -> Any:
@@ -187,7 +188,7 @@ class GradTensor(TensorMethods):
     def set_requires_grad(self, flag: bool = True) -> GradTensor:
         """Say whether a leaf gets a gradient; gives the tensor. f32 and f64 only."""
         if flag and not self._spec.type.dtype.is_float:
-            raise DTypeError.here(f"only floats have gradients, this is {self.type}")
+            raise DTypeError.here(f"only floats have gradients, this is {self.type}; make it with dtype=tg.f32")
         if self._record is not None and not flag:
             raise TraceError.here(f"{self.type} was computed from tensors that require a gradient; use detach()")
         self._requires = bool(flag)
@@ -254,6 +255,8 @@ class GradTensor(TensorMethods):
         return foreign.ufunc(function, method, inputs, options)
 
     def __bool__(self) -> bool:
+        if self.size != 1:
+            raise ShapeError.here(f"{self.type} has {self.size} truth values, not one: write tg.all(x) or tg.any(x)")
         return bool(self.item())
 
     def __float__(self) -> float:
@@ -286,7 +289,9 @@ class GradTensor(TensorMethods):
     __imul__, __itruediv__ = _in_place("mul"), _in_place("div")
 
     def __setitem__(self, index: Any, value: Any) -> None:
-        raise TraceError.here("a tensor cannot be changed in place; make a new one, with tg.where or tg.concat")
+        raise TraceError.here(
+            f"a tensor cannot be changed in place, as {self.type} here; make a new one, with tg.where or tg.concat"
+        )
 
     def __repr__(self) -> str:
         text = np.array2string(np.asarray(self._array), separator=", ", prefix="tensor(")

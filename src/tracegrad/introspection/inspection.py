@@ -10,18 +10,22 @@ from tracegrad.engine.knobs import Knobs
 from tracegrad.engine.steps import Stepper
 from tracegrad.engine.worker import Worker
 from tracegrad.errors import AbortedError
+from tracegrad.habits import TRAININGS
 from tracegrad.introspection.explain import Explanation, explained
 from tracegrad.introspection.memory import Memory
 from tracegrad.introspection.profile import Profile, checked_steps, make_profile
 from tracegrad.ir import Graph
 from tracegrad.program import KernelSource, Program, field_named
+from tracegrad.refusals import Helped
 from tracegrad.runtime.base import DeviceInfo, Session
 from tracegrad.sites import SiteInfo
 
 
-class Inspected:
+class Inspected(Helped):
     """The part of `CompiledTraining` that only looks. Nothing but `profile` waits for the device."""
 
+    remedies = TRAININGS
+    called = "train.step(x=..., y=...) trains, train.attach(forward=..., inputs=...) makes a forward"
     worker: Worker
     _stepper: Stepper
     _knobs: Knobs

@@ -23,4 +23,4 @@ __all__ = [
 if not TYPE_CHECKING:  # type checkers are to report unknown names themselves
 
     def __getattr__(name):
-        raise foreign.no_such_name("tracegrad.nn", name, {"tg": ops.__all__, "nn": __all__})
+        raise foreign.no_such_name("tracegrad.nn", name, {"nn": __all__, "tg": ops.__all__})

@@ -10,6 +10,7 @@ from tracegrad.init import Initializer
 from tracegrad.ir import Tensor
 from tracegrad.nn.module import Module
 from tracegrad.ops import images, indexing, linalg, norm
+from tracegrad.shapes import integers, whole
 
 
 class Linear(Module):
@@ -105,8 +106,8 @@ class Conv2d(Module):
     ) -> None:
         if groups < 1 or in_ch % groups or out_ch % groups:
             raise ShapeError.here(f"Conv2d: groups={groups} must divide both in_ch={in_ch} and out_ch={out_ch}")
-        self.stride, self.padding, self.groups = _pair(stride), _pair(padding), groups
-        self.W = self.param((out_ch, in_ch // groups, *_pair(kernel_size)), init=init, decay=decay)
+        self.stride, self.padding, self.groups = _pair("stride", stride), _pair("padding", padding), groups
+        self.W = self.param((out_ch, in_ch // groups, *_pair("kernel_size", kernel_size)), init=init, decay=decay)
         self.b = self.param(out_ch, init=inits.zeros()) if bias else None
 
     def __call__(self, x: Tensor) -> Tensor:
@@ -115,9 +116,12 @@ class Conv2d(Module):
         return y if self.b is None else y + self.b.reshape(1, -1, 1, 1)
 
 
-def _pair(value: int | Sequence[int]) -> tuple[int, int]:
-    if isinstance(value, int):
-        return value, value
-    if len(value) != 2:
-        raise ShapeError.here(f"Conv2d: expected an integer or two, got {value!r}")
-    return value[0], value[1]
+def _pair(what: str, value: int | Sequence[int]) -> tuple[int, int]:
+    try:
+        n = whole(value)
+        pair = (n, n) if n is not None else integers(value, what)
+    except ShapeError as e:
+        raise ShapeError.here(f"Conv2d: {e}") from None
+    if len(pair) != 2:
+        raise ShapeError.here(f"Conv2d: {what} must be an integer or two, for height and width, got {value!r}")
+    return pair[0], pair[1]

@@ -6,15 +6,18 @@ import copy
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar, cast
 
 from tracegrad import init as inits
 from tracegrad.ambient import active
 from tracegrad.dtypes import DType, Shape, TensorType, as_dtype, f32
-from tracegrad.errors import DTypeError, MissingNameError, ShapeError, Site, TraceError, call_site
+from tracegrad.errors import DTypeError, MissingNameError, ShapeError, Site, TraceError, call_site, placed
+from tracegrad.habits import MODELS
 from tracegrad.init import Initializer, Literal, Ones, Zeros
 from tracegrad.ir import Tensor
-from tracegrad.shapes import show
+from tracegrad.methods import TensorMethods
+from tracegrad.refusals import NoArray, NoNumber, absent, check_call, shown
+from tracegrad.shapes import integers, show
 
 DecayFilter = Callable[[str], bool]
 M = TypeVar("M")
@@ -22,7 +25,7 @@ SHOWN = 4  # parameters in the repr of a module
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
-class Parameter:
+class Parameter(NoArray):
     """What a parameter will be. In a forward a tensor stands in its place."""
 
     shape: Shape
@@ -47,6 +50,11 @@ class Parameter:
             f"<parameter {self.type} of a model outside its forward; use the model that the forward receives, "
             "or tg.instantiate(model), which has values>"
         )
+
+    instead: ClassVar[str] = (
+        "it declares a parameter, and has no values. Use the model that the forward receives, with its layers in "
+        "attributes, lists, tuples or dicts (no sets); train.download_params() and tg.instantiate(model) have values"
+    )
 
     if not TYPE_CHECKING:
 
@@ -78,7 +86,7 @@ if not TYPE_CHECKING:
     Parameter.__setattr__ = _fixed  # the dataclass's own says "cannot assign to field", or fails inside itself
 
 
-class Module:
+class Module(NoNumber):
     """Base of models and layers: attributes that are modules, parameters, or lists, tuples and dicts of them.
 
     A plain object: assign in `__init__` (no `super().__init__()` needed), use in a function of the model.
@@ -96,7 +104,23 @@ class Module:
         count = sum(p.size for p in found.values())
         return f"<{type(self).__name__}: {count} parameters in {', '.join(shown[:SHOWN]) or 'nothing'}{more}>"
 
+    instead: ClassVar[str] = "call the model, as in m(x)"
+
     if not TYPE_CHECKING:  # subclasses declare what theirs takes
+
+        def __new__(cls, *args: Any, **given: Any) -> Any:
+            if given:
+                check_call(cls.__name__, cls.__init__, args, given, bound=1)
+            return super().__new__(cls)
+
+        def __getattr__(self, name: str) -> Any:
+            cls = type(self)
+            if name.startswith("__") or hasattr(cls, name):  # the latter: a property that raised an AttributeError
+                return object.__getattribute__(self, name)
+            constructors = [c for c in cls.__mro__ if "__init__" in vars(c) and c is not object]
+            hint = "; was super().__init__() called?" if len(constructors) > 1 else ""
+            own = [n for n in (*vars(self), *vars(cls)) if n != "instead"]
+            raise absent(f"the model {cls.__name__}", name, MODELS, own, hint)
 
         def __call__(self, *_: Any, **__: Any) -> Any:
             name = type(self).__name__
@@ -127,8 +151,13 @@ class Module:
                 "Make it in the model's __init__"
             )
         if not _initialising(self):
-            raise TraceError.here(f"{type(self).__name__}.param works in __init__ only: a model's parameters are fixed")
-        dims, dtype = _dims(shape), as_dtype(dtype)
+            raise TraceError.here(
+                f"{type(self).__name__}.param works in __init__ only: a model's parameters are fixed. Declare it there"
+            )
+        try:
+            dims, dtype = _dims(shape), as_dtype(dtype)
+        except DTypeError as e:
+            raise placed(e, f"{type(self).__name__}.param", call_site()) from None
         trainable = dtype.is_float if trainable is None else trainable
         if trainable and not dtype.is_float:
             raise DTypeError.here(f"a parameter of {dtype} has no gradient; pass trainable=False")
@@ -149,15 +178,16 @@ def _initialising(module: Module) -> bool:
 
 
 def _dims(shape: int | Sequence[int]) -> Shape:
-    dims = tuple(shape) if isinstance(shape, Sequence) else (shape,)
+    if isinstance(shape, Parameter) or len(getattr(shape, "shape", ())) > 1:
+        hint = "write .shape for that of another, and init=tg.init.literal(array) for values"
+        raise ShapeError.here(f"a parameter's shape must be integers, got {shown(shape)}: {hint}")
     try:
-        whole = tuple(n.__index__() for n in dims)
-    except (AttributeError, TypeError):
-        hint = "; its values are given by init=tg.init.literal(array)" if hasattr(shape, "__array__") else ""
-        raise ShapeError.here(f"a parameter's shape must be integers, got {shape!r}{hint}") from None
-    if any(n < 1 for n in whole):
-        raise ShapeError.here(f"a parameter's dimensions must be at least 1, got {show(whole)}")
-    return whole
+        dims = integers(shape, "a size")
+    except ShapeError as e:
+        raise ShapeError.here(f"a parameter's shape must be integers, got {shown(shape)}: {e}") from None
+    if any(n < 1 for n in dims):
+        raise ShapeError.here(f"a parameter's shape must have sizes of at least 1, got {show(dims)}")
+    return dims
 
 
 def _checked(init: Initializer | None, shape: Shape, dtype: DType) -> Initializer:
@@ -167,10 +197,13 @@ def _checked(init: Initializer | None, shape: Shape, dtype: DType) -> Initialize
     if not isinstance(init, Initializer):  # pyright: ignore[reportUnnecessaryIsInstance]
         hint = ": call it" if isinstance(init, type) else "; values go in as tg.init.literal(array)"
         hint = f"; write tg.init.{init}()" if isinstance(init, str) else hint
-        raise DTypeError.here(f"init must be one of tg.init, got {init!r}{hint}")
+        hint = f"; write tg.init.literal(array), or tg.init.randn({init})" if isinstance(init, float) else hint
+        raise DTypeError.here(f"init must be one of tg.init, got {shown(init)}{hint}")
     if isinstance(init, Literal):
         if init.shape != shape:
-            raise ShapeError.here(f"init.literal: the values are {show(init.shape)}, the parameter is {show(shape)}")
+            raise ShapeError.here(
+                f"init.literal: the values are {show(init.shape)}, the parameter is {show(shape)}; give it that shape"
+            )
         if init.dtype != dtype:
             raise DTypeError.here(
                 f"init.literal: give the values as literal(array, dtype=tg.{dtype}), not {init.dtype}"
@@ -197,15 +230,29 @@ def named_parameters(model: Any) -> dict[str, Parameter]:
     """
     if not isinstance(model, (Module, list, tuple, dict)):
         own = any(isinstance(x, (Module, Parameter)) for x in getattr(model, "__dict__", {}).values())
-        hint = f"; derive it: class {type(model).__name__}(tg.Module)" if own else ""
+        hint = f"; derive it: class {type(model).__name__}(tg.Module)" if own else "; pass an instance of one"
+        hint = "; are model and loss swapped?" if callable(model) and hasattr(model, "__code__") else hint
         hint = f"; call it: {model.__name__}(...)" if isinstance(model, type) else hint
-        raise TraceError.here(f"a model is a tg.Module, a list or a dict, got {model!r}{hint}")
+        raise TraceError.here(f"a model is a tg.Module, a list or a dict, got {shown(model)}{hint}")
     out: dict[str, Parameter] = {}
     for path, parameter in _walk(cast("Any", model), "", set()):
         if path in out:
-            raise TraceError.here(f"two parameters are called {path!r}; rename a key or attribute")
+            raise TraceError.here(
+                f"two parameters are called {path!r}; rename a key or attribute (1 and '1' are alike)"
+            )
         out[path] = parameter
     return out
+
+
+def no_parameters(model: Any) -> str:
+    """Why a model may have none, for the error."""
+    advice = "make some with self.param or layers in __init__, and assign them to attributes"
+    for name, value in getattr(model, "__dict__", {}).items():
+        if isinstance(value, (set, frozenset, Iterator)):
+            return f"{advice}; {name} is a {type(cast('object', value)).__name__}: keep layers in a list"
+        if isinstance(value, TensorMethods):
+            return f"{advice}; {name} is an eager tensor: write self.param(shape, init=tg.init.literal(array))"
+    return advice
 
 
 def children(node: Any) -> Mapping[Any, Any] | None:

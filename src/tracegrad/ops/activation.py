@@ -141,7 +141,7 @@ def gelu(x: Operand, approximate: str = "none") -> Tensor:
     if approximate == "tanh":
         return bind(GELU_TANH, x)
     if approximate != "none":
-        raise InputError(f'approximate is "none" or "tanh", got {approximate!r}')
+        raise InputError(f'approximate must be "none" or "tanh", got {approximate!r}')
     return 0.5 * x * (1.0 + erf(x * SQRT_HALF))
 
 

@@ -11,6 +11,7 @@ from tracegrad.ir import Tensor
 from tracegrad.methods import op
 from tracegrad.prims.elementwise import where
 from tracegrad.prims.leaves import as_tensor, leaf
+from tracegrad.refusals import shown
 from tracegrad.sites import MASK, VALUE, SiteInfo, patch_leaf
 
 __all__ = ["capture", "patch"]
@@ -41,6 +42,13 @@ def _mark(running: ambient.Trace, kind: str, name: Any, x: Tensor) -> None:
     running.sites[kind, name] = SiteInfo(kind, name, x.type, site)
 
 
+def _second(name: object, x: Any, kind: str) -> Any:
+    """`x`; TraceError if it stands where the name belongs."""
+    if isinstance(x, str):
+        raise TraceError(f"the name comes first, as in tg.{kind}({x!r}, x); got {shown(name)} and {x!r}")
+    return x
+
+
 @op
 def capture(name: str, x: Any) -> Tensor:
     """Give the value of `x` back with the result, as `r.captures[name]`. Outside of a trace, only `x`.
@@ -51,7 +59,7 @@ def capture(name: str, x: Any) -> Tensor:
     Gradient: that of `x`.
     Raises:   TraceError if the name is taken.
     """
-    running, x = ambient.require("capture"), as_tensor(x)
+    running, x = ambient.require("capture"), as_tensor(_second(name, x, "capture"))
     _mark(running, "capture", name, x)
     running.captures[name] = x
     return x
@@ -75,7 +83,7 @@ def patch(name: str, x: Any) -> Tensor:
     Gradient: to `x` where it was not overwritten.
     Raises:   TraceError if the name is taken.
     """
-    running, x = ambient.require("patch"), as_tensor(x)
+    running, x = ambient.require("patch"), as_tensor(_second(name, x, "patch"))
     _mark(running, "patch", name, x)
     if not running.patching:
         return x

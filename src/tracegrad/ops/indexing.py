@@ -48,7 +48,7 @@ def getitem(x: Operand, key: Any) -> Tensor:
         elif not isinstance(k, Tensor) and not getattr(k, "shape", ()) and (at := whole(k)) is not None:
             x = views.slice_(x, axis, _in_range(at, n, axis, x), 1)
         elif isinstance(k, (float, str)):
-            raise DTypeError(f"indices are integers, slices, None or arrays of i32, got {k!r}")
+            raise DTypeError(f"indices must be integers, slices, None or arrays of i32, got {k!r}")
         else:
             arrays.append((len(shape), k))
             shape.append(n)

@@ -85,7 +85,7 @@ def einsum(spec: str, *operands: Operand) -> Tensor:
     x = views.permute(x, [letters.index(c) for c in out if c in letters])
     missing = [c for c in out if c not in letters]
     if missing:
-        raise ShapeError(f"the output of {spec!r} names {missing[0]!r}, which no operand has")
+        raise ShapeError(f"the output of {spec!r} names {missing[0]!r}, which no operand has; leave it out")
     return views.broadcast_to(x, tuple([sizes[c] for c in out]))
 
 
@@ -101,7 +101,7 @@ def _parse(spec: str, xs: Sequence[Tensor]) -> tuple[list[str], str]:
         named = term.replace("...", "")
         extra = x.ndim - len(named)
         if extra < 0 or (extra and "..." not in term):
-            raise ShapeError(f"{term!r} in {spec!r} does not fit the {x.ndim} axes of {x.type}")
+            raise ShapeError(f"{term!r} in {spec!r} does not fit the {x.ndim} axes of {x.type}; give each a letter")
         if not all(c in string.ascii_letters for c in named):
             raise ShapeError(f"axes are named by letters, got {term!r} in {spec!r}")
         widest = max(widest, extra)
@@ -126,6 +126,7 @@ def _sizes(spec: str, terms: Sequence[str], xs: Sequence[Tensor]) -> dict[str, i
             if n not in (1, sizes[c]):
                 raise ShapeError(
                     f"axis {c!r} of {spec!r} is {sizes[c]} and {n}: {' and '.join(str(x.type) for x in xs)}"
+                    "; use another letter for one"
                 )
     return sizes
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import Any
 
 from tracegrad.dtypes import TensorType, f32, i32
-from tracegrad.errors import DTypeError, InputError, RangeError, ShapeError
+from tracegrad.errors import DTypeError, InputError, RangeError, ShapeError, call_site
 from tracegrad.ir import Tensor, bind
 from tracegrad.methods import method
 from tracegrad.ops.activation import sigmoid
@@ -33,15 +34,26 @@ def _reduce(values: Tensor, reduction: str, count: Tensor | None = None) -> Tens
     raise InputError(f"reduction must be one of {allowed}, got {reduction!r}")
 
 
+def _warn_of(x: Tensor, before: str, text: str) -> None:
+    """Warn at the user's line if `x` is the result of the op `before`: the program would train, and badly."""
+    site = call_site()
+    if x.prim.name == before and site is not None:
+        warnings.warn_explicit(f"{text} (its argument is {x.type})", UserWarning, site.file, site.line)
+
+
 # losses over classes
 def _rows(x: TensorType, targets: TensorType, **_: Any) -> TensorType:
     """One value per position. `ignore` is the class number that marks positions without a target."""
+    if x.dtype == i32 and targets.dtype == f32:
+        raise DTypeError(f"logits are {x} and targets {targets}: they are swapped; give the logits first")
     float_type(x)
     if targets.dtype != i32:
-        raise DTypeError(f"targets must be class numbers, i32, got {targets}; cast with tg.cast(targets, tg.i32)")
+        hint = "declare them as tg.i32[...] in inputs=, or cast with tg.cast(targets, tg.i32)"
+        hint = "tg.argmax(targets, axis=-1) gives those of one-hot rows" if targets.shape == x.shape else hint
+        raise DTypeError(f"targets must be class numbers, i32, got {targets}; the logits are {x}; {hint}")
     if x.ndim < 1 or targets.shape != x.shape[:-1]:
         raise ShapeError(f"targets must have the shape of the logits without their last axis (classes): "
-                         f"logits are {x}, targets are {targets}")  # fmt: skip
+                         f"logits are {x}, targets are {targets}; reshape the targets")  # fmt: skip
     if x.shape[-1] == 0 and targets.size:
         raise ShapeError(f"no class to choose: the last axis of the logits {x} is empty")
     return TensorType(f32, targets.shape)
@@ -123,7 +135,9 @@ def _classes(targets: Any, x: Tensor, ignore: int | None) -> Tensor:
     t, n = as_tensor(targets), x.shape[-1] if x.ndim else 0
     bad = [k for k in constant_integers(t) if not 0 <= k < n and k != ignore]
     if bad and n:
-        raise RangeError(f"class {bad[0]} is out of range; valid are 0 to {n - 1}; targets are {t.type}")
+        raise RangeError(
+            f"class {bad[0]} is out of range; valid are 0 to {n - 1}, counted from 0; targets are {t.type}"
+        )
     return t
 
 
@@ -149,6 +163,7 @@ def cross_entropy(
     if not 0.0 <= label_smoothing <= 1.0:
         raise InputError(f"label_smoothing must be in [0, 1], got {label_smoothing!r}")
     x = as_tensor(logits)
+    _warn_of(x, "softmax", "cross_entropy takes raw logits and computes their softmax itself: leave softmax out")
     t = _classes(targets, x, ignore_index)
     values = bind(CROSS_ENTROPY, x, t, smoothing=float(label_smoothing), ignore=ignore_index)
     return _reduce(values, reduction, _counted(t, ignore_index))
@@ -171,6 +186,7 @@ def nll_loss(log_probs: Any, targets: Any, reduction: str = "mean", ignore_index
     As torch.nn.functional.nll_loss, with the classes on the last axis.
     """
     x = as_tensor(log_probs)
+    _warn_of(x, "softmax", "nll_loss takes log-probabilities: write log_softmax instead of softmax")
     t = _classes(targets, x, ignore_index)
     values = bind(NLL, x, t, ignore=ignore_index)
     return _reduce(values, reduction, _counted(t, ignore_index))
@@ -234,5 +250,7 @@ def binary_cross_entropy_with_logits(logits: Any, targets: Any, reduction: str =
 
     As torch.nn.functional.binary_cross_entropy_with_logits.
     """
-    values = bind(BCE, *_pair(logits, targets))
+    x, t = _pair(logits, targets)
+    _warn_of(x, "sigmoid", "binary_cross_entropy_with_logits takes raw logits: leave sigmoid out, it computes its own")
+    values = bind(BCE, x, t)
     return _reduce(values, reduction)

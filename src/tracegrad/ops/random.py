@@ -16,7 +16,6 @@ from typing import Any
 from tracegrad import ambient
 from tracegrad.dtypes import DType, Shape, TensorType, bool_, f32, i32, u32
 from tracegrad.errors import InputError
-from tracegrad.habits import shown
 from tracegrad.ir import Tensor, bind
 from tracegrad.methods import method, op
 from tracegrad.ops.reduction import argmax
@@ -26,6 +25,7 @@ from tracegrad.prims.elementwise import bit_xor, cast, cos, float_type, floor, l
 from tracegrad.prims.leaves import as_tensor, const, counter, iota
 from tracegrad.prims.rules import alike, multilinear
 from tracegrad.prims.views import reshape
+from tracegrad.refusals import shown
 from tracegrad.shapes import normalize_axis
 
 __all__ = ["bernoulli", "categorical", "dropout", "randn", "uniform"]

@@ -111,9 +111,7 @@ def broadcast_to(x: Operand, shape: int | Sequence[int]) -> Tensor:
     x, target = as_tensor(x), shape_of(shape)
     padded = (1,) * (len(target) - x.ndim) + x.shape
     if len(padded) != len(target) or any(n not in (1, m) for n, m in zip(padded, target)):
-        raise ShapeError(
-            f"cannot broadcast {x.type} to {show(target)}; axes are matched from the last, and grow from 1"
-        )
+        raise ShapeError(f"cannot broadcast {x.type} to {show(target)}; matched from the last, axes must be 1 or equal")
     return views.broadcast_to(x, target)
 
 
@@ -139,7 +137,7 @@ def squeeze(x: Operand, axis: Axes = None) -> Tensor:
         if x.shape[d] != 1:
             raise ShapeError(
                 f"axis {d} of {x.type} has size {x.shape[d]}, only axes of size 1 can be removed; "
-                "an index, as in x[:, 0], picks one element"
+                "write x[:, 0] to pick an element"
             )
     return views.reshape(x, tuple([n for d, n in enumerate(x.shape) if d not in axes]))
 
@@ -156,8 +154,7 @@ def narrow(x: Operand, axis: int, start: int, length: int) -> Tensor:
     first = start + n if start < 0 else start
     if length < 0 or first < 0 or first + length > n:
         raise ShapeError(
-            f"elements {start} to {start + length} are outside axis {axis} of {x.type}; "
-            "the arguments are axis, start, length"
+            f"elements {start} to {start + length} are outside axis {axis} of {x.type}; give axis, start and length"
         )
     return views.slice_(x, axis, first, length)
 

@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from tracegrad import foreign
+from tracegrad import foreign, lr
 from tracegrad.optim.arena import Arena, Slot
 from tracegrad.optim.gradients import accumulate, clip_by_global_norm, normalize_gradients
 from tracegrad.optim.host import Host
@@ -29,4 +29,4 @@ __all__ = [
 if not TYPE_CHECKING:  # type checkers are to report unknown names themselves
 
     def __getattr__(name):
-        raise foreign.no_such_name("tracegrad.optim", name, {"optim": __all__})
+        raise foreign.no_such_name("tracegrad.optim", name, {"optim": __all__, "lr": lr.PUBLIC})

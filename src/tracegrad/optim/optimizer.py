@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, TypedDict, Unpack
+from typing import TYPE_CHECKING, Any, TypedDict, Unpack, cast
 
-from tracegrad.errors import InputError
+from tracegrad.errors import InputError, call_site, placed
+from tracegrad.habits import OPTIMIZERS
 from tracegrad.hypers import OFF, Range, checked_all, whole
 from tracegrad.lr import Schedule, as_schedule
 from tracegrad.optim.gradients import accumulate, clip_by_global_norm, normalize_gradients
@@ -22,6 +23,7 @@ from tracegrad.optim.scaling import (
     track_ema,
 )
 from tracegrad.optim.transform import Transform, chain
+from tracegrad.refusals import absent, unexpected
 
 LR = Schedule | float
 
@@ -67,6 +69,13 @@ class Optimizer:
     options: Mapping[str, Any] = field(default_factory=dict[str, Any])  # what shaped the transform: plain data
     again: Callable[..., Optimizer] | None = None  # makes the same one, but for the hyperparameters it is given
     off: tuple[str, ...] = ()  # hyperparameters that `again` takes and that the transform lacks
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any:
+            if name.startswith("__"):
+                raise AttributeError(name)
+            raise absent(f"optim.{self.name}", name, OPTIMIZERS, ("lr", "hyper", "options", "spec"))
 
     @property
     def ranges(self) -> Mapping[str, Range]:
@@ -228,15 +237,18 @@ def _make(
     """
     unknown = options.keys() - Options.__annotations__.keys()
     if unknown:
-        raise TypeError(
-            f"optim.{name} got unknown arguments: {', '.join(sorted(unknown))}; "
-            f"besides its own it takes {', '.join(Options.__annotations__)}"
-        )
+        own = globals()[name].__code__
+        takes = (*own.co_varnames[: own.co_argcount], *Options.__annotations__)
+        others = {word: value for word, value in cast("dict[str, object]", options).items() if word in unknown}
+        raise placed(unexpected(takes, others), f"optim.{name}", call_site())
     as_schedule(lr)  # refuses what is no rate
     for option in ("decay_filter", "normalize_grads"):
         given: object = options.get(option)
         if not (given is None or isinstance(given, bool) or callable(given)):
-            raise InputError.here(f"optim.{name}: {option} is a function of parameter names, got {given!r}")
+            raise InputError.here(
+                f"optim.{name}: {option} is a function of parameter names, got {given!r}; "
+                "such as lambda name: name.endswith('.W')"
+            )
     every = whole("accumulate", options.get("accumulate", 1), f"optim.{name}")
     parts: list[Transform] = []
     normalize = options.get("normalize_grads", False)

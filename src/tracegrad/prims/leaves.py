@@ -15,9 +15,9 @@ from typing import Any, cast
 from tracegrad import ambient
 from tracegrad.dtypes import DType, Shape, TensorType, bool_, f32, i32, nearest_f32, scalar_dtype, u32
 from tracegrad.errors import DTypeError, ShapeError, Site, TraceError, located
-from tracegrad.habits import for_operand, shown
 from tracegrad.ir import Primitive, Tensor, bind, register
 from tracegrad.methods import TensorMethods
+from tracegrad.refusals import no_operand
 from tracegrad.shapes import show
 
 # role: "param", "frozen", "input", "state" (a persistent array), "hyper" (a scalar the host sets each step), "patch",
@@ -134,9 +134,9 @@ def literal(array: Any, dtype: DType | None = None) -> Tensor:
     try:
         view = memoryview(array)
     except (TypeError, ValueError):
-        raise DTypeError(
-            f"{shown(array)} is neither a tensor, a number, a nested list nor an array{for_operand(array)}"
-        ) from None
+        raise DTypeError(no_operand(array)) from None
+    if view.format[0] in "<=" and view.c_contiguous:  # of JAX, of ctypes: native, but memoryview reads no such format
+        view = view.cast("B").cast(cast("Any", view.format[1:]), view.shape or [])
     shape = tuple(view.shape or ())
     source = FORMATS.get(view.format, i32)
     if view.format in ("f", "i", "I") and dtype in (None, source):

@@ -120,7 +120,9 @@ def jvp(fn: Function, primals: Sequence[Any], directions: Sequence[Any], has_aux
     One walk forwards, beside the function: no value has to be kept. As jax.jvp.
     """
     if not isinstance(primals, (tuple, list)) or not isinstance(directions, (tuple, list)):
-        raise TraceError.here("jvp: primals and tangents are tuples, one entry for each argument: jvp(f, (x,), (t,))")
+        raise TraceError.here(
+            "jvp: primals and tangents must be tuples, an entry for each argument: jvp(f, (x,), (t,))"
+        )
     trees, _ = _variables(primals, "jvp")
     given = dict(_pairs("jvp", "tangent", trees, tuple(directions)))
     out, aux = _called(fn, trees, has_aux)
@@ -190,7 +192,9 @@ def _of_chosen(
         )
     bad = [k for k in numbers if not -len(args) <= k < len(args)]
     if bad:
-        raise TraceError.here(f"{who}: argnums={argnums!r}, but {_name(fn)} got {len(args)} positional arguments")
+        raise TraceError.here(
+            f"{who}: argnums={argnums!r}, but {_name(fn)} takes {len(args)} by position, counted from 0"
+        )
     at = [k % len(args) for k in numbers]
     if len(set(at)) != len(at):
         raise TraceError.here(f"{who}: argnums={argnums!r} names an argument twice")

@@ -90,7 +90,9 @@ def _length(xs: Sequence[Tensor], length: int | None) -> int:
         raise ShapeError.here("scan: without xs it needs a length: scan(fn, init, length=10)")
     if len(sizes) > 1:
         given = "" if length is None else f" and length is {length}"
-        raise ShapeError.here(f"scan: lengths differ: the first axes of xs are those of {_types(xs)}{given}")
+        raise ShapeError.here(
+            f"scan: lengths differ: the first axes of xs are those of {_types(xs)}{given}; cut them to one length"
+        )
     n = sizes.pop()
     if n < 0:
         raise ShapeError.here(f"scan: length must not be negative, got {n}")

@@ -51,7 +51,9 @@ def vmap(fn: Callable[..., Any], in_axes: Axes = 0, out_axes: Axes = 0) -> Calla
         if isinstance(in_axes, (tuple, list)):
             args, kwargs = _in_order(fn, args, kwargs)
         if isinstance(in_axes, (tuple, list)) and len(in_axes) != len(args):
-            raise TraceError.here(f"vmap: in_axes={in_axes!r} has {len(in_axes)} entries for {len(args)} arguments")
+            raise TraceError.here(
+                f"vmap: in_axes={in_axes!r} has {len(in_axes)} entries for {len(args)} arguments; give one for each"
+            )
         axes = prefix(args, tuple(in_axes) if isinstance(in_axes, list) else in_axes, "vmap: in_axes")
         axes += [0] * len(tree_leaves(kwargs))
         leaves = tree_leaves((args, kwargs))
@@ -130,7 +132,9 @@ def _count(chosen: Sequence[tuple[Tensor, int]]) -> int:
         raise TraceError.here("vmap: in_axes must give at least one argument an axis")
     if len(sizes) > 1:
         shown = ", ".join(f"axis {axis} of {x.type}" for x, axis in chosen)
-        raise ShapeError.here(f"vmap: the mapped axes have different sizes: {shown}")
+        raise ShapeError.here(
+            f"vmap: the mapped axes have different sizes: {shown}; give None in in_axes for what is the same for all"
+        )
     return sizes.pop()
 
 
@@ -143,6 +147,8 @@ def _moved(x: Tensor, a: int, b: int) -> Tensor:
 
 def _placed(many: Tensor | None, y: Tensor, axis: int | None, n: int) -> Tensor:
     """A result with the new axis at `axis`."""
+    if axis is not None and not -y.ndim - 1 <= axis <= y.ndim:
+        raise ShapeError.here(f"vmap: out_axes={axis} is no axis of {y.type} with one more; leave it out for axis 0")
     if axis is not None:
         return _moved(repeated(many, y, n), 0, axis)
     if many is not None:

@@ -1,0 +1,195 @@
+"""Errors for what is not there: arguments, attributes, operators, numbers; each with what to write instead."""
+
+from __future__ import annotations
+
+import linecache
+import os
+import re
+import sys
+from collections.abc import Callable, Iterable, Mapping, Sized
+from difflib import get_close_matches
+from functools import wraps
+from inspect import CO_VARARGS, CO_VARKEYWORDS
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar, cast
+
+from tracegrad.errors import CallError, MissingNameError, call_site, located, placed
+from tracegrad.habits import BRANCHES, KEYWORDS, WITHOUT, found
+
+F = TypeVar("F", bound=Callable[..., Any])
+MOST = 12  # names that a message lists
+
+
+def absent(what: str, name: str, table: Mapping[str, str], own: Iterable[str], hint: str = "") -> MissingNameError:
+    """The error for an attribute that an object does not have; `own` are those that it has."""
+    names = [n for n in own if not n.startswith("_")]
+    remedy = found(table, name)
+    if remedy is None:
+        near = get_close_matches(name, names, n=1)
+        listed = f"{', '.join(names[:MOST])}{', ...' if names[MOST:] else ''}"
+        remedy = f"did you mean {near[0]!r}?" if near else f"it has {listed or 'no attributes'}{hint}"
+    return MissingNameError.here(f"{what} has no {name!r}: {remedy}")
+
+
+class NoNumber:
+    """Base of what is no number, but is often taken for one: results under way, parameters of a model, models.
+
+    instead:  what to write where a number or a tensor belongs.
+    """
+
+    __slots__ = ()
+    instead: ClassVar[str] = ""
+
+    @property
+    def refusal(self) -> str:
+        """What an error says of it."""
+        what = f"{type(self).__name__} {shown(self)}" if hasattr(type(self), "type") else type(self).__name__
+        return f"{what} is no number or tensor: {self.instead}"
+
+    def _refuse(self, *_: Any) -> Any:
+        inside = getattr(sys.modules.get("numpy"), "__file__", None)  # of its layers the user's line is the call
+        site = call_site(os.path.dirname(inside) if inside else None)
+        raise CallError(located(self.refusal, site))
+
+    __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __truediv__ = __rtruediv__ = _refuse
+    __pow__ = __rpow__ = __matmul__ = __rmatmul__ = __neg__ = __abs__ = _refuse
+    __lt__ = __le__ = __gt__ = __ge__ = _refuse
+
+
+class NoArray(NoNumber):
+    """Base of what is no array either, although arrays may come of it."""
+
+    __slots__ = ()
+
+    __getitem__ = __setitem__ = __iter__ = __len__ = NoNumber._refuse
+    __float__ = __int__ = __array__ = NoNumber._refuse
+
+    def __bool__(self) -> bool:
+        return True  # as of any object: a length would decide it otherwise
+
+    def __format__(self, spec: str) -> str:
+        return self._refuse() if spec else str(self)
+
+
+class Helped:
+    """Base of objects with methods: attributes that they do not have, and calls of them, get a remedy.
+
+    remedies: by attribute name.
+    called:   what to write instead of a call.
+    """
+
+    __slots__ = ()
+    remedies: ClassVar[Mapping[str, str]] = {}
+    called: ClassVar[str] = ""
+
+    if not TYPE_CHECKING:  # type checkers are to report unknown names themselves
+
+        def __getattr__(self, name: str) -> Any:
+            cls = type(self)
+            if name.startswith("_") or hasattr(cls, name):  # the latter: a property that raised an AttributeError
+                return object.__getattribute__(self, name)
+            raise absent(f"a {cls.__name__}", name, cls.remedies, [n for n in vars(cls) if n not in vars(Helped)])
+
+        def __call__(self, *_: Any, **__: Any) -> Any:
+            raise CallError.here(f"a {type(self).__name__} is no function: {self.called}")
+
+
+class Count(int):
+    """The number of elements of a tensor, an int. PyTorch's x.size() calls it."""
+
+    def __call__(self, *_: Any) -> Any:
+        """Refuse, with a remedy."""
+        raise CallError.here(f"x.size is a number, {self} for all elements: write x.shape, or x.shape[0] for one axis")
+
+
+def branching() -> str:
+    """The remedy for a branch on a traced tensor at the user's line."""
+    site = call_site()
+    line = linecache.getline(site.file, site.line) if site else ""
+    found = next((remedy for pattern, remedy in BRANCHES if re.search(pattern, line)), None)
+    return found or "use tg.where(condition, a, b), or decide on a Python value"
+
+
+def no_operand(value: object) -> str:
+    """The message for a value that is no operand of an op, and what to write in its place."""
+    if isinstance(value, NoNumber):
+        return value.refusal
+    hint = "; convert it with .numpy()" if hasattr(value, "numpy") else "; call it" if callable(value) else ""
+    if value is None:
+        hint = "; is a return missing?"
+    elif isinstance(value, str):
+        hint = "; float(text) is a number"
+    elif isinstance(value, dict):
+        hint = "; pick one of its values, as in d['x']"
+    return f"{shown(value)} is neither a tensor, a number, a nested list nor an array{hint}"
+
+
+def unexpected(takes: Iterable[str], given: Mapping[str, Any]) -> CallError:
+    """The error for keywords that a function does not have; `takes` are those that it has."""
+    names = list(takes)
+    problems = [f"there is no argument {word!r}{_remedy(word, value, names)}" for word, value in given.items()]
+    return CallError(f"{'; '.join(problems)}. The arguments are {', '.join(names) or 'none'}")
+
+
+def _remedy(word: str, value: Any, names: list[str]) -> str:
+    own = [name for name in (found(KEYWORDS, word) or ()) if name in names]
+    if len(own) == 1:
+        plain = isinstance(value, (int, float, str)) or value is None
+        return f"; write {own[0]}={repr(value) if plain and len(repr(value)) < 20 else '...'}"
+    if own:
+        return f"; write {' and '.join([f'{name}=' for name in own])}"
+    near = get_close_matches(word, names, n=1, cutoff=0.7)
+    remedy = found(WITHOUT, word)
+    return f"; did you mean {near[0]}?" if near else f": {remedy}" if remedy else ""
+
+
+def check_call(who: str, function: Any, args: Sized, given: Mapping[str, Any], bound: int = 0) -> None:
+    """CallError for keywords that `function` does not have, missing arguments, and too many by position.
+
+    bound: arguments in front that the caller does not write, such as self.
+    """
+    code = getattr(function, "__code__", None)
+    if code is None:
+        return
+    n, both = code.co_argcount, code.co_argcount + code.co_kwonlyargcount
+    takes = code.co_varnames[bound:both]
+    unknown = {} if code.co_flags & CO_VARKEYWORDS else {k: v for k, v in given.items() if k not in takes}
+    if unknown:
+        raise placed(unexpected(takes, unknown), who, call_site())
+    extra = len(args) + bound - n
+    needed = code.co_varnames[bound + len(args) : n - len(function.__defaults__ or ())]
+    needed += tuple([x for x in code.co_varnames[n:both] if x not in (function.__kwdefaults__ or {})])
+    missing = [x for x in needed if x not in given]
+    if missing and extra <= 0:
+        raise CallError.here(f"{who}: missing {', '.join([f'{x}=' for x in missing])}; it takes {', '.join(takes)}")
+    if extra > 0 and not code.co_flags & CO_VARARGS:
+        named = ", ".join([f"{x}=..." for x in code.co_varnames[n:both][:3]])
+        most = f"takes {n - bound} arguments by position" if n > bound else "takes its arguments by name"
+        raise CallError.here(f"{who}: {most}, got {len(args)} by position; write {who}({named}, ...)")
+
+
+def helpful(f: F) -> F:
+    """`f`, of which a call with wrong keywords gets a remedy. For functions that are called rarely."""
+    who = f"tg.{f.__name__}" if "." not in f.__qualname__ else f.__name__
+
+    @wraps(f)
+    def entry(*args: Any, **kwargs: Any) -> Any:
+        bound = int("." in f.__qualname__)
+        check_call(who, f, args[bound:], kwargs, bound)
+        return f(*args, **kwargs)
+
+    return cast("F", entry)
+
+
+def shown(value: Any) -> str:
+    """`value` in an error message: the type of a tensor or array, the begin of the repr of anything else."""
+    if hasattr(value, "dtype") and hasattr(value, "shape") and not isinstance(value, type):
+        type_ = getattr(value, "type", None)
+        if type_ is not None and not callable(type_):  # of PyTorch's tensors it is a method
+            return str(type_)
+        return f"an array {value.dtype}[{','.join(map(str, value.shape))}]"
+    if callable(value) and hasattr(value, "__name__"):
+        return f"the {'class' if isinstance(value, type) else 'function'} {value.__name__}"
+    text = re.sub(r"\w+\.<locals>\.", "", " ".join(repr(value).split()))
+    if " object at 0x" in text:
+        return f"a {type(value).__name__}"
+    return text if len(text) <= 60 else f"{text[:57]}..."

@@ -1,0 +1,413 @@
+"""Habits of PyTorch: its keywords, methods, names of modules, and its training loop."""
+
+import tracegrad as tg
+from misuse.table import MLP, SHAPES, X, Y, classes, compiled, images, loss, mse, program, shared, training
+from tracegrad import nn, optim
+
+
+# Keywords
+@loss("sum", "'dim'", "axis=1", raises=TypeError)
+def keyword_dim_of_a_method(m, x, y):
+    return tg.mean((m(x) - y).sum(dim=1))
+
+
+@loss("mean", "'dim'", "axis=", raises=TypeError)
+def keyword_dim_of_a_function(m, x, y):
+    return tg.mean(m(x) - y, dim=(0, 1))
+
+
+@loss("sum", "'keepdim'", "keepdims=True", raises=TypeError)
+def keyword_keepdim(m, x, y):
+    return tg.mean(tg.sum(m(x) - y, axis=1, keepdim=True))
+
+
+@classes("softmax", "'dim'", "axis=-1", raises=TypeError)
+def softmax_over_dim(m, x, label):
+    return tg.mean(tg.softmax(m(x), dim=-1))
+
+
+@loss("concat", "'dim'", "axis=1", raises=TypeError)
+def concat_over_dim(m, x, y):
+    return tg.mean(tg.concat([m(x), y], dim=1))
+
+
+@loss("var", "'unbiased'", "ddof", raises=TypeError)
+def variance_unbiased(m, x, y):
+    return tg.var(m(x) - y, unbiased=False)
+
+
+@classes("cross_entropy", "targets", raises=TypeError)
+def cross_entropy_of_target(m, x, label):
+    return tg.cross_entropy(input=m(x), target=label)
+
+
+@classes("cross_entropy", "'weight'", "weighted mean", raises=TypeError)
+def cross_entropy_with_class_weights(m, x, label):
+    return tg.cross_entropy(m(x), label, weight=tg.ones(5))
+
+
+@loss("relu", "'inplace'", raises=TypeError)
+def relu_in_place(m, x, y):
+    return tg.mean(tg.relu(m(x), inplace=True) - y)
+
+
+@loss("zeros", "'device'", "tg.compile", raises=TypeError)
+def zeros_on_a_device(m, x, y):
+    return tg.mean(m(x) - tg.zeros((8, 2), device="cuda"))
+
+
+@loss("dropout", "'train'", "training=True", raises=TypeError)
+def dropout_with_a_misspelt_flag(m, x, y):
+    return tg.mean(tg.dropout(m(x), p=0.5, train=True) - y)
+
+
+@program("Linear", "'in_features'", "in_dim", raises=TypeError)
+def linear_with_names_of_pytorch():
+    nn.Linear(in_features=3, out_features=4)
+
+
+@program("Linear", "'device'", "tg.compile", raises=TypeError)
+def linear_on_a_device():
+    nn.Linear(3, 4, device="cuda")
+
+
+@program("Conv2d", "'dilation'", "tg.conv2d", raises=TypeError)
+def convolution_with_dilation():
+    nn.Conv2d(1, 4, 3, dilation=2)
+
+
+@program("Embedding", "'padding_idx'", "vocab, dim", raises=TypeError)
+def embedding_with_a_padding_index():
+    nn.Embedding(7, 4, padding_idx=0)
+
+
+@program("adam", "betas", "beta1", raises=TypeError)
+def adam_with_betas():
+    optim.adam(lr=0.01, betas=(0.9, 0.999))
+
+
+@program("adam", "weight_decay", "adamw", raises=TypeError)
+def adam_with_weight_decay():
+    optim.adam(lr=0.01, weight_decay=0.1)
+
+
+@program("lr", "tg.compile(model=")
+def optimizer_of_parameters_as_in_pytorch():
+    optim.adam([MLP().l1.W], 0.01)
+
+
+@program("MLP", "parameters", "named_parameters")
+def optimizer_of_model_parameters():
+    optim.adam(MLP().parameters(), lr=0.01)
+
+
+# Methods of tensors
+@loss("x.size", "24", "x.shape[0]")
+def size_as_a_method(m, x, y):
+    return tg.sum(m(x) - y) / x.size()
+
+
+@loss("x.size", "24", "x.shape[0]")
+def size_of_an_axis(m, x, y):
+    return tg.sum(m(x) - y) / x.size(0)
+
+
+@loss("f32[8,2]", "'view'", "x.reshape")
+def view_of_a_tensor(m, x, y):
+    return tg.mean(m(x).view(-1) - y.view(-1))
+
+
+@loss("'cuda'", "device")
+def tensor_to_cuda(m, x, y):
+    return tg.mean(m(x.cuda()) - y.cuda())
+
+
+@loss("'to'", "tg.cast", "device")
+def tensor_to_a_device(m, x, y):
+    return tg.mean(m(x.to("cuda")) - y)
+
+
+@loss("'float'", "tg.cast(x, tg.f32)")
+def tensor_to_float(m, x, y):
+    return tg.mean(m(x.float()) - y)
+
+
+@loss("'backward'", "tg.compile")
+def backward_in_a_loss(m, x, y):
+    error = tg.mean(m(x) - y)
+    error.backward()
+    return error
+
+
+@loss("'item'", "aux")
+def item_in_a_loss(m, x, y):
+    error = tg.mean(m(x) - y)
+    print(error.item())
+    return error
+
+
+@loss("'detach'", "tg.stop_gradient")
+def detach_in_a_loss(m, x, y):
+    return tg.mean(m(x) - m(x).detach() - y)
+
+
+@loss("'unsqueeze'", "tg.expand_dims")
+def unsqueeze_of_a_tensor(m, x, y):
+    return tg.mean(m(x).unsqueeze(0) - y)
+
+
+@loss("'masked_fill'", "tg.where")
+def masked_fill_of_a_tensor(m, x, y):
+    return tg.mean(m(x).masked_fill(y > 0, 0.0))
+
+
+@loss("'add_'", "x.add")
+def method_in_place(m, x, y):
+    return tg.mean(m(x).add_(y))
+
+
+@loss("'numpy'", "aux")
+def numpy_of_a_traced_tensor(m, x, y):
+    return tg.mean(m(x).numpy() - y)
+
+
+@loss("'permut'", "x.permute")
+def method_misspelt(m, x, y):
+    return tg.mean(m(x).permut(1, 0))
+
+
+@loss("'requires_grad_'", "trainable=False")
+def requires_grad_of_an_input(m, x, y):
+    x.requires_grad_()
+    return tg.mean(m(x) - y)
+
+
+# Names
+@program("Sequential", "list")
+def sequential():
+    nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 2))
+
+
+@program("ReLU", "tg.relu")
+def relu_as_a_module():
+    nn.ReLU()
+
+
+@program("Dropout", "tg.dropout")
+def dropout_as_a_module():
+    nn.Dropout(0.1)
+
+
+@program("CrossEntropyLoss", "tg.cross_entropy")
+def loss_as_a_module():
+    nn.CrossEntropyLoss()
+
+
+@program("functional", "tg.")
+def functional():
+    nn.functional.relu(X)
+
+
+@program("Parameter", "self.param")
+def parameter_of_nn():
+    nn.Parameter(X)
+
+
+@program("MaxPool2d", "tg.max_pool2d")
+def pool_as_a_module():
+    nn.MaxPool2d(2)
+
+
+@program("SGD", "optim.sgd")
+def optimizer_in_capitals():
+    optim.SGD(lr=0.1)
+
+
+@program("lr_scheduler", "tracegrad.lr")
+def scheduler_of_optim():
+    optim.lr_scheduler.CosineAnnealingLR(optim.adam(), 10)
+
+
+@program("cat", "tg.concat")
+def cat():
+    tg.cat([X, Y])
+
+
+@program("from_numpy", "tg.tensor")
+def from_numpy():
+    tg.from_numpy(X)
+
+
+@program("manual_seed", "did you mean")
+def seed_misspelt():
+    tg.manual_sed(0)
+
+
+@program("cuda")
+def cuda_is_available():
+    tg.cuda.is_available()
+
+
+# Models
+@program("MLP", "'to'", "device")
+def model_to_cuda():
+    MLP().to("cuda")
+
+
+@program("MLP", "'cuda'", "device")
+def model_cuda():
+    MLP().cuda()
+
+
+@program("MLP", "'train'", "training")
+def model_train():
+    MLP().train()
+
+
+@program("MLP", "'eval'", "training")
+def model_eval():
+    MLP().eval()
+
+
+@program("MLP", "'state_dict'", "download_params")
+def model_state_dict():
+    MLP().state_dict()
+
+
+@program("MLP", "'zero_grad'", "train.step")
+def model_zero_grad():
+    MLP().zero_grad()
+
+
+@program("Net", "'register_buffer'", "trainable=False")
+def register_buffer():
+    class Net(tg.Module):
+        def __init__(self):
+            self.register_buffer("mean", X)
+
+    Net()
+
+
+@program("Net", "__call__")
+def forward_instead_of_call():
+    class Net(tg.Module):
+        def __init__(self):
+            self.l = nn.Linear(3, 2)
+
+        def forward(self, x):
+            return self.l(x)
+
+    tg.trace(model=Net(), loss=mse, inputs=SHAPES)
+
+
+@images("'forward'", "call")
+def calling_forward_of_a_layer(m, x, label):
+    return tg.mean(m.conv.forward(x)) + tg.mean(m.dense.W)
+
+
+@images("Conv2d", "'weight'", "layer.W")
+def weight_of_a_layer(m, x, label):
+    return tg.mean(tg.square(m.conv.weight)) + tg.mean(m.dense.W)
+
+
+@images("Conv2d", "'bias'", "layer.b")
+def bias_of_a_layer(m, x, label):
+    return tg.mean(tg.square(m.conv.bias)) + tg.mean(m.dense.W)
+
+
+@program("Parameter f32[3,4]", "tg.instantiate")
+def calling_a_model_on_an_array():
+    MLP()(X)
+
+
+# The training loop
+@program("optim.adam", "'step'", "train.step")
+def optimizer_step():
+    optim.adam(lr=0.01).step()
+
+
+@program("zero_grad", "train.step")
+def optimizer_zero_grad():
+    optim.adam(lr=0.01).zero_grad()
+
+
+@training("Pending", "'item'", ".loss")
+def item_of_a_pending(train):
+    train.step(x=X, y=Y).item()
+
+
+@training("CompiledTraining", "no function", "train.step(")
+def calling_a_training(train):
+    train(X, Y)
+
+
+@training("CompiledTraining", "'parameters'", "download_params")
+def parameters_of_a_training(train):
+    train.parameters()
+
+
+@training("CompiledTraining", "'eval'", "attach")
+def eval_of_a_training(train):
+    train.eval()
+
+
+@training("Pending", ".loss")
+def pending_as_a_number(train):
+    total = 0.0
+    total += train.step(x=X, y=Y)
+
+
+@training("Pending", ".loss")
+def pending_with_a_number_format(train):
+    print(f"{train.step(x=X, y=Y):.3f}")
+
+
+@training("Pending", ".output")
+def pending_as_an_array(train):
+    with train.attach(forward=lambda m, x: m(x), inputs={"x": (8, 3)}) as infer:
+        infer.run(x=X).argmax(axis=1)
+
+
+@training("Pending", ".loss")
+def unpacking_a_pending(train):
+    value, aux = train.step(x=X, y=Y)
+
+
+@program("no_grad", "tg.stop_gradient")
+def no_grad_in_a_loss():
+    def wrong(m, x, y):
+        with tg.no_grad():
+            target = m(x)
+        return tg.mean(tg.square(target - y))
+
+    compiled(loss=wrong).close()
+
+
+@program("loss_fn", "loss", raises=TypeError)
+def compile_with_loss_fn():
+    tg.compile(model=MLP(), loss_fn=mse, inputs=SHAPES, optimizer=optim.adam(lr=0.01))
+
+
+@program("tg.compile", "by name", "model=", raises=TypeError)
+def compile_as_torch_compile():
+    tg.compile(MLP())
+
+
+@training("save", "path", raises=TypeError)
+def save_as_torch_save(train):
+    train.save()
+
+
+@program("optim.adam", "'state_dict'", "train.save")
+def state_of_an_optimizer():
+    optim.adam(lr=0.01).state_dict()
+
+
+@training("CompiledTraining", "'param_groups'", "train.set_lr")
+def param_groups(train):
+    train.param_groups[0]["lr"] = 0.1
+
+
+@program("'append'", "list")
+def unknown_attribute_of_shared():
+    shared().model.append(nn.Linear(2, 2))
