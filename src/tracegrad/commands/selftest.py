@@ -15,6 +15,7 @@ import numpy.typing as npt
 import tracegrad as tg
 from tracegrad import nn, optim
 from tracegrad.engine.indexcheck import SWITCH
+from tracegrad.runtime import verify
 
 Array = npt.NDArray[Any]
 SEED = 7
@@ -129,7 +130,39 @@ def random(m: Probe, x: tg.Tensor) -> tuple[tg.Tensor, tg.Tensor]:
     return tg.uniform((37, 5)), tg.dropout(x, 0.3)
 
 
+def short_rows(m: Probe, x: tg.Tensor, y: tg.Tensor) -> tuple[tg.Tensor, ...]:
+    """Paddings, joins, shifts and their gradients, where compilers take several short rows for one vector."""
+    joined, twice = tg.concat([y, x], 0), tg.concat([y, x, tg.flip(y, 0)], 0)
+    below, around = tg.pad(x, [(1, 2), (0, 0)]), tg.pad(x, [(1, 2), (1, 0)])
+    rolled = tg.concat([x[-1:], x[:-1]], 0)
+
+    def part(v: tg.Tensor) -> tg.Tensor:
+        return tg.sum(tg.square(v[1:-1, :-1] if v.shape[1] > 1 else v[1:-1])) + tg.sum(tg.exp(v[::2]))
+
+    def pooled(v: tg.Tensor) -> tg.Tensor:
+        image = v.reshape(1, 1, *v.shape)
+        size = (2, min(2, v.shape[1]))
+        return tg.sum(tg.square(tg.avg_pool2d(image, size, 1)) + tg.max_pool2d(image, size, 1))
+
+    views = (joined, twice, below, around, rolled, tg.sum(around, axis=1), tg.max(joined, axis=0))
+    return *views, tg.grad(part)(x), tg.grad(pooled)(x)
+
+
+def convolved(m: Probe, x: tg.Tensor, k: tg.Tensor, t: tg.Tensor) -> tuple[tg.Tensor, ...]:
+    """Convolutions with strides, dilation and padding, a transposed one, and their gradients."""
+
+    def value(x: tg.Tensor, k: tg.Tensor, t: tg.Tensor) -> tg.Tensor:
+        strided = tg.conv2d(x, k, stride=2, padding=1)
+        dilated = tg.conv2d(x, k, dilation=2, padding=2)
+        return (
+            tg.sum(tg.square(strided)) + tg.sum(dilated) + tg.sum(tg.square(tg.conv_transpose2d(strided, t, stride=2)))
+        )
+
+    return tg.grad(value, argnums=(0, 1, 2))(x, k, t)
+
+
 TILES = {16: 80, 32: 330, 64: 650}  # how many results a side give a tile of that size
+SHORT = ((1, 40), (2, 33), (3, 64), (4, 17), (5, 16), (6, 31), (7, 5), (8, 33), (9, 20), (16, 7), (17, 6), (33, 3))
 CHECKS: tuple[Check, ...] = (
     Check("elementwise", elementwise, {"x": (33, 17), "y": (17,)}),
     Check("views and padding", views, {"x": (4, 6, 8)}),
@@ -141,6 +174,11 @@ CHECKS: tuple[Check, ...] = (
     Check("products, small", small_products, {"x": (4, 3, 5)}),
     Check("products, long", plain_product, {"x": (2, 9000), "y": (9000, 3)}),
     Check("convolution and pool", images, {"x": (2, 3, 10, 10), "k": (8, 3, 3, 3)}),
+    *(Check(f"short rows of {n}", short_rows, {"x": (rows, n), "y": (1, n)}) for n, rows in SHORT),
+    *(
+        Check(f"convolutions of {n}", convolved, {"x": (2, 3, n, n + 1), "k": (4, 3, 3, 3), "t": (4, 3, 2, 2)})
+        for n in (5, 6, 7)
+    ),
     Check("gather", gather, {"i": (13,), "j": (13, 1)}, {"i": 24, "j": 24}),
     Check("scatter", scatter, {"i": (40,), "x": (40, 6)}, {"i": 9}),
     Check("random", random, {"x": (40, 30)}),
@@ -189,14 +227,17 @@ def run_all(device: str) -> dict[str, Outcome]:
     """Every check on one device; what raises is a failed check, with its message."""
     jobs: dict[str, Callable[[], None]] = {c.name: partial(run_check, c, device) for c in CHECKS}
     jobs["optimizer steps"] = partial(run_training_check, device)
-    before = os.environ.get(SWITCH)
-    os.environ[SWITCH] = "1"
+    switches = {SWITCH: "1", verify.SWITCH: "off"}  # what is wrong is to be seen, not to be avoided
+    before = {name: os.environ.get(name) for name in switches}
+    os.environ.update(switches)
     try:
         return {name: _timed(job) for name, job in jobs.items()}
     finally:
-        del os.environ[SWITCH]
-        if before is not None:
-            os.environ[SWITCH] = before
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value
 
 
 def _timed(job: Callable[[], None]) -> Outcome:

@@ -6,14 +6,15 @@ trial uses a dispatch's own offsets, so its pipeline is the one that the program
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 from tracegrad.arrays import np
-from tracegrad.errors import CompileError
+from tracegrad.errors import CompileError, DeviceError, DeviceLostError
 from tracegrad.program import Binding, Buffer, Dispatch, Field, KernelSource, Needs, Program
 from tracegrad.runtime.verdicts import RIGHT, WRONG, Verdicts, key_of
-from tracegrad.runtime.verify import GAP, PERIOD, POISON, Trial, fault, layout_at
+from tracegrad.runtime.verify import GAP, PERIOD, POISON, Trial, enabled, fault, layout_at
 
 Array = Any
 
@@ -36,6 +37,8 @@ class Runner(Protocol):
 
 def refuse_wrong(program: Program, runner: Runner, verdicts: Verdicts) -> None:
     """Check the kernels that have no verdict yet. CompileError, with the kernel's number, for one that is wrong."""
+    if not enabled():
+        return
     keys = [key_of(k.wgsl, repr(k.bindings)) for k in program.kernels]
     found: dict[str, str] = {}
     checked = [k for k in range(len(keys)) if program.kernels[k].forms and verdicts.known(keys[k]) != RIGHT]
@@ -53,7 +56,13 @@ def refuse_wrong(program: Program, runner: Runner, verdicts: Verdicts) -> None:
                 held.append(runner.load(probe.program()))  # until all are done: helpers and memory are shared
                 return probe.picked(runner.collect(runner.submit(held[-1], probe.inputs())))
 
-            how = fault(kernel, layout_at(kernel, d.offsets), run)
+            try:
+                how = fault(kernel, layout_at(kernel, d.offsets), run)
+            except DeviceLostError:
+                raise
+            except DeviceError as e:  # too little memory for it beside the program's own
+                warnings.warn(f"kernel {kernel.label!r} could not be checked: {e}", RuntimeWarning, stacklevel=2)
+                continue
             found[keys[k]] = WRONG if how else RIGHT
             if how:
                 error = CompileError(
