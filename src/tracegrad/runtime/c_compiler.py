@@ -33,7 +33,7 @@ from tracegrad.runtime.cache import cache_folder, is_own
 from tracegrad.runtime.children import Children, StoppedError
 
 VARIABLE = "TRACEGRAD_CC"  # a compiler, or "off"
-MORE_FLAGS = "TRACEGRAD_CFLAGS"  # flags that follow ours, so that theirs win
+OTHER_FLAGS = "TRACEGRAD_CFLAGS"  # flags in the place of GCC_FLAGS; they follow all others
 CANDIDATES = ("cc", "gcc", "clang")
 # NaN and infinities are kept, and sums are added in the order of the source. Contraction to fused products is the
 # default of both compilers.
@@ -66,8 +66,10 @@ class Compiler:
     @property
     def flags(self) -> tuple[str, ...]:
         """How it is called."""
-        own = FLAGS if "clang" in self.version else FLAGS + GCC_FLAGS
-        return (*own, *shlex.split(os.environ.get(MORE_FLAGS, "")))
+        more = os.environ.get(OTHER_FLAGS)
+        if more is not None:
+            return (*FLAGS, *shlex.split(more))
+        return FLAGS if "clang" in self.version else FLAGS + GCC_FLAGS
 
     @property
     def state(self) -> tuple[str, ...]:
