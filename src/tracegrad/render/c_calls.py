@@ -11,7 +11,7 @@ import hashlib
 from collections.abc import Sequence
 from dataclasses import replace
 
-from tracegrad.dtypes import f32
+from tracegrad.dtypes import DType, f32
 from tracegrad.kernels.expr import Index, Value, Var, atoms_of, indices_of, walk
 from tracegrad.kernels.form import Axis, Fold, Kernel, Product, Slot, Store, points
 from tracegrad.kernels.unroll import unroll
@@ -52,7 +52,7 @@ class _Writer:
         self.setup: list[str] = []
         self.steps: list[str] = []
         self.functions: dict[str, str] = {}
-        self.scratch: list[tuple[str, int]] = []  # names and sizes of the slots that come after the kernel's own
+        self.scratch: list[tuple[str, int, DType]] = []  # names, sizes and types of the slots after the kernel's own
         self.flat = flat_index(kernel, kernel.outer)
 
     def write(self) -> None:
@@ -60,7 +60,7 @@ class _Writer:
         loaded: dict[str, tuple[int, Index]] = {}
         for f in [s for s in self.kernel.body if isinstance(s, Fold)]:
             if f.scatter is not None:
-                slot = self.allocate(self.kernel.rows)
+                slot = self.allocate(self.kernel.rows, f.scatter.update.dtype)
                 function = Function(self.extended(), {})
                 self.call(function, function.scatter(f, slot))
                 loaded[f.local] = slot, self.flat
@@ -80,16 +80,16 @@ class _Writer:
         """Does a product write this value by itself?"""
         return isinstance(s, Store) and s.value.op == "local" and loaded.get(s.value.arg) == (s.slot, s.index)
 
-    def allocate(self, size: int) -> int:
+    def allocate(self, size: int, dtype: DType = f32) -> int:
         """A slot of scratch memory."""
         name = f"t{len(self.scratch)}{self.suffix}"
-        self.setup.append(f"{name} = scratch({len(self.scratch)}, ({size},), 'float32')")
-        self.scratch.append((name, size))
+        self.setup.append(f"{name} = scratch({len(self.scratch)}, ({size},), '{dtype.numpy}')")
+        self.scratch.append((name, size, dtype))
         return len(self.kernel.slots) + len(self.scratch) - 1
 
     def extended(self) -> Kernel:
         """The kernel with the slots of scratch memory."""
-        return replace(self.kernel, slots=(*self.kernel.slots, *(Slot(f32, n, True) for _, n in self.scratch)))
+        return replace(self.kernel, slots=(*self.kernel.slots, *(Slot(dtype, n, True) for _, n, dtype in self.scratch)))
 
     def memory(self, slot: int) -> tuple[str, str]:
         """The array of a slot and its offset there."""
