@@ -102,7 +102,7 @@ def test_a_verdict_is_kept(compiler: Callable[[str, str], Path], monkeypatch: py
     x = np.ones((9, 5), np.float32)
     with pytest.warns(RuntimeWarning, match="numbers are wrong"):
         want = outputs(x)
-    monkeypatch.setattr("tracegrad.runtime.cpu.fault", lambda *a: pytest.fail("checked again"))
+    monkeypatch.setattr("tracegrad.runtime.cpu.fault", lambda *a, **k: pytest.fail("checked again"))
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         got = outputs(x)

@@ -157,7 +157,7 @@ class CpuSession:
         found: dict[str, str] = {}
         for key, kernel in zip(keys, program.kernels):
             if verdicts.known(key) is None and key not in found:
-                found[key] = fault(kernel, layout_of(kernel), partial(self._tried, libraries, memory))
+                found[key] = fault(kernel, layout_of(kernel), partial(self._tried, libraries, memory), ties=True)
         verdicts.add({key: WRONG if text else RIGHT for key, text in found.items()})
         wrong = [(k.label, found[key]) for key, k in zip(keys, program.kernels) if found.get(key)]
         if wrong:

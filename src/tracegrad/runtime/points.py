@@ -27,12 +27,16 @@ OF_EACH_SIDE = 3
 
 
 class Written(NamedTuple):
-    """What one store writes at the points: `values` to elements `at` of a slot, where `counts`."""
+    """What one store writes at the points: `values` to elements `at` of a slot, where `counts`.
+
+    scale: the largest sum of magnitudes that was added up on the way. What cancels leaves roundings of that size.
+    """
 
     slot: int
     at: Array
     values: Array
     counts: Array
+    scale: float
 
 
 def chosen(kernel: Kernel, rng: Any) -> Array:
@@ -99,6 +103,7 @@ class Points:
         self.known: dict[Value, Array] = {}
         self.locals: dict[str, Array] = {}
         self.counts = np.ones((len(outer), 1), bool)
+        self.scale = 0.0
 
     def written(self) -> Iterator[Written]:
         """What every store writes."""
@@ -112,13 +117,14 @@ class Points:
         at, values = np.asarray(self.index(s.index)), self.value(s.value)
         shape = (len(self.outer), self.row.size if s.inner else 1)
         at, values, counts = (np.broadcast_to(x, shape) for x in (at, values, self.counts))
-        return Written(s.slot, at, values, counts)
+        return Written(s.slot, at, values, counts, self.scale)
 
     def fold(self, f: Fold) -> Array:
         """The row's values as one; of a product, those that its limits and parts count."""
         values = np.broadcast_to(self.value(f.value), (len(self.outer), self.row.size))
         if f.product is not None:
             values = np.where(self.counted(f.product), values, values.dtype.type(0))
+        self.notice(np.abs(values).sum(axis=1) if values.dtype.kind == "f" else values)
         combine = getattr(np, str(PRIMITIVES[f.prim.combine].array))
         with np.errstate(all="ignore"):
             return combine.reduce(values, axis=1, keepdims=True).astype(values.dtype)
@@ -172,7 +178,14 @@ class Points:
             return cast("Array", np.where(held, x, x.dtype.type(0)))
         name, attrs = v.arg
         function = function_of(PRIMITIVES[name], len(v.args), dict(attrs), np)
-        return self.as_computed(function(*[self.known[a] for a in v.args]))
+        value = self.as_computed(function(*[self.known[a] for a in v.args]))
+        self.notice(value)
+        return value
+
+    def notice(self, x: Array) -> None:
+        """A value on the way."""
+        if x.dtype.kind == "f":
+            self.scale = max(self.scale, float(np.abs(x[np.isfinite(x)]).max(initial=0.0)))
 
     def as_computed(self, x: Array) -> Array:
         """Floats in the kind of this evaluation."""

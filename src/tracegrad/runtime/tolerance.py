@@ -15,10 +15,11 @@ from tracegrad.arrays import np
 Array = Any
 MARGIN = 32.0
 ULPS = 64.0
+EPS = 2.0**-23  # of f32
 
 
-def wrong(x: Array, single: Array, exact: Array) -> Array:
-    """Which elements of `x` rounding cannot explain."""
+def wrong(x: Array, single: Array, exact: Array, more: Any = 0.0) -> Array:
+    """Which elements of `x` rounding cannot explain. more: what else is allowed, of all or of each."""
     if x.dtype.kind != "f":
         return (x != single) & (single == exact)
     with np.errstate(all="ignore"):
@@ -26,5 +27,5 @@ def wrong(x: Array, single: Array, exact: Array) -> Array:
         finite = np.isfinite(single) & np.isfinite(exact)
         error = np.abs(single - exact)
         largest = float(np.abs(exact[finite]).max(initial=0.0))
-        allowed = MARGIN * float(error[finite].max(initial=0.0)) + ULPS * largest * float(np.finfo(np.float32).eps)
+        allowed = MARGIN * float(error[finite].max(initial=0.0)) + ULPS * largest * EPS + more
         return ~alike & finite & ~(np.abs(x - exact) <= allowed)

@@ -18,7 +18,7 @@ from tracegrad.kernels.expr import Dynamic, atoms_of, indices_of, walk
 from tracegrad.kernels.form import Kernel, Slot
 from tracegrad.program import KernelSource
 from tracegrad.runtime.points import Points, Written, chosen, left_out
-from tracegrad.runtime.tolerance import wrong
+from tracegrad.runtime.tolerance import EPS, wrong
 
 Array = Any
 
@@ -26,7 +26,10 @@ PERIOD = 4093  # of a pattern: prime, so that neighbours along any axis differ
 GAP = 64  # elements of poison around every value
 POISON = {"f32": float("nan"), "f16": float("nan"), "i32": 0x5BADBAD5}
 STRIDE = 617  # from one binding's first element to the next one's
+STEPS = 8  # floats to a unit where ties are wanted
 INDICES = 7  # integers are below this where nothing is indexed by them
+CANCELLED = 16.0  # roundings of the largest value on the way
+HALF = 2.0**-8  # relative: of a value, and of those that it was made from
 SEEDS = (7, 8)  # a second try with other numbers: a tie that rounding decides is no defect
 
 
@@ -87,8 +90,8 @@ def _sizes(kernel: KernelSource, ends: Sequence[int]) -> tuple[int, ...]:
 class Patterns:
     """What arrays repeat, as it is stored: one draw for each type, from another place on for each binding."""
 
-    def __init__(self, seed: int) -> None:
-        self.rng = np.random.default_rng(seed)
+    def __init__(self, seed: int, ties: bool) -> None:
+        self.rng, self.ties = np.random.default_rng(seed), ties
         self._drawn: dict[tuple[str, int], Array] = {}
 
     def of(self, kernel: KernelSource, dtype: DType, binding: int, offset: int) -> Array:
@@ -104,7 +107,8 @@ class Patterns:
     def floats(self) -> Array:
         """Of both signs, mostly positive: roots and logarithms are to mean something."""
         magnitude = self.rng.uniform(0.05, 2.0, PERIOD)
-        return np.where(self.rng.random(PERIOD) < 0.3, -magnitude, magnitude)
+        values = np.where(self.rng.random(PERIOD) < 0.3, -magnitude, magnitude)
+        return np.round(values * STEPS) / STEPS if self.ties else values
 
     def integers(self, below: int, signed: bool) -> Array:
         """Indices, some of them beyond both ends, where they are clamped."""
@@ -138,6 +142,7 @@ class Check(NamedTuple):
     at: Array
     single: Written
     double: Written
+    half: bool  # does the kernel round to f16?
 
     def difference(self, got: Array) -> str:
         """Where the elements are something else, in words."""
@@ -148,7 +153,12 @@ class Check(NamedTuple):
             got = got.view(np.uint32)
         elif self.slot.dtype is f16:
             got = got.astype(np.float32)
-        bad = wrong(got, self.single.values, self.double.values) & self.single.counts
+        exact, allowed = self.double.values, CANCELLED * EPS * self.double.scale
+        if self.half:  # roundings to f16 may go either way
+            allowed = allowed + HALF * (np.abs(exact) + self.double.scale * EPS)
+            limit = np.abs(exact) < np.finfo(np.float16).max
+            exact = np.where(limit, exact, np.inf)
+        bad = wrong(got, self.single.values, exact, allowed) & self.single.counts
         if not bad.any():
             return ""
         at = tuple(np.argwhere(bad)[0])
@@ -179,21 +189,24 @@ def trial_of(kernel: KernelSource, layout: Layout, drawn: Patterns) -> Trial:
                 out.fills.append(Fill(binding, offset, slot.size, values))
         for slot, elements in left_out(form.product, form.inner) if form.product else ():
             out.zeros.append((bindings[slot], offsets[slot] + elements))
+        half = any(s.dtype is f16 for s in form.slots)
         for single, double in _expected(form, patterns, drawn.rng):
             k = single.slot
-            out.checks.append(Check(bindings[k], form.slots[k], offsets[k] + single.at, single, double))
+            out.checks.append(Check(bindings[k], form.slots[k], offsets[k] + single.at, single, double, half))
         first += len(form.slots)
     return out
 
 
-def fault(kernel: KernelSource, layout: Layout, run: Callable[[Trial], Sequence[Array]]) -> str:
+def fault(kernel: KernelSource, layout: Layout, run: Callable[[Trial], Sequence[Array]], *, ties: bool = False) -> str:
     """What a kernel computes wrongly, in words; empty where it is right.
 
-    run: runs a trial, and gives the elements that each of its checks asks for.
+    run:  runs a trial, and gives the elements that each of its checks asks for.
+    ties: draw few different floats, so that many comparisons are of equal ones. A device whose division is not
+          exact would decide some of these otherwise.
     """
     found = ""
     for seed in SEEDS:
-        trial = trial_of(kernel, layout, Patterns(seed))
+        trial = trial_of(kernel, layout, Patterns(seed, ties))
         found = next(filter(None, (c.difference(x) for c, x in zip(trial.checks, run(trial)))), "")
         if not found:
             break

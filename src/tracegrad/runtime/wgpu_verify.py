@@ -41,7 +41,9 @@ def refuse_wrong(program: Program, runner: Runner, verdicts: Verdicts) -> None:
         return
     keys = [key_of(k.wgsl, repr(k.bindings)) for k in program.kernels]
     found: dict[str, str] = {}
-    checked = [k for k in range(len(keys)) if program.kernels[k].forms and verdicts.known(keys[k]) != RIGHT]
+    checked = [
+        k for k, kernel in enumerate(program.kernels) if _is_checked(kernel) and verdicts.known(keys[k]) != RIGHT
+    ]
     sizes = _sizes(program, checked)
     held: list[int] = []
     try:
@@ -75,6 +77,11 @@ def refuse_wrong(program: Program, runner: Runner, verdicts: Verdicts) -> None:
         verdicts.add(found)
         for handle in held:
             runner.unload(handle)
+
+
+def _is_checked(kernel: KernelSource) -> bool:
+    """Only what this process compiled, and not half precision."""
+    return bool(kernel.forms) and all(b.dtype != "f16" for b in kernel.bindings)
 
 
 def _sizes(program: Program, checked: Sequence[int]) -> dict[tuple[int, str], int]:
