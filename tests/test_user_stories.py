@@ -343,9 +343,9 @@ MISTAKES: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
     "numpy": (traced(lambda m, x, y: np.square(x)), tg.TraceError, r"numpy\.square.*tg\.square"),
     "numpy mean": (traced(lambda m, x, y: np.mean(x)), tg.TraceError, r"numpy\.mean.*tg\.mean"),
     "torch": (traced(lambda m, x, y: torch.relu(x)), tg.TraceError, r"torch\.relu.*tg\.relu"),
-    "torch constant": (traced(lambda m, x, y: x + TORCH_X), tg.DTypeError, r"torch\.Tensor.*\.numpy\(\)"),
+    "torch constant": (traced(lambda m, x, y: x + TORCH_X), tg.DTypeError, r"array torch\.float32\[3\].*\.numpy\(\)"),
     "concat": (traced(lambda m, x, y: tg.concat(x, x)), tg.ShapeError, "tensors go in one list"),
-    "randn": (traced(lambda m, x, y: tg.randn(NO_SHAPE)), tg.ShapeError, r"sizes must be integers, got \[None,2\]"),
+    "randn": (traced(lambda m, x, y: tg.randn(NO_SHAPE)), tg.ShapeError, r"a size must be an integer, got None"),
     "twice": (traced(lambda m, x, y: [tg.capture("a", x) for _ in "ab"]), tg.TraceError, "'a' is taken.*once only"),
     "a part": (traced(lambda m, x, y: {"a": x, "b": 3}), tg.CompileError, "dict, where 'b' is a int"),
     "no return": (lambda: line(loss=lambda m, x, y: None), tg.CompileError, "is the return missing"),
@@ -355,7 +355,7 @@ MISTAKES: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
     "optimizer": (lambda: line(optimizer="adam"), tg.InputError, r"optim\.adam\(lr=1e-3\), got 'adam'"),
     "not called": (lambda: line(optimizer=optim.adam), tg.InputError, "call it"),
     "filter": (lambda: optim.adamw(0.1, decay_filter=NOT_A_FILTER), tg.InputError, "decay_filter is a function"),
-    "rate": (lambda: optim.adam(-1.0), tg.InputError, r"lr must be .* at least 0, got -1\.0"),
+    "rate": (lambda: optim.adam(-1.0), tg.InputError, r"lr must be at least 0, got -1\.0"),
     "schedule": (lambda: lr.linear(peak=1.0, final=0.0, steps=0), tg.InputError, r"lr\.linear: steps must be above 0"),
     "array": (lambda: line(inputs={"x": X, "y": (8, 2)}), tg.InputError, r"shape \(8, 3\); values go to step"),
     "attach": (lambda: line().attach(forward=lambda m, z: z, inputs={"x": (8, 3)}), tg.InputError, "'z', which is not"),
@@ -404,7 +404,7 @@ def test_wrong_names_on_results_say_what_there_is(tmp_path: Path):
         _ = p.output
     with pytest.raises(KeyError, match="there is no"):
         _ = p.aux["accuracy"]
-    with pytest.raises(FileNotFoundError, match=re.escape(str(tmp_path / "missing") + "'")):
+    with pytest.raises(FileNotFoundError, match=re.escape(str(tmp_path / "missing"))):
         train.save(tmp_path / "missing" / "file")
 
 
