@@ -168,5 +168,6 @@ def normal(text: str) -> str:
     text = text.replace(str(FOLDER) + os.sep, "").replace(tempfile.gettempdir(), "/tmp")
     text = re.sub(r"^(  at \w+\.py):\d+$", r"\1", text, flags=re.MULTILINE)
     text = re.sub(r"(# \w+\.py):\d+", r"\1", text)
+    text = re.sub(r"'x\.\d+'", "'x.12'", text)  # numbered by what was traced before
     text = re.sub(r" Did you mean '\w+'\?$", "", text)  # from Python 3.13 on
     return re.sub(r"/tmp/tmp\w+", "/tmp/folder", text)
