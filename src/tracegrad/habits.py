@@ -185,7 +185,8 @@ KEYWORDS: dict[str, tuple[str, ...]] = {
 WITHOUT = {
     "device": "the argument device of tg.compile says where a program runs",
     "dtype": "cast the result with tg.cast(x, dtype)",
-    "out": "tensors never change: use the result",
+    "out inplace": "tensors never change: use the result",
+    "alpha": "multiply an operand, as in a + alpha * b",
     "activation": "apply it to the result, as in tg.relu(layer(x))",
     "weight": "use reduction='none', and return a weighted mean",
     "requires_grad": "parameters get gradients unless they are made with trainable=False",

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from inspect import CO_VARARGS, CO_VARKEYWORDS
 from types import CodeType
 from typing import TYPE_CHECKING, Any, Self, TypeVar, cast
 
 from tracegrad.ambient import current_site
 from tracegrad.errors import CallError, DTypeError, InputError, ShapeError, TraceError, TracegradError, placed
-from tracegrad.refusals import shown, unexpected
+from tracegrad.refusals import check_call, shown
 from tracegrad.shapes import Axes
 
 if TYPE_CHECKING:
@@ -35,10 +35,17 @@ Index = Any  # an integer, a slice, None, Ellipsis, or one tensor or array of i3
 TYPE = r"\b(f32|f64|i32|u32|bool)\["
 
 
+class Missing:
+    """What stands for an argument that a call leaves out and needs."""
+
+
+MISSING = Missing()
+
+
 class Op:
     """A public function, and what the engine prepared for it."""
 
-    __slots__ = ("calls", "collects", "function", "given", "parameters", "plans", "signature", "takes")
+    __slots__ = ("calls", "everything", "function", "given", "parameters", "plans", "signature", "unexpected")
 
     def __init__(self, f: Callable[..., Any]):
         """f: a function of Python."""
@@ -51,21 +58,34 @@ class Op:
         self.parameters = names[: n + m + len(stars)]
         rest = [star + name for star, name in zip(stars, names[n + m :])]
         many, any_named = [x for x in rest if x[1] != "*"], [x for x in rest if x[1] == "*"]
-        marked = many or ["*"] * bool(m)
-        self.signature = ", ".join([*names[:n], *marked, *names[n : n + m], *any_named])
-        passed = ", ".join([f"{x}={x}" for x in names[n : n + m]] + any_named)
-        self.given = f"({''.join([f'{x}, ' for x in [*names[:n], *many]])}), dict({passed})"
-        self.takes = names[: n + m]
-        # Keywords that the op does not have get a remedy. To collect them costs a call 0.1 us, so that an op without
-        # options, which is a small one, leaves them to Python.
-        self.collects = (f.__defaults__ or m) and not any_named
+        more, other = [] if many else ["*_more"], [] if any_named else ["**_other"]
+        self.signature = ", ".join([*names[:n], *many, *more, *names[n : n + m], *any_named, *other])
+        self.unexpected = " or ".join([x.lstrip("*") for x in more + other]) or "False"
+        passed = [f"{x}={x}" for x in names[n : n + m]] + any_named
+        self.given = _call([*names[:n], *many], passed)
+        self.everything = _call([*names[:n], *many, *more], passed + other)
+
+    def refuse(self, name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+        """CallError for what Python would refuse: arguments that are missing, too many or unknown."""
+        given = {x: a for x, a in kwargs.items() if a is not MISSING}
+        if any(a is MISSING for a in args):
+            given |= {x: a for x, a in zip(self.parameters, args) if a is not MISSING}
+            args = ()
+        check_call(name, self.function, args, given)
+
+
+def _call(positional: Sequence[str], named: Sequence[str]) -> str:
+    return f"({''.join([f'{x}, ' for x in positional])}), dict({', '.join(named)})"
 
 
 # What stands behind the name of an op: its own signature, written out, because one of *args and **kwargs would cost a
-# small op on values half as much as it takes NumPy.
+# small op on values half as much as it takes NumPy. What Python would refuse is collected, and gets a remedy; that
+# costs a call 15 to 30 ns.
 ENTRY = """\
 def entry({signature}):
-    try:{unexpected}
+    try:
+        if {unexpected}:
+            _refuse({everything})
         try:
             _call = _calls[{kinds}]
         except KeyError:
@@ -76,9 +96,6 @@ def entry({signature}):
     except _python as _e:
         raise _misused(_e, ({parameters})) from _e
 """
-UNEXPECTED = """
-        if _other:
-            raise _unexpected(_takes, _other)"""
 ERRORS = (ShapeError, DTypeError, InputError, TraceError, CallError)
 # What Python raises where an argument is of a type that no check of the op foresaw
 PYTHON = (TypeError, ValueError, IndexError, KeyError, AttributeError, OverflowError)
@@ -92,6 +109,8 @@ def op(f: F) -> F:
     name, entry = f.__name__.rstrip("_"), Op(f)
 
     def new(kinds: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if Missing in (kinds if len(entry.parameters) > 1 else (kinds,)):
+            entry.refuse(name, args, kwargs)
         result = AT_ONCE[0](entry, kinds, args, kwargs) if AT_ONCE else NotImplemented
         return f(*args, **kwargs) if result is NotImplemented else result
 
@@ -104,19 +123,23 @@ def op(f: F) -> F:
 
     kinds = [f"_type({x})" for x in entry.parameters]
     source = ENTRY.format(
-        signature=f"{entry.signature}, **_other" if entry.collects else entry.signature,
-        unexpected=UNEXPECTED if entry.collects else "",
+        signature=entry.signature,
+        unexpected=entry.unexpected,
+        everything=entry.everything,
         kinds=kinds[0] if len(kinds) == 1 else f"({', '.join(kinds)})",
         parameters="".join([f"{x}, " for x in entry.parameters]),
         given=entry.given,
     )
     scope = {
         "_calls": entry.calls, "_new": new, "_failed": failed, "_errors": ERRORS, "_type": type, "_python": PYTHON,
-        "_misused": misused, "_unexpected": unexpected, "_takes": entry.takes,
+        "_misused": misused, "_refuse": functools.partial(entry.refuse, name),
     }  # fmt: skip
     exec(_compiled(source), scope)
     named: Any = scope["entry"]
-    named.__defaults__, named.__kwdefaults__ = f.__defaults__, f.__kwdefaults__
+    needed, code = f.__code__.co_argcount - len(f.__defaults__ or ()), f.__code__
+    named.__defaults__ = (MISSING,) * needed + (f.__defaults__ or ())
+    only = code.co_varnames[code.co_argcount : code.co_argcount + code.co_kwonlyargcount]
+    named.__kwdefaults__ = dict.fromkeys(only, MISSING) | (f.__kwdefaults__ or {})
     functools.update_wrapper(named, f)
     named.entry = entry
     return cast("F", named)

@@ -6,7 +6,7 @@ import linecache
 import os
 import re
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sized
+from collections.abc import Callable, Iterable, Mapping, Sequence, Sized
 from difflib import get_close_matches
 from functools import wraps
 from inspect import CO_VARARGS, CO_VARKEYWORDS
@@ -126,11 +126,12 @@ def no_operand(value: object) -> str:
 def unexpected(takes: Iterable[str], given: Mapping[str, Any]) -> CallError:
     """The error for keywords that a function does not have; `takes` are those that it has."""
     names = list(takes)
-    problems = [f"there is no argument {word!r}{_remedy(word, value, names)}" for word, value in given.items()]
+    problems = [f"there is no argument {word!r}{remedy(word, value, names)}" for word, value in given.items()]
     return CallError(f"{'; '.join(problems)}. The arguments are {', '.join(names) or 'none'}")
 
 
-def _remedy(word: str, value: Any, names: list[str]) -> str:
+def remedy(word: str, value: Any, names: Sequence[str]) -> str:
+    """What to write instead of the keyword `word`, after a separator; `names` are those that exist."""
     own = [name for name in (found(KEYWORDS, word) or ()) if name in names]
     if len(own) == 1:
         plain = isinstance(value, (int, float, str)) or value is None
@@ -138,8 +139,8 @@ def _remedy(word: str, value: Any, names: list[str]) -> str:
     if own:
         return f"; write {' and '.join([f'{name}=' for name in own])}"
     near = get_close_matches(word, names, n=1, cutoff=0.7)
-    remedy = found(WITHOUT, word)
-    return f"; did you mean {near[0]}?" if near else f": {remedy}" if remedy else ""
+    instead = found(WITHOUT, word)
+    return f"; did you mean {near[0]}?" if near else f": {instead}" if instead else ""
 
 
 def check_call(who: str, function: Any, args: Sized, given: Mapping[str, Any], bound: int = 0) -> None:
@@ -162,9 +163,11 @@ def check_call(who: str, function: Any, args: Sized, given: Mapping[str, Any], b
     if missing and extra <= 0:
         raise CallError.here(f"{who}: missing {', '.join([f'{x}=' for x in missing])}; it takes {', '.join(takes)}")
     if extra > 0 and not code.co_flags & CO_VARARGS:
-        named = ", ".join([f"{x}=..." for x in code.co_varnames[n:both][:3]])
-        most = f"takes {n - bound} arguments by position" if n > bound else "takes its arguments by name"
-        raise CallError.here(f"{who}: {most}, got {len(args)} by position; write {who}({named}, ...)")
+        named = "".join([f"{x}=..., " for x in code.co_varnames[n:both][:3]])
+        instead = f"write {who}({named}...)" if named else f"it takes {', '.join(takes) or 'none'}"
+        count = f"{n - bound} argument{'s' if n - bound != 1 else ''} by position"
+        most = f"takes {count}" if n > bound else "takes its arguments by name"
+        raise CallError.here(f"{who}: {most}, got {len(args)} by position; {instead}")
 
 
 def helpful(f: F) -> F:

@@ -120,7 +120,7 @@ def adding_a_layer():
     MLP().add(nn.Linear(2, 2))
 
 
-@loss("'newshape'", raises=TypeError)
+@loss("'newshape'", "write shape=", raises=TypeError)
 def reshape_with_a_name(m, x, y):
     return tg.mean(tg.reshape(x, newshape=(3, 8))) + tg.mean(m(x) - y)
 
@@ -146,7 +146,7 @@ def update_at_an_index(m, x, y):
     return tg.mean(m(x).at[0].set(1.0))
 
 
-@loss("uniform", "key", raises=TypeError)
+@loss("uniform", "'key'", "seed of tg.compile", raises=TypeError)
 def random_numbers_of_a_key(m, x, y):
     return tg.mean(m(x) - tg.uniform(key=0, shape=(8, 2)))
 

@@ -36,7 +36,7 @@ def variance_unbiased(m, x, y):
     return tg.var(m(x) - y, unbiased=False)
 
 
-@classes("cross_entropy", "targets", raises=TypeError)
+@classes("cross_entropy", "'target'; write targets=", "write logits=", raises=TypeError)
 def cross_entropy_of_target(m, x, label):
     return tg.cross_entropy(input=m(x), target=label)
 
@@ -46,7 +46,7 @@ def cross_entropy_with_class_weights(m, x, label):
     return tg.cross_entropy(m(x), label, weight=tg.ones(5))
 
 
-@loss("relu", "'inplace'", raises=TypeError)
+@loss("relu", "'inplace'", "use the result", raises=TypeError)
 def relu_in_place(m, x, y):
     return tg.mean(tg.relu(m(x), inplace=True) - y)
 

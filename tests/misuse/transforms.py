@@ -191,7 +191,7 @@ def dropout_in_percent(m, x, y):
     return tg.mean(tg.dropout(m(x), 50) - y)
 
 
-@loss("randn", raises=TypeError)
+@loss("randn", "got 2", "shape", raises=TypeError)
 def random_numbers_of_a_shape_in_pieces(m, x, y):
     return tg.mean(tg.randn(8, 2) - m(x))
 
