@@ -25,6 +25,7 @@ from tracegrad.hypers import (
 )
 from tracegrad.lr import Schedule
 from tracegrad.program import Field, Program
+from tracegrad.refusals import remedy
 
 MOST_CLIPPED = 2.0**60
 STEP, RATE = f"{PREFIX}step", f"{PREFIX}lr"
@@ -118,9 +119,11 @@ class Knobs:
         """Some values changed; None is the value that switches one off. InputError naming every unknown name."""
         unknown = [name for name in new if name not in settable]
         if unknown:
+            names = ["lr", *settable]
+            instead = "".join([remedy(name, new[name], names) for name in unknown])
             raise InputError.here(
-                f"set: {', '.join(unknown)}: not a value of this program; what can be set is "
-                f"{', '.join(['lr', *settable])}"
+                f"set: {', '.join(unknown)}: not a value of this program{instead}; "
+                f"what can be set is {', '.join(names)}"
             )
         new = {n: OFF[n] if x is None and n == "clip_grad_norm" else x for n, x in new.items()}
         return Knobs(self.rate, {**self.values, **checked_all(new, ranges, "set")})

@@ -178,13 +178,17 @@ def _initialising(module: Module) -> bool:
 
 
 def _dims(shape: int | Sequence[int]) -> Shape:
-    if isinstance(shape, Parameter) or len(getattr(shape, "shape", ())) > 1:
-        hint = "write .shape for that of another, and init=tg.init.literal(array) for values"
+    hint, sizes = (
+        "write .shape for that of another, and init=tg.init.literal(array) for values",
+        getattr(shape, "shape", ()),
+    )
+    if isinstance(shape, Parameter) or len(sizes) > 1:
         raise ShapeError.here(f"a parameter's shape must be integers, got {shown(shape)}: {hint}")
     try:
         dims = integers(shape, "a size")
     except ShapeError as e:
-        raise ShapeError.here(f"a parameter's shape must be integers, got {shown(shape)}: {e}") from None
+        why = hint if sizes else e  # an array of floats is hardly a shape
+        raise ShapeError.here(f"a parameter's shape must be integers, got {shown(shape)}: {why}") from None
     if any(n < 1 for n in dims):
         raise ShapeError.here(f"a parameter's shape must have sizes of at least 1, got {show(dims)}")
     return dims
