@@ -212,7 +212,7 @@ class Simulator:
 
     def wanted(self, t: Tensor, at: tuple[int, ...] = ()) -> np.ndarray:
         """The labels of a value in iteration `at` of the scans around it."""
-        if t.prim.family == "pack" or t.prim.name in ("reshape", "span"):
+        if t.prim.family == "pack" or t.prim.name == "reshape":
             return np.concatenate([self.wanted(x, at) for x in t.inputs])
         if t.prim.family == "item":
             return self.item(t, at)

@@ -21,9 +21,8 @@ from tracegrad.compiler.build import build_training
 from tracegrad.compiler.layout import Persistent
 from tracegrad.dtypes import TensorType, f32
 from tracegrad.ir import Graph
-from tracegrad.kernels import group, postpone
+from tracegrad.kernels import group
 from tracegrad.kernels.fuse import MAX_BUFFERS
-from tracegrad.passes import split
 from tracegrad.prims.folds import pack
 from tracegrad.prims.leaves import leaf
 from tracegrad.program import Buffer
@@ -83,24 +82,9 @@ def test_launches_that_run_later(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where most kernels keep a launch to themselves, as in a large GPT, the small sums of a backward gather in few."""
     monkeypatch.setattr(group, "ALONE", 2**20)
     later = plan_of(gpt(batch=2))
-    monkeypatch.setattr(postpone, "KEPT", -1)
+    monkeypatch.setattr(group, "POSTPONED", -1)
     assert len(later.program.dispatches) < len(plan_of(gpt(batch=2)).program.dispatches)
     check_memory(later)
-
-
-def test_equal_large_products_of_one_input_share_a_launch(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The gradients of the weights of q, k and v, which are there one after the other; sums of parts come behind."""
-    monkeypatch.setattr(group, "ALONE", 2**20)
-    monkeypatch.setattr(split, "_ways", split._ways.__wrapped__)  # which remembers
-    monkeypatch.setattr(split, "_part", lambda batch, m, n, k: 64 if k == 128 and m == n else 0)
-    together = plan_of(gpt(batch=2))
-    check_memory(together)
-    monkeypatch.setattr(postpone, "_gathered", lambda readers, launches: launches)
-    triples = [
-        sum(p.program.kernels[d.kernel].label.split(" | ").count("matmul_parts") == 3 for d in p.program.dispatches)
-        for p in (together, plan_of(gpt(batch=2)))
-    ]
-    assert triples == [8, 4]  # q, k and v themselves, one launch a layer, and then their weights' gradients
 
 
 def test_a_scalar_that_is_read_from_a_pack_too_is_there_before() -> None:
@@ -144,7 +128,7 @@ def test_random_graphs_whose_launches_run_later(seed: int, monkeypatch: pytest.M
     monkeypatch.setattr(group, "ALONE", 2 ** r.choice([9, 11, 12]))
     monkeypatch.setattr(group, "BESIDE", 2 ** r.choice([6, 9, 11]))
     monkeypatch.setattr(group, "KEPT", 2 ** r.choice([9, 10, 12, 18]))
-    monkeypatch.setattr(postpone, "KEPT", r.choice([0.4, 1.1, 3]))
+    monkeypatch.setattr(group, "POSTPONED", r.choice([0.4, 1.1, 3]))
     with tracing():
         graph = Graph(equal_products(r))
     check_memory(planned(graph))

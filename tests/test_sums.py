@@ -1,9 +1,8 @@
-"""Sums of products become one product: what merges and what does not, and the same numbers on every runtime."""
+"""Sums of products, such as the gradient of the input of q, k and v: the same numbers on every runtime."""
 
 from __future__ import annotations
 
 import inspect
-import math
 from collections.abc import Callable
 from itertools import accumulate
 from typing import Any
@@ -19,12 +18,10 @@ from tracegrad import nn
 from tracegrad.ambient import tracing
 from tracegrad.compiler.build import build_training
 from tracegrad.compiler.layout import Persistent, Place
-from tracegrad.compiler.plan import make_program, optimize
+from tracegrad.compiler.plan import make_program
 from tracegrad.dtypes import TensorType, f32
 from tracegrad.evaluate import evaluate
 from tracegrad.ir import Graph, toposort
-from tracegrad.kernels.fuse import Schedule
-from tracegrad.prims.folds import MATMUL
 from tracegrad.prims.leaves import leaf
 from tracegrad.program import Buffer, Program
 from tracegrad.runtime.cpu import CpuSession
@@ -35,21 +32,20 @@ M, K, N = 24, 16, 20
 WEIGHTS = "wvu"
 
 
-def graph_of(fn: Function, *shapes: tuple[int, ...], precision: str = "f32", order: str = WEIGHTS) -> Graph:
-    """A tuple of results is one output each. Arguments called w, v or u are parameters, and lie in that order."""
+def graph_of(fn: Function, *shapes: tuple[int, ...], precision: str = "f32") -> Graph:
+    """A tuple of results is one output each. Arguments called w, v or u are parameters."""
     given = dict(zip(inspect.signature(fn).parameters, shapes, strict=True))
     with tracing():
         found = fn(*[leaf("param" if n in WEIGHTS else "input", n, TensorType(f32, s)) for n, s in given.items()])
     results = found if isinstance(found, tuple) else (found,)
-    sizes = [math.prod(given[n]) if n in given else 0 for n in order]
-    offsets = {n: at for n, at in zip(order, accumulate(sizes, initial=0)) if n in given}
-    return Graph({f"y{k}": t for k, t in enumerate(results)}, precision=precision, offsets=offsets)
+    return Graph({f"y{k}": t for k, t in enumerate(results)}, precision=precision)
 
 
 def persistent(graph: Graph) -> Persistent:
     """The array of parameters."""
     types = {t.name: t.type for t in graph.params}
-    places = tuple((n, Place("params", graph.offsets[n]), {}) for n in types)
+    starts = accumulate([t.size for t in types.values()], initial=0)
+    places = tuple((n, Place("params", at), {}) for n, at in zip(types, starts))
     buffers = (Buffer("params", "f32", sum(t.size for t in types.values()), "param"),)
     return Persistent(buffers, places, types) if types else NOTHING
 
@@ -67,13 +63,6 @@ def run(session: Any, program: Program, env: dict[str, Any]) -> dict[str, Any]:
         return session.collect(session.submit(handle, {f.name: env[f.name] for f in program.inputs}))
     finally:
         session.unload(handle)
-
-
-def products(graph: Graph) -> list[int]:
-    """The length of k of each product of the optimized graph, in those of scans too."""
-    nodes = toposort(optimize(graph).roots)
-    nodes += [t for s in nodes if s.prim.family == "scan" for t in toposort(s.attrs["body"].roots)]
-    return sorted(t.inputs[0].shape[-1] for t in nodes if t.prim is MATMUL)
 
 
 def two(x: tg.Tensor) -> tuple[tg.Tensor, tg.Tensor]:
@@ -156,21 +145,21 @@ def with_one_between(x: tg.Tensor, w: tg.Tensor, v: tg.Tensor, u: tg.Tensor) -> 
     return a @ w + b @ u + tg.sum(v)
 
 
-MERGED: dict[str, tuple[Function, tuple[tuple[int, ...], ...], list[int]]] = {
-    "weights at the right": (weights_at_the_right, ((M, K), (K, N), (K, N)), [2 * K]),
-    "weights at the left": (weights_at_the_left, ((K, N), (M, K), (M, K)), [2 * K]),
-    "weights, transposed": (transposed_weights, ((M, K), (N, K), (N, K)), [2 * K]),
-    "both computed": (computed, ((M, K), (K, N)), [2 * K]),
-    "no whole vectors": (computed, ((9, 11), (11, 13)), [22]),
-    "many steps of k": (computed, ((70, 96), (96, 40)), [192]),
-    "a long k": (computed, ((16, 3000), (3000, 16)), [75]),
-    "heads": (heads, ((2, 4, 12, 4), (16, N), (16, N)), [32]),
-    "other shapes": (other_shapes, ((M, K), (2, M // 2, K), (K, N), (K, N)), [2 * K]),
-    "more terms": (more_terms, ((24, 16), (16, 20), (16, 20), (20,), (24, 7)), [7, 32]),
-    "in the middle": (in_the_middle, ((M, K), (K, N), (K, N), (K, N)), [K, 2 * K]),
-    "batched": (batched, ((3, 2, M, K), (3, 2, K, N)), [2 * K]),
-    "in a scan": (in_a_scan, ((5, 24, 16), (16, 16)), [32]),
-    "parameters in another order": (other_order, ((M, K), (K, N), (K, N), (K, N)), [3 * K]),
+SUMS: dict[str, tuple[Function, tuple[tuple[int, ...], ...]]] = {
+    "weights at the right": (weights_at_the_right, ((M, K), (K, N), (K, N))),
+    "weights at the left": (weights_at_the_left, ((K, N), (M, K), (M, K))),
+    "weights, transposed": (transposed_weights, ((M, K), (N, K), (N, K))),
+    "both computed": (computed, ((M, K), (K, N))),
+    "no whole vectors": (computed, ((9, 11), (11, 13))),
+    "many steps of k": (computed, ((70, 96), (96, 40))),
+    "a long k": (computed, ((16, 3000), (3000, 16))),
+    "heads": (heads, ((2, 4, 12, 4), (16, N), (16, N))),
+    "other shapes": (other_shapes, ((M, K), (2, M // 2, K), (K, N), (K, N))),
+    "more terms": (more_terms, ((24, 16), (16, 20), (16, 20), (20,), (24, 7))),
+    "in the middle": (in_the_middle, ((M, K), (K, N), (K, N), (K, N))),
+    "batched": (batched, ((3, 2, M, K), (3, 2, K, N))),
+    "in a scan": (in_a_scan, ((5, 24, 16), (16, 16))),
+    "parameters in another order": (other_order, ((M, K), (K, N), (K, N), (K, N))),
 }
 
 
@@ -187,24 +176,18 @@ def assert_same(graph: Graph, env: dict[str, Any], got: dict[str, Any]) -> None:
         np.testing.assert_allclose(got[name], want, rtol=1e-5, atol=1e-5 * float(np.abs(want).max()), err_msg=name)
 
 
-@pytest.mark.parametrize("name", MERGED)
-def test_a_sum_of_products_is_one_product(name: str) -> None:
-    fn, shapes, lengths = MERGED[name]
-    assert products(graph_of(fn, *shapes)) == lengths
-
-
-@pytest.mark.parametrize("name", MERGED)
+@pytest.mark.parametrize("name", SUMS)
 def test_the_numbers_are_those_of_the_reference_on_the_cpu(name: str, c_session: CpuSession) -> None:
-    fn, shapes, _ = MERGED[name]
+    fn, shapes = SUMS[name]
     graph = graph_of(fn, *shapes)
     env, program = values_of(graph), compiled(graph)
     assert_same(graph, env, run(CpuSession(), program, env))
     assert_same(graph, env, run(c_session, program, env))
 
 
-@pytest.mark.parametrize("name", MERGED)
+@pytest.mark.parametrize("name", SUMS)
 def test_the_numbers_are_those_of_the_reference_on_webgpu(name: str, device: Any) -> None:
-    fn, shapes, _ = MERGED[name]
+    fn, shapes = SUMS[name]
     graph = graph_of(fn, *shapes)
     env, program = values_of(graph), compiled(graph)
     assert_same(graph, env, run(device, program, env))
@@ -212,93 +195,11 @@ def test_the_numbers_are_those_of_the_reference_on_webgpu(name: str, device: Any
 
 
 @pytest.mark.parametrize("precision", ["f32", "f16"])
-@pytest.mark.parametrize("name", MERGED)
+@pytest.mark.parametrize("name", SUMS)
 def test_no_dispatch_computes_with_the_wrong_memory(name: str, precision: str) -> None:
-    fn, shapes, _ = MERGED[name]
+    fn, shapes = SUMS[name]
     graph = graph_of(fn, *shapes, precision=precision)
     check_memory(planned(graph, persistent(graph)))
-
-
-# --- what stays as it is ---
-
-
-def delivered(x: tg.Tensor, w: tg.Tensor, v: tg.Tensor) -> tuple[tg.Tensor, tg.Tensor]:
-    a, b = two(x)
-    return a @ w + b @ v, a
-
-
-def product_delivered(x: tg.Tensor, w: tg.Tensor, v: tg.Tensor) -> tuple[tg.Tensor, tg.Tensor]:
-    a, b = two(x)
-    part = a @ w
-    return part + b @ v, part
-
-
-def product_read_twice(x: tg.Tensor, w: tg.Tensor, v: tg.Tensor) -> tg.Tensor:
-    a, b = two(x)
-    part = a @ w
-    return tg.exp(part) * (part + b @ v)
-
-
-def inputs(x: tg.Tensor, y: tg.Tensor, z: tg.Tensor) -> tg.Tensor:
-    a, b = two(x)
-    return a @ y + b @ z
-
-
-def sides_differ(x: tg.Tensor, y: tg.Tensor, w: tg.Tensor, v: tg.Tensor) -> tg.Tensor:
-    return tg.exp(tg.sin(x)) @ w + v @ tg.exp(tg.sin(y))
-
-
-def one_operand_twice(x: tg.Tensor, w: tg.Tensor, v: tg.Tensor) -> tg.Tensor:
-    a, _ = two(x)
-    return a @ w + a @ v
-
-
-def inlined(x: tg.Tensor, y: tg.Tensor, w: tg.Tensor, v: tg.Tensor) -> tg.Tensor:
-    return (x * 2.0) @ w + (y * 2.0) @ v
-
-
-def other_views(x: tg.Tensor, y: tg.Tensor, w: tg.Tensor, v: tg.Tensor) -> tg.Tensor:
-    return tg.exp(tg.sin(x)) @ w + tg.exp(tg.sin(y)).transpose() @ v
-
-
-def another_k(x: tg.Tensor, y: tg.Tensor, w: tg.Tensor, v: tg.Tensor) -> tg.Tensor:
-    return tg.exp(tg.sin(x)) @ w + tg.exp(tg.sin(y)) @ v
-
-
-def split_in_three(x: tg.Tensor, w: tg.Tensor, y: tg.Tensor) -> tg.Tensor:
-    h = tg.exp(tg.sin(x)) @ w
-    q, k, v = h[:, :8], h[:, 8:16], h[:, 16:]
-    return gradients((tg.sin(q) * tg.cos(k) * tg.exp(v) * y).sum(), [x])[0]
-
-
-def in_two_sums(x: tg.Tensor, w: tg.Tensor, v: tg.Tensor, y: tg.Tensor) -> tuple[tg.Tensor, tg.Tensor]:
-    (a, b), (c, _) = two(x), two(y)
-    return a @ w + b @ v, b @ w + c @ v
-
-
-X, W = (M, K), (K, N)
-KEPT: dict[str, tuple[Function, tuple[tuple[int, ...], ...], list[int]]] = {
-    "an operand is delivered": (delivered, (X, W, W), [K, K]),
-    "a product is delivered": (product_delivered, (X, W, W), [K, K]),
-    "a product is read twice": (product_read_twice, (X, W, W), [K, K]),
-    "inputs": (inputs, (X, W, W), [K, K]),
-    "parameters apart": (with_one_between, (X, W, (3,), W), [K, K]),
-    "parameters at both sides": (sides_differ, (X, W, W, X), [K, K]),
-    "one operand twice": (one_operand_twice, (X, W, W), [K, K]),
-    "operands that lie nowhere": (inlined, (X, X, W, W), [K, K]),
-    "other views": (other_views, (X, (K, M), W, W), [K, K]),
-    "another k": (another_k, (X, (M, 20), W, (20, N)), [K, 20]),
-    "few rows": (computed, ((4, K), W), [K, K]),
-    "one product split in three": (split_in_three, ((M, K), (K, 24), (M, 8)), [16, 24]),
-    "operands that live at other times": (of_a_matrix_used_often, ((32, 16), (16, 16)), [16] * 5 + [32] * 3),
-    "claimed by another sum": (in_two_sums, (X, W, W, X), [K, K, 2 * K]),
-}
-
-
-@pytest.mark.parametrize("name", KEPT)
-def test_there_are_reasons_not_to(name: str) -> None:
-    fn, shapes, lengths = KEPT[name]
-    assert products(graph_of(fn, *shapes)) == lengths
 
 
 # --- in models ---
@@ -324,35 +225,9 @@ def rotary(one: bool) -> Training:
     return Training("rotary", lambda: Rotary(one=one), loss, {"x": (4, 16, 32)}, adamw)
 
 
-MODELS = {"gpt": (BUDGET["gpt"][0], 4, 3 * 128), "rotary": (rotary(False), 1, 96), "split": (rotary(True), 0, 0)}
-
-
-def merged(t: Training) -> list[int]:
-    """The length of k of each product of packs."""
-    nodes = toposort(optimize(t.build().graph).roots)
-    behind = [t for t in nodes if t.prim is MATMUL and any(x.prim.family == "pack" for x in views_of(t))]
-    return [t.inputs[0].shape[-1] for t in behind]
-
-
-def views_of(t: tg.Tensor) -> list[tg.Tensor]:
-    found = []
-    for x in t.inputs:
-        while x.prim.family == "view":
-            x = x.inputs[0]
-        found.append(x)
-    return found
-
-
-@pytest.mark.parametrize("name", MODELS)
-def test_the_gradient_of_what_q_k_and_v_are_made_of_is_one_product_a_layer(name: str) -> None:
-    training, layers, k = MODELS[name]
-    assert merged(training) == [k] * layers
-
-
 @pytest.mark.parametrize("t", [rotary(False), gpt(batch=4, vocabulary=11, context=16, width=32, layers=2)], ids=repr)
 def test_steps_agree_with_the_reference(t: Training, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TRACEGRAD_CHECK", "1")
-    assert merged(t)
     rng = np.random.default_rng(0)
     for precision in ("f32", "f16"):
         with tg.compile(**t.arguments(), seed=0, device="cpu", precision=precision) as train:
@@ -399,63 +274,13 @@ def test_a_forward_reads_parameters_where_the_training_has_them() -> None:
         forward = train.attach(forward=lambda m, x: m(x), inputs={"x": (24, 16)})
         _ = train.step(x=x).loss
         got, p = forward.run(x=x).output, train.download_params()
-        assert "2 dispatches" in str(forward.explain())  # both operands, and the product
     exact = x.astype(np.float64)
     want = np.exp(np.sin(exact)) @ p["w"] + np.exp(np.cos(exact)) @ p["v"]
     np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-6)
 
 
-# --- half precision ---
-
-
-def storages(fn: Function, *shapes: tuple[int, ...]) -> list[str]:
-    """Of the packs, each of which is as its parts are."""
-    schedule = Schedule(optimize(graph_of(fn, *shapes, precision="f16")))
-    packs = [t for t in schedule.order if t.prim.family == "pack"]
-    for t in packs:
-        assert {schedule.storage(s) for s in schedule.packed(t.serial)} == {schedule.storage(t.serial)}
-    return [schedule.storage(t.serial) for t in packs]
-
-
-def test_a_pack_is_stored_in_half_precision_if_all_its_parts_may_be() -> None:
-    square = (32, 32)
-    assert storages(computed, square, square) == ["f16", "f16"]
-    assert storages(weights_at_the_right, square, square, square) == ["f16"]
-
-    def total(x: tg.Tensor, w: tg.Tensor, v: tg.Tensor) -> tg.Tensor:
-        a, b = tg.exp(tg.sin(x)), (x + tg.zeros((32, 32, 32))).sum(0)  # a sum is stored as one
-        return a @ w + b @ v
-
-    assert storages(total, square, square, square) == ["f32"]
-
-
-def test_what_comes_behind_a_pack_is_stored_as_anything_else() -> None:
-    def after(x: tg.Tensor, y: tg.Tensor) -> tg.Tensor:
-        return computed(x, y) @ y
-
-    graph = optimize(graph_of(after, (32, 32), (32, 32), precision="f16"))
-    schedule = Schedule(graph)
-    (wide,) = [t for t in schedule.order if t.prim is MATMUL and t.inputs[0].shape[-1] == 64]
-    assert schedule.storage(wide.serial) == "f16"
-
-
-@pytest.mark.parametrize("runtime", ["cpu", "c", "webgpu"])
-def test_half_packs_are_read_as_they_are_written(runtime: str, request: pytest.FixtureRequest) -> None:
-    session = CpuSession() if runtime == "cpu" else request.getfixturevalue("c_session" if runtime == "c" else "device")
-    for fn, shapes in ((computed, ((9, 11), (11, 13))), (computed, ((64, 32), (32, 48)))):
-        graph = graph_of(fn, *shapes, precision="f16")
-        env = values_of(graph)
-        got = run(session, compiled(graph), env)["y0"]
-        a, b, c, d = (
-            f(g(env[x].astype(np.float64))).astype(np.float16).astype(np.float64)
-            for x in "xy"
-            for f, g in ((np.exp, np.sin), (np.exp, np.cos))
-        )
-        np.testing.assert_allclose(got, a @ c + b @ d, rtol=2e-3)
-
-
 def test_the_order_of_summation_is_that_of_the_shapes() -> None:
     """Two programs of one model are the same bytes."""
-    fn, shapes, _ = MERGED["heads"]
+    fn, shapes = SUMS["heads"]
     first, second = (compiled(graph_of(fn, *shapes)).to_json() for _ in range(2))
     assert first == second

@@ -308,14 +308,12 @@ class Graph:
     """A traced program: named outputs, captures, and the state it writes.
 
     precision: "f32", or "f16": what kernels pass to each other is stored in half precision, see `kernels.halves`.
-    offsets:   where parameters lie in the array of all, in elements; of those that passes may see as neighbours.
     """
 
     outputs: dict[str, Tensor]
     captures: dict[str, Tensor] = field(default_factory=dict[str, Tensor])
     writes: dict[str, Tensor] = field(default_factory=dict[str, Tensor])  # state name -> its new value
     precision: str = "f32"
-    offsets: Mapping[str, int] = field(default_factory=dict[str, int])
 
     @property
     def roots(self) -> list[Tensor]:
@@ -333,7 +331,7 @@ class Graph:
         outputs, captures, writes = (
             {name: next(it) for name in part} for part in (self.outputs, self.captures, self.writes)
         )
-        return Graph(outputs, captures, writes, self.precision, self.offsets)
+        return Graph(outputs, captures, writes, self.precision)
 
     @property
     def nodes(self) -> list[Tensor]:

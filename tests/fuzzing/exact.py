@@ -74,7 +74,7 @@ def node(t: Tensor, xs: Sequence[Known], adds: int = 0) -> Known:
         return bounds.elementwise(t, xs)
     if family == "fold":
         return bounds.fold(t, xs[0])
-    if family in ("view", "pack") or t.prim.name == "span":
+    if family in ("view", "pack"):
         return bounds.moved(t, xs)
     if family == "product":
         return bounds.product(t, xs[0], xs[1])

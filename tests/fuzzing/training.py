@@ -19,10 +19,12 @@ from fuzzing.differentiated import Outputs
 from fuzzing.exact import Exact, allowed, analysed, double
 from fuzzing.program import Array, Program
 from tracegrad import optim
+from tracegrad.compiler.build import arena_of
 from tracegrad.compiler.plan import optimize
 from tracegrad.dtypes import TensorType, as_dtype
 from tracegrad.evaluate import named_by_role
 from tracegrad.ir import Graph, Tensor
+from tracegrad.nn.module import named_parameters
 
 OURS: dict[str, Callable[[float], optim.Optimizer]] = {
     "sgd": lambda lr: optim.sgd(lr=lr),
@@ -89,28 +91,30 @@ def expected_training(program: Program) -> dict[str, Exact]:
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message=".*")
         graph = tg.trace(**given)
-    written = _walk(program, graph, given["optimizer"])
-    passed = _walk(program, optimize(graph), given["optimizer"])
+    slots = arena_of(named_parameters(given["model"]), given["optimizer"]).slots
+    offsets = {slot.name: slot.offset for slot in slots}
+    written = _walk(program, graph, given["optimizer"], offsets)
+    passed = _walk(program, optimize(graph), given["optimizer"], offsets)
     if not all(np.isfinite(x.value).all() for x in written.values()):
         raise UnstableError
     return {n: Exact(x.value, np.maximum(x.allowed, passed[n].allowed)) for n, x in written.items()}
 
 
-def _walk(program: Program, graph: Graph, optimizer: optim.Optimizer) -> dict[str, Exact]:
+def _walk(program: Program, graph: Graph, optimizer: optim.Optimizer, offsets: Mapping[str, int]) -> dict[str, Exact]:
     held, inputs = parts(program)
     hypers = [t for t in graph.nodes if t.prim.name == "leaf" and t.attrs["role"] == "hyper"]
     dtypes = {n: np.float64 if t.dtype.is_float else np.int32 for n, t in graph.writes.items()}
     states = {n: certain(np.zeros(t.shape, dtypes[n])) for n, t in graph.writes.items()}
     flat = np.zeros(sum(x.size for x in held.values()))
     for n, x in held.items():
-        flat[graph.offsets[f"held.{n}"] :][: x.size] = double(x).reshape(-1)
+        flat[offsets[f"held.{n}"] :][: x.size] = double(x).reshape(-1)
     states["params"] = certain(flat)
     names = [*graph.writes, "loss"]
     roots = named_by_role([*graph.writes.values(), graph.outputs["loss"]])
     found: dict[str, Exact] = {}
     for step in range(program.train["steps"]):
         env = {f"input.{n}": certain(double(x)) for n, x in inputs.items()}
-        env |= {f"state.{n}": x for n, x in states.items()} | _pieces(states["params"], held, graph)
+        env |= {f"state.{n}": x for n, x in states.items()} | _pieces(states["params"], held, offsets)
         env |= {f"hyper.{t.name}": _hyper(t, step + 1, program, optimizer) for t in hypers}
         results = dict(zip(names, analysed(roots, env)))
         largest = max(float(np.sum(results["grads"].v ** 2)), abs(float(results["loss"].v)))
@@ -118,16 +122,16 @@ def _walk(program: Program, graph: Graph, optimizer: optim.Optimizer) -> dict[st
             raise UnstableError
         found[f"loss{step}"] = Exact(results["loss"].v, allowed(results["loss"]))
         states = {n: results[n] for n in graph.writes}
-    for n, k in _pieces(states["params"], held, graph).items():
+    for n, k in _pieces(states["params"], held, offsets).items():
         found[n.removeprefix("param.held.")] = Exact(k.v, allowed(k))
     return found
 
 
-def _pieces(params: Known, held: Mapping[str, Array], graph: Graph) -> dict[str, Known]:
+def _pieces(params: Known, held: Mapping[str, Array], offsets: Mapping[str, int]) -> dict[str, Known]:
     """Each parameter, of the array that holds all."""
     found: dict[str, Known] = {}
     for n, x in held.items():
-        at = graph.offsets[f"held.{n}"]
+        at = offsets[f"held.{n}"]
         cut = (part[at : at + x.size].reshape(x.shape) for part in (params.v, params.e, params.w))
         found[f"param.held.{n}"] = Known(*cut)
     return found

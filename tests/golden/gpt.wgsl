@@ -1371,12 +1371,13 @@ fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) 
   if (w >= 1 && w < 2) { k1(w - 1, i32(lid)); }
 }
 
-// 18: matmul | sum+mul | sum
+// 18: matmul | matmul | sum+mul | sum
 @group(0) @binding(0) var<storage, read> mem0: array<f32, 1121>;
 @group(0) @binding(1) var<storage, read_write> mem1: array<f32, 1039>;
-@group(0) @binding(2) var<storage, read> mem2: array<f32>;
+@group(0) @binding(2) var<storage, read> mem2: array<f32, 1039>;
 @group(0) @binding(3) var<storage, read_write> mem3: array<f32>;
-@group(1) @binding(0) var<uniform> at: array<vec4<i32>, 2>;
+@group(0) @binding(4) var<storage, read> mem4: array<f32>;
+@group(1) @binding(0) var<uniform> at: array<vec4<i32>, 3>;
 fn k0(w: i32, lid: i32) {
   let o0 = at[0].x;
   let o1 = at[0].y;
@@ -1409,6 +1410,32 @@ fn k1(w: i32, lid: i32) {
   let o2 = at[1].y;
   let row = w * 128 + lid;
   let lane = 0;
+  if (row >= 64) { return; }
+  let m0 = (row / 32);
+  let m1 = (row / 8) % 4;
+  let n0 = row % 8;
+  let h0 = m0 * 32 + m1 * 2;
+  var ta0 = 0f;
+  {
+    for (var j = lane; j < 8; j += 1) {
+      let k0 = (j / 2);
+      let k1 = j % 2;
+      let xa0 = (mem0[o0 + (h0 + k0 * 8 + k1)] * mem2[o1 + (n0 * 8 + k0 * 2 + k1)]);
+      ta0 = (ta0 + xa0);
+    }
+  }
+  let a0 = ta0;
+  if (row < 64 && lane == 0) {
+    let s2 = a0;
+    mem3[o2 + (m0 * 32 + m1 * 8 + n0)] = s2;
+  }
+}
+fn k2(w: i32, lid: i32) {
+  let o0 = at[1].z;
+  let o1 = at[1].w;
+  let o2 = at[2].x;
+  let row = w * 128 + lid;
+  let lane = 0;
   if (row >= 32) { return; }
   let i0 = (row / 4);
   let i1 = row % 4;
@@ -1420,7 +1447,7 @@ fn k1(w: i32, lid: i32) {
       let j0 = j;
       let g1 = ((i1 * (-1) + j0) < 1);
       let g3 = ((i1 * (-1) + j0) < 1);
-      let xa0 = select(0f, (select(0.0, mem0[o0 + select(0, (h2 + j0), g1)], g1) * select(0.0, mem2[o1 + select(0, (h2 + j0), g3)], g3)), (j0 <= v0));
+      let xa0 = select(0f, (select(0.0, mem0[o0 + select(0, (h2 + j0), g1)], g1) * select(0.0, mem4[o1 + select(0, (h2 + j0), g3)], g3)), (j0 <= v0));
       ta0 = (ta0 + xa0);
     }
   }
@@ -1430,14 +1457,14 @@ fn k1(w: i32, lid: i32) {
       let j0 = j;
       let g4 = ((i1 * (-1) + j0) < 1);
       let g5 = ((i1 * (-1) + j0) < 1);
-      let s2 = (select(0f, (select(0.0, mem2[o1 + select(0, (h2 + j0), g4)], g4) * (select(0.0, mem0[o0 + select(0, (h2 + j0), g5)], g5) - a0)), (j0 <= v0)) * 0.707106769f);
+      let s2 = (select(0f, (select(0.0, mem4[o1 + select(0, (h2 + j0), g4)], g4) * (select(0.0, mem0[o0 + select(0, (h2 + j0), g5)], g5) - a0)), (j0 <= v0)) * 0.707106769f);
       mem3[o2 + (h2 + j0)] = s2;
     }
   }
 }
-fn k2(w: i32, lid: i32) {
-  let o0 = at[1].z;
-  let o1 = at[1].w;
+fn k3(w: i32, lid: i32) {
+  let o0 = at[2].y;
+  let o1 = at[2].z;
   let row = w * 128 + lid;
   let lane = 0;
   if (row >= 8) { return; }
@@ -1465,6 +1492,7 @@ fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) 
   if (w >= 0 && w < 1) { k0(w - 0, i32(lid)); }
   if (w >= 1 && w < 2) { k1(w - 1, i32(lid)); }
   if (w >= 2 && w < 3) { k2(w - 2, i32(lid)); }
+  if (w >= 3 && w < 4) { k3(w - 3, i32(lid)); }
 }
 
 // 19: matmul | matmul
@@ -1534,44 +1562,13 @@ fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) 
   if (w >= 1 && w < 2) { k1(w - 1, i32(lid)); }
 }
 
-// 20: matmul+mul | matmul | matmul | sum | sum
+// 20: matmul | matmul | matmul | sum | sum
 @group(0) @binding(0) var<storage, read> mem0: array<f32, 1121>;
-@group(0) @binding(1) var<storage, read> mem1: array<f32, 1039>;
-@group(0) @binding(2) var<storage, read_write> mem2: array<f32>;
-@group(0) @binding(3) var<storage, read_write> mem3: array<f32, 1039>;
+@group(0) @binding(1) var<storage, read_write> mem1: array<f32, 1039>;
+@group(0) @binding(2) var<storage, read> mem2: array<f32, 1039>;
+@group(0) @binding(3) var<storage, read_write> mem3: array<f32>;
 @group(1) @binding(0) var<uniform> at: array<vec4<i32>, 4>;
-fn k0(w: i32, lid: i32) {
-  let o0 = at[0].x;
-  let o1 = at[0].y;
-  let o2 = at[0].z;
-  let o3 = at[0].w;
-  let o4 = at[1].x;
-  let row = w * 128 + lid;
-  let lane = 0;
-  if (row >= 64) { return; }
-  let m0 = (row / 32);
-  let m1 = (row / 8) % 4;
-  let n0 = row % 8;
-  let h0 = m0 * 32 + m1 * 2;
-  var ta0 = 0f;
-  {
-    for (var j = lane; j < 24; j += 1) {
-      let k0 = (j / 8);
-      let k1 = (j / 2) % 4;
-      let k2 = j % 2;
-      let xa0 = (mem0[o0 + (h0 + k0 * 64 + k1 * 8 + k2)] * mem1[o1 + (n0 * 8 + k0 * 64 + k1 * 2 + k2)]);
-      ta0 = (ta0 + xa0);
-    }
-  }
-  let a0 = ta0;
-  if (row < 64 && lane == 0) {
-    let s3 = a0;
-    let s4 = (a0 * mem1[o2 + n0]);
-    mem2[o3 + (m0 * 32 + m1 * 8 + n0)] = s3;
-    mem2[o4 + (m0 * 32 + m1 * 8 + n0)] = s4;
-  }
-}
-fn k1(w: i32, lid: i32, n: i32, first: i32) {
+fn k0(w: i32, lid: i32, n: i32, first: i32) {
   let o0 = at[(first + 0) / 4][(first + 0) % 4];
   let o1 = at[(first + 1) / 4][(first + 1) % 4];
   let o2 = at[(first + 2) / 4][(first + 2) % 4];
@@ -1594,7 +1591,33 @@ fn k1(w: i32, lid: i32, n: i32, first: i32) {
   let a0 = ta0;
   if (row < 64 && lane == 0) {
     let s2 = a0;
-    mem3[o2 + (m0 * 8 + n0 * 2 + n1)] = s2;
+    mem1[o2 + (m0 * 8 + n0 * 2 + n1)] = s2;
+  }
+}
+fn k1(w: i32, lid: i32) {
+  let o0 = at[1].z;
+  let o1 = at[1].w;
+  let o2 = at[2].x;
+  let row = w * 128 + lid;
+  let lane = 0;
+  if (row >= 64) { return; }
+  let m0 = (row / 32);
+  let m1 = (row / 8) % 4;
+  let n0 = row % 8;
+  let h0 = m0 * 32 + m1 * 2;
+  var ta0 = 0f;
+  {
+    for (var j = lane; j < 8; j += 1) {
+      let k0 = (j / 2);
+      let k1 = j % 2;
+      let xa0 = (mem0[o0 + (h0 + k0 * 8 + k1)] * mem2[o1 + (n0 * 8 + k0 * 2 + k1)]);
+      ta0 = (ta0 + xa0);
+    }
+  }
+  let a0 = ta0;
+  if (row < 64 && lane == 0) {
+    let s2 = a0;
+    mem3[o2 + (m0 * 32 + m1 * 8 + n0)] = s2;
   }
 }
 fn k2(w: i32, lid: i32, n: i32, first: i32) {
@@ -1618,24 +1641,67 @@ fn k2(w: i32, lid: i32, n: i32, first: i32) {
   let a0 = ta0;
   if (row < 8 && lane == 0) {
     let s1 = a0;
-    mem3[o1 + (i0 * 2 + i1)] = s1;
+    mem1[o1 + (i0 * 2 + i1)] = s1;
+  }
+}
+@compute @workgroup_size(128)
+fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) lid: u32) {
+  let w = i32(wid.x + wid.y * 32768u);
+  if (w >= 0 && w < 2) { let n = (w - 0) / 1; k0(w - 0 - n * 1, i32(lid), n, 0 + n * 3); }
+  if (w >= 2 && w < 3) { k1(w - 2, i32(lid)); }
+  if (w >= 3 && w < 5) { let n = (w - 3) / 1; k2(w - 3 - n * 1, i32(lid), n, 9 + n * 2); }
+}
+
+// 21: matmul+add+mul
+@group(0) @binding(0) var<storage, read_write> mem0: array<f32, 1121>;
+@group(0) @binding(1) var<storage, read> mem1: array<f32, 1039>;
+@group(0) @binding(2) var<storage, read> mem2: array<f32>;
+@group(0) @binding(3) var<storage, read> mem3: array<f32>;
+@group(1) @binding(0) var<uniform> at: array<vec4<i32>, 2>;
+fn k0(w: i32, lid: i32) {
+  let o0 = at[0].x;
+  let o1 = at[0].y;
+  let o2 = at[0].z;
+  let o3 = at[0].w;
+  let o4 = at[1].x;
+  let o5 = at[1].y;
+  let o6 = at[1].z;
+  let row = w * 128 + lid;
+  let lane = 0;
+  if (row >= 64) { return; }
+  let m0 = (row / 32);
+  let m1 = (row / 8) % 4;
+  let n0 = row % 8;
+  let h0 = m0 * 32 + m1 * 2;
+  var ta0 = 0f;
+  {
+    for (var j = lane; j < 8; j += 1) {
+      let k0 = (j / 2);
+      let k1 = j % 2;
+      let xa0 = (mem0[o0 + (h0 + k0 * 8 + k1)] * mem1[o1 + (n0 * 8 + k0 * 2 + k1)]);
+      ta0 = (ta0 + xa0);
+    }
+  }
+  let a0 = ta0;
+  let v1 = ((mem2[o2 + (m0 * 32 + m1 * 8 + n0)] + mem3[o3 + (m0 * 32 + m1 * 8 + n0)]) + a0);
+  if (row < 64 && lane == 0) {
+    let s5 = v1;
+    let s6 = (v1 * mem1[o4 + n0]);
+    mem0[o5 + (m0 * 32 + m1 * 8 + n0)] = s5;
+    mem0[o6 + (m0 * 32 + m1 * 8 + n0)] = s6;
   }
 }
 @compute @workgroup_size(128)
 fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) lid: u32) {
   let w = i32(wid.x + wid.y * 32768u);
   if (w >= 0 && w < 1) { k0(w - 0, i32(lid)); }
-  if (w >= 1 && w < 3) { let n = (w - 1) / 1; k1(w - 1 - n * 1, i32(lid), n, 5 + n * 3); }
-  if (w >= 3 && w < 5) { let n = (w - 3) / 1; k2(w - 3 - n * 1, i32(lid), n, 11 + n * 2); }
 }
 
-// 21: sum+add | sum
-@group(0) @binding(0) var<storage, read> mem0: array<f32>;
-@group(0) @binding(1) var<storage, read> mem1: array<f32, 1121>;
-@group(0) @binding(2) var<storage, read> mem2: array<f32>;
-@group(0) @binding(3) var<storage, read_write> mem3: array<f32>;
-@group(0) @binding(4) var<storage, read> mem4: array<f32>;
-@group(0) @binding(5) var<storage, read_write> mem5: array<f32, 1039>;
+// 22: sum+add | sum
+@group(0) @binding(0) var<storage, read> mem0: array<f32, 1121>;
+@group(0) @binding(1) var<storage, read> mem1: array<f32>;
+@group(0) @binding(2) var<storage, read_write> mem2: array<f32>;
+@group(0) @binding(3) var<storage, read_write> mem3: array<f32, 1039>;
 @group(1) @binding(0) var<uniform> at: array<vec4<i32>, 3>;
 fn div_(a: f32, b: f32) -> f32 {
   let s = select(1.0, 0.0625, abs(b) > 8.5e37);
@@ -1658,21 +1724,21 @@ fn k0(w: i32, lid: i32) {
       let j0 = j;
       let v0 = mem0[o0 + (i0 * 8 + j0)];
       let xa0 = v0;
-      let xa1 = (v0 * mem1[o1 + (i0 * 8 + j0)]);
+      let xa1 = (v0 * mem0[o1 + (i0 * 8 + j0)]);
       ta0 = (ta0 + xa0);
       ta1 = (ta1 + xa1);
     }
   }
   let a0 = ta0;
   let a1 = ta1;
-  let v1 = mem1[o3 + i0];
+  let v1 = mem0[o3 + i0];
   let v2 = div_(a0, 8f);
   let v3 = div_(a1, 8f);
   if (row < 8) {
     for (var j = lane; j < 8; j += 1) {
       let j0 = j;
-      let s4 = (mem2[o2 + (i0 * 8 + j0)] + (v1 * ((mem0[o0 + (i0 * 8 + j0)] - v2) - (mem1[o1 + (i0 * 8 + j0)] * v3))));
-      mem3[o4 + (i0 * 8 + j0)] = s4;
+      let s4 = (mem1[o2 + (i0 * 8 + j0)] + (v1 * ((mem0[o0 + (i0 * 8 + j0)] - v2) - (mem0[o1 + (i0 * 8 + j0)] * v3))));
+      mem2[o4 + (i0 * 8 + j0)] = s4;
     }
   }
 }
@@ -1690,9 +1756,9 @@ fn k1(w: i32, lid: i32) {
   {
     for (var j = lane; j < 8; j += 1) {
       let j0 = j;
-      let v0 = mem4[o0 + (i0 + j0 * 8)];
+      let v0 = mem0[o0 + (i0 + j0 * 8)];
       let xa0 = v0;
-      let xa1 = (v0 * mem1[o1 + (i0 + j0 * 8)]);
+      let xa1 = (v0 * mem0[o1 + (i0 + j0 * 8)]);
       ta0 = (ta0 + xa0);
       ta1 = (ta1 + xa1);
     }
@@ -1702,8 +1768,8 @@ fn k1(w: i32, lid: i32) {
   if (row < 8 && lane == 0) {
     let s2 = a0;
     let s3 = a1;
-    mem5[o2 + i0] = s2;
-    mem5[o3 + i0] = s3;
+    mem3[o2 + i0] = s2;
+    mem3[o3 + i0] = s3;
   }
 }
 @compute @workgroup_size(128)
@@ -1713,7 +1779,7 @@ fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) 
   if (w >= 1 && w < 2) { k1(w - 1, i32(lid)); }
 }
 
-// 22: scatter_add | sum
+// 23: scatter_add | sum
 @group(0) @binding(0) var<storage, read> mem0: array<f32>;
 @group(0) @binding(1) var<storage, read> mem1: array<i32, 17>;
 @group(0) @binding(2) var<storage, read_write> mem2: array<f32, 1039>;
@@ -1770,7 +1836,7 @@ fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) 
   if (w >= 1 && w < 2) { k1(w - 1, i32(lid)); }
 }
 
-// 23: div+sum+minimum+mul+add+logical_not
+// 24: div+sum+minimum+mul+add+logical_not
 @group(0) @binding(0) var<storage, read> mem0: array<i32, 17>;
 @group(0) @binding(1) var<storage, read> mem1: array<f32, 7>;
 @group(0) @binding(2) var<storage, read> mem2: array<f32, 1039>;
@@ -2239,7 +2305,7 @@ fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) 
   if (w >= 0 && w < 1) { k0(w - 0, i32(lid)); }
 }
 
-// 24: where
+// 25: where
 @group(0) @binding(0) var<storage, read> mem0: array<f32, 1121>;
 @group(0) @binding(1) var<storage, read_write> mem1: array<i32, 1>;
 @group(1) @binding(0) var<uniform> at: array<vec4<i32>, 1>;

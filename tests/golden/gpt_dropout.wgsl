@@ -1452,16 +1452,43 @@ fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) 
   if (w >= 1 && w < 2) { k1(w - 1, i32(lid)); }
 }
 
-// 19: matmul | sum+mul | sum
-@group(0) @binding(0) var<storage, read> mem0: array<f32>;
-@group(0) @binding(1) var<storage, read_write> mem1: array<f32, 1480>;
-@group(0) @binding(2) var<storage, read_write> mem2: array<f32, 1039>;
-@group(0) @binding(3) var<storage, read> mem3: array<f32>;
-@group(1) @binding(0) var<uniform> at: array<vec4<i32>, 2>;
+// 19: matmul | matmul | sum+mul | sum
+@group(0) @binding(0) var<storage, read_write> mem0: array<f32, 1480>;
+@group(0) @binding(1) var<storage, read> mem1: array<f32, 1039>;
+@group(0) @binding(2) var<storage, read> mem2: array<f32>;
+@group(0) @binding(3) var<storage, read_write> mem3: array<f32, 1039>;
+@group(0) @binding(4) var<storage, read> mem4: array<f32>;
+@group(1) @binding(0) var<uniform> at: array<vec4<i32>, 3>;
 fn k0(w: i32, lid: i32) {
   let o0 = at[0].x;
   let o1 = at[0].y;
   let o2 = at[0].z;
+  let row = w * 128 + lid;
+  let lane = 0;
+  if (row >= 64) { return; }
+  let m0 = (row / 32);
+  let m1 = (row / 8) % 4;
+  let n0 = row % 8;
+  let h0 = m0 * 32 + m1 * 2;
+  var ta0 = 0f;
+  {
+    for (var j = lane; j < 8; j += 1) {
+      let k0 = (j / 2);
+      let k1 = j % 2;
+      let xa0 = (mem0[o0 + (h0 + k0 * 8 + k1)] * mem1[o1 + (n0 * 8 + k0 * 2 + k1)]);
+      ta0 = (ta0 + xa0);
+    }
+  }
+  let a0 = ta0;
+  if (row < 64 && lane == 0) {
+    let s2 = a0;
+    mem0[o2 + (m0 * 32 + m1 * 8 + n0)] = s2;
+  }
+}
+fn k1(w: i32, lid: i32) {
+  let o0 = at[0].w;
+  let o1 = at[1].x;
+  let o2 = at[1].y;
   let row = w * 128 + lid;
   let lane = 0;
   if (row >= 64) { return; }
@@ -1474,20 +1501,20 @@ fn k0(w: i32, lid: i32) {
     for (var j = lane; j < 8; j += 1) {
       let k0 = (j / 4);
       let k1 = j % 4;
-      let xa0 = (mem0[o0 + (m0 + k0 * 32 + k1 * 8)] * mem1[o1 + (h0 + k0 * 32 + k1 * 2)]);
+      let xa0 = (mem2[o0 + (m0 + k0 * 32 + k1 * 8)] * mem0[o1 + (h0 + k0 * 32 + k1 * 2)]);
       ta0 = (ta0 + xa0);
     }
   }
   let a0 = ta0;
   if (row < 64 && lane == 0) {
     let s2 = a0;
-    mem2[o2 + (m0 * 8 + n0 * 2 + n1)] = s2;
+    mem3[o2 + (m0 * 8 + n0 * 2 + n1)] = s2;
   }
 }
-fn k1(w: i32, lid: i32) {
-  let o0 = at[0].w;
-  let o1 = at[1].x;
-  let o2 = at[1].y;
+fn k2(w: i32, lid: i32) {
+  let o0 = at[1].z;
+  let o1 = at[1].w;
+  let o2 = at[2].x;
   let row = w * 128 + lid;
   let lane = 0;
   if (row >= 32) { return; }
@@ -1501,7 +1528,7 @@ fn k1(w: i32, lid: i32) {
       let j0 = j;
       let g1 = ((i1 * (-1) + j0) < 1);
       let g3 = ((i1 * (-1) + j0) < 1);
-      let xa0 = select(0f, (select(0.0, mem1[o0 + select(0, (h2 + j0), g1)], g1) * select(0.0, mem3[o1 + select(0, (h2 + j0), g3)], g3)), (j0 <= v0));
+      let xa0 = select(0f, (select(0.0, mem0[o0 + select(0, (h2 + j0), g1)], g1) * select(0.0, mem4[o1 + select(0, (h2 + j0), g3)], g3)), (j0 <= v0));
       ta0 = (ta0 + xa0);
     }
   }
@@ -1511,14 +1538,14 @@ fn k1(w: i32, lid: i32) {
       let j0 = j;
       let g4 = ((i1 * (-1) + j0) < 1);
       let g5 = ((i1 * (-1) + j0) < 1);
-      let s2 = (select(0f, (select(0.0, mem3[o1 + select(0, (h2 + j0), g4)], g4) * (select(0.0, mem1[o0 + select(0, (h2 + j0), g5)], g5) - a0)), (j0 <= v0)) * 0.707106769f);
-      mem1[o2 + (h2 + j0)] = s2;
+      let s2 = (select(0f, (select(0.0, mem4[o1 + select(0, (h2 + j0), g4)], g4) * (select(0.0, mem0[o0 + select(0, (h2 + j0), g5)], g5) - a0)), (j0 <= v0)) * 0.707106769f);
+      mem0[o2 + (h2 + j0)] = s2;
     }
   }
 }
-fn k2(w: i32, lid: i32) {
-  let o0 = at[1].z;
-  let o1 = at[1].w;
+fn k3(w: i32, lid: i32) {
+  let o0 = at[2].y;
+  let o1 = at[2].z;
   let row = w * 128 + lid;
   let lane = 0;
   if (row >= 8) { return; }
@@ -1530,14 +1557,14 @@ fn k2(w: i32, lid: i32) {
     for (var j = lane; j < 8; j += 1) {
       let j0 = (j / 4);
       let j1 = j % 4;
-      let xa0 = mem1[o0 + (h0 + j0 * 32 + j1 * 2)];
+      let xa0 = mem0[o0 + (h0 + j0 * 32 + j1 * 2)];
       ta0 = (ta0 + xa0);
     }
   }
   let a0 = ta0;
   if (row < 8 && lane == 0) {
     let s1 = a0;
-    mem2[o1 + (i0 * 2 + i1)] = s1;
+    mem3[o1 + (i0 * 2 + i1)] = s1;
   }
 }
 @compute @workgroup_size(128)
@@ -1546,10 +1573,12 @@ fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) 
   if (w >= 0 && w < 1) { k0(w - 0, i32(lid)); }
   if (w >= 1 && w < 2) { k1(w - 1, i32(lid)); }
   if (w >= 2 && w < 3) { k2(w - 2, i32(lid)); }
+  if (w >= 3 && w < 4) { k3(w - 3, i32(lid)); }
 }
 
 // 20: matmul | matmul
-@group(0) @binding(0) var<storage, read_write> mem0: array<f32, 1480>;
+@group(0) @binding(0) var<storage, read> mem0: array<f32, 1480>;
+@group(0) @binding(1) var<storage, read_write> mem1: array<f32>;
 @group(1) @binding(0) var<uniform> at: array<vec4<i32>, 2>;
 fn k0(w: i32, lid: i32) {
   let o0 = at[0].x;
@@ -1575,7 +1604,7 @@ fn k0(w: i32, lid: i32) {
   let a0 = ta0;
   if (row < 64 && lane == 0) {
     let s2 = a0;
-    mem0[o2 + (b0 * 32 + b1 * 8 + m0 * 2 + n0)] = s2;
+    mem1[o2 + (b0 * 32 + b1 * 8 + m0 * 2 + n0)] = s2;
   }
 }
 fn k1(w: i32, lid: i32) {
@@ -1602,7 +1631,7 @@ fn k1(w: i32, lid: i32) {
   let a0 = ta0;
   if (row < 64 && lane == 0) {
     let s2 = a0;
-    mem0[o2 + (b0 * 32 + b1 * 8 + m0 * 2 + n0)] = s2;
+    mem1[o2 + (b0 * 32 + b1 * 8 + m0 * 2 + n0)] = s2;
   }
 }
 @compute @workgroup_size(128)
@@ -1612,18 +1641,18 @@ fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) 
   if (w >= 1 && w < 2) { k1(w - 1, i32(lid)); }
 }
 
-// 21: matmul+mul | matmul | matmul | sum | sum
-@group(0) @binding(0) var<storage, read_write> mem0: array<f32, 1480>;
+// 21: matmul | matmul | matmul | sum | sum
+@group(0) @binding(0) var<storage, read> mem0: array<f32>;
 @group(0) @binding(1) var<storage, read> mem1: array<f32, 1039>;
-@group(0) @binding(2) var<storage, read> mem2: array<f32>;
-@group(0) @binding(3) var<storage, read_write> mem3: array<f32, 1039>;
+@group(0) @binding(2) var<storage, read_write> mem2: array<f32, 1480>;
+@group(0) @binding(3) var<storage, read> mem3: array<f32>;
+@group(0) @binding(4) var<storage, read_write> mem4: array<f32, 1039>;
+@group(0) @binding(5) var<storage, read> mem5: array<f32>;
 @group(1) @binding(0) var<uniform> at: array<vec4<i32>, 4>;
 fn k0(w: i32, lid: i32) {
   let o0 = at[0].x;
   let o1 = at[0].y;
   let o2 = at[0].z;
-  let o3 = at[0].w;
-  let o4 = at[1].x;
   let row = w * 128 + lid;
   let lane = 0;
   if (row >= 64) { return; }
@@ -1633,26 +1662,23 @@ fn k0(w: i32, lid: i32) {
   let h0 = m0 * 32 + m1 * 2;
   var ta0 = 0f;
   {
-    for (var j = lane; j < 24; j += 1) {
-      let k0 = (j / 8);
-      let k1 = (j / 2) % 4;
-      let k2 = j % 2;
-      let xa0 = (mem0[o0 + (h0 + k0 * 64 + k1 * 8 + k2)] * mem1[o1 + (n0 * 8 + k0 * 64 + k1 * 2 + k2)]);
+    for (var j = lane; j < 8; j += 1) {
+      let k0 = (j / 2);
+      let k1 = j % 2;
+      let xa0 = (mem0[o0 + (h0 + k0 * 8 + k1)] * mem1[o1 + (n0 * 8 + k0 * 2 + k1)]);
       ta0 = (ta0 + xa0);
     }
   }
   let a0 = ta0;
   if (row < 64 && lane == 0) {
-    let s3 = a0;
-    let s4 = (a0 * mem1[o2 + n0]);
-    mem0[o3 + (m0 * 32 + m1 * 8 + n0)] = s3;
-    mem0[o4 + (m0 * 32 + m1 * 8 + n0)] = s4;
+    let s2 = a0;
+    mem2[o2 + (m0 * 32 + m1 * 8 + n0)] = s2;
   }
 }
-fn k1(w: i32, lid: i32, n: i32, first: i32) {
-  let o0 = at[(first + 0) / 4][(first + 0) % 4];
-  let o1 = at[(first + 1) / 4][(first + 1) % 4];
-  let o2 = at[(first + 2) / 4][(first + 2) % 4];
+fn k1(w: i32, lid: i32) {
+  let o0 = at[0].w;
+  let o1 = at[1].x;
+  let o2 = at[1].y;
   let row = w * 128 + lid;
   let lane = 0;
   if (row >= 64) { return; }
@@ -1665,19 +1691,45 @@ fn k1(w: i32, lid: i32, n: i32, first: i32) {
     for (var j = lane; j < 8; j += 1) {
       let k0 = (j / 4);
       let k1 = j % 4;
-      let xa0 = (mem2[o0 + (m0 + k0 * 32 + k1 * 8)] * mem0[o1 + (h0 + k0 * 32 + k1 * 2)]);
+      let xa0 = (mem3[o0 + (m0 + k0 * 32 + k1 * 8)] * mem0[o1 + (h0 + k0 * 32 + k1 * 2)]);
       ta0 = (ta0 + xa0);
     }
   }
   let a0 = ta0;
   if (row < 64 && lane == 0) {
     let s2 = a0;
-    mem3[o2 + (m0 * 8 + n0 * 2 + n1)] = s2;
+    mem4[o2 + (m0 * 8 + n0 * 2 + n1)] = s2;
   }
 }
-fn k2(w: i32, lid: i32, n: i32, first: i32) {
-  let o0 = at[(first + 0) / 4][(first + 0) % 4];
-  let o1 = at[(first + 1) / 4][(first + 1) % 4];
+fn k2(w: i32, lid: i32) {
+  let o0 = at[1].z;
+  let o1 = at[1].w;
+  let o2 = at[2].x;
+  let row = w * 128 + lid;
+  let lane = 0;
+  if (row >= 64) { return; }
+  let m0 = (row / 8);
+  let n0 = (row / 2) % 4;
+  let n1 = row % 2;
+  let h0 = n0 * 8 + n1;
+  var ta0 = 0f;
+  {
+    for (var j = lane; j < 8; j += 1) {
+      let k0 = (j / 4);
+      let k1 = j % 4;
+      let xa0 = (mem3[o0 + (m0 + k0 * 32 + k1 * 8)] * mem5[o1 + (h0 + k0 * 32 + k1 * 2)]);
+      ta0 = (ta0 + xa0);
+    }
+  }
+  let a0 = ta0;
+  if (row < 64 && lane == 0) {
+    let s2 = a0;
+    mem4[o2 + (m0 * 8 + n0 * 2 + n1)] = s2;
+  }
+}
+fn k3(w: i32, lid: i32) {
+  let o0 = at[2].y;
+  let o1 = at[2].z;
   let row = w * 128 + lid;
   let lane = 0;
   if (row >= 8) { return; }
@@ -1696,18 +1748,88 @@ fn k2(w: i32, lid: i32, n: i32, first: i32) {
   let a0 = ta0;
   if (row < 8 && lane == 0) {
     let s1 = a0;
-    mem3[o1 + (i0 * 2 + i1)] = s1;
+    mem4[o1 + (i0 * 2 + i1)] = s1;
+  }
+}
+fn k4(w: i32, lid: i32) {
+  let o0 = at[2].w;
+  let o1 = at[3].x;
+  let row = w * 128 + lid;
+  let lane = 0;
+  if (row >= 8) { return; }
+  let i0 = (row / 2);
+  let i1 = row % 2;
+  let h0 = i0 * 8 + i1;
+  var ta0 = 0f;
+  {
+    for (var j = lane; j < 8; j += 1) {
+      let j0 = (j / 4);
+      let j1 = j % 4;
+      let xa0 = mem5[o0 + (h0 + j0 * 32 + j1 * 2)];
+      ta0 = (ta0 + xa0);
+    }
+  }
+  let a0 = ta0;
+  if (row < 8 && lane == 0) {
+    let s1 = a0;
+    mem4[o1 + (i0 * 2 + i1)] = s1;
   }
 }
 @compute @workgroup_size(128)
 fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) lid: u32) {
   let w = i32(wid.x + wid.y * 32768u);
   if (w >= 0 && w < 1) { k0(w - 0, i32(lid)); }
-  if (w >= 1 && w < 3) { let n = (w - 1) / 1; k1(w - 1 - n * 1, i32(lid), n, 5 + n * 3); }
-  if (w >= 3 && w < 5) { let n = (w - 3) / 1; k2(w - 3 - n * 1, i32(lid), n, 11 + n * 2); }
+  if (w >= 1 && w < 2) { k1(w - 1, i32(lid)); }
+  if (w >= 2 && w < 3) { k2(w - 2, i32(lid)); }
+  if (w >= 3 && w < 4) { k3(w - 3, i32(lid)); }
+  if (w >= 4 && w < 5) { k4(w - 4, i32(lid)); }
 }
 
-// 22: sum | sum+add
+// 22: matmul+add+mul
+@group(0) @binding(0) var<storage, read> mem0: array<f32>;
+@group(0) @binding(1) var<storage, read> mem1: array<f32, 1039>;
+@group(0) @binding(2) var<storage, read_write> mem2: array<f32, 1480>;
+@group(1) @binding(0) var<uniform> at: array<vec4<i32>, 2>;
+fn k0(w: i32, lid: i32) {
+  let o0 = at[0].x;
+  let o1 = at[0].y;
+  let o2 = at[0].z;
+  let o3 = at[0].w;
+  let o4 = at[1].x;
+  let o5 = at[1].y;
+  let o6 = at[1].z;
+  let row = w * 128 + lid;
+  let lane = 0;
+  if (row >= 64) { return; }
+  let m0 = (row / 32);
+  let m1 = (row / 8) % 4;
+  let n0 = row % 8;
+  let h0 = m0 * 32 + m1 * 2;
+  var ta0 = 0f;
+  {
+    for (var j = lane; j < 8; j += 1) {
+      let k0 = (j / 2);
+      let k1 = j % 2;
+      let xa0 = (mem0[o0 + (h0 + k0 * 8 + k1)] * mem1[o1 + (n0 * 8 + k0 * 2 + k1)]);
+      ta0 = (ta0 + xa0);
+    }
+  }
+  let a0 = ta0;
+  let v1 = ((mem2[o2 + (m0 * 32 + m1 * 8 + n0)] + mem2[o3 + (m0 * 32 + m1 * 8 + n0)]) + a0);
+  if (row < 64 && lane == 0) {
+    let s5 = v1;
+    let s6 = (v1 * mem1[o4 + n0]);
+    mem2[o5 + (m0 * 32 + m1 * 8 + n0)] = s5;
+    mem2[o6 + (m0 * 32 + m1 * 8 + n0)] = s6;
+  }
+}
+@compute @workgroup_size(128)
+fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) lid: u32) {
+  let w = i32(wid.x + wid.y * 32768u);
+  if (w >= 0 && w < 1) { k0(w - 0, i32(lid)); }
+}
+
+// 23: sum | sum+add
 @group(0) @binding(0) var<storage, read_write> mem0: array<f32, 1480>;
 @group(0) @binding(1) var<storage, read_write> mem1: array<f32, 1039>;
 @group(0) @binding(2) var<storage, read> mem2: array<f32>;
@@ -1789,7 +1911,7 @@ fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) 
   if (w >= 1 && w < 2) { k1(w - 1, i32(lid)); }
 }
 
-// 23: scatter_add | sum
+// 24: scatter_add | sum
 @group(0) @binding(0) var<storage, read> mem0: array<f32, 1480>;
 @group(0) @binding(1) var<storage, read> mem1: array<i32, 18>;
 @group(0) @binding(2) var<storage, read_write> mem2: array<f32, 1039>;
@@ -1846,7 +1968,7 @@ fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) 
   if (w >= 1 && w < 2) { k1(w - 1, i32(lid)); }
 }
 
-// 24: add+sum+where
+// 25: add+sum+where
 @group(0) @binding(0) var<storage, read> mem0: array<f32, 2>;
 @group(0) @binding(1) var<storage, read_write> mem1: array<f32, 1039>;
 @group(0) @binding(2) var<storage, read> mem2: array<f32, 1039>;

@@ -142,8 +142,7 @@ def build_forward(
             persistent = (
                 persistent_like(t.parameters, like) if like else persistent_of(t.parameters, arena_of(t.parameters))
             )
-            offsets = {n: place.offset for n, place, _ in persistent.params if place.array == "params"}
-            graph = Graph(outputs, dict(t.trace.captures), precision=precision, offsets=offsets)
+            graph = Graph(outputs, dict(t.trace.captures), precision=precision)
             require_own(toposort(graph.roots), t.trace)
         meta = {"kind": "forward", "hyper": dict(t.trace.hypers)}
         program = make_program(graph, persistent, input_ranges(graph), meta, t.inputs)
@@ -249,7 +248,7 @@ def training_graph(
         outputs[SKIPPED] = where(skipped, 1, 0)
     writes[HALTED] = where(halt, halted.reshape(()) + 1, 0).reshape((1,))  # counts: see `program.COUNTS`
     outputs |= {HALTED: writes[HALTED], **{f"aux.{n}": x for n, x in aux.items()}}
-    graph = Graph(outputs, dict(t.trace.captures), writes, precision, {slot.name: slot.offset for slot in arena.slots})
+    graph = Graph(outputs, dict(t.trace.captures), writes, precision)
     require_own(toposort(graph.roots), t.trace)
     return graph, doubts
 

@@ -14,13 +14,11 @@ from tracegrad.ir import Graph, Tensor
 from tracegrad.kernels.clusters import array_of
 from tracegrad.kernels.form import Kernel
 from tracegrad.kernels.fuse import MAX_BUFFERS, EntangledError, Schedule
-from tracegrad.kernels.group import Launch, group_launches
+from tracegrad.kernels.group import Launch, group_launches, postpone
 from tracegrad.kernels.lower import external_order, lower
-from tracegrad.kernels.postpone import postpone
 from tracegrad.kernels.reads import base
 from tracegrad.kernels.tiling import Tiling, choose_tiling
 from tracegrad.passes.place import write_through_copies
-from tracegrad.prims.folds import SPAN
 from tracegrad.prims.leaves import LEAF, LITERAL
 
 MOST_ARRAYS = 3  # of temporaries, unless they need more; a fourth takes 3 % more memory to part the last 4 % of values
@@ -115,8 +113,6 @@ def place_leaves(plan: Plan, persistent: Persistent) -> None:
     for t in plan.schedule.order:
         if t.prim is LITERAL:
             plan.places[t.serial] = plan.constants.add("const", str(t.serial), t.type)
-        elif t.prim is SPAN:
-            plan.places[t.serial] = plan.places[t.inputs[0].serial]
         elif t.prim is LEAF:
             role, name = t.attrs["role"], t.attrs["name"]
             if role in ("param", "frozen"):

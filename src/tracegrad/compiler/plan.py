@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from functools import wraps
 from typing import Any
 
@@ -11,10 +11,8 @@ from tracegrad.compiler.debug import Watch
 from tracegrad.compiler.layout import Persistent
 from tracegrad.compiler.places import make_plan
 from tracegrad.dtypes import TensorType
-from tracegrad.ir import Graph, Tensor
-from tracegrad.passes import sums
+from tracegrad.ir import Graph
 from tracegrad.passes.expand import expand_composites
-from tracegrad.passes.gains import apply_gains
 from tracegrad.passes.place import place_results
 from tracegrad.passes.recompute import recompute
 from tracegrad.passes.scans import Pass, everywhere
@@ -46,15 +44,9 @@ def make_program(
 
 def optimize(graph: Graph, watch: Watch | None = None) -> Graph:
     """All passes, in order: what is left are primitives whose results have a place."""
-
-    def merge_products(roots: Sequence[Tensor]) -> list[Tensor]:
-        return sums.merge_products(roots, graph.offsets)
-
     passes: tuple[Callable[[Graph], Graph], ...] = (
         of_roots(expand_composites),
         of_roots(simplify),
-        apply_gains,
-        of_roots(merge_products),
         of_roots(split_long),
         of_roots(simplify),
         recompute,

@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 from tracegrad.ir import Tensor
 from tracegrad.kernels.form import Limit
 from tracegrad.kernels.stored import COMPUTED
-from tracegrad.prims.folds import SPAN
 from tracegrad.prims.leaves import LITERAL
 
 
@@ -75,8 +74,6 @@ def common_domain(a: Cluster, b: Cluster) -> tuple[str, int, int] | None:
 
 def array_of(leaf: Tensor) -> str:
     """The persistent, input or constant array a leaf lies in."""
-    if leaf.prim is SPAN:
-        return array_of(leaf.inputs[0])
     if leaf.prim is LITERAL:
         return f"const.{leaf.dtype.storage}"
     role = leaf.attrs["role"]

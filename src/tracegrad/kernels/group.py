@@ -2,11 +2,14 @@
 
 A launch costs more than a small kernel runs. Kernels are put into the earliest launch after everything they need, as
 long as it stays small: a launch that fills the device by itself gains nothing from company.
+
+Then some launches move to a later one. The gradient of a bias is not read before the norm of all gradients, and its sum
+leaves most of a device idle: the sums of several layers share a launch.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from tracegrad.kernels.clusters import Cluster, array_of
@@ -18,6 +21,7 @@ FULL = 8192  # workgroups; beyond, a kernel keeps a device busy alone
 FULL_BESIDE = 32768  # of small kernels and a large one
 ALONE = 2**28  # points folded in all; such a kernel runs far longer than a launch costs, and others take registers
 KEPT = 2**18  # elements that a kernel may keep alive by running later than it could
+POSTPONED = 0.4  # of the largest temporary: how much a launch that moves to a later one may keep alive
 BESIDE = 2**20  # points folded in all, of a kernel that may run beside a large one: it is worth another shader
 MAX_MEMBERS = 8
 MAX_SLOTS = 64  # offsets a dispatch may pass: 1 KiB of uniforms
@@ -64,13 +68,6 @@ class Launch:
         self.tilings += other.tilings
         self.arrays |= other.arrays
 
-    def pop(self, c: Cluster, schedule: Schedule) -> Launch:
-        """Take one out, as a launch of its own."""
-        k = next(k for k, d in enumerate(self.clusters) if d is c)
-        own = Launch([self.clusters.pop(k)], [self.kernels.pop(k)], [self.tilings.pop(k)], arrays_of(schedule, c))
-        self.arrays = set[str]().union(*(arrays_of(schedule, d) for d in self.clusters))
-        return own
-
     def sort(self, number: Mapping[int, int]) -> None:
         """Long members first, so that short ones fill the gaps they leave; equal ones side by side, which share a
         function. number: id of a kernel -> its own.
@@ -91,7 +88,7 @@ def group_launches(schedule: Schedule, formed: Mapping[int, tuple[Kernel, Tiling
         earliest = max((position[id(launch)] + 1 for launch in needed), default=0)
         kernel, tiling = formed.get(id(c), (None, None))
         own = Launch([c], [kernel] if kernel else [], [tiling] if tiling else [], arrays_of(schedule, c))
-        # What it reads must not live longer for this; `postpone` knows what lives anyway.
+        # What it reads must not live longer for this; `postpone` counts what lives anyway.
         reads_much = sum([schedule.nodes[s].size for s in temporaries_of(schedule, c)]) > KEPT
         near = launches[earliest : earliest + 1 if reads_much else None]
         launch = next((x for x in near if x.takes(own)), None)
@@ -103,6 +100,43 @@ def group_launches(schedule: Schedule, formed: Mapping[int, tuple[Kernel, Tiling
             position.update((id(launches[k]), k) for k in range(earliest, len(launches)))
         launch_of[id(c)] = launch
     return launches
+
+
+def postpone(schedule: Schedule, launches: Sequence[Launch]) -> list[Launch]:
+    """The launches, where one that nothing needs soon has joined a later one that has room, if little lives longer.
+
+    The last launch moves first: when a sum of parts moves, the launch that makes the parts can move too. A launch
+    without large kernels takes precedence. Products use so many registers that few other threads run beside them: a sum
+    of 25 MB took an H200 32 us there, twice as long as elsewhere.
+    """
+    position = {id(c): k for k, launch in enumerate(launches) for c in launch.clusters}
+    waiting: dict[int, list[Cluster]] = {}  # id of a cluster -> those that run after it
+    readers: dict[int, list[Cluster]] = {}  # serial of a temporary -> its readers
+    for c in schedule.clusters:
+        for d in schedule.before_cluster(c):
+            waiting.setdefault(id(d), []).append(c)
+        for s in temporaries_of(schedule, c):
+            readers.setdefault(s, []).append(c)
+    most = POSTPONED * max((t.size for t in schedule.members if t.serial not in schedule.array), default=0)
+    out = dict(enumerate(launches))
+    for k in reversed(range(len(launches))):
+        launch, beside = launches[k], -1
+        until = min((position[id(d)] for c in launch.clusters for d in waiting.get(id(c), ())), default=len(launches))
+        read = set[int]().union(*(temporaries_of(schedule, c) for c in launch.clusters))
+        ends = [(max(position[id(c)] for c in readers[s]), schedule.nodes[s].size) for s in read]
+        made = sum(t.size for c in launch.clusters for t in c.outs if t.serial not in schedule.array)
+        for j in range(k + 1, until):
+            if sum(size for last, size in ends if last < j) - made > most:
+                break
+            if j in out and (beside < 0 or not launches[j].large) and launches[j].takes(launch, beside=True):
+                beside = j
+                if launch.large or not launches[j].large:
+                    break
+        if beside >= 0:
+            position.update((id(c), beside) for c in launch.clusters)
+            launches[beside].add(launch)
+            del out[k]
+    return list(out.values())
 
 
 def temporaries_of(schedule: Schedule, c: Cluster) -> set[int]:

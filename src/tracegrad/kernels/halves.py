@@ -8,13 +8,11 @@ f16 (6e-8 to 65504) would do harm, and what is too small to matter:
 - statistics: results of folds, such as the maxima and sums of softmax, and what is made of nothing but them;
 - everything made of the optimizer's state or of packed gradients;
 - what a scan begins with, carries and results in: gradients are summed there.
-
-A pack that only products read is none of these. It lies in memory as one: in half precision, if all its parts may.
 """
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable, Sequence
+from collections.abc import Container, Sequence
 
 from tracegrad.dtypes import f32
 from tracegrad.ir import Tensor
@@ -25,15 +23,10 @@ ROUNDED = ("map", "gather", "product")  # families
 
 
 def half_nodes(order: Sequence[Tensor], stored: Container[int], roots: set[int]) -> set[int]:
-    """Serials of the stored nodes that are halves, and of packs of them. roots: serials of what is delivered."""
+    """Serials of the stored nodes that are halves. roots: serials of what is delivered."""
     readers = computing_readers(order)
-    factors = [
-        t for t in order if t.prim.family == "pack" and t.serial not in roots and _of_products(readers[t.serial])
-    ]
-    passed = {t.serial for t in factors}
-    parts = delivered_parts([t for t in order if t.serial not in passed])
-    exact = added_to({t.serial for t in parts} | roots, order) | statistics(order) | of_state(order, passed)
-    halves = {
+    exact = added_to({t.serial for t in delivered_parts(order)} | roots, order) | statistics(order) | of_state(order)
+    return {
         t.serial
         for t in order
         if t.serial in stored
@@ -43,17 +36,6 @@ def half_nodes(order: Sequence[Tensor], stored: Container[int], roots: set[int])
         and t.serial not in exact
         and any(r.prim.family != "fold" for r in readers[t.serial])
     }
-    for t in factors:
-        mine = [base(x) for x in t.inputs]
-        if all(x.serial in halves for x in mine):
-            halves.add(t.serial)
-        else:
-            halves.difference_update(x.serial for x in mine)
-    return halves
-
-
-def _of_products(readers: Iterable[Tensor]) -> bool:
-    return all(r.prim.family == "product" for r in readers)
 
 
 def added_to(delivered: set[int], order: Sequence[Tensor]) -> set[int]:
@@ -76,13 +58,12 @@ def statistics(order: Sequence[Tensor]) -> set[int]:
     return found
 
 
-def of_state(order: Sequence[Tensor], but: Container[int]) -> set[int]:
-    """What depends on arrays of the optimizer, or on gradients that were packed for it: on any packs `but` some."""
+def of_state(order: Sequence[Tensor]) -> set[int]:
+    """What depends on arrays of the optimizer, or on gradients that were packed for it."""
     found: set[int] = set()
     for t in order:
         state = t.prim.family == "leaf" and t.attrs.get("role") == "state" and t.size > 1
-        packed = t.prim.family == "pack" and t.serial not in but
-        if state or packed or any(x.serial in found for x in t.operands):
+        if state or t.prim.family == "pack" or any(x.serial in found for x in t.operands):
             found.add(t.serial)
     return found
 

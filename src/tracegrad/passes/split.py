@@ -176,8 +176,3 @@ def _time(batch: int, m: int, n: int, k: int, part: int) -> float:
 def _adding(batch: int, m: int, n: int, parts: int) -> float:
     """How long it takes to add parts up."""
     return LAUNCH + TRAFFIC * parts * batch * m * n if parts > 1 else 0
-
-
-def fastest(batch: int, m: int, n: int, k: int) -> float:
-    """How long a product takes that has tiles, in parts if that is faster."""
-    return _time(batch, m, n, k, _part(batch, m, n, k))

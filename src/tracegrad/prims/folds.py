@@ -303,7 +303,3 @@ PACK = register(
 def pack(xs: Sequence[Tensor]) -> Tensor:
     """One flat array of all `xs`."""
     return bind(PACK, *xs)
-
-
-# The same of leaves that lie so in memory already: it is one itself. Passes make it, behind all derivatives.
-SPAN = register(Primitive("span", "leaf", _pack_type, array=_flat, batch=_pack_batch))
