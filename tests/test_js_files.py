@@ -358,3 +358,8 @@ def test_the_corpus_of_programs_is_refused(manifests: dict[str, Any]) -> None:
     for k, error in enumerate(run_node(OPEN, texts)):
         assert error is not None and error[0] == "InputError", (k, error)
         assert_told(error, "program.json is damaged: ")
+
+
+def test_the_corpus_of_safetensors_is_refused(tmp_path: Path) -> None:
+    files = [path.read_bytes() for path in sorted(CORPUS.glob("*.safetensors"))]
+    assert len(files) >= 25 and assert_reads_as_python(tmp_path, files) == len(files)

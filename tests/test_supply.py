@@ -264,10 +264,13 @@ def test_the_data_and_their_licences_are_described() -> None:
 
 def test_the_sdist_holds_what_tests_need_and_no_more(first: Path) -> None:
     with tarfile.open(archive(first, ".tar.gz")) as sdist:
-        names = {Path(m.name).parts[1] for m in sdist.getmembers()}
+        files = {Path(*Path(m.name).parts[1:]) for m in sdist.getmembers() if m.isfile()}
         owners = {(m.uid, m.gid, m.uname, m.gname) for m in sdist.getmembers()}
         assert not [m.name for m in sdist.getmembers() if m.name.endswith(".pyc") or "/dist/" in m.name]
-    assert names == {*PARTS, "PKG-INFO"}
+    assert {f.parts[0] for f in files} == {*PARTS, "PKG-INFO"}
+    assert {f for f in files if f.suffix == ".safetensors"} == {
+        f.relative_to(HERE) for f in (HERE / "tests/corpus").rglob("*.safetensors")
+    }, "what .gitignore leaves out"
     assert owners == {(0, 0, "", "")}
 
 

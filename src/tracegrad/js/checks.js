@@ -210,7 +210,10 @@ export function readHeader(text) {
   for (const [name, entry] of Object.entries(entries)) {
     checkType(shown(name), entry, ENTRY);
     need(Object.keys(entry).length === 3, shown(name), "has other parts than dtype, shape and data_offsets");
+    need(entry.shape.length <= 64, shown(name), "has more than 64 axes"); // as Python, which NumPy limits
   }
+  const texts = [...Object.keys(entries), ...Object.entries(metadata).flat()].join();
+  need(!/\p{Surrogate}/u.test(texts), "the header", "has half of a surrogate pair, which is no text");
   const records = [header, metadata, ...Object.values(entries)];
   const keys = records.reduce((sum, record) => sum + Object.keys(record).length, 0);
   need(keys === text.replace(/"[^"\\]*(?:\\.[^"\\]*)*"/g, "").split(":").length - 1, "the header", "names something twice");
