@@ -38,7 +38,8 @@ class Primitive:
     batch:  (n, y, *inputs, **attrs) -> `n` values of `y` along a new axis 0. Each input has that axis in front too, of
             size n, or of size 1 if it is the same for all. (prims.rules has what most rows take for `jvp` and `batch`;
             a composite without one gets it from its expansion)
-    wgsl:   template of the value, `{0}` being the first input and `{t}` the result's type (family "map")
+    wgsl:   template of the value, `{0}` being the first input, `{t}` the result's type, and `{of}` the first input's
+            (family "map")
     helper: WGSL functions that the template calls, if any, separated by blank lines
     index:  (coordinates, input type, **attrs) -> (input coordinates, guards) (family "view");
             (coordinates, **attrs) -> the element there, a number or an index (family "formula")

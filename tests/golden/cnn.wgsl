@@ -3,6 +3,12 @@
 @group(0) @binding(1) var<storage, read> mem1: array<f32, 135>;
 @group(0) @binding(2) var<storage, read_write> mem2: array<f32, 417>;
 @group(1) @binding(0) var<uniform> at: array<vec4<i32>, 1>;
+fn less_equal_f32(a: f32, b: f32) -> bool {
+  let largest = max(bitcast<u32>(a) & 0x7fffffffu, bitcast<u32>(b) & 0x7fffffffu);
+  return a <= b && largest <= 0x7f800000u;
+}
+fn less_equal_i32(a: i32, b: i32) -> bool { return a <= b; }
+fn less_equal_u32(a: u32, b: u32) -> bool { return a <= b; }
 fn k0(w: i32, lid: i32) {
   let o0 = at[0].x;
   let o1 = at[0].y;
@@ -31,7 +37,7 @@ fn k0(w: i32, lid: i32) {
   let a0 = ta0;
   let v4 = (a0 + mem0[o2 + m0]);
   if (row < 256 && lane == 0) {
-    let s3 = select(v4, 0f, (v4 <= 0f));
+    let s3 = select(v4, 0f, less_equal_f32(v4, 0f));
     mem2[o3 + (b0 * 128 + m0 * 64 + n0 * 8 + n1)] = s3;
   }
 }
@@ -106,6 +112,12 @@ fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) 
 @group(0) @binding(0) var<storage, read> mem0: array<f32, 207>;
 @group(0) @binding(1) var<storage, read_write> mem1: array<f32>;
 @group(1) @binding(0) var<uniform> at: array<vec4<i32>, 1>;
+fn less_equal_f32(a: f32, b: f32) -> bool {
+  let largest = max(bitcast<u32>(a) & 0x7fffffffu, bitcast<u32>(b) & 0x7fffffffu);
+  return a <= b && largest <= 0x7f800000u;
+}
+fn less_equal_i32(a: i32, b: i32) -> bool { return a <= b; }
+fn less_equal_u32(a: u32, b: u32) -> bool { return a <= b; }
 fn k0(w: i32, lid: i32) {
   let o0 = at[0].x;
   let o1 = at[0].y;
@@ -135,7 +147,7 @@ fn k0(w: i32, lid: i32) {
   let a0 = ta0;
   let v4 = (a0 + mem0[o2 + m0]);
   if (row < 96 && lane == 0) {
-    let s3 = select(v4, 0f, (v4 <= 0f));
+    let s3 = select(v4, 0f, less_equal_f32(v4, 0f));
     mem1[o3 + (b0 * 48 + m0 * 16 + n0 * 4 + n1)] = s3;
   }
 }
@@ -469,6 +481,12 @@ fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) 
 @group(0) @binding(2) var<storage, read> mem2: array<f32>;
 @group(0) @binding(3) var<storage, read_write> mem3: array<f32, 417>;
 @group(1) @binding(0) var<uniform> at: array<vec4<i32>, 1>;
+fn less_f32(a: f32, b: f32) -> bool {
+  let largest = max(bitcast<u32>(a) & 0x7fffffffu, bitcast<u32>(b) & 0x7fffffffu);
+  return a < b && largest <= 0x7f800000u;
+}
+fn less_i32(a: i32, b: i32) -> bool { return a < b; }
+fn less_u32(a: u32, b: u32) -> bool { return a < b; }
 fn k0(w: i32, lid: i32) {
   let o0 = at[0].x;
   let o1 = at[0].y;
@@ -480,7 +498,7 @@ fn k0(w: i32, lid: i32) {
   let i1 = (e / 4) % 2;
   let i2 = (e / 2) % 2;
   let i3 = e % 2;
-  let s3 = select(0f, select(0f, mem2[o2 + (i0 * 2 + i2)], (((i1 * 2) + i3) == mem1[o1 + (i0 * 2 + i2)])), (0f < mem0[o0 + (i0 * 8 + i1 * 4 + i2 * 2 + i3)]));
+  let s3 = select(0f, select(0f, mem2[o2 + (i0 * 2 + i2)], (((i1 * 2) + i3) == mem1[o1 + (i0 * 2 + i2)])), less_f32(0f, mem0[o0 + (i0 * 8 + i1 * 4 + i2 * 2 + i3)]));
   mem3[o3 + (i0 * 8 + i1 * 4 + i2 * 2 + i3)] = s3;
 }
 @compute @workgroup_size(128)
@@ -741,6 +759,12 @@ fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) 
 @group(0) @binding(1) var<storage, read> mem1: array<i32, 88>;
 @group(0) @binding(2) var<storage, read_write> mem2: array<f32>;
 @group(1) @binding(0) var<uniform> at: array<vec4<i32>, 1>;
+fn less_f32(a: f32, b: f32) -> bool {
+  let largest = max(bitcast<u32>(a) & 0x7fffffffu, bitcast<u32>(b) & 0x7fffffffu);
+  return a < b && largest <= 0x7f800000u;
+}
+fn less_i32(a: i32, b: i32) -> bool { return a < b; }
+fn less_u32(a: u32, b: u32) -> bool { return a < b; }
 fn k0(w: i32, lid: i32) {
   let o0 = at[0].x;
   let o1 = at[0].y;
@@ -752,7 +776,7 @@ fn k0(w: i32, lid: i32) {
   let i1 = (e / 8) % 2;
   let i2 = (e / 2) % 4;
   let i3 = e % 2;
-  let s3 = select(0f, select(0f, mem0[o2 + (i0 * 4 + i2)], (((i1 * 2) + i3) == mem1[o1 + (i0 * 4 + i2)])), (0f < mem0[o0 + (i0 * 16 + i1 * 8 + i2 * 2 + i3)]));
+  let s3 = select(0f, select(0f, mem0[o2 + (i0 * 4 + i2)], (((i1 * 2) + i3) == mem1[o1 + (i0 * 4 + i2)])), less_f32(0f, mem0[o0 + (i0 * 16 + i1 * 8 + i2 * 2 + i3)]));
   mem2[o3 + (i0 * 16 + i1 * 8 + i2 * 2 + i3)] = s3;
 }
 @compute @workgroup_size(128)
@@ -1045,6 +1069,12 @@ fn log1p_(x: f32) -> f32 {
   }
   return log_(1.0 + x);
 }
+fn less_f32(a: f32, b: f32) -> bool {
+  let largest = max(bitcast<u32>(a) & 0x7fffffffu, bitcast<u32>(b) & 0x7fffffffu);
+  return a < b && largest <= 0x7f800000u;
+}
+fn less_i32(a: i32, b: i32) -> bool { return a < b; }
+fn less_u32(a: u32, b: u32) -> bool { return a < b; }
 fn k0(w: i32, lid: i32) {
   let o0 = at[0].x;
   let o1 = at[0].y;
@@ -1122,7 +1152,7 @@ fn k0(w: i32, lid: i32) {
     let v14_0 = mem6[o9 + j0_0];
     let s14_0 = select(v6_0, v10_0, v5_0);
     let s15_0 = select(v11_0, v13_0, v5_0);
-    let s16_0 = select(v14_0, (v14_0 + (v15_0 * (div_((v10_0 * v17_0), (sqrt((v13_0 * v18_0)) + v19_0)) + (select(0f, v20_0, (j0_0 < 192)) * v14_0)))), v5_0);
+    let s16_0 = select(v14_0, (v14_0 + (v15_0 * (div_((v10_0 * v17_0), (sqrt((v13_0 * v18_0)) + v19_0)) + (select(0f, v20_0, less_i32(j0_0, 192)) * v14_0)))), v5_0);
     let v21_1 = mem3[o6 + j0_1];
     let v22_1 = (v2_1 * v7_0);
     let v23_1 = (v21_1 + ((v22_1 - v21_1) * v9_0));
@@ -1131,7 +1161,7 @@ fn k0(w: i32, lid: i32) {
     let v26_1 = mem6[o9 + j0_1];
     let s14_1 = select(v21_1, v23_1, v5_0);
     let s15_1 = select(v24_1, v25_1, v5_0);
-    let s16_1 = select(v26_1, (v26_1 + (v15_0 * (div_((v23_1 * v17_0), (sqrt((v25_1 * v18_0)) + v19_0)) + (select(0f, v20_0, (j0_1 < 192)) * v26_1)))), v5_0);
+    let s16_1 = select(v26_1, (v26_1 + (v15_0 * (div_((v23_1 * v17_0), (sqrt((v25_1 * v18_0)) + v19_0)) + (select(0f, v20_0, less_i32(j0_1, 192)) * v26_1)))), v5_0);
     let v27_2 = mem3[o6 + j0_2];
     let v28_2 = (v3_2 * v7_0);
     let v29_2 = (v27_2 + ((v28_2 - v27_2) * v9_0));
@@ -1140,7 +1170,7 @@ fn k0(w: i32, lid: i32) {
     let v32_2 = mem6[o9 + j0_2];
     let s14_2 = select(v27_2, v29_2, v5_0);
     let s15_2 = select(v30_2, v31_2, v5_0);
-    let s16_2 = select(v32_2, (v32_2 + (v15_0 * (div_((v29_2 * v17_0), (sqrt((v31_2 * v18_0)) + v19_0)) + (select(0f, v20_0, (j0_2 < 192)) * v32_2)))), v5_0);
+    let s16_2 = select(v32_2, (v32_2 + (v15_0 * (div_((v29_2 * v17_0), (sqrt((v31_2 * v18_0)) + v19_0)) + (select(0f, v20_0, less_i32(j0_2, 192)) * v32_2)))), v5_0);
     let v33_3 = mem3[o6 + j0_3];
     let v34_3 = (v4_3 * v7_0);
     let v35_3 = (v33_3 + ((v34_3 - v33_3) * v9_0));
@@ -1149,7 +1179,7 @@ fn k0(w: i32, lid: i32) {
     let v38_3 = mem6[o9 + j0_3];
     let s14_3 = select(v33_3, v35_3, v5_0);
     let s15_3 = select(v36_3, v37_3, v5_0);
-    let s16_3 = select(v38_3, (v38_3 + (v15_0 * (div_((v35_3 * v17_0), (sqrt((v37_3 * v18_0)) + v19_0)) + (select(0f, v20_0, (j0_3 < 192)) * v38_3)))), v5_0);
+    let s16_3 = select(v38_3, (v38_3 + (v15_0 * (div_((v35_3 * v17_0), (sqrt((v37_3 * v18_0)) + v19_0)) + (select(0f, v20_0, less_i32(j0_3, 192)) * v38_3)))), v5_0);
     if (j + 0 < 207) {
       mem3[o14 + j0_0] = s14_0;
       mem4[o15 + j0_0] = s15_0;
@@ -1248,6 +1278,12 @@ fn log1p_(x: f32) -> f32 {
   }
   return log_(1.0 + x);
 }
+fn less_f32(a: f32, b: f32) -> bool {
+  let largest = max(bitcast<u32>(a) & 0x7fffffffu, bitcast<u32>(b) & 0x7fffffffu);
+  return a < b && largest <= 0x7f800000u;
+}
+fn less_i32(a: i32, b: i32) -> bool { return a < b; }
+fn less_u32(a: u32, b: u32) -> bool { return a < b; }
 fn k0(w: i32, lid: i32) {
   let o0 = at[0].x;
   let o1 = at[0].y;
@@ -1322,7 +1358,7 @@ fn k0(w: i32, lid: i32) {
       let v10 = mem6[o9 + j0];
       let s14 = select(v2, v6, v1);
       let s15 = select(v7, v9, v1);
-      let s16 = select(v10, (v10 + (v11 * (div_((v6 * v13), (sqrt((v9 * v14)) + v15)) + (select(0f, v16, (j0 < 192)) * v10)))), v1);
+      let s16 = select(v10, (v10 + (v11 * (div_((v6 * v13), (sqrt((v9 * v14)) + v15)) + (select(0f, v16, less_i32(j0, 192)) * v10)))), v1);
       mem3[o14 + j0] = s14;
       mem4[o15 + j0] = s15;
       mem6[o16 + j0] = s16;

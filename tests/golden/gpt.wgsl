@@ -148,6 +148,12 @@ fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) 
 @group(0) @binding(1) var<storage, read_write> mem1: array<f32>;
 @group(1) @binding(0) var<uniform> at: array<vec4<i32>, 1>;
 var<private> inf_bits: u32 = 0x7f800000u;
+fn less_equal_f32(a: f32, b: f32) -> bool {
+  let largest = max(bitcast<u32>(a) & 0x7fffffffu, bitcast<u32>(b) & 0x7fffffffu);
+  return a <= b && largest <= 0x7f800000u;
+}
+fn less_equal_i32(a: i32, b: i32) -> bool { return a <= b; }
+fn less_equal_u32(a: u32, b: u32) -> bool { return a <= b; }
 fn is_nan_(x: f32) -> bool { return (bitcast<u32>(x) & 0x7fffffffu) > 0x7f800000u; }
 fn scale_(x: f32, n: i32) -> f32 {
   let half = n >> 1u;
@@ -179,7 +185,7 @@ fn k0(w: i32, lid: i32) {
     for (var j = lane; j < 4; j += 1) {
       let j0 = j;
       let g1 = ((i1 * (-1) + j0) < 1);
-      let xa0 = select((-bitcast<f32>(inf_bits)), (select(0.0, mem0[o0 + select(0, (h2 + j0), g1)], g1) * 0.707106769f), (j0 <= v0));
+      let xa0 = select((-bitcast<f32>(inf_bits)), (select(0.0, mem0[o0 + select(0, (h2 + j0), g1)], g1) * 0.707106769f), less_equal_i32(j0, v0));
       ta0 = max(ta0, xa0);
     }
   }
@@ -189,7 +195,7 @@ fn k0(w: i32, lid: i32) {
     for (var j = lane; j < 4; j += 1) {
       let j0 = j;
       let g3 = ((i1 * (-1) + j0) < 1);
-      let xa1 = select(0f, exp_(((select(0.0, mem0[o0 + select(0, (h2 + j0), g3)], g3) * 0.707106769f) - a0)), (j0 <= v0));
+      let xa1 = select(0f, exp_(((select(0.0, mem0[o0 + select(0, (h2 + j0), g3)], g3) * 0.707106769f) - a0)), less_equal_i32(j0, v0));
       ta1 = (ta1 + xa1);
     }
   }
@@ -198,7 +204,7 @@ fn k0(w: i32, lid: i32) {
     for (var j = lane; j < 4; j += 1) {
       let j0 = j;
       let g4 = ((i1 * (-1) + j0) < 1);
-      let s1 = select(0f, div_(exp_(((select(0.0, mem0[o0 + select(0, (h2 + j0), g4)], g4) * 0.707106769f) - a0)), a1), (j0 <= v0));
+      let s1 = select(0f, div_(exp_(((select(0.0, mem0[o0 + select(0, (h2 + j0), g4)], g4) * 0.707106769f) - a0)), a1), less_equal_i32(j0, v0));
       mem1[o1 + (h2 + j0)] = s1;
     }
   }
@@ -1378,6 +1384,12 @@ fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) 
 @group(0) @binding(3) var<storage, read_write> mem3: array<f32>;
 @group(0) @binding(4) var<storage, read> mem4: array<f32>;
 @group(1) @binding(0) var<uniform> at: array<vec4<i32>, 3>;
+fn less_equal_f32(a: f32, b: f32) -> bool {
+  let largest = max(bitcast<u32>(a) & 0x7fffffffu, bitcast<u32>(b) & 0x7fffffffu);
+  return a <= b && largest <= 0x7f800000u;
+}
+fn less_equal_i32(a: i32, b: i32) -> bool { return a <= b; }
+fn less_equal_u32(a: u32, b: u32) -> bool { return a <= b; }
 fn k0(w: i32, lid: i32) {
   let o0 = at[0].x;
   let o1 = at[0].y;
@@ -1447,7 +1459,7 @@ fn k2(w: i32, lid: i32) {
       let j0 = j;
       let g1 = ((i1 * (-1) + j0) < 1);
       let g3 = ((i1 * (-1) + j0) < 1);
-      let xa0 = select(0f, (select(0.0, mem0[o0 + select(0, (h2 + j0), g1)], g1) * select(0.0, mem4[o1 + select(0, (h2 + j0), g3)], g3)), (j0 <= v0));
+      let xa0 = select(0f, (select(0.0, mem0[o0 + select(0, (h2 + j0), g1)], g1) * select(0.0, mem4[o1 + select(0, (h2 + j0), g3)], g3)), less_equal_i32(j0, v0));
       ta0 = (ta0 + xa0);
     }
   }
@@ -1457,7 +1469,7 @@ fn k2(w: i32, lid: i32) {
       let j0 = j;
       let g4 = ((i1 * (-1) + j0) < 1);
       let g5 = ((i1 * (-1) + j0) < 1);
-      let s2 = (select(0f, (select(0.0, mem4[o1 + select(0, (h2 + j0), g4)], g4) * (select(0.0, mem0[o0 + select(0, (h2 + j0), g5)], g5) - a0)), (j0 <= v0)) * 0.707106769f);
+      let s2 = (select(0f, (select(0.0, mem4[o1 + select(0, (h2 + j0), g4)], g4) * (select(0.0, mem0[o0 + select(0, (h2 + j0), g5)], g5) - a0)), less_equal_i32(j0, v0)) * 0.707106769f);
       mem3[o2 + (h2 + j0)] = s2;
     }
   }
@@ -1903,6 +1915,12 @@ fn log1p_(x: f32) -> f32 {
   }
   return log_(1.0 + x);
 }
+fn less_f32(a: f32, b: f32) -> bool {
+  let largest = max(bitcast<u32>(a) & 0x7fffffffu, bitcast<u32>(b) & 0x7fffffffu);
+  return a < b && largest <= 0x7f800000u;
+}
+fn less_i32(a: i32, b: i32) -> bool { return a < b; }
+fn less_u32(a: u32, b: u32) -> bool { return a < b; }
 fn k0(w: i32, lid: i32) {
   let o0 = at[0].x;
   let o1 = at[0].y;
@@ -2015,7 +2033,7 @@ fn k0(w: i32, lid: i32) {
     let v19_0 = mem6[o9 + j0_0];
     let s14_0 = select(v11_0, v15_0, v10_0);
     let s15_0 = select(v16_0, v18_0, v10_0);
-    let s16_0 = select(v19_0, (v19_0 + (v20_0 * (div_((v15_0 * v22_0), (sqrt((v18_0 * v23_0)) + v24_0)) + (select(0f, v25_0, (j0_0 < 880)) * v19_0)))), v10_0);
+    let s16_0 = select(v19_0, (v19_0 + (v20_0 * (div_((v15_0 * v22_0), (sqrt((v18_0 * v23_0)) + v24_0)) + (select(0f, v25_0, less_i32(j0_0, 880)) * v19_0)))), v10_0);
     let v26_1 = mem3[o6 + j0_1];
     let v27_1 = (v2_1 * v12_0);
     let v28_1 = (v26_1 + ((v27_1 - v26_1) * v14_0));
@@ -2024,7 +2042,7 @@ fn k0(w: i32, lid: i32) {
     let v31_1 = mem6[o9 + j0_1];
     let s14_1 = select(v26_1, v28_1, v10_0);
     let s15_1 = select(v29_1, v30_1, v10_0);
-    let s16_1 = select(v31_1, (v31_1 + (v20_0 * (div_((v28_1 * v22_0), (sqrt((v30_1 * v23_0)) + v24_0)) + (select(0f, v25_0, (j0_1 < 880)) * v31_1)))), v10_0);
+    let s16_1 = select(v31_1, (v31_1 + (v20_0 * (div_((v28_1 * v22_0), (sqrt((v30_1 * v23_0)) + v24_0)) + (select(0f, v25_0, less_i32(j0_1, 880)) * v31_1)))), v10_0);
     let v32_2 = mem3[o6 + j0_2];
     let v33_2 = (v3_2 * v12_0);
     let v34_2 = (v32_2 + ((v33_2 - v32_2) * v14_0));
@@ -2033,7 +2051,7 @@ fn k0(w: i32, lid: i32) {
     let v37_2 = mem6[o9 + j0_2];
     let s14_2 = select(v32_2, v34_2, v10_0);
     let s15_2 = select(v35_2, v36_2, v10_0);
-    let s16_2 = select(v37_2, (v37_2 + (v20_0 * (div_((v34_2 * v22_0), (sqrt((v36_2 * v23_0)) + v24_0)) + (select(0f, v25_0, (j0_2 < 880)) * v37_2)))), v10_0);
+    let s16_2 = select(v37_2, (v37_2 + (v20_0 * (div_((v34_2 * v22_0), (sqrt((v36_2 * v23_0)) + v24_0)) + (select(0f, v25_0, less_i32(j0_2, 880)) * v37_2)))), v10_0);
     let v38_3 = mem3[o6 + j0_3];
     let v39_3 = (v4_3 * v12_0);
     let v40_3 = (v38_3 + ((v39_3 - v38_3) * v14_0));
@@ -2042,7 +2060,7 @@ fn k0(w: i32, lid: i32) {
     let v43_3 = mem6[o9 + j0_3];
     let s14_3 = select(v38_3, v40_3, v10_0);
     let s15_3 = select(v41_3, v42_3, v10_0);
-    let s16_3 = select(v43_3, (v43_3 + (v20_0 * (div_((v40_3 * v22_0), (sqrt((v42_3 * v23_0)) + v24_0)) + (select(0f, v25_0, (j0_3 < 880)) * v43_3)))), v10_0);
+    let s16_3 = select(v43_3, (v43_3 + (v20_0 * (div_((v40_3 * v22_0), (sqrt((v42_3 * v23_0)) + v24_0)) + (select(0f, v25_0, less_i32(j0_3, 880)) * v43_3)))), v10_0);
     let v44_4 = mem3[o6 + j0_4];
     let v45_4 = (v5_4 * v12_0);
     let v46_4 = (v44_4 + ((v45_4 - v44_4) * v14_0));
@@ -2051,7 +2069,7 @@ fn k0(w: i32, lid: i32) {
     let v49_4 = mem6[o9 + j0_4];
     let s14_4 = select(v44_4, v46_4, v10_0);
     let s15_4 = select(v47_4, v48_4, v10_0);
-    let s16_4 = select(v49_4, (v49_4 + (v20_0 * (div_((v46_4 * v22_0), (sqrt((v48_4 * v23_0)) + v24_0)) + (select(0f, v25_0, (j0_4 < 880)) * v49_4)))), v10_0);
+    let s16_4 = select(v49_4, (v49_4 + (v20_0 * (div_((v46_4 * v22_0), (sqrt((v48_4 * v23_0)) + v24_0)) + (select(0f, v25_0, less_i32(j0_4, 880)) * v49_4)))), v10_0);
     let v50_5 = mem3[o6 + j0_5];
     let v51_5 = (v6_5 * v12_0);
     let v52_5 = (v50_5 + ((v51_5 - v50_5) * v14_0));
@@ -2060,7 +2078,7 @@ fn k0(w: i32, lid: i32) {
     let v55_5 = mem6[o9 + j0_5];
     let s14_5 = select(v50_5, v52_5, v10_0);
     let s15_5 = select(v53_5, v54_5, v10_0);
-    let s16_5 = select(v55_5, (v55_5 + (v20_0 * (div_((v52_5 * v22_0), (sqrt((v54_5 * v23_0)) + v24_0)) + (select(0f, v25_0, (j0_5 < 880)) * v55_5)))), v10_0);
+    let s16_5 = select(v55_5, (v55_5 + (v20_0 * (div_((v52_5 * v22_0), (sqrt((v54_5 * v23_0)) + v24_0)) + (select(0f, v25_0, less_i32(j0_5, 880)) * v55_5)))), v10_0);
     let v56_6 = mem3[o6 + j0_6];
     let v57_6 = (v7_6 * v12_0);
     let v58_6 = (v56_6 + ((v57_6 - v56_6) * v14_0));
@@ -2069,7 +2087,7 @@ fn k0(w: i32, lid: i32) {
     let v61_6 = mem6[o9 + j0_6];
     let s14_6 = select(v56_6, v58_6, v10_0);
     let s15_6 = select(v59_6, v60_6, v10_0);
-    let s16_6 = select(v61_6, (v61_6 + (v20_0 * (div_((v58_6 * v22_0), (sqrt((v60_6 * v23_0)) + v24_0)) + (select(0f, v25_0, (j0_6 < 880)) * v61_6)))), v10_0);
+    let s16_6 = select(v61_6, (v61_6 + (v20_0 * (div_((v58_6 * v22_0), (sqrt((v60_6 * v23_0)) + v24_0)) + (select(0f, v25_0, less_i32(j0_6, 880)) * v61_6)))), v10_0);
     let v62_7 = mem3[o6 + j0_7];
     let v63_7 = (v8_7 * v12_0);
     let v64_7 = (v62_7 + ((v63_7 - v62_7) * v14_0));
@@ -2078,7 +2096,7 @@ fn k0(w: i32, lid: i32) {
     let v67_7 = mem6[o9 + j0_7];
     let s14_7 = select(v62_7, v64_7, v10_0);
     let s15_7 = select(v65_7, v66_7, v10_0);
-    let s16_7 = select(v67_7, (v67_7 + (v20_0 * (div_((v64_7 * v22_0), (sqrt((v66_7 * v23_0)) + v24_0)) + (select(0f, v25_0, (j0_7 < 880)) * v67_7)))), v10_0);
+    let s16_7 = select(v67_7, (v67_7 + (v20_0 * (div_((v64_7 * v22_0), (sqrt((v66_7 * v23_0)) + v24_0)) + (select(0f, v25_0, less_i32(j0_7, 880)) * v67_7)))), v10_0);
     let v68_8 = mem3[o6 + j0_8];
     let v69_8 = (v9_8 * v12_0);
     let v70_8 = (v68_8 + ((v69_8 - v68_8) * v14_0));
@@ -2087,7 +2105,7 @@ fn k0(w: i32, lid: i32) {
     let v73_8 = mem6[o9 + j0_8];
     let s14_8 = select(v68_8, v70_8, v10_0);
     let s15_8 = select(v71_8, v72_8, v10_0);
-    let s16_8 = select(v73_8, (v73_8 + (v20_0 * (div_((v70_8 * v22_0), (sqrt((v72_8 * v23_0)) + v24_0)) + (select(0f, v25_0, (j0_8 < 880)) * v73_8)))), v10_0);
+    let s16_8 = select(v73_8, (v73_8 + (v20_0 * (div_((v70_8 * v22_0), (sqrt((v72_8 * v23_0)) + v24_0)) + (select(0f, v25_0, less_i32(j0_8, 880)) * v73_8)))), v10_0);
     if (j + 0 < 1039) {
       mem3[o14 + j0_0] = s14_0;
       mem4[o15 + j0_0] = s15_0;
@@ -2211,6 +2229,12 @@ fn log1p_(x: f32) -> f32 {
   }
   return log_(1.0 + x);
 }
+fn less_f32(a: f32, b: f32) -> bool {
+  let largest = max(bitcast<u32>(a) & 0x7fffffffu, bitcast<u32>(b) & 0x7fffffffu);
+  return a < b && largest <= 0x7f800000u;
+}
+fn less_i32(a: i32, b: i32) -> bool { return a < b; }
+fn less_u32(a: u32, b: u32) -> bool { return a < b; }
 fn k0(w: i32, lid: i32) {
   let o0 = at[0].x;
   let o1 = at[0].y;
@@ -2288,7 +2312,7 @@ fn k0(w: i32, lid: i32) {
       let v10 = mem6[o9 + j0];
       let s14 = select(v2, v6, v1);
       let s15 = select(v7, v9, v1);
-      let s16 = select(v10, (v10 + (v11 * (div_((v6 * v13), (sqrt((v9 * v14)) + v15)) + (select(0f, v16, (j0 < 880)) * v10)))), v1);
+      let s16 = select(v10, (v10 + (v11 * (div_((v6 * v13), (sqrt((v9 * v14)) + v15)) + (select(0f, v16, less_i32(j0, 880)) * v10)))), v1);
       mem3[o14 + j0] = s14;
       mem4[o15 + j0] = s15;
       mem6[o16 + j0] = s16;

@@ -161,6 +161,12 @@ fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) 
 @group(0) @binding(1) var<storage, read_write> mem1: array<f32>;
 @group(1) @binding(0) var<uniform> at: array<vec4<i32>, 1>;
 var<private> inf_bits: u32 = 0x7f800000u;
+fn less_equal_f32(a: f32, b: f32) -> bool {
+  let largest = max(bitcast<u32>(a) & 0x7fffffffu, bitcast<u32>(b) & 0x7fffffffu);
+  return a <= b && largest <= 0x7f800000u;
+}
+fn less_equal_i32(a: i32, b: i32) -> bool { return a <= b; }
+fn less_equal_u32(a: u32, b: u32) -> bool { return a <= b; }
 fn is_nan_(x: f32) -> bool { return (bitcast<u32>(x) & 0x7fffffffu) > 0x7f800000u; }
 fn scale_(x: f32, n: i32) -> f32 {
   let half = n >> 1u;
@@ -192,7 +198,7 @@ fn k0(w: i32, lid: i32) {
     for (var j = lane; j < 4; j += 1) {
       let j0 = j;
       let g1 = ((i1 * (-1) + j0) < 1);
-      let xa0 = select((-bitcast<f32>(inf_bits)), (select(0.0, mem0[o0 + select(0, (h2 + j0), g1)], g1) * 0.707106769f), (j0 <= v0));
+      let xa0 = select((-bitcast<f32>(inf_bits)), (select(0.0, mem0[o0 + select(0, (h2 + j0), g1)], g1) * 0.707106769f), less_equal_i32(j0, v0));
       ta0 = max(ta0, xa0);
     }
   }
@@ -202,7 +208,7 @@ fn k0(w: i32, lid: i32) {
     for (var j = lane; j < 4; j += 1) {
       let j0 = j;
       let g3 = ((i1 * (-1) + j0) < 1);
-      let xa1 = select(0f, exp_(((select(0.0, mem0[o0 + select(0, (h2 + j0), g3)], g3) * 0.707106769f) - a0)), (j0 <= v0));
+      let xa1 = select(0f, exp_(((select(0.0, mem0[o0 + select(0, (h2 + j0), g3)], g3) * 0.707106769f) - a0)), less_equal_i32(j0, v0));
       ta1 = (ta1 + xa1);
     }
   }
@@ -211,7 +217,7 @@ fn k0(w: i32, lid: i32) {
     for (var j = lane; j < 4; j += 1) {
       let j0 = j;
       let g4 = ((i1 * (-1) + j0) < 1);
-      let s1 = select(0f, div_(exp_(((select(0.0, mem0[o0 + select(0, (h2 + j0), g4)], g4) * 0.707106769f) - a0)), a1), (j0 <= v0));
+      let s1 = select(0f, div_(exp_(((select(0.0, mem0[o0 + select(0, (h2 + j0), g4)], g4) * 0.707106769f) - a0)), a1), less_equal_i32(j0, v0));
       mem1[o1 + (h2 + j0)] = s1;
     }
   }
@@ -265,6 +271,12 @@ fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) 
 @group(0) @binding(2) var<storage, read> mem2: array<i32, 1>;
 @group(0) @binding(3) var<storage, read_write> mem3: array<f32>;
 @group(1) @binding(0) var<uniform> at: array<vec4<i32>, 2>;
+fn less_equal_f32(a: f32, b: f32) -> bool {
+  let largest = max(bitcast<u32>(a) & 0x7fffffffu, bitcast<u32>(b) & 0x7fffffffu);
+  return a <= b && largest <= 0x7f800000u;
+}
+fn less_equal_i32(a: i32, b: i32) -> bool { return a <= b; }
+fn less_equal_u32(a: u32, b: u32) -> bool { return a <= b; }
 fn k0(w: i32, lid: i32) {
   let o0 = at[0].x;
   let o1 = at[0].y;
@@ -295,7 +307,7 @@ fn k0(w: i32, lid: i32) {
   let v4 = (((((v2 >> 22u) ^ v2) ^ ((v3 >> 22u) ^ v3)) * 747796405u) + 2891336453u);
   let v5 = (((v4 >> ((v4 >> 28u) + 4u)) ^ v4) * 277803737u);
   if (row < 64 && lane == 0) {
-    let s5 = (mem0[o2 + (m0 * 32 + m1 * 8 + n0)] + select(0f, ((a0 + mem1[o4 + n0]) * 1.11111116f), (0.100000001f <= (f32((((v5 >> 22u) ^ v5) >> 8u)) * 5.96046448e-08f))));
+    let s5 = (mem0[o2 + (m0 * 32 + m1 * 8 + n0)] + select(0f, ((a0 + mem1[o4 + n0]) * 1.11111116f), less_equal_f32(0.100000001f, (f32((((v5 >> 22u) ^ v5) >> 8u)) * 5.96046448e-08f))));
     mem3[o5 + (m0 * 32 + m1 * 8 + n0)] = s5;
   }
 }
@@ -1220,6 +1232,12 @@ fn div_(a: f32, b: f32) -> f32 {
   let s = select(1.0, 0.0625, abs(b) > 8.5e37);
   return (a * s) / (b * s);
 }
+fn less_equal_f32(a: f32, b: f32) -> bool {
+  let largest = max(bitcast<u32>(a) & 0x7fffffffu, bitcast<u32>(b) & 0x7fffffffu);
+  return a <= b && largest <= 0x7f800000u;
+}
+fn less_equal_i32(a: i32, b: i32) -> bool { return a <= b; }
+fn less_equal_u32(a: u32, b: u32) -> bool { return a <= b; }
 fn k0(w: i32, lid: i32) {
   let o0 = at[0].x;
   let o1 = at[0].y;
@@ -1290,7 +1308,7 @@ fn k1(w: i32, lid: i32) {
       let v9 = (((((v6 >> 22u) ^ v6) ^ v8) * 747796405u) + 2891336453u);
       let v10 = (((v9 >> ((v9 >> 28u) + 4u)) ^ v9) * 277803737u);
       let s5 = v4;
-      let s6 = select(0f, (v4 * 1.11111116f), (0.100000001f <= (f32((((v10 >> 22u) ^ v10) >> 8u)) * 5.96046448e-08f)));
+      let s6 = select(0f, (v4 * 1.11111116f), less_equal_f32(0.100000001f, (f32((((v10 >> 22u) ^ v10) >> 8u)) * 5.96046448e-08f)));
       mem3[o5 + (i0 * 8 + j0)] = s5;
       mem3[o6 + (i0 * 8 + j0)] = s6;
     }
@@ -1459,6 +1477,12 @@ fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) 
 @group(0) @binding(3) var<storage, read_write> mem3: array<f32, 1039>;
 @group(0) @binding(4) var<storage, read> mem4: array<f32>;
 @group(1) @binding(0) var<uniform> at: array<vec4<i32>, 3>;
+fn less_equal_f32(a: f32, b: f32) -> bool {
+  let largest = max(bitcast<u32>(a) & 0x7fffffffu, bitcast<u32>(b) & 0x7fffffffu);
+  return a <= b && largest <= 0x7f800000u;
+}
+fn less_equal_i32(a: i32, b: i32) -> bool { return a <= b; }
+fn less_equal_u32(a: u32, b: u32) -> bool { return a <= b; }
 fn k0(w: i32, lid: i32) {
   let o0 = at[0].x;
   let o1 = at[0].y;
@@ -1528,7 +1552,7 @@ fn k2(w: i32, lid: i32) {
       let j0 = j;
       let g1 = ((i1 * (-1) + j0) < 1);
       let g3 = ((i1 * (-1) + j0) < 1);
-      let xa0 = select(0f, (select(0.0, mem0[o0 + select(0, (h2 + j0), g1)], g1) * select(0.0, mem4[o1 + select(0, (h2 + j0), g3)], g3)), (j0 <= v0));
+      let xa0 = select(0f, (select(0.0, mem0[o0 + select(0, (h2 + j0), g1)], g1) * select(0.0, mem4[o1 + select(0, (h2 + j0), g3)], g3)), less_equal_i32(j0, v0));
       ta0 = (ta0 + xa0);
     }
   }
@@ -1538,7 +1562,7 @@ fn k2(w: i32, lid: i32) {
       let j0 = j;
       let g4 = ((i1 * (-1) + j0) < 1);
       let g5 = ((i1 * (-1) + j0) < 1);
-      let s2 = (select(0f, (select(0.0, mem4[o1 + select(0, (h2 + j0), g4)], g4) * (select(0.0, mem0[o0 + select(0, (h2 + j0), g5)], g5) - a0)), (j0 <= v0)) * 0.707106769f);
+      let s2 = (select(0f, (select(0.0, mem4[o1 + select(0, (h2 + j0), g4)], g4) * (select(0.0, mem0[o0 + select(0, (h2 + j0), g5)], g5) - a0)), less_equal_i32(j0, v0)) * 0.707106769f);
       mem0[o2 + (h2 + j0)] = s2;
     }
   }

@@ -3,6 +3,12 @@
 @group(0) @binding(1) var<storage, read> mem1: array<f32, 22>;
 @group(0) @binding(2) var<storage, read_write> mem2: array<f32, 65>;
 @group(1) @binding(0) var<uniform> at: array<vec4<i32>, 1>;
+fn less_equal_f32(a: f32, b: f32) -> bool {
+  let largest = max(bitcast<u32>(a) & 0x7fffffffu, bitcast<u32>(b) & 0x7fffffffu);
+  return a <= b && largest <= 0x7f800000u;
+}
+fn less_equal_i32(a: i32, b: i32) -> bool { return a <= b; }
+fn less_equal_u32(a: u32, b: u32) -> bool { return a <= b; }
 fn k0(w: i32, lid: i32) {
   let o0 = at[0].x;
   let o1 = at[0].y;
@@ -25,7 +31,7 @@ fn k0(w: i32, lid: i32) {
   let a0 = ta0;
   let v1 = (a0 + mem1[o2 + n0]);
   if (row < 12 && lane == 0) {
-    let s3 = select(v1, 0f, (v1 <= 0f));
+    let s3 = select(v1, 0f, less_equal_f32(v1, 0f));
     mem2[o3 + (m0 * 3 + n0)] = s3;
   }
 }
@@ -40,6 +46,12 @@ fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) 
 @group(0) @binding(1) var<storage, read> mem1: array<f32, 22>;
 @group(0) @binding(2) var<storage, read_write> mem2: array<f32>;
 @group(1) @binding(0) var<uniform> at: array<vec4<i32>, 1>;
+fn less_equal_f32(a: f32, b: f32) -> bool {
+  let largest = max(bitcast<u32>(a) & 0x7fffffffu, bitcast<u32>(b) & 0x7fffffffu);
+  return a <= b && largest <= 0x7f800000u;
+}
+fn less_equal_i32(a: i32, b: i32) -> bool { return a <= b; }
+fn less_equal_u32(a: u32, b: u32) -> bool { return a <= b; }
 fn k0(w: i32, lid: i32) {
   let o0 = at[0].x;
   let o1 = at[0].y;
@@ -61,7 +73,7 @@ fn k0(w: i32, lid: i32) {
   let a0 = ta0;
   let v0 = (a0 + mem1[o2 + n0]);
   if (row < 12 && lane == 0) {
-    let s3 = select(v0, 0f, (v0 <= 0f));
+    let s3 = select(v0, 0f, less_equal_f32(v0, 0f));
     mem2[o3 + (m0 * 3 + n0)] = s3;
   }
 }
@@ -118,6 +130,12 @@ fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) 
 @group(0) @binding(6) var<storage, read_write> mem6: array<f32, 1>;
 @group(1) @binding(0) var<uniform> at: array<vec4<i32>, 4>;
 var<private> inf_bits: u32 = 0x7f800000u;
+fn less_f32(a: f32, b: f32) -> bool {
+  let largest = max(bitcast<u32>(a) & 0x7fffffffu, bitcast<u32>(b) & 0x7fffffffu);
+  return a < b && largest <= 0x7f800000u;
+}
+fn less_i32(a: i32, b: i32) -> bool { return a < b; }
+fn less_u32(a: u32, b: u32) -> bool { return a < b; }
 fn div_(a: f32, b: f32) -> f32 {
   let s = select(1.0, 0.0625, abs(b) > 8.5e37);
   return (a * s) / (b * s);
@@ -143,7 +161,7 @@ fn k0(w: i32, lid: i32) {
   }
   let a0 = ta0;
   if (row < 12 && lane == 0) {
-    let s3 = select(0f, a0, (0f < mem2[o2 + (m0 * 3 + n0)]));
+    let s3 = select(0f, a0, less_f32(0f, mem2[o2 + (m0 * 3 + n0)]));
     mem3[o3 + (m0 * 3 + n0)] = s3;
   }
 }
@@ -230,6 +248,12 @@ fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) 
 @group(0) @binding(2) var<storage, read_write> mem2: array<f32>;
 @group(0) @binding(3) var<storage, read_write> mem3: array<f32, 22>;
 @group(1) @binding(0) var<uniform> at: array<vec4<i32>, 3>;
+fn less_f32(a: f32, b: f32) -> bool {
+  let largest = max(bitcast<u32>(a) & 0x7fffffffu, bitcast<u32>(b) & 0x7fffffffu);
+  return a < b && largest <= 0x7f800000u;
+}
+fn less_i32(a: i32, b: i32) -> bool { return a < b; }
+fn less_u32(a: u32, b: u32) -> bool { return a < b; }
 fn k0(w: i32, lid: i32) {
   let o0 = at[0].x;
   let o1 = at[0].y;
@@ -250,7 +274,7 @@ fn k0(w: i32, lid: i32) {
   }
   let a0 = ta0;
   if (row < 12 && lane == 0) {
-    let s3 = select(0f, a0, (0f < mem0[o2 + (m0 * 3 + n0)]));
+    let s3 = select(0f, a0, less_f32(0f, mem0[o2 + (m0 * 3 + n0)]));
     mem2[o3 + (m0 * 3 + n0)] = s3;
   }
 }

@@ -5,6 +5,12 @@
 @group(1) @binding(0) var<uniform> at: array<vec4<i32>, 1>;
 var<workgroup> sf: array<f32, 160>;
 var<private> inf_bits: u32 = 0x7f800000u;
+fn less_equal_f32(a: f32, b: f32) -> bool {
+  let largest = max(bitcast<u32>(a) & 0x7fffffffu, bitcast<u32>(b) & 0x7fffffffu);
+  return a <= b && largest <= 0x7f800000u;
+}
+fn less_equal_i32(a: i32, b: i32) -> bool { return a <= b; }
+fn less_equal_u32(a: u32, b: u32) -> bool { return a <= b; }
 fn is_nan_(x: f32) -> bool { return (bitcast<u32>(x) & 0x7fffffffu) > 0x7f800000u; }
 fn scale_(x: f32, n: i32) -> f32 {
   let half = n >> 1u;
@@ -39,11 +45,11 @@ fn k0(w: i32, lid: i32) {
   let h3_0 = i0 * 1600 + i1 * 40;
   let v4_0 = mem1[o1 + 0];
   var ta0 = (-bitcast<f32>(inf_bits));
-  let v1_0 = (j0_0 <= v0_0);
+  let v1_0 = less_equal_i32(j0_0, v0_0);
   let g2_0 = ((i1 * (-1) + j0_0) < 1);
   let v5_0 = (select(0.0, mem0[o0 + select(0, (h3_0 + j0_0), g2_0)], g2_0) * v4_0);
   let xa0_0 = select((-bitcast<f32>(inf_bits)), v5_0, v1_0);
-  let v6_1 = (j0_1 <= v0_0);
+  let v6_1 = less_equal_i32(j0_1, v0_0);
   let g7_1 = ((i1 * (-1) + j0_1) < 1);
   let v8_1 = (select(0.0, mem0[o0 + select(0, (h3_0 + j0_1), g7_1)], g7_1) * v4_0);
   let xa0_1 = select((-bitcast<f32>(inf_bits)), v8_1, v6_1);
@@ -99,6 +105,12 @@ fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) 
 @group(0) @binding(2) var<storage, read_write> mem2: array<f32, 3200>;
 @group(1) @binding(0) var<uniform> at: array<vec4<i32>, 1>;
 var<private> inf_bits: u32 = 0x7f800000u;
+fn less_equal_f32(a: f32, b: f32) -> bool {
+  let largest = max(bitcast<u32>(a) & 0x7fffffffu, bitcast<u32>(b) & 0x7fffffffu);
+  return a <= b && largest <= 0x7f800000u;
+}
+fn less_equal_i32(a: i32, b: i32) -> bool { return a <= b; }
+fn less_equal_u32(a: u32, b: u32) -> bool { return a <= b; }
 fn is_nan_(x: f32) -> bool { return (bitcast<u32>(x) & 0x7fffffffu) > 0x7f800000u; }
 fn scale_(x: f32, n: i32) -> f32 {
   let half = n >> 1u;
@@ -140,7 +152,7 @@ fn k0(w: i32, lid: i32) {
       for (var j = lane; j < 40; j += 32) {
         let j0 = j;
         let g1 = ((i1 * (-1) + j0) < 1);
-        let xa0 = select((-bitcast<f32>(inf_bits)), (select(0.0, mem0[o0 + select(0, (h2 + j0), g1)], g1) * v3), (j0 <= v0));
+        let xa0 = select((-bitcast<f32>(inf_bits)), (select(0.0, mem0[o0 + select(0, (h2 + j0), g1)], g1) * v3), less_equal_i32(j0, v0));
         ta0 = max(ta0, xa0);
       }
     }
@@ -169,7 +181,7 @@ fn k0(w: i32, lid: i32) {
       for (var j = lane; j < 40; j += 32) {
         let j0 = j;
         let g4 = ((i1 * (-1) + j0) < 1);
-        let xa1 = select(0f, exp_(((select(0.0, mem0[o0 + select(0, (h2 + j0), g4)], g4) * v3) - a0)), (j0 <= v0));
+        let xa1 = select(0f, exp_(((select(0.0, mem0[o0 + select(0, (h2 + j0), g4)], g4) * v3) - a0)), less_equal_i32(j0, v0));
         ta1 = (ta1 + xa1);
       }
     }
@@ -189,7 +201,7 @@ fn k0(w: i32, lid: i32) {
     for (var j = lane; j < 40; j += 1) {
       let j0 = j;
       let g5 = ((i1 * (-1) + j0) < 1);
-      let s2 = select(0f, div_(exp_(((select(0.0, mem0[o0 + select(0, (h2 + j0), g5)], g5) * v3) - a0)), a1), (j0 <= v0));
+      let s2 = select(0f, div_(exp_(((select(0.0, mem0[o0 + select(0, (h2 + j0), g5)], g5) * v3) - a0)), a1), less_equal_i32(j0, v0));
       mem2[o2 + (h2 + j0)] = s2;
     }
   }

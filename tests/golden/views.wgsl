@@ -2,6 +2,12 @@
 @group(0) @binding(0) var<storage, read> mem0: array<f32, 24>;
 @group(0) @binding(1) var<storage, read_write> mem1: array<f32, 60>;
 @group(1) @binding(0) var<uniform> at: array<vec4<i32>, 1>;
+fn less_f32(a: f32, b: f32) -> bool {
+  let largest = max(bitcast<u32>(a) & 0x7fffffffu, bitcast<u32>(b) & 0x7fffffffu);
+  return a < b && largest <= 0x7f800000u;
+}
+fn less_i32(a: i32, b: i32) -> bool { return a < b; }
+fn less_u32(a: u32, b: u32) -> bool { return a < b; }
 fn k0(w: i32, lid: i32) {
   let o0 = at[0].x;
   let o1 = at[0].y;
@@ -11,7 +17,7 @@ fn k0(w: i32, lid: i32) {
   let i1 = e % 6;
   let g0 = (i0 < 4);
   let g1 = ((i0 + (-4)) >= 0) & ((i1 + (-1)) >= 0) & ((i1 + (-1)) < 4);
-  let s1 = select(select(0.0, mem0[o0 + select(0, (i1 * 6 + i0 + (-10)), g1)], g1), select(0.0, mem0[o0 + select(0, (i0 * 6 + i1 * (-1) + 5), g0)], g0), (i0 < 4));
+  let s1 = select(select(0.0, mem0[o0 + select(0, (i1 * 6 + i0 + (-10)), g1)], g1), select(0.0, mem0[o0 + select(0, (i0 * 6 + i1 * (-1) + 5), g0)], g0), less_i32(i0, 4));
   mem1[o1 + (i0 * 6 + i1)] = s1;
 }
 @compute @workgroup_size(128)

@@ -10,6 +10,7 @@ from typing import Any
 from tracegrad.ir import Tensor, rebind, rewrite, toposort
 from tracegrad.kernels.reads import read_by
 from tracegrad.passes.empty import of_nothing
+from tracegrad.prims.elementwise import logical_or, nonfinite, where
 from tracegrad.prims.leaves import const, constant
 from tracegrad.prims.views import broadcast_to, permute, reshape
 
@@ -71,16 +72,47 @@ def _is(t: Tensor, value: float) -> bool:
 Shortcut = Callable[[Tensor, tuple[Tensor, ...]], Tensor | None]
 
 
-def _arithmetic(f: Callable[..., float], right: float, left: float | None = None) -> Shortcut:
-    """x f right and left f x are x, and constants are folded."""
+def _arithmetic(
+    f: Callable[..., float], right: float, left: float | None = None, same: Callable[[Tensor], Tensor] | None = None
+) -> Shortcut:
+    """x f right and left f x are x, x f x is `same`, and constants are folded."""
 
     def rule(t: Tensor, xs: tuple[Tensor, ...]) -> Tensor | None:
         a, b = xs
+        if same is not None and a is b and t.dtype.is_float:
+            return same(a)
         if _is(b, right):
             return a
         return b if left is not None and _is(a, left) else _folded(t, xs, f)
 
     return rule
+
+
+# What drivers of GPUs make of these for every x, they may only do for finite numbers: WGSL lets them assume no others.
+def _difference(x: Tensor) -> Tensor:
+    """x - x"""
+    return where(nonfinite(x), math.nan, 0.0)
+
+
+def _ratio(x: Tensor) -> Tensor:
+    """x / x"""
+    return where(logical_or(nonfinite(x), x == 0.0), math.nan, 1.0)
+
+
+_by_one = _arithmetic(float.__mul__, 1.0, 1.0)
+
+
+def _times_zero(x: Tensor, zero: float) -> Tensor:
+    return where(nonfinite(x), math.nan, where(x < 0.0, -zero, zero))
+
+
+def _mul(t: Tensor, xs: tuple[Tensor, ...]) -> Tensor | None:
+    a, b = xs
+    for x, factor in ((a, b), (b, a)):
+        zero = constant(factor) if t.dtype.is_float else None
+        if zero is not None and zero == 0.0 and constant(x) is None:
+            return _times_zero(x, zero)
+    return _by_one(t, xs)
 
 
 def _neg(t: Tensor, xs: tuple[Tensor, ...]) -> Tensor | None:
@@ -138,9 +170,9 @@ def _unchanged(t: Tensor, xs: tuple[Tensor, ...]) -> Tensor | None:
 
 SHORTCUTS: dict[str, Shortcut] = {
     "add": _arithmetic(float.__add__, -0.0, -0.0),  # -0.0 + 0.0 is 0.0
-    "sub": _arithmetic(float.__sub__, 0.0),
-    "mul": _arithmetic(float.__mul__, 1.0, 1.0),
-    "div": _arithmetic(float.__truediv__, 1.0),
+    "sub": _arithmetic(float.__sub__, 0.0, same=_difference),
+    "mul": _mul,
+    "div": _arithmetic(float.__truediv__, 1.0, same=_ratio),
     "neg": _neg, "reshape": _reshape, "permute": _permute, "broadcast": _broadcast,
     **dict.fromkeys(("sum", "max", "peak", "min", "prod", "cast", "stop_gradient", "variable"), _unchanged),
 }  # fmt: skip

@@ -19,12 +19,15 @@ from tracegrad.errors import DTypeError, ShapeError
 from tracegrad.ir import Primitive, Tensor, bind, register
 from tracegrad.methods import method
 from tracegrad.prims.functions import (
+    AT_MOST_HELPER,
     COS,
     DIV,
     ERF,
     ERF_ARRAY,
     EXP,
     EXPM1,
+    HALF_HELPER,
+    LESS_HELPER,
     LOG,
     LOG1P,
     LOGISTIC,
@@ -232,13 +235,14 @@ def stop_gradient(x: Any) -> Tensor:
 COPY = _map("copy", lambda x: x, lambda xp, x: x, lambda ct, y, x: (ct,), "{0}", cost=0)
 
 # `x` as memory in half precision gives it back: to nearest, even at ties; infinite from 65520 on. Lowering writes it.
+# Not f32(f16(x)): NVIDIA's driver removes the two conversions. `quantizeToF16` makes 0 of denormals.
 HALF = _map(
     "half",
     lambda x: x,
     "{0}.astype('float16').astype({0}.dtype)",
     lambda ct, y, x: (ct,),
     "half_({0})",
-    helper="fn half_(x: f32) -> f32 { return f32(f16(x)); }",
+    helper=HALF_HELPER,
 )
 
 # `x` as a variable of its own: a transform differentiates with respect to it, and not to what else `x` is used in.
@@ -323,8 +327,10 @@ maximum = elementwise(
 )
 # Of a number and NaN either: one operation of a GPU, where `maximum` takes seven
 fmax = elementwise("fmax", array="fmax", wgsl="max({0}, {1})")
-less = elementwise("less", array="less", wgsl="({0} < {1})", out=bool_, accepts=NUMBER)
-less_equal = elementwise("less_equal", array="less_equal", wgsl="({0} <= {1})", out=bool_, accepts=NUMBER)
+less = elementwise("less", array="less", wgsl="less_{of}({0}, {1})", out=bool_, accepts=NUMBER, helper=LESS_HELPER)
+less_equal = elementwise(
+    "less_equal", array="less_equal", wgsl="less_equal_{of}({0}, {1})", out=bool_, accepts=NUMBER, helper=AT_MOST_HELPER
+)
 equal = elementwise("equal", array="equal", wgsl="({0} == {1})", out=bool_, accepts=ANY)
 # Not "!=", which drivers may read as ordered: false for NaN
 not_equal = elementwise("not_equal", array="not_equal", wgsl="(!({0} == {1}))", out=bool_, accepts=ANY)

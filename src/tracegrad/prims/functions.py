@@ -248,9 +248,9 @@ fn pow_(a: f32, b: f32) -> f32 {{
   if (b == 0.0 || a == 1.0) {{ return 1.0; }}
   if (is_nan_(a) || is_nan_(b)) {{ return bitcast<f32>(nan_bits); }}
   let odd = abs(b) < 16777216.0 && floor(b) == b && (i32(b) & 1) == 1;
-  let c = abs(a);
+  let u = bitcast<u32>(a) & 0x7fffffffu;  // not abs(a), which may flush denormals
+  let c = bitcast<f32>(u);
   var p: f32;
-  let u = bitcast<u32>(c);
   let tiny = u < 0x800000u;  // of a denormal, 2^23 times it
   let v = select(u, bitcast<u32>(c * 8388608.0), tiny);
   if (v == 0u || u >= 0x7f800000u) {{
@@ -296,3 +296,23 @@ def _extremum(name: str) -> str:
 
 
 MAX_HELPER, MIN_HELPER = _extremum("max"), _extremum("min")
+
+
+def _comparison(name: str, symbol: str) -> str:
+    """False for NaN. Of `select(x, 0.0, x <= 0.0)` NVIDIA's driver makes `max(x, 0.0)`, which drops NaN."""
+    return "\n".join(
+        [
+            f"fn {name}_f32(a: f32, b: f32) -> bool {{",
+            "  let largest = max(bitcast<u32>(a) & 0x7fffffffu, bitcast<u32>(b) & 0x7fffffffu);",
+            f"  return a {symbol} b && largest <= 0x7f800000u;",
+            "}",
+            *(f"fn {name}_{t}(a: {t}, b: {t}) -> bool {{ return a {symbol} b; }}" for t in ("i32", "u32")),
+        ]
+    )
+
+
+LESS_HELPER, AT_MOST_HELPER = _comparison("less", "<"), _comparison("less_equal", "<=")
+
+HALF_HELPER = f"""fn half_(x: f32) -> f32 {{
+  return select(quantizeToF16(x), round(x * {2.0**24!r}) * {2.0**-24!r}, abs(x) < {2.0**-14!r});
+}}"""

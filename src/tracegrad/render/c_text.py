@@ -26,6 +26,8 @@ C_TYPE = {
 NATIVE = {
     "div_": "static inline float div_(float a, float b) { return a / b; }",
     "is_nan_": "static inline _Bool is_nan_(float x) { return x != x; }",
+    "less_f32": "static inline _Bool less_f32(float a, float b) { return a < b; }",
+    "less_equal_f32": "static inline _Bool less_equal_f32(float a, float b) { return a <= b; }",
     "half_": "static inline float half_(float x) { return f32_of_f16(f16_of_f32(x)); }",
     "max_f32": "static inline float max_f32(float a, float b) { float m = a > b ? a : b; return a != a ? a : m; }",
     "min_f32": "static inline float min_f32(float a, float b) { float m = a < b ? a : b; return a != a ? a : m; }",

@@ -173,7 +173,7 @@ class Emitter:
         p = PRIMITIVES[name]
         self.need(p.helper)
         args = [self._value(a, loop) for a in v.args]
-        return p.wgsl.format(*args, t=v.dtype.name, **{k: str(x) for k, x in attrs})
+        return p.wgsl.format(*args, t=v.dtype.name, of=v.args[0].dtype.name, **{k: str(x) for k, x in attrs})
 
     def _load(self, v: Value, index: str) -> str:
         text = self.load(v.arg[0], index)
