@@ -48,9 +48,8 @@ def planned(
 ) -> Planned:
     """What `make_program` does, with the plan kept."""
     persistent = persistent or Persistent((), (), {})
-    graph = optimize(graph)
-    plan = make_plan(graph, persistent)
-    return Planned(plan.schedule.graph, plan, assemble(plan, persistent, specs or {}, meta or {}, results))
+    plan = make_plan(optimize(graph), persistent)
+    return Planned(plan.storage.graph, plan, assemble(plan, persistent, specs or {}, meta or {}, results))
 
 
 def planned_training(arguments: Mapping[str, Any], built: Any) -> Planned:

@@ -16,8 +16,9 @@ from tracegrad.compiler.plan import make_program, optimize
 from tracegrad.dtypes import TensorType, f32
 from tracegrad.evaluate import evaluate
 from tracegrad.ir import Graph, Tensor, bind, toposort
-from tracegrad.kernels import fuse
+from tracegrad.kernels import fuse, stored
 from tracegrad.kernels.fuse import Schedule
+from tracegrad.kernels.storage import analyse
 from tracegrad.prims.elementwise import COPY
 from tracegrad.prims.leaves import leaf
 from tracegrad.program import Program
@@ -62,7 +63,7 @@ class Subject:
     def halves(self) -> list[Tensor]:
         """What is stored in half precision, in the graph that is compiled."""
         s = Schedule(optimize(self.graph))
-        return [t for c in s.clusters for t in c.outs if t.serial in s.halves]
+        return [t for c in s.clusters for t in c.outs if t.serial in s.storage.halves]
 
     def bounds(self) -> dict[str, float]:
         """How far each result may be from that of f32.
@@ -71,11 +72,11 @@ class Subject:
         |dr / dt| (U |t| + TINY) over all elements of all stored values, to first order; as much again for the others.
         """
         double = {n: x.astype(np.float64) if x.dtype == np.float32 else x for n, x in self.env.items()}
-        graph = Schedule(optimize(self.graph)).graph
+        graph = optimize(self.graph).graph
         out: dict[str, float] = {}
         for name in self.graph.outputs:
-            s = Schedule(graph)
-            ts = [t for c in s.clusters for t in c.outs if t.serial in s.halves]
+            s = Schedule(analyse(graph))
+            ts = [t for c in s.clusters for t in c.outs if t.serial in s.storage.halves]
             r = graph.outputs[name]
             with tracing():
                 slopes = cotangents([r], [r * 0 + 1], ts)
@@ -99,8 +100,8 @@ CASES = [case for case in ALL_CASES if is_subject(case)]
 @pytest.fixture(autouse=True)
 def everything_stored(monkeypatch: pytest.MonkeyPatch) -> None:
     """No kernel computes more than one value, so that all that may be stored in half precision is."""
-    monkeypatch.setattr("tracegrad.kernels.stored.worth_storing", lambda *_: True)
-    monkeypatch.setattr(fuse.Schedule, "_merge", lambda *_: None)
+    monkeypatch.setattr("tracegrad.kernels.stored.worth_storing", lambda *_: stored.SHARED)
+    monkeypatch.setattr(fuse.Schedule, "_merge", lambda *_: fuse.ELSEWHERE)
 
 
 def assert_within_the_bound(case: Case, session: Any) -> None:

@@ -161,10 +161,9 @@ def mixed(m, tokens, image, targets):
 
 def forms() -> list[str]:
     inputs = {"tokens": tg.i32[7], "image": (2, 1, 6, 6), "targets": tg.i32[7]}
-    graph = optimize(tg.trace(model=Mixed(), loss=mixed, inputs=inputs, optimizer=optim.adam(lr=0.1)))
-    s = Schedule(graph)
-    externals = [external_order(c, s.stored, s.writes, s.halves)[0] for c in s.clusters]
-    return [show_kernel(lower(c, found, s.writes, s.halves)) for c, found in zip(s.clusters, externals, strict=True)]
+    storage = optimize(tg.trace(model=Mixed(), loss=mixed, inputs=inputs, optimizer=optim.adam(lr=0.1)))
+    clusters = Schedule(storage).clusters
+    return [show_kernel(lower(c, external_order(c, storage)[0], storage)) for c in clusters]
 
 
 def test_kernel_forms_have_a_text():

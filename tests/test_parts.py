@@ -75,7 +75,7 @@ def part(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> int
 @pytest.mark.parametrize("name", CASES)
 def test_every_runtime_sums_them(name: str, part: int, device: Any, c_session: CpuSession) -> None:
     graph, env = graph_of(name)
-    assert [t.attrs["part"] for t in optimize(graph).nodes if t.prim is MATMUL_PARTS] == [part]
+    assert [t.attrs["part"] for t in optimize(graph).order if t.prim is MATMUL_PARTS] == [part]
     (want,) = evaluate(graph.roots, {n: x.astype(np.float64) for n, x in env.items()}, np)
     program = make_program(graph, NOTHING, {}, {})
     on_gpu = run(device, with_barriers(program), env)["output"]
@@ -119,8 +119,8 @@ def test_their_cost_is_that_of_the_whole_product(name: str, monkeypatch: pytest.
     def flops() -> int:
         s = Schedule(optimize(graph_of(name)[0]))
         (c,) = (c for c in s.clusters if c.kind == "product")
-        externals, _ = external_order(c, s.stored, s.writes, s.halves)
-        kernel = lower(c, externals, s.writes, s.halves)
+        externals, _ = external_order(c, s.storage)
+        kernel = lower(c, externals, s.storage)
         return cost_of(kernel, [10**6] * len(kernel.slots)).flops
 
     monkeypatch.setattr(split, "_ways", lambda *_: (1, 64))

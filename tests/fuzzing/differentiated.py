@@ -99,6 +99,6 @@ def expected(program: Program, env: Mapping[str, Array]) -> dict[str, Exact]:
     """
     graph = graph_of(program, env)
     written = dict(zip(graph.outputs, references(list(graph.outputs.values()), env)))
-    passed = optimize(graph)
+    passed = optimize(graph).graph
     compiled = dict(zip(passed.outputs, references(list(passed.outputs.values()), env)))
     return {n: Exact(x.value, np.maximum(x.allowed, compiled[n].allowed)) for n, x in written.items()}

@@ -166,7 +166,7 @@ def each(run: Callable[[Given], Outputs]) -> Several:
 
 def passes(g: Given) -> Outputs:
     """The graph that the compiler's passes leave, by the reference in float64: no device, so rounding hides nothing."""
-    graph = optimize(graph_of(g.program, g.env))
+    graph = optimize(graph_of(g.program, g.env)).graph
     env = {n: double(x) for n, x in g.env.items()}
     with np.errstate(all="ignore"):
         values = evaluate(list(graph.outputs.values()), env, np)

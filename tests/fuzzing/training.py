@@ -94,7 +94,7 @@ def expected_training(program: Program) -> dict[str, Exact]:
     slots = arena_of(named_parameters(given["model"]), given["optimizer"]).slots
     offsets = {slot.name: slot.offset for slot in slots}
     written = _walk(program, graph, given["optimizer"], offsets)
-    passed = _walk(program, optimize(graph), given["optimizer"], offsets)
+    passed = _walk(program, optimize(graph).graph, given["optimizer"], offsets)
     if not all(np.isfinite(x.value).all() for x in written.values()):
         raise UnstableError
     return {n: Exact(x.value, np.maximum(x.allowed, passed[n].allowed)) for n, x in written.items()}

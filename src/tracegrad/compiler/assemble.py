@@ -75,7 +75,7 @@ def buffer_of(plan: Plan, name: str, size: int) -> Buffer:
 
 def constant_data(plan: Plan, array: str) -> str:
     """The bytes of all literals that lie in `array`, base64."""
-    found = [(p.places[t.serial], t) for p in plan.nested() for t in p.schedule.order if t.prim is LITERAL]
+    found = [(p.places[t.serial], t) for p in plan.nested() for t in p.storage.order if t.prim is LITERAL]
     parts = sorted([(place.offset, t) for place, t in found if place.array == array], key=lambda part: part[0])
     return base64.b64encode(b"".join(_words(t) for _, t in parts)).decode()
 
@@ -183,7 +183,7 @@ def largest_value(plan: Plan, array: str) -> str:
     inside = [life for life in plan.lifetimes if plan.places[life.key].array == array]
     if not inside:
         return ""
-    t = plan.schedule.nodes.get(max(inside, key=lambda life: life.size).key)
+    t = plan.storage.nodes.get(max(inside, key=lambda life: life.size).key)
     if t is None:
         return ", largest value the memory of a scan"
     return f", largest value {t.prim.name} {t.type}"  # no line: a Program is the same wherever it was compiled

@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING, Any
 from tracegrad.compiler.layout import Place
 from tracegrad.ir import Graph, Tensor, bind, graft, toposort
 from tracegrad.kernels.reads import base, reads_of
+from tracegrad.kernels.storage import Storage, analyse
 from tracegrad.kernels.stored import COMPUTED
-from tracegrad.passes.place import COMPUTING, place_results
+from tracegrad.passes.place import COMPUTING, place_results, settled
 from tracegrad.prims.leaves import LEAF, LITERAL
 from tracegrad.program import Move
 from tracegrad.transforms.loops import Body
@@ -106,7 +107,7 @@ class ScanPlan:
         for inner in plan.scans.values():
             for block in inner.blocks.values():
                 block.place = moved(block.place)
-        for t in plan.schedule.order:
+        for t in plan.storage.order:
             if t.prim is LITERAL:
                 plan.places[t.serial] = constants.add("const", str(t.serial), t.type)
         for k, leaf in enumerate(self.leaves):
@@ -137,8 +138,8 @@ class ScanPlan:
         return place.at(0, Move(depth, size, self.length))
 
 
-def iteration(scan: Tensor, arrays: Sequence[str], precision: str) -> tuple[ScanPlan, Graph]:
-    """A scan without its plan yet, and the graph of one iteration. `arrays`: where the inputs lie."""
+def iteration(scan: Tensor, arrays: Sequence[str], precision: str) -> tuple[ScanPlan, Storage]:
+    """A scan without its plan yet, and what one iteration stores. `arrays`: where the inputs lie."""
     body: Body = scan.attrs["body"]
     n, length = len(body.new), scan.attrs["length"]
     same: dict[int, tuple[int, bool]] = {}
@@ -155,9 +156,10 @@ def iteration(scan: Tensor, arrays: Sequence[str], precision: str) -> tuple[Scan
     kept = {k: t for k, t in enumerate(roots) if k not in same}
     written = {names[k]: t for k, t in kept.items() if k < n and rings[k] == 1}
     outputs = {str(k): t for k, t in kept.items() if k >= n or rings[k] != 1}
-    graph = place_results(Graph(outputs, {}, written, precision))
+    storage = settled(analyse(place_results(Graph(outputs, {}, written, precision))))
+    graph = storage.graph
     placed = {k: graph.outputs[str(k)] if str(k) in graph.outputs else graph.writes[names[k]] for k in kept}
-    return ScanPlan(scan, leaves, tuple(rings), same, placed, None), graph  # pyright: ignore[reportArgumentType]
+    return ScanPlan(scan, leaves, tuple(rings), same, placed, None), storage  # pyright: ignore[reportArgumentType]
 
 
 def in_place(body: Body, carry: int) -> bool:

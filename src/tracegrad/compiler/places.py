@@ -11,14 +11,13 @@ from tracegrad.compiler.layout import Beside, Filling, Lifetime, Persistent, Pla
 from tracegrad.dtypes import TensorType, f16, f32
 from tracegrad.hypers import PREFIX
 from tracegrad.ir import Graph, Tensor
-from tracegrad.kernels.clusters import array_of
 from tracegrad.kernels.form import Kernel
-from tracegrad.kernels.fuse import MAX_BUFFERS, EntangledError, Schedule
+from tracegrad.kernels.fuse import MAX_BUFFERS, Schedule
 from tracegrad.kernels.group import Launch, group_launches, postpone
 from tracegrad.kernels.lower import external_order, lower
-from tracegrad.kernels.reads import base
+from tracegrad.kernels.reads import array_of, base
+from tracegrad.kernels.storage import Storage
 from tracegrad.kernels.tiling import Tiling, choose_tiling
-from tracegrad.passes.place import write_through_copies
 from tracegrad.prims.leaves import LEAF, LITERAL
 
 MOST_ARRAYS = 3  # of temporaries, unless they need more; a fourth takes 3 % more memory to part the last 4 % of values
@@ -41,6 +40,11 @@ class Plan:
     pack_of: dict[int, int] = field(default_factory=dict[int, int])  # serial of a temporary -> of what it is a part of
     scans: dict[int, ScanPlan] = field(default_factory=dict[int, "ScanPlan"])  # id of a cluster -> its body, planned
 
+    @property
+    def storage(self) -> Storage:
+        """What is stored."""
+        return self.schedule.storage
+
     def nested(self) -> Iterator[Plan]:
         """This plan and those of all bodies in it."""
         yield self
@@ -62,38 +66,34 @@ class Plan:
         return self.inputs.sizes | self.outputs.sizes | self.constants.sizes | self.temporaries
 
 
-def make_plan(graph: Graph, persistent: Persistent, declared: Mapping[str, TensorType] | None = None) -> Plan:
+def make_plan(storage: Storage, persistent: Persistent, declared: Mapping[str, TensorType] | None = None) -> Plan:
     """The plan of an optimized graph. `declared` are inputs that get a place even where nothing reads them."""
-    plan = plan_launches(graph, {})
+    plan = plan_launches(storage, {})
     for name, type_ in (declared or {}).items():  # first, and hyperparameters behind them: a feed writes the ones alone
         plan.inputs.add("input", name, type_)
     place_leaves(plan, persistent)
-    place_outputs(plan, plan.schedule.graph)
+    place_outputs(plan, storage.graph)
     place_temporaries(plan, set())
     place_bodies(plan, 0, plan.constants)
     return plan
 
 
-def plan_launches(graph: Graph, forms: dict[Key, tuple[Kernel, Tiling]]) -> Plan:
+def plan_launches(storage: Storage, forms: dict[Key, tuple[Kernel, Tiling]]) -> Plan:
     """Schedule, kernels and launches. Clusters of equal form are lowered once; `forms` are those known."""
-    try:
-        schedule = Schedule(graph)
-    except EntangledError:
-        schedule = Schedule(write_through_copies(graph))
+    schedule = Schedule(storage)
     externals: dict[int, list[Tensor]] = {}
     formed: dict[int, tuple[Kernel, Tiling]] = {}
     scans: dict[int, ScanPlan] = {}
     for c in schedule.clusters:
         if c.kind == "scan":
             externals[id(c)] = [base(x) for x in c.main.inputs]
-            scans[id(c)], graph = iteration(
-                c.main, [array_at(schedule, x) for x in externals[id(c)]], schedule.graph.precision
-            )
-            scans[id(c)].plan = plan_launches(graph, forms)
+            arrays = [array_at(storage, x) for x in externals[id(c)]]
+            scans[id(c)], inner = iteration(c.main, arrays, storage.graph.precision)
+            scans[id(c)].plan = plan_launches(inner, forms)
             continue
-        externals[id(c)], key = external_order(c, schedule.stored, schedule.writes, schedule.halves)
+        externals[id(c)], key = external_order(c, storage)
         if key not in forms:
-            kernel = lower(c, externals[id(c)], schedule.writes, schedule.halves)
+            kernel = lower(c, externals[id(c)], storage)
             forms[key] = kernel, choose_tiling(kernel)
         formed[id(c)] = forms[key]
     launches = postpone(schedule, group_launches(schedule, formed))
@@ -103,14 +103,14 @@ def plan_launches(graph: Graph, forms: dict[Key, tuple[Kernel, Tiling]]) -> Plan
     return Plan(schedule, launches, externals, scans=scans)
 
 
-def array_at(schedule: Schedule, t: Tensor) -> str:
+def array_at(storage: Storage, t: Tensor) -> str:
     """The array that a leaf or a stored value lies in."""
-    return array_of(t) if t.prim.family == "leaf" else schedule.array_name(t.serial)
+    return array_of(t) if t.prim.family == "leaf" else storage.array_name(t.serial)
 
 
 def place_leaves(plan: Plan, persistent: Persistent) -> None:
     """Parameters and state lie where they always do; inputs and constants one after the other."""
-    for t in plan.schedule.order:
+    for t in plan.storage.order:
         if t.prim is LITERAL:
             plan.places[t.serial] = plan.constants.add("const", str(t.serial), t.type)
         elif t.prim is LEAF:
@@ -148,10 +148,10 @@ def place_parts(plan: Plan, t: Tensor, place: Place) -> None:
 
 def place_temporaries(plan: Plan, elsewhere: set[int]) -> None:
     """Lifetimes of everything that has no place yet, by launch; a pack lives as one. `elsewhere`: serials without."""
-    s = plan.schedule
+    s, owner = plan.storage, plan.schedule.owner
     launch_of = {id(c): k for k, launch in enumerate(plan.launches) for c in launch.clusters}
     last: dict[int, int] = {}
-    for c in s.clusters:
+    for c in plan.schedule.clusters:
         for t in plan.externals[id(c)]:
             last[t.serial] = max(last.get(t.serial, 0), launch_of[id(c)])
     packs = [t for t in s.order if t.prim.family == "pack" and t.serial not in plan.places]
@@ -164,8 +164,8 @@ def place_temporaries(plan: Plan, elsewhere: set[int]) -> None:
         found.setdefault(f"temp.{storage}", []).append(lifetime)
 
     def add_value(t: Tensor, parts: Sequence[int]) -> None:
-        written = [launch_of[id(s.owner[p])] for p in parts]
-        add(t.serial, s.storage(t.serial), t.size, written, [last.get(x, 0) for x in (t.serial, *parts)])
+        written = [launch_of[id(owner[p])] for p in parts]
+        add(t.serial, s.held_as(t.serial), t.size, written, [last.get(x, 0) for x in (t.serial, *parts)])
 
     for cluster, scan in plan.scans.items():
         place_temporaries(scan.plan, scan.results)
@@ -173,12 +173,12 @@ def place_temporaries(plan: Plan, elsewhere: set[int]) -> None:
         items = [t for t in s.order if t.prim.family == "item" and t.inputs[0] is scan.scan]
         for block in scan.blocks.values():
             ends = [last.get(t.serial, 0) for t in items if t.attrs["index"] in block.items]
-            first = [] if block.starts is None else [launch_of[id(s.owner[base(block.starts).serial])]]
+            first = [] if block.starts is None else [launch_of[id(owner[base(block.starts).serial])]]
             inside |= set() if block.starts is None else {base(block.starts).serial}
             add(block.key, block.storage, block.size, [launch_of[cluster], *first], [0, *ends])
     for t in packs:
         add_value(t, s.packed(t.serial))
-    for c in s.clusters:
+    for c in plan.schedule.clusters:
         for t in c.outs:
             if t.serial not in plan.places and t.serial not in inside:
                 add_value(t, [t.serial])
@@ -223,7 +223,7 @@ def place_bodies(plan: Plan, depth: int, constants: Filling) -> None:
             if block.starts is not None:
                 first = block.place.at(scan.slot(k, 0) * block.starts.size)
                 plan.places[base(block.starts).serial] = first
-        for t in plan.schedule.order:
+        for t in plan.storage.order:
             if t.prim.family == "item" and t.inputs[0] is scan.scan:
                 plan.places[t.serial] = scan.result(t.attrs["index"])
     for scan in plan.scans.values():  # after all results, which may be what another scan runs along

@@ -12,8 +12,9 @@ from tracegrad.compiler.layout import Persistent
 from tracegrad.compiler.places import make_plan
 from tracegrad.dtypes import TensorType
 from tracegrad.ir import Graph
+from tracegrad.kernels.storage import Storage, analyse
 from tracegrad.passes.expand import expand_composites
-from tracegrad.passes.place import place_results
+from tracegrad.passes.place import place_results, settled
 from tracegrad.passes.recompute import recompute
 from tracegrad.passes.scans import Pass, everywhere
 from tracegrad.passes.simplify import simplify
@@ -42,21 +43,23 @@ def make_program(
     return program
 
 
-def optimize(graph: Graph, watch: Watch | None = None) -> Graph:
-    """All passes, in order: what is left are primitives whose results have a place."""
+def optimize(graph: Graph, watch: Watch | None = None) -> Storage:
+    """All passes, in order: what is left are primitives whose results have a place; and what of them is stored."""
     passes: tuple[Callable[[Graph], Graph], ...] = (
         of_roots(expand_composites),
         of_roots(simplify),
         of_roots(split_long),
         of_roots(simplify),
-        recompute,
         place_results,
     )
     for run in passes:
         graph = run(graph)
         if watch is not None:
             watch.graph(f"after {run.__name__}", graph)
-    return graph
+    storage = settled(recompute(analyse(graph)))
+    if watch is not None and storage.graph is not graph:
+        watch.graph("after recompute", storage.graph)
+    return storage
 
 
 def of_roots(run: Pass) -> Callable[[Graph], Graph]:

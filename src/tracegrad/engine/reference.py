@@ -17,7 +17,6 @@ from tracegrad.compiler.rounding import rounded
 from tracegrad.errors import located
 from tracegrad.evaluate import evaluate, named_by_role
 from tracegrad.ir import Graph, Tensor
-from tracegrad.kernels.stored import stored_nodes
 from tracegrad.passes.place import COMPUTING
 from tracegrad.program import Program
 from tracegrad.runtime.base import Session
@@ -133,10 +132,8 @@ def first_difference(session: Session, graph: Graph, program: Program, inputs: M
 
 def _stored(graph: Graph) -> dict[str, Tensor]:
     """Every value that the graph's program stores, by number."""
-    graph = optimize(graph)
-    order = graph.nodes
-    stored = stored_nodes(order, [t for t in graph.roots if t.prim.family != "pack"])
-    return {f"{PROBE}{k}": t for k, t in enumerate(order) if t.serial in stored and t.prim.family in COMPUTING}
+    found = [t for t in optimize(graph).members if t.prim.family in COMPUTING]
+    return {f"{PROBE}{k}": t for k, t in enumerate(found)}
 
 
 def _parts(program: Program) -> Parts:

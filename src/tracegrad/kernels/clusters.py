@@ -7,7 +7,13 @@ from dataclasses import dataclass, field
 from tracegrad.ir import Tensor
 from tracegrad.kernels.form import Limit
 from tracegrad.kernels.stored import COMPUTED
-from tracegrad.prims.leaves import LITERAL
+
+# Why two clusters do not fit together.
+OTHER_POINTS = "they compute different numbers of points"
+OTHER_ROWS = "they fold rows of different shapes"
+TWO_FOLDS = "a kernel has one product, one scatter, or folds of one shape"
+OPERANDS = "a product, a scatter or a sum of columns reads its operands at other points than it computes"
+SCAN = "a scan runs many kernels"
 
 
 @dataclass(eq=False, slots=True)
@@ -54,31 +60,22 @@ def columns_of(c: Cluster) -> object:
     return c.main.inputs[0].shape, c.main.axes
 
 
-def common_domain(a: Cluster, b: Cluster) -> tuple[str, int, int] | None:
-    """Kind, rows and length of the merged cluster; None where the two do not fit."""
+def common_domain(a: Cluster, b: Cluster) -> tuple[str, int, int] | str:
+    """Kind, rows and length of the merged cluster; where the two do not fit, the rule that says so."""
     kinds = {a.kind, b.kind}
     if kinds == {"points"}:
-        return ("points", a.rows, 1) if a.rows == b.rows else None
+        return ("points", a.rows, 1) if a.rows == b.rows else OTHER_POINTS
     if kinds == {"rows"}:
-        return ("rows", a.rows, a.length) if (a.rows, a.length) == (b.rows, b.length) else None
+        return ("rows", a.rows, a.length) if (a.rows, a.length) == (b.rows, b.length) else OTHER_ROWS
     if kinds == {"columns"} and columns_of(a) == columns_of(b):
         return "columns", a.rows, a.length
+    if "scan" in kinds:
+        return SCAN
     if "points" not in kinds:
-        return None
+        return TWO_FOLDS
     p, f = (a, b) if a.kind == "points" else (b, a)
     if f.kind == "rows":
-        return (f.kind, f.rows, f.length) if p.rows in (f.rows, f.rows * f.length) else None
-    # Products, scatters and column folds take epilogues only: their operands are read at other points.
-    return (f.kind, f.rows, f.length) if p is b and p.rows == f.rows else None
-
-
-def array_of(leaf: Tensor) -> str:
-    """The persistent, input or constant array a leaf lies in."""
-    if leaf.prim is LITERAL:
-        return f"const.{leaf.dtype.storage}"
-    role = leaf.attrs["role"]
-    if role in ("state", "inner"):
-        return str(leaf.attrs["name"])
-    if role == "frozen":
-        return f"frozen.{leaf.dtype.storage}"
-    return "params" if role == "param" else f"input.{leaf.dtype.storage}"
+        return (f.kind, f.rows, f.length) if p.rows in (f.rows, f.rows * f.length) else OTHER_POINTS
+    if p is a:
+        return OPERANDS
+    return (f.kind, f.rows, f.length) if p.rows == f.rows else OTHER_POINTS

@@ -6,115 +6,72 @@ kernel each; and the optimizer one kernel, in place.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import TypeVar
+from collections.abc import Iterator, Sequence
 
-from tracegrad.choices import computed_once
-from tracegrad.dtypes import f16
-from tracegrad.ir import Graph, Tensor, toposort
-from tracegrad.kernels.clusters import Cluster, array_of, columns_of, common_domain, own_point
-from tracegrad.kernels.halves import delivered_parts, half_nodes
-from tracegrad.kernels.reads import Reads, base, reads_of, trailing
-from tracegrad.kernels.stored import COMPUTED, DEEPEST, stored_nodes
+from tracegrad.ir import Tensor
+from tracegrad.kernels.clusters import Cluster, columns_of, common_domain, own_point
+from tracegrad.kernels.reads import array_of, base, trailing
+from tracegrad.kernels.storage import Storage, postorder
+from tracegrad.kernels.stored import COMPUTED, DEEPEST
 from tracegrad.kernels.triangles import Triangles
-
-T = TypeVar("T")
 
 RECOMPUTED = 2048  # elements of a fold that every workgroup may compute again: eight a thread
 MAX_BUFFERS = 8  # storage buffers that every WebGPU device lets a kernel touch
 
-
-class EntangledError(Exception):
-    """New states and what reads them need each other's old values: no order of in-place writes is right."""
+# Why two clusters that fit together do not become one.
+COMPARED = "the value is compared with itself, so all its readers must load the same number"
+PACKED = "the value is read as a part of an array, from memory"
+ELSEWHERE = "the value is read at other points than the reader's own"
+BETWEEN = "a third kernel runs between them"
+OVERWRITTEN = "the kernel would read elements of a state that it has overwritten"
+CROWDED = f"the kernel would touch more than {MAX_BUFFERS} arrays"
+NESTED = f"the kernel would nest more than {DEEPEST} ops"
 
 
 class Schedule:
-    """Clusters of a graph, in an order in which they can run."""
+    """Clusters of a graph, in an order in which they can run.
 
-    def __init__(self, graph: Graph) -> None:
-        """`graph` is placed: see passes.place. Raises EntangledError if its writes must go through copies."""
-        self.graph = graph
-        self.order = toposort(graph.roots)
-        self.nodes = {t.serial: t for t in self.order}
-        self.array = placed_arrays(graph)  # serial -> the named array it is computed into; all others are temporary
-        self.writes = {base(t).serial: name for name, t in graph.writes.items() if t.prim.family != "pack"}
-        self.roots = {base(t).serial for t in graph.roots if t.prim.family != "pack" and t.size}
-        parts = delivered_parts(self.order)
-        delivered = [*(self.nodes[s] for s in self.roots), *parts]
-        self.once = computed_once(self.order, delivered)
-        self.stored = stored_nodes(self.order, delivered)
-        roots = {base(t).serial for t in graph.roots}
-        self.halves = half_nodes(self.order, self.stored, roots) if graph.precision == "f16" else set[int]()
-        self.members = [t for t in self.order if t.serial in self.stored]
-        self.bit = {t.serial: 1 << k for k, t in enumerate(self.members)}
-        self.reads: dict[int, Reads] = {t.serial: reads_of(t, self.stored) for t in self.members}
+    refused: the rule that kept a stored node out of the kernel of its reader, by their serials.
+    """
+
+    def __init__(self, storage: Storage) -> None:
+        """`storage` is settled: see passes.place."""
+        self.storage, self.reads = storage, storage.reads
+        self.bit = {t.serial: 1 << k for k, t in enumerate(storage.members)}
         self.owner: dict[int, Cluster] = {}
-        self.before = self._orderings()
+        self.refused: dict[tuple[int, int], str] = {}
         self._fuse()
-        self.clusters = self._sorted()
+        found = postorder([self.owner[t.serial] for t in storage.members], self.before_cluster)
+        assert found is not None, "fusing made a cycle"
+        self.clusters = found
         self._recompute_scalars()
         self._mark_outs()
-        triangles = Triangles(self.order, {t.serial for t in graph.roots})
+        triangles = Triangles(storage.order, {t.serial for t in storage.graph.roots})
         for c in self.clusters:
             c.limits = triangles.left_out(c.main, c.outs) if c.kind == "product" else ()
-
-    def array_name(self, serial: int) -> str:
-        """The array a stored node or a pack lies in."""
-        return self.array.get(serial) or f"temp.{self.storage(serial)}"
-
-    def storage(self, serial: int) -> str:
-        """How memory holds the elements of a stored node or a pack."""
-        return f16.storage if serial in self.halves else self.nodes[serial].dtype.storage
-
-    # dependencies
-    def packed(self, serial: int) -> list[int]:
-        """The stored nodes behind a serial: itself, or the parts of a pack."""
-        if serial in self.stored:
-            return [serial]
-        return [s for x in self.nodes[serial].inputs for s in self.packed(base(x).serial)]
-
-    def parts_read(self, t: Tensor) -> list[int]:
-        """What a stored node reads as parts of packs: from memory, where they are not before their kernel has run."""
-        return [part for s in self.reads[t.serial].stored if s not in self.stored for part in self.packed(s)]
-
-    def _orderings(self) -> dict[int, list[int]]:
-        """What must run before each stored node: what it reads or waits for, and whoever reads what it overwrites."""
-        before = {
-            s: [p for r in (*reads.stored, *sorted(reads.waits)) for p in self.packed(r)]
-            for s, reads in self.reads.items()
-        }
-        for serial, name in self.writes.items():
-            before[serial] += [
-                s
-                for s, reads in self.reads.items()
-                if s != serial and any(array_of(leaf) == name for leaf, _ in reads.leaves.values())
-            ]
-        return before
 
     # merging
     def _fuse(self) -> None:
         clusters: dict[int, Cluster] = {}  # by id, in order
-        for t in self._in_order():
+        assert self.storage.sequence is not None
+        for t in self.storage.sequence:
             c = self._single(t)
             clusters[id(c)] = c
             self.owner[t.serial] = c
             for serial in sorted(self.reads[t.serial].stored, reverse=True):
-                if serial not in self.stored:
+                producer, consumer = self.owner.get(serial), self.owner[t.serial]
+                if producer is None or producer is consumer:  # a pack or an item, or in the kernel already
                     continue
-                producer, consumer = self.owner[serial], self.owner[t.serial]
-                merged = self._merge(producer, consumer) if producer is not consumer else None
-                if merged is not None:
+                merged = self._merge(producer, consumer)
+                if isinstance(merged, str):
+                    self.refused[serial, t.serial] = merged
+                else:
                     self._adopt(merged, (producer, consumer), clusters)
         self._merge_siblings(clusters)
 
-    def _in_order(self) -> list[Tensor]:
-        """Stored nodes, each after everything that must run before it."""
-        serials = _postorder([t.serial for t in self.members], lambda s: reversed(self.before[s]))
-        return [self.nodes[s] for s in serials]
-
     def _single(self, t: Tensor) -> Cluster:
         ancestors = 0
-        for s in self.before[t.serial]:
+        for s in self.storage.before[t.serial]:
             c = self.owner[s]
             ancestors |= c.ancestors | c.members
         kind, rows, length = "points", t.size, 1
@@ -127,43 +84,48 @@ class Schedule:
             kind, rows = "scan", 0  # never merged: others read its items, which lie in memory
         elif t.prim.family == "scatter":
             kind, length = "scatter", t.inputs[0].shape[t.axis]
-        return Cluster(kind, [t], rows, length, self.bit[t.serial], ancestors, depth=self.stored[t.serial])
+        return Cluster(kind, [t], rows, length, self.bit[t.serial], ancestors, depth=self.storage.stored[t.serial])
 
-    def _merge(self, a: Cluster, b: Cluster) -> Cluster | None:
-        """`a` and its reader `b` as one cluster, or None if a rule forbids it."""
+    def _merge(self, a: Cluster, b: Cluster) -> Cluster | str:
+        """`a` and its reader `b` as one cluster, or the rule that forbids it."""
         domain = common_domain(a, b)
-        if domain is None:
-            return None
-        merged = Cluster(
-            *domain[:1], sorted(a.nodes + b.nodes, key=lambda t: t.serial), *domain[1:], a.members | b.members
-        )
-        if not self._reads_own_points(a, b, merged) or self._reenters(a, b):
-            return None
-        if not self._writes_in_place(merged) or self._buffers(merged) > MAX_BUFFERS:
-            return None
+        if isinstance(domain, str):
+            return domain
+        kind, rows, length = domain
+        merged = Cluster(kind, sorted(a.nodes + b.nodes, key=lambda t: t.serial), rows, length, a.members | b.members)
+        refused = self._misread(a, b, merged)
+        if refused:
+            return refused
+        if self._reenters(a, b):
+            return BETWEEN
+        if not self._writes_in_place(merged):
+            return OVERWRITTEN
+        if self._buffers(merged) > MAX_BUFFERS:
+            return CROWDED
         merged.depth = a.depth + b.depth if a.depth + b.depth <= DEEPEST else self._depth(merged)
         if merged.depth > max(a.depth, b.depth, DEEPEST):
-            return None
+            return NESTED
         merged.ancestors = (a.ancestors | b.ancestors) & ~merged.members
         return merged
 
-    def _reads_own_points(self, a: Cluster, b: Cluster, merged: Cluster) -> bool:
+    def _misread(self, a: Cluster, b: Cluster, merged: Cluster) -> str:
+        """The rule by which `b` must load a value of `a` from memory; "" if there is none."""
         mine = {t.serial: t for t in a.nodes}
         for t in b.nodes:
-            if not self.once.isdisjoint(mine.keys() & self.reads[t.serial].stored.keys()):
-                return False
-            if not mine.keys().isdisjoint(self.parts_read(t)):
-                return False
+            if not self.storage.once.isdisjoint(mine.keys() & self.reads[t.serial].stored.keys()):
+                return COMPARED
+            if not mine.keys().isdisjoint(self.storage.parts_read(t)):
+                return PACKED
             inner = t.prim.family == "fold" or (merged.length > 1 and merged.kind == "rows" and t.size != merged.rows)
             for serial, qs in self.reads[t.serial].stored.items():
                 if serial in mine and any(not own_point(mine[serial].size, q, merged, inner) for q in qs):
-                    return False
-        return True
+                    return ELSEWHERE
+        return ""
 
     def _reenters(self, a: Cluster, b: Cluster) -> bool:
         """True if a path leaves `a` and comes back to `b` through another cluster."""
         for t in b.nodes:
-            for s in self.before[t.serial]:
+            for s in self.storage.before[t.serial]:
                 d = self.owner[s]
                 if d is not a and d is not b and d.ancestors & a.members:
                     return True
@@ -171,7 +133,7 @@ class Schedule:
 
     def _writes_in_place(self, c: Cluster) -> bool:
         """A kernel that overwrites an array may read it only at the point it writes."""
-        names = {self.writes[t.serial]: t.size for t in c.nodes if t.serial in self.writes}
+        names = {self.storage.writes[t.serial]: t.size for t in c.nodes if t.serial in self.storage.writes}
         if not names:
             return True
         for t in c.nodes:
@@ -185,10 +147,10 @@ class Schedule:
         """How many memory arrays the kernel touches; temporaries of one type share one."""
         arrays: set[str] = set()
         for t in c.nodes:
-            arrays.add(self.array_name(t.serial))
+            arrays.add(self.storage.array_name(t.serial))
         for t in c.computes:
             arrays.update(array_of(leaf) for leaf, _ in self.reads[t.serial].leaves.values())
-            arrays.update(self.array_name(s) for s in self.reads[t.serial].stored)
+            arrays.update(self.storage.array_name(s) for s in self.reads[t.serial].stored)
         return len(arrays)
 
     def _depth(self, c: Cluster) -> int:
@@ -196,7 +158,7 @@ class Schedule:
         depth: dict[int, int] = {}
         deepest = 0
         for t in c.computes:
-            own = self.stored[t.serial] + max([depth.get(s, 0) for s in self.reads[t.serial].stored], default=0)
+            own = self.storage.stored[t.serial] + max([depth.get(s, 0) for s in self.reads[t.serial].stored], default=0)
             deepest = max(deepest, own)
             depth[t.serial] = 0 if t.prim.family in COMPUTED else own
         return deepest
@@ -232,28 +194,22 @@ class Schedule:
                     if a.ancestors & b.members:
                         a, b = b, a
                     merged = self._merge(a, b)
-                    if merged is not None:
+                    if not isinstance(merged, str):
                         sources[id(merged)] = sources[id(a)] | sources[id(b)]
                         self._adopt(merged, (a, b), clusters)
 
     def _sources(self, c: Cluster) -> set[int]:
         """What it computes, or reads, that is larger than a scalar."""
-        stored = {s for t in c.nodes for s in self.reads[t.serial].stored if self.nodes[s].size > 1}
+        stored = {s for t in c.nodes for s in self.reads[t.serial].stored if self.storage.nodes[s].size > 1}
         leaves = {s for t in c.nodes for s, (leaf, _) in self.reads[t.serial].leaves.items() if leaf.size > 1}
         return stored | leaves | {t.serial for t in c.nodes}
 
     # order and outputs
-    def _sorted(self) -> list[Cluster]:
-        try:
-            return _postorder([self.owner[t.serial] for t in self.members], self.before_cluster)
-        except EntangledError:
-            raise AssertionError("fusing made a cycle") from None
-
     def before_cluster(self, c: Cluster) -> Iterator[Cluster]:
         """The clusters that must run before `c`: of those that run, after `_mark_outs`."""
         own = {t.serial for t in c.computes}
         for t in c.computes:
-            for s in self.before[t.serial]:
+            for s in self.storage.before[t.serial]:
                 if s not in own and self.owner[s].runs:
                     yield self.owner[s]
 
@@ -265,7 +221,7 @@ class Schedule:
         for c in self.clusters:
             if c.kind != "points" or c.rows == 1:
                 continue
-            wanted = {s for t in c.nodes for s in self.reads[t.serial].stored if s in self.stored}
+            wanted = {s for t in c.nodes for s in self.reads[t.serial].stored if s in self.storage.stored}
             makers = {self.owner[s].main.serial: self.owner[s] for s in wanted}
             short = [d for d in makers.values() if d.kind == "rows" and d.rows == 1 and d.length <= RECOMPUTED]
             if short:
@@ -286,56 +242,24 @@ class Schedule:
         """Nothing that the scalars are made of may change before or while the kernel runs, and none may be read from
         memory besides, as a part of a pack: there it would not be yet."""
         own = {t.serial for t in c.scalars}
-        if any(not own.isdisjoint(self.parts_read(t)) for t in c.nodes):
+        if any(not own.isdisjoint(self.storage.parts_read(t)) for t in c.nodes):
             return False
-        changed = set(self.writes.values())
+        changed = set(self.storage.writes.values())
         leaves = (array_of(leaf) for t in c.scalars for leaf, _ in self.reads[t.serial].leaves.values())
         fits = self._buffers(c) <= MAX_BUFFERS and self._depth(c) <= DEEPEST
         return fits and not any(name in changed for name in leaves)
 
     def _mark_outs(self) -> None:
         read_elsewhere: set[int] = set()
-        for t in self.order:
+        for t in self.storage.order:
             if t.prim.family == "pack":
-                read_elsewhere.update(s for x in t.inputs for s in self.packed(base(x).serial))
+                read_elsewhere.update(s for x in t.inputs for s in self.storage.packed(base(x).serial))
         for serial, reads in self.reads.items():
             for s in reads.stored:
-                reader = self.owner[serial]
-                if s in self.stored and self.owner[s] is not reader and not any(t.serial == s for t in reader.scalars):
+                maker, reader = self.owner.get(s, self.owner[serial]), self.owner[serial]
+                if maker is not reader and not any(t.serial == s for t in reader.scalars):
                     read_elsewhere.add(s)
         for c in self.clusters:
-            c.outs = [t for t in c.nodes if t.serial in self.roots or t.serial in read_elsewhere]
+            c.outs = [t for t in c.nodes if t.serial in self.storage.roots or t.serial in read_elsewhere]
             c.runs = bool(c.outs) or c.kind == "scan"
         self.clusters = [c for c in self.clusters if c.runs]
-
-
-def _postorder(roots: Sequence[T], before: Callable[[T], Iterable[T]]) -> list[T]:
-    """Each after those before it. Raises EntangledError if one is before itself."""
-    done: set[T] = set()
-    open_: set[T] = set()
-    out: list[T] = []
-    stack = [(x, False) for x in reversed(roots)]
-    while stack:
-        x, ready = stack.pop()
-        if x in done:
-            continue
-        if ready:
-            done.add(x)
-            out.append(x)
-        elif x in open_:
-            raise EntangledError
-        else:
-            open_.add(x)
-            stack.append((x, True))
-            stack.extend((y, False) for y in reversed([*before(x)]) if y not in done)
-    return out
-
-
-def placed_arrays(graph: Graph) -> dict[int, str]:
-    """Serials of the values that must be computed into a named array: results, new state, and parts of packed state."""
-    out = {base(t).serial: f"output.{t.dtype.storage}" for t in graph.results.values()}
-    for name, t in graph.writes.items():
-        out[base(t).serial] = name
-        if t.prim.family == "pack":
-            out |= {base(x).serial: name for x in t.inputs}
-    return out

@@ -12,9 +12,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from tracegrad.kernels.clusters import Cluster, array_of
+from tracegrad.kernels.clusters import Cluster
 from tracegrad.kernels.form import Kernel
 from tracegrad.kernels.fuse import MAX_BUFFERS, Schedule
+from tracegrad.kernels.reads import array_of
 from tracegrad.kernels.tiling import WORKGROUP_BYTES, Tiling, workgroup_bytes
 
 FULL = 8192  # workgroups; beyond, a kernel keeps a device busy alone
@@ -89,7 +90,7 @@ def group_launches(schedule: Schedule, formed: Mapping[int, tuple[Kernel, Tiling
         kernel, tiling = formed.get(id(c), (None, None))
         own = Launch([c], [kernel] if kernel else [], [tiling] if tiling else [], arrays_of(schedule, c))
         # What it reads must not live longer for this; `postpone` counts what lives anyway.
-        reads_much = sum([schedule.nodes[s].size for s in temporaries_of(schedule, c)]) > KEPT
+        reads_much = sum([schedule.storage.nodes[s].size for s in temporaries_of(schedule, c)]) > KEPT
         near = launches[earliest : earliest + 1 if reads_much else None]
         launch = next((x for x in near if x.takes(own)), None)
         if launch is not None:
@@ -117,14 +118,15 @@ def postpone(schedule: Schedule, launches: Sequence[Launch]) -> list[Launch]:
             waiting.setdefault(id(d), []).append(c)
         for s in temporaries_of(schedule, c):
             readers.setdefault(s, []).append(c)
-    most = POSTPONED * max((t.size for t in schedule.members if t.serial not in schedule.array), default=0)
+    storage = schedule.storage
+    most = POSTPONED * max((t.size for t in storage.members if t.serial not in storage.array), default=0)
     out = dict(enumerate(launches))
     for k in reversed(range(len(launches))):
         launch, beside = launches[k], -1
         until = min((position[id(d)] for c in launch.clusters for d in waiting.get(id(c), ())), default=len(launches))
         read = set[int]().union(*(temporaries_of(schedule, c) for c in launch.clusters))
-        ends = [(max(position[id(c)] for c in readers[s]), schedule.nodes[s].size) for s in read]
-        made = sum(t.size for c in launch.clusters for t in c.outs if t.serial not in schedule.array)
+        ends = [(max(position[id(c)] for c in readers[s]), storage.nodes[s].size) for s in read]
+        made = sum(t.size for c in launch.clusters for t in c.outs if t.serial not in storage.array)
         for j in range(k + 1, until):
             if sum(size for last, size in ends if last < j) - made > most:
                 break
@@ -141,18 +143,18 @@ def postpone(schedule: Schedule, launches: Sequence[Launch]) -> list[Launch]:
 
 def temporaries_of(schedule: Schedule, c: Cluster) -> set[int]:
     """What a cluster reads that lives no longer than until its last reader has run."""
-    stored = {part for t in c.computes for s in schedule.reads[t.serial].stored for part in schedule.packed(s)}
-    return {s for s in stored if s not in schedule.array}
+    storage = schedule.storage
+    stored = {part for t in c.computes for s in storage.reads[t.serial].stored for part in storage.packed(s)}
+    return {s for s in stored if s not in storage.array}
 
 
 def arrays_of(schedule: Schedule, c: Cluster) -> set[str]:
     """Names of the memory arrays a cluster touches, temporaries of one type being one."""
-    out: set[str] = set()
-    for t in c.outs:
-        out.add(schedule.array_name(t.serial))
+    storage = schedule.storage
+    out = {storage.array_name(t.serial) for t in c.outs}
     own = {t.serial for t in c.computes}
     for t in c.computes:
-        reads = schedule.reads[t.serial]
+        reads = storage.reads[t.serial]
         out |= {array_of(leaf) for leaf, _ in reads.leaves.values()}
-        out |= {schedule.array_name(s) for s in reads.stored if s not in own}
+        out |= {storage.array_name(s) for s in reads.stored if s not in own}
     return out

@@ -12,29 +12,28 @@ f16 (6e-8 to 65504) would do harm, and what is too small to matter:
 
 from __future__ import annotations
 
-from collections.abc import Container, Sequence
+from collections.abc import Sequence
 
 from tracegrad.dtypes import f32
 from tracegrad.ir import Tensor
-from tracegrad.kernels.reads import IN_MEMORY, base
-from tracegrad.kernels.stored import computing_readers
+from tracegrad.kernels.reads import delivered_parts
+from tracegrad.kernels.stored import Rules
 
 ROUNDED = ("map", "gather", "product")  # families
 
 
-def half_nodes(order: Sequence[Tensor], stored: Container[int], roots: set[int]) -> set[int]:
+def half_nodes(order: Sequence[Tensor], rules: Rules, roots: set[int]) -> set[int]:
     """Serials of the stored nodes that are halves. roots: serials of what is delivered."""
-    readers = computing_readers(order)
     exact = added_to({t.serial for t in delivered_parts(order)} | roots, order) | statistics(order) | of_state(order)
     return {
         t.serial
         for t in order
-        if t.serial in stored
+        if t.serial in rules.depth
         and t.prim.family in ROUNDED
         and t.dtype is f32
         and t.ndim >= 2
         and t.serial not in exact
-        and any(r.prim.family != "fold" for r in readers[t.serial])
+        and any(r.prim.family != "fold" for r in rules.readers[t.serial])
     }
 
 
@@ -66,9 +65,3 @@ def of_state(order: Sequence[Tensor]) -> set[int]:
         if state or t.prim.family == "pack" or any(x.serial in found for x in t.operands):
             found.add(t.serial)
     return found
-
-
-def delivered_parts(order: Sequence[Tensor]) -> list[Tensor]:
-    """What others take from memory of its own: parts of packs, and what scans are given."""
-    parts = [base(x) for t in order if t.prim.family in ("pack", "scan") for x in t.inputs]
-    return [x for x in parts if x.prim.family not in ("leaf", *IN_MEMORY)]

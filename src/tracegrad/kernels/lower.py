@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Container, Mapping, Sequence, Set
+from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
 from tracegrad.dtypes import DType, Shape, bool_, f16, f32
 from tracegrad.errors import ShapeError, placed
 from tracegrad.ir import Tensor
 from tracegrad.kernels.axes import Domain, merge_axes, natural_domain, split_axes
-from tracegrad.kernels.clusters import Cluster, array_of
+from tracegrad.kernels.clusters import Cluster
 from tracegrad.kernels.expr import (
     Guard,
     Index,
@@ -25,7 +25,8 @@ from tracegrad.kernels.expr import (
     walk,
 )
 from tracegrad.kernels.form import Axis, Fold, Kernel, Product, Scatter, Slot, Statement, Store, points
-from tracegrad.kernels.reads import IN_MEMORY
+from tracegrad.kernels.reads import IN_MEMORY, array_of
+from tracegrad.kernels.storage import Storage
 from tracegrad.kernels.stored import COMPUTED
 from tracegrad.prims.elementwise import COPY
 
@@ -34,10 +35,9 @@ MAX_REFINEMENTS = 8  # each splits at least one axis; real models need one or tw
 LARGEST = 2**31 - 2**16
 
 
-def external_order(
-    c: Cluster, stored: Container[int], writes: Mapping[int, str], halves: Set[int]
-) -> tuple[list[Tensor], tuple[Any, ...]]:
+def external_order(c: Cluster, storage: Storage) -> tuple[list[Tensor], tuple[Any, ...]]:
     """What the cluster reads from memory, in order of first use, and a key equal for clusters of equal form."""
+    stored, halves = storage.stored, storage.halves
     ids: dict[int, int] = {}
     externals: list[Tensor] = []
     key: list[Any] = [c.kind, c.rows, c.length, c.limits]
@@ -67,7 +67,7 @@ def external_order(
     for t in c.computes:
         number(t)
     outs = {t.serial for t in c.outs}
-    replaces = replaced_slots(c, externals, writes)
+    replaces = replaced_slots(c, externals, storage.writes)
     key.append(
         tuple([(ids[t.serial], t.serial in outs, t.serial in halves, replaces.get(t.serial)) for t in c.computes])
     )
@@ -81,14 +81,11 @@ def replaced_slots(c: Cluster, externals: Sequence[Tensor], writes: Mapping[int,
     return {t.serial: read[writes[t.serial]] for t in c.outs if writes.get(t.serial) in read}
 
 
-def lower(c: Cluster, externals: Sequence[Tensor], writes: Mapping[int, str], halves: Set[int]) -> Kernel:
-    """The kernel of a cluster. Axes are split until indices need no division, then merged where that loses nothing.
-
-    halves: serials of what lies in memory in half precision.
-    """
+def lower(c: Cluster, externals: Sequence[Tensor], storage: Storage) -> Kernel:
+    """The kernel of a cluster. Axes are split until indices need no division, then merged where that loses nothing."""
 
     def over(domain: Domain) -> Kernel:
-        return _Lowering(c, externals, writes, halves, domain).kernel()
+        return _Lowering(c, externals, storage, domain).kernel()
 
     domain = natural_domain(c)
     kernel = over(domain)
@@ -131,17 +128,10 @@ def _too_large(c: Cluster) -> ShapeError:
 class _Lowering:
     """One attempt at a kernel, over the axes of one domain."""
 
-    def __init__(
-        self,
-        c: Cluster,
-        externals: Sequence[Tensor],
-        writes: Mapping[int, str],
-        halves: Set[int],
-        domain: Domain,
-    ) -> None:
-        self.c, self.halves, self.domain, self.space = c, halves, domain, Space()
-        self.rounded = {t.serial for t in c.outs if t.serial in halves}  # for all who read them, in this kernel too
-        self.replaces = replaced_slots(c, externals, writes)
+    def __init__(self, c: Cluster, externals: Sequence[Tensor], storage: Storage, domain: Domain) -> None:
+        self.c, self.halves, self.domain, self.space = c, storage.halves, domain, Space()
+        self.rounded = {t.serial for t in c.outs if t.serial in self.halves}  # for all readers, in this kernel too
+        self.replaces = replaced_slots(c, externals, storage.writes)
         self.slot = {t.serial: k for k, t in enumerate(externals)}
         self.slots = [Slot(self.stored(t), t.size, False) for t in externals]
         self.mine = {t.serial for t in c.computes}

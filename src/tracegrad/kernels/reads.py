@@ -6,10 +6,11 @@ what it reads. q = 1 is "at its own point", q = length of a row is "at its own r
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable
+from collections.abc import Container, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from tracegrad.ir import Tensor
+from tracegrad.prims.leaves import LITERAL
 
 IN_MEMORY = ("pack", "item")  # they lie in memory without a kernel of their own: others write them, part by part
 
@@ -111,3 +112,21 @@ def trailing(fold: Tensor) -> bool:
     shape, axes = fold.inputs[0].shape, fold.axes
     folded = [d for d in range(len(shape)) if d in axes and shape[d] > 1]
     return not any(shape[d] > 1 and d not in axes for d in range(min(folded, default=0), len(shape)))
+
+
+def array_of(leaf: Tensor) -> str:
+    """The persistent, input or constant array a leaf lies in."""
+    if leaf.prim is LITERAL:
+        return f"const.{leaf.dtype.storage}"
+    role = leaf.attrs["role"]
+    if role in ("state", "inner"):
+        return str(leaf.attrs["name"])
+    if role == "frozen":
+        return f"frozen.{leaf.dtype.storage}"
+    return "params" if role == "param" else f"input.{leaf.dtype.storage}"
+
+
+def delivered_parts(order: Sequence[Tensor]) -> list[Tensor]:
+    """What others take from memory of its own: parts of packs, and what scans are given."""
+    parts = [base(x) for t in order if t.prim.family in ("pack", "scan") for x in t.inputs]
+    return [x for x in parts if x.prim.family not in ("leaf", *IN_MEMORY)]

@@ -1,15 +1,16 @@
-"""The one bit the scheduler decides a node: stored in memory, or inlined at its readers.
+"""The one bit that is decided of every value: it is stored in memory, or its readers compute it inline.
 
 Folds, products and scatters are stored, and so is what the program must deliver. An elementwise value is stored when
 recomputing it costs more than writing and loading it, when it must be computed once (`choices`), and when what it is
-computed from goes deep.
+computed from goes deep. Each decision is one rule, in words that a user reads.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Mapping, Sequence, Set
+from dataclasses import dataclass
 
-from tracegrad.choices import INLINED, computed_once
+from tracegrad.choices import INLINED
 from tracegrad.ir import Tensor
 from tracegrad.kernels.reads import repeats
 
@@ -23,31 +24,87 @@ DEEPEST = 64
 MOVED = 4
 
 COMPUTED = ("fold", "product", "scatter")
-STORED = (*COMPUTED, *INLINED, "scan")  # families of what can have memory of its own
+
+# Rules by which a value is stored.
+SUMMED = "each of its elements is computed from many"
+DELIVERED = "the program delivers it, or it is a part of an array that others read"
+ONCE = "it is compared with itself, so all its readers must load the same number"
+DEEP = f"its readers would nest more than {DEEPEST} ops"
+OPERAND = "a product reads it, once for each tile of the other operand"
+REPEATED = "a reader repeats it, and would compute it for every copy"
+SCATTERED = "a scatter reads it, once for each row of the result"
+SHARED = "to compute it in each of its readers would cost more"
+STORING = frozenset((SUMMED, DELIVERED, ONCE, DEEP, OPERAND, REPEATED, SCATTERED, SHARED))
+# Rules by which its readers compute it, or find it.
+CHEAP = "to store and load it would cost more"
+MADE = "it depends on coordinates and scalars only, so that memory would cost more"
+MOVES = "a view only changes the coordinates that its readers load from"
+BY_COST = frozenset((CHEAP, SHARED, OPERAND, REPEATED, SCATTERED))
+OF_FAMILY = {
+    **dict.fromkeys((*COMPUTED, "scan"), SUMMED),
+    "leaf": "it lies in memory before the program runs",
+    "formula": MADE,
+    "pack": "its parts are computed into their places",
+    "item": "a scan writes it",
+}
 
 
-def stored_nodes(order: Sequence[Tensor], roots: Iterable[Tensor]) -> dict[int, int]:
-    """Serials of the nodes that get memory, and how deep what each of them inlines goes; `order` is topological."""
-    roots = list(roots)
-    wanted = {t.serial for t in roots} | computed_once(order, roots)
+@dataclass(frozen=True, slots=True)
+class Rules:
+    """Of each node by serial: the rule that stores or inlines it, what an element costs, and what computes with it.
+
+    depth: of what is stored, and of nothing else: how many ops are inlined into each other there.
+    """
+
+    rule: Mapping[int, str]
+    cost: Mapping[int, int]
+    readers: Mapping[int, Sequence[Tensor]]
+    depth: Mapping[int, int]
+
+
+def rules_of(order: Sequence[Tensor], delivered: Set[int], once: Set[int]) -> Rules:
+    """The rule of every node.
+
+    order:     topological.
+    delivered: serials of what must have memory of its own.
+    once:      serials of what must be computed once.
+    """
     readers = computing_readers(order)
     made = made_from_nothing(order)
+    rules: dict[int, str] = {}
     stored: dict[int, int] = {}
     cost: dict[int, int] = {}
+    loading: dict[int, int] = {}  # cost of an element for its readers
     depth: dict[int, int] = {}
-    for t in order:
+
+    def rule_of(t: Tensor, below: int) -> str:
         family = t.prim.family
-        below = max([depth[x.serial] for x in t.operands], default=0) + (MOVED if family == "view" else 1)
-        inline = family in INLINED and t.serial not in wanted and below <= DEEPEST
+        if family not in INLINED:
+            return OF_FAMILY[family]
+        if family == "view" and repeats(t) == 1:  # its memory is its input's
+            return MOVES
+        if t.serial in delivered:
+            return DELIVERED
+        if t.serial in once:
+            return ONCE
+        if below > DEEPEST:
+            return DEEP
         if family == "view":
-            own, inline = cost[t.inputs[0].serial], inline or repeats(t) == 1  # whose memory is its input's
-        else:
-            own = t.prim.cost + sum([cost[x.serial] for x in t.inputs])
-            inline = inline and (t.serial in made or not worth_storing(t, own, readers[t.serial]))
-        if not inline and family in STORED:
-            stored[t.serial] = below
-        cost[t.serial], depth[t.serial] = (own, below) if inline else (0 if family == "formula" else LOAD, 0)
-    return stored
+            return MOVES
+        return MADE if t.serial in made else worth_storing(t, cost[t.serial], readers[t.serial]) or CHEAP
+
+    for t in order:
+        serial, family = t.serial, t.prim.family
+        below = max([depth[x.serial] for x in t.operands], default=0) + (MOVED if family == "view" else 1)
+        read = t.inputs[:1] if family == "view" else t.inputs
+        cost[serial] = sum([loading[x.serial] for x in read], 0 if family == "view" else t.prim.cost)
+        rules[serial] = rule = rule_of(t, below)
+        if rule in STORING:
+            stored[serial] = below
+        inlined = rule not in STORING and family in INLINED
+        loading[serial] = cost[serial] if inlined else 0 if family == "formula" else LOAD
+        depth[serial] = below if inlined else 0
+    return Rules(rules, cost, readers, stored)
 
 
 def made_from_nothing(order: Sequence[Tensor]) -> set[int]:
@@ -63,16 +120,16 @@ def made_from_nothing(order: Sequence[Tensor]) -> set[int]:
     return {t.serial for t in order if t.serial in made and t.size > 1}
 
 
-def worth_storing(t: Tensor, cost: int, readers: Sequence[Tensor]) -> bool:
-    """The cost rule: one store and a load per reader, against one computation per reader."""
+def worth_storing(t: Tensor, cost: int, readers: Sequence[Tensor]) -> str:
+    """The cost rule: one store and a load per reader, against one computation per reader; "" if that is cheaper."""
     if any(r.prim.family == "product" for r in readers) and cost > PRODUCT_READS:
-        return True
+        return OPERAND
     if any(_domain(r) > t.size for r in readers) and cost > WIDER_READS:
-        return True
+        return REPEATED
     if any(r.prim.family == "scatter" for r in readers) and cost > PRODUCT_READS:
-        return True
+        return SCATTERED
     n = len(readers)
-    return n > 1 and cost * (n - 1) > LOAD + LOAD * n
+    return SHARED if n > 1 and cost * (n - 1) > LOAD + LOAD * n else ""
 
 
 def _domain(reader: Tensor) -> int:

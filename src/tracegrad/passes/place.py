@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Container
 
 from tracegrad.ir import Graph, Tensor, bind, rebind, rewrite, toposort
-from tracegrad.kernels.clusters import array_of
-from tracegrad.kernels.reads import IN_MEMORY, base, reads_of
+from tracegrad.kernels.reads import IN_MEMORY, array_of, base
+from tracegrad.kernels.storage import Storage, analyse
 from tracegrad.kernels.stored import COMPUTED
 from tracegrad.prims.elementwise import COPY
 from tracegrad.prims.folds import pack
@@ -41,10 +41,12 @@ def place_results(graph: Graph) -> Graph:
 
     roots = rewrite(graph.roots, rule)
     writes = graph.with_roots(roots).writes
-    nodes = toposort(roots) if writes else []
-    stored = {t.serial for t in nodes if t.prim.family in COMPUTED}
-    read = {array_of(t) for t in nodes if t.prim.name == "leaf"}
-    written = [_written(name, t, own, stored, name in read) for name, t in writes.items()]
+    read = {array_of(t) for t in toposort(roots) if t.prim.name == "leaf"} if writes else set[str]()
+    # nothing waits for the parts of a pack before it writes the next
+    written = [
+        t if t.prim.family == "pack" and name not in read else own(bind(COPY, t) if t.prim.family == "pack" else t)
+        for name, t in writes.items()
+    ]
     states = {base(t).serial for t in written}  # a result that is a new state is read where the state lies
     kept = [t if base(t).serial in states else own(t) for t in roots[: len(roots) - len(writes)]]
     return graph.with_roots([*kept, *written])
@@ -55,29 +57,31 @@ def in_memory(t: Tensor) -> Tensor:
     return t if base(t).prim.family in (*COMPUTING, *IN_MEMORY, "leaf") else bind(COPY, t)
 
 
-def write_through_copies(graph: Graph) -> Graph:
-    """The same graph whose states are all written by a copy at the end. Nothing reads a copy, so any order is right.
+def settled(storage: Storage) -> Storage:
+    """The same, where every new state can be written in place; else with a copy at the end that writes it."""
+    misread = {name for serial, name in storage.writes.items() if _reads_elsewhere(storage, serial, name)}
+    if misread:
+        storage = analyse(_through_copies(storage.graph, misread))
+    if storage.sequence is None:
+        storage = analyse(_through_copies(storage.graph, storage.writes.values()))
+    return storage
+
+
+def _reads_elsewhere(storage: Storage, serial: int, name: str) -> bool:
+    """Is the old array read, where the new one is computed, at other points than are written, as by a flip?"""
+    size, leaves = storage.nodes[serial].size, storage.reads[serial].leaves.values()
+    return any(qs != {1} or leaf.size != size for leaf, qs in leaves if array_of(leaf) == name)
+
+
+def _through_copies(graph: Graph, names: Container[str]) -> Graph:
+    """The same graph, where copies write some states at the end. Nothing reads a copy, so any order is right.
 
     A pack between, because its parts are stored: inlined into the copy, the value would be no help.
     """
-    copied = [t if t.prim.family == "pack" else bind(COPY, pack([t])) for t in graph.writes.values()]
-    states = {base(t).serial: new for t, new in zip(graph.writes.values(), copied)}
-    given = graph.results.values()
-    results = [reshape(states[base(t).serial], t.shape) if base(t).serial in states else t for t in given]
-    return graph.with_roots([*results, *copied])
+    copied = {base(t).serial: bind(COPY, pack([t])) for name, t in graph.writes.items() if name in names}
 
+    def new(t: Tensor) -> Tensor:
+        copy = copied.get(base(t).serial)
+        return t if copy is None else reshape(copy, t.shape)
 
-def _written(name: str, t: Tensor, own: Callable[[Tensor], Tensor], stored: set[int], read: bool) -> Tensor:
-    """The new value of a persistent array; through a copy if the old value, if it is `read`, is so after it exists."""
-    if t.prim.family == "pack":
-        return own(bind(COPY, t)) if read else t  # nobody waits for the parts of a pack before writing the next
-    # A pack, because its parts are stored: inlined into the copy it would be no help.
-    if read and _reads_elsewhere(name, base(t), stored):
-        return own(bind(COPY, pack([own(t)])))
-    return own(t)
-
-
-def _reads_elsewhere(name: str, t: Tensor, stored: set[int]) -> bool:
-    """Does the kernel that computes `t` read the old array at other points than it writes, as a flip or a product?"""
-    leaves = reads_of(t, stored).leaves.values()
-    return any(qs != {1} or leaf.size != t.size for leaf, qs in leaves if array_of(leaf) == name)
+    return graph.with_roots([new(t) for t in graph.roots])

@@ -5,10 +5,8 @@ from __future__ import annotations
 from collections.abc import Container, Iterator, Sequence
 
 from tracegrad import ambient
-from tracegrad.choices import computed_once
-from tracegrad.ir import Graph, Tensor, bind, rebind, toposort
-from tracegrad.kernels.reads import base
-from tracegrad.kernels.stored import stored_nodes
+from tracegrad.ir import Tensor, bind, rebind, toposort
+from tracegrad.kernels.storage import Storage, analyse
 from tracegrad.prims.views import BARRIER
 
 FROM = 2**19  # elements; to compute fewer again saves little, and costs a launch
@@ -16,28 +14,30 @@ SMALL = 16  # a value so many times smaller may be kept for it
 POINTWISE = ("map", "view", "formula")
 
 
-def recompute(graph: Graph) -> Graph:
+def recompute(storage: Storage) -> Storage:
     """y = f(x), read by the backward pass, which reads x too  ->  there f(x) again, and y lives no longer.
 
     So of a normed input only what is before the gain and the offset is kept, and of a gelu only what goes into it. The
     forward are the nodes that the loss depends on. What is computed again waits for the gradient that it meets: else
     it would be scheduled as early as the first time.
     """
+    graph, order = storage.graph, storage.order
     loss = graph.outputs.get("loss")
-    order = toposort(graph.roots)
     if loss is None or all(t.size < FROM for t in order):
-        return graph
+        return storage
     forward = {t.serial for t in toposort([loss])}
-    stored = stored_nodes(order, [base(t) for t in graph.roots])
-    again = _chosen(order, forward, stored, {base(t).serial for t in graph.roots})
-    return graph.with_roots(_Backward(order, forward, stored, again).rebuilt(graph.roots)) if again else graph
+    again = _chosen(storage, forward)
+    if not again:
+        return storage
+    return analyse(graph.with_roots(_Backward(order, forward, storage.stored, again).rebuilt(graph.roots)))
 
 
-def _chosen(order: Sequence[Tensor], forward: set[int], stored: Container[int], roots: set[int]) -> set[int]:
+def _chosen(storage: Storage, forward: set[int]) -> set[int]:
     """Serials of what is computed again: all it is made of is small, or read by the backward pass anyway."""
+    order, stored = storage.order, storage.stored
     seen: set[int] = set()  # by any of the backward's nodes
     late = {x.serial for t in order if t.serial not in forward for x in _sources(t, stored, set(), seen)}
-    kept = roots | computed_once(order)  # what is compared with itself is one value
+    kept = storage.roots | storage.once
     chosen: set[int] = set()
     for t in order:
         large = t.serial in forward and t.prim.family == "map" and t.size >= FROM
