@@ -97,7 +97,8 @@ NEED_NUMPY = {
     "runtime.wgpu_rings",
     "runtime.draw",
 }
-NEED_NUMPY |= {"runtime.points", "runtime.tolerance", "runtime.verify", "runtime.wgpu_verify"}  # of those runtimes
+NEED_NUMPY |= {"runtime.points", "runtime.tolerance", "runtime.verify"}  # of those runtimes
+NEED_NUMPY |= {"runtime.cpu_verify", "runtime.wgpu_verify"}
 NEED_NUMPY |= {"runtime.wgpu_timing", "introspection.limits"}  # what measures devices, which no browser lets Python do
 NEED_NUMPY |= {
     "functional",

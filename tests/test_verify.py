@@ -102,7 +102,7 @@ def test_a_verdict_is_kept(compiler: Callable[[str, str], Path], monkeypatch: py
     x = np.ones((9, 5), np.float32)
     with pytest.warns(RuntimeWarning, match="numbers are wrong"):
         want = outputs(x)
-    monkeypatch.setattr("tracegrad.runtime.cpu.fault", lambda *a, **k: pytest.fail("checked again"))
+    monkeypatch.setattr("tracegrad.runtime.cpu_verify.Contents.lacking", lambda *a, **k: pytest.fail("checked again"))
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         got = outputs(x)
@@ -113,7 +113,7 @@ def test_a_verdict_is_kept(compiler: Callable[[str, str], Path], monkeypatch: py
 @pytest.mark.parametrize("name", BUDGET)
 def test_right_kernels_of_models_pass(name: str, c_session: CpuSession, tmp_path: Path,
                                       monkeypatch: pytest.MonkeyPatch) -> None:  # fmt: skip
-    monkeypatch.setattr("tracegrad.runtime.cpu.Verdicts", lambda state: Forgetful())
+    monkeypatch.setattr("tracegrad.runtime.cpu_verify.Verdicts", lambda state: Forgetful())
     program = BUDGET[name][0].build().program
     handle = c_session.load(program)
     c_session._ready(handle)  # pyright: ignore[reportPrivateUsage]
@@ -124,7 +124,7 @@ def test_right_kernels_of_models_pass(name: str, c_session: CpuSession, tmp_path
 @pytest.mark.filterwarnings("error::RuntimeWarning")
 @pytest.mark.parametrize("case", ALL_CASES, ids=lambda c: c.name)
 def test_right_kernels_of_every_op_pass(case: Case, c_session: CpuSession, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tracegrad.runtime.cpu.Verdicts", lambda state: Forgetful())
+    monkeypatch.setattr("tracegrad.runtime.cpu_verify.Verdicts", lambda state: Forgetful())
     program = make_program(graph_of(case), NOTHING, {}, {})
     handle = c_session.load(program)
     c_session._ready(handle)  # pyright: ignore[reportPrivateUsage]
@@ -165,7 +165,7 @@ def test_an_adapter_that_computes_wrongly_is_refused(
 
 def test_a_forward_is_checked_when_it_first_runs(webgpu: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.setattr("tracegrad.runtime.wgpu_verify.fault", lambda *a: "element 0 is 1, not 2")
+    monkeypatch.setattr("tracegrad.runtime.wgpu_verify.faults", lambda placed, run: dict.fromkeys(placed, "not 2"))
     f = tg.compile_forward(model=Net(), forward=forward, inputs={"x": (9, 5)}, device="webgpu")
     with f, pytest.raises(tg.CompileError, match=r"(?s)computes wrongly.*test_verify.py:\d+"):
         _ = f.run(x=np.ones((9, 5), np.float32)).output
@@ -183,7 +183,7 @@ def test_right_kernels_pass_on_a_gpu(webgpu: None, tmp_path: Path, monkeypatch: 
 
 
 class Forgetful:
-    """No verdict is known."""
+    """No verdict is known before."""
 
     def __init__(self) -> None:
         self.found: dict[str, str] = {}
@@ -192,4 +192,4 @@ class Forgetful:
         return self.found.get(key)
 
     def add(self, found: dict[str, str]) -> None:
-        self.found |= found
+        self.found |= {key: "wrong" if how else "right" for key, how in found.items()}

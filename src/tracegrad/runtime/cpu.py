@@ -9,7 +9,6 @@ from __future__ import annotations
 import ctypes
 import math
 import time
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
@@ -26,12 +25,11 @@ from tracegrad.render.c import MARGIN, library_source
 from tracegrad.render.c_calls import BETWEEN
 from tracegrad.render.c_engine import ENGINE
 from tracegrad.runtime.base import DeviceInfo, Timings, nothing
-from tracegrad.runtime.c_compiler import VARIABLE, Compiler
+from tracegrad.runtime.c_compiler import Compiler
 from tracegrad.runtime.calls import Calls, processors
 from tracegrad.runtime.children import Children
+from tracegrad.runtime.cpu_verify import computes_wrongly
 from tracegrad.runtime.storage import check_memory, lying, taken
-from tracegrad.runtime.verdicts import RIGHT, WRONG, Verdicts, key_of
-from tracegrad.runtime.verify import Memory, Trial, enabled, fault, layout_of
 
 Array = Any
 
@@ -125,7 +123,7 @@ class CpuSession:
             raise DeviceError("this session was closed while its kernels were compiled")
         libraries = [x for x in found if x is not None]
         calls = Calls(libraries[0], libraries[1:]) if found and None not in found else None
-        if calls is not None and enabled() and self._is_wrong(program, libraries):
+        if calls is not None and self._is_wrong(program, libraries):
             calls = None  # all of it: a value computed twice must have the same bits, and NumPy rounds otherwise
         for d in program.unrolled():
             memory = tuple([loaded.memory[names[k]] for k in d.buffers])
@@ -149,29 +147,16 @@ class CpuSession:
         calls.add(bind(view, self._scratch_view, memory, offsets, calls.call, calls.product))
 
     def _is_wrong(self, program: Program, libraries: Sequence[ctypes.CDLL]) -> bool:
-        """Does a kernel compute wrongly in C? A warning says so, where that was not known before."""
+        """Does a kernel of the program compute wrongly in C?"""
         assert self._compiler is not None
-        verdicts = Verdicts(("cpu", *self._compiler.state, ENGINE))
-        keys = [key_of(k.c, k.calls) for k in program.kernels]
-        memory = Memory(_with_margins)
-        found: dict[str, str] = {}
-        for key, kernel in zip(keys, program.kernels):
-            if verdicts.known(key) is None and key not in found:
-                found[key] = fault(kernel, layout_of(kernel), partial(self._tried, libraries, memory), ties=True)
-        verdicts.add({key: WRONG if text else RIGHT for key, text in found.items()})
-        wrong = [(k.label, found[key]) for key, k in zip(keys, program.kernels) if found.get(key)]
-        if wrong:
-            warn_wrong(self._compiler.path, wrong)
-        return any(verdicts.known(key) == WRONG for key in keys)
 
-    def _tried(self, libraries: Sequence[ctypes.CDLL], memory: Memory, trial: Trial) -> list[Array]:
-        """What a kernel in C leaves where a trial looks."""
-        arrays = memory.arrays(trial)
-        calls = Calls(libraries[0], libraries[1:])
-        self._add(calls, trial.kernel, arrays, trial.layout.offsets)
-        _, whole = calls.runs()
-        whole()
-        return [arrays[c.binding][c.at] for c in trial.checks]
+        def launch(kernel: KernelSource, memory: Sequence[Array], offsets: Sequence[int]) -> None:
+            calls = Calls(libraries[0], libraries[1:])
+            self._add(calls, kernel, memory, offsets)
+            _, whole = calls.runs()
+            whole()
+
+        return computes_wrongly(program.kernels, self._compiler, _with_margins, launch)
 
     def _array(self, b: Buffer) -> Array:
         """A flat array. Behind it lies a zero, which NumPy's padding reads; around both, a margin that C may read."""
@@ -287,19 +272,6 @@ class CpuSession:
 def _with_margins(size: int, dtype: Any) -> Array:
     """So many elements and a zero behind them, between margins."""
     return np.zeros(MARGIN + size + 1 + MARGIN, dtype)[MARGIN:-MARGIN]
-
-
-def warn_wrong(compiler: str, found: Sequence[tuple[str, str]]) -> None:
-    """Say which kernels a compiler miscompiled, and how the first shows."""
-    label, how = found[0]
-    more = f" and {len(found) - 1} others" if len(found) > 1 else ""
-    warnings.warn(
-        f"kernel {label!r}{more}, compiled by {compiler}: the numbers are wrong, so the program runs as NumPy, which "
-        f"is slower. Of {label!r}, {how}. Another compiler ({VARIABLE}=clang) may do better; `tracegrad doctor` "
-        "checks many kernels",
-        RuntimeWarning,
-        stacklevel=2,
-    )
 
 
 def _in_turn(runs: Sequence[Callable[[], None]]) -> None:

@@ -27,16 +27,12 @@ OF_EACH_SIDE = 3
 
 
 class Written(NamedTuple):
-    """What one store writes at the points: `values` to elements `at` of a slot, where `counts`.
-
-    scale: the largest sum of magnitudes that was added up on the way. What cancels leaves roundings of that size.
-    """
+    """What one store writes at the points: `values` to elements `at` of a slot, where `counts`."""
 
     slot: int
     at: Array
     values: Array
     counts: Array
-    scale: float
 
 
 def chosen(kernel: Kernel, rng: Any) -> Array:
@@ -70,6 +66,8 @@ def _sides(kernel: Kernel, candidates: Array) -> Array:
                 static.add(v)
             if v.op == "map" and v.dtype.name == "bool":
                 tests.append(v)
+    if not tests:
+        return np.zeros(len(candidates), np.int64)
     at = Points(kernel, _unread, candidates, np.float64)
     number = np.zeros((len(candidates), 1), np.int64)
     for test in dict.fromkeys(tests):
@@ -102,8 +100,14 @@ class Points:
         self.row = inner.reshape(1, -1)
         self.known: dict[Value, Array] = {}
         self.locals: dict[str, Array] = {}
+        self.folded: list[Array] = []
         self.counts = np.ones((len(outer), 1), bool)
-        self.scale = 0.0
+
+    def scale(self) -> float:
+        """The largest sum of magnitudes that was added up so far. What cancels leaves roundings of that size."""
+        sums = [np.abs(x).sum(axis=1) for x in self.folded]
+        found = [x for x in (*self.known.values(), *sums) if x.dtype.kind == "f"]
+        return max([float(np.abs(x[np.isfinite(x)]).max(initial=0.0)) for x in found], default=0.0)
 
     def written(self) -> Iterator[Written]:
         """What every store writes."""
@@ -117,14 +121,14 @@ class Points:
         at, values = np.asarray(self.index(s.index)), self.value(s.value)
         shape = (len(self.outer), self.row.size if s.inner else 1)
         at, values, counts = (np.broadcast_to(x, shape) for x in (at, values, self.counts))
-        return Written(s.slot, at, values, counts, self.scale)
+        return Written(s.slot, at, values, counts)
 
     def fold(self, f: Fold) -> Array:
         """The row's values as one; of a product, those that its limits and parts count."""
         values = np.broadcast_to(self.value(f.value), (len(self.outer), self.row.size))
         if f.product is not None:
             values = np.where(self.counted(f.product), values, values.dtype.type(0))
-        self.notice(np.abs(values).sum(axis=1) if values.dtype.kind == "f" else values)
+        self.folded.append(values)
         combine = getattr(np, str(PRIMITIVES[f.prim.combine].array))
         with np.errstate(all="ignore"):
             return combine.reduce(values, axis=1, keepdims=True).astype(values.dtype)
@@ -178,14 +182,7 @@ class Points:
             return cast("Array", np.where(held, x, x.dtype.type(0)))
         name, attrs = v.arg
         function = function_of(PRIMITIVES[name], len(v.args), dict(attrs), np)
-        value = self.as_computed(function(*[self.known[a] for a in v.args]))
-        self.notice(value)
-        return value
-
-    def notice(self, x: Array) -> None:
-        """A value on the way."""
-        if x.dtype.kind == "f":
-            self.scale = max(self.scale, float(np.abs(x[np.isfinite(x)]).max(initial=0.0)))
+        return self.as_computed(function(*[self.known[a] for a in v.args]))
 
     def as_computed(self, x: Array) -> Array:
         """Floats in the kind of this evaluation."""

@@ -9,12 +9,12 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from tracegrad.runtime.cache import cache_folder, is_own
 
-VERSION = "1"  # of what is checked, and how
+VERSION = "2"  # of what is checked, and how
 RIGHT, WRONG = "right", "wrong"
 DIGITS = 40
 
@@ -40,12 +40,13 @@ class Verdicts:
         """RIGHT, WRONG, or None for a kernel that was not checked yet."""
         return self._known.get(key)
 
-    def add(self, found: dict[str, str]) -> None:
-        """Keep what was found. Lines are appended in one write, so processes do not mix theirs."""
-        self._known |= found
+    def add(self, found: Mapping[str, str]) -> None:
+        """Keep what kernels compute wrongly. Lines are appended in one write, so processes do not mix theirs."""
+        verdicts = {key: WRONG if how else RIGHT for key, how in found.items()}
+        self._known |= verdicts
         if self._path is None or not found:
             return
-        text = "".join(f"{key} {verdict}\n" for key, verdict in found.items()).encode()
+        text = "".join(f"{key} {verdict}\n" for key, verdict in verdicts.items()).encode()
         with contextlib.suppress(OSError):
             file = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
             try:

@@ -1,31 +1,34 @@
-"""A kernel checked on memory of its own, before any of its numbers are handed out.
+"""Kernels checked on memory of their own, before any of their numbers are handed out.
 
-Every value that it reads repeats a short pattern, so the value of an element follows from its index. Around these
-values, and where the kernel is to write, lies a poison. The kernel runs once. Some of the elements that it wrote are
-compared with its form, computed in f32 and f64 by `points`. A load from a wrong place, a wrong side of a choice and a
-wrong operand all show.
+Every array repeats a pattern, so the value of an element follows from its index. A kernel runs once. Some of the
+elements that it wrote are compared with its form, computed in f64 by `points`. A load from a wrong place, a wrong side
+of a choice, a wrong operand and an element that was not written all show. A device runs trials one after the other on
+the same arrays, and fills only what does not hold its pattern any more.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import cache
+from typing import Any, NamedTuple, cast
 
 from tracegrad.arrays import np
 from tracegrad.dtypes import STORED, DType, f16
 from tracegrad.kernels.expr import Dynamic, atoms_of, indices_of, walk
 from tracegrad.kernels.form import Kernel, Slot
 from tracegrad.program import KernelSource
-from tracegrad.runtime.points import Points, Written, chosen, left_out
+from tracegrad.runtime.points import Points, Read, Written, chosen, left_out
 from tracegrad.runtime.tolerance import EPS, wrong
 
 Array = Any
+Kind = tuple[str, int]  # of a pattern: a dtype's name, and what integers are below, or 0
+Name = tuple[int, str]  # of an array: its binding and the dtype of its elements
 
 PERIOD = 4093  # of a pattern: prime, so that neighbours along any axis differ
-GAP = 64  # elements of poison around every value
-POISON = {"f32": float("nan"), "f16": float("nan"), "i32": 0x5BADBAD5}
-STRIDE = 617  # from one binding's first element to the next one's
+STRIDE = 617  # how much further each binding's pattern begins
+GAP = 64  # elements around a value that hold its pattern, too: a load beyond it gives no zero
+POISON = {"f32": float("nan"), "f16": float("nan"), "i32": 0x5BADBAD5}  # where the kernel is to write
 STEPS = 8  # floats to a unit where ties are wanted
 INDICES = 7  # integers are below this where nothing is indexed by them
 CANCELLED = 16.0  # roundings of the largest value on the way
@@ -48,74 +51,74 @@ class Layout(NamedTuple):
     offsets: tuple[int, ...]  # of each slot, forms one after the other
 
 
-def layout_of(kernel: KernelSource) -> Layout:
-    """A place for every slot; what replaces a value has its place."""
-    ends = [GAP] * len(kernel.bindings)
-    offsets: list[int] = []
+def layout_of(kernel: KernelSource, given: Sequence[int] = ()) -> Layout:
+    """A place for every slot; what replaces a value has its place.
+
+    given: the offsets of a dispatch. They serve, unless a value that is written or of another type overlaps others.
+    """
+    places: list[int] = []  # of each slot: the one whose memory it has
     for form in kernel.forms:
-        first = len(offsets)
-        for slot in form.slots:
-            if slot.replaces >= 0:
-                offsets.append(offsets[first + slot.replaces])
-                continue
-            binding = kernel.binding_of[len(offsets)]
-            offsets.append(ends[binding])
-            ends[binding] += -(-slot.size // GAP) * GAP + GAP
-    return Layout(_sizes(kernel, ends), tuple(offsets))
+        places += [len(places) + (k if s.replaces < 0 else s.replaces) for k, s in enumerate(form.slots)]
+    slots = [s for form in kernel.forms for s in form.slots]
+    own = [(kernel.binding_of[k], k, s) for k, s in enumerate(slots) if places[k] == k]
+    offsets, ends = list(given), [b.size for b in kernel.bindings]
+    if not given or not _apart(own, given):
+        offsets, after = [0] * len(slots), [0] * len(ends)
+        for binding, k, slot in own:
+            offsets[k] = after[binding] + GAP
+            after[binding] = offsets[k] + -(-slot.size // GAP) * GAP
+    for binding, k, slot in own:
+        ends[binding] = max(ends[binding], offsets[k] + slot.size)
+    return Layout(tuple(ends), tuple(offsets[k] for k in places))
 
 
-def layout_at(kernel: KernelSource, offsets: Sequence[int]) -> Layout:
-    """The places of a dispatch; others where what it writes overlaps something there, or types differ."""
-    own = [(k, s) for k, s in enumerate(s for form in kernel.forms for s in form.slots) if s.replaces < 0]
-    ends = [0] * len(kernel.bindings)
-    last: list[Slot | None] = [None] * len(kernel.bindings)
-    for k, slot in sorted(own, key=lambda x: offsets[x[0]]):
-        binding = kernel.binding_of[k]
-        before = last[binding]
-        if (
-            before is not None
-            and offsets[k] < ends[binding]
-            and (slot.written or before.written or slot.dtype is not before.dtype)
-        ):
-            return layout_of(kernel)
-        if offsets[k] + slot.size > ends[binding]:
-            ends[binding], last[binding] = offsets[k] + slot.size, slot
-    return Layout(_sizes(kernel, ends), tuple(offsets))
-
-
-def _sizes(kernel: KernelSource, ends: Sequence[int]) -> tuple[int, ...]:
-    return tuple(max(end, b.size) for end, b in zip(ends, kernel.bindings))
+def _apart(own: Sequence[tuple[int, int, Slot]], offsets: Sequence[int]) -> bool:
+    """Does nothing overlap a value that is written, or one of another type?"""
+    ends: dict[int, tuple[int, Slot]] = {}  # of each binding, and the slot that ends there
+    for binding, k, slot in sorted(own, key=lambda x: offsets[x[1]]):
+        end, last = ends.get(binding, (0, slot))
+        if offsets[k] < end and (slot.written or last.written or slot.dtype is not last.dtype):
+            return False
+        if offsets[k] + slot.size > end:
+            ends[binding] = (offsets[k] + slot.size, slot)
+    return True
 
 
 class Patterns:
-    """What arrays repeat, as it is stored: one draw for each type, from another place on for each binding."""
+    """What arrays repeat: PERIOD numbers of each kind, the same for all kernels of a try."""
 
     def __init__(self, seed: int, ties: bool) -> None:
-        self.rng, self.ties = np.random.default_rng(seed), ties
-        self._drawn: dict[tuple[str, int], Array] = {}
+        self.seed, self.ties = seed, ties
+        self._drawn: dict[Kind, Array] = {}
 
-    def of(self, kernel: KernelSource, dtype: DType, binding: int, offset: int) -> Array:
-        """One period of a value, by where it lies: values that overlap agree."""
-        below = 0 if dtype.is_float else 2 if dtype.name == "bool" else max(map(_indexed, kernel.forms))
-        key = (dtype.name, below)
-        if key not in self._drawn:
-            drawn = self.integers(below, dtype.name == "i32") if below else self.floats()
-            self._drawn[key] = np.concatenate([drawn, drawn]).astype(dtype.numpy if dtype.is_float else np.int32)
-        begin = (binding * STRIDE + offset) % PERIOD
-        return self._drawn[key][begin : begin + PERIOD]
+    def of(self, kind: Kind) -> Array:
+        """One period, as it is stored."""
+        if kind not in self._drawn:
+            dtype, below = kind
+            rng = np.random.default_rng(self.seed)
+            drawn = self.integers(rng, below, dtype == "i32") if below else self.floats(rng)
+            self._drawn[kind] = drawn.astype(STORED[dtype if dtype in STORED else "i32"].numpy)
+        return self._drawn[kind]
 
-    def floats(self) -> Array:
+    def floats(self, rng: Any) -> Array:
         """Of both signs, mostly positive: roots and logarithms are to mean something."""
-        magnitude = self.rng.uniform(0.05, 2.0, PERIOD)
-        values = np.where(self.rng.random(PERIOD) < 0.3, -magnitude, magnitude)
-        return np.round(values * STEPS) / STEPS if self.ties else values
+        magnitude = rng.uniform(0.05, 2.0, PERIOD)
+        values = cast("Array", np.where(rng.random(PERIOD) < 0.3, -magnitude, magnitude))
+        return cast("Array", np.round(values * STEPS) / STEPS) if self.ties else values
 
-    def integers(self, below: int, signed: bool) -> Array:
+    def integers(self, rng: Any, below: int, signed: bool) -> Array:
         """Indices, some of them beyond both ends, where they are clamped."""
-        values = self.rng.integers(0, below, PERIOD)
+        values = rng.integers(0, below, PERIOD)
         if signed:
-            values[self.rng.integers(0, PERIOD, PERIOD // 50)] *= -1
+            values[rng.integers(0, PERIOD, PERIOD // 50)] *= -1
         return values
+
+    def read(self, slot: Slot, kind: Kind, at: Array) -> Array:
+        """What a kernel finds in a slot, where its array repeats its pattern from `at` on."""
+        x = self.of(kind)[at % PERIOD]
+        if slot.dtype.name == "bool":
+            return x != 0
+        return x.view(np.uint32) if slot.dtype.name == "u32" else x.astype(np.float32) if slot.dtype is f16 else x
 
 
 def _indexed(form: Kernel) -> int:
@@ -125,23 +128,36 @@ def _indexed(form: Kernel) -> int:
     return max(found, default=INDICES)
 
 
-class Fill(NamedTuple):
-    """A value that the kernel reads: `values`, again and again, from an offset in a binding's array on."""
+def _kind(dtype: DType, below: int) -> Kind:
+    """Of the pattern of values of a type."""
+    return dtype.name, 0 if dtype.numpy.startswith("float") else 2 if dtype.name == "bool" else below
 
-    binding: int
-    offset: int
-    size: int
-    values: Array
+
+class Fill(NamedTuple):
+    """Elements of an array that must hold the pattern of a kind."""
+
+    array: Name
+    begin: int
+    end: int
+    kind: Kind
+
+
+class Put(NamedTuple):
+    """Single elements of an array, and what they hold instead."""
+
+    array: Name
+    at: Array
+    value: float | int
 
 
 class Check(NamedTuple):
-    """Elements of a binding's array that one store writes, and what must be there."""
+    """Elements of an array that one store writes, and what must be there."""
 
-    binding: int
+    array: Name
     slot: Slot
     at: Array
-    single: Written
-    double: Written
+    exact: Written  # in f64
+    again: Callable[[], tuple[Array, float]]  # the values in f32, and the scale of those in f64
     half: bool  # does the kernel round to f16?
 
     def difference(self, got: Array) -> str:
@@ -153,111 +169,149 @@ class Check(NamedTuple):
             got = got.view(np.uint32)
         elif self.slot.dtype is f16:
             got = got.astype(np.float32)
-        exact, allowed = self.double.values, CANCELLED * EPS * self.double.scale
-        if self.half:  # roundings to f16 may go either way
-            allowed = allowed + HALF * (np.abs(exact) + self.double.scale * EPS)
-            limit = np.abs(exact) < np.finfo(np.float16).max
-            exact = np.where(limit, exact, np.inf)
-        bad = wrong(got, self.single.values, exact, allowed) & self.single.counts
+        if not self._bad(got, self.exact.values, 0.0).any():  # which is stricter, and saves what is below
+            return ""
+        bad = self._bad(got, *self.again())
         if not bad.any():
             return ""
         at = tuple(np.argwhere(bad)[0])
-        where, want = self.single.at[at], self.double.values[at]
+        where, want = self.exact.at[at], self.exact.values[at]
         return f"element {where} is {got[at]}, not {want}; {bad.sum()} of {bad.size} are wrong"
+
+    def _bad(self, got: Array, single: Array, scale: float) -> Array:
+        """Which elements rounding cannot explain."""
+        exact, allowed = self.exact.values, CANCELLED * EPS * scale
+        if self.half:  # roundings to f16 may go either way
+            allowed = allowed + HALF * (np.abs(exact) + scale * EPS)
+            exact = np.where(np.abs(exact) < np.finfo(np.float16).max, exact, np.inf)
+        return wrong(got, single, exact, allowed) & self.exact.counts
 
 
 class Trial(NamedTuple):
-    """A run of a kernel on memory of its own: what is put there before, and what must be found there afterwards."""
+    """A run of a kernel on memory of its own: what must be there before, and what must be found there afterwards."""
 
     kernel: KernelSource
     layout: Layout
+    drawn: Patterns
     fills: list[Fill]
-    zeros: list[tuple[int, Array]]  # elements of bindings that are 0 all the same
+    puts: list[Put]  # behind the fills
     checks: list[Check]
+
+    def arrays(self) -> list[Name]:
+        """The array at each binding."""
+        return [(k, b.dtype) for k, b in enumerate(self.kernel.bindings)]
 
 
 def trial_of(kernel: KernelSource, layout: Layout, drawn: Patterns) -> Trial:
     """A trial with these numbers."""
-    out = Trial(kernel, layout, [], [], [])
-    first = 0
+    around, within = list[Fill](), list[Fill]()  # of other types, some may lie around others
+    out = Trial(kernel, layout, drawn, [], [], [])
+    first, arrays = 0, out.arrays()
+    below = max(map(_indexed, kernel.forms))
     for form in kernel.forms:
-        bindings = kernel.binding_of[first : first + len(form.slots)]
-        offsets = out.layout.offsets[first : first + len(form.slots)]
-        patterns = [drawn.of(kernel, s.dtype, b, o) for s, b, o in zip(form.slots, bindings, offsets)]
-        for slot, binding, offset, values in zip(form.slots, bindings, offsets, patterns):
-            if not slot.written:
-                out.fills.append(Fill(binding, offset, slot.size, values))
+        slots = range(first, first + len(form.slots))
+        names, offsets = [arrays[kernel.binding_of[k]] for k in slots], [layout.offsets[k] for k in slots]
+        kinds = [_kind(s.dtype, below) for s in form.slots]
+        for s, name, offset, kind in zip(form.slots, names, offsets, kinds):
+            if not s.written:
+                end = offset + s.size
+                around.append(Fill(name, max(0, offset - GAP), min(end + GAP, layout.sizes[name[0]]), kind))
+                within.append(Fill(name, offset, end, kind))
         for slot, elements in left_out(form.product, form.inner) if form.product else ():
-            out.zeros.append((bindings[slot], offsets[slot] + elements))
+            out.puts.append(Put(names[slot], offsets[slot] + elements, 0))
+        read = _reader(form.slots, kinds, [o + n * STRIDE for o, (n, _) in zip(offsets, names)], drawn)
         half = any(s.dtype is f16 for s in form.slots)
-        for single, double in _expected(form, patterns, drawn.rng):
-            k = single.slot
-            out.checks.append(Check(bindings[k], form.slots[k], offsets[k] + single.at, single, double, half))
+        for exact, again in _expected(form, read, drawn.seed):
+            k = exact.slot
+            at = offsets[k] + exact.at
+            out.checks.append(Check(names[k], form.slots[k], at, exact, again, half))
+            if form.slots[k].replaces < 0:
+                out.puts.append(Put(names[k], at, POISON[names[k][1]]))
         first += len(form.slots)
+    out.fills.extend([*around, *within])
     return out
 
 
-def fault(kernel: KernelSource, layout: Layout, run: Callable[[Trial], Sequence[Array]], *, ties: bool = False) -> str:
-    """What a kernel computes wrongly, in words; empty where it is right.
+def _reader(slots: Sequence[Slot], kinds: Sequence[Kind], begins: Sequence[int], drawn: Patterns) -> Read:
+    def read(slot: int, at: Array) -> Array:
+        return drawn.read(slots[slot], kinds[slot], at + begins[slot])
 
-    run:  runs a trial, and gives the elements that each of its checks asks for.
+    return read
+
+
+def _expected(form: Kernel, read: Read, seed: int) -> Iterator[tuple[Written, Callable[[], tuple[Array, float]]]]:
+    """What the form writes at some points, in f64; and in f32, with the scale, for who asks."""
+    outer = chosen(form, np.random.default_rng(seed))
+
+    @cache
+    def others() -> tuple[list[Written], float]:
+        double = Points(form, read, outer, np.float64)
+        _ = list(double.written())
+        return list(Points(form, read, outer, np.float32).written()), double.scale()
+
+    def again(k: int) -> tuple[Array, float]:
+        single, scale = others()
+        return single[k].values, scale
+
+    for k, exact in enumerate(Points(form, read, outer, np.float64).written()):
+        yield exact, lambda k=k: again(k)
+
+
+Run = Callable[[Sequence[tuple[str, Trial]]], Iterable[Sequence[Array]]]
+
+
+def faults(kernels: Mapping[str, tuple[KernelSource, Layout]], run: Run, *, ties: bool = False) -> dict[str, str]:
+    """What each kernel computes wrongly, in words; empty for those that are right.
+
+    run:  runs trials, each by its kernel's key, and gives the elements that each of their checks asks for.
     ties: draw few different floats, so that many comparisons are of equal ones. A device whose division is not
           exact would decide some of these otherwise.
     """
-    found = ""
+    found = dict.fromkeys(kernels, "unknown")
     for seed in SEEDS:
-        trial = trial_of(kernel, layout, Patterns(seed, ties))
-        found = next(filter(None, (c.difference(x) for c, x in zip(trial.checks, run(trial)))), "")
-        if not found:
-            break
+        drawn = Patterns(seed, ties)
+        trials = [(key, trial_of(*kernels[key], drawn)) for key, how in found.items() if how]
+        for (key, trial), got in zip(trials, run(trials) if trials else ()):
+            found[key] = next(filter(None, (c.difference(x) for c, x in zip(trial.checks, got))), "")
     return found
 
 
-class Memory:
-    """Arrays that one trial after the other uses. They come from `allocate`, by size and NumPy type."""
+class Contents:
+    """What is known of arrays while trials run on them, one after the other: nothing is filled twice."""
 
-    def __init__(self, allocate: Callable[[int, Any], Array]) -> None:
-        self._allocate = allocate
-        self._arrays: dict[tuple[int, str], Array] = {}
+    def __init__(self) -> None:
+        self._known: dict[Name, list[tuple[int, int, Kind]]] = {}
 
-    def arrays(self, trial: Trial) -> list[Array]:
-        """One for each binding, ready for the run."""
-        bindings = trial.kernel.bindings
-        out = [self._take(k, n, b.dtype) for k, (n, b) in enumerate(zip(trial.layout.sizes, bindings))]
-        for c in trial.checks:
-            out[c.binding][c.at] = POISON[bindings[c.binding].dtype]
-        for f in trial.fills:
-            x, end = out[f.binding], f.offset + f.size
-            x[max(0, f.offset - GAP) : f.offset] = x[end : end + GAP] = POISON[bindings[f.binding].dtype]
-        for f in trial.fills:
-            repeat(out[f.binding][f.offset : f.offset + f.size], f.values)
-        for binding, elements in trial.zeros:
-            out[binding][elements] = 0
-        return out
+    def lacking(self, trial: Trial) -> Iterator[Fill]:
+        """What must be filled before a trial. Whatever the trial writes is unknown from then on."""
+        for wanted in trial.fills:
+            array, at, end, kind = wanted
+            for b, e, _ in sorted(x for x in self._known.get(array, ()) if x[2] == kind):
+                at = max(at, e) if b <= at else at
+            if at < end:
+                self._forget(array, wanted.begin, end)
+                self._known[array].append((wanted.begin, end, kind))
+                yield Fill(array, at, end, kind)
+        for array, at, _ in trial.puts:
+            self._forget(array, int(at.min(initial=0)), int(at.max(initial=0)) + 1)
+        first = 0
+        for form in trial.kernel.forms:
+            for k, s in enumerate(form.slots, first):
+                if s.written:
+                    begin = trial.layout.offsets[k]
+                    self._forget(trial.arrays()[trial.kernel.binding_of[k]], begin, begin + s.size)
+            first += len(form.slots)
 
-    def _take(self, number: int, size: int, dtype: str) -> Array:
-        found = self._arrays.get((number, dtype))
-        if found is None or found.size < size:
-            found = self._arrays[number, dtype] = self._allocate(size, STORED[dtype].numpy)
-        return found[:size]
-
-
-def repeat(target: Array, values: Array) -> None:
-    """Fill `target` with `values`, again and again."""
-    whole = target.size // PERIOD * PERIOD
-    target[:whole].reshape(-1, PERIOD)[...] = values
-    target[whole:] = values[: target.size - whole]
+    def _forget(self, array: Name, begin: int, end: int) -> None:
+        parts = [p for b, e, kind in self._known.get(array, ())
+                 for p in ((b, min(e, begin), kind), (max(b, end), e, kind)) if p[0] < p[1]]  # fmt: skip
+        self._known[array] = parts
 
 
-def _expected(form: Kernel, patterns: Sequence[Array], rng: Any) -> Iterator[tuple[Written, Written]]:
-    """What the form writes at some points, in f32 and in f64."""
-
-    def read(slot: int, at: Array) -> Array:
-        x = patterns[slot][at % PERIOD]
-        dtype = form.slots[slot].dtype
-        if dtype.name == "bool":
-            return x != 0
-        return x.view(np.uint32) if dtype.name == "u32" else x.astype(np.float32) if dtype is f16 else x
-
-    outer = chosen(form, rng)
-    yield from zip(*(Points(form, read, outer, kind).written() for kind in (np.float32, np.float64)))
+def sizes_of(layouts: Mapping[str, tuple[KernelSource, Layout]]) -> dict[Name, int]:
+    """The largest array at each binding, by type: one serves all trials."""
+    out: dict[Name, int] = {}
+    for kernel, layout in layouts.values():
+        for k, (size, b) in enumerate(zip(layout.sizes, kernel.bindings)):
+            out[k, b.dtype] = max(out.get((k, b.dtype), 1), size)
+    return out

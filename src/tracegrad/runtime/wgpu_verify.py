@@ -1,28 +1,39 @@
-"""Kernels checked on a WebGPU device: `verify` with programs that fill memory, run a kernel, and pick elements.
+"""Kernels checked on a WebGPU device: `verify` with one program that fills memory, runs all kernels and picks elements.
 
-What is filled and picked stays on the device: a pattern and some indices go there, and some elements come back. A
-trial uses a dispatch's own offsets, so its pipeline is the one that the program runs.
+What is filled and picked stays on the device: patterns and some indices go there, and some elements come back. A trial
+uses a dispatch's own offsets, so its pipeline is the one that the program runs.
 """
 
 from __future__ import annotations
 
 import warnings
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any, Protocol
 
 from tracegrad.arrays import np
 from tracegrad.errors import CompileError, DeviceError, DeviceLostError
 from tracegrad.program import Binding, Buffer, Dispatch, Field, KernelSource, Needs, Program
-from tracegrad.runtime.verdicts import RIGHT, WRONG, Verdicts, key_of
-from tracegrad.runtime.verify import GAP, PERIOD, POISON, Trial, enabled, fault, layout_at
+from tracegrad.runtime.verdicts import RIGHT, Verdicts, key_of
+from tracegrad.runtime.verify import (
+    PERIOD,
+    STRIDE,
+    Contents,
+    Kind,
+    Layout,
+    Name,
+    Trial,
+    enabled,
+    faults,
+    layout_of,
+    sizes_of,
+)
 
 Array = Any
+Placed = Mapping[str, tuple[KernelSource, Layout]]
 
 THREADS = 64
 ROW = 32768  # workgroups in x
-INPUTS = (("table.f32", "f32"), ("table.i32", "i32"), ("picks", "i32"), ("counts", "i32"))
-FOUND = (("found.f32", "f32"), ("found.i32", "i32"))
-TABLE, PICKS, COUNTS, OUT, OWN = 0, 2, 3, 4, 6  # buffers: of f32, and behind it of i32; then the kernel's own
 NOWHERE = (0, 0)  # the grid of a launch that is there so that offsets are not constants in a kernel's text
 
 
@@ -39,202 +50,183 @@ def refuse_wrong(program: Program, runner: Runner, verdicts: Verdicts) -> None:
     """Check the kernels that have no verdict yet. CompileError, with the kernel's number, for one that is wrong."""
     if not enabled():
         return
-    keys = [key_of(k.wgsl, repr(k.bindings)) for k in program.kernels]
-    found: dict[str, str] = {}
-    checked = [
-        k for k, kernel in enumerate(program.kernels) if _is_checked(kernel) and verdicts.known(keys[k]) != RIGHT
-    ]
-    sizes = _sizes(program, checked)
-    held: list[int] = []
+    numbers = {key_of(k.wgsl, repr(k.bindings)): n for n, k in enumerate(program.kernels) if k.forms}
+    firsts = {d.kernel: d for d in reversed(program.dispatches)}
+    unknown = {key: firsts[n] for key, n in numbers.items() if verdicts.known(key) != RIGHT}
+    kernels = {key: program.kernels[d.kernel] for key, d in unknown.items()}
+    placed = {key: (k, layout_of(k, unknown[key].offsets)) for key, k in kernels.items()}
+    found = _checked(placed, {key: _Launch(program, d) for key, d in unknown.items()}, runner)
+    verdicts.add(found)
+    for key, how in found.items():
+        if how:
+            error = CompileError(
+                f"kernel {kernels[key].label!r} computes wrongly on this device: {how}. Another version of the driver, "
+                'another adapter or device="cpu" may do better; `tracegrad doctor` checks many kernels'
+            )
+            error.kernel = numbers[key]
+            raise error
+
+
+class _Launch:
+    """How a program launches a kernel: its grid, and whether always with the same offsets."""
+
+    def __init__(self, program: Program, d: Dispatch) -> None:
+        self.grid = d.grid
+        self.single = len({x.offsets for x in program.unrolled() if x.kernel == d.kernel}) == 1
+
+
+def _checked(placed: Placed, launches: Mapping[str, _Launch], runner: Runner) -> dict[str, str]:
+    """What each kernel computes wrongly. Those that memory does not suffice for together are checked in halves."""
+    if not placed:
+        return {}
     try:
-        for k in checked:
-            if keys[k] in found:
-                continue
-            kernel, d = program.kernels[k], next(d for d in program.dispatches if d.kernel == k)
-            single = len({x.offsets for x in program.unrolled() if x.kernel == k}) == 1
+        return faults(placed, partial(_run, runner, sizes_of(placed), launches))
+    except DeviceLostError:
+        raise
+    except DeviceError as e:  # too little memory beside the program's own
+        if len(placed) == 1:
+            ((kernel, _),) = placed.values()
+            warnings.warn(f"kernel {kernel.label!r} could not be checked: {e}", RuntimeWarning, stacklevel=2)
+            return {}
+        parts = [list(placed.items())[k::2] for k in range(2)]
+        return {key: how for part in parts for key, how in _checked(dict(part), launches, runner).items()}
 
-            def run(trial: Trial, d: Dispatch = d, single: bool = single) -> list[Array]:
-                probe = _Probe(trial, d.grid, single, sizes)
-                held.append(runner.load(probe.program()))  # until all are done: helpers and memory are shared
-                return probe.picked(runner.collect(runner.submit(held[-1], probe.inputs())))
 
-            try:
-                how = fault(kernel, layout_at(kernel, d.offsets), run)
-            except DeviceLostError:
-                raise
-            except DeviceError as e:  # too little memory for it beside the program's own
-                warnings.warn(f"kernel {kernel.label!r} could not be checked: {e}", RuntimeWarning, stacklevel=2)
-                continue
-            found[keys[k]] = WRONG if how else RIGHT
-            if how:
-                error = CompileError(
-                    f"kernel {kernel.label!r} computes wrongly on this device: {how}. Another version of the driver, "
-                    'another adapter or device="cpu" may do better; `tracegrad doctor` checks many kernels'
-                )
-                error.kernel = k
-                raise error
+def _run(
+    runner: Runner, sizes: Mapping[Name, int], launches: Mapping[str, _Launch], trials: Sequence[tuple[str, Trial]]
+) -> list[list[Array]]:
+    """What the device leaves where each trial looks."""
+    bench = _Bench(sizes)
+    for key, trial in trials:
+        bench.add(trial, launches[key])
+    handle = runner.load(bench.program())
+    try:
+        return bench.picked(runner.collect(runner.submit(handle, bench.inputs())))
     finally:
-        verdicts.add(found)
-        for handle in held:
-            runner.unload(handle)
+        runner.unload(handle)
 
 
-def _is_checked(kernel: KernelSource) -> bool:
-    """Only what this process compiled, and not half precision."""
-    return bool(kernel.forms) and all(b.dtype != "f16" for b in kernel.bindings)
+class _Bench:
+    """The program of some trials, one behind the other on the same arrays."""
 
-
-def _sizes(program: Program, checked: Sequence[int]) -> dict[tuple[int, str], int]:
-    """The largest array at each binding, by type: one serves all trials."""
-    out: dict[tuple[int, str], int] = {}
-    for k in checked:
-        kernel, d = program.kernels[k], next(d for d in program.dispatches if d.kernel == k)
-        for number, (size, b) in enumerate(zip(layout_at(kernel, d.offsets).sizes, kernel.bindings)):
-            out[number, b.dtype] = max(out.get((number, b.dtype), 1), size)
-    return out
-
-
-class _Probe:
-    """The program of one trial."""
-
-    def __init__(self, trial: Trial, grid: tuple[int, int], single: bool, sizes: Mapping[tuple[int, str], int]) -> None:
-        self.trial, self.grid, self.single, self.sizes = trial, grid, single, sizes
-        self.kernels: list[KernelSource] = []
-        self.numbers: dict[str, int] = {}
+    def __init__(self, sizes: Mapping[Name, int]) -> None:
+        self.contents, self.sizes = Contents(), sizes
+        self.arrays = {name: len(FIXED) + k for k, name in enumerate(sizes)}
+        self.kernels: dict[KernelSource, int] = {}
         self.dispatches: list[Dispatch] = []
-        self.tables: dict[str, list[Array]] = {"f32": [], "i32": []}
+        self.tables: dict[str, dict[Kind | float, tuple[int, Array]]] = {"table.f32": {}, "table.i32": {}}
         self.picks: list[Array] = []
-        self.counts: list[int] = []
-        self.found: dict[str, int] = {"f32": 0, "i32": 0}
-        self.places: list[tuple[str, int, int]] = []  # of each check, in what is found
-        self._write()
+        self.found = {"found.f32": 0, "found.i32": 0}
+        self.places: list[list[tuple[str, int, int]]] = []  # of each trial's checks, in what is found
+        self.memory = self.bindings = 4
 
-    def _write(self) -> None:
-        trial = self.trial
-        for c in trial.checks:
-            if c.slot.replaces < 0:
-                self._zero(c.binding, c.at)
-        for f in trial.fills:
-            begin, end = max(0, f.offset - GAP), min(trial.layout.sizes[f.binding], f.offset + f.size + GAP)
-            self._fill(f.binding, begin, end - begin, np.full(PERIOD, POISON[trial.kernel.bindings[f.binding].dtype]))
-        for f in trial.fills:
-            self._fill(f.binding, f.offset, f.size, f.values)
-        for binding, elements in trial.zeros:
-            self._zero(binding, elements)
-        own = trial.kernel
-        kernel = KernelSource.spelled(
-            {"wgsl": lambda: own.wgsl, "serial_wgsl": str, "numpy": str, "c": str, "calls": str},
-            label=own.label,
-            bindings=own.bindings,
-            slots=own.slots,
-            workgroup_memory=own.workgroup_memory,
-            serial_grid=NOWHERE,
-            forms=(),
-            binding_of=(),
-        )
-        number = self._number("kernel", kernel)
-        buffers = tuple(OWN + k for k in range(len(own.bindings)))
-        self.dispatches.append(Dispatch(number, buffers, trial.layout.offsets, self.grid))
-        if not self.single:
+    def add(self, trial: Trial, launch: _Launch) -> None:
+        """Prepare memory, run the kernel, and pick."""
+        for f in self.contents.lacking(trial):
+            table, x = self._entry(f.array, f.kind, trial.drawn.of(f.kind))
+            self._help("fill", f.array, (x, f.begin, f.end - f.begin, f.array[0] * STRIDE), (table,))
+        for array, at, value in trial.puts:
+            table, x = self._entry(array, value, np.full(1, value))
+            self._help("put", array, (x, self._picked(at), at.size, 0), (table, "picks"))
+        kernel = trial.kernel
+        number = self.kernels.setdefault(_alone(kernel), len(self.kernels))
+        buffers = tuple(self.arrays[name] for name in trial.arrays())
+        self.dispatches.append(Dispatch(number, buffers, trial.layout.offsets, launch.grid))
+        if not launch.single:
             self.dispatches.append(Dispatch(number, buffers, tuple(x + 4 for x in trial.layout.offsets), NOWHERE))
+        self.memory, self.bindings = max(self.memory, kernel.workgroup_memory), max(self.bindings, len(buffers))
+        self.places.append([])
         for c in trial.checks:
-            kind = "i32" if own.bindings[c.binding].dtype == "i32" else "f32"
-            at, size, begin = self._picked(c.at), c.at.size, self.found[kind]
-            self.places.append((kind, begin, size))
-            self.found[kind] += size
-            to = OUT + (kind == "i32")
-            self._launch("pick", c.binding, size, (at, begin), (PICKS, OWN + c.binding, COUNTS, to))
+            found = f"found.{_plain(c.array[1])}"
+            self.places[-1].append((found, self.found[found], self.found[found] + c.at.size))
+            self._help("pick", c.array, (self.found[found], self._picked(c.at), c.at.size, 0), (found, "picks"))
+            self.found[found] += c.at.size
 
-    def _fill(self, binding: int, offset: int, size: int, values: Array) -> None:
-        kind = "f32" if values.dtype.kind == "f" else "i32"
-        begin = PERIOD * len(self.tables[kind])
-        self.tables[kind].append(values.astype(np.float32 if kind == "f32" else np.int32))
-        table = TABLE + (kind == "i32")
-        self._launch("fill", binding, size, (begin, offset), (table, OWN + binding, COUNTS))
-
-    def _zero(self, binding: int, elements: Array) -> None:
-        self._launch("zero", binding, elements.size, (self._picked(elements), 0), (PICKS, OWN + binding, COUNTS))
+    def _entry(self, array: Name, key: Kind | float, values: Array) -> tuple[str, int]:
+        """A table of values for this array, and where they begin in it."""
+        name = f"table.{_plain(array[1])}"
+        entries = self.tables[name]
+        if key not in entries:
+            entries[key] = sum(x.size for _, x in entries.values()), values
+        return name, entries[key][0]
 
     def _picked(self, elements: Array) -> int:
         """Where these indices begin among all."""
         self.picks.append(elements.reshape(-1).astype(np.int32))
         return sum(x.size for x in self.picks[:-1])
 
-    def _launch(self, what: str, binding: int, size: int, at: tuple[int, int], buffers: tuple[int, ...]) -> None:
-        dtype = self.trial.kernel.bindings[binding].dtype
-        number = self._number(f"{what} {dtype}", helper(what, dtype))
-        groups = -(-size // THREADS)
-        offsets = (*at, len(self.counts))
-        self.counts.append(size)
-        if not any(d.kernel == number for d in self.dispatches):
-            self.dispatches.append(Dispatch(number, buffers, (0, 0, len(self.counts)), NOWHERE))
-        self.dispatches.append(Dispatch(number, buffers, offsets, (min(groups, ROW), -(-groups // ROW))))
-
-    def _number(self, name: str, kernel: KernelSource) -> int:
-        if name not in self.numbers:
-            self.numbers[name] = len(self.kernels)
-            self.kernels.append(kernel)
-        return self.numbers[name]
+    def _help(self, what: str, array: Name, offsets: tuple[int, ...], others: Sequence[str]) -> None:
+        """Launch one of the helpers on an array."""
+        number = self.kernels.setdefault(helper(what, array[1]), len(self.kernels))
+        first, *more = [FIXED.index(name) for name in others]
+        groups = -(-offsets[2] // THREADS)
+        grid = (min(groups, ROW), -(-groups // ROW))
+        self.dispatches.append(Dispatch(number, (first, self.arrays[array], *more), offsets, grid))
 
     def inputs(self) -> dict[str, Array]:
         """What the host gives."""
-        tables = {f"table.{kind}": np.concatenate([*found, np.zeros(1)]) for kind, found in self.tables.items()}
-        return {
-            "table.f32": tables["table.f32"].astype(np.float32),
-            "table.i32": tables["table.i32"].astype(np.int32),
-            "picks": np.concatenate([*self.picks, np.zeros(1, np.int32)]),
-            "counts": np.asarray([*self.counts, 0], np.int32),
-        }
+        tables = {name: [x for _, x in entries.values()] for name, entries in self.tables.items()}
+        kinds = zip(FIXED, (np.float32, np.int32, np.int32), (*tables.values(), self.picks))
+        return {name: np.concatenate([*parts, np.zeros(1)]).astype(kind) for name, kind, parts in kinds}
 
-    def picked(self, outputs: Mapping[str, Array]) -> list[Array]:
-        """The elements of each check."""
-        return [outputs[f"found.{kind}"][begin : begin + size] for kind, begin, size in self.places]
+    def picked(self, outputs: Mapping[str, Array]) -> list[list[Array]]:
+        """The elements of each check of each trial."""
+        return [[outputs[found][begin:end] for found, begin, end in trial] for trial in self.places]
 
     def program(self) -> Program:
         """All of it."""
-        inputs = self.inputs()
-        found = {f"found.{kind}": size + 1 for kind, size in self.found.items()}
-        bindings = self.trial.kernel.bindings
-        buffers = [
-            *(Buffer(name, dtype, inputs[name].size, "input") for name, dtype in INPUTS),
-            *(Buffer(name, dtype, found[name], "output") for name, dtype in FOUND),
-            *(
-                Buffer(f"verify.{k}.{b.dtype}", b.dtype, self.sizes[k, b.dtype], "state")
-                for k, b in enumerate(bindings)
-            ),
-        ]
+        sizes = {n: x.size for n, x in self.inputs().items()} | {n: size + 1 for n, size in self.found.items()}
+        fields = [Field(n, k, 0, n[-3:] if n != "picks" else "i32", (sizes[n],)) for k, n in enumerate(FIXED)]
+        buffers = [Buffer(f.name, f.dtype, f.size, "input" if k < 3 else "output") for k, f in enumerate(fields)]
+        buffers += [Buffer(f"verify.{k}.{dtype}", dtype, size, "state") for (k, dtype), size in self.sizes.items()]
         largest = max(buffers, key=lambda b: b.bytes)
-        memory = self.trial.kernel.workgroup_memory
         return Program(
             kernels=tuple(self.kernels),
             buffers=tuple(buffers),
             dispatches=tuple(self.dispatches),
-            inputs=tuple(Field(n, k, 0, t, (inputs[n].size,)) for k, (n, t) in enumerate(INPUTS)),
-            outputs=tuple(Field(n, OUT + k, 0, t, (found[n],)) for k, (n, t) in enumerate(FOUND)),
+            inputs=tuple(fields[:3]),
+            outputs=tuple(fields[3:]),
             params=(),
             states=(),
-            needs=Needs(max(4, len(bindings)), largest.bytes, largest.bytes, memory, largest.name),
+            needs=Needs(self.bindings, largest.bytes, largest.bytes, self.memory, largest.name),
         )
 
 
-TEXTS: Mapping[str, str] = {
-    "fill": "if (i < counts[at[0].z]) {{ b1[at[0].y + i] = {own}(b0[at[0].x + i % {period}]); }}",
-    "zero": "if (i < counts[at[0].z]) {{ b1[b0[at[0].x + i]] = {own}(0); }}",
-    "pick": "if (i < counts[at[0].z]) {{ b3[at[0].y + i] = {plain}(b1[b0[at[0].x + i]]); }}",
+FIXED = ("table.f32", "table.i32", "picks", "found.f32", "found.i32")  # the first buffers
+
+
+def _plain(dtype: str) -> str:
+    """What the host gives and takes for a dtype."""
+    return "i32" if dtype == "i32" else "f32"
+
+
+def _alone(kernel: KernelSource) -> KernelSource:
+    """The same without what would have it checked again."""
+    return KernelSource.spelled(
+        {"wgsl": lambda: kernel.wgsl, "serial_wgsl": str, "numpy": str, "c": str, "calls": str},
+        label=kernel.label,
+        bindings=kernel.bindings,
+        slots=kernel.slots,
+        workgroup_memory=kernel.workgroup_memory,
+        serial_grid=NOWHERE,
+        forms=(),
+        binding_of=(),
+    )
+
+
+TEXTS: Mapping[str, str] = {  # at[0]: two places, how many elements, and how far the pattern is shifted
+    "fill": "b1[at[0].y + i] = {own}(b0[at[0].x + (at[0].y + i + at[0].w) % {period}]);",
+    "put": "b1[b2[at[0].y + i]] = {own}(b0[at[0].x]);",
+    "pick": "b0[at[0].x + i] = {plain}(b1[b2[at[0].y + i]]);",
 }
 
 
 def helper(what: str, dtype: str) -> KernelSource:
-    """A kernel that fills, zeroes or picks elements of an array."""
-    plain = "i32" if dtype == "i32" else "f32"
-    first, written = (plain, True) if what == "fill" else ("i32", what == "zero")
-    bindings = [Binding(first, False), Binding(dtype, written), Binding("i32", False)]
-    if what == "pick":
-        bindings.append(Binding(plain, True))
-    names = ("b0", "b1", "counts", "b3")
+    """A kernel that fills an array with a pattern, puts a number at some of its elements, or picks some."""
+    bindings = [Binding(_plain(dtype), what == "pick"), Binding(dtype, what != "pick"), Binding("i32", False)]
     declared = [
-        f"@group(0) @binding({k}) var<storage, {'read_write' if b.written else 'read'}> {n}: array<{b.dtype}>;"
-        for k, (n, b) in enumerate(zip(names, bindings))
+        f"@group(0) @binding({k}) var<storage, {'read_write' if b.written else 'read'}> b{k}: array<{b.dtype}>;"
+        for k, b in enumerate(bindings[: 2 if what == "fill" else 3])
     ]
     lines = [
         *(["enable f16;"] if dtype == "f16" else []),
@@ -243,7 +235,7 @@ def helper(what: str, dtype: str) -> KernelSource:
         f"@compute @workgroup_size({THREADS})",
         "fn main(@builtin(workgroup_id) wid: vec3u, @builtin(local_invocation_index) lid: u32) {",
         f"  let i = i32(wid.x + wid.y * {ROW}u) * {THREADS} + i32(lid);",
-        "  " + TEXTS[what].format(own=dtype, plain=plain, period=PERIOD),
+        f"  if (i < at[0].z) {{ {TEXTS[what].format(own=dtype, plain=_plain(dtype), period=PERIOD)} }}",
         "}",
     ]
-    return KernelSource(what, tuple(bindings), 3, 0, "\n".join(lines), "", own=True)
+    return KernelSource(what, tuple(bindings[: len(declared)]), 4, 0, "\n".join(lines), "", own=True)

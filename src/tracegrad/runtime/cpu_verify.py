@@ -1,0 +1,75 @@
+"""Kernels in C checked on arrays of this process: `verify` with NumPy filling memory and picking elements."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+from tracegrad.arrays import np
+from tracegrad.dtypes import STORED
+from tracegrad.program import KernelSource
+from tracegrad.render.c_engine import ENGINE
+from tracegrad.runtime.c_compiler import VARIABLE, Compiler
+from tracegrad.runtime.verdicts import WRONG, Verdicts, key_of
+from tracegrad.runtime.verify import PERIOD, STRIDE, Contents, Name, Trial, enabled, faults, layout_of, sizes_of
+
+Array = Any
+
+
+def computes_wrongly(
+    kernels: Sequence[KernelSource],
+    compiler: Compiler,
+    allocate: Callable[[int, Any], Array],
+    launch: Callable[[KernelSource, Sequence[Array], Sequence[int]], None],
+) -> bool:
+    """Does a kernel compute wrongly in C? A warning says so, where that was not known before.
+
+    allocate: an array of zeros, by size and NumPy type.
+    launch:   runs a kernel on arrays, with its offsets.
+    """
+    if not enabled():
+        return False
+    verdicts = Verdicts(("cpu", *compiler.state, ENGINE))
+    keyed = {key_of(k.c, k.calls): k for k in kernels}
+    placed = {key: (k, layout_of(k)) for key, k in keyed.items() if verdicts.known(key) is None}
+    arrays = {(k, dtype): allocate(size, STORED[dtype].numpy) for (k, dtype), size in sizes_of(placed).items()}
+
+    def run(trials: Sequence[tuple[str, Trial]]) -> Iterator[list[Array]]:
+        contents = Contents()
+        for _, trial in trials:
+            _prepare(trial, contents, arrays)
+            launch(trial.kernel, [arrays[name] for name in trial.arrays()], trial.layout.offsets)
+            yield [arrays[c.array][c.at] for c in trial.checks]
+
+    found = faults(placed, run, ties=True)
+    verdicts.add(found)
+    wrong = [(keyed[key].label, how) for key, how in found.items() if how]
+    if wrong:
+        warn_wrong(compiler.path, wrong)
+    return any(verdicts.known(key) == WRONG for key in keyed)
+
+
+def _prepare(trial: Trial, contents: Contents, arrays: Mapping[Name, Array]) -> None:
+    """Put into the arrays what a trial finds there."""
+    for f in contents.lacking(trial):
+        values = np.roll(trial.drawn.of(f.kind), -(f.begin + f.array[0] * STRIDE))
+        target = arrays[f.array][f.begin : f.end]
+        whole = target.size // PERIOD * PERIOD
+        target[:whole].reshape(-1, PERIOD)[...] = values
+        target[whole:] = values[: target.size - whole]
+    for array, at, value in trial.puts:
+        arrays[array][at] = value
+
+
+def warn_wrong(compiler: str, found: Sequence[tuple[str, str]]) -> None:
+    """Say which kernels a compiler miscompiled, and how the first shows."""
+    label, how = found[0]
+    more = f" and {len(found) - 1} others" if len(found) > 1 else ""
+    warnings.warn(
+        f"kernel {label!r}{more}, compiled by {compiler}: the numbers are wrong, so the program runs as NumPy, which "
+        f"is slower. Of {label!r}, {how}. Another compiler ({VARIABLE}=clang) may do better; `tracegrad doctor` "
+        "checks many kernels",
+        RuntimeWarning,
+        stacklevel=2,
+    )
