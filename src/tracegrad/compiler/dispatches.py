@@ -1,25 +1,31 @@
 """What each dispatch of a Program does and costs, and the user's lines it came from.
 
 A Program is the same wherever it was compiled, so it knows no lines. Planning is deterministic: the plan made again
-from the graph has the launches of the Program, in its order.
+from the graph has the launches of the Program, in its order. Passes hand the site of a node on to what they make of it;
+a copy of the graph in which every node has a site object of its own therefore tells what each node became.
 """
 
 from __future__ import annotations
 
 import contextlib
+from bisect import bisect_right
 from collections import Counter
-from collections.abc import Generator, Iterable
+from collections.abc import Generator, Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from itertools import accumulate
 
-from tracegrad.compiler.places import plan_launches
+from tracegrad.compiler.layout import Persistent
+from tracegrad.compiler.places import Plan, make_plan
 from tracegrad.compiler.plan import optimize
 from tracegrad.errors import CompileError, Site
 from tracegrad.ir import Graph, Tensor
 from tracegrad.kernels.clusters import Cluster
 from tracegrad.kernels.costs import Cost, cost_of
 from tracegrad.kernels.form import Kernel
+from tracegrad.kernels.group import Launch
 from tracegrad.program import Program
 
+NOWHERE = Site("", 0)  # of nodes that no line made
 SHOWN = 4  # lines of a kernel, in an error
 COUNTED = "bytes and FLOP: what must be done at least, every element of memory and every value counted once"
 
@@ -48,10 +54,62 @@ class DispatchInfo:
         return ", ".join(dict.fromkeys(site.short for site in self.sites))
 
 
+@dataclass(frozen=True, slots=True)
+class Planned:
+    """The plan of a program, made again from its graph.
+
+    launches: behind each dispatch, with the plan that it belongs to.
+    starts:   number of the first dispatch of each launch of the plan; a scan has many.
+    numbers:  id of a cluster of the plan -> numbers of its dispatches.
+    origins:  id of a site -> the node of the graph that has it.
+    """
+
+    plan: Plan
+    launches: tuple[tuple[Plan, Launch], ...]
+    starts: tuple[int, ...]
+    numbers: Mapping[int, range]
+    origins: Mapping[int, Tensor]
+
+    @staticmethod
+    def of(graph: Graph, program: Program) -> Planned:
+        """Of the program that `graph` was compiled to."""
+        marked, origins = _marked(graph)
+        plan = make_plan(optimize(marked), Persistent.of(program), {f.name: f.type for f in program.inputs})
+        launches = tuple(plan.dispatched())
+        assert len(launches) == len(program.dispatches), "planning the graph again gave another program"
+        many = [len([*plan.scans[id(x.clusters[0])].plan.dispatched()]) if not x.kernels else 1 for x in plan.launches]
+        starts = tuple(accumulate(many, initial=0))
+        numbers = {id(c): range(at, at + n) for x, at, n in zip(plan.launches, starts, many) for c in x.clusters}
+        return Planned(plan, launches, starts, numbers, origins)
+
+    def origin(self, t: Tensor) -> Tensor | None:
+        """The node of the graph that a node of the plan comes from; None in the body of a scan."""
+        return self.origins.get(id(t.site))
+
+    def label(self, c: Cluster) -> str:
+        """What a cluster computes, by the names of its ops."""
+        launch = self.plan.launches[bisect_right(self.starts, self.numbers[id(c)][0]) - 1]
+        return next((k.label for d, k in zip(launch.clusters, launch.kernels) if d is c), "scan")
+
+    def computed(self, c: Cluster) -> list[Tensor]:
+        """All that a cluster computes, what was inlined into it included."""
+        return computed_by(c, self.plan.externals[id(c)])
+
+
+def _marked(graph: Graph) -> tuple[Graph, dict[int, Tensor]]:
+    """The same graph with a site of its own for each node; and id of the site -> the node."""
+    new: dict[int, Tensor] = {}
+    origins: dict[int, Tensor] = {}
+    for t in graph.nodes:
+        site = Site(*(t.site or NOWHERE))
+        new[t.serial] = Tensor(t.prim, tuple([new[x.serial] for x in t.inputs]), t.attrs, t.type, site)
+        origins[id(site)] = t
+    return graph.with_roots([new[t.serial] for t in graph.roots]), origins
+
+
 def dispatches_of(graph: Graph, program: Program) -> tuple[DispatchInfo, ...]:
     """The dispatches of the program that `graph` was compiled to, in order."""
-    launches = list(plan_launches(optimize(graph), {}).dispatched())
-    assert len(launches) == len(program.dispatches), "planning the graph again gave another program"
+    launches = Planned.of(graph, program).launches
     times = Counter(run_order(program))
     costs: dict[int, Cost] = {}  # clusters of equal form share a kernel
     out: list[DispatchInfo] = []
@@ -89,13 +147,18 @@ def run_order(program: Program) -> list[int]:
 
 def sites_of(c: Cluster, externals: Iterable[Tensor]) -> set[Site]:
     """The lines of everything a cluster computes, what was inlined into it included."""
+    return {t.site for t in computed_by(c, externals) if t.site is not None and t.site != NOWHERE}
+
+
+def computed_by(c: Cluster, externals: Iterable[Tensor]) -> list[Tensor]:
+    """All that a cluster computes, what was inlined into it included."""
     seen = {t.serial for t in externals}
-    found: set[Site | None] = set()
+    found: list[Tensor] = []
     stack = list(c.computes)
     while stack:
         t = stack.pop()
         if t.serial not in seen:
             seen.add(t.serial)
-            found.add(t.site)
+            found.append(t)
             stack.extend(t.inputs)
-    return {site for site in found if site is not None}
+    return found

@@ -10,7 +10,7 @@ from operator import itemgetter
 from typing import Any
 
 from tracegrad.dtypes import STORED, TensorType
-from tracegrad.program import Buffer, Move
+from tracegrad.program import Buffer, Move, Program
 
 CHUNK = 128 * 1024 * 1024  # bytes: the largest array every WebGPU device binds
 ALIGN = 32  # elements: temporaries begin on a cache line
@@ -40,6 +40,13 @@ class Persistent:
     buffers: tuple[Buffer, ...]
     params: tuple[tuple[str, Place, Mapping[str, Any]], ...]  # name, place, spec: in declaration order
     types: Mapping[str, TensorType]
+
+    @staticmethod
+    def of(program: Program) -> Persistent:
+        """The arrays that a program shares with others of its session."""
+        buffers = tuple(b for b in program.buffers if b.role in ("param", "grad", "state"))
+        params = tuple((f.name, Place(program.buffers[f.buffer].name, f.offset), f.spec) for f in program.params)
+        return Persistent(buffers, params, {f.name: f.type for f in program.params})
 
     def place(self, name: str) -> Place:
         """The place of a parameter."""

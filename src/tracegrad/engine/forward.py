@@ -26,7 +26,8 @@ from tracegrad.errors import AbortedError, DeviceError, InputError
 from tracegrad.hypers import PREFIX, whole
 from tracegrad.introspection.explain import Explanation, explained
 from tracegrad.introspection.profile import Profile, checked_steps, make_profile
-from tracegrad.ir import Graph
+from tracegrad.introspection.why import Why
+from tracegrad.ir import Graph, Tensor
 from tracegrad.program import Field
 from tracegrad.refusals import Helped
 from tracegrad.runtime.base import Session
@@ -149,6 +150,10 @@ class CompiledForward(Helped):
         built = self._looked_at(merge(mapping, inputs, "explain"), "explain")[0].built
         return explained(built.graph, built.program, self._host.worker.info)
 
+    def why(self, name_or_node: str | Tensor, mapping: Given = None, /, **inputs: Any) -> Why:
+        """As `CompiledTraining.why`, of the program for these inputs; without any, for the size used last."""
+        return self.explain(mapping, **inputs).why(name_or_node)
+
     def profile(self, steps: int = 10, mapping: Given = None, **inputs: Any) -> Profile:
         """As `CompiledTraining.profile`, of a run with these inputs; without any, zeros of the size used last."""
         steps = checked_steps(steps)
@@ -264,10 +269,8 @@ class CompiledForward(Helped):
             for n, d in self._free
             if n in given and len(getattr(given[n], "shape", ())) == len(self._types[n].shape)
         }
-        if len(sizes) == len(self._free) and len(set(sizes.values())) == 1:
-            size = next(iter(sizes.values()))
-            if size:
-                return size
+        if len(sizes) == len(self._free) and len(set(sizes.values())) == 1 and all(sizes.values()):
+            return next(iter(sizes.values()))
         if len(set(sizes.values())) > 1:
             shown = ", ".join(f"{n} axis {d} is {size}" for (n, d), size in sizes.items())
             raise InputError.here(f"run: all None dimensions of a call must agree, give equal sizes: {shown}")
@@ -293,10 +296,8 @@ class CompiledForward(Helped):
         return entry
 
     def _made(self, size: int | None, version: object, patching: bool = False) -> _Entry:
-        types = self._concrete(size)
-        host = self._host
-        built = build_forward(host.model, self._forward, types, host.layout, patching, self.precision)
-        entry = _Entry(built, version)
+        types, host = self._concrete(size), self._host
+        entry = _Entry(build_forward(host.model, self._forward, types, host.layout, patching, self.precision), version)
         if "patches" in types and any(s.kind == "patch" for s in entry.built.sites):
             raise InputError.here("an input of a forward with patch sites cannot be named 'patches': rename it")
         return entry
@@ -304,8 +305,7 @@ class CompiledForward(Helped):
     def _patched(self, entry: _Entry) -> _Entry:
         """The program with patch sites that goes with `entry`. Called with the lock held."""
         if entry.patched is None:
-            size = next(size for size, e in self._entries.items() if e is entry)
-            entry.patched = self._made(size, entry.version, patching=True)
+            entry.patched = self._made(next(n for n, e in self._entries.items() if e is entry), entry.version, True)
         return entry.patched
 
     def _concrete(self, size: int | None) -> dict[str, InputType]:

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from tracegrad.arrays import np
-from tracegrad.compiler.layout import Persistent, Place
+from tracegrad.compiler.layout import Persistent
 from tracegrad.compiler.plan import make_program, optimize
 from tracegrad.compiler.rounding import rounded
 from tracegrad.errors import located
@@ -115,7 +115,7 @@ def first_difference(session: Session, graph: Graph, program: Program, inputs: M
     are the same but for where their results lie.
     """
     nodes = _stored(graph)
-    probe = make_program(Graph({}, nodes), _persistent(program), {}, {"kind": "check"})
+    probe = make_program(Graph({}, nodes), Persistent.of(program), {}, {"kind": "check"})
     handle = session.load(probe)
     try:
         ticket = session.submit(handle, {f.name: inputs[f.name] for f in probe.inputs})
@@ -140,10 +140,3 @@ def _parts(program: Program) -> Parts:
     """Where each trainable parameter lies in the arrays that have an element for each of their elements."""
     fields = [f for f in program.params if f.spec.get("trainable", True)]
     return tuple((f.name, slice(f.offset, f.offset + f.size)) for f in sorted(fields, key=lambda f: f.offset))
-
-
-def _persistent(program: Program) -> Persistent:
-    """The arrays that a program shares with others of its session."""
-    buffers = tuple(b for b in program.buffers if b.role in ("param", "grad", "state"))
-    params = tuple((f.name, Place(program.buffers[f.buffer].name, f.offset), f.spec) for f in program.params)
-    return Persistent(buffers, params, {f.name: f.type for f in program.params})

@@ -11,7 +11,8 @@ from tracegrad.compiler.dispatches import COUNTED, DispatchInfo, dispatches_of
 from tracegrad.errors import Site
 from tracegrad.introspection.memory import Memory
 from tracegrad.introspection.tables import Table, amount, escape, fragment, page, written
-from tracegrad.ir import Graph
+from tracegrad.introspection.why import Answers, Why, why
+from tracegrad.ir import Graph, Tensor
 from tracegrad.kernels.costs import Cost
 from tracegrad.kernels.show import show_kernel
 from tracegrad.program import Program
@@ -57,6 +58,18 @@ class Explanation:
         ]  # fmt: skip
         return Table(HEAD, rows, left=("what", "lines"))
 
+    def why(self, wanted: str | Tensor) -> Why:
+        """As `CompiledTraining.why`."""
+        return why(self.graph, self.program, wanted)
+
+    def values(self) -> Table:
+        """Every value that a kernel computes: why it is stored or inlined, by which kernels, and where it lies."""
+        rows = [
+            (v.name, v.why, ", ".join(x.partition(",")[0] for x in v.computes), v.memory)
+            for v in Answers(self.graph, self.program).values()
+        ]
+        return Table(("value", "why", "computed by", "memory"), rows, left=("value", "why", "computed by", "memory"))
+
     def kernels(self) -> Iterator[tuple[str, list[Site], str, str]]:
         """Of each kernel: what it is and which dispatches run it, the lines these came from, its form, its WGSL."""
         for number, source in enumerate(self.program.kernels):
@@ -71,7 +84,7 @@ class Explanation:
         for title, sites, form, wgsl in self.kernels():
             parts.append("\n".join([title, *(site.describe() for site in sites)]))
             parts += [form, wgsl.rstrip()]
-        return "\n\n".join([*parts, "graph", str(self.graph)])
+        return "\n\n".join([*parts, self.values().text(widest=96), "graph", str(self.graph)])
 
     def __repr__(self) -> str:
         return f"<Explanation of a {self.title}; print it, or save it as HTML>"
@@ -84,7 +97,8 @@ class Explanation:
             inner = [_folded("form", form), _folded("WGSL", wgsl)]
             shown = [f"<pre>{escape(lines)}</pre>"] if sites else []
             parts.append("\n".join([f"<details><summary>{escape(title)}</summary>", *shown, *inner, "</details>"]))
-        return fragment(*parts, _folded("graph", str(self.graph)))
+        values = f"<details><summary>values</summary>{self.values().html()}</details>"
+        return fragment(*parts, values, _folded("graph", str(self.graph)))
 
     def save(self, path: str | os.PathLike[str]) -> Path:
         """Write one HTML file that needs nothing else; the file."""

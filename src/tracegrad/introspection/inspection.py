@@ -14,7 +14,8 @@ from tracegrad.habits import TRAININGS
 from tracegrad.introspection.explain import Explanation, explained
 from tracegrad.introspection.memory import Memory
 from tracegrad.introspection.profile import Profile, checked_steps, make_profile
-from tracegrad.ir import Graph
+from tracegrad.introspection.why import Why, why
+from tracegrad.ir import Graph, Tensor
 from tracegrad.program import KernelSource, Program, field_named
 from tracegrad.refusals import Helped
 from tracegrad.runtime.base import DeviceInfo, Session
@@ -38,6 +39,18 @@ class Inspected(Helped):
         """
         stepper = self._stepper
         return explained(stepper.graph, stepper.program, self.device)
+
+    def why(self, name_or_node: str | Tensor) -> Why:
+        """Why a value of the step is stored or inlined, what merged or split the kernels around it, where it lies.
+
+        name_or_node: a result such as "loss", a capture, a parameter, an input, an optimizer state, "grads.NAME" for a
+                      parameter's gradient, "%12" as `print(train.graph)` numbers nodes, or a node of `train.graph`.
+        Returns:      text to print; `.values` has an entry for each value that the node was compiled to: its rule, its
+                      dispatches, the values of the same kernel, what refused to merge it with each neighbour, its place
+                      and lifetime, and your line.
+        Raises:       MissingNameError for an unknown name, with the nearest one.
+        """
+        return why(self._stepper.graph, self._stepper.program, name_or_node)
 
     def profile(self, steps: int = 10, mapping: Mapping[str, Any] | None = None, **inputs: Any) -> Profile:
         """Time every dispatch of a step, after the steps queued so far; see `Profile`.

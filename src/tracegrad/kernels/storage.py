@@ -12,7 +12,7 @@ from tracegrad.dtypes import f16
 from tracegrad.ir import Graph, Tensor, toposort
 from tracegrad.kernels.halves import half_nodes
 from tracegrad.kernels.reads import Reads, array_of, base, delivered_parts, reads_of
-from tracegrad.kernels.stored import Rules, rules_of
+from tracegrad.kernels.stored import DELIVERED, PART, Rules, rules_of
 
 T = TypeVar("T")
 
@@ -106,9 +106,9 @@ def analyse(graph: Graph) -> Storage:
     """Decide what is stored of a graph whose results have a place: see `passes.place`."""
     order = toposort(graph.roots)
     roots = {base(t).serial: base(t) for t in graph.roots if t.prim.family != "pack" and t.size}
-    delivered = [*roots.values(), *delivered_parts(order)]
-    once = computed_once(order, delivered)
-    rules = rules_of(order, {t.serial for t in delivered}, once)
+    parts = {t.serial: t for t in delivered_parts(order)}
+    once = computed_once(order, [*roots.values(), *parts.values()])
+    rules = rules_of(order, dict.fromkeys(parts, PART) | dict.fromkeys(roots, DELIVERED), once)
     halves: set[int] = set()
     if graph.precision == "f16":
         halves = half_nodes(order, rules, {base(t).serial for t in graph.roots})

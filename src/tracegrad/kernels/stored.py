@@ -27,21 +27,24 @@ COMPUTED = ("fold", "product", "scatter")
 
 # Rules by which a value is stored.
 SUMMED = "each of its elements is computed from many"
-DELIVERED = "the program delivers it, or it is a part of an array that others read"
+DELIVERED = "the program delivers it"
+ITERATED = "its iterations write it"
+PART = "it is a part of an array that others read, or a scan reads it"
 ONCE = "it is compared with itself, so all its readers must load the same number"
 DEEP = f"its readers would nest more than {DEEPEST} ops"
 OPERAND = "a product reads it, once for each tile of the other operand"
 REPEATED = "a reader repeats it, and would compute it for every copy"
 SCATTERED = "a scatter reads it, once for each row of the result"
 SHARED = "to compute it in each of its readers would cost more"
-STORING = frozenset((SUMMED, DELIVERED, ONCE, DEEP, OPERAND, REPEATED, SCATTERED, SHARED))
+STORING = frozenset((SUMMED, ITERATED, DELIVERED, PART, ONCE, DEEP, OPERAND, REPEATED, SCATTERED, SHARED))
 # Rules by which its readers compute it, or find it.
 CHEAP = "to store and load it would cost more"
 MADE = "it depends on coordinates and scalars only, so that memory would cost more"
 MOVES = "a view only changes the coordinates that its readers load from"
 BY_COST = frozenset((CHEAP, SHARED, OPERAND, REPEATED, SCATTERED))
 OF_FAMILY = {
-    **dict.fromkeys((*COMPUTED, "scan"), SUMMED),
+    **dict.fromkeys(COMPUTED, SUMMED),
+    "scan": ITERATED,
     "leaf": "it lies in memory before the program runs",
     "formula": MADE,
     "pack": "its parts are computed into their places",
@@ -62,11 +65,11 @@ class Rules:
     depth: Mapping[int, int]
 
 
-def rules_of(order: Sequence[Tensor], delivered: Set[int], once: Set[int]) -> Rules:
+def rules_of(order: Sequence[Tensor], delivered: Mapping[int, str], once: Set[int]) -> Rules:
     """The rule of every node.
 
     order:     topological.
-    delivered: serials of what must have memory of its own.
+    delivered: serials of what must have memory of its own, and the rule by which.
     once:      serials of what must be computed once.
     """
     readers = computing_readers(order)
@@ -84,7 +87,7 @@ def rules_of(order: Sequence[Tensor], delivered: Set[int], once: Set[int]) -> Ru
         if family == "view" and repeats(t) == 1:  # its memory is its input's
             return MOVES
         if t.serial in delivered:
-            return DELIVERED
+            return delivered[t.serial]
         if t.serial in once:
             return ONCE
         if below > DEEPEST:
