@@ -17,24 +17,35 @@ from all_cases import ALL_CASES
 from cases import Case
 from models import BUDGET
 from test_kernels import NOTHING, graph_of
-from tracegrad import optim
+from tracegrad import nn, optim
 from tracegrad.compiler.plan import make_program
 from tracegrad.runtime.cpu import CpuSession
 from tracegrad.runtime.wgpu_calls import DirectCalls, PublicCalls
 
 # A compiler that reads its text from standard input, as cc does, and changes it on the way.
 COMPILER = """#!{python}
-import subprocess, sys
+import re, subprocess, sys
 text = sys.stdin.read() if "-" in sys.argv else ""
-text = text.replace({old!r}, {new!r})
+text = re.sub({old!r}, {new!r}, text)
 sys.exit(subprocess.run(["cc", *sys.argv[1:]], input=text, text=True).returncode)
 """
 FAULTS = {
-    "a guard that always holds": ("-(int)condition", "-1"),
-    "a choice that is never made": ("-(int)condition", "0"),
-    "the largest for the smallest": ("float m = a < b ? a : b", "float m = a > b ? a : b"),
-    "exp without its last term": ("+ r + 1.0f", "+ 1.0f"),
-    "products one k short": ("for (; k; k--,", "for (k -= k > 1; k; k--,"),
+    "a guard that always holds": (r"-\(int\)condition", "-1"),
+    "a choice that is never made": (r"-\(int\)condition", "0"),
+    "the largest for the smallest": (r"float m = a < b \? a : b", "float m = a > b ? a : b"),
+    "exp without its last term": (r"\+ r \+ 1\.0f", "+ 1.0f"),
+    "products one k short": (r"for \(; k; k--,", "for (k -= k > 1; k; k--,"),
+    "a sum that subtracts": (r"(ta2\[l\] = \(ta2\[l\]) \+", r"\1 -"),
+    "loops of odd counts one turn short": (
+        r"for \(long (\w+) = 0; \1 < (\d*[13579]); \1\+\+\)", r"for (long \1 = 0; \1 < \2 - 1; \1++)"
+    ),
+}  # fmt: skip
+MORE = {  # and the precision that shows it
+    "an index clamped one too far": (r"clamp\(([^,]+), 0, (\d+)\)", r"clamp(\1, 0, \2 + 1)", "f32"),
+    "every fourth for every second": (r"% 2 == 0\)", "% 4 == 0)", "f32"),
+    "equal for smaller": (r"\ba < b\b", "a <= b", "f32"),
+    "quotients of fewer digits": (r"return a / b; \}", "return a * ((1.0f / b) * 1.0001f); }", "f32"),
+    "halves cut off": (r"0xfffu \+ \(a >> 13 & 1u\)", "0u", "f16"),
 }
 
 
@@ -96,6 +107,33 @@ def test_a_compiler_that_miscompiles_is_found(
     np.testing.assert_allclose(got[1], want[1], rtol=1e-5)
 
 
+class Strided(tg.Module):
+    def __init__(self) -> None:
+        self.scale = self.param((5, 5), init=tg.init.randn(1.0))
+        self.kernel = self.param((4, 1, 3, 3), init=tg.init.randn(0.5))
+        self.table = nn.Embedding(7, 5)
+
+
+def strided(m: Strided, x: tg.Tensor, k: tg.Tensor) -> tg.Tensor:
+    """Strides with their gradients, indices, norms, quotients and ties."""
+    images = tg.relu(tg.conv2d(x * m.scale, m.kernel, stride=2, padding=1)).reshape(5, -1)
+    rows = tg.softmax(tg.layer_norm(tg.concat([images, m.table(k)], axis=1)))
+    return tg.mean(tg.square(rows + tg.min(rows, axis=1, keepdims=True)))
+
+
+@pytest.mark.parametrize("name", MORE)
+def test_faults_that_the_check_was_not_made_for(name: str, compiler: Callable[[str, str], Path]) -> None:
+    old, new, precision = MORE[name]
+    compiler(old, new)
+    rng = np.random.default_rng(0)
+    batch = {"x": rng.standard_normal((5, 1, 5, 5), np.float32), "k": rng.integers(0, 7, 5, np.int32)}
+    with tg.compile(
+        model=Strided(), loss=strided, inputs={"x": (5, 1, 5, 5), "k": tg.i32[5]}, optimizer=optim.sgd(1e-2),
+        seed=0, device="cpu", precision=precision,
+    ) as train, pytest.warns(RuntimeWarning, match="numbers are wrong"):  # fmt: skip
+        _ = train.step(batch).loss
+
+
 def test_a_verdict_is_kept(compiler: Callable[[str, str], Path], monkeypatch: pytest.MonkeyPatch) -> None:
     """The next process, and the next model with the same kernels, neither checks nor warns again."""
     compiler(*FAULTS["a guard that always holds"])
@@ -135,6 +173,7 @@ LIES = {
     "the largest for the smallest": ("= min_f32(", "= max("),
     "a guard that always holds": ("& ((m0 + (-1)) < 9)", ""),
     "products one k short": ("j < 5;", "j < 4;"),
+    "halves off by two digits": ("= f16(", "= f16(1.002 * "),
 }
 
 
@@ -160,7 +199,10 @@ def test_an_adapter_that_computes_wrongly_is_refused(
             lying(calls)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     with pytest.raises(tg.CompileError, match=r"(?s)kernel '.*' computes wrongly.*test_verify.py:\d+"):
-        tg.compile(model=Net(), loss=loss, inputs={"x": (9, 5)}, optimizer=optim.sgd(1e-2), device="webgpu")
+        tg.compile(
+            model=Net(), loss=loss, inputs={"x": (9, 5)}, optimizer=optim.sgd(1e-2), device="webgpu",
+            precision="f16" if "halves" in name else "f32",
+        )  # fmt: skip
 
 
 def test_a_forward_is_checked_when_it_first_runs(webgpu: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -42,7 +42,7 @@ def computes_wrongly(
             launch(trial.kernel, [arrays[name] for name in trial.arrays()], trial.layout.offsets)
             yield [arrays[c.array][c.at] for c in trial.checks]
 
-    found = faults(placed, run, ties=True)
+    found = faults(placed, run, strict=True)
     verdicts.add(found)
     wrong = [(keyed[key].label, how) for key, how in found.items() if how]
     if wrong:
