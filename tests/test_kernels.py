@@ -54,7 +54,7 @@ def run(session: Any, program: Program, env: dict[str, Any]) -> dict[str, Any]:
     fields = {f.name: env[f.name.removeprefix("hyper.")] for f in program.inputs}
     handle = session.load(program)
     try:
-        return session.collect(session.submit(handle, fields))
+        return session.run(handle, [fields]).outputs()[0]
     finally:
         session.unload(handle)
 

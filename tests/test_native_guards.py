@@ -25,16 +25,16 @@ from tracegrad.runtime.native import NativeSession
 s = NativeSession(SUPPORT.adapter, calls="{calls}")
 x = {{"x": np.ones(4, np.float32)}}
 handle = s.load(accumulator())
-ticket = s.submit(handle, x)
+batch = s.run(handle, [x])
 {body}
 print("SURVIVED")
 """
 
 PATHS = {
     "lost device": """
-s.collect(ticket)
+batch.outputs()
 s._device.destroy()
-for call in (lambda: s.collect(s.submit(handle, x)), lambda: s.submit(handle, x), lambda: s.read("total")):
+for call in (lambda: s.run(handle, [x]).outputs()[0], lambda: s.run(handle, [x, x]), lambda: s.read("total")):
     try:
         call(); print("no error")
     except DeviceLostError as e:
@@ -42,58 +42,50 @@ for call in (lambda: s.collect(s.submit(handle, x)), lambda: s.submit(handle, x)
 s.close()""",
     "lost in flight": """
 s._device.destroy()
-for call in (lambda: s.collect(ticket), lambda: s.collect(s.submit(handle, x))):
+for call in (batch.outputs, lambda: s.run(handle, [x]).outputs()[0]):
     try:
         call()
     except DeviceError as e:
         print(type(e), e)""",
     "lost before many are sent, and behind them": """
-s.collect(ticket)
-runtime.SECONDS_AT_ONCE = 1e9
+batch.outputs()
 for before in (True, False):
-    many = [s.submit(handle, x) for _ in range(9)]
-    if not before:
-        s.flush()
-    s._device.destroy()
-    for t in many:
-        try:
-            s.collect(t); print("no error")
-        except DeviceError as e:
-            print(e)
+    if before:
+        s._device.destroy()
+    try:
+        many = s.run(handle, [x] * 9)
+        s._device.destroy()
+        many.outputs(); print("no error")
+    except DeviceError as e:
+        print(e)
     s.close()
     s = NativeSession(SUPPORT.adapter, calls="{calls}")
     handle = s.load(accumulator())
-    s.collect(s.submit(handle, x))""",
+    s.run(handle, [x]).outputs()""",
     "exit while many are sent": """
-runtime.SECONDS_AT_ONCE = 1e9
-s.collect(ticket)
-for _ in range(9):
-    s.submit(handle, x)
-s.flush()""",
+batch.outputs()
+batch = s.run(handle, [x] * 9)""",
     "dropped while many are sent": """
 import gc
-runtime.SECONDS_AT_ONCE = 1e9
 late = wgpu_compiled.SOURCE.replace("void send_now(", "#include <unistd.h>\\nvoid send_now(", 1)
 head = "sender_ *s, job_ *job) {"
 runtime.SOURCE = late.replace(head, head + " if (job->count > 2) usleep(100000);", 1)
 for _ in range(3):
     s = NativeSession(SUPPORT.adapter, calls="{calls}")
     handle = s.load(accumulator())
-    s.collect(s.submit(handle, x))
-    for _ in range(9):
-        s.submit(handle, x)
-    s.flush()
+    s.run(handle, [x]).outputs()
+    s.run(handle, [x] * 9)
     s = None
     gc.collect()""",
     "unload in flight": """
 s.unload(handle)
 again = s.load(accumulator())
-assert s.collect(s.submit(again, x))["y"].tolist() == [1.0] * 4""",
+assert s.run(again, [x]).outputs()[0]["y"].tolist() == [1.0] * 4""",
     "a buffer that goes with a write pending": """
 s.write("total", x["x"])
 s.unload(handle)
 again = s.load(accumulator())
-assert s.collect(s.submit(again, x))["y"].tolist() == [1.0] * 4""",
+assert s.run(again, [x]).outputs()[0]["y"].tolist() == [1.0] * 4""",
     "a wait that was interrupted leaves its slot alone": """
 fetch = s.calls.fetch
 def interrupted(buffer, size, mark):
@@ -102,12 +94,12 @@ def interrupted(buffer, size, mark):
     raise KeyboardInterrupt
 s.calls.fetch = interrupted
 try:
-    s.collect(ticket)
+    batch.outputs()
 except KeyboardInterrupt:
     pass
 s.calls.fetch = fetch
-del ticket
-assert s.collect(s.submit(handle, x))["y"].tolist() == [2.0] * 4""",
+del batch
+assert s.run(handle, [x]).outputs()[0]["y"].tolist() == [2.0] * 4""",
     "exit without close": "",
 }
 

@@ -62,7 +62,7 @@ def computed(session: Any, fn: Callable[..., Any], *arrays: Any) -> list[Any]:
     program = make_program(graph, Persistent((), (), {}), {}, {})
     handle = session.load(program)
     fields = {f.name: env[f.name.removeprefix("hyper.")] for f in program.inputs}
-    out = session.collect(session.submit(handle, fields))
+    out = session.run(handle, [fields]).outputs()[0]
     session.unload(handle)
     return [out[name] for name in graph.outputs]
 

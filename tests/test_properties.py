@@ -146,7 +146,7 @@ def run(session: Any, graph: Graph, env: dict[str, Any], persistent: Persistent 
     program = make_program(graph, persistent or Persistent((), (), {}), {}, {})
     handle = session.load(program)
     try:
-        return session.collect(session.submit(handle, {f.name: env[f.name] for f in program.inputs}))
+        return session.run(handle, [{f.name: env[f.name] for f in program.inputs}]).outputs()[0]
     finally:
         session.unload(handle)
 
@@ -439,7 +439,7 @@ def test_state_is_overwritten_by_functions_of_the_old_state(made: Any) -> None:
     handle = session.load(program)
     for b in persistent.buffers:
         session.write(b.name, env[b.name])
-    got = session.collect(session.submit(handle, {f.name: env[f.name] for f in program.inputs}))
+    got = session.run(handle, [{f.name: env[f.name] for f in program.inputs}]).outputs()[0]
     new = {b.name: session.read(b.name) for b in persistent.buffers}
     named = Graph({**graph.outputs, **{f"new {n}": t for n, t in graph.writes.items()}})
     assert_close(named, env, {**got, **{f"new {n}": new[n] for n in graph.writes}})
@@ -461,7 +461,7 @@ def test_new_states_without_an_order_of_writes_go_through_copies() -> None:
     handle = session.load(make_program(graph, persistent, {}, {}))
     session.write("a", np.float32([1, 2]))
     session.write("b", np.float32([3, 4]))
-    y = session.collect(session.submit(handle, {}))["y"]
+    y = session.run(handle, [{}]).outputs()[0]["y"]
     np.testing.assert_allclose(y.reshape(-1), [4.8, 7.2], rtol=1e-6)
     np.testing.assert_allclose(session.read("a"), [1.8, 3.2], rtol=1e-6)
     np.testing.assert_array_equal(session.read("b"), [1, 2])

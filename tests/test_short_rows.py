@@ -82,7 +82,7 @@ def compare(session: CpuSession, names: list[str], dtype: DType, shapes: list[tu
     program = make_program(graph, Persistent((), (), {}), {}, {})
     handle = session.load(program)
     fields = {f.name: env[f.name] for f in program.inputs}
-    got = session.collect(session.submit(handle, fields))
+    got = session.run(handle, [fields]).outputs()[0]
     session.unload(handle)
     for name, want in zip(found, evaluate(graph.roots, env, np), strict=True):
         np.testing.assert_array_equal(got[name], want, err_msg=name)
@@ -118,6 +118,6 @@ def test_long_joins_read_only_what_they_join(c_session: CpuSession) -> None:
         graph = Graph({name: f(a, b) for name, f in views.items()})
     program = make_program(graph, Persistent((), (), {}), {}, {})
     env = {n: exact((100, 70), k).astype(np.float32) for k, n in enumerate("ab")}
-    got = c_session.collect(c_session.submit(c_session.load(program), {f.name: env[f.name] for f in program.inputs}))
+    got = c_session.run(c_session.load(program), [{f.name: env[f.name] for f in program.inputs}]).outputs()[0]
     for name, want in zip(views, evaluate(graph.roots, env, np), strict=True):
         np.testing.assert_array_equal(got[name], want, err_msg=name)

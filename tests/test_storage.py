@@ -83,7 +83,7 @@ def states(graph: Graph, **values: Any) -> dict[str, Any]:
     handle = session.load(program)
     for n, x in values.items():
         session.write(n, x.reshape(-1))
-    session.collect(session.submit(handle, {}))
+    session.run(handle, [{}])
     return {n: session.read(n).reshape(x.shape) for n, x in values.items()}
 
 

@@ -1,4 +1,4 @@
-"""Runs that share a submission of the device: they must be, bit for bit, what they are one by one."""
+"""Runs that share a batch: they must be, bit for bit, what they are one by one."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from tracegrad.errors import DeviceError
 from tracegrad.program import COUNTS, Buffer, Dispatch, Field
 from tracegrad.runtime import native, wgpu_compiled, wgpu_rings
 from tracegrad.runtime.adapters import check_webgpu
-from tracegrad.runtime.native import NativeSession
-from tracegrad.runtime.wgpu_calls import Job, Write
+from tracegrad.runtime.native import Batch, NativeSession
+from tracegrad.runtime.wgpu_calls import Commands, Write
 from tracegrad.runtime.wgpu_rings import depth_of
 
 pytestmark = pytest.mark.usefixtures("webgpu", "c_compiler")
@@ -29,8 +29,8 @@ pytestmark = pytest.mark.usefixtures("webgpu", "c_compiler")
 
 @pytest.fixture
 def many(monkeypatch: pytest.MonkeyPatch) -> None:
-    """However slow the device is, as many runs share a submission as may."""
-    monkeypatch.setattr(native, "SECONDS_AT_ONCE", 1e9)
+    """However slow the device is, as many runs share a batch as may."""
+    monkeypatch.setattr(native, "BATCH_SECONDS", 1e9)
 
 
 @pytest.fixture(params=["compiled", "direct", "public"])
@@ -46,84 +46,81 @@ def session(request: pytest.FixtureRequest, many: None) -> Iterator[NativeSessio
 
 
 def counted(session: Any) -> list[int]:
-    """How many runs each submission from now on has."""
+    """How many runs each batch from now on has."""
     sizes: list[int] = []
     submit = session.calls.submit
 
-    def spy(job: Any, *more: Any) -> Any:
-        runs = job.n if isinstance(job, ctypes.Structure) else len(job.runs)
+    def spy(commands: Any, *more: Any) -> Any:
+        runs = commands.n if isinstance(commands, ctypes.Structure) else len(commands.runs)
         sizes.extend([runs] * bool(runs))
-        return submit(job, *more)
+        return submit(commands, *more)
 
     session.calls.submit = spy
     return sizes
 
 
-def test_runs_wait_for_each_other_until_one_is_asked_for(session: NativeSession) -> None:
+def test_a_batch_is_one_submission(session: NativeSession) -> None:
     handle = session.load(accumulator(3))
+    assert session.capacity(handle) == wgpu_rings.RUNS_AT_ONCE
     x = lambda k: {"x": np.full(3, k, np.float32)}
-    session.collect(session.submit(handle, x(0)))
+    session.run(handle, [x(0)]).outputs()
     sizes = counted(session)
-    tickets = [session.submit(handle, x(k)) for k in range(1, 24)]
-    assert sizes == []  # they wait for each other
-    assert session.collect(tickets[20])["y"].tolist() == [231.0] * 3 and sizes == [23]
-    got = [session.collect(t)["y"].tolist()[0] for k, t in enumerate(tickets) if k != 20]
-    assert got == [float(sum(range(k + 1))) for k in range(1, 24) if k != 21]
-    session.submit(handle, x(1)), session.submit(handle, x(2)), session.submit(handle, x(3))
-    np.testing.assert_array_equal(session.read("total"), [282.0] * 3)  # whatever was submitted before comes first
-    sizes.clear()
-    for k in range(200):
-        session.submit(handle, x(k))
-    session.read("total")  # all are sent by then
-    assert max(sizes) <= wgpu_rings.RUNS_AT_ONCE
+    batch = session.run(handle, [x(k) for k in range(1, 24)])
+    behind = session.run(handle, [x(1), x(2), x(3)])
+    np.testing.assert_array_equal(session.read("total"), [282.0] * 3)  # whatever was run before comes first
+    assert sizes == [23, 3]
+    assert [outputs["y"].tolist() for outputs in behind.outputs()] == [[277.0] * 3, [279.0] * 3, [282.0] * 3]
+    got = [outputs["y"].tolist()[0] for outputs in batch.outputs()]
+    assert got == [float(sum(range(k + 1))) for k in range(1, 24)]
 
 
 @pytest.mark.parametrize("runs", [1, 9])
 def test_what_the_device_refuses_fails_alone_and_says_why(session: NativeSession, runs: int) -> None:
     handle = session.load(accumulator(3))
     x = {"x": np.ones(3, np.float32)}
-    session.collect(session.submit(handle, x))
-    prepare = session.calls.job
+    session.run(handle, [x]).outputs()
+    prepared = session.calls.prepared
 
-    def beyond(job: Job) -> Any:
-        outside = Write(job.writes[0].buffer, 1 << 24, 16, np.ones(4, np.float32))
-        return prepare(job._replace(writes=[outside, *job.writes]))
+    def beyond(commands: Commands) -> Any:
+        outside = Write(commands.writes[0].buffer, 1 << 24, 16, np.ones(4, np.float32))
+        return prepared(commands._replace(writes=[outside, *commands.writes]))
 
-    session._programs[handle].free[0].jobs.clear()  # pyright: ignore[reportPrivateUsage]
-    session.calls.job = beyond
-    refused = [session.submit(handle, x) for _ in range(runs)]
-    session.flush()
-    session.calls.job = prepare
+    session._programs[handle].free[0].prepared.clear()  # pyright: ignore[reportPrivateUsage]
+    session.calls.prepared = beyond
+    with pytest.raises(DeviceError, match=r"(?i)overrun|bounds|buffer_offset"):  # at once, or when the outputs are read
+        refused = session.run(handle, [x] * runs)
+        session.calls.prepared = prepared
+        for slot in session._programs[handle].slots:  # pyright: ignore[reportPrivateUsage]
+            slot.prepared.clear()
+        later = session.run(handle, [x] * runs)
+        refused.outputs()
+    session.calls.prepared = prepared
     for slot in session._programs[handle].slots:  # pyright: ignore[reportPrivateUsage]
-        slot.jobs.clear()
-    later = [session.submit(handle, x) for _ in range(runs)]
-    for t in refused:
-        with pytest.raises(DeviceError, match=r"(?i)overrun|bounds|buffer_offset"):
-            session.collect(t)
-    assert [session.collect(t)["y"][0] for t in later] == [k + 2.0 for k in range(runs)]  # none of the others ran
+        slot.prepared.clear()
+    if session.calls.name != "compiled":
+        later = session.run(handle, [x] * runs)
+    assert [outputs["y"][0] for outputs in later.outputs()] == [k + 2.0 for k in range(runs)]  # none of the others ran
 
 
 def test_a_slot_that_cannot_be_had_is_told_to_whoever_asked_for_it(session: NativeSession) -> None:
     handle = session.load(chain(3000))  # takes long to encode: the next run is staged meanwhile
     x = {"x": np.float32(1)}
-    expected = session.collect(session.submit(handle, x))["y"]
-    under_way = [session.submit(handle, x) for _ in range(4)]
-    session.flush()
+    (expected,) = session.run(handle, [x]).outputs()
+    under_way = [session.run(handle, [x]) for _ in range(4)]
     device: Any = session._device  # pyright: ignore[reportPrivateUsage]
     create = device.create_buffer
     device.create_buffer = lambda label, size, usage: create(label=label, size=1 << 60, usage=usage)
     with pytest.raises(DeviceError, match="allocating"):
-        session.submit(handle, x)
+        session.run(handle, [x])
     device.create_buffer = create
-    for t in [*under_way, session.submit(handle, x)]:
-        assert session.collect(t)["y"] == expected
+    for batch in [*under_way, session.run(handle, [x])]:
+        assert batch.outputs() == [expected]
 
 
 def test_nothing_of_an_unloaded_program_stays(session: NativeSession) -> None:
     assert session.pipelines == 0  # nor of the self-test
     handle = session.load(accumulator(3))
-    for t in [session.submit(handle, {"x": np.ones(3, np.float32)}) for _ in range(5)]:
-        session.collect(t)
+    session.run(handle, [{"x": np.ones(3, np.float32)}] * 5).outputs()
     assert session.pipelines == 1
     session.unload(handle)
     assert session.pipelines == 0
@@ -140,8 +137,8 @@ def test_inputs_without_elements_share_submissions_too(session: NativeSession) -
         p.outputs,
     )
     handle = session.load(p)
-    tickets = [session.submit(handle, {"x": np.ones(3, np.float32), "z": np.ones((2, 0))}) for _ in range(4)]
-    assert [session.collect(t)["y"][2] for t in tickets] == [1, 2, 3, 4]
+    batch = session.run(handle, [{"x": np.ones(3, np.float32), "z": np.ones((2, 0))}] * 4)
+    assert [outputs["y"][2] for outputs in batch.outputs()] == [1, 2, 3, 4]
 
 
 def test_a_map_that_another_thread_finds_done_is_waited_for(many: None, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -159,37 +156,28 @@ def test_a_map_that_another_thread_finds_done_is_waited_for(many: None, monkeypa
     session = NativeSession(adapter)
     assert isinstance(session.calls, wgpu_compiled.CompiledCalls)
     handle = session.load(accumulator(3))
-    under_way: deque[list[Any]] = deque()
+    under_way: deque[Batch] = deque()
     elsewhere = ctypes.c_int.in_dll(session.calls._library, "elsewhere")  # pyright: ignore[reportPrivateUsage]
     expected = 0.0
     until = time.monotonic() + 60
     while elsewhere.value < 20 and time.monotonic() < until:
-        under_way.append([session.submit(handle, {"x": np.ones(3, np.float32)}) for _ in range(2)])
-        session.flush()
+        under_way.append(session.run(handle, [{"x": np.ones(3, np.float32)}] * 2))
         if len(under_way) == 3:
-            for ticket in under_way.popleft():
+            for outputs in under_way.popleft().outputs():
                 expected += 1
-                assert session.collect(ticket)["y"][0] == expected
+                assert outputs["y"][0] == expected
     assert elsewhere.value >= 20
     session.close()
-
-
-def test_a_lone_run_is_submitted_at_once(session: NativeSession) -> None:
-    handle = session.load(accumulator(1))
-    sizes = counted(session)
-    for _ in range(3):
-        session.collect(session.submit(handle, {"x": np.ones(1, np.float32)}))
-    assert sizes == [1, 1, 1]
 
 
 def test_a_counting_output_is_told_for_each_run_from_its_last_value(session: NativeSession) -> None:
     p = accumulator(1)
     p = replace(p, outputs=(*p.outputs, Field("total", 1, 0, "f32", (1,), {COUNTS: True})))
     handle = session.load(p)
-    session.collect(session.submit(handle, {"x": np.zeros(1, np.float32)}))
+    session.run(handle, [{"x": np.zeros(1, np.float32)}]).outputs()
     sizes = counted(session)
-    tickets = [session.submit(handle, {"x": np.float32([k > 4])}) for k in range(12)]
-    assert [int(session.collect(t)["total"][0]) for t in tickets] == [0, 0, 0, 0, 0, 1, 2, 3, 4, 5, 6, 7]
+    batch = session.run(handle, [{"x": np.float32([k > 4])} for k in range(12)])
+    assert [int(outputs["total"][0]) for outputs in batch.outputs()] == [0, 0, 0, 0, 0, 1, 2, 3, 4, 5, 6, 7]
     assert sizes == [12]
 
 
@@ -351,9 +339,8 @@ def test_large_inputs_are_written_beside_small_ones(session: NativeSession) -> N
         for k in range(8)
     ]
     expected = [float(g["bigger"][g["at"]] + g["a"][2] + 10 * g["c"][1] + 100 * g["d"][4]) for g in runs]
-    assert [float(session.collect(session.submit(handle, g))["y"]) for g in runs] == expected
-    tickets = [session.submit(handle, g) for g in runs]
-    assert [float(session.collect(t)["y"]) for t in tickets] == expected
+    assert [float(session.run(handle, [g]).outputs()[0]["y"]) for g in runs] == expected
+    assert [float(outputs["y"]) for outputs in session.run(handle, runs).outputs()] == expected
 
 
 def test_a_program_that_launches_nothing(session: NativeSession) -> None:
@@ -361,4 +348,4 @@ def test_a_program_that_launches_nothing(session: NativeSession) -> None:
     handle = session.load(p)
     session.write("total", [3.0, 4.0])
     x = {"x": np.zeros(2, np.float32)}
-    assert session.collect(session.submit(handle, x))["total"].tolist() == [3.0, 4.0]
+    assert session.run(handle, [x]).outputs()[0]["total"].tolist() == [3.0, 4.0]

@@ -60,7 +60,7 @@ def run(session: Any, program: Program, env: dict[str, Any]) -> dict[str, Any]:
         for b in program.buffers[: bool(program.params)]:
             ordered = sorted(program.params, key=lambda f: f.offset)
             session.write(b.name, np.concatenate([env[f.name].reshape(-1) for f in ordered]))
-        return session.collect(session.submit(handle, {f.name: env[f.name] for f in program.inputs}))
+        return session.run(handle, [{f.name: env[f.name] for f in program.inputs}]).outputs()[0]
     finally:
         session.unload(handle)
 

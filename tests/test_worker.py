@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -39,15 +40,28 @@ def program():
     ), Graph({"loss": loss})  # fmt: skip
 
 
+class AheadBatch(NamedTuple):
+    session: Any
+    steps: list
+    results: list
+
+    def outputs(self):
+        self.session.gate.wait(5)
+        if self.session.fail_read & set(self.steps):
+            self.session.fail_read.clear()
+            raise DeviceError("lost the readback")
+        return self.results
+
+
 class AheadSession:
-    """Executes at submit, as a queue on a device does, and lets results be collected much later."""
+    """Executes a batch in `run`, as a queue on a device does, and lets outputs be read much later."""
 
     info = "test"
-    at_once, submissions = 4, 2
+    ahead, batch_seconds = 2, 1e9
 
     def __init__(self):
         self.buffers = {"params": np.zeros(2, np.float32), "halted": np.zeros(1, np.int32)}
-        self.ran, self.fail_collect, self.fail_submit, self.closed = [], set(), set(), False
+        self.ran, self.sizes, self.most, self.fail_read, self.fail_run, self.closed = [], [], 4, set(), set(), False
         self.gate = threading.Event()
         self.gate.set()
         self.thread = threading.get_ident()
@@ -58,12 +72,20 @@ class AheadSession:
     def unload(self, handle):
         pass
 
-    def submit(self, handle, inputs):
+    def capacity(self, handle):
+        return self.most
+
+    def run(self, handle, inputs, free):
         assert threading.get_ident() == self.thread
-        step = int(inputs["hyper.step"])
-        if step in self.fail_submit:
-            self.fail_submit.discard(step)
+        self.sizes.append(len(inputs))
+        steps = [int(given["hyper.step"]) for given in inputs]
+        if self.fail_run & set(steps):
+            self.fail_run.clear()
             raise MemoryError("full")
+        return AheadBatch(self, steps, [self.step(given) for given in inputs])
+
+    def step(self, inputs):
+        step = int(inputs["hyper.step"])
         with np.errstate(all="ignore"):
             w, d = self.buffers["params"], np.log(inputs["x"])
             loss = float((w * d).sum())
@@ -73,18 +95,7 @@ class AheadSession:
             self.ran.append((step, float(inputs["hyper.lr"])))
         else:
             self.buffers["halted"][0] = 1
-        return step, {"loss": np.float32(loss), "halted": np.int32(not ok)}
-
-    def flush(self, free):
-        pass
-
-    def collect(self, ticket):
-        self.gate.wait(5)
-        step, outputs = ticket
-        if step in self.fail_collect:
-            self.fail_collect.discard(step)
-            raise DeviceError("lost the readback")
-        return outputs
+        return {"loss": np.float32(loss), "halted": np.int32(not ok)}
 
     def read(self, name):
         return self.buffers[name].copy()
@@ -122,7 +133,7 @@ class Trainer:
         pending = Pending("step", self.worker.ident)
         x = np.asarray(x, np.float32)
         call = StepCall(self.stepper, self.knobs, pending, n, "step")
-        self.worker.enqueue(call.works(lambda k: {"x": x[k] if n > 1 else x}), pending)
+        self.worker.enqueue(call.runs(lambda k: {"x": x[k] if n > 1 else x}), pending)
         return pending
 
     def w(self):
@@ -201,7 +212,7 @@ def test_step_waits_when_too_many_are_queued_behind_those_on_the_device():
     thread = threading.Thread(target=lambda: made.extend(t.step(GOOD) for _ in range(9)))
     thread.start()
     time.sleep(0.1)
-    assert not made[0].done() and 2 <= len(made) <= t.session.at_once * t.session.submissions + 2  # the next one waits
+    assert not made[0].done() and 2 <= len(made) <= t.session.most * t.session.ahead + 2  # the next one waits
     t.session.gate.set()
     thread.join(5)
     assert [p.step for p in made] == list(range(1, 10))
@@ -210,25 +221,19 @@ def test_step_waits_when_too_many_are_queued_behind_those_on_the_device():
 
 def test_where_the_device_takes_more_at_once_more_are_queued_and_few_wait_to_be_more():
     t = Trainer(max_in_flight=2)
-    groups, flush = [], t.session.flush
-
-    def spy(free):
-        groups.append(len(t.session.ran) - sum(groups))
-        flush(free)
-
-    t.session.flush = spy
-    t.session.at_once = 20
+    batches, t.session.most = t.session.sizes, 20
+    t.step(GOOD).result(5)
     t.step(GOOD).result(5)
     assert t.worker.max_in_flight == 40
     t.session.gate.clear()
     under_way = t.step(GOOD)
-    while len(groups) < 2:
+    while len(batches) < 3:
         time.sleep(0.001)
-    made = [t.step(GOOD) for _ in range(9)]  # fewer than a group of 20 should have
+    made = [t.step(GOOD) for _ in range(9)]  # fewer than a batch of 20 should have
     time.sleep(0.05)
-    assert not under_way.done() and groups == [1, 1]
+    assert not under_way.done() and batches == [1, 1, 1]
     t.session.gate.set()
-    assert [p.step for p in made] == list(range(3, 12)) and groups == [1, 1, 9]
+    assert [p.step for p in made] == list(range(4, 13)) and batches == [1, 1, 1, 9]
     t.worker.close()
 
 
@@ -311,8 +316,9 @@ def test_close_aborts_what_is_in_flight_and_wakes_who_waits():
         t.w()
 
 
-def test_a_device_error_fails_its_step_and_runs_none_twice(trainer):
-    trainer.session.fail_collect.add(2)
+def test_a_device_error_fails_its_batch_and_runs_none_twice(trainer):
+    trainer.session.fail_read.add(2)
+    trainer.session.most = 1
     trainer.session.gate.clear()
     pending = [trainer.step(GOOD) for _ in range(4)]
     trainer.session.gate.set()
@@ -322,11 +328,16 @@ def test_a_device_error_fails_its_step_and_runs_none_twice(trainer):
     assert [k for k, _ in trainer.session.ran] == [1, 2, 3, 4]
 
 
-def test_an_error_at_submission_fails_its_step_only(trainer):
-    trainer.session.fail_submit.add(2)
-    results = [p.result(5) for p in [trainer.step(GOOD) for _ in range(3)]]
-    assert "MemoryError: full" in str(results[1].error) and isinstance(results[1].error.__cause__, MemoryError)
-    assert [results[0].step, results[2].step] == [1, 2]
+def test_an_error_before_anything_ran_fails_its_batch_and_gives_the_numbers_back(trainer):
+    trainer.session.fail_run.add(2)
+    trainer.session.gate.clear()
+    first = trainer.step(GOOD)
+    while not trainer.session.ran:
+        time.sleep(0.001)
+    failed = trainer.step(GOOD).result(5).error  # the first is still under way
+    trainer.session.gate.set()
+    assert "MemoryError: full" in str(failed) and isinstance(failed.__cause__, MemoryError)
+    assert [first.step, trainer.step(GOOD).step] == [1, 2]
 
 
 def test_swap_aborts_what_is_in_flight_or_leaves_everything(trainer):

@@ -11,46 +11,14 @@ from typing import Any, Protocol, TypeVar, cast
 from tracegrad.engine.results import LOOK_SECONDS, Pending
 from tracegrad.runtime import tab
 from tracegrad.runtime.aside import aside
-from tracegrad.runtime.base import Session
 
 T = TypeVar("T")
-Turns = Generator[Any, None, None]  # each gives what to wait for: a ticket of the session, or None for more work
+Turns = Generator[Any, None, None]  # each gives what to wait for: a batch of the session, or None for more work
 
 
 def beside(fn: Callable[[], T]) -> Callable[[], T]:
     """Call `fn` on another thread, in a tab when the result is asked for: what waits for it and gives it."""
     return fn if tab.IN_TAB else aside(fn).result
-
-
-class Work(Protocol):
-    """One run of a program, as the worker sees it. Every method runs on the worker's thread."""
-
-    pending: Pending[Any]
-
-    def submit(self, session: Session) -> Any:
-        """Submit to the session; a ticket, or None to skip this run. Called again when the run is replayed."""
-        ...
-
-    def finish(self, outputs: dict[str, Any]) -> bool:
-        """Take the outputs. False: the run changed nothing, and nor did those submitted behind it."""
-        ...
-
-    def recover(self, session: Session, outputs: dict[str, Any]) -> None:
-        """After `finish` gave False and the runs behind were dropped: make the session ready for them again."""
-        ...
-
-    def fail(self, error: BaseException) -> None:
-        """The run raised."""
-        ...
-
-
-class Call:
-    """A function to run on the worker's thread, alone."""
-
-    __slots__ = ("fn", "pending", "urgent")
-
-    def __init__(self, fn: Callable[[Session], Any], pending: Pending[Any], urgent: bool):
-        self.fn, self.pending, self.urgent = fn, pending, urgent
 
 
 class Drive(Protocol):
@@ -129,7 +97,7 @@ class ThreadDrive:
 
     def _go(self) -> None:
         for awaited in self._turns:
-            if awaited is None:  # a ticket is waited for where it is collected
+            if awaited is None:  # a batch is waited for where its outputs are read
                 with self._lock:
                     asleep = self._asleep = self._idle()
                 if asleep:

@@ -43,6 +43,7 @@ class _Entry:
     built: Built
     version: object
     handle: int | None = None  # the worker's own: loaded at the first run
+    at_once: int = 1  # runs worth one batch
     inputs: tuple[Field, ...] = ()
     hyper: tuple[Field, ...] = ()
     patched: _Entry | None = None  # the program with its patch sites, made at the first run that patches
@@ -137,7 +138,7 @@ class CompiledForward(Helped):
         except Exception as e:
             pending.resolve(failure(e, "run"))
             return pending
-        worker.enqueue([RunWork(self, entry, arrays, pending)], pending)
+        worker.enqueue([ForwardRun(self, entry, arrays, pending)], pending)
         return pending
 
     def graph_for(self, mapping: Given = None, /, **inputs: Any) -> Graph:
@@ -336,29 +337,28 @@ class CompiledForward(Helped):
 
 
 @dataclass(slots=True, eq=False)
-class RunWork:
-    """One forward, as the worker runs it."""
+class ForwardRun:
+    """One forward, as the worker runs it; `runs.Run` has the meaning of each method."""
 
     owner: CompiledForward
-    entry: _Entry
+    of: _Entry
     arrays: Mapping[str, Any]
     pending: Pending[RunResult]
     checked: reference.Checked | None = None  # under TRACEGRAD_CHECK
     differs: str = ""  # from the reference, and how
 
-    def submit(self, session: Session) -> Any:
-        """See `worker.Work`."""
+    def begin(self, session: Session) -> tuple[int, Mapping[str, Any]] | None:
+        """Load the program if it was not yet."""
         if self._displaced():
             return None
-        entry = self.entry
-        handle = entry.load(session, self.owner.host)
+        handle = self.of.load(session, self.owner.host)
         if indexcheck.enabled():
             self.checked = self._checked(session)
-        return session.submit(handle, self.arrays)
+        return handle, self.arrays
 
     def _checked(self, session: Session) -> reference.Checked:
         """What the run is compared by; InputError for indices out of range."""
-        graph, program = self.entry.built.graph, self.entry.built.program
+        graph, program = self.of.built.graph, self.of.built.program
         values = params.download(session, program, program.params)
         given = {n: x for n, x in self.arrays.items() if not n.startswith(PREFIX)}
         hyper = {n: x for n, x in self.arrays.items() if n.startswith(PREFIX)}
@@ -366,13 +366,13 @@ class RunWork:
         indexcheck.check_indices(graph, env | hyper)
         return reference.Checked(graph, program, self.arrays, env | hyper, {})
 
-    def finish(self, outputs: dict[str, Any]) -> bool:
-        """See `worker.Work`."""
-        self.differs = self.checked.differs(outputs) if self.checked is not None else ""
+    def finish(self, session: Session, outputs: dict[str, Any]) -> bool:
+        """Resolve the call."""
+        self.differs = self.checked.differs(session, outputs) if self.checked is not None else ""
         if self.differs:
             return False
         if not self._displaced():
-            self.pending.resolve(CompletedRun(captures_of(outputs), output_of(outputs, self.entry.built.structure)))
+            self.pending.resolve(CompletedRun(captures_of(outputs), output_of(outputs, self.of.built.structure)))
         return True
 
     def recover(self, session: Session, outputs: dict[str, Any]) -> None:
@@ -382,13 +382,13 @@ class RunWork:
         self.pending.resolve(Failed(DeviceError(f"run: {self.differs} (TRACEGRAD_CHECK)\n{found}")))
 
     def fail(self, error: BaseException) -> None:
-        """See `worker.Work`."""
+        """The run raised."""
         self.pending.resolve(failure(error, "run"))
 
     def _displaced(self) -> bool:
         if self.owner.closed:
             self.pending.resolve(Aborted(self.owner.closed))
-        elif self.entry.version is not self.owner.host.version:
+        elif self.of.version is not self.owner.host.version:
             self.pending.resolve(Aborted("displaced by replace_model"))
         return self.pending.done()
 

@@ -40,6 +40,7 @@ class Stepper:
     sites: tuple[SiteInfo, ...] = ()
     first: Callable[[], Mapping[str, Any]] | None = None  # gives the parameters, drawn while pipelines are compiled
     handle: int = -1
+    at_once: int = 1  # runs worth one batch
     counter: int = 0  # steps applied
     submitted: int = 0  # number of the last step submitted, if all those in flight are applied
     in_flight: int = 0
@@ -53,10 +54,10 @@ class Stepper:
         self.hyper = tuple(f for f in self.program.inputs if f.name.startswith(PREFIX))
         self.inputs = tuple(f for f in self.program.inputs if not f.name.startswith(PREFIX))
 
-    def submit(
+    def begin(
         self, session: Session, arrays: Mapping[str, Any], knobs: Knobs
-    ) -> tuple[Any, int, reference.Checked | None]:
-        """Submit the next step; its ticket and number, and under TRACEGRAD_CHECK what it is compared by."""
+    ) -> tuple[dict[str, Any], int, reference.Checked | None]:
+        """The inputs of the next step, its number, and under TRACEGRAD_CHECK what it is compared by."""
         step = self.submitted + 1
         checked = None
         try:
@@ -67,26 +68,26 @@ class Stepper:
                 check_indices(self.graph, env)
                 before = reference.written(session, self.graph)
                 checked = reference.Checked(self.graph, self.program, inputs, env, before)
-            ticket = session.submit(self.handle, inputs)
-            if checked is not None:
-                checked = checked.submitted(session)
         except BaseException:
             knobs.rate.rewind(step)
             raise
         self.submitted = step
         self.in_flight += 1
-        return ticket, step, checked
+        return inputs, step, checked
 
     def applied(self, step: int) -> None:
         """The step's result is in."""
         self.counter = step
         self.in_flight -= 1
 
-    def lost(self) -> None:
-        """A step submitted gave no result; those behind it keep their numbers."""
+    def lost(self, step: int) -> bool:
+        """A step gave no result; those behind it keep their numbers. Will another step get this one's number?"""
         self.in_flight -= 1
         if not self.in_flight:
             self.submitted = self.counter
+        elif step == self.submitted:
+            self.submitted -= 1
+        return self.submitted < step
 
     def rewind(self, session: Session) -> None:
         """Nothing of what was submitted since the last applied step counts: the next is number `counter + 1`."""
@@ -132,7 +133,8 @@ class Stepper:
             if b.fill == COPY_OF_PARAMS and b.name not in had:
                 session.write(b.name, session.read(COPY_OF_PARAMS))
         session.unload(self.handle)
-        self.program, self.graph, self.sites, self.handle = built.program, built.graph, built.sites, new
+        self.program, self.graph, self.sites = built.program, built.graph, built.sites
+        self.handle, self.at_once = new, 1
         self.__post_init__()
 
     def draw(self, session: Session) -> None:
@@ -174,43 +176,45 @@ class StepCall:
     losses: list[float] = field(default_factory=list[float])
     skipped: int = 0
 
-    def works(self, arrays: Callable[[int], Mapping[str, Any]]) -> list[StepWork]:
+    def runs(self, arrays: Callable[[int], Mapping[str, Any]]) -> list[StepRun]:
         """The runs of this call; `arrays(k)` are the inputs of the k-th."""
-        return [self.work(k, arrays(k)) for k in range(self.n)]
+        return [self.run(k, arrays(k)) for k in range(self.n)]
 
-    def work(self, k: int, arrays: Mapping[str, Any]) -> StepWork:
+    def run(self, k: int, arrays: Mapping[str, Any]) -> StepRun:
         """The k-th of them."""
-        return StepWork(self, k, arrays, self.pending)
+        return StepRun(self, k, arrays, self.pending, self.stepper)
 
 
 @dataclass(slots=True, eq=False)
-class StepWork:
-    """One step, as the worker runs it."""
+class StepRun:
+    """One step, as the worker runs it; `runs.Run` has the meaning of each method."""
 
     call: StepCall
     index: int
     arrays: Mapping[str, Any]  # kept until the result is known: a replay and the search for a NaN need them
     pending: Pending[StepResult]
-    step: int = 0
+    of: Stepper
+    step: int = 0  # its number, once it has begun
     checked: reference.Checked | None = None
     differs: str = ""  # from the reference, and how
 
-    def submit(self, session: Session) -> Any:
-        """See `worker.Work`."""
+    def begin(self, session: Session) -> tuple[int, Mapping[str, Any]] | None:
+        """Number the step, and add the hyperparameters to its inputs."""
+        self.step = 0
         if self.pending.done():
             return None  # an earlier step of the same call failed
-        stepper = self.call.stepper
+        stepper = self.of
         if stepper.replaced:
             self.pending.resolve(Aborted(stepper.replaced))
             return None
-        ticket, self.step, self.checked = stepper.submit(session, self.arrays, self.call.knobs)
-        return ticket
+        inputs, self.step, self.checked = stepper.begin(session, self.arrays, self.call.knobs)
+        return stepper.handle, inputs
 
-    def finish(self, outputs: dict[str, Any]) -> bool:
-        """See `worker.Work`."""
+    def finish(self, session: Session, outputs: dict[str, Any]) -> bool:
+        """Count the step, and resolve the call behind its last one."""
         if outputs[HALTED]:
             return False
-        self.differs = self.checked.differs(outputs) if self.checked is not None else ""
+        self.differs = self.checked.differs(session, outputs) if self.checked is not None else ""
         if self.differs:
             return False
         call = self.call
@@ -227,7 +231,7 @@ class StepWork:
         return True
 
     def recover(self, session: Session, outputs: dict[str, Any]) -> None:
-        """See `worker.Work`: name the op that went wrong, and let the steps behind run."""
+        """Name the op that went wrong, and let the steps behind run."""
         call = self.call
         if self.checked is not None and self.differs:
             self._undo(session, self.checked)
@@ -262,9 +266,8 @@ class StepWork:
         if knobs is None or tab.IN_TAB or not np.isfinite(outputs["loss"]):
             return False
         stepper.rewind(session)
-        ticket, self.step, self.checked = stepper.submit(session, self.arrays, knobs)
-        session.flush()
-        if self.finish(session.collect(ticket)):
+        inputs, self.step, self.checked = stepper.begin(session, self.arrays, knobs)
+        if self.finish(session, *session.run(stepper.handle, [inputs]).outputs()):
             return True
         if self.checked is not None and self.differs:
             self._undo(session, self.checked)
@@ -283,9 +286,9 @@ class StepWork:
         self.pending.resolve(Failed(DeviceError(f"{head}\n{found}")))
 
     def fail(self, error: BaseException) -> None:
-        """See `worker.Work`."""
-        if self.step:
-            self.call.stepper.lost()
+        """Give the number back, where no other step of a higher number is under way."""
+        if self.step and self.of.lost(self.step):
+            self.call.knobs.rate.rewind(self.step)
         self.pending.resolve(failure(error, self.call.what))
 
 

@@ -117,11 +117,11 @@ class CompiledTraining(Inspected):
             given = merge(mapping, inputs, what, more, self._declared)
             arrays = check_inputs(stepper.inputs, given, what, lead, self._memory.copied)
             call = StepCall(stepper, knobs, pending, n, what)
-            works = [call.work(0, arrays)] if lead is None else call.works(split_steps(arrays, stepper.inputs, n))
+            runs = [call.run(0, arrays)] if lead is None else call.runs(split_steps(arrays, stepper.inputs, n))
         except Exception as e:
             pending.resolve(failure(e, what))
             return pending
-        self.worker.enqueue(works, pending)
+        self.worker.enqueue(runs, pending)
         return pending
 
     @helpful

@@ -1,15 +1,17 @@
-"""The thread that owns a Session: calls and runs in order, submitted ahead, replayed after a step that failed."""
+"""The thread that owns a Session: runs in batches, calls between them, and runs again behind a step that failed."""
 
 from __future__ import annotations
 
 import contextlib
 import threading
+import time
 from collections import deque
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from typing import Any, TypeVar, cast
 
-from tracegrad.engine.drives import Call, Drive, TabDrive, ThreadDrive, Work
+from tracegrad.engine.drives import Drive, TabDrive, ThreadDrive
 from tracegrad.engine.results import LOOK_SECONDS, Aborted, Failed, Pending, failure
+from tracegrad.engine.runs import Call, Run, UnderWay, waited
 from tracegrad.errors import AbortedError, DeviceError
 from tracegrad.introspection.limits import Limits, measure_limits
 from tracegrad.runtime import tab
@@ -17,21 +19,16 @@ from tracegrad.runtime.base import Session
 from tracegrad.runtime.forks import Generation, forked_error
 
 T = TypeVar("T")
-_GOES_ON = object()  # what a turn gives where nothing is to be waited for
-
-MAX_IN_FLIGHT = 8  # runs queued before `step` waits, or as many as may be under way where those are more
-
-
-Group = deque[tuple[Work, Any]]  # runs submitted together, with their tickets
+MAX_IN_FLIGHT = 8  # runs queued before `step` waits; where runs are short, as many as may be under way
 
 
 class Worker:
     """Owns a session on a thread of its own; in a browser's tab, where there are none, in turns of the event loop.
 
-    What is queued is submitted together, as a group of `session.at_once` runs at most; up to `session.submissions`
-    groups are under way, and then the first is collected. A step that was not applied leaves the device halted: what
-    was submitted behind it is dropped and submitted again, in order. A call made with `call` sees everything queued
-    before it finished, and nothing queued after it begun.
+    The worker alone decides how many runs go together: runs of one program, queued behind each other, become a batch
+    that takes about `session.batch_seconds`. Up to `session.ahead` batches are under way; then the outputs of the first
+    are read. A step that was not applied leaves the device halted: the runs behind it are queued again, in order. A
+    call made with `call` sees everything queued before it finished, and nothing queued after it begun.
     """
 
     def __init__(self, factory: Callable[[], Session], max_in_flight: int = MAX_IN_FLIGHT):
@@ -40,11 +37,11 @@ class Worker:
         self._factory, self._generation = factory, Generation.number
         self._lock = threading.RLock()  # reentrant: garbage may be collected, and this closed, while it is held
         self._crowd: deque[threading.Lock] = deque()  # one for each thread that waits for room, which holds it
-        self._queue: deque[Work | Call] = deque()
-        self._window: deque[Group] = deque()  # submitted, not collected; the worker's own
-        self._begun = False  # to collect the oldest of them
-        self._taken: deque[Work] = deque()  # out of the queue, to be submitted
-        self._held: Work | Call | None = None  # what the thread is at: a thread that is killed loses no work
+        self._queue: deque[Run | Call] = deque()
+        self._window: deque[UnderWay] = deque()  # the worker's own
+        self._landed = 0.0  # when the outputs of the last batch were there
+        self._taken: list[Run] = []  # out of the queue, and in no batch yet
+        self._held: Run | Call | None = None  # what the thread is at: a thread that is killed loses none
         self._closed: str | None = None
         self._cause: BaseException | None = None  # what ended the thread, where that was not `close`
         self._limits: Limits | None = None
@@ -55,11 +52,7 @@ class Worker:
 
     def opened(self) -> Worker:
         """This worker, once it has its session. Raises what `factory` raised."""
-        opened = self._started.result()
-        if isinstance(opened, Failed):
-            raise opened.error
-        if isinstance(opened, Aborted):
-            raise AbortedError(opened.reason)
+        waited(self._started)
         return self
 
     @property
@@ -95,7 +88,7 @@ class Worker:
             self._limits = measure_limits(self._session)
         return self._limits
 
-    def enqueue(self, works: Sequence[Work], pending: Pending[Any]) -> None:
+    def enqueue(self, runs: Sequence[Run], pending: Pending[Any]) -> None:
         """Queue the runs of one call, which resolve `pending`; wait first while `max_in_flight` or more are queued."""
         if self._forked(pending):
             return
@@ -104,7 +97,7 @@ class Worker:
         with self._lock:
             if self._closed is None:
                 self._drive.wake()  # first: an interrupt between the two queues nothing
-                self._queue.extend(works)
+                self._queue.extend(runs)
                 return
         pending.resolve(self.refusal)
 
@@ -128,11 +121,11 @@ class Worker:
         """Wait until fewer runs are queued. The worker's own thread (a done callback) would wait forever."""
         if tab.IN_TAB:
             while len(self._queue) >= self.max_in_flight and tab.can_wait():
-                jobs = [*self._submitted(), *self._queue]
-                oldest = next((job.pending for job in jobs if not job.pending.done()), None)
+                waiting = [x.pending for x in (*self._begun(), *self._queue)]
+                oldest = next((pending for pending in waiting if not pending.done()), None)
                 if oldest is None:
                     return
-                tab.wait(_done(oldest), "a free place in the queue")
+                tab.wait(tab.resolved(oldest), "a free place in the queue")
         elif threading.get_ident() != self.ident:
             while True:
                 gate = threading.Lock()
@@ -148,12 +141,7 @@ class Worker:
 
         Raises: what `fn` raises; AbortedError when the worker is closed.
         """
-        result = self.post(fn, urgent).result()
-        if isinstance(result, Failed):
-            raise result.error
-        if isinstance(result, Aborted):
-            raise AbortedError(result.reason)
-        return cast("tuple[T]", result)[0]
+        return cast("tuple[T]", waited(self.post(fn, urgent)))[0]
 
     def begin(self, fn: Callable[[Session], Any]) -> None:
         """As `call`, before all other work. Where a tab cannot wait, an error closes the worker instead of raising."""
@@ -176,9 +164,9 @@ class Worker:
             return pending
         with self._lock:
             if self._closed is None:
-                job = Call(fn, pending, urgent)
+                call = Call(fn, pending, urgent)
                 self._drive.wake()
-                (self._queue.appendleft if urgent else self._queue.append)(job)
+                (self._queue.appendleft if urgent else self._queue.append)(call)
                 return pending
         pending.resolve(self.refusal)
         return pending
@@ -221,7 +209,7 @@ class Worker:
         return not self._queue and not self._window and self._closed is None
 
     def _main(self) -> Generator[Any, None, None]:
-        """All the work. Gives what should be waited for before it goes on: a ticket, or None for something to do."""
+        """All the work. Gives what should be waited for before it goes on: a batch, or None for something to do."""
         try:
             self._session = self._factory()
         except BaseException as e:
@@ -232,11 +220,12 @@ class Worker:
         self._started.resolve(None)
         try:
             while self._closed is None:
-                awaited = self._turn()
-                if awaited is not _GOES_ON:
-                    yield awaited
-                    if awaited is not None and self._closed is None:
-                        self._collect_oldest()
+                if self._turn():
+                    continue
+                oldest = self._window[0] if self._window else None
+                yield oldest and oldest.batch
+                if oldest is not None and self._closed is None:
+                    self._read(oldest)
         except GeneratorExit:
             self._closed = self._closed or "closed"
         except BaseException as e:
@@ -263,69 +252,85 @@ class Worker:
         with contextlib.suppress(Exception):  # the device may be gone, or was never opened; callers know by now
             self._session.close()
 
-    def _turn(self) -> Any:
-        """Do one thing, or say what to wait for: the oldest ticket, or None for more to do."""
-        if self._begun:
-            return self._window[0][0][1]
+    def _turn(self) -> bool:
+        """Do one thing. False if there is nothing to do but to wait."""
         with self._lock:
-            job = self._held = self._queue[0] if self._queue else None
-            if isinstance(job, Call):
-                job = self._queue.popleft() if job.urgent or not self._window else None
-            elif job is not None:
-                room = self._room_for(job)
-                while self._queue and len(self._taken) < room and not isinstance(self._queue[0], Call):
-                    self._taken.append(self._queue[0])
+            first = self._held = self._queue[0] if self._queue else None
+            if isinstance(first, Call):
+                if self._window and not first.urgent:
+                    return False
+                self._queue.popleft()
+            elif first is not None:
+                room = self._room_for(first)
+                while room > len(self._taken) and self._queue:
+                    run = self._queue[0]
+                    if isinstance(run, Call) or run.of is not first.of:
+                        break
+                    self._taken.append(run)
                     self._queue.popleft()
-        if isinstance(job, Call):
-            self._run_call(job)
-            self._let_in()
+        if isinstance(first, Call):
+            self._run_call(first)
         elif self._taken:
-            self._submit()
+            self._run_batch()
         else:
-            return self._window[0][0][1] if self._window else None
-        return _GOES_ON
-
-    def _room_for(self, following: Work) -> int:
-        """How many runs to submit now: none if results should be collected first."""
-        session = self._session
-        if self._window:
-            oldest = self._window[0][0][0].pending
-            if len(self._window) >= session.submissions or (oldest.wanted and oldest is not following.pending):
-                return 0
-            if len(self._queue) < session.at_once // 2 and not self._queue[-1].pending.wanted:
-                return 0  # a submission costs as much as several short runs: more will come while one is under way
-        return session.at_once
-
-    def _run_call(self, job: Call) -> None:
-        try:
-            result = (job.fn(self._session),)
-        except (Exception, KeyboardInterrupt) as e:
-            job.pending.resolve(Failed(e))  # raised in the caller's thread as it is
-        else:
-            job.pending.resolve(result)
-
-    def _submit(self) -> None:
-        """Submit what was taken, as a group."""
-        self._window.append(group := deque())
-        while self._taken:
-            self._held = work = self._taken[0]
-            self._taken.popleft()
-            try:
-                ticket = work.submit(self._session)
-            except Exception as e:
-                if self._closed is None:
-                    work.fail(e)
-                else:  # `close` ended what it was doing
-                    work.pending.resolve(Aborted(self._closed))
-                continue
-            if ticket is not None:
-                group.append((work, ticket))
-        if not group:
-            self._window.pop()
-        # where runs are short as many as are under way: more groups are only begun while some are queued
-        self.max_in_flight = max(self._least_queued, self._session.at_once * self._session.submissions)
-        self._session.flush(self._let_in)
+            return False
         self._let_in()
+        return True
+
+    def _room_for(self, first: Run) -> int:
+        """How many runs to take for a batch now: none if outputs should be read first."""
+        at_once = first.of.at_once
+        if self._window:
+            oldest, latest = self._window[0].runs[0].pending, self._window[-1].runs[0]
+            full = len(self._window) >= self._session.ahead or latest.checked is not None
+            if full or (oldest.wanted and oldest is not first.pending):
+                return 0
+            if len(self._queue) < at_once // 2 and not self._queue[-1].pending.wanted:
+                return 0  # a batch costs as much as several short runs: more will come while one is under way
+        return at_once
+
+    def _run_call(self, call: Call) -> None:
+        try:
+            result: Any = (call.fn(self._session),)
+        except (Exception, KeyboardInterrupt) as e:
+            result = Failed(e)  # raised in the caller's thread as it is
+        call.pending.resolve(result)
+
+    def _run_batch(self) -> None:
+        """Hand what was taken to the session."""
+        session, handle = self._session, 0
+        runs: list[Run] = []
+        inputs: list[Mapping[str, Any]] = []
+        for k, run in enumerate(self._taken):
+            try:
+                begun = run.begin(session)
+            except Exception as e:
+                self._fail([run], e)
+                continue
+            if begun is not None:
+                handle, given = begun
+                runs.append(run)
+                inputs.append(given)
+                if run.checked is not None:
+                    with self._lock:
+                        self._queue.extendleft(reversed(self._taken[k + 1 :]))
+                    break
+        if runs:
+            self.max_in_flight = max(self._least_queued, runs[0].of.at_once * session.ahead)
+            try:
+                self._window.append(
+                    UnderWay(time.perf_counter(), handle, runs, session.run(handle, inputs, self._let_in))
+                )
+            except Exception as e:
+                self._fail(reversed(runs), e)  # the last one first: each gives its number back
+        self._taken = []
+
+    def _fail(self, runs: Iterable[Run], error: Exception) -> None:
+        for run in runs:
+            if self._closed is None:
+                run.fail(error)
+            else:  # `close` ended what it was doing
+                run.pending.resolve(Aborted(self._closed))
 
     def _let_in(self) -> None:
         """Wake who waits for room, once half of it is free: waking a thread costs."""
@@ -334,65 +339,55 @@ class Worker:
                 while self._crowd and len(self._queue) <= self.max_in_flight // 2:
                     self._crowd.popleft().release()
 
-    def _collect_oldest(self) -> None:
-        """The results of the oldest group; in a tab, where each may have to be awaited, of its first run."""
-        group = self._window[0]
-        while group and self._closed is None:
-            work, ticket = group[0]
-            self._held = work
-            group.popleft()
-            if not group:
-                self._window.popleft()
-            outputs: dict[str, Any] = {}
-            try:
-                outputs = self._session.collect(ticket)
-                if self._closed is not None:
-                    work.pending.resolve(Aborted(self._closed))
-                    return
-                applied = work.finish(outputs)
-            except Exception as e:
-                # Whether the device did this run and those behind it is unknown, so none is run a second time.
-                work.fail(e)
-            else:
-                if not applied:
-                    self._drop_window()
-                    self._recover(work, outputs)
-                    return
-            if tab.IN_TAB:
-                break
-        self._begun = bool(group)
-
-    def _recover(self, work: Work, outputs: dict[str, Any]) -> None:
+    def _read(self, oldest: UnderWay) -> None:
+        """Take the outputs of the oldest batch."""
+        runs, session = oldest.runs, self._session
         try:
-            work.recover(self._session, outputs)
+            results = oldest.batch.outputs()
         except Exception as e:
-            work.fail(e)
+            # Whether the device did these runs and those behind is unknown, so none is run a second time.
+            self._fail(runs, e)
+            self._window.popleft()
+            return
+        if session.batch_seconds:
+            now = time.perf_counter()
+            seconds = max(now - max(oldest.began, self._landed), 1e-6) / len(runs)
+            self._landed = now
+            runs[0].of.at_once = max(1, min(session.capacity(oldest.handle), int(session.batch_seconds / seconds)))
+        for k, (run, outputs) in enumerate(zip(runs, results)):
+            if self._closed is not None:
+                return  # `_end` answers the rest
+            try:
+                applied = run.finish(session, outputs)
+            except Exception as e:
+                run.fail(e)
+                continue
+            if not applied:
+                self._held = run
+                self._replay(runs[k + 1 :])
+                try:
+                    run.recover(session, outputs)
+                except Exception as e:
+                    run.fail(e)
+                return
+        self._window.popleft()
 
-    def _submitted(self) -> list[Work]:
-        return [*(work for group in self._window for work, _ in group), *self._taken]
+    def _begun(self) -> list[Run]:
+        return [*(run for under_way in self._window for run in under_way.runs), *self._taken]
 
-    def _drop_window(self) -> None:
-        """Forget the results of what was submitted behind a failed step, and queue it again in the same order."""
-        dropped = self._submitted()
-        self._window.clear()
-        self._begun = False
+    def _replay(self, behind: Sequence[Run]) -> None:
+        """Queue again, in order, what follows a run that was not applied: the rest of its batch, and later batches."""
+        dropped = [*behind, *(run for under_way in list(self._window)[1:] for run in under_way.runs)]
         with self._lock:
             self._queue.extendleft(reversed(dropped))
+        self._window.clear()
 
     def _abort_all(self, result: Aborted | Failed) -> None:
         with self._lock:
-            jobs = [*self._submitted(), *self._queue]
+            waiting = [*self._begun(), *self._queue]
             self._queue.clear()
             self._let_in()
         self._window.clear()
-        self._taken.clear()
-        self._begun = False
-        for job in jobs:
-            job.pending.resolve(result)
-
-
-async def _done(pending: Pending[Any]) -> None:
-    """Until `pending` is resolved. It does not count as looked at."""
-    future = tab.event_loop().create_future()
-    pending.add_done_callback(lambda _: future.done() or future.set_result(None))
-    await future
+        self._taken = []
+        for x in waiting:
+            x.pending.resolve(result)

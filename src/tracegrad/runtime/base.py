@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -40,7 +40,26 @@ class Timings:
 
 
 def nothing() -> None:
-    """For callers of `flush` with no thread that waits."""
+    """For callers of `run` with no thread that waits."""
+
+
+class Batch(Protocol):
+    """Runs of one program that a session executes together. It may be dropped without reading its outputs."""
+
+    def outputs(self) -> list[dict[str, Any]]:
+        """Wait, and return the outputs of each run by name. Called once."""
+        ...
+
+
+@dataclass(slots=True)
+class Done:
+    """A batch that was computed by `run` itself."""
+
+    results: list[dict[str, Any]]
+
+    def outputs(self) -> list[dict[str, Any]]:
+        """The results."""
+        return self.results
 
 
 class Session(Protocol):
@@ -48,12 +67,12 @@ class Session(Protocol):
 
     Programs loaded into one session share every buffer of role "param", "grad" or "state" that has the same name; the
     first program that brings a name allocates it, filled with `Buffer.fill`. Every method but `interrupt` runs on the
-    one thread that owns the session. `submit` queues a run and returns at once where the device allows it; `collect`
-    waits for it. Runs may share a submission of the device. Arrays are NumPy arrays of the field's dtype and shape.
+    one thread that owns the session. A session executes batches in order; the engine decides which runs share a batch.
+    Arrays are NumPy arrays of the field's dtype and shape.
     """
 
-    at_once: int  # runs worth one submission of the device; 1 where `submit` itself computes
-    submissions: int  # worth having under way before the first is collected
+    ahead: int  # batches worth having under way before the outputs of the first are read
+    batch_seconds: float  # that one batch should take: whoever waits for a run waits for all of its batch
 
     @property
     def info(self) -> DeviceInfo:
@@ -68,22 +87,18 @@ class Session(Protocol):
         """Free what only this program uses."""
         ...
 
-    def submit(self, handle: int, inputs: Mapping[str, Any]) -> Any:
-        """Run once with the program's `inputs` (all of them, hyperparameters too); a ticket.
-
-        An array that is given again holds what it held before: it may not be copied a second time.
-        """
+    def capacity(self, handle: int) -> int:
+        """The most runs of a program that one batch may have."""
         ...
 
-    def flush(self, free: Callable[[], object] = nothing) -> None:
-        """See that the runs submitted so far begin, where they wait for others to be submitted with.
+    def run(self, handle: int, inputs: Sequence[Mapping[str, Any]], free: Callable[[], object] = nothing) -> Batch:
+        """Begin one batch: a run for each element of `inputs`, which has all inputs of the program by name.
 
-        `free` is called, if at all, before a part of it that leaves Python's lock to other threads for long.
+        inputs:  If the same array object comes again, its contents must not have changed: the session is free to skip
+                 the copy.
+        free:    Called, if at all, before a part of the work that leaves Python's lock to other threads for long.
+        Raises:  what went wrong before anything ran; `Batch.outputs` raises the rest.
         """
-        ...
-
-    def collect(self, ticket: Any) -> dict[str, Any]:
-        """Outputs of that run by name, waiting for it."""
         ...
 
     def timings(self, handle: int, inputs: Mapping[str, Any], runs: int) -> Timings:

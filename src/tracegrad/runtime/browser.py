@@ -1,13 +1,12 @@
 """The browser's WebGPU, for Python in its tab: Programs on the JavaScript runtime, in the thread that Python runs in.
 
-A program crosses over once, as JSON. Runs submitted one behind the other cross over together and are one submission
-of the device; their results come back together. Nothing here waits but `read`, and `load` where it can.
+A program crosses over once, as JSON. The runs of a batch cross over together and are one submission of the device;
+their results come back together. Nothing here waits but `read`, and `load` where it can.
 """
 
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Callable, Generator, Mapping, Sequence
 from typing import Any
 
@@ -21,34 +20,48 @@ from tracegrad.runtime.base import DeviceInfo, Timings, nothing
 from tracegrad.runtime.storage import from_storage, to_storage
 from tracegrad.runtime.tab import can_wait, javascript, pyodide, wait
 
-RUNS_AT_ONCE = 64  # in one submission
-SECONDS_AT_ONCE = 0.1  # that one submission should take: browsers give up on devices that seem to hang
-BYTES_AT_ONCE = 1 << 26  # of inputs or outputs in one submission
+RUNS_AT_ONCE = 64  # in one batch
+BATCH_SECONDS = 0.1  # browsers give up on devices that seem to hang
+BATCH_BYTES = 1 << 26  # of inputs or outputs
 
 
 class Batch:
-    """Runs of one program that cross over together."""
+    """Runs of one program that crossed over together. Awaiting it ends when their outputs or their error are there."""
 
-    __slots__ = ("answer", "data", "error", "handle", "n", "outputs", "sent")
+    __slots__ = ("answer", "error", "program", "raw", "runs")
 
-    def __init__(self, handle: int) -> None:
-        self.handle, self.n, self.data = handle, 0, bytearray()
-        self.answer: Any = None  # JavaScript's promise, once sent
-        self.sent = 0.0
-        self.outputs: bytes | None = None
+    def __init__(self, program: Program, runs: int, answer: Any) -> None:
+        self.program, self.runs, self.answer = program, runs, answer  # JavaScript's promise
+        self.raw: bytes | None = None
         self.error: Exception | None = None
 
-
-class Ticket:
-    """One run under way. Awaiting it sends it, and ends when its outputs or its error are there."""
-
-    __slots__ = ("batch", "index", "session")
-
-    def __init__(self, session: BrowserSession, batch: Batch, index: int) -> None:
-        self.session, self.batch, self.index = session, batch, index
-
     def __await__(self) -> Generator[Any, None, None]:
-        yield from self.session.arrived(self.batch).__await__()
+        yield from self._arrived().__await__()
+
+    async def _arrived(self) -> None:
+        """Take the answer. `outputs` raises what went wrong."""
+        try:
+            self.raw = value_of(await self.answer).to_bytes()
+        except Exception as e:
+            self.error = e
+
+    def outputs(self) -> list[dict[str, Any]]:
+        """The outputs of each run by name."""
+        if self.raw is None and self.error is None:
+            wait(self, "waiting for a run")
+        if self.raw is None:
+            raise self.error or DeviceError("the runs gave nothing")
+        found: list[dict[str, Any]] = []
+        at = 0
+        for _ in range(self.runs):
+            outputs: dict[str, Any] = {}
+            for f in self.program.outputs:
+                kind = DTYPES[DTYPES[f.dtype].storage].numpy
+                flat = np.frombuffer(self.raw, dtype=kind, count=f.size, offset=at)
+                outputs[f.name] = from_storage(flat, type(f)(f.name, 0, 0, f.dtype, f.shape))
+                at += 4 * f.size
+            found.append(outputs)
+        return found
 
 
 class BrowserSession:
@@ -58,12 +71,10 @@ class BrowserSession:
     """
 
     def __init__(self) -> None:
-        self.at_once, self.submissions = 1, 2  # the former by what the last one took
-        self._landed = 0.0  # when that was there
+        self.ahead, self.batch_seconds = 2, BATCH_SECONDS
         self._tab: Any = javascript().Tab.new()
         self._programs: dict[int, Program] = {}
         self._buffers: dict[str, Buffer] = {}
-        self._batch: Batch | None = None
         self._next = 0
         self._closed = False
 
@@ -75,7 +86,6 @@ class BrowserSession:
 
     def load(self, program: Program) -> int:
         """Hand the program over: allocated, and every kernel compiled in parallel; a handle."""
-        self.flush()
         self._next += 1
         answer = self._tab.load(self._next, program.to_json())
         if can_wait():
@@ -90,48 +100,21 @@ class BrowserSession:
 
     def unload(self, handle: int) -> None:
         """Free what only this program uses."""
-        self.flush()
         if self._programs.pop(handle, None) is not None:
             self._tab.unload(handle)
 
-    def submit(self, handle: int, inputs: Mapping[str, Any]) -> Ticket:
-        """Add one run to those that cross over next."""
-        self._check_open()
-        batch = self._batch
-        if batch is None or batch.handle != handle or batch.n >= RUNS_AT_ONCE:
-            self.flush()
-            batch = self._batch = Batch(handle)
-        for f in self._programs[handle].inputs:
-            batch.data += to_storage(inputs[f.name], f.dtype).tobytes()
-        batch.n += 1
-        return Ticket(self, batch, batch.n - 1)
+    def capacity(self, handle: int) -> int:
+        """What browsers take without seeming to hang."""
+        program = self._programs[handle]
+        largest = max(sum(4 * f.size for f in fields) for fields in (program.inputs, program.outputs))
+        return max(1, min(RUNS_AT_ONCE, BATCH_BYTES // max(1, largest)))
 
-    def flush(self, free: Callable[[], object] = nothing) -> None:
-        """Let the runs submitted so far cross over."""
+    def run(self, handle: int, inputs: Sequence[Mapping[str, Any]], free: Callable[[], object] = nothing) -> Batch:
+        """Let the runs cross over."""
         self._check_open()
-        batch, self._batch = self._batch, None
-        if batch is not None:
-            batch.sent = time.perf_counter()
-            batch.answer = self._tab.run(batch.handle, batch.n, sent(batch.data))
-
-    def collect(self, ticket: Ticket) -> dict[str, Any]:
-        """Outputs of that run by name."""
-        self._check_open()
-        batch = ticket.batch
-        if batch.outputs is None and batch.error is None:
-            wait(ticket, "collecting a run")
-        if batch.error is not None:
-            raise batch.error
-        assert batch.outputs is not None
-        fields = self._programs[batch.handle].outputs
-        at = ticket.index * (len(batch.outputs) // batch.n)
-        out: dict[str, Any] = {}
-        for f in fields:
-            kind = DTYPES[DTYPES[f.dtype].storage].numpy
-            flat = np.frombuffer(batch.outputs, dtype=kind, count=f.size, offset=at)
-            out[f.name] = from_storage(flat, type(f)(f.name, 0, 0, f.dtype, f.shape))
-            at += 4 * f.size
-        return out
+        program = self._programs[handle]
+        data = b"".join(to_storage(given[f.name], f.dtype).tobytes() for given in inputs for f in program.inputs)
+        return Batch(program, len(inputs), self._tab.run(handle, len(inputs), sent(data)))
 
     def timings(self, handle: int, inputs: Mapping[str, Any], runs: int) -> Timings:
         """Refused: DeviceError."""
@@ -139,14 +122,12 @@ class BrowserSession:
 
     def read(self, name: str) -> Any:
         """A persistent buffer, flat."""
-        self.flush()
         b = self._persistent(name)
         answer = wait(self._tab.read(name), f"reading {name!r}")
         return np.frombuffer(value_of(answer).to_bytes(), dtype=DTYPES[b.dtype].numpy, count=b.size)
 
     def write(self, name: str, values: Any, offset: int = 0) -> None:
         """Overwrite part of a persistent buffer, after everything submitted so far."""
-        self.flush()
         b = self._persistent(name)
         flat = np.ascontiguousarray(values, dtype=DTYPES[b.dtype].numpy).reshape(-1)
         if offset < 0 or offset + flat.size > b.size:
@@ -161,23 +142,6 @@ class BrowserSession:
         if not self._closed:
             self._closed = True
             self._tab.destroy()
-
-    async def arrived(self, batch: Batch) -> None:
-        """Send `batch` if that was not done, and take its answer. What goes wrong is raised by `collect`."""
-        try:
-            if batch is self._batch:
-                self.flush()
-            outputs: bytes = value_of(await batch.answer).to_bytes()
-        except Exception as e:
-            batch.error = e
-            return
-        if batch.outputs is None:  # another run of it may have been awaited meanwhile
-            batch.outputs = outputs
-            each = max(1, len(batch.data) // batch.n, len(outputs) // batch.n)
-            now = time.perf_counter()
-            quick = int(batch.n * SECONDS_AT_ONCE / max(now - max(batch.sent, self._landed), 1e-6))
-            self._landed = now
-            self.at_once = max(1, min(RUNS_AT_ONCE, BYTES_AT_ONCE // each, quick))
 
     def _persistent(self, name: str) -> Buffer:
         if name not in self._buffers:

@@ -24,7 +24,7 @@ from tracegrad.program import PERSISTENT, Buffer, Field, KernelSource, Program
 from tracegrad.render.c import MARGIN, library_source
 from tracegrad.render.c_calls import BETWEEN
 from tracegrad.render.c_engine import ENGINE
-from tracegrad.runtime.base import DeviceInfo, Timings, nothing
+from tracegrad.runtime.base import DeviceInfo, Done, Timings, nothing
 from tracegrad.runtime.c_compiler import Compiler
 from tracegrad.runtime.calls import Calls, processors
 from tracegrad.runtime.children import Children
@@ -60,9 +60,9 @@ def cpu_info(compiler: Compiler | None, failed: bool = False) -> DeviceInfo:
 
 
 class CpuSession:
-    """Named arrays, and programs that compute on them. Everything happens inside `submit`."""
+    """Named arrays, and programs that compute on them. Everything happens inside `run`."""
 
-    at_once = submissions = 1
+    ahead, batch_seconds = 1, 0.0
 
     def __init__(self, compiler: Compiler | None = None) -> None:
         self._compiler, self._children = compiler, Children()
@@ -199,8 +199,15 @@ class CpuSession:
             for name in gone.memory.keys() - kept:
                 self._persistent.pop(name, None)
 
-    def submit(self, handle: int, inputs: Mapping[str, Any]) -> dict[str, Any]:
-        """Run now; the ticket holds the results."""
+    def capacity(self, handle: int) -> int:
+        """Runs gain nothing from each other."""
+        return 1
+
+    def run(self, handle: int, inputs: Sequence[Mapping[str, Any]], free: Callable[[], object] = nothing) -> Done:
+        """Compute the runs now."""
+        return Done([self._run(handle, given) for given in inputs])
+
+    def _run(self, handle: int, inputs: Mapping[str, Any]) -> dict[str, Any]:
         self._check_open()
         loaded = self._ready(handle)
         given = loaded.given
@@ -211,16 +218,9 @@ class CpuSession:
         loaded.whole()
         return {f.name: taken(part, f) for f, part in loaded.outputs}
 
-    def flush(self, free: Callable[[], object] = nothing) -> None:
-        """Nothing waits."""
-
-    def collect(self, ticket: dict[str, Any]) -> dict[str, Any]:
-        """What `submit` computed."""
-        return ticket
-
     def timings(self, handle: int, inputs: Mapping[str, Any], runs: int) -> Timings:
         """By the process's clock, around each kernel."""
-        self.submit(handle, inputs)  # touches all memory once
+        self._run(handle, inputs)  # touches all memory once
         timed: list[tuple[tuple[float, float], ...]] = []
         with np.errstate(all="ignore"):
             for _ in range(runs):

@@ -1,4 +1,4 @@
-"""The native WebGPU runtime: Programs on a wgpu device. Runs queued behind each other share a submission and its pass.
+"""The native WebGPU runtime: Programs on a wgpu device. The runs of a batch share a submission and its pass.
 
 Host time on a two-core machine (wgpu 0.32.0, llvmpipe, medians): a dispatch with its pipeline, bind group and
 offsets costs 4.9 µs by the public API and 2.8 µs by direct calls, its share of finishing the command buffer included;
@@ -7,9 +7,8 @@ a submission, costs this thread 95 µs by direct calls and 67 compiled (on a slo
 bind group with a dynamic offset or by a group for each dispatch: 2.01 and 2.02 µs (direct, no workgroups), so the
 former: it needs one object.
 
-Runs wait for each other until there are as many as one submission should have, or the caller flushes, collects one of
-them, reads or writes. A submission may be encoded and sent by another thread (wgpu_compiled.py) while the caller stages
-the next and collects the one before. Whatever else it asks of the device waits until that thread has nothing to do.
+A batch may be encoded and sent by another thread (wgpu_compiled.py) while the caller stages the next and reads the
+outputs of the one before. Whatever else the caller asks of the device waits until that thread has nothing to do.
 
 Errors that would abort the process inside wgpu (a mapped or destroyed buffer in a submission, a mapped range of an
 unmapped buffer) cannot be reached: a slot is free only if it never was mapped or was unmapped since, arrays are
@@ -23,8 +22,7 @@ import contextlib
 import ctypes
 import importlib.metadata
 import logging
-import time
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Generator, Mapping, Sequence
 from concurrent.futures import Future
 from typing import Any
 
@@ -37,67 +35,49 @@ from tracegrad.runtime.c_compiler import begin_library
 from tracegrad.runtime.self_test import SELF_TEST
 from tracegrad.runtime.storage import check_memory
 from tracegrad.runtime.verdicts import Verdicts
-from tracegrad.runtime.wgpu_calls import Calls, Copy, DirectCalls, Job, LogTap, PublicCalls, device_error
+from tracegrad.runtime.wgpu_calls import Calls, Commands, Copy, DirectCalls, LogTap, PublicCalls, device_error
 from tracegrad.runtime.wgpu_compiled import SOURCE, CompiledCalls
 from tracegrad.runtime.wgpu_program import (
     COPY_DST,
     MAP_READ,
     Kernels,
     Loaded,
-    Slot,
     allocate,
     build,
     check_limits,
-    job_of,
+    commands_of,
     release,
     take_slot,
 )
-from tracegrad.runtime.wgpu_rings import Array, stored_dtype
+from tracegrad.runtime.wgpu_rings import Array, Slot, stored_dtype
 from tracegrad.runtime.wgpu_timing import time_launches
 from tracegrad.runtime.wgpu_verify import refuse_wrong
 
 READ_BYTES = 64 << 20  # persistent buffers are read in pieces of this size
-SUBMISSIONS = 3  # under way: one that the device works at, one that is being sent, and one that is being filled
-SECONDS_AT_ONCE = 0.01  # that one submission should take: whoever waits for a run waits for all of its submission
+AHEAD = 3  # batches under way: one that the device works at, one that is being sent, and one that is being filled
+BATCH_SECONDS = 0.01
 
 log = logging.getLogger("tracegrad")
 
 
-class Submission:
-    """Runs of one program that are submitted together. Dropping it unfetched is fine: its slot is used again."""
+class Batch:
+    """Runs of one program under way; `runtime.base.Batch` has the meaning. Dropping it frees its slot."""
 
-    __slots__ = ("__weakref__", "error", "loaded", "mark", "outputs", "runs", "sent", "slot")
+    __slots__ = ("__weakref__", "error", "loaded", "mark", "read", "runs", "session", "slot")
 
-    def __init__(self, loaded: Loaded, slot: Slot) -> None:
-        self.loaded, self.runs, self.mark, self.sent = loaded, 0, None, 0.0
-        self.slot: Slot | None = slot  # until it is fetched
-        self.outputs: list[Any] | None = None
-        self.error: Exception | None = None
+    def __init__(self, session: NativeSession, loaded: Loaded, slot: Slot, runs: int) -> None:
+        self.session, self.loaded, self.runs, self.read = session, loaded, runs, False
+        self.slot: Slot | None = slot  # until the outputs are fetched
+        self.mark: Any = None  # of its submission
+        self.error: Exception | None = None  # why it was not submitted
 
-    def takes_one_more(self, loaded: Loaded) -> bool:
-        """Is there room for a run of this program?"""
-        return self.loaded is loaded and self.runs < runs_at_once(loaded)
+    def outputs(self) -> list[dict[str, Any]]:
+        """Wait for the runs; their outputs by name. Batches may be read in any order, each once."""
+        return self.session.outputs_of(self)
 
-    def fail(self, error: Exception) -> None:
-        """It was not submitted."""
-        self.error = error
-        self._give_back()
-
-    def _give_back(self) -> None:
-        slot, self.slot = self.slot, None
-        if slot is not None and self.loaded.alive:
-            self.loaded.free.append(slot)  # the queue runs copies in order, so reuse before its end is safe
-
-    __del__ = _give_back
-
-
-class Ticket:
-    """One run of a submission. It may be dropped uncollected."""
-
-    __slots__ = ("collected", "number", "submission")
-
-    def __init__(self, submission: Submission, number: int) -> None:
-        self.submission, self.number, self.collected = submission, number, False
+    def __del__(self) -> None:
+        if self.slot is not None and self.loaded.alive:
+            self.loaded.free.append(self.slot)  # the queue runs copies in order, so reuse before its end is safe
 
 
 class NativeSession:
@@ -118,11 +98,9 @@ class NativeSession:
         self._tap = LogTap().attach()
         self._shared: dict[str, Array] = {}
         self._programs: dict[int, Loaded] = {}
-        self._waiting: Submission | None = None  # not sent yet
-        self._landed = 0.0  # when the last submission fetched was there
         self._next = 0
-        self._sending: Submission | None = None  # the last one, until it is known to be sent
-        self.at_once, self.submissions = 1, SUBMISSIONS
+        self._sending: Batch | None = None  # the last one, until it is known to be sent
+        self.ahead, self.batch_seconds = AHEAD, BATCH_SECONDS
         try:
             self._device: Any = open_device(adapter)
         except BaseException:
@@ -146,7 +124,7 @@ class NativeSession:
 
         Raises: DeviceError if the device is too small; CompileError naming a kernel that is refused or wrong.
         """
-        self._settled()
+        self._settle()
         program = as_run(program, self.info)
         with self._using_device("loading a program"):
             check_limits(program, self.limits, self.features, self.info.description)
@@ -165,117 +143,76 @@ class NativeSession:
 
     def unload(self, handle: int) -> None:
         """Free what only this program uses: persistent buffers too, where no other program names them."""
-        self._settled()
+        self._settle()
         loaded = self._programs.pop(handle, None)
         if loaded is not None:
             release(loaded, self._shared)
 
-    def submit(self, handle: int, inputs: Mapping[str, Any]) -> Ticket:
-        """Queue one run and return; any number may be in flight.
+    def capacity(self, handle: int) -> int:
+        """The most runs of a program that one batch may have."""
+        return self._loaded(handle).depth
+
+    def run(self, handle: int, inputs: Sequence[Mapping[str, Any]], free: Callable[[], object] = nothing) -> Batch:
+        """Submit a batch and return; any number may be under way.
 
         Raises: InputError for missing, unknown or misshapen inputs; DeviceError, DeviceLostError.
         """
         loaded = self._loaded(handle)
-        if self._waiting is not None and not self._waiting.takes_one_more(loaded):
-            self.flush()
-        submission = self._waiting or self._new_submission(loaded)
-        assert submission.slot is not None
-        submission.slot.stage.put(submission.runs, inputs)
-        submission.runs += 1
-        self._waiting = submission
-        return Ticket(submission, submission.runs - 1)
-
-    def _new_submission(self, loaded: Loaded) -> Submission:
+        if not loaded.free:
+            self._settle()  # what watches for errors while a batch is sent would take that of a new buffer
         with self._using_device("submitting a run"):
-            if not loaded.free:
-                self._settle()  # what watches for errors while a submission is sent would take that of a new buffer
-            return Submission(loaded, take_slot(loaded, self._device))
-
-    def collect(self, ticket: Ticket) -> dict[str, Any]:
-        """Wait for a run; its outputs by name. Tickets may be collected in any order, each once."""
-        submission, loaded = ticket.submission, ticket.submission.loaded
-        self._check_open()
-        if not loaded.alive:
-            raise DeviceError("the program of this run was unloaded")
-        if ticket.collected:
-            raise DeviceError("this run was collected already")
-        ticket.collected = True
-        if submission is self._waiting:
-            self.flush()
-        if submission is self._sending:
+            slot = take_slot(loaded, self._device)
+            batch = Batch(self, loaded, slot, len(inputs))
+            for k, given in enumerate(inputs):
+                slot.put(k, given)
             self._settle()
-        if submission.error is not None:
-            raise submission.error
-        if submission.outputs is None:
-            submission.outputs = self._fetch(submission)
-        return loaded.outputs.of_run(submission.outputs, ticket.number)
+            commands = commands_of(slot, loaded, len(inputs), self.calls, self._kernels)
+            batch.mark = self.calls.submit(commands, slot.given(), free)
+        self._sending = batch
+        return batch
 
-    def flush(self, free: Callable[[], object] = nothing) -> None:
-        """Submit the runs that wait. If that fails, collecting them raises the error."""
-        submission, self._waiting = self._waiting, None
-        if submission is None:
-            return
-        self._settle()
-        slot = submission.slot
-        assert slot is not None
-        given = slot.stage.given()
-        try:
-            with self._using_device("submitting a run"):
-                job = job_of(slot, submission.loaded, submission.runs, self.calls, self._kernels)
-                submission.sent = time.perf_counter()
-                submission.mark = self.calls.submit(job, given, free)
-                self._sending = submission
-        except Exception as e:
-            submission.fail(e)
+    def outputs_of(self, batch: Batch) -> list[dict[str, Any]]:
+        """See `Batch.outputs`."""
+        self._check_open()
+        loaded, slot = batch.loaded, batch.slot
+        if not loaded.alive:
+            raise DeviceError("the program of these runs was unloaded")
+        if batch.read or slot is None:
+            raise DeviceError("the outputs of these runs were read already")
+        batch.read = True
+        if batch is self._sending:
+            self._settle()
+        if batch.error is not None:
+            raise batch.error
+        mark, batch.slot, batch.mark = batch.mark, None, None  # a failed wait may leave it mapped: it is not used again
+        size = loaded.outputs.bytes(batch.runs)
+        raw = np.zeros(0, np.uint8)
+        if size:
+            with self._using_device("waiting for a run"):
+                raw = self.calls.fetch(slot.results, size, mark)
+        loaded.free.append(slot)
+        return loaded.outputs.of_runs(raw, batch.runs)
 
     def _settle(self) -> None:
-        """Wait until the last submission was sent. Collecting its runs raises the error, if there is one."""
-        submission = self._sending
-        if submission is None:
-            return
-        try:
-            self.calls.sent(submission.mark)
-        except Exception as e:
-            submission.fail(self._error(e, "submitting a run"))
-        self._sending = None
-
-    def _settled(self) -> None:
-        """Submit the runs that wait, and see them sent: the device is this thread's alone."""
-        self.flush()
-        self._settle()
-
-    def _fetch(self, submission: Submission) -> list[Any]:
-        """Wait for a submission; its outputs."""
-        loaded, slot, runs, mark = submission.loaded, submission.slot, submission.runs, submission.mark
-        assert slot is not None
-        submission.slot = submission.mark = None  # if the wait fails it may be left mapped: it is never used again
-        size = loaded.outputs.bytes(runs)
-        raw = np.zeros(0, np.uint8)
-        try:
-            if size:
-                with self._using_device("waiting for a run"):
-                    raw = self.calls.fetch(slot.results, size, mark)
-        except Exception as e:
-            submission.error = e
-            raise
-        now = time.perf_counter()
-        loaded.seconds = (now - max(submission.sent, self._landed)) / runs
-        self._landed = now
-        self.at_once = runs_at_once(loaded)
-        loaded.free.append(slot)
-        return loaded.outputs.columns(raw, runs)
+        """Wait until the last batch was sent. Its `outputs` raises the error, if there is one."""
+        batch, self._sending = self._sending, None
+        if batch is not None:
+            try:
+                self.calls.sent(batch.mark)
+            except Exception as e:
+                batch.error = self._error(e, "submitting a run")
 
     def timings(self, handle: int, inputs: Mapping[str, Any], runs: int) -> Timings:
         """By the device's timestamps where it has them, each dispatch in a pass of its own."""
         loaded = self._loaded(handle)
-        self._settled()
-        self.collect(self.submit(handle, inputs))  # brings the inputs, which the runs below use again
+        self._settle()
+        self.run(handle, [inputs]).outputs()  # brings the inputs, which the runs below use again
         with self._using_device("timing a program"):
             return time_launches(self._device, loaded, runs)
 
     def read(self, name: str) -> Any:
         """A persistent buffer, flat, after everything queued so far."""
-        self._settled()
+        self._settle()
         array = self._persistent(name)
         result = np.empty(array.size, stored_dtype(array.dtype))
         flat = result.view(np.uint8)
@@ -284,8 +221,8 @@ class NativeSession:
             try:
                 for at in range(0, flat.nbytes, READ_BYTES):
                     size = min(READ_BYTES, flat.nbytes - at)
-                    job = Job([], [], [Copy(array.buffer, at, staging, 0, size)])
-                    mark = self.calls.submit(self.calls.job(job))
+                    commands = Commands([], [], [Copy(array.buffer, at, staging, 0, size)])
+                    mark = self.calls.submit(self.calls.prepared(commands))
                     self.calls.sent(mark)
                     flat[at : at + size] = self.calls.fetch(staging, size, mark)
             finally:
@@ -294,7 +231,7 @@ class NativeSession:
 
     def write(self, name: str, values: Any, offset: int = 0) -> None:
         """Overwrite a persistent buffer from element `offset` on, after everything queued so far."""
-        self._settled()
+        self._settle()
         array = self._persistent(name)
         flat = np.ascontiguousarray(values, dtype=stored_dtype(array.dtype)).reshape(-1)
         if offset < 0 or offset + flat.size > array.size:
@@ -310,7 +247,7 @@ class NativeSession:
         """Free everything. Closing twice is fine; anything else afterwards is a DeviceError."""
         if self._closed:
             return
-        self._closed, self._waiting = True, None
+        self._closed = True
         self._settle()
         for loaded in self._programs.values():
             release(loaded, self._shared)
@@ -381,20 +318,14 @@ class NativeSession:
                 log.info("wgpu by calls that are slower than %r: %s", name, e)
 
     def _self_test(self) -> None:
-        """Run SELF_TEST twice in one submission, once alone, and compare."""
+        """Run SELF_TEST twice in one batch, once alone, and compare."""
         handle = self.load(SELF_TEST)
-        self._programs[handle].seconds = SECONDS_AT_ONCE / 2  # what runs so long shares a submission
         try:
             got: list[Any] = []
             for together in ((0, 1), (2,)):
-                tickets = [self.submit(handle, {"x": np.arange(4, dtype=np.float32) + k}) for k in together]
-                got += [self.collect(t)["y"].tolist() for t in tickets]
+                batch = self.run(handle, [{"x": np.arange(4, dtype=np.float32) + k} for k in together])
+                got += [outputs["y"].tolist() for outputs in batch.outputs()]
         finally:
             self.unload(handle)
         if got != [[4.0, 6.0], [6.0, 8.0], [8.0, 10.0]]:
             raise DeviceError(f"{self.info.description} computes wrongly by the {self.calls.name} interface: {got}")
-
-
-def runs_at_once(loaded: Loaded) -> int:
-    """How many runs of a program should share a submission."""
-    return max(1, min(loaded.depth, int(SECONDS_AT_ONCE / loaded.seconds)))

@@ -50,6 +50,13 @@ def event_loop() -> Any:
     return cast("Any", sys.modules["asyncio"]).get_running_loop()
 
 
+async def resolved(pending: Any) -> None:
+    """Wait until `pending` is resolved. It does not count as looked at."""
+    future = event_loop().create_future()
+    pending.add_done_callback(lambda _: future.done() or future.set_result(None))
+    await future
+
+
 @functools.cache
 def javascript() -> Any:
     """What js/pyodide.js exports. The runtime is evaluated once, in the thread that Python runs in."""

@@ -64,8 +64,8 @@ class Write:
     values: NDArray[Any] | None
 
 
-class Job(NamedTuple):
-    """A submission: the writes, one compute pass with the launches of all runs, then the copies."""
+class Commands(NamedTuple):
+    """What one submission does: the writes, one compute pass with the launches of all runs, then the copies."""
 
     writes: Sequence[Write]
     runs: Sequence[Any]
@@ -87,14 +87,14 @@ class Calls(Protocol):
         ...
 
     def prepare(self, launches: Sequence[Launch]) -> Any:
-        """Launches of a run in the form that `job` wants."""
+        """Launches of a run in the form that `prepared` wants."""
         ...
 
-    def job(self, job: Job) -> Any:
-        """A submission in the form that `submit` wants. It can be submitted again once it was sent."""
+    def prepared(self, commands: Commands) -> Any:
+        """Commands in the form that `submit` wants. They can be submitted again once they were sent."""
         ...
 
-    def submit(self, job: Any, given: Sequence[NDArray[Any]] = (), free: Callable[[], object] = nothing) -> Any:
+    def submit(self, commands: Any, given: Sequence[NDArray[Any]] = (), free: Callable[[], object] = nothing) -> Any:
         """Queue it; a mark for what follows.
 
         given:  what its writes without values write, in their order.
@@ -136,15 +136,15 @@ class PublicCalls:
     def prepare(self, launches: Sequence[Launch]) -> Any:
         return tuple(launches)
 
-    def job(self, job: Job) -> Any:
-        return job
+    def prepared(self, commands: Commands) -> Any:
+        return commands
 
-    def submit(self, job: Any, given: Sequence[NDArray[Any]] = (), free: Callable[[], object] = nothing) -> Any:
+    def submit(self, commands: Any, given: Sequence[NDArray[Any]] = (), free: Callable[[], object] = nothing) -> Any:
         encoder = self._device.create_command_encoder()
-        if any(job.runs):
+        if any(commands.runs):
             run = encoder.begin_compute_pass()
             pipeline = group = None
-            for x in itertools.chain.from_iterable(job.runs):
+            for x in itertools.chain.from_iterable(commands.runs):
                 if x.pipeline is not pipeline:
                     pipeline = x.pipeline
                     run.set_pipeline(pipeline)
@@ -155,10 +155,10 @@ class PublicCalls:
                     run.set_bind_group(1, x.offsets, [x.at])
                 run.dispatch_workgroups(*x.grid)
             run.end()
-        for c in job.copies:
+        for c in commands.copies:
             encoder.copy_buffer_to_buffer(c.source, c.source_offset, c.target, c.target_offset, c.size)
         free()
-        for w, values in job.written(given):
+        for w, values in commands.written(given):
             self.write(w.buffer, w.at, values)
         self._device.queue.submit([encoder.finish()])
         return None
@@ -261,28 +261,28 @@ class DirectCalls:
         found = [self._ffi.addressof(self._lib, f"wgpuComputePassEncoder{name}") for name in names]
         return [kind(None)(self._address(x)) for x in found]
 
-    def job(self, job: Job) -> Any:
-        return job
+    def prepared(self, commands: Commands) -> Any:
+        return commands
 
-    def submit(self, job: Any, given: Sequence[NDArray[Any]] = (), free: Callable[[], object] = nothing) -> Any:
+    def submit(self, commands: Any, given: Sequence[NDArray[Any]] = (), free: Callable[[], object] = nothing) -> Any:
         lib, ffi = self._lib, self._ffi
         command = encoder = ffi.NULL
         self._errors.capture("tracegrad")
         try:
             encoder = lib.wgpuDeviceCreateCommandEncoder(self._device, ffi.NULL)
-            if job.runs and job.runs[0][0]:
+            if commands.runs and commands.runs[0][0]:
                 run = lib.wgpuCommandEncoderBeginComputePass(encoder, ffi.NULL)
                 at = ctypes.c_void_p(self._address(run))
-                for calls, _ in job.runs:
+                for calls, _ in commands.runs:
                     for call, args in calls:
                         call(at, *args)
                 lib.wgpuComputePassEncoderEnd(run)
                 lib.wgpuComputePassEncoderRelease(run)
             copy = lib.wgpuCommandEncoderCopyBufferToBuffer
-            for c in job.copies:
+            for c in commands.copies:
                 copy(encoder, c.source._internal, c.source_offset, c.target._internal, c.target_offset, c.size)
             free()
-            for w, values in job.written(given):
+            for w, values in commands.written(given):
                 lib.wgpuQueueWriteBuffer(self._queue, w.buffer._internal, w.at, ffi.from_buffer(values), w.size)
             command = lib.wgpuCommandEncoderFinish(encoder, ffi.NULL)
         finally:

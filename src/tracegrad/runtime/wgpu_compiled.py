@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from tracegrad.arrays import np
 from tracegrad.errors import DeviceError
 from tracegrad.runtime.base import nothing
-from tracegrad.runtime.wgpu_calls import DirectCalls, Job, Launch, device_error
+from tracegrad.runtime.wgpu_calls import Commands, DirectCalls, Launch, device_error
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -229,7 +229,7 @@ class _Write(ctypes.Structure):
     _fields_ = (("buffer", POINTER), ("values", POINTER), ("at", U64), ("size", U64))
 
 
-class _Job(ctypes.Structure):
+class _Commands(ctypes.Structure):
     """A submission. `kept` is what its pointers point to; `given`, until it was sent, what else it writes."""
 
     _fields_ = (
@@ -260,7 +260,7 @@ class CompiledCalls(DirectCalls):
         if not sender:
             raise DeviceError("there can be no more threads")
         self._sender = POINTER(sender)
-        self._job: _Job | None = None  # that it may be at
+        self._sending: _Commands | None = None  # that it may be at
         self._end = weakref.finalize(self, library.end_sender, self._sender)  # also if this is dropped
         self._end.atexit = False  # whoever uses it then closes it
 
@@ -280,8 +280,8 @@ class CompiledCalls(DirectCalls):
             row.x, row.y = x.grid
         return rows, tuple(launches)
 
-    def job(self, job: Job) -> Any:
-        writes, runs, copies = job
+    def prepared(self, commands: Commands) -> Any:
+        writes, runs, copies = commands
         places = [None if w.values is None else w.values.ctypes.data for w in writes]
         rows = [(self._address(w.buffer._internal), x, w.at, w.size) for w, x in zip(writes, places)]
         written = (_Write * len(rows))(*rows)
@@ -291,27 +291,27 @@ class CompiledCalls(DirectCalls):
         copied = (_Copy * len(copies))(*[(*a, *b) for a, b in zip(pairs, offsets)])
         length = len(runs[0][0]) if runs else 0
         addresses = map(ctypes.addressof, (written, recorded, copied))
-        made = _Job(*addresses, len(writes), len(runs), length, len(copies))
-        made.kept = (job, written, recorded, copied)
+        made = _Commands(*addresses, len(writes), len(runs), length, len(copies))
+        made.kept = (commands, written, recorded, copied)
         made.open = [row for row, x in zip(written, places) if x is None]
         return made
 
-    def submit(self, job: Any, given: Sequence[NDArray[Any]] = (), free: Callable[[], object] = nothing) -> Any:
+    def submit(self, commands: Any, given: Sequence[NDArray[Any]] = (), free: Callable[[], object] = nothing) -> Any:
         self._library.settle(self._sender)
-        for row, values in zip(job.open, given, strict=True):
+        for row, values in zip(commands.open, given, strict=True):
             row.values = values.ctypes.data
-        job.given, job.refused = given, 0
-        if job.n > 1:
-            self._job = job
-            self._library.send_later(self._sender, ctypes.byref(job))
+        commands.given, commands.refused = given, 0
+        if commands.n > 1:
+            self._sending = commands
+            self._library.send_later(self._sender, ctypes.byref(commands))
         else:  # a long step, or one that somebody waits for: sooner done than handed over
             free()
-            self._library.send_now(self._sender, ctypes.byref(job))
-        return job
+            self._library.send_now(self._sender, ctypes.byref(commands))
+        return commands
 
     def sent(self, mark: Any) -> None:
         self._library.settle(self._sender)
-        mark.given, self._job = (), None  # a program that is unloaded leaves nothing here
+        mark.given, self._sending = (), None  # a program that is unloaded leaves nothing here
         if mark.refused:
             raise device_error(mark.message.decode(errors="replace"))
 

@@ -1,4 +1,4 @@
-"""A Program on a wgpu device: its arrays, pipelines and bind groups, and what its submissions need, each built once."""
+"""A Program on a wgpu device: its arrays, pipelines and bind groups, and what its batches need, each built once."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from tracegrad.errors import CompileError, DeviceError
 from tracegrad.program import PERSISTENT, Buffer, Field, KernelSource, Program
 from tracegrad.render.wgsl import with_offsets
 from tracegrad.runtime.calls import processors
-from tracegrad.runtime.wgpu_calls import Calls, Copy, Job, Launch, device_error
+from tracegrad.runtime.wgpu_calls import Calls, Commands, Copy, Launch, device_error
 from tracegrad.runtime.wgpu_rings import (
     ALIGN,
     VECTOR,
     Array,
     Inputs,
     Outputs,
-    Stage,
+    Slot,
     depth_of,
     plan_inputs,
     plan_outputs,
@@ -36,35 +36,22 @@ HALF = "shader-f16"  # the feature by which shaders know arrays in half precisio
 
 
 @dataclass(slots=True, eq=False)
-class Slot:
-    """What one submission in flight has for itself: where its inputs are staged, and where its outputs come.
-
-    Both stay where they are, so all that is told to the device is prepared once for each number of runs.
-    """
-
-    stage: Stage
-    results: Any  # a mappable buffer
-    jobs: dict[int, Any] = field(default_factory=dict[int, Any])
-
-
-@dataclass(slots=True, eq=False)
 class Loaded:
-    """A program ready to run. `depth` runs at most go into one submission."""
+    """A program ready to run. `depth` runs at most go into one batch."""
 
     program: Program
     depth: int
     inputs: Inputs = field(init=False)
     outputs: Outputs = field(init=False)
     arrays: list[Array] = field(default_factory=list[Array])
-    dispatched: tuple[Launch, ...] = ()  # what the first run of a submission launches; no workgroups are no launch
+    dispatched: tuple[Launch, ...] = ()  # what the first run of a batch launches; no workgroups are no launch
     bound: tuple[tuple[Any, tuple[int, ...]], ...] = ()  # of each launch: the layout of its group, and the arrays in it
     groups: dict[tuple[int, tuple[int, ...], int], Any] = field(default_factory=dict[Any, Any])
-    runs: list[Any] = field(default_factory=list[Any])  # launches of the k-th run of a submission, prepared
+    runs: list[Any] = field(default_factory=list[Any])  # launches of the k-th run of a batch, prepared
     slots: list[Slot] = field(default_factory=list[Slot])  # every one made
     free: list[Slot] = field(default_factory=list[Slot])
     uniform: Any = None
     alive: bool = True
-    seconds: float = float("inf")  # that a run of the last submission took at most
 
 
 class Kernels:
@@ -246,7 +233,7 @@ def release(loaded: Loaded, shared: dict[str, Array]) -> None:
 
 
 def prepared(loaded: Loaded, run: int, calls: Calls, kernels: Kernels) -> Any:
-    """The launches of the `run`-th run of a submission."""
+    """The launches of the `run`-th run of a batch."""
     while len(loaded.runs) <= run:
         launches = [
             replace(x, group=_group(loaded, layout, ids, len(loaded.runs), kernels))
@@ -257,20 +244,21 @@ def prepared(loaded: Loaded, run: int, calls: Calls, kernels: Kernels) -> Any:
 
 
 def take_slot(loaded: Loaded, device: Any) -> Slot:
-    """One that no submission in flight uses; a new one if all are."""
+    """A slot that no batch under way uses; a new one if all are in use."""
     if loaded.free:
         return loaded.free.pop()
     results = allocate(device, "outputs", loaded.outputs.bytes(loaded.depth), MAP_READ | COPY_DST)
-    loaded.slots.append(Slot(Stage(loaded.inputs), results))
+    loaded.slots.append(Slot(loaded.inputs, results))
     return loaded.slots[-1]
 
 
-def job_of(slot: Slot, loaded: Loaded, runs: int, calls: Calls, kernels: Kernels) -> Any:
-    """The submission of so many runs that have this slot, prepared."""
-    if runs not in slot.jobs:
+def commands_of(slot: Slot, loaded: Loaded, runs: int, calls: Calls, kernels: Kernels) -> Any:
+    """The commands of a batch of so many runs in this slot, prepared."""
+    if runs not in slot.prepared:
         launches = [prepared(loaded, k, calls, kernels) for k in range(runs)]
-        slot.jobs[runs] = calls.job(Job(slot.stage.writes(runs), launches, list(_copies(loaded, slot, runs))))
-    return slot.jobs[runs]
+        commands = Commands(slot.writes(runs), launches, list(_copies(loaded, slot, runs)))
+        slot.prepared[runs] = calls.prepared(commands)
+    return slot.prepared[runs]
 
 
 def _copies(loaded: Loaded, slot: Slot, runs: int) -> Iterator[Copy]:
@@ -355,7 +343,7 @@ def _launch(loaded: Loaded, device: Any, calls: Calls, kernels: Kernels) -> None
 
 
 def _group(loaded: Loaded, layout: Any, ids: tuple[int, ...], run: int, kernels: Kernels) -> Any:
-    """The bind group of some arrays in the `run`-th run of a submission: the same for all where they have no parts."""
+    """The bind group of some arrays in the `run`-th run of a batch: the same for all where they have no parts."""
     arrays = [loaded.arrays[k] for k in ids]
     key = (id(layout), ids, run if any(a.stride for a in arrays) else 0)
     if key not in loaded.groups:

@@ -1,8 +1,8 @@
-"""Places for runs that share a submission: each has inputs and outputs of its own, so that nothing comes between them.
+"""Memory for the runs of a batch: each has inputs and outputs of its own, so that nothing comes between the runs.
 
-An array of inputs or outputs is as many times as large as runs go into one submission, and the k-th run binds the k-th
+An array of inputs or outputs is as many times as large as runs go into one batch, and the k-th run binds the k-th
 part of it. So the host writes all inputs at once, one pass runs all dispatches, and one copy an array brings back all
-outputs. What the runs leave in persistent arrays is copied once, behind the last.
+outputs. Outputs in persistent arrays are copied once, behind the last run.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
 from tracegrad.arrays import np
-from tracegrad.dtypes import DTYPES, DType
+from tracegrad.dtypes import DTYPES
 from tracegrad.errors import InputError
 from tracegrad.program import COUNTS, Field, Program
 from tracegrad.runtime.wgpu_calls import Write
@@ -24,13 +24,12 @@ if TYPE_CHECKING:
     from tracegrad.runtime.wgpu_calls import Bytes
 
     Place = tuple[str, tuple[int, ...], NDArray[Any]]  # of a field: its name and shape, and where it is staged
-    Column = tuple[str, NDArray[Any], DType | None]  # an output, its values in all runs; of large ones what they are
 
 VECTOR = 16  # bytes: kernels may read memory by whole vectors
 ALIGN = 256  # bytes: of offsets into a buffer that is bound, what every device accepts
 GAP = 64  # outputs this close (elements) are copied together: a copy costs more than these bytes
-RUNS_AT_ONCE = 32  # in one submission: one costs the host about three runs of a small model
-FEW = 16  # elements of an output that the runs of a submission may keep in one array
+RUNS_AT_ONCE = 32  # in one batch: a submission costs the host about three runs of a small model
+FEW = 16  # elements of an output that the runs of a batch may keep in one array
 LARGE = 1 << 16  # bytes: copying so many once more takes longer than one more write
 RING_BYTES = 8 << 20  # of all arrays of inputs and outputs together, unless one run needs more
 
@@ -47,14 +46,14 @@ class Array:
     stride: int = 0  # bytes from one run's part to the next; 0: all runs have the same
 
     def part(self, run: int) -> dict[str, Any]:
-        """What the `run`-th run of a submission binds."""
+        """What the `run`-th run of a batch binds."""
         if not self.stride:
             return {"buffer": self.buffer}
         return {"buffer": self.buffer, "offset": run * self.stride, "size": whole(4 * max(self.size, 1))}
 
 
 def depth_of(program: Program) -> int:
-    """How many runs of a program one submission may have."""
+    """How many runs of a program one batch may have."""
     ring = [b for b in program.buffers if b.role in ("input", "output")]
     elsewhere = any(program.buffers[f.buffer].role != "output" and not f.spec.get(COUNTS) for f in program.outputs)
     if program.copies or elsewhere:
@@ -79,7 +78,7 @@ def stored_dtype(dtype: str) -> str:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Inputs:
-    """What the host writes before a submission.
+    """What the host writes before a batch.
 
     Small values are staged. Large ones are written from where they are, and must not change before.
     """
@@ -92,10 +91,16 @@ class Inputs:
     between: dict[int, list[tuple[int, int]]]  # in arrays with large values: where small ones lie (elements)
 
 
-class Stage:
-    """Inputs of one submission on the host: for each array of inputs one here, with a row for each run."""
+class Slot:
+    """What one batch under way has for itself: its inputs on the host, its outputs on the device.
 
-    def __init__(self, plan: Inputs) -> None:
+    For each array of inputs there is one on the host, with a row for each run. Both memories stay where they are, so
+    what the device is told is prepared once for each number of runs.
+    """
+
+    def __init__(self, plan: Inputs, results: Any) -> None:
+        self.results = results  # a mappable buffer
+        self.prepared: dict[int, Any] = {}  # commands, by number of runs
         self._plan = plan
         self._rows: dict[int, NDArray[Any]] = {
             k: np.zeros((plan.depth, a.stride // 4 or a.size), stored_dtype(a.dtype)) for k, a in plan.arrays.items()
@@ -179,7 +184,7 @@ def plan_inputs(program: Program, arrays: list[Array], depth: int) -> Inputs:
 
 @dataclass(frozen=True, slots=True)
 class Delivery:
-    """Bytes that a submission copies back: `size` from `start` on, or a part for each run."""
+    """Bytes that a batch copies back: `size` from `start` on, or a part for each run."""
 
     array: Array
     start: int
@@ -192,7 +197,7 @@ class Delivery:
 
 @dataclass(slots=True, eq=False)
 class Outputs:
-    """What comes back of a submission, and where each output is in it."""
+    """What comes back of a batch, and where each output is in it."""
 
     fields: tuple[Field, ...]
     deliveries: list[Delivery] = field(default_factory=list[Delivery])
@@ -202,31 +207,24 @@ class Outputs:
         """All of them."""
         return sum(d.bytes(runs) for d in self.deliveries)
 
-    def columns(self, raw: Bytes, runs: int) -> list[Column]:
-        """The outputs of all runs, in the order of the fields."""
+    def of_runs(self, raw: Bytes, runs: int) -> list[dict[str, Any]]:
+        """The outputs of each run by name, large ones in memory of their own: keeping one keeps no other."""
         starts = [0, *accumulate(d.bytes(runs) for d in self.deliveries)]
-        found: list[Column] = []
+        found: list[dict[str, Any]] = [{} for _ in range(runs)]
         for f, (number, first) in zip(self.fields, self.places, strict=True):
             parts = runs if self.deliveries[number].array.stride else 1
             words = raw[starts[number] : starts[number + 1]].view(stored_dtype(f.dtype)).reshape(parts, -1)
             rows = words[:, first : first + f.size].reshape(parts, *f.shape)
-            if f.size <= FEW:
+            few = f.size <= FEW
+            if few:
                 rows = rows != 0 if f.dtype == "bool" else rows.copy()
             if parts < runs:  # COUNTS, as the last run left it
                 before = np.arange(runs - 1, -1, -1, dtype=rows.dtype).reshape(-1, *(1 for _ in f.shape))
                 rows = np.maximum(rows - before, 0)
-            found.append((f.name, rows, None if f.size <= FEW else DTYPES[f.dtype]))
+            for k, outputs in enumerate(found):
+                part = rows[k, ...]  # an array, where `rows[k]` may be a number
+                outputs[f.name] = part if few else part != 0 if f.dtype == "bool" else part.copy()
         return found
-
-    def of_run(self, columns: list[Column], run: int) -> dict[str, Any]:
-        """The outputs of one run by name, large ones in memory of their own: whoever keeps one keeps no other's."""
-        result: dict[str, Any] = {}
-        for name, rows, large in columns:
-            part = rows[run, ...]  # an array, where `rows[run]` may be a number
-            if large is not None:
-                part = part != 0 if large is DTYPES["bool"] else part.copy()
-            result[name] = part
-        return result
 
 
 def plan_outputs(program: Program, arrays: list[Array]) -> Outputs:

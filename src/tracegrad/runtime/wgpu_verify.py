@@ -14,6 +14,7 @@ from typing import Any, Protocol
 from tracegrad.arrays import np
 from tracegrad.errors import CompileError, DeviceError, DeviceLostError
 from tracegrad.program import Binding, Buffer, Dispatch, Field, KernelSource, Needs, Program
+from tracegrad.runtime.base import Batch
 from tracegrad.runtime.verdicts import RIGHT, Verdicts, key_of
 from tracegrad.runtime.verify import (
     PERIOD,
@@ -41,8 +42,7 @@ class Runner(Protocol):
     """What is needed of a session."""
 
     def load(self, program: Program) -> int: ...
-    def submit(self, handle: int, inputs: Mapping[str, Any]) -> Any: ...
-    def collect(self, ticket: Any) -> dict[str, Any]: ...
+    def run(self, handle: int, inputs: Sequence[Mapping[str, Any]]) -> Batch: ...
     def unload(self, handle: int) -> None: ...
 
 
@@ -101,7 +101,7 @@ def _run(
         bench.add(trial, launches[key])
     handle = runner.load(bench.program())
     try:
-        return bench.picked(runner.collect(runner.submit(handle, bench.inputs())))
+        return bench.picked(*runner.run(handle, [bench.inputs()]).outputs())
     finally:
         runner.unload(handle)
 
