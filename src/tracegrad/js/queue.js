@@ -1,41 +1,41 @@
-// Calls in order: steps, submitted ahead of their results, and again behind one that was not applied; and work to be done
-// alone, when everything before it is done. tracegrad/engine/worker.py is its Python twin.
+// Runs in batches, and work between them, in order; runs again behind a step that was not applied. Here, and nowhere else,
+// is decided how many runs go together. tracegrad/engine/worker.py is its Python twin.
 
 import { fault } from "./checks.js";
 
-const AHEAD = 3; // submissions under way: one comes back, one runs, one waits behind it
-const STEPS_AT_ONCE = 64; // in one submission
-const MS_AT_ONCE = 100; // that one submission should take: browsers give up on devices that seem to hang
-const BYTES_AT_ONCE = 2 ** 26; // of inputs or outputs in one submission
+const AHEAD = 3; // batches under way: one comes back, one runs, one waits behind it
+const BATCH_RUNS = 64;
+const BATCH_MS = 100; // browsers give up on devices that seem to hang
+const BATCH_BYTES = 2 ** 26; // of inputs or outputs
 
-const callsOf = (submissions) => submissions.flatMap((x) => x.steps.map(([call]) => call));
-
-/** The host, a Training, knows what a step is: see its `load`, `refusal`, `submit`, `applied`, `refused` and `rebuilt`. */
+/**
+ * A run of a program: {of, done, begin, finish, recover, fail}. `of` is the program, {loaded, load}, whose runs share
+ * batches; `done`: it needs no running any more. `begin()` gives a function that sets its inputs. `finish(outputs)` is
+ * false if it changed nothing, nor did those behind it; `recover(outputs)` then makes the session ready for these.
+ * `fail(error)` answers it. Work is {work, resolve, fail}.
+ */
 export class Queue {
-  counter = 0; // steps applied
   #host;
-  #jobs = []; // steps that are not all submitted, and work
-  #window = []; // submissions under way
+  #waiting = []; // runs in no batch yet, and work
+  #batches = []; // under way: {of, runs, outputs, began}
   #busy = false; // work is being done
-  #collecting = false;
-  #idle = 0; // when the last submission was done
-  #atOnce = 1; // steps in one submission, by what the last one took
-  #submitted = 0; // number of the last step submitted, if all those under way are applied
+  #reading = false;
+  #landed = 0; // when the outputs of the last batch were there
   #ended;
 
+  /** host: {session, rebuilt}, which is asked for another session when the device is lost. */
   constructor(host) {
     this.#host = host;
   }
 
   /** Do `work`; a promise of what it gives. */
   alone(work) {
-    return new Promise((resolve, settle) => this.add({ work, resolve, settle }));
+    return new Promise((resolve, fail) => this.add([{ work, resolve, fail }]));
   }
 
-  /** A call of `n` steps of `on`, a program; `settle` takes an error, and the host's `applied` the results. */
-  add(job) {
-    if (this.#ended) return job.settle(this.#ended);
-    this.#jobs.push(job);
+  /** Queue runs, or work. */
+  add(items) {
+    for (const x of items) this.#ended ? x.fail(this.#ended) : this.#waiting.push(x);
     this.#advance();
   }
 
@@ -45,124 +45,109 @@ export class Queue {
     this.#fail([]);
   }
 
-  /** `counter` steps are applied, none is under way. */
-  restart(counter) {
-    this.counter = this.#submitted = counter;
-  }
-
-  /** Submit as much as there is room for, and see that it is collected. */
+  /** Begin as much as there is room for, and see that its outputs are read. */
   #advance() {
-    while (!this.#busy && this.#jobs.length) {
-      const [job] = this.#jobs;
-      if (job.work || !job.on.loaded || this.#host.refusal(job, this.#submitted + 1)) {
-        if (!this.#window.length) this.#work(job);
+    while (!this.#busy && this.#waiting.length) {
+      const [first] = this.#waiting;
+      if (first.done) this.#waiting.shift();
+      else if (first.work || !first.of.loaded) {
+        if (!this.#batches.length) this.#alone(first);
         break;
-      }
-      if (this.#window.length === AHEAD) break;
-      this.#submit(job.on);
+      } else if (this.#batches.length < AHEAD) this.#run(first.of);
+      else break;
     }
-    if (this.#window.length && !this.#collecting) this.#collect();
+    if (this.#batches.length && !this.#reading) this.#read();
   }
 
-  /** Work that was asked for, or to load the program of the steps to come. */
-  async #work(job) {
+  /** Work that was asked for, or to load the program of the runs to come. */
+  async #alone(first) {
     this.#busy = true;
     try {
       this.#host.session.check();
-      if (!job.work) {
-        const refusal = this.#host.refusal(job, this.#submitted + 1);
-        if (refusal) throw refusal;
-        await this.#host.load(job.on);
-      } else {
-        this.#jobs.shift();
-        job.resolve(await job.work());
-      }
+      if (first.work) {
+        this.#waiting.shift();
+        first.resolve(await first.work());
+      } else await first.of.load();
     } catch (e) {
-      await this.#fail([job], e);
+      await this.#fail([first], e);
     }
     this.#busy = false;
     this.#advance();
   }
 
-  /** The next steps of the calls that wait, as many as one submission should have. */
-  #submit(on) {
-    const most = Math.min(this.#atOnce, STEPS_AT_ONCE, BYTES_AT_ONCE / on.loaded.bytes);
-    const steps = [], first = this.#submitted + 1;
-    do {
-      const [call] = this.#jobs;
-      steps.push([call, call.sent++]);
-      if (call.sent === call.n) this.#jobs.shift();
-    } while (this.#jobs[0]?.on === on && steps.length + 1 <= most && !this.#host.refusal(this.#jobs[0], first + steps.length));
-    const entry = { on, steps, first, began: performance.now() };
-    try {
-      entry.ticket = this.#host.submit(entry);
-    } catch (e) {
-      entry.error = e;
+  /** The next runs of a program, as many as one batch should have. */
+  #run(of) {
+    const most = Math.max(1, Math.min(of.atOnce ?? 1, BATCH_RUNS, BATCH_BYTES / of.loaded.bytes) | 0);
+    const runs = [], inputs = [], began = performance.now();
+    while (runs.length < most && this.#waiting[0]?.of === of) {
+      const run = this.#waiting.shift();
+      try {
+        const given = run.begin();
+        if (given) runs.push(run), inputs.push(given);
+      } catch (e) {
+        run.fail(e);
+      }
     }
-    this.#submitted += steps.length;
-    this.#window.push(entry);
+    if (!runs.length) return;
+    const outputs = (async () => this.#host.session.run(of.loaded, inputs))();
+    outputs.catch(() => {}); // whoever reads them hears of it
+    this.#batches.push({ of, runs, outputs, began });
   }
 
-  /** Take the results of what is under way, the oldest first. */
-  async #collect() {
-    this.#collecting = true;
-    while (this.#window.length) {
-      const [entry] = this.#window;
+  /** Take the outputs of what is under way, the oldest first. */
+  async #read() {
+    this.#reading = true;
+    while (this.#batches.length) {
+      const [{ of, runs, outputs, began }] = this.#batches;
       try {
-        const results = await this.#collected(entry);
+        const results = await outputs;
         if (this.#ended) break;
-        this.#window.shift();
         const now = performance.now();
-        this.#atOnce = (results.length * MS_AT_ONCE) / (now - Math.max(entry.began, this.#idle));
-        this.#idle = now;
-        const bad = results.findIndex((outputs, k) => {
-          const applied = this.#host.applied(...entry.steps[k], entry.first + k, outputs);
-          if (applied) this.counter = entry.first + k;
-          return !applied;
-        });
-        if (bad >= 0) await this.#refused(entry, bad, results[bad]);
+        of.atOnce = (runs.length * BATCH_MS) / (now - Math.max(began, this.#landed));
+        this.#landed = now;
+        const bad = results.findIndex((x, k) => !runs[k].finish(x));
+        if (bad >= 0) await this.#replay(runs, bad, results[bad]);
+        else this.#batches.shift();
       } catch (e) {
-        // Whether the device did this and what is behind it is unknown, so nothing is run a second time
-        const calls = callsOf([entry, ...this.#window.splice(0)]);
-        this.restart(this.counter);
-        await this.#fail(calls, e);
+        // Whether the device did these runs and those behind is unknown, so none is run a second time
+        await this.#fail(this.#under(), e);
       }
       this.#advance();
     }
-    this.#collecting = false;
+    this.#reading = false;
   }
 
-  #collected({ ticket, error }) {
-    if (error) throw error;
-    return this.#host.session.collect(ticket);
-  }
-
-  /** A step was not applied, nor what is behind it. Its call fails, the others' steps come again. */
-  async #refused({ on, steps }, k, outputs) {
+  /** The k-th run was not applied, nor what is behind it, which comes again. */
+  async #replay(runs, k, outputs) {
     this.#busy = true;
-    for (const entry of this.#window) await this.#collected(entry);
-    const [call, index] = steps[k];
-    const again = [...steps.slice(k), ...this.#window.splice(0).flatMap((x) => x.steps)];
-    for (const [other, at] of again) other.sent = Math.min(other.sent, at);
-    this.#jobs = [...new Set([...again.map(([other]) => other), ...this.#jobs])];
-    const error = await this.#host.refused(on, call, index, this.counter + 1, outputs, this.#jobs);
-    this.restart(this.counter);
-    this.#busy = false;
-    this.#fail([call], error);
+    try {
+      for (const later of this.#batches) await later.outputs;
+      const behind = this.#under().slice(k + 1); // the rest of this batch, which is the oldest, and later ones
+      this.#waiting.unshift(...behind);
+      await runs[k].recover(outputs);
+    } catch (e) {
+      await this.#fail([runs[k], ...this.#under()], e);
+    } finally {
+      this.#busy = false;
+    }
   }
 
-  /** Answer `jobs` with the error; everything, if the device is lost or this has ended. */
-  async #fail(jobs, error) {
+  /** The runs of all batches, which are forgotten. */
+  #under() {
+    return this.#batches.splice(0).flatMap((x) => x.runs);
+  }
+
+  /** Answer `items` with the error; everything, if the device is lost or this has ended. */
+  async #fail(items, error) {
     const { session } = this.#host;
     if (session.lost && !this.#ended) {
-      const { message } = error;
       this.#busy = true;
-      error = await this.#host.rebuilt(message);
+      error = await this.#host.rebuilt(error.message);
       this.#busy = false;
       if (this.#ended) this.#host.session.destroy();
     }
-    if (session.lost || this.#ended) jobs = [...jobs, ...callsOf(this.#window.splice(0)), ...this.#jobs];
-    this.#jobs = this.#jobs.filter((job) => !jobs.includes(job));
-    for (const job of jobs) job.settle(this.#ended ?? error);
+    if (session.lost || this.#ended) items = [...items, ...this.#under(), ...this.#waiting.splice(0)];
+    this.#waiting = this.#waiting.filter((x) => !items.includes(x));
+    for (const x of items) x.fail(this.#ended ?? error);
   }
 }

@@ -114,21 +114,32 @@ export class Session {
   }
 
   /**
-   * Queue `n` runs in one submission; a ticket for `collect`. `fill(k, set)` gives the inputs of the k-th by
-   * `set(field, values)`.
+   * Run a program once for each of `inputs`, in one submission; a promise of the outputs, Maps by name. Each of `inputs`
+   * is a function that gives the values of a run by `set(field, values)`; it is called at once.
    */
-  submit(loaded, n, fill) {
+  run(loaded, inputs) {
+    return this.#outputs(loaded, inputs.length, this.#submit(loaded, inputs));
+  }
+
+  /** The outputs of `n` runs, once their slot is mapped. */
+  async #outputs({ program, outputs, slots }, n, slot) {
+    const bytes = await this.#mapped(slot, n * outputs.bytes);
+    slots.push(slot);
+    return Array.from({ length: n }, (_, k) => new Map(program.outputs.map((f) =>
+      [f.name, fromStorage(bytes, k * outputs.bytes + outputs.at.get(f), f)])));
+  }
+
+  /** Submit the runs; the buffer where their outputs will be. */
+  #submit(loaded, given) {
     this.check();
     const { device } = this;
     const { inputs, outputs, program } = loaded;
-    const size = n * inputs.bytes;
+    const n = given.length, size = n * inputs.bytes;
     if (!(loaded.upload?.byteLength >= size)) loaded.upload = new ArrayBuffer(size); // writeBuffer copies it at once
     const { upload } = loaded;
-    for (let k = 0; k < n; k++) {
-      fill(k, (f, values) => {
-        new (storage(f.dtype))(upload, k * inputs.bytes + inputs.at.get(f), values.length).set(values);
-      });
-    }
+    given.forEach((fill, k) => fill((f, values) => {
+      new (storage(f.dtype))(upload, k * inputs.bytes + inputs.at.get(f), values.length).set(values);
+    }));
     const encoder = device.createCommandEncoder();
     if (n === 1) for (const h of inputs.parts) device.queue.writeBuffer(h.buffer, h.from, upload, h.at, h.size);
     else {
@@ -151,22 +162,7 @@ export class Session {
       for (const c of outputs.parts) encoder.copyBufferToBuffer(c.buffer, c.from, slot, k * outputs.bytes + c.at, c.size);
     }
     device.queue.submit([encoder.finish()]);
-    const bytes = this.#mapped(slot, n * outputs.bytes);
-    bytes.catch(() => {}); // whoever collects hears of it
-    return { loaded, n, slot, bytes };
-  }
-
-  /** The outputs of a submission: n Maps by name. */
-  async collect({ loaded: { program, outputs, slots }, n, slot, bytes }) {
-    const all = await bytes;
-    slots.push(slot);
-    return Array.from({ length: n }, (_, k) => new Map(program.outputs.map((f) =>
-      [f.name, fromStorage(all, k * outputs.bytes + outputs.at.get(f), f)])));
-  }
-
-  /** One run, and its outputs. */
-  async run(loaded, fill) {
-    return (await this.collect(this.submit(loaded, 1, (_, set) => fill(set))))[0];
+    return slot;
   }
 
   /** A copy of a persistent buffer's bytes, after everything queued so far. */

@@ -21,6 +21,8 @@ const baseName = (f) => f.name.slice(HYPER.length).replace(/^1-/, "");
 
 export class Training {
   #queue = new Queue(this);
+  counter = 0; // steps applied
+  #begun = 0; // number of the last step begun, if all those under way are applied
   #data = null;
   #good = null; // {bytes, step} to go back to if the device is lost; null: the parameters of the seed
   #runs = 0;
@@ -49,14 +51,9 @@ export class Training {
     this.hypers = program.inputs.filter(isHyper);
     this.inputs = program.inputs.filter(isGiven);
     this.knobs = { rate: { spec: asSchedule(manifest.lr), start: null }, values: new Map(Object.entries(manifest.hyper)) };
-    this.given = { program }; // takes its batch from the host
-    this.drawn = { program: manifest.feed }; // draws it from the data
+    this.given = { program, load: (progress) => this.#load(this.given, progress) }; // takes its batch from the host
+    this.drawn = { program: manifest.feed, load: (progress) => this.#load(this.drawn, progress) }; // draws it from the data
     this.forwards = mapped(manifest.forwards, (f, name) => ({ run: (inputs) => this.run(name, inputs), inputs: f.program.inputs.filter(isGiven) }));
-  }
-
-  /** Steps applied. */
-  get counter() {
-    return this.#queue.counter;
   }
 
   /** A device, the program that steps will run, and the last good state. */
@@ -65,7 +62,7 @@ export class Training {
     for (const each of all) each.loaded = null;
     this.session = await Session.open(all.map((x) => x.program).filter(Boolean), this.gpu);
     if (this.#data) this.#hold(this.#data);
-    await this.load(this.#data ? this.drawn : this.given, progress);
+    await (this.#data ? this.drawn : this.given).load(progress);
     if (this.#good) return this.#checkpoint(this.#good.bytes, "weights")();
     this.#draw();
     await this.#clear();
@@ -198,10 +195,10 @@ export class Training {
       const arrays = checkInputs(program.inputs.filter(isGiven), inputs, `${name}.run`);
       return await this.#queue.alone(async () => {
         forward.loaded ??= await this.session.load(program);
-        const outputs = await this.session.run(forward.loaded, (set) => {
+        const [outputs] = await this.session.run(forward.loaded, [(set) => {
           for (const f of program.inputs) if (arrays.has(f.name)) set(f, arrays.get(f.name));
           this.#upload(program.inputs.filter(isHyper), hot, run, set);
-        });
+        }]);
         return { kind: "completed", output: assembled(outputs, structure), captures: named(outputs, "capture.") };
       });
     } catch (e) {
@@ -215,7 +212,7 @@ export class Training {
     this.session.destroy();
   }
 
-  // --- steps, as the queue asks for them ---
+  // --- steps ---
 
   #steps(what, n, inputs = {}) {
     const { knobs } = this;
@@ -226,63 +223,83 @@ export class Training {
         if (!(Number.isInteger(n) && n > 0)) throw inputError(`${what}: n must be a whole number from 1 on, got ${n}`);
         const given = data ? new Map() : checkInputs(this.inputs, inputs, what, what === "runSteps" ? n : 0);
         const on = data ? this.drawn : this.given;
-        this.#queue.add({ what, n, knobs, data, given, on, sent: 0, losses: new Float32Array(n), resolve, settle });
+        const call = { what, n, knobs, data, given, losses: new Float32Array(n), done: false };
+        call.answer = (result) => {
+          call.done = true;
+          resolve(result);
+        };
+        this.#queue.add(Array.from({ length: n }, (_, index) => this.#step(on, call, index)));
       } catch (e) {
         settle(e);
       }
     });
   }
 
+  /** One step of a call, as the queue runs it. */
+  #step(on, call, index) {
+    const { rate } = call.knobs;
+    let step = 0; // its number, once it has begun
+    return {
+      of: on,
+      get done() {
+        return call.done;
+      },
+      begin: () => {
+        step = 0;
+        this.#start(rate, this.#begun + 1);
+        step = ++this.#begun;
+        return (set) => this.#inputs(on, call, index, step, set);
+      },
+      finish: (outputs) => {
+        if (outputs.get(HALTED).data[0]) return false;
+        const { losses, n } = call;
+        const [loss] = outputs.get("loss").data;
+        losses[index] = loss;
+        this.counter = step;
+        if (index === n - 1) call.answer({ kind: "completed", loss, losses, step, aux: named(outputs, "aux."), captures: named(outputs, "capture.") });
+        return true;
+      },
+      recover: async (outputs) => {
+        if (rate.start >= step) rate.start = null;
+        call.answer(failed(await this.#refused(on, call, index, step, outputs)));
+      },
+      fail: (e) => {
+        if (step) this.#begun = this.counter; // none is under way
+        call.answer(unfinished(e));
+      },
+    };
+  }
+
   /** See that a program can run. */
-  async load(on, progress) {
+  async #load(on, progress) {
     const feeds = on === this.drawn;
-    if (feeds) await this.load(this.given, progress);
+    if (feeds) await this.#load(this.given, progress);
     on.loaded ??= await this.session.load(on.program, feeds ? undefined : progress, feeds ? this.given.loaded : undefined);
     on.hypers = feeds ? [...this.hypers, ...on.program.inputs] : this.hypers;
   }
 
-  /** Why a step of a call cannot be submitted: its schedule has no rate for it. Else the schedule has begun there. */
-  refusal({ knobs: { rate } }, step) {
+  /** A schedule has begun by `step`. Throws if it has no rate for it. */
+  #start(rate, step) {
     const start = Math.min(rate.start ?? step, step); // steps come again with lower numbers behind one that failed
-    try {
-      checkRate(rateAt(rate.spec, step, start), step);
-      rate.start = start;
-    } catch (e) {
-      return e;
-    }
+    checkRate(rateAt(rate.spec, step, start), step);
+    rate.start = start;
   }
 
-  /** Submit steps, each [call, index in it]; a ticket. */
-  submit({ on, steps, first }) {
-    return this.session.submit(on.loaded, steps.length, (k, set) => this.#inputs(on, ...steps[k], first + k, set));
-  }
-
-  /** Take the outputs of a step, and answer its call if it was the last. False if it was not applied. */
-  applied(call, index, step, outputs) {
-    if (outputs.get(HALTED).data[0]) return false;
-    const { losses, n, resolve } = call;
-    const [loss] = outputs.get("loss").data;
-    losses[index] = loss;
-    if (index === n - 1) resolve({ kind: "completed", loss, losses, step, aux: named(outputs, "aux."), captures: named(outputs, "capture.") });
-    return true;
-  }
-
-  /** Why a step was not applied: run once more, while `halted` still keeps everything as it is. `calls` come again. */
-  async refused(on, call, index, step, outputs, calls) {
+  /** Why a step was not applied: run once more, while `halted` still keeps everything as it is. */
+  async #refused(on, call, index, step, outputs) {
     const { session, program } = this;
-    for (const { knobs } of calls) if (knobs?.rate.start >= step) knobs.rate.start = null;
     const found = [];
     const look = (what, name, data) => {
       const bad = data.reduce((count, x) => count + !isFinite(x), 0);
       if (bad) found.push(`${what} ${name} (${bad} of ${data.length} values)`);
     };
-    await session.run(on.loaded, (set) => this.#inputs(on, call, index, step, (f, x) => (look("input", f.name, x), set(f, x))));
+    await session.run(on.loaded, [(set) => this.#inputs(on, call, index, step, (f, x) => (look("input", f.name, x), set(f, x)))]);
     const buffer = program.buffers.findIndex((b) => b.role === "grad");
     const trained = program.params.filter((f) => f.spec.trainable !== false).map((f) => ({ ...f, buffer }));
     for (const [what, fields] of [["parameter", program.params], ["gradient of", trained]]) {
       for (const [name, { data }] of await session.download(program, fields)) look(what, name, data);
     }
-    this.#resume();
+    this.#restart(this.counter);
     const [loss] = outputs.get("loss").data;
     const but = isFinite(loss) ? ", but a gradient is not finite" : "";
     const shown = found.slice(0, MOST_NAMED).join(", ") || "the sum of the squares of the gradients";
@@ -307,11 +324,7 @@ export class Training {
 
   /** `counter` steps are applied, none is under way. */
   #restart(counter) {
-    this.#queue.restart(counter);
-    this.#resume();
-  }
-
-  #resume() {
+    this.counter = this.#begun = counter;
     this.session.write(HALTED, new Int32Array(1));
   }
 
