@@ -75,7 +75,7 @@ class AheadSession:
     def capacity(self, handle):
         return self.most
 
-    def run(self, handle, inputs, free):
+    def run(self, handle, inputs):
         assert threading.get_ident() == self.thread
         self.sizes.append(len(inputs))
         steps = [int(given["hyper.step"]) for given in inputs]

@@ -6,7 +6,7 @@ import contextlib
 import threading
 from collections.abc import Callable, Generator
 from queue import SimpleQueue
-from typing import Any, Protocol, TypeVar, cast
+from typing import Any, TypeVar, cast
 
 from tracegrad.engine.results import LOOK_SECONDS, Pending
 from tracegrad.runtime import tab
@@ -21,31 +21,6 @@ def beside(fn: Callable[[], T]) -> Callable[[], T]:
     return fn if tab.IN_TAB else aside(fn).result
 
 
-class Drive(Protocol):
-    """Runs `turns` until they end."""
-
-    ident: int  # of the thread on which results are resolved
-
-    def __init__(
-        self, turns: Turns, lock: Any, idle: Callable[[], bool], died: Callable[[BaseException], object]
-    ) -> None:
-        """Begin.
-
-        lock:  an RLock, held by whoever calls `wake`.
-        idle:  is there nothing to do now?
-        died:  called with what ended the thread before the turns did.
-        """
-        ...
-
-    def wake(self) -> None:
-        """There is something to do, or there will be before `lock` is released. Called with `lock` held."""
-        ...
-
-    def end(self) -> None:
-        """The turns were told to end: see that they do."""
-        ...
-
-
 class ThreadDrive:
     """Turns on a thread, which blocks where a turn has to wait.
 
@@ -56,6 +31,12 @@ class ThreadDrive:
     def __init__(
         self, turns: Turns, lock: Any, idle: Callable[[], bool], died: Callable[[BaseException], object]
     ) -> None:
+        """Begin to run `turns` until they end.
+
+        lock:  an RLock, held by whoever calls `wake`.
+        idle:  is there nothing to do now?
+        died:  called with what ended the thread before the turns did.
+        """
         self._turns, self._lock, self._idle, self._died = turns, lock, idle, died
         self._bell: SimpleQueue[None] = SimpleQueue()
         self._asleep = False
@@ -65,13 +46,13 @@ class ThreadDrive:
         self.ident = cast("int", self._thread.ident)
 
     def wake(self) -> None:
-        """See `Drive`."""
+        """There is something to do, or there will be before `lock` is released. Called with `lock` held."""
         if self._asleep:
             self._bell.put(None)  # first: an interrupt between the two lines rings twice, which does no harm
             self._asleep = False
 
     def end(self) -> None:
-        """Wait for the thread."""
+        """The turns were told to end: wait until they did."""
         with self._lock:
             self.wake()
         if threading.get_ident() != self.ident:
@@ -117,7 +98,7 @@ class TabDrive:
         next(turns, None)  # as far as the first wait: the session is made
 
     def wake(self) -> None:
-        """See `Drive`."""
+        """As `ThreadDrive.wake`."""
         if self._task is None:
             self._task = tab.event_loop().create_task(self._run())
 

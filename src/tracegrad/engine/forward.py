@@ -338,7 +338,7 @@ class CompiledForward(Helped):
 
 @dataclass(slots=True, eq=False)
 class ForwardRun:
-    """One forward, as the worker runs it; `runs.Run` has the meaning of each method."""
+    """One forward, as the worker runs it; `batches.Run` has the meaning of each method."""
 
     owner: CompiledForward
     of: _Entry

@@ -187,7 +187,7 @@ class StepCall:
 
 @dataclass(slots=True, eq=False)
 class StepRun:
-    """One step, as the worker runs it; `runs.Run` has the meaning of each method."""
+    """One step, as the worker runs it; `batches.Run` has the meaning of each method."""
 
     call: StepCall
     index: int

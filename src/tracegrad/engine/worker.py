@@ -9,9 +9,9 @@ from collections import deque
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from typing import Any, TypeVar, cast
 
-from tracegrad.engine.drives import Drive, TabDrive, ThreadDrive
+from tracegrad.engine.batches import Call, Run, UnderWay, waited
+from tracegrad.engine.drives import TabDrive, ThreadDrive
 from tracegrad.engine.results import LOOK_SECONDS, Aborted, Failed, Pending, failure
-from tracegrad.engine.runs import Call, Run, UnderWay, waited
 from tracegrad.errors import AbortedError, DeviceError
 from tracegrad.introspection.limits import Limits, measure_limits
 from tracegrad.runtime import tab
@@ -47,7 +47,7 @@ class Worker:
         self._limits: Limits | None = None
         self._started: Pending[Any] = Pending("opening the device")
         drive = TabDrive if tab.IN_TAB else ThreadDrive
-        self._drive: Drive = drive(self._main(), self._lock, self._idle, self._died)
+        self._drive = drive(self._main(), self._lock, self._idle, self._died)
         self.ident = self._drive.ident
 
     def opened(self) -> Worker:
@@ -318,9 +318,7 @@ class Worker:
         if runs:
             self.max_in_flight = max(self._least_queued, runs[0].of.at_once * session.ahead)
             try:
-                self._window.append(
-                    UnderWay(time.perf_counter(), handle, runs, session.run(handle, inputs, self._let_in))
-                )
+                self._window.append(UnderWay(time.perf_counter(), handle, runs, session.run(handle, inputs)))
             except Exception as e:
                 self._fail(reversed(runs), e)  # the last one first: each gives its number back
         self._taken = []
@@ -343,7 +341,7 @@ class Worker:
         """Take the outputs of the oldest batch."""
         runs, session = oldest.runs, self._session
         try:
-            results = oldest.batch.outputs()
+            results, most = oldest.batch.outputs(), session.capacity(oldest.handle)
         except Exception as e:
             # Whether the device did these runs and those behind is unknown, so none is run a second time.
             self._fail(runs, e)
@@ -353,7 +351,7 @@ class Worker:
             now = time.perf_counter()
             seconds = max(now - max(oldest.began, self._landed), 1e-6) / len(runs)
             self._landed = now
-            runs[0].of.at_once = max(1, min(session.capacity(oldest.handle), int(session.batch_seconds / seconds)))
+            runs[0].of.at_once = max(1, min(most, int(session.batch_seconds / seconds)))
         for k, (run, outputs) in enumerate(zip(runs, results)):
             if self._closed is not None:
                 return  # `_end` answers the rest

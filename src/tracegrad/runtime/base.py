@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -37,10 +37,6 @@ class Timings:
     def quickest(self) -> float:
         """All dispatches of the run in which they took least."""
         return min(sum(end - begin for begin, end in spans) for spans in self.runs)
-
-
-def nothing() -> None:
-    """For callers of `run` with no thread that waits."""
 
 
 class Batch(Protocol):
@@ -91,12 +87,11 @@ class Session(Protocol):
         """The most runs of a program that one batch may have."""
         ...
 
-    def run(self, handle: int, inputs: Sequence[Mapping[str, Any]], free: Callable[[], object] = nothing) -> Batch:
+    def run(self, handle: int, inputs: Sequence[Mapping[str, Any]]) -> Batch:
         """Begin one batch: a run for each element of `inputs`, which has all inputs of the program by name.
 
         inputs:  If the same array object comes again, its contents must not have changed: the session is free to skip
                  the copy.
-        free:    Called, if at all, before a part of the work that leaves Python's lock to other threads for long.
         Raises:  what went wrong before anything ran; `Batch.outputs` raises the rest.
         """
         ...

@@ -7,7 +7,7 @@ their results come back together. Nothing here waits but `read`, and `load` wher
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from typing import Any
 
 from tracegrad import errors
@@ -16,7 +16,7 @@ from tracegrad.dtypes import DTYPES, Shape
 from tracegrad.errors import DeviceError, TracegradError
 from tracegrad.init import Initializer, Literal
 from tracegrad.program import Buffer, Program
-from tracegrad.runtime.base import DeviceInfo, Timings, nothing
+from tracegrad.runtime.base import DeviceInfo, Timings
 from tracegrad.runtime.storage import from_storage, to_storage
 from tracegrad.runtime.tab import can_wait, javascript, pyodide, wait
 
@@ -109,7 +109,7 @@ class BrowserSession:
         largest = max(sum(4 * f.size for f in fields) for fields in (program.inputs, program.outputs))
         return max(1, min(RUNS_AT_ONCE, BATCH_BYTES // max(1, largest)))
 
-    def run(self, handle: int, inputs: Sequence[Mapping[str, Any]], free: Callable[[], object] = nothing) -> Batch:
+    def run(self, handle: int, inputs: Sequence[Mapping[str, Any]]) -> Batch:
         """Let the runs cross over."""
         self._check_open()
         program = self._programs[handle]

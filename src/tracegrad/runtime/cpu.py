@@ -24,7 +24,7 @@ from tracegrad.program import PERSISTENT, Buffer, Field, KernelSource, Program
 from tracegrad.render.c import MARGIN, library_source
 from tracegrad.render.c_calls import BETWEEN
 from tracegrad.render.c_engine import ENGINE
-from tracegrad.runtime.base import DeviceInfo, Done, Timings, nothing
+from tracegrad.runtime.base import DeviceInfo, Done, Timings
 from tracegrad.runtime.c_compiler import Compiler
 from tracegrad.runtime.calls import Calls, processors
 from tracegrad.runtime.children import Children
@@ -48,7 +48,7 @@ class _Loaded:
     outputs: list[tuple[Field, Array]] = field(default_factory=list[tuple[Field, Array]])
     given: dict[str, Array] = field(default_factory=dict[str, Array])  # what lies in the inputs
     runs: list[Callable[[], None]] = field(default_factory=list["Callable[[], None]"])  # one for each dispatch
-    whole: Callable[[], None] = nothing  # all of them, once they are bound
+    whole: Callable[[], None] | None = None  # all of them, once they are bound
 
 
 def cpu_info(compiler: Compiler | None, failed: bool = False) -> DeviceInfo:
@@ -114,7 +114,7 @@ class CpuSession:
     def _ready(self, handle: int) -> _Loaded:
         """The program with every kernel bound to its arrays."""
         loaded = self._loaded[handle]
-        if loaded.whole is not nothing:
+        if loaded.whole is not None:
             return loaded
         program, names = loaded.program, [b.name for b in loaded.program.buffers]
         found = [x.result() for x in loaded.libraries]
@@ -203,7 +203,7 @@ class CpuSession:
         """Runs gain nothing from each other."""
         return 1
 
-    def run(self, handle: int, inputs: Sequence[Mapping[str, Any]], free: Callable[[], object] = nothing) -> Done:
+    def run(self, handle: int, inputs: Sequence[Mapping[str, Any]]) -> Done:
         """Compute the runs now."""
         return Done([self._run(handle, given) for given in inputs])
 
@@ -215,6 +215,7 @@ class CpuSession:
             x = inputs[name]
             if given.get(name) is not x:  # most hyperparameters are those of the last step
                 target[...] = given[name] = x
+        assert loaded.whole is not None
         loaded.whole()
         return {f.name: taken(part, f) for f, part in loaded.outputs}
 

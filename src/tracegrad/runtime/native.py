@@ -30,7 +30,7 @@ from tracegrad.arrays import np
 from tracegrad.errors import DeviceError, DeviceLostError, TracegradError
 from tracegrad.program import Program
 from tracegrad.runtime.adapters import AdapterInfo, load_wgpu, open_device
-from tracegrad.runtime.base import DeviceInfo, Timings, as_run, nothing
+from tracegrad.runtime.base import DeviceInfo, Timings, as_run
 from tracegrad.runtime.c_compiler import begin_library
 from tracegrad.runtime.self_test import SELF_TEST
 from tracegrad.runtime.storage import check_memory
@@ -152,7 +152,7 @@ class NativeSession:
         """The most runs of a program that one batch may have."""
         return self._loaded(handle).depth
 
-    def run(self, handle: int, inputs: Sequence[Mapping[str, Any]], free: Callable[[], object] = nothing) -> Batch:
+    def run(self, handle: int, inputs: Sequence[Mapping[str, Any]]) -> Batch:
         """Submit a batch and return; any number may be under way.
 
         Raises: InputError for missing, unknown or misshapen inputs; DeviceError, DeviceLostError.
@@ -167,7 +167,7 @@ class NativeSession:
                 slot.put(k, given)
             self._settle()
             commands = commands_of(slot, loaded, len(inputs), self.calls, self._kernels)
-            batch.mark = self.calls.submit(commands, slot.given(), free)
+            batch.mark = self.calls.submit(commands, slot.given())
         self._sending = batch
         return batch
 

@@ -22,7 +22,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from tracegrad.arrays import np
 from tracegrad.errors import DeviceError, DeviceLostError
-from tracegrad.runtime.base import nothing
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -94,11 +93,10 @@ class Calls(Protocol):
         """Commands in the form that `submit` wants. They can be submitted again once they were sent."""
         ...
 
-    def submit(self, commands: Any, given: Sequence[NDArray[Any]] = (), free: Callable[[], object] = nothing) -> Any:
+    def submit(self, commands: Any, given: Sequence[NDArray[Any]] = ()) -> Any:
         """Queue it; a mark for what follows.
 
         given:  what its writes without values write, in their order.
-        free:   called before a long part of this that leaves Python's lock to other threads.
 
         This may go on behind the caller's back until `sent`: the values written must not change before, and an error
         may come then.
@@ -139,7 +137,7 @@ class PublicCalls:
     def prepared(self, commands: Commands) -> Any:
         return commands
 
-    def submit(self, commands: Any, given: Sequence[NDArray[Any]] = (), free: Callable[[], object] = nothing) -> Any:
+    def submit(self, commands: Any, given: Sequence[NDArray[Any]] = ()) -> Any:
         encoder = self._device.create_command_encoder()
         if any(commands.runs):
             run = encoder.begin_compute_pass()
@@ -157,7 +155,6 @@ class PublicCalls:
             run.end()
         for c in commands.copies:
             encoder.copy_buffer_to_buffer(c.source, c.source_offset, c.target, c.target_offset, c.size)
-        free()
         for w, values in commands.written(given):
             self.write(w.buffer, w.at, values)
         self._device.queue.submit([encoder.finish()])
@@ -264,7 +261,7 @@ class DirectCalls:
     def prepared(self, commands: Commands) -> Any:
         return commands
 
-    def submit(self, commands: Any, given: Sequence[NDArray[Any]] = (), free: Callable[[], object] = nothing) -> Any:
+    def submit(self, commands: Any, given: Sequence[NDArray[Any]] = ()) -> Any:
         lib, ffi = self._lib, self._ffi
         command = encoder = ffi.NULL
         self._errors.capture("tracegrad")
@@ -281,7 +278,6 @@ class DirectCalls:
             copy = lib.wgpuCommandEncoderCopyBufferToBuffer
             for c in commands.copies:
                 copy(encoder, c.source._internal, c.source_offset, c.target._internal, c.target_offset, c.size)
-            free()
             for w, values in commands.written(given):
                 lib.wgpuQueueWriteBuffer(self._queue, w.buffer._internal, w.at, ffi.from_buffer(values), w.size)
             command = lib.wgpuCommandEncoderFinish(encoder, ffi.NULL)

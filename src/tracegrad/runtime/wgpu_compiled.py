@@ -9,12 +9,11 @@ from __future__ import annotations
 
 import ctypes
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from tracegrad.arrays import np
 from tracegrad.errors import DeviceError
-from tracegrad.runtime.base import nothing
 from tracegrad.runtime.wgpu_calls import Commands, DirectCalls, Launch, device_error
 
 if TYPE_CHECKING:
@@ -296,7 +295,7 @@ class CompiledCalls(DirectCalls):
         made.open = [row for row, x in zip(written, places) if x is None]
         return made
 
-    def submit(self, commands: Any, given: Sequence[NDArray[Any]] = (), free: Callable[[], object] = nothing) -> Any:
+    def submit(self, commands: Any, given: Sequence[NDArray[Any]] = ()) -> Any:
         self._library.settle(self._sender)
         for row, values in zip(commands.open, given, strict=True):
             row.values = values.ctypes.data
@@ -305,7 +304,6 @@ class CompiledCalls(DirectCalls):
             self._sending = commands
             self._library.send_later(self._sender, ctypes.byref(commands))
         else:  # a long step, or one that somebody waits for: sooner done than handed over
-            free()
             self._library.send_now(self._sender, ctypes.byref(commands))
         return commands
 
