@@ -120,8 +120,8 @@ def test_results_gradients_and_parameters_have_names(mlp: Any) -> None:
 %33 matmul f32[8,3]
   stored: each of its elements is computed from many
   computed by dispatch 2, kernel 2 (matmul)
-  apart from dispatch 1, kernel 1 (matmul+mul), which it reads: {ONE}
   apart from dispatch 0, kernel 0 (matmul+where), which it reads: {ONE}
+  apart from dispatch 1, kernel 1 (matmul+mul), which it reads: {ONE}
   apart from dispatch 4, kernel 4 (sum+where), which reads it: the value is read as a part of an array, from memory
   memory: grads[32:56]
   {RELU}"""
@@ -238,6 +238,12 @@ def test_unknown_names_are_told_the_nearest(name: str, message: str, classifier:
     with pytest.raises(MissingNameError) as caught:
         classifier.why(name)
     assert str(caught.value).startswith(message)
+
+
+@pytest.mark.parametrize("wrong", [3, None, ["loss"], MLP()])
+def test_what_is_no_name_is_refused(wrong: Any, classifier: Any) -> None:
+    with pytest.raises(MissingNameError, match="the graph has no "):
+        classifier.why(wrong)
 
 
 def test_a_node_of_another_graph_is_refused(mlp: Any, classifier: Any) -> None:

@@ -139,9 +139,8 @@ def build_forward(
     with uncollected():
         with traced(model, forward, inputs, "forward", patching) as t:
             outputs, structure = checked_outputs(t.result, forward)
-            persistent = (
-                persistent_like(t.parameters, like) if like else persistent_of(t.parameters, arena_of(t.parameters))
-            )
+            arena = arena_of(t.parameters)
+            persistent = Persistent.of(like, ("param",)) if like else persistent_of(t.parameters, arena)
             graph = Graph(outputs, dict(t.trace.captures), precision=precision)
             require_own(toposort(graph.roots), t.trace)
         meta = {"kind": "forward", "hyper": dict(t.trace.hypers)}
@@ -294,16 +293,6 @@ def persistent_of(
         tuple((n, places[n], specs[n]) for n in parameters),
         {n: p.type for n, p in parameters.items()},
     )
-
-
-def persistent_like(parameters: Mapping[str, Parameter], program: Program) -> Persistent:
-    """The parameters where another program has them."""
-    known = {f.name: f for f in program.params}
-    buffers = tuple(b for b in program.buffers if b.role == "param")
-    params = tuple(
-        (n, Place(program.buffers[known[n].buffer].name, known[n].offset), known[n].spec) for n in parameters
-    )
-    return Persistent(buffers, params, {n: p.type for n, p in parameters.items()})
 
 
 def doubtful(t: Traced, y: Tensor, aux: Mapping[str, Tensor], found: Mapping[str, Tensor]) -> tuple[str, ...]:

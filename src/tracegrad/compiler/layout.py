@@ -42,9 +42,9 @@ class Persistent:
     types: Mapping[str, TensorType]
 
     @staticmethod
-    def of(program: Program) -> Persistent:
-        """The arrays that a program shares with others of its session."""
-        buffers = tuple(b for b in program.buffers if b.role in ("param", "grad", "state"))
+    def of(program: Program, roles: Sequence[str] = ("param", "grad", "state")) -> Persistent:
+        """The arrays of some roles that a program shares with others of its session."""
+        buffers = tuple(b for b in program.buffers if b.role in roles)
         params = tuple((f.name, Place(program.buffers[f.buffer].name, f.offset), f.spec) for f in program.params)
         return Persistent(buffers, params, {f.name: f.type for f in program.params})
 

@@ -28,8 +28,7 @@ SEEN_THROUGH = ("view", "formula")  # families that a value of several nodes is 
 class Value:
     """One value of the compiled graph.
 
-    rule:     why it is stored, or not.
-    cost:     of an element, and how often it is read; "" where that does not decide.
+    rule:     why it is stored or inlined; where cost decides, what an element costs, and how often it is read.
     computes: the dispatches that compute it, with their kernels.
     merged:   neighbours in the same kernel, and the rule that let them join.
     refused:  neighbours in other kernels, and the rule that kept them apart.
@@ -40,7 +39,6 @@ class Value:
     name: str
     stored: bool
     rule: str
-    cost: str
     computes: tuple[str, ...]
     merged: tuple[str, ...]
     refused: tuple[str, ...]
@@ -51,7 +49,7 @@ class Value:
     @property
     def why(self) -> str:
         """Stored or inlined, and the rule."""
-        return f"{'stored' if self.stored else 'inlined'}: {self.rule}{self.cost}"
+        return f"{'stored' if self.stored else 'inlined'}: {self.rule}"
 
     def __str__(self) -> str:
         lines = [self.name, f"  {self.why}"]
@@ -85,7 +83,7 @@ def why(graph: Graph, program: Program, wanted: str | Tensor) -> Why:
     answers = Answers(graph, program)
     found = [t for t in answers.storage.order if answers.planned.origin(t) is node]
     shown = [t for t in found if t.prim.family not in SEEN_THROUGH] or [base(t) for t in found[-1:]]
-    return Why(answers.title(node), tuple(map(answers.value, shown)))
+    return Why(f"%{answers.number[node.serial]} {node.name} {node.type}", tuple(map(answers.value, shown)))
 
 
 def node_of(graph: Graph, program: Program, wanted: str | Tensor) -> Tensor:
@@ -95,7 +93,7 @@ def node_of(graph: Graph, program: Program, wanted: str | Tensor) -> Tensor:
             return wanted
         raise MissingNameError.here(f"{wanted!r} is not a node of this graph; take one from `graph`, or pass a name")
     named = names_of(graph, program)
-    if wanted not in named:
+    if not isinstance(wanted, str) or wanted not in named:  # pyright: ignore[reportUnnecessaryIsInstance]
         hint = f"; numbers are those of print(graph), from '%0' to '%{len(graph) - 1}'"
         raise absent("the graph", str(wanted), {}, [n for n in named if not n.startswith("%")], hint)
     return named[wanted]
@@ -135,7 +133,7 @@ class Answers:
                     self.reading.setdefault(t.serial, []).append(c)
         self.apart: dict[int, dict[str, None]] = {}  # serial -> the kernels before and behind its own, and the rule
         for serial, reads in self.storage.reads.items():
-            for part in {part for s in reads.stored for part in self.storage.packed(s)}:
+            for part in sorted({part for s in reads.stored for part in self.storage.packed(s)}):
                 self.neighbours(part, serial)
 
     def neighbours(self, maker: int, reader: int) -> None:
@@ -152,31 +150,24 @@ class Answers:
             if t.prim.family not in (*SEEN_THROUGH, "leaf", "pack", "item"):
                 yield self.value(t)
 
-    def title(self, t: Tensor) -> str:
-        """`%12 matmul f32[64,32]`, as the graph is printed."""
-        return f"%{self.number[t.serial]} {t.name} {t.type}"
-
     def name(self, t: Tensor) -> str:
-        """The title of the node that a value comes from, and what it is now if that is another op."""
+        """The number of the node that a value comes from, and what it is now."""
         node = self.planned.origin(t)
-        if node is None:
-            return f"{t.name} {t.type}"
-        own = f"{t.name} {t.type}"
-        return self.title(node) if own == f"{node.name} {node.type}" else f"%{self.number[node.serial]} {own}"
+        return f"{t.name} {t.type}" if node is None else f"%{self.number[node.serial]} {t.name} {t.type}"
 
     def value(self, t: Tensor) -> Value:
         """One value."""
         storage, node = self.storage, self.planned.origin(t)
         stored = t.serial in storage.stored or t.prim.family in ("leaf", "pack", "item")
-        rule, cost = storage.rules.rule[t.serial], ""
+        rule = storage.rules.rule[t.serial]
         if rule in BY_COST:
-            n = len(storage.rules.readers[t.serial])
-            cost = f" (an element costs {storage.rules.cost[t.serial]}, a load {LOAD}; read {times(n)})"
+            n, cost = len(storage.rules.readers[t.serial]), storage.rules.cost[t.serial]
+            rule += f" (an element costs {cost}, a load {LOAD}; read {'once' if n == 1 else f'{n} times'})"
         computes = tuple(self.dispatch(c) for c in self.computing.get(t.serial, ()))
         merged, refused = tuple(self.merged(t)), tuple(self.apart.get(t.serial, ()))
         reads = tuple(map(self.dispatch, self.reading.get(t.serial, ())))
         memory, site = self.memory(t) if stored else "", t.site if node is None else node.site
-        return Value(self.name(t), stored, rule, cost, computes, merged, refused, reads, memory, site)
+        return Value(self.name(t), stored, rule, computes, merged, refused, reads, memory, site)
 
     def dispatch(self, c: Cluster) -> str:
         """`dispatch 3, kernel 2 (matmul+add)`"""
@@ -214,8 +205,3 @@ class Answers:
             return text
         first, last = self.planned.starts[life.first], self.planned.starts[life.last]
         return f"{text}, from dispatch {first} to {last}"
-
-
-def times(n: int) -> str:
-    """`once`, `3 times`"""
-    return "once" if n == 1 else f"{n} times"
