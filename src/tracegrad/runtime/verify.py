@@ -211,6 +211,8 @@ def trial_of(kernel: KernelSource, layout: Layout, drawn: Patterns) -> Trial:
     out = Trial(kernel, layout, drawn, [], [], [])
     first, arrays = 0, out.arrays()
     below = max(map(_indexed, kernel.forms))
+    zeros = _left_out(kernel, layout, arrays)
+    out.puts.extend(Put(name, at, 0) for name, at in zeros.items())
     for form in kernel.forms:
         slots = range(first, first + len(form.slots))
         names, offsets = [arrays[kernel.binding_of[k]] for k in slots], [layout.offsets[k] for k in slots]
@@ -220,9 +222,7 @@ def trial_of(kernel: KernelSource, layout: Layout, drawn: Patterns) -> Trial:
                 end = offset + s.size
                 around.append(Fill(name, max(0, offset - GAP), min(end + GAP, layout.sizes[name[0]]), kind))
                 within.append(Fill(name, offset, end, kind))
-        for slot, elements in left_out(form.product, form.inner) if form.product else ():
-            out.puts.append(Put(names[slot], offsets[slot] + elements, 0))
-        read = _reader(form.slots, kinds, [o + n * STRIDE for o, (n, _) in zip(offsets, names)], drawn)
+        read = _reader(form.slots, kinds, list(zip(names, offsets)), zeros, drawn)
         for exact, again in _expected(form, read, drawn.seed):
             k = exact.slot
             at = offsets[k] + exact.at
@@ -235,9 +235,31 @@ def trial_of(kernel: KernelSource, layout: Layout, drawn: Patterns) -> Trial:
     return out
 
 
-def _reader(slots: Sequence[Slot], kinds: Sequence[Kind], begins: Sequence[int], drawn: Patterns) -> Read:
+def _left_out(kernel: KernelSource, layout: Layout, arrays: Sequence[Name]) -> dict[Name, Array]:
+    """The elements of each array that products need not multiply. They must be zeros, for whoever else reads them."""
+    found: dict[Name, list[Array]] = {}
+    first = 0
+    for form in kernel.forms:
+        for slot, elements in left_out(form.product, form.inner) if form.product else ():
+            k = first + slot
+            found.setdefault(arrays[kernel.binding_of[k]], []).append(layout.offsets[k] + elements)
+        first += len(form.slots)
+    return {name: np.unique(np.concatenate([x.reshape(-1) for x in parts])) for name, parts in found.items()}
+
+
+def _reader(
+    slots: Sequence[Slot],
+    kinds: Sequence[Kind],
+    places: Sequence[tuple[Name, int]],
+    zeros: Mapping[Name, Array],
+    drawn: Patterns,
+) -> Read:
+    """What a trial's memory holds, by slot and element."""
+
     def read(slot: int, at: Array) -> Array:
-        return drawn.read(slots[slot], kinds[slot], at + begins[slot])
+        name, offset = places[slot]
+        x = drawn.read(slots[slot], kinds[slot], at + offset + name[0] * STRIDE)
+        return np.where(np.isin(at + offset, zeros[name]), np.zeros((), x.dtype), x) if name in zeros else x
 
     return read
 
