@@ -115,22 +115,26 @@ def numpy_alone(text: str) -> tuple[Thunk, Thunk | None]:
     """The array rules of the one op in `text`, forward and also with the backward, called on arrays."""
     for op in OPS:
         op.plans.clear()
-        op.calls.clear()
     tensors = {name: tg.tensor(ARRAYS[name]) for name in named(text)}
     thunk(text, tensors)()
-    ((plan),) = [plan for op in OPS for plan in op.plans.values()]
+    ((plan),) = [run.plan for op in OPS for run in op.plans.values()]
+    numbers = [k for k, t in enumerate(plan.inputs) if t.attrs["role"] == "input" and not t.shape]
     values: list[Any] = []
-    asked: list[bool] = []
+    asked: list[int] = []
     given = iter(argument for argument in arguments(text) if argument in ARRAYS)
-    for t in plan.inputs:
-        name = next(given) if t.attrs["role"] == "input" and t.serial not in plan.numbers else ""
-        values.append(ARRAYS[name] if name else 2.5 if t.serial in plan.numbers else np.uint32(1))
-        asked.append(bool(name) and wants(name))
+    for k, t in enumerate(plan.inputs):
+        name = next(given) if t.attrs["role"] == "input" and k not in numbers else ""
+        values.append(ARRAYS[name] if name else 2.5 if k in numbers else np.uint32(1))
+        asked += [k] if name and wants(name) else []
     parameters = ", ".join(f"x{k}" for k in range(len(plan.inputs)))
-    writer, names = plan.computed()
-    forward = writer.function(parameters, names[0] if plan.pack is None else f"({', '.join(names)},)")
-    writer, (recorded, *_) = plan.recorded(tuple(asked))
-    if plan.pack is not None or recorded.pullback is None:
+    made = [f"x{k} = array(x{k}, float_)" for k in numbers]
+    writer, results, _ = plan.recorded(())
+    writer.lines[:0] = made
+    names = [result.value for result in results]
+    forward = writer.function(parameters, names[0] if plan.many is None else f"({', '.join(names)},)")
+    writer, (recorded, *_), _ = plan.recorded(asked)
+    writer.lines[:0] = made
+    if plan.many is not None or recorded.pullback is None:
         return lambda: forward(*values), None
     first = writer.function(parameters, f"{recorded.value}, {recorded.saved}")
     ct, pullback = np.ones_like(first(*values)[0]), recorded.pullback

@@ -28,7 +28,7 @@ LISTENS = {"commands/site.py"}  # tracegrad serve, to this computer only
 WRITTEN_HERE = {
     ("evaluate.py", "function_of"): "the array rule of a row of the table, with operands named by number",
     ("evaluate.py", "_compiled"): "the same",
-    ("methods.py", "op"): "the entry of a public function, written from its signature",
+    ("methods.py", "write"): "the entry of a public function, written from its signature",
     ("methods.py", "_compiled"): "the same",
     ("imperative/spell.py", "defined"): "plans of eager calls, written from the table",
     ("imperative/spell.py", "_compiled"): "the same",

@@ -34,7 +34,7 @@ from tracegrad.errors import (
 )
 from tracegrad.functional import *
 from tracegrad.hypers import hyper
-from tracegrad.imperative.dispatch import install
+from tracegrad.imperative.calls import install
 from tracegrad.imperative.stepwise import eager, instantiate
 from tracegrad.imperative.streams import manual_seed
 from tracegrad.imperative.tape import no_grad

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Generator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from tracegrad.errors import Site, TraceError, call_site
 from tracegrad.sites import SiteInfo
@@ -59,12 +59,16 @@ class Here:
     site: Site | None = None
 
 
-_trace: ContextVar[Trace | None] = ContextVar("tracegrad_trace", default=None)
-_fixed: ContextVar[Here | None] = ContextVar("tracegrad_site", default=None)
+class _State(NamedTuple):
+    trace: Trace | None
+    here: Here | None
 
 
-# What `building` asks, for calls on values, where a call of Python more would be felt: both give None there
-BUILDING = (_trace.get, _fixed.get)
+_state: ContextVar[_State | None] = ContextVar("tracegrad_state", default=None)
+
+# None where ops run at once. A public op asks this itself: `building` would be a call of Python more.
+STATE = _state.get
+
 NO_TRACE = (
     "there is no trace here. Traced tensors are used inside the loss or forward that tg.compile, tg.compile_forward, "
     "attach or tg.trace calls; elsewhere ops run at once, on arrays and eager tensors (tg.tensor)"
@@ -73,12 +77,13 @@ NO_TRACE = (
 
 def active() -> Trace | None:
     """The trace that is running, if any."""
-    return _trace.get()
+    state = STATE()
+    return None if state is None else state.trace
 
 
 def require(what: str) -> Trace:
     """The running trace; TraceError naming `what` if there is none."""
-    t = _trace.get()
+    t = active()
     if t is None:
         raise TraceError.here(f"{what}: {NO_TRACE}")
     return t
@@ -87,36 +92,37 @@ def require(what: str) -> Trace:
 @contextmanager
 def tracing(patching: bool = False, eager: bool = False) -> Generator[Trace]:
     """Start a trace of its own; `patching`: its patch sites can overwrite their values; `eager`: of one op."""
-    t = Trace(patching, eager)
-    token = _trace.set(t)
+    t, state = Trace(patching, eager), STATE()
+    token = _state.set(_State(t, None if state is None else state.here))
     try:
         yield t
     finally:
-        _trace.reset(token)
+        _state.reset(token)
 
 
 def current_site() -> Site | None:
     """The line new nodes belong to: the user's, or that of the node being rewritten."""
-    fixed = _fixed.get()
-    return call_site() if fixed is None else fixed.site
+    state = STATE()
+    return call_site() if state is None or state.here is None else state.here.site
 
 
 @contextmanager
 def rewriting() -> Generator[Here]:
     """Inside, new nodes take the site set here instead of the caller's."""
     here = Here()
-    token = _fixed.set(here)
+    token = _state.set(_State(active(), here))
     try:
         yield here
     finally:
-        _fixed.reset(token)
+        _state.reset(token)
 
 
 def is_rewriting() -> bool:
     """True while the library itself makes nodes, outside any user's function."""
-    return _fixed.get() is not None
+    state = STATE()
+    return state is not None and state.here is not None
 
 
 def building() -> bool:
     """True inside a trace or a rewrite: ops make nodes. Elsewhere they run at once."""
-    return _trace.get() is not None or _fixed.get() is not None
+    return STATE() is not None

@@ -22,7 +22,8 @@ from tracegrad.errors import DTypeError, InputError, ShapeError, TraceError, cal
 from tracegrad.evaluate import evaluate
 from tracegrad.hypers import leaf_value
 from tracegrad.imperative import streams
-from tracegrad.imperative.plans import OpPlan, ran
+from tracegrad.imperative.plans import Plan, Source
+from tracegrad.imperative.tape import recording
 from tracegrad.imperative.tensors import GradTensor
 from tracegrad.imperative.values import f64, nearest
 from tracegrad.ir import Tensor, toposort
@@ -96,8 +97,12 @@ def _eager(roots: list[Tensor], leaves: list[Tensor], tensors: list[Any], env: d
     if double:
         exact = [np.asarray(x, np.float64) if t.dtype.is_float else v for t, v, x in zip(leaves, values, tensors)]
         values = [*exact, *(v.astype(np.float64) if v.dtype.kind == "f" else v for v in values[len(leaves) :])]
-    plan = OpPlan(inputs, roots, list, double)
-    return ran(plan, values, [*tensors, *(None for _ in others)])
+    wanted = [type(x) is GradTensor and x.requires_grad and recording.get() for x in tensors]
+    owners = [f"o{k}" for k in range(len(tensors))]
+    sources = [Source(f"x{k}", owner=o if w else "") for k, (o, w) in enumerate(zip(owners, wanted))]
+    sources += [Source(f"x{k}") for k in range(len(tensors), len(inputs))]
+    run = Plan(inputs, roots, list, double).function([*(s.text for s in sources), *owners], sources)
+    return run(*values, *tensors)
 
 
 def _array(x: Any) -> Any:

@@ -243,10 +243,9 @@ _bind = Op(bind)
 
 def _run(p: Primitive, inputs: tuple[Any, ...], attrs: dict[str, Any]) -> Any:
     """The value of `p` on eager tensors."""
-    result = AT_ONCE[0](_bind, None, (p, *inputs), attrs) if AT_ONCE else NotImplemented
-    if result is NotImplemented:
+    if not AT_ONCE or any(type(x) is Tensor for x in inputs):
         raise TraceError.here(f"{p.name}: takes nodes of a trace or eager tensors, not both; see tg.asarray")
-    return result
+    return AT_ONCE[0].run(_bind, (p, inputs, attrs))
 
 
 def rebind(t: Tensor, inputs: Sequence[Tensor]) -> Tensor:

@@ -6,14 +6,14 @@ inherits the latter gets them all. VJPs use the same spellings, which lets one r
 
 from __future__ import annotations
 
-import functools
 import re
 from collections.abc import Callable, Mapping, Sequence
+from functools import cache
 from inspect import CO_VARARGS, CO_VARKEYWORDS
-from types import CodeType
-from typing import TYPE_CHECKING, Any, Self, TypeVar, cast
+from types import CodeType, FunctionType
+from typing import TYPE_CHECKING, Any, NamedTuple, Self, TypeVar, cast
 
-from tracegrad.ambient import current_site
+from tracegrad.ambient import STATE, current_site
 from tracegrad.errors import CallError, DTypeError, InputError, ShapeError, TraceError, TracegradError, placed
 from tracegrad.refusals import check_call, shown
 from tracegrad.shapes import Axes
@@ -22,16 +22,29 @@ if TYPE_CHECKING:
     from tracegrad.dtypes import DType
     from tracegrad.ir import Tensor
 
-METHODS: dict[str, Callable[..., Any]] = {}
-# The engine that runs ops at once, (op, kinds, args, kwargs) -> result: it needs NumPy, and enters itself here.
-AT_ONCE: list[Callable[..., Any]] = []
-
 F = TypeVar("F", bound=Callable[..., Any])
 E = TypeVar("E", bound=TracegradError)
 Operand = Any  # a tensor, an array, or a Python number
 Index = Any  # an integer, a slice, None, Ellipsis, or one tensor or array of i32
 
 
+class Engine(NamedTuple):
+    """Runs ops at once.
+
+    key:    the key of a call's plan, as text: an expression of the op's parameters
+    missed: (op, key, arguments) -> the result of a call whose key is new
+    run:    (op, arguments) -> the result
+    scope:  what the names in `key` stand for
+    """
+
+    key: Callable[[Op], str]
+    missed: Callable[[Op, Any, tuple[Any, ...]], Any]
+    run: Callable[[Op, tuple[Any, ...]], Any]
+    scope: Mapping[str, Any]
+
+
+METHODS: dict[str, Callable[..., Any]] = {}
+AT_ONCE: list[Engine] = []  # one, or none: the engine needs NumPy, and enters itself here
 TYPE = r"\b(f32|f64|i32|u32|bool)\["
 
 
@@ -43,40 +56,108 @@ MISSING = Missing()
 
 
 class Op:
-    """A public function, and what the engine prepared for it."""
+    """A public function, and the plans of its calls outside of traces, by key."""
 
-    __slots__ = ("calls", "everything", "function", "given", "parameters", "plans", "signature", "unexpected")
+    __slots__ = ("function", "named", "plans")
+
+    named: Any  # the public function
 
     def __init__(self, f: Callable[..., Any]):
         """f: a function of Python."""
-        self.function = f
-        self.plans: dict[Any, Any] = {}  # by all that decides: types of tensors, values of settings
-        self.calls: dict[Any, Callable[..., Any]] = {}  # by the Python types of the arguments
-        code = f.__code__
-        names, n, m = list(code.co_varnames), code.co_argcount, code.co_kwonlyargcount
-        stars = [s for s, flag in (("*", CO_VARARGS), ("**", CO_VARKEYWORDS)) if code.co_flags & flag]
-        self.parameters = names[: n + m + len(stars)]
-        rest = [star + name for star, name in zip(stars, names[n + m :])]
-        many, any_named = [x for x in rest if x[1] != "*"], [x for x in rest if x[1] == "*"]
-        more, other = [] if many else ["*_more"], [] if any_named else ["**_other"]
-        self.signature = ", ".join([*names[:n], *many, *more, *names[n : n + m], *any_named, *other])
-        self.unexpected = " or ".join([x.lstrip("*") for x in more + other]) or "False"
-        passed = [f"{x}={x}" for x in names[n : n + m]] + any_named
-        self.given = _call([*names[:n], *many], passed)
-        self.everything = _call([*names[:n], *many, *more], passed + other)
+        self.function, self.plans = f, dict[Any, Callable[..., Any]]()
 
-    def refuse(self, name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+    @property
+    def name(self) -> str:
+        """What users call it."""
+        return self.function.__name__.rstrip("_")
+
+    @property
+    def counts(self) -> tuple[int, int, bool, bool]:
+        """How many parameters there are, and how many that are named only; are there *args, are there **kwargs?"""
+        code = self.function.__code__
+        stars = bool(code.co_flags & CO_VARARGS), bool(code.co_flags & CO_VARKEYWORDS)
+        return code.co_argcount, code.co_kwonlyargcount, *stars
+
+    @property
+    def parameters(self) -> tuple[str, ...]:
+        """Names of all parameters; *args and **kwargs come last."""
+        return self.function.__code__.co_varnames[: sum(self.counts)]
+
+    @property
+    def defaults(self) -> dict[str, Any]:
+        """The default of each parameter but *args and **kwargs; MISSING for none."""
+        n, m, _, _ = self.counts
+        own = self.function.__defaults__ or ()
+        named = self.function.__kwdefaults__ or {}
+        given = dict(zip(self.parameters[n - len(own) : n], own))
+        return dict.fromkeys(self.parameters[: n + m], MISSING) | given | named
+
+    def apply(self, values: Sequence[Any]) -> Any:
+        """The function of one value for each parameter: of a tuple for *args, and of a dict for **kwargs."""
+        n, m, many, others = self.counts
+        kwargs: dict[str, Any] = dict(zip(self.parameters[n : n + m], values[n:])) | (values[-1] if others else {})
+        return self.function(*values[:n], *(values[n + m] if many else ()), **kwargs)
+
+    def refuse(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
         """CallError for what Python would refuse: arguments that are missing, too many or unknown."""
         given = {x: a for x, a in kwargs.items() if a is not MISSING}
         if any(a is MISSING for a in args):
             given |= {x: a for x, a in zip(self.parameters, args) if a is not MISSING}
             args = ()
-        check_call(name, self.function, args, given)
+        check_call(self.name, self.function, args, given)
+
+    def first(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """The first call: gives the public function its code, because most processes call few of all ops."""
+        self.write()
+        return self.named(*args, **kwargs)
+
+    def failed(self, error: TracegradError, values: Sequence[Any]) -> TracegradError:
+        """`error`, with the op's name, the types it got, and the user's line."""
+        return placed(with_types(error, values), self.name, current_site())
+
+    def misused(self, error: Exception, values: Sequence[Any]) -> TracegradError:
+        """What Python's own error says about arguments, as one of ours."""
+        given = ", ".join([f"{x}={shown(a)}" for x, a in zip(self.parameters, values)])
+        return placed(
+            CallError(f"cannot work with {given}: {error}; see help(tg.{self.name})"), self.name, current_site()
+        )
+
+    def write(self) -> None:
+        """Give the public function its code."""
+        (n, m, many, others), parameters = self.counts, self.parameters
+        positional, keywords, rest = parameters[:n], parameters[n : n + m], parameters[n + m :]
+        star, stars = [f"*{x}" for x in rest[:many]], [f"**{x}" for x in rest[many:]]
+        more, other = [] if many else ["*_more"], [] if others else ["**_other"]
+        passed = [f"{x}={x}" for x in keywords] + stars
+        needed = [f"{x} is _missing" for x in (*positional, *keywords) if self.defaults[x] is MISSING]
+        engine = AT_ONCE[0] if AT_ONCE else NO_ENGINE
+        source = ENTRY.format(
+            signature=", ".join([*positional, *star, *more, *keywords, *stars, *other]),
+            wrong=" or ".join([*[x.lstrip("*") for x in more + other], *needed]) or "False",
+            everything=f"{_tuple([*positional, *star, *more])}, dict({', '.join(passed + other)})",
+            key=engine.key(self),
+            parameters=_tuple(parameters),
+            given=", ".join(parameters),
+            passed=", ".join([*positional, *star, *passed]),
+        )
+        scope = self.named.__globals__
+        scope.update(engine.scope, _missed=engine.missed)
+        exec(_compiled(source), scope)
+        named, defaults = self.named, list(self.defaults.values())
+        named.__defaults__, named.__kwdefaults__ = tuple(defaults[:n]), dict(zip(parameters[n:], defaults[n:]))
+        named.__code__ = scope["entry"].__code__
 
 
-def _call(positional: Sequence[str], named: Sequence[str]) -> str:
-    return f"({''.join([f'{x}, ' for x in positional])}), dict({', '.join(named)})"
+def _traced(op: Op, args: tuple[Any, ...]) -> Any:
+    return op.apply(args)
 
+
+def _missed(op: Op, _: Any, args: tuple[Any, ...]) -> Any:
+    return op.apply(args)
+
+
+# Without NumPy the functions themselves run, and ask for a trace
+NO_ENGINE: Engine = Engine(lambda _: "None", _missed, _traced, {})
 
 # What stands behind the name of an op: its own signature, written out, because one of *args and **kwargs would cost a
 # small op on values half as much as it takes NumPy. What Python would refuse is collected, and gets a remedy; that
@@ -84,21 +165,32 @@ def _call(positional: Sequence[str], named: Sequence[str]) -> str:
 ENTRY = """\
 def entry({signature}):
     try:
-        if {unexpected}:
-            _refuse({everything})
+        if {wrong}:
+            _op.refuse({everything})
+        if _state() is not None:
+            return _function({passed})
+        _key = {key}
         try:
-            _call = _calls[{kinds}]
+            _run = _plans[_key]
         except KeyError:
-            _call = None
-        return _new({kinds}, {given}) if _call is None else _call({parameters})
+            _run = None
+        return _missed(_op, _key, {parameters}) if _run is None else _run({given})
     except _errors as _e:
-        raise _failed(_e, ({parameters})) from None
+        raise _op.failed(_e, {parameters}) from None
     except _python as _e:
-        raise _misused(_e, ({parameters})) from _e
+        raise _op.misused(_e, {parameters}) from _e
 """
 ERRORS = (ShapeError, DTypeError, InputError, TraceError, CallError)
 # What Python raises where an argument is of a type that no check of the op foresaw
 PYTHON = (TypeError, ValueError, IndexError, KeyError, AttributeError, OverflowError)
+
+
+def _tuple(items: Sequence[str]) -> str:
+    return f"({''.join([f'{x}, ' for x in items])})"
+
+
+def _first(*args: Any, **kwargs: Any) -> Any:
+    return _op.first(args, kwargs)  # type: ignore[name-defined] # noqa: F821
 
 
 def op(f: F) -> F:
@@ -106,46 +198,18 @@ def op(f: F) -> F:
 
     Errors of its checks carry its name, the types it got, and the user's line.
     """
-    name, entry = f.__name__.rstrip("_"), Op(f)
-
-    def new(kinds: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        if Missing in (kinds if len(entry.parameters) > 1 else (kinds,)):
-            entry.refuse(name, args, kwargs)
-        result = AT_ONCE[0](entry, kinds, args, kwargs) if AT_ONCE else NotImplemented
-        return f(*args, **kwargs) if result is NotImplemented else result
-
-    def failed(error: TracegradError, args: tuple[Any, ...]) -> TracegradError:
-        return placed(with_types(error, args), name, current_site())
-
-    def misused(error: Exception, args: tuple[Any, ...]) -> TracegradError:
-        given = ", ".join([f"{x}={shown(a)}" for x, a in zip(entry.parameters, args)])
-        return placed(CallError(f"cannot work with {given}: {error}; see help(tg.{name})"), name, current_site())
-
-    kinds = [f"_type({x})" for x in entry.parameters]
-    source = ENTRY.format(
-        signature=entry.signature,
-        unexpected=entry.unexpected,
-        everything=entry.everything,
-        kinds=kinds[0] if len(kinds) == 1 else f"({', '.join(kinds)})",
-        parameters="".join([f"{x}, " for x in entry.parameters]),
-        given=entry.given,
-    )
+    entry = Op(f)
     scope = {
-        "_calls": entry.calls, "_new": new, "_failed": failed, "_errors": ERRORS, "_type": type, "_python": PYTHON,
-        "_misused": misused, "_refuse": functools.partial(entry.refuse, name),
+        "_op": entry, "_plans": entry.plans, "_function": f, "_state": STATE, "_errors": ERRORS, "_python": PYTHON,
+        "_missing": MISSING, "__name__": f.__module__,
     }  # fmt: skip
-    exec(_compiled(source), scope)
-    named: Any = scope["entry"]
-    needed, code = f.__code__.co_argcount - len(f.__defaults__ or ()), f.__code__
-    named.__defaults__ = (MISSING,) * needed + (f.__defaults__ or ())
-    only = code.co_varnames[code.co_argcount : code.co_argcount + code.co_kwonlyargcount]
-    named.__kwdefaults__ = dict.fromkeys(only, MISSING) | (f.__kwdefaults__ or {})
-    functools.update_wrapper(named, f)
-    named.entry = entry
+    named: Any = FunctionType(_first.__code__, scope, f.__name__)
+    named.__qualname__, named.__doc__ = f.__qualname__, f.__doc__
+    named.__wrapped__, named.entry, entry.named = f, entry, named
     return cast("F", named)
 
 
-@functools.cache
+@cache
 def _compiled(source: str) -> CodeType:
     return compile(source, f"{__file__}:written", "exec")  # of the package, so that no error takes it for the user's
 

@@ -1,1 +1,36 @@
-"""Eager tensors: ops on values, run at once by the array rules and VJPs of the table."""
+"""Eager tensors: ops on values, run at once by the array rules and VJPs of the table.
+
+`tg.sum(x, axis=1)` outside of a trace, from the call to its gradient:
+
+    sum(x, axis=1, keepdims=False)               the public function, written when it is called first   methods.Op
+      |
+      |  key = (x._spec, 1, FALSE)               what decides about a call                              calls.key
+      |
+      +-- plans[key] -- found -------------+     the one cache of the op
+      |                                    |
+      +-- new: calls.missed                |
+            | leaves in place of arrays    |
+            v                              |
+          sum(leaf, axis=1) -> a graph     |     the op itself, traced                                  plans.traced
+            | array rules, VJPs            |
+            v                              |
+          Plan -> Python, one line a node  |                                                            plans, spell
+            |                              v
+            +-----------------------> run(x, 1, False)
+                                           |
+                  GradTensor  <------------+     and, if x wants a gradient, a Record                   tensors, tape
+                      .backward() ->  the pullback of each Record, the latest first                     tape
+
+A *key* holds what the computation depends on: of a tensor its `Spec`, one object for each type with or without
+gradient; of an array dtype and shape; of a setting its value. The text of the key is part of the public function.
+`calls.part` computes the parts that this text has no shortcut for. Beside a tensor of floats a number is a value like
+any other and its part is `NUMBER`; elsewhere the key holds it.
+
+A *plan* is the graph that the op gives for such arguments. `Plan.function` writes it as Python over NumPy: array rules
+as calls, constants computed, checks of indices, the making of the result. No type rule and no broadcast is left in it.
+Where a gradient is wanted `transforms.grad` differentiates the same graph. A `Record` keeps what the backward reads.
+
+A call costs one lookup and two calls of Python beyond NumPy: 0.5 us forward, 2.8 us with its backward (medians of
+`python bench/eager.py` on Python 3.11). Beside this, `stepwise` runs a model line by line, `streams` counts the random
+numbers, and `values` says what types the data of users get.
+"""

@@ -1,218 +1,201 @@
-"""Calls written out: for the Python types of an op's arguments, a function that leads straight to the plan.
-
-It looks at nothing but what a plan depends on: types of tensors and arrays, values of settings. What those that it has
-not met yet mean, `dispatch` finds out.
-"""
+"""From a call to its plan: what decides about it is the key, and a new key gets a plan."""
 
 # The engine's modules share the slots of GradTensor, which users have no business with.
 # pyright: reportPrivateUsage=false
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from itertools import product
-from types import EllipsisType
-from typing import Any, NamedTuple, cast
+from array import array
+from collections.abc import Callable, Iterator
+from operator import index
+from typing import Any, cast
 
-from tracegrad.ambient import BUILDING
 from tracegrad.arrays import HAVE_NUMPY, np
 from tracegrad.dtypes import DType
-from tracegrad.imperative import tape
-from tracegrad.imperative.plans import OpPlan, Take
-from tracegrad.imperative.spell import defined
+from tracegrad.errors import DTypeError
+from tracegrad.imperative.plans import Source, traced
 from tracegrad.imperative.tensors import GradTensor
-from tracegrad.imperative.values import NUMBER, Spec, taking
-from tracegrad.methods import Op
+from tracegrad.imperative.values import NUMBER, Spec, taking, typed
+from tracegrad.ir import Tensor
+from tracegrad.methods import AT_ONCE, Engine, Op
 
-# What stands for an argument in the key of its plan. A function is of one choice of types, so True is not 1 there.
-KEYS: dict[Any, tuple[str, ...]] = {
-    GradTensor: ("{0}._spec",),
-    **({np.ndarray: ("{0}.dtype", "{0}.shape")} if HAVE_NUMPY else {}),
-    **dict.fromkeys((int, bool, str), ("{0}",)),
-    **dict.fromkeys((type(None), EllipsisType), ()),
-    float: ("{0} or repr({0})",),  # 0.0 is not -0.0
-    slice: ("{0}.start", "{0}.stop", "{0}.step"),
-    DType: ("{0}.name",),
-    tuple: ("{0}",),  # inside another one, as in pad(x, ((1, 1), (0, 0)))
-}
-BOUNDS = frozenset(product((int, type(None)), repeat=3))  # types of start, stop and step
-INTS = frozenset((int,)).issuperset
-# What is not taken: keys hold plain numbers only, which stay the same and equal nothing else
-UNLESS = {
-    slice: "(_type({0}.start), _type({0}.stop), _type({0}.step)) not in _bounds",
-    tuple: "not _ints(_map(_type, {0}))",
-}
-TENSORS = frozenset((GradTensor, np.ndarray) if HAVE_NUMPY else ())
 MOST = 4096  # plans of one op; a loop over ever new shapes or numbers must not fill the memory
-MOST_ARGUMENTS = 16  # of a call that is written out; items of tuples and lists count
-MOST_KINDS = 256  # choices of types in the tuples of an op that are remembered
+BUFFERS = (GradTensor, array, memoryview, bytearray)
+PLAIN = frozenset((int, str, type(None)))  # parts of a key as they are
+plain = PLAIN.issuperset
+kind_of = cast("Callable[[Any], type[object]]", type)
+NUMBERS = frozenset((int, float))
+TRUE, FALSE = object(), object()  # parts of a key: Python's True is equal to 1
+
+# What stands for an argument in the key of its plan, written out for most calls; `part` knows the rest.
+# {p} is the parameter
+# {p} is the parameter.
+ARRAY = "{p}._spec if _type({p}) is _tensor else ({p}.dtype, {p}.shape) if _type({p}) is _array and {p}.shape else "
+OPERAND = (
+    ARRAY + "{p} if _type({p}) in _plain else (_float, {p}) if _type({p}) is _float and {p} != 0.0 else _part({p})"
+)
+ROWWISE = ARRAY + "_number if _type({p}) in _numbers else _operand({p})"  # the value comes with each call
+FLAG = "_true if {p} is True else _false if {p} is False else _part({p})"
 
 
-class Argument(NamedTuple):
-    """One argument of a written call. value: a number that the plan takes with each call, instead of its key."""
-
-    name: str
-    kind: Any
-    value: bool = False
-
-    @property
-    def own(self) -> bool:
-        """Is it an array of the user's, who may change it?"""
-        return self.kind is np.ndarray
-
-    @property
-    def brings(self) -> bool:
-        """Does an array of it go to the plan?"""
-        return self.value or self.own or self.kind is GradTensor
-
-    @property
-    def keys(self) -> Sequence[str]:
-        """What stands for it in the key."""
-        return [part.format(self.name) for part in (() if self.value else KEYS[self.kind])]
-
-    @property
-    def array(self) -> str:
-        """What goes to the plan."""
-        if self.kind is GradTensor:
-            return f"{self.name}._array"
-        return f"float({self.name})" if self.kind is int else self.name
-
-    @property
-    def owner(self) -> str:
-        """Whose gradient may be asked for."""
-        return self.name if self.kind is GradTensor else "None"
-
-    @property
-    def asks(self) -> str:
-        """Is it asked for?"""
-        return f"{self.name}._requires" if self.kind is GradTensor else "False"
+def key(op: Op) -> str:
+    """The key of a call's plan, as text."""
+    parameters, defaults = op.parameters, op.defaults
+    texts = [ROWWISE if is_rowwise(op) else FLAG if isinstance(defaults.get(p), bool) else OPERAND for p in parameters]
+    return ", ".join([f"({text.format(p=p)})" for p, text in zip(parameters, texts)])
 
 
-class Call:
-    """The calls of an op with arguments of given types, and the plans that were found for them."""
+def part(a: Any) -> Any:
+    """What stands for an argument in a key. True is not 1 there, and 0.0 is not -0.0."""
+    kind = kind_of(a)
+    if kind is GradTensor:
+        return a._spec
+    if kind in PLAIN:
+        return a
+    if kind is slice:
+        start, stop, step = a.start, a.stop, a.step
+        if type(start) in PLAIN and type(stop) in PLAIN and type(step) in PLAIN:
+            return kind, start, stop, step
+        return kind, bound(start), bound(stop), bound(step)
+    if kind is tuple or kind is list or issubclass(kind, (tuple, list)):
+        return kind, tuple(a) if plain(map(type, a)) else tuple(map(part, a))
+    if kind is bool:
+        return TRUE if a else FALSE
+    if kind is DType:
+        return kind, a.name
+    if kind is float:
+        return kind, a if a != 0.0 else repr(a)
+    if kind is dict:
+        return kind, tuple([(name, part(x)) for name, x in a.items()])
+    if kind is Tensor:
+        return object()  # of a trace: it has no plan
+    if is_array(a):
+        return (a.dtype, a.shape) if kind is np.ndarray else (kind, typed(a)[1])
+    if isinstance(a, (np.generic, np.ndarray)):
+        return part(a.item())  # as in a trace, a number
+    try:
+        hash(a)
+    except TypeError:
+        raise DTypeError(f"a {kind.__module__}.{kind.__qualname__} is no operand") from None
+    return kind, a
 
-    __slots__ = ("arguments", "kinds", "op", "plans", "quick", "sequences", "slow", "unpacked")
 
-    def __init__(self, op: Op, kinds: Any, items: Sequence[Sequence[Any]] = ()):
-        """kinds: the type of each argument; of a single one as it is. items: the types in each tuple and list."""
-        self.op = op
-        self.kinds = types = cast("tuple[Any, ...]", kinds if isinstance(kinds, tuple) else (kinds,))
-        self.sequences = [p for p, k in zip(op.parameters, types) if k in (tuple, list)]
-        number = hasattr(op.function, "rowwise") and not TENSORS.isdisjoint(types)
-        self.arguments: list[Argument] = []
-        self.unpacked: list[str] = []
-        inside = iter(items)
-        for p, k in zip(op.parameters, types):
-            if k in (tuple, list):
-                inner = [Argument(f"_{p}_{at}", item) for at, item in enumerate(next(inside, ()))]
-                self.arguments += inner
-                self.unpacked.append(f"{_tuple([x.name for x in inner])} = {p}")
-            else:
-                self.arguments.append(Argument(p, k, number and k in (int, float)))
-        # By key: what computes the result; with whose gradients are wanted, what also prepares for the backward
-        self.quick: dict[Any, Callable[..., Any]] = {}
-        self.slow: dict[Any, Callable[..., Any]] = {}
-        self.plans: dict[Any, tuple[OpPlan, Sequence[Take | None]]] = {}
+def bound(a: Any) -> Any:
+    """What stands for a bound of a slice."""
+    return index(a) if hasattr(a, "__index__") else part(a)
 
-    @property
-    def is_known(self) -> bool:
-        """Do the types decide how the arguments are read?"""
-        return len(self.arguments) <= MOST_ARGUMENTS and all(a.kind in KEYS for a in self.arguments)
 
-    def add(self, key: Any, plan: OpPlan, arrays: Sequence[Any], specs: Sequence[Spec]) -> None:
-        """Keep `plan` for calls with this key, if that always means it."""
-        brought = [a for a in self.arguments if a.brings]
-        if [a.value for a in brought] != [s is NUMBER for s in specs]:
-            return  # such as an array of rank 0: its value decides, as that of a number
-        if len(self.quick) >= MOST:
-            for kept in (self.quick, self.slow, self.plans):
-                kept.clear()
-        takes = [taking(x.dtype, s) if a.own else None for a, x, s in zip(brought, arrays, specs)]
-        self.plans[key] = plan, takes
-        # Where results are new memory, nobody minds what becomes of the user's arrays
-        needed = [None if plan.fresh and take is np.ndarray.copy else take for take in takes]
-        self.quick[key] = plan.written(needed) if any(needed) else plan.run
+def operand(a: Any) -> Any:
+    """As `part`, of an op to which a number is a value like any other."""
+    return NUMBER if is_number(a) else part(a)
 
-    def recorder(self, key: Any, *mask: bool) -> Callable[..., Any]:
-        """What runs the plan of a key where the arrays of `mask` want a gradient. The backward reads arrays later."""
-        plan, takes = self.plans[key]
-        run = plan.recorder(mask)
 
-        def of_own(*xs: Any) -> Any:
-            return run(*[x if take is None else take(x) for x, take in zip(xs, takes)], *xs[len(takes) :])
+def is_array(a: Any) -> bool:
+    """Does `a` come with each call, rather than being a part of the plan?"""
+    if isinstance(a, np.ndarray):
+        return bool(cast("Any", a).shape)
+    return isinstance(a, BUFFERS) or (hasattr(a, "__array__") and not isinstance(a, (type, np.generic)))
 
-        self.slow[key, *mask] = of_own if any(takes) else run
-        return self.slow[key, *mask]
 
-    def written(self, missed: Callable[..., Any]) -> Callable[..., Any]:
-        """As a function. missed: (key, arrays, args, kwargs) -> the result for a new key."""
-        tensors = [a.name for a in self.arguments if a.kind is GradTensor]
-        arrays = [a.array for a in self.arguments if a.brings]
-        keys = [part for a in self.arguments for part in a.keys]
-        lines = list(self.unpacked)
-        other = ["_trace() is not None or _rewriting() is not None"]
-        other += [UNLESS[a.kind].format(a.name) for a in self.arguments if a.kind in UNLESS]
-        lines += [f"if {' or '.join(other)}:", f"    return _missed(None, (), {self.op.given})"]
-        lines += [
-            f"_key = {keys[0] if len(keys) == 1 else _tuple(keys)}",
-            "try:",
-            "    _run = _quick[_key]",
-            "except KeyError:",
-            "    _run = None",
-            "if _run is None:",
-            f"    return _missed(_key, {_tuple(arrays)}, {self.op.given})",
-        ]
-        if tensors:
-            owners = [a.owner for a in self.arguments if a.brings]
-            mask = ", ".join(["_key", *[a.asks for a in self.arguments if a.brings]])
-            lines += [
-                f"if ({' or '.join([f'{t}._requires' for t in tensors])}) and _recording():",
-                "    try:",
-                f"        _run = _slow[{mask}]",
-                "    except KeyError:",
-                "        _run = None",
-                f"    return (_run or _recorder({mask}))({', '.join([*arrays, *owners])})",
-            ]
-        scope = {
-            "_quick": self.quick,
-            "_slow": self.slow,
-            "_recorder": self.recorder,
-            "_missed": missed,
-            "_bounds": BOUNDS,
-            "_ints": INTS,
+def is_number(a: Any) -> bool:
+    """Is `a` a number, whoever made it?"""
+    kind = kind_of(a)
+    scalar = issubclass(kind, np.generic) or (kind is np.ndarray and not a.shape)
+    return kind in NUMBERS or (scalar and a.dtype.kind in "fiu")
+
+
+def is_rowwise(op: Op) -> bool:
+    """Is a number a value like any other to `op`, beside floats?"""
+    return hasattr(op.function, "rowwise")
+
+
+def is_float(a: Any) -> bool:
+    """Is `a` a tensor or an array of floats?"""
+    if isinstance(a, GradTensor):
+        return a._spec.type.dtype.is_float
+    return is_array(a) and hasattr(a, "dtype") and a.dtype.kind == "f"
+
+
+def missed(op: Op, key: Any, args: tuple[Any, ...]) -> Any:
+    """The result of a call whose key is new."""
+    found = list[Any]()
+    _mapped("", args, lambda path, a: found.append(a))
+    if any(isinstance(a, Tensor) for a in found):
+        return op.apply(args)
+    numbers = is_rowwise(op) and any(map(is_number, args))
+    if numbers and not any(map(is_float, args)):
+        # Such as an i32 tensor and a number: its value decides
+        return _kept(op, key, lambda *args: run(op, args))(*args)
+    return _kept(op, key, planned(op, args, numbers))(*args)
+
+
+def run(op: Op, args: tuple[Any, ...]) -> Any:
+    """The result of a call by a key that holds the value of every number."""
+    key = part(args)
+    known = op.plans.get(key)
+    return (known or _kept(op, key, planned(op, args, numbers=False)))(*args)
+
+
+def _kept(op: Op, key: Any, run: Callable[..., Any]) -> Callable[..., Any]:
+    if len(op.plans) >= MOST:
+        op.plans.clear()
+    op.plans[key] = run
+    return run
+
+
+def planned(op: Op, args: tuple[Any, ...], numbers: bool) -> Callable[..., Any]:
+    """A function of the op's parameters for calls like this one. numbers: does the value of one come with each call?"""
+    found: list[tuple[str, Any]] = []
+
+    def comes(a: Any) -> bool:
+        return is_array(a) or (numbers and is_number(a))
+
+    parameters = [f"p{k}" for k in range(len(args))]  # the op's own names may be those of other things in the function
+    for name, a in zip(parameters, args):
+        _mapped(name, a, lambda path, x: found.append((path, x)) if comes(x) else None)
+    double = any(type(a) is GradTensor and a._spec.double for _, a in found)
+    typed_as = ["float64" if double and is_float(a) else None for _, a in found]
+    specs = [
+        a._spec if type(a) is GradTensor else NUMBER if is_number(a) else typed(a, dtype)[1]
+        for (_, a), dtype in zip(found, typed_as)
+    ]
+    sources = [_source(path, a, spec) for (path, a), spec in zip(found, specs)]
+
+    def build(leaves: Iterator[Tensor]) -> Any:
+        return op.apply(_mapped("", args, lambda _, x: next(leaves) if comes(x) else x))
+
+    return traced(build, specs).function(parameters, sources)
+
+
+def _source(path: str, a: Any, spec: Spec) -> Source:
+    """How a plan's function gets the array of the argument at `path`."""
+    if type(a) is GradTensor:
+        return Source(f"{path}._array", owner=path if spec.requires else "")
+    if spec is NUMBER:
+        return Source(f"array({path}, float_)")
+    return Source(path, taking(a.dtype if type(a) is np.ndarray else None, spec))
+
+
+def _mapped(path: str, a: Any, put: Callable[[str, Any], Any]) -> Any:
+    """The argument at `path` with `put(path, x)` in the place of everything in it."""
+    if isinstance(a, (tuple, list)):
+        items = [_mapped(f"{path}[{k}]", x, put) for k, x in enumerate(cast("list[Any]", a))]
+        return type(cast("Any", a))(items)
+    if isinstance(a, dict):
+        return {k: _mapped(f"{path}[{k!r}]", x, put) for k, x in cast("dict[str, Any]", a).items()}
+    return put(path, a)
+
+
+def install() -> None:
+    """Enter the engine that runs ops at once. Without NumPy there is nothing to enter: ops then ask for a trace."""
+    if HAVE_NUMPY:
+        names = {"type": type, "tensor": GradTensor, "plain": PLAIN, "part": part, "numbers": NUMBERS}
+        names |= {
+            "number": NUMBER,
+            "operand": operand,
+            "true": TRUE,
+            "false": FALSE,
+            "array": np.ndarray,
+            "float": float,
         }
-        scope |= {"_type": type, "_map": map, "_recording": tape.recording.get}
-        scope |= dict(zip(("_trace", "_rewriting"), BUILDING))
-        return self._function([*lines, f"return _run({', '.join(arrays)})"], scope)
-
-    def unknown(self, missed: Callable[..., Any]) -> Callable[..., Any]:
-        """The function of a call of which the types do not say how to read it."""
-        return self._function([f"return _missed(None, (), {self.op.given})"], {"_missed": missed})
-
-    def chosen(self, open: Callable[[Any], Callable[..., Any]]) -> Callable[..., Any]:
-        """The function that goes on by the types in tuples and lists. open: these types -> the function for them."""
-        known: dict[Any, Callable[..., Any]] = {}
-
-        def opened(kinds: Any) -> Callable[..., Any]:
-            if len(known) >= MOST_KINDS:
-                known.clear()
-            known[kinds] = open(kinds)
-            return known[kinds]
-
-        lines = [
-            f"_kinds = {_tuple([f'_tuple(_map(_type, {p}))' for p in self.sequences])}",
-            "try:",
-            "    _call = _known[_kinds]",
-            "except KeyError:",
-            "    _call = None",
-            f"return (_call or _open(_kinds))({', '.join(self.op.parameters)})",
-        ]
-        return self._function(lines, {"_known": known, "_open": opened, "_tuple": tuple, "_map": map, "_type": type})
-
-    def _function(self, lines: Sequence[str], scope: dict[str, Any]) -> Callable[..., Any]:
-        body = "".join([f"    {line}\n" for line in lines])
-        return defined(f"def _call({', '.join(self.op.parameters)}):\n{body}", scope)["_call"]
-
-
-def _tuple(items: Sequence[str]) -> str:
-    return f"({', '.join(items)}{',' if items else ''})"
+        AT_ONCE.append(Engine(key, missed, run, {f"_{name}": x for name, x in names.items()}))

@@ -10,8 +10,9 @@ broadcast and no check: equal types have passed them.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from functools import cached_property, partial
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cache, partial
 from typing import Any, NamedTuple, cast
 
 from tracegrad import ambient
@@ -29,33 +30,34 @@ from tracegrad.passes.simplify import simplify
 from tracegrad.prims.leaves import leaf
 from tracegrad.transforms.grad import arriving
 
-Mask = tuple[bool, ...]
-Take = Callable[[Any], Any]  # a user's array as an operand
-
 # What `tensors.wrap` and `tape.Record` do, in the plan's own function: calls of Python cost more than all of it
-WRAPPED = """\
-t{k} = new(GradTensor)
-t{k}._array = {value}
-t{k}._spec = spec{k}
-t{k}._grad = None
-"""
-PLAIN = """\
-t{k}._record = None
-t{k}._requires = False
-"""
-RECORDED = """\
-t{k}._record = r{k} = new(Record)
-t{k}._requires = True
+RECORD = """\
+r{k} = new(Record)
 r{k}.pullback = pullback{k}
 r{k}.saved = {saved}
 r{k}.sources = ({owners})
-r{k}.serial = serial()
+r{k}.age = age()
 r{k}.retained = None
+"""
+TENSOR = """\
+t{k} = new(GradTensor)
+t{k}._array = {value}
+t{k}._spec = spec{k}
+t{k}._record = {record}
+t{k}._grad = None
 """
 
 
+class Source(NamedTuple):
+    """Where a plan's function gets one array from."""
+
+    text: str  # an expression of the function's parameters
+    take: Callable[[Any], Array] | None = None  # what makes an operand of a user's array, which may change
+    owner: str = ""  # the tensor that wants its gradient
+
+
 class Recorded(NamedTuple):
-    """One result of a plan that remembers what a backward needs."""
+    """One result of a plan, and what a backward from it needs."""
 
     value: str  # its name in the plan's lines
     saved: str  # what its pullback reads, there: a tuple
@@ -63,79 +65,63 @@ class Recorded(NamedTuple):
     sources: tuple[int, ...]  # which inputs the cotangents that the pullback gives belong to
 
 
-class OpPlan:
+@dataclass(frozen=True)
+class Plan:
     """An op on inputs of given types.
 
-    inputs:   leaves in the order of the arrays; the last are those of the random `streams`, whose values come by
-              themselves
-    roots:    the results; `pack` puts them together as the op does, None for a single one
-    double:   f32 stands for f64
-    numbers:  serials of inputs that are Python numbers
-    wrapped:  serial of an index leaf -> the length of its axis; negative ones count from the end
+    inputs:  leaves in the order of the arrays; the last are those of the random `streams`, whose values come by
+             themselves
+    roots:   the results; `many` is the kind of sequence that the op gives them in, None for a single one
+    double:  f32 stands for f64
+    wrapped: serial of an index leaf -> the length of its axis; negative ones count from the end
     """
 
-    def __init__(
-        self,
-        inputs: list[Tensor],
-        roots: list[Tensor],
-        pack: Callable[[list[Any]], Any] | None,
-        double: bool,
-        numbers: frozenset[int] = frozenset(),
-        streams: tuple[str, ...] = (),
-        wrapped: dict[int, int] | None = None,
-    ):
-        self.inputs, self.roots, self.pack, self.double = inputs, roots, pack, double
-        self.numbers, self.streams, self.wrapped = numbers, streams, wrapped or {}
-        self.results = self._simplified(roots)  # what is computed for the roots
-        self._recorders: dict[Mask, Callable[..., Any]] = {}
+    inputs: Sequence[Tensor]
+    roots: Sequence[Tensor]
+    many: type[Any] | None
+    double: bool
+    streams: Sequence[str] = ()
+    wrapped: Mapping[int, int] = field(default_factory=dict[int, int])
 
-    @cached_property
-    def run(self) -> Callable[..., Any]:
-        """The plan without gradients, as one function of arrays."""
-        return self.written(())
-
-    def written(self, takes: Sequence[Take | None]) -> Callable[..., Any]:
-        """As `run`. takes: what makes an operand of each array as it comes."""
-        writer, values = self.computed()
-        for k, value in enumerate(values):
-            writer.lines += (WRAPPED + PLAIN).format(k=k, value=value).splitlines()
-        writer.lines[:0] = [f"x{k} = take{k}(x{k})" for k, take in enumerate(takes) if take is not None]
+    def function(self, parameters: Sequence[str], sources: Sequence[Source]) -> Callable[..., Any]:
+        """The plan as a function of `parameters`, in which `sources` are the arrays."""
+        wrt = [k for k, source in enumerate(sources) if source.owner]
+        writer, results, fresh = self.recorded(wrt)
+        given = ", ".join(parameters)
+        # Where results are new memory, nobody minds what becomes of the user's arrays
+        takes = [None if fresh and not wrt and s.take is np.ndarray.copy else s.take for s in sources]
+        writer.lines[:0] = [
+            f"x{k} = {s.text if take is None else f'take{k}({s.text})'}"
+            for k, (s, take) in enumerate(zip(sources, takes))
+        ]
         writer.scope |= {f"take{k}": take for k, take in enumerate(takes)}
-        return self._function(writer, "")
+        if wrt:
+            plain = partial(self.function, parameters, [s._replace(owner="") for s in sources])
+            writer.scope |= {"recording": tape.recording.get, "plain": cache(plain)}
+            writer.lines.insert(0, f"if not recording(): return plain()({given})")
+        for k, (y, result) in enumerate(zip(self.roots, results)):
+            recorded = result.pullback is not None
+            owners = "".join([f"{sources[n].owner}._record or {sources[n].owner}, " for n in result.sources])
+            text = (RECORD if recorded else "") + TENSOR
+            record = f"r{k}" if recorded else "None"
+            text = text.format(k=k, value=result.value, saved=result.saved, owners=owners, record=record)
+            writer.lines += text.splitlines()
+            spec = spec_of(y.type, self.double and y.dtype is f32, recorded)
+            writer.scope |= {f"pullback{k}": result.pullback, f"spec{k}": spec}
+        made = ", ".join([f"t{k}" for k in range(len(results))])
+        made = made if self.many is None else f"({made},)" if self.many is tuple else f"[{made}]"
+        run: Any = writer.function(given, made)
+        run.plan = self
+        return run
 
-    def recorder(self, mask: Mask) -> Callable[..., Any]:
-        """The plan that also remembers what the backward to the inputs of `mask` needs, as one function.
+    def recorded(self, wrt: Sequence[int]) -> tuple[Writer, list[Recorded], bool]:
+        """The lines that compute the results and save what the backward to the inputs `wrt` reads.
 
-        Of the arrays, and then of the tensors that they are from, or None.
+        Also says whether all results are new memory.
         """
-        if mask not in self._recorders:
-            writer, found = self.recorded(mask)
-            writer.scope |= {"Record": tape.Record, "serial": tape.serial}
-            for k, (value, saved, pullback, sources) in enumerate(found):
-                owners = "".join([f"o{n}._record or o{n}, " for n in sources])
-                text = WRAPPED + (PLAIN if pullback is None else RECORDED)
-                writer.lines += text.format(k=k, value=value, saved=saved, owners=owners).splitlines()
-                writer.scope[f"pullback{k}"] = pullback
-            self._recorders[mask] = self._function(writer, "o")
-        return self._recorders[mask]
-
-    @property
-    def fresh(self) -> bool:
-        """Do the results have memory of their own, so that nobody minds what becomes of the arrays?"""
-        return not any(map(_passed_on, self.results))
-
-    def computed(self) -> tuple[Writer, list[str]]:
-        """The lines that compute the results, and their names."""
-        writer = self._writer()
-        writer.write(self.results)
-        return writer, [writer.names[t.serial] for t in self.results]
-
-    def recorded(self, mask: Mask) -> tuple[Writer, list[Recorded]]:
-        """The lines that also save what the backward to the inputs of `mask` reads."""
-        wrt = [k for k, wanted in enumerate(mask) if wanted]
         cts = [leaf("input", f"ct{k}", t.type) for k, t in enumerate(self.roots)]
         found = [
-            arriving([y], [ct], [self.inputs[k] for k in wrt]) if y.dtype.is_float else [None] * len(wrt)
+            arriving([y], [ct], [self.inputs[k] for k in wrt]) if wrt and y.dtype.is_float else [None] * len(wrt)
             for y, ct in zip(self.roots, cts)
         ]
         sources = [tuple(k for k, g in zip(wrt, gs) if g is not None) for gs in found]
@@ -149,7 +135,8 @@ class OpPlan:
         writer.write([*roots, *(t for ts in saved for t in ts)])
         pullbacks = [self._pullback(gs, ts, ct) if gs else None for gs, ts, ct in zip(grads, saved, cts)]
         values = [writer.names[t.serial] for t in roots]
-        return writer, list(map(Recorded, values, map(writer.tuple, saved), pullbacks, sources))
+        fresh = not any(map(_passed_on, roots))
+        return writer, list(map(Recorded, values, map(writer.tuple, saved), pullbacks, sources)), fresh
 
     def _pullback(self, grads: Sequence[Tensor], saved: Sequence[Tensor], ct: Tensor) -> Callable[..., Any]:
         writer = Writer(self.double)
@@ -159,47 +146,29 @@ class OpPlan:
         writer.write(grads)
         return writer.function("ct, saved", writer.tuple(grads))
 
-    def _function(self, writer: Writer, owners: str) -> Callable[..., Any]:
-        """Lines that make the tensors t0, t1, ... as a function. owners: "o" if it takes o0, o1, ... too."""
-        given = len(self.inputs) - len(self.streams)
-        if self.streams:
-            drawn = "".join([f"x{k}, " for k in range(given, len(self.inputs))])
-            writer.lines.insert(0, f"{drawn} = counters()")
-            writer.scope["counters"] = partial(streams.values, self.streams)
-        specs = [spec_of(t.type, self.double and t.dtype is f32) for t in self.roots]
-        writer.scope |= {"new": object.__new__, "GradTensor": GradTensor, "pack": self.pack}
-        writer.scope |= {f"spec{k}": spec for k, spec in enumerate(specs)}
-        made = ", ".join([f"t{k}" for k in range(len(specs))])
-        parameters = [f"{letter}{k}" for letter in f"x{owners}" for k in range(given)]
-        return writer.function(", ".join(parameters), made if self.pack is None else f"pack([{made}])")
-
     def _writer(self) -> Writer:
-        """A writer that knows the inputs, has made arrays of the numbers, and checked the indices among them."""
+        """A writer that knows the inputs, draws those of the streams, and checks the indices among them."""
         writer = Writer(self.double)
         writer.names = {t.serial: f"x{k}" for k, t in enumerate(self.inputs)}
+        writer.scope |= {
+            "new": object.__new__, "GradTensor": GradTensor, "Record": tape.Record, "age": tape.age, "array": np.array,
+            "float_": np.dtype("float64" if self.double else "float32"), "indices": indices,
+        }  # fmt: skip
+        if self.streams:
+            drawn = "".join([f"{writer.names[t.serial]}, " for t in self.inputs[-len(self.streams) :]])
+            writer.lines.append(f"{drawn} = counters()")
+            writer.scope["counters"] = partial(streams.values, self.streams)
         limits = {**_limits(self.roots), **{serial: (n, None, n) for serial, n in self.wrapped.items()}}
         for t in self.inputs:
-            name = writer.names[t.serial]
-            if t.serial in self.numbers:
-                writer.scope |= {"array": np.array, "float_": np.dtype("float64" if self.double else "float32")}
-                writer.lines.append(f"{name} = array({name}, float_)")
             if t.serial in limits:
                 n, exempt, below = limits[t.serial]
-                writer.scope["indices"] = indices
+                name = writer.names[t.serial]
                 writer.lines.append(f"{name} = indices({name}, {n}, {exempt}, {below})")
         return writer
 
     def _simplified(self, roots: Sequence[Tensor]) -> list[Tensor]:
         expanded = expand_composites(roots)
         return shorten(expanded if self.double else simplify(expanded))  # simplifying folds constants in f32
-
-
-def ran(plan: OpPlan, arrays: Sequence[Any], tensors: Sequence[Any]) -> Any:
-    """The result of a plan. `tensors`: whose gradients it passes on, in the order of `arrays`."""
-    mask = tuple([type(t) is GradTensor and t._requires for t in tensors])
-    if True in mask and tape.recording.get():
-        return plan.recorder(mask)(*arrays, *tensors)
-    return plan.run(*arrays)
 
 
 def _passed_on(t: Tensor) -> bool:
@@ -253,11 +222,8 @@ def indices(x: Array, n: int, exempt: int | None, below: int) -> Array:
     return x
 
 
-def traced(
-    f: Callable[..., Any], call: Callable[[Sequence[Any]], tuple[tuple[Any, ...], dict[str, Any]]],
-    specs: Sequence[Spec],
-) -> OpPlan:  # fmt: skip
-    """The plan of `f`; `call` puts leaves, in the order of `specs`, in the places of its array arguments."""
+def traced(build: Callable[[Iterator[Tensor]], Any], specs: Sequence[Spec]) -> Plan:
+    """The plan of what `build` makes of leaves with these types."""
     floats = [s for s in specs if s is not NUMBER and s.type.dtype.is_float]
     double = any(s.double for s in floats)
     if double and not all(s.double for s in floats):
@@ -265,22 +231,11 @@ def traced(
         raise DTypeError(f"dtypes differ: {shown}; make one of the other's with tg.tensor(x, dtype=...)")
     with ambient.tracing(eager=True) as running, ambient.rewriting():
         leaves = [leaf("input", f"x{k}", s.type) for k, s in enumerate(specs)]
-        args, kwargs = call(leaves)
-        result = f(*args, **kwargs)
-    roots, pack = _parts(result)
-    numbers = frozenset(t.serial for t, s in zip(leaves, specs) if s is NUMBER)
-    inputs = [*leaves, *running.counters.values()]
-    return OpPlan(inputs, roots, pack, double, numbers, tuple(running.counters), dict(running.wrapped))
-
-
-def _parts(result: Any) -> tuple[list[Tensor], Callable[[list[Any]], Any] | None]:
-    """The tensors of a result, and how to put their values in their places; None for one tensor."""
-    if isinstance(result, Tensor):
-        return [result], None
-    if isinstance(result, (list, tuple)):
-        parts = list(cast("Sequence[Any]", result))
-        if all(isinstance(x, Tensor) for x in parts):
-            return parts, tuple if isinstance(result, tuple) else list
-    raise TraceError(
-        f"gives a {type(cast('object', result)).__name__}; an op that runs at once gives a tensor, or several"
-    )
+        result = build(iter(leaves))
+    many = None if isinstance(result, Tensor) else tuple if isinstance(result, tuple) else list
+    roots = cast("Sequence[Any]", result if isinstance(result, (tuple, list)) else [result])
+    if not all(isinstance(t, Tensor) for t in roots):
+        raise TraceError(
+            f"gives a {type(cast('object', result)).__name__}; an op that runs at once gives a tensor, or several"
+        )
+    return Plan([*leaves, *running.counters.values()], roots, many, double, tuple(running.counters), running.wrapped)

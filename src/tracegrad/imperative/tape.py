@@ -8,6 +8,7 @@ import itertools
 import weakref
 from collections.abc import Callable
 from contextvars import ContextVar, Token
+from heapq import heappop, heappush
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -21,7 +22,7 @@ Array = Any
 F = TypeVar("F", bound=Callable[..., Any])
 
 recording: ContextVar[bool] = ContextVar("tracegrad_recording", default=True)
-serial = itertools.count().__next__
+age = itertools.count(0, -1).__next__  # of records: the latest has the least
 
 
 class Record:
@@ -30,12 +31,12 @@ class Record:
     It holds no tensor but the leaves that get gradients, and lives as long as a tensor computed from it.
     """
 
-    __slots__ = ("pullback", "retained", "saved", "serial", "sources")
+    __slots__ = ("age", "pullback", "retained", "saved", "sources")
 
+    age: int
     pullback: Callable[[Array, tuple[Array, ...]], tuple[Array, ...]]
     retained: weakref.ref[GradTensor] | None  # the tensor that keeps its gradient too
     saved: tuple[Array, ...]
-    serial: int
     sources: tuple[Record | GradTensor, ...]
 
 
@@ -44,8 +45,10 @@ def backward(root: Record | GradTensor, ct: Array) -> None:
     if not isinstance(root, Record):
         root.accumulate(ct)
         return
-    cts: dict[Record, Array] = {root: ct}
-    for record in reversed(_behind(root)):
+    cts = {root: ct}
+    waiting = [(root.age, root)]  # the latest comes first: whatever reads the result of a record was made after it
+    while waiting:
+        record = heappop(waiting)[1]
         ct = cts.pop(record)
         if record.retained is not None:
             tensor = record.retained()
@@ -58,22 +61,7 @@ def backward(root: Record | GradTensor, ct: Array) -> None:
                 cts[source] = cts[source] + g
             else:
                 cts[source] = g
-
-
-def _behind(root: Record) -> list[Record]:
-    """The records that `root` depends on, in the order they were made. A stack of its own: chains may be long."""
-    seen = {root}
-    stack = [root]
-    while stack:
-        for source in stack.pop().sources:
-            if type(source) is Record and source not in seen:
-                seen.add(source)
-                stack.append(source)
-    return sorted(seen, key=_age)
-
-
-def _age(record: Record) -> int:
-    return record.serial
+                heappush(waiting, (source.age, source))
 
 
 class no_grad:  # noqa: N801 as in PyTorch

@@ -24,7 +24,7 @@ def _in_place(name: str) -> Callable[[Any, Any], Any]:
     """`w -= g` gives a leaf that requires a gradient other values, under no_grad, as PyTorch. Others: `w = w - g`."""
 
     def spelled(self: GradTensor, other: Any) -> Any:
-        if self._record is not None or not self._requires:
+        if self._record is not None or not self._spec.requires:
             return NotImplemented
         if tape.recording.get():
             raise TraceError.here(
@@ -44,20 +44,19 @@ class GradTensor(TensorMethods):
     `data` and `numpy()` give is read-only or a copy. In a trace it is a constant, if it needs no gradient.
     """
 
-    __slots__ = ("__weakref__", "_array", "_grad", "_record", "_requires", "_spec")
+    __slots__ = ("__weakref__", "_array", "_grad", "_record", "_spec")
     __array_priority__ = 1000
     __hash__ = object.__hash__  # pyright: ignore[reportAssignmentType]
 
     _array: Array
     _spec: Spec
     _record: tape.Record | None  # None: a leaf
-    _requires: bool
     _grad: Array | None
 
     def __init__(self, data: Any, requires_grad: bool = False, dtype: Any = None):
         """data: a number, nested lists, an array or a tensor, copied. dtype: default tg.f32 for floats."""
         self._array, self._spec = given(data, dtype, "a tensor")
-        self._record, self._grad, self._requires = None, None, False
+        self._record, self._grad = None, None
         self.set_requires_grad(requires_grad)
 
     @classmethod
@@ -107,7 +106,7 @@ class GradTensor(TensorMethods):
     @property
     def requires_grad(self) -> bool:
         """Whether `backward` gives it a gradient, or one to what it was computed from."""
-        return self._requires
+        return self._spec.requires
 
     @property
     def is_leaf(self) -> bool:
@@ -127,7 +126,7 @@ class GradTensor(TensorMethods):
         if self._record is not None:
             raise InputError.here(f"only a leaf can be given other values; {self.type} was computed")
         array, spec = given(values, self._spec.dtype, "data")
-        if spec is not self._spec:
+        if spec is not self._spec.requiring(False):
             raise ShapeError.here(f"the values are {spec!r}, the tensor is {self._spec!r}")
         self._array = array
 
@@ -149,7 +148,7 @@ class GradTensor(TensorMethods):
     @property
     def grad(self) -> GradTensor | None:
         """What `backward` added up so far; None before the first, and after `zero_grad`."""
-        return None if self._grad is None else wrap(self._grad, self._spec)
+        return None if self._grad is None else wrap(self._grad, self._spec.requiring(False))
 
     def backward(self, grad: Any = None) -> None:
         """Add d sum(self * grad) / d x to the gradient of each leaf x behind this tensor that requires one.
@@ -159,7 +158,7 @@ class GradTensor(TensorMethods):
 
         Calls add up, also those over the same ops, which stay as long as something refers to them.
         """
-        if not self._requires:
+        if not self._spec.requires:
             raise TraceError.here(
                 f"backward: {self.type} requires no gradient: it depends on no tg.parameter by an op with a "
                 "derivative, or was computed under no_grad"
@@ -169,7 +168,7 @@ class GradTensor(TensorMethods):
 
     def set_grad(self, grad: Any) -> None:
         """Replace the gradient by `grad`, which is copied. Raises TraceError if the tensor requires none."""
-        if not self._requires:
+        if not self._spec.requires:
             raise TraceError.here(f"set_grad: {self.type} requires no gradient; see set_requires_grad")
         self._grad = self._checked(grad, "set_grad")
 
@@ -183,7 +182,7 @@ class GradTensor(TensorMethods):
 
     def detach(self) -> GradTensor:
         """The same values without history."""
-        return wrap(self._array, self._spec)
+        return wrap(self._array, self._spec.requiring(False))
 
     def set_requires_grad(self, flag: bool = True) -> GradTensor:
         """Say whether a leaf gets a gradient; gives the tensor. f32 and f64 only."""
@@ -191,12 +190,12 @@ class GradTensor(TensorMethods):
             raise DTypeError.here(f"only floats have gradients, this is {self.type}; make it with dtype=tg.f32")
         if self._record is not None and not flag:
             raise TraceError.here(f"{self.type} was computed from tensors that require a gradient; use detach()")
-        self._requires = bool(flag)
+        self._spec = self._spec.requiring(bool(flag))
         return self
 
     def retain_grad(self) -> GradTensor:
         """Keep the gradient of a tensor that was computed, as that of a leaf; gives the tensor."""
-        if not self._requires:
+        if not self._spec.requires:
             raise TraceError.here(f"retain_grad: {self.type} requires no gradient")
         if self._record is not None:
             self._record.retained = weakref.ref(self)
@@ -212,7 +211,7 @@ class GradTensor(TensorMethods):
         array, spec = given(grad, None if own else self._spec.dtype, what)
         if spec.shape != self._spec.shape:
             raise ShapeError.here(f"{what}: the gradient is {spec!r}, the tensor is {self._spec!r}")
-        if spec is not self._spec:
+        if spec is not self._spec.requiring(False):
             raise DTypeError.here(f"{what}: the gradient is {spec!r}, the tensor is {self._spec!r}")
         return array
 
@@ -240,7 +239,7 @@ class GradTensor(TensorMethods):
     # Python and NumPy
     def constant(self) -> Array:
         """The array that stands for it in a trace. TraceError if it requires a gradient, which would not arrive."""
-        if self._requires:
+        if self._spec.requires:
             raise TraceError(
                 f"the eager tensor {self.type} requires a gradient, which no trace can give it: make it a parameter of "
                 "the model or an input, or pass x.detach() as a constant"
@@ -296,7 +295,7 @@ class GradTensor(TensorMethods):
     def __repr__(self) -> str:
         text = np.array2string(np.asarray(self._array), separator=", ", prefix="tensor(")
         kind = "" if self._spec.dtype.name == "f32" else f", dtype={self._spec.dtype.name}"
-        return f"tensor({text}{kind}{', requires_grad=True' if self._requires else ''})"
+        return f"tensor({text}{kind}{', requires_grad=True' if self._spec.requires else ''})"
 
     def __format__(self, spec: str) -> str:
         return format(self.item(), spec) if spec else repr(self)
@@ -305,7 +304,7 @@ class GradTensor(TensorMethods):
         return self
 
     def __reduce__(self) -> Any:
-        return GradTensor, (self.numpy(), self._requires, self._spec.dtype.name)
+        return GradTensor, (self.numpy(), self._spec.requires, self._spec.dtype.name)
 
 
 def given(data: Any, dtype: Any, what: str) -> tuple[Array, Spec]:
@@ -325,7 +324,6 @@ def wrap(array: Array, spec: Any) -> GradTensor:
     t._array = array
     t._spec = spec
     t._record = None
-    t._requires = False
     t._grad = None
     return t
 

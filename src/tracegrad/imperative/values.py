@@ -18,33 +18,40 @@ EXACT = {np.dtype(d.numpy): d for d in (f32, i32, u32, bool_)} if HAVE_NUMPY els
 
 
 class Spec:
-    """The type of an eager tensor, one object for each, so that plans are found by identity."""
+    """What an op must know of an eager tensor, one object for each, so that plans are found by identity.
 
-    __slots__ = ("double", "dtype", "ones", "shape", "type")
+    requires: whether the tensor wants a gradient
+    """
 
-    def __init__(self, type: TensorType, double: bool):
-        self.type, self.double = type, double
+    __slots__ = ("double", "dtype", "ones", "requires", "shape", "type")
+
+    def __init__(self, type: TensorType, double: bool, requires: bool):
+        self.type, self.double, self.requires = type, double, requires
         self.dtype, self.shape = f64 if double and type.dtype is f32 else type.dtype, type.shape
         # The seed of `backward`, of one number in memory
         self.ones = np.broadcast_to(np.ones((), self.dtype.numpy), self.shape)
+
+    def requiring(self, flag: bool) -> Spec:
+        """The same type with or without a gradient."""
+        return spec_of(self.type, self.double, flag)
 
     def __repr__(self) -> str:
         return repr(TensorType(self.dtype, self.shape))
 
 
-_specs: dict[tuple[int, tuple[int, ...], bool], Spec] = {}
+_specs: dict[tuple[int, tuple[int, ...], bool, bool], Spec] = {}
 
 
-def spec_of(type: TensorType, double: bool = False) -> Spec:
+def spec_of(type: TensorType, double: bool = False, requires: bool = False) -> Spec:
     """The one Spec of a type."""
-    key = (id(type.dtype), type.shape, double)  # there is one object for each dtype
+    key = (id(type.dtype), type.shape, double, requires)  # there is one object for each dtype
     found = _specs.get(key)
     if found is None:
-        found = _specs[key] = Spec(type, double)
+        found = _specs[key] = Spec(type, double, requires)
     return found
 
 
-NUMBER = Spec(TensorType(f32, ()), False)  # stands for a Python number whose value a plan takes with each call
+NUMBER = Spec(TensorType(f32, ()), False, False)  # stands for a Python number whose value a plan takes with each call
 
 
 def dtype_of(dtype: Any) -> DType:

@@ -132,7 +132,7 @@ def elementwise(
 
     f: Any = binary if "{1}" in wgsl else unary
     if f is binary:
-        f.rowwise = True  # a number is a value like any other, and decides nothing: see imperative.dispatch
+        f.rowwise = True  # a number is a value like any other, and decides nothing: see imperative.calls
     f.__name__ = f.__qualname__ = name
     f.__doc__ = _document(name, f is binary, accepts, out, differentiable=vjp is not None)
     return method(f)
