@@ -21,11 +21,11 @@ import numpy as np
 from steps import WORKLOADS, machine, tracegrad_training, workload
 
 from tracegrad.compiler import build
-from tracegrad.engine import params, training
+from tracegrad.engine import params
 from tracegrad.runtime import adapters, cpu, native, wgpu_program
 
 PHASES: list[tuple[Any, str, str]] = [  # where a function is looked up, its name there, and what it does
-    (training, "trace_step", "trace"),
+    (build.StepSource, "traced", "trace"),
     (build.TracedStep, "compiled", "gradients, passes, kernels, memory"),
     (params, "drawn", "draw the parameters"),
     (adapters, "load_wgpu", "import wgpu"),

@@ -102,7 +102,7 @@ NEED_NUMPY |= {"runtime.cpu_verify", "runtime.wgpu_verify"}
 NEED_NUMPY |= {"runtime.wgpu_timing", "introspection.limits"}  # what measures devices, which no browser lets Python do
 NEED_NUMPY |= {
     "functional",
-    "engine.memory",  # asks first whether NumPy is there
+    "engine.copy_pool",  # asks first whether NumPy is there
     "engine.nonfinite",
     "engine.indexcheck",
     "engine.reference",

@@ -297,7 +297,7 @@ def test_a_checkpoint_resumes_bit_by_bit(device: str, tmp_path: Any, request: An
 def everything(train: tg.CompiledTraining, path: Any) -> tuple[bytes, int]:
     """Parameters, state, step and schedule, as a file; and the step."""
     train.save(path)
-    return path.read_bytes(), train._stepper.counter
+    return path.read_bytes(), train.store.stepper.counter
 
 
 @pytest.mark.parametrize("device", ["cpu", pytest.param("webgpu", marks=pytest.mark.slow)])

@@ -10,7 +10,7 @@ import pytest
 
 import tracegrad as tg
 from tracegrad import nn, optim
-from tracegrad.engine.fit import Progress
+from tracegrad.training.fit import Progress
 
 
 class Line(tg.Module):

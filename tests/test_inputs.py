@@ -9,8 +9,8 @@ import threading
 import numpy as np
 import pytest
 
+from tracegrad.engine.copy_pool import ALONE, KEPT, LARGE, CopyPool
 from tracegrad.engine.inputs import check_inputs, merge
-from tracegrad.engine.memory import ALONE, KEPT, LARGE, CopyPool
 from tracegrad.errors import InputError
 from tracegrad.program import Field
 

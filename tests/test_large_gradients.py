@@ -100,7 +100,7 @@ OPTIMIZERS = {
 
 def everything(train):
     """Parameters and every array of the optimizer, as a checkpoint has them."""
-    stepper = train._stepper
+    stepper = train.store.stepper
     names = [b.name for b in stepper.program.buffers if b.role in ("param", "state")]
     return train.worker.call(lambda session: {n: np.array(session.read(n)) for n in names})
 

@@ -25,9 +25,15 @@ LAYERS = {
     "passes": 6, "evaluate": 6,
     "program": 7, "program_json": 7, "render": 7,  # a Program is plain data: it imports nothing, and renderers fill it
     "compiler": 8,
-    "runtime": 9, "arrays": 9, "bare": 9,
-    "": 10, "engine": 10, "imperative": 10, "introspection": 10, "commands": 10, "demo": 10, "entrypoints": 10,
-    "functional": 10, "checkpoints": 10, "safetensors": 10, "export": 10, "extend": 10, "__main__": 10,
+    "arrays": 9, "bare": 9, "safetensors": 9,
+    "runtime": 10,
+    "introspection": 11,
+    "engine": 12,
+    "checkpoints": 13, "export": 13, "contents": 13,
+    "training": 14,
+    "imperative": 15, "functional": 15,
+    "": 16, "entrypoints": 16, "extend": 16,
+    "commands": 17, "demo": 17, "__main__": 17,
 }  # fmt: skip
 
 NUMPY_FROM = 9  # below it the compiler lives, and it runs where there is no NumPy (bare Pyodide)

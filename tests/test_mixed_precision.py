@@ -57,7 +57,7 @@ def compiled(optimizer: optim.Optimizer | None = None, **how: Any) -> tg.Compile
 
 
 def state(train: tg.CompiledTraining, name: str) -> float:
-    return float(train._call(lambda session: session.read(name), train._stepper)[0])
+    return float(train.store.call(lambda session, _: session.read(name))[0])
 
 
 def trained(t: Training, precision: str, batches: list[dict[str, Any]], device: str = "cpu") -> list[float]:
@@ -167,9 +167,7 @@ def test_a_skipped_step_leaves_no_trace_in_parameters_and_optimizer(name: str) -
             results = [train.step(b).result() for b in batches]
             assert sum(r.skipped for r in results) == len(batches) - len(good)
             names = [b.name for b in train.program.buffers if b.role == "state" and b.size > 1]
-            found.append(
-                train.download_params() | {n: train._call(lambda s, n=n: s.read(n), train._stepper) for n in names}
-            )
+            found.append(train.download_params() | {n: train.store.call(lambda s, _, n=n: s.read(n)) for n in names})
     for key, x in found[0].items():
         np.testing.assert_allclose(found[1][key], x, rtol=2e-4, atol=2e-6, err_msg=key)
 

@@ -10,7 +10,7 @@ import pytest
 import tracegrad as tg
 from tracegrad import nn, optim
 from tracegrad.compiler import build
-from tracegrad.engine import forward as forwards
+from tracegrad.engine import forward_source
 from tracegrad.program import Program
 
 RNG = np.random.default_rng(0)
@@ -115,7 +115,7 @@ def test_a_forward_is_compiled_twice_at_most_a_size(monkeypatch):
         made.append((inputs["x"].shape[0], patching))
         return original(model, forward, inputs, like, patching, precision)
 
-    monkeypatch.setattr(forwards, "build_forward", counted)
+    monkeypatch.setattr(forward_source, "build_forward", counted)
     with compiled(inputs={"x": (None, 2)}) as f:
         for _ in range(2):
             f.run(x=X).result()
@@ -157,7 +157,7 @@ def test_memory_of_both_programs_is_freed_with_the_size():
             for n in range(1, 5):
                 f.run(x=X[:n]).result()
                 f.run(x=X[:n], patches={"hidden": H[:n]}).result()
-            assert f.host.worker.call(lambda session: len(session._loaded)) == 2 * kept
+            assert f.store.worker.call(lambda session: len(session._loaded)) == 2 * kept
 
 
 @pytest.mark.parametrize("patches, words", [

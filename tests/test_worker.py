@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from tracegrad import ambient, lr
+from tracegrad.compiler.build import Built, StepSource
 from tracegrad.dtypes import TensorType, f32
 from tracegrad.engine.knobs import Knobs, Rate
 from tracegrad.engine.results import Aborted, CompletedStep, Failed, Pending
@@ -110,6 +111,11 @@ class AheadSession:
         self.closed = True
 
 
+def stepper(seed, knobs):
+    source = StepSource(model=None, loss=lambda m, x: None, inputs={}, optimizer=None, precision="f32")
+    return Stepper(source, Built(*program()), seed, knobs)
+
+
 class Trainer:
     """A worker, a stepper, and `step`."""
 
@@ -121,8 +127,8 @@ class Trainer:
             return self.sessions[-1]
 
         self.worker = Worker(factory, max_in_flight)
-        self.stepper = Stepper(*program(), seed=0)
         self.knobs = Knobs(Rate(lr.as_schedule(schedule)), {})
+        self.stepper = stepper(0, self.knobs)
         self.worker.call(self.stepper.install)
 
     @property
@@ -357,7 +363,7 @@ def test_swap_aborts_what_is_in_flight_or_leaves_everything(trainer):
     old.gate.clear()
     pending = [trainer.step(GOOD) for _ in range(5)]
     threading.Timer(0.05, old.gate.set).start()
-    new = Stepper(*program(), seed=1)
+    new = stepper(1, trainer.knobs)
     trainer.worker.swap(new.install, "displaced")
     late = [r for r in (p.result(5) for p in pending) if isinstance(r, Aborted)]
     assert late and late[0].reason == "displaced" and old.closed

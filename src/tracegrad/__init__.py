@@ -11,7 +11,6 @@ from tracegrad.dtypes import DType, InputType, TensorType, bool_, f32, i32, u32
 from tracegrad.engine.flight import single_flight
 from tracegrad.engine.forward import CompiledForward
 from tracegrad.engine.results import Aborted, Captures, Completed, Failed, Pending
-from tracegrad.engine.training import CompiledTraining
 from tracegrad.entrypoints import (
     compile,
     compile_forward,
@@ -46,6 +45,7 @@ from tracegrad.ops import *
 from tracegrad.program import Program
 from tracegrad.runtime.adapters import WebGPUSupport, check_webgpu
 from tracegrad.runtime.base import DeviceInfo
+from tracegrad.training.compiled import CompiledTraining
 
 repeat = functional.repeat  # of elements, as ops.repeat, or of a function
 

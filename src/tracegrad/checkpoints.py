@@ -16,19 +16,21 @@ import json
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any, NamedTuple, cast
+from typing import Any, cast
 
 from tracegrad import lr as schedules
 from tracegrad import safetensors
 from tracegrad.arrays import np
-from tracegrad.compiler.build import HALTED
 from tracegrad.dtypes import DTYPES
 from tracegrad.engine import params
 from tracegrad.engine.inputs import Array, describe
-from tracegrad.engine.knobs import Knobs, Rate, settable
+from tracegrad.engine.knobs import Knobs, Rate
+from tracegrad.engine.snapshots import Snapshot, restore, states_of
 from tracegrad.engine.steps import Stepper
+from tracegrad.engine.stores import TrainedParameters
 from tracegrad.errors import InputError
-from tracegrad.hypers import PREFIX, checked_all, ranges_of
+from tracegrad.files import replace_file
+from tracegrad.hypers import checked_all, ranges_of, settable
 from tracegrad.jsontext import cut, parse, printable, shown
 from tracegrad.program import Field, Program
 from tracegrad.runtime.base import Session
@@ -42,66 +44,49 @@ PARAMETERS_ALONE = (
 )
 
 
-class Checkpoint(NamedTuple):
-    """A training at one moment."""
-
-    params: Mapping[str, Array]
-    states: Mapping[str, Array]  # whole buffers, by the name of the state
-    step: int
-    seed: int
-    lr: Mapping[str, Any]  # the schedule's spec
-    lr_start: int | None  # the step at which its own step 1 fell; None: not yet
-    hyper: Mapping[str, float]
-    optimizer: Mapping[str, Any]
-    program: Program
+def save(snapshot: Snapshot, path: str | os.PathLike[str]) -> None:
+    """Replace the file, whole or not at all."""
+    replace_file(path, parts(snapshot))
 
 
-def take(session: Session, stepper: Stepper, knobs: Knobs, optimizer: Mapping[str, Any]) -> Checkpoint:
-    """The state after the last step; on the worker's thread."""
-    program = stepper.program
-    return Checkpoint(
-        params=params.download(session, program, program.params),
-        states=params.download(session, program, states_of(program)),
-        step=stepper.counter,
-        seed=stepper.seed,
-        lr=knobs.rate.schedule.spec(),
-        lr_start=knobs.rate.start,
-        hyper=knobs.values,
-        optimizer=optimizer,
-        program=program,
-    )
+def load(path: str | os.PathLike[str], store: TrainedParameters) -> None:
+    """See `CompiledTraining.load`. What the file switched on and is off here is compiled before anything changes."""
+    stepper = store.stepper
+    file = safetensors.read(path)
+    source = stepper.source.switched_on(hyper_of(file))
+    switched = source is not stepper.source
+    built = source.traced().compiled() if switched else stepper.built
+    snapshot = read(path, file, built.program, stepper.knobs)
+
+    def resume(session: Session, stepper: Stepper) -> None:
+        if switched:
+            stepper.take_over(session, source, built)
+        restore(session, stepper, snapshot)
+
+    store.call(resume, stepper)
 
 
-def restore(session: Session, stepper: Stepper, state: Checkpoint) -> None:
-    """Take over a checkpoint that `read` has checked; on the worker's thread."""
-    program = stepper.program
-    params.upload(session, program, program.params, state.params)
-    params.upload(session, program, states_of(program), state.states)
-    stepper.seed = state.seed
-    stepper.restart(session, state.step)
-
-
-def parts(state: Checkpoint) -> list[bytes]:
-    """The bytes of the file, in order; `files.replace_file` writes it, whole or not at all."""
-    program = state.program
-    tensors = {f"param/{f.name}": storable(state.params[f.name], f.dtype) for f in program.params}
+def parts(snapshot: Snapshot) -> list[bytes]:
+    """The bytes of the file, in order."""
+    program, rate = snapshot.program, snapshot.knobs.rate
+    tensors = {f"param/{f.name}": storable(snapshot.params[f.name], f.dtype) for f in program.params}
     for f in states_of(program):
-        flat = state.states[f.name]
+        flat = snapshot.states[f.name]
         for name, part in split_state(program, f):
             tensors[name] = storable(from_storage(flat.reshape(-1), part) if part else flat, f.dtype)
     metadata = {
         "tracegrad": VERSION,
-        "step": json.dumps(state.step),
-        "seed": json.dumps(state.seed),
-        "lr": json.dumps(state.lr),
-        "lr_start": json.dumps(state.lr_start),
-        "hyper": json.dumps(dict(state.hyper)),
-        "optimizer": json.dumps(state.optimizer),
+        "step": json.dumps(snapshot.step),
+        "seed": json.dumps(snapshot.seed),
+        "lr": json.dumps(rate.schedule.spec()),
+        "lr_start": json.dumps(rate.start),
+        "hyper": json.dumps(dict(snapshot.knobs.values)),
+        "optimizer": json.dumps(snapshot.optimizer),
     }
     return safetensors.parts(tensors, metadata)
 
 
-def digest(state: Checkpoint, losses: Sequence[float]) -> str:
+def digest(snapshot: Snapshot, losses: Sequence[float]) -> str:
     """SHA-256 of losses as f32, parameters, optimizer state, step, seed, schedule and hyperparameters, in hexadecimal.
 
     Names are sorted, and floats count by their bits: nothing else of a process reaches the hash.
@@ -113,10 +98,11 @@ def digest(state: Checkpoint, losses: Sequence[float]) -> str:
         total.update(json.dumps([name, x.dtype.name, list(x.shape)]).encode() + little.tobytes())
 
     add("losses", np.asarray(losses, "float32"))
-    for role, arrays in (("param", state.params), ("opt", state.states)):
+    for role, arrays in (("param", snapshot.params), ("opt", snapshot.states)):
         for name in sorted(arrays):
             add(f"{role}/{name}", np.asarray(arrays[name]))
-    rest = [state.step, state.seed, state.lr, state.lr_start, state.hyper, state.optimizer]
+    rate, hyper = snapshot.knobs.rate, snapshot.knobs.values
+    rest = [snapshot.step, snapshot.seed, rate.schedule.spec(), rate.start, hyper, snapshot.optimizer]
     total.update(json.dumps(rest, sort_keys=True).encode())
     return total.hexdigest()
 
@@ -130,10 +116,8 @@ def hyper_of(file: safetensors.File) -> dict[str, float]:
     return {name: x for name, x in given.items() if isinstance(x, (int, float))}
 
 
-def read(
-    path: str | os.PathLike[str], file: safetensors.File, program: Program, current: Knobs
-) -> tuple[Checkpoint, Knobs]:
-    """What the file at `path` holds if it fits `program`, and its hot values, which replace `current`.
+def read(path: str | os.PathLike[str], file: safetensors.File, program: Program, current: Knobs) -> Snapshot:
+    """What the file at `path` holds if it fits `program`. Its hot values replace those of `current`.
 
     All of it is checked before anything of a training changes: the format, names, shapes, dtypes and finite values of
     the tensors, and each entry of the metadata.
@@ -166,7 +150,7 @@ def read(
         why = str(e).partition("\n  at ")[0]
         raise InputError.here(f"load: {where} does not fit; nothing was changed\n  metadata {why}") from None
     knobs = Knobs(Rate(schedule, start), {**current.values, **hyper})
-    return Checkpoint(values, states, step, seed, rate, start, hyper, optimizer, program), knobs
+    return Snapshot(values, states, step, seed, knobs, optimizer, program)
 
 
 def _arrays(
@@ -216,7 +200,7 @@ def _object(value: Any, name: str) -> dict[str, Any]:
 
 def _hyper(given: Mapping[str, Any], program: Program, current: Knobs) -> dict[str, float]:
     """The hyperparameters, each within its range."""
-    known = {*settable([f for f in program.inputs if f.name.startswith(PREFIX)]), *current.values}
+    known = {*settable(f.name for f in program.inputs), *current.values}
     unknown = [name for name in given if name not in known]
     if unknown:
         names = ", ".join(sorted(known))
@@ -243,11 +227,6 @@ def _schedule(spec: Mapping[str, Any], current: schedules.Schedule) -> schedules
         return schedules.from_spec(spec)
     except (InputError, TypeError, ValueError) as e:
         raise InputError(f"lr: {cut(printable(str(e).partition(chr(10))[0]), 200)}") from None
-
-
-def states_of(program: Program) -> tuple[Field, ...]:
-    """What a checkpoint holds besides parameters."""
-    return tuple(f for f in program.states if f.name != HALTED)
 
 
 def split_state(program: Program, state: Field) -> list[tuple[str, Field | None]]:

@@ -13,8 +13,7 @@ from tracegrad.compiler.build import trace_forward as _trace_forward
 from tracegrad.compiler.build import trace_training
 from tracegrad.engine.forward import CompiledForward
 from tracegrad.engine.inputs import seed_or_new
-from tracegrad.engine.own import OwnParameters
-from tracegrad.engine.training import CompiledTraining
+from tracegrad.engine.stores import OwnParameters
 from tracegrad.errors import DeviceError, Site, call_site, located
 from tracegrad.ir import Graph
 from tracegrad.optim.optimizer import Optimizer
@@ -23,6 +22,7 @@ from tracegrad.runtime.adapters import AdapterInfo, Search, adapters, check_webg
 from tracegrad.runtime.base import DeviceInfo, Session
 from tracegrad.runtime.browser import BrowserSession
 from tracegrad.runtime.tab import IN_TAB
+from tracegrad.training.compiled import CompiledTraining
 
 DEVICES = ("auto", "webgpu", "cpu")
 
@@ -63,7 +63,7 @@ def compile(
         keep_grads=keep_grads,
         precision=precision,
     )
-    for text in train.warnings:
+    for text in train.store.stepper.built.warnings:
         warnings.warn(text, stacklevel=3)  # of the user: past `helpful`
     warn_if_slow(train.worker.info)
     return train
@@ -91,12 +91,12 @@ def compile_forward(
     Raises:   InputError for inputs that are no types or that `forward` does not take, DeviceError. What is wrong
               inside of `forward` fails its first run.
     """
-    host = OwnParameters(model, seed_or_new(seed), session_factory(device))
+    store = OwnParameters(model, seed_or_new(seed), session_factory(device))
     try:
-        warn_if_slow(host.worker.info)
-        return CompiledForward(host, forward, inputs, max_cached_shapes, owner=True, precision=precision)
+        warn_if_slow(store.worker.info)
+        return CompiledForward(store, forward, inputs, max_cached_shapes, owner=True, precision=precision)
     except BaseException:
-        host.worker.close()
+        store.worker.close()
         raise
 
 

@@ -20,11 +20,11 @@ from typing import Any, NamedTuple
 from tracegrad import checkpoints, safetensors
 from tracegrad import lr as schedules
 from tracegrad.arrays import np
-from tracegrad.compiler.build import Built, build_forward
+from tracegrad.compiler.build import Built
 from tracegrad.compiler.resident import make_feed
-from tracegrad.dtypes import InputType
 from tracegrad.engine.forward import CompiledForward
 from tracegrad.engine.inputs import as_array, describe, fit_value
+from tracegrad.engine.snapshots import Snapshot
 from tracegrad.errors import InputError
 from tracegrad.files import replace_file, replace_files
 from tracegrad.hypers import PREFIX
@@ -43,37 +43,34 @@ POLICY = (
 class Contents(NamedTuple):
     """What a page shows besides the training; `CompiledTraining.export` has the meaning of each."""
 
-    title: str | None
+    title: str
     forwards: Mapping[str, CompiledForward] | None
     data: Mapping[str, Any] | None
     labels: Sequence[str] | None
     vocabulary: Sequence[str] | None
 
 
-def export(
-    state: checkpoints.Checkpoint, host: Any, path: str | os.PathLike[str], contents: Contents, *, single_file: bool
-) -> Path:
-    """Write the site of `state`, a moment of the training `host`; its HTML file."""
+def export(snapshot: Snapshot, path: str | os.PathLike[str], contents: Contents, *, single_file: bool) -> Path:
+    """Write the site of a training at one moment; its HTML file."""
     if not single_file and Path(path).suffix in (".html", ".htm"):
         raise InputError.here(f"export: {os.fspath(path)} would be a folder; for one file pass single_file=True")
     for name, example in (("forwards", '{"predict": infer}'), ("data", '{"x": xs, "y": ys}')):
         given: object = getattr(contents, name)
         if not isinstance(given, Mapping | None):
             raise InputError.here(f"export: {name} go in a dict by name, such as {example}, got {type(given).__name__}")
-    rows = checked_data(state.program, contents.data or {})
-    title = contents.title or f"{type(host.model).__name__} training"
-    demos = {name: demo_of(name, f, host, rows) for name, f in (contents.forwards or {}).items()}
-    manifest = manifest_of(state, title, demos)
+    rows = checked_data(snapshot.program, contents.data or {})
+    demos = {name: demo_of(name, f, snapshot.program, rows) for name, f in (contents.forwards or {}).items()}
+    manifest = manifest_of(snapshot, contents.title, demos)
     manifest["labels"] = [str(x) for x in contents.labels or ()]
     manifest["vocabulary"] = [str(x) for x in contents.vocabulary or ()]
-    whole = {f.name for f in state.program.inputs if f.name in rows and rows[f.name].shape == f.shape}
+    whole = {f.name for f in snapshot.program.inputs if f.name in rows and rows[f.name].shape == f.shape}
     if rows:
-        manifest["feed"] = make_feed(state.program, rows.keys() - whole).to_data()
-    weights, data = b"".join(checkpoints.parts(state)), b"".join(safetensors.parts(rows))
+        manifest["feed"] = make_feed(snapshot.program, rows.keys() - whole).to_data()
+    weights, data = b"".join(checkpoints.parts(snapshot)), b"".join(safetensors.parts(rows))
     parts = {"program": manifest, "weights": weights, "data": data}
     if single_file:
-        return write_file(path, title, parts)
-    return write_site(Path(path), title, parts)
+        return write_file(path, contents.title, parts)
+    return write_site(Path(path), contents.title, parts)
 
 
 def write_site(folder: Path, title: str, parts: Mapping[str, Any]) -> Path:
@@ -123,39 +120,35 @@ def write_file(path: str | os.PathLike[str], title: str, parts: Mapping[str, Any
     return target
 
 
-def manifest_of(state: checkpoints.Checkpoint, title: str, demos: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+def manifest_of(snapshot: Snapshot, title: str, demos: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
     """What the page knows besides the weights: programs and where the training stands, as plain data."""
-    schedules.from_spec(state.lr)  # a schedule of the user's own has no twin in the browser: say so here
+    rate = snapshot.knobs.rate.schedule.spec()
+    schedules.from_spec(rate)  # a schedule of the user's own has no twin in the browser: say so here
     return {
         "version": VERSION,
         "title": title,
-        "train": state.program.to_data(),
-        "checkpoint": [asdict(f) for f in checkpoints.fields_of(state.program)],
+        "train": snapshot.program.to_data(),
+        "checkpoint": [asdict(f) for f in checkpoints.fields_of(snapshot.program)],
         "forwards": dict(demos),
-        "seed": state.seed,
-        "lr": dict(state.lr),
-        "hyper": dict(state.hyper),
+        "seed": snapshot.seed,
+        "lr": dict(rate),
+        "hyper": dict(snapshot.knobs.values),
     }
 
 
-def demo_of(name: str, forward: CompiledForward, host: Any, data: Mapping[str, Any]) -> dict[str, Any]:
-    """A forward's program, and how the page shows it."""
-    if getattr(forward, "host", None) is not host:
+def demo_of(name: str, forward: CompiledForward, program: Program, data: Mapping[str, Any]) -> dict[str, Any]:
+    """A forward's program, and how the page shows it. `program` is the step's, whose parameters it must share."""
+    store = getattr(forward, "store", None)
+    if store is None or store.layout is not program:
         raise InputError.here(
             f"export: the forward {name!r} is not attached to this training; make it with train.attach(...)"
         )
-    built = _built(forward, host)
+    source = forward.source  # built for one example, or for a curve's points where an example is one number
+    size = CURVE_POINTS if all(t.shape == (None, 1) for t in source.types.values()) else 1
+    built = source.built(store.model, size, program)
     fields = [f for f in built.program.inputs if not f.name.startswith(PREFIX)]
     demo = demo_kind(fields, built, data)
     return {"program": built.program.to_data(), "structure": built.structure, "demo": demo}
-
-
-def _built(forward: CompiledForward, host: Any) -> Built:
-    """Built for one example, or for a curve's points where an example is one number."""
-    types = forward.input_types
-    size = CURVE_POINTS if all(t.shape == (None, 1) for t in types.values()) else 1
-    fixed = {n: InputType(t.dtype, tuple(size if d is None else d for d in t.shape)) for n, t in types.items()}
-    return build_forward(host.model, forward.forward, fixed, host.layout, precision=forward.precision)
 
 
 def demo_kind(fields: Sequence[Field], built: Built, data: Mapping[str, Any]) -> dict[str, Any]:

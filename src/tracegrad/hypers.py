@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import numbers
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple, cast
 
 from tracegrad.ambient import building, require
@@ -135,3 +135,9 @@ def leaf_value(name: str, values: Mapping[str, float]) -> float:
     value = values.get(bare, 1.0 if bare == UNIT else OFF.get(bare))
     assert value is not None, name  # OFF: a step was queued before its program had `bare`
     return 1.0 - value if name.startswith(COMPLEMENT) else value
+
+
+def settable(names: Iterable[str]) -> list[str]:
+    """Names that `train.set` takes, given those of a program's inputs: its hyperparameters without the counters."""
+    hyper = [name.removeprefix(PREFIX).removeprefix(COMPLEMENT) for name in names if name.startswith(PREFIX)]
+    return [name for name in dict.fromkeys(hyper) if name not in (*RESERVED, UNIT)]

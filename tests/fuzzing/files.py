@@ -30,10 +30,10 @@ from tracegrad import checkpoints, lr, nn, optim, safetensors
 from tracegrad.ambient import tracing
 from tracegrad.compiler.layout import Persistent
 from tracegrad.compiler.plan import make_program
+from tracegrad.contents import contents
 from tracegrad.dtypes import TensorType, f32
 from tracegrad.engine.knobs import Knobs, Rate
 from tracegrad.errors import InputError
-from tracegrad.introspection.contents import contents
 from tracegrad.ir import Graph
 from tracegrad.prims.leaves import leaf
 from tracegrad.program import Program
@@ -193,11 +193,11 @@ def _values(path: Path, data: bytes) -> bool:
 def _checkpoint(path: Path, _: bytes) -> bool:
     if path.suffix != ".safetensors":
         return False
-    state, knobs = checkpoints.read(path, safetensors.read(path), seeds().program, seeds().knobs)
+    state = checkpoints.read(path, safetensors.read(path), seeds().program, seeds().knobs)
     assert 0 <= state.step < 2**32 and 0 <= state.seed < 2**32
     assert all(np.isfinite(x).all() for x in state.params.values())
     for step in (1, 2, 10, 10**6):
-        knobs.rate.schedule.at(step)
+        state.knobs.rate.schedule.at(step)
     return True
 
 

@@ -11,10 +11,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from tracegrad.commands import bench, doctor, site
+from tracegrad.contents import contents
 from tracegrad.demo import digits, gpt, sine
 from tracegrad.demo.common import Options
 from tracegrad.errors import TracegradError
-from tracegrad.introspection.contents import contents
 from tracegrad.jsontext import printable_lines
 
 DEMOS = {"digits": digits, "sine": sine, "gpt": gpt}

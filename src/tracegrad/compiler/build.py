@@ -7,7 +7,7 @@ from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from math import inf
-from typing import Any
+from typing import Any, NamedTuple, cast
 
 from tracegrad import ambient
 from tracegrad.compiler.inputtypes import InputSpec, concrete_type, declared
@@ -82,6 +82,45 @@ class TracedStep:
         return Built(program, self.graph, warnings=self.warnings, sites=self.sites)
 
 
+class StepSource(NamedTuple):
+    """What a training step is compiled from."""
+
+    model: Any
+    loss: Callable[..., Any]
+    inputs: Mapping[str, InputSpec]
+    optimizer: Optimizer
+    precision: str = "f32"
+
+    def switched_on(self, values: Mapping[str, float]) -> StepSource:
+        """The source with those hyperparameters of `values` that were off; the same object if none was off."""
+        optimizer = self.optimizer.switched_on(values)
+        return self if optimizer is self.optimizer else self._replace(optimizer=optimizer)
+
+    def traced(self) -> TracedStep:
+        """Run the user's functions, and differentiate: all that can go wrong in their code goes wrong here."""
+        check_precision(self.precision)
+        optimizer = cast("object", self.optimizer)
+        if not isinstance(optimizer, Optimizer):
+            hint = "; call it" if callable(optimizer) else ""
+            hint = "; optim.custom(transform) makes one of it" if isinstance(optimizer, Transform) else hint
+            raise InputError.here(
+                f"optimizer must be one of optim, such as optim.adam(lr=1e-3), got {shown(optimizer)}{hint}"
+            )
+        with uncollected(), traced(self.model, self.loss, self.inputs, "loss") as t:
+            y, aux = checked_loss(t.result, self.loss)
+            arena = arena_of(t.parameters, optimizer)
+            persistent = persistent_of(t.parameters, arena, optimizer, self.precision)
+            graph, doubts = training_graph(t, y, aux, arena, optimizer, self.precision)
+        meta = {
+            "kind": "training",
+            "optimizer": optimizer.spec(),
+            "hyper": {**t.trace.hypers, **optimizer.hyper, **({UNIT: 1.0} if UNIT in t.trace.counters else {})},
+            "off": list(optimizer.off),
+            "ranges": {name: limits._asdict() for name, limits in optimizer.ranges.items()},
+        }
+        return TracedStep(graph, persistent, t.inputs, meta, doubts, sites_of(t))
+
+
 def build_training(
     model: Any,
     loss: Callable[..., Any],
@@ -90,37 +129,7 @@ def build_training(
     precision: str = "f32",
 ) -> Built:
     """The program of one training step. Gradients stay in an array of their own."""
-    return trace_step(model, loss, inputs, optimizer, precision).compiled()
-
-
-def trace_step(
-    model: Any,
-    loss: Callable[..., Any],
-    inputs: Mapping[str, InputSpec],
-    optimizer: Optimizer,
-    precision: str = "f32",
-) -> TracedStep:
-    """Run the user's functions, and differentiate: all that can go wrong in their code goes wrong here."""
-    check_precision(precision)
-    if not isinstance(optimizer, Optimizer):  # pyright: ignore[reportUnnecessaryIsInstance]
-        hint = "; call it" if callable(optimizer) else ""
-        hint = "; optim.custom(transform) makes one of it" if isinstance(optimizer, Transform) else hint
-        raise InputError.here(
-            f"optimizer must be one of optim, such as optim.adam(lr=1e-3), got {shown(optimizer)}{hint}"
-        )
-    with uncollected(), traced(model, loss, inputs, "loss") as t:
-        y, aux = checked_loss(t.result, loss)
-        arena = arena_of(t.parameters, optimizer)
-        persistent = persistent_of(t.parameters, arena, optimizer, precision)
-        graph, doubts = training_graph(t, y, aux, arena, optimizer, precision)
-    meta = {
-        "kind": "training",
-        "optimizer": optimizer.spec(),
-        "hyper": {**t.trace.hypers, **optimizer.hyper, **({UNIT: 1.0} if UNIT in t.trace.counters else {})},
-        "off": list(optimizer.off),
-        "ranges": {name: limits._asdict() for name, limits in optimizer.ranges.items()},
-    }
-    return TracedStep(graph, persistent, t.inputs, meta, doubts, sites_of(t))
+    return StepSource(model, loss, inputs, optimizer, precision).traced().compiled()
 
 
 def build_forward(

@@ -14,7 +14,7 @@ import numpy as np
 import tracegrad as tg
 from tracegrad import safetensors
 from tracegrad.demo.pictures import Series, line_chart, smooth
-from tracegrad.engine.fit import History
+from tracegrad.training.fit import History
 
 SHOWN = 20  # losses in the mean that is reported
 

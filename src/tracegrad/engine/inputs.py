@@ -139,6 +139,11 @@ def blank(fields: Sequence[Field]) -> dict[str, Array]:
     return {f.name: np.zeros(f.shape, DTYPES[f.dtype].numpy) for f in fields}
 
 
+def given_or_blank(fields: Sequence[Field], given: Mapping[str, Any], what: str) -> dict[str, Array]:
+    """The given values, checked; zeros if there are none."""
+    return check_inputs(fields, given, what) if given else blank(fields)
+
+
 def as_array(value: Any, shapes: Sequence[tuple[int | None, ...]] = ()) -> Array:
     """`value` as an array, whatever gives one; InputError if nothing does.
 

@@ -9,20 +9,7 @@ from typing import Any
 from tracegrad import lr as schedules
 from tracegrad.arrays import np
 from tracegrad.errors import InputError
-from tracegrad.hypers import (
-    COMPLEMENT,
-    LARGE,
-    OFF,
-    PREFIX,
-    RANGES,
-    RESERVED,
-    UNIT,
-    Range,
-    checked,
-    checked_all,
-    leaf_value,
-    ranges_of,
-)
+from tracegrad.hypers import LARGE, OFF, PREFIX, RANGES, UNIT, checked, checked_all, leaf_value, ranges_of, settable
 from tracegrad.lr import Schedule
 from tracegrad.program import Field, Program
 from tracegrad.refusals import remedy
@@ -115,31 +102,24 @@ class Knobs:
             return None
         return Knobs(self.rate, {**self.values, UNIT: LARGE})
 
-    def with_values(self, settable: Sequence[str], new: Mapping[str, Any], ranges: Mapping[str, Range]) -> Knobs:
-        """Some values changed; None is the value that switches one off. InputError naming every unknown name."""
-        unknown = [name for name in new if name not in settable]
-        if unknown:
-            names = ["lr", *settable]
-            instead = "".join([remedy(name, new[name], names) for name in unknown])
-            raise InputError.here(
-                f"set: {', '.join(unknown)}: not a value of this program{instead}; "
-                f"what can be set is {', '.join(names)}"
-            )
-        new = {n: OFF[n] if x is None and n == "clip_grad_norm" else x for n, x in new.items()}
-        return Knobs(self.rate, {**self.values, **checked_all(new, ranges, "set")})
-
     def changed(self, hyper: Mapping[str, Any], program: Program, off: Sequence[str]) -> tuple[Knobs, dict[str, float]]:
-        """What `train.set(**hyper)` makes of them, and those it sets that `program` lacks, all of them in `off`."""
-        names = settable([f for f in program.inputs if f.name.startswith(PREFIX)])
+        """What `train.set(**hyper)` makes of them, and those it sets that `program` lacks, all of them in `off`.
+
+        InputError naming every unknown name. None is the clip_grad_norm that switches clipping off.
+        """
+        names = settable(f.name for f in program.inputs)
         off = [name for name in off if name not in names]  # unless the loss has one of that name
         rest = {name: value for name, value in hyper.items() if name != "lr" or "lr" not in names}
         ranges = {name: RANGES[name] for name in off} | ranges_of(program.meta)
-        knobs = self.with_values([*(name for name in names if name != "lr"), *off], rest, ranges)
-        knobs = knobs.with_rate(hyper["lr"]) if len(rest) < len(hyper) else knobs
-        return knobs, {name: knobs.values[name] for name in off if name in rest}
-
-
-def settable(fields: Sequence[Field]) -> list[str]:
-    """Names that `set` takes: the program's hyperparameters, without the counters."""
-    names = [f.name.removeprefix(PREFIX).removeprefix(COMPLEMENT) for f in fields]
-    return [name for name in dict.fromkeys(names) if name not in (*RESERVED, UNIT)]
+        known = ["lr", *(name for name in names if name != "lr"), *off]
+        unknown = [name for name in rest if name not in known[1:]]
+        if unknown:
+            instead = "".join([remedy(name, rest[name], known) for name in unknown])
+            raise InputError.here(
+                f"set: {', '.join(unknown)}: not a value of this program{instead}; "
+                f"what can be set is {', '.join(known)}"
+            )
+        new = {n: OFF[n] if x is None and n == "clip_grad_norm" else x for n, x in rest.items()}
+        rate = Rate(schedules.as_schedule(hyper["lr"])) if len(rest) < len(hyper) else self.rate
+        values = {**self.values, **checked_all(new, ranges, "set")}
+        return Knobs(rate, values), {name: values[name] for name in off if name in rest}

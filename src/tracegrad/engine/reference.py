@@ -11,9 +11,11 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from tracegrad.arrays import np
+from tracegrad.compiler.build import Built
 from tracegrad.compiler.layout import Persistent
 from tracegrad.compiler.plan import make_program, optimize
 from tracegrad.compiler.rounding import rounded
+from tracegrad.engine.indexcheck import check_indices
 from tracegrad.errors import located
 from tracegrad.evaluate import evaluate, named_by_role
 from tracegrad.ir import Graph, Tensor
@@ -95,6 +97,12 @@ class Checked(NamedTuple):
         for name, values in self.before.items():
             session.write(name, values)
         return first_difference(session, self.graph, self.program, self.inputs, self.env)
+
+
+def checked(session: Session, built: Built, inputs: Mapping[str, Array], env: Mapping[str, Array]) -> Checked:
+    """What a run on `inputs` will be compared by. InputError for indices out of range."""
+    check_indices(built.graph, env)
+    return Checked(built.graph, built.program, inputs, env, written(session, built.graph))
 
 
 def written(session: Session, graph: Graph) -> dict[str, Array]:

@@ -91,7 +91,7 @@ class Completed:
         raise NotImplementedError
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, match_args=False)
 class CompletedStep(Completed):
     """A training step that was applied.
 
@@ -103,8 +103,6 @@ class CompletedStep(Completed):
     skipped:  how many steps of the call left parameters and optimizer state as they were, because gradients overflowed
               in half precision; the loss scale was halved. 0 under precision="f32".
     """
-
-    __match_args__: ClassVar[tuple[str, ...]] = ("value",)
 
     loss: float
     aux: Mapping[str, Any]
@@ -118,11 +116,9 @@ class CompletedStep(Completed):
         return self.loss
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, match_args=False)
 class CompletedRun(Completed):
     """A forward that was run. `output` is an array, or a tuple or dict of them, as the forward returns it."""
-
-    __match_args__: ClassVar[tuple[str, ...]] = ("value",)
 
     output: Any
 

@@ -4,26 +4,26 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from tracegrad.arrays import handed_out, np
-from tracegrad.compiler.build import HALTED, SKIPPED, Built
+from tracegrad.compiler.build import HALTED, SKIPPED, Built, StepSource, TracedStep
 from tracegrad.compiler.dispatches import blamed_lines
 from tracegrad.dtypes import DTYPES
 from tracegrad.engine import indexcheck, params, reference
-from tracegrad.engine.indexcheck import check_indices
-from tracegrad.engine.knobs import Knobs
+from tracegrad.engine.drives import beside
+from tracegrad.engine.knobs import Knobs, Rate
 from tracegrad.engine.nonfinite import blame
 from tracegrad.engine.results import Aborted, Aux, Captures, CompletedStep, Failed, Pending, StepResult, failure
 from tracegrad.errors import DeviceError, InputError, NonFiniteError
 from tracegrad.hypers import PREFIX
-from tracegrad.ir import Graph
+from tracegrad.lr import as_schedule
 from tracegrad.program import Field, Program
 from tracegrad.refusals import shown
 from tracegrad.runtime import tab
 from tracegrad.runtime.base import Session, Timings
 from tracegrad.shapes import whole
-from tracegrad.sites import SiteInfo
 
 AUX, CAPTURE = "aux.", "capture."  # of output names
 NONE = Captures()
@@ -34,10 +34,10 @@ COPY_OF_PARAMS = "params"  # a Buffer.fill, and the name of the array it stands 
 class Stepper:
     """One model being trained: its program, and where it stands. Changed on the worker's thread only."""
 
-    program: Program
-    graph: Graph
+    source: StepSource
+    built: Built
     seed: int
-    sites: tuple[SiteInfo, ...] = ()
+    knobs: Knobs  # of the next step; a queued step keeps those that its call found
     first: Callable[[], Mapping[str, Any]] | None = None  # gives the parameters, drawn while pipelines are compiled
     handle: int = -1
     at_once: int = 1  # runs worth one batch
@@ -49,10 +49,23 @@ class Stepper:
     hyper: tuple[Field, ...] = ()
     tells_more: bool = False  # than the loss
 
+    @staticmethod
+    def of(source: StepSource, traced: TracedStep, seed: int) -> Stepper:
+        """A stepper at step 0, compiled; it has no session yet."""
+        built = traced.compiled()
+        values = {**built.program.meta.get("hyper", {}), **source.optimizer.hyper}
+        first = beside(partial(params.drawn, built.program.params, seed))  # pipelines are compiled meanwhile
+        return Stepper(source, built, seed, Knobs(Rate(as_schedule(source.optimizer.lr)), values), first)
+
     def __post_init__(self) -> None:
         self.tells_more = any(f.name.startswith((AUX, CAPTURE)) for f in self.program.outputs)
         self.hyper = tuple(f for f in self.program.inputs if f.name.startswith(PREFIX))
         self.inputs = tuple(f for f in self.program.inputs if not f.name.startswith(PREFIX))
+
+    @property
+    def program(self) -> Program:
+        """The compiled step."""
+        return self.built.program
 
     def begin(
         self, session: Session, arrays: Mapping[str, Any], knobs: Knobs
@@ -65,9 +78,7 @@ class Stepper:
             inputs = {**arrays, **hyper}
             if indexcheck.enabled():
                 env = {**self.read(session), **by_role("input", arrays), **hyper}
-                check_indices(self.graph, env)
-                before = reference.written(session, self.graph)
-                checked = reference.Checked(self.graph, self.program, inputs, env, before)
+                checked = reference.checked(session, self.built, inputs, env)
         except BaseException:
             knobs.rate.rewind(step)
             raise
@@ -118,14 +129,14 @@ class Stepper:
 
     def install(self, session: Session) -> None:
         """Load the program, and write the first parameters and what is filled with a copy of them."""
-        with blamed_lines(self.graph, self.program):
+        with blamed_lines(self.built.graph, self.program):
             self.handle = session.load(self.program)
         self.draw(session)
         for b in self.program.buffers:
             if b.fill == COPY_OF_PARAMS:
                 session.write(b.name, session.read(COPY_OF_PARAMS))
 
-    def take_over(self, session: Session, built: Built) -> None:
+    def take_over(self, session: Session, source: StepSource, built: Built) -> None:
         """Go on with another program of the same model, whose arrays are these and perhaps more."""
         had = {b.name for b in self.program.buffers}
         new = session.load(built.program)
@@ -133,8 +144,7 @@ class Stepper:
             if b.fill == COPY_OF_PARAMS and b.name not in had:
                 session.write(b.name, session.read(COPY_OF_PARAMS))
         session.unload(self.handle)
-        self.program, self.graph, self.sites = built.program, built.graph, built.sites
-        self.handle, self.at_once = new, 1
+        self.source, self.built, self.handle, self.at_once = source, built, new, 1
         self.__post_init__()
 
     def draw(self, session: Session) -> None:
@@ -150,6 +160,15 @@ class Stepper:
             elif b.role == "state":
                 session.write(b.name, np.full(b.size, b.fill, DTYPES[b.dtype].numpy))
         self.restart(session, 0)
+
+    def reset(self, session: Session, parameters: bool, optimizer: bool) -> None:
+        """See `CompiledTraining.reset`."""
+        knobs = self.knobs
+        if parameters:
+            self.draw(session)
+        if optimizer:
+            self.clear(session)
+            knobs.rate.start = None
 
     def read(self, session: Session) -> dict[str, Any]:
         """All persistent values by role and name of the graph's leaves: parameters, arenas, optimizer arrays."""
@@ -242,7 +261,7 @@ class StepRun:
         try:
             hyper = call.knobs.upload(call.stepper.hyper, self.step, call.stepper.seed)
             inputs = by_role("input", self.arrays)
-            found = blame(call.stepper.graph, {**call.stepper.read(session), **inputs, **hyper})
+            found = blame(call.stepper.built.graph, {**call.stepper.read(session), **inputs, **hyper})
         except Exception as e:  # the step failed for its own reason; that the search failed too must not hide it
             found = f"the first op to blame could not be found: {type(e).__name__}: {e}"
         finally:

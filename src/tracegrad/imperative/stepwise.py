@@ -8,10 +8,10 @@ from typing import Any, TypeVar, cast
 from tracegrad.engine.forward import CompiledForward
 from tracegrad.engine.inputs import as_array
 from tracegrad.engine.params import declared, drawn
-from tracegrad.engine.training import CompiledTraining
 from tracegrad.imperative import streams
 from tracegrad.imperative.tensors import GradTensor
 from tracegrad.nn.module import bound, named_parameters
+from tracegrad.training.compiled import CompiledTraining
 
 M = TypeVar("M")
 
@@ -54,10 +54,10 @@ def eager(forward: Callable[..., Any], model: Any, /, **inputs: Any) -> Any:
     """
     values = {n: x if isinstance(x, GradTensor) else GradTensor(as_array(x)) for n, x in inputs.items()}
     if isinstance(model, CompiledForward):
-        return forward(_with_values(model.host.model, model.download_params()), **values)
+        return forward(_with_values(model.store.model, model.download_params()), **values)
     if isinstance(model, CompiledTraining):
         now = _with_values(model.model, model.download_params())  # waits for the steps queued so far
-        with streams.at(model.seed, model.version.counter + 1):
+        with streams.at(model.seed, model.store.stepper.counter + 1):
             return forward(now, **values)
     return forward(instantiate(model) if named_parameters(model) else model, **values)
 

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from tracegrad.compiler.build import Built
 from tracegrad.compiler.dispatches import COUNTED, DispatchInfo, dispatches_of
 from tracegrad.errors import Site
 from tracegrad.introspection.memory import Memory
@@ -105,10 +106,10 @@ class Explanation:
         return written(path, page(self.title, self._repr_html_()))
 
 
-def explained(graph: Graph, program: Program, device: DeviceInfo) -> Explanation:
-    """What `graph` was compiled to, as `device` runs it."""
-    program = as_run(program, device)
-    return Explanation(dispatches_of(graph, program), graph, program)
+def explained(built: Built, device: DeviceInfo) -> Explanation:
+    """What a graph was compiled to, as `device` runs it."""
+    program = as_run(built.program, device)
+    return Explanation(dispatches_of(built.graph, program), built.graph, program)
 
 
 def _folded(title: str, text: str) -> str:

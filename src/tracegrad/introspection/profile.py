@@ -9,12 +9,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from tracegrad.compiler.build import Built
 from tracegrad.compiler.dispatches import COUNTED, DispatchInfo, dispatches_of, run_order
 from tracegrad.errors import InputError
 from tracegrad.introspection.limits import Limits
 from tracegrad.introspection.tables import Table, amount, escape, fragment, written
-from tracegrad.ir import Graph
-from tracegrad.program import Program
 from tracegrad.runtime.base import DeviceInfo, Timings, as_run
 
 SHOWN = 40  # rows of the text; the HTML has them all
@@ -112,17 +111,17 @@ class Profile:
         return written(path, json.dumps(self.trace()))
 
 
-def make_profile(graph: Graph, program: Program, timings: Timings, device: DeviceInfo, limits: Limits) -> Profile:
+def profiled(built: Built, timings: Timings, device: DeviceInfo, limits: Limits) -> Profile:
     """The medians, and what they are of the whole and of the limits."""
-    order = run_order(program)
-    sums = [[0.0] * len(program.dispatches) for _ in timings.runs]
+    order = run_order(built.program)
+    sums = [[0.0] * len(built.program.dispatches) for _ in timings.runs]
     for spans, run in zip(timings.runs, sums):
         for number, (begin, end) in zip(order, spans, strict=True):
             run[number] += end - begin
     seconds = [_median(each) for each in zip(*sums, strict=True)]
     total = sum(seconds)
     rows: list[TimedDispatch] = []
-    for d, s in zip(dispatches_of(graph, as_run(program, device)), seconds, strict=True):
+    for d, s in zip(dispatches_of(built.graph, as_run(built.program, device)), seconds, strict=True):
         rows.append(TimedDispatch(d, s, s / total if total else 0.0, *limits.share(d.cost.flops, d.cost.bytes, s)))
     return Profile(str(device), tuple(rows), tuple(order), timings, limits)
 

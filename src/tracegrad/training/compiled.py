@@ -1,4 +1,4 @@
-"""CompiledTraining: what `tg.compile` gives."""
+"""CompiledTraining: what `tg.compile` gives. A model, its step and its parameters; the rest are functions of these."""
 
 from __future__ import annotations
 
@@ -7,45 +7,49 @@ import threading
 import warnings
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from tracegrad import checkpoints, safetensors
-from tracegrad.arrays import handed_out
-from tracegrad.compiler.build import Built, TracedStep, trace_step
+from tracegrad import checkpoints
+from tracegrad.compiler.build import StepSource
 from tracegrad.compiler.inputtypes import declared
-from tracegrad.engine import params
-from tracegrad.engine.drives import beside
-from tracegrad.engine.fit import History, fit
+from tracegrad.engine.copy_pool import CopyPool
 from tracegrad.engine.forward import CompiledForward
-from tracegrad.engine.inputs import Given, check_inputs, checked_seed, merge, seed_or_new
+from tracegrad.engine.inputs import Given, check_inputs, checked_seed, given_or_blank, merge, seed_or_new
 from tracegrad.engine.knobs import Knobs, Rate
-from tracegrad.engine.memory import CopyPool
 from tracegrad.engine.results import Pending, StepResult, failure, resolved
+from tracegrad.engine.snapshots import take
 from tracegrad.engine.steps import StepCall, Stepper, number_of_steps, split_steps
+from tracegrad.engine.stores import TrainedParameters
 from tracegrad.engine.worker import Worker
 from tracegrad.errors import InputError
 from tracegrad.export import Contents, export
-from tracegrad.files import replace_file
-from tracegrad.introspection.inspection import Inspected
-from tracegrad.lr import Schedule, as_schedule
-from tracegrad.program import Program
-from tracegrad.refusals import helpful
-from tracegrad.runtime.base import Session
-from tracegrad.runtime.storage import from_storage
+from tracegrad.habits import TRAININGS
+from tracegrad.introspection.explain import Explanation, explained
+from tracegrad.introspection.memory import Memory
+from tracegrad.introspection.profile import Profile, checked_steps, profiled
+from tracegrad.introspection.why import Why, why
+from tracegrad.ir import Graph, Tensor
+from tracegrad.lr import Schedule
+from tracegrad.program import KernelSource, Program, field_named
+from tracegrad.refusals import Helped, helpful
+from tracegrad.runtime.base import DeviceInfo, Session
+from tracegrad.sites import SiteInfo
+from tracegrad.training.fit import History, fit
 
 Array = Any
-EMA = "ema"  # the optimizer state of the parameters' averages
 
 
-class CompiledTraining(Inspected):
+class CompiledTraining(Helped):
     """A model, its loss and its optimizer, compiled for one device; made by `tg.compile`.
 
     Calls are queued on a worker thread and run in order. `step` and `run_steps` copy their inputs, so that the
     caller's arrays can be reused at once. A context manager; `close` frees the device.
     """
+
+    remedies = TRAININGS
+    called = "train.step(x=..., y=...) trains, train.attach(forward=..., inputs=...) makes a forward"
 
     def __init__(
         self,
@@ -60,33 +64,18 @@ class CompiledTraining(Inspected):
         precision: str = "f32",
     ):
         """For `tg.compile`. Traces first; then the worker's thread opens the device, while this one compiles."""
-        self._loss, self._declared, self._keep_grads, self._precision = loss, declared(inputs), keep_grads, precision
-        self._lock, self._memory = threading.Lock(), CopyPool()
-        self.model, self._optimizer = model, optimizer
+        self._lock, self._memory, self._keep_grads = threading.Lock(), CopyPool(), keep_grads
+        source = StepSource(model, loss, declared(inputs), optimizer, precision)
         seed = seed_or_new(seed)
-        traced = self._traced(model, optimizer)
+        traced = source.traced()
         self.worker = Worker(session_factory())
         self._finalizer = weakref.finalize(self, self.worker.close)  # also at exit, before the interpreter goes
         try:
-            self._stepper = self._compiled(traced, seed)
-            self._knobs = self._fresh_knobs(self._stepper, optimizer)
-            self.worker.opened().begin(self._stepper.install)
+            self.store = TrainedParameters(self.worker, Stepper.of(source, traced, seed))
+            self.worker.opened().begin(self.store.stepper.install)
         except BaseException:
             self.close()
             raise
-
-    def _traced(self, model: Any, optimizer: Any) -> TracedStep:
-        return trace_step(model, self._loss, self._declared, optimizer, self._precision)
-
-    def _compiled(self, traced: TracedStep, seed: int) -> Stepper:
-        built = traced.compiled()
-        self.warnings = built.warnings  # for whoever compiles to say, with the user's line
-        first = beside(partial(params.drawn, built.program.params, seed))  # pipelines are compiled meanwhile
-        return Stepper(built.program, built.graph, seed, built.sites, first)
-
-    @staticmethod
-    def _fresh_knobs(stepper: Stepper, optimizer: Any) -> Knobs:
-        return Knobs(Rate(as_schedule(optimizer.lr)), {**stepper.program.meta.get("hyper", {}), **optimizer.hyper})
 
     # --- running ---
 
@@ -110,13 +99,13 @@ class CompiledTraining(Inspected):
     def _run(self, what: str, n: int, mapping: Given, inputs: dict[str, Any], more: tuple[Any, ...]) -> Pending[Any]:
         if (refusal := self.worker.refusal) is not None:
             return resolved(refusal, what)
-        stepper, knobs = self._stepper, self._knobs
+        stepper = self.store.stepper
         pending: Pending[StepResult] = Pending(what, self.worker.ident)
         try:
             lead = None if what == "step" else (n := number_of_steps(n))
-            given = merge(mapping, inputs, what, more, self._declared)
+            given = merge(mapping, inputs, what, more, stepper.source.inputs)
             arrays = check_inputs(stepper.inputs, given, what, lead, self._memory.copied)
-            call = StepCall(stepper, knobs, pending, n, what)
+            call = StepCall(stepper, stepper.knobs, pending, n, what)
             runs = [call.run(0, arrays)] if lead is None else call.runs(split_steps(arrays, stepper.inputs, n))
         except Exception as e:
             pending.resolve(failure(e, what))
@@ -162,15 +151,7 @@ class CompiledTraining(Inspected):
         Raises:  InputError naming every unknown name, wrong shape, wrong dtype and value that is not finite (a
                  parameter that is not trained may be infinite), before anything is written.
         """
-        stepper = self._stepper
-        arrays = params.check_record(stepper.program.params, record, strict, "upload_params")
-
-        def write(session: Session) -> None:
-            params.upload(session, stepper.program, stepper.program.params, arrays)
-            if stepper.counter == 0:
-                stepper.clear(session)  # averages begin at the parameters that the first step finds
-
-        self._call(write, stepper)
+        self.store.upload_params(record, strict)
 
     def download_params(self, *, ema: bool = False) -> dict[str, Array]:
         """Parameters by name, after the steps queued so far.
@@ -178,32 +159,13 @@ class CompiledTraining(Inspected):
         ema:     the running averages that an optimizer made with `ema=` keeps, instead of the values of the last step.
         Raises:  InputError for `ema` where the optimizer keeps none.
         """
-        stepper = self._stepper
-        if ema and EMA not in {f.name for f in stepper.program.states}:
-            raise InputError.here("download_params: no averages are kept; make the optimizer with ema=0.999, or so")
-
-        def read(session: Session) -> dict[str, Array]:
-            now = params.download(session, stepper.program, stepper.program.params)
-            if ema:  # in the layout of the trainable parameters
-                flat = session.read(EMA)
-                now |= {f.name: params.from_storage(flat, f) for f in stepper.program.params if f.spec["trainable"]}
-            return now
-
-        return {name: handed_out(x) for name, x in self._call(read, stepper).items()}
+        return self.store.download_params(ema)
 
     def download_grads(self) -> dict[str, Array]:
         """Gradients of the last step by parameter name; needs `keep_grads=True` at compile, else InputError."""
-        stepper = self._stepper
         if not self._keep_grads:
             raise InputError.here("download_grads: compile with keep_grads=True to keep the gradients")
-        kept = next(b.name for b in stepper.program.buffers if b.role == "grad")
-        trainable = [f for f in stepper.program.params if f.spec.get("trainable", True)]
-
-        def read(session: Session) -> dict[str, Array]:
-            flat = session.read(kept)
-            return {f.name: handed_out(from_storage(flat, f)) for f in trainable}
-
-        return self._call(read, stepper)
+        return self.store.download_grads()
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write one safetensors file: parameters, optimizer state, step, seed, schedule. The folder must exist.
@@ -213,12 +175,7 @@ class CompiledTraining(Inspected):
 
         Raises: OSError naming the file; the training goes on.
         """
-        replace_file(path, checkpoints.parts(self._state()))
-
-    def _state(self) -> checkpoints.Checkpoint:
-        """The training after the steps queued so far."""
-        stepper, knobs, spec = self._stepper, self._knobs, self._optimizer.spec()
-        return self._call(lambda session: checkpoints.take(session, stepper, knobs, spec), stepper)
+        checkpoints.save(self.store.call(take), path)
 
     def digest(self, losses: Sequence[float] = ()) -> str:
         """SHA-256 of the training after the steps queued so far, 64 hexadecimal digits.
@@ -227,7 +184,7 @@ class CompiledTraining(Inspected):
         Returns:  a hash of these, the parameters, optimizer state, step, seed, schedule and hyperparameters. Equal
                   hashes mean equal bits. A seed gives the same hash on a device in every process, and after a resume.
         """
-        return checkpoints.digest(self._state(), losses)
+        return checkpoints.digest(self.store.call(take), losses)
 
     def load(self, path: str | os.PathLike[str]) -> None:
         """Resume from a file that `save` wrote, bit-exact on the same device.
@@ -237,18 +194,7 @@ class CompiledTraining(Inspected):
         Raises: InputError, with nothing changed, if it is no checkpoint, is damaged, or belongs to another model or
                 optimizer.
         """
-        stepper = self._stepper
-        file = safetensors.read(path)
-        optimizer, built = self._with_on(checkpoints.hyper_of(file))  # the file's may have what is off here
-        state, knobs = checkpoints.read(path, file, built.program if built else stepper.program, self._knobs)
-
-        def restore(session: Session) -> None:
-            if built is not None:
-                stepper.take_over(session, built)
-            checkpoints.restore(session, stepper, state)
-            self._knobs, self._optimizer = knobs, optimizer  # here: an interrupt must not part them from the rest
-
-        self._call(restore, stepper)
+        checkpoints.load(path, self.store)
 
     def export(
         self,
@@ -271,9 +217,8 @@ class CompiledTraining(Inspected):
         vocabulary:   the text of each token, for a forward that continues texts.
         Raises:       InputError for data that do not fit, and for a schedule that is not one of `tracegrad.lr`.
         """
-        stepper, knobs, spec = self._stepper, self._knobs, self._optimizer.spec()
-        state = self._call(lambda session: checkpoints.take(session, stepper, knobs, spec), stepper)
-        return export(state, self, path, Contents(title, forwards, data, labels, vocabulary), single_file=single_file)
+        shown = Contents(title or f"{type(self.model).__name__} training", forwards, data, labels, vocabulary)
+        return export(self.store.call(take), path, shown, single_file=single_file)
 
     def reset(self, params: bool = True, optimizer: bool = True) -> None:
         """Start over from the same seed.
@@ -281,21 +226,13 @@ class CompiledTraining(Inspected):
         params:     draw the parameters again.
         optimizer:  clear its state, the step counter and with it the random stream; schedules begin again.
         """
-        stepper, knobs = self._stepper, self._knobs
-
-        def restart(session: Session) -> None:
-            if params:
-                stepper.draw(session)
-            if optimizer:
-                stepper.clear(session)
-                knobs.rate.start = None
-
-        self._call(restart, stepper)
+        self.store.call(lambda session, stepper: stepper.reset(session, params, optimizer))
 
     def set_lr(self, lr: Schedule | float) -> None:
         """Change the learning rate from the next `step` on. A schedule without an explicit start begins there."""
         with self.worker.own(self._lock):
-            self._knobs = self._knobs.with_rate(lr)
+            stepper = self.store.stepper
+            stepper.knobs = stepper.knobs.with_rate(lr)
 
     def set(self, **hyper: Any) -> None:
         """Change hyperparameters from the next `step` on: `weight_decay`, `beta1`, ... and those of `tg.hyper`.
@@ -305,17 +242,13 @@ class CompiledTraining(Inspected):
         Raises: InputError for unknown names and values out of range; nothing is changed then.
         """
         with self.worker.own(self._lock):
-            stepper = self._stepper
-            knobs, switched = self._knobs.changed(hyper, stepper.program, self._optimizer.off)
-            optimizer, built = self._with_on(switched)
-            if built is not None:
-                self._call(partial(stepper.take_over, built=built), stepper)
-            self._knobs, self._optimizer = knobs, optimizer
-
-    def _with_on(self, values: Mapping[str, float]) -> tuple[Any, Built | None]:
-        """The optimizer with those of `values` that it lacks, and its program; None if it lacks none."""
-        optimizer = self._optimizer.switched_on(values)
-        return optimizer, None if optimizer is self._optimizer else self._traced(self.model, optimizer).compiled()
+            stepper = self.store.stepper
+            knobs, switched = stepper.knobs.changed(hyper, stepper.program, stepper.source.optimizer.off)
+            source = stepper.source.switched_on(switched)
+            if source is not stepper.source:
+                built = source.traced().compiled()
+                self.store.call(lambda session, stepper: stepper.take_over(session, source, built), stepper)
+            stepper.knobs = knobs
 
     def replace_model(self, model: Any, *, seed: int | None = None, optimizer: Any = None) -> None:
         """Train another model on the same handle; it starts at step 0, with parameters from `seed` or the same seed.
@@ -324,23 +257,16 @@ class CompiledTraining(Inspected):
         hyperparameters stay as set, unless an optimizer is given.
         Raises: what compiling raises; the old model and all its state then stay.
         """
-        old = self._stepper
+        old = self.store.stepper
         seed = old.seed if seed is None else checked_seed(seed)
-        new = self._compiled(self._traced(model, optimizer or self._optimizer), seed)
-        for text in self.warnings:
+        source = old.source._replace(model=model, optimizer=optimizer or old.source.optimizer)
+        new = Stepper.of(source, source.traced(), seed)
+        for text in new.built.warnings:
             warnings.warn(text, stacklevel=2)
-        fresh = self._fresh_knobs(new, optimizer or self._optimizer)
         if optimizer is None:
-            fresh = Knobs(Rate(self._knobs.rate.schedule), {**fresh.values, **self._knobs.values})
+            new.knobs = Knobs(Rate(old.knobs.rate.schedule), {**new.knobs.values, **old.knobs.values})
 
-        def load(session: Session) -> None:
-            new.install(session)
-            self._stepper.replaced = "displaced by replace_model"  # not `old`: another call may have replaced that
-            self._stepper, self._knobs, self.model = new, fresh, model
-            self._optimizer = optimizer or self._optimizer
-
-        self.worker.check_open("CompiledTraining")
-        self.worker.swap(load, "displaced by replace_model")
+        self.store.replace(new)
 
     @helpful
     def attach(
@@ -358,38 +284,111 @@ class CompiledTraining(Inspected):
         precision: as for `tg.compile_forward`; the training's own is no default.
         Raises: InputError for inputs that are no types or that `forward` does not take. Its first run raises the rest.
         """
-        return CompiledForward(self, forward, inputs, max_cached_shapes, precision=precision)
+        return CompiledForward(self.store, forward, inputs, max_cached_shapes, precision=precision)
 
     def close(self) -> None:
         """Free the device; what is in flight resolves as Aborted. Closing twice is fine."""
         self._finalizer()
 
-    # --- for forwards attached to it ---
+    def explain(self) -> Explanation:
+        """What a step consists of: its dispatches with bytes, FLOPs and your lines, memory, kernels, and the graph.
+
+        Prints as text, shows as HTML in notebooks, and `.save(path)` writes an HTML file. No device is touched.
+        """
+        return explained(self.store.stepper.built, self.device)
+
+    def why(self, name_or_node: str | Tensor) -> Why:
+        """Why a value of the step is stored or inlined, what merged or split the kernels around it, where it lies.
+
+        name_or_node: a result such as "loss", a capture, a parameter, an input, an optimizer state, "grads.NAME" for a
+                      parameter's gradient, "%12" as `print(train.graph)` numbers nodes, or a node of `train.graph`.
+        Returns:      text to print; `.values` has an entry for each value that the node was compiled to: its rule, its
+                      dispatches, the values of the same kernel, what refused to merge it with each neighbour, its place
+                      and lifetime, and your line.
+        Raises:       MissingNameError for an unknown name, with the nearest one.
+        """
+        return why(self.graph, self.program, name_or_node)
+
+    def profile(self, steps: int = 10, mapping: Given = None, **inputs: Any) -> Profile:
+        """Time every dispatch of a step, after the steps queued so far; see `Profile`.
+
+        steps:    how often; a dispatch's time is the median.
+        inputs:   a batch as for `step`, by keyword, in one dict, or both; zeros if none is given.
+        Returns:  a table with the device's limits and your lines; `.save(path)` writes a Chrome trace.
+        Raises:   InputError for inputs that do not fit; DeviceError in a browser's Python.
+
+        Changes nothing: parameters, optimizer state, step counter, random stream and kept gradients stay.
+        """
+        stepper, steps = self.store.stepper, checked_steps(steps)
+        arrays = given_or_blank(stepper.inputs, merge(mapping, inputs, "profile"), "profile")
+
+        def measure(session: Session, stepper: Stepper) -> Profile:
+            timings = stepper.timings(session, arrays, stepper.knobs, steps)
+            return profiled(stepper.built, timings, session.info, self.worker.limits())
+
+        return self.store.call(measure, stepper)
 
     @property
-    def version(self) -> Stepper:
-        """Changes with `replace_model`."""
-        return self._stepper
+    def model(self) -> Any:
+        """The model that is trained."""
+        return self.store.model
 
     @property
-    def layout(self) -> Program | None:
-        """The program whose parameters attached forwards share."""
-        return self._stepper.program
+    def graph(self) -> Graph:
+        """The step's graph: forward, gradients and update."""
+        return self.store.stepper.built.graph
 
     @property
-    def knobs(self) -> Knobs:
-        """The hot values of the next step."""
-        return self._knobs
+    def program(self) -> Program:
+        """The compiled step, as plain data."""
+        return self.store.layout
 
-    def loaded(self, session: Session, program: Program) -> None:
-        """An attached forward was loaded: it shares the buffers, so there is nothing to write."""
+    @property
+    def kernels(self) -> tuple[KernelSource, ...]:
+        """The program's kernels."""
+        return self.program.kernels
 
-    def unloaded(self) -> None:
-        """An attached forward was unloaded: the training's program keeps the buffers."""
+    @property
+    def sites(self) -> tuple[SiteInfo, ...]:
+        """Sites of `tg.capture` and `tg.patch` in the loss, in order; each has `kind name type site`.
+
+        Steps give back what is captured. Only runs of a forward can patch: in a step, `tg.patch` does nothing.
+        """
+        return self.store.stepper.built.sites
+
+    @property
+    def param_names(self) -> list[str]:
+        """Names of the parameters, in declaration order."""
+        return [f.name for f in self.store.fields]
+
+    @property
+    def input_names(self) -> list[str]:
+        """Names of the inputs, as declared."""
+        return list(self.store.stepper.source.inputs)
+
+    @property
+    def output_shape(self) -> tuple[int, ...]:
+        """Shape of the loss: ()."""
+        return field_named(self.program.outputs, "loss").shape
+
+    @property
+    def seed(self) -> int:
+        """What pins initialisation and all randomness."""
+        return self.store.seed
+
+    @property
+    def device(self) -> DeviceInfo:
+        """The device in use."""
+        return self.worker.info
+
+    @property
+    def memory(self) -> Memory:
+        """Bytes on the device by role, and their "total"; prints as a table. Attached forwards add their own."""
+        return Memory(self.program)
 
     def __repr__(self) -> str:
         state = self.worker.closed if self.worker.closed is not None else f"on {self.device}"
-        program, step = self._stepper.program, self._stepper.counter
+        program, step = self.program, self.store.stepper.counter
         size = f"{sum(f.size for f in program.params)} parameters, {len(program.dispatches)} dispatches a step"
         return f"<CompiledTraining {state}; {size}, step {step}, seed {self.seed}>"
 

@@ -17,7 +17,8 @@ from tracegrad.refusals import shown
 from tracegrad.shapes import whole
 
 if TYPE_CHECKING:
-    from tracegrad.engine.training import CompiledTraining
+    from tracegrad.training.compiled import CompiledTraining
+
 
 REDRAW_SECONDS = 0.1  # of the bar on a terminal
 LINE_SECONDS = 10.0  # between lines where output is not a terminal
@@ -117,13 +118,10 @@ class _Loop:
         progress: Progress,
     ):
         self.train, self.evaluate, self.every, self.callbacks = train, evaluate, every, callbacks
-        self.log, self.progress = log, progress
-        self.history = History()
+        self.log, self.progress, self.history = log, progress, History()
         self.waiting: deque[Pending[StepResult]] = deque()
         self.metrics: Mapping[str, float] = {}
-        self.queued = 0
-        self.evaluated = -1
-        self.stop = False
+        self.queued, self.evaluated, self.stop = 0, -1, False
 
     def run(self, data: Iterable[Any], epochs: int, steps: int | None) -> None:
         """All epochs."""

@@ -1,0 +1,179 @@
+"""Runs of a forward on the worker's thread, and the programs that they run: one for each size of a None dimension."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from tracegrad.compiler.build import Built
+from tracegrad.compiler.dispatches import blamed_lines
+from tracegrad.engine import indexcheck, params, reference
+from tracegrad.engine.forward_source import ForwardSource
+from tracegrad.engine.inputs import blank
+from tracegrad.engine.knobs import Knobs, Rate
+from tracegrad.engine.results import Aborted, CompletedRun, Failed, Pending, RunResult, failure, output_of
+from tracegrad.engine.steps import by_role, captures_of
+from tracegrad.engine.stores import ParameterStore
+from tracegrad.errors import DeviceError, InputError
+from tracegrad.hypers import PREFIX
+from tracegrad.program import Field
+from tracegrad.runtime.base import Session
+from tracegrad.sites import PATCH
+
+
+@dataclass(slots=True, eq=False)
+class ForwardProgram:
+    """The program of one size."""
+
+    built: Built
+    version: object
+    handle: int | None = None  # the worker's own: loaded at the first run
+    at_once: int = 1  # runs worth one batch
+    inputs: tuple[Field, ...] = ()
+    hyper: tuple[Field, ...] = ()
+    patched: ForwardProgram | None = None  # the program with its patch sites, made at the first run that patches
+    unpatched: dict[str, Any] = field(default_factory=dict[str, Any])  # of a `patched`: inputs of sites left alone
+
+    def __post_init__(self) -> None:
+        fields = self.built.program.inputs
+        self.hyper = tuple(f for f in fields if f.name.startswith(PREFIX))
+        self.unpatched = blank([f for f in fields if f.name.startswith(PATCH)])
+        self.inputs = tuple(f for f in fields if not f.name.startswith((PREFIX, PATCH)))
+
+    def load(self, session: Session, store: ParameterStore) -> int:
+        """The handle of the program, which is loaded and has its parameters now. On the worker's thread."""
+        new = self.handle is None
+        if self.handle is None:
+            with blamed_lines(self.built.graph, self.built.program):
+                self.handle = session.load(self.built.program)
+        store.write(session, self.built.program, new)
+        return self.handle
+
+
+class ForwardPrograms:
+    """The programs of a forward by size, the least recently used first. Called with its owner's lock held."""
+
+    def __init__(self, source: ForwardSource, store: ParameterStore, capacity: int):
+        self.source, self.store, self.closed = source, store, ""
+        self._capacity = capacity
+        self._kept: OrderedDict[int | None, ForwardProgram] = OrderedDict()
+        self.runs = 0
+
+    @property
+    def sizes(self) -> list[int | None]:
+        """Sizes whose programs are kept."""
+        return list(self._kept)
+
+    @property
+    def latest(self) -> ForwardProgram | None:
+        """The program used last, if the model is still its model."""
+        known = [p for p in self._kept.values() if p.version is self.store.version]
+        return known[-1] if known else None
+
+    def of(self, size: int | None) -> ForwardProgram:
+        """The program for a size, built if need be; others are dropped for it."""
+        version = self.store.version
+        dropped: list[ForwardProgram] = []
+        if any(p.version is not version for p in self._kept.values()):
+            self._kept.clear()  # their session is gone, and their programs with it
+        program = self._kept.pop(size, None)
+        if program is None:
+            program = self._made(size, version)
+            while len(self._kept) >= self._capacity:
+                dropped.append(self._kept.popitem(last=False)[1])
+        self._kept[size] = program
+        self._unload(dropped)
+        return program
+
+    def with_patches(self, program: ForwardProgram) -> ForwardProgram:
+        """The program with patch sites that goes with `program`."""
+        if program.patched is None:
+            program.patched = self._made(next(n for n, p in self._kept.items() if p is program), program.version, True)
+        return program.patched
+
+    def hyper(self, program: ForwardProgram) -> dict[str, Any]:
+        """Hot values of a run: those of the training, else the defaults. Each run has random numbers of its own."""
+        if not program.hyper:
+            return {}
+        knobs = self.store.knobs
+        values = {**program.built.program.meta.get("hyper", {}), **knobs.values}
+        # A rate of its own: only training steps decide where a schedule begins.
+        return Knobs(Rate(knobs.rate.schedule), values).upload(program.hyper, self.runs, self.store.seed)
+
+    def close(self, unload: bool) -> None:
+        """Drop all. unload: free them on the device too, after the runs queued so far."""
+        dropped = list(self._kept.values())
+        self._kept.clear()
+        if unload:
+            self._unload(dropped)
+
+    def _made(self, size: int | None, version: object, patching: bool = False) -> ForwardProgram:
+        built = self.source.built(self.store.model, size, self.store.layout, patching)
+        if "patches" in self.source.types and any(s.kind == "patch" for s in built.sites):
+            raise InputError.here("an input of a forward with patch sites cannot be named 'patches': rename it")
+        return ForwardProgram(built, version)
+
+    def _unload(self, programs: Sequence[ForwardProgram]) -> None:
+        def unload(session: Session) -> None:
+            for program in [p for pair in programs for p in (pair, pair.patched) if p is not None]:
+                if program.handle is not None and program.version is self.store.version:
+                    session.unload(program.handle)
+                program.handle = None
+
+        if programs:
+            self.store.worker.post(unload)
+
+
+@dataclass(slots=True, eq=False)
+class ForwardRun:
+    """One forward, as the worker runs it; `batches.Run` has the meaning of each method."""
+
+    owner: ForwardPrograms
+    of: ForwardProgram
+    arrays: Mapping[str, Any]
+    pending: Pending[RunResult]
+    checked: reference.Checked | None = None  # under TRACEGRAD_CHECK
+    differs: str = ""  # from the reference, and how
+
+    def begin(self, session: Session) -> tuple[int, Mapping[str, Any]] | None:
+        """Load the program if it was not yet."""
+        if self._displaced():
+            return None
+        handle = self.of.load(session, self.owner.store)
+        if indexcheck.enabled():
+            self.checked = self._checked(session)
+        return handle, self.arrays
+
+    def _checked(self, session: Session) -> reference.Checked:
+        program, arrays = self.of.built.program, self.arrays
+        values = params.download(session, program, program.params)
+        env = by_role("param", values) | by_role("frozen", values) | by_role("input", arrays) | by_role("patch", arrays)
+        return reference.checked(session, self.of.built, arrays, env | dict(arrays))
+
+    def finish(self, session: Session, outputs: dict[str, Any]) -> bool:
+        """Resolve the call."""
+        self.differs = self.checked.differs(session, outputs) if self.checked is not None else ""
+        if self.differs:
+            return False
+        if not self._displaced():
+            self.pending.resolve(CompletedRun(captures_of(outputs), output_of(outputs, self.of.built.structure)))
+        return True
+
+    def recover(self, session: Session, outputs: dict[str, Any]) -> None:
+        """The device computed something else than the reference. A forward changes nothing."""
+        assert self.checked is not None
+        found = self.checked.blame(session)
+        self.pending.resolve(Failed(DeviceError(f"run: {self.differs} (TRACEGRAD_CHECK)\n{found}")))
+
+    def fail(self, error: BaseException) -> None:
+        """The run raised."""
+        self.pending.resolve(failure(error, "run"))
+
+    def _displaced(self) -> bool:
+        if self.owner.closed:
+            self.pending.resolve(Aborted(self.owner.closed))
+        elif self.of.version is not self.owner.store.version:
+            self.pending.resolve(Aborted("displaced by replace_model"))
+        return self.pending.done()

@@ -1,0 +1,55 @@
+"""A training at one moment, as plain data: all that a bit-exact resume needs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from tracegrad.compiler.build import HALTED
+from tracegrad.engine import params
+from tracegrad.engine.knobs import Knobs, Rate
+from tracegrad.engine.steps import Stepper
+from tracegrad.program import Field, Program
+from tracegrad.runtime.base import Session
+
+Array = Any
+
+
+class Snapshot(NamedTuple):
+    """What saving, hashing and exporting read, and what loading restores."""
+
+    params: Mapping[str, Array]
+    states: Mapping[str, Array]  # whole buffers, by the name of the state
+    step: int
+    seed: int
+    knobs: Knobs  # with the step at which the schedule's own step 1 fell; None: not yet
+    optimizer: Mapping[str, Any]  # its spec
+    program: Program
+
+
+def take(session: Session, stepper: Stepper) -> Snapshot:
+    """The state after the last step; on the worker's thread."""
+    program, knobs = stepper.program, stepper.knobs
+    return Snapshot(
+        params=params.download(session, program, program.params),
+        states=params.download(session, program, states_of(program)),
+        step=stepper.counter,
+        seed=stepper.seed,
+        knobs=Knobs(Rate(knobs.rate.schedule, knobs.rate.start), knobs.values),
+        optimizer=stepper.source.optimizer.spec(),
+        program=program,
+    )
+
+
+def restore(session: Session, stepper: Stepper, snapshot: Snapshot) -> None:
+    """Go on from a snapshot of the same program; on the worker's thread."""
+    program = stepper.program
+    params.upload(session, program, program.params, snapshot.params)
+    params.upload(session, program, states_of(program), snapshot.states)
+    stepper.seed, stepper.knobs = snapshot.seed, snapshot.knobs
+    stepper.restart(session, snapshot.step)
+
+
+def states_of(program: Program) -> tuple[Field, ...]:
+    """What a snapshot holds besides parameters."""
+    return tuple(f for f in program.states if f.name != HALTED)

@@ -1,0 +1,174 @@
+"""Where the parameters of a model are: in the arrays of a training, or in a copy of a forward's own.
+
+A store has the `worker`, the `model` and its parameters as `fields`, the `seed` of random streams and the hot values,
+`knobs`. Programs share the parameters of `layout`, if any; those compiled for another `version` are of no use.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeVar
+
+from tracegrad.arrays import handed_out
+from tracegrad.engine import params
+from tracegrad.engine.knobs import Knobs, Rate
+from tracegrad.engine.steps import Stepper
+from tracegrad.engine.worker import Worker
+from tracegrad.errors import AbortedError, InputError
+from tracegrad.lr import as_schedule
+from tracegrad.program import Field, Program
+from tracegrad.runtime.base import Session
+from tracegrad.runtime.storage import from_storage
+
+Array = Any
+T = TypeVar("T")
+EMA = "ema"  # the optimizer state of the parameters' averages
+
+
+class TrainedParameters:
+    """The parameters of a training, in the arrays of its step. Forwards attached to it share them."""
+
+    def __init__(self, worker: Worker, stepper: Stepper):
+        self.worker, self.stepper = worker, stepper
+
+    @property
+    def model(self) -> Any:
+        """The model that is trained now."""
+        return self.stepper.source.model
+
+    @property
+    def version(self) -> Stepper:
+        """Changes with `replace_model`."""
+        return self.stepper
+
+    @property
+    def layout(self) -> Program:
+        """The step's program."""
+        return self.stepper.program
+
+    @property
+    def knobs(self) -> Knobs:
+        """The hot values of the next step."""
+        return self.stepper.knobs
+
+    @property
+    def seed(self) -> int:
+        """What pins initialisation and all randomness."""
+        return self.stepper.seed
+
+    @property
+    def fields(self) -> Sequence[Field]:
+        """In declaration order."""
+        return self.stepper.program.params
+
+    def write(self, session: Session, program: Program, new: bool) -> None:
+        """Nothing is to be written: forwards share the step's buffers."""
+
+    def call(self, fn: Callable[[Session, Stepper], T], stepper: Stepper | None = None) -> T:
+        """Run `fn` on the worker's thread, after the steps queued so far.
+
+        stepper: the one that `fn` is for; that of now if None. AbortedError if `replace_model` has replaced it by then.
+        """
+        mine = stepper or self.stepper
+
+        def call(session: Session) -> T:
+            if mine.replaced:
+                raise AbortedError(mine.replaced)
+            return fn(session, mine)
+
+        self.worker.check_open("CompiledTraining")
+        return self.worker.call(call)
+
+    def replace(self, new: Stepper) -> None:
+        """Go over to another model once it is loaded; what is in flight resolves as Aborted."""
+        reason = "displaced by replace_model"
+
+        def load(session: Session) -> None:
+            new.install(session)
+            self.stepper.replaced = reason
+            self.stepper = new
+
+        self.worker.check_open("CompiledTraining")
+        self.worker.swap(load, reason)
+
+    def upload_params(self, record: Mapping[str, Any], strict: bool = False) -> None:
+        """See `CompiledTraining.upload_params`."""
+        stepper = self.stepper
+        arrays = params.check_record(stepper.program.params, record, strict, "upload_params")
+
+        def write(session: Session, stepper: Stepper) -> None:
+            params.upload(session, stepper.program, stepper.program.params, arrays)
+            if stepper.counter == 0:
+                stepper.clear(session)  # averages begin at the parameters that the first step finds
+
+        self.call(write, stepper)
+
+    def download_params(self, ema: bool = False) -> dict[str, Array]:
+        """See `CompiledTraining.download_params`."""
+        if ema and EMA not in {f.name for f in self.stepper.program.states}:
+            raise InputError.here("download_params: no averages are kept; make the optimizer with ema=0.999, or so")
+
+        def read(session: Session, stepper: Stepper) -> dict[str, Array]:
+            program = stepper.program
+            now = params.download(session, program, program.params)
+            return now | (_trainable(session, program, EMA) if ema else {})
+
+        return {name: handed_out(x) for name, x in self.call(read).items()}
+
+    def download_grads(self) -> dict[str, Array]:
+        """See `CompiledTraining.download_grads`."""
+
+        def read(session: Session, stepper: Stepper) -> dict[str, Array]:
+            program = stepper.program
+            return _trainable(session, program, next(b.name for b in program.buffers if b.role == "grad"))
+
+        return {name: handed_out(x) for name, x in self.call(read).items()}
+
+
+def _trainable(session: Session, program: Program, array: str) -> dict[str, Array]:
+    """An array in the layout of the trainable parameters, by their names."""
+    flat = session.read(array)
+    return {f.name: from_storage(flat, f) for f in program.params if f.spec.get("trainable", True)}
+
+
+class OwnParameters:
+    """The parameters of a `tg.compile_forward`: drawn from the seed, kept here, written before a run.
+
+    A forward changes no parameter, so this copy is always the truth, also before the first program exists.
+    """
+
+    knobs = Knobs(Rate(as_schedule(0.0)), {})  # no hyperparameter was set
+
+    def __init__(self, model: Any, seed: int, session_factory: Callable[[], Callable[[], Session]]):
+        self.model, self.seed = model, seed
+        self.version: object = self
+        self.layout: Program | None = None
+        self.fields = params.declared(model)
+        self._values = params.drawn(self.fields, seed)
+        self._unwritten: dict[str, Array] = {}  # of these, since the last run
+        self.worker = Worker(session_factory()).opened()
+
+    def write(self, session: Session, program: Program, new: bool) -> None:
+        """Write what has changed, before a run of `program`. All if it is `new`: its buffers may be, too."""
+        if new:
+            self._unwritten = dict(self._values)
+        if self._unwritten:
+            params.upload(session, program, program.params, self._unwritten)
+            self._unwritten = {}
+
+    def upload_params(self, record: Mapping[str, Any], strict: bool = False) -> None:
+        """As `CompiledTraining.upload_params`."""
+        arrays = params.check_record(self.fields, record, strict, "upload_params")
+
+        def apply(_: Session) -> None:
+            self._values |= arrays
+            self._unwritten |= arrays
+
+        self.worker.call(apply)
+
+    def download_params(self) -> dict[str, Array]:
+        """As `CompiledTraining.download_params`."""
+        return self.worker.call(lambda _: {name: handed_out(x.copy()) for name, x in self._values.items()})
+
+
+ParameterStore = TrainedParameters | OwnParameters

@@ -1,0 +1,1 @@
+"""What `tg.compile` gives: a training, and its loop over batches."""
