@@ -12,19 +12,22 @@ its cache has it (an NVIDIA driver looks for one in __GL_SHADER_DISK_CACHE_PATH)
 from __future__ import annotations
 
 import argparse
+import hashlib
 import json
 import os
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from steps import WORKLOADS, facts, machine, median_ms, print_table, tracegrad_block, tracegrad_training, workload
+
+from tracegrad.runtime.c_compiler import compiler
 
 ROOT = Path(__file__).parents[1]
 HEAD = ("model", "state", "dispatches", "temporaries MiB", "first step s", "kernels ms", "ms a step", "times the first")
@@ -37,19 +40,34 @@ def serve(name: str, device: str) -> None:
     train = tracegrad_training(w, device)
     _ = train.step(w.batch(np.random.default_rng(1))).loss
     first = time.perf_counter() - began
-    print(json.dumps(facts(train.program) | {"first": first, "kernels": 1000 * train.profile(5).seconds}), flush=True)
+    own = {"first": first, "kernels": 1000 * train.profile(5).seconds, "texts": texts(train)}
+    print(json.dumps(facts(train.program) | own), flush=True)
     block = tracegrad_block(w, train)
     for line in sys.stdin:
         print(block(int(line)), flush=True)
 
 
+def texts(train: Any) -> str:
+    """A hash of what the device of a training runs: the program, and its kernels in the language that it takes."""
+    program, cpu = train.program, train.device.name == "cpu"
+    total = hashlib.sha256(repr((program.buffers, program.copies)).encode())
+    for k in program.kernels:
+        text = (k.c, k.calls) if cpu and compiler() else (k.numpy,) if cpu else (k.wgsl, k.serial_wgsl)
+        total.update("\0".join(text).encode())
+    for d in program.dispatches:
+        total.update(repr((d.kernel, d.buffers, d.offsets, None if cpu else d.grid)).encode())
+    return total.hexdigest()
+
+
 class State:
     """One state's process for one model. It says and hears lines."""
 
-    def __init__(self, folder: Path, name: str, device: str) -> None:
+    def __init__(self, folder: Path, name: str, device: str, settings: Sequence[str] = ()) -> None:
+        """settings: other tuning constants, each NAME=VALUE, as tuned.py takes them."""
         paths = os.pathsep.join(map(str, (folder, ROOT / "bench", ROOT / "examples")))
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, (paths, os.environ.get("PYTHONPATH"))))}
-        command = [sys.executable, __file__, "--serve", name, "--device", device]
+        tuned = [str(ROOT / "bench/tuned.py"), *settings, "--"] if settings else []
+        command = [sys.executable, *tuned, __file__, "--serve", name, "--device", device]
         self.process = subprocess.Popen(
             command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
         )

@@ -9,10 +9,11 @@ import threading
 import numpy as np
 import pytest
 
-from tracegrad.engine.copy_pool import ALONE, KEPT, LARGE, CopyPool
+from tracegrad.engine.copy_pool import ALONE, CopyPool
 from tracegrad.engine.inputs import check_inputs, merge
 from tracegrad.errors import InputError
 from tracegrad.program import Field
+from tracegrad.tuning import POOL_BYTES, POOL_FROM
 
 
 def f(name="x", dtype="f32", shape=(2,), **spec):
@@ -93,7 +94,7 @@ def test_everything_wrong_is_named_at_once():
 
 def test_memory_of_large_copies_is_used_again_when_nobody_has_any_of_it():
     memory = CopyPool()
-    x = np.arange(LARGE, dtype=np.float32).reshape(4, -1)
+    x = np.arange(POOL_FROM, dtype=np.float32).reshape(4, -1)
     place = lambda a: a.__array_interface__["data"][0]
     first = memory.copied(x)
     last_row, at = first[3, 1:], place(first)
@@ -107,9 +108,9 @@ def test_memory_of_large_copies_is_used_again_when_nobody_has_any_of_it():
     third = memory.copied(x.view(np.int32))
     assert place(third) == at and third.dtype == np.int32 and third.base is not None
     assert memory.copied(x[0, :8]).base is None  # small ones are plain copies
-    many = [memory.copied(x) for _ in range(3 * KEPT // x.nbytes)]
+    many = [memory.copied(x) for _ in range(3 * POOL_BYTES // x.nbytes)]
     del many
-    assert sum(len(kept) * size for size, kept in memory._kept.items()) <= KEPT
+    assert sum(len(kept) * size for size, kept in memory._kept.items()) <= POOL_BYTES
 
 
 def test_no_two_threads_get_the_same_memory():
@@ -117,7 +118,7 @@ def test_no_two_threads_get_the_same_memory():
 
     def copy(memory: CopyPool, k: int) -> None:
         for n in range(40):
-            held = [memory.copied(np.full(LARGE, (k + n + i) % 256, np.uint8)) for i in range(3)]
+            held = [memory.copied(np.full(POOL_FROM, (k + n + i) % 256, np.uint8)) for i in range(3)]
             shared.extend(f"{k} {n} {i}" for i, x in enumerate(held) if (x != (k + n + i) % 256).any())
 
     interval = sys.getswitchinterval()

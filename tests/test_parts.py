@@ -21,11 +21,12 @@ from tracegrad.kernels import tiling
 from tracegrad.kernels.costs import cost_of
 from tracegrad.kernels.fuse import Schedule
 from tracegrad.kernels.lower import external_order, lower
-from tracegrad.kernels.tiling import PROCESSORS, TileShape
+from tracegrad.kernels.tiling import TileShape
 from tracegrad.passes import split
 from tracegrad.prims.folds import MATMUL_PARTS
 from tracegrad.prims.leaves import iota, leaf
 from tracegrad.runtime.cpu import CpuSession
+from tracegrad.tuning import PROCESSORS
 
 __all__ = ["browser", "served"]  # fixtures
 

@@ -11,13 +11,10 @@ from typing import Any
 
 from tracegrad.dtypes import STORED, TensorType
 from tracegrad.program import Buffer, Move, Program
+from tracegrad.tuning import LAYOUT_CLOSE, LAYOUT_TRIES, LITTLE_TEMP, TEMP_ALIGN
 
 CHUNK = 128 * 1024 * 1024  # bytes: the largest array every WebGPU device binds
-ALIGN = 32  # elements: temporaries begin on a cache line
-TRIES = 12  # ways to place temporaries, unless one comes as
-CLOSE = 1.02  # close to the most that is alive at once
 NONE: Set[int] = frozenset()
-LITTLE = 16  # where temporaries need several arrays, what is so many times smaller than one shares the first
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,12 +144,12 @@ def _few_arrays(order: Sequence[Lifetime], beside: Beside, most_arrays: int) -> 
 def _one_array(order: Sequence[Lifetime], most: int, alive: int) -> list[Chunk]:
     """The smallest of some tries; more than one array if they do not fit."""
     tries: list[list[Chunk]] = []
-    for _ in range(TRIES):
+    for _ in range(LAYOUT_TRIES):
         tries.append(_packed(order, most, {}))
         if len(tries[-1]) > 1:
             break
         _, end, last = max(tries[-1][0], key=lambda piece: piece[1])
-        if end <= CLOSE * alive:
+        if end <= LAYOUT_CLOSE * alive:
             break
         order = [last, *(t for t in order if t is not last)]
     return min(tries, key=lambda found: [max(end for _, end, _ in chunk) for chunk in found])
@@ -160,9 +157,9 @@ def _one_array(order: Sequence[Lifetime], most: int, alive: int) -> list[Chunk]:
 
 def _several_arrays(order: Sequence[Lifetime], most: int, beside: Beside) -> list[Chunk]:
     """The small values in one array, so that all launches find them in the same; the others apart from each other."""
-    bound = most // LITTLE
+    bound = most // LITTLE_TEMP
     while len(chunks := _packed([t for t in order if t.size <= bound], most, {})) > 1:
-        bound //= LITTLE
+        bound //= LITTLE_TEMP
     apart = {key: beside.read[key] | beside.written[key] for key in beside.read}
     return [*chunks, *_packed([t for t in order if t.size > bound], most, apart)]
 
@@ -205,7 +202,7 @@ def _lowest_gap(chunk: Chunk, t: Lifetime) -> int:
             if at + size <= begin:
                 break
             if end > at:
-                at = -(-end // ALIGN) * ALIGN
+                at = -(-end // TEMP_ALIGN) * TEMP_ALIGN
     return at
 
 

@@ -19,8 +19,8 @@ from tracegrad.kernels.reads import array_of, base
 from tracegrad.kernels.storage import Storage
 from tracegrad.kernels.tiling import Tiling, choose_tiling
 from tracegrad.prims.leaves import LEAF, LITERAL
+from tracegrad.tuning import TEMP_ARRAYS
 
-MOST_ARRAYS = 3  # of temporaries, unless they need more; a fourth takes 3 % more memory to part the last 4 % of values
 Key = tuple[Any, ...]  # of a kernel: equal where two clusters have one form
 
 
@@ -187,7 +187,7 @@ def place_temporaries(plan: Plan, elsewhere: set[int]) -> None:
     beside = touched_beside(plan)
     for prefix, lifetimes in found.items():
         several = prefix == f"temp.{f32.storage}" and not elsewhere
-        places, sizes = share_memory(lifetimes, prefix, beside, MOST_ARRAYS + 1 - len(found) if several else 1)
+        places, sizes = share_memory(lifetimes, prefix, beside, TEMP_ARRAYS + 1 - len(found) if several else 1)
         plan.temporaries |= sizes
         plan.lifetimes += lifetimes
         for key, place in places.items():
@@ -211,7 +211,7 @@ def touched_beside(plan: Plan) -> Beside:
             apart.setdefault(key, set()).update(written)
             together.setdefault(key, set())
         others = {plan.places[key].array for key in written | read if key in plan.places}
-        if len(others) + MOST_ARRAYS > MAX_BUFFERS:
+        if len(others) + TEMP_ARRAYS > MAX_BUFFERS:
             crowded |= written | read
     return Beside(apart, together, crowded)
 

@@ -7,12 +7,9 @@ from sys import getrefcount
 from typing import Any
 
 from tracegrad.arrays import HAVE_NUMPY, np
+from tracegrad.tuning import POOL_BYTES, POOL_FROM, POOL_LOOKS, POOL_PIECES
 
 Array = Any
-LARGE = 1 << 16  # bytes: smaller memory comes back from the allocator as it was
-KEPT = 32 << 20  # bytes of one size that are kept, or
-PIECES = 12  # of that, unless one alone is more: as many as are queued and under way where steps are long
-LOOKED_AT = 4  # before there is one more: the oldest is the first to be free, unless somebody holds on to it
 
 
 class CopyPool:
@@ -27,7 +24,7 @@ class CopyPool:
 
     def copied(self, x: Array) -> Array:
         """`x` as a contiguous array of its own."""
-        if not HAVE_NUMPY or x.nbytes < LARGE:
+        if not HAVE_NUMPY or x.nbytes < POOL_FROM:
             return np.array(x, order="C", copy=True)
         out = self._memory(x.nbytes).view(x.dtype).reshape(x.shape)
         out[...] = x
@@ -36,9 +33,9 @@ class CopyPool:
     def _memory(self, size: int) -> Array:
         kept = self._kept.get(size)
         if kept is None:
-            most = max(PIECES, KEPT // size) if size <= KEPT else 0
+            most = max(POOL_PIECES, POOL_BYTES // size) if size <= POOL_BYTES else 0
             kept = self._kept.setdefault(size, deque(maxlen=most))
-        for _ in range(min(len(kept), LOOKED_AT)):
+        for _ in range(min(len(kept), POOL_LOOKS)):
             memory = _next_if_free(kept, ALONE)
             if memory is not None:
                 return memory

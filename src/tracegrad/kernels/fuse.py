@@ -14,8 +14,8 @@ from tracegrad.kernels.reads import array_of, base, trailing
 from tracegrad.kernels.storage import Storage, postorder
 from tracegrad.kernels.stored import COMPUTED, DEEPEST
 from tracegrad.kernels.triangles import Triangles
+from tracegrad.tuning import RECOMPUTED
 
-RECOMPUTED = 2048  # elements of a fold that every workgroup may compute again: eight a thread
 MAX_BUFFERS = 8  # storage buffers that every WebGPU device lets a kernel touch
 
 # Why two clusters that fit together do not become one.

@@ -17,13 +17,8 @@ from tracegrad.kernels.form import Kernel
 from tracegrad.kernels.fuse import MAX_BUFFERS, Schedule
 from tracegrad.kernels.reads import array_of
 from tracegrad.kernels.tiling import WORKGROUP_BYTES, Tiling, workgroup_bytes
+from tracegrad.tuning import ALONE, BESIDE, FULL, FULL_BESIDE, KEPT_ALIVE, POSTPONED
 
-FULL = 8192  # workgroups; beyond, a kernel keeps a device busy alone
-FULL_BESIDE = 32768  # of small kernels and a large one
-ALONE = 2**28  # points folded in all; such a kernel runs far longer than a launch costs, and others take registers
-KEPT = 2**18  # elements that a kernel may keep alive by running later than it could
-POSTPONED = 0.4  # of the largest temporary: how much a launch that moves to a later one may keep alive
-BESIDE = 2**20  # points folded in all, of a kernel that may run beside a large one: it is worth another shader
 MAX_MEMBERS = 8
 MAX_SLOTS = 64  # offsets a dispatch may pass: 1 KiB of uniforms
 
@@ -90,7 +85,7 @@ def group_launches(schedule: Schedule, formed: Mapping[int, tuple[Kernel, Tiling
         kernel, tiling = formed.get(id(c), (None, None))
         own = Launch([c], [kernel] if kernel else [], [tiling] if tiling else [], arrays_of(schedule, c))
         # What it reads must not live longer for this; `postpone` counts what lives anyway.
-        reads_much = sum([schedule.storage.nodes[s].size for s in temporaries_of(schedule, c)]) > KEPT
+        reads_much = sum([schedule.storage.nodes[s].size for s in temporaries_of(schedule, c)]) > KEPT_ALIVE
         near = launches[earliest : earliest + 1 if reads_much else None]
         launch = next((x for x in near if x.takes(own)), None)
         if launch is not None:

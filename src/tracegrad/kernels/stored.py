@@ -13,10 +13,9 @@ from dataclasses import dataclass
 from tracegrad.choices import INLINED
 from tracegrad.ir import Tensor
 from tracegrad.kernels.reads import repeats
+from tracegrad.tuning import PRODUCT_READS, WIDER_READS
 
 LOAD = 4  # the unit of Primitive.cost: one element from memory
-PRODUCT_READS = 6  # a product reads an operand once per tile of the other: only near-free expressions are inlined
-WIDER_READS = 12  # a value read through a broadcast is recomputed for every copy
 
 # Lowering and rendering descend into what is inlined, and the brackets of a text nest as deep: so many ops, of which a
 # view counts as several, because the coordinates of coordinates of coordinates grow without bound.

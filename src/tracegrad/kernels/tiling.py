@@ -7,33 +7,34 @@ from dataclasses import dataclass, replace
 
 from tracegrad.kernels.expr import Var, indices_of, walk
 from tracegrad.kernels.form import Axis, Fold, Kernel, Limit, Store, points
+from tracegrad.tuning import (
+    COOPERATE_FROM,
+    EXCHANGED,
+    FEW_STEPS,
+    HALF_TILE_FROM,
+    HELD,
+    LAST_LANES,
+    LEAST_SLICE,
+    LEAST_STEP,
+    LINE_PADDING,
+    LONG_COLUMN,
+    MANY_POINTS,
+    MANY_THREADS,
+    PROCESSORS,
+    SERIAL_UNIFORM,
+    SERIAL_WORKGROUP,
+    SHORT_TURNS,
+    SMALL_PRODUCT,
+    SMALL_SQUARE,
+    SQUARE,
+    TILE_FILL,
+    TILE_FROM,
+    UNIFORM_GROUPS,
+    WORKGROUP,
+)
 
-WORKGROUP = 128  # threads: two hundred registers for each, where a product wants them
-COOPERATE_FROM = 32  # shorter rows are folded by one thread
-TILE_FROM = 16  # products with fewer rows or columns of results are folded point by point
-HALF = 8  # but not if there are tiles enough anyway: half of each is wasted then, of threads that waited
-PROCESSORS = 132  # of a large GPU; small ones are busy sooner
-LEAST_STEP = 16  # of k
-LEAST_SLICE = 4  # of a step, for each of a tile's slices: two barriers for fewer take longer than dividing indices
-FEW_STEPS = 4  # so few of a tile without slices are halved, to 8, a run of neighbouring loads: nothing hides the first
-FILL = 64  # steps of k that beginning and ending a tile take
-PADDING = 4  # elements behind each line in workgroup memory: writes along k then meet no bank twice
-EXCHANGED = 2048  # partial results that threads pass to each other at a time
-LONG_COLUMN = 512  # elements, from where on 32 threads sum a column: 8 take an H200 6 us longer for 1008
-HELD = 16  # points of a row whose values a thread keeps in registers
-LAST_LANES = 8  # of a row, whose parts each of its lanes combines for itself
-TOGETHER = 4  # turns of a loop that a thread does side by side
 WORKGROUP_BYTES = 16384  # of workgroup memory that every WebGPU device has
-MANY_POINTS = 2**20  # from here on a large GPU is busy with several points a thread
-MANY_THREADS = 2**18  # keep a large GPU busy
-UNIFORM = 1024  # workgroups that fold for themselves what all of them need
-SERIAL_UNIFORM = 512  # threads that do, without barriers
 MOST_TURNS = 65535  # of all loops of a thread together: Mesa's llvmpipe leaves them then, without a word
-SERIAL_WORKGROUP = 32  # threads of a workgroup without barriers: small ones, so that few threads still occupy all cores
-SQUARE = 8  # results along each side of a square: 2, 4, 8, 12 give 1.4, 2.9, 5.2, 5.3 GFLOP/s on two cores
-SMALL_SQUARE = 4  # where k is written out, or all of the product is small: a driver compiles it in half the time
-SMALL_PRODUCT = 2**20  # terms, which two cores sum in less than a millisecond either way
-SHORT = 4  # turns of a loop over k that are written out
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +79,7 @@ class TileShape:
     def turns(self, k: int) -> int:
         """Over how many k each slice sums, if that is the same number for all and few; else 0."""
         each = min(k, self.k_slice)
-        return each if k <= self.k_step and k % each == 0 and each <= SHORT else 0
+        return each if k <= self.k_step and k % each == 0 and each <= SHORT_TURNS else 0
 
     def square(self, kernel: Kernel) -> int:
         """Results along each side of the square that a thread computes without barriers."""
@@ -108,12 +109,12 @@ class TileShape:
     @property
     def left_line(self) -> int:
         """Elements from one k to the next in workgroup memory, of the left operand."""
-        return self.rows + PADDING
+        return self.rows + LINE_PADDING
 
     @property
     def right_line(self) -> int:
         """The same of the right operand."""
-        return self.columns + PADDING
+        return self.columns + LINE_PADDING
 
     @property
     def second(self) -> int:
@@ -137,8 +138,8 @@ class TileShape:
 
 
 # Shape -> how busy its loads let a processor be with sums, where it has 1, 2, ... of them at a time, up to as many as
-# its registers hold: (k + FILL) * rows * columns sums take 6 ps each, divided by that. One large tile alone reaches a
-# fifth more, but then nothing else hides what it does with its results.
+# its registers hold: (k + TILE_FILL) * rows * columns sums take 6 ps each, divided by that. One large tile alone
+# reaches a fifth more, but then nothing else hides what it does with its results.
 TILES = {
     TileShape(64, 128, 8, 8, 16): (0.70, 0.98, 1.05),
     TileShape(128, 64, 8, 8, 16): (0.68, 0.97, 1.04),
@@ -174,12 +175,12 @@ def choose_tiling(kernel: Kernel) -> Tiling:
     if kernel.uniform or not any(isinstance(s, Fold) for s in kernel.body):
         if kernel.uniform:
             lanes = WORKGROUP if length >= COOPERATE_FROM else 1
-            return Tiling("points", min(-(-rows // WORKGROUP), UNIFORM), lanes, parts=lanes)
+            return Tiling("points", min(-(-rows // WORKGROUP), UNIFORM_GROUPS), lanes, parts=lanes)
         each = _side_by_side(kernel)
         return Tiling("points", -(-rows // (WORKGROUP * each)), each=each)
     if kernel.product is not None:
         m, n, batch = (points(axes) for axes in (kernel.product.m, kernel.product.n, kernel.product.batch))
-        enough = min(m, n) >= HALF and _tiles(SMALLEST, batch, m, n) >= PROCESSORS
+        enough = min(m, n) >= HALF_TILE_FROM and _tiles(SMALLEST, batch, m, n) >= PROCESSORS
         if min(m, n) >= TILE_FROM or enough or kernel.product.part:
             return _tile(batch, m, n, kernel)
     if length < COOPERATE_FROM:
@@ -271,7 +272,7 @@ def _time(tile: TileShape, batch: int, m: int, n: int, k: int, limits: Sequence[
         tiles, k = _left(tile, m, n, k, limits)
     rounds, rest = divmod(-(-batch * tiles // PROCESSORS), len(busy))
     held = rounds * len(busy) / busy[-1] + (rest / busy[rest - 1] if rest else 0)
-    return held * (k + FILL) * tile.rows * tile.columns
+    return held * (k + TILE_FILL) * tile.rows * tile.columns
 
 
 def _left(tile: TileShape, m: int, n: int, k: int, limits: Sequence[Limit]) -> tuple[int, int]:

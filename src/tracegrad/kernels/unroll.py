@@ -12,12 +12,7 @@ from collections.abc import Mapping, Sequence
 from tracegrad.dtypes import DType
 from tracegrad.kernels.expr import Dynamic, Guard, Index, Quotient, Space, Value, Var
 from tracegrad.kernels.form import Axis, Fold, Kernel, Statement, Store, points
-
-SHORT = 3  # axes of so few points are written out,
-WHOLE = 16  # and whole folds of so few
-POINTS = 16  # no more expressions than this for each one
-WORTH = 4096  # points of the kernel; below, calls cost more than short rows
-ROWS = 64  # results for each point of a fold that is written out
+from tracegrad.tuning import SHORT_AXIS, UNROLLED, UNROLLED_ROWS, WHOLE_FOLD, WORTH_UNROLLING
 
 
 def unroll(kernel: Kernel) -> Kernel:
@@ -44,14 +39,14 @@ def unroll(kernel: Kernel) -> Kernel:
 def short_axes(kernel: Kernel) -> list[Axis]:
     """The axes to write out."""
     folds = [s for s in kernel.body if isinstance(s, Fold)]
-    if kernel.work < WORTH or any(f.product or f.scatter for f in folds):
+    if kernel.work < WORTH_UNROLLING or any(f.product or f.scatter for f in folds):
         return []
     inner = [a for a in kernel.inner if a.size > 1]
-    if folds and kernel.length <= WHOLE and kernel.rows >= ROWS * kernel.length:
+    if folds and kernel.length <= WHOLE_FOLD and kernel.rows >= UNROLLED_ROWS * kernel.length:
         return inner
     candidates = inner if folds else [*kernel.outer, *inner]
-    chosen = [a for a in candidates if 1 < a.size <= SHORT]
-    while points(chosen) > POINTS:
+    chosen = [a for a in candidates if 1 < a.size <= SHORT_AXIS]
+    while points(chosen) > UNROLLED:
         chosen.pop(0)
     return chosen
 

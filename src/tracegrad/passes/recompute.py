@@ -8,9 +8,8 @@ from tracegrad import ambient
 from tracegrad.ir import Tensor, bind, rebind, toposort
 from tracegrad.kernels.storage import Storage, analyse
 from tracegrad.prims.views import BARRIER
+from tracegrad.tuning import MUCH_SMALLER, RECOMPUTE_FROM
 
-FROM = 2**19  # elements; to compute fewer again saves little, and costs a launch
-SMALL = 16  # a value so many times smaller may be kept for it
 POINTWISE = ("map", "view", "formula")
 
 
@@ -23,7 +22,7 @@ def recompute(storage: Storage) -> Storage:
     """
     graph, order = storage.graph, storage.order
     loss = graph.outputs.get("loss")
-    if loss is None or all(t.size < FROM for t in order):
+    if loss is None or all(t.size < RECOMPUTE_FROM for t in order):
         return storage
     forward = {t.serial for t in toposort([loss])}
     again = _chosen(storage, forward)
@@ -40,10 +39,10 @@ def _chosen(storage: Storage, forward: set[int]) -> set[int]:
     kept = storage.roots | storage.once
     chosen: set[int] = set()
     for t in order:
-        large = t.serial in forward and t.prim.family == "map" and t.size >= FROM
+        large = t.serial in forward and t.prim.family == "map" and t.size >= RECOMPUTE_FROM
         if large and t.serial in stored and t.serial in late and t.serial not in kept:
             sources = list(_sources(t, stored, chosen, set()))
-            if all(x.serial in late or x.prim.family == "leaf" or SMALL * x.size <= t.size for x in sources):
+            if all(x.serial in late or x.prim.family == "leaf" or MUCH_SMALLER * x.size <= t.size for x in sources):
                 chosen.add(t.serial)
     return chosen
 

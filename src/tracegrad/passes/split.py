@@ -12,19 +12,24 @@ from collections.abc import Sequence
 from functools import cache
 
 from tracegrad.ir import PRIMITIVES, Tensor, bind, rewrite
-from tracegrad.kernels.tiling import HALF, LEAST_STEP, PROCESSORS, fitting, product_time
+from tracegrad.kernels.tiling import fitting, product_time
 from tracegrad.prims.folds import MATMUL, MATMUL_PARTS, SCATTER_ADD, SUM, scatter_add
 from tracegrad.prims.views import RESHAPE, permute, reshape, slice_
+from tracegrad.tuning import (
+    ACROSS,
+    FEW_OUTPUTS,
+    HALF_TILE_FROM,
+    LEAST_STEP,
+    MOST_PARTS,
+    PARTIAL_TRAFFIC,
+    PROCESSORS,
+    SECOND_STEP,
+    SHORTEST_PART,
+    SPLIT_FROM,
+    UNEVEN,
+)
 
-SPLIT_FROM = 2048  # folds shorter than this keep one workgroup busy
 MOST = 2**40  # halves of a longer fold are too long for a kernel as well, and its divisors take seconds to find
-FEW_OUTPUTS = 8192  # with more outputs than this the device is full already
-PART = 64  # a part of a product is no shorter
-MOST_PARTS = 256
-ACROSS = 1.4  # times as long, if parts cut axes in their middle
-LAUNCH = 1.5e6  # what the second step costs besides its memory traffic, in sums of one processor; see product_time
-UNEVEN = 4  # a fold's two steps are no more times apart than this
-TRAFFIC = 0.5  # to write and read one partial result, likewise
 
 
 def split_long(roots: Sequence[Tensor]) -> list[Tensor]:
@@ -128,7 +133,7 @@ def _ways(batch: int, m: int, n: int, k: int, axes: tuple[int, ...]) -> tuple[in
 
     The former where k is several axes: their indices need divisions where a part begins in the middle of one.
     """
-    tiles = min(m, n) >= HALF  # else it is folded point by point
+    tiles = min(m, n) >= HALF_TILE_FROM  # else it is folded point by point
     part = _part(batch, m, n, k) if tiles else 0
     if tiles and len(axes) == 1:
         return 1, part
@@ -140,17 +145,17 @@ def _ways(batch: int, m: int, n: int, k: int, axes: tuple[int, ...]) -> tuple[in
 @cache
 def _part(batch: int, m: int, n: int, k: int) -> int:
     """How many of `k` to sum at a time, so that the product is done first: whole steps of a tile, or 0 for all."""
-    lengths = {LEAST_STEP * -(-k // (LEAST_STEP * s)) for s in range(2, min(MOST_PARTS, k // PART) + 1)}
+    lengths = {LEAST_STEP * -(-k // (LEAST_STEP * s)) for s in range(2, min(MOST_PARTS, k // SHORTEST_PART) + 1)}
     parts = sorted(filter(fitting, lengths), reverse=True)
     return min([0, *parts], key=lambda part: _time(batch, m, n, k, part))
 
 
 def _even_parts(batch: int, m: int, n: int, k: int, axes: tuple[int, ...] = ()) -> int:
     """How many parts of one length to do first, none of which begins in the middle of one of the `axes` behind k."""
-    if min(m, n) < HALF:
+    if min(m, n) < HALF_TILE_FROM:
         s = nearest_divisor(k, math.sqrt(k)) if k >= SPLIT_FROM and batch * m * n < PROCESSORS else 1
         return s if s < k else 1
-    even = [s for s in range(2, min(MOST_PARTS, k // PART) + 1) if k % s == 0 and _between(s, axes)]
+    even = [s for s in range(2, min(MOST_PARTS, k // SHORTEST_PART) + 1) if k % s == 0 and _between(s, axes)]
     return min([1, *even], key=lambda s: _even_time(batch, m, n, k, s))
 
 
@@ -175,4 +180,4 @@ def _time(batch: int, m: int, n: int, k: int, part: int) -> float:
 
 def _adding(batch: int, m: int, n: int, parts: int) -> float:
     """How long it takes to add parts up."""
-    return LAUNCH + TRAFFIC * parts * batch * m * n if parts > 1 else 0
+    return SECOND_STEP + PARTIAL_TRAFFIC * parts * batch * m * n if parts > 1 else 0

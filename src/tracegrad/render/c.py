@@ -16,14 +16,9 @@ from tracegrad.kernels.form import Axis, Fold, Kernel, Store, fold_batches, poin
 from tracegrad.render.c_text import C_TYPE, PRELUDE, as_c, helper
 from tracegrad.render.emit import ZERO, Emitter, identity, indented
 from tracegrad.shapes import strides_of
+from tracegrad.tuning import C_GRAIN, C_PARTS, COLUMNS, FEW_LANES, LANES, SHORT_COLUMNS
 
-LANES = 16  # partial results of a row: one or two vectors, and long enough to hide an addition's latency
-FEWER = 8  # the same where the innermost axis is shorter than that
-COLUMNS = 64  # results of a block of columns: their partial results stay in the nearest cache
-GRAIN = 32768  # points that are worth a thread of their own: a few microseconds
-MOST_PARTS = 64  # of one call: more than there are threads, so that none waits long for the last
 ALIGNED = "__attribute__((aligned(64)))"  # GCC 12 takes 80 zeros for aligned that it does not align: it crashes
-SHORT = 8  # fewer columns than this are not worth a loop
 MARGIN = 4096  # elements before and behind every array, which may be read and mean nothing
 
 
@@ -170,7 +165,7 @@ class Function:
     def share(self, name: str, size: int, step: int, lines: Sequence[str]) -> list[str]:
         """The outermost loop: this part's share of its turns."""
         turns = -(-size // step)
-        self.parts = max(1, min(turns, self.kernel.work // GRAIN, MOST_PARTS))
+        self.parts = max(1, min(turns, self.kernel.work // C_GRAIN, C_PARTS))
         loop = f"for (long {name} = {turns} * part / parts * {step}; {name} < end; {name} += {step}) {{"
         end = f"const long end = min({turns} * (part + 1) / parts * {step}, (long){size});"
         return [end, loop, *indented(lines), "}"]
@@ -214,7 +209,7 @@ class Function:
             values = self.emit.values([f.value for f in folds], loop=True)
             lets = list(self.emit.inner)
             lines += self.emit.flush()
-            lanes = next((n for n in (LANES, FEWER) if self.kernel.length >= LANES and self.inner[-1].size >= n), 0)
+            lanes = next((n for n in (LANES, FEW_LANES) if self.kernel.length >= LANES and self.inner[-1].size >= n), 0)
             lines += self.lanes(lanes, folds, values, lets) if lanes else self.serial(folds, values, lets)
         return lines
 
@@ -319,7 +314,7 @@ def column_wise(kernel: Kernel) -> bool:
     """Do neighbours in memory belong to different folds?"""
     outer = [a for a in kernel.outer if a.size > 1]
     inner = [a for a in kernel.inner if a.size > 1]
-    if not outer or outer[-1].size < SHORT:
+    if not outer or outer[-1].size < SHORT_COLUMNS:
         return False
     if kernel.length < LANES:
         return True

@@ -19,11 +19,10 @@ from tracegrad.render.c import Function
 from tracegrad.render.c_product import limit_bits
 from tracegrad.render.layouts import blas_ready, collapse
 from tracegrad.shapes import strides_of
+from tracegrad.tuning import FEW_PRODUCTS
 
 BETWEEN = "\f\n"  # functions, of which equal ones are compiled once: a form feed is a blank of C that no function has
 NAME = "NAME"  # stands for a function's name until its text is known
-
-FEW = 1  # products that add up no more than this are not worth a call; of two already, they take 0.8 times as long
 
 
 def render_c(kernels: Sequence[Kernel], binding_of: Sequence[int]) -> tuple[str, str]:
@@ -74,7 +73,7 @@ class _Writer:
 
     def is_called(self, p: Product) -> bool:
         """Is a product worth a call? A fold knows no parts of k."""
-        return p.part > 0 or (self.kernel.length > FEW and not is_vector(p))
+        return p.part > 0 or (self.kernel.length > FEW_PRODUCTS and not is_vector(p))
 
     def in_place(self, s: Fold | Store, loaded: dict[str, tuple[int, Index]]) -> bool:
         """Does a product write this value by itself?"""

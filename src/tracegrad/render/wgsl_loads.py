@@ -16,12 +16,10 @@ from dataclasses import dataclass
 
 from tracegrad.kernels.expr import Value
 from tracegrad.kernels.form import Axis, Kernel, points
-from tracegrad.kernels.tiling import WORKGROUP, TileShape
+from tracegrad.kernels.tiling import TileShape
 from tracegrad.render.emit import Emitter, copied, decode, indented
 from tracegrad.render.wgsl_vectors import XYZW
-
-RUN = 8  # elements along k that neighbouring threads load where an operand is contiguous along k: 32 bytes
-PAIR = 2  # threads side by side along k that load blocks: 32 bytes; what they put down then meets no bank twice
+from tracegrad.tuning import LOAD_PAIR, LOAD_RUN, WORKGROUP
 
 
 @dataclass(slots=True)
@@ -122,8 +120,8 @@ class Loads:
         g, k, put = (f"{x}_{name}" for x in ("g", "k", "put"))
         q = f"(lid + {WORKGROUP * u})" if u else "lid"
         out.before += [
-            f"let {g} = {q} / {PAIR} % {vectors};",
-            f"let {k} = ({q} % {PAIR} + {q} / {PAIR * vectors} * {PAIR}) * 4;",
+            f"let {g} = {q} / {LOAD_PAIR} % {vectors};",
+            f"let {k} = ({q} % {LOAD_PAIR} + {q} / {LOAD_PAIR * vectors} * {LOAD_PAIR}) * 4;",
             f"let {put} = {k} * {side.line} + {side.base} + {g};",
         ]
         load: list[str] = []
@@ -211,7 +209,7 @@ class Loads:
             q = f"(lid % {loads})"
         if side.along_rows or not contiguous_along(side.value, k[-1].name if k else ""):
             return f"{q} % {vectors}", f"{q} / {vectors}"
-        return f"{q} / {RUN} % {vectors}", f"{q} % {RUN} + {q} / {RUN * vectors} * {RUN}"
+        return f"{q} / {LOAD_RUN} % {vectors}", f"{q} % {LOAD_RUN} + {q} / {LOAD_RUN * vectors} * {LOAD_RUN}"
 
     def stands_still(self) -> list[str]:
         """All of k but the last axis, of which a step begins at `ks`."""

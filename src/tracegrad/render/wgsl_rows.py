@@ -10,8 +10,9 @@ from collections.abc import Callable, Sequence
 
 from tracegrad.ir import PRIMITIVES
 from tracegrad.kernels.form import Fold, Kernel, Store, fold_batches
-from tracegrad.kernels.tiling import COOPERATE_FROM, HELD, LAST_LANES, TOGETHER, WORKGROUP, Tiling
+from tracegrad.kernels.tiling import Tiling
 from tracegrad.render.emit import Emitter, copied, decode, identity, indented
+from tracegrad.tuning import COOPERATE_FROM, HELD, LAST_LANES, TURNS_TOGETHER, WORKGROUP
 
 Written = tuple[list[str], list[str]]  # lines that compute what is stored, and those that store it
 
@@ -71,7 +72,7 @@ class Rows:
         """
         k, together = self.kernel, self.held or 1
         if not self.held and self.tiling.threads == WORKGROUP and k.length >= COOPERATE_FROM:
-            together = min(TOGETHER, -(-k.length // step))
+            together = min(TURNS_TOGETHER, -(-k.length // step))
         first: list[str] = []
         then: list[str] = []
         for u in range(together):

@@ -11,15 +11,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from tracegrad.kernels.form import Fold, Kernel, points
-from tracegrad.kernels.tiling import WORKGROUP, TileShape
+from tracegrad.kernels.tiling import TileShape
 from tracegrad.render.emit import decode, indented
 from tracegrad.render.wgsl_limits import Span
 from tracegrad.render.wgsl_loads import Access, Loads, Side
 from tracegrad.render.wgsl_vectors import XYZW, vector_loads
+from tracegrad.tuning import ROWS_TOGETHER, WORKGROUP, WRITTEN_OUT
 
 WARP = 8, 4  # threads of a warp along columns and rows: what they read of both operands fits the fewest lines
-ROWS_TOGETHER = 2  # rows of results that a thread finishes side by side: the loads of one do not wait for the other
-WRITTEN_OUT = 16  # turns of the innermost loop: drivers leave it as it is else, and then it takes twice as long
 
 
 class Tile:

@@ -11,14 +11,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from tracegrad.arrays import np
+from tracegrad.tuning import PRODUCT_GRAIN, PRODUCT_PARTS, PRODUCT_SIDE, PRODUCT_STACK
 
 Array = Any
 Shape = tuple[int, ...]
-
-GRAIN = 2**20  # products of two numbers that are worth a thread of their own: some microseconds
-MOST_PARTS = 16
-SIDE = 96  # rows or columns of a result: fewer are not worth packing the other operand once more
-STACK = 4  # products in a stack that are split between them
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,8 +70,8 @@ class Calls:
         offsets = self._offsets[key]
         words = [count, m, n, k, *steps[0][-2:], *steps[1][-2:], steps[2][-2]]
         words += [*(x.ctypes.data for x in (*arrays, offsets)), limits, part or k, count // batch[0] if part else count]
-        most = count if count >= STACK else max(m, n) // SIDE
-        parts = max(1, min(count * m * n * (part or k) // GRAIN, most, MOST_PARTS))
+        most = count if count >= PRODUCT_STACK else max(m, n) // PRODUCT_SIDE
+        parts = max(1, min(count * m * n * (part or k) // PRODUCT_GRAIN, most, PRODUCT_PARTS))
         return Call(self._address("product"), (ctypes.c_int64 * len(words))(*words), parts, (*arrays, offsets))
 
     def runs(self) -> tuple[list[Callable[[], None]], Callable[[], None]]:

@@ -30,11 +30,9 @@ from tracegrad.runtime.calls import Calls, processors
 from tracegrad.runtime.children import Children
 from tracegrad.runtime.cpu_verify import computes_wrongly
 from tracegrad.runtime.storage import check_memory, lying, taken
+from tracegrad.tuning import C_SOURCE, C_SOURCES
 
 Array = Any
-
-SOURCE = 12_000  # characters that compile as fast as the engine
-MOST_SOURCES = 4  # compiled side by side
 
 
 @dataclass(slots=True)
@@ -107,7 +105,7 @@ class CpuSession:
             return []
         # sorted: a model of other depth has the same functions, and then finds its libraries in the cache
         texts = sorted({f for k in program.kernels for f in k.c.split(BETWEEN)})
-        count = min(MOST_SOURCES, processors(), 1 + sum(map(len, texts)) // SOURCE)
+        count = min(C_SOURCES, processors(), 1 + sum(map(len, texts)) // C_SOURCE)
         sources = [library_source(texts[k::count]) for k in range(count)]
         return [self._engine, *(self._compiler.begin(text, self._children) for text in sources)]
 

@@ -27,7 +27,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -36,8 +35,10 @@ from tracegrad.dtypes import Shape
 from tracegrad.errors import ShapeError
 from tracegrad.init import Initializer, Kaiming, Literal, Ones, Randn, Uniform, Xavier
 from tracegrad.runtime import browser
+from tracegrad.runtime.aside import aside
 from tracegrad.runtime.calls import processors
 from tracegrad.shapes import show
+from tracegrad.tuning import DRAW_CHUNK, DRAW_IN_C, DRAW_THREADS
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -48,10 +49,6 @@ if TYPE_CHECKING:
 
 STEP = 0x6D2B79F5
 SMALLEST = 1e-10  # what a uniform 0 counts as under the logarithm
-CHUNK = 1 << 16  # values at a time: many enough that threads seldom wait for each other
-MANY = 1 << 20  # values that are worth looking for a C compiler
-MOST_THREADS = 4
-
 LN2_HI, LN2_LO = 6.93147180369123816490e-01, 1.90821492927058770002e-10
 LOG = (6.666666666666735130e-01, 3.999999999940941908e-01, 2.857142874366239149e-01, 2.222219843214978396e-01,
        1.818357216161805012e-01, 1.531383769920937332e-01, 1.479819860511658591e-01)  # fmt: skip
@@ -78,23 +75,23 @@ def draw(specs: Sequence[tuple[Shape, Initializer]], seed: int) -> list[NDArray[
         out.append(_undrawn(shape, init))
         if draws := _draws(init):
             flat = out[-1].reshape(-1)
-            parts = range(0, flat.size, CHUNK)
-            fills += [partial(_fill, flat[i : i + CHUNK], shape, init, seed, at + draws * i) for i in parts]
+            parts = range(0, flat.size, DRAW_CHUNK)
+            fills += [partial(_fill, flat[i : i + DRAW_CHUNK], shape, init, seed, at + draws * i) for i in parts]
             at += draws * flat.size
     largest, values = max((x.size for x in out), default=0), sum(x.size for x in out)
-    threads = max(1, min(processors(), MOST_THREADS, values // CHUNK))
-    compiled = _compiled() if values >= MANY else None
+    threads = max(1, min(processors(), DRAW_THREADS, values // DRAW_CHUNK))
+    compiled = _compiled() if values >= DRAW_IN_C else None
 
     def fill(thread: int) -> None:
-        by = compiled or Scratch(min(CHUNK, largest))
+        by = compiled or Scratch(min(DRAW_CHUNK, largest))
         for f in fills[thread::threads]:
             f(by)
 
     if threads == 1:
         fill(0)
     else:
-        with ThreadPoolExecutor(threads) as pool:
-            list(pool.map(fill, range(threads)))
+        for part in [aside(partial(fill, k)) for k in range(threads)]:
+            part.result()
     return out
 
 

@@ -1,0 +1,109 @@
+"""Tuning constants: thresholds, sizes and costs that measurements decided, and that another machine may change.
+
+Each row is `NAME = value  # unit | meaning | measured on`. H200 is an NVIDIA H200; "2 cores" an x86 machine; llvmpipe
+the software GPU on two cores; "?" a machine that the history does not name; "-" was reasoned, not measured.
+`python bench/refit.py` measures rows again on the machine at hand: name that machine in a row that you change.
+Results may differ in rounding with another value; nothing else depends on one. Limits of WGSL, of formats and of
+mathematics are not here: they stand where they apply.
+"""
+
+# --- Stored or computed again ---
+
+PRODUCT_READS = 6  # times | a product computes an inlined operand again, once per tile of the other | ?
+WIDER_READS = 12  # times | a reader that repeats a value computes it again | ?
+RECOMPUTED = 2048  # elements | of a fold that every workgroup may compute again: eight a thread | ?
+RECOMPUTE_FROM = 2**19  # elements | of a value from which the backward pass computes it again | ?
+MUCH_SMALLER = 16  # times | smaller a value may be that is kept for it | ?
+
+# --- Folds and products in two steps ---
+
+SPLIT_FROM = 2048  # elements | shorter folds keep one workgroup busy | ?
+FEW_OUTPUTS = 8192  # results | from which the device is full already | ?
+SHORTEST_PART = 64  # elements | of k in a part of a product | ?
+MOST_PARTS = 256  # parts | of one fold or product | ?
+ACROSS = 1.4  # times | as long a product takes whose parts cut axes in their middle | ?
+SECOND_STEP = 1.5e6  # sums | of one processor, that the second step costs besides its traffic; see product_time | ?
+UNEVEN = 4  # times | the two steps of a fold may differ in length | -
+PARTIAL_TRAFFIC = 0.5  # sums | of one processor, to write and read one partial result | ?
+
+# --- Launches ---
+
+FULL = 8192  # workgroups | beyond which a kernel keeps a device busy alone | ?
+FULL_BESIDE = 32768  # workgroups | of small kernels and a large one in one launch | ?
+ALONE = 2**28  # points | folded in all, from which a kernel runs far longer than a launch costs | ?
+KEPT_ALIVE = 2**18  # elements | that a kernel may keep alive by running later than it could | ?
+POSTPONED = 0.4  # share | of the largest temporary that a postponed launch may keep alive | ?
+BESIDE = 2**20  # points | folded in all, from which a kernel beside a large one is worth another shader | ?
+
+# --- Workgroups and tiles of WGSL ---
+
+WORKGROUP = 128  # threads | of a workgroup: each may have two hundred registers | ?
+COOPERATE_FROM = 32  # elements | of a row from which several threads fold it | ?
+TILE_FROM = 16  # rows, columns | of a product from which tiles compute it | ?
+HALF_TILE_FROM = 8  # rows, columns | the same where there are tiles enough anyway: half of each is wasted then | ?
+PROCESSORS = 132  # processors | of a large GPU; small ones are busy sooner | H200
+LEAST_STEP = 16  # elements | of k in one step of a tile | ?
+LEAST_SLICE = 4  # elements | of a step for each slice: two barriers for fewer take longer than dividing indices | ?
+FEW_STEPS = 4  # steps | of a tile without slices, up to which they are halved: nothing hides the first load | H200
+TILE_FILL = 64  # steps | of k that beginning and ending a tile take | H200
+LINE_PADDING = 4  # elements | behind each line in workgroup memory: writes along k then meet no bank twice | ?
+EXCHANGED = 2048  # elements | partial results that threads pass to each other at a time | ?
+LONG_COLUMN = 512  # elements | from which 32 threads sum a column: 8 take 6 us longer for 1008 | H200
+HELD = 16  # elements | of a row that a thread keeps in registers | ?
+LAST_LANES = 8  # parts | of a row that each of its lanes combines for itself | ?
+TURNS_TOGETHER = 4  # turns | of a loop that a thread does side by side | ?
+MANY_POINTS = 2**20  # points | from which a large GPU is busy with several points a thread | ?
+MANY_THREADS = 2**18  # threads | that keep a large GPU busy | ?
+UNIFORM_GROUPS = 1024  # workgroups | that fold for themselves what all of them need | ?
+SHORT_TURNS = 4  # turns | of a loop over k that are written out | ?
+LOAD_RUN = 8  # elements | along k that neighbouring threads load of an operand contiguous along k: 32 bytes | ?
+LOAD_PAIR = 2  # threads | side by side along k that load blocks: 32 bytes | ?
+ROWS_TOGETHER = 2  # rows | of results that a thread finishes side by side, so that their loads overlap | ?
+WRITTEN_OUT = 16  # turns | of the innermost loop that are written out: as a loop they take twice as long | ?
+
+# --- WGSL on a CPU, without barriers ---
+
+SERIAL_UNIFORM = 512  # threads | that fold for themselves what all of them need | ?
+SERIAL_WORKGROUP = 32  # threads | of a workgroup: few threads still occupy all cores | ?
+SQUARE = 8  # results | a side of a square: 2, 4, 8, 12 give 1.4, 2.9, 5.2, 5.3 GFLOP/s on two cores | llvmpipe
+SMALL_SQUARE = 4  # results | a side where k is written out or the product is small | ?
+SMALL_PRODUCT = 2**20  # terms | up to which a product is small: under a millisecond either way | ?
+
+# --- Kernels in C ---
+
+LANES = 16  # elements | partial results of a row: one or two vectors, which hide the latency of an addition | ?
+FEW_LANES = 8  # elements | the same where the innermost axis is shorter than LANES | ?
+COLUMNS = 64  # elements | results of a block of columns: their partial results stay in the nearest cache | ?
+C_GRAIN = 32768  # points | worth a thread of their own: a few microseconds | ?
+C_PARTS = 64  # parts | of one call: more than there are threads, so that none waits long for the last | ?
+SHORT_COLUMNS = 8  # columns | from which a loop over columns pays | ?
+FEW_PRODUCTS = 1  # products | a result that sums more of them is worth a call: two take 0.8 times as long | ?
+PRODUCT_GRAIN = 2**20  # products | of two numbers worth a thread of their own: some microseconds | ?
+PRODUCT_PARTS = 16  # parts | of one product | ?
+PRODUCT_SIDE = 96  # rows, columns | of a part: for fewer it is not worth packing the other operand once more | ?
+PRODUCT_STACK = 4  # products | in a stack that are split between threads | ?
+C_SOURCE = 12_000  # characters | of C that compile as fast as the engine | ?
+C_SOURCES = 4  # sources | compiled side by side | ?
+
+# --- Kernels in NumPy ---
+
+SHORT_AXIS = 3  # points | of an axis that are written out | 2 cores
+WHOLE_FOLD = 16  # points | of a fold that is written out whole | 2 cores
+UNROLLED = 16  # expressions | for each one before | 2 cores
+WORTH_UNROLLING = 4096  # points | of a kernel from which calls cost less than short rows | 2 cores
+UNROLLED_ROWS = 64  # results | for each point of a fold that is written out | 2 cores
+
+# --- Memory and host ---
+
+TEMP_ALIGN = 32  # elements | temporaries begin on a cache line | ?
+LAYOUT_TRIES = 12  # ways | to place temporaries | ?
+LAYOUT_CLOSE = 1.02  # times | the most that is alive at once: near enough to stop trying | -
+LITTLE_TEMP = 16  # times | smaller than an array, a temporary shares the first | ?
+TEMP_ARRAYS = 3  # arrays | of temporaries: a fourth takes 3 % more memory to part the last 4 % of values | ?
+DRAW_CHUNK = 1 << 16  # values | drawn at a time, so that threads seldom wait for each other | ?
+DRAW_IN_C = 1 << 20  # values | worth looking for a C compiler | ?
+DRAW_THREADS = 4  # threads | that draw | ?
+POOL_FROM = 1 << 16  # bytes | of a copy from which its memory is used again | ?
+POOL_BYTES = 32 << 20  # bytes | of one size that are kept, or POOL_PIECES | ?
+POOL_PIECES = 12  # copies | of a size: as many as are queued and under way where steps are long | ?
+POOL_LOOKS = 4  # copies | looked at before there is one more: the oldest is the first to be free | ?
