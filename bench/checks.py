@@ -25,7 +25,7 @@ import numpy as np
 from steps import WORKLOADS, machine, print_table, tracegrad_training, workload
 
 import tracegrad as tg
-from tracegrad.runtime import cpu, native, verify
+from tracegrad.runtime import cpu, verify, wgpu_verify
 
 CACHES = ("XDG_CACHE_HOME", "MESA_SHADER_CACHE_DIR", "__GL_SHADER_DISK_CACHE_PATH")
 HEAD = ("model", "kernels checked", "first step s", "with checks", "share", "processor s", "with checks", "share",
@@ -55,7 +55,8 @@ def first_step(name: str, device: str) -> dict[str, float]:
         setattr(owner, check, checked)
 
     timed(cpu.CpuSession, "_is_wrong")
-    timed(native, "refuse_wrong")
+    timed(wgpu_verify.Unchecked, "begin")
+    timed(wgpu_verify.Unchecked, "refuse_wrong")
     w = workload(name)
     batch = w.batch(np.random.default_rng(0))
     wall, used = time.perf_counter(), processor()

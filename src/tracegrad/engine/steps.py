@@ -139,7 +139,8 @@ class Stepper:
     def take_over(self, session: Session, source: StepSource, built: Built) -> None:
         """Go on with another program of the same model, whose arrays are these and perhaps more."""
         had = {b.name for b in self.program.buffers}
-        new = session.load(built.program)
+        with blamed_lines(built.graph, built.program):
+            new = session.load(built.program)
         for b in built.program.buffers:
             if b.fill == COPY_OF_PARAMS and b.name not in had:
                 session.write(b.name, session.read(COPY_OF_PARAMS))

@@ -115,14 +115,14 @@ class CpuSession:
         if loaded.whole is not None:
             return loaded
         program, names = loaded.program, [b.name for b in loaded.program.buffers]
+        wrong = bool(loaded.libraries) and self._is_wrong(program, loaded.libraries)
         found = [x.result() for x in loaded.libraries]
         self._failed = self._failed or None in found
         if self._interrupted:
             raise DeviceError("this session was closed while its kernels were compiled")
         libraries = [x for x in found if x is not None]
-        calls = Calls(libraries[0], libraries[1:]) if found and None not in found else None
-        if calls is not None and self._is_wrong(program, libraries):
-            calls = None  # all of it: a value computed twice must have the same bits, and NumPy rounds otherwise
+        # all or nothing: a value computed twice must have the same bits, and NumPy rounds otherwise
+        calls = Calls(libraries[0], libraries[1:]) if found and None not in found and not wrong else None
         for d in program.unrolled():
             memory = tuple([loaded.memory[names[k]] for k in d.buffers])
             kernel = program.kernels[d.kernel]
@@ -144,17 +144,24 @@ class CpuSession:
         bind = self._bound(kernel.calls)
         calls.add(bind(view, self._scratch_view, memory, offsets, calls.call, calls.product))
 
-    def _is_wrong(self, program: Program, libraries: Sequence[ctypes.CDLL]) -> bool:
-        """Does a kernel of the program compute wrongly in C?"""
+    def _is_wrong(self, program: Program, libraries: Sequence[Future[ctypes.CDLL | None]]) -> bool:
+        """Does a kernel of the program compute wrongly in C? What it must compute is found before libraries are."""
         assert self._compiler is not None
 
         def launch(kernel: KernelSource, memory: Sequence[Array], offsets: Sequence[int]) -> None:
-            calls = Calls(libraries[0], libraries[1:])
+            found = [x.result() for x in libraries]
+            made = [x for x in found if x is not None]
+            if len(made) < len(found):
+                raise DeviceError("the compiler failed")
+            calls = Calls(made[0], made[1:])
             self._add(calls, kernel, memory, offsets)
             _, whole = calls.runs()
             whole()
 
-        return computes_wrongly(program.kernels, self._compiler, _with_margins, launch)
+        try:
+            return computes_wrongly(program.kernels, self._compiler, _with_margins, launch)
+        except DeviceError:
+            return False  # there is nothing to check
 
     def _array(self, b: Buffer) -> Array:
         """A flat array. Behind it lies a zero, which NumPy's padding reads; around both, a margin that C may read."""

@@ -12,7 +12,19 @@ from tracegrad.program import KernelSource
 from tracegrad.render.c_engine import ENGINE
 from tracegrad.runtime.c_compiler import VARIABLE, Compiler
 from tracegrad.runtime.verdicts import WRONG, Verdicts, key_of
-from tracegrad.runtime.verify import PERIOD, STRIDE, Contents, Name, Trial, enabled, faults, layout_of, sizes_of
+from tracegrad.runtime.verify import (
+    PERIOD,
+    STRIDE,
+    Contents,
+    Name,
+    Trial,
+    Trials,
+    enabled,
+    faults,
+    layout_of,
+    sizes_of,
+    trials_of,
+)
 
 Array = Any
 
@@ -33,16 +45,17 @@ def computes_wrongly(
     verdicts = Verdicts(("cpu", *compiler.state, ENGINE))
     keyed = {key_of(k.c, k.calls): k for k in kernels}
     placed = {key: (k, layout_of(k)) for key, k in keyed.items() if verdicts.known(key) is None}
-    arrays = {(k, dtype): allocate(size, STORED[dtype].numpy) for (k, dtype), size in sizes_of(placed).items()}
+    sizes = sizes_of(layout for _, layout in placed.values())
+    arrays = {name: allocate(size, STORED[name[1]].numpy) for name, size in sizes.items()}
 
-    def run(trials: Sequence[tuple[str, Trial]]) -> Iterator[list[Array]]:
-        contents = Contents()
+    def run(trials: Trials) -> Iterator[list[Array]]:
+        contents = Contents(sizes)
         for _, trial in trials:
             _prepare(trial, contents, arrays)
-            launch(trial.kernel, [arrays[name] for name in trial.arrays()], trial.layout.offsets)
+            launch(trial.kernel, [arrays[name] for name in trial.layout.arrays], trial.layout.offsets)
             yield [arrays[c.array][c.at] for c in trial.checks]
 
-    found = faults(placed, run, strict=True)
+    found = faults(placed, trials_of(placed, strict=True), run)
     verdicts.add(found)
     wrong = [(keyed[key].label, how) for key, how in found.items() if how]
     if wrong:

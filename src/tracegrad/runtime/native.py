@@ -51,7 +51,7 @@ from tracegrad.runtime.wgpu_program import (
 )
 from tracegrad.runtime.wgpu_rings import Array, Slot, stored_dtype
 from tracegrad.runtime.wgpu_timing import time_launches
-from tracegrad.runtime.wgpu_verify import refuse_wrong
+from tracegrad.runtime.wgpu_verify import Unchecked
 
 READ_BYTES = 64 << 20  # persistent buffers are read in pieces of this size
 AHEAD = 3  # batches under way: one that the device works at, one that is being sent, and one that is being filled
@@ -130,15 +130,15 @@ class NativeSession:
             check_limits(program, self.limits, self.features, self.info.description)
             if self.info.software:  # its memory is this machine's
                 check_memory({b.name: b.bytes for b in program.buffers}, "the program")
-            loaded = build(program, self._device, self.calls, self._kernels, self._shared)
+            unchecked = Unchecked(program, self._verdicts)
+            loaded = build(program, self._device, self.calls, self._kernels, self._shared, unchecked.begin)
         self._next += 1
         handle, self._programs[self._next] = self._next, loaded
-        if any(k.forms for k in program.kernels):
-            try:
-                refuse_wrong(program, self, self._verdicts)
-            except BaseException:
-                self.unload(handle)
-                raise
+        try:
+            unchecked.refuse_wrong(self)
+        except BaseException:
+            self.unload(handle)
+            raise
         return handle
 
     def unload(self, handle: int) -> None:

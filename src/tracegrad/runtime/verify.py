@@ -23,10 +23,10 @@ from tracegrad.runtime.tolerance import EPS, wrong
 
 Array = Any
 Kind = tuple[str, int]  # of a pattern: a dtype's name, and what integers are below, or 0
-Name = tuple[int, str]  # of an array: its binding and the dtype of its elements
+Name = tuple[int, str]  # of an array: a number and the dtype of its elements
 
 PERIOD = 4093  # of a pattern: prime, so that neighbours along any axis differ
-STRIDE = 617  # how much further each binding's pattern begins
+STRIDE = 617  # how much further the pattern of the next array begins
 GAP = 64  # elements around a value that hold its pattern, too: a load beyond it gives no zero
 POISON = {"f32": float("nan"), "f16": float("nan"), "i32": 0x5BADBAD5}  # where the kernel is to write
 STEPS = 8  # floats to a unit where ties are wanted
@@ -34,7 +34,7 @@ INDICES = 7  # integers are below this where nothing is indexed by them
 BEYOND = 3  # among so many signed integers is one past the end, and among twice as many one below 0
 CANCELLED = 16.0  # roundings of the largest value on the way
 HALF = 2.0**-11  # of a value: what rounding it to the nearest f16 may add
-SEEDS = (7, 8)  # a second try with other numbers: a tie that rounding decides is no defect
+SEED, AGAIN = 7, 8  # a second try with other numbers: a tie that rounding decides is no defect
 
 
 SWITCH = "TRACEGRAD_VERIFY"  # "off": hand out what the device computes, unchecked
@@ -48,40 +48,44 @@ def enabled() -> bool:
 class Layout(NamedTuple):
     """Where the values of a kernel lie in arrays of its own."""
 
-    sizes: tuple[int, ...]  # of each binding's array
+    arrays: tuple[Name, ...]  # of each binding
+    ends: tuple[int, ...]  # how many elements each binding's array has at least
     offsets: tuple[int, ...]  # of each slot, forms one after the other
 
 
 def layout_of(kernel: KernelSource, given: Sequence[int] = ()) -> Layout:
     """A place for every slot; what replaces a value has its place.
 
-    given: the offsets of a dispatch. They serve, unless a value that is written or of another type overlaps others.
+    given: the offsets of a dispatch, in an array for each binding. They serve, unless a value that is written or of
+           another type overlaps others. Without them one array of each type does for all bindings.
     """
+    arrays = tuple((k if given else 0, b.dtype) for k, b in enumerate(kernel.bindings))
     places: list[int] = []  # of each slot: the one whose memory it has
     for form in kernel.forms:
         places += [len(places) + (k if s.replaces < 0 else s.replaces) for k, s in enumerate(form.slots)]
     slots = [s for form in kernel.forms for s in form.slots]
-    own = [(kernel.binding_of[k], k, s) for k, s in enumerate(slots) if places[k] == k]
-    offsets, ends = list(given), [b.size for b in kernel.bindings]
+    own = [(arrays[kernel.binding_of[k]], k, s) for k, s in enumerate(slots) if places[k] == k]
+    offsets, after = list(given), dict.fromkeys(arrays, 0)
     if not given or not _apart(own, given):
-        offsets, after = [0] * len(slots), [0] * len(ends)
-        for binding, k, slot in own:
-            offsets[k] = after[binding] + GAP
-            after[binding] = offsets[k] + -(-slot.size // GAP) * GAP
-    for binding, k, slot in own:
-        ends[binding] = max(ends[binding], offsets[k] + slot.size)
-    return Layout(tuple(ends), tuple(offsets[k] for k in places))
+        offsets = [0] * len(slots)
+        for name, k, slot in own:
+            offsets[k] = after[name] + GAP
+            after[name] = offsets[k] + -(-slot.size // GAP) * GAP
+    for name, k, slot in own:
+        after[name] = max(after[name], offsets[k] + slot.size)
+    ends = tuple(max(after[name], b.size) for name, b in zip(arrays, kernel.bindings))
+    return Layout(arrays, ends, tuple(offsets[k] for k in places))
 
 
-def _apart(own: Sequence[tuple[int, int, Slot]], offsets: Sequence[int]) -> bool:
+def _apart(own: Sequence[tuple[Name, int, Slot]], offsets: Sequence[int]) -> bool:
     """Does nothing overlap a value that is written, or one of another type?"""
-    ends: dict[int, tuple[int, Slot]] = {}  # of each binding, and the slot that ends there
-    for binding, k, slot in sorted(own, key=lambda x: offsets[x[1]]):
-        end, last = ends.get(binding, (0, slot))
+    ends: dict[Name, tuple[int, Slot]] = {}  # of each array, and the slot that ends there
+    for name, k, slot in sorted(own, key=lambda x: offsets[x[1]]):
+        end, last = ends.get(name, (0, slot))
         if offsets[k] < end and (slot.written or last.written or slot.dtype is not last.dtype):
             return False
         if offsets[k] + slot.size > end:
-            ends[binding] = (offsets[k] + slot.size, slot)
+            ends[name] = (offsets[k] + slot.size, slot)
     return True
 
 
@@ -198,30 +202,26 @@ class Trial(NamedTuple):
     drawn: Patterns
     fills: list[Fill]
     puts: list[Put]  # behind the fills
+    written: list[tuple[Name, int, int]]  # from where to where
     checks: list[Check]
-
-    def arrays(self) -> list[Name]:
-        """The array at each binding."""
-        return [(k, b.dtype) for k, b in enumerate(self.kernel.bindings)]
 
 
 def trial_of(kernel: KernelSource, layout: Layout, drawn: Patterns) -> Trial:
     """A trial with these numbers."""
-    around, within = list[Fill](), list[Fill]()  # of other types, some may lie around others
-    out = Trial(kernel, layout, drawn, [], [], [])
-    first, arrays = 0, out.arrays()
-    below = max(map(_indexed, kernel.forms))
-    zeros = _left_out(kernel, layout, arrays)
+    out = Trial(kernel, layout, drawn, [], [], [], [])
+    below, first, zeros = max(map(_indexed, kernel.forms)), 0, _left_out(kernel, layout)
     out.puts.extend(Put(name, at, 0) for name, at in zeros.items())
+    within: list[Fill] = []  # behind all that lies around values, whose type may be another
     for form in kernel.forms:
-        slots = range(first, first + len(form.slots))
-        names, offsets = [arrays[kernel.binding_of[k]] for k in slots], [layout.offsets[k] for k in slots]
-        kinds = [_kind(s.dtype, below) for s in form.slots]
-        for s, name, offset, kind in zip(form.slots, names, offsets, kinds):
-            if not s.written:
-                end = offset + s.size
-                around.append(Fill(name, max(0, offset - GAP), min(end + GAP, layout.sizes[name[0]]), kind))
-                within.append(Fill(name, offset, end, kind))
+        end = first + len(form.slots)
+        names, offsets = [layout.arrays[b] for b in kernel.binding_of[first:end]], layout.offsets[first:end]
+        first, kinds = end, [_kind(s.dtype, below) for s in form.slots]
+        for s, name, begin, kind in zip(form.slots, names, offsets, kinds):
+            if s.written:
+                out.written.append((name, begin, begin + s.size))
+            else:
+                out.fills.append(Fill(name, max(0, begin - GAP), begin + s.size + GAP, kind))
+                within.append(Fill(name, begin, begin + s.size, kind))
         read = _reader(form.slots, kinds, list(zip(names, offsets)), zeros, drawn)
         for exact, again in _expected(form, read, drawn.seed):
             k = exact.slot
@@ -230,21 +230,20 @@ def trial_of(kernel: KernelSource, layout: Layout, drawn: Patterns) -> Trial:
             out.checks.append(Check(names[k], form.slots[k], at, exact, again, half))
             if form.slots[k].replaces < 0:
                 out.puts.append(Put(names[k], at, POISON[names[k][1]]))
-        first += len(form.slots)
-    out.fills.extend([*around, *within])
+    out.fills.extend(within)
     return out
 
 
-def _left_out(kernel: KernelSource, layout: Layout, arrays: Sequence[Name]) -> dict[Name, Array]:
+def _left_out(kernel: KernelSource, layout: Layout) -> dict[Name, Array]:
     """The elements of each array that products need not multiply. They must be zeros, for whoever else reads them."""
     found: dict[Name, list[Array]] = {}
     first = 0
     for form in kernel.forms:
         for slot, elements in left_out(form.product, form.inner) if form.product else ():
             k = first + slot
-            found.setdefault(arrays[kernel.binding_of[k]], []).append(layout.offsets[k] + elements)
+            found.setdefault(layout.arrays[kernel.binding_of[k]], []).append(layout.offsets[k] + elements)
         first += len(form.slots)
-    return {name: np.unique(np.concatenate([x.reshape(-1) for x in parts])) for name, parts in found.items()}
+    return {name: np.concatenate([x.reshape(-1) for x in parts]) for name, parts in found.items()}
 
 
 def _reader(
@@ -282,50 +281,58 @@ def _expected(form: Kernel, read: Read, seed: int) -> Iterator[tuple[Written, Ca
         yield exact, lambda k=k: again(k)
 
 
-Run = Callable[[Sequence[tuple[str, Trial]]], Iterable[Sequence[Array]]]
+Kernels = Mapping[str, tuple[KernelSource, Layout]]
+Trials = Sequence[tuple[str, Trial]]  # and the key of each kernel
+Run = Callable[[Trials], Iterable[Sequence[Array]]]
 
 
-def faults(kernels: Mapping[str, tuple[KernelSource, Layout]], run: Run, *, strict: bool = False) -> dict[str, str]:
-    """What each kernel computes wrongly, in words; empty for those that are right.
+def trials_of(kernels: Kernels, seed: int = SEED, *, strict: bool = False) -> Trials:
+    """A trial of each kernel.
 
-    run:    runs trials, each by its kernel's key, and gives the elements that each of their checks asks for.
     strict: does the device divide exactly, and round to the nearest f16? Then few different floats are drawn, so that
             many comparisons are of equal ones, which inexact division would decide otherwise. WebGPU allows both.
     """
-    found = dict.fromkeys(kernels, "unknown")
-    for seed in SEEDS:
-        drawn = Patterns(seed, strict)
-        trials = [(key, trial_of(*kernels[key], drawn)) for key, how in found.items() if how]
+    drawn = Patterns(seed, strict)
+    return [(key, trial_of(*kernel, drawn)) for key, kernel in kernels.items()]
+
+
+def faults(kernels: Kernels, trials: Trials, run: Run) -> dict[str, str]:
+    """What each kernel computes wrongly, in words; empty for those that are right.
+
+    trials: the first of each kernel; those that fail have another.
+    run:    runs trials, and gives the elements that each of their checks asks for.
+    """
+    found = dict.fromkeys(kernels, "")
+    for again in (AGAIN, 0):
         for (key, trial), got in zip(trials, run(trials) if trials else ()):
             found[key] = next(filter(None, (c.difference(x) for c, x in zip(trial.checks, got))), "")
+        wrong = {key: kernels[key] for key, how in found.items() if how}
+        if not wrong or not again:
+            break
+        trials = trials_of(wrong, again, strict=trials[0][1].drawn.strict)
     return found
 
 
 class Contents:
     """What is known of arrays while trials run on them, one after the other: nothing is filled twice."""
 
-    def __init__(self) -> None:
+    def __init__(self, sizes: Mapping[Name, int]) -> None:
+        self._sizes = sizes
         self._known: dict[Name, list[tuple[int, int, Kind]]] = {}
 
     def lacking(self, trial: Trial) -> Iterator[Fill]:
         """What must be filled before a trial. Whatever the trial writes is unknown from then on."""
-        for wanted in trial.fills:
-            array, at, end, kind = wanted
+        for array, begin, end, kind in trial.fills:
+            at, end = begin, min(end, self._sizes[array])
             for b, e, _ in sorted(x for x in self._known.get(array, ()) if x[2] == kind):
                 at = max(at, e) if b <= at else at
             if at < end:
-                self._forget(array, wanted.begin, end)
-                self._known[array].append((wanted.begin, end, kind))
+                self._forget(array, begin, end)
+                self._known[array].append((begin, end, kind))
                 yield Fill(array, at, end, kind)
-        for array, at, _ in trial.puts:
-            self._forget(array, int(at.min(initial=0)), int(at.max(initial=0)) + 1)
-        first = 0
-        for form in trial.kernel.forms:
-            for k, s in enumerate(form.slots, first):
-                if s.written:
-                    begin = trial.layout.offsets[k]
-                    self._forget(trial.arrays()[trial.kernel.binding_of[k]], begin, begin + s.size)
-            first += len(form.slots)
+        puts = [(array, int(at.min(initial=0)), int(at.max(initial=0)) + 1) for array, at, _ in trial.puts]
+        for array, begin, end in (*puts, *trial.written):
+            self._forget(array, begin, end)
 
     def _forget(self, array: Name, begin: int, end: int) -> None:
         parts = [p for b, e, kind in self._known.get(array, ())
@@ -333,10 +340,10 @@ class Contents:
         self._known[array] = parts
 
 
-def sizes_of(layouts: Mapping[str, tuple[KernelSource, Layout]]) -> dict[Name, int]:
-    """The largest array at each binding, by type: one serves all trials."""
+def sizes_of(layouts: Iterable[Layout]) -> dict[Name, int]:
+    """The size of each array: one serves all trials."""
     out: dict[Name, int] = {}
-    for kernel, layout in layouts.values():
-        for k, (size, b) in enumerate(zip(layout.sizes, kernel.bindings)):
-            out[k, b.dtype] = max(out.get((k, b.dtype), 1), size)
+    for layout in layouts:
+        for name, end in zip(layout.arrays, layout.ends):
+            out[name] = max(out.get(name, 1), end)
     return out

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -195,13 +195,24 @@ class Compiling:
         self._pool.shutdown(cancel_futures=True)
 
 
-def build(program: Program, device: Any, calls: Calls, kernels: Kernels, shared: dict[str, Array]) -> Loaded:
-    """Load `program`: arrays (persistent ones from `shared`), pipelines, bind groups. Frees its arrays on failure."""
+def build(
+    program: Program,
+    device: Any,
+    calls: Calls,
+    kernels: Kernels,
+    shared: dict[str, Array],
+    meanwhile: Callable[[], None],
+) -> Loaded:
+    """Load `program`: arrays (persistent ones from `shared`), pipelines, bind groups. Frees its arrays on failure.
+
+    meanwhile: what this thread does while others compile.
+    """
     loaded = Loaded(program, depth_of(program))
     compiling = Compiling(program, calls, kernels)
     try:
         for b in program.buffers:
             loaded.arrays.append(_array(b, loaded.depth, device, calls, shared))
+        meanwhile()
         loaded.program, held = compiling.result()
         _launch(loaded, device, calls, kernels)
         loaded.inputs = plan_inputs(program, loaded.arrays, loaded.depth)
