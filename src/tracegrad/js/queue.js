@@ -8,11 +8,13 @@ const BATCH_RUNS = 64;
 const BATCH_MS = 100; // browsers give up on devices that seem to hang
 const BATCH_BYTES = 2 ** 26; // of inputs or outputs
 
+const answer = (x, error) => (x.work ? x.reject(error) : x.of.fail(x, error));
+
 /**
- * A run of a program: {of, done, begin, finish, recover, fail}. `of` is the program, {loaded, load}, whose runs share
- * batches; `done`: it needs no running any more. `begin()` gives a function that sets its inputs. `finish(outputs)` is
- * false if it changed nothing, nor did those behind it; `recover(outputs)` then makes the session ready for these.
- * `fail(error)` answers it. Work is {work, resolve, fail}.
+ * A run is {of, call}: one of those that a call asks for, unless `call.done`. `of`, a program, says what its runs are:
+ * {loaded, load, begin, finish, recover, fail}. Runs of the same one share batches. `begin(run)` gives a function that
+ * sets its inputs. `finish(run, outputs)` is false if the run changed nothing, nor did those behind it; then
+ * `recover(run, outputs)` makes the session ready for these. `fail(run, error)` answers it.
  */
 export class Queue {
   #host;
@@ -30,12 +32,12 @@ export class Queue {
 
   /** Do `work`; a promise of what it gives. */
   alone(work) {
-    return new Promise((resolve, fail) => this.add([{ work, resolve, fail }]));
+    return new Promise((resolve, reject) => this.add([{ work, resolve, reject }]));
   }
 
   /** Queue runs, or work. */
   add(items) {
-    for (const x of items) this.#ended ? x.fail(this.#ended) : this.#waiting.push(x);
+    for (const x of items) this.#ended ? answer(x, this.#ended) : this.#waiting.push(x);
     this.#advance();
   }
 
@@ -49,7 +51,7 @@ export class Queue {
   #advance() {
     while (!this.#busy && this.#waiting.length) {
       const [first] = this.#waiting;
-      if (first.done) this.#waiting.shift();
+      if (first.call?.done) this.#waiting.shift();
       else if (first.work || !first.of.loaded) {
         if (!this.#batches.length) this.#alone(first);
         break;
@@ -81,11 +83,12 @@ export class Queue {
     const runs = [], inputs = [], began = performance.now();
     while (runs.length < most && this.#waiting[0]?.of === of) {
       const run = this.#waiting.shift();
+      if (run.call.done) continue; // an earlier run of the call failed
       try {
-        const given = run.begin();
-        if (given) runs.push(run), inputs.push(given);
+        inputs.push(of.begin(run));
+        runs.push(run);
       } catch (e) {
-        run.fail(e);
+        answer(run, e);
       }
     }
     if (!runs.length) return;
@@ -105,8 +108,8 @@ export class Queue {
         const now = performance.now();
         of.atOnce = (runs.length * BATCH_MS) / (now - Math.max(began, this.#landed));
         this.#landed = now;
-        const bad = results.findIndex((x, k) => !runs[k].finish(x));
-        if (bad >= 0) await this.#replay(runs, bad, results[bad]);
+        const bad = results.findIndex((x, k) => !of.finish(runs[k], x));
+        if (bad >= 0) await this.#replay(of, runs, bad, results[bad]);
         else this.#batches.shift();
       } catch (e) {
         // Whether the device did these runs and those behind is unknown, so none is run a second time
@@ -118,13 +121,13 @@ export class Queue {
   }
 
   /** The k-th run was not applied, nor what is behind it, which comes again. */
-  async #replay(runs, k, outputs) {
+  async #replay(of, runs, k, outputs) {
     this.#busy = true;
     try {
       for (const later of this.#batches) await later.outputs;
       const behind = this.#under().slice(k + 1); // the rest of this batch, which is the oldest, and later ones
       this.#waiting.unshift(...behind);
-      await runs[k].recover(outputs);
+      await of.recover(runs[k], outputs);
     } catch (e) {
       await this.#fail([runs[k], ...this.#under()], e);
     } finally {
@@ -148,6 +151,6 @@ export class Queue {
     }
     if (session.lost || this.#ended) items = [...items, ...this.#under(), ...this.#waiting.splice(0)];
     this.#waiting = this.#waiting.filter((x) => !items.includes(x));
-    for (const x of items) x.fail(this.#ended ?? error);
+    for (const x of items) answer(x, this.#ended ?? error);
   }
 }

@@ -51,8 +51,8 @@ export class Training {
     this.hypers = program.inputs.filter(isHyper);
     this.inputs = program.inputs.filter(isGiven);
     this.knobs = { rate: { spec: asSchedule(manifest.lr), start: null }, values: new Map(Object.entries(manifest.hyper)) };
-    this.given = { program, load: (progress) => this.#load(this.given, progress) }; // takes its batch from the host
-    this.drawn = { program: manifest.feed, load: (progress) => this.#load(this.drawn, progress) }; // draws it from the data
+    this.given = this.#steps(program); // takes its batch from the host
+    this.drawn = this.#steps(manifest.feed); // draws it from the data
     this.forwards = mapped(manifest.forwards, (f, name) => ({ run: (inputs) => this.run(name, inputs), inputs: f.program.inputs.filter(isGiven) }));
   }
 
@@ -98,12 +98,12 @@ export class Training {
 
   /** One training step. Never rejects for what happens while executing: the result is completed, aborted or failed. */
   step(inputs) {
-    return this.#steps("step", 1, inputs);
+    return this.#call("step", 1, inputs);
   }
 
   /** `n` steps: inputs with a leading axis of length n are split. With none given, they are drawn from the data. */
   runSteps(n, inputs) {
-    return this.#steps("runSteps", n, inputs);
+    return this.#call("runSteps", n, inputs);
   }
 
   /**
@@ -214,7 +214,7 @@ export class Training {
 
   // --- steps ---
 
-  #steps(what, n, inputs = {}) {
+  #call(what, n, inputs = {}) {
     const { knobs } = this;
     const data = Object.keys(inputs).length ? null : this.#data;
     return new Promise((resolve) => {
@@ -228,29 +228,26 @@ export class Training {
           call.done = true;
           resolve(result);
         };
-        this.#queue.add(Array.from({ length: n }, (_, index) => this.#step(on, call, index)));
+        this.#queue.add(Array.from({ length: n }, (_, index) => ({ of: on, call, index, step: 0 })));
       } catch (e) {
         settle(e);
       }
     });
   }
 
-  /** One step of a call, as the queue runs it. */
-  #step(on, call, index) {
-    const { rate } = call.knobs;
-    let step = 0; // its number, once it has begun
-    return {
-      of: on,
-      get done() {
-        return call.done;
+  /** A program whose runs are steps, as the queue takes it. A run's `step` is its number, once it has begun. */
+  #steps(program) {
+    const on = {
+      program,
+      load: (progress) => this.#load(on, progress),
+      begin: (run) => {
+        const { call, index } = run;
+        run.step = 0;
+        this.#start(call.knobs.rate, this.#begun + 1);
+        run.step = ++this.#begun;
+        return (set) => this.#inputs(on, call, index, run.step, set);
       },
-      begin: () => {
-        step = 0;
-        this.#start(rate, this.#begun + 1);
-        step = ++this.#begun;
-        return (set) => this.#inputs(on, call, index, step, set);
-      },
-      finish: (outputs) => {
+      finish: ({ call, index, step }, outputs) => {
         if (outputs.get(HALTED).data[0]) return false;
         const { losses, n } = call;
         const [loss] = outputs.get("loss").data;
@@ -259,15 +256,17 @@ export class Training {
         if (index === n - 1) call.answer({ kind: "completed", loss, losses, step, aux: named(outputs, "aux."), captures: named(outputs, "capture.") });
         return true;
       },
-      recover: async (outputs) => {
+      recover: async ({ call, index, step }, outputs) => {
+        const { rate } = call.knobs;
         if (rate.start >= step) rate.start = null;
         call.answer(failed(await this.#refused(on, call, index, step, outputs)));
       },
-      fail: (e) => {
+      fail: ({ call, step }, e) => {
         if (step) this.#begun = this.counter; // none is under way
         call.answer(unfinished(e));
       },
     };
+    return on;
   }
 
   /** See that a program can run. */

@@ -47,11 +47,13 @@ class Batch(Protocol):
         ...
 
 
-@dataclass(slots=True)
 class Done:
     """A batch that was computed by `run` itself."""
 
-    results: list[dict[str, Any]]
+    __slots__ = ("results",)
+
+    def __init__(self, results: list[dict[str, Any]]) -> None:
+        self.results = results
 
     def outputs(self) -> list[dict[str, Any]]:
         """The results."""
