@@ -336,13 +336,12 @@ def test_a_device_error_fails_its_batch_and_runs_none_twice(trainer):
 
 def test_an_error_before_anything_ran_fails_its_batch_and_gives_the_numbers_back(trainer):
     trainer.session.fail_run.add(2)
-    trainer.session.gate.clear()
-    first = trainer.step(GOOD)
-    while not trainer.session.ran:
-        time.sleep(0.001)
-    failed = trainer.step(GOOD).result(5).error  # the first is still under way
-    trainer.session.gate.set()
-    assert "MemoryError: full" in str(failed) and isinstance(failed.__cause__, MemoryError)
+    hold = threading.Event()
+    trainer.worker.post(lambda session: hold.wait(5))
+    first, failed = trainer.step(GOOD), trainer.step(GOOD)
+    hold.set()
+    error = failed.result(5).error  # the first was still under way
+    assert "MemoryError: full" in str(error) and isinstance(error.__cause__, MemoryError)
     assert [first.step, trainer.step(GOOD).step] == [1, 2]
 
 
