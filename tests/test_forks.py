@@ -21,6 +21,7 @@ from tracegrad import nn, optim
 from tracegrad.engine.worker import Worker
 from tracegrad.program import SPELLING
 from tracegrad.render.c_engine import ENGINE
+from tracegrad.runtime.adapters import check_webgpu
 from tracegrad.runtime.c_compiler import compiler_named
 from tracegrad.runtime.forks import Generation
 
@@ -207,7 +208,11 @@ def test_a_child_forked_while_a_device_opens_is_not_left_waiting() -> None:
 
 
 def test_drivers_of_a_gpu_are_not_called_in_a_child(webgpu: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.warns(RuntimeWarning, match="software"), compiled("webgpu") as gpu:
+    software = check_webgpu().reason == "software"
+    with (
+        pytest.warns(RuntimeWarning, match="software") if software else contextlib.nullcontext(),
+        compiled("webgpu") as gpu,
+    ):
         gpu.step(x=X, y=X)
         told = in_child(lambda: compiled("webgpu"))
         assert told.startswith("DeviceError") and "does not survive a fork" in told and "'spawn'" in told

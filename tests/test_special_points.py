@@ -125,6 +125,12 @@ def derivatives(x: Tensor, fn: Callable[..., Any]) -> list[Tensor]:
     return [y, slope, gradients(slope.sum(), [x])[0]]
 
 
+def flushed(got: Any, want: Any, slack: float) -> Any:
+    """Where denormal points have the value of the zero of their sign."""
+    zero = np.where(np.signbit(POINTS), want[POINTS.tolist().index(0.0) + 1], want[POINTS.tolist().index(0.0)])
+    return (abs(POINTS) < np.finfo(np.float32).tiny) & np.isclose(got, zero, rtol=3e-5, atol=slack, equal_nan=True)
+
+
 def test_values_and_derivatives_at_special_points(runtime: Any) -> None:  # noqa: F811
     found = iter(computed(runtime, lambda x: tuple(t for row in ROWS for t in derivatives(x, row.ours)), POINTS))
     bad: list[str] = []
@@ -133,8 +139,10 @@ def test_values_and_derivatives_at_special_points(runtime: Any) -> None:  # noqa
             got = next(found)
             with np.errstate(over="ignore"):
                 wrong = ~np.isclose(got, want, rtol=3e-5, atol=row.slack, equal_nan=True)
-            if order == 2 and isinstance(runtime, NativeSession):  # a driver may make a (2 x) of a x + a x: 0 * inf
-                wrong &= abs(POINTS) != np.float32(3e38)
+            if isinstance(runtime, NativeSession):
+                if order == 2:  # a driver may make a (2 x) of a x + a x: 0 * inf
+                    wrong &= abs(POINTS) != np.float32(3e38)
+                wrong &= ~flushed(got, want, row.slack)  # a GPU may take denormals for zeros
             bad += [
                 f"{row.name}, order {order}, at {POINTS[k]}: {got[k]}, not {want[k]}" for k in np.flatnonzero(wrong)
             ]
