@@ -5,8 +5,8 @@
 Each first step has a process of its own, with empty caches of tracegrad and of the driver, as on a new machine. Those
 with and without checks (TRACEGRAD_VERIFY=off) take turns, and the median of each counts. Seconds go from the call of
 `tg.compile` to the first loss: on the wall, and of processors, those of C compilers included. The share is what checks
-add, over the first step without them. "within" are the seconds on the wall inside of the checks. A driver that
-compiles a pipeline when it is first launched does so there, and not in the step.
+add, over the first step without them. "within" are the seconds on the wall inside of the checks. C compilers are waited
+for there, and a driver that compiles a pipeline when it is first launched does so there, not in the step.
 """
 
 from __future__ import annotations
