@@ -196,7 +196,11 @@ def momentum() -> optim.Optimizer:
     return optim.sgd(lr=lr.linear(0.1, 0.01, 9), momentum=0.9)
 
 
-@pytest.mark.parametrize("training", [SINE, replace(SMALL[2], optimizer=momentum)], ids=repr)
+def factored() -> optim.Optimizer:
+    return optim.adafactor(0.05, ema=0.9)
+
+
+@pytest.mark.parametrize("training", [SINE, *(replace(SMALL[2], optimizer=o) for o in (momentum, factored))], ids=repr)
 def test_a_checkpoint_survives_the_way_both_ways(tab: Tab, training: Training, tmp_path: Path) -> None:
     inputs = batches(training, 9)
     with compiled(training) as train, compiled(training) as other:

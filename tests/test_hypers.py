@@ -43,6 +43,7 @@ OUTSIDE = {
 TAKING = [
     (optim.sgd, ("lr", "momentum", "weight_decay", "clip_grad_norm", "ema")),
     (optim.adam, ("lr", "beta1", "beta2", "eps", "clip_grad_norm", "ema")),
+    (optim.adafactor, ("lr", "weight_decay")),
     (optim.adamw, ("lr", "beta1", "beta2", "eps", "weight_decay")),
     (optim.lion, ("lr", "beta1", "beta2", "weight_decay")),
     (optim.rmsprop, ("lr", "alpha", "eps", "momentum", "weight_decay")),

@@ -93,6 +93,7 @@ OPTIMIZERS = {
     "accumulating": lambda: optim.adam(0.1, accumulate=2, clip_grad_norm=1.0, ema=0.9),
     "rmsprop": lambda: optim.rmsprop(0.1, momentum=0.9, centered=True),
     "muon": lambda: optim.muon(0.1, ema=0.9),
+    "adafactor": lambda: optim.adafactor(0.1),
     "lion": lambda: optim.lion(0.1, weight_decay=0.1),
     "sgd normalized": lambda: optim.sgd(0.1, momentum=0.9, normalize_grads=True),
 }
@@ -118,7 +119,7 @@ def test_large_gradients_train_or_fail_and_leave_everything_finite(name):
             assert isinstance(result.error, tg.NonFiniteError) and "squares" in str(result.error)
             assert all(np.array_equal(before[n], after[n]) for n in before) and train.digest() == digest
         assert isinstance(result, tg.Failed) == (
-            name in ("adam", "adam barely clipped", "accumulating", "rmsprop", "muon")
+            name in ("adam", "adam barely clipped", "accumulating", "rmsprop", "muon", "adafactor")
         )
         assert step(train, 1.0).step == 2 + isinstance(result, tg.Completed)
 

@@ -33,6 +33,7 @@ OPTIMIZERS = {
     "lion": lambda: optim.lion(lr=0.1, weight_decay=0.1),
     "rmsprop": lambda: optim.rmsprop(lr=0.1, momentum=0.9, centered=True),
     "muon": lambda: optim.muon(lr=0.1),
+    "adafactor": lambda: optim.adafactor(lr=0.1),
     "all_options": lambda: optim.adamw(lr=0.1, clip_grad_norm=1.0, normalize_grads=True, ema=0.99, accumulate=3),
 }
 

@@ -34,7 +34,8 @@ class Run:
         flat = TensorType(f32, (self.arena.size,))
         with tracing():
             g, p = leaf("grad", "g", flat), leaf("param", "p", flat)
-            state = {name: leaf("state", f"state.{name}", flat) for name in optimizer.transform.state}
+            sizes = optimizer.transform.sizes(self.arena)
+            state = {n: leaf("state", f"state.{n}", TensorType(f32, (size,))) for n, size in sizes.items()}
             updates, new = optimizer.transform.update(g, p, state, optim.Host(self.arena))
             assert new.keys() == state.keys()
             self.roots = [p + updates, *new.values()]
@@ -42,9 +43,9 @@ class Run:
         self.leaves = {t.name for t in toposort(self.roots) if t.attrs.get("role") == "hyper"}
         rng = np.random.default_rng(seed)
         self.p = self.flat({name: rng.standard_normal(shape) for name, shape in shapes.items()})
-        fills = optimizer.transform.state
+        fills = optimizer.transform.fills
         self.state = {
-            name: self.p.copy() if fill == "params" else np.full_like(self.p, fill) for name, fill in fills.items()
+            n: self.p.copy() if fill == "params" else np.full(sizes[n], fill, np.float32) for n, fill in fills.items()
         }
         self.count = 0
 
@@ -124,6 +125,11 @@ AGAINST_PYTORCH = {
         all_of(T.Adam, lr=0.01, betas=(0.5, 0.9), eps=1e-3),
     ),
     "adamw": (optim.adamw(0.01, weight_decay=0.2), decayed_only(T.AdamW, 0.2, lr=0.01)),
+    "adafactor": (optim.adafactor(0.02), all_of(T.Adafactor, lr=0.02)),
+    "adafactor settings": (
+        optim.adafactor(0.5, beta2_decay=-0.6, eps1=1e-4, eps2=0.1, d=1.5, weight_decay=0.1),
+        decayed_only(T.Adafactor, 0.1, lr=0.5, beta2_decay=-0.6, eps=(1e-4, 0.1), d=1.5),
+    ),
     "rmsprop": (optim.rmsprop(0.01), all_of(T.RMSprop, lr=0.01)),
     "rmsprop momentum": (
         optim.rmsprop(0.01, alpha=0.9, eps=1e-5, momentum=0.7, weight_decay=0.1),

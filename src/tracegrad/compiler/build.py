@@ -233,7 +233,8 @@ def training_graph(
     doubts = doubtful(t, y, aux, dict(zip(trained, found)))
     g = arena.pack(dict(zip(trained, map(scaling.unscaled, found) if scaling else found)))
     type_ = TensorType(f32, (arena.size,))
-    state = {name: leaf("state", name, type_) for name in optimizer.transform.state}
+    sizes = optimizer.transform.sizes(arena)
+    state = {name: leaf("state", name, TensorType(f32, (size,))) for name, size in sizes.items()}
     p = leaf("state", "params", type_)
     halted = leaf("state", HALTED, TensorType(i32, (1,)))
     host = Host(arena, scaling and scaling.updates())
@@ -244,9 +245,9 @@ def training_graph(
     # A pack lies in memory before it is read: the last kernel, which sets `halted`, must not read it as well.
     poison = pack([where(nonfinite(y) | (halted.reshape(()) != 0), inf, 0.0)])
     bad = nonfinite(sum_of_squares(g, unit) + poison.reshape(()))
-    keep = broadcast_to(~bad, (arena.size,))
-    writes = {name: where(keep, value, state[name]) for name, value in new.items()}
-    writes = {"grads": g, **writes, "params": where(keep, p + updates, p)}
+    keep = {size: broadcast_to(~bad, (size,)) for size in (arena.size, *sizes.values())}
+    writes = {name: where(keep[sizes[name]], value, state[name]) for name, value in new.items()}
+    writes = {"grads": g, **writes, "params": where(keep[arena.size], p + updates, p)}
     outputs = {"loss": y}
     halt = bad
     if scaling:
@@ -287,7 +288,8 @@ def persistent_of(
                 "no parameter of the model is trainable: leave out trainable=False somewhere, or use tg.compile_forward"
             )
         buffers.append(Buffer("grads", "f32", arena.size, "grad"))
-        buffers += [Buffer(n, "f32", arena.size, "state", fill) for n, fill in optimizer.transform.state.items()]
+        sizes = optimizer.transform.sizes(arena)
+        buffers += [Buffer(n, "f32", sizes[n], "state", fill) for n, fill in optimizer.transform.fills.items()]
         if precision == "f16":
             if taken := sorted(STATE.keys() & optimizer.transform.state):
                 raise InputError.here(f"the loss scale has states named {', '.join(taken)} too: rename the optimizer's")

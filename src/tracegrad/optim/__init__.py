@@ -3,6 +3,7 @@
 from typing import TYPE_CHECKING
 
 from tracegrad import foreign, lr
+from tracegrad.optim.adafactor import adafactor, scale_by_adafactor
 from tracegrad.optim.arena import Arena, Slot
 from tracegrad.optim.gradients import accumulate, clip_by_global_norm, normalize_gradients
 from tracegrad.optim.host import Host
@@ -17,13 +18,13 @@ from tracegrad.optim.scaling import (
     scale_by_rms,
     track_ema,
 )
-from tracegrad.optim.transform import Transform, chain
+from tracegrad.optim.transform import PerParameter, Transform, chain
 
 __all__ = [
-    "Arena", "Host", "Optimizer", "Options", "Slot", "Transform", "accumulate", "adam", "adamw",
-    "add_decayed_weights", "chain", "clip_by_global_norm", "custom", "lion", "muon", "normalize_gradients",
-    "rmsprop", "scale_by_adam", "scale_by_lion", "scale_by_lr", "scale_by_momentum", "scale_by_muon",
-    "scale_by_rms", "sgd", "track_ema",
+    "Arena", "Host", "Optimizer", "Options", "PerParameter", "Slot", "Transform", "accumulate", "adafactor", "adam",
+    "adamw", "add_decayed_weights", "chain", "clip_by_global_norm", "custom", "lion", "muon", "normalize_gradients",
+    "rmsprop", "scale_by_adafactor", "scale_by_adam", "scale_by_lion", "scale_by_lr", "scale_by_momentum",
+    "scale_by_muon", "scale_by_rms", "sgd", "track_ema",
 ]  # fmt: skip
 
 if not TYPE_CHECKING:  # type checkers are to report unknown names themselves

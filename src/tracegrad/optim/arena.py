@@ -13,7 +13,7 @@ from typing import NamedTuple
 from tracegrad.dtypes import Shape
 from tracegrad.ir import Tensor
 from tracegrad.prims.folds import pack
-from tracegrad.prims.leaves import iota
+from tracegrad.prims.leaves import const, iota
 from tracegrad.prims.views import reshape, slice_
 
 
@@ -55,6 +55,20 @@ class Arena(NamedTuple):
             decayed = at if decay else decayed
         return Arena(tuple(slots), at, decayed)
 
+    def shaped(self, shape: Callable[[Shape], Shape | None]) -> Arena:
+        """The layout of arrays that have a part for each parameter, of shape `shape(parameter's)`; None: no part.
+
+        One element long where no parameter has a part, because arrays on a device are never empty.
+        """
+        slots: list[Slot] = []
+        at = 0
+        for slot in self.slots:
+            part = shape(slot.shape)
+            if part is not None:
+                slots.append(Slot(slot.name, part, at, slot.decay))
+                at += slots[-1].size
+        return Arena(tuple(slots), max(at, 1), 0)
+
     def view(self, flat: Tensor, slot: Slot) -> Tensor:
         """One parameter's part of `flat`, in its shape."""
         return reshape(slice_(flat, 0, slot.offset, slot.size), slot.shape)
@@ -65,6 +79,8 @@ class Arena(NamedTuple):
 
     def pack(self, parts: Mapping[str, Tensor]) -> Tensor:
         """A flat array of a tensor for each parameter; the inverse of `views`."""
+        if not self.slots:
+            return reshape(const(0.0), (1,))
         return pack([reshape(parts[slot.name], (slot.size,)) for slot in self.slots])
 
     def each(self, fn: Callable[..., Tensor], *flats: Tensor) -> Tensor:

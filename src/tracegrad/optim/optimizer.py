@@ -93,7 +93,7 @@ class Optimizer:
             "kind": self.name,
             "lr": as_schedule(self.lr).spec(),
             "hyper": dict(self.hyper),
-            "state": dict(self.transform.state),
+            "state": self.transform.fills,
             "options": dict(self.options),
         }
 
@@ -107,7 +107,7 @@ def custom(transform: Transform, lr: LR = 1e-3, **options: Unpack[Options]) -> O
 
     The parameters become p - lr * transform(g), after what `options` do to the gradient.
     """
-    return _make("custom", [transform], lr, options, partial(custom, transform, lr, **options))
+    return made("custom", [transform], lr, options, partial(custom, transform, lr, **options))
 
 
 def sgd(
@@ -123,16 +123,16 @@ def sgd(
     """
     if nesterov and momentum == 0:
         raise InputError.here("sgd: nesterov needs a momentum above 0")
-    chained = [*_l2(weight_decay), *_unless_off(momentum, scale_by_momentum(momentum, nesterov))]
+    chained = [*decoupled(weight_decay), *_unless_off(momentum, scale_by_momentum(momentum, nesterov))]
     again = partial(sgd, lr, momentum=momentum, nesterov=nesterov, weight_decay=weight_decay, **options)
-    return _make("sgd", chained, lr, options, again, ("momentum", "weight_decay"), nesterov=nesterov)
+    return made("sgd", chained, lr, options, again, ("momentum", "weight_decay"), nesterov=nesterov)
 
 
 def adam(
     lr: LR = 1e-3, beta1: float = 0.9, beta2: float = 0.999, eps: float = 1e-8, **options: Unpack[Options]
 ) -> Optimizer:
     """p <- p - lr * m_hat / (sqrt(v_hat) + eps): see `scale_by_adam`. PyTorch's Adam. options: see `Options`."""
-    return _make(
+    return made(
         "adam", [scale_by_adam(beta1, beta2, eps)], lr, options, partial(adam, lr, beta1, beta2, eps, **options)
     )
 
@@ -150,7 +150,7 @@ def adamw(
     PyTorch's AdamW (Loshchilov & Hutter 2019); the decay follows the schedule. options: see `Options`.
     """
     again = partial(adamw, lr, weight_decay, beta1, beta2, eps, **options)
-    return _make("adamw", [scale_by_adam(beta1, beta2, eps), add_decayed_weights(weight_decay)], lr, options, again)
+    return made("adamw", [scale_by_adam(beta1, beta2, eps), add_decayed_weights(weight_decay)], lr, options, again)
 
 
 def lion(
@@ -161,8 +161,8 @@ def lion(
     Takes a rate 3 to 10 times smaller, and a decay as much larger, than adamw. options: see `Options`.
     """
     again = partial(lion, lr, beta1, beta2, weight_decay=weight_decay, **options)
-    chained = [scale_by_lion(beta1, beta2), *_l2(weight_decay)]
-    return _make("lion", chained, lr, options, again, ("weight_decay",))
+    chained = [scale_by_lion(beta1, beta2), *decoupled(weight_decay)]
+    return made("lion", chained, lr, options, again, ("weight_decay",))
 
 
 def rmsprop(
@@ -178,10 +178,10 @@ def rmsprop(
 
     weight_decay is L2. options: see `Options`.
     """
-    chained = [*_l2(weight_decay), scale_by_rms(alpha, eps, centered)]
+    chained = [*decoupled(weight_decay), scale_by_rms(alpha, eps, centered)]
     chained += _unless_off(momentum, scale_by_momentum(momentum))
     again = partial(rmsprop, lr, alpha, eps, weight_decay=weight_decay, momentum=momentum, centered=centered, **options)
-    return _make("rmsprop", chained, lr, options, again, ("momentum", "weight_decay"), centered=centered)
+    return made("rmsprop", chained, lr, options, again, ("momentum", "weight_decay"), centered=centered)
 
 
 def muon(
@@ -211,10 +211,11 @@ def muon(
         muon, lr, weight_decay, momentum, nesterov, eps, ns_steps, adjust_lr, only, adam_lr_scale, beta1, beta2,
         adam_eps, **options,
     )  # fmt: skip
-    return _make("muon", [core, add_decayed_weights(weight_decay)], lr, options, again, (), **plain)
+    return made("muon", [core, add_decayed_weights(weight_decay)], lr, options, again, (), **plain)
 
 
-def _l2(weight_decay: float) -> list[Transform]:
+def decoupled(weight_decay: float) -> list[Transform]:
+    """Weight decay as a part of a chain; no part where it is off."""
     return _unless_off(weight_decay, add_decayed_weights(weight_decay))
 
 
@@ -222,22 +223,27 @@ def _unless_off(value: float, transform: Transform) -> list[Transform]:
     return [transform] if value else []
 
 
-def _make(
+def made(
     name: str,
     core: list[Transform],
     lr: LR,
     options: Options,
-    again: Callable[..., Optimizer],
+    again: partial[Optimizer],
     optional: tuple[str, ...] = (),
     **shaped_by: Any,
 ) -> Optimizer:
-    """The options around the core: normalise, clip, core, lr, average; all of it at every k-th step.
+    """An optimizer with a core of its own, and the options around it.
 
-    again, optional: see `Optimizer.again`, and which of the core's hyperparameters it may lack.
+    Normalise, clip, core, lr, average; all of it at every k-th step.
+
+    name, core: what it is called, and the parts of its chain
+    again:      the optimizer's function with its arguments
+    optional:   hyperparameters that the core lacks while they are off; `again` takes them
+    shaped_by:  arguments of its own that shape the chain, as plain data
     """
     unknown = options.keys() - Options.__annotations__.keys()
     if unknown:
-        own = globals()[name].__code__
+        own = cast("Any", again).func.__code__
         takes = (*own.co_varnames[: own.co_argcount], *Options.__annotations__)
         others = {word: value for word, value in cast("dict[str, object]", options).items() if word in unknown}
         raise placed(unexpected(takes, others), f"optim.{name}", call_site())

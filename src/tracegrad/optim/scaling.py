@@ -5,7 +5,7 @@ from __future__ import annotations
 from tracegrad.hypers import RANGES
 from tracegrad.ir import Tensor
 from tracegrad.optim.host import Host
-from tracegrad.optim.transform import Fill, State, Transform
+from tracegrad.optim.transform import Kept, State, Transform
 from tracegrad.prims.elementwise import maximum, sign, sqrt, square, where
 
 
@@ -102,7 +102,7 @@ def scale_by_rms(alpha: float = 0.99, eps: float = 1e-8, centered: bool = False)
             spread = maximum(spread - square(new["m"]), 0.0)  # rounding makes it negative where g hardly changes
         return g / (sqrt(spread) + host.hyper("eps")), new
 
-    state: dict[str, Fill] = {"v": 0.0, "m": 0.0} if centered else {"v": 0.0}
+    state: dict[str, Kept] = {"v": 0.0, "m": 0.0} if centered else {"v": 0.0}
     return Transform.made(state, update, "squares", alpha=alpha, eps=eps)
 
 

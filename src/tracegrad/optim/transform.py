@@ -6,15 +6,36 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
-from tracegrad.errors import InputError
+from tracegrad.dtypes import Shape
+from tracegrad.errors import InputError, ShapeError
 from tracegrad.hypers import RANGES, Range, checked
 from tracegrad.ir import Tensor
+from tracegrad.optim.arena import Arena
 from tracegrad.optim.host import Host
 
 State = Mapping[str, Tensor]
 Fill = float | Literal["params"]
 Takes = Literal["any", "squares", "units"]
 Update = Callable[[Tensor, Tensor, State, Host], "tuple[Tensor, State]"]
+
+
+@dataclass(frozen=True, slots=True)
+class PerParameter:
+    """A state with a part for each parameter that has another shape than the parameter.
+
+    shape: a parameter's shape -> the shape of its part, such as (m, n) -> (m, 1); None for no part
+    fill:  what it is filled with at reset
+    """
+
+    shape: Callable[[Shape], Shape | None]
+    fill: float = 0.0
+
+    def layout(self, arena: Arena) -> Arena:
+        """Where the parts lie in the flat array of this state."""
+        return arena.shaped(self.shape)
+
+
+Kept = Fill | PerParameter
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +46,8 @@ class Transform:
             `host.arena` for who lies where). The first part of a chain gets the gradient, each next one what the one
             before it gave; what the last one gives is added to the parameters `p`.
     state:  the arrays it keeps, by name, with what they are filled with at reset: a number, or "params" for a copy
-            of the parameters. `update` gets and returns exactly these.
+            of the parameters. They have the parameters' layout, unless a `PerParameter` says what shape a parameter's
+            part has. `update` gets and returns exactly these, flat.
     hyper:  first values of the hyperparameters that `update` asks `host.hyper` or `host.complement` for.
     ranges: values that a hyperparameter takes, by name; one without a range takes any number that is finite in f32.
     takes:  gradients that it makes something finite of: "any" that are finite; those with finite "squares"; or any, if
@@ -38,14 +60,26 @@ class Transform:
             return Transform({}, lambda g, p, state, host: (tg.sign(g), {}))
     """
 
-    state: Mapping[str, Fill]
+    state: Mapping[str, Kept]
     update: Update
     hyper: Mapping[str, float] = field(default_factory=dict[str, float])
     ranges: Mapping[str, Range] = field(default_factory=dict[str, Range])
     takes: Takes = "squares"
 
+    @property
+    def fills(self) -> dict[str, Fill]:
+        """What each state is filled with at reset."""
+        return {name: kept.fill if isinstance(kept, PerParameter) else kept for name, kept in self.state.items()}
+
+    def sizes(self, arena: Arena) -> dict[str, int]:
+        """Number of elements of each state."""
+        return {
+            name: (kept.layout(arena) if isinstance(kept, PerParameter) else arena).size
+            for name, kept in self.state.items()
+        }
+
     @staticmethod
-    def made(state: Mapping[str, Fill], update: Update, takes: Takes = "any", **hyper: float) -> Transform:
+    def made(state: Mapping[str, Kept], update: Update, takes: Takes = "any", **hyper: float) -> Transform:
         """A transform with the hyperparameters `hyper`, which have the ranges of `RANGES`; InputError outside of it."""
         ranges = {name: RANGES[name] for name in hyper}
         return Transform(state, update, {n: checked(n, x, ranges[n]) for n, x in hyper.items()}, ranges, takes)
@@ -58,7 +92,7 @@ def chain(*transforms: Transform) -> Transform:
     their first values differ.
     """
     names: list[dict[str, str]] = []  # of each transform: its own name -> the chain's
-    state: dict[str, Fill] = {}
+    state: dict[str, Kept] = {}
     hyper: dict[str, float] = {}
     ranges: dict[str, Range] = {}
     for t in transforms:
@@ -76,6 +110,12 @@ def chain(*transforms: Transform) -> Transform:
             g, part = t.update(g, p, {name: old[full] for name, full in own.items()}, host)
             if part.keys() != own.keys():
                 raise InputError.here(f"a transform with the state {sorted(own)} returned the state {sorted(part)}")
+            for name, value in part.items():
+                declared = old[own[name]].type
+                if value.shape != declared.shape:
+                    raise ShapeError.here(
+                        f"a transform gives the state {name!r} as {value.type}; it declares {declared}"
+                    )
             new |= {own[name]: value for name, value in part.items()}
         return g, new
 
@@ -83,7 +123,7 @@ def chain(*transforms: Transform) -> Transform:
     return Transform(state, update, hyper, ranges, demanding[0] if demanding else "any")
 
 
-def _unused(name: str, taken: Mapping[str, Fill]) -> str:
+def _unused(name: str, taken: Mapping[str, Kept]) -> str:
     full, k = name, 0
     while full in taken:
         k += 1

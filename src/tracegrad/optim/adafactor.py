@@ -1,0 +1,87 @@
+"""Adafactor: of a matrix it keeps mean squares of rows and columns only, m + n numbers instead of m n."""
+
+from __future__ import annotations
+
+import math
+from functools import partial
+from typing import Unpack
+
+from tracegrad.hypers import AT_LEAST_0, POSITIVE, Range, checked
+from tracegrad.ir import Tensor, bind
+from tracegrad.optim.gradients import norm
+from tracegrad.optim.host import Host
+from tracegrad.optim.optimizer import LR, Optimizer, Options, decoupled, made
+from tracegrad.optim.scaling import running_mean
+from tracegrad.optim.transform import PerParameter, State, Transform
+from tracegrad.prims.elementwise import maximum, minimum, pow, rsqrt, sqrt, square
+from tracegrad.prims.folds import SUM
+
+RANGES = {"beta2_decay": Range(high=0.0), "eps1": POSITIVE, "eps2": AT_LEAST_0, "d": Range(1.0)}
+EPS_F32 = 2.0**-23
+ROWS = PerParameter(lambda shape: (*shape[:-1], 1) if len(shape) > 1 else None)
+COLUMNS = PerParameter(lambda shape: (*shape[:-2], 1, shape[-1]) if len(shape) > 1 else None)
+VECTORS = PerParameter(lambda shape: shape if len(shape) < 2 else None)
+
+
+def _mean(x: Tensor, axis: int) -> Tensor:
+    """The mean along an axis, counted from the end, which stays with length 1."""
+    return bind(SUM, x, axes=(x.ndim + axis,)) * (1.0 / x.shape[axis])
+
+
+def _rms(x: Tensor) -> Tensor:
+    return norm(x) * (1.0 / math.sqrt(x.size))
+
+
+def scale_by_adafactor(
+    beta2_decay: float = -0.8, eps1: float = EPS_F32, eps2: float = 1e-3, d: float = 1.0
+) -> Transform:
+    """u / max(1, rms(u) / d) max(eps2, rms(p)) min(1, 1 / (lr sqrt(step))), u = g / sqrt(v) (Shazeer & Stern 2018).
+
+    Each parameter for itself. v of a vector is a running mean of g^2, in which the step's share is step^beta2_decay;
+    of a matrix it is r c / mean(r), r and c being such means over each row and each column. PyTorch's Adafactor.
+    """
+
+    def update(g: Tensor, p: Tensor, state: State, host: Host) -> tuple[Tensor, State]:
+        arena = host.arena
+        layouts = {name: kept.layout(arena) for name, kept in kinds.items()}
+        new = {name: layout.views(state[name]) for name, layout in layouts.items()}
+        share, eps = pow(host.step, host.hyper("beta2_decay")), host.hyper("eps1")
+        directions: dict[str, Tensor] = {}
+        for slot in arena.slots:
+            x = arena.view(g, slot)
+            for name, axis in (("rows", -1), ("columns", -2), ("vectors", None)):
+                if slot.name in new[name]:
+                    squares = square(x) if axis is None else _mean(square(x), axis)
+                    new[name][slot.name] = running_mean(new[name][slot.name], squares, share)
+            if slot.name in new["rows"]:
+                rows = new["rows"][slot.name]
+                v = rows * new["columns"][slot.name] / maximum(_mean(rows, -2), eps)
+            else:
+                v = new["vectors"][slot.name]
+            u = x * rsqrt(maximum(v, eps * eps))
+            scale = maximum(_rms(arena.view(p, slot)), host.hyper("eps2"))
+            directions[slot.name] = u * (scale / maximum(_rms(u) / host.hyper("d"), 1.0))
+        rate = minimum(1.0 / (sqrt(host.step) * maximum(host.hyper("lr"), 1e-20)), 1.0)
+        return arena.pack(directions) * rate, {name: layouts[name].pack(new[name]) for name in kinds}
+
+    kinds = {"rows": ROWS, "columns": COLUMNS, "vectors": VECTORS}
+    given = {"beta2_decay": beta2_decay, "eps1": eps1, "eps2": eps2, "d": d}
+    return Transform(kinds, update, {n: checked(n, x, RANGES[n]) for n, x in given.items()}, RANGES)
+
+
+def adafactor(
+    lr: LR = 0.01,
+    beta2_decay: float = -0.8,
+    eps1: float = EPS_F32,
+    eps2: float = 1e-3,
+    d: float = 1.0,
+    weight_decay: float = 0.0,
+    **options: Unpack[Options],
+) -> Optimizer:
+    """p <- (1 - lr weight_decay) p - lr * a scaled gradient: see `scale_by_adafactor`. PyTorch's Adafactor.
+
+    Keeps m + n numbers of a matrix [m, n], and as many as there are of a vector. options: see `Options`.
+    """
+    again = partial(adafactor, lr, beta2_decay, eps1, eps2, d, weight_decay=weight_decay, **options)
+    core = [scale_by_adafactor(beta2_decay, eps1, eps2, d), *decoupled(weight_decay)]
+    return made("adafactor", core, lr, options, again, ("weight_decay",))
