@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import string
 from collections.abc import Sequence
 
 from tracegrad.dtypes import Shape
@@ -17,6 +16,8 @@ from tracegrad.prims.leaves import as_tensor, as_tensors, iota
 from tracegrad.shapes import broadcast_shapes
 
 __all__ = ["einsum", "matmul", "outer"]
+
+LETTERS = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"  # of an einsum
 
 
 @method
@@ -95,14 +96,14 @@ def _parse(spec: str, xs: Sequence[Tensor]) -> tuple[list[str], str]:
     terms = left.split(",")
     if len(terms) != len(xs):
         raise ShapeError(f"{spec!r} names {len(terms)} operands, got {len(xs)}")
-    spare = [c for c in string.ascii_letters if c not in spec]
+    spare = [c for c in LETTERS if c not in spec]
     widest = 0
     for k, (term, x) in enumerate(zip(terms, xs)):
         named = term.replace("...", "")
         extra = x.ndim - len(named)
         if extra < 0 or (extra and "..." not in term):
             raise ShapeError(f"{term!r} in {spec!r} does not fit the {x.ndim} axes of {x.type}; give each a letter")
-        if not all(c in string.ascii_letters for c in named):
+        if not all(c in LETTERS for c in named):
             raise ShapeError(f"axes are named by letters, got {term!r} in {spec!r}")
         widest = max(widest, extra)
         terms[k] = term.replace("...", "".join(spare[:extra][::-1]))  # aligned from the last axis

@@ -14,16 +14,18 @@ import importlib
 import importlib.util
 import json
 import os
-import subprocess
 import sys
 import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from tracegrad.errors import DeviceError
 from tracegrad.runtime import cffi_header, cffi_names, forks, remembered, tab
 from tracegrad.runtime.quiet import quiet_stderr
+
+if TYPE_CHECKING:
+    import subprocess
 
 T = TypeVar("T")
 INSTALL = 'pip install "wgpu>=0.32,<0.33"'
@@ -259,6 +261,8 @@ def _probe(child: subprocess.Popen[bytes] | None) -> _Answer:
         return _probe_browser()
     if importlib.util.find_spec("wgpu") is None:
         return _Answer(reason="no-wgpu")
+    import subprocess
+
     child = child or _started_child()
     try:
         text = _probe_here() if child is None else _probe_child(child)
@@ -310,6 +314,8 @@ def _started_child() -> subprocess.Popen[bytes] | None:
         return None
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
     command = [sys.executable, "-P", "-c", PROBE, cffi_names.__file__]
+    import subprocess
+
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment)
 
 

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from concurrent.futures import Future
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
+
+if TYPE_CHECKING:
+    from concurrent.futures import Future
 
 T = TypeVar("T")
 
 
 def aside(fn: Callable[[], T]) -> Future[T]:
     """What `fn` will give. The thread is a daemon: an interpreter that exits does not wait for `fn`."""
+    from concurrent.futures import Future
+
     result: Future[T] = Future()
 
     def run() -> None:

@@ -11,7 +11,6 @@ import importlib
 import os
 import stat
 import sys
-import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -84,6 +83,8 @@ def _is_private_group(number: int) -> bool:
 
 def put(path: Path, data: bytes) -> None:
     """Write a file there: all of it or nothing, whoever else writes at the same time."""
+    import tempfile
+
     handle, name = tempfile.mkstemp(dir=path.parent, prefix="new-")
     try:
         with os.fdopen(handle, "wb") as file:

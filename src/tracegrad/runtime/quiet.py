@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
-import tempfile
 from collections.abc import Generator
 
 
@@ -24,6 +23,8 @@ def quiet_stderr() -> Generator[None, None, None]:
     except (OSError, AttributeError, ValueError):
         yield
         return
+    import tempfile
+
     with tempfile.TemporaryFile() as sink:
         os.dup2(sink.fileno(), 2)
         try:
