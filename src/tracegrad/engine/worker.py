@@ -341,7 +341,8 @@ class Worker:
         """Take the outputs of the oldest batch."""
         runs, session = oldest.runs, self._session
         try:
-            results, most = oldest.batch.outputs(), session.capacity(oldest.handle)
+            results = oldest.batch.outputs()
+            most = session.capacity(oldest.handle) if session.batch_seconds else 1
         except Exception as e:
             # Whether the device did these runs and those behind is unknown, so none is run a second time.
             self._fail(runs, e)

@@ -47,17 +47,12 @@ class Batch(Protocol):
         ...
 
 
-class Done:
-    """A batch that was computed by `run` itself."""
-
-    __slots__ = ("results",)
-
-    def __init__(self, results: list[dict[str, Any]]) -> None:
-        self.results = results
+class Done(list[dict[str, Any]]):
+    """A batch that was computed by `run` itself: the outputs of each run."""
 
     def outputs(self) -> list[dict[str, Any]]:
-        """The results."""
-        return self.results
+        """The list itself."""
+        return self
 
 
 class Session(Protocol):

@@ -210,7 +210,10 @@ class CpuSession:
 
     def run(self, handle: int, inputs: Sequence[Mapping[str, Any]]) -> Done:
         """Compute the runs now."""
-        return Done([self._run(handle, given) for given in inputs])
+        done = Done()
+        for given in inputs:
+            done.append(self._run(handle, given))
+        return done
 
     def _run(self, handle: int, inputs: Mapping[str, Any]) -> dict[str, Any]:
         self._check_open()
