@@ -36,9 +36,14 @@ def mutate() -> Any:
     return module
 
 
-def test_every_change_of_behaviour_is_a_mutant(mutate: Any) -> None:
+@pytest.fixture(scope="module")
+def mutations(mutate: Any) -> Any:
+    return sys.modules["mutations"]  # the tool puts its folder on the path
+
+
+def test_every_change_of_behaviour_is_a_mutant(mutations: Any) -> None:
     """Operators, numbers, conditions; no annotation, default, message or constant of the module."""
-    assert {m.what for m in mutate.mutants(SOURCE)} == {
+    assert {m.what for m in mutations.mutants(SOURCE)} == {
         "a * b + 1 -> a * b - 1", "a * b -> a + b", "1 -> 2",
         "if x < 3 and more -> if not", "x < 3 and more -> x < 3 or more", "x < 3 -> x <= 3", "3 -> 4",
         "[k for k in range(x) if k % 2] or -x -> [k for k in range(x) if k % 2] and -x", "if k % 2 -> always",
@@ -46,35 +51,35 @@ def test_every_change_of_behaviour_is_a_mutant(mutate: Any) -> None:
     }  # fmt: skip
 
 
-def test_each_mutant_compiles_and_differs(mutate: Any) -> None:
-    for m in mutate.mutants(SOURCE):
-        tree = mutate.changed(SOURCE, m)
+def test_each_mutant_compiles_and_differs(mutations: Any) -> None:
+    for m in mutations.mutants(SOURCE):
+        tree = mutations.changed(SOURCE, m)
         compile(tree, "<mutant>", "exec")
         assert ast.unparse(tree) != ast.unparse(ast.parse(SOURCE)), m
 
 
-def test_living_functions_get_the_change(mutate: Any, tmp_path: Path) -> None:
+def test_living_functions_get_the_change(mutations: Any, tmp_path: Path) -> None:
     """Lambdas of tables, and closures that were made before."""
     path = tmp_path / "live.py"
     path.write_text("make = lambda k: lambda x: x + k\nTABLE = {'a': lambda a, b: a - b, 'b': lambda a, b: a * b}\n")
     scope: dict[str, Any] = {}
-    exec(compile(path.read_text(), str(path), "exec", flags=mutate._future()), scope)
+    source = path.read_text()
+    exec(compile(source, str(path), "exec", flags=annotations.compiler_flag), scope)
     add_two, table = scope["make"](2), scope["TABLE"]
     assert (add_two(5), table["a"](5, 2), table["b"](5, 2)) == (7, 3, 10)
     for what, want in (("x + k -> x - k", (3, 3, 10)), ("a * b -> a + b", (7, 3, 7))):
-        (mutant,) = [m for m in mutate.mutants(path.read_text()) if m.what == what]
+        (mutant,) = [m for m in mutations.mutants(source) if m.what == what]
         undo = {f: f.__code__ for f in (add_two, *table.values())}
-        assert mutate.put_in(str(path), mutate.changed(path.read_text(), mutant)) >= 3
+        assert mutations.put_in(str(path), source, mutant, mutations.living(str(path))) >= 3
         assert (add_two(5), table["a"](5, 2), table["b"](5, 2)) == want
         for f, code in undo.items():
             f.__code__ = code
 
 
-def test_files_and_kept_mutants_exist(mutate: Any) -> None:
-    """Every file of the map has tests, and every mutant kept as equivalent is still one."""
-    for name, tests in mutate.FILES.items():
-        assert (mutate.HOME / mutate.SRC / name).is_file()
-        assert all((mutate.HOME / "tests" / f"{t}.py").is_file() for t in tests), name
+def test_files_tests_and_kept_mutants_exist(mutate: Any) -> None:
+    """Every file and test module of the tool exists, and every mutant kept as equivalent is still one."""
+    assert all((mutate.HOME / mutate.SRC / name).is_file() for name in mutate.FILES)
+    assert all((mutate.HOME / "tests" / f"{t}.py").is_file() for t in mutate.TESTS)
     for name, known in mutate.kept().items():
         there = {(m.line, m.what) for m in mutate.mutants((mutate.HOME / mutate.SRC / name).read_text())}
         assert known <= there, f"{name}: remove from tests/mutants.md: {known - there}"
