@@ -47,7 +47,7 @@ def _softmaxes() -> list[Case]:
     rows = [
         Case(f"{name}_{axis}", lambda x, n=name, a=axis: getattr(tg, n)(x, a), ((2, 3, 4),),
              torch=lambda x, n=name, a=axis: getattr(torch, n)(x, a))
-        for name in ("softmax", "log_softmax") for axis in (-1, 0, 1)
+        for name in ("softmax", "log_softmax") for axis in (-1, 0, 1, -2)
     ]  # fmt: skip
     return [
         *rows,

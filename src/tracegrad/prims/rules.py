@@ -63,8 +63,8 @@ def alike(n: int, y: Tensor, /, *xs: Tensor, **attrs: Any) -> Tensor:
 
 def shifted(n: int, y: Tensor, *xs: Tensor, **attrs: Any) -> Tensor:
     """The row itself, with `axis` and `axes` counted behind the new axis, and `shape` with it in front."""
-    if "axis" in attrs:
-        attrs["axis"] = attrs["axis"] % xs[0].ndim if attrs["axis"] < 0 else attrs["axis"] + 1
+    if attrs.get("axis", -1) >= 0:  # a negative one counts from the end, which stays
+        attrs["axis"] += 1
     if "axes" in attrs:
         attrs["axes"] = tuple([a + 1 for a in attrs["axes"]])
     if "shape" in attrs:
