@@ -22,6 +22,7 @@ TOGETHER = 200  # tests between two writings of the map
 class Run:
     """One test without any change: its seconds, and the lines of each file that it runs, as bits."""
 
+    function: str
     seconds: float
     lines: dict[str, int]
     failed: bool = False
@@ -33,7 +34,7 @@ def noted(session: Any, files: Sequence[str], fresh: bool) -> list[Run]:
     for at in MAP.iterdir() if fresh else ():
         at.unlink()
     now = {name: digest(HOME / SRC / name) for name in files}
-    runs: list[Run] = [Run(0, {}, failed=True)] * len(session.items)
+    runs: list[Run] = [Run("", 0, {}, failed=True)] * len(session.items)
     modules: dict[Path, list[int]] = {}
     for k, item in enumerate(session.items):
         modules.setdefault(item.path, []).append(k)
@@ -54,7 +55,7 @@ def noted(session: Any, files: Sequence[str], fresh: bool) -> list[Run]:
             found = entries.get(session.items[k].nodeid)
             if found is not None:
                 lines = {name: int(bits, 16) for name, bits in found["lines"].items()}
-                runs[k] = Run(found["seconds"], lines, found["failed"])
+                runs[k] = Run(session.items[k].nodeid.partition("[")[0], found["seconds"], lines, found["failed"])
             if found is None or found["failed"]:
                 print(f"  left out, because it fails without any change: {session.items[k].nodeid}", flush=True)
     return runs
