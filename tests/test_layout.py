@@ -1,0 +1,118 @@
+"""Where temporaries lie: never over each other while they live, in little memory, and where it costs least."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from tracegrad.compiler import layout
+from tracegrad.compiler.layout import Beside, Lifetime, most_alive, overlaps, share_memory
+
+NOTHING = Beside({}, {}, set())
+
+
+def drawn(seed: int) -> list[Lifetime]:
+    """Values of a step: short and long ones, small and large ones."""
+    rng = random.Random(seed)
+    found: list[Lifetime] = []
+    for key in range(rng.randint(1, 30)):
+        first = rng.randint(0, 20)
+        size = 32 * rng.choice([1, 1, 2, 3, 5, 8, 13])
+        found.append(Lifetime(key, size, first, min(20, first + rng.choice([0, 1, 2, 8]))))
+    return found
+
+
+def test_the_most_that_is_alive_at_once() -> None:
+    """A value lives in its first and in its last launch, and in those between."""
+    a, b, c = Lifetime(0, 10, 0, 2), Lifetime(1, 5, 2, 3), Lifetime(2, 7, 3, 5)
+    assert most_alive([a]) == 10
+    assert most_alive([a, b, c]) == 15
+    assert most_alive([b, c]) == most_alive([c, b]) == 12
+    assert most_alive([Lifetime(3, 4, 6, 6), *[a, b, c]]) == 15
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_random_values(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first value that is placed may be the one that makes an array long: the best of some orders is taken."""
+    values = drawn(seed)
+    places, sizes = share_memory(values, "temp.f32", NOTHING, 1)
+    assert not overlaps(places, values) and set(places) == {v.key for v in values}
+    assert list(sizes) == ["temp.f32"]
+    assert sizes["temp.f32"] == max(places[v.key].offset + v.size for v in values)
+    assert all(p.offset % layout.ALIGN == 0 for p in places.values())
+    monkeypatch.setattr(layout, "TRIES", 1)
+    _, first = share_memory(values, "temp.f32", NOTHING, 1)
+    assert most_alive(values) <= sizes["temp.f32"] <= first["temp.f32"]
+
+
+def test_several_orders_save_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    def waste() -> int:
+        totals = [share_memory(v, "temp.f32", NOTHING, 1)[1]["temp.f32"] - most_alive(v) for v in map(drawn, range(60))]
+        return sum(totals)
+
+    several = waste()
+    monkeypatch.setattr(layout, "TRIES", 1)
+    assert several < 0.5 * waste()
+
+
+@pytest.mark.parametrize("most", [32 * 16, 32 * 40])
+@pytest.mark.parametrize("seed", range(20))
+def test_no_array_is_longer_than_devices_bind(seed: int, most: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(layout, "CHUNK", 4 * most)
+    values = drawn(seed)
+    for most_arrays in (1, 3):
+        places, sizes = share_memory(values, "temp.f32", NOTHING, most_arrays)
+        assert not overlaps(places, values)
+        assert max(sizes.values()) <= most
+        if most_alive(values) > most:
+            assert len(sizes) > 1
+
+
+def test_the_array_that_grows_least_is_taken() -> None:
+    """Not the shortest, nor the first."""
+    apart = Beside({3: {1}, 1: {3}}, {}, set())
+    values = [Lifetime(1, 128, 0, 5), Lifetime(2, 96, 0, 1), Lifetime(3, 64, 0, 5), Lifetime(4, 32, 3, 4)]
+    places, sizes = share_memory(values, "temp.f32", apart, 2)
+    assert sizes == {"temp.f32": 224, "temp.f32.1": 64}
+    assert (places[4].array, places[4].offset) == ("temp.f32", 128)
+    wide = [Lifetime(1, 160, 0, 1), Lifetime(3, 64, 0, 5), Lifetime(4, 32, 3, 4)]
+    places, sizes = share_memory(wide, "temp.f32", apart, 2)
+    assert sizes == {"temp.f32": 160, "temp.f32.1": 64}
+    assert (places[4].array, places[4].offset) == ("temp.f32", 0)
+
+
+def test_what_a_launch_reads_and_writes_lies_apart() -> None:
+    """Unless its launch touches so much else that all temporaries share an array."""
+    values = [Lifetime(1, 64, 0, 1), Lifetime(2, 64, 1, 2)]
+    read = {1: {2}, 2: {1}}
+    places, _ = share_memory(values, "temp.f32", Beside(read, {}, set()), 3)
+    assert places[1].array != places[2].array
+    places, sizes = share_memory(values, "temp.f32", Beside(read, {}, {2}), 3)
+    assert places[1].array == places[2].array and sizes == {"temp.f32": 128}
+    places, sizes = share_memory(values, "temp.f32", Beside(read, {}, set()), 1)
+    assert places[1].array == places[2].array and sizes == {"temp.f32": 128}
+
+
+def test_in_several_arrays_what_is_written_together_lies_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The small values share the first array, so that every launch finds them there."""
+    monkeypatch.setattr(layout, "CHUNK", 4 * 1024)
+    small = [Lifetime(k, 32, 0, 9) for k in (1, 2)]
+    large = [Lifetime(k, 512, 0, 9) for k in (3, 4, 5)]
+    written = {3: {4}, 4: {3}, 5: set[int]()}
+    places, sizes = share_memory([*small, *large], "temp.f32", Beside(dict.fromkeys(written, set()), written, set()), 1)
+    assert {places[k].array for k in (1, 2)} == {"temp.f32"}
+    assert places[3].array != places[4].array and places[5].array in (places[3].array, places[4].array)
+    assert sorted(sizes.values()) == [64, 512, 1024]
+
+
+def test_overlaps_are_found() -> None:
+    """Pairs that share an element in a launch in which both live."""
+    a, b = Lifetime(1, 32, 0, 2), Lifetime(2, 32, 2, 4)
+    at = layout.Place("temp.f32", 0)
+    assert overlaps({1: at, 2: at}, [a, b]) == [(1, 2)]
+    assert overlaps({1: at.at(31), 2: at}, [a, b]) == overlaps({1: at, 2: at.at(31)}, [a, b]) == [(1, 2)]
+    assert not overlaps({1: at.at(32), 2: at}, [a, b]) and not overlaps({1: at, 2: at.at(32)}, [a, b])
+    assert not overlaps({1: at, 2: layout.Place("temp.f32.1", 0)}, [a, b])
+    assert not overlaps({1: at, 2: at}, [a, Lifetime(2, 32, 3, 4)])
+    assert not overlaps({1: at, 2: at}, [Lifetime(1, 32, 5, 6), b])
