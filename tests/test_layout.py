@@ -99,8 +99,8 @@ def test_in_several_arrays_what_is_written_together_lies_apart(monkeypatch: pyte
     monkeypatch.setattr(layout, "CHUNK", 4 * 1024)
     small = [Lifetime(k, 32, 0, 9) for k in (1, 2)]
     large = [Lifetime(k, 512, 0, 9) for k in (3, 4, 5)]
-    written = {3: {4}, 4: {3}, 5: set[int]()}
-    places, sizes = share_memory([*small, *large], "temp.f32", Beside(dict.fromkeys(written, set()), written, set()), 1)
+    none, written = {k: set[int]() for k in (3, 4, 5)}, {3: {4}, 4: {3}, 5: set[int]()}
+    places, sizes = share_memory([*small, *large], "temp.f32", Beside(none, written, set()), 1)
     assert {places[k].array for k in (1, 2)} == {"temp.f32"}
     assert places[3].array != places[4].array and places[5].array in (places[3].array, places[4].array)
     assert sorted(sizes.values()) == [64, 512, 1024]

@@ -19,8 +19,9 @@ from tracegrad.ambient import tracing
 from tracegrad.dtypes import DType, TensorType, as_dtype, bool_, f32, i32, u32
 from tracegrad.errors import DTypeError, InputError, ShapeError, TraceError
 from tracegrad.evaluate import evaluate
-from tracegrad.ir import Tensor, toposort
+from tracegrad.ir import Primitive, Tensor, bind, toposort
 from tracegrad.passes.expand import expand_composites
+from tracegrad.prims import views
 from tracegrad.prims.leaves import leaf
 from tracegrad.transforms.grad import gradients
 
@@ -359,6 +360,8 @@ ERRORS: list[tuple[Callable[[], Any], type[Exception], str, list[str]]] = [
     (lambda: tg.mean(f(2, 3), axis=5), ShapeError, "mean", ["axis 5", "f32[2,3]"]),
     (lambda: f(2, 3, 4) @ f(2, 5, 4), ShapeError, "matmul", ["f32[2,3,4]", "f32[2,5,4]", "did you mean swapaxes"]),
     (lambda: f(2, 3, 4) @ f(3, 4, 5), ShapeError, "matmul", ["f32[2,3,4]", "f32[3,4,5]", "batch"]),
+    (lambda: f(2, 3, 4) @ f(12, 5), ShapeError, "matmul", ["f32[2,3,4]", "f32[12,5]", "did you mean tg.flatten(a)"]),
+    (lambda: f(2, 3) + f(4, dtype=i32), DTypeError, "add", ["f32[2,3]", "i32[4]", "tg.cast"]),  # before their shapes
     (lambda: f(2) @ f(), ShapeError, "matmul", ["f32[2]", "f32[]"]),
     (lambda: f(2, 3)[2], ShapeError, "getitem", ["index 2", "f32[2,3]"]),
     (lambda: f(2, 3)[f(2, 3) > 0], DTypeError, "getitem", ["bool[2,3]", "tg.where"]),
@@ -390,6 +393,55 @@ def test_errors_name_op_types_and_line(fn: Callable[[], Any], kind: type[Excepti
     assert [p for p in parts if p not in message] == []
     assert f"{__file__}:{fn.__code__.co_firstlineno}" in where
     assert line.strip()
+
+
+def test_a_product_that_no_hint_mends_has_none() -> None:
+    with tracing(), pytest.raises(ShapeError) as caught:
+        f(2, 3, 4) @ f(5, 6)
+    assert "must equal b.shape[-2] = 5\n" in str(caught.value)
+
+
+VIEWS: dict[str, tuple[Primitive, tuple[int, ...], dict[str, Any], dict[str, Any]]] = {
+    # row, shape, attributes that fit, those that do not
+    "broadcast": (views.BROADCAST, (2, 1), {"shape": (2, 4)}, {"shape": (1, 4)}),
+    "broadcast to other dimensions": (views.BROADCAST, (2, 1), {"shape": (2, 4)}, {"shape": (2, 4, 1)}),
+    "slice to the end": (views.SLICE, (5,), {"start": 3, "step": 1, "length": 2}, {"start": 3, "step": 1, "length": 3}),
+    "slice from the start": (
+        views.SLICE, (5,), {"start": 4, "step": -2, "length": 3}, {"start": 3, "step": -2, "length": 3}
+    ),
+    "slice from behind the end": (
+        views.SLICE, (5,), {"start": 4, "step": -1, "length": 1}, {"start": 5, "step": -1, "length": 1}
+    ),
+    "slice from before the start": (
+        views.SLICE, (5,), {"start": 0, "step": 1, "length": 1}, {"start": -1, "step": 1, "length": 1}
+    ),
+    "slice of negative length": (
+        views.SLICE, (5,), {"start": 0, "step": 1, "length": 0}, {"start": 0, "step": 1, "length": -1}
+    ),
+    "place to the end": (views.PLACE, (2,), {"start": 1, "step": 2, "length": 4}, {"start": 2, "step": 2, "length": 4}),
+    "place to the start": (
+        views.PLACE, (2,), {"start": 2, "step": -2, "length": 4}, {"start": 1, "step": -2, "length": 4}
+    ),
+    "place from behind the end": (
+        views.PLACE, (2,), {"start": 3, "step": -1, "length": 4}, {"start": 4, "step": -1, "length": 4}
+    ),
+    "window": (
+        views.WINDOW, (5,), {"size": 3, "stride": 1, "dilation": 2}, {"size": 3, "stride": 1, "dilation": 3}
+    ),
+    "unwindow": (
+        views.UNWINDOW, (2, 3), {"length": 8, "stride": 3, "dilation": 2}, {"length": 7, "stride": 3, "dilation": 2}
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", VIEWS)
+def test_views_refuse_what_does_not_fit(name: str) -> None:
+    row, shape, good, bad = VIEWS[name]
+    axis = {} if row is views.BROADCAST else {"axis": 0}
+    with tracing():
+        bind(row, f(*shape), **axis, **good)
+        with pytest.raises(ShapeError):
+            bind(row, f(*shape), **axis, **bad)
 
 
 def test_ops_on_plain_values_run_at_once_and_traced_tensors_need_their_trace() -> None:

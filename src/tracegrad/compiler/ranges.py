@@ -32,8 +32,8 @@ def _collect(nodes: Sequence[Tensor], outside: Mapping[int, Tensor], found: dict
         position, size, exempt = t.prim.indexes(*(x.type for x in t.inputs), **t.attrs)
         source = origin(t.inputs[position], outside)
         if source is not None:
-            spec = found.setdefault(str(source.attrs["name"]), {"range": [0, size - 1]})
-            spec["range"][1] = min(spec["range"][1], size - 1)
+            spec = found.setdefault(str(source.attrs["name"]), {})
+            spec["range"] = [0, min([size - 1, *spec.get("range", ())[1:]])]
             if exempt is not None:
                 spec["exempt"] = exempt
 

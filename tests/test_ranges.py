@@ -1,0 +1,62 @@
+"""Which inputs are indices, and into what."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+import tracegrad as tg
+from tracegrad import ops
+from tracegrad.ambient import tracing
+from tracegrad.compiler.ranges import input_ranges
+from tracegrad.dtypes import TensorType, f32, i32
+from tracegrad.ir import Graph, Tensor
+from tracegrad.prims.leaves import leaf
+
+Found = dict[str, dict[str, Any]]
+CASES: dict[str, tuple[Callable[[Tensor, Tensor, Tensor], Tensor], Found]] = {
+    "no index": (lambda x, i, j: ops.sum(x) + ops.cast(ops.sum(i), f32), {}),
+    "of rows": (lambda x, i, j: ops.take(x, i, 0), {"i": {"range": [0, 4]}}),
+    "of columns": (lambda x, i, j: ops.take(x, i, 1), {"i": {"range": [0, 2]}}),
+    "the smaller last": (lambda x, i, j: ops.take(x, i, 0)[0, 0] + ops.take(x, i, 1)[0, 0], {"i": {"range": [0, 2]}}),
+    "the smaller first": (lambda x, i, j: ops.take(x, i, 1)[0, 0] + ops.take(x, i, 0)[0, 0], {"i": {"range": [0, 2]}}),
+    "of both": (
+        lambda x, i, j: ops.take(x, i, 0)[0, 0] + ops.take(x, j, 1)[0, 0],
+        {"i": {"range": [0, 4]}, "j": {"range": [0, 2]}},
+    ),
+    "a part": (lambda x, i, j: ops.embedding(x, i.reshape(2, 2)[1:].swapaxes(0, 1)), {"i": {"range": [0, 4]}}),
+    "computed": (lambda x, i, j: ops.embedding(x, i + 1), {}),
+    "classes": (lambda x, i, j: ops.cross_entropy(x[:4], i), {"i": {"range": [0, 2]}}),
+    "ignored": (
+        lambda x, i, j: ops.cross_entropy(x[:4], i, ignore_index=-7),
+        {"i": {"range": [0, 2], "exempt": -7}},
+    ),
+    "in a scan": (
+        lambda x, i, j: tg.scan(lambda c, k: (c + ops.take(x, k, 0), None), ops.zeros(3), i)[0],
+        {"i": {"range": [0, 4]}},
+    ),
+    "around a scan": (
+        lambda x, i, j: tg.scan(lambda c, k: (c + ops.sum(ops.take(x, j, 1)) + x[0], k), ops.zeros(3), i)[0],
+        {"j": {"range": [0, 2]}},
+    ),
+    "in a scan in a scan": (
+        lambda x, i, j: tg.scan(
+            lambda c, k: tg.scan(lambda d, m: (d + ops.take(x, m, 0) + ops.take(x, k, 1)[0], None), c, j),
+            ops.zeros(3),
+            i,
+        )[0],
+        {"i": {"range": [0, 2]}, "j": {"range": [0, 4]}},
+    ),
+    "a carry": (lambda x, i, j: tg.scan(lambda k, e: (k + 1, ops.take(x, k, 0)), i[0], j)[1], {}),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_inputs_that_are_indices(name: str) -> None:
+    fn, want = CASES[name]
+    with tracing():
+        x = leaf("param", "x", TensorType(f32, (5, 3)))
+        i, j = (leaf("input", n, TensorType(i32, (4,))) for n in "ij")
+        assert input_ranges(Graph({"y": fn(x, i, j)})) == want
