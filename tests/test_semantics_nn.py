@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from oracle import call, check, classes, rand, typed
 from tracegrad import ambient, ops
 from tracegrad.dtypes import TensorType, f32, i32
-from tracegrad.errors import DTypeError, InputError, ShapeError
+from tracegrad.errors import DTypeError, InputError, RangeError, ShapeError
 from tracegrad.ir import toposort
 from tracegrad.prims.leaves import leaf
 from tracegrad.transforms.grad import gradients
@@ -106,6 +106,17 @@ def test_an_ignored_position_costs_nothing_even_if_its_logits_are_nan():
     assert y[1] == 0
     assert (g[1] == 0).all()
     assert np.isfinite(g).all()
+
+
+def test_constant_targets_are_checked_at_once():
+    """All but the ignored ones; a device would clamp them."""
+    with ambient.tracing():
+        x = leaf("input", "x", TensorType(f32, (3, 4)))
+        for good, ignore in (([0, 1, 3], None), ([0, -100, 3], -100), ([0, 4, 3], 4)):
+            ops.cross_entropy(x, np.array(good, np.int32), ignore_index=ignore)
+        for bad, ignore in (([0, 1, 4], None), ([0, -1, 3], None), ([0, -100, 4], -100)):
+            with pytest.raises(RangeError, match="0 to 3"):
+                ops.cross_entropy(x, np.array(bad, np.int32), ignore_index=ignore)
 
 
 def test_the_mean_of_only_ignored_positions_is_nan_as_in_pytorch():
@@ -254,6 +265,8 @@ def test_heads_split_and_merge():
     np.testing.assert_array_equal(call(lambda x: ops.merge_heads(ops.split_heads(x, 3)), x)[0], x)
     with ambient.tracing(), pytest.raises(ShapeError, match="D divisible by 5 heads"):
         ops.split_heads(typed("x", x), 5)
+    with ambient.tracing(), pytest.raises(ShapeError, match=r"x must be \(..., H, T, d\), got f32\[5,12\]"):
+        ops.merge_heads(typed("x", x[0]))
 
 
 def rotated(x, base=10000.0):
@@ -312,5 +325,9 @@ def test_attention_errors():
             ops.attention(q, k, k, causal=True)
         with pytest.raises(ShapeError, match=r"k \(..., Tk, D\) and v \(..., Tk, Dv\)"):
             ops.attention(q, k, q)
+        with pytest.raises(ShapeError, match=r"q must be \(..., Tq, D\)"):
+            ops.attention(
+                leaf("input", "one", TensorType(f32, (8,))), *[leaf("input", "x", TensorType(f32, (4, 8)))] * 2
+            )
         with pytest.raises(ShapeError, match="leading axes"):
             ops.attention(q, leaf("input", "b", TensorType(f32, (3, 4, 8))), q)

@@ -206,6 +206,23 @@ def test_numbers_out_of_range_are_refused(dtype: DType, number: int) -> None:
         leaf("input", "a", TensorType(dtype, (2,))) + number
 
 
+def test_variance_without_degrees_of_freedom_is_nan_as_in_pytorch() -> None:
+    for x in ([[1.0], [2.0]], [[1.0, 2.0]]):
+        for ddof in (1, 2):
+            got, want = (
+                value(lambda t, d=ddof: tg.var(t, 1, ddof=d), x),
+                torch.tensor(x).var(1, correction=ddof).numpy(),
+            )
+            np.testing.assert_array_equal(got, want)
+
+
+def test_ranges_of_numbers_may_be_empty() -> None:
+    with tracing():
+        assert tg.arange(0).shape == (0,)
+        with pytest.raises(ShapeError, match="negative"):
+            tg.arange(-1)
+
+
 def test_argmax_takes_the_first_of_ties_and_nan_wins() -> None:
     assert value(tg.argmax, [1.0, 3.0, 3.0]).tolist() == 1
     assert value(tg.argmin, [3.0, 1.0, 1.0]).tolist() == 1
