@@ -370,7 +370,7 @@ def test_custom_vjp_of_several_results():
     ("call", "error", "message"),
     [
         (lambda: tg.grad(lambda x: x)(X), ShapeError, r"must return a scalar, f32\[\], got f32\[3\].*tg.jacobian\n"),
-        (lambda: tg.grad(lambda x: (tg.sum(x), 1))(X), ShapeError, "has_aux=True"),
+        (lambda: tg.grad(lambda x: (tg.sum(x), 1))(X), ShapeError, r"needs has_aux\=True"),
         (lambda: tg.grad(lambda x: x, has_aux=True)(1.0), TraceError, r"must return \(result, aux\)"),
         (lambda: tg.grad(lambda x: x)(3), DTypeError, r"grad: an argument .* is i32\[\]; only f32 has derivatives"),
         (lambda: tg.grad(lambda x: x, argnums=1)(3.0), TraceError, "got 1 positional"),
