@@ -418,6 +418,23 @@ def test_a_product_that_no_hint_mends_has_none() -> None:
     assert "must equal b.shape[-2] = 5\n" in str(caught.value)
 
 
+def test_views_that_change_nothing_are_their_input() -> None:
+    with tracing():
+        x = f(2, 3)
+        same = (
+            views.reshape(x, (2, 3)), views.permute(x, (0, 1)), views.broadcast_to(x, (2, 3)),
+            views.slice_(x, 1, 0, 3), views.place(x, 1, 0, 3), views.reshape(views.reshape(x, (3, 2)), (2, 3)),
+        )  # fmt: skip
+        assert all(y is x for y in same)
+        other = (
+            views.reshape(x, (3, 2)), views.permute(x, (1, 0)), views.broadcast_to(x, (1, 2, 3)),
+            views.slice_(x, 1, 1, 2), views.slice_(x, 1, 0, 2), views.slice_(x, 1, 2, 3, -1),
+            views.place(x, 1, 0, 4), views.place(x, 1, 1, 4), views.place(x, 1, 0, 5, 2), views.place(x, 1, 2, 3, -1),
+        )  # fmt: skip
+        assert not any(y is x for y in other)
+        assert views.reshape(views.reshape(x, (3, 2)), (6,)).inputs == (x,)
+
+
 VIEWS: dict[str, tuple[Primitive, tuple[int, ...], dict[str, Any], dict[str, Any]]] = {
     # row, shape, attributes that fit, those that do not
     "broadcast": (views.BROADCAST, (2, 1), {"shape": (2, 4)}, {"shape": (1, 4)}),

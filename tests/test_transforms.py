@@ -12,10 +12,15 @@ import pytest
 import tracegrad as tg
 from models import GPT, SineMLP, adamw, sine_loss
 from tracegrad import DTypeError, ShapeError, TraceError, nn, optim
+from tracegrad.ambient import tracing
 from tracegrad.compiler import plan
 from tracegrad.compiler.build import build_forward, build_training
+from tracegrad.dtypes import TensorType, f32, i32
 from tracegrad.introspection.memory import Memory
+from tracegrad.ir import toposort
 from tracegrad.passes import recompute
+from tracegrad.prims.leaves import leaf
+from tracegrad.transforms.grad import gradients
 
 X = np.array([0.3, -1.2, 2.0], np.float32)
 W = np.linspace(-1, 1, 6, dtype=np.float32).reshape(2, 3)
@@ -144,6 +149,18 @@ def test_vmap_nests_and_mixes():
     close(summed, per_example(W, rows).sum(0))
     pushed = tg.jvp(tg.vmap(tg.grad(lambda x: tg.sum(x**3))), (rows,), (np.ones_like(rows),))[1]
     close(pushed, 6 * rows)
+
+
+def test_one_table_is_read_once_for_all_indices():
+    """So the gradient is one scatter into it, not one for each element."""
+    with tracing():
+        table = leaf("param", "table", TensorType(f32, (5, 3)))
+        at = leaf("input", "at", TensorType(i32, (4, 2)))
+        rows = tg.vmap(lambda i: tg.embedding(table, i))(at)
+        (back,) = gradients(tg.sum(rows * rows), [table])
+        of = {name: [t for t in toposort([back]) if t.prim.name == name] for name in ("gather", "scatter_add")}
+        assert [t.inputs[0].shape for t in of["gather"]] == [(5, 3)]
+        assert [t.shape for t in of["scatter_add"]] == [(5, 3)]
 
 
 def test_a_product_with_one_matrix_stays_one_product():

@@ -32,7 +32,7 @@ def arriving(ys: Sequence[Tensor], seeds: Sequence[Tensor], wrt: Sequence[Tensor
     with ambient.rewriting() as here:
         for y, seed in zip(ys, seeds, strict=True):
             cts[y.serial] = cts[y.serial] + seed if y.serial in cts else seed
-        for t in reversed([t for t in order if t.serial in needed]):
+        for t in reversed(order):
             ct = cts.get(t.serial)
             if ct is None or t.prim.vjp is None:
                 continue
