@@ -21,7 +21,7 @@ def f(x: int, more: int = 5) -> int:
     """Doc."""
     if x < 3 and more:
         raise ValueError(f"{x + 1}")
-    return [k for k in range(x) if k % 2] or -x
+    return [k for k in range(x) if k % 2] or -x or -7
 '''
 
 
@@ -46,8 +46,8 @@ def test_every_change_of_behaviour_is_a_mutant(mutations: Any) -> None:
     assert {m.what for m in mutations.mutants(SOURCE)} == {
         "a * b + 1 -> a * b - 1", "a * b -> a + b", "1 -> 2",
         "if x < 3 and more -> if not", "x < 3 and more -> x < 3 or more", "x < 3 -> x <= 3", "3 -> 4",
-        "[k for k in range(x) if k % 2] or -x -> [k for k in range(x) if k % 2] and -x", "if k % 2 -> always",
-        "k % 2 -> k // 2", "2 -> 3", "-x -> x",
+        "[k for k in range(x) if k % 2] or -x or -7 -> [k for k in range(x) if k % 2] and -x and -7",
+        "if k % 2 -> always", "k % 2 -> k // 2", "2 -> 3", "-x -> x", "-7 -> 7",
     }  # fmt: skip
 
 

@@ -382,7 +382,44 @@ def test_custom_vjp_of_several_results():
     close(g["b"], 0)
 
 
+@pytest.mark.parametrize("axes", [(None, 0), (0, None), (0, 0)])
+def test_checkpoints_and_own_derivatives_take_what_is_the_same_for_all(axes: Any):
+    def f(a: Any, b: Any) -> Any:
+        return tg.sum(tg.sin(a) * b * b)
+
+    mine = tg.custom_vjp(f)
+    mine.defvjp(
+        lambda a, b: (f(a, b), (a, b)), lambda r, ct: (ct * tg.cos(r[0]) * r[1] ** 2, ct * 2 * tg.sin(r[0]) * r[1])
+    )
+    a, b = (np.stack([v, v + 1, v - 2]) if axis == 0 else v for v, axis in zip((X, X[::-1].copy()), axes, strict=True))
+    for fn in (tg.checkpoint(f), mine):
+        for wrt in (0, 1):
+            close(tg.vmap(tg.grad(fn, wrt), axes)(a, b), tg.vmap(tg.grad(f, wrt), axes)(a, b))
+
+
+def test_a_backward_that_leads_nowhere_is_not_called():
+    called: list[Any] = []
+    f = custom(lambda x: (2.0 * x, ()), lambda _, ct: (called.append(ct), (2.0 * ct,))[1])
+    close(tg.grad(lambda x, y: tg.sum(x * f(y)))(X, X), 2 * X)
+    assert not called
+    close(tg.grad(lambda x, y: tg.sum(x * f(y)), 1)(X, X), 2 * X)
+    assert len(called) == 1
+
+
 # errors
+def custom(fwd: Any, bwd: Any) -> Any:
+    @tg.custom_vjp
+    def f(x: Any) -> Any:
+        return x
+
+    f.defvjp(fwd, bwd)
+    return f
+
+
+def pulled(bwd: Any) -> Any:
+    return tg.grad(lambda x: tg.sum(custom(lambda x: (x, ()), bwd)(x)))(X)
+
+
 @pytest.mark.parametrize(
     ("call", "error", "message"),
     [
@@ -409,13 +446,25 @@ def test_custom_vjp_of_several_results():
         (lambda: tg.vmap(lambda x: x, out_axes=None)(X), TraceError, "depends on the element"),
         (lambda: tg.vmap(lambda x: x, in_axes=({"a": 0},))([X]), TraceError, "one of these for each part"),
         (lambda: tg.jacobian(lambda x: tg.argmax(x))(X), DTypeError, "must return f32"),
+        (lambda: tg.vmap(lambda x: x, out_axes=-3)(W), ShapeError, r"out_axes=-3 is no axis of f32\[3\]"),
+        (lambda: tg.vmap(lambda x: x, out_axes=2)(W), ShapeError, r"out_axes=2 is no axis of f32\[3\]"),
         (lambda: tg.custom_vjp(lambda x: x)(X), TraceError, "no derivative yet"),
+        (lambda: custom(lambda x: x, None)(X), TraceError, r"fwd of f must return \(result, residuals\)"),
+        (lambda: custom(lambda x: (x, (), ()), None)(X), TraceError, r"fwd of f must return \(result, residuals\)"),
+        (lambda: pulled(lambda _, ct: ct), TraceError, "one entry for each of its 1 arguments"),
+        (lambda: pulled(lambda _, ct: (ct, ct)), TraceError, "one entry for each of its 1 arguments"),
+        (lambda: pulled(lambda _, ct: (ct[0],)), ShapeError, r"gave f32\[\] as cotangent of f32\[3\]"),
     ],
 )  # fmt: skip
 def test_errors_say_what_to_do(call: Any, error: type[Exception], message: str):
     with pytest.raises(error, match=message) as e:
         call()
     assert "test_transforms.py" in str(e.value), "no line of the user's"
+
+
+def test_every_place_of_a_new_axis():
+    for axis, want in ((0, 0), (1, 1), (-1, 1), (-2, 0)):
+        close(tg.vmap(lambda x: x, out_axes=axis)(W), np.moveaxis(W, 0, want))
 
 
 def test_a_value_that_leaks_from_vmap_is_reported():

@@ -103,6 +103,8 @@ def skipped(tree: ast.Module) -> set[int]:
                 skip(part)
         if isinstance(node, ast.arg | ast.AnnAssign):
             skip(node.annotation)
+        if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub) and isinstance(node.operand, ast.Constant):
+            out.add(id(node.operand))  # the number with the other sign is a mutant already
         strict = isinstance(node, ast.keyword) and node.arg == "strict"
         if strict or isinstance(node, ast.Raise | ast.JoinedStr | ast.Assert):
             skip(node)

@@ -152,8 +152,7 @@ class CustomVJP:
         """`defvjp` is to follow."""
         functools.update_wrapper(self, fn)
         self.fn = fn
-        self.fwd: Callable[..., Any] | None = None
-        self.bwd: Callable[..., Any] | None = None
+        self.rules: tuple[Callable[..., Any], Callable[..., Any]] | None = None
 
     def defvjp(self, fwd: Callable[..., Any], bwd: Callable[..., Any]) -> None:
         """Set the derivative.
@@ -161,14 +160,15 @@ class CustomVJP:
         fwd: of the arguments of the function; gives (result, residuals), the residuals being what `bwd` needs.
         bwd: (residuals, cotangent of the result) -> a tuple with a cotangent, or None, for each argument.
         """
-        self.fwd, self.bwd = fwd, bwd
+        self.rules = fwd, bwd
 
     def __call__(self, *args: Any) -> Any:
         """The result; its derivative is what `bwd` says."""
         ambient.require("custom_vjp")
-        fwd, bwd, name = self.fwd, self.bwd, getattr(self.fn, "__name__", "the function")
-        if fwd is None or bwd is None:
+        name = getattr(self.fn, "__name__", "the function")
+        if self.rules is None:
             raise TraceError.here(f"custom_vjp: {name} has no derivative yet; give it one with {name}.defvjp(fwd, bwd)")
+        fwd, bwd = self.rules
         args = tree_map(as_tensor, args)
         result = fwd(*args)
         if not isinstance(result, tuple) or len(cast("tuple[Any, ...]", result)) != 2:
