@@ -16,6 +16,7 @@ from tracegrad.ambient import tracing
 from tracegrad.compiler import plan
 from tracegrad.compiler.build import build_forward, build_training
 from tracegrad.dtypes import TensorType, f32, i32
+from tracegrad.evaluate import evaluate
 from tracegrad.introspection.memory import Memory
 from tracegrad.ir import toposort
 from tracegrad.passes import recompute
@@ -195,11 +196,13 @@ def test_gradient_of_dropout_under_vmap_uses_the_same_mask():
 
 def test_captures_and_patches_inside_vmap():
     def f(m: Any, x: Any) -> Any:
+        tg.capture("outside", tg.sum(x, 1))
         return tg.vmap(lambda r: tg.capture("twice", 2.0 * tg.patch("p", r)))(x) + 0.0 * m.b
 
     with tg.compile_forward(model=nn.Linear(1, 3), forward=f, inputs={"x": (2, 3)}, device="cpu") as run:
         found = run.run(x=W)
         close(found.captures["twice"], 2 * W)
+        close(found.captures["outside"], W.sum(1))
         close(run.run({"x": W}, patches={"p": X}).output, np.stack([2 * X, 2 * X]))
 
 
@@ -500,6 +503,28 @@ def test_an_ensemble_of_recurrences_compiles_to_one_loop() -> None:
     _, slope = tg.jvp(lambda w: last(w, x), (ws[0],), (ws[1],))
     jacobian = tg.jacobian(lambda w: last(w, x))(ws[0])
     np.testing.assert_allclose(slope, np.einsum("ijk,jk->i", jacobian, ws[1]), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("members", [1, 2, 4])
+def test_what_all_members_of_an_ensemble_read_is_there_once(members: int) -> None:
+    """Elements and constants of the loop; a carry that starts the same for all becomes one for each."""
+    rng = np.random.default_rng(0)
+    env = {"w": rng.standard_normal((members, 3)), "x": rng.standard_normal((5, 3)), "c": rng.standard_normal(3)}
+    with tracing():
+        w, x, c = (leaf("input", n, TensorType(f32, v.shape)) for n, v in env.items())
+        y = tg.vmap(lambda w: tg.scan(lambda h, e: (h * w + e * c, h), tg.zeros(3), x)[0])(w)
+        (scan,) = (t for t in toposort([y]) if t.prim.family == "scan")
+        body = scan.attrs["body"]
+        assert [t.shape for t in body.carries] == [(members, 3)]
+        if members > 1:
+            assert [t.shape for t in body.xs] == [(3,)]
+            assert {t.shape for t in body.consts} == {(3,), (members, 3)} and len(body.consts) == 2
+        (found,) = evaluate([y], env, np)
+    for k in range(members):
+        h = np.zeros(3)
+        for e in env["x"]:
+            h = h * env["w"][k] + e * env["c"]
+        close(found[k], h)
 
 
 def last_of(w: np.ndarray, x: np.ndarray) -> np.ndarray:
