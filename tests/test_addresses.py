@@ -170,6 +170,26 @@ def test_addresses_are_chosen_outside_the_innermost_loop() -> None:
     assert writer.address([], "held", space.load(0, near, f32), False) == writer.index(near, False)
 
 
+def test_what_is_divided_is_moved_up_no_further_than_needed() -> None:
+    """Else it could leave the 32 bits of a GPU."""
+    space = Space()
+    i = space.var("i", 9)
+    emitter = Emitter(lambda slot, at: at, ())
+    assert emitter.index(i // 4, loop=False) == "(i / 4)"
+    assert emitter.index((i * -1) // 5, loop=False) == "((i * (-1) + 10) / 5 - 2)"
+    assert emitter.index((i * -1) % 5, loop=False) == "((i * (-1) + 10) % 5)"
+
+
+def test_comparisons_are_of_32_bits_where_these_are_enough() -> None:
+    space = Space()
+    i = space.var("i", 9)
+    writer = c._Expressions(lambda slot, at: at, (), [], "i")
+    for edge, x in ((2**31 - 9, i + (2**31 - 9)), (-(2**31), i - 2**31)):
+        assert writer.compared(x, False) == f"(int)({writer.index(x, False)})", edge
+    for edge, x in ((2**31 - 8, i + (2**31 - 8)), (-(2**31) - 1, i - (2**31 + 1))):
+        assert writer.compared(x, False) == writer.index(x, False), edge
+
+
 def test_literals() -> None:
     """C has no negative numbers, only minus: the smallest is a difference."""
     assert [literal(n, i32) for n in (0, 5, 2**31 - 1)] == ["0", "5", "2147483647"]
