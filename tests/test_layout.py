@@ -8,6 +8,7 @@ import pytest
 
 from tracegrad.compiler import layout
 from tracegrad.compiler.layout import Beside, Lifetime, most_alive, overlaps, share_memory
+from tracegrad.dtypes import TensorType, f32, i32
 
 NOTHING = Beside({}, {}, set())
 
@@ -82,6 +83,67 @@ def test_the_array_that_grows_least_is_taken() -> None:
     assert (places[4].array, places[4].offset) == ("temp.f32", 0)
 
 
+def test_growth_is_counted_to_the_element() -> None:
+    """The first array would grow, by much or by one; the second would not."""
+    apart = Beside({1: {3}, 3: {1}}, {}, set())
+    for first, size in (([Lifetime(1, 160, 0, 5)], 64), ([Lifetime(1, 128, 0, 5), Lifetime(2, 96, 0, 1)], 97)):
+        values = [*first, Lifetime(3, 110, 0, 1), Lifetime(4, size, 3, 4)]
+        places, sizes = share_memory(values, "temp.f32", apart, 2)
+        assert (places[4].array, places[4].offset) == (places[3].array, 0) != (places[1].array, 0)
+        assert sorted(sizes.values()) == sorted((110, sum(t.size for t in first)))
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_random_values_beside_each_other(seed: int) -> None:
+    """In no more arrays than allowed, and apart where some array is free of what they should be apart from."""
+    rng, values = random.Random(seed), drawn(seed)
+    read: dict[int, set[int]] = {v.key: set() for v in values}
+    for a in values:
+        for b in values:
+            if a.key < b.key and rng.random() < 0.2:
+                read[a.key].add(b.key)
+                read[b.key].add(a.key)
+    for most_arrays in (2, 3):
+        places, sizes = share_memory(values, "temp.f32", Beside(read, {}, set()), most_arrays)
+        assert not overlaps(places, values) and len(sizes) <= most_arrays
+        placed: list[Lifetime] = []
+        for t in sorted(values, key=lambda t: (-t.size, t.first, t.key)):
+            used = {places[o.key].array for o in placed}
+            taken = {places[o.key].array for o in placed if o.key in read[t.key]}
+            assert places[t.key].array not in taken or (taken == used and len(used) == most_arrays)
+            placed.append(t)
+
+
+def test_all_that_is_alive_fits_one_array(monkeypatch: pytest.MonkeyPatch) -> None:
+    """To the last element."""
+    monkeypatch.setattr(layout, "CHUNK", 4 * 1024)
+    values = [Lifetime(1, 992, 0, 1), Lifetime(2, 32, 0, 1)]
+    assert share_memory(values, "temp.f32", NOTHING, 1)[1] == {"temp.f32": 1024}
+    assert len(share_memory([*values, Lifetime(3, 1, 0, 1)], "temp.f32", NOTHING, 1)[1]) == 2
+
+
+def test_beside_a_value_larger_than_an_array_others_stay_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(layout, "CHUNK", 4 * 1024)
+    values = [Lifetime(1, 5000, 0, 9), Lifetime(2, 512, 0, 9), Lifetime(3, 512, 0, 9)]
+    none, written = {k: set[int]() for k in (1, 2, 3)}, {1: set[int](), 2: {3}, 3: {2}}
+    places, sizes = share_memory(values, "temp.f32", Beside(none, written, set()), 1)
+    assert sorted(sizes.values()) == [512, 512, 5000] and len({p.array for p in places.values()}) == 3
+
+
+def test_a_filling_puts_values_one_after_the_other() -> None:
+    """Of each role and element type. No array is empty."""
+    filling = layout.Filling()
+    added = [("input", "a", f32, 3), ("input", "i", i32, 2), ("const", "c", f32, 1), ("input", "b", f32, 4)]
+    for role, name, dtype, n in added:
+        filling.add(role, name, TensorType(dtype, (n,)))
+    assert filling.places["a"] == layout.Place("input.f32", 0) and filling.places["b"] == layout.Place("input.f32", 3)
+    assert filling.places["i"] == layout.Place("input.i32", 0) and filling.places["c"] == layout.Place("const.f32", 0)
+    assert filling.sizes == {"input.f32": 7, "input.i32": 2, "const.f32": 1}
+    empty = layout.Filling()
+    assert empty.add("input", "e", TensorType(f32, (0, 3))).offset == 0 and empty.sizes == {"input.f32": 1}
+    assert layout.Place("a", 5).at(3) == layout.Place("a", 8)
+
+
 def test_what_a_launch_reads_and_writes_lies_apart() -> None:
     """Unless its launch touches so much else that all temporaries share an array."""
     values = [Lifetime(1, 64, 0, 1), Lifetime(2, 64, 1, 2)]
@@ -110,7 +172,7 @@ def test_overlaps_are_found() -> None:
     """Pairs that share an element in a launch in which both live."""
     a, b = Lifetime(1, 32, 0, 2), Lifetime(2, 32, 2, 4)
     at = layout.Place("temp.f32", 0)
-    assert overlaps({1: at, 2: at}, [a, b]) == [(1, 2)]
+    assert overlaps({1: at, 2: at}, [a, b]) == [(1, 2)] and overlaps({1: at, 2: at}, [b, a]) == [(2, 1)]
     assert overlaps({1: at.at(31), 2: at}, [a, b]) == overlaps({1: at, 2: at.at(31)}, [a, b]) == [(1, 2)]
     assert not overlaps({1: at.at(32), 2: at}, [a, b]) and not overlaps({1: at, 2: at.at(32)}, [a, b])
     assert not overlaps({1: at, 2: layout.Place("temp.f32.1", 0)}, [a, b])

@@ -109,7 +109,7 @@ def share_memory(
     chunks: list[Chunk] = []
     if most_arrays > 1:
         chunks = _few_arrays(order, beside, most_arrays)
-    elif alive <= most or len(order) == 1:
+    elif alive <= most:
         chunks = _one_array(order, most, alive)
     if any(end > most for chunk in chunks for _, end, _ in chunk) or not chunks:
         chunks = _several_arrays(order, most, beside)
