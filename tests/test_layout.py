@@ -41,8 +41,8 @@ def test_random_values(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     assert not overlaps(places, values) and set(places) == {v.key for v in values}
     assert list(sizes) == ["temp.f32"]
     assert sizes["temp.f32"] == max(places[v.key].offset + v.size for v in values)
-    assert all(p.offset % layout.ALIGN == 0 for p in places.values())
-    monkeypatch.setattr(layout, "TRIES", 1)
+    assert all(p.offset % layout.TEMP_ALIGN == 0 for p in places.values())
+    monkeypatch.setattr(layout, "LAYOUT_TRIES", 1)
     _, first = share_memory(values, "temp.f32", NOTHING, 1)
     assert most_alive(values) <= sizes["temp.f32"] <= first["temp.f32"]
 
@@ -53,7 +53,7 @@ def test_several_orders_save_memory(monkeypatch: pytest.MonkeyPatch) -> None:
         return sum(totals)
 
     several = waste()
-    monkeypatch.setattr(layout, "TRIES", 1)
+    monkeypatch.setattr(layout, "LAYOUT_TRIES", 1)
     assert several < 0.5 * waste()
 
 
