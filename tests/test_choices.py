@@ -74,7 +74,7 @@ def test_some_element_is_the_largest(name: str, shape: tuple[int, int], runtime:
 
 
 def test_what_is_computed_again_in_the_backward_pass(c_session: CpuSession, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(recompute, "FROM", 1)
+    monkeypatch.setattr(recompute, "RECOMPUTE_FROM", 1)
     rng = np.random.default_rng(0)
     env = {k: rng.standard_normal((64, 40)).astype(np.float32) for k in "abc"}
     with tracing():

@@ -107,7 +107,7 @@ class Deep(tg.Module):
 def test_a_training_that_computes_it_again_in_the_backward_pass(
     precision: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(recompute, "FROM", 1)
+    monkeypatch.setattr(recompute, "RECOMPUTE_FROM", 1)
 
     def loss(m: Deep, x: Tensor) -> Tensor:
         return tg.mean(tg.square(sines(x * m.w, 1000)))

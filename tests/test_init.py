@@ -69,9 +69,9 @@ def test_numpy_and_c_draw_the_same_bits(monkeypatch, seed):
         ((1536, 71), init.randn(0.02)), ((70_001,), init.uniform(-1.0, 3.0)), ((3,), init.ones()),
         ((33, 777), init.kaiming()), ((99, 1), init.xavier()), ((1,), init.randn(7.0)),
     ]  # fmt: skip
-    monkeypatch.setattr(draw_module, "MANY", 1 << 60)
+    monkeypatch.setattr(draw_module, "DRAW_IN_C", 1 << 60)
     by_numpy = [x.tobytes() for x in draw(specs, seed)]
-    monkeypatch.setattr(draw_module, "MANY", 0)
+    monkeypatch.setattr(draw_module, "DRAW_IN_C", 0)
     monkeypatch.setattr(draw_module, "Scratch", None)  # NumPy has no part in what follows
     assert [x.tobytes() for x in draw(specs, seed)] == by_numpy
 
@@ -81,9 +81,9 @@ def test_bounds_of_numpys_types_are_numbers(monkeypatch):
         init.uniform(np.float32(0.1), np.float32(0.7)),
         init.uniform(float(np.float32(0.1)), float(np.float32(0.7))),
     )
-    monkeypatch.setattr(draw_module, "MANY", 1 << 60)
+    monkeypatch.setattr(draw_module, "DRAW_IN_C", 1 << 60)
     by_numpy, same = (draw([((999,), x)], 5)[0].tobytes() for x in (few, more))
-    monkeypatch.setattr(draw_module, "MANY", 0)
+    monkeypatch.setattr(draw_module, "DRAW_IN_C", 0)
     assert by_numpy == same == draw([((999,), few)], 5)[0].tobytes()
 
 

@@ -128,7 +128,7 @@ def test_random_graphs_whose_launches_run_later(seed: int, monkeypatch: pytest.M
     r = random.Random(seed)
     monkeypatch.setattr(group, "ALONE", 2 ** r.choice([9, 11, 12]))
     monkeypatch.setattr(group, "BESIDE", 2 ** r.choice([6, 9, 11]))
-    monkeypatch.setattr(group, "KEPT", 2 ** r.choice([9, 10, 12, 18]))
+    monkeypatch.setattr(group, "KEPT_ALIVE", 2 ** r.choice([9, 10, 12, 18]))
     monkeypatch.setattr(group, "POSTPONED", r.choice([0.4, 1.1, 3]))
     with tracing():
         graph = Graph(equal_products(r))

@@ -50,7 +50,7 @@ def trained(t: Training, steps: int = 3) -> tuple[list[float], dict[str, Any]]:
 @pytest.mark.parametrize("t", TRAININGS, ids=repr)
 def test_the_numbers_are_the_same(t: Training, monkeypatch: pytest.MonkeyPatch) -> None:
     kept = trained(t)
-    monkeypatch.setattr(recompute, "FROM", 1)
+    monkeypatch.setattr(recompute, "RECOMPUTE_FROM", 1)
     again = trained(t)
     np.testing.assert_allclose(again[0], kept[0], rtol=1e-6)
     for name, x in kept[1].items():
@@ -59,7 +59,7 @@ def test_the_numbers_are_the_same(t: Training, monkeypatch: pytest.MonkeyPatch) 
 
 @pytest.mark.parametrize("t", TRAININGS, ids=repr)
 def test_no_dispatch_computes_with_the_wrong_memory(t: Training, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(recompute, "FROM", 1)
+    monkeypatch.setattr(recompute, "RECOMPUTE_FROM", 1)
     arguments = t.arguments()
     check_memory(planned_training(arguments, build_training(**arguments)))
 
@@ -67,7 +67,7 @@ def test_no_dispatch_computes_with_the_wrong_memory(t: Training, monkeypatch: py
 def test_a_gpt_keeps_what_goes_into_its_gelus_only(monkeypatch: pytest.MonkeyPatch) -> None:
     large = BUDGET["gpt"][0]
     less = temporaries(large)
-    monkeypatch.setattr(recompute, "FROM", 2**62)
+    monkeypatch.setattr(recompute, "RECOMPUTE_FROM", 2**62)
     kept = temporaries(large)
     hidden = 4 * 32 * 64 * 512  # elements of the widest values of all four layers
     assert kept - less > 1.5 * hidden
@@ -82,7 +82,7 @@ class One(tg.Module):
 
 def test_what_would_keep_something_else_alive_is_not_computed_again(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of tanh(x w) its result is kept: its gradient reads that, and nothing reads x w."""
-    monkeypatch.setattr(recompute, "FROM", 1)
+    monkeypatch.setattr(recompute, "RECOMPUTE_FROM", 1)
 
     def loss(m: One, x: tg.Tensor) -> tg.Tensor:
         return tg.mean(tg.square(tg.tanh(x @ m.w) @ m.v))
@@ -126,7 +126,7 @@ def test_halves_that_are_computed_again_are_those_of_the_reference(
     runtime: str, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Which rounds where kernels store, so that all but the last digits of f32 must agree."""
-    monkeypatch.setattr(recompute, "FROM", 1)
+    monkeypatch.setattr(recompute, "RECOMPUTE_FROM", 1)
     session: Any = CpuSession()
     if runtime != "numpy":
         session = request.getfixturevalue({"c": "c_session", "wgsl": "device"}[runtime])
@@ -144,7 +144,7 @@ def test_halves_that_are_computed_again_are_those_of_the_reference(
 
 def test_what_several_products_read_is_computed_again_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """As the input of q, k and v, whose weights' gradients wait for different values."""
-    monkeypatch.setattr(recompute, "FROM", 1)
+    monkeypatch.setattr(recompute, "RECOMPUTE_FROM", 1)
     with tracing():
         leaves = [leaf("input", name, TensorType(f32, shape)) for name, shape in {**SHAPES, "v": (12, 12)}.items()]
         x, w, r, _, v = leaves

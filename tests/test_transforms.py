@@ -311,7 +311,7 @@ def test_checkpoint_lowers_the_memory_of_a_deep_gpt():
 @pytest.mark.parametrize("p", [0.0, 0.3])
 def test_checkpoint_changes_no_bit_of_the_training(p: float, large: bool, monkeypatch: pytest.MonkeyPatch):
     if large:
-        monkeypatch.setattr(recompute, "FROM", 1)
+        monkeypatch.setattr(recompute, "RECOMPUTE_FROM", 1)
     tokens = np.random.default_rng(0).integers(0, 11, (8, 17)).astype(np.int32)
     ends: list[dict[str, np.ndarray]] = []
     for checkpointed in (False, True):
