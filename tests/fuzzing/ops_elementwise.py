@@ -148,8 +148,8 @@ register(
     Op("mul_number", _number, lambda tg, x, c: x * c, lambda torch, x, c: x * c, lambda jax, x, c: x * c),
     Op("number_sub", _number, lambda tg, x, c: c - x, lambda torch, x, c: c - x, lambda jax, x, c: c - x),
     Op("div_number", _divisor, lambda tg, x, c: x / c, lambda torch, x, c: x / c, lambda jax, x, c: x / c),
-    Op("leaky_relu", _divisor, lambda tg, x, c: tg.leaky_relu(x, c),
-       lambda torch, x, c: torch.nn.functional.leaky_relu(x, c), lambda jax, x, c: jax.nn.leaky_relu(x, c)),
+    Op("leaky_relu", _divisor, lambda tg, x, c: tg.leaky_relu(x, c),  # jax.nn's slope at 0 is 1, and PyTorch's is c
+       lambda torch, x, c: torch.nn.functional.leaky_relu(x, c), lambda jax, x, c: jax.numpy.where(x > 0, x, c * x)),
     Op("power_2", _unary, lambda tg, x: x**2, lambda torch, x: x**2, lambda jax, x: x**2),
     Op("power_3", _unary, lambda tg, x: x**3, lambda torch, x: x**3, lambda jax, x: x**3),
     Op("gelu_tanh", _unary, lambda tg, x: tg.gelu(x, "tanh"),
