@@ -7,6 +7,8 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from tracegrad.files import replace_file
+
 STYLE = """
 .tracegrad { font: 14px/1.5 system-ui, sans-serif; }
 .tracegrad table { border-collapse: collapse; font-variant-numeric: tabular-nums; margin: 0.5em 0; }
@@ -80,7 +82,6 @@ def page(title: str, body: str) -> str:
 
 
 def written(path: str | os.PathLike[str], text: str) -> Path:
-    """The file, now with this text."""
-    file = Path(path)
-    file.write_text(text, encoding="utf-8")
-    return file
+    """The file, now with this text; replaced whole."""
+    replace_file(path, [text.encode()])
+    return Path(path)
