@@ -6,6 +6,7 @@ import ctypes
 import os
 import subprocess
 import sys
+import time
 import warnings
 from collections.abc import Callable
 from dataclasses import replace
@@ -116,6 +117,61 @@ def test_processes_at_the_same_time_do_not_disturb_each_other(cc: Compiler):
     running = [subprocess.Popen([sys.executable, "-W", "error", "-c", code]) for _ in range(4)]
     assert [p.wait(timeout=120) for p in running] == [0] * 4
     assert all(path.stem.endswith(module.digest(path)) for path in libraries())
+
+
+def used(library: Path, seconds_ago: float) -> None:
+    when = time.time() - seconds_ago
+    os.utime(library, (when, when))
+
+
+def test_the_libraries_used_longest_ago_make_room(cc: Compiler, monkeypatch: pytest.MonkeyPatch):
+    cc.library(SOURCE)
+    (first,) = libraries()
+    size = first.stat().st_size
+    monkeypatch.setattr(module, "MOST_BYTES", 3 * size + size // 2)
+    used(first, 300)
+    for k in range(2):
+        cc.library(f"{SOURCE} int n{k};")
+    second, third = [p for p in libraries() if p != first]
+    used(second, 200)
+    used(third, 100)
+    other = cache_folder() / "verdicts-of-a-device"
+    other.write_bytes(b"x" * 10 * size)  # small in truth, and of use to every program
+    loaded = cc.library(SOURCE)  # a use, which compiles nothing and deletes nothing
+    assert len(libraries()) == 3
+    another = cc.library(f"{SOURCE} int another;")
+    assert len(libraries()) == 3 and second not in libraries() and other.exists()
+    monkeypatch.setattr(module, "MOST_BYTES", 0)
+    last = cc.library(f"{SOURCE} int last;")
+    assert not libraries() and [answer(x) for x in (loaded, another, last)] == [42] * 3  # open files stay
+
+
+def test_a_library_that_another_process_deletes_is_made_anew(cc: Compiler, monkeypatch: pytest.MonkeyPatch):
+    cc.library(SOURCE)
+    find = module.find
+
+    def found_too_late(folder: Path, key: str) -> Path | None:
+        path = find(folder, key)
+        assert path is not None
+        path.unlink()
+        return path
+
+    monkeypatch.setattr(module, "find", found_too_late)
+    assert answer(cc.library(SOURCE)) == 42
+    assert len(libraries()) == 1
+
+
+def test_processes_that_delete_each_others_libraries_go_on(cc: Compiler):
+    code = (
+        "from tracegrad.runtime import c_compiler\n"
+        "c_compiler.MOST_BYTES = 20_000\n"
+        "for k in range(12):\n"
+        f"    found = c_compiler.compiler_named('').library({SOURCE!r} + f'int n{{k % 4}};')\n"
+        "    assert found.answer() == 42"
+    )
+    running = [subprocess.Popen([sys.executable, "-W", "error", "-c", code]) for _ in range(3)]
+    assert [p.wait(timeout=120) for p in running] == [0] * 3
+    assert sum(p.stat().st_size for p in libraries()) <= 20_000
 
 
 def losses(monkeypatch: pytest.MonkeyPatch, cc: str) -> list[float]:

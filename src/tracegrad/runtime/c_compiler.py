@@ -4,12 +4,16 @@ A library is found again by what decides its bytes: source, compiler, flags and 
 only this user may write, under a name that contains the hash of its contents, and what does not fit its name is never
 loaded. It is written under another name first: whoever looks sees all of it or nothing.
 
+The libraries of the directory take at most MOST_BYTES: after a compilation those used longest ago are deleted. Another
+process may have them open, which keeps them; one that was about to load them compiles them anew.
+
 A library is unloaded with the last object of Python that refers to it. A library with threads of its own stays.
 """
 
 from __future__ import annotations
 
 import _ctypes
+import contextlib
 import ctypes
 import functools
 import hashlib
@@ -50,6 +54,7 @@ SECONDS = 30.0  # a compiler that takes longer has failed, or what LIMIT says; a
 CHARACTERS = 1000  # of it as many seconds more as it has of these: more than ten times what compilers take
 LIMIT = "TRACEGRAD_CC_SECONDS"
 FORGOTTEN_AFTER = 60 * 86400  # seconds without a use
+MOST_BYTES = 256 << 20  # of all libraries together: twelve thousand of the usual size
 
 _hung: set[Compiler] = set()  # that did not end: each is waited for once
 _told: set[tuple[Compiler, str]] = set()  # what was said of which
@@ -116,9 +121,15 @@ class Compiler:
             warnings.warn(f"libraries are compiled anew each time: {e}", RuntimeWarning, stacklevel=2)
             with tempfile.TemporaryDirectory() as temporary:
                 return ctypes.CDLL(str(self.compiled(source, key, Path(temporary), more, children)))
-        path = find(folder, key) or self.compiled(source, key, folder, more, children)
-        loaded = ctypes.CDLL(str(path))
-        forget_old(folder)
+        path = find(folder, key)
+        if path is not None:
+            try:
+                return ctypes.CDLL(str(path))
+            except OSError:
+                if path.exists():
+                    raise  # else another process deleted it just now
+        loaded = ctypes.CDLL(str(self.compiled(source, key, folder, more, children)))
+        forget(folder)
         return loaded
 
     def compiled(
@@ -170,21 +181,30 @@ def digest(path: Path) -> str:
 def find(folder: Path, key: str) -> Path | None:
     """The library of that key, if it is what its name says and nobody else could have written it."""
     for path in folder.glob(f"{key}-*.so"):
-        if is_own(path) and path.stem == f"{key}-{digest(path)}":
-            os.utime(path)
-            return path
-        path.unlink(missing_ok=True)
+        with contextlib.suppress(FileNotFoundError):  # another process deletes it
+            if is_own(path) and path.stem == f"{key}-{digest(path)}":
+                os.utime(path)
+                return path
+            path.unlink()
     return None
 
 
-def forget_old(folder: Path) -> None:
-    """Delete what has not been used for long, and what an interrupted process left behind."""
+def forget(folder: Path) -> None:
+    """Delete what has not been used for long, what an interrupted process left, and libraries beyond MOST_BYTES."""
+    libraries: list[tuple[int, int, Path]] = []
     for path in folder.iterdir():
-        try:
-            if path.stat().st_mtime < time.time() - FORGOTTEN_AFTER:
+        with contextlib.suppress(FileNotFoundError):  # another process deletes it
+            found = path.lstat()
+            if found.st_mtime < time.time() - FORGOTTEN_AFTER:
                 shutil.rmtree(path) if path.is_dir() else path.unlink()
-        except FileNotFoundError:
-            continue  # by another process
+            elif path.suffix == ".so":
+                libraries.append((found.st_mtime_ns, found.st_size, path))
+    beyond = sum(size for _, size, _ in libraries) - MOST_BYTES
+    for _, size, path in sorted(libraries):
+        if beyond <= 0:
+            break
+        path.unlink(missing_ok=True)
+        beyond -= size
 
 
 def compiler() -> Compiler | None:
