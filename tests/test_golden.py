@@ -7,7 +7,6 @@ After a change that is meant, look at the difference that this makes:
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -16,6 +15,7 @@ from typing import Any
 import pytest
 
 import tracegrad as tg
+from kept import assert_as_kept
 from models import Training, cnn, gpt, rnn, sine
 from tracegrad import nn, optim
 from tracegrad.compiler.build import build_forward, build_training
@@ -23,7 +23,6 @@ from tracegrad.ir import Graph
 from tracegrad.program import Program
 
 FOLDER = Path(__file__).parent / "golden"
-REWRITE = os.environ.get("TRACEGRAD_GOLDEN") == "1"
 
 
 class One(tg.Module):
@@ -113,12 +112,7 @@ PARTS = {
 @pytest.mark.parametrize("name", MODELS)
 def test_the_text_is_as_it_was(name: str, part: str) -> None:
     text = PARTS[part](MODELS[name]()).rstrip("\n") + "\n"
-    path = FOLDER / f"{name}.{part}"
-    if REWRITE:
-        FOLDER.mkdir(exist_ok=True)
-        path.write_text(text, encoding="utf-8")
-    assert path.exists(), f"{path} is missing; see the top of this file"
-    assert text == path.read_text(encoding="utf-8")
+    assert_as_kept(FOLDER / f"{name}.{part}", text)
 
 
 def test_no_text_is_left_over() -> None:

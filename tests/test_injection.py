@@ -35,6 +35,19 @@ HOSTILE = [
 TITLE = " ".join(HOSTILE[:-3])
 
 
+class Hostile(SineMLP):
+    """The model of the sine demo with layers of hostile names."""
+
+    def __init__(self) -> None:
+        super().__init__(8)
+        self.more = {name: nn.Linear(1, 1) for name in HOSTILE}
+
+    def through_all(self, x: tg.Tensor) -> tg.Tensor:
+        for layer in self.more.values():
+            x = x + layer(x)
+        return x
+
+
 def assert_nothing_ran(page: Any) -> None:
     assert page.evaluate("globalThis.broken") is None
     assert page.evaluate("document.querySelectorAll('img, svg, a, iframe, style + style').length") == 0
@@ -49,14 +62,8 @@ def addresses(train: tg.CompiledTraining, url: str, folder: Path, **contents: An
 
 
 def test_names_and_titles_are_shown_and_never_run(browser: Any, served: tuple[str, Path]) -> None:
-    class Hostile(SineMLP):
-        def __init__(self) -> None:
-            super().__init__(8)
-            self.more = {name: nn.Linear(1, 1) for name in HOSTILE}
-
     def loss(m: Any, x: tg.Tensor, y: tg.Tensor) -> Any:
-        for layer in m.more.values():
-            x = x + layer(x)
+        x = m.through_all(x)
         return sine_loss(m, x, y), {name: tg.capture(name, tg.mean(x)) for name in HOSTILE}
 
     url, folder = served
@@ -147,15 +154,8 @@ def test_the_policy_stops_what_someone_put_into_the_page(
 
 
 def test_explanations_and_profiles_escape_names(browser: Any, tmp_path: Path) -> None:
-    class Hostile(SineMLP):
-        def __init__(self) -> None:
-            super().__init__(8)
-            self.more = {name: nn.Linear(1, 1) for name in HOSTILE}
-
     def loss(m: Any, x: tg.Tensor, y: tg.Tensor) -> Any:
-        for layer in m.more.values():
-            x = x + layer(x)
-        return sine_loss(m, x, y)
+        return sine_loss(m, m.through_all(x), y)
 
     training = Training("hostile", Hostile, loss, SINE.inputs, SINE.optimizer)
     with compiled(training) as train:

@@ -12,7 +12,6 @@ import functools
 import importlib
 import importlib.util
 import inspect
-import os
 import re
 from pathlib import Path
 
@@ -20,11 +19,11 @@ import numpy as np
 import pytest
 
 import tracegrad as tg
+from kept import assert_as_kept
 from misuse import table
 from misuse.table import MISTAKES, Message
 
 FOLDER = Path(__file__).parent / "golden" / "misuse"
-REWRITE = os.environ.get("TRACEGRAD_GOLDEN") == "1"
 MODULES = sorted(p.stem for p in Path(table.__file__).parent.glob("*.py") if p.stem not in ("__init__", "table"))
 for module in MODULES:
     importlib.import_module(f"misuse.{module}")  # each enters its mistakes in the table
@@ -83,12 +82,7 @@ def test_the_messages_are_as_they_were(module: str) -> None:
             said = message(name)
             texts.append(f"[{name}] {said.kind.__name__}\n{said.text}\n")
     text = "\n".join(texts)
-    path = FOLDER / f"{module}.txt"
-    if REWRITE:
-        FOLDER.mkdir(exist_ok=True)
-        path.write_text(text, encoding="utf-8")
-    assert path.exists(), f"{path} is missing; see the top of this file"
-    assert text == path.read_text(encoding="utf-8")
+    assert_as_kept(FOLDER / f"{module}.txt", text)
 
 
 def test_no_message_is_left_over() -> None:
