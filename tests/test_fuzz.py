@@ -21,7 +21,7 @@ from fuzzing.shrink import shrunk
 from fuzzing.snippet import snippet
 from tracegrad.evaluate import evaluate
 from tracegrad.runtime.c_compiler import compiler_named
-from tracegrad.runtime.cpu import warn_wrong
+from tracegrad.runtime.cpu_verify import warn_wrong
 
 SEEDS = 300
 BATCH = 20
