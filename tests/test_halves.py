@@ -51,6 +51,7 @@ KNOWN: dict[str, tuple[Callable[[Tensor, Tensor, Tensor], Tensor], Halves, Halve
         {UP},
         {DOWN},
     ),
+    "two rows in a batch": (lambda x, y, b: zeros_above(x)[:2].reshape(1, 2, N), {(1, 2)}, set()),
     "the first row": (lambda x, y, b: zeros_above(x)[:1], set(), set()),
     "equal": (lambda x, y, b: ops.equal(iota((N, N), 0), iota((N, N), 1)), set(), set()),
     "of one coordinate": (lambda x, y, b: iota((N, N), 0) <= iota((N, N), 0), set(), set()),
@@ -200,3 +201,17 @@ def test_limits_of_a_product_that_is_not_read() -> None:
             halves = Triangles(graph.nodes, [t.serial for t in roots])
             assert list(halves.left_out(product, [product, more])) == limits
             assert list(halves.left_out(product, [product])) == limits
+
+
+def test_what_a_kernel_stores_beside_a_product_is_whole() -> None:
+    """Nobody reads a half of the product, but all of what is made of it; or the other way round."""
+    with tracing():
+        x, y = (leaf("input", n, TensorType(f32, (N, N))) for n in "xy")
+        product = x @ y
+        made = zeros_above(ops.exp(product), 1.0)
+        hidden = zeros_above(made)
+        assert list(Triangles(toposort([made]), [made.serial]).left_out(product, [made])) == []
+        halves = Triangles(toposort([hidden, product]), [hidden.serial, product.serial])
+        assert halves.unread[made.serial] == {UP} and list(halves.left_out(product, [made])) == []
+        halves = Triangles(toposort([hidden]), [hidden.serial])
+        assert list(halves.left_out(product, [made])) == [Limit("n", "m")]

@@ -159,7 +159,7 @@ def axes_through(t: Tensor) -> tuple[dict[int, int], bool]:
     else:
         found, guards = t.prim.index(own, x.type, **t.attrs)
     at = {i: e for e, i in enumerate(own) if t.shape[e] > 1}
-    return {d: at[i] for d, i in enumerate(found) if i in at and x.shape[d] > 1}, not guards
+    return {d: at[i] for d, i in enumerate(found) if i in at}, not guards
 
 
 def moved(halves: Halves, axes: dict[int, int]) -> Halves:
