@@ -41,7 +41,7 @@ def test_memory_is_told_by_role():
     with compiled() as t:
         weights = 4 * (2 * 8 + 8 + 8 + 1)
         m = t.memory
-        assert m["param"] == m["grad"] == weights and m["state"] == 2 * weights + 4
+        assert m["param"] == m["grad"] == weights and m["state"] == 2 * weights + 16
         assert m["input"] >= 4 * (16 * 2 + 16) and m["output"] >= 4 and m["temp"] > 0
         assert m["total"] == sum(m[role] for role in m if role != "total") == sum(b.bytes for b in t.program.buffers)
         text = str(m)

@@ -22,6 +22,7 @@ PREFIX = "hyper."  # of their names among the inputs of a program
 COMPLEMENT = "1-"  # a leaf "1-beta1" is uploaded as 1 - beta1: 1 - f32(0.999) would lose five digits
 RESERVED = ("seed", "step")  # counters of the trace, not hyperparameters
 UNIT = "norm-unit"  # a leaf, which nothing can be called that users name: gradients are multiplied by it to be squared
+NORMAL = 2.0**10  # the usual one: squares of gradients of length 1e-22 to 1e16 have a finite sum that is not 0
 LARGE = 2.0**-80  # the unit in which squares of every finite f32, and sums of 2^31 of them, are finite
 LARGEST_F32 = (2.0 - 2.0**-23) * 2.0**127
 
@@ -132,7 +133,7 @@ def hyper(name: str, default: float) -> Tensor:
 def leaf_value(name: str, values: Mapping[str, float]) -> float:
     """What the host uploads for the leaf `name`, given the hyperparameters by name; in double precision."""
     bare = name.removeprefix(COMPLEMENT)
-    value = values.get(bare, 1.0 if bare == UNIT else OFF.get(bare))
+    value = values.get(bare, NORMAL if bare == UNIT else OFF.get(bare))
     assert value is not None, name  # OFF: a step was queued before its program had `bare`
     return 1.0 - value if name.startswith(COMPLEMENT) else value
 

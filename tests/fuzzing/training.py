@@ -23,6 +23,7 @@ from tracegrad.compiler.build import arena_of
 from tracegrad.compiler.plan import optimize
 from tracegrad.dtypes import TensorType, as_dtype
 from tracegrad.evaluate import named_by_role
+from tracegrad.hypers import NORMAL, UNIT
 from tracegrad.ir import Graph, Tensor
 from tracegrad.nn.module import named_parameters
 
@@ -142,7 +143,7 @@ def _hyper(t: Tensor, step: int, program: Program, optimizer: optim.Optimizer) -
     name = t.name
     if name in ("step", "seed"):
         return certain(np.uint32(step if name == "step" else 0))
-    known = {"lr": program.train["lr"], **optimizer.hyper}
+    known = {"lr": program.train["lr"], UNIT: NORMAL, **optimizer.hyper}
     value = 1 - known[name.removeprefix("1-")] if name.startswith("1-") else known[name]
     v = np.asarray(np.float64(np.float32(value)))
     return Known(v, np.asarray(2 * U * abs(value)), certain(v).w)

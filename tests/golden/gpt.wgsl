@@ -1,12 +1,75 @@
-// 0: add+sum+sub+rsqrt+mul
+// 0: add+sum+sub+rsqrt+mul | add+div+maximum+nonfinite+where
 @group(0) @binding(0) var<storage, read> mem0: array<f32, 1039>;
 @group(0) @binding(1) var<storage, read> mem1: array<i32, 17>;
-@group(0) @binding(2) var<storage, read_write> mem2: array<f32, 1121>;
-@group(1) @binding(0) var<uniform> at: array<vec4<i32>, 3>;
+@group(0) @binding(2) var<storage, read_write> mem2: array<f32, 1537>;
+@group(0) @binding(3) var<storage, read_write> mem3: array<f32>;
+@group(0) @binding(4) var<storage, read> mem4: array<f32, 3>;
+@group(0) @binding(5) var<storage, read> mem5: array<f32, 7>;
+@group(0) @binding(6) var<storage, read_write> mem6: array<i32, 1>;
+@group(1) @binding(0) var<uniform> at: array<vec4<i32>, 6>;
+var<private> inf_bits: u32 = 0x7f800000u;
+var<private> nan_bits: u32 = 0x7fc00000u;
 fn div_(a: f32, b: f32) -> f32 {
   let s = select(1.0, 0.0625, abs(b) > 8.5e37);
   return (a * s) / (b * s);
 }
+fn is_nan_(x: f32) -> bool { return (bitcast<u32>(x) & 0x7fffffffu) > 0x7f800000u; }
+fn scale_(x: f32, n: i32) -> f32 {
+  let half = n >> 1u;
+  return x * bitcast<f32>(u32(half + 127) << 23u) * bitcast<f32>(u32(n - half + 127) << 23u);
+}
+fn exp_(x: f32) -> f32 {
+  let c = clamp(x, -105.0, 89.0);
+  let n = round(c * 1.4426950408889634);
+  let r = c - n * 0.693359375 - n * (-0.00021219444);
+  let y = (((((0.000198756915 * r + 0.0013981999507) * r + 0.0083334519073) * r + 0.041665795894) * r + 0.16666665459) * r + 0.50000001201) * r * r + r + 1.0;
+  return select(scale_(y, i32(n)), x, is_nan_(x));
+}
+fn expm1_(x: f32) -> f32 {
+  if (!(x < 80.0)) { return exp_(x); }
+  let c = max(x, -30.0);
+  let n = round(c * 1.4426950408889634);
+  let r = c - n * 0.693359375 - n * (-0.00021219444);
+  let y = (((((0.000198756915 * r + 0.0013981999507) * r + 0.0083334519073) * r + 0.041665795894) * r + 0.16666665459) * r + 0.50000001201) * r * r + r;
+  let s = scale_(1.0, i32(n));
+  return select(s * y + (s - 1.0), x, abs(x) < 1e-8);
+}
+fn log_(x: f32) -> f32 {
+  let u = bitcast<u32>(x);
+  if (u - 1u >= 0x7f7fffffu) {  // not positive and finite
+    if ((u << 1u) == 0u) { return -bitcast<f32>(inf_bits); }
+    return select(x, bitcast<f32>(nan_bits), u >> 31u == 1u);
+  }
+  let tiny = u < 0x800000u;  // of a denormal, 2^23 times it
+  let v = select(u, bitcast<u32>(x * 8388608.0), tiny);
+  if (v == 0u) { return -bitcast<f32>(inf_bits); }  // the device flushes denormals
+  let m = bitcast<f32>((v & 0x7fffffu) | 0x3f000000u);
+  let low = m < 0.7071067811865476;
+  let e = f32(i32(v >> 23u) - select(126, 127, low) - select(0, 23, tiny));
+  let f = select(m, m + m, low) - 1.0;
+  let z = f * f;
+  let y = ((((((((0.070376836292 * f + -0.1151461031) * f + 0.1167699874) * f + -0.12420140846) * f + 0.14249322787) * f + -0.16668057665) * f + 0.20000714765) * f + -0.24999993993) * f + 0.33333331174) * f * z + e * (-0.00021219444) - 0.5 * z;
+  return f + y + e * 0.693359375;
+}
+fn log1p_(x: f32) -> f32 {
+  if (x > -0.29 && x < 0.41) {
+    let z = x * x;
+    return x - 0.5 * z + ((((((((0.070376836292 * x + -0.1151461031) * x + 0.1167699874) * x + -0.12420140846) * x + 0.14249322787) * x + -0.16668057665) * x + 0.20000714765) * x + -0.24999993993) * x + 0.33333331174) * x * z;
+  }
+  return log_(1.0 + x);
+}
+fn max_f32(a: f32, b: f32) -> f32 {
+  let nan = max(bitcast<u32>(a) & 0x7fffffffu, bitcast<u32>(b) & 0x7fffffffu) > 0x7f800000u;
+  return select(max(a, b), a + b, nan);
+}
+fn max_i32(a: i32, b: i32) -> i32 { return max(a, b); }
+fn max_u32(a: u32, b: u32) -> u32 { return max(a, b); }
+fn min_f32(a: f32, b: f32) -> f32 {
+  let nan = max(bitcast<u32>(a) & 0x7fffffffu, bitcast<u32>(b) & 0x7fffffffu) > 0x7f800000u;
+  return select(min(a, b), a + b, nan);
+}
+fn min_i32(a: i32, b: i32) -> i32 { return min(a, b); }
+fn min_u32(a: u32, b: u32) -> u32 { return min(a, b); }
 fn k0(w: i32, lid: i32) {
   let o0 = at[0].x;
   let o1 = at[0].y;
@@ -54,27 +117,73 @@ fn k0(w: i32, lid: i32) {
       let s8 = ((v4 * mem0[o3 + j0]) + mem0[o4 + j0]);
       mem2[o5 + (h5 + j0)] = s5;
       mem2[o7 + (h5 + j0)] = s7;
-      mem2[o8 + (h5 + j0)] = s8;
+      mem3[o8 + (h5 + j0)] = s8;
     }
   }
   if (row < 8 && lane == 0) {
     let s6 = v3;
-    mem2[o6 + (i0 * 4 + i1)] = s6;
+    mem3[o6 + (i0 * 4 + i1)] = s6;
   }
+}
+fn k1(w: i32, lid: i32) {
+  let o0 = at[2].y;
+  let o1 = at[2].z;
+  let o2 = at[2].w;
+  let o3 = at[3].x;
+  let o4 = at[3].y;
+  let o5 = at[3].z;
+  let o6 = at[3].w;
+  let o7 = at[4].x;
+  let o8 = at[4].y;
+  let o9 = at[4].z;
+  let o10 = at[4].w;
+  let o11 = at[5].x;
+  let o12 = at[5].y;
+  let e = w * 128 + lid;
+  if (e >= 1) { return; }
+  let v0 = mem5[o2 + 0];
+  let v1 = div_(1f, (-expm1_((f32(bitcast<u32>(mem1[o3 + 0])) * log1p_((-v0))))));
+  let v2 = mem4[o0 + 0];
+  let v3 = mem4[o0 + 1];
+  let v4 = min_f32(3.6028797e+16f, (2f * mem5[o1 + 0]));
+  let v5 = (v3 + ((v4 - v3) * v0));
+  let v6 = max_f32(v2, ((v2 + (mem5[o4 + 0] * (div_((v5 * v1), mem5[o5 + 0]) + (mem5[o6 + 0] * v2)))) * 1.00000095f));
+  let v7 = max_f32(v3, (v5 * 1.00000095f));
+  let v8 = mem4[o0 + 2];
+  let v9 = max_f32(v8, ((v8 + (((v4 * v4) - v8) * mem5[o7 + 0])) * 1.00000095f));
+  let v10 = ((bitcast<u32>(((v6 + v7) + v9)) & 0x7f800000u) == 0x7f800000u);
+  let s8 = v1;
+  let s9 = v10;
+  let s10 = select(v6, v2, v10);
+  let s11 = select(v7, v3, v10);
+  let s12 = select(v9, v8, v10);
+  mem2[o8 + 0] = s8;
+  mem6[o9 + 0] = select(0, 1, s9);
+  mem2[o10 + 0] = s10;
+  mem2[o11 + 0] = s11;
+  mem2[o12 + 0] = s12;
 }
 @compute @workgroup_size(128)
 fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) lid: u32) {
   let w = i32(wid.x + wid.y * 32768u);
   if (w >= 0 && w < 1) { k0(w - 0, i32(lid)); }
+  if (w >= 1 && w < 2) { k1(w - 1, i32(lid)); }
 }
 
-// 1: matmul+add | matmul+add | matmul+add
-@group(0) @binding(0) var<storage, read> mem0: array<f32, 1121>;
+// 1: matmul+add | matmul+add | matmul+add | where
+@group(0) @binding(0) var<storage, read_write> mem0: array<f32>;
 @group(0) @binding(1) var<storage, read> mem1: array<f32, 1039>;
-@group(0) @binding(2) var<storage, read_write> mem2: array<f32>;
-@group(0) @binding(3) var<storage, read_write> mem3: array<f32>;
-@group(1) @binding(0) var<uniform> at: array<vec4<i32>, 3>;
-fn put_k0_3(n: i32, i: i32, x: f32) { switch n { case 0, 1: { mem2[i] = x; } default: { mem3[i] = x; } } }
+@group(0) @binding(2) var<storage, read_write> mem2: array<f32, 1537>;
+@group(0) @binding(3) var<storage, read> mem3: array<i32, 1>;
+@group(0) @binding(4) var<storage, read> mem4: array<f32, 3>;
+@group(1) @binding(0) var<uniform> at: array<vec4<i32>, 5>;
+var<private> inf_bits: u32 = 0x7f800000u;
+fn less_equal_f32(a: f32, b: f32) -> bool {
+  let largest = max(bitcast<u32>(a) & 0x7fffffffu, bitcast<u32>(b) & 0x7fffffffu);
+  return a <= b && largest <= 0x7f800000u;
+}
+fn less_equal_i32(a: i32, b: i32) -> bool { return a <= b; }
+fn less_equal_u32(a: u32, b: u32) -> bool { return a <= b; }
 fn k0(w: i32, lid: i32, n: i32, first: i32) {
   let o0 = at[(first + 0) / 4][(first + 0) % 4];
   let o1 = at[(first + 1) / 4][(first + 1) % 4];
@@ -96,20 +205,35 @@ fn k0(w: i32, lid: i32, n: i32, first: i32) {
   let a0 = ta0;
   if (row < 64 && lane == 0) {
     let s3 = (a0 + mem1[o2 + n0]);
-    put_k0_3(n, o3 + (m0 * 8 + n0), s3);
+    mem2[o3 + (m0 * 8 + n0)] = s3;
   }
+}
+fn k1(w: i32, lid: i32) {
+  let o0 = at[3].x;
+  let o1 = at[3].y;
+  let o2 = at[3].z;
+  let o3 = at[3].w;
+  let o4 = at[4].x;
+  let o5 = at[4].y;
+  let e = w * 128 + lid;
+  if (e >= 4) { return; }
+  let i0 = e;
+  let v0 = i0;
+  let s5 = select(select(select(select(0f, bitcast<f32>(inf_bits), ((mem3[o3 + 0] != 0) && less_equal_f32(0f, mem4[o4 + 0]))), mem2[o2 + 0], (v0 == 1)), mem2[o1 + 0], (v0 == 2)), mem2[o0 + 0], (v0 == 3));
+  mem0[o5 + i0] = s5;
 }
 @compute @workgroup_size(128)
 fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) lid: u32) {
   let w = i32(wid.x + wid.y * 32768u);
   if (w >= 0 && w < 3) { let n = (w - 0) / 1; k0(w - 0 - n * 1, i32(lid), n, 0 + n * 4); }
+  if (w >= 3 && w < 4) { k1(w - 3, i32(lid)); }
 }
 
-// 2: matmul
-@group(0) @binding(0) var<storage, read> mem0: array<f32>;
+// 2: matmul | copy
+@group(0) @binding(0) var<storage, read_write> mem0: array<f32, 1537>;
 @group(0) @binding(1) var<storage, read> mem1: array<f32>;
-@group(0) @binding(2) var<storage, read_write> mem2: array<f32, 1121>;
-@group(1) @binding(0) var<uniform> at: array<vec4<i32>, 1>;
+@group(0) @binding(2) var<storage, read_write> mem2: array<f32, 3>;
+@group(1) @binding(0) var<uniform> at: array<vec4<i32>, 2>;
 fn k0(w: i32, lid: i32) {
   let o0 = at[0].x;
   let o1 = at[0].y;
@@ -127,24 +251,34 @@ fn k0(w: i32, lid: i32) {
   {
     for (var j = lane; j < 2; j += 1) {
       let k0 = j;
-      let xa0 = (mem0[o0 + (h0 + k0)] * mem1[o1 + (h1 + k0)]);
+      let xa0 = (mem0[o0 + (h0 + k0)] * mem0[o1 + (h1 + k0)]);
       ta0 = (ta0 + xa0);
     }
   }
   let a0 = ta0;
   if (row < 128 && lane == 0) {
     let s2 = a0;
-    mem2[o2 + (b0 * 64 + b1 * 16 + m0 * 4 + n0)] = s2;
+    mem0[o2 + (b0 * 64 + b1 * 16 + m0 * 4 + n0)] = s2;
   }
+}
+fn k1(w: i32, lid: i32) {
+  let o0 = at[0].w;
+  let o1 = at[1].x;
+  let e = w * 128 + lid;
+  if (e >= 3) { return; }
+  let i0 = e;
+  let s1 = mem1[o0 + (i0 + 1)];
+  mem2[o1 + i0] = s1;
 }
 @compute @workgroup_size(128)
 fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) lid: u32) {
   let w = i32(wid.x + wid.y * 32768u);
   if (w >= 0 && w < 1) { k0(w - 0, i32(lid)); }
+  if (w >= 1 && w < 2) { k1(w - 1, i32(lid)); }
 }
 
 // 3: peak+exp+sum+where
-@group(0) @binding(0) var<storage, read> mem0: array<f32, 1121>;
+@group(0) @binding(0) var<storage, read> mem0: array<f32, 1537>;
 @group(0) @binding(1) var<storage, read_write> mem1: array<f32>;
 @group(1) @binding(0) var<uniform> at: array<vec4<i32>, 1>;
 var<private> inf_bits: u32 = 0x7f800000u;
@@ -217,8 +351,7 @@ fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) 
 
 // 4: matmul
 @group(0) @binding(0) var<storage, read> mem0: array<f32>;
-@group(0) @binding(1) var<storage, read> mem1: array<f32>;
-@group(0) @binding(2) var<storage, read_write> mem2: array<f32, 1121>;
+@group(0) @binding(1) var<storage, read_write> mem1: array<f32, 1537>;
 @group(1) @binding(0) var<uniform> at: array<vec4<i32>, 1>;
 fn k0(w: i32, lid: i32) {
   let o0 = at[0].x;
@@ -244,7 +377,7 @@ fn k0(w: i32, lid: i32) {
   let a0 = ta0;
   if (row < 64 && lane == 0) {
     let s2 = a0;
-    mem2[o2 + (b0 * 32 + b1 * 8 + m0 * 2 + n0)] = s2;
+    mem1[o2 + (b0 * 32 + b1 * 8 + m0 * 2 + n0)] = s2;
   }
 }
 @compute @workgroup_size(128)
@@ -254,7 +387,7 @@ fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) 
 }
 
 // 5: matmul+add
-@group(0) @binding(0) var<storage, read> mem0: array<f32, 1121>;
+@group(0) @binding(0) var<storage, read> mem0: array<f32, 1537>;
 @group(0) @binding(1) var<storage, read> mem1: array<f32, 1039>;
 @group(0) @binding(2) var<storage, read_write> mem2: array<f32>;
 @group(1) @binding(0) var<uniform> at: array<vec4<i32>, 2>;
@@ -295,7 +428,7 @@ fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) 
 // 6: sum+sub+rsqrt+mul+add
 @group(0) @binding(0) var<storage, read> mem0: array<f32>;
 @group(0) @binding(1) var<storage, read> mem1: array<f32, 1039>;
-@group(0) @binding(2) var<storage, read_write> mem2: array<f32>;
+@group(0) @binding(2) var<storage, read_write> mem2: array<f32, 1537>;
 @group(1) @binding(0) var<uniform> at: array<vec4<i32>, 2>;
 fn div_(a: f32, b: f32) -> f32 {
   let s = select(1.0, 0.0625, abs(b) > 8.5e37);
@@ -354,9 +487,8 @@ fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) 
 }
 
 // 7: matmul+add+mul
-@group(0) @binding(0) var<storage, read> mem0: array<f32>;
+@group(0) @binding(0) var<storage, read_write> mem0: array<f32, 1537>;
 @group(0) @binding(1) var<storage, read> mem1: array<f32, 1039>;
-@group(0) @binding(2) var<storage, read_write> mem2: array<f32, 1121>;
 @group(1) @binding(0) var<uniform> at: array<vec4<i32>, 2>;
 fn near_exp_(x: f32) -> f32 { return exp(x); }
 fn erf_(x: f32) -> f32 {
@@ -393,9 +525,9 @@ fn k0(w: i32, lid: i32) {
     let s3 = a0;
     let s4 = v1;
     let s5 = ((0.5f * v0) * v1);
-    mem2[o3 + (m0 * 32 + n0)] = s3;
-    mem2[o4 + (m0 * 32 + n0)] = s4;
-    mem2[o5 + (m0 * 32 + n0)] = s5;
+    mem0[o3 + (m0 * 32 + n0)] = s3;
+    mem0[o4 + (m0 * 32 + n0)] = s4;
+    mem0[o5 + (m0 * 32 + n0)] = s5;
   }
 }
 @compute @workgroup_size(128)
@@ -405,10 +537,9 @@ fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) 
 }
 
 // 8: matmul+add
-@group(0) @binding(0) var<storage, read> mem0: array<f32, 1121>;
+@group(0) @binding(0) var<storage, read> mem0: array<f32, 1537>;
 @group(0) @binding(1) var<storage, read> mem1: array<f32, 1039>;
-@group(0) @binding(2) var<storage, read> mem2: array<f32>;
-@group(0) @binding(3) var<storage, read_write> mem3: array<f32>;
+@group(0) @binding(2) var<storage, read_write> mem2: array<f32>;
 @group(1) @binding(0) var<uniform> at: array<vec4<i32>, 2>;
 var<workgroup> sf: array<f32, 160>;
 fn k0(w: i32, lid: i32) {
@@ -438,7 +569,7 @@ fn k0(w: i32, lid: i32) {
   let a0 = ta0;
   if (row < 64 && lane == 0) {
     let s4 = (mem2[o2 + (m0 * 8 + n0)] + (a0 + mem1[o3 + n0]));
-    mem3[o4 + (m0 * 8 + n0)] = s4;
+    mem2[o4 + (m0 * 8 + n0)] = s4;
   }
 }
 @compute @workgroup_size(128)
@@ -448,10 +579,9 @@ fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) 
 }
 
 // without barriers, (2, 1)
-@group(0) @binding(0) var<storage, read> mem0: array<f32, 1121>;
+@group(0) @binding(0) var<storage, read> mem0: array<f32, 1537>;
 @group(0) @binding(1) var<storage, read> mem1: array<f32, 1039>;
-@group(0) @binding(2) var<storage, read> mem2: array<f32>;
-@group(0) @binding(3) var<storage, read_write> mem3: array<f32>;
+@group(0) @binding(2) var<storage, read_write> mem2: array<f32>;
 @group(1) @binding(0) var<uniform> at: array<vec4<i32>, 2>;
 fn k0(w: i32, lid: i32) {
   let o0 = at[0].x;
@@ -494,7 +624,7 @@ fn k0(w: i32, lid: i32) {
   let a0 = ta0;
   if (row < 64 && lane == 0) {
     let s4 = (mem2[o2 + (m0 * 8 + n0)] + (a0 + mem1[o3 + n0]));
-    mem3[o4 + (m0 * 8 + n0)] = s4;
+    mem2[o4 + (m0 * 8 + n0)] = s4;
   }
 }
 @compute @workgroup_size(32)
@@ -503,10 +633,71 @@ fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) 
   if (w >= 0 && w < 2) { k0(w - 0, i32(lid)); }
 }
 
-// 9: matmul
-@group(0) @binding(0) var<storage, read> mem0: array<f32>;
+// 9: sum+sub+rsqrt+mul+add
+@group(0) @binding(0) var<storage, read_write> mem0: array<f32>;
 @group(0) @binding(1) var<storage, read> mem1: array<f32, 1039>;
-@group(0) @binding(2) var<storage, read_write> mem2: array<f32, 1121>;
+@group(0) @binding(2) var<storage, read_write> mem2: array<f32, 1537>;
+@group(1) @binding(0) var<uniform> at: array<vec4<i32>, 2>;
+fn div_(a: f32, b: f32) -> f32 {
+  let s = select(1.0, 0.0625, abs(b) > 8.5e37);
+  return (a * s) / (b * s);
+}
+fn k0(w: i32, lid: i32) {
+  let o0 = at[0].x;
+  let o1 = at[0].y;
+  let o2 = at[0].z;
+  let o3 = at[0].w;
+  let o4 = at[1].x;
+  let o5 = at[1].y;
+  let row = w * 128 + lid;
+  let lane = 0;
+  if (row >= 8) { return; }
+  let i0 = row;
+  var ta0 = 0f;
+  {
+    for (var j = lane; j < 8; j += 1) {
+      let j0 = j;
+      let xa0 = mem0[o0 + (i0 * 8 + j0)];
+      ta0 = (ta0 + xa0);
+    }
+  }
+  let a0 = ta0;
+  let v0 = div_(a0, 8f);
+  var ta1 = 0f;
+  {
+    for (var j = lane; j < 8; j += 1) {
+      let j0 = j;
+      let xa1 = ((mem0[o0 + (i0 * 8 + j0)] - v0) * (mem0[o0 + (i0 * 8 + j0)] - v0));
+      ta1 = (ta1 + xa1);
+    }
+  }
+  let a1 = ta1;
+  let v1 = (1.0 / sqrt((div_(a1, 8f) + 9.99999975e-06f)));
+  if (row < 8) {
+    for (var j = lane; j < 8; j += 1) {
+      let j0 = j;
+      let v2 = ((mem0[o0 + (i0 * 8 + j0)] - v0) * v1);
+      let s4 = v2;
+      let s5 = ((v2 * mem1[o1 + j0]) + mem1[o2 + j0]);
+      mem2[o4 + (i0 * 8 + j0)] = s4;
+      mem2[o5 + (i0 * 8 + j0)] = s5;
+    }
+  }
+  if (row < 8 && lane == 0) {
+    let s3 = v1;
+    mem0[o3 + i0] = s3;
+  }
+}
+@compute @workgroup_size(128)
+fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) lid: u32) {
+  let w = i32(wid.x + wid.y * 32768u);
+  if (w >= 0 && w < 1) { k0(w - 0, i32(lid)); }
+}
+
+// 10: matmul
+@group(0) @binding(0) var<storage, read> mem0: array<f32, 1537>;
+@group(0) @binding(1) var<storage, read> mem1: array<f32, 1039>;
+@group(0) @binding(2) var<storage, read_write> mem2: array<f32>;
 @group(1) @binding(0) var<uniform> at: array<vec4<i32>, 1>;
 fn k0(w: i32, lid: i32) {
   let o0 = at[0].x;
@@ -537,11 +728,11 @@ fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) 
   if (w >= 0 && w < 1) { k0(w - 0, i32(lid)); }
 }
 
-// 10: peak+sub+sum+mul
-@group(0) @binding(0) var<storage, read> mem0: array<f32, 1121>;
+// 11: peak+sub+sum+mul
+@group(0) @binding(0) var<storage, read> mem0: array<f32>;
 @group(0) @binding(1) var<storage, read> mem1: array<f32, 1039>;
 @group(0) @binding(2) var<storage, read> mem2: array<i32, 17>;
-@group(0) @binding(3) var<storage, read_write> mem3: array<f32>;
+@group(0) @binding(3) var<storage, read_write> mem3: array<f32, 1537>;
 @group(1) @binding(0) var<uniform> at: array<vec4<i32>, 2>;
 var<private> inf_bits: u32 = 0x7f800000u;
 fn min_f32(a: f32, b: f32) -> f32 {
@@ -627,14 +818,13 @@ fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) 
   if (w >= 0 && w < 1) { k0(w - 0, i32(lid)); }
 }
 
-// 11: matmul+mul | matmul | sum | sum+div+where
-@group(0) @binding(0) var<storage, read> mem0: array<f32>;
+// 12: matmul+mul | matmul | sum | sum+div+where
+@group(0) @binding(0) var<storage, read_write> mem0: array<f32, 1537>;
 @group(0) @binding(1) var<storage, read> mem1: array<f32, 1039>;
 @group(0) @binding(2) var<storage, read_write> mem2: array<f32>;
-@group(0) @binding(3) var<storage, read_write> mem3: array<f32, 1121>;
-@group(0) @binding(4) var<storage, read_write> mem4: array<f32, 1039>;
-@group(0) @binding(5) var<storage, read> mem5: array<i32, 1>;
-@group(0) @binding(6) var<storage, read_write> mem6: array<f32, 1>;
+@group(0) @binding(3) var<storage, read_write> mem3: array<f32, 1039>;
+@group(0) @binding(4) var<storage, read> mem4: array<i32, 1>;
+@group(0) @binding(5) var<storage, read_write> mem5: array<f32, 1>;
 @group(1) @binding(0) var<uniform> at: array<vec4<i32>, 4>;
 var<private> inf_bits: u32 = 0x7f800000u;
 var<private> nan_bits: u32 = 0x7fc00000u;
@@ -683,7 +873,7 @@ fn k0(w: i32, lid: i32) {
     let s3 = a0;
     let s4 = (a0 * mem1[o2 + n0]);
     mem2[o3 + (m0 * 8 + n0)] = s3;
-    mem3[o4 + (m0 * 8 + n0)] = s4;
+    mem2[o4 + (m0 * 8 + n0)] = s4;
   }
 }
 fn k1(w: i32, lid: i32) {
@@ -706,7 +896,7 @@ fn k1(w: i32, lid: i32) {
   let a0 = ta0;
   if (row < 56 && lane == 0) {
     let s2 = a0;
-    mem4[o2 + (m0 * 7 + n0)] = s2;
+    mem3[o2 + (m0 * 7 + n0)] = s2;
   }
 }
 fn k2(w: i32, lid: i32) {
@@ -727,7 +917,7 @@ fn k2(w: i32, lid: i32) {
   let a0 = ta0;
   if (row < 7 && lane == 0) {
     let s1 = a0;
-    mem4[o1 + i0] = s1;
+    mem3[o1 + i0] = s1;
   }
 }
 fn k3(w: i32, lid: i32) {
@@ -736,6 +926,7 @@ fn k3(w: i32, lid: i32) {
   let o2 = at[3].x;
   let o3 = at[3].y;
   let o4 = at[3].z;
+  let o5 = at[3].w;
   let row = w * 128 + lid;
   let lane = 0;
   if (row >= 1) { return; }
@@ -750,10 +941,10 @@ fn k3(w: i32, lid: i32) {
   let a0 = ta0;
   let v0 = div_(a0, 8f);
   if (row < 1 && lane == 0) {
-    let s3 = v0;
-    let s4 = select(0f, bitcast<f32>(inf_bits), (((bitcast<u32>(v0) & 0x7f800000u) == 0x7f800000u) || (!(mem5[o2 + 0] == 0))));
-    mem6[o3 + 0] = s3;
-    mem3[o4 + 0] = s4;
+    let s4 = v0;
+    let s5 = select(mem2[o3 + 0], bitcast<f32>(inf_bits), (((bitcast<u32>(v0) & 0x7f800000u) == 0x7f800000u) || (!(mem4[o2 + 0] == 0))));
+    mem5[o4 + 0] = s4;
+    mem0[o5 + 0] = s5;
   }
 }
 @compute @workgroup_size(128)
@@ -765,9 +956,9 @@ fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) 
   if (w >= 3 && w < 4) { k3(w - 3, i32(lid)); }
 }
 
-// 12: sum+mul | sum
-@group(0) @binding(0) var<storage, read_write> mem0: array<f32, 1121>;
-@group(0) @binding(1) var<storage, read> mem1: array<f32>;
+// 13: sum+mul | sum
+@group(0) @binding(0) var<storage, read> mem0: array<f32>;
+@group(0) @binding(1) var<storage, read_write> mem1: array<f32, 1537>;
 @group(0) @binding(2) var<storage, read> mem2: array<f32>;
 @group(0) @binding(3) var<storage, read> mem3: array<f32>;
 @group(0) @binding(4) var<storage, read_write> mem4: array<f32, 1039>;
@@ -806,7 +997,7 @@ fn k0(w: i32, lid: i32) {
     for (var j = lane; j < 8; j += 1) {
       let j0 = j;
       let s3 = (v1 * ((mem0[o0 + (i0 * 8 + j0)] - v2) - (mem1[o1 + (i0 * 8 + j0)] * v3)));
-      mem0[o3 + (i0 * 8 + j0)] = s3;
+      mem1[o3 + (i0 * 8 + j0)] = s3;
     }
   }
 }
@@ -847,8 +1038,8 @@ fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) 
   if (w >= 1 && w < 2) { k1(w - 1, i32(lid)); }
 }
 
-// 13: matmul+add | matmul | sum
-@group(0) @binding(0) var<storage, read> mem0: array<f32, 1121>;
+// 14: matmul+add | matmul | sum
+@group(0) @binding(0) var<storage, read> mem0: array<f32, 1537>;
 @group(0) @binding(1) var<storage, read> mem1: array<f32, 1039>;
 @group(0) @binding(2) var<storage, read_write> mem2: array<f32>;
 @group(0) @binding(3) var<storage, read_write> mem3: array<f32, 1039>;
@@ -945,12 +1136,11 @@ fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) 
   if (w >= 4 && w < 5) { k2(w - 4, i32(lid)); }
 }
 
-// 14: matmul+mul | matmul | sum
+// 15: matmul+mul | matmul | sum
 @group(0) @binding(0) var<storage, read> mem0: array<f32>;
 @group(0) @binding(1) var<storage, read> mem1: array<f32, 1039>;
-@group(0) @binding(2) var<storage, read_write> mem2: array<f32, 1121>;
-@group(0) @binding(3) var<storage, read> mem3: array<f32>;
-@group(0) @binding(4) var<storage, read_write> mem4: array<f32, 1039>;
+@group(0) @binding(2) var<storage, read_write> mem2: array<f32, 1537>;
+@group(0) @binding(3) var<storage, read_write> mem3: array<f32, 1039>;
 @group(1) @binding(0) var<uniform> at: array<vec4<i32>, 3>;
 var<workgroup> sf: array<f32, 160>;
 fn k0(w: i32, lid: i32) {
@@ -998,14 +1188,14 @@ fn k1(w: i32, lid: i32) {
   {
     for (var j = lane; j < 8; j += 1) {
       let k0 = j;
-      let xa0 = (mem3[o0 + (m0 + k0 * 8)] * mem0[o1 + (n0 + k0 * 32)]);
+      let xa0 = (mem2[o0 + (m0 + k0 * 8)] * mem0[o1 + (n0 + k0 * 32)]);
       ta0 = (ta0 + xa0);
     }
   }
   let a0 = ta0;
   if (row < 256 && lane == 0) {
     let s2 = a0;
-    mem4[o2 + (m0 * 32 + n0)] = s2;
+    mem3[o2 + (m0 * 32 + n0)] = s2;
   }
 }
 fn k2(w: i32, lid: i32) {
@@ -1026,7 +1216,7 @@ fn k2(w: i32, lid: i32) {
   let a0 = ta0;
   if (row < 32 && lane == 0) {
     let s1 = a0;
-    mem4[o1 + i0] = s1;
+    mem3[o1 + i0] = s1;
   }
 }
 @compute @workgroup_size(128)
@@ -1040,9 +1230,8 @@ fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) 
 // without barriers, (11, 1)
 @group(0) @binding(0) var<storage, read> mem0: array<f32>;
 @group(0) @binding(1) var<storage, read> mem1: array<f32, 1039>;
-@group(0) @binding(2) var<storage, read_write> mem2: array<f32, 1121>;
-@group(0) @binding(3) var<storage, read> mem3: array<f32>;
-@group(0) @binding(4) var<storage, read_write> mem4: array<f32, 1039>;
+@group(0) @binding(2) var<storage, read_write> mem2: array<f32, 1537>;
+@group(0) @binding(3) var<storage, read_write> mem3: array<f32, 1039>;
 @group(1) @binding(0) var<uniform> at: array<vec4<i32>, 3>;
 fn k0(w: i32, lid: i32) {
   let o0 = at[0].x;
@@ -1103,14 +1292,14 @@ fn k1(w: i32, lid: i32) {
   {
     for (var j = lane; j < 8; j += 1) {
       let k0 = j;
-      let xa0 = (mem3[o0 + (m0 + k0 * 8)] * mem0[o1 + (n0 + k0 * 32)]);
+      let xa0 = (mem2[o0 + (m0 + k0 * 8)] * mem0[o1 + (n0 + k0 * 32)]);
       ta0 = (ta0 + xa0);
     }
   }
   let a0 = ta0;
   if (row < 256 && lane == 0) {
     let s2 = a0;
-    mem4[o2 + (m0 * 32 + n0)] = s2;
+    mem3[o2 + (m0 * 32 + n0)] = s2;
   }
 }
 fn k2(w: i32, lid: i32) {
@@ -1131,7 +1320,7 @@ fn k2(w: i32, lid: i32) {
   let a0 = ta0;
   if (row < 32 && lane == 0) {
     let s1 = a0;
-    mem4[o1 + i0] = s1;
+    mem3[o1 + i0] = s1;
   }
 }
 @compute @workgroup_size(32)
@@ -1142,12 +1331,10 @@ fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) 
   if (w >= 10 && w < 11) { k2(w - 10, i32(lid)); }
 }
 
-// 15: sum+add | sum
-@group(0) @binding(0) var<storage, read> mem0: array<f32, 1121>;
-@group(0) @binding(1) var<storage, read> mem1: array<f32>;
-@group(0) @binding(2) var<storage, read> mem2: array<f32>;
-@group(0) @binding(3) var<storage, read_write> mem3: array<f32>;
-@group(0) @binding(4) var<storage, read_write> mem4: array<f32, 1039>;
+// 16: sum+add | sum
+@group(0) @binding(0) var<storage, read> mem0: array<f32, 1537>;
+@group(0) @binding(1) var<storage, read_write> mem1: array<f32>;
+@group(0) @binding(2) var<storage, read_write> mem2: array<f32, 1039>;
 @group(1) @binding(0) var<uniform> at: array<vec4<i32>, 3>;
 fn div_(a: f32, b: f32) -> f32 {
   let s = select(1.0, 0.0625, abs(b) > 8.5e37);
@@ -1170,21 +1357,21 @@ fn k0(w: i32, lid: i32) {
       let j0 = j;
       let v0 = mem0[o0 + (i0 * 8 + j0)];
       let xa0 = v0;
-      let xa1 = (v0 * mem1[o1 + (i0 * 8 + j0)]);
+      let xa1 = (v0 * mem0[o1 + (i0 * 8 + j0)]);
       ta0 = (ta0 + xa0);
       ta1 = (ta1 + xa1);
     }
   }
   let a0 = ta0;
   let a1 = ta1;
-  let v1 = mem2[o3 + i0];
+  let v1 = mem0[o3 + i0];
   let v2 = div_(a0, 8f);
   let v3 = div_(a1, 8f);
   if (row < 8) {
     for (var j = lane; j < 8; j += 1) {
       let j0 = j;
-      let s4 = (mem0[o2 + (i0 * 8 + j0)] + (v1 * ((mem0[o0 + (i0 * 8 + j0)] - v2) - (mem1[o1 + (i0 * 8 + j0)] * v3))));
-      mem3[o4 + (i0 * 8 + j0)] = s4;
+      let s4 = (mem0[o2 + (i0 * 8 + j0)] + (v1 * ((mem0[o0 + (i0 * 8 + j0)] - v2) - (mem0[o1 + (i0 * 8 + j0)] * v3))));
+      mem1[o4 + (i0 * 8 + j0)] = s4;
     }
   }
 }
@@ -1204,7 +1391,7 @@ fn k1(w: i32, lid: i32) {
       let j0 = j;
       let v0 = mem0[o0 + (i0 + j0 * 8)];
       let xa0 = v0;
-      let xa1 = (v0 * mem1[o1 + (i0 + j0 * 8)]);
+      let xa1 = (v0 * mem0[o1 + (i0 + j0 * 8)]);
       ta0 = (ta0 + xa0);
       ta1 = (ta1 + xa1);
     }
@@ -1214,8 +1401,8 @@ fn k1(w: i32, lid: i32) {
   if (row < 8 && lane == 0) {
     let s2 = a0;
     let s3 = a1;
-    mem4[o2 + i0] = s2;
-    mem4[o3 + i0] = s3;
+    mem2[o2 + i0] = s2;
+    mem2[o3 + i0] = s3;
   }
 }
 @compute @workgroup_size(128)
@@ -1225,12 +1412,11 @@ fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) 
   if (w >= 1 && w < 2) { k1(w - 1, i32(lid)); }
 }
 
-// 16: matmul | matmul | sum
+// 17: matmul | matmul | sum
 @group(0) @binding(0) var<storage, read> mem0: array<f32>;
 @group(0) @binding(1) var<storage, read> mem1: array<f32, 1039>;
-@group(0) @binding(2) var<storage, read_write> mem2: array<f32>;
-@group(0) @binding(3) var<storage, read> mem3: array<f32, 1121>;
-@group(0) @binding(4) var<storage, read_write> mem4: array<f32, 1039>;
+@group(0) @binding(2) var<storage, read_write> mem2: array<f32, 1537>;
+@group(0) @binding(3) var<storage, read_write> mem3: array<f32, 1039>;
 @group(1) @binding(0) var<uniform> at: array<vec4<i32>, 2>;
 fn k0(w: i32, lid: i32) {
   let o0 = at[0].x;
@@ -1271,14 +1457,14 @@ fn k1(w: i32, lid: i32) {
     for (var j = lane; j < 8; j += 1) {
       let k0 = (j / 4);
       let k1 = j % 4;
-      let xa0 = (mem3[o0 + (h0 + k0 * 32 + k1 * 2)] * mem0[o1 + (n0 + k0 * 32 + k1 * 8)]);
+      let xa0 = (mem2[o0 + (h0 + k0 * 32 + k1 * 2)] * mem0[o1 + (n0 + k0 * 32 + k1 * 8)]);
       ta0 = (ta0 + xa0);
     }
   }
   let a0 = ta0;
   if (row < 64 && lane == 0) {
     let s2 = a0;
-    mem4[o2 + (m0 * 16 + m1 * 8 + n0)] = s2;
+    mem3[o2 + (m0 * 16 + m1 * 8 + n0)] = s2;
   }
 }
 fn k2(w: i32, lid: i32) {
@@ -1299,7 +1485,7 @@ fn k2(w: i32, lid: i32) {
   let a0 = ta0;
   if (row < 8 && lane == 0) {
     let s1 = a0;
-    mem4[o1 + i0] = s1;
+    mem3[o1 + i0] = s1;
   }
 }
 @compute @workgroup_size(128)
@@ -1310,11 +1496,9 @@ fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) 
   if (w >= 2 && w < 3) { k2(w - 2, i32(lid)); }
 }
 
-// 17: matmul | matmul
-@group(0) @binding(0) var<storage, read> mem0: array<f32>;
+// 18: matmul | matmul
+@group(0) @binding(0) var<storage, read_write> mem0: array<f32, 1537>;
 @group(0) @binding(1) var<storage, read> mem1: array<f32>;
-@group(0) @binding(2) var<storage, read_write> mem2: array<f32, 1121>;
-@group(0) @binding(3) var<storage, read> mem3: array<f32>;
 @group(1) @binding(0) var<uniform> at: array<vec4<i32>, 2>;
 fn k0(w: i32, lid: i32) {
   let o0 = at[0].x;
@@ -1333,14 +1517,14 @@ fn k0(w: i32, lid: i32) {
   {
     for (var j = lane; j < 2; j += 1) {
       let k0 = j;
-      let xa0 = (mem0[o0 + (h0 + k0)] * mem1[o1 + (h1 + k0)]);
+      let xa0 = (mem0[o0 + (h0 + k0)] * mem0[o1 + (h1 + k0)]);
       ta0 = (ta0 + xa0);
     }
   }
   let a0 = ta0;
   if (row < 128 && lane == 0) {
     let s2 = a0;
-    mem2[o2 + (b0 * 64 + b1 * 16 + m0 * 4 + n0)] = s2;
+    mem0[o2 + (b0 * 64 + b1 * 16 + m0 * 4 + n0)] = s2;
   }
 }
 fn k1(w: i32, lid: i32) {
@@ -1360,14 +1544,14 @@ fn k1(w: i32, lid: i32) {
   {
     for (var j = lane; j < 4; j += 1) {
       let k0 = j;
-      let xa0 = (mem3[o0 + (h0 + k0 * 4)] * mem0[o1 + (h1 + k0 * 8)]);
+      let xa0 = (mem1[o0 + (h0 + k0 * 4)] * mem0[o1 + (h1 + k0 * 8)]);
       ta0 = (ta0 + xa0);
     }
   }
   let a0 = ta0;
   if (row < 64 && lane == 0) {
     let s2 = a0;
-    mem2[o2 + (b0 * 32 + b1 * 8 + m0 * 2 + n0)] = s2;
+    mem0[o2 + (b0 * 32 + b1 * 8 + m0 * 2 + n0)] = s2;
   }
 }
 @compute @workgroup_size(128)
@@ -1377,11 +1561,11 @@ fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) 
   if (w >= 1 && w < 2) { k1(w - 1, i32(lid)); }
 }
 
-// 18: matmul | matmul | sum+mul | sum
-@group(0) @binding(0) var<storage, read> mem0: array<f32, 1121>;
-@group(0) @binding(1) var<storage, read_write> mem1: array<f32, 1039>;
-@group(0) @binding(2) var<storage, read> mem2: array<f32, 1039>;
-@group(0) @binding(3) var<storage, read_write> mem3: array<f32>;
+// 19: matmul | matmul | sum+mul | sum
+@group(0) @binding(0) var<storage, read> mem0: array<f32>;
+@group(0) @binding(1) var<storage, read_write> mem1: array<f32, 1537>;
+@group(0) @binding(2) var<storage, read_write> mem2: array<f32, 1039>;
+@group(0) @binding(3) var<storage, read> mem3: array<f32, 1039>;
 @group(0) @binding(4) var<storage, read> mem4: array<f32>;
 @group(1) @binding(0) var<uniform> at: array<vec4<i32>, 3>;
 fn less_equal_f32(a: f32, b: f32) -> bool {
@@ -1406,14 +1590,14 @@ fn k0(w: i32, lid: i32) {
     for (var j = lane; j < 8; j += 1) {
       let k0 = (j / 4);
       let k1 = j % 4;
-      let xa0 = (mem0[o0 + (m0 + k0 * 32 + k1 * 8)] * mem0[o1 + (h0 + k0 * 32 + k1 * 2)]);
+      let xa0 = (mem0[o0 + (m0 + k0 * 32 + k1 * 8)] * mem1[o1 + (h0 + k0 * 32 + k1 * 2)]);
       ta0 = (ta0 + xa0);
     }
   }
   let a0 = ta0;
   if (row < 64 && lane == 0) {
     let s2 = a0;
-    mem1[o2 + (m0 * 8 + n0 * 2 + n1)] = s2;
+    mem2[o2 + (m0 * 8 + n0 * 2 + n1)] = s2;
   }
 }
 fn k1(w: i32, lid: i32) {
@@ -1432,14 +1616,14 @@ fn k1(w: i32, lid: i32) {
     for (var j = lane; j < 8; j += 1) {
       let k0 = (j / 2);
       let k1 = j % 2;
-      let xa0 = (mem0[o0 + (h0 + k0 * 8 + k1)] * mem2[o1 + (n0 * 8 + k0 * 2 + k1)]);
+      let xa0 = (mem1[o0 + (h0 + k0 * 8 + k1)] * mem3[o1 + (n0 * 8 + k0 * 2 + k1)]);
       ta0 = (ta0 + xa0);
     }
   }
   let a0 = ta0;
   if (row < 64 && lane == 0) {
     let s2 = a0;
-    mem3[o2 + (m0 * 32 + m1 * 8 + n0)] = s2;
+    mem1[o2 + (m0 * 32 + m1 * 8 + n0)] = s2;
   }
 }
 fn k2(w: i32, lid: i32) {
@@ -1459,7 +1643,7 @@ fn k2(w: i32, lid: i32) {
       let j0 = j;
       let g1 = ((i1 * (-1) + j0) < 1);
       let g3 = ((i1 * (-1) + j0) < 1);
-      let xa0 = select(0f, (select(0.0, mem0[o0 + select(0, (h2 + j0), g1)], g1) * select(0.0, mem4[o1 + select(0, (h2 + j0), g3)], g3)), less_equal_i32(j0, v0));
+      let xa0 = select(0f, (select(0.0, mem1[o0 + select(0, (h2 + j0), g1)], g1) * select(0.0, mem4[o1 + select(0, (h2 + j0), g3)], g3)), less_equal_i32(j0, v0));
       ta0 = (ta0 + xa0);
     }
   }
@@ -1469,8 +1653,8 @@ fn k2(w: i32, lid: i32) {
       let j0 = j;
       let g4 = ((i1 * (-1) + j0) < 1);
       let g5 = ((i1 * (-1) + j0) < 1);
-      let s2 = (select(0f, (select(0.0, mem4[o1 + select(0, (h2 + j0), g4)], g4) * (select(0.0, mem0[o0 + select(0, (h2 + j0), g5)], g5) - a0)), less_equal_i32(j0, v0)) * 0.707106769f);
-      mem3[o2 + (h2 + j0)] = s2;
+      let s2 = (select(0f, (select(0.0, mem4[o1 + select(0, (h2 + j0), g4)], g4) * (select(0.0, mem1[o0 + select(0, (h2 + j0), g5)], g5) - a0)), less_equal_i32(j0, v0)) * 0.707106769f);
+      mem1[o2 + (h2 + j0)] = s2;
     }
   }
 }
@@ -1488,14 +1672,14 @@ fn k3(w: i32, lid: i32) {
     for (var j = lane; j < 8; j += 1) {
       let j0 = (j / 4);
       let j1 = j % 4;
-      let xa0 = mem0[o0 + (h0 + j0 * 32 + j1 * 2)];
+      let xa0 = mem1[o0 + (h0 + j0 * 32 + j1 * 2)];
       ta0 = (ta0 + xa0);
     }
   }
   let a0 = ta0;
   if (row < 8 && lane == 0) {
     let s1 = a0;
-    mem1[o1 + (i0 * 2 + i1)] = s1;
+    mem2[o1 + (i0 * 2 + i1)] = s1;
   }
 }
 @compute @workgroup_size(128)
@@ -1507,11 +1691,9 @@ fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) 
   if (w >= 3 && w < 4) { k3(w - 3, i32(lid)); }
 }
 
-// 19: matmul | matmul
-@group(0) @binding(0) var<storage, read> mem0: array<f32>;
-@group(0) @binding(1) var<storage, read> mem1: array<f32>;
-@group(0) @binding(2) var<storage, read_write> mem2: array<f32, 1121>;
-@group(0) @binding(3) var<storage, read> mem3: array<f32>;
+// 20: matmul | matmul
+@group(0) @binding(0) var<storage, read> mem0: array<f32, 1537>;
+@group(0) @binding(1) var<storage, read_write> mem1: array<f32>;
 @group(1) @binding(0) var<uniform> at: array<vec4<i32>, 2>;
 fn k0(w: i32, lid: i32) {
   let o0 = at[0].x;
@@ -1530,14 +1712,14 @@ fn k0(w: i32, lid: i32) {
   {
     for (var j = lane; j < 4; j += 1) {
       let k0 = j;
-      let xa0 = (mem0[o0 + (h0 + k0)] * mem1[o1 + (h1 + k0 * 8)]);
+      let xa0 = (mem0[o0 + (h0 + k0)] * mem0[o1 + (h1 + k0 * 8)]);
       ta0 = (ta0 + xa0);
     }
   }
   let a0 = ta0;
   if (row < 64 && lane == 0) {
     let s2 = a0;
-    mem2[o2 + (b0 * 32 + b1 * 8 + m0 * 2 + n0)] = s2;
+    mem1[o2 + (b0 * 32 + b1 * 8 + m0 * 2 + n0)] = s2;
   }
 }
 fn k1(w: i32, lid: i32) {
@@ -1557,14 +1739,14 @@ fn k1(w: i32, lid: i32) {
   {
     for (var j = lane; j < 4; j += 1) {
       let k0 = j;
-      let xa0 = (mem0[o0 + (h0 + k0 * 4)] * mem3[o1 + (h1 + k0 * 8)]);
+      let xa0 = (mem0[o0 + (h0 + k0 * 4)] * mem0[o1 + (h1 + k0 * 8)]);
       ta0 = (ta0 + xa0);
     }
   }
   let a0 = ta0;
   if (row < 64 && lane == 0) {
     let s2 = a0;
-    mem2[o2 + (b0 * 32 + b1 * 8 + m0 * 2 + n0)] = s2;
+    mem1[o2 + (b0 * 32 + b1 * 8 + m0 * 2 + n0)] = s2;
   }
 }
 @compute @workgroup_size(128)
@@ -1574,16 +1756,18 @@ fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) 
   if (w >= 1 && w < 2) { k1(w - 1, i32(lid)); }
 }
 
-// 20: matmul | matmul | matmul | sum | sum
-@group(0) @binding(0) var<storage, read> mem0: array<f32, 1121>;
-@group(0) @binding(1) var<storage, read_write> mem1: array<f32, 1039>;
-@group(0) @binding(2) var<storage, read> mem2: array<f32, 1039>;
-@group(0) @binding(3) var<storage, read_write> mem3: array<f32>;
+// 21: matmul | matmul | matmul | sum | sum
+@group(0) @binding(0) var<storage, read> mem0: array<f32>;
+@group(0) @binding(1) var<storage, read> mem1: array<f32>;
+@group(0) @binding(2) var<storage, read_write> mem2: array<f32, 1039>;
+@group(0) @binding(3) var<storage, read> mem3: array<f32>;
+@group(0) @binding(4) var<storage, read> mem4: array<f32, 1039>;
+@group(0) @binding(5) var<storage, read_write> mem5: array<f32, 1537>;
 @group(1) @binding(0) var<uniform> at: array<vec4<i32>, 4>;
-fn k0(w: i32, lid: i32, n: i32, first: i32) {
-  let o0 = at[(first + 0) / 4][(first + 0) % 4];
-  let o1 = at[(first + 1) / 4][(first + 1) % 4];
-  let o2 = at[(first + 2) / 4][(first + 2) % 4];
+fn k0(w: i32, lid: i32) {
+  let o0 = at[0].x;
+  let o1 = at[0].y;
+  let o2 = at[0].z;
   let row = w * 128 + lid;
   let lane = 0;
   if (row >= 64) { return; }
@@ -1596,17 +1780,43 @@ fn k0(w: i32, lid: i32, n: i32, first: i32) {
     for (var j = lane; j < 8; j += 1) {
       let k0 = (j / 4);
       let k1 = j % 4;
-      let xa0 = (mem0[o0 + (m0 + k0 * 32 + k1 * 8)] * mem0[o1 + (h0 + k0 * 32 + k1 * 2)]);
+      let xa0 = (mem0[o0 + (m0 + k0 * 32 + k1 * 8)] * mem1[o1 + (h0 + k0 * 32 + k1 * 2)]);
       ta0 = (ta0 + xa0);
     }
   }
   let a0 = ta0;
   if (row < 64 && lane == 0) {
     let s2 = a0;
-    mem1[o2 + (m0 * 8 + n0 * 2 + n1)] = s2;
+    mem2[o2 + (m0 * 8 + n0 * 2 + n1)] = s2;
   }
 }
 fn k1(w: i32, lid: i32) {
+  let o0 = at[0].w;
+  let o1 = at[1].x;
+  let o2 = at[1].y;
+  let row = w * 128 + lid;
+  let lane = 0;
+  if (row >= 64) { return; }
+  let m0 = (row / 8);
+  let n0 = (row / 2) % 4;
+  let n1 = row % 2;
+  let h0 = n0 * 8 + n1;
+  var ta0 = 0f;
+  {
+    for (var j = lane; j < 8; j += 1) {
+      let k0 = (j / 4);
+      let k1 = j % 4;
+      let xa0 = (mem0[o0 + (m0 + k0 * 32 + k1 * 8)] * mem3[o1 + (h0 + k0 * 32 + k1 * 2)]);
+      ta0 = (ta0 + xa0);
+    }
+  }
+  let a0 = ta0;
+  if (row < 64 && lane == 0) {
+    let s2 = a0;
+    mem2[o2 + (m0 * 8 + n0 * 2 + n1)] = s2;
+  }
+}
+fn k2(w: i32, lid: i32) {
   let o0 = at[1].z;
   let o1 = at[1].w;
   let o2 = at[2].x;
@@ -1622,19 +1832,19 @@ fn k1(w: i32, lid: i32) {
     for (var j = lane; j < 8; j += 1) {
       let k0 = (j / 2);
       let k1 = j % 2;
-      let xa0 = (mem0[o0 + (h0 + k0 * 8 + k1)] * mem2[o1 + (n0 * 8 + k0 * 2 + k1)]);
+      let xa0 = (mem3[o0 + (h0 + k0 * 8 + k1)] * mem4[o1 + (n0 * 8 + k0 * 2 + k1)]);
       ta0 = (ta0 + xa0);
     }
   }
   let a0 = ta0;
   if (row < 64 && lane == 0) {
     let s2 = a0;
-    mem3[o2 + (m0 * 32 + m1 * 8 + n0)] = s2;
+    mem5[o2 + (m0 * 32 + m1 * 8 + n0)] = s2;
   }
 }
-fn k2(w: i32, lid: i32, n: i32, first: i32) {
-  let o0 = at[(first + 0) / 4][(first + 0) % 4];
-  let o1 = at[(first + 1) / 4][(first + 1) % 4];
+fn k3(w: i32, lid: i32) {
+  let o0 = at[2].y;
+  let o1 = at[2].z;
   let row = w * 128 + lid;
   let lane = 0;
   if (row >= 8) { return; }
@@ -1646,29 +1856,54 @@ fn k2(w: i32, lid: i32, n: i32, first: i32) {
     for (var j = lane; j < 8; j += 1) {
       let j0 = (j / 4);
       let j1 = j % 4;
-      let xa0 = mem0[o0 + (h0 + j0 * 32 + j1 * 2)];
+      let xa0 = mem1[o0 + (h0 + j0 * 32 + j1 * 2)];
       ta0 = (ta0 + xa0);
     }
   }
   let a0 = ta0;
   if (row < 8 && lane == 0) {
     let s1 = a0;
-    mem1[o1 + (i0 * 2 + i1)] = s1;
+    mem2[o1 + (i0 * 2 + i1)] = s1;
+  }
+}
+fn k4(w: i32, lid: i32) {
+  let o0 = at[2].w;
+  let o1 = at[3].x;
+  let row = w * 128 + lid;
+  let lane = 0;
+  if (row >= 8) { return; }
+  let i0 = (row / 2);
+  let i1 = row % 2;
+  let h0 = i0 * 8 + i1;
+  var ta0 = 0f;
+  {
+    for (var j = lane; j < 8; j += 1) {
+      let j0 = (j / 4);
+      let j1 = j % 4;
+      let xa0 = mem3[o0 + (h0 + j0 * 32 + j1 * 2)];
+      ta0 = (ta0 + xa0);
+    }
+  }
+  let a0 = ta0;
+  if (row < 8 && lane == 0) {
+    let s1 = a0;
+    mem2[o1 + (i0 * 2 + i1)] = s1;
   }
 }
 @compute @workgroup_size(128)
 fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) lid: u32) {
   let w = i32(wid.x + wid.y * 32768u);
-  if (w >= 0 && w < 2) { let n = (w - 0) / 1; k0(w - 0 - n * 1, i32(lid), n, 0 + n * 3); }
-  if (w >= 2 && w < 3) { k1(w - 2, i32(lid)); }
-  if (w >= 3 && w < 5) { let n = (w - 3) / 1; k2(w - 3 - n * 1, i32(lid), n, 9 + n * 2); }
+  if (w >= 0 && w < 1) { k0(w - 0, i32(lid)); }
+  if (w >= 1 && w < 2) { k1(w - 1, i32(lid)); }
+  if (w >= 2 && w < 3) { k2(w - 2, i32(lid)); }
+  if (w >= 3 && w < 4) { k3(w - 3, i32(lid)); }
+  if (w >= 4 && w < 5) { k4(w - 4, i32(lid)); }
 }
 
-// 21: matmul+add+mul
-@group(0) @binding(0) var<storage, read_write> mem0: array<f32, 1121>;
+// 22: matmul+add+mul
+@group(0) @binding(0) var<storage, read> mem0: array<f32>;
 @group(0) @binding(1) var<storage, read> mem1: array<f32, 1039>;
-@group(0) @binding(2) var<storage, read> mem2: array<f32>;
-@group(0) @binding(3) var<storage, read> mem3: array<f32>;
+@group(0) @binding(2) var<storage, read_write> mem2: array<f32, 1537>;
 @group(1) @binding(0) var<uniform> at: array<vec4<i32>, 2>;
 fn k0(w: i32, lid: i32) {
   let o0 = at[0].x;
@@ -1695,12 +1930,12 @@ fn k0(w: i32, lid: i32) {
     }
   }
   let a0 = ta0;
-  let v1 = ((mem2[o2 + (m0 * 32 + m1 * 8 + n0)] + mem3[o3 + (m0 * 32 + m1 * 8 + n0)]) + a0);
+  let v1 = ((mem2[o2 + (m0 * 32 + m1 * 8 + n0)] + mem2[o3 + (m0 * 32 + m1 * 8 + n0)]) + a0);
   if (row < 64 && lane == 0) {
     let s5 = v1;
     let s6 = (v1 * mem1[o4 + n0]);
-    mem0[o5 + (m0 * 32 + m1 * 8 + n0)] = s5;
-    mem0[o6 + (m0 * 32 + m1 * 8 + n0)] = s6;
+    mem2[o5 + (m0 * 32 + m1 * 8 + n0)] = s5;
+    mem2[o6 + (m0 * 32 + m1 * 8 + n0)] = s6;
   }
 }
 @compute @workgroup_size(128)
@@ -1709,10 +1944,10 @@ fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) 
   if (w >= 0 && w < 1) { k0(w - 0, i32(lid)); }
 }
 
-// 22: sum+add | sum
-@group(0) @binding(0) var<storage, read> mem0: array<f32, 1121>;
+// 23: sum+add | sum
+@group(0) @binding(0) var<storage, read_write> mem0: array<f32, 1537>;
 @group(0) @binding(1) var<storage, read> mem1: array<f32>;
-@group(0) @binding(2) var<storage, read_write> mem2: array<f32>;
+@group(0) @binding(2) var<storage, read> mem2: array<f32>;
 @group(0) @binding(3) var<storage, read_write> mem3: array<f32, 1039>;
 @group(1) @binding(0) var<uniform> at: array<vec4<i32>, 3>;
 fn div_(a: f32, b: f32) -> f32 {
@@ -1743,14 +1978,14 @@ fn k0(w: i32, lid: i32) {
   }
   let a0 = ta0;
   let a1 = ta1;
-  let v1 = mem0[o3 + i0];
+  let v1 = mem2[o3 + i0];
   let v2 = div_(a0, 8f);
   let v3 = div_(a1, 8f);
   if (row < 8) {
     for (var j = lane; j < 8; j += 1) {
       let j0 = j;
       let s4 = (mem1[o2 + (i0 * 8 + j0)] + (v1 * ((mem0[o0 + (i0 * 8 + j0)] - v2) - (mem0[o1 + (i0 * 8 + j0)] * v3))));
-      mem2[o4 + (i0 * 8 + j0)] = s4;
+      mem0[o4 + (i0 * 8 + j0)] = s4;
     }
   }
 }
@@ -1791,8 +2026,8 @@ fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) 
   if (w >= 1 && w < 2) { k1(w - 1, i32(lid)); }
 }
 
-// 23: scatter_add | sum
-@group(0) @binding(0) var<storage, read> mem0: array<f32>;
+// 24: scatter_add | sum
+@group(0) @binding(0) var<storage, read> mem0: array<f32, 1537>;
 @group(0) @binding(1) var<storage, read> mem1: array<i32, 17>;
 @group(0) @binding(2) var<storage, read_write> mem2: array<f32, 1039>;
 @group(1) @binding(0) var<uniform> at: array<vec4<i32>, 2>;
@@ -1848,13 +2083,13 @@ fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) 
   if (w >= 1 && w < 2) { k1(w - 1, i32(lid)); }
 }
 
-// 24: div+sum+minimum+mul+add+logical_not
+// 25: div+sum+minimum+mul+add+logical_not
 @group(0) @binding(0) var<storage, read> mem0: array<i32, 17>;
 @group(0) @binding(1) var<storage, read> mem1: array<f32, 7>;
 @group(0) @binding(2) var<storage, read> mem2: array<f32, 1039>;
 @group(0) @binding(3) var<storage, read_write> mem3: array<f32, 1039>;
 @group(0) @binding(4) var<storage, read_write> mem4: array<f32, 1039>;
-@group(0) @binding(5) var<storage, read_write> mem5: array<f32, 1121>;
+@group(0) @binding(5) var<storage, read_write> mem5: array<f32, 1537>;
 @group(0) @binding(6) var<storage, read_write> mem6: array<f32, 1039>;
 @group(1) @binding(0) var<uniform> at: array<vec4<i32>, 5>;
 var<workgroup> sf: array<f32, 136>;
@@ -1939,6 +2174,7 @@ fn k0(w: i32, lid: i32) {
   let o14 = at[3].z;
   let o15 = at[3].w;
   let o16 = at[4].x;
+  let o17 = at[4].y;
   let row = w * 1 + 0;
   let lane = lid;
   let r = min(row, 0);
@@ -1961,25 +2197,25 @@ fn k0(w: i32, lid: i32) {
   let j0_7 = j_7;
   let j_8 = min(j + 1024, 1038);
   let j0_8 = j_8;
-  let v0_0 = mem1[o4 + 0];
+  let v0_0 = mem1[o3 + 0];
   var ta0 = 0f;
-  let v1_0 = (mem2[o3 + j0_0] * v0_0);
+  let v1_0 = (mem2[o2 + j0_0] * v0_0);
   let xa0_0 = (v1_0 * v1_0);
-  let v2_1 = (mem2[o3 + j0_1] * v0_0);
+  let v2_1 = (mem2[o2 + j0_1] * v0_0);
   let xa0_1 = (v2_1 * v2_1);
-  let v3_2 = (mem2[o3 + j0_2] * v0_0);
+  let v3_2 = (mem2[o2 + j0_2] * v0_0);
   let xa0_2 = (v3_2 * v3_2);
-  let v4_3 = (mem2[o3 + j0_3] * v0_0);
+  let v4_3 = (mem2[o2 + j0_3] * v0_0);
   let xa0_3 = (v4_3 * v4_3);
-  let v5_4 = (mem2[o3 + j0_4] * v0_0);
+  let v5_4 = (mem2[o2 + j0_4] * v0_0);
   let xa0_4 = (v5_4 * v5_4);
-  let v6_5 = (mem2[o3 + j0_5] * v0_0);
+  let v6_5 = (mem2[o2 + j0_5] * v0_0);
   let xa0_5 = (v6_5 * v6_5);
-  let v7_6 = (mem2[o3 + j0_6] * v0_0);
+  let v7_6 = (mem2[o2 + j0_6] * v0_0);
   let xa0_6 = (v7_6 * v7_6);
-  let v8_7 = (mem2[o3 + j0_7] * v0_0);
+  let v8_7 = (mem2[o2 + j0_7] * v0_0);
   let xa0_7 = (v8_7 * v8_7);
-  let v9_8 = (mem2[o3 + j0_8] * v0_0);
+  let v9_8 = (mem2[o2 + j0_8] * v0_0);
   let xa0_8 = (v9_8 * v9_8);
   if (j + 0 < 1039) {
     ta0 = (ta0 + xa0_0);
@@ -2015,146 +2251,145 @@ fn k0(w: i32, lid: i32) {
   ta0 = (((sf[128 + 0 * 8] + sf[128 + 0 * 8 + 4]) + (sf[128 + 0 * 8 + 2] + sf[128 + 0 * 8 + 6])) + ((sf[128 + 0 * 8 + 1] + sf[128 + 0 * 8 + 5]) + (sf[128 + 0 * 8 + 3] + sf[128 + 0 * 8 + 7])));
   let a0 = ta0;
   let v10_0 = (!((bitcast<u32>((a0 + mem5[o8 + 0])) & 0x7f800000u) == 0x7f800000u));
-  let v12_0 = min_f32(div_(1f, v0_0), div_(mem1[o5 + 0], (sqrt(a0) + (9.99999997e-07f * v0_0))));
-  let v14_0 = mem1[o1 + 0];
-  let v17_0 = mem1[o2 + 0];
+  let v12_0 = min_f32(div_(1f, v0_0), div_(mem1[o4 + 0], (sqrt(a0) + (9.99999997e-07f * v0_0))));
+  let v14_0 = mem1[o6 + 0];
+  let v17_0 = mem1[o1 + 0];
   let v20_0 = (-mem1[o10 + 0]);
-  let v21_0 = f32(bitcast<u32>(mem0[o0 + 0]));
-  let v22_0 = div_(1f, (-expm1_((v21_0 * log1p_((-v14_0))))));
-  let v23_0 = div_(1f, (-expm1_((v21_0 * log1p_((-v17_0))))));
-  let v24_0 = mem1[o11 + 0];
-  let v25_0 = mem1[o12 + 0];
+  let v21_0 = mem5[o11 + 0];
+  let v22_0 = div_(1f, (-expm1_((f32(bitcast<u32>(mem0[o0 + 0])) * log1p_((-v17_0))))));
+  let v23_0 = mem1[o12 + 0];
+  let v24_0 = mem1[o13 + 0];
   if (row < 1) {
-    let v11_0 = mem3[o6 + j0_0];
+    let v11_0 = mem3[o5 + j0_0];
     let v13_0 = (v1_0 * v12_0);
     let v15_0 = (v11_0 + ((v13_0 - v11_0) * v14_0));
     let v16_0 = mem4[o7 + j0_0];
     let v18_0 = (v16_0 + (((v13_0 * v13_0) - v16_0) * v17_0));
     let v19_0 = mem6[o9 + j0_0];
-    let s14_0 = select(v11_0, v15_0, v10_0);
-    let s15_0 = select(v16_0, v18_0, v10_0);
-    let s16_0 = select(v19_0, (v19_0 + (v20_0 * (div_((v15_0 * v22_0), (sqrt((v18_0 * v23_0)) + v24_0)) + (select(0f, v25_0, less_i32(j0_0, 880)) * v19_0)))), v10_0);
-    let v26_1 = mem3[o6 + j0_1];
-    let v27_1 = (v2_1 * v12_0);
-    let v28_1 = (v26_1 + ((v27_1 - v26_1) * v14_0));
-    let v29_1 = mem4[o7 + j0_1];
-    let v30_1 = (v29_1 + (((v27_1 * v27_1) - v29_1) * v17_0));
-    let v31_1 = mem6[o9 + j0_1];
-    let s14_1 = select(v26_1, v28_1, v10_0);
-    let s15_1 = select(v29_1, v30_1, v10_0);
-    let s16_1 = select(v31_1, (v31_1 + (v20_0 * (div_((v28_1 * v22_0), (sqrt((v30_1 * v23_0)) + v24_0)) + (select(0f, v25_0, less_i32(j0_1, 880)) * v31_1)))), v10_0);
-    let v32_2 = mem3[o6 + j0_2];
-    let v33_2 = (v3_2 * v12_0);
-    let v34_2 = (v32_2 + ((v33_2 - v32_2) * v14_0));
-    let v35_2 = mem4[o7 + j0_2];
-    let v36_2 = (v35_2 + (((v33_2 * v33_2) - v35_2) * v17_0));
-    let v37_2 = mem6[o9 + j0_2];
-    let s14_2 = select(v32_2, v34_2, v10_0);
-    let s15_2 = select(v35_2, v36_2, v10_0);
-    let s16_2 = select(v37_2, (v37_2 + (v20_0 * (div_((v34_2 * v22_0), (sqrt((v36_2 * v23_0)) + v24_0)) + (select(0f, v25_0, less_i32(j0_2, 880)) * v37_2)))), v10_0);
-    let v38_3 = mem3[o6 + j0_3];
-    let v39_3 = (v4_3 * v12_0);
-    let v40_3 = (v38_3 + ((v39_3 - v38_3) * v14_0));
-    let v41_3 = mem4[o7 + j0_3];
-    let v42_3 = (v41_3 + (((v39_3 * v39_3) - v41_3) * v17_0));
-    let v43_3 = mem6[o9 + j0_3];
-    let s14_3 = select(v38_3, v40_3, v10_0);
-    let s15_3 = select(v41_3, v42_3, v10_0);
-    let s16_3 = select(v43_3, (v43_3 + (v20_0 * (div_((v40_3 * v22_0), (sqrt((v42_3 * v23_0)) + v24_0)) + (select(0f, v25_0, less_i32(j0_3, 880)) * v43_3)))), v10_0);
-    let v44_4 = mem3[o6 + j0_4];
-    let v45_4 = (v5_4 * v12_0);
-    let v46_4 = (v44_4 + ((v45_4 - v44_4) * v14_0));
-    let v47_4 = mem4[o7 + j0_4];
-    let v48_4 = (v47_4 + (((v45_4 * v45_4) - v47_4) * v17_0));
-    let v49_4 = mem6[o9 + j0_4];
-    let s14_4 = select(v44_4, v46_4, v10_0);
-    let s15_4 = select(v47_4, v48_4, v10_0);
-    let s16_4 = select(v49_4, (v49_4 + (v20_0 * (div_((v46_4 * v22_0), (sqrt((v48_4 * v23_0)) + v24_0)) + (select(0f, v25_0, less_i32(j0_4, 880)) * v49_4)))), v10_0);
-    let v50_5 = mem3[o6 + j0_5];
-    let v51_5 = (v6_5 * v12_0);
-    let v52_5 = (v50_5 + ((v51_5 - v50_5) * v14_0));
-    let v53_5 = mem4[o7 + j0_5];
-    let v54_5 = (v53_5 + (((v51_5 * v51_5) - v53_5) * v17_0));
-    let v55_5 = mem6[o9 + j0_5];
-    let s14_5 = select(v50_5, v52_5, v10_0);
-    let s15_5 = select(v53_5, v54_5, v10_0);
-    let s16_5 = select(v55_5, (v55_5 + (v20_0 * (div_((v52_5 * v22_0), (sqrt((v54_5 * v23_0)) + v24_0)) + (select(0f, v25_0, less_i32(j0_5, 880)) * v55_5)))), v10_0);
-    let v56_6 = mem3[o6 + j0_6];
-    let v57_6 = (v7_6 * v12_0);
-    let v58_6 = (v56_6 + ((v57_6 - v56_6) * v14_0));
-    let v59_6 = mem4[o7 + j0_6];
-    let v60_6 = (v59_6 + (((v57_6 * v57_6) - v59_6) * v17_0));
-    let v61_6 = mem6[o9 + j0_6];
-    let s14_6 = select(v56_6, v58_6, v10_0);
-    let s15_6 = select(v59_6, v60_6, v10_0);
-    let s16_6 = select(v61_6, (v61_6 + (v20_0 * (div_((v58_6 * v22_0), (sqrt((v60_6 * v23_0)) + v24_0)) + (select(0f, v25_0, less_i32(j0_6, 880)) * v61_6)))), v10_0);
-    let v62_7 = mem3[o6 + j0_7];
-    let v63_7 = (v8_7 * v12_0);
-    let v64_7 = (v62_7 + ((v63_7 - v62_7) * v14_0));
-    let v65_7 = mem4[o7 + j0_7];
-    let v66_7 = (v65_7 + (((v63_7 * v63_7) - v65_7) * v17_0));
-    let v67_7 = mem6[o9 + j0_7];
-    let s14_7 = select(v62_7, v64_7, v10_0);
-    let s15_7 = select(v65_7, v66_7, v10_0);
-    let s16_7 = select(v67_7, (v67_7 + (v20_0 * (div_((v64_7 * v22_0), (sqrt((v66_7 * v23_0)) + v24_0)) + (select(0f, v25_0, less_i32(j0_7, 880)) * v67_7)))), v10_0);
-    let v68_8 = mem3[o6 + j0_8];
-    let v69_8 = (v9_8 * v12_0);
-    let v70_8 = (v68_8 + ((v69_8 - v68_8) * v14_0));
-    let v71_8 = mem4[o7 + j0_8];
-    let v72_8 = (v71_8 + (((v69_8 * v69_8) - v71_8) * v17_0));
-    let v73_8 = mem6[o9 + j0_8];
-    let s14_8 = select(v68_8, v70_8, v10_0);
-    let s15_8 = select(v71_8, v72_8, v10_0);
-    let s16_8 = select(v73_8, (v73_8 + (v20_0 * (div_((v70_8 * v22_0), (sqrt((v72_8 * v23_0)) + v24_0)) + (select(0f, v25_0, less_i32(j0_8, 880)) * v73_8)))), v10_0);
+    let s15_0 = select(v11_0, v15_0, v10_0);
+    let s16_0 = select(v16_0, v18_0, v10_0);
+    let s17_0 = select(v19_0, (v19_0 + (v20_0 * (div_((v15_0 * v21_0), (sqrt((v18_0 * v22_0)) + v23_0)) + (select(0f, v24_0, less_i32(j0_0, 880)) * v19_0)))), v10_0);
+    let v25_1 = mem3[o5 + j0_1];
+    let v26_1 = (v2_1 * v12_0);
+    let v27_1 = (v25_1 + ((v26_1 - v25_1) * v14_0));
+    let v28_1 = mem4[o7 + j0_1];
+    let v29_1 = (v28_1 + (((v26_1 * v26_1) - v28_1) * v17_0));
+    let v30_1 = mem6[o9 + j0_1];
+    let s15_1 = select(v25_1, v27_1, v10_0);
+    let s16_1 = select(v28_1, v29_1, v10_0);
+    let s17_1 = select(v30_1, (v30_1 + (v20_0 * (div_((v27_1 * v21_0), (sqrt((v29_1 * v22_0)) + v23_0)) + (select(0f, v24_0, less_i32(j0_1, 880)) * v30_1)))), v10_0);
+    let v31_2 = mem3[o5 + j0_2];
+    let v32_2 = (v3_2 * v12_0);
+    let v33_2 = (v31_2 + ((v32_2 - v31_2) * v14_0));
+    let v34_2 = mem4[o7 + j0_2];
+    let v35_2 = (v34_2 + (((v32_2 * v32_2) - v34_2) * v17_0));
+    let v36_2 = mem6[o9 + j0_2];
+    let s15_2 = select(v31_2, v33_2, v10_0);
+    let s16_2 = select(v34_2, v35_2, v10_0);
+    let s17_2 = select(v36_2, (v36_2 + (v20_0 * (div_((v33_2 * v21_0), (sqrt((v35_2 * v22_0)) + v23_0)) + (select(0f, v24_0, less_i32(j0_2, 880)) * v36_2)))), v10_0);
+    let v37_3 = mem3[o5 + j0_3];
+    let v38_3 = (v4_3 * v12_0);
+    let v39_3 = (v37_3 + ((v38_3 - v37_3) * v14_0));
+    let v40_3 = mem4[o7 + j0_3];
+    let v41_3 = (v40_3 + (((v38_3 * v38_3) - v40_3) * v17_0));
+    let v42_3 = mem6[o9 + j0_3];
+    let s15_3 = select(v37_3, v39_3, v10_0);
+    let s16_3 = select(v40_3, v41_3, v10_0);
+    let s17_3 = select(v42_3, (v42_3 + (v20_0 * (div_((v39_3 * v21_0), (sqrt((v41_3 * v22_0)) + v23_0)) + (select(0f, v24_0, less_i32(j0_3, 880)) * v42_3)))), v10_0);
+    let v43_4 = mem3[o5 + j0_4];
+    let v44_4 = (v5_4 * v12_0);
+    let v45_4 = (v43_4 + ((v44_4 - v43_4) * v14_0));
+    let v46_4 = mem4[o7 + j0_4];
+    let v47_4 = (v46_4 + (((v44_4 * v44_4) - v46_4) * v17_0));
+    let v48_4 = mem6[o9 + j0_4];
+    let s15_4 = select(v43_4, v45_4, v10_0);
+    let s16_4 = select(v46_4, v47_4, v10_0);
+    let s17_4 = select(v48_4, (v48_4 + (v20_0 * (div_((v45_4 * v21_0), (sqrt((v47_4 * v22_0)) + v23_0)) + (select(0f, v24_0, less_i32(j0_4, 880)) * v48_4)))), v10_0);
+    let v49_5 = mem3[o5 + j0_5];
+    let v50_5 = (v6_5 * v12_0);
+    let v51_5 = (v49_5 + ((v50_5 - v49_5) * v14_0));
+    let v52_5 = mem4[o7 + j0_5];
+    let v53_5 = (v52_5 + (((v50_5 * v50_5) - v52_5) * v17_0));
+    let v54_5 = mem6[o9 + j0_5];
+    let s15_5 = select(v49_5, v51_5, v10_0);
+    let s16_5 = select(v52_5, v53_5, v10_0);
+    let s17_5 = select(v54_5, (v54_5 + (v20_0 * (div_((v51_5 * v21_0), (sqrt((v53_5 * v22_0)) + v23_0)) + (select(0f, v24_0, less_i32(j0_5, 880)) * v54_5)))), v10_0);
+    let v55_6 = mem3[o5 + j0_6];
+    let v56_6 = (v7_6 * v12_0);
+    let v57_6 = (v55_6 + ((v56_6 - v55_6) * v14_0));
+    let v58_6 = mem4[o7 + j0_6];
+    let v59_6 = (v58_6 + (((v56_6 * v56_6) - v58_6) * v17_0));
+    let v60_6 = mem6[o9 + j0_6];
+    let s15_6 = select(v55_6, v57_6, v10_0);
+    let s16_6 = select(v58_6, v59_6, v10_0);
+    let s17_6 = select(v60_6, (v60_6 + (v20_0 * (div_((v57_6 * v21_0), (sqrt((v59_6 * v22_0)) + v23_0)) + (select(0f, v24_0, less_i32(j0_6, 880)) * v60_6)))), v10_0);
+    let v61_7 = mem3[o5 + j0_7];
+    let v62_7 = (v8_7 * v12_0);
+    let v63_7 = (v61_7 + ((v62_7 - v61_7) * v14_0));
+    let v64_7 = mem4[o7 + j0_7];
+    let v65_7 = (v64_7 + (((v62_7 * v62_7) - v64_7) * v17_0));
+    let v66_7 = mem6[o9 + j0_7];
+    let s15_7 = select(v61_7, v63_7, v10_0);
+    let s16_7 = select(v64_7, v65_7, v10_0);
+    let s17_7 = select(v66_7, (v66_7 + (v20_0 * (div_((v63_7 * v21_0), (sqrt((v65_7 * v22_0)) + v23_0)) + (select(0f, v24_0, less_i32(j0_7, 880)) * v66_7)))), v10_0);
+    let v67_8 = mem3[o5 + j0_8];
+    let v68_8 = (v9_8 * v12_0);
+    let v69_8 = (v67_8 + ((v68_8 - v67_8) * v14_0));
+    let v70_8 = mem4[o7 + j0_8];
+    let v71_8 = (v70_8 + (((v68_8 * v68_8) - v70_8) * v17_0));
+    let v72_8 = mem6[o9 + j0_8];
+    let s15_8 = select(v67_8, v69_8, v10_0);
+    let s16_8 = select(v70_8, v71_8, v10_0);
+    let s17_8 = select(v72_8, (v72_8 + (v20_0 * (div_((v69_8 * v21_0), (sqrt((v71_8 * v22_0)) + v23_0)) + (select(0f, v24_0, less_i32(j0_8, 880)) * v72_8)))), v10_0);
     if (j + 0 < 1039) {
-      mem3[o14 + j0_0] = s14_0;
-      mem4[o15 + j0_0] = s15_0;
-      mem6[o16 + j0_0] = s16_0;
+      mem3[o15 + j0_0] = s15_0;
+      mem4[o16 + j0_0] = s16_0;
+      mem6[o17 + j0_0] = s17_0;
     }
     if (j + 128 < 1039) {
-      mem3[o14 + j0_1] = s14_1;
-      mem4[o15 + j0_1] = s15_1;
-      mem6[o16 + j0_1] = s16_1;
+      mem3[o15 + j0_1] = s15_1;
+      mem4[o16 + j0_1] = s16_1;
+      mem6[o17 + j0_1] = s17_1;
     }
     if (j + 256 < 1039) {
-      mem3[o14 + j0_2] = s14_2;
-      mem4[o15 + j0_2] = s15_2;
-      mem6[o16 + j0_2] = s16_2;
+      mem3[o15 + j0_2] = s15_2;
+      mem4[o16 + j0_2] = s16_2;
+      mem6[o17 + j0_2] = s17_2;
     }
     if (j + 384 < 1039) {
-      mem3[o14 + j0_3] = s14_3;
-      mem4[o15 + j0_3] = s15_3;
-      mem6[o16 + j0_3] = s16_3;
+      mem3[o15 + j0_3] = s15_3;
+      mem4[o16 + j0_3] = s16_3;
+      mem6[o17 + j0_3] = s17_3;
     }
     if (j + 512 < 1039) {
-      mem3[o14 + j0_4] = s14_4;
-      mem4[o15 + j0_4] = s15_4;
-      mem6[o16 + j0_4] = s16_4;
+      mem3[o15 + j0_4] = s15_4;
+      mem4[o16 + j0_4] = s16_4;
+      mem6[o17 + j0_4] = s17_4;
     }
     if (j + 640 < 1039) {
-      mem3[o14 + j0_5] = s14_5;
-      mem4[o15 + j0_5] = s15_5;
-      mem6[o16 + j0_5] = s16_5;
+      mem3[o15 + j0_5] = s15_5;
+      mem4[o16 + j0_5] = s16_5;
+      mem6[o17 + j0_5] = s17_5;
     }
     if (j + 768 < 1039) {
-      mem3[o14 + j0_6] = s14_6;
-      mem4[o15 + j0_6] = s15_6;
-      mem6[o16 + j0_6] = s16_6;
+      mem3[o15 + j0_6] = s15_6;
+      mem4[o16 + j0_6] = s16_6;
+      mem6[o17 + j0_6] = s17_6;
     }
     if (j + 896 < 1039) {
-      mem3[o14 + j0_7] = s14_7;
-      mem4[o15 + j0_7] = s15_7;
-      mem6[o16 + j0_7] = s16_7;
+      mem3[o15 + j0_7] = s15_7;
+      mem4[o16 + j0_7] = s16_7;
+      mem6[o17 + j0_7] = s17_7;
     }
     if (j + 1024 < 1039) {
-      mem3[o14 + j0_8] = s14_8;
-      mem4[o15 + j0_8] = s15_8;
-      mem6[o16 + j0_8] = s16_8;
+      mem3[o15 + j0_8] = s15_8;
+      mem4[o16 + j0_8] = s16_8;
+      mem6[o17 + j0_8] = s17_8;
     }
   }
   if (row < 1 && lane == 0) {
-    let s13 = a0;
-    mem5[o13 + 0] = s13;
+    let s14 = a0;
+    mem5[o14 + 0] = s14;
   }
 }
 @compute @workgroup_size(128)
@@ -2169,7 +2404,7 @@ fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) 
 @group(0) @binding(2) var<storage, read> mem2: array<f32, 1039>;
 @group(0) @binding(3) var<storage, read_write> mem3: array<f32, 1039>;
 @group(0) @binding(4) var<storage, read_write> mem4: array<f32, 1039>;
-@group(0) @binding(5) var<storage, read_write> mem5: array<f32, 1121>;
+@group(0) @binding(5) var<storage, read_write> mem5: array<f32, 1537>;
 @group(0) @binding(6) var<storage, read_write> mem6: array<f32, 1039>;
 @group(1) @binding(0) var<uniform> at: array<vec4<i32>, 5>;
 var<private> inf_bits: u32 = 0x7f800000u;
@@ -2253,10 +2488,11 @@ fn k0(w: i32, lid: i32) {
   let o14 = at[3].z;
   let o15 = at[3].w;
   let o16 = at[4].x;
+  let o17 = at[4].y;
   let row = w * 32 + lid;
   let lane = 0;
   if (row >= 1) { return; }
-  let v0 = mem1[o4 + 0];
+  let v0 = mem1[o3 + 0];
   var ta0 = 0f;
   var a0_0 = ta0;
   var a0_1 = ta0;
@@ -2271,7 +2507,7 @@ fn k0(w: i32, lid: i32) {
     {
       for (var j = lane; j < 1039; j += 128) {
         let j0 = j;
-        let xa0 = ((mem2[o3 + j0] * v0) * (mem2[o3 + j0] * v0));
+        let xa0 = ((mem2[o2 + j0] * v0) * (mem2[o2 + j0] * v0));
         ta0 = (ta0 + xa0);
       }
     }
@@ -2292,35 +2528,34 @@ fn k0(w: i32, lid: i32) {
   }
   let a0 = ta0;
   let v1 = (!((bitcast<u32>((a0 + mem5[o8 + 0])) & 0x7f800000u) == 0x7f800000u));
-  let v3 = min_f32(div_(1f, v0), div_(mem1[o5 + 0], (sqrt(a0) + (9.99999997e-07f * v0))));
-  let v5 = mem1[o1 + 0];
-  let v8 = mem1[o2 + 0];
+  let v3 = min_f32(div_(1f, v0), div_(mem1[o4 + 0], (sqrt(a0) + (9.99999997e-07f * v0))));
+  let v5 = mem1[o6 + 0];
+  let v8 = mem1[o1 + 0];
   let v11 = (-mem1[o10 + 0]);
-  let v12 = f32(bitcast<u32>(mem0[o0 + 0]));
-  let v13 = div_(1f, (-expm1_((v12 * log1p_((-v5))))));
-  let v14 = div_(1f, (-expm1_((v12 * log1p_((-v8))))));
-  let v15 = mem1[o11 + 0];
-  let v16 = mem1[o12 + 0];
+  let v12 = mem5[o11 + 0];
+  let v13 = div_(1f, (-expm1_((f32(bitcast<u32>(mem0[o0 + 0])) * log1p_((-v8))))));
+  let v14 = mem1[o12 + 0];
+  let v15 = mem1[o13 + 0];
   if (row < 1) {
     for (var j = lane; j < 1039; j += 1) {
       let j0 = j;
-      let v2 = mem3[o6 + j0];
-      let v4 = ((mem2[o3 + j0] * v0) * v3);
+      let v2 = mem3[o5 + j0];
+      let v4 = ((mem2[o2 + j0] * v0) * v3);
       let v6 = (v2 + ((v4 - v2) * v5));
       let v7 = mem4[o7 + j0];
       let v9 = (v7 + (((v4 * v4) - v7) * v8));
       let v10 = mem6[o9 + j0];
-      let s14 = select(v2, v6, v1);
-      let s15 = select(v7, v9, v1);
-      let s16 = select(v10, (v10 + (v11 * (div_((v6 * v13), (sqrt((v9 * v14)) + v15)) + (select(0f, v16, less_i32(j0, 880)) * v10)))), v1);
-      mem3[o14 + j0] = s14;
-      mem4[o15 + j0] = s15;
-      mem6[o16 + j0] = s16;
+      let s15 = select(v2, v6, v1);
+      let s16 = select(v7, v9, v1);
+      let s17 = select(v10, (v10 + (v11 * (div_((v6 * v12), (sqrt((v9 * v13)) + v14)) + (select(0f, v15, less_i32(j0, 880)) * v10)))), v1);
+      mem3[o15 + j0] = s15;
+      mem4[o16 + j0] = s16;
+      mem6[o17 + j0] = s17;
     }
   }
   if (row < 1 && lane == 0) {
-    let s13 = a0;
-    mem5[o13 + 0] = s13;
+    let s14 = a0;
+    mem5[o14 + 0] = s14;
   }
 }
 @compute @workgroup_size(32)
@@ -2329,8 +2564,8 @@ fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) 
   if (w >= 0 && w < 1) { k0(w - 0, i32(lid)); }
 }
 
-// 25: where
-@group(0) @binding(0) var<storage, read> mem0: array<f32, 1121>;
+// 26: where
+@group(0) @binding(0) var<storage, read> mem0: array<f32, 1537>;
 @group(0) @binding(1) var<storage, read_write> mem1: array<i32, 1>;
 @group(1) @binding(0) var<uniform> at: array<vec4<i32>, 1>;
 fn k0(w: i32, lid: i32) {

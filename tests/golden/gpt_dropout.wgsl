@@ -1,14 +1,22 @@
-// 0: add+sum+sub+rsqrt+mul | mul+add
+// 0: add+sum+sub+rsqrt+mul | mul+add | maximum+nonfinite+where
 @group(0) @binding(0) var<storage, read> mem0: array<f32, 1039>;
 @group(0) @binding(1) var<storage, read> mem1: array<i32, 18>;
-@group(0) @binding(2) var<storage, read_write> mem2: array<f32, 1480>;
+@group(0) @binding(2) var<storage, read_write> mem2: array<f32, 1505>;
 @group(0) @binding(3) var<storage, read_write> mem3: array<f32>;
-@group(0) @binding(4) var<storage, read_write> mem4: array<i32, 1>;
-@group(1) @binding(0) var<uniform> at: array<vec4<i32>, 3>;
+@group(0) @binding(4) var<storage, read_write> mem4: array<i32, 33>;
+@group(0) @binding(5) var<storage, read> mem5: array<f32, 2>;
+@group(0) @binding(6) var<storage, read> mem6: array<f32, 3>;
+@group(1) @binding(0) var<uniform> at: array<vec4<i32>, 5>;
 fn div_(a: f32, b: f32) -> f32 {
   let s = select(1.0, 0.0625, abs(b) > 8.5e37);
   return (a * s) / (b * s);
 }
+fn max_f32(a: f32, b: f32) -> f32 {
+  let nan = max(bitcast<u32>(a) & 0x7fffffffu, bitcast<u32>(b) & 0x7fffffffu) > 0x7f800000u;
+  return select(max(a, b), a + b, nan);
+}
+fn max_i32(a: i32, b: i32) -> i32 { return max(a, b); }
+fn max_u32(a: u32, b: u32) -> u32 { return max(a, b); }
 fn k0(w: i32, lid: i32) {
   let o0 = at[0].x;
   let o1 = at[0].y;
@@ -78,18 +86,51 @@ fn k1(w: i32, lid: i32) {
   let s2 = (((v4 >> ((v4 >> 28u) + 4u)) ^ v4) * 277803737u);
   mem4[o2 + 0] = bitcast<i32>(s2);
 }
+fn k2(w: i32, lid: i32) {
+  let o0 = at[3].x;
+  let o1 = at[3].y;
+  let o2 = at[3].z;
+  let o3 = at[3].w;
+  let o4 = at[4].x;
+  let o5 = at[4].y;
+  let e = w * 128 + lid;
+  if (e >= 1) { return; }
+  let v0 = mem5[o0 + 0];
+  let v1 = mem6[o2 + 0];
+  let v2 = mem5[o0 + 1];
+  let v3 = ((v1 * v2) + 3.6028797e+16f);
+  let v4 = max_f32(v0, ((v0 + (mem6[o1 + 0] * v3)) * 1.00000095f));
+  let v5 = max_f32(v2, (select(v3, v2, (v1 == 0f)) * 1.00000095f));
+  let v6 = ((bitcast<u32>((v4 + v5)) & 0x7f800000u) == 0x7f800000u);
+  let s3 = v6;
+  let s4 = select(v4, v0, v6);
+  let s5 = select(v5, v2, v6);
+  mem4[o3 + 0] = select(0, 1, s3);
+  mem2[o4 + 0] = s4;
+  mem2[o5 + 0] = s5;
+}
 @compute @workgroup_size(128)
 fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) lid: u32) {
   let w = i32(wid.x + wid.y * 32768u);
   if (w >= 0 && w < 1) { k0(w - 0, i32(lid)); }
   if (w >= 1 && w < 2) { k1(w - 1, i32(lid)); }
+  if (w >= 2 && w < 3) { k2(w - 2, i32(lid)); }
 }
 
-// 1: matmul+add | matmul+add | matmul+add
-@group(0) @binding(0) var<storage, read> mem0: array<f32>;
+// 1: matmul+add | matmul+add | matmul+add | where
+@group(0) @binding(0) var<storage, read_write> mem0: array<f32>;
 @group(0) @binding(1) var<storage, read> mem1: array<f32, 1039>;
-@group(0) @binding(2) var<storage, read_write> mem2: array<f32, 1480>;
-@group(1) @binding(0) var<uniform> at: array<vec4<i32>, 3>;
+@group(0) @binding(2) var<storage, read_write> mem2: array<f32, 1505>;
+@group(0) @binding(3) var<storage, read> mem3: array<i32, 33>;
+@group(0) @binding(4) var<storage, read> mem4: array<f32, 2>;
+@group(1) @binding(0) var<uniform> at: array<vec4<i32>, 5>;
+var<private> inf_bits: u32 = 0x7f800000u;
+fn less_equal_f32(a: f32, b: f32) -> bool {
+  let largest = max(bitcast<u32>(a) & 0x7fffffffu, bitcast<u32>(b) & 0x7fffffffu);
+  return a <= b && largest <= 0x7f800000u;
+}
+fn less_equal_i32(a: i32, b: i32) -> bool { return a <= b; }
+fn less_equal_u32(a: u32, b: u32) -> bool { return a <= b; }
 fn k0(w: i32, lid: i32, n: i32, first: i32) {
   let o0 = at[(first + 0) / 4][(first + 0) % 4];
   let o1 = at[(first + 1) / 4][(first + 1) % 4];
@@ -114,15 +155,31 @@ fn k0(w: i32, lid: i32, n: i32, first: i32) {
     mem2[o3 + (m0 * 8 + n0)] = s3;
   }
 }
+fn k1(w: i32, lid: i32) {
+  let o0 = at[3].x;
+  let o1 = at[3].y;
+  let o2 = at[3].z;
+  let o3 = at[3].w;
+  let o4 = at[4].x;
+  let e = w * 128 + lid;
+  if (e >= 3) { return; }
+  let i0 = e;
+  let v0 = i0;
+  let s4 = select(select(select(0f, bitcast<f32>(inf_bits), ((mem3[o2 + 0] != 0) && less_equal_f32(0f, mem4[o3 + 0]))), mem2[o1 + 0], (v0 == 1)), mem2[o0 + 0], (v0 == 2));
+  mem0[o4 + i0] = s4;
+}
 @compute @workgroup_size(128)
 fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) lid: u32) {
   let w = i32(wid.x + wid.y * 32768u);
   if (w >= 0 && w < 3) { let n = (w - 0) / 1; k0(w - 0 - n * 1, i32(lid), n, 0 + n * 4); }
+  if (w >= 3 && w < 4) { k1(w - 3, i32(lid)); }
 }
 
-// 2: matmul
-@group(0) @binding(0) var<storage, read_write> mem0: array<f32, 1480>;
-@group(1) @binding(0) var<uniform> at: array<vec4<i32>, 1>;
+// 2: matmul | copy
+@group(0) @binding(0) var<storage, read_write> mem0: array<f32, 1505>;
+@group(0) @binding(1) var<storage, read> mem1: array<f32>;
+@group(0) @binding(2) var<storage, read_write> mem2: array<f32, 2>;
+@group(1) @binding(0) var<uniform> at: array<vec4<i32>, 2>;
 fn k0(w: i32, lid: i32) {
   let o0 = at[0].x;
   let o1 = at[0].y;
@@ -150,14 +207,24 @@ fn k0(w: i32, lid: i32) {
     mem0[o2 + (b0 * 64 + b1 * 16 + m0 * 4 + n0)] = s2;
   }
 }
+fn k1(w: i32, lid: i32) {
+  let o0 = at[0].w;
+  let o1 = at[1].x;
+  let e = w * 128 + lid;
+  if (e >= 2) { return; }
+  let i0 = e;
+  let s1 = mem1[o0 + (i0 + 1)];
+  mem2[o1 + i0] = s1;
+}
 @compute @workgroup_size(128)
 fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) lid: u32) {
   let w = i32(wid.x + wid.y * 32768u);
   if (w >= 0 && w < 1) { k0(w - 0, i32(lid)); }
+  if (w >= 1 && w < 2) { k1(w - 1, i32(lid)); }
 }
 
 // 3: peak+exp+sum+where
-@group(0) @binding(0) var<storage, read> mem0: array<f32, 1480>;
+@group(0) @binding(0) var<storage, read> mem0: array<f32, 1505>;
 @group(0) @binding(1) var<storage, read_write> mem1: array<f32>;
 @group(1) @binding(0) var<uniform> at: array<vec4<i32>, 1>;
 var<private> inf_bits: u32 = 0x7f800000u;
@@ -230,7 +297,7 @@ fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) 
 
 // 4: matmul
 @group(0) @binding(0) var<storage, read> mem0: array<f32>;
-@group(0) @binding(1) var<storage, read_write> mem1: array<f32, 1480>;
+@group(0) @binding(1) var<storage, read_write> mem1: array<f32, 1505>;
 @group(1) @binding(0) var<uniform> at: array<vec4<i32>, 1>;
 fn k0(w: i32, lid: i32) {
   let o0 = at[0].x;
@@ -266,9 +333,9 @@ fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) 
 }
 
 // 5: matmul+add
-@group(0) @binding(0) var<storage, read> mem0: array<f32, 1480>;
+@group(0) @binding(0) var<storage, read> mem0: array<f32, 1505>;
 @group(0) @binding(1) var<storage, read> mem1: array<f32, 1039>;
-@group(0) @binding(2) var<storage, read> mem2: array<i32, 1>;
+@group(0) @binding(2) var<storage, read> mem2: array<i32, 33>;
 @group(0) @binding(3) var<storage, read_write> mem3: array<f32>;
 @group(1) @binding(0) var<uniform> at: array<vec4<i32>, 2>;
 fn less_equal_f32(a: f32, b: f32) -> bool {
@@ -320,7 +387,7 @@ fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) 
 // 6: sum+sub+rsqrt+mul+add
 @group(0) @binding(0) var<storage, read> mem0: array<f32>;
 @group(0) @binding(1) var<storage, read> mem1: array<f32, 1039>;
-@group(0) @binding(2) var<storage, read_write> mem2: array<f32, 1480>;
+@group(0) @binding(2) var<storage, read_write> mem2: array<f32, 1505>;
 @group(1) @binding(0) var<uniform> at: array<vec4<i32>, 2>;
 fn div_(a: f32, b: f32) -> f32 {
   let s = select(1.0, 0.0625, abs(b) > 8.5e37);
@@ -379,7 +446,7 @@ fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) 
 }
 
 // 7: matmul+add+mul
-@group(0) @binding(0) var<storage, read_write> mem0: array<f32, 1480>;
+@group(0) @binding(0) var<storage, read_write> mem0: array<f32, 1505>;
 @group(0) @binding(1) var<storage, read> mem1: array<f32, 1039>;
 @group(1) @binding(0) var<uniform> at: array<vec4<i32>, 2>;
 fn near_exp_(x: f32) -> f32 { return exp(x); }
@@ -429,7 +496,7 @@ fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) 
 }
 
 // 8: matmul+add
-@group(0) @binding(0) var<storage, read> mem0: array<f32, 1480>;
+@group(0) @binding(0) var<storage, read> mem0: array<f32, 1505>;
 @group(0) @binding(1) var<storage, read> mem1: array<f32, 1039>;
 @group(0) @binding(2) var<storage, read_write> mem2: array<f32>;
 @group(1) @binding(0) var<uniform> at: array<vec4<i32>, 2>;
@@ -471,7 +538,7 @@ fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) 
 }
 
 // without barriers, (2, 1)
-@group(0) @binding(0) var<storage, read> mem0: array<f32, 1480>;
+@group(0) @binding(0) var<storage, read> mem0: array<f32, 1505>;
 @group(0) @binding(1) var<storage, read> mem1: array<f32, 1039>;
 @group(0) @binding(2) var<storage, read_write> mem2: array<f32>;
 @group(1) @binding(0) var<uniform> at: array<vec4<i32>, 2>;
@@ -528,7 +595,7 @@ fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) 
 // 9: sum+sub+rsqrt+mul+add
 @group(0) @binding(0) var<storage, read_write> mem0: array<f32>;
 @group(0) @binding(1) var<storage, read> mem1: array<f32, 1039>;
-@group(0) @binding(2) var<storage, read_write> mem2: array<f32, 1480>;
+@group(0) @binding(2) var<storage, read_write> mem2: array<f32, 1505>;
 @group(1) @binding(0) var<uniform> at: array<vec4<i32>, 2>;
 fn div_(a: f32, b: f32) -> f32 {
   let s = select(1.0, 0.0625, abs(b) > 8.5e37);
@@ -587,7 +654,7 @@ fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) 
 }
 
 // 10: matmul
-@group(0) @binding(0) var<storage, read> mem0: array<f32, 1480>;
+@group(0) @binding(0) var<storage, read> mem0: array<f32, 1505>;
 @group(0) @binding(1) var<storage, read> mem1: array<f32, 1039>;
 @group(0) @binding(2) var<storage, read_write> mem2: array<f32>;
 @group(1) @binding(0) var<uniform> at: array<vec4<i32>, 1>;
@@ -624,7 +691,7 @@ fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) 
 @group(0) @binding(0) var<storage, read> mem0: array<f32>;
 @group(0) @binding(1) var<storage, read> mem1: array<f32, 1039>;
 @group(0) @binding(2) var<storage, read> mem2: array<i32, 18>;
-@group(0) @binding(3) var<storage, read_write> mem3: array<f32, 1480>;
+@group(0) @binding(3) var<storage, read_write> mem3: array<f32, 1505>;
 @group(1) @binding(0) var<uniform> at: array<vec4<i32>, 2>;
 var<private> inf_bits: u32 = 0x7f800000u;
 fn min_f32(a: f32, b: f32) -> f32 {
@@ -711,7 +778,7 @@ fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) 
 }
 
 // 12: matmul+mul | matmul | sum | sum+div+where
-@group(0) @binding(0) var<storage, read> mem0: array<f32, 1480>;
+@group(0) @binding(0) var<storage, read_write> mem0: array<f32, 1505>;
 @group(0) @binding(1) var<storage, read> mem1: array<f32, 1039>;
 @group(0) @binding(2) var<storage, read_write> mem2: array<f32>;
 @group(0) @binding(3) var<storage, read_write> mem3: array<f32, 1039>;
@@ -818,6 +885,7 @@ fn k3(w: i32, lid: i32) {
   let o2 = at[3].x;
   let o3 = at[3].y;
   let o4 = at[3].z;
+  let o5 = at[3].w;
   let row = w * 128 + lid;
   let lane = 0;
   if (row >= 1) { return; }
@@ -832,10 +900,10 @@ fn k3(w: i32, lid: i32) {
   let a0 = ta0;
   let v0 = div_(a0, 8f);
   if (row < 1 && lane == 0) {
-    let s3 = v0;
-    let s4 = select(0f, bitcast<f32>(inf_bits), (((bitcast<u32>(v0) & 0x7f800000u) == 0x7f800000u) || (!(mem4[o2 + 0] == 0))));
-    mem5[o3 + 0] = s3;
-    mem2[o4 + 0] = s4;
+    let s4 = v0;
+    let s5 = select(mem2[o3 + 0], bitcast<f32>(inf_bits), (((bitcast<u32>(v0) & 0x7f800000u) == 0x7f800000u) || (!(mem4[o2 + 0] == 0))));
+    mem5[o4 + 0] = s4;
+    mem0[o5 + 0] = s5;
   }
 }
 @compute @workgroup_size(128)
@@ -849,7 +917,7 @@ fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) 
 
 // 13: sum | sum+mul
 @group(0) @binding(0) var<storage, read> mem0: array<f32>;
-@group(0) @binding(1) var<storage, read_write> mem1: array<f32, 1480>;
+@group(0) @binding(1) var<storage, read_write> mem1: array<f32, 1505>;
 @group(0) @binding(2) var<storage, read_write> mem2: array<f32, 1039>;
 @group(0) @binding(3) var<storage, read> mem3: array<f32>;
 @group(0) @binding(4) var<storage, read> mem4: array<f32>;
@@ -930,7 +998,7 @@ fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) 
 }
 
 // 14: matmul+add | matmul | sum
-@group(0) @binding(0) var<storage, read> mem0: array<f32, 1480>;
+@group(0) @binding(0) var<storage, read> mem0: array<f32, 1505>;
 @group(0) @binding(1) var<storage, read> mem1: array<f32, 1039>;
 @group(0) @binding(2) var<storage, read_write> mem2: array<f32>;
 @group(0) @binding(3) var<storage, read_write> mem3: array<f32, 1039>;
@@ -1030,7 +1098,7 @@ fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) 
 // 15: matmul+mul | matmul | sum
 @group(0) @binding(0) var<storage, read> mem0: array<f32>;
 @group(0) @binding(1) var<storage, read> mem1: array<f32, 1039>;
-@group(0) @binding(2) var<storage, read_write> mem2: array<f32, 1480>;
+@group(0) @binding(2) var<storage, read_write> mem2: array<f32, 1505>;
 @group(0) @binding(3) var<storage, read_write> mem3: array<f32, 1039>;
 @group(1) @binding(0) var<uniform> at: array<vec4<i32>, 3>;
 var<workgroup> sf: array<f32, 160>;
@@ -1121,7 +1189,7 @@ fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) 
 // without barriers, (11, 1)
 @group(0) @binding(0) var<storage, read> mem0: array<f32>;
 @group(0) @binding(1) var<storage, read> mem1: array<f32, 1039>;
-@group(0) @binding(2) var<storage, read_write> mem2: array<f32, 1480>;
+@group(0) @binding(2) var<storage, read_write> mem2: array<f32, 1505>;
 @group(0) @binding(3) var<storage, read_write> mem3: array<f32, 1039>;
 @group(1) @binding(0) var<uniform> at: array<vec4<i32>, 3>;
 fn k0(w: i32, lid: i32) {
@@ -1223,9 +1291,9 @@ fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) 
 }
 
 // 16: sum | sum+add+where
-@group(0) @binding(0) var<storage, read> mem0: array<f32, 1480>;
+@group(0) @binding(0) var<storage, read> mem0: array<f32, 1505>;
 @group(0) @binding(1) var<storage, read_write> mem1: array<f32, 1039>;
-@group(0) @binding(2) var<storage, read> mem2: array<i32, 1>;
+@group(0) @binding(2) var<storage, read> mem2: array<i32, 33>;
 @group(0) @binding(3) var<storage, read_write> mem3: array<f32>;
 @group(1) @binding(0) var<uniform> at: array<vec4<i32>, 3>;
 fn div_(a: f32, b: f32) -> f32 {
@@ -1324,7 +1392,7 @@ fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) 
 // 17: matmul | matmul | sum
 @group(0) @binding(0) var<storage, read> mem0: array<f32>;
 @group(0) @binding(1) var<storage, read> mem1: array<f32, 1039>;
-@group(0) @binding(2) var<storage, read_write> mem2: array<f32, 1480>;
+@group(0) @binding(2) var<storage, read_write> mem2: array<f32, 1505>;
 @group(0) @binding(3) var<storage, read_write> mem3: array<f32, 1039>;
 @group(1) @binding(0) var<uniform> at: array<vec4<i32>, 2>;
 fn k0(w: i32, lid: i32) {
@@ -1406,7 +1474,7 @@ fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) 
 }
 
 // 18: matmul | matmul
-@group(0) @binding(0) var<storage, read_write> mem0: array<f32, 1480>;
+@group(0) @binding(0) var<storage, read_write> mem0: array<f32, 1505>;
 @group(0) @binding(1) var<storage, read> mem1: array<f32>;
 @group(1) @binding(0) var<uniform> at: array<vec4<i32>, 2>;
 fn k0(w: i32, lid: i32) {
@@ -1471,7 +1539,7 @@ fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) 
 }
 
 // 19: matmul | matmul | sum+mul | sum
-@group(0) @binding(0) var<storage, read_write> mem0: array<f32, 1480>;
+@group(0) @binding(0) var<storage, read_write> mem0: array<f32, 1505>;
 @group(0) @binding(1) var<storage, read> mem1: array<f32, 1039>;
 @group(0) @binding(2) var<storage, read> mem2: array<f32>;
 @group(0) @binding(3) var<storage, read_write> mem3: array<f32, 1039>;
@@ -1601,7 +1669,7 @@ fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) 
 }
 
 // 20: matmul | matmul
-@group(0) @binding(0) var<storage, read> mem0: array<f32, 1480>;
+@group(0) @binding(0) var<storage, read> mem0: array<f32, 1505>;
 @group(0) @binding(1) var<storage, read_write> mem1: array<f32>;
 @group(1) @binding(0) var<uniform> at: array<vec4<i32>, 2>;
 fn k0(w: i32, lid: i32) {
@@ -1668,7 +1736,7 @@ fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) 
 // 21: matmul | matmul | matmul | sum | sum
 @group(0) @binding(0) var<storage, read> mem0: array<f32>;
 @group(0) @binding(1) var<storage, read> mem1: array<f32, 1039>;
-@group(0) @binding(2) var<storage, read_write> mem2: array<f32, 1480>;
+@group(0) @binding(2) var<storage, read_write> mem2: array<f32, 1505>;
 @group(0) @binding(3) var<storage, read> mem3: array<f32>;
 @group(0) @binding(4) var<storage, read_write> mem4: array<f32, 1039>;
 @group(0) @binding(5) var<storage, read> mem5: array<f32>;
@@ -1812,7 +1880,7 @@ fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) 
 // 22: matmul+add+mul
 @group(0) @binding(0) var<storage, read> mem0: array<f32>;
 @group(0) @binding(1) var<storage, read> mem1: array<f32, 1039>;
-@group(0) @binding(2) var<storage, read_write> mem2: array<f32, 1480>;
+@group(0) @binding(2) var<storage, read_write> mem2: array<f32, 1505>;
 @group(1) @binding(0) var<uniform> at: array<vec4<i32>, 2>;
 fn k0(w: i32, lid: i32) {
   let o0 = at[0].x;
@@ -1854,7 +1922,7 @@ fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) 
 }
 
 // 23: sum | sum+add
-@group(0) @binding(0) var<storage, read_write> mem0: array<f32, 1480>;
+@group(0) @binding(0) var<storage, read_write> mem0: array<f32, 1505>;
 @group(0) @binding(1) var<storage, read_write> mem1: array<f32, 1039>;
 @group(0) @binding(2) var<storage, read> mem2: array<f32>;
 @group(0) @binding(3) var<storage, read> mem3: array<f32>;
@@ -1936,7 +2004,7 @@ fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) 
 }
 
 // 24: scatter_add | sum
-@group(0) @binding(0) var<storage, read> mem0: array<f32, 1480>;
+@group(0) @binding(0) var<storage, read> mem0: array<f32, 1505>;
 @group(0) @binding(1) var<storage, read> mem1: array<i32, 18>;
 @group(0) @binding(2) var<storage, read_write> mem2: array<f32, 1039>;
 @group(1) @binding(0) var<uniform> at: array<vec4<i32>, 2>;
@@ -1993,10 +2061,10 @@ fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) 
 }
 
 // 25: add+sum+where
-@group(0) @binding(0) var<storage, read> mem0: array<f32, 2>;
+@group(0) @binding(0) var<storage, read> mem0: array<f32, 3>;
 @group(0) @binding(1) var<storage, read_write> mem1: array<f32, 1039>;
 @group(0) @binding(2) var<storage, read> mem2: array<f32, 1039>;
-@group(0) @binding(3) var<storage, read> mem3: array<f32>;
+@group(0) @binding(3) var<storage, read> mem3: array<f32, 1505>;
 @group(0) @binding(4) var<storage, read_write> mem4: array<f32, 1039>;
 @group(0) @binding(5) var<storage, read_write> mem5: array<i32, 1>;
 @group(1) @binding(0) var<uniform> at: array<vec4<i32>, 3>;
@@ -2012,6 +2080,7 @@ fn k0(w: i32, lid: i32) {
   let o7 = at[1].w;
   let o8 = at[2].x;
   let o9 = at[2].y;
+  let o10 = at[2].z;
   let row = w * 1 + 0;
   let lane = lid;
   let r = min(row, 0);
@@ -2034,25 +2103,26 @@ fn k0(w: i32, lid: i32) {
   let j0_7 = j_7;
   let j_8 = min(j + 1024, 1038);
   let j0_8 = j_8;
+  let v1_0 = mem0[o3 + 0];
   var ta0 = 0f;
   let v0_0 = mem2[o2 + j0_0];
-  let xa0_0 = ((v0_0 * 8.27180613e-25f) * (v0_0 * 8.27180613e-25f));
-  let v1_1 = mem2[o2 + j0_1];
-  let xa0_1 = ((v1_1 * 8.27180613e-25f) * (v1_1 * 8.27180613e-25f));
-  let v2_2 = mem2[o2 + j0_2];
-  let xa0_2 = ((v2_2 * 8.27180613e-25f) * (v2_2 * 8.27180613e-25f));
-  let v3_3 = mem2[o2 + j0_3];
-  let xa0_3 = ((v3_3 * 8.27180613e-25f) * (v3_3 * 8.27180613e-25f));
-  let v4_4 = mem2[o2 + j0_4];
-  let xa0_4 = ((v4_4 * 8.27180613e-25f) * (v4_4 * 8.27180613e-25f));
-  let v5_5 = mem2[o2 + j0_5];
-  let xa0_5 = ((v5_5 * 8.27180613e-25f) * (v5_5 * 8.27180613e-25f));
-  let v6_6 = mem2[o2 + j0_6];
-  let xa0_6 = ((v6_6 * 8.27180613e-25f) * (v6_6 * 8.27180613e-25f));
-  let v7_7 = mem2[o2 + j0_7];
-  let xa0_7 = ((v7_7 * 8.27180613e-25f) * (v7_7 * 8.27180613e-25f));
-  let v8_8 = mem2[o2 + j0_8];
-  let xa0_8 = ((v8_8 * 8.27180613e-25f) * (v8_8 * 8.27180613e-25f));
+  let xa0_0 = ((v0_0 * v1_0) * (v0_0 * v1_0));
+  let v2_1 = mem2[o2 + j0_1];
+  let xa0_1 = ((v2_1 * v1_0) * (v2_1 * v1_0));
+  let v3_2 = mem2[o2 + j0_2];
+  let xa0_2 = ((v3_2 * v1_0) * (v3_2 * v1_0));
+  let v4_3 = mem2[o2 + j0_3];
+  let xa0_3 = ((v4_3 * v1_0) * (v4_3 * v1_0));
+  let v5_4 = mem2[o2 + j0_4];
+  let xa0_4 = ((v5_4 * v1_0) * (v5_4 * v1_0));
+  let v6_5 = mem2[o2 + j0_5];
+  let xa0_5 = ((v6_5 * v1_0) * (v6_5 * v1_0));
+  let v7_6 = mem2[o2 + j0_6];
+  let xa0_6 = ((v7_6 * v1_0) * (v7_6 * v1_0));
+  let v8_7 = mem2[o2 + j0_7];
+  let xa0_7 = ((v8_7 * v1_0) * (v8_7 * v1_0));
+  let v9_8 = mem2[o2 + j0_8];
+  let xa0_8 = ((v9_8 * v1_0) * (v9_8 * v1_0));
   if (j + 0 < 1039) {
     ta0 = (ta0 + xa0_0);
   }
@@ -2086,98 +2156,98 @@ fn k0(w: i32, lid: i32) {
   workgroupBarrier();
   ta0 = (((sf[128 + 0 * 8] + sf[128 + 0 * 8 + 4]) + (sf[128 + 0 * 8 + 2] + sf[128 + 0 * 8 + 6])) + ((sf[128 + 0 * 8 + 1] + sf[128 + 0 * 8 + 5]) + (sf[128 + 0 * 8 + 3] + sf[128 + 0 * 8 + 7])));
   let a0 = ta0;
-  let v9_0 = ((bitcast<u32>((a0 + mem3[o3 + 0])) & 0x7f800000u) == 0x7f800000u);
-  let v10_0 = (!v9_0);
-  let v11_0 = mem0[o0 + 0];
-  let v12_0 = (v11_0 == 0f);
-  let v16_0 = (-mem0[o5 + 0]);
+  let v10_0 = ((bitcast<u32>((a0 + mem3[o4 + 0])) & 0x7f800000u) == 0x7f800000u);
+  let v11_0 = (!v10_0);
+  let v12_0 = mem0[o0 + 0];
+  let v13_0 = (v12_0 == 0f);
+  let v17_0 = (-mem0[o6 + 0]);
   if (row < 1) {
-    let v13_0 = mem1[o1 + j0_0];
-    let v14_0 = ((v11_0 * v13_0) + v0_0);
-    let v15_0 = mem4[o4 + j0_0];
-    let s7_0 = select(v13_0, select(v14_0, v13_0, v12_0), v10_0);
-    let s8_0 = select(v15_0, (v15_0 + (v16_0 * v14_0)), v10_0);
-    let v17_1 = mem1[o1 + j0_1];
-    let v18_1 = ((v11_0 * v17_1) + v1_1);
-    let v19_1 = mem4[o4 + j0_1];
-    let s7_1 = select(v17_1, select(v18_1, v17_1, v12_0), v10_0);
-    let s8_1 = select(v19_1, (v19_1 + (v16_0 * v18_1)), v10_0);
-    let v20_2 = mem1[o1 + j0_2];
-    let v21_2 = ((v11_0 * v20_2) + v2_2);
-    let v22_2 = mem4[o4 + j0_2];
-    let s7_2 = select(v20_2, select(v21_2, v20_2, v12_0), v10_0);
-    let s8_2 = select(v22_2, (v22_2 + (v16_0 * v21_2)), v10_0);
-    let v23_3 = mem1[o1 + j0_3];
-    let v24_3 = ((v11_0 * v23_3) + v3_3);
-    let v25_3 = mem4[o4 + j0_3];
-    let s7_3 = select(v23_3, select(v24_3, v23_3, v12_0), v10_0);
-    let s8_3 = select(v25_3, (v25_3 + (v16_0 * v24_3)), v10_0);
-    let v26_4 = mem1[o1 + j0_4];
-    let v27_4 = ((v11_0 * v26_4) + v4_4);
-    let v28_4 = mem4[o4 + j0_4];
-    let s7_4 = select(v26_4, select(v27_4, v26_4, v12_0), v10_0);
-    let s8_4 = select(v28_4, (v28_4 + (v16_0 * v27_4)), v10_0);
-    let v29_5 = mem1[o1 + j0_5];
-    let v30_5 = ((v11_0 * v29_5) + v5_5);
-    let v31_5 = mem4[o4 + j0_5];
-    let s7_5 = select(v29_5, select(v30_5, v29_5, v12_0), v10_0);
-    let s8_5 = select(v31_5, (v31_5 + (v16_0 * v30_5)), v10_0);
-    let v32_6 = mem1[o1 + j0_6];
-    let v33_6 = ((v11_0 * v32_6) + v6_6);
-    let v34_6 = mem4[o4 + j0_6];
-    let s7_6 = select(v32_6, select(v33_6, v32_6, v12_0), v10_0);
-    let s8_6 = select(v34_6, (v34_6 + (v16_0 * v33_6)), v10_0);
-    let v35_7 = mem1[o1 + j0_7];
-    let v36_7 = ((v11_0 * v35_7) + v7_7);
-    let v37_7 = mem4[o4 + j0_7];
-    let s7_7 = select(v35_7, select(v36_7, v35_7, v12_0), v10_0);
-    let s8_7 = select(v37_7, (v37_7 + (v16_0 * v36_7)), v10_0);
-    let v38_8 = mem1[o1 + j0_8];
-    let v39_8 = ((v11_0 * v38_8) + v8_8);
-    let v40_8 = mem4[o4 + j0_8];
-    let s7_8 = select(v38_8, select(v39_8, v38_8, v12_0), v10_0);
-    let s8_8 = select(v40_8, (v40_8 + (v16_0 * v39_8)), v10_0);
+    let v14_0 = mem1[o1 + j0_0];
+    let v15_0 = ((v12_0 * v14_0) + v0_0);
+    let v16_0 = mem4[o5 + j0_0];
+    let s8_0 = select(v14_0, select(v15_0, v14_0, v13_0), v11_0);
+    let s9_0 = select(v16_0, (v16_0 + (v17_0 * v15_0)), v11_0);
+    let v18_1 = mem1[o1 + j0_1];
+    let v19_1 = ((v12_0 * v18_1) + v2_1);
+    let v20_1 = mem4[o5 + j0_1];
+    let s8_1 = select(v18_1, select(v19_1, v18_1, v13_0), v11_0);
+    let s9_1 = select(v20_1, (v20_1 + (v17_0 * v19_1)), v11_0);
+    let v21_2 = mem1[o1 + j0_2];
+    let v22_2 = ((v12_0 * v21_2) + v3_2);
+    let v23_2 = mem4[o5 + j0_2];
+    let s8_2 = select(v21_2, select(v22_2, v21_2, v13_0), v11_0);
+    let s9_2 = select(v23_2, (v23_2 + (v17_0 * v22_2)), v11_0);
+    let v24_3 = mem1[o1 + j0_3];
+    let v25_3 = ((v12_0 * v24_3) + v4_3);
+    let v26_3 = mem4[o5 + j0_3];
+    let s8_3 = select(v24_3, select(v25_3, v24_3, v13_0), v11_0);
+    let s9_3 = select(v26_3, (v26_3 + (v17_0 * v25_3)), v11_0);
+    let v27_4 = mem1[o1 + j0_4];
+    let v28_4 = ((v12_0 * v27_4) + v5_4);
+    let v29_4 = mem4[o5 + j0_4];
+    let s8_4 = select(v27_4, select(v28_4, v27_4, v13_0), v11_0);
+    let s9_4 = select(v29_4, (v29_4 + (v17_0 * v28_4)), v11_0);
+    let v30_5 = mem1[o1 + j0_5];
+    let v31_5 = ((v12_0 * v30_5) + v6_5);
+    let v32_5 = mem4[o5 + j0_5];
+    let s8_5 = select(v30_5, select(v31_5, v30_5, v13_0), v11_0);
+    let s9_5 = select(v32_5, (v32_5 + (v17_0 * v31_5)), v11_0);
+    let v33_6 = mem1[o1 + j0_6];
+    let v34_6 = ((v12_0 * v33_6) + v7_6);
+    let v35_6 = mem4[o5 + j0_6];
+    let s8_6 = select(v33_6, select(v34_6, v33_6, v13_0), v11_0);
+    let s9_6 = select(v35_6, (v35_6 + (v17_0 * v34_6)), v11_0);
+    let v36_7 = mem1[o1 + j0_7];
+    let v37_7 = ((v12_0 * v36_7) + v8_7);
+    let v38_7 = mem4[o5 + j0_7];
+    let s8_7 = select(v36_7, select(v37_7, v36_7, v13_0), v11_0);
+    let s9_7 = select(v38_7, (v38_7 + (v17_0 * v37_7)), v11_0);
+    let v39_8 = mem1[o1 + j0_8];
+    let v40_8 = ((v12_0 * v39_8) + v9_8);
+    let v41_8 = mem4[o5 + j0_8];
+    let s8_8 = select(v39_8, select(v40_8, v39_8, v13_0), v11_0);
+    let s9_8 = select(v41_8, (v41_8 + (v17_0 * v40_8)), v11_0);
     if (j + 0 < 1039) {
-      mem1[o7 + j0_0] = s7_0;
-      mem4[o8 + j0_0] = s8_0;
+      mem1[o8 + j0_0] = s8_0;
+      mem4[o9 + j0_0] = s9_0;
     }
     if (j + 128 < 1039) {
-      mem1[o7 + j0_1] = s7_1;
-      mem4[o8 + j0_1] = s8_1;
+      mem1[o8 + j0_1] = s8_1;
+      mem4[o9 + j0_1] = s9_1;
     }
     if (j + 256 < 1039) {
-      mem1[o7 + j0_2] = s7_2;
-      mem4[o8 + j0_2] = s8_2;
+      mem1[o8 + j0_2] = s8_2;
+      mem4[o9 + j0_2] = s9_2;
     }
     if (j + 384 < 1039) {
-      mem1[o7 + j0_3] = s7_3;
-      mem4[o8 + j0_3] = s8_3;
+      mem1[o8 + j0_3] = s8_3;
+      mem4[o9 + j0_3] = s9_3;
     }
     if (j + 512 < 1039) {
-      mem1[o7 + j0_4] = s7_4;
-      mem4[o8 + j0_4] = s8_4;
+      mem1[o8 + j0_4] = s8_4;
+      mem4[o9 + j0_4] = s9_4;
     }
     if (j + 640 < 1039) {
-      mem1[o7 + j0_5] = s7_5;
-      mem4[o8 + j0_5] = s8_5;
+      mem1[o8 + j0_5] = s8_5;
+      mem4[o9 + j0_5] = s9_5;
     }
     if (j + 768 < 1039) {
-      mem1[o7 + j0_6] = s7_6;
-      mem4[o8 + j0_6] = s8_6;
+      mem1[o8 + j0_6] = s8_6;
+      mem4[o9 + j0_6] = s9_6;
     }
     if (j + 896 < 1039) {
-      mem1[o7 + j0_7] = s7_7;
-      mem4[o8 + j0_7] = s8_7;
+      mem1[o8 + j0_7] = s8_7;
+      mem4[o9 + j0_7] = s9_7;
     }
     if (j + 1024 < 1039) {
-      mem1[o7 + j0_8] = s7_8;
-      mem4[o8 + j0_8] = s8_8;
+      mem1[o8 + j0_8] = s8_8;
+      mem4[o9 + j0_8] = s9_8;
     }
   }
   storageBarrier();
   if (row < 1 && lane == 0) {
-    let s9 = select(0, (mem5[o6 + 0] + 1), v9_0);
-    mem5[o9 + 0] = s9;
+    let s10 = select(0, (mem5[o7 + 0] + 1), v10_0);
+    mem5[o10 + 0] = s10;
   }
 }
 @compute @workgroup_size(128)
@@ -2187,10 +2257,10 @@ fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) 
 }
 
 // without barriers, (1, 1)
-@group(0) @binding(0) var<storage, read> mem0: array<f32, 2>;
+@group(0) @binding(0) var<storage, read> mem0: array<f32, 3>;
 @group(0) @binding(1) var<storage, read_write> mem1: array<f32, 1039>;
 @group(0) @binding(2) var<storage, read> mem2: array<f32, 1039>;
-@group(0) @binding(3) var<storage, read> mem3: array<f32>;
+@group(0) @binding(3) var<storage, read> mem3: array<f32, 1505>;
 @group(0) @binding(4) var<storage, read_write> mem4: array<f32, 1039>;
 @group(0) @binding(5) var<storage, read_write> mem5: array<i32, 1>;
 @group(1) @binding(0) var<uniform> at: array<vec4<i32>, 3>;
@@ -2205,9 +2275,11 @@ fn k0(w: i32, lid: i32) {
   let o7 = at[1].w;
   let o8 = at[2].x;
   let o9 = at[2].y;
+  let o10 = at[2].z;
   let row = w * 32 + lid;
   let lane = 0;
   if (row >= 1) { return; }
+  let v0 = mem0[o3 + 0];
   var ta0 = 0f;
   var a0_0 = ta0;
   var a0_1 = ta0;
@@ -2222,7 +2294,7 @@ fn k0(w: i32, lid: i32) {
     {
       for (var j = lane; j < 1039; j += 128) {
         let j0 = j;
-        let xa0 = ((mem2[o2 + j0] * 8.27180613e-25f) * (mem2[o2 + j0] * 8.27180613e-25f));
+        let xa0 = ((mem2[o2 + j0] * v0) * (mem2[o2 + j0] * v0));
         ta0 = (ta0 + xa0);
       }
     }
@@ -2242,25 +2314,25 @@ fn k0(w: i32, lid: i32) {
     ta0 = (a0_6 + ta0);
   }
   let a0 = ta0;
-  let v0 = (!((bitcast<u32>((a0 + mem3[o3 + 0])) & 0x7f800000u) == 0x7f800000u));
-  let v1 = mem0[o0 + 0];
-  let v2 = (v1 == 0f);
-  let v6 = (-mem0[o5 + 0]);
+  let v1 = (!((bitcast<u32>((a0 + mem3[o4 + 0])) & 0x7f800000u) == 0x7f800000u));
+  let v2 = mem0[o0 + 0];
+  let v3 = (v2 == 0f);
+  let v7 = (-mem0[o6 + 0]);
   if (row < 1) {
     for (var j = lane; j < 1039; j += 1) {
       let j0 = j;
-      let v3 = mem1[o1 + j0];
-      let v4 = ((v1 * v3) + mem2[o2 + j0]);
-      let v5 = mem4[o4 + j0];
-      let s7 = select(v3, select(v4, v3, v2), v0);
-      let s8 = select(v5, (v5 + (v6 * v4)), v0);
-      mem1[o7 + j0] = s7;
-      mem4[o8 + j0] = s8;
+      let v4 = mem1[o1 + j0];
+      let v5 = ((v2 * v4) + mem2[o2 + j0]);
+      let v6 = mem4[o5 + j0];
+      let s8 = select(v4, select(v5, v4, v3), v1);
+      let s9 = select(v6, (v6 + (v7 * v5)), v1);
+      mem1[o8 + j0] = s8;
+      mem4[o9 + j0] = s9;
     }
   }
   if (row < 1 && lane == 0) {
-    let s9 = select(0, (mem5[o6 + 0] + 1), ((bitcast<u32>((a0 + mem3[o3 + 0])) & 0x7f800000u) == 0x7f800000u));
-    mem5[o9 + 0] = s9;
+    let s10 = select(0, (mem5[o7 + 0] + 1), ((bitcast<u32>((a0 + mem3[o4 + 0])) & 0x7f800000u) == 0x7f800000u));
+    mem5[o10 + 0] = s10;
   }
 }
 @compute @workgroup_size(32)

@@ -1,6 +1,16 @@
-// 0: copy | copy | copy | copy | copy | copy | copy
-@group(0) @binding(0) var<storage, read_write> mem0: array<f32, 321>;
-@group(1) @binding(0) var<uniform> at: array<vec4<i32>, 2>;
+// 0: copy | copy | copy | copy | copy | copy | maximum+nonfinite+where | copy
+@group(0) @binding(0) var<storage, read_write> mem0: array<f32, 353>;
+@group(0) @binding(1) var<storage, read> mem1: array<f32, 2>;
+@group(0) @binding(2) var<storage, read> mem2: array<f32, 45>;
+@group(0) @binding(3) var<storage, read_write> mem3: array<i32, 1>;
+@group(0) @binding(4) var<storage, read_write> mem4: array<f32>;
+@group(1) @binding(0) var<uniform> at: array<vec4<i32>, 4>;
+fn max_f32(a: f32, b: f32) -> f32 {
+  let nan = max(bitcast<u32>(a) & 0x7fffffffu, bitcast<u32>(b) & 0x7fffffffu) > 0x7f800000u;
+  return select(max(a, b), a + b, nan);
+}
+fn max_i32(a: i32, b: i32) -> i32 { return max(a, b); }
+fn max_u32(a: u32, b: u32) -> u32 { return max(a, b); }
 fn k0(w: i32, lid: i32) {
   let o0 = at[0].x;
   let e = w * 128 + lid;
@@ -35,6 +45,29 @@ fn k3(w: i32, lid: i32) {
 }
 fn k4(w: i32, lid: i32) {
   let o0 = at[1].z;
+  let o1 = at[1].w;
+  let o2 = at[2].x;
+  let o3 = at[2].y;
+  let o4 = at[2].z;
+  let o5 = at[2].w;
+  let e = w * 128 + lid;
+  if (e >= 1) { return; }
+  let v0 = mem1[o0 + 0];
+  let v1 = mem2[o2 + 0];
+  let v2 = mem1[o0 + 1];
+  let v3 = ((v1 * v2) + 3.6028797e+16f);
+  let v4 = max_f32(v0, ((v0 + (mem2[o1 + 0] * v3)) * 1.00000095f));
+  let v5 = max_f32(v2, (select(v3, v2, (v1 == 0f)) * 1.00000095f));
+  let v6 = ((bitcast<u32>((v4 + v5)) & 0x7f800000u) == 0x7f800000u);
+  let s3 = v6;
+  let s4 = select(v4, v0, v6);
+  let s5 = select(v5, v2, v6);
+  mem3[o3 + 0] = select(0, 1, s3);
+  mem4[o4 + 0] = s4;
+  mem4[o5 + 0] = s5;
+}
+fn k5(w: i32, lid: i32) {
+  let o0 = at[3].x;
   let e = w * 128 + lid;
   if (e >= 1) { return; }
   let i0 = e;
@@ -49,12 +82,13 @@ fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) 
   if (w >= 4 && w < 5) { k2(w - 4, i32(lid)); }
   if (w >= 5 && w < 6) { k3(w - 5, i32(lid)); }
   if (w >= 6 && w < 7) { k4(w - 6, i32(lid)); }
+  if (w >= 7 && w < 8) { k5(w - 7, i32(lid)); }
 }
 
 // 1: matmul
-@group(0) @binding(0) var<storage, read> mem0: array<f32, 44>;
+@group(0) @binding(0) var<storage, read> mem0: array<f32, 45>;
 @group(0) @binding(1) var<storage, read> mem1: array<f32, 22>;
-@group(0) @binding(2) var<storage, read_write> mem2: array<f32, 321>;
+@group(0) @binding(2) var<storage, read_write> mem2: array<f32, 353>;
 @group(1) @binding(0) var<uniform> at: array<vec4<i32>, 1>;
 fn k0(w: i32, lid: i32) {
   let o0 = at[0].x;
@@ -86,7 +120,7 @@ fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) 
 }
 
 // 2: matmul+tanh
-@group(0) @binding(0) var<storage, read_write> mem0: array<f32, 321>;
+@group(0) @binding(0) var<storage, read_write> mem0: array<f32, 353>;
 @group(0) @binding(1) var<storage, read> mem1: array<f32, 22>;
 @group(1) @binding(0) var<uniform> at: array<vec4<i32>, 2>;
 fn near_exp_(x: f32) -> f32 { return exp(x); }
@@ -128,7 +162,7 @@ fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) 
 }
 
 // 3: matmul+add
-@group(0) @binding(0) var<storage, read_write> mem0: array<f32, 321>;
+@group(0) @binding(0) var<storage, read_write> mem0: array<f32, 353>;
 @group(0) @binding(1) var<storage, read> mem1: array<f32, 22>;
 @group(1) @binding(0) var<uniform> at: array<vec4<i32>, 1>;
 fn k0(w: i32, lid: i32) {
@@ -161,52 +195,43 @@ fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) 
   if (w >= 0 && w < 1) { k0(w - 0, i32(lid)); }
 }
 
-// 4: sum+div+where | mul
-@group(0) @binding(0) var<storage, read_write> mem0: array<f32, 321>;
-@group(0) @binding(1) var<storage, read> mem1: array<f32, 44>;
-@group(0) @binding(2) var<storage, read> mem2: array<i32, 1>;
-@group(0) @binding(3) var<storage, read_write> mem3: array<f32, 1>;
+// 4: mul | where
+@group(0) @binding(0) var<storage, read_write> mem0: array<f32, 353>;
+@group(0) @binding(1) var<storage, read> mem1: array<f32, 45>;
+@group(0) @binding(2) var<storage, read> mem2: array<f32>;
+@group(0) @binding(3) var<storage, read> mem3: array<f32>;
+@group(0) @binding(4) var<storage, read> mem4: array<i32, 1>;
+@group(0) @binding(5) var<storage, read> mem5: array<f32, 2>;
 @group(1) @binding(0) var<uniform> at: array<vec4<i32>, 2>;
 var<private> inf_bits: u32 = 0x7f800000u;
-fn div_(a: f32, b: f32) -> f32 {
-  let s = select(1.0, 0.0625, abs(b) > 8.5e37);
-  return (a * s) / (b * s);
+fn less_equal_f32(a: f32, b: f32) -> bool {
+  let largest = max(bitcast<u32>(a) & 0x7fffffffu, bitcast<u32>(b) & 0x7fffffffu);
+  return a <= b && largest <= 0x7f800000u;
 }
+fn less_equal_i32(a: i32, b: i32) -> bool { return a <= b; }
+fn less_equal_u32(a: u32, b: u32) -> bool { return a <= b; }
 fn k0(w: i32, lid: i32) {
   let o0 = at[0].x;
   let o1 = at[0].y;
   let o2 = at[0].z;
-  let o3 = at[0].w;
-  let o4 = at[1].x;
-  let row = w * 128 + lid;
-  let lane = 0;
-  if (row >= 1) { return; }
-  var ta0 = 0f;
-  {
-    for (var j = lane; j < 14; j += 1) {
-      let j0 = j;
-      let xa0 = ((mem0[o0 + j0] - mem1[o1 + j0]) * (mem0[o0 + j0] - mem1[o1 + j0]));
-      ta0 = (ta0 + xa0);
-    }
-  }
-  let a0 = ta0;
-  let v0 = div_(a0, 14f);
-  if (row < 1 && lane == 0) {
-    let s3 = v0;
-    let s4 = select(0f, bitcast<f32>(inf_bits), (((bitcast<u32>(v0) & 0x7f800000u) == 0x7f800000u) || (!(mem2[o2 + 0] == 0))));
-    mem3[o3 + 0] = s3;
-    mem0[o4 + 0] = s4;
-  }
-}
-fn k1(w: i32, lid: i32) {
-  let o0 = at[1].y;
-  let o1 = at[1].z;
-  let o2 = at[1].w;
   let e = w * 128 + lid;
   if (e >= 14) { return; }
   let i0 = e;
   let s2 = (0.0714285746f * (2f * (mem0[o0 + i0] - mem1[o1 + i0])));
   mem0[o2 + i0] = s2;
+}
+fn k1(w: i32, lid: i32) {
+  let o0 = at[0].w;
+  let o1 = at[1].x;
+  let o2 = at[1].y;
+  let o3 = at[1].z;
+  let o4 = at[1].w;
+  let e = w * 128 + lid;
+  if (e >= 3) { return; }
+  let i0 = e;
+  let v0 = i0;
+  let s4 = select(select(select(0f, bitcast<f32>(inf_bits), ((mem4[o2 + 0] != 0) && less_equal_f32(0f, mem5[o3 + 0]))), mem3[o1 + 0], (v0 == 1)), mem2[o0 + 0], (v0 == 2));
+  mem0[o4 + i0] = s4;
 }
 @compute @workgroup_size(128)
 fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) lid: u32) {
@@ -216,7 +241,7 @@ fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) 
 }
 
 // 5: matmul+mul | matmul+add | sum+add
-@group(0) @binding(0) var<storage, read_write> mem0: array<f32, 321>;
+@group(0) @binding(0) var<storage, read_write> mem0: array<f32, 353>;
 @group(0) @binding(1) var<storage, read> mem1: array<f32, 22>;
 @group(1) @binding(0) var<uniform> at: array<vec4<i32>, 3>;
 fn k0(w: i32, lid: i32) {
@@ -300,9 +325,9 @@ fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) 
 }
 
 // 6: matmul | matmul+add | matmul+add | sum+add
-@group(0) @binding(0) var<storage, read_write> mem0: array<f32, 321>;
+@group(0) @binding(0) var<storage, read_write> mem0: array<f32, 353>;
 @group(0) @binding(1) var<storage, read> mem1: array<f32, 22>;
-@group(0) @binding(2) var<storage, read> mem2: array<f32, 44>;
+@group(0) @binding(2) var<storage, read> mem2: array<f32, 45>;
 @group(1) @binding(0) var<uniform> at: array<vec4<i32>, 4>;
 fn k0(w: i32, lid: i32) {
   let o0 = at[0].x;
@@ -406,54 +431,100 @@ fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) 
   if (w >= 3 && w < 4) { k3(w - 3, i32(lid)); }
 }
 
-// 7: copy | copy | copy | copy | copy
-@group(0) @binding(0) var<storage, read> mem0: array<f32, 321>;
-@group(0) @binding(1) var<storage, read_write> mem1: array<f32, 22>;
-@group(1) @binding(0) var<uniform> at: array<vec4<i32>, 3>;
+// 7: sum+div+where | copy | copy | copy | copy | copy | copy
+@group(0) @binding(0) var<storage, read> mem0: array<f32, 353>;
+@group(0) @binding(1) var<storage, read> mem1: array<f32, 45>;
+@group(0) @binding(2) var<storage, read> mem2: array<i32, 1>;
+@group(0) @binding(3) var<storage, read_write> mem3: array<f32, 1>;
+@group(0) @binding(4) var<storage, read_write> mem4: array<f32>;
+@group(0) @binding(5) var<storage, read_write> mem5: array<f32, 22>;
+@group(0) @binding(6) var<storage, read_write> mem6: array<f32, 2>;
+@group(1) @binding(0) var<uniform> at: array<vec4<i32>, 5>;
+var<private> inf_bits: u32 = 0x7f800000u;
+fn div_(a: f32, b: f32) -> f32 {
+  let s = select(1.0, 0.0625, abs(b) > 8.5e37);
+  return (a * s) / (b * s);
+}
 fn k0(w: i32, lid: i32) {
   let o0 = at[0].x;
   let o1 = at[0].y;
+  let o2 = at[0].z;
+  let o3 = at[0].w;
+  let o4 = at[1].x;
+  let o5 = at[1].y;
+  let row = w * 128 + lid;
+  let lane = 0;
+  if (row >= 1) { return; }
+  var ta0 = 0f;
+  {
+    for (var j = lane; j < 14; j += 1) {
+      let j0 = j;
+      let xa0 = ((mem0[o0 + j0] - mem1[o1 + j0]) * (mem0[o0 + j0] - mem1[o1 + j0]));
+      ta0 = (ta0 + xa0);
+    }
+  }
+  let a0 = ta0;
+  let v0 = div_(a0, 14f);
+  if (row < 1 && lane == 0) {
+    let s4 = v0;
+    let s5 = select(mem0[o3 + 0], bitcast<f32>(inf_bits), (((bitcast<u32>(v0) & 0x7f800000u) == 0x7f800000u) || (!(mem2[o2 + 0] == 0))));
+    mem3[o4 + 0] = s4;
+    mem4[o5 + 0] = s5;
+  }
+}
+fn k1(w: i32, lid: i32) {
+  let o0 = at[1].z;
+  let o1 = at[1].w;
   let e = w * 128 + lid;
   if (e >= 9) { return; }
   let i0 = e;
   let s1 = mem0[o0 + i0];
-  mem1[o1 + i0] = s1;
+  mem5[o1 + i0] = s1;
 }
-fn k1(w: i32, lid: i32) {
-  let o0 = at[0].z;
-  let o1 = at[0].w;
+fn k2(w: i32, lid: i32) {
+  let o0 = at[2].x;
+  let o1 = at[2].y;
   let e = w * 128 + lid;
   if (e >= 6) { return; }
   let i0 = e;
   let s1 = mem0[o0 + i0];
-  mem1[o1 + i0] = s1;
-}
-fn k2(w: i32, lid: i32) {
-  let o0 = at[1].x;
-  let o1 = at[1].y;
-  let e = w * 128 + lid;
-  if (e >= 3) { return; }
-  let i0 = e;
-  let s1 = mem0[o0 + i0];
-  mem1[o1 + i0] = s1;
+  mem5[o1 + i0] = s1;
 }
 fn k3(w: i32, lid: i32) {
-  let o0 = at[1].z;
-  let o1 = at[1].w;
+  let o0 = at[2].z;
+  let o1 = at[2].w;
   let e = w * 128 + lid;
   if (e >= 3) { return; }
   let i0 = e;
   let s1 = mem0[o0 + i0];
-  mem1[o1 + i0] = s1;
+  mem5[o1 + i0] = s1;
 }
 fn k4(w: i32, lid: i32) {
-  let o0 = at[2].x;
-  let o1 = at[2].y;
+  let o0 = at[3].x;
+  let o1 = at[3].y;
+  let e = w * 128 + lid;
+  if (e >= 3) { return; }
+  let i0 = e;
+  let s1 = mem0[o0 + i0];
+  mem5[o1 + i0] = s1;
+}
+fn k5(w: i32, lid: i32) {
+  let o0 = at[3].z;
+  let o1 = at[3].w;
+  let e = w * 128 + lid;
+  if (e >= 2) { return; }
+  let i0 = e;
+  let s1 = mem0[o0 + (i0 + 1)];
+  mem6[o1 + i0] = s1;
+}
+fn k6(w: i32, lid: i32) {
+  let o0 = at[4].x;
+  let o1 = at[4].y;
   let e = w * 128 + lid;
   if (e >= 1) { return; }
   let i0 = e;
   let s1 = mem0[o0 + 0];
-  mem1[o1 + 0] = s1;
+  mem5[o1 + 0] = s1;
 }
 @compute @workgroup_size(128)
 fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) lid: u32) {
@@ -463,13 +534,15 @@ fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) 
   if (w >= 2 && w < 3) { k2(w - 2, i32(lid)); }
   if (w >= 3 && w < 4) { k3(w - 3, i32(lid)); }
   if (w >= 4 && w < 5) { k4(w - 4, i32(lid)); }
+  if (w >= 5 && w < 6) { k5(w - 5, i32(lid)); }
+  if (w >= 6 && w < 7) { k6(w - 6, i32(lid)); }
 }
 
 // 8: add+sum+where
-@group(0) @binding(0) var<storage, read> mem0: array<f32, 44>;
+@group(0) @binding(0) var<storage, read> mem0: array<f32, 45>;
 @group(0) @binding(1) var<storage, read_write> mem1: array<f32, 22>;
 @group(0) @binding(2) var<storage, read> mem2: array<f32, 22>;
-@group(0) @binding(3) var<storage, read> mem3: array<f32, 321>;
+@group(0) @binding(3) var<storage, read> mem3: array<f32>;
 @group(0) @binding(4) var<storage, read_write> mem4: array<f32, 22>;
 @group(0) @binding(5) var<storage, read_write> mem5: array<i32, 1>;
 @group(1) @binding(0) var<uniform> at: array<vec4<i32>, 3>;
@@ -484,37 +557,39 @@ fn k0(w: i32, lid: i32) {
   let o7 = at[1].w;
   let o8 = at[2].x;
   let o9 = at[2].y;
+  let o10 = at[2].z;
   let row = w * 128 + lid;
   let lane = 0;
   if (row >= 1) { return; }
+  let v0 = mem0[o3 + 0];
   var ta0 = 0f;
   {
     for (var j = lane; j < 22; j += 1) {
       let j0 = j;
-      let xa0 = ((mem2[o2 + j0] * 8.27180613e-25f) * (mem2[o2 + j0] * 8.27180613e-25f));
+      let xa0 = ((mem2[o2 + j0] * v0) * (mem2[o2 + j0] * v0));
       ta0 = (ta0 + xa0);
     }
   }
   let a0 = ta0;
-  let v0 = (!((bitcast<u32>((a0 + mem3[o3 + 0])) & 0x7f800000u) == 0x7f800000u));
-  let v1 = mem0[o0 + 0];
-  let v2 = (v1 == 0f);
-  let v6 = (-mem0[o5 + 0]);
+  let v1 = (!((bitcast<u32>((a0 + mem3[o4 + 0])) & 0x7f800000u) == 0x7f800000u));
+  let v2 = mem0[o0 + 0];
+  let v3 = (v2 == 0f);
+  let v7 = (-mem0[o6 + 0]);
   if (row < 1) {
     for (var j = lane; j < 22; j += 1) {
       let j0 = j;
-      let v3 = mem1[o1 + j0];
-      let v4 = ((v1 * v3) + mem2[o2 + j0]);
-      let v5 = mem4[o4 + j0];
-      let s7 = select(v3, select(v4, v3, v2), v0);
-      let s8 = select(v5, (v5 + (v6 * v4)), v0);
-      mem1[o7 + j0] = s7;
-      mem4[o8 + j0] = s8;
+      let v4 = mem1[o1 + j0];
+      let v5 = ((v2 * v4) + mem2[o2 + j0]);
+      let v6 = mem4[o5 + j0];
+      let s8 = select(v4, select(v5, v4, v3), v1);
+      let s9 = select(v6, (v6 + (v7 * v5)), v1);
+      mem1[o8 + j0] = s8;
+      mem4[o9 + j0] = s9;
     }
   }
   if (row < 1 && lane == 0) {
-    let s9 = select(0, (mem5[o6 + 0] + 1), ((bitcast<u32>((a0 + mem3[o3 + 0])) & 0x7f800000u) == 0x7f800000u));
-    mem5[o9 + 0] = s9;
+    let s10 = select(0, (mem5[o7 + 0] + 1), ((bitcast<u32>((a0 + mem3[o4 + 0])) & 0x7f800000u) == 0x7f800000u));
+    mem5[o10 + 0] = s10;
   }
 }
 @compute @workgroup_size(128)

@@ -17,11 +17,12 @@ from tracegrad.compiler.ranges import input_ranges
 from tracegrad.compiler.signatures import check_function, check_signature, checked_loss, checked_outputs
 from tracegrad.dtypes import TensorType, f32, i32
 from tracegrad.errors import CompileError, InputError, TraceError
-from tracegrad.hypers import LARGE, UNIT
+from tracegrad.hypers import NORMAL, UNIT
 from tracegrad.ir import Graph, Tensor, toposort
 from tracegrad.nn.module import Parameter, bound, decays, named_parameters, no_parameters
 from tracegrad.optim.arena import Arena
 from tracegrad.optim.gradients import sum_of_squares
+from tracegrad.optim.guard import Guard, any_nonfinite, array_name, bounded_arrays
 from tracegrad.optim.host import Host
 from tracegrad.optim.loss_scale import STATE, LossScale
 from tracegrad.optim.optimizer import Optimizer
@@ -114,8 +115,9 @@ class StepSource(NamedTuple):
         meta = {
             "kind": "training",
             "optimizer": optimizer.spec(),
-            "hyper": {**t.trace.hypers, **optimizer.hyper, **({UNIT: 1.0} if UNIT in t.trace.counters else {})},
+            "hyper": {**t.trace.hypers, **optimizer.hyper, UNIT: NORMAL},
             "off": list(optimizer.off),
+            "bounds": list(bounded_arrays(optimizer.transform)),
             "ranges": {name: limits._asdict() for name, limits in optimizer.ranges.items()},
         }
         return TracedStep(graph, persistent, t.inputs, meta, doubts, sites_of(t))
@@ -237,17 +239,19 @@ def training_graph(
     state = {name: leaf("state", name, TensorType(f32, (size,))) for name, size in sizes.items()}
     p = leaf("state", "params", type_)
     halted = leaf("state", HALTED, TensorType(i32, (1,)))
-    host = Host(arena, scaling and scaling.updates())
+    host = Host(arena, scaling and scaling.updates(), g)
     updates, new = optimizer.transform.update(g, p, state, host)
-    # One sum tells it all: it is finite where the optimizer can make something finite of the gradient.
-    takes = optimizer.transform.takes
-    unit = host.unit if takes == "units" else LARGE if takes == "any" else 1.0
+    new = {**new, "params": p + updates}
+    guard = Guard.traced(optimizer.transform, host)
+    hopeless = nonfinite(y) | (halted.reshape(()) != 0)
     # A pack lies in memory before it is read: the last kernel, which sets `halted`, must not read it as well.
-    poison = pack([where(nonfinite(y) | (halted.reshape(()) != 0), inf, 0.0)])
-    bad = nonfinite(sum_of_squares(g, unit) + poison.reshape(()))
-    keep = {size: broadcast_to(~bad, (size,)) for size in (arena.size, *sizes.values())}
-    writes = {name: where(keep[sizes[name]], value, state[name]) for name, value in new.items()}
-    writes = {"grads": g, **writes, "params": where(keep[arena.size], p + updates, p)}
+    poison = pack([where(hopeless, inf, guard.poison if guard else 0.0)])
+    bad = nonfinite(sum_of_squares(g, host.unit) + poison.reshape(()))
+    bad = bad if guard else bad | any_nonfinite(new)
+    before = {**state, "params": p}
+    keep = {x.size: broadcast_to(~bad, (x.size,)) for x in before.values()}
+    writes = {"grads": g, **{name: where(keep[x.size], x, before[name]) for name, x in new.items()}}
+    writes |= guard.writes if guard else {}
     outputs = {"loss": y}
     halt = bad
     if scaling:
@@ -295,6 +299,8 @@ def persistent_of(
                 raise InputError.here(f"the loss scale has states named {', '.join(taken)} too: rename the optimizer's")
             buffers += [Buffer(n, "f32", 1, "state", fill) for n, fill in STATE.items()]
         buffers.append(Buffer(HALTED, "i32", 1, "state"))
+        if bounded := bounded_arrays(optimizer.transform):
+            buffers.append(Buffer(array_name(bounded), "f32", len(bounded), "state"))
     specs = {
         n: {"init": p.init.spec(), "decay": decay.get(n, False), "trainable": p.trainable}
         for n, p in parameters.items()

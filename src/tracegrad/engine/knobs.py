@@ -14,7 +14,6 @@ from tracegrad.lr import Schedule
 from tracegrad.program import Field, Program
 from tracegrad.refusals import remedy
 
-MOST_CLIPPED = 2.0**60
 STEP, RATE = f"{PREFIX}step", f"{PREFIX}lr"
 
 
@@ -92,14 +91,8 @@ class Knobs:
         """The same values under another learning rate, which begins at the next step."""
         return Knobs(Rate(schedules.as_schedule(lr)), self.values)
 
-    def wide(self, fields: Sequence[Field]) -> Knobs | None:
-        """The same for a gradient whose squares overflow; None if the program can make nothing of it.
-
-        Nothing may follow clipping to so large a norm that squares still overflow.
-        """
-        bounded = self.values.get("clip_grad_norm", 1.0) < MOST_CLIPPED
-        if not bounded or self.values.get(UNIT, 1.0) != 1.0 or not any(f.name == PREFIX + UNIT for f in fields):
-            return None
+    def wide(self) -> Knobs:
+        """The same for a gradient whose squares overflow."""
         return Knobs(self.rate, {**self.values, UNIT: LARGE})
 
     def changed(self, hyper: Mapping[str, Any], program: Program, off: Sequence[str]) -> tuple[Knobs, dict[str, float]]:

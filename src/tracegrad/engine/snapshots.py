@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from tracegrad.compiler.build import HALTED
-from tracegrad.engine import params
+from tracegrad.engine import bounds, params
 from tracegrad.engine.knobs import Knobs, Rate
 from tracegrad.engine.steps import Stepper
 from tracegrad.program import Field, Program
@@ -44,12 +44,13 @@ def take(session: Session, stepper: Stepper) -> Snapshot:
 def restore(session: Session, stepper: Stepper, snapshot: Snapshot) -> None:
     """Go on from a snapshot of the same program; on the worker's thread."""
     program = stepper.program
-    params.upload(session, program, program.params, snapshot.params)
-    params.upload(session, program, states_of(program), snapshot.states)
+    for fields, arrays in ((program.params, snapshot.params), (states_of(program), snapshot.states)):
+        params.upload(session, program, fields, arrays)
+        bounds.tell(session, program, bounds.written(program, fields, arrays))
     stepper.seed, stepper.knobs = snapshot.seed, snapshot.knobs
     stepper.restart(session, snapshot.step)
 
 
 def states_of(program: Program) -> tuple[Field, ...]:
     """What a snapshot holds besides parameters."""
-    return tuple(f for f in program.states if f.name != HALTED)
+    return tuple(f for f in program.states if f.name not in (HALTED, bounds.array_of(program)))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -11,7 +11,7 @@ from tracegrad.arrays import handed_out, np
 from tracegrad.compiler.build import HALTED, SKIPPED, Built, StepSource, TracedStep
 from tracegrad.compiler.dispatches import blamed_lines
 from tracegrad.dtypes import DTYPES
-from tracegrad.engine import indexcheck, params, reference
+from tracegrad.engine import bounds, indexcheck, params, reference
 from tracegrad.engine.drives import beside
 from tracegrad.engine.knobs import Knobs, Rate
 from tracegrad.engine.nonfinite import blame
@@ -19,7 +19,7 @@ from tracegrad.engine.results import Aborted, Aux, Captures, CompletedStep, Fail
 from tracegrad.errors import DeviceError, InputError, NonFiniteError
 from tracegrad.hypers import PREFIX
 from tracegrad.lr import as_schedule
-from tracegrad.program import Field, Program
+from tracegrad.program import Buffer, Field, Program
 from tracegrad.refusals import shown
 from tracegrad.runtime import tab
 from tracegrad.runtime.base import Session, Timings
@@ -131,36 +131,49 @@ class Stepper:
         """Load the program, and write the first parameters and what is filled with a copy of them."""
         with blamed_lines(self.built.graph, self.program):
             self.handle = session.load(self.program)
+        bounds.tell(session, self.program, bounds.filled(self.program))
         self.draw(session)
-        for b in self.program.buffers:
-            if b.fill == COPY_OF_PARAMS:
-                session.write(b.name, session.read(COPY_OF_PARAMS))
+        self._fill(session, [b for b in self.program.buffers if b.fill == COPY_OF_PARAMS])
 
     def take_over(self, session: Session, source: StepSource, built: Built) -> None:
         """Go on with another program of the same model, whose arrays are these and perhaps more."""
         had = {b.name for b in self.program.buffers}
+        before = bounds.known(session, self.program)
         with blamed_lines(built.graph, built.program):
             new = session.load(built.program)
-        for b in built.program.buffers:
-            if b.fill == COPY_OF_PARAMS and b.name not in had:
-                session.write(b.name, session.read(COPY_OF_PARAMS))
         session.unload(self.handle)
         self.source, self.built, self.handle, self.at_once = source, built, new, 1
         self.__post_init__()
+        bounds.tell(session, self.program, bounds.filled(self.program) | before)
+        self._fill(session, [b for b in self.program.buffers if b.fill == COPY_OF_PARAMS and b.name not in had])
 
     def draw(self, session: Session) -> None:
         """Draw the parameters from the seed, and write them."""
         fields, first, self.first = self.program.params, self.first, None
-        params.upload(session, self.program, fields, first() if first else params.drawn(fields, self.seed))
+        arrays = first() if first else params.drawn(fields, self.seed)
+        params.upload(session, self.program, fields, arrays)
+        bounds.tell(session, self.program, bounds.written(self.program, fields, arrays))
+
+    def upload(self, session: Session, arrays: Mapping[str, Any]) -> None:
+        """Write some parameters, by name."""
+        fields = self.program.params
+        params.upload(session, self.program, fields, arrays)
+        before = bounds.known(session, self.program)
+        new = bounds.written(self.program, fields, arrays)
+        bounds.tell(session, self.program, {name: max(x, before[name]) for name, x in new.items()})
 
     def clear(self, session: Session) -> None:
         """Every optimizer array as it was at first, and no step done."""
-        for b in self.program.buffers:
-            if b.role == "state" and b.fill == COPY_OF_PARAMS:
-                session.write(b.name, session.read(COPY_OF_PARAMS))
-            elif b.role == "state":
-                session.write(b.name, np.full(b.size, b.fill, DTYPES[b.dtype].numpy))
+        own = bounds.array_of(self.program)
+        self._fill(session, [b for b in self.program.buffers if b.role == "state" and b.name != own])
         self.restart(session, 0)
+
+    def _fill(self, session: Session, buffers: Sequence[Buffer]) -> None:
+        for b in buffers:
+            copied = b.fill == COPY_OF_PARAMS
+            x = session.read(COPY_OF_PARAMS) if copied else np.full(b.size, b.fill, DTYPES[b.dtype].numpy)
+            session.write(b.name, x)
+            bounds.tell(session, self.program, {b.name: bounds.largest(x)})
 
     def reset(self, session: Session, parameters: bool, optimizer: bool) -> None:
         """See `CompiledTraining.reset`."""
@@ -257,44 +270,64 @@ class StepRun:
             self._undo(session, self.checked)
             return
         call.knobs.rate.rewind(self.step)
-        if self._done_wide(session, outputs):
-            return
+        loss = float(outputs["loss"])
+        overflows = ""
+        if np.isfinite(loss) and tab.can_wait():
+            tried = self._tried(session)
+            if tried is None:
+                return
+            overflows = tried
         try:
             hyper = call.knobs.upload(call.stepper.hyper, self.step, call.stepper.seed)
             inputs = by_role("input", self.arrays)
-            found = blame(call.stepper.built.graph, {**call.stepper.read(session), **inputs, **hyper})
+            env = {**call.stepper.read(session), **inputs, **hyper}
+            found = f"The update overflows in {overflows}" if overflows else blame(call.stepper.built.graph, env)
         except Exception as e:  # the step failed for its own reason; that the search failed too must not hide it
             found = f"the first op to blame could not be found: {type(e).__name__}: {e}"
         finally:
             call.knobs.rate.rewind(self.step)
             call.stepper.rewind(session)
-        loss = float(outputs["loss"])
-        what = (
-            f"the loss is {loss}"
-            if not np.isfinite(loss)
-            else f"the loss is {loss:.6g}, but a gradient is not finite, or the sum of their squares is not"
-        )
+        what = f"the loss is {loss}"
+        if np.isfinite(loss):
+            odd = "what the update would write" if overflows else "a gradient, or what the update makes of it,"
+            what = f"the loss is {loss:.6g}, but {odd} is not finite"
         head = f"{call.what}: step {self.step}: {what}; nothing was changed by it"
         if call.n > 1:
             head += f" (step {self.index + 1} of {call.n}; those before it were applied, those after it not run)"
         self.pending.resolve(Failed(NonFiniteError(f"{head}\n{found}")))
 
-    def _done_wide(self, session: Session, outputs: Mapping[str, Any]) -> bool:
-        """Do the step again with squares of its gradient that cannot overflow: a finite one is no error."""
-        call, stepper = self.call, self.call.stepper
-        knobs = call.knobs.wide(stepper.hyper)
-        if knobs is None or tab.IN_TAB or not np.isfinite(outputs["loss"]):
-            return False
-        stepper.rewind(session)
-        inputs, self.step, self.checked = stepper.begin(session, self.arrays, knobs)
-        if self.finish(session, *session.run(stepper.handle, [inputs]).outputs()):
-            return True
-        if self.checked is not None and self.differs:
+    def _tried(self, session: Session) -> str | None:
+        """Do the step whatever the bounds say, then in the unit in which no square of a finite gradient overflows.
+
+        None: it is done. Else nothing was changed, and these arrays would not be finite; "" if a gradient is not.
+        """
+        stepper = self.call.stepper
+        before = reference.written(session, stepper.built.graph)
+        overflows = ""
+        for knobs in (self.call.knobs, self.call.knobs.wide()):
+            stepper.rewind(session)
+            bounds.lift(session, stepper.program)
+            inputs, self.step, self.checked = stepper.begin(session, self.arrays, knobs)
+            outputs = session.run(stepper.handle, [inputs]).outputs()[0]
+            if not outputs[HALTED]:
+                after = reference.written(session, stepper.built.graph)
+                overflows = bounds.not_finite(stepper.program, after)
+                if not overflows:
+                    bounds.tell(session, stepper.program, bounds.measured(after))
+                    self._take(session, outputs)
+                    return None
+            knobs.rate.rewind(self.step)
+            stepper.in_flight -= 1
+            if overflows:
+                break
+        for name, values in before.items():
+            session.write(name, values)
+        bounds.tell(session, stepper.program, bounds.measured(before))
+        return overflows
+
+    def _take(self, session: Session, outputs: dict[str, Any]) -> None:
+        if not self.finish(session, outputs) and self.checked is not None:
             self._undo(session, self.checked)
-            return True
-        knobs.rate.rewind(self.step)
-        stepper.in_flight -= 1
-        return False
 
     def _undo(self, session: Session, checked: reference.Checked) -> None:
         """The device computed something else than the reference: the step does not count."""

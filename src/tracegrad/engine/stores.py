@@ -97,7 +97,7 @@ class TrainedParameters:
         arrays = params.check_record(stepper.program.params, record, strict, "upload_params")
 
         def write(session: Session, stepper: Stepper) -> None:
-            params.upload(session, stepper.program, stepper.program.params, arrays)
+            stepper.upload(session, arrays)
             if stepper.counter == 0:
                 stepper.clear(session)  # averages begin at the parameters that the first step finds
 

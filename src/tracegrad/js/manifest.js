@@ -63,7 +63,7 @@ function checkManifest(manifest) {
   asSchedule(manifest.lr);
   checkHypers("hyper", hyper, ranges);
   checkProgram("train", train, shared, hyper);
-  checkTraining(train, shared.get("halted"));
+  checkTraining(train, shared);
   checkFields("checkpoint", checkpoint, train.buffers, true);
   if (feed !== undefined) checkFeed(feed, shared, hyper, train);
   for (const [name, forward] of Object.entries(forwards)) checkForward(`forwards[${shown(name)}]`, forward, shared, hyper);
@@ -71,9 +71,13 @@ function checkManifest(manifest) {
 }
 
 /** What a step needs besides its program. */
-function checkTraining({ outputs, params, buffers }, halted) {
+function checkTraining({ outputs, params, buffers, meta: { bounds = [] } }, shared) {
+  const halted = shared.get("halted");
   for (const name of ["loss", "halted"]) need(outputs.some((f) => f.name === name), "train.outputs", `lacks ${name}`);
   need(halted?.dtype === "i32" && halted.size, "train.buffers", "lacks the flag halted");
+  need(Array.isArray(bounds) && bounds.every((name) => shared.get(name)?.dtype === "f32"), "train.meta.bounds", "names what is no array");
+  const guard = shared.get(`bounds.${bounds.length}`);
+  need(!bounds.length || (guard?.dtype === "f32" && guard.size === bounds.length), "train.buffers", "lacks the bounds");
   const buffer = buffers.findIndex((b) => b.role === "grad");
   const trained = params.filter((f) => f.spec.trainable !== false);
   checkFields("train.params", trained.map((f) => ({ ...f, buffer })), buffers, true);

@@ -9,9 +9,9 @@ import { Queue } from "./queue.js";
 import { readSafetensors, writeSafetensors } from "./safetensors.js";
 import { rateAt } from "./schedules.js";
 import { Session, filled } from "./session.js";
+import { UNIT, bound, notFinite, tried } from "./trial.js";
 
 const COUNT = "data.count"; // the hot value by which a program that draws its batch knows how many examples there are
-const MOST_NAMED = 8; // in a NonFiniteError
 const MOST_EXAMPLES = 2 ** 24; // that a draw in f32 can tell apart
 const HALTED = "halted"; // by which the device skips what is queued behind a step that was not applied
 
@@ -126,7 +126,7 @@ export class Training {
 
   /** Change hyperparameters from the next call on. InputError for unknown names and values out of range; nothing changed then. */
   set(hyper) {
-    const names = [...new Set(this.hypers.map(baseName))].filter((n) => !["step", "seed", "norm-unit"].includes(n));
+    const names = [...new Set(this.hypers.map(baseName))].filter((n) => !["step", "seed", UNIT].includes(n));
     const { lr, values } = readHypers(hyper, names, this.program.meta.ranges);
     if (lr !== undefined) this.setLR(lr);
     this.knobs = { ...this.knobs, values: new Map([...this.knobs.values, ...Object.entries(values)]) };
@@ -153,6 +153,7 @@ export class Training {
     within("uploadParams: nothing was written", () => checkFinite(params, values));
     await this.#queue.alone(async () => {
       this.session.upload(this.program, params, values);
+      bound(this.session, this.program);
       if (!this.counter) await this.#clear(); // averages begin at the parameters that the first step finds
     });
   }
@@ -256,10 +257,16 @@ export class Training {
         if (index === n - 1) call.answer({ kind: "completed", loss, losses, step, aux: named(outputs, "aux."), captures: named(outputs, "capture.") });
         return true;
       },
-      recover: async ({ call, index, step }, outputs) => {
+      recover: async (run, outputs) => {
+        const { call, index, step } = run;
         const { rate } = call.knobs;
         if (rate.start >= step) rate.start = null;
-        call.answer(failed(await this.#refused(on, call, index, step, outputs)));
+        const found = [];
+        const done = isFinite(outputs.get("loss").data[0]) && (await this.#tried(on, call, index, step, found));
+        if (!done) return call.answer(failed(await this.#refused(on, call, index, step, outputs, found)));
+        this.#start(rate, step);
+        this.#begun = step;
+        on.finish(run, done);
       },
       fail: ({ call, step }, e) => {
         if (step) this.#begun = this.counter; // none is under way
@@ -284,10 +291,17 @@ export class Training {
     rate.start = start;
   }
 
+  /** See `tried`. */
+  #tried(on, call, index, step, found) {
+    return tried(this.session, this.program, found, async (unit) => {
+      const knobs = { ...call.knobs, values: new Map([...call.knobs.values, ...unit]) };
+      return (await this.session.run(on.loaded, [(set) => this.#inputs(on, { ...call, knobs }, index, step, set)]))[0];
+    });
+  }
+
   /** Why a step was not applied: run once more, while `halted` still keeps everything as it is. */
-  async #refused(on, call, index, step, outputs) {
+  async #refused(on, call, index, step, outputs, found) {
     const { session, program } = this;
-    const found = [];
     const look = (what, name, data) => {
       const bad = data.reduce((count, x) => count + !isFinite(x), 0);
       if (bad) found.push(`${what} ${name} (${bad} of ${data.length} values)`);
@@ -299,11 +313,7 @@ export class Training {
       for (const [name, { data }] of await session.download(program, fields)) look(what, name, data);
     }
     this.#restart(this.counter);
-    const [loss] = outputs.get("loss").data;
-    const but = isFinite(loss) ? ", but a gradient is not finite" : "";
-    const shown = found.slice(0, MOST_NAMED).join(", ") || "the sum of the squares of the gradients";
-    const more = found.length > MOST_NAMED ? ", ..." : "";
-    return fault("NonFiniteError", `${call.what}: step ${step}: the loss is ${loss}${but}; nothing was changed by it\nnot finite: ${shown}${more}`);
+    return notFinite(`${call.what}: step ${step}`, outputs.get("loss").data[0], found);
   }
 
   /** The device was lost: go on with another from the last good state. The error that says so. */
@@ -371,6 +381,7 @@ export class Training {
     const { params } = this.program;
     const values = draw(params, this.seed);
     this.session.upload(this.program, params, new Map(params.map((f, k) => [f.name, values[k]])));
+    bound(this.session, this.program);
   }
 
   /** Every optimizer array as it was at first. */
@@ -378,6 +389,7 @@ export class Training {
     for (const b of this.program.buffers.filter((x) => x.role === "state")) {
       this.session.write(b.name, b.fill === "params" ? new Float32Array(await this.session.read("params")) : filled(b));
     }
+    bound(this.session, this.program);
   }
 
   /** Check a checkpoint against the program; a function that takes it over. */
@@ -393,6 +405,7 @@ export class Training {
     const knobs = { rate: { spec: lr, start }, values: new Map([...this.knobs.values, ...Object.entries(hyper)]) };
     return () => {
       this.session.upload(program, checkpoint, values);
+      bound(this.session, this.program);
       Object.assign(this, { seed, knobs });
       this.#restart(step);
     };

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from math import inf
 
 from tracegrad.errors import InputError
-from tracegrad.hypers import whole
+from tracegrad.hypers import LARGE, NORMAL, whole
 from tracegrad.ir import Tensor, bind
 from tracegrad.optim.host import Host
 from tracegrad.optim.transform import State, Transform
-from tracegrad.prims.elementwise import maximum, minimum, round, sqrt, square, where
+from tracegrad.prims.elementwise import maximum, minimum, nonfinite, round, sqrt, square, where
 from tracegrad.prims.folds import SUM
+from tracegrad.prims.leaves import as_tensor
 from tracegrad.prims.views import reshape
 
 CLIP_EPS = 1e-6  # PyTorch's clip_grad_norm_
@@ -25,8 +27,20 @@ def sum_of_squares(x: Tensor, unit: Tensor | float = 1.0) -> Tensor:
 
 def norm(x: Tensor, unit: Tensor | float = 1.0) -> Tensor:
     """Euclidean length of all elements of unit * x, a scalar."""
-    # Over the flat arena this is the very fold that the non-finite guard computes, so that the two share it.
     return sqrt(sum_of_squares(x, unit))
+
+
+def length(x: Tensor, host: Host) -> tuple[Tensor, Tensor]:
+    """Euclidean length of unit * x, and the unit, scalars: the length of x itself may be no f32.
+
+    Of the gradient that the guard measures, its unit is right, and its sum is the very fold that is needed. Of anything
+    else both units are tried.
+    """
+    if x is host.guarded:
+        return norm(x, host.unit), host.unit
+    usual, wide = norm(x, NORMAL), norm(x, LARGE)
+    overflows = nonfinite(usual)
+    return where(overflows, wide, usual), where(overflows, LARGE, NORMAL)
 
 
 def clip_by_global_norm(max_norm: float) -> Transform:
@@ -36,11 +50,14 @@ def clip_by_global_norm(max_norm: float) -> Transform:
     """
 
     def update(g: Tensor, p: Tensor, state: State, host: Host) -> tuple[Tensor, State]:
-        unit = host.unit  # all of it in that unit: the length itself, as of 10^6 times 1e37, may be no f32
-        factor = minimum(1.0 / unit, host.hyper("clip_grad_norm") / (norm(g, unit) + CLIP_EPS * unit))
+        measured, unit = length(g, host)
+        factor = minimum(1.0 / unit, host.hyper("clip_grad_norm") / (measured + CLIP_EPS * unit))
         return g * unit * factor, {}
 
-    return Transform.made({}, update, "units", clip_grad_norm=max_norm)
+    def bounds(g: Tensor, p: Tensor, state: State, host: Host) -> tuple[Tensor, State]:
+        return minimum(g, 2.0 * host.hyper("clip_grad_norm")), {}  # 2, not 1: rounding
+
+    return Transform.made({}, update, bounds, clip_grad_norm=max_norm)
 
 
 def normalize_gradients(only: Callable[[str], bool] | None = None) -> Transform:
@@ -57,14 +74,17 @@ def normalize_gradients(only: Callable[[str], bool] | None = None) -> Transform:
                 f"normalize_grads: the filter matches no parameter; they are {', '.join(s.name for s in arena.slots)}"
             )
         views = arena.views(g)
-        unit = host.unit if only is None else 1.0
 
         def normalized(x: Tensor) -> Tensor:
-            return x * unit / (norm(x, unit) + NORMALIZE_EPS * unit)
+            measured, unit = length(x, host)
+            return x * unit / (measured + NORMALIZE_EPS * unit)
 
         return arena.pack(views | {name: normalized(views[name]) for name in chosen}), {}
 
-    return Transform({}, update, takes="squares" if only is not None else "units")
+    def bounds(g: Tensor, p: Tensor, state: State, host: Host) -> tuple[Tensor, State]:
+        return (as_tensor(2.0) if only is None else maximum(g, 2.0)), {}  # 2, not 1: rounding
+
+    return Transform({}, update, bounds=bounds)
 
 
 def accumulate(every: int, inner: Transform) -> Transform:
@@ -77,9 +97,12 @@ def accumulate(every: int, inner: Transform) -> Transform:
     if "accumulated" in inner.state:
         raise InputError.here("accumulate cannot be nested")
 
-    def update(g: Tensor, p: Tensor, state: State, host: Host) -> tuple[Tensor, State]:
+    def updates_at(host: Host) -> Tensor:
         # round, not floor: a device may divide with an error of some ulp, and 5.9999995 is the 6th update too
-        count = round(host.step / float(every))
+        return round(host.step / float(every))
+
+    def update(g: Tensor, p: Tensor, state: State, host: Host) -> tuple[Tensor, State]:
+        count = updates_at(host)
         applies = count * float(every) == host.step
         total = state["accumulated"] + g
         old = {name: state[name] for name in inner.state}
@@ -88,4 +111,14 @@ def accumulate(every: int, inner: Transform) -> Transform:
         kept = {name: where(applies, value, old[name]) for name, value in new.items()}
         return where(applies, updates, 0.0), {"accumulated": where(applies, 0.0, total), **kept}
 
-    return Transform({"accumulated": 0.0, **inner.state}, update, inner.hyper, inner.ranges)
+    def bounds(g: Tensor, p: Tensor, state: State, host: Host) -> tuple[Tensor, State]:
+        assert inner.bounds is not None
+        # From a total of about `largest` on it stays below three times that, until it starts from 0, and ever after
+        largest = g * float(every)
+        total = where(state["accumulated"] <= 1.5 * largest, largest, inf)
+        old = {name: state[name] for name in inner.state}
+        step, new = inner.bounds(g * 3.0, p, old, Host(host.arena, maximum(updates_at(host), 1.0)))
+        return step, {"accumulated": total, **new}
+
+    rule = bounds if inner.bounds is not None else None
+    return Transform({"accumulated": 0.0, **inner.state}, update, inner.hyper, inner.ranges, rule)

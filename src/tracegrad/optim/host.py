@@ -17,6 +17,7 @@ class Host(NamedTuple):
 
     arena: Arena
     updates: Tensor | None = None  # the number of this update, where that is not the step's
+    guarded: Tensor | None = None  # the gradient whose squares the guard sums, in `unit`
 
     def hyper(self, name: str) -> Tensor:
         """The hyperparameter `name`; its first value stands in the transform's `hyper`."""
@@ -28,7 +29,7 @@ class Host(NamedTuple):
 
     @property
     def unit(self) -> Tensor:
-        """What to multiply gradients by before they are squared: 1, or where their squares overflow 2^-80."""
+        """What to multiply gradients by before they are squared: 2^10, or where their squares overflow 2^-80."""
         return scalar(UNIT)
 
     @property

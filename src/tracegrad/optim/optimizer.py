@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypedDict, Unpack, cast
 
@@ -107,7 +107,8 @@ def custom(transform: Transform, lr: LR = 1e-3, **options: Unpack[Options]) -> O
 
     The parameters become p - lr * transform(g), after what `options` do to the gradient.
     """
-    return made("custom", [transform], lr, options, partial(custom, transform, lr, **options))
+    core = replace(transform, bounds=None)  # bounds of chains such as L2 before Adam grow by eps at each step
+    return made("custom", [core], lr, options, partial(custom, transform, lr, **options))
 
 
 def sgd(

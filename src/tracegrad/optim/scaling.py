@@ -6,7 +6,9 @@ from tracegrad.hypers import RANGES
 from tracegrad.ir import Tensor
 from tracegrad.optim.host import Host
 from tracegrad.optim.transform import Kept, State, Transform
-from tracegrad.prims.elementwise import maximum, sign, sqrt, square, where
+from tracegrad.prims.elementwise import maximum, minimum, sign, sqrt, square, where
+
+FLUSHED = 2.0**-62  # devices may take the square of a smaller number for 0
 
 
 def running_mean(old: Tensor, new: Tensor, share: Tensor) -> Tensor:
@@ -17,7 +19,10 @@ def running_mean(old: Tensor, new: Tensor, share: Tensor) -> Tensor:
 def scale_by_lr() -> Transform:
     """The last part of a chain: -lr * g, with the schedule's value of this step."""
     return Transform(
-        {}, lambda g, p, state, host: (-host.hyper("lr") * g, {}), ranges={"lr": RANGES["lr"]}, takes="any"
+        {},
+        lambda g, p, state, host: (-host.hyper("lr") * g, {}),
+        ranges={"lr": RANGES["lr"]},
+        bounds=lambda g, p, state, host: (host.hyper("lr") * g, {}),
     )
 
 
@@ -37,7 +42,10 @@ def add_decayed_weights(weight_decay: float) -> Transform:
             return g + decay * p, {}
         return g + where(arena.decayed(), decay, 0.0) * p, {}
 
-    return Transform.made({}, update, weight_decay=weight_decay)
+    def bounds(g: Tensor, p: Tensor, state: State, host: Host) -> tuple[Tensor, State]:
+        return (g + host.hyper("weight_decay") * p if host.arena.decayed_size else g), {}
+
+    return Transform.made({}, update, bounds, weight_decay=weight_decay)
 
 
 def scale_by_momentum(momentum: float = 0.9, nesterov: bool = False) -> Transform:
@@ -51,7 +59,7 @@ def scale_by_momentum(momentum: float = 0.9, nesterov: bool = False) -> Transfor
         m = mu * state["momentum"] + g
         return g + mu * m if nesterov else m, {"momentum": where(mu == 0.0, state["momentum"], m)}
 
-    return Transform.made({"momentum": 0.0}, update, momentum=momentum)
+    return Transform.made({"momentum": 0.0}, update, update, momentum=momentum)
 
 
 def adam_direction(m: Tensor, v: Tensor, host: Host, eps: str) -> Tensor:
@@ -73,7 +81,12 @@ def scale_by_adam(beta1: float = 0.9, beta2: float = 0.999, eps: float = 1e-8) -
         v = running_mean(state["v"], square(g), host.complement("beta2"))
         return adam_direction(m, v, host, "eps"), {"m": m, "v": v}
 
-    return Transform.made({"m": 0.0, "v": 0.0}, update, "squares", beta1=beta1, beta2=beta2, eps=eps)
+    def bounds(g: Tensor, p: Tensor, state: State, host: Host) -> tuple[Tensor, State]:
+        m = running_mean(state["m"], g, host.complement("beta1"))
+        v = running_mean(state["v"], square(g), host.complement("beta2"))
+        return m * (1 / host.bias_correction("beta1")) / host.hyper("eps"), {"m": m, "v": v}
+
+    return Transform.made({"m": 0.0, "v": 0.0}, update, bounds, beta1=beta1, beta2=beta2, eps=eps)
 
 
 def scale_by_lion(beta1: float = 0.9, beta2: float = 0.99) -> Transform:
@@ -84,7 +97,7 @@ def scale_by_lion(beta1: float = 0.9, beta2: float = 0.99) -> Transform:
         direction = sign(running_mean(m, g, host.complement("beta1")))
         return direction, {"m": running_mean(m, g, host.complement("beta2"))}
 
-    return Transform.made({"m": 0.0}, update, beta1=beta1, beta2=beta2)
+    return Transform.made({"m": 0.0}, update, update, beta1=beta1, beta2=beta2)
 
 
 def scale_by_rms(alpha: float = 0.99, eps: float = 1e-8, centered: bool = False) -> Transform:
@@ -102,8 +115,13 @@ def scale_by_rms(alpha: float = 0.99, eps: float = 1e-8, centered: bool = False)
             spread = maximum(spread - square(new["m"]), 0.0)  # rounding makes it negative where g hardly changes
         return g / (sqrt(spread) + host.hyper("eps")), new
 
+    def bounds(g: Tensor, p: Tensor, state: State, host: Host) -> tuple[Tensor, State]:
+        share, eps = host.complement("alpha"), host.hyper("eps")
+        # v is at least share g^2, unless a device takes the product for 0
+        return minimum(g / eps, (2.0 + FLUSHED / eps) / sqrt(share)), {"v": running_mean(state["v"], square(g), share)}
+
     state: dict[str, Kept] = {"v": 0.0, "m": 0.0} if centered else {"v": 0.0}
-    return Transform.made(state, update, "squares", alpha=alpha, eps=eps)
+    return Transform.made(state, update, None if centered else bounds, alpha=alpha, eps=eps)
 
 
 def track_ema(decay: float) -> Transform:
@@ -115,4 +133,4 @@ def track_ema(decay: float) -> Transform:
     def update(g: Tensor, p: Tensor, state: State, host: Host) -> tuple[Tensor, State]:
         return g, {"ema": running_mean(state["ema"], p + g, host.complement("ema"))}
 
-    return Transform.made({"ema": "params"}, update, ema=decay)
+    return Transform.made({"ema": "params"}, update, update, ema=decay)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -15,7 +15,6 @@ from tracegrad.optim.host import Host
 
 State = Mapping[str, Tensor]
 Fill = float | Literal["params"]
-Takes = Literal["any", "squares", "units"]
 Update = Callable[[Tensor, Tensor, State, Host], "tuple[Tensor, State]"]
 
 
@@ -50,9 +49,11 @@ class Transform:
             part has. `update` gets and returns exactly these, flat.
     hyper:  first values of the hyperparameters that `update` asks `host.hyper` or `host.complement` for.
     ranges: values that a hyperparameter takes, by name; one without a range takes any number that is finite in f32.
-    takes:  gradients that it makes something finite of: "any" that are finite; those with finite "squares"; or any, if
-            it multiplies them by `host.unit` before it squares them, "units", so that what it gives has finite squares.
-            A step whose gradient is beyond that fails, and changes nothing.
+    bounds: `update` on magnitudes, f32[] each: given numbers that no |element| of g, p and the state exceeds, such
+            numbers for what `update` gives. May be far too large, and infinite. While they are finite, nobody looks
+            at elements. None: the device looks at all new values of each step, in one more dispatch.
+
+    A step that would make a parameter or a state infinite or NaN fails, and changes nothing.
 
     It is traced once into the step's graph, so it is written with tracegrad ops and runs on the device:
 
@@ -64,7 +65,7 @@ class Transform:
     update: Update
     hyper: Mapping[str, float] = field(default_factory=dict[str, float])
     ranges: Mapping[str, Range] = field(default_factory=dict[str, Range])
-    takes: Takes = "squares"
+    bounds: Update | None = None
 
     @property
     def fills(self) -> dict[str, Fill]:
@@ -79,10 +80,10 @@ class Transform:
         }
 
     @staticmethod
-    def made(state: Mapping[str, Kept], update: Update, takes: Takes = "any", **hyper: float) -> Transform:
+    def made(state: Mapping[str, Kept], update: Update, bounds: Update | None, **hyper: float) -> Transform:
         """A transform with the hyperparameters `hyper`, which have the ranges of `RANGES`; InputError outside of it."""
         ranges = {name: RANGES[name] for name in hyper}
-        return Transform(state, update, {n: checked(n, x, ranges[n]) for n, x in hyper.items()}, ranges, takes)
+        return Transform(state, update, {n: checked(n, x, ranges[n]) for n, x in hyper.items()}, ranges, bounds)
 
 
 def chain(*transforms: Transform) -> Transform:
@@ -104,23 +105,27 @@ def chain(*transforms: Transform) -> Transform:
         hyper = merge_hyper(hyper, t.hyper)
         ranges |= t.ranges
 
-    def update(g: Tensor, p: Tensor, old: State, host: Host) -> tuple[Tensor, State]:
-        new: dict[str, Tensor] = {}
-        for t, own in zip(transforms, names, strict=True):
-            g, part = t.update(g, p, {name: old[full] for name, full in own.items()}, host)
-            if part.keys() != own.keys():
-                raise InputError.here(f"a transform with the state {sorted(own)} returned the state {sorted(part)}")
-            for name, value in part.items():
-                declared = old[own[name]].type
-                if value.shape != declared.shape:
-                    raise ShapeError.here(
-                        f"a transform gives the state {name!r} as {value.type}; it declares {declared}"
-                    )
-            new |= {own[name]: value for name, value in part.items()}
-        return g, new
+    def through(rules: Sequence[Update]) -> Update:
+        def apply(g: Tensor, p: Tensor, old: State, host: Host) -> tuple[Tensor, State]:
+            new: dict[str, Tensor] = {}
+            for rule, own in zip(rules, names, strict=True):
+                g, part = rule(g, p, {name: old[full] for name, full in own.items()}, host)
+                if part.keys() != own.keys():
+                    raise InputError.here(f"a transform with the state {sorted(own)} returned the state {sorted(part)}")
+                for name, value in part.items():
+                    declared = old[own[name]].type
+                    if value.shape != declared.shape:
+                        raise ShapeError.here(
+                            f"a transform gives the state {name!r} as {value.type}; it declares {declared}"
+                        )
+                new |= {own[name]: value for name, value in part.items()}
+            return g, new
 
-    demanding: list[Takes] = [t.takes for t in transforms if t.takes != "any"]
-    return Transform(state, update, hyper, ranges, demanding[0] if demanding else "any")
+        return apply
+
+    bounds = [t.bounds for t in transforms if t.bounds is not None]
+    bounded = through(bounds) if len(bounds) == len(transforms) else None
+    return Transform(state, through([t.update for t in transforms]), hyper, ranges, bounded)
 
 
 def _unused(name: str, taken: Mapping[str, Kept]) -> str:

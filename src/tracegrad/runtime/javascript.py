@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 FOLDER = Path(__file__).parents[1] / "js"  # importlib.resources would take a tenth of importing tracegrad
-CHECKS = ("checks", "manifest")  # files of their own in a site: what validates files and values
+CHECKS = ("checks", "manifest", "trial")  # files of their own in a site: what validates files, values and steps
 CORE = ("arrays", "random", "schedules", "safetensors", "session", "queue", "training", "serve")  # needed ones first
 
 
@@ -15,7 +15,7 @@ def runtime() -> str:
     """The modules of the runtime in one, as they are but for the imports between them. It imports those of `CHECKS`."""
     imports = ""
     for name in CHECKS:
-        names = re.findall(r"^export (?:const|function) (\w+)", source(f"{name}.js"), flags=re.MULTILINE)
+        names = re.findall(r"^export (?:const|(?:async )?function) (\w+)", source(f"{name}.js"), flags=re.MULTILINE)
         imports += f'import {{ {", ".join(names)} }} from "./{name}.js";\n'
     return f"{imports}{joined(CORE)}{without_imports('tracegrad.js')}"
 

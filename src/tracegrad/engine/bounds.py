@@ -1,0 +1,90 @@
+"""The guard's bounds from the host's side: told where the host writes arrays, and measured by a step's trial."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from math import inf, isfinite
+from typing import Any
+
+from tracegrad.arrays import np
+from tracegrad.optim.guard import TRIAL, array_name
+from tracegrad.program import Field, Program
+from tracegrad.runtime.base import Session
+
+MOST_NAMED = 4  # in an error
+
+
+def bounded(program: Program) -> tuple[str, ...]:
+    """The arrays that have a bound, in order."""
+    return tuple(program.meta.get("bounds", ()))
+
+
+def array_of(program: Program) -> str:
+    """The array in which the device has them."""
+    return array_name(bounded(program))
+
+
+def tell(session: Session, program: Program, bounds: Mapping[str, float]) -> None:
+    """No |element| of these arrays is larger: those of them that have a bound."""
+    names = bounded(program)
+    for name in names:
+        if name in bounds:
+            session.write(array_of(program), np.asarray([bounds[name]], dtype=np.float32), names.index(name))
+
+
+def known(session: Session, program: Program) -> dict[str, float]:
+    """The bounds as the device has them."""
+    names = bounded(program)
+    return dict(zip(names, map(float, session.read(array_of(program))))) if names else {}
+
+
+def filled(program: Program) -> dict[str, float]:
+    """Those of the arrays that begin as one number."""
+    return {b.name: abs(b.fill) for b in program.buffers if not isinstance(b.fill, str)}
+
+
+def measured(arrays: Mapping[str, Any]) -> dict[str, float]:
+    """The largest |element| of each array."""
+    return {name: largest(x) for name, x in arrays.items()}
+
+
+def written(program: Program, fields: Iterable[Field], arrays: Mapping[str, Any]) -> dict[str, float]:
+    """The largest |element| of what `arrays`, by field, bring into each array of the program."""
+    found: dict[str, float] = {}
+    for f in fields:
+        name = program.buffers[f.buffer].name
+        if f.name in arrays and name in bounded(program):
+            found[name] = max(found.get(name, 0.0), largest(arrays[f.name]))
+    return found
+
+
+def largest(x: Any) -> float:
+    """The largest |element|; infinite if one is NaN."""
+    low, high = float(x.min()), float(x.max())
+    return max(high, -low) if isfinite(low) and isfinite(high) else inf
+
+
+def lift(session: Session, program: Program) -> None:
+    """The next step is a trial: it is done whatever the bounds say."""
+    if bounded(program):
+        session.write(array_of(program), np.asarray([TRIAL], dtype=np.float32))
+
+
+def not_finite(program: Program, arrays: Mapping[str, Any]) -> str:
+    """Which of `arrays`, written by a step, have elements that are infinite or NaN; "" if none has."""
+    found: list[str] = []
+    for name in (b.name for b in program.buffers if b.role in ("param", "state") and b.name in arrays):
+        parts = [f for f in program.params if program.buffers[f.buffer].name == name]
+        found += _parts(arrays[name], [(f.name, f) for f in parts] or [(f"the state {name!r}", None)])
+    more = f" and {len(found) - MOST_NAMED} more" if len(found) > MOST_NAMED else ""
+    return ", ".join(found[:MOST_NAMED]) + more
+
+
+def _parts(x: Any, parts: Sequence[tuple[str, Field | None]]) -> list[str]:
+    found: list[str] = []
+    for name, f in parts:
+        part = x[f.offset : f.offset + f.size] if f else x
+        if part.dtype.kind == "f" and not isfinite(largest(part)):
+            odd = np.isfinite(part).tolist().count(False)
+            found.append(f"{name} ({odd} of {part.size} values)")
+    return found

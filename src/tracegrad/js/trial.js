@@ -1,0 +1,51 @@
+// The bounds that the device keeps of parameters and optimizer states, and steps that it did not apply because of them.
+// tracegrad/engine/bounds.py and steps.py are its Python twins; optim/guard.py says what bounds are.
+
+import { fault } from "./checks.js";
+
+export const UNIT = "norm-unit"; // the hot value that gradients are multiplied by to be squared
+const LARGE = 2 ** -80; // the one in which no square of a finite gradient overflows
+const MOST_NAMED = 8; // in an error
+const TRIAL = -1; // as the first bound: do the step whatever the bounds say
+
+/** Write all bounds: by default unknown, so that the next step is a trial, which measures them. */
+export function bound(session, { meta: { bounds = [] } }, values = bounds.map(() => Infinity)) {
+  session.write(`bounds.${bounds.length}`, Float32Array.from(values));
+}
+
+/**
+ * Do a step whatever the bounds say, then in the unit in which no square of a finite gradient overflows; its outputs. Else
+ * nothing was changed, and `found` names new arrays that are not finite; none if a gradient is not. `run(unit)` is a run
+ * with these further hot values.
+ */
+export async function tried(session, program, found, run) {
+  const { meta: { bounds = [] }, buffers } = program;
+  const names = buffers.filter((b) => b.role === "state" || b.name === "params").map((b) => b.name);
+  const all = async () => new Map(await Promise.all(names.map(async (name) => [name, new Float32Array(await session.read(name))])));
+  const measure = (arrays) => bound(session, program, bounds.map((name) => arrays.get(name).reduce((most, x) => Math.max(most, Math.abs(x)), 0)));
+  const before = await all();
+  for (const unit of [[], [[UNIT, LARGE]]]) {
+    session.write("halted", new Int32Array(1));
+    bound(session, program, bounds.map(() => TRIAL));
+    const outputs = await run(unit);
+    if (outputs.get("halted").data[0]) continue;
+    const after = await all();
+    const bad = names.filter((name) => name !== `bounds.${bounds.length}` && !after.get(name).every(isFinite));
+    if (!bad.length) {
+      measure(after);
+      return outputs;
+    }
+    found.push(...bad.map((name) => `new ${name}`));
+    break;
+  }
+  for (const [name, values] of before) session.write(name, values);
+  measure(before);
+}
+
+/** The error of a step with this loss that was not applied; `found` says what is not finite. */
+export function notFinite(what, loss, found) {
+  const but = isFinite(loss) ? `, but ${found[0]?.startsWith("new") ? "the update" : "a gradient"} is not finite` : "";
+  const shown = found.slice(0, MOST_NAMED).join(", ") || "what the update makes of the gradients";
+  const more = found.length > MOST_NAMED ? ", ..." : "";
+  return fault("NonFiniteError", `${what}: the loss is ${loss}${but}; nothing was changed by it\nnot finite: ${shown}${more}`);
+}
