@@ -118,3 +118,69 @@ def test_a_training_that_computes_it_again_in_the_backward_pass(
         assert "sin" in str(train.explain())
     assert np.isfinite(losses).all()
     assert losses[-1] < losses[0]
+
+
+USER_FRAMES = 700  # of the 1000 that Python allows by default
+
+
+def in_depth(n: int, fn: Callable[[], Any]) -> Any:
+    """Call `fn` from `n` frames further down."""
+    return fn() if n == 0 else in_depth(n - 1, fn)
+
+
+def residuals(x: Tensor, n: int) -> Tensor:
+    for _ in range(n // 3):
+        x = x + tg.tanh(x) * 0.001
+    return x
+
+
+X = np.full(SHAPE, 0.5, np.float32)
+TRANSFORMED: dict[str, Callable[[Callable[[Any], Any]], Any]] = {
+    "eager": lambda f: f(X),
+    "grad": lambda f: tg.grad(lambda x: f(x).sum())(X),
+    "grad of grad": lambda f: tg.grad(lambda x: tg.grad(lambda z: f(z).sum())(x).sum())(X),
+    "jvp": lambda f: tg.jvp(f, (X,), (X,)),
+    "vmap": lambda f: tg.vmap(f)(X),
+    "vmap of grad": lambda f: tg.vmap(tg.grad(lambda x: f(x).sum()))(X),
+    "checkpoint": lambda f: tg.grad(lambda x: tg.checkpoint(f)(x).sum())(X),
+}
+
+
+@pytest.fixture
+def default_frames() -> Iterator[None]:
+    before = sys.getrecursionlimit()
+    sys.setrecursionlimit(max(1000, len(inspect.stack(0)) + USER_FRAMES + 300))
+    yield
+    sys.setrecursionlimit(before)
+
+
+@pytest.mark.usefixtures("default_frames")
+@pytest.mark.parametrize("n", [300, 1000, 5000])
+@pytest.mark.parametrize("name", TRANSFORMED)
+def test_values_and_transforms_from_a_deep_stack(name: str, n: int) -> None:
+    shallow = TRANSFORMED[name](lambda x: residuals(x, n))
+    deep = in_depth(USER_FRAMES, lambda: TRANSFORMED[name](lambda x: residuals(x, n)))
+    for a, b in zip(np.ravel(shallow), np.ravel(deep), strict=True):
+        np.testing.assert_array_equal(np.asarray(a), np.asarray(b))
+
+
+@pytest.mark.usefixtures("default_frames")
+@pytest.mark.parametrize("n", [300, 1000])
+def test_compiling_from_a_deep_stack(n: int, runtime: Any) -> None:
+    """The gradient too, on NumPy, C and WebGPU."""
+
+    def check() -> None:
+        assert_computed(runtime, lambda x: {"gradient": gradients(tg.square(residuals(x, n)).sum(), [x])[0]})
+
+    in_depth(USER_FRAMES, check)
+
+
+@pytest.mark.usefixtures("default_frames")
+def test_tracing_five_thousand_ops_from_a_deep_stack() -> None:
+    def loss(m: Deep, x: Tensor) -> Tensor:
+        return tg.mean(residuals(x * m.w, 5000))
+
+    graph = in_depth(
+        USER_FRAMES, lambda: tg.trace(model=Deep(), loss=loss, inputs={"x": SHAPE}, optimizer=optim.adam())
+    )
+    assert str(graph).count("tanh") >= 5000 // 3
