@@ -425,6 +425,34 @@ def test_steps_that_nobody_waits_for_go_faster(tab: Tab) -> None:
     assert together < 0.7 * single, (single, together)
 
 
+def test_a_step_that_would_overflow_changes_nothing_and_a_clipped_one_is_done(tab: Tab) -> None:
+    """Large gradients are clipped as in Python; an update beyond f32 fails, and the steps queued behind it are done."""
+
+    def loss(m: Any, x: tg.Tensor, y: tg.Tensor) -> tg.Tensor:
+        p = sine_predict(m, x)
+        return tg.mean(p - tg.stop_gradient(p)) * tg.mean(y)  # 0, and its gradient as large as y
+
+    inputs = [{**x, "y": np.full_like(x["y"], size)} for x, size in zip(batches(SINE, 4), (1.0, 1e25, 1e-3, 1e30))]
+    clipped = replace(SINE, loss=loss, optimizer=lambda: optim.adamw(1e-2, clip_grad_norm=1.0, ema=0.9))
+    with compiled(clipped) as train:
+        tab.load(train, "clipped")
+        for x in inputs:
+            assert isinstance(train.step(x).result(), tg.Completed)
+        code = "return (await Promise.all(a[0].map((x) => train.step(given(x))))).map(told);"
+        assert [r["kind"] for r in tab.run(code, [plain(x) for x in inputs])] == ["completed"] * 4
+        for name, x in train.download_params().items():
+            np.testing.assert_allclose(tab.params()[name], x, rtol=1e-3, atol=1e-5)
+    with compiled(replace(SINE, loss=loss, optimizer=lambda: optim.sgd(1e37, momentum=0.9))) as train:
+        tab.load(train, "overflow")
+        before = tab.params()
+        large = [{**x, "y": np.full_like(x["y"], size)} for x, size in zip(inputs, (0.0, 1e3, 0.0))]
+        first, bad, last = tab.run(code, [plain(x) for x in large])
+        assert (first["kind"], bad["kind"], last["kind"]) == ("completed", "failed", "completed")
+        assert last["step"] == 2
+        assert "but the update is not finite" in bad["error"][1] and "new params" in bad["error"][1]
+        assert_same_bits(tab.params(), before)
+
+
 def test_what_is_not_finite_is_named(tab: Tab) -> None:
     def loss(m: Any, x: tg.Tensor, y: tg.Tensor) -> tg.Tensor:
         p = sine_predict(m, x)
