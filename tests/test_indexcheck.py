@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 
@@ -40,3 +42,35 @@ def test_computed_indices_are_reported_only_when_asked(monkeypatch: pytest.Monke
         np.testing.assert_array_equal(train.download_params()["rows.W"], before)
         assert train.step(k=GOOD).result().step == 2
         assert forward.run(k=GOOD).output.shape == (2, 3)
+
+
+class Tables(tg.Module):
+    def __init__(self) -> None:
+        self.rows = nn.Embedding(5, 3)
+
+
+SLICES: dict[str, tuple[Any, list[tuple[int, int]]]] = {  # how elements are picked, and which of [3, 4] are used
+    "a column": (lambda k: k[:, 1], [(r, 1) for r in range(3)]),
+    "backwards": (lambda k: tg.flip(k, 1)[:, :2].T, [(r, c) for r in range(3) for c in (2, 3)]),
+    "rows, then columns": (lambda k: k[1:][:, 2:], [(1, 2), (1, 3), (2, 2), (2, 3)]),
+    "two": (lambda k: tg.concat([k[:2, 0], k[1:, 1]]), []),
+    "reshaped": (lambda k: k.reshape(12)[:2], []),
+    "all": (lambda k: k, []),
+}
+
+
+@pytest.mark.parametrize("name", SLICES)
+def test_only_elements_that_are_used_must_be_in_range(name: str, device_name: str) -> None:
+    pick, used = SLICES[name]
+    inputs = {"k": tg.i32[3, 4]}
+    with tg.compile_forward(
+        model=Tables(), forward=lambda m, k: m.rows(pick(k)), inputs=inputs, seed=0, device=device_name
+    ) as forward:
+        for at in np.ndindex(3, 4):
+            k = np.ones((3, 4), np.int32)
+            k[at] = 7
+            result = forward.run(k=k).result()
+            if used:
+                assert isinstance(result, tg.Failed) == (at in used), at
+            if isinstance(result, tg.Failed):
+                assert f"index 7 at [{at[0]},{at[1]}] is out of range" in str(result.error)

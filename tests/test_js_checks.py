@@ -102,3 +102,16 @@ def test_hyperparameters_have_pythons_ranges() -> None:
     want = "set: beta1 must be a number of at least 0 and below 1 that is finite in f32, got 2"
     assert run_node(code, [["beta1", 2]], ranges) == [["InputError", want]]
     assert run_node(code, [["weight", -2.5]], ranges) == [None]  # of a loss's own
+
+
+@needs_node
+def test_only_indices_in_the_box_are_checked() -> None:
+    code = """const { checkRange } = await source("checks");
+      const spec = { range: [0, 4], box: [[1, 2], [0, 1]] };
+      return a[0].map((k) => {
+        const values = new Int32Array(24).fill(1); // two steps of [3, 4]
+        values[k] = 9;
+        return told(() => checkRange(values, { shape: [3, 4], spec }))[1] !== null;
+      });"""
+    refused = run_node(code, list(range(24)))
+    assert [k for k, bad in enumerate(refused) if bad] == [4, 5, 8, 9, 16, 17, 20, 21]

@@ -130,7 +130,10 @@ def fit_value(field: Field, value: Any, lead: int | None = None, copied: Callabl
         out = cast_lossless(x, field.dtype)
     valid = field.spec.get("range")
     if valid is not None and out.size:
-        _check_range(out, int(valid[0]), int(valid[1]), field.spec.get("exempt"))
+        box = field.spec.get("box", ())
+        starts = (*(0 for _ in range(out.ndim - len(box))), *(int(first) for first, _ in box))
+        used = out[(..., *(slice(first, last + 1) for first, last in box))] if box else out
+        _check_range(used, int(valid[0]), int(valid[1]), field.spec.get("exempt"), starts)
     return out
 
 
@@ -263,8 +266,9 @@ def _to_f32(x: Array, kind: str) -> Array:
     return out
 
 
-def _check_range(x: Array, low: int, high: int, exempt: int | None) -> None:
-    """Indices must lie in [low, high] or be `exempt`: a device would clamp them silently."""
+def _check_range(x: Array, low: int, high: int, exempt: int | None, starts: Sequence[int]) -> None:
+    """Indices must lie in [low, high] or be `exempt`: a device would clamp them silently. starts: where `x` begins."""
+    x = np.ascontiguousarray(x)
     # unsigned, what is below 0 is above all others: one pass where all is well
     if low == 0 and exempt is None and int(x.view(np.uint32).max()) <= high:
         return
@@ -275,7 +279,7 @@ def _check_range(x: Array, low: int, high: int, exempt: int | None) -> None:
         return
     bad = least if least < low else most
     where = np.unravel_index(int(np.argmax(x == bad)), x.shape)
-    at = f" at [{','.join(str(int(k)) for k in where)}]" if x.ndim else ""
+    at = f" at [{','.join(str(int(k) + start) for k, start in zip(where, starts))}]" if x.ndim else ""
     raise InputError(
         f"index {bad}{at} is out of range; valid indices are {low} to {high}{', counted from 0' if not low else ''}"
     )

@@ -1,7 +1,7 @@
 // Values on the host: checked against a program's fields, cast without loss, and put as the device stores them.
 // An array is {dtype, shape, data}; inputs may also be typed arrays, nested lists and numbers.
 
-import { SHOWN, inputError, prod } from "./checks.js";
+import { SHOWN, checkRange, inputError, prod } from "./checks.js";
 
 export const typed = (f) => `${f.dtype}[${f.shape.join(",")}]`;
 
@@ -43,7 +43,7 @@ function fit(f, value, lead) {
     throw inputError(`expected ${typed(f)}${lead ? ` or ${lead} of them` : ""}, got ${shape ? `shape [${shape}]` : `${data.length} values`}`);
   }
   const out = cast(data, f.dtype);
-  if (f.spec?.range && size) checkRange(out, f.spec);
+  if (f.spec?.range && size) checkRange(out, f);
   return out;
 }
 
@@ -73,12 +73,6 @@ function cast(data, dtype) {
     if (!limits && Math.abs(x) < Infinity && Math.abs(out[k]) === Infinity) throw inputError(`${x} exceeds the largest f32`);
   }
   return out;
-}
-
-/** A device would clamp an index out of range silently. */
-function checkRange(values, { range: [low, high], exempt }) {
-  const at = values.findIndex((x) => (x < low || x > high) && x !== exempt);
-  if (at >= 0) throw inputError(`index ${values[at]} at position ${at} is out of range; valid indices are ${low} to ${high}`);
 }
 
 /** The same 32-bit values as a buffer of the device holds them. */

@@ -219,3 +219,13 @@ export function readHeader(text) {
   need(keys === text.replace(/"[^"\\]*(?:\\.[^"\\]*)*"/g, "").split(":").length - 1, "the header", "names something twice");
   return { entries, metadata };
 }
+
+/** A device would clamp an index out of range silently. Where a field has a box, only elements in it are used. */
+export function checkRange(values, { shape, spec: { range: [low, high], exempt, box } }) {
+  const used = (k) => !box || shape.every((_, d) => {
+    const c = Math.floor(k / prod(shape.slice(d + 1))) % shape[d];
+    return c >= box[d][0] && c <= box[d][1];
+  });
+  const at = values.findIndex((x, k) => (x < low || x > high) && x !== exempt && used(k));
+  if (at >= 0) throw inputError(`index ${values[at]} at position ${at} is out of range; valid indices are ${low} to ${high}`);
+}
