@@ -398,6 +398,8 @@ def test_checkpoints_and_own_derivatives_take_what_is_the_same_for_all(axes: Any
     for fn in (tg.checkpoint(f), mine):
         for wrt in (0, 1):
             close(tg.vmap(tg.grad(fn, wrt), axes)(a, b), tg.vmap(tg.grad(f, wrt), axes)(a, b))
+            outer, want = (tg.grad(lambda a, b, g=g: tg.sum(tg.vmap(g, axes)(a, b)), wrt)(a, b) for g in (fn, f))
+            close(outer, want)
 
 
 def test_a_backward_that_leads_nowhere_is_not_called():
