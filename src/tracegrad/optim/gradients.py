@@ -38,9 +38,20 @@ def length(x: Tensor, host: Host) -> tuple[Tensor, Tensor]:
     """
     if x is host.guarded:
         return norm(x, host.unit), host.unit
-    usual, wide = norm(x, NORMAL), norm(x, LARGE)
+    normal, large = _units(host)
+    usual, wide = norm(x, normal), norm(x, large)
     overflows = nonfinite(usual)
-    return where(overflows, wide, usual), where(overflows, LARGE, NORMAL)
+    return where(overflows, wide, usual), where(overflows, large, normal)
+
+
+def _units(host: Host) -> tuple[Tensor, Tensor]:
+    """The usual unit and the large one, of the one that the host gives.
+
+    Not as literals: NVIDIA's driver makes x x (c c) of the square of x c, and LARGE squared is 0.
+    """
+    given = host.unit
+    is_large = given < 1.0
+    return where(is_large, given * (NORMAL / LARGE), given), where(is_large, given, given * (LARGE / NORMAL))
 
 
 def clip_by_global_norm(max_norm: float) -> Transform:
