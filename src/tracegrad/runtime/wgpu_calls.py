@@ -32,7 +32,7 @@ PINNED = "0.32."  # the wgpu-py whose private handles DirectCalls knows
 
 
 @dataclass(frozen=True, slots=True)
-class Launch:
+class BoundDispatch:
     """One dispatch: wgpu objects, and where in the uniform buffer its offsets lie (bytes)."""
 
     pipeline: Any
@@ -85,7 +85,7 @@ class Calls(Protocol):
         """A shader module. What is not trusted runs with the driver's checks of indices and loops."""
         ...
 
-    def prepare(self, launches: Sequence[Launch]) -> Any:
+    def prepare(self, launches: Sequence[BoundDispatch]) -> Any:
         """Launches of a run in the form that `prepared` wants."""
         ...
 
@@ -131,7 +131,7 @@ class PublicCalls:
     def module(self, label: str, code: str, *, trusted: bool) -> Any:
         return self._device.create_shader_module(label=label, code=code)
 
-    def prepare(self, launches: Sequence[Launch]) -> Any:
+    def prepare(self, launches: Sequence[BoundDispatch]) -> Any:
         return tuple(launches)
 
     def prepared(self, commands: Commands) -> Any:
@@ -219,7 +219,7 @@ class DirectCalls:
         made = api.libf.wgpuDeviceCreateShaderModuleTrusted(self._device, descriptor, 0)
         return api.GPUShaderModule(label, made, self._owner)
 
-    def prepare(self, launches: Sequence[Launch]) -> Any:
+    def prepare(self, launches: Sequence[BoundDispatch]) -> Any:
         """(C function, arguments after the pass) for each call, without calls that would change nothing."""
         pointer, u32, size = ctypes.c_void_p, ctypes.c_uint32, ctypes.c_size_t
         set_pipeline, set_group, dispatch = self._recording()

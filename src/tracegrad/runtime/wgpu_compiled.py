@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from tracegrad.arrays import np
 from tracegrad.errors import DeviceError
-from tracegrad.runtime.wgpu_calls import Commands, DirectCalls, Launch, device_error
+from tracegrad.runtime.wgpu_calls import BoundDispatch, Commands, DirectCalls, device_error
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -216,7 +216,7 @@ FUNCTIONS = (
 POINTER, LONG, U64 = ctypes.c_void_p, ctypes.c_long, ctypes.c_uint64
 
 
-class _Launch(ctypes.Structure):
+class _BoundDispatch(ctypes.Structure):
     _fields_ = (*((n, POINTER) for n in ("pipeline", "group", "offsets")), *((n, ctypes.c_uint32) for n in "axy"))
 
 
@@ -263,9 +263,9 @@ class CompiledCalls(DirectCalls):
         self._end = weakref.finalize(self, library.end_sender, self._sender)  # also if this is dropped
         self._end.atexit = False  # whoever uses it then closes it
 
-    def prepare(self, launches: Sequence[Launch]) -> Any:
+    def prepare(self, launches: Sequence[BoundDispatch]) -> Any:
         """An array of C's, and what keeps its handles alive."""
-        rows = (_Launch * len(launches))()
+        rows = (_BoundDispatch * len(launches))()
         pipeline = group = None
         for row, x in zip(rows, launches, strict=True):
             if x.pipeline is not pipeline:

@@ -13,7 +13,7 @@ from tracegrad.errors import CompileError, DeviceError
 from tracegrad.program import PERSISTENT, Buffer, Field, KernelSource, Program
 from tracegrad.render.wgsl import with_offsets
 from tracegrad.runtime.calls import processors
-from tracegrad.runtime.wgpu_calls import Calls, Commands, Copy, Launch, device_error
+from tracegrad.runtime.wgpu_calls import BoundDispatch, Calls, Commands, Copy, device_error
 from tracegrad.runtime.wgpu_rings import (
     ALIGN,
     VECTOR,
@@ -44,7 +44,7 @@ class Loaded:
     inputs: Inputs = field(init=False)
     outputs: Outputs = field(init=False)
     arrays: list[Array] = field(default_factory=list[Array])
-    dispatched: tuple[Launch, ...] = ()  # what the first run of a batch launches; no workgroups are no launch
+    dispatched: tuple[BoundDispatch, ...] = ()  # what the first run of a batch launches; no workgroups are no launch
     bound: tuple[tuple[Any, tuple[int, ...]], ...] = ()  # of each launch: the layout of its group, and the arrays in it
     groups: dict[tuple[int, tuple[int, ...], int], Any] = field(default_factory=dict[Any, Any])
     runs: list[Any] = field(default_factory=list[Any])  # launches of the k-th run of a batch, prepared
@@ -339,7 +339,7 @@ def _launch(loaded: Loaded, device: Any, calls: Calls, kernels: Kernels) -> None
         calls.write(loaded.uniform, 0, table)
         part = {"buffer": loaded.uniform, "offset": 0, "size": span}
         offsets_group = kernels.group(kernels.offsets_layout(), [part])
-    launches: list[Launch] = []
+    launches: list[BoundDispatch] = []
     bound: list[tuple[Any, tuple[int, ...]]] = []
     for d in dispatches:
         if not all(d.grid):
@@ -348,7 +348,7 @@ def _launch(loaded: Loaded, device: Any, calls: Calls, kernels: Kernels) -> None
         layout = kernels.layout(kernel)
         group = _group(loaded, layout, d.buffers, 0, kernels)
         here = offsets_group if kernel.slots else None
-        launches.append(Launch(kernels.pipeline(kernel, calls), group, here, places.get(d.offsets, 0), d.grid))
+        launches.append(BoundDispatch(kernels.pipeline(kernel, calls), group, here, places.get(d.offsets, 0), d.grid))
         bound.append((layout, d.buffers))
     loaded.dispatched, loaded.bound = tuple(launches), tuple(bound)
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from tracegrad.arrays import np
 from tracegrad.runtime.base import Timings
-from tracegrad.runtime.wgpu_calls import Launch, PublicCalls
+from tracegrad.runtime.wgpu_calls import BoundDispatch, PublicCalls
 from tracegrad.runtime.wgpu_program import COPY_DST, COPY_SRC, MAP_READ, Loaded, allocate
 
 QUERY_RESOLVE = 0x200  # GPUBufferUsage
@@ -43,7 +43,7 @@ def _with_empty(loaded: Loaded, spans: Sequence[Span]) -> Iterator[Span]:
         yield span
 
 
-def stamped(device: Any, launches: Sequence[Launch], runs: int) -> list[list[Span]]:
+def stamped(device: Any, launches: Sequence[BoundDispatch], runs: int) -> list[list[Span]]:
     """Spans by the device's clock, whose stamps wgpu gives in nanoseconds."""
     count = 2 * len(launches)
     sets = [
@@ -74,7 +74,7 @@ def stamped(device: Any, launches: Sequence[Launch], runs: int) -> list[list[Spa
     return out
 
 
-def waited(device: Any, launches: Sequence[Launch]) -> Iterator[Span]:
+def waited(device: Any, launches: Sequence[BoundDispatch]) -> Iterator[Span]:
     """Spans by the host's clock, from before a submission until it is done."""
     calls = PublicCalls(device)
     flag = allocate(device, "done", 4, MAP_READ | COPY_DST)  # on_submitted_work_done of wgpu-py 0.32 raises TypeError
@@ -92,7 +92,7 @@ def waited(device: Any, launches: Sequence[Launch]) -> Iterator[Span]:
         flag.destroy()
 
 
-def _encode(run: Any, x: Launch) -> None:
+def _encode(run: Any, x: BoundDispatch) -> None:
     run.set_pipeline(x.pipeline)
     run.set_bind_group(0, x.group)
     if x.offsets is not None:
