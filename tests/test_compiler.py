@@ -22,7 +22,7 @@ from tracegrad.render.c_engine import ENGINE
 from tracegrad.runtime import c_compiler as module
 from tracegrad.runtime.c_compiler import VARIABLE, Compiler, compiler_named
 from tracegrad.runtime.cache import cache_folder
-from tracegrad.runtime.calls import Calls
+from tracegrad.runtime.calls import CallList
 
 SOURCE = "int answer(void) { return 42; }"
 SHAPES = {"x": (32, 1), "y": (32, 1)}
@@ -229,7 +229,7 @@ PADDED = 1024  # columns of a left operand whose rows fall into one set of a cac
 def test_products_of_all_shapes_are_the_same_in_any_number_of_parts(cc: Compiler, turned: tuple[bool, bool]):
     engine = cc.library(ENGINE)
     assert engine is not None
-    rng, calls = np.random.default_rng(0), Calls(engine, [])
+    rng, calls = np.random.default_rng(0), CallList(engine, [])
     made: list[tuple[np.ndarray, np.ndarray, list[np.ndarray]]] = []
     for m, n, k in PRODUCTS:
         wide = rng.standard_normal((m, max(k, PADDED) if m == 28 else k), dtype=np.float32)[:, :k]

@@ -27,13 +27,13 @@ class Call:
     arrays: tuple[Array, ...]
 
 
-class _Entry(ctypes.Structure):
+class _CallRow(ctypes.Structure):
     """What `run_calls` reads."""
 
     _fields_ = (("function", ctypes.c_void_p), ("at", ctypes.c_void_p), ("parts", ctypes.c_long))
 
 
-class Calls:
+class CallList:
     """Collects the calls of a program. `engine` is render.c_engine's library, `libraries` hold the kernels."""
 
     def __init__(self, engine: ctypes.CDLL, libraries: Sequence[ctypes.CDLL]) -> None:
@@ -77,12 +77,12 @@ class Calls:
     def runs(self) -> tuple[list[Callable[[], None]], Callable[[], None]]:
         """Each dispatch, and all of them in one call."""
         held, libraries = list(self._calls), self._libraries
-        entries = (_Entry * len(held))(*[(c.function, ctypes.addressof(c.arguments), c.parts) for c in held])
+        entries = (_CallRow * len(held))(*[(c.function, ctypes.addressof(c.arguments), c.parts) for c in held])
         function, threads = self._engine.run_calls, processors()
         function.argtypes, function.restype = (ctypes.c_void_p, ctypes.c_long, ctypes.c_long), None
 
         def between(begin: int, end: int) -> Callable[[], None]:
-            at = ctypes.addressof(entries) + begin * ctypes.sizeof(_Entry)
+            at = ctypes.addressof(entries) + begin * ctypes.sizeof(_CallRow)
 
             def run() -> None:
                 function(at, end - begin, threads)

@@ -26,7 +26,7 @@ from tracegrad.render.c_calls import BETWEEN
 from tracegrad.render.c_engine import ENGINE
 from tracegrad.runtime.base import DeviceInfo, Done, Timings
 from tracegrad.runtime.c_compiler import Compiler
-from tracegrad.runtime.calls import Calls, processors
+from tracegrad.runtime.calls import CallList, processors
 from tracegrad.runtime.children import Children
 from tracegrad.runtime.cpu_verify import computes_wrongly
 from tracegrad.runtime.storage import check_memory, lying, taken
@@ -122,7 +122,7 @@ class CpuSession:
             raise DeviceError("this session was closed while its kernels were compiled")
         libraries = [x for x in found if x is not None]
         # all or nothing: a value computed twice must have the same bits, and NumPy rounds otherwise
-        calls = Calls(libraries[0], libraries[1:]) if found and None not in found and not wrong else None
+        calls = CallList(libraries[0], libraries[1:]) if found and None not in found and not wrong else None
         for d in program.unrolled():
             memory = tuple([loaded.memory[names[k]] for k in d.buffers])
             kernel = program.kernels[d.kernel]
@@ -139,7 +139,7 @@ class CpuSession:
         loaded.whole = whole
         return loaded
 
-    def _add(self, calls: Calls, kernel: KernelSource, memory: Sequence[Array], offsets: Sequence[int]) -> None:
+    def _add(self, calls: CallList, kernel: KernelSource, memory: Sequence[Array], offsets: Sequence[int]) -> None:
         """A dispatch in C."""
         bind = self._bound(kernel.calls)
         calls.add(bind(view, self._scratch_view, memory, offsets, calls.call, calls.product))
@@ -153,7 +153,7 @@ class CpuSession:
             made = [x for x in found if x is not None]
             if len(made) < len(found):
                 raise DeviceError("the compiler failed")
-            calls = Calls(made[0], made[1:])
+            calls = CallList(made[0], made[1:])
             self._add(calls, kernel, memory, offsets)
             _, whole = calls.runs()
             whole()
