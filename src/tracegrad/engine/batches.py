@@ -48,7 +48,7 @@ class Run(Protocol):
         ...
 
 
-class Call(NamedTuple):
+class Task(NamedTuple):
     """A function to run on the worker's thread, alone."""
 
     fn: Callable[[Session], Any]

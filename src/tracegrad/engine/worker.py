@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from typing import Any, TypeVar, cast
 
-from tracegrad.engine.batches import Call, Run, UnderWay, waited
+from tracegrad.engine.batches import Run, Task, UnderWay, waited
 from tracegrad.engine.drives import TabDrive, ThreadDrive
 from tracegrad.engine.results import LOOK_SECONDS, Aborted, Failed, Pending, failure
 from tracegrad.errors import AbortedError, DeviceError
@@ -37,11 +37,11 @@ class Worker:
         self._factory, self._generation = factory, Generation.number
         self._lock = threading.RLock()  # reentrant: garbage may be collected, and this closed, while it is held
         self._crowd: deque[threading.Lock] = deque()  # one for each thread that waits for room, which holds it
-        self._queue: deque[Run | Call] = deque()
+        self._queue: deque[Run | Task] = deque()
         self._window: deque[UnderWay] = deque()  # the worker's own
         self._landed = 0.0  # when the outputs of the last batch were there
         self._taken: list[Run] = []  # out of the queue, and in no batch yet
-        self._held: Run | Call | None = None  # what the thread is at: a thread that is killed loses none
+        self._held: Run | Task | None = None  # what the thread is at: a thread that is killed loses none
         self._closed: str | None = None
         self._cause: BaseException | None = None  # what ended the thread, where that was not `close`
         self._limits: Limits | None = None
@@ -164,9 +164,9 @@ class Worker:
             return pending
         with self._lock:
             if self._closed is None:
-                call = Call(fn, pending, urgent)
+                task = Task(fn, pending, urgent)
                 self._drive.wake()
-                (self._queue.appendleft if urgent else self._queue.append)(call)
+                (self._queue.appendleft if urgent else self._queue.append)(task)
                 return pending
         pending.resolve(self.refusal)
         return pending
@@ -256,7 +256,7 @@ class Worker:
         """Do one thing. False if there is nothing to do but to wait."""
         with self._lock:
             first = self._held = self._queue[0] if self._queue else None
-            if isinstance(first, Call):
+            if isinstance(first, Task):
                 if self._window and not first.urgent:
                     return False
                 self._queue.popleft()
@@ -264,12 +264,12 @@ class Worker:
                 room = self._room_for(first)
                 while room > len(self._taken) and self._queue:
                     run = self._queue[0]
-                    if isinstance(run, Call) or run.of is not first.of:
+                    if isinstance(run, Task) or run.of is not first.of:
                         break
                     self._taken.append(run)
                     self._queue.popleft()
-        if isinstance(first, Call):
-            self._run_call(first)
+        if isinstance(first, Task):
+            self._run_task(first)
         elif self._taken:
             self._run_batch()
         else:
@@ -289,12 +289,12 @@ class Worker:
                 return 0  # a batch costs as much as several short runs: more will come while one is under way
         return at_once
 
-    def _run_call(self, call: Call) -> None:
+    def _run_task(self, task: Task) -> None:
         try:
-            result: Any = (call.fn(self._session),)
+            result: Any = (task.fn(self._session),)
         except (Exception, KeyboardInterrupt) as e:
             result = Failed(e)  # raised in the caller's thread as it is
-        call.pending.resolve(result)
+        task.pending.resolve(result)
 
     def _run_batch(self) -> None:
         """Hand what was taken to the session."""
