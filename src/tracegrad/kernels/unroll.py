@@ -21,7 +21,7 @@ def unroll(kernel: Kernel) -> Kernel:
     if not axes:
         return kernel
     points = [dict(zip([a.name for a in axes], at)) for at in itertools.product(*(range(a.size) for a in axes))]
-    copies = [_Copy(kernel, p) for p in points]
+    copies = [_AtPoint(kernel, p) for p in points]
     space = copies[0].space
     for c in copies:
         c.space = space
@@ -51,7 +51,7 @@ def short_axes(kernel: Kernel) -> list[Axis]:
     return chosen
 
 
-def _folds(f: Fold, copies: Sequence[_Copy], space: Space, kernel: Kernel) -> list[Statement]:
+def _folds(f: Fold, copies: Sequence[_AtPoint], space: Space, kernel: Kernel) -> list[Statement]:
     """A fold over the axes that are left for each copy, and the copies combined."""
     values = [c.value(f.value) for c in copies]
     out: list[Statement] = []
@@ -69,7 +69,7 @@ def _folds(f: Fold, copies: Sequence[_Copy], space: Space, kernel: Kernel) -> li
     return out
 
 
-class _Copy:
+class _AtPoint:
     """The kernel's values at one point of the axes that are written out."""
 
     def __init__(self, kernel: Kernel, point: Mapping[str, int]) -> None:
