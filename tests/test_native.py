@@ -295,11 +295,11 @@ def test_a_kernel_that_does_not_compile_is_named(
     assert capfd.readouterr().err == ""
 
 
-def test_dropped_batches_give_their_slot_back(session: NativeSession) -> None:
+def test_dropped_batches_give_their_memory_back(session: NativeSession) -> None:
     handle = session.load(accumulator(1))
     for _ in range(20):
         session.run(handle, [{"x": np.ones(1, np.float32)}])
-    assert len(session._programs[handle].slots) <= 2  # pyright: ignore[reportPrivateUsage]
+    assert len(session._programs[handle].memories) <= 2  # pyright: ignore[reportPrivateUsage]
     assert run(session, handle, x=np.ones(1, np.float32))["y"].tolist() == [21.0]
     session.unload(handle)
 

@@ -86,7 +86,7 @@ s.write("total", x["x"])
 s.unload(handle)
 again = s.load(accumulator())
 assert s.run(again, [x]).outputs()[0]["y"].tolist() == [1.0] * 4""",
-    "a wait that was interrupted leaves its slot alone": """
+    "a wait that was interrupted leaves its memory alone": """
 fetch = s.calls.fetch
 def interrupted(buffer, size, mark):
     fetch(buffer, size, mark)

@@ -90,19 +90,19 @@ def test_what_the_device_refuses_fails_alone_and_says_why(session: NativeSession
     with pytest.raises(DeviceError, match=r"(?i)overrun|bounds|buffer_offset"):  # at once, or when the outputs are read
         refused = session.run(handle, [x] * runs)
         session.calls.prepared = prepared
-        for slot in session._programs[handle].slots:  # pyright: ignore[reportPrivateUsage]
-            slot.prepared.clear()
+        for memory in session._programs[handle].memories:  # pyright: ignore[reportPrivateUsage]
+            memory.prepared.clear()
         later = session.run(handle, [x] * runs)
         refused.outputs()
     session.calls.prepared = prepared
-    for slot in session._programs[handle].slots:  # pyright: ignore[reportPrivateUsage]
-        slot.prepared.clear()
+    for memory in session._programs[handle].memories:  # pyright: ignore[reportPrivateUsage]
+        memory.prepared.clear()
     if session.calls.name != "compiled":
         later = session.run(handle, [x] * runs)
     assert [outputs["y"][0] for outputs in later.outputs()] == [k + 2.0 for k in range(runs)]  # none of the others ran
 
 
-def test_a_slot_that_cannot_be_had_is_told_to_whoever_asked_for_it(session: NativeSession) -> None:
+def test_memory_that_cannot_be_had_is_told_to_whoever_asked_for_it(session: NativeSession) -> None:
     handle = session.load(chain(3000))  # takes long to encode: the next run is staged meanwhile
     x = {"x": np.float32(1)}
     (expected,) = session.run(handle, [x]).outputs()

@@ -11,7 +11,7 @@ A batch may be encoded and sent by another thread (wgpu_compiled.py) while the c
 outputs of the one before. Whatever else the caller asks of the device waits until that thread has nothing to do.
 
 Errors that would abort the process inside wgpu (a mapped or destroyed buffer in a submission, a mapped range of an
-unmapped buffer) cannot be reached: a slot is free only if it never was mapped or was unmapped since, arrays are
+unmapped buffer) cannot be reached: memory is free only if it never was mapped or was unmapped since, arrays are
 destroyed only with the program that submits them, and an ended session or lost device refuses every call in Python.
 What remains is a device that is lost between finishing a command buffer and submitting it, or while it is waited for.
 """
@@ -47,9 +47,9 @@ from tracegrad.runtime.wgpu_program import (
     check_limits,
     commands_of,
     release,
-    take_slot,
+    take_memory,
 )
-from tracegrad.runtime.wgpu_rings import Array, Slot, stored_dtype
+from tracegrad.runtime.wgpu_rings import Array, BatchMemory, stored_dtype
 from tracegrad.runtime.wgpu_timing import time_launches
 from tracegrad.runtime.wgpu_verify import Unchecked
 
@@ -61,13 +61,13 @@ log = logging.getLogger("tracegrad")
 
 
 class Batch:
-    """Runs of one program under way; `runtime.base.Batch` has the meaning. Dropping it frees its slot."""
+    """Runs of one program under way; `runtime.base.Batch` has the meaning. Dropping it frees its memory."""
 
-    __slots__ = ("__weakref__", "error", "loaded", "mark", "read", "runs", "session", "slot")
+    __slots__ = ("__weakref__", "error", "loaded", "mark", "memory", "read", "runs", "session")
 
-    def __init__(self, session: NativeSession, loaded: Loaded, slot: Slot, runs: int) -> None:
+    def __init__(self, session: NativeSession, loaded: Loaded, memory: BatchMemory, runs: int) -> None:
         self.session, self.loaded, self.runs, self.read = session, loaded, runs, False
-        self.slot: Slot | None = slot  # until the outputs are fetched
+        self.memory: BatchMemory | None = memory  # until the outputs are fetched
         self.mark: Any = None  # of its submission
         self.error: Exception | None = None  # why it was not submitted
 
@@ -76,8 +76,8 @@ class Batch:
         return self.session.outputs_of(self)
 
     def __del__(self) -> None:
-        if self.slot is not None and self.loaded.alive:
-            self.loaded.free.append(self.slot)  # the queue runs copies in order, so reuse before its end is safe
+        if self.memory is not None and self.loaded.alive:
+            self.loaded.free.append(self.memory)  # the queue runs copies in order, so reuse before its end is safe
 
 
 class NativeSession:
@@ -161,36 +161,37 @@ class NativeSession:
         if not loaded.free:
             self._settle()  # what watches for errors while a batch is sent would take that of a new buffer
         with self._using_device("submitting a run"):
-            slot = take_slot(loaded, self._device)
-            batch = Batch(self, loaded, slot, len(inputs))
+            memory = take_memory(loaded, self._device)
+            batch = Batch(self, loaded, memory, len(inputs))
             for k, given in enumerate(inputs):
-                slot.put(k, given)
+                memory.put(k, given)
             self._settle()
-            commands = commands_of(slot, loaded, len(inputs), self.calls, self._kernels)
-            batch.mark = self.calls.submit(commands, slot.given())
+            commands = commands_of(memory, loaded, len(inputs), self.calls, self._kernels)
+            batch.mark = self.calls.submit(commands, memory.given())
         self._sending = batch
         return batch
 
     def outputs_of(self, batch: Batch) -> list[dict[str, Any]]:
         """See `Batch.outputs`."""
         self._check_open()
-        loaded, slot = batch.loaded, batch.slot
+        loaded, memory = batch.loaded, batch.memory
         if not loaded.alive:
             raise DeviceError("the program of these runs was unloaded")
-        if batch.read or slot is None:
+        if batch.read or memory is None:
             raise DeviceError("the outputs of these runs were read already")
         batch.read = True
         if batch is self._sending:
             self._settle()
         if batch.error is not None:
             raise batch.error
-        mark, batch.slot, batch.mark = batch.mark, None, None  # a failed wait may leave it mapped: it is not used again
+        # a failed wait may leave the memory mapped: it is not used again
+        mark, batch.memory, batch.mark = batch.mark, None, None
         size = loaded.outputs.bytes(batch.runs)
         raw = np.zeros(0, np.uint8)
         if size:
             with self._using_device("waiting for a run"):
-                raw = self.calls.fetch(slot.results, size, mark)
-        loaded.free.append(slot)
+                raw = self.calls.fetch(memory.results, size, mark)
+        loaded.free.append(memory)
         return loaded.outputs.of_runs(raw, batch.runs)
 
     def _settle(self) -> None:

@@ -18,9 +18,9 @@ from tracegrad.runtime.wgpu_rings import (
     ALIGN,
     VECTOR,
     Array,
+    BatchMemory,
     Inputs,
     Outputs,
-    Slot,
     depth_of,
     plan_inputs,
     plan_outputs,
@@ -48,8 +48,8 @@ class Loaded:
     bound: tuple[tuple[Any, tuple[int, ...]], ...] = ()  # of each launch: the layout of its group, and the arrays in it
     groups: dict[tuple[int, tuple[int, ...], int], Any] = field(default_factory=dict[Any, Any])
     runs: list[Any] = field(default_factory=list[Any])  # launches of the k-th run of a batch, prepared
-    slots: list[Slot] = field(default_factory=list[Slot])  # every one made
-    free: list[Slot] = field(default_factory=list[Slot])
+    memories: list[BatchMemory] = field(default_factory=list[BatchMemory])  # every one made
+    free: list[BatchMemory] = field(default_factory=list[BatchMemory])
     uniform: Any = None
     alive: bool = True
 
@@ -235,11 +235,11 @@ def release(loaded: Loaded, shared: dict[str, Array]) -> None:
                 continue
             del shared[a.name]
         a.buffer.destroy()
-    for slot in loaded.slots:
-        slot.results.destroy()
+    for memory in loaded.memories:
+        memory.results.destroy()
     if loaded.uniform is not None:
         loaded.uniform.destroy()
-    loaded.runs, loaded.dispatched, loaded.free, loaded.slots, loaded.arrays = [], (), [], [], []
+    loaded.runs, loaded.dispatched, loaded.free, loaded.memories, loaded.arrays = [], (), [], [], []
     loaded.groups = {}
 
 
@@ -254,25 +254,25 @@ def prepared(loaded: Loaded, run: int, calls: Calls, kernels: Kernels) -> Any:
     return loaded.runs[run]
 
 
-def take_slot(loaded: Loaded, device: Any) -> Slot:
-    """A slot that no batch under way uses; a new one if all are in use."""
+def take_memory(loaded: Loaded, device: Any) -> BatchMemory:
+    """Memory that no batch under way uses; new memory if all is in use."""
     if loaded.free:
         return loaded.free.pop()
     results = allocate(device, "outputs", loaded.outputs.bytes(loaded.depth), MAP_READ | COPY_DST)
-    loaded.slots.append(Slot(loaded.inputs, results))
-    return loaded.slots[-1]
+    loaded.memories.append(BatchMemory(loaded.inputs, results))
+    return loaded.memories[-1]
 
 
-def commands_of(slot: Slot, loaded: Loaded, runs: int, calls: Calls, kernels: Kernels) -> Any:
-    """The commands of a batch of so many runs in this slot, prepared."""
-    if runs not in slot.prepared:
+def commands_of(memory: BatchMemory, loaded: Loaded, runs: int, calls: Calls, kernels: Kernels) -> Any:
+    """The commands of a batch of so many runs in this memory, prepared."""
+    if runs not in memory.prepared:
         launches = [prepared(loaded, k, calls, kernels) for k in range(runs)]
-        commands = Commands(slot.writes(runs), launches, list(_copies(loaded, slot, runs)))
-        slot.prepared[runs] = calls.prepared(commands)
-    return slot.prepared[runs]
+        commands = Commands(memory.writes(runs), launches, list(_copies(loaded, memory, runs)))
+        memory.prepared[runs] = calls.prepared(commands)
+    return memory.prepared[runs]
 
 
-def _copies(loaded: Loaded, slot: Slot, runs: int) -> Iterator[Copy]:
+def _copies(loaded: Loaded, memory: BatchMemory, runs: int) -> Iterator[Copy]:
     """The program's copies, and those that bring the outputs of so many runs."""
     for a, b in loaded.program.copies:
         source, target = loaded.arrays[a], loaded.arrays[b]
@@ -281,7 +281,7 @@ def _copies(loaded: Loaded, slot: Slot, runs: int) -> Iterator[Copy]:
     for d in loaded.outputs.deliveries:
         size = d.bytes(runs)
         if size:
-            yield Copy(d.array.buffer, d.start, slot.results, at, size)
+            yield Copy(d.array.buffer, d.start, memory.results, at, size)
         at += size
 
 

@@ -91,7 +91,7 @@ class Inputs:
     between: dict[int, list[tuple[int, int]]]  # in arrays with large values: where small ones lie (elements)
 
 
-class Slot:
+class BatchMemory:
     """What one batch under way has for itself: its inputs on the host, its outputs on the device.
 
     For each array of inputs there is one on the host, with a row for each run. Both memories stay where they are, so
