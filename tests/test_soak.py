@@ -16,6 +16,7 @@ pytestmark = pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="r
 def soak(folder: Path, *arguments: str) -> str:
     environment = {**os.environ, "XDG_CACHE_HOME": str(folder), "PYTHONPATH": os.pathsep.join(sys.path)}
     environment["TRACEGRAD_CC"] = ""
+    environment["MALLOC_ARENA_MAX"] = "1"  # each arena keeps what is free, and threads have their own
     done = subprocess.run(
         [sys.executable, str(SOAK), *arguments], capture_output=True, text=True, timeout=250, check=False,
         env=environment,
