@@ -13,7 +13,7 @@ import pytest
 
 TOOL = Path(__file__).parents[1] / "tools" / "count"
 FILES = {
-    "__init__.py": '"""A package."""\n',
+    "__init__.py": '"""A package."""\nfrom p.users.table import Table as Rows\n\n__all__ = ["Rows", "back"]\n',
     "roots.py": '''"""Roots."""
 
 from __future__ import annotations
@@ -99,7 +99,7 @@ def files(count: Any, root: Path) -> Any:
 def test_lines_of_code_are_without_comments_docstrings_and_blanks(files: Any) -> None:
     """A string that is no docstring counts."""
     assert {file.name: len(file.code_lines) for file in files} == {
-        "__init__.py": 0, "roots.py": 12, "users/__init__.py": 0, "users/calls.py": 2, "users/table.py": 12,
+        "__init__.py": 2, "roots.py": 12, "users/__init__.py": 0, "users/calls.py": 2, "users/table.py": 12,
         "users/ring.py": 4, "users/back.py": 2,
     }  # fmt: skip
 
@@ -133,12 +133,15 @@ def test_a_call_is_a_place_where_the_example_says_so(count: Any, root: Path, fil
 
 
 def test_docstrings_of_public_functions_and_methods(count: Any, files: Any) -> None:
-    """Of sqrt, cbrt, Table.get and back one has a docstring, and of the two that raise it alone says so."""
+    """Of sqrt, cbrt, Table.get and back one has a docstring, and of the two that raise it alone says so.
+
+    `__init__` lists Table under another name, and a `back` that is not the function of that name.
+    """
     rows = [line.split("  ") for line in count.docstrings(files).splitlines()[1:]]
     cells = [[cell.strip() for cell in row if cell.strip()] for row in rows]
     assert cells == [
         ["all without an underscore", "1 of 4 (25 %)", "1 of 2 (50 %)", "1 of 4 (25 %)"],
-        ["in an __all__", "1 of 2 (50 %)", "1 of 1 (100 %)", "1 of 2 (50 %)"],
+        ["in an __all__", "1 of 3 (33 %)", "1 of 2 (50 %)", "1 of 3 (33 %)"],
     ]
 
 
@@ -157,7 +160,7 @@ def test_every_example_is_where_the_tool_looks(count: Any) -> None:
 
 def test_the_command_prints_all_tables(root: Path) -> None:
     out = subprocess.run([sys.executable, TOOL, root], check=True, capture_output=True, text=True).stdout
-    assert ["in", "all", "7", "58", "32"] in [line.split() for line in out.splitlines()]
+    assert ["in", "all", "7", "61", "34"] in [line.split() for line in out.splitlines()]
     for line in ("files of less than 40 lines of code: 7", "functions: 6, of mean complexity 2.00",
                  "cycles of imports: 1", "  p.users.back p.users.ring"):  # fmt: skip
         assert line in out.splitlines()
