@@ -7,6 +7,7 @@ import pytest
 
 import tracegrad as tg
 from tracegrad import nn, optim
+from tracegrad.engine import bounds
 
 X = np.array([1.0, -2.0, 3.0], np.float32)
 DTYPES = {"i32": np.int32, "u32": np.uint32, "bool": np.bool_}
@@ -66,9 +67,9 @@ def test_integers_and_booleans_start_at_zeros_or_ones_and_are_not_trained(device
         assert not np.array_equal(after["w"], before["w"])
         for name in others(Mixed()):
             np.testing.assert_array_equal(after[name], uploaded.get(name, expected(name)), strict=True)
-        states = [b.name for b in train.program.buffers if b.role in ("state", "grad")]
-        assert all(train.program.buffers[k].size in (1, 3) for k, b in enumerate(train.program.buffers)
-                   if b.name in states)  # fmt: skip
+        sizes = {b.name: b.size for b in train.program.buffers if b.role in ("state", "grad")}
+        assert sizes.pop(bounds.array_of(train.program)) == len(bounds.bounded(train.program)) > 1
+        assert set(sizes.values()) <= {1, 3} and sizes["grads"] == 3  # of w alone
         train.reset()
         np.testing.assert_array_equal(train.download_params()["i32_ones"], np.ones(3, np.int32), strict=True)
         train.load(tmp_path / "mixed.safetensors")

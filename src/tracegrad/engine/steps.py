@@ -289,8 +289,7 @@ class StepRun:
             call.stepper.rewind(session)
         what = f"the loss is {loss}"
         if np.isfinite(loss):
-            odd = "what the update would write" if overflows else "a gradient, or what the update makes of it,"
-            what = f"the loss is {loss:.6g}, but {odd} is not finite"
+            what = f"the loss is {loss:.6g}, but {self._odd(overflows)} is not finite"
         head = f"{call.what}: step {self.step}: {what}; nothing was changed by it"
         if call.n > 1:
             head += f" (step {self.index + 1} of {call.n}; those before it were applied, those after it not run)"
@@ -324,6 +323,14 @@ class StepRun:
             session.write(name, values)
         bounds.tell(session, stepper.program, bounds.measured(before))
         return overflows
+
+    def _odd(self, overflows: str) -> str:
+        """What is not finite in a step that was not applied, though its loss is finite."""
+        if overflows:
+            return "what the update would write"
+        # Under bounds a trial looks at the gradient only. Otherwise, it looks at what the update writes as well.
+        looked = tab.can_wait() and bounds.bounded(self.call.stepper.program)
+        return "a gradient" if looked else "a gradient, or what the update makes of it,"
 
     def _take(self, session: Session, outputs: dict[str, Any]) -> None:
         if not self.finish(session, outputs) and self.checked is not None:
