@@ -21,7 +21,7 @@ from tracegrad import checkpoints, safetensors
 from tracegrad import lr as schedules
 from tracegrad.arrays import np
 from tracegrad.compiler.build import Built
-from tracegrad.compiler.resident import make_feed
+from tracegrad.compiler.feed import make_feed
 from tracegrad.engine.forward import CompiledForward
 from tracegrad.engine.inputs import as_array, describe, fit_value
 from tracegrad.engine.snapshots import Snapshot
