@@ -11,7 +11,6 @@ import warnings
 import numpy as np
 import pytest
 
-from tracegrad.engine.flight import single_flight
 from tracegrad.engine.results import (
     Aborted,
     Captures,
@@ -23,6 +22,7 @@ from tracegrad.engine.results import (
     failure,
     resolved,
 )
+from tracegrad.engine.single_flight import single_flight
 from tracegrad.errors import AbortedError, DeviceError, InputError, NonFiniteError
 
 

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 
 from tracegrad import foreign, functional, init, lr, nn, ops, optim
 from tracegrad.dtypes import DType, InputType, TensorType, bool_, f32, i32, u32
-from tracegrad.engine.flight import single_flight
 from tracegrad.engine.forward import CompiledForward
 from tracegrad.engine.results import Aborted, Captures, Completed, Failed, Pending
+from tracegrad.engine.single_flight import single_flight
 from tracegrad.entrypoints import (
     compile,
     compile_forward,
