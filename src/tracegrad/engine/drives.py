@@ -10,7 +10,7 @@ from typing import Any, TypeVar, cast
 
 from tracegrad.engine.results import LOOK_SECONDS, Pending
 from tracegrad.runtime import tab
-from tracegrad.runtime.aside import aside
+from tracegrad.runtime.background import in_background
 
 T = TypeVar("T")
 Turns = Generator[Any, None, None]  # each gives what to wait for: a batch of the session, or None for more work
@@ -18,7 +18,7 @@ Turns = Generator[Any, None, None]  # each gives what to wait for: a batch of th
 
 def beside(fn: Callable[[], T]) -> Callable[[], T]:
     """Call `fn` on another thread, in a tab when the result is asked for: what waits for it and gives it."""
-    return fn if tab.IN_TAB else aside(fn).result
+    return fn if tab.IN_TAB else in_background(fn).result
 
 
 class ThreadDrive:

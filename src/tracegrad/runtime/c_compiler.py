@@ -32,7 +32,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
 
-from tracegrad.runtime.aside import aside
+from tracegrad.runtime.background import in_background
 from tracegrad.runtime.cache import cache_folder, is_own
 from tracegrad.runtime.children import Children, StoppedError
 
@@ -83,7 +83,7 @@ class Compiler:
 
     def begin(self, source: str, children: Children | None = None, keep: bool = False) -> Future[ctypes.CDLL | None]:
         """The library of `source`, while other things are done; see `library`."""
-        return aside(lambda: self.library(source, children=children, keep=keep))
+        return in_background(lambda: self.library(source, children=children, keep=keep))
 
     def library(
         self,
@@ -222,7 +222,7 @@ def begin_library(source: str, otherwise: str) -> Future[ctypes.CDLL | None]:
         found = compiler()
         return found.library(source, otherwise, keep=True) if found else None
 
-    return aside(made)
+    return in_background(made)
 
 
 @functools.cache

@@ -35,7 +35,7 @@ from tracegrad.dtypes import Shape
 from tracegrad.errors import ShapeError
 from tracegrad.init import Initializer, Kaiming, Literal, Ones, Randn, Uniform, Xavier
 from tracegrad.runtime import browser
-from tracegrad.runtime.aside import aside
+from tracegrad.runtime.background import in_background
 from tracegrad.runtime.calls import processors
 from tracegrad.shapes import show
 from tracegrad.tuning import DRAW_CHUNK, DRAW_IN_C, DRAW_THREADS
@@ -90,7 +90,7 @@ def draw(specs: Sequence[tuple[Shape, Initializer]], seed: int) -> list[NDArray[
     if threads == 1:
         fill(0)
     else:
-        for part in [aside(partial(fill, k)) for k in range(threads)]:
+        for part in [in_background(partial(fill, k)) for k in range(threads)]:
             part.result()
     return out
 

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 
-def aside(fn: Callable[[], T]) -> Future[T]:
+def in_background(fn: Callable[[], T]) -> Future[T]:
     """What `fn` will give. The thread is a daemon: an interpreter that exits does not wait for `fn`."""
     from concurrent.futures import Future
 
