@@ -90,7 +90,7 @@ def function_of(prim: Primitive, operands: int, attrs: Mapping[str, Any], xp: An
 
 
 def spelled(rule: str, operands: Sequence[str], attrs: Mapping[str, Any]) -> str:
-    """An array rule as an expression. The axes of a fold stay, unless `imperative.shorter` said otherwise."""
+    """An array rule as an expression. The axes of a fold stay, unless `imperative.peephole` said otherwise."""
     return rule.format(*operands, **{"keepdims": True, **attrs})
 
 

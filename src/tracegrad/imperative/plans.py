@@ -20,7 +20,7 @@ from tracegrad.arrays import np
 from tracegrad.dtypes import f32
 from tracegrad.errors import DTypeError, RangeError, TraceError
 from tracegrad.imperative import streams, tape
-from tracegrad.imperative.shorter import shorten
+from tracegrad.imperative.peephole import shorten
 from tracegrad.imperative.spell import Writer, constant, reach
 from tracegrad.imperative.tensors import GradTensor
 from tracegrad.imperative.values import NUMBER, Array, Spec, spec_of
