@@ -17,7 +17,7 @@ ROOT = Path(__file__).parents[1] / "src" / "tracegrad"
 LAYERS = {
     "errors": 0, "dtypes": 0, "shapes": 0, "sites": 0, "habits": 0, "refusals": 0,
     "jsontext": 0, "files": 0, "tuning": 0,
-    "methods": 1, "ir": 1, "ambient": 1, "foreign": 1, "choices": 1,
+    "methods": 1, "ir": 1, "ambient": 1, "foreign": 1, "inlining": 1,
     "prims": 2,
     "ops": 3, "hypers": 3,
     "nn": 4, "init": 4, "optim": 4, "lr": 4, "transforms": 4,

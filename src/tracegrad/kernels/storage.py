@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TypeVar
 
-from tracegrad.choices import computed_once
 from tracegrad.dtypes import f16
+from tracegrad.inlining import computed_once
 from tracegrad.ir import Graph, Tensor, toposort
 from tracegrad.kernels.halves import half_nodes
 from tracegrad.kernels.reads import Reads, array_of, base, delivered_parts, reads_of

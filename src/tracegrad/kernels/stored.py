@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
 
-from tracegrad.choices import INLINED
+from tracegrad.inlining import INLINED
 from tracegrad.ir import Tensor
 from tracegrad.kernels.reads import repeats
 from tracegrad.tuning import PRODUCT_READS, WIDER_READS

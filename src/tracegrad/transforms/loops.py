@@ -15,8 +15,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, cast
 
-from tracegrad.choices import computed_once
 from tracegrad.dtypes import Shape, TensorType, f32
+from tracegrad.inlining import computed_once
 from tracegrad.ir import Graph, Primitive, Tensor, bind, graft, register, toposort
 from tracegrad.prims.leaves import LEAF, const
 from tracegrad.prims.rules import spread
