@@ -21,7 +21,7 @@ import numpy as np
 import tracegrad as tg
 from tracegrad.ambient import tracing
 from tracegrad.compiler.layout import Persistent
-from tracegrad.compiler.plan import make_program
+from tracegrad.compiler.pipeline import make_program
 from tracegrad.dtypes import TensorType, f32
 from tracegrad.ir import Graph
 from tracegrad.prims.leaves import leaf

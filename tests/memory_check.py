@@ -18,8 +18,8 @@ import numpy as np
 from tracegrad.compiler.assemble import assemble
 from tracegrad.compiler.build import arena_of, persistent_of
 from tracegrad.compiler.layout import Persistent
+from tracegrad.compiler.pipeline import optimize
 from tracegrad.compiler.places import Plan, make_plan
-from tracegrad.compiler.plan import optimize
 from tracegrad.ir import Graph, Tensor
 from tracegrad.kernels.expr import indices_of, walk
 from tracegrad.kernels.form import Kernel, Store

@@ -15,7 +15,7 @@ import pytest
 import tracegrad as tg
 from test_kernels import NOTHING, run
 from tracegrad.ambient import tracing
-from tracegrad.compiler.plan import make_program, optimize
+from tracegrad.compiler.pipeline import make_program, optimize
 from tracegrad.dtypes import TensorType, f32
 from tracegrad.ir import Graph, Tensor
 from tracegrad.kernels.fuse import Schedule

@@ -12,7 +12,7 @@ from all_cases import ALL_CASES
 from cases import Case
 from test_kernels import COUNTERS, NOTHING, run
 from tracegrad.ambient import tracing
-from tracegrad.compiler.plan import make_program, optimize
+from tracegrad.compiler.pipeline import make_program, optimize
 from tracegrad.dtypes import TensorType, f32
 from tracegrad.evaluate import evaluate
 from tracegrad.ir import Graph, Tensor, bind, toposort

@@ -10,7 +10,7 @@ import pytest
 import tracegrad as tg
 from tracegrad import nn, optim
 from tracegrad.compiler import build
-from tracegrad.compiler.plan import optimize
+from tracegrad.compiler.pipeline import optimize
 from tracegrad.kernels.fuse import Schedule
 from tracegrad.kernels.lower import external_order, lower
 from tracegrad.kernels.show import show_kernel

@@ -13,8 +13,8 @@ from all_cases import ALL_CASES
 from cases import Case
 from tracegrad.ambient import tracing
 from tracegrad.compiler.layout import Persistent, overlaps
+from tracegrad.compiler.pipeline import make_program, optimize
 from tracegrad.compiler.places import make_plan
-from tracegrad.compiler.plan import make_program, optimize
 from tracegrad.dtypes import TensorType, f32
 from tracegrad.evaluate import evaluate
 from tracegrad.ir import Graph, toposort

@@ -12,7 +12,7 @@ import pytest
 import tracegrad as tg
 from test_kernels import NOTHING, run
 from tracegrad.ambient import tracing
-from tracegrad.compiler.plan import make_program
+from tracegrad.compiler.pipeline import make_program
 from tracegrad.dtypes import TensorType, f32, i32
 from tracegrad.errors import ShapeError
 from tracegrad.ir import Graph, Tensor

@@ -18,8 +18,8 @@ from test_kernels import NOTHING, run
 from tracegrad import nn, optim
 from tracegrad.ambient import tracing
 from tracegrad.compiler.build import build_training
+from tracegrad.compiler.pipeline import make_program, optimize
 from tracegrad.compiler.places import plan_launches
-from tracegrad.compiler.plan import make_program, optimize
 from tracegrad.dtypes import TensorType, f32
 from tracegrad.engine.bounds import array_of
 from tracegrad.ir import Graph, Tensor

@@ -13,7 +13,7 @@ import torch
 
 from tracegrad import ops as tg
 from tracegrad.ambient import tracing
-from tracegrad.compiler.plan import Persistent, make_program
+from tracegrad.compiler.pipeline import Persistent, make_program
 from tracegrad.dtypes import TensorType, as_dtype, f32
 from tracegrad.evaluate import evaluate
 from tracegrad.imperative.tensors import parameter

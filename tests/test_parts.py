@@ -13,7 +13,7 @@ import tracegrad as tg
 from browser import browser, open_page, served, shader_messages
 from test_kernels import NOTHING, run, with_barriers
 from tracegrad.ambient import tracing
-from tracegrad.compiler.plan import make_program, optimize
+from tracegrad.compiler.pipeline import make_program, optimize
 from tracegrad.dtypes import TensorType, f32
 from tracegrad.evaluate import evaluate
 from tracegrad.ir import Graph

@@ -14,7 +14,7 @@ import tracegrad as tg
 from models import SMALL
 from tracegrad.ambient import tracing
 from tracegrad.compiler.layout import Persistent
-from tracegrad.compiler.plan import make_program
+from tracegrad.compiler.pipeline import make_program
 from tracegrad.dtypes import TensorType, f32
 from tracegrad.errors import DeviceError, InputError
 from tracegrad.ir import Graph

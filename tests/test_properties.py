@@ -20,7 +20,7 @@ from models import SMALL, Training
 from tracegrad import ops as tg
 from tracegrad.ambient import tracing
 from tracegrad.compiler.layout import Persistent
-from tracegrad.compiler.plan import make_program
+from tracegrad.compiler.pipeline import make_program
 from tracegrad.dtypes import TensorType, f32, i32
 from tracegrad.entrypoints import compile as tg_compile
 from tracegrad.evaluate import evaluate

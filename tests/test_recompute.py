@@ -16,7 +16,7 @@ from tracegrad import optim
 from tracegrad.ambient import tracing
 from tracegrad.compiler.build import build_training
 from tracegrad.compiler.inputtypes import concrete_type
-from tracegrad.compiler.plan import make_program, optimize
+from tracegrad.compiler.pipeline import make_program, optimize
 from tracegrad.compiler.rounding import rounded
 from tracegrad.dtypes import TensorType, f32
 from tracegrad.evaluate import evaluate

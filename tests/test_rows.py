@@ -11,7 +11,7 @@ import pytest
 import tracegrad as tg
 from test_kernels import NOTHING, run, with_barriers
 from tracegrad.ambient import tracing
-from tracegrad.compiler.plan import make_program
+from tracegrad.compiler.pipeline import make_program
 from tracegrad.dtypes import TensorType, f32
 from tracegrad.evaluate import evaluate
 from tracegrad.ir import Graph, Tensor

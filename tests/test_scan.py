@@ -20,8 +20,8 @@ from test_random import pcg
 from tracegrad import optim
 from tracegrad.ambient import tracing
 from tracegrad.compiler.build import build_training
+from tracegrad.compiler.pipeline import make_program, optimize
 from tracegrad.compiler.places import make_plan
-from tracegrad.compiler.plan import make_program, optimize
 from tracegrad.dtypes import TensorType, f32, i32, u32
 from tracegrad.engine.indexcheck import check_indices
 from tracegrad.evaluate import evaluate

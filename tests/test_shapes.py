@@ -17,7 +17,7 @@ from cases import Case
 from test_kernels import NOTHING, assert_same, graph_of, inputs_of, run
 from tracegrad import ops as tg
 from tracegrad.compiler import layout
-from tracegrad.compiler.plan import make_program
+from tracegrad.compiler.pipeline import make_program
 from tracegrad.ir import Tensor
 from tracegrad.prims import views
 from tracegrad.runtime.cpu import CpuSession

@@ -17,7 +17,7 @@ from cases import Case
 from test_kernels import COUNTERS, NOTHING, run
 from test_numerics import runtime  # noqa: F401
 from tracegrad.ambient import tracing
-from tracegrad.compiler.plan import make_program
+from tracegrad.compiler.pipeline import make_program
 from tracegrad.dtypes import Shape, TensorType, bool_, f32, i32
 from tracegrad.errors import TracegradError
 from tracegrad.evaluate import evaluate

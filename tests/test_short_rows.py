@@ -16,7 +16,7 @@ import pytest
 import tracegrad as tg
 from tracegrad.ambient import tracing
 from tracegrad.compiler.layout import Persistent
-from tracegrad.compiler.plan import make_program
+from tracegrad.compiler.pipeline import make_program
 from tracegrad.dtypes import DType, TensorType, f32, i32
 from tracegrad.evaluate import evaluate
 from tracegrad.ir import Graph, Tensor

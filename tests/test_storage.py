@@ -13,7 +13,7 @@ from memory_check import check_memory, planned
 from test_kernels import NOTHING, run
 from tracegrad.ambient import tracing
 from tracegrad.compiler.layout import Persistent
-from tracegrad.compiler.plan import make_program, optimize
+from tracegrad.compiler.pipeline import make_program, optimize
 from tracegrad.dtypes import TensorType, f32
 from tracegrad.ir import Graph, Tensor
 from tracegrad.kernels import stored

@@ -18,7 +18,7 @@ from tracegrad import nn
 from tracegrad.ambient import tracing
 from tracegrad.compiler.build import build_training
 from tracegrad.compiler.layout import Persistent, Place
-from tracegrad.compiler.plan import make_program
+from tracegrad.compiler.pipeline import make_program
 from tracegrad.dtypes import TensorType, f32
 from tracegrad.evaluate import evaluate
 from tracegrad.ir import Graph, toposort

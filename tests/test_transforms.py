@@ -13,7 +13,7 @@ import tracegrad as tg
 from models import GPT, SineMLP, adamw, sine_loss
 from tracegrad import DTypeError, ShapeError, TraceError, nn, optim
 from tracegrad.ambient import tracing
-from tracegrad.compiler import plan
+from tracegrad.compiler import pipeline
 from tracegrad.compiler.build import build_forward, build_training
 from tracegrad.dtypes import TensorType, f32, i32
 from tracegrad.evaluate import evaluate
@@ -565,5 +565,5 @@ def test_what_is_only_waited_for_is_not_computed():
         tg.trace_forward(model=nn.Linear(3, 3), forward=gradient(wrapped), inputs={"x": (4, 3)})
         for wrapped in (tg.checkpoint, lambda f: f)
     ]
-    products = [sum(t.prim.name == "matmul" for t in plan.optimize(graph).order) for graph in sizes]
+    products = [sum(t.prim.name == "matmul" for t in pipeline.optimize(graph).order) for graph in sizes]
     assert products[0] == products[1] == 2

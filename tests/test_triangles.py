@@ -16,8 +16,8 @@ from browser import browser, open_page, served, shader_messages
 from memory_check import check_memory, planned
 from test_kernels import NOTHING, run, with_barriers
 from tracegrad.ambient import tracing
+from tracegrad.compiler.pipeline import make_program, optimize
 from tracegrad.compiler.places import make_plan
-from tracegrad.compiler.plan import make_program, optimize
 from tracegrad.dtypes import TensorType, f32
 from tracegrad.evaluate import evaluate
 from tracegrad.ir import Graph, Tensor, toposort

@@ -18,7 +18,7 @@ from cases import Case
 from models import BUDGET
 from test_kernels import NOTHING, graph_of
 from tracegrad import nn, optim
-from tracegrad.compiler.plan import make_program
+from tracegrad.compiler.pipeline import make_program
 from tracegrad.runtime.cpu import CpuSession
 from tracegrad.runtime.wgpu_calls import DirectCalls, PublicCalls
 

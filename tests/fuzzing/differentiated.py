@@ -15,7 +15,7 @@ from fuzzing.apply import called
 from fuzzing.exact import Exact, references
 from fuzzing.program import Array, Input, Program
 from tracegrad.ambient import tracing
-from tracegrad.compiler.plan import optimize
+from tracegrad.compiler.pipeline import optimize
 from tracegrad.dtypes import TensorType, as_dtype
 from tracegrad.ir import Graph, Tensor
 from tracegrad.prims.leaves import leaf

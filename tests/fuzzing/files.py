@@ -29,7 +29,7 @@ import tracegrad as tg
 from tracegrad import checkpoints, lr, nn, optim, safetensors
 from tracegrad.ambient import tracing
 from tracegrad.compiler.layout import Persistent
-from tracegrad.compiler.plan import make_program
+from tracegrad.compiler.pipeline import make_program
 from tracegrad.contents import contents
 from tracegrad.dtypes import TensorType, f32
 from tracegrad.engine.knobs import Knobs, Rate

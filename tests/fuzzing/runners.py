@@ -17,7 +17,7 @@ from fuzzing.differentiated import Outputs, graph_of, traced
 from fuzzing.exact import double
 from fuzzing.program import Array, Program
 from fuzzing.training import trained, trained_by_torch
-from tracegrad.compiler.plan import optimize
+from tracegrad.compiler.pipeline import optimize
 from tracegrad.dtypes import TensorType, as_dtype
 from tracegrad.evaluate import evaluate
 from tracegrad.runtime.c_compiler import VARIABLE

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, cast
 from tracegrad import ambient
 from tracegrad.compiler.inputtypes import InputSpec, concrete_type, declared
 from tracegrad.compiler.layout import Persistent, Place
-from tracegrad.compiler.plan import make_program
+from tracegrad.compiler.pipeline import make_program
 from tracegrad.compiler.ranges import input_ranges
 from tracegrad.compiler.signatures import check_function, check_signature, checked_loss, checked_outputs
 from tracegrad.dtypes import TensorType, f32, i32

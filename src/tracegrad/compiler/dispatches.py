@@ -15,8 +15,8 @@ from dataclasses import dataclass, field, replace
 from itertools import accumulate
 
 from tracegrad.compiler.layout import Persistent
+from tracegrad.compiler.pipeline import optimize
 from tracegrad.compiler.places import Plan, make_plan
-from tracegrad.compiler.plan import optimize
 from tracegrad.errors import CompileError, Site
 from tracegrad.ir import Graph, Tensor
 from tracegrad.kernels.clusters import Cluster

@@ -12,7 +12,7 @@ from dataclasses import replace
 
 from tracegrad import ambient, hypers
 from tracegrad.compiler.layout import Persistent
-from tracegrad.compiler.plan import make_program
+from tracegrad.compiler.pipeline import make_program
 from tracegrad.dtypes import TensorType
 from tracegrad.errors import InputError
 from tracegrad.ir import Graph, Tensor

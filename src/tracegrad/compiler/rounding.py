@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence, Set
 from dataclasses import replace
 
+from tracegrad.compiler.pipeline import optimize
 from tracegrad.compiler.places import plan_launches
-from tracegrad.compiler.plan import optimize
 from tracegrad.ir import Graph, Tensor, bind, rewrite, toposort
 from tracegrad.kernels.storage import analyse
 from tracegrad.passes.scans import everywhere, in_bodies

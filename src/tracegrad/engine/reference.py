@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from tracegrad.arrays import np
 from tracegrad.compiler.build import Built
 from tracegrad.compiler.layout import Persistent
-from tracegrad.compiler.plan import make_program, optimize
+from tracegrad.compiler.pipeline import make_program, optimize
 from tracegrad.compiler.rounding import rounded
 from tracegrad.engine.indexcheck import check_indices
 from tracegrad.errors import located

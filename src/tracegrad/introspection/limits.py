@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 from tracegrad.arrays import np
 from tracegrad.compiler.layout import Persistent
-from tracegrad.compiler.plan import make_program
+from tracegrad.compiler.pipeline import make_program
 from tracegrad.dtypes import TensorType, f32
 from tracegrad.introspection.tables import amount
 from tracegrad.ir import Graph, Tensor
