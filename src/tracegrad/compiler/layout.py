@@ -80,11 +80,13 @@ class Lifetime:
 @dataclass(frozen=True, slots=True)
 class Beside:
     """Of each key those that some launch reads while it writes the key's value, or the other way round; and those that
-    it writes too. crowded: keys of launches that touch so much else that all these should lie in one array."""
+    it writes too. crowded: keys of launches that touch so much else that all these should lie in one array.
+    room: the keys of each launch, and in how many arrays they may lie beside all else that it binds."""
 
     read: Mapping[int, Set[int]]
     written: Mapping[int, Set[int]]
     crowded: Set[int]
+    room: Sequence[tuple[Set[int], int]] = ()
 
 
 Chunk = list[tuple[int, int, Lifetime]]  # pieces of one array, in order: begin, end, who
@@ -156,12 +158,15 @@ def _one_array(order: Sequence[Lifetime], most: int, alive: int) -> list[Chunk]:
 
 
 def _several_arrays(order: Sequence[Lifetime], most: int, beside: Beside) -> list[Chunk]:
-    """The small values in one array, so that all launches find them in the same; the others apart from each other."""
+    """The small values in one array, so that all launches find them in the same; the others apart from each other, as
+    far as a launch has room for arrays."""
     bound = most // LITTLE_TEMP
     while len(chunks := _packed([t for t in order if t.size <= bound], most, {})) > 1:
         bound //= LITTLE_TEMP
     apart = {key: beside.read[key] | beside.written[key] for key in beside.read}
-    return [*chunks, *_packed([t for t in order if t.size > bound], most, apart)]
+    small = {t.key for t in order if t.size <= bound}
+    room = [(keys - small, arrays - (not keys.isdisjoint(small))) for keys, arrays in beside.room]
+    return [*chunks, *_packed([t for t in order if t.size > bound], most, apart, room)]
 
 
 def most_alive(lifetimes: Iterable[Lifetime]) -> int:
@@ -173,19 +178,22 @@ def most_alive(lifetimes: Iterable[Lifetime]) -> int:
     return max(accumulate(changes[at] for at in sorted(changes)))
 
 
-def _packed(order: Iterable[Lifetime], most: int, beside: Mapping[int, Set[int]]) -> list[Chunk]:
+def _packed(
+    order: Iterable[Lifetime],
+    most: int,
+    beside: Mapping[int, Set[int]],
+    room: Sequence[tuple[Set[int], int]] = (),
+) -> list[Chunk]:
     """One way to place temporaries, taken in order, in arrays of at most so many elements."""
     chunks: list[Chunk] = []
     inside: list[set[int]] = []
     for t in order:
-        others = beside.get(t.key, NONE)
-        for number in range(len(chunks) + 1):
+        touching = [(keys, arrays) for keys, arrays in room if t.key in keys]
+        for number in _choices(inside, beside.get(t.key, NONE), touching):
             if number == len(chunks):
                 chunks.append([])
                 inside.append(set())
             chunk = chunks[number]
-            if not inside[number].isdisjoint(others):
-                continue
             at = _lowest_gap(chunk, t)
             # a single value may be larger, and then others may lie where it does
             if not chunk or at + t.size <= most or at + t.size <= max(end for _, end, _ in chunk):
@@ -193,6 +201,23 @@ def _packed(order: Iterable[Lifetime], most: int, beside: Mapping[int, Set[int]]
                 inside[number].add(t.key)
                 break
     return chunks
+
+
+def _choices(inside: Sequence[Set[int]], others: Set[int], touching: Sequence[tuple[Set[int], int]]) -> list[int]:
+    """Arrays to try for a value, the next new one among them: those without `others`, then any that launches can bind.
+
+    touching: the launches that touch the value, as in `Beside.room`.
+    """
+    new = len(inside)
+    allowed = set(range(new + 1))
+    for keys, arrays in touching:
+        bound = {k for k in range(new) if not inside[k].isdisjoint(keys)}
+        if len(bound) >= arrays:
+            allowed &= bound
+    apart = [k for k in range(new) if k in allowed and inside[k].isdisjoint(others)]
+    if new in allowed:
+        return [*apart, new]
+    return [*apart, *sorted(allowed.difference(apart)), new]
 
 
 def _lowest_gap(chunk: Chunk, t: Lifetime) -> int:

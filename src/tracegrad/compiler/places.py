@@ -201,6 +201,7 @@ def touched_beside(plan: Plan) -> Beside:
     """Which values launches touch beside each other; a pack is one."""
     whole = plan.pack_of
     apart, together, crowded = dict[int, set[int]](), dict[int, set[int]](), set[int]()
+    room: list[tuple[set[int], int]] = []
     for launch in plan.launches:
         written = {whole.get(t.serial, t.serial) for c in launch.clusters for t in c.outs}
         read = {whole.get(t.serial, t.serial) for c in launch.clusters for t in plan.externals[id(c)]} - written
@@ -213,7 +214,10 @@ def touched_beside(plan: Plan) -> Beside:
         others = {plan.places[key].array for key in written | read if key in plan.places}
         if len(others) + TEMP_ARRAYS > MAX_BUFFERS:
             crowded |= written | read
-    return Beside(apart, together, crowded)
+        temporaries = {key for key in written | read if key not in plan.places}
+        kinds = {plan.storage.held_as(key) for key in temporaries}  # each has arrays of its own
+        room.append((temporaries, MAX_BUFFERS - len(others) - len(kinds) + 1))
+    return Beside(apart, together, crowded, room)
 
 
 def place_bodies(plan: Plan, depth: int, constants: Filling) -> None:
