@@ -30,7 +30,7 @@ from tracegrad.engine.steps import Stepper
 from tracegrad.engine.stores import TrainedParameters
 from tracegrad.errors import InputError
 from tracegrad.files import replace_file
-from tracegrad.hypers import checked_all, ranges_of, settable
+from tracegrad.hypers import UNIT, checked_all, ranges_of, settable
 from tracegrad.jsontext import cut, parse, printable, shown
 from tracegrad.program import Field, Program
 from tracegrad.runtime.base import Session
@@ -80,7 +80,7 @@ def parts(snapshot: Snapshot) -> list[bytes]:
         "seed": json.dumps(snapshot.seed),
         "lr": json.dumps(rate.schedule.spec()),
         "lr_start": json.dumps(rate.start),
-        "hyper": json.dumps(dict(snapshot.knobs.values)),
+        "hyper": json.dumps(_without_unit(snapshot.knobs.values)),
         "optimizer": json.dumps(snapshot.optimizer),
     }
     return safetensors.parts(tensors, metadata)
@@ -143,7 +143,7 @@ def read(path: str | os.PathLike[str], file: safetensors.File, program: Program,
         m = {name: _entry(file.metadata, name) for name in ENTRIES}
         step, seed = _u32(m["step"], "step"), _u32(m["seed"], "seed")
         start = None if m["lr_start"] is None else _u32(m["lr_start"], "lr_start", 1)
-        rate, hyper = _object(m["lr"], "lr"), _hyper(_object(m["hyper"], "hyper"), program, current)
+        rate, hyper = _object(m["lr"], "lr"), _hyper(_without_unit(_object(m["hyper"], "hyper")), program, current)
         optimizer = _optimizer(_object(m["optimizer"], "optimizer"), program)
         schedule = _schedule(rate, current.rate.schedule)
     except InputError as e:
@@ -196,6 +196,11 @@ def _object(value: Any, name: str) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise InputError(f"{name}: expected an object, got {shown(value)}")
     return cast("dict[str, Any]", value)
+
+
+def _without_unit(values: Mapping[str, Any]) -> dict[str, Any]:
+    """The hyperparameters alone: the unit of squares is the host's business. Files of before may have one of then."""
+    return {name: x for name, x in values.items() if name != UNIT}
 
 
 def _hyper(given: Mapping[str, Any], program: Program, current: Knobs) -> dict[str, float]:
