@@ -18,6 +18,7 @@ const HALTED = "halted"; // by which the device skips what is queued behind a st
 const isHyper = (f) => f.name.startsWith(HYPER);
 const isGiven = (f) => !isHyper(f);
 const baseName = (f) => f.name.slice(HYPER.length).replace(/^1-/, "");
+const withoutUnit = (values) => [...values].filter(([name]) => name !== UNIT); // which no file has a say in
 
 export class Training {
   #queue = new Queue(this);
@@ -169,7 +170,7 @@ export class Training {
     return this.#queue.alone(async () => {
       const { manifest, program } = this;
       const now = await this.session.download(program, manifest.checkpoint);
-      const facts = { step: this.counter, seed: this.seed, lr: rate.spec, lr_start: rate.start, hyper: Object.fromEntries(values), optimizer: program.meta.optimizer };
+      const facts = { step: this.counter, seed: this.seed, lr: rate.spec, lr_start: rate.start, hyper: Object.fromEntries(withoutUnit(values)), optimizer: program.meta.optimizer };
       const bytes = writeSafetensors([...now], { tracegrad: "1", ...mapped(facts, (x) => JSON.stringify(x)) });
       this.#good = { bytes, step: this.counter };
       return bytes.slice();
@@ -402,7 +403,7 @@ export class Training {
       checkFinite(program.params, values, "param/");
       return { values, ...readFacts(metadata, program.meta.ranges) };
     });
-    const knobs = { rate: { spec: lr, start }, values: new Map([...this.knobs.values, ...Object.entries(hyper)]) };
+    const knobs = { rate: { spec: lr, start }, values: new Map([...this.knobs.values, ...withoutUnit(Object.entries(hyper))]) };
     return () => {
       this.session.upload(program, checkpoint, values);
       bound(this.session, this.program);
