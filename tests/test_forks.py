@@ -4,24 +4,27 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import multiprocessing
 import os
 import signal
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterator
 from typing import Any, cast
 
 import numpy as np
 import pytest
 import torch
+import wgpu
 
 import tracegrad as tg
 from tracegrad import nn, optim
 from tracegrad.engine.worker import Worker
 from tracegrad.program import SPELLING
 from tracegrad.render.c_engine import ENGINE
-from tracegrad.runtime.adapters import check_webgpu
+from tracegrad.runtime.adapters import check_webgpu, enumerate_here
 from tracegrad.runtime.c_compiler import compiler_named
 from tracegrad.runtime.forks import Generation
 
@@ -225,6 +228,36 @@ def test_drivers_of_a_gpu_are_not_called_in_a_child(webgpu: None, monkeypatch: p
 
         assert in_child(automatic) == "('cpu', 3)"
         assert gpu.step(x=X, y=X).step == 2
+
+
+def test_a_child_releases_no_gpu_object_of_its_parent(webgpu: None) -> None:
+    """Not even garbage that the parent had not collected: a release calls the driver, whose threads are gone."""
+    device = enumerate_here()[0].request_device_sync()
+    kept, dropped = (device.create_buffer(size=16, usage=wgpu.BufferUsage.STORAGE) for _ in range(2))
+    alive = [weakref.ref(kept), weakref.ref(dropped)]
+    here = Cycle(dropped)
+    gc.disable()
+    try:
+        del here, dropped
+
+        def collected() -> list[bool]:
+            nonlocal kept
+            del kept
+            gc.collect()
+            return [ref() is not None for ref in alive]
+
+        assert in_child(collected) == "[True, True]"
+        gc.collect()
+        assert [ref() is not None for ref in alive] == [True, False]  # the parent releases its own
+    finally:
+        gc.enable()
+
+
+class Cycle:
+    """Garbage that only the collector of cycles frees."""
+
+    def __init__(self, thing: object) -> None:
+        self.thing, self.me = thing, self
 
 
 def test_generations_are_counted() -> None:

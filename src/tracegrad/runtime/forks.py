@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import ctypes
+import gc
 import os
+import sys
 
 from tracegrad.errors import DeviceError
 
@@ -43,9 +46,22 @@ def forked_error() -> DeviceError:
     return DeviceError.here(FORKED)
 
 
-def _count() -> None:
+def _begin() -> None:
     Generation.number += 1
+    if inherited_drivers():
+        _keep_objects_of_drivers()
+
+
+def _keep_objects_of_drivers() -> None:
+    """Keep the parent's GPU objects, garbage included, for as long as this process lives.
+
+    Python would release them when their last reference goes, and each release calls the driver: it would hang.
+    """
+    wgpu = sys.modules["wgpu"]
+    classes = (wgpu.GPUAdapter, wgpu.GPUObjectBase)
+    kept = [thing for thing in gc.get_objects() if isinstance(thing, classes)]
+    ctypes.pythonapi.Py_IncRef(ctypes.py_object(kept))  # never undone: the end of the process releases nothing, either
 
 
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_count)
+    os.register_at_fork(after_in_child=_begin)
