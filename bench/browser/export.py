@@ -25,8 +25,7 @@ class MLP(tg.Module):
     """784-512-512-10 with relu."""
 
     def __init__(self) -> None:
-        he = tg.init.kaiming()
-        self.l1, self.l2 = nn.Linear(784, 512, init=he), nn.Linear(512, 512, init=he)
+        self.l1, self.l2 = nn.Linear(784, 512), nn.Linear(512, 512)
         self.l3 = nn.Linear(512, 10)
 
 

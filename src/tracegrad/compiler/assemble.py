@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 from collections.abc import Mapping, Sequence, Set
-from functools import cache
 from typing import Any
 
 from tracegrad.compiler.layout import Persistent, Place
@@ -15,10 +14,21 @@ from tracegrad.kernels.fuse import MAX_BUFFERS
 from tracegrad.kernels.group import Launch
 from tracegrad.kernels.tiling import without_barriers, workgroup_bytes
 from tracegrad.prims.leaves import LITERAL
-from tracegrad.program import Binding, Buffer, Dispatch, Field, KernelSource, Loop, Needs, Program
-from tracegrad.render.c_calls import render_c
-from tracegrad.render.numpy import render_numpy
-from tracegrad.render.wgsl import grid_of, render_wgsl
+from tracegrad.program import (
+    DRAWN,
+    Binding,
+    BoundLaunch,
+    Buffer,
+    Dispatch,
+    Field,
+    KernelSource,
+    Loop,
+    Needs,
+    Program,
+    Texts,
+)
+from tracegrad.render.languages import LANGUAGES
+from tracegrad.render.wgsl import grid_of
 
 
 def assemble(
@@ -43,7 +53,9 @@ def assemble(
     rendered = Rendered({b.name: b for b in buffers}, number)
     rendered.launches(plan)
     kernels = rendered.kernels
-    states = {b.name: TensorType(DTYPES[b.dtype], (b.size,)) for b in buffers if b.role == "state"}
+    states = {b.name: Place(b.name, 0) for b in buffers if b.role == "state" and b.fill != DRAWN}
+    flat = {name: TensorType(DTYPES[buffers[number[name]].dtype], (buffers[number[name]].size,)) for name in states}
+    kept = {n: p for n, p, _ in persistent.states}
     largest = max(buffers, key=lambda b: b.bytes)
     return Program(
         kernels=tuple(kernels),
@@ -54,7 +66,7 @@ def assemble(
         params=fields(
             {n: p for n, p, _ in persistent.params}, persistent.types, {n: s for n, _, s in persistent.params}
         ),
-        states=fields({n: Place(n, 0) for n in states}, states, {}),
+        states=fields(states | kept, {**persistent.types, **flat}, {n: s for n, _, s in persistent.states}),
         needs=Needs(
             storage_buffers=max((len(k.bindings) for k in kernels), default=0),
             binding_bytes=largest.bytes,
@@ -157,22 +169,17 @@ def source_of(
 ) -> KernelSource:
     """One launch in every language; each is spelled when it is asked for."""
     kernels, tilings = launch.kernels, launch.tilings
+    bound = BoundLaunch(kernels, tilings, binding_of, bindings, aligned)
     shared = workgroup_bytes(tilings)
     serial = without_barriers(kernels, tilings) if shared else []
-    in_c = cache(lambda: render_c(kernels, binding_of))
-    return KernelSource.spelled(
-        {
-            "wgsl": lambda: render_wgsl(kernels, tilings, binding_of, bindings, aligned),
-            "numpy": lambda: render_numpy(kernels, binding_of),
-            "c": lambda: in_c()[0],
-            "calls": lambda: in_c()[1],
-            "serial_wgsl": lambda: render_wgsl(kernels, serial, binding_of, bindings, aligned) if serial else "",
-        },
+    return KernelSource(
         label=" | ".join(k.label for k in kernels),
         bindings=bindings,
         slots=sum(len(k.slots) for k in kernels),
         workgroup_memory=shared,
+        texts=Texts(lambda language: LANGUAGES[language](bound), **({} if serial else {"serial_wgsl": None})),
         serial_grid=grid_of(sum(t.workgroups for t in serial)),
+        own=True,
         forms=tuple(kernels),
         binding_of=tuple(binding_of),
     )

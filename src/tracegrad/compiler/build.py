@@ -5,38 +5,41 @@ from __future__ import annotations
 import gc
 from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import inf
 from typing import Any, NamedTuple, cast
 
 from tracegrad import ambient
 from tracegrad.compiler.inputtypes import InputSpec, concrete_type, declared
-from tracegrad.compiler.layout import Persistent, Place
+from tracegrad.compiler.layout import Persistent
+from tracegrad.compiler.persistent import HALTED, States, arena_of, persistent_of
 from tracegrad.compiler.pipeline import make_program
 from tracegrad.compiler.ranges import input_ranges
 from tracegrad.compiler.signatures import check_function, check_signature, checked_loss, checked_outputs
 from tracegrad.dtypes import TensorType, f32, i32
-from tracegrad.errors import CompileError, InputError, TraceError
+from tracegrad.errors import CompileError, InputError, TraceError, located
 from tracegrad.hypers import NORMAL, UNIT
 from tracegrad.ir import Graph, Tensor, toposort
-from tracegrad.nn.module import Parameter, bound, decays, named_parameters, no_parameters
+from tracegrad.nn.module import Parameter, State, bound, named_arrays, no_parameters, state_specs
+from tracegrad.optim import freezing
 from tracegrad.optim.arena import Arena
 from tracegrad.optim.gradients import sum_of_squares
-from tracegrad.optim.guard import Guard, any_nonfinite, array_name, bounded_arrays
+from tracegrad.optim.guard import Guard, NewStates, any_nonfinite, bounded_arrays
 from tracegrad.optim.host import Host
-from tracegrad.optim.loss_scale import STATE, LossScale
+from tracegrad.optim.loss_scale import LossScale
 from tracegrad.optim.optimizer import Optimizer
 from tracegrad.optim.transform import Transform
+from tracegrad.patterns import Selection, chosen
 from tracegrad.prims.elementwise import nonfinite, where
 from tracegrad.prims.folds import pack
 from tracegrad.prims.leaves import LEAF, constant, leaf, require_own
 from tracegrad.prims.views import broadcast_to
-from tracegrad.program import COUNTS, Buffer, Program
+from tracegrad.program import COUNTS, Program
 from tracegrad.refusals import shown
 from tracegrad.sites import SiteInfo
+from tracegrad.states import STATE, StateTensor
 from tracegrad.transforms.grad import gradients
 
-HALTED = "halted"  # the state, and output, by which the device skips what is queued behind a step not applied
 SKIPPED = "skipped"  # the output by which it says that gradients overflowed in half precision, and changed nothing
 PRECISIONS = ("f32", "f16")
 
@@ -58,6 +61,7 @@ class Traced:
 
     trace: ambient.Trace
     parameters: dict[str, Parameter]
+    states: States
     leaves: dict[str, Tensor]
     inputs: dict[str, TensorType]
     result: Any
@@ -91,6 +95,8 @@ class StepSource(NamedTuple):
     inputs: Mapping[str, InputSpec]
     optimizer: Optimizer
     precision: str = "f32"
+    frozen: Selection | None = None  # parameters whose gradient is not computed
+    freezable: bool = False  # the device has a mask of parameters that steps leave alone
 
     def switched_on(self, values: Mapping[str, float]) -> StepSource:
         """The source with those hyperparameters of `values` that were off; the same object if none was off."""
@@ -107,11 +113,13 @@ class StepSource(NamedTuple):
             raise InputError.here(
                 f"optimizer must be one of optim, such as optim.adam(lr=1e-3), got {shown(optimizer)}{hint}"
             )
-        with uncollected(), traced(self.model, self.loss, self.inputs, "loss") as t:
+        with uncollected(), traced(self.model, self.loss, self.inputs, "loss", frozen=self.frozen) as t:
             y, aux = checked_loss(t.result, self.loss)
             arena = arena_of(t.parameters, optimizer)
-            persistent = persistent_of(t.parameters, arena, optimizer, self.precision)
-            graph, doubts = training_graph(t, y, aux, arena, optimizer, self.precision)
+            optimizer.groups.check([n for n, p in t.parameters.items() if p.trainable], "groups")
+            freeze = freezing.masks(arena, optimizer.transform) if self.freezable else {}
+            persistent = persistent_of(t.parameters, arena, optimizer, self.precision, t.states, freeze)
+            graph, doubts = training_graph(t, y, aux, arena, optimizer, self.precision, freeze)
         meta = {
             "kind": "training",
             "optimizer": optimizer.spec(),
@@ -120,6 +128,8 @@ class StepSource(NamedTuple):
             "bounds": list(bounded_arrays(optimizer.transform)),
             "ranges": {name: limits._asdict() for name, limits in optimizer.ranges.items()},
         }
+        if freeze:
+            meta["freeze"] = {name: [list(part) for part in mask.parts] for name, mask in freeze.items()}
         return TracedStep(graph, persistent, t.inputs, meta, doubts, sites_of(t))
 
 
@@ -141,18 +151,25 @@ def build_forward(
     like: Program | None = None,
     patching: bool = False,
     precision: str = "f32",
+    writes: bool = False,
 ) -> Built:
     """The program of one forward.
 
-    like:     the training's program it shares parameters with.
+    like:     the training's program it shares parameters and states with.
     patching: its patch sites take a mask and a value, further inputs of the program; else they are not in it.
+    writes:   it may write states; else TraceError with the line of a write.
     """
     with uncollected():
-        with traced(model, forward, inputs, "forward", patching) as t:
+        fixed = [f.name for f in like.params if not f.spec.get("trainable", True)] if like else []
+        with traced(model, forward, inputs, "forward", patching, fixed or None) as t:
             outputs, structure = checked_outputs(t.result, forward)
             arena = arena_of(t.parameters)
-            persistent = Persistent.of(like, ("param",)) if like else persistent_of(t.parameters, arena)
-            graph = Graph(outputs, dict(t.trace.captures), precision=precision)
+            persistent = (
+                Persistent.of(like, ("param",)) if like else persistent_of(t.parameters, arena, states=t.states)
+            )
+            if t.trace.writes and not writes:
+                raise unannounced(forward, t.trace.writes)
+            graph = Graph(outputs, dict(t.trace.captures), dict(t.trace.writes), precision)
             require_own(toposort(graph.roots), t.trace)
         meta = {"kind": "forward", "hyper": dict(t.trace.hypers)}
         program = make_program(graph, persistent, input_ranges(graph), meta, t.inputs)
@@ -167,13 +184,14 @@ def trace_training(
         y, aux = checked_loss(t.result, loss)
         if optimizer is not None:
             return training_graph(t, y, aux, arena_of(t.parameters, optimizer), optimizer, "f32")[0]
-        return Graph({"loss": y, **{f"aux.{n}": x for n, x in aux.items()}}, dict(t.trace.captures))
+        named = {f"aux.{n}": x for n, x in aux.items()}
+        return Graph({"loss": y, **named}, dict(t.trace.captures), dict(t.trace.writes))
 
 
 def trace_forward(model: Any, forward: Callable[..., Any], inputs: Mapping[str, InputSpec]) -> Graph:
     """The graph of a forward."""
     with traced(model, forward, inputs, "forward") as t:
-        return Graph(checked_outputs(t.result, forward)[0], dict(t.trace.captures))
+        return Graph(checked_outputs(t.result, forward)[0], dict(t.trace.captures), dict(t.trace.writes))
 
 
 def trace_sites(model: Any, forward: Callable[..., Any], inputs: Mapping[str, InputSpec]) -> tuple[SiteInfo, ...]:
@@ -201,22 +219,49 @@ def uncollected() -> Generator[None]:
 
 @contextmanager
 def traced(
-    model: Any, fn: Callable[..., Any], inputs: Mapping[str, InputSpec], what: str, patching: bool = False
+    model: Any,
+    fn: Callable[..., Any],
+    inputs: Mapping[str, InputSpec],
+    what: str,
+    patching: bool = False,
+    frozen: Selection | None = None,
 ) -> Generator[Traced]:
-    """Run `fn` once on leaves; inside the block its trace is still open."""
+    """Run `fn` once on leaves; inside the block its trace is still open. frozen: parameters that have no gradient."""
     if ambient.active() is not None:
         raise TraceError.here(f"a {what} cannot be compiled inside another trace; compile it before that")
-    parameters = named_parameters(model)
-    if not parameters:
+    arrays = named_arrays(model)
+    states = {n: p for n, p in arrays.items() if isinstance(p, State)}
+    parameters = {n: p for n, p in arrays.items() if n not in states}
+    if not arrays:
         raise CompileError.here(f"the model {type(model).__name__} has no parameters: {no_parameters(model)}")
+    if frozen is not None:
+        named = chosen(parameters, frozen, "frozen")
+        parameters |= {n: replace(parameters[n], trainable=False) for n in named}
     inputs = declared(inputs)
     check_function(fn, what)
     check_signature(fn, inputs, what)
     types = {name: concrete_type(name, spec) for name, spec in inputs.items()}
     with ambient.tracing(patching) as running:
         leaves = {n: leaf("param" if p.trainable else "frozen", n, p.type) for n, p in parameters.items()}
+        held = {n: leaf("state", STATE + n, s.type) for n, s in states.items()}
         values = {n: leaf("input", n, type_) for n, type_ in types.items()}
-        yield Traced(running, parameters, leaves, types, fn(bound(model, leaves), **values))
+        m = bound(model, {**leaves, **{n: StateTensor(n, x) for n, x in held.items()}})
+        leaves |= {STATE + n: x for n, x in held.items()}
+        first = {STATE + n: (s.type, spec) for (n, s), spec in zip(states.items(), state_specs(model), strict=True)}
+        yield Traced(running, parameters, first, leaves, types, fn(m, **values))
+
+
+def unannounced(forward: Callable[..., Any], writes: Mapping[str, Tensor]) -> TraceError:
+    """The error of a forward that writes states without saying so."""
+    name, value = next(iter(writes.items()))
+    who = getattr(forward, "__name__", "the forward")
+    return TraceError(
+        located(
+            f"{who} writes the state {name.removeprefix(STATE)!r}, {value.type}; say so where it is attached or "
+            "compiled, with writes=True, or do not write it here, as a layer with training=False",
+            value.site,
+        )
+    )
 
 
 def check_precision(precision: str) -> None:
@@ -226,7 +271,13 @@ def check_precision(precision: str) -> None:
 
 
 def training_graph(
-    t: Traced, y: Tensor, aux: Mapping[str, Tensor], arena: Arena, optimizer: Optimizer, precision: str
+    t: Traced,
+    y: Tensor,
+    aux: Mapping[str, Tensor],
+    arena: Arena,
+    optimizer: Optimizer,
+    precision: str,
+    freeze: Mapping[str, freezing.Mask] = freezing.NONE,
 ) -> tuple[Graph, tuple[str, ...]]:
     """Loss, gradients, guard and update in one graph; and what is doubtful about the loss."""
     trained = [slot.name for slot in arena.slots]
@@ -234,24 +285,31 @@ def training_graph(
     found = gradients(y, [t.leaves[n] for n in trained], scaling and scaling.scale)
     doubts = doubtful(t, y, aux, dict(zip(trained, found)))
     g = arena.pack(dict(zip(trained, map(scaling.unscaled, found) if scaling else found)))
+    free = {name: mask.free() for name, mask in freeze.items()}
+    if free:
+        g = where(free[freezing.PARAMS], g, 0.0)  # clipping measures what is trained
     type_ = TensorType(f32, (arena.size,))
     sizes = optimizer.transform.sizes(arena)
     state = {name: leaf("state", name, TensorType(f32, (size,))) for name, size in sizes.items()}
     p = leaf("state", "params", type_)
     halted = leaf("state", HALTED, TensorType(i32, (1,)))
-    host = Host(arena, scaling and scaling.updates(), g)
+    host = Host(arena, scaling and scaling.updates(), g, optimizer.groups)
     updates, new = optimizer.transform.update(g, p, state, host)
     new = {**new, "params": p + updates}
     guard = Guard.traced(optimizer.transform, host)
+    states = NewStates({n: (t.leaves[n], x) for n, x in t.trace.writes.items()})
     hopeless = nonfinite(y) | (halted.reshape(()) != 0)
+    hopeless = hopeless if states.odd is None else hopeless | states.odd
     # A pack lies in memory before it is read: the last kernel, which sets `halted`, must not read it as well.
     poison = pack([where(hopeless, inf, guard.poison if guard else 0.0)])
     bad = nonfinite(sum_of_squares(g, host.unit) + poison.reshape(()))
     bad = bad if guard else bad | any_nonfinite(new)
     before = {**state, "params": p}
     keep = {x.size: broadcast_to(~bad, (x.size,)) for x in before.values()}
-    writes = {"grads": g, **{name: where(keep[x.size], x, before[name]) for name, x in new.items()}}
+    kept = {n: keep[x.size] & free[freezing.mask_of(n, freeze)] if free else keep[x.size] for n, x in before.items()}
+    writes = {"grads": g, **{name: where(kept[name], x, before[name]) for name, x in new.items()}}
     writes |= guard.writes if guard else {}
+    writes |= states.unless(bad)
     outputs = {"loss": y}
     halt = bad
     if scaling:
@@ -266,56 +324,11 @@ def training_graph(
     return graph, doubts
 
 
-def arena_of(parameters: Mapping[str, Parameter], optimizer: Optimizer | None = None) -> Arena:
-    """The layout of the trainable parameters."""
-    by_name = optimizer.decay_filter if optimizer else None
-    return Arena.of((n, p.shape, decays(n, p, by_name)) for n, p in parameters.items() if p.trainable)
-
-
-def persistent_of(
-    parameters: Mapping[str, Parameter], arena: Arena, optimizer: Optimizer | None = None, precision: str = "f32"
-) -> Persistent:
-    """Arrays for parameters and, with an optimizer, gradients and state."""
-    places = {slot.name: Place("params", slot.offset) for slot in arena.slots}
-    decay = {slot.name: slot.decay for slot in arena.slots}
-    frozen: dict[str, int] = {}
-    for n, p in parameters.items():
-        if not p.trainable:
-            array = f"frozen.{p.dtype.storage}"
-            places[n] = Place(array, frozen.get(array, 0))
-            frozen[array] = places[n].offset + p.size
-    buffers = [Buffer("params", "f32", arena.size, "param")] if arena.size else []
-    buffers += [Buffer(a, "f32" if a.endswith("f32") else "i32", size, "param") for a, size in frozen.items()]
-    if optimizer is not None:
-        if not arena.size:
-            raise CompileError.here(
-                "no parameter of the model is trainable: leave out trainable=False somewhere, or use tg.compile_forward"
-            )
-        buffers.append(Buffer("grads", "f32", arena.size, "grad"))
-        sizes = optimizer.transform.sizes(arena)
-        buffers += [Buffer(n, "f32", sizes[n], "state", fill) for n, fill in optimizer.transform.fills.items()]
-        if precision == "f16":
-            if taken := sorted(STATE.keys() & optimizer.transform.state):
-                raise InputError.here(f"the loss scale has states named {', '.join(taken)} too: rename the optimizer's")
-            buffers += [Buffer(n, "f32", 1, "state", fill) for n, fill in STATE.items()]
-        buffers.append(Buffer(HALTED, "i32", 1, "state"))
-        if bounded := bounded_arrays(optimizer.transform):
-            buffers.append(Buffer(array_name(bounded), "f32", len(bounded), "state"))
-    specs = {
-        n: {"init": p.init.spec(), "decay": decay.get(n, False), "trainable": p.trainable}
-        for n, p in parameters.items()
-    }
-    return Persistent(
-        tuple(buffers),
-        tuple((n, places[n], specs[n]) for n in parameters),
-        {n: p.type for n, p in parameters.items()},
-    )
-
-
 def doubtful(t: Traced, y: Tensor, aux: Mapping[str, Tensor], found: Mapping[str, Tensor]) -> tuple[str, ...]:
     """What to say once at compile of a loss that does not use parameters or inputs, or that nothing can improve."""
     used = {x.serial for x in toposort([y])}
-    read = {x.name for x in toposort([y, *aux.values(), *t.trace.captures.values()]) if x.prim is LEAF}
+    delivered = [y, *aux.values(), *t.trace.captures.values(), *t.trace.writes.values()]
+    read = {x.name for x in toposort(delivered) if x.prim is LEAF}
     names = [n for n, x in t.leaves.items() if n in found and x.serial not in used]
     inputs = [n for n in t.inputs if n not in read]
     texts: list[str] = []

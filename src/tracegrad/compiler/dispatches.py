@@ -135,8 +135,13 @@ def blamed_lines(graph: Graph, program: Program) -> Generator[None, None, None]:
     except CompileError as e:
         if e.kernel is None:
             raise
-        sites = next(d.sites for d in dispatches_of(graph, program) if d.kernel == e.kernel)
-        raise CompileError("\n".join([str(e), *(site.describe() for site in sites[:SHOWN])])) from e
+        sites = blamed(graph, program)[e.kernel]
+        raise CompileError("\n".join([str(e), *(site.describe() for site in sites)])) from e
+
+
+def blamed(graph: Graph, program: Program) -> dict[int, tuple[Site, ...]]:
+    """The lines that an error of each kernel of `program` names, by its number."""
+    return {d.kernel: d.sites[:SHOWN] for d in reversed(dispatches_of(graph, program))}
 
 
 def run_order(program: Program) -> list[int]:

@@ -16,6 +16,7 @@ from tracegrad.compiler.pipeline import make_program
 from tracegrad.dtypes import TensorType
 from tracegrad.errors import InputError
 from tracegrad.ir import Graph, Tensor
+from tracegrad.kernels.lower import LARGEST
 from tracegrad.ops.indexing import take
 from tracegrad.ops.random import rows_at_random
 from tracegrad.prims.leaves import leaf
@@ -24,7 +25,6 @@ from tracegrad.program import Buffer, Field, Program
 PREFIX = "data."  # of the arrays of examples
 COUNT = "data.count"  # the hot value that says how many there are; no identifier, so that no name of a user's is this
 MOST = 2**24  # examples: a draw has 24 random bits
-ELEMENTS = 2**31 - 1  # of one array, as far as an i32 index reaches
 
 
 def make_feed(step: Program, drawn: Collection[str]) -> Program:
@@ -53,7 +53,7 @@ def make_feed(step: Program, drawn: Collection[str]) -> Program:
 def _value(f: Field, rows: Tensor | None) -> Tensor:
     if rows is None:
         return leaf("state", PREFIX + f.name, f.type)
-    most = min(MOST, ELEMENTS // max(1, f.size // f.shape[0]))  # a kernel depends on no more than that
+    most = min(MOST, LARGEST // max(1, f.size // f.shape[0]))  # a kernel depends on no more than that
     return take(leaf("state", PREFIX + f.name, TensorType(f.type.dtype, (most, *f.shape[1:]))), rows, 0)
 
 

@@ -10,7 +10,7 @@ from operator import itemgetter
 from typing import Any
 
 from tracegrad.dtypes import STORED, TensorType
-from tracegrad.program import Buffer, Move, Program
+from tracegrad.program import DRAWN, Buffer, Move, Program
 from tracegrad.tuning import LAYOUT_CLOSE, LAYOUT_TRIES, LITTLE_TEMP, TEMP_ALIGN
 
 CHUNK = 128 * 1024 * 1024  # bytes: the largest array every WebGPU device binds
@@ -32,22 +32,30 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class Persistent:
-    """Arrays that outlive a step, and where the parameters lie in them."""
+    """Arrays that outlive a step, and where the parameters and the model's states lie in them."""
 
     buffers: tuple[Buffer, ...]
     params: tuple[tuple[str, Place, Mapping[str, Any]], ...]  # name, place, spec: in declaration order
     types: Mapping[str, TensorType]
+    states: tuple[tuple[str, Place, Mapping[str, Any]], ...] = ()  # as params; names are `state/<path>`
 
     @staticmethod
     def of(program: Program, roles: Sequence[str] = ("param", "grad", "state")) -> Persistent:
-        """The arrays of some roles that a program shares with others of its session."""
-        buffers = tuple(b for b in program.buffers if b.role in roles)
-        params = tuple((f.name, Place(program.buffers[f.buffer].name, f.offset), f.spec) for f in program.params)
-        return Persistent(buffers, params, {f.name: f.type for f in program.params})
+        """The arrays of some roles that a program shares with others of its session, and the states of its model."""
+        buffers = tuple(b for b in program.buffers if b.role in roles or b.fill == DRAWN)
+        params, states = (
+            tuple((f.name, Place(program.buffers[f.buffer].name, f.offset), f.spec) for f in fields)
+            for fields in (program.params, program.model_states)
+        )
+        return Persistent(buffers, params, {f.name: f.type for f in (*program.params, *program.model_states)}, states)
 
     def place(self, name: str) -> Place:
         """The place of a parameter."""
         return next(p for n, p, _ in self.params if n == name)
+
+    def place_of_state(self, name: str) -> Place:
+        """The place of a state: one of the model's, or an array of its own."""
+        return next((p for n, p, _ in self.states if n == name), Place(name, 0))
 
 
 @dataclass(slots=True)
@@ -144,17 +152,18 @@ def _few_arrays(order: Sequence[Lifetime], beside: Beside, most_arrays: int) -> 
 
 
 def _one_array(order: Sequence[Lifetime], most: int, alive: int) -> list[Chunk]:
-    """The smallest of some tries; more than one array if they do not fit."""
+    """The smallest of some tries; none if one array does not hold them."""
     tries: list[list[Chunk]] = []
     for _ in range(LAYOUT_TRIES):
-        tries.append(_packed(order, most, {}))
-        if len(tries[-1]) > 1:
+        chunks = _packed(order, most, {})
+        if len(chunks) > 1:
             break
-        _, end, last = max(tries[-1][0], key=lambda piece: piece[1])
+        tries.append(chunks)
+        _, end, last = max(chunks[0], key=lambda piece: piece[1])
         if end <= LAYOUT_CLOSE * alive:
             break
         order = [last, *(t for t in order if t is not last)]
-    return min(tries, key=lambda found: [max(end for _, end, _ in chunk) for chunk in found])
+    return min(tries, key=lambda found: max(end for _, end, _ in found[0])) if tries else []
 
 
 def _several_arrays(order: Sequence[Lifetime], most: int, beside: Beside) -> list[Chunk]:

@@ -72,7 +72,7 @@ def make_plan(storage: Storage, persistent: Persistent, declared: Mapping[str, T
     for name, type_ in (declared or {}).items():  # first, and hyperparameters behind them: a feed writes the ones alone
         plan.inputs.add("input", name, type_)
     place_leaves(plan, persistent)
-    place_outputs(plan, storage.graph)
+    place_outputs(plan, storage.graph, persistent)
     place_temporaries(plan, set())
     place_bodies(plan, 0, plan.constants)
     return plan
@@ -118,16 +118,16 @@ def place_leaves(plan: Plan, persistent: Persistent) -> None:
             if role in ("param", "frozen"):
                 plan.places[t.serial] = persistent.place(name)
             elif role == "state":
-                plan.places[t.serial] = Place(name, 0)
+                plan.places[t.serial] = persistent.place_of_state(name)
             else:
                 name = PREFIX + name if role == "hyper" else name
                 plan.places[t.serial] = plan.inputs.places.get(name) or plan.inputs.add("input", name, t.type)
 
 
-def place_outputs(plan: Plan, graph: Graph) -> None:
+def place_outputs(plan: Plan, graph: Graph, persistent: Persistent) -> None:
     """New state over the old; outputs one after the other, but for those that are new states."""
     for name, t in graph.writes.items():
-        place_parts(plan, base(t), Place(name, 0))
+        place_parts(plan, base(t), persistent.place_of_state(name))
     for name, t in graph.results.items():
         serial = base(t).serial
         if serial in plan.places:

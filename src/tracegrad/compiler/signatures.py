@@ -10,7 +10,9 @@ from typing import Any, cast
 from tracegrad.dtypes import f32
 from tracegrad.errors import CompileError, InputError, Site, call_site, located
 from tracegrad.ir import Tensor
+from tracegrad.nn.module import like
 from tracegrad.refusals import shown
+from tracegrad.states import StateTensor
 
 
 def check_function(fn: object, what: str) -> None:
@@ -70,6 +72,7 @@ def checked_loss(result: Any, loss: Callable[..., Any]) -> tuple[Tensor, dict[st
     """The rank-0 loss and the aux tensors."""
     name = getattr(loss, "__name__", "loss")
     aux: Any = {}
+    result = _read(result)
     if isinstance(result, tuple) and len(cast("tuple[Any, ...]", result)) == 2:
         result, aux = cast("tuple[Any, Any]", result)
         if isinstance(result, dict) and isinstance(aux, Tensor):
@@ -106,6 +109,7 @@ def checked_loss(result: Any, loss: Callable[..., Any]) -> tuple[Tensor, dict[st
 
 def checked_outputs(result: Any, forward: Callable[..., Any]) -> tuple[dict[str, Tensor], Any]:
     """Outputs by name, and the structure they came in."""
+    result = _read(result)
     if isinstance(result, Tensor):
         return {"output": result}, None
     parts: dict[Any, Any] | None = None
@@ -123,6 +127,15 @@ def checked_outputs(result: Any, forward: Callable[..., Any]) -> tuple[dict[str,
         )
     outputs = {f"output.{k}": x for k, x in parts.items()}
     return outputs, {k: f"output.{k}" for k in parts} if isinstance(result, dict) else tuple(outputs)
+
+
+def _read(result: Any) -> Any:
+    """`result` with states of the model as what they hold by now; of a loss, those in its aux."""
+    if isinstance(result, StateTensor):
+        return result.now
+    if isinstance(result, dict):
+        return {key: _read(x) for key, x in cast("dict[Any, Any]", result).items()}
+    return like(result, map(_read, cast("list[Any]", result))) if isinstance(result, (tuple, list)) else result
 
 
 def _odd(result: object, parts: Mapping[Any, Any] | None) -> str:

@@ -11,9 +11,6 @@ const CASTS = {
   u32: Uint32Array,
   bool: Int32Array,
 };
-/** The kind of array that stores values of a dtype: of 32 bits, of which a device knows two kinds. */
-export const storage = (dtype) => (dtype === "f32" ? Float32Array : Int32Array);
-
 const RANGES = { i32: [-(2 ** 31), 2 ** 31 - 1], u32: [0, 2 ** 32 - 1], bool: [0, 1] };
 
 /** Every value of the call in its field's type; InputError naming all problems at once. */

@@ -14,6 +14,8 @@ export const HYPER = "hyper."; // of hot values among the inputs of a program
 export const PERSISTENT = ["param", "grad", "state", "data"]; // roles whose buffers outlive a step
 const LONGEST = 60; // characters of a value in an error
 
+/** The kind of array that stores values of a dtype: of 32 bits, of which a device knows two kinds. */
+export const storage = (dtype) => (dtype === "f32" ? Float32Array : Int32Array);
 export const prod = (shape) => shape.reduce((a, b) => a * b, 1);
 export const isRecord = (x) => typeof x === "object" && x !== null && !Array.isArray(x);
 const isText = (x) => typeof x === "string";
@@ -59,13 +61,41 @@ export function checkHypers(what, hyper, ranges = {}) {
   }
 }
 
-/** {lr, values} of what is given to `set`; InputError for names that are not among `names`. */
-export function readHypers(hyper, names, ranges) {
-  const { lr, ...values } = isRecord(hyper) ? hyper : {};
+/** {lr, values} of what is given to `set`; InputError for names that are not among `names`, and groups that are none. */
+export function readHypers(hyper, names, ranges, known = []) {
+  const { lr, groups, ...values } = isRecord(hyper) ? hyper : {};
   const unknown = Object.keys(values).filter((name) => !names.includes(name)).slice(0, SHOWN);
   if (unknown.length) throw inputError(`set: ${unknown.join(", ")}: unknown; what can be set is ${names.join(", ")}. What was off in Python is not in this export`);
   checkHypers("set", isRecord(hyper) ? values : hyper, ranges);
-  return { lr, values };
+  return { lr, values: { ...values, ...readGroups(groups ?? {}, known, ranges) } };
+}
+
+/** What groups have in the place of a hyperparameter goes by its name, "@" and their number. */
+function readGroups(groups, known, ranges) {
+  if (!isRecord(groups)) throw inputError(`set: groups go by their patterns, such as {"backbone.*": {lr: 0.1}}, got ${shown(groups)}`);
+  const values = {};
+  for (const [pattern, given] of Object.entries(groups)) {
+    const k = known.findIndex(([name]) => name === pattern);
+    if (k < 0) throw inputError(`set: there is no group ${shown(pattern)}; there are ${known.map(([name]) => shown(name)).join(", ") || "none"}`);
+    const own = Object.keys(known[k][1]);
+    const what = `set: groups[${shown(pattern)}]`;
+    checkHypers(what, given, ranges);
+    const unknown = Object.keys(given).filter((name) => !own.includes(name));
+    if (unknown.length) throw inputError(`${what}: ${unknown.join(", ")}: unknown; it has ${own.join(", ")}`);
+    for (const [name, x] of Object.entries(given)) values[`${name}@${k}`] = x;
+  }
+  return values;
+}
+
+/** Those of `names` that fit a pattern or one of a list: `*` is any text, `?` one character. InputError if none does. */
+export function chosen(names, given, what) {
+  const patterns = [given].flat();
+  if (!patterns.every(isText)) throw inputError(`${what}: a pattern is a text such as "backbone.*", got ${shown(given)}`);
+  const rule = (p) => p.replace(/[.+^${}()|[\]\\]/g, "\\$&").replaceAll("*", ".*").replaceAll("?", ".");
+  const fits = new RegExp(`^(?:${patterns.map(rule).join("|") || "(?!)"})$`, "s");
+  const found = names.filter((name) => fits.test(name));
+  if (!found.length) throw inputError(`${what}: ${patterns.map(shown).join(", ")} fits no parameter; they are ${names.slice(0, SHOWN).join(", ")}`);
+  return found;
 }
 
 /** InputError unless a device can take `rate`, what a schedule gave for `step`. */
@@ -85,6 +115,10 @@ const SCHEDULES = {
   multi_step: ["peak", "milestones", "gamma"],
   exponential: ["peak", "gamma"],
   one_cycle: ["peak", "steps", "pct_start", "div_factor", "final_div_factor", "anneal"],
+  plateau: [
+    "peak", "factor", "patience", "threshold", "mode", "threshold_mode", "cooldown", "min_lr", "eps", "now", "best", "bad",
+    "cooling",
+  ],
 };
 const ABOVE_0 = ["steps", "every", "div_factor", "final_div_factor"];
 /** Fields that are neither rates nor above 0. */
@@ -93,6 +127,11 @@ const OTHERS = {
   milestones: ["a list of steps", (x) => Array.isArray(x) && x.every(Number.isSafeInteger)],
   pct_start: ["a number in [0, 1]", (x) => typeof x === "number" && x >= 0 && x <= 1],
   anneal: ['"cos" or "linear"', (x) => x === "cos" || x === "linear"],
+  factor: ["a number in [0, 1)", (x) => typeof x === "number" && x >= 0 && x < 1],
+  mode: ['"min" or "max"', (x) => x === "min" || x === "max"],
+  threshold_mode: ['"rel" or "abs"', (x) => x === "rel" || x === "abs"],
+  best: ["a number or null", (x) => x === null || (typeof x === "number" && Number.isFinite(Math.fround(x)))],
+  ...Object.fromEntries(["patience", "cooldown", "bad", "cooling"].map((name) => [name, ["a whole number", isCount]])),
 };
 
 /** A copy of a schedule's specification, or the constant of a number. InputError naming the fields that are wrong. */
@@ -117,6 +156,7 @@ export function asSchedule(lr, depth = 0) {
 }
 
 function checkField(what, name, x, depth) {
+  if (name === "now" && x === null) return;
   const [words, takes] = OTHERS[name] ?? [];
   if (name === "after" && isRecord(x)) within(what, () => asSchedule(x, depth + 1));
   else if (!words) checkNumber(what, x, { low: 0, above: ABOVE_0.includes(name) });
@@ -135,6 +175,7 @@ const TYPES = {
   number: ["a finite number", Number.isFinite],
   bound: ["a number or null", (x) => x === null || Number.isFinite(x)],
   record: ["a record", isRecord],
+  list: ["a list", Array.isArray],
 };
 export const PAIR = ["size", "size"];
 
@@ -154,6 +195,13 @@ export function checkType(where, x, type) {
   }
   expect("a record", isRecord(x));
   for (const [name, part] of Object.entries(type)) checkType(where ? `${where}.${name}` : name, x[name], part);
+}
+
+/** What is at a URL, by this method of the response. */
+export async function fetched(url, read) {
+  const response = await fetch(url);
+  if (!response.ok) throw inputError(`${url.slice(url.lastIndexOf("/") + 1)}: ${response.status} ${response.statusText}`);
+  return response[read]();
 }
 
 /** What a JSON text holds. */
@@ -194,7 +242,9 @@ export function readFacts(metadata, ranges) {
     }
   }
   checkHypers("hyper in the metadata", hyper, ranges);
-  return { ...facts, lr: asSchedule(facts.lr) };
+  const frozen = parsed("frozen in the metadata", metadata.frozen ?? "[]");
+  checkType("frozen in the metadata", frozen, ["text"]);
+  return { ...facts, frozen, lr: asSchedule(facts.lr) };
 }
 
 // --- safetensors ---

@@ -71,7 +71,8 @@ function checkManifest(manifest) {
 }
 
 /** What a step needs besides its program. */
-function checkTraining({ outputs, params, buffers, meta: { bounds = [] } }, shared) {
+function checkTraining({ outputs, params, buffers, meta }, shared) {
+  const { bounds = [] } = meta;
   const halted = shared.get("halted");
   for (const name of ["loss", "halted"]) need(outputs.some((f) => f.name === name), "train.outputs", `lacks ${name}`);
   need(halted?.dtype === "i32" && halted.size, "train.buffers", "lacks the flag halted");
@@ -80,7 +81,19 @@ function checkTraining({ outputs, params, buffers, meta: { bounds = [] } }, shar
   need(!bounds.length || (guard?.dtype === "f32" && guard.size === bounds.length), "train.buffers", "lacks the bounds");
   const buffer = buffers.findIndex((b) => b.role === "grad");
   const trained = params.filter((f) => f.spec.trainable !== false);
+  checkFreeze(meta, buffers);
   checkFields("train.params", trained.map((f) => ({ ...f, buffer })), buffers, true);
+}
+
+/** Groups of the optimizer, and where the masks have each parameter. */
+function checkFreeze({ freeze = {}, optimizer }, buffers) {
+  checkType("train.meta.optimizer.options.groups", optimizer?.options?.groups ?? [], [["text", "record"]]);
+  checkType("train.meta.freeze", freeze, "record");
+  for (const [name, parts] of Object.entries(freeze)) {
+    const where = `train.meta.freeze[${shown(name)}]`, b = buffers.find((x) => x.name === name && x.role === "state");
+    checkType(where, parts, [["text", "size", "size"]]);
+    need(b?.dtype === "f32" && parts.every(([, offset, size]) => offset + size <= b.size), where, "is no mask");
+  }
 }
 
 function checkFeed(feed, shared, hyper, train) {
@@ -103,14 +116,15 @@ function checkForward(where, forward, shared, hyper) {
 }
 
 /** `step`: the program that this one feeds. */
-function checkProgram(where, p, shared, hyper, step) {
+export function checkProgram(where, p, shared, hyper, step) {
   checkType(where, p, PROGRAM);
-  const { buffers, needs, params } = p;
+  const { buffers, needs, params, states } = p;
   buffers.forEach((b, k) => checkBuffer(`${where}.buffers[${k}]`, b, buffers, shared, step));
   const bytes = largest(buffers.map(bytesOfBuffer));
   need(needs.buffer_bytes >= bytes && needs.binding_bytes >= bytes, `${where}.needs`, `asks for less than its largest buffer, ${bytes} bytes`);
   for (const part of ["inputs", "outputs", "params", "states"]) checkFields(`${where}.${part}`, p[part], buffers, part === "params" || part === "states");
   params.forEach((f, k) => checkParam(`${where}.params[${k}]`, f));
+  states.forEach((f, k) => f.spec.init && checkParam(`${where}.states[${k}]`, f, params));
   p.inputs.forEach(({ name }, k) => need(isKnown(name, hyper, step), `${where}.inputs[${k}].name`, `is ${shown(name)}, which has no value`));
   p.kernels.forEach((kernel, k) => need(Math.max(...kernel.serial_grid) <= MOST_GROUPS, `${where}.kernels[${k}].serial_grid`, `is above ${MOST_GROUPS}`));
   p.copies.forEach(([a, b], k) => need(buffers[a]?.size <= buffers[b]?.size, `${where}.copies[${k}]`, "copies what there is not"));
@@ -133,7 +147,7 @@ function checkBuffer(where, b, buffers, shared, step) {
     need(alike(shared.get(b.name) ?? b), where, `and another program's buffer ${shown(b.name)} differ`);
     shared.set(b.name, b);
     const copied = b.fill === "params" && alike(buffers.find((other) => other.name === "params" && other.role === "param"));
-    need(copied || Number.isFinite(b.fill), `${where}.fill`, "is neither a number nor the parameters");
+    need(copied || b.fill === "init" || Number.isFinite(b.fill), `${where}.fill`, "is neither a number nor the parameters");
   }
   const fed = b.role === "fed" && step?.buffers.find((other) => other.name === b.name);
   if (b.role === "fed") need(fed && fed.role === "input" && fed.dtype === b.dtype && fed.size >= b.size, where, "is no input of the step");
@@ -161,17 +175,27 @@ function checkFields(where, fields, buffers, persistent) {
 /** The initialiser of a parameter. */
 const INITS = {
   randn: { scale: "number" },
+  normal: { mean: "number", std: "number" },
+  truncated_normal: { mean: "number", std: "number", low: "number", high: "number" },
   kaiming: { gain: "number" },
+  lecun: {},
   xavier: { gain: "number" },
   uniform: { low: "number", high: "number" },
+  kaiming_uniform: { gain: "number" },
+  xavier_uniform: { gain: "number" },
+  orthogonal: { gain: "number", stacked: "size" },
   zeros: {},
   ones: {},
   literal: { dtype: new Set(["f32", "i32", "u32", "bool"]), data: "text" },
+  copy: { of: "text" },
 };
 
-function checkParam(where, { shape, spec: { init } }) {
+function checkParam(where, { shape, dtype, spec: { init } }, params = []) {
   checkType(`${where}.spec.init`, init, { kind: new Set(Object.keys(INITS)) });
   checkType(`${where}.spec.init`, init, INITS[init.kind]);
+  if (init.kind === "orthogonal") need(shape.length > init.stacked + 1, `${where}.shape`, "is no matrix");
+  const alike = ({ name, ...f }) => name === init.of && f.dtype === dtype && f.shape.join() === shape.join();
+  if (init.kind === "copy") need(params.some(alike), `${where}.spec.init.of`, "is no parameter of its type");
   if (init.kind !== "literal") return;
   const size = prod(shape) * (init.dtype === "bool" ? 1 : 4);
   need(decodedLength(init.data) === size, `${where}.spec.init.data`, `is not ${size} bytes in base64`);

@@ -59,6 +59,7 @@ async function start() {
   } else parts.manifest = await (await fetch("program.json")).text();
   manifest = tracegrad.readManifest(parts.manifest);
   if (embedded && manifest.feed) parts.data = bytes("data");
+  if (embedded && manifest.checked) parts.checks = bytes("checks");
   const data = manifest.feed;
   train = await tracegrad.load(new URL(".", document.baseURI).href, parts);
   globalThis.train = train; // for the console

@@ -94,9 +94,9 @@ export class Tab {
   }
 }
 
-/** First values of parameters, described in JSON; their bytes one after the other. */
+/** First values of parameters, described in JSON by different names; their bytes one after the other. */
 export function drawn(json, seed) {
-  return draw(JSON.parse(json), seed).map(bytesOf);
+  return [...draw(JSON.parse(json), seed).values()].map(bytesOf);
 }
 
 /** The adapter's name, or why there is none. */

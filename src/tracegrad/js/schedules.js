@@ -12,6 +12,7 @@ const VALUE = {
   staircase: (c, s) => c.peak * c.gamma ** Math.floor((s - 1) / c.every),
   multi_step: (c, s) => c.peak * c.gamma ** c.milestones.filter((m) => m < s).length,
   exponential: (c, s) => c.peak * c.gamma ** (s - 1),
+  plateau: (c) => c.now ?? c.peak,
   one_cycle(c, s) {
     const between = c.anneal === "cos" ? cosine : line;
     const first = c.peak / c.div_factor;
@@ -22,6 +23,25 @@ const VALUE = {
     return between(c.peak, first / c.final_div_factor, (e - top) / (last - top));
   },
 };
+
+/** The plateau behind one more metric. */
+export function afterMetric(c, metric) {
+  const sign = c.mode === "max" ? 1 : -1;
+  const margin = c.threshold * (c.threshold_mode === "rel" ? c.best : 1);
+  const better = !Number.isNaN(metric) && (c.best === null || sign * metric > sign * (c.best + sign * margin));
+  const next = { ...c, now: c.now ?? c.peak, best: better ? metric : c.best };
+  next.bad = better || c.cooling ? 0 : c.bad + 1;
+  next.cooling = Math.max(0, c.cooling - 1);
+  if (next.bad > c.patience) {
+    const lower = Math.max(next.now * c.factor, c.min_lr);
+    if (next.now - lower > c.eps) next.now = lower;
+    Object.assign(next, { bad: 0, cooling: c.cooldown });
+  }
+  return next;
+}
+
+/** The schedule as it was before it was told a metric. */
+export const restarted = (c) => (c.kind === "plateau" ? { ...c, now: null, best: null, bad: 0, cooling: 0 } : c);
 
 /** The rate at `step`; a schedule without a start of its own begins at `start`. A number is a constant rate. */
 export function rateAt(spec, step, start = 1) {

@@ -2,8 +2,8 @@
 // any number of steps. tracegrad/runtime/base.py has the meaning; the native runtime executes the same Programs.
 // A buffer of role "data" holds examples: it is as large as what `hold` is given, whatever the Program.
 
-import { fromStorage, storage, toStorage } from "./arrays.js";
-import { PERSISTENT, fault, prod } from "./checks.js";
+import { fromStorage, toStorage } from "./arrays.js";
+import { PERSISTENT, fault, prod, storage } from "./checks.js";
 
 const MAP_READ = 1, COPY_SRC = 4, COPY_DST = 8, UNIFORM = 64, STORAGE = 128, COMPUTE = 4; // GPUBufferUsage, GPUShaderStage
 const ALIGN = 256; // of offsets into a uniform buffer: what every device accepts
@@ -59,11 +59,12 @@ export class Session {
     const adapter = await findAdapter(gpu);
     demand(programs, adapter, adapterName(adapter));
     const requiredLimits = Object.fromEntries(Object.keys(LIMITS).map((k) => [k, adapter.limits[k]]));
-    return new Session(await adapter.requestDevice({ requiredLimits, requiredFeatures: [F16].filter((f) => adapter.features.has(f)) }), adapterName(adapter), isSoftware(adapter));
+    return new Session(await adapter.requestDevice({ requiredLimits, requiredFeatures: [F16].filter((f) => adapter.features.has(f)) }), adapter);
   }
 
-  constructor(device, adapter, software) {
-    Object.assign(this, { device, adapter, software, lost: "", error: "", arrays: new Map(), layouts: new Map(), pipelines: new Map() });
+  constructor(device, adapter) {
+    const identity = `${words(adapter.info)} ${adapter.info?.description}`; // all that a page is told
+    Object.assign(this, { device, adapter: adapterName(adapter), software: isSoftware(adapter), identity, lost: "", error: "", arrays: new Map(), layouts: new Map(), pipelines: new Map() });
     device.lost.then((info) => (this.lost ||= info.message || info.reason || "lost"));
     device.onuncapturederror = (e) => {
       e.preventDefault();

@@ -10,6 +10,8 @@ export interface NDArray { dtype: DType; shape: number[]; data: Float32Array | I
 export type ArrayLike = number | boolean | TypedArray | { data: TypedArray; shape?: number[] } | Nested;
 export interface Nested extends Array<number | boolean | Nested> {}
 export type Inputs = Record<string, ArrayLike>;
+/** Hyperparameters by name, and those of groups by their patterns. */
+export type Hypers = Record<string, number | Record<string, Record<string, number>>>;
 /** By name, or the bytes of a safetensors file. */
 export type Examples = Inputs | ArrayBuffer | Uint8Array;
 /**
@@ -25,6 +27,11 @@ export type Schedule = { start?: number | null } & (
   | { kind: "staircase"; peak: number; every: number; gamma: number }
   | { kind: "multi_step"; peak: number; milestones: number[]; gamma: number }
   | { kind: "exponential"; peak: number; gamma: number }
+  | {
+      kind: "plateau"; peak: number; factor: number; patience: number; threshold: number; mode: "min" | "max";
+      threshold_mode: "rel" | "abs"; cooldown: number; min_lr: number; eps: number; now: number | null;
+      best: number | null; bad: number; cooling: number;
+    }
   | {
       kind: "one_cycle"; peak: number; steps: number; pct_start: number; div_factor: number; final_div_factor: number;
       anneal: "cos" | "linear";
@@ -91,11 +98,17 @@ export interface RemoteTraining {
   setData(data: Examples): Promise<void>;
   /** InputError for a number or schedule that Python refuses too; nothing is changed then. */
   setLR(lr: number | Schedule): Promise<void>;
+  /** Tell the schedule plateau a metric, such as a held-out loss. */
+  lrMetric(value: number): Promise<void>;
   /**
    * InputError for unknown names and values out of range; nothing is changed then. The ranges are PyTorch's: betas in
    * [0, 1), eps, weight_decay and momentum at least 0, clip_grad_norm above 0; all finite in f32.
    */
-  set(hyper: Record<string, number>): Promise<void>;
+  /** Values by name; `groups: {"backbone.*": {lr: 0.1}}` sets those of groups. */
+  set(hyper: Hypers): Promise<void>;
+  /** Leave parameters alone, or train them again: a pattern such as "backbone.*", or a list. */
+  freeze(parameters: string | string[]): Promise<void>;
+  unfreeze(parameters?: string | string[]): Promise<void>;
   reset(what?: { params?: boolean; optimizer?: boolean }): Promise<void>;
   uploadParams(record: Inputs, options?: { strict?: boolean }): Promise<void>;
   downloadParams(): Promise<Record<string, NDArray>>;
@@ -112,15 +125,21 @@ export interface LoadOptions {
   weights?: ArrayBuffer | Uint8Array | null;
   /** null: without the examples of the export; `setData` can bring others. */
   data?: Examples | null;
+  /** checks.safetensors, or where it is: read only where a kernel was not checked before. null: kernels are not checked. */
+  checks?: ArrayBuffer | Uint8Array | string | null;
   worker?: Worker;
   progress?: (done: number, all: number) => void;
 }
-/** The training in the folder `url`, in a worker. InputError for a program.json or safetensors file that is damaged. */
+/**
+ * The training in the folder `url`, in a worker. InputError for a program.json or safetensors file that is damaged;
+ * CompileError, with the line of the model, for a kernel that this device computes wrongly.
+ */
 export function load(url: string, options?: LoadOptions): Promise<RemoteTraining>;
 
 /** The same without a worker, for Node with Dawn: `gpu` is what `create([])` of the npm package `webgpu` gives. */
 export class Training implements Omit<RemoteTraining, "info" | "stepCount" | "lr" | "setData" | "setLR" | "set"> {
-  static open(options: { manifest: string | object; weights?: ArrayBuffer | Uint8Array | null; data?: Examples | null; gpu?: unknown;
+  static open(options: { manifest: string | object; weights?: ArrayBuffer | Uint8Array | null; data?: Examples | null;
+    checks?: ArrayBuffer | Uint8Array | string | null; gpu?: unknown;
     progress?: (done: number, all: number) => void }): Promise<Training>;
   readonly info: Info;
   readonly state: { stepCount: number; lr: number };
@@ -130,7 +149,12 @@ export class Training implements Omit<RemoteTraining, "info" | "stepCount" | "lr
   runSteps(n: number, inputs?: Inputs): Promise<StepResult>;
   setData(data: Examples): Promise<void>;
   setLR(lr: number | Schedule): void;
-  set(hyper: Record<string, number>): void;
+  lrMetric(value: number): Promise<void>;
+  /** Values by name; `groups: {"backbone.*": {lr: 0.1}}` sets those of groups. */
+  set(hyper: Hypers): void;
+  /** Leave parameters alone, or train them again: a pattern such as "backbone.*", or a list. */
+  freeze(parameters: string | string[]): Promise<void>;
+  unfreeze(parameters?: string | string[]): Promise<void>;
   reset(what?: { params?: boolean; optimizer?: boolean }): Promise<void>;
   uploadParams(record: Inputs, options?: { strict?: boolean }): Promise<void>;
   downloadParams(): Promise<Record<string, NDArray>>;

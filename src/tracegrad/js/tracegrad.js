@@ -1,6 +1,6 @@
 // The page's side: a training in a worker, reached by messages. Also what needs no training.
 
-import { fault, inputError, mapped } from "./checks.js";
+import { fault, fetched, mapped } from "./checks.js";
 import { readManifest } from "./manifest.js";
 import { adapterName, findAdapter } from "./session.js";
 import { serve } from "./serve.js";
@@ -8,7 +8,7 @@ import { Training, aborted, failed, unfinished } from "./training.js";
 
 export { Training, readManifest, serve };
 
-const METHODS = "setData setLR set reset uploadParams downloadParams saveCheckpoint loadCheckpoint".split(" ");
+const METHODS = "setData setLR lrMetric set freeze unfreeze reset uploadParams downloadParams saveCheckpoint loadCheckpoint".split(" ");
 const ANSWERED = ["step", "runSteps"]; // resolve to a result whatever happens
 
 /** {ok, adapter} or {ok: false, message}, the message saying in plain words what is missing and what to do. */
@@ -23,23 +23,22 @@ export async function checkWebGPU(gpu) {
 /**
  * The training that `train.export` wrote to the folder `url`, in a worker of its own.
  *
- * `progress(done, all)` is told how many kernels are compiled. manifest, weights, data, worker: the parts, where they do
- * not come from that folder. `weights: null` draws the parameters from the seed, `data: null` does without the examples.
+ * `progress(done, all)` is told how many kernels are compiled. manifest, weights, data, checks, worker: the parts, where
+ * they do not come from that folder. `weights: null` draws the parameters from the seed, `data: null` does without the
+ * examples, `checks: null` does not check kernels.
  */
-export async function load(url, { manifest, weights, data, worker, progress } = {}) {
-  const part = async (name, read) => {
-    const response = await fetch(new URL(name, new URL(`${url}/`.replace(/\/+$/, "/"), globalThis.location?.href)));
-    if (!response.ok) throw inputError(`${name}: ${response.status} ${response.statusText}`);
-    return response[read]();
-  };
+export async function load(url, { manifest, weights, data, checks, worker, progress } = {}) {
+  const place = (name) => new URL(name, new URL(`${url}/`.replace(/\/+$/, "/"), globalThis.location?.href)).href;
+  const part = (name, read) => fetched(place(name), read);
   manifest ??= await part("program.json", "text");
-  const { feed } = readManifest(manifest);
+  const { feed, checked } = readManifest(manifest);
+  if (checked && checks === undefined) checks = place("checks.safetensors");
   if (weights === undefined) weights = await part("weights.safetensors", "arrayBuffer");
   if (feed && data === undefined) data = await part("data.safetensors", "arrayBuffer");
   worker ??= new Worker(new URL("./worker.js", import.meta.url), { type: "module" });
   const remote = new Remote(worker, progress);
   try {
-    return proxy(remote, await remote.call("open", { manifest, weights, data }));
+    return proxy(remote, await remote.call("open", { manifest, weights, data, checks }));
   } catch (e) {
     remote.end(e.message);
     throw e;

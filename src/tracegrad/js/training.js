@@ -2,14 +2,15 @@
 // worker (see tracegrad.js) or by itself, in Node for one. tracegrad/engine/training.py and steps.py are its Python twins.
 
 import { checkInputs, toStorage } from "./arrays.js";
-import { HYPER, asSchedule, checkFinite, checkRate, fault, inputError, mapped, prod, readFacts, readHypers, within } from "./checks.js";
+import { HYPER, asSchedule, checkFinite, checkNumber, chosen, checkRate, fault, inputError, mapped, prod, readFacts, readHypers, within } from "./checks.js";
 import { readManifest } from "./manifest.js";
 import { draw } from "./random.js";
 import { Queue } from "./queue.js";
 import { readSafetensors, writeSafetensors } from "./safetensors.js";
-import { rateAt } from "./schedules.js";
+import { afterMetric, rateAt, restarted } from "./schedules.js";
 import { Session, filled } from "./session.js";
-import { UNIT, bound, notFinite, tried } from "./trial.js";
+import { DRAWN, UNIT, bound, notFinite, tried } from "./trial.js";
+import { verify } from "./verify.js";
 
 const COUNT = "data.count"; // the hot value by which a program that draws its batch knows how many examples there are
 const MOST_EXAMPLES = 2 ** 24; // that a draw in f32 can tell apart
@@ -27,14 +28,18 @@ export class Training {
   #data = null;
   #good = null; // {bytes, step} to go back to if the device is lost; null: the parameters of the seed
   #runs = 0;
+  #checks; // of kernels: bytes or a URL, then a promise of what they hold
+  frozen = []; // names of parameters that steps leave alone
 
   /**
    * manifest: what `train.export` writes as program.json. weights: the bytes of a checkpoint, or none: the parameters
-   * are then drawn from the seed. data: as for `setData`. gpu: navigator.gpu, or Dawn's in Node.
+   * are then drawn from the seed. data: as for `setData`. checks: of kernels, bytes or a URL; without them no kernel is
+   * checked. gpu: navigator.gpu, or Dawn's in Node.
    */
-  static async open({ manifest, weights, data, gpu, progress }) {
+  static async open({ manifest, weights, data, checks, gpu, progress }) {
     const made = new Training(readManifest(manifest), gpu);
     try {
+      made.#checks = checks;
       if (data) made.#data = made.#rows(data);
       made.#good = weights ? { bytes: weights } : null;
       await made.#open(progress);
@@ -125,12 +130,52 @@ export class Training {
     this.knobs = { ...this.knobs, rate: { spec: asSchedule(lr), start: null } };
   }
 
+  /** Tell the schedule plateau a metric, such as a held-out loss. */
+  async lrMetric(value) {
+    const { spec } = this.knobs.rate;
+    if (spec.kind !== "plateau") throw inputError(`lrMetric: the schedule ${spec.kind} takes no metric; use plateau`);
+    if (!Number.isNaN(value)) checkNumber("lrMetric", value);
+    await this.#queue.alone(async () => {
+      const { rate } = this.knobs;
+      this.knobs = { ...this.knobs, rate: { ...rate, spec: afterMetric(rate.spec, value) } };
+    });
+  }
+
   /** Change hyperparameters from the next call on. InputError for unknown names and values out of range; nothing changed then. */
   set(hyper) {
     const names = [...new Set(this.hypers.map(baseName))].filter((n) => !["step", "seed", UNIT].includes(n));
-    const { lr, values } = readHypers(hyper, names, this.program.meta.ranges);
+    const { ranges, optimizer } = this.program.meta;
+    const { lr, values } = readHypers(hyper, names.filter((n) => !n.includes("@")), ranges, optimizer?.options?.groups);
     if (lr !== undefined) this.setLR(lr);
     this.knobs = { ...this.knobs, values: new Map([...this.knobs.values, ...Object.entries(values)]) };
+  }
+
+  /** Leave parameters alone from now on: no update, no decay. A pattern such as "backbone.*", or a list of them. */
+  freeze(parameters) {
+    return this.#leave("freeze", parameters, (named) => [...this.frozen, ...named]);
+  }
+
+  /** Train them again. */
+  unfreeze(parameters = "*") {
+    return this.#leave("unfreeze", parameters, (named) => this.frozen.filter((name) => !named.includes(name)));
+  }
+
+  async #leave(what, parameters, change) {
+    const { params, meta } = this.program;
+    if (!meta.freeze) throw inputError(`${what}: this export has no masks; call train.unfreeze("*") in Python before train.export`);
+    const named = chosen(params.filter((f) => f.spec.trainable !== false).map((f) => f.name), parameters, what);
+    await this.#queue.alone(async () => this.#mask(change(named)));
+  }
+
+  /** Tell the device which parameters steps leave alone. */
+  #mask(frozen) {
+    const { meta, buffers } = this.program;
+    this.frozen = [...new Set(frozen)];
+    for (const [name, parts] of Object.entries(meta.freeze ?? {})) {
+      const mask = new Float32Array(buffers.find((b) => b.name === name).size);
+      for (const [parameter, offset, size] of parts) if (this.frozen.includes(parameter)) mask.fill(1, offset, offset + size);
+      this.session.write(name, mask);
+    }
   }
 
   /** Start over from the same seed: draw the parameters again, clear the optimizer and the step counter. */
@@ -141,7 +186,7 @@ export class Training {
       if (optimizer) {
         await this.#clear();
         this.#restart(0);
-        rate.start = null;
+        this.knobs = { ...this.knobs, rate: { spec: restarted(rate.spec), start: null } };
       }
       if (params && optimizer) this.#good = null;
     });
@@ -171,6 +216,7 @@ export class Training {
       const { manifest, program } = this;
       const now = await this.session.download(program, manifest.checkpoint);
       const facts = { step: this.counter, seed: this.seed, lr: rate.spec, lr_start: rate.start, hyper: Object.fromEntries(withoutUnit(values)), optimizer: program.meta.optimizer };
+      if (this.frozen.length) facts.frozen = this.frozen;
       const bytes = writeSafetensors([...now], { tracegrad: "1", ...mapped(facts, (x) => JSON.stringify(x)) });
       this.#good = { bytes, step: this.counter };
       return bytes.slice();
@@ -196,7 +242,7 @@ export class Training {
     try {
       const arrays = checkInputs(program.inputs.filter(isGiven), inputs, `${name}.run`);
       return await this.#queue.alone(async () => {
-        forward.loaded ??= await this.session.load(program);
+        forward.loaded ??= await this.#right(`forwards.${name}`, program);
         const [outputs] = await this.session.run(forward.loaded, [(set) => {
           for (const f of program.inputs) if (arrays.has(f.name)) set(f, arrays.get(f.name));
           this.#upload(program.inputs.filter(isHyper), hot, run, set);
@@ -281,8 +327,20 @@ export class Training {
   async #load(on, progress) {
     const feeds = on === this.drawn;
     if (feeds) await this.#load(this.given, progress);
-    on.loaded ??= await this.session.load(on.program, feeds ? undefined : progress, feeds ? this.given.loaded : undefined);
+    on.loaded ??= await this.#right(feeds ? "feed" : "train", on.program, feeds ? undefined : progress, feeds ? this.given.loaded : undefined);
     on.hypers = feeds ? [...this.hypers, ...on.program.inputs] : this.hypers;
+  }
+
+  /** Load a program, and see that its kernels compute rightly. */
+  async #right(name, program, progress, step) {
+    const loaded = await this.session.load(program, progress, step);
+    try {
+      if (this.#checks) await verify(this.session, program, name, () => (this.#checks = contents(this.#checks)));
+      return loaded;
+    } catch (e) {
+      this.session.unload(loaded);
+      throw e;
+    }
   }
 
   /** A schedule has begun by `step`. Throws if it has no rate for it. */
@@ -379,39 +437,50 @@ export class Training {
   }
 
   #draw() {
-    const { params } = this.program;
-    const values = draw(params, this.seed);
-    this.session.upload(this.program, params, new Map(params.map((f, k) => [f.name, values[k]])));
-    bound(this.session, this.program);
+    const { session, program } = this, drawn = [...program.params, ...program.states.filter((f) => f.spec.init)];
+    session.upload(program, drawn, draw(drawn, this.seed));
+    bound(session, program);
   }
 
   /** Every optimizer array as it was at first. */
   async #clear() {
-    for (const b of this.program.buffers.filter((x) => x.role === "state")) {
+    for (const b of this.program.buffers.filter((x) => x.role === "state" && x.fill !== DRAWN)) {
       this.session.write(b.name, b.fill === "params" ? new Float32Array(await this.session.read("params")) : filled(b));
     }
+    this.#mask(this.frozen);
     bound(this.session, this.program);
   }
 
   /** Check a checkpoint against the program; a function that takes it over. */
   #checkpoint(bytes, what) {
     const { manifest: { checkpoint }, program } = this;
-    const { values, step, seed, lr, lr_start: start, hyper } = within(what, () => {
+    const { values, step, seed, lr, lr_start: start, hyper, frozen } = within(what, () => {
       const { tensors, metadata } = readSafetensors(bytes);
       if (metadata.tracegrad !== "1") throw inputError("this is no checkpoint of tracegrad");
       const values = checkInputs(checkpoint, Object.fromEntries(tensors), "the file");
       checkFinite(program.params, values, "param/");
-      return { values, ...readFacts(metadata, program.meta.ranges) };
+      const facts = readFacts(metadata, program.meta.ranges);
+      if (frozenBeyond(facts.frozen, program)) throw inputError("it has frozen parameters that this export cannot freeze");
+      return { values, ...facts };
     });
     const knobs = { rate: { spec: lr, start }, values: new Map([...this.knobs.values, ...withoutUnit(Object.entries(hyper))]) };
     return () => {
       this.session.upload(program, checkpoint, values);
       bound(this.session, this.program);
       Object.assign(this, { seed, knobs });
+      this.#mask(frozen);
       this.#restart(step);
     };
   }
 }
+
+/** What a file of checks holds; it is read where a kernel was not checked before. */
+async function contents(checks) {
+  if (checks instanceof Promise) return checks;
+  const bytes = typeof checks === "string" ? await fetched(checks, "arrayBuffer") : checks;
+  return within("checks", () => readSafetensors(bytes));
+}
+const frozenBeyond = (frozen, { params, meta }) => frozen.some((name) => !meta.freeze || !params.some((f) => f.name === name && f.spec.trainable !== false));
 
 export const aborted = (reason) => ({ kind: "aborted", reason });
 export const failed = (error) => ({ kind: "failed", error });

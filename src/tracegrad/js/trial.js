@@ -4,8 +4,10 @@
 import { fault } from "./checks.js";
 
 export const UNIT = "norm-unit"; // the hot value that gradients are multiplied by to be squared
+// The fill of the arrays of the model's states: initialisers draw them, and the device looks at new values itself
+export const DRAWN = "init";
 const LARGE = 2 ** -80; // the one in which no square of a finite gradient overflows
-const MOST_NAMED = 8; // in an error
+const MOST_NAMED = 4; // in an error
 const TRIAL = -1; // as the first bound: do the step whatever the bounds say
 
 /** Write all bounds: by default unknown, so that the next step is a trial, which measures them. */
@@ -20,8 +22,8 @@ export function bound(session, { meta: { bounds = [] } }, values = bounds.map(()
  */
 export async function tried(session, program, found, run) {
   const { meta: { bounds = [] }, buffers } = program;
-  const names = buffers.filter((b) => b.role === "state" || b.name === "params").map((b) => b.name);
-  const all = async () => new Map(await Promise.all(names.map(async (name) => [name, new Float32Array(await session.read(name))])));
+  const kept = buffers.filter((b) => b.role === "state" || b.name === "params");
+  const all = async () => new Map(await Promise.all(kept.map(async ({ name }) => [name, new Float32Array(await session.read(name))])));
   const measure = (arrays) => bound(session, program, bounds.map((name) => arrays.get(name).reduce((most, x) => Math.max(most, Math.abs(x)), 0)));
   const before = await all();
   for (const unit of [[], [[UNIT, LARGE]]]) {
@@ -30,12 +32,13 @@ export async function tried(session, program, found, run) {
     const outputs = await run(unit);
     if (outputs.get("halted").data[0]) continue;
     const after = await all();
-    const bad = names.filter((name) => name !== `bounds.${bounds.length}` && !after.get(name).every(isFinite));
+    const looked = kept.filter(({ name, fill }) => fill !== DRAWN && name !== `bounds.${bounds.length}`);
+    const bad = looked.filter(({ name }) => !after.get(name).every(isFinite));
     if (!bad.length) {
       measure(after);
       return outputs;
     }
-    found.push(...bad.map((name) => `new ${name}`));
+    found.push(...bad.map(({ name }) => `new ${name}`));
     break;
   }
   for (const [name, values] of before) session.write(name, values);
@@ -44,8 +47,10 @@ export async function tried(session, program, found, run) {
 
 /** The error of a step with this loss that was not applied; `found` says what is not finite. */
 export function notFinite(what, loss, found) {
-  const but = isFinite(loss) ? `, but ${found[0]?.startsWith("new") ? "the update" : "a gradient"} is not finite` : "";
-  const shown = found.slice(0, MOST_NAMED).join(", ") || "what the update makes of the gradients";
-  const more = found.length > MOST_NAMED ? ", ..." : "";
+  const named = (what) => found.some((x) => x.startsWith(what));
+  const odd = named("new") ? "the update" : named("gradient of") ? "a gradient" : "what the update makes of the gradients";
+  const but = isFinite(loss) ? `, but ${odd} is not finite` : "";
+  const shown = found.slice(0, MOST_NAMED).join(", ") || odd;
+  const more = found.length > MOST_NAMED ? ` and ${found.length - MOST_NAMED} more` : "";
   return fault("NonFiniteError", `${what}: the loss is ${loss}${but}; nothing was changed by it\nnot finite: ${shown}${more}`);
 }

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 
 from tracegrad.ir import Tensor
 from tracegrad.kernels.clusters import Cluster, columns_of, common_domain, own_point
-from tracegrad.kernels.reads import array_of, base, trailing
+from tracegrad.kernels.reads import array_of, base, region_of, trailing
 from tracegrad.kernels.storage import Storage, postorder
 from tracegrad.kernels.stored import COMPUTED, DEEPEST
 from tracegrad.kernels.triangles import Triangles
@@ -138,7 +138,7 @@ class Schedule:
             return True
         for t in c.nodes:
             for leaf, qs in self.reads[t.serial].leaves.values():
-                size = names.get(array_of(leaf))
+                size = names.get(region_of(leaf))
                 if size is not None and (qs != {1} or leaf.size != size or t.size != size):
                     return False
         return True
@@ -245,7 +245,7 @@ class Schedule:
         if any(not own.isdisjoint(self.storage.parts_read(t)) for t in c.nodes):
             return False
         changed = set(self.storage.writes.values())
-        leaves = (array_of(leaf) for t in c.scalars for leaf, _ in self.reads[t.serial].leaves.values())
+        leaves = (region_of(leaf) for t in c.scalars for leaf, _ in self.reads[t.serial].leaves.values())
         fits = self._buffers(c) <= MAX_BUFFERS and self._depth(c) <= DEEPEST
         return fits and not any(name in changed for name in leaves)
 

@@ -25,7 +25,7 @@ from tracegrad.kernels.expr import (
     walk,
 )
 from tracegrad.kernels.form import Axis, Fold, Kernel, Product, Scatter, Slot, Statement, Store, points
-from tracegrad.kernels.reads import IN_MEMORY, array_of
+from tracegrad.kernels.reads import IN_MEMORY, region_of
 from tracegrad.kernels.storage import Storage
 from tracegrad.kernels.stored import COMPUTED
 from tracegrad.prims.elementwise import COPY
@@ -76,8 +76,8 @@ def external_order(c: Cluster, storage: Storage) -> tuple[list[Tensor], tuple[An
 
 
 def replaced_slots(c: Cluster, externals: Sequence[Tensor], writes: Mapping[int, str]) -> dict[int, int]:
-    """For each member that overwrites an array the kernel also reads: the slot it is read through."""
-    read = {array_of(t): k for k, t in enumerate(externals) if t.prim.family == "leaf"}
+    """For each member that overwrites a region the kernel also reads: the slot it is read through."""
+    read = {region_of(t): k for k, t in enumerate(externals) if t.prim.family == "leaf"}
     return {t.serial: read[writes[t.serial]] for t in c.outs if writes.get(t.serial) in read}
 
 

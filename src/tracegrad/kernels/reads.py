@@ -9,8 +9,10 @@ from __future__ import annotations
 from collections.abc import Container, Iterable, Sequence
 from dataclasses import dataclass, field
 
+from tracegrad.dtypes import DType
 from tracegrad.ir import Tensor
 from tracegrad.prims.leaves import LITERAL
+from tracegrad.states import STATE, states_array
 
 IN_MEMORY = ("pack", "item")  # they lie in memory without a kernel of their own: others write them, part by part
 
@@ -114,8 +116,8 @@ def trailing(fold: Tensor) -> bool:
     return not any(shape[d] > 1 and d not in axes for d in range(min(folded, default=0), len(shape)))
 
 
-def array_of(leaf: Tensor) -> str:
-    """The persistent, input or constant array a leaf lies in."""
+def region_of(leaf: Tensor) -> str:
+    """What of memory a write by that name changes: an array, or of the states of a model the state alone."""
     if leaf.prim is LITERAL:
         return f"const.{leaf.dtype.storage}"
     role = leaf.attrs["role"]
@@ -124,6 +126,16 @@ def array_of(leaf: Tensor) -> str:
     if role == "frozen":
         return f"frozen.{leaf.dtype.storage}"
     return "params" if role == "param" else f"input.{leaf.dtype.storage}"
+
+
+def array_of(leaf: Tensor) -> str:
+    """The persistent, input or constant array a leaf lies in."""
+    return array_named(region_of(leaf), leaf.dtype)
+
+
+def array_named(region: str, dtype: DType) -> str:
+    """The array that a region is, or is a part of."""
+    return states_array(dtype) if region.startswith(STATE) else region
 
 
 def delivered_parts(order: Sequence[Tensor]) -> list[Tensor]:

@@ -11,7 +11,7 @@ from tracegrad.dtypes import f16
 from tracegrad.inlining import computed_once
 from tracegrad.ir import Graph, Tensor, toposort
 from tracegrad.kernels.halves import half_nodes
-from tracegrad.kernels.reads import Reads, array_of, base, delivered_parts, reads_of
+from tracegrad.kernels.reads import Reads, array_named, base, delivered_parts, reads_of, region_of
 from tracegrad.kernels.stored import DELIVERED, PART, Rules, rules_of
 
 T = TypeVar("T")
@@ -24,7 +24,7 @@ class Storage:
     order:  its nodes, inputs before their readers.
     rules:  why each node is stored or inlined; `rules.depth` has what is stored.
     array:  serial -> the named array that it is computed into; all others are temporaries.
-    writes: serial -> the state that it replaces; packs, whose parts do, are not among them.
+    writes: serial -> the region that it replaces; packs, whose parts do, are not among them.
     roots:  serials of results and states, packs excepted.
     once:   serials of what must be computed once.
     halves: serials of what memory holds in half precision.
@@ -70,7 +70,7 @@ class Storage:
             before[serial] += [
                 s
                 for s, reads in self.reads.items()
-                if s != serial and any(array_of(leaf) == name for leaf, _ in reads.leaves.values())
+                if s != serial and any(region_of(leaf) == name for leaf, _ in reads.leaves.values())
             ]
         return before
 
@@ -120,7 +120,7 @@ def placed_arrays(graph: Graph) -> dict[int, str]:
     """Serials of the values that must be computed into a named array: results, new state, and parts of packed state."""
     out = {base(t).serial: f"output.{t.dtype.storage}" for t in graph.results.values()}
     for name, t in graph.writes.items():
-        out[base(t).serial] = name
+        out[base(t).serial] = array_named(name, t.dtype)
         if t.prim.family == "pack":
             out |= {base(x).serial: name for x in t.inputs}
     return out

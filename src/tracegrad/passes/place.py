@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Container
 
 from tracegrad.ir import Graph, Tensor, bind, rebind, rewrite, toposort
-from tracegrad.kernels.reads import IN_MEMORY, array_of, base
+from tracegrad.kernels.reads import IN_MEMORY, base, region_of
 from tracegrad.kernels.storage import Storage, analyse
 from tracegrad.kernels.stored import COMPUTED
 from tracegrad.prims.elementwise import COPY
@@ -41,7 +41,7 @@ def place_results(graph: Graph) -> Graph:
 
     roots = rewrite(graph.roots, rule)
     writes = graph.with_roots(roots).writes
-    read = {array_of(t) for t in toposort(roots) if t.prim.name == "leaf"} if writes else set[str]()
+    read = {region_of(t) for t in toposort(roots) if t.prim.name == "leaf"} if writes else set[str]()
     # nothing waits for the parts of a pack before it writes the next
     written = [
         t if t.prim.family == "pack" and name not in read else own(bind(COPY, t) if t.prim.family == "pack" else t)
@@ -70,7 +70,7 @@ def settled(storage: Storage) -> Storage:
 def _reads_elsewhere(storage: Storage, serial: int, name: str) -> bool:
     """Is the old array read, where the new one is computed, at other points than are written, as by a flip?"""
     size, leaves = storage.nodes[serial].size, storage.reads[serial].leaves.values()
-    return any(qs != {1} or leaf.size != size for leaf, qs in leaves if array_of(leaf) == name)
+    return any(qs != {1} or leaf.size != size for leaf, qs in leaves if region_of(leaf) == name)
 
 
 def _through_copies(graph: Graph, names: Container[str]) -> Graph:

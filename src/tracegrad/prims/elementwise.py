@@ -17,9 +17,10 @@ from typing import Any
 from tracegrad.dtypes import DType, TensorType, as_dtype, bool_, f32, i32, u32
 from tracegrad.errors import DTypeError, ShapeError
 from tracegrad.ir import Primitive, Tensor, bind, register
-from tracegrad.methods import method
+from tracegrad.methods import entered, method
 from tracegrad.prims.functions import (
     AT_MOST_HELPER,
+    ATAN2,
     COS,
     DIV,
     ERF,
@@ -46,9 +47,9 @@ from tracegrad.shapes import broadcast_shapes
 
 # The rows that are public functions, as they are
 __all__ = [
-    "abs", "add", "cast", "ceil", "cos", "div", "equal", "erf", "exp", "expm1", "floor", "less", "less_equal", "log",
-    "log1p", "logical_and", "logical_not", "logical_or", "maximum", "minimum", "mul", "neg", "not_equal", "round",
-    "rsqrt", "sign", "sin", "sqrt", "square", "stop_gradient", "sub", "tanh", "where",
+    "abs", "add", "atan2", "cast", "ceil", "cos", "div", "equal", "erf", "exp", "expm1", "floor", "isnan", "less",
+    "less_equal", "log", "log1p", "logical_and", "logical_not", "logical_or", "maximum", "minimum", "mul", "neg",
+    "not_equal", "round", "rsqrt", "sign", "sin", "sqrt", "square", "stop_gradient", "sub", "tanh", "where",
 ]  # fmt: skip
 
 FLOAT = (f32,)
@@ -120,8 +121,9 @@ def elementwise(
     out: DType | None = None,
     cost: int = 1,
     helper: str = "",
+    spelled: bool = True,
 ) -> Callable[..., Tensor]:
-    """Register one elementwise primitive and return its public, broadcasting function."""
+    """Register one elementwise primitive and return its public, broadcasting function, a method too if `spelled`."""
     p = _map(name, typed(accepts, out), array, vjp, wgsl, helper=helper, cost=cost)
 
     def unary(x: Any) -> Tensor:
@@ -135,7 +137,7 @@ def elementwise(
         f.rowwise = True  # a number is a value like any other, and decides nothing: see imperative.calls
     f.__name__ = f.__qualname__ = name
     f.__doc__ = _document(name, f is binary, accepts, out, differentiable=vjp is not None)
-    return method(f)
+    return method(f) if spelled else entered(f)
 
 
 def _document(name: str, two: bool, accepts: tuple[DType, ...], out: DType | None, *, differentiable: bool) -> str:
@@ -163,6 +165,20 @@ def _pow_vjp(ct: Tensor, y: Tensor, a: Tensor, b: Tensor) -> tuple[Tensor, Tenso
     return ct * slope, ct * y * log(base)
 
 
+# From here on operands of atan2 are scaled. What its second derivative squares stays an f32 in each of the ranges.
+FAR, FARTHER = 2.0**16, 2.0**60
+
+
+def _atan2_vjp(ct: Tensor, t: Tensor, y: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
+    """x / (x^2 + y^2) and -y / (x^2 + y^2), of operands scaled so that no square overflows or vanishes."""
+    size = maximum(abs(x), abs(y))
+    large = where(size > FARTHER, FARTHER**-2, where(size > FAR, FAR**-2, 1.0))
+    k = where(size < 1.0 / FARTHER, FARTHER**2, where(size < 1.0 / FAR, FAR**2, large))
+    y, x = y * k, x * k
+    share = 1.0 / (x * x + y * y)
+    return ct * (x * share * k), -ct * (y * share * k)
+
+
 def _ties(ct: Tensor, a_wins: Tensor, b_wins: Tensor) -> tuple[Tensor, Tensor]:
     """The gradient to the winner; half each at a tie, as PyTorch and JAX."""
     half = ct * 0.5
@@ -184,7 +200,7 @@ WHERE = _map(
 )
 
 
-@method
+@entered
 def where(condition: Any, a: Any, b: Any) -> Tensor:
     """`a` where `condition` holds, else `b`, element by element.
 
@@ -203,7 +219,7 @@ CAST = _map(
 )
 
 
-@method
+@entered
 def cast(x: Any, dtype: Any) -> Tensor:
     """`x` as `dtype`; floats are truncated towards zero, booleans become 0 and 1, numbers become x != 0.
 
@@ -291,6 +307,7 @@ tanh = elementwise(
 # Not `sigmoid`, whose small values are right to the last bits: for a factor
 logistic = elementwise(
     "logistic",
+    spelled=False,
     array=LOGISTIC_ARRAY,
     wgsl="logistic_({0})",
     vjp=lambda ct, y, x: (ct * (y * (1.0 - y)),),
@@ -305,6 +322,7 @@ erf = elementwise(
     cost=12,
     helper=ERF,
 )
+atan2 = elementwise("atan2", array="arctan2", wgsl="atan2_({0}, {1})", vjp=_atan2_vjp, cost=12, helper=ATAN2)
 pow = elementwise("pow", array="power", wgsl="pow_({0}, {1})", vjp=_pow_vjp, cost=12, helper=POW)
 floor = elementwise("floor", array="floor", wgsl="floor({0})")
 ceil = elementwise("ceil", array="ceil", wgsl="ceil({0})")
@@ -326,21 +344,33 @@ maximum = elementwise(
     accepts=NUMBER,
 )
 # Of a number and NaN either: one operation of a GPU, where `maximum` takes seven
-fmax = elementwise("fmax", array="fmax", wgsl="max({0}, {1})")
-less = elementwise("less", array="less", wgsl="less_{of}({0}, {1})", out=bool_, accepts=NUMBER, helper=LESS_HELPER)
-less_equal = elementwise(
-    "less_equal", array="less_equal", wgsl="less_equal_{of}({0}, {1})", out=bool_, accepts=NUMBER, helper=AT_MOST_HELPER
+fmax = elementwise("fmax", spelled=False, array="fmax", wgsl="max({0}, {1})")
+less = elementwise(
+    "less", spelled=False, array="less", wgsl="less_{of}({0}, {1})", out=bool_, accepts=NUMBER, helper=LESS_HELPER
 )
-equal = elementwise("equal", array="equal", wgsl="({0} == {1})", out=bool_, accepts=ANY)
+less_equal = elementwise(
+    "less_equal",
+    spelled=False,
+    array="less_equal",
+    wgsl="less_equal_{of}({0}, {1})",
+    out=bool_,
+    accepts=NUMBER,
+    helper=AT_MOST_HELPER,
+)
+equal = elementwise("equal", spelled=False, array="equal", wgsl="({0} == {1})", out=bool_, accepts=ANY)
 # Not "!=", which drivers may read as ordered: false for NaN
-not_equal = elementwise("not_equal", array="not_equal", wgsl="(!({0} == {1}))", out=bool_, accepts=ANY)
-logical_and = elementwise("logical_and", array="logical_and", wgsl="({0} && {1})", accepts=BOOL)
-logical_or = elementwise("logical_or", array="logical_or", wgsl="({0} || {1})", accepts=BOOL)
-logical_not = elementwise("logical_not", array="logical_not", wgsl="(!{0})", accepts=BOOL)
-bit_xor = elementwise("bit_xor", array="bitwise_xor", wgsl="({0} ^ {1})", accepts=INT)
-shift_right = elementwise("shift_right", array="right_shift", wgsl="({0} >> {1})", accepts=(u32,))
+not_equal = elementwise("not_equal", spelled=False, array="not_equal", wgsl="(!({0} == {1}))", out=bool_, accepts=ANY)
+logical_and = elementwise("logical_and", spelled=False, array="logical_and", wgsl="({0} && {1})", accepts=BOOL)
+logical_or = elementwise("logical_or", spelled=False, array="logical_or", wgsl="({0} || {1})", accepts=BOOL)
+logical_not = elementwise("logical_not", spelled=False, array="logical_not", wgsl="(!{0})", accepts=BOOL)
+bit_xor = elementwise("bit_xor", spelled=False, array="bitwise_xor", wgsl="({0} ^ {1})", accepts=INT)
+shift_right = elementwise("shift_right", spelled=False, array="right_shift", wgsl="({0} >> {1})", accepts=(u32,))
 # By bits, because WGSL lets a compiler assume that no NaN and no infinity exist
 nonfinite = elementwise(
-    "nonfinite", array="~xp.isfinite({0})", wgsl="((bitcast<u32>({0}) & 0x7f800000u) == 0x7f800000u)", out=bool_
+    "nonfinite",
+    spelled=False,
+    array="~xp.isfinite({0})",
+    wgsl="((bitcast<u32>({0}) & 0x7f800000u) == 0x7f800000u)",
+    out=bool_,
 )
 isnan = elementwise("isnan", array="isnan", wgsl="((bitcast<u32>({0}) & 0x7fffffffu) > 0x7f800000u)", out=bool_)

@@ -19,9 +19,10 @@ from tracegrad.ir import Primitive, Tensor, bind, register
 from tracegrad.methods import TensorMethods
 from tracegrad.refusals import no_operand
 from tracegrad.shapes import show
+from tracegrad.states import StateTensor
 
-# role: "param", "frozen", "input", "state" (a persistent array), "hyper" (a scalar the host sets each step), "patch",
-# or "placeholder" (of a transform; in no program).
+# role: "param", "frozen", "input", "state" (a persistent array, or one state of a model), "hyper" (a scalar the host
+# sets each step), "patch", or "placeholder" (of a transform; in no program).
 LEAF = register(Primitive("leaf", "leaf", lambda *, role, name, type: type))
 
 # A scalar known at compile time. inf and nan survive: renderers spell them by their bits.
@@ -103,10 +104,16 @@ def const(value: bool | int | float, dtype: DType = f32) -> Tensor:
     return bind(CONST, value=value, dtype=dtype)
 
 
-def constant(t: Tensor) -> float | None:
-    """The number that every element of `t` is, as its dtype holds it; seen through views that keep all elements."""
+def unviewed(t: Tensor) -> Tensor:
+    """What `t` shows through views that keep all elements, and add none."""
     while t.prim.name in ("broadcast", "reshape", "permute"):
         t = t.inputs[0]
+    return t
+
+
+def constant(t: Tensor) -> float | None:
+    """The number that every element of `t` is, as its dtype holds it; seen through views that keep all elements."""
+    t = unviewed(t)
     if t.prim is not CONST:
         return None
     value = float(t.attrs["value"])
@@ -197,6 +204,8 @@ def as_tensor(value: Any, like: DType | None = None) -> Tensor:
     """`value` as a tensor; a Python number takes the dtype `like`, if it loses nothing by that."""
     if isinstance(value, Tensor):
         return value
+    if isinstance(value, StateTensor):
+        return value.now
     if isinstance(value, TensorMethods):
         return _around(value)
     if not ambient.is_rewriting() and ambient.active() is None:

@@ -10,15 +10,18 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import cast
 
 from tracegrad.dtypes import f16
-from tracegrad.ir import PRIMITIVES
 from tracegrad.kernels.expr import Atom, Dynamic, Guard, Index, Value, Var, indices_of, walk
 from tracegrad.kernels.form import Axis, Fold, Kernel, Store, fold_batches, points
 from tracegrad.render.c_text import C_TYPE, PRELUDE, as_c, helper
-from tracegrad.render.emit import ZERO, Emitter, identity, indented
+from tracegrad.render.emit import Emitter
+from tracegrad.render.loops import Block, Loop, Statement, spelled
 from tracegrad.shapes import strides_of
 from tracegrad.tuning import C_GRAIN, C_PARTS, COLUMNS, FEW_LANES, LANES, SHORT_COLUMNS
 
 ALIGNED = "__attribute__((aligned(64)))"  # GCC 12 takes 80 zeros for aligned that it does not align: it crashes
+# GCC 11 and 12 write a short loop out and vectorize the sum around it. Where the short loop reads backwards, or in any
+# order but that of memory, they add other elements.
+ROLLED = "#pragma GCC unroll 1"
 MARGIN = 4096  # elements before and behind every array, which may be read and mean nothing
 
 
@@ -28,7 +31,7 @@ def library_source(texts: Iterable[str]) -> str:
 
 
 class _Expressions(Emitter):
-    """Values as for WGSL, with wide indices. What guards hide is loaded all the same, and then made 0 by its bits.
+    """Values in C, with wide indices. What guards hide is loaded all the same, and then made 0 by its bits.
 
     sizes: of each slot. last: the axis of the innermost loop.
     """
@@ -37,11 +40,17 @@ class _Expressions(Emitter):
         super().__init__(load, inner)
         self.sizes, self.last = sizes, last
 
+    def spelled(self, notation: str) -> str:
+        return as_c(notation)
+
+    def let(self, name: str, value: str) -> str:
+        return f"const __auto_type {name} = {value};"
+
     def named(self, v: Value) -> bool:
         return v.op == "load" or super().named(v)  # what only one side of a choice loads would be a branch
 
     def _text(self, v: Value, loop: bool) -> str:
-        return f"i32({self.index(v.arg, loop)})" if v.op == "index" else super()._text(v, loop)
+        return f"(int)({self.index(v.arg, loop)})" if v.op == "index" else super()._text(v, loop)
 
     def _term(self, atom: object, loop: bool, c: int) -> str:
         """An index that a boolean decides is hidden: GCC takes it for an offset of one bit with a sign, so 1 is -1."""
@@ -58,9 +67,9 @@ class _Expressions(Emitter):
         (x,) = v.args
         name = f"g{self._count}{self.copy}"
         self._count += 1
-        (self.inner if loop and self.varies(v) else self.outer).append(f"let {name} = {self._guards(v.arg, loop)};")
+        (self.inner if loop and self.varies(v) else self.outer).append(self.let(name, self._guards(v.arg, loop)))
         value = self._load(x, self.address(v.arg, name, x, loop)) if x.op == "load" else self._value(x, loop)
-        return f"select({ZERO[v.dtype.name]}, {value}, {name})"
+        return self.chosen(v, value, name)
 
     def address(self, guards: Sequence[Guard], held: str, load: Value, loop: bool) -> str:
         """An index that may be read whether the guards hold or not, and is the load's where they do.
@@ -84,6 +93,12 @@ def _moves(a: Atom, axis: str) -> bool:
     if isinstance(a, Var):
         return a.name == axis
     return isinstance(a, Dynamic) or any(_moves(x, axis) for x, _ in a.index.terms)
+
+
+def _reorders(v: Value, axis: str) -> bool:
+    """May a value read memory in another order than that of a coordinate? A choice by the coordinate may, too."""
+    moving = [(a, c) for x in indices_of(v) for a, c in x.terms if _moves(a, axis)]
+    return any(v.op != "load" or c < 0 or not isinstance(a, Var) for a, c in moving)
 
 
 class Function:
@@ -117,9 +132,9 @@ class Function:
         text = self.element(slot, index)
         return f"f32_of_f16({text})" if self.kernel.slots[slot].dtype is f16 else text
 
-    def text(self, name: str, lines: Sequence[str]) -> str:
+    def text(self, name: str, lines: Sequence[Statement]) -> str:
         """The function of these lines, and before it those it calls."""
-        body = as_c("\n".join(indented(lines)))
+        body = "\n".join(spelled(lines, "long"))
         used = [k for k in range(len(self.kernel.slots)) if f"p{k}[" in body]
         types = [C_TYPE[self.kernel.slots[k].dtype.storage] for k in used]
         parameters = ", ".join([f"{t} *restrict p{k}" for k, t in zip(used, types)] + ["long part", "long parts"])
@@ -134,7 +149,7 @@ class Function:
             ]
         )
 
-    def body(self) -> list[str]:
+    def body(self) -> list[Statement]:
         """The loops."""
         folds = [s for s in self.kernel.body if isinstance(s, Fold)]
         if not folds and not any(s.inner for s in self.stores_of()):
@@ -148,27 +163,26 @@ class Function:
 
     def read(self) -> list[str]:
         """What was computed before, at the outer point."""
-        return [f"let {n} = {self.element(s, self.emit.index(at, False))};" for n, (s, at) in self.loaded.items()]
+        return [self.emit.let(n, self.element(s, self.emit.index(at, False))) for n, (s, at) in self.loaded.items()]
 
-    def nest(self, axes: Sequence[Axis], lines: Sequence[str]) -> list[str]:
+    def nest(self, axes: Sequence[Axis], lines: Sequence[Statement]) -> list[Statement]:
         """Loops over some axes, the last one innermost."""
         for a in reversed(axes):
-            lines = [f"for (long {a.name} = 0; {a.name} < {a.size}; {a.name}++) {{", *indented(lines), "}"]
+            lines = [Loop(a.name, a.size, lines)]
         return list(lines)
 
-    def split(self, axes: Sequence[Axis], lines: Sequence[str]) -> list[str]:
+    def split(self, axes: Sequence[Axis], lines: Sequence[Statement]) -> list[Statement]:
         """The same, of the outermost only a part."""
         if not axes:
             return list(lines)
         return self.share(axes[0].name, axes[0].size, 1, self.nest(axes[1:], lines))
 
-    def share(self, name: str, size: int, step: int, lines: Sequence[str]) -> list[str]:
+    def share(self, name: str, size: int, step: int, lines: Sequence[Statement]) -> list[Statement]:
         """The outermost loop: this part's share of its turns."""
         turns = -(-size // step)
         self.parts = max(1, min(turns, self.kernel.work // C_GRAIN, C_PARTS))
-        loop = f"for (long {name} = {turns} * part / parts * {step}; {name} < end; {name} += {step}) {{"
         end = f"const long end = min({turns} * (part + 1) / parts * {step}, (long){size});"
-        return [end, loop, *indented(lines), "}"]
+        return [end, Loop(name, "end", lines, f"{turns} * part / parts * {step}", step)]
 
     def points(self, emit: Emitter) -> list[str]:
         return [*self.read(), *self.stores(emit, self.stores_of(), loop=False)]
@@ -176,26 +190,16 @@ class Function:
     def stores(self, emit: Emitter, stores: Sequence[Store], loop: bool) -> list[str]:
         """Values first, then the writes: in place, every load precedes the store to its element."""
         values = emit.values([s.value for s in stores], loop)
-        named = [f"let s{k} = {v};" for k, v in enumerate(values)]
+        named = [emit.let(f"s{k}", v) for k, v in enumerate(values)]
         writes = [
-            f"{self.element(s.slot, emit.index(s.index, loop))} = {self.stored(s, f's{k}')};"
+            f"{self.element(s.slot, emit.index(s.index, loop))} = "
+            f"{emit.stored(self.kernel.slots[s.slot].dtype.name, f's{k}')};"
             for k, s in enumerate(stores)
         ]
         return [*([] if loop else emit.flush()), *emit.inner, *named, *writes]
 
-    def stored(self, s: Store, value: str) -> str:
-        dtype = self.kernel.slots[s.slot].dtype.name
-        spelled = {"bool": "select(0, 1, {})", "u32": "bitcast<i32>({})", "f16": "f16_of_f32({})"}.get(dtype, "{}")
-        return spelled.format(value)
-
-    def combine(self, f: Fold, a: str, b: str) -> str:
-        """Two partial results as one."""
-        p = PRIMITIVES[f.prim.combine]
-        self.emit.need(p.helper)
-        return p.wgsl.format(a, b, t=f.value.dtype.name)
-
     # row by row
-    def row(self) -> list[str]:
+    def row(self) -> list[Statement]:
         lines = [*self.read(), *self.folds_of_row()]
         inner = [s for s in self.stores_of() if s.inner]
         if inner:
@@ -203,8 +207,8 @@ class Function:
             lines += [*self.emit.flush(), *self.nest(self.inner, written)]
         return [*lines, *self.stores(self.emit, [s for s in self.stores_of() if not s.inner], loop=False)]
 
-    def folds_of_row(self) -> list[str]:
-        lines: list[str] = []
+    def folds_of_row(self) -> list[Statement]:
+        lines: list[Statement] = []
         for folds in fold_batches(self.kernel):
             values = self.emit.values([f.value for f in folds], loop=True)
             lets = list(self.emit.inner)
@@ -213,81 +217,75 @@ class Function:
             lines += self.lanes(lanes, folds, values, lets) if lanes else self.serial(folds, values, lets)
         return lines
 
-    def serial(self, folds: Sequence[Fold], values: Sequence[str], lets: Sequence[str]) -> list[str]:
+    def serial(self, folds: Sequence[Fold], values: Sequence[str], lets: Sequence[str]) -> list[Statement]:
         """One partial result: for rows that are too short for more."""
-        start = [f"var t{f.local} = {identity(f.prim, f.value.dtype.name)};" for f in folds]
-        step = [f"t{f.local} = {self.combine(f, f't{f.local}', v)};" for f, v in zip(folds, values)]
-        done = [f"let {f.local} = t{f.local};" for f in folds]
-        return [*start, *self.nest(self.inner, [*lets, *step]), *done]
+        start = [f"{C_TYPE[f.value.dtype.name]} t{f.local} = {self.emit.identity(f)};" for f in folds]
+        step = [f"t{f.local} = {self.emit.combine(f, f't{f.local}', v)};" for f, v in zip(folds, values)]
+        done = [self.emit.let(f.local, f"t{f.local}") for f in folds]
+        loop = self.nest(self.inner[-1:], [*lets, *step])
+        if any(_reorders(v, a.name) for a in self.inner[-1:] for v in walk([f.value for f in folds])):
+            loop = [ROLLED, *loop]
+        return [*start, *self.nest(self.inner[:-1], loop), *done]
 
-    def lanes(self, lanes: int, folds: Sequence[Fold], values: Sequence[str], lets: Sequence[str]) -> list[str]:
+    def lanes(self, lanes: int, folds: Sequence[Fold], values: Sequence[str], lets: Sequence[str]) -> list[Statement]:
         """Element j goes to partial result j % lanes; in the end they are combined by halves."""
         *others, last = self.inner
         whole = last.size - last.size % lanes
-        each = f"for (int l = 0; l < {lanes}; l++)"
-        start = [
-            f"{C_TYPE[f.value.dtype.name]} t{f.local}[{lanes}] {ALIGNED}; "
-            f"{each} t{f.local}[l] = {identity(f.prim, f.value.dtype.name)};"
-            for f in folds
-        ]
-        step = [f"t{f.local}[l] = {self.combine(f, f't{f.local}[l]', v)};" for f, v in zip(folds, values)]
+        start: list[Statement] = []
+        for f in folds:
+            start.append(f"{C_TYPE[f.value.dtype.name]} t{f.local}[{lanes}] {ALIGNED};")
+            start.append(at_once(lanes, [f"t{f.local}[l] = {self.emit.identity(f)};"]))
+        step = [f"t{f.local}[l] = {self.emit.combine(f, f't{f.local}[l]', v)};" for f, v in zip(folds, values)]
 
         def at(base: str) -> list[str]:
             return [f"const long {last.name} = {base} + l;", *lets, *step]
 
-        loop = [
-            f"for (long jb = 0; jb < {whole}; jb += {lanes})",
-            f"  {each} {{",
-            *indented(indented(at("jb"))),
-            "  }",
-        ]
+        loop: list[Statement] = [Loop("jb", whole, [at_once(lanes, at("jb"))], step=lanes)]
         if whole < last.size:
-            loop += [f"for (int l = 0; l < {last.size - whole}; l++) {{", *indented(at(str(whole))), "}"]
-        halves: list[str] = []
+            loop.append(at_once(last.size - whole, at(str(whole))))
+        halves: list[Statement] = []
         while lanes > 1:  # each with a number of its own: a loop over a variable's halves compiles long, and runs long
             lanes //= 2
-            both = [self.combine(f, f"t{f.local}[l]", f"t{f.local}[l + {lanes}]") for f in folds]
-            each = [f"t{f.local}[l] = {v};" for f, v in zip(folds, both)]
-            halves.append(f"for (int l = 0; l < {lanes}; l++) {{ {' '.join(each)} }}")
-        done = [f"let {f.local} = t{f.local}[0];" for f in folds]
+            both = [self.emit.combine(f, f"t{f.local}[l]", f"t{f.local}[l + {lanes}]") for f in folds]
+            halves.append(at_once(lanes, [f"t{f.local}[l] = {v};" for f, v in zip(folds, both)]))
+        done = [self.emit.let(f.local, f"t{f.local}[0]") for f in folds]
         return [*start, *self.nest(others, loop), *halves, *done]
 
     # column by column
-    def columns(self) -> list[str]:
+    def columns(self) -> list[Statement]:
         *others, last = self.outer
         width = min(last.size, COLUMNS)
         self.emit = self.expressions()
         done: list[Fold] = []
-        body: list[str] = []
+        body: list[Statement] = []
         for folds in fold_batches(self.kernel):
-            dtypes = [f.value.dtype.name for f in folds]
-            body += [f"{C_TYPE[d]} t{f.local}[{width}] {ALIGNED};" for f, d in zip(folds, dtypes)]
-            body += self.column(last, [], [f"t{f.local}[l] = {identity(f.prim, d)};" for f, d in zip(folds, dtypes)])
+            body += [f"{C_TYPE[f.value.dtype.name]} t{f.local}[{width}] {ALIGNED};" for f in folds]
+            body.append(self.column(last, [], [f"t{f.local}[l] = {self.emit.identity(f)};" for f in folds]))
             values = self.emit.values([f.value for f in folds], loop=False)
-            step = [f"t{f.local}[l] = {self.combine(f, f't{f.local}[l]', v)};" for f, v in zip(folds, values)]
-            body += self.nest(self.inner, self.column(last, done, [*self.read(), *self.emit.flush(), *step]))
+            step = [f"t{f.local}[l] = {self.emit.combine(f, f't{f.local}[l]', v)};" for f, v in zip(folds, values)]
+            body += self.nest(self.inner, [self.column(last, done, [*self.read(), *self.emit.flush(), *step])])
             self.emit = self.expressions()
             done += folds
         for inside in (True, False):
             stores = [s for s in self.stores_of() if s.inner == inside]
             if stores:
                 written = [*self.read(), *self.stores(self.emit, stores, loop=False)]
-                body += self.nest(self.inner if inside else [], self.column(last, done, written))
+                body += self.nest(self.inner if inside else [], [self.column(last, done, written)])
                 self.emit = self.expressions()
         here = f"const long w = {last.size} - ib < {width} ? {last.size} - ib : {width};"
         body = [here if last.size % width else f"enum {{ w = {width} }};", *body]
         if not others:
             return self.share("ib", last.size, width, body)
-        return self.split(others, [f"for (long ib = 0; ib < {last.size}; ib += {width}) {{", *indented(body), "}"])
+        return self.split(others, [Loop("ib", last.size, body, step=width)])
 
-    def column(self, axis: Axis, done: Sequence[Fold], lines: Sequence[str]) -> list[str]:
+    def column(self, axis: Axis, done: Sequence[Fold], lines: Sequence[str]) -> Loop:
         """One step for each column of a block."""
-        known = [f"let {f.local} = t{f.local}[l];" for f in done]
+        known = [self.emit.let(f.local, f"t{f.local}[l]") for f in done]
         at = f"const long {axis.name} = ib + l;"
-        return ["for (long l = 0; l < w; l++) {", *indented([at, *known, *lines]), "}"]
+        return Loop("l", "w", [at, *known, *lines])
 
     # a scatter alone
-    def scatter(self, f: Fold, out: int) -> list[str]:
+    def scatter(self, f: Fold, out: int) -> list[Statement]:
         """Zeros, and then the updates in their order. Slot `out` holds a value for each outer point."""
         assert f.scatter is not None
         rows = {a.name for a, _ in f.scatter.row.terms if isinstance(a, Var)}
@@ -306,8 +304,13 @@ class Function:
             f"const long t = clamp({target}, 0, {points(row_axes) - 1});",
             f"{here} = {here} + {update};",
         ]
-        zero = f"for (long e = 0; e < {self.kernel.rows}; e++) {{ p{out}[e] = 0; }}"
+        zero = Loop("e", self.kernel.rows, [f"p{out}[e] = 0;"])
         return [zero, *self.nest([*before, *self.inner, *after], lines)]
+
+
+def at_once(lanes: int, lines: Sequence[Statement]) -> Block:
+    """What all lanes do together. A compiler sees that in 32 bits, and computes addresses in 64 all the same."""
+    return Block(f"for (int l = 0; l < {lanes}; l++)", lines)
 
 
 def column_wise(kernel: Kernel) -> bool:

@@ -1,8 +1,7 @@
 """A launch as calls: of C functions for what is computed point by point, of BLAS for products.
 
 A kernel with a product becomes up to four steps: a function for each operand that does not lie as BLAS wants it, the
-product, and a function for what is done with the results. The steps are spelled as a Python function
-`bind(view, scratch, memory, at, call, product)` that returns them.
+product, and a function for what is done with the results.
 """
 
 from __future__ import annotations
@@ -10,48 +9,90 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import NamedTuple
 
 from tracegrad.dtypes import DType, f32
 from tracegrad.kernels.expr import Index, Value, Var, atoms_of, indices_of, walk
 from tracegrad.kernels.form import Axis, Fold, Kernel, Product, Slot, Store, points
 from tracegrad.kernels.unroll import unroll
+from tracegrad.program import BoundLaunch
 from tracegrad.render.c import Function
 from tracegrad.render.c_product import limit_bits
 from tracegrad.render.layouts import blas_ready, collapse
+from tracegrad.render.loops import Statement
 from tracegrad.shapes import strides_of
 from tracegrad.tuning import FEW_PRODUCTS
 
-BETWEEN = "\f\n"  # functions, of which equal ones are compiled once: a form feed is a blank of C that no function has
 NAME = "NAME"  # stands for a function's name until its text is known
 
 
-def render_c(kernels: Sequence[Kernel], binding_of: Sequence[int]) -> tuple[str, str]:
-    """The C functions of a launch, and the Python text of its steps."""
-    setup: list[str] = []
-    steps: list[str] = []
+class Scratch(NamedTuple):
+    """Memory that lives while its kernel runs. Kernels run one at a time, so they share it by number."""
+
+    number: int
+    size: int  # elements
+    dtype: str  # as NumPy calls it
+
+
+Place = int | Scratch  # a slot of the launch, or scratch memory
+
+
+class View(NamedTuple):
+    """A matrix, or a stack of them, from an element of a place on; steps in elements."""
+
+    place: Place
+    first: int
+    sizes: tuple[int, ...]
+    steps: tuple[int, ...]
+
+
+class FunctionStep(NamedTuple):
+    """A call of a function, split into at most so many parts."""
+
+    name: str
+    parts: int
+    places: tuple[Place, ...]
+
+
+class ProductStep(NamedTuple):
+    """out = a b. `limits` and `part` are those of `Product`."""
+
+    a: View
+    b: View
+    out: View
+    limits: int
+    part: int
+
+
+class CSource(NamedTuple):
+    """A launch in C: the texts of its functions, and what is called in which order."""
+
+    functions: tuple[str, ...]
+    steps: tuple[FunctionStep | ProductStep, ...]
+
+
+def render_c(launch: BoundLaunch) -> CSource:
+    """The C functions of a launch, and its steps."""
+    steps: list[FunctionStep | ProductStep] = []
     functions: dict[str, str] = {}
     first = 0
-    for number, kernel in enumerate(kernels):
-        writer = _Writer(unroll(kernel), f"_{number}", first, binding_of)
+    for kernel in launch.kernels:
+        writer = _Writer(unroll(kernel), first)
         writer.write()
-        setup += writer.setup
         steps += writer.steps
         functions |= writer.functions
         first += len(kernel.slots)
-    lines = [*setup, "return [", *(f"    {s}," for s in steps), "]"]
-    calls = "\n".join(["def bind(view, scratch, memory, at, call, product):", *(f"    {line}" for line in lines)])
-    return BETWEEN.join(functions.values()), calls + "\n"
+    return CSource(tuple(functions.values()), tuple(steps))
 
 
 class _Writer:
     """Writes the steps of one kernel."""
 
-    def __init__(self, kernel: Kernel, suffix: str, first: int, binding_of: Sequence[int]) -> None:
-        self.kernel, self.suffix, self.first, self.binding_of = kernel, suffix, first, binding_of
-        self.setup: list[str] = []
-        self.steps: list[str] = []
+    def __init__(self, kernel: Kernel, first: int) -> None:
+        self.kernel, self.first = kernel, first
+        self.steps: list[FunctionStep | ProductStep] = []
         self.functions: dict[str, str] = {}
-        self.scratch: list[tuple[str, int, DType]] = []  # names, sizes and types of the slots after the kernel's own
+        self.scratch: list[Slot] = []  # slots after the kernel's own
         self.flat = flat_index(kernel, kernel.outer)
 
     def write(self) -> None:
@@ -81,31 +122,27 @@ class _Writer:
 
     def allocate(self, size: int, dtype: DType = f32) -> int:
         """A slot of scratch memory."""
-        name = f"t{len(self.scratch)}{self.suffix}"
-        self.setup.append(f"{name} = scratch({len(self.scratch)}, ({size},), '{dtype.numpy}')")
-        self.scratch.append((name, size, dtype))
+        self.scratch.append(Slot(dtype, size, True))
         return len(self.kernel.slots) + len(self.scratch) - 1
 
     def extended(self) -> Kernel:
         """The kernel with the slots of scratch memory."""
-        return replace(self.kernel, slots=(*self.kernel.slots, *(Slot(dtype, n, True) for _, n, dtype in self.scratch)))
+        return replace(self.kernel, slots=(*self.kernel.slots, *self.scratch))
 
-    def memory(self, slot: int) -> tuple[str, str]:
-        """The array of a slot and its offset there."""
-        own = len(self.kernel.slots)
-        if slot >= own:
-            return self.scratch[slot - own][0], "0"
-        k = self.first + slot
-        return f"memory[{self.binding_of[k]}]", f"at[{k}]"
+    def place(self, slot: int) -> Place:
+        """Where a slot lies."""
+        number = slot - len(self.kernel.slots)
+        if number < 0:
+            return self.first + slot
+        return Scratch(number, self.scratch[number].size, self.scratch[number].dtype.numpy)
 
-    def call(self, function: Function, lines: Sequence[str]) -> None:
+    def call(self, function: Function, lines: Sequence[Statement]) -> None:
         """A step that calls a function of these lines."""
         text = function.text(NAME, lines)
         name = "k" + hashlib.sha256(text.encode()).hexdigest()[:20]
         self.functions[name] = text.replace(NAME, name)
         slots = range(len(self.kernel.slots) + len(self.scratch))
-        memory = ", ".join(f"({array}, {offset})" for array, offset in map(self.memory, slots))
-        self.steps.append(f"call('{name}', {function.parts}, [{memory}])")
+        self.steps.append(FunctionStep(name, function.parts, tuple(map(self.place, slots))))
 
     def product(self, f: Fold, p: Product) -> int:
         """A step of BLAS; the slot of the result."""
@@ -113,8 +150,8 @@ class _Writer:
         a, b = self.operand(p.a, p.batch, p.m, inner), self.operand(p.b, p.batch, inner, p.n)
         out = self.target(f.local)
         sizes = (*(x.size for x in p.batch), points(p.m), points(p.n))
-        more = f", {limit_bits(p.limits)}, {p.part}" if p.limits or p.part else ""
-        self.steps.append(f"product({a}, {b}, {self.view(out, 0, sizes, strides_of(sizes))}{more})")
+        result = self.view(out, 0, sizes, strides_of(sizes))
+        self.steps.append(ProductStep(a, b, result, limit_bits(p.limits), p.part))
         return out
 
     def target(self, local: str) -> int:
@@ -130,11 +167,10 @@ class _Writer:
         alike.sort(key=lambda s: not (s.value.op == "local" and s.value.arg == local))
         return alike[0].slot if alike else self.allocate(self.kernel.rows)
 
-    def view(self, slot: int, offset: int, sizes: Sequence[int], steps: Sequence[int]) -> str:
-        array, start = self.memory(slot)
-        return f"view({array}, {start} + {offset}, {tuple(sizes)}, {tuple(steps)})"
+    def view(self, slot: int, first: int, sizes: Sequence[int], steps: Sequence[int]) -> View:
+        return View(self.place(slot), first, tuple(sizes), tuple(steps))
 
-    def operand(self, v: Value, batch: Sequence[Axis], rows: Sequence[Axis], columns: Sequence[Axis]) -> str:
+    def operand(self, v: Value, batch: Sequence[Axis], rows: Sequence[Axis], columns: Sequence[Axis]) -> View:
         """A matrix (or a stack of them) that BLAS takes: a view where strides allow it, else a packed copy."""
         groups = [*([a] for a in batch), list(rows), list(columns)]
         as_it_lies = v.op == "load" and self.kernel.loaded(v) is f32
@@ -145,7 +181,7 @@ class _Writer:
                 return self.view(v.arg[0], v.arg[1].const, [g[0] for g in folded], [g[1] for g in folded])
         return self.packed(v, batch, rows, columns)
 
-    def packed(self, v: Value, batch: Sequence[Axis], rows: Sequence[Axis], columns: Sequence[Axis]) -> str:
+    def packed(self, v: Value, batch: Sequence[Axis], rows: Sequence[Axis], columns: Sequence[Axis]) -> View:
         """A copy, by a function; in the order in which it is read. What a whole batch shares is packed once."""
         varies = {a.name for x in walk([v]) for i in indices_of(x) for a in atoms_of(i) if isinstance(a, Var)}
         own = [a for a in batch if a.name in varies]

@@ -1,14 +1,13 @@
-"""WGSL functions and statements as C: a few substitutions, and a prelude that defines what C lacks.
+"""The notation of rows as C, and a prelude that defines what C lacks.
 
-The rows of the table spell their ops once, in WGSL, and most of that reads as C: the rest is types, `let` and `var`,
-and functions of many types. GCC and Clang both know `__auto_type`.
+The rows of the table spell their ops once, as expressions and functions of WGSL. GCC and Clang both know `__auto_type`.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from functools import cache
+from functools import cache, lru_cache
 
 from tracegrad.prims.functions import NEAR_EXP_ALONE
 
@@ -33,6 +32,7 @@ NATIVE = {
     "min_f32": "static inline float min_f32(float a, float b) { float m = a < b ? a : b; return a != a ? a : m; }",
 }
 WRITTEN_OUT = {"near_exp_": NEAR_EXP_ALONE}  # what is one instruction of a GPU, and a call in C
+_pattern = cache(re.compile)  # when it is first needed: an import would spend 5000 calls on it
 
 
 def _typed(name: str, types: Iterable[str], arguments: str, value: str) -> str:
@@ -58,11 +58,13 @@ OPAQUE = """
 """
 
 # Choices by bits, both sides computed first: what is no branch in the source cannot become one in the loop. GCC makes a
-# masked load of `condition ? p[i] : 0`, and GCC 12 masks a group of neighbours by the first one's condition.
+# masked load of `condition ? p[i] : 0`, and GCC 12 masks a group of neighbours by the first one's condition. It reads
+# `x & -condition` as such a choice, too: GCC 13.3 then summed groups of three with one condition for all of them. It
+# leaves `x & (condition - 1)` as it is.
 CHOICE = """
-static inline int select_int(int no, int yes, _Bool condition) { return no ^ ((no ^ yes) & -(int)condition); }
+static inline int select_int(int no, int yes, _Bool condition) { return yes ^ ((no ^ yes) & ((int)condition - 1)); }
 static inline unsigned select_unsigned(unsigned no, unsigned yes, _Bool condition) {
-  return no ^ ((no ^ yes) & -(unsigned)condition);
+  return yes ^ ((no ^ yes) & ((unsigned)condition - 1u));
 }
 static inline float select_float(float no, float yes, _Bool condition) {
   return float_of_int(select_int(int_of_float(no), int_of_float(yes), condition));
@@ -119,8 +121,9 @@ PRELUDE = "\n".join(
         CHOICE,
         HIDDEN,
         HALF,
-        _typed("max", (*NUMBERS, "long"), "T a, T b", "a > b ? a : b"),
-        _typed("min", (*NUMBERS, "long"), "T a, T b", "a < b ? a : b"),
+        "#define array_of_unsigned(...) ((const unsigned[]){__VA_ARGS__})",
+        _typed("max", (*NUMBERS, "long"), "T a, T b", "b > a ? b : a"),  # NaN as `b` does not count
+        _typed("min", (*NUMBERS, "long"), "T a, T b", "b < a ? b : a"),
         _typed("clamp", NUMBERS, "T x, T lo, T hi", "min(max(x, lo), hi)"),
         _typed("sign", ("float", "int"), "T x", "(x > 0) - (x < 0)"),
         "static inline float abs_float(float x) { return __builtin_fabsf(x); }",
@@ -129,48 +132,61 @@ PRELUDE = "\n".join(
     ]
 )
 
-_TYPE = r"(?:f32|i32|u32|bool|vec2<f32>)"
-_RULES: list[tuple[str, str]] = [
-    (r"\bbitcast<(\w+)>\(", r"bits_as_@\1@("),
-    (r"\bvec2<f32>\(", "vec2_f32_("),
-    (r"\bvar (\w+) = array<(\w+), (\d+)>\((.*)\);", r"const @\2@ \1[\3] = {\4};"),
-    (rf"\bvar (\w+): ({_TYPE});", r"@\2@ \1;"),
-    (r"\blet (\w+) = ", r"const __auto_type \1 = "),
-    (r"\bvar (\w+) = ", r"__auto_type \1 = "),
-    (r"\b(f32|i32|u32|bool)\(", r"(@\1@)("),
-]
-_NUMBER = r"(?<![\w.])(\d+(?:\.\d*)?(?:[eE][+-]?\d+)?)(f?)(?![\w.])"
-_MARKED = r"@([^@]+)@"
-_SIGNATURE = rf"(?m)^fn (\w+)\((.*)\) -> ({_TYPE}) \{{"
-_PARAMETER = rf"(\w+): ({_TYPE})"
-_pattern = cache(re.compile)  # when it is first needed: an import would spend 5000 calls on all of them
+NUMBER = r"\d[\w.]*(?:(?<=[\d.]e)[+-]\w+)?"
+TOKEN = rf"//.*|(?:bitcast|vec2|array)<[^>]*>|\{{\d\}}|{NUMBER}|\w+|->|[<>=!]=|<<|>>|&&|\|\||\S"
+CALLED = {
+    **{t: f"({c})" for t, c in C_TYPE.items()},
+    **{f"bitcast<{t}>": f"bits_as_{C_TYPE[t]}" for t in ("f32", "i32", "u32")},
+    "vec2<f32>": "vec2_f32_",
+    "array<u32, 8>": "array_of_unsigned",
+    "f16": "f16_of_f32",
+}
 
 
-def _number(m: re.Match[str]) -> str:
-    """With a point, an exponent or an `f` it is an f32."""
-    point = "." in m[1] or "e" in m[1].lower()
-    return f"{m[1]}f" if point else f"{m[1]}.0f" if m[2] else m[1]
+@lru_cache(4096)  # constants are expressions, too
+def as_c(notation: str) -> str:
+    """An expression or a function of a row as C. `{0}`, `{1}` and so on stay where they are.
+
+    What is not here is the same in C; where WGSL may leave parentheses out, C agrees on what binds first.
+    """
+    tokens = [*(t for t in _pattern(TOKEN).findall(notation) if not t.startswith("//")), ""]
+    out: list[str] = []
+    k = 0
+    while tokens[k]:
+        token, following = tokens[k], tokens[k + 1]
+        k += 1
+        if token == "fn":
+            out.append(f"static inline {C_TYPE[tokens[tokens.index('->') + 1]]}")
+        elif token == "->":  # stands first
+            k += 1
+        elif token in ("let", "var"):
+            typed = tokens[k + 1] == ":"
+            out += ["const"] * (token == "let") + ["__auto_type"] * (not typed)
+        elif following == ":":
+            out += [C_TYPE[tokens[k + 1]], token]
+            k += 2
+        elif token[0].isdigit():
+            out.append(number(token))
+        else:
+            out.append(CALLED.get(token, token) if following == "(" else token)
+    text = " ".join(out)
+    for loose in ("( ", " )", " ,", " ;"):
+        text = text.replace(loose, loose.strip())
+    return text
 
 
-def as_c(text: str) -> str:
-    """Statements of WGSL as C."""
-    for pattern, replacement in _RULES:
-        text = _pattern(pattern).sub(replacement, text)
-    text = _pattern(_NUMBER).sub(_number, text)
-    return _pattern(_MARKED).sub(lambda m: C_TYPE[m[1]], text)
+def number(token: str) -> str:
+    """With a point, an exponent or an `f` it is an f32, which has a point in C."""
+    if token.endswith("u") or token.startswith("0x") or token.isdigit():
+        return token
+    digits = token.removesuffix("f")
+    return f"{digits}f" if "." in digits or "e" in digits else f"{digits}.0f"
 
 
+@cache
 def helper(text: str) -> str:
-    """A WGSL function as C that may be included more than once."""
-    found = _pattern(_SIGNATURE).search(text)
-    assert found is not None, text
-    name = found[1]
-
-    def signature(m: re.Match[str]) -> str:
-        parameters = _pattern(_PARAMETER).sub(lambda p: f"{C_TYPE[p[2]]} {p[1]}", m[2])
-        return f"static inline {C_TYPE[m[3]]} {m[1]}({parameters}) {{"
-
-    parts = re.split(r"(?=^fn )", WRITTEN_OUT.get(name, text), flags=re.MULTILINE)
-    names = [_pattern(_SIGNATURE).search(p) for p in parts]
-    done = [NATIVE.get(n[1]) or as_c(_pattern(_SIGNATURE).sub(signature, p)) for n, p in zip(names, parts) if n]
-    return "\n".join([f"#ifndef have_{name}", f"#define have_{name}", *(d.rstrip() for d in done), "#endif"])
+    """Functions of a row as C that may be included more than once."""
+    name = text[len("fn ") : text.index("(")]
+    functions = [f"fn {x}" for x in f"\n{WRITTEN_OUT.get(name, text)}".split("\nfn ")[1:]]
+    done = [NATIVE.get(x[len("fn ") : x.index("(")]) or as_c(x) for x in functions]
+    return "\n".join([f"#ifndef have_{name}", f"#define have_{name}", *done, "#endif"])

@@ -1,18 +1,21 @@
-"""Expressions as WGSL, each value once and as far outside of loops as it can stand."""
+"""Expressions, each value once and as far outside of loops as it can stand.
+
+Rows spell their ops in the notation of WGSL. An Emitter writes WGSL; one of another language reads that notation.
+"""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import lru_cache
 
 from tracegrad.dtypes import DType, nearest_f32
-from tracegrad.ir import PRIMITIVES, Primitive
+from tracegrad.ir import PRIMITIVES
 from tracegrad.kernels.expr import Atom, Dynamic, Guard, Index, Quotient, Value, Var, atoms_of, indices_of
-from tracegrad.kernels.form import Axis
+from tracegrad.kernels.form import Axis, Fold
 
 ZERO = {"f32": "0.0", "i32": "0", "u32": "0u", "bool": "false"}
-LOWEST = {"i32": "(-2147483647 - 1)", "u32": "0u"}
-HIGHEST = {"i32": "2147483647", "u32": "4294967295u"}
+LIMITS = {"i32": (-(2**31), 2**31 - 1), "u32": (0, 2**32 - 1)}
 
 
 def f32_literal(x: float) -> str:
@@ -37,14 +40,15 @@ def literal(value: bool | int | float, dtype: DType) -> str:
     return str(n) if n >= 0 else f"({n})" if n > -(2**31) else "(-2147483647 - 1)"
 
 
-def identity(p: Primitive, dtype: str) -> str:
-    """What a fold starts from."""
-    assert p.identity is not None
-    if dtype == "f32":
-        return f32_literal(p.identity)
-    if p.identity in (float("inf"), float("-inf")):
-        return (HIGHEST if p.identity > 0 else LOWEST)[dtype]
-    return f"{dtype}({int(p.identity)})"
+@lru_cache(4096)  # constants are among its attributes
+def row(wgsl: str, count: int, dtype: str, of: str, attrs: tuple[tuple[str, object], ...] = ()) -> str:
+    """A row's spelling for operands `{0}`, `{1}` and so on, in the notation of WGSL."""
+    return wgsl.format(*(f"{{{k}}}" for k in range(count)), t=dtype, of=of, **{k: str(x) for k, x in attrs})
+
+
+# what a value is in memory, where that is another type
+STORED = {"bool": "select(0, 1, {0})", "u32": "bitcast<i32>({0})", "f16": "f16({0})"}
+LOADED = {"bool": "({0} != 0)", "u32": "bitcast<u32>({0})"}
 
 
 class Emitter:
@@ -80,6 +84,32 @@ class Emitter:
         self._uses: dict[Value, int] = {}
         self._count = 0
 
+    def spelled(self, notation: str) -> str:
+        """A piece of WGSL in the language at hand."""
+        return notation
+
+    def let(self, name: str, value: str) -> str:
+        """Give a value a name."""
+        return f"let {name} = {value};"
+
+    def combine(self, f: Fold, a: str, b: str) -> str:
+        """Two partial results as one."""
+        combine, dtype = PRIMITIVES[f.prim.combine], f.value.dtype.name
+        self.need(combine.helper)
+        return self.spelled(row(combine.wgsl, 2, dtype, dtype)).format(a, b)
+
+    def identity(self, f: Fold) -> str:
+        """What a fold starts from."""
+        value, dtype = f.prim.identity, f.value.dtype
+        assert value is not None
+        if math.isinf(value) and not dtype.is_float:
+            value = LIMITS[dtype.name][value > 0]
+        return self.spelled(literal(value, dtype))
+
+    def stored(self, dtype: str, value: str) -> str:
+        """A value as memory holds it."""
+        return self.spelled(STORED.get(dtype, "{0}")).format(value)
+
     def values(self, roots: Sequence[Value], loop: bool) -> list[str]:
         """Expressions of `roots`; shared parts become `let`s. Inside a loop what does not vary there is hoisted."""
         self.inner = []
@@ -106,7 +136,7 @@ class Emitter:
         name = f"w{self._count}{self.copy}"
         self._count += 1
         text = read(v.arg[0], self.index(v.arg[1], varies))
-        (self.inner if varies else self.outer).append(f"let {name} = {text};")
+        (self.inner if varies else self.outer).append(self.let(name, text))
         return name
 
     def need(self, helper: str) -> None:
@@ -145,7 +175,7 @@ class Emitter:
 
     def _value(self, v: Value, loop: bool) -> str:
         if v.op == "const":
-            return literal(v.arg, v.dtype)
+            return self.spelled(literal(v.arg, v.dtype))
         if v.op == "local":
             return f"{v.arg}{self.copy if v.arg in self.copied else ''}"
         hoist = loop and not self.varies(v)
@@ -157,7 +187,7 @@ class Emitter:
         if hoist or self.named(v):
             name = f"v{self._count}{self.copy}"
             self._count += 1
-            (self.inner if loop and not hoist else self.outer).append(f"let {name} = {text};")
+            (self.inner if loop and not hoist else self.outer).append(self.let(name, text))
             names[v] = name
             return name
         return text
@@ -173,23 +203,26 @@ class Emitter:
         p = PRIMITIVES[name]
         self.need(p.helper)
         args = [self._value(a, loop) for a in v.args]
-        return p.wgsl.format(*args, t=v.dtype.name, of=v.args[0].dtype.name, **{k: str(x) for k, x in attrs})
+        return self.spelled(row(p.wgsl, len(args), v.dtype.name, v.args[0].dtype.name, attrs)).format(*args)
 
     def _load(self, v: Value, index: str) -> str:
         text = self.load(v.arg[0], index)
-        return {"bool": f"({text} != 0)", "u32": f"bitcast<u32>({text})"}.get(v.dtype.name, text)
+        return self.spelled(LOADED.get(v.dtype.name, "{0}")).format(text)
 
     def _inside(self, v: Value, loop: bool) -> str:
         """A value where guards hold, else 0. A load elsewhere reads element 0 instead: none ever strays."""
         (x,) = v.args
         guards = self._guards(v.arg, loop)
         if x.op != "load":
-            return f"select({ZERO[v.dtype.name]}, {self._value(x, loop)}, {guards})"
+            return self.chosen(v, self._value(x, loop), guards)
         name = f"g{self._count}{self.copy}"
         self._count += 1
-        (self.inner if loop and self.varies(v) else self.outer).append(f"let {name} = {guards};")
-        load = self._load(x, f"select(0, {self.index(x.arg[1], loop)}, {name})")
-        return f"select({ZERO[v.dtype.name]}, {load}, {name})"
+        (self.inner if loop and self.varies(v) else self.outer).append(self.let(name, guards))
+        return self.chosen(v, self._load(x, f"select(0, {self.index(x.arg[1], loop)}, {name})"), name)
+
+    def chosen(self, v: Value, text: str, condition: str) -> str:
+        """The value `v` where a condition holds, else 0."""
+        return f"select({self.spelled(ZERO[v.dtype.name])}, {text}, {condition})"
 
     def _guards(self, guards: Sequence[Guard], loop: bool) -> str:
         """All of them by `&`: the branches of `&&` cost more than they spare, to compilers above all."""
@@ -232,7 +265,7 @@ class Emitter:
         if name is None:
             name = self._outer_sums[text] = f"h{self._count}{self.copy}"
             self._count += 1
-            self.outer.append(f"let {name} = {text};")
+            self.outer.append(self.let(name, text))
         return name
 
     def _quotient(self, atom: Quotient, loop: bool) -> str:
@@ -272,8 +305,3 @@ def decode(flat: str, axes: Sequence[Axis]) -> list[str]:
 def copied(axes: Sequence[Axis], copy: str) -> list[Axis]:
     """The axes under the names that an Emitter gives their copies."""
     return [Axis(a.name + copy, a.size) for a in axes]
-
-
-def indented(lines: Sequence[str]) -> list[str]:
-    """One level deeper."""
-    return [f"  {line}" for line in lines]

@@ -15,19 +15,20 @@ from tracegrad.ir import PRIMITIVES
 from tracegrad.kernels.expr import Value, Var
 from tracegrad.kernels.form import Axis, Fold, Kernel, Product, Scatter, Store, points
 from tracegrad.kernels.unroll import unroll
+from tracegrad.program import BoundLaunch
 from tracegrad.render.layouts import blas_ready, collapse
 from tracegrad.render.numpy_arrays import Arrays
 from tracegrad.render.numpy_values import Values
 from tracegrad.shapes import strides_of
 
 
-def render_numpy(kernels: Sequence[Kernel], binding_of: Sequence[int]) -> str:
+def render_numpy(launch: BoundLaunch) -> str:
     """One function for kernels that run side by side; here they run one after the other."""
     setup: list[str] = []
     run: list[str] = []
     first = 0
-    for number, kernel in enumerate(kernels):
-        writer = _Writer(unroll(kernel), f"_{number}" if len(kernels) > 1 else "", first, binding_of)
+    for number, kernel in enumerate(launch.kernels):
+        writer = _Writer(unroll(kernel), f"_{number}" if len(launch.kernels) > 1 else "", first, launch.binding_of)
         writer.write()
         setup += writer.arrays.setup
         run += writer.arrays.lines

@@ -6,16 +6,16 @@ thread.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from tracegrad.dtypes import f16
 from tracegrad.kernels.form import Axis, Fold, Kernel, Store, fold_batches, points
 from tracegrad.kernels.masks import behind_masks
-from tracegrad.kernels.tiling import Tiling, workgroup_arrays
-from tracegrad.program import Binding
-from tracegrad.render.emit import Emitter, copied, decode, indented
+from tracegrad.kernels.tiling import Tiling, without_barriers, workgroup_arrays
+from tracegrad.program import Binding, BoundLaunch, Shader
+from tracegrad.render.emit import Emitter, copied, decode
+from tracegrad.render.loops import Block, Loop, Statement, spelled, when
 from tracegrad.render.wgsl_loads import Access
 from tracegrad.render.wgsl_rows import Rows
 from tracegrad.render.wgsl_square import Square
@@ -30,17 +30,14 @@ def grid_of(workgroups: int) -> tuple[int, int]:
     return (workgroups, 1) if workgroups <= GRID_X else (GRID_X, -(-workgroups // GRID_X))
 
 
-def render_wgsl(
-    kernels: Sequence[Kernel],
-    tilings: Sequence[Tiling],
-    binding_of: Sequence[int],
-    bindings: Sequence[Binding],
-    aligned: Sequence[bool],
-) -> str:
-    """One shader for kernels that run side by side; slot `s` of the launch lies in the binding `binding_of[s]`.
+def render_serial_wgsl(launch: BoundLaunch) -> Shader:
+    """The same without workgroup memory."""
+    return render_wgsl(replace(launch, tilings=without_barriers(launch.kernels, launch.tilings)))
 
-    aligned: of each slot, do all dispatches have it begin at a multiple of four elements?
-    """
+
+def render_wgsl(launch: BoundLaunch) -> Shader:
+    """One shader for kernels that run side by side."""
+    kernels, tilings, binding_of, aligned = launch.kernels, launch.tilings, launch.binding_of, launch.aligned
     vectors = vector_slots(list(zip(kernels, tilings)), binding_of, aligned)
     functions: list[_Function] = []
     first = 0
@@ -53,7 +50,7 @@ def render_wgsl(
         else:
             functions.append(made)
     vectored = {b for b, vector in zip(binding_of, vectors) if vector}
-    elements = [f"vec4<{b.dtype}>" if k in vectored else b.dtype for k, b in enumerate(bindings)]
+    elements = [f"vec4<{b.dtype}>" if k in vectored else b.dtype for k, b in enumerate(launch.bindings)]
     helpers: dict[str, None] = {}
     texts: list[str] = []
     for number, f in enumerate(functions):
@@ -62,7 +59,9 @@ def render_wgsl(
         helpers.update(writer.emit.helpers)
         texts += [*writer.puts.values(), *lines]
     text = "\n".join([*helpers, *texts, *_main(functions)])
-    return "\n".join([*_declarations(tilings, bindings, elements, first, text), text]) + "\n"
+    head, body = _arrays(launch.bindings, elements), [*_variables(tilings, text), text]
+    constant = all(f.times == 1 for f in functions) and first > 0
+    return Shader("".join(f"{line}\n" for line in head), "".join(f"{line}\n" for line in body), first, constant)
 
 
 @dataclass(slots=True)
@@ -93,29 +92,23 @@ class _Function:
         return mine == others
 
 
-def _declarations(
-    tilings: Sequence[Tiling], bindings: Sequence[Binding], elements: Sequence[str], slots: int, text: str
-) -> list[str]:
+def _arrays(bindings: Sequence[Binding], elements: Sequence[str]) -> list[str]:
     """Bindings in order. An array that is both read and written is bound once, read_write."""
     out = ["enable f16;"] if any(b.dtype == f16.storage for b in bindings) else []
     for k, (b, element) in enumerate(zip(bindings, elements)):
         sized = b.size and element == b.dtype  # of vectors there are as many as are whole: memory comes by 16 bytes
         access, size = "read_write" if b.written else "read", f", {b.size}" if sized else ""
         out.append(f"@group(0) @binding({k}) var<storage, {access}> mem{k}: array<{element}{size}>;")
-    if slots:
-        out.append(f"@group(1) @binding(0) var<uniform> at: array<vec4<i32>, {-(-slots // 4)}>;")
-    for name, size in workgroup_arrays(tilings).items():
-        if f"{name}[" in text:
-            out.append(f"var<workgroup> {name}: array<{SHARED[name]}, {size}>;")
-    out += [f"var<private> {n}: u32 = {bits};" for n, bits in SPECIAL.items() if n in text]
     return out
 
 
-def with_offsets(wgsl: str, offsets: Sequence[int]) -> str | None:
-    """A kernel's text with these offsets in it, not read from a buffer; None if it computes which of them it needs."""
-    lines = [line for line in wgsl.splitlines(keepends=True) if "var<uniform> at:" not in line]
-    text = re.sub(r"\bat\[(\d+)\]\.([xyzw])", lambda m: f"{offsets[4 * int(m[1]) + XYZW.index(m[2])]}", "".join(lines))
-    return None if re.search(r"\bat\[", text) else text
+def _variables(tilings: Sequence[Tiling], text: str) -> list[str]:
+    """Those that functions share."""
+    sizes = {name: size for name, size in workgroup_arrays(tilings).items() if f"{name}[" in text}
+    return [
+        *(f"var<workgroup> {name}: array<{SHARED[name]}, {size}>;" for name, size in sizes.items()),
+        *(f"var<private> {n}: u32 = {bits};" for n, bits in SPECIAL.items() if n in text),
+    ]
 
 
 SHARED = {"sf": "f32", "si": "i32", "su": "u32", "sv": "vec4<f32>"}
@@ -159,8 +152,8 @@ class _Writer:
         else:
             places = [f"at[(first + {s}) / 4][(first + {s}) % 4]" for s in slots]
         arguments = "w: i32, lid: i32" + (", n: i32, first: i32" if f.times > 1 else "")
-        lines = [*(f"let o{s} = {place};" for s, place in zip(slots, places)), *self.body()]
-        return [f"fn {self.name}({arguments}) {{", *indented(lines), "}"]
+        lines: list[Statement] = [*(f"let o{s} = {place};" for s, place in zip(slots, places)), *self.body()]
+        return spelled([Block(f"fn {self.name}({arguments})", lines)], "var")
 
     def memory(self, slot: int) -> str:
         """The array of a slot."""
@@ -192,7 +185,7 @@ class _Writer:
         text = self.memory(slot) + (f"[({at}) >> 2u][({at}) & 3]" if self.vectors[slot] else f"[{at}]")
         return f"f32({text})" if self.kernel.slots[slot].dtype is f16 else text
 
-    def body(self) -> list[str]:
+    def body(self) -> list[Statement]:
         """The function's, where `o0`, `o1` and so on are the offsets of the slots."""
         return {"points": self.points, "rows": self.rows, "tile": self.tile, "square": self.square}[self.tiling.kind]()
 
@@ -213,11 +206,9 @@ class _Writer:
         return [f"let s{s.slot}{emit.copy} = {v};" for s, v in zip(stores, values)]
 
     def stored(self, s: Store, copy: str) -> str:
-        dtype = self.kernel.slots[s.slot].dtype.name
-        spelled = {"bool": "select(0, 1, {})", "u32": "bitcast<i32>({})", "f16": "f16({})"}.get(dtype, "{}")
-        return spelled.format(f"s{s.slot}{copy}")
+        return self.emit.stored(self.kernel.slots[s.slot].dtype.name, f"s{s.slot}{copy}")
 
-    def side_by_side(self, copies: Sequence[Point], axis: Axis | None = None) -> list[str]:
+    def side_by_side(self, copies: Sequence[Point], axis: Axis | None = None) -> list[Statement]:
         """All stores for some points at once: the values of all of them, then the writes. Along `axis`, if one is
         given, every four of them are neighbours, which are read and written by vectors where memory allows.
 
@@ -226,7 +217,7 @@ class _Writer:
         """
         stores = [s for s in self.kernel.body if isinstance(s, Store)]
         lines: list[str] = []
-        writes: list[str] = []
+        writes: list[Statement] = []
         size = 4 if axis else 1
         for four in (copies[k : k + size] for k in range(0, len(copies), size)):
             base = Emitter(self.load, (), four[0].own, four[0].name)
@@ -244,7 +235,7 @@ class _Writer:
                 self.emit.helpers.update(emit.helpers)
                 lines += [*emit.outer, *values]
             inside = four[0].inside
-            writes += [f"if ({inside}) {{", *indented(written), "}"] if inside else written
+            writes += [when(inside, written)] if inside else written
         return [*lines, *writes]
 
     def writes(self, s: Store, base: Emitter, emits: Sequence[Emitter]) -> list[str]:
@@ -256,7 +247,7 @@ class _Writer:
         return [self.store(s.slot, at, self.stored(s, emit.copy)) for at, emit in zip(places, emits)]
 
     # one thread a point
-    def points(self) -> list[str]:
+    def points(self) -> list[Statement]:
         stores = [s for s in self.kernel.body if isinstance(s, Store)]
         first = f"w * {self.tiling.threads} + lid"
         if not self.kernel.uniform and self.tiling.each > 1:
@@ -265,18 +256,14 @@ class _Writer:
             written = self.stores(stores, loop=False)
             check = f"if (e >= {self.kernel.rows}) {{ return; }}"
             return [f"let e = {first};", check, *decode("e", self.kernel.outer), *self.emit.flush(), *written]
-        lines = [f"let lane = {'lid' if self.tiling.lanes > 1 else '0'};"]
+        lines: list[Statement] = [f"let lane = {'lid' if self.tiling.lanes > 1 else '0'};"]
         rows = self.folding()
         for folds in fold_batches(self.kernel):
             lines += rows.folds(folds)
         written = self.stores(stores, loop=False)
         step = self.tiling.threads * self.tiling.workgroups
-        return [
-            *lines,
-            f"for (var e = {first}; e < {self.kernel.rows}; e += {step}) {{",
-            *indented([*decode("e", self.kernel.outer), *self.emit.flush(), *written]),
-            "}",
-        ]
+        each = [*decode("e", self.kernel.outer), *self.emit.flush(), *written]
+        return [*lines, Loop("e", self.kernel.rows, each, first, step)]
 
     def point(self, number: int) -> Point:
         """One of the points that a thread computes side by side."""
@@ -290,7 +277,7 @@ class _Writer:
         return Point(copy, [a.name for a in self.kernel.outer], before, inside)
 
     # one or a few threads a row
-    def rows(self) -> list[str]:
+    def rows(self) -> list[Statement]:
         return self.folding().lines()
 
     def folding(self) -> Rows:
@@ -298,7 +285,7 @@ class _Writer:
         return Rows(self.kernel, self.tiling, self.emit, lambda stores, loop: self.written(self.emit, stores, loop))
 
     # a tile of a product a workgroup
-    def tile(self) -> list[str]:
+    def tile(self) -> list[Statement]:
         access = Access(self.load, self.vector, self.by_vectors)
         stored = any(self.vectors[s.slot] for s in self.kernel.body if isinstance(s, Store))
         assert self.tiling.tile is not None and self.kernel.product is not None
@@ -307,11 +294,11 @@ class _Writer:
         return [*tile.before_stores(), *tile.stores(lambda results: self.results(results, axis))]
 
     # a square of a product a thread
-    def square(self) -> list[str]:
+    def square(self) -> list[Statement]:
         square = Square(self.kernel, self.tiling, self.load, self.emit.helpers)
         return [*square.before_stores(), *square.stores(self.results)]
 
-    def results(self, results: Sequence[Result], axis: Axis | None = None) -> list[str]:
+    def results(self, results: Sequence[Result], axis: Axis | None = None) -> list[Statement]:
         """The stores of some results of a product; along `axis` every four are neighbours."""
         return self.side_by_side([self.result(r) for r in results], axis)
 

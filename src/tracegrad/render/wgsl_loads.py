@@ -17,7 +17,8 @@ from dataclasses import dataclass
 from tracegrad.kernels.expr import Value
 from tracegrad.kernels.form import Axis, Kernel, points
 from tracegrad.kernels.tiling import TileShape
-from tracegrad.render.emit import Emitter, copied, decode, indented
+from tracegrad.render.emit import Emitter, copied, decode
+from tracegrad.render.loops import Block, Statement, when
 from tracegrad.render.wgsl_vectors import XYZW
 from tracegrad.tuning import LOAD_PAIR, LOAD_RUN, WORKGROUP
 
@@ -27,7 +28,7 @@ class Operand:
     """Lines before the loop over k, those that load the thread's part into registers, and those that put it down."""
 
     before: list[str]
-    load: list[str]
+    load: list[Statement]
     put: list[str]
 
 
@@ -139,7 +140,7 @@ class Loads:
         loading = self.loaded(registers, k, load)
         puts = [f"sv[{put} + {j * side.line}] = {register};" for j, register in enumerate(registers)]
         whole = loads >= WORKGROUP
-        out.load += loading if whole else [f"if (lid < {loads}) {{", *indented(loading), "}"]
+        out.load += loading if whole else [when(f"lid < {loads}", loading)]
         out.put += puts if whole else [f"if (lid < {loads}) {{ {' '.join(puts)} }}"]
 
     def defined(self, side: Side, copy: str, row: str, k: str) -> list[str]:
@@ -189,13 +190,15 @@ class Loads:
         step = (inner[-1], "ks") if self.stepped else ("", "")
         return Emitter(self.access.element, inner, own, copy, step, loaded)
 
-    def loaded(self, registers: Sequence[str], k: str, load: Sequence[str]) -> list[str]:
+    def loaded(self, registers: Sequence[str], k: str, load: Sequence[str]) -> list[Statement]:
         """The lines of a load, with all axes of k if they must be computed from the flat one; zeros beyond its end."""
-        lines = list(load) if self.stepped else [f"let kj = kc + {k};", *decode("kj", self.inner), *load]
+        lines: list[Statement] = [*load]
+        if not self.stepped:
+            lines = [f"let kj = kc + {k};", *decode("kj", self.inner), *load]
         if self.k % self.shape.k_step:
             zeros = [f"{register} = vec4<f32>();" for register in registers]
-            lines = [*zeros, f"if (kc + {k} < {self.k}) {{", *indented(lines), "}"]
-        return ["{", *indented(lines), "}"]
+            lines = [*zeros, when(f"kc + {k} < {self.k}", lines)]
+        return [Block("", lines)]
 
     def place(self, side: Side, u: int, vectors: int) -> tuple[str, str]:
         """Which vector of a line and which k the thread's load number `u` of an operand is for.

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from tracegrad.ir import PRIMITIVES
 from tracegrad.kernels.form import Fold, Kernel, Store, fold_batches
 from tracegrad.kernels.tiling import Tiling
-from tracegrad.render.emit import Emitter, copied, decode, identity, indented
+from tracegrad.render.emit import Emitter, copied, decode
+from tracegrad.render.loops import Block, Loop, Statement, when
 from tracegrad.tuning import COOPERATE_FROM, HELD, LAST_LANES, TURNS_TOGETHER, WORKGROUP
 
-Written = tuple[list[str], list[str]]  # lines that compute what is stored, and those that store it
+Written = tuple[Sequence[str], Sequence[Statement]]  # lines that compute what is stored, and those that store it
 
 
 class Rows:
@@ -27,7 +27,7 @@ class Rows:
         self.kernel, self.tiling, self.emit, self.written = kernel, tiling, emit, written
         self.held = 0  # points of a row whose values a thread keeps in registers from one fold to the next
 
-    def lines(self) -> list[str]:
+    def lines(self) -> list[Statement]:
         """The kernel's function."""
         t, k = self.tiling, self.kernel
         per_group = t.threads // t.lanes
@@ -38,10 +38,7 @@ class Rows:
             row, lane = "0", "lid"
         elif t.rows_fastest:
             row, lane = f"lid % {per_group}", f"lid / {per_group}"
-        lines = [
-            f"let row = w * {per_group} + {row};",
-            f"let lane = {lane};",
-        ]
+        lines: list[Statement] = [f"let row = w * {per_group} + {row};", f"let lane = {lane};"]
         if t.lanes == 1:
             lines += [f"if (row >= {k.rows}) {{ return; }}", *decode("row", k.outer)]
         else:  # no thread may leave before a barrier
@@ -57,16 +54,16 @@ class Rows:
             lines += self.folds(folds)
         if inner:
             loop = self.loop(lambda: self.written(inner, True), t.lanes)
-            lines += [*self.emit.flush(), f"if (row < {k.rows}) {{", *indented(loop), "}"]
+            lines += [*self.emit.flush(), when(f"row < {k.rows}", loop)]
         if outer:
             values, writes = self.written(outer, False)
             lines += self.emit.flush()
             if t.lanes > 1 and any(k.slots[s.slot].replaces >= 0 for s in outer):
                 lines.append("storageBarrier();")  # every lane reads what lane 0 is about to overwrite
-            lines += [f"if (row < {k.rows} && lane == 0) {{", *indented([*values, *writes]), "}"]
+            lines.append(when(f"row < {k.rows} && lane == 0", [*values, *writes]))
         return lines
 
-    def loop(self, turn: Callable[[], tuple[list[str], list[str]]], step: int) -> list[str]:
+    def loop(self, turn: Callable[[], Written], step: int) -> list[Statement]:
         """The loop over the points of a row that are a thread's: some turns side by side, first what each of them
         computes, so that their loads do not wait for each other, then what it does with that.
         """
@@ -74,7 +71,7 @@ class Rows:
         if not self.held and self.tiling.threads == WORKGROUP and k.length >= COOPERATE_FROM:
             together = min(TURNS_TOGETHER, -(-k.length // step))
         first: list[str] = []
-        then: list[str] = []
+        then: list[Statement] = []
         for u in range(together):
             copy = self.emit.copy = f"_{u}" if together > 1 else ""
             values, uses = turn()
@@ -82,11 +79,11 @@ class Rows:
                 first += self.point_of_row(copy, f"j + {step * u}", step * together)
             first += [*self.emit.inner, *values]
             edge = together > 1 and k.length % (step * together) > 0
-            then += [f"if (j + {step * u} < {k.length}) {{", *indented(uses), "}"] if edge else uses
+            then += [when(f"j + {step * u} < {k.length}", uses)] if edge else uses
         self.emit.copy = ""
         if self.held:
             return [*first, *then]
-        return [f"for (var j = lane; j < {k.length}; j += {step * together}) {{", *indented([*first, *then]), "}"]
+        return [Loop("j", k.length, [*first, *then], "lane", step * together)]
 
     def point_of_row(self, copy: str, at: str, turn: int) -> list[str]:
         """The axes of a point. Beyond the row's end the last one comes once more."""
@@ -103,30 +100,29 @@ class Rows:
             lines += self.point_of_row(f"_{u}" if turns > 1 else "", f"j + {lanes * u}", lanes * turns)
         return lines
 
-    def folds(self, folds: Sequence[Fold]) -> list[str]:
+    def folds(self, folds: Sequence[Fold]) -> list[Statement]:
         t = self.tiling
-        dtypes = [f.value.dtype.name for f in folds]
 
-        def turn() -> tuple[list[str], list[str]]:
+        def turn() -> Written:
             copy = self.emit.copy
             values = self.emit.values([f.value for f in folds], loop=True)
             named = [f"let x{f.local}{copy} = {v};" for f, v in zip(folds, values)]
-            return named, [f"t{f.local} = {self.combine(f, f't{f.local}', f'x{f.local}{copy}')};" for f in folds]
+            return named, [f"t{f.local} = {self.emit.combine(f, f't{f.local}', f'x{f.local}{copy}')};" for f in folds]
 
         loop = self.loop(turn, t.parts)
-        loop = loop if self.held else ["{", *indented(loop), "}"]
-        start = [(f"t{f.local}", identity(f.prim, d)) for f, d in zip(folds, dtypes)]
-        lines = [*self.emit.flush(), *(f"var {name} = {identity};" for name, identity in start)]
+        loop = loop if self.held else [Block("", loop)]
+        start = [(f"t{f.local}", self.emit.identity(f)) for f in folds]
+        lines: list[Statement] = [*self.emit.flush(), *(f"var {name} = {identity};" for name, identity in start)]
         if t.parts > t.lanes:
             lines += self.parts(folds, [*(f"{name} = {identity};" for name, identity in start), *loop])
         else:
             lines += loop
-        for f, d in zip(folds, dtypes):
-            lines += self.tree(f, d) if t.lanes > 1 else []
+        for f in folds:
+            lines += self.tree(f) if t.lanes > 1 else []
             lines.append(f"let {f.local} = t{f.local};")
         return lines
 
-    def parts(self, folds: Sequence[Fold], loop: Sequence[str]) -> list[str]:
+    def parts(self, folds: Sequence[Fold], loop: Sequence[Statement]) -> list[Statement]:
         """Every part in turn by one thread, combined in the order of `tree`.
 
         Parts come in the order of their number's bits reversed: two whose turns differ in the last bit are those that
@@ -137,29 +133,19 @@ class Rows:
         for b in levels:
             wait = " ".join(f"{f.local}_{b} = t{f.local};" for f in folds)
             merge.append(f"if ((turn & {1 << b}) == 0) {{ {wait} continue; }}")
-            merge += [f"t{f.local} = {self.combine(f, f'{f.local}_{b}', f't{f.local}')};" for f in folds]
-        return [
-            *(f"var {f.local}_{b} = t{f.local};" for f in folds for b in levels),
-            f"for (var turn = 0; turn < {self.tiling.parts}; turn++) {{",
-            f"  let lane = i32(reverseBits(u32(turn)) >> {32 - len(levels)}u);",
-            *indented([*loop, *merge]),
-            "}",
-        ]
+            merge += [f"t{f.local} = {self.emit.combine(f, f'{f.local}_{b}', f't{f.local}')};" for f in folds]
+        lane = f"let lane = i32(reverseBits(u32(turn)) >> {32 - len(levels)}u);"
+        waiting = [f"var {f.local}_{b} = t{f.local};" for f in folds for b in levels]
+        return [*waiting, Loop("turn", self.tiling.parts, [lane, *loop, *merge])]
 
-    def combine(self, f: Fold, a: str, b: str) -> str:
-        """Two partial results as one."""
-        p = PRIMITIVES[f.prim.combine]
-        self.emit.need(p.helper)
-        return p.wgsl.format(a, b, t=f.value.dtype.name)
-
-    def tree(self, f: Fold, dtype: str) -> list[str]:
+    def tree(self, f: Fold) -> list[str]:
         """Combine the lanes of each row through workgroup memory: lanes half of all apart first, neighbours last.
 
         In two steps, as every barrier costs more than a few sums. The second is every lane's own, so nobody has to be
         told; and it has memory of its own, so the next fold need not wait.
         """
         t, acc = self.tiling, f"t{f.local}"
-        shared = {"f32": "sf", "i32": "si", "u32": "su"}[dtype]
+        shared = {"f32": "sf", "i32": "si", "u32": "su"}[f.value.dtype.name]
         per_group = t.threads // t.lanes
         stride = per_group if t.rows_fastest else 1
         first = f"lid - lane * {stride}" if t.lanes < t.threads else "0"
@@ -185,5 +171,5 @@ class Rows:
         found = [f"{place} + {stride * k}]" if k else f"{place}]" for k in range(0, lanes, until)]
         while len(found) > 1:
             half = len(found) // 2
-            found = [self.combine(f, x, y) for x, y in zip(found[:half], found[half:])]
+            found = [self.emit.combine(f, x, y) for x, y in zip(found[:half], found[half:])]
         return found[0]

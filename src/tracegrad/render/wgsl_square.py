@@ -11,7 +11,8 @@ from collections.abc import Callable, Sequence
 from tracegrad.kernels.expr import Value
 from tracegrad.kernels.form import Axis, Kernel, points
 from tracegrad.kernels.tiling import Tiling
-from tracegrad.render.emit import Emitter, copied, decode, indented
+from tracegrad.render.emit import Emitter, copied, decode
+from tracegrad.render.loops import Block, Loop, Statement
 from tracegrad.render.wgsl_limits import Span
 from tracegrad.render.wgsl_tile import Result, term
 
@@ -28,7 +29,7 @@ class Square:
         self.side = self.tile.square(kernel)
         self.span = Span(self.product, self.tile.limits(kernel), self.side, self.side, self.k)
 
-    def before_stores(self) -> list[str]:
+    def before_stores(self) -> list[Statement]:
         """Everything up to the results: `ci_h` then holds columns 4 * h to 4 * h + 3 of row i."""
         p, side, t = self.product, self.side, self.tile
         across = -(-self.n // side)
@@ -36,6 +37,11 @@ class Square:
         rows, left = self.operand(p.a, p.m, "first_m", self.m, "r")
         columns, right = self.operand(p.b, p.n, "first_n", self.n, "c")
         vectors = range(side // 4)
+        each = [
+            *(f"var p{i}_{h} = vec4<f32>();" for i in range(side) for h in vectors),
+            *self.slice([*left, *right]),
+            *(f"c{i}_{h} += p{i}_{h};" for i in range(side) for h in vectors),
+        ]
         return [
             f"let e = w * {self.tiling.threads} + lid;",
             f"if (e >= {points(p.batch) * squares}) {{ return; }}",
@@ -48,14 +54,10 @@ class Square:
             *rows,
             *columns,
             *(f"var c{i}_{h} = vec4<f32>();" for i in range(side) for h in vectors),
-            f"for (var slice = 0; slice < {min(t.slices, -(-self.k // t.k_slice))}; slice++) {{",
-            *(f"  var p{i}_{h} = vec4<f32>();" for i in range(side) for h in vectors),
-            *indented(self.slice([*left, *right])),
-            *(f"  c{i}_{h} += p{i}_{h};" for i in range(side) for h in vectors),
-            "}",
+            Loop("slice", min(t.slices, -(-self.k // t.k_slice)), each),
         ]
 
-    def slice(self, operands: Sequence[str]) -> list[str]:
+    def slice(self, operands: Sequence[str]) -> list[Statement]:
         """The sums over the slice's part of k, written out where it is short: leaving a loop costs four turns."""
         t, k, vectors = self.tile, self.k, range(self.side // 4)
         turn = [
@@ -65,19 +67,16 @@ class Square:
             *(f"p{i}_{h} += {term(self.kernel, f'r{i}', f'y{h}')};" for i in range(self.side) for h in vectors),
         ]
         if turns := t.turns(k):
-            starts = [f"let kj = slice * {t.k_slice} + {u};" for u in range(turns)]
-            return [line for start in starts for line in ("{", *indented([start, *turn]), "}")]
+            return [Block("", [f"let kj = slice * {t.k_slice} + {u};", *turn]) for u in range(turns)]
         first, last = self.span.first, self.span.last
+        kj = f"let kj = turn / {t.k_slice} * {t.k_step} + slice * {t.k_slice} + turn % {t.k_slice};"
         whole, rest = str(k // t.k_step * t.k_slice), str(k % t.k_step)
         if last:
             whole, rest = f"k_end / {t.k_step} * {t.k_slice}", f"k_end % {t.k_step}"
         return [
             *([f"let k_end = {last} + 1;"] if last else []),
             f"let turns = {whole} + clamp({rest} - slice * {t.k_slice}, 0, {t.k_slice});",
-            f"for (var turn = {f'{first} / {t.k_step} * {t.k_slice}' if first else 0}; turn < turns; turn++) {{",
-            f"  let kj = turn / {t.k_slice} * {t.k_step} + slice * {t.k_slice} + turn % {t.k_slice};",
-            *indented(turn),
-            "}",
+            Loop("turn", "turns", [kj, *turn], f"{first} / {t.k_step} * {t.k_slice}" if first else 0),
         ]
 
     def operand(
@@ -98,7 +97,7 @@ class Square:
             inside += [*emit.inner, f"let {copy} = {value};"]
         return before, inside
 
-    def stores(self, results: Callable[[Sequence[Result]], list[str]]) -> list[str]:
+    def stores(self, results: Callable[[Sequence[Result]], list[Statement]]) -> list[Statement]:
         """The loop over the results; `results` writes one of them.
 
         The first row is stored and the others move up: indexing all registers at once takes a driver 0.3 s to compile.
@@ -106,12 +105,9 @@ class Square:
         vectors = range(self.side // 4)
         edge = self.m % self.side > 0 or self.n % self.side > 0
         result = Result("", [], "first_m + i", "first_n + j", "row[j / 4][j % 4]", edge)
-        return [
-            f"for (var i = 0; i < {self.side}; i++) {{",
-            f"  var row = array<vec4<f32>, {self.side // 4}>({', '.join(f'c0_{h}' for h in vectors)});",
-            f"  for (var j = 0; j < {self.side}; j++) {{",
-            *indented(indented(results([result]))),
-            "  }",
-            *(f"  c{i}_{h} = c{i + 1}_{h};" for i in range(self.side - 1) for h in vectors),
-            "}",
+        each = [
+            f"var row = array<vec4<f32>, {self.side // 4}>({', '.join(f'c0_{h}' for h in vectors)});",
+            Loop("j", self.side, results([result])),
+            *(f"c{i}_{h} = c{i + 1}_{h};" for i in range(self.side - 1) for h in vectors),
         ]
+        return [Loop("i", self.side, each)]

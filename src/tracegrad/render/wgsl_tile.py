@@ -12,7 +12,8 @@ from dataclasses import dataclass
 
 from tracegrad.kernels.form import Fold, Kernel, points
 from tracegrad.kernels.tiling import TileShape
-from tracegrad.render.emit import decode, indented
+from tracegrad.render.emit import decode
+from tracegrad.render.loops import Block, Loop, Statement
 from tracegrad.render.wgsl_limits import Span
 from tracegrad.render.wgsl_loads import Access, Loads, Side
 from tracegrad.render.wgsl_vectors import XYZW, vector_loads
@@ -45,13 +46,21 @@ class Tile:
             "right", p.b, p.n, t.columns, t.right_line // 4, t.second // 4, "first_n", across, right, not beside
         )
 
-    def before_stores(self) -> list[str]:
+    def before_stores(self) -> list[Statement]:
         """Everything up to the results: `c0_0` and so on then hold the thread's partial sums."""
         t, p = self.shape, self.product
         left, right = self.loads.operand(self.left), self.loads.operand(self.right)
         load, put = [*self.loads.stands_still(), *left.load, *right.load], [*left.put, *right.put]
         span = Span(p, t.limits(self.kernel), t.rows, t.columns, self.k)
         steps, first, last, end = self.steps(span)
+        each = [
+            f"let kc = min(kt, {last});",  # the last part once more, for nothing
+            *load,
+            *self.accumulate(),
+            "workgroupBarrier();",
+            *put,
+            "workgroupBarrier();",
+        ]
         return [
             *self.tile_of_workgroup(),
             *span.unread(),
@@ -62,18 +71,10 @@ class Tile:
             *left.before,
             *right.before,
             *steps,
-            "{",
-            *indented([f"let kc = {first};", *load]),
-            "}",
+            Block("", [f"let kc = {first};", *load]),
             *put,
             "workgroupBarrier();",
-            f"for (var kt = {f'{first} + {t.k_step}' if span.first else t.k_step}; kt < {end}; kt += {t.k_step}) {{",
-            f"  let kc = min(kt, {last});",  # the last part once more, for nothing
-            *indented([*load, *self.accumulate()]),
-            "  workgroupBarrier();",
-            *indented(put),
-            "  workgroupBarrier();",
-            "}",
+            Loop("kt", end, each, f"{first} + {t.k_step}" if span.first else t.k_step, t.k_step),
         ]
 
     def tile_of_workgroup(self) -> list[str]:
@@ -124,11 +125,11 @@ class Tile:
             f"let ty = {lane} / {x * y} / {across} * {y} + {lane} % {x * y} / {x};",
         ]
 
-    def stores(self, results: Callable[[Sequence[Result]], list[str]]) -> list[str]:
+    def stores(self, results: Callable[[Sequence[Result]], list[Statement]]) -> list[Statement]:
         """The loop over the thread's results; `results` writes several."""
         return self.exchange(results) if self.shape.slices > 1 else self.by_rows(results)
 
-    def by_rows(self, results: Callable[[Sequence[Result]], list[str]]) -> list[str]:
+    def by_rows(self, results: Callable[[Sequence[Result]], list[Statement]]) -> list[Statement]:
         """Every thread finishes the rows it has summed. The first is stored and the others move up: registers have no
         numbers."""
         t, vectors, together = self.shape, range(self.shape.wide // 4), ROWS_TOGETHER
@@ -141,12 +142,8 @@ class Tile:
                 Result(copy, [], row, self.column(f"tx + {t.across * h}", j), f"c{r}_{h}.{XYZW[j]}", self.edge)
                 for h, j, copy in places
             ]
-        return [
-            f"for (var i = 0; i < {t.tall}; i += {together}) {{",
-            *indented(results(copies)),
-            *(f"  c{i}_{h} = c{i + together}_{h};" for i in range(t.tall - together) for h in vectors),
-            "}",
-        ]
+        moves = [f"c{i}_{h} = c{i + together}_{h};" for i in range(t.tall - together) for h in vectors]
+        return [Loop("i", t.tall, [*results(copies), *moves], step=together)]
 
     def row(self, vector: str, element: str) -> str:
         """Where an element of a vector of rows lies in the product."""
@@ -158,7 +155,7 @@ class Tile:
         apart = f"{vector} + {element * self.shape.columns // 4}"
         return f"first_n + {apart if self.right.apart else f'4 * ({vector}) + {element}'}"
 
-    def exchange(self, results: Callable[[Sequence[Result]], list[str]]) -> list[str]:
+    def exchange(self, results: Callable[[Sequence[Result]], list[Statement]]) -> list[Statement]:
         """Slices add up through workgroup memory, some rows of every thread's results at a time."""
         t = self.shape
         rows = t.rows_exchanged
@@ -168,21 +165,17 @@ class Tile:
             places = [(r, h) for r in range(rows) for h in range(t.wide // 4)]
             puts = [f"sv[line + {r * t.columns // 4 + t.across * h}] = c{number * rows + r}_{h};" for r, h in places]
             label = "default" if number == t.tall // rows - 1 else f"case {number}"
-            cases.append(f"  {label}: {{ {' '.join(puts)} }}")
+            cases.append(f"{label}: {{ {' '.join(puts)} }}")
         units = exchanged if self.right.apart else exchanged // 4
-        return [
-            f"let line = (slice * {t.down} + ty) * {rows * t.columns // 4} + tx;",
-            f"for (var turn = 0; turn < {t.tall // rows}; turn++) {{",
-            "  switch turn {",
-            *indented(cases),
-            "  }",
-            "  workgroupBarrier();",
-            f"  for (var o = lid; o < {units}; o += {WORKGROUP}) {{",  # one at a time: drivers compile that sooner
-            *indented(indented(results(self.exchanged(exchanged)))),
-            "  }",
-            "  workgroupBarrier();",
-            "}",
+        each = [
+            Block("switch turn", cases),
+            "workgroupBarrier();",
+            # one at a time: drivers compile that sooner
+            Loop("o", units, results(self.exchanged(exchanged)), "lid", WORKGROUP),
+            "workgroupBarrier();",
         ]
+        line = f"let line = (slice * {t.down} + ty) * {rows * t.columns // 4} + tx;"
+        return [line, Loop("turn", t.tall // rows, each)]
 
     def exchanged(self, exchanged: int) -> list[Result]:
         """Number `o` of the results exchanged in one turn; or the four of vector `o`, where they lie side by side."""
@@ -202,7 +195,7 @@ class Tile:
             for j in range(4)
         ]
 
-    def accumulate(self) -> list[str]:
+    def accumulate(self) -> list[Statement]:
         """The sums over one part of k."""
         t = self.shape
         slice_left, slice_right = (
@@ -210,8 +203,8 @@ class Tile:
         )
         lines = [f"let left = ty{slice_left};", f"let right = tx + {t.second // 4}{slice_right};"]
         if t.k_slice <= WRITTEN_OUT:
-            return [*lines, *(line for kk in range(t.k_slice) for line in ("{", *indented(self.step(kk)), "}"))]
-        return [*lines, f"for (var kk = 0; kk < {t.k_slice}; kk++) {{", *indented(self.step("kk")), "}"]
+            return [*lines, *(Block("", self.step(kk)) for kk in range(t.k_slice))]
+        return [*lines, Loop("kk", t.k_slice, self.step("kk"))]
 
     def step(self, kk: int | str) -> list[str]:
         """One k for the thread's results."""

@@ -16,6 +16,7 @@ class DeviceInfo:
     name: str  # what `device=` takes: "webgpu" or "cpu"
     description: str  # e.g. "NVIDIA H200 (Vulkan)"
     software: bool = False  # a CPU posing as a GPU: correct, slow, never chosen by "auto"
+    gpu: bool = True  # is it called as a GPU?
 
     def __str__(self) -> str:
         return f"{self.name} ({self.description})"

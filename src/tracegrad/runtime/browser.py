@@ -171,8 +171,8 @@ def draw(specs: Sequence[tuple[Shape, Initializer]], seed: int) -> list[Any]:
     """First values of parameters by js/random.js, whose numbers are those of `runtime.draw` bit for bit."""
     dtypes = [init.dtype.name if isinstance(init, Literal) else "f32" for _, init in specs]
     fields = [
-        {"shape": shape, "dtype": dtype, "spec": {"init": init.spec()}}
-        for (shape, init), dtype in zip(specs, dtypes, strict=True)
+        {"name": str(k), "shape": shape, "dtype": dtype, "spec": {"init": init.spec()}}
+        for k, ((shape, init), dtype) in enumerate(zip(specs, dtypes, strict=True))
     ]
     parts = javascript().drawn(json.dumps(fields), seed)
     return [

@@ -16,16 +16,16 @@ from functools import partial
 from itertools import pairwise
 from typing import Any
 
-from tracegrad.arrays import np
+from tracegrad.arrays import HAVE_NUMPY, need_numpy, np
 from tracegrad.dtypes import STORED
 from tracegrad.errors import DeviceError
 from tracegrad.jsontext import shown
 from tracegrad.program import PERSISTENT, Buffer, Field, KernelSource, Program
 from tracegrad.render.c import MARGIN, library_source
-from tracegrad.render.c_calls import BETWEEN
+from tracegrad.render.c_calls import CSource, FunctionStep, Place, Scratch, View
 from tracegrad.render.c_engine import ENGINE
 from tracegrad.runtime.base import DeviceInfo, Done, Timings
-from tracegrad.runtime.c_compiler import Compiler
+from tracegrad.runtime.c_compiler import Compiler, compiler
 from tracegrad.runtime.calls import CallList, processors
 from tracegrad.runtime.children import Children
 from tracegrad.runtime.cpu_verify import computes_wrongly
@@ -54,7 +54,18 @@ def cpu_info(compiler: Compiler | None, failed: bool = False) -> DeviceInfo:
     how = f"C, compiled by {compiler.version}," if compiler else "NumPy, without a C compiler,"
     if compiler and failed:
         how = f"NumPy, because {compiler.path} failed,"
-    return DeviceInfo("cpu", f"{how} on this machine's CPU")
+    return DeviceInfo("cpu", f"{how} on this machine's CPU", gpu=False)
+
+
+def devices() -> list[DeviceInfo]:
+    """This machine's CPU, which computes on NumPy's arrays."""
+    return [cpu_info(compiler())] if HAVE_NUMPY else []
+
+
+def begin(device: str) -> Callable[[], CpuSession]:
+    """Nothing is to be looked for."""
+    need_numpy(device)
+    return lambda: CpuSession(compiler())
 
 
 class CpuSession:
@@ -104,7 +115,7 @@ class CpuSession:
         if self._compiler is None or self._engine is None:
             return []
         # sorted: a model of other depth has the same functions, and then finds its libraries in the cache
-        texts = sorted({f for k in program.kernels for f in k.c.split(BETWEEN)})
+        texts = sorted({f for k in program.kernels for f in k.texts["c"].functions})
         count = min(C_SOURCES, processors(), 1 + sum(map(len, texts)) // C_SOURCE)
         sources = [library_source(texts[k::count]) for k in range(count)]
         return [self._engine, *(self._compiler.begin(text, self._children) for text in sources)]
@@ -127,7 +138,7 @@ class CpuSession:
             memory = tuple([loaded.memory[names[k]] for k in d.buffers])
             kernel = program.kernels[d.kernel]
             if calls is None:
-                loaded.runs.append(self._bound(kernel.numpy)(np, view, self._scratch_view, memory, d.offsets))
+                loaded.runs.append(self._bound(kernel.texts["numpy"])(np, view, self._scratch_view, memory, d.offsets))
             else:
                 self._add(calls, kernel, memory, d.offsets)
         if calls is not None:
@@ -141,8 +152,25 @@ class CpuSession:
 
     def _add(self, calls: CallList, kernel: KernelSource, memory: Sequence[Array], offsets: Sequence[int]) -> None:
         """A dispatch in C."""
-        bind = self._bound(kernel.calls)
-        calls.add(bind(view, self._scratch_view, memory, offsets, calls.call, calls.product))
+
+        def at(place: Place) -> tuple[Array, int]:
+            if isinstance(place, Scratch):
+                return self._scratch_view(place.number, (place.size,), place.dtype), 0
+            return memory[kernel.binding_of[place]], offsets[place]
+
+        def matrix(v: View) -> Array:
+            array, offset = at(v.place)
+            return view(array, offset + v.first, v.sizes, v.steps)
+
+        source: CSource = kernel.texts["c"]
+        calls.add(
+            [
+                calls.call(s.name, s.parts, [at(place) for place in s.places])
+                if isinstance(s, FunctionStep)
+                else calls.product(matrix(s.a), matrix(s.b), matrix(s.out), s.limits, s.part)
+                for s in source.steps
+            ]
+        )
 
     def _is_wrong(self, program: Program, libraries: Sequence[Future[ctypes.CDLL | None]]) -> bool:
         """Does a kernel of the program compute wrongly in C? What it must compute is found before libraries are."""
@@ -159,7 +187,8 @@ class CpuSession:
             whole()
 
         try:
-            return computes_wrongly(program.kernels, self._compiler, _with_margins, launch)
+            begin = partial(self._compiler.begin, children=self._children)
+            return computes_wrongly(program.kernels, self._compiler, begin, _with_margins, launch)
         except DeviceError:
             return False  # there is nothing to check
 

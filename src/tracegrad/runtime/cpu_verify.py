@@ -10,11 +10,12 @@ from tracegrad.arrays import np
 from tracegrad.dtypes import STORED
 from tracegrad.program import KernelSource
 from tracegrad.render.c_engine import ENGINE
+from tracegrad.runtime.arithmetic import Arithmetic, Begin
 from tracegrad.runtime.c_compiler import VARIABLE, Compiler
+from tracegrad.runtime.patterns import PERIOD, STRIDE
 from tracegrad.runtime.verdicts import WRONG, Verdicts, key_of
 from tracegrad.runtime.verify import (
-    PERIOD,
-    STRIDE,
+    FURTHER,
     Contents,
     Name,
     Trial,
@@ -32,18 +33,21 @@ Array = Any
 def computes_wrongly(
     kernels: Sequence[KernelSource],
     compiler: Compiler,
+    begin: Begin,
     allocate: Callable[[int, Any], Array],
     launch: Callable[[KernelSource, Sequence[Array], Sequence[int]], None],
 ) -> bool:
-    """Does a kernel compute wrongly in C? A warning says so, where that was not known before.
+    """Does a kernel compute wrongly in C, or an operation? A warning says so, where that was not known before.
 
+    begin:    compiles a library.
     allocate: an array of zeros, by size and NumPy type.
     launch:   runs a kernel on arrays, with its offsets.
     """
     if not enabled():
         return False
     verdicts = Verdicts(("cpu", *compiler.state, ENGINE))
-    keyed = {key_of(k.c, k.calls): k for k in kernels}
+    arithmetic = Arithmetic(verdicts, begin)
+    keyed = {key_of(repr(k.texts["c"]), repr(k.binding_of)): k for k in kernels}
     placed = {key: (k, layout_of(k)) for key, k in keyed.items() if verdicts.known(key) is None}
     sizes = sizes_of(layout for _, layout in placed.values())
     arrays = {name: allocate(size, STORED[name[1]].numpy) for name, size in sizes.items()}
@@ -55,18 +59,21 @@ def computes_wrongly(
             launch(trial.kernel, [arrays[name] for name in trial.layout.arrays], trial.layout.offsets)
             yield [arrays[c.array][c.at] for c in trial.checks]
 
-    found = faults(placed, trials_of(placed, strict=True), run)
+    found = faults(placed, trials_of(placed, strict=True), run, FURTHER)
     verdicts.add(found)
     wrong = [(keyed[key].label, how) for key, how in found.items() if how]
+    fault = arithmetic.fault()
+    if fault:
+        wrong.append(("arithmetic", fault))
     if wrong:
         warn_wrong(compiler.path, wrong)
-    return any(verdicts.known(key) == WRONG for key in keyed)
+    return any(verdicts.known(key) == WRONG for key in (arithmetic.key, *keyed))
 
 
 def _prepare(trial: Trial, contents: Contents, arrays: Mapping[Name, Array]) -> None:
     """Put into the arrays what a trial finds there."""
     for f in contents.lacking(trial):
-        values = np.roll(trial.drawn.of(f.kind), -(f.begin + f.array[0] * STRIDE))
+        values = np.roll(trial.patterns.of(f.kind), -(f.begin + f.array[0] * STRIDE))
         target = arrays[f.array][f.begin : f.end]
         whole = target.size // PERIOD * PERIOD
         target[:whole].reshape(-1, PERIOD)[...] = values

@@ -7,8 +7,10 @@ because the platforms' own `log` and `cos` differ in the last bit. The result is
 1. Draw n (from 0) of the stream: a = (seed + (n + 1) * 0x6D2B79F5) mod 2^32, then in 32-bit arithmetic
    t = imul(a ^ a>>>15, a | 1);  t ^= t + imul(t ^ t>>>7, t | 61);  k = t ^ t>>>14;  uniform u = k / 2^32.
 2. A normal number takes two draws, u1 and then u2: sqrt(-2 log(max(u1, 1e-10))) * cos((2 * PI) * u2). A value is
-   that times the deviation (randn: scale; kaiming: gain / sqrt(fan_in); xavier: gain * sqrt(2 / (fan_in + fan_out))).
-3. `uniform(low, high)` takes one draw: low + (high - low) * u. Zeros, ones and literals take none.
+   that times the deviation (randn: scale; kaiming: gain / sqrt(fan_in); lecun: 1 / sqrt(fan_in);
+   xavier: gain * sqrt(2 / (fan_in + fan_out))). `normal` adds its mean.
+3. `uniform(low, high)` and its kin take one draw: low + (high - low) * u. Zeros, ones and literals take none.
+   `truncated_normal` takes one as well; `orthogonal` takes normal numbers of deviation 1: see `shaped.py`.
 4. One stream runs through all parameters in declaration order, each in row-major order.
 
 log(x): x = m * 2^e with sqrt(1/2) <= m < sqrt(2); f = m - 1; s = f / (2 + f); z = s s; w = z z;
@@ -33,10 +35,11 @@ from typing import TYPE_CHECKING, Any
 from tracegrad.arrays import HAVE_NUMPY, np
 from tracegrad.dtypes import Shape
 from tracegrad.errors import ShapeError
-from tracegrad.init import Initializer, Kaiming, Literal, Ones, Randn, Uniform, Xavier
+from tracegrad.init import Even, Gaussian, Initializer, Literal, Ones, Orthogonal, Randn, TruncatedNormal, Uniform
 from tracegrad.runtime import browser
 from tracegrad.runtime.background import in_background
 from tracegrad.runtime.calls import processors
+from tracegrad.runtime.shaped import orthogonal, truncated
 from tracegrad.shapes import show
 from tracegrad.tuning import DRAW_CHUNK, DRAW_IN_C, DRAW_THREADS
 
@@ -71,8 +74,9 @@ def draw(specs: Sequence[tuple[Shape, Initializer]], seed: int) -> list[NDArray[
     out: list[NDArray[Any]] = []
     fills: list[Callable[[Scratch | Compiled], None]] = []
     at = 0  # draws taken so far
-    for shape, init in specs:
-        out.append(_undrawn(shape, init))
+    for shape, given in specs:
+        out.append(_undrawn(shape, given))
+        init = _drawn_as(given)
         if draws := _draws(init):
             flat = out[-1].reshape(-1)
             parts = range(0, flat.size, DRAW_CHUNK)
@@ -92,6 +96,8 @@ def draw(specs: Sequence[tuple[Shape, Initializer]], seed: int) -> list[NDArray[
     else:
         for part in [in_background(partial(fill, k)) for k in range(threads)]:
             part.result()
+    for x, (shape, init) in zip(out, specs, strict=True):
+        _shape(x.reshape(-1), shape, init)
     return out
 
 
@@ -107,10 +113,11 @@ class Scratch:
         self.log = np.empty((7, count))
         self.cos = np.empty((10, count))
 
-    def fill_normal(self, part: NDArray[Any], seed: int, at: int, deviation: float) -> None:
-        """Normal numbers times `deviation`, from the draws from `at` on."""
+    def fill_normal(self, part: NDArray[Any], seed: int, at: int, mean: float, deviation: float) -> None:
+        """Normal numbers times `deviation` plus `mean`, from the draws from `at` on."""
         x = normal(seed, at, len(part), self)
         x *= deviation
+        x += mean
         part[:] = x
 
     def fill_uniform(self, part: NDArray[Any], seed: int, at: int, low: float, high: float) -> None:
@@ -131,9 +138,24 @@ def _compiled() -> Compiled | None:
     )  # fmt: skip
 
 
+def _drawn_as(init: Initializer) -> Initializer:
+    """What is drawn first: itself, but for what `shaped.py` makes of simpler numbers."""
+    if isinstance(init, Orthogonal):
+        return Randn(1.0)
+    return Uniform(0.0, 1.0) if isinstance(init, TruncatedNormal) else init
+
+
+def _shape(flat: NDArray[Any], shape: Shape, init: Initializer) -> None:
+    if isinstance(init, Orthogonal):
+        orthogonal(flat, shape, init)
+    elif isinstance(init, TruncatedNormal):
+        for part in np.split(flat, range(DRAW_CHUNK, len(flat), DRAW_CHUNK)):
+            truncated(part, init, lambda x: _log(x, Scratch(len(x))))
+
+
 def _draws(init: Initializer) -> int:
     """How many draws each value takes."""
-    return 2 if isinstance(init, (Randn, Kaiming, Xavier)) else int(isinstance(init, Uniform))
+    return 2 if isinstance(init, Gaussian) else int(isinstance(init, Even))
 
 
 def _undrawn(shape: Shape, init: Initializer) -> NDArray[Any]:
@@ -147,10 +169,10 @@ def _undrawn(shape: Shape, init: Initializer) -> NDArray[Any]:
 
 def _fill(part: NDArray[Any], shape: Shape, init: Initializer, seed: int, at: int, by: Scratch | Compiled) -> None:
     """Values of a parameter from draw `at` on."""
-    if isinstance(init, Uniform):
-        by.fill_uniform(part, seed, at, float(init.low), float(init.high))  # they may be NumPy's, of fewer bits
-    elif isinstance(init, (Randn, Kaiming, Xavier)):
-        by.fill_normal(part, seed, at, float(init.std(shape)))
+    if isinstance(init, Even):
+        by.fill_uniform(part, seed, at, *init.bounds(shape))
+    elif isinstance(init, Gaussian):
+        by.fill_normal(part, seed, at, float(init.center()), float(init.deviation(shape)))
 
 
 def uniform(seed: int, at: int, count: int, own: Scratch) -> F64:

@@ -56,10 +56,10 @@ static inline double cosine(double x) {{
   return quadrant + 1 & 2 ? -chosen : chosen;
 }}
 
-void normal(float *out, long count, uint32_t seed, uint64_t at, double deviation) {{
+void normal(float *out, long count, uint32_t seed, uint64_t at, double mean, double deviation) {{
   for (long k = 0; k < count; k++) {{
     const double u = draw(seed, at + 2 * k), v = draw(seed, at + 2 * k + 1);
-    out[k] = sqrt(ln(u > {smallest} ? u : {smallest}) * -2.0) * cosine(v * {two_pi}) * deviation;
+    out[k] = sqrt(ln(u > {smallest} ? u : {smallest}) * -2.0) * cosine(v * {two_pi}) * deviation + mean;
   }}
 }}
 
@@ -75,12 +75,11 @@ class Compiled:
     def __init__(self, library: ctypes.CDLL) -> None:
         place = (ctypes.c_void_p, ctypes.c_long, ctypes.c_uint32, ctypes.c_uint64)
         self._normal, self._uniform = library.normal, library.uniform
-        self._normal.argtypes = (*place, ctypes.c_double)
-        self._uniform.argtypes = (*place, ctypes.c_double, ctypes.c_double)
+        self._normal.argtypes = self._uniform.argtypes = (*place, ctypes.c_double, ctypes.c_double)
 
-    def fill_normal(self, part: NDArray[Any], seed: int, at: int, deviation: float) -> None:
+    def fill_normal(self, part: NDArray[Any], seed: int, at: int, mean: float, deviation: float) -> None:
         """See `draw.Scratch`."""
-        self._normal(part.ctypes.data, part.size, seed, at, deviation)
+        self._normal(part.ctypes.data, part.size, seed, at, mean, deviation)
 
     def fill_uniform(self, part: NDArray[Any], seed: int, at: int, low: float, high: float) -> None:
         """See `draw.Scratch`."""

@@ -7,8 +7,9 @@ from collections.abc import Iterable
 from pathlib import Path
 
 FOLDER = Path(__file__).parents[1] / "js"  # importlib.resources would take a tenth of importing tracegrad
-CHECKS = ("checks", "manifest", "trial")  # files of their own in a site: what validates files, values and steps
-CORE = ("arrays", "random", "schedules", "safetensors", "session", "queue", "training", "serve")  # needed ones first
+# files of their own in a site: what validates files, values, steps and kernels, and draws numbers
+CHECKS = ("checks", "manifest", "trial", "random", "verify")
+CORE = ("arrays", "schedules", "safetensors", "session", "queue", "training", "serve")  # needed ones first
 
 
 def runtime() -> str:

@@ -15,6 +15,7 @@ from tracegrad.evaluate import function_of
 from tracegrad.ir import PRIMITIVES
 from tracegrad.kernels.expr import Atom, Dynamic, Guard, Index, Quotient, Value, Var, atoms_of, walk
 from tracegrad.kernels.form import Axis, Fold, Kernel, Product, Store, points
+from tracegrad.runtime.patterns import drawn
 
 Array = Any
 Read = Callable[[int, Array], Array]  # elements of a slot, at these indices
@@ -24,6 +25,7 @@ MOST = 96  # points, however short the rows
 EDGE = 8  # the first and the last of them: vectors, tails and shares of threads end there
 CANDIDATES = 512  # among which points on both sides of every guard are looked for
 OF_EACH_SIDE = 3
+FEW = 256  # values: a comparison of more that are all alike is so by its nature, as x < 1e30
 
 
 class Written(NamedTuple):
@@ -35,7 +37,7 @@ class Written(NamedTuple):
     counts: Array
 
 
-def chosen(kernel: Kernel, rng: Any) -> Array:
+def chosen(kernel: Kernel, seed: int) -> Array:
     """Some of the kernel's outer points: all if they are few, else both ends, both sides of every guard, and others."""
     rows = kernel.rows
     most = max(2, min(MOST, WORK // max(1, points(kernel.inner))))
@@ -43,7 +45,7 @@ def chosen(kernel: Kernel, rng: Any) -> Array:
         return np.arange(rows)
     edge = min(EDGE, most // 4)
     ends = [*range(edge), *range(rows - edge, rows)]
-    candidates = rng.integers(0, rows, CANDIDATES)
+    candidates = np.floor(rows * drawn(seed, CANDIDATES)).astype(np.int64)
     sides = _sides(kernel, candidates)
     different = sorted(set(sides.tolist()))  # np.unique imports numpy.ma, which takes 20 ms
     picked = [candidates[sides == side][:OF_EACH_SIDE] for side in different] if len(different) > 1 else []
@@ -105,6 +107,11 @@ class Points:
         sums = [np.abs(x).sum(axis=1) for x in self.folded]
         found = [x for x in (*self.known.values(), *sums) if x.dtype.kind == "f"]
         return max([float(np.abs(x[np.isfinite(x)]).max(initial=0.0)) for x in found], default=0.0)
+
+    def one_sided(self) -> bool:
+        """Has a comparison of few values the same result for all of them?"""
+        found = (x for v, x in self.known.items() if v.op == "map" and v.dtype.name == "bool" and x.size <= FEW)
+        return any(bool(x.all()) == bool(x.any()) for x in found)
 
     def written(self) -> Iterator[Written]:
         """What every store writes."""
@@ -208,23 +215,20 @@ class Points:
         return inner % a.d if a.mod else inner // a.d
 
 
-def left_out(p: Product, inner: Sequence[Axis]) -> Iterator[tuple[int, Array]]:
-    """Slots of a product's operands, and the elements there that limits leave out because they are zeros."""
+def left_out(form: Kernel, outer: Array) -> Iterator[tuple[int, Array]]:
+    """Slots of a product's operands, and the elements there that limits leave out at these points: they are zeros."""
+    p = form.product
+    if p is None:
+        return
+    at = Points(form, _unread, outer, np.float64)
+    sides = {"m": at.flat(p.m), "n": at.flat(p.n), "k": at.row}
     for limit in p.limits:
-        operand, side = (p.a, p.m) if "m" in (limit.low, limit.high) else (p.b, p.n)
+        operand = p.a if "m" in (limit.low, limit.high) else p.b
         load = operand.args[0] if operand.op == "inside" else operand
         if limit.of_results or load.op != "load" or not all(isinstance(a, Var) for a, _ in load.arg[1].terms):
             continue
-        index: Index = load.arg[1]
-        stack, matrix = _grid(p.batch), _grid([*side, *inner])
-        sides = {"m": matrix.flat(side), "n": matrix.flat(side), "k": matrix.flat(inner)}
-        hidden = matrix.index(index)[sides[limit.low] > sides[limit.high]]
-        yield load.arg[0], hidden + stack.index(index) - index.const
-
-
-def _grid(axes: Sequence[Axis]) -> Points:
-    """Every point of some axes."""
-    return Points(Kernel(tuple(axes), (), (), (), ""), _unread, np.arange(points(axes)), np.float64)
+        elements, hidden = np.broadcast_arrays(at.index(load.arg[1]), sides[limit.low] > sides[limit.high])
+        yield load.arg[0], elements[hidden]
 
 
 def _coordinates(axes: Sequence[Axis], flat: Array) -> Mapping[str, Array]:

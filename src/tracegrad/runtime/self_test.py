@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tracegrad.program import Binding, Buffer, Dispatch, Field, KernelSource, Needs, Program
+from tracegrad.program import Binding, Buffer, Dispatch, Field, KernelSource, Needs, Program, Texts
 
 SELF_TEST = Program(
     kernels=(
@@ -11,7 +11,7 @@ SELF_TEST = Program(
             bindings=(Binding("f32", False), Binding("f32", True)),
             slots=2,
             workgroup_memory=0,
-            wgsl="""
+            texts=Texts.filed("""
 @group(0) @binding(0) var<storage, read> b0: array<f32>;
 @group(0) @binding(1) var<storage, read_write> b1: array<f32>;
 @group(1) @binding(0) var<uniform> at: array<vec4<i32>, 1>;
@@ -19,8 +19,7 @@ SELF_TEST = Program(
 fn main(@builtin(workgroup_id) wid: vec3u) {
   b1[at[0].y + i32(wid.x)] = 2.0 * b0[at[0].x + i32(wid.x)];
 }
-""",
-            numpy="",
+"""),
             own=True,
         ),
     ),

@@ -25,7 +25,13 @@ def wrong(x: Array, single: Array, exact: Array, more: Any = 0.0) -> Array:
     with np.errstate(all="ignore"):
         alike = (x == single) | (np.isnan(x) & np.isnan(single))
         finite = np.isfinite(single) & np.isfinite(exact)
+        return ~alike & finite & ~(np.abs(x - exact) <= rounding(single, exact) + more)
+
+
+def rounding(single: Array, exact: Array) -> float:
+    """How far any of these floats may be from `exact`."""
+    with np.errstate(all="ignore"):
+        finite = np.isfinite(single) & np.isfinite(exact)
         error = np.abs(single - exact)
         largest = float(np.abs(exact[finite]).max(initial=0.0))
-        allowed = MARGIN * float(error[finite].max(initial=0.0)) + ULPS * largest * EPS + more
-        return ~alike & finite & ~(np.abs(x - exact) <= allowed)
+        return MARGIN * float(error[finite].max(initial=0.0)) + ULPS * largest * EPS

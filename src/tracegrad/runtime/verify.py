@@ -14,26 +14,24 @@ from functools import cache
 from typing import Any, NamedTuple, cast
 
 from tracegrad.arrays import np
-from tracegrad.dtypes import STORED, DType, f16
+from tracegrad.dtypes import f16
 from tracegrad.kernels.expr import Dynamic, atoms_of, indices_of, walk
 from tracegrad.kernels.form import Kernel, Slot
 from tracegrad.program import KernelSource
+from tracegrad.runtime.patterns import STRIDE, Kind, Patterns, kind_of
 from tracegrad.runtime.points import Points, Read, Written, chosen, left_out
 from tracegrad.runtime.tolerance import EPS, wrong
 
 Array = Any
-Kind = tuple[str, int]  # of a pattern: a dtype's name, and what integers are below, or 0
 Name = tuple[int, str]  # of an array: a number and the dtype of its elements
 
-PERIOD = 4093  # of a pattern: prime, so that neighbours along any axis differ
-STRIDE = 617  # how much further the pattern of the next array begins
 GAP = 64  # elements around a value that hold its pattern, too: a load beyond it gives no zero
 POISON = {"f32": float("nan"), "f16": float("nan"), "i32": 0x5BADBAD5}  # where the kernel is to write
-STEPS = 8  # floats to a unit where ties are wanted
 INDICES = 7  # integers are below this where nothing is indexed by them
-BEYOND = 3  # among so many signed integers is one past the end, and among twice as many one below 0
 CANCELLED = 16.0  # roundings of the largest value on the way
 HALF = 2.0**-11  # of a value: what rounding it to the nearest f16 may add
+FURTHER = tuple(range(9, 21))  # seeds for kernels whose choices all fell on one side
+OFTEN = 4  # of them are tried in any case
 SEED, AGAIN = 7, 8  # a second try with other numbers: a tie that rounding decides is no defect
 
 
@@ -74,6 +72,9 @@ def layout_of(kernel: KernelSource, given: Sequence[int] = ()) -> Layout:
     for name, k, slot in own:
         after[name] = max(after[name], offsets[k] + slot.size)
     ends = tuple(max(after[name], b.size) for name, b in zip(arrays, kernel.bindings))
+    if given:  # the largest arrays of all kernels share memory
+        ranks = sorted(range(len(ends)), key=lambda k: -ends[k])
+        arrays = tuple((ranks.index(k), b.dtype) for k, b in enumerate(kernel.bindings))
     return Layout(arrays, ends, tuple(offsets[k] for k in places))
 
 
@@ -89,55 +90,11 @@ def _apart(own: Sequence[tuple[Name, int, Slot]], offsets: Sequence[int]) -> boo
     return True
 
 
-class Patterns:
-    """What arrays repeat: PERIOD numbers of each kind, the same for all kernels of a try."""
-
-    def __init__(self, seed: int, strict: bool) -> None:
-        self.seed, self.strict = seed, strict
-        self._drawn: dict[Kind, Array] = {}
-
-    def of(self, kind: Kind) -> Array:
-        """One period, as it is stored."""
-        if kind not in self._drawn:
-            dtype, below = kind
-            rng = np.random.default_rng(self.seed)
-            drawn = self.integers(rng, below, dtype == "i32") if below else self.floats(rng)
-            self._drawn[kind] = drawn.astype(STORED[dtype if dtype in STORED else "i32"].numpy)
-        return self._drawn[kind]
-
-    def floats(self, rng: Any) -> Array:
-        """Of both signs, mostly positive: roots and logarithms are to mean something."""
-        magnitude = rng.uniform(0.05, 2.0, PERIOD)
-        values = cast("Array", np.where(rng.random(PERIOD) < 0.3, -magnitude, magnitude))
-        return cast("Array", np.round(values * STEPS) / STEPS) if self.strict else values
-
-    def integers(self, rng: Any, below: int, signed: bool) -> Array:
-        """Indices, many of them beyond both ends, where they are clamped: a kernel may read few."""
-        values = rng.integers(0, below, PERIOD)
-        if signed:
-            groups = np.arange(0, PERIOD, BEYOND)
-            for past, begins in ((below - 1, groups), (-1, groups[::2])):
-                values[np.minimum(begins + rng.integers(0, BEYOND, begins.size), PERIOD - 1)] = past
-        return values
-
-    def read(self, slot: Slot, kind: Kind, at: Array) -> Array:
-        """What a kernel finds in a slot, where its array repeats its pattern from `at` on."""
-        x = self.of(kind)[at % PERIOD]
-        if slot.dtype.name == "bool":
-            return x != 0
-        return x.view(np.uint32) if slot.dtype.name == "u32" else x.astype(np.float32) if slot.dtype is f16 else x
-
-
 def _indexed(form: Kernel) -> int:
     """One more than integers should reach: past the end of what they index."""
     found = [a.hi + 2 for v in walk([s.value for s in form.body]) for i in indices_of(v)
              for a in atoms_of(i) if isinstance(a, Dynamic)]  # fmt: skip
     return max(found, default=INDICES)
-
-
-def _kind(dtype: DType, below: int) -> Kind:
-    """Of the pattern of values of a type."""
-    return dtype.name, 0 if dtype.numpy.startswith("float") else 2 if dtype.name == "bool" else below
 
 
 class Fill(NamedTuple):
@@ -187,11 +144,16 @@ class Check(NamedTuple):
 
     def _bad(self, got: Array, single: Array, scale: float) -> Array:
         """Which elements rounding cannot explain."""
-        exact, allowed = self.exact.values, CANCELLED * EPS * scale
-        if self.half:
-            allowed = allowed + self.half * np.abs(exact)
-            exact = np.where(np.abs(exact) < np.finfo(np.float16).max, exact, np.inf)
-        return wrong(got, single, exact, allowed) & self.exact.counts
+        return wrong(got, single, self.storable(), self.more(scale)) & self.exact.counts
+
+    def more(self, scale: float) -> Array:
+        """What each element may be off because of what cancels, and of its own rounding."""
+        return CANCELLED * EPS * scale + self.half * np.abs(self.exact.values if self.half else 0.0)
+
+    def storable(self) -> Array:
+        """The values in f64; infinite where a half cannot hold them, which is like any other."""
+        exact = self.exact.values
+        return cast("Array", np.where(np.abs(exact) < np.finfo(np.float16).max, exact, np.inf)) if self.half else exact
 
 
 class Trial(NamedTuple):
@@ -199,51 +161,60 @@ class Trial(NamedTuple):
 
     kernel: KernelSource
     layout: Layout
-    drawn: Patterns
+    patterns: Patterns
     fills: list[Fill]
     puts: list[Put]  # behind the fills
     written: list[tuple[Name, int, int]]  # from where to where
     checks: list[Check]
+    one_sided: bool = False  # did a choice among few values fall the same way for all of them?
 
 
-def trial_of(kernel: KernelSource, layout: Layout, drawn: Patterns) -> Trial:
+def trial_of(kernel: KernelSource, layout: Layout, patterns: Patterns) -> Trial:
     """A trial with these numbers."""
-    out = Trial(kernel, layout, drawn, [], [], [], [])
-    below, first, zeros = max(map(_indexed, kernel.forms)), 0, _left_out(kernel, layout)
+    out = Trial(kernel, layout, patterns, [], [], [], [])
+    below, first = max(map(_indexed, kernel.forms)), 0
+    outer = [chosen(form, SEED) for form in kernel.forms]
+    zeros = _left_out(kernel, layout, outer)
     out.puts.extend(Put(name, at, 0) for name, at in zeros.items())
+    one_sided = False
     within: list[Fill] = []  # behind all that lies around values, whose type may be another
-    for form in kernel.forms:
+    for form, at_points in zip(kernel.forms, outer):
         end = first + len(form.slots)
         names, offsets = [layout.arrays[b] for b in kernel.binding_of[first:end]], layout.offsets[first:end]
-        first, kinds = end, [_kind(s.dtype, below) for s in form.slots]
+        first, kinds = end, [kind_of(s.dtype, below) for s in form.slots]
         for s, name, begin, kind in zip(form.slots, names, offsets, kinds):
             if s.written:
                 out.written.append((name, begin, begin + s.size))
             else:
                 out.fills.append(Fill(name, max(0, begin - GAP), begin + s.size + GAP, kind))
                 within.append(Fill(name, begin, begin + s.size, kind))
-        read = _reader(form.slots, kinds, list(zip(names, offsets)), zeros, drawn)
-        for exact, again in _expected(form, read, drawn.seed):
+        read = _reader(form.slots, kinds, list(zip(names, offsets)), zeros, patterns)
+        points = Points(form, read, at_points, np.float64)
+        for exact, again in _expected(points):
             k = exact.slot
             at = offsets[k] + exact.at
-            half = (HALF if drawn.strict else 2 * HALF) if form.slots[k].dtype is f16 else 0.0
+            half = (HALF if patterns.strict else 2 * HALF) if form.slots[k].dtype is f16 else 0.0
             out.checks.append(Check(names[k], form.slots[k], at, exact, again, half))
             if form.slots[k].replaces < 0:
                 out.puts.append(Put(names[k], at, POISON[names[k][1]]))
+        one_sided = one_sided or points.one_sided()
     out.fills.extend(within)
-    return out
+    return out._replace(one_sided=one_sided)
 
 
-def _left_out(kernel: KernelSource, layout: Layout) -> dict[Name, Array]:
-    """The elements of each array that products need not multiply. They must be zeros, for whoever else reads them."""
+def _left_out(kernel: KernelSource, layout: Layout, outer: Sequence[Array]) -> dict[Name, Array]:
+    """The elements of each array that products need not multiply at these points of each form.
+
+    They must be zeros, for every form that reads them. Elements that only other points leave out may be anything.
+    """
     found: dict[Name, list[Array]] = {}
     first = 0
-    for form in kernel.forms:
-        for slot, elements in left_out(form.product, form.inner) if form.product else ():
+    for form, points in zip(kernel.forms, outer):
+        for slot, elements in left_out(form, points):
             k = first + slot
             found.setdefault(layout.arrays[kernel.binding_of[k]], []).append(layout.offsets[k] + elements)
         first += len(form.slots)
-    return {name: np.concatenate([x.reshape(-1) for x in parts]) for name, parts in found.items()}
+    return {name: np.sort(np.concatenate(parts)) for name, parts in found.items()}
 
 
 def _reader(
@@ -251,21 +222,29 @@ def _reader(
     kinds: Sequence[Kind],
     places: Sequence[tuple[Name, int]],
     zeros: Mapping[Name, Array],
-    drawn: Patterns,
+    patterns: Patterns,
 ) -> Read:
     """What a trial's memory holds, by slot and element."""
 
     def read(slot: int, at: Array) -> Array:
         name, offset = places[slot]
-        x = drawn.read(slots[slot], kinds[slot], at + offset + name[0] * STRIDE)
-        return np.where(np.isin(at + offset, zeros[name]), np.zeros((), x.dtype), x) if name in zeros else x
+        x = patterns.read(slots[slot], kinds[slot], at + offset + name[0] * STRIDE)
+        return np.where(_among(at + offset, zeros[name]), np.zeros((), x.dtype), x) if name in zeros else x
 
     return read
 
 
-def _expected(form: Kernel, read: Read, seed: int) -> Iterator[tuple[Written, Callable[[], tuple[Array, float]]]]:
-    """What the form writes at some points, in f64; and in f32, with the scale, for who asks."""
-    outer = chosen(form, np.random.default_rng(seed))
+def _among(x: Array, those: Array) -> Array:
+    """Which of `x` are among some sorted numbers. NumPy's isin loads a module that takes 40 ms to import."""
+    if not those.size:
+        return np.zeros(x.shape, bool)
+    place = cast("Array", np.searchsorted(those, x))
+    return those[np.minimum(place, those.size - 1)] == x
+
+
+def _expected(exact: Points) -> Iterator[tuple[Written, Callable[[], tuple[Array, float]]]]:
+    """What a form writes at these points, in f64; and in f32, with the scale, for who asks."""
+    form, read, outer = exact.kernel, exact.read, exact.outer  # its values, megabytes, are not kept for who asks
 
     @cache
     def others() -> tuple[list[Written], float]:
@@ -277,8 +256,8 @@ def _expected(form: Kernel, read: Read, seed: int) -> Iterator[tuple[Written, Ca
         single, scale = others()
         return single[k].values, scale
 
-    for k, exact in enumerate(Points(form, read, outer, np.float64).written()):
-        yield exact, lambda k=k: again(k)
+    for k, written in enumerate(exact.written()):
+        yield written, lambda k=k: again(k)
 
 
 Kernels = Mapping[str, tuple[KernelSource, Layout]]
@@ -287,29 +266,44 @@ Run = Callable[[Trials], Iterable[Sequence[Array]]]
 
 
 def trials_of(kernels: Kernels, seed: int = SEED, *, strict: bool = False) -> Trials:
-    """A trial of each kernel.
+    """A trial of each kernel, on the same memory and points whatever the seed.
 
     strict: does the device divide exactly, and round to the nearest f16? Then few different floats are drawn, so that
             many comparisons are of equal ones, which inexact division would decide otherwise. WebGPU allows both.
     """
-    drawn = Patterns(seed, strict)
-    return [(key, trial_of(*kernel, drawn)) for key, kernel in kernels.items()]
+    patterns = Patterns(seed, strict)
+    return [(key, trial_of(*kernel, patterns)) for key, kernel in kernels.items()]
 
 
-def faults(kernels: Kernels, trials: Trials, run: Run) -> dict[str, str]:
+def faults(kernels: Kernels, trials: Trials, run: Run, further: Sequence[int] = ()) -> dict[str, str]:
     """What each kernel computes wrongly, in words; empty for those that are right.
 
-    trials: the first of each kernel; those that fail have another.
-    run:    runs trials, and gives the elements that each of their checks asks for.
+    trials:  the first of each kernel; those that fail have another.
+    run:     runs trials, and gives the elements that each of their checks asks for.
+    further: seeds of more trials for kernels of few values that all fell on one side of a choice; those behind the
+             first OFTEN are for kernels that failed once. What fails twice is wrong.
     """
-    found = dict.fromkeys(kernels, "")
-    for again in (AGAIN, 0):
-        for (key, trial), got in zip(trials, run(trials) if trials else ()):
-            found[key] = next(filter(None, (c.difference(x) for c, x in zip(trial.checks, got))), "")
-        wrong = {key: kernels[key] for key, how in found.items() if how}
-        if not wrong or not again:
-            break
-        trials = trials_of(wrong, again, strict=trials[0][1].drawn.strict)
+    found = _failing(trials, run)
+    strict = any(trial.patterns.strict for _, trial in trials)
+    found = _failing(trials_of({key: kernels[key] for key in found}, AGAIN, strict=strict), run)
+    one_sided = {key: kernels[key] for key, trial in trials if trial.one_sided and key not in found}
+    suspected: set[str] = set()
+    for k, seed in enumerate(further if one_sided else ()):
+        still = one_sided if k < OFTEN else {key: one_sided[key] for key in suspected if key not in found}
+        for key, how in _failing(trials_of(still, seed, strict=strict), run).items():
+            if key in suspected:
+                found[key] = how
+            suspected.add(key)
+    return {key: found.get(key, "") for key in kernels}
+
+
+def _failing(trials: Trials, run: Run) -> dict[str, str]:
+    """The kernels whose trial fails, and how it shows."""
+    found: dict[str, str] = {}
+    for (key, trial), got in zip(trials, run(trials) if trials else ()):
+        how = next(filter(None, (c.difference(x) for c, x in zip(trial.checks, got))), "")
+        if how:
+            found[key] = how
     return found
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from typing import Any
 from weakref import WeakValueDictionary
@@ -11,7 +11,6 @@ from weakref import WeakValueDictionary
 from tracegrad.arrays import np
 from tracegrad.errors import CompileError, DeviceError
 from tracegrad.program import PERSISTENT, Buffer, Field, KernelSource, Program
-from tracegrad.render.wgsl import with_offsets
 from tracegrad.runtime.calls import processors
 from tracegrad.runtime.wgpu_calls import BoundDispatch, Calls, Commands, Copy, device_error
 from tracegrad.runtime.wgpu_rings import (
@@ -115,15 +114,6 @@ def offsets_of_kernels(program: Program) -> dict[int, tuple[int, ...]]:
     return {k: offsets for k, (offsets, *others) in given.items() if program.kernels[k].slots and not others}
 
 
-def with_constant_offsets(kernel: KernelSource, offsets: tuple[int, ...]) -> KernelSource:
-    """With these in its text, if it reads them at constant positions: one bind group fewer to set a launch."""
-    text = with_offsets(kernel.wgsl, offsets)
-    if text is None:
-        return kernel
-    # made anew: `replace` would spell it in every language
-    return KernelSource(kernel.label, kernel.bindings, 0, kernel.workgroup_memory, text, "", own=kernel.own)
-
-
 def check_limits(program: Program, limits: Mapping[str, int], features: Set[str], device: str) -> None:
     """Refuse a program that `device` is too small for, naming the largest buffer, its largest value, and the limit."""
     if program.needs_f16 and HALF not in features:
@@ -170,14 +160,19 @@ class Compiling:
         def made(number: int) -> tuple[KernelSource, Any]:
             kernel = program.kernels[number]
             if number in constant:
-                kernel = with_constant_offsets(kernel, constant[number])
+                kernel = kernel.with_offsets(constant[number])
             return kernel, kernels.pipeline(kernel, calls)
 
-        self._program = program
+        self._program, self._calls, self._kernels = program, calls, kernels
         sizes = [(kernel.workgroup_memory, kernel.slots) for kernel in program.kernels]
         self._order = sorted(range(len(sizes)), key=sizes.__getitem__, reverse=True)
         self._pool = ThreadPoolExecutor(max(1, min(COMPILERS, len(sizes), processors())))
         self._made = self._pool.map(made, self._order)
+
+    def also(self, kernel: KernelSource) -> Future[Any]:
+        """The pipeline of one more kernel, behind those of the program."""
+        self._kernels.layout(kernel)
+        return self._pool.submit(self._kernels.pipeline, kernel, self._calls)
 
     def result(self) -> tuple[Program, list[Any]]:
         """The program with the kernels as they were compiled, and their pipelines. CompileError."""
@@ -201,18 +196,18 @@ def build(
     calls: Calls,
     kernels: Kernels,
     shared: dict[str, Array],
-    meanwhile: Callable[[], None],
+    meanwhile: Callable[[Callable[[KernelSource], Any]], None],
 ) -> Loaded:
     """Load `program`: arrays (persistent ones from `shared`), pipelines, bind groups. Frees its arrays on failure.
 
-    meanwhile: what this thread does while others compile.
+    meanwhile: what this thread does while others compile; it is given what has them compile one more kernel.
     """
     loaded = Loaded(program, depth_of(program))
     compiling = Compiling(program, calls, kernels)
     try:
         for b in program.buffers:
             loaded.arrays.append(_array(b, loaded.depth, device, calls, shared))
-        meanwhile()
+        meanwhile(compiling.also)
         loaded.program, held = compiling.result()
         _launch(loaded, device, calls, kernels)
         loaded.inputs = plan_inputs(program, loaded.arrays, loaded.depth)

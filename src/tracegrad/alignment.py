@@ -1,0 +1,138 @@
+"""The loss of sequences of labels that no one has aligned with their inputs: connectionist temporal classification."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tracegrad.dtypes import f32, i32
+from tracegrad.errors import InputError, ShapeError
+from tracegrad.ir import Tensor
+from tracegrad.methods import op
+from tracegrad.ops.indexing import indices_for, take_along_axis
+from tracegrad.ops.losses import reduced
+from tracegrad.ops.shaping import concat, stack
+from tracegrad.prims.elementwise import cast, exp, float_type, log, maximum, stop_gradient, where
+from tracegrad.prims.leaves import as_tensor, const, iota
+from tracegrad.prims.views import broadcast_to, reshape, slice_
+from tracegrad.shapes import integer
+from tracegrad.transforms.recurrence import scan
+
+__all__ = ["ctc_loss"]
+
+NEVER = float("-inf")  # the logarithm of a probability of 0
+
+
+def _log_sum(parts: list[Tensor]) -> Tensor:
+    """log(sum(exp(part))), whose derivative is 0 and not NaN where all parts are -inf."""
+    top = parts[0]
+    for p in parts[1:]:
+        top = maximum(top, p)
+    top = stop_gradient(where(top == NEVER, 0.0, top))
+    total = exp(parts[0] - top)
+    for p in parts[1:]:
+        total = total + exp(p - top)
+    none = total == 0.0
+    return where(none, NEVER, log(where(none, 1.0, total)) + top)
+
+
+def _shifted(x: Tensor, by: int) -> Tensor:
+    """x[:, s - by], and -inf before the first."""
+    before = broadcast_to(const(NEVER), (x.shape[0], by))
+    return concat([before, slice_(x, 1, 0, x.shape[1] - by)], 1)
+
+
+def _lengths(lengths: Any, n: int, least: int, most: int, name: str) -> Tensor:
+    t = as_tensor(lengths)
+    if t.dtype != i32 or t.shape != (n,):
+        raise ShapeError(f"{name} must be i32[{n}], one for each sequence from {least} to {most}; they are {t.type}")
+    return t
+
+
+@op
+def ctc_loss(
+    log_probs: Any,
+    targets: Any,
+    input_lengths: Any,
+    target_lengths: Any,
+    blank: int = 0,
+    reduction: str = "mean",
+    zero_infinity: bool = False,
+) -> Tensor:
+    """How unlikely the labels `targets` are, summed over all alignments with the inputs.
+
+    loss = -log of the sum over all paths p with the labels `targets` of prod_t exp(log_probs[t, p[t]]);
+    the labels of a path are what is left without repetitions, and then without blanks
+
+    log_probs:      f32 [T, N, C], logarithms of probabilities over classes, as log_softmax gives them.
+    targets:        i32 [N, S], labels in [0, C) other than `blank`; what is behind a sequence's length is not used, but
+                    must be a class.
+    input_lengths:  i32 [N], how many of the T inputs count, at least 1.
+    target_lengths: i32 [N], how many of the S labels count.
+    blank:          the class that stands for no label.
+    reduction:      "mean" (each loss divided by its target length, then the mean), "sum", or "none": f32 [N].
+    zero_infinity:  0 instead of inf where a sequence is too long for its inputs, and no gradient.
+    Returns:        f32, rank 0, or [N] for "none".
+    Gradient:       to `log_probs`: minus the probability that a path passes there. PyTorch adds exp(log_probs), which
+                    log_softmax takes away again.
+    Raises:         ShapeError, DTypeError if shapes or dtypes do not fit; InputError for a bad reduction or blank.
+
+    As torch.nn.functional.ctc_loss (Graves et al. 2006), with targets as a matrix.
+    """
+    x, blank = as_tensor(log_probs), integer(blank, "blank")
+    float_type(x.type)
+    if x.ndim != 3 or not x.shape[0]:
+        raise ShapeError(f"log_probs must be [T,N,C] with T > 0, got {x.type}")
+    steps, n, classes = x.shape
+    if not 0 <= blank < classes:
+        raise InputError(f"blank = {blank} is no class of {x.type}; valid are 0 to {classes - 1}")
+    labels = indices_for(targets, classes)
+    if labels.ndim != 2 or labels.shape[0] != n:
+        raise ShapeError(f"targets must be i32[{n},S], a row of labels for each sequence; they are {labels.type}")
+    if reduction not in ("mean", "sum", "none"):
+        raise InputError(f"reduction must be one of 'mean', 'sum', 'none', got {reduction!r}")
+    inputs = _lengths(input_lengths, n, 1, steps, "input_lengths")
+    sizes = _lengths(target_lengths, n, 0, labels.shape[1], "target_lengths")
+    values = -_likelihood(x, labels, inputs, sizes, blank)
+    if zero_infinity:
+        values = where(values == -NEVER, 0.0, values)
+    if reduction == "mean":
+        values = values / cast(maximum(sizes, 1), f32)
+    return reduced(values, reduction)
+
+
+def _likelihood(x: Tensor, labels: Tensor, inputs: Tensor, sizes: Tensor, blank: int) -> Tensor:
+    """The logarithm of the probability of each sequence, by the forward recursion over blank, label, blank, ..."""
+    steps, n, _ = x.shape
+    width = 2 * labels.shape[1] + 1
+    own = reshape(stack([broadcast_to(const(blank, i32), labels.shape), labels], 2), (n, width - 1))
+    states = concat([own, broadcast_to(const(blank, i32), (n, 1))], 1)
+    emitted = take_along_axis(x, reshape(states, (1, n, width)), 2)
+    place = iota((n, width), 1)
+    before = concat([broadcast_to(const(blank, i32), (n, min(2, width))), states], 1)
+    skips = (states != blank) & (states != slice_(before, 1, 0, width))
+    first = where(place <= 1, slice_(emitted, 0, 0, 1).reshape((n, width)), NEVER)
+
+    def step(alpha: Tensor, element: tuple[Tensor, Tensor]) -> tuple[Tensor, None]:
+        scores, t = element
+        parts = [alpha, _shifted(alpha, 1)]
+        if width > 2:
+            parts.append(where(skips, _shifted(alpha, 2), NEVER))
+        running = broadcast_to(reshape(t < inputs, (n, 1)), (n, width))
+        return where(running, _log_sum(parts) + scores, alpha), None
+
+    alpha = first
+    if steps > 1:
+        numbers = iota((steps - 1,), 0) + 1
+        alpha, _ = scan(step, first, (slice_(emitted, 0, 1, steps - 1), numbers))
+    last = 2 * broadcast_to(reshape(sizes, (n, 1)), (n, width))
+    ends = (place == last) | (place == last - 1)
+    return _log_total(where(ends, alpha, NEVER))
+
+
+def _log_total(x: Tensor) -> Tensor:
+    """`_log_sum` over axis 1, of which at most two are not -inf."""
+    top = x.max(1, keepdims=True)
+    shift = stop_gradient(where(top == NEVER, 0.0, top))
+    total = exp(x - broadcast_to(shift, x.shape)).sum(1, keepdims=True)
+    none = total == 0.0
+    return where(none, NEVER, log(where(none, 1.0, total)) + shift).reshape((x.shape[0],))

@@ -1,0 +1,75 @@
+"""What outlives a step: arrays for parameters, gradients and states, and where each parameter lies in them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from tracegrad.compiler.layout import Filling, Persistent, Place
+from tracegrad.dtypes import TensorType
+from tracegrad.errors import CompileError, InputError
+from tracegrad.nn.module import Parameter, decays
+from tracegrad.optim import freezing
+from tracegrad.optim.arena import Arena
+from tracegrad.optim.guard import array_name, bounded_arrays
+from tracegrad.optim.loss_scale import STATE as SCALE_STATE
+from tracegrad.optim.optimizer import Optimizer
+from tracegrad.program import DRAWN, Buffer
+
+HALTED = "halted"  # the state, and output, by which the device skips what is queued behind a step not applied
+States = Mapping[str, tuple[TensorType, Mapping[str, Any]]]  # of a model, by `state/<path>`, and how each begins
+NONE: States = {}
+
+
+def arena_of(parameters: Mapping[str, Parameter], optimizer: Optimizer | None = None) -> Arena:
+    """The layout of the trainable parameters."""
+    by_name = optimizer.decay_filter if optimizer else None
+    return Arena.of((n, p.shape, decays(n, p, by_name)) for n, p in parameters.items() if p.trainable)
+
+
+def persistent_of(
+    parameters: Mapping[str, Parameter],
+    arena: Arena,
+    optimizer: Optimizer | None = None,
+    precision: str = "f32",
+    states: States = NONE,
+    freeze: Mapping[str, freezing.Mask] = freezing.NONE,
+) -> Persistent:
+    """Arrays for parameters and states and, with an optimizer, gradients and its own state."""
+    places = {slot.name: Place("params", slot.offset) for slot in arena.slots}
+    decay = {slot.name: slot.decay for slot in arena.slots}
+    frozen, kept = Filling(), Filling()
+    for n, p in parameters.items():
+        if not p.trainable:
+            places[n] = frozen.add("frozen", n, p.type)
+    buffers = [Buffer("params", "f32", arena.size, "param")] if arena.size else []
+    buffers += [Buffer(a, a.rpartition(".")[2], size, "param") for a, size in frozen.sizes.items()]
+    for n, (type_, _) in states.items():
+        kept.add("state", n, type_)
+    buffers += [Buffer(a, a.rpartition(".")[2], size, "state", DRAWN) for a, size in kept.sizes.items()]
+    if optimizer is not None:
+        if not arena.size:
+            raise CompileError.here(
+                "no parameter of the model is trainable: leave out trainable=False somewhere, or use tg.compile_forward"
+            )
+        buffers.append(Buffer("grads", "f32", arena.size, "grad"))
+        sizes = optimizer.transform.sizes(arena)
+        buffers += [Buffer(n, "f32", sizes[n], "state", fill) for n, fill in optimizer.transform.fills.items()]
+        if precision == "f16":
+            if taken := sorted(SCALE_STATE.keys() & optimizer.transform.state):
+                raise InputError.here(f"the loss scale has states named {', '.join(taken)} too: rename the optimizer's")
+            buffers += [Buffer(n, "f32", 1, "state", fill) for n, fill in SCALE_STATE.items()]
+        buffers.append(Buffer(HALTED, "i32", 1, "state"))
+        buffers += [Buffer(name, "f32", mask.size, "state") for name, mask in freeze.items()]
+        if bounded := bounded_arrays(optimizer.transform):
+            buffers.append(Buffer(array_name(bounded), "f32", len(bounded), "state"))
+    specs = {
+        n: {"init": p.init.spec(), "decay": decay.get(n, False), "trainable": p.trainable}
+        for n, p in parameters.items()
+    }
+    return Persistent(
+        tuple(buffers),
+        tuple((n, places[n], specs[n]) for n in parameters),
+        {**{n: p.type for n, p in parameters.items()}, **kept.types},
+        tuple((n, kept.places[n], {"init": first, "trainable": False}) for n, (_, first) in states.items()),
+    )

@@ -1,0 +1,135 @@
+"""The bench of a check: one program that fills memory, runs kernels one after the other and picks elements.
+
+What is filled and picked stays on the device: patterns and some indices go there, and some elements come back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from tracegrad.arrays import np
+from tracegrad.program import Binding, Buffer, Dispatch, Field, KernelSource, Needs, Program, Texts
+from tracegrad.runtime.patterns import PERIOD, STRIDE, Kind
+from tracegrad.runtime.verify import Contents, Name, Trial
+
+Array = Any
+
+THREADS = 64
+ROW = 32768  # workgroups in x
+NOWHERE = (0, 0)  # the grid of a launch that is there so that offsets are not constants in a kernel's text
+FIXED = ("table", "picks", "found")  # the first buffers: bits of patterns, indices, and bits that come back
+
+
+class Bench:
+    """The program of some trials, one behind the other on the same arrays."""
+
+    def __init__(self, sizes: Mapping[Name, int]) -> None:
+        self.contents, self.sizes = Contents(sizes), sizes
+        self.arrays = {name: len(FIXED) + k for k, name in enumerate(sizes)}
+        self.kernels: dict[KernelSource, int] = {}
+        self.dispatches: list[Dispatch] = []
+        self.table, self.picks = list[Array](), list[Array]()
+        self.entries: dict[Kind | tuple[str, float], int] = {}  # where they begin in the table
+        self.picked: dict[bytes, int] = {}  # where indices begin among all
+        self.places: list[list[int]] = []  # of each trial's checks, in what is found
+        self.found, self.memory, self.bindings = 0, 0, 4
+
+    def add(self, trial: Trial, grid: tuple[int, int], constant: bool) -> None:
+        """Prepare memory, run the kernel, and pick."""
+        for f in self.contents.lacking(trial):
+            begin = self._entry(f.kind, trial.patterns.of(f.kind))
+            self._help("set", f.array, begin, f.begin, f.end - f.begin, 1 + f.array[0] * STRIDE % PERIOD)
+        for array, value in dict.fromkeys((p.array, p.value) for p in trial.puts):
+            begin = self._entry(("one", value), np.full(1, value, np.int32 if array[1] == "i32" else np.float32))
+            at = [p.at for p in trial.puts if (p.array, p.value) == (array, value)]
+            self._help("set", array, begin, *self._picked(at), 0)
+        kernel, buffers = trial.kernel, tuple(self.arrays[name] for name in trial.layout.arrays)
+        memory = kernel.workgroup_memory
+        texts = Texts(wgsl=kernel.texts["wgsl"])
+        alone = KernelSource(kernel.label, kernel.bindings, kernel.slots, memory, texts, own=True)  # unchecked
+        number = self.kernels.setdefault(alone, len(self.kernels))
+        self.dispatches.append(Dispatch(number, buffers, trial.layout.offsets, grid))
+        if not constant:
+            self.dispatches.append(Dispatch(number, buffers, tuple(x + 4 for x in trial.layout.offsets), NOWHERE))
+        self.memory, self.bindings = max(self.memory, memory), max(self.bindings, len(buffers))
+        begins: dict[int, int] = {}
+        for array in dict.fromkeys(c.array for c in trial.checks):
+            checks = [(k, c.at) for k, c in enumerate(trial.checks) if c.array == array]
+            self._help("pick", array, self.found, *self._picked([at for _, at in checks]), 0)
+            for k, at in checks:
+                begins[k], self.found = self.found, self.found + at.size
+        self.places.append([begins[k] for k in range(len(begins))])
+
+    def _entry(self, key: Kind | tuple[str, float], values: Array) -> int:
+        """Where these values begin in the table."""
+        if key not in self.entries:
+            self.entries[key] = sum(x.size for x in self.table)
+            self.table.append(values.astype(np.float32 if values.dtype.kind == "f" else np.int32).view(np.int32))
+        return self.entries[key]
+
+    def _picked(self, elements: Sequence[Array]) -> tuple[int, int]:
+        """Where these indices begin among all, and how many they are."""
+        added = np.concatenate([x.reshape(-1) for x in elements]).astype(np.int32)
+        key = added.tobytes()  # what is poisoned before is mostly what is picked afterwards
+        if key not in self.picked:
+            self.picked[key] = sum(x.size for x in self.picks)
+            self.picks.append(added)
+        return self.picked[key], added.size
+
+    def _help(self, what: str, array: Name, first: int, second: int, size: int, shift: int) -> None:
+        """Launch one of the helpers on an array."""
+        number = self.kernels.setdefault(helper(what, array[1]), len(self.kernels))
+        groups = -(-size // THREADS)
+        buffers = (FIXED.index("found" if what == "pick" else "table"), self.arrays[array], FIXED.index("picks"))
+        grid = (min(groups, ROW), -(-groups // ROW))
+        self.dispatches.append(Dispatch(number, buffers, (first, second, size, shift), grid))
+
+    def program(self, sizes: Mapping[str, int]) -> Program:
+        """All of it, with inputs of these sizes."""
+        fields = [Field(n, k, 0, "i32", (sizes.get(n, self.found + 1),)) for k, n in enumerate(FIXED)]
+        buffers = [Buffer(f.name, f.dtype, f.size, "output" if f.name == "found" else "input") for f in fields]
+        buffers += [Buffer(f"verify.{k}.{dtype}", dtype, size, "temp") for (k, dtype), size in self.sizes.items()]
+        largest = max(buffers, key=lambda b: b.bytes)
+        return Program(
+            kernels=tuple(self.kernels),
+            buffers=tuple(buffers),
+            dispatches=tuple(self.dispatches),
+            inputs=tuple(fields[:2]),
+            outputs=tuple(fields[2:]),
+            params=(),
+            states=(),
+            needs=Needs(self.bindings, largest.bytes, largest.bytes, self.memory, largest.name),
+        )
+
+
+# at[0]: two places, how many elements, and 1 more than how far the pattern is shifted; 0: one number, single elements
+SET = """var e = at[0].y + i;
+  var x = at[0].x;
+  if (at[0].w == 0) {{ e = b2[e]; }} else {{ x += (e + at[0].w - 1) % {period}; }}
+  b1[e] = {given};"""
+PICK = "b0[at[0].x + i] = {taken};"
+GIVEN, TAKEN = "b0[x]", "b1[b2[at[0].y + i]]"  # bits: whatever is in an array, but halves
+
+
+def helper(what: str, dtype: str) -> KernelSource:
+    """A kernel that sets elements of an array, or picks some."""
+    half = dtype == "f16"
+    bindings = (Binding("i32", what == "pick"), Binding(dtype, what == "set"), Binding("i32", False))
+    given, taken = (f"f16(bitcast<f32>({GIVEN}))", f"bitcast<i32>(f32({TAKEN}))") if half else (GIVEN, TAKEN)
+    text = (SET if what == "set" else PICK).format(period=PERIOD, given=given, taken=taken)
+    lines = [
+        *(["enable f16;"] if half else []),
+        *[
+            f"@group(0) @binding({k}) var<storage, {'read_write' if b.written else 'read'}> b{k}: array<{kind}>;"
+            for k, (b, kind) in enumerate(zip(bindings, ("i32", "f16" if half else "i32", "i32")))
+        ],
+        "@group(1) @binding(0) var<uniform> at: array<vec4<i32>, 1>;",
+        f"@compute @workgroup_size({THREADS})",
+        "fn main(@builtin(workgroup_id) wid: vec3u, @builtin(local_invocation_index) lid: u32) {",
+        f"  let i = i32(wid.x + wid.y * {ROW}u) * {THREADS} + i32(lid);",
+        "  if (i >= at[0].z) { return; }",
+        f"  {text}",
+        "}",
+    ]
+    return KernelSource(what, bindings, 4, 0, Texts.filed("\n".join(lines)), own=True)

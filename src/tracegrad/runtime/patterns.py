@@ -1,0 +1,75 @@
+"""What a check of kernels fills arrays with: numbers that follow from seed and index, in NumPy and in JavaScript alike.
+
+js/verify.js is the twin: it makes the same bits, so that an exported page need not hold them.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any, cast
+
+from tracegrad.arrays import np
+from tracegrad.dtypes import STORED, DType, f16
+from tracegrad.kernels.form import Slot
+from tracegrad.runtime.draw import Scratch, uniform
+
+Array = Any
+Kind = tuple[str, int]  # of a pattern: a dtype's name, and what integers are below, or 0
+
+PERIOD = 4093  # of a pattern: prime, so that neighbours along any axis differ
+STRIDE = 617  # how much further the pattern of the next array begins
+LOW, HIGH, NEGATIVE = 0.05, 2.0, 0.3  # magnitudes, and the share of negative numbers
+STEPS = 8  # floats to a unit where ties are wanted
+BEYOND = 3  # among so many signed integers is one past the end, and among twice as many one below 0
+
+
+@cache
+def drawn(seed: int, count: int) -> Array:
+    """The first numbers of a stream of `draw`, in [0, 1). NumPy's own generators take 26 ms to import."""
+    return uniform(seed, 0, count, Scratch(count)).copy()
+
+
+def kind_of(dtype: DType, below: int) -> Kind:
+    """Of the pattern of values of a type."""
+    return dtype.name, 0 if dtype.numpy.startswith("float") else 2 if dtype.name == "bool" else below
+
+
+class Patterns:
+    """What arrays repeat: PERIOD numbers of each kind, the same for all kernels of a try."""
+
+    def __init__(self, seed: int, strict: bool) -> None:
+        self.seed, self.strict = seed, strict
+        self._made: dict[Kind, Array] = {}
+
+    def of(self, kind: Kind) -> Array:
+        """One period, as it is stored."""
+        if kind not in self._made:
+            dtype, below = kind
+            first, second = drawn(self.seed, 2 * PERIOD).reshape(PERIOD, 2).T
+            made = integers(first, second, below, dtype == "i32") if below else self.floats(first, second)
+            self._made[kind] = made.astype(STORED[dtype if dtype in STORED else "i32"].numpy)
+        return self._made[kind]
+
+    def floats(self, first: Array, second: Array) -> Array:
+        """Of both signs, mostly positive: roots and logarithms are to mean something."""
+        magnitude = LOW + (HIGH - LOW) * first
+        values = cast("Array", np.where(second < NEGATIVE, -magnitude, magnitude))
+        return cast("Array", np.round(values * STEPS) / STEPS) if self.strict else values
+
+    def read(self, slot: Slot, kind: Kind, at: Array) -> Array:
+        """What a kernel finds in a slot, where its array repeats its pattern from `at` on."""
+        x = self.of(kind)[at % PERIOD]
+        if slot.dtype.name == "bool":
+            return x != 0
+        return x.view(np.uint32) if slot.dtype.name == "u32" else x.astype(np.float32) if slot.dtype is f16 else x
+
+
+def integers(first: Array, second: Array, below: int, signed: bool) -> Array:
+    """Indices, many of them beyond both ends, where they are clamped: a kernel may read few."""
+    values = np.floor(below * first)
+    if signed:
+        groups = np.arange(0, PERIOD, BEYOND)
+        for past, begins, place in ((below - 1, groups, 0), (-1, groups[::2], 1)):
+            further = np.floor(BEYOND * second[np.minimum(begins + place, PERIOD - 1)]).astype(np.int64)
+            values[np.minimum(begins + further, PERIOD - 1)] = past
+    return values

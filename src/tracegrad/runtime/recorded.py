@@ -1,0 +1,117 @@
+"""The check of a program's kernels, recorded for a runtime that cannot evaluate their forms: js/verify.js.
+
+It is the bench that `wgpu_verify` runs natively, with what it must find. Both sides make the patterns.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+from tracegrad.arrays import np
+from tracegrad.program import KernelSource, Program
+from tracegrad.runtime.bench import Bench
+from tracegrad.runtime.patterns import drawn
+from tracegrad.runtime.tolerance import EPS, rounding
+from tracegrad.runtime.verify import AGAIN, CANCELLED, SEED, Check, Layout, Trial, layout_of, sizes_of, trials_of
+
+Array = Any
+MOST = 256  # elements of one store: they are most of the file
+ANY = 0x7FC00000  # bits, a NaN's, for what is not compared
+
+
+class Recorded(NamedTuple):
+    """A check, as a file holds it: plain data, and arrays by name."""
+
+    facts: dict[str, Any]
+    arrays: dict[str, Array]
+
+
+class Expected(NamedTuple):
+    """What one check of a trial expects: bits, and how far floats may be off, in all and of themselves."""
+
+    at: Array
+    bits: Array
+    allowed: tuple[float, float]
+
+
+def recorded(program: Program, lines: Mapping[int, Sequence[str]]) -> Recorded | None:
+    """The check of all kernels; None if there are none to check. lines: of the user's, by the number of a kernel.
+
+    Kernels without a definition are not checked, nor are those that need a larger array than the program: they read
+    examples, of which the host decides how many there are.
+    """
+    numbers = {k.wgsl: n for n, k in enumerate(program.kernels)}  # those of equal text are one
+    firsts = {d.kernel: d for d in reversed(program.dispatches)}
+    kernels: dict[str, tuple[KernelSource, Layout]] = {}
+    for n in numbers.values():
+        kernel = program.kernels[n]
+        if kernel.forms and n in firsts:
+            layout = layout_of(kernel, firsts[n].offsets)
+            if 4 * max(layout.ends) <= program.needs.buffer_bytes:
+                kernels[str(n)] = kernel, layout
+    if not kernels:
+        return None
+    tries = [[(trial, list(map(_expected, trial.checks))) for _, trial in trials_of(kernels, s)] for s in (SEED, AGAIN)]
+    bench, checks = Bench(sizes_of(layout for _, layout in kernels.values())), list[list[Any]]()
+    for n, (trial, expected) in zip(map(int, kernels), tries[0]):
+        bench.add(_looking_at(trial, expected), firsts[n].grid, constant=True)
+        kinds = ["bool" if c.slot.dtype.name == "bool" else c.array[1] for c in trial.checks]
+        checks += [[n, *row] for row in zip(kinds, bench.places[-1], [e.at.size for e in expected])]
+    sizes = {"table": sum(x.size for x in bench.table), "picks": sum(x.size for x in bench.picks)}
+    data = bench.program(sizes).to_data()
+    data["kernels"] = [numbers.get(k["wgsl"], k) for k in data["kernels"]]
+    values = [[e for _, expected in those for e in expected] for those in tries]
+    found = [np.full(bench.found, ANY, np.int32) for _ in tries]
+    for bits, those in zip(found, values):
+        for (*_, begin, size), first, e in zip(checks, values[0], those):
+            # a place that depends on what is read is another in the second try: nothing is known of it then
+            bits[begin : begin + size] = e.bits if np.array_equal(e.at, first.at) else ANY
+    facts = {
+        "program": data,
+        "table": [[*map(_plain, key)] for key in bench.entries],
+        "seeds": [SEED, AGAIN],
+        "checks": checks,
+        "allowed": [[e.allowed for e in those] for those in values],
+        "lines": {n: list(lines.get(int(n), ())) for n in kernels},
+    }
+    return Recorded(facts, {"picks": np.concatenate(bench.picks), **{f"found.{k}": x for k, x in enumerate(found)}})
+
+
+def _plain(x: str | float) -> str | int:
+    """A part of a table's key. Floats are poison: no number in JSON."""
+    return int(np.float32(x).view(np.int32)) if isinstance(x, float) else x
+
+
+def _expected(c: Check) -> Expected:
+    """What is known beforehand, of at most MOST elements."""
+    single, scale = c.again()
+    exact, counts, allowed = c.exact.values, c.exact.counts, (0.0, 0.0)
+    if exact.dtype.kind == "f":
+        exact = c.storable()
+        counts = counts & np.isfinite(single) & np.isfinite(exact)
+        # the file has values as f32, which adds half a rounding of each
+        allowed = (rounding(single, exact) + CANCELLED * EPS * scale, c.half + EPS / 2)
+        bits = np.where(counts, exact, 0).astype(np.float32).view(np.int32)
+    else:
+        counts = counts & (single == exact)
+        bits = exact.astype(np.uint32 if exact.dtype.kind == "u" else np.int32).view(np.int32)
+    some = _some(c.at.shape)
+    return Expected(c.at.reshape(-1)[some], np.where(counts, bits, ANY).reshape(-1)[some], allowed)
+
+
+def _some(shape: tuple[int, ...]) -> Any:
+    """Which elements of rows: both ends, as far as half of MOST go, and others."""
+    rows, row = shape
+    if rows * row <= MOST:
+        return slice(None)
+    begins = np.arange(rows) * row
+    ends = np.concatenate([begins, begins + row - 1])[: MOST // 2].tolist()
+    return sorted({*ends, *np.floor(rows * row * drawn(SEED, MOST - len(ends))).astype(np.int64).tolist()})
+
+
+def _looking_at(trial: Trial, expected: Sequence[Expected]) -> Trial:
+    """The trial with the elements that are expected, and no others."""
+    kept = {id(c.at): e.at for c, e in zip(trial.checks, expected)}
+    checks = [c._replace(at=e.at) for c, e in zip(trial.checks, expected)]
+    return trial._replace(checks=checks, puts=[p._replace(at=kept.get(id(p.at), p.at)) for p in trial.puts])

@@ -1,0 +1,34 @@
+"""WebGPU: through wgpu on an adapter of this machine; in a browser's tab, by the browser."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from tracegrad.arrays import need_numpy
+from tracegrad.runtime.adapters import AdapterInfo, adapters, opened, search
+from tracegrad.runtime.base import DeviceInfo, Session
+from tracegrad.runtime.browser import BrowserSession
+from tracegrad.runtime.tab import IN_TAB
+
+
+def devices() -> list[DeviceInfo]:
+    """One for each adapter."""
+    return [DeviceInfo("webgpu", a.description, a.software) for a in adapters()]
+
+
+def begin(device: str) -> Callable[[], Session | None]:
+    """Look for an adapter. The import comes first because whoever calls this compiles next: it would wait for that."""
+    if IN_TAB:
+        return BrowserSession
+    need_numpy(device)
+    found = search(device)
+    if found.loaded:
+        native_runtime()
+    return lambda: opened(found, lambda adapter: native_runtime()(adapter))
+
+
+def native_runtime() -> Callable[[AdapterInfo], Session]:
+    """What opens an adapter, imported when it is first asked for."""
+    from tracegrad.runtime.native import NativeSession
+
+    return NativeSession
