@@ -129,7 +129,8 @@ class Plan:
         nodes = iter(self._simplified([*self.roots, *(g for gs in grads for g in gs)]))
         roots = [next(nodes) for _ in self.roots]
         grads = [[next(nodes) for _ in gs] for gs in grads]
-        forward = {t.serial for t in toposort(roots)}
+        # inputs too: where a result is empty it reads none, and its gradient may
+        forward = {t.serial for t in [*toposort(roots), *self.inputs]}
         saved = [_saved(gs, forward, ct) for gs, ct in zip(grads, cts)]
         writer = self._writer()
         writer.write([*roots, *(t for ts in saved for t in ts)])

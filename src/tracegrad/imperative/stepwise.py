@@ -7,10 +7,10 @@ from typing import Any, TypeVar, cast
 
 from tracegrad.engine.forward import CompiledForward
 from tracegrad.engine.inputs import as_array
-from tracegrad.engine.params import declared, drawn
+from tracegrad.engine.params import declared, declared_states, drawn
 from tracegrad.imperative import streams
 from tracegrad.imperative.tensors import GradTensor
-from tracegrad.nn.module import bound, named_parameters
+from tracegrad.nn.module import bound, named_arrays
 from tracegrad.training.compiled import CompiledTraining
 
 M = TypeVar("M")
@@ -30,7 +30,8 @@ def instantiate(model: M, seed: int | None = None) -> M:
     tensor([[1.],
             [2.]])
     """
-    return _with_values(model, drawn(declared(model), streams.place()[0] if seed is None else seed))
+    fields = [*declared(model), *declared_states(model)]
+    return _with_values(model, drawn(fields, streams.place()[0] if seed is None else seed))
 
 
 def eager(forward: Callable[..., Any], model: Any, /, **inputs: Any) -> Any:
@@ -54,15 +55,15 @@ def eager(forward: Callable[..., Any], model: Any, /, **inputs: Any) -> Any:
     """
     values = {n: x if isinstance(x, GradTensor) else GradTensor(as_array(x)) for n, x in inputs.items()}
     if isinstance(model, CompiledForward):
-        return forward(_with_values(model.store.model, model.download_params()), **values)
+        return forward(_with_values(model.store.model, model.download_params() | model.states()), **values)
     if isinstance(model, CompiledTraining):
-        now = _with_values(model.model, model.download_params())  # waits for the steps queued so far
+        now = _with_values(model.model, model.download_params() | model.states())  # waits for the steps queued so far
         with streams.at(model.seed, model.store.stepper.counter + 1):
             return forward(now, **values)
-    return forward(instantiate(model) if named_parameters(model) else model, **values)
+    return forward(instantiate(model) if named_arrays(model) else model, **values)
 
 
 def _with_values(model: M, values: dict[str, Any]) -> M:
-    """The model with eager tensors of these values in the places of its parameters."""
-    tensors = {n: GradTensor(values[n], p.trainable) for n, p in named_parameters(model).items()}
+    """The model with eager tensors of these values in the places of its parameters and states."""
+    tensors = {n: GradTensor(values[n], p.trainable) for n, p in named_arrays(model).items()}
     return bound(model, cast("Any", tensors))

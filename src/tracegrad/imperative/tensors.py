@@ -130,6 +130,18 @@ class GradTensor(TensorMethods):
             raise ShapeError.here(f"the values are {spec!r}, the tensor is {self._spec!r}")
         self._array = array
 
+    def assign(self, value: Any) -> None:
+        """Give a state of an eager model other values, of its own type, at once. See `tg.Module.state`."""
+        if self._record is not None or self._spec.requires:
+            raise TraceError.here(
+                f"assign: {self.type} {'requires a gradient' if self.is_leaf else 'was computed'}, so it is no state "
+                "of a model; make one with self.state(shape)"
+            )
+        new = value if isinstance(value, GradTensor) else GradTensor(value, dtype=self.dtype)
+        if new.type != self.type:
+            raise ShapeError.here(f"assign: the state is {self.type}, the value is {new.type}; a write keeps the type")
+        self._array = new._array
+
     def numpy(self) -> Array:
         """The values, as an array of your own."""
         return np.array(self._array)

@@ -45,7 +45,7 @@ class Limits(NamedTuple):
 def measure_limits(session: Session) -> Limits:
     """Run both programs on the session's device; nothing of them stays there."""
     info = session.info
-    side, copied = CPU if info.software or info.name == "cpu" else GPU
+    side, copied = GPU if info.gpu and not info.software else CPU
     return Limits(
         2 * side**3 / _fastest(session, _product(side)), 8 * copied / _fastest(session, _copy(copied)), side, copied
     )

@@ -3,20 +3,42 @@
 from typing import TYPE_CHECKING
 
 from tracegrad import foreign, ops
-from tracegrad.nn.layers import Conv2d, Embedding, LayerNorm, Linear, RMSNorm
-from tracegrad.nn.module import Module, bound, decays, named_parameters
-from tracegrad.nn.stacking import stack
+from tracegrad.nn.layers import (
+    BatchNorm,
+    Conv2d,
+    Dropout,
+    Embedding,
+    GroupNorm,
+    InstanceNorm,
+    LayerNorm,
+    Linear,
+    RMSNorm,
+    Sequential,
+)
+from tracegrad.nn.module import Module, bound, decays, named_parameters, named_states
+from tracegrad.nn.recurrent import GRU, LSTM, RNN
+from tracegrad.nn.stacking import as_states, stack
 
 __all__ = [
+    "GRU",
+    "LSTM",
+    "RNN",
+    "BatchNorm",
     "Conv2d",
+    "Dropout",
     "Embedding",
+    "GroupNorm",
+    "InstanceNorm",
     "LayerNorm",
     "Linear",
     "Module",
     "RMSNorm",
+    "Sequential",
+    "as_states",
     "bound",
     "decays",
     "named_parameters",
+    "named_states",
     "stack",
 ]
 

@@ -1,15 +1,23 @@
-"""The usual layers. Each declares its parameters and is called: `layer(x)`."""
+"""The usual layers. Each declares its parameters and is called: `layer(x)`.
+
+All take `trainable=False`: no step changes their parameters, and no gradient of these is computed.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import inspect
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
 
 from tracegrad import init as inits
-from tracegrad.errors import ShapeError
+from tracegrad.errors import ShapeError, TraceError
 from tracegrad.init import Initializer
 from tracegrad.ir import Tensor
 from tracegrad.nn.module import Module
-from tracegrad.ops import images, indexing, linalg, norm
+from tracegrad.ops import constants, images, indexing, linalg, random, shaping
+from tracegrad.ops.norm import batch_norm, layer_norm, rms_norm
+from tracegrad.refusals import shown
 from tracegrad.shapes import integers, whole
 
 
@@ -17,7 +25,7 @@ class Linear(Module):
     """y = x W + b. PyTorch's Linear, but W is [in, out], as it is multiplied.
 
     x: f32[..., in_dim]; the result is f32[..., out_dim].
-    W: f32[in_dim, out_dim], from `init`, default randn(0.02); `decay` is about W.  b: f32[out_dim], zeros.
+    W: f32[in_dim, out_dim], from `init`, default kaiming(); `decay` is about W.  b: f32[out_dim], zeros.
     """
 
     def __init__(
@@ -27,9 +35,10 @@ class Linear(Module):
         bias: bool = True,
         init: Initializer | None = None,
         decay: bool | None = None,
+        trainable: bool = True,
     ) -> None:
-        self.W = self.param((in_dim, out_dim), init=init, decay=decay)
-        self.b = self.param(out_dim, init=inits.zeros()) if bias else None
+        self.W = self.param((in_dim, out_dim), init=init or inits.kaiming(), decay=decay, trainable=trainable)
+        self.b = self.param(out_dim, init=inits.zeros(), trainable=trainable) if bias else None
 
     def __call__(self, x: Tensor) -> Tensor:
         """Apply to f32[..., in_dim]; ShapeError if the last axis differs."""
@@ -43,14 +52,16 @@ class LayerNorm(Module):
     x: f32[..., dim].  g: f32[dim], ones.  b: f32[dim], zeros. `decay` is about both.
     """
 
-    def __init__(self, dim: int, eps: float = 1e-5, bias: bool = True, decay: bool | None = False) -> None:
+    def __init__(
+        self, dim: int, eps: float = 1e-5, bias: bool = True, decay: bool | None = False, trainable: bool = True
+    ) -> None:
         self.eps = eps
-        self.g = self.param(dim, init=inits.ones(), decay=decay)
-        self.b = self.param(dim, init=inits.zeros(), decay=decay) if bias else None
+        self.g = self.param(dim, init=inits.ones(), decay=decay, trainable=trainable)
+        self.b = self.param(dim, init=inits.zeros(), decay=decay, trainable=trainable) if bias else None
 
     def __call__(self, x: Tensor) -> Tensor:
         """Normalise each vector of f32[..., dim]."""
-        return norm.layer_norm(x, self.g, self.b, eps=self.eps)
+        return layer_norm(x, self.g, self.b, eps=self.eps)
 
 
 class RMSNorm(Module):
@@ -59,13 +70,13 @@ class RMSNorm(Module):
     x: f32[..., dim].  g: f32[dim], ones.
     """
 
-    def __init__(self, dim: int, eps: float = 1e-6, decay: bool | None = False) -> None:
+    def __init__(self, dim: int, eps: float = 1e-6, decay: bool | None = False, trainable: bool = True) -> None:
         self.eps = eps
-        self.g = self.param(dim, init=inits.ones(), decay=decay)
+        self.g = self.param(dim, init=inits.ones(), decay=decay, trainable=trainable)
 
     def __call__(self, x: Tensor) -> Tensor:
         """Normalise each vector of f32[..., dim]."""
-        return norm.rms_norm(x, self.g, eps=self.eps)
+        return rms_norm(x, self.g, eps=self.eps)
 
 
 class Embedding(Module):
@@ -75,8 +86,15 @@ class Embedding(Module):
     W: f32[vocab, dim], from `init`, default randn(0.02).
     """
 
-    def __init__(self, vocab: int, dim: int, init: Initializer | None = None, decay: bool | None = None) -> None:
-        self.W = self.param((vocab, dim), init=init, decay=decay)
+    def __init__(
+        self,
+        vocab: int,
+        dim: int,
+        init: Initializer | None = None,
+        decay: bool | None = None,
+        trainable: bool = True,
+    ) -> None:
+        self.W = self.param((vocab, dim), init=init, decay=decay, trainable=trainable)
 
     def __call__(self, indices: Tensor) -> Tensor:
         """Look up i32[...]."""
@@ -87,7 +105,7 @@ class Conv2d(Module):
     """Cross-correlation of images, NCHW, plus a bias for each output channel. PyTorch's Conv2d.
 
     x: f32[B, in_ch, H, W]; the result is f32[B, out_ch, H', W'], H' = floor((H + 2 padding - kernel) / stride) + 1.
-    W: f32[out_ch, in_ch/groups, kh, kw], from `init`, default randn(0.02); `decay` is about W.  b: f32[out_ch], zeros.
+    W: f32[out_ch, in_ch/groups, kh, kw], from `init`, default kaiming(); `decay` is about W.  b: f32[out_ch], zeros.
     kernel_size, stride and padding are an integer or one for each of the two axes.
     """
 
@@ -103,12 +121,14 @@ class Conv2d(Module):
         bias: bool = True,
         init: Initializer | None = None,
         decay: bool | None = None,
+        trainable: bool = True,
     ) -> None:
         if groups < 1 or in_ch % groups or out_ch % groups:
             raise ShapeError.here(f"Conv2d: groups={groups} must divide both in_ch={in_ch} and out_ch={out_ch}")
         self.stride, self.padding, self.groups = _pair("stride", stride), _pair("padding", padding), groups
-        self.W = self.param((out_ch, in_ch // groups, *_pair("kernel_size", kernel_size)), init=init, decay=decay)
-        self.b = self.param(out_ch, init=inits.zeros()) if bias else None
+        shape = (out_ch, in_ch // groups, *_pair("kernel_size", kernel_size))
+        self.W = self.param(shape, init=init or inits.kaiming(), decay=decay, trainable=trainable)
+        self.b = self.param(out_ch, init=inits.zeros(), trainable=trainable) if bias else None
 
     def __call__(self, x: Tensor) -> Tensor:
         """Apply to f32[B, in_ch, H, W]."""
@@ -125,3 +145,119 @@ def _pair(what: str, value: int | Sequence[int]) -> tuple[int, int]:
     if len(pair) != 2:
         raise ShapeError.here(f"Conv2d: {what} must be an integer or two, for height and width, got {value!r}")
     return pair[0], pair[1]
+
+
+class Dropout(Module):
+    """`tg.dropout(x, p, training)` as a layer: drops only where it is called with training=True. PyTorch's Dropout."""
+
+    def __init__(self, p: float = 0.5) -> None:
+        self.p = p
+
+    def __call__(self, x: Tensor, training: bool = False) -> Tensor:
+        """Drop elements of f32 of any shape in `training`; else `x`."""
+        return random.dropout(x, self.p, training)
+
+
+class Sequential(Module):
+    """Layers and functions of one tensor, each applied to what the one before it gives. PyTorch's Sequential.
+
+        net = nn.Sequential(nn.Linear(3, 16), nn.BatchNorm(16), tg.relu, nn.Dropout(0.1), nn.Linear(16, 2))
+        y = net(x, training=True)
+
+    `training` goes to the layers that have such an argument. Parameters are named `layers.0.W` and so on.
+    Raises: TraceError for what cannot be called.
+    """
+
+    def __init__(self, *layers: Any) -> None:
+        for k, layer in enumerate(layers):
+            if not callable(layer) or isinstance(layer, type):
+                hint = ": make one of it, as in nn.Linear(3, 4)" if isinstance(layer, type) else ""
+                raise TraceError.here(f"Sequential: entry {k} must be a layer or a function, got {shown(layer)}{hint}")
+        self.layers = list(layers)
+
+    def __call__(self, x: Any, training: bool = False) -> Any:
+        """Apply all layers in order."""
+        for layer in self.layers:
+            x = layer(x, training=training) if _switches(layer) else layer(x)
+        return x
+
+
+def _switches(layer: Callable[..., Any]) -> bool:
+    """Is it a layer that does something else in training?"""
+    return isinstance(layer, Module) and "training" in inspect.signature(type(layer).__call__).parameters
+
+
+class BatchNorm(Module):
+    """(x - mean) / sqrt(var + eps) * g + b for each channel (Ioffe & Szegedy 2015). PyTorch's BatchNorm1d, 2d and 3d.
+
+    In training the statistics are those of the batch, and the running ones follow them:
+
+        mean <- (1 - momentum) mean + momentum * mean of the batch
+        var  <- (1 - momentum) var + momentum * unbiased variance of the batch
+
+    x: f32[B, dim, ...]; the result is of its shape.  g: f32[dim], ones.  b: f32[dim], zeros; neither if not `affine`.
+    States: mean f32[dim], zeros, and var f32[dim], ones. A layer that is called twice in one loss follows both batches.
+    """
+
+    def __init__(self, dim: int, eps: float = 1e-5, momentum: float = 0.1, affine: bool = True) -> None:
+        self.eps, self.momentum = eps, momentum
+        self.g = self.param(dim, init=inits.ones(), decay=False) if affine else None
+        self.b = self.param(dim, init=inits.zeros(), decay=False) if affine else None
+        self.mean = self.state(dim)
+        self.var = self.state(dim, init=inits.ones())
+
+    def __call__(self, x: Tensor, training: bool = False) -> Tensor:
+        """Normalise f32[B, dim, ...]: by the running statistics, or in `training` by those of the batch.
+
+        Raises: ShapeError for another number of channels, and in training for one value a channel only.
+        """
+        x, channels = constants.asarray(x), self.mean.shape[0]
+        if x.ndim < 2 or x.shape[1] != channels:
+            raise ShapeError.here(f"BatchNorm: x must be [B, {channels}, ...], with {channels} channels, got {x.type}")
+        if not training:
+            return batch_norm(x, self.g, self.b, self.eps, mean=self.mean, var=self.var)
+        axes = tuple(d for d in range(x.ndim) if d != 1)
+        n = math.prod(x.shape[d] for d in axes)
+        if n < 2:
+            raise ShapeError.here(f"BatchNorm: {x.type} has one value a channel, which has no variance; use more")
+        keep = 1.0 - self.momentum
+        self.mean.assign(keep * self.mean + self.momentum * x.mean(axes))
+        self.var.assign(keep * self.var + self.momentum * n / (n - 1) * x.var(axes))
+        return batch_norm(x, self.g, self.b, self.eps)
+
+
+class GroupNorm(Module):
+    """(x - mean) / sqrt(var + eps) * g + b, over each group of channels of each example (Wu & He 2018).
+
+    x: f32[B, dim, ...]: `groups` groups of dim / groups neighbouring channels.  The result is of its shape.
+    g: f32[dim], ones.  b: f32[dim], zeros; neither if not `affine`.
+    Raises: ShapeError if `groups` does not divide `dim`. PyTorch's GroupNorm.
+    """
+
+    def __init__(self, groups: int, dim: int, eps: float = 1e-5, affine: bool = True) -> None:
+        if groups < 1 or dim % groups:
+            raise ShapeError.here(f"{type(self).__name__}: groups={groups} must divide dim={dim}")
+        self.groups, self.dim, self.eps = groups, dim, eps
+        self.g = self.param(dim, init=inits.ones(), decay=False) if affine else None
+        self.b = self.param(dim, init=inits.zeros(), decay=False) if affine else None
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """Normalise f32[B, dim, ...]; ShapeError for another number of channels."""
+        x = constants.asarray(x)
+        if x.ndim < 2 or x.shape[1] != self.dim:
+            raise ShapeError.here(f"{type(self).__name__}: x must be [B, {self.dim}, ...], got {x.type}")
+        y = layer_norm(shaping.reshape(x, (x.shape[0], self.groups, -1)), eps=self.eps)
+        y = shaping.reshape(y, x.shape)
+        along = (1, self.dim, *[1] * (x.ndim - 2))
+        y = y if self.g is None else y * shaping.reshape(self.g, along)
+        return y if self.b is None else y + shaping.reshape(self.b, along)
+
+
+class InstanceNorm(GroupNorm):
+    """(x - mean) / sqrt(var + eps) of each channel of each example (Ulyanov et al. 2016): a `GroupNorm` of one channel.
+
+    x: f32[B, dim, ...].  `affine` adds g f32[dim] and b f32[dim]. PyTorch's InstanceNorm1d, 2d and 3d.
+    """
+
+    def __init__(self, dim: int, eps: float = 1e-5, affine: bool = False) -> None:
+        super().__init__(dim, dim, eps, affine)

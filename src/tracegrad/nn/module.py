@@ -13,7 +13,7 @@ from tracegrad.ambient import active
 from tracegrad.dtypes import DType, Shape, TensorType, as_dtype, f32
 from tracegrad.errors import DTypeError, MissingNameError, ShapeError, Site, TraceError, call_site, placed
 from tracegrad.habits import MODELS
-from tracegrad.init import Initializer, Literal, Ones, Zeros
+from tracegrad.init import Initializer, Literal, Ones, Orthogonal, Zeros
 from tracegrad.ir import Tensor
 from tracegrad.methods import TensorMethods
 from tracegrad.refusals import NoArray, NoNumber, absent, check_call, shown
@@ -21,12 +21,16 @@ from tracegrad.shapes import integers, show
 
 DecayFilter = Callable[[str], bool]
 M = TypeVar("M")
+COPY = "copy"  # the kind of a spec: begin as another parameter
 SHOWN = 4  # parameters in the repr of a module
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
 class Parameter(NoArray):
     """What a parameter will be. In a forward a tensor stands in its place."""
+
+    kind: ClassVar[str] = "parameter"
+    reader: ClassVar[str] = "train.download_params()"
 
     shape: Shape
     dtype: DType
@@ -47,7 +51,7 @@ class Parameter(NoArray):
 
     def __repr__(self) -> str:
         return (
-            f"<parameter {self.type} of a model outside its forward; use the model that the forward receives, "
+            f"<{self.kind} {self.type} of a model outside its forward; use the model that the forward receives, "
             "or tg.instantiate(model), which has values>"
         )
 
@@ -67,19 +71,43 @@ class Parameter(NoArray):
             if name.startswith("__"):
                 raise AttributeError(name)
             raise MissingNameError.here(
-                f"the parameter {self.type} of a model has no {name!r}, for it has no values: init= gives the first, "
-                "as tg.init.literal(array), and train.download_params() those of a training"
+                f"the {self.kind} {self.type} of a model has no {name!r}, for it has no values: init= gives the first, "
+                f"as tg.init.literal(array), and {self.reader} those of a training"
             )
+
+
+class State(Parameter):
+    """What a state will be: a parameter that steps may replace and that no optimizer touches.
+
+    of: the parameter that it begins as; None: `init` draws it.
+    """
+
+    __slots__ = ("of",)
+    of: Parameter | None
+
+    def __init__(
+        self, shape: Shape, dtype: DType, init: Initializer, site: Site | None, of: Parameter | None = None
+    ) -> None:
+        Parameter.__init__(self, shape, dtype, init, False, False, site)
+        object.__setattr__(self, "of", of)
+
+    kind: ClassVar[str] = "state"
+    reader: ClassVar[str] = "train.states()"
+
+    instead: ClassVar[str] = (
+        "it declares a state, and has no values. Use the model that the forward receives, with its layers in "
+        "attributes, lists, tuples or dicts (no sets); train.states() and tg.instantiate(model) have values"
+    )
 
 
 def _fixed(parameter: Parameter, name: str, value: object) -> None:
     hint = "; its first values are given by init=, as tg.init.literal(array)" if name in ("data", "value") else ""
     if name in ("requires_grad", "trainable"):
         hint = (
-            ": declare it with self.param(..., trainable=False), or let the loss use tg.stop_gradient(layer.W), "
-            "after which only weight decay changes it (decay=False prevents that too)"
+            ": write nn.Linear(..., trainable=False) or self.param(..., trainable=False), or tg.compile(..., "
+            "frozen='layer.*'); train.freeze('layer.*') and train.unfreeze switch it while training"
         )
-    raise TraceError.here(f"a parameter is fixed once it is declared; {name} cannot be set{hint}")
+    raise TraceError.here(f"a {parameter.kind} is fixed once it is declared; {name} cannot be set{hint}")
 
 
 if not TYPE_CHECKING:
@@ -145,19 +173,7 @@ class Module(NoNumber):
                     for f32, and False for integers and booleans, which have no gradient.
         Raises TraceError outside `__init__` or inside a forward, ShapeError and DTypeError for what cannot be one.
         """
-        if active() is not None:
-            raise TraceError.here(
-                "a parameter cannot be made inside a loss or forward: it would be new at every trace. "
-                "Make it in the model's __init__"
-            )
-        if not _initialising(self):
-            raise TraceError.here(
-                f"{type(self).__name__}.param works in __init__ only: a model's parameters are fixed. Declare it there"
-            )
-        try:
-            dims, dtype = _dims(shape), as_dtype(dtype)
-        except DTypeError as e:
-            raise placed(e, f"{type(self).__name__}.param", call_site()) from None
+        dims, dtype = _declared(self, "parameter", "param", shape, dtype)
         trainable = dtype.is_float if trainable is None else trainable
         if trainable and not dtype.is_float:
             raise DTypeError.here(f"a parameter of {dtype} has no gradient; pass trainable=False")
@@ -165,10 +181,52 @@ class Module(NoNumber):
         # Forwards see a tensor here, so that is what editors and type checkers should see too.
         return cast("Tensor", Parameter(dims, dtype, init, decay, trainable, call_site()))
 
+    def state(self, shape: int | Sequence[int], *, init: Initializer | None = None, dtype: DType | str = f32) -> Tensor:
+        """Declare a state, an array that steps may replace and no optimizer touches. Call it in `__init__`.
+
+            class Mean(tg.Module):
+                def __init__(self, dim):
+                    self.mean = self.state(dim)
+
+                def __call__(self, x):
+                    self.mean.assign(0.9 * self.mean + 0.1 * x.mean(0))
+                    return x - self.mean
+
+        In a loss or forward it reads as a tensor, and `assign` gives it another value; see `assign`. It is saved,
+        restored and reset with the model, and attached forwards share it. `train.states()` reads it.
+
+        shape:      an integer or a sequence of them; () is a scalar.
+        init:       one of `tg.init`; default zeros. Integers and booleans take zeros, ones or literal. States are drawn
+                    after all parameters, so that adding one leaves those as they were.
+        Gradient:   none: a state is a constant of the step.
+        Raises TraceError outside `__init__` or inside a forward, ShapeError and DTypeError for what cannot be one.
+        """
+        dims, dtype = _declared(self, "state", "state", shape, dtype)
+        made = State(dims, dtype, _checked(init or inits.zeros(), dims, dtype), call_site())
+        return cast("Tensor", made)
+
+
+def _declared(
+    module: Module, what: str, method: str, shape: int | Sequence[int], dtype: DType | str
+) -> tuple[Shape, DType]:
+    """Shape and element type of what `method` declares. TraceError outside of an `__init__`, and in a trace."""
+    name = f"{type(module).__name__}.{method}"
+    if active() is not None:
+        raise TraceError.here(
+            f"a {what} cannot be made inside a loss or forward: it would be new at every trace. "
+            "Make it in the model's __init__"
+        )
+    if not _initialising(module):
+        raise TraceError.here(f"{name} works in __init__ only: a model's {what}s are fixed. Declare it there")
+    try:
+        return _dims(shape, what), as_dtype(dtype)
+    except DTypeError as e:
+        raise placed(e, name, call_site()) from None
+
 
 def _initialising(module: Module) -> bool:
     """True if an `__init__` of `module` is running, however deep in its helpers."""
-    frame = sys._getframe(2)  # pyright: ignore[reportPrivateUsage]
+    frame = sys._getframe(3)  # pyright: ignore[reportPrivateUsage]
     while frame is not None:
         code = frame.f_code
         if code.co_name == "__init__" and code.co_varnames and frame.f_locals.get(code.co_varnames[0]) is module:
@@ -177,20 +235,20 @@ def _initialising(module: Module) -> bool:
     return False
 
 
-def _dims(shape: int | Sequence[int]) -> Shape:
+def _dims(shape: int | Sequence[int], what: str) -> Shape:
     hint, sizes = (
         "write .shape for that of another, and init=tg.init.literal(array) for values",
         getattr(shape, "shape", ()),
     )
     if isinstance(shape, Parameter) or len(sizes) > 1:
-        raise ShapeError.here(f"a parameter's shape must be integers, got {shown(shape)}: {hint}")
+        raise ShapeError.here(f"a {what}'s shape must be integers, got {shown(shape)}: {hint}")
     try:
         dims = integers(shape, "a size")
     except ShapeError as e:
         why = hint if sizes else e  # an array of floats is hardly a shape
-        raise ShapeError.here(f"a parameter's shape must be integers, got {shown(shape)}: {why}") from None
+        raise ShapeError.here(f"a {what}'s shape must be integers, got {shown(shape)}: {why}") from None
     if any(n < 1 for n in dims):
-        raise ShapeError.here(f"a parameter's shape must have sizes of at least 1, got {show(dims)}")
+        raise ShapeError.here(f"a {what}'s shape must have sizes of at least 1, got {show(dims)}")
     return dims
 
 
@@ -212,6 +270,8 @@ def _checked(init: Initializer | None, shape: Shape, dtype: DType) -> Initialize
             raise DTypeError.here(
                 f"init.literal: give the values as literal(array, dtype=tg.{dtype}), not {init.dtype}"
             )
+    elif isinstance(init, Orthogonal) and len(shape) < 2:
+        raise ShapeError.here(f"init.orthogonal: a parameter of two axes or more is needed, got {show(shape)}")
     elif not dtype.is_float and not isinstance(init, (Zeros, Ones)):
         raise DTypeError.here(f"init must be zeros, ones or literal for {dtype}, got {init!r}")
     return init
@@ -232,6 +292,25 @@ def named_parameters(model: Any) -> dict[str, Parameter]:
     A parameter that several paths reach is named by the first. Raises TraceError if `model` is no tree of modules,
     and if two different parameters have one path, as the keys 1 and "1" of a dict.
     """
+    return {path: p for path, p in named_arrays(model).items() if not isinstance(p, State)}
+
+
+def named_states(model: Any) -> dict[str, State]:
+    """States by attribute path, in declaration order; as `named_parameters`."""
+    return {path: p for path, p in named_arrays(model).items() if isinstance(p, State)}
+
+
+def state_specs(model: Any) -> list[dict[str, Any]]:
+    """How each state begins, as plain data: as its initialiser, or as the parameter of the model that it copies."""
+    paths = {id(p): path for path, p in named_parameters(model).items()}
+    return [
+        {"kind": COPY, "of": paths[id(s.of)]} if id(s.of) in paths else s.init.spec()
+        for s in named_states(model).values()
+    ]
+
+
+def named_arrays(model: Any) -> dict[str, Parameter]:
+    """Parameters and states by attribute path."""
     if not isinstance(model, (Module, list, tuple, dict)):
         own = any(isinstance(x, (Module, Parameter)) for x in getattr(model, "__dict__", {}).values())
         hint = f"; derive it: class {type(model).__name__}(tg.Module)" if own else "; pass an instance of one"
@@ -288,12 +367,12 @@ def _walk(node: Any, path: str, seen: set[int]) -> Iterator[tuple[str, Parameter
         yield from _walk(child, f"{path}.{key}" if path else str(key), seen)
 
 
-def bound(model: M, tensors: Mapping[str, Tensor]) -> M:
-    """A copy of the model with `tensors`, by parameter name, in the places of its parameters.
+def bound(model: M, tensors: Mapping[str, TensorMethods]) -> M:
+    """A copy of the model with `tensors`, by name, in the places of its parameters and states.
 
     Modules, lists, tuples and dicts are copied, once each; everything else is shared. The model is untouched.
     """
-    return replaced(model, {id(p): tensors[name] for name, p in named_parameters(model).items()})
+    return replaced(model, {id(p): tensors[name] for name, p in named_arrays(model).items()})
 
 
 def replaced(model: M, by_id: Mapping[int, Any]) -> M:

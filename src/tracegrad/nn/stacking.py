@@ -1,12 +1,12 @@
-"""Many models of one shape as one, whose parameters have an axis more: what `tg.vmap` trains an ensemble with."""
+"""Models made of models: many of one shape as one, and copies whose arrays are states."""
 
 from __future__ import annotations
 
 from typing import TypeVar
 
 from tracegrad.errors import ShapeError
-from tracegrad.init import Initializer, Kaiming, Literal, Randn, Xavier
-from tracegrad.nn.module import Parameter, named_parameters, replaced
+from tracegrad.init import Even, Initializer, Kaiming, Lecun, Literal, Orthogonal, Randn, Uniform, Xavier
+from tracegrad.nn.module import Parameter, State, named_arrays, replaced
 
 M = TypeVar("M")
 
@@ -27,17 +27,47 @@ def stack(model: M, n: int) -> M:
     """
     if n < 1:
         raise ShapeError.here(f"nn.stack: a stack needs at least one model, got n={n!r}")
-    return replaced(model, {id(p): _stacked(p, n) for p in named_parameters(model).values()})
+    return replaced(model, {id(p): _stacked(p, n) for p in named_arrays(model).values()})
 
 
 def _stacked(p: Parameter, n: int) -> Parameter:
-    return Parameter((n, *p.shape), p.dtype, _init(p, n), p.decay, p.trainable, p.site)
+    shape, init = (n, *p.shape), _init(p, n)
+    if isinstance(p, State):
+        return State(shape, p.dtype, init, p.site)
+    return Parameter(shape, p.dtype, init, p.decay, p.trainable, p.site)
 
 
 def _init(p: Parameter, n: int) -> Initializer:
     """That of each member: fans are those of one, and not of the stack."""
-    if isinstance(p.init, (Kaiming, Xavier)):
-        return Randn(p.init.std(p.shape))
+    if isinstance(p.init, (Kaiming, Lecun, Xavier)):
+        return Randn(p.init.deviation(p.shape))
+    if isinstance(p.init, Even):
+        return Uniform(*p.init.bounds(p.shape))
+    if isinstance(p.init, Orthogonal):
+        return Orthogonal(p.init.gain, p.init.stacked + 1)
     if isinstance(p.init, Literal):
         return Literal(p.dtype, (n, *p.shape), p.init.data * n)
     return p.init
+
+
+def as_states(model: M) -> M:
+    """A copy of `model` whose parameters are states that begin as these parameters do: a target network or a teacher.
+
+        class Agent(tg.Module):
+            def __init__(self):
+                self.q = Net()
+                self.target = nn.as_states(self.q)
+
+        for t, p in zip(tg.tree_leaves(m.target), tg.tree_leaves(m.q)):     # in the loss
+            t.assign(0.995 * t + 0.005 * p)
+
+    The copy is called as the model is. No optimizer touches it, and it has no gradient. It begins as the parameters are
+    drawn; after `train.upload_params` set it by `train.set_states`. States of `model` have states of their own in it.
+
+    model:   a tree of modules. It is read, never changed.
+    """
+    return replaced(model, {id(p): _state_of(p) for p in named_arrays(model).values()})
+
+
+def _state_of(p: Parameter) -> State:
+    return State(p.shape, p.dtype, p.init, p.site, None if isinstance(p, State) else p)

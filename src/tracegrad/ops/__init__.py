@@ -4,22 +4,27 @@ from tracegrad.ops import (
     activation,
     constants,
     control,
+    distances,
     images,
     indexing,
     linalg,
     losses,
     math,
-    norm,
     random,
     reduction,
+    resampling,
     shaping,
+    sorting,
+    trigonometry,
     windows,
 )
 from tracegrad.ops import attention as heads  # the module has the name of its function
+from tracegrad.ops import norm as norms  # and this one that of another's
 from tracegrad.ops.activation import *
 from tracegrad.ops.attention import *
 from tracegrad.ops.constants import *
 from tracegrad.ops.control import *
+from tracegrad.ops.distances import *
 from tracegrad.ops.images import *
 from tracegrad.ops.indexing import *
 from tracegrad.ops.linalg import *
@@ -28,7 +33,10 @@ from tracegrad.ops.math import *
 from tracegrad.ops.norm import *
 from tracegrad.ops.random import *
 from tracegrad.ops.reduction import *
+from tracegrad.ops.resampling import *
 from tracegrad.ops.shaping import *
+from tracegrad.ops.sorting import *
+from tracegrad.ops.trigonometry import *
 from tracegrad.ops.windows import *
 from tracegrad.prims import elementwise
 from tracegrad.prims.elementwise import *
@@ -39,13 +47,17 @@ __all__ += activation.__all__
 __all__ += heads.__all__
 __all__ += constants.__all__
 __all__ += control.__all__
+__all__ += distances.__all__
 __all__ += images.__all__
 __all__ += indexing.__all__
 __all__ += linalg.__all__
 __all__ += losses.__all__
 __all__ += math.__all__
-__all__ += norm.__all__
+__all__ += norms.__all__
 __all__ += random.__all__
 __all__ += reduction.__all__
+__all__ += resampling.__all__
 __all__ += shaping.__all__
+__all__ += sorting.__all__
+__all__ += trigonometry.__all__
 __all__ += windows.__all__

@@ -10,7 +10,7 @@ from typing import Any
 from tracegrad.dtypes import Shape, TensorType, f32
 from tracegrad.errors import ShapeError
 from tracegrad.ir import Tensor, bind
-from tracegrad.methods import method, op
+from tracegrad.methods import entered, op
 from tracegrad.ops.norm import softmax, softmax_causal
 from tracegrad.prims.composites import composite
 from tracegrad.prims.elementwise import float_type
@@ -21,7 +21,7 @@ from tracegrad.prims.views import slice_
 __all__ = ["attention", "merge_heads", "rope", "split_heads"]
 
 
-@method
+@entered
 def split_heads(x: Any, n_heads: int) -> Tensor:
     """Split the last axis into heads, and put them before the positions.
 
@@ -38,7 +38,7 @@ def split_heads(x: Any, n_heads: int) -> Tensor:
     return x.reshape((*x.shape[:-1], n_heads, x.shape[-1] // n_heads)).swapaxes(-2, -3)
 
 
-@method
+@entered
 def merge_heads(x: Any) -> Tensor:
     """Undo `split_heads`: heads side by side on the last axis.
 

@@ -6,16 +6,17 @@ from collections.abc import Sequence
 from typing import Any
 
 from tracegrad.dtypes import DType, as_dtype, f32
-from tracegrad.errors import ShapeError
+from tracegrad.errors import InputError, ShapeError
 from tracegrad.ir import Tensor
 from tracegrad.methods import Operand, method, op
 from tracegrad.ops.shaping import sizes_of
 from tracegrad.prims.elementwise import cast, where
 from tracegrad.prims.leaves import as_tensor, const, fitting, iota, literal, unboxed
-from tracegrad.prims.views import broadcast_to
+from tracegrad.prims.views import broadcast_to, place, reshape, slice_
 from tracegrad.shapes import integer
+from tracegrad.states import StateTensor
 
-__all__ = ["asarray", "eye", "full", "linspace", "ones", "tril", "zeros"]
+__all__ = ["asarray", "diag", "eye", "full", "linspace", "meshgrid", "ones", "tril", "triu", "zeros"]
 
 
 @op
@@ -26,7 +27,8 @@ def asarray(value: Any, dtype: DType | None = None) -> Tensor:
     Raises DTypeError for values that `dtype` cannot hold, instead of truncating them.
     """
     wanted = None if dtype is None else as_dtype(dtype)
-    if isinstance(value, Tensor):
+    if isinstance(value, (Tensor, StateTensor)):
+        value = as_tensor(value)
         return value if wanted is None else cast(value, wanted)
     return literal(unboxed(value), wanted)
 
@@ -64,11 +66,97 @@ def tril(x: Operand, k: int = 0) -> Tensor:
 
     Any dtype, rank 2 or more. Gradient: the lower triangle of the cotangent. NaN above the diagonal becomes 0.
     """
-    x = as_tensor(x)
-    if x.ndim < 2:
-        raise ShapeError(f"takes a matrix or a batch of them, got {x.type}; a mask is tril(ones((n, n)))")
+    x = _matrices(x, "tril")
     below = iota(x.shape, x.ndim - 1) <= iota(x.shape, x.ndim - 2) + integer(k, "k")
     return where(below, x, False if x.dtype.name == "bool" else 0)
+
+
+def _matrices(x: Operand, name: str) -> Tensor:
+    x = as_tensor(x)
+    if x.ndim < 2:
+        raise ShapeError(f"takes a matrix or a batch of them, got {x.type}; a mask is {name}(ones((n, n)))")
+    return x
+
+
+@method
+def triu(x: Operand, k: int = 0) -> Tensor:
+    """The upper triangle of the last two axes of `x`: elements with column < row + k become 0.
+
+    x:        any dtype, rank 2 or more.
+    Gradient: the upper triangle of the cotangent. NaN below the diagonal becomes 0.
+    Raises:   ShapeError for rank 0 or 1.
+
+    >>> import tracegrad as tg
+    >>> tg.triu(tg.ones((2, 3)), 1)
+    tensor([[0., 1., 1.],
+            [0., 0., 1.]])
+    """
+    x = _matrices(x, "triu")
+    above = iota(x.shape, x.ndim - 1) >= iota(x.shape, x.ndim - 2) + integer(k, "k")
+    return where(above, x, False if x.dtype.name == "bool" else 0)
+
+
+@method
+def diag(x: Operand, k: int = 0) -> Tensor:
+    """The diagonal `k` of a matrix, or a square matrix of zeros with the vector `x` on its diagonal `k`.
+
+    x:        any dtype, rank 1 or 2. k: 0 for the main diagonal, above it positive, below it negative.
+    Returns:  of a matrix [n, m], the elements x[i, i + k]; of a vector [n], a matrix [n + |k|, n + |k|].
+    Gradient: the cotangent at the elements on the diagonal. Both are views: no kernel.
+    Raises:   ShapeError for another rank, and for a `k` outside the matrix.
+
+    As numpy.diag and torch.diag.
+
+    >>> import tracegrad as tg
+    >>> tg.diag(tg.tensor([1.0, 2.0]))
+    tensor([[1., 0.],
+            [0., 2.]])
+    """
+    x, k = as_tensor(x), integer(k, "k")
+    if x.ndim == 1:
+        n = x.size + abs(k)
+        start = k if k >= 0 else -k * n
+        flat = place(x, 0, start, n * n, n + 1) if x.size else full((n * n,), 0, x.dtype)
+        return reshape(flat, (n, n))
+    if x.ndim != 2:
+        raise ShapeError(f"takes a vector or a matrix, got {x.type}")
+    n, m = x.shape
+    length = min(n, m - k) if k >= 0 else min(n + k, m)
+    if length < 0:
+        raise ShapeError(f"diagonal {k} is outside {x.type}; valid are {-n} to {m}")
+    start = k if k >= 0 else -k * m
+    return slice_(reshape(x, (n * m,)), 0, start if length else 0, length, m + 1)
+
+
+@op
+def meshgrid(*xs: Operand, indexing: str = "xy") -> tuple[Tensor, ...]:
+    """Coordinates of a grid: each vector along an axis of its own, repeated along those of the others.
+
+    xs:       vectors of any dtype, of sizes a, b, c, ...
+    indexing: "xy": the first runs along axis 1 and the second along axis 0, results are [b, a, c, ...], as NumPy's
+              default; "ij": in order, [a, b, c, ...], as PyTorch's default.
+    Returns:  one array for each vector. Views: no kernel.
+    Gradient: the sum over what was repeated.
+    Raises:   ShapeError if one is not a vector; InputError for another `indexing`.
+
+    >>> import tracegrad as tg
+    >>> x, y = tg.meshgrid([1.0, 2.0], [5.0, 6.0])
+    >>> x
+    tensor([[1., 2.],
+            [1., 2.]])
+    """
+    if indexing not in ("xy", "ij"):
+        raise InputError(f"indexing must be 'xy' or 'ij', got {indexing!r}")
+    vectors = [as_tensor(x) for x in xs]
+    for x in vectors:
+        if x.ndim != 1:
+            raise ShapeError(f"takes vectors, got {' and '.join([str(x.type) for x in vectors])}")
+    order = list(range(len(vectors)))
+    if indexing == "xy":
+        order[:2] = order[:2][::-1]
+    shape = tuple([vectors[k].size for k in order])
+    lines = [tuple([n if order[d] == k else 1 for d, n in enumerate(shape)]) for k in range(len(vectors))]
+    return tuple([broadcast_to(reshape(x, line), shape) for x, line in zip(vectors, lines)])
 
 
 @op

@@ -1,4 +1,4 @@
-"""Sites in a forward where a call can look at a value, or put another in its place."""
+"""Sites in a forward where a call can look at a value or put another in its place, and writes of states."""
 
 from __future__ import annotations
 
@@ -6,13 +6,14 @@ from typing import Any
 
 from tracegrad import ambient
 from tracegrad.dtypes import TensorType, bool_
-from tracegrad.errors import TraceError, call_site, located
+from tracegrad.errors import DTypeError, ShapeError, TraceError, call_site, located
 from tracegrad.ir import Tensor
-from tracegrad.methods import op
-from tracegrad.prims.elementwise import where
+from tracegrad.methods import method, op
+from tracegrad.prims.elementwise import stop_gradient, where
 from tracegrad.prims.leaves import as_tensor, leaf
 from tracegrad.refusals import shown
 from tracegrad.sites import MASK, VALUE, SiteInfo, patch_leaf
+from tracegrad.states import STATE, StateTensor
 
 __all__ = ["capture", "patch"]
 
@@ -90,3 +91,36 @@ def patch(name: str, x: Any) -> Tensor:
     value = leaf("patch", patch_leaf(name, VALUE), x.type)
     mask = leaf("patch", patch_leaf(name, MASK), TensorType(bool_, x.shape))
     return where(mask, value, x)
+
+
+@method
+def assign(x: Any, value: Any) -> None:
+    """Give a state of the model another value: `m.mean.assign(0.9 * m.mean + 0.1 * batch)`.
+
+    The write lands with the step, together with the parameters. A step that fails undoes it. Reading the state after it
+    in the same trace gives the new value. Of several writes the last one wins. On eager tensors it applies at once.
+
+    x:        a state, made with `self.state` in a module's `__init__`.
+    value:    dtype and shape of the state.
+    Gradient: none, neither to `value` nor through a later read.
+    Raises:   ShapeError or DTypeError for a value of another type; TraceError if `x` is no state, inside of `tg.scan`
+              and `tg.vmap`, and in a forward that was attached without writes=True.
+    """
+    running = ambient.require("assign")
+    if not isinstance(x, StateTensor):
+        got = x.type if isinstance(x, Tensor) else as_tensor(x).type
+        raise TraceError(
+            f"{got} is no state of the model; only a state can be assigned. Make it with self.state(shape) in "
+            "__init__. A model that is an argument of tg.vmap or tg.scan has plain values: close over the model instead"
+        )
+    if running.lanes:
+        inside = "tg.scan" if running.scans else "tg.vmap"
+        raise TraceError(
+            f"the state {x.name!r} is assigned inside of {inside}, where it has no single value; return the value from "
+            "the function, and assign it afterwards"
+        )
+    new = as_tensor(value, x.dtype)
+    if new.type != x.type:
+        kind = DTypeError if new.shape == x.shape else ShapeError
+        raise kind(f"the state {x.name!r} is {x.type}, the value is {new.type}; a write keeps the type")
+    x.now = running.writes[STATE + x.name] = stop_gradient(new)

@@ -2,25 +2,26 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any, cast
 
 from tracegrad import ambient
 from tracegrad.dtypes import DType, TensorType, as_dtype, f32, i32
-from tracegrad.errors import ConstantIndexError, DTypeError, ShapeError
+from tracegrad.errors import ConstantIndexError, DTypeError, InputError, ShapeError
 from tracegrad.ir import Tensor, bind
-from tracegrad.methods import Operand, method, op
+from tracegrad.methods import Operand, entered, method, op
 from tracegrad.prims import elementwise as rows
 from tracegrad.prims import views
 from tracegrad.prims.composites import composite
 from tracegrad.prims.folds import GATHER, SCATTER_ADD
-from tracegrad.prims.leaves import CONST, LITERAL, as_tensor, iota, literal
+from tracegrad.prims.leaves import CONST, LITERAL, as_tensor, const, fitting, iota, literal, unboxed
 from tracegrad.prims.rules import alike
 from tracegrad.shapes import integer, normalize_axis, whole
 
-__all__ = ["arange", "embedding", "one_hot", "scatter_add", "take", "take_along_axis"]
+__all__ = ["arange", "embedding", "one_hot", "scatter_add", "segment_sum", "take", "take_along_axis"]
 
 
-@method
+@entered
 def getitem(x: Operand, key: Any) -> Tensor:
     """`x[key]`: integers, slices with any step, None, Ellipsis, and at most one tensor or array of i32 indices.
 
@@ -124,7 +125,7 @@ def _one_hot_indexes(indices: TensorType, *, n: int, dtype: DType) -> tuple[int,
 ONE_HOT = composite("one_hot", type=_one_hot_type, expand=_one_hot, batch=alike, indexes=_one_hot_indexes)
 
 
-@method
+@entered
 def one_hot(indices: Operand, n: int, dtype: DType = f32) -> Tensor:
     """1 at each index, 0 elsewhere, along a new last axis of size `n`: i32[...] becomes f32[..., n].
 
@@ -135,12 +136,34 @@ def one_hot(indices: Operand, n: int, dtype: DType = f32) -> Tensor:
 
 
 @op
-def arange(n: int, dtype: DType = i32) -> Tensor:
-    """0, 1, ..., n - 1. i32 by default; computed where it is read."""
-    n = integer(n, "n")
-    if n < 0:
-        raise ShapeError(f"n must not be negative, got {n}")
-    return rows.cast(iota((n,), 0), dtype)
+def arange(start: float, stop: float | DType | None = None, step: float = 1, dtype: DType | None = None) -> Tensor:
+    """start, start + step, ... up to `stop`, which is left out; arange(n) is 0, 1, ..., n - 1.
+
+    start, stop, step: numbers; `step` may be negative. An arange(n, dtype) of two arguments is one from 0.
+    dtype:    None: i32 if all three are integers, else f32.
+    Returns:  [ceil((stop - start) / step)], computed where it is read; fractions in double precision, then rounded.
+    Raises:   ShapeError for a negative n; InputError for a step of 0 and for numbers that are not finite.
+
+    >>> import tracegrad as tg
+    >>> tg.arange(2, 8, 3)
+    tensor([2, 5], dtype=i32)
+    """
+    if isinstance(stop, (DType, str)):
+        stop, dtype = None, as_dtype(stop)
+    if stop is None and step == 1:
+        n = integer(start, "n")
+        if n < 0:
+            raise ShapeError(f"n must not be negative, got {n}; arange(start, stop) may begin below 0")
+        return rows.cast(iota((n,), 0), i32 if dtype is None else dtype)
+    begin, end, by = (unboxed(v) for v in ((0, start, step) if stop is None else (start, stop, step)))
+    if not all(isinstance(v, (int, float)) and math.isfinite(v) for v in (begin, end, by)) or by == 0:
+        raise InputError(f"start, stop and step must be finite numbers, and step not 0; got {begin!r}, {end!r}, {by!r}")
+    n = max(math.ceil((end - begin) / by), 0)
+    if all(isinstance(v, int) for v in (begin, end, by)):
+        for v in (begin, begin + by * max(n - 1, 0)):
+            fitting(v, i32)
+        return rows.cast(iota((n,), 0) * by + begin, i32 if dtype is None else dtype)
+    return rows.cast(literal([begin + by * k for k in range(n)], f32), f32 if dtype is None else dtype)
 
 
 def _pick(x: Tensor, indices: Tensor, axis: int) -> Tensor:
@@ -237,3 +260,30 @@ def scatter_add(x: Operand, indices: Operand, updates: Operand, axis: int = 0) -
         raise ShapeError(f"indices are {at.type}; they do not broadcast to the updates, {updates.type}")
     added = bind(SCATTER_ADD, updates, views.broadcast_to(at, updates.shape), axis=axis, length=x.shape[axis])
     return x + added
+
+
+@op
+def segment_sum(x: Operand, segments: Operand, n: int) -> Tensor:
+    """Sum the slices of `x` along axis 0 that belong to the same segment.
+
+    out[s] = sum of x[k] over the k with segments[k] = s, in the order of k; 0 for a segment without any
+
+    x:        f32 or i32, rank 1 or more.
+    segments: i32 of rank 1, one segment for each slice, in any order; those of an input are checked against [0, n).
+    n:        how many segments there are.
+    Returns:  the dtype of `x`, [n, *x.shape[1:]].
+    Gradient: to each slice the cotangent of its segment; none to `segments`.
+    Raises:   ShapeError if `segments` are not one for each slice; DTypeError if they are not i32.
+
+    As jax.ops.segment_sum, and torch's zeros(n).index_add(0, segments, x).
+
+    >>> import tracegrad as tg
+    >>> tg.segment_sum(tg.tensor([1.0, 2.0, 4.0]), [0, 1, 0], 2)
+    tensor([5., 2.])
+    """
+    x, n = as_tensor(x), integer(n, "n")
+    at = indices_for(segments, n)
+    if not x.ndim or at.shape != x.shape[:1]:
+        raise ShapeError(f"segments must be one for each slice of x along axis 0: x is {x.type}, segments {at.type}")
+    zeros = views.broadcast_to(const(0, x.dtype), (n, *x.shape[1:]))
+    return scatter_add(zeros, at, x)

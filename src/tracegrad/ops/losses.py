@@ -8,7 +8,7 @@ from typing import Any
 from tracegrad.dtypes import TensorType, f32, i32
 from tracegrad.errors import DTypeError, InputError, RangeError, ShapeError, call_site
 from tracegrad.ir import Tensor, bind
-from tracegrad.methods import method
+from tracegrad.methods import entered
 from tracegrad.ops.activation import sigmoid
 from tracegrad.ops.indexing import constant_integers
 from tracegrad.ops.norm import peak, softmax
@@ -22,15 +22,15 @@ __all__ = ["binary_cross_entropy_with_logits", "cross_entropy", "mse_loss", "nll
 REDUCTIONS = ("mean", "sum", "none")
 
 
-def _reduce(values: Tensor, reduction: str, count: Tensor | None = None) -> Tensor:
-    """`values` by `reduction`; a mean is over `count` of them, if given."""
+def reduced(values: Tensor, reduction: str, count: Tensor | None = None, more: tuple[str, ...] = ()) -> Tensor:
+    """`values` by `reduction`; a mean is over `count` of them, if given. more: others that the caller knows."""
     if reduction == "none":
         return values
     if reduction == "sum":
         return values.sum()
     if reduction == "mean":
         return values.mean() if count is None else values.sum() / count
-    allowed = ", ".join(map(repr, REDUCTIONS))
+    allowed = ", ".join(map(repr, REDUCTIONS + more))
     raise InputError(f"reduction must be one of {allowed}, got {reduction!r}")
 
 
@@ -141,7 +141,7 @@ def _classes(targets: Any, x: Tensor, ignore: int | None) -> Tensor:
     return t
 
 
-@method
+@entered
 def cross_entropy(
     logits: Any, targets: Any, reduction: str = "mean", label_smoothing: float = 0.0, ignore_index: int | None = None
 ) -> Tensor:
@@ -166,10 +166,10 @@ def cross_entropy(
     _warn_of(x, "softmax", "cross_entropy takes raw logits and computes their softmax itself: leave softmax out")
     t = _classes(targets, x, ignore_index)
     values = bind(CROSS_ENTROPY, x, t, smoothing=float(label_smoothing), ignore=ignore_index)
-    return _reduce(values, reduction, _counted(t, ignore_index))
+    return reduced(values, reduction, _counted(t, ignore_index))
 
 
-@method
+@entered
 def nll_loss(log_probs: Any, targets: Any, reduction: str = "mean", ignore_index: int | None = None) -> Tensor:
     """Negative log-likelihood of the target classes, given log-probabilities.
 
@@ -189,11 +189,11 @@ def nll_loss(log_probs: Any, targets: Any, reduction: str = "mean", ignore_index
     _warn_of(x, "softmax", "nll_loss takes log-probabilities: write log_softmax instead of softmax")
     t = _classes(targets, x, ignore_index)
     values = bind(NLL, x, t, ignore=ignore_index)
-    return _reduce(values, reduction, _counted(t, ignore_index))
+    return reduced(values, reduction, _counted(t, ignore_index))
 
 
 # losses of equal shapes
-def _pair(prediction: Any, target: Any) -> tuple[Tensor, Tensor]:
+def pair(prediction: Any, target: Any) -> tuple[Tensor, Tensor]:
     """Both as tensors of one shape; [N,1] against [N] would broadcast to a wrong loss, so it is refused."""
     x = as_tensor(prediction)
     t = as_tensor(target, x.dtype if isinstance(target, (bool, int, float)) else None)
@@ -202,7 +202,7 @@ def _pair(prediction: Any, target: Any) -> tuple[Tensor, Tensor]:
     return x, t.broadcast_to(x.shape)
 
 
-@method
+@entered
 def mse_loss(prediction: Any, target: Any, reduction: str = "mean") -> Tensor:
     """Squared difference of two tensors of one shape.
 
@@ -216,8 +216,8 @@ def mse_loss(prediction: Any, target: Any, reduction: str = "mean") -> Tensor:
 
     As torch.nn.functional.mse_loss, which broadcasts with a warning where this raises.
     """
-    x, t = _pair(prediction, target)
-    return _reduce(square(x - t), reduction)
+    x, t = pair(prediction, target)
+    return reduced(square(x - t), reduction)
 
 
 def _bce(x: Tensor, t: Tensor) -> Tensor:
@@ -235,7 +235,7 @@ BCE = composite(
 )
 
 
-@method
+@entered
 def binary_cross_entropy_with_logits(logits: Any, targets: Any, reduction: str = "mean") -> Tensor:
     """Cross entropy of independent yes-or-no targets under sigmoid(logits), finite for every finite logit.
 
@@ -250,7 +250,7 @@ def binary_cross_entropy_with_logits(logits: Any, targets: Any, reduction: str =
 
     As torch.nn.functional.binary_cross_entropy_with_logits.
     """
-    x, t = _pair(logits, targets)
+    x, t = pair(logits, targets)
     _warn_of(x, "sigmoid", "binary_cross_entropy_with_logits takes raw logits: leave sigmoid out, it computes its own")
     values = bind(BCE, x, t)
-    return _reduce(values, reduction)
+    return reduced(values, reduction)

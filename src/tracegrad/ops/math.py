@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from tracegrad.errors import DTypeError, InputError
 from tracegrad.ir import Tensor
-from tracegrad.methods import Operand, method, op
+from tracegrad.methods import Operand, entered, method, op
 from tracegrad.prims import elementwise as rows
-from tracegrad.prims.elementwise import div, less, less_equal, sqrt, square, where
+from tracegrad.prims.elementwise import div, isnan, less, less_equal, logical_not, nonfinite, sqrt, square, where
 from tracegrad.prims.leaves import as_tensor, unboxed
 
-__all__ = ["clamp", "clip", "greater", "greater_equal", "pow", "reciprocal"]
+__all__ = ["clamp", "clip", "greater", "greater_equal", "isfinite", "isinf", "nan_to_num", "pow", "reciprocal"]
 
 
 def _comparable(a: Operand, b: Operand) -> tuple[Tensor, Tensor]:
@@ -19,7 +19,7 @@ def _comparable(a: Operand, b: Operand) -> tuple[Tensor, Tensor]:
     return x, y
 
 
-@method
+@entered
 def greater(a: Operand, b: Operand) -> Tensor:
     """Whether `a > b`, element by element.
 
@@ -30,7 +30,7 @@ def greater(a: Operand, b: Operand) -> Tensor:
     return less(b, a)
 
 
-@method
+@entered
 def greater_equal(a: Operand, b: Operand) -> Tensor:
     """Whether `a >= b`, element by element.
 
@@ -111,3 +111,44 @@ def clip(x: Operand, lo: Operand | None = None, hi: Operand | None = None) -> Te
 def clamp(x: Operand, lo: Operand | None = None, hi: Operand | None = None) -> Tensor:
     """The same as `clip`."""
     return clip(x, lo, hi)
+
+
+@method
+def isfinite(x: Operand) -> Tensor:
+    """Whether an element is neither infinite nor NaN.
+
+    x: f32, any shape. Returns bool. No gradient. Raises DTypeError if `x` is not f32: integers are always finite.
+    """
+    return logical_not(nonfinite(x))
+
+
+@method
+def isinf(x: Operand) -> Tensor:
+    """Whether an element is infinite, of either sign.
+
+    x: f32, any shape. Returns bool. No gradient. Raises DTypeError if `x` is not f32: integers are always finite.
+    """
+    return nonfinite(x) & logical_not(isnan(x))
+
+
+LARGEST = (2.0 - 2.0**-23) * 2.0**127  # f32
+
+
+@method
+def nan_to_num(x: Operand, nan: float = 0.0, posinf: float | None = None, neginf: float | None = None) -> Tensor:
+    """`x` with numbers in the places of NaN and infinities.
+
+    x:              f32, any shape.
+    nan:            what stands for NaN.
+    posinf, neginf: what stands for the infinities; None: the largest and the least f32.
+    Gradient:       1 where `x` is finite, else 0. Raises DTypeError if `x` is not f32.
+
+    As torch.nan_to_num.
+
+    >>> import tracegrad as tg
+    >>> tg.nan_to_num(tg.tensor([1.0, float("nan"), float("inf")]), posinf=9.0)
+    tensor([1., 0., 9.])
+    """
+    x = as_tensor(x)
+    infinite = where(x > 0.0, LARGEST if posinf is None else posinf, -LARGEST if neginf is None else neginf)
+    return where(nonfinite(x), where(isnan(x), nan, infinite), x)

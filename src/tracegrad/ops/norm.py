@@ -11,7 +11,7 @@ from typing import Any
 from tracegrad.dtypes import TensorType
 from tracegrad.errors import ShapeError
 from tracegrad.ir import Tensor, bind
-from tracegrad.methods import method
+from tracegrad.methods import entered, method
 from tracegrad.prims.composites import composite
 from tracegrad.prims.elementwise import exp, float_type, log, rsqrt, square, where
 from tracegrad.prims.folds import PEAK
@@ -160,7 +160,7 @@ SOFTMAX_CAUSAL = composite(
 )
 
 
-@method
+@entered
 def softmax_causal(x: Any) -> Tensor:
     """Softmax of row q over its columns k <= q; exact zeros above the diagonal.
 
@@ -174,7 +174,7 @@ def softmax_causal(x: Any) -> Tensor:
     return bind(SOFTMAX_CAUSAL, as_tensor(x))
 
 
-@method
+@entered
 def where_causal(x: Any, fill: float) -> Tensor:
     """`x` with `fill` above the diagonal of its last two axes, where k > q.
 
@@ -252,7 +252,7 @@ def _ranked(x: Any, least: int) -> Tensor:
     return x
 
 
-@method
+@entered
 def layer_norm(x: Any, g: Any = None, b: Any = None, eps: float = 1e-5) -> Tensor:
     """Normalise each row of the last axis to mean 0 and variance 1, then scale and shift.
 
@@ -271,7 +271,7 @@ def layer_norm(x: Any, g: Any = None, b: Any = None, eps: float = 1e-5) -> Tenso
     return _scaled(bind(NORMALIZE, x, axes=(x.ndim - 1,), eps=float(eps)), g, b)
 
 
-@method
+@entered
 def rms_norm(x: Any, g: Any = None, eps: float = 1e-6) -> Tensor:
     """Divide each row of the last axis by its root mean square, then scale.
 
@@ -290,7 +290,7 @@ def rms_norm(x: Any, g: Any = None, eps: float = 1e-6) -> Tensor:
     return _scaled(bind(RMS_NORMALIZE, x, eps=float(eps)), g, None)
 
 
-@method
+@entered
 def batch_norm(x: Any, g: Any = None, b: Any = None, eps: float = 1e-5, *, mean: Any = None, var: Any = None) -> Tensor:
     """Normalise each channel (axis 1) over the batch and all other axes, then scale and shift.
 

@@ -10,31 +10,47 @@ from __future__ import annotations
 
 import math
 import numbers
+import struct
 from collections.abc import Sequence
 from typing import Any
 
 from tracegrad import ambient
-from tracegrad.dtypes import DType, Shape, TensorType, bool_, f32, i32, u32
-from tracegrad.errors import InputError
+from tracegrad.dtypes import DType, Shape, TensorType, bool_, f32, i32, nearest_f32, u32
+from tracegrad.errors import InputError, ShapeError
 from tracegrad.ir import Tensor, bind
-from tracegrad.methods import method, op
+from tracegrad.methods import entered, op
+from tracegrad.ops.norm import softmax
 from tracegrad.ops.reduction import argmax
 from tracegrad.ops.shaping import sizes_of
 from tracegrad.prims.composites import composite
-from tracegrad.prims.elementwise import bit_xor, cast, cos, float_type, floor, log, log1p, shift_right, sqrt, where
+from tracegrad.prims.elementwise import (
+    bit_xor,
+    cast,
+    cos,
+    float_type,
+    floor,
+    log,
+    log1p,
+    minimum,
+    shift_right,
+    sqrt,
+    stop_gradient,
+    where,
+)
 from tracegrad.prims.leaves import as_tensor, const, counter, iota
 from tracegrad.prims.rules import alike, multilinear
 from tracegrad.prims.views import reshape
 from tracegrad.refusals import shown
-from tracegrad.shapes import normalize_axis
+from tracegrad.shapes import integer, normalize_axis, show
 
-__all__ = ["bernoulli", "categorical", "dropout", "randn", "uniform"]
+__all__ = ["bernoulli", "categorical", "dropout", "gumbel_softmax", "normal", "randint", "randn", "uniform"]
 
 PCG_MULTIPLIER, PCG_INCREMENT, PCG_OUTPUT = 747796405, 2891336453, 277803737  # O'Neill, 2014
 # f32 holds 24 bits: more would round up to 1
 UNIFORM_BITS = 24
 # One bit less leaves room for the half that keeps 0 and 1 out
 OPEN_BITS = 23
+HUGE = (2.0 - 2.0**-23) * 2.0**127  # the largest f32
 
 
 def _pcg(v: Tensor) -> Tensor:
@@ -97,15 +113,32 @@ def _probability(p: Any) -> float:
 
 
 @op
-def uniform(shape: int | Sequence[int]) -> Tensor:
-    """Uniform numbers in [0, 1): 24 random bits times 2^-24.
+def uniform(shape: int | Sequence[int], low: float = 0.0, high: float = 1.0) -> Tensor:
+    """Uniform numbers in [low, high): 24 random bits times 2^-24, scaled.
 
-    shape:    an integer or integers.
-    Returns:  f32 of that shape; new numbers every step, the same for the same seed.
-    Gradient: none.
-    Raises:   ShapeError for a negative size.
+    out = low + (high - low) u, and the largest f32 below `high` where that rounds to `high`
+
+    shape:     an integer or integers.
+    low, high: finite Python numbers, low < high.
+    Returns:   f32 of that shape; new numbers every step, the same for the same seed.
+    Gradient:  none.
+    Raises:    ShapeError for a negative size; InputError unless low < high.
     """
-    return _closed(_bits(sizes_of(shape), _key("uniform")))
+    dims = sizes_of(shape)
+    if not -HUGE <= low < high <= HUGE or high - low > HUGE:
+        raise InputError(f"low = {low!r} must be less than high = {high!r}, both and their difference finite f32")
+    u = _closed(_bits(dims, _key("uniform")))
+    if (low, high) == (0.0, 1.0):
+        return u
+    return minimum(u * (high - low) + low, max(_below(high), nearest_f32(low)))
+
+
+def _below(x: float) -> float:
+    """The largest f32 less than the one nearest to `x`."""
+    (bits,) = struct.unpack("<i", struct.pack("<f", x))
+    if bits == 0:
+        return -(2.0**-149)
+    return struct.unpack("<f", struct.pack("<i", bits - 1 if bits > 0 else bits + 1))[0]
 
 
 @op
@@ -119,10 +152,58 @@ def randn(shape: int | Sequence[int]) -> Tensor:
     Gradient: none.
     Raises:   ShapeError for a negative size.
     """
-    dims, key = sizes_of(shape), _key("randn")
+    return _normal(sizes_of(shape), _key("randn"))
+
+
+def _normal(dims: Shape, key: Tensor) -> Tensor:
     u, v = (_closed(_bits(dims, key, 2, k)) for k in range(2))
     # cos(2 pi v) = -cos(2 pi v - pi): WGSL promises its precision only within [-pi, pi]
     return -sqrt(log1p(-u) * -2.0) * cos(v * math.tau - math.pi)
+
+
+@op
+def normal(shape: int | Sequence[int], mean: Any = 0.0, std: Any = 1.0) -> Tensor:
+    """Normal numbers of given mean and deviation: mean + std * randn(shape).
+
+    shape:     an integer or integers.
+    mean, std: numbers, or f32 tensors that broadcast to `shape`.
+    Returns:   f32 of that shape; new numbers every step, the same for the same seed.
+    Gradient:  to `mean` and `std`, as of the sum: the reparameterization of Kingma & Welling (2014).
+    Raises:    ShapeError for a negative size, and if a tensor does not broadcast to `shape`.
+    """
+    dims = sizes_of(shape)
+    y = _normal(dims, _key("normal")) * std + mean
+    if y.shape != dims:
+        raise ShapeError(f"mean and std must broadcast to {show(dims)}; together they are {y.type}")
+    return y
+
+
+@op
+def randint(shape: int | Sequence[int], low: int, high: int | None = None) -> Tensor:
+    """Uniform integers in [low, high), or in [0, low) where `high` is left out.
+
+    out = low + floor(b (high - low) / 2^32), with 32 random bits b: each probability is right to 2^-32
+
+    shape:     an integer or integers.
+    low, high: integers of i32, low < high.
+    Returns:   i32 of that shape; new numbers every step, the same for the same seed.
+    Gradient:  none.
+    Raises:    ShapeError for a negative size; InputError unless low < high, at most 2^31 - 1 apart.
+    """
+    dims = sizes_of(shape)
+    low, high = (0, integer(low, "high")) if high is None else (integer(low, "low"), integer(high, "high"))
+    if not -(2**31) <= low < high <= 2**31 or high - low >= 2**31:
+        raise InputError(f"low = {low} must be less than high = {high}, by less than 2^31, both i32")
+    return cast(_scaled(_bits(dims, _key("randint")), high - low), i32) + low
+
+
+def _scaled(bits: Tensor, n: int) -> Tensor:
+    """floor(bits * n / 2^32) in u32, by halves of 16 bits."""
+    upper, lower = shift_right(bits, 16), bits - shift_right(bits, 16) * 65536
+    high, low = n >> 16, n & 0xFFFF
+    t = upper * low + shift_right(lower * low, 16)
+    rest = t - shift_right(t, 16) * 65536
+    return upper * high + shift_right(t, 16) + shift_right(lower * high + rest, 16)
 
 
 @op
@@ -153,9 +234,36 @@ def categorical(logits: Any, axis: int = -1) -> Tensor:
     """
     x = as_tensor(logits)
     normalize_axis(axis, x.ndim)
-    # -log(u) as -log1p(-w), w = 1 - u: log near 1 is too coarse on some drivers and would give log(0)
-    exponential = -log1p(-_open(_bits(x.shape, _key("categorical"))))
-    return argmax(x - log(exponential), axis=axis)
+    return argmax(x + _gumbel(x.shape, _key("categorical")), axis=axis)
+
+
+def _gumbel(shape: Shape, key: Tensor) -> Tensor:
+    """-log(-log(u)): -log(u) as -log1p(-w), w = 1 - u, because log near 1 is too coarse on some drivers."""
+    return -log(-log1p(-_open(_bits(shape, key))))
+
+
+@op
+def gumbel_softmax(logits: Any, tau: float = 1.0, hard: bool = False, axis: int = -1) -> Tensor:
+    """A sample of classes that gradients pass through: softmax((logits + g) / tau), g as in `categorical`.
+
+    logits:   f32, raw, classes along `axis`.
+    tau:      the temperature, a positive number: the smaller, the nearer to one class.
+    hard:     give 1 for the class drawn and 0 for the others, with the gradient of the soft sample.
+    Returns:  f32, shape of `logits`; new numbers every step, the same for the same seed.
+    Gradient: that of the softmax.
+    Raises:   InputError unless tau > 0; ShapeError if `axis` is out of range; DTypeError if `logits` is not f32.
+
+    As torch.nn.functional.gumbel_softmax (Jang, Gu & Poole 2017).
+    """
+    if not tau > 0:
+        raise InputError(f"tau must be a positive number, got {shown(tau)}")
+    x = as_tensor(logits)
+    d = normalize_axis(axis, x.ndim)
+    soft = softmax((x + _gumbel(x.shape, _key("gumbel_softmax"))) / tau, axis)
+    if not hard:
+        return soft
+    drawn = iota(soft.shape, d) == argmax(soft, axis=d, keepdims=True)
+    return cast(drawn, f32) + (soft - stop_gradient(soft))
 
 
 def _dropped(x: Tensor, key: Tensor, *, rate: float) -> Tensor:
@@ -175,7 +283,7 @@ def _dropped_vjp(ct: Tensor, y: Tensor, x: Tensor, key: Tensor, *, rate: float) 
 DROPOUT = composite("dropout", type=_dropout_type, expand=_dropped, vjp=_dropped_vjp, jvp=multilinear, batch=alike)
 
 
-@method
+@entered
 def dropout(x: Any, p: float, training: bool = True) -> Tensor:
     """`x` with each element zeroed with probability `p` and the others scaled by 1/(1 - p).
 

@@ -7,19 +7,32 @@ import math
 from collections.abc import Sequence
 
 from tracegrad.dtypes import TensorType, f32, i32
-from tracegrad.errors import ShapeError
+from tracegrad.errors import InputError, ShapeError
 from tracegrad.ir import Primitive, Tensor, bind
-from tracegrad.methods import Operand, method
+from tracegrad.methods import METHODS, Operand, method
 from tracegrad.prims import views
 from tracegrad.prims.composites import composite
-from tracegrad.prims.elementwise import cast, exp, float_type, isnan, log, logical_not, nonfinite, square, where
+from tracegrad.prims.elementwise import (
+    abs,
+    cast,
+    exp,
+    float_type,
+    isnan,
+    log,
+    logical_not,
+    nonfinite,
+    pow,
+    sqrt,
+    square,
+    where,
+)
 from tracegrad.prims.folds import MAX, MIN, PROD, SUM
 from tracegrad.prims.leaves import as_tensor, iota
 from tracegrad.prims.rules import Tangents, multilinear, shifted
 from tracegrad.shapes import Axes, normalize_axes, normalize_axis, reduced_shape
 
-__all__ = ["all", "any", "argmax", "argmin", "cumsum", "logsumexp", "max", "mean", "min", "prod", "sum", "var",
-           "variance"]  # fmt: skip
+__all__ = ["all", "any", "argmax", "argmin", "cumprod", "cumsum", "logsumexp", "max", "mean", "min", "norm", "prod",
+           "std", "sum", "var", "variance"]  # fmt: skip
 
 
 def count(x: Tensor, axes: Sequence[int]) -> int:
@@ -118,6 +131,65 @@ def var(x: Operand, axis: Axes = None, keepdims: bool = False, ddof: int = 0) ->
 def variance(x: Operand, axis: Axes = None, keepdims: bool = False, correction: int = 1) -> Tensor:
     """Sample variance over `axis` (None: over all): `var` with `ddof=correction`."""
     return var(x, axis, keepdims, correction)
+
+
+def _root(x: Tensor) -> Tensor:
+    """The square root, with a derivative of 0 at 0, where it has none."""
+    zero = x == 0.0
+    return where(zero, 0.0, sqrt(where(zero, 1.0, x)))
+
+
+@method
+def std(x: Operand, axis: Axes = None, keepdims: bool = False, ddof: int = 0) -> Tensor:
+    """Standard deviation over `axis` (None: over all): the root of `var`.
+
+    sqrt(sum((x - mean(x))^2) / (n - ddof))
+
+    x:        f32, other dtypes are cast. ddof: 0 for the population, 1 for a sample (PyTorch's default is 1).
+    Gradient: (x - mean(x)) / (std (n - ddof)), and 0 where all elements are equal, as PyTorch.
+    Raises:   ShapeError if `axis` is out of range.
+
+    >>> import tracegrad as tg
+    >>> tg.std(tg.tensor([1.0, 3.0]))
+    tensor(1.)
+    """
+    return _root(var(x, axis, keepdims, ddof))
+
+
+@method
+def norm(x: Operand, axis: Axes = None, keepdims: bool = False, ord: float = 2) -> Tensor:
+    """Length of the vectors along `axis` (None: of all elements as one vector).
+
+    sum(|x|^ord)^(1 / ord); the largest |x| for ord=inf, the least for -inf, how many are not 0 for 0
+
+    x:        f32. axis: several axes are flattened into one; there is no norm of matrices but Frobenius's, ord=2.
+    ord:      a number >= 0, inf or -inf.
+    Gradient: x / norm for ord=2, and 0 at a vector of zeros, as PyTorch; ties of inf share it evenly.
+    Raises:   InputError for another `ord`; DTypeError if `x` is not f32.
+
+    As torch.linalg.vector_norm. Squares beyond 1e38 overflow, as there.
+
+    >>> import tracegrad as tg
+    >>> tg.norm(tg.tensor([[3.0, 4.0], [0.0, 0.0]]), axis=1)
+    tensor([5., 0.])
+    """
+    x = as_tensor(x)
+    float_type(x.type)
+    if ord == 2:
+        return _root(sum(square(x), axis, keepdims))
+    size = abs(x)
+    if ord in (math.inf, -math.inf):
+        return (max if ord > 0 else min)(size, axis, keepdims)
+    if not ord >= 0:
+        raise InputError(f"ord must be a number >= 0, inf or -inf, got {ord!r}")
+    if ord == 0:
+        return sum(cast(x != 0.0, f32), axis, keepdims)
+    if ord == 1:
+        return sum(size, axis, keepdims)
+    zero = size == 0.0  # powers of 0 have no derivative for exponents below 1
+    total = sum(where(zero, 0.0, pow(where(zero, 1.0, size), float(ord))), axis, keepdims)
+    none = total == 0.0
+    return where(none, 0.0, pow(where(none, 1.0, total), 1.0 / ord))
 
 
 def _extremum(p: Primitive, x: Operand, axis: Axes, keepdims: bool) -> Tensor:
@@ -248,22 +320,33 @@ def logsumexp(x: Operand, axis: Axes = None, keepdims: bool = False) -> Tensor:
 SCAN_BLOCK = 32  # elements summed directly; longer axes take one more level for each factor of 32
 
 
-def _scan(x: Tensor, reverse: bool) -> Tensor:
-    """Running sums along the last axis: within blocks, plus the running sums of the blocks before."""
+def _scan(x: Tensor, reverse: bool, fold: Primitive = SUM) -> Tensor:
+    """Running sums or products along the last axis: within blocks, joined with those of the blocks before."""
     *batch, n = x.shape
+    neutral, last = int(fold.identity or 0), len(batch)
     if n <= SCAN_BLOCK:
         square_shape = (*batch, n, n)
-        i, j = iota(square_shape, len(batch)), iota(square_shape, len(batch) + 1)
+        i, j = iota(square_shape, last), iota(square_shape, last + 1)
         terms = views.broadcast_to(views.reshape(x, (*batch, 1, n)), square_shape)
-        return sum(where(j >= i if reverse else j <= i, terms, 0), -1)
+        return _fold(fold, where(j >= i if reverse else j <= i, terms, neutral), (last + 1,), keepdims=False)
     blocks = -(-n // SCAN_BLOCK)
-    padded = views.place(x, len(batch), 0, blocks * SCAN_BLOCK)
-    inner = _scan(views.reshape(padded, (*batch, blocks, SCAN_BLOCK)), reverse)
-    totals = _scan(inner[..., 0 if reverse else -1], reverse)
-    others = views.slice_(totals, len(batch), 1 if reverse else 0, blocks - 1)
-    carry = views.place(others, len(batch), 0 if reverse else 1, blocks)
-    carried = inner + views.broadcast_to(views.reshape(carry, (*batch, blocks, 1)), inner.shape)
-    return views.slice_(views.reshape(carried, padded.shape), len(batch), 0, n)
+    padded = _placed(x, 0, blocks * SCAN_BLOCK, neutral)
+    inner = _scan(views.reshape(padded, (*batch, blocks, SCAN_BLOCK)), reverse, fold)
+    totals = _scan(inner[..., 0 if reverse else -1], reverse, fold)
+    others = views.slice_(totals, last, 1 if reverse else 0, blocks - 1)
+    carry = views.reshape(_placed(others, 0 if reverse else 1, blocks, neutral), (*batch, blocks, 1))
+    carried = METHODS[fold.combine](inner, views.broadcast_to(carry, inner.shape))
+    return views.slice_(views.reshape(carried, padded.shape), last, 0, n)
+
+
+def _placed(x: Tensor, start: int, n: int, neutral: int) -> Tensor:
+    """`x` at `start` of a last axis of size `n`, `neutral` elsewhere."""
+    last, end = x.ndim - 1, start + x.shape[-1]
+    placed = views.place(x, last, start, n)
+    if not neutral or placed is x:
+        return placed
+    at = iota(placed.shape, last)
+    return where((at >= start) & (at < end), placed, neutral)
 
 
 def _cumsum_type(x: TensorType, *, axis: int, reverse: bool) -> TensorType:
@@ -292,3 +375,22 @@ def cumsum(x: Operand, axis: int | None = None) -> Tensor:
         x, axis = views.reshape(x, (x.size,)), 0
     axis = normalize_axis(axis, x.ndim)
     return x if x.shape[axis] <= 1 else bind(CUMSUM, x, axis=axis, reverse=False)
+
+
+@method
+def cumprod(x: Operand, axis: int | None = None) -> Tensor:
+    """Running products along `axis` (None: of the flattened `x`): out[k] = x[0] * ... * x[k].
+
+    x:        f32, i32, u32; bool is counted as i32.
+    Gradient: right beside zeros as well: nothing is divided by `x`.
+    Raises:   ShapeError if `axis` is out of range.
+
+    >>> import tracegrad as tg
+    >>> tg.cumprod(tg.tensor([1.0, 2.0, 0.0, 4.0]))
+    tensor([1., 2., 0., 0.])
+    """
+    x = _number(x)
+    if axis is None:
+        x, axis = views.reshape(x, (x.size,)), 0
+    axis = normalize_axis(axis, x.ndim)
+    return x if x.shape[axis] <= 1 else _scan(x.swapaxes(axis, -1), reverse=False, fold=PROD).swapaxes(axis, -1)

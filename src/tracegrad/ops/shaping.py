@@ -29,6 +29,7 @@ __all__ = [
     "permute",
     "repeat",
     "reshape",
+    "roll",
     "split",
     "squeeze",
     "stack",
@@ -313,3 +314,40 @@ def pad(x: Operand, widths: int | Sequence[Any], value: float = 0) -> Tensor:
         n = before + x.shape[axis] + after
         padded, inside = views.place(padded, axis, before, n), views.place(inside, axis, before, n)
     return padded if value == 0 or padded is x else where(inside, padded, value)
+
+
+@method
+def roll(x: Operand, shift: int | Sequence[int], axis: Axes = None) -> Tensor:
+    """`x` moved along `axis` by `shift` places; what leaves at one end comes in at the other.
+
+    out[..., k, ...] = x[..., (k - shift) mod n, ...]
+
+    x:        any dtype. shift: an integer for all axes, or one for each.
+    axis:     None: the elements in row-major order, under the shape of `x`.
+    Gradient: the cotangent, moved back. Raises ShapeError if there is not one shift for each axis.
+
+    As numpy.roll and torch.roll.
+
+    >>> import tracegrad as tg
+    >>> tg.roll(tg.tensor([1.0, 2.0, 3.0]), 1)
+    tensor([3., 1., 2.])
+    """
+    x = as_tensor(x)
+    if axis is None:
+        return views.reshape(_rolled(views.reshape(x, (x.size,)), integer(shift, "shift"), 0), x.shape)
+    axes, count = normalize_axes(axis, x.ndim), whole(shift)
+    shifts = (count,) * len(axes) if count is not None else integers(shift, "shift")
+    if len(shifts) != len(axes):
+        raise ShapeError(f"{len(shifts)} shifts for {len(axes)} axes of {x.type}; give one for each, or one for all")
+    for k, d in zip(shifts, axes):
+        x = _rolled(x, k, d)
+    return x
+
+
+def _rolled(x: Tensor, shift: int, axis: int) -> Tensor:
+    n = x.shape[axis]
+    at = n and shift % n
+    if not at:
+        return x
+    ends = views.slice_(x, axis, n - at, at), views.slice_(x, axis, 0, n - at)
+    return bind(CONCAT, *ends, axis=axis)

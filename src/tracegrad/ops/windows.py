@@ -106,6 +106,18 @@ OVERLAP_ADD = composite(
 )
 
 
+def windows_of(x: Any, kernel: tuple[int, int], stride: IntOrPair, padding: IntOrPair, dilation: IntOrPair) -> Tensor:
+    """[B, C, oh, ow, kh, kw]: every window of an image."""
+    return bind(
+        WINDOWS,
+        as_tensor(x),
+        kernel=kernel,
+        stride=int_pair("stride", stride, 1),
+        padding=int_pair("padding", padding, 0),
+        dilation=int_pair("dilation", dilation, 1),
+    )
+
+
 @op
 def im2col(x: Any, kernel: IntOrPair, stride: IntOrPair = 1, padding: IntOrPair = 0) -> Tensor:
     """Each window of an image as one row, zeros outside the image.
@@ -117,14 +129,7 @@ def im2col(x: Any, kernel: IntOrPair, stride: IntOrPair = 1, padding: IntOrPair 
 
     As torch.nn.functional.unfold with the last two axes exchanged.
     """
-    windows = bind(
-        WINDOWS,
-        as_tensor(x),
-        kernel=int_pair("kernel", kernel, 1),
-        stride=int_pair("stride", stride, 1),
-        padding=int_pair("padding", padding, 0),
-        dilation=(1, 1),
-    )
+    windows = windows_of(x, int_pair("kernel", kernel, 1), stride, padding, 1)
     b, c, oh, ow, kh, kw = windows.shape
     return reshape(permute(windows, (0, 2, 3, 1, 4, 5)), (b, oh * ow, c * kh * kw))
 

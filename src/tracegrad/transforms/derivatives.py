@@ -22,6 +22,7 @@ from tracegrad.methods import op
 from tracegrad.prims.elementwise import VARIABLE
 from tracegrad.prims.leaves import as_tensor, const, iota, placeholder
 from tracegrad.prims.views import permute, reshape
+from tracegrad.states import StateTensor
 from tracegrad.transforms.forwards import batches, repeated, tangents
 from tracegrad.transforms.grad import cotangents
 from tracegrad.transforms.trees import tree_leaves, tree_map
@@ -213,7 +214,9 @@ def _variables(primals: Sequence[Any], who: str) -> tuple[tuple[Any, ...], list[
     wrt: list[Tensor] = []
 
     @op
-    def argument(x: Any) -> Tensor:
+    def argument(x: Any) -> Any:
+        if isinstance(x, StateTensor):  # a constant, that `fn` may still assign
+            return x
         t = as_tensor(x)
         if not t.dtype.is_float:
             return t

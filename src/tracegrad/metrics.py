@@ -1,0 +1,159 @@
+"""Measures of how well a model does, as functions of tensors: on the device in a trace, at once on values.
+
+Return them beside the loss, as in `(loss, {"accuracy": tg.metrics.accuracy(logits, y)})`, and read `r.aux["accuracy"]`.
+None but `perplexity` and `r2_score` has a gradient.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tracegrad.dtypes import f32, i32
+from tracegrad.errors import DTypeError, ShapeError
+from tracegrad.ir import Tensor
+from tracegrad.methods import op
+from tracegrad.ops.indexing import indices_for, segment_sum
+from tracegrad.ops.losses import cross_entropy, pair
+from tracegrad.ops.reduction import argmax, mean, sum
+from tracegrad.prims.elementwise import cast, exp, float_type, square, where
+from tracegrad.prims.leaves import as_tensor, const, iota
+from tracegrad.prims.views import broadcast_to, reshape
+from tracegrad.shapes import integer
+
+__all__ = ["accuracy", "auc", "confusion_matrix", "perplexity", "r2_score", "top_k_accuracy"]
+
+
+def _classes(logits: Any, targets: Any) -> tuple[Tensor, Tensor]:
+    x = as_tensor(logits)
+    float_type(x.type)
+    if not x.ndim or not x.shape[-1]:
+        raise ShapeError(f"the last axis of the logits must be the classes, got {x.type}")
+    t = indices_for(targets, x.shape[-1])
+    if t.shape != x.shape[:-1]:
+        raise ShapeError(f"targets must have the shape of the logits without their last axis: {x.type} and {t.type}")
+    return x, t
+
+
+@op
+def accuracy(logits: Any, targets: Any) -> Tensor:
+    """The share of rows whose largest score is the target's.
+
+    logits:  f32, shape (..., C): scores, logits or probabilities. Of equal scores the first counts.
+    targets: i32, shape (...), classes in [0, C).
+    Returns: f32, rank 0. No gradient.
+    Raises:  ShapeError if the shapes do not fit; DTypeError if a dtype does not.
+
+    As sklearn.metrics.accuracy_score of the classes chosen.
+
+    >>> import tracegrad as tg
+    >>> tg.metrics.accuracy(tg.tensor([[0.1, 0.9], [0.8, 0.2]]), [1, 1])
+    tensor(0.5)
+    """
+    x, t = _classes(logits, targets)
+    return mean(argmax(x, -1) == t)
+
+
+@op
+def top_k_accuracy(logits: Any, targets: Any, k: int = 5) -> Tensor:
+    """The share of rows whose target is among the `k` largest scores.
+
+    logits:  f32, shape (..., C). Of equal scores the first ones count.
+    targets: i32, shape (...), classes in [0, C).
+    k:       a positive integer.
+    Returns: f32, rank 0. No gradient.
+    Raises:  ShapeError if the shapes do not fit or k < 1; DTypeError if a dtype does not fit.
+
+    As sklearn.metrics.top_k_accuracy_score, which counts the last ones of equal scores.
+    """
+    k = integer(k, "k")
+    if k < 1:
+        raise ShapeError(f"k must be a positive integer, got {k}")
+    x, t = _classes(logits, targets)
+    target = broadcast_to(reshape(t, (*t.shape, 1)), x.shape)
+    at = iota(x.shape, x.ndim - 1)
+    own = broadcast_to(sum(where(at == target, x, 0.0), -1, keepdims=True), x.shape)
+    ahead = (x > own) | ((x == own) & (at < target)) | (x != x)
+    return mean(sum(cast(ahead & (at != target), i32), -1) < k)
+
+
+@op
+def confusion_matrix(predictions: Any, targets: Any, n: int) -> Tensor:
+    """How many rows of each class were taken for each class.
+
+    out[t, p] = the number of positions with the target t and the prediction p
+
+    predictions, targets: i32, equal shapes, classes in [0, n).
+    n:                    the number of classes.
+    Returns:              i32 [n, n]: rows are the true classes, columns the predicted ones. No gradient.
+    Raises:               ShapeError if the shapes differ; DTypeError if one is not i32.
+
+    As sklearn.metrics.confusion_matrix(targets, predictions).
+
+    >>> import tracegrad as tg
+    >>> tg.metrics.confusion_matrix([0, 1, 1], [0, 0, 1], 2)
+    tensor([[1, 1],
+            [0, 1]], dtype=i32)
+    """
+    n = integer(n, "n")
+    p, t = indices_for(predictions, n), indices_for(targets, n)
+    if p.shape != t.shape:
+        raise ShapeError(f"shapes differ: predictions are {p.type}, targets {t.type}")
+    ones = broadcast_to(const(1, i32), (t.size,))
+    return reshape(segment_sum(ones, reshape(t * n + p, (t.size,)), n * n), (n, n))
+
+
+@op
+def perplexity(logits: Any, targets: Any, ignore_index: int | None = None) -> Tensor:
+    """The exponential of the mean cross entropy: 1 for a perfect model, C for one that knows nothing.
+
+    logits, targets, ignore_index: as of `tg.cross_entropy`.
+    Returns:  f32, rank 0.
+    Gradient: to `logits`, that of the cross entropy times the perplexity.
+    Raises:   as `tg.cross_entropy`.
+    """
+    return exp(cross_entropy(logits, targets, ignore_index=ignore_index))
+
+
+@op
+def r2_score(prediction: Any, target: Any) -> Tensor:
+    """The coefficient of determination: the share of the variance of `target` that `prediction` explains.
+
+    1 - sum((target - prediction)^2) / sum((target - mean(target))^2)
+
+    prediction, target: f32, equal shapes; all elements count alike.
+    Returns:            f32, rank 0: 1 for a perfect prediction, 0 for the mean; -inf or NaN for a constant `target`.
+    Gradient:           to both.
+    Raises:             ShapeError if the shapes differ; DTypeError if the dtypes do.
+
+    As sklearn.metrics.r2_score of one output.
+    """
+    x, t = pair(prediction, target)
+    return 1.0 - sum(square(t - x)) / sum(square(t - mean(t)))
+
+
+@op
+def auc(scores: Any, targets: Any) -> Tensor:
+    """The area under the ROC curve: how likely a positive one has a larger score than a negative one.
+
+    (pairs with score[positive] > score[negative], and half of those that are equal) / all pairs
+
+    scores:  f32 of rank 1.
+    targets: bool or i32 of the same shape; what is not 0 is positive.
+    Returns: f32, rank 0; NaN if all targets are alike. No gradient. Every score is compared with every other one.
+    Raises:  ShapeError if the shapes differ; DTypeError if `scores` are not f32.
+
+    As sklearn.metrics.roc_auc_score (Hanley & McNeil 1982).
+    """
+    s, t = as_tensor(scores), as_tensor(targets)
+    float_type(s.type)
+    if s.ndim != 1 or t.shape != s.shape:
+        raise ShapeError(f"takes one score and one target for each position: got {s.type} and {t.type}")
+    if t.dtype.is_float:
+        raise DTypeError(f"targets must be bool or i32, got {t.type}; write targets > 0.5")
+    positive = t if t.dtype.name == "bool" else t != 0
+    n = s.size
+    others, negative = (broadcast_to(reshape(x, (1, n)), (n, n)) for x in (s, ~positive))
+    own = broadcast_to(reshape(s, (n, 1)), (n, n))
+    won = sum(cast((others < own) & negative, i32), -1) * 2 + sum(cast((others == own) & negative, i32), -1)
+    total = sum(where(positive, cast(won, f32), 0.0)) * 0.5
+    return total / (sum(cast(positive, f32)) * sum(cast(~positive, f32)))

@@ -1,0 +1,201 @@
+"""Recurrent layers: RNN, GRU and LSTM, in PyTorch's equations and order of gates, over `scan`."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any, ClassVar, cast
+
+from tracegrad import ambient, transforms
+from tracegrad import init as inits
+from tracegrad.errors import ShapeError
+from tracegrad.ir import Tensor
+from tracegrad.nn.module import Module
+from tracegrad.ops import activation, constants, indexing, linalg, random, shaping
+from tracegrad.prims.elementwise import tanh, where
+from tracegrad.shapes import whole
+
+Carry = tuple[Any, ...]
+
+
+class Cell(Module):
+    """One direction of one layer. PyTorch's weights: rows of W_ih, W_hh, b_ih and b_hh are gates, each `hidden` long.
+
+    W_ih: f32[gates * hidden, input].  W_hh: f32[gates * hidden, hidden].  b_ih, b_hh: f32[gates * hidden].
+    All begin uniform in +-1 / sqrt(hidden).
+    """
+
+    def __init__(self, input_dim: int, hidden: int, gates: int) -> None:
+        edge = 1.0 / math.sqrt(hidden)
+        self.W_ih = self.param((gates * hidden, input_dim), init=inits.uniform(-edge, edge))
+        self.W_hh = self.param((gates * hidden, hidden), init=inits.uniform(-edge, edge))
+        self.b_ih = self.param(gates * hidden, init=inits.uniform(-edge, edge))
+        self.b_hh = self.param(gates * hidden, init=inits.uniform(-edge, edge))
+
+    def given(self, x: Any) -> Any:
+        """What the input adds to the gates."""
+        return linalg.matmul(x, shaping.swapaxes(self.W_ih, 0, 1)) + self.b_ih
+
+    def recurring(self, h: Any) -> Any:
+        """What the last output adds to them."""
+        return linalg.matmul(h, shaping.swapaxes(self.W_hh, 0, 1)) + self.b_hh
+
+
+class Recurrent(Module):
+    """What RNN, GRU and LSTM have in common."""
+
+    gates: ClassVar[int]
+    carried: ClassVar[int] = 1  # arrays of the state
+
+    def __init__(
+        self, input_dim: int, hidden_dim: int, layers: int = 1, bidirectional: bool = False, dropout: float = 0.0
+    ) -> None:
+        if min(whole(n) or 0 for n in (input_dim, hidden_dim, layers)) < 1:
+            raise ShapeError.here(
+                f"{type(self).__name__}: input_dim={input_dim!r}, hidden_dim={hidden_dim!r} and layers={layers!r} must "
+                "be integers of at least 1"
+            )
+        self.hidden_dim, self.layers, self.dropout = hidden_dim, layers, dropout
+        self.directions = 2 if bidirectional else 1
+        sizes = [input_dim, *[self.directions * hidden_dim] * (layers - 1)]
+        self.cells = [Cell(n, hidden_dim, self.gates) for n in sizes for _ in range(self.directions)]
+
+    def step(self, cell: Cell, given: Any, carry: Carry) -> Carry:
+        """The next carry, the output first."""
+        raise NotImplementedError
+
+    def __call__(self, x: Tensor, state: Any = None, lengths: Any = None, training: bool = False) -> tuple[Any, Any]:
+        """Run along axis 1 of f32[B, T, input]; see the class.
+
+        Raises: ShapeError for another rank or size of `x`, and for a state or lengths that do not fit it.
+        """
+        x = constants.asarray(x)
+        if x.ndim != 3 or x.shape[2] != self.cells[0].W_ih.shape[1]:
+            raise ShapeError.here(f"{self._name}: x must be [B, T, {self.cells[0].W_ih.shape[1]}], got {x.type}")
+        live = self._live(x, lengths)
+        carries = self._first(x, state)
+        y, last = shaping.swapaxes(x, 0, 1), list[Carry]()
+        for k in range(self.layers):
+            y = random.dropout(y, self.dropout, training) if k and self.dropout else y
+            parts: list[Any] = []
+            for d in range(self.directions):
+                at = k * self.directions + d
+                out, end = self._along(self.cells[at], y, carries[at], live, reverse=d == 1)
+                parts.append(out)
+                last.append(end)
+            y = parts[0] if len(parts) == 1 else shaping.concat(parts, -1)
+        ends = tuple(shaping.stack([carry[k] for carry in last]) for k in range(self.carried))
+        return shaping.swapaxes(y, 0, 1), ends if self.carried > 1 else ends[0]
+
+    @property
+    def _name(self) -> str:
+        return type(self).__name__
+
+    def _along(self, cell: Cell, x: Any, carry: Carry, live: Any, reverse: bool) -> tuple[Any, Carry]:
+        """One direction over f32[T, B, input]: its outputs, and the last carry."""
+
+        def step(carry: Carry, given: Any) -> tuple[Carry, Any]:
+            gates, here = given if live is not None else (given, None)
+            new = self.step(cell, gates, carry)
+            if here is None:
+                return new, new[0]
+            kept = tuple(where(here, a, b) for a, b in zip(new, carry, strict=True))
+            return kept, where(here, new[0], 0.0)
+
+        gates = cell.given(x)
+        last, ys = _scanned(step, carry, gates if live is None else (gates, live), x.shape[0], reverse)
+        return ys, last
+
+    def _live(self, x: Any, lengths: Any) -> Any:
+        """bool[T, B, 1]: where a sequence has an element; None: everywhere."""
+        if lengths is None:
+            return None
+        n = constants.asarray(lengths)
+        if n.shape != x.shape[:1] or not n.dtype.is_int:
+            raise ShapeError.here(f"{self._name}: lengths must be i32[{x.shape[0]}], one for each of x, got {n.type}")
+        return shaping.reshape(indexing.arange(x.shape[1]), (-1, 1, 1)) < shaping.reshape(n, (1, -1, 1))
+
+    def _first(self, x: Any, state: Any) -> list[Carry]:
+        """The carry that each cell begins with."""
+        shape = (len(self.cells), x.shape[0], self.hidden_dim)
+        if state is None:
+            return [tuple(constants.zeros(shape[1:]) for _ in range(self.carried)) for _ in self.cells]
+        parts = state if self.carried > 1 else (state,)
+        given = [constants.asarray(s) for s in cast("Carry", parts)] if isinstance(parts, (tuple, list)) else []
+        if [s.shape for s in given] != [shape] * self.carried:
+            want = "(h, c), each" if self.carried > 1 else "h,"
+            got = ", ".join(str(s.type) for s in given) or type(state).__name__
+            raise ShapeError.here(f"{self._name}: the state must be {want} f32[{','.join(map(str, shape))}], got {got}")
+        return [tuple(s[k] for s in given) for k in range(len(self.cells))]
+
+
+def _scanned(step: Callable[..., Any], carry: Carry, xs: Any, n: int, reverse: bool) -> tuple[Any, Any]:
+    """`scan`; on values the loop that it means."""
+    if ambient.building():
+        return transforms.scan(step, carry, xs, reverse=reverse)
+    ys: list[Any] = [None] * n
+    for t in reversed(range(n)) if reverse else range(n):
+        parts: Any = tuple(x[t] for x in cast("Carry", xs)) if isinstance(xs, tuple) else xs[t]
+        carry, ys[t] = step(carry, parts)
+    return carry, shaping.stack(ys)
+
+
+class RNN(Recurrent):
+    """h' = tanh(W_ih x + b_ih + W_hh h + b_hh) along a sequence (Elman 1990). PyTorch's RNN with batch_first.
+
+    input_dim, hidden_dim: sizes of an element and of the state. layers: each runs on the outputs of the one before.
+    bidirectional: a second one from the end; outputs lie side by side. dropout: between layers, in training.
+
+    layer(x, state=None, lengths=None, training=False) gives (y, state):
+    x:       f32[B, T, input_dim].
+    state:   f32[layers * directions, B, hidden_dim]; None is zeros. The result's is the last one of each sequence.
+    lengths: i32[B]: elements of `x` that count. Behind them y is 0, and the state stays.
+    y:       f32[B, T, directions * hidden_dim].
+    Cells are `cells.0`, ...: layer by layer, forward before backward. See `Cell` for their weights.
+    """
+
+    gates = 1
+
+    def step(self, cell: Cell, given: Any, carry: Carry) -> Carry:
+        """See the class."""
+        return (tanh(given + cell.recurring(carry[0])),)
+
+
+class GRU(Recurrent):
+    """A gated recurrent unit (Cho et al. 2014). PyTorch's GRU with batch_first: gates r, z, n.
+
+    r = sigmoid(x_r + h_r),  z = sigmoid(x_z + h_z),  n = tanh(x_n + r * h_n),  h' = (1 - z) * n + z * h
+
+    where x_k = W_ih x + b_ih and h_k = W_hh h + b_hh, each for its gate. Arguments, shapes and names as of `RNN`.
+    """
+
+    gates = 3
+
+    def step(self, cell: Cell, given: Any, carry: Carry) -> Carry:
+        """See the class."""
+        (h,), k = carry, self.hidden_dim
+        old = cell.recurring(h)
+        r = activation.sigmoid(given[:, :k] + old[:, :k])
+        z = activation.sigmoid(given[:, k : 2 * k] + old[:, k : 2 * k])
+        n = tanh(given[:, 2 * k :] + r * old[:, 2 * k :])
+        return ((1.0 - z) * n + z * h,)
+
+
+class LSTM(Recurrent):
+    """Long short-term memory (Hochreiter & Schmidhuber 1997). PyTorch's LSTM with batch_first: gates i, f, g, o.
+
+    c' = sigmoid(f) * c + sigmoid(i) * tanh(g),  h' = sigmoid(o) * tanh(c')
+
+    where i, f, g, o are the parts of W_ih x + b_ih + W_hh h + b_hh. Arguments, shapes and names as of `RNN`, but the
+    state is a pair (h, c) of such arrays.
+    """
+
+    gates, carried = 4, 2
+
+    def step(self, cell: Cell, given: Any, carry: Carry) -> Carry:
+        """See the class."""
+        (h, c), k = carry, self.hidden_dim
+        a = given + cell.recurring(h)
+        i, f, o = (activation.sigmoid(a[:, j * k : (j + 1) * k]) for j in (0, 1, 3))
+        c = f * c + i * tanh(a[:, 2 * k : 3 * k])
+        return o * tanh(c), c

@@ -1,0 +1,158 @@
+"""Losses and similarities of two tensors of one shape."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tracegrad.errors import InputError
+from tracegrad.ir import Tensor
+from tracegrad.methods import op
+from tracegrad.ops.losses import pair, reduced
+from tracegrad.ops.reduction import norm, sum
+from tracegrad.prims.elementwise import abs, broadcast, exp, float_type, log, maximum, square, where
+
+__all__ = ["cosine_similarity", "hinge_loss", "huber_loss", "kl_div", "l1_loss", "smooth_l1_loss"]
+
+
+@op
+def l1_loss(prediction: Any, target: Any, reduction: str = "mean") -> Tensor:
+    """Absolute difference of two tensors of one shape.
+
+    loss = mean(|prediction - target|)
+
+    prediction, target: f32, equal shapes; `target` may be a number.
+    reduction:          "mean", "sum" or "none".
+    Returns:            f32, rank 0, or the shape of `prediction` for "none".
+    Gradient:           the sign of the difference, 0 where there is none.
+    Raises:             ShapeError if the shapes differ; DTypeError if the dtypes do; InputError for a bad reduction.
+
+    As torch.nn.functional.l1_loss, which broadcasts with a warning where this raises.
+
+    >>> import tracegrad as tg
+    >>> tg.l1_loss(tg.tensor([1.0, 4.0]), tg.tensor([2.0, 2.0]))
+    tensor(1.5)
+    """
+    x, t = pair(prediction, target)
+    return reduced(abs(x - t), reduction)
+
+
+@op
+def smooth_l1_loss(prediction: Any, target: Any, reduction: str = "mean", beta: float = 1.0) -> Tensor:
+    """Half the squared difference over `beta` where it is less than `beta`, the absolute one less beta/2 elsewhere.
+
+    loss = mean(d^2 / (2 beta) if |d| < beta else |d| - beta / 2), d = prediction - target
+
+    prediction, target: f32, equal shapes; `target` may be a number.
+    reduction:          "mean", "sum" or "none".
+    beta:               a number >= 0; 0 gives `l1_loss`.
+    Returns:            f32, rank 0, or the shape of `prediction` for "none".
+    Gradient:           d / beta within [-1, 1], else the sign of d.
+    Raises:             InputError for a negative `beta` or a bad reduction; ShapeError, DTypeError as `l1_loss`.
+
+    As torch.nn.functional.smooth_l1_loss (Girshick 2015). `huber_loss` is `delta` times this with beta = delta.
+    """
+    if not beta >= 0:
+        raise InputError(f"beta must be a number >= 0, got {beta!r}")
+    if beta == 0:
+        return l1_loss(prediction, target, reduction)
+    near, size = _near(*pair(prediction, target), beta)
+    return reduced(where(size < beta, square(near) * (0.5 / beta), size - 0.5 * beta), reduction)
+
+
+def _near(x: Tensor, t: Tensor, limit: float) -> tuple[Tensor, Tensor]:
+    """The difference below a limit, and its size everywhere: the square of a large one would be infinite."""
+    size = abs(x - t)
+    return where(size < limit, x - t, 0.0), size
+
+
+@op
+def huber_loss(prediction: Any, target: Any, reduction: str = "mean", delta: float = 1.0) -> Tensor:
+    """Half the squared difference up to `delta`, and a line from there on.
+
+    loss = mean(d^2 / 2 if |d| <= delta else delta (|d| - delta / 2)), d = prediction - target
+
+    prediction, target: f32, equal shapes; `target` may be a number.
+    reduction:          "mean", "sum" or "none".
+    delta:              a positive number.
+    Returns:            f32, rank 0, or the shape of `prediction` for "none".
+    Gradient:           d, limited to [-delta, delta].
+    Raises:             InputError unless delta > 0, and for a bad reduction; ShapeError, DTypeError as `l1_loss`.
+
+    As torch.nn.functional.huber_loss (Huber 1964).
+    """
+    if not delta > 0:
+        raise InputError(f"delta must be a positive number, got {delta!r}")
+    near, size = _near(*pair(prediction, target), delta)
+    return reduced(where(size < delta, square(near) * 0.5, (size - 0.5 * delta) * delta), reduction)
+
+
+@op
+def hinge_loss(prediction: Any, targets: Any, reduction: str = "mean") -> Tensor:
+    """What a score lacks to be on the right side by 1, for targets of -1 and 1.
+
+    loss = mean(max(0, 1 - target * prediction))
+
+    prediction: f32, raw scores.
+    targets:    f32, the shape of `prediction`, -1 or 1.
+    reduction:  "mean", "sum" or "none".
+    Returns:    f32, rank 0, or the shape of `prediction` for "none".
+    Gradient:   -target where the score lacks something, else 0.
+    Raises:     ShapeError if the shapes differ; DTypeError if the dtypes do; InputError for a bad reduction.
+
+    As sklearn.metrics.hinge_loss (Crammer & Singer 2001 is for more classes).
+    """
+    x, t = pair(prediction, targets)
+    lack = 1.0 - t * x
+    return reduced(where(lack <= 0.0, 0.0, lack), reduction)
+
+
+@op
+def kl_div(log_probs: Any, targets: Any, reduction: str = "mean", log_target: bool = False) -> Tensor:
+    """Kullback-Leibler divergence, element by element: of the distribution `targets` from the one of `log_probs`.
+
+    loss = mean(t (log(t) - log_probs)), 0 where t = 0
+
+    log_probs:  f32, logarithms of probabilities.
+    targets:    f32, equal shape, probabilities; their logarithms with `log_target`.
+    reduction:  "batchmean" (the sum divided by the size of axis 0: the divergence), "mean" over all elements, "sum" or
+                "none".
+    Returns:    f32, rank 0, or the shape of `log_probs` for "none".
+    Gradient:   to `log_probs` -t; to `targets` log(t) + 1 - log_probs, and -log_probs where t = 0.
+    Raises:     ShapeError if the shapes differ; DTypeError if one is not f32; InputError for a bad reduction.
+
+    As torch.nn.functional.kl_div.
+    """
+    x, t = pair(log_probs, targets)
+    if log_target:
+        values = exp(t) * (t - x)
+    else:
+        none = t == 0.0
+        values = t * log(where(none, 1.0, t)) - t * where(none, 0.0, x)
+    if reduction == "batchmean":
+        return sum(values) / float(x.shape[0] if x.ndim else 1)
+    return reduced(values, reduction, more=("batchmean",))
+
+
+@op
+def cosine_similarity(a: Any, b: Any, axis: int = -1, eps: float = 1e-8) -> Tensor:
+    """The cosine of the angle between vectors along `axis`.
+
+    out = sum(a b) / (max(norm(a), eps) max(norm(b), eps))
+
+    a, b:     f32, broadcast against each other.
+    axis:     PyTorch's default is 1.
+    eps:      the least length that counts.
+    Returns:  f32, the broadcast shape without `axis`, in [-1, 1] but for rounding.
+    Gradient: to both; finite at vectors of zeros.
+    Raises:   ShapeError if the shapes do not broadcast; DTypeError if one is not f32.
+
+    As torch.nn.functional.cosine_similarity.
+
+    >>> import tracegrad as tg
+    >>> tg.cosine_similarity(tg.tensor([1.0, 0.0]), tg.tensor([3.0, 4.0]))
+    tensor(0.6)
+    """
+    x, y = broadcast(a, b)
+    float_type(x.type, y.type)
+    lengths = [maximum(norm(t, axis, keepdims=True), eps) for t in (x, y)]
+    return sum((x / lengths[0]) * (y / lengths[1]), axis)

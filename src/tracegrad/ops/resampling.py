@@ -1,0 +1,271 @@
+"""Images and sequences, batch first, channels second, at other sizes: interpolation, pooling, shuffled pixels."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from tracegrad.dtypes import f32, i32, nearest_f32
+from tracegrad.errors import InputError, ShapeError
+from tracegrad.ir import Tensor
+from tracegrad.methods import op
+from tracegrad.ops.images import avg_pool2d, max_pool2d
+from tracegrad.ops.indexing import take
+from tracegrad.ops.linalg import matmul
+from tracegrad.ops.windows import IntOrPair, int_pair, windows_of
+from tracegrad.prims.elementwise import float_type
+from tracegrad.prims.leaves import as_tensor, literal
+from tracegrad.prims.views import permute, reshape
+from tracegrad.shapes import integer, integers, whole
+
+__all__ = ["adaptive_avg_pool1d", "adaptive_avg_pool2d", "avg_pool1d", "interpolate", "max_pool1d", "pixel_shuffle",
+           "pixel_unshuffle", "unfold"]  # fmt: skip
+
+SPATIAL = {"nearest": (1, 2, 3), "linear": (1,), "bilinear": (2,)}  # axes behind the channels that a mode takes
+
+
+@op
+def interpolate(
+    x: Any,
+    size: int | Sequence[int] | None = None,
+    scale_factor: float | Sequence[float] | None = None,
+    mode: str = "nearest",
+    align_corners: bool = False,
+) -> Tensor:
+    """Images or sequences at another size.
+
+    nearest:  out[i] = x[floor(i / s)], s = out / in
+    linear:   out[i] = x between its neighbours at (i + 0.5) / s - 0.5; with align_corners at i (in - 1) / (out - 1)
+    bilinear: linear along the height and the width
+
+    x:             f32, [B, C, L] or [B, C, H, W]; for "nearest" [B, C, D, H, W] too.
+    size:          of the result, an integer for all axes or one for each.
+    scale_factor:  instead of `size`: out = floor(in * scale_factor).
+    mode:          "nearest", "linear" (of sequences) or "bilinear" (of images).
+    align_corners: whether the first and last elements stay where they are; not for "nearest".
+    Returns:       f32, the axes behind the channels at the new size.
+    Gradient:      each cotangent to what was read, by its weight.
+    Raises:        InputError unless one of `size` and `scale_factor` is given, for another mode, and for factors <= 0;
+                   ShapeError if `x` has another rank; DTypeError if `x` is not f32.
+
+    As torch.nn.functional.interpolate.
+
+    >>> import tracegrad as tg
+    >>> tg.interpolate(tg.tensor([[[1.0, 3.0]]]), size=4, mode="linear")
+    tensor([[[1. , 1.5, 2.5, 3. ]]])
+    """
+    x = as_tensor(x)
+    float_type(x.type)
+    if mode not in SPATIAL:
+        raise InputError(f"mode must be one of {', '.join(map(repr, SPATIAL))}, got {mode!r}")
+    axes = range(2, x.ndim)
+    if len(axes) not in SPATIAL[mode]:
+        hint = "; images take mode='bilinear'" if mode == "linear" and x.ndim == 4 else ""
+        raise ShapeError(f"mode {mode!r} takes {SPATIAL[mode]} axes behind batch and channels, got {x.type}{hint}")
+    if align_corners and mode == "nearest":
+        raise InputError("align_corners goes with mode 'linear' or 'bilinear'")
+    for d, (n, step) in zip(axes, _sizes(x.shape[2:], size, scale_factor)):
+        x = _nearest(x, d, n, step) if mode == "nearest" else _linear(x, d, n, step, align_corners)
+    return x
+
+
+def _sizes(old: Sequence[int], size: Any, scale_factor: Any) -> list[tuple[int, float]]:
+    """Of each axis the new size, and how far apart two neighbours of the result are in `x`."""
+    if (size is None) == (scale_factor is None):
+        raise InputError("give size= or scale_factor=, one of them")
+    if size is not None:
+        one = whole(size)
+        new = (one,) * len(old) if one is not None else integers(size, "a size")
+        if len(new) != len(old) or any(n < 1 for n in new):
+            raise InputError(f"size must be {len(old)} positive integers, or one for all, got {size!r}")
+        return [(n, m / n) for n, m in zip(new, old)]
+    factors = [scale_factor] * len(old) if isinstance(scale_factor, (int, float)) else [*scale_factor]
+    if len(factors) != len(old) or any(not f > 0 or math.floor(m * f) < 1 for f, m in zip(factors, old)):
+        raise InputError(
+            f"scale_factor must be {len(old)} positive numbers that leave an element, got {scale_factor!r}"
+        )
+    return [(math.floor(m * f), 1.0 / f) for f, m in zip(factors, old)]
+
+
+def _nearest(x: Tensor, axis: int, n: int, step: float) -> Tensor:
+    """Positions in single precision, as PyTorch computes them: where they are whole, rounding decides."""
+    step, last = nearest_f32(step), x.shape[axis] - 1
+    return take(x, literal([min(math.floor(nearest_f32(k * step)), last) for k in range(n)], i32), axis)
+
+
+def _linear(x: Tensor, axis: int, n: int, step: float, align_corners: bool) -> Tensor:
+    last = x.shape[axis] - 1
+    if align_corners:
+        places = [k * last / max(n - 1, 1) for k in range(n)]
+    else:
+        places = [max((k + 0.5) * step - 0.5, 0.0) for k in range(n)]
+    left = [min(math.floor(p), last) for p in places]
+    weight = reshape(literal([p - k for p, k in zip(places, left)], f32), (n, *[1] * (x.ndim - axis - 1)))
+    a = take(x, literal(left, i32), axis)
+    b = take(x, literal([min(k + 1, last) for k in left], i32), axis)
+    return a * (1.0 - weight) + b * weight
+
+
+def _pooled(x: Tensor, axis: int, n: int) -> Tensor:
+    """Means of the windows from floor(k m / n) to ceil((k + 1) m / n), as a product with ones and zeros."""
+    m = x.shape[axis]
+    if n < 1 or m < 1:
+        raise ShapeError(f"axis {axis} of {x.type} cannot be pooled to {n} elements")
+    windows = [(k * m // n, -(-(k + 1) * m // n)) for k in range(n)]
+    inside = literal([[float(a <= j < b) for a, b in windows] for j in range(m)], f32)
+    sums = matmul(x.swapaxes(axis, -1), inside) / literal([float(b - a) for a, b in windows], f32)
+    return sums.swapaxes(axis, -1)
+
+
+@op
+def adaptive_avg_pool1d(x: Any, output_size: int) -> Tensor:
+    """Means of `output_size` windows that cover a sequence evenly.
+
+    window k: from floor(k L / n) to ceil((k + 1) L / n), n = output_size
+
+    x:        f32 [B, C, L].
+    Returns:  f32 [B, C, output_size].
+    Gradient: an equal share to each element of a window.
+    Raises:   ShapeError for another rank or a size below 1; DTypeError if `x` is not f32.
+
+    As torch.nn.functional.adaptive_avg_pool1d.
+    """
+    return _pooled(_sequence(x), 2, integer(output_size, "output_size"))
+
+
+@op
+def adaptive_avg_pool2d(x: Any, output_size: IntOrPair) -> Tensor:
+    """Means of windows that cover an image evenly, as many as the result has elements.
+
+    window k of an axis: from floor(k H / n) to ceil((k + 1) H / n)
+
+    x:           f32 [B, C, H, W].
+    output_size: height and width of the result, an integer or a pair; 1 is the mean of each channel.
+    Returns:     f32 [B, C, *output_size].
+    Gradient:    an equal share to each element of a window.
+    Raises:      ShapeError for another rank or a size below 1; DTypeError if `x` is not f32.
+
+    As torch.nn.functional.adaptive_avg_pool2d.
+    """
+    x, (h, w) = as_tensor(x), int_pair("output_size", output_size, 1)
+    float_type(x.type)
+    if x.ndim != 4:
+        raise ShapeError(f"x must be images [B,C,H,W], got {x.type}")
+    return _pooled(_pooled(x, 2, h), 3, w)
+
+
+def _sequence(x: Any) -> Tensor:
+    x = as_tensor(x)
+    float_type(x.type)
+    if x.ndim != 3:
+        raise ShapeError(f"x must be sequences [B,C,L], got {x.type}")
+    return x
+
+
+def _one_high(x: Any, pool: Any, kernel_size: int, stride: int | None, padding: int) -> Tensor:
+    """A pool of images, of sequences as images one element high."""
+    x = _sequence(x)
+    step = kernel_size if stride is None else stride
+    y = pool(reshape(x, (*x.shape[:2], 1, x.shape[2])), (1, kernel_size), (1, step), (0, padding))
+    return reshape(y, (*y.shape[:2], y.shape[3]))
+
+
+@op
+def avg_pool1d(x: Any, kernel_size: int, stride: int | None = None, padding: int = 0) -> Tensor:
+    """The mean of each window of a sequence; padding counts as zeros.
+
+    x:        f32 [B, C, L]. Otherwise as `avg_pool2d`.
+    Returns:  f32 [B, C, floor((L + 2p - k) / s) + 1].
+    Gradient: an equal share to each element of the window.
+    Raises:   ShapeError if the window does not fit or `x` has another rank; DTypeError if `x` is not f32.
+
+    As torch.nn.functional.avg_pool1d.
+    """
+    return _one_high(x, avg_pool2d, kernel_size, stride, padding)
+
+
+@op
+def max_pool1d(x: Any, kernel_size: int, stride: int | None = None, padding: int = 0) -> Tensor:
+    """The largest element of each window of a sequence.
+
+    x:        f32 [B, C, L]. Otherwise as `max_pool2d`.
+    Returns:  f32 [B, C, floor((L + 2p - k) / s) + 1].
+    Gradient: to the first maximum of each window.
+    Raises:   ShapeError if the window does not fit or `x` has another rank; DTypeError if `x` is not f32.
+
+    As torch.nn.functional.max_pool1d.
+    """
+    return _one_high(x, max_pool2d, kernel_size, stride, padding)
+
+
+@op
+def pixel_shuffle(x: Any, factor: int) -> Tensor:
+    """Channels as pixels: r * r channels become blocks of r by r pixels.
+
+    out[b, c, h r + i, w r + j] = x[b, (c r + i) r + j, h, w], r = factor
+
+    x:        any dtype, [..., C r^2, H, W].
+    factor:   r, a positive integer.
+    Returns:  [..., C, H r, W r]. A view: no kernel.
+    Gradient: the cotangent's pixels as channels.
+    Raises:   ShapeError if the channels do not divide by r^2.
+
+    As torch.nn.functional.pixel_shuffle (Shi et al. 2016).
+    """
+    x, r = _squared(x, factor, 3)
+    *batch, c, h, w = x.shape
+    if c % (r * r):
+        raise ShapeError(f"{c} channels do not divide by {r} * {r}: x is {x.type}")
+    n = len(batch)
+    parts = reshape(x, (*batch, c // (r * r), r, r, h, w))
+    moved = permute(parts, (*range(n), n, n + 3, n + 1, n + 4, n + 2))
+    return reshape(moved, (*batch, c // (r * r), h * r, w * r))
+
+
+@op
+def pixel_unshuffle(x: Any, factor: int) -> Tensor:
+    """Pixels as channels: the inverse of `pixel_shuffle`.
+
+    x:        any dtype, [..., C, H r, W r], r = factor.
+    Returns:  [..., C r^2, H, W]. A view: no kernel.
+    Gradient: the cotangent's channels as pixels.
+    Raises:   ShapeError if height or width do not divide by r.
+
+    As torch.nn.functional.pixel_unshuffle.
+    """
+    x, r = _squared(x, factor, 3)
+    *batch, c, h, w = x.shape
+    if h % r or w % r:
+        raise ShapeError(f"an image of {h}x{w} does not divide into blocks of {r}x{r}: x is {x.type}")
+    n = len(batch)
+    parts = reshape(x, (*batch, c, h // r, r, w // r, r))
+    moved = permute(parts, (*range(n), n, n + 2, n + 4, n + 1, n + 3))
+    return reshape(moved, (*batch, c * r * r, h // r, w // r))
+
+
+def _squared(x: Any, factor: int, least: int) -> tuple[Tensor, int]:
+    x, r = as_tensor(x), integer(factor, "factor")
+    if r < 1:
+        raise ShapeError(f"factor must be a positive integer, got {r}")
+    if x.ndim < least:
+        raise ShapeError(f"x must be images [...,C,H,W], got {x.type}")
+    return x, r
+
+
+@op
+def unfold(
+    x: Any, kernel_size: IntOrPair, dilation: IntOrPair = 1, padding: IntOrPair = 0, stride: IntOrPair = 1
+) -> Tensor:
+    """Each window of an image as one column, zeros outside the image.
+
+    x:        f32 [B, C, H, W].
+    Returns:  f32 [B, C*kh*kw, oh*ow]. A view: no kernel. `im2col` has the last two axes exchanged.
+    Gradient: each element summed over the windows that hold it.
+    Raises:   ShapeError if the window does not fit; DTypeError if `x` is not f32.
+
+    As torch.nn.functional.unfold.
+    """
+    windows = windows_of(x, int_pair("kernel_size", kernel_size, 1), stride, padding, dilation)
+    b, c, oh, ow, kh, kw = windows.shape
+    return reshape(permute(windows, (0, 1, 4, 5, 2, 3)), (b, c * kh * kw, oh * ow))

@@ -1,0 +1,226 @@
+"""Sorting, as ops that every runtime has: short blocks by counting, then merges of neighbouring runs.
+
+In a block of up to 32 elements the place of one is the number of those that come before it. Two sorted runs are merged
+by a binary search at each place of the result: how many of the elements up to there are from the first run? So an axis
+of n elements takes log2(n / 32) merges of at most log2(n) steps, and nothing is scattered.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tracegrad.dtypes import TensorType, bool_, i32
+from tracegrad.errors import ShapeError
+from tracegrad.ir import Tensor, bind
+from tracegrad.methods import Operand, method
+from tracegrad.ops.reduction import max, sum
+from tracegrad.prims.composites import composite
+from tracegrad.prims.elementwise import cast, isnan, where
+from tracegrad.prims.folds import GATHER
+from tracegrad.prims.leaves import as_tensor, const, iota
+from tracegrad.prims.rules import Tangents, alike
+from tracegrad.prims.views import broadcast_to, place, reshape, slice_
+from tracegrad.shapes import integer, normalize_axis
+
+__all__ = ["argsort", "sort", "topk"]
+
+BLOCK = 32  # elements sorted by counting: each is compared with every other one
+
+
+def _before(a: Tensor, b: Tensor, descending: bool) -> Tensor:
+    """Does `a` come before `b`, which lies behind it? Yes if they are equal. NaN counts as the largest."""
+    ordered = b <= a if descending else a <= b
+    return ordered | isnan(a if descending else b) if a.dtype.is_float else ordered
+
+
+def _gathered(x: Tensor, at: Tensor) -> Tensor:
+    return bind(GATHER, x, at, axis=x.ndim - 1)
+
+
+def _order_type(x: TensorType, *, k: int, descending: bool) -> TensorType:
+    return TensorType(i32, (*x.shape[:-1], k))
+
+
+def _order(x: Tensor, *, k: int, descending: bool) -> Tensor:
+    """Where the first `k` elements of the sorted last axis are in `x`."""
+    *batch, n = x.shape
+    merges = 0
+    while BLOCK << merges < n:
+        merges += 1
+    size = -(-n >> merges)
+    keys = _blocks(x, size << merges, descending)
+    keys = reshape(keys, (*batch, 1 << merges, size))
+    at = _counted(keys, min(size, k), descending)
+    keys = _gathered(keys, at)
+    at = at + iota(at.shape, at.ndim - 2) * size
+    for _ in range(merges):
+        keys, at = _merged(keys, at, k, descending)
+    return reshape(at, (*batch, k))
+
+
+def _blocks(x: Tensor, n: int, descending: bool) -> Tensor:
+    """`x` in memory, because it is compared with itself, and with more elements at the end, which come last."""
+    axis = x.ndim - 1
+    pair = broadcast_to(reshape(x, (*x.shape, 1)), (*x.shape, 2))
+    keys = max(pair, -1)
+    if n == x.shape[-1]:
+        return keys
+    lowest, highest = (float("-inf"), float("nan")) if x.dtype.is_float else LIMITS[x.dtype.name]
+    placed = place(keys, axis, 0, n)
+    return where(iota(placed.shape, axis) < x.shape[-1], placed, const(lowest if descending else highest, x.dtype))
+
+
+LIMITS = {"i32": (-(2**31), 2**31 - 1), "u32": (0, 2**32 - 1)}
+
+
+def _counted(keys: Tensor, k: int, descending: bool) -> Tensor:
+    """The order of each row: the place of an element is the number of those before it."""
+    *batch, n = keys.shape
+    if n == 1:
+        return iota(keys.shape, len(batch))
+    square = (*batch, n, n)
+    one, other = (reshape(keys, (*batch, *s)) for s in ((n, 1), (1, n)))
+    i, j = iota(square, len(batch)), iota(square, len(batch) + 1)
+    one, other = broadcast_to(one, square), broadcast_to(other, square)
+    earlier = where(j < i, _before(other, one, descending), ~_before(one, other, descending))
+    places = sum(cast(earlier & (i != j), i32), -1)
+    slots = (*batch, k, n)
+    hit = broadcast_to(reshape(places, (*batch, 1, n)), slots) == iota(slots, len(batch))
+    return sum(where(hit, iota(slots, len(batch) + 1), 0), -1)
+
+
+def _merged(keys: Tensor, at: Tensor, k: int, descending: bool) -> tuple[Tensor, Tensor]:
+    """Of each two neighbouring runs the first `k` elements in order, and where they are in `x`."""
+    *batch, runs, n = keys.shape
+    pairs = (*batch, runs // 2)
+    a, b = (reshape(slice_(keys, len(batch), s, runs // 2, 2), (*pairs, n)) for s in (0, 1))
+    shape = (*pairs, min(2 * n, k))
+    out = iota(shape, len(pairs))
+    taken = broadcast_to(const(0, i32), shape)  # from the first run, of the elements before the place `out`
+    step = 1 << n.bit_length() - 1
+    while step:
+        more = taken + step
+        first = _before(_gathered(a, more - 1), _gathered(b, out - more), descending)
+        taken = where((more <= n) & (more <= out) & (first | (out - more >= n)), more, taken)
+        step //= 2
+    rest = out - taken
+    from_a = (taken < n) & ((rest >= n) | _before(_gathered(a, taken), _gathered(b, rest), descending))
+    place_ = where(from_a, taken, rest + n)
+    keys, at = (_gathered(reshape(t, (*pairs, 2 * n)), place_) for t in (keys, at))
+    return keys, at
+
+
+def _no_vjp(ct: Tensor, y: Tensor, x: Tensor, **_: Any) -> tuple[None]:
+    return (None,)
+
+
+def _no_jvp(ts: Tangents, y: Tensor, x: Tensor, **_: Any) -> None:
+    return None
+
+
+ORDER = composite("order", type=_order_type, expand=_order, vjp=_no_vjp, jvp=_no_jvp, batch=alike)
+
+
+def _arranged(x: Tensor, order: Tensor) -> Tensor:
+    return _gathered(x, order)
+
+
+def _arranged_vjp(ct: Tensor, y: Tensor, x: Tensor, order: Tensor) -> tuple[Tensor, None]:
+    """Moved back by the inverse order, which is the order of the order: no scatter, which looks at all for each."""
+    back = bind(ORDER, order, k=order.shape[-1], descending=False)
+    return bind(ARRANGED, ct, back), None
+
+
+def _arranged_jvp(ts: Tangents, y: Tensor, x: Tensor, order: Tensor) -> Tensor | None:
+    return None if ts[0] is None else bind(ARRANGED, ts[0], order)
+
+
+# x[..., order], where `order` has each index once
+ARRANGED = composite(
+    "arranged",
+    type=lambda x, order: x,
+    expand=_arranged,
+    vjp=_arranged_vjp,
+    jvp=_arranged_jvp,
+    batch=alike,
+)
+
+
+def _first(x: Operand, most: int | None, axis: int, descending: bool) -> tuple[Tensor, Tensor]:
+    """The first `most` elements along `axis` in order, or all of them, and their positions."""
+    t = as_tensor(x)
+    axis = normalize_axis(axis, t.ndim)
+    n = t.shape[axis]
+    k: int = n if most is None else most
+    if not 0 <= k <= n:
+        raise ShapeError(f"k = {k} elements of axis {axis} of {t.type}; valid are 0 to {n}")
+    rows = t.swapaxes(axis, -1)
+    keys = cast(rows, i32) if t.dtype is bool_ else rows
+    if not keys.size or not k:
+        order = broadcast_to(const(0, i32), (*rows.shape[:-1], k))
+    else:
+        order = bind(ORDER, keys, k=k, descending=descending)
+    values = bind(ARRANGED, rows, order) if k == n else _gathered(rows, order)
+    return values.swapaxes(axis, -1), order.swapaxes(axis, -1)
+
+
+@method
+def sort(x: Operand, axis: int = -1, descending: bool = False) -> tuple[Tensor, Tensor]:
+    """`x` sorted along `axis`, and where each element was: (values, indices), as torch.sort.
+
+    values[..., k, ...] = x[..., indices[..., k, ...], ...]
+
+    x:          any dtype, rank 1 or more.
+    descending: the largest first.
+    Returns:    values of the dtype of `x`, and indices in i32, both of its shape. Equal elements keep their order, in
+                both directions; -0 is equal to 0. NaN counts as the largest, as in PyTorch and NumPy.
+    Gradient:   each cotangent goes where its element was; none through the indices.
+    Raises:     ShapeError if `axis` is out of range.
+
+    As torch.sort(stable=True). np.sort gives values only: those are tg.sort(x)[0].
+
+    >>> import tracegrad as tg
+    >>> values, indices = tg.sort(tg.tensor([3.0, 1.0, 2.0]))
+    >>> values, indices
+    (tensor([1., 2., 3.]), tensor([1, 2, 0], dtype=i32))
+    """
+    return _first(x, None, axis, descending)
+
+
+@method
+def argsort(x: Operand, axis: int = -1, descending: bool = False) -> Tensor:
+    """Where the elements of the sorted `x` are along `axis`: the indices of `sort`.
+
+    x:       any dtype, rank 1 or more.
+    Returns: i32, the shape of `x`. Stable; NaN counts as the largest. No gradient.
+    Raises:  ShapeError if `axis` is out of range.
+
+    As torch.argsort(stable=True) and np.argsort(kind="stable").
+
+    >>> import tracegrad as tg
+    >>> tg.argsort(tg.tensor([3.0, 1.0, 2.0]))
+    tensor([1, 2, 0], dtype=i32)
+    """
+    return _first(x, None, axis, descending)[1]
+
+
+@method
+def topk(x: Operand, k: int, axis: int = -1, largest: bool = True) -> tuple[Tensor, Tensor]:
+    """The `k` largest elements along `axis`, the largest first, and where they are: (values, indices).
+
+    x:        any dtype, rank 1 or more.
+    k:        an integer from 0 to the size of the axis.
+    largest:  False: the least, the least first.
+    Returns:  values of the dtype of `x`, and indices in i32. Of equal elements the first ones; NaN counts as the
+              largest.
+    Gradient: each cotangent goes where its element was; none through the indices.
+    Raises:   ShapeError if `k` or `axis` is out of range.
+
+    As torch.topk, which promises no order among equal elements.
+
+    >>> import tracegrad as tg
+    >>> values, indices = tg.topk(tg.tensor([3.0, 1.0, 2.0]), 2)
+    >>> values, indices
+    (tensor([3., 2.]), tensor([0, 2], dtype=i32))
+    """
+    return _first(x, integer(k, "k"), axis, largest)
