@@ -4,21 +4,13 @@ Write a model as a tree of parameters and a loss as a plain function; `compile` 
 step and runs it on any vendor's GPU through WebGPU, or on the CPU.
 """
 
+import sys
+from importlib import import_module
 from typing import TYPE_CHECKING
 
-from tracegrad import foreign, functional, init, lr, nn, ops, optim
+from tracegrad import alignment, foreign, functional, init, lr, nn, ops, optim
+from tracegrad.alignment import *
 from tracegrad.dtypes import DType, InputType, TensorType, bool_, f32, i32, u32
-from tracegrad.engine.forward import CompiledForward
-from tracegrad.engine.results import Aborted, Captures, Completed, Failed, Pending
-from tracegrad.engine.single_flight import single_flight
-from tracegrad.entrypoints import (
-    compile,
-    compile_forward,
-    devices,
-    is_webgpu_available,
-    trace,
-    trace_forward,
-)
 from tracegrad.errors import (
     AbortedError,
     CompileError,
@@ -34,20 +26,43 @@ from tracegrad.errors import (
 from tracegrad.functional import *
 from tracegrad.hypers import hyper
 from tracegrad.imperative.calls import install
-from tracegrad.imperative.stepwise import eager, instantiate
 from tracegrad.imperative.streams import manual_seed
 from tracegrad.imperative.tape import no_grad
 from tracegrad.imperative.tensors import GradTensor, parameter, tensor
-from tracegrad.introspection.summaries import summary
 from tracegrad.ir import Graph, Tensor
 from tracegrad.nn.module import Module, Parameter
 from tracegrad.ops import *
-from tracegrad.program import Program
-from tracegrad.runtime.adapters import WebGPUSupport, check_webgpu
-from tracegrad.runtime.base import DeviceInfo
-from tracegrad.training.compiled import CompiledTraining
+
+if TYPE_CHECKING:
+    from tracegrad import metrics as metrics
+    from tracegrad import safetensors as safetensors
+    from tracegrad.engine.forward import CompiledForward
+    from tracegrad.engine.results import Aborted, Captures, Completed, Failed, Pending
+    from tracegrad.engine.single_flight import single_flight
+    from tracegrad.entrypoints import compile, compile_forward, devices, is_webgpu_available, trace, trace_forward
+    from tracegrad.imperative.stepwise import eager, instantiate
+    from tracegrad.introspection.summaries import summary
+    from tracegrad.program import Program
+    from tracegrad.runtime.adapters import WebGPUSupport, check_webgpu
+    from tracegrad.runtime.base import DeviceInfo
+    from tracegrad.training.compiled import CompiledTraining
 
 repeat = functional.repeat  # of elements, as ops.repeat, or of a function
+
+# What compiles and runs programs, as much code as the rest: loaded when one of its names is used first
+LATER = {
+    "engine.forward": "CompiledForward",
+    "engine.results": "Aborted Captures Completed Failed Pending",
+    "engine.single_flight": "single_flight",
+    "entrypoints": "compile compile_forward devices is_webgpu_available trace trace_forward",
+    "imperative.stepwise": "eager instantiate",
+    "introspection.summaries": "summary",
+    "program": "Program",
+    "runtime.adapters": "WebGPUSupport check_webgpu",
+    "runtime.base": "DeviceInfo",
+    "training.compiled": "CompiledTraining",
+}
+MODULES = ("metrics", "safetensors")
 
 __version__ = "0.1.0"
 
@@ -60,6 +75,7 @@ __all__ = [
     "manual_seed", "nn", "no_grad", "optim", "parameter", "single_flight", "summary", "tensor", "trace",
     "trace_forward", "u32",
 ]  # fmt: skip
+__all__ += alignment.__all__
 __all__ += ops.__all__
 __all__ += functional.__all__
 
@@ -67,11 +83,19 @@ install()
 
 
 def __dir__() -> list[str]:
-    return [*__all__, "__version__", "safetensors"]  # for tab completion: without the modules behind it
+    return [*__all__, "__version__", *MODULES]  # for tab completion: without the modules behind it
 
 
 if not TYPE_CHECKING:  # type checkers are to report unknown names themselves
 
     def __getattr__(name):
+        for module, names in LATER.items():
+            if name in names.split():
+                globals()[name] = value = getattr(import_module(f"tracegrad.{module}"), name)
+                return value
+        if name in MODULES:
+            return import_module(f"tracegrad.{name}")
+        if sys._getframe(1).f_globals.get("__name__") == "importlib._bootstrap":
+            raise AttributeError(name)  # it looks before it imports a module; a name that is none it asks for again
         others = {"nn": nn.__all__, "optim": optim.__all__, "lr": lr.PUBLIC, "init": init.PUBLIC}
         raise foreign.no_such_name("tracegrad", name, {"tg": __all__, **others})

@@ -28,6 +28,7 @@ class Trace:
         self.sites: dict[tuple[str, str], SiteInfo] = {}  # by kind and name
         self.counters: dict[str, Tensor] = {}
         self.hypers: dict[str, float] = {}  # tg.hyper values and their defaults
+        self.writes: dict[str, Tensor] = {}  # new values of the model's states, by `state/<path>`
         self.random_sites = 0
         # the place in each batch that `vmap` runs over, and the number of the iteration in each `scan`
         self.lanes: list[Tensor] = []

@@ -7,6 +7,7 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from tracegrad import bare
+from tracegrad.errors import DeviceError
 
 HAVE_NUMPY = importlib.util.find_spec("numpy") is not None
 
@@ -14,6 +15,12 @@ if TYPE_CHECKING or HAVE_NUMPY:
     import numpy as np
 else:
     np = bare
+
+
+def need_numpy(device: str) -> None:
+    """Refuse a device that computes on NumPy's arrays where there is no NumPy."""
+    if not HAVE_NUMPY:
+        raise DeviceError.here(f"device={device!r} needs NumPy, which is not installed")
 
 
 def handed_out(x: Any) -> Any:
@@ -24,4 +31,4 @@ def handed_out(x: Any) -> Any:
     return x.shaped() if numpy is None else numpy.asarray(x.shaped()).reshape(x.shape)
 
 
-__all__ = ["HAVE_NUMPY", "handed_out", "np"]
+__all__ = ["HAVE_NUMPY", "handed_out", "need_numpy", "np"]

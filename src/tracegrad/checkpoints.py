@@ -3,8 +3,9 @@
 Tensors:  param/<name>            a parameter
           opt/<state>/<name>      an optimizer array, one tensor for each parameter it belongs to
           opt/<state>             a state of another shape
+          state/<name>            a state of the model
 Metadata: tracegrad (version of this layout), step, seed, lr and lr_start, the step at which it began, hyper, optimizer;
-JSON texts. Python's JSON writes floats so that they are read back exactly.
+and, if `train.freeze` named some, frozen; JSON texts. Python's JSON writes floats so that they are read back exactly.
 
 U32 and booleans are stored as I32: safetensors readers elsewhere know F32 and I32 best.
 """
@@ -54,6 +55,8 @@ def load(path: str | os.PathLike[str], store: TrainedParameters) -> None:
     stepper = store.stepper
     file = safetensors.read(path)
     source = stepper.source.switched_on(hyper_of(file))
+    if file.metadata.get("frozen") is not None and not source.freezable:
+        source = source._replace(freezable=True)
     switched = source is not stepper.source
     built = source.traced().compiled() if switched else stepper.built
     snapshot = read(path, file, built.program, stepper.knobs)
@@ -83,6 +86,8 @@ def parts(snapshot: Snapshot) -> list[bytes]:
         "hyper": json.dumps(_without_unit(snapshot.knobs.values)),
         "optimizer": json.dumps(snapshot.optimizer),
     }
+    if snapshot.frozen:
+        metadata["frozen"] = json.dumps(snapshot.frozen)
     return safetensors.parts(tensors, metadata)
 
 
@@ -103,6 +108,7 @@ def digest(snapshot: Snapshot, losses: Sequence[float]) -> str:
             add(f"{role}/{name}", np.asarray(arrays[name]))
     rate, hyper = snapshot.knobs.rate, snapshot.knobs.values
     rest = [snapshot.step, snapshot.seed, rate.schedule.spec(), rate.start, hyper, snapshot.optimizer]
+    rest += [list(snapshot.frozen)] if snapshot.frozen else []
     total.update(json.dumps(rest, sort_keys=True).encode())
     return total.hexdigest()
 
@@ -146,11 +152,12 @@ def read(path: str | os.PathLike[str], file: safetensors.File, program: Program,
         rate, hyper = _object(m["lr"], "lr"), _hyper(_without_unit(_object(m["hyper"], "hyper")), program, current)
         optimizer = _optimizer(_object(m["optimizer"], "optimizer"), program)
         schedule = _schedule(rate, current.rate.schedule)
+        frozen = _frozen(file.metadata, program)
     except InputError as e:
         why = str(e).partition("\n  at ")[0]
         raise InputError.here(f"load: {where} does not fit; nothing was changed\n  metadata {why}") from None
     knobs = Knobs(Rate(schedule, start), {**current.values, **hyper})
-    return Snapshot(values, states, step, seed, knobs, optimizer, program)
+    return Snapshot(values, states, step, seed, knobs, optimizer, program, frozen)
 
 
 def _arrays(
@@ -170,6 +177,8 @@ def _arrays(
             x = _taken(rest, name, part or f, problems)
             if part is None:
                 whole = x
+                if reason := params.not_finite(f, whole) if f.name == name else "":
+                    problems.append(f"{name}: {reason}")
             else:
                 whole.reshape(-1)[part.offset : part.offset + x.size] = x.reshape(-1)
         states[f.name] = whole
@@ -224,6 +233,15 @@ def _optimizer(given: dict[str, Any], program: Program) -> dict[str, Any]:
     return given
 
 
+def _frozen(metadata: Mapping[str, str], program: Program) -> tuple[str, ...]:
+    """Parameters that `train.freeze` named. The entry is there only if some are."""
+    given: object = _entry(metadata, "frozen") if "frozen" in metadata else []
+    names = [f.name for f in program.params if f.spec.get("trainable", True)]
+    if not isinstance(given, list) or any(name not in names for name in cast("list[object]", given)):
+        raise InputError(f"frozen: expected names of trained parameters, got {shown(given)}")
+    return tuple(cast("list[str]", given))
+
+
 def _schedule(spec: Mapping[str, Any], current: schedules.Schedule) -> schedules.Schedule:
     """The schedule of a checkpoint. One that equals the current one is that one: it may be the user's own kind."""
     if json.loads(json.dumps(current.spec())) == spec:
@@ -236,6 +254,8 @@ def _schedule(spec: Mapping[str, Any], current: schedules.Schedule) -> schedules
 
 def split_state(program: Program, state: Field) -> list[tuple[str, Field | None]]:
     """The tensors of one state: a slice for each trainable parameter if it has the parameters' layout, else itself."""
+    if state in program.model_states:
+        return [(state.name, None)]
     trainable = [f for f in program.params if f.spec.get("trainable", True) and f.dtype == "f32"]
     size = sum(f.size for f in trainable)
     if state.dtype != "f32" or not trainable or state.size != size:

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from tracegrad.arrays import HAVE_NUMPY
 from tracegrad.compiler.build import trace_forward as _trace_forward
 from tracegrad.compiler.build import trace_training
 from tracegrad.engine.forward import CompiledForward
@@ -17,14 +16,13 @@ from tracegrad.engine.stores import OwnParameters
 from tracegrad.errors import DeviceError, Site, call_site, located
 from tracegrad.ir import Graph
 from tracegrad.optim.optimizer import Optimizer
+from tracegrad.patterns import Selection
 from tracegrad.refusals import helpful
-from tracegrad.runtime.adapters import AdapterInfo, Search, adapters, check_webgpu, opened, search
+from tracegrad.runtime.adapters import check_webgpu
 from tracegrad.runtime.base import DeviceInfo, Session
-from tracegrad.runtime.browser import BrowserSession
+from tracegrad.runtime.registry import DEVICES, RUNTIMES, runtime
 from tracegrad.runtime.tab import IN_TAB
 from tracegrad.training.compiled import CompiledTraining
-
-DEVICES = ("auto", "webgpu", "cpu")
 
 
 @helpful
@@ -38,6 +36,7 @@ def compile(
     device: str = "auto",
     keep_grads: bool = False,
     precision: str = "f32",
+    frozen: Selection | None = None,
 ) -> CompiledTraining:
     """Trace `loss` once and compile a whole training step of `model`.
 
@@ -51,6 +50,8 @@ def compile(
     precision: "f32", or "f16": what kernels pass to each other is stored in half precision, which halves that memory
                and its traffic, and the loss is scaled so that gradients fit. Parameters, optimizer state, sums and the
                loss stay f32. A step whose gradients overflow is skipped; see `CompletedStep.skipped`.
+    frozen:    parameters that are not trained: a pattern of names such as "backbone.*", a list of patterns, or a
+               function of the name. Their gradients are not computed. `train.freeze` can be undone.
     Raises:    CompileError, InputError, ShapeError, DTypeError, TraceError with the line of your code; DeviceError.
     """
     train = CompiledTraining(
@@ -62,6 +63,7 @@ def compile(
         seed=seed,
         keep_grads=keep_grads,
         precision=precision,
+        frozen=frozen,
     )
     for text in train.store.stepper.built.warnings:
         warnings.warn(text, stacklevel=3)  # of the user: past `helpful`
@@ -79,6 +81,7 @@ def compile_forward(
     device: str = "auto",
     max_cached_shapes: int = 8,
     precision: str = "f32",
+    writes: bool = False,
 ) -> CompiledForward:
     """Compile a forward with parameters of its own, drawn from `seed`; `upload_params` sets them.
 
@@ -88,13 +91,16 @@ def compile_forward(
     max_cached_shapes: programs kept at a time, the latest used; one more size drops the oldest.
     seed, device: as for `compile`.
     precision: "f32", or "f16": what kernels pass to each other is stored in half precision.
+    writes:   it may write states of the model; `states` and `set_states` of the result read and write them.
     Raises:   InputError for inputs that are no types or that `forward` does not take, DeviceError. What is wrong
               inside of `forward` fails its first run.
     """
     store = OwnParameters(model, seed_or_new(seed), session_factory(device))
     try:
         warn_if_slow(store.worker.info)
-        return CompiledForward(store, forward, inputs, max_cached_shapes, owner=True, precision=precision)
+        return CompiledForward(
+            store, forward, inputs, max_cached_shapes, owner=True, precision=precision, writes=writes
+        )
     except BaseException:
         store.worker.close()
         raise
@@ -121,12 +127,8 @@ def is_webgpu_available() -> bool:
 
 def devices() -> list[DeviceInfo]:
     """Every usable device, in the order in which "auto" tries them. Software adapters come last: it never takes one."""
-    from tracegrad.runtime.c_compiler import compiler
-    from tracegrad.runtime.cpu import cpu_info
-
-    found = [DeviceInfo("webgpu", a.description, a.software) for a in adapters()]
-    cpu = [cpu_info(compiler())] if HAVE_NUMPY else []
-    return [*(d for d in found if IN_TAB or not d.software), *cpu, *(d for d in found if d.software and not IN_TAB)]
+    found = [device for name in RUNTIMES for device in runtime(name).devices()]
+    return sorted(found, key=lambda d: d.software and not IN_TAB)
 
 
 def session_factory(device: str) -> Callable[[], Callable[[], Session]]:
@@ -141,48 +143,26 @@ def session_factory(device: str) -> Callable[[], Callable[[], Session]]:
             f"{source} is {wanted!r}; it must be one of {', '.join(map(repr, DEVICES))}; "
             "'webgpu' runs on any vendor's GPU"
         )
-    if IN_TAB and wanted != "cpu":
-        return lambda: BrowserSession
-    if not HAVE_NUMPY:
-        raise DeviceError.here(f"device={device!r} needs NumPy, which is not installed")
     site = call_site()
     return lambda: begin_session(wanted, site)
 
 
 def begin_session(wanted: str, site: Site | None) -> Callable[[], Session]:
-    """Look for the device, and import what will open it; what this gives opens it, on the session's own thread.
-
-    The imports come first because whoever calls this compiles next: that keeps Python busy, and they would wait for it.
-    """
-    found = search(wanted) if wanted != "cpu" else None
-    if found is not None and found.loaded:
-        native_runtime()
-    return partial(open_session, found, site)
+    """Begin to look for the device; what this gives opens it, on the session's own thread."""
+    first, *others = RUNTIMES if wanted == "auto" else (wanted,)
+    return partial(open_session, runtime(first).begin(wanted), others, site)
 
 
-def open_session(found: Search | None, site: Site | None) -> Session:
-    """A session on what was searched for, else on the CPU. DeviceError with the line of the call that wanted it.
-
-    A runtime is imported when it is wanted: together they would be a tenth of `import tracegrad`.
-    """
-    if found is not None:
-        try:
-            session = opened(found, lambda adapter: native_runtime()(adapter))
-        except DeviceError as e:
-            raise type(e)(located(str(e), site)) from e
-        if session is not None:
-            return session
-    from tracegrad.runtime.c_compiler import compiler
-    from tracegrad.runtime.cpu import CpuSession
-
-    return CpuSession(compiler())
-
-
-def native_runtime() -> Callable[[AdapterInfo], Session]:
-    """What opens an adapter, imported when it is first asked for."""
-    from tracegrad.runtime.native import NativeSession
-
-    return NativeSession
+def open_session(first: Callable[[], Session | None], others: Sequence[str], site: Site | None) -> Session:
+    """The first session there is. DeviceError with the line of the call that wanted it."""
+    try:
+        session = first()
+        for name in others:
+            session = runtime(name).begin("auto")() if session is None else session
+    except DeviceError as e:
+        raise type(e)(located(str(e), site)) from e
+    assert session is not None
+    return session
 
 
 def warn_if_slow(info: DeviceInfo) -> None:

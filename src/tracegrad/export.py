@@ -15,12 +15,13 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tracegrad import checkpoints, safetensors
 from tracegrad import lr as schedules
-from tracegrad.arrays import np
+from tracegrad.arrays import HAVE_NUMPY, np
 from tracegrad.compiler.build import Built
+from tracegrad.compiler.dispatches import blamed
 from tracegrad.compiler.feed import make_feed
 from tracegrad.engine.forward import CompiledForward
 from tracegrad.engine.inputs import as_array, describe, fit_value
@@ -29,8 +30,12 @@ from tracegrad.errors import InputError
 from tracegrad.files import replace_file, replace_files
 from tracegrad.hypers import PREFIX
 from tracegrad.introspection.tables import escape
+from tracegrad.ir import Graph
 from tracegrad.program import VERSION, Field, Program
 from tracegrad.runtime.javascript import CHECKS, core, runtime, source, without_imports
+
+if TYPE_CHECKING:
+    from tracegrad.runtime.recorded import Recorded
 
 CURVE_POINTS = 128  # what a free dimension is in a demo that draws a curve
 SHOWN_POINTS = 200  # of the data, behind a curve
@@ -50,8 +55,10 @@ class Contents(NamedTuple):
     vocabulary: Sequence[str] | None
 
 
-def export(snapshot: Snapshot, path: str | os.PathLike[str], contents: Contents, *, single_file: bool) -> Path:
-    """Write the site of a training at one moment; its HTML file."""
+def export(
+    snapshot: Snapshot, graph: Graph, path: str | os.PathLike[str], contents: Contents, *, single_file: bool
+) -> Path:
+    """Write the site of a training at one moment; its HTML file. graph: what the training's program came from."""
     if not single_file and Path(path).suffix in (".html", ".htm"):
         raise InputError.here(f"export: {os.fspath(path)} would be a folder; for one file pass single_file=True")
     for name, example in (("forwards", '{"predict": infer}'), ("data", '{"x": xs, "y": ys}')):
@@ -59,15 +66,22 @@ def export(snapshot: Snapshot, path: str | os.PathLike[str], contents: Contents,
         if not isinstance(given, Mapping | None):
             raise InputError.here(f"export: {name} go in a dict by name, such as {example}, got {type(given).__name__}")
     rows = checked_data(snapshot.program, contents.data or {})
-    demos = {name: demo_of(name, f, snapshot.program, rows) for name, f in (contents.forwards or {}).items()}
+    built = {name: built_of(name, f, snapshot.program) for name, f in (contents.forwards or {}).items()}
+    demos = {name: demo_of(b, rows) for name, b in built.items()}
     manifest = manifest_of(snapshot, contents.title, demos)
     manifest["labels"] = [str(x) for x in contents.labels or ()]
     manifest["vocabulary"] = [str(x) for x in contents.vocabulary or ()]
+    checked = {"train": check_of(snapshot.program, graph)}
+    checked |= {f"forwards.{name}": check_of(b.program, b.graph) for name, b in built.items()}
     whole = {f.name for f in snapshot.program.inputs if f.name in rows and rows[f.name].shape == f.shape}
     if rows:
-        manifest["feed"] = make_feed(snapshot.program, rows.keys() - whole).to_data()
+        feed = make_feed(snapshot.program, rows.keys() - whole)
+        manifest["feed"] = feed.to_data()
+        checked["feed"] = check_of(feed)
     weights, data = b"".join(checkpoints.parts(snapshot)), b"".join(safetensors.parts(rows))
-    parts = {"program": manifest, "weights": weights, "data": data}
+    checks = checks_of({name: check for name, check in checked.items() if check})
+    manifest["checked"] = bool(checks)
+    parts = {"program": manifest, "weights": weights, "data": data, "checks": checks}
     if single_file:
         return write_file(path, contents.title, parts)
     return write_site(Path(path), contents.title, parts)
@@ -93,6 +107,8 @@ def write_site(folder: Path, title: str, parts: Mapping[str, Any]) -> Path:
     contents["weights.safetensors"] = [parts["weights"]]
     if "feed" in parts["program"]:
         contents["data.safetensors"] = [parts["data"]]
+    if parts["checks"]:
+        contents["checks.safetensors"] = [parts["checks"]]
     replace_files({folder / name: blobs for name, blobs in contents.items()})
     return folder / "index.html"
 
@@ -113,6 +129,7 @@ def write_file(path: str | os.PathLike[str], title: str, parts: Mapping[str, Any
         data_block(
             "data", "text/plain", base64.b64encode(parts["data"]).decode() if "feed" in parts["program"] else ""
         ),
+        data_block("checks", "text/plain", base64.b64encode(parts["checks"]).decode()),
         f'<script type="module">{script}</script>',
     ]
     text = page(title, policy, f"<style>{style}</style>", "\n".join(blocks))
@@ -136,8 +153,8 @@ def manifest_of(snapshot: Snapshot, title: str, demos: Mapping[str, Mapping[str,
     }
 
 
-def demo_of(name: str, forward: CompiledForward, program: Program, data: Mapping[str, Any]) -> dict[str, Any]:
-    """A forward's program, and how the page shows it. `program` is the step's, whose parameters it must share."""
+def built_of(name: str, forward: CompiledForward, program: Program) -> Built:
+    """A forward as a page runs it. `program` is the step's, whose parameters it must share."""
     store = getattr(forward, "store", None)
     if store is None or store.layout is not program:
         raise InputError.here(
@@ -145,10 +162,33 @@ def demo_of(name: str, forward: CompiledForward, program: Program, data: Mapping
         )
     source = forward.source  # built for one example, or for a curve's points where an example is one number
     size = CURVE_POINTS if all(t.shape == (None, 1) for t in source.types.values()) else 1
-    built = source.built(store.model, size, program)
+    return source.built(store.model, size, program)
+
+
+def demo_of(built: Built, data: Mapping[str, Any]) -> dict[str, Any]:
+    """A forward's program, and how the page shows it."""
     fields = [f for f in built.program.inputs if not f.name.startswith(PREFIX)]
     demo = demo_kind(fields, built, data)
     return {"program": built.program.to_data(), "structure": built.structure, "demo": demo}
+
+
+def check_of(program: Program, graph: Graph | None = None) -> Recorded | None:
+    """The check of a program's kernels; None without NumPy. graph: has the user's lines, which a wrong kernel names."""
+    if not HAVE_NUMPY:
+        return None
+    from tracegrad.runtime.recorded import recorded
+
+    lines = blamed(graph, program) if graph else {}
+    return recorded(program, {n: [site.short for site in sites] for n, sites in lines.items()})
+
+
+def checks_of(found: Mapping[str, Recorded]) -> bytes:
+    """All checks as one file; nothing if there are none."""
+    if not found:
+        return b""
+    arrays = {f"{name}/{part}": x for name, check in found.items() for part, x in check.arrays.items()}
+    facts = {name: json.dumps(check.facts, separators=(",", ":")) for name, check in found.items()}
+    return b"".join(safetensors.parts(arrays, facts))
 
 
 def demo_kind(fields: Sequence[Field], built: Built, data: Mapping[str, Any]) -> dict[str, Any]:

@@ -12,8 +12,8 @@ from tracegrad.errors import MissingNameError, TraceError, call_site, located
 from tracegrad.habits import FUNCTIONS, NAMES, TENSORS, found
 from tracegrad.methods import METHODS
 
-INTERNAL = ("bit_xor", "getitem", "isnan", "nonfinite", "shift_right")  # of METHODS, not in tg.
-NOT_METHODS = ("concat", "stack", "einsum", "outer", "clamp", "conv2d", "conv1d")
+INTERNAL = ("bit_xor", "fmax", "getitem", "logistic", "nonfinite", "shift_right")  # of METHODS, not in tg.
+NOT_METHODS = ("concat", "stack", "einsum", "outer", "clamp", "conv2d", "conv1d", "meshgrid", "cosine_similarity")
 
 # ufuncs that an ndarray on the left of an operator calls
 OPERATORS = {

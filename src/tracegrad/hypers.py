@@ -21,6 +21,7 @@ from tracegrad.prims.leaves import leaf
 PREFIX = "hyper."  # of their names among the inputs of a program
 COMPLEMENT = "1-"  # a leaf "1-beta1" is uploaded as 1 - beta1: 1 - f32(0.999) would lose five digits
 RESERVED = ("seed", "step")  # counters of the trace, not hyperparameters
+GROUP = "@"  # in "weight_decay@0", what the first group of parameters has in its place
 UNIT = "norm-unit"  # a leaf, which nothing can be called that users name: gradients are multiplied by it to be squared
 NORMAL = 2.0**10  # the usual one: squares of gradients of length 1e-22 to 1e16 have a finite sum that is not 0
 LARGE = 2.0**-80  # the unit in which squares of every finite f32, and sums of 2^31 of them, are finite
@@ -134,11 +135,17 @@ def leaf_value(name: str, values: Mapping[str, float]) -> float:
     """What the host uploads for the leaf `name`, given the hyperparameters by name; in double precision."""
     bare = name.removeprefix(COMPLEMENT)
     value = values.get(bare, NORMAL if bare == UNIT else OFF.get(bare))
-    assert value is not None, name  # OFF: a step was queued before its program had `bare`
+    if value is None and GROUP in bare:  # a step was queued before its program had the group
+        shared = bare.partition(GROUP)[0]
+        value = 1.0 if shared == "lr" else values.get(shared, OFF.get(shared))
+    assert value is not None, name
     return 1.0 - value if name.startswith(COMPLEMENT) else value
 
 
 def settable(names: Iterable[str]) -> list[str]:
-    """Names that `train.set` takes, given those of a program's inputs: its hyperparameters without the counters."""
+    """Names that `train.set` takes, given those of a program's inputs: its hyperparameters without the counters.
+
+    Those of groups are not among them: they go by their patterns.
+    """
     hyper = [name.removeprefix(PREFIX).removeprefix(COMPLEMENT) for name in names if name.startswith(PREFIX)]
-    return [name for name in dict.fromkeys(hyper) if name not in (*RESERVED, UNIT)]
+    return [name for name in dict.fromkeys(hyper) if name not in (*RESERVED, UNIT) and GROUP not in name]

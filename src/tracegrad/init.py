@@ -9,13 +9,12 @@ from __future__ import annotations
 import base64
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any, cast
 
 from tracegrad import foreign
 from tracegrad.dtypes import DType, Shape, as_dtype, f32
 from tracegrad.errors import DTypeError, InputError
-from tracegrad.hypers import AT_LEAST_0, checked
+from tracegrad.hypers import AT_LEAST_0, POSITIVE, checked
 from tracegrad.prims import leaves
 from tracegrad.refusals import check_call
 from tracegrad.shapes import show
@@ -38,7 +37,10 @@ def fans(shape: Shape) -> tuple[int, int]:
 
 
 class Initializer:
-    """What all of them are: frozen plain data."""
+    """What all of them are: frozen plain data, equal where their values are.
+
+    No dataclasses: making one takes 500 calls, and `import tracegrad` would make all of them.
+    """
 
     __slots__ = ()
 
@@ -46,68 +48,181 @@ class Initializer:
 
         def __new__(cls, *args: Any, **given: Any) -> Any:
             if given:
-                check_call(f"init.{cls.__name__.lower()}", cls.__init__, args, given, bound=1)
+                check_call(f"init.{kind_of(cls)}", cls.__init__, args, given, bound=1)
             return super().__new__(cls)
+
+        def __setattr__(self, name: str, value: object) -> None:
+            raise AttributeError(f"an initialiser is fixed once it is made; {name} cannot be set")
+
+    def values(self) -> dict[str, Any]:
+        """What it was made with, by name."""
+        return {name: getattr(self, name) for name in type(self).__slots__}
 
     def spec(self) -> dict[str, Any]:
         """As plain data, which `from_spec` and the browser read."""
-        values = {f.name: getattr(self, f.name) for f in fields(cast("Any", self))}
-        return {"kind": type(self).__name__.lower(), **values}
+        return {"kind": kind_of(type(self)), **self.values()}
+
+    def __eq__(self, other: object) -> bool:
+        return type(self) is type(other) and self.values() == cast("Initializer", other).values()
+
+    def __hash__(self) -> int:
+        return hash((type(self), *self.values().values()))
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({', '.join(f'{name}={x!r}' for name, x in self.values().items())})"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), tuple(self.values().values())
+
+    def _hold(self, **values: Any) -> None:
+        for name, x in values.items():
+            object.__setattr__(self, name, x)
 
 
-@dataclass(frozen=True, slots=True)
-class Randn(Initializer):
-    """Normal numbers of mean 0 and standard deviation `scale`."""
+def kind_of(cls: type) -> str:
+    """`xavier_uniform` of XavierUniform: what the public function is called."""
+    return "".join(f"_{c.lower()}" if c.isupper() else c for c in cls.__name__).lstrip("_")
 
-    scale: float = 0.02
 
-    def __post_init__(self) -> None:
+class Gaussian(Initializer):
+    """Normal numbers of one mean and deviation a parameter."""
+
+    __slots__ = ()
+
+    def center(self) -> float:
+        """Their mean."""
+        return 0.0
+
+    def deviation(self, shape: Shape) -> float:
+        """Their standard deviation for a parameter of `shape`."""
+        raise NotImplementedError
+
+
+class Even(Initializer):
+    """Numbers spread evenly over one range a parameter."""
+
+    __slots__ = ()
+
+    def bounds(self, shape: Shape) -> tuple[float, float]:
+        """The lowest value of a parameter of `shape`, and what all its values are below."""
+        raise NotImplementedError
+
+
+class Randn(Gaussian):
+    """Normal numbers of mean 0 and standard deviation `scale`. What `nn.Embedding` and `self.param` begin with."""
+
+    __slots__ = ("scale",)
+    scale: float
+
+    def __init__(self, scale: float = 0.02) -> None:
+        self._hold(scale=scale)
         checked("scale", self.scale, AT_LEAST_0, "init.randn")
 
-    def std(self, shape: Shape) -> float:
-        """Standard deviation for a parameter of `shape`."""
+    def deviation(self, shape: Shape) -> float:
+        """scale"""
         return self.scale
 
 
-@dataclass(frozen=True, slots=True)
-class Kaiming(Initializer):
-    """Normal numbers of deviation gain / sqrt(fan_in), for layers before a relu (He et al. 2015).
+class Normal(Gaussian):
+    """Normal numbers of mean `mean` and standard deviation `std`. PyTorch's normal_."""
 
-    fan_in is shape[0] of a matrix [in, out], and in/groups * kh * kw of a convolution.
+    __slots__ = ("mean", "std")
+    mean: float
+    std: float
+
+    def __init__(self, mean: float = 0.0, std: float = 1.0) -> None:
+        self._hold(mean=mean, std=std)
+        checked("mean", self.mean, what="init.normal")
+        checked("std", self.std, AT_LEAST_0, "init.normal")
+
+    def center(self) -> float:
+        """mean"""
+        return self.mean
+
+    def deviation(self, shape: Shape) -> float:
+        """std"""
+        return self.std
+
+
+class TruncatedNormal(Initializer):
+    """Normal numbers of mean `mean` and deviation `std`, given that they lie in [low, high]. PyTorch's trunc_normal_.
+
+    low and high are values, not multiples of `std`. InputError if [low, high] is empty or `std` is 0.
     """
 
-    gain: float = SQRT2
-
-    def __post_init__(self) -> None:
-        checked("gain", self.gain, AT_LEAST_0, "init.kaiming")
-
-    def std(self, shape: Shape) -> float:
-        """Standard deviation for a parameter of `shape`."""
-        return self.gain / math.sqrt(fans(shape)[0])
-
-
-@dataclass(frozen=True, slots=True)
-class Xavier(Initializer):
-    """Normal numbers of deviation gain * sqrt(2 / (fan_in + fan_out)) (Glorot & Bengio 2010)."""
-
-    gain: float = 1.0
-
-    def __post_init__(self) -> None:
-        checked("gain", self.gain, AT_LEAST_0, "init.xavier")
-
-    def std(self, shape: Shape) -> float:
-        """Standard deviation for a parameter of `shape`."""
-        return self.gain * math.sqrt(2.0 / sum(fans(shape)))
-
-
-@dataclass(frozen=True, slots=True)
-class Uniform(Initializer):
-    """Numbers spread evenly over [low, high)."""
-
+    __slots__ = ("mean", "std", "low", "high")
+    mean: float
+    std: float
     low: float
     high: float
 
-    def __post_init__(self) -> None:
+    def __init__(self, mean: float = 0.0, std: float = 1.0, low: float = -2.0, high: float = 2.0) -> None:
+        self._hold(mean=mean, std=std, low=low, high=high)
+        for name in ("mean", "low", "high"):
+            checked(name, getattr(self, name), what="init.truncated_normal")
+        checked("std", self.std, POSITIVE, "init.truncated_normal")
+        if self.low >= self.high:
+            raise InputError.here(
+                f"init.truncated_normal: low must be below high, got [{self.low!r}, {self.high!r}]; exchange them"
+            )
+
+
+class Kaiming(Gaussian):
+    """Normal numbers of deviation gain / sqrt(fan_in), for layers before a relu (He et al. 2015).
+
+    fan_in is shape[0] of a matrix [in, out], and in/groups * kh * kw of a convolution. What `nn.Linear` and
+    `nn.Conv2d` begin with. PyTorch's kaiming_normal_.
+    """
+
+    __slots__ = ("gain",)
+    gain: float
+
+    def __init__(self, gain: float = SQRT2) -> None:
+        self._hold(gain=gain)
+        checked("gain", self.gain, AT_LEAST_0, "init.kaiming")
+
+    def deviation(self, shape: Shape) -> float:
+        """gain / sqrt(fan_in)"""
+        return self.gain / math.sqrt(fans(shape)[0])
+
+
+class Lecun(Gaussian):
+    """Normal numbers of deviation 1 / sqrt(fan_in), for layers before tanh or selu (LeCun et al. 1998)."""
+
+    __slots__ = ()
+
+    def deviation(self, shape: Shape) -> float:
+        """1 / sqrt(fan_in)"""
+        return 1.0 / math.sqrt(fans(shape)[0])
+
+
+class Xavier(Gaussian):
+    """Normal numbers of deviation gain * sqrt(2 / (fan_in + fan_out)) (Glorot & Bengio 2010).
+
+    PyTorch's xavier_normal_.
+    """
+
+    __slots__ = ("gain",)
+    gain: float
+
+    def __init__(self, gain: float = 1.0) -> None:
+        self._hold(gain=gain)
+        checked("gain", self.gain, AT_LEAST_0, "init.xavier")
+
+    def deviation(self, shape: Shape) -> float:
+        """gain * sqrt(2 / (fan_in + fan_out))"""
+        return self.gain * math.sqrt(2.0 / sum(fans(shape)))
+
+
+class Uniform(Even):
+    """Numbers spread evenly over [low, high)."""
+
+    __slots__ = ("low", "high")
+    low: float
+    high: float
+
+    def __init__(self, low: float, high: float) -> None:
+        self._hold(low=low, high=high)
         checked("low", self.low, what="init.uniform")
         checked("high", self.high, what="init.uniform")
         if self.low > self.high:
@@ -115,24 +230,87 @@ class Uniform(Initializer):
                 f"init.uniform: low must not be above high, got [{self.low!r}, {self.high!r}); exchange them"
             )
 
+    def bounds(self, shape: Shape) -> tuple[float, float]:
+        """low, high"""
+        return float(self.low), float(self.high)  # they may be NumPy's, of fewer bits
 
-@dataclass(frozen=True, slots=True)
+
+class KaimingUniform(Even):
+    """Numbers spread evenly over [-c, c), c = gain * sqrt(3 / fan_in), whose deviation is `kaiming`'s.
+
+    PyTorch's kaiming_uniform_; with gain=1/sqrt(3) what torch.nn.Linear begins with (He et al. 2015).
+    """
+
+    __slots__ = ("gain",)
+    gain: float
+
+    def __init__(self, gain: float = SQRT2) -> None:
+        self._hold(gain=gain)
+        checked("gain", self.gain, AT_LEAST_0, "init.kaiming_uniform")
+
+    def bounds(self, shape: Shape) -> tuple[float, float]:
+        """-c, c"""
+        c = self.gain * math.sqrt(3.0 / fans(shape)[0])
+        return -c, c
+
+
+class XavierUniform(Even):
+    """Numbers spread evenly over [-c, c), c = gain * sqrt(6 / (fan_in + fan_out)), whose deviation is `xavier`'s.
+
+    PyTorch's xavier_uniform_ (Glorot & Bengio 2010).
+    """
+
+    __slots__ = ("gain",)
+    gain: float
+
+    def __init__(self, gain: float = 1.0) -> None:
+        self._hold(gain=gain)
+        checked("gain", self.gain, AT_LEAST_0, "init.xavier_uniform")
+
+    def bounds(self, shape: Shape) -> tuple[float, float]:
+        """-c, c"""
+        c = self.gain * math.sqrt(6.0 / sum(fans(shape)))
+        return -c, c
+
+
+class Orthogonal(Initializer):
+    """`gain` times a random matrix whose rows, or columns if these are fewer, are orthonormal (Saxe et al. 2014).
+
+    A convolution [out, in/groups, *kernel] is the matrix [out, the rest], as in PyTorch's orthogonal_. Computed on the
+    host in n^2 m operations for a matrix with sides n <= m. ShapeError for a parameter with fewer than two axes.
+    """
+
+    __slots__ = ("gain", "stacked")
+    gain: float
+    stacked: int  # leading axes that count models, of `nn.stack`
+
+    def __init__(self, gain: float = 1.0, stacked: int = 0) -> None:
+        self._hold(gain=gain, stacked=stacked)
+        checked("gain", self.gain, AT_LEAST_0, "init.orthogonal")
+
+
 class Zeros(Initializer):
     """Zeros: biases. Not decayed by default."""
 
+    __slots__ = ()
 
-@dataclass(frozen=True, slots=True)
+
 class Ones(Initializer):
     """Ones: gains. Not decayed by default."""
 
+    __slots__ = ()
 
-@dataclass(frozen=True, slots=True, repr=False)
+
 class Literal(Initializer):
     """Given values; make one with `literal`. `data` are the bytes, little-endian, row-major."""
 
+    __slots__ = ("dtype", "shape", "data")
     dtype: DType
     shape: Shape
     data: bytes
+
+    def __init__(self, dtype: DType, shape: Shape, data: bytes) -> None:
+        self._hold(dtype=dtype, shape=shape, data=data)
 
     def __repr__(self) -> str:
         return f"literal({self.dtype}{show(self.shape)})"
@@ -144,14 +322,24 @@ class Literal(Initializer):
 
 
 randn = Randn
+normal = Normal
+truncated_normal = TruncatedNormal
 kaiming = Kaiming
+lecun = Lecun
 xavier = Xavier
 uniform = Uniform
+kaiming_uniform = KaimingUniform
+xavier_uniform = XavierUniform
+orthogonal = Orthogonal
 zeros = Zeros
 ones = Ones
 
-
-PUBLIC = ("randn", "kaiming", "xavier", "uniform", "zeros", "ones", "literal")
+KINDS: dict[str, type[Initializer]] = {
+    kind_of(c): c
+    for c in (Randn, Normal, TruncatedNormal, Kaiming, Lecun, Xavier, Uniform, KaimingUniform, XavierUniform,
+              Orthogonal, Zeros, Ones)
+}  # fmt: skip
+PUBLIC = (*KINDS, "literal")
 
 
 def literal(array: Any, dtype: DType | str = f32) -> Literal:
@@ -188,10 +376,9 @@ def from_spec(spec: Mapping[str, Any]) -> Initializer:
     kind = values.pop("kind", None)
     if kind == "literal":
         return Literal(as_dtype(values["dtype"]), tuple(values["shape"]), base64.b64decode(values["data"]))
-    kinds = {c.__name__.lower(): c for c in (Randn, Kaiming, Xavier, Uniform, Zeros, Ones)}
-    if kind not in kinds:
-        raise InputError(f"initialiser of unknown kind {kind!r}; known are {', '.join(kinds)} and literal")
-    return kinds[kind](**values)
+    if kind not in KINDS:
+        raise InputError(f"initialiser of unknown kind {kind!r}; known are {', '.join(KINDS)} and literal")
+    return KINDS[kind](**values)
 
 
 if not TYPE_CHECKING:  # type checkers are to report unknown names themselves

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast
 
 from tracegrad import foreign
 from tracegrad.errors import InputError
-from tracegrad.hypers import POSITIVE, RANGES, checked
+from tracegrad.hypers import POSITIVE, RANGES, SHARE, checked
 from tracegrad.refusals import NoNumber, check_call, shown
 
 
@@ -245,6 +245,72 @@ class OneCycle(Schedule):
         return between(self.peak, first / self.final_div_factor, (e - top) / (last - top))
 
 
+@dataclass(frozen=True)
+class Plateau(Schedule):
+    """`peak`, times `factor` whenever a metric has not improved for more than `patience` calls of `train.lr_metric`.
+
+    PyTorch's ReduceLROnPlateau. A metric improves if it is below best (1 - threshold), with mode="max" above
+    best (1 + threshold); with threshold_mode="abs" the margin is the threshold. Behind a reduction, `cooldown` calls do
+    not count. The rate stays at least `min_lr`, and does not change by less than `eps`.
+
+    now, best, bad and cooling say where it stands: leave them out.
+    """
+
+    peak: float
+    factor: float = 0.1
+    patience: int = 10
+    threshold: float = 1e-4
+    mode: str = "min"
+    threshold_mode: str = "rel"
+    cooldown: int = 0
+    min_lr: float = 0.0
+    eps: float = 1e-8
+    now: float | None = None
+    best: float | None = None
+    bad: int = 0
+    cooling: int = 0
+    start: int | None = _start()
+
+    def __post_init__(self) -> None:
+        _check(self, "peak", "min_lr", "eps", "threshold", *(["now"] if self.now is not None else []))
+        checked("factor", self.factor, SHARE, "lr.plateau")
+        if self.best is not None:
+            checked("best", self.best, what="lr.plateau")
+        for name in ("patience", "cooldown", "bad", "cooling"):
+            n: object = getattr(self, name)
+            if isinstance(n, bool) or not isinstance(n, numbers.Integral) or n < 0:
+                raise InputError.here(f"lr.plateau: {name} must be an integer of at least 0, got {n!r}")
+        if self.mode not in ("min", "max") or self.threshold_mode not in ("rel", "abs"):
+            raise InputError.here(
+                f'lr.plateau: mode must be "min" or "max", got {self.mode!r}; '
+                f'threshold_mode must be "rel" or "abs", got {self.threshold_mode!r}'
+            )
+
+    def value(self, s: int) -> float:
+        """See the class."""
+        return self.peak if self.now is None else self.now
+
+    def after(self, metric: float) -> Plateau:
+        """The schedule behind one more metric; NaN is none better. InputError for what is no finite number."""
+        nan = isinstance(metric, numbers.Real) and math.isnan(metric)
+        value = metric if nan else checked("metric", metric, what="lr_metric")
+        better = not nan and self._improves(value)
+        bad = 0 if better or self.cooling else self.bad + 1
+        cooling, rate = max(0, self.cooling - 1), self.value(1)
+        if bad > self.patience:
+            lower = max(rate * self.factor, self.min_lr)
+            rate = lower if rate - lower > self.eps else rate
+            bad, cooling = 0, self.cooldown
+        return replace(self, now=rate, best=value if better else self.best, bad=bad, cooling=cooling)
+
+    def _improves(self, metric: float) -> bool:
+        if self.best is None:
+            return True
+        sign = 1.0 if self.mode == "max" else -1.0
+        margin = self.threshold * (self.best if self.threshold_mode == "rel" else 1.0)
+        return sign * metric > sign * (self.best + sign * margin)
+
+
 def _line(a: float, b: float, share: float) -> float:
     return a + (b - a) * share
 
@@ -261,14 +327,15 @@ staircase = Staircase
 multi_step = MultiStep
 exponential = Exponential
 one_cycle = OneCycle
+plateau = Plateau
 
 PUBLIC = (
     "Schedule", "constant", "linear", "cosine_annealing", "warmup", "staircase", "multi_step", "exponential",
-    "one_cycle",
+    "one_cycle", "plateau",
 )  # fmt: skip
 
 KINDS: tuple[type[Any], ...] = (
-    Constant, Linear, CosineAnnealing, Warmup, Staircase, MultiStep, Exponential, OneCycle,
+    Constant, Linear, CosineAnnealing, Warmup, Staircase, MultiStep, Exponential, OneCycle, Plateau,
 )  # fmt: skip
 
 
@@ -309,6 +376,12 @@ def from_spec(spec: Mapping[str, Any] | float) -> Schedule:
         problems = [*(f"{n} is missing" for n in missing), *(f"{n} is unknown" for n in values if n not in known)]
         raise InputError.here(f"schedule {kind}: {', '.join(problems)}; its fields are {', '.join(known)}")
     return cls(**values)
+
+
+def restarted(schedule: Schedule) -> Schedule:
+    """`schedule` as it was before it was told a metric."""
+    told = isinstance(schedule, Plateau)
+    return replace(schedule, now=None, best=None, bad=0, cooling=0) if told else schedule
 
 
 S = TypeVar("S", bound=Schedule)

@@ -13,16 +13,19 @@ import os
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 from tracegrad.dtypes import DTYPES, STORED, TensorType
 from tracegrad.errors import InputError
 from tracegrad.jsontext import parse, shown
 from tracegrad.kernels.form import Kernel
+from tracegrad.kernels.tiling import Tiling
 from tracegrad.program_json import LOCAL, built, check, plain
 
 VERSION = 1
 PERSISTENT = ("param", "grad", "state", "data")  # roles whose buffers outlive a step and are shared by name
+FILED = ("wgsl", "serial_wgsl")  # the languages of files
+DRAWN = "init"  # the `Buffer.fill` of the model's states: each is drawn by the initialiser in its field's spec
 COUNTS = "counts"  # in an output's spec: a run sets it to 0 or adds 1, so its last value tells those of all runs
 
 
@@ -34,7 +37,8 @@ class Buffer:
     dtype: str  # "f32" or "i32"; role "temp": also "f16"
     size: int  # elements; role "data": 0 where the host decides how many examples there are
     role: str
-    fill: float | str = 0.0  # what a persistent buffer holds at first, parameters aside; "params" is a copy of them
+    fill: float | str = 0.0  # what a persistent buffer holds at first, parameters aside; "params" is a copy of them;
+    # "init": its fields are drawn
     data: str = ""  # role "const": the bytes, base64
 
     @property
@@ -56,7 +60,7 @@ class Field:
     offset: int
     dtype: str  # "f32", "i32", "u32" or "bool"
     shape: tuple[int, ...]
-    spec: Mapping[str, Any] = field(default_factory=dict[str, Any])  # param: init, decay; input: range; output: COUNTS
+    spec: Mapping[str, Any] = field(default_factory=dict[str, Any])  # param, state: init; input: range; output: COUNTS
 
     @property
     def type(self) -> TensorType:
@@ -78,6 +82,17 @@ class Binding:
     size: int = 0  # elements that the kernel's text declares: a bound known beforehand is cheap to check; 0 is any
 
 
+@dataclass(frozen=True, slots=True)
+class BoundLaunch:
+    """Kernels that run side by side, and where their slots lie: what a renderer spells."""
+
+    kernels: Sequence[Kernel]
+    tilings: Sequence[Tiling]
+    binding_of: Sequence[int]  # of each slot, kernels one after the other
+    bindings: Sequence[Binding]
+    aligned: Sequence[bool]  # of each slot, do all dispatches have it begin at a multiple of four elements?
+
+
 SPELLING = [threading.RLock()]  # kernels share what expressions are made of, which spelling adds to
 
 
@@ -90,38 +105,74 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_forked)
 
 
-class Spelled:
-    """Texts that are made when they are first asked for, by any thread: a device reads one language of several."""
+class Texts:
+    """A kernel in each language. `spell` makes one when it is first read, by any thread: a device reads one of several.
 
-    __slots__ = ("_spell",)
+    Only files and WebGPU know the two dialects of WGSL, so two kernels are equal if these are.
+    """
 
-    if not TYPE_CHECKING:  # the fields of the class below have their types
+    __slots__ = ("_known", "_spell")
 
-        def __getattr__(self, name: str) -> str:
-            spell = object.__getattribute__(self, "_spell").get(name)
-            if spell is None:
-                raise AttributeError(name)
+    def __init__(self, spell: Callable[[str], Any] | None = None, **known: Any) -> None:
+        self._spell, self._known = spell, known if spell else {"serial_wgsl": None, **known}
+
+    def __getitem__(self, language: str) -> Any:
+        if language not in self._known and self._spell is not None:
             with SPELLING[0]:
-                try:  # while it waited, another thread may have spelled it
-                    return object.__getattribute__(self, name)
-                except AttributeError:
-                    object.__setattr__(self, name, spell())
-            return object.__getattribute__(self, name)
+                if language not in self._known:  # while it waited, another thread may have spelled it
+                    self._known[language] = self._spell(language)
+        return self._known[language]
+
+    def lacks(self, language: str) -> bool:
+        """Is it known that there is none? A text that is not spelled yet is not looked at."""
+        return self._known.get(language, self._spell) is None
+
+    @staticmethod
+    def filed(wgsl: str, serial_wgsl: str = "") -> Texts:
+        """Those that a file holds."""
+        return Texts(wgsl=Shader(wgsl), serial_wgsl=Shader(serial_wgsl) if serial_wgsl else None)
+
+    def shader(self, language: str) -> str:
+        """The text in a dialect of WGSL; "" if there is none."""
+        found: Shader | None = self[language]
+        return found.text() if found else ""
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Texts) and all(self.shader(k) == other.shader(k) for k in FILED)
+
+    def __hash__(self) -> int:
+        return hash(self.shader("wgsl"))
 
 
 @dataclass(frozen=True, slots=True)
-class KernelSource(Spelled):
-    """One kernel in every language it is spelled in."""
+class Shader:
+    """WGSL. A text of this process declares its offsets between `head` and `body`; that of a file is all head."""
+
+    head: str
+    body: str = ""
+    offsets: int = 0  # to be declared
+    constant: bool = False  # does the body read them at constant positions?
+
+    def text(self, offsets: Sequence[int] = ()) -> str:
+        """All of it. With `offsets` they are constants, else a device reads them from a buffer."""
+        declared = ""
+        if self.offsets:
+            kind = f"array<vec4<i32>, {-(-self.offsets // 4)}>"
+            numbers = [*offsets, 0, 0, 0]
+            fours = ", ".join(f"vec4<i32>{tuple(numbers[k : k + 4])}" for k in range(0, len(offsets), 4))
+            declared = f"const at = {kind}({fours});" if offsets else f"@group(1) @binding(0) var<uniform> at: {kind};"
+        return self.head + declared + "\n" * bool(declared) + self.body
+
+
+@dataclass(frozen=True, slots=True)
+class KernelSource:
+    """One kernel, in every language it is spelled in."""
 
     label: str
     bindings: tuple[Binding, ...]
     slots: int  # how many offsets a dispatch gives
     workgroup_memory: int  # bytes
-    wgsl: str = field(repr=False)
-    numpy: str = field(repr=False, compare=False, metadata=LOCAL)  # host code, as the next two are: no file holds it
-    c: str = field(default="", repr=False, compare=False, metadata=LOCAL)  # functions for all but products,
-    calls: str = field(default="", repr=False, compare=False, metadata=LOCAL)  # and Python that binds both, in order
-    serial_wgsl: str = field(default="", repr=False)  # the same without workgroup memory, where that is used
+    texts: Texts = field(repr=False, metadata={"filed": FILED, "read": Texts.filed})
     serial_grid: tuple[int, int] = (0, 0)  # workgroups of each dispatch of serial_wgsl
     # made by the compiler in this process: the CPU runs no other, and a GPU checks the indices of all others
     own: bool = field(default=False, repr=False, compare=False, metadata=LOCAL)
@@ -129,13 +180,27 @@ class KernelSource(Spelled):
     forms: tuple[Kernel, ...] = field(default=(), repr=False, compare=False, metadata=LOCAL)
     binding_of: tuple[int, ...] = field(default=(), repr=False, compare=False, metadata=LOCAL)
 
-    @staticmethod
-    def spelled(spell: Mapping[str, Callable[[], str]], **known: Any) -> KernelSource:
-        """A kernel whose texts `spell` makes, by field, when they are asked for."""
-        made = object.__new__(KernelSource)
-        for name, value in {"_spell": spell, "own": True, **known}.items():
-            object.__setattr__(made, name, value)
-        return made
+    @property
+    def wgsl(self) -> str:
+        """What a GPU runs."""
+        return self.texts.shader("wgsl")
+
+    @property
+    def serial_wgsl(self) -> str:
+        """The same without workgroup memory, where that is used."""
+        return self.texts.shader("serial_wgsl")
+
+    def without_barriers(self) -> KernelSource:
+        """What an adapter that runs on a CPU runs: barriers are ruinous there."""
+        if self.texts.lacks("serial_wgsl"):
+            return self
+        texts = Texts(lambda _: self.texts["serial_wgsl"], serial_wgsl=None)
+        return replace(self, texts=texts, workgroup_memory=0)
+
+    def with_offsets(self, offsets: Sequence[int]) -> KernelSource:
+        """The same with constant offsets, if all it reads are at constant positions: a launch binds one group fewer."""
+        shader: Shader = self.texts["wgsl"]
+        return replace(self, slots=0, texts=Texts(wgsl=Shader(shader.text(offsets)))) if shader.constant else self
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,7 +253,7 @@ class Program:
     inputs: tuple[Field, ...]  # written by the host before each run; hyperparameters are named "hyper.lr" and so on
     outputs: tuple[Field, ...]  # read after a run: "loss", "halted", "aux.*", "capture.*" or "output"
     params: tuple[Field, ...]  # by declaration order
-    states: tuple[Field, ...]  # persistent optimizer arrays and flags
+    states: tuple[Field, ...]  # persistent optimizer arrays and flags, and the states of the model
     needs: Needs
     meta: Mapping[str, Any] = field(default_factory=dict[str, Any])  # hyperparameters, schedule, optimizer: plain data
     copies: tuple[tuple[int, int], ...] = ()
@@ -197,6 +262,11 @@ class Program:
     def unrolled(self) -> Iterator[Dispatch]:
         """All dispatches in the order they run, those in loops once an iteration, with the offsets of that."""
         return _unrolled(self, range(len(self.dispatches)), range(len(self.loops)), ())
+
+    @property
+    def model_states(self) -> tuple[Field, ...]:
+        """The states of the model, named `state/<path>`; the others are the optimizer's."""
+        return tuple(f for f in self.states if "init" in f.spec)
 
     @property
     def needs_f16(self) -> bool:
@@ -211,16 +281,10 @@ class Program:
 
     def without_barriers(self) -> Program:
         """The same for an adapter that runs on a CPU, where barriers are ruinous: the same sums, bit for bit."""
-        serial = [bool(k.serial_wgsl) for k in self.kernels]
-        return replace(
-            self,
-            kernels=tuple(
-                replace(k, wgsl=k.serial_wgsl, workgroup_memory=0) if s else k for k, s in zip(self.kernels, serial)
-            ),
-            dispatches=tuple(
-                replace(d, grid=self.kernels[d.kernel].serial_grid) if serial[d.kernel] else d for d in self.dispatches
-            ),
-        )
+        kernels = tuple(k.without_barriers() for k in self.kernels)
+        grids = [old.serial_grid if new is not old else None for old, new in zip(self.kernels, kernels)]
+        dispatches = tuple(replace(d, grid=grids[d.kernel] or d.grid) for d in self.dispatches)
+        return replace(self, kernels=kernels, dispatches=dispatches)
 
     def to_data(self) -> dict[str, Any]:
         """Plain data without the host code of its kernels."""

@@ -10,7 +10,7 @@ import binascii
 import functools
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import MISSING, fields, is_dataclass
+from dataclasses import fields, is_dataclass
 from typing import TYPE_CHECKING, Any, cast, get_args, get_origin, get_type_hints
 
 from tracegrad.dtypes import DTYPES, STORED
@@ -69,22 +69,23 @@ def _built_row(kind: type[Any], value: Any, where: str) -> Any:
     shared = _shared(kind)
     unknown = [name for name in value if name not in shared]
     if unknown:
-        local = [f.name for f in fields(kind) if f.metadata.get("local")]
-        why = "code for the host is not read" if unknown[0] in local else f"it has {', '.join(shared)}"
-        raise InputError(f"{where} has a field {shown(unknown[0])}; {why}")
+        raise InputError(f"{where} has a field {shown(unknown[0])}; it has {', '.join(shared)}")
     missing = [name for name in shared if name not in value]
     if missing:
         raise InputError(f"{where} has no field {missing[0]!r}")
     row = {name: built(shared[name], x, f"{where}.{name}") for name, x in value.items()}
-    blank = {f.name: "" for f in fields(kind) if f.metadata.get("local") and f.default is MISSING}
-    return kind(**row, **blank)
+    for f in fields(kind):
+        if "filed" in f.metadata:
+            row[f.name] = f.metadata["read"](**{name: row.pop(name) for name in f.metadata["filed"]})
+    return kind(**row)
 
 
 @functools.cache
 def _shared(kind: type[Any]) -> dict[str, Any]:
-    """The types of a dataclass's fields that are not local."""
+    """The types of what files hold of a dataclass: its fields that are not local, or texts in place of one."""
     kinds = get_type_hints(kind)
-    return {f.name: kinds[f.name] for f in fields(kind) if not f.metadata.get("local")}
+    rows = [f for f in fields(kind) if not f.metadata.get("local")]
+    return {name: kinds.get(name, str) for f in rows for name in f.metadata.get("filed", (f.name,))}
 
 
 def _demand(holds: bool, where: str, value: Any, expected: str) -> None:
@@ -122,8 +123,8 @@ def _check_buffer(b: Buffer, where: str) -> None:
     _demand(b.dtype in STORED, f"{where}.dtype", b.dtype, f"one of {', '.join(STORED)}")
     _demand(b.role in ROLES, f"{where}.role", b.role, f"one of {', '.join(ROLES)}")
     _natural(b.size, f"{where}.size")
-    finite = math.isfinite(b.fill) if isinstance(b.fill, float | int) else b.fill == "params"
-    _demand(finite, f"{where}.fill", b.fill, 'a finite number or "params"')
+    finite = math.isfinite(b.fill) if isinstance(b.fill, float | int) else b.fill in ("params", "init")
+    _demand(finite, f"{where}.fill", b.fill, 'a finite number, "params" or "init"')
     try:
         length = len(base64.b64decode(b.data, validate=True))
     except (binascii.Error, ValueError):

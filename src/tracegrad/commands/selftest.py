@@ -198,7 +198,7 @@ class Classifier(tg.Module):
 
     def __init__(self) -> None:
         self.table = nn.Embedding(11, 16)
-        self.dense = nn.Linear(16, 5, init=tg.init.kaiming())
+        self.dense = nn.Linear(16, 5)
         self.norm = nn.LayerNorm(16)
 
 

@@ -23,10 +23,9 @@ class DigitNet(tg.Module):
     """Two convolutions, each followed by a pool, and a dense layer: 6 090 parameters."""
 
     def __init__(self) -> None:
-        he = tg.init.kaiming()
-        self.conv1 = nn.Conv2d(1, 16, 3, padding=1, init=he)
-        self.conv2 = nn.Conv2d(16, 32, 3, padding=1, init=he)
-        self.dense = nn.Linear(32 * 2 * 2, 10, init=tg.init.xavier())
+        self.conv1 = nn.Conv2d(1, 16, 3, padding=1)
+        self.conv2 = nn.Conv2d(16, 32, 3, padding=1)
+        self.dense = nn.Linear(32 * 2 * 2, 10)
 
 
 def logits(m: DigitNet, x: tg.Tensor) -> tg.Tensor:

@@ -25,7 +25,7 @@ class Block(tg.Module):
     """Attention and a feed-forward part, each behind a norm and beside a residual."""
 
     def __init__(self, width: int) -> None:
-        narrow, wide = tg.init.randn(1 / math.sqrt(width)), tg.init.randn(0.5 / math.sqrt(4 * width))
+        narrow, wide = tg.init.lecun(), tg.init.kaiming(gain=0.5)
         self.norm1, self.norm2 = nn.LayerNorm(width), nn.LayerNorm(width)
         self.q = nn.Linear(width, width, init=narrow)
         self.k = nn.Linear(width, width, init=narrow)

@@ -21,10 +21,9 @@ class MLP(tg.Module):
     """1-64-64-1 with relu: 4 353 parameters."""
 
     def __init__(self, width: int = 64) -> None:
-        he = tg.init.kaiming()
-        self.l1 = nn.Linear(1, width, init=he)
-        self.l2 = nn.Linear(width, width, init=he)
-        self.l3 = nn.Linear(width, 1, init=tg.init.xavier())
+        self.l1 = nn.Linear(1, width)
+        self.l2 = nn.Linear(width, width)
+        self.l3 = nn.Linear(width, 1)
 
 
 def predict(m: MLP, x: tg.Tensor) -> tg.Tensor:

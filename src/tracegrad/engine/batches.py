@@ -14,6 +14,7 @@ class Runnable(Protocol):
     """What a run is a run of: a program, and how many of its runs one batch should have."""
 
     at_once: int
+    commits: bool  # a run changes what it reads itself: it cannot be run again, behind a step that was not applied
 
 
 class Run(Protocol):

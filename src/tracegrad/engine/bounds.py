@@ -8,7 +8,7 @@ from typing import Any
 
 from tracegrad.arrays import np
 from tracegrad.optim.guard import TRIAL, array_name
-from tracegrad.program import Field, Program
+from tracegrad.program import DRAWN, Field, Program
 from tracegrad.runtime.base import Session
 
 MOST_NAMED = 4  # in an error
@@ -71,9 +71,13 @@ def lift(session: Session, program: Program) -> None:
 
 
 def not_finite(program: Program, arrays: Mapping[str, Any]) -> str:
-    """Which of `arrays`, written by a step, have elements that are infinite or NaN; "" if none has."""
+    """Which of `arrays`, written by a step, have elements that are infinite or NaN; "" if none has.
+
+    Not the states of the model, whose new values the device itself looks at.
+    """
     found: list[str] = []
-    for name in (b.name for b in program.buffers if b.role in ("param", "state") and b.name in arrays):
+    kept = [b for b in program.buffers if b.role in ("param", "state") and b.fill != DRAWN]
+    for name in (b.name for b in kept if b.name in arrays):
         parts = [f for f in program.params if program.buffers[f.buffer].name == name]
         found += _parts(arrays[name], [(f.name, f) for f in parts] or [(f"the state {name!r}", None)])
     more = f" and {len(found) - MOST_NAMED} more" if len(found) > MOST_NAMED else ""

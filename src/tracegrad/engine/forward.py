@@ -14,21 +14,20 @@ from tracegrad.engine.forward_source import ForwardSource
 from tracegrad.engine.inputs import Given, check_inputs, given_or_blank, merge
 from tracegrad.engine.patches import check_patches
 from tracegrad.engine.results import Aborted, Pending, RunResult, failure, resolved
-from tracegrad.engine.stores import ParameterStore
+from tracegrad.engine.stores import HasStates, ParameterStore
 from tracegrad.errors import AbortedError
 from tracegrad.hypers import whole
 from tracegrad.introspection.explain import Explanation, explained
 from tracegrad.introspection.profile import Profile, checked_steps, profiled
 from tracegrad.introspection.why import Why
 from tracegrad.ir import Graph, Tensor
-from tracegrad.refusals import Helped
 from tracegrad.runtime.base import Session
 from tracegrad.sites import SiteInfo
 
 Array = Any
 
 
-class CompiledForward(Helped):
+class CompiledForward(HasStates):
     """A forward compiled for one device; made by `tg.compile_forward` and `train.attach`. A context manager.
 
     A None dimension of `inputs` is chosen by each call: one program is compiled and kept per size, and the one that was
@@ -46,12 +45,14 @@ class CompiledForward(Helped):
         *,
         owner: bool = False,
         precision: str = "f32",
+        writes: bool = False,
     ):
         """For `tg.compile_forward` and `attach`. `owner`: closing this closes the store's worker.
 
         Without None dimensions the program is built here, so that its errors are raised here.
         """
-        self.store, self.source = store, ForwardSource.checked(forward, inputs, precision)
+        self.store: ParameterStore = store
+        self.source = ForwardSource.checked(forward, inputs, precision, writes)
         self._programs = ForwardPrograms(self.source, store, whole("max_cached_shapes", max_cached_shapes))
         self._owner = owner
         self._lock = threading.Lock()  # never held while waiting for the worker

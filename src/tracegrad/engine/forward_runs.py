@@ -33,11 +33,12 @@ class ForwardProgram:
     at_once: int = 1  # runs worth one batch
     inputs: tuple[Field, ...] = ()
     hyper: tuple[Field, ...] = ()
+    commits: bool = False  # it writes states
     patched: ForwardProgram | None = None  # the program with its patch sites, made at the first run that patches
     unpatched: dict[str, Any] = field(default_factory=dict[str, Any])  # of a `patched`: inputs of sites left alone
 
     def __post_init__(self) -> None:
-        fields = self.built.program.inputs
+        fields, self.commits = self.built.program.inputs, bool(self.built.graph.writes)
         self.hyper = tuple(f for f in fields if f.name.startswith(PREFIX))
         self.unpatched = blank([f for f in fields if f.name.startswith(PATCH)])
         self.inputs = tuple(f for f in fields if not f.name.startswith((PREFIX, PATCH)))
@@ -119,6 +120,7 @@ class ForwardPrograms:
         def unload(session: Session) -> None:
             for program in [p for pair in programs for p in (pair, pair.patched) if p is not None]:
                 if program.handle is not None and program.version is self.store.version:
+                    self.store.release(session, program.built.program)
                     session.unload(program.handle)
                 program.handle = None
 
@@ -150,6 +152,7 @@ class ForwardRun:
         program, arrays = self.of.built.program, self.arrays
         values = params.download(session, program, program.params)
         env = by_role("param", values) | by_role("frozen", values) | by_role("input", arrays) | by_role("patch", arrays)
+        env |= by_role("state", params.download(session, program, program.model_states))
         return reference.checked(session, self.of.built, arrays, env | dict(arrays))
 
     def finish(self, session: Session, outputs: dict[str, Any]) -> bool:
@@ -162,7 +165,7 @@ class ForwardRun:
         return True
 
     def recover(self, session: Session, outputs: dict[str, Any]) -> None:
-        """The device computed something else than the reference. A forward changes nothing."""
+        """The device computed something else than the reference. What it wrote into states is undone."""
         assert self.checked is not None
         found = self.checked.blame(session)
         self.pending.resolve(Failed(DeviceError(f"run: {self.differs} (TRACEGRAD_CHECK)\n{found}")))

@@ -21,16 +21,19 @@ class ForwardSource(NamedTuple):
     types: Mapping[str, InputType]
     precision: str
     free: tuple[tuple[str, int], ...]  # input and axis of each None dimension
+    writes: bool = False  # it may write states
 
     @staticmethod
-    def checked(forward: Callable[..., Any], inputs: Mapping[str, Any], precision: str) -> ForwardSource:
+    def checked(
+        forward: Callable[..., Any], inputs: Mapping[str, Any], precision: str, writes: bool = False
+    ) -> ForwardSource:
         """A source; InputError for inputs that are no types or that `forward` does not take."""
         check_precision(precision)
         types = input_types(inputs)
         check_function(forward, "forward")
         check_signature(forward, inputs, "forward")
         free = tuple((n, d) for n, t in types.items() for d, size in enumerate(t.shape) if size is None)
-        return ForwardSource(forward, types, precision, free)
+        return ForwardSource(forward, types, precision, free, writes)
 
     def sized(self, size: int | None) -> dict[str, InputType]:
         """The inputs with `size` in place of None."""
@@ -38,7 +41,7 @@ class ForwardSource(NamedTuple):
 
     def built(self, model: Any, size: int | None, like: Program | None = None, patching: bool = False) -> Built:
         """The program for one size; see `build_forward`."""
-        return build_forward(model, self.forward, self.sized(size), like, patching, self.precision)
+        return build_forward(model, self.forward, self.sized(size), like, patching, self.precision, self.writes)
 
     def as_arrays(self, values: Mapping[str, Any]) -> dict[str, Any]:
         """The values of a call. Inputs with a None dimension become arrays, because their shapes matter."""

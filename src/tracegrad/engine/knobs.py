@@ -91,6 +91,10 @@ class Knobs:
         """The same values under another learning rate, which begins at the next step."""
         return Knobs(Rate(schedules.as_schedule(lr)), self.values)
 
+    def with_values(self, values: Mapping[str, float]) -> Knobs:
+        """The same with these values."""
+        return Knobs(self.rate, {**self.values, **values}) if values else self
+
     def wide(self) -> Knobs:
         """The same for a gradient whose squares overflow."""
         return Knobs(self.rate, {**self.values, UNIT: LARGE})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from tracegrad import init
@@ -10,11 +11,12 @@ from tracegrad.arrays import np
 from tracegrad.dtypes import DTYPES
 from tracegrad.engine.inputs import fit_value
 from tracegrad.errors import InputError
-from tracegrad.nn.module import named_parameters
+from tracegrad.nn.module import COPY, named_parameters, named_states, state_specs
 from tracegrad.program import Field, Program
 from tracegrad.runtime.base import Session
 from tracegrad.runtime.draw import draw
 from tracegrad.runtime.storage import check_memory, from_storage, to_storage
+from tracegrad.states import STATE
 
 Array = Any
 
@@ -27,11 +29,31 @@ def declared(model: Any) -> list[Field]:
     ]
 
 
+def declared_states(model: Any) -> list[Field]:
+    """The states of a model, by path, in declaration order; they lie nowhere yet."""
+    return [
+        Field(n, 0, 0, p.dtype.name, p.shape, {"init": spec, "trainable": False})
+        for (n, p), spec in zip(named_states(model).items(), state_specs(model), strict=True)
+    ]
+
+
+def drawable(program: Program) -> list[Field]:
+    """What initialisers draw, in the order of the stream: parameters, then states."""
+    return [*program.params, *program.model_states]
+
+
+def states_in(program: Program) -> list[Field]:
+    """Where the model's states lie, by path."""
+    return [replace(f, name=f.name.removeprefix(STATE)) for f in program.model_states]
+
+
 def drawn(fields: Sequence[Field], seed: int) -> dict[str, Array]:
     """The first values of parameters, in declaration order, from `seed`. DeviceError if they are too large."""
     check_memory({f.name: 4 * f.size for f in fields}, "drawing the parameters")
-    specs = [(f.shape, init.from_spec(f.spec["init"])) for f in fields]
-    return {f.name: fit_value(f, _cast(f, x)) for f, x in zip(fields, draw(specs, seed), strict=True)}
+    own = [f for f in fields if f.spec["init"]["kind"] != COPY]
+    specs = [(f.shape, init.from_spec(f.spec["init"])) for f in own]
+    found = {f.name: fit_value(f, _cast(f, x)) for f, x in zip(own, draw(specs, seed), strict=True)}
+    return {f.name: found[f.name] if f.name in found else found[f.spec["init"]["of"]].copy() for f in fields}
 
 
 def _cast(field: Field, x: Array) -> Array:
@@ -53,15 +75,18 @@ def not_finite(field: Field, x: Array) -> str:
     return f"{bad} of {x.size} values: every step from them on would fail"
 
 
-def check_record(fields: Sequence[Field], record: Mapping[str, Any], strict: bool, what: str) -> dict[str, Array]:
+def check_record(
+    fields: Sequence[Field], record: Mapping[str, Any], strict: bool, what: str, kind: str = "parameter"
+) -> dict[str, Array]:
     """The arrays of `record`, cast without loss. InputError naming every problem: nothing was written then.
 
     strict: a parameter that `record` lacks is an error too.
+    kind:   what the fields are, "parameter" or "state".
     """
     if not isinstance(record, Mapping):  # pyright: ignore[reportUnnecessaryIsInstance]
-        raise InputError.here(f"{what}: parameters are given as a dict of arrays by name; got {type(record).__name__}")
+        raise InputError.here(f"{what}: {kind}s are given as a dict of arrays by name; got {type(record).__name__}")
     known = {f.name: f for f in fields}
-    problems = [f"{name}: no such parameter" for name in record if name not in known]
+    problems = [f"{name}: no such {kind}" for name in record if name not in known]
     if strict:
         problems += [f"{f.name}: missing, expected {f.type}" for f in fields if f.name not in record]
     arrays: dict[str, Array] = {}
@@ -74,7 +99,7 @@ def check_record(fields: Sequence[Field], record: Mapping[str, Any], strict: boo
             except InputError as e:
                 problems.append(f"{name}: {e}")
     if problems:
-        names = f"parameters are {', '.join(known)}" if any("no such" in p for p in problems) else ""
+        names = f"{kind}s are {', '.join(known) or 'none'}" if any("no such" in p for p in problems) else ""
         message = "\n  ".join([f"{what}: nothing was written", *problems, *([names] if names else [])])
         raise InputError.here(message)
     return arrays

@@ -22,6 +22,7 @@ from tracegrad.ir import Graph, Tensor
 from tracegrad.passes.place import COMPUTING
 from tracegrad.program import Program
 from tracegrad.runtime.base import Session
+from tracegrad.runtime.storage import from_storage
 from tracegrad.runtime.tolerance import wrong
 
 Array = Any
@@ -85,7 +86,8 @@ class Checked(NamedTuple):
 
     def differs(self, session: Session, outputs: Mapping[str, Array]) -> str:
         """The first result that is not the reference's, in words; "" if all are. Nothing may run behind this one."""
-        values = {**outputs, **written(session, self.graph)}
+        arrays = written(session, self.program, self.graph)
+        values = {**outputs, **{name: _value(self.program, name, arrays) for name in self.graph.writes}}
         named = {n: t for n, t in {**self.graph.results, **self.graph.writes}.items() if n in values}
         half = rounded(self.graph) if self.graph.precision == "f16" else None
         halved = {**half.results, **half.writes} if half else None
@@ -102,12 +104,23 @@ class Checked(NamedTuple):
 def checked(session: Session, built: Built, inputs: Mapping[str, Array], env: Mapping[str, Array]) -> Checked:
     """What a run on `inputs` will be compared by. InputError for indices out of range."""
     check_indices(built.graph, env)
-    return Checked(built.graph, built.program, inputs, env, written(session, built.graph))
+    return Checked(built.graph, built.program, inputs, env, written(session, built.program, built.graph))
 
 
-def written(session: Session, graph: Graph) -> dict[str, Array]:
-    """The persistent arrays that a graph writes."""
-    return {name: session.read(name) for name in graph.writes}
+def written(session: Session, program: Program, graph: Graph) -> dict[str, Array]:
+    """The persistent arrays that a graph writes, whole."""
+    return {name: session.read(name) for name in dict.fromkeys(_array(program, name) for name in graph.writes)}
+
+
+def _array(program: Program, name: str) -> str:
+    """The array that the write of this name changes."""
+    return next((program.buffers[f.buffer].name for f in program.model_states if f.name == name), name)
+
+
+def _value(program: Program, name: str, arrays: Mapping[str, Array]) -> Array:
+    """What the write of this name has left in `arrays`."""
+    whole = arrays[_array(program, name)]
+    return next((from_storage(whole, f) for f in program.model_states if f.name == name), whole)
 
 
 def first_difference(session: Session, graph: Graph, program: Program, inputs: Mapping[str, Array],

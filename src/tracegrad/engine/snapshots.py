@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from tracegrad.compiler.build import HALTED
-from tracegrad.engine import bounds, params
+from tracegrad.compiler.persistent import HALTED
+from tracegrad.engine import bounds, freezing, params
 from tracegrad.engine.knobs import Knobs, Rate
 from tracegrad.engine.steps import Stepper
 from tracegrad.program import Field, Program
@@ -25,6 +25,7 @@ class Snapshot(NamedTuple):
     knobs: Knobs  # with the step at which the schedule's own step 1 fell; None: not yet
     optimizer: Mapping[str, Any]  # its spec
     program: Program
+    frozen: tuple[str, ...] = ()  # parameters that steps leave alone, by `train.freeze`
 
 
 def take(session: Session, stepper: Stepper) -> Snapshot:
@@ -38,6 +39,7 @@ def take(session: Session, stepper: Stepper) -> Snapshot:
         knobs=Knobs(Rate(knobs.rate.schedule, knobs.rate.start), knobs.values),
         optimizer=stepper.source.optimizer.spec(),
         program=program,
+        frozen=tuple(stepper.frozen),
     )
 
 
@@ -48,9 +50,11 @@ def restore(session: Session, stepper: Stepper, snapshot: Snapshot) -> None:
         params.upload(session, program, fields, arrays)
         bounds.tell(session, program, bounds.written(program, fields, arrays))
     stepper.seed, stepper.knobs = snapshot.seed, snapshot.knobs
+    stepper.freeze(session, snapshot.frozen)
     stepper.restart(session, snapshot.step)
 
 
 def states_of(program: Program) -> tuple[Field, ...]:
     """What a snapshot holds besides parameters."""
-    return tuple(f for f in program.states if f.name not in (HALTED, bounds.array_of(program)))
+    own = (HALTED, bounds.array_of(program), *freezing.arrays(program))
+    return tuple(f for f in program.states if f.name not in own)

@@ -8,22 +8,24 @@ from functools import partial
 from typing import Any
 
 from tracegrad.arrays import handed_out, np
-from tracegrad.compiler.build import HALTED, SKIPPED, Built, StepSource, TracedStep
+from tracegrad.compiler.build import SKIPPED, Built, StepSource, TracedStep
 from tracegrad.compiler.dispatches import blamed_lines
+from tracegrad.compiler.persistent import HALTED
 from tracegrad.dtypes import DTYPES
-from tracegrad.engine import bounds, indexcheck, params, reference
+from tracegrad.engine import bounds, freezing, indexcheck, params, reference
 from tracegrad.engine.drives import beside
 from tracegrad.engine.knobs import Knobs, Rate
 from tracegrad.engine.nonfinite import blame
 from tracegrad.engine.results import Aborted, Aux, Captures, CompletedStep, Failed, Pending, StepResult, failure
 from tracegrad.errors import DeviceError, InputError, NonFiniteError
 from tracegrad.hypers import PREFIX
-from tracegrad.lr import as_schedule
-from tracegrad.program import Buffer, Field, Program
+from tracegrad.lr import as_schedule, restarted
+from tracegrad.program import DRAWN, Buffer, Field, Program
 from tracegrad.refusals import shown
 from tracegrad.runtime import tab
 from tracegrad.runtime.base import Session, Timings
 from tracegrad.shapes import whole
+from tracegrad.states import STATE
 
 AUX, CAPTURE = "aux.", "capture."  # of output names
 NONE = Captures()
@@ -45,16 +47,18 @@ class Stepper:
     submitted: int = 0  # number of the last step submitted, if all those in flight are applied
     in_flight: int = 0
     replaced: str = ""  # why no more of its work is done
+    frozen: tuple[str, ...] = ()  # parameters that steps leave alone
     inputs: tuple[Field, ...] = ()
     hyper: tuple[Field, ...] = ()
     tells_more: bool = False  # than the loss
+    commits: bool = False  # a step that is not applied changes nothing, and nor do those behind it
 
     @staticmethod
     def of(source: StepSource, traced: TracedStep, seed: int) -> Stepper:
         """A stepper at step 0, compiled; it has no session yet."""
         built = traced.compiled()
         values = {**built.program.meta.get("hyper", {}), **source.optimizer.hyper}
-        first = beside(partial(params.drawn, built.program.params, seed))  # pipelines are compiled meanwhile
+        first = beside(partial(params.drawn, params.drawable(built.program), seed))  # pipelines are compiled meanwhile
         return Stepper(source, built, seed, Knobs(Rate(as_schedule(source.optimizer.lr)), values), first)
 
     def __post_init__(self) -> None:
@@ -144,12 +148,18 @@ class Stepper:
         session.unload(self.handle)
         self.source, self.built, self.handle, self.at_once = source, built, new, 1
         self.__post_init__()
+        self.freeze(session, self.frozen)
         bounds.tell(session, self.program, bounds.filled(self.program) | before)
         self._fill(session, [b for b in self.program.buffers if b.fill == COPY_OF_PARAMS and b.name not in had])
 
+    def freeze(self, session: Session, frozen: Sequence[str]) -> None:
+        """From the next step on, leave alone these parameters and no other. The program has masks, or none is named."""
+        self.frozen = tuple(frozen)
+        freezing.write(session, self.program, self.frozen)
+
     def draw(self, session: Session) -> None:
-        """Draw the parameters from the seed, and write them."""
-        fields, first, self.first = self.program.params, self.first, None
+        """Draw the parameters and states from the seed, and write them."""
+        fields, first, self.first = params.drawable(self.program), self.first, None
         arrays = first() if first else params.drawn(fields, self.seed)
         params.upload(session, self.program, fields, arrays)
         bounds.tell(session, self.program, bounds.written(self.program, fields, arrays))
@@ -164,8 +174,9 @@ class Stepper:
 
     def clear(self, session: Session) -> None:
         """Every optimizer array as it was at first, and no step done."""
-        own = bounds.array_of(self.program)
-        self._fill(session, [b for b in self.program.buffers if b.role == "state" and b.name != own])
+        own = (bounds.array_of(self.program), *freezing.arrays(self.program))
+        kept = [b for b in self.program.buffers if b.role == "state" and b.fill != DRAWN]
+        self._fill(session, [b for b in kept if b.name not in own])
         self.restart(session, 0)
 
     def _fill(self, session: Session, buffers: Sequence[Buffer]) -> None:
@@ -182,7 +193,7 @@ class Stepper:
             self.draw(session)
         if optimizer:
             self.clear(session)
-            knobs.rate.start = None
+            self.knobs = Knobs(Rate(restarted(knobs.rate.schedule)), knobs.values)
 
     def read(self, session: Session) -> dict[str, Any]:
         """All persistent values by role and name of the graph's leaves: parameters, arenas, optimizer arrays."""
@@ -301,7 +312,7 @@ class StepRun:
         None: it is done. Else nothing was changed, and these arrays would not be finite; "" if a gradient is not.
         """
         stepper = self.call.stepper
-        before = reference.written(session, stepper.built.graph)
+        before = reference.written(session, stepper.program, stepper.built.graph)
         overflows = ""
         for knobs in (self.call.knobs, self.call.knobs.wide()):
             stepper.rewind(session)
@@ -309,7 +320,7 @@ class StepRun:
             inputs, self.step, self.checked = stepper.begin(session, self.arrays, knobs)
             outputs = session.run(stepper.handle, [inputs]).outputs()[0]
             if not outputs[HALTED]:
-                after = reference.written(session, stepper.built.graph)
+                after = reference.written(session, stepper.program, stepper.built.graph)
                 overflows = bounds.not_finite(stepper.program, after)
                 if not overflows:
                     bounds.tell(session, stepper.program, bounds.measured(after))
@@ -330,7 +341,9 @@ class StepRun:
             return "what the update would write"
         # Under bounds a trial looks at the gradient only. Otherwise, it looks at what the update writes as well.
         looked = tab.can_wait() and bounds.bounded(self.call.stepper.program)
-        return "a gradient" if looked else "a gradient, or what the update makes of it,"
+        writes = any(name.startswith(STATE) for name in self.call.stepper.built.graph.writes)
+        state = ", or the new value of a state," if writes else ""
+        return f"a gradient{state}" if looked else f"a gradient{state}, or what the update makes of it,"
 
     def _take(self, session: Session, outputs: dict[str, Any]) -> None:
         if not self.finish(session, outputs) and self.checked is not None:

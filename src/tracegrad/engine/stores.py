@@ -17,6 +17,7 @@ from tracegrad.engine.worker import Worker
 from tracegrad.errors import AbortedError, InputError
 from tracegrad.lr import as_schedule
 from tracegrad.program import Field, Program
+from tracegrad.refusals import Helped
 from tracegrad.runtime.base import Session
 from tracegrad.runtime.storage import from_storage
 
@@ -115,6 +116,24 @@ class TrainedParameters:
 
         return {name: handed_out(x) for name, x in self.call(read).items()}
 
+    def set_states(self, record: Mapping[str, Any], strict: bool) -> None:
+        """See `HasStates.set_states`."""
+        stepper = self.stepper
+        fields = params.states_in(stepper.program)
+        arrays = params.check_record(fields, record, strict, "set_states", "state")
+        self.call(lambda session, stepper: params.upload(session, stepper.program, fields, arrays), stepper)
+
+    def states(self) -> dict[str, Array]:
+        """See `HasStates.states`."""
+
+        def read(session: Session, stepper: Stepper) -> dict[str, Array]:
+            return params.download(session, stepper.program, params.states_in(stepper.program))
+
+        return {name: handed_out(x) for name, x in self.call(read).items()}
+
+    def release(self, session: Session, program: Program) -> None:
+        """Nothing is to be saved: the step keeps the buffers."""
+
     def download_grads(self) -> dict[str, Array]:
         """See `CompiledTraining.download_grads`."""
 
@@ -134,7 +153,8 @@ def _trainable(session: Session, program: Program, array: str) -> dict[str, Arra
 class OwnParameters:
     """The parameters of a `tg.compile_forward`: drawn from the seed, kept here, written before a run.
 
-    A forward changes no parameter, so this copy is always the truth, also before the first program exists.
+    A forward changes no parameter, so this copy is always the truth, also before the first program exists. States may
+    be changed: while a program is loaded, the device has them.
     """
 
     knobs = Knobs(Rate(as_schedule(0.0)), {})  # no hyperparameter was set
@@ -143,18 +163,51 @@ class OwnParameters:
         self.model, self.seed = model, seed
         self.version: object = self
         self.layout: Program | None = None
-        self.fields = params.declared(model)
-        self._values = params.drawn(self.fields, seed)
-        self._unwritten: dict[str, Array] = {}  # of these, since the last run
+        self.fields, self.states_fields = params.declared(model), params.declared_states(model)
+        first = params.drawn([*self.fields, *self.states_fields], seed)
+        self._values = {f.name: first[f.name] for f in self.fields}
+        self._states = {f.name: first[f.name] for f in self.states_fields}
+        self._unwritten: dict[str, Array] = {}  # of the parameters, since the last run
+        self._loaded: list[Program] = []  # what is on the device, and with it the states
         self.worker = Worker(session_factory()).opened()
 
     def write(self, session: Session, program: Program, new: bool) -> None:
         """Write what has changed, before a run of `program`. All if it is `new`: its buffers may be, too."""
         if new:
             self._unwritten = dict(self._values)
+            if not self._loaded:
+                params.upload(session, program, params.states_in(program), self._states)
+            self._loaded.append(program)
         if self._unwritten:
             params.upload(session, program, program.params, self._unwritten)
             self._unwritten = {}
+
+    def release(self, session: Session, program: Program) -> None:
+        """Before `program` is unloaded: the device forgets the states with the last of them."""
+        if self._loaded == [program]:
+            self._states = params.download(session, program, params.states_in(program))
+        self._loaded = [p for p in self._loaded if p is not program]
+
+    def set_states(self, record: Mapping[str, Any], strict: bool) -> None:
+        """As `TrainedParameters.set_states`."""
+        arrays = params.check_record(self.states_fields, record, strict, "set_states", "state")
+
+        def apply(session: Session) -> None:
+            self._states |= arrays
+            for program in self._loaded[:1]:
+                params.upload(session, program, params.states_in(program), arrays)
+
+        self.worker.call(apply)
+
+    def states(self) -> dict[str, Array]:
+        """As `TrainedParameters.states`."""
+
+        def read(session: Session) -> dict[str, Array]:
+            for program in self._loaded[:1]:
+                return params.download(session, program, params.states_in(program))
+            return {name: x.copy() for name, x in self._states.items()}
+
+        return {name: handed_out(x) for name, x in self.worker.call(read).items()}
 
     def upload_params(self, record: Mapping[str, Any], strict: bool = False) -> None:
         """As `CompiledTraining.upload_params`."""
@@ -172,3 +225,21 @@ class OwnParameters:
 
 
 ParameterStore = TrainedParameters | OwnParameters
+
+
+class HasStates(Helped):
+    """What trainings and forwards have in common: the states of their model."""
+
+    store: Any  # a ParameterStore; each class says which
+
+    def states(self) -> dict[str, Array]:
+        """The states of the model by name, after the steps and runs queued so far; see `tg.Module.state`."""
+        return self.store.states()
+
+    def set_states(self, record: Mapping[str, Any], strict: bool = False) -> None:
+        """Overwrite states by name, after the steps and runs queued so far. Names missing in `record` keep theirs.
+
+        strict:  every state must be there.
+        Raises:  InputError naming every unknown name, wrong shape, wrong dtype and NaN, before anything is written.
+        """
+        self.store.set_states(record, strict)

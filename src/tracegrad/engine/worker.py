@@ -285,6 +285,8 @@ class Worker:
             full = len(self._window) >= self._session.ahead or latest.checked is not None
             if full or (oldest.wanted and oldest is not first.pending):
                 return 0
+            if first.of.commits and latest.of is not first.of:
+                return 0
             if len(self._queue) < at_once // 2 and not self._queue[-1].pending.wanted:
                 return 0  # a batch costs as much as several short runs: more will come while one is under way
         return at_once

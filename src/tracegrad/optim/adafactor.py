@@ -83,5 +83,5 @@ def adafactor(
     Keeps m + n numbers of a matrix [m, n], and as many as there are of a vector. options: see `Options`.
     """
     again = partial(adafactor, lr, beta2_decay, eps1, eps2, d, weight_decay=weight_decay, **options)
-    core = [scale_by_adafactor(beta2_decay, eps1, eps2, d), *decoupled(weight_decay)]
-    return made("adafactor", core, lr, options, again, ("weight_decay",))
+    core = [scale_by_adafactor(beta2_decay, eps1, eps2, d), *decoupled(weight_decay, options)]
+    return made("adafactor", core, lr, options, again, ("weight_decay",), flat=False)

@@ -98,6 +98,10 @@ def normalize_gradients(only: Callable[[str], bool] | None = None) -> Transform:
     return Transform({}, update, bounds=bounds)
 
 
+def _at(host: Host, update: Tensor) -> Host:
+    return host._replace(updates=maximum(update, 1.0), guarded=None)
+
+
 def accumulate(every: int, inner: Transform) -> Transform:
     """Apply `inner` at every `every`-th step, to the average of the gradients since; other steps only collect.
 
@@ -118,7 +122,7 @@ def accumulate(every: int, inner: Transform) -> Transform:
         total = state["accumulated"] + g
         old = {name: state[name] for name in inner.state}
         # The first steps round to update 0, whose bias correction would be a division by 0
-        updates, new = inner.update(total / float(every), p, old, Host(host.arena, maximum(count, 1.0)))
+        updates, new = inner.update(total / float(every), p, old, _at(host, count))
         kept = {name: where(applies, value, old[name]) for name, value in new.items()}
         return where(applies, updates, 0.0), {"accumulated": where(applies, 0.0, total), **kept}
 
@@ -128,7 +132,7 @@ def accumulate(every: int, inner: Transform) -> Transform:
         largest = g * float(every)
         total = where(state["accumulated"] <= 1.5 * largest, largest, inf)
         old = {name: state[name] for name in inner.state}
-        step, new = inner.bounds(g * 3.0, p, old, Host(host.arena, maximum(updates_at(host), 1.0)))
+        step, new = inner.bounds(g * 3.0, p, old, _at(host, updates_at(host)))
         return step, {"accumulated": total, **new}
 
     rule = bounds if inner.bounds is not None else None

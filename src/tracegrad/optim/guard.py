@@ -52,6 +52,7 @@ class Guard(NamedTuple):
         names = bounded_arrays(transform)
         if transform.bounds is None:
             return None
+        host = host._replace(largest=True)
         held = leaf("state", array_name(names), TensorType(f32, (len(names),)))
         old = {name: reshape(slice_(held, 0, k, 1), ()) for k, name in enumerate(names)}
         state = {name: x for name, x in old.items() if name != PARAMS}
@@ -64,6 +65,30 @@ class Guard(NamedTuple):
         # A pack, so that a kernel of its own computes them early, and the last kernels load one number
         found = pack([_vector([where(beyond & (old[PARAMS] >= 0.0), inf, 0.0), *kept])])
         return Guard(reshape(slice_(found, 0, 0, 1), ()), {array_name(names): slice_(found, 0, 1, len(names))})
+
+
+class NewStates:
+    """What a step writes into states of the model, which land with it or not at all."""
+
+    def __init__(self, written: Mapping[str, tuple[Tensor, Tensor]]):
+        """written: the old and the new value of each state, by name."""
+        self.old = {name: x for name, (x, _) in written.items()}
+        self.new = new = {name: x for name, (_, x) in written.items()}
+        self.odd: Tensor | None = None  # bool[]: is one of the new values infinite or NaN?
+        floats = {name: x for name, x in new.items() if x.dtype.is_float}
+        if not floats:
+            return
+        # A pack, so that all of them lie in memory: one kernel looks at them, before the last ones take them over
+        flat = pack([reshape(x, (x.size,)) for x in floats.values()])
+        at = 0
+        for name, x in floats.items():
+            new[name] = reshape(slice_(flat, 0, at, x.size), x.shape)
+            at += x.size
+        self.odd = any_nonfinite({"states": flat})
+
+    def unless(self, bad: Tensor) -> dict[str, Tensor]:
+        """The states behind the step; what they were where `bad`, bool[]."""
+        return {name: where(broadcast_to(~bad, x.shape), x, self.old[name]) for name, x in self.new.items()}
 
 
 def any_nonfinite(arrays: Mapping[str, Tensor]) -> Tensor:

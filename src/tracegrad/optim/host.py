@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
+from functools import reduce
 from typing import NamedTuple
 
 from tracegrad.dtypes import f32
-from tracegrad.hypers import COMPLEMENT, UNIT, scalar
+from tracegrad.hypers import COMPLEMENT, GROUP, UNIT, scalar
 from tracegrad.ir import Tensor
 from tracegrad.optim.arena import Arena
-from tracegrad.prims.elementwise import cast, expm1, log1p
-from tracegrad.prims.leaves import counter
+from tracegrad.optim.groups import NO_GROUPS, Groups
+from tracegrad.prims.elementwise import cast, expm1, log1p, maximum, where
+from tracegrad.prims.leaves import counter, iota
+from tracegrad.prims.views import broadcast_to
+
+
+def _is_factor(leaf: str) -> bool:
+    """A group's rate is a factor on the schedule."""
+    return leaf.startswith(f"lr{GROUP}")
 
 
 class Host(NamedTuple):
@@ -18,14 +27,34 @@ class Host(NamedTuple):
     arena: Arena
     updates: Tensor | None = None  # the number of this update, where that is not the step's
     guarded: Tensor | None = None  # the gradient whose squares the guard sums, in `unit`
+    groups: Groups = NO_GROUPS
+    largest: bool = False  # of a value that groups override, give the largest: for `Transform.bounds`
 
     def hyper(self, name: str) -> Tensor:
-        """The hyperparameter `name`; its first value stands in the transform's `hyper`."""
-        return scalar(name)
+        """The hyperparameter `name`; its first value stands in the transform's `hyper`.
+
+        f32[], or where groups override it f32[n], the value that each element's group has.
+        """
+        return self._spread(name, lambda leaf: scalar(name) * scalar(leaf) if _is_factor(leaf) else scalar(leaf))
 
     def complement(self, name: str) -> Tensor:
         """1 - hyper(name), computed in double precision: 1 - f32(0.999) would be wrong in the fifth digit."""
-        return scalar(COMPLEMENT + name)
+        return self._spread(name, lambda leaf: scalar(COMPLEMENT + leaf))
+
+    def _spread(self, name: str, value: Callable[[str], Tensor]) -> Tensor:
+        if name not in self.groups.names:
+            return value(name)
+        runs = self.groups.runs(name, ((slot.name, slot.offset + slot.size) for slot in self.arena.slots))
+        found = {leaf: value(leaf) for leaf, _ in runs}
+        if self.largest:
+            return reduce(maximum, found.values())
+        return self._chosen(runs, found, iota((self.arena.size,), 0))
+
+    def _chosen(self, runs: list[tuple[str, int]], values: Mapping[str, Tensor], at: Tensor) -> Tensor:
+        out = broadcast_to(values[runs[-1][0]], at.shape)
+        for leaf, end in reversed(runs[:-1]):
+            out = where(at < end, values[leaf], out)
+        return out
 
     @property
     def unit(self) -> Tensor:

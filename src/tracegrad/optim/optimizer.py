@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Any, TypedDict, Unpack, cast
 
 from tracegrad.errors import InputError, call_site, placed
 from tracegrad.habits import OPTIMIZERS
-from tracegrad.hypers import OFF, Range, checked_all, whole
+from tracegrad.hypers import GROUP, OFF, Range, checked_all, whole
 from tracegrad.lr import Schedule, as_schedule
 from tracegrad.optim.gradients import accumulate, clip_by_global_norm, normalize_gradients
+from tracegrad.optim.groups import MONOTONE, NO_GROUPS, Groups
 from tracegrad.optim.muon import AdjustLR, Filter, scale_by_muon
 from tracegrad.optim.scaling import (
     add_decayed_weights,
@@ -41,6 +42,10 @@ class Options(TypedDict, total=False):
     ema:              keep a running average of the parameters with this factor, e.g. 0.999; None is off. Read it by
                       `train.download_params(ema=True)`.
     accumulate:       update at every k-th step only, with the average of k gradients; 1 is off.
+    groups:           values of some parameters: {"backbone.*": {"lr": 0.1}, "*.b": {"weight_decay": 0.0}}. A key is a
+                      pattern, where `*` stands for any text, or a function of the name. The first that fits counts.
+                      "lr" is a factor on the schedule; other values replace the optimizer's. `train.set(groups=...)`
+                      changes them.
     decay_filter:     which parameters weight decay applies to, by name, where a parameter does not say it itself;
                       None means all but those that start as zeros or ones.
     """
@@ -49,6 +54,7 @@ class Options(TypedDict, total=False):
     normalize_grads: bool | Callable[[str], bool]
     ema: float | None
     accumulate: int
+    groups: Mapping[Any, Mapping[str, float]]
     decay_filter: Callable[[str], bool] | None
 
 
@@ -69,6 +75,7 @@ class Optimizer:
     options: Mapping[str, Any] = field(default_factory=dict[str, Any])  # what shaped the transform: plain data
     again: Callable[..., Optimizer] | None = None  # makes the same one, but for the hyperparameters it is given
     off: tuple[str, ...] = ()  # hyperparameters that `again` takes and that the transform lacks
+    groups: Groups = NO_GROUPS
 
     if not TYPE_CHECKING:
 
@@ -80,7 +87,22 @@ class Optimizer:
     @property
     def ranges(self) -> Mapping[str, Range]:
         """Values that the hyperparameters take, "lr" among them; those not named take any finite number."""
-        return self.transform.ranges
+        own = self.transform.ranges
+        return {**own, **{n: own[n.split(GROUP)[0]] for n in self.groups.hyper if n.split(GROUP)[0] in own}}
+
+    def regrouped(self, given: Any) -> tuple[Optimizer, dict[str, float]]:
+        """What `train.set(groups=given)` makes of it, and the values that it sets. Itself if no value is a new one."""
+        old = dict(zip(self.groups.selections, self.groups.overrides))
+        asked: Mapping[Any, Any] = cast("Mapping[Any, Any]", given) if isinstance(given, Mapping) else {}
+        merged: dict[Any, Any] = dict(old)
+        for s, values in asked.items():
+            merged[s] = {**old.get(s, {}), **values} if isinstance(values, Mapping) else values
+        if self.again is None:
+            raise InputError.here("set: this optimizer takes no groups; make it with optim.custom")
+        new = self.again(groups=merged if isinstance(given, Mapping) else given)
+        places = {f"{name}{GROUP}{k}" for k, s in enumerate(merged) if s in asked for name in asked[s]}
+        same = self.groups.hyper.keys() == new.groups.hyper.keys() and len(merged) == len(old)
+        return (self if same else new), {name: x for name, x in new.groups.hyper.items() if name in places}
 
     def switched_on(self, values: Mapping[str, float]) -> Optimizer:
         """The optimizer with those of `values` that it lacks, if they are not off; itself if it lacks none of them."""
@@ -124,7 +146,10 @@ def sgd(
     """
     if nesterov and momentum == 0:
         raise InputError.here("sgd: nesterov needs a momentum above 0")
-    chained = [*decoupled(weight_decay), *_unless_off(momentum, scale_by_momentum(momentum, nesterov))]
+    chained = [
+        *decoupled(weight_decay, options),
+        *_unless_off("momentum", momentum, options, scale_by_momentum(momentum, nesterov)),
+    ]
     again = partial(sgd, lr, momentum=momentum, nesterov=nesterov, weight_decay=weight_decay, **options)
     return made("sgd", chained, lr, options, again, ("momentum", "weight_decay"), nesterov=nesterov)
 
@@ -162,7 +187,7 @@ def lion(
     Takes a rate 3 to 10 times smaller, and a decay as much larger, than adamw. options: see `Options`.
     """
     again = partial(lion, lr, beta1, beta2, weight_decay=weight_decay, **options)
-    chained = [scale_by_lion(beta1, beta2), *decoupled(weight_decay)]
+    chained = [scale_by_lion(beta1, beta2), *decoupled(weight_decay, options)]
     return made("lion", chained, lr, options, again, ("weight_decay",))
 
 
@@ -179,8 +204,8 @@ def rmsprop(
 
     weight_decay is L2. options: see `Options`.
     """
-    chained = [*decoupled(weight_decay), scale_by_rms(alpha, eps, centered)]
-    chained += _unless_off(momentum, scale_by_momentum(momentum))
+    chained = [*decoupled(weight_decay, options), scale_by_rms(alpha, eps, centered)]
+    chained += _unless_off("momentum", momentum, options, scale_by_momentum(momentum))
     again = partial(rmsprop, lr, alpha, eps, weight_decay=weight_decay, momentum=momentum, centered=centered, **options)
     return made("rmsprop", chained, lr, options, again, ("momentum", "weight_decay"), centered=centered)
 
@@ -212,16 +237,24 @@ def muon(
         muon, lr, weight_decay, momentum, nesterov, eps, ns_steps, adjust_lr, only, adam_lr_scale, beta1, beta2,
         adam_eps, **options,
     )  # fmt: skip
-    return made("muon", [core, add_decayed_weights(weight_decay)], lr, options, again, (), **plain)
+    return made("muon", [core, add_decayed_weights(weight_decay)], lr, options, again, (), flat=False, **plain)
 
 
-def decoupled(weight_decay: float) -> list[Transform]:
+def decoupled(weight_decay: float, options: Options) -> list[Transform]:
     """Weight decay as a part of a chain; no part where it is off."""
-    return _unless_off(weight_decay, add_decayed_weights(weight_decay))
+    return _unless_off("weight_decay", weight_decay, options, add_decayed_weights(weight_decay))
 
 
-def _unless_off(value: float, transform: Transform) -> list[Transform]:
-    return [transform] if value else []
+def with_decay(core: Transform, weight_decay: float, options: Options, apart: bool) -> list[Transform]:
+    """`core` with weight decay: apart from it, as in AdamW, or of the gradient that it sees (L2)."""
+    decay = decoupled(weight_decay, options)
+    return [core, *decay] if apart else [*decay, core]
+
+
+def _unless_off(name: str, value: float, options: Options, transform: Transform) -> list[Transform]:
+    groups: object = options.get("groups")
+    of_groups = list(cast("Mapping[Any, object]", groups).values()) if isinstance(groups, Mapping) else []
+    return [transform] if value or any(isinstance(x, Mapping) and name in x for x in of_groups) else []
 
 
 def made(
@@ -231,6 +264,7 @@ def made(
     options: Options,
     again: partial[Optimizer],
     optional: tuple[str, ...] = (),
+    flat: bool = True,
     **shaped_by: Any,
 ) -> Optimizer:
     """An optimizer with a core of its own, and the options around it.
@@ -240,6 +274,7 @@ def made(
     name, core: what it is called, and the parts of its chain
     again:      the optimizer's function with its arguments
     optional:   hyperparameters that the core lacks while they are off; `again` takes them
+    flat:       the core uses its hyperparameters on flat arrays only, so that groups may override all of them
     shaped_by:  arguments of its own that shape the chain, as plain data
     """
     unknown = options.keys() - Options.__annotations__.keys()
@@ -275,4 +310,15 @@ def made(
         shaped_by["normalize_grads"] = True
     hyper = checked_all(transform.hyper, transform.ranges, f"optim.{name}")
     off = tuple(n for n in (*optional, "clip_grad_norm") if n not in hyper)
-    return Optimizer(transform, lr, hyper, options.get("decay_filter"), name, shaped_by, again, off)
+    own = {n: x for n, x in hyper.items() if n != "clip_grad_norm" and (flat or n in MONOTONE)}
+    given: object = options.get("groups")
+    groups = (
+        NO_GROUPS if given is None else Groups.checked(given, {"lr": 1.0, **own}, transform.ranges, f"optim.{name}")
+    )
+    if groups.selections:
+        shaped_by["groups"] = groups.spec()
+    if not groups.names <= {*MONOTONE}:
+        transform = replace(transform, bounds=None)
+    return Optimizer(
+        transform, lr, hyper | groups.hyper, options.get("decay_filter"), name, shaped_by, again, off, groups
+    )

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import threading
-import warnings
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
@@ -16,32 +15,33 @@ from tracegrad.compiler.build import StepSource
 from tracegrad.compiler.inputtypes import declared
 from tracegrad.engine.copy_pool import CopyPool
 from tracegrad.engine.forward import CompiledForward
-from tracegrad.engine.inputs import Given, check_inputs, checked_seed, given_or_blank, merge, seed_or_new
-from tracegrad.engine.knobs import Knobs, Rate
+from tracegrad.engine.inputs import Given, check_inputs, given_or_blank, merge, seed_or_new
 from tracegrad.engine.results import Pending, StepResult, failure, resolved
 from tracegrad.engine.snapshots import take
 from tracegrad.engine.steps import StepCall, Stepper, number_of_steps, split_steps
-from tracegrad.engine.stores import TrainedParameters
+from tracegrad.engine.stores import HasStates, TrainedParameters
 from tracegrad.engine.worker import Worker
 from tracegrad.errors import InputError
 from tracegrad.export import Contents, export
 from tracegrad.habits import TRAININGS
 from tracegrad.introspection.explain import Explanation, explained
 from tracegrad.introspection.memory import Memory
-from tracegrad.introspection.profile import Profile, checked_steps, profiled
+from tracegrad.introspection.profile import Profile, checked_steps
 from tracegrad.introspection.why import Why, why
 from tracegrad.ir import Graph, Tensor
 from tracegrad.lr import Schedule
+from tracegrad.patterns import Selection
 from tracegrad.program import KernelSource, Program, field_named
-from tracegrad.refusals import Helped, helpful
+from tracegrad.refusals import helpful
 from tracegrad.runtime.base import DeviceInfo, Session
 from tracegrad.sites import SiteInfo
+from tracegrad.training.between import changed, freeze, lr_metric, profile, replace_model
 from tracegrad.training.fit import History, fit
 
 Array = Any
 
 
-class CompiledTraining(Helped):
+class CompiledTraining(HasStates):
     """A model, its loss and its optimizer, compiled for one device; made by `tg.compile`.
 
     Calls are queued on a worker thread and run in order. `step` and `run_steps` copy their inputs, so that the
@@ -62,16 +62,17 @@ class CompiledTraining(Helped):
         seed: int | None = None,
         keep_grads: bool = False,
         precision: str = "f32",
+        frozen: Selection | None = None,
     ):
         """For `tg.compile`. Traces first; then the worker's thread opens the device, while this one compiles."""
         self._lock, self._memory, self._keep_grads = threading.Lock(), CopyPool(), keep_grads
-        source = StepSource(model, loss, declared(inputs), optimizer, precision)
+        source = StepSource(model, loss, declared(inputs), optimizer, precision, frozen)
         seed = seed_or_new(seed)
         traced = source.traced()
         self.worker = Worker(session_factory())
         self._finalizer = weakref.finalize(self, self.worker.close)  # also at exit, before the interpreter goes
         try:
-            self.store = TrainedParameters(self.worker, Stepper.of(source, traced, seed))
+            self.store: TrainedParameters = TrainedParameters(self.worker, Stepper.of(source, traced, seed))
             self.worker.opened().begin(self.store.stepper.install)
         except BaseException:
             self.close()
@@ -218,7 +219,8 @@ class CompiledTraining(Helped):
         Raises:       InputError for data that do not fit, and for a schedule that is not one of `tracegrad.lr`.
         """
         shown = Contents(title or f"{type(self.model).__name__} training", forwards, data, labels, vocabulary)
-        return export(self.store.call(take), path, shown, single_file=single_file)
+        graph = self.store.stepper.built.graph
+        return export(self.store.call(take), graph, path, shown, single_file=single_file)
 
     def reset(self, params: bool = True, optimizer: bool = True) -> None:
         """Start over from the same seed.
@@ -234,21 +236,34 @@ class CompiledTraining(Helped):
             stepper = self.store.stepper
             stepper.knobs = stepper.knobs.with_rate(lr)
 
+    def lr_metric(self, value: float) -> None:
+        """Tell `lr.plateau` a metric, such as a held-out loss, behind the steps queued so far."""
+        lr_metric(self.store, value)
+
     def set(self, **hyper: Any) -> None:
         """Change hyperparameters from the next `step` on: `weight_decay`, `beta1`, ... and those of `tg.hyper`.
 
-        Nothing is compiled, but for a weight_decay, momentum or clip_grad_norm that was off so far: `set` then compiles
-        the step once more, and training goes on from where it stands. `clip_grad_norm=None` switches it off.
+        `groups={"backbone.*": {"lr": 0.01}}` sets those of groups. Nothing is compiled, but for a group's value that is
+        new, and a weight_decay, momentum or clip_grad_norm that was off so far: `set` then compiles the step once more,
+        and training goes on from where it stands. `clip_grad_norm=None` switches it off.
         Raises: InputError for unknown names and values out of range; nothing is changed then.
         """
         with self.worker.own(self._lock):
-            stepper = self.store.stepper
-            knobs, switched = stepper.knobs.changed(hyper, stepper.program, stepper.source.optimizer.off)
-            source = stepper.source.switched_on(switched)
-            if source is not stepper.source:
-                built = source.traced().compiled()
-                self.store.call(lambda session, stepper: stepper.take_over(session, source, built), stepper)
-            stepper.knobs = knobs
+            changed(self.store, hyper)
+
+    def freeze(self, parameters: Selection) -> None:
+        """Leave parameters alone from the next step on: no update, no decay, no change of their optimizer state.
+
+        parameters: a pattern such as "backbone.*", a list of patterns, or a function of the name; it must fit some. The
+                    first call compiles the step once more, later ones nothing. Gradients are still computed.
+        """
+        with self.worker.own(self._lock):
+            freeze(self.store, parameters, "freeze")
+
+    def unfreeze(self, parameters: Selection = "*") -> None:
+        """Train frozen parameters again, from the state that was left."""
+        with self.worker.own(self._lock):
+            freeze(self.store, parameters, "unfreeze")
 
     def replace_model(self, model: Any, *, seed: int | None = None, optimizer: Any = None) -> None:
         """Train another model on the same handle; it starts at step 0, with parameters from `seed` or the same seed.
@@ -257,16 +272,7 @@ class CompiledTraining(Helped):
         hyperparameters stay as set, unless an optimizer is given.
         Raises: what compiling raises; the old model and all its state then stay.
         """
-        old = self.store.stepper
-        seed = old.seed if seed is None else checked_seed(seed)
-        source = old.source._replace(model=model, optimizer=optimizer or old.source.optimizer)
-        new = Stepper.of(source, source.traced(), seed)
-        for text in new.built.warnings:
-            warnings.warn(text, stacklevel=2)
-        if optimizer is None:
-            new.knobs = Knobs(Rate(old.knobs.rate.schedule), {**new.knobs.values, **old.knobs.values})
-
-        self.store.replace(new)
+        replace_model(self.store, model, seed, optimizer)
 
     @helpful
     def attach(
@@ -276,15 +282,15 @@ class CompiledTraining(Helped):
         inputs: Mapping[str, Any],
         max_cached_shapes: int = 8,
         precision: str = "f32",
+        writes: bool = False,
     ) -> CompiledForward:
-        """A forward that shares this training's parameters: a run sees every step queued before it.
+        """A forward that shares this training's parameters and states: a run sees every step queued before it.
 
         forward, inputs: as for `tg.compile_forward`. It is compiled by the first run, and once for each size of `None`.
-        max_cached_shapes: programs kept at a time, the latest used; one more size drops the oldest.
-        precision: as for `tg.compile_forward`; the training's own is no default.
+        max_cached_shapes, precision, writes: as for `tg.compile_forward`; the training's precision is no default.
         Raises: InputError for inputs that are no types or that `forward` does not take. Its first run raises the rest.
         """
-        return CompiledForward(self.store, forward, inputs, max_cached_shapes, precision=precision)
+        return CompiledForward(self.store, forward, inputs, max_cached_shapes, precision=precision, writes=writes)
 
     def close(self) -> None:
         """Free the device; what is in flight resolves as Aborted. Closing twice is fine."""
@@ -319,14 +325,8 @@ class CompiledTraining(Helped):
 
         Changes nothing: parameters, optimizer state, step counter, random stream and kept gradients stay.
         """
-        stepper, steps = self.store.stepper, checked_steps(steps)
-        arrays = given_or_blank(stepper.inputs, merge(mapping, inputs, "profile"), "profile")
-
-        def measure(session: Session, stepper: Stepper) -> Profile:
-            timings = stepper.timings(session, arrays, stepper.knobs, steps)
-            return profiled(stepper.built, timings, session.info, self.worker.limits())
-
-        return self.store.call(measure, stepper)
+        arrays = given_or_blank(self.store.stepper.inputs, merge(mapping, inputs, "profile"), "profile")
+        return profile(self.store, checked_steps(steps), arrays)
 
     @property
     def model(self) -> Any:
@@ -387,7 +387,7 @@ class CompiledTraining(Helped):
         return Memory(self.program)
 
     def __repr__(self) -> str:
-        state = self.worker.closed if self.worker.closed is not None else f"on {self.device}"
+        state = f"on {self.device}" if self.worker.closed is None else self.worker.closed
         program, step = self.program, self.store.stepper.counter
         size = f"{sum(f.size for f in program.params)} parameters, {len(program.dispatches)} dispatches a step"
         return f"<CompiledTraining {state}; {size}, step {step}, seed {self.seed}>"

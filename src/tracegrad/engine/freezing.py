@@ -1,0 +1,30 @@
+"""Which parameters steps leave alone, as masks on the device; `optim/freezing.py` says what masks are."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from tracegrad.arrays import np
+from tracegrad.program import Program
+from tracegrad.runtime.base import Session
+
+
+def parts(program: Program) -> dict[str, list[tuple[str, int, int]]]:
+    """(parameter, offset, elements) of each mask, by its name; nothing if the program has none."""
+    return program.meta.get("freeze", {})
+
+
+def arrays(program: Program) -> tuple[str, ...]:
+    """Names of the masks."""
+    return tuple(parts(program))
+
+
+def write(session: Session, program: Program, frozen: Collection[str]) -> None:
+    """Tell the device that steps leave alone the parameters `frozen`, and no other."""
+    sizes = {b.name: b.size for b in program.buffers}
+    for name, found in parts(program).items():
+        mask = np.zeros(sizes[name], np.float32)
+        for parameter, offset, size in found:
+            if parameter in frozen:
+                mask[offset : offset + size] = 1.0
+        session.write(name, mask)

@@ -1,0 +1,44 @@
+"""Adadelta: steps in the unit of the parameters, from running means of squares of gradients and of steps."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Unpack
+
+from tracegrad.hypers import AT_LEAST_0, SHARE, checked_all
+from tracegrad.ir import Tensor
+from tracegrad.optim.host import Host
+from tracegrad.optim.optimizer import LR, Optimizer, Options, decoupled, made
+from tracegrad.optim.scaling import running_mean
+from tracegrad.optim.transform import State, Transform
+from tracegrad.prims.elementwise import sqrt, square
+
+RANGES = {"rho": SHARE, "eps": AT_LEAST_0}
+
+
+def scale_by_adadelta(rho: float = 0.9, eps: float = 1e-6) -> Transform:
+    """d = sqrt(u + eps) / sqrt(v + eps) g, v and u being running means of g^2 and d^2 (Zeiler 2012, algorithm 1).
+
+    v is that of this step, u that before it. PyTorch's Adadelta.
+    """
+
+    def update(g: Tensor, p: Tensor, state: State, host: Host) -> tuple[Tensor, State]:
+        share, eps_ = host.complement("rho"), host.hyper("eps")
+        v = running_mean(state["v"], square(g), share)
+        d = sqrt(state["u"] + eps_) / sqrt(v + eps_) * g
+        return d, {"v": v, "u": running_mean(state["u"], square(d), share)}
+
+    given = {"rho": rho, "eps": eps}
+    return Transform({"v": 0.0, "u": 0.0}, update, checked_all(given, RANGES, "adadelta"), RANGES)
+
+
+def adadelta(
+    lr: LR = 1.0, rho: float = 0.9, eps: float = 1e-6, weight_decay: float = 0.0, **options: Unpack[Options]
+) -> Optimizer:
+    """p <- p - lr * d: see `scale_by_adadelta`. PyTorch's Adadelta.
+
+    weight_decay is L2. options: see `Options`.
+    """
+    again = partial(adadelta, lr, rho, eps, weight_decay=weight_decay, **options)
+    core = [*decoupled(weight_decay, options), scale_by_adadelta(rho, eps)]
+    return made("adadelta", core, lr, options, again, ("weight_decay",))

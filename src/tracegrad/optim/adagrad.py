@@ -1,0 +1,48 @@
+"""Adagrad: each element's rate falls with the squares of all its gradients so far."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Unpack
+
+from tracegrad.hypers import AT_LEAST_0, checked, checked_all
+from tracegrad.ir import Tensor
+from tracegrad.optim.host import Host
+from tracegrad.optim.optimizer import LR, Optimizer, Options, decoupled, made
+from tracegrad.optim.transform import State, Transform
+from tracegrad.prims.elementwise import sqrt, square
+
+RANGES = {"lr_decay": AT_LEAST_0, "eps": AT_LEAST_0}
+
+
+def scale_by_adagrad(lr_decay: float = 0.0, initial_accumulator_value: float = 0.0, eps: float = 1e-10) -> Transform:
+    """g / (sqrt(sum) + eps) / (1 + (step - 1) lr_decay), sum <- sum + g^2 (Duchi et al. 2011). PyTorch's Adagrad."""
+
+    def update(g: Tensor, p: Tensor, state: State, host: Host) -> tuple[Tensor, State]:
+        total = state["sum"] + square(g)
+        later = 1.0 + (host.step - 1.0) * host.hyper("lr_decay")
+        return g / (sqrt(total) + host.hyper("eps")) / later, {"sum": total}
+
+    fill = checked("initial_accumulator_value", initial_accumulator_value, AT_LEAST_0, "adagrad")
+    given = {"lr_decay": lr_decay, "eps": eps}
+    return Transform({"sum": fill}, update, checked_all(given, RANGES, "adagrad"), RANGES)
+
+
+def adagrad(
+    lr: LR = 0.01,
+    lr_decay: float = 0.0,
+    weight_decay: float = 0.0,
+    initial_accumulator_value: float = 0.0,
+    eps: float = 1e-10,
+    **options: Unpack[Options],
+) -> Optimizer:
+    """p <- p - lr * g / (sqrt(sum of g^2) + eps): see `scale_by_adagrad`. PyTorch's Adagrad.
+
+    weight_decay is L2. options: see `Options`.
+    """
+    again = partial(
+        adagrad, lr, lr_decay, weight_decay=weight_decay, initial_accumulator_value=initial_accumulator_value, eps=eps,
+        **options,
+    )  # fmt: skip
+    core = [*decoupled(weight_decay, options), scale_by_adagrad(lr_decay, initial_accumulator_value, eps)]
+    return made("adagrad", core, lr, options, again, ("weight_decay",))

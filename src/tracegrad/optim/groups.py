@@ -1,0 +1,86 @@
+"""Groups of parameters with hyperparameters of their own: values that the host sets, as all others.
+
+What the first group has in the place of `weight_decay` is the hyperparameter "weight_decay@0". A group's "lr@0" is a
+factor on the schedule. An update rule gets, for a name that a group overrides, an array with a value for each element:
+a choice by position, which costs the kernel a comparison for each run of neighbours that share a value.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple, cast
+
+from tracegrad.errors import InputError
+from tracegrad.hypers import ANY, GROUP, Range, checked
+from tracegrad.patterns import Selection, chosen, label, matcher
+from tracegrad.refusals import remedy, shown
+
+MONOTONE = ("lr", "weight_decay")  # a larger value never makes a bound of `Transform.bounds` smaller
+
+
+class Groups(NamedTuple):
+    """In order: the first group that a parameter fits is its own."""
+
+    selections: tuple[Selection, ...] = ()
+    overrides: tuple[Mapping[str, float], ...] = ()
+
+    @staticmethod
+    def checked(given: Any, known: Mapping[str, float], ranges: Mapping[str, Range], what: str) -> Groups:
+        """What the option `groups` says. known: names that groups may override. InputError for anything else."""
+        if not isinstance(given, Mapping):
+            raise InputError.here(f"{what}: groups map patterns to values, {EXAMPLE}; got {shown(given)}")
+        selections: list[Selection] = []
+        overrides: list[Mapping[str, float]] = []
+        for selection, values in cast("Mapping[Selection, object]", given).items():
+            who = f"{what}: groups[{label(selection)}]"
+            matcher(selection, who)
+            if not isinstance(values, Mapping):
+                raise InputError.here(f"{who} must be a dict of values, {EXAMPLE}; got {shown(values)}")
+            values_ = cast("Mapping[str, Any]", values)
+            for name in values_:
+                if name not in known:
+                    instead = remedy(name, values_[name], list(known))
+                    raise InputError.here(f"{who}: {name}: not a value of a group{instead}; it has {', '.join(known)}")
+            overrides.append({n: checked(n, x, ranges.get(n, ANY), who) for n, x in values_.items()})
+            selections.append(selection)
+        return Groups(tuple(selections), tuple(overrides))
+
+    @property
+    def names(self) -> set[str]:
+        """Hyperparameters that a group overrides."""
+        return {name for values in self.overrides for name in values}
+
+    @property
+    def hyper(self) -> dict[str, float]:
+        """First values of the groups' own hyperparameters."""
+        return {f"{name}{GROUP}{k}": x for k, values in enumerate(self.overrides) for name, x in values.items()}
+
+    def leaf(self, name: str, parameter: str) -> str:
+        """The hyperparameter that a parameter has in the place of `name`."""
+        for k, selection in enumerate(self.selections):
+            if matcher(selection, "groups")(parameter):
+                return f"{name}{GROUP}{k}" if name in self.overrides[k] else name
+        return name
+
+    def runs(self, name: str, parts: Iterator[tuple[str, int]]) -> list[tuple[str, int]]:
+        """(hyperparameter, where it ends) for neighbours that share it. parts: (parameter, where it ends) in order."""
+        out: list[tuple[str, int]] = []
+        for parameter, end in parts:
+            leaf = self.leaf(name, parameter)
+            if out and out[-1][0] == leaf:
+                out.pop()
+            out.append((leaf, end))
+        return out
+
+    def check(self, parameters: list[str], what: str) -> None:
+        """InputError for a group that no trained parameter fits."""
+        for selection in self.selections:
+            chosen(parameters, selection, what)
+
+    def spec(self) -> list[list[Any]]:
+        """As plain data: what each group is called, and what it overrides."""
+        return [[s if isinstance(s, str) else label(s), dict(v)] for s, v in zip(self.selections, self.overrides)]
+
+
+EXAMPLE = 'such as {"backbone.*": {"lr": 0.1}}'
+NO_GROUPS = Groups()

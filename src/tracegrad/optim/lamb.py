@@ -1,0 +1,41 @@
+"""LAMB: AdamW whose step is as long as the parameter, layer by layer, for large batches."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Unpack
+
+from tracegrad.ir import Tensor
+from tracegrad.optim.gradients import norm
+from tracegrad.optim.optimizer import LR, Optimizer, Options, made
+from tracegrad.optim.scaling import add_decayed_weights, scale_by_adam
+from tracegrad.optim.transform import Transform
+from tracegrad.prims.elementwise import where
+
+
+def scale_by_trust_ratio() -> Transform:
+    """g norm(p) / norm(g), each parameter for itself; g itself where one of the norms is 0 (You et al. 2020)."""
+
+    def trusted(g: Tensor, p: Tensor) -> Tensor:
+        step, own = norm(g), norm(p)
+        known = (step > 0.0) & (own > 0.0)
+        return g * where(known, own / where(known, step, 1.0), 1.0)
+
+    return Transform({}, lambda g, p, state, host: (host.arena.each(trusted, g, p), {}))
+
+
+def lamb(
+    lr: LR = 1e-3,
+    weight_decay: float = 0.01,
+    beta1: float = 0.9,
+    beta2: float = 0.999,
+    eps: float = 1e-6,
+    **options: Unpack[Options],
+) -> Optimizer:
+    """p <- p - lr norm(p) / norm(u) u, u = m_hat / (sqrt(v_hat) + eps) + weight_decay p (You et al. 2020, algorithm 2).
+
+    A norm is that of one parameter. options: see `Options`.
+    """
+    again = partial(lamb, lr, weight_decay, beta1, beta2, eps, **options)
+    chained = [scale_by_adam(beta1, beta2, eps), add_decayed_weights(weight_decay), scale_by_trust_ratio()]
+    return made("lamb", chained, lr, options, again)

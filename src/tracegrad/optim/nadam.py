@@ -1,0 +1,71 @@
+"""NAdam: Adam with Nesterov's momentum, whose factor grows over the first steps."""
+
+from __future__ import annotations
+
+import math
+from functools import partial
+from typing import Unpack
+
+from tracegrad.hypers import AT_LEAST_0, SHARE, checked_all
+from tracegrad.ir import Tensor, bind
+from tracegrad.optim.host import Host
+from tracegrad.optim.optimizer import LR, Optimizer, Options, made, with_decay
+from tracegrad.optim.scaling import running_mean
+from tracegrad.optim.transform import PerParameter, State, Transform
+from tracegrad.prims.elementwise import exp, sqrt, square
+from tracegrad.prims.folds import MIN
+from tracegrad.prims.views import broadcast_to, reshape
+
+RANGES = {"beta1": SHARE, "beta2": SHARE, "eps": AT_LEAST_0, "momentum_decay": AT_LEAST_0}
+LOG_096 = math.log(0.96)
+
+
+def scale_by_nadam(
+    beta1: float = 0.9, beta2: float = 0.999, eps: float = 1e-8, momentum_decay: float = 4e-3
+) -> Transform:
+    """(mu' m / (1 - M mu') + (1 - mu) g / (1 - M)) / (sqrt(v_hat) + eps) (Dozat 2016). PyTorch's NAdam.
+
+    mu = beta1 (1 - 0.96^(step momentum_decay) / 2), mu' the same for the next step, M the product of all mu so far;
+    m and v are Adam's.
+    """
+
+    def update(g: Tensor, p: Tensor, state: State, host: Host) -> tuple[Tensor, State]:
+        share = host.complement("beta1")
+        m = running_mean(state["m"], g, share)
+        v = running_mean(state["v"], square(g), host.complement("beta2"))
+        rate = host.hyper("momentum_decay") * LOG_096
+        mu, ahead = ((1.0 - share) * (1.0 - 0.5 * exp(s * rate)) for s in (host.step, host.step + 1.0))
+        # One number a parameter, so that freezing leaves its own alone. That of those that are trained is the least
+        product = reshape(bind(MIN, state["product"], axes=(0,)), ()) * mu
+        ahead_share, own_share = ahead / (1.0 - product * ahead), (1.0 - mu) / (1.0 - product)
+        v_hat = v * (1 / host.bias_correction("beta2"))
+        direction = (m * ahead_share + g * own_share) / (sqrt(v_hat) + host.hyper("eps"))
+        return direction, {"m": m, "v": v, "product": broadcast_to(product, state["product"].shape)}
+
+    given = {"beta1": beta1, "beta2": beta2, "eps": eps, "momentum_decay": momentum_decay}
+    states = {"m": 0.0, "v": 0.0, "product": PerParameter(lambda _: (1,), 1.0)}
+    return Transform(states, update, checked_all(given, RANGES, "nadam"), RANGES)
+
+
+def nadam(
+    lr: LR = 2e-3,
+    beta1: float = 0.9,
+    beta2: float = 0.999,
+    eps: float = 1e-8,
+    weight_decay: float = 0.0,
+    momentum_decay: float = 4e-3,
+    decoupled_weight_decay: bool = False,
+    **options: Unpack[Options],
+) -> Optimizer:
+    """Adam with Nesterov's momentum: see `scale_by_nadam`. PyTorch's NAdam.
+
+    decoupled_weight_decay: p <- (1 - lr weight_decay) p, as AdamW; else weight_decay is L2. options: see `Options`.
+    """
+    again = partial(
+        nadam, lr, beta1, beta2, eps, weight_decay=weight_decay, momentum_decay=momentum_decay,
+        decoupled_weight_decay=decoupled_weight_decay, **options,
+    )  # fmt: skip
+    core = scale_by_nadam(beta1, beta2, eps, momentum_decay)
+    chained = with_decay(core, weight_decay, options, decoupled_weight_decay)
+    plain = {"decoupled_weight_decay": decoupled_weight_decay}
+    return made("nadam", chained, lr, options, again, ("weight_decay",), flat=False, **plain)

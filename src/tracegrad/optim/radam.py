@@ -1,0 +1,98 @@
+"""RAdam: Adam whose steps are rectified while the variance of the second moment is still uncertain."""
+
+from __future__ import annotations
+
+from functools import partial, reduce
+from typing import Unpack
+
+from tracegrad.ir import Tensor
+from tracegrad.optim.host import Host
+from tracegrad.optim.optimizer import LR, Optimizer, Options, made, with_decay
+from tracegrad.optim.scaling import running_mean
+from tracegrad.optim.transform import State, Transform
+from tracegrad.prims.elementwise import expm1, log1p, maximum, minimum, sqrt, square, where
+from tracegrad.prims.folds import pack
+from tracegrad.prims.views import reshape
+
+LARGEST = 80.0  # exp of it is finite in f32
+CERTAIN = 5.0  # from this length of the average on, steps are those of Adam, rectified
+# x / (e^x - 1) = 1 - x / 2 + x^2 (1/12 - ...): Bernoulli's numbers; relative error 1e-9 up to x = 1
+BERNOULLI = (1 / 12, -1 / 720, 1 / 30240, -1 / 1209600, 1 / 47900160)
+# 2/c + 2/log(1 - c) - 1 = c (1/6 + ...): Gregory's numbers; error 3e-6 up to c = 0.2
+GREGORY = (1 / 6, 1 / 12, 19 / 360, 3 / 80, 863 / 30240)
+
+
+def average_length(step: Tensor, c: Tensor) -> Tensor:
+    """2/c - 1 - 2 step beta2^step / (1 - beta2^step), c = 1 - beta2: how many steps the second moment averages.
+
+    By series where f32 would lose the first steps, whose length is about `step`, in the difference of two numbers
+    around 2/c.
+    """
+    rate = -log1p(-c)
+    y = step * rate
+    far = minimum(y, LARGEST)  # where the quotient is 0
+    direct = far / expm1(far) - 1.0 + 0.5 * y
+    curved = where(y < 1.0, _series(square(y), BERNOULLI), direct)
+    offset = where(c < 0.2, _series(c, GREGORY), 2.0 / c - 2.0 / rate - 1.0)
+    return step + offset - 2.0 / rate * curved
+
+
+def _series(x: Tensor, c: tuple[float, ...]) -> Tensor:
+    """c[0] x + c[1] x^2 + ..."""
+    return reduce(lambda total, k: (total + k) * x, reversed(c[:-1]), c[-1] * x)
+
+
+def scale_by_radam(beta1: float = 0.9, beta2: float = 0.999, eps: float = 1e-8) -> Transform:
+    """Adam's m_hat, over sqrt(v_hat) once that is certain, rectified (Liu et al. 2020, algorithm 2). PyTorch's RAdam.
+
+    With rho = `average_length` and r its limit 2 / (1 - beta2) - 1, steps with rho > 5 are
+    m_hat sqrt((rho - 4) (rho - 2) r / ((r - 4) (r - 2) rho)) sqrt(1 - beta2^step) / (sqrt(v) + eps); others are m_hat.
+    """
+
+    def update(g: Tensor, p: Tensor, state: State, host: Host) -> tuple[Tensor, State]:
+        m = running_mean(state["m"], g, host.complement("beta1"))
+        v = running_mean(state["v"], square(g), host.complement("beta2"))
+        c = host.complement("beta2")
+        # A length beyond 5 has a limit beyond it; where there is none, the factor is not used, and need not be right
+        rho, limit = average_length(host.step, c), maximum(2.0 / c - 1.0, CERTAIN)
+        sure = maximum(rho, CERTAIN)
+        rectified = sqrt((sure - 4.0) * (sure - 2.0) * limit / ((limit - 4.0) * (limit - 2.0) * sure))
+        adam = _stored(rectified * sqrt(host.bias_correction("beta2")))
+        certain = _stored(where(rho > CERTAIN, 1.0, 0.0)) > 0.5
+        m_hat = m * (1 / host.bias_correction("beta1"))
+        return where(certain, m_hat * adam / (sqrt(v) + host.hyper("eps")), m_hat), {"m": m, "v": v}
+
+    return Transform.made({"m": 0.0, "v": 0.0}, update, None, beta1=beta1, beta2=beta2, eps=eps)
+
+
+def _stored(x: Tensor) -> Tensor:
+    """A pack lies in memory, so that each element loads the number, and does not compute it again."""
+    return reshape(pack([reshape(x, (x.size,))]), x.shape)
+
+
+def radam(
+    lr: LR = 1e-3,
+    beta1: float = 0.9,
+    beta2: float = 0.999,
+    eps: float = 1e-8,
+    weight_decay: float = 0.0,
+    decoupled_weight_decay: bool = False,
+    **options: Unpack[Options],
+) -> Optimizer:
+    """Rectified Adam: see `scale_by_radam`. PyTorch's RAdam.
+
+    decoupled_weight_decay: p <- (1 - lr weight_decay) p, as AdamW; else weight_decay is L2. options: see `Options`.
+    """
+    again = partial(
+        radam,
+        lr,
+        beta1,
+        beta2,
+        eps,
+        weight_decay=weight_decay,
+        decoupled_weight_decay=decoupled_weight_decay,
+        **options,
+    )
+    chained = with_decay(scale_by_radam(beta1, beta2, eps), weight_decay, options, decoupled_weight_decay)
+    plain = {"decoupled_weight_decay": decoupled_weight_decay}
+    return made("radam", chained, lr, options, again, ("weight_decay",), **plain)
