@@ -16,3 +16,8 @@ if importlib.util.find_spec("cases_scan") is not None:
     from cases_scan import SCAN_CASES
 
     ALL_CASES += SCAN_CASES
+
+if importlib.util.find_spec("cases_more") is not None:
+    from cases_more import MORE_CASES
+
+    ALL_CASES += MORE_CASES

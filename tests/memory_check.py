@@ -16,8 +16,8 @@ from typing import Any
 import numpy as np
 
 from tracegrad.compiler.assemble import assemble
-from tracegrad.compiler.build import arena_of, persistent_of
 from tracegrad.compiler.layout import Persistent
+from tracegrad.compiler.persistent import arena_of, persistent_of
 from tracegrad.compiler.pipeline import optimize
 from tracegrad.compiler.places import Plan, make_plan
 from tracegrad.ir import Graph, Tensor
@@ -56,7 +56,11 @@ def planned_training(arguments: Mapping[str, Any], built: Any) -> Planned:
     """The plan of what `build_training(**arguments)` built."""
     parameters = named_parameters(arguments["model"])
     persistent = persistent_of(
-        parameters, arena_of(parameters, arguments["optimizer"]), arguments["optimizer"], built.graph.precision
+        parameters,
+        arena_of(parameters, arguments["optimizer"]),
+        arguments["optimizer"],
+        built.graph.precision,
+        {f.name: (f.type, f.spec["init"]) for f in built.program.model_states},
     )
     specs, results = ({f.name: f.spec for f in fields} for fields in (built.program.inputs, built.program.outputs))
     return planned(built.graph, persistent, specs, built.program.meta, results)
@@ -122,7 +126,7 @@ def bindings_of_slots(source: KernelSource) -> dict[int, int]:
         for binding, o in re.findall(r"mem(\d+)\[\(?o(\d+) \+", function):
             if out.setdefault(local[o], int(binding)) != int(binding):
                 raise AssertionError(f"slot {local[o]} of {source.label} lies in two arrays")
-    for binding, slot in re.findall(r"view\(memory\[(\d+)\], at\[(\d+)\]", source.numpy):
+    for binding, slot in re.findall(r"view\(memory\[(\d+)\], at\[(\d+)\]", source.texts["numpy"]):
         if out.setdefault(int(slot), int(binding)) != int(binding):
             raise AssertionError(f"slot {slot} of {source.label} lies in other arrays in NumPy than in WGSL")
     return out
@@ -206,8 +210,13 @@ class Simulator:
         fixed = [k for k, b in enumerate(self.p.program.buffers) if b.role not in ("temp", "output")]
         out: dict[int, set[int]] = {k: set() for k in fixed}
         for name, t in self.p.graph.writes.items():
-            out[self.number[name]] |= {x.serial for x in leaves_of_pack(t)}
+            out[self.place(name)[0]] |= {x.serial for x in leaves_of_pack(t)}
         return out
+
+    def place(self, name: str) -> tuple[int, int]:
+        """Array and offset of a state: one of the model's, or an array of its own."""
+        own = [(f.buffer, f.offset) for f in self.p.program.model_states if f.name == name]
+        return own[0] if own else (self.number[name], 0)
 
     def wanted(self, t: Tensor, at: tuple[int, ...] = ()) -> np.ndarray:
         """The labels of a value in iteration `at` of the scans around it."""
@@ -253,7 +262,7 @@ class Simulator:
             return self.literal(t)
         role, name = t.attrs["role"], t.attrs["name"]
         if role == "state":
-            return self.old(self.number[name], 0, t.size)
+            return self.old(*self.place(name), t.size)
         fields = program.params if role in ("param", "frozen") else program.inputs
         wanted = f"hyper.{name}" if role == "hyper" else name
         (f,) = [f for f in fields if f.name == wanted]
@@ -321,8 +330,11 @@ class Simulator:
             assert np.array_equal(found, self.wanted(t)), f"output {f.name} holds {owners(found)}"
         for k, b in enumerate(p.program.buffers):
             if b.role in PERSISTENT:
-                new = p.graph.writes.get(b.name)
-                wanted = self.old(k, 0, b.size) if new is None else self.wanted(new)
+                wanted = self.old(k, 0, b.size)
+                for name, t in p.graph.writes.items():
+                    buffer, at = self.place(name)
+                    if buffer == k:
+                        wanted[at : at + t.size] = self.wanted(t)
                 assert np.array_equal(self.memory[k], wanted), f"array {b.name} ends with {owners(self.memory[k])}"
 
 

@@ -96,9 +96,17 @@ NEED_NUMPY = {
     "runtime.wgpu_program",
     "runtime.wgpu_rings",
     "runtime.draw",
+    "runtime.shaped",
 }
 NEED_NUMPY |= {"runtime.points", "runtime.tolerance", "runtime.verify"}  # of those runtimes
-NEED_NUMPY |= {"runtime.cpu_verify", "runtime.wgpu_verify"}
+NEED_NUMPY |= {
+    "runtime.cpu_verify",
+    "runtime.arithmetic",
+    "runtime.wgpu_verify",
+    "runtime.bench",
+    "runtime.patterns",
+    "runtime.recorded",
+}
 NEED_NUMPY |= {"runtime.wgpu_timing", "introspection.limits"}  # what measures devices, which no browser lets Python do
 NEED_NUMPY |= {
     "functional",

@@ -126,7 +126,9 @@ INITS = [
 def test_first_values_are_pythons_bit_for_bit(tab: Tab, seed: int) -> None:
     fields = [{"shape": shape, "dtype": "f32", "spec": {"init": i.spec()}} for shape, i in INITS]
     code = """const { draw } = await import('/js/random.js');
-      return draw(a[0], a[1]).map((x) => Array.from(new Int32Array(x.buffer, x.byteOffset, x.length)));"""
+      const fields = a[0].map((f, name) => ({ ...f, name }));
+      const bits = (x) => Array.from(new Int32Array(x.buffer, x.byteOffset, x.length));
+      return [...draw(fields, a[1]).values()].map(bits);"""
     for got, want in zip(tab.run(code, fields, seed), draw(INITS, seed), strict=True):
         np.testing.assert_array_equal(np.array(got, np.int32), want.reshape(-1).view(np.int32))
 
@@ -135,7 +137,7 @@ RATES = [
     lr.constant(0.1), lr.linear(1.0, 0.1, 7), lr.cosine_annealing(1e-2, 1e-5, 30), lr.warmup(0.3, 5, 0.1),
     lr.warmup(0.3, 5, lr.cosine_annealing(0.3, 0.0, 20)), lr.staircase(1.0, 4, 0.7), lr.multi_step(1.0, [3, 9], 0.3),
     lr.exponential(0.5, 0.93), lr.one_cycle(1.0, 40), lr.one_cycle(1.0, 40, anneal="linear"),
-    lr.linear(1.0, 0.0, 9, start=5),
+    lr.linear(1.0, 0.0, 9, start=5), lr.plateau(0.3), lr.plateau(0.3, patience=0).after(1.0).after(2.0),
 ]  # fmt: skip
 
 
@@ -190,6 +192,78 @@ def test_reset_starts_over(tab: Tab) -> None:
         assert_same_bits(tab.params(), train.download_params())
         assert tab.run("return train.stepCount;") == 0
         assert tab.steps(inputs) == first
+
+
+def test_a_plateau_is_told_the_same_metrics(tab: Tab) -> None:
+    training = replace(SINE, optimizer=lambda: optim.sgd(lr.plateau(0.01, factor=0.5, patience=1, cooldown=1)))
+    inputs, metrics = batches(training, 14), [3.0, 2.0, 2.5, 2.5, 2.5, 1.0, 1.0, 1.0, 1.0, float("nan"), 1.0, 0.5]
+    with compiled(training) as train:
+        tab.load(train, "plateau")
+        want, got = list[float](), list[float]()
+        for x, metric in zip(inputs, metrics):
+            want.append(train.step(x).loss)
+            got += tab.steps([x])
+            train.lr_metric(metric)
+            tab.run("await train.lrMetric(a[0] ?? NaN);", None if metric != metric else metric)
+            rate = train.store.knobs.rate.schedule.at(1)
+            assert tab.run("return train.lr;") == rate
+        assert rate < 0.005
+        for calls in (train.reset, lambda: tab.run("await train.reset();")):
+            calls()
+        want += [train.step(x).loss for x in inputs[12:]]
+        got += tab.steps(inputs[12:])
+        np.testing.assert_allclose(got, want, rtol=LOSS)
+    with compiled(SINE) as train:
+        tab.load(train, "no-plateau")
+        assert "takes no metric" in tab.run("return train.lrMetric(1).catch((e) => e.message);")
+
+
+def test_groups_and_freezing_are_pythons(tab: Tab, tmp_path: Path) -> None:
+    groups = {"l1.*": {"lr": 0.1}, "*.b": {"weight_decay": 0.5}}
+    training = replace(SINE, optimizer=lambda: optim.adamw(1e-2, groups=groups, decay_filter=lambda _: True))
+    inputs = batches(training, 10)
+    code = """const out = [], say = (e) => out.push(e.message);
+      for (const [name, arg] of a[0]) await train[name](arg).catch(say);
+      return out;"""
+    with compiled(training) as train:
+        train.freeze("l2.*")
+        tab.load(train, "groups")
+        want, got = [train.step(x).loss for x in inputs[:3]], tab.steps(inputs[:3])
+        assert_same_bits({"l2.W": tab.params()["l2.W"]}, {"l2.W": train.download_params()["l2.W"]})
+        train.unfreeze("*.W")
+        train.set(groups={"l1.*": {"lr": 3.0}, "*.b": {"weight_decay": 0.1}})
+        calls = [["unfreeze", "*.W"], ["set", {"groups": {"l1.*": {"lr": 3.0}, "*.b": {"weight_decay": 0.1}}}]]
+        assert tab.run(code, calls) == []
+        want += [train.step(x).loss for x in inputs[3:6]]
+        got += tab.steps(inputs[3:6])
+        tab.run("await train.reset();")
+        train.reset()
+        want += [train.step(x).loss for x in inputs[6:8]]
+        got += tab.steps(inputs[6:8])
+        np.testing.assert_allclose(got, want, rtol=LOSS)
+        (tmp_path / "page").write_bytes(bytes(tab.run("return Array.from(await train.saveCheckpoint());")))
+        train.unfreeze()
+        train.load(tmp_path / "page")
+        before = train.download_params()
+        np.testing.assert_allclose([train.step(inputs[8]).loss], tab.steps(inputs[8:9]), rtol=LOSS)
+        np.testing.assert_array_equal(train.download_params()["l2.b"], before["l2.b"])
+        wrong = [
+            ["freeze", "l9.*"], ["freeze", 3], ["set", {"groups": {"l2.*": {"lr": 1}}}],
+            ["set", {"groups": {"l1.*": {"lr": -1}}}], ["set", {"groups": {"l1.*": {"eps": 1}}}], ["set", {"lr@0": 1}],
+        ]  # fmt: skip
+        said = tab.run(code, wrong)
+        parts = [
+            "fits no parameter",
+            "a pattern is a text",
+            "there is no group",
+            "lr must be",
+            "unknown; it has lr",
+            "lr@0",
+        ]
+        assert len(said) == len(parts) and all(part in text for part, text in zip(parts, said))
+    with compiled(SINE) as train:
+        tab.load(train, "no-masks")
+        assert "has no masks" in tab.run(code, [["freeze", "l1.*"]])[0]
 
 
 def momentum() -> optim.Optimizer:
@@ -594,7 +668,7 @@ def counted(text: str) -> int:
 
 
 def test_the_runtime_stays_small() -> None:
-    """At most 30 kB minified; what checks files, values and steps is in files of its own, of 14 kB minified."""
+    """At most 30 kB minified; what checks files, values, steps and kernels, and draws, is 30 kB in other files."""
     checks = sum(counted(source(f"{name}.js")) for name in CHECKS)
-    for what, size, most in (("runtime", counted(runtime()), 46_250), ("checks", checks, 22_500)):
+    for what, size, most in (("runtime", counted(runtime()), 46_250), ("checks", checks, 46_000)):
         assert size < most, f"the {what} has {size} characters, {size - most + 1} too many"

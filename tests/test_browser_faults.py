@@ -223,7 +223,7 @@ def test_the_last_checkpoint_outlives_the_device_and_the_worker(
         assert train.step(inputs[1]).step == 2
 
 
-WEIGHTS = ("weights.safetensors", "data.safetensors")
+WEIGHTS = ("weights.safetensors", "data.safetensors", "checks.safetensors")
 
 
 def test_a_damaged_site_says_so_in_a_sentence(browser: Any, served: tuple[str, Path]) -> None:
@@ -242,6 +242,12 @@ def test_a_damaged_site_says_so_in_a_sentence(browser: Any, served: tuple[str, P
         ("program.json", whole["program.json"].replace(b'"kernel":0', b'"kernel":99', 1), "kernel is 99; there are"),
         ("weights.safetensors", whole["weights.safetensors"][:-3], "weights: not a valid safetensors file"),
         ("data.safetensors", whole["data.safetensors"][:100], "not a valid safetensors file"),
+        ("checks.safetensors", whole["checks.safetensors"][:-3], "checks: not a valid safetensors file"),
+        (
+            "checks.safetensors",
+            whole["checks.safetensors"].replace(rb"\"role\":\"input\"", rb"\"role\":\"other\"", 1),
+            'checks.safetensors is damaged: train: program.buffers[0].role is "other"',
+        ),
     ]
     code = "import('/damaged/tracegrad.js').then((x) => x.load('/damaged')).catch((e) => [e.name, e.message])"
     for name, data, want in cases:

@@ -32,8 +32,9 @@ def test_a_large_gpt_takes_a_few_kernels_and_dispatches_a_layer() -> None:
     """Its values take many arrays, and most of its kernels a launch each: neither may cost a kernel for each layer."""
     programs = [gpt(batch=64, context=256, width=384, layers=n).build().program for n in (4, 6)]
     few, more = (len(p.dispatches) for p in programs)
-    assert len(programs[0].kernels) == len(programs[1].kernels) <= 44
-    assert more - few <= 2 * 30
+    kernels = [len(p.kernels) for p in programs]
+    assert kernels[0] == kernels[1] <= 44, f"{kernels} kernels, {max(kernels) - 44} more than 44"
+    assert more - few <= 2 * 30, f"{more - few} dispatches for two layers, {more - few - 60} more than 60"
 
 
 @pytest.mark.parametrize("name", BUDGET)
@@ -46,7 +47,8 @@ def test_clipping_optimizer_and_ema_take_two_dispatches(name: str) -> None:
     updates = [k for k, d in enumerate(program.dispatches) if states & set(d.buffers)]
     last_gradient = max(k for k, d in enumerate(program.dispatches) if grads in d.buffers and writes(program, k, grads))
     assert updates == [len(program.dispatches) - 1]
-    assert len(program.dispatches) - 1 - last_gradient <= 2
+    after = len(program.dispatches) - 1 - last_gradient
+    assert after <= 2, f"{after} dispatches, {after - 2} more than 2"
 
 
 def writes(program: Program, dispatch: int, buffer: int) -> bool:
@@ -59,7 +61,8 @@ def writes(program: Program, dispatch: int, buffer: int) -> bool:
 def test_memory_of_adam(name: str) -> None:
     """Parameters, gradients and two moments; not per parameter, one flag and three bounds of 4 bytes each."""
     program = replace(BUDGET[name][0], optimizer=lambda: optim.adam(lr=1e-3)).build().program
-    assert persistent_bytes(program) <= 4 * parameter_bytes(program) + 16
+    taken, most = persistent_bytes(program), 4 * parameter_bytes(program) + 16
+    assert taken <= most, f"{taken} bytes, {taken - most} more than {most}"
 
 
 @pytest.mark.parametrize("name", BUDGET)
@@ -75,7 +78,7 @@ def test_temporaries_take_what_is_alive_at_once(name: str) -> None:
     for pool in (b for b in built.program.buffers if b.role == "temp"):
         inside = [t for t in plan.lifetimes if plan.places[t.key].array == pool.name]
         alive = max(sum(t.size for t in inside if t.first <= k <= t.last) for k in range(len(plan.launches)))
-        assert alive <= pool.size <= 1.1 * alive
+        assert alive <= pool.size <= 1.1 * alive, f"{pool.size} bytes for {alive}, {pool.size - 1.1 * alive:.0f} over"
 
 
 def persistent_bytes(program: Program) -> int:

@@ -67,6 +67,7 @@ class Cancellation(RuleBasedStateMachine):
         self.path = Path(self.folder.name, "train.safetensors")
         self.gate = threading.Event()
         self.gate.set()
+        self.behind = 0  # calls since `hold`, counted here: how many are still queued depends on the clock
         self.calls: list[Call] = []
         self.model, self.queued, self.failed = 0, 0, 0
         self.closed = False
@@ -79,17 +80,20 @@ class Cancellation(RuleBasedStateMachine):
 
     def made(self, what: str, pending: tg.Pending[Any]) -> tg.Pending[Any]:
         self.calls.append(Call(what, pending, self.model))
+        self.behind += 1
         return pending
 
     def room(self) -> bool:
         """Would a call go through without waiting for room? While the thread is held there is none to wait for."""
-        return self.gate.is_set() or self.closed or len(self.train.worker._queue) < 6
+        return self.gate.is_set() or self.closed or self.behind < 6
 
     @rule()
     def hold(self) -> None:
         if self.gate.is_set() and not self.closed:
-            self.gate = gate = threading.Event()
-            self.train.worker.post(lambda _: gate.wait(SECONDS))
+            self.gate, held = threading.Event(), threading.Event()
+            self.train.worker.post(lambda _, gate=self.gate: (held.set(), gate.wait(SECONDS)))
+            assert held.wait(SECONDS)  # all calls before are under way: the queue is empty
+            self.behind = 0
 
     @rule()
     def release(self) -> None:
@@ -104,6 +108,7 @@ class Cancellation(RuleBasedStateMachine):
     @rule(n=st.integers(1, 3))
     def run_steps(self, n: int) -> None:
         self.made("step", self.train.run_steps(n, BATCH))
+        self.behind += n - 1
 
     @precondition(room)
     @rule(what=st.sampled_from(["nan", "shape"]))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,6 +13,7 @@ import pytest
 
 import tracegrad as tg
 from tracegrad import lr, nn, optim, safetensors
+from tracegrad.hypers import UNIT
 from tracegrad.lr import Schedule
 
 X = np.linspace(-1, 1, 12, dtype=np.float32).reshape(4, 3)
@@ -123,6 +124,27 @@ def test_damaged_metadata_change_nothing(
     metadata = {k: v for k, v in {**saved.metadata, name: text}.items() if v is not None}
     safetensors.write(tmp_path / "c", saved.tensors, metadata)
     refused(train, tmp_path / "c", message)
+
+
+@pytest.mark.parametrize("unit", [0.0, -1.0, 1e-300, 3e38, None, "1", [1.0], {"beta1": 0.5}], ids=str)
+def test_no_file_sets_the_unit_of_squares(
+    train: tg.CompiledTraining, saved: safetensors.File, tmp_path: Path, unit: Any
+) -> None:
+    """The host chooses it. What a file says of it has no effect: the next step is the same, and no file is written
+    with it."""
+
+    def after(file: safetensors.File, path: Path) -> tuple[str, Mapping[str, str]]:
+        safetensors.write(path, file.tensors, file.metadata)
+        train.load(path)
+        train.step(x=X).result()
+        train.save(path)
+        return train.digest(), safetensors.read(path).metadata
+
+    assert UNIT not in json.loads(saved.metadata["hyper"])
+    hyper = json.dumps({**json.loads(saved.metadata["hyper"]), UNIT: unit})
+    hostile = safetensors.File(saved.tensors, {**saved.metadata, "hyper": hyper})
+    assert after(hostile, tmp_path / "hostile") == after(saved, tmp_path / "honest")
+    train.load(tmp_path / "honest")
 
 
 def test_parameters_that_are_not_finite_and_odd_names_change_nothing(

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import importlib.machinery
-import importlib.util
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+from tools import tool
 
 TOOL = Path(__file__).parents[1] / "tools" / "count"
 FILES = {
@@ -72,13 +72,7 @@ class Table:
 
 @pytest.fixture(scope="module")
 def count() -> Any:
-    loader = importlib.machinery.SourceFileLoader("count", str(TOOL))
-    spec = importlib.util.spec_from_loader("count", loader)
-    assert spec is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules["count"] = module  # dataclasses look their module up
-    loader.exec_module(module)
-    return module
+    return tool("count")
 
 
 @pytest.fixture(scope="module")

@@ -143,6 +143,18 @@ def test_a_hostile_title_and_names_inject_nothing(browser: Any, served: tuple[st
         page.context.close()
 
 
+def test_examples_may_be_long(tmp_path: Path) -> None:
+    """The kernel that draws them counts as many as 32 bits allow, and no more."""
+    wide = Training("wide", lambda: nn.Linear(784, 1), wide_loss, {"x": (4, 784)}, SINE.optimizer)
+    with compiled(wide) as train:
+        train.export(tmp_path, data={"x": np.zeros((8, 784), np.float32)})
+    assert (tmp_path / "index.html").exists()
+
+
+def wide_loss(m: nn.Linear, x: tg.Tensor) -> tg.Tensor:
+    return tg.mean(tg.square(m(x)))
+
+
 def test_the_policy_forbids_what_the_page_does_not_need(tmp_path: Path) -> None:
     file = wave_page(tmp_path / "page.html", single_file=True).read_text()
     index = wave_page(tmp_path / "site").read_text()
@@ -151,8 +163,9 @@ def test_the_policy_forbids_what_the_page_does_not_need(tmp_path: Path) -> None:
         assert policy and "unsafe" not in policy[1] and "default-src &#x27;none&#x27;" in policy[1]
         assert not re.search(r"https?://", re.sub(r"//[^\n]*", "", index))
     assert {p.name for p in (tmp_path / "site").iterdir()} == {
-        "index.html", "page.css", "page.js", "tracegrad.js", "checks.js", "manifest.js", "trial.js",
-        "tracegrad.d.ts", "worker.js", "program.json", "weights.safetensors", "data.safetensors",
+        "index.html", "page.css", "page.js", "tracegrad.js", "checks.js", "manifest.js", "trial.js", "random.js",
+        "verify.js", "tracegrad.d.ts", "worker.js", "program.json", "weights.safetensors", "data.safetensors",
+        "checks.safetensors",
     }  # fmt: skip
     program = json.loads((tmp_path / "site" / "program.json").read_text())
     for part in ("train", "feed"):

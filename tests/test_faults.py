@@ -21,6 +21,7 @@ import tracegrad as tg
 from models import SineMLP, sine_loss, sine_predict
 from tracegrad import optim
 from tracegrad.engine.results import CompletedRun, CompletedStep
+from tracegrad.program import Texts
 from tracegrad.runtime import wgpu_program
 from tracegrad.runtime.native import NativeSession
 
@@ -249,7 +250,7 @@ def test_a_limit_a_feature_and_a_shader_that_a_device_refuses_leave_the_training
             def refused(self: Any, kernel: Any, calls: Any) -> Any:
                 wrong = kernel.wgsl.replace("fn main(", "fn main(nonsense: nothing, ")
                 known = {n: getattr(kernel, n) for n in ("label", "bindings", "slots", "workgroup_memory")}
-                return spelled(self, type(kernel)(**known, wgsl=wrong, numpy=""), calls)
+                return spelled(self, type(kernel)(**known, texts=Texts.filed(wrong)), calls)
 
             patch.setattr(wgpu_program.Kernels, "pipeline", refused)
             patch.setattr(NativeSession, "_self_test", lambda self: None)

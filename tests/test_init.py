@@ -4,14 +4,18 @@ import json
 import math
 import shutil
 import subprocess
+from functools import partial
 
 import numpy as np
 import pytest
 
+import tracegrad as tg
+from node import needs_node, run_node
 from tracegrad import init
 from tracegrad.errors import DTypeError, InputError, ShapeError
 from tracegrad.runtime import draw as draw_module
 from tracegrad.runtime.draw import Scratch, _cos, _log, draw, uniform
+from tracegrad.runtime.shaped import quantile
 
 MASK = 0xFFFFFFFF
 
@@ -41,6 +45,21 @@ SPECS = [
     ((2, 2), init.literal([[1, 2], [3, 4]])),
     ((6, 2), init.xavier()),
     ((), init.randn(1.0)),
+    ((4, 3), init.normal(0.5, 2.0)),
+    ((9,), init.lecun()),
+    ((5, 4), init.kaiming_uniform(1.5)),
+    ((2, 3, 2, 1), init.xavier_uniform()),
+]
+SHAPED = [
+    ((40,), init.truncated_normal()),
+    ((3, 5), init.truncated_normal(1.0, 0.5, 3.0, 9.0)),
+    ((6,), init.truncated_normal(0.0, 0.1, -9.0, -1.0)),
+    ((50,), init.truncated_normal(2.0, 1.0, -30.0, 30.0)),
+    ((5, 7), init.orthogonal()),
+    ((7, 5), init.orthogonal(1.7)),
+    ((4, 2, 3, 3), init.orthogonal()),
+    ((3, 6, 4), init.orthogonal(1.0, 1)),
+    ((1, 1), init.orthogonal()),
 ]
 
 
@@ -50,10 +69,11 @@ def test_draw_is_one_stream_through_all_parameters(seed):
     expected = []
     for shape, spec in SPECS:
         n = math.prod(shape)
-        if isinstance(spec, (init.Randn, init.Kaiming, init.Xavier)):
-            values = [box_muller(stream) * spec.std(shape) for _ in range(n)]
-        elif isinstance(spec, init.Uniform):
-            values = [spec.low + (spec.high - spec.low) * next(stream) for _ in range(n)]
+        if isinstance(spec, init.Gaussian):
+            values = [box_muller(stream) * spec.deviation(shape) + spec.center() for _ in range(n)]
+        elif isinstance(spec, init.Even):
+            low, high = spec.bounds(shape)
+            values = [low + (high - low) * next(stream) for _ in range(n)]
         else:
             values = {"zeros": [0] * n, "ones": [1] * n, "literal": [1, 2, 3, 4]}[spec.spec()["kind"]]
         expected.append(np.array(values, np.float32).reshape(shape))
@@ -68,6 +88,7 @@ def test_numpy_and_c_draw_the_same_bits(monkeypatch, seed):
     specs = [
         ((1536, 71), init.randn(0.02)), ((70_001,), init.uniform(-1.0, 3.0)), ((3,), init.ones()),
         ((33, 777), init.kaiming()), ((99, 1), init.xavier()), ((1,), init.randn(7.0)),
+        ((99, 3), init.normal(-3.0, 0.1)), ((40, 31), init.kaiming_uniform()), ((30, 20), init.orthogonal()),
     ]  # fmt: skip
     monkeypatch.setattr(draw_module, "DRAW_IN_C", 1 << 60)
     by_numpy = [x.tobytes() for x in draw(specs, seed)]
@@ -151,6 +172,74 @@ def test_the_recipe_in_javascript_gives_the_same_bits():
     np.testing.assert_array_equal(draw([((count,), init.randn())], seed)[0], theirs)
 
 
+@needs_node
+@pytest.mark.parametrize("seed", [0, 77, 2**32 - 1])
+def test_a_page_draws_the_same_bits(seed):
+    """`reset` in an exported page begins where Python began, whatever the initialiser."""
+    specs = SPECS + SHAPED
+    fields = [
+        {"name": str(k), "shape": list(shape), "dtype": "f32", "spec": {"init": spec.spec()}}
+        for k, (shape, spec) in enumerate(specs)
+    ]
+    code = """const { draw } = await source('random');
+      return [...draw(a[0], a[1]).values()].map((x) => [...new Uint32Array(x.buffer)]);"""
+    theirs = run_node(code, fields, seed)
+    for (shape, spec), bits, ours in zip(specs, theirs, draw(specs, seed), strict=True):
+        assert bits == ours.reshape(-1).view(np.uint32).tolist(), (shape, spec)
+
+
+@pytest.mark.parametrize(
+    ("mean", "std", "low", "high"), [(0, 1, -2, 2), (1, 2, -1, 6), (0, 1, 3, 9), (0, 1, -9, -3), (5, 0.5, -40, 40)]
+)
+def test_truncated_normal_has_pytorchs_distribution(mean, std, low, high):
+    """Kolmogorov's distance from the truncated distribution; 1.95 / sqrt(n) is exceeded once in a thousand seeds."""
+    torch = pytest.importorskip("torch")
+    n = 20_000
+    (x,) = draw([((n,), init.truncated_normal(mean, std, low, high))], 3)
+    assert x.min() >= low and x.max() <= high
+    sign = -1.0 if low + high > 2 * mean else 1.0  # of the side on which probabilities are small, and exact
+    a, b, z = (
+        torch.special.ndtr(torch.as_tensor(sign * (np.float64(v) - mean) / std)) for v in (low, high, np.sort(x))
+    )
+    expected = ((z - a) / (b - a)).numpy()
+    assert np.abs(expected - (np.arange(n) + 0.5) / n).max() < 1.95 / math.sqrt(n)
+
+
+def test_quantiles_are_right_to_twelve_digits():
+    torch = pytest.importorskip("torch")
+    p = np.concatenate([np.geomspace(1e-290, 0.4, 3000), np.linspace(0.01, 0.99, 999), 1 - np.geomspace(1e-9, 0.1, 99)])
+    log = partial(_log, own=Scratch(len(p)))
+    np.testing.assert_allclose(
+        quantile(p, log), torch.special.ndtri(torch.as_tensor(p)).numpy(), rtol=1e-12, atol=1e-13
+    )
+
+
+@pytest.mark.parametrize(("shape", "init_"), [c for c in SHAPED if isinstance(c[1], init.Orthogonal)], ids=repr)
+def test_orthogonal_matrices_are_orthogonal(shape, init_):
+    (w,) = draw([(shape, init_)], 11)
+    members = math.prod(shape[: init_.stacked])
+    for part in w.reshape(members, shape[init_.stacked], -1).astype(np.float64):
+        gram = part @ part.T if part.shape[0] <= part.shape[1] else part.T @ part
+        np.testing.assert_allclose(gram, init_.gain**2 * np.eye(len(gram)), atol=1e-6)
+
+
+def test_an_orthogonal_matrix_of_a_thousand_draws_stays_orthogonal():
+    (w,) = draw([((160, 160), init.orthogonal())], 1)
+    np.testing.assert_allclose(w.astype(np.float64) @ w.T.astype(np.float64), np.eye(160), atol=1e-6)
+    assert 0 < (np.diag(w) > 0).sum() < 160  # signs are drawn, too
+
+
+@pytest.mark.parametrize("name", ["kaiming_uniform", "xavier_uniform"])
+@pytest.mark.parametrize("shape", [(300, 500), (64, 32, 3, 3)])
+def test_uniform_ranges_are_pytorchs(name, shape):
+    torch = pytest.importorskip("torch")
+    w = torch.empty(*(shape if len(shape) > 2 else shape[::-1]))  # a matrix is [out, in] there
+    getattr(torch.nn.init, f"{name}_")(w, **({"nonlinearity": "relu"} if name == "kaiming_uniform" else {}))
+    (x,) = draw([(shape, getattr(init, name)())], 0)
+    assert np.abs(x).max() == pytest.approx(w.abs().max().item(), rel=0.01)
+    assert x.std() == pytest.approx(w.std().item(), rel=0.02)
+
+
 def test_statistics():
     values = draw([((400, 500), init.randn(0.5)), ((200_000,), init.uniform(-1.0, 3.0))], 0)
     assert values[0].mean() == pytest.approx(0, abs=0.005)
@@ -171,8 +260,8 @@ def test_a_uniform_of_zero_stays_finite():
 )
 def test_fans_of_matrices_and_convolutions(shape, fan_in, fan_out):
     assert init.fans(shape) == (fan_in, fan_out)
-    assert init.kaiming().std(shape) == pytest.approx(math.sqrt(2 / fan_in))
-    assert init.xavier().std(shape) == pytest.approx(math.sqrt(2 / (fan_in + fan_out)))
+    assert init.kaiming().deviation(shape) == pytest.approx(math.sqrt(2 / fan_in))
+    assert init.xavier().deviation(shape) == pytest.approx(math.sqrt(2 / (fan_in + fan_out)))
 
 
 def test_kaiming_of_a_convolution_is_pytorchs():
@@ -182,7 +271,7 @@ def test_kaiming_of_a_convolution_is_pytorchs():
     assert draw([((512, 16, 3, 3), init.kaiming())], 0)[0].std() == pytest.approx(w.std().item(), rel=0.02)
 
 
-@pytest.mark.parametrize("spec", [s for _, s in SPECS], ids=repr)
+@pytest.mark.parametrize("spec", [s for _, s in SPECS + SHAPED], ids=repr)
 def test_spec_round_trips_through_json(spec):
     assert init.from_spec(json.loads(json.dumps(spec.spec()))) == spec
 
@@ -200,11 +289,22 @@ def test_literals_take_arrays_lists_and_numbers_and_lose_nothing():
         init.literal(np.array([0.5]), dtype="i32")
 
 
+class OneParameter(tg.Module):
+    def __init__(self, shape, first):
+        self.w = self.param(shape, init=first)
+
+
 def test_errors():
     with pytest.raises(ShapeError, match=r"the values are \[2\], the parameter is \[3\]"):
         draw([((3,), init.literal([1.0, 2.0]))], 0)
     with pytest.raises(InputError, match="low must not be above high"):
         init.uniform(1.0, 0.0)
+    with pytest.raises(InputError, match=r"low must be below high, got \[2.0, 2.0\]"):
+        init.truncated_normal(low=2.0)
+    with pytest.raises(InputError, match="std must be above 0"):
+        init.truncated_normal(std=0.0)
+    with pytest.raises(ShapeError, match=r"two axes or more is needed, got \[4\]"):
+        OneParameter((4,), init.orthogonal())
     with pytest.raises(InputError, match="unknown kind 'magic'"):
         init.from_spec({"kind": "magic"})
 

@@ -92,7 +92,7 @@ def test_inspect_reads_pages_with_hostile_names(tmp_path: Path, capsys: pytest.C
     manifest["train"]["kernels"][0]["numpy"] = "import os"
     (tmp_path / "site/program.json").write_text(json.dumps(manifest))
     code, said = inspected(tmp_path / "site", capsys)
-    assert code == 1 and "train.kernels[0] has a field 'numpy'; code for the host is not read" in said
+    assert code == 1 and "train.kernels[0] has a field 'numpy'; it has label" in said
 
 
 def test_inspect_writes_to_narrow_encodings_and_closed_pipes(tmp_path: Path):

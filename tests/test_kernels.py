@@ -21,7 +21,7 @@ from tracegrad.ir import Graph, toposort
 from tracegrad.kernels import tiling, unroll
 from tracegrad.kernels.tiling import TileShape
 from tracegrad.prims.leaves import leaf
-from tracegrad.program import Program
+from tracegrad.program import Program, Texts
 from tracegrad.runtime.cpu import CpuSession
 from tracegrad.transforms.grad import gradients
 
@@ -61,7 +61,8 @@ def run(session: Any, program: Program, env: dict[str, Any]) -> dict[str, Any]:
 
 def with_barriers(program: Program) -> Program:
     """The kernels of a GPU, on any adapter."""
-    return replace(program, kernels=tuple(replace(k, serial_wgsl="") for k in program.kernels))
+    kernels = [replace(k, texts=Texts(wgsl=k.texts["wgsl"])) for k in program.kernels]
+    return replace(program, kernels=tuple(kernels))
 
 
 def assert_same(case: Case, graph: Graph, env: dict[str, Any], got: dict[str, Any]) -> None:

@@ -169,6 +169,49 @@ def test_in_several_arrays_what_is_written_together_lies_apart(monkeypatch: pyte
     assert sorted(sizes.values()) == [64, 512, 1024]
 
 
+def touched(places: dict[int, layout.Place], keys: set[int]) -> int:
+    """In how many arrays these values lie."""
+    return len({places[key].array for key in keys})
+
+
+def test_a_launch_with_little_room_finds_its_values_in_few_arrays(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Six values that are written together, each half an array: apart where there is room, else two and two."""
+    monkeypatch.setattr(layout, "CHUNK", 4 * 1024)
+    keys = set(range(6))
+    values = [Lifetime(k, 512, 0, 9) for k in keys]
+    written = {k: keys - {k} for k in keys}
+    none = {k: set[int]() for k in keys}
+    for room, arrays in ((6, 6), (5, 5), (4, 4), (3, 3)):
+        places, _ = share_memory(values, "temp.f32", Beside(none, written, set(), [(keys, room)]), 1)
+        assert touched(places, keys) == arrays and not overlaps(places, values)
+    # a launch of two of them may need one array, another launch with room for all does not mind
+    rooms = [({0, 1}, 1), ({2, 3}, 1), (keys, 6)]
+    places, _ = share_memory(values, "temp.f32", Beside(none, written, set(), rooms), 1)
+    assert touched(places, {0, 1}) == touched(places, {2, 3}) == 1 and touched(places, keys) == 4
+
+
+def test_small_values_take_one_array_of_the_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(layout, "CHUNK", 4 * 1024)
+    keys = set(range(5))
+    values = [Lifetime(4, 32, 0, 9), *(Lifetime(k, 512, 0, 9) for k in range(4))]
+    beside = {k: keys - {k} for k in keys}
+    for room, arrays in ((5, 5), (4, 4), (3, 3)):
+        places, _ = share_memory(values, "temp.f32", Beside(beside, beside, set(), [(keys, room)]), 1)
+        assert touched(places, keys) == arrays, room
+
+
+def test_values_that_one_array_does_not_hold_keep_to_the_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    """384 elements are alive at once, which one array has, but gaps between values take more."""
+    monkeypatch.setattr(layout, "CHUNK", 4 * 384)
+    lives = [(128, 0, 3), (96, 3, 6), (160, 3, 5), (192, 1, 1), (64, 5, 7)]
+    values = [Lifetime(k, *life) for k, life in enumerate(lives)]
+    assert most_alive(values) == 384
+    none = {v.key: set[int]() for v in values}
+    for room, arrays in ((2, 2), (1, 1)):
+        places, sizes = share_memory(values, "temp.f32", Beside(none, none, set(), [({1, 4}, room)]), 1)
+        assert touched(places, {1, 4}) == arrays and len(sizes) == 2 and not overlaps(places, values)
+
+
 def test_overlaps_are_found() -> None:
     """Pairs that share an element in a launch in which both live."""
     a, b = Lifetime(1, 32, 0, 2), Lifetime(2, 32, 2, 4)

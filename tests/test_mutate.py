@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import ast
-import importlib.machinery
-import importlib.util
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-TOOL = Path(__file__).parents[1] / "tools" / "mutate"
+from tools import tool
 
 SOURCE = '''
 from __future__ import annotations
@@ -27,13 +25,7 @@ def f(x: int, more: int = 5) -> int:
 
 @pytest.fixture(scope="module")
 def mutate() -> Any:
-    loader = importlib.machinery.SourceFileLoader("mutate", str(TOOL))
-    spec = importlib.util.spec_from_loader("mutate", loader)
-    assert spec is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules["mutate"] = module  # dataclasses look their module up
-    loader.exec_module(module)
-    return module
+    return tool("mutate")
 
 
 @pytest.fixture(scope="module")

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from tracegrad.errors import CompileError, DeviceError, DeviceLostError, InputError
-from tracegrad.program import Binding, Buffer, Dispatch, Field, KernelSource, Needs, Program
+from tracegrad.program import Binding, Buffer, Dispatch, Field, KernelSource, Needs, Program, Shader, Texts
 from tracegrad.runtime import adapters as finding
 from tracegrad.runtime import wgpu_calls, wgpu_compiled
 from tracegrad.runtime.c_compiler import VARIABLE, compiler
@@ -36,7 +36,7 @@ def kernel(label: str, body: str, *bindings: str, slots: int = 0) -> KernelSourc
         lines.append(f"@group(1) @binding(0) var<uniform> at: array<vec4<i32>, {-(-slots // 4)}>;")
         lines.append("fn o(k: i32) -> i32 { return at[k / 4][k % 4]; }")
     lines.append(f"@compute @workgroup_size(1) fn main(@builtin(workgroup_id) w: vec3u) {{ let i = i32(w.x); {body} }}")
-    return KernelSource(label, tuple(rows), slots, 0, "\n".join(lines), "")
+    return KernelSource(label, tuple(rows), slots, 0, Texts.filed("\n".join(lines)))
 
 
 def program(
@@ -173,8 +173,10 @@ def test_more_than_four_offsets(session: NativeSession) -> None:
 def test_offsets_that_never_differ_are_in_the_text(session: NativeSession) -> None:
     def adds(label: str, place: str) -> KernelSource:
         body = f"b0[{place}] = b0[at[0].y] + f32(at[1].z) + 1.0;"
-        made = kernel(label, body, "f32 write", slots=7)
-        return replace(made, wgsl=made.wgsl.replace("fn o(k: i32) -> i32 { return at[k / 4][k % 4]; }", ""))
+        memory, main = kernel(label, body, "f32 write").wgsl.splitlines(keepends=True)
+        return KernelSource(
+            label, (Binding("f32", True),), 7, 0, Texts(wgsl=Shader(memory, main, 7, "i + 2" not in main))
+        )
 
     last = lambda slot: (0, slot - 1, 0, 0, 0, 0, 10 * slot)
     p = program(
@@ -192,7 +194,9 @@ def test_offsets_that_never_differ_are_in_the_text(session: NativeSession) -> No
     handle = session.load(p)
     constant = session._programs[handle].program  # pyright: ignore[reportPrivateUsage]
     assert [k.slots for k in constant.kernels] == [0, 7, 7, 0]
-    assert "b0[1] = b0[0] + f32(10) + 1.0;" in constant.kernels[0].wgsl and "uniform" not in constant.kernels[0].wgsl
+    vectors = "vec4<i32>(0, 0, 0, 0), vec4<i32>(0, 0, 10, 0)"
+    assert f"const at = array<vec4<i32>, 2>({vectors});" in constant.kernels[0].wgsl
+    assert "uniform" not in constant.kernels[0].wgsl
     assert [d.offsets == () for d in constant.dispatches] == [True, False, False, False, False, True, True]
     np.testing.assert_array_equal(run(session, handle)["y"], [0, 11, 32, 63, 104, 155, 216, 0])
     session.unload(handle)
@@ -397,20 +401,18 @@ def test_kernels_are_spelled_one_at_a_time_whoever_asks() -> None:
     """Kernels share what expressions are made of, and threads that compile pipelines ask for texts side by side."""
     inside, most, times = 0, 0, 0
 
-    def spell() -> str:
+    def spell(language: str) -> Shader:
         nonlocal inside, most, times
         times += 1
         inside += 1
         most = max(most, inside)
         time.sleep(0.01)
         inside -= 1
-        return "text"
+        return Shader(language)
 
-    kernels = [
-        KernelSource.spelled({"wgsl": spell}, label="k", bindings=(), slots=0, workgroup_memory=0) for _ in range(8)
-    ]
+    kernels = [KernelSource("k", (), 0, 0, Texts(spell)) for _ in range(8)]
     with ThreadPoolExecutor(8) as pool:
-        assert list(pool.map(lambda k: k.wgsl, 2 * kernels)) == ["text"] * 16
+        assert list(pool.map(lambda k: k.wgsl, 2 * kernels)) == ["wgsl"] * 16
     assert most == 1 and times == len(kernels)
 
 

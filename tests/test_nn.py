@@ -305,7 +305,7 @@ def test_summary_is_a_table_with_totals():
     assert (table.total, table.trainable) == (3080, 3030)
     lines = str(table).splitlines()
     assert lines[0].split() == ["name", "type", "count", "init"]
-    assert lines[2].split() == ["l1.W", "f32[100,30]", "3,000", "randn"]
+    assert lines[2].split() == ["l1.W", "f32[100,30]", "3,000", "kaiming"]
     assert lines[4].split() == ["table", "f32[50]", "50", "randn,", "fixed"]
     assert lines[6].split()[:2] == ["total", "3,080"]
     assert lines[7] == "of which trainable: 3,030"

@@ -130,6 +130,35 @@ AGAINST_PYTORCH = {
         optim.adafactor(0.5, beta2_decay=-0.6, eps1=1e-4, eps2=0.1, d=1.5, weight_decay=0.1),
         decayed_only(T.Adafactor, 0.1, lr=0.5, beta2_decay=-0.6, eps=(1e-4, 0.1), d=1.5),
     ),
+    "adagrad": (optim.adagrad(0.05), all_of(T.Adagrad, lr=0.05)),
+    "adagrad settings": (
+        optim.adagrad(0.05, lr_decay=0.1, weight_decay=0.1, initial_accumulator_value=0.3, eps=1e-3),
+        decayed_only(T.Adagrad, 0.1, lr=0.05, lr_decay=0.1, initial_accumulator_value=0.3, eps=1e-3),
+    ),
+    "adadelta": (optim.adadelta(), all_of(T.Adadelta)),
+    "adadelta settings": (
+        optim.adadelta(0.5, rho=0.7, eps=1e-3, weight_decay=0.1),
+        decayed_only(T.Adadelta, 0.1, lr=0.5, rho=0.7, eps=1e-3),
+    ),
+    "nadam": (optim.nadam(0.01), all_of(T.NAdam, lr=0.01)),
+    "nadam settings": (
+        optim.nadam(0.01, beta1=0.7, beta2=0.95, eps=1e-3, weight_decay=0.1, momentum_decay=0.1),
+        decayed_only(T.NAdam, 0.1, lr=0.01, betas=(0.7, 0.95), eps=1e-3, momentum_decay=0.1),
+    ),
+    "nadam decoupled": (
+        optim.nadam(0.01, weight_decay=0.1, decoupled_weight_decay=True, momentum_decay=0.0),
+        decayed_only(T.NAdam, 0.1, lr=0.01, decoupled_weight_decay=True, momentum_decay=0.0),
+    ),
+    "radam": (optim.radam(0.01), all_of(T.RAdam, lr=0.01)),
+    "radam settings": (
+        optim.radam(0.01, beta1=0.7, beta2=0.95, eps=1e-3, weight_decay=0.1),
+        decayed_only(T.RAdam, 0.1, lr=0.01, betas=(0.7, 0.95), eps=1e-3),
+    ),
+    "radam of a short memory": (optim.radam(0.01, beta2=0.5), all_of(T.RAdam, lr=0.01, betas=(0.9, 0.5))),
+    "radam decoupled": (
+        optim.radam(0.01, beta2=0.75, weight_decay=0.1, decoupled_weight_decay=True),
+        decayed_only(T.RAdam, 0.1, lr=0.01, betas=(0.9, 0.75), decoupled_weight_decay=True),
+    ),
     "rmsprop": (optim.rmsprop(0.01), all_of(T.RMSprop, lr=0.01)),
     "rmsprop momentum": (
         optim.rmsprop(0.01, alpha=0.9, eps=1e-5, momentum=0.7, weight_decay=0.1),
@@ -149,7 +178,9 @@ def test_steps_are_pytorchs(name):
 
 def test_defaults_are_pytorchs():
     for ours, theirs in (
-        (optim.sgd(), T.SGD), (optim.adam(), T.Adam), (optim.adamw(), T.AdamW), (optim.rmsprop(), T.RMSprop)
+        (optim.sgd(), T.SGD), (optim.adam(), T.Adam), (optim.adamw(), T.AdamW), (optim.rmsprop(), T.RMSprop),
+        (optim.adagrad(), T.Adagrad), (optim.adadelta(), T.Adadelta), (optim.nadam(), T.NAdam),
+        (optim.radam(), T.RAdam),
     ):  # fmt: skip
         expected = theirs([torch.zeros(2, 2, requires_grad=True)]).defaults
         expected["beta1"], expected["beta2"] = expected.get("betas", (None, None))
@@ -164,6 +195,32 @@ def test_defaults_are_pytorchs():
 
 def test_adam_stays_pytorchs_for_a_thousand_steps():
     compare(optim.adam(1e-3), all_of(T.Adam, lr=1e-3), steps=1000, shapes={"w": (3, 2)}, decayed={"w"})
+
+
+@pytest.mark.parametrize("beta2", [0.9, 0.999, 0.99999])
+def test_radam_stays_pytorchs_over_its_first_steps_and_long_after(beta2):
+    """The length of the average is the difference of two numbers around 2 / (1 - beta2): f32 would lose it."""
+    compare(optim.radam(0.01, beta2=beta2), all_of(T.RAdam, lr=0.01, betas=(0.9, beta2)), steps=1000, rtol=3e-5)
+
+
+@pytest.mark.parametrize("decay", [0.0, 0.1])
+def test_lamb_is_the_papers(decay):
+    """Algorithm 2 of You et al. 2020 with phi the identity, in float64."""
+    run = Run(optim.lamb(0.01, weight_decay=decay, eps=1e-4))
+    p = {n: x.astype(np.float64) for n, x in run.parts().items()}
+    p["l1.b"] = np.zeros(3)  # of norm 0: its first step is Adam's
+    run.p = run.flat(p)
+    m, v = ({n: np.zeros_like(x) for n, x in p.items()} for _ in range(2))
+    for k, grads in enumerate(noise(SHAPES)):
+        run.step(grads)
+        for n, g in grads.items():
+            m[n], v[n] = 0.9 * m[n] + 0.1 * g, 0.999 * v[n] + 0.001 * np.square(g, dtype=np.float64)
+            u = m[n] / (1 - 0.9 ** (k + 1)) / (np.sqrt(v[n] / (1 - 0.999 ** (k + 1))) + 1e-4)
+            u += decay * (n in DECAYED) * p[n]
+            own, step = np.linalg.norm(p[n]), np.linalg.norm(u)
+            p[n] = p[n] - 0.01 * (own / step if own > 0 and step > 0 else 1.0) * u
+        for n, x in run.parts().items():
+            np.testing.assert_allclose(x, p[n], rtol=1e-5, atol=1e-6, err_msg=n)
 
 
 def test_decay_follows_the_schedule():
@@ -317,8 +374,9 @@ def test_every_hyperparameter_is_hot():
         (optim.lion(), {"lr", "1-beta1", "1-beta2"}, {"m"}),
         (optim.rmsprop(), {"lr", "1-alpha", "eps"}, {"v"}),
         (optim.adam(), {"lr", "step", "1-beta1", "1-beta2", "eps"}, {"m", "v"}),
+        (optim.adadelta(), {"lr", "1-rho", "eps"}, {"v", "u"}),
     ],
-    ids=["sgd", "momentum", "lion", "rmsprop", "adam"],
+    ids=["sgd", "momentum", "lion", "rmsprop", "adam", "adadelta"],
 )
 def test_what_is_off_leaves_no_trace(optimizer, leaves, state):
     run = Run(optimizer)

@@ -129,13 +129,13 @@ def test_what_is_no_program_is_refused(text: Any) -> None:
         Program.from_json(text)
 
 
-@pytest.mark.parametrize("name", ["numpy", "c", "calls", "own"])
+@pytest.mark.parametrize("name", ["texts", "numpy", "c", "own"])
 def test_code_for_the_host_is_neither_written_nor_read(name: str, tmp_path: Path) -> None:
     assert name not in DATA["kernels"][0]
     evil = f"def bind(*_):\n    open({str(tmp_path / 'owned')!r}, 'w')\n    return lambda: None\n"
     data = copy.deepcopy(DATA)
     data["kernels"][0][name] = True if name == "own" else evil
-    with pytest.raises(InputError, match=f"has a field '{name}'; code for the host is not read"):
+    with pytest.raises(InputError, match=f"has a field '{name}'; it has label"):
         Program.from_json(json.dumps(data))
 
 

@@ -111,9 +111,9 @@ def test_a_forward_is_compiled_twice_at_most_a_size(monkeypatch):
     made: list[tuple[Any, bool]] = []
     original = build.build_forward
 
-    def counted(model, forward, inputs, like=None, patching=False, precision="f32"):
+    def counted(model, forward, inputs, like=None, patching=False, precision="f32", writes=False):
         made.append((inputs["x"].shape[0], patching))
-        return original(model, forward, inputs, like, patching, precision)
+        return original(model, forward, inputs, like, patching, precision, writes)
 
     monkeypatch.setattr(forward_source, "build_forward", counted)
     with compiled(inputs={"x": (None, 2)}) as f:

@@ -97,6 +97,18 @@ ROWS = [
     bce(0.0, (0, -INF, 0.0)),
     bce(1.0, (0, INF, 0.0), (0, -INF, INF)),
     bce(0.25, (0, -INF, INF)),
+    *map(same, ("atan", "asin", "acos", "cosh")),
+    same("sinh"),
+    same("tan"),
+    Row("atan2(x, 1)", lambda x: tg.atan2(x, 1.0), lambda x: torch.atan2(x, torch.tensor(1.0))),
+    Row("atan2(2, x)", lambda x: tg.atan2(2.0, x), lambda x: torch.atan2(torch.tensor(2.0), x)),
+    Row("nan_to_num", lambda x: tg.nan_to_num(x, 3.0, 4.0, 5.0), lambda x: torch.nan_to_num(x, 3.0, 4.0, 5.0)),
+    Row("sort", lambda x: tg.sort(x)[0] * 2.0, lambda x: torch.sort(x, stable=True)[0] * 2.0),
+    *(
+        Row(n, lambda x, n=n: getattr(tg, n)(x, 1.0, "none"),
+            lambda x, n=n: getattr(F, n)(x, torch.ones_like(x), reduction="none"))
+        for n in ("smooth_l1_loss", "huber_loss")
+    ),
     *map(power, (0, 1, 2, 3, 4, -1, -2)),
     power(0.5, (2, -0.0, INF), (2, -INF, NAN)),
     power(3.5),

@@ -25,7 +25,10 @@ from tracegrad.transforms.grad import cotangents
 N = 3  # elements of a batch
 COUNTERS = dict.fromkeys(("seed", "step"), np.uint32(7))
 DIFFERENTIABLE = [c for c in ALL_CASES if c.grad and c.shapes]
-RANDOM = ("dropout", "dropout_twice", "uniform", "randn", "bernoulli", "categorical")  # other numbers in each element
+RANDOM = (  # other numbers in each element
+    "dropout", "dropout_twice", "uniform", "randn", "bernoulli", "categorical", "uniform_between", "normal", "randint",
+    "gumbel_softmax", "gumbel_softmax_hard",
+)  # fmt: skip
 SMOOTH = [c for c in DIFFERENTIABLE if c.second and math.isfinite(c.tol)]
 DTYPES = {"f": f32, "i": i32, "b": bool_}  # by the kind of an array
 # Only passes make it, in parts as long as kernels take them: no row of the table

@@ -275,7 +275,7 @@ def test_members_of_a_stack_start_as_wide_as_one_model():
     for name, p in stacked.items():
         assert p.shape == (5, *one[name].shape)
         assert nn.decays(name, p) == nn.decays(name, one[name])
-    assert stacked["l1.W"].init == tg.init.randn(one["l1.W"].init.std((1, 64)))
+    assert stacked["l1.W"].init == tg.init.randn(one["l1.W"].init.deviation((1, 64)))
     literal = nn.named_parameters(nn.stack([Fixed()], 2))["0.v"]
     assert literal.init == tg.init.literal([[1.0, 2.0]] * 2)
     with pytest.raises(ShapeError, match="n=0"):

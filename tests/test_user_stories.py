@@ -374,7 +374,6 @@ MISTAKES: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
     ),
     "a layer": (lambda: PYTORCH.nn.ReLU, tg.TraceError, r"no 'ReLU': did you mean tg\.relu"),
     "a loss": (lambda: PYTORCH.nn.MSELoss, tg.TraceError, r"did you mean tg\.mse_loss"),
-    "sequential": (lambda: PYTORCH.nn.Sequential, tg.TraceError, "plain list of layers"),
     "adam": (lambda: PYTORCH.optim.Adam, tg.TraceError, r"did you mean optim\.adam"),
     "cat": (lambda: PYTORCH.cat, tg.TraceError, r"write tg\.concat"),
     "dtype": (lambda: PYTORCH.int64, tg.TraceError, r"write tg\.i32"),

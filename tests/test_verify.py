@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import stat
+import subprocess
 import sys
 import warnings
 from collections.abc import Callable
@@ -30,14 +32,14 @@ text = re.sub({old!r}, {new!r}, text)
 sys.exit(subprocess.run(["cc", *sys.argv[1:]], input=text, text=True).returncode)
 """
 FAULTS = {
-    "a guard that always holds": (r"-\(int\)condition", "-1"),
-    "a choice that is never made": (r"-\(int\)condition", "0"),
+    "a guard that always holds": (r"\((int|unsigned)\)condition - 1", "0 * 1"),
+    "a choice that is never made": (r"\((int|unsigned)\)condition - 1", r"(\1)0 - 1"),
     "the largest for the smallest": (r"float m = a < b \? a : b", "float m = a > b ? a : b"),
     "exp without its last term": (r"\+ r \+ 1\.0f", "+ 1.0f"),
     "products one k short": (r"for \(; k; k--,", "for (k -= k > 1; k; k--,"),
     "a sum that subtracts": (r"(ta2\[l\] = \(ta2\[l\]) \+", r"\1 -"),
     "loops of odd counts one turn short": (
-        r"for \(long (\w+) = 0; \1 < (\d*[13579]); \1\+\+\)", r"for (long \1 = 0; \1 < \2 - 1; \1++)"
+        r"for \(long (\w+) = 0; \1 < (\d*[13579]); \1 \+= 1\)", r"for (long \1 = 0; \1 < \2 - 1; \1 += 1)"
     ),
 }  # fmt: skip
 MORE = {  # and the precision that shows it
@@ -46,6 +48,16 @@ MORE = {  # and the precision that shows it
     "equal for smaller": (r"\ba < b\b", "a <= b", "f32"),
     "quotients of fewer digits": (r"return a / b; \}", "return a * ((1.0f / b) * 1.0001f); }", "f32"),
     "halves cut off": (r"0xfffu \+ \(a >> 13 & 1u\)", "0u", "f16"),
+}
+
+
+OPERATIONS = {
+    "a minimum that drops NaN": (r"(m = a < b \? a : b; return) a != a \? a : m", r"\1 m"),
+    "roots of five digits": (r"__builtin_sqrtf\(x\)", "(__builtin_sqrtf(x) * 1.00001f)"),
+    "reciprocal roots of five digits": (r"1\.0f / sqrt \(x\)", "1.00001f / sqrt(x)"),
+    "halves read without denormals": (r"(small = )(float_of\w+\(bits\))", r"\1!(bits >> 23) ? 0.0f : \2"),
+    "halves written without denormals": (r"a < 0x38800000u \? denormal", "a < 0x38800000u ? 0u"),
+    "nothing by 0 is 0": (r"\(\(x \* y\)\)", "(y == 0.0f ? 0.0f : x * y)"),
 }
 
 
@@ -107,6 +119,32 @@ def test_a_compiler_that_miscompiles_is_found(
     np.testing.assert_allclose(got[1], want[1], rtol=1e-5)
 
 
+@pytest.mark.parametrize("name", OPERATIONS)
+def test_a_compiler_that_gets_an_operation_wrong_is_found(name: str, compiler: Callable[[str, str], Path]) -> None:
+    """On NaN, infinities and denormals, or in its last digits: kernels are checked on none, and within rounding."""
+    compiler(*OPERATIONS[name])
+    with pytest.warns(RuntimeWarning, match=r"numbers are wrong.*'arithmetic', \w+\(.*\) is .*, not "):
+        outputs(np.ones((9, 5), np.float32))
+
+
+@pytest.mark.parametrize("flags", ["-ffast-math", "-ffinite-math-only"])
+def test_flags_that_trade_right_numbers_for_speed_are_found(flags: str, tmp_path: Path) -> None:
+    """In a process of its own: a library that GCC makes so changes how the processor rounds, for all of a thread."""
+    path = os.pathsep.join([str(Path(__file__).parent), *sys.path])
+    environment = {
+        **os.environ,
+        "TRACEGRAD_CC": "cc",
+        "TRACEGRAD_CFLAGS": flags,
+        "XDG_CACHE_HOME": str(tmp_path),
+        "PYTHONPATH": path,
+    }
+    code = "import numpy, test_verify; test_verify.outputs(numpy.ones((9, 5), numpy.float32))"
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=250, env=environment, check=True
+    )
+    assert "numbers are wrong, so the program runs as NumPy" in done.stderr
+
+
 class Strided(tg.Module):
     def __init__(self) -> None:
         self.scale = self.param((5, 5), init=tg.init.randn(1.0))
@@ -134,13 +172,33 @@ def test_faults_that_the_check_was_not_made_for(name: str, compiler: Callable[[s
         _ = train.step(batch).loss
 
 
-def test_a_verdict_is_kept(compiler: Callable[[str, str], Path], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_choices_among_few_values_are_seen_from_both_sides(compiler: Callable[[str, str], Path]) -> None:
+    """The first numbers all fall on one side, so what is wrong with the other does not show in them."""
+
+    def of(m: Net, x: tg.Tensor, row: tg.Tensor, z: tg.Tensor, ct: tg.Tensor) -> Any:
+        y, pull = tg.vjp(lambda x, row, z: tg.maximum(row - x, z), x, row, z)
+        return (y, *pull(ct))
+
+    compiler(r"(ta0 = .*), 0\.0f, less_f32", r"\1, 1.0f, less_f32")
+    shapes = {"x": (4, 3), "row": (3,), "z": (), "ct": (4, 3)}
+    with (
+        tg.compile_forward(model=Net(), forward=of, inputs=shapes, device="cpu") as f,
+        pytest.warns(RuntimeWarning, match="numbers are wrong"),
+    ):
+        _ = f.run({name: np.ones(shape, np.float32) for name, shape in shapes.items()}).output
+
+
+@pytest.mark.parametrize("fault", [FAULTS["a guard that always holds"], OPERATIONS["a minimum that drops NaN"]])
+def test_a_verdict_is_kept(
+    fault: tuple[str, str], compiler: Callable[[str, str], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The next process, and the next model with the same kernels, neither checks nor warns again."""
-    compiler(*FAULTS["a guard that always holds"])
+    compiler(*fault)
     x = np.ones((9, 5), np.float32)
     with pytest.warns(RuntimeWarning, match="numbers are wrong"):
         want = outputs(x)
     monkeypatch.setattr("tracegrad.runtime.cpu_verify.Contents.lacking", lambda *a, **k: pytest.fail("checked again"))
+    monkeypatch.setattr("tracegrad.runtime.arithmetic._difference", lambda *a: pytest.fail("checked again"))
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         got = outputs(x)

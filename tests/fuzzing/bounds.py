@@ -37,6 +37,8 @@ import numpy as np
 
 from tracegrad.evaluate import array_rule
 from tracegrad.ir import Tensor
+from tracegrad.prims import leaves
+from tracegrad.prims.leaves import unviewed
 
 Array = Any
 U = 2.0**-24
@@ -47,7 +49,7 @@ EXACT_ROWS = ("neg", "abs", "sign", "floor", "ceil", "round", "minimum", "maximu
 # Units in the last place, as docs/numerics.md promises them
 ULPS = {"add": 0.5, "sub": 0.5, "mul": 0.5, "square": 0.5, "div": 2.5, "sqrt": 2.5, "rsqrt": 5.0, "exp": 3.0,
         "expm1": 4.0, "log": 4.0, "log1p": 4.0, "sin": 4.0, "cos": 4.0, "tanh": 4.0, "erf": 4.0, "pow": 4.0,
-        "cast": 0.5}  # fmt: skip
+        "atan2": 5.0, "cast": 0.5}  # fmt: skip
 # An absolute error beside it: erf is a fit, and `logistic` is promised to 2**-23 of 1
 ABSOLUTE = {"erf": 2e-7, "logistic": 2.0**-23}
 ROUNDED_RIGHT = ("add", "sub", "mul", "square", "cast")
@@ -144,11 +146,14 @@ def corners(rule: Callable[..., Any], y: Array, xs: Sequence[Known]) -> Array:
 
 
 def not_monotone(name: str, brought: Array, xs: Sequence[Known]) -> Array:
-    """What the corners miss: a divisor or a base that may be 0, a power that may be whole, and waves."""
+    """What the corners miss: a divisor or a base that may be 0, a power that may be whole, a jump, and waves."""
     if name in ("sin", "cos"):
         return np.where(np.isinf(xs[0].e), np.inf, np.minimum(xs[0].e, 2.0))
     if name == "div":
         return np.where((xs[1].e > 0) & (np.abs(xs[1].v) <= xs[1].e), np.inf, brought)
+    if name == "atan2":  # between the corners it jumps by 2 pi, across 0 on the negative side
+        y, x = xs
+        return np.where((y.e > 0) & (np.abs(y.v) <= y.e) & (x.v - x.e <= 0), np.inf, brought)
     if name == "pow":
         base, exponent = xs
         near_0 = (base.e > 0) & (np.abs(base.v) <= base.e)
@@ -205,7 +210,37 @@ def elementwise(t: Tensor, xs: Sequence[Known]) -> Known:
     own = np.where(np.isfinite(own), own, 0.0) + ABSOLUTE.get(name, 0.0)
     if name in ROUNDED_RIGHT or _simple_quotient(name, xs):
         own = np.where((brought == 0) & is_f32(v), 0.0, own)
-    return bounded(v, brought + own)
+    return bounded(v, brought + own + (distributed(t, xs) if name == "mul" else 0.0))
+
+
+def distributed(t: Tensor, xs: Sequence[Known]) -> Array:
+    """What a product c (a + d) may be off where a device computes fma(a, c, c d), for numbers c and d of the program.
+
+    WGSL allows that ("reassociation"), and the driver of an NVIDIA H200 does it. c d is rounded, and so is c a where
+    the two are not fused: 2 u (|c a| + |c d|), also where a + d is 0. Nothing, where both products are f32.
+    """
+    off = np.zeros(())
+    for c, s, known in zip(t.inputs[::-1], t.inputs, xs, strict=True):
+        factor, s, v = number(c), unviewed(s), np.asarray(known.v)
+        while factor is not None and s.prim.name == "mul":  # by a number, too
+            more = next(filter(None, map(number, s.inputs)), None)
+            rest = [x for x in s.inputs if number(x) is None]
+            factor, s, v = (factor * more, unviewed(rest[0]), v / more) if more and rest else (None, s, v)
+        if factor is None or s.prim.name not in ("add", "sub"):
+            continue
+        for d in filter(None, map(number, s.inputs)):
+            exact = is_f32(np.asarray(factor * d)) & is_f32(v * factor)
+            off = np.maximum(off, np.where(exact, 0.0, 2 * U * abs(factor) * (np.abs(v) + 2 * abs(d))))
+    return off
+
+
+def number(t: Tensor) -> float | None:
+    """The one number that all elements of a tensor are, if the program says so."""
+    t = unviewed(t)
+    if t.prim.family != "map" or t.dtype.name != "f32":
+        return leaves.constant(t)
+    found = [number(x) for x in t.inputs]
+    return None if None in found else float(np.asarray(array_rule(t, np)(*map(np.float64, found))))
 
 
 def _simple_quotient(name: str, xs: Sequence[Known]) -> bool:

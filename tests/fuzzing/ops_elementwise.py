@@ -16,6 +16,8 @@ UNARY = {  # name here: name in torch, name in jax.numpy or jax.nn
     "floor": ("floor", "floor"), "ceil": ("ceil", "ceil"), "round": ("round", "round"), "erf": ("erf", "erf"),
     "gelu": ("nn.functional.gelu", None), "sqrt": ("sqrt", "sqrt"), "rsqrt": ("rsqrt", None), "log": ("log", "log"),
     "log1p": ("log1p", "log1p"), "reciprocal": ("reciprocal", "reciprocal"),
+    "tan": ("tan", "tan"), "asin": ("asin", None), "acos": ("acos", None), "atan": ("atan", "arctan"),
+    "sinh": ("sinh", "sinh"), "cosh": ("cosh", "cosh"),
     "tanhshrink": ("nn.functional.tanhshrink", None), "stop_gradient": ("detach", "lax.stop_gradient"),
 }  # fmt: skip
 # The gradients of pow are those of PyTorch at 0, and not those of JAX

@@ -103,6 +103,13 @@ def _cumsum(pool: Pool) -> Drawn:
     return (x,), {"axis": pool.axis(len(pool.of(x)))}
 
 
+def _cumprod(pool: Pool) -> Drawn:
+    args, attrs = _cumsum(pool)
+    if pool.of(args[0])[attrs["axis"]] > 16:
+        raise UnfitError
+    return args, attrs
+
+
 def _matmul(pool: Pool) -> Drawn:
     a = pool.pick(rank=1)
     *_, k = pool.of(a)
@@ -243,6 +250,15 @@ register(
     ),
     Op("cumsum", _cumsum, lambda tg, x, axis: tg.cumsum(x, axis), lambda torch, x, axis: torch.cumsum(x, axis),
        lambda jax, x, axis: jax.numpy.cumsum(x, axis), weight=3),
+    Op("cumprod", _cumprod, lambda tg, x, axis: tg.cumprod(x, axis), lambda torch, x, axis: torch.cumprod(x, axis),
+       lambda jax, x, axis: jax.numpy.cumprod(x, axis)),
+    Op("std", _var, lambda tg, x, axis, keepdims, ddof: tg.std(x, axis=axis, keepdims=keepdims, ddof=ddof),
+       None, None),
+    *(
+        Op(n, _pair, lambda tg, x, t, reduction, n=n: getattr(tg, n)(x, t, reduction),
+           lambda torch, x, t, reduction, n=n: getattr(torch.nn.functional, n)(x, t, reduction=reduction), None)
+        for n in ("l1_loss", "smooth_l1_loss", "huber_loss")
+    ),
     Op("softmax", _softmaxes, lambda tg, x, axis: tg.softmax(x, axis),
        lambda torch, x, axis: torch.softmax(x, axis), _jax_softmax("softmax"), weight=3),
     Op("log_softmax", _softmaxes, lambda tg, x, axis: tg.log_softmax(x, axis),

@@ -19,7 +19,7 @@ from fuzzing.differentiated import Outputs
 from fuzzing.exact import Exact, allowed, analysed, double
 from fuzzing.program import Array, Program
 from tracegrad import optim
-from tracegrad.compiler.build import arena_of
+from tracegrad.compiler.persistent import arena_of
 from tracegrad.compiler.pipeline import optimize
 from tracegrad.dtypes import TensorType, as_dtype
 from tracegrad.evaluate import named_by_role

@@ -815,7 +815,7 @@ fn k1(w: i32, lid: i32) {
   var a0_2 = ta0;
   var a0_3 = ta0;
   var a0_4 = ta0;
-  for (var turn = 0; turn < 32; turn++) {
+  for (var turn = 0; turn < 32; turn += 1) {
     let lane = i32(reverseBits(u32(turn)) >> 27u);
     ta0 = 0f;
     {
@@ -858,7 +858,7 @@ fn k2(w: i32, lid: i32) {
   var a0_2 = ta0;
   var a0_3 = ta0;
   var a0_4 = ta0;
-  for (var turn = 0; turn < 32; turn++) {
+  for (var turn = 0; turn < 32; turn += 1) {
     let lane = i32(reverseBits(u32(turn)) >> 27u);
     ta0 = 0f;
     {
@@ -1064,7 +1064,7 @@ fn k0(w: i32, lid: i32) {
   var a0_2 = ta0;
   var a0_3 = ta0;
   var a0_4 = ta0;
-  for (var turn = 0; turn < 32; turn++) {
+  for (var turn = 0; turn < 32; turn += 1) {
     let lane = i32(reverseBits(u32(turn)) >> 27u);
     ta0 = 0f;
     {
@@ -1107,7 +1107,7 @@ fn k1(w: i32, lid: i32) {
   var a0_2 = ta0;
   var a0_3 = ta0;
   var a0_4 = ta0;
-  for (var turn = 0; turn < 32; turn++) {
+  for (var turn = 0; turn < 32; turn += 1) {
     let lane = i32(reverseBits(u32(turn)) >> 27u);
     ta0 = 0f;
     {
@@ -1454,7 +1454,7 @@ fn k0(w: i32, lid: i32) {
   var a0_3 = ta0;
   var a0_4 = ta0;
   var a0_5 = ta0;
-  for (var turn = 0; turn < 64; turn++) {
+  for (var turn = 0; turn < 64; turn += 1) {
     let lane = i32(reverseBits(u32(turn)) >> 26u);
     ta0 = 0f;
     {

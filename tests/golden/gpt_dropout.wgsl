@@ -559,7 +559,7 @@ fn k0(w: i32, lid: i32) {
   var a0_2 = ta0;
   var a0_3 = ta0;
   var a0_4 = ta0;
-  for (var turn = 0; turn < 32; turn++) {
+  for (var turn = 0; turn < 32; turn += 1) {
     let lane = i32(reverseBits(u32(turn)) >> 27u);
     ta0 = 0f;
     {
@@ -1209,7 +1209,7 @@ fn k0(w: i32, lid: i32) {
   var a0_2 = ta0;
   var a0_3 = ta0;
   var a0_4 = ta0;
-  for (var turn = 0; turn < 32; turn++) {
+  for (var turn = 0; turn < 32; turn += 1) {
     let lane = i32(reverseBits(u32(turn)) >> 27u);
     ta0 = 0f;
     {
@@ -2288,7 +2288,7 @@ fn k0(w: i32, lid: i32) {
   var a0_4 = ta0;
   var a0_5 = ta0;
   var a0_6 = ta0;
-  for (var turn = 0; turn < 128; turn++) {
+  for (var turn = 0; turn < 128; turn += 1) {
     let lane = i32(reverseBits(u32(turn)) >> 25u);
     ta0 = 0f;
     {

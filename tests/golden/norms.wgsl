@@ -119,7 +119,7 @@ fn k0(w: i32, lid: i32) {
   var a0_2 = ta0;
   var a0_3 = ta0;
   var a0_4 = ta0;
-  for (var turn = 0; turn < 32; turn++) {
+  for (var turn = 0; turn < 32; turn += 1) {
     let lane = i32(reverseBits(u32(turn)) >> 27u);
     ta0 = 0f;
     {
@@ -148,7 +148,7 @@ fn k0(w: i32, lid: i32) {
   var a1_2 = ta1;
   var a1_3 = ta1;
   var a1_4 = ta1;
-  for (var turn = 0; turn < 32; turn++) {
+  for (var turn = 0; turn < 32; turn += 1) {
     let lane = i32(reverseBits(u32(turn)) >> 27u);
     ta1 = 0f;
     {
@@ -177,7 +177,7 @@ fn k0(w: i32, lid: i32) {
   var a2_2 = ta2;
   var a2_3 = ta2;
   var a2_4 = ta2;
-  for (var turn = 0; turn < 32; turn++) {
+  for (var turn = 0; turn < 32; turn += 1) {
     let lane = i32(reverseBits(u32(turn)) >> 27u);
     ta2 = 0f;
     {

@@ -145,7 +145,7 @@ fn k0(w: i32, lid: i32) {
   var a0_2 = ta0;
   var a0_3 = ta0;
   var a0_4 = ta0;
-  for (var turn = 0; turn < 32; turn++) {
+  for (var turn = 0; turn < 32; turn += 1) {
     let lane = i32(reverseBits(u32(turn)) >> 27u);
     ta0 = (-bitcast<f32>(inf_bits));
     {
@@ -174,7 +174,7 @@ fn k0(w: i32, lid: i32) {
   var a1_2 = ta1;
   var a1_3 = ta1;
   var a1_4 = ta1;
-  for (var turn = 0; turn < 32; turn++) {
+  for (var turn = 0; turn < 32; turn += 1) {
     let lane = i32(reverseBits(u32(turn)) >> 27u);
     ta1 = 0f;
     {

@@ -30,9 +30,9 @@ def layer_with_the_name_of_keras():
     nn.Conv2D(1, 4, 3)
 
 
-@program("'LSTM'", "tg.scan")
+@program("'LSTMCell'", "tg.scan")
 def layer_that_does_not_exist():
-    nn.LSTM(3, 4)
+    nn.LSTMCell(3, 4)
 
 
 @program("'MultiheadAttention'", "tg.attention")

@@ -183,9 +183,9 @@ def requires_grad_of_an_input(m, x, y):
 
 
 # Names
-@program("Sequential", "list")
-def sequential():
-    nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 2))
+@program("ModuleList", "list")
+def module_list():
+    nn.ModuleList([nn.Linear(3, 4), nn.Linear(4, 2)])
 
 
 @program("ReLU", "tg.relu")
@@ -193,9 +193,9 @@ def relu_as_a_module():
     nn.ReLU()
 
 
-@program("Dropout", "tg.dropout")
-def dropout_as_a_module():
-    nn.Dropout(0.1)
+@program("Softmax", "tg.softmax")
+def softmax_as_a_module():
+    nn.Softmax()
 
 
 @program("CrossEntropyLoss", "tg.cross_entropy")
@@ -279,7 +279,7 @@ def model_zero_grad():
     MLP().zero_grad()
 
 
-@program("Net", "'register_buffer'", "trainable=False")
+@program("Net", "'register_buffer'", "self.state(")
 def register_buffer():
     class Net(tg.Module):
         def __init__(self):

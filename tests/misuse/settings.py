@@ -182,9 +182,9 @@ def initialiser_with_the_name_of_keras():
     tg.init.he_normal()
 
 
-@program("'normal'", "init.randn")
+@program("'trunc_normal_'", "init.truncated_normal")
 def initialiser_with_another_name():
-    tg.init.normal(0.1)
+    tg.init.trunc_normal_(0.1)
 
 
 @program("randn", "scale", "-0.1")

@@ -1,0 +1,180 @@
+"""The table of ops, third part: what joined them later, from angles to losses."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from cases import Case, F, torch
+from cases_nn import COUNTERS, FedCase
+from tracegrad import ops as tg
+from tracegrad.alignment import ctc_loss
+from tracegrad.dtypes import f32
+
+SPECIAL = np.array([[1.5, np.nan, np.inf], [-np.inf, 0.0, -2.0]])
+
+
+def _angles() -> list[Case]:
+    within = {"asin": 0.9, "acos": 0.9, "tan": 1.2, "atan": 3.0, "sinh": 3.0, "cosh": 3.0}
+    return [
+        Case(n, getattr(tg, n), ((3, 4),), low=-most, high=most, torch=getattr(torch, n, None))
+        for n, most in within.items()
+    ]
+
+
+FUNCTION_CASES: list[Case] = [
+    *_angles(),
+    Case("atan2", tg.atan2, ((3, 4), (4,)), torch=getattr(torch, "atan2", None)),
+    *[
+        Case(n, lambda x, n=n: getattr(tg, n)(x + SPECIAL), ((2, 3),), grad=False,
+             torch=lambda x, n=n: getattr(torch, n)(x + torch.tensor(SPECIAL)))
+        for n in ("isnan", "isinf", "isfinite")
+    ],
+    Case("nan_to_num", lambda x: tg.nan_to_num(x * 1.5, 2.0, 3.0, -4.0) * x, ((2, 3),),
+         torch=lambda x: torch.nan_to_num(x * 1.5, 2.0, 3.0, -4.0) * x),
+    *[
+        Case(f"std_{a}_{ddof}", lambda x, a=a, d=ddof: tg.std(x, a, True, d), ((2, 3, 4),),
+             torch=lambda x, a=a, d=ddof: torch.std(x, tuple(range(3)) if a is None else a, correction=d, keepdim=True))
+        for a, ddof in ((None, 0), (1, 1), ((0, 2), 0))
+    ],
+    *[
+        Case(f"norm_{ord}_{a}".replace(" ", ""), lambda x, o=ord, a=a: tg.norm(x, a, ord=o), ((2, 3, 4),), low=0.2,
+             second=ord != 0, torch=lambda x, o=ord, a=a: torch.linalg.vector_norm(x, o, a), grad=ord != 0)
+        for ord, a in ((2, None), (2, 1), (1, (0, 2)), (3, -1), (1.5, 0), (math.inf, 1), (-math.inf, 0), (0, 1))
+    ],
+    Case("cumprod", lambda x: tg.cumprod(x, 0), ((5, 3),), torch=lambda x: torch.cumprod(x, 0)),
+    Case("cumprod_flat", tg.cumprod, ((5, 3),), low=0.5, torch=lambda x: torch.cumprod(x.flatten(), 0)),
+    Case("cumprod_long", lambda x: tg.cumprod(x, -1), ((2, 70),), low=0.8, high=1.2, tol=1e-4,
+         torch=lambda x: torch.cumprod(x, -1)),
+    Case("cumprod_i32", lambda a: tg.cumprod(a, 1), ints=(((2, 40), 3),), grad=False,
+         torch=lambda a: torch.cumprod(a, 1).int()),
+    # shapes
+    Case("roll", lambda x: tg.roll(x, 2, 1), ((2, 5),), torch=lambda x: torch.roll(x, 2, 1)),
+    Case("roll_back", lambda x: tg.roll(x, (-1, 7), (0, -1)), ((3, 4),),
+         torch=lambda x: torch.roll(x, (-1, 7), (0, 1))),
+    Case("roll_flat", lambda x: tg.roll(x, 3), ((2, 4),), torch=lambda x: torch.roll(x, 3)),
+    Case("triu", lambda x: tg.triu(x, 1), ((2, 3, 4),), torch=lambda x: torch.triu(x, 1)),
+    *[
+        Case(f"diag_{s}_{k}".replace(" ", ""), lambda x, k=k: tg.diag(x, k), (s,),
+             torch=lambda x, k=k: torch.diag(x, k))
+        for s, k in (((3,), 0), ((3,), 2), ((3,), -1), ((3, 4), 0), ((3, 4), 2), ((3, 4), -1), ((4, 2), -2))
+    ],
+    Case("meshgrid", lambda a, b: tg.meshgrid(a, b)[1] * tg.meshgrid(a, b)[0], ((3,), (4,)),
+         torch=lambda a, b: torch.meshgrid(a, b, indexing="xy")[1] * torch.meshgrid(a, b, indexing="xy")[0]),
+    Case("meshgrid_ij", lambda a, b, c: tg.stack(tg.meshgrid(a, b, c, indexing="ij")), ((2,), (3,), (4,)),
+         torch=lambda a, b, c: torch.stack(torch.meshgrid(a, b, c, indexing="ij"))),
+    Case("arange_steps", lambda x: x * tg.arange(7, -2, -3, dtype=f32), ((2, 3),),
+         torch=lambda x: x * torch.arange(7, -2, -3)),
+    Case("arange_fractions", lambda x: x * tg.arange(0.5, 2.0, 0.5), ((2, 3),),
+         torch=lambda x: x * torch.arange(0.5, 2.0, 0.5)),
+    # random
+    FedCase("uniform_between", lambda x: x * tg.uniform((2, 3), -3.0, 5.0), ((2, 3),), feed=COUNTERS),
+    FedCase("normal", lambda m, s: tg.normal((2, 3), m, s), ((3,), (2, 1)), low=0.5, feed=COUNTERS),
+    FedCase("randint", lambda x: x * tg.cast(tg.randint((2, 3), -5, 100), f32), ((2, 3),), feed=COUNTERS),
+    FedCase("gumbel_softmax", lambda x: tg.gumbel_softmax(x, 0.7), ((2, 3),), feed=COUNTERS),
+    FedCase("gumbel_softmax_hard", lambda x: tg.gumbel_softmax(x, hard=True, axis=0), ((2, 3),), feed=COUNTERS,
+            tol=math.inf),
+]  # fmt: skip
+
+SORTING_CASES: list[Case] = [
+    Case("sort", lambda x: tg.sort(x)[0], ((3, 5),), torch=lambda x: torch.sort(x)[0]),
+    Case(
+        "sort_0_descending",
+        lambda x: tg.sort(x, 0, True)[0],
+        ((5, 3),),
+        torch=lambda x: torch.sort(x, 0, descending=True)[0],
+    ),
+    # second=False keeps its gradients out of test_half.py: rounding to half precision may exchange two elements
+    Case("sort_merged", lambda x: tg.sort(x * x)[0], ((2, 64),), second=False, torch=lambda x: torch.sort(x * x)[0]),
+    Case("sort_one", lambda x: tg.sort(x)[0], ((3, 1),), torch=lambda x: x * 1),
+    Case("argsort", tg.argsort, ((3, 40),), grad=False, torch=lambda x: torch.argsort(x, stable=True).int()),
+    Case(
+        "argsort_i32",
+        lambda a: tg.argsort(a, 0, True),
+        ints=(((70, 2), 5),),
+        grad=False,
+        torch=lambda a: torch.argsort(a, dim=0, descending=True, stable=True).int(),
+    ),
+    Case(
+        "argsort_bools",
+        lambda b: tg.argsort(b, -1),
+        bools=((2, 9),),
+        grad=False,
+        torch=lambda b: torch.argsort(b, stable=True).int(),
+    ),
+    Case("topk", lambda x: tg.topk(x, 3)[0], ((2, 8),), torch=lambda x: torch.topk(x, 3)[0]),
+    Case(
+        "topk_least",
+        lambda x: tg.topk(x, 2, 0, largest=False)[0],
+        ((75, 2),),
+        torch=lambda x: torch.topk(x, 2, 0, largest=False)[0],
+    ),
+    Case("topk_indices", lambda x: tg.topk(x, 5)[1], ((2, 90),), grad=False, torch=lambda x: torch.topk(x, 5)[1].int()),
+]
+
+LOSS_CASES: list[Case] = [
+    *[
+        Case(f"{name}_{how}", lambda x, t, n=name, h=how, m=more: getattr(tg, n)(x, t, h, **m), ((3, 4), (3, 4)),
+             torch=lambda x, t, n=name, h=how, m=more: getattr(F, n)(x, t, reduction=h, **m))
+        for name, more in (("l1_loss", {}), ("smooth_l1_loss", {"beta": 0.7}), ("huber_loss", {"delta": 0.7}))
+        for how in ("mean", "sum", "none")
+    ],
+    Case("hinge_loss", lambda x, t: tg.hinge_loss(x, t), ((3, 4), (3, 4)),
+         torch=lambda x, t: torch.relu(1 - x * t).mean()),
+    *[
+        Case(f"kl_div_{how}", lambda x, t, h=how: tg.kl_div(x, t, h), ((3, 4), (3, 4)), low=0.1,
+             torch=lambda x, t, h=how: F.kl_div(x, t, reduction=h))
+        for how in ("mean", "batchmean", "none")
+    ],
+    Case("kl_div_log_target", lambda x, t: tg.kl_div(x, t, "sum", log_target=True), ((3, 4), (3, 4)),
+         torch=lambda x, t: F.kl_div(x, t, reduction="sum", log_target=True)),
+    Case("cosine_similarity", lambda a, b: tg.cosine_similarity(a, b, 1), ((3, 4, 2), (4, 2)),
+         torch=lambda a, b: F.cosine_similarity(a, b[None], 1)),
+]  # fmt: skip
+
+IMAGE_CASES: list[Case] = [
+    *[
+        Case(f"interpolate_{mode}_{how}_{align}".replace(" ", ""),
+             lambda x, m=mode, h=how, a=align: tg.interpolate(x, mode=m, align_corners=a, **h), (shape,),
+             torch=lambda x, m=mode, h=how, a=align: F.interpolate(x, mode=m, align_corners=a or None, **h))
+        for mode, shape, how, align in (
+            ("nearest", (2, 3, 5), {"size": 8}, False),
+            ("nearest", (1, 2, 5, 4), {"size": (3, 9)}, False),
+            ("nearest", (1, 2, 3, 4), {"scale_factor": 2.5}, False),
+            ("linear", (2, 3, 5), {"size": 8}, False),
+            ("linear", (2, 3, 5), {"size": 3}, True),
+            ("bilinear", (1, 2, 5, 4), {"size": (3, 9)}, False),
+            ("bilinear", (1, 2, 5, 4), {"size": (7, 1)}, True),
+            ("bilinear", (1, 2, 3, 4), {"scale_factor": (1.7, 2)}, False),
+        )
+    ],
+    Case("adaptive_avg_pool1d", lambda x: tg.adaptive_avg_pool1d(x, 3), ((2, 3, 7),),
+         torch=lambda x: F.adaptive_avg_pool1d(x, 3)),
+    Case("adaptive_avg_pool2d", lambda x: tg.adaptive_avg_pool2d(x, (2, 4)), ((2, 3, 5, 6),),
+         torch=lambda x: F.adaptive_avg_pool2d(x, (2, 4))),
+    Case("adaptive_avg_pool2d_1", lambda x: tg.adaptive_avg_pool2d(x, 1), ((2, 3, 4, 6),),
+         torch=lambda x: F.adaptive_avg_pool2d(x, 1)),
+    Case("avg_pool1d", lambda x: tg.avg_pool1d(x, 3, 2, 1), ((2, 3, 7),), torch=lambda x: F.avg_pool1d(x, 3, 2, 1)),
+    Case("max_pool1d", lambda x: tg.max_pool1d(x, 2), ((2, 3, 7),), torch=lambda x: F.max_pool1d(x, 2)),
+    Case("pixel_shuffle", lambda x: tg.pixel_shuffle(x, 2), ((2, 8, 2, 3),), torch=lambda x: F.pixel_shuffle(x, 2)),
+    Case("pixel_unshuffle", lambda x: tg.pixel_unshuffle(x, 3), ((2, 2, 3, 6),),
+         torch=lambda x: F.pixel_unshuffle(x, 3)),
+    Case("unfold", lambda x: tg.unfold(x, (2, 3), 2, (1, 0), (1, 2)), ((2, 2, 5, 7),),
+         torch=lambda x: F.unfold(x, (2, 3), 2, (1, 0), (1, 2))),
+    Case("segment_sum", lambda x, i: tg.segment_sum(x, i, 4), ((6, 2),), ints=(((6,), 4),),
+         torch=lambda x, i: torch.zeros(4, 2).double().index_add(0, i.long(), x)),
+]  # fmt: skip
+
+T_LENGTHS, S_LENGTHS = np.array([6, 5, 6], np.int32), np.array([3, 1, 2], np.int32)
+TIME_CASES: list[Case] = [
+    Case("ctc_loss", lambda x, t: ctc_loss(tg.log_softmax(x, -1), t + 1, T_LENGTHS, S_LENGTHS), ((6, 3, 5),),
+         ints=(((3, 3), 4),), torch=lambda x, t: F.ctc_loss(torch.log_softmax(x, -1), t.long() + 1,
+                                                         torch.tensor(T_LENGTHS), torch.tensor(S_LENGTHS))),
+    Case("ctc_loss_none", lambda x, t: ctc_loss(tg.log_softmax(x, -1), t, T_LENGTHS, S_LENGTHS, 4, "none"),
+         ((6, 3, 5),), ints=(((3, 3), 4),),
+         torch=lambda x, t: F.ctc_loss(torch.log_softmax(x, -1), t.long(), torch.tensor(T_LENGTHS),
+                                       torch.tensor(S_LENGTHS), 4, "none")),
+]  # fmt: skip
+
+MORE_CASES: list[Case] = [*FUNCTION_CASES, *SORTING_CASES, *LOSS_CASES, *IMAGE_CASES, *TIME_CASES]

@@ -1,0 +1,206 @@
+"""What the case table cannot show of the ops that joined it: ties, NaN, edges, ranges, streams, and errors."""
+
+from __future__ import annotations
+
+import doctest
+import inspect
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import tracegrad as tg
+from tracegrad import metrics
+from tracegrad.ops import (
+    constants,
+    distances,
+    indexing,
+    math,
+    reduction,
+    resampling,
+    shaping,
+    sorting,
+    trigonometry,
+)
+
+NAN, INF = float("nan"), float("inf")
+
+
+class Nothing(tg.Module):
+    """One number, because a program has parameters."""
+
+    def __init__(self) -> None:
+        self.one = self.param((), init=tg.init.ones())
+
+
+@pytest.mark.parametrize("n", [2, 31, 32, 33, 100, 1000])
+def test_sorting_is_stable_and_puts_nan_last_as_in_pytorch(device_name: str, n: int) -> None:
+    """Of computed values, which a kernel must not compute twice."""
+    rng = np.random.default_rng(n)
+    x = rng.integers(0, max(n // 3, 2), (3, n)).astype(np.float32)
+    x[0, ::3], x[1, ::4], x[2, ::5] = NAN, INF, -INF
+
+    def forward(m: Any, x: Any) -> Any:
+        y = x * m.one
+        return (*tg.sort(y), *tg.sort(y, descending=True), *tg.topk(y, n // 2))
+
+    with tg.compile_forward(model=Nothing(), forward=forward, inputs={"x": (3, n)}, device=device_name) as f:
+        found = f.run(x=x).output
+    for k, down in enumerate((False, True)):
+        values, indices = torch.sort(torch.tensor(x), stable=True, descending=down)
+        np.testing.assert_array_equal(found[2 * k], values)
+        np.testing.assert_array_equal(found[2 * k + 1], indices)
+    np.testing.assert_array_equal(found[5], indices[:, : n // 2])
+
+
+def test_sorting_integers_at_the_ends_of_their_range_and_nothing() -> None:
+    x = np.array([2**31 - 1, -(2**31), 0, 2**31 - 1] * 9, np.int32)
+    for down in (False, True):
+        want = np.argsort(-x.astype(np.int64) if down else x, kind="stable")
+        np.testing.assert_array_equal(tg.argsort(x, descending=down).numpy(), want)
+    assert tg.sort(np.zeros((2, 0), np.float32))[0].shape == (2, 0)
+    assert tg.topk(np.zeros(3, np.float32), 0)[1].shape == (0,)
+
+
+def test_gradients_of_a_norm_and_a_deviation_are_0_where_they_have_none() -> None:
+    for f in (tg.norm, tg.std):
+        np.testing.assert_array_equal(tg.grad(lambda x, f=f: tg.sum(f(x, 1)))(np.zeros((2, 3), np.float32)), 0)
+
+
+def test_random_numbers_stay_in_their_ranges() -> None:
+    tg.manual_seed(7)
+    u = tg.uniform((100_000,), -3.0, 5.0).numpy()
+    assert -3.0 <= u.min() < -2.99 and 4.99 < u.max() < 5.0 and abs(u.mean() - 1.0) < 0.03
+    assert tg.uniform((1000,), 1.0, 1.0000001).numpy().max() < np.float32(1.0000001)
+    k = tg.randint((100_000,), -2, 5).numpy()
+    np.testing.assert_allclose(np.bincount(k + 2) / k.size, 1 / 7, atol=0.006)
+    assert set(tg.randint((500,), 3).numpy()) == {0, 1, 2}
+    wide = tg.randint((1000,), -(2**30), 2**30 - 1).numpy()
+    assert wide.min() < -(2**29) and wide.max() > 2**29
+    z = tg.normal((100_000,), 2.0, 0.5).numpy()
+    assert abs(z.mean() - 2.0) < 0.01 and abs(z.std() - 0.5) < 0.01
+    hard = tg.gumbel_softmax(np.zeros((1000, 4), np.float32), hard=True).numpy()
+    np.testing.assert_allclose(hard.sum(-1), 1.0, rtol=1e-6)
+    np.testing.assert_allclose(hard.mean(0), 0.25, atol=0.06)
+
+
+def test_arange_as_numpy() -> None:
+    for arguments in ((5,), (2, 9), (9, 2, -3), (0, 1, 0.1), (1.5, 4), (3, 3), (5, 2)):
+        want = np.arange(*arguments)
+        found = tg.arange(*arguments).numpy()
+        np.testing.assert_allclose(found, want.astype(found.dtype))
+        assert (found.dtype == np.int32) == (want.dtype.kind == "i")
+    assert tg.arange(4, tg.f32).numpy().dtype == np.float32
+
+
+@pytest.mark.parametrize(
+    "lengths, sizes", [((12, 9, 7, 5), (4, 3, 0, 1)), ((12, 9, 7, 3), (4, 3, 0, 4))], ids=["fit", "too long"]
+)
+def test_the_loss_of_unaligned_labels_is_pytorch_s(device_name: str, lengths: Any, sizes: Any) -> None:
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(12, 4, 5)).astype(np.float32)
+    t = rng.integers(1, 5, (4, 4)).astype(np.int32)
+    t[0] = 2, 2, 3, 3
+    inputs, targets = np.array(lengths, np.int32), np.array(sizes, np.int32)
+
+    class Scores(tg.Module):
+        def __init__(self) -> None:
+            self.x = self.param(x.shape, init=tg.init.literal(x))
+
+    def loss(m: Any, t: Any, inputs: Any, targets: Any) -> Any:
+        each = tg.ctc_loss(tg.log_softmax(m.x), t, inputs, targets, reduction="none", zero_infinity=True)
+        return tg.sum(each), {"each": each}
+
+    with tg.compile(model=Scores(), loss=loss, inputs={"t": tg.i32[4, 4], "inputs": tg.i32[4], "targets": tg.i32[4]},
+                    optimizer=tg.optim.sgd(lr=0.0), device=device_name, keep_grads=True) as train:  # fmt: skip
+        each = train.step(t=t, inputs=inputs, targets=targets).aux["each"]
+        grad = train.download_grads()["x"]
+    scores = torch.tensor(x, requires_grad=True)
+    want = torch.nn.functional.ctc_loss(
+        torch.log_softmax(scores, -1), torch.tensor(t).long(), torch.tensor(inputs).long(),
+        torch.tensor(targets).long(), reduction="none", zero_infinity=True,
+    )  # fmt: skip
+    want.sum().backward()
+    np.testing.assert_allclose(each, want.detach(), rtol=1e-5)
+    assert scores.grad is not None
+    np.testing.assert_allclose(grad, scores.grad, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    "call, error, text",
+    [
+        (lambda x: tg.topk(x, 9), tg.ShapeError, "k = 9 elements of axis 1 of f32"),
+        (lambda x: tg.norm(x, ord=-2), tg.InputError, "ord must be"),
+        (lambda x: tg.roll(x, (1, 2), 0), tg.ShapeError, "2 shifts for 1 axes"),
+        (lambda x: tg.diag(x, 9), tg.ShapeError, "outside"),
+        (lambda x: tg.triu(x[0]), tg.ShapeError, "triu"),
+        (lambda x: tg.meshgrid(x), tg.ShapeError, "takes vectors"),
+        (lambda x: tg.meshgrid(x[0], indexing="yx"), tg.InputError, "'xy' or 'ij'"),
+        (lambda x: tg.uniform((2,), 3.0, 1.0), tg.InputError, "must be less"),
+        (lambda x: tg.randint((2,), 3, 3), tg.InputError, "must be less"),
+        (lambda x: tg.arange(0, 1, 0), tg.InputError, "step not 0"),
+        (lambda x: tg.gumbel_softmax(x, 0), tg.InputError, "tau"),
+        (lambda x: tg.huber_loss(x, x, delta=0), tg.InputError, "delta"),
+        (lambda x: tg.kl_div(x, x, "batch"), tg.InputError, "batchmean"),
+        (lambda x: tg.l1_loss(x, x[0]), tg.ShapeError, "shapes differ"),
+        (lambda x: tg.interpolate(x[None], size=3, mode="bilinear"), tg.ShapeError, "takes"),
+        (lambda x: tg.interpolate(x[None], mode="linear"), tg.InputError, "one of them"),
+        (lambda x: tg.interpolate(x[None], size=3, mode="cubic"), tg.InputError, "mode must be"),
+        (lambda x: tg.pixel_shuffle(x[None], 2), tg.ShapeError, "do not divide"),
+        (lambda x: tg.segment_sum(x, [0, 1, 2], 3), tg.ShapeError, "one for each slice"),
+        (lambda x: tg.ctc_loss(x[None], [[1], [1]], [1], [1, 1]), tg.ShapeError, "input_lengths"),
+    ],
+)
+def test_mistakes_name_the_rule(call: Any, error: Any, text: str) -> None:
+    with pytest.raises(error, match=text):
+        call(np.ones((2, 3), np.float32))
+
+
+@pytest.mark.parametrize(
+    "name, text",
+    [("median", "tg.sort"), ("arcsin", "tg.asin"), ("fold", "tg.col2im"), ("tile", "tg.concat"), ("eq", "tg.less"),
+     ("randperm", "tg.argsort"), ("BCELoss", "with_logits"), ("trunc", "tg.cast"), ("normalize", "tg.norm"),
+     ("accuracy", "tg.metrics.accuracy"), ("log2", "tg.log"), ("index_add", "segment_sum")],
+)  # fmt: skip
+def test_names_of_pytorch_and_numpy_get_a_remedy_and_not_the_nearest_spelling(name: str, text: str) -> None:
+    with pytest.raises(AttributeError, match=text):
+        getattr(tg, name)
+
+
+@pytest.mark.parametrize(
+    "module",
+    [constants, distances, indexing, math, metrics, reduction, resampling, shaping, sorting, trigonometry],
+    ids=lambda m: m.__name__,
+)
+def test_examples_in_docstrings_give_what_they_show(module: Any) -> None:
+    """Of every op of a file; a public op is a function without source, its own is behind it."""
+    finder, runner = doctest.DocTestFinder(exclude_empty=True), doctest.DocTestRunner()
+    for name in module.__all__:
+        for example in finder.find(inspect.unwrap(getattr(module, name)), name, globs={}):
+            runner.run(example)
+    assert runner.summarize(verbose=False).failed == 0
+    assert runner.tries > 1
+
+
+@pytest.mark.parametrize("other", [1.0, 1e-6, 2e10, None])
+def test_derivatives_of_atan2_at_any_size(other: float | None, device_name: str) -> None:
+    """x / r^2, -y / r^2 and 2 x y / r^4 in float64, wherever f32 has them. other: of y, or None for |x|."""
+    powers = (-20, -15, -10, -6, -4.5, -3, 0, 3, 4.5, 6, 10, 13, 15, 18, 25, 37)
+    x = np.array([sign * 10.0**p for p in powers for sign in (1, -1)], np.float32)
+    y = np.abs(x) if other is None else np.full_like(x, other)
+
+    def derivatives(m: Nothing, y: tg.Tensor, x: tg.Tensor) -> tuple[tg.Tensor, ...]:
+        by_y = tg.grad(lambda y: tg.sum(tg.atan2(y, x)))(y)
+        once = tg.grad(lambda x: tg.sum(tg.atan2(y, x)))
+        return by_y, once(x), tg.grad(lambda x: tg.sum(once(x)))(x)
+
+    with tg.compile_forward(
+        model=Nothing(), forward=derivatives, inputs={"y": y.shape, "x": x.shape}, device=device_name
+    ) as f:
+        got = f.run(y=y, x=x).output
+    a, b = x.astype(np.float64), y.astype(np.float64)
+    square = a * a + b * b
+    for g, want in zip(got, (a / square, -b / square, 2 * a * b / square**2), strict=True):
+        held = (np.abs(want) > 2.0**-126) & (np.abs(want) < 3e38)
+        np.testing.assert_allclose(np.asarray(g)[held], want[held], rtol=2e-5)

@@ -1,0 +1,116 @@
+"""Exported pages check their kernels before the first number: a browser that computes wrongly is refused."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from browser import browser, open_page, served, until
+from node import needs_node, run_node
+from test_export import ready, train_for, wave_page
+from tracegrad.runtime.patterns import Patterns
+
+__all__ = ["browser", "served"]  # fixtures
+
+# A worker whose adapter compiles another text than it is given, of kernels that end like this
+LYING = """
+import {{ serve }} from "./tracegrad.js";
+const told = GPUDevice.prototype.createShaderModule;
+GPUDevice.prototype.createShaderModule = function (given) {{
+  const [head, ...body] = given.code.split("fn k0(");
+  const code = [head, ...body.map((x) => x.replace("{old}", "{new}"))].join("fn k0(");
+  return told.call(this, {{ ...given, code: given.code.endsWith({end}) ? code : given.code }});
+}};
+serve(self);
+"""
+LIES = {
+    "a sum that subtracts": ("(ta0 + xa0)", "(ta0 - xa0)"),
+    "products one k short": ("j < 8;", "j < 7;"),
+    "the other side of a choice": ("select(v0, 0f,", "select(0f, v0,"),
+}
+KINDS = [("f32", 0), ("f16", 0), ("i32", 7), ("u32", 7), ("i32", 73), ("bool", 2)]
+
+
+@needs_node
+@pytest.mark.parametrize("seed", [7, 8])
+def test_patterns_have_the_bits_of_python(seed: int) -> None:
+    code = """const { pattern } = await source("verify");
+    return a[0].map(([dtype, below]) => Array.from(pattern(dtype, below, a[1])));"""
+    for kind, bits in zip(KINDS, run_node(code, KINDS, seed)):
+        want = Patterns(seed, strict=False).of(kind)
+        want = want.astype(np.float32 if want.dtype.kind == "f" else np.int32).view(np.int32)
+        np.testing.assert_array_equal(np.int32(bits), want, err_msg=str(kind))
+
+
+def fetched(page: Any) -> list[str]:
+    """What a page asks a server for."""
+    names: list[str] = []
+    page.context.on("request", lambda request: names.append(request.url.rsplit("/", 1)[-1]))
+    return names
+
+
+def test_a_page_checks_its_kernels_once(browser: Any, served: tuple[str, Path]) -> None:
+    url, folder = served
+    wave_page(folder / "once")
+    page = open_page(browser, f"{url}/blank.html")
+    names = fetched(page)
+    page.goto(f"{url}/once/")
+    train_for(ready(page), 3)
+    assert names.count("checks.safetensors") == 1
+    page.reload()
+    train_for(ready(page), 3)
+    assert names.count("checks.safetensors") == 1
+    assert page.problems == []
+    page.context.close()
+
+
+@pytest.mark.parametrize("lie", LIES)
+def test_a_lying_adapter_is_refused(lie: str, browser: Any, served: tuple[str, Path]) -> None:
+    url, folder = served
+    old, new = LIES[lie]
+    site = folder / re.sub(r"\W", "-", lie)
+    wave_page(site)
+    (site / "worker.js").write_text(LYING.format(old=old, new=new, end="''"))
+    page = open_page(browser, f"{url}/{site.name}/")
+    until(page, "() => document.getElementById('status').classList.contains('problem')")
+    said = page.inner_text("#status")
+    assert re.search(r"kernel \S.* computes wrongly on this device: a value is .*\n? +at models.py:\d+", said), said
+    assert page.is_disabled("#start")
+    page.context.close()
+
+
+def test_a_forward_that_is_computed_wrongly_fails(browser: Any, served: tuple[str, Path]) -> None:
+    """It is checked when it first runs; the training goes on."""
+    url, folder = served
+    wave_page(folder / "forward")
+    own = json.loads((folder / "forward/program.json").read_text())
+    trained = {k[text] for k in own["train"]["kernels"] for text in ("wgsl", "serial_wgsl")}
+    kernel = next(k for k in own["forwards"]["predict"]["program"]["kernels"] if k["wgsl"] not in trained)
+    body = (kernel["serial_wgsl"] or kernel["wgsl"]).partition("fn k0(")[2]
+    worker = LYING.format(old="(ta0 + xa0)", new="(ta0 - xa0)", end=json.dumps(body))
+    (folder / "forward/worker.js").write_text(worker)
+    page = ready(open_page(browser, f"{url}/forward/"))
+    until(page, "() => document.getElementById('status').classList.contains('problem')")
+    assert f"kernel {kernel['label']} computes wrongly" in page.inner_text("#status")
+    assert page.evaluate("train.step().then((r) => r.kind)") == "completed"
+    page.context.close()
+
+
+def test_a_page_of_one_file_is_checked(browser: Any, tmp_path: Path) -> None:
+    """From a file, too, where its worker is a blob's."""
+    path = wave_page(tmp_path / "page.html", single_file=True)
+    text = path.read_text()
+    path.write_text(text.replace("(ta0 + xa0)", "(ta0 - xa0)"))
+    page = open_page(browser, path.as_uri())
+    until(page, "() => document.getElementById('status').classList.contains('problem')")
+    assert "computes wrongly on this device" in page.inner_text("#status")
+    path.write_text(text)
+    page.reload()
+    train_for(ready(page), 3)
+    assert page.problems == []
+    page.context.close()
