@@ -52,8 +52,8 @@ def texts(train: Any) -> str:
     program, cpu = train.program, train.device.name == "cpu"
     total = hashlib.sha256(repr((program.buffers, program.copies)).encode())
     for k in program.kernels:
-        text = (k.c, k.calls) if cpu and compiler() else (k.numpy,) if cpu else (k.wgsl, k.serial_wgsl)
-        total.update("\0".join(text).encode())
+        language = "wgsl" if not cpu else "c" if compiler() else "numpy"
+        total.update(repr(k.texts[language] if hasattr(k, "texts") else getattr(k, language)).encode())
     for d in program.dispatches:
         total.update(repr((d.kernel, d.buffers, d.offsets, None if cpu else d.grid)).encode())
     return total.hexdigest()

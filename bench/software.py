@@ -25,7 +25,7 @@ from tracegrad.compiler.pipeline import make_program
 from tracegrad.dtypes import TensorType, f32
 from tracegrad.ir import Graph
 from tracegrad.prims.leaves import leaf
-from tracegrad.program import Binding, Buffer, Dispatch, Field, KernelSource, Needs, Program
+from tracegrad.program import Binding, Buffer, Dispatch, Field, KernelSource, Needs, Program, Texts
 from tracegrad.runtime.adapters import check_webgpu
 from tracegrad.runtime.native import NativeSession
 
@@ -63,8 +63,7 @@ def textbook(n: int) -> Program:
                 bindings=(Binding("f32", False), Binding("f32", False), Binding("f32", True)),
                 slots=0,
                 workgroup_memory=2048,
-                wgsl=TEXTBOOK.replace("SIZE", str(n)),
-                numpy="",
+                texts=Texts.filed(TEXTBOOK.replace("SIZE", str(n))),
             ),
         ),
         buffers=tuple(
@@ -83,7 +82,8 @@ def textbook(n: int) -> Program:
 
 def with_barriers(program: Program) -> Program:
     """What a GPU runs."""
-    return replace(program, kernels=tuple(replace(k, serial_wgsl="") for k in program.kernels))
+    kernels = [replace(k, texts=Texts(wgsl=k.texts["wgsl"])) for k in program.kernels]
+    return replace(program, kernels=tuple(kernels))
 
 
 def best(session: NativeSession, program: Program, inputs: Mapping[str, Any]) -> tuple[float, dict[str, Any]]:

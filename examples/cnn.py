@@ -18,10 +18,9 @@ class CNN(tg.Module):
     """1 -> 16 -> 32 channels, two pools, one dense layer."""
 
     def __init__(self):
-        he = tg.init.kaiming()
-        self.conv1 = nn.Conv2d(1, 16, 3, padding=1, init=he)
-        self.conv2 = nn.Conv2d(16, 32, 3, padding=1, init=he)
-        self.dense = nn.Linear(32 * 7 * 7, 10, init=tg.init.xavier())
+        self.conv1 = nn.Conv2d(1, 16, 3, padding=1)
+        self.conv2 = nn.Conv2d(16, 32, 3, padding=1)
+        self.dense = nn.Linear(32 * 7 * 7, 10)
 
 
 def features(m: CNN, x: tg.Tensor) -> tg.Tensor:

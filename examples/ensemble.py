@@ -15,8 +15,7 @@ MEMBERS, BATCH = 64, 128
 
 class MLP(tg.Module):
     def __init__(self, width: int = 32):
-        he = tg.init.kaiming()
-        self.l1, self.l2 = nn.Linear(1, width, init=he), nn.Linear(width, width, init=he)
+        self.l1, self.l2 = nn.Linear(1, width), nn.Linear(width, width)
         self.l3 = nn.Linear(width, 1)
 
 

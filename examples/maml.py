@@ -9,13 +9,12 @@ import numpy as np
 import tracegrad as tg
 from tracegrad import nn, optim
 
-TASKS, POINTS, INNER_LR = 16, 10, 0.02
+TASKS, POINTS, INNER_LR = 16, 10, 0.005
 
 
 class MLP(tg.Module):
     def __init__(self, width: int = 40):
-        he = tg.init.kaiming()
-        self.l1, self.l2 = nn.Linear(1, width, init=he), nn.Linear(width, width, init=he)
+        self.l1, self.l2 = nn.Linear(1, width), nn.Linear(width, width)
         self.l3 = nn.Linear(width, 1)
 
 

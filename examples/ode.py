@@ -14,8 +14,7 @@ STEPS, DT, BATCH = 20, 0.1, 32
 
 class Field(tg.Module):
     def __init__(self, width: int = 32):
-        init = tg.init.xavier()
-        self.l1, self.l2 = nn.Linear(2, width, init=init), nn.Linear(width, 2, init=init)
+        self.l1, self.l2 = nn.Linear(2, width), nn.Linear(width, 2)
 
     def __call__(self, state: tg.Tensor) -> tg.Tensor:
         return self.l2(tg.tanh(self.l1(state)))

@@ -4,8 +4,6 @@
 to compile than one of 2; its gradient is a scan in the other direction.
 """
 
-import math
-
 import numpy as np
 
 import tracegrad as tg
@@ -18,8 +16,8 @@ class GRU(tg.Module):
     """Cho et al. 2014: a state that two gates let be forgotten and renewed."""
 
     def __init__(self, width: int = WIDTH):
-        narrow = tg.init.randn(1 / math.sqrt(width))
-        self.input = nn.Linear(1, 3 * width, init=tg.init.randn(1.0))
+        narrow = tg.init.lecun()  # no relu follows, of which the default thinks
+        self.input = nn.Linear(1, 3 * width, init=narrow)
         self.gates = nn.Linear(width, 2 * width, bias=False, init=narrow)
         self.candidate = nn.Linear(width, width, bias=False, init=narrow)
         self.output = nn.Linear(width, 1, init=narrow)

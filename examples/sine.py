@@ -10,10 +10,9 @@ BATCH = 256
 
 class MLP(tg.Module):
     def __init__(self, width: int = 64):
-        he = tg.init.kaiming()
-        self.l1 = nn.Linear(1, width, init=he)
-        self.l2 = nn.Linear(width, width, init=he)
-        self.l3 = nn.Linear(width, 1, init=tg.init.xavier())
+        self.l1 = nn.Linear(1, width)
+        self.l2 = nn.Linear(width, width)
+        self.l3 = nn.Linear(width, 1)
 
 
 def predict(m: MLP, x: tg.Tensor) -> tg.Tensor:
