@@ -98,7 +98,7 @@ NEED_NUMPY = {
     "runtime.draw",
     "runtime.shaped",
 }
-NEED_NUMPY |= {"runtime.points", "runtime.tolerance", "runtime.verify"}  # of those runtimes
+NEED_NUMPY |= {"runtime.inexact", "runtime.points", "runtime.tolerance", "runtime.verify"}  # of those runtimes
 NEED_NUMPY |= {
     "runtime.cpu_verify",
     "runtime.arithmetic",

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import warnings
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -235,32 +236,63 @@ LIES = {
 }
 
 
-@pytest.mark.parametrize("name", LIES)
-def test_an_adapter_that_computes_wrongly_is_refused(
-    name: str, webgpu: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The driver compiles another text than it was given."""
-    old, new = LIES[name]
+def translate(monkeypatch: pytest.MonkeyPatch, *changes: tuple[str, str]) -> None:
+    """Let the driver compile another text of kernels than it is given."""
 
     def lying(calls: type[Any]) -> None:
         told = calls.module
 
         def module(self: Any, label: str, text: str, **more: Any) -> Any:
-            body = text.partition("fn k0(")
-            changed = text if label == "pick" else "".join([*body[:2], body[2].replace(old, new)])
-            return told(self, label, changed, **more)
+            for old, new in () if label == "pick" else changes:
+                text = text.replace(old, new)
+            return told(self, label, text, **more)
 
         monkeypatch.setattr(calls, "module", module)
 
     for calls in (PublicCalls, DirectCalls):
         if "module" in vars(calls):
             lying(calls)
+
+
+@pytest.mark.parametrize("name", LIES)
+def test_an_adapter_that_computes_wrongly_is_refused(
+    name: str, webgpu: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    translate(monkeypatch, LIES[name])
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     with pytest.raises(tg.CompileError, match=r"(?s)kernel '.*' computes wrongly.*test_verify.py:\d+"):
         tg.compile(
             model=Net(), loss=loss, inputs={"x": (9, 5)}, optimizer=optim.sgd(1e-2), device="webgpu",
             precision="f16" if "halves" in name else "f32",
         )  # fmt: skip
+
+
+# One more than the quotient's last digit, which WGSL allows: 2.5
+INEXACT = [("(a * s) / (b * s)", "1.0000001 * ((a * s) / (b * s))"), ("(1.0 / sqrt(", "(1.0000001 / sqrt(")]
+
+
+def of_equal_rows(m: Net, x: tg.Tensor, ct: tg.Tensor) -> tuple[tg.Tensor, ...]:
+    """Standard deviations of rows of which some are equal numbers, padding or quotients, with their gradients."""
+
+    def f(x: tg.Tensor) -> tg.Tensor:
+        ones = tg.tril(x, 2) / x
+        return tg.std(tg.concat([ones, tg.pad(x, [(0, 3), (0, 0)], 3.4)], axis=0), axis=1)
+
+    y, pull = tg.vjp(f, x)
+    return (y, *pull(ct))
+
+
+@pytest.mark.parametrize("lie", [(), (" sqrt(", " 1.001 * sqrt("), ("* 0.5f", "* 0.501f"), ("== 0f", ">= 0f")])
+def test_what_rounding_alone_decides_is_no_defect(
+    lie: tuple[str, str] | tuple[()], webgpu: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a device whose mean of equal numbers is off, their deviations are not 0. The rows beside them are checked."""
+    translate(monkeypatch, *INEXACT, *([lie] if lie else []))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    f = tg.compile_forward(model=Net(), forward=of_equal_rows, inputs={"x": (6, 7), "ct": (15,)}, device="webgpu")
+    given = {"x": np.random.default_rng(0).standard_normal((6, 7)).astype(np.float32), "ct": np.ones(15, np.float32)}
+    with f, pytest.raises(tg.CompileError, match="computes wrongly") if lie else nullcontext():
+        _ = f.run(given).output
 
 
 def test_a_forward_is_checked_when_it_first_runs(webgpu: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

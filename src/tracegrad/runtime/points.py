@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, cast
 from tracegrad.arrays import np
 from tracegrad.dtypes import nearest_f32
 from tracegrad.evaluate import function_of
-from tracegrad.ir import PRIMITIVES
+from tracegrad.ir import PRIMITIVES, Primitive
 from tracegrad.kernels.expr import Atom, Dynamic, Guard, Index, Quotient, Value, Var, atoms_of, walk
 from tracegrad.kernels.form import Axis, Fold, Kernel, Product, Store, points
 from tracegrad.runtime.patterns import drawn
@@ -133,9 +133,12 @@ class Points:
         if f.product is not None:
             values = np.where(self.counted(f.product), values, values.dtype.type(0))
         self.folded.append(values)
-        combine = getattr(np, str(PRIMITIVES[f.prim.combine].array))
         with np.errstate(all="ignore"):
-            return combine.reduce(values, axis=1, keepdims=True).astype(values.dtype)
+            return self.combined(getattr(np, str(PRIMITIVES[f.prim.combine].array)), values)
+
+    def combined(self, combine: Any, values: Array) -> Array:
+        """The values of rows as one of each."""
+        return combine.reduce(values, axis=1, keepdims=True).astype(values.dtype)
 
     def counted(self, p: Product) -> Array:
         """Which points of the rows are summed. Results that nobody reads do not count."""
@@ -185,8 +188,12 @@ class Points:
                 held = held & self.holds(g)
             return cast("Array", np.where(held, x, x.dtype.type(0)))
         name, attrs = v.arg
-        function = function_of(PRIMITIVES[name], len(v.args), dict(attrs), np)
-        return self.as_computed(function(*[self.known[a] for a in v.args]))
+        p = PRIMITIVES[name]
+        return self.mapped(p, function_of(p, len(v.args), dict(attrs), np), [self.known[a] for a in v.args])
+
+    def mapped(self, p: Primitive, function: Callable[..., Array], operands: Sequence[Array]) -> Array:
+        """A row's result, computed by `function`."""
+        return self.as_computed(function(*operands))
 
     def as_computed(self, x: Array) -> Array:
         """Floats in the kind of this evaluation."""

@@ -12,8 +12,8 @@ from tracegrad.arrays import np
 from tracegrad.program import KernelSource, Program
 from tracegrad.runtime.bench import Bench
 from tracegrad.runtime.patterns import drawn
-from tracegrad.runtime.tolerance import EPS, rounding
-from tracegrad.runtime.verify import AGAIN, CANCELLED, SEED, Check, Layout, Trial, layout_of, sizes_of, trials_of
+from tracegrad.runtime.tolerance import EPS
+from tracegrad.runtime.verify import AGAIN, SEED, Check, Layout, Trial, layout_of, sizes_of, trials_of
 
 Array = Any
 MOST = 256  # elements of one store: they are most of the file
@@ -85,16 +85,15 @@ def _plain(x: str | float) -> str | int:
 
 def _expected(c: Check) -> Expected:
     """What is known beforehand, of at most MOST elements."""
-    single, scale = c.again()
-    exact, counts, allowed = c.exact.values, c.exact.counts, (0.0, 0.0)
+    exact, allowed = c.storable(), (0.0, 0.0)
+    known = c.decided(c.again())
+    counts = c.exact.counts & known.which
     if exact.dtype.kind == "f":
-        exact = c.storable()
-        counts = counts & np.isfinite(single) & np.isfinite(exact)
+        counts = counts & np.isfinite(exact)
         # the file has values as f32, which adds half a rounding of each
-        allowed = (rounding(single, exact) + CANCELLED * EPS * scale, c.half + EPS / 2)
+        allowed = (known.allowed, c.half + EPS / 2)
         bits = np.where(counts, exact, 0).astype(np.float32).view(np.int32)
     else:
-        counts = counts & (single == exact)
         bits = exact.astype(np.uint32 if exact.dtype.kind == "u" else np.int32).view(np.int32)
     some = _some(c.at.shape)
     return Expected(c.at.reshape(-1)[some], np.where(counts, bits, ANY).reshape(-1)[some], allowed)

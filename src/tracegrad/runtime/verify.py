@@ -18,9 +18,10 @@ from tracegrad.dtypes import f16
 from tracegrad.kernels.expr import Dynamic, atoms_of, indices_of, walk
 from tracegrad.kernels.form import Kernel, Slot
 from tracegrad.program import KernelSource
+from tracegrad.runtime.inexact import TRIES, Decided, Inexact, decided
 from tracegrad.runtime.patterns import STRIDE, Kind, Patterns, kind_of
 from tracegrad.runtime.points import Points, Read, Written, chosen, left_out
-from tracegrad.runtime.tolerance import EPS, wrong
+from tracegrad.runtime.tolerance import EPS, rounding, wrong
 
 Array = Any
 Name = tuple[int, str]  # of an array: a number and the dtype of its elements
@@ -33,6 +34,7 @@ HALF = 2.0**-11  # of a value: what rounding it to the nearest f16 may add
 FURTHER = tuple(range(9, 21))  # seeds for kernels whose choices all fell on one side
 OFTEN = 4  # of them are tried in any case
 SEED, AGAIN = 7, 8  # a second try with other numbers: a tie that rounding decides is no defect
+UNSURE = "unsure"  # of numbers that rounding alone may make almost anything of: others may tell more
 
 
 SWITCH = "TRACEGRAD_VERIFY"  # "off": hand out what the device computes, unchecked
@@ -114,6 +116,14 @@ class Put(NamedTuple):
     value: float | int
 
 
+class Again(NamedTuple):
+    """What one store writes, computed with less precision. Those that ask for it are few."""
+
+    single: Array  # in f32
+    scale: float  # of sums in f64
+    others: Callable[[], list[Array]]  # on devices that round otherwise
+
+
 class Check(NamedTuple):
     """Elements of an array that one store writes, and what must be there."""
 
@@ -121,11 +131,11 @@ class Check(NamedTuple):
     slot: Slot
     at: Array
     exact: Written  # in f64
-    again: Callable[[], tuple[Array, float]]  # the values in f32, and the scale of those in f64
+    again: Callable[[], Again]
     half: float  # what rounding to f16 may add, of a value
 
     def difference(self, got: Array) -> str:
-        """Where the elements are something else, in words."""
+        """Where the elements are something else, in words; or UNSURE."""
         got = got.reshape(self.at.shape)
         if self.slot.dtype.name == "bool":
             got = got != 0
@@ -133,18 +143,24 @@ class Check(NamedTuple):
             got = got.view(np.uint32)
         elif self.slot.dtype is f16:
             got = got.astype(np.float32)
-        if not self._bad(got, self.exact.values, 0.0).any():  # which is stricter, and saves what is below
+        exact, counts = self.storable(), self.exact.counts
+        if not (wrong(got, self.exact.values, exact, self.more(0.0)) & counts).any():  # which saves what is below
             return ""
-        bad = self._bad(got, *self.again())
+        again = self.again()
+        bad = wrong(got, again.single, exact, self.more(again.scale)) & counts
+        known = Decided(counts, rounding(again.single, exact) if exact.dtype.kind == "f" else 0.0)
+        if bad.any() or known.little(exact):
+            known = self.decided(again)
+            bad = known.differs(got, exact, self.more(0.0)) & counts
         if not bad.any():
-            return ""
+            return UNSURE if known.little(exact) else ""
         at = tuple(np.argwhere(bad)[0])
         where, want = self.exact.at[at], self.exact.values[at]
         return f"element {where} is {got[at]}, not {want}; {bad.sum()} of {bad.size} are wrong"
 
-    def _bad(self, got: Array, single: Array, scale: float) -> Array:
-        """Which elements rounding cannot explain."""
-        return wrong(got, single, self.storable(), self.more(scale)) & self.exact.counts
+    def decided(self, again: Again) -> Decided:
+        """What no device may compute otherwise."""
+        return decided(self.storable(), again.single, again.others(), CANCELLED * EPS * again.scale)
 
     def more(self, scale: float) -> Array:
         """What each element may be off because of what cancels, and of its own rounding."""
@@ -190,7 +206,7 @@ def trial_of(kernel: KernelSource, layout: Layout, patterns: Patterns) -> Trial:
                 within.append(Fill(name, begin, begin + s.size, kind))
         read = _reader(form.slots, kinds, list(zip(names, offsets)), zeros, patterns)
         points = Points(form, read, at_points, np.float64)
-        for exact, again in _expected(points):
+        for exact, again in _expected(points, strict=patterns.strict):
             k = exact.slot
             at = offsets[k] + exact.at
             half = (HALF if patterns.strict else 2 * HALF) if form.slots[k].dtype is f16 else 0.0
@@ -242,19 +258,23 @@ def _among(x: Array, those: Array) -> Array:
     return those[np.minimum(place, those.size - 1)] == x
 
 
-def _expected(exact: Points) -> Iterator[tuple[Written, Callable[[], tuple[Array, float]]]]:
-    """What a form writes at these points, in f64; and in f32, with the scale, for who asks."""
+def _expected(exact: Points, *, strict: bool) -> Iterator[tuple[Written, Callable[[], Again]]]:
+    """What a form writes at these points, in f64; and with less precision, for who asks."""
     form, read, outer = exact.kernel, exact.read, exact.outer  # its values, megabytes, are not kept for who asks
 
     @cache
-    def others() -> tuple[list[Written], float]:
+    def single() -> tuple[list[Written], float]:
         double = Points(form, read, outer, np.float64)
         _ = list(double.written())
         return list(Points(form, read, outer, np.float32).written()), double.scale()
 
-    def again(k: int) -> tuple[Array, float]:
-        single, scale = others()
-        return single[k].values, scale
+    @cache
+    def others() -> list[list[Written]]:
+        return [list(Inexact(form, read, outer, n, strict=strict).written()) for n in range(TRIES)]
+
+    def again(k: int) -> Again:
+        written, scale = single()
+        return Again(written[k].values, scale, lambda: [x[k].values for x in others()])
 
     for k, written in enumerate(exact.written()):
         yield written, lambda k=k: again(k)
@@ -283,7 +303,7 @@ def faults(kernels: Kernels, trials: Trials, run: Run, further: Sequence[int] = 
     further: seeds of more trials for kernels of few values that all fell on one side of a choice; those behind the
              first OFTEN are for kernels that failed once. What fails twice is wrong.
     """
-    found = _failing(trials, run)
+    found = _failing(trials, run, unsure=True)
     strict = any(trial.patterns.strict for _, trial in trials)
     found = _failing(trials_of({key: kernels[key] for key in found}, AGAIN, strict=strict), run)
     one_sided = {key: kernels[key] for key, trial in trials if trial.one_sided and key not in found}
@@ -297,13 +317,14 @@ def faults(kernels: Kernels, trials: Trials, run: Run, further: Sequence[int] = 
     return {key: found.get(key, "") for key in kernels}
 
 
-def _failing(trials: Trials, run: Run) -> dict[str, str]:
-    """The kernels whose trial fails, and how it shows."""
+def _failing(trials: Trials, run: Run, *, unsure: bool = False) -> dict[str, str]:
+    """The kernels whose trial fails, and how it shows. unsure: those, too, whose trial decided nothing."""
     found: dict[str, str] = {}
     for (key, trial), got in zip(trials, run(trials) if trials else ()):
-        how = next(filter(None, (c.difference(x) for c, x in zip(trial.checks, got))), "")
-        if how:
-            found[key] = how
+        hows = {c.difference(x) for c, x in zip(trial.checks, got)} - {""}
+        wrong = sorted(hows - {UNSURE}) or list(hows)
+        if wrong and (unsure or wrong != [UNSURE]):
+            found[key] = wrong[0]
     return found
 
 
