@@ -272,7 +272,7 @@ class Counted:
             return lambda handle, n, data: runs.append(n) or self.tab.run(handle, n, data)
         return getattr(self.tab, name)
 session._tab = Counted(session._tab)
-train.store.stepper.at_once = 10
+train.store.stepper.main.at_once = 10
 await train.run_steps(10, x=[[0.5]] * 16, y=[[0.5]] * 16)
 answer = [runs, train.step(x=[[0.5]] * 16, y=[[0.5]] * 16).step]
 train.close()

@@ -14,7 +14,9 @@ from tracegrad.compiler.build import Built, StepSource
 from tracegrad.dtypes import TensorType, f32
 from tracegrad.engine.knobs import Knobs, Rate
 from tracegrad.engine.results import Aborted, CompletedStep, Failed, Pending
-from tracegrad.engine.steps import StepCall, Stepper
+from tracegrad.engine.step_programs import StepProgram
+from tracegrad.engine.stepper import Stepper
+from tracegrad.engine.steps import StepCall
 from tracegrad.engine.worker import Worker
 from tracegrad.errors import AbortedError, DeviceError, NonFiniteError
 from tracegrad.ir import Graph, bind
@@ -113,7 +115,7 @@ class AheadSession:
 
 def stepper(seed, knobs):
     source = StepSource(model=None, loss=lambda m, x: None, inputs={}, optimizer=None, precision="f32")
-    return Stepper(source, Built(*program()), seed, knobs)
+    return Stepper(source, StepProgram(Built(*program())), seed, knobs)
 
 
 class Trainer:
@@ -138,7 +140,7 @@ class Trainer:
     def step(self, x, n=1):
         pending = Pending("step", self.worker.ident)
         x = np.asarray(x, np.float32)
-        call = StepCall(self.stepper, self.knobs, pending, n, "step")
+        call = StepCall(self.stepper, self.knobs, pending, n, "step", self.stepper.main)
         self.worker.enqueue(call.runs(lambda k: {"x": x[k] if n > 1 else x}), pending)
         return pending
 

@@ -27,7 +27,7 @@ from tracegrad.engine import params
 from tracegrad.engine.inputs import Array, describe
 from tracegrad.engine.knobs import Knobs, Rate
 from tracegrad.engine.snapshots import Snapshot, restore, states_of
-from tracegrad.engine.steps import Stepper
+from tracegrad.engine.stepper import Stepper
 from tracegrad.engine.stores import TrainedParameters
 from tracegrad.errors import InputError
 from tracegrad.files import replace_file
@@ -58,7 +58,7 @@ def load(path: str | os.PathLike[str], store: TrainedParameters) -> None:
     if file.metadata.get("frozen") is not None and not source.freezable:
         source = source._replace(freezable=True)
     switched = source is not stepper.source
-    built = source.traced().compiled() if switched else stepper.built
+    built = source.main() if switched else stepper.built
     snapshot = read(path, file, built.program, stepper.knobs)
 
     def resume(session: Session, stepper: Stepper) -> None:

@@ -11,6 +11,7 @@ from tracegrad.errors import DTypeError
 from tracegrad.refusals import shown
 
 Shape = tuple[int, ...]
+Dimension = int | str | None  # of an input: a name, or None, is a size that each call chooses
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +24,7 @@ class DType:
     storage: str  # its spelling in a buffer: booleans are stored as integers
     itemsize: int = 4
 
-    def __getitem__(self, shape: int | None | tuple[int | None, ...]) -> InputType:
+    def __getitem__(self, shape: Dimension | tuple[Dimension, ...]) -> InputType:
         return InputType(self, shape if isinstance(shape, tuple) else (shape,))
 
     @property
@@ -82,13 +83,13 @@ class TensorType(NamedTuple):
 
 
 class InputType(NamedTuple):
-    """The declared type of an input; a None dimension is chosen by each call."""
+    """The declared type of an input; a dimension that is None or a name is chosen by each call."""
 
     dtype: DType
-    shape: tuple[int | None, ...]
+    shape: tuple[Dimension, ...]
 
     def __repr__(self) -> str:
-        return f"{self.dtype.name}[{','.join('None' if n is None else str(n) for n in self.shape)}]"
+        return f"{self.dtype.name}[{','.join(map(str, self.shape))}]"
 
     __str__ = __repr__
 

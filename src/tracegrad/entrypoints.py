@@ -37,12 +37,15 @@ def compile(
     keep_grads: bool = False,
     precision: str = "f32",
     frozen: Selection | None = None,
+    max_cached_shapes: int = 8,
 ) -> CompiledTraining:
     """Trace `loss` once and compile a whole training step of `model`.
 
     model:     any tree of modules; it is read, never changed.
     loss:      loss(m, **inputs) -> f32[], or (loss, {"name": tensor}); called once, with tensors that have no values.
-    inputs:    name -> shape (f32) or type such as tg.i32[B, T].
+    inputs:    name -> shape (f32) or type such as tg.i32[64, 128]. A size that is None, or a name, as in
+               {"x": ("B", "T", 8), "n": tg.i32["B"]}, is chosen by each call, and one program is compiled and kept for
+               each choice. Equal names of a call must agree, and so must the Nones at one axis.
     optimizer: one of tg.optim.
     seed:      of the initialisation and all randomness; drawn if None, see `train.seed`.
     device:    "auto" (a GPU through WebGPU, else the CPU), "webgpu" or "cpu"; TRACEGRAD_DEVICE says what "auto" means.
@@ -52,6 +55,7 @@ def compile(
                loss stay f32. A step whose gradients overflow is skipped; see `CompletedStep.skipped`.
     frozen:    parameters that are not trained: a pattern of names such as "backbone.*", a list of patterns, or a
                function of the name. Their gradients are not computed. `train.freeze` can be undone.
+    max_cached_shapes: programs kept where calls choose sizes, the latest used; one more choice drops the oldest.
     Raises:    CompileError, InputError, ShapeError, DTypeError, TraceError with the line of your code; DeviceError.
     """
     train = CompiledTraining(
@@ -64,6 +68,7 @@ def compile(
         keep_grads=keep_grads,
         precision=precision,
         frozen=frozen,
+        max_cached_shapes=max_cached_shapes,
     )
     for text in train.store.stepper.built.warnings:
         warnings.warn(text, stacklevel=3)  # of the user: past `helpful`
@@ -86,8 +91,7 @@ def compile_forward(
     """Compile a forward with parameters of its own, drawn from `seed`; `upload_params` sets them.
 
     forward:  forward(m, **inputs) -> tensor, or a tuple or dict of tensors.
-    inputs:   as for `compile`; a None dimension is chosen by each call, and one program is kept per size. All
-              Nones of one call must agree.
+    inputs:   as for `compile`; a size that is None or a name is chosen by each call.
     max_cached_shapes: programs kept at a time, the latest used; one more size drops the oldest.
     seed, device: as for `compile`.
     precision: "f32", or "f16": what kernels pass to each other is stored in half precision.

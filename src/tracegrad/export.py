@@ -23,6 +23,8 @@ from tracegrad.arrays import HAVE_NUMPY, np
 from tracegrad.compiler.build import Built
 from tracegrad.compiler.dispatches import blamed
 from tracegrad.compiler.feed import make_feed
+from tracegrad.compiler.inputtypes import input_types
+from tracegrad.compiler.sizes import FreeSizes
 from tracegrad.engine.forward import CompiledForward
 from tracegrad.engine.inputs import as_array, describe, fit_value
 from tracegrad.engine.snapshots import Snapshot
@@ -153,6 +155,17 @@ def manifest_of(snapshot: Snapshot, title: str, demos: Mapping[str, Mapping[str,
     }
 
 
+def fixed_sizes(inputs: Mapping[str, Any]) -> None:
+    """InputError unless all sizes of the step are known: a page has one program."""
+    types = input_types(inputs)
+    if FreeSizes.of(types).axes:
+        free = ", ".join([f"{n}: {t}" for n, t in types.items() if not all(isinstance(d, int) for d in t.shape)])
+        raise InputError.here(
+            f"export: a page has one batch size, and here calls choose sizes, {free}; compile again with numbers in "
+            "inputs=, load what train.save wrote, and export that"
+        )
+
+
 def built_of(name: str, forward: CompiledForward, program: Program) -> Built:
     """A forward as a page runs it. `program` is the step's, whose parameters it must share."""
     store = getattr(forward, "store", None)
@@ -161,8 +174,9 @@ def built_of(name: str, forward: CompiledForward, program: Program) -> Built:
             f"export: the forward {name!r} is not attached to this training; make it with train.attach(...)"
         )
     source = forward.source  # built for one example, or for a curve's points where an example is one number
-    size = CURVE_POINTS if all(t.shape == (None, 1) for t in source.types.values()) else 1
-    return source.built(store.model, size, program)
+    shapes = [t.shape for t in source.types.values()]
+    curve = all(len(shape) == 2 and not isinstance(shape[0], int) and shape[1] == 1 for shape in shapes)
+    return source.built(store.model, source.free.all(CURVE_POINTS if curve else 1), program)
 
 
 def demo_of(built: Built, data: Mapping[str, Any]) -> dict[str, Any]:

@@ -77,8 +77,8 @@ def input_size_of_zero():
     tg.trace(model=MLP(), loss=mse, inputs={"x": (0, 3), "y": (0, 2)})
 
 
-@program("'x'", "None", "attach")
-def batch_size_left_open_in_a_training():
+@program("'x'", "None", "a number")
+def batch_size_left_open_in_a_trace():
     tg.trace(model=MLP(), loss=mse, inputs={"x": (None, 3), "y": (None, 2)})
 
 

@@ -10,15 +10,16 @@ from math import inf
 from typing import Any, NamedTuple, cast
 
 from tracegrad import ambient
-from tracegrad.compiler.inputtypes import InputSpec, concrete_type, declared
+from tracegrad.compiler.inputtypes import InputSpec, concrete_type, declared, input_types
 from tracegrad.compiler.layout import Persistent
 from tracegrad.compiler.persistent import HALTED, States, arena_of, persistent_of
 from tracegrad.compiler.pipeline import make_program
 from tracegrad.compiler.ranges import input_ranges
 from tracegrad.compiler.signatures import check_function, check_signature, checked_loss, checked_outputs
+from tracegrad.compiler.sizes import FreeSizes
 from tracegrad.dtypes import TensorType, f32, i32
-from tracegrad.errors import CompileError, InputError, TraceError, located
-from tracegrad.hypers import NORMAL, UNIT
+from tracegrad.errors import CompileError, InputError, TraceError, TracegradError, located
+from tracegrad.hypers import NORMAL, PREFIX, UNIT
 from tracegrad.ir import Graph, Tensor, toposort
 from tracegrad.nn.module import Parameter, State, bound, named_arrays, no_parameters, state_specs
 from tracegrad.optim import freezing
@@ -86,6 +87,13 @@ class TracedStep:
             program = make_program(self.graph, self.persistent, ranges, self.meta, self.inputs, counts)
         return Built(program, self.graph, warnings=self.warnings, sites=self.sites)
 
+    def arrays(self) -> Built:
+        """A program that computes nothing. It has the arrays and hyperparameters of the step, whatever sizes calls
+        choose."""
+        hot = {PREFIX + x.attrs["name"]: x.type for x in self.graph.leaves("hyper")}
+        program = make_program(Graph({}), self.persistent, {}, self.meta, hot)
+        return Built(program, self.graph, warnings=self.warnings, sites=self.sites)
+
 
 class StepSource(NamedTuple):
     """What a training step is compiled from."""
@@ -104,7 +112,31 @@ class StepSource(NamedTuple):
         return self if optimizer is self.optimizer else self._replace(optimizer=optimizer)
 
     def traced(self) -> TracedStep:
-        """Run the user's functions, and differentiate: all that can go wrong in their code goes wrong here."""
+        """Run the user's functions, and differentiate: all that can go wrong in their code goes wrong here.
+
+        Where calls choose sizes, with some that their code takes.
+        """
+        if not self.free.axes:
+            return self._traced()
+        errors: list[Exception] = []
+        for sizes in self.free.tried():
+            try:
+                return self._replace(inputs=self.free.sized(sizes))._traced()
+            except Exception as e:
+                errors.append(e)
+        raise next((e for e in errors if isinstance(e, TracegradError)), errors[0])
+
+    def main(self) -> Built:
+        """The step; where calls choose sizes, what all of them share."""
+        step = self.traced()
+        return step.arrays() if self.free.axes else step.compiled()
+
+    @property
+    def free(self) -> FreeSizes:
+        """The sizes that calls choose."""
+        return FreeSizes.of(input_types(self.inputs))
+
+    def _traced(self) -> TracedStep:
         check_precision(self.precision)
         optimizer = cast("object", self.optimizer)
         if not isinstance(optimizer, Optimizer):

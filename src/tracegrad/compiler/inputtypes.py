@@ -6,12 +6,12 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
-from tracegrad.dtypes import DType, InputType, TensorType, f32
+from tracegrad.dtypes import Dimension, DType, InputType, TensorType, f32
 from tracegrad.errors import InputError
 from tracegrad.refusals import shown
 from tracegrad.shapes import whole
 
-InputSpec = InputType | TensorType | Sequence["int | None"] | int
+InputSpec = InputType | TensorType | Sequence[Dimension] | int
 
 
 def input_type(name: str, spec: Any) -> InputType:
@@ -25,12 +25,16 @@ def input_type(name: str, spec: Any) -> InputType:
     if isinstance(spec, (InputType, TensorType)):
         dtype, dims = spec
     sizes = list(cast("Sequence[Any]", dims)) if isinstance(dims, (tuple, list)) else None
-    if sizes is None or not all(d is None or (whole(d) or 0) > 0 for d in sizes):
+    if sizes is None or not all(d is None or _is_name(d) or (whole(d) or 0) > 0 for d in sizes):
         raise InputError.here(
             f"input {name!r}: {shown(spec)} is not a shape such as (64, 784), nor a type such as tg.i32[64, 128]"
             f"{_hint(spec, sizes or [])}"
         )
-    return InputType(dtype, tuple([None if d is None else whole(d) for d in sizes]))
+    return InputType(dtype, tuple([d if d is None or isinstance(d, str) else whole(d) for d in sizes]))
+
+
+def _is_name(d: Any) -> bool:
+    return isinstance(d, str) and d.isidentifier()
 
 
 def _hint(spec: Any, sizes: Sequence[Any]) -> str:
@@ -44,7 +48,9 @@ def _hint(spec: Any, sizes: Sequence[Any]) -> str:
     if any(whole(d) == 0 for d in sizes):
         return "; sizes are at least 1"
     if any((whole(d) or 0) < 0 for d in sizes):
-        return "; a size that each call chooses is None, in attach and compile_forward"
+        return "; a size that each call chooses is None, or a name such as 'B'"
+    if any(isinstance(d, str) for d in sizes):
+        return "; the name of a size is made of letters, digits and _"
     return "; f32 is the dtype of a shape alone" if isinstance(spec, type) else ""
 
 
@@ -72,11 +78,11 @@ def input_types(inputs: Mapping[str, Any]) -> dict[str, InputType]:
 
 
 def concrete_type(name: str, spec: Any) -> TensorType:
-    """The type of an input without None dimensions."""
+    """The type of an input whose sizes are all known."""
     t = input_type(name, spec)
-    if None in t.shape:
+    sizes = tuple([d for d in t.shape if isinstance(d, int)])
+    if len(sizes) < len(t.shape):
         raise InputError.here(
-            f"input {name!r}: {t} has a None dimension, which only attach and compile_forward take; "
-            "a training has one batch size"
+            f"input {name!r}: {t} has a size that each call chooses, and here is no call; give a number in its place"
         )
-    return TensorType(t.dtype, tuple(d for d in t.shape if d is not None))
+    return TensorType(t.dtype, sizes)

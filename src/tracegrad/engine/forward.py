@@ -9,6 +9,8 @@ from types import TracebackType
 from typing import Any
 
 from tracegrad.compiler.build import trace_sites
+from tracegrad.compiler.sizes import shown
+from tracegrad.engine.call_sizes import as_arrays, sizes_of
 from tracegrad.engine.forward_runs import ForwardProgram, ForwardPrograms, ForwardRun
 from tracegrad.engine.forward_source import ForwardSource
 from tracegrad.engine.inputs import Given, check_inputs, given_or_blank, merge
@@ -30,8 +32,8 @@ Array = Any
 class CompiledForward(HasStates):
     """A forward compiled for one device; made by `tg.compile_forward` and `train.attach`. A context manager.
 
-    A None dimension of `inputs` is chosen by each call: one program is compiled and kept per size, and the one that was
-    least recently used is dropped when there are more than `max_cached_shapes`.
+    Dimensions of `inputs` that are None or names are chosen by each call: one program is compiled and kept per choice,
+    and the one that was least recently used is dropped when there are more than `max_cached_shapes`.
     """
 
     called = "write infer.run(x=x).output"
@@ -49,7 +51,7 @@ class CompiledForward(HasStates):
     ):
         """For `tg.compile_forward` and `attach`. `owner`: closing this closes the store's worker.
 
-        Without None dimensions the program is built here, so that its errors are raised here.
+        Where no call chooses sizes the program is built here, so that its errors are raised here.
         """
         self.store: ParameterStore = store
         self.source = ForwardSource.checked(forward, inputs, precision, writes)
@@ -58,16 +60,16 @@ class CompiledForward(HasStates):
         self._lock = threading.Lock()  # never held while waiting for the worker
         if owner:
             weakref.finalize(self, store.worker.close)  # also at exit, before the interpreter goes
-        if not self.source.free:
+        if not self.source.free.axes:
             with store.worker.own(self._lock):
-                self._programs.of(None)
+                self._programs.of(())
 
     def run(self, mapping: Given = None, /, *more: Any, patches: Given = None, **inputs: Any) -> Pending[RunResult]:
         """One forward, queued; inputs by keyword, in one dict, or both.
 
         patches: {"attn.0": array} or {"attn.0": (mask, array)}: values that stand in for those of `tg.patch` sites, in
                  this run only. Both broadcast to the site's shape, so that 0.0 blanks a site; where the mask, of bool,
-                 is False the site keeps its own values. The first run with patches (of each size of a None dimension)
+                 is False the site keeps its own values. The first run with patches (of each choice of sizes)
                  compiles a second program, once, which takes as long as the first did and has memory of its own; any
                  later choice of sites and values uses it. Runs without patches execute a program without patch
                  sites, so that sites cost them nothing.
@@ -83,9 +85,9 @@ class CompiledForward(HasStates):
         try:
             if patches is not None and "patches" in source.types:
                 inputs, patches = {**inputs, "patches": patches}, None
-            given = source.as_arrays(merge(mapping, inputs, "run", more, source.types))
+            given = as_arrays(source.free, merge(mapping, inputs, "run", more, source.types))
             with worker.own(self._lock):
-                program = programs.of(source.size_of(given))
+                program = programs.of(sizes_of(source.free, given, "run"))
                 programs.runs += 1
                 arrays = check_inputs(program.inputs, given, "run")
                 patched = check_patches(program.built.sites, patches, "run") if patches is not None else {}
@@ -101,9 +103,9 @@ class CompiledForward(HasStates):
 
     def graph_for(self, mapping: Given = None, /, **inputs: Any) -> Graph:
         """The graph that a run with these inputs executes; compiled if it was not yet. Raises what compiling raises."""
-        given = self.source.as_arrays(merge(mapping, inputs, "graph_for"))
+        given = as_arrays(self.source.free, merge(mapping, inputs, "graph_for"))
         with self.store.worker.own(self._lock):
-            return self._programs.of(self.source.size_of(given)).built.graph
+            return self._programs.of(sizes_of(self.source.free, given, "graph_for")).built.graph
 
     def explain(self, mapping: Given = None, /, **inputs: Any) -> Explanation:
         """As `CompiledTraining.explain`, of the program for these inputs; without any, for the size used last."""
@@ -140,9 +142,9 @@ class CompiledForward(HasStates):
         return [f.name for f in self.store.fields]
 
     @property
-    def cached_shapes(self) -> list[int | None]:
-        """Sizes of the None dimension whose programs are kept, least recently used first."""
-        return self._programs.sizes
+    def cached_shapes(self) -> list[int | None | dict[str, int]]:
+        """Sizes whose programs are kept, least recently used first; dicts by name if calls choose several."""
+        return [shown(sizes) for sizes in self._programs.sizes]
 
     def close(self) -> None:
         """Free its programs; what is in flight resolves as Aborted. Closing twice is fine.
@@ -162,13 +164,14 @@ class CompiledForward(HasStates):
     def sites(self) -> tuple[SiteInfo, ...]:
         """Sites of `tg.capture` and `tg.patch`, in order; each has `kind name type site`, site being your line.
 
-        With a None dimension, types are those of the size used last; before the first run, of size 1.
+        Where calls choose sizes, types are those of the sizes used last; before the first run, of size 1.
         """
         with self.store.worker.own(self._lock):
             latest = self._programs.latest
         if latest is not None:
             return latest.built.sites
-        return trace_sites(self.store.model, self.source.forward, self.source.sized(1))
+        free = self.source.free
+        return trace_sites(self.store.model, self.source.forward, free.sized(free.all(1)))
 
     @property
     def closed(self) -> str:
@@ -191,8 +194,9 @@ class CompiledForward(HasStates):
         """The program for some inputs, and what to run it on: these, or zeros where there are none."""
         if self.closed:
             raise AbortedError.here(f"this CompiledForward is {self.closed}; use it before close()")
-        given = self.source.as_arrays(values)
+        free = self.source.free
+        given = as_arrays(free, values)
         with self.store.worker.own(self._lock):
             sizes = self._programs.sizes
-            program = self._programs.of(sizes[-1] if sizes and not values else self.source.size_of(given))
+            program = self._programs.of(sizes[-1] if sizes and not values else sizes_of(free, given, what))
             return program, given_or_blank(program.inputs, given, what)

@@ -1,4 +1,4 @@
-"""Runs of a forward on the worker's thread, and the programs that they run: one for each size of a None dimension."""
+"""Runs of a forward on the worker's thread, and the programs that they run: one for each choice of sizes."""
 
 from __future__ import annotations
 
@@ -9,12 +9,14 @@ from typing import Any
 
 from tracegrad.compiler.build import Built
 from tracegrad.compiler.dispatches import blamed_lines
+from tracegrad.compiler.sizes import Sizes
 from tracegrad.engine import indexcheck, params, reference
 from tracegrad.engine.forward_source import ForwardSource
 from tracegrad.engine.inputs import blank
 from tracegrad.engine.knobs import Knobs, Rate
 from tracegrad.engine.results import Aborted, CompletedRun, Failed, Pending, RunResult, failure, output_of
-from tracegrad.engine.steps import by_role, captures_of
+from tracegrad.engine.stepper import by_role
+from tracegrad.engine.steps import captures_of
 from tracegrad.engine.stores import ParameterStore
 from tracegrad.errors import DeviceError, InputError
 from tracegrad.hypers import PREFIX
@@ -25,7 +27,7 @@ from tracegrad.sites import PATCH
 
 @dataclass(slots=True, eq=False)
 class ForwardProgram:
-    """The program of one size."""
+    """The program of one choice of sizes."""
 
     built: Built
     version: object
@@ -59,11 +61,11 @@ class ForwardPrograms:
     def __init__(self, source: ForwardSource, store: ParameterStore, capacity: int):
         self.source, self.store, self.closed = source, store, ""
         self._capacity = capacity
-        self._kept: OrderedDict[int | None, ForwardProgram] = OrderedDict()
+        self._kept: OrderedDict[Sizes, ForwardProgram] = OrderedDict()
         self.runs = 0
 
     @property
-    def sizes(self) -> list[int | None]:
+    def sizes(self) -> list[Sizes]:
         """Sizes whose programs are kept."""
         return list(self._kept)
 
@@ -73,8 +75,8 @@ class ForwardPrograms:
         known = [p for p in self._kept.values() if p.version is self.store.version]
         return known[-1] if known else None
 
-    def of(self, size: int | None) -> ForwardProgram:
-        """The program for a size, built if need be; others are dropped for it."""
+    def of(self, size: Sizes) -> ForwardProgram:
+        """The program for some sizes, built if need be; others are dropped for it."""
         version = self.store.version
         dropped: list[ForwardProgram] = []
         if any(p.version is not version for p in self._kept.values()):
@@ -110,7 +112,7 @@ class ForwardPrograms:
         if unload:
             self._unload(dropped)
 
-    def _made(self, size: int | None, version: object, patching: bool = False) -> ForwardProgram:
+    def _made(self, size: Sizes, version: object, patching: bool = False) -> ForwardProgram:
         built = self.source.built(self.store.model, size, self.store.layout, patching)
         if "patches" in self.source.types and any(s.kind == "patch" for s in built.sites):
             raise InputError.here("an input of a forward with patch sites cannot be named 'patches': rename it")

@@ -9,7 +9,7 @@ from difflib import get_close_matches
 from typing import Any, cast
 
 from tracegrad.arrays import np
-from tracegrad.dtypes import DTYPES
+from tracegrad.dtypes import DTYPES, Dimension
 from tracegrad.errors import InputError, TracegradError
 from tracegrad.habits import found
 from tracegrad.program import Field
@@ -147,7 +147,7 @@ def given_or_blank(fields: Sequence[Field], given: Mapping[str, Any], what: str)
     return check_inputs(fields, given, what) if given else blank(fields)
 
 
-def as_array(value: Any, shapes: Sequence[tuple[int | None, ...]] = ()) -> Array:
+def as_array(value: Any, shapes: Sequence[tuple[Dimension, ...]] = ()) -> Array:
     """`value` as an array, whatever gives one; InputError if nothing does.
 
     shapes: a JavaScript typed array has none of its own, and takes the first of these that it fills.
@@ -183,13 +183,13 @@ NO_ARRAYS = {
 }
 
 
-def _filling(x: Array, shapes: Sequence[tuple[int | None, ...]]) -> Array:
-    """Flat `x` in the first of `shapes` that has as many elements; None stands for what is left."""
+def _filling(x: Array, shapes: Sequence[tuple[Dimension, ...]]) -> Array:
+    """Flat `x` in the first of `shapes` that has as many elements; a name or None stands for what is left."""
     for shape in shapes:
-        known = math.prod(n for n in shape if n is not None)
-        free = sum(n is None for n in shape)
+        known = math.prod(n for n in shape if isinstance(n, int))
+        free = sum(not isinstance(n, int) for n in shape)
         if x.size and known and (x.size == known if not free else free == 1 and x.size % known == 0):
-            return x.reshape([x.size // known if n is None else n for n in shape])
+            return x.reshape([n if isinstance(n, int) else x.size // known for n in shape])
     return x
 
 
@@ -286,10 +286,10 @@ def _check_range(x: Array, low: int, high: int, exempt: int | None, starts: Sequ
 
 
 def _shape_hint(field: Field, x: Array) -> str:
-    if any(n is None for n in cast("tuple[int | None, ...]", field.shape)):  # a forward's free dimension, not known yet
+    if not all(isinstance(n, int) for n in cast("tuple[object, ...]", field.shape)):  # a size that calls choose
         return ""
     if len(x.shape) == len(field.shape) and x.shape[1:] == field.shape[1:] and x.shape and x.shape[0] < field.shape[0]:
-        return " (a last, smaller batch? drop it, as DataLoader(drop_last=True) does)"
+        return " (a last, smaller batch? write None for its size in inputs=, or drop it, by DataLoader(drop_last=True))"
     if sorted(x.shape) == sorted(field.shape):
         return " (the axes are in another order: transpose it, as x.T does with two; a reshape would mix the values up)"
     if x.size == field.size:

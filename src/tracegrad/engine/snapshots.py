@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from tracegrad.compiler.persistent import HALTED
 from tracegrad.engine import bounds, freezing, params
 from tracegrad.engine.knobs import Knobs, Rate
-from tracegrad.engine.steps import Stepper
+from tracegrad.engine.stepper import Stepper
 from tracegrad.program import Field, Program
 from tracegrad.runtime.base import Session
 

@@ -11,8 +11,10 @@ from typing import Any, TypeVar
 
 from tracegrad.arrays import handed_out
 from tracegrad.engine import params
+from tracegrad.engine.call_sizes import as_arrays, sizes_of
 from tracegrad.engine.knobs import Knobs, Rate
-from tracegrad.engine.steps import Stepper
+from tracegrad.engine.step_programs import StepProgram
+from tracegrad.engine.stepper import Stepper
 from tracegrad.engine.worker import Worker
 from tracegrad.errors import AbortedError, InputError
 from tracegrad.lr import as_schedule
@@ -61,6 +63,27 @@ class TrainedParameters:
     def fields(self) -> Sequence[Field]:
         """In declaration order."""
         return self.stepper.program.params
+
+    def program_for(
+        self, stepper: Stepper, given: Mapping[str, Any], what: str, split: bool = False
+    ) -> tuple[StepProgram, Mapping[str, Any]]:
+        """The program of a step on these inputs, and the inputs as far as sizes wanted them as arrays.
+
+        split: for `run_steps`, inputs may have one more axis in front.
+        """
+        if stepper.sized is None:
+            return stepper.main, given
+        free = stepper.sized.free
+        given = as_arrays(free, given, split)
+        program, dropped = stepper.program_for(sizes_of(free, given, what, split))
+
+        def unload(session: Session) -> None:
+            for old in dropped:
+                old.unload(session)
+
+        if dropped:
+            self.worker.post(unload)  # behind the steps queued so far
+        return program, given
 
     def write(self, session: Session, program: Program, new: bool) -> None:
         """Nothing is to be written: forwards share the step's buffers."""

@@ -9,7 +9,8 @@ from typing import Any
 from tracegrad.compiler.build import StepSource
 from tracegrad.engine.inputs import checked_seed
 from tracegrad.engine.knobs import Knobs, Rate
-from tracegrad.engine.steps import Stepper
+from tracegrad.engine.step_programs import StepProgram
+from tracegrad.engine.stepper import Stepper
 from tracegrad.engine.stores import TrainedParameters
 from tracegrad.errors import InputError
 from tracegrad.introspection.profile import Profile, profiled
@@ -45,12 +46,12 @@ def lr_metric(store: TrainedParameters, value: float) -> None:
     store.call(tell, store.stepper)
 
 
-def profile(store: TrainedParameters, steps: int, arrays: Mapping[str, Any]) -> Profile:
+def profile(store: TrainedParameters, program: StepProgram, steps: int, arrays: Mapping[str, Any]) -> Profile:
     """See `CompiledTraining.profile`."""
 
     def measure(session: Session, stepper: Stepper) -> Profile:
-        timings = stepper.timings(session, arrays, stepper.knobs, steps)
-        return profiled(stepper.built, timings, session.info, store.worker.limits())
+        timings = stepper.timings(session, program, arrays, stepper.knobs, steps)
+        return profiled(program.built, timings, session.info, store.worker.limits())
 
     return store.call(measure, store.stepper)
 
@@ -60,7 +61,8 @@ def replace_model(store: TrainedParameters, model: Any, seed: int | None, optimi
     old = store.stepper
     seed = old.seed if seed is None else checked_seed(seed)
     source = old.source._replace(model=model, optimizer=optimizer or old.source.optimizer)
-    new = Stepper.of(source, source.traced(), seed)
+    most = old.sized.capacity if old.sized else 1
+    new = Stepper.of(source, source.traced(), seed, most)
     for text in new.built.warnings:
         warnings.warn(text, stacklevel=3)
     if optimizer is None:
@@ -70,7 +72,7 @@ def replace_model(store: TrainedParameters, model: Any, seed: int | None, optimi
 
 def go_on(store: TrainedParameters, source: StepSource) -> None:
     """Compile the step once more, from a source of the same arrays and perhaps more, and train on from here."""
-    built = source.traced().compiled()
+    built = source.main()
     store.call(lambda session, stepper: stepper.take_over(session, source, built), store.stepper)
 
 

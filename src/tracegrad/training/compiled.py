@@ -18,12 +18,15 @@ from tracegrad.engine.forward import CompiledForward
 from tracegrad.engine.inputs import Given, check_inputs, given_or_blank, merge, seed_or_new
 from tracegrad.engine.results import Pending, StepResult, failure, resolved
 from tracegrad.engine.snapshots import take
-from tracegrad.engine.steps import StepCall, Stepper, number_of_steps, split_steps
+from tracegrad.engine.step_programs import StepProgram
+from tracegrad.engine.stepper import Stepper
+from tracegrad.engine.steps import StepCall, number_of_steps, split_steps
 from tracegrad.engine.stores import HasStates, TrainedParameters
 from tracegrad.engine.worker import Worker
 from tracegrad.errors import InputError
-from tracegrad.export import Contents, export
+from tracegrad.export import Contents, export, fixed_sizes
 from tracegrad.habits import TRAININGS
+from tracegrad.hypers import whole
 from tracegrad.introspection.explain import Explanation, explained
 from tracegrad.introspection.memory import Memory
 from tracegrad.introspection.profile import Profile, checked_steps
@@ -31,7 +34,7 @@ from tracegrad.introspection.why import Why, why
 from tracegrad.ir import Graph, Tensor
 from tracegrad.lr import Schedule
 from tracegrad.patterns import Selection
-from tracegrad.program import KernelSource, Program, field_named
+from tracegrad.program import KernelSource, Program
 from tracegrad.refusals import helpful
 from tracegrad.runtime.base import DeviceInfo, Session
 from tracegrad.sites import SiteInfo
@@ -63,16 +66,18 @@ class CompiledTraining(HasStates):
         keep_grads: bool = False,
         precision: str = "f32",
         frozen: Selection | None = None,
+        max_cached_shapes: int = 8,
     ):
         """For `tg.compile`. Traces first; then the worker's thread opens the device, while this one compiles."""
         self._lock, self._memory, self._keep_grads = threading.Lock(), CopyPool(), keep_grads
         source = StepSource(model, loss, declared(inputs), optimizer, precision, frozen)
         seed = seed_or_new(seed)
+        most_sizes = whole("max_cached_shapes", max_cached_shapes)
         traced = source.traced()
         self.worker = Worker(session_factory())
         self._finalizer = weakref.finalize(self, self.worker.close)  # also at exit, before the interpreter goes
         try:
-            self.store: TrainedParameters = TrainedParameters(self.worker, Stepper.of(source, traced, seed))
+            self.store: TrainedParameters = TrainedParameters(self.worker, Stepper.of(source, traced, seed, most_sizes))
             self.worker.opened().begin(self.store.stepper.install)
         except BaseException:
             self.close()
@@ -105,9 +110,10 @@ class CompiledTraining(HasStates):
         try:
             lead = None if what == "step" else (n := number_of_steps(n))
             given = merge(mapping, inputs, what, more, stepper.source.inputs)
-            arrays = check_inputs(stepper.inputs, given, what, lead, self._memory.copied)
-            call = StepCall(stepper, stepper.knobs, pending, n, what)
-            runs = [call.run(0, arrays)] if lead is None else call.runs(split_steps(arrays, stepper.inputs, n))
+            program, given = self.store.program_for(stepper, given, what, lead is not None)
+            arrays = check_inputs(program.inputs, given, what, lead, self._memory.copied)
+            call = StepCall(stepper, stepper.knobs, pending, n, what, program)
+            runs = [call.run(0, arrays)] if lead is None else call.runs(split_steps(arrays, program.inputs, n))
         except Exception as e:
             pending.resolve(failure(e, what))
             return pending
@@ -219,6 +225,7 @@ class CompiledTraining(HasStates):
         Raises:       InputError for data that do not fit, and for a schedule that is not one of `tracegrad.lr`.
         """
         shown = Contents(title or f"{type(self.model).__name__} training", forwards, data, labels, vocabulary)
+        fixed_sizes(self.store.stepper.source.inputs)
         graph = self.store.stepper.built.graph
         return export(self.store.call(take), graph, path, shown, single_file=single_file)
 
@@ -301,7 +308,7 @@ class CompiledTraining(HasStates):
 
         Prints as text, shows as HTML in notebooks, and `.save(path)` writes an HTML file. No device is touched.
         """
-        return explained(self.store.stepper.built, self.device)
+        return explained(self._looked_at("explain").built, self.device)
 
     def why(self, name_or_node: str | Tensor) -> Why:
         """Why a value of the step is stored or inlined, what merged or split the kernels around it, where it lies.
@@ -325,8 +332,18 @@ class CompiledTraining(HasStates):
 
         Changes nothing: parameters, optimizer state, step counter, random stream and kept gradients stay.
         """
-        arrays = given_or_blank(self.store.stepper.inputs, merge(mapping, inputs, "profile"), "profile")
-        return profile(self.store, checked_steps(steps), arrays)
+        stepper, given, program = self.store.stepper, merge(mapping, inputs, "profile"), self._looked_at("profile")
+        if given:
+            program, given = self.store.program_for(stepper, given, "profile")
+        arrays = given_or_blank(program.inputs, given, "profile")
+        return profile(self.store, program, checked_steps(steps), arrays)
+
+    def _looked_at(self, what: str) -> StepProgram:
+        """The step's program: where calls choose sizes, that of the sizes used last."""
+        stepper = self.store.stepper
+        if stepper.sized is not None and stepper.sized.latest is None:
+            raise InputError.here(f"{what}: no call has chosen sizes yet: take a step first, as in train.step(x=...)")
+        return stepper.latest
 
     @property
     def model(self) -> Any:
@@ -336,12 +353,12 @@ class CompiledTraining(HasStates):
     @property
     def graph(self) -> Graph:
         """The step's graph: forward, gradients and update."""
-        return self.store.stepper.built.graph
+        return self.store.stepper.latest.built.graph
 
     @property
     def program(self) -> Program:
-        """The compiled step, as plain data."""
-        return self.store.layout
+        """The compiled step, as plain data; where calls choose sizes, for those used last."""
+        return self.store.stepper.latest.program
 
     @property
     def kernels(self) -> tuple[KernelSource, ...]:
@@ -354,7 +371,7 @@ class CompiledTraining(HasStates):
 
         Steps give back what is captured. Only runs of a forward can patch: in a step, `tg.patch` does nothing.
         """
-        return self.store.stepper.built.sites
+        return self.store.stepper.latest.built.sites
 
     @property
     def param_names(self) -> list[str]:
@@ -369,7 +386,7 @@ class CompiledTraining(HasStates):
     @property
     def output_shape(self) -> tuple[int, ...]:
         """Shape of the loss: ()."""
-        return field_named(self.program.outputs, "loss").shape
+        return ()
 
     @property
     def seed(self) -> int:

@@ -1,0 +1,221 @@
+"""One model being trained: its programs, and where it stands."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from tracegrad.arrays import np
+from tracegrad.compiler.build import Built, StepSource, TracedStep
+from tracegrad.compiler.dispatches import blamed_lines
+from tracegrad.compiler.persistent import HALTED
+from tracegrad.compiler.sizes import Sizes
+from tracegrad.dtypes import DTYPES
+from tracegrad.engine import bounds, freezing, indexcheck, params, reference
+from tracegrad.engine.drives import beside
+from tracegrad.engine.knobs import Knobs, Rate
+from tracegrad.engine.step_programs import SizedPrograms, StepProgram
+from tracegrad.lr import as_schedule, restarted
+from tracegrad.program import DRAWN, Buffer, Program
+from tracegrad.runtime.base import Session, Timings
+
+COPY_OF_PARAMS = "params"  # a Buffer.fill, and the name of the array it stands for
+
+
+@dataclass(slots=True, eq=False)
+class Stepper:
+    """One model being trained: its program, and where it stands. Changed on the worker's thread only."""
+
+    source: StepSource
+    main: StepProgram  # the step's; where calls choose sizes, one that computes nothing and holds the arrays
+    seed: int
+    knobs: Knobs  # of the next step; a queued step keeps those that its call found
+    first: Callable[[], Mapping[str, Any]] | None = None  # gives the parameters, drawn while pipelines are compiled
+    sized: SizedPrograms | None = None  # those of the sizes that calls chose
+    counter: int = 0  # steps applied
+    submitted: int = 0  # number of the last step submitted, if all those in flight are applied
+    in_flight: int = 0
+    replaced: str = ""  # why no more of its work is done
+    frozen: tuple[str, ...] = ()  # parameters that steps leave alone
+
+    @staticmethod
+    def of(source: StepSource, traced: TracedStep, seed: int, most_sizes: int = 8) -> Stepper:
+        """A stepper at step 0, compiled; it has no session yet. most_sizes: programs kept where calls choose sizes."""
+        free = source.free
+        built = traced.arrays() if free.axes else traced.compiled()
+        sized = SizedPrograms(free, most_sizes) if free.axes else None
+        values = {**built.program.meta.get("hyper", {}), **source.optimizer.hyper}
+        first = beside(partial(params.drawn, params.drawable(built.program), seed))  # pipelines are compiled meanwhile
+        rate = Rate(as_schedule(source.optimizer.lr))
+        return Stepper(source, StepProgram(built), seed, Knobs(rate, values), first, sized)
+
+    @property
+    def built(self) -> Built:
+        """The compiled step; where calls choose sizes, what all of them share."""
+        return self.main.built
+
+    @property
+    def program(self) -> Program:
+        """Its program."""
+        return self.main.program
+
+    @property
+    def latest(self) -> StepProgram:
+        """The program to look at: where calls choose sizes, that of the sizes used last."""
+        return (self.sized and self.sized.latest) or self.main
+
+    def program_for(self, sizes: Sizes) -> tuple[StepProgram, list[StepProgram]]:
+        """The program of a call that chose these sizes, and those that are dropped for it. Compiles what is new."""
+        if self.sized is None:
+            return self.main, []
+        with self.sized.lock:
+            return self.sized.of(self.source, sizes)
+
+    def begin(
+        self, session: Session, program: StepProgram, arrays: Mapping[str, Any], knobs: Knobs
+    ) -> tuple[dict[str, Any], int, reference.Checked | None]:
+        """The inputs of the next step, its number, and under TRACEGRAD_CHECK what it is compared by."""
+        step = self.submitted + 1
+        checked = None
+        if self.sized is not None:
+            self.sized.update(session, program, self.source)
+            program.load(session)
+        try:
+            hyper = knobs.upload(program.hyper, step, self.seed)
+            inputs = {**arrays, **hyper}
+            if indexcheck.enabled():
+                env = {**self.read(session), **by_role("input", arrays), **hyper}
+                checked = reference.checked(session, program.built, inputs, env)
+        except BaseException:
+            knobs.rate.rewind(step)
+            raise
+        self.submitted = step
+        self.in_flight += 1
+        return inputs, step, checked
+
+    def applied(self, step: int) -> None:
+        """The step's result is in."""
+        self.counter = step
+        self.in_flight -= 1
+
+    def lost(self, step: int) -> bool:
+        """A step gave no result; those behind it keep their numbers. Will another step get this one's number?"""
+        self.in_flight -= 1
+        if not self.in_flight:
+            self.submitted = self.counter
+        elif step == self.submitted:
+            self.submitted -= 1
+        return self.submitted < step
+
+    def rewind(self, session: Session) -> None:
+        """Nothing of what was submitted since the last applied step counts: the next is number `counter + 1`."""
+        self.submitted, self.in_flight = self.counter, 0
+        session.write(HALTED, np.zeros(1, np.int32))
+
+    def restart(self, session: Session, counter: int) -> None:
+        """Stand at `counter` applied steps; nothing is in flight."""
+        self.counter = counter
+        self.rewind(session)
+
+    def timings(
+        self, session: Session, program: StepProgram, arrays: Mapping[str, Any], knobs: Knobs, runs: int
+    ) -> Timings:
+        """Time the next step without doing it: a halted device computes all of it, and keeps what it has.
+
+        Gradients are kept from no step, so they are read before and written back.
+        """
+        step = self.counter + 1
+        kept = [b.name for b in self.program.buffers if b.role == "grad" or b.name == HALTED]
+        before = {name: session.read(name) for name in kept}
+        try:
+            hyper = knobs.upload(program.hyper, step, self.seed)
+            session.write(HALTED, np.ones(1, np.int32))
+            return session.timings(program.load(session), {**arrays, **hyper}, runs)
+        finally:
+            knobs.rate.rewind(step)
+            for name, x in before.items():
+                session.write(name, x)
+
+    def install(self, session: Session) -> None:
+        """Load the program, and write the first parameters and what is filled with a copy of them."""
+        self.main.load(session)
+        bounds.tell(session, self.program, bounds.filled(self.program))
+        self.draw(session)
+        self._fill(session, [b for b in self.program.buffers if b.fill == COPY_OF_PARAMS])
+
+    def take_over(self, session: Session, source: StepSource, built: Built) -> None:
+        """Go on with another program of the same model, whose arrays are these and perhaps more."""
+        had = {b.name for b in self.program.buffers}
+        before = bounds.known(session, self.program)
+        with blamed_lines(built.graph, built.program):
+            new = session.load(built.program)
+        self.main.unload(session)
+        self.main.take(built)
+        self.source, self.main.handle = source, new
+        if self.sized is not None:
+            self.sized.clear(session)
+        self.freeze(session, self.frozen)
+        bounds.tell(session, self.program, bounds.filled(self.program) | before)
+        self._fill(session, [b for b in self.program.buffers if b.fill == COPY_OF_PARAMS and b.name not in had])
+
+    def freeze(self, session: Session, frozen: Sequence[str]) -> None:
+        """From the next step on, leave alone these parameters and no other. The program has masks, or none is named."""
+        self.frozen = tuple(frozen)
+        freezing.write(session, self.program, self.frozen)
+
+    def draw(self, session: Session) -> None:
+        """Draw the parameters and states from the seed, and write them."""
+        fields, first, self.first = params.drawable(self.program), self.first, None
+        arrays = first() if first else params.drawn(fields, self.seed)
+        params.upload(session, self.program, fields, arrays)
+        bounds.tell(session, self.program, bounds.written(self.program, fields, arrays))
+
+    def upload(self, session: Session, arrays: Mapping[str, Any]) -> None:
+        """Write some parameters, by name."""
+        fields = self.program.params
+        params.upload(session, self.program, fields, arrays)
+        before = bounds.known(session, self.program)
+        new = bounds.written(self.program, fields, arrays)
+        bounds.tell(session, self.program, {name: max(x, before[name]) for name, x in new.items()})
+
+    def clear(self, session: Session) -> None:
+        """Every optimizer array as it was at first, and no step done."""
+        own = (bounds.array_of(self.program), *freezing.arrays(self.program))
+        kept = [b for b in self.program.buffers if b.role == "state" and b.fill != DRAWN]
+        self._fill(session, [b for b in kept if b.name not in own])
+        self.restart(session, 0)
+
+    def _fill(self, session: Session, buffers: Sequence[Buffer]) -> None:
+        for b in buffers:
+            copied = b.fill == COPY_OF_PARAMS
+            x = session.read(COPY_OF_PARAMS) if copied else np.full(b.size, b.fill, DTYPES[b.dtype].numpy)
+            session.write(b.name, x)
+            bounds.tell(session, self.program, {b.name: bounds.largest(x)})
+
+    def reset(self, session: Session, parameters: bool, optimizer: bool) -> None:
+        """See `CompiledTraining.reset`."""
+        knobs = self.knobs
+        if parameters:
+            self.draw(session)
+        if optimizer:
+            self.clear(session)
+            self.knobs = Knobs(Rate(restarted(knobs.rate.schedule)), knobs.values)
+
+    def read(self, session: Session) -> dict[str, Any]:
+        """All persistent values by role and name of the graph's leaves: parameters, arenas, optimizer arrays."""
+        program = self.program
+        out: dict[str, Any] = {}
+        for name, x in params.download(session, program, program.params).items():
+            out[f"param.{name}"] = out[f"frozen.{name}"] = x
+        for name, x in params.download(session, program, program.states).items():
+            out[f"state.{name}"] = x
+        for k in dict.fromkeys(f.buffer for f in program.params):
+            out[f"state.{program.buffers[k].name}"] = session.read(program.buffers[k].name)
+        return out
+
+
+def by_role(role: str, arrays: Mapping[str, Any]) -> dict[str, Any]:
+    """The names that the reference's environment gives them."""
+    return {f"{role}.{name}": x for name, x in arrays.items()}
