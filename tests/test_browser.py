@@ -192,6 +192,12 @@ def test_reset_starts_over(tab: Tab) -> None:
         assert_same_bits(tab.params(), train.download_params())
         assert tab.run("return train.stepCount;") == 0
         assert tab.steps(inputs) == first
+        tab.run("await train.reset({ seed: 7 });")
+        train.reset(seed=7)
+        assert_same_bits(tab.params(), train.download_params())
+        assert "reset: seed is -1, expected a whole number" in tab.run(
+            "return train.reset({ seed: -1 }).catch((e) => e.message);"
+        )
 
 
 def test_a_plateau_is_told_the_same_metrics(tab: Tab) -> None:

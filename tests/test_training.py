@@ -417,6 +417,11 @@ def test_reset_starts_over():
         assert same(kept, t.download_params()) and t.step(x=X, y=Y).step == 1
         t.reset(optimizer=False)
         assert same(first, t.download_params()) and t.step(x=X, y=Y).step == 2
+        t.reset(seed=7)
+        with compiled(loss=noisy, optimizer=optim.adam(lr=lr.linear(0.1, 0.0, 10)), seed=7) as other:
+            assert same(other.download_params(), t.download_params()) and run(t, 5) == run(other, 5)
+        with pytest.raises(tg.InputError, match="seed must be an integer"):
+            t.reset(seed=-1)
 
 
 # --- hot values ---

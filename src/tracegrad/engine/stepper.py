@@ -194,9 +194,11 @@ class Stepper:
             session.write(b.name, x)
             bounds.tell(session, self.program, {b.name: bounds.largest(x)})
 
-    def reset(self, session: Session, parameters: bool, optimizer: bool) -> None:
+    def reset(self, session: Session, parameters: bool, optimizer: bool, seed: int) -> None:
         """See `CompiledTraining.reset`."""
         knobs = self.knobs
+        if seed != self.seed:
+            self.seed, self.first = seed, None
         if parameters:
             self.draw(session)
         if optimizer:

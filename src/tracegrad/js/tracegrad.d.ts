@@ -109,7 +109,7 @@ export interface RemoteTraining {
   /** Leave parameters alone, or train them again: a pattern such as "backbone.*", or a list. */
   freeze(parameters: string | string[]): Promise<void>;
   unfreeze(parameters?: string | string[]): Promise<void>;
-  reset(what?: { params?: boolean; optimizer?: boolean }): Promise<void>;
+  reset(what?: { params?: boolean; optimizer?: boolean; seed?: number }): Promise<void>;
   uploadParams(record: Inputs, options?: { strict?: boolean }): Promise<void>;
   downloadParams(): Promise<Record<string, NDArray>>;
   saveCheckpoint(): Promise<Uint8Array>;
@@ -155,7 +155,7 @@ export class Training implements Omit<RemoteTraining, "info" | "stepCount" | "lr
   /** Leave parameters alone, or train them again: a pattern such as "backbone.*", or a list. */
   freeze(parameters: string | string[]): Promise<void>;
   unfreeze(parameters?: string | string[]): Promise<void>;
-  reset(what?: { params?: boolean; optimizer?: boolean }): Promise<void>;
+  reset(what?: { params?: boolean; optimizer?: boolean; seed?: number }): Promise<void>;
   uploadParams(record: Inputs, options?: { strict?: boolean }): Promise<void>;
   downloadParams(): Promise<Record<string, NDArray>>;
   saveCheckpoint(): Promise<Uint8Array>;

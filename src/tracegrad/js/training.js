@@ -2,7 +2,7 @@
 // worker (see tracegrad.js) or by itself, in Node for one. tracegrad/engine/training.py and steps.py are its Python twins.
 
 import { checkInputs, toStorage } from "./arrays.js";
-import { HYPER, asSchedule, checkFinite, checkNumber, chosen, checkRate, fault, inputError, mapped, prod, readFacts, readHypers, within } from "./checks.js";
+import { HYPER, asSchedule, checkFinite, checkNumber, checkType, chosen, checkRate, fault, inputError, mapped, prod, readFacts, readHypers, within } from "./checks.js";
 import { readManifest } from "./manifest.js";
 import { draw } from "./random.js";
 import { Queue } from "./queue.js";
@@ -178,10 +178,12 @@ export class Training {
     }
   }
 
-  /** Start over from the same seed: draw the parameters again, clear the optimizer and the step counter. */
-  reset({ params = true, optimizer = true } = {}) {
+  /** Start over from `seed`: draw the parameters again, clear the optimizer and the step counter. */
+  async reset({ params = true, optimizer = true, seed = this.seed } = {}) {
+    checkType("reset: seed", seed, "count");
     const { rate } = this.knobs;
-    return this.#queue.alone(async () => {
+    await this.#queue.alone(async () => {
+      this.seed = seed;
       if (params) this.#draw();
       if (optimizer) {
         await this.#clear();

@@ -15,7 +15,7 @@ from tracegrad.compiler.build import StepSource
 from tracegrad.compiler.inputtypes import declared
 from tracegrad.engine.copy_pool import CopyPool
 from tracegrad.engine.forward import CompiledForward
-from tracegrad.engine.inputs import Given, check_inputs, given_or_blank, merge, seed_or_new
+from tracegrad.engine.inputs import Given, check_inputs, checked_seed, given_or_blank, merge, seed_or_new
 from tracegrad.engine.results import Pending, StepResult, failure, resolved
 from tracegrad.engine.snapshots import take
 from tracegrad.engine.step_programs import StepProgram
@@ -229,13 +229,16 @@ class CompiledTraining(HasStates):
         graph = self.store.stepper.built.graph
         return export(self.store.call(take), graph, path, shown, single_file=single_file)
 
-    def reset(self, params: bool = True, optimizer: bool = True) -> None:
-        """Start over from the same seed.
+    def reset(self, params: bool = True, optimizer: bool = True, seed: int | None = None) -> None:
+        """Start over, without compiling.
 
         params:     draw the parameters again.
         optimizer:  clear its state, the step counter and with it the random stream; schedules begin again.
+        seed:       another seed from now on; None keeps the one that there is.
+        Raises:     InputError unless `seed` is an integer from 0 to 2**32 - 1.
         """
-        self.store.call(lambda session, stepper: stepper.reset(session, params, optimizer))
+        new = None if seed is None else checked_seed(seed)
+        self.store.call(lambda session, s: s.reset(session, params, optimizer, s.seed if new is None else new))
 
     def set_lr(self, lr: Schedule | float) -> None:
         """Change the learning rate from the next `step` on. A schedule without an explicit start begins there."""
