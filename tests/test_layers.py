@@ -43,6 +43,8 @@ SELDOM = {"subprocess", "tempfile", "concurrent.futures"}
 OPENED = {  # by a function, since calling compilers and drivers costs as much to load as a tenth of tracegrad
     ("runtime.webgpu", "tracegrad.runtime.native"),
     ("export", "tracegrad.runtime.recorded"),
+    ("runtime.browser", "tracegrad.runtime.recorded"),
+    ("runtime.browser", "tracegrad.runtime.verify"),
     ("runtime.draw", "tracegrad.runtime.draw_compiled"),
 }
 

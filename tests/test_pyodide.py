@@ -18,6 +18,8 @@ from browser import browser, open_page, served, until
 from models import Training
 from pyodide_tab import ROOT, Python, pyodide, python, wheel
 from test_browser import LOSS, SEED, SINE, SMALL, STEPS, Tab, batches, compiled
+from test_verify_pages import LYING
+from tracegrad.runtime.recorded import file_of, recorded
 
 __all__ = ["browser", "pyodide", "python", "served", "wheel"]  # fixtures
 
@@ -85,6 +87,46 @@ def test_first_values_are_the_cpus_bit_for_bit(python: Python) -> None:
         "r = await f.run(x=[0.0])\nassert r.output.shape == (1,)\nf.close()\n"
     )
     assert got == want
+
+
+def test_kernels_are_checked_where_numpy_is_loaded(python: Python) -> None:
+    """This tab has no NumPy, so what the check expects was evaluated elsewhere; all else is what a tab with it does."""
+    with compiled(SINE) as train:
+        check = recorded(train.program, {})
+        assert check is not None
+        checks = base64.b64encode(file_of({"program": check})).decode()
+    lie = LYING.partition("serve }")[2].partition(";")[2].rpartition("serve(self)")[0]
+    code = """
+    import base64, builtins, pyodide
+    from models import *
+    from tracegrad.runtime import browser
+    asked = []
+    def check_of(program):
+        def told():
+            asked.append(len(program.kernels))
+            return browser.sent(base64.b64decode(checks))
+        return pyodide.ffi.create_proxy(told)
+    own, browser.check_of = browser.check_of, check_of
+    assert own(None) is None
+    made = pyodide.code.run_js("GPUDevice.prototype").createShaderModule
+    pyodide.code.run_js(lie)
+    answer = []
+    for k in range(3):
+        try:
+            with tg.compile(**sine(batch=16, width=8).arguments(), seed=7) as train:
+                r = await train.step(inputs[0])
+                answer.append([type(r).__name__, str(getattr(r, "error", "")), len(asked)])
+        except tg.CompileError as e:
+            answer.append(["CompileError", str(e), len(asked)])
+        pyodide.code.run_js("GPUDevice.prototype").createShaderModule = made
+    browser.check_of = own
+    """
+    lie = lie.format(old="(ta0 + xa0)", new="(ta0 - xa0)", end="''")
+    first, *others = python.run(code, MODELS, inputs=listed(batches(SINE, 1)), checks=checks, lie=lie)
+    assert re.search(r"kernel \S.* computes wrongly on this device: a value is ", first[1]) and first[2] == 1
+    assert first[0] != "CompileError" or re.search(r"models.py:\d+", first[1])  # Python could wait for it
+    assert [x[0] for x in others] == ["CompletedStep"] * 2
+    assert [x[2] for x in others] == [2, 2]  # a verdict is kept
 
 
 def test_results_are_memoryviews_with_shape(python: Python) -> None:

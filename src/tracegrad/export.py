@@ -200,9 +200,9 @@ def checks_of(found: Mapping[str, Recorded]) -> bytes:
     """All checks as one file; nothing if there are none."""
     if not found:
         return b""
-    arrays = {f"{name}/{part}": x for name, check in found.items() for part, x in check.arrays.items()}
-    facts = {name: json.dumps(check.facts, separators=(",", ":")) for name, check in found.items()}
-    return b"".join(safetensors.parts(arrays, facts))
+    from tracegrad.runtime.recorded import file_of
+
+    return file_of(found)
 
 
 def demo_kind(fields: Sequence[Field], built: Built, data: Mapping[str, Any]) -> dict[str, Any]:

@@ -1,13 +1,15 @@
 // The device of Python in this very page or worker (Pyodide): tracegrad/runtime/browser.py calls it, and is the engine.
-// Calls are done in order, one at a time. Every promise resolves, to {value} or to {error: {name, message}}.
+// Calls are done in order, one at a time. Every promise resolves, to {value} or to {error: {name, message, kernel}}.
 
 import { prod } from "./checks.js";
 import { draw } from "./random.js";
+import { readSafetensors } from "./safetensors.js";
 import { Session, adapterName, demand, findAdapter } from "./session.js";
+import { verify } from "./verify.js";
 
 const LOST = ". Reload the page and load a checkpoint to go on";
-const told = (promise) => promise.then((value) => ({ value }), ({ name, message }) =>
-  ({ error: { name, message: message + (name === "DeviceLostError" ? LOST : "") } }));
+const told = (promise) => promise.then((value) => ({ value }), ({ name, message, kernel }) =>
+  ({ error: { name, kernel, message: message + (name === "DeviceLostError" ? LOST : "") } }));
 const bytesOf = (x) => new Uint8Array(x.buffer, x.byteOffset, x.byteLength);
 
 export class Tab {
@@ -21,13 +23,21 @@ export class Tab {
     this.#last = this.#opened.then((session) => (this.adapter = session.adapter), () => {});
   }
 
-  load(handle, json) {
+  /** `check()` gives the bytes of the check of its kernels, where this browser has no verdict; null: they run unchecked. */
+  load(handle, json, check) {
     return this.#do(async (session) => {
       const program = JSON.parse(json);
       const loading = (async () => {
         demand([program], session.device, session.adapter);
-        return session.load(program);
-      })();
+        const loaded = await session.load(program);
+        try {
+          if (check) await verify(session, program, "program", async () => readSafetensors(check()));
+        } catch (e) {
+          session.unload(loaded);
+          throw e;
+        }
+        return loaded;
+      })().finally(() => check?.destroy());
       this.#loaded.set(handle, loading);
       await loading;
     });

@@ -61,7 +61,7 @@ async function refuseWrong(session, program, check) {
   }
   const [[n, how]] = wrong;
   const lines = (check.lines[n] ?? []).map((line) => `\n  at ${line}`).join("");
-  throw fault("CompileError", `kernel ${program.kernels[n].label} computes wrongly on this device: ${how}. Another browser, driver or device may do better${lines}`);
+  throw Object.assign(fault("CompileError", `kernel ${program.kernels[n].label} computes wrongly on this device: ${how}. Another browser, driver or device may do better${lines}`), { kernel: n });
 }
 
 /** What each kernel that is wrong computes, in words, by its number. */

@@ -6,15 +6,13 @@ their results come back together. Nothing here waits but `read`, and `load` wher
 
 from __future__ import annotations
 
-import json
 from collections.abc import Generator, Mapping, Sequence
 from typing import Any
 
 from tracegrad import errors
-from tracegrad.arrays import np
-from tracegrad.dtypes import DTYPES, Shape
+from tracegrad.arrays import HAVE_NUMPY, np
+from tracegrad.dtypes import DTYPES
 from tracegrad.errors import DeviceError, TracegradError
-from tracegrad.init import Initializer, Literal
 from tracegrad.program import Buffer, Program
 from tracegrad.runtime.base import DeviceInfo, Timings
 from tracegrad.runtime.storage import from_storage, to_storage
@@ -85,9 +83,9 @@ class BrowserSession:
         return DeviceInfo("webgpu", f"{name} (browser)", "swiftshader" in name.lower())
 
     def load(self, program: Program) -> int:
-        """Hand the program over: allocated, and every kernel compiled in parallel; a handle."""
+        """Hand the program over: allocated, every kernel compiled in parallel, and checked once; a handle."""
         self._next += 1
-        answer = self._tab.load(self._next, program.to_json())
+        answer = self._tab.load(self._next, program.to_json(), check_of(program))
         if can_wait():
             try:
                 value_of(wait(answer, "loading a program"))
@@ -164,18 +162,21 @@ def value_of(answer: Any) -> Any:
     if error is None:
         return answer.value
     kind = getattr(errors, str(error.name), DeviceError)
-    raise (kind if isinstance(kind, type) and issubclass(kind, TracegradError) else DeviceError)(str(error.message))
+    raised = (kind if isinstance(kind, type) and issubclass(kind, TracegradError) else DeviceError)(str(error.message))
+    if isinstance(raised, errors.CompileError):
+        raised.kernel = error.kernel
+    raise raised
 
 
-def draw(specs: Sequence[tuple[Shape, Initializer]], seed: int) -> list[Any]:
-    """First values of parameters by js/random.js, whose numbers are those of `runtime.draw` bit for bit."""
-    dtypes = [init.dtype.name if isinstance(init, Literal) else "f32" for _, init in specs]
-    fields = [
-        {"name": str(k), "shape": shape, "dtype": dtype, "spec": {"init": init.spec()}}
-        for k, ((shape, init), dtype) in enumerate(zip(specs, dtypes, strict=True))
-    ]
-    parts = javascript().drawn(json.dumps(fields), seed)
-    return [
-        np.frombuffer(init.data if isinstance(init, Literal) else part.to_bytes(), DTYPES[dtype].numpy).reshape(shape)
-        for part, (shape, init), dtype in zip(parts, specs, dtypes, strict=True)
-    ]
+def check_of(program: Program) -> Any:
+    """What JavaScript calls for the check of kernels on which it has no verdict; None where there is no NumPy."""
+    if not HAVE_NUMPY:
+        return None
+    from tracegrad.runtime.recorded import file_of, recorded
+    from tracegrad.runtime.verify import enabled
+
+    def told() -> Any:
+        check = recorded(program, {})
+        return sent(file_of({"program": check} if check else {}))
+
+    return pyodide("ffi").create_proxy(told) if enabled() else None

@@ -36,7 +36,7 @@ from tracegrad.arrays import HAVE_NUMPY, np
 from tracegrad.dtypes import Shape
 from tracegrad.errors import ShapeError
 from tracegrad.init import Even, Gaussian, Initializer, Literal, Ones, Orthogonal, Randn, TruncatedNormal, Uniform
-from tracegrad.runtime import browser
+from tracegrad.runtime import draw_browser
 from tracegrad.runtime.background import in_background
 from tracegrad.runtime.calls import processors
 from tracegrad.runtime.shaped import orthogonal, truncated
@@ -70,7 +70,7 @@ def draw(specs: Sequence[tuple[Shape, Initializer]], seed: int) -> list[NDArray[
     Raises ShapeError for a literal of another shape.
     """
     if not HAVE_NUMPY:
-        return browser.draw(specs, seed)
+        return draw_browser.draw(specs, seed)
     out: list[NDArray[Any]] = []
     fills: list[Callable[[Scratch | Compiled], None]] = []
     at = 0  # draws taken so far

@@ -5,9 +5,11 @@ It is the bench that `wgpu_verify` runs natively, with what it must find. Both s
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
+from tracegrad import safetensors
 from tracegrad.arrays import np
 from tracegrad.program import KernelSource, Program
 from tracegrad.runtime.bench import Bench
@@ -76,6 +78,13 @@ def recorded(program: Program, lines: Mapping[int, Sequence[str]]) -> Recorded |
         "lines": {n: list(lines.get(int(n), ())) for n in kernels},
     }
     return Recorded(facts, {"picks": np.concatenate(bench.picks), **{f"found.{k}": x for k, x in enumerate(found)}})
+
+
+def file_of(found: Mapping[str, Recorded]) -> bytes:
+    """Checks by the names of their programs, as one safetensors file."""
+    arrays = {f"{name}/{part}": x for name, check in found.items() for part, x in check.arrays.items()}
+    facts = {name: json.dumps(check.facts, separators=(",", ":")) for name, check in found.items()}
+    return b"".join(safetensors.parts(arrays, facts))
 
 
 def _plain(x: str | float) -> str | int:

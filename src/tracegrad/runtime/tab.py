@@ -9,7 +9,7 @@ from collections.abc import Awaitable
 from typing import Any, cast
 
 from tracegrad.errors import DeviceError
-from tracegrad.runtime.javascript import joined
+from tracegrad.runtime.javascript import CHECKS, joined
 
 IN_TAB = sys.platform == "emscripten"  # one thread, whose event loop is the browser's
 
@@ -60,5 +60,5 @@ async def resolved(pending: Any) -> None:
 @functools.cache
 def javascript() -> Any:
     """What js/pyodide.js exports. The runtime is evaluated once, in the thread that Python runs in."""
-    text = joined(("checks", "arrays", "random", "session", "pyodide"))
+    text = joined((*CHECKS, "arrays", "safetensors", "session", "pyodide"))
     return pyodide("code").run_js(f'(() => {{ "use strict";\n{text}\nreturn {{ Tab, drawn, support }};\n}})()')
