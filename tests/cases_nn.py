@@ -43,6 +43,11 @@ def _rotated(x: Any, base: float = 10000.0) -> Any:
     return torch.cat([u * a.cos() - v * a.sin(), v * a.cos() + u * a.sin()], -1)
 
 
+def _first_key(m: Any) -> Any:
+    """True in the first column: no query sees nothing."""
+    return tg.arange(m.shape[-1]) == 0
+
+
 def _softmaxes() -> list[Case]:
     rows = [
         Case(f"{name}_{axis}", lambda x, n=name, a=axis: getattr(tg, n)(x, a), ((2, 3, 4),),
@@ -125,6 +130,11 @@ ATTENTION = [
          torch=lambda q, k, v: F.scaled_dot_product_attention(q, k, v)),
     Case("attention_causal", lambda q, k, v: tg.attention(q, k, v, causal=True), ((2, 2, 5, 4),) * 3,
          torch=lambda q, k, v: F.scaled_dot_product_attention(q, k, v, is_causal=True)),
+    Case("attention_masked", lambda q, k, v, m: tg.attention(q, k, v, mask=m | _first_key(m)), ((2, 2, 3, 4),) * 3,
+         bools=((2, 1, 3, 3),),
+         torch=lambda q, k, v, m: F.scaled_dot_product_attention(q, k, v, attn_mask=m | (torch.arange(3) == 0))),
+    Case("attention_biased", lambda q, k, v, m: tg.attention(q, k, v, mask=m), (*[(2, 2, 3, 4)] * 3, (3, 3)),
+         torch=lambda q, k, v, m: F.scaled_dot_product_attention(q, k, v, attn_mask=m)),
     Case("attention_layer",
          lambda x, w: x + tg.merge_heads(tg.attention(*[tg.split_heads(h, 2) for h in tg.split(x @ w, 3, -1)], True)),
          ((2, 4, 6), (6, 18)),
@@ -165,6 +175,11 @@ def _convolutions() -> list[Case]:
         *rows,
         Case("conv1d", lambda x, w: tg.conv1d(x, w, stride=2, padding=1, dilation=2), ((2, 3, 9), (4, 3, 3)),
              torch=lambda x, w: F.conv1d(x, w, stride=2, padding=1, dilation=2)),
+        Case("conv3d", lambda x, w: tg.conv3d(x, w, stride=(1, 2, 1), padding=(1, 0, 2), dilation=(1, 1, 2)),
+             ((2, 2, 3, 5, 4), (3, 2, 2, 3, 2)),
+             torch=lambda x, w: F.conv3d(x, w, stride=(1, 2, 1), padding=(1, 0, 2), dilation=(1, 1, 2))),
+        Case("conv3d_groups", lambda x, w: tg.conv3d(x, w, stride=2, padding=1, groups=2),
+             ((1, 4, 4, 3, 5), (4, 2, 2, 2, 2)), torch=lambda x, w: F.conv3d(x, w, stride=2, padding=1, groups=2)),
         Case("conv2d_wide", lambda x, w: tg.conv2d(x, w, padding=3), ((1, 2, 4, 3), (2, 2, 7, 7)),
              torch=lambda x, w: F.conv2d(x, w, padding=3)),
         Case("conv_bias_relu_pool",

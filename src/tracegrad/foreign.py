@@ -13,7 +13,18 @@ from tracegrad.habits import FUNCTIONS, NAMES, TENSORS, found
 from tracegrad.methods import METHODS
 
 INTERNAL = ("bit_xor", "fmax", "getitem", "logistic", "nonfinite", "shift_right")  # of METHODS, not in tg.
-NOT_METHODS = ("concat", "stack", "einsum", "outer", "clamp", "conv2d", "conv1d", "meshgrid", "cosine_similarity")
+NOT_METHODS = (
+    "concat",
+    "stack",
+    "einsum",
+    "outer",
+    "clamp",
+    "conv2d",
+    "conv1d",
+    "conv3d",
+    "meshgrid",
+    "cosine_similarity",
+)
 
 # ufuncs that an ndarray on the left of an operator calls
 OPERATORS = {

@@ -59,6 +59,14 @@ def _conv1d(pool: Pool) -> Drawn:
     return (x, w), {"stride": pool.one((1, 2, 3)), "padding": pool.below(3), "dilation": pool.one((1, 2))}
 
 
+def _conv3d(pool: Pool) -> Drawn:
+    b, c, g = pool.one((1, 2)), pool.one((1, 2)), pool.one((1, 2))
+    x = pool.shaped((b, c * g, *[pool.one((3, 4, 5)) for _ in range(3)]))
+    w = pool.shaped((g * pool.one((1, 2)), c, *[pool.between(1, 3) for _ in range(3)]))
+    how = {"stride": [pool.one((1, 1, 2)) for _ in range(3)], "padding": [pool.below(2) for _ in range(3)]}
+    return (x, w), {**how, "dilation": 1, "groups": g}
+
+
 def _pool(pool: Pool) -> Drawn:
     x = _image(pool)
     size = [pool.between(1, min(3, n)) for n in pool.of(x)[2:]]
@@ -98,6 +106,7 @@ register(
     Op("conv_transpose2d", _conv_transpose, lambda tg, x, w, **how: tg.conv_transpose2d(x, w, **how),
        _torch("conv_transpose2d"), None, weight=4),
     Op("conv1d", _conv1d, lambda tg, x, w, **how: tg.conv1d(x, w, **how), _torch("conv1d"), None, weight=2),
+    Op("conv3d", _conv3d, lambda tg, x, w, **how: tg.conv3d(x, w, **how), _torch("conv3d"), None),
     Op("max_pool2d", _pool, lambda tg, x, size, stride, padding: tg.max_pool2d(x, size, stride, padding),
        lambda torch, x, size, stride, padding: torch.nn.functional.max_pool2d(x, size, stride, padding), None,
        weight=5),

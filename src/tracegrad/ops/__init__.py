@@ -4,6 +4,7 @@ from tracegrad.ops import (
     activation,
     constants,
     control,
+    convolutions,
     distances,
     images,
     indexing,
@@ -24,6 +25,7 @@ from tracegrad.ops.activation import *
 from tracegrad.ops.attention import *
 from tracegrad.ops.constants import *
 from tracegrad.ops.control import *
+from tracegrad.ops.convolutions import *
 from tracegrad.ops.distances import *
 from tracegrad.ops.images import *
 from tracegrad.ops.indexing import *
@@ -47,6 +49,7 @@ __all__ += activation.__all__
 __all__ += heads.__all__
 __all__ += constants.__all__
 __all__ += control.__all__
+__all__ += convolutions.__all__
 __all__ += distances.__all__
 __all__ += images.__all__
 __all__ += indexing.__all__

@@ -8,17 +8,20 @@ from functools import lru_cache
 from typing import Any
 
 from tracegrad.dtypes import Shape, TensorType, f32
-from tracegrad.errors import ShapeError
+from tracegrad.errors import DTypeError, ShapeError
 from tracegrad.ir import Tensor, bind
 from tracegrad.methods import entered, op
+from tracegrad.ops import random
 from tracegrad.ops.norm import softmax, softmax_causal
 from tracegrad.prims.composites import composite
-from tracegrad.prims.elementwise import float_type
+from tracegrad.prims.elementwise import float_type, where
 from tracegrad.prims.leaves import LITERAL, as_tensor
 from tracegrad.prims.rules import alike, multilinear
 from tracegrad.prims.views import slice_
 
 __all__ = ["attention", "merge_heads", "rope", "split_heads"]
+
+HIDDEN = -1e30  # the score of a key that a query does not see: finite, so that a row that sees none has no NaN
 
 
 @entered
@@ -124,21 +127,38 @@ def _check_attention(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> None:
 
 
 @op
-def attention(q: Any, k: Any, v: Any, causal: bool = False) -> Tensor:
+def attention(q: Any, k: Any, v: Any, causal: bool = False, mask: Any = None, dropout: float = 0.0) -> Tensor:
     """Average of values, weighted by how well each key fits the query.
 
     out = softmax(q k^T / sqrt(D)) v
 
     q, k, v:  f32, shapes (..., Tq, D), (..., Tk, D), (..., Tk, Dv), usually from `split_heads`.
     causal:   query t sees the keys up to t only; weights of later keys are exactly 0. Needs Tq = Tk.
+    mask:     bool, broadcastable to (..., Tq, Tk): True where a query sees a key; weights of all others are exactly 0,
+              also in a row that sees none. f32: added to the scores.
+    dropout:  the probability with which a weight is dropped; pass 0 outside of training.
     Returns:  f32, shape (..., Tq, Dv).
-    Gradient: to all three.
-    Raises:   ShapeError if the shapes do not fit; DTypeError if one is not f32.
+    Gradient: to q, k, v, and to a mask of f32.
+    Raises:   ShapeError if the shapes do not fit; DTypeError if q, k or v is not f32, and for a mask of integers.
 
     As torch.nn.functional.scaled_dot_product_attention.
     """
     q, k, v = as_tensor(q), as_tensor(k), as_tensor(v)
     _check_attention(q, k, v, causal)
     scores = (q @ k.swapaxes(-1, -2)) * (1.0 / math.sqrt(max(q.shape[-1], 1)))
+    seen = None if mask is None else _mask(mask, scores)
+    if seen is not None:
+        scores = scores + seen if seen.dtype.is_float else where(seen, scores, HIDDEN)
     weights = softmax_causal(scores) if causal else softmax(scores)
-    return weights @ v
+    if seen is not None and not seen.dtype.is_float:
+        weights = where(seen, weights, 0.0)
+    return random.dropout(weights, dropout) @ v if dropout else weights @ v
+
+
+def _mask(mask: Any, scores: Tensor) -> Tensor:
+    m = as_tensor(mask)
+    if m.dtype.is_int:
+        raise DTypeError(f"a mask is bool, True where a query sees a key, or f32, got {m.type}; write mask != 0")
+    if m.ndim > scores.ndim or any(a not in (1, b) for a, b in zip(m.shape[::-1], scores.shape[::-1])):
+        raise ShapeError(f"the mask {m.type} does not broadcast to the scores {scores.type}")
+    return m

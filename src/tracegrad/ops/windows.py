@@ -1,4 +1,7 @@
-"""Sliding windows of images as views, and their transpose: what convolution and pooling are made of."""
+"""Sliding windows of images as views, and their transpose: what convolution and pooling are made of.
+
+Both primitives take any number of axes behind batch and channels: two for images, three for volumes.
+"""
 
 from __future__ import annotations
 
@@ -19,47 +22,60 @@ from tracegrad.shapes import whole
 __all__ = ["col2im", "im2col"]
 
 Pair = tuple[int, int]
+Sizes = tuple[int, ...]  # one for each axis behind the channels
 IntOrPair = int | Sequence[int]
+KINDS = {2: ("images", "[B,C,H,W]"), 3: ("volumes", "[B,C,D,H,W]")}  # by the number of axes behind the channels
+COUNTS = {2: "one or two", 3: "one or three"}
+
+
+def int_each(what: str, value: IntOrPair, least: int, n: int) -> Sizes:
+    """An integer for each of `n` axes, from one for all or `n`; none below `least`."""
+    many = whole(value) is None and hasattr(value, "__iter__") and not isinstance(value, str)
+    each = [whole(k) for k in cast("Sequence[object]", value)] if many else [whole(value)] * n
+    if len(each) != n or any(k is None or k < least for k in each):
+        hint = "; (kernel - 1) // 2 keeps the size with stride 1" if value == "same" else ""
+        raise ShapeError(f"{what} must be {COUNTS[n]} integers of at least {least}, got {value!r}{hint}")
+    return cast("Sizes", tuple(each))
 
 
 def int_pair(what: str, value: IntOrPair, least: int) -> Pair:
     """Height and width from one or two integers, none below `least`."""
-    many = whole(value) is None and hasattr(value, "__iter__") and not isinstance(value, str)
-    both = [whole(n) for n in cast("Sequence[object]", value)] if many else [whole(value)] * 2
-    if len(both) != 2 or any(n is None or n < least for n in both):
-        hint = "; (kernel - 1) // 2 keeps the size with stride 1" if value == "same" else ""
-        raise ShapeError(f"{what} must be one or two integers of at least {least}, got {value!r}{hint}")
-    return cast("Pair", tuple(both))
-
-
-def check_images(x: TensorType) -> TensorType:
-    """`x`; an error unless it is f32 [B,C,H,W]."""
-    if x.ndim != 4:
-        hint = "; x[None] is a batch of one" if x.ndim == 3 else ""
-        raise ShapeError(f"x must be images [B,C,H,W], got {x}{hint}")
-    return float_type(x)
-
-
-def window_counts(size: Sequence[int], kernel: Pair, stride: Pair, padding: Pair, dilation: Pair) -> Pair:
-    """Windows along height and width: floor((n + 2p - d(k-1) - 1) / s) + 1."""
-    h, w = (
-        window_count(n + 2 * p, k, s, d) for n, k, s, p, d in zip(size, kernel, stride, padding, dilation, strict=True)
-    )
-    if h < 1 or w < 1:
-        raise ShapeError(
-            f"a window of {kernel[0]}x{kernel[1]} (dilation {dilation[0]}x{dilation[1]}) does not fit "
-            f"an image of {size[0]}x{size[1]} with padding {padding[0]}x{padding[1]}; make it smaller, or pad more"
-        )
+    h, w = int_each(what, value, least, 2)
     return h, w
 
 
+def check_images(x: TensorType, axes: int = 2) -> TensorType:
+    """`x`; an error unless it is f32 [B,C,H,W], or of another number of axes behind the channels."""
+    if x.ndim != axes + 2:
+        hint = "; x[None] is a batch of one" if x.ndim == axes + 1 else ""
+        raise ShapeError(f"x must be {' '.join(KINDS[axes])}, got {x}{hint}")
+    return float_type(x)
+
+
+def window_counts(size: Sequence[int], kernel: Sizes, stride: Sizes, padding: Sizes, dilation: Sizes) -> Sizes:
+    """Windows along each axis: floor((n + 2p - d(k-1) - 1) / s) + 1."""
+    counts = tuple([window_count(n + 2 * p, k, s, d) for n, k, s, p, d in zip(size, kernel, stride, padding, dilation)])
+    if min(counts) < 1:
+        k, d, n, p = (by(sizes) for sizes in (kernel, dilation, size, padding))
+        what = "an image" if len(kernel) == 2 else "a volume"
+        raise ShapeError(
+            f"a window of {k} (dilation {d}) does not fit {what} of {n} with padding {p}; make it smaller, or pad more"
+        )
+    return counts
+
+
+def by(sizes: Sequence[int]) -> str:
+    """3x4 of (3, 4)."""
+    return "x".join(map(str, sizes))
+
+
 # Windows of an image, zeros outside it: out[b, c, i, j, k, l] = x[b, c, i*s + k*d - p, j*s + l*d - p]
-def windows_type(x: TensorType, *, kernel: Pair, stride: Pair, padding: Pair, dilation: Pair) -> TensorType:
-    check_images(x)
+def windows_type(x: TensorType, *, kernel: Sizes, stride: Sizes, padding: Sizes, dilation: Sizes) -> TensorType:
+    check_images(x, len(kernel))
     return TensorType(x.dtype, (*x.shape[:2], *window_counts(x.shape[2:], kernel, stride, padding, dilation), *kernel))
 
 
-def _windows(x: Tensor, *, kernel: Pair, stride: Pair, padding: Pair, dilation: Pair) -> Tensor:
+def _windows(x: Tensor, *, kernel: Sizes, stride: Sizes, padding: Sizes, dilation: Sizes) -> Tensor:
     for axis, (p, n) in enumerate(zip(padding, x.shape[2:], strict=True), 2):
         x = place(x, axis, p, n + 2 * p)
     for axis, (k, s, d) in enumerate(zip(kernel, stride, dilation, strict=True), 2):
@@ -67,7 +83,7 @@ def _windows(x: Tensor, *, kernel: Pair, stride: Pair, padding: Pair, dilation: 
     return x
 
 
-def _windows_vjp(ct: Tensor, y: Tensor, x: Tensor, *, kernel: Pair, **how: Pair) -> tuple[Tensor]:
+def _windows_vjp(ct: Tensor, y: Tensor, x: Tensor, *, kernel: Sizes, **how: Sizes) -> tuple[Tensor]:
     return (bind(OVERLAP_ADD, ct, size=x.shape[2:], **how),)
 
 
@@ -75,25 +91,31 @@ WINDOWS = composite("windows", type=windows_type, expand=_windows, vjp=_windows_
 
 
 # The transpose: every window element added where it was read from
-def _overlap_add(x: Tensor, *, size: Pair, stride: Pair, padding: Pair, dilation: Pair) -> Tensor:
-    b, c, oh, ow, kh, kw = x.shape
-    padded = tuple(n + 2 * p for n, p in zip(size, padding, strict=True))
-    if stride == (kh, kw) and dilation == (1, 1):  # windows side by side: only a view
-        y = reshape(permute(x, (0, 1, 2, 4, 3, 5)), (b, c, oh * kh, ow * kw))
-        y = place(place(y, 2, 0, padded[0]), 3, 0, padded[1])
+def _overlap_add(x: Tensor, *, size: Sizes, stride: Sizes, padding: Sizes, dilation: Sizes) -> Tensor:
+    n, kernel = len(size), x.shape[2 + len(size) :]
+    padded = [m + 2 * p for m, p in zip(size, padding, strict=True)]
+    if stride == kernel and set(dilation) == {1}:  # windows side by side: only a view
+        y = permute(x, (0, 1, *[d + j for j in range(n) for d in (2, 2 + n)]))
+        y = reshape(y, (*x.shape[:2], *[x.shape[2 + j] * k for j, k in enumerate(kernel)]))
+        for j, m in enumerate(padded):
+            y = place(y, 2 + j, 0, m)
     else:
-        y = unwindow(x, 3, padded[1], stride[1], dilation[1])  # [b, c, oh, W, kh, kw]
-        y = unwindow(permute(y, (0, 1, 2, 3, 5, 4)), 2, padded[0], stride[0], dilation[0])
-        y = y.sum((-2, -1))
-    return slice_(slice_(y, 2, padding[0], size[0]), 3, padding[1], size[1])
+        y, behind = x, range(2 + n)
+        for j in reversed(range(n)):  # the element of the window along axis j is last, and behind it those before
+            y = unwindow(y, 2 + j, padded[j], stride[j], dilation[j])
+            y = permute(y, (*behind, 2 * n + 1, *range(2 + n, 2 * n + 1))) if j else y
+        y = y.sum(tuple(range(-n, 0)))
+    for j, (p, m) in enumerate(zip(padding, size)):
+        y = slice_(y, 2 + j, p, m)
+    return y
 
 
-def _overlap_add_type(x: TensorType, *, size: Pair, **_: Any) -> TensorType:
+def _overlap_add_type(x: TensorType, *, size: Sizes, **_: Any) -> TensorType:
     return TensorType(x.dtype, (*x.shape[:2], *size))
 
 
-def _overlap_add_vjp(ct: Tensor, y: Tensor, x: Tensor, *, size: Pair, **how: Pair) -> tuple[Tensor]:
-    return (bind(WINDOWS, ct, kernel=x.shape[4:], **how),)
+def _overlap_add_vjp(ct: Tensor, y: Tensor, x: Tensor, *, size: Sizes, **how: Sizes) -> tuple[Tensor]:
+    return (bind(WINDOWS, ct, kernel=x.shape[2 + len(size) :], **how),)
 
 
 OVERLAP_ADD = composite(

@@ -1,0 +1,295 @@
+"""Convolution of images (NCHW), volumes (NCDHW) and sequences (NCL).
+
+A convolution is a product with windows of the image, which are a view: nothing is copied, and what is left is one
+matmul with an index expression as its load. Forward, transposed and weight gradient are three such products, each the
+derivative of the others, so that gradients of any order stay products.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from tracegrad.dtypes import TensorType
+from tracegrad.errors import ShapeError
+from tracegrad.ir import Primitive, Tensor, bind
+from tracegrad.methods import op
+from tracegrad.ops.windows import (
+    KINDS,
+    WINDOWS,
+    IntOrPair,
+    Sizes,
+    by,
+    check_images,
+    int_each,
+    int_pair,
+    window_counts,
+)
+from tracegrad.prims.composites import composite
+from tracegrad.prims.elementwise import float_type
+from tracegrad.prims.folds import MATMUL
+from tracegrad.prims.leaves import as_tensor
+from tracegrad.prims.rules import merged, multilinear, spread
+from tracegrad.prims.views import broadcast_to, permute, place, reshape, slice_, unwindow
+from tracegrad.shapes import show
+
+__all__ = ["conv1d", "conv2d", "conv3d", "conv_transpose2d"]
+
+
+# Convolution, over the batch and the groups: [out, in*kh*kw] @ [in*kh*kw, oh*ow]
+def _grouped(t: Tensor, axis: int, groups: int) -> Tensor:
+    """`axis` split into groups and what each holds."""
+    return reshape(t, (*t.shape[:axis], groups, t.shape[axis] // groups, *t.shape[axis + 1 :]))
+
+
+def _channels(x: TensorType, w: TensorType, axes: int, groups: int, per_group: int) -> None:
+    if w.ndim != axes + 2:
+        raise ShapeError(f"w must be filters of rank {axes + 2}, got {w}")
+    float_type(w)
+    if groups < 1 or w.shape[0] % groups or x.shape[1] != per_group * groups:
+        last = x.shape[-1] == per_group * groups != x.shape[1]
+        kind, layout = KINDS[axes]
+        moved = (0, axes + 1, *range(1, axes + 1))
+        hint = f"; {kind} are {layout}, so write x.permute{moved} for channels last" if last else ""
+        raise ShapeError(
+            f"channels do not fit: x is {x}, w is {w}, groups={groups}; "
+            f"x has {x.shape[1]} channels, w takes {per_group} in each of {groups} groups{hint}"
+        )
+
+
+def _conv_type(
+    x: TensorType, w: TensorType, *, stride: Sizes, padding: Sizes, dilation: Sizes, groups: int
+) -> TensorType:
+    n = len(stride)
+    check_images(x, n)
+    _channels(x, w, n, groups, w.shape[1] if w.ndim == n + 2 else 0)
+    counts = window_counts(x.shape[2:], w.shape[2:], stride, padding, dilation)
+    return TensorType(x.dtype, (x.shape[0], w.shape[0], *counts))
+
+
+def _conv(x: Tensor, w: Tensor, *, stride: Sizes, padding: Sizes, dilation: Sizes, groups: int) -> Tensor:
+    b, o, n = x.shape[0], w.shape[0], len(stride)
+    patches = bind(WINDOWS, x, kernel=w.shape[2:], stride=stride, padding=padding, dilation=dilation)
+    places = patches.shape[2 : 2 + n]
+    inner = math.prod(w.shape[1:])
+    columns = permute(patches, (0, 1, *range(2 + n, 2 + 2 * n), *range(2, 2 + n)))
+    columns = reshape(columns, (b, groups, inner, math.prod(places)))
+    filters = broadcast_to(reshape(w, (1, groups, o // groups, inner)), (b, groups, o // groups, inner))
+    return reshape(bind(MATMUL, filters, columns), (b, o, *places))
+
+
+def _conv_vjp(ct: Tensor, y: Tensor, x: Tensor, w: Tensor, **how: Any) -> tuple[Tensor, Tensor]:
+    n = len(how["stride"])
+    return (
+        bind(CONV_TRANSPOSE[n], ct, w, size=x.shape[2:], **how),
+        bind(CONV_WEIGHT[n], x, ct, kernel=w.shape[2:], **how),
+    )
+
+
+def _abreast(x: Tensor, n: int) -> Tensor:
+    """`n` batches of images as one, whose channels are those of all: [n, B, C, ...] -> [B, n*C, ...]."""
+    x = permute(spread(n, x), (1, 0, *range(2, x.ndim)))
+    return reshape(x, (x.shape[0], n * x.shape[2], *x.shape[3:]))
+
+
+def _conv_batch(n: int, y: Tensor, x: Tensor, w: Tensor, *, groups: int, **how: Any) -> Tensor:
+    """With one filter for all, more images; with `n` filters, more groups. One product in both cases."""
+    if w.shape[0] == 1:
+        return merged(n, y, x, reshape(w, w.shape[1:]), groups=groups, **how)
+    w = reshape(w, (n * w.shape[1], *w.shape[2:]))
+    z = bind(y.prim, _abreast(x, n), w, groups=n * groups, **how)
+    return permute(reshape(z, (z.shape[0], n, *y.shape[1:])), (1, 0, *range(2, y.ndim + 1)))
+
+
+def _transpose_type(
+    x: TensorType, w: TensorType, *, size: Sizes, stride: Sizes, padding: Sizes, dilation: Sizes, groups: int
+) -> TensorType:
+    n = len(size)
+    check_images(x, n)
+    _channels(x, w, n, groups, w.shape[0] // groups if w.ndim == n + 2 and groups > 0 else 0)
+    if min(size) < 0 or window_counts(size, w.shape[2:], stride, padding, dilation) != x.shape[2:]:
+        raise ShapeError(f"an image of {by(size)} does not have {by(x.shape[2:])} windows: x is {x}")
+    return TensorType(x.dtype, (x.shape[0], w.shape[1] * groups, *size))
+
+
+def _spread(x: Tensor, axis: int, k: int, size: int, stride: int, padding: int, dilation: int) -> Tensor:
+    """out[.., n, .., k] = x[.., o, ..] where n = o*stride + k*dilation - padding, else 0."""
+    y = broadcast_to(reshape(x, (*x.shape, 1)), (*x.shape, k))
+    return slice_(unwindow(y, axis, size + 2 * padding, stride, dilation), axis, padding, size)
+
+
+def _conv_transpose(
+    x: Tensor, w: Tensor, *, size: Sizes, stride: Sizes, padding: Sizes, dilation: Sizes, groups: int
+) -> Tensor:
+    b, c, kernel, n = x.shape[0], w.shape[1], w.shape[2:], len(size)
+    spread = x
+    for j in range(n):
+        spread = _spread(spread, 2 + j, kernel[j], size[j], stride[j], padding[j], dilation[j])
+    inner = w.shape[0] // groups * math.prod(kernel)  # and spread is [b, o, h, w, kh, kw]
+    columns = permute(_grouped(spread, 1, groups), (0, 1, 2, *range(3 + n, 3 + 2 * n), *range(3, 3 + n)))
+    columns = reshape(columns, (b, groups, inner, math.prod(size)))
+    filters = permute(_grouped(w, 0, groups), (0, 2, 1, *range(3, 3 + n)))
+    filters = broadcast_to(reshape(filters, (1, groups, c, inner)), (b, groups, c, inner))
+    return reshape(bind(MATMUL, filters, columns), (b, groups * c, *size))
+
+
+def _transpose_vjp(ct: Tensor, y: Tensor, x: Tensor, w: Tensor, *, size: Sizes, **how: Any) -> tuple[Tensor, Tensor]:
+    n = len(size)
+    return bind(CONV[n], ct, w, **how), bind(CONV_WEIGHT[n], ct, x, kernel=w.shape[2:], **how)
+
+
+# Gradient of the filters: x windows against the cotangent of the convolution, summed over images and positions
+def _conv_weight(
+    x: Tensor, ct: Tensor, *, kernel: Sizes, stride: Sizes, padding: Sizes, dilation: Sizes, groups: int
+) -> Tensor:
+    (b, o, *places), n = ct.shape, len(kernel)
+    c, count = x.shape[1] // groups, b * math.prod(places)
+    patches = bind(WINDOWS, x, kernel=kernel, stride=stride, padding=padding, dilation=dilation)
+    columns = permute(_grouped(patches, 1, groups), (1, 0, *range(3, 3 + n), 2, *range(3 + n, 3 + 2 * n)))
+    columns = reshape(columns, (groups, count, c * math.prod(kernel)))
+    rows = permute(_grouped(ct, 1, groups), (1, 2, 0, *range(3, 3 + n)))
+    rows = reshape(rows, (groups, o // groups, count))
+    return reshape(bind(MATMUL, rows, columns), (o, c, *kernel))
+
+
+def _conv_weight_type(x: TensorType, ct: TensorType, *, kernel: Sizes, groups: int, **_: Any) -> TensorType:
+    return TensorType(x.dtype, (ct.shape[1], x.shape[1] // groups, *kernel))
+
+
+def _conv_weight_vjp(
+    dw: Tensor, y: Tensor, x: Tensor, ct: Tensor, *, kernel: Sizes, **how: Any
+) -> tuple[Tensor, Tensor]:
+    n = len(kernel)
+    return bind(CONV_TRANSPOSE[n], ct, dw, size=x.shape[2:], **how), bind(CONV[n], x, dw, **how)
+
+
+def _conv_weight_batch(n: int, y: Tensor, x: Tensor, ct: Tensor, *, groups: int, **how: Any) -> Tensor:
+    return reshape(bind(y.prim, _abreast(x, n), _abreast(ct, n), groups=n * groups, **how), (n, *y.shape))
+
+
+def _bilinear(name: str, type: Any, expand: Any, vjp: Any, batch: Any = _conv_batch) -> Primitive:
+    return composite(name, type=type, expand=expand, vjp=vjp, jvp=multilinear, batch=batch)
+
+
+# By the number of axes behind the channels
+CONV = {n: _bilinear(f"conv{n}d", _conv_type, _conv, _conv_vjp) for n in (2, 3)}
+CONV_TRANSPOSE = {n: _bilinear(f"conv_transpose{n}d", _transpose_type, _conv_transpose, _transpose_vjp) for n in (2, 3)}
+CONV_WEIGHT = {
+    n: _bilinear(name, _conv_weight_type, _conv_weight, _conv_weight_vjp, _conv_weight_batch)
+    for n, name in ((2, "conv_weight"), (3, "conv_weight3d"))
+}
+
+
+# Public functions
+def _geometry(stride: IntOrPair, padding: IntOrPair, dilation: IntOrPair, groups: int, axes: int = 2) -> dict[str, Any]:
+    return {
+        "stride": int_each("stride", stride, 1, axes),
+        "padding": int_each("padding", padding, 0, axes),
+        "dilation": int_each("dilation", dilation, 1, axes),
+        "groups": groups,
+    }
+
+
+@op
+def conv2d(
+    x: Any, w: Any, stride: IntOrPair = 1, padding: IntOrPair = 0, groups: int = 1, dilation: IntOrPair = 1
+) -> Tensor:
+    """Cross-correlate images with filters.
+
+    out[b, o, i, j] = sum over c, k, l of x[b, c, i*s + k*d - p, j*s + l*d - p] w[o, c, k, l]
+
+    x:        f32 [B, C, H, W]; zeros outside.
+    w:        f32 [O, C/groups, kh, kw]; filter `o` sees the channels of its own group only.
+    stride, padding, dilation: an integer, or one for the height and one for the width.
+    Returns:  f32 [B, O, oh, ow], oh = floor((H + 2p - d(kh - 1) - 1) / s) + 1.
+    Gradient: to both.
+    Raises:   ShapeError if ranks, channels or sizes do not fit; DTypeError if one is not f32.
+
+    As torch.nn.functional.conv2d, without bias.
+    """
+    return bind(CONV[2], as_tensor(x), as_tensor(w), **_geometry(stride, padding, dilation, groups))
+
+
+@op
+def conv1d(x: Any, w: Any, stride: int = 1, padding: int = 0, groups: int = 1, dilation: int = 1) -> Tensor:
+    """Cross-correlate sequences with filters: `conv2d` of images one element high.
+
+    x:        f32 [B, C, L]; zeros outside.
+    w:        f32 [O, C/groups, k].
+    Returns:  f32 [B, O, floor((L + 2p - d(k - 1) - 1) / s) + 1].
+    Gradient: to both.
+    Raises:   ShapeError if ranks, channels or sizes do not fit; DTypeError if one is not f32.
+
+    As torch.nn.functional.conv1d, without bias.
+    """
+    x, w = as_tensor(x), as_tensor(w)
+    if x.ndim != 3 or w.ndim != 3:
+        raise ShapeError(f"x must be [B,C,L] and w [O,C/groups,k], got {x.type} and {w.type}")
+    how = _geometry((1, stride), (0, padding), (1, dilation), groups)
+    y = bind(CONV[2], *(reshape(t, (*t.shape[:2], 1, t.shape[2])) for t in (x, w)), **how)
+    return reshape(y, (*y.shape[:2], y.shape[3]))
+
+
+@op
+def conv3d(
+    x: Any, w: Any, stride: IntOrPair = 1, padding: IntOrPair = 0, groups: int = 1, dilation: IntOrPair = 1
+) -> Tensor:
+    """Cross-correlate volumes with filters: `conv2d` with an axis more.
+
+    out[b, o, h, i, j] = sum over c, m, k, l of x[b, c, h*s + m*d - p, i*s + k*d - p, j*s + l*d - p] w[o, c, m, k, l]
+
+    x:        f32 [B, C, D, H, W]; zeros outside.
+    w:        f32 [O, C/groups, kd, kh, kw]; filter `o` sees the channels of its own group only.
+    stride, padding, dilation: an integer, or one for each of depth, height and width.
+    Returns:  f32 [B, O, od, oh, ow], oh = floor((H + 2p - d(kh - 1) - 1) / s) + 1.
+    Gradient: to both.
+    Raises:   ShapeError if ranks, channels or sizes do not fit; DTypeError if one is not f32.
+
+    As torch.nn.functional.conv3d, without bias.
+    """
+    return bind(CONV[3], as_tensor(x), as_tensor(w), **_geometry(stride, padding, dilation, groups, 3))
+
+
+@op
+def conv_transpose2d(
+    x: Any,
+    w: Any,
+    stride: IntOrPair = 1,
+    padding: IntOrPair = 0,
+    output_padding: IntOrPair = 0,
+    groups: int = 1,
+    dilation: IntOrPair = 1,
+) -> Tensor:
+    """The transpose of `conv2d`: each element of `x` spreads a filter over the output.
+
+    out[b, c, i*s + k*d - p, j*s + l*d - p] += x[b, o, i, j] w[o, c, k, l]
+
+    x:        f32 [B, O, h, w].
+    w:        f32 [O, C/groups, kh, kw].
+    output_padding: rows and columns added at the end, less than the stride or the dilation.
+    Returns:  f32 [B, C, H, W], H = (h - 1) s - 2p + d(kh - 1) + output_padding + 1.
+    Gradient: to both.
+    Raises:   ShapeError if ranks, channels or sizes do not fit; DTypeError if one is not f32.
+
+    As torch.nn.functional.conv_transpose2d, without bias.
+    """
+    x, w = as_tensor(x), as_tensor(w)
+    how = _geometry(stride, padding, dilation, groups)
+    extra = int_pair("output_padding", output_padding, 0)
+    if x.ndim != 4 or w.ndim != 4:
+        raise ShapeError(f"x and w must have rank 4, got {x.type} and {w.type}")
+    strides, pads, dilations = how["stride"], how["padding"], how["dilation"]
+    full = [(n - 1) * s + d * (k - 1) + 1 for n, k, s, d in zip(x.shape[2:], w.shape[2:], strides, dilations)]
+    size = tuple([n - 2 * p + e for n, p, e in zip(full, pads, extra)])
+    for e, s, d in zip(extra, strides, dilations):
+        if e >= max(s, d):
+            raise ShapeError(f"output_padding {e} must be less than stride {s} or dilation {d}")
+    if min(size) < 1:
+        raise ShapeError(f"padding {show(pads)} leaves none of {show(full)} rows and columns: x is {x.type}")
+    if all(e < s for e, s in zip(extra, strides)):
+        return bind(CONV_TRANSPOSE[2], x, w, size=size, **how)
+    # a window more would fit: so all that the filters reach, and of that the rows and columns asked for
+    y = bind(CONV_TRANSPOSE[2], x, w, size=tuple(full), **{**how, "padding": (0, 0)})
+    for axis, n, p in ((2, size[0], pads[0]), (3, size[1], pads[1])):
+        y = place(slice_(y, axis, p, max(min(n, y.shape[axis] - p), 0)), axis, 0, n)
+    return y
