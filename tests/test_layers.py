@@ -29,7 +29,7 @@ LAYERS = {
     "runtime": 10,
     "introspection": 11,
     "engine": 12,
-    "checkpoints": 13, "export": 13, "contents": 13,
+    "checkpoints": 13, "export": 13, "contents": 13, "pytorch": 13,
     "training": 14,
     "imperative": 15, "functional": 15,
     "": 16, "entrypoints": 16, "extend": 16,

@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from tracegrad.imperative.stepwise import eager, instantiate
     from tracegrad.introspection.summaries import summary
     from tracegrad.program import Program
+    from tracegrad.pytorch import from_torch, to_torch
     from tracegrad.runtime.adapters import WebGPUSupport, check_webgpu
     from tracegrad.runtime.base import DeviceInfo
     from tracegrad.training.compiled import CompiledTraining
@@ -58,6 +59,7 @@ LATER = {
     "imperative.stepwise": "eager instantiate",
     "introspection.summaries": "summary",
     "program": "Program",
+    "pytorch": "from_torch to_torch",
     "runtime.adapters": "WebGPUSupport check_webgpu",
     "runtime.base": "DeviceInfo",
     "training.compiled": "CompiledTraining",
@@ -69,11 +71,11 @@ __version__ = "0.1.0"
 __all__ = [
     "Aborted", "AbortedError", "Captures", "CompileError", "CompiledForward", "CompiledTraining", "Completed",
     "DType", "DTypeError", "DeviceError", "DeviceInfo", "DeviceLostError", "Failed", "GradTensor", "Graph",
-    "InputError", "InputType", "Module", "NonFiniteError", "Parameter", "Pending", "Program", "ShapeError", "Tensor",
-    "TensorType", "TraceError", "TracegradError", "WebGPUSupport", "bool_", "check_webgpu", "compile",
-    "compile_forward", "devices", "eager", "f32", "hyper", "i32", "init", "instantiate", "is_webgpu_available", "lr",
-    "manual_seed", "nn", "no_grad", "optim", "parameter", "single_flight", "summary", "tensor", "trace",
-    "trace_forward", "u32",
+    "InputError", "InputType", "Module", "NonFiniteError", "Parameter", "Pending", "Program", "ShapeError",
+    "Tensor", "TensorType", "TraceError", "TracegradError", "WebGPUSupport", "bool_", "check_webgpu", "compile",
+    "compile_forward", "devices", "eager", "f32", "from_torch", "hyper", "i32", "init", "instantiate",
+    "is_webgpu_available", "lr", "manual_seed", "nn", "no_grad", "optim", "parameter", "single_flight", "summary",
+    "tensor", "to_torch", "trace", "trace_forward", "u32",
 ]  # fmt: skip
 __all__ += alignment.__all__
 __all__ += ops.__all__

@@ -3,9 +3,10 @@
 from typing import TYPE_CHECKING
 
 from tracegrad import foreign, ops
+from tracegrad.nn.attention import MultiheadAttention, TransformerBlock
+from tracegrad.nn.convolutions import Conv1d, Conv2d, Conv3d, ConvTranspose2d
 from tracegrad.nn.layers import (
     BatchNorm,
-    Conv2d,
     Dropout,
     Embedding,
     GroupNorm,
@@ -24,7 +25,10 @@ __all__ = [
     "LSTM",
     "RNN",
     "BatchNorm",
+    "Conv1d",
     "Conv2d",
+    "Conv3d",
+    "ConvTranspose2d",
     "Dropout",
     "Embedding",
     "GroupNorm",
@@ -32,8 +36,10 @@ __all__ = [
     "LayerNorm",
     "Linear",
     "Module",
+    "MultiheadAttention",
     "RMSNorm",
     "Sequential",
+    "TransformerBlock",
     "as_states",
     "bound",
     "decays",

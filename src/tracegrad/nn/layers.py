@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 from tracegrad import init as inits
@@ -15,10 +15,9 @@ from tracegrad.errors import ShapeError, TraceError
 from tracegrad.init import Initializer
 from tracegrad.ir import Tensor
 from tracegrad.nn.module import Module
-from tracegrad.ops import constants, images, indexing, linalg, random, shaping
+from tracegrad.ops import constants, indexing, linalg, random, shaping
 from tracegrad.ops.norm import batch_norm, layer_norm, rms_norm
 from tracegrad.refusals import shown
-from tracegrad.shapes import integers, whole
 
 
 class Linear(Module):
@@ -99,52 +98,6 @@ class Embedding(Module):
     def __call__(self, indices: Tensor) -> Tensor:
         """Look up i32[...]."""
         return indexing.embedding(self.W, indices)
-
-
-class Conv2d(Module):
-    """Cross-correlation of images, NCHW, plus a bias for each output channel. PyTorch's Conv2d.
-
-    x: f32[B, in_ch, H, W]; the result is f32[B, out_ch, H', W'], H' = floor((H + 2 padding - kernel) / stride) + 1.
-    W: f32[out_ch, in_ch/groups, kh, kw], from `init`, default kaiming(); `decay` is about W.  b: f32[out_ch], zeros.
-    kernel_size, stride and padding are an integer or one for each of the two axes.
-    """
-
-    def __init__(
-        self,
-        in_ch: int,
-        out_ch: int,
-        kernel_size: int | Sequence[int],
-        *,
-        stride: int | Sequence[int] = 1,
-        padding: int | Sequence[int] = 0,
-        groups: int = 1,
-        bias: bool = True,
-        init: Initializer | None = None,
-        decay: bool | None = None,
-        trainable: bool = True,
-    ) -> None:
-        if groups < 1 or in_ch % groups or out_ch % groups:
-            raise ShapeError.here(f"Conv2d: groups={groups} must divide both in_ch={in_ch} and out_ch={out_ch}")
-        self.stride, self.padding, self.groups = _pair("stride", stride), _pair("padding", padding), groups
-        shape = (out_ch, in_ch // groups, *_pair("kernel_size", kernel_size))
-        self.W = self.param(shape, init=init or inits.kaiming(), decay=decay, trainable=trainable)
-        self.b = self.param(out_ch, init=inits.zeros(), trainable=trainable) if bias else None
-
-    def __call__(self, x: Tensor) -> Tensor:
-        """Apply to f32[B, in_ch, H, W]."""
-        y = images.conv2d(x, self.W, stride=self.stride, padding=self.padding, groups=self.groups)
-        return y if self.b is None else y + self.b.reshape(1, -1, 1, 1)
-
-
-def _pair(what: str, value: int | Sequence[int]) -> tuple[int, int]:
-    try:
-        n = whole(value)
-        pair = (n, n) if n is not None else integers(value, what)
-    except ShapeError as e:
-        raise ShapeError.here(f"Conv2d: {e}") from None
-    if len(pair) != 2:
-        raise ShapeError.here(f"Conv2d: {what} must be an integer or two, for height and width, got {value!r}")
-    return pair[0], pair[1]
 
 
 class Dropout(Module):

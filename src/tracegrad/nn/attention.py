@@ -1,0 +1,164 @@
+"""Attention layers: MultiheadAttention, with a cache of keys and values for generation, and TransformerBlock."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from tracegrad import init as inits
+from tracegrad.errors import ShapeError, TraceError
+from tracegrad.ir import Tensor
+from tracegrad.nn.layers import LayerNorm, Linear
+from tracegrad.nn.module import Module
+from tracegrad.ops import activation, constants, indexing, random, shaping
+from tracegrad.ops.attention import attention, merge_heads, split_heads
+from tracegrad.prims.elementwise import where
+
+Cache = tuple[int, int]
+
+
+class MultiheadAttention(Module):
+    """softmax(q k^T / sqrt(d)) v in several heads, d = dim / n_heads. PyTorch's MultiheadAttention with batch_first.
+
+    dim, n_heads: size of an element, and how many heads share it.
+    kv_heads:     heads of keys and values, a divisor of n_heads: each serves n_heads / kv_heads heads of queries
+                  (Ainslie et al. 2023). By default n_heads.
+    causal:       element t sees those up to t only.
+    cache:        (batch, length) of a cache of keys and values for generation, in the states `keys` and `values`,
+                  f32[batch, kv_heads, length, d].
+    Layers q_proj, k_proj, v_proj and out_proj are `Linear`s, W from init.xavier_uniform(), b zeros.
+
+    layer(x, memory=None, *, mask=None, position=None, dropout=0.0) gives f32[B, T, dim]:
+    x:        f32[B, T, dim], the queries; and the keys and values unless there is `memory`, f32[B, S, dim].
+    mask:     bool, broadcastable to [B, n_heads, T, S], True where a query sees a key, or f32, added to the scores. For
+              sequences of some lengths it is (tg.arange(S) < lengths[:, None])[:, None, None].
+    position: i32[]: `x` are the elements from there on of sequences whose earlier elements are in the cache. They are
+              added to it, so the forward needs writes=True. Begin again with position 0.
+    dropout:  probability with which a weight is dropped; pass 0 outside of training.
+    """
+
+    def __init__(
+        self,
+        dim: int,
+        n_heads: int,
+        *,
+        kv_heads: int | None = None,
+        bias: bool = True,
+        causal: bool = False,
+        cache: Cache | None = None,
+    ) -> None:
+        kv_heads = kv_heads or n_heads
+        if n_heads < 1 or dim % n_heads or kv_heads < 1 or n_heads % kv_heads:
+            raise ShapeError.here(
+                f"MultiheadAttention: n_heads={n_heads} must divide dim={dim}, and kv_heads={kv_heads} divide n_heads"
+            )
+        if cache and not causal:
+            raise TraceError.here("MultiheadAttention: a cache holds what was earlier: write causal=True with cache=")
+        self.n_heads, self.kv_heads, self.causal = n_heads, kv_heads, causal
+        width = dim // n_heads * kv_heads
+        self.q_proj, self.k_proj, self.v_proj, self.out_proj = [
+            Linear(dim, n, bias, init=inits.xavier_uniform()) for n in (dim, width, width, dim)
+        ]
+        shape = (cache[0], kv_heads, cache[1], dim // n_heads) if cache else None
+        self.keys, self.values = (self.state(shape), self.state(shape)) if shape else (None, None)
+
+    def __call__(
+        self, x: Tensor, memory: Any = None, *, mask: Any = None, position: Any = None, dropout: float = 0.0
+    ) -> Tensor:
+        """Apply to f32[B, T, dim]; see the class.
+
+        Raises: ShapeError for another size or rank; TraceError for a position without a cache, or with `memory`.
+        """
+        x, dim = constants.asarray(x), self.q_proj.W.shape[0]
+        source = x if memory is None else constants.asarray(memory)
+        if x.ndim != 3 or source.ndim != 3 or {x.shape[2], source.shape[2]} != {dim}:
+            more = "" if memory is None else f" and memory {source.type}"
+            raise ShapeError.here(f"MultiheadAttention: x and memory must be [B, T, {dim}], got {x.type}{more}")
+        q = split_heads(self.q_proj(x), self.n_heads)
+        k, v = (split_heads(layer(source), self.kv_heads) for layer in (self.k_proj, self.v_proj))
+        causal = self.causal and memory is None
+        if position is not None:
+            k, v, seen = self._cached(k, v, position, memory is not None)
+            mask, causal = seen if mask is None else mask & seen, False
+        k, v = self._for_all(k), self._for_all(v)
+        return self.out_proj(merge_heads(attention(q, k, v, causal, mask, dropout)))
+
+    def _for_all(self, t: Any) -> Any:
+        """Keys or values, for each head of the queries."""
+        b, h, n, d = t.shape
+        each = self.n_heads // h
+        t = shaping.broadcast_to(shaping.reshape(t, (b, h, 1, n, d)), (b, h, each, n, d))
+        return shaping.reshape(t, (b, h * each, n, d))
+
+    def _cached(self, k: Any, v: Any, position: Any, crossing: bool) -> tuple[Any, Any, Any]:
+        """All keys and values so far, and which of them each query sees."""
+        if self.keys is None or self.values is None or crossing:
+            raise TraceError.here(
+                "MultiheadAttention: position= needs a cache of this layer's own elements: make it with "
+                "cache=(batch, length), and leave memory away"
+            )
+        at, n, length = constants.asarray(position), k.shape[2], self.keys.shape[2]
+        if at.shape != () or not at.dtype.is_int:
+            raise ShapeError.here(f"MultiheadAttention: position must be i32[], got {at.type}")
+        if k.shape[0] != self.keys.shape[0] or n > length:
+            raise ShapeError.here(f"MultiheadAttention: {n} elements of {k.shape[0]} sequences do not fit the cache, "
+                                  f"{self.keys.type}")  # fmt: skip
+        place = indexing.arange(length) - at  # of each element of the cache in `x`
+        new = shaping.reshape((place >= 0) & (place < n), (length, 1))
+        for cache, rows in ((self.keys, k), (self.values, v)):
+            rows = rows if n == 1 else indexing.take(rows, place.clip(0, n - 1), 2)
+            cache.assign(where(new, rows, cache))
+        seen = shaping.reshape(place, (1, length)) <= shaping.reshape(indexing.arange(n), (n, 1))
+        return self.keys, self.values, seen
+
+
+class TransformerBlock(Module):
+    """Attention, then a network of two layers, each added to what went in. PyTorch's TransformerEncoderLayer.
+
+    norm_first:  h = x + attention(norm1(x)),  y = h + linear2(f(linear1(norm2(h))))
+    else:        h = norm1(x + attention(x)),  y = norm2(h + linear2(f(linear1(h))))
+
+    dim, n_heads: as of `MultiheadAttention`, which is `self_attn`; kv_heads, causal and cache go to it.
+    hidden:       size between linear1 and linear2, by default 4 dim.
+    activation:   f, by default tg.gelu.
+    dropout:      of weights of the attention, behind f and of both branches, in training.
+
+    block(x, *, mask=None, position=None, training=False) is f32[B, T, dim], as x; see `MultiheadAttention`.
+    """
+
+    def __init__(
+        self,
+        dim: int,
+        n_heads: int,
+        *,
+        hidden: int | None = None,
+        causal: bool = False,
+        dropout: float = 0.0,
+        activation: Callable[[Any], Any] = activation.gelu,
+        norm_first: bool = True,
+        kv_heads: int | None = None,
+        bias: bool = True,
+        cache: Cache | None = None,
+        eps: float = 1e-5,
+    ) -> None:
+        self.self_attn = MultiheadAttention(dim, n_heads, kv_heads=kv_heads, bias=bias, causal=causal, cache=cache)
+        self.linear1, self.linear2 = Linear(dim, hidden or 4 * dim, bias), Linear(hidden or 4 * dim, dim, bias)
+        self.norm1, self.norm2 = LayerNorm(dim, eps, bias), LayerNorm(dim, eps, bias)
+        self.norm_first, self.dropout, self.activation = norm_first, dropout, activation
+
+    def __call__(self, x: Tensor, *, mask: Any = None, position: Any = None, training: bool = False) -> Tensor:
+        """Apply to f32[B, T, dim]."""
+        p = self.dropout if training else 0.0
+
+        def attend(h: Any) -> Any:
+            return random.dropout(self.self_attn(h, mask=mask, position=position, dropout=p), p)
+
+        def feed(h: Any) -> Any:
+            h = random.dropout(self.activation(self.linear1(h)), p)
+            return random.dropout(self.linear2(h), p)
+
+        if self.norm_first:
+            x = x + attend(self.norm1(x))
+            return x + feed(self.norm2(x))
+        x = self.norm1(x + attend(x))
+        return self.norm2(x + feed(x))

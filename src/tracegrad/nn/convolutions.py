@@ -1,0 +1,163 @@
+"""Convolutions as layers: of sequences, images and volumes, and the transposed one of images."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any, ClassVar
+
+from tracegrad import init as inits
+from tracegrad.errors import ShapeError
+from tracegrad.init import Initializer
+from tracegrad.ir import Tensor
+from tracegrad.nn.module import Module
+from tracegrad.ops import convolutions
+from tracegrad.ops.windows import Sizes
+from tracegrad.shapes import integers, whole
+
+AXES = {1: "the length", 2: "height and width", 3: "depth, height and width"}
+WORDS = {1: "an integer", 2: "an integer or two", 3: "an integer or three"}
+
+
+class _Windowed(Module):
+    """A layer whose filter moves over `axes` axes."""
+
+    axes: ClassVar[int]
+    stride: Sizes
+    padding: Sizes
+    groups: int
+
+    def _geometry(self, in_ch: int, out_ch: int, kernel_size: Any, stride: Any, padding: Any, groups: int) -> Sizes:
+        """Set stride, padding and groups; the kernel's sizes."""
+        if groups < 1 or in_ch % groups or out_ch % groups:
+            name = type(self).__name__
+            raise ShapeError.here(f"{name}: groups={groups} must divide both in_ch={in_ch} and out_ch={out_ch}")
+        self.stride, self.padding = self._each("stride", stride), self._each("padding", padding)
+        self.groups = groups
+        return self._each("kernel_size", kernel_size)
+
+    def _each(self, what: str, value: int | Sequence[int]) -> Sizes:
+        """One integer for each axis."""
+        name = type(self).__name__
+        try:
+            n = whole(value)
+            each = (n,) * self.axes if n is not None else integers(value, what)
+        except ShapeError as e:
+            raise ShapeError.here(f"{name}: {e}") from None
+        if len(each) != self.axes:
+            words = f"{WORDS[self.axes]}, for {AXES[self.axes]}"
+            raise ShapeError.here(f"{name}: {what} must be {words}, got {value!r}")
+        return tuple(each)
+
+
+class _Convolution(_Windowed):
+    """What Conv1d, Conv2d and Conv3d have in common."""
+
+    def __init__(
+        self,
+        in_ch: int,
+        out_ch: int,
+        kernel_size: int | Sequence[int],
+        *,
+        stride: int | Sequence[int] = 1,
+        padding: int | Sequence[int] = 0,
+        groups: int = 1,
+        bias: bool = True,
+        init: Initializer | None = None,
+        decay: bool | None = None,
+        trainable: bool = True,
+    ) -> None:
+        kernel = self._geometry(in_ch, out_ch, kernel_size, stride, padding, groups)
+        shape = (out_ch, in_ch // groups, *kernel)
+        self.W = self.param(shape, init=init or inits.kaiming(), decay=decay, trainable=trainable)
+        self.b = self.param(out_ch, init=inits.zeros(), trainable=trainable) if bias else None
+
+
+class Conv1d(_Convolution):
+    """Cross-correlation of sequences, NCL, plus a bias for each output channel. PyTorch's Conv1d.
+
+    x: f32[B, in_ch, L]; the result is f32[B, out_ch, L'], L' = floor((L + 2 padding - kernel) / stride) + 1.
+    W: f32[out_ch, in_ch/groups, k], from `init`, default kaiming(); `decay` is about W.  b: f32[out_ch], zeros.
+    """
+
+    axes = 1
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """Apply to f32[B, in_ch, L]."""
+        y = convolutions.conv1d(x, self.W, stride=self.stride[0], padding=self.padding[0], groups=self.groups)
+        return y if self.b is None else y + self.b.reshape(1, -1, 1)
+
+
+class Conv2d(_Convolution):
+    """Cross-correlation of images, NCHW, plus a bias for each output channel. PyTorch's Conv2d.
+
+    x: f32[B, in_ch, H, W]; the result is f32[B, out_ch, H', W'], H' = floor((H + 2 padding - kernel) / stride) + 1.
+    W: f32[out_ch, in_ch/groups, kh, kw], from `init`, default kaiming(); `decay` is about W.  b: f32[out_ch], zeros.
+    kernel_size, stride and padding are an integer or one for each of the two axes.
+    """
+
+    axes = 2
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """Apply to f32[B, in_ch, H, W]."""
+        y = convolutions.conv2d(x, self.W, stride=self.stride, padding=self.padding, groups=self.groups)
+        return y if self.b is None else y + self.b.reshape(1, -1, 1, 1)
+
+
+class Conv3d(_Convolution):
+    """Cross-correlation of volumes, NCDHW, plus a bias for each output channel. PyTorch's Conv3d.
+
+    x: f32[B, in_ch, D, H, W]; the result is f32[B, out_ch, D', H', W'], sizes as of `Conv2d`.
+    W: f32[out_ch, in_ch/groups, kd, kh, kw], from `init`, default kaiming(); `decay` is about W.
+    b: f32[out_ch], zeros.
+    kernel_size, stride and padding are an integer or one for each of the three axes.
+    """
+
+    axes = 3
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """Apply to f32[B, in_ch, D, H, W]."""
+        y = convolutions.conv3d(x, self.W, stride=self.stride, padding=self.padding, groups=self.groups)
+        return y if self.b is None else y + self.b.reshape(1, -1, 1, 1, 1)
+
+
+class ConvTranspose2d(_Windowed):
+    """The transpose of a `Conv2d`, which makes images larger, plus a bias. PyTorch's ConvTranspose2d.
+
+    x: f32[B, in_ch, h, w]; the result is f32[B, out_ch, H, W],
+       H = (h - 1) stride - 2 padding + kernel + output_padding.
+    W: f32[in_ch, out_ch/groups, kh, kw], from `init`; `decay` is about W.  b: f32[out_ch], zeros.
+
+    By default W is normal with deviation sqrt(2 / n), where n = in_ch/groups * kh*kw / (stride of both axes) is the
+    mean number of terms of an element of the result: what `kaiming()` is for the other convolutions.
+    kernel_size, stride, padding and output_padding are an integer or one for each of the two axes.
+    """
+
+    axes = 2
+
+    def __init__(
+        self,
+        in_ch: int,
+        out_ch: int,
+        kernel_size: int | Sequence[int],
+        *,
+        stride: int | Sequence[int] = 1,
+        padding: int | Sequence[int] = 0,
+        output_padding: int | Sequence[int] = 0,
+        groups: int = 1,
+        bias: bool = True,
+        init: Initializer | None = None,
+        decay: bool | None = None,
+        trainable: bool = True,
+    ) -> None:
+        kernel = self._geometry(in_ch, out_ch, kernel_size, stride, padding, groups)
+        self.output_padding = self._each("output_padding", output_padding)
+        terms = in_ch // groups * math.prod(kernel) / max(math.prod(self.stride), 1)
+        init = init or inits.normal(0.0, math.sqrt(2.0 / max(terms, 1.0)))
+        self.W = self.param((in_ch, out_ch // groups, *kernel), init=init, decay=decay, trainable=trainable)
+        self.b = self.param(out_ch, init=inits.zeros(), trainable=trainable) if bias else None
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """Apply to f32[B, in_ch, h, w]."""
+        y = convolutions.conv_transpose2d(x, self.W, self.stride, self.padding, self.output_padding, self.groups)
+        return y if self.b is None else y + self.b.reshape(1, -1, 1, 1)

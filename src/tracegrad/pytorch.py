@@ -1,0 +1,297 @@
+"""Weights from PyTorch and to PyTorch: names, transposes and layouts of its `state_dict`. torch is not needed to read.
+
+A row of `LAYOUTS` says what PyTorch calls the arrays of a layer. Arrays of other modules have the same name there.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple, cast
+
+from tracegrad import nn
+from tracegrad.arrays import np
+from tracegrad.errors import InputError
+from tracegrad.nn.module import Parameter, State, children, named_arrays
+from tracegrad.nn.recurrent import Cell, Recurrent
+from tracegrad.refusals import shown
+
+Array = Any
+Rename = Mapping[str, str] | Callable[[str], str | None]
+SHOWN = 8  # names that a message lists
+
+
+class Row(NamedTuple):
+    """An array of PyTorch's layer: attributes `ours` of the layer here, each transposed if so, joined along axis 0."""
+
+    theirs: str
+    ours: tuple[str, ...]
+    transposed: bool = False
+
+
+class Entry(NamedTuple):
+    """A row of one layer of a model, by whole names. optional: a state that PyTorch has no counterpart of."""
+
+    theirs: str
+    ours: tuple[str, ...]
+    transposed: bool = False
+    optional: bool = False
+
+
+def _plain(**names: str) -> Callable[[Any], list[Row]]:
+    """The rows of a layer whose arrays have other names only."""
+    return lambda _: [Row(theirs, (ours,)) for ours, theirs in names.items()]
+
+
+def _recurrent(layer: Recurrent) -> list[Row]:
+    names = {"W_ih": "weight_ih", "W_hh": "weight_hh", "b_ih": "bias_ih", "b_hh": "bias_hh"}
+    return [
+        Row(f"{theirs}_l{k // layer.directions}{'_reverse' * (k % layer.directions)}", (f"cells.{k}.{ours}",))
+        for k in range(len(layer.cells))
+        for ours, theirs in names.items()
+    ]
+
+
+def _attention(layer: nn.MultiheadAttention) -> list[Row]:
+    """Grouped queries are no layer of PyTorch's: those have the three layers apart."""
+    if layer.kv_heads != layer.n_heads:
+        return []
+    parts = [f"{name}_proj" for name in "qkv"]
+    return [
+        Row("in_proj_weight", tuple(f"{p}.W" for p in parts), transposed=True),
+        Row("in_proj_bias", tuple(f"{p}.b" for p in parts)),
+    ]
+
+
+WEIGHT, NORM = _plain(W="weight", b="bias"), _plain(g="weight", b="bias")
+LAYOUTS: dict[type, Callable[[Any], list[Row]]] = {
+    nn.Linear: lambda _: [Row("weight", ("W",), transposed=True), Row("bias", ("b",))],
+    nn.Embedding: WEIGHT,
+    nn.Conv1d: WEIGHT,
+    nn.Conv2d: WEIGHT,
+    nn.Conv3d: WEIGHT,
+    nn.ConvTranspose2d: WEIGHT,
+    nn.LayerNorm: NORM,
+    nn.RMSNorm: NORM,
+    nn.GroupNorm: NORM,
+    nn.BatchNorm: _plain(g="weight", b="bias", mean="running_mean", var="running_var"),
+    nn.MultiheadAttention: _attention,
+    Recurrent: _recurrent,
+    Cell: _plain(W_ih="weight_ih", W_hh="weight_hh", b_ih="bias_ih", b_hh="bias_hh"),
+}
+COUNTERS = ("num_batches_tracked",)  # of PyTorch's layers, and read by none
+
+
+@dataclass(frozen=True)
+class TorchReport:
+    """What `tg.from_torch` did.
+
+    matched: names of PyTorch's by name here.
+    missing: parameters here that got no value, and keep theirs.
+    unused:  names of PyTorch's that went nowhere.
+    """
+
+    matched: Mapping[str, str]
+    missing: tuple[str, ...]
+    unused: tuple[str, ...]
+
+    @property
+    def complete(self) -> bool:
+        """Did everything on both sides match?"""
+        return not self.missing and not self.unused
+
+    def __str__(self) -> str:
+        rows = list(self.matched.items())
+        rows += [(n, "missing") for n in self.missing] + [("unused", n) for n in self.unused]
+        counts = f"{len(self.matched)} matched, {len(self.missing)} missing here, {len(self.unused)} unused"
+        width = max([len(a) for a, _ in rows], default=0)
+        return "\n".join([counts, *[f"  {a:<{width}}  {b}" for a, b in rows]])
+
+
+def from_torch(state_dict: Any, target: Any, rename: Rename | None = None) -> TorchReport:
+    """Take over the weights of a PyTorch model with the layers of `target`'s model.
+
+        train = tg.compile(model=Net(), ...)
+        print(tg.from_torch(torch_net.state_dict(), train))
+
+    Names are attribute paths in both; `nn.Sequential`'s are those of PyTorch's. `weight` of a Linear is `W` transposed,
+    of an Embedding and of convolutions it is `W`, of norms `g`; running statistics are states; recurrent and attention
+    weights are taken apart by PyTorch's layout.
+
+    state_dict: arrays or tensors by name, or a module of PyTorch's. torch is not imported.
+    target:     a training or a forward; for one that is attached, the weights are those of its training.
+    rename:     {"model.encoder": "encoder", "head": "out"}, begins of names there and here, or a function of a name
+                that gives another one, or None to leave it out.
+    Returns:    a report; print it to see what matched, what is missing here, and what is unused.
+    Raises:     InputError naming each array whose shape differs, and if no name fits; nothing was changed then.
+    """
+    given = _renamed(_named(state_dict), rename)
+    entries = list(_entries(target.store.model))
+    types = {n: p.type for n, p in named_arrays(target.store.model).items()}
+    problems: list[str] = []
+    values: dict[str, Array] = {}
+    matched: dict[str, str] = {}
+    used: set[str] = set()
+    for entry in entries:
+        if entry.theirs not in given:
+            continue
+        used.add(entry.theirs)
+        parts = _taken_apart(entry, given[entry.theirs], types, problems)
+        for name, part in parts.items():
+            if name in values and not np.array_equal(values[name], part):
+                problems.append(f"{name} is both {matched[name]} and {entry.theirs}, which differ; tie or rename them")
+            values.setdefault(name, part)
+            matched.setdefault(name, entry.theirs)
+    unused = tuple(n for n in given if n not in used and n.rpartition(".")[2] not in COUNTERS)
+    if not matched and not problems:
+        problems.append(_no_match(given, entries))
+    if problems:
+        raise InputError.here("\n  ".join(["from_torch: nothing was changed", *problems]))
+    states = {n for n, p in named_arrays(target.store.model).items() if isinstance(p, State)}
+    needed = {name for e in entries if not e.optional for name in e.ours}
+    target.upload_params({n: x for n, x in values.items() if n not in states})
+    if any(n in states for n in values):
+        target.set_states({n: x for n, x in values.items() if n in states})
+    return TorchReport(matched, tuple(n for n in types if n in needed and n not in values), unused)
+
+
+def to_torch(target: Any) -> dict[str, Any]:
+    """The weights of a training or forward as a `state_dict`: the inverse of `from_torch`.
+
+        torch_net.load_state_dict(tg.to_torch(train))
+
+    Returns: torch tensors by the names that PyTorch has for them.
+    Raises:  InputError if torch is not installed.
+    """
+    try:
+        torch = importlib.import_module("torch")
+    except ImportError:
+        raise InputError.here("to_torch: torch is not installed; train.params() has the values as arrays") from None
+    arrays = {**target.download_params(), **target.states()}
+    out: dict[str, Any] = {}
+    held: dict[str, str] = {}  # by name here: the layer there that has said it
+    for entry in _entries(target.store.model):
+        layer = entry.theirs.rpartition(".")[0]
+        said = [held[n] for n in entry.ours if n in held]
+        if entry.optional or any(layer.startswith(f"{other}.") or not other for other in said):
+            continue  # the whole of which this is a part has said it
+        parts = [np.asarray(arrays[n]) for n in entry.ours]
+        whole = np.concatenate([p.T if entry.transposed else p for p in parts]) if parts[0].ndim else parts[0]
+        out[entry.theirs] = torch.tensor(np.ascontiguousarray(whole))
+        held.update(dict.fromkeys(entry.ours, layer))
+    return out
+
+
+def _entries(model: Any) -> Iterator[Entry]:
+    """All of a model, a layer before its parts. What several paths reach comes with each of their names."""
+    names = {id(p): n for n, p in named_arrays(model).items()}
+    yield from _walk(model, "", names, ())
+
+
+def _walk(node: Any, path: str, names: Mapping[int, str], above: tuple[int, ...]) -> Iterator[Entry]:
+    if id(node) in above:
+        return  # a child that knows its parent
+    rows = next((rows for kind, rows in LAYOUTS.items() if isinstance(node, kind)), None)
+    said: set[str] = set()
+    for row in rows(node) if rows else ():
+        arrays = [_attribute(node, name) for name in row.ours]
+        if all(isinstance(x, Parameter) for x in arrays):
+            yield Entry(_joined(path, row.theirs), tuple(names[id(x)] for x in arrays), row.transposed)
+            said.update(row.ours)
+    for key, child in (children(node) or {}).items():
+        inside = path if isinstance(node, nn.Sequential) and key == "layers" else _joined(path, str(key))
+        if not isinstance(child, Parameter):
+            yield from _walk(child, inside, names, (*above, id(node)))
+        elif key not in said:
+            yield Entry(inside, (names[id(child)],), optional=isinstance(child, State))
+
+
+def _joined(path: str, name: str) -> str:
+    return f"{path}.{name}" if path else name
+
+
+def _attribute(node: Any, path: str) -> Any:
+    """What a path such as `cells.0.W_ih` leads to."""
+    for part in path.split("."):
+        parts = children(node) or {}
+        node = parts.get(part, parts.get(int(part)) if part.isdigit() else None)
+    return node
+
+
+def _named(state_dict: Any) -> dict[str, Any]:
+    """The arrays by name; of a module its state_dict."""
+    if not isinstance(state_dict, Mapping) and callable(getattr(state_dict, "state_dict", None)):
+        state_dict = state_dict.state_dict()
+    if not isinstance(state_dict, Mapping):
+        raise InputError.here(
+            f"from_torch: the weights are a dict of arrays by name, got {shown(state_dict)}; write net.state_dict()"
+        )
+    return dict(cast("Mapping[str, Any]", state_dict))
+
+
+def _renamed(given: dict[str, Any], rename: Rename | None) -> dict[str, Any]:
+    """The arrays by their new names, without those that are left out."""
+    out: dict[str, Any] = {}
+    for name, value in given.items():
+        new = _new_name(name, rename) if rename is not None else name
+        if new in out:
+            raise InputError.here(f"from_torch: rename gives two arrays the name {new!r}; the second is {name!r}")
+        if new is not None:
+            out[new] = value
+    return out
+
+
+def _new_name(name: str, rename: Rename) -> str | None:
+    if not isinstance(rename, Mapping):
+        return rename(name)
+    rename = cast("Mapping[str, str]", rename)
+    for old, new in sorted(rename.items(), key=lambda pair: -len(pair[0])):
+        if name == old or name.startswith(f"{old}."):
+            return (new + name[len(old) :]).removeprefix(".")
+    return name
+
+
+def _array(value: Any) -> Array:
+    """A tensor of PyTorch's, on whichever device, or anything else that NumPy takes."""
+    for method in ("detach", "cpu"):
+        value = getattr(value, method)() if hasattr(value, method) else value
+    value = value.float() if str(getattr(value, "dtype", "")).endswith("bfloat16") else value
+    return np.asarray(value)
+
+
+def _taken_apart(entry: Entry, value: Any, types: Mapping[str, Any], problems: list[str]) -> dict[str, Array]:
+    """The arrays here of one of PyTorch's; what does not fit is added to `problems`."""
+    x, shapes = _array(value), [types[n].shape for n in entry.ours]
+    if entry.transposed:
+        shapes = [shape[::-1] for shape in shapes]
+    sizes = [shape[0] for shape in shapes] if len(shapes) > 1 else []
+    wanted = (sum(sizes), *shapes[0][1:]) if sizes else shapes[0]
+    if tuple(x.shape) != wanted:
+        made = " transposed" if entry.transposed else ""
+        problems.append(
+            f"{entry.theirs} is {x.dtype}{list(x.shape)}; {' and '.join(entry.ours)}{made} is {list(wanted)}. "
+            "Give the layer that size, or leave the array out: rename=lambda name: None if ... else name"
+        )
+        return {}
+    ends = [sum(sizes[: k + 1]) for k in range(len(sizes))]
+    parts = [x[end - n : end] for n, end in zip(sizes, ends)] or [x]
+    return {n: np.ascontiguousarray(p.T) if entry.transposed else p for n, p in zip(entry.ours, parts)}
+
+
+def _no_match(given: Mapping[str, Any], entries: list[Entry]) -> str:
+    wanted = [e.theirs for e in entries if not e.optional]
+    hint = ""
+    for name in given:  # a name that only begins otherwise
+        if longer := [w for w in wanted if w.endswith(f".{name}")]:
+            hint = f"; write rename=lambda name: '{longer[0].removesuffix(name)}' + name"
+        elif shorter := [w for w in wanted if name.endswith(f".{w}")]:
+            hint = f"; write rename={{{name.removesuffix(shorter[0])[:-1]!r}: ''}}"
+        if hint:
+            break
+    return f"no name fits. Given are {_listed(given)}; wanted are {_listed(wanted)}{hint}"
+
+
+def _listed(names: Any) -> str:
+    names = list(names)
+    return f"{', '.join(names[:SHOWN])}{', ...' if len(names) > SHOWN else ''}" or "none"
