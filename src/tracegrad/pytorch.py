@@ -139,7 +139,7 @@ def from_torch(state_dict: Any, target: Any, rename: Rename | None = None) -> To
         used.add(entry.theirs)
         parts = _taken_apart(entry, given[entry.theirs], types, problems)
         for name, part in parts.items():
-            if name in values and not np.array_equal(values[name], part):
+            if name in values and not bool((values[name] == part).all()):
                 problems.append(f"{name} is both {matched[name]} and {entry.theirs}, which differ; tie or rename them")
             values.setdefault(name, part)
             matched.setdefault(name, entry.theirs)
@@ -176,9 +176,9 @@ def to_torch(target: Any) -> dict[str, Any]:
         said = [held[n] for n in entry.ours if n in held]
         if entry.optional or any(layer.startswith(f"{other}.") or not other for other in said):
             continue  # the whole of which this is a part has said it
-        parts = [np.asarray(arrays[n]) for n in entry.ours]
-        whole = np.concatenate([p.T if entry.transposed else p for p in parts]) if parts[0].ndim else parts[0]
-        out[entry.theirs] = torch.tensor(np.ascontiguousarray(whole))
+        parts = [torch.tensor(arrays[n]) for n in entry.ours]
+        parts = [x.T if entry.transposed else x for x in parts]
+        out[entry.theirs] = torch.cat(parts) if parts[1:] else parts[0].contiguous()
         held.update(dict.fromkeys(entry.ours, layer))
     return out
 
