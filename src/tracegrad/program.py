@@ -61,6 +61,7 @@ class Field:
     dtype: str  # "f32", "i32", "u32" or "bool"
     shape: tuple[int, ...]
     spec: Mapping[str, Any] = field(default_factory=dict[str, Any])  # param, state: init; input: range; output: COUNTS
+    per: int = field(default=0, repr=False, compare=False, metadata=LOCAL)  # axis 0 is so many times a run's size
 
     @property
     def type(self) -> TensorType:
@@ -258,6 +259,17 @@ class Program:
     meta: Mapping[str, Any] = field(default_factory=dict[str, Any])  # hyperparameters, schedule, optimizer: plain data
     copies: tuple[tuple[int, int], ...] = ()
     loops: tuple[Loop, ...] = ()  # in the order of their first dispatch, outer before inner
+    capacity: int = field(default=0, repr=False, compare=False, metadata=LOCAL)  # the largest size of a run; 0: of one
+    size: int = field(default=0, repr=False, compare=False, metadata=LOCAL)  # of runs
+
+    def at(self, size: int) -> Program:
+        """The same for runs of another size up to the capacity: kernels, buffers and places stay."""
+        assert 0 < size <= self.capacity, size
+
+        def fields(given: Sequence[Field]) -> tuple[Field, ...]:
+            return tuple([replace(f, shape=(f.per * size, *f.shape[1:])) if f.per else f for f in given])
+
+        return replace(self, inputs=fields(self.inputs), outputs=fields(self.outputs), size=size)
 
     def unrolled(self) -> Iterator[Dispatch]:
         """All dispatches in the order they run, those in loops once an iteration, with the offsets of that."""

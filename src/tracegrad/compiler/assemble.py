@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 from collections.abc import Mapping, Sequence, Set
+from dataclasses import replace
 from typing import Any
 
 from tracegrad.compiler.layout import Persistent, Place
@@ -16,6 +17,7 @@ from tracegrad.kernels.tiling import without_barriers, workgroup_bytes
 from tracegrad.prims.leaves import LITERAL
 from tracegrad.program import (
     DRAWN,
+    FILED,
     Binding,
     BoundLaunch,
     Buffer,
@@ -133,7 +135,8 @@ class Rendered:
             for a in arrays
         )
         aligned = tuple([p.offset % 4 == 0 and all(move.step % 4 == 0 for move in p.moves) for p in places])
-        key = (tuple(map(id, launch.kernels)), tuple(binding_of), bindings, aligned)  # equal clusters have one kernel
+        forms = tuple(map(id, (*launch.kernels, *launch.sized)))  # equal clusters have one kernel
+        key = (forms, tuple(binding_of), bindings, aligned)
         if key not in self.sources:
             self.sources[key] = len(self.kernels)
             self.kernels.append(source_of(launch, binding_of, bindings, aligned))
@@ -170,6 +173,7 @@ def source_of(
     """One launch in every language; each is spelled when it is asked for."""
     kernels, tilings = launch.kernels, launch.tilings
     bound = BoundLaunch(kernels, tilings, binding_of, bindings, aligned)
+    hosted = replace(bound, kernels=launch.sized) if launch.sized else bound  # devices get smaller grids instead
     shared = workgroup_bytes(tilings)
     serial = without_barriers(kernels, tilings) if shared else []
     return KernelSource(
@@ -177,7 +181,10 @@ def source_of(
         bindings=bindings,
         slots=sum(len(k.slots) for k in kernels),
         workgroup_memory=shared,
-        texts=Texts(lambda language: LANGUAGES[language](bound), **({} if serial else {"serial_wgsl": None})),
+        texts=Texts(
+            lambda language: LANGUAGES[language](bound if language in FILED else hosted),
+            **({} if serial else {"serial_wgsl": None}),
+        ),
         serial_grid=grid_of(sum(t.workgroups for t in serial)),
         own=True,
         forms=tuple(kernels),

@@ -12,6 +12,7 @@ from bisect import bisect_right
 from collections import Counter
 from collections.abc import Generator, Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import accumulate
 
 from tracegrad.compiler.layout import Persistent
@@ -21,6 +22,7 @@ from tracegrad.errors import CompileError, Site
 from tracegrad.ir import Graph, Tensor
 from tracegrad.kernels.clusters import Cluster
 from tracegrad.kernels.costs import Cost, cost_of
+from tracegrad.kernels.extents import sized
 from tracegrad.kernels.form import Kernel
 from tracegrad.kernels.group import Launch
 from tracegrad.program import Program
@@ -74,7 +76,8 @@ class Planned:
     def of(graph: Graph, program: Program) -> Planned:
         """Of the program that `graph` was compiled to."""
         marked, origins = _marked(graph)
-        plan = make_plan(optimize(marked), Persistent.of(program), {f.name: f.type for f in program.inputs})
+        declared = {f.name: f.type for f in program.inputs}
+        plan = make_plan(optimize(marked), Persistent.of(program), declared, apart=program.capacity > 0)
         launches = tuple(plan.dispatched())
         assert len(launches) == len(program.dispatches), "planning the graph again gave another program"
         many = [len([*plan.scans[id(x.clusters[0])].plan.dispatched()]) if not x.kernels else 1 for x in plan.launches]
@@ -111,13 +114,17 @@ def dispatches_of(graph: Graph, program: Program) -> tuple[DispatchInfo, ...]:
     """The dispatches of the program that `graph` was compiled to, in order."""
     launches = Planned.of(graph, program).launches
     times = Counter(run_order(program))
+    at = partial(at_size, program)
     costs: dict[int, Cost] = {}  # clusters of equal form share a kernel
     out: list[DispatchInfo] = []
     for number, ((plan, launch), d) in enumerate(zip(launches, program.dispatches)):
         cost = Cost()
         for c, kernel in zip(launch.clusters, launch.kernels):
             if id(kernel) not in costs:
-                costs[id(kernel)] = cost_of(kernel, [t.size for t in plan.externals[id(c)]])
+                now = kernel
+                for a in kernel.outer if program.capacity else ():
+                    now = sized(now, a.name, at(a.size))
+                costs[id(kernel)] = cost_of(now, [at(t.size) for t in plan.externals[id(c)]])
             cost += costs[id(kernel)]
         sites = sorted(set[Site]().union(*(sites_of(c, plan.externals[id(c)]) for c in launch.clusters)))
         label = program.kernels[d.kernel].label
@@ -125,6 +132,11 @@ def dispatches_of(graph: Graph, program: Program) -> tuple[DispatchInfo, ...]:
         workgroups, n = d.grid[0] * d.grid[1], times[number]
         out.append(DispatchInfo(number, n, d.kernel, label, workgroups, cost.repeated(n), tuple(sites), forms))
     return tuple(out)
+
+
+def at_size(program: Program, n: int) -> int:
+    """What `n` is at the size of a program for many: a multiple of the capacity, which is a prime, grows with it."""
+    return n // program.capacity * program.size if program.capacity and n % program.capacity == 0 else n
 
 
 @contextlib.contextmanager

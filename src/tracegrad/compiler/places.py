@@ -66,9 +66,14 @@ class Plan:
         return self.inputs.sizes | self.outputs.sizes | self.constants.sizes | self.temporaries
 
 
-def make_plan(storage: Storage, persistent: Persistent, declared: Mapping[str, TensorType] | None = None) -> Plan:
-    """The plan of an optimized graph. `declared` are inputs that get a place even where nothing reads them."""
-    plan = plan_launches(storage, {})
+def make_plan(
+    storage: Storage, persistent: Persistent, declared: Mapping[str, TensorType] | None = None, apart: bool = False
+) -> Plan:
+    """The plan of an optimized graph. `declared` are inputs that get a place even where nothing reads them.
+
+    apart: no kernels share a launch.
+    """
+    plan = plan_launches(storage, {}, apart)
     for name, type_ in (declared or {}).items():  # first, and hyperparameters behind them: a feed writes the ones alone
         plan.inputs.add("input", name, type_)
     place_leaves(plan, persistent)
@@ -78,7 +83,7 @@ def make_plan(storage: Storage, persistent: Persistent, declared: Mapping[str, T
     return plan
 
 
-def plan_launches(storage: Storage, forms: dict[Key, tuple[Kernel, Tiling]]) -> Plan:
+def plan_launches(storage: Storage, forms: dict[Key, tuple[Kernel, Tiling]], apart: bool = False) -> Plan:
     """Schedule, kernels and launches. Clusters of equal form are lowered once; `forms` are those known."""
     schedule = Schedule(storage)
     externals: dict[int, list[Tensor]] = {}
@@ -96,7 +101,8 @@ def plan_launches(storage: Storage, forms: dict[Key, tuple[Kernel, Tiling]]) -> 
             kernel = lower(c, externals[id(c)], storage)
             forms[key] = kernel, choose_tiling(kernel)
         formed[id(c)] = forms[key]
-    launches = postpone(schedule, group_launches(schedule, formed))
+    launches = group_launches(schedule, formed, apart)
+    launches = launches if apart else postpone(schedule, launches)
     number = {id(kernel): k for k, (kernel, _) in enumerate(forms.values())}
     for launch in launches:
         launch.sort(number)

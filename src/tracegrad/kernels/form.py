@@ -132,7 +132,8 @@ class Kernel:
     @property
     def work(self) -> int:
         """Points computed in all."""
-        return self.rows + self.length if self.uniform else self.rows * self.length
+        rows = int(self.rows)  # at the capacity, where a run decides
+        return rows + self.length if self.uniform else rows * self.length
 
     def loaded(self, v: Value) -> DType:
         """What the memory that a load reads holds: an f32 may lie there in half precision."""

@@ -31,6 +31,7 @@ class Launch:
     kernels: list[Kernel] = field(default_factory=list[Kernel])
     tilings: list[Tiling] = field(default_factory=list[Tiling])
     arrays: set[str] = field(default_factory=set[str])
+    sized: list[Kernel] = field(default_factory=list[Kernel])  # the kernels with extents that a run decides, if any
 
     @property
     def workgroups(self) -> int:
@@ -74,8 +75,13 @@ class Launch:
             self.tilings = [self.tilings[k] for k in order]
 
 
-def group_launches(schedule: Schedule, formed: Mapping[int, tuple[Kernel, Tiling]]) -> list[Launch]:
-    """Launches in order. formed: id of a cluster -> its kernel and tiling; without one it gets a launch of its own."""
+def group_launches(
+    schedule: Schedule, formed: Mapping[int, tuple[Kernel, Tiling]], apart: bool = False
+) -> list[Launch]:
+    """Launches in order. formed: id of a cluster -> its kernel and tiling; without one it gets a launch of its own.
+
+    apart: every cluster does.
+    """
     launches: list[Launch] = []
     launch_of: dict[int, Launch] = {}
     position: dict[int, int] = {}
@@ -86,7 +92,7 @@ def group_launches(schedule: Schedule, formed: Mapping[int, tuple[Kernel, Tiling
         own = Launch([c], [kernel] if kernel else [], [tiling] if tiling else [], arrays_of(schedule, c))
         # What it reads must not live longer for this; `postpone` counts what lives anyway.
         reads_much = sum([schedule.storage.nodes[s].size for s in temporaries_of(schedule, c)]) > KEPT_ALIVE
-        near = launches[earliest : earliest + 1 if reads_much else None]
+        near = launches[earliest : earliest + 1 if reads_much else None] if not apart else []
         launch = next((x for x in near if x.takes(own)), None)
         if launch is not None:
             launch.add(own)

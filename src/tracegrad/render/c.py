@@ -11,6 +11,7 @@ from typing import cast
 
 from tracegrad.dtypes import f16
 from tracegrad.kernels.expr import Atom, Dynamic, Guard, Index, Value, Var, indices_of, walk
+from tracegrad.kernels.extents import SIZE, Extent
 from tracegrad.kernels.form import Axis, Fold, Kernel, Store, fold_batches, points
 from tracegrad.render.c_text import C_TYPE, PRELUDE, as_c, helper
 from tracegrad.render.emit import Emitter
@@ -137,8 +138,12 @@ class Function:
         body = "\n".join(spelled(lines, "long"))
         used = [k for k in range(len(self.kernel.slots)) if f"p{k}[" in body]
         types = [C_TYPE[self.kernel.slots[k].dtype.storage] for k in used]
-        parameters = ", ".join([f"{t} *restrict p{k}" for k, t in zip(used, types)] + ["long part", "long parts"])
-        arguments = ", ".join([f"at[{k}]" for k in used] + ["part", "parts"])
+        sized = [f"long {SIZE}"] if SIZE in body else []
+        size = [f"*(long *)at[{len(self.kernel.slots)}]"] if sized else []
+        parameters = ", ".join(
+            [f"{t} *restrict p{k}" for k, t in zip(used, types)] + [*sized, "long part", "long parts"]
+        )
+        arguments = ", ".join([f"at[{k}]" for k in used] + [*size, "part", "parts"])
         return "\n".join(
             [
                 *map(helper, self.helpers),
@@ -179,8 +184,10 @@ class Function:
 
     def share(self, name: str, size: int, step: int, lines: Sequence[Statement]) -> list[Statement]:
         """The outermost loop: this part's share of its turns."""
-        turns = -(-size // step)
-        self.parts = max(1, min(turns, self.kernel.work // C_GRAIN, C_PARTS))
+        turns = -(-int(size) // step)
+        self.parts = max(1, min(turns, int(self.kernel.work) // C_GRAIN, C_PARTS))
+        if isinstance(size, Extent):
+            turns = size if step == 1 else f"(({size} + {step - 1}) / {step})"
         end = f"const long end = min({turns} * (part + 1) / parts * {step}, (long){size});"
         return [end, Loop(name, "end", lines, f"{turns} * part / parts * {step}", step)]
 
@@ -254,7 +261,7 @@ class Function:
     # column by column
     def columns(self) -> list[Statement]:
         *others, last = self.outer
-        width = min(last.size, COLUMNS)
+        width = min(int(last.size), COLUMNS)
         self.emit = self.expressions()
         done: list[Fold] = []
         body: list[Statement] = []
@@ -273,7 +280,8 @@ class Function:
                 body += self.nest(self.inner if inside else [], [self.column(last, done, written)])
                 self.emit = self.expressions()
         here = f"const long w = {last.size} - ib < {width} ? {last.size} - ib : {width};"
-        body = [here if last.size % width else f"enum {{ w = {width} }};", *body]
+        whole = not isinstance(last.size, Extent) and last.size % width == 0
+        body = [f"enum {{ w = {width} }};" if whole else here, *body]
         if not others:
             return self.share("ib", last.size, width, body)
         return self.split(others, [Loop("ib", last.size, body, step=width)])

@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 from tracegrad.dtypes import DType, f32
 from tracegrad.kernels.expr import Index, Value, Var, atoms_of, indices_of, walk
+from tracegrad.kernels.extents import SIZE
 from tracegrad.kernels.form import Axis, Fold, Kernel, Product, Slot, Store, points
 from tracegrad.kernels.unroll import unroll
 from tracegrad.program import BoundLaunch
@@ -34,7 +35,11 @@ class Scratch(NamedTuple):
     dtype: str  # as NumPy calls it
 
 
-Place = int | Scratch  # a slot of the launch, or scratch memory
+class RunSize(NamedTuple):
+    """Where the size of the run lies, behind a function's slots."""
+
+
+Place = int | Scratch | RunSize  # a slot of the launch, scratch memory, or the size of the run
 
 
 class View(NamedTuple):
@@ -52,6 +57,11 @@ class FunctionStep(NamedTuple):
     name: str
     parts: int
     places: tuple[Place, ...]
+
+    @property
+    def sized(self) -> bool:
+        """Does the size of a run say how far it goes?"""
+        return isinstance(self.places[-1], RunSize)
 
 
 class ProductStep(NamedTuple):
@@ -122,7 +132,7 @@ class _Writer:
 
     def allocate(self, size: int, dtype: DType = f32) -> int:
         """A slot of scratch memory."""
-        self.scratch.append(Slot(dtype, size, True))
+        self.scratch.append(Slot(dtype, int(size), True))
         return len(self.kernel.slots) + len(self.scratch) - 1
 
     def extended(self) -> Kernel:
@@ -141,8 +151,9 @@ class _Writer:
         text = function.text(NAME, lines)
         name = "k" + hashlib.sha256(text.encode()).hexdigest()[:20]
         self.functions[name] = text.replace(NAME, name)
-        slots = range(len(self.kernel.slots) + len(self.scratch))
-        self.steps.append(FunctionStep(name, function.parts, tuple(map(self.place, slots))))
+        slots = range(len(function.kernel.slots))
+        size = [RunSize()] if SIZE in text else []
+        self.steps.append(FunctionStep(name, function.parts, (*map(self.place, slots), *size)))
 
     def product(self, f: Fold, p: Product) -> int:
         """A step of BLAS; the slot of the result."""
@@ -150,7 +161,7 @@ class _Writer:
         a, b = self.operand(p.a, p.batch, p.m, inner), self.operand(p.b, p.batch, inner, p.n)
         out = self.target(f.local)
         sizes = (*(x.size for x in p.batch), points(p.m), points(p.n))
-        result = self.view(out, 0, sizes, strides_of(sizes))
+        result = self.view(out, 0, sizes, strides_of([int(n) for n in sizes]))
         self.steps.append(ProductStep(a, b, result, limit_bits(p.limits), p.part))
         return out
 
@@ -197,9 +208,9 @@ class _Writer:
         function = Function(replace(kernel, outer=tuple(order), inner=(), body=(store,), uniform=False), {})
         self.call(function, function.body())
         m, n = points(rows), points(columns)
-        strides = dict(zip([a.name for a in own], strides_of([*(a.size for a in own), m * n])))
+        strides = dict(zip([a.name for a in own], strides_of([*(int(a.size) for a in own), int(m * n)])))
         sizes = [*(a.size if a in own else 1 for a in batch), m, n]
-        steps = [*(strides.get(a.name, 0) for a in batch), *((1, m) if turned else (n, 1))]
+        steps = [*(strides.get(a.name, 0) for a in batch), *((1, int(m)) if turned else (int(n), 1))]
         return self.view(slot, 0, sizes, steps)
 
 
@@ -212,6 +223,7 @@ def flat_index(kernel: Kernel, axes: Sequence[Axis]) -> Index:
     """The position of a point among those of some axes, row-major."""
     space = next(s.index.space for s in kernel.body if isinstance(s, Store))
     out = space.number(0)
-    for a, step in zip(axes, strides_of([a.size for a in axes])):
-        out = out + space.var(a.name, a.size) * step
+    sizes = [int(a.size) for a in axes]  # places are those of the capacity
+    for a, n, step in zip(axes, sizes, strides_of(sizes)):
+        out = out + space.var(a.name, n) * step
     return out

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from tracegrad.dtypes import f32
 from tracegrad.ir import PRIMITIVES
 from tracegrad.kernels.expr import Value, Var
+from tracegrad.kernels.extents import SIZE
 from tracegrad.kernels.form import Axis, Fold, Kernel, Product, Scatter, Store, points
 from tracegrad.kernels.unroll import unroll
 from tracegrad.program import BoundLaunch
@@ -35,7 +36,8 @@ def render_numpy(launch: BoundLaunch) -> str:
         first += len(kernel.slots)
     body = [f"    {line}" for line in setup]
     body += ["    def run():"] + [f"        {line}" for line in run] + ["    return run"]
-    return "\n".join(["def bind(np, view, scratch, memory, at):", *body]) + "\n"
+    sized = f", {SIZE}" if any(SIZE in line for line in body) else ""
+    return "\n".join([f"def bind(np, view, scratch, memory, at{sized}):", *body]) + "\n"
 
 
 class _Writer:

@@ -50,7 +50,8 @@ class Arrays:
         out = [1] * len(self.axes)
         for atom in atoms_of(index):
             if isinstance(atom, Var):
-                out[self.position[atom.name]] = atom.size
+                at = self.position[atom.name]
+                out[at] = self.axes[at].size
         return tuple(out)
 
     def joined(self, shapes: Iterable[Shape]) -> Shape:

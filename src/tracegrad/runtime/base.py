@@ -17,6 +17,7 @@ class DeviceInfo:
     description: str  # e.g. "NVIDIA H200 (Vulkan)"
     software: bool = False  # a CPU posing as a GPU: correct, slow, never chosen by "auto"
     gpu: bool = True  # is it called as a GPU?
+    resizes: bool = False  # do its sessions run a program at any size up to its capacity?
 
     def __str__(self) -> str:
         return f"{self.name} ({self.description})"
@@ -73,8 +74,12 @@ class Session(Protocol):
         """What it is."""
         ...
 
-    def load(self, program: Program) -> int:
-        """Allocate, build kernels once per content; a handle. DeviceError if the device is too small."""
+    def load(self, program: Program, like: int | None = None) -> int:
+        """Allocate, build kernels once per content; a handle. DeviceError if the device is too small.
+
+        like: of a loaded program that this one is at another size: they share memory and kernels. Only where the
+              device's `DeviceInfo.resizes`.
+        """
         ...
 
     def unload(self, handle: int) -> None:

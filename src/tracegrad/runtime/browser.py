@@ -82,7 +82,7 @@ class BrowserSession:
         name = str(self._tab.adapter) or "the browser's"
         return DeviceInfo("webgpu", f"{name} (browser)", "swiftshader" in name.lower())
 
-    def load(self, program: Program) -> int:
+    def load(self, program: Program, like: int | None = None) -> int:
         """Hand the program over: allocated, every kernel compiled in parallel, and checked once; a handle."""
         self._next += 1
         answer = self._tab.load(self._next, program.to_json(), check_of(program))

@@ -20,9 +20,10 @@ from tracegrad.arrays import HAVE_NUMPY, need_numpy, np
 from tracegrad.dtypes import STORED
 from tracegrad.errors import DeviceError
 from tracegrad.jsontext import shown
+from tracegrad.kernels.extents import SIZE, decided
 from tracegrad.program import PERSISTENT, Buffer, Field, KernelSource, Program
 from tracegrad.render.c import MARGIN, library_source
-from tracegrad.render.c_calls import CSource, FunctionStep, Place, Scratch, View
+from tracegrad.render.c_calls import CSource, FunctionStep, Place, RunSize, Scratch, View
 from tracegrad.render.c_engine import ENGINE
 from tracegrad.runtime.base import DeviceInfo, Done, Timings
 from tracegrad.runtime.c_compiler import Compiler, compiler
@@ -42,6 +43,8 @@ class _Loaded:
     program: Program
     memory: dict[str, Array]
     libraries: list[Future[ctypes.CDLL | None]]  # of its kernels, the engine first; none if they are in NumPy
+    size: Array  # of a run, where kernels read it
+    wrong: bool | None = None  # does a kernel compute wrongly in C? None: nobody has looked yet
     inputs: list[tuple[str, Array]] = field(default_factory=list[tuple[str, Array]])  # where each lies
     outputs: list[tuple[Field, Array]] = field(default_factory=list[tuple[Field, Array]])
     given: dict[str, Array] = field(default_factory=dict[str, Array])  # what lies in the inputs
@@ -54,7 +57,7 @@ def cpu_info(compiler: Compiler | None, failed: bool = False) -> DeviceInfo:
     how = f"C, compiled by {compiler.version}," if compiler else "NumPy, without a C compiler,"
     if compiler and failed:
         how = f"NumPy, because {compiler.path} failed,"
-    return DeviceInfo("cpu", f"{how} on this machine's CPU", gpu=False)
+    return DeviceInfo("cpu", f"{how} on this machine's CPU", gpu=False, resizes=True)
 
 
 def devices() -> list[DeviceInfo]:
@@ -89,9 +92,14 @@ class CpuSession:
         """The CPU, and what the kernels are: in NumPy where the compiler has failed."""
         return cpu_info(self._compiler, self._failed)
 
-    def load(self, program: Program) -> int:
+    def load(self, program: Program, like: int | None = None) -> int:
         """Allocate what is new, and begin to compile: whoever needs the kernels waits for them."""
         self._check_open()
+        self._next += 1
+        if like is not None:
+            same = self._ready(like)
+            self._loaded[self._next] = _Loaded(program, same.memory, same.libraries, _size(program), same.wrong)
+            return self._next
         foreign = [k.label for k in program.kernels if not k.own]
         if foreign:
             raise DeviceError(
@@ -106,8 +114,7 @@ class CpuSession:
             self._persistent = {name: x for name, x in self._persistent.items() if name in before}
             size = sum(b.bytes for b in program.buffers)
             raise DeviceError(f"there is no memory for the {size} bytes of the program: {e}") from e
-        self._next += 1
-        self._loaded[self._next] = _Loaded(program, memory, self._begun(program))
+        self._loaded[self._next] = _Loaded(program, memory, self._begun(program), _size(program))
         return self._next
 
     def _begun(self, program: Program) -> list[Future[ctypes.CDLL | None]]:
@@ -126,21 +133,24 @@ class CpuSession:
         if loaded.whole is not None:
             return loaded
         program, names = loaded.program, [b.name for b in loaded.program.buffers]
-        wrong = bool(loaded.libraries) and self._is_wrong(program, loaded.libraries)
+        if loaded.wrong is None:
+            loaded.wrong = bool(loaded.libraries) and self._is_wrong(program, loaded.libraries)
         found = [x.result() for x in loaded.libraries]
         self._failed = self._failed or None in found
         if self._interrupted:
             raise DeviceError("this session was closed while its kernels were compiled")
         libraries = [x for x in found if x is not None]
         # all or nothing: a value computed twice must have the same bits, and NumPy rounds otherwise
-        calls = CallList(libraries[0], libraries[1:]) if found and None not in found and not wrong else None
+        calls = CallList(libraries[0], libraries[1:]) if found and None not in found and not loaded.wrong else None
         for d in program.unrolled():
             memory = tuple([loaded.memory[names[k]] for k in d.buffers])
             kernel = program.kernels[d.kernel]
             if calls is None:
-                loaded.runs.append(self._bound(kernel.texts["numpy"])(np, view, self._scratch_view, memory, d.offsets))
+                text: str = kernel.texts["numpy"]
+                size = (program.size,) if SIZE in text else ()
+                loaded.runs.append(self._bound(text)(np, view, self._scratch_view, memory, d.offsets, *size))
             else:
-                self._add(calls, kernel, memory, d.offsets)
+                self._add(calls, kernel, memory, d.offsets, loaded.size, program.capacity)
         if calls is not None:
             loaded.runs, whole = calls.runs()
         else:
@@ -150,22 +160,33 @@ class CpuSession:
         loaded.whole = whole
         return loaded
 
-    def _add(self, calls: CallList, kernel: KernelSource, memory: Sequence[Array], offsets: Sequence[int]) -> None:
-        """A dispatch in C."""
+    def _add(
+        self,
+        calls: CallList,
+        kernel: KernelSource,
+        memory: Sequence[Array],
+        offsets: Sequence[int],
+        size: Array,
+        capacity: int,
+    ) -> None:
+        """A dispatch in C, for runs of `size`."""
+        n = int(size[0])
 
         def at(place: Place) -> tuple[Array, int]:
+            if isinstance(place, RunSize):
+                return size, 0
             if isinstance(place, Scratch):
                 return self._scratch_view(place.number, (place.size,), place.dtype), 0
             return memory[kernel.binding_of[place]], offsets[place]
 
         def matrix(v: View) -> Array:
             array, offset = at(v.place)
-            return view(array, offset + v.first, v.sizes, v.steps)
+            return view(array, offset + v.first, tuple([decided(x, n) for x in v.sizes]), v.steps)
 
         source: CSource = kernel.texts["c"]
         calls.add(
             [
-                calls.call(s.name, s.parts, [at(place) for place in s.places])
+                calls.call(s.name, max(1, s.parts * n // capacity) if s.sized else s.parts, list(map(at, s.places)))
                 if isinstance(s, FunctionStep)
                 else calls.product(matrix(s.a), matrix(s.b), matrix(s.out), s.limits, s.part)
                 for s in source.steps
@@ -182,7 +203,7 @@ class CpuSession:
             if len(made) < len(found):
                 raise DeviceError("the compiler failed")
             calls = CallList(made[0], made[1:])
-            self._add(calls, kernel, memory, offsets)
+            self._add(calls, kernel, memory, offsets, np.array([program.capacity], np.int64), program.capacity)
             _, whole = calls.runs()
             whole()
 
@@ -310,6 +331,11 @@ class CpuSession:
 def _with_margins(size: int, dtype: Any) -> Array:
     """So many elements and a zero behind them, between margins."""
     return np.zeros(MARGIN + size + 1 + MARGIN, dtype)[MARGIN:-MARGIN]
+
+
+def _size(program: Program) -> Array:
+    """Where kernels in C read the size of a run. A program of its own size has none."""
+    return np.array([program.size], np.int64)
 
 
 def _in_turn(runs: Sequence[Callable[[], None]]) -> None:

@@ -119,7 +119,7 @@ class NativeSession:
             self.close()
             raise
 
-    def load(self, program: Program) -> int:
+    def load(self, program: Program, like: int | None = None) -> int:
         """Allocate and build; a handle.
 
         Raises: DeviceError if the device is too small; CompileError naming a kernel that is refused or wrong.
