@@ -130,7 +130,8 @@ class Tensor(TensorMethods):
     @property
     def size(self) -> int:
         """Number of elements."""
-        return Count(self.type.size)
+        size = self.type.size
+        return Count(size) if type(size) is int else size  # a watched size stays one
 
     @property
     def operands(self) -> tuple[Tensor, ...]:
@@ -181,7 +182,10 @@ class Tensor(TensorMethods):
             raise TraceError.here(
                 f"{self!r} has rank 0: it has no length and nothing to iterate over; a reduction over axis= keeps axes"
             )
-        return self.shape[0]
+        n: Any = self.shape[0]
+        if type(n) is not int:
+            n.note()  # a watched size, of which len() makes another int
+        return n
 
     def __iter__(self) -> Iterator[Tensor]:
         return (self[k] for k in range(len(self)))

@@ -19,6 +19,8 @@ def whole(value: object) -> int | None:
     """`value` as an int if it is an integer of Python, NumPy or the like; None for anything else, a bool too."""
     if type(value) is int:
         return value
+    if isinstance(value, int) and hasattr(value, "note"):  # a watched size stays one
+        return value
     if isinstance(value, bool) or not hasattr(value, "__index__"):
         return None
     # An eager tensor is an integer if its dtype is; a traced one raises an error of its own.

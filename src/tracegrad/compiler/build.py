@@ -95,6 +95,24 @@ class TracedStep:
         return Built(program, self.graph, warnings=self.warnings, sites=self.sites)
 
 
+@dataclass(frozen=True, slots=True)
+class TracedForward:
+    """A forward before it is compiled."""
+
+    graph: Graph
+    persistent: Persistent
+    inputs: Mapping[str, TensorType]
+    meta: Mapping[str, Any]
+    structure: Any
+    sites: tuple[SiteInfo, ...]
+
+    def compiled(self) -> Built:
+        """The program."""
+        with uncollected():
+            program = make_program(self.graph, self.persistent, input_ranges(self.graph), self.meta, self.inputs)
+        return Built(program, self.graph, self.structure, sites=self.sites)
+
+
 class StepSource(NamedTuple):
     """What a training step is compiled from."""
 
@@ -185,7 +203,20 @@ def build_forward(
     precision: str = "f32",
     writes: bool = False,
 ) -> Built:
-    """The program of one forward.
+    """The program of one forward; see `traced_forward`."""
+    return traced_forward(model, forward, inputs, like, patching, precision, writes).compiled()
+
+
+def traced_forward(
+    model: Any,
+    forward: Callable[..., Any],
+    inputs: Mapping[str, InputSpec],
+    like: Program | None = None,
+    patching: bool = False,
+    precision: str = "f32",
+    writes: bool = False,
+) -> TracedForward:
+    """A forward, run once on leaves.
 
     like:     the training's program it shares parameters and states with.
     patching: its patch sites take a mask and a value, further inputs of the program; else they are not in it.
@@ -204,8 +235,7 @@ def build_forward(
             graph = Graph(outputs, dict(t.trace.captures), dict(t.trace.writes), precision)
             require_own(toposort(graph.roots), t.trace)
         meta = {"kind": "forward", "hyper": dict(t.trace.hypers)}
-        program = make_program(graph, persistent, input_ranges(graph), meta, t.inputs)
-    return Built(program, graph, structure, sites=sites_of(t))
+    return TracedForward(graph, persistent, t.inputs, meta, structure, sites_of(t))
 
 
 def trace_training(

@@ -1,0 +1,105 @@
+"""One program for every size of a batch up to a capacity, where two sizes can be shown to give the same one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import NamedTuple
+
+from tracegrad.compiler.assemble import assemble
+from tracegrad.compiler.build import Built, TracedForward, uncollected
+from tracegrad.compiler.pipeline import optimize
+from tracegrad.compiler.places import make_plan
+from tracegrad.compiler.ranges import input_ranges
+from tracegrad.compiler.uniform import Sizes, check_graphs, decide_extents, leading
+from tracegrad.compiler.watched import Watched
+from tracegrad.dtypes import TensorType
+from tracegrad.errors import Site, TracegradError
+from tracegrad.kernels.extents import UnsizedError
+from tracegrad.program import Field, Program
+
+LEAST = 17  # a capacity: more than any axis that is written out, and no common size of anything else
+SAMPLES = (2, 3)  # sizes at which the forward must be the same, besides a capacity and the prime behind it
+
+
+class Family(NamedTuple):
+    """A program that serves all sizes from `least` to its capacity."""
+
+    built: Built
+    least: int
+    sites: tuple[int, ...]  # how much of axis 0 of each site there is for each of the batch
+
+    def at(self, size: int) -> Built | None:
+        """It, at a size; None for one that it does not serve."""
+        program = self.built.program
+        if not self.least <= size <= program.capacity:
+            return None
+        sites = tuple(
+            [
+                s._replace(type=s.type._replace(shape=(per * size, *s.type.shape[1:]))) if per else s
+                for s, per in zip(self.built.sites, self.sites)
+            ]
+        )
+        return replace(self.built, program=program.at(size), sites=sites)
+
+
+def prime_from(n: int) -> int:
+    """The first prime that is not less."""
+    n = max(n, LEAST)
+    while any(n % d == 0 for d in range(2, int(n**0.5) + 1)):
+        n += 1
+    return n
+
+
+def build_family(traced_at: Callable[[int], TracedForward], most: int) -> Family:
+    """The program that serves batches of up to `most`, or some more.
+
+    traced_at: the forward at a size.
+    Raises:    UnsizedError, saying why one program cannot serve them.
+    """
+    seen: list[Site] = []
+    a = prime_from(most)
+    sizes = Sizes(a, prime_from(a + 1))
+    with uncollected():
+        _traced(traced_at, Watched.of(sizes.a, "n", seen))
+        if seen:
+            raise UnsizedError(f"{seen[0].short} uses the size of the batch as a number")
+        one, other = _traced(traced_at, sizes.a), _traced(traced_at, sizes.b)
+        for t, n in ((other, sizes.b), *((_traced(traced_at, n), n) for n in SAMPLES)):
+            check_graphs(one.graph, t.graph, Sizes(sizes.a, n))
+        try:
+            check_graphs(one.graph, _traced(traced_at, 1).graph, Sizes(sizes.a, 1))
+            least = 1
+        except UnsizedError:  # one row is broadcast: it gets a program of its own
+            least = 2
+        program = _program(one, other, sizes)
+        captured = tuple([leading(x.type, y.type, sizes) for x, y in zip(one.sites, other.sites, strict=True)])
+    return Family(Built(program, one.graph, one.structure, sites=one.sites), least, captured)
+
+
+def _traced(traced_at: Callable[[int], TracedForward], size: int) -> TracedForward:
+    try:
+        return traced_at(size)
+    except TracegradError as e:
+        raise UnsizedError(f"a batch of {size} is refused: {str(e).splitlines()[0]}") from e
+
+
+def _program(one: TracedForward, other: TracedForward, sizes: Sizes) -> Program:
+    specs = input_ranges(one.graph)
+    if specs != input_ranges(other.graph):
+        raise UnsizedError("which indices are valid depends on the batch")
+    plan, witness = (make_plan(optimize(t.graph), t.persistent, t.inputs, apart=True) for t in (one, other))
+    decide_extents(plan, witness, sizes)
+    program = assemble(plan, one.persistent, specs, one.meta)
+    inputs = _with_extents(program.inputs, plan.inputs.types, witness.inputs.types, sizes)
+    outputs = _with_extents(program.outputs, plan.outputs.types, witness.outputs.types, sizes)
+    for kernel in program.kernels:
+        for language in ("c", "numpy"):  # what these cannot say is found out now
+            _ = kernel.texts[language]
+    return replace(program, inputs=inputs, outputs=outputs, capacity=sizes.a, size=sizes.a)
+
+
+def _with_extents(
+    fields: tuple[Field, ...], one: Mapping[str, TensorType], other: Mapping[str, TensorType], sizes: Sizes
+) -> tuple[Field, ...]:
+    return tuple([replace(f, per=leading(one[f.name], other[f.name], sizes)) for f in fields])

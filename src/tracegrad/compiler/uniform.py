@@ -1,0 +1,266 @@
+"""Do two sizes of a batch give one program? A graph, and a plan, made at both, compared number by number.
+
+What a size decides differs between the two; what must be equal is all the rest. Nothing is said of ops here: a mean
+over the batch shows as a factor that differs, a flip as an index, a Python loop over rows as more nodes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, NamedTuple, cast
+
+from tracegrad.compiler.places import Plan
+from tracegrad.dtypes import TensorType
+from tracegrad.ir import Graph, Tensor
+from tracegrad.kernels.expr import Dynamic, Guard, Index, Quotient, Value, Var, atoms_of, walk
+from tracegrad.kernels.extents import Extent, UnsizedError, sized
+from tracegrad.kernels.form import Fold, Kernel, Store
+from tracegrad.kernels.group import Launch
+from tracegrad.prims.leaves import LITERAL
+
+
+class Sizes(NamedTuple):
+    """Two sizes of a batch. The first is a prime, so that a multiple of it is no coincidence."""
+
+    a: int
+    b: int
+
+    def per(self, a: int, b: int) -> int:
+        """How much for each of the batch, of what is `a` and `b` at the two; 0: it is the same at both."""
+        if a == b:
+            return 0
+        if a % self.a or a // self.a * self.b != b:
+            raise UnsizedError(f"{a} at a batch of {self.a} is {b} at one of {self.b}")
+        return a // self.a
+
+    def agree(self, a: Any, b: Any) -> bool:
+        """Are two attributes of a node equal, or do they grow with the batch?"""
+        if type(a) is not type(b):
+            return False
+        if type(a) is int:
+            return a == b or a * self.b == b * self.a
+        if isinstance(a, tuple):
+            xs, ys = cast("tuple[Any, ...]", a), cast("tuple[Any, ...]", b)
+            return len(xs) == len(ys) and all(map(self.agree, xs, ys))
+        return repr(a) == repr(b) if isinstance(a, float) else bool(a == b)
+
+
+def check_graphs(one: Graph, other: Graph, sizes: Sizes) -> None:
+    """UnsizedError with the line of the first node that is not the same but for the size of the batch."""
+    numbers: list[dict[int, int]] = [{}, {}]
+    nodes = [_moving(g, seen, sizes, n) for g, seen, n in zip((one, other), numbers, sizes)]
+    for x, y in zip(*nodes):
+        same = x.prim is y.prim and x.attrs.keys() == y.attrs.keys() and x.dtype is y.dtype
+        same = same and [numbers[0][i.serial] for i in x.inputs] == [numbers[1][i.serial] for i in y.inputs]
+        same = same and sizes.agree(x.shape, y.shape) and all(sizes.agree(v, y.attrs[k]) for k, v in x.attrs.items())
+        if not same:
+            where = f", {x.site.short}" if x.site else ""
+            raise UnsizedError(f"{x.prim.name}{where}, is {x.type} at a batch of {sizes.a} and {y.type} at {sizes.b}")
+    roots = [
+        [(kind, name, seen[t.serial]) for kind, part in parts_of(g) for name, t in part.items()]
+        for g, seen in zip((one, other), numbers)
+    ]
+    if len(nodes[0]) != len(nodes[1]) or roots[0] != roots[1]:
+        raise UnsizedError(f"the forward has other nodes at a batch of {sizes.a} than at one of {sizes.b}")
+
+
+def _moving(graph: Graph, numbers: dict[int, int], sizes: Sizes, size: int) -> list[Tensor]:
+    """The nodes that are more at the size `sizes.b` than another name for their input, as a broadcast of one row to one
+    row is. Numbers all by what they are.
+    """
+
+    def then(t: Tensor) -> TensorType:
+        return t.type._replace(shape=tuple([n // size * sizes.b if n % size == 0 else n for n in t.shape]))
+
+    found: list[Tensor] = []
+    for t in graph.nodes:
+        if t.prim.repeats is not None and then(t) == then(x := t.inputs[0]) and t.prim.repeats(then(x), then(t)) == 1:
+            numbers[t.serial] = numbers[x.serial]
+        else:
+            numbers[t.serial] = len(found)
+            found.append(t)
+    return found
+
+
+def parts_of(graph: Graph) -> Iterator[tuple[str, Mapping[str, Tensor]]]:
+    """What a graph gives, by kind."""
+    yield from (("output", graph.outputs), ("capture", graph.captures), ("write", graph.writes))
+
+
+def decide_extents(one: Plan, other: Plan, sizes: Sizes) -> None:
+    """Give the launches of `one`, which is planned for the capacity, kernels whose outermost axis a run decides.
+
+    Right are then all elements of a value that belong to the batch, whatever the others hold: of every value they are
+    the first, and a kernel reads no others for them.
+    Raises: UnsizedError where that cannot be shown.
+    """
+    if one.scans or other.scans:
+        raise UnsizedError("a scan is planned for one size")
+    if len(one.launches) != len(other.launches):
+        raise UnsizedError(f"other kernels run at a batch of {sizes.a} than at one of {sizes.b}")
+    made: dict[tuple[int, int], list[Kernel]] = {}
+    names: list[dict[int, Any]] = [{}, {}]
+    for number, (x, y) in enumerate(zip(one.launches, other.launches)):
+        touched = [_touched(plan, launch, seen, number) for plan, launch, seen in zip((one, other), (x, y), names)]
+        if touched[0] != touched[1]:
+            raise UnsizedError(f"{x.kernels[0].label} reads other values at a batch of {sizes.b}")
+        key = (id(x.kernels[0]), id(y.kernels[0]))
+        if key not in made:
+            made[key] = [_with_extent(x.kernels[0], y.kernels[0], sizes)]
+        x.sized = made[key]
+    if any(t.prim.family == "pack" and sizes.per(t.size, u.size) for t, u in zip(_packs(one), _packs(other))):
+        raise UnsizedError("parts that grow with the batch are put together")
+
+
+def _packs(plan: Plan) -> list[Tensor]:
+    return [t for t in plan.storage.order if t.prim.family == "pack"]
+
+
+def _touched(plan: Plan, launch: Launch, seen: dict[int, Any], number: int) -> list[Any]:
+    """What a launch reads and makes, named alike in two plans. seen: the names so far, by serial."""
+    (c,) = launch.clusters
+    for k, t in enumerate(c.outs):
+        seen[t.serial] = (number, k)
+    found: list[Any] = [len(c.outs)]
+    for t in plan.externals[id(c)]:
+        if t.prim is LITERAL:
+            found.append(t.attrs["data"])
+        elif t.prim.family == "leaf":
+            found.append((t.attrs["role"], t.attrs["name"]))
+        else:
+            found.append(seen.get(t.serial, t.prim.name))
+    return found
+
+
+def leading(a: TensorType, b: TensorType, sizes: Sizes) -> int:
+    """How much of axis 0 of an input or result there is for each of the batch. No other axis may grow."""
+    if a.shape[1:] != b.shape[1:]:
+        raise UnsizedError(f"{a} grows with the batch along another axis than the first")
+    return sizes.per(a.shape[0], b.shape[0]) if a.shape else 0
+
+
+def _with_extent(one: Kernel, other: Kernel, sizes: Sizes) -> Kernel:
+    """The kernel with the axis that a run decides; itself if there is none."""
+    if [*_spelled(one)] != [*_spelled(other)]:
+        raise UnsizedError(f"{one.label} computes otherwise at a batch of {sizes.b}")
+    axes = [*zip(one.outer, other.outer), *zip(one.inner, other.inner)]
+    grown = {a.name: per for a, b in axes if (per := sizes.per(a.size, b.size))}
+    slots = [sizes.per(a.size, b.size) for a, b in zip(one.slots, other.slots)]
+    first = next((a.name for a in one.outer if a.size > 1), "")
+    if [*grown] not in ([], [first]):
+        raise UnsizedError(f"{one.label} sums over the batch, or has it as another axis than the first")
+    per = grown.get(first, 0)
+    for s in one.body:
+        if isinstance(s, Store) and not (_own_row(s.index, first, per, slots[s.slot]) if per else not slots[s.slot]):
+            raise UnsizedError(f"{one.label} writes what another kernel would have to know the batch of")
+    for v in walk(_roots(one)):
+        slot: int = v.arg[0] if v.op == "load" else -1
+        if slot >= 0 and slots[slot] and not _within(v.arg[1], first, per, slots[slot], one, sizes.a):
+            raise UnsizedError(f"{one.label} reads other rows of the batch than its own")
+    return sized(one, first, Extent.of(sizes.a, per)) if per else one
+
+
+def _own_row(index: Index, axis: str, per: int, of_slot: int) -> bool:
+    """Does each point along the axis have an equal share of the slot to itself, one after the other?
+
+    The index is right at the capacity. So what is added to `share * point` is at least 0 at the first point, and less
+    than a share at the last; if it does not depend on the point, it is so everywhere.
+    """
+    shares = [c for a, c in index.terms if isinstance(a, Var) and a.name == axis]
+    rest = [a for a, _ in index.terms if not (isinstance(a, Var) and a.name == axis)]
+    return len(shares) == 1 and shares[0] * per == of_slot and not any(_varies(a, axis) for a in rest)
+
+
+def _varies(atom: Var | Quotient | Dynamic, axis: str) -> bool:
+    """Does an atom of an index change along an axis, or may it?"""
+    if isinstance(atom, Var):
+        return atom.name == axis
+    if isinstance(atom, Quotient):
+        return any(_varies(a, axis) for a, _ in atom.index.terms)
+    return False  # clamped to a fixed range, whatever it is
+
+
+def _within(index: Index, axis: str, per: int, of_slot: int, kernel: Kernel, capacity: int) -> bool:
+    """Does a load stay among the elements that belong to the batch, at every size?
+
+    Either each row reads its own part, also under guards that say nothing of rows; or the largest that the index can
+    be, `slope * size + at`, is below the slot's size at the smallest and at the largest batch.
+    """
+    guards = [g.index for v in walk(_roots(kernel)) if v.op == "inside" for g in v.arg]
+    guarded = any(_varies(a, axis) for g in guards for a in atoms_of(g))
+    if per and not guarded and _own_row(index, axis, per, of_slot):
+        return True
+    slope, at = _largest(index, axis, per)
+    return all(slope * n + at < of_slot * n for n in (1, capacity))
+
+
+def _largest(index: Index, axis: str, per: int) -> tuple[int, int]:
+    """An upper bound of an index, as a slope along the size and what is added."""
+    slope, at = 0, index.const
+    for atom, c in index.terms:
+        more, high = _largest_atom(atom, axis, per) if c > 0 else (0, atom.lo)
+        slope, at = slope + c * more, at + c * high
+    return slope, at
+
+
+def _largest_atom(atom: Var | Quotient | Dynamic, axis: str, per: int) -> tuple[int, int]:
+    if isinstance(atom, Var) and atom.name == axis:
+        return per, -1
+    if isinstance(atom, Quotient) and not atom.mod:
+        slope, at = _largest(atom.index, axis, per)
+        if slope % atom.d == 0:
+            return slope // atom.d, at // atom.d
+    return 0, atom.hi
+
+
+def _roots(kernel: Kernel) -> list[Value]:
+    found: list[Value] = []
+    for s in kernel.body:
+        found.append(s.value)
+        if isinstance(s, Fold) and s.product is not None:
+            found += [s.product.a, s.product.b]
+        if isinstance(s, Fold) and s.scatter is not None:
+            found += [s.scatter.target, s.scatter.update]
+    return found
+
+
+def _spelled(kernel: Kernel) -> Iterator[Any]:
+    """All of a kernel but how large its axes and slots are."""
+    number: dict[Value, int] = {}
+
+    def atom(a: Any) -> Any:
+        if isinstance(a, Var):
+            return a.name
+        if isinstance(a, Quotient):
+            return index(a.index), a.d, a.mod
+        return number[a.value], a.hi
+
+    def index(x: Index) -> Any:
+        return x.const, tuple([(atom(a), c) for a, c in x.terms])
+
+    def guards(given: Iterable[Guard]) -> Any:
+        return [(index(g.index), g.lo, g.hi, g.step) for g in given]
+
+    def argument(v: Value) -> Any:
+        if v.op == "load":
+            return v.arg[0], index(v.arg[1])
+        if v.op == "index":
+            return index(v.arg)
+        return guards(v.arg) if v.op == "inside" else repr(v.arg)
+
+    def statement(s: Fold | Store) -> Any:
+        if isinstance(s, Store):
+            return s.slot, index(s.index), number[s.value], s.inner
+        p, c = s.product, s.scatter
+        sides = p and [[a.name for a in side] for side in (p.batch, p.m, p.n)]
+        product = p and (number[p.a], number[p.b], sides, p.limits, p.part, p.parts)
+        scatter = c and (number[c.target], index(c.row), number[c.update])
+        return s.local, s.prim.name, number[s.value], product, scatter
+
+    yield kernel.label, kernel.uniform, [a.name for a in kernel.outer], [a.name for a in kernel.inner]
+    yield [(s.dtype, s.written, s.replaces) for s in kernel.slots]
+    for v in walk(_roots(kernel)):
+        yield v.op, v.dtype, [number[a] for a in v.args], argument(v)
+        number[v] = len(number)
+    for s in kernel.body:
+        yield statement(s)

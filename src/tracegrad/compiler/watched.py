@@ -1,0 +1,80 @@
+"""A size that notes where the user's code decides by it.
+
+A program for many sizes is right only if the user's function does the same at all of them. What it computes from a
+size shows in its graph; what it decides by one, such as `if x.shape[0] == 64`, need not. So one trace runs on sizes
+that tell.
+"""
+
+from __future__ import annotations
+
+import itertools
+import sys
+from collections.abc import Callable
+from typing import Any
+
+from tracegrad.errors import Site
+
+LONGEST = 200  # characters of how a size was computed
+_number = itertools.count()
+
+
+class Watched(int):
+    """An int that appends to `seen` where code outside of tracegrad compares it, converts it, or writes it out.
+
+    text: how it was computed. Sizes of one text are equal in every run, so comparing them decides nothing.
+    """
+
+    text: str
+    seen: list[Site]
+
+    @staticmethod
+    def of(n: int, text: str, seen: list[Site]) -> Watched:
+        """A size of this value."""
+        made = Watched(n)
+        made.text, made.seen = text, seen
+        return made
+
+    def note(self, depth: int = 2) -> None:
+        """Append the caller's line if it is not one of tracegrad."""
+        frame = sys._getframe(depth)  # pyright: ignore[reportPrivateUsage]
+        name = str(frame.f_globals.get("__name__", ""))
+        if name != "tracegrad" and not name.startswith("tracegrad."):
+            self.seen.append(Site(frame.f_code.co_filename, frame.f_lineno))
+
+    def __array__(self, *_: Any, **__: Any) -> Any:
+        self.note()
+        return sys.modules["numpy"].asarray(int.__int__(self))  # it is there: it asks
+
+
+def _computed(name: str) -> Callable[..., Any]:
+    of_int: Callable[..., Any] = getattr(int, name)
+
+    def compute(self: Watched, *others: Any) -> Any:
+        n = of_int(self, *others)
+        if type(n) is not int:
+            self.note()  # a float is read as a number, and what comes of it is no size
+            return n
+        text = f"({self.text} {name} {' '.join(getattr(x, 'text', None) or str(int(x)) for x in others)})"
+        return Watched.of(n, text if len(text) < LONGEST else f"size {next(_number)}", self.seen)
+
+    return compute
+
+
+def _noted(name: str) -> Callable[..., Any]:
+    of_int: Callable[..., Any] = getattr(int, name)
+
+    def read(self: Watched, *others: Any) -> Any:
+        if not (others and getattr(others[0], "text", None) == self.text):
+            self.note()
+        return of_int(self, *others)
+
+    return read
+
+
+for _name in ("add", "sub", "mul", "floordiv", "mod"):
+    setattr(Watched, f"__{_name}__", _computed(f"__{_name}__"))
+    setattr(Watched, f"__r{_name}__", _computed(f"__r{_name}__"))
+READS = """eq ne lt le gt ge bool hash int float str repr format truediv rtruediv pow rpow divmod rdivmod and rand
+           or ror xor rxor lshift rlshift rshift rrshift neg pos abs invert round ceil floor trunc"""
+for _name in READS.split():
+    setattr(Watched, f"__{_name}__", _noted(f"__{_name}__"))
