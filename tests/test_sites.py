@@ -125,7 +125,7 @@ def test_a_forward_is_compiled_twice_at_most_a_size(monkeypatch):
             f.run(x=X, patches={site: value}).result()
         f.run(x=X[:3]).result()
         f.run(x=X[:3], patches={"hidden": H[:3]}).result()
-        assert made == [(4, False), (4, True), (3, False), (3, True)]
+        assert made == [(4, False), (4, True), (3, True)]  # without patches, one program serves the sizes that follow
 
 
 def test_sites_are_not_in_the_program_of_runs_and_steps_without_patches():
@@ -157,7 +157,8 @@ def test_memory_of_both_programs_is_freed_with_the_size():
             for n in range(1, 5):
                 f.run(x=X[:n]).result()
                 f.run(x=X[:n], patches={"hidden": H[:n]}).result()
-            assert f.store.worker.call(lambda session: len(session._loaded)) == 2 * kept
+            shared = 1  # and its sizes
+            assert f.store.worker.call(lambda session: len(session._loaded)) == 2 * kept + shared
 
 
 @pytest.mark.parametrize("patches, words", [

@@ -11,10 +11,10 @@ from tracegrad.compiler.build import Built, TracedForward, uncollected
 from tracegrad.compiler.pipeline import optimize
 from tracegrad.compiler.places import make_plan
 from tracegrad.compiler.ranges import input_ranges
-from tracegrad.compiler.uniform import Sizes, check_graphs, decide_extents, leading
+from tracegrad.compiler.uniform import Pair, check_graphs, decide_extents, leading
 from tracegrad.compiler.watched import Watched
 from tracegrad.dtypes import TensorType
-from tracegrad.errors import Site, TracegradError
+from tracegrad.errors import CompileError, ShapeError, Site
 from tracegrad.kernels.extents import UnsizedError
 from tracegrad.program import Field, Program
 
@@ -59,20 +59,23 @@ def build_family(traced_at: Callable[[int], TracedForward], most: int) -> Family
     """
     seen: list[Site] = []
     a = prime_from(most)
-    sizes = Sizes(a, prime_from(a + 1))
+    sizes = Pair(a, prime_from(a + 1))
     with uncollected():
         _traced(traced_at, Watched.of(sizes.a, "n", seen))
         if seen:
             raise UnsizedError(f"{seen[0].short} uses the size of the batch as a number")
         one, other = _traced(traced_at, sizes.a), _traced(traced_at, sizes.b)
         for t, n in ((other, sizes.b), *((_traced(traced_at, n), n) for n in SAMPLES)):
-            check_graphs(one.graph, t.graph, Sizes(sizes.a, n))
+            check_graphs(one.graph, t.graph, Pair(sizes.a, n))
         try:
-            check_graphs(one.graph, _traced(traced_at, 1).graph, Sizes(sizes.a, 1))
+            check_graphs(one.graph, _traced(traced_at, 1).graph, Pair(sizes.a, 1))
             least = 1
         except UnsizedError:  # one row is broadcast: it gets a program of its own
             least = 2
-        program = _program(one, other, sizes)
+        try:
+            program = _program(one, other, sizes)
+        except (CompileError, ShapeError) as e:
+            raise UnsizedError(str(e)) from e
         captured = tuple([leading(x.type, y.type, sizes) for x, y in zip(one.sites, other.sites, strict=True)])
     return Family(Built(program, one.graph, one.structure, sites=one.sites), least, captured)
 
@@ -80,11 +83,11 @@ def build_family(traced_at: Callable[[int], TracedForward], most: int) -> Family
 def _traced(traced_at: Callable[[int], TracedForward], size: int) -> TracedForward:
     try:
         return traced_at(size)
-    except TracegradError as e:
-        raise UnsizedError(f"a batch of {size} is refused: {str(e).splitlines()[0]}") from e
+    except Exception as e:  # also those of the user's code: no call has this size
+        raise UnsizedError(f"a batch of {size} is refused: {str(e).partition(chr(10))[0]}") from e
 
 
-def _program(one: TracedForward, other: TracedForward, sizes: Sizes) -> Program:
+def _program(one: TracedForward, other: TracedForward, sizes: Pair) -> Program:
     specs = input_ranges(one.graph)
     if specs != input_ranges(other.graph):
         raise UnsizedError("which indices are valid depends on the batch")
@@ -100,6 +103,6 @@ def _program(one: TracedForward, other: TracedForward, sizes: Sizes) -> Program:
 
 
 def _with_extents(
-    fields: tuple[Field, ...], one: Mapping[str, TensorType], other: Mapping[str, TensorType], sizes: Sizes
+    fields: tuple[Field, ...], one: Mapping[str, TensorType], other: Mapping[str, TensorType], sizes: Pair
 ) -> tuple[Field, ...]:
     return tuple([replace(f, per=leading(one[f.name], other[f.name], sizes)) for f in fields])

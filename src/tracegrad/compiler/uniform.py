@@ -19,7 +19,7 @@ from tracegrad.kernels.group import Launch
 from tracegrad.prims.leaves import LITERAL
 
 
-class Sizes(NamedTuple):
+class Pair(NamedTuple):
     """Two sizes of a batch. The first is a prime, so that a multiple of it is no coincidence."""
 
     a: int
@@ -45,7 +45,7 @@ class Sizes(NamedTuple):
         return repr(a) == repr(b) if isinstance(a, float) else bool(a == b)
 
 
-def check_graphs(one: Graph, other: Graph, sizes: Sizes) -> None:
+def check_graphs(one: Graph, other: Graph, sizes: Pair) -> None:
     """UnsizedError with the line of the first node that is not the same but for the size of the batch."""
     numbers: list[dict[int, int]] = [{}, {}]
     nodes = [_moving(g, seen, sizes, n) for g, seen, n in zip((one, other), numbers, sizes)]
@@ -64,7 +64,7 @@ def check_graphs(one: Graph, other: Graph, sizes: Sizes) -> None:
         raise UnsizedError(f"the forward has other nodes at a batch of {sizes.a} than at one of {sizes.b}")
 
 
-def _moving(graph: Graph, numbers: dict[int, int], sizes: Sizes, size: int) -> list[Tensor]:
+def _moving(graph: Graph, numbers: dict[int, int], sizes: Pair, size: int) -> list[Tensor]:
     """The nodes that are more at the size `sizes.b` than another name for their input, as a broadcast of one row to one
     row is. Numbers all by what they are.
     """
@@ -87,7 +87,7 @@ def parts_of(graph: Graph) -> Iterator[tuple[str, Mapping[str, Tensor]]]:
     yield from (("output", graph.outputs), ("capture", graph.captures), ("write", graph.writes))
 
 
-def decide_extents(one: Plan, other: Plan, sizes: Sizes) -> None:
+def decide_extents(one: Plan, other: Plan, sizes: Pair) -> None:
     """Give the launches of `one`, which is planned for the capacity, kernels whose outermost axis a run decides.
 
     Right are then all elements of a value that belong to the batch, whatever the others hold: of every value they are
@@ -132,14 +132,14 @@ def _touched(plan: Plan, launch: Launch, seen: dict[int, Any], number: int) -> l
     return found
 
 
-def leading(a: TensorType, b: TensorType, sizes: Sizes) -> int:
+def leading(a: TensorType, b: TensorType, sizes: Pair) -> int:
     """How much of axis 0 of an input or result there is for each of the batch. No other axis may grow."""
     if a.shape[1:] != b.shape[1:]:
         raise UnsizedError(f"{a} grows with the batch along another axis than the first")
     return sizes.per(a.shape[0], b.shape[0]) if a.shape else 0
 
 
-def _with_extent(one: Kernel, other: Kernel, sizes: Sizes) -> Kernel:
+def _with_extent(one: Kernel, other: Kernel, sizes: Pair) -> Kernel:
     """The kernel with the axis that a run decides; itself if there is none."""
     if [*_spelled(one)] != [*_spelled(other)]:
         raise UnsizedError(f"{one.label} computes otherwise at a batch of {sizes.b}")

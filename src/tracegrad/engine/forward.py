@@ -32,8 +32,10 @@ Array = Any
 class CompiledForward(HasStates):
     """A forward compiled for one device; made by `tg.compile_forward` and `train.attach`. A context manager.
 
-    Dimensions of `inputs` that are None or names are chosen by each call: one program is compiled and kept per choice,
-    and the one that was least recently used is dropped when there are more than `max_cached_shapes`.
+    Dimensions of `inputs` that are None or names are chosen by each call. The first choice gets a program of its own.
+    From the second on, one program serves all sizes up to a capacity that grows, where the device and the forward allow
+    it: `explain` says why a forward does not. Else a program is compiled and kept per choice, and the one that was
+    least recently used is dropped when there are more than `max_cached_shapes`.
     """
 
     called = "write infer.run(x=x).output"
@@ -105,12 +107,16 @@ class CompiledForward(HasStates):
         """The graph that a run with these inputs executes; compiled if it was not yet. Raises what compiling raises."""
         given = as_arrays(self.source.free, merge(mapping, inputs, "graph_for"))
         with self.store.worker.own(self._lock):
-            return self._programs.of(sizes_of(self.source.free, given, "graph_for")).built.graph
+            sizes = sizes_of(self.source.free, given, "graph_for")
+            program = self._programs.of(sizes)
+            if program.family is None:
+                return program.built.graph
+            return self.source.traced(self.store.model, sizes, self.store.layout).graph
 
     def explain(self, mapping: Given = None, /, **inputs: Any) -> Explanation:
         """As `CompiledTraining.explain`, of the program for these inputs; without any, for the size used last."""
         program, _ = self._looked_at(merge(mapping, inputs, "explain"), "explain")
-        return explained(program.built, self.store.worker.info)
+        return explained(program.built, self.store.worker.info, self._programs.note)
 
     def why(self, name_or_node: str | Tensor, mapping: Given = None, /, **inputs: Any) -> Why:
         """As `CompiledTraining.why`, of the program for these inputs; without any, for the size used last."""

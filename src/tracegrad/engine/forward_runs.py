@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tracegrad.compiler.build import Built
 from tracegrad.compiler.dispatches import blamed_lines
@@ -20,9 +20,13 @@ from tracegrad.engine.steps import captures_of
 from tracegrad.engine.stores import ParameterStore
 from tracegrad.errors import DeviceError, InputError
 from tracegrad.hypers import PREFIX
+from tracegrad.kernels.extents import UnsizedError
 from tracegrad.program import Field
 from tracegrad.runtime.base import Session
 from tracegrad.sites import PATCH
+
+if TYPE_CHECKING:
+    from tracegrad.compiler.sized import Family
 
 
 @dataclass(slots=True, eq=False)
@@ -38,6 +42,7 @@ class ForwardProgram:
     commits: bool = False  # it writes states
     patched: ForwardProgram | None = None  # the program with its patch sites, made at the first run that patches
     unpatched: dict[str, Any] = field(default_factory=dict[str, Any])  # of a `patched`: inputs of sites left alone
+    family: ForwardProgram | None = None  # the program at its capacity, if this is it at another size
 
     def __post_init__(self) -> None:
         fields, self.commits = self.built.program.inputs, bool(self.built.graph.writes)
@@ -47,12 +52,33 @@ class ForwardProgram:
 
     def load(self, session: Session, store: ParameterStore) -> int:
         """The handle of the program, which is loaded and has its parameters now. On the worker's thread."""
+        if self.family is not None:
+            like = self.family.load(session, store)
+            if self.handle is None:
+                self.handle = session.load(self.built.program, like)
+            return self.handle
         new = self.handle is None
         if self.handle is None:
             with blamed_lines(self.built.graph, self.built.program):
                 self.handle = session.load(self.built.program)
         store.write(session, self.built.program, new)
         return self.handle
+
+
+@dataclass(slots=True, eq=False)
+class Shared:
+    """What is known of the size that calls choose: the program that serves many sizes, or why there is none."""
+
+    version: object
+    most: int  # the largest size seen
+    family: Family | None = None
+    base: ForwardProgram | None = None  # it, at its capacity
+    why: str = ""
+
+    @property
+    def capacity(self) -> int:
+        """The largest size that is served now."""
+        return self.family.built.program.capacity if self.family else 0
 
 
 class ForwardPrograms:
@@ -62,6 +88,7 @@ class ForwardPrograms:
         self.source, self.store, self.closed = source, store, ""
         self._capacity = capacity
         self._kept: OrderedDict[Sizes, ForwardProgram] = OrderedDict()
+        self._shares: Shared | None = None
         self.runs = 0
 
     @property
@@ -83,7 +110,7 @@ class ForwardPrograms:
             self._kept.clear()  # their session is gone, and their programs with it
         program = self._kept.pop(size, None)
         if program is None:
-            program = self._made(size, version)
+            program = self._shared(size, version, dropped) or self._made(size, version)
             while len(self._kept) >= self._capacity:
                 dropped.append(self._kept.popitem(last=False)[1])
         self._kept[size] = program
@@ -95,6 +122,45 @@ class ForwardPrograms:
         if program.patched is None:
             program.patched = self._made(next(n for n, p in self._kept.items() if p is program), program.version, True)
         return program.patched
+
+    def _shared(self, sizes: Sizes, version: object, dropped: list[ForwardProgram]) -> ForwardProgram | None:
+        """The program that serves many sizes, at one of them; None where a size gets a program of its own.
+
+        The first size does: most forwards see no other. A larger size than the capacity replaces the program by one of
+        twice the capacity at least.
+        """
+        if len(sizes) != 1 or not self.store.worker.info.resizes or indexcheck.enabled():
+            return None
+        ((_, size),) = sizes
+        if self._shares is None or self._shares.version is not version:
+            self._shares = Shared(version, size)
+            return None
+        known = self._shares
+        if known.why or (known.family and size < known.family.least):
+            return None
+        if known.family is None or size > known.capacity:
+            dropped += self._forget(known)
+            known.most = max(size, 2 * known.capacity, known.most)
+            try:
+                known.family = self.source.family(self.store.model, known.most, self.store.layout)
+            except UnsizedError as e:
+                known.why, known.family = str(e), None
+                return None
+            known.base = ForwardProgram(known.family.built, version)
+        built = known.family.at(size)
+        return ForwardProgram(built, version, family=known.base) if built is not None else None
+
+    @property
+    def note(self) -> str:
+        """Why each size has a program of its own; "" if none has to."""
+        return f"compiled for each size: {self._shares.why}" if self._shares and self._shares.why else ""
+
+    def _forget(self, known: Shared) -> list[ForwardProgram]:
+        """What goes with a program that is to be replaced by one for larger sizes."""
+        if known.base is None:
+            return []
+        gone = [n for n, p in self._kept.items() if p.family is known.base]
+        return [*(self._kept.pop(n) for n in gone), known.base]
 
     def hyper(self, program: ForwardProgram) -> dict[str, Any]:
         """Hot values of a run: those of the training, else the defaults. Each run has random numbers of its own."""
@@ -108,7 +174,10 @@ class ForwardPrograms:
     def close(self, unload: bool) -> None:
         """Drop all. unload: free them on the device too, after the runs queued so far."""
         dropped = list(self._kept.values())
+        if self._shares is not None and self._shares.base is not None:
+            dropped.append(self._shares.base)
         self._kept.clear()
+        self._shares = None
         if unload:
             self._unload(dropped)
 
@@ -122,7 +191,8 @@ class ForwardPrograms:
         def unload(session: Session) -> None:
             for program in [p for pair in programs for p in (pair, pair.patched) if p is not None]:
                 if program.handle is not None and program.version is self.store.version:
-                    self.store.release(session, program.built.program)
+                    if program.family is None:
+                        self.store.release(session, program.built.program)
                     session.unload(program.handle)
                 program.handle = None
 

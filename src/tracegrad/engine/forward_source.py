@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from tracegrad.compiler.build import Built, build_forward, check_precision
+from tracegrad.compiler.build import Built, TracedForward, build_forward, check_precision, traced_forward
 from tracegrad.compiler.inputtypes import input_types
 from tracegrad.compiler.signatures import check_function, check_signature
 from tracegrad.compiler.sizes import FreeSizes, Sizes
 from tracegrad.dtypes import InputType
 from tracegrad.program import Program
+
+if TYPE_CHECKING:
+    from tracegrad.compiler.sized import Family
 
 
 class ForwardSource(NamedTuple):
@@ -41,3 +44,13 @@ class ForwardSource(NamedTuple):
         """The program for some sizes; see `build_forward`."""
         inputs = self.free.sized(sizes)
         return build_forward(model, self.forward, inputs, like, patching, self.precision, self.writes)
+
+    def traced(self, model: Any, sizes: Sizes, like: Program | None = None) -> TracedForward:
+        """The forward at some sizes, before it is compiled."""
+        return traced_forward(model, self.forward, self.free.sized(sizes), like, False, self.precision, self.writes)
+
+    def family(self, model: Any, most: int, like: Program | None = None) -> Family:
+        """The program for sizes of up to `most`, or some more. UnsizedError where each must have its own."""
+        from tracegrad.compiler.sized import build_family  # most processes see one size, and do without
+
+        return build_family(lambda size: self.traced(model, self.free.all(size), like), most)

@@ -32,6 +32,7 @@ class Explanation:
     dispatches: tuple[DispatchInfo, ...]
     graph: Graph
     program: Program
+    note: str = ""  # which sizes the program serves, if calls choose one
 
     @property
     def title(self) -> str:
@@ -41,6 +42,7 @@ class Explanation:
         return (
             f"{kind}: {len(self.graph)} nodes, {len(self.program.kernels)} kernels, {len(self.dispatches)} dispatches; "
             f"{amount(cost.flops, 'FLOP')}, {amount(cost.read, 'B')} read, {amount(cost.written, 'B')} written"
+            f"{'; ' if self.note else ''}{self.note}"
         )
 
     @property
@@ -106,10 +108,12 @@ class Explanation:
         return written(path, page(self.title, self._repr_html_()))
 
 
-def explained(built: Built, device: DeviceInfo) -> Explanation:
+def explained(built: Built, device: DeviceInfo, note: str = "") -> Explanation:
     """What a graph was compiled to, as `device` runs it."""
     program = as_run(built.program, device)
-    return Explanation(dispatches_of(built.graph, program), built.graph, program)
+    if program.capacity:
+        note = f"at {program.size}, of a program for sizes up to {program.capacity}, whose types are shown"
+    return Explanation(dispatches_of(built.graph, program), built.graph, program, note)
 
 
 def _folded(title: str, text: str) -> str:

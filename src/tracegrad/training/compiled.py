@@ -296,7 +296,7 @@ class CompiledTraining(HasStates):
     ) -> CompiledForward:
         """A forward that shares this training's parameters and states: a run sees every step queued before it.
 
-        forward, inputs: as for `tg.compile_forward`. It is compiled by the first run, and once for each size of `None`.
+        forward, inputs: as for `tg.compile_forward`. It is compiled by the first run.
         max_cached_shapes, precision, writes: as for `tg.compile_forward`; the training's precision is no default.
         Raises: InputError for inputs that are no types or that `forward` does not take. Its first run raises the rest.
         """
