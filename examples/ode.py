@@ -29,7 +29,7 @@ def rk4(f, state):
 
 
 def loss(m: Field, start: tg.Tensor, seen: tg.Tensor) -> tg.Tensor:
-    step = tg.checkpoint(lambda state: rk4(m, state))
+    step = tg.remat(lambda state: rk4(m, state))
     states = [start]
     for _ in range(STEPS):
         states.append(step(states[-1]))

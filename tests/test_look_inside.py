@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from html.parser import HTMLParser
 from typing import Any
@@ -147,7 +148,7 @@ def test_a_dispatch_in_a_loop_is_one_row(tmp_path):
 def test_explain_tells_all_as_text():
     with compiled() as t:
         e = t.explain()
-        text = str(e)
+        text = str(dataclasses.replace(e, verbose=True))
         for d in e.dispatches:
             assert d.lines and f"kernel {d.kernel}, {d.label}" in text
         for part in (

@@ -46,8 +46,13 @@ def missing(tensor: object, name: str, shown: str = "") -> MissingNameError:
     return MissingNameError.here(f"{shown or repr(tensor)} has no {name!r}: {remedy}")
 
 
-def no_such_name(module: str, name: str, known: Mapping[str, Iterable[str]]) -> MissingNameError:
-    """The error for a name that a module does not have; `known`: the names there are, by what is written before."""
+def no_such_name(
+    module: str, name: str, known: Mapping[str, Iterable[str]], table: Mapping[str, str] = {}
+) -> MissingNameError:
+    """The error for a name that a module does not have; `known`: the names there are, by what is written before.
+
+    table: remedies of this module's own, which come before those of all.
+    """
     if name.startswith("_"):
         return MissingNameError(f"module {module!r} has no attribute {name!r}")
     own: dict[str, str] = {}
@@ -56,7 +61,11 @@ def no_such_name(module: str, name: str, known: Mapping[str, Iterable[str]]) -> 
             own.setdefault(_plain(n), f"{prefix}.{n}")
     plain = _plain(name)
     near = get_close_matches(plain, own, n=1, cutoff=0.75) or [n for n in own if len(plain) > 3 and n.startswith(plain)]
-    remedy = found(NAMES, name) or (f"did you mean {own[near[0]]}?" if near else f"dir({module}) lists what it has")
+    remedy = (
+        found(table, name)
+        or found(NAMES, name)
+        or (f"did you mean {own[near[0]]}?" if near else f"dir({module}) lists what it has")
+    )
     return MissingNameError.here(f"{module} has no {name!r}: {remedy}")
 
 

@@ -34,8 +34,8 @@ from tracegrad.shapes import show
 from tracegrad.transforms.trees import rebuilt, tree_leaves, tree_map
 
 __all__ = [
-    "checkpoint", "custom_vjp", "grad", "hessian", "jacobian", "jvp", "repeat", "scan", "tree_leaves", "tree_map",
-    "value_and_grad", "vjp", "vmap",
+    "checkpoint", "custom_vjp", "grad", "hessian", "jacobian", "jvp", "remat", "repeat", "scan", "tree_leaves",
+    "tree_map", "value_and_grad", "vjp", "vmap",
 ]  # fmt: skip
 
 C = TypeVar("C")
@@ -132,7 +132,8 @@ def _public(transform: F) -> F:
 
 grad, value_and_grad = _public(transforms.grad), _public(transforms.value_and_grad)
 jacobian, hessian = _public(transforms.jacobian), _public(transforms.hessian)
-vmap, checkpoint = _public(transforms.vmap), _public(transforms.checkpoint)
+vmap, remat = _public(transforms.vmap), _public(transforms.remat)
+checkpoint = remat  # the name that it had first
 
 
 @functools.wraps(transforms.jvp)

@@ -170,8 +170,37 @@ NAMES = {
     "gather": TENSORS["gather"],
     "zeros_like": "write tg.zeros(x.shape)",
     "ones_like": "write tg.ones(x.shape)",
+    "scaled_dot_product_attention flash_attention": "write tg.attention(q, k, v)",
+    "rematerialize recompute": "write tg.remat(fn)",
+    "fit train": "tg.compile(model=..., loss=...) makes a training, which has train.fit and train.step",
+    "load_model load_state_dict": "train.load(path) resumes; tg.load_forward(path, model=..., forward=..., inputs=...)",
+    "no_gradient": "write tg.stop_gradient(x) in a loss, tg.no_grad() around eager code",
     "jit": "tg.compile compiles a whole training step, tg.compile_forward a forward",
     "Adamax ASGD Rprop LBFGS SparseAdam": "optim.custom takes a transform of your own; optim.adam is near",
+}
+
+# Names of the modules lr and init, which mean something else in others
+SCHEDULES = {
+    "cosine cosine_decay CosineAnnealing CosineDecay": "write lr.cosine_annealing(peak, final, steps)",
+    "warmup_cosine cosine_with_warmup warmup_cosine_decay get_cosine_schedule_with_warmup": "write "
+    "lr.warmup(peak, 100, after=lr.cosine_annealing(peak, final, steps))",
+    "step StepLR step_lr": "write lr.staircase(peak, every, gamma)",
+    "ReduceLROnPlateau reduce_on_plateau": "write lr.plateau(peak), and tell it by train.lr_metric(value)",
+    "LambdaLR lambda_lr piecewise piecewise_constant polynomial PolynomialLR noam inverse_sqrt "
+    "CosineAnnealingWarmRestarts cosine_annealing_warm_restarts CyclicLR cyclic": "derive tg.lr.Schedule: a "
+    "frozen dataclass with start: int | None = None and value(self, s), or call train.set_lr(rate) between steps",
+    "SequentialLR ChainedScheduler sequential join": "write lr.warmup(peak, steps, after=another)",
+    "fixed": "write lr.constant(rate), or the rate itself",
+}
+INITS = {
+    "constant constant_ full fill": "write init.literal(array), as of numpy.full(shape, value)",
+    "eye identity dirac dirac_ sparse sparse_": "write init.literal(array)",
+    "he he_normal kaiming_normal kaiming_normal_": "write init.kaiming()",
+    "he_uniform": "write init.kaiming_uniform()",
+    "glorot glorot_normal xavier_normal xavier_normal_": "write init.xavier()",
+    "variance_scaling": "write init.kaiming(gain), init.lecun() or init.xavier(gain)",
+    "rand": "write init.uniform(low, high)",
+    "uniform_": "write init.uniform(low, high)",
 }
 
 # Functions of NumPy and PyTorch on tensors; most others have the name that they have here.

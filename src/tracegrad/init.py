@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, cast
 from tracegrad import foreign
 from tracegrad.dtypes import DType, Shape, as_dtype, f32
 from tracegrad.errors import DTypeError, InputError
+from tracegrad.habits import INITS
 from tracegrad.hypers import AT_LEAST_0, POSITIVE, checked
 from tracegrad.prims import leaves
 from tracegrad.refusals import check_call
@@ -384,4 +385,4 @@ def from_spec(spec: Mapping[str, Any]) -> Initializer:
 if not TYPE_CHECKING:  # type checkers are to report unknown names themselves
 
     def __getattr__(name):
-        raise foreign.no_such_name("tracegrad.init", name, {"init": PUBLIC})
+        raise foreign.no_such_name("tracegrad.init", name, {"init": PUBLIC}, INITS)

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast
 
 from tracegrad import foreign
 from tracegrad.errors import InputError
+from tracegrad.habits import SCHEDULES
 from tracegrad.hypers import POSITIVE, RANGES, SHARE, checked
 from tracegrad.refusals import NoNumber, check_call, shown
 
@@ -397,4 +398,4 @@ def starting_at(schedule: S, step: int) -> S:
 if not TYPE_CHECKING:  # type checkers are to report unknown names themselves
 
     def __getattr__(name):
-        raise foreign.no_such_name("tracegrad.lr", name, {"lr": PUBLIC})
+        raise foreign.no_such_name("tracegrad.lr", name, {"lr": PUBLIC}, SCHEDULES)

@@ -16,6 +16,7 @@ from tracegrad.errors import CallError, MissingNameError, call_site, located, pl
 from tracegrad.habits import BRANCHES, KEYWORDS, WITHOUT, found
 
 F = TypeVar("F", bound=Callable[..., Any])
+INNER = ("called", "remedies", "source", "store", "worker")  # attributes that other modules use, but no user
 MOST = 12  # names that a message lists
 
 
@@ -80,6 +81,10 @@ class Helped:
     __slots__ = ()
     remedies: ClassVar[Mapping[str, str]] = {}
     called: ClassVar[str] = ""
+
+    def __dir__(self) -> list[str]:
+        """What completion lists: the public interface."""
+        return [n for n in object.__dir__(self) if not n.startswith("_") and n not in INNER]
 
     if not TYPE_CHECKING:  # type checkers are to report unknown names themselves
 

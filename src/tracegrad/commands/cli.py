@@ -10,6 +10,7 @@ import warnings
 from collections.abc import Sequence
 from pathlib import Path
 
+import tracegrad
 from tracegrad.commands import bench, doctor, site
 from tracegrad.contents import contents
 from tracegrad.demo import digits, gpt, sine
@@ -24,6 +25,7 @@ DEMOS = {"digits": digits, "sine": sine, "gpt": gpt}
 def parser() -> argparse.ArgumentParser:
     """The command line, as --help shows it."""
     top = argparse.ArgumentParser(prog="tracegrad", description="Train models fused, on WebGPU or the CPU.")
+    top.add_argument("--version", action="version", version=f"tracegrad {tracegrad.__version__}")
     commands = top.add_subparsers(dest="command", required=True, metavar="COMMAND")
 
     demo = commands.add_parser("demo", help="train a model on data that ships with the package")

@@ -50,15 +50,18 @@ class CompiledForward(HasStates):
         owner: bool = False,
         precision: str = "f32",
         writes: bool = False,
+        training: Any = None,
     ):
         """For `tg.compile_forward` and `attach`. `owner`: closing this closes the store's worker.
+
+        training: what this is attached to, which lives as long.
 
         Where no call chooses sizes the program is built here, so that its errors are raised here.
         """
         self.store: ParameterStore = store
         self.source = ForwardSource.checked(forward, inputs, precision, writes)
         self._programs = ForwardPrograms(self.source, store, whole("max_cached_shapes", max_cached_shapes))
-        self._owner = owner
+        self._owner, self._training = owner, training
         self._lock = threading.Lock()  # never held while waiting for the worker
         if owner:
             weakref.finalize(self, store.worker.close)  # also at exit, before the interpreter goes
@@ -84,6 +87,7 @@ class CompiledForward(HasStates):
         if refusal is not None:
             return resolved(refusal, "run")
         pending: Pending[RunResult] = Pending("run", worker.ident)
+        pending.owner = self
         try:
             if patches is not None and "patches" in source.types:
                 inputs, patches = {**inputs, "patches": patches}, None
@@ -113,10 +117,10 @@ class CompiledForward(HasStates):
                 return program.built.graph
             return self.source.traced(self.store.model, sizes, self.store.layout).graph
 
-    def explain(self, mapping: Given = None, /, **inputs: Any) -> Explanation:
+    def explain(self, mapping: Given = None, /, *, verbose: bool = False, **inputs: Any) -> Explanation:
         """As `CompiledTraining.explain`, of the program for these inputs; without any, for the size used last."""
         program, _ = self._looked_at(merge(mapping, inputs, "explain"), "explain")
-        return explained(program.built, self.store.worker.info, self._programs.note)
+        return explained(program.built, self.store.worker.info, self._programs.note, verbose)
 
     def why(self, name_or_node: str | Tensor, mapping: Given = None, /, **inputs: Any) -> Why:
         """As `CompiledTraining.why`, of the program for these inputs; without any, for the size used last."""

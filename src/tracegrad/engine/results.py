@@ -154,6 +154,7 @@ class Pending(NoArray, Generic[T]):
     """
 
     instead: ClassVar[str] = "read .loss of a step, or .output of a run, which wait for it"
+    owner: Any = None  # the training or forward, which must not end before somebody has looked at the result
 
     if not TYPE_CHECKING:
 
@@ -200,6 +201,7 @@ class Pending(NoArray, Generic[T]):
                 raise TimeoutError(f"{self._what}: no result after {timeout} s")
         if self._unseen is not None:
             self._unseen.seen = True
+        self.owner = None
         return self._result
 
     def _wait(self, timeout: float | None) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import textwrap
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +21,7 @@ from tracegrad.program import Program
 from tracegrad.runtime.base import DeviceInfo, as_run
 
 HEAD = ("#", "kernel", "what", "workgroups", "read", "written", "FLOP", "FLOP/B", "lines")
+SCREEN = 16  # dispatches that a screen shows
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -27,12 +29,14 @@ class Explanation:
     """A program explained; print it, show it in a notebook, or `save` it as HTML.
 
     dispatches: one `DispatchInfo` a dispatch: `label kernel workgroups cost sites forms`.
+    verbose:    printing shows all, kernels, values and graph too; else what fits a screen.
     """
 
     dispatches: tuple[DispatchInfo, ...]
     graph: Graph
     program: Program
     note: str = ""  # which sizes the program serves, if calls choose one
+    verbose: bool = False
 
     @property
     def title(self) -> str:
@@ -82,7 +86,23 @@ class Explanation:
             form = "\n".join(show_kernel(k) for k in mine[0].forms)
             yield f"kernel {number}, {source.label} (dispatch {runs})", sites, form, source.wgsl
 
+    def screen(self) -> str:
+        """The dispatches that move most bytes, and the memory."""
+        heaviest = sorted(self.dispatches, key=lambda d: d.cost.read + d.cost.written)[-SCREEN:]
+        shown = [(d, d.cost) for d in self.dispatches if d in heaviest]
+        rows = [
+            (str(d.number), d.what, amount(c.read, "B"), amount(c.written, "B"), amount(c.flops), d.lines)
+            for d, c in shown
+        ]
+        table = Table(("#", "what", "read", "written", "FLOP", "lines"), rows, left=("what", "lines")).text(widest=30)
+        more = len(self.dispatches) - len(rows)
+        left = [f"and {more} dispatches more, each of fewer bytes"] if more else []
+        hint = "explain(verbose=True) shows all, with kernels, values and graph; .save('step.html') too"
+        return "\n".join([*textwrap.wrap(self.title, 98), "", table, *left, "", str(self.memory), "", hint])
+
     def __str__(self) -> str:
+        if not self.verbose:
+            return self.screen()
         parts = [self.title, self.table().text(), COUNTED, str(self.memory)]
         for title, sites, form, wgsl in self.kernels():
             parts.append("\n".join([title, *(site.describe() for site in sites)]))
@@ -108,12 +128,12 @@ class Explanation:
         return written(path, page(self.title, self._repr_html_()))
 
 
-def explained(built: Built, device: DeviceInfo, note: str = "") -> Explanation:
+def explained(built: Built, device: DeviceInfo, note: str = "", verbose: bool = False) -> Explanation:
     """What a graph was compiled to, as `device` runs it."""
     program = as_run(built.program, device)
     if program.capacity:
         note = f"at {program.size}, of a program for sizes up to {program.capacity}, whose types are shown"
-    return Explanation(dispatches_of(built.graph, program), built.graph, program, note)
+    return Explanation(dispatches_of(built.graph, program), built.graph, program, note, verbose)
 
 
 def _folded(title: str, text: str) -> str:

@@ -107,6 +107,7 @@ class CompiledTraining(HasStates):
             return resolved(refusal, what)
         stepper = self.store.stepper
         pending: Pending[StepResult] = Pending(what, self.worker.ident)
+        pending.owner = self
         try:
             lead = None if what == "step" else (n := number_of_steps(n))
             given = merge(mapping, inputs, what, more, stepper.source.inputs)
@@ -300,18 +301,21 @@ class CompiledTraining(HasStates):
         max_cached_shapes, precision, writes: as for `tg.compile_forward`; the training's precision is no default.
         Raises: InputError for inputs that are no types or that `forward` does not take. Its first run raises the rest.
         """
-        return CompiledForward(self.store, forward, inputs, max_cached_shapes, precision=precision, writes=writes)
+        return CompiledForward(
+            self.store, forward, inputs, max_cached_shapes, precision=precision, writes=writes, training=self
+        )
 
     def close(self) -> None:
         """Free the device; what is in flight resolves as Aborted. Closing twice is fine."""
         self._finalizer()
 
-    def explain(self) -> Explanation:
+    def explain(self, verbose: bool = False) -> Explanation:
         """What a step consists of: its dispatches with bytes, FLOPs and your lines, memory, kernels, and the graph.
 
-        Prints as text, shows as HTML in notebooks, and `.save(path)` writes an HTML file. No device is touched.
+        Printing shows what fits a screen; with `verbose` all kernels, values and the graph, too. It shows as HTML in
+        notebooks, and `.save(path)` writes an HTML file. No device is touched.
         """
-        return explained(self._looked_at("explain").built, self.device)
+        return explained(self._looked_at("explain").built, self.device, verbose=verbose)
 
     def why(self, name_or_node: str | Tensor) -> Why:
         """Why a value of the step is stored or inlined, what merged or split the kernels around it, where it lies.

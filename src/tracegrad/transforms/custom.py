@@ -1,4 +1,4 @@
-"""Functions with a backward pass of their own: custom_vjp and checkpoint.
+"""Functions with a backward pass of their own: custom_vjp and remat.
 
 Both are composites around what the function computed: the value is that, and only the VJP is another. Their attribute
 is a function on tensors, so that the batching rule is that function, of many.
@@ -66,23 +66,23 @@ CHECKPOINT = composite(
 )
 
 
-def checkpoint(fn: Callable[..., Any]) -> Callable[..., Any]:
+def remat(fn: Callable[..., Any]) -> Callable[..., Any]:
     """`fn`, whose inner values are computed again in the backward pass instead of being kept for it.
 
         for block in m.blocks:
-            x = tg.checkpoint(block)(x)                  # keeps one x a block, and the inside of one block at a time
+            x = tg.remat(block)(x)                       # keeps one x a block, and the inside of one block at a time
 
     fn:       of any arguments; it may close over tensors, and gradients flow to these too. It is called once: what is
               computed again is its graph, with the same random numbers.
     Returns:  what `fn` returns. Values and gradients are the same to the last bit.
     Cost:     one more forward of `fn`, for each f32 result whose gradient is asked for.
 
-    Chen et al. 2016. As jax.checkpoint and torch.utils.checkpoint.
+    Chen et al. 2016. As jax.remat and torch.utils.checkpoint. `tg.checkpoint` is another name of it.
     """
 
     @functools.wraps(fn)
     def recomputed(*args: Any, **kwargs: Any) -> Any:
-        ambient.require("checkpoint")
+        ambient.require("remat")
         begin = const(0.0).serial
         out = tree_map(as_tensor, fn(*args, **kwargs))
         return tree_map(lambda y: _checkpointed(y, begin), out)
