@@ -26,37 +26,32 @@ fn exp_(x: f32) -> f32 {
   return select(scale_(y, i32(n)), x, is_nan_(x));
 }
 fn expm1_(x: f32) -> f32 {
-  if (!(x < 80.0)) { return exp_(x); }
-  let c = max(x, -30.0);
+  let c = clamp(x, -30.0, 80.0);
   let n = round(c * 1.4426950408889634);
   let r = c - n * 0.693359375 - n * (-0.00021219444);
   let y = (((((0.000198756915 * r + 0.0013981999507) * r + 0.0083334519073) * r + 0.041665795894) * r + 0.16666665459) * r + 0.50000001201) * r * r + r;
   let s = scale_(1.0, i32(n));
-  return select(s * y + (s - 1.0), x, abs(x) < 1e-8);
+  return select(select(s * y + (s - 1.0), x, abs(x) < 1e-8), exp_(x), !(x < 80.0));
 }
-fn log_(x: f32) -> f32 {
-  let u = bitcast<u32>(x);
-  if (u - 1u >= 0x7f7fffffu) {  // not positive and finite
-    if ((u << 1u) == 0u) { return -bitcast<f32>(inf_bits); }
-    return select(x, bitcast<f32>(nan_bits), u >> 31u == 1u);
-  }
-  let tiny = u < 0x800000u;  // of a denormal, 2^23 times it
-  let v = select(u, bitcast<u32>(x * 8388608.0), tiny);
-  if (v == 0u) { return -bitcast<f32>(inf_bits); }  // the device flushes denormals
-  let m = bitcast<f32>((v & 0x7fffffu) | 0x3f000000u);
-  let low = m < 0.7071067811865476;
-  let e = f32(i32(v >> 23u) - select(126, 127, low) - select(0, 23, tiny));
-  let f = select(m, m + m, low) - 1.0;
+fn log_sum_(f: f32, e: f32) -> f32 {
   let z = f * f;
   let y = ((((((((0.070376836292 * f + -0.1151461031) * f + 0.1167699874) * f + -0.12420140846) * f + 0.14249322787) * f + -0.16668057665) * f + 0.20000714765) * f + -0.24999993993) * f + 0.33333331174) * f * z + e * (-0.00021219444) - 0.5 * z;
   return f + y + e * 0.693359375;
 }
+fn log_special_(y: f32, x: f32, v: u32) -> f32 {
+  let u = bitcast<u32>(x);
+  let other = select(x, bitcast<f32>(nan_bits), u >> 31u == 1u);
+  let at_zero = select(other, -bitcast<f32>(inf_bits), (v << 1u) == 0u);
+  return select(y, at_zero, u - 1u >= 0x7f7fffffu || v == 0u);
+}
 fn log1p_(x: f32) -> f32 {
-  if (x > -0.29 && x < 0.41) {
-    let z = x * x;
-    return x - 0.5 * z + ((((((((0.070376836292 * x + -0.1151461031) * x + 0.1167699874) * x + -0.12420140846) * x + 0.14249322787) * x + -0.16668057665) * x + 0.20000714765) * x + -0.24999993993) * x + 0.33333331174) * x * z;
-  }
-  return log_(1.0 + x);
+  let s = 1.0 + x;
+  let v = bitcast<u32>(s);
+  let m = bitcast<f32>((v & 0x7fffffu) | 0x3f000000u);
+  let low = m < 0.7071067811865476;
+  let e = i32(v >> 23u) - select(126, 127, low);
+  let y = log_sum_(select(select(m, m + m, low) - 1.0, x, e == 0), f32(e));
+  return select(log_special_(y, s, v), x, abs(x) < 1e-10);
 }
 fn max_f32(a: f32, b: f32) -> f32 {
   let nan = max(bitcast<u32>(a) & 0x7fffffffu, bitcast<u32>(b) & 0x7fffffffu) > 0x7f800000u;
@@ -828,22 +823,25 @@ fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) 
 @group(1) @binding(0) var<uniform> at: array<vec4<i32>, 4>;
 var<private> inf_bits: u32 = 0x7f800000u;
 var<private> nan_bits: u32 = 0x7fc00000u;
-fn log_(x: f32) -> f32 {
-  let u = bitcast<u32>(x);
-  if (u - 1u >= 0x7f7fffffu) {  // not positive and finite
-    if ((u << 1u) == 0u) { return -bitcast<f32>(inf_bits); }
-    return select(x, bitcast<f32>(nan_bits), u >> 31u == 1u);
-  }
-  let tiny = u < 0x800000u;  // of a denormal, 2^23 times it
-  let v = select(u, bitcast<u32>(x * 8388608.0), tiny);
-  if (v == 0u) { return -bitcast<f32>(inf_bits); }  // the device flushes denormals
-  let m = bitcast<f32>((v & 0x7fffffu) | 0x3f000000u);
-  let low = m < 0.7071067811865476;
-  let e = f32(i32(v >> 23u) - select(126, 127, low) - select(0, 23, tiny));
-  let f = select(m, m + m, low) - 1.0;
+fn log_sum_(f: f32, e: f32) -> f32 {
   let z = f * f;
   let y = ((((((((0.070376836292 * f + -0.1151461031) * f + 0.1167699874) * f + -0.12420140846) * f + 0.14249322787) * f + -0.16668057665) * f + 0.20000714765) * f + -0.24999993993) * f + 0.33333331174) * f * z + e * (-0.00021219444) - 0.5 * z;
   return f + y + e * 0.693359375;
+}
+fn log_special_(y: f32, x: f32, v: u32) -> f32 {
+  let u = bitcast<u32>(x);
+  let other = select(x, bitcast<f32>(nan_bits), u >> 31u == 1u);
+  let at_zero = select(other, -bitcast<f32>(inf_bits), (v << 1u) == 0u);
+  return select(y, at_zero, u - 1u >= 0x7f7fffffu || v == 0u);
+}
+fn log_(x: f32) -> f32 {
+  let u = bitcast<u32>(x);
+  let tiny = u < 0x800000u;  // of a denormal, 2^23 times it; 0 where the device flushes denormals
+  let v = select(u, bitcast<u32>(x * 8388608.0), tiny);
+  let m = bitcast<f32>((v & 0x7fffffu) | 0x3f000000u);
+  let low = m < 0.7071067811865476;
+  let e = f32(i32(v >> 23u) - select(126, 127, low) - select(0, 23, tiny));
+  return log_special_(log_sum_(select(m, m + m, low) - 1.0, e), x, v);
 }
 fn div_(a: f32, b: f32) -> f32 {
   let s = select(1.0, 0.0625, abs(b) > 8.5e37);
@@ -2118,37 +2116,32 @@ fn exp_(x: f32) -> f32 {
   return select(scale_(y, i32(n)), x, is_nan_(x));
 }
 fn expm1_(x: f32) -> f32 {
-  if (!(x < 80.0)) { return exp_(x); }
-  let c = max(x, -30.0);
+  let c = clamp(x, -30.0, 80.0);
   let n = round(c * 1.4426950408889634);
   let r = c - n * 0.693359375 - n * (-0.00021219444);
   let y = (((((0.000198756915 * r + 0.0013981999507) * r + 0.0083334519073) * r + 0.041665795894) * r + 0.16666665459) * r + 0.50000001201) * r * r + r;
   let s = scale_(1.0, i32(n));
-  return select(s * y + (s - 1.0), x, abs(x) < 1e-8);
+  return select(select(s * y + (s - 1.0), x, abs(x) < 1e-8), exp_(x), !(x < 80.0));
 }
-fn log_(x: f32) -> f32 {
-  let u = bitcast<u32>(x);
-  if (u - 1u >= 0x7f7fffffu) {  // not positive and finite
-    if ((u << 1u) == 0u) { return -bitcast<f32>(inf_bits); }
-    return select(x, bitcast<f32>(nan_bits), u >> 31u == 1u);
-  }
-  let tiny = u < 0x800000u;  // of a denormal, 2^23 times it
-  let v = select(u, bitcast<u32>(x * 8388608.0), tiny);
-  if (v == 0u) { return -bitcast<f32>(inf_bits); }  // the device flushes denormals
-  let m = bitcast<f32>((v & 0x7fffffu) | 0x3f000000u);
-  let low = m < 0.7071067811865476;
-  let e = f32(i32(v >> 23u) - select(126, 127, low) - select(0, 23, tiny));
-  let f = select(m, m + m, low) - 1.0;
+fn log_sum_(f: f32, e: f32) -> f32 {
   let z = f * f;
   let y = ((((((((0.070376836292 * f + -0.1151461031) * f + 0.1167699874) * f + -0.12420140846) * f + 0.14249322787) * f + -0.16668057665) * f + 0.20000714765) * f + -0.24999993993) * f + 0.33333331174) * f * z + e * (-0.00021219444) - 0.5 * z;
   return f + y + e * 0.693359375;
 }
+fn log_special_(y: f32, x: f32, v: u32) -> f32 {
+  let u = bitcast<u32>(x);
+  let other = select(x, bitcast<f32>(nan_bits), u >> 31u == 1u);
+  let at_zero = select(other, -bitcast<f32>(inf_bits), (v << 1u) == 0u);
+  return select(y, at_zero, u - 1u >= 0x7f7fffffu || v == 0u);
+}
 fn log1p_(x: f32) -> f32 {
-  if (x > -0.29 && x < 0.41) {
-    let z = x * x;
-    return x - 0.5 * z + ((((((((0.070376836292 * x + -0.1151461031) * x + 0.1167699874) * x + -0.12420140846) * x + 0.14249322787) * x + -0.16668057665) * x + 0.20000714765) * x + -0.24999993993) * x + 0.33333331174) * x * z;
-  }
-  return log_(1.0 + x);
+  let s = 1.0 + x;
+  let v = bitcast<u32>(s);
+  let m = bitcast<f32>((v & 0x7fffffu) | 0x3f000000u);
+  let low = m < 0.7071067811865476;
+  let e = i32(v >> 23u) - select(126, 127, low);
+  let y = log_sum_(select(select(m, m + m, low) - 1.0, x, e == 0), f32(e));
+  return select(log_special_(y, s, v), x, abs(x) < 1e-10);
 }
 fn less_f32(a: f32, b: f32) -> bool {
   let largest = max(bitcast<u32>(a) & 0x7fffffffu, bitcast<u32>(b) & 0x7fffffffu);
@@ -2432,37 +2425,32 @@ fn exp_(x: f32) -> f32 {
   return select(scale_(y, i32(n)), x, is_nan_(x));
 }
 fn expm1_(x: f32) -> f32 {
-  if (!(x < 80.0)) { return exp_(x); }
-  let c = max(x, -30.0);
+  let c = clamp(x, -30.0, 80.0);
   let n = round(c * 1.4426950408889634);
   let r = c - n * 0.693359375 - n * (-0.00021219444);
   let y = (((((0.000198756915 * r + 0.0013981999507) * r + 0.0083334519073) * r + 0.041665795894) * r + 0.16666665459) * r + 0.50000001201) * r * r + r;
   let s = scale_(1.0, i32(n));
-  return select(s * y + (s - 1.0), x, abs(x) < 1e-8);
+  return select(select(s * y + (s - 1.0), x, abs(x) < 1e-8), exp_(x), !(x < 80.0));
 }
-fn log_(x: f32) -> f32 {
-  let u = bitcast<u32>(x);
-  if (u - 1u >= 0x7f7fffffu) {  // not positive and finite
-    if ((u << 1u) == 0u) { return -bitcast<f32>(inf_bits); }
-    return select(x, bitcast<f32>(nan_bits), u >> 31u == 1u);
-  }
-  let tiny = u < 0x800000u;  // of a denormal, 2^23 times it
-  let v = select(u, bitcast<u32>(x * 8388608.0), tiny);
-  if (v == 0u) { return -bitcast<f32>(inf_bits); }  // the device flushes denormals
-  let m = bitcast<f32>((v & 0x7fffffu) | 0x3f000000u);
-  let low = m < 0.7071067811865476;
-  let e = f32(i32(v >> 23u) - select(126, 127, low) - select(0, 23, tiny));
-  let f = select(m, m + m, low) - 1.0;
+fn log_sum_(f: f32, e: f32) -> f32 {
   let z = f * f;
   let y = ((((((((0.070376836292 * f + -0.1151461031) * f + 0.1167699874) * f + -0.12420140846) * f + 0.14249322787) * f + -0.16668057665) * f + 0.20000714765) * f + -0.24999993993) * f + 0.33333331174) * f * z + e * (-0.00021219444) - 0.5 * z;
   return f + y + e * 0.693359375;
 }
+fn log_special_(y: f32, x: f32, v: u32) -> f32 {
+  let u = bitcast<u32>(x);
+  let other = select(x, bitcast<f32>(nan_bits), u >> 31u == 1u);
+  let at_zero = select(other, -bitcast<f32>(inf_bits), (v << 1u) == 0u);
+  return select(y, at_zero, u - 1u >= 0x7f7fffffu || v == 0u);
+}
 fn log1p_(x: f32) -> f32 {
-  if (x > -0.29 && x < 0.41) {
-    let z = x * x;
-    return x - 0.5 * z + ((((((((0.070376836292 * x + -0.1151461031) * x + 0.1167699874) * x + -0.12420140846) * x + 0.14249322787) * x + -0.16668057665) * x + 0.20000714765) * x + -0.24999993993) * x + 0.33333331174) * x * z;
-  }
-  return log_(1.0 + x);
+  let s = 1.0 + x;
+  let v = bitcast<u32>(s);
+  let m = bitcast<f32>((v & 0x7fffffu) | 0x3f000000u);
+  let low = m < 0.7071067811865476;
+  let e = i32(v >> 23u) - select(126, 127, low);
+  let y = log_sum_(select(select(m, m + m, low) - 1.0, x, e == 0), f32(e));
+  return select(log_special_(y, s, v), x, abs(x) < 1e-10);
 }
 fn less_f32(a: f32, b: f32) -> bool {
   let largest = max(bitcast<u32>(a) & 0x7fffffffu, bitcast<u32>(b) & 0x7fffffffu);

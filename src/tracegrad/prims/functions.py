@@ -92,42 +92,52 @@ NEAR_EXP_ALONE = f"""fn near_exp_(x: f32) -> f32 {{
 EXPM1 = f"""{EXP}
 
 fn expm1_(x: f32) -> f32 {{
-  if (!(x < 80.0)) {{ return exp_(x); }}
-  let c = max(x, -30.0);
+  let c = clamp(x, -30.0, 80.0);
   let n = round(c * {1 / math.log(2)!r});
   let r = c - n * {LN2[0]} - n * ({LN2[1]});
   let y = {horner(EXP_P, "r")} * r * r + r;
   let s = scale_(1.0, i32(n));
-  return select(s * y + (s - 1.0), x, abs(x) < 1e-8);
+  return select(select(s * y + (s - 1.0), x, abs(x) < 1e-8), exp_(x), !(x < 80.0));
 }}"""
 
-LOG = f"""fn log_(x: f32) -> f32 {{
-  let u = bitcast<u32>(x);
-  if (u - 1u >= 0x7f7fffffu) {{  // not positive and finite
-    if ((u << 1u) == 0u) {{ return -bitcast<f32>(inf_bits); }}
-    return select(x, bitcast<f32>(nan_bits), u >> 31u == 1u);
-  }}
-  let tiny = u < 0x800000u;  // of a denormal, 2^23 times it
-  let v = select(u, bitcast<u32>(x * 8388608.0), tiny);
-  if (v == 0u) {{ return -bitcast<f32>(inf_bits); }}  // the device flushes denormals
-  let m = bitcast<f32>((v & 0x7fffffu) | 0x3f000000u);
-  let low = m < {math.sqrt(0.5)!r};
-  let e = f32(i32(v >> 23u) - select(126, 127, low) - select(0, 23, tiny));
-  let f = select(m, m + m, low) - 1.0;
+# Without a branch, as what follows: one keeps a CPU from vectors. log(x) = e log(2) + log(1 + f) where x = 2^e (1 + f).
+# The parts of log_(x), and of log1p_(x), which knows a better f where 1 + x rounds: Kahan's correction of that rounding
+# is lost where a compiler reassociates.
+LOG_PARTS = f"""fn log_sum_(f: f32, e: f32) -> f32 {{
   let z = f * f;
   let y = {horner(LOG_P, "f")} * f * z + e * ({LN2[1]}) - 0.5 * z;
   return f + y + e * {LN2[0]};
+}}
+
+fn log_special_(y: f32, x: f32, v: u32) -> f32 {{
+  let u = bitcast<u32>(x);
+  let other = select(x, bitcast<f32>(nan_bits), u >> 31u == 1u);
+  let at_zero = select(other, -bitcast<f32>(inf_bits), (v << 1u) == 0u);
+  return select(y, at_zero, u - 1u >= 0x7f7fffffu || v == 0u);
 }}"""
 
-# Near 0 without the sum 1 + x: Kahan's correction of its rounding is lost where a compiler reassociates.
-LOG1P = f"""{LOG}
+LOG = f"""{LOG_PARTS}
+
+fn log_(x: f32) -> f32 {{
+  let u = bitcast<u32>(x);
+  let tiny = u < 0x800000u;  // of a denormal, 2^23 times it; 0 where the device flushes denormals
+  let v = select(u, bitcast<u32>(x * 8388608.0), tiny);
+  let m = bitcast<f32>((v & 0x7fffffu) | 0x3f000000u);
+  let low = m < {math.sqrt(0.5)!r};
+  let e = f32(i32(v >> 23u) - select(126, 127, low) - select(0, 23, tiny));
+  return log_special_(log_sum_(select(m, m + m, low) - 1.0, e), x, v);
+}}"""
+
+LOG1P = f"""{LOG_PARTS}
 
 fn log1p_(x: f32) -> f32 {{
-  if (x > -0.29 && x < 0.41) {{
-    let z = x * x;
-    return x - 0.5 * z + {horner(LOG_P, "x")} * x * z;
-  }}
-  return log_(1.0 + x);
+  let s = 1.0 + x;
+  let v = bitcast<u32>(s);
+  let m = bitcast<f32>((v & 0x7fffffu) | 0x3f000000u);
+  let low = m < {math.sqrt(0.5)!r};
+  let e = i32(v >> 23u) - select(126, 127, low);
+  let y = log_sum_(select(select(m, m + m, low) - 1.0, x, e == 0), f32(e));
+  return select(log_special_(y, s, v), x, abs(x) < 1e-10);
 }}"""
 
 # Both ways at once: a branch keeps a GPU from computing several side by side, a CPU from vectors. NaN takes the
@@ -265,40 +275,36 @@ POW = f"""{EXP}
 fn upper_(x: f32) -> f32 {{ return bitcast<f32>(bitcast<u32>(x) & 0xfffff000u); }}
 
 fn pow_(a: f32, b: f32) -> f32 {{
-  if (b == 0.0 || a == 1.0) {{ return 1.0; }}
-  if (is_nan_(a) || is_nan_(b)) {{ return bitcast<f32>(nan_bits); }}
-  let odd = abs(b) < 16777216.0 && floor(b) == b && (i32(b) & 1) == 1;
   let u = bitcast<u32>(a) & 0x7fffffffu;  // not abs(a), which may flush denormals
   let c = bitcast<f32>(u);
-  var p: f32;
   let tiny = u < 0x800000u;  // of a denormal, 2^23 times it
   let v = select(u, bitcast<u32>(c * 8388608.0), tiny);
-  if (v == 0u || u >= 0x7f800000u) {{
-    p = select(0.0, bitcast<f32>(inf_bits), (v == 0u) == (b < 0.0));
-  }} else if (u == 0x3f800000u) {{
-    p = 1.0;
-  }} else {{
-    let low = (v & 0x7fffffu) > 0x3504f3u;  // m in [sqrt(1/2), sqrt(2)]
-    let e = f32(i32(v >> 23u) - select(127, 126, low) - select(0, 23, tiny));
-    let m = bitcast<f32>((v & 0x7fffffu) | select(0x3f800000u, 0x3f000000u, low));
-    let f = m - 1.0;
-    let fh = upper_(f);
-    let fl = f - fh;
-    let q = 0.5 * fh * fh;
-    let hi = upper_(f - q);  // log(m) = hi + lo
-    let lo = f - hi - q - (fh + 0.5 * fl) * fl + {horner(LOG_P, "f")} * f * f * f;
-    let d = clamp(b, -4294967296.0, 4294967296.0);
-    let dh = upper_(d);
-    let dl = d - dh;
-    let whole = round(dh * e);
-    let small = dl * hi + d * lo + (dl * e + (dh * e - whole)) * {math.log(2)!r};
-    let k = round((dh * hi + small) * {1 / math.log(2)!r});
-    let r = dh * hi - k * {LN2[0]} - k * ({LN2[1]}) + small;  // exact where 2^k is finite
-    p = scale_(exp_(clamp(r, -1.0, 1.0)), i32(clamp(whole + k, -250.0, 250.0)));
-  }}
-  if (bitcast<u32>(a) == u) {{ return p; }}
-  if (floor(b) != b && c != 0.0 && u < 0x7f800000u) {{ return bitcast<f32>(nan_bits); }}
-  return select(p, -p, odd);
+  let low = (v & 0x7fffffu) > 0x3504f3u;  // m in [sqrt(1/2), sqrt(2)]
+  let e = f32(i32(v >> 23u) - select(127, 126, low) - select(0, 23, tiny));
+  let m = bitcast<f32>((v & 0x7fffffu) | select(0x3f800000u, 0x3f000000u, low));
+  let f = m - 1.0;
+  let fh = upper_(f);
+  let fl = f - fh;
+  let q = 0.5 * fh * fh;
+  let hi = upper_(f - q);  // log(m) = hi + lo
+  let lo = f - hi - q - (fh + 0.5 * fl) * fl + {horner(LOG_P, "f")} * f * f * f;
+  let d = clamp(b, -4294967296.0, 4294967296.0);
+  let dh = upper_(d);
+  let dl = d - dh;
+  let whole = round(dh * e);
+  let small = dl * hi + d * lo + (dl * e + (dh * e - whole)) * {math.log(2)!r};
+  let k = round((dh * hi + small) * {1 / math.log(2)!r});
+  let r = dh * hi - k * {LN2[0]} - k * ({LN2[1]}) + small;  // exact where 2^k is finite
+  let general = scale_(exp_(clamp(r, -1.0, 1.0)), i32(clamp(whole + k, -250.0, 250.0)));
+  let of_one = select(general, 1.0, u == 0x3f800000u);
+  let ends = select(0.0, bitcast<f32>(inf_bits), (v == 0u) == (b < 0.0));
+  let size = select(of_one, ends, v == 0u || u >= 0x7f800000u);
+  let integral = floor(b) == b;
+  let odd = integral && abs(b) < 16777216.0 && (i32(clamp(b, -16777216.0, 16777216.0)) & 1) == 1;
+  let none = !integral && c != 0.0 && u < 0x7f800000u;
+  let below = select(select(size, -size, odd), bitcast<f32>(nan_bits), none);
+  let p = select(size, below, bitcast<u32>(a) != u);
+  return select(select(p, bitcast<f32>(nan_bits), is_nan_(a) || is_nan_(b)), 1.0, b == 0.0 || a == 1.0);
 }}"""
 
 
