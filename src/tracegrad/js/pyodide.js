@@ -5,7 +5,7 @@ import { prod } from "./checks.js";
 import { draw } from "./random.js";
 import { readSafetensors } from "./safetensors.js";
 import { Session, adapterName, demand, findAdapter } from "./session.js";
-import { verify } from "./verify.js";
+import { loadVerified } from "./verify.js";
 
 const LOST = ". Reload the page and load a checkpoint to go on";
 const told = (promise) => promise.then((value) => ({ value }), ({ name, message, kernel }) =>
@@ -29,14 +29,8 @@ export class Tab {
       const program = JSON.parse(json);
       const loading = (async () => {
         demand([program], session.device, session.adapter);
-        const loaded = await session.load(program);
-        try {
-          if (check) await verify(session, program, "program", async () => readSafetensors(check()));
-        } catch (e) {
-          session.unload(loaded);
-          throw e;
-        }
-        return loaded;
+        const load = () => session.load(program);
+        return check ? loadVerified(session, program, "program", async () => readSafetensors(check()), load) : load();
       })().finally(() => check?.destroy());
       this.#loaded.set(handle, loading);
       await loading;

@@ -10,7 +10,7 @@ import { readSafetensors, writeSafetensors } from "./safetensors.js";
 import { afterMetric, rateAt, restarted } from "./schedules.js";
 import { Session, filled } from "./session.js";
 import { DRAWN, UNIT, bound, notFinite, tried } from "./trial.js";
-import { verify } from "./verify.js";
+import { loadVerified } from "./verify.js";
 
 const COUNT = "data.count"; // the hot value by which a program that draws its batch knows how many examples there are
 const MOST_EXAMPLES = 2 ** 24; // that a draw in f32 can tell apart
@@ -335,14 +335,8 @@ export class Training {
 
   /** Load a program, and see that its kernels compute rightly. */
   async #right(name, program, progress, step) {
-    const loaded = await this.session.load(program, progress, step);
-    try {
-      if (this.#checks) await verify(this.session, program, name, () => (this.#checks = contents(this.#checks)));
-      return loaded;
-    } catch (e) {
-      this.session.unload(loaded);
-      throw e;
-    }
+    const load = () => this.session.load(program, progress, step);
+    return this.#checks ? loadVerified(this.session, program, name, () => (this.#checks = contents(this.#checks)), load) : load();
   }
 
   /** A schedule has begun by `step`. Throws if it has no rate for it. */

@@ -15,10 +15,25 @@ const FACTS = {
 };
 
 /**
- * Check the kernels of a program, unless this device was seen to compute them rightly. CompileError naming one that is
- * wrong. `file()` gives the checks of all programs, as readSafetensors does; `name` says which is this one's.
+ * Load a program by `load()`, and check its kernels meanwhile: what the check waits for is there when they are compiled.
+ * `file()` gives the checks of all programs, as readSafetensors does; `name` says which is this one's.
  */
-export async function verify(session, program, name, file) {
+export async function loadVerified(session, program, name, file, load) {
+  const loading = load(); // has its memory before the check has any
+  const checking = verify(session, program, name, file);
+  checking.catch(() => {}); // if neither can compile a kernel, the program's own error counts
+  const loaded = await loading;
+  try {
+    await checking;
+    return loaded;
+  } catch (e) {
+    session.unload(loaded);
+    throw e;
+  }
+}
+
+/** Check kernels, unless this device was seen to compute them rightly. CompileError naming one that is wrong. */
+async function verify(session, program, name, file) {
   const state = [CHECK, session.identity, globalThis.navigator?.userAgent, JSON.stringify(program.kernels)];
   const key = await crypto.subtle.digest("SHA-256", new TextEncoder().encode(state.join("\0")));
   if (await verdicts("readonly", (store) => store.get(key))) return;
