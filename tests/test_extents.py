@@ -17,7 +17,7 @@ from tracegrad.compiler.build import build_forward, traced_forward
 from tracegrad.compiler.sized import Family, build_family
 from tracegrad.dtypes import InputType, bool_, f32, i32
 from tracegrad.engine.inputs import blank
-from tracegrad.kernels.extents import Extent, UnsizedError
+from tracegrad.kernels.form import Extent, UnsizedError
 from tracegrad.runtime.c_compiler import compiler
 from tracegrad.runtime.cpu import CpuSession
 

@@ -95,16 +95,14 @@ class TracedStep:
         return Built(program, self.graph, warnings=self.warnings, sites=self.sites)
 
 
-@dataclass(frozen=True, slots=True)
 class TracedForward:
     """A forward before it is compiled."""
 
-    graph: Graph
-    persistent: Persistent
-    inputs: Mapping[str, TensorType]
-    meta: Mapping[str, Any]
-    structure: Any
-    sites: tuple[SiteInfo, ...]
+    def __init__(
+        self, graph: Graph, persistent: Persistent, t: Traced, meta: Mapping[str, Any], structure: Any
+    ) -> None:
+        self.graph, self.persistent, self.inputs, self.meta = graph, persistent, t.inputs, meta
+        self.structure, self.sites = structure, sites_of(t)
 
     def compiled(self) -> Built:
         """The program."""
@@ -235,7 +233,7 @@ def traced_forward(
             graph = Graph(outputs, dict(t.trace.captures), dict(t.trace.writes), precision)
             require_own(toposort(graph.roots), t.trace)
         meta = {"kind": "forward", "hyper": dict(t.trace.hypers)}
-    return TracedForward(graph, persistent, t.inputs, meta, structure, sites_of(t))
+    return TracedForward(graph, persistent, t, meta, structure)
 
 
 def trace_training(

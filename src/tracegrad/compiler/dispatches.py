@@ -22,8 +22,7 @@ from tracegrad.errors import CompileError, Site
 from tracegrad.ir import Graph, Tensor
 from tracegrad.kernels.clusters import Cluster
 from tracegrad.kernels.costs import Cost, cost_of
-from tracegrad.kernels.extents import sized
-from tracegrad.kernels.form import Kernel
+from tracegrad.kernels.form import Kernel, sized
 from tracegrad.kernels.group import Launch
 from tracegrad.program import Program
 

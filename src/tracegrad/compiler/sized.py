@@ -15,7 +15,7 @@ from tracegrad.compiler.uniform import Pair, check_graphs, decide_extents, leadi
 from tracegrad.compiler.watched import Watched
 from tracegrad.dtypes import TensorType
 from tracegrad.errors import CompileError, ShapeError, Site
-from tracegrad.kernels.extents import UnsizedError
+from tracegrad.kernels.form import UnsizedError
 from tracegrad.program import Field, Program
 
 LEAST = 17  # a capacity: more than any axis that is written out, and no common size of anything else

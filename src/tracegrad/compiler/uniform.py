@@ -13,8 +13,7 @@ from tracegrad.compiler.places import Plan
 from tracegrad.dtypes import TensorType
 from tracegrad.ir import Graph, Tensor
 from tracegrad.kernels.expr import Dynamic, Guard, Index, Quotient, Value, Var, atoms_of, walk
-from tracegrad.kernels.extents import Extent, UnsizedError, sized
-from tracegrad.kernels.form import Fold, Kernel, Store
+from tracegrad.kernels.form import Extent, Fold, Kernel, Store, UnsizedError, sized
 from tracegrad.kernels.group import Launch
 from tracegrad.prims.leaves import LITERAL
 

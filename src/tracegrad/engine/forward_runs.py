@@ -20,7 +20,7 @@ from tracegrad.engine.steps import captures_of
 from tracegrad.engine.stores import ParameterStore
 from tracegrad.errors import DeviceError, InputError
 from tracegrad.hypers import PREFIX
-from tracegrad.kernels.extents import UnsizedError
+from tracegrad.kernels.form import UnsizedError
 from tracegrad.program import Field
 from tracegrad.runtime.base import Session
 from tracegrad.sites import PATCH
@@ -65,15 +65,16 @@ class ForwardProgram:
         return self.handle
 
 
-@dataclass(slots=True, eq=False)
 class Shared:
-    """What is known of the size that calls choose: the program that serves many sizes, or why there is none."""
+    """What is known of the size that calls choose: the program that serves many sizes, or why there is none.
 
-    version: object
-    most: int  # the largest size seen
-    family: Family | None = None
-    base: ForwardProgram | None = None  # it, at its capacity
-    why: str = ""
+    most: the largest size seen. base: the family's program at its capacity.
+    """
+
+    def __init__(self, version: object, most: int) -> None:
+        self.version, self.most, self.why = version, most, ""
+        self.family: Family | None = None
+        self.base: ForwardProgram | None = None
 
     @property
     def capacity(self) -> int:

@@ -11,8 +11,7 @@ from typing import cast
 
 from tracegrad.dtypes import f16
 from tracegrad.kernels.expr import Atom, Dynamic, Guard, Index, Value, Var, indices_of, walk
-from tracegrad.kernels.extents import SIZE, Extent
-from tracegrad.kernels.form import Axis, Fold, Kernel, Store, fold_batches, points
+from tracegrad.kernels.form import SIZE, Axis, Extent, Fold, Kernel, Store, fold_batches, points
 from tracegrad.render.c_text import C_TYPE, PRELUDE, as_c, helper
 from tracegrad.render.emit import Emitter
 from tracegrad.render.loops import Block, Loop, Statement, spelled

@@ -13,8 +13,7 @@ from typing import NamedTuple
 
 from tracegrad.dtypes import DType, f32
 from tracegrad.kernels.expr import Index, Value, Var, atoms_of, indices_of, walk
-from tracegrad.kernels.extents import SIZE
-from tracegrad.kernels.form import Axis, Fold, Kernel, Product, Slot, Store, points
+from tracegrad.kernels.form import SIZE, Axis, Fold, Kernel, Product, Slot, Store, points
 from tracegrad.kernels.unroll import unroll
 from tracegrad.program import BoundLaunch
 from tracegrad.render.c import Function
@@ -35,8 +34,11 @@ class Scratch(NamedTuple):
     dtype: str  # as NumPy calls it
 
 
-class RunSize(NamedTuple):
+class RunSize:
     """Where the size of the run lies, behind a function's slots."""
+
+    def __repr__(self) -> str:
+        return "size"
 
 
 Place = int | Scratch | RunSize  # a slot of the launch, scratch memory, or the size of the run

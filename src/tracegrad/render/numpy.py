@@ -13,8 +13,7 @@ from collections.abc import Sequence
 from tracegrad.dtypes import f32
 from tracegrad.ir import PRIMITIVES
 from tracegrad.kernels.expr import Value, Var
-from tracegrad.kernels.extents import SIZE
-from tracegrad.kernels.form import Axis, Fold, Kernel, Product, Scatter, Store, points
+from tracegrad.kernels.form import SIZE, Axis, Fold, Kernel, Product, Scatter, Store, points
 from tracegrad.kernels.unroll import unroll
 from tracegrad.program import BoundLaunch
 from tracegrad.render.layouts import blas_ready, collapse

@@ -20,7 +20,7 @@ from tracegrad.arrays import HAVE_NUMPY, need_numpy, np
 from tracegrad.dtypes import STORED
 from tracegrad.errors import DeviceError
 from tracegrad.jsontext import shown
-from tracegrad.kernels.extents import SIZE, decided
+from tracegrad.kernels.form import SIZE, decided
 from tracegrad.program import PERSISTENT, Buffer, Field, KernelSource, Program
 from tracegrad.render.c import MARGIN, library_source
 from tracegrad.render.c_calls import CSource, FunctionStep, Place, RunSize, Scratch, View
