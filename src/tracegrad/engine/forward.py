@@ -87,7 +87,6 @@ class CompiledForward(HasStates):
         if refusal is not None:
             return resolved(refusal, "run")
         pending: Pending[RunResult] = Pending("run", worker.ident)
-        pending.owner = self
         try:
             if patches is not None and "patches" in source.types:
                 inputs, patches = {**inputs, "patches": patches}, None
@@ -104,6 +103,7 @@ class CompiledForward(HasStates):
         except Exception as e:
             pending.resolve(failure(e, "run"))
             return pending
+        pending.owner = self
         worker.enqueue([ForwardRun(programs, program, arrays, pending)], pending)
         return pending
 

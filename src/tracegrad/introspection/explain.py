@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import textwrap
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -98,7 +97,7 @@ class Explanation:
         more = len(self.dispatches) - len(rows)
         left = [f"and {more} dispatches more, each of fewer bytes"] if more else []
         hint = "explain(verbose=True) shows all, with kernels, values and graph; .save('step.html') too"
-        return "\n".join([*textwrap.wrap(self.title, 98), "", table, *left, "", str(self.memory), "", hint])
+        return "\n".join([*self.title.split("; "), "", table, *left, "", str(self.memory), "", hint])
 
     def __str__(self) -> str:
         if not self.verbose:

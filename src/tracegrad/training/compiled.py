@@ -107,7 +107,6 @@ class CompiledTraining(HasStates):
             return resolved(refusal, what)
         stepper = self.store.stepper
         pending: Pending[StepResult] = Pending(what, self.worker.ident)
-        pending.owner = self
         try:
             lead = None if what == "step" else (n := number_of_steps(n))
             given = merge(mapping, inputs, what, more, stepper.source.inputs)
@@ -118,6 +117,7 @@ class CompiledTraining(HasStates):
         except Exception as e:
             pending.resolve(failure(e, what))
             return pending
+        pending.owner = self
         self.worker.enqueue(runs, pending)
         return pending
 
