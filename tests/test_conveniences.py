@@ -87,3 +87,58 @@ def test_the_command_says_its_version(capsys: pytest.CaptureFixture[str]) -> Non
     with pytest.raises(SystemExit, match="0"):
         cli.main(["--version"])
     assert capsys.readouterr().out == f"tracegrad {tg.__version__}\n"
+
+
+class Normed(tg.Module):
+    def __init__(self) -> None:
+        self.norm, self.out = nn.BatchNorm(4), nn.Linear(4, 2)
+        self.order = self.param(2, dtype=tg.i32, trainable=False)
+
+
+def scores(m: Normed, x: Any) -> Any:
+    return tg.take(m.out(m.norm(x)), m.order, 1)
+
+
+def train_scores(m: Normed, x: Any) -> Any:
+    return tg.sum(tg.square(tg.take(m.out(m.norm(x, training=True)), m.order, 1)))
+
+
+def test_a_forward_is_loaded_from_checkpoints_and_plain_files(device_name: str, tmp_path: Any) -> None:
+    x, inputs = np.linspace(-1, 2, 12, dtype=np.float32).reshape(3, 4), {"x": (3, 4)}
+    saved, plain = tmp_path / "a.safetensors", tmp_path / "b.safetensors"
+    with tg.compile(
+        model=Normed(), loss=train_scores, inputs=inputs, optimizer=optim.adam(lr=0.1), device=device_name
+    ) as t:
+        t.set_params({"order": np.array([1, 0], np.int32)})
+        t.run_steps(3, x=x)
+        t.save(saved)
+        want = t.attach(forward=scores, inputs=inputs).run(x=x).output
+        tg.safetensors.write(plain, {**t.params(), **t.states()})
+    for path in (saved, plain):
+        with tg.load_forward(path, model=Normed(), forward=scores, inputs=inputs, device=device_name) as infer:
+            np.testing.assert_array_equal(infer.run(x=x).output, want)
+            assert set(infer.params()) == {"norm.g", "norm.b", "out.W", "out.b", "order"}
+    with pytest.raises(tg.InputError, match=r"layer\.W: missing"):
+        tg.load_forward(saved, model=Other(), forward=lambda m, x: m.layer(x), inputs=inputs, device="cpu")
+
+
+class Other(tg.Module):
+    def __init__(self) -> None:
+        self.layer = nn.Linear(4, 2)
+
+
+def test_a_forward_whose_parameters_were_never_set_warns_once() -> None:
+    x = np.ones((1, 4), np.float32)
+    how: dict[str, Any] = {
+        "model": Other(),
+        "forward": lambda m, x: m.layer(x),
+        "inputs": {"x": (1, 4)},
+        "device": "cpu",
+    }
+    with tg.compile_forward(**how) as infer:
+        with pytest.warns(RuntimeWarning, match="never set") as caught:
+            first = infer.run(x=x).output
+            infer.run(x=x).result()
+        assert len(caught) == 1 and caught[0].filename == __file__
+        infer.set_params({"layer.b": np.ones(2, np.float32)})
+        np.testing.assert_allclose(infer.run(x=x).output, first + 1, rtol=1e-6)

@@ -39,7 +39,15 @@ if TYPE_CHECKING:
     from tracegrad.engine.forward import CompiledForward
     from tracegrad.engine.results import Aborted, Captures, Completed, Failed, Pending
     from tracegrad.engine.single_flight import single_flight
-    from tracegrad.entrypoints import compile, compile_forward, devices, is_webgpu_available, trace, trace_forward
+    from tracegrad.entrypoints import (
+        compile,
+        compile_forward,
+        devices,
+        is_webgpu_available,
+        load_forward,
+        trace,
+        trace_forward,
+    )
     from tracegrad.imperative.stepwise import eager, instantiate
     from tracegrad.introspection.summaries import summary
     from tracegrad.program import Program
@@ -55,7 +63,7 @@ LATER = {
     "engine.forward": "CompiledForward",
     "engine.results": "Aborted Captures Completed Failed Pending",
     "engine.single_flight": "single_flight",
-    "entrypoints": "compile compile_forward devices is_webgpu_available trace trace_forward",
+    "entrypoints": "compile compile_forward devices is_webgpu_available load_forward trace trace_forward",
     "imperative.stepwise": "eager instantiate",
     "introspection.summaries": "summary",
     "program": "Program",
@@ -74,8 +82,8 @@ __all__ = [
     "InputError", "InputType", "Module", "NonFiniteError", "Parameter", "Pending", "Program", "ShapeError",
     "Tensor", "TensorType", "TraceError", "TracegradError", "WebGPUSupport", "bool_", "check_webgpu", "compile",
     "compile_forward", "devices", "eager", "f32", "from_torch", "hyper", "i32", "init", "instantiate",
-    "is_webgpu_available", "lr", "manual_seed", "nn", "no_grad", "optim", "parameter", "single_flight", "summary",
-    "tensor", "to_torch", "trace", "trace_forward", "u32",
+    "is_webgpu_available", "load_forward", "lr", "manual_seed", "nn", "no_grad", "optim", "parameter", "single_flight",
+    "summary", "tensor", "to_torch", "trace", "trace_forward", "u32",
 ]  # fmt: skip
 __all__ += alignment.__all__
 __all__ += ops.__all__

@@ -102,6 +102,7 @@ def compile_forward(
               inside of `forward` fails its first run.
     """
     store = OwnParameters(model, seed_or_new(seed), session_factory(device))
+    store.unset = seed is None and bool(store.fields)
     try:
         warn_if_slow(store.worker.info)
         return CompiledForward(
@@ -110,6 +111,37 @@ def compile_forward(
     except BaseException:
         store.worker.close()
         raise
+
+
+@helpful
+def load_forward(
+    path: str | os.PathLike[str],
+    *,
+    model: Any,
+    forward: Callable[..., Any],
+    inputs: Mapping[str, Any],
+    device: str = "auto",
+    max_cached_shapes: int = 8,
+    precision: str = "f32",
+    writes: bool = False,
+) -> CompiledForward:
+    """A forward with the parameters and states of a file: `compile_forward`, then `load`.
+
+        infer = tg.load_forward("digits.safetensors", model=Net(), forward=logits, inputs={"x": (None, 784)})
+
+    path:    a checkpoint that `train.save` wrote, or any safetensors file with the parameters by name.
+    model:   one of the same parameters; its own first values are not used.
+    others:  as for `compile_forward`.
+    Raises:  what `compile_forward` and `CompiledForward.load` raise.
+    """
+    infer = compile_forward(model=model, forward=forward, inputs=inputs, device=device, precision=precision,
+                            max_cached_shapes=max_cached_shapes, writes=writes)  # fmt: skip
+    try:
+        infer.load(path)
+    except BaseException:
+        infer.close()
+        raise
+    return infer
 
 
 @helpful

@@ -245,7 +245,7 @@ OPTIMIZERS = {
 
 RUN = "write train.attach(forward=..., inputs=...).run(x=x).output"
 TRAININGS = {
-    "parameters state_dict get_weights weights params": "write train.download_params()",
+    "parameters state_dict get_weights weights": "write train.params()",
     "load_state_dict set_weights load_params": "write train.upload_params(record)",
     "eval predict forward apply evaluate run __call__": RUN,
     "zero_grad backward train_step train_on_batch update": STEP,

@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
+import os
 import threading
+import warnings
 import weakref
 from collections.abc import Callable, Mapping
 from types import TracebackType
 from typing import Any
 
+from tracegrad import safetensors
 from tracegrad.compiler.build import trace_sites
 from tracegrad.compiler.sizes import shown
+from tracegrad.engine import params
 from tracegrad.engine.call_sizes import as_arrays, sizes_of
 from tracegrad.engine.forward_runs import ForwardProgram, ForwardPrograms, ForwardRun
 from tracegrad.engine.forward_source import ForwardSource
 from tracegrad.engine.inputs import Given, check_inputs, given_or_blank, merge
 from tracegrad.engine.patches import check_patches
 from tracegrad.engine.results import Aborted, Pending, RunResult, failure, resolved
-from tracegrad.engine.stores import HasStates, ParameterStore
+from tracegrad.engine.stores import HasStates, OwnParameters, ParameterStore
 from tracegrad.errors import AbortedError
 from tracegrad.hypers import whole
 from tracegrad.introspection.explain import Explanation, explained
@@ -27,6 +31,10 @@ from tracegrad.runtime.base import Session
 from tracegrad.sites import SiteInfo
 
 Array = Any
+UNSET = (
+    "the parameters of this forward were never set: they are random. Write infer.load(path), infer.set_params(record) "
+    "or tg.load_forward(path, ...); seed= of tg.compile_forward says that random ones are wanted"
+)
 
 
 class CompiledForward(HasStates):
@@ -104,6 +112,9 @@ class CompiledForward(HasStates):
             pending.resolve(failure(e, "run"))
             return pending
         pending.owner = self
+        if isinstance(self.store, OwnParameters) and self.store.unset:
+            self.store.unset = False
+            warnings.warn(UNSET, RuntimeWarning, stacklevel=2)
         worker.enqueue([ForwardRun(programs, program, arrays, pending)], pending)
         return pending
 
@@ -145,6 +156,22 @@ class CompiledForward(HasStates):
     def download_params(self) -> dict[str, Array]:
         """Parameters by name."""
         return self.store.download_params()
+
+    def load(self, path: str | os.PathLike[str]) -> None:
+        """Take over the parameters and states of a file; of an attached forward, those of the training.
+
+        path:    a checkpoint that `train.save` wrote, or any safetensors file with the parameters by name.
+        Raises:  InputError, with nothing changed, for a damaged file, and naming each parameter that is missing,
+                 unknown or of another type; OSError.
+        """
+        tensors = safetensors.read(path).tensors
+        states = params.declared_states(self.store.model)
+        own, found = params.of_file(tensors, self.store.fields, states)
+        params.check_record(states, found, False, f"load {os.fspath(path)}", "state")
+        params.check_record(self.store.fields, own, True, f"load {os.fspath(path)}")
+        self.store.upload_params(own, True)
+        if found:
+            self.store.set_states(found, False)
 
     @property
     def param_names(self) -> list[str]:

@@ -19,6 +19,7 @@ from tracegrad.runtime.storage import check_memory, from_storage, to_storage
 from tracegrad.states import STATE
 
 Array = Any
+PARAM = "param/"  # begins the names of parameters in checkpoints
 
 
 def declared(model: Any) -> list[Field]:
@@ -103,6 +104,31 @@ def check_record(
         message = "\n  ".join([f"{what}: nothing was written", *problems, *([names] if names else [])])
         raise InputError.here(message)
     return arrays
+
+
+def of_file(tensors: Mapping[str, Array], fields: Sequence[Field], states: Sequence[Field]) -> list[dict[str, Array]]:
+    """Parameters and states of a safetensors file, by name: of a checkpoint, or of a plain file by the names there.
+
+    States that the model does not have are left out, as the optimizer's are.
+    """
+    saved = any(name.startswith(PARAM) for name in tensors)
+    known = {f.name for f in states}
+    kept = {n.removeprefix(STATE): x for n, x in tensors.items() if n.startswith(STATE) or not saved}
+    found = {n: x for n, x in kept.items() if n in known}
+    own = {n.removeprefix(PARAM): x for n, x in tensors.items() if n.startswith(PARAM) or not saved}
+    own = {n: x for n, x in own.items() if saved or n.removeprefix(STATE) not in found}
+    return [_restored(own, fields), _restored(found, states)]
+
+
+def _restored(tensors: Mapping[str, Array], fields: Sequence[Field]) -> dict[str, Array]:
+    """Integers and booleans, which files hold as i32, in their own dtype."""
+    types = {f.name: f for f in fields}
+    return {
+        n: from_storage(x.reshape(-1), replace(types[n], offset=0))
+        if n in types and x.dtype == np.int32 and x.shape == types[n].shape
+        else x
+        for n, x in tensors.items()
+    }
 
 
 def upload(session: Session, program: Program, fields: Sequence[Field], arrays: Mapping[str, Array]) -> None:

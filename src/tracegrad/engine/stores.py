@@ -181,6 +181,7 @@ class OwnParameters:
     """
 
     knobs = Knobs(Rate(as_schedule(0.0)), {})  # no hyperparameter was set
+    unset = False  # are the parameters those of a seed that nobody has chosen? Then its first run warns
 
     def __init__(self, model: Any, seed: int, session_factory: Callable[[], Callable[[], Session]]):
         self.model, self.seed = model, seed
@@ -235,6 +236,7 @@ class OwnParameters:
     def upload_params(self, record: Mapping[str, Any], strict: bool = False) -> None:
         """As `CompiledTraining.upload_params`."""
         arrays = params.check_record(self.fields, record, strict, "upload_params")
+        self.unset = False
 
         def apply(_: Session) -> None:
             self._values |= arrays
@@ -251,9 +253,17 @@ ParameterStore = TrainedParameters | OwnParameters
 
 
 class HasStates(Helped):
-    """What trainings and forwards have in common: the states of their model."""
+    """What trainings and forwards have in common: the parameters and states of their model."""
 
     store: Any  # a ParameterStore; each class says which
+
+    def params(self) -> dict[str, Array]:
+        """The parameters by name, after the steps and runs queued so far; `download_params` by a shorter name."""
+        return self.store.download_params()
+
+    def set_params(self, record: Mapping[str, Any], strict: bool = False) -> None:
+        """Overwrite parameters by name; `upload_params` by a shorter name."""
+        self.store.upload_params(record, strict)
 
     def states(self) -> dict[str, Array]:
         """The states of the model by name, after the steps and runs queued so far; see `tg.Module.state`."""
