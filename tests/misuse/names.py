@@ -35,9 +35,9 @@ def layer_that_does_not_exist():
     nn.LSTMCell(3, 4)
 
 
-@program("'MultiheadAttention'", "tg.attention")
+@program("'MultiHeadAttention'", "nn.MultiheadAttention")
 def attention_as_a_layer():
-    nn.MultiheadAttention(4, 2)
+    nn.MultiHeadAttention(4, 2)
 
 
 @program("'adamW'", "optim.adamw")

@@ -341,7 +341,7 @@ def calling_a_training(train):
     train(X, Y)
 
 
-@training("CompiledTraining", "'parameters'", "download_params")
+@training("CompiledTraining", "'parameters'", "train.params()")
 def parameters_of_a_training(train):
     train.parameters()
 
