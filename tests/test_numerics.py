@@ -86,8 +86,8 @@ def assert_alike(got: Any, want: Any, *operands: Any) -> None:
     assert not shown, f"operands, got, wanted: {shown}"
 
 
-UNARY = ("neg", "abs", "sign", "square", "sqrt", "rsqrt", "exp", "expm1", "log", "log1p", "sin", "cos", "tanh", "erf",
-         "logistic", "floor", "ceil", "round", "isnan", "nonfinite")  # fmt: skip
+UNARY = ("neg", "abs", "sign", "square", "sqrt", "rsqrt", "exp", "half_exp", "expm1", "log", "log1p", "sin", "cos",
+         "tanh", "erf", "logistic", "floor", "ceil", "round", "isnan", "nonfinite")  # fmt: skip
 BINARY = ("add", "sub", "mul", "div", "pow", "minimum", "maximum")
 COMPARE = ("less", "less_equal", "equal", "not_equal")
 

@@ -23,13 +23,14 @@ fn scale_(x: f32, n: i32) -> f32 {
   let half = n >> 1u;
   return x * bitcast<f32>(u32(half + 127) << 23u) * bitcast<f32>(u32(n - half + 127) << 23u);
 }
-fn exp_(x: f32) -> f32 {
-  let c = clamp(x, -105.0, 89.0);
+fn exp_times_(x: f32, power: i32) -> f32 {  // e^x 2^power
+  let c = clamp(x, -105.0, 90.0);
   let n = round(c * 1.4426950408889634);
   let r = c - n * 0.693359375 - n * (-0.00021219444);
   let y = (((((0.000198756915 * r + 0.0013981999507) * r + 0.0083334519073) * r + 0.041665795894) * r + 0.16666665459) * r + 0.50000001201) * r * r + r + 1.0;
-  return select(scale_(y, i32(n)), x, is_nan_(x));
+  return select(scale_(y, i32(n) + power), x, is_nan_(x));
 }
+fn exp_(x: f32) -> f32 { return exp_times_(x, 0); }
 fn expm1_(x: f32) -> f32 {
   let c = clamp(x, -30.0, 80.0);
   let n = round(c * 1.4426950408889634);
@@ -544,13 +545,14 @@ fn scale_(x: f32, n: i32) -> f32 {
   let half = n >> 1u;
   return x * bitcast<f32>(u32(half + 127) << 23u) * bitcast<f32>(u32(n - half + 127) << 23u);
 }
-fn exp_(x: f32) -> f32 {
-  let c = clamp(x, -105.0, 89.0);
+fn exp_times_(x: f32, power: i32) -> f32 {  // e^x 2^power
+  let c = clamp(x, -105.0, 90.0);
   let n = round(c * 1.4426950408889634);
   let r = c - n * 0.693359375 - n * (-0.00021219444);
   let y = (((((0.000198756915 * r + 0.0013981999507) * r + 0.0083334519073) * r + 0.041665795894) * r + 0.16666665459) * r + 0.50000001201) * r * r + r + 1.0;
-  return select(scale_(y, i32(n)), x, is_nan_(x));
+  return select(scale_(y, i32(n) + power), x, is_nan_(x));
 }
+fn exp_(x: f32) -> f32 { return exp_times_(x, 0); }
 fn expm1_(x: f32) -> f32 {
   let c = clamp(x, -30.0, 80.0);
   let n = round(c * 1.4426950408889634);
@@ -748,13 +750,14 @@ fn scale_(x: f32, n: i32) -> f32 {
   let half = n >> 1u;
   return x * bitcast<f32>(u32(half + 127) << 23u) * bitcast<f32>(u32(n - half + 127) << 23u);
 }
-fn exp_(x: f32) -> f32 {
-  let c = clamp(x, -105.0, 89.0);
+fn exp_times_(x: f32, power: i32) -> f32 {  // e^x 2^power
+  let c = clamp(x, -105.0, 90.0);
   let n = round(c * 1.4426950408889634);
   let r = c - n * 0.693359375 - n * (-0.00021219444);
   let y = (((((0.000198756915 * r + 0.0013981999507) * r + 0.0083334519073) * r + 0.041665795894) * r + 0.16666665459) * r + 0.50000001201) * r * r + r + 1.0;
-  return select(scale_(y, i32(n)), x, is_nan_(x));
+  return select(scale_(y, i32(n) + power), x, is_nan_(x));
 }
+fn exp_(x: f32) -> f32 { return exp_times_(x, 0); }
 fn expm1_(x: f32) -> f32 {
   let c = clamp(x, -30.0, 80.0);
   let n = round(c * 1.4426950408889634);

@@ -5,7 +5,7 @@ from __future__ import annotations
 from tracegrad.ir import Primitive, Tensor, bind
 from tracegrad.methods import Operand, method
 from tracegrad.prims.composites import Expansion, Vjp, composite
-from tracegrad.prims.elementwise import abs, atan2, cos, exp, expm1, float_type, rsqrt, sin, sqrt, where
+from tracegrad.prims.elementwise import abs, atan2, cos, expm1, float_type, half_exp, rsqrt, sin, sqrt, where
 from tracegrad.prims.leaves import as_tensor
 from tracegrad.prims.rules import alike, symmetric
 
@@ -27,14 +27,13 @@ LARGE = 20.0  # from here on e^-x is nothing beside e^x
 def _sinh(x: Tensor) -> Tensor:
     size = abs(x)
     u = expm1(where(size < LARGE, size, 0.0))
-    root = exp(size * 0.5)  # its square, halved first, overflows where the result does
-    y = where(size < LARGE, (u + u / (u + 1.0)) * 0.5, (root * 0.5) * root)
+    y = where(size < LARGE, (u + u / (u + 1.0)) * 0.5, half_exp(size))
     return where(x < 0.0, -y, y)
 
 
 def _cosh(x: Tensor) -> Tensor:
-    root = exp(abs(x) * 0.5)
-    return (root * 0.5) * root + 0.5 / root / root
+    y = half_exp(abs(x))
+    return y + 0.25 / y
 
 
 TAN = _elementwise("tan", lambda x: sin(x) / cos(x), lambda ct, y, x: (ct * (1.0 + y * y),))

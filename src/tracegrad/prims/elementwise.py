@@ -27,6 +27,8 @@ from tracegrad.prims.functions import (
     ERF_ARRAY,
     EXP,
     EXPM1,
+    HALF_EXP,
+    HALF_EXP_ARRAY,
     HALF_HELPER,
     LESS_HELPER,
     LOG,
@@ -292,6 +294,15 @@ rsqrt = elementwise(
     cost=8,
 )
 exp = elementwise("exp", array="exp", wgsl="exp_({0})", vjp=lambda ct, y, x: (ct * y,), cost=8, helper=EXP)
+half_exp = elementwise(  # e^x / 2, of which hyperbolic functions are made
+    "half_exp",
+    spelled=False,
+    array=HALF_EXP_ARRAY,
+    wgsl="half_exp_({0})",
+    vjp=lambda ct, y, x: (ct * y,),
+    cost=8,
+    helper=HALF_EXP,
+)
 expm1 = elementwise(
     "expm1", array="expm1", wgsl="expm1_({0})", vjp=lambda ct, y, x: (ct * (y + 1.0),), cost=12, helper=EXPM1
 )

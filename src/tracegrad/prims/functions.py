@@ -70,13 +70,22 @@ EXP = f"""{IS_NAN}
 
 {SCALE}
 
-fn exp_(x: f32) -> f32 {{
-  let c = clamp(x, -105.0, 89.0);
+fn exp_times_(x: f32, power: i32) -> f32 {{  // e^x 2^power
+  let c = clamp(x, -105.0, 90.0);
   let n = round(c * {1 / math.log(2)!r});
   let r = c - n * {LN2[0]} - n * ({LN2[1]});
   let y = {horner(EXP_P, "r")} * r * r + r + 1.0;
-  return select(scale_(y, i32(n)), x, is_nan_(x));
-}}"""
+  return select(scale_(y, i32(n) + power), x, is_nan_(x));
+}}
+
+fn exp_(x: f32) -> f32 {{ return exp_times_(x, 0); }}"""
+
+# e^x / 2, finite a little longer than e^x. By the exponent, because NVIDIA's driver makes r r / 2 of (r / 2) r.
+HALF_EXP = f"""{EXP}
+
+fn half_exp_(x: f32) -> f32 {{ return exp_times_(x, -1); }}"""
+
+HALF_EXP_ARRAY = "(lambda r: (r * 0.5) * r)(xp.exp({0} * 0.5))"
 
 # e^x for |x| <= 87, as the device has it: within 3 + 2|x| ulp, for what is a small part of a result, or a small result
 NEAR_EXP = "fn near_exp_(x: f32) -> f32 { return exp(x); }"
@@ -172,14 +181,19 @@ fn logistic_(x: f32) -> f32 {{
 
 LOGISTIC_ARRAY = "(lambda x, e: xp.where(x < 0.0, e, 1.0) / (1.0 + e))({0}, xp.exp(-xp.abs({0})))"
 
-# The quotient of the smaller by the larger is at most 1. Signs and zeros by their bits, as IEEE: atan2(-0, -1) is -pi.
+# The quotient of the smaller by the larger is at most 1. Two denormals are multiplied by 2^23 first: for a device that
+# takes them for 0 they are then equal, and nothing is divided by 0. Signs and zeros by their bits, as IEEE:
+# atan2(-0, -1) is -pi.
 ATAN2 = f"""{IS_NAN}
 
 {DIV}
 
 fn atan2_(y: f32, x: f32) -> f32 {{
-  let v = bitcast<u32>(y) & 0x7fffffffu;
-  let u = bitcast<u32>(x) & 0x7fffffffu;
+  let whole_v = bitcast<u32>(y) & 0x7fffffffu;
+  let whole_u = bitcast<u32>(x) & 0x7fffffffu;
+  let tiny = max(whole_u, whole_v) < 0x800000u;
+  let v = select(whole_v, bitcast<u32>(bitcast<f32>(whole_v) * 8388608.0), tiny);
+  let u = select(whole_u, bitcast<u32>(bitcast<f32>(whole_u) * 8388608.0), tiny);
   let q = select(div_(bitcast<f32>(min(u, v)), bitcast<f32>(max(u, v))), select(1.0, 0.0, u == 0u), u == v);
   let z = q * q;
   let p = q + q * z * {horner(ATAN_P, "z")};
