@@ -146,7 +146,8 @@ def test_an_extent_is_never_used_as_a_number() -> None:
 
 class Net(tg.Module):
     def __init__(self):
-        self.conv, self.norm, self.out = nn.Conv2d(1, 3, 3, padding=1), nn.LayerNorm(48), nn.Linear(48, 5)
+        self.conv, self.norm = nn.Conv2d(1, 96, 3, padding=1), nn.LayerNorm(1536)
+        self.out = nn.Linear(1536, 5)  # of so many that its sums would be split
 
 
 def classify(m: Any, x: Any) -> Any:

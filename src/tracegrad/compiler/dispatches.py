@@ -76,7 +76,8 @@ class Planned:
         """Of the program that `graph` was compiled to."""
         marked, origins = _marked(graph)
         declared = {f.name: f.type for f in program.inputs}
-        plan = make_plan(optimize(marked), Persistent.of(program), declared, apart=program.capacity > 0)
+        shared = program.capacity > 0
+        plan = make_plan(optimize(marked, whole=shared), Persistent.of(program), declared, apart=shared)
         launches = tuple(plan.dispatched())
         assert len(launches) == len(program.dispatches), "planning the graph again gave another program"
         many = [len([*plan.scans[id(x.clusters[0])].plan.dispatched()]) if not x.kernels else 1 for x in plan.launches]

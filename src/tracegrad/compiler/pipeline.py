@@ -43,13 +43,16 @@ def make_program(
     return program
 
 
-def optimize(graph: Graph, watch: Watch | None = None) -> Storage:
-    """All passes, in order: what is left are primitives whose results have a place; and what of them is stored."""
+def optimize(graph: Graph, watch: Watch | None = None, whole: bool = False) -> Storage:
+    """All passes, in order: what is left are primitives whose results have a place; and what of them is stored.
+
+    whole: no sum is split. Parts of one lie before the axes of its result, and so before a batch that calls choose.
+    """
+    split = () if whole else (of_roots(split_long), of_roots(simplify))
     passes: tuple[Callable[[Graph], Graph], ...] = (
         of_roots(expand_composites),
         of_roots(simplify),
-        of_roots(split_long),
-        of_roots(simplify),
+        *split,
         place_results,
     )
     for run in passes:

@@ -91,7 +91,7 @@ def _program(one: TracedForward, other: TracedForward, sizes: Pair) -> Program:
     specs = input_ranges(one.graph)
     if specs != input_ranges(other.graph):
         raise UnsizedError("which indices are valid depends on the batch")
-    plan, witness = (make_plan(optimize(t.graph), t.persistent, t.inputs, apart=True) for t in (one, other))
+    plan, witness = (make_plan(optimize(t.graph, whole=True), t.persistent, t.inputs, apart=True) for t in (one, other))
     decide_extents(plan, witness, sizes)
     program = assemble(plan, one.persistent, specs, one.meta)
     inputs = _with_extents(program.inputs, plan.inputs.types, witness.inputs.types, sizes)
