@@ -14,6 +14,7 @@ from collections.abc import Generator, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import accumulate
+from typing import NamedTuple
 
 from tracegrad.compiler.layout import Persistent
 from tracegrad.compiler.pipeline import optimize
@@ -55,8 +56,7 @@ class DispatchInfo:
         return ", ".join(dict.fromkeys(site.short for site in self.sites))
 
 
-@dataclass(frozen=True, slots=True)
-class Planned:
+class Planned(NamedTuple):
     """The plan of a program, made again from its graph.
 
     launches: behind each dispatch, with the plan that it belongs to.
