@@ -24,6 +24,7 @@ from tracegrad.ir import Graph, Tensor
 from tracegrad.kernels.expr import indices_of, walk
 from tracegrad.kernels.form import Kernel, Store
 from tracegrad.nn.module import named_parameters
+from tracegrad.optim.parts import Part
 from tracegrad.program import PERSISTENT, KernelSource, Program
 
 ELEMENT = 2**32  # labels are value * ELEMENT + element
@@ -57,7 +58,7 @@ def planned_training(arguments: Mapping[str, Any], built: Any) -> Planned:
     parameters = named_parameters(arguments["model"])
     persistent = persistent_of(
         parameters,
-        arena_of(parameters, arguments["optimizer"]),
+        Part.alone(arena_of(parameters, arguments["optimizer"])),
         arguments["optimizer"],
         built.graph.precision,
         {f.name: (f.type, f.spec["init"]) for f in built.program.model_states},

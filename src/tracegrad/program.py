@@ -281,6 +281,18 @@ class Program:
         return tuple(f for f in self.states if "init" in f.spec)
 
     @property
+    def first(self) -> int:
+        """Where the optimizer's run of the array "params" begins: of several losses, each has one of its own."""
+        return self.meta.get("part", {}).get("first", 0)
+
+    @property
+    def trained(self) -> tuple[Field, ...]:
+        """The parameters that a step trains, as they lie in the gradients and in arrays of the optimizer."""
+        fields = [f for f in self.params if f.spec.get("trainable", True)]
+        names = self.meta.get("part", {}).get("trains", [f.name for f in fields])
+        return tuple(replace(f, offset=f.offset - self.first) for f in fields if f.name in names)
+
+    @property
     def needs_f16(self) -> bool:
         """Does a WebGPU device need the feature shader-f16 for it?"""
         return any(b.dtype == "f16" for b in self.buffers)

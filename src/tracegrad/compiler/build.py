@@ -23,17 +23,17 @@ from tracegrad.hypers import NORMAL, PREFIX, UNIT
 from tracegrad.ir import Graph, Tensor, toposort
 from tracegrad.nn.module import Parameter, State, bound, named_arrays, no_parameters, state_specs
 from tracegrad.optim import freezing
-from tracegrad.optim.arena import Arena
 from tracegrad.optim.gradients import sum_of_squares
-from tracegrad.optim.guard import Guard, NewStates, any_nonfinite, bounded_arrays
+from tracegrad.optim.guard import PARAMS, Guard, NewStates, any_nonfinite, bounded_arrays
 from tracegrad.optim.host import Host
 from tracegrad.optim.loss_scale import LossScale
 from tracegrad.optim.optimizer import Optimizer
+from tracegrad.optim.parts import Part
 from tracegrad.optim.transform import Transform
 from tracegrad.patterns import Selection, chosen
 from tracegrad.prims.elementwise import nonfinite, where
 from tracegrad.prims.folds import pack
-from tracegrad.prims.leaves import LEAF, constant, leaf, require_own
+from tracegrad.prims.leaves import LEAF, as_tensor, constant, leaf, require_own
 from tracegrad.prims.views import broadcast_to
 from tracegrad.program import COUNTS, Program
 from tracegrad.refusals import shown
@@ -121,6 +121,8 @@ class StepSource(NamedTuple):
     precision: str = "f32"
     frozen: Selection | None = None  # parameters whose gradient is not computed
     freezable: bool = False  # the device has a mask of parameters that steps leave alone
+    part: Part | None = None  # of several losses: what this one has of the parameters
+    chosen: tuple[Any, Any] = (None, None)  # of several losses: the arguments `frozen` and `params`
 
     def switched_on(self, values: Mapping[str, float]) -> StepSource:
         """The source with those hyperparameters of `values` that were off; the same object if none was off."""
@@ -161,23 +163,29 @@ class StepSource(NamedTuple):
             raise InputError.here(
                 f"optimizer must be one of optim, such as optim.adam(lr=1e-3), got {shown(optimizer)}{hint}"
             )
+        if self.part is not None and self.part.shared:  # other steps change what the bounds are of
+            optimizer = replace(optimizer, transform=replace(optimizer.transform, bounds=None))
         with uncollected(), traced(self.model, self.loss, self.inputs, "loss", frozen=self.frozen) as t:
             y, aux = checked_loss(t.result, self.loss)
-            arena = arena_of(t.parameters, optimizer)
-            optimizer.groups.check([n for n, p in t.parameters.items() if p.trainable], "groups")
-            freeze = freezing.masks(arena, optimizer.transform) if self.freezable else {}
-            persistent = persistent_of(t.parameters, arena, optimizer, self.precision, t.states, freeze)
-            graph, doubts = training_graph(t, y, aux, arena, optimizer, self.precision, freeze)
+            part = self.part or Part.alone(arena_of(t.parameters, optimizer))
+            optimizer.groups.check([slot.name for slot in part.trained], "groups")
+            masked = self.freezable or part.holes
+            freeze = freezing.masks(part.own, optimizer.transform, part.at) if masked else {}
+            persistent = persistent_of(t.parameters, part, optimizer, self.precision, t.states, freeze)
+            graph, doubts = training_graph(t, y, aux, part, optimizer, self.precision, freeze)
         meta = {
             "kind": "training",
             "optimizer": optimizer.spec(),
             "hyper": {**t.trace.hypers, **optimizer.hyper, UNIT: NORMAL},
             "off": list(optimizer.off),
-            "bounds": list(bounded_arrays(optimizer.transform)),
+            "bounds": [n if n == PARAMS else part.at + n for n in bounded_arrays(optimizer.transform)],
             "ranges": {name: limits._asdict() for name, limits in optimizer.ranges.items()},
         }
         if freeze:
-            meta["freeze"] = {name: [list(part) for part in mask.parts] for name, mask in freeze.items()}
+            meta["freeze"] = {mask.name: [list(run) for run in mask.parts] for mask in freeze.values()}
+        if part.name:
+            trains = [slot.name for slot in part.trained]
+            meta["part"] = {"name": part.name, "first": part.first, "size": part.own.size, "trains": trains}
         return TracedStep(graph, persistent, t.inputs, meta, doubts, sites_of(t))
 
 
@@ -225,9 +233,8 @@ def traced_forward(
         with traced(model, forward, inputs, "forward", patching, fixed or None) as t:
             outputs, structure = checked_outputs(t.result, forward)
             arena = arena_of(t.parameters)
-            persistent = (
-                Persistent.of(like, ("param",)) if like else persistent_of(t.parameters, arena, states=t.states)
-            )
+            own = Part.alone(arena)
+            persistent = Persistent.of(like, ("param",)) if like else persistent_of(t.parameters, own, states=t.states)
             if t.trace.writes and not writes:
                 raise unannounced(forward, t.trace.writes)
             graph = Graph(outputs, dict(t.trace.captures), dict(t.trace.writes), precision)
@@ -243,7 +250,8 @@ def trace_training(
     with traced(model, loss, inputs, "loss") as t:
         y, aux = checked_loss(t.result, loss)
         if optimizer is not None:
-            return training_graph(t, y, aux, arena_of(t.parameters, optimizer), optimizer, "f32")[0]
+            part = Part.alone(arena_of(t.parameters, optimizer))
+            return training_graph(t, y, aux, part, optimizer, "f32")[0]
         named = {f"aux.{n}": x for n, x in aux.items()}
         return Graph({"loss": y, **named}, dict(t.trace.captures), dict(t.trace.writes))
 
@@ -334,29 +342,31 @@ def training_graph(
     t: Traced,
     y: Tensor,
     aux: Mapping[str, Tensor],
-    arena: Arena,
+    part: Part,
     optimizer: Optimizer,
     precision: str,
     freeze: Mapping[str, freezing.Mask] = freezing.NONE,
 ) -> tuple[Graph, tuple[str, ...]]:
     """Loss, gradients, guard and update in one graph; and what is doubtful about the loss."""
-    trained = [slot.name for slot in arena.slots]
-    scaling = LossScale.traced() if precision == "f16" else None
+    arena, at = part.own, part.at
+    trained = [slot.name for slot in part.trained]
+    scaling = LossScale.traced(at) if precision == "f16" else None
     found = gradients(y, [t.leaves[n] for n in trained], scaling and scaling.scale)
     doubts = doubtful(t, y, aux, dict(zip(trained, found)))
-    g = arena.pack(dict(zip(trained, map(scaling.unscaled, found) if scaling else found)))
+    others = {slot.name: broadcast_to(as_tensor(0.0), slot.shape) for slot in arena.slots if slot.name in part.holes}
+    g = arena.pack({**others, **dict(zip(trained, map(scaling.unscaled, found) if scaling else found))})
     free = {name: mask.free() for name, mask in freeze.items()}
     if free:
         g = where(free[freezing.PARAMS], g, 0.0)  # clipping measures what is trained
     type_ = TensorType(f32, (arena.size,))
     sizes = optimizer.transform.sizes(arena)
-    state = {name: leaf("state", name, TensorType(f32, (size,))) for name, size in sizes.items()}
-    p = leaf("state", "params", type_)
+    state = {name: leaf("state", at + name, TensorType(f32, (size,))) for name, size in sizes.items()}
+    p = leaf("state", PARAMS, type_)
     halted = leaf("state", HALTED, TensorType(i32, (1,)))
     host = Host(arena, scaling and scaling.updates(), g, optimizer.groups)
     updates, new = optimizer.transform.update(g, p, state, host)
-    new = {**new, "params": p + updates}
-    guard = Guard.traced(optimizer.transform, host)
+    new = {**new, PARAMS: p + updates}
+    guard = Guard.traced(optimizer.transform, host, at)
     states = NewStates({n: (t.leaves[n], x) for n, x in t.trace.writes.items()})
     hopeless = nonfinite(y) | (halted.reshape(()) != 0)
     hopeless = hopeless if states.odd is None else hopeless | states.odd
@@ -364,10 +374,12 @@ def training_graph(
     poison = pack([where(hopeless, inf, guard.poison if guard else 0.0)])
     bad = nonfinite(sum_of_squares(g, host.unit) + poison.reshape(()))
     bad = bad if guard else bad | any_nonfinite(new)
-    before = {**state, "params": p}
+    before = {**state, PARAMS: p}
     keep = {x.size: broadcast_to(~bad, (x.size,)) for x in before.values()}
     kept = {n: keep[x.size] & free[freezing.mask_of(n, freeze)] if free else keep[x.size] for n, x in before.items()}
-    writes = {"grads": g, **{name: where(kept[name], x, before[name]) for name, x in new.items()}}
+    writes = {at + "grads": g}
+    for name, x in new.items():
+        writes[name if name == PARAMS else at + name] = where(kept[name], x, before[name])
     writes |= guard.writes if guard else {}
     writes |= states.unless(bad)
     outputs = {"loss": y}

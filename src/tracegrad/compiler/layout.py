@@ -10,6 +10,7 @@ from operator import itemgetter
 from typing import Any
 
 from tracegrad.dtypes import STORED, TensorType
+from tracegrad.optim.guard import PARAMS
 from tracegrad.program import DRAWN, Buffer, Move, Program
 from tracegrad.tuning import LAYOUT_CLOSE, LAYOUT_TRIES, LITTLE_TEMP, TEMP_ALIGN
 
@@ -38,6 +39,7 @@ class Persistent:
     params: tuple[tuple[str, Place, Mapping[str, Any]], ...]  # name, place, spec: in declaration order
     types: Mapping[str, TensorType]
     states: tuple[tuple[str, Place, Mapping[str, Any]], ...] = ()  # as params; names are `state/<path>`
+    first: int = 0  # where the optimizer's run of the parameters begins
 
     @staticmethod
     def of(program: Program, roles: Sequence[str] = ("param", "grad", "state")) -> Persistent:
@@ -47,7 +49,8 @@ class Persistent:
             tuple((f.name, Place(program.buffers[f.buffer].name, f.offset), f.spec) for f in fields)
             for fields in (program.params, program.model_states)
         )
-        return Persistent(buffers, params, {f.name: f.type for f in (*program.params, *program.model_states)}, states)
+        types = {f.name: f.type for f in (*program.params, *program.model_states)}
+        return Persistent(buffers, params, types, states, program.first)
 
     def place(self, name: str) -> Place:
         """The place of a parameter."""
@@ -55,7 +58,7 @@ class Persistent:
 
     def place_of_state(self, name: str) -> Place:
         """The place of a state: one of the model's, or an array of its own."""
-        return next((p for n, p, _ in self.states if n == name), Place(name, 0))
+        return next((p for n, p, _ in self.states if n == name), Place(name, self.first if name == PARAMS else 0))
 
 
 @dataclass(slots=True)

@@ -14,6 +14,7 @@ from tracegrad.optim.arena import Arena
 from tracegrad.optim.guard import array_name, bounded_arrays
 from tracegrad.optim.loss_scale import STATE as SCALE_STATE
 from tracegrad.optim.optimizer import Optimizer
+from tracegrad.optim.parts import Part
 from tracegrad.program import DRAWN, Buffer
 
 HALTED = "halted"  # the state, and output, by which the device skips what is queued behind a step not applied
@@ -29,13 +30,14 @@ def arena_of(parameters: Mapping[str, Parameter], optimizer: Optimizer | None = 
 
 def persistent_of(
     parameters: Mapping[str, Parameter],
-    arena: Arena,
+    part: Part,
     optimizer: Optimizer | None = None,
     precision: str = "f32",
     states: States = NONE,
     freeze: Mapping[str, freezing.Mask] = freezing.NONE,
 ) -> Persistent:
     """Arrays for parameters and states and, with an optimizer, gradients and its own state."""
+    arena, at = part.whole, part.at
     places = {slot.name: Place("params", slot.offset) for slot in arena.slots}
     decay = {slot.name: slot.decay for slot in arena.slots}
     frozen, kept = Filling(), Filling()
@@ -52,17 +54,17 @@ def persistent_of(
             raise CompileError.here(
                 "no parameter of the model is trainable: leave out trainable=False somewhere, or use tg.compile_forward"
             )
-        buffers.append(Buffer("grads", "f32", arena.size, "grad"))
-        sizes = optimizer.transform.sizes(arena)
-        buffers += [Buffer(n, "f32", sizes[n], "state", fill) for n, fill in optimizer.transform.fills.items()]
+        buffers.append(Buffer(at + "grads", "f32", part.own.size, "grad"))
+        sizes = optimizer.transform.sizes(part.own)
+        buffers += [Buffer(at + n, "f32", sizes[n], "state", fill) for n, fill in optimizer.transform.fills.items()]
         if precision == "f16":
             if taken := sorted(SCALE_STATE.keys() & optimizer.transform.state):
                 raise InputError.here(f"the loss scale has states named {', '.join(taken)} too: rename the optimizer's")
-            buffers += [Buffer(n, "f32", 1, "state", fill) for n, fill in SCALE_STATE.items()]
+            buffers += [Buffer(at + n, "f32", 1, "state", fill) for n, fill in SCALE_STATE.items()]
         buffers.append(Buffer(HALTED, "i32", 1, "state"))
-        buffers += [Buffer(name, "f32", mask.size, "state") for name, mask in freeze.items()]
+        buffers += [Buffer(mask.name, "f32", mask.size, "state") for mask in freeze.values()]
         if bounded := bounded_arrays(optimizer.transform):
-            buffers.append(Buffer(array_name(bounded), "f32", len(bounded), "state"))
+            buffers.append(Buffer(at + array_name(bounded), "f32", len(bounded), "state"))
     specs = {
         n: {"init": p.init.spec(), "decay": decay.get(n, False), "trainable": p.trainable}
         for n, p in parameters.items()
@@ -72,4 +74,5 @@ def persistent_of(
         tuple((n, places[n], specs[n]) for n in parameters),
         {**{n: p.type for n, p in parameters.items()}, **kept.types},
         tuple((n, kept.places[n], {"init": first, "trainable": False}) for n, (_, first) in states.items()),
+        part.first,
     )

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from dataclasses import dataclass, field
 
 from tracegrad.compiler.build import Built, StepSource
 from tracegrad.compiler.dispatches import blamed_lines
@@ -17,22 +16,18 @@ UNLOADED = -1
 AUX, CAPTURE = "aux.", "capture."  # of output names
 
 
-@dataclass(slots=True, eq=False)
 class StepProgram:
     """A program, as the worker runs it. Loaded and unloaded on the worker's thread only."""
 
-    built: Built
-    sizes: Sizes = ()
-    source: StepSource | None = None  # what it was built from, where calls choose sizes
-    handle: int = UNLOADED
-    at_once: int = 1  # runs worth one batch
-    inputs: tuple[Field, ...] = ()
-    hyper: tuple[Field, ...] = ()
-    tells_more: bool = False  # than the loss
-    commits: bool = False  # a step that is not applied changes nothing, and nor do those behind it
+    __slots__ = ("at_once", "built", "commits", "handle", "hyper", "inputs", "sizes", "source", "tells_more")
+    inputs: tuple[Field, ...]
+    hyper: tuple[Field, ...]
 
-    def __post_init__(self) -> None:
-        self.take(self.built)
+    def __init__(self, built: Built, sizes: Sizes = (), source: StepSource | None = None) -> None:
+        """sizes, source: where calls choose sizes, those of this program and what it was built from."""
+        self.sizes, self.source, self.handle = sizes, source, UNLOADED
+        self.commits = False  # a step that is not applied changes nothing, and nor do those behind it
+        self.take(built)
 
     @property
     def program(self) -> Program:
@@ -41,9 +36,10 @@ class StepProgram:
 
     def take(self, built: Built) -> None:
         """Be this program from now on."""
-        self.built, self.at_once = built, 1
+        self.built = built
+        self.at_once = 1  # runs worth one batch
         fields = built.program.inputs
-        self.tells_more = any(f.name.startswith((AUX, CAPTURE)) for f in built.program.outputs)
+        self.tells_more = any(f.name.startswith((AUX, CAPTURE)) for f in built.program.outputs)  # than the loss
         self.hyper = tuple(f for f in fields if f.name.startswith(PREFIX))
         self.inputs = tuple(f for f in fields if not f.name.startswith(PREFIX))
 
@@ -61,17 +57,15 @@ class StepProgram:
         self.handle = UNLOADED
 
 
-@dataclass(slots=True, eq=False)
 class SizedPrograms:
     """The programs of a step by the sizes of calls, the least recently used first.
 
     Calls make them, each on the thread that it comes from. The lock is never held while waiting for the worker.
     """
 
-    free: FreeSizes
-    capacity: int
-    lock: threading.Lock = field(default_factory=threading.Lock)
-    kept: OrderedDict[Sizes, StepProgram] = field(default_factory=OrderedDict["Sizes", StepProgram])
+    def __init__(self, free: FreeSizes, capacity: int) -> None:
+        self.free, self.capacity, self.lock = free, capacity, threading.Lock()
+        self.kept: OrderedDict[Sizes, StepProgram] = OrderedDict()
 
     @property
     def latest(self) -> StepProgram | None:

@@ -7,7 +7,9 @@ for the whole model.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import reduce
+from itertools import pairwise
 from typing import NamedTuple
 
 from tracegrad.dtypes import Shape
@@ -37,11 +39,14 @@ def _alignment(size: int) -> int:
 
 
 class Arena(NamedTuple):
-    """The layout of a flat f32[size] array. Decayed parameters come first, so that one comparison tells them apart."""
+    """The layout of a flat f32[size] array. Decayed parameters come first, so that one comparison tells them apart.
+
+    Of the losses of several, only those that the same losses train are sorted so.
+    """
 
     slots: tuple[Slot, ...]
     size: int
-    decayed_size: int
+    decayed_size: int  # elements that weight decay applies to
 
     @staticmethod
     def of(entries: Iterable[tuple[str, Shape, bool]]) -> Arena:
@@ -54,6 +59,11 @@ class Arena(NamedTuple):
             at += slots[-1].size
             decayed = at if decay else decayed
         return Arena(tuple(slots), at, decayed)
+
+    @staticmethod
+    def at(slots: Sequence[Slot]) -> Arena:
+        """The layout of parameters that lie one behind the other."""
+        return Arena(tuple(slots), sum(s.size for s in slots), sum(s.size for s in slots if s.decay))
 
     def shaped(self, shape: Callable[[Shape], Shape | None]) -> Arena:
         """The layout of arrays that have a part for each parameter, of shape `shape(parameter's)`; None: no part.
@@ -89,4 +99,8 @@ class Arena(NamedTuple):
 
     def decayed(self) -> Tensor:
         """bool[size]: True where weight decay applies."""
-        return iota((self.size,), 0) < self.decayed_size
+        ends = [0, *(a.offset + a.size for a, b in pairwise(self.slots) if a.decay != b.decay), self.size]
+        runs = list(pairwise(ends))[0 if self.slots[0].decay else 1 :: 2]
+        at = iota((self.size,), 0)
+        inside = [at < end if begin == 0 else (at >= begin) & (at < end) for begin, end in runs]
+        return reduce(lambda a, b: a | b, inside)

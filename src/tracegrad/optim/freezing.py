@@ -36,13 +36,13 @@ class Mask(NamedTuple):
 NONE: Mapping[str, Mask] = MappingProxyType({})
 
 
-def masks(arena: Arena, transform: Transform) -> dict[str, Mask]:
-    """The masks that a training with this optimizer needs, by name."""
+def masks(arena: Arena, transform: Transform, at: str = "") -> dict[str, Mask]:
+    """The masks that a training with this optimizer needs, by name. at: begins the names of their arrays."""
     layouts = {PARAMS: arena}
     for name, kept in transform.state.items():
         if isinstance(kept, PerParameter):
             layouts[f"{PREFIX}.{name}"] = kept.layout(arena)
-    return {n: Mask(n, a.size, tuple((s.name, s.offset, s.size) for s in a.slots)) for n, a in layouts.items()}
+    return {n: Mask(at + n, a.size, tuple((s.name, s.offset, s.size) for s in a.slots)) for n, a in layouts.items()}
 
 
 def mask_of(array: str, found: Mapping[str, Mask]) -> str:

@@ -47,13 +47,13 @@ class Guard(NamedTuple):
     writes: dict[str, Tensor]  # the bounds behind it
 
     @staticmethod
-    def traced(transform: Transform, host: Host) -> Guard | None:
-        """The guard of a step; None where the transform has no bounds."""
+    def traced(transform: Transform, host: Host, at: str = "") -> Guard | None:
+        """The guard of a step; None where the transform has no bounds. at: begins the name of its array."""
         names = bounded_arrays(transform)
         if transform.bounds is None:
             return None
         host = host._replace(largest=True)
-        held = leaf("state", array_name(names), TensorType(f32, (len(names),)))
+        held = leaf("state", at + array_name(names), TensorType(f32, (len(names),)))
         old = {name: reshape(slice_(held, 0, k, 1), ()) for k, name in enumerate(names)}
         state = {name: x for name, x in old.items() if name != PARAMS}
         step, after = transform.bounds(as_tensor(LONGEST), old[PARAMS], state, host)
@@ -64,7 +64,7 @@ class Guard(NamedTuple):
         kept = [where(beyond, old[name], x) for name, x in zip(names, new, strict=True)]
         # A pack, so that a kernel of its own computes them early, and the last kernels load one number
         found = pack([_vector([where(beyond & (old[PARAMS] >= 0.0), inf, 0.0), *kept])])
-        return Guard(reshape(slice_(found, 0, 0, 1), ()), {array_name(names): slice_(found, 0, 1, len(names))})
+        return Guard(reshape(slice_(found, 0, 0, 1), ()), {at + array_name(names): slice_(found, 0, 1, len(names))})
 
 
 class NewStates:

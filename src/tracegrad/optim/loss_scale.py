@@ -31,11 +31,13 @@ class LossScale(NamedTuple):
     scale: Tensor
     good: Tensor  # steps since the scale was changed last
     skipped: Tensor  # steps skipped so far
+    at: str = ""
 
     @staticmethod
-    def traced() -> LossScale:
-        """As the device holds it before the step."""
-        return LossScale(*(reshape(leaf("state", name, TensorType(f32, (1,))), ()) for name in STATE))
+    def traced(at: str = "") -> LossScale:
+        """As the device holds it before the step. at: begins the names of its arrays."""
+        scale, good, skipped = (reshape(leaf("state", at + name, TensorType(f32, (1,))), ()) for name in STATE)
+        return LossScale(scale, good, skipped, at)
 
     def unscaled(self, g: Tensor) -> Tensor:
         """The gradient of the loss itself."""
@@ -57,4 +59,4 @@ class LossScale(NamedTuple):
         scale = where(skipped, self.scale * 0.5, where(bad, self.scale, grown))
         good = where(skipped, 0.0, where(bad, self.good, where(ripe, 0.0, self.good + 1.0)))
         new = {SCALE: scale, GOOD: good, SKIPPED: self.skipped + where(skipped, 1.0, 0.0)}
-        return {name: reshape(x, (1,)) for name, x in new.items()}
+        return {self.at + name: reshape(x, (1,)) for name, x in new.items()}

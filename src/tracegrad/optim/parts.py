@@ -1,0 +1,96 @@
+"""Several losses over one array of parameters: which run of it the optimizer of each works on.
+
+Parameters that the same losses train lie together, in such an order that those of each loss are one run, where there is
+such an order: of two losses always. Else a run has parameters of other losses in it, which masks leave alone.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from itertools import permutations
+from typing import NamedTuple
+
+from tracegrad.dtypes import Shape
+from tracegrad.optim.arena import Arena, Slot
+
+MOST_ORDERED = 7  # kinds of parameters whose orders are all tried
+Kind = tuple[bool, ...]  # of a parameter: which of the losses train it
+
+
+class Part(NamedTuple):
+    """What the optimizer of one loss has of the parameters."""
+
+    name: str  # of the loss; "" where there is one
+    whole: Arena  # all parameters that a loss trains: the array "params"
+    own: Arena  # the run of it that this optimizer works on
+    first: int = 0  # where the run begins
+    holes: tuple[str, ...] = ()  # parameters in it that this loss does not train
+    shared: bool = False  # does another loss train some of them too?
+
+    @property
+    def at(self) -> str:
+        """What the names of the optimizer's arrays begin with."""
+        return f"{self.name}/" if self.name else ""
+
+    @property
+    def trained(self) -> list[Slot]:
+        """The parameters that this loss trains, as they lie in the optimizer's arrays."""
+        return [slot for slot in self.own.slots if slot.name not in self.holes]
+
+    @staticmethod
+    def alone(arena: Arena) -> Part:
+        """Of the only loss."""
+        return Part("", arena, arena)
+
+
+def parts_of(shapes: Mapping[str, Shape], trains: Mapping[str, Mapping[str, bool]]) -> dict[str, Part]:
+    """The part of each loss.
+
+    shapes: of the parameters, in declaration order.
+    trains: for each loss those it trains, and whether its optimizer's weight decay applies to them.
+    """
+    kinds: dict[Kind, list[str]] = {}
+    for n in shapes:
+        kind = tuple(n in names for names in trains.values())
+        if any(kind):
+            kinds.setdefault(kind, []).append(n)
+    decays = {n: decay for names in reversed([*trains.values()]) for n, decay in names.items()}
+    slots: list[Slot] = []
+    for kind in _ordered({kind: sum(math.prod(shapes[n]) for n in names) for kind, names in kinds.items()}):
+        at = slots[-1].offset + slots[-1].size if slots else 0
+        alike = Arena.of((n, shapes[n], decays[n]) for n in kinds[kind])
+        slots += [slot._replace(offset=at + slot.offset) for slot in alike.slots]
+    whole = Arena.at(slots)
+    return {name: _part(name, whole, own, trains) for name, own in trains.items()}
+
+
+def _part(name: str, whole: Arena, own: Mapping[str, bool], trains: Mapping[str, Mapping[str, bool]]) -> Part:
+    begin, end = _run([s.name in own for s in whole.slots])
+    slots = whole.slots[begin:end]
+    first = slots[0].offset
+    moved = [s._replace(offset=s.offset - first, decay=own.get(s.name, False)) for s in slots]
+    holes = tuple(s.name for s in slots if s.name not in own)
+    shared = any(own.keys() & others.keys() for other, others in trains.items() if other != name)
+    return Part(name, whole, Arena.at(moved), first, holes, shared)
+
+
+def _ordered(sizes: Mapping[Kind, int]) -> Sequence[Kind]:
+    """The kinds of parameters in the order that leaves least in runs of losses that do not train it."""
+    first = sorted(sizes, reverse=True)
+    if len(first) > MOST_ORDERED:
+        return first
+
+    def holes(order: Sequence[Kind]) -> int:
+        total = 0
+        for loss in range(len(order[0])):
+            begin, end = _run([kind[loss] for kind in order])
+            total += sum(sizes[kind] for kind in order[begin:end] if not kind[loss])
+        return total
+
+    return min(permutations(first), key=holes)
+
+
+def _run(wanted: Sequence[bool]) -> tuple[int, int]:
+    """From the first that is wanted to behind the last."""
+    return wanted.index(True), len(wanted) - [*reversed(wanted)].index(True)
