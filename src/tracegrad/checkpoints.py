@@ -5,7 +5,8 @@ Tensors:  param/<name>            a parameter
           opt/<state>             a state of another shape
           state/<name>            a state of the model
 Metadata: tracegrad (version of this layout), step, seed, lr and lr_start, the step at which it began, hyper, optimizer;
-and, if `train.freeze` named some, frozen; JSON texts. Python's JSON writes floats so that they are read back exactly.
+and, if `train.freeze` named some, frozen; JSON texts. Of several losses, "losses" has these of each by name, and its
+optimizer's arrays are opt/<loss>/<state>. Python's JSON writes floats so that they are read back exactly.
 
 U32 and booleans are stored as I32: safetensors readers elsewhere know F32 and I32 best.
 """
@@ -15,13 +16,14 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, cast
 
 from tracegrad import lr as schedules
 from tracegrad import safetensors
 from tracegrad.arrays import np
+from tracegrad.compiler.build import Built, StepSource
 from tracegrad.dtypes import DTYPES
 from tracegrad.engine import params
 from tracegrad.engine.inputs import Array, describe
@@ -45,40 +47,78 @@ PARAMETERS_ALONE = (
 )
 
 
-def save(snapshot: Snapshot, path: str | os.PathLike[str]) -> None:
-    """Replace the file, whole or not at all."""
-    replace_file(path, parts(snapshot))
+def save(snapshots: Sequence[Snapshot], path: str | os.PathLike[str]) -> None:
+    """Replace the file, whole or not at all. snapshots: one for each loss."""
+    replace_file(path, parts(*snapshots))
 
 
 def load(path: str | os.PathLike[str], store: TrainedParameters) -> None:
     """See `CompiledTraining.load`. What the file switched on and is off here is compiled before anything changes."""
-    stepper = store.stepper
-    file = safetensors.read(path)
-    source = stepper.source.switched_on(hyper_of(file))
-    if file.metadata.get("frozen") is not None and not source.freezable:
-        source = source._replace(freezable=True)
-    switched = source is not stepper.source
-    built = source.main() if switched else stepper.built
-    snapshot = read(path, file, built.program, stepper.knobs)
+    whole = safetensors.read(path)
+    plans: list[tuple[Stepper, StepSource, Built, Snapshot]] = []
+    for name, stepper in store.steppers.items():
+        file = of_loss(path, whole, name, store.steppers) if name else whole
+        source = stepper.source.switched_on(hyper_of(file))
+        if file.metadata.get("frozen") is not None and not source.freezable:
+            source = source._replace(freezable=True)
+        built = stepper.built if source is stepper.source else source.main()
+        plans.append((stepper, source, built, read(path, file, built.program, stepper.knobs)))
 
-    def resume(session: Session, stepper: Stepper) -> None:
-        if switched:
-            stepper.take_over(session, source, built)
-        restore(session, stepper, snapshot)
+    def resume(session: Session, _: Stepper) -> None:
+        for stepper, source, built, _snapshot in plans:
+            if source is not stepper.source:
+                stepper.take_over(session, source, built)
+        for stepper, _source, _built, snapshot in plans:
+            restore(session, stepper, snapshot)
 
-    store.call(resume, stepper)
+    store.call(resume, plans[0][0])
 
 
-def parts(snapshot: Snapshot) -> list[bytes]:
-    """The bytes of the file, in order."""
-    program, rate = snapshot.program, snapshot.knobs.rate
+def of_loss(path: str | os.PathLike[str], file: safetensors.File, name: str, names: Iterable[str]) -> safetensors.File:
+    """What a checkpoint of several losses has of one: all tensors but the other optimizers', and its own metadata."""
+    try:
+        losses = _object(_entry(file.metadata, "losses"), "losses")
+        if losses.keys() != {*names}:
+            raise InputError(f"losses: the file has {shown([*losses])}, here they are {shown([*names])}")
+        own = _object(losses[name], f"losses.{name}")
+    except InputError as e:
+        why = str(e).partition("\n  at ")[0]
+        raise InputError.here(f"load: {os.fspath(path)} does not fit; nothing was changed\n  metadata {why}") from None
+    others = tuple(f"opt/{other}/" for other in names if other != name)
+    tensors = {n: x for n, x in file.tensors.items() if not n.startswith(others)}
+    texts = {n: x for n, x in own.items() if isinstance(x, str)}
+    return safetensors.File(tensors, {**{n: x for n, x in file.metadata.items() if n == "tracegrad"}, **texts})
+
+
+def parts(*snapshots: Snapshot) -> list[bytes]:
+    """The bytes of the file, in order. snapshots: one for each loss."""
+    tensors: dict[str, Array] = {}
+    for snapshot in snapshots:
+        tensors |= tensors_of(snapshot)
+    metadata = {"tracegrad": VERSION, **metadata_of(snapshots[0])}
+    if snapshots[0].program.part:
+        metadata = {
+            "tracegrad": VERSION,
+            "losses": json.dumps({s.program.part: metadata_of(s) for s in snapshots}),
+        }
+    return safetensors.parts(tensors, metadata)
+
+
+def tensors_of(snapshot: Snapshot) -> dict[str, Array]:
+    """Parameters, states and the arrays of the optimizer, by their names in the file."""
+    program = snapshot.program
     tensors = {f"param/{f.name}": storable(snapshot.params[f.name], f.dtype) for f in program.params}
     for f in states_of(program):
         flat = snapshot.states[f.name]
         for name, part in split_state(program, f):
             tensors[name] = storable(from_storage(flat.reshape(-1), part) if part else flat, f.dtype)
+    return tensors
+
+
+def metadata_of(snapshot: Snapshot) -> dict[str, str]:
+    """Where the training of a loss stands, and with what values: JSON texts."""
+    rate = snapshot.knobs.rate
     metadata = {
-        "tracegrad": VERSION,
         "step": json.dumps(snapshot.step),
         "seed": json.dumps(snapshot.seed),
         "lr": json.dumps(rate.schedule.spec()),
@@ -88,10 +128,10 @@ def parts(snapshot: Snapshot) -> list[bytes]:
     }
     if snapshot.frozen:
         metadata["frozen"] = json.dumps(snapshot.frozen)
-    return safetensors.parts(tensors, metadata)
+    return metadata
 
 
-def digest(snapshot: Snapshot, losses: Sequence[float]) -> str:
+def digest(snapshots: Sequence[Snapshot], losses: Sequence[float]) -> str:
     """SHA-256 of losses as f32, parameters, optimizer state, step, seed, schedule and hyperparameters, in hexadecimal.
 
     Names are sorted, and floats count by their bits: nothing else of a process reaches the hash.
@@ -103,13 +143,16 @@ def digest(snapshot: Snapshot, losses: Sequence[float]) -> str:
         total.update(json.dumps([name, x.dtype.name, list(x.shape)]).encode() + little.tobytes())
 
     add("losses", np.asarray(losses, "float32"))
-    for role, arrays in (("param", snapshot.params), ("opt", snapshot.states)):
+    states = {name: x for snapshot in snapshots for name, x in snapshot.states.items()}
+    for role, arrays in (("param", snapshots[0].params), ("opt", states)):
         for name in sorted(arrays):
             add(f"{role}/{name}", np.asarray(arrays[name]))
-    rate, hyper = snapshot.knobs.rate, snapshot.knobs.values
-    rest = [snapshot.step, snapshot.seed, rate.schedule.spec(), rate.start, hyper, snapshot.optimizer]
-    rest += [list(snapshot.frozen)] if snapshot.frozen else []
-    total.update(json.dumps(rest, sort_keys=True).encode())
+    for snapshot in snapshots:
+        rate, hyper = snapshot.knobs.rate, snapshot.knobs.values
+        rest = [snapshot.step, snapshot.seed, rate.schedule.spec(), rate.start, hyper, snapshot.optimizer]
+        rest += [list(snapshot.frozen)] if snapshot.frozen else []
+        rest += [snapshot.program.part] if snapshot.program.part else []
+        total.update(json.dumps(rest, sort_keys=True).encode())
     return total.hexdigest()
 
 
@@ -236,7 +279,7 @@ def _optimizer(given: dict[str, Any], program: Program) -> dict[str, Any]:
 def _frozen(metadata: Mapping[str, str], program: Program) -> tuple[str, ...]:
     """Parameters that `train.freeze` named. The entry is there only if some are."""
     given: object = _entry(metadata, "frozen") if "frozen" in metadata else []
-    names = [f.name for f in program.params if f.spec.get("trainable", True)]
+    names = [f.name for f in program.trained]
     if not isinstance(given, list) or any(name not in names for name in cast("list[object]", given)):
         raise InputError(f"frozen: expected names of trained parameters, got {shown(given)}")
     return tuple(cast("list[str]", given))
@@ -256,8 +299,8 @@ def split_state(program: Program, state: Field) -> list[tuple[str, Field | None]
     """The tensors of one state: a slice for each trainable parameter if it has the parameters' layout, else itself."""
     if state in program.model_states:
         return [(state.name, None)]
-    trainable = [f for f in program.params if f.spec.get("trainable", True) and f.dtype == "f32"]
-    size = sum(f.size for f in trainable)
+    trainable = [f for f in program.trained if f.dtype == "f32"]
+    size = program.meta.get("part", {}).get("size", sum(f.size for f in trainable))
     if state.dtype != "f32" or not trainable or state.size != size:
         return [(f"opt/{state.name}", None)]
     return [(f"opt/{state.name}/{f.name}", f) for f in trainable]

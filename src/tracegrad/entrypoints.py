@@ -6,14 +6,16 @@ import os
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
+from tracegrad.compiler.build import StepSource, trace_training
 from tracegrad.compiler.build import trace_forward as _trace_forward
-from tracegrad.compiler.build import trace_training
+from tracegrad.compiler.inputtypes import declared
+from tracegrad.compiler.several import step_sources
 from tracegrad.engine.forward import CompiledForward
 from tracegrad.engine.inputs import seed_or_new
 from tracegrad.engine.stores import OwnParameters
-from tracegrad.errors import DeviceError, Site, call_site, located
+from tracegrad.errors import DeviceError, InputError, Site, call_site, located
 from tracegrad.ir import Graph
 from tracegrad.optim.optimizer import Optimizer
 from tracegrad.patterns import Selection
@@ -29,9 +31,11 @@ from tracegrad.training.compiled import CompiledTraining
 def compile(
     *,
     model: Any,
-    loss: Callable[..., Any],
+    loss: Callable[..., Any] | None = None,
     inputs: Mapping[str, Any],
-    optimizer: Optimizer,
+    optimizer: Optimizer | Mapping[str, Optimizer],
+    losses: Mapping[str, Callable[..., Any]] | None = None,
+    params: Mapping[str, Selection] | None = None,
     seed: int | None = None,
     device: str = "auto",
     keep_grads: bool = False,
@@ -43,10 +47,15 @@ def compile(
 
     model:     any tree of modules; it is read, never changed.
     loss:      loss(m, **inputs) -> f32[], or (loss, {"name": tensor}); called once, with tensors that have no values.
+    losses:    several losses instead, by name, such as {"d": d_loss, "g": g_loss}: `train.step("d", ...)` does a step
+               of one of them, on the same parameters and states. Each takes those of `inputs` that it names, and has a
+               step counter and random numbers of its own.
     inputs:    name -> shape (f32) or type such as tg.i32[64, 128]. A size that is None, or a name, as in
                {"x": ("B", "T", 8), "n": tg.i32["B"]}, is chosen by each call, and one program is compiled and kept for
                each choice. Equal names of a call must agree, and so must the Nones at one axis.
-    optimizer: one of tg.optim.
+    optimizer: one of tg.optim; for several losses, one for each by name.
+    params:    for several losses, what each of them trains: a pattern of names such as "D.*", a list of patterns, or a
+               function of the name; all parameters where none is given. There is optimizer state for these only.
     seed:      of the initialisation and all randomness; drawn if None, see `train.seed`.
     device:    "auto" (a GPU through WebGPU, else the CPU), "webgpu" or "cpu"; TRACEGRAD_DEVICE says what "auto" means.
     keep_grads: make `download_grads` available.
@@ -58,19 +67,21 @@ def compile(
     max_cached_shapes: programs kept where calls choose sizes, the latest used; one more choice drops the oldest.
     Raises:    CompileError, InputError, ShapeError, DTypeError, TraceError with the line of your code; DeviceError.
     """
+    if loss is not None and losses is None:
+        if params is not None:
+            raise InputError.here("params= goes with losses=; of one loss, frozen= says what is not trained")
+        only = cast("Optimizer", optimizer)
+        sources = [StepSource(model, loss, declared(inputs), only, precision, frozen)]
+    else:
+        sources = step_sources(model, loss, losses, inputs, optimizer, params, precision, frozen)
     train = CompiledTraining(
-        model=model,
-        loss=loss,
-        inputs=inputs,
-        optimizer=optimizer,
+        sources=sources,
         session_factory=session_factory(device),
         seed=seed,
         keep_grads=keep_grads,
-        precision=precision,
-        frozen=frozen,
         max_cached_shapes=max_cached_shapes,
     )
-    for text in train.store.stepper.built.warnings:
+    for text in dict.fromkeys(text for s in train.store.stepper.together for text in s.built.warnings):
         warnings.warn(text, stacklevel=3)  # of the user: past `helpful`
     warn_if_slow(train.worker.info)
     return train

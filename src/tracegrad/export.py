@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from tracegrad import checkpoints, safetensors
 from tracegrad import lr as schedules
 from tracegrad.arrays import HAVE_NUMPY, np
-from tracegrad.compiler.build import Built
+from tracegrad.compiler.build import Built, StepSource
 from tracegrad.compiler.dispatches import blamed
 from tracegrad.compiler.feed import make_feed
 from tracegrad.compiler.inputtypes import input_types
@@ -155,9 +155,14 @@ def manifest_of(snapshot: Snapshot, title: str, demos: Mapping[str, Mapping[str,
     }
 
 
-def fixed_sizes(inputs: Mapping[str, Any]) -> None:
-    """InputError unless all sizes of the step are known: a page has one program."""
-    types = input_types(inputs)
+def exportable(source: StepSource) -> None:
+    """InputError unless there is one loss, and all sizes of its step are known: a page has one program."""
+    if source.part is not None:
+        raise InputError.here(
+            "export: a page trains one loss; compile again with the loss that it shall train, as in loss=g_loss, give "
+            "that training the parameters, new.upload_params(train.download_params()), and export it"
+        )
+    types = input_types(source.inputs)
     if FreeSizes.of(types).axes:
         free = ", ".join([f"{n}: {t}" for n, t in types.items() if not all(isinstance(d, int) for d in t.shape)])
         raise InputError.here(

@@ -281,6 +281,11 @@ class Program:
         return tuple(f for f in self.states if "init" in f.spec)
 
     @property
+    def part(self) -> str:
+        """The loss whose step it is, where there are several; else ""."""
+        return self.meta.get("part", {}).get("name", "")
+
+    @property
     def first(self) -> int:
         """Where the optimizer's run of the array "params" begins: of several losses, each has one of its own."""
         return self.meta.get("part", {}).get("first", 0)

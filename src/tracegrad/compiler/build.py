@@ -168,7 +168,8 @@ class StepSource(NamedTuple):
         with uncollected(), traced(self.model, self.loss, self.inputs, "loss", frozen=self.frozen) as t:
             y, aux = checked_loss(t.result, self.loss)
             part = self.part or Part.alone(arena_of(t.parameters, optimizer))
-            optimizer.groups.check([slot.name for slot in part.trained], "groups")
+            own = {slot.name for slot in part.trained}
+            optimizer.groups.check([n for n in t.parameters if n in own], "groups")
             masked = self.freezable or part.holes
             freeze = freezing.masks(part.own, optimizer.transform, part.at) if masked else {}
             persistent = persistent_of(t.parameters, part, optimizer, self.precision, t.states, freeze)

@@ -9,7 +9,7 @@ from typing import Any, cast
 from tracegrad.compiler.build import StepSource
 from tracegrad.compiler.inputtypes import declared
 from tracegrad.compiler.signatures import check_function
-from tracegrad.errors import InputError
+from tracegrad.errors import CallError, InputError
 from tracegrad.nn.module import Parameter, decays, named_parameters
 from tracegrad.optim.optimizer import Optimizer
 from tracegrad.optim.parts import parts_of
@@ -22,14 +22,19 @@ EXAMPLE = 'losses={"d": d_loss, "g": g_loss}'
 
 def step_sources(
     model: Any,
+    loss: Any,
     losses: Any,
     inputs: Any,
     optimizer: Any,
     params: Any,
     precision: str,
     frozen: Selection | None,
-) -> dict[str, StepSource]:
+) -> list[StepSource]:
     """What the step of each loss is compiled from. InputError for what is not given for each by name."""
+    if loss is not None:
+        raise InputError.here("tg.compile: loss= and losses= are both given; leave out one")
+    if losses is None:
+        raise CallError.here(f"tg.compile: missing loss=, a function, or losses=, several by name, as in {EXAMPLE}")
     functions = _by_name("losses", losses, EXAMPLE)
     for name, fn in functions.items():
         if not name.isidentifier() or name == STATE.rstrip("/"):
@@ -45,7 +50,7 @@ def step_sources(
     if unused:
         raise InputError.here(f"inputs declares {', '.join(unused)}, which no loss takes; leave it out")
     sources = {name: StepSource(model, fn, taken[name], optimizers[name], precision) for name, fn in functions.items()}
-    return shared(sources, frozen, selections)
+    return [*shared(sources, frozen, selections).values()]
 
 
 def shared(

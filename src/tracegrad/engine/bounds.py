@@ -21,7 +21,8 @@ def bounded(program: Program) -> tuple[str, ...]:
 
 def array_of(program: Program) -> str:
     """The array in which the device has them."""
-    return array_name(bounded(program))
+    name = array_name(bounded(program))
+    return f"{program.part}/{name}" if program.part else name
 
 
 def tell(session: Session, program: Program, bounds: Mapping[str, float]) -> None:

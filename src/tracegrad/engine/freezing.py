@@ -20,11 +20,12 @@ def arrays(program: Program) -> tuple[str, ...]:
 
 
 def write(session: Session, program: Program, frozen: Collection[str]) -> None:
-    """Tell the device that steps leave alone the parameters `frozen`, and no other."""
+    """Tell the device that steps leave alone the parameters `frozen`, and no other that the program trains."""
+    trained = {f.name for f in program.trained}
     sizes = {b.name: b.size for b in program.buffers}
     for name, found in parts(program).items():
         mask = np.zeros(sizes[name], np.float32)
         for parameter, offset, size in found:
-            if parameter in frozen:
+            if parameter in frozen or parameter not in trained:
                 mask[offset : offset + size] = 1.0
         session.write(name, mask)

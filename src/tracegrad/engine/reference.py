@@ -19,6 +19,7 @@ from tracegrad.engine.indexcheck import check_indices
 from tracegrad.errors import located
 from tracegrad.evaluate import evaluate, named_by_role
 from tracegrad.ir import Graph, Tensor
+from tracegrad.optim.guard import PARAMS
 from tracegrad.passes.place import COMPUTING
 from tracegrad.program import Program
 from tracegrad.runtime.base import Session
@@ -120,6 +121,8 @@ def _array(program: Program, name: str) -> str:
 def _value(program: Program, name: str, arrays: Mapping[str, Array]) -> Array:
     """What the write of this name has left in `arrays`."""
     whole = arrays[_array(program, name)]
+    if name == PARAMS:
+        return own_run(program, whole)
     return next((from_storage(whole, f) for f in program.model_states if f.name == name), whole)
 
 
@@ -153,5 +156,10 @@ def _stored(graph: Graph) -> dict[str, Tensor]:
 
 def _parts(program: Program) -> Parts:
     """Where each trainable parameter lies in the arrays that have an element for each of their elements."""
-    fields = [f for f in program.params if f.spec.get("trainable", True)]
-    return tuple((f.name, slice(f.offset, f.offset + f.size)) for f in sorted(fields, key=lambda f: f.offset))
+    return tuple((f.name, slice(f.offset, f.offset + f.size)) for f in sorted(program.trained, key=lambda f: f.offset))
+
+
+def own_run(program: Program, params: Array) -> Array:
+    """Of the array of all parameters the run that the program's optimizer works on."""
+    size = program.meta.get("part", {}).get("size", params.size)
+    return params[program.first : program.first + size]

@@ -43,6 +43,11 @@ def take(session: Session, stepper: Stepper) -> Snapshot:
     )
 
 
+def take_all(session: Session, stepper: Stepper) -> list[Snapshot]:
+    """One for each loss."""
+    return [take(session, one) for one in stepper.together]
+
+
 def restore(session: Session, stepper: Stepper, snapshot: Snapshot) -> None:
     """Go on from a snapshot of the same program; on the worker's thread."""
     program = stepper.program

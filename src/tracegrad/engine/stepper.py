@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -21,6 +21,7 @@ from tracegrad.lr import as_schedule, restarted
 from tracegrad.program import DRAWN, Buffer, Program
 from tracegrad.runtime.base import Session, Timings
 
+WORD = 2**32 - 1
 COPY_OF_PARAMS = "params"  # a Buffer.fill, and the name of the array it stands for
 
 
@@ -39,17 +40,39 @@ class Stepper:
     in_flight: int = 0
     replaced: str = ""  # why no more of its work is done
     frozen: tuple[str, ...] = ()  # parameters that steps leave alone
+    together: list[Stepper] = field(default_factory=list["Stepper"])  # those of all losses, this one too
+    number: int = 0  # of this one among them
+
+    def __post_init__(self) -> None:
+        self.together = [self]
 
     @staticmethod
-    def of(source: StepSource, traced: TracedStep, seed: int, most_sizes: int = 8) -> Stepper:
-        """A stepper at step 0, compiled; it has no session yet. most_sizes: programs kept where calls choose sizes."""
+    def all_of(traced: Sequence[tuple[StepSource, TracedStep]], seed: int, most_sizes: int) -> list[Stepper]:
+        """The steppers of the losses of one model."""
+        together = [Stepper.of(*pair, seed, most_sizes, draws=k == 0) for k, pair in enumerate(traced)]
+        for k, stepper in enumerate(together):
+            stepper.together, stepper.number = together, k
+        return together
+
+    @staticmethod
+    def of(source: StepSource, traced: TracedStep, seed: int, most_sizes: int = 8, draws: bool = True) -> Stepper:
+        """A stepper at step 0, compiled; it has no session yet.
+
+        most_sizes: programs kept where calls choose sizes. draws: the first parameters, too.
+        """
         free = source.free
         built = traced.arrays() if free.axes else traced.compiled()
         sized = SizedPrograms(free, most_sizes) if free.axes else None
         values = {**built.program.meta.get("hyper", {}), **source.optimizer.hyper}
-        first = beside(partial(params.drawn, params.drawable(built.program), seed))  # pipelines are compiled meanwhile
+        # pipelines are compiled meanwhile
+        first = beside(partial(params.drawn, params.drawable(built.program), seed)) if draws else None
         rate = Rate(as_schedule(source.optimizer.lr))
         return Stepper(source, StepProgram(built), seed, Knobs(rate, values), first, sized)
+
+    @property
+    def stream(self) -> int:
+        """The seed of this loss's random numbers in steps: the first has the training's, each other one of its own."""
+        return stream_of(self.seed, self.number)
 
     @property
     def built(self) -> Built:
@@ -83,7 +106,7 @@ class Stepper:
             self.sized.update(session, program, self.source)
             program.load(session)
         try:
-            hyper = knobs.upload(program.hyper, step, self.seed)
+            hyper = knobs.upload(program.hyper, step, self.stream)
             inputs = {**arrays, **hyper}
             if indexcheck.enabled():
                 env = {**self.read(session), **by_role("input", arrays), **hyper}
@@ -111,7 +134,8 @@ class Stepper:
 
     def rewind(self, session: Session) -> None:
         """Nothing of what was submitted since the last applied step counts: the next is number `counter + 1`."""
-        self.submitted, self.in_flight = self.counter, 0
+        for stepper in self.together:
+            stepper.submitted, stepper.in_flight = stepper.counter, 0
         session.write(HALTED, np.zeros(1, np.int32))
 
     def restart(self, session: Session, counter: int) -> None:
@@ -130,7 +154,7 @@ class Stepper:
         kept = [b.name for b in self.program.buffers if b.role == "grad" or b.name == HALTED]
         before = {name: session.read(name) for name in kept}
         try:
-            hyper = knobs.upload(program.hyper, step, self.seed)
+            hyper = knobs.upload(program.hyper, step, self.stream)
             session.write(HALTED, np.ones(1, np.int32))
             return session.timings(program.load(session), {**arrays, **hyper}, runs)
         finally:
@@ -139,11 +163,14 @@ class Stepper:
                 session.write(name, x)
 
     def install(self, session: Session) -> None:
-        """Load the program, and write the first parameters and what is filled with a copy of them."""
-        self.main.load(session)
-        bounds.tell(session, self.program, bounds.filled(self.program))
+        """Load the programs, and write the first parameters and what is filled with a copy of them."""
+        for stepper in self.together:
+            stepper.main.load(session)
+            bounds.tell(session, stepper.program, bounds.filled(stepper.program))
         self.draw(session)
-        self._fill(session, [b for b in self.program.buffers if b.fill == COPY_OF_PARAMS])
+        for stepper in self.together:
+            stepper.freeze(session, stepper.frozen)
+            stepper._fill(session, [b for b in stepper.program.buffers if b.fill == COPY_OF_PARAMS])
 
     def take_over(self, session: Session, source: StepSource, built: Built) -> None:
         """Go on with another program of the same model, whose arrays are these and perhaps more."""
@@ -170,15 +197,17 @@ class Stepper:
         fields, first, self.first = params.drawable(self.program), self.first, None
         arrays = first() if first else params.drawn(fields, self.seed)
         params.upload(session, self.program, fields, arrays)
-        bounds.tell(session, self.program, bounds.written(self.program, fields, arrays))
+        for program in [stepper.program for stepper in self.together]:
+            bounds.tell(session, program, bounds.written(program, params.drawable(program), arrays))
 
     def upload(self, session: Session, arrays: Mapping[str, Any]) -> None:
         """Write some parameters, by name."""
         fields = self.program.params
         params.upload(session, self.program, fields, arrays)
-        before = bounds.known(session, self.program)
-        new = bounds.written(self.program, fields, arrays)
-        bounds.tell(session, self.program, {name: max(x, before[name]) for name, x in new.items()})
+        for program in [stepper.program for stepper in self.together]:
+            before = bounds.known(session, program)
+            new = bounds.written(program, program.params, arrays)
+            bounds.tell(session, program, {name: max(x, before[name]) for name, x in new.items()})
 
     def clear(self, session: Session) -> None:
         """Every optimizer array as it was at first, and no step done."""
@@ -190,20 +219,21 @@ class Stepper:
     def _fill(self, session: Session, buffers: Sequence[Buffer]) -> None:
         for b in buffers:
             copied = b.fill == COPY_OF_PARAMS
-            x = session.read(COPY_OF_PARAMS) if copied else np.full(b.size, b.fill, DTYPES[b.dtype].numpy)
+            x = self._run(session.read(COPY_OF_PARAMS)) if copied else np.full(b.size, b.fill, DTYPES[b.dtype].numpy)
             session.write(b.name, x)
             bounds.tell(session, self.program, {b.name: bounds.largest(x)})
 
     def reset(self, session: Session, parameters: bool, optimizer: bool, seed: int) -> None:
         """See `CompiledTraining.reset`."""
-        knobs = self.knobs
-        if seed != self.seed:
-            self.seed, self.first = seed, None
+        for stepper in self.together:
+            if seed != stepper.seed:
+                stepper.seed, stepper.first = seed, None
         if parameters:
             self.draw(session)
-        if optimizer:
-            self.clear(session)
-            self.knobs = Knobs(Rate(restarted(knobs.rate.schedule)), knobs.values)
+        for stepper in self.together if optimizer else ():
+            knobs = stepper.knobs
+            stepper.clear(session)
+            stepper.knobs = Knobs(Rate(restarted(knobs.rate.schedule)), knobs.values)
 
     def read(self, session: Session) -> dict[str, Any]:
         """All persistent values by role and name of the graph's leaves: parameters, arenas, optimizer arrays."""
@@ -215,7 +245,22 @@ class Stepper:
             out[f"state.{name}"] = x
         for k in dict.fromkeys(f.buffer for f in program.params):
             out[f"state.{program.buffers[k].name}"] = session.read(program.buffers[k].name)
+        if COPY_OF_PARAMS in (program.buffers[f.buffer].name for f in program.trained):
+            out[f"state.{COPY_OF_PARAMS}"] = self._run(out[f"state.{COPY_OF_PARAMS}"])
         return out
+
+    def _run(self, x: Any) -> Any:
+        return reference.own_run(self.program, x)
+
+
+def stream_of(seed: int, number: int) -> int:
+    """A seed for the loss of that number, from 0 on: the finalizer of MurmurHash3, of the 32-bit variant."""
+    if not number:
+        return seed
+    x = (seed + 0x9E3779B9 * number) & WORD
+    x = (x ^ x >> 16) * 0x85EBCA6B & WORD
+    x = (x ^ x >> 13) * 0xC2B2AE35 & WORD
+    return x ^ x >> 16
 
 
 def by_role(role: str, arrays: Mapping[str, Any]) -> dict[str, Any]:

@@ -108,7 +108,7 @@ class StepRun:
                 return
             overflows = tried
         try:
-            hyper = call.knobs.upload(self.of.hyper, self.step, call.stepper.seed)
+            hyper = call.knobs.upload(self.of.hyper, self.step, call.stepper.stream)
             inputs = by_role("input", self.arrays)
             env = {**call.stepper.read(session), **inputs, **hyper}
             found = f"The update overflows in {overflows}" if overflows else blame(self.of.built.graph, env)

@@ -25,6 +25,7 @@ from tracegrad.runtime.storage import from_storage
 
 Array = Any
 T = TypeVar("T")
+BY_POSITION = ("step", "run_steps")  # methods that take the name of a loss first
 EMA = "ema"  # the optimizer state of the parameters' averages
 
 
@@ -32,7 +33,27 @@ class TrainedParameters:
     """The parameters of a training, in the arrays of its step. Forwards attached to it share them."""
 
     def __init__(self, worker: Worker, stepper: Stepper):
-        self.worker, self.stepper = worker, stepper
+        self.worker, self.stepper = worker, stepper  # of the first loss, where there are several
+
+    @property
+    def steppers(self) -> dict[str, Stepper]:
+        """By loss; that of the only one is called ""."""
+        return {s.source.part.name if s.source.part else "": s for s in self.stepper.together}
+
+    def stepper_of(self, loss: str | None, what: str) -> Stepper:
+        """The stepper of a loss. InputError unless one of several is named, or none where there is one."""
+        steppers = self.steppers
+        if loss in steppers:
+            return steppers[loss]
+        if "" in steppers and loss is None:
+            return self.stepper
+        if "" in steppers:
+            raise InputError.here(f"{what}: this training has one loss, which has no name; leave out {loss!r}")
+        names = ", ".join(map(repr, steppers))
+        first = next(iter(steppers))
+        how = f"{what}({first!r}, ...)" if what in BY_POSITION else f"{what}(..., loss={first!r})"
+        said = f"say which loss is meant, as in train.{how}" if loss is None else f"there is no loss {loss!r}"
+        raise InputError.here(f"{what}: {said}; the losses are {names}")
 
     @property
     def model(self) -> Any:
@@ -51,8 +72,11 @@ class TrainedParameters:
 
     @property
     def knobs(self) -> Knobs:
-        """The hot values of the next step."""
-        return self.stepper.knobs
+        """The hot values of the next step; of several losses, where they have one name, those of the first."""
+        values: dict[str, float] = {}
+        for stepper in reversed(self.stepper.together):
+            values |= stepper.knobs.values
+        return Knobs(self.stepper.knobs.rate, values)
 
     @property
     def seed(self) -> int:
@@ -109,7 +133,8 @@ class TrainedParameters:
 
         def load(session: Session) -> None:
             new.install(session)
-            self.stepper.replaced = reason
+            for old in self.stepper.together:
+                old.replaced = reason
             self.stepper = new
 
         self.worker.check_open("CompiledTraining")
@@ -122,20 +147,23 @@ class TrainedParameters:
 
         def write(session: Session, stepper: Stepper) -> None:
             stepper.upload(session, arrays)
-            if stepper.counter == 0:
-                stepper.clear(session)  # averages begin at the parameters that the first step finds
+            for one in stepper.together:
+                if one.counter == 0:
+                    one.clear(session)  # averages begin at the parameters that the first step finds
 
         self.call(write, stepper)
 
     def download_params(self, ema: bool = False) -> dict[str, Array]:
         """See `CompiledTraining.download_params`."""
-        if ema and EMA not in {f.name for f in self.stepper.program.states}:
+        if ema and not any(_ema_of(s.program) for s in self.stepper.together):
             raise InputError.here("download_params: no averages are kept; make the optimizer with ema=0.999, or so")
 
         def read(session: Session, stepper: Stepper) -> dict[str, Array]:
             program = stepper.program
             now = params.download(session, program, program.params)
-            return now | (_trainable(session, program, EMA) if ema else {})
+            for one in [s.program for s in stepper.together if ema]:
+                now |= _trained(session, one, _ema_of(one)) if _ema_of(one) else {}
+            return now
 
         return {name: handed_out(x) for name, x in self.call(read).items()}
 
@@ -157,20 +185,25 @@ class TrainedParameters:
     def release(self, session: Session, program: Program) -> None:
         """Nothing is to be saved: the step keeps the buffers."""
 
-    def download_grads(self) -> dict[str, Array]:
+    def download_grads(self, stepper: Stepper) -> dict[str, Array]:
         """See `CompiledTraining.download_grads`."""
 
         def read(session: Session, stepper: Stepper) -> dict[str, Array]:
             program = stepper.program
-            return _trainable(session, program, next(b.name for b in program.buffers if b.role == "grad"))
+            return _trained(session, program, next(b.name for b in program.buffers if b.role == "grad"))
 
-        return {name: handed_out(x) for name, x in self.call(read).items()}
+        return {name: handed_out(x) for name, x in self.call(read, stepper).items()}
 
 
-def _trainable(session: Session, program: Program, array: str) -> dict[str, Array]:
-    """An array in the layout of the trainable parameters, by their names."""
+def _trained(session: Session, program: Program, array: str) -> dict[str, Array]:
+    """An array in the layout of the trained parameters, by their names."""
     flat = session.read(array)
-    return {f.name: from_storage(flat, f) for f in program.params if f.spec.get("trainable", True)}
+    return {f.name: from_storage(flat, f) for f in program.trained}
+
+
+def _ema_of(program: Program) -> str:
+    """The array of the averages that an optimizer keeps; "" if it keeps none."""
+    return next((f.name for f in program.states if f.name in (EMA, f"{program.part}/{EMA}")), "")
 
 
 class OwnParameters:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from tracegrad.introspection.tables import Table
-from tracegrad.program import Program
+from tracegrad.program import PERSISTENT, Program
 
 NAMES = {
     "param": "parameters",
@@ -23,9 +23,11 @@ class Memory(Mapping[str, int]):
 
     __slots__ = ("_bytes",)
 
-    def __init__(self, program: Program):
-        """Of the buffers of `program`; one that it shares with another program counts in both."""
-        self._bytes = {role: sum(b.bytes for b in program.buffers if b.role == role) for role in NAMES}
+    def __init__(self, *programs: Program):
+        """Of the buffers of programs of one session. What outlives a step they share, by name."""
+        lasting = {b.name: b for p in programs for b in p.buffers if b.role in PERSISTENT}
+        found = [*lasting.values(), *(b for p in programs for b in p.buffers if b.role not in PERSISTENT)]
+        self._bytes = {role: sum(b.bytes for b in found if b.role == role) for role in NAMES}
         self._bytes["total"] = sum(self._bytes.values())
 
     def __getitem__(self, role: str) -> int:

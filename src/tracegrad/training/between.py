@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from tracegrad.compiler.build import StepSource
+from tracegrad.compiler.several import shared
 from tracegrad.engine.inputs import checked_seed
 from tracegrad.engine.knobs import Knobs, Rate
 from tracegrad.engine.step_programs import StepProgram
@@ -19,9 +20,9 @@ from tracegrad.patterns import Selection, chosen
 from tracegrad.runtime.base import Session
 
 
-def changed(store: TrainedParameters, hyper: Mapping[str, Any]) -> None:
+def changed(store: TrainedParameters, stepper: Stepper, hyper: Mapping[str, Any]) -> None:
     """See `CompiledTraining.set`."""
-    stepper, values = store.stepper, dict(hyper)
+    values = dict(hyper)
     groups = values.pop("groups", None)
     optimizer = stepper.source.optimizer
     knobs, switched = stepper.knobs.changed(values, stepper.program, optimizer.off)
@@ -29,13 +30,13 @@ def changed(store: TrainedParameters, hyper: Mapping[str, Any]) -> None:
     if groups is not None:
         new, of_groups = new.regrouped(groups)
     if new is not optimizer:
-        go_on(store, stepper.source._replace(optimizer=new))
+        go_on(store, stepper, stepper.source._replace(optimizer=new))
     stepper.knobs = knobs.with_values(of_groups)
 
 
-def lr_metric(store: TrainedParameters, value: float) -> None:
+def lr_metric(store: TrainedParameters, stepper: Stepper, value: float) -> None:
     """See `CompiledTraining.lr_metric`."""
-    schedule = store.stepper.knobs.rate.schedule
+    schedule = stepper.knobs.rate.schedule
     if not isinstance(schedule, Plateau):
         raise InputError.here(f"lr_metric: the schedule {schedule!r} takes no metric; use lr.plateau(peak)")
     new = schedule.after(value)
@@ -43,37 +44,48 @@ def lr_metric(store: TrainedParameters, value: float) -> None:
     def tell(session: Session, stepper: Stepper) -> None:
         stepper.knobs = Knobs(Rate(new, stepper.knobs.rate.start), stepper.knobs.values)
 
-    store.call(tell, store.stepper)
+    store.call(tell, stepper)
 
 
-def profile(store: TrainedParameters, program: StepProgram, steps: int, arrays: Mapping[str, Any]) -> Profile:
+def profile(
+    store: TrainedParameters, stepper: Stepper, program: StepProgram, steps: int, arrays: Mapping[str, Any]
+) -> Profile:
     """See `CompiledTraining.profile`."""
 
     def measure(session: Session, stepper: Stepper) -> Profile:
         timings = stepper.timings(session, program, arrays, stepper.knobs, steps)
         return profiled(program.built, timings, session.info, store.worker.limits())
 
-    return store.call(measure, store.stepper)
+    return store.call(measure, stepper)
 
 
 def replace_model(store: TrainedParameters, model: Any, seed: int | None, optimizer: Any) -> None:
     """See `CompiledTraining.replace_model`."""
     old = store.stepper
     seed = old.seed if seed is None else checked_seed(seed)
-    source = old.source._replace(model=model, optimizer=optimizer or old.source.optimizer)
-    most = old.sized.capacity if old.sized else 1
-    new = Stepper.of(source, source.traced(), seed, most)
-    for text in new.built.warnings:
-        warnings.warn(text, stacklevel=3)
-    if optimizer is None:
-        new.knobs = Knobs(Rate(old.knobs.rate.schedule), {**new.knobs.values, **old.knobs.values})
-    store.replace(new)
+    sources = {name: s.source._replace(model=model) for name, s in store.steppers.items()}
+    given = {"": optimizer} if "" in sources else dict(optimizer or {})
+    if unknown := [name for name in given if name not in sources]:
+        raise InputError.here(
+            f"replace_model: optimizer: there is no loss {unknown[0]!r}; there are {', '.join(sources)}"
+        )
+    sources = {n: s._replace(optimizer=given.get(n) or s.optimizer) for n, s in sources.items()}
+    if old.source.part:
+        sources = shared(sources, *old.source.chosen)
+    traced = [(source, source.traced()) for source in sources.values()]
+    steppers = Stepper.all_of(traced, seed, old.sized.capacity if old.sized else 1)
+    for name, before, new in zip(sources, old.together, steppers, strict=True):
+        for text in new.built.warnings:
+            warnings.warn(text, stacklevel=3)
+        if given.get(name) is None:
+            new.knobs = Knobs(Rate(before.knobs.rate.schedule), {**new.knobs.values, **before.knobs.values})
+    store.replace(steppers[0])
 
 
-def go_on(store: TrainedParameters, source: StepSource) -> None:
+def go_on(store: TrainedParameters, stepper: Stepper, source: StepSource) -> None:
     """Compile the step once more, from a source of the same arrays and perhaps more, and train on from here."""
     built = source.main()
-    store.call(lambda session, stepper: stepper.take_over(session, source, built), store.stepper)
+    store.call(lambda session, stepper: stepper.take_over(session, source, built), stepper)
 
 
 def freeze(store: TrainedParameters, given: Selection, what: str) -> None:
@@ -87,12 +99,16 @@ def freeze(store: TrainedParameters, given: Selection, what: str) -> None:
             f"unfreeze: {', '.join(named)}: compiled without a gradient, by trainable=False or frozen=; leave that "
             "out, and use train.freeze"
         )
-    if not stepper.source.freezable:
-        go_on(store, stepper.source._replace(freezable=True))
+    own = {id(one): {f.name for f in one.program.trained} for one in stepper.together}
+    meant = [one for one in stepper.together if own[id(one)] & set(named)]
+    for one in meant:
+        if not one.source.freezable:
+            go_on(store, one, one.source._replace(freezable=True))
 
-    def apply(session: Session, stepper: Stepper) -> None:
-        old = set(stepper.frozen)
-        new = old | set(named) if what == "freeze" else old - set(named)
-        stepper.freeze(session, [name for name in trained if name in new])
+    def apply(session: Session, _: Stepper) -> None:
+        for one in meant:
+            old = set(one.frozen)
+            new = old | set(named) if what == "freeze" else old - set(named)
+            one.freeze(session, [name for name in trained if name in new & own[id(one)]])
 
     store.call(apply, stepper)

@@ -12,19 +12,18 @@ from typing import Any
 
 from tracegrad import checkpoints
 from tracegrad.compiler.build import StepSource
-from tracegrad.compiler.inputtypes import declared
 from tracegrad.engine.copy_pool import CopyPool
 from tracegrad.engine.forward import CompiledForward
 from tracegrad.engine.inputs import Given, check_inputs, checked_seed, given_or_blank, merge, seed_or_new
 from tracegrad.engine.results import Pending, StepResult, failure, resolved
-from tracegrad.engine.snapshots import take
+from tracegrad.engine.snapshots import take, take_all
 from tracegrad.engine.step_programs import StepProgram
 from tracegrad.engine.stepper import Stepper
 from tracegrad.engine.steps import StepCall, number_of_steps, split_steps
 from tracegrad.engine.stores import HasStates, TrainedParameters
 from tracegrad.engine.worker import Worker
 from tracegrad.errors import InputError
-from tracegrad.export import Contents, export, fixed_sizes
+from tracegrad.export import Contents, export, exportable
 from tracegrad.habits import TRAININGS
 from tracegrad.hypers import whole
 from tracegrad.introspection.explain import Explanation, explained
@@ -57,27 +56,25 @@ class CompiledTraining(HasStates):
     def __init__(
         self,
         *,
-        model: Any,
-        loss: Callable[..., Any],
-        inputs: Mapping[str, Any],
-        optimizer: Any,
+        sources: Sequence[StepSource],
         session_factory: Callable[[], Callable[[], Session]],
         seed: int | None = None,
         keep_grads: bool = False,
-        precision: str = "f32",
-        frozen: Selection | None = None,
         max_cached_shapes: int = 8,
     ):
-        """For `tg.compile`. Traces first; then the worker's thread opens the device, while this one compiles."""
+        """For `tg.compile`. Traces first; then the worker's thread opens the device, while this one compiles.
+
+        sources: one for each loss.
+        """
         self._lock, self._memory, self._keep_grads = threading.Lock(), CopyPool(), keep_grads
-        source = StepSource(model, loss, declared(inputs), optimizer, precision, frozen)
         seed = seed_or_new(seed)
         most_sizes = whole("max_cached_shapes", max_cached_shapes)
-        traced = source.traced()
+        traced = [(source, source.traced()) for source in sources]
         self.worker = Worker(session_factory())
         self._finalizer = weakref.finalize(self, self.worker.close)  # also at exit, before the interpreter goes
         try:
-            self.store: TrainedParameters = TrainedParameters(self.worker, Stepper.of(source, traced, seed, most_sizes))
+            first = Stepper.all_of(traced, seed, most_sizes)[0]
+            self.store: TrainedParameters = TrainedParameters(self.worker, first)
             self.worker.opened().begin(self.store.stepper.install)
         except BaseException:
             self.close()
@@ -85,33 +82,41 @@ class CompiledTraining(HasStates):
 
     # --- running ---
 
-    def step(self, mapping: Given = None, /, *more: Any, **inputs: Any) -> Pending[StepResult]:
+    def step(self, mapping: Given | str = None, /, *more: Any, **inputs: Any) -> Pending[StepResult]:
         """One training step, queued; inputs by keyword, in one dict, or both.
 
+        Where there are several losses, the name of one comes first: `train.step("d", x=x, z=z)`.
         Waits while 8 steps are queued, or, where steps are short, as many as may be under way (96, in a tab 128).
         Never raises for what happens while executing: bad inputs, a non-finite loss and device errors come back as
         `Failed`, and change nothing.
         """
-        return self._run("step", 1, mapping, inputs, more)
+        return self._run("step", (mapping, *more), inputs)
 
-    def run_steps(self, n: int, batch: Given = None, /, *more: Any, **inputs: Any) -> Pending[StepResult]:
+    def run_steps(self, n: int | str, /, *batch: Any, **inputs: Any) -> Pending[StepResult]:
         """`n` steps in one call: inputs with a leading axis of length `n` are split, others used for every step.
 
+        n, batch: the number comes first, then a dict if there is one; before both the name of one of several losses.
         The result is that of the last step, with `losses`, a float32 array of length `n`. If a step fails, those
         before it were applied, those after it do not run, and the result is `Failed`.
         """
-        return self._run("run_steps", n, batch, inputs, more)
+        return self._run("run_steps", (n, *batch), inputs)
 
-    def _run(self, what: str, n: int, mapping: Given, inputs: dict[str, Any], more: tuple[Any, ...]) -> Pending[Any]:
+    def _run(self, what: str, given: tuple[Any, ...], inputs: dict[str, Any]) -> Pending[Any]:
         if (refusal := self.worker.refusal) is not None:
             return resolved(refusal, what)
-        stepper = self.store.stepper
         pending: Pending[StepResult] = Pending(what, self.worker.ident)
         try:
-            lead = None if what == "step" else (n := number_of_steps(n))
-            given = merge(mapping, inputs, what, more, stepper.source.inputs)
-            program, given = self.store.program_for(stepper, given, what, lead is not None)
-            arrays = check_inputs(program.inputs, given, what, lead, self._memory.copied)
+            stepper, n, lead = self.store.stepper, 1, None
+            if stepper.source.part is not None:
+                loss = given[0] if isinstance(given[0], str) else None
+                stepper, given = self.store.stepper_of(loss, what), given[1:]
+            if what == "run_steps":
+                lead = n = number_of_steps(given[0] if given else None)
+                given = given[1:]
+            mapping, *more = given or (None,)
+            merged = merge(mapping, inputs, what, more, stepper.source.inputs)
+            program, merged = self.store.program_for(stepper, merged, what, lead is not None)
+            arrays = check_inputs(program.inputs, merged, what, lead, self._memory.copied)
             call = StepCall(stepper, stepper.knobs, pending, n, what, program)
             runs = [call.run(0, arrays)] if lead is None else call.runs(split_steps(arrays, program.inputs, n))
         except Exception as e:
@@ -169,11 +174,14 @@ class CompiledTraining(HasStates):
         """
         return self.store.download_params(ema)
 
-    def download_grads(self) -> dict[str, Array]:
-        """Gradients of the last step by parameter name; needs `keep_grads=True` at compile, else InputError."""
+    def download_grads(self, *, loss: str | None = None) -> dict[str, Array]:
+        """Gradients of the last step by parameter name; needs `keep_grads=True` at compile, else InputError.
+
+        loss: of several losses, whose step.
+        """
         if not self._keep_grads:
             raise InputError.here("download_grads: compile with keep_grads=True to keep the gradients")
-        return self.store.download_grads()
+        return self.store.download_grads(self.store.stepper_of(loss, "download_grads"))
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write one safetensors file: parameters, optimizer state, step, seed, schedule. The folder must exist.
@@ -183,7 +191,7 @@ class CompiledTraining(HasStates):
 
         Raises: OSError naming the file; the training goes on.
         """
-        checkpoints.save(self.store.call(take), path)
+        checkpoints.save(self.store.call(take_all), path)
 
     def digest(self, losses: Sequence[float] = ()) -> str:
         """SHA-256 of the training after the steps queued so far, 64 hexadecimal digits.
@@ -192,7 +200,7 @@ class CompiledTraining(HasStates):
         Returns:  a hash of these, the parameters, optimizer state, step, seed, schedule and hyperparameters. Equal
                   hashes mean equal bits. A seed gives the same hash on a device in every process, and after a resume.
         """
-        return checkpoints.digest(self.store.call(take), losses)
+        return checkpoints.digest(self.store.call(take_all), losses)
 
     def load(self, path: str | os.PathLike[str]) -> None:
         """Resume from a file that `save` wrote, bit-exact on the same device.
@@ -226,7 +234,7 @@ class CompiledTraining(HasStates):
         Raises:       InputError for data that do not fit, and for a schedule that is not one of `tracegrad.lr`.
         """
         shown = Contents(title or f"{type(self.model).__name__} training", forwards, data, labels, vocabulary)
-        fixed_sizes(self.store.stepper.source.inputs)
+        exportable(self.store.stepper.source)
         graph = self.store.stepper.built.graph
         return export(self.store.call(take), graph, path, shown, single_file=single_file)
 
@@ -241,26 +249,30 @@ class CompiledTraining(HasStates):
         new = None if seed is None else checked_seed(seed)
         self.store.call(lambda session, s: s.reset(session, params, optimizer, s.seed if new is None else new))
 
-    def set_lr(self, lr: Schedule | float) -> None:
-        """Change the learning rate from the next `step` on. A schedule without an explicit start begins there."""
+    def set_lr(self, lr: Schedule | float, *, loss: str | None = None) -> None:
+        """Change the learning rate from the next `step` on. A schedule without an explicit start begins there.
+
+        loss: of several losses, whose rate.
+        """
         with self.worker.own(self._lock):
-            stepper = self.store.stepper
+            stepper = self.store.stepper_of(loss, "set_lr")
             stepper.knobs = stepper.knobs.with_rate(lr)
 
-    def lr_metric(self, value: float) -> None:
-        """Tell `lr.plateau` a metric, such as a held-out loss, behind the steps queued so far."""
-        lr_metric(self.store, value)
+    def lr_metric(self, value: float, *, loss: str | None = None) -> None:
+        """Tell `lr.plateau` a metric, such as a held-out loss, behind the steps queued so far. loss: see `set_lr`."""
+        lr_metric(self.store, self.store.stepper_of(loss, "lr_metric"), value)
 
-    def set(self, **hyper: Any) -> None:
+    def set(self, *, loss: str | None = None, **hyper: Any) -> None:
         """Change hyperparameters from the next `step` on: `weight_decay`, `beta1`, ... and those of `tg.hyper`.
 
+        loss: of several losses, whose values.
         `groups={"backbone.*": {"lr": 0.01}}` sets those of groups. Nothing is compiled, but for a group's value that is
         new, and a weight_decay, momentum or clip_grad_norm that was off so far: `set` then compiles the step once more,
         and training goes on from where it stands. `clip_grad_norm=None` switches it off.
         Raises: InputError for unknown names and values out of range; nothing is changed then.
         """
         with self.worker.own(self._lock):
-            changed(self.store, hyper)
+            changed(self.store, self.store.stepper_of(loss, "set"), hyper)
 
     def freeze(self, parameters: Selection) -> None:
         """Leave parameters alone from the next step on: no update, no decay, no change of their optimizer state.
@@ -309,45 +321,49 @@ class CompiledTraining(HasStates):
         """Free the device; what is in flight resolves as Aborted. Closing twice is fine."""
         self._finalizer()
 
-    def explain(self, verbose: bool = False) -> Explanation:
+    def explain(self, verbose: bool = False, *, loss: str | None = None) -> Explanation:
         """What a step consists of: its dispatches with bytes, FLOPs and your lines, memory, kernels, and the graph.
 
         Printing shows what fits a screen; with `verbose` all kernels, values and the graph, too. It shows as HTML in
-        notebooks, and `.save(path)` writes an HTML file. No device is touched.
+        notebooks, and `.save(path)` writes an HTML file. No device is touched. loss: of several losses, whose step.
         """
-        return explained(self._looked_at("explain").built, self.device, verbose=verbose)
+        return explained(self._looked_at(loss, "explain").built, self.device, verbose=verbose)
 
-    def why(self, name_or_node: str | Tensor) -> Why:
+    def why(self, name_or_node: str | Tensor, *, loss: str | None = None) -> Why:
         """Why a value of the step is stored or inlined, what merged or split the kernels around it, where it lies.
 
         name_or_node: a result such as "loss", a capture, a parameter, an input, an optimizer state, "grads.NAME" for a
                       parameter's gradient, "%12" as `print(train.graph)` numbers nodes, or a node of `train.graph`.
+        loss:         of several losses, whose step.
         Returns:      text to print; `.values` has an entry for each value that the node was compiled to: its rule, its
                       dispatches, the values of the same kernel, what refused to merge it with each neighbour, its place
                       and lifetime, and your line.
         Raises:       MissingNameError for an unknown name, with the nearest one.
         """
-        return why(self.graph, self.program, name_or_node)
+        built = self._looked_at(loss, "why").built
+        return why(built.graph, built.program, name_or_node)
 
-    def profile(self, steps: int = 10, mapping: Given = None, **inputs: Any) -> Profile:
+    def profile(self, steps: int = 10, mapping: Given = None, *, loss: str | None = None, **inputs: Any) -> Profile:
         """Time every dispatch of a step, after the steps queued so far; see `Profile`.
 
         steps:    how often; a dispatch's time is the median.
         inputs:   a batch as for `step`, by keyword, in one dict, or both; zeros if none is given.
+        loss:     of several losses, whose step.
         Returns:  a table with the device's limits and your lines; `.save(path)` writes a Chrome trace.
         Raises:   InputError for inputs that do not fit; DeviceError in a browser's Python.
 
         Changes nothing: parameters, optimizer state, step counter, random stream and kept gradients stay.
         """
-        stepper, given, program = self.store.stepper, merge(mapping, inputs, "profile"), self._looked_at("profile")
+        stepper, given = self.store.stepper_of(loss, "profile"), merge(mapping, inputs, "profile")
+        program = stepper.main if given else self._looked_at(loss, "profile")
         if given:
             program, given = self.store.program_for(stepper, given, "profile")
         arrays = given_or_blank(program.inputs, given, "profile")
-        return profile(self.store, program, checked_steps(steps), arrays)
+        return profile(self.store, stepper, program, checked_steps(steps), arrays)
 
-    def _looked_at(self, what: str) -> StepProgram:
+    def _looked_at(self, loss: str | None, what: str) -> StepProgram:
         """The step's program: where calls choose sizes, that of the sizes used last."""
-        stepper = self.store.stepper
+        stepper = self.store.stepper_of(loss, what)
         if stepper.sized is not None and stepper.sized.latest is None:
             raise InputError.here(f"{what}: no call has chosen sizes yet: take a step first, as in train.step(x=...)")
         return stepper.latest
@@ -359,12 +375,12 @@ class CompiledTraining(HasStates):
 
     @property
     def graph(self) -> Graph:
-        """The step's graph: forward, gradients and update."""
+        """The step's graph: forward, gradients and update. Of several losses, the first one's; see `explain`."""
         return self.store.stepper.latest.built.graph
 
     @property
     def program(self) -> Program:
-        """The compiled step, as plain data; where calls choose sizes, for those used last."""
+        """The compiled step, as plain data; where calls choose sizes, for those used last. Of several, the first."""
         return self.store.stepper.latest.program
 
     @property
@@ -388,7 +404,7 @@ class CompiledTraining(HasStates):
     @property
     def input_names(self) -> list[str]:
         """Names of the inputs, as declared."""
-        return list(self.store.stepper.source.inputs)
+        return list(dict.fromkeys(n for s in self.store.stepper.together for n in s.source.inputs))
 
     @property
     def output_shape(self) -> tuple[int, ...]:
@@ -408,13 +424,16 @@ class CompiledTraining(HasStates):
     @property
     def memory(self) -> Memory:
         """Bytes on the device by role, and their "total"; prints as a table. Attached forwards add their own."""
-        return Memory(self.program)
+        return Memory(*(stepper.latest.program for stepper in self.store.stepper.together))
 
     def __repr__(self) -> str:
         state = f"on {self.device}" if self.worker.closed is None else self.worker.closed
-        program, step = self.program, self.store.stepper.counter
+        program, steppers = self.program, self.store.steppers
         size = f"{sum(f.size for f in program.params)} parameters, {len(program.dispatches)} dispatches a step"
-        return f"<CompiledTraining {state}; {size}, step {step}, seed {self.seed}>"
+        step = ", ".join(
+            [f"step {s.counter} of {name}" if name else f"step {s.counter}" for name, s in steppers.items()]
+        )
+        return f"<CompiledTraining {state}; {size}, {step}, seed {self.seed}>"
 
     def __enter__(self) -> CompiledTraining:
         return self
