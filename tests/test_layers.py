@@ -46,6 +46,8 @@ OPENED = {  # by a function, since calling compilers and drivers costs as much t
     ("runtime.browser", "tracegrad.runtime.recorded"),
     ("runtime.browser", "tracegrad.runtime.verify"),
     ("runtime.draw", "tracegrad.runtime.draw_compiled"),
+    ("entrypoints", "tracegrad.compiler.several"),
+    ("training.between", "tracegrad.compiler.several"),
     ("engine.forward_source", "tracegrad.compiler.sized"),  # what most processes do without, as above
 }
 

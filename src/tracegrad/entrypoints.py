@@ -11,7 +11,6 @@ from typing import Any, cast
 from tracegrad.compiler.build import StepSource, trace_training
 from tracegrad.compiler.build import trace_forward as _trace_forward
 from tracegrad.compiler.inputtypes import declared
-from tracegrad.compiler.several import step_sources
 from tracegrad.engine.forward import CompiledForward
 from tracegrad.engine.inputs import seed_or_new
 from tracegrad.engine.stores import OwnParameters
@@ -73,6 +72,8 @@ def compile(
         only = cast("Optimizer", optimizer)
         sources = [StepSource(model, loss, declared(inputs), only, precision, frozen)]
     else:
+        from tracegrad.compiler.several import step_sources
+
         sources = step_sources(model, loss, losses, inputs, optimizer, params, precision, frozen)
     train = CompiledTraining(
         sources=sources,

@@ -45,8 +45,7 @@ SKIPPED = "skipped"  # the output by which it says that gradients overflowed in 
 PRECISIONS = ("f32", "f16")
 
 
-@dataclass(frozen=True, slots=True)
-class Built:
+class Built(NamedTuple):
     """A compiled graph: the program, the graph it came from, and how its outputs are put together again."""
 
     program: Program
@@ -56,8 +55,7 @@ class Built:
     sites: tuple[SiteInfo, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class Traced:
+class Traced(NamedTuple):
     """One run of a user's function on leaves."""
 
     trace: ambient.Trace
@@ -68,8 +66,7 @@ class Traced:
     result: Any
 
 
-@dataclass(frozen=True, slots=True)
-class TracedStep:
+class TracedStep(NamedTuple):
     """A training step before it is compiled: what is left of the user's functions is a graph."""
 
     graph: Graph

@@ -40,7 +40,7 @@ class Family(NamedTuple):
                 for s, per in zip(self.built.sites, self.sites)
             ]
         )
-        return replace(self.built, program=program.at(size), sites=sites)
+        return self.built._replace(program=program.at(size), sites=sites)
 
 
 def prime_from(n: int) -> int:

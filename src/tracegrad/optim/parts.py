@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from itertools import permutations
-from typing import NamedTuple
 
 from tracegrad.dtypes import Shape
 from tracegrad.optim.arena import Arena, Slot
@@ -18,15 +17,22 @@ MOST_ORDERED = 7  # kinds of parameters whose orders are all tried
 Kind = tuple[bool, ...]  # of a parameter: which of the losses train it
 
 
-class Part(NamedTuple):
+class Part:
     """What the optimizer of one loss has of the parameters."""
 
-    name: str  # of the loss; "" where there is one
-    whole: Arena  # all parameters that a loss trains: the array "params"
-    own: Arena  # the run of it that this optimizer works on
-    first: int = 0  # where the run begins
-    holes: tuple[str, ...] = ()  # parameters in it that this loss does not train
-    shared: bool = False  # does another loss train some of them too?
+    __slots__ = ("first", "holes", "name", "own", "shared", "whole")
+
+    def __init__(
+        self, name: str, whole: Arena, own: Arena, first: int = 0, holes: tuple[str, ...] = (), shared: bool = False
+    ) -> None:
+        """
+        name:   of the loss; "" where there is one.
+        whole:  all parameters that a loss trains: the array "params".
+        own:    the run of it that this optimizer works on, from `first` on.
+        holes:  parameters in that run that this loss does not train.
+        shared: does another loss train some of them too?
+        """
+        self.name, self.whole, self.own, self.first, self.holes, self.shared = name, whole, own, first, holes, shared
 
     @property
     def at(self) -> str:

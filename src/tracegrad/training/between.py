@@ -7,7 +7,6 @@ from collections.abc import Mapping
 from typing import Any
 
 from tracegrad.compiler.build import StepSource
-from tracegrad.compiler.several import shared
 from tracegrad.engine.inputs import checked_seed
 from tracegrad.engine.knobs import Knobs, Rate
 from tracegrad.engine.step_programs import StepProgram
@@ -71,6 +70,8 @@ def replace_model(store: TrainedParameters, model: Any, seed: int | None, optimi
         )
     sources = {n: s._replace(optimizer=given.get(n) or s.optimizer) for n, s in sources.items()}
     if old.source.part:
+        from tracegrad.compiler.several import shared
+
         sources = shared(sources, *old.source.chosen)
     traced = [(source, source.traced()) for source in sources.values()]
     steppers = Stepper.all_of(traced, seed, old.sized.capacity if old.sized else 1)
