@@ -122,8 +122,8 @@ def test_what_matches_what_is_left_and_what_is_renamed() -> None:
         with pytest.raises(tg.InputError, match=r"no name fits.*rename=\{'transformer': ''\}"):
             tg.from_torch(state, infer)
         report = tg.from_torch(state, infer, rename={"transformer": "", "lm": "head"})
-        assert report.missing == ("gate",) and report.unused == ("extra",) and not report.complete
-        assert report.matched["head.W"] == "head.weight" and "5 matched, 1 missing here, 1 unused" in str(report)
+        assert report.missing == ("gate", "seen") and report.unused == ("extra",) and not report.complete
+        assert report.matched["head.W"] == "head.weight" and "5 matched, 2 missing here, 1 unused" in str(report)
         np.testing.assert_array_equal(infer.download_params()["head.W"], state["lm.weight"].T)
         wrong = {**state, "transformer.blocks.0.weight": np.zeros((5, 4), np.float32)}
         with pytest.raises(tg.InputError, match=r"is float32\[5, 4\]; blocks.0.W transposed is \[4, 4\]"):
@@ -131,7 +131,7 @@ def test_what_matches_what_is_left_and_what_is_renamed() -> None:
         with pytest.raises(tg.InputError, match=r"write net.state_dict\(\)"):
             tg.from_torch([1], infer)
         assert list(tg.to_torch(infer)) == ["embed.weight", "blocks.0.weight", "blocks.0.bias", "blocks.1.weight",
-                                            "head.weight", "gate"]  # fmt: skip
+                                            "head.weight", "gate", "seen"]  # fmt: skip
 
 
 def test_tied_weights_must_agree() -> None:

@@ -18,7 +18,6 @@ import tracegrad as tg
 FOLDER = Path(__file__).parents[1] / "examples"
 STEPS = 4
 NAMES = ["contrastive", "diffusion", "folds", "hamiltonian", "pinn", "recommender", "reinforce", "vqvae"]
-TORCH_NAMES = {"weight": "W", "bias": "b"}
 Batches = Iterator[dict[str, Any]]
 
 
@@ -70,17 +69,6 @@ def compiled(name: str, ours: ModuleType, device: str) -> tg.CompiledTraining:
     return ours.training(device)
 
 
-def arrays(net: torch.nn.Module) -> dict[str, np.ndarray]:
-    """The parameters and buffers of `net` by tracegrad's names: a matrix of a linear layer is transposed there."""
-    linear = {f"{name}.weight" for name, layer in net.named_modules() if isinstance(layer, torch.nn.Linear)}
-    out: dict[str, np.ndarray] = {}
-    for name, value in net.state_dict().items():
-        *path, last = name.split(".")
-        array = value.numpy().copy()
-        out[".".join([*path, TORCH_NAMES.get(last, last)])] = array.T if name in linear else array
-    return out
-
-
 def tensors(batch: dict[str, Any], dtype: torch.dtype) -> dict[str, torch.Tensor]:
     return {k: torch.tensor(v, dtype=torch.int64 if v.dtype == np.int32 else dtype) for k, v in batch.items()}
 
@@ -102,18 +90,18 @@ def theirs(name: str, batches: list[dict[str, Any]], first: dict[str, torch.Tens
         if schedule:
             schedule.step()
         losses.append(loss.item())
-    return {**arrays(net), "losses": np.array(losses)}
+    return {**{k: v.numpy() for k, v in net.state_dict().items()}, "losses": np.array(losses)}
 
 
 @functools.cache
-def both(name: str) -> tuple[list[dict[str, Any]], dict[str, np.ndarray], Any, Any]:
+def both(name: str) -> tuple[list[dict[str, Any]], dict[str, torch.Tensor], Any, Any]:
     """Batches, first values, and what PyTorch makes of them in single and in double precision."""
     ours = example(name)
     torch.manual_seed(0)
     net = importlib.import_module(f"twins.{name}").Net()
     batches = list(BATCHES[name](ours, np.random.default_rng(0)) if name in BATCHES else ours.batches(STEPS))
     single, true = (theirs(name, batches, net.state_dict(), dtype) for dtype in (torch.float32, torch.float64))
-    return batches, arrays(net), single, true
+    return batches, net.state_dict(), single, true
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -128,11 +116,9 @@ def test_losses_and_parameters_are_pytorchs(name: str, device_name: str) -> None
     ours = example(name)
     batches, first, single, true = both(name)
     with compiled(name, ours, device_name) as train:
-        states = train.states().keys()
-        train.upload_params({k: v for k, v in first.items() if k not in states}, strict=True)
-        train.set_states({k: v for k, v in first.items() if k in states})
+        assert tg.from_torch(first, train).complete
         losses = np.array([train.step(**batch).loss for batch in batches])
-        found = {**train.download_params(), **train.states(), "losses": losses}
+        found = {**{k: v.numpy() for k, v in tg.to_torch(train).items()}, "losses": losses}
     assert found.keys() == true.keys()
     for key, want in true.items():
         near = 8 * length(single[key] - want) + 2e-6 * length(want)

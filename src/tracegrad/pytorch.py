@@ -31,7 +31,7 @@ class Row(NamedTuple):
 
 
 class Entry(NamedTuple):
-    """A row of one layer of a model, by whole names. optional: a state that PyTorch has no counterpart of."""
+    """A row of one layer of a model, by whole names. optional: a state that PyTorch's layer has no counterpart of."""
 
     theirs: str
     ours: tuple[str, ...]
@@ -88,7 +88,7 @@ class TorchReport:
     """What `tg.from_torch` did.
 
     matched: names of PyTorch's by name here.
-    missing: parameters here that got no value, and keep theirs.
+    missing: parameters and states here that got no value, and keep theirs.
     unused:  names of PyTorch's that went nowhere.
     """
 
@@ -117,7 +117,7 @@ def from_torch(state_dict: Any, target: Any, rename: Rename | None = None) -> To
 
     Names are attribute paths in both; `nn.Sequential`'s are those of PyTorch's. `weight` of a Linear is `W` transposed,
     of an Embedding and of convolutions it is `W`, of norms `g`; running statistics are states; recurrent and attention
-    weights are taken apart by PyTorch's layout.
+    weights are taken apart by PyTorch's layout. States of other modules are buffers there.
 
     state_dict: arrays or tensors by name, or a module of PyTorch's. torch is not imported.
     target:     a training or a forward; for one that is attached, the weights are those of its training.
@@ -204,7 +204,7 @@ def _walk(node: Any, path: str, names: Mapping[int, str], above: tuple[int, ...]
         if not isinstance(child, Parameter):
             yield from _walk(child, inside, names, (*above, id(node)))
         elif key not in said:
-            yield Entry(inside, (names[id(child)],), optional=isinstance(child, State))
+            yield Entry(inside, (names[id(child)],), optional=rows is not None and isinstance(child, State))
 
 
 def _joined(path: str, name: str) -> str:
