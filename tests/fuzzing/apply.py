@@ -5,11 +5,19 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from fuzzing import case_steps, nested, ops_elementwise, ops_folds, ops_images, ops_shapes
+from fuzzing import case_steps, nested, ops_elementwise, ops_folds, ops_images, ops_more, ops_shapes
 from fuzzing.program import Program, Step, frozen
 from fuzzing.table import OPS
 
-ROWS = (case_steps, nested, ops_elementwise, ops_folds, ops_images, ops_shapes)  # importing them fills the table
+ROWS = (
+    case_steps,
+    nested,
+    ops_elementwise,
+    ops_folds,
+    ops_images,
+    ops_more,
+    ops_shapes,
+)  # importing them fills the table
 
 
 class NoCounterpartError(Exception):

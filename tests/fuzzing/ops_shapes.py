@@ -181,7 +181,7 @@ def _two_axes(pool: Pool) -> Drawn:
     return (x,), {"a": pool.axis(rank), "b": pool.axis(rank)}
 
 
-def _indices(pool: Pool, n: int, shape: tuple[int, ...] | None = None) -> int:
+def indices(pool: Pool, n: int, shape: tuple[int, ...] | None = None) -> int:
     """i32 of which every element is below `n`."""
     if not n:
         raise UnfitError
@@ -202,7 +202,7 @@ def _indices(pool: Pool, n: int, shape: tuple[int, ...] | None = None) -> int:
 def _take(pool: Pool) -> Drawn:
     x = pool.pick(rank=1)
     axis = pool.axis(len(pool.of(x)))
-    return (x, _indices(pool, pool.of(x)[axis])), {"axis": axis}
+    return (x, indices(pool, pool.of(x)[axis])), {"axis": axis}
 
 
 def _take_torch(torch: Any, x: Any, i: Any, axis: int) -> Any:
@@ -215,13 +215,13 @@ def _along(pool: Pool) -> Drawn:
     shape = pool.of(x)
     axis = pool.axis(len(shape))
     at = axis % len(shape)
-    return (x, _indices(pool, shape[at], (*shape[:at], pool.size(), *shape[at + 1 :]))), {"axis": axis}
+    return (x, indices(pool, shape[at], (*shape[:at], pool.size(), *shape[at + 1 :]))), {"axis": axis}
 
 
 def _embedding(pool: Pool) -> Drawn:
     w = pool.find(lambda k: pool.dtype(k) == "f32" and len(pool.of(k)) == 2)
     w = pool.new("f32", pool.shape(2)) if w is None else w
-    return (w, _indices(pool, pool.of(w)[0])), {}
+    return (w, indices(pool, pool.of(w)[0])), {}
 
 
 def _scatter(pool: Pool) -> Drawn:
@@ -230,19 +230,19 @@ def _scatter(pool: Pool) -> Drawn:
     axis = pool.axis(len(shape))
     at = axis % len(shape)
     updates = (*shape[:at], pool.size(), *shape[at + 1 :])
-    return (x, _indices(pool, shape[at], updates), pool.shaped(updates)), {"axis": axis}
+    return (x, indices(pool, shape[at], updates), pool.shaped(updates)), {"axis": axis}
 
 
 def _scatter_rows(pool: Pool) -> Drawn:
     x = pool.pick(rank=1)
     n, *rest = pool.of(x)
-    i = _indices(pool, n, (pool.size(),))
+    i = indices(pool, n, (pool.size(),))
     return (x, i, pool.shaped((*pool.of(i), *rest))), {}
 
 
 def _one_hot(pool: Pool) -> Drawn:
     n = pool.size()
-    return (_indices(pool, n),), {"n": n}
+    return (indices(pool, n),), {"n": n}
 
 
 register(

@@ -1,0 +1,118 @@
+"""Orders, norms, triangles and diagonals, sums of segments, distances and other sizes of images, as steps."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fuzzing.drawing import Pool, UnfitError
+from fuzzing.ops_elementwise import of_jax
+from fuzzing.ops_shapes import indices
+from fuzzing.table import Drawn, Op, register
+
+SORTED = 300  # elements of what is sorted: the reference compares each with many
+
+
+def _order(pool: Pool) -> Drawn:
+    x = pool.pick(rank=1, most=SORTED)
+    return (x,), {"axis": pool.axis(len(pool.of(x))), "descending": bool(pool.below(2))}
+
+
+def _topk(pool: Pool) -> Drawn:
+    x = pool.pick(rank=1, most=SORTED)
+    axis = pool.axis(len(pool.of(x)))
+    return (x,), {"k": pool.below(pool.of(x)[axis] + 1), "axis": axis, "largest": bool(pool.below(2))}
+
+
+def _topk_torch(torch: Any, x: Any, k: int, axis: int, largest: bool) -> Any:
+    """torch.topk promises no order among equal elements, whose gradients then go elsewhere."""
+    return torch.sort(x, axis, descending=largest, stable=True)[0].narrow(axis, 0, k)
+
+
+def _pair(pool: Pool) -> Drawn:
+    a = pool.pick()
+    return (a, pool.broadcastable(pool.of(a))), {}
+
+
+def _norm(pool: Pool) -> Drawn:
+    x = pool.pick(rank=1)
+    axis = pool.axes(len(pool.of(x)))
+    if 0 in pool.of(x):
+        raise UnfitError
+    return (x,), {"axis": axis, "keepdims": bool(pool.below(2)), "ord": pool.one((1, 2, 2, 3, float("inf")))}
+
+
+def _norm_torch(torch: Any, x: Any, axis: Any, keepdims: bool, ord: float) -> Any:
+    return torch.linalg.vector_norm(x, ord, axis, keepdims)
+
+
+def _square(pool: Pool) -> Drawn:
+    x = pool.pick(rank=2)
+    return (x,), {"k": pool.between(-3, 3)}
+
+
+def _diag(pool: Pool) -> Drawn:
+    x = pool.find(lambda k: pool.dtype(k) == "f32" and len(pool.of(k)) in (1, 2) and pool.known[k].v.size <= 50)
+    x = pool.new("f32", pool.one(((3, 5), (7,), (6, 2), (1,)))) if x is None else x
+    shape = pool.of(x)
+    if 0 in shape:
+        raise UnfitError
+    return (x,), {"k": pool.between(-2, 2) if len(shape) == 1 else pool.between(1 - shape[0], shape[1] - 1)}
+
+
+def _segments(pool: Pool) -> Drawn:
+    x = pool.pick(rank=1)
+    n = pool.size()
+    return (x, indices(pool, n, pool.of(x)[:1])), {"n": n}
+
+
+def _segments_torch(torch: Any, x: Any, i: Any, n: int) -> Any:
+    return torch.zeros((n, *x.shape[1:]), dtype=x.dtype).index_add(0, i.long(), x)
+
+
+def _divergence(pool: Pool) -> Drawn:
+    x = pool.pick(rank=1)
+    if 0 in pool.of(x):
+        raise UnfitError
+    log = bool(pool.below(2))
+    t = pool.shaped(pool.of(x)) if log else pool.shaped(pool.of(x), low=0.1, high=2.0)
+    return (x, t), {"reduction": pool.one(("mean", "sum", "none")), "log_target": log}
+
+
+def _divergence_torch(torch: Any, x: Any, t: Any, reduction: str, log_target: bool) -> Any:
+    """PyTorch warns at its own "mean"."""
+    y = torch.nn.functional.kl_div(x, t, reduction="none", log_target=log_target)
+    return y if reduction == "none" else getattr(torch, reduction)(y)
+
+
+def _resampled(pool: Pool) -> Drawn:
+    mode = pool.one(("nearest", "linear", "bilinear"))
+    spatial = {"linear": 1, "bilinear": 2}.get(mode, 1 + pool.below(2))
+    sizes = (1, 2, 3, 5, 6, 7, 9)
+    x = pool.shaped((pool.one((1, 2)), pool.one((1, 2, 3)), *(pool.one(sizes) for _ in range(spatial))))
+    attrs = {"size": tuple(pool.one(sizes) for _ in range(spatial)), "mode": mode}
+    return (x,), {**attrs, "align_corners": mode != "nearest" and bool(pool.below(2))}
+
+
+def _resampled_torch(torch: Any, x: Any, size: Any, mode: str, align_corners: bool) -> Any:
+    aligned = None if mode == "nearest" else align_corners
+    return torch.nn.functional.interpolate(x, tuple(size), mode=mode, align_corners=aligned)
+
+
+register(
+    Op("sort", _order, lambda tg, x, axis, descending: tg.sort(x, axis, descending)[0],
+       lambda torch, x, axis, descending: torch.sort(x, axis, descending=descending, stable=True)[0], None),
+    Op("argsort", _order, lambda tg, x, axis, descending: tg.argsort(x, axis, descending), None, None),
+    Op("topk", _topk, lambda tg, x, k, axis, largest: tg.topk(x, k, axis, largest)[0], _topk_torch, None),
+    Op("atan2", _pair, lambda tg, a, b: tg.atan2(a, b), None, lambda jax, a, b: of_jax(jax, "numpy.arctan2")(a, b)),
+    Op("norm", _norm, lambda tg, x, axis, keepdims, ord: tg.norm(x, axis, keepdims, ord), _norm_torch, None),
+    Op("triu", _square, lambda tg, x, k: tg.triu(x, k), lambda torch, x, k: torch.triu(x, k),
+       lambda jax, x, k: jax.numpy.triu(x, k)),
+    Op("diag", _diag, lambda tg, x, k: tg.diag(x, k), lambda torch, x, k: torch.diag(x, k),
+       lambda jax, x, k: jax.numpy.diag(x, k)),
+    Op("segment_sum", _segments, lambda tg, x, i, n: tg.segment_sum(x, i, n), _segments_torch, None),
+    Op("kl_div", _divergence, lambda tg, x, t, reduction, log_target: tg.kl_div(x, t, reduction, log_target),
+       _divergence_torch, None),
+    Op("interpolate", _resampled,
+       lambda tg, x, size, mode, align_corners: tg.interpolate(x, tuple(size), None, mode, align_corners),
+       _resampled_torch, None),
+)  # fmt: skip
