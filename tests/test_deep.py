@@ -115,7 +115,7 @@ def test_a_training_that_computes_it_again_in_the_backward_pass(
     arguments = {"inputs": {"x": SHAPE}, "optimizer": optim.adam(lr=1e-3), "device": "cpu", "precision": precision}
     with tg.compile(model=Deep(), loss=loss, seed=0, **arguments) as train:
         losses = [train.step(x=np.ones(SHAPE, np.float32)).loss for _ in range(3)]
-        assert "sin" in str(train.explain())
+        assert "sin" in str(train.explain(verbose=True))
     assert np.isfinite(losses).all()
     assert losses[-1] < losses[0]
 

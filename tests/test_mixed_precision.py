@@ -370,7 +370,7 @@ def test_models_with_loops_and_without_train_and_explain_themselves(t: Training)
         }
         # the first scales may be too large for a model
         assert any(train.step(batch_of).result().skipped == 0 for _ in range(10))
-        assert "f16" in str(train.explain()) or not train.program.needs_f16
+        assert "f16" in str(train.explain(verbose=True)) or not train.program.needs_f16
         train.profile(1)
         assert Program.from_json(train.program.to_json()) == train.program
 

@@ -318,7 +318,7 @@ def test_places_are_those_of_the_program(mlp: Any) -> None:
 
 
 def test_explain_has_every_value(classifier: Any) -> None:
-    explanation = classifier.explain()
+    explanation = classifier.explain(verbose=True)
     assert str(explanation.why("loss")) == str(classifier.why("loss"))
     table = explanation.values()
     names = [row[0] for row in table.rows]
