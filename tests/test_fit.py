@@ -10,7 +10,7 @@ import pytest
 
 import tracegrad as tg
 from tracegrad import nn, optim
-from tracegrad.training.fit import Progress
+from tracegrad.training.progress import Progress
 
 
 class Line(tg.Module):
@@ -141,7 +141,8 @@ class OutStream(io.StringIO):
 
 
 @pytest.mark.parametrize("stream", [Terminal, OutStream])
-def test_the_bar_on_a_terminal_and_in_a_notebook(stream):
+def test_the_bar_on_a_terminal_and_in_a_notebook(stream, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "120")
     out = stream()
     bar = Progress(True, 4, out)
     for value in (2.0, 4.0):

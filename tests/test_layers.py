@@ -37,7 +37,16 @@ LAYERS = {
 }  # fmt: skip
 
 NUMPY_FROM = 9  # below it the compiler lives, and it runs where there is no NumPy (bare Pyodide)
-LATE = {"wgpu", "js", "pyodide", "jax", "torch", "cffi"}  # what functions may import: optional, or costly to load
+LATE = {
+    "wgpu",
+    "js",
+    "pyodide",
+    "jax",
+    "torch",
+    "cffi",
+    "matplotlib",
+    "pandas",
+}  # what functions may import: optional, or costly to load
 # What functions may import: most processes that import tracegrad never start a child or a pool, and write no file
 SELDOM = {"subprocess", "tempfile", "concurrent.futures"}
 OPENED = {  # by a function, since calling compilers and drivers costs as much to load as a tenth of tracegrad

@@ -54,6 +54,7 @@ if TYPE_CHECKING:
     from tracegrad.pytorch import from_torch, to_torch
     from tracegrad.runtime.adapters import WebGPUSupport, check_webgpu
     from tracegrad.runtime.base import DeviceInfo
+    from tracegrad.training.callbacks import Checkpoint, CSVLogger, EarlyStopping
     from tracegrad.training.compiled import CompiledTraining
 
 repeat = functional.repeat  # of elements, as ops.repeat, or of a function
@@ -70,6 +71,7 @@ LATER = {
     "pytorch": "from_torch to_torch",
     "runtime.adapters": "WebGPUSupport check_webgpu",
     "runtime.base": "DeviceInfo",
+    "training.callbacks": "CSVLogger Checkpoint EarlyStopping",
     "training.compiled": "CompiledTraining",
 }
 MODULES = ("metrics", "safetensors")
@@ -77,8 +79,8 @@ MODULES = ("metrics", "safetensors")
 __version__ = "0.1.0"
 
 __all__ = [
-    "Aborted", "AbortedError", "Captures", "CompileError", "CompiledForward", "CompiledTraining", "Completed",
-    "DType", "DTypeError", "DeviceError", "DeviceInfo", "DeviceLostError", "Failed", "GradTensor", "Graph",
+    "Aborted", "AbortedError", "CSVLogger", "Captures", "Checkpoint", "CompileError", "CompiledForward", "CompiledTraining", "Completed",
+    "DType", "DTypeError", "DeviceError", "DeviceInfo", "DeviceLostError", "EarlyStopping", "Failed", "GradTensor", "Graph",
     "InputError", "InputType", "Module", "NonFiniteError", "Parameter", "Pending", "Program", "ShapeError",
     "Tensor", "TensorType", "TraceError", "TracegradError", "WebGPUSupport", "bool_", "check_webgpu", "compile",
     "compile_forward", "devices", "eager", "f32", "from_torch", "hyper", "i32", "init", "instantiate",

@@ -47,9 +47,9 @@ PARAMETERS_ALONE = (
 )
 
 
-def save(snapshots: Sequence[Snapshot], path: str | os.PathLike[str]) -> None:
-    """Replace the file, whole or not at all. snapshots: one for each loss."""
-    replace_file(path, parts(*snapshots))
+def save(snapshots: Sequence[Snapshot], path: str | os.PathLike[str], more: Mapping[str, str] | None = None) -> None:
+    """Replace the file, whole or not at all. snapshots: one for each loss. more: metadata."""
+    replace_file(path, parts(*snapshots, more=more))
 
 
 def load(path: str | os.PathLike[str], store: TrainedParameters) -> None:
@@ -90,7 +90,7 @@ def of_loss(path: str | os.PathLike[str], file: safetensors.File, name: str, nam
     return safetensors.File(tensors, {**{n: x for n, x in file.metadata.items() if n == "tracegrad"}, **texts})
 
 
-def parts(*snapshots: Snapshot) -> list[bytes]:
+def parts(*snapshots: Snapshot, more: Mapping[str, str] | None = None) -> list[bytes]:
     """The bytes of the file, in order. snapshots: one for each loss."""
     tensors: dict[str, Array] = {}
     for snapshot in snapshots:
@@ -101,7 +101,7 @@ def parts(*snapshots: Snapshot) -> list[bytes]:
             "tracegrad": VERSION,
             "losses": json.dumps({s.program.part: metadata_of(s) for s in snapshots}),
         }
-    return safetensors.parts(tensors, metadata)
+    return safetensors.parts(tensors, {**metadata, **(more or {})})
 
 
 def tensors_of(snapshot: Snapshot) -> dict[str, Array]:

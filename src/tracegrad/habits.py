@@ -302,7 +302,7 @@ KEYWORDS: dict[str, tuple[str, ...]] = {
     "approx": ("approximate",),
     "verbose progress_bar": ("progress",),
     "dataset train_data dataloader": ("data",),
-    "validation_data val_data": ("evaluate",),
+    "validation_data val_data eval_dataset": ("validation", "evaluate"),
     "filename file f": ("path",),
 }
 # Keywords that have no counterpart
@@ -314,15 +314,15 @@ WITHOUT = {
     "activation": "apply it to the result, as in tg.relu(layer(x))",
     "weight": "use reduction='none', and return a weighted mean",
     "requires_grad": "parameters get gradients unless they are made with trainable=False",
-    "metrics": "return them beside the loss, as in (loss, {'name': tensor}), or pass evaluate= to train.fit",
-    "batch_size": "inputs= has the batch size; give the data in batches of that size",
-    "shuffle": "shuffle the data before they are cut into batches",
+    "metrics": "return them beside the loss, as in (loss, {'name': tensor}), or pass metrics= to train.fit",
+    "batch_size": "inputs= has the batch size; train.fit(x=..., y=..., batch_size=...) cuts arrays",
+    "shuffle": "train.fit(x=..., y=...) shuffles whole arrays",
     "weight_decay": "use optim.adamw, which has it",
     "amsgrad": "optim.adam computes plain Adam",
     "dilation": "tg.conv2d(x, w, dilation=2) has it",
     "padding_idx": "multiply the result by a mask, as in tg.where(tokens == 0, 0.0, h)",
     "key generator seed rng": "random ops draw from the seed of tg.compile",
-    "x y": "cut the arrays into batches: train.fit([(x, y), ...])",
+    "x y": "write train.fit(x=..., y=...)",
 }
 
 # What decides a branch on a line of Python, and what to write there

@@ -12,6 +12,7 @@ from typing import Any
 
 from tracegrad import checkpoints
 from tracegrad.compiler.build import StepSource
+from tracegrad.dtypes import InputType
 from tracegrad.engine.copy_pool import CopyPool
 from tracegrad.engine.forward import CompiledForward
 from tracegrad.engine.inputs import Given, check_inputs, checked_seed, given_or_blank, merge, seed_or_new
@@ -31,14 +32,15 @@ from tracegrad.introspection.memory import Memory
 from tracegrad.introspection.profile import Profile, checked_steps
 from tracegrad.introspection.why import Why, why
 from tracegrad.ir import Graph, Tensor
-from tracegrad.lr import Schedule
+from tracegrad.lr import Schedule, starting_at
 from tracegrad.patterns import Selection
 from tracegrad.program import KernelSource, Program
 from tracegrad.refusals import helpful
 from tracegrad.runtime.base import DeviceInfo, Session
 from tracegrad.sites import SiteInfo
 from tracegrad.training.between import changed, freeze, lr_metric, profile, replace_model
-from tracegrad.training.fit import History, fit
+from tracegrad.training.fit import Options, Position, fit
+from tracegrad.training.history import History
 
 Array = Any
 
@@ -51,6 +53,7 @@ class CompiledTraining(HasStates):
     """
 
     remedies = TRAININGS
+    position: Position | None = None  # of the last `fit`, for checkpoints
     called = "train.step(x=..., y=...) trains, train.attach(forward=..., inputs=...) makes a forward"
 
     def __init__(
@@ -129,31 +132,58 @@ class CompiledTraining(HasStates):
     @helpful
     def fit(
         self,
-        data: Iterable[Any],
+        data: Any = None,
         *,
+        x: Any = None,
+        y: Any = None,
+        batch_size: int | None = None,
         epochs: int = 1,
         steps: int | None = None,
-        progress: bool = True,
+        shuffle: bool = True,
+        validation: Any = None,
         evaluate: Callable[[CompiledTraining], Mapping[str, float]] | None = None,
         every: int | None = None,
-        callbacks: Iterable[Callable[[Any], object]] = (),
+        metrics: Any = None,
+        progress: bool = True,
+        on_step: Any = None,
+        on_epoch: Any = None,
+        on_evaluate: Any = None,
+        callbacks: Iterable[Any] = (),
         log: Any = None,
+        resume: Any = None,
     ) -> History:
-        """Train on `data`, and give the history: `h.loss`, and `h.metrics` of the evaluations.
+        """Train, and give the history: `h.loss`, `h.metrics` of the evaluations. Ctrl-C ends it with the history, too.
 
         data:       an iterable of dicts by input name, or of tuples in the order of `inputs`; a torch DataLoader too.
+                    Or whole arrays: a tuple or dict of them, a data frame, a dataset of Hugging Face.
+        x, y:       whole arrays instead: one for the first and one for the second input, or dicts by input name.
+        batch_size: of whole arrays; that of `inputs`, or 32 where it leaves that open. A last, smaller batch is
+                    trained on where `inputs` leaves the size open. Else it is dropped, or refused of an iterable.
         epochs:     passes over the data. More than one needs an iterable that can be iterated again.
         steps:      run exactly so many steps instead, over as many passes as they take.
-        progress:   a bar on stderr; a line every few seconds where that is no terminal and no notebook.
+        shuffle:    whole arrays anew in each epoch, by the seed. Iterables keep their order.
+        validation: a share of the whole arrays, their last examples; arrays as `data`; or batches. It gives `val_loss`,
+                    `val_<name>` of scalars beside the loss, and tells `lr.plateau` (mode="max": the first metric).
+                    A loss that takes `training` gets False. States that it writes are put back.
+        metrics:    {"name": function of the model and the inputs}, traced, for `val_<name>`: means over batches.
         evaluate:   function of the training that returns metrics by name, called every `every` steps and at the end,
-                    or, without `every`, after each epoch.
-        callbacks:  functions of a `FitState`, called after each step in order; `state.stop = True` ends the loop.
-        log:        path of a file that gets one line of JSON a step and evaluation, or a function of such a dict.
+                    or, without `every`, after each epoch, as validation is.
+        on_step, on_epoch, on_evaluate: functions of a `FitState`, called before the next step begins. Those that read
+                    no loss wait for none. `state.stop()` ends the loop at once.
+        callbacks:  objects that have some of these as methods, such as `tg.EarlyStopping("val_loss")`; a function is
+                    called after each step.
+        log:        path of a file that gets one line of JSON a step and evaluation, a function of such a dict, or an
+                    object with `log(dict)` or TensorBoard's `add_scalar(name, value, step)`.
+        resume:     path of a file that was saved while `fit` ran, or after it was interrupted: loads it and goes on at
+                    its epoch and batch. Give the same arguments again; callbacks count anew.
         Raises:     the error of the first step that fails, AbortedError if the training is closed meanwhile, and what
-                    `data`, `evaluate` and callbacks raise. The steps that were queued behind it are applied.
+                    `data`, `evaluate` and hooks raise. The steps that were queued behind it are applied.
         """
-        return fit(self, data, epochs=epochs, steps=steps, progress=progress, evaluate=evaluate, every=every,
-                   callbacks=callbacks, log=log)  # fmt: skip
+        hooks = {"on_step": on_step, "on_epoch": on_epoch, "on_evaluate": on_evaluate}
+        options = Options(epochs, steps, evaluate, every, hooks)
+        return fit(
+            self, data, x, y, batch_size, shuffle, validation, metrics, progress, log, resume, callbacks, options
+        )
 
     # --- parameters and state ---
 
@@ -191,7 +221,9 @@ class CompiledTraining(HasStates):
 
         Raises: OSError naming the file; the training goes on.
         """
-        checkpoints.save(self.store.call(take_all), path)
+        snapshots = self.store.call(take_all)
+        more = {"fit": self.position.at(snapshots[0].step)} if self.position else {}
+        checkpoints.save(snapshots, path, more)
 
     def digest(self, losses: Sequence[float] = ()) -> str:
         """SHA-256 of the training after the steps queued so far, 64 hexadecimal digits.
@@ -405,6 +437,26 @@ class CompiledTraining(HasStates):
     def input_names(self) -> list[str]:
         """Names of the inputs, as declared."""
         return list(dict.fromkeys(n for s in self.store.stepper.together for n in s.source.inputs))
+
+    @property
+    def input_types(self) -> Mapping[str, InputType]:
+        """Types of the inputs, by name, as declared."""
+        return self.store.stepper.source.free.types
+
+    @property
+    def loss_function(self) -> Callable[..., Any]:
+        """The loss, as given to `tg.compile`."""
+        return self.store.stepper.source.loss
+
+    @property
+    def lr(self) -> float:
+        """The learning rate of the next step."""
+
+        def read(session: Session, stepper: Stepper) -> float:
+            step, rate = stepper.counter + 1, stepper.knobs.rate
+            return starting_at(rate.schedule, rate.start or step).at(step)
+
+        return self.store.call(read)
 
     @property
     def output_shape(self) -> tuple[int, ...]:

@@ -1,224 +1,290 @@
-"""The usual training loop: any iterable of batches, a progress bar, evaluation, callbacks, a log."""
+"""The usual training loop: arrays or any iterable of batches, hooks, validation, a progress bar, a log."""
 
 from __future__ import annotations
 
 import json
-import os
-import sys
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, TextIO, cast
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, cast
 
-from tracegrad.engine.results import Pending, StepResult
+from tracegrad import safetensors
+from tracegrad.engine.results import Completed, Pending, StepResult
 from tracegrad.errors import InputError
+from tracegrad.lr import Plateau
 from tracegrad.refusals import shown
-from tracegrad.shapes import whole
+from tracegrad.training.data import Rows, as_inputs, checked_count, from_arguments, rows, whole_arrays
+from tracegrad.training.history import FitState, History, Stop
+from tracegrad.training.progress import Log, Progress
+from tracegrad.training.validation import Validation
 
 if TYPE_CHECKING:
     from tracegrad.training.compiled import CompiledTraining
 
-
-REDRAW_SECONDS = 0.1  # of the bar on a terminal
-LINE_SECONDS = 10.0  # between lines where output is not a terminal
-SMOOTHING = 0.98  # of the loss that the bar shows
-BAR = 24  # characters
+Hook = Callable[[FitState], object]
 
 
 @dataclass(slots=True)
-class History:
-    """What `fit` saw.
+class Options:
+    """The arguments of `fit` that are not data."""
 
-    loss:     the loss of every step, in order.
-    step:     the number of every step: the training's own counter.
-    metrics:  one dict for every evaluation: "step", and what `evaluate` returned.
-    epochs:   passes over the data begun.
-    seconds:  how long it took.
-    """
-
-    loss: list[float] = field(default_factory=list[float])
-    step: list[int] = field(default_factory=list[int])
-    metrics: list[dict[str, float]] = field(default_factory=list[dict[str, float]])
-    epochs: int = 0
-    seconds: float = 0.0
-
-    def __repr__(self) -> str:
-        last = f"; loss {self.loss[0]:.4g} -> {self.loss[-1]:.4g}" if self.loss else ""
-        metrics = f"; {self.metrics[-1]}" if self.metrics else ""
-        return f"<History of {len(self.loss)} steps in {self.seconds:.1f} s{last}{metrics}>"
+    epochs: int
+    steps: int | None
+    evaluate: Callable[[CompiledTraining], Mapping[str, float]] | None
+    every: int | None
+    hooks: Mapping[str, Sequence[Hook]]
 
 
 @dataclass(slots=True)
-class FitState:
-    """What a callback of `fit` is given after each step. Setting `stop` ends the loop."""
+class Position:
+    """Where a `fit` stands, for checkpoints: the pass under way, and the training's counter at its begin."""
 
-    train: CompiledTraining
-    history: History
-    step: int
     epoch: int
-    loss: float
-    metrics: Mapping[str, float]  # of the last evaluation
-    stop: bool = False
+    first: int
+    key: tuple[int, int]
+
+    def at(self, counter: int) -> str:
+        """Text for a checkpoint at this counter."""
+        return json.dumps({"epoch": self.epoch, "batch": counter - self.first, "key": self.key})
+
+    @staticmethod
+    def read(path: Any, counter: int) -> Position:
+        """The one that a checkpoint has."""
+        text = safetensors.read(path).metadata.get("fit")
+        if text is None:
+            raise InputError.here(f"fit: {path} was not saved while fit ran; use train.load(path), then fit")
+        d = json.loads(text)
+        return Position(int(d["epoch"]), counter - int(d["batch"]), (int(d["key"][0]), int(d["key"][1])))
 
 
 def fit(
-    train: CompiledTraining,
-    data: Iterable[Any],
-    *,
-    epochs: int = 1,
-    steps: int | None = None,
-    progress: bool = True,
-    evaluate: Callable[[CompiledTraining], Mapping[str, float]] | None = None,
-    every: int | None = None,
-    callbacks: Iterable[Callable[[FitState], object]] = (),
-    log: str | os.PathLike[str] | Callable[[Mapping[str, Any]], object] | None = None,
-) -> History:
+    train: CompiledTraining, data: Any, x: Any, y: Any, batch_size: int | None, shuffle: bool, validation: Any,
+    metrics: Any, progress: bool, log: Any, resume: Any, callbacks: Any, options: Options,
+) -> History:  # fmt: skip
     """`CompiledTraining.fit`, which says what the arguments are; a single array is a tuple of one."""
-    _check("epochs", epochs)
-    for name, value in (("steps", steps), ("every", every)):
+    checked_count("epochs", options.epochs)
+    for name, value in (("steps", options.steps), ("every", options.every), ("batch_size", batch_size)):
         if value is not None:
-            _check(name, value)
-    for name, value in (("data", data), ("callbacks", callbacks)):
-        if not (hasattr(value, "__iter__") or hasattr(value, "__getitem__")):  # a dataset may have the latter only
-            hint = (
-                "; put it in a list" if name == "callbacks" else "; call it, for its batches" if callable(value) else ""
-            )
-            hint = hint or "; such as a list of batches, [{'x': x, 'y': y}, ...]"
-            raise InputError.here(f"fit: {name} must be something to iterate over, got {shown(value)}{hint}")
-    if isinstance(data, Mapping):
-        raise InputError.here(
-            "fit: the data are batches, each a dict or tuple, got one dict: a list of one batch is [{...}]; of whole "
-            "arrays, make a list that cuts them into batches"
-        )
-    if evaluate is not None and not callable(evaluate):
-        raise InputError.here(f"fit: evaluate must be a function of the training, got {shown(evaluate)}; define one")
-    loop = _Loop(train, evaluate, every, tuple(callbacks), Log(log), Progress(progress, _total(data, epochs, steps)))
+            checked_count(name, value)
+    options.hooks = _hooks(options.hooks, callbacks)
+    if options.evaluate is not None and not callable(options.evaluate):
+        given = shown(options.evaluate)
+        raise InputError.here(f"fit: evaluate must be a function of the training, got {given}; define one")
+    if resume is not None:
+        train.load(resume)
+    counter = train.store.call(lambda session, stepper: stepper.counter)
+    where = Position.read(resume, counter) if resume is not None else Position(1, counter, (train.seed, counter))
+    source, held = _sources(train, data, x, y, batch_size, where.key if shuffle else None, validation)
+    validate = Validation(train, held, _metrics(metrics)) if held is not None else None
+    bar = Progress(progress, _total(source, options.epochs, options.steps))
+    loop = _Loop(train, options, validate, Log(log), bar, where)
     began = time.perf_counter()
+    train.position = where
     try:
-        loop.run(data, epochs, steps)
+        loop.run(source)
+    except KeyboardInterrupt:
+        loop.history.interrupted = True
     finally:
         loop.settle()
         loop.history.seconds = time.perf_counter() - began
-        loop.progress.close()
+        bar.close()
         loop.log.close()
+        if validate is not None:
+            validate.close()
     return loop.history
 
 
+def _hooks(given: Mapping[str, Any], callbacks: Any) -> dict[str, list[Hook]]:
+    """All hooks by what calls them."""
+    if not hasattr(callbacks, "__iter__"):
+        raise InputError.here(
+            f"fit: callbacks must be something to iterate over, got {shown(callbacks)}; put it in a list"
+        )
+    out: dict[str, list[Hook]] = {}
+    several = list(cast("Iterable[Any]", callbacks))
+    for name, hook in given.items():
+        out[name] = [hook] if hook is not None else []
+        out[name] += [getattr(c, name) for c in several if hasattr(c, name)]
+    out["on_step"] += [c for c in several if not any(hasattr(c, name) for name in given)]
+    for c in several:
+        if hasattr(c, "on_begin"):
+            c.on_begin()
+    for name, hooks in out.items():
+        for hook in hooks:
+            if not callable(hook):
+                raise InputError.here(f"fit: {name} must be a function of the state, got {shown(hook)}; define one")
+    return out
+
+
+def _metrics(metrics: Any) -> Mapping[str, Callable[..., Any]]:
+    if metrics is None:
+        return {}
+    if not isinstance(metrics, Mapping) or not all(callable(f) for f in cast("Mapping[str, Any]", metrics).values()):
+        raise InputError.here(
+            "fit: metrics must be a dict of functions of the model and the inputs, such as "
+            "{'accuracy': lambda m, x, y: tg.metrics.accuracy(m(x), y)}"
+        )
+    return cast("Mapping[str, Callable[..., Any]]", metrics)
+
+
+def _sources(
+    train: CompiledTraining, data: Any, x: Any, y: Any, batch_size: int | None, key: Any, validation: Any
+) -> tuple[Rows | Iterable[Any], Rows | Iterable[Any] | None]:
+    """What to train on, and what to validate by."""
+    types = train.input_types
+    if data is not None and (x is not None or y is not None):
+        raise InputError.here("fit: give data, or x= and y=, not both")
+    named = x is not None or y is not None
+    arrays = from_arguments(x, y, list(types)) if named else whole_arrays(data, types)
+    source: Any = data if arrays is None else rows(arrays, types, batch_size, key)
+    if not (hasattr(source, "__iter__") or hasattr(source, "__getitem__") or isinstance(source, Rows)):
+        hint = (
+            "; call it, for its batches" if callable(source) else "; such as a list of batches, [{'x': x, 'y': y}, ...]"
+        )
+        raise InputError.here(f"fit: data must be something to iterate over, got {shown(source)}{hint}")
+    if arrays is None and batch_size is not None:
+        raise InputError.here("fit: batch_size is for whole arrays; the batches of an iterable have their own sizes")
+    if validation is None:
+        return source, None
+    if isinstance(validation, (int, float)):
+        if not isinstance(source, Rows) or not 0 < validation < 1:
+            raise InputError.here(
+                f"fit: validation={validation!r} must be a share of whole arrays, between 0 and 1; pass a tuple or an "
+                "iterable of batches otherwise"
+            )
+        return source.split(validation)
+    found = whole_arrays(validation, types)
+    if found is None:
+        return source, cast("Iterable[Any]", validation)
+    first = next(iter(types.values())).shape
+    size = source.size if isinstance(source, Rows) else None if first and isinstance(first[0], int) else batch_size
+    free = {n: t._replace(shape=(None, *t.shape[1:])) for n, t in types.items()}
+    return source, rows(found, free, size or (first[0] if first and isinstance(first[0], int) else None), None)
+
+
 class _Loop:
-    """One `fit`. Steps are queued ahead of their results, unless callbacks must see each before the next."""
+    """One `fit`. Hooks are called before the next step is queued; what they do not look at is not waited for."""
 
     def __init__(
-        self,
-        train: CompiledTraining,
-        evaluate: Callable[[CompiledTraining], Mapping[str, float]] | None,
-        every: int | None,
-        callbacks: Sequence[Callable[[FitState], object]],
-        log: Log,
-        progress: Progress,
-    ):
-        self.train, self.evaluate, self.every, self.callbacks = train, evaluate, every, callbacks
-        self.log, self.progress, self.history = log, progress, History()
+        self, train: CompiledTraining, options: Options, validate: Validation | None, log: Log, progress: Progress,
+        where: Position,
+    ):  # fmt: skip
+        self.train, self.options, self.validate, self.log, self.progress = train, options, validate, log, progress
+        self.where, self.history = where, History()
         self.waiting: deque[Pending[StepResult]] = deque()
         self.metrics: Mapping[str, float] = {}
-        self.queued, self.evaluated, self.stop = 0, -1, False
+        self.latest: Pending[StepResult] | None = None
+        self.done = 0  # batches of the epoch, also of before a resume
+        self.queued, self.evaluated, self.stop = 0, -1, Stop()
 
-    def run(self, data: Iterable[Any], epochs: int, steps: int | None) -> None:
+    def run(self, data: Rows | Iterable[Any]) -> None:
         """All epochs."""
-        for batch in self._batches(data, epochs, steps):
-            self.waiting.append(self.train.step(as_inputs(batch, self.train.input_names)))
-            self.queued += 1
-            due = self.every is not None and self.queued % self.every == 0
-            while self.waiting and (due or self.stop or self.callbacks or self._enough()):
-                self._take()
-            if due:
+        epochs, steps, every = self.options.epochs, self.options.steps, self.options.every
+        skip = self._counter() - self.where.first
+        while not self.stop and (self.queued < steps if steps is not None else self.where.epoch <= epochs):
+            self.history.epochs += 1
+            before = self.queued
+            self.done = skip
+            for batch in self._batches(data, skip):
+                self._step(batch)
+                if every is not None and self.queued % every == 0 and not self.stop:
+                    self._evaluate()
+                if self.stop or self.queued == steps:
+                    break
+            if self.queued == before and not skip:
+                hint = " (a generator can be iterated once only; pass a list or a DataLoader)" if before else ""
+                raise InputError.here(
+                    f"fit: the data have no batch in epoch {self.where.epoch}; give one or more{hint}"
+                )
+            skip = 0
+            self._drain()
+            last = self.queued == steps or (steps is None and self.where.epoch == epochs)
+            if not self.stop and (every is None or last):
                 self._evaluate()
-            if self.stop:
-                break
-        self._drain()
-        self._evaluate()
+            self._call("on_epoch")
+            self.where.epoch, self.where.first = self.where.epoch + 1, self.where.first + self.done
+
+    def _counter(self) -> int:
+        return self.train.store.call(lambda session, stepper: stepper.counter)
+
+    def _batches(self, data: Rows | Iterable[Any], skip: int) -> Iterator[Any]:
+        if isinstance(data, Rows):
+            yield from data.batches(self.where.epoch, skip)
+            return
+        for k, batch in enumerate(data):
+            if k >= skip:
+                yield batch
+
+    def _step(self, batch: Any) -> None:
+        self.latest = self.train.step(as_inputs(batch, self.train.input_names))
+        self.waiting.append(self.latest)
+        self.queued, self.done = self.queued + 1, self.done + 1
+        self._call("on_step")
+        while self.waiting and self._enough():
+            self._take()
+
+    def _call(self, name: str) -> None:
+        if not self.options.hooks[name]:
+            return
+        knobs = self.train.store.stepper.knobs
+        state = FitState(self.train, self.where.epoch, self.latest, knobs, self.metrics, self.stop, self._drain)
+        for hook in self.options.hooks[name]:
+            hook(state)
 
     def _enough(self) -> bool:
         """Is the oldest step done, or are so many queued that more would only wait?"""
         return self.waiting[0].done() or len(self.waiting) >= 2 * self.train.worker.max_in_flight
 
-    def _batches(self, data: Iterable[Any], epochs: int, steps: int | None) -> Iterator[Any]:
-        while steps is not None or self.history.epochs < epochs:
-            if self.history.epochs and self.every is None:
-                self._drain()
-                self._evaluate()
-            before = self.queued
-            self.history.epochs += 1
-            for batch in data:
-                yield batch
-                if self.queued == steps:
-                    return
-            if self.queued == before:
-                many = before > 0
-                hint = " (a generator can be iterated once only; pass a list or a DataLoader)" if many else ""
-                raise InputError.here(
-                    f"fit: the data have no batch in epoch {self.history.epochs}; give one or more{hint}"
-                )
-
-    def _drain(self) -> None:
+    def _drain(self) -> History:
         while self.waiting:
             self._take()
+        return self.history
 
     def settle(self) -> None:
-        """After an error: let what is still queued end. The first error is the one that is raised."""
+        """After an error or Ctrl-C: let what is still queued end. The first error is the one that is raised."""
         while self.waiting:
-            self.waiting.popleft().result()
+            result = self.waiting.popleft().result()
+            if isinstance(result, Completed) and hasattr(result, "loss"):
+                self._note(cast("Any", result).loss, cast("Any", result).step)
 
     def _take(self) -> None:
         """The result of the oldest step."""
         p = self.waiting.popleft()
-        loss, step = p.loss, p.step
+        self._note(p.loss, p.step)
+
+    def _note(self, loss: float, step: int) -> None:
         self.history.loss.append(loss)
         self.history.step.append(step)
         self.log.write({"step": step, "loss": loss})
         self.progress.update(loss)
-        if self.callbacks:
-            state = FitState(self.train, self.history, step, self.history.epochs, loss, self.metrics)
-            for callback in self.callbacks:
-                callback(state)
-            self.stop = self.stop or state.stop
 
     def _evaluate(self) -> None:
+        self._drain()
         done = len(self.history.loss)
-        if self.evaluate is None or self.evaluated == done:
+        if (self.options.evaluate is None and self.validate is None) or self.evaluated == done:
             return
         self.evaluated = done
-        metrics = self.evaluate(self.train)
-        if not isinstance(metrics, Mapping):  # pyright: ignore[reportUnnecessaryIsInstance]
-            raise InputError.here(f'fit: evaluate must return a dict such as {{"accuracy": 0.9}}, got {metrics!r}')
-        self.metrics = {name: float(value) for name, value in metrics.items()}
+        found = dict(self.validate()) if self.validate is not None else {}
+        schedule = self.train.store.stepper.knobs.rate.schedule
+        if isinstance(schedule, Plateau) and found:
+            more = [v for name, v in found.items() if name != "val_loss"]
+            self.train.lr_metric(more[0] if schedule.mode == "max" and more else found["val_loss"])
+        if self.options.evaluate is not None:
+            metrics = self.options.evaluate(self.train)
+            if not isinstance(metrics, Mapping):  # pyright: ignore[reportUnnecessaryIsInstance]
+                raise InputError.here(f'fit: evaluate must return a dict such as {{"accuracy": 0.9}}, got {metrics!r}')
+            found |= {name: float(value) for name, value in metrics.items()}
+        self.metrics = found
         step = self.history.step[-1] if self.history.step else 0
         record = {"step": step, **self.metrics}
         self.history.metrics.append(record)
         self.log.write(record)
         self.progress.metrics(self.metrics)
+        self._call("on_evaluate")
 
 
-def as_inputs(batch: Any, names: Sequence[str]) -> Mapping[str, Any]:
-    """A batch of a data iterable as a dict by input name."""
-    if isinstance(batch, Mapping):
-        return cast("Mapping[str, Any]", batch)
-    values = cast("Sequence[Any]", batch) if isinstance(batch, (tuple, list)) else (batch,)
-    if len(values) != len(names):
-        count = f"{len(values)} value{'s' * (len(values) != 1)}"
-        raise InputError.here(
-            f"fit: a batch has {count}, the inputs are {', '.join(names)}. The data are an iterable of batches, "
-            f"such as [({', '.join(names)}), ...]; of whole arrays, make one that cuts them into batches"
-        )
-    return dict(zip(names, values, strict=True))
-
-
-def _check(name: str, value: int) -> None:
-    if (whole(value) or 0) < 1:
-        raise InputError.here(f"fit: {name} must be an integer of at least 1, got {value!r}")
-
-
-def _total(data: Iterable[Any], epochs: int, steps: int | None) -> int | None:
+def _total(data: Rows | Iterable[Any], epochs: int, steps: int | None) -> int | None:
     """Steps to come, if that can be known."""
     if steps is not None:
         return steps
@@ -226,90 +292,3 @@ def _total(data: Iterable[Any], epochs: int, steps: int | None) -> int | None:
         return epochs * len(cast("Sequence[Any]", data))
     except TypeError:
         return None
-
-
-class Log:
-    """Records to a file, one line of JSON each, or to a function."""
-
-    def __init__(self, target: str | os.PathLike[str] | Callable[[Mapping[str, Any]], object] | None):
-        self._call = target if callable(target) else None
-        self._file: TextIO | None = None
-        if target is not None and not callable(target):
-            self._file = open(target, "a", encoding="utf-8")  # noqa: SIM115 (closed by close)
-
-    def write(self, record: Mapping[str, Any]) -> None:
-        """One record."""
-        if self._call is not None:
-            self._call(record)
-        if self._file is not None:
-            self._file.write(json.dumps(record) + "\n")
-
-    def close(self) -> None:
-        """Write out what is buffered."""
-        if self._file is not None:
-            self._file.close()
-
-
-class Progress:
-    """A bar on a terminal or in a notebook, a line now and then elsewhere: steps, loss, steps per second, time left."""
-
-    def __init__(self, shown: bool, total: int | None, out: TextIO | None = None):
-        self._out = out or sys.stderr
-        self._shown, self._total = shown and not _closed(self._out), total
-        self._terminal = self._shown and _redraws(self._out)
-        self._began = self._drawn = time.perf_counter()
-        self._done = 0
-        self._loss = 0.0
-        self._extra = ""
-        self._width = 0
-
-    def update(self, loss: float) -> None:
-        """One more step."""
-        # A mean over all steps at first, then over about the last 1 / (1 - SMOOTHING).
-        self._done += 1
-        weight = max(1 - SMOOTHING, 1 / self._done)
-        self._loss += weight * (loss - self._loss)
-        if self._shown and time.perf_counter() - self._drawn >= (REDRAW_SECONDS if self._terminal else LINE_SECONDS):
-            self._draw()
-
-    def metrics(self, values: Mapping[str, float]) -> None:
-        """What an evaluation gave."""
-        self._extra = "".join(f"  {name} {value:.4g}" for name, value in values.items())
-
-    def close(self) -> None:
-        """The last state, and a new line."""
-        if self._shown and self._done:
-            self._draw()
-            if self._terminal:
-                print(file=self._out, flush=True)
-        self._shown = False
-
-    def line(self) -> str:
-        """What is shown."""
-        seconds = max(time.perf_counter() - self._began, 1e-9)
-        rate = self._done / seconds
-        counts = f"{self._done}/{self._total}" if self._total else f"{self._done}"
-        bar = ""
-        if self._total and self._terminal:
-            full = min(BAR, BAR * self._done // self._total)
-            bar = f"[{'=' * full}{' ' * (BAR - full)}] "
-        left = f"  {max(0, self._total - self._done) / rate:.0f} s left" if self._total else ""
-        return f"{bar}{counts}  loss {self._loss:.4g}  {rate:.4g} steps/s{left}{self._extra}"
-
-    def _draw(self) -> None:
-        self._drawn = time.perf_counter()
-        text = self.line()
-        if self._terminal:
-            print(f"\r{text.ljust(self._width)}", end="", file=self._out, flush=True)
-            self._width = len(text)
-        else:
-            print(text, file=self._out, flush=True)
-
-
-def _redraws(out: Any) -> bool:
-    """Whether \\r goes back to the begin of the line: on terminals, and in Jupyter's cells, which are none."""
-    return bool(out.isatty()) or type(out).__module__.startswith("ipykernel.")
-
-
-def _closed(out: Any) -> bool:
-    return out is None or bool(getattr(out, "closed", False))

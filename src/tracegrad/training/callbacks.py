@@ -1,0 +1,114 @@
+"""Objects for `fit(callbacks=[...])`. Any object with `on_step`, `on_epoch` or `on_evaluate` is one."""
+
+from __future__ import annotations
+
+import csv
+import math
+import os
+from pathlib import Path
+from typing import Any
+
+from tracegrad.engine.snapshots import Snapshot, restore, take
+from tracegrad.errors import InputError
+from tracegrad.training.history import FitState
+
+
+def _lower_is_better(metric: str) -> bool:
+    return not any(word in metric for word in ("acc", "auc", "r2", "score", "f1", "precision", "recall"))
+
+
+def _metric(state: FitState, name: str) -> float:
+    if name not in state.metrics:
+        known = ", ".join(state.metrics) or "none"
+        raise InputError.here(f"fit: there is no metric {name!r}; there are: {known}; validation= gives val_loss")
+    return state.metrics[name]
+
+
+class _Best:
+    """The best value so far; more is better for names such as val_accuracy, less for all others."""
+
+    def __init__(self, metric: str, min_delta: float = 0.0):
+        self.metric, self.min_delta, self.value = metric, min_delta, math.inf
+        self.sign = 1.0 if _lower_is_better(metric) else -1.0
+
+    def improved(self, state: FitState) -> bool:
+        """Take the value of now. NaN is none better."""
+        value = self.sign * _metric(state, self.metric)
+        if not value < self.value - self.min_delta:
+            return False
+        self.value = value
+        return True
+
+
+class EarlyStopping:
+    """Stop `fit` once a metric has not improved in `patience` evaluations in a row.
+
+    metric:    a name such as "val_loss". More is better if the name has acc, auc, r2, score, f1, precision or recall.
+    min_delta: how much better counts as an improvement.
+    restore:   put back the parameters, states and optimizer state of the best evaluation when it stops `fit`.
+    """
+
+    def __init__(self, metric: str, patience: int = 5, min_delta: float = 0.0, restore: bool = True):
+        self.metric, self.patience, self.min_delta, self.restore = metric, patience, min_delta, restore
+        self._best, self._bad = _Best(metric, min_delta), 0
+        self._snapshot: Snapshot | None = None
+
+    def on_begin(self) -> None:
+        """A new `fit` counts from 0."""
+        self._best, self._bad, self._snapshot = _Best(self.metric, self.min_delta), 0, None
+
+    def on_evaluate(self, state: FitState) -> None:
+        """Count, and stop."""
+        store = state.train.store
+        if self._best.improved(state):
+            self._bad, self._snapshot = 0, store.call(take) if self.restore else None
+            return
+        self._bad += 1
+        if self._bad >= self.patience:
+            state.stop()
+            best = self._snapshot
+            if best is not None:
+                store.call(lambda session, stepper: restore(session, stepper, best))
+
+
+class Checkpoint:
+    """Save the training to `path` after each evaluation (without any, each epoch) that is the best so far.
+
+    best: the metric, as for `EarlyStopping`; None saves after each epoch. `fit(resume=path)` goes on from the file.
+    """
+
+    def __init__(self, path: str | os.PathLike[str], best: str | None = "val_loss"):
+        self.path, self._best = path, None if best is None else _Best(best)
+
+    def on_evaluate(self, state: FitState) -> None:
+        """Save the best."""
+        if self._best is not None and self._best.improved(state):
+            state.train.save(self.path)
+
+    def on_epoch(self, state: FitState) -> None:
+        """Save each, where no metric decides."""
+        if self._best is None:
+            state.train.save(self.path)
+        elif not state.metrics:
+            _metric(state, self._best.metric)
+
+
+class CSVLogger:
+    """A line of epoch, step, loss and metrics after each epoch. The file is written anew by each `fit`."""
+
+    def __init__(self, path: str | os.PathLike[str]):
+        self.path = Path(path)
+        self._rows: list[dict[str, Any]] = []
+
+    def on_begin(self) -> None:
+        """Begin a new table."""
+        self._rows = []
+
+    def on_epoch(self, state: FitState) -> None:
+        """Add a line, and write them all."""
+        self._rows.append({"epoch": state.epoch, "step": state.step, "loss": state.loss, **state.metrics})
+        names = list(dict.fromkeys(name for row in self._rows for name in row))
+        with open(self.path, "w", newline="", encoding="utf-8") as f:
+            table = csv.DictWriter(f, names)
+            table.writeheader()
+            table.writerows(self._rows)

@@ -1,0 +1,154 @@
+"""What `fit` draws batches from: arrays that it shuffles and cuts itself, or an iterable that gives batches."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, cast
+
+from tracegrad.arrays import np
+from tracegrad.engine.inputs import as_array
+from tracegrad.errors import InputError
+from tracegrad.shapes import whole
+
+DEFAULT = 32  # examples of a batch where neither `fit` nor `inputs` says how many
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """Whole arrays by input name: examples along the first axis."""
+
+    arrays: Mapping[str, Any]
+    size: int  # of a batch
+    drop: bool  # a last, smaller batch: the compiled sizes are fixed
+    key: tuple[int, int] | None = None  # shuffles each epoch by this and its number
+
+    def __len__(self) -> int:
+        n = self.count
+        return n // self.size if self.drop else -(-n // self.size)
+
+    @property
+    def count(self) -> int:
+        """How many examples there are."""
+        return len(next(iter(self.arrays.values())))
+
+    def batches(self, epoch: int, begin: int = 0) -> Iterator[dict[str, Any]]:
+        """Those of an epoch, 1 being the first, from number `begin` on."""
+        order = np.random.default_rng([*self.key, epoch]).permutation(self.count) if self.key else None
+        for k in range(begin, len(self)):
+            at: Any = slice(k * self.size, (k + 1) * self.size)
+            at = order[at] if order is not None else at
+            yield {name: x[at] for name, x in self.arrays.items()}
+
+    def split(self, share: float) -> tuple[Rows, Rows]:
+        """The first examples, and the last `share` of them. As Keras, before any shuffling."""
+        held = round(self.count * share)
+        if not 0 < held < self.count:
+            raise InputError.here(f"fit: validation={share:g} of {self.count} examples leaves one part empty; use more")
+        cut = self.count - held
+        first = {name: x[:cut] for name, x in self.arrays.items()}
+        last = {name: x[cut:] for name, x in self.arrays.items()}
+        return Rows(first, self.size, self.drop, self.key).checked(), Rows(last, self.size, False)
+
+    def checked(self) -> Rows:
+        """These, if they fill one batch at least."""
+        if not len(self):
+            raise InputError.here(
+                f"fit: {self.count} examples do not fill a batch of {self.size}; compile with inputs= of a smaller "
+                "batch, or of None"
+            )
+        return self
+
+
+def rows(
+    given: Mapping[str, Any], types: Mapping[str, Any], batch_size: int | None, key: tuple[int, int] | None
+) -> Rows:
+    """Whole arrays by input name, checked for names and lengths. Others than the inputs are refused."""
+    wrong = [n for n in types if n not in given] + [str(n) for n in given if n not in types]
+    if wrong:
+        raise InputError.here(f"fit: the arrays must be those of the inputs {', '.join(types)}; {wrong[0]!r} is not")
+    arrays = {name: _array(name, given[name], types[name]) for name in types}
+    lengths = {name: len(x) if x.ndim else 0 for name, x in arrays.items()}
+    if len(set(lengths.values())) != 1 or 0 in lengths.values():
+        said = ", ".join(f"{name} has {n}" for name, n in lengths.items())
+        raise InputError.here(f"fit: arrays must have equally many examples, one or more: {said}")
+    firsts = {t.shape[0] for t in types.values() if t.shape}
+    size = next(iter(firsts)) if len(firsts) == 1 else ""
+    if len(firsts) != 1 or any(not t.shape for t in types.values()):
+        raise InputError.here("fit: the inputs have no batch axis in common; give an iterable of batches instead")
+    fixed = isinstance(size, int)
+    if fixed and batch_size not in (None, size):
+        raise InputError.here(f"fit: batch_size is {batch_size}, inputs= has {size}; use None there for any size")
+    return Rows(arrays, size if isinstance(size, int) else batch_size or DEFAULT, fixed, key).checked()
+
+
+def _array(name: str, value: Any, t: Any) -> Any:
+    """`value`, or the columns of a data frame, as an array; what is of another rank is refused at the first step."""
+    if hasattr(value, "to_numpy"):  # pandas, polars
+        value = value.to_numpy()
+        value = value.astype(np.float32) if value.dtype == object and t.dtype.name == "f32" else value
+    try:
+        return as_array(value)
+    except InputError as e:
+        raise InputError.here(f"fit: {name}: {e}") from None
+
+
+def from_arguments(x: Any, y: Any, names: Sequence[str]) -> dict[str, Any]:
+    """`x=` and `y=` by input name: a dict of inputs each, or one array for the first and one for the second."""
+    given: dict[str, Any] = {}
+    left = list(names)
+    for what, value in (("x", x), ("y", y)):
+        if value is None:
+            continue
+        if isinstance(value, Mapping):
+            given |= cast("Mapping[str, Any]", value)
+            left = [n for n in left if n not in given]
+        elif left:
+            given[left.pop(0)] = value
+        else:
+            raise InputError.here(f"fit: the inputs are {', '.join(names)}: {what} is one too many; leave it out")
+    return given
+
+
+def whole_arrays(data: Any, types: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    """`data` by input name if it is whole arrays: a dict of them, a tuple, one array, a data frame; else None."""
+    names = list(types)
+    if isinstance(data, Mapping):
+        return cast("Mapping[str, Any]", data)
+    if hasattr(data, "column_names") and hasattr(data, "with_format"):  # Hugging Face
+        table: Any = data.with_format("numpy")[:]
+        return {name: np.asarray(table[name]) for name in names if name in table}
+    if hasattr(data, "columns") and hasattr(data, "to_numpy"):
+        return {name: data[name] for name in names if name in data.columns}
+    if isinstance(data, tuple) and len(cast("Any", data)) == len(names):
+        values = dict(zip(names, cast("tuple[Any, ...]", data), strict=True))
+        if all(_is_whole(v, types[n]) for n, v in values.items()):
+            return values
+    if len(names) == 1 and _is_whole(data, types[names[0]]):
+        return {names[0]: data}
+    return None
+
+
+def _is_whole(value: Any, t: Any) -> bool:
+    """An array of examples, and no iterable of batches: its rank is the input's."""
+    return hasattr(value, "to_numpy") or len(getattr(value, "shape", ())) == len(t.shape) > 0
+
+
+def as_inputs(batch: Any, names: Sequence[str]) -> Mapping[str, Any]:
+    """A batch of a data iterable as a dict by input name."""
+    if isinstance(batch, Mapping):
+        return cast("Mapping[str, Any]", batch)
+    values = cast("Sequence[Any]", batch) if isinstance(batch, (tuple, list)) else (batch,)
+    if len(values) != len(names):
+        count = f"{len(values)} value{'s' * (len(values) != 1)}"
+        raise InputError.here(
+            f"fit: a batch has {count}, the inputs are {', '.join(names)}. The data are an iterable of batches, "
+            f"such as [({', '.join(names)}), ...]; give whole arrays as fit(x=..., y=...)"
+        )
+    return dict(zip(names, values, strict=True))
+
+
+def checked_count(name: str, value: int) -> None:
+    """InputError unless it is an integer of at least 1."""
+    if (whole(value) or 0) < 1:
+        raise InputError.here(f"fit: {name} must be an integer of at least 1, got {value!r}")

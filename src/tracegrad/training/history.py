@@ -1,0 +1,141 @@
+"""What `fit` saw, and what its hooks see."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from tracegrad.engine.knobs import Knobs
+from tracegrad.engine.results import Pending, StepResult
+from tracegrad.errors import InputError
+from tracegrad.lr import starting_at
+
+if TYPE_CHECKING:
+    from tracegrad.training.compiled import CompiledTraining
+
+
+@dataclass(slots=True)
+class History:
+    """What `fit` saw.
+
+    loss:        the loss of every step, in order.
+    step:        the number of every step: the training's own counter.
+    metrics:     one dict for every evaluation: "step", and what validation and `evaluate` gave.
+    epochs:      passes over the data begun.
+    seconds:     how long it took.
+    interrupted: whether Ctrl-C ended it.
+    """
+
+    loss: list[float] = field(default_factory=list[float])
+    step: list[int] = field(default_factory=list[int])
+    metrics: list[dict[str, float]] = field(default_factory=list[dict[str, float]])
+    epochs: int = 0
+    seconds: float = 0.0
+    interrupted: bool = False
+
+    def __repr__(self) -> str:
+        last = f"; loss {self.loss[0]:.4g} -> {self.loss[-1]:.4g}" if self.loss else ""
+        metrics = f"; {self.metrics[-1]}" if self.metrics else ""
+        ended = ", interrupted" if self.interrupted else ""
+        return f"<History of {len(self.loss)} steps in {self.seconds:.1f} s{ended}{last}{metrics}>"
+
+    def plot(self) -> Any:
+        """Loss and metrics by step, as axes of matplotlib. ImportError where that is not installed."""
+        try:
+            figures: Any = import_module("matplotlib.figure")
+        except ImportError:
+            raise ImportError("history.plot needs matplotlib: pip install matplotlib") from None
+        axes: Any = figures.Figure().subplots()
+        axes.plot(self.step, self.loss, label="loss")
+        for name in dict.fromkeys(n for m in self.metrics for n in m if n != "step"):
+            seen = [m for m in self.metrics if name in m]
+            axes.plot([m["step"] for m in seen], [m[name] for m in seen], marker="o", label=name)
+        axes.set_xlabel("step")
+        axes.legend()
+        return axes
+
+    def to_frame(self) -> Any:
+        """A pandas DataFrame by step: loss, and metrics where they were taken. ImportError where pandas is missing."""
+        try:
+            table: Any = import_module("pandas")
+        except ImportError:
+            raise ImportError("history.to_frame needs pandas: pip install pandas") from None
+        frame = table.DataFrame({"loss": self.loss}, index=table.Index(self.step, name="step"))
+        if not self.metrics:
+            return frame
+        return frame.join(table.DataFrame(self.metrics).groupby("step").last())
+
+
+class Stop:
+    """`state.stop()` ends the loop at once: no later step is done. As a truth value, whether that was called."""
+
+    __slots__ = ("asked",)
+
+    def __init__(self) -> None:
+        self.asked = False
+
+    def __call__(self) -> None:
+        self.asked = True
+
+    def __bool__(self) -> bool:
+        return self.asked
+
+
+class FitState:
+    """What hooks of `fit` are given: the values of this moment. Reading loss, aux, lr or history waits for the step.
+
+    train, epoch: the training; the number of the pass, 1 being the first.
+    metrics:      of the last evaluation, by name.
+    stop:         `state.stop()`, or `state.stop = True`, ends the loop: no later step is done.
+    """
+
+    __slots__ = ("_knobs", "_pending", "_settle", "_stop", "epoch", "metrics", "train")
+
+    def __init__(
+        self, train: CompiledTraining, epoch: int, pending: Pending[StepResult] | None, knobs: Knobs,
+        metrics: Mapping[str, float], stop: Stop, settle: Callable[[], History],
+    ):  # fmt: skip
+        self.train, self.epoch, self.metrics = train, epoch, metrics
+        self._pending, self._knobs, self._stop, self._settle = pending, knobs, stop, settle
+
+    def _of(self, pending: Pending[StepResult] | None) -> Pending[StepResult]:
+        if pending is None:
+            raise InputError.here("fit: there was no step yet; use on_step for its values")
+        return pending
+
+    @property
+    def step(self) -> int:
+        """The number of the step, the training's own counter."""
+        return self._of(self._pending).step
+
+    @property
+    def loss(self) -> float:
+        """The loss of the step."""
+        return self._of(self._pending).loss
+
+    @property
+    def aux(self) -> Mapping[str, Any]:
+        """The extra outputs of the loss."""
+        return self._of(self._pending).aux
+
+    @property
+    def lr(self) -> float:
+        """The learning rate of the step."""
+        step, rate = self.step, self._knobs.rate
+        return starting_at(rate.schedule, rate.start or step).at(step)
+
+    @property
+    def history(self) -> History:
+        """Of all steps up to this one."""
+        return self._settle()
+
+    @property
+    def stop(self) -> Stop:
+        """Ends the loop when it is called."""
+        return self._stop
+
+    @stop.setter
+    def stop(self, value: object) -> None:
+        self._stop.asked = bool(value)

@@ -1,0 +1,112 @@
+"""The bar of `fit`, and its log."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+import time
+from collections.abc import Mapping
+from typing import Any, TextIO, cast
+
+REDRAW_SECONDS = 0.1  # of the bar on a terminal
+LINE_SECONDS = 10.0  # between lines where output is not a terminal
+SMOOTHING = 0.98  # of the loss that the bar shows
+BAR = 24  # characters
+
+
+class Log:
+    """Records to a file, one line of JSON each; a function; an object with `add_scalar`, or with `log(dict)`."""
+
+    def __init__(self, target: Any):
+        self._call = target if callable(target) else None
+        self._scalars: Any = getattr(target, "add_scalar", None)  # TensorBoard's writer
+        if self._call is None and self._scalars is None:
+            self._call = getattr(target, "log", None)  # such as wandb's run
+        self._file: TextIO | None = None
+        if target is not None and self._call is None and self._scalars is None:
+            self._file = open(cast("str", target), "a", encoding="utf-8")  # noqa: SIM115 (closed by close)
+
+    def write(self, record: Mapping[str, Any]) -> None:
+        """One record."""
+        if self._call is not None:
+            self._call(record)
+        if self._scalars is not None:
+            for name in record:
+                if name != "step":
+                    self._scalars(name, record[name], record["step"])
+        if self._file is not None:
+            self._file.write(json.dumps(record) + "\n")
+
+    def close(self) -> None:
+        """Write out what is buffered."""
+        if self._file is not None:
+            self._file.close()
+
+
+class Progress:
+    """A bar on a terminal or in a notebook, a line now and then elsewhere: steps, loss, steps per second, time left."""
+
+    def __init__(self, shown: bool, total: int | None, out: TextIO | None = None):
+        self._out = out or sys.stderr
+        self._shown, self._total = shown and not _closed(self._out), total
+        self._terminal = self._shown and _redraws(self._out)
+        self._began = self._drawn = time.perf_counter()
+        self._done = 0
+        self._loss = 0.0
+        self._extra = ""
+        self._width = 0
+
+    def update(self, loss: float) -> None:
+        """One more step."""
+        # A mean over all steps at first, then over about the last 1 / (1 - SMOOTHING).
+        self._done += 1
+        if self._done == 1:
+            self._began = time.perf_counter()  # what came before was compiled, or opened
+        weight = max(1 - SMOOTHING, 1 / self._done)
+        self._loss += weight * (loss - self._loss)
+        if self._shown and time.perf_counter() - self._drawn >= (REDRAW_SECONDS if self._terminal else LINE_SECONDS):
+            self._draw()
+
+    def metrics(self, values: Mapping[str, float]) -> None:
+        """What an evaluation gave."""
+        self._extra = "".join(f"  {name} {value:.4g}" for name, value in values.items())
+
+    def close(self) -> None:
+        """The last state, and a new line."""
+        if self._shown and self._done:
+            self._draw()
+            if self._terminal:
+                print(file=self._out, flush=True)
+        self._shown = False
+
+    def line(self) -> str:
+        """What is shown."""
+        seconds = max(time.perf_counter() - self._began, 1e-9)
+        rate = max(self._done - 1, 1) / seconds
+        counts = f"{self._done}/{self._total}" if self._total else f"{self._done}"
+        bar = ""
+        if self._total and self._terminal:
+            full = min(BAR, BAR * self._done // self._total)
+            bar = f"[{'=' * full}{' ' * (BAR - full)}] "
+        left = f"  {max(0, self._total - self._done) / rate:.0f} s left" if self._total else ""
+        return f"{bar}{counts}  loss {self._loss:.4g}  {rate:.4g} steps/s{left}{self._extra}"
+
+    def _draw(self) -> None:
+        self._drawn = time.perf_counter()
+        text = self.line()
+        if self._terminal:
+            text = text[: shutil.get_terminal_size().columns - 1]
+            print(f"\r{text.ljust(self._width)}", end="", file=self._out, flush=True)
+            self._width = len(text)
+        else:
+            print(text, file=self._out, flush=True)
+
+
+def _redraws(out: Any) -> bool:
+    """Whether \\r goes back to the begin of the line: on terminals, and in Jupyter's cells, which are none."""
+    return bool(out.isatty()) or type(out).__module__.startswith("ipykernel.")
+
+
+def _closed(out: Any) -> bool:
+    return out is None or bool(getattr(out, "closed", False))

@@ -1,0 +1,178 @@
+"""`fit` on whole arrays: the same steps as a plain loop, hooks that see their own step, validation, resuming."""
+
+from __future__ import annotations
+
+import csv
+import signal
+
+import numpy as np
+import pytest
+
+import tracegrad as tg
+from tracegrad import lr, nn, optim
+
+RNG = np.random.default_rng(0)
+X = RNG.standard_normal((40, 3)).astype(np.float32)
+Y = (X @ [[1.0], [2.0], [-1.0]] + 0.5).astype(np.float32)
+
+
+def loss(m, x, y):
+    error = m(x) - y
+    return tg.mean(tg.square(error)), {"mae": tg.mean(tg.abs(error))}
+
+
+def compiled(size=8, rate=0.05, device="cpu"):
+    return tg.compile(
+        model=nn.Linear(3, 1), loss=loss, inputs={"x": (size, 3), "y": (size, 1)}, optimizer=optim.adam(lr=rate),
+        seed=0, device=device,
+    )  # fmt: skip
+
+
+@pytest.fixture
+def train():
+    with compiled() as t:
+        yield t
+
+
+@pytest.mark.parametrize("device", ["cpu", "webgpu", "numpy"])
+def test_arrays_give_the_numbers_of_a_plain_loop(device, monkeypatch):
+    if device == "numpy":
+        monkeypatch.setenv("TRACEGRAD_CC", "off")
+        device = "cpu"
+    with compiled(device=device) as train, compiled(device=device) as alone:
+        got = train.fit(x=X, y=Y, epochs=2, progress=False)
+        want = []
+        for epoch in (1, 2):
+            order = np.random.default_rng([0, 0, epoch]).permutation(40)
+            want += [alone.step(x=X[i], y=Y[i]).loss for i in order.reshape(5, 8)]
+        assert got.loss == want and train.digest() == alone.digest()
+
+
+def test_as_pytorch():
+    torch = pytest.importorskip("torch")
+    model = torch.nn.Linear(3, 1)
+    with compiled() as train:
+        start = train.download_params()
+        model.load_state_dict({"weight": torch.tensor(start["W"]).T, "bias": torch.tensor(start["b"])})
+        got = train.fit((torch.tensor(X), torch.tensor(Y)), epochs=2, shuffle=False, progress=False)
+    step, want = torch.optim.Adam(model.parameters(), lr=0.05), []
+    for k in [*range(0, 40, 8)] * 2:
+        value = torch.nn.functional.mse_loss(model(torch.tensor(X[k : k + 8])), torch.tensor(Y[k : k + 8]))
+        step.zero_grad(), value.backward(), step.step()
+        want.append(value.item())
+    np.testing.assert_allclose(got.loss, want, rtol=1e-4)
+
+
+def test_last_batches(train):
+    assert len(train.fit({"x": X[:30], "y": Y[:30]}, progress=False).loss) == 3  # dropped: sizes are fixed
+    with compiled(None) as free:
+        assert len(free.fit(x=X[:30], y=Y[:30], batch_size=8, progress=False).loss) == 4
+    with pytest.raises(tg.InputError, match="do not fill a batch of 8"):
+        train.fit(x=X[:5], y=Y[:5])
+    with pytest.raises(tg.InputError, match=r"batch_size is 4, inputs= has 8"):
+        train.fit(x=X, y=Y, batch_size=4)
+
+
+def test_validation_is_the_loss_of_all_examples_and_changes_nothing(train):
+    metrics = {"r2": lambda m, x, y: tg.metrics.r2_score(m(x), y)}
+    h = train.fit(x=X[:32], y=Y[:32], validation=(X[:20], Y[:20]), metrics=metrics, progress=False)
+    p = train.download_params()
+    error = X[:20] @ p["W"] + p["b"] - Y[:20]
+    np.testing.assert_allclose(h.metrics[-1]["val_loss"], np.mean(error**2), rtol=1e-5)
+    np.testing.assert_allclose(h.metrics[-1]["val_mae"], np.mean(abs(error)), rtol=1e-5)
+    assert "val_r2" in h.metrics[-1]
+    with compiled() as alone:
+        assert alone.fit(x=X[:32], y=Y[:32], progress=False).loss == h.loss and alone.digest() == train.digest()
+    assert len(train.fit(x=X, y=Y, validation=0.4, progress=False).loss) == 3
+
+
+def test_hooks_see_their_own_step_and_stop_at_once(train):
+    seen = []
+
+    def on_step(state):
+        seen.append((state.step, state.loss, state.aux["mae"], state.lr, len(state.history.loss)))
+        if state.step == 7:
+            state.stop()
+
+    h = train.fit(x=X, y=Y, epochs=50, on_step=on_step, progress=False)
+    assert [s[0] for s in seen] == [s[4] for s in seen] == h.step == list(range(1, 8))
+    assert [s[1] for s in seen] == h.loss and seen[0][3] == train.lr == 0.05
+    assert train.step(x=X[:8], y=Y[:8]).step == 8
+
+
+def test_a_kept_state_keeps_its_values_and_a_blind_hook_waits_for_none(train):
+    kept = []
+    h = train.fit(x=X, y=Y, epochs=3, on_step=kept.append, progress=False)
+    assert [s.loss for s in kept] == h.loss and [s.step for s in kept] == h.step
+
+
+def test_early_stopping_restores_the_best(train, tmp_path):
+    path, saved = tmp_path / "log.csv", []
+    values = iter([3.0, 1.0, 2.0, 1.0, 0.0])
+
+    def evaluate(t):
+        saved.append(t.digest())
+        return {"val_loss": next(values)}
+
+    stopping = tg.EarlyStopping("val_loss", patience=2)
+    h = train.fit(
+        x=X, y=Y, epochs=50, evaluate=evaluate, callbacks=[stopping, tg.CSVLogger(path)], progress=False
+    )  # fmt: skip
+    assert [m["val_loss"] for m in h.metrics] == [3, 1, 2, 1] and train.digest() == saved[1]
+    rows = list(csv.DictReader(path.open()))
+    assert [r["epoch"] for r in rows] == ["1", "2", "3", "4"] and rows[2]["val_loss"] == "2.0"
+    with pytest.raises(tg.InputError, match="no metric 'val_f1'"):
+        train.fit(x=X, y=Y, validation=0.3, callbacks=[tg.EarlyStopping("val_f1")], progress=False)
+
+
+def test_checkpoints_keep_the_best(train, tmp_path):
+    path = tmp_path / "best.safetensors"
+    values, digests = iter([3.0, 1.0, 2.0]), []
+    train.fit(
+        x=X, y=Y, epochs=3, evaluate=lambda t: digests.append(t.digest()) or {"val_loss": next(values)},
+        callbacks=[tg.Checkpoint(path)], progress=False,
+    )  # fmt: skip
+    train.load(path)
+    assert train.digest() == digests[1]
+
+
+@pytest.mark.parametrize("at", [7, 10])
+def test_resumed_within_an_epoch_it_gives_the_same_bits(train, tmp_path, at):
+    path = tmp_path / "train.safetensors"
+
+    def on_step(state):
+        if state.step == at:
+            state.train.save(path)
+
+    whole = train.fit(x=X, y=Y, epochs=4, on_step=on_step, progress=False)
+    with compiled() as again:
+        rest = again.fit(x=X, y=Y, epochs=4, resume=path, progress=False)
+        assert rest.loss == whole.loss[at:] and again.digest() == train.digest()
+
+
+def test_interrupted_it_returns_and_goes_on(train, tmp_path):
+    def on_step(state):
+        if state.step == 8:
+            signal.raise_signal(signal.SIGINT)
+
+    h = train.fit(x=X, y=Y, epochs=4, on_step=on_step, progress=False)
+    assert h.interrupted and len(h.loss) == 8
+    train.save(tmp_path / "t")
+    rest = train.fit(x=X, y=Y, epochs=4, resume=tmp_path / "t", progress=False)
+    with compiled() as alone:
+        assert alone.fit(x=X, y=Y, epochs=4, progress=False).loss == h.loss + rest.loss
+
+
+def test_plateau_and_loggers():
+    class Writer:
+        def __init__(self):
+            self.seen = []
+
+        def add_scalar(self, name, value, step):
+            self.seen.append((name, step))
+
+    writer = Writer()
+    with compiled(rate=lr.plateau(0.05, patience=0, threshold=10.0, threshold_mode="abs")) as train:
+        train.fit(x=X, y=Y, epochs=3, validation=(X, Y), log=writer, progress=False)
+        assert train.lr == pytest.approx(0.0005)
+    assert ("loss", 15) in writer.seen and ("val_loss", 15) in writer.seen
