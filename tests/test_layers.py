@@ -57,6 +57,7 @@ OPENED = {  # by a function, since calling compilers and drivers costs as much t
     ("runtime.draw", "tracegrad.runtime.draw_compiled"),
     ("entrypoints", "tracegrad.compiler.several"),
     ("training.between", "tracegrad.compiler.several"),
+    ("training.compiled", "tracegrad.training.fit"),  # the loop and its hooks, not loaded by who calls step
     ("engine.forward_source", "tracegrad.compiler.sized"),  # what most processes do without, as above
 }
 

@@ -367,11 +367,6 @@ MISTAKES: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
     "steps": (lambda: line().run_steps(NOT_A_NUMBER, x=X, y=Y).loss, tg.InputError, r"an integer .* got 2\.5"),
     "callback": (lambda: line().fit([(X, Y)], callbacks=NOT_A_LIST), tg.InputError, "callbacks.*put it in a list"),
     "data": (lambda: line().fit(NOT_DATA, progress=False), tg.InputError, "data must be something to iterate"),
-    "arrays": (
-        lambda: line().fit((X, Y), progress=False),
-        tg.InputError,
-        r"iterable of batches, such as \[\(x, y\), \.\.\.\]",
-    ),
     "a layer": (lambda: PYTORCH.nn.ReLU, tg.TraceError, r"no 'ReLU': did you mean tg\.relu"),
     "a loss": (lambda: PYTORCH.nn.MSELoss, tg.TraceError, r"did you mean tg\.mse_loss"),
     "adam": (lambda: PYTORCH.optim.Adam, tg.TraceError, r"did you mean optim\.adam"),

@@ -79,8 +79,10 @@ MODULES = ("metrics", "safetensors")
 __version__ = "0.1.0"
 
 __all__ = [
-    "Aborted", "AbortedError", "CSVLogger", "Captures", "Checkpoint", "CompileError", "CompiledForward", "CompiledTraining", "Completed",
-    "DType", "DTypeError", "DeviceError", "DeviceInfo", "DeviceLostError", "EarlyStopping", "Failed", "GradTensor", "Graph",
+    "Aborted", "AbortedError", "CSVLogger", "Captures", "Checkpoint", "CompileError", "CompiledForward",
+    "CompiledTraining", "Completed",
+    "DType", "DTypeError", "DeviceError", "DeviceInfo", "DeviceLostError", "EarlyStopping", "Failed",
+    "GradTensor", "Graph",
     "InputError", "InputType", "Module", "NonFiniteError", "Parameter", "Pending", "Program", "ShapeError",
     "Tensor", "TensorType", "TraceError", "TracegradError", "WebGPUSupport", "bool_", "check_webgpu", "compile",
     "compile_forward", "devices", "eager", "f32", "from_torch", "hyper", "i32", "init", "instantiate",

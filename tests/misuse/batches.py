@@ -189,11 +189,6 @@ def batches_of_three_values(train):
     train.fit([(X, Y, Y)], progress=False)
 
 
-@training("fit", "dict", "batches", "[{")
-def fit_of_a_dict_of_arrays(train):
-    train.fit({"x": X, "y": Y}, progress=False)
-
-
 @training("fit", "callbacks", "list")
 def callback_that_is_not_in_a_list(train):
     train.fit([(X, Y)], callbacks=print, progress=False)

@@ -70,17 +70,12 @@ def compile_with_metrics():
     tg.compile(model=MLP(), loss=mse, inputs=SHAPES, optimizer=optim.adam(), metrics=["accuracy"])
 
 
-@training("fit", "(x, y)", "batches")
-def fit_of_two_arrays(train):
-    train.fit((X, Y), progress=False)
-
-
 @training("fit", raises=TypeError)
 def fit_with_positional_targets(train):
     train.fit(X, Y, progress=False)
 
 
-@training("fit", "batch_size", raises=TypeError)
+@training("fit", "batch_size")
 def fit_with_a_batch_size(train):
     train.fit([(X, Y)], batch_size=8, progress=False)
 

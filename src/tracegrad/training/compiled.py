@@ -8,7 +8,7 @@ import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tracegrad import checkpoints
 from tracegrad.compiler.build import StepSource
@@ -39,8 +39,10 @@ from tracegrad.refusals import helpful
 from tracegrad.runtime.base import DeviceInfo, Session
 from tracegrad.sites import SiteInfo
 from tracegrad.training.between import changed, freeze, lr_metric, profile, replace_model
-from tracegrad.training.fit import Options, Position, fit
-from tracegrad.training.history import History
+
+if TYPE_CHECKING:
+    from tracegrad.training.fit import Position
+    from tracegrad.training.history import History
 
 Array = Any
 
@@ -179,6 +181,8 @@ class CompiledTraining(HasStates):
         Raises:     the error of the first step that fails, AbortedError if the training is closed meanwhile, and what
                     `data`, `evaluate` and hooks raise. The steps that were queued behind it are applied.
         """
+        from tracegrad.training.fit import Options, fit
+
         hooks = {"on_step": on_step, "on_epoch": on_epoch, "on_evaluate": on_evaluate}
         options = Options(epochs, steps, evaluate, every, hooks)
         return fit(

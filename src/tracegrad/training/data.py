@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, cast
 
 from tracegrad.arrays import np
@@ -14,14 +13,16 @@ from tracegrad.shapes import whole
 DEFAULT = 32  # examples of a batch where neither `fit` nor `inputs` says how many
 
 
-@dataclass(frozen=True, slots=True)
 class Rows:
-    """Whole arrays by input name: examples along the first axis."""
+    """Whole arrays by input name: examples along the first axis.
 
-    arrays: Mapping[str, Any]
-    size: int  # of a batch
-    drop: bool  # a last, smaller batch: the compiled sizes are fixed
-    key: tuple[int, int] | None = None  # shuffles each epoch by this and its number
+    size: of a batch.
+    drop: leave out a last, smaller batch: the compiled sizes are fixed.
+    key:  shuffles each epoch by this and its number.
+    """
+
+    def __init__(self, arrays: Mapping[str, Any], size: int, drop: bool, key: tuple[int, int] | None = None):
+        self.arrays, self.size, self.drop, self.key = arrays, size, drop, key
 
     def __len__(self) -> int:
         n = self.count

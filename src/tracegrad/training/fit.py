@@ -6,7 +6,6 @@ import json
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
 
 from tracegrad import safetensors
@@ -25,24 +24,21 @@ if TYPE_CHECKING:
 Hook = Callable[[FitState], object]
 
 
-@dataclass(slots=True)
 class Options:
     """The arguments of `fit` that are not data."""
 
-    epochs: int
-    steps: int | None
-    evaluate: Callable[[CompiledTraining], Mapping[str, float]] | None
-    every: int | None
-    hooks: Mapping[str, Sequence[Hook]]
+    def __init__(
+        self, epochs: int, steps: int | None, evaluate: Callable[[CompiledTraining], Mapping[str, float]] | None,
+        every: int | None, hooks: Mapping[str, Sequence[Hook]],
+    ):  # fmt: skip
+        self.epochs, self.steps, self.evaluate, self.every, self.hooks = epochs, steps, evaluate, every, hooks
 
 
-@dataclass(slots=True)
 class Position:
     """Where a `fit` stands, for checkpoints: the pass under way, and the training's counter at its begin."""
 
-    epoch: int
-    first: int
-    key: tuple[int, int]
+    def __init__(self, epoch: int, first: int, key: tuple[int, int]):
+        self.epoch, self.first, self.key = epoch, first, key
 
     def at(self, counter: int) -> str:
         """Text for a checkpoint at this counter."""
@@ -144,7 +140,9 @@ def _sources(
         )
         raise InputError.here(f"fit: data must be something to iterate over, got {shown(source)}{hint}")
     if arrays is None and batch_size is not None:
-        raise InputError.here("fit: batch_size is for whole arrays; the batches of an iterable have their own sizes")
+        raise InputError.here(
+            "fit: batch_size is for whole arrays, fit(x=..., y=...); leave it out for an iterable of batches"
+        )
     if validation is None:
         return source, None
     if isinstance(validation, (int, float)):
@@ -188,7 +186,7 @@ class _Loop:
             self.done = skip
             for batch in self._batches(data, skip):
                 self._step(batch)
-                if every is not None and self.queued % every == 0 and not self.stop:
+                if every is not None and self.queued % every == 0:
                     self._evaluate()
                 if self.stop or self.queued == steps:
                     break
@@ -200,7 +198,7 @@ class _Loop:
             skip = 0
             self._drain()
             last = self.queued == steps or (steps is None and self.where.epoch == epochs)
-            if not self.stop and (every is None or last):
+            if self.stop or every is None or last:
                 self._evaluate()
             self._call("on_epoch")
             self.where.epoch, self.where.first = self.where.epoch + 1, self.where.first + self.done

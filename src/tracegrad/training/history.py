@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +15,6 @@ if TYPE_CHECKING:
     from tracegrad.training.compiled import CompiledTraining
 
 
-@dataclass(slots=True)
 class History:
     """What `fit` saw.
 
@@ -28,12 +26,11 @@ class History:
     interrupted: whether Ctrl-C ended it.
     """
 
-    loss: list[float] = field(default_factory=list[float])
-    step: list[int] = field(default_factory=list[int])
-    metrics: list[dict[str, float]] = field(default_factory=list[dict[str, float]])
-    epochs: int = 0
-    seconds: float = 0.0
-    interrupted: bool = False
+    def __init__(self) -> None:
+        self.loss: list[float] = []
+        self.step: list[int] = []
+        self.metrics: list[dict[str, float]] = []
+        self.epochs, self.seconds, self.interrupted = 0, 0.0, False
 
     def __repr__(self) -> str:
         last = f"; loss {self.loss[0]:.4g} -> {self.loss[-1]:.4g}" if self.loss else ""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-import shutil
+import os
 import sys
 import time
 from collections.abc import Mapping
@@ -96,7 +96,7 @@ class Progress:
         self._drawn = time.perf_counter()
         text = self.line()
         if self._terminal:
-            text = text[: shutil.get_terminal_size().columns - 1]
+            text = text[: _columns(self._out) - 1]
             print(f"\r{text.ljust(self._width)}", end="", file=self._out, flush=True)
             self._width = len(text)
         else:
@@ -110,3 +110,14 @@ def _redraws(out: Any) -> bool:
 
 def _closed(out: Any) -> bool:
     return out is None or bool(getattr(out, "closed", False))
+
+
+def _columns(out: Any) -> int:
+    """How wide the terminal is: COLUMNS where that is set, 80 where nothing is known."""
+    said = os.environ.get("COLUMNS", "")
+    if said.isdigit() and int(said):
+        return int(said)
+    try:
+        return os.get_terminal_size(out.fileno()).columns or 80
+    except (AttributeError, OSError, ValueError):  # no file of the system's
+        return 80
