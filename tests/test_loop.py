@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import csv
+import io
 import signal
 
 import numpy as np
 import pytest
 
 import tracegrad as tg
-from tracegrad import lr, nn, optim
+from tracegrad import lr, nn, optim, safetensors
 
 RNG = np.random.default_rng(0)
 X = RNG.standard_normal((40, 3)).astype(np.float32)
@@ -176,3 +177,60 @@ def test_plateau_and_loggers():
         train.fit(x=X, y=Y, epochs=3, validation=(X, Y), log=writer, progress=False)
         assert train.lr == pytest.approx(0.0005)
     assert ("loss", 15) in writer.seen and ("val_loss", 15) in writer.seen
+
+
+def test_what_it_goes_on_with_must_be_what_was_saved(train, tmp_path):
+    path = tmp_path / "t"
+    train.fit(x=X, y=Y, steps=7, progress=False)
+    train.save(path)
+    before = train.digest()
+    with pytest.raises(tg.InputError, match=r"other data: examples and batches were \[40, 5\], and are \[32, 4\]"):
+        train.fit(x=X[:32], y=Y[:32], resume=path)
+    train.step(x=X[:8], y=Y[:8])
+    train.save(tmp_path / "by-hand")
+    with pytest.raises(tg.InputError, match="steps were taken by hand since"):
+        train.fit(x=X, y=Y, resume=tmp_path / "by-hand")
+    file = safetensors.read(path)
+    safetensors.write(path, file.tensors, {**file.metadata, "fit": '{"epoch": 1, "batch": -1, "key": [0, 0]}'})
+    with pytest.raises(tg.InputError, match="is damaged: 'fit' in its metadata"):
+        train.fit(x=X, y=Y, resume=path)
+    train.load(tmp_path / "by-hand")
+    assert train.step(x=X[:8], y=Y[:8]).step == 9 and before != train.digest()
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"metrics": {"a": lambda m, x, y: m(x)}, "validation": 0.2}, "'a' must be one number"),
+        ({"metrics": {"mae": lambda m, x, y: tg.mean(m(x))}, "validation": 0.2}, "gives 'mae' already"),
+        ({"metrics": {"a": lambda m, x, y: tg.mean(m(x))}}, "give validation="),
+        ({"schedule": ("d", "g")}, "leave it out"),
+    ],
+)
+def test_what_cannot_be_measured_is_refused(train, given, said):
+    with pytest.raises(tg.InputError, match=said):
+        train.fit(x=X, y=Y, progress=False, **given)
+
+
+def test_frames_histories_and_the_bar_of_others(train, monkeypatch, capsys):
+    pandas, auto = pytest.importorskip("pandas"), pytest.importorskip("tqdm.auto")
+    pytest.importorskip("matplotlib")
+
+    class Terminal(io.StringIO):
+        def isatty(self):
+            return True
+
+    screen = Terminal()
+    monkeypatch.setattr("sys.stderr", screen)
+    frame = {"x": X[:, 0], "y": Y[:, 0]}
+    with tg.compile(
+        model=nn.Linear(1, 1), loss=lambda m, x, y: tg.mse_loss(m(tg.expand_dims(x, 1))[:, 0], y),
+        inputs={"x": (8,), "y": (8,)}, optimizer=optim.sgd(lr=0.1), seed=0, device="cpu",
+    ) as small:  # fmt: skip
+        h = small.fit(pandas.DataFrame(frame), epochs=2, validation=0.2, on_epoch=lambda s: auto.tqdm.write("above"))
+        small.reset()
+        assert small.fit(frame, epochs=2, validation=0.2, progress=False).loss == h.loss
+    assert "8/8" in screen.getvalue() and "loss" in screen.getvalue() and capsys.readouterr().out.count("above") == 2
+    table = h.to_frame()
+    assert list(table.columns) == ["loss", "val_loss"] and table["loss"].tolist() == h.loss
+    assert [line.get_label() for line in h.plot().get_lines()] == ["loss", "val_loss"]

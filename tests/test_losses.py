@@ -291,3 +291,20 @@ def test_what_is_refused_says_what_to_write() -> None:
     assert "no loss takes" in error(lambda: compiled(inputs={"x": (8, 3), "z": (8, 3), "y": (8,)}))
     assert "leave out one" in error(lambda: compiled(loss=d_loss))
     assert "no name of a loss" in error(lambda: compiled(losses={"a b": d_loss}))
+
+
+def test_fit_gives_each_loss_its_turns() -> None:
+    data = [{"x": x, "z": z} for x, z in zip(X[:6], X[6:], strict=True)]
+    with compiled() as train, compiled() as alone:
+        h = train.fit(data, epochs=2, schedule=("d", "d", "g"), progress=False)
+        want = list[float]()
+        for k, batch in enumerate([*data, *data]):
+            step = alone.step("g", z=batch["z"]) if k % 3 == 2 else alone.step("d", **batch)
+            want.append(step.loss)
+        assert h.loss == want and train.digest() == alone.digest()
+        with pytest.raises(tg.InputError, match=r"whose turn it is, as in schedule=\('d', 'g'\)"):
+            train.fit(data)
+        with pytest.raises(tg.InputError, match=r"must name losses in turns.*got 'd'"):
+            train.fit(data, schedule="d")
+        with pytest.raises(tg.InputError, match="use evaluate="):
+            train.fit(data, schedule=("d", "g"), validation=data)

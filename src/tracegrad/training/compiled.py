@@ -55,7 +55,7 @@ class CompiledTraining(HasStates):
     """
 
     remedies = TRAININGS
-    position: Position | None = None  # of the last `fit`, for checkpoints
+    fitted: Position | None = None  # of the last `fit`, for checkpoints
     called = "train.step(x=..., y=...) trains, train.attach(forward=..., inputs=...) makes a forward"
 
     def __init__(
@@ -153,6 +153,7 @@ class CompiledTraining(HasStates):
         callbacks: Iterable[Any] = (),
         log: Any = None,
         resume: Any = None,
+        schedule: Sequence[str] | None = None,
     ) -> History:
         """Train, and give the history: `h.loss`, `h.metrics` of the evaluations. Ctrl-C ends it with the history, too.
 
@@ -178,13 +179,15 @@ class CompiledTraining(HasStates):
                     object with `log(dict)` or TensorBoard's `add_scalar(name, value, step)`.
         resume:     path of a file that was saved while `fit` ran, or after it was interrupted: loads it and goes on at
                     its epoch and batch. Give the same arguments again; callbacks count anew.
+        schedule:   of several losses, whose turn it is: ("d", "d", "g"). Each step takes the next batch, and of it the
+                    inputs of its loss. The training's step counter says where in the turn a `fit` begins.
         Raises:     the error of the first step that fails, AbortedError if the training is closed meanwhile, and what
                     `data`, `evaluate` and hooks raise. The steps that were queued behind it are applied.
         """
         from tracegrad.training.fit import Options, fit
 
         hooks = {"on_step": on_step, "on_epoch": on_epoch, "on_evaluate": on_evaluate}
-        options = Options(epochs, steps, evaluate, every, hooks)
+        options = Options(epochs, steps, evaluate, every, schedule, hooks)
         return fit(
             self, data, x, y, batch_size, shuffle, validation, metrics, progress, log, resume, callbacks, options
         )
@@ -226,8 +229,8 @@ class CompiledTraining(HasStates):
         Raises: OSError naming the file; the training goes on.
         """
         snapshots = self.store.call(take_all)
-        more = {"fit": self.position.at(snapshots[0].step)} if self.position else {}
-        checkpoints.save(snapshots, path, more)
+        place = self.fitted.at(sum(s.step for s in snapshots)) if self.fitted else None
+        checkpoints.save(snapshots, path, {"fit": place} if place else {})
 
     def digest(self, losses: Sequence[float] = ()) -> str:
         """SHA-256 of the training after the steps queued so far, 64 hexadecimal digits.
@@ -445,7 +448,7 @@ class CompiledTraining(HasStates):
     @property
     def input_types(self) -> Mapping[str, InputType]:
         """Types of the inputs, by name, as declared."""
-        return self.store.stepper.source.free.types
+        return {n: t for s in self.store.stepper.together for n, t in s.source.free.types.items()}
 
     @property
     def loss_function(self) -> Callable[..., Any]:

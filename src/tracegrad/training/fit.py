@@ -13,6 +13,7 @@ from tracegrad.engine.results import Completed, Pending, StepResult
 from tracegrad.errors import InputError
 from tracegrad.lr import Plateau
 from tracegrad.refusals import shown
+from tracegrad.shapes import whole
 from tracegrad.training.data import Rows, as_inputs, checked_count, from_arguments, rows, whole_arrays
 from tracegrad.training.history import FitState, History, Stop
 from tracegrad.training.progress import Log, Progress
@@ -29,29 +30,48 @@ class Options:
 
     def __init__(
         self, epochs: int, steps: int | None, evaluate: Callable[[CompiledTraining], Mapping[str, float]] | None,
-        every: int | None, hooks: Mapping[str, Sequence[Hook]],
+        every: int | None, schedule: Any, hooks: Mapping[str, Sequence[Hook]],
     ):  # fmt: skip
         self.epochs, self.steps, self.evaluate, self.every, self.hooks = epochs, steps, evaluate, every, hooks
+        self.schedule = schedule
 
 
 class Position:
-    """Where a `fit` stands, for checkpoints: the pass under way, and the training's counter at its begin."""
+    """Where a `fit` stands, for checkpoints: the pass under way, the steps before it, its batches that are done.
 
-    def __init__(self, epoch: int, first: int, key: tuple[int, int]):
-        self.epoch, self.first, self.key = epoch, first, key
+    key: of shuffling. size: how many examples and batches the data have, where that can be known.
+    """
 
-    def at(self, counter: int) -> str:
-        """Text for a checkpoint at this counter."""
-        return json.dumps({"epoch": self.epoch, "batch": counter - self.first, "key": self.key})
+    def __init__(self, epoch: int, first: int, key: tuple[int, int], size: list[int] | None = None, done: int = 0):
+        self.epoch, self.first, self.key, self.size, self.done = epoch, first, key, size, done
+
+    @property
+    def steps(self) -> int:
+        """How many the training has done."""
+        return self.first + self.done
+
+    def at(self, steps: int) -> str | None:
+        """Text for a checkpoint after so many steps; None if some were no steps of `fit`, or it was loaded or reset."""
+        text = json.dumps({"epoch": self.epoch, "batch": self.done, "key": self.key, "size": self.size})
+        return text if steps == self.steps else None
 
     @staticmethod
-    def read(path: Any, counter: int) -> Position:
-        """The one that a checkpoint has."""
+    def read(path: Any) -> Position:
+        """The one that a checkpoint has; its first step is known when that is loaded."""
         text = safetensors.read(path).metadata.get("fit")
         if text is None:
-            raise InputError.here(f"fit: {path} was not saved while fit ran; use train.load(path), then fit")
-        d = json.loads(text)
-        return Position(int(d["epoch"]), counter - int(d["batch"]), (int(d["key"][0]), int(d["key"][1])))
+            raise InputError.here(
+                f"fit: {path} was not saved while fit ran, or steps were taken by hand since; "
+                "use train.load(path), then fit"
+            )
+        try:
+            d = json.loads(text)
+            numbers = [d["epoch"], d["batch"], *d["key"], *(d["size"] or ())]
+            if not all(whole(n) is not None and n >= 0 for n in numbers) or len(d["key"]) != 2 or d["epoch"] < 1:
+                raise ValueError
+        except (ValueError, KeyError, TypeError):
+            raise InputError.here(f"fit: {path} is damaged: 'fit' in its metadata is {shown(text)}") from None
+        return Position(d["epoch"], 0, (d["key"][0], d["key"][1]), d["size"], d["batch"])
 
 
 def fit(
@@ -59,24 +79,21 @@ def fit(
     metrics: Any, progress: bool, log: Any, resume: Any, callbacks: Any, options: Options,
 ) -> History:  # fmt: skip
     """`CompiledTraining.fit`, which says what the arguments are; a single array is a tuple of one."""
-    checked_count("epochs", options.epochs)
-    for name, value in (("steps", options.steps), ("every", options.every), ("batch_size", batch_size)):
-        if value is not None:
-            checked_count(name, value)
-    options.hooks = _hooks(options.hooks, callbacks)
-    if options.evaluate is not None and not callable(options.evaluate):
-        given = shown(options.evaluate)
-        raise InputError.here(f"fit: evaluate must be a function of the training, got {given}; define one")
-    if resume is not None:
-        train.load(resume)
-    counter = train.store.call(lambda session, stepper: stepper.counter)
-    where = Position.read(resume, counter) if resume is not None else Position(1, counter, (train.seed, counter))
+    _check(train, batch_size, validation, metrics, callbacks, options)
+    where = Position.read(resume) if resume is not None else Position(1, 0, (train.seed, _steps(train)))
     source, held = _sources(train, data, x, y, batch_size, where.key if shuffle else None, validation)
-    validate = Validation(train, held, _metrics(metrics)) if held is not None else None
+    size = _size(source)
+    if resume is not None:
+        if size != where.size or (size is not None and where.done > size[-1]):
+            said = f"examples and batches were {where.size}, and are {size}"
+            raise InputError.here(f"fit: {resume} was saved with other data: {said}; train.load(path) goes on with any")
+        train.load(resume)
+    where.size, where.first = size, _steps(train) - where.done
+    validate = Validation(train, held, metrics or {}) if held is not None else None
     bar = Progress(progress, _total(source, options.epochs, options.steps))
     loop = _Loop(train, options, validate, Log(log), bar, where)
     began = time.perf_counter()
-    train.position = where
+    train.fitted = where
     try:
         loop.run(source)
     except KeyboardInterrupt:
@@ -89,6 +106,60 @@ def fit(
         if validate is not None:
             validate.close()
     return loop.history
+
+
+def _steps(train: CompiledTraining) -> int:
+    """All that the training has done, of all its losses."""
+    return train.store.call(lambda session, stepper: sum(s.counter for s in stepper.together))
+
+
+def _size(data: Rows | Iterable[Any]) -> list[int] | None:
+    """How many examples and batches there are, as far as can be known."""
+    if isinstance(data, Rows):
+        return [data.count, len(data)]
+    return [len(cast("Sequence[Any]", data))] if hasattr(data, "__len__") else None
+
+
+def _check(
+    train: CompiledTraining, batch_size: Any, validation: Any, metrics: Any, callbacks: Any, options: Options
+) -> None:
+    """Arguments that can be judged alone; the hooks of callbacks join the others."""
+    checked_count("epochs", options.epochs)
+    for name, value in (("steps", options.steps), ("every", options.every), ("batch_size", batch_size)):
+        if value is not None:
+            checked_count(name, value)
+    options.hooks = _hooks(options.hooks, callbacks)
+    options.schedule = _schedule(train, options.schedule)
+    if options.evaluate is not None and not callable(options.evaluate):
+        given = shown(options.evaluate)
+        raise InputError.here(f"fit: evaluate must be a function of the training, got {given}; define one")
+    if options.schedule and validation is not None:
+        raise InputError.here("fit: validation is of one loss, and there are several; use evaluate=")
+    if metrics is None:
+        return
+    if validation is None:
+        raise InputError.here("fit: metrics are taken of held-out data; give validation=, such as 0.1, too")
+    if not isinstance(metrics, Mapping) or not all(callable(f) for f in cast("Mapping[str, Any]", metrics).values()):
+        raise InputError.here(
+            "fit: metrics must be a dict of functions of the model and the inputs, such as "
+            "{'accuracy': lambda m, x, y: tg.metrics.accuracy(m(x), y)}"
+        )
+
+
+def _schedule(train: CompiledTraining, given: Any) -> tuple[str, ...]:
+    """Which loss each step takes, in turns; () where there is one loss."""
+    losses = [name for name in train.store.steppers if name]
+    example = f"schedule={tuple(losses)!r}"
+    if given is None:
+        if losses:
+            raise InputError.here(f"fit: there are several losses; say whose turn it is, as in {example}")
+        return ()
+    if not losses:
+        raise InputError.here("fit: schedule= is for several losses, and there is one; leave it out")
+    names = () if isinstance(given, str) or not hasattr(given, "__iter__") else tuple(cast("Iterable[Any]", given))
+    if not names or not set(names) <= set(losses):
+        raise InputError.here(f"fit: schedule must name losses in turns, as in {example}, got {shown(given)}")
+    return names
 
 
 def _hooks(given: Mapping[str, Any], callbacks: Any) -> dict[str, list[Hook]]:
@@ -111,17 +182,6 @@ def _hooks(given: Mapping[str, Any], callbacks: Any) -> dict[str, list[Hook]]:
             if not callable(hook):
                 raise InputError.here(f"fit: {name} must be a function of the state, got {shown(hook)}; define one")
     return out
-
-
-def _metrics(metrics: Any) -> Mapping[str, Callable[..., Any]]:
-    if metrics is None:
-        return {}
-    if not isinstance(metrics, Mapping) or not all(callable(f) for f in cast("Mapping[str, Any]", metrics).values()):
-        raise InputError.here(
-            "fit: metrics must be a dict of functions of the model and the inputs, such as "
-            "{'accuracy': lambda m, x, y: tg.metrics.accuracy(m(x), y)}"
-        )
-    return cast("Mapping[str, Callable[..., Any]]", metrics)
 
 
 def _sources(
@@ -173,17 +233,15 @@ class _Loop:
         self.waiting: deque[Pending[StepResult]] = deque()
         self.metrics: Mapping[str, float] = {}
         self.latest: Pending[StepResult] | None = None
-        self.done = 0  # batches of the epoch, also of before a resume
         self.queued, self.evaluated, self.stop = 0, -1, Stop()
 
     def run(self, data: Rows | Iterable[Any]) -> None:
         """All epochs."""
         epochs, steps, every = self.options.epochs, self.options.steps, self.options.every
-        skip = self._counter() - self.where.first
+        skip = self.where.done
         while not self.stop and (self.queued < steps if steps is not None else self.where.epoch <= epochs):
             self.history.epochs += 1
             before = self.queued
-            self.done = skip
             for batch in self._batches(data, skip):
                 self._step(batch)
                 if every is not None and self.queued % every == 0:
@@ -201,10 +259,7 @@ class _Loop:
             if self.stop or every is None or last:
                 self._evaluate()
             self._call("on_epoch")
-            self.where.epoch, self.where.first = self.where.epoch + 1, self.where.first + self.done
-
-    def _counter(self) -> int:
-        return self.train.store.call(lambda session, stepper: stepper.counter)
+            self.where.epoch, self.where.first, self.where.done = self.where.epoch + 1, self.where.steps, 0
 
     def _batches(self, data: Rows | Iterable[Any], skip: int) -> Iterator[Any]:
         if isinstance(data, Rows):
@@ -215,9 +270,15 @@ class _Loop:
                 yield batch
 
     def _step(self, batch: Any) -> None:
-        self.latest = self.train.step(as_inputs(batch, self.train.input_names))
+        given, schedule = as_inputs(batch, self.train.input_names), self.options.schedule
+        if schedule:
+            loss = schedule[self.where.steps % len(schedule)]
+            own = self.train.store.steppers[loss].source.inputs
+            self.latest = self.train.step(loss, {name: x for name, x in given.items() if name in own})
+        else:
+            self.latest = self.train.step(given)
         self.waiting.append(self.latest)
-        self.queued, self.done = self.queued + 1, self.done + 1
+        self.queued, self.where.done = self.queued + 1, self.where.done + 1
         self._call("on_step")
         while self.waiting and self._enough():
             self._take()

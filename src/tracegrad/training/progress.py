@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import sys
@@ -45,7 +46,10 @@ class Log:
 
 
 class Progress:
-    """A bar on a terminal or in a notebook, a line now and then elsewhere: steps, loss, steps per second, time left."""
+    """A bar on a terminal or in a notebook, a line now and then elsewhere: steps, loss, steps per second, time left.
+
+    The bar is tqdm's where that is installed.
+    """
 
     def __init__(self, shown: bool, total: int | None, out: TextIO | None = None):
         self._out = out or sys.stderr
@@ -56,6 +60,8 @@ class Progress:
         self._loss = 0.0
         self._extra = ""
         self._width = 0
+        self._tqdm = _tqdm() if self._terminal and out is None else None
+        self._bar: Any = None  # tqdm's; its clock starts at the first step's result
 
     def update(self, loss: float) -> None:
         """One more step."""
@@ -65,7 +71,12 @@ class Progress:
             self._began = time.perf_counter()  # what came before was compiled, or opened
         weight = max(1 - SMOOTHING, 1 / self._done)
         self._loss += weight * (loss - self._loss)
-        if self._shown and time.perf_counter() - self._drawn >= (REDRAW_SECONDS if self._terminal else LINE_SECONDS):
+        if self._tqdm is not None and self._bar is None:
+            self._bar = self._tqdm(total=self._total, initial=1, unit="step", dynamic_ncols=True)
+        elif self._bar is not None:
+            self._bar.set_postfix_str(f"loss {self._loss:.4g}{self._extra}", refresh=False)
+            self._bar.update(1)
+        elif self._shown and time.perf_counter() - self._drawn >= (REDRAW_SECONDS if self._terminal else LINE_SECONDS):
             self._draw()
 
     def metrics(self, values: Mapping[str, float]) -> None:
@@ -74,7 +85,10 @@ class Progress:
 
     def close(self) -> None:
         """The last state, and a new line."""
-        if self._shown and self._done:
+        if self._bar is not None:
+            self._bar.set_postfix_str(f"loss {self._loss:.4g}{self._extra}")
+            self._bar.close()
+        elif self._shown and self._done:
             self._draw()
             if self._terminal:
                 print(file=self._out, flush=True)
@@ -101,6 +115,14 @@ class Progress:
             self._width = len(text)
         else:
             print(text, file=self._out, flush=True)
+
+
+def _tqdm() -> Any:
+    """tqdm's bar for where this runs; None where it is not installed."""
+    try:
+        return importlib.import_module("tqdm.auto").tqdm
+    except ImportError:
+        return None
 
 
 def _redraws(out: Any) -> bool:

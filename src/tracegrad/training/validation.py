@@ -37,6 +37,9 @@ class Validation:
                 for name, value in output.items():
                     if np.ndim(value) == 0:
                         total[name] = total.get(name, 0.0) + n * float(value)
+                    elif name in self.metrics:
+                        shape = list(np.shape(value))
+                        raise InputError.here(f"fit: the metric {name!r} must be one number, is {shape}; take its mean")
                 count += n
         finally:
             if before:
@@ -64,7 +67,10 @@ class Validation:
             out: Any = loss(model, **inputs, **fixed)
             value, aux = cast("tuple[Any, Any]", out if isinstance(out, tuple) else (out, {}))
             more = {name: fn(model, **inputs) for name, fn in metrics.items()}
-            return {"loss": value, **cast("Mapping[str, Any]", aux if isinstance(aux, Mapping) else {}), **more}
+            beside = {"loss": value, **cast("Mapping[str, Any]", aux if isinstance(aux, Mapping) else {})}
+            if both := [name for name in more if name in beside]:
+                raise InputError.here(f"fit: the loss gives {both[0]!r} already; give the metric another name")
+            return {**beside, **more}
 
         return values
 
