@@ -110,6 +110,7 @@ NEED_NUMPY |= {
 NEED_NUMPY |= {"runtime.wgpu_timing", "introspection.limits"}  # what measures devices, which no browser lets Python do
 NEED_NUMPY |= {
     "functional",
+    "training.data",  # whole arrays, which it shuffles by numpy.random
     "engine.copy_pool",  # asks first whether NumPy is there
     "engine.nonfinite",
     "engine.indexcheck",

@@ -166,7 +166,7 @@ class StepSource(NamedTuple):
             y, aux = checked_loss(t.result, self.loss)
             part = self.part or Part.alone(arena_of(t.parameters, optimizer))
             own = {slot.name for slot in part.trained}
-            optimizer.groups.check([n for n in t.parameters if n in own], "groups")
+            optimizer.groups.check([n for n, p in t.parameters.items() if n in own or not p.trainable], "groups")
             masked = self.freezable or part.holes
             freeze = freezing.masks(part.own, optimizer.transform, part.at) if masked else {}
             persistent = persistent_of(t.parameters, part, optimizer, self.precision, t.states, freeze)

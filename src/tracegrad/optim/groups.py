@@ -73,7 +73,7 @@ class Groups(NamedTuple):
         return out
 
     def check(self, parameters: list[str], what: str) -> None:
-        """InputError for a group that no trained parameter fits."""
+        """InputError for a group that none of these fits: what a loss trains, and what is frozen."""
         for selection in self.selections:
             chosen(parameters, selection, what)
 

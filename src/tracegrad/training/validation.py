@@ -35,10 +35,10 @@ class Validation:
                 n = next((len(x) for x in given.values() if x.ndim), 1)
                 output = cast("Mapping[str, Any]", self._forward(given).run(given).output)
                 for name, value in output.items():
-                    if np.ndim(value) == 0:
+                    if np.asarray(value).ndim == 0:
                         total[name] = total.get(name, 0.0) + n * float(value)
                     elif name in self.metrics:
-                        shape = list(np.shape(value))
+                        shape = list(np.asarray(value).shape)
                         raise InputError.here(f"fit: the metric {name!r} must be one number, is {shape}; take its mean")
                 count += n
         finally:
