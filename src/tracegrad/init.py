@@ -48,7 +48,7 @@ class Initializer:
     if not TYPE_CHECKING:
 
         def __new__(cls, *args: Any, **given: Any) -> Any:
-            if given:
+            if args or given:  # a copy is made without
                 check_call(f"init.{kind_of(cls)}", cls.__init__, args, given, bound=1)
             return super().__new__(cls)
 

@@ -34,7 +34,7 @@ class Schedule(Protocol):
     if not TYPE_CHECKING:
 
         def __new__(cls, *args: Any, **given: Any) -> Any:
-            if given:
+            if args or given:  # a copy is made without
                 check_call(f"lr.{_kind(cls)}", cls.__init__, args, given, bound=1)
             return super().__new__(cls)
 

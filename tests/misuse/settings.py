@@ -197,7 +197,7 @@ def initialiser_of_a_scale_as_text():
     tg.init.randn("0.1")
 
 
-@program("Uniform", "high", raises=TypeError)
+@program("init.uniform", "high", raises=TypeError)
 def uniform_with_one_bound():
     tg.init.uniform(0.1)
 

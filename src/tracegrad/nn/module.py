@@ -137,7 +137,7 @@ class Module(NoNumber):
     if not TYPE_CHECKING:  # subclasses declare what theirs takes
 
         def __new__(cls, *args: Any, **given: Any) -> Any:
-            if given:
+            if args or given:  # a copy is made without
                 check_call(cls.__name__, cls.__init__, args, given, bound=1)
             return super().__new__(cls)
 
