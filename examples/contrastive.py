@@ -59,10 +59,7 @@ def batches(steps: int) -> Iterator[dict[str, np.ndarray]]:
 def main(steps: int = 400, device: str = "auto") -> float:
     data = load_digits()
     with training(device) as train:
-        for k, batch in enumerate(batches(steps)):
-            r = train.step(**batch)
-            if k % 50 == 0:
-                print(f"{k:5} loss {r.loss:.4f}")
+        train.fit(batches(steps))
         encode = train.attach(forward=features, inputs={"x": (None, 1, 8, 8)})
         known, new = (np.c_[encode.run(x=x).output, np.ones(len(x))] for x in (data.train_x, data.test_x))
     few = np.random.default_rng(1).permutation(len(known))[:200]  # labels are used of these only

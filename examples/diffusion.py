@@ -60,10 +60,7 @@ def batches(steps: int) -> Iterator[dict[str, np.ndarray]]:
 
 def main(steps: int = 3000, device: str = "auto") -> float:
     with training(device) as train:
-        for k, batch in enumerate(batches(steps)):
-            r = train.step(**batch)
-            if k % 500 == 0:
-                print(f"{k:5} loss {r.loss:.4f}")
+        train.fit(batches(steps))
         inputs = {"x": (BATCH, 2), "time": tg.i32[()], "noise": (BATCH, 2)}
         earlier, rng = train.attach(forward=less_noise, inputs=inputs), np.random.default_rng(1)
         x = rng.standard_normal((BATCH, 2)).astype(np.float32)

@@ -45,10 +45,7 @@ def batches(steps: int) -> Iterator[dict[str, np.ndarray]]:
 
 def main(steps: int = 3000, device: str = "auto") -> float:
     with training(device) as train:
-        for k, batch in enumerate(batches(steps)):
-            r = train.step(**batch)
-            if k % 500 == 0:
-                print(f"{k:5} loss {r.loss:.6f}")
+        train.fit(batches(steps))
         move = train.attach(forward=velocity, inputs={"state": (1, 2)})
         state, energies, dt = np.array([[1.2, 0.0]], np.float32), [], 0.05
         for _ in range(400):  # the midpoint rule

@@ -40,10 +40,7 @@ def batches(steps: int) -> Iterator[dict[str, np.ndarray]]:
 
 def main(steps: int = 1500, device: str = "auto") -> float:
     with training(device) as train:
-        for k, batch in enumerate(batches(steps)):
-            r = train.step(**batch)
-            if k % 250 == 0:
-                print(f"{k:5} loss {r.loss:.5f}")
+        train.fit(batches(steps))
         x = np.linspace(0, 1, 101, dtype=np.float32)
         found = train.attach(forward=Net.__call__, inputs={"x": (101, 1)}).run(x=x[:, None]).output[:, 0]
     error = float(np.abs(found - np.sin(np.pi * x)).max())

@@ -54,10 +54,7 @@ def batches(steps: int) -> Iterator[dict[str, np.ndarray]]:
 
 def main(steps: int = 1500, device: str = "auto") -> float:
     with training(device) as train:
-        for k, batch in enumerate(batches(steps)):
-            r = train.step(**batch)
-            if k % 250 == 0:
-                print(f"{k:5} loss {r.loss:.4f}")
+        train.fit(batches(steps))
         person, film, rating = (values[-10_000:] for values in ratings())
         inputs = {"person": tg.i32[10_000], "film": tg.i32[10_000]}
         found = train.attach(forward=Model.__call__, inputs=inputs).run(person=person, film=film).output

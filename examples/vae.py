@@ -54,15 +54,12 @@ def batches(steps: int) -> Iterator[dict[str, np.ndarray]]:
 
 def main(steps: int = 2000, device: str = "auto") -> float:
     with training(device) as train:
-        for k, batch in enumerate(batches(steps)):
-            r = train.step(**batch)
-            if k % 250 == 0:
-                print(f"{k:5} loss {r.loss:.3f}")
+        history = train.fit(batches(steps))
         draw = train.attach(forward=decode, inputs={"z": (None, CODE)})
         made = draw.run(z=np.random.default_rng(1).standard_normal((3, CODE)).astype(np.float32)).output
     for row in (1 / (1 + np.exp(-made))).reshape(3, 8, 8).transpose(1, 0, 2):
         print("   ".join("".join(" .:*#"[int(5 * min(p, 0.99))] for p in image) for image in row))
-    return r.loss
+    return history.loss[-1]
 
 
 if __name__ == "__main__":

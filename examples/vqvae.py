@@ -70,10 +70,7 @@ def batches(steps: int) -> Iterator[dict[str, np.ndarray]]:
 
 def main(steps: int = 1500, device: str = "auto") -> float:
     with training(device) as train:
-        for k, batch in enumerate(batches(steps)):
-            r = train.step(**batch)
-            if k % 250 == 0:
-                print(f"{k:5} loss {r.loss:.4f}")
+        train.fit(batches(steps))
         x = load_digits().test_x
         read = train.attach(forward=lambda m, x: nearest(m, encode(m, x)), inputs={"x": (None, 1, 8, 8)})
         show = train.attach(forward=lambda m, word: decode(m, m.words[word]), inputs={"word": tg.i32[None, 4, 4]})

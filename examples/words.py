@@ -47,10 +47,7 @@ def batches(steps: int) -> Iterator[dict[str, np.ndarray]]:
 
 def main(steps: int = 300, device: str = "auto") -> float:
     with training(device) as train:
-        for k, batch in enumerate(batches(steps)):
-            r = train.step(**batch)
-            if k % 50 == 0:
-                print(f"{k:4} loss {r.loss:.4f}")
+        train.fit(batches(steps))
         new = sequences(1000, np.random.default_rng(1))
         way = new.pop("way")
         inputs = {"words": tg.i32[1000, LONGEST], "lengths": tg.i32[1000]}
