@@ -28,11 +28,21 @@ class Family(NamedTuple):
     built: Built
     least: int
     sites: tuple[int, ...]  # how much of axis 0 of each site there is for each of the batch
+    traced_at: Callable[[int], TracedForward]
 
     def at(self, size: int) -> Built | None:
-        """It, at a size; None for one that it does not serve."""
+        """It, at a size; None for one that it does not serve.
+
+        The forward is traced at that size, too. Python's own functions read a size unseen: only so is it known that
+        `if math.gcd(x.shape[0], 16) == 16` decides nothing there.
+        """
         program = self.built.program
         if not self.least <= size <= program.capacity:
+            return None
+        try:
+            with uncollected():
+                check_graphs(self.built.graph, _traced(self.traced_at, size).graph, Pair(program.capacity, size))
+        except UnsizedError:
             return None
         sites = tuple(
             [
@@ -77,7 +87,7 @@ def build_family(traced_at: Callable[[int], TracedForward], most: int) -> Family
         except (CompileError, ShapeError) as e:
             raise UnsizedError(str(e)) from e
         captured = tuple([leading(x.type, y.type, sizes) for x, y in zip(one.sites, other.sites, strict=True)])
-    return Family(Built(program, one.graph, one.structure, sites=one.sites), least, captured)
+    return Family(Built(program, one.graph, one.structure, sites=one.sites), least, captured, traced_at)
 
 
 def _traced(traced_at: Callable[[int], TracedForward], size: int) -> TracedForward:
