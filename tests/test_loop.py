@@ -205,6 +205,8 @@ def test_what_it_goes_on_with_must_be_what_was_saved(train, tmp_path):
         ({"metrics": {"mae": lambda m, x, y: tg.mean(m(x))}, "validation": 0.2}, "gives 'mae' already"),
         ({"metrics": {"a": lambda m, x, y: tg.mean(m(x))}}, "give validation="),
         ({"schedule": ("d", "g")}, "leave it out"),
+        ({"callbacks": [tg.EarlyStopping("val_loss")]}, "nothing measures 'val_loss'"),
+        ({"log": 3}, "log must be a path"),
     ],
 )
 def test_what_cannot_be_measured_is_refused(train, given, said):

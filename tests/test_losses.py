@@ -308,3 +308,12 @@ def test_fit_gives_each_loss_its_turns() -> None:
             train.fit(data, schedule="d")
         with pytest.raises(tg.InputError, match="use evaluate="):
             train.fit(data, schedule=("d", "g"), validation=data)
+        digests, values = list[str](), iter([1.0, 2.0])
+
+        def evaluate(t: Any) -> dict[str, float]:
+            digests.append(t.digest())
+            return {"wrong": next(values)}
+
+        patient = tg.EarlyStopping("wrong", patience=1)
+        train.fit(data, epochs=9, schedule=("d", "g"), evaluate=evaluate, callbacks=[patient], progress=False)
+        assert len(digests) == 2 and train.digest() == digests[0]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from tracegrad.compiler.persistent import HALTED
@@ -57,6 +57,12 @@ def restore(session: Session, stepper: Stepper, snapshot: Snapshot) -> None:
     stepper.seed, stepper.knobs = snapshot.seed, snapshot.knobs
     stepper.freeze(session, snapshot.frozen)
     stepper.restart(session, snapshot.step)
+
+
+def restore_all(session: Session, stepper: Stepper, snapshots: Sequence[Snapshot]) -> None:
+    """The same for each loss."""
+    for one, snapshot in zip(stepper.together, snapshots, strict=True):
+        restore(session, one, snapshot)
 
 
 def states_of(program: Program) -> tuple[Field, ...]:

@@ -8,7 +8,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from tracegrad.engine.snapshots import Snapshot, restore, take
+from tracegrad.engine.snapshots import Snapshot, restore_all, take_all
 from tracegrad.errors import InputError
 from tracegrad.training.history import FitState
 
@@ -51,7 +51,7 @@ class EarlyStopping:
     def __init__(self, metric: str, patience: int = 5, min_delta: float = 0.0, restore: bool = True):
         self.metric, self.patience, self.min_delta, self.restore = metric, patience, min_delta, restore
         self._best, self._bad = _Best(metric, min_delta), 0
-        self._snapshot: Snapshot | None = None
+        self._snapshot: list[Snapshot] | None = None
 
     def on_begin(self) -> None:
         """A new `fit` counts from 0."""
@@ -61,14 +61,14 @@ class EarlyStopping:
         """Count, and stop."""
         store = state.train.store
         if self._best.improved(state):
-            self._bad, self._snapshot = 0, store.call(take) if self.restore else None
+            self._bad, self._snapshot = 0, store.call(take_all) if self.restore else None
             return
         self._bad += 1
         if self._bad >= self.patience:
             state.stop()
             best = self._snapshot
             if best is not None:
-                store.call(lambda session, stepper: restore(session, stepper, best))
+                store.call(lambda session, stepper: restore_all(session, stepper, best))
 
 
 class Checkpoint:

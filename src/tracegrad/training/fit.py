@@ -128,7 +128,7 @@ def _check(
     for name, value in (("steps", options.steps), ("every", options.every), ("batch_size", batch_size)):
         if value is not None:
             checked_count(name, value)
-    options.hooks = _hooks(options.hooks, callbacks)
+    options.hooks = _hooks(options.hooks, callbacks, validation is not None or options.evaluate is not None)
     options.schedule = _schedule(train, options.schedule)
     if options.evaluate is not None and not callable(options.evaluate):
         given = shown(options.evaluate)
@@ -162,8 +162,8 @@ def _schedule(train: CompiledTraining, given: Any) -> tuple[str, ...]:
     return names
 
 
-def _hooks(given: Mapping[str, Any], callbacks: Any) -> dict[str, list[Hook]]:
-    """All hooks by what calls them."""
+def _hooks(given: Mapping[str, Any], callbacks: Any, measured: bool) -> dict[str, list[Hook]]:
+    """All hooks by what calls them. measured: is there a metric?"""
     if not hasattr(callbacks, "__iter__"):
         raise InputError.here(
             f"fit: callbacks must be something to iterate over, got {shown(callbacks)}; put it in a list"
@@ -175,6 +175,8 @@ def _hooks(given: Mapping[str, Any], callbacks: Any) -> dict[str, list[Hook]]:
         out[name] += [getattr(c, name) for c in several if hasattr(c, name)]
     out["on_step"] += [c for c in several if not any(hasattr(c, name) for name in given)]
     for c in several:
+        if not measured and getattr(c, "metric", None) is not None:
+            raise InputError.here(f"fit: nothing measures {c.metric!r}; give validation=, such as 0.1, or evaluate=")
         if hasattr(c, "on_begin"):
             c.on_begin()
     for name, hooks in out.items():

@@ -10,6 +10,9 @@ import time
 from collections.abc import Mapping
 from typing import Any, TextIO, cast
 
+from tracegrad.errors import InputError
+from tracegrad.refusals import shown
+
 REDRAW_SECONDS = 0.1  # of the bar on a terminal
 LINE_SECONDS = 10.0  # between lines where output is not a terminal
 SMOOTHING = 0.98  # of the loss that the bar shows
@@ -26,6 +29,10 @@ class Log:
             self._call = getattr(target, "log", None)  # such as wandb's run
         self._file: TextIO | None = None
         if target is not None and self._call is None and self._scalars is None:
+            if not isinstance(target, (str, os.PathLike)):
+                raise InputError.here(
+                    f"fit: log must be a path, a function, or an object with log() or add_scalar(), got {shown(target)}"
+                )
             self._file = open(cast("str", target), "a", encoding="utf-8")  # noqa: SIM115 (closed by close)
 
     def write(self, record: Mapping[str, Any]) -> None:
