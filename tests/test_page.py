@@ -200,9 +200,10 @@ def test_memory_stays_flat_over_two_minutes_of_training(browser: Any, page: Any)
 
     The GPU process holds some 15 MB more at one look and less at the next, whatever the number of steps: over a million
     of them it is at one of two levels, without growing. What leaks is never given back and grows with every look, so
-    the least of six looks is compared, and after the long training a look as low as that must come.
+    the least of six looks is compared, and after the long training a look as low as that must come. On a busy machine
+    the renderer has kept 16 MB more, and 2 MB in the next run. 150 000 steps that leak 160 bytes each are seen.
     """
-    allowed = {"heap": MIB, "renderer": 10 * MIB, "gpu": 10 * MIB}
+    allowed = {"heap": MIB, "renderer": 24 * MIB, "gpu": 10 * MIB}
 
     def train_seconds(seconds: int) -> dict[str, int]:
         page.click("#start")
