@@ -80,7 +80,7 @@ def check_inputs(
             problems.append(f"{field.name}: missing, expected {field.type}")
             continue
         try:
-            arrays[field.name] = fit_value(field, given[field.name], lead, copied)
+            arrays[field.name] = fit_value(field, given[field.name], lead, copied, batch=True)
         except InputError as e:
             problems.append(f"{field.name}: {e}")
     if len(given) > len(arrays) or problems:
@@ -117,8 +117,14 @@ def _swapped(fields: Sequence[Field], given: Mapping[str, Any]) -> list[str]:
     ]
 
 
-def fit_value(field: Field, value: Any, lead: int | None = None, copied: Callable[[Array], Array] = new_copy) -> Array:
-    """`value` as a new contiguous array of the field's type; InputError with the bare reason."""
+def fit_value(
+    field: Field,
+    value: Any,
+    lead: int | None = None,
+    copied: Callable[[Array], Array] = new_copy,
+    batch: bool = False,
+) -> Array:
+    """`value` as a new contiguous array of the field's type; InputError with the bare reason. batch: is it one?"""
     if type(value) is np.ndarray and value.shape == field.shape and value.dtype == np.dtype(DTYPES[field.dtype].numpy):
         out = copied(value)
     else:
@@ -126,7 +132,7 @@ def fit_value(field: Field, value: Any, lead: int | None = None, copied: Callabl
         x = as_array(value, shapes)
         if x.shape not in shapes:
             wanted = f" or {field.dtype}[{','.join(map(str, shapes[0]))}]" if lead is not None else ""
-            raise InputError(f"expected {field.type}{wanted}, got {describe(x)}{_shape_hint(field, x)}")
+            raise InputError(f"expected {field.type}{wanted}, got {describe(x)}{_shape_hint(field, x, batch)}")
         out = cast_lossless(x, field.dtype)
     valid = field.spec.get("range")
     if valid is not None and out.size:
@@ -285,20 +291,23 @@ def _check_range(x: Array, low: int, high: int, exempt: int | None, starts: Sequ
     )
 
 
-def _shape_hint(field: Field, x: Array) -> str:
+def _shape_hint(field: Field, x: Array, batch: bool) -> str:
     if not all(isinstance(n, int) for n in cast("tuple[object, ...]", field.shape)):  # a size that calls choose
         return ""
-    if len(x.shape) == len(field.shape) and x.shape[1:] == field.shape[1:] and x.shape and x.shape[0] < field.shape[0]:
+    others = batch and len(x.shape) == len(field.shape) > 0 and x.shape[1:] == field.shape[1:]
+    if others and x.shape[0] < field.shape[0]:
         return " (a last, smaller batch? write None for its size in inputs=, or drop it, by DataLoader(drop_last=True))"
     if sorted(x.shape) == sorted(field.shape):
         return " (the axes are in another order: transpose it, as x.T does with two; a reshape would mix the values up)"
     if x.size == field.size:
         return f" (the sizes agree: did you mean x.reshape({field.shape})?)"
+    if not batch:
+        return ""
     if x.shape[:-1] == field.shape and field.dtype == "i32":
         return " (one-hot? x.argmax(-1) gives the class numbers)"
     if x.shape == field.shape[1:]:
         return f" (one example? x[None] is a batch of one, and inputs= has a batch of {field.shape[0]})"
-    if len(x.shape) == len(field.shape) and x.shape[1:] == field.shape[1:]:
+    if others:
         return (
             f" (inputs= has the batch size {field.shape[0]}: cut the data into such batches, or compile with another)"
         )
