@@ -74,6 +74,15 @@ def test_last_batches(train):
         train.fit(x=X, y=Y, batch_size=4)
 
 
+def test_data_that_turn_out_to_have_no_length(train):
+    class Endless(list):
+        def __len__(self):
+            raise TypeError("a DataLoader over an iterable says so")
+
+    batches = [(X[:8], Y[:8]), (X[8:16], Y[8:16])]
+    assert len(train.fit(Endless(batches), epochs=2, progress=False).loss) == 4
+
+
 def test_validation_is_the_loss_of_all_examples_and_changes_nothing(train):
     metrics = {"r2": lambda m, x, y: tg.metrics.r2_score(m(x), y)}
     h = train.fit(x=X[:32], y=Y[:32], validation=(X[:20], Y[:20]), metrics=metrics, progress=False)

@@ -90,7 +90,8 @@ def fit(
         train.load(resume)
     where.size, where.first = size, _steps(train) - where.done
     validate = Validation(train, held, metrics or {}) if held is not None else None
-    bar = Progress(progress, _total(source, options.epochs, options.steps))
+    total = options.steps or (options.epochs * size[-1] if size else None)
+    bar = Progress(progress, total)
     loop = _Loop(train, options, validate, Log(log), bar, where)
     began = time.perf_counter()
     train.fitted = where
@@ -117,7 +118,10 @@ def _size(data: Rows | Iterable[Any]) -> list[int] | None:
     """How many examples and batches there are, as far as can be known."""
     if isinstance(data, Rows):
         return [data.count, len(data)]
-    return [len(cast("Sequence[Any]", data))] if hasattr(data, "__len__") else None
+    try:
+        return [len(cast("Sequence[Any]", data))]
+    except TypeError:  # no length, or none after all: a DataLoader over an iterable
+        return None
 
 
 def _check(
@@ -343,13 +347,3 @@ class _Loop:
         self.log.write(record)
         self.progress.metrics(self.metrics)
         self._call("on_evaluate")
-
-
-def _total(data: Rows | Iterable[Any], epochs: int, steps: int | None) -> int | None:
-    """Steps to come, if that can be known."""
-    if steps is not None:
-        return steps
-    try:
-        return epochs * len(cast("Sequence[Any]", data))
-    except TypeError:
-        return None
