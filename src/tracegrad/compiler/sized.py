@@ -29,6 +29,7 @@ class Family(NamedTuple):
     least: int
     sites: tuple[int, ...]  # how much of axis 0 of each site there is for each of the batch
     traced_at: Callable[[int], TracedForward]
+    shown: set[int]  # sizes at which a trace has told the same
 
     def at(self, size: int) -> Built | None:
         """It, at a size; None for one that it does not serve.
@@ -39,11 +40,13 @@ class Family(NamedTuple):
         program = self.built.program
         if not self.least <= size <= program.capacity:
             return None
-        try:
-            with uncollected():
-                check_graphs(self.built.graph, _traced(self.traced_at, size).graph, Pair(program.capacity, size))
-        except UnsizedError:
-            return None
+        if size not in self.shown:
+            try:
+                with uncollected():
+                    check_graphs(self.built.graph, _traced(self.traced_at, size).graph, Pair(program.capacity, size))
+            except UnsizedError:
+                return None
+            self.shown.add(size)
         sites = tuple(
             [
                 s._replace(type=s.type._replace(shape=(per * size, *s.type.shape[1:]))) if per else s
@@ -87,7 +90,7 @@ def build_family(traced_at: Callable[[int], TracedForward], most: int) -> Family
         except (CompileError, ShapeError) as e:
             raise UnsizedError(str(e)) from e
         captured = tuple([leading(x.type, y.type, sizes) for x, y in zip(one.sites, other.sites, strict=True)])
-    return Family(Built(program, one.graph, one.structure, sites=one.sites), least, captured, traced_at)
+    return Family(Built(program, one.graph, one.structure, sites=one.sites), least, captured, traced_at, set())
 
 
 def _traced(traced_at: Callable[[int], TracedForward], size: int) -> TracedForward:
