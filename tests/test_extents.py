@@ -21,8 +21,10 @@ from tracegrad.dtypes import InputType, bool_, f32, i32
 from tracegrad.engine import forward_source
 from tracegrad.engine.inputs import blank
 from tracegrad.kernels.form import Extent, UnsizedError
+from tracegrad.runtime.base import Session
 from tracegrad.runtime.c_compiler import compiler
 from tracegrad.runtime.cpu import CpuSession
+from tracegrad.runtime.native import NativeSession
 
 SIZES = (1, 5, 16, 17)
 X = np.random.default_rng(0).normal(size=(300, 4)).astype(np.float32)
@@ -54,7 +56,7 @@ def given(case: Case, n: int) -> dict[str, Any]:
     return {name: np.stack([x[name] for x in found]) for name in found[0]}
 
 
-def differences(case: Case, gradient: bool, sizes: tuple[int, ...], with_c: bool) -> str:
+def differences(case: Case, gradient: bool, sizes: tuple[int, ...], session: Session, own: Session) -> str:
     """How the program for many sizes differs from those for one; "" if it does not, or if there is none for many."""
     forward, types = batched(case, gradient)
 
@@ -62,25 +64,30 @@ def differences(case: Case, gradient: bool, sizes: tuple[int, ...], with_c: bool
         return {name: InputType(dtype, (n, *shape)) for name, (dtype, shape) in types.items()}
 
     try:
-        made = build_family(lambda n: traced_forward(Weight(), forward, at(n)), 16)
+        languages = () if session.info.gpu else ("c", "numpy")
+        made = build_family(lambda n: traced_forward(Weight(), forward, at(n)), 16, languages)
     except UnsizedError as e:
         return f"refused: {e}"
-    session, own = CpuSession(compiler() if with_c else None), CpuSession(compiler() if with_c else None)
     base = session.load(made.built.program)
     for n in sizes:
         now = made.at(n)
         if now is None:
             assert n == 1
             continue
-        values = blank(now.program.inputs) | given(case, n)
-        (found,) = session.run(session.load(now.program, base), [values]).outputs()
-        (expected,) = own.run(own.load(build_forward(Weight(), forward, at(n)).program), [values]).outputs()
+        made_of = given(case, n)  # also what its oracle takes alone
+        values = {
+            f.name: made_of.get(f.name, x) for f, x in zip(now.program.inputs, blank(now.program.inputs).values())
+        }
+        handles = session.load(now.program, base), own.load(build_forward(Weight(), forward, at(n)).program)
+        (found,) = session.run(handles[0], [values]).outputs()
+        (expected,) = own.run(handles[1], [values]).outputs()
+        session.unload(handles[0])
+        own.unload(handles[1])
         for name, x in expected.items():
             scale = max(1.0, np.abs(x, where=np.isfinite(x), out=np.zeros(x.shape)).max(initial=0.0))
             if not np.allclose(found[name], x, rtol=case.f32_tol, atol=case.f32_tol * scale, equal_nan=True):
                 return f"{n}: {name} is {found[name]}, expected {x}"
-    session.close()
-    own.close()
+    session.unload(base)
     return ""
 
 
@@ -90,17 +97,28 @@ TAKING = [c for c in ALL_CASES if c.shapes or c.ints or c.bools]
 @pytest.mark.parametrize("gradient", [False, True], ids=["forward", "gradient"])
 def test_every_case_gives_at_each_size_what_it_gives_when_compiled_for_it(gradient: bool) -> None:
     cases = [c for c in TAKING if c.shapes and c.grad][::4] if gradient else TAKING[::3]
-    found = {c.name: differences(c, gradient, SIZES, with_c=False) for c in cases}
+    session, own = CpuSession(None), CpuSession(None)
+    found = {c.name: differences(c, gradient, SIZES, session, own) for c in cases}
     wrong = {name: text for name, text in found.items() if text and not text.startswith("refused")}
     assert not wrong, wrong
     refused = [name for name, text in found.items() if text]
     assert len(refused) <= len(cases) // 8, refused
 
 
-@pytest.mark.parametrize("name", ["softmax_-1", "layer_norm", "conv2d_wide", "matmul_(3,4)_(4,5)", "max_-1"])
+SOME = ["softmax_-1", "layer_norm", "conv2d_wide", "matmul_(3,4)_(4,5)", "max_-1"]
+
+
+@pytest.mark.parametrize("name", SOME)
 def test_cases_in_c(name: str) -> None:
     (case,) = [c for c in TAKING if c.name == name]
-    assert differences(case, False, (1, 3, 17), with_c=True) == ""
+    assert differences(case, False, (1, 3, 17), CpuSession(compiler()), CpuSession(compiler())) == ""
+
+
+def test_cases_on_a_gpu(device: NativeSession) -> None:
+    cases = [c for c in TAKING if c.name in SOME] + TAKING[5::40]
+    found = {c.name: differences(c, False, (1, 3, 16, 17), device, device) for c in cases}
+    assert not {name: text for name, text in found.items() if text and not text.startswith("refused")}
+    assert [name for name in SOME if not found[name]] == SOME
 
 
 def loops(m: Any, x: Any) -> Any:
@@ -158,12 +176,10 @@ def classify(m: Any, x: Any) -> Any:
     return {"p": tg.softmax(m.out(h)), "best": tg.argmax(h, axis=-1), "x": x}
 
 
-@pytest.mark.parametrize("cc", ["", "off"], ids=["c", "numpy"])
-def test_sizes_never_seen_cost_no_compilation(cc: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    if cc:
-        monkeypatch.setenv("TRACEGRAD_CC", cc)
+@pytest.mark.filterwarnings("ignore:.*software adapter")
+def test_sizes_never_seen_cost_no_compilation(device_name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     x = np.random.default_rng(1).normal(size=(90, 16)).astype(np.float32)
-    options: Any = {"model": Net(), "forward": classify, "seed": 0, "device": "cpu"}
+    options: Any = {"model": Net(), "forward": classify, "seed": 0, "device": device_name}
     with (
         tg.compile_forward(**options, inputs={"x": (None, 16)}) as f,
         tg.compile_forward(**options, inputs={"x": (90, 16)}) as whole,
@@ -202,12 +218,34 @@ def test_a_forward_that_mixes_rows_says_why_it_is_compiled_for_each_size() -> No
         assert "compiled for each size: const, test_extents.py" in f.explain().title
 
 
-def test_rows_beyond_the_batch_are_never_read() -> None:
+@pytest.mark.filterwarnings("ignore:.*software adapter")
+def test_rows_beyond_the_batch_are_never_read(device_name: str) -> None:
     """What a larger batch left there is NaN."""
-    with tg.compile_forward(model=Net(), forward=classify, inputs={"x": (None, 16)}, device="cpu", seed=0) as f:
+    with tg.compile_forward(model=Net(), forward=classify, inputs={"x": (None, 16)}, device=device_name, seed=0) as f:
         x = np.random.default_rng(2).normal(size=(40, 16)).astype(np.float32)
         first = f.run(x=x[:9]).output  # of a program of its own
         f.run(x=np.full((40, 16), np.nan, np.float32)).result()
         for n in (9, 8, 3):
             np.testing.assert_allclose(f.run(x=x[:n]).output["p"], first["p"][:n], rtol=1e-5, atol=1e-6)
         assert f.cached_shapes == [40, 9, 8, 3]
+
+
+def test_a_result_and_small_inputs_of_a_small_run_are_moved_alone(device: NativeSession) -> None:
+    made = family(lambda m, x: tg.sum(x * m.w, axis=1), most=20000)
+    base = device.load(made.built.program)
+    small, large = made.at(2), made.at(17000)
+    assert small is not None and large is not None
+    device.write("params", np.ones(4, np.float32))
+    for built, n in ((large, 17000), (small, 2)):
+        handle = device.load(built.program, base)
+        loaded = device._loaded(handle)
+        assert loaded.arrays is device._loaded(base).arrays
+        x = np.random.default_rng(n).normal(size=(n, 4)).astype(np.float32)
+        for k, out in enumerate(device.run(handle, [{"x": x}, {"x": 2 * x}]).outputs()):
+            np.testing.assert_allclose(out["output"], (k + 1) * x.sum(1), rtol=1e-4, atol=1e-5)
+        moved = sum(4 * f.size for f in (*built.program.inputs, *built.program.outputs))
+        taken = loaded.outputs.bytes(1) + sum(w.size for w in loaded.memories[0].writes(1))
+        assert moved <= taken <= moved + 2 * 256
+    device.unload(base)
+    with pytest.raises(tg.DeviceError, match="whose memory this one uses was unloaded"):
+        device.run(handle, [{"x": x}])

@@ -19,7 +19,7 @@ from tracegrad.dtypes import DTYPES, STORED, TensorType
 from tracegrad.errors import InputError
 from tracegrad.jsontext import parse, shown
 from tracegrad.kernels.form import Kernel
-from tracegrad.kernels.tiling import Tiling
+from tracegrad.kernels.tiling import Reach, Tiling, grid_of
 from tracegrad.program_json import LOCAL, built, check, plain
 
 VERSION = 1
@@ -180,6 +180,9 @@ class KernelSource:
     # what its texts spell, and the binding of each of their slots: the device's results are checked by these
     forms: tuple[Kernel, ...] = field(default=(), repr=False, compare=False, metadata=LOCAL)
     binding_of: tuple[int, ...] = field(default=(), repr=False, compare=False, metadata=LOCAL)
+    # where a run's size decides: how many workgroups of wgsl, and of serial_wgsl
+    reach: Reach | None = field(default=None, repr=False, compare=False, metadata=LOCAL)
+    serial_reach: Reach | None = field(default=None, repr=False, compare=False, metadata=LOCAL)
 
     @property
     def wgsl(self) -> str:
@@ -197,6 +200,12 @@ class KernelSource:
             return self
         texts = Texts(lambda _: self.texts["serial_wgsl"], serial_wgsl=None)
         return replace(self, texts=texts, workgroup_memory=0)
+
+    def at(self, size: int) -> KernelSource:
+        """The same for runs of some size."""
+        if self.serial_reach is None:
+            return self
+        return replace(self, serial_grid=grid_of(self.serial_reach.at(size)))
 
     def with_offsets(self, offsets: Sequence[int]) -> KernelSource:
         """The same with constant offsets, if all it reads are at constant positions: a launch binds one group fewer."""
@@ -263,13 +272,22 @@ class Program:
     size: int = field(default=0, repr=False, compare=False, metadata=LOCAL)  # of runs
 
     def at(self, size: int) -> Program:
-        """The same for runs of another size up to the capacity: kernels, buffers and places stay."""
+        """The same for runs of another size up to the capacity: texts, buffers and places stay."""
         assert 0 < size <= self.capacity, size
 
         def fields(given: Sequence[Field]) -> tuple[Field, ...]:
             return tuple([replace(f, shape=(f.per * size, *f.shape[1:])) if f.per else f for f in given])
 
-        return replace(self, inputs=fields(self.inputs), outputs=fields(self.outputs), size=size)
+        reaches = [k.reach for k in self.kernels]
+        grids = [reach and grid_of(reach.at(size)) for reach in reaches]
+        return replace(
+            self,
+            kernels=tuple([k.at(size) for k in self.kernels]),
+            dispatches=tuple([replace(d, grid=grids[d.kernel] or d.grid) for d in self.dispatches]),
+            inputs=fields(self.inputs),
+            outputs=fields(self.outputs),
+            size=size,
+        )
 
     def unrolled(self) -> Iterator[Dispatch]:
         """All dispatches in the order they run, those in loops once an iteration, with the offsets of that."""

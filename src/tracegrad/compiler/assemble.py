@@ -13,7 +13,7 @@ from tracegrad.dtypes import DTYPES, TensorType
 from tracegrad.ir import Tensor
 from tracegrad.kernels.fuse import MAX_BUFFERS
 from tracegrad.kernels.group import Launch
-from tracegrad.kernels.tiling import without_barriers, workgroup_bytes
+from tracegrad.kernels.tiling import grid_of, reach_of, without_barriers, workgroup_bytes
 from tracegrad.prims.leaves import LITERAL
 from tracegrad.program import (
     DRAWN,
@@ -30,7 +30,6 @@ from tracegrad.program import (
     Texts,
 )
 from tracegrad.render.languages import LANGUAGES
-from tracegrad.render.wgsl import grid_of
 
 
 def assemble(
@@ -189,6 +188,8 @@ def source_of(
         own=True,
         forms=tuple(kernels),
         binding_of=tuple(binding_of),
+        reach=next(map(reach_of, launch.sized, tilings), None),  # such a launch has one kernel
+        serial_reach=next(map(reach_of, launch.sized, serial), None),
     )
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -64,10 +64,13 @@ def prime_from(n: int) -> int:
     return n
 
 
-def build_family(traced_at: Callable[[int], TracedForward], most: int) -> Family:
+def build_family(
+    traced_at: Callable[[int], TracedForward], most: int, languages: Sequence[str] = ("c", "numpy")
+) -> Family:
     """The program that serves batches of up to `most`, or some more.
 
     traced_at: the forward at a size.
+    languages: in which extents are spelled out, and it may be run.
     Raises:    UnsizedError, saying why one program cannot serve them.
     """
     seen: list[Site] = []
@@ -86,7 +89,7 @@ def build_family(traced_at: Callable[[int], TracedForward], most: int) -> Family
         except UnsizedError:  # one row is broadcast: it gets a program of its own
             least = 2
         try:
-            program = _program(one, other, sizes)
+            program = _program(one, other, sizes, languages)
         except (CompileError, ShapeError) as e:
             raise UnsizedError(str(e)) from e
         captured = tuple([leading(x.type, y.type, sizes) for x, y in zip(one.sites, other.sites, strict=True)])
@@ -100,7 +103,7 @@ def _traced(traced_at: Callable[[int], TracedForward], size: int) -> TracedForwa
         raise UnsizedError(f"a batch of {size} is refused: {str(e).partition(chr(10))[0]}") from e
 
 
-def _program(one: TracedForward, other: TracedForward, sizes: Pair) -> Program:
+def _program(one: TracedForward, other: TracedForward, sizes: Pair, languages: Sequence[str]) -> Program:
     specs = input_ranges(one.graph)
     if specs != input_ranges(other.graph):
         raise UnsizedError("which indices are valid depends on the batch")
@@ -110,7 +113,7 @@ def _program(one: TracedForward, other: TracedForward, sizes: Pair) -> Program:
     inputs = _with_extents(program.inputs, plan.inputs.types, witness.inputs.types, sizes)
     outputs = _with_extents(program.outputs, plan.outputs.types, witness.outputs.types, sizes)
     for kernel in program.kernels:
-        for language in ("c", "numpy"):  # what these cannot say is found out now
+        for language in languages:  # what these cannot say is found out now
             _ = kernel.texts[language]
     return replace(program, inputs=inputs, outputs=outputs, capacity=sizes.a, size=sizes.a)
 

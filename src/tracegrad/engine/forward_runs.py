@@ -143,7 +143,8 @@ class ForwardPrograms:
             dropped += self._forget(known)
             known.most = max(size, 2 * known.capacity, known.most)
             try:
-                known.family = self.source.family(self.store.model, known.most, self.store.layout)
+                gpu = self.store.worker.info.gpu
+                known.family = self.source.family(self.store.model, known.most, self.store.layout, gpu)
             except UnsizedError as e:
                 known.why, known.family = str(e), None
                 return None

@@ -49,8 +49,12 @@ class ForwardSource(NamedTuple):
         """The forward at some sizes, before it is compiled."""
         return traced_forward(model, self.forward, self.free.sized(sizes), like, False, self.precision, self.writes)
 
-    def family(self, model: Any, most: int, like: Program | None = None) -> Family:
-        """The program for sizes of up to `most`, or some more. UnsizedError where each must have its own."""
+    def family(self, model: Any, most: int, like: Program | None = None, gpu: bool = False) -> Family:
+        """The program for sizes of up to `most`, or some more. UnsizedError where each must have its own.
+
+        gpu: it runs on one, where sizes change grids alone.
+        """
         from tracegrad.compiler.sized import build_family  # most processes see one size, and do without
 
-        return build_family(lambda size: self.traced(model, self.free.all(size), like), most)
+        languages = () if gpu else ("c", "numpy")
+        return build_family(lambda size: self.traced(model, self.free.all(size), like), most, languages)

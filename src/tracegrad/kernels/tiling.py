@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from tracegrad.kernels.expr import Var, indices_of, walk
-from tracegrad.kernels.form import Axis, Fold, Kernel, Limit, Store, points
+from tracegrad.kernels.form import Axis, Extent, Fold, Kernel, Limit, Store, points
 from tracegrad.tuning import (
     COOPERATE_FROM,
     EXCHANGED,
@@ -34,6 +35,7 @@ from tracegrad.tuning import (
 )
 
 WORKGROUP_BYTES = 16384  # of workgroup memory that every WebGPU device has
+GRID_X = 32768  # workgroups along x; a dimension may have 65 535
 MOST_TURNS = 65535  # of all loops of a thread together: Mesa's llvmpipe leaves them then, without a word
 
 
@@ -167,6 +169,58 @@ class Tiling:
     threads: int = WORKGROUP  # of a workgroup
     tile: TileShape | None = None  # of "tile"; a "square" sums in its order
     each: int = 1  # points that a thread of "points" computes side by side
+
+
+def grid_of(workgroups: int) -> tuple[int, int]:
+    """Workgroups in x and y."""
+    return (workgroups, 1) if workgroups <= GRID_X else (GRID_X, -(-workgroups // GRID_X))
+
+
+class Reach(NamedTuple):
+    """How many workgroups the first rows of a kernel are: of `per` for each of a run's size, `unit` make one line of
+    `times` parts, and `threads` parts are a workgroup.
+    """
+
+    per: int
+    unit: int = 1
+    times: int = 1
+    threads: int = 1
+
+    def at(self, size: int) -> int:
+        """The workgroups of a run of some size."""
+        return -(-(-(-self.per * size // self.unit) * self.times) // self.threads)
+
+
+def reach_of(kernel: Kernel, tiling: Tiling) -> Reach | None:
+    """Of a kernel whose outermost axis a run decides; None where all of its workgroups are needed whatever the size.
+
+    A workgroup computes what it does by its number, rows in their order. So the first of them compute the first rows.
+    """
+    extent = next((a.size for a in kernel.outer if isinstance(a.size, Extent)), None)
+    if extent is None or kernel.uniform:  # the threads of a uniform kernel share out all of its points
+        return None
+    rows = extent.per * (int(kernel.rows) // int(extent))
+    if tiling.kind == "points":
+        return Reach(rows, tiling.threads * tiling.each)
+    if tiling.kind == "rows":
+        return Reach(rows, tiling.threads // tiling.lanes)
+    p, tile = kernel.product, tiling.tile
+    assert p is not None and tile is not None
+    square = tiling.kind == "square"
+    if not square and any(not x.of_results for x in tile.limits(kernel)):
+        return None  # tiles are sorted by how much they sum
+    side = tile.square(kernel) if square else 0
+    tall, wide, threads = (side, side, tiling.threads) if square else (tile.rows, tile.columns, 1)
+    # batch by batch, rows of tiles in each
+    m, n, batch = (int(points(axes)) for axes in (p.m, p.n, p.batch))
+    varying = next((a for a in (*p.batch, *p.m, *p.n) if a.size > 1), None)
+    if varying is None or not isinstance(varying.size, Extent):
+        return None
+    if varying in p.batch:
+        return Reach(batch // int(extent) * extent.per, 1, -(-m // tall) * -(-n // wide), threads)
+    if varying in p.m:
+        return Reach(m // int(extent) * extent.per, tall, -(-n // wide), threads)
+    return Reach(n // int(extent) * extent.per, wide, 1, threads)
 
 
 def choose_tiling(kernel: Kernel) -> Tiling:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from tracegrad.dtypes import f16
 from tracegrad.kernels.form import Axis, Fold, Kernel, Store, fold_batches, points
 from tracegrad.kernels.masks import behind_masks
-from tracegrad.kernels.tiling import Tiling, without_barriers, workgroup_arrays
+from tracegrad.kernels.tiling import GRID_X, Tiling, without_barriers, workgroup_arrays
 from tracegrad.program import Binding, BoundLaunch, Shader
 from tracegrad.render.emit import Emitter, copied, decode
 from tracegrad.render.loops import Block, Loop, Statement, spelled, when
@@ -21,13 +21,6 @@ from tracegrad.render.wgsl_rows import Rows
 from tracegrad.render.wgsl_square import Square
 from tracegrad.render.wgsl_tile import Result, Tile
 from tracegrad.render.wgsl_vectors import XYZW, vector_loads, vector_slots
-
-GRID_X = 32768  # workgroups along x; a dimension may have 65 535
-
-
-def grid_of(workgroups: int) -> tuple[int, int]:
-    """Workgroups in x and y."""
-    return (workgroups, 1) if workgroups <= GRID_X else (GRID_X, -(-workgroups // GRID_X))
 
 
 def render_serial_wgsl(launch: BoundLaunch) -> Shader:

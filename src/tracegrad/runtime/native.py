@@ -47,6 +47,7 @@ from tracegrad.runtime.wgpu_program import (
     check_limits,
     commands_of,
     release,
+    resized,
     take_memory,
 )
 from tracegrad.runtime.wgpu_rings import Array, BatchMemory, stored_dtype
@@ -90,7 +91,7 @@ class NativeSession:
     """
 
     def __init__(self, adapter: AdapterInfo, *, calls: str = "compiled") -> None:
-        self.info = DeviceInfo("webgpu", adapter.description, adapter.software)
+        self.info = DeviceInfo("webgpu", adapter.description, adapter.software, resizes=True)
         self._closed = False
         self._lost = ""
         library = begin_library(SOURCE, "steps are submitted by Python") if calls == "compiled" else None
@@ -126,6 +127,10 @@ class NativeSession:
         """
         self._settle()
         program = as_run(program, self.info)
+        if like is not None:
+            self._next += 1
+            self._programs[self._next] = resized(program, self._loaded(like))
+            return self._next
         with self._using_device("loading a program"):
             check_limits(program, self.limits, self.features, self.info.description)
             if self.info.software:  # its memory is this machine's
@@ -273,7 +278,10 @@ class NativeSession:
         self._check_open()
         if handle not in self._programs:
             raise DeviceError(f"no program {handle} is loaded")
-        return self._programs[handle]
+        loaded = self._programs[handle]
+        if not loaded.alive:
+            raise DeviceError("the program whose memory this one uses was unloaded")
+        return loaded
 
     def _persistent(self, name: str) -> Array:
         self._check_open()

@@ -13,7 +13,7 @@ from tracegrad.runtime.tab import IN_TAB
 
 def devices() -> list[DeviceInfo]:
     """One for each adapter."""
-    return [DeviceInfo("webgpu", a.description, a.software) for a in adapters()]
+    return [DeviceInfo("webgpu", a.description, a.software, resizes=True) for a in adapters()]
 
 
 def begin(device: str) -> Callable[[], Session | None]:

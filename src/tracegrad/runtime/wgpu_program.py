@@ -50,7 +50,13 @@ class Loaded:
     memories: list[BatchMemory] = field(default_factory=list[BatchMemory])  # every one made
     free: list[BatchMemory] = field(default_factory=list[BatchMemory])
     uniform: Any = None
-    alive: bool = True
+    lender: Loaded | None = None  # the program whose arrays these are, if they are another's
+    released: bool = False
+
+    @property
+    def alive(self) -> bool:
+        """May it still be submitted?"""
+        return not self.released and (self.lender is None or self.lender.alive)
 
 
 class Kernels:
@@ -220,10 +226,22 @@ def build(
     return loaded
 
 
+def resized(program: Program, like: Loaded) -> Loaded:
+    """A loaded program at another size: it has the arrays and pipelines of `like`, which lives longer."""
+    loaded = Loaded(program, like.depth, arrays=like.arrays, lender=like)
+    grids = [d.grid for d in program.dispatches if all(d.grid)]  # it has no loops
+    loaded.dispatched = tuple([replace(x, grid=grid) for x, grid in zip(like.dispatched, grids, strict=True)])
+    loaded.bound, loaded.groups = like.bound, like.groups
+    loaded.inputs = plan_inputs(program, like.arrays, loaded.depth)
+    loaded.outputs = plan_outputs(program, like.arrays)
+    return loaded
+
+
 def release(loaded: Loaded, shared: dict[str, Array]) -> None:
     """Free what only this program uses; it must not be submitted again."""
-    loaded.alive = False
-    for b, a in zip(loaded.program.buffers, loaded.arrays, strict=False):  # fewer arrays if building failed
+    loaded.released = True
+    own = loaded.arrays if loaded.lender is None else []
+    for b, a in zip(loaded.program.buffers, own, strict=False):  # fewer arrays if building failed
         if b.role in PERSISTENT:
             a.users -= 1
             if a.users:

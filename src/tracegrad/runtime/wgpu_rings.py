@@ -88,7 +88,7 @@ class Inputs:
     depth: int  # runs
     names: Set[str]
     large: tuple[Field, ...]
-    between: dict[int, list[tuple[int, int]]]  # in arrays with large values: where small ones lie (elements)
+    between: dict[int, list[tuple[int, int]]]  # in arrays that are not written whole: where small ones lie (elements)
 
 
 class BatchMemory:
@@ -173,11 +173,13 @@ def plan_inputs(program: Program, arrays: list[Array], depth: int) -> Inputs:
     found = {f.buffer: arrays[f.buffer] for f in program.inputs}
     names = {f.name for f in program.inputs}
     large = tuple(f for f in program.inputs if 4 * f.size >= LARGE)
-    between: dict[int, list[tuple[int, int]]] = {f.buffer: [] for f in large}
+    # of a run that is smaller than the capacity, values lie apart
+    apart = program.size < program.capacity
+    between: dict[int, list[tuple[int, int]]] = {f.buffer: [] for f in (program.inputs if apart else large)}
     for f in sorted(program.inputs, key=lambda f: f.offset):
         if f.buffer in between and f not in large and f.size:
             parts = between[f.buffer]
-            begin = parts.pop()[0] if parts and parts[-1][1] == f.offset else f.offset
+            begin = parts.pop()[0] if parts and f.offset - parts[-1][1] <= (GAP if apart else 0) else f.offset
             parts.append((begin, f.offset + f.size))
     return Inputs(program.inputs, found, depth, names, large, between)
 
@@ -191,8 +193,8 @@ class Delivery:
     size: int
 
     def bytes(self, runs: int) -> int:
-        """How many, for so many runs."""
-        return runs * self.array.stride or self.size
+        """How many, for so many runs: to the end of the last one's."""
+        return (runs - 1) * self.array.stride + self.size
 
 
 @dataclass(slots=True, eq=False)
@@ -212,9 +214,11 @@ class Outputs:
         starts = [0, *accumulate(d.bytes(runs) for d in self.deliveries)]
         found: list[dict[str, Any]] = [{} for _ in range(runs)]
         for f, (number, first) in zip(self.fields, self.places, strict=True):
-            parts = runs if self.deliveries[number].array.stride else 1
-            words = raw[starts[number] : starts[number + 1]].view(stored_dtype(f.dtype)).reshape(parts, -1)
-            rows = words[:, first : first + f.size].reshape(parts, *f.shape)
+            stride = self.deliveries[number].array.stride
+            parts = runs if stride else 1
+            words = raw[starts[number] : starts[number + 1]].view(stored_dtype(f.dtype))
+            flat = np.ndarray((parts, f.size), words.dtype, words, 4 * first, (stride, 4))
+            rows = flat.reshape(parts, *f.shape)
             few = f.size <= FEW
             if few:
                 rows = rows != 0 if f.dtype == "bool" else rows.copy()
