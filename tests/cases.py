@@ -6,80 +6,21 @@ A row says what is called, on which types and in which range; the checks come fr
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
 from tracegrad import ops as tg
-from tracegrad.dtypes import Shape, TensorType, bool_, f32, i32
+from tracegrad.dtypes import f32, i32
 from tracegrad.ir import Tensor, bind
 from tracegrad.prims import folds, views
 from tracegrad.prims.elementwise import COPY
-from tracegrad.prims.leaves import leaf
+from tracegrad.testing import Case
 
 try:
     import torch
     import torch.nn.functional as F
 except ImportError:  # the rows still need names to refer to; test_ops.py skips the oracle
     torch = F = None
-
-
-@dataclass(frozen=True)
-class Case:
-    """One op on one choice of types.
-
-    fn:     of the tensors, in the order floats, ints, bools
-    shapes: of the f32 inputs, drawn uniformly from [low, high)
-    ints:   (shape, n) of each i32 input, drawn from [0, n)
-    bools:  shape of each bool input
-    torch:  the same on torch tensors, or None where PyTorch has no such function
-    grad:   whether there are gradients to check; `second` likewise for gradients of gradients
-    tol:    relative tolerance against finite differences
-    close:  relative and absolute tolerance in float64 against PyTorch
-    f32_tol: the same for f32 results against float64, for runtimes
-    """
-
-    name: str
-    fn: Callable[..., Tensor]
-    shapes: tuple[Shape, ...] = ()
-    low: float = -2.0
-    high: float = 2.0
-    ints: tuple[tuple[Shape, int], ...] = ()
-    bools: tuple[Shape, ...] = ()
-    torch: Callable[..., Any] | None = None
-    grad: bool = True
-    second: bool = True
-    tol: float = 1e-5
-    close: float = 1e-6
-    f32_tol: float = 2e-5
-
-    def __repr__(self) -> str:
-        return self.name
-
-    def arrays(self, seed: int = 0, dtype: str = "float64") -> dict[str, np.ndarray]:
-        """The inputs by name."""
-        rng = np.random.default_rng(seed)
-        env: dict[str, np.ndarray] = {}
-        for k, s in enumerate(self.shapes):
-            env[f"x{k}"] = rng.uniform(self.low, self.high, s).astype(dtype)
-        for k, (s, n) in enumerate(self.ints):
-            env[f"i{k}"] = rng.integers(0, n, s).astype(np.int32)
-        for k, s in enumerate(self.bools):
-            env[f"b{k}"] = rng.integers(0, 2, s).astype(bool)
-        return env
-
-    def leaves(self) -> dict[str, Tensor]:
-        """Traced inputs by name; call it inside a trace."""
-        types = {f"x{k}": TensorType(f32, s) for k, s in enumerate(self.shapes)}
-        types |= {f"i{k}": TensorType(i32, s) for k, (s, _) in enumerate(self.ints)}
-        types |= {f"b{k}": TensorType(bool_, s) for k, s in enumerate(self.bools)}
-        return {name: leaf("input", name, t) for name, t in types.items()}
-
-    def apply(self, leaves: Mapping[str, Tensor]) -> Tensor:
-        """The op on its inputs."""
-        return self.fn(*leaves.values())
 
 
 def _unary() -> list[Case]:

@@ -6,9 +6,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import pytest
 
 import tracegrad as tg
-from tracegrad import extend, nn, optim
+from tracegrad import extend, nn, optim, testing
 
 softsign = extend.elementwise(
     "test_softsign", array="{0} / (1 + xp.abs({0}))", wgsl="({0} / (1.0 + abs({0})))",
@@ -41,3 +42,24 @@ def test_a_row_a_transform_and_a_schedule_of_ones_own():
         assert train.step(x=x).loss == np.float32(0.75)
         train.step(x=x).result()
         np.testing.assert_allclose(train.download_params()["W"], [[0.25], [0.25]])
+
+
+def test_checks_of_an_op_of_ones_own():
+    torch = pytest.importorskip("torch")
+    testing.check_op(softsign, (3, 4), torch=torch.nn.functional.softsign)
+
+
+@pytest.mark.parametrize(
+    ("row", "message"),
+    [
+        ({"vjp": lambda ct, y, x: (ct * x,)}, "the gradient differs from finite differences"),
+        ({"wgsl": "({0} + {0})"}, "output on .* differs from the reference"),
+    ],
+    ids=["a wrong derivative", "a wrong spelling"],
+)  # fmt: skip
+@pytest.mark.usefixtures("c_compiler")  # NumPy computes the array rule itself
+def test_a_wrong_row_is_found(row: dict[str, Any], message: str, request: pytest.FixtureRequest):
+    name = f"test_{request.node.callspec.id}".replace(" ", "_")
+    right = {"array": "{0} * {0}", "wgsl": "({0} * {0})", "vjp": lambda ct, y, x: (ct * 2.0 * x,)}
+    with pytest.raises(AssertionError, match=message):
+        testing.check_op(extend.elementwise(name, **(right | row), cost=1), (3, 4), low=0.5, on=["cpu"])

@@ -33,7 +33,7 @@ LAYERS = {
     "training": 14,
     "imperative": 15, "functional": 15,
     "": 16, "entrypoints": 16, "extend": 16,
-    "commands": 17, "demo": 17, "__main__": 17,
+    "commands": 17, "demo": 17, "testing": 17, "__main__": 17,
 }  # fmt: skip
 
 NUMPY_FROM = 9  # below it the compiler lives, and it runs where there is no NumPy (bare Pyodide)

@@ -13,14 +13,12 @@ import pytest
 import tracegrad  # noqa: F401 fills the table
 from all_cases import ALL_CASES
 from cases import Case
-from tracegrad import ambient, transforms
+from tracegrad import ambient, testing, transforms
 from tracegrad.dtypes import TensorType, bool_, f32, i32
 from tracegrad.evaluate import evaluate
 from tracegrad.ir import PRIMITIVES, Tensor, bind, toposort
 from tracegrad.prims.folds import MATMUL_PARTS
 from tracegrad.prims.leaves import leaf
-from tracegrad.transforms.forwards import tangents
-from tracegrad.transforms.grad import cotangents
 
 N = 3  # elements of a batch
 COUNTERS = dict.fromkeys(("seed", "step"), np.uint32(7))
@@ -72,20 +70,7 @@ def floats(case: Case) -> list[int]:
 @pytest.mark.parametrize(**by_name, argvalues=DIFFERENTIABLE)
 def test_jvp_is_the_transpose_of_vjp(case: Case):
     """<ct, J t> = <J^T ct, t>, and finite differences vouch for J^T; no rounding but that of float64."""
-    env = arrays(case)
-    ts = {f"t{k}": random(env[f"x{k}"].shape, k) for k in floats(case)}
-
-    def both(*given: Tensor) -> tuple[Tensor, Tensor]:
-        xs, t = given[: len(env)], given[len(env) : -1]
-        y, ct = case.fn(*xs), given[-1]
-        wrt = xs[: len(t)]
-        forth = (tangents([y], dict(zip(wrt, t)))[0] * ct).sum()
-        back = sum((g * v).sum() for g, v in zip(cotangents([y], [ct], wrt), t))
-        return forth, back
-
-    shape = values(case.fn, env)[0].shape
-    forth, back = values(both, {**env, **ts, "ct": random(shape, 9)})
-    np.testing.assert_allclose(forth, back, rtol=1e-9, atol=1e-9)
+    testing.check_jvp(case)
 
 
 def batched_inputs(case: Case, chosen: set[str]) -> tuple[dict[str, np.ndarray], list[dict[str, np.ndarray]]]:
@@ -97,15 +82,7 @@ def batched_inputs(case: Case, chosen: set[str]) -> tuple[dict[str, np.ndarray],
 
 @pytest.mark.parametrize(**by_name, argvalues=[*(c for c in ALL_CASES if c.name not in RANDOM), PARTS])
 def test_vmap_is_a_loop(case: Case):
-    """With all inputs batched, and with each one alone."""
-    names = list(arrays(case))
-    for chosen in [set(names), *([{name} for name in names] if len(names) > 1 else [])]:
-        together, each = batched_inputs(case, chosen)
-        axes = tuple(0 if name in chosen else None for name in names)
-        (found,) = values(transforms.vmap(case.fn, axes), together)
-        expected = np.stack([values(case.fn, e)[0] for e in each])
-        assert found.dtype == expected.dtype
-        np.testing.assert_allclose(found, expected, rtol=1e-9, atol=1e-9, err_msg=f"axes {axes}")
+    testing.check_vmap(case)
 
 
 @pytest.mark.parametrize(**by_name, argvalues=[c for c in DIFFERENTIABLE if c.name not in RANDOM])
