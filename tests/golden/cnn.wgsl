@@ -665,17 +665,18 @@ fn k0(w: i32, lid: i32) {
   let m0 = (row / 16) % 2;
   let n0 = (row / 4) % 4;
   let n1 = row % 4;
-  let h0 = n1 + 1;
-  let h1 = n0 + 1;
-  let h3 = b0 * 48 + n0 * 4 + n1 + 5;
+  let h0 = m0 * 9 + 8;
+  let h1 = n1 + (-1);
+  let h2 = n0 + (-1);
+  let h4 = b0 * 48 + n0 * 4 + n1 + (-5);
   var ta0 = 0f;
   {
     for (var j = lane; j < 27; j += 1) {
       let k0 = (j / 9);
       let k1 = (j / 3) % 3;
       let k2 = j % 3;
-      let g2 = ((h0 + k2 * (-1)) >= 0) & ((h0 + k2 * (-1)) < 4) & ((h1 + k1 * (-1)) >= 0) & ((h1 + k1 * (-1)) < 4);
-      let xa0 = (mem0[o0 + (m0 * 9 + k0 * 18 + k1 * 3 + k2)] * select(0.0, mem1[o1 + select(0, (h3 + k0 * 16 + k2 * (-1) + k1 * (-4)), g2)], g2));
+      let g3 = ((h1 + k2) >= 0) & ((h1 + k2) < 4) & ((h2 + k1) >= 0) & ((h2 + k1) < 4);
+      let xa0 = (mem0[o0 + (h0 + k0 * 18 + k2 * (-1) + k1 * (-3))] * select(0.0, mem1[o1 + select(0, (h4 + k0 * 16 + k1 * 4 + k2), g3)], g3));
       ta0 = (ta0 + xa0);
     }
   }
@@ -774,17 +775,18 @@ fn k0(w: i32, lid: i32) {
   let m0 = (row / 16) % 2;
   let n0 = (row / 4) % 4;
   let n1 = row % 4;
-  let h0 = n1 + 1;
-  let h1 = n0 + 1;
-  let h3 = b0 * 48 + n0 * 4 + n1 + 5;
+  let h0 = m0 * 9 + 8;
+  let h1 = n1 + (-1);
+  let h2 = n0 + (-1);
+  let h4 = b0 * 48 + n0 * 4 + n1 + (-5);
   var ta0 = 0f;
   {
     for (var j = lane; j < 27; j += 1) {
       let k0 = (j / 9);
       let k1 = (j / 3) % 3;
       let k2 = j % 3;
-      let g2 = ((h0 + k2 * (-1)) >= 0) & ((h0 + k2 * (-1)) < 4) & ((h1 + k1 * (-1)) >= 0) & ((h1 + k1 * (-1)) < 4);
-      let xa0 = (mem0[o0 + (m0 * 9 + k0 * 18 + k1 * 3 + k2)] * select(0.0, mem1[o1 + select(0, (h3 + k0 * 16 + k2 * (-1) + k1 * (-4)), g2)], g2));
+      let g3 = ((h1 + k2) >= 0) & ((h1 + k2) < 4) & ((h2 + k1) >= 0) & ((h2 + k1) < 4);
+      let xa0 = (mem0[o0 + (h0 + k0 * 18 + k2 * (-1) + k1 * (-3))] * select(0.0, mem1[o1 + select(0, (h4 + k0 * 16 + k1 * 4 + k2), g3)], g3));
       ta0 = (ta0 + xa0);
     }
   }

@@ -8,12 +8,15 @@ derivative of the others, so that gradients of any order stay products.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 from tracegrad.dtypes import TensorType
 from tracegrad.errors import ShapeError
 from tracegrad.ir import Primitive, Tensor, bind
 from tracegrad.methods import op
+from tracegrad.ops.phases import Phases, by_phases, geometry
+from tracegrad.ops.shaping import concat
 from tracegrad.ops.windows import (
     KINDS,
     WINDOWS,
@@ -30,7 +33,7 @@ from tracegrad.prims.elementwise import float_type
 from tracegrad.prims.folds import MATMUL
 from tracegrad.prims.leaves import as_tensor
 from tracegrad.prims.rules import merged, multilinear, spread
-from tracegrad.prims.views import broadcast_to, permute, place, reshape, slice_, unwindow
+from tracegrad.prims.views import broadcast_to, permute, place, reshape, slice_
 from tracegrad.shapes import show
 
 __all__ = ["conv1d", "conv2d", "conv3d", "conv_transpose2d"]
@@ -112,25 +115,31 @@ def _transpose_type(
     return TensorType(x.dtype, (x.shape[0], w.shape[1] * groups, *size))
 
 
-def _spread(x: Tensor, axis: int, k: int, size: int, stride: int, padding: int, dilation: int) -> Tensor:
-    """out[.., n, .., k] = x[.., o, ..] where n = o*stride + k*dilation - padding, else 0."""
-    y = broadcast_to(reshape(x, (*x.shape, 1)), (*x.shape, k))
-    return slice_(unwindow(y, axis, size + 2 * padding, stride, dilation), axis, padding, size)
-
-
 def _conv_transpose(
     x: Tensor, w: Tensor, *, size: Sizes, stride: Sizes, padding: Sizes, dilation: Sizes, groups: int
 ) -> Tensor:
-    b, c, kernel, n = x.shape[0], w.shape[1], w.shape[2:], len(size)
-    spread = x
-    for j in range(n):
-        spread = _spread(spread, 2 + j, kernel[j], size[j], stride[j], padding[j], dilation[j])
-    inner = w.shape[0] // groups * math.prod(kernel)  # and spread is [b, o, h, w, kh, kw]
-    columns = permute(_grouped(spread, 1, groups), (0, 1, 2, *range(3 + n, 3 + 2 * n), *range(3, 3 + n)))
-    columns = reshape(columns, (b, groups, inner, math.prod(size)))
-    filters = permute(_grouped(w, 0, groups), (0, 2, 1, *range(3, 3 + n)))
-    filters = broadcast_to(reshape(filters, (1, groups, c, inner)), (b, groups, c, inner))
-    return reshape(bind(MATMUL, filters, columns), (b, groups * c, *size))
+    b, c, n = x.shape[0], w.shape[1], len(size)
+    axes = geometry(w.shape[2:], size, stride, padding, dilation)
+    w = _grouped(w, 0, groups)  # [groups, o, c, *kernel]
+
+    def product(phases: Sequence[Phases]) -> Tensor:
+        """[b, groups, c, *counts, *lengths]"""
+        patches, filters = x, w
+        for j, (steps, p) in enumerate(zip(axes, phases)):
+            patches = steps.windows(patches, 2 + j, p)
+            filters = steps.filters(filters, 3 + 2 * j, p)
+        counts, taps = [p.count for p in phases], [p.taps for p in phases]
+        lengths = [steps.length for steps in axes]
+        inner = filters.shape[1] * math.prod(taps)
+        columns = permute(_grouped(patches, 1, groups), (0, 1, 2, *range(3 + n, 3 + 2 * n), *range(3, 3 + n)))
+        columns = reshape(columns, (b, groups, inner, math.prod(lengths)))
+        filters = permute(filters, (0, 2, *range(3, 3 + 2 * n, 2), 1, *range(4, 4 + 2 * n, 2)))
+        filters = reshape(filters, (1, groups, c * math.prod(counts), inner))
+        filters = broadcast_to(filters, (b, *filters.shape[1:]))
+        return reshape(bind(MATMUL, filters, columns), (b, groups, c, *counts, *lengths))
+
+    y = by_phases(axes, product, 3, concat)
+    return reshape(y, (b, groups * c, *size))
 
 
 def _transpose_vjp(ct: Tensor, y: Tensor, x: Tensor, w: Tensor, *, size: Sizes, **how: Any) -> tuple[Tensor, Tensor]:

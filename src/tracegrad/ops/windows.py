@@ -6,17 +6,20 @@ Both primitives take any number of axes behind batch and channels: two for image
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any, cast
 
 from tracegrad.dtypes import TensorType
 from tracegrad.errors import ShapeError
 from tracegrad.ir import Tensor, bind
 from tracegrad.methods import op
+from tracegrad.ops.phases import Phases, Steps, by_phases, geometry
+from tracegrad.ops.shaping import concat
 from tracegrad.prims.composites import composite
 from tracegrad.prims.elementwise import float_type
 from tracegrad.prims.leaves import as_tensor
 from tracegrad.prims.rules import merged, multilinear
-from tracegrad.prims.views import permute, place, reshape, slice_, unwindow, window, window_count
+from tracegrad.prims.views import permute, place, reshape, slice_, window, window_count
 from tracegrad.shapes import whole
 
 __all__ = ["col2im", "im2col"]
@@ -91,6 +94,19 @@ WINDOWS = composite("windows", type=windows_type, expand=_windows, vjp=_windows_
 
 
 # The transpose: every window element added where it was read from
+def _overlapped(x: Tensor, axes: Sequence[Steps], phases: Sequence[Phases]) -> Tensor:
+    """Of some phases [B, C, *counts, *lengths]: each the sum of its own taps."""
+    n = len(axes)
+    for j, (steps, p) in enumerate(zip(axes, phases)):
+        x = steps.taken(x, 2 + n + 2 * j, p)
+    y = permute(x, (0, 1, *range(2 + n, 2 + 3 * n, 2), *range(2, 2 + n), *range(3 + n, 2 + 3 * n, 2)))
+    behind = range(2 + 2 * n)
+    for j in reversed(range(n)):  # the element of the window along axis j is last, and behind it those before
+        y = axes[j].laid(y, 2 + n + j, phases[j])
+        y = permute(y, (*behind, 3 * n + 1, *range(2 + 2 * n, 3 * n + 1))) if j else y
+    return y.sum(tuple(range(-n, 0)))
+
+
 def _overlap_add(x: Tensor, *, size: Sizes, stride: Sizes, padding: Sizes, dilation: Sizes) -> Tensor:
     n, kernel = len(size), x.shape[2 + len(size) :]
     padded = [m + 2 * p for m, p in zip(size, padding, strict=True)]
@@ -100,11 +116,8 @@ def _overlap_add(x: Tensor, *, size: Sizes, stride: Sizes, padding: Sizes, dilat
         for j, m in enumerate(padded):
             y = place(y, 2 + j, 0, m)
     else:
-        y, behind = x, range(2 + n)
-        for j in reversed(range(n)):  # the element of the window along axis j is last, and behind it those before
-            y = unwindow(y, 2 + j, padded[j], stride[j], dilation[j])
-            y = permute(y, (*behind, 2 * n + 1, *range(2 + n, 2 * n + 1))) if j else y
-        y = y.sum(tuple(range(-n, 0)))
+        axes = geometry(kernel, size, stride, padding, dilation)
+        return by_phases(axes, partial(_overlapped, x, axes), 2, concat)
     for j, (p, m) in enumerate(zip(padding, size)):
         y = slice_(y, 2 + j, p, m)
     return y
