@@ -1,0 +1,39 @@
+"""Docstrings as Markdown: the first paragraph as text, what follows as it is laid out, examples as code."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import griffe
+
+
+def markdown(text: str) -> str:
+    """A docstring of this project as Markdown; its columns are kept."""
+    head, _, rest = text.partition("\n\n")
+    parts = [" ".join(line.strip() for line in head.splitlines())]
+    kind, lines = "", list[str]()
+
+    def flush() -> None:
+        block = "\n".join(lines).strip("\n")
+        if block:
+            parts.append(f"```{kind}\n{block}\n```")
+        lines.clear()
+
+    doctest = False
+    for line in rest.splitlines():
+        doctest = line.lstrip().startswith(">>>") or (doctest and bool(line.strip()))
+        new = "pycon" if doctest else "text"
+        if new != kind:
+            flush()
+            kind = new
+        lines.append(line)
+    flush()
+    return "\n\n".join(parts)
+
+
+class Layout(griffe.Extension):
+    """Applies `markdown` to every docstring."""
+
+    def on_instance(self, *, obj: griffe.Object, **_: Any) -> None:
+        if obj.docstring is not None:
+            obj.docstring.value = markdown(obj.docstring.value)
