@@ -83,7 +83,7 @@ def on_page_markdown(markdown: str, page: Any, config: Any, files: Any) -> str:
 def on_post_build(config: Any) -> None:
     """Write llms.txt: a list of all pages, and llms-full.txt: their text, for programs that read documentation."""
     site = Path(config.site_dir)
-    pages = [p for p in sorted((HOME / "docs").rglob("*.md"))]
+    pages = sorted((HOME / "docs").rglob("*.md"))
     lines = [f"# {config.site_name}", "", f"> {config.site_description}", "", "## Pages", ""]
     texts: list[str] = []
     for path in pages:
