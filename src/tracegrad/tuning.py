@@ -100,6 +100,7 @@ LAYOUT_TRIES = 12  # ways | to place temporaries | ?
 LAYOUT_CLOSE = 1.02  # times | the most that is alive at once: near enough to stop trying | -
 LITTLE_TEMP = 16  # times | smaller than an array, a temporary shares the first | ?
 TEMP_ARRAYS = 3  # arrays | of temporaries: a fourth takes 3 % more memory to part the last 4 % of values | ?
+HANDED_OVER_FROM = 500  # us | that a forward takes from which its caller, who waits, leaves it to the worker | 2 cores
 DRAW_CHUNK = 1 << 16  # values | drawn at a time, so that threads seldom wait for each other | ?
 DRAW_IN_C = 1 << 20  # values | worth looking for a C compiler | ?
 DRAW_THREADS = 4  # threads | that draw | ?

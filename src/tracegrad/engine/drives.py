@@ -39,7 +39,7 @@ class ThreadDrive:
         """
         self._turns, self._lock, self._idle, self._died = turns, lock, idle, died
         self._bell: SimpleQueue[None] = SimpleQueue()
-        self._asleep = False
+        self.asleep = False  # nothing was to do, and `wake` was not called since
         self._over: Pending[None] = Pending("closing")
         self._thread = threading.Thread(target=self._run, name="tracegrad", daemon=True)
         self._thread.start()
@@ -47,9 +47,9 @@ class ThreadDrive:
 
     def wake(self) -> None:
         """There is something to do, or there will be before `lock` is released. Called with `lock` held."""
-        if self._asleep:
+        if self.asleep:
             self._bell.put(None)  # first: an interrupt between the two lines rings twice, which does no harm
-            self._asleep = False
+            self.asleep = False
 
     def end(self) -> None:
         """The turns were told to end: wait until they did."""
@@ -80,7 +80,7 @@ class ThreadDrive:
         for awaited in self._turns:
             if awaited is None:  # a batch is waited for where its outputs are read
                 with self._lock:
-                    asleep = self._asleep = self._idle()
+                    asleep = self.asleep = self._idle()
                 if asleep:
                     self._bell.get()
 
@@ -88,6 +88,7 @@ class ThreadDrive:
 class TabDrive:
     """Turns of the event loop: there is one thread, so a turn that has to wait gives way to the rest of the tab."""
 
+    asleep = False  # there is no other thread that could work meanwhile
     ident = -1  # no thread's: waiting is possible everywhere, since other stacks go on
 
     def __init__(

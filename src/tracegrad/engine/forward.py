@@ -19,7 +19,7 @@ from tracegrad.engine.forward_runs import ForwardProgram, ForwardPrograms, Forwa
 from tracegrad.engine.forward_source import ForwardSource
 from tracegrad.engine.inputs import Given, check_inputs, given_or_blank, merge
 from tracegrad.engine.patches import check_patches
-from tracegrad.engine.results import Aborted, Pending, RunResult, failure, resolved
+from tracegrad.engine.results import Aborted, Demand, Pending, RunResult, failure, resolved
 from tracegrad.engine.stores import HasStates, OwnParameters, ParameterStore
 from tracegrad.errors import AbortedError
 from tracegrad.hypers import whole
@@ -70,6 +70,7 @@ class CompiledForward(HasStates):
         self.source = ForwardSource.checked(forward, inputs, precision, writes)
         self._programs = ForwardPrograms(self.source, store, whole("max_cached_shapes", max_cached_shapes))
         self._owner, self._training = owner, training
+        self._demand = Demand()
         self._lock = threading.Lock()  # never held while waiting for the worker
         if owner:
             weakref.finalize(self, store.worker.close)  # also at exit, before the interpreter goes
@@ -115,7 +116,10 @@ class CompiledForward(HasStates):
         if isinstance(self.store, OwnParameters) and self.store.unset:
             self.store.unset = False
             warnings.warn(UNSET, RuntimeWarning, stacklevel=2)
-        worker.enqueue([ForwardRun(programs, program, arrays, pending)], pending)
+        one, demand = ForwardRun(programs, program, arrays, pending), self._demand
+        asked, demand.asked, pending.demand = demand.asked, False, demand
+        if not (asked and one.at_once()):
+            worker.enqueue([one], pending)
         return pending
 
     def graph_for(self, mapping: Given = None, /, **inputs: Any) -> Graph:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import time
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -24,6 +25,7 @@ from tracegrad.kernels.form import UnsizedError
 from tracegrad.program import Field
 from tracegrad.runtime.base import Session
 from tracegrad.sites import PATCH
+from tracegrad.tuning import HANDED_OVER_FROM
 
 if TYPE_CHECKING:
     from tracegrad.compiler.sized import Family
@@ -37,6 +39,7 @@ class ForwardProgram:
     version: object
     handle: int | None = None  # the worker's own: loaded at the first run
     at_once: int = 1  # runs worth one batch
+    direct: Callable[[Mapping[str, Any]], dict[str, Any] | None] | None = None  # see `runtime.base.Door`
     inputs: tuple[Field, ...] = ()
     hyper: tuple[Field, ...] = ()
     commits: bool = False  # it writes states
@@ -212,12 +215,28 @@ class ForwardRun:
     pending: Pending[RunResult]
     checked: reference.Checked | None = None  # under TRACEGRAD_CHECK
     differs: str = ""  # from the reference, and how
+    began: float = 0.0  # on the worker's thread
+
+    def at_once(self) -> bool:
+        """Compute on the caller's thread; False if nothing was done, because the worker should do it."""
+        program, store = self.of, self.owner.store
+        if program.direct is None or store.unwritten or indexcheck.enabled():
+            return False
+        try:
+            outputs = program.direct(self.arrays)
+            if outputs is None:
+                return False
+            self._complete(outputs)
+        except Exception as e:
+            self.fail(e)
+        return True
 
     def begin(self, session: Session) -> tuple[int, Mapping[str, Any]] | None:
         """Load the program if it was not yet."""
         if self._displaced():
             return None
         handle = self.of.load(session, self.owner.store)
+        self.began = time.perf_counter()
         if indexcheck.enabled():
             self.checked = self._checked(session)
         return handle, self.arrays
@@ -235,8 +254,24 @@ class ForwardRun:
         if self.differs:
             return False
         if not self._displaced():
-            self.pending.resolve(CompletedRun(captures_of(outputs), output_of(outputs, self.of.built.structure)))
+            self._look_for_direct(session)
+            self._complete(outputs)
         return True
+
+    def _complete(self, outputs: dict[str, Any]) -> None:
+        self.pending.resolve(CompletedRun(captures_of(outputs), output_of(outputs, self.of.built.structure)))
+
+    def _look_for_direct(self, session: Session) -> None:
+        """Short runs may be computed on their caller's thread: to hand them over takes longer than some of them."""
+        program = self.of
+        if (
+            session.door is None
+            or self.checked is not None
+            or 1e6 * (time.perf_counter() - self.began) > HANDED_OVER_FROM
+        ):
+            program.direct = None
+        elif program.direct is None and program.handle is not None:
+            program.direct = session.door.direct(program.handle)
 
     def recover(self, session: Session, outputs: dict[str, Any]) -> None:
         """The device computed something else than the reference. What it wrote into states is undone."""

@@ -146,6 +146,15 @@ StepResult = CompletedStep | Aborted | Failed
 RunResult = CompletedRun | Aborted | Failed
 
 
+class Demand:
+    """Was the result of the latest call asked for?"""
+
+    __slots__ = ("asked",)
+
+    def __init__(self) -> None:
+        self.asked = False
+
+
 class Pending(NoArray, Generic[T]):
     """Work under way. `result()` or `await` gives Completed, Aborted or Failed; the shortcuts wait too.
 
@@ -155,6 +164,7 @@ class Pending(NoArray, Generic[T]):
 
     instead: ClassVar[str] = "read .loss of a step, or .output of a run, which wait for it"
     owner: Any = None  # the training or forward, which must not end before somebody has looked at the result
+    demand: Demand | None = None  # of the calls that this is one of
 
     if not TYPE_CHECKING:
 
@@ -201,6 +211,8 @@ class Pending(NoArray, Generic[T]):
                 raise TimeoutError(f"{self._what}: no result after {timeout} s")
         if self._unseen is not None:
             self._unseen.seen = True
+        if self.demand is not None:
+            self.demand.asked = True
         self.owner = None
         return self._result
 

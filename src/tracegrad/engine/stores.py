@@ -109,8 +109,10 @@ class TrainedParameters:
             self.worker.post(unload)  # behind the steps queued so far
         return program, given
 
+    unwritten = False  # forwards share the step's buffers
+
     def write(self, session: Session, program: Program, new: bool) -> None:
-        """Nothing is to be written: forwards share the step's buffers."""
+        """Nothing is to be written."""
 
     def call(self, fn: Callable[[Session, Stepper], T], stepper: Stepper | None = None) -> T:
         """Run `fn` on the worker's thread, after the steps queued so far.
@@ -227,6 +229,11 @@ class OwnParameters:
         self._unwritten: dict[str, Array] = {}  # of the parameters, since the last run
         self._loaded: list[Program] = []  # what is on the device, and with it the states
         self.worker = Worker(session_factory()).opened()
+
+    @property
+    def unwritten(self) -> bool:
+        """Is there something to write before the next run?"""
+        return bool(self._unwritten)
 
     def write(self, session: Session, program: Program, new: bool) -> None:
         """Write what has changed, before a run of `program`. All if it is `new`: its buffers may be, too."""

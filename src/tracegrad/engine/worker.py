@@ -47,7 +47,7 @@ class Worker:
         self._limits: Limits | None = None
         self._started: Pending[Any] = Pending("opening the device")
         drive = TabDrive if tab.IN_TAB else ThreadDrive
-        self._drive = drive(self._main(), self._lock, self._idle, self._died)
+        self._drive = drive(self._main(), self._lock, self._rests, self._died)
         self.ident = self._drive.ident
 
     def opened(self) -> Worker:
@@ -96,7 +96,7 @@ class Worker:
             self._make_room()
         with self._lock:
             if self._closed is None:
-                self._drive.wake()  # first: an interrupt between the two queues nothing
+                self._wake()  # first: an interrupt between the two queues nothing
                 self._queue.extend(runs)
                 return
         pending.resolve(self.refusal)
@@ -116,6 +116,12 @@ class Worker:
         if self.forked:
             pending.resolve(Failed(forked_error()))
         return self.forked
+
+    def _wake(self) -> None:
+        """There is, or will be, something in the queue. Called with the lock held."""
+        if self._drive.asleep and self._session.door is not None:
+            self._session.door.shut()  # what follows on any thread comes behind what will be queued
+        self._drive.wake()
 
     def _make_room(self) -> None:
         """Wait until fewer runs are queued. The worker's own thread (a done callback) would wait forever."""
@@ -165,7 +171,7 @@ class Worker:
         with self._lock:
             if self._closed is None:
                 task = Task(fn, pending, urgent)
-                self._drive.wake()
+                self._wake()
                 (self._queue.appendleft if urgent else self._queue.append)(task)
                 return pending
         pending.resolve(self.refusal)
@@ -199,14 +205,19 @@ class Worker:
         with self._lock:
             if self._closed is None:
                 self._closed = reason
+            self._wake()
         with contextlib.suppress(AttributeError):  # where there is no session yet
             self._session.interrupt()
         self._drive.end()
 
     # --- on the worker's thread ---
 
-    def _idle(self) -> bool:
-        return not self._queue and not self._window and self._closed is None
+    def _rests(self) -> bool:
+        """Is there nothing to do? Then other threads may run programs, until `_wake`. Called with the lock held."""
+        idle = not self._queue and not self._window and self._closed is None
+        if idle and self._session.door is not None:
+            self._session.door.open()
+        return idle
 
     def _main(self) -> Generator[Any, None, None]:
         """All the work. Gives what should be waited for before it goes on: a batch, or None for something to do."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -57,6 +57,25 @@ class Done(list[dict[str, Any]]):
         return self
 
 
+class Door(Protocol):
+    """Whose memory a session's is: that of its own thread, or of any thread for the length of one run."""
+
+    def open(self) -> None:
+        """The session's thread is about to sleep."""
+        ...
+
+    def shut(self) -> None:
+        """It is at work again. Waits for a run under way."""
+        ...
+
+    def direct(self, handle: int) -> Callable[[Mapping[str, Any]], dict[str, Any] | None] | None:
+        """A function from inputs to outputs that does one run on its caller's thread; None if there can be none.
+
+        It gives None where the door is shut or another thread is inside, and nothing was done.
+        """
+        ...
+
+
 class Session(Protocol):
     """A device with named, persistent buffers.
 
@@ -68,6 +87,11 @@ class Session(Protocol):
 
     ahead: int  # batches worth having under way before the outputs of the first are read
     batch_seconds: float  # that one batch should take: whoever waits for a run waits for all of its batch
+
+    @property
+    def door(self) -> Door | None:
+        """For runs on other threads while the session's own sleeps; None if there can be none."""
+        ...
 
     @property
     def info(self) -> DeviceInfo:

@@ -69,7 +69,7 @@ class BrowserSession:
     """
 
     def __init__(self) -> None:
-        self.ahead, self.batch_seconds = 2, BATCH_SECONDS
+        self.ahead, self.batch_seconds, self.door = 2, BATCH_SECONDS, None
         self._tab: Any = javascript().Tab.new()
         self._programs: dict[int, Program] = {}
         self._buffers: dict[str, Buffer] = {}

@@ -8,7 +8,7 @@ import math
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from tracegrad.arrays import np
 from tracegrad.tuning import PRODUCT_GRAIN, PRODUCT_PARTS, PRODUCT_SIDE, PRODUCT_STACK
@@ -25,6 +25,14 @@ class Call:
     arguments: Any
     parts: int
     arrays: tuple[Array, ...]
+
+
+class BoundCalls(NamedTuple):
+    """What runs the calls of a program."""
+
+    each: list[Callable[[], None]]  # by dispatch
+    whole: Callable[[], None]  # all of them; what is addressed lives as long as this
+    given: tuple[int, int, int]  # address and number of the rows, and how many threads: for `run_calls`
 
 
 class _CallRow(ctypes.Structure):
@@ -74,8 +82,8 @@ class CallList:
         parts = max(1, min(count * m * n * (part or k) // PRODUCT_GRAIN, most, PRODUCT_PARTS))
         return Call(self._address("product"), (ctypes.c_int64 * len(words))(*words), parts, (*arrays, offsets))
 
-    def runs(self) -> tuple[list[Callable[[], None]], Callable[[], None]]:
-        """Each dispatch, and all of them in one call."""
+    def bound(self) -> BoundCalls:
+        """The calls, ready to be made."""
         held, libraries = list(self._calls), self._libraries
         entries = (_CallRow * len(held))(*[(c.function, ctypes.addressof(c.arguments), c.parts) for c in held])
         function, threads = self._engine.run_calls, processors()
@@ -90,7 +98,8 @@ class CallList:
 
             return run
 
-        return [between(b, e) for b, e in zip([0, *self._ends], self._ends)], between(0, len(held))
+        each = [between(b, e) for b, e in zip([0, *self._ends], self._ends)]
+        return BoundCalls(each, between(0, len(held)), (ctypes.addressof(entries), len(held), threads))
 
     def _address(self, name: str) -> int:
         """Where a function lies."""

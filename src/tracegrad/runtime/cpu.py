@@ -27,9 +27,10 @@ from tracegrad.render.c_calls import CSource, FunctionStep, Place, RunSize, Scra
 from tracegrad.render.c_engine import ENGINE
 from tracegrad.runtime.base import DeviceInfo, Done, Timings
 from tracegrad.runtime.c_compiler import Compiler, compiler
-from tracegrad.runtime.calls import CallList, processors
+from tracegrad.runtime.calls import BoundCalls, CallList, processors
 from tracegrad.runtime.children import Children
 from tracegrad.runtime.cpu_verify import computes_wrongly
+from tracegrad.runtime.doors import DirectParts, Door
 from tracegrad.runtime.storage import check_memory, lying, taken
 from tracegrad.tuning import C_SOURCE, C_SOURCES
 
@@ -45,11 +46,12 @@ class _Loaded:
     libraries: list[Future[ctypes.CDLL | None]]  # of its kernels, the engine first; none if they are in NumPy
     size: Array  # of a run, where kernels read it
     wrong: bool | None = None  # does a kernel compute wrongly in C? None: nobody has looked yet
-    inputs: list[tuple[str, Array]] = field(default_factory=list[tuple[str, Array]])  # where each lies
+    inputs: list[tuple[Field, Array]] = field(default_factory=list[tuple[Field, Array]])  # where each lies
     outputs: list[tuple[Field, Array]] = field(default_factory=list[tuple[Field, Array]])
     given: dict[str, Array] = field(default_factory=dict[str, Array])  # what lies in the inputs
     runs: list[Callable[[], None]] = field(default_factory=list["Callable[[], None]"])  # one for each dispatch
     whole: Callable[[], None] | None = None  # all of them, once they are bound
+    bound: BoundCalls | None = None  # the same in C
 
 
 def cpu_info(compiler: Compiler | None, failed: bool = False) -> DeviceInfo:
@@ -79,6 +81,7 @@ class CpuSession:
     def __init__(self, compiler: Compiler | None = None) -> None:
         self._compiler, self._children = compiler, Children()
         # the same for all programs: at once. Its threads stay, so it does too
+        self.door: Door | None = None
         self._engine = compiler.begin(ENGINE, self._children, keep=True) if compiler else None
         self._persistent: dict[str, Array] = {}
         self._loaded: dict[int, _Loaded] = {}
@@ -152,13 +155,20 @@ class CpuSession:
             else:
                 self._add(calls, kernel, memory, d.offsets, loaded.size, program.capacity)
         if calls is not None:
-            loaded.runs, whole = calls.runs()
+            bound = loaded.bound = calls.bound()
+            loaded.runs, whole = bound.each, bound.whole
+            self.door = self.door or Door(libraries[0], self._parts)
         else:
             whole = partial(_in_turn, loaded.runs)
-        loaded.inputs = [(f.name, lying(loaded.memory[names[f.buffer]], f)) for f in program.inputs]
+        loaded.inputs = [(f, lying(loaded.memory[names[f.buffer]], f)) for f in program.inputs]
         loaded.outputs = [(f, lying(loaded.memory[names[f.buffer]], f)) for f in program.outputs]
         loaded.whole = whole
         return loaded
+
+    def _parts(self, handle: int) -> DirectParts | None:
+        """What a run on another thread needs; None in NumPy, whose kernels an interrupt could end in their middle."""
+        loaded = self._ready(handle)
+        return loaded.bound and DirectParts(loaded.bound, loaded.given, loaded.inputs, loaded.outputs)
 
     def _add(
         self,
@@ -204,8 +214,7 @@ class CpuSession:
                 raise DeviceError("the compiler failed")
             calls = CallList(made[0], made[1:])
             self._add(calls, kernel, memory, offsets, np.array([program.capacity], np.int64), program.capacity)
-            _, whole = calls.runs()
-            whole()
+            calls.bound().whole()
 
         try:
             begin = partial(self._compiler.begin, children=self._children)
@@ -269,10 +278,10 @@ class CpuSession:
         self._check_open()
         loaded = self._ready(handle)
         given = loaded.given
-        for name, target in loaded.inputs:
-            x = inputs[name]
-            if given.get(name) is not x:  # most hyperparameters are those of the last step
-                target[...] = given[name] = x
+        for f, target in loaded.inputs:
+            x = inputs[f.name]
+            if given.get(f.name) is not x:  # most hyperparameters are those of the last step
+                target[...] = given[f.name] = x
         assert loaded.whole is not None
         loaded.whole()
         return {f.name: taken(part, f) for f, part in loaded.outputs}
@@ -320,7 +329,7 @@ class CpuSession:
 
     def close(self) -> None:
         """Free everything. Closing twice is fine."""
-        self._closed = True
+        self._closed, self.door = True, None
         self.interrupt()
         self._loaded.clear()
         self._sources.clear()

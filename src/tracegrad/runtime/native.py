@@ -101,7 +101,7 @@ class NativeSession:
         self._programs: dict[int, Loaded] = {}
         self._next = 0
         self._sending: Batch | None = None  # the last one, until it is known to be sent
-        self.ahead, self.batch_seconds = AHEAD, BATCH_SECONDS
+        self.ahead, self.batch_seconds, self.door = AHEAD, BATCH_SECONDS, None
         try:
             self._device: Any = open_device(adapter)
         except BaseException:

@@ -1,0 +1,82 @@
+"""A session's memory while its own thread sleeps: another thread may take it for one run of a program, in one C call.
+
+Python handles signals between its instructions, never inside of a C call. So Ctrl-C comes before a run or behind it.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from tracegrad.arrays import np
+from tracegrad.program import Field
+from tracegrad.runtime.calls import BoundCalls
+from tracegrad.runtime.storage import taken, to_storage
+
+Array = Any
+Direct = Callable[[Mapping[str, Any]], dict[str, Any] | None]
+
+
+class DirectParts(NamedTuple):
+    """What a run of a program consists of."""
+
+    calls: BoundCalls
+    given: dict[str, Array]  # what the session knows to lie in the inputs
+    inputs: Sequence[tuple[Field, Array]]  # where each lies
+    outputs: Sequence[tuple[Field, Array]]
+
+
+class _CopyRow(ctypes.Structure):
+    """What `run_direct` copies before the calls and behind them."""
+
+    _fields_ = (("to", ctypes.c_void_p), ("source", ctypes.c_void_p), ("bytes", ctypes.c_long))
+
+
+class Door:
+    """`runtime.base.Door` has the meaning of each method. `engine` is render.c_engine's library."""
+
+    def __init__(self, engine: ctypes.CDLL, parts: Callable[[int], DirectParts | None]) -> None:
+        self._state, self._parts = ctypes.c_int(0), parts
+        self._at = ctypes.addressof(self._state)
+        self._open, self._shut, self._run = engine.open_door, engine.shut_door, engine.run_direct
+        pointer, count = ctypes.c_void_p, ctypes.c_long
+        for function in (self._open, self._shut):
+            function.argtypes, function.restype = (pointer,), None
+        self._run.argtypes = (pointer, pointer, count, pointer, count, count, pointer, count)
+        self._run.restype = ctypes.c_int
+
+    def open(self) -> None:
+        """The session's thread is about to sleep."""
+        self._open(self._at)
+
+    def shut(self) -> None:
+        """It is at work again."""
+        self._shut(self._at)
+
+    def direct(self, handle: int) -> Direct | None:
+        """A function that does one run; None if there can be none."""
+        parts = self._parts(handle)
+        if parts is None:
+            return None
+        into = [(f.name, f.dtype, x.ctypes.data, x.nbytes) for f, x in parts.inputs]
+        out_of = [(f, x, x.ctypes.data, x.nbytes) for f, x in parts.outputs]
+        rows_in, rows_out = _CopyRow * len(into), _CopyRow * len(out_of)
+        calls, given = parts.calls, parts.given
+
+        def run(arrays: Mapping[str, Any]) -> dict[str, Any] | None:
+            given.clear()
+            sources = [to_storage(arrays[name], dtype) for name, dtype, _, _ in into]
+            results = [np.empty_like(x) for _, x, _, _ in out_of]
+            first = rows_in(*[(to, _address(x), size) for (_, _, to, size), x in zip(into, sources)])
+            last = rows_out(*[(_address(x), source, size) for (_, _, source, size), x in zip(out_of, results)])
+            begin, end = ctypes.addressof(first), ctypes.addressof(last)
+            if not self._run(self._at, begin, len(into), *calls.given, end, len(out_of)):
+                return None
+            return {f.name: taken(x, f) if f.dtype == "bool" else x for (f, _, _, _), x in zip(out_of, results)}
+
+        return run
+
+
+def _address(x: Array) -> int:
+    return x.__array_interface__["data"][0]

@@ -1,0 +1,234 @@
+"""Short runs of a forward whose results are asked for as they come are computed by the thread that asks."""
+
+from __future__ import annotations
+
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+import tracegrad as tg
+from models import SineMLP, sine_loss
+from tracegrad import nn, optim
+from tracegrad.engine.worker import Worker
+
+X = np.random.default_rng(0).standard_normal((8, 4)).astype(np.float32)
+
+
+class Many(tg.Module):
+    def __init__(self) -> None:
+        self.a = nn.Linear(4, 3)
+
+
+def typed(m: Many, x: Any, on: Any, k: Any) -> Any:
+    """Inputs and outputs of every dtype, a capture, a random number."""
+    y = m.a(tg.capture("x", x)) + tg.uniform((3,))
+    return {"f32": tg.where(on[:, None], y, 0.0), "i32": tg.argmax(y, axis=-1), "bool": y > 0, "u32": k + k}
+
+
+class Counter(tg.Module):
+    """Each run adds 1 to every element."""
+
+    def __init__(self) -> None:
+        self.count = self.state((64,))
+
+    def __call__(self, x: Any) -> Any:
+        self.count.assign(self.count + 1.0)
+        return self.count + x
+
+
+@pytest.fixture
+def handed(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """How many runs each call handed to the worker."""
+    counts: list[int] = []
+    enqueue = Worker.enqueue
+    monkeypatch.setattr(Worker, "enqueue", lambda self, runs, p: (counts.append(len(runs)), enqueue(self, runs, p)))
+    return counts
+
+
+@pytest.fixture
+def forward(c_compiler: None) -> Iterator[tg.CompiledForward]:
+    with tg.compile_forward(
+        model=nn.Linear(4, 3), forward=lambda m, x: m(x), inputs={"x": (None, 4)}, seed=0, device="cpu"
+    ) as f:
+        yield f
+
+
+def warm(f: tg.CompiledForward, **inputs: Any) -> None:
+    """Until a run is not handed over. A busy machine takes long for some runs, so that the worker gets the next."""
+    for _ in range(200):
+        f.run(inputs).result()
+        time.sleep(0.001)
+        if f.run(inputs).done():
+            f.run(inputs).result()
+            time.sleep(0.001)
+            return
+    raise AssertionError("every run was handed over")
+
+
+def test_a_caller_who_waits_computes_short_runs(forward: tg.CompiledForward, handed: list[int]) -> None:
+    first = forward.run(x=X).output
+    warm(forward, x=X)
+    handed.clear()
+    p = forward.run(x=X)
+    assert p.done() and not handed
+    np.testing.assert_array_equal(p.output, first)
+
+
+def test_a_caller_who_does_not_wait_hands_them_over(forward: tg.CompiledForward, handed: list[int]) -> None:
+    warm(forward, x=X)
+    handed.clear()
+    kept = [forward.run(x=X) for _ in range(5)]
+    assert sum(handed) >= 4, "the first may still be computed at once"
+    assert all(isinstance(p.result(), tg.Completed) for p in kept)
+
+
+def test_every_dtype_captures_and_random_numbers_are_those_of_the_worker(c_compiler: None) -> None:
+    inputs = {"x": (8, 4), "on": tg.bool_[8], "k": tg.u32[8]}
+    rng = np.random.default_rng(1)
+    calls = [
+        {"x": X * k, "on": rng.uniform(size=8) > 0.5, "k": rng.integers(0, 2**31, 8).astype(np.uint32)}
+        for k in range(20)
+    ]
+    found: list[list[Any]] = []
+    for wait in (True, False):
+        with tg.compile_forward(model=Many(), forward=typed, inputs=inputs, seed=3, device="cpu") as f:
+            pending: list[Any] = []
+            for call in calls:
+                pending.append(f.run(call))
+                if wait:
+                    pending[-1].result()
+            found.append([(p.output, p.captures["x"]) for p in pending])
+    for (mine, x), (want, y) in zip(*found, strict=True):
+        np.testing.assert_array_equal(x, y)
+        for name, value in want.items():
+            np.testing.assert_array_equal(mine[name], value, err_msg=name)
+            assert mine[name].dtype == value.dtype
+
+
+def test_sizes_that_calls_choose(forward: tg.CompiledForward, handed: list[int]) -> None:
+    for n in (3, 8, 5):
+        warm(forward, x=X[:n])
+    w, b = (forward.params()[name] for name in ("W", "b"))
+    for n in (5, 8, 3, 8, 5):
+        np.testing.assert_allclose(forward.run(x=X[:n]).output, X[:n] @ w + b, rtol=1e-5, atol=1e-6)
+
+
+def test_a_run_sees_all_that_was_queued_before_it(c_compiler: None) -> None:
+    x = np.linspace(-3, 3, 16, dtype=np.float32)[:, None]
+    batch = {"x": x, "y": np.sin(x)}
+    rng = np.random.default_rng(0)
+    types = {"x": (16, 1), "y": (16, 1)}
+    seen: list[list[Any]] = []
+    order = rng.integers(0, 6, 400)
+    for wait in (True, False):
+        with tg.compile(
+            model=SineMLP(8), loss=sine_loss, inputs=types, optimizer=optim.adam(1e-2), seed=0, device="cpu"
+        ) as train:
+            infer = train.attach(forward=lambda m, x: sine_loss(m, x, tg.sin(x)), inputs={"x": (16, 1)})
+            outputs: list[Any] = []
+            for what in order:
+                if what == 0:
+                    train.step(batch)
+                elif what == 1:
+                    if wait:
+                        train.set_params(train.params())
+                else:
+                    p = infer.run(x=x)
+                    outputs.append(p.output if wait else p)
+            seen.append(outputs if wait else [p.output for p in outputs])
+    assert seen[0] == seen[1]
+
+
+def test_new_parameters_are_used_at_once(forward: tg.CompiledForward) -> None:
+    warm(forward, x=X)
+    for k in range(20):
+        forward.set_params({"b": np.full(3, k, np.float32), "W": np.zeros((4, 3), np.float32)})
+        assert (forward.run(x=X).output == k).all()
+        assert (forward.run(x=X).output == k).all()
+
+
+def test_threads_share_a_forward(forward: tg.CompiledForward) -> None:
+    warm(forward, x=X)
+    w, b = (forward.params()[name] for name in ("W", "b"))
+    wrong: list[int] = []
+
+    def client(k: int) -> None:
+        mine = X * (k + 1)
+        want = mine @ w + b
+        for _ in range(200):
+            if not np.allclose(forward.run(x=mine).output, want, rtol=1e-4, atol=1e-5):
+                wrong.append(k)
+
+    threads = [threading.Thread(target=client, args=(k,)) for k in range(4)]
+    for t in threads:
+        t.start()
+    for t in threads:
+        t.join(60)
+    assert not wrong and not any(t.is_alive() for t in threads)
+
+
+def test_bad_inputs_and_a_closed_forward_are_results(forward: tg.CompiledForward) -> None:
+    warm(forward, x=X)
+    assert isinstance(forward.run(x=X[:, :2]).result(), tg.Failed)
+    assert isinstance(forward.run(x=X).result(), tg.Completed)
+    forward.close()
+    assert isinstance(forward.run(x=X).result(), tg.Aborted)
+
+
+def test_an_interrupted_run_has_written_all_of_a_state_or_nothing(c_compiler: None) -> None:
+    zero = np.zeros(64, np.float32)
+    with tg.compile_forward(
+        model=Counter(), forward=lambda m, x: m(x), inputs={"x": (64,)}, seed=0, device="cpu", writes=True
+    ) as f:
+        warm(f, x=zero)
+        before, rng, cut = float(f.states()["count"][0]), np.random.default_rng(0), 0
+        old = signal.signal(signal.SIGALRM, signal.default_int_handler)
+        try:
+            end, last, calls = time.monotonic() + 2, before, 0
+            while time.monotonic() < end:
+                try:
+                    signal.setitimer(signal.ITIMER_REAL, rng.uniform(1e-6, 1e-3))
+                    for _ in range(20):
+                        calls += 1
+                        now = f.run(x=zero).output
+                        assert (now == now[0]).all() and now[0] > last
+                        last = float(now[0])
+                    signal.setitimer(signal.ITIMER_REAL, 0)
+                except KeyboardInterrupt:
+                    cut += 1
+        finally:
+            signal.setitimer(signal.ITIMER_REAL, 0)
+            signal.signal(signal.SIGALRM, old)
+        count = f.states()["count"]
+        assert cut and (count == count[0]).all() and last <= count[0] <= before + calls
+
+
+def test_a_signal_handler_may_ask_the_worker(forward: tg.CompiledForward) -> None:
+    warm(forward, x=X)
+    want, bias, found = forward.run(x=X).output, forward.params()["b"], list[Any]()
+    old = signal.signal(signal.SIGALRM, lambda *_: found.append(forward.params()["b"]))
+    try:
+        end = time.monotonic() + 1
+        while time.monotonic() < end:
+            signal.setitimer(signal.ITIMER_REAL, 2e-4)
+            for _ in range(20):
+                np.testing.assert_array_equal(forward.run(x=X).output, want)
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, old)
+    assert found and all((x == bias).all() for x in found)
+
+
+def test_kernels_in_numpy_are_left_to_the_worker(monkeypatch: pytest.MonkeyPatch, handed: list[int]) -> None:
+    monkeypatch.setenv("TRACEGRAD_CC", "off")
+    with tg.compile_forward(
+        model=nn.Linear(4, 3), forward=lambda m, x: m(x), inputs={"x": (8, 4)}, seed=0, device="cpu"
+    ) as f:
+        for _ in range(20):
+            f.run(x=X).result()
+    assert sum(handed) == 20
