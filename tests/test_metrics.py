@@ -94,3 +94,52 @@ def test_measures_at_the_edges() -> None:
 def test_mistakes_name_the_measure_and_the_rule(call: Any, error: Any, text: str) -> None:
     with pytest.raises(error, match=text):
         call()
+
+
+class Given(tg.Module):
+    """Gives its inputs back."""
+
+    def __init__(self) -> None:
+        self.one = self.param((), init=tg.init.ones())
+
+
+def given_loss(m: Any, logits: Any, targets: Any, scores: Any, truths: Any) -> Any:
+    return tg.mean(m.one * logits), {"aux_r2": tg.metrics.r2_score(logits[:, 0], scores)}
+
+
+@pytest.mark.parametrize("cuts", [(), (1, 2, 31), (7, 29), (50,)])
+def test_validation_gives_measures_of_the_whole_set_whatever_its_batches_are(
+    cuts: tuple[int, ...], device_name: str
+) -> None:
+    metrics = {name: _one(name) for name in expected()}
+    inputs = {n: (getattr(v, "dtype", None) == np.int32 and tg.i32[(None, *v.shape[1:])]) or (None, *v.shape[1:])
+              for n, v in VALUES.items()}  # fmt: skip
+    parts = [dict(zip(VALUES, p)) for p in zip(*(np.split(v, cuts) for v in VALUES.values()))]
+    with tg.compile(
+        model=Given(), loss=given_loss, inputs=inputs, optimizer=tg.optim.sgd(0.0), seed=0, device=device_name
+    ) as train:
+        h = train.fit([VALUES], validation=parts, metrics=metrics, progress=False)
+    for name, value in expected().items():
+        np.testing.assert_allclose(h.metrics[-1][f"val_{name}"], value, rtol=1e-5, err_msg=name)
+    np.testing.assert_allclose(h.metrics[-1]["val_aux_r2"], expected()["r2"], rtol=1e-5)
+    assert h.metrics[-1]["val_confusion"].dtype == np.int64
+    assert list(h.metrics[-1])[1:4] == ["val_loss", "val_aux_r2", "val_accuracy"]
+
+
+def _one(name: str) -> Any:
+    return lambda m, logits, targets, scores, truths: measures(m, logits, targets, scores, truths)[name]
+
+
+def test_a_matrix_among_metrics_is_logged_and_not_drawn(tmp_path: Any) -> None:
+    metrics = {"confusion": lambda m, x, y: tg.metrics.confusion_matrix(tg.argmax(m(x), -1), y, 3)}
+    x, y = RNG.normal(size=(30, 4)).astype(np.float32), RNG.integers(0, 3, 30).astype(np.int32)
+    with tg.compile(
+        model=tg.nn.Linear(4, 3), loss=lambda m, x, y: tg.cross_entropy(m(x), y),
+        inputs={"x": (None, 4), "y": tg.i32[None]}, optimizer=tg.optim.adam(1e-2), seed=0, device="cpu",
+    ) as train:  # fmt: skip
+        h = train.fit(x=x, y=y, batch_size=8, epochs=2, validation=0.3, metrics=metrics, log=tmp_path / "log.jsonl",
+                      callbacks=[tg.CSVLogger(tmp_path / "log.csv")])  # fmt: skip
+    assert h.metrics[-1]["val_confusion"].sum() == 9
+    lines = (tmp_path / "log.jsonl").read_text().splitlines()
+    assert f'"val_confusion": {h.metrics[-1]["val_confusion"].tolist()}' in lines[-1]
+    assert len(h.to_frame()) == len(h.loss) and len(h.plot().lines) == 2

@@ -1,6 +1,7 @@
 """Measures of how well a model does, as functions of tensors: on the device in a trace, at once on values.
 
 Return them beside the loss, as in `(loss, {"accuracy": tg.metrics.accuracy(logits, y)})`, and read `r.aux["accuracy"]`.
+Validation of `fit` joins what each batch gives (`training/whole.py`), so that a metric is that of the whole set.
 None but `perplexity` and `r2_score` has a gradient.
 """
 
@@ -8,6 +9,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from tracegrad.ambient import active
 from tracegrad.dtypes import f32, i32
 from tracegrad.errors import DTypeError, ShapeError
 from tracegrad.ir import Tensor
@@ -21,6 +23,18 @@ from tracegrad.prims.views import broadcast_to, reshape
 from tracegrad.shapes import integer
 
 __all__ = ["accuracy", "auc", "confusion_matrix", "perplexity", "r2_score", "top_k_accuracy"]
+
+
+def _noted(metric: Tensor, joined: str, *parts: Any) -> Tensor:
+    """`metric`, with what validation joins over batches."""
+    trace = active()
+    if trace is not None and trace.measured is not None:
+        trace.measured[metric.serial] = (joined, tuple([as_tensor(x) for x in parts]))
+    return metric
+
+
+def _share(right: Tensor) -> Tensor:
+    return _noted(mean(right), "share", sum(cast(right, i32)), const(right.size, i32))
 
 
 def _classes(logits: Any, targets: Any) -> tuple[Tensor, Tensor]:
@@ -50,7 +64,7 @@ def accuracy(logits: Any, targets: Any) -> Tensor:
     tensor(0.5)
     """
     x, t = _classes(logits, targets)
-    return mean(argmax(x, -1) == t)
+    return _share(argmax(x, -1) == t)
 
 
 @op
@@ -73,7 +87,7 @@ def top_k_accuracy(logits: Any, targets: Any, k: int = 5) -> Tensor:
     at = iota(x.shape, x.ndim - 1)
     own = broadcast_to(sum(where(at == target, x, 0.0), -1, keepdims=True), x.shape)
     ahead = (x > own) | ((x == own) & (at < target)) | (x != x)
-    return mean(sum(cast(ahead & (at != target), i32), -1) < k)
+    return _share(sum(cast(ahead & (at != target), i32), -1) < k)
 
 
 @op
@@ -99,7 +113,8 @@ def confusion_matrix(predictions: Any, targets: Any, n: int) -> Tensor:
     if p.shape != t.shape:
         raise ShapeError(f"shapes differ: predictions are {p.type}, targets {t.type}")
     ones = broadcast_to(const(1, i32), (t.size,))
-    return reshape(segment_sum(ones, reshape(t * n + p, (t.size,)), n * n), (n, n))
+    out = reshape(segment_sum(ones, reshape(t * n + p, (t.size,)), n * n), (n, n))
+    return _noted(out, "counts", out)
 
 
 @op
@@ -111,7 +126,10 @@ def perplexity(logits: Any, targets: Any, ignore_index: int | None = None) -> Te
     Gradient: to `logits`, that of the cross entropy times the perplexity.
     Raises:   as `tg.cross_entropy`.
     """
-    return exp(cross_entropy(logits, targets, ignore_index=ignore_index))
+    out = exp(cross_entropy(logits, targets, ignore_index=ignore_index))
+    t = as_tensor(targets)
+    used = const(t.size, i32) if ignore_index is None else sum(cast(t != ignore_index, i32))
+    return _noted(out, "exp_mean", cross_entropy(logits, targets, "sum", ignore_index=ignore_index), used)
 
 
 @op
@@ -128,7 +146,8 @@ def r2_score(prediction: Any, target: Any) -> Tensor:
     As sklearn.metrics.r2_score of one output.
     """
     x, t = pair(prediction, target)
-    return 1.0 - sum(square(t - x)) / sum(square(t - mean(t)))
+    errors, squares = sum(square(t - x)), sum(square(t - mean(t)))
+    return _noted(1.0 - errors / squares, "explained", errors, const(t.size, i32), mean(t), squares)
 
 
 @op
@@ -156,4 +175,5 @@ def auc(scores: Any, targets: Any) -> Tensor:
     own = broadcast_to(reshape(s, (n, 1)), (n, n))
     won = sum(cast((others < own) & negative, i32), -1) * 2 + sum(cast((others == own) & negative, i32), -1)
     total = sum(where(positive, cast(won, f32), 0.0)) * 0.5
-    return total / (sum(cast(positive, f32)) * sum(cast(~positive, f32)))
+    out = total / (sum(cast(positive, f32)) * sum(cast(~positive, f32)))
+    return _noted(out, "ranked", s, positive)

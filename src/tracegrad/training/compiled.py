@@ -168,7 +168,8 @@ class CompiledTraining(HasStates):
         validation: a share of the whole arrays, their last examples; arrays as `data`; or batches. It gives `val_loss`,
                     `val_<name>` of scalars beside the loss, and tells `lr.plateau` (mode="max": the first metric).
                     A loss that takes `training` gets False. States that it writes are put back.
-        metrics:    {"name": function of the model and the inputs}, traced, for `val_<name>`: means over batches.
+        metrics:    {"name": function of the model and the inputs}, traced, for `val_<name>`. A function of `tg.metrics`
+                    is that of the whole set; anything else is the mean over the examples.
         evaluate:   function of the training that returns metrics by name, called every `every` steps and at the end,
                     or, without `every`, after each epoch, as validation is.
         on_step, on_epoch, on_evaluate: functions of a `FitState`, called before the next step begins. Those that read

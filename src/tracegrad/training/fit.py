@@ -237,7 +237,7 @@ class _Loop:
         self.train, self.options, self.validate, self.log, self.progress = train, options, validate, log, progress
         self.where, self.history = where, History()
         self.waiting: deque[Pending[StepResult]] = deque()
-        self.metrics: Mapping[str, float] = {}
+        self.metrics: Mapping[str, Any] = {}
         self.latest: Pending[StepResult] | None = None
         self.queued, self.evaluated, self.stop = 0, -1, Stop()
 

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from tracegrad.arrays import np
 from tracegrad.engine.knobs import Knobs
 from tracegrad.engine.results import Pending, StepResult
 from tracegrad.errors import InputError
@@ -29,7 +30,7 @@ class History:
     def __init__(self) -> None:
         self.loss: list[float] = []
         self.step: list[int] = []
-        self.metrics: list[dict[str, float]] = []
+        self.metrics: list[dict[str, Any]] = []
         self.epochs, self.seconds, self.interrupted = 0, 0.0, False
 
     def __repr__(self) -> str:
@@ -47,7 +48,9 @@ class History:
         axes: Any = figures.Figure().subplots()
         axes.plot(self.step, self.loss, label="loss")
         for name in dict.fromkeys(n for m in self.metrics for n in m if n != "step"):
-            seen = [m for m in self.metrics if name in m]
+            seen = [m for m in self.metrics if np.ndim(m.get(name, ())) == 0]  # a matrix is no curve
+            if not seen:
+                continue
             axes.plot([m["step"] for m in seen], [m[name] for m in seen], marker="o", label=name)
         axes.set_xlabel("step")
         axes.legend()
@@ -92,7 +95,7 @@ class FitState:
 
     def __init__(
         self, train: CompiledTraining, epoch: int, pending: Pending[StepResult] | None, knobs: Knobs,
-        metrics: Mapping[str, float], stop: Stop, settle: Callable[[], History],
+        metrics: Mapping[str, Any], stop: Stop, settle: Callable[[], History],
     ):  # fmt: skip
         self.train, self.epoch, self.metrics = train, epoch, metrics
         self._pending, self._knobs, self._stop, self._settle = pending, knobs, stop, settle

@@ -10,6 +10,7 @@ import time
 from collections.abc import Mapping
 from typing import Any, TextIO, cast
 
+from tracegrad.arrays import np
 from tracegrad.errors import InputError
 from tracegrad.refusals import shown
 
@@ -41,10 +42,10 @@ class Log:
             self._call(record)
         if self._scalars is not None:
             for name in record:
-                if name != "step":
+                if name != "step" and np.ndim(record[name]) == 0:
                     self._scalars(name, record[name], record["step"])
         if self._file is not None:
-            self._file.write(json.dumps(record) + "\n")
+            self._file.write(json.dumps({name: _plain(x) for name, x in record.items()}) + "\n")
 
     def close(self) -> None:
         """Write out what is buffered."""
@@ -86,9 +87,9 @@ class Progress:
         elif self._shown and time.perf_counter() - self._drawn >= (REDRAW_SECONDS if self._terminal else LINE_SECONDS):
             self._draw()
 
-    def metrics(self, values: Mapping[str, float]) -> None:
+    def metrics(self, values: Mapping[str, Any]) -> None:
         """What an evaluation gave."""
-        self._extra = "".join(f"  {name} {value:.4g}" for name, value in values.items())
+        self._extra = "".join(f"  {name} {value:.4g}" for name, value in values.items() if np.ndim(value) == 0)
 
     def close(self) -> None:
         """The last state, and a new line."""
@@ -122,6 +123,11 @@ class Progress:
             self._width = len(text)
         else:
             print(text, file=self._out, flush=True)
+
+
+def _plain(x: Any) -> Any:
+    """A confusion matrix as lists."""
+    return x.tolist() if isinstance(x, np.ndarray) else x
 
 
 def _tqdm() -> Any:

@@ -3,17 +3,26 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from inspect import signature
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
+from tracegrad.ambient import require
 from tracegrad.arrays import np
 from tracegrad.engine.forward import CompiledForward
 from tracegrad.errors import InputError
 from tracegrad.training.data import Rows, as_inputs
+from tracegrad.training.whole import JOINED
 
 if TYPE_CHECKING:
     from tracegrad.training.compiled import CompiledTraining
+
+
+class _Joined(NamedTuple):
+    """How a metric's parts are joined, and how many there are of each batch."""
+
+    how: str
+    parts: int
 
 
 class Validation:
@@ -22,10 +31,16 @@ class Validation:
     def __init__(self, train: CompiledTraining, data: Rows | Iterable[Any], metrics: Mapping[str, Callable[..., Any]]):
         self.train, self.data, self.metrics = train, data, metrics
         self._forwards: dict[tuple[tuple[int, ...], ...], CompiledForward] = {}
+        self._joined: dict[str, _Joined] = {}  # metrics that are no means over batches
+        self._order: list[str] = []
 
-    def __call__(self) -> dict[str, float]:
-        """`val_loss`, and `val_<name>` of metrics and scalars beside the loss: means over all examples."""
+    def __call__(self) -> dict[str, Any]:
+        """`val_loss`, and `val_<name>` of metrics and scalars beside the loss.
+
+        Functions of `tg.metrics` are those of all examples together; anything else is a mean over the examples.
+        """
         train, total, count = self.train, dict[str, float](), 0
+        noted: dict[str, list[Sequence[Any]]] = {}
         names = train.input_names
         before = train.states()
         batches: Iterable[Any] = self.data.batches(1) if isinstance(self.data, Rows) else self.data
@@ -33,9 +48,11 @@ class Validation:
             for batch in batches:
                 given = {n: np.asarray(x) for n, x in as_inputs(batch, names).items()}
                 n = next((len(x) for x in given.values() if x.ndim), 1)
-                output = cast("Mapping[str, Any]", self._forward(given).run(given).output)
+                output = cast("Mapping[Any, Any]", self._forward(given).run(given).output)
+                for name, joined in self._joined.items():
+                    noted.setdefault(name, []).append([output[name, k] for k in range(joined.parts)])
                 for name, value in output.items():
-                    if np.asarray(value).ndim == 0:
+                    if isinstance(name, str) and np.asarray(value).ndim == 0:
                         total[name] = total.get(name, 0.0) + n * float(value)
                     elif name in self.metrics:
                         shape = list(np.asarray(value).shape)
@@ -46,7 +63,9 @@ class Validation:
                 train.set_states(before)
         if not count:
             raise InputError.here("fit: validation has no batch; give one or more, in something to iterate again")
-        return {f"val_{name}": value / count for name, value in total.items()}
+        found: dict[str, Any] = {name: value / count for name, value in total.items()}
+        found |= {name: JOINED[self._joined[name].how](parts) for name, parts in noted.items()}
+        return {f"val_{name}": found[name] for name in self._order if name in found}
 
     def _forward(self, given: Mapping[str, Any]) -> CompiledForward:
         """Compiled for the sizes of these; the last, smaller batch has a program of its own."""
@@ -64,15 +83,30 @@ class Validation:
 
         @functools.wraps(loss)
         def values(model: Any, **inputs: Any) -> dict[str, Any]:
+            trace = require("validation")
+            trace.measured = {}
             out: Any = loss(model, **inputs, **fixed)
             value, aux = cast("tuple[Any, Any]", out if isinstance(out, tuple) else (out, {}))
+            aux = cast("Mapping[str, Any]", aux if isinstance(aux, Mapping) else {})
             more = {name: fn(model, **inputs) for name, fn in metrics.items()}
-            beside = {"loss": value, **cast("Mapping[str, Any]", aux if isinstance(aux, Mapping) else {})}
+            beside = {"loss": value, **aux}
             if both := [name for name in more if name in beside]:
                 raise InputError.here(f"fit: the loss gives {both[0]!r} already; give the metric another name")
-            return {**beside, **more}
+            return self._parts({**beside, **more}, trace.measured)
 
         return values
+
+    def _parts(self, outputs: dict[str, Any], measured: Mapping[int, tuple[str, Sequence[Any]]]) -> dict[Any, Any]:
+        """The outputs; instead of a metric of one batch, what is joined over batches, by name and number."""
+        self._order, found = list(outputs), dict[Any, Any]()
+        for name, value in outputs.items():
+            how, parts = measured.get(getattr(value, "serial", -1), ("", ()))
+            if how:
+                self._joined[name] = _Joined(how, len(parts))
+                found |= {(name, k): x for k, x in enumerate(parts)}
+            else:
+                found[name] = value
+        return found
 
     def close(self) -> None:
         """Free the programs."""
