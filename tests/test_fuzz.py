@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
 from fuzzing.case_steps import row_programs
+from fuzzing.command import main as command
 from fuzzing.compare import Finding, differences
 from fuzzing.corpus import kept
 from fuzzing.differentiated import graph_of
@@ -106,6 +108,25 @@ def test_a_wrong_result_is_found_and_made_small(monkeypatch: pytest.MonkeyPatch)
     small = shrunk(max(findings, key=lambda f: len(f.program.steps)), 20.0)
     assert [s.op for s in small.program.steps] == ["concat"]
     assert "tg.concat((" in snippet(small)
+
+
+def test_chunks_import_from_where_the_command_does(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Here from where conftest.py put the tests; elsewhere from a folder of packages that another machine carried."""
+    monkeypatch.delenv("PYTHONPATH", raising=False)
+    progress = str(tmp_path / "progress.jsonl")
+    assert command(["--seeds", "0:1", "--runners", "numpy", "--corpus", str(tmp_path), "--progress", progress]) == 0
+    assert "numpy: 1 answered" in capsys.readouterr().out
+
+
+def test_a_runner_that_cannot_run_ends_the_command(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("VK_ICD_FILENAMES", "/nowhere")
+    monkeypatch.setenv("VK_DRIVER_FILES", "/nowhere")
+    assert command(["--seeds", "0:1", "--runners", "numpy,webgpu"]) == 2
+    assert "webgpu cannot run: " in capsys.readouterr().err
 
 
 def test_snippets_run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

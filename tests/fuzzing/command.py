@@ -6,7 +6,9 @@
   tools/fuzz --rows 0:11                     every row of the case table, at eleven choices of sizes
   tools/fuzz --replay                        the corpus
 
-Seeds run in chunks, each in a process of its own: a crash or a hang of one is a finding, and nothing piles up.
+Seeds run in chunks, each in a process of its own: a crash or a hang of one is a finding, and nothing piles up. A chunk
+imports from where this process does. A runner that this machine or a chunk's process lacks ends the command with exit
+status 2.
 """
 
 from __future__ import annotations
@@ -39,6 +41,7 @@ CHUNK = 200  # seeds of one process
 BATCH = 20  # programs that are compiled as one
 HANGS = 1800.0  # seconds after which a chunk counts as hanging
 LINE = "fuzz:"  # begins what a chunk tells
+LACKING = 2  # exit status where a runner cannot run
 
 
 @dataclass
@@ -65,6 +68,10 @@ class Total:
         return "\n".join(lines)
 
 
+class RunnerError(Exception):
+    """A runner cannot run."""
+
+
 def explored(seeds: range, runners: Sequence[str], seconds: float, folder: Path) -> dict[str, Any]:
     """One chunk, in this process: what it found is shrunk, printed and kept. A summary as plain data."""
     report, kinds = Report(), Counter[str]()
@@ -86,12 +93,16 @@ def chunk(seeds: range, options: argparse.Namespace) -> dict[str, Any]:
                "--runners", options.runners, "--shrink", str(options.shrink),
                "--corpus", str(options.corpus)]  # fmt: skip
     with tempfile.TemporaryDirectory() as cache:
-        env = {**os.environ, "XDG_CACHE_HOME": cache}
+        path = os.pathsep.join(p for p in sys.path if p)  # packages may have come by other ways than PYTHONPATH
+        env = {**os.environ, "XDG_CACHE_HOME": cache, "PYTHONPATH": path}
         try:
             done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=HANGS)
             lines, how = done.stdout.splitlines(), f"exit status {done.returncode}\n{done.stderr[-2000:]}"
         except subprocess.TimeoutExpired:
             lines, how = [], f"no end after {HANGS:.0f} s"
+        else:
+            if done.returncode == LACKING:
+                raise RunnerError(done.stderr.strip().rpartition("\n")[2])
     if lines and lines[-1].startswith(LINE):
         if lines[:-1]:
             print("\n".join(lines[:-1]), flush=True)
@@ -180,7 +191,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     unknown = sorted(set(runners) - set(RUNNERS))
     if unknown:
         print(f"no such runner: {', '.join(unknown)}; there are {', '.join(RUNNERS)}", file=sys.stderr)
-        return 2
+        return LACKING
+    lacking = {name: why for name in runners if (why := RUNNERS[name].lacks())}
+    if lacking:
+        print("; ".join(f"{name} cannot run: {why}" for name, why in lacking.items()), file=sys.stderr)
+        return LACKING
     warnings.simplefilter("ignore")
     if options.inside:
         print(LINE + json.dumps(explored(options.seeds, runners, options.shrink, options.corpus)))
@@ -189,7 +204,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         found = table(runners, options.rows) if options.rows is not None else replay(runners, options.corpus)
         print("\n\n".join(map(snippet, found)) or "nothing differs")
         return bool(found)
-    total = fuzz(options)
+    try:
+        total = fuzz(options)
+    except RunnerError as e:
+        print(f"in a process of its own, {e}", file=sys.stderr)
+        return LACKING
     print(total)
     return bool(total.kinds)
 

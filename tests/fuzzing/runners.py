@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -20,7 +21,8 @@ from fuzzing.training import trained, trained_by_torch
 from tracegrad.compiler.pipeline import optimize
 from tracegrad.dtypes import TensorType, as_dtype
 from tracegrad.evaluate import evaluate
-from tracegrad.runtime.c_compiler import VARIABLE
+from tracegrad.runtime.adapters import check_webgpu
+from tracegrad.runtime.c_compiler import VARIABLE, compiler_named
 
 
 @dataclass(frozen=True, eq=False)
@@ -49,6 +51,7 @@ class Runner:
     training: Callable[[Program], Outputs] | None = None
     oracle: bool = False  # an error of its own says nothing about tracegrad
     special: bool = True  # infinities and NaN go through it as docs/numerics.md says
+    lacks: Callable[[], str] = str  # what this machine lacks for it, in words; empty if nothing
 
     def __call__(self, given: Sequence[Given]) -> list[Ran]:
         """The results of each, in order; NoCounterpartError where this runner has no answer."""
@@ -264,15 +267,26 @@ def trained_on(device: str, compiler: str = "") -> Callable[[Program], Outputs]:
     return run
 
 
+def no_package(name: str) -> str:
+    """Of an oracle that is not installed."""
+    return "" if importlib.util.find_spec(name) else f"the package {name} is not installed"
+
+
+def no_adapter() -> str:
+    """Why there is no WebGPU."""
+    found = check_webgpu()
+    return "" if found.ok else found.message
+
+
 RUNNERS = {
     r.name: r
     for r in (
         Runner("passes", each(passes)),
         Runner("eager", each(eager)),
         Runner("numpy", on("cpu", "off"), trained_on("cpu", "off")),
-        Runner("c", on("cpu"), trained_on("cpu")),
-        Runner("webgpu", on("webgpu"), trained_on("webgpu"), special=False),
-        Runner("torch", each(pytorch), trained_by_torch, oracle=True, special=False),
-        Runner("jax", each(jax), oracle=True, special=False),
+        Runner("c", on("cpu"), trained_on("cpu"), lacks=lambda: "" if compiler_named("") else "there is no C compiler"),
+        Runner("webgpu", on("webgpu"), trained_on("webgpu"), special=False, lacks=no_adapter),
+        Runner("torch", each(pytorch), trained_by_torch, oracle=True, special=False, lacks=lambda: no_package("torch")),
+        Runner("jax", each(jax), oracle=True, special=False, lacks=lambda: no_package("jax")),
     )
 }
