@@ -94,7 +94,7 @@ def test_a_forward_that_is_computed_wrongly_fails(browser: Any, served: tuple[st
     body = (kernel["serial_wgsl"] or kernel["wgsl"]).partition("fn k0(")[2]
     worker = LYING.format(old="(ta0 + xa0)", new="(ta0 - xa0)", end=json.dumps(body))
     (folder / "forward/worker.js").write_text(worker)
-    page = ready(open_page(browser, f"{url}/forward/"))
+    page = open_page(browser, f"{url}/forward/")  # "Ready" shows too briefly to wait for it
     until(page, "() => document.getElementById('status').classList.contains('problem')")
     assert f"kernel {kernel['label']} computes wrongly" in page.inner_text("#status")
     assert page.evaluate("train.step().then((r) => r.kind)") == "completed"

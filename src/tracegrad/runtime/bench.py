@@ -5,7 +5,7 @@ What is filled and picked stays on the device: patterns and some indices go ther
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from tracegrad.arrays import np
@@ -39,11 +39,11 @@ class Bench:
         """Prepare memory, run the kernel, and pick."""
         for f in self.contents.lacking(trial):
             begin = self._entry(f.kind, trial.patterns.of(f.kind))
-            self._help("set", f.array, begin, f.begin, f.end - f.begin, 1 + f.array[0] * STRIDE % PERIOD)
+            self._move(f.array, begin, f.begin, f.end - f.begin, PATTERN + f.array[0] * STRIDE % PERIOD)
         for array, value in dict.fromkeys((p.array, p.value) for p in trial.puts):
             begin = self._entry(("one", value), np.full(1, value, np.int32 if array[1] == "i32" else np.float32))
             at = [p.at for p in trial.puts if (p.array, p.value) == (array, value)]
-            self._help("set", array, begin, *self._picked(at), 0)
+            self._move(array, begin, *self._picked(at), SINGLE)
         kernel, buffers = trial.kernel, tuple(self.arrays[name] for name in trial.layout.arrays)
         memory = kernel.workgroup_memory
         texts = Texts(wgsl=kernel.texts["wgsl"])
@@ -56,7 +56,7 @@ class Bench:
         begins: dict[int, int] = {}
         for array in dict.fromkeys(c.array for c in trial.checks):
             checks = [(k, c.at) for k, c in enumerate(trial.checks) if c.array == array]
-            self._help("pick", array, self.found, *self._picked([at for _, at in checks]), 0)
+            self._move(array, self.found, *self._picked([at for _, at in checks]), PICKED)
             for k, at in checks:
                 begins[k], self.found = self.found, self.found + at.size
         self.places.append([begins[k] for k in range(len(begins))])
@@ -77,13 +77,15 @@ class Bench:
             self.picks.append(added)
         return self.picked[key], added.size
 
-    def _help(self, what: str, array: Name, first: int, second: int, size: int, shift: int) -> None:
-        """Launch one of the helpers on an array."""
-        number = self.kernels.setdefault(helper(what, array[1]), len(self.kernels))
+    def _move(self, array: Name, first: int, second: int, size: int, what: int) -> None:
+        """Set elements of an array, or pick some."""
+        ends, dtypes = (FIXED.index("table"), self.arrays[array]), ("i32", array[1])
+        if what == PICKED:
+            ends, dtypes = (self.arrays[array], FIXED.index("found")), (array[1], "i32")
+        number = self.kernels.setdefault(mover(*dtypes), len(self.kernels))
         groups = -(-size // THREADS)
-        buffers = (FIXED.index("found" if what == "pick" else "table"), self.arrays[array], FIXED.index("picks"))
         grid = (min(groups, ROW), -(-groups // ROW))
-        self.dispatches.append(Dispatch(number, buffers, (first, second, size, shift), grid))
+        self.dispatches.append(Dispatch(number, (*ends, FIXED.index("picks")), (first, second, size, what), grid))
 
     def program(self, sizes: Mapping[str, int]) -> Program:
         """All of it, with inputs of these sizes."""
@@ -103,26 +105,29 @@ class Bench:
         )
 
 
-# at[0]: two places, how many elements, and 1 more than how far the pattern is shifted; 0: one number, single elements
-SET = """var e = at[0].y + i;
-  var x = at[0].x;
-  if (at[0].w == 0) {{ e = b2[e]; }} else {{ x += (e + at[0].w - 1) % {period}; }}
-  b1[e] = {given};"""
-PICK = "b0[at[0].x + i] = {taken};"
-GIVEN, TAKEN = "b0[x]", "b1[b2[at[0].y + i]]"  # bits: whatever is in an array, but halves
+# at[0]: two places, how many elements, and what to copy: one number to single elements, picked single elements,
+# or a pattern, shifted by what is above PATTERN
+MOVE = """var x = at[0].x;
+  var e = at[0].y + i;
+  let what = at[0].w;
+  if (what == {single}) {{ e = b2[e]; }} else if (what == {picked}) {{ x = b2[e]; e = at[0].x + i; }}
+  else {{ x += (e + what - {pattern}) % {period}; }}
+  b1[e] = {moved};"""
+BITS = "b0[x]"  # whatever is in an array, but halves
+SINGLE, PICKED, PATTERN = 0, 1, 2
 
 
-def helper(what: str, dtype: str) -> KernelSource:
-    """A kernel that sets elements of an array, or picks some."""
-    half = dtype == "f16"
-    bindings = (Binding("i32", what == "pick"), Binding(dtype, what == "set"), Binding("i32", False))
-    given, taken = (f"f16(bitcast<f32>({GIVEN}))", f"bitcast<i32>(f32({TAKEN}))") if half else (GIVEN, TAKEN)
-    text = (SET if what == "set" else PICK).format(period=PERIOD, given=given, taken=taken)
+def mover(source: str, target: str) -> KernelSource:
+    """A kernel that copies bits between arrays of these element types. Halves apart, its text is the same for all."""
+    moved = {"f16": f"bitcast<i32>(f32({BITS}))"}.get(source, BITS)
+    moved = f"f16(bitcast<f32>({moved}))" if target == "f16" else moved
+    bindings = (Binding(source, False), Binding(target, True), Binding("i32", False))
+    text = MOVE.format(single=SINGLE, picked=PICKED, pattern=PATTERN, period=PERIOD, moved=moved)
     lines = [
-        *(["enable f16;"] if half else []),
+        *(["enable f16;"] if "f16" in (source, target) else []),
         *[
-            f"@group(0) @binding({k}) var<storage, {'read_write' if b.written else 'read'}> b{k}: array<{kind}>;"
-            for k, (b, kind) in enumerate(zip(bindings, ("i32", "f16" if half else "i32", "i32")))
+            f"@group(0) @binding({k}) var<storage, {access}> b{k}: array<{'f16' if b.dtype == 'f16' else 'i32'}>;"
+            for k, (b, access) in enumerate(zip(bindings, ("read", "read_write", "read")))
         ],
         "@group(1) @binding(0) var<uniform> at: array<vec4<i32>, 1>;",
         f"@compute @workgroup_size({THREADS})",
@@ -132,4 +137,9 @@ def helper(what: str, dtype: str) -> KernelSource:
         f"  {text}",
         "}",
     ]
-    return KernelSource(what, bindings, 4, 0, Texts.filed("\n".join(lines)), own=True)
+    return KernelSource("move", bindings, 4, 0, Texts.filed("\n".join(lines)), own=True)
+
+
+def movers(dtypes: Iterable[str]) -> list[KernelSource]:
+    """What a bench of arrays of these element types runs besides kernels."""
+    return [mover(*ends) for dtype in sorted(set(dtypes)) for ends in (("i32", dtype), (dtype, "i32"))]

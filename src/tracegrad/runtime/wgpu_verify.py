@@ -14,7 +14,7 @@ from tracegrad.arrays import np
 from tracegrad.errors import CompileError, DeviceError, DeviceLostError
 from tracegrad.program import KernelSource, Program
 from tracegrad.runtime.base import Batch
-from tracegrad.runtime.bench import Bench, helper
+from tracegrad.runtime.bench import Bench, movers
 from tracegrad.runtime.verdicts import RIGHT, Verdicts, key_of
 from tracegrad.runtime.verify import (
     Kernels,
@@ -59,8 +59,7 @@ class Unchecked:
             self.numbers = {key: n for key, n in keys.items() if known(key) != RIGHT}
             firsts = {d.kernel: d.offsets for d in reversed(self.program.dispatches)}
             self.kernels = {key: (kernels[n], layout_of(kernels[n], firsts[n])) for key, n in self.numbers.items()}
-            dtypes = sorted({dtype for _, layout in self.kernels.values() for _, dtype in layout.arrays})
-            self.helpers = [compiled(helper(what, dtype)) for dtype in dtypes for what in ("set", "pick")]
+            self.helpers = [compiled(k) for k in movers(d for _, at in self.kernels.values() for _, d in at.arrays)]
             self.trials = trials_of(self.kernels)
 
     def refuse_wrong(self, runner: Runner) -> None:
