@@ -77,6 +77,10 @@ def ctc_loss(
     Raises:         ShapeError, DTypeError if shapes or dtypes do not fit; InputError for a bad reduction or blank.
 
     As torch.nn.functional.ctc_loss (Graves et al. 2006), with targets as a matrix.
+
+    >>> scores = tg.log_softmax(np.zeros((4, 1, 3), np.float32))            # [T, B, classes]
+    >>> tg.ctc_loss(scores, np.array([[1, 2]], np.int32), np.array([4], np.int32), np.array([2], np.int32)).shape
+    ()
     """
     x, blank = as_tensor(log_probs), integer(blank, "blank")
     float_type(x.type)

@@ -16,7 +16,11 @@ Dimension = int | str | None  # of an input: a name, or None, is a size that eac
 
 @dataclass(frozen=True, slots=True)
 class DType:
-    """An element type. `tg.i32[B, T]` spells the type of an input."""
+    """An element type. `tg.i32[B, T]` spells the type of an input.
+
+    >>> tg.f32.name
+    'f32'
+    """
 
     name: str
     numpy: str  # what numpy.dtype() takes
@@ -61,7 +65,11 @@ def nearest_f32(x: float) -> float:
 
 
 class TensorType(NamedTuple):
-    """Element type and static shape; prints as `f32[2,3]`."""
+    """Element type and static shape; prints as `f32[2,3]`.
+
+    >>> str(tg.TensorType(tg.f32, (2, 3)))
+    'f32[2,3]'
+    """
 
     dtype: DType
     shape: Shape
@@ -83,7 +91,11 @@ class TensorType(NamedTuple):
 
 
 class InputType(NamedTuple):
-    """The declared type of an input; a dimension that is None or a name is chosen by each call."""
+    """The declared type of an input; a dimension that is None or a name is chosen by each call.
+
+    >>> tg.i32[64, 128]
+    i32[64,128]
+    """
 
     dtype: DType
     shape: tuple[Dimension, ...]

@@ -65,6 +65,13 @@ def compile(
                function of the name. Their gradients are not computed. `train.freeze` can be undone.
     max_cached_shapes: programs kept where calls choose sizes, the latest used; one more choice drops the oldest.
     Raises:    CompileError, InputError, ShapeError, DTypeError, TraceError with the line of your code; DeviceError.
+
+    >>> loss = lambda m, x, y: tg.mse_loss(m(x), y)
+    >>> train = tg.compile(model=nn.Linear(2, 1), loss=loss, inputs={"x": (4, 2), "y": (4, 1)},
+    ...                    optimizer=optim.sgd(lr=0.1), seed=0)
+    >>> r = train.step(x=np.zeros((4, 2)), y=np.ones((4, 1)))
+    >>> r.step, round(r.loss, 3)
+    (1, 1.0)
     """
     if loss is not None and losses is None:
         if params is not None:
@@ -112,6 +119,10 @@ def compile_forward(
     writes:   it may write states of the model; `states` and `set_states` of the result read and write them.
     Raises:   InputError for inputs that are no types or that `forward` does not take, DeviceError. What is wrong
               inside of `forward` fails its first run.
+
+    >>> infer = tg.compile_forward(model=nn.Linear(2, 1), forward=lambda m, x: m(x), inputs={"x": (None, 2)}, seed=0)
+    >>> infer.run(x=np.zeros((3, 2))).output.shape
+    (3, 1)
     """
     store = OwnParameters(model, seed_or_new(seed), session_factory(device))
     store.unset = seed is None and bool(store.fields)
@@ -145,6 +156,11 @@ def load_forward(
     model:   one of the same parameters; its own first values are not used.
     others:  as for `compile_forward`.
     Raises:  what `compile_forward` and `CompiledForward.load` raise.
+
+    >>> train.save("model.safetensors")
+    >>> infer = tg.load_forward("model.safetensors", model=nn.Linear(2, 1), forward=predict, inputs={"x": (None, 2)})
+    >>> infer.run(x=x).output.shape
+    (4, 1)
     """
     infer = compile_forward(model=model, forward=forward, inputs=inputs, device=device, precision=precision,
                             max_cached_shapes=max_cached_shapes, writes=writes)  # fmt: skip
@@ -160,23 +176,41 @@ def load_forward(
 def trace(
     *, model: Any, loss: Callable[..., Any], inputs: Mapping[str, Any], optimizer: Optimizer | None = None
 ) -> Graph:
-    """The graph of a loss, or of the whole step if there is an optimizer. No device is touched."""
+    """The graph of a loss, or of the whole step if there is an optimizer. No device is touched.
+
+    >>> graph = tg.trace(model=nn.Linear(2, 1), loss=lambda m, x: tg.mean(m(x)), inputs={"x": (4, 2)})
+    >>> graph.params
+    [<f32[2,1] W>, <f32[1] b>]
+    """
     return trace_training(model, loss, inputs, optimizer)
 
 
 @helpful
 def trace_forward(*, model: Any, forward: Callable[..., Any], inputs: Mapping[str, Any]) -> Graph:
-    """The graph of a forward. No device is touched."""
+    """The graph of a forward. No device is touched.
+
+    >>> graph = tg.trace_forward(model=nn.Linear(2, 1), forward=lambda m, x: m(x), inputs={"x": (4, 2)})
+    >>> graph.outputs
+    {'output': <f32[4,1] add>}
+    """
     return _trace_forward(model, forward, inputs)
 
 
 def is_webgpu_available() -> bool:
-    """True if `device="webgpu"` can work here."""
+    """True if `device="webgpu"` can work here.
+
+    >>> tg.is_webgpu_available() in (True, False)
+    True
+    """
     return check_webgpu().ok
 
 
 def devices() -> list[DeviceInfo]:
-    """Every usable device, in the order in which "auto" tries them. Software adapters come last: it never takes one."""
+    """Every usable device, in the order in which "auto" tries them. Software adapters come last: it never takes one.
+
+    >>> "cpu" in [device.name for device in tg.devices()]
+    True
+    """
     found = [device for name in RUNTIMES for device in runtime(name).devices()]
     return sorted(found, key=lambda d: d.software and not IN_TAB)
 

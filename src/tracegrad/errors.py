@@ -14,7 +14,11 @@ NOT_THE_USER = (PACKAGE_DIR, contextlib.contextmanager.__code__.co_filename)
 
 
 class TracegradError(Exception):
-    """Base of every error that tracegrad raises."""
+    """Base of every error that tracegrad raises.
+
+    >>> issubclass(tg.ShapeError, tg.TracegradError)
+    True
+    """
 
     bare: str | None = None  # the message without op and line, once these have been added
 
@@ -25,15 +29,27 @@ class TracegradError(Exception):
 
 
 class ShapeError(TracegradError, ValueError):
-    """Shapes that an op cannot combine."""
+    """Shapes that an op cannot combine.
+
+    >>> issubclass(tg.ShapeError, ValueError)
+    True
+    """
 
 
 class DTypeError(TracegradError, TypeError):
-    """Data types that an op cannot combine."""
+    """Data types that an op cannot combine.
+
+    >>> issubclass(tg.DTypeError, TypeError)
+    True
+    """
 
 
 class TraceError(TracegradError, RuntimeError):
-    """An op, parameter or tensor used outside the trace it belongs to."""
+    """An op, parameter or tensor used outside the trace it belongs to.
+
+    >>> issubclass(tg.TraceError, tg.TracegradError)
+    True
+    """
 
 
 class MissingNameError(TraceError, AttributeError):
@@ -45,13 +61,21 @@ class CallError(TracegradError, TypeError):
 
 
 class CompileError(TracegradError, RuntimeError):
-    """A traced program that cannot be compiled for the device."""
+    """A traced program that cannot be compiled for the device.
+
+    >>> issubclass(tg.CompileError, tg.TracegradError)
+    True
+    """
 
     kernel: int | None = None  # the number of the one that is to blame, among those of its Program
 
 
 class InputError(TracegradError, ValueError):
-    """Inputs of a call that do not fit what was compiled."""
+    """Inputs of a call that do not fit what was compiled.
+
+    >>> issubclass(tg.InputError, ValueError)
+    True
+    """
 
 
 class MissingKeyError(InputError, KeyError):
@@ -69,19 +93,36 @@ class ConstantIndexError(ShapeError, IndexError):
 
 
 class NonFiniteError(TracegradError, ArithmeticError):
-    """A step whose loss or gradient is infinite or NaN; nothing was changed."""
+    """A step whose loss or gradient is infinite or NaN; nothing was changed.
+
+    >>> result = train.step(x=x, y=np.full((4, 1), 1e38)).result()
+    >>> type(result.error).__name__
+    'NonFiniteError'
+    """
 
 
 class DeviceError(TracegradError, RuntimeError):
-    """A device that is missing, too small, or refused the work."""
+    """A device that is missing, too small, or refused the work.
+
+    >>> issubclass(tg.DeviceError, RuntimeError)
+    True
+    """
 
 
 class DeviceLostError(DeviceError):
-    """A device that stopped answering."""
+    """A device that stopped answering.
+
+    >>> issubclass(tg.DeviceLostError, tg.DeviceError)
+    True
+    """
 
 
 class AbortedError(TracegradError, RuntimeError):
-    """Work displaced by `close`, `replace_model` or a newer call."""
+    """Work displaced by `close`, `replace_model` or a newer call.
+
+    >>> issubclass(tg.AbortedError, tg.TracegradError)
+    True
+    """
 
 
 class Site(NamedTuple):

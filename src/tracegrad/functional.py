@@ -213,6 +213,12 @@ def repeat(x: Any, *args: Any, **kwargs: Any) -> Any:
     repeat(x, repeats, axis): each element of `x` `repeats` times in a row along `axis` (None: of the flattened `x`), as
                               NumPy. Any dtype. Gradient: the sum over the copies.
     repeat(fn, n, init):      fn(fn(... fn(init))), `n` times: the last carry of a `scan` of `fn(carry) -> carry`.
+    Raises:   ShapeError if axis is out of range, CallError for wrong arguments.
+
+    >>> tg.repeat([1.0, 2.0], 2)
+    tensor([1., 1., 2., 2.])
+    >>> tg.repeat(lambda x: x * 2, 3, 1.0)
+    tensor(8.)
     """
     if callable(x):
         check_call("tg.repeat", _iterated, (x, *args), kwargs)

@@ -117,6 +117,10 @@ def hyper(name: str, default: float) -> Tensor:
     name of the optimizer's (lr, weight_decay, ...) reads the optimizer's value. No gradient flows to it.
     Outside of a trace it is its default. Raises TraceError where the name has two defaults, InputError for a name or
     default that cannot be one.
+
+    >>> loss = lambda m, x: tg.mean(m(x)) * tg.hyper("weight", 1.0)
+    >>> train = tg.compile(model=nn.Linear(2, 1), loss=loss, inputs={"x": (4, 2)}, optimizer=optim.sgd(lr=0.1), seed=0)
+    >>> train.set(weight=0.5)
     """
     running = None if not building() else require("tg.hyper")
     name_ = cast("object", name)

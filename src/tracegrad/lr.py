@@ -27,6 +27,9 @@ class Schedule(Protocol):
 
     One of your own is a frozen dataclass that inherits this, has the field `start: int | None = None`, and defines
     `value`.
+
+    >>> lr.cosine_annealing(peak=1.0, final=0.0, steps=10).spec()
+    {'kind': 'cosine_annealing', 'peak': 1.0, 'final': 0.0, 'steps': 10}
     """
 
     start: int | None
@@ -83,7 +86,13 @@ def _check(schedule: Schedule, *rates: str, **positive: float) -> None:
 
 @dataclass(frozen=True)
 class Constant(Schedule):
-    """The same `rate` at every step."""
+    """The same `rate` at every step.
+
+    As torch.optim.lr_scheduler.ConstantLR with factor 1.
+
+    >>> lr.constant(0.1).at(5)
+    0.1
+    """
 
     rate: float
     start: int | None = _start()
@@ -101,6 +110,10 @@ class Linear(Schedule):
     """From `peak` at step 1 in a straight line to `final` at step `steps + 1`, and `final` from there on.
 
     peak + (final - peak) * min(s - 1, steps) / steps, PyTorch's LinearLR.
+    As torch.optim.lr_scheduler.LinearLR.
+
+    >>> lr.linear(peak=1.0, final=0.0, steps=10).at(6)
+    0.5
     """
 
     peak: float
@@ -122,6 +135,10 @@ class CosineAnnealing(Schedule):
 
     final + (peak - final) * (1 + cos(pi * min(s - 1, steps) / steps)) / 2, PyTorch's CosineAnnealingLR, which would
     climb again after `steps` (Loshchilov & Hutter 2017).
+    As torch.optim.lr_scheduler.CosineAnnealingLR (Loshchilov and Hutter 2017).
+
+    >>> round(lr.cosine_annealing(peak=1.0, final=0.0, steps=10).at(6), 6)
+    0.5
     """
 
     peak: float
@@ -139,7 +156,13 @@ class CosineAnnealing(Schedule):
 
 @dataclass(frozen=True)
 class Warmup(Schedule):
-    """`peak * s / steps` while s <= `steps`, then `after`, a schedule or a number, from its own step 1."""
+    """`peak * s / steps` while s <= `steps`, then `after`, a schedule or a number, from its own step 1.
+
+    As torch.optim.lr_scheduler.SequentialLR of a LinearLR and `after`.
+
+    >>> lr.warmup(1.0, 10, lr.constant(1.0)).at(5)
+    0.5
+    """
 
     peak: float
     steps: int
@@ -157,7 +180,13 @@ class Warmup(Schedule):
 
 @dataclass(frozen=True)
 class Staircase(Schedule):
-    """`peak`, multiplied by `gamma` after each `every` steps: peak * gamma^floor((s - 1) / every), PyTorch's StepLR."""
+    """`peak`, multiplied by `gamma` after each `every` steps: peak * gamma^floor((s - 1) / every), PyTorch's StepLR.
+
+    As torch.optim.lr_scheduler.StepLR.
+
+    >>> lr.staircase(1.0, every=10, gamma=0.5).at(11)
+    0.5
+    """
 
     peak: float
     every: int
@@ -174,7 +203,13 @@ class Staircase(Schedule):
 
 @dataclass(frozen=True)
 class MultiStep(Schedule):
-    """`peak`, multiplied by `gamma` from step m + 1 on for each m of `milestones`, PyTorch's MultiStepLR."""
+    """`peak`, multiplied by `gamma` from step m + 1 on for each m of `milestones`, PyTorch's MultiStepLR.
+
+    As torch.optim.lr_scheduler.MultiStepLR.
+
+    >>> lr.multi_step(1.0, [10, 20], gamma=0.5).at(21)
+    0.25
+    """
 
     peak: float
     milestones: Sequence[int]
@@ -196,7 +231,13 @@ class MultiStep(Schedule):
 
 @dataclass(frozen=True)
 class Exponential(Schedule):
-    """peak * gamma^(s - 1), PyTorch's ExponentialLR."""
+    """peak * gamma^(s - 1), PyTorch's ExponentialLR.
+
+    As torch.optim.lr_scheduler.ExponentialLR.
+
+    >>> lr.exponential(1.0, 0.5).at(3)
+    0.25
+    """
 
     peak: float
     gamma: float
@@ -216,6 +257,9 @@ class OneCycle(Schedule):
 
     Starts at peak / div_factor, reaches `peak` at step pct_start * steps, and ends at step `steps` with
     peak / div_factor / final_div_factor, where it stays; along half cosines, or lines with anneal="linear".
+
+    >>> round(lr.one_cycle(1.0, 100).at(31), 6)
+    0.999497
     """
 
     peak: float
@@ -255,6 +299,8 @@ class Plateau(Schedule):
     not count. The rate stays at least `min_lr`, and does not change by less than `eps`.
 
     now, best, bad and cooling say where it stands: leave them out.
+
+    >>> schedule = lr.plateau(1e-3, factor=0.5, patience=5)
     """
 
     peak: float

@@ -58,6 +58,7 @@ def accuracy(logits: Any, targets: Any) -> Tensor:
     Raises:  ShapeError if the shapes do not fit; DTypeError if a dtype does not.
 
     As sklearn.metrics.accuracy_score of the classes chosen.
+    As torchmetrics' accuracy of PyTorch.
 
     >>> import tracegrad as tg
     >>> tg.metrics.accuracy(tg.tensor([[0.1, 0.9], [0.8, 0.2]]), [1, 1])
@@ -78,6 +79,10 @@ def top_k_accuracy(logits: Any, targets: Any, k: int = 5) -> Tensor:
     Raises:  ShapeError if the shapes do not fit or k < 1; DTypeError if a dtype does not fit.
 
     As sklearn.metrics.top_k_accuracy_score, which counts the last ones of equal scores.
+    As torchmetrics' accuracy of PyTorch with top_k.
+
+    >>> metrics.top_k_accuracy([[3.0, 2.0, 1.0]], np.array([1], np.int32), k=2)
+    tensor(1.)
     """
     k = integer(k, "k")
     if k < 1:
@@ -102,6 +107,7 @@ def confusion_matrix(predictions: Any, targets: Any, n: int) -> Tensor:
     Raises:               ShapeError if the shapes differ; DTypeError if one is not i32.
 
     As sklearn.metrics.confusion_matrix(targets, predictions).
+    As sklearn.metrics.confusion_matrix, which NumPy users know.
 
     >>> import tracegrad as tg
     >>> tg.metrics.confusion_matrix([0, 1, 1], [0, 0, 1], 2)
@@ -125,6 +131,10 @@ def perplexity(logits: Any, targets: Any, ignore_index: int | None = None) -> Te
     Returns:  f32, rank 0.
     Gradient: to `logits`, that of the cross entropy times the perplexity.
     Raises:   as `tg.cross_entropy`.
+    exp of PyTorch's cross_entropy (Jelinek et al. 1977).
+
+    >>> metrics.perplexity(np.zeros((2, 4), np.float32), np.array([0, 3], np.int32))
+    tensor(4.)
     """
     out = exp(cross_entropy(logits, targets, ignore_index=ignore_index))
     t = as_tensor(targets)
@@ -144,6 +154,10 @@ def r2_score(prediction: Any, target: Any) -> Tensor:
     Raises:             ShapeError if the shapes differ; DTypeError if the dtypes do.
 
     As sklearn.metrics.r2_score of one output.
+    As sklearn.metrics.r2_score, which NumPy users know.
+
+    >>> metrics.r2_score([1.0, 2.0, 3.0], [1.0, 2.0, 4.0])
+    tensor(0.78571427)
     """
     x, t = pair(prediction, target)
     errors, squares = sum(square(t - x)), sum(square(t - mean(t)))
@@ -162,6 +176,9 @@ def auc(scores: Any, targets: Any) -> Tensor:
     Raises:  ShapeError if the shapes differ; DTypeError if `scores` are not f32.
 
     As sklearn.metrics.roc_auc_score (Hanley & McNeil 1982).
+
+    >>> metrics.auc([0.1, 0.4, 0.35, 0.8], np.array([0, 0, 1, 1], np.int32))
+    tensor(0.75)
     """
     s, t = as_tensor(scores), as_tensor(targets)
     float_type(s.type)

@@ -255,7 +255,11 @@ class Needs:
 
 @dataclass(frozen=True, slots=True)
 class Program:
-    """One step (or one forward) as plain data."""
+    """One step (or one forward) as plain data.
+
+    >>> train.program
+    <Program: 4 kernels, 4 dispatches, 10 buffers>
+    """
 
     kernels: tuple[KernelSource, ...]
     buffers: tuple[Buffer, ...]

@@ -125,6 +125,11 @@ def from_torch(state_dict: Any, target: Any, rename: Rename | None = None) -> To
                 that gives another one, or None to leave it out.
     Returns:    a report; print it to see what matched, what is missing here, and what is unused.
     Raises:     InputError naming each array whose shape differs, and if no name fits; nothing was changed then.
+
+    >>> record = {"weight": np.ones((1, 2), np.float32), "bias": np.zeros(1, np.float32)}
+    >>> report = tg.from_torch(record, train)
+    >>> train.params()["W"].shape
+    (2, 1)
     """
     given = _renamed(_named(state_dict), rename)
     entries = list(_entries(target.store.model))
@@ -163,6 +168,9 @@ def to_torch(target: Any) -> dict[str, Any]:
 
     Returns: torch tensors by the names that PyTorch has for them.
     Raises:  InputError if torch is not installed.
+
+    >>> sorted(tg.to_torch(train))
+    ['bias', 'weight']
     """
     try:
         torch = importlib.import_module("torch")

@@ -44,6 +44,10 @@ class CompiledForward(HasStates):
     From the second on, one program serves all sizes up to a capacity that grows, where the device and the forward allow
     it: `explain` says why a forward does not. Else a program is compiled and kept per choice, and the one that was
     least recently used is dropped when there are more than `max_cached_shapes`.
+
+    >>> infer = train.attach(forward=predict, inputs={"x": (None, 2)})
+    >>> infer.run(x=np.zeros((3, 2))).output.shape
+    (3, 1)
     """
 
     called = "write infer.run(x=x).output"
@@ -90,6 +94,9 @@ class CompiledForward(HasStates):
 
         Never raises for what happens while executing: bad inputs, and what compiling for a new size raises, come back
         as `Failed`. Inputs are copied: the caller's arrays can be reused at once.
+
+        >>> infer.run(x=np.zeros((5, 2))).output.shape
+        (5, 1)
         """
         worker, programs, source = self.store.worker, self._programs, self.source
         refusal = Aborted(programs.closed) if programs.closed else worker.refusal
@@ -123,7 +130,11 @@ class CompiledForward(HasStates):
         return pending
 
     def graph_for(self, mapping: Given = None, /, **inputs: Any) -> Graph:
-        """The graph that a run with these inputs executes; compiled if it was not yet. Raises what compiling raises."""
+        """The graph that a run with these inputs executes; compiled if it was not yet. Raises what compiling raises.
+
+        >>> infer.graph_for(x=x).outputs
+        {'output': <f32[4,1] add>}
+        """
         given = as_arrays(self.source.free, merge(mapping, inputs, "graph_for"))
         with self.store.worker.own(self._lock):
             sizes = sizes_of(self.source.free, given, "graph_for")
@@ -133,16 +144,28 @@ class CompiledForward(HasStates):
             return self.source.traced(self.store.model, sizes, self.store.layout).graph
 
     def explain(self, mapping: Given = None, /, *, verbose: bool = False, **inputs: Any) -> Explanation:
-        """As `CompiledTraining.explain`, of the program for these inputs; without any, for the size used last."""
+        """As `CompiledTraining.explain`, of the program for these inputs; without any, for the size used last.
+
+        >>> "dispatch" in str(infer.explain(x=x))
+        True
+        """
         program, _ = self._looked_at(merge(mapping, inputs, "explain"), "explain")
         return explained(program.built, self.store.worker.info, self._programs.note, verbose)
 
     def why(self, name_or_node: str | Tensor, mapping: Given = None, /, **inputs: Any) -> Why:
-        """As `CompiledTraining.why`, of the program for these inputs; without any, for the size used last."""
+        """As `CompiledTraining.why`, of the program for these inputs; without any, for the size used last.
+
+        >>> "output" in str(infer.why("output", x=x))
+        True
+        """
         return self.explain(mapping, **inputs).why(name_or_node)
 
     def profile(self, steps: int = 10, mapping: Given = None, **inputs: Any) -> Profile:
-        """As `CompiledTraining.profile`, of a run with these inputs; without any, zeros of the size used last."""
+        """As `CompiledTraining.profile`, of a run with these inputs; without any, zeros of the size used last.
+
+        >>> "dispatch" in str(infer.profile(steps=1, x=x))
+        True
+        """
         steps, worker = checked_steps(steps), self.store.worker
         program, arrays = self._looked_at(merge(mapping, inputs, "profile"), "profile")
         arrays |= self._programs.hyper(program)
@@ -154,11 +177,19 @@ class CompiledForward(HasStates):
         return worker.call(measure)
 
     def upload_params(self, record: Mapping[str, Any], strict: bool = False) -> None:
-        """Overwrite parameters by name, as `CompiledTraining.upload_params`; of an attached forward, the training's."""
+        """Overwrite parameters by name, as `CompiledTraining.upload_params`; of an attached forward, the training's.
+
+        >>> own = tg.compile_forward(model=nn.Linear(2, 1), forward=predict, inputs={"x": (None, 2)}, seed=0)
+        >>> own.upload_params({"b": np.zeros(1)})
+        """
         self.store.upload_params(record, strict)
 
     def download_params(self) -> dict[str, Array]:
-        """Parameters by name."""
+        """Parameters by name.
+
+        >>> sorted(infer.download_params())
+        ['W', 'b']
+        """
         return self.store.download_params()
 
     def load(self, path: str | os.PathLike[str]) -> None:
@@ -167,6 +198,10 @@ class CompiledForward(HasStates):
         path:    a checkpoint that `train.save` wrote, or any safetensors file with the parameters by name.
         Raises:  InputError, with nothing changed, for a damaged file, and naming each parameter that is missing,
                  unknown or of another type; OSError.
+
+        >>> train.save("checkpoint.safetensors")
+        >>> own = tg.compile_forward(model=nn.Linear(2, 1), forward=predict, inputs={"x": (None, 2)}, seed=0)
+        >>> own.load("checkpoint.safetensors")
         """
         tensors = safetensors.read(path).tensors
         states = params.declared_states(self.store.model)
@@ -191,6 +226,8 @@ class CompiledForward(HasStates):
         """Free its programs; what is in flight resolves as Aborted. Closing twice is fine.
 
         The parameters of an attached forward belong to its training and stay.
+
+        >>> infer.close()
         """
         worker, programs = self.store.worker, self._programs
         if programs.closed or worker.forked:

@@ -28,7 +28,11 @@ if hasattr(os, "register_at_fork"):  # no child finds it held by a thread that i
 
 
 class Captures(Mapping[str, Any]):
-    """The arrays that `tg.capture(name, x)` kept, by name."""
+    """The arrays that `tg.capture(name, x)` kept, by name.
+
+    >>> len(tg.Captures())
+    0
+    """
 
     __slots__ = ("_arrays",)
 
@@ -79,6 +83,10 @@ class Completed:
 
     Both match `case Completed(loss=...)`, `case Completed(output=...)`, or `case Completed(value)` with one position,
     which is the loss of a step and the output of a run.
+
+    >>> infer = tg.compile_forward(model=nn.Linear(2, 1), forward=lambda m, x: m(x), inputs={"x": (1, 2)}, seed=0)
+    >>> type(infer.run(x=[[1.0, 2.0]]).result()).__name__
+    'CompletedRun'
     """
 
     __match_args__: ClassVar[tuple[str, ...]] = ("value",)
@@ -130,14 +138,24 @@ class CompletedRun(Completed):
 
 @dataclass(frozen=True, slots=True)
 class Aborted:
-    """Work displaced before it was done; nothing was changed by it."""
+    """Work displaced before it was done; nothing was changed by it.
+
+    >>> tg.Aborted("closed").reason
+    'closed'
+    """
 
     reason: str
 
 
 @dataclass(frozen=True, slots=True)
 class Failed:
-    """Work that could not be done; nothing was changed by it."""
+    """Work that could not be done; nothing was changed by it.
+
+    >>> infer = tg.compile_forward(model=nn.Linear(2, 1), forward=lambda m, x: m(x), inputs={"x": (1, 2)}, seed=0)
+    >>> result = infer.run(x=[[1.0]]).result()
+    >>> type(result).__name__, type(result.error).__name__
+    ('Failed', 'InputError')
+    """
 
     error: BaseException
 
@@ -160,6 +178,10 @@ class Pending(NoArray, Generic[T]):
 
     `loss`, `aux`, `captures`, `losses`, `step` and `output` wait, then raise the error of a `Failed`, and
     `tg.AbortedError` for an `Aborted`. A `Failed` that nobody looked at is reported once through `warnings`.
+
+    >>> infer = tg.compile_forward(model=nn.Linear(2, 1), forward=lambda m, x: m(x), inputs={"x": (1, 2)}, seed=0)
+    >>> infer.run(x=[[1.0, 2.0]]).result(timeout=60).output.shape
+    (1, 1)
     """
 
     instead: ClassVar[str] = "read .loss of a step, or .output of a run, which wait for it"
@@ -187,7 +209,13 @@ class Pending(NoArray, Generic[T]):
         self._callbacks: list[Callable[[Pending[T]], object]] = []
 
     def done(self) -> bool:
-        """True once the result is there."""
+        """True once the result is there.
+
+        >>> p = train.step(x=x, y=y)
+        >>> r = p.result()
+        >>> p.done()
+        True
+        """
         return self._done or self._left_behind()
 
     @property
@@ -199,6 +227,9 @@ class Pending(NoArray, Generic[T]):
         """Wait, and give Completed, Aborted or Failed.
 
         Raises: TimeoutError when `timeout` seconds pass first.
+
+        >>> train.step(x=x, y=y).result().step
+        1
         """
         if not self.done():
             if threading.get_ident() == self._worker:
@@ -251,7 +282,11 @@ class Pending(NoArray, Generic[T]):
                 self._callbacks.remove(callback)
 
     def add_done_callback(self, callback: Callable[[Pending[T]], object]) -> None:
-        """Call `callback(self)` once the result is there: at once if it is, else on the library's worker thread."""
+        """Call `callback(self)` once the result is there: at once if it is, else on the library's worker thread.
+
+        >>> p = train.step(x=x, y=y)
+        >>> p.add_done_callback(lambda pending: None)
+        """
         self.done()  # a forked child gets its answer now
         with _SETTLING:
             if not self._done:

@@ -28,6 +28,11 @@ def single_flight(fn: Callable[[Any], Any]) -> Callable[[Any], Pending[Any]]:
               one resolves to Aborted. An error that `fn` raises, at once or when awaited, reaches its caller as Failed.
 
     A queued call starts on the caller's event loop if it had one, else on the thread that finished the last one.
+
+    >>> infer = tg.compile_forward(model=nn.Linear(2, 1), forward=lambda m, x: m(x), inputs={"x": (1, 2)}, seed=0)
+    >>> newest = tg.single_flight(lambda x: infer.run(x=x))
+    >>> newest([[1.0, 2.0]]).result().output.shape
+    (1, 1)
     """
     flight = _Flight()
     name = getattr(fn, "__name__", "call")

@@ -298,15 +298,26 @@ class HasStates(Helped):
     store: Any  # a ParameterStore; each class says which
 
     def params(self) -> dict[str, Array]:
-        """The parameters by name, after the steps and runs queued so far; `download_params` by a shorter name."""
+        """The parameters by name, after the steps and runs queued so far; `download_params` by a shorter name.
+
+        >>> sorted(train.params())
+        ['W', 'b']
+        """
         return self.store.download_params()
 
     def set_params(self, record: Mapping[str, Any], strict: bool = False) -> None:
-        """Overwrite parameters by name; `upload_params` by a shorter name."""
+        """Overwrite parameters by name; `upload_params` by a shorter name.
+
+        >>> train.set_params({"W": np.ones((2, 1)), "b": np.zeros(1)})
+        """
         self.store.upload_params(record, strict)
 
     def states(self) -> dict[str, Array]:
-        """The states of the model by name, after the steps and runs queued so far; see `tg.Module.state`."""
+        """The states of the model by name, after the steps and runs queued so far; see `tg.Module.state`.
+
+        >>> train.states()
+        {}
+        """
         return self.store.states()
 
     def set_states(self, record: Mapping[str, Any], strict: bool = False) -> None:
@@ -314,5 +325,7 @@ class HasStates(Helped):
 
         strict:  every state must be there.
         Raises:  InputError naming every unknown name, wrong shape, wrong dtype and NaN, before anything is written.
+
+        >>> train.set_states({})
         """
         self.store.set_states(record, strict)

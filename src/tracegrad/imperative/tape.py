@@ -73,6 +73,12 @@ class no_grad:  # noqa: N801 as in PyTorch
         with tg.no_grad():
             y = x * 2
         y = tg.no_grad(lambda: x * 2)
+
+    >>> x = tg.parameter([1.0])
+    >>> with tg.no_grad():
+    ...     y = x * 2
+    >>> y.requires_grad
+    False
     """
 
     _token: Token[bool] | None = None

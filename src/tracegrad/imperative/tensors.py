@@ -42,6 +42,9 @@ class GradTensor(TensorMethods):
 
     Made by `tg.parameter` and `tg.tensor`. Values never change in place: arrays are copied when they come in, and what
     `data` and `numpy()` give is read-only or a copy. In a trace it is a constant, if it needs no gradient.
+
+    >>> tg.tensor([[1.0, 2.0]]).shape
+    (1, 2)
     """
 
     __slots__ = ("__weakref__", "_array", "_grad", "_record", "_spec")
@@ -143,17 +146,29 @@ class GradTensor(TensorMethods):
         self._array = new._array
 
     def numpy(self) -> Array:
-        """The values, as an array of your own."""
+        """The values, as an array of your own.
+
+        >>> tg.tensor([3.0]).numpy()
+        array([3.], dtype=float32)
+        """
         return np.array(self._array)
 
     def item(self) -> float | int | bool:
-        """The value of a tensor of one element, as a Python number. ShapeError for more."""
+        """The value of a tensor of one element, as a Python number. ShapeError for more.
+
+        >>> tg.tensor([3.0]).item()
+        3.0
+        """
         if self.size != 1:
             raise ShapeError.here(f"item: {self.type} has {self.size} elements, not one; x.numpy() has them all")
         return np.asarray(self._array).item()
 
     def tolist(self) -> Any:
-        """The values as nested lists, or one number."""
+        """The values as nested lists, or one number.
+
+        >>> tg.tensor([3.0]).tolist()
+        [3.0]
+        """
         return np.asarray(self._array).tolist()
 
     # its gradient
@@ -169,6 +184,11 @@ class GradTensor(TensorMethods):
         Raises: TraceError if nothing here requires a gradient; ShapeError or DTypeError for another seed.
 
         Calls add up, also those over the same ops, which stay as long as something refers to them.
+
+        >>> x = tg.parameter([3.0])
+        >>> (x * x).sum().backward()
+        >>> x.grad
+        tensor([6.])
         """
         if not self._spec.requires:
             raise TraceError.here(
@@ -179,13 +199,23 @@ class GradTensor(TensorMethods):
         tape.backward(self._record or self, seed)
 
     def set_grad(self, grad: Any) -> None:
-        """Replace the gradient by `grad`, which is copied. Raises TraceError if the tensor requires none."""
+        """Replace the gradient by `grad`, which is copied. Raises TraceError if the tensor requires none.
+
+        >>> x = tg.parameter([3.0])
+        >>> x.set_grad(tg.tensor([1.0]))
+        >>> x.grad
+        tensor([1.])
+        """
         if not self._spec.requires:
             raise TraceError.here(f"set_grad: {self.type} requires no gradient; see set_requires_grad")
         self._grad = self._checked(grad, "set_grad")
 
     def zero_grad(self) -> None:
-        """Forget the gradient: it is None again."""
+        """Forget the gradient: it is None again.
+
+        >>> x = tg.parameter([3.0])
+        >>> x.zero_grad()
+        """
         self._grad = None
 
     def has_grad(self) -> bool:
@@ -193,11 +223,20 @@ class GradTensor(TensorMethods):
         return self._grad is not None
 
     def detach(self) -> GradTensor:
-        """The same values without history."""
+        """The same values without history.
+
+        >>> tg.parameter([3.0]).detach().requires_grad
+        False
+        """
         return wrap(self._array, self._spec.requiring(False))
 
     def set_requires_grad(self, flag: bool = True) -> GradTensor:
-        """Say whether a leaf gets a gradient; gives the tensor. f32 and f64 only."""
+        """Say whether a leaf gets a gradient; gives the tensor. f32 and f64 only.
+
+        >>> x = tg.tensor([3.0])
+        >>> x.requires_grad
+        False
+        """
         if flag and not self._spec.type.dtype.is_float:
             raise DTypeError.here(f"only floats have gradients, this is {self.type}; make it with dtype=tg.f32")
         if self._record is not None and not flag:

@@ -43,5 +43,13 @@ def summary(model: Any) -> Summary:
     """Names, types and sizes of a model's parameters; print it. A shared parameter counts once.
 
     Raises TraceError if `model` is no tree of modules.
+
+    >>> print(tg.summary(nn.Linear(2, 1)))
+    name   type      count  init
+    -------------------------------
+    W      f32[2,1]      2  kaiming
+    b      f32[1]        1  zeros
+    -------------------------------
+    total                3  0.00 MB
     """
     return Summary(named_parameters(model))

@@ -35,6 +35,10 @@ class MultiheadAttention(Module):
     position: i32[]: `x` are the elements from there on of sequences whose earlier elements are in the cache. They are
               added to it, so the forward needs writes=True. Begin again with position 0.
     dropout:  probability with which a weight is dropped; pass 0 outside of training.
+
+    >>> x = np.zeros((2, 5, 8), np.float32)
+    >>> tg.instantiate(nn.MultiheadAttention(8, 2), 0)(x).shape
+    (2, 5, 8)
     """
 
     def __init__(
@@ -124,6 +128,9 @@ class TransformerBlock(Module):
     dropout:      of weights of the attention, behind f and of both branches, in training.
 
     block(x, *, mask=None, position=None, training=False) is f32[B, T, dim], as x; see `MultiheadAttention`.
+
+    >>> tg.instantiate(nn.TransformerBlock(8, 2, causal=True), 0)(np.zeros((2, 5, 8), np.float32)).shape
+    (2, 5, 8)
     """
 
     def __init__(

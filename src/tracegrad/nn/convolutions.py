@@ -78,6 +78,10 @@ class Conv1d(_Convolution):
 
     x: f32[B, in_ch, L]; the result is f32[B, out_ch, L'], L' = floor((L + 2 padding - kernel) / stride) + 1.
     W: f32[out_ch, in_ch/groups, k], from `init`, default kaiming(); `decay` is about W.  b: f32[out_ch], zeros.
+    As torch.nn.Conv1d.
+
+    >>> tg.instantiate(nn.Conv1d(3, 8, 3, padding=1), 0)(np.zeros((2, 3, 9), np.float32)).shape
+    (2, 8, 9)
     """
 
     axes = 1
@@ -94,6 +98,10 @@ class Conv2d(_Convolution):
     x: f32[B, in_ch, H, W]; the result is f32[B, out_ch, H', W'], H' = floor((H + 2 padding - kernel) / stride) + 1.
     W: f32[out_ch, in_ch/groups, kh, kw], from `init`, default kaiming(); `decay` is about W.  b: f32[out_ch], zeros.
     kernel_size, stride and padding are an integer or one for each of the two axes.
+    As torch.nn.Conv2d.
+
+    >>> tg.instantiate(nn.Conv2d(3, 8, 3, padding=1), 0)(np.zeros((2, 3, 9, 9), np.float32)).shape
+    (2, 8, 9, 9)
     """
 
     axes = 2
@@ -111,6 +119,10 @@ class Conv3d(_Convolution):
     W: f32[out_ch, in_ch/groups, kd, kh, kw], from `init`, default kaiming(); `decay` is about W.
     b: f32[out_ch], zeros.
     kernel_size, stride and padding are an integer or one for each of the three axes.
+    As torch.nn.Conv3d.
+
+    >>> tg.instantiate(nn.Conv3d(3, 8, 3), 0)(np.zeros((2, 3, 5, 5, 5), np.float32)).shape
+    (2, 8, 3, 3, 3)
     """
 
     axes = 3
@@ -131,6 +143,9 @@ class ConvTranspose2d(_Windowed):
     By default W is normal with deviation sqrt(2 / n), where n = in_ch/groups * kh*kw / (stride of both axes) is the
     mean number of terms of an element of the result: what `kaiming()` is for the other convolutions.
     kernel_size, stride, padding and output_padding are an integer or one for each of the two axes.
+
+    >>> tg.instantiate(nn.ConvTranspose2d(3, 8, 2, stride=2), 0)(np.zeros((2, 3, 4, 4), np.float32)).shape
+    (2, 8, 8, 8)
     """
 
     axes = 2

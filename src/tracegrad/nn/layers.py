@@ -25,6 +25,9 @@ class Linear(Module):
 
     x: f32[..., in_dim]; the result is f32[..., out_dim].
     W: f32[in_dim, out_dim], from `init`, default kaiming(); `decay` is about W.  b: f32[out_dim], zeros.
+
+    >>> tg.instantiate(nn.Linear(3, 4), 0)(np.zeros((2, 3), np.float32)).shape
+    (2, 4)
     """
 
     def __init__(
@@ -49,6 +52,10 @@ class LayerNorm(Module):
     """(x - mean) / sqrt(var + eps) * g + b over the last axis (Ba et al. 2016). PyTorch's LayerNorm.
 
     x: f32[..., dim].  g: f32[dim], ones.  b: f32[dim], zeros. `decay` is about both.
+    As torch.nn.LayerNorm of the last axis (Ba et al. 2016).
+
+    >>> tg.instantiate(nn.LayerNorm(2), 0)(np.array([[1.0, 3.0]], np.float32))
+    tensor([[-0.999995,  0.999995]], requires_grad=True)
     """
 
     def __init__(
@@ -67,6 +74,10 @@ class RMSNorm(Module):
     """x / sqrt(mean(x^2) + eps) * g over the last axis (Zhang & Sennrich 2019). PyTorch's RMSNorm.
 
     x: f32[..., dim].  g: f32[dim], ones.
+    As torch.nn.RMSNorm (Zhang and Sennrich 2019).
+
+    >>> tg.instantiate(nn.RMSNorm(2), 0)(np.array([[3.0, 4.0]], np.float32))
+    tensor([[0.8485281, 1.1313708]], requires_grad=True)
     """
 
     def __init__(self, dim: int, eps: float = 1e-6, decay: bool | None = False, trainable: bool = True) -> None:
@@ -83,6 +94,10 @@ class Embedding(Module):
 
     indices: i32[...], in [0, vocab); the result is f32[..., dim].
     W: f32[vocab, dim], from `init`, default randn(0.02).
+    As torch.nn.Embedding.
+
+    >>> tg.instantiate(nn.Embedding(10, 4), 0)(np.array([[1, 2, 3]], np.int32)).shape
+    (1, 3, 4)
     """
 
     def __init__(
@@ -101,7 +116,13 @@ class Embedding(Module):
 
 
 class Dropout(Module):
-    """`tg.dropout(x, p, training)` as a layer: drops only where it is called with training=True. PyTorch's Dropout."""
+    """`tg.dropout(x, p, training)` as a layer: drops only where it is called with training=True. PyTorch's Dropout.
+
+    As torch.nn.Dropout (Srivastava et al. 2014).
+
+    >>> nn.Dropout(0.5)(np.ones(3, np.float32), False)
+    tensor([1., 1., 1.])
+    """
 
     def __init__(self, p: float = 0.5) -> None:
         self.p = p
@@ -119,6 +140,10 @@ class Sequential(Module):
 
     `training` goes to the layers that have such an argument. Parameters are named `layers.0.W` and so on.
     Raises: TraceError for what cannot be called.
+
+    >>> net = nn.Sequential(nn.Linear(3, 4), tg.relu, nn.Linear(4, 1))
+    >>> tg.instantiate(net, 0)(np.zeros((2, 3), np.float32)).shape
+    (2, 1)
     """
 
     def __init__(self, *layers: Any) -> None:
@@ -150,6 +175,9 @@ class BatchNorm(Module):
 
     x: f32[B, dim, ...]; the result is of its shape.  g: f32[dim], ones.  b: f32[dim], zeros; neither if not `affine`.
     States: mean f32[dim], zeros, and var f32[dim], ones. A layer that is called twice in one loss follows both batches.
+
+    >>> tg.instantiate(nn.BatchNorm(3), 0)(np.ones((2, 3), np.float32)).shape
+    (2, 3)
     """
 
     def __init__(self, dim: int, eps: float = 1e-5, momentum: float = 0.1, affine: bool = True) -> None:
@@ -185,6 +213,9 @@ class GroupNorm(Module):
     x: f32[B, dim, ...]: `groups` groups of dim / groups neighbouring channels.  The result is of its shape.
     g: f32[dim], ones.  b: f32[dim], zeros; neither if not `affine`.
     Raises: ShapeError if `groups` does not divide `dim`. PyTorch's GroupNorm.
+
+    >>> tg.instantiate(nn.GroupNorm(2, 4), 0)(np.zeros((1, 4, 3, 3), np.float32)).shape
+    (1, 4, 3, 3)
     """
 
     def __init__(self, groups: int, dim: int, eps: float = 1e-5, affine: bool = True) -> None:
@@ -210,6 +241,9 @@ class InstanceNorm(GroupNorm):
     """(x - mean) / sqrt(var + eps) of each channel of each example (Ulyanov et al. 2016): a `GroupNorm` of one channel.
 
     x: f32[B, dim, ...].  `affine` adds g f32[dim] and b f32[dim]. PyTorch's InstanceNorm1d, 2d and 3d.
+
+    >>> tg.instantiate(nn.InstanceNorm(4), 0)(np.zeros((1, 4, 3, 3), np.float32)).shape
+    (1, 4, 3, 3)
     """
 
     def __init__(self, dim: int, eps: float = 1e-5, affine: bool = False) -> None:

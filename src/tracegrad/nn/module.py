@@ -27,7 +27,11 @@ SHOWN = 4  # parameters in the repr of a module
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
 class Parameter(NoArray):
-    """What a parameter will be. In a forward a tensor stands in its place."""
+    """What a parameter will be. In a forward a tensor stands in its place.
+
+    >>> nn.Linear(2, 1).W.shape
+    (2, 1)
+    """
 
     kind: ClassVar[str] = "parameter"
     reader: ClassVar[str] = "train.download_params()"
@@ -123,6 +127,14 @@ class Module(NoNumber):
             def __init__(self, dim):
                 self.proj = nn.Linear(dim, dim)
                 self.scale = self.param(dim, init=tg.init.ones())
+
+    >>> class Scale(tg.Module):
+    ...     def __init__(self):
+    ...         self.s = self.param(3, init=tg.init.ones())
+    ...     def __call__(self, x):
+    ...         return self.s * x
+    >>> tg.instantiate(Scale(), 0)(np.array([1.0, 2.0, 3.0], np.float32))
+    tensor([1., 2., 3.], requires_grad=True)
     """
 
     def __repr__(self) -> str:
@@ -172,6 +184,12 @@ class Module(NoNumber):
         trainable:  False for constants that are saved with the model but that no step changes. The default is True
                     for f32, and False for integers and booleans, which have no gradient.
         Raises TraceError outside `__init__` or inside a forward, ShapeError and DTypeError for what cannot be one.
+
+        >>> class Scale(tg.Module):
+        ...     def __init__(self):
+        ...         self.s = self.param(3, init=tg.init.ones())
+        >>> Scale().s.shape
+        (3,)
         """
         dims, dtype = _declared(self, "parameter", "param", shape, dtype)
         trainable = dtype.is_float if trainable is None else trainable
@@ -200,6 +218,12 @@ class Module(NoNumber):
                     after all parameters, so that adding one leaves those as they were.
         Gradient:   none: a state is a constant of the step.
         Raises TraceError outside `__init__` or inside a forward, ShapeError and DTypeError for what cannot be one.
+
+        >>> class Counter(tg.Module):
+        ...     def __init__(self):
+        ...         self.n = self.state(())
+        >>> list(nn.named_states(Counter()))
+        ['n']
         """
         dims, dtype = _declared(self, "state", "state", shape, dtype)
         made = State(dims, dtype, _checked(init or inits.zeros(), dims, dtype), call_site())
@@ -278,7 +302,11 @@ def _checked(init: Initializer | None, shape: Shape, dtype: DType) -> Initialize
 
 
 def decays(name: str, parameter: Parameter, decay_filter: DecayFilter | None = None) -> bool:
-    """Whether weight decay applies: the explicit flag, else the filter's word, else not for zeros and ones."""
+    """Whether weight decay applies: the explicit flag, else the filter's word, else not for zeros and ones.
+
+    >>> [nn.decays(name, p) for name, p in nn.named_parameters(nn.Linear(2, 1)).items()]
+    [True, False]
+    """
     if parameter.decay is not None:
         return parameter.decay
     if decay_filter is not None:
@@ -291,12 +319,19 @@ def named_parameters(model: Any) -> dict[str, Parameter]:
 
     A parameter that several paths reach is named by the first. Raises TraceError if `model` is no tree of modules,
     and if two different parameters have one path, as the keys 1 and "1" of a dict.
+
+    >>> {name: p.shape for name, p in nn.named_parameters(nn.Linear(2, 1)).items()}
+    {'W': (2, 1), 'b': (1,)}
     """
     return {path: p for path, p in named_arrays(model).items() if not isinstance(p, State)}
 
 
 def named_states(model: Any) -> dict[str, State]:
-    """States by attribute path, in declaration order; as `named_parameters`."""
+    """States by attribute path, in declaration order; as `named_parameters`.
+
+    >>> list(nn.named_states(nn.BatchNorm(3)))
+    ['mean', 'var']
+    """
     return {path: p for path, p in named_arrays(model).items() if isinstance(p, State)}
 
 
@@ -371,6 +406,10 @@ def bound(model: M, tensors: Mapping[str, TensorMethods]) -> M:
     """A copy of the model with `tensors`, by name, in the places of its parameters and states.
 
     Modules, lists, tuples and dicts are copied, once each; everything else is shared. The model is untouched.
+
+    >>> model = nn.bound(nn.Linear(2, 1), {"W": tg.ones((2, 1)), "b": tg.zeros((1,))})
+    >>> model(np.array([[1.0, 2.0]], np.float32))
+    tensor([[3.]])
     """
     return replaced(model, {id(p): tensors[name] for name, p in named_arrays(model).items()})
 

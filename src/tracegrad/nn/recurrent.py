@@ -152,6 +152,10 @@ class RNN(Recurrent):
     lengths: i32[B]: elements of `x` that count. Behind them y is 0, and the state stays.
     y:       f32[B, T, directions * hidden_dim].
     Cells are `cells.0`, ...: layer by layer, forward before backward. See `Cell` for their weights.
+
+    >>> y, last = tg.instantiate(nn.RNN(3, 4), 0)(np.zeros((2, 5, 3), np.float32))
+    >>> y.shape, last.shape
+    ((2, 5, 4), (1, 2, 4))
     """
 
     gates = 1
@@ -167,6 +171,10 @@ class GRU(Recurrent):
     r = sigmoid(x_r + h_r),  z = sigmoid(x_z + h_z),  n = tanh(x_n + r * h_n),  h' = (1 - z) * n + z * h
 
     where x_k = W_ih x + b_ih and h_k = W_hh h + b_hh, each for its gate. Arguments, shapes and names as of `RNN`.
+
+    >>> y, last = tg.instantiate(nn.GRU(3, 4), 0)(np.zeros((2, 5, 3), np.float32))
+    >>> y.shape, last.shape
+    ((2, 5, 4), (1, 2, 4))
     """
 
     gates = 3
@@ -188,6 +196,10 @@ class LSTM(Recurrent):
 
     where i, f, g, o are the parts of W_ih x + b_ih + W_hh h + b_hh. Arguments, shapes and names as of `RNN`, but the
     state is a pair (h, c) of such arrays.
+
+    >>> y, (h, c) = tg.instantiate(nn.LSTM(3, 4), 0)(np.zeros((2, 5, 3), np.float32))
+    >>> y.shape, c.shape
+    ((2, 5, 4), (1, 2, 4))
     """
 
     gates, carried = 4, 2

@@ -24,6 +24,9 @@ def stack(model: M, n: int) -> M:
 
     model:  a tree of modules. It is read, never changed.
     Raises: ShapeError unless `n` is at least 1.
+
+    >>> {name: p.shape for name, p in nn.named_parameters(nn.stack(nn.Linear(2, 1), 8)).items()}
+    {'W': (8, 2, 1), 'b': (8, 1)}
     """
     if n < 1:
         raise ShapeError.here(f"nn.stack: a stack needs at least one model, got n={n!r}")
@@ -65,6 +68,9 @@ def as_states(model: M) -> M:
     drawn; after `train.upload_params` set it by `train.set_states`. States of `model` have states of their own in it.
 
     model:   a tree of modules. It is read, never changed.
+
+    >>> list(nn.named_states(nn.as_states(nn.Linear(2, 1))))
+    ['W', 'b']
     """
     return replaced(model, {id(p): _state_of(p) for p in named_arrays(model).values()})
 

@@ -90,13 +90,25 @@ GELU_TANH = _elementwise("gelu_tanh", _gelu_tanh, _gelu_vjp)
 
 @method
 def relu(x: Operand) -> Tensor:
-    """max(x, 0). f32, any shape; gradient 0 at 0; NaN stays NaN."""
+    """max(x, 0). f32, any shape; gradient 0 at 0; NaN stays NaN.
+
+    Raises:   DTypeError if x is not f32. As torch.relu.
+
+    >>> tg.relu([-1.0, 0.0, 2.0])
+    tensor([0., 0., 2.])
+    """
     return bind(RELU, as_tensor(x))
 
 
 @method
 def leaky_relu(x: Operand, alpha: float = 0.01) -> Tensor:
-    """`x` where it is positive, else `alpha * x`. f32, any shape; gradient alpha at 0."""
+    """`x` where it is positive, else `alpha * x`. f32, any shape; gradient alpha at 0.
+
+    Raises:   DTypeError if x is not f32. As torch.nn.functional.leaky_relu.
+
+    >>> tg.leaky_relu([-1.0, 2.0])
+    tensor([-0.01,  2.  ])
+    """
     return bind(LEAKY_RELU, as_tensor(x), alpha=float(alpha))
 
 
@@ -105,25 +117,47 @@ def elu(x: Operand, alpha: float = 1.0) -> Tensor:
     """`x` where it is positive, else `alpha * (exp(x) - 1)`. f32, any shape; gradient alpha at 0.
 
     Clevert, Unterthiner and Hochreiter 2016.
+    Raises:   DTypeError if x is not f32.
+
+    >>> tg.elu([-1.0, 2.0])
+    tensor([-0.63212055,  2.        ])
     """
     return bind(ELU, as_tensor(x), alpha=float(alpha))
 
 
 @method
 def sigmoid(x: Operand) -> Tensor:
-    """1 / (1 + exp(-x)), without overflow for any x. f32, any shape; gradient y (1 - y)."""
+    """1 / (1 + exp(-x)), without overflow for any x. f32, any shape; gradient y (1 - y).
+
+    Raises:   DTypeError if x is not f32. As torch.sigmoid.
+
+    >>> tg.sigmoid([-1.0, 0.0, 1.0])
+    tensor([0.2689414, 0.5      , 0.7310586])
+    """
     return bind(SIGMOID, as_tensor(x))
 
 
 @method
 def softplus(x: Operand) -> Tensor:
-    """log(1 + exp(x)), computed as max(x, 0) + log1p(exp(-|x|)). f32, any shape; gradient sigmoid(x)."""
+    """log(1 + exp(x)), computed as max(x, 0) + log1p(exp(-|x|)). f32, any shape; gradient sigmoid(x).
+
+    Raises:   DTypeError if x is not f32. As torch.nn.functional.softplus.
+
+    >>> tg.softplus([-100.0, 0.0, 100.0])
+    tensor([3.783506e-44, 6.931472e-01, 1.000000e+02])
+    """
     return bind(SOFTPLUS, as_tensor(x))
 
 
 @method
 def silu(x: Operand) -> Tensor:
-    """x * sigmoid(x). f32, any shape. Also called swish; Elfwing, Uchibe and Doya 2017."""
+    """x * sigmoid(x). f32, any shape. Also called swish; Elfwing, Uchibe and Doya 2017.
+
+    Gradient: s (1 + x (1 - s)), s = sigmoid(x). Raises DTypeError if x is not f32.
+
+    >>> tg.silu([-1.0, 0.0, 1.0])
+    tensor([-0.2689414,  0.       ,  0.7310586])
+    """
     x = as_tensor(x)
     return x * sigmoid(x)
 
@@ -136,6 +170,10 @@ def gelu(x: Operand, approximate: str = "none") -> Tensor:
     approximate="tanh":  x/2 (1 + tanh(sqrt(2/pi) (x + 0.044715 x^3))), the form of GPT-2
 
     x: f32, any shape. Raises InputError for another `approximate`. Hendrycks and Gimpel 2016.
+    Gradient: the derivative of the chosen form, everywhere.
+
+    >>> tg.gelu([-1.0, 0.0, 2.0])
+    tensor([-0.15865523,  0.        ,  1.9544997 ])
     """
     x = as_tensor(x)
     if approximate == "tanh":
@@ -147,13 +185,25 @@ def gelu(x: Operand, approximate: str = "none") -> Tensor:
 
 @method
 def hardtanh(x: Operand, lo: float = -1.0, hi: float = 1.0) -> Tensor:
-    """`x` limited to [lo, hi]. f32, any shape; gradient 0 at the limits, where that of `clip` is 1."""
+    """`x` limited to [lo, hi]. f32, any shape; gradient 0 at the limits, where that of `clip` is 1.
+
+    Raises:   DTypeError if x is not f32. As torch.nn.functional.hardtanh.
+
+    >>> tg.hardtanh([-3.0, 0.5, 3.0])
+    tensor([-1. ,  0.5,  1. ])
+    """
     x = as_tensor(x)
     return where(x <= lo, lo, where(x >= hi, hi, x))
 
 
 @method
 def tanhshrink(x: Operand) -> Tensor:
-    """x - tanh(x). f32, any shape."""
+    """x - tanh(x). f32, any shape.
+
+    x: f32, any shape. Gradient: tanh(x)². Raises DTypeError if x is not f32. As torch.nn.functional.tanhshrink.
+
+    >>> tg.tanhshrink([-1.0, 0.0, 1.0])
+    tensor([-0.23840582,  0.        ,  0.23840582])
+    """
     x = as_tensor(x)
     return x - tanh(x)

@@ -34,6 +34,10 @@ def split_heads(x: Any, n_heads: int) -> Tensor:
     n_heads:  H, a divisor of D.
     Returns:  dtype of `x`, shape (..., H, T, D/H). A view: no kernel.
     Raises:   ShapeError if the rank is below 2 or H does not divide D.
+    Gradient: merged again. As in Vaswani et al. 2017.
+
+    >>> tg.split_heads(np.zeros((2, 5, 32)), 4).shape
+    (2, 4, 5, 8)
     """
     x = as_tensor(x)
     if x.ndim < 2 or n_heads < 1 or x.shape[-1] % n_heads:
@@ -50,6 +54,10 @@ def merge_heads(x: Any) -> Tensor:
     x:        any dtype, shape (..., H, T, d).
     Returns:  dtype of `x`, shape (..., T, H * d). A view: no kernel.
     Raises:   ShapeError if the rank is below 3.
+    Gradient: split again. The inverse of `split_heads`, as in Vaswani et al. 2017.
+
+    >>> tg.merge_heads(np.zeros((2, 4, 5, 8))).shape
+    (2, 5, 32)
     """
     x = as_tensor(x)
     if x.ndim < 3:
@@ -105,6 +113,11 @@ def rope(q: Any, k: Any, base: float = 10000) -> tuple[Tensor, Tensor]:
     Raises:   ShapeError if D is odd or the rank below 2; DTypeError if one is not f32.
 
     The rotate-half form of Su et al., RoFormer (2021), as in Llama.
+
+    >>> q = np.ones((1, 2, 3, 4), np.float32)
+    >>> rotated, _ = tg.rope(q, q)
+    >>> rotated.shape
+    (1, 2, 3, 4)
     """
     return (
         bind(ROPE, as_tensor(q), base=float(base), inverse=False),
@@ -142,6 +155,10 @@ def attention(q: Any, k: Any, v: Any, causal: bool = False, mask: Any = None, dr
     Raises:   ShapeError if the shapes do not fit; DTypeError if q, k or v is not f32, and for a mask of integers.
 
     As torch.nn.functional.scaled_dot_product_attention.
+
+    >>> q = np.ones((1, 2, 3, 4), np.float32)                               # [B, heads, T, width]
+    >>> tg.attention(q, q, q, causal=True).shape
+    (1, 2, 3, 4)
     """
     q, k, v = as_tensor(q), as_tensor(k), as_tensor(v)
     _check_attention(q, k, v, causal)

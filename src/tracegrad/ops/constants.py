@@ -25,6 +25,10 @@ def asarray(value: Any, dtype: DType | None = None) -> Tensor:
 
     Without `dtype`: floating-point values become f32, integers i32 (uint32: u32), booleans bool.
     Raises DTypeError for values that `dtype` cannot hold, instead of truncating them.
+    Any shape. No gradient flows into it. As numpy.asarray.
+
+    >>> tg.asarray(np.array([1.0, 2.0])).shape
+    (2,)
     """
     wanted = None if dtype is None else as_dtype(dtype)
     if isinstance(value, (Tensor, StateTensor)):
@@ -35,7 +39,13 @@ def asarray(value: Any, dtype: DType | None = None) -> Tensor:
 
 @op
 def full(shape: int | Sequence[int], value: bool | int | float, dtype: DType | None = None) -> Tensor:
-    """An array of `value`. Without `dtype`: f32 for a float, i32 for an integer, bool for a boolean."""
+    """An array of `value`. Without `dtype`: f32 for a float, i32 for an integer, bool for a boolean.
+
+    Any shape. No gradient. Raises ShapeError for a negative size. As numpy.full and torch.full.
+
+    >>> tg.full((2,), 7.0)
+    tensor([7., 7.])
+    """
     value = unboxed(value)
     number = as_tensor(value) if dtype is None else const(fitting(value, as_dtype(dtype)), as_dtype(dtype))
     return broadcast_to(number, sizes_of(shape))
@@ -43,19 +53,38 @@ def full(shape: int | Sequence[int], value: bool | int | float, dtype: DType | N
 
 @op
 def zeros(shape: int | Sequence[int], dtype: DType = f32) -> Tensor:
-    """An array of zeros. It costs no memory: it is computed where it is read."""
+    """An array of zeros. It costs no memory: it is computed where it is read.
+
+    f32, any shape. No gradient. Raises ShapeError for a negative size. As numpy.zeros and torch.zeros.
+
+    >>> tg.zeros((2,))
+    tensor([0., 0.])
+    """
     return full(shape, 0, dtype)
 
 
 @op
 def ones(shape: int | Sequence[int], dtype: DType = f32) -> Tensor:
-    """An array of ones. It costs no memory: it is computed where it is read."""
+    """An array of ones. It costs no memory: it is computed where it is read.
+
+    f32, any shape. No gradient. Raises ShapeError for a negative size. As numpy.ones and torch.ones.
+
+    >>> tg.ones((2,))
+    tensor([1., 1.])
+    """
     return full(shape, 1, dtype)
 
 
 @op
 def eye(n: int, m: int | None = None, dtype: DType = f32) -> Tensor:
-    """The identity matrix of `n` rows and `m` (default `n`) columns: 1 on the diagonal, 0 elsewhere."""
+    """The identity matrix of `n` rows and `m` (default `n`) columns: 1 on the diagonal, 0 elsewhere.
+
+    f32[n, n]. No gradient. Raises ShapeError if n is negative. As numpy.eye and torch.eye.
+
+    >>> tg.eye(2)
+    tensor([[1., 0.],
+            [0., 1.]])
+    """
     shape = sizes_of((n, n if m is None else m))
     return cast(iota(shape, 0) == iota(shape, 1), dtype)
 
@@ -65,6 +94,11 @@ def tril(x: Operand, k: int = 0) -> Tensor:
     """The lower triangle of the last two axes of `x`: elements with column > row + k become 0.
 
     Any dtype, rank 2 or more. Gradient: the lower triangle of the cotangent. NaN above the diagonal becomes 0.
+    Raises:   ShapeError for fewer than two axes. As numpy.tril and torch.tril.
+
+    >>> tg.tril(np.ones((2, 2)))
+    tensor([[1., 0.],
+            [1., 1.]])
     """
     x = _matrices(x, "tril")
     below = iota(x.shape, x.ndim - 1) <= iota(x.shape, x.ndim - 2) + integer(k, "k")
@@ -161,7 +195,13 @@ def meshgrid(*xs: Operand, indexing: str = "xy") -> tuple[Tensor, ...]:
 
 @op
 def linspace(start: float, stop: float, num: int = 50) -> Tensor:
-    """`num` evenly spaced f32 values from `start` to `stop`, both included; computed in double precision."""
+    """`num` evenly spaced f32 values from `start` to `stop`, both included; computed in double precision.
+
+    f32, shape (n,). No gradient. Raises ShapeError if n is negative. As numpy.linspace and torch.linspace.
+
+    >>> tg.linspace(0.0, 1.0, 3)
+    tensor([0. , 0.5, 1. ])
+    """
     num = integer(num, "num")
     if num < 0:
         raise ShapeError(f"num must not be negative, got {num}")

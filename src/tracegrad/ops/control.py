@@ -59,6 +59,11 @@ def capture(name: str, x: Any) -> Tensor:
     Returns:  `x`.
     Gradient: that of `x`.
     Raises:   TraceError if the name is taken.
+
+    >>> forward = lambda m, x: m(tg.capture("input", x))
+    >>> infer = tg.compile_forward(model=nn.Linear(2, 1), forward=forward, inputs={"x": (1, 2)}, seed=0)
+    >>> infer.run(x=[[1.0, 2.0]]).captures["input"]
+    array([[1., 2.]], dtype=float32)
     """
     running, x = ambient.require("capture"), as_tensor(_second(name, x, "capture"))
     _mark(running, "capture", name, x)
@@ -83,6 +88,11 @@ def patch(name: str, x: Any) -> Tensor:
     Returns:  dtype and shape of `x`.
     Gradient: to `x` where it was not overwritten.
     Raises:   TraceError if the name is taken.
+
+    >>> forward = lambda m, x: m(tg.patch("input", x))
+    >>> infer = tg.compile_forward(model=nn.Linear(2, 1), forward=forward, inputs={"x": (1, 2)}, seed=0)
+    >>> infer.run(x=[[1.0, 2.0]], patches={"input": 0.0}).output
+    array([[0.]], dtype=float32)
     """
     running, x = ambient.require("patch"), as_tensor(_second(name, x, "patch"))
     _mark(running, "patch", name, x)

@@ -215,6 +215,9 @@ def conv2d(
     Raises:   ShapeError if ranks, channels or sizes do not fit; DTypeError if one is not f32.
 
     As torch.nn.functional.conv2d, without bias.
+
+    >>> tg.conv2d(np.ones((1, 1, 4, 4)), np.ones((2, 1, 3, 3))).shape
+    (1, 2, 2, 2)
     """
     return bind(CONV[2], as_tensor(x), as_tensor(w), **_geometry(stride, padding, dilation, groups))
 
@@ -230,6 +233,9 @@ def conv1d(x: Any, w: Any, stride: int = 1, padding: int = 0, groups: int = 1, d
     Raises:   ShapeError if ranks, channels or sizes do not fit; DTypeError if one is not f32.
 
     As torch.nn.functional.conv1d, without bias.
+
+    >>> tg.conv1d(np.ones((1, 1, 5)), np.ones((1, 1, 3)))
+    tensor([[[3., 3., 3.]]])
     """
     x, w = as_tensor(x), as_tensor(w)
     if x.ndim != 3 or w.ndim != 3:
@@ -255,6 +261,9 @@ def conv3d(
     Raises:   ShapeError if ranks, channels or sizes do not fit; DTypeError if one is not f32.
 
     As torch.nn.functional.conv3d, without bias.
+
+    >>> tg.conv3d(np.ones((1, 1, 4, 4, 4)), np.ones((2, 1, 3, 3, 3))).shape
+    (1, 2, 2, 2, 2)
     """
     return bind(CONV[3], as_tensor(x), as_tensor(w), **_geometry(stride, padding, dilation, groups, 3))
 
@@ -281,6 +290,9 @@ def conv_transpose2d(
     Raises:   ShapeError if ranks, channels or sizes do not fit; DTypeError if one is not f32.
 
     As torch.nn.functional.conv_transpose2d, without bias.
+
+    >>> tg.conv_transpose2d(np.ones((1, 1, 2, 2)), np.ones((1, 3, 3, 3)), stride=2).shape
+    (1, 3, 5, 5)
     """
     x, w = as_tensor(x), as_tensor(w)
     how = _geometry(stride, padding, dilation, groups)

@@ -50,6 +50,9 @@ def smooth_l1_loss(prediction: Any, target: Any, reduction: str = "mean", beta: 
     Raises:             InputError for a negative `beta` or a bad reduction; ShapeError, DTypeError as `l1_loss`.
 
     As torch.nn.functional.smooth_l1_loss (Girshick 2015). `huber_loss` is `delta` times this with beta = delta.
+
+    >>> tg.smooth_l1_loss([0.0, 0.0], [0.5, 3.0])
+    tensor(1.3125)
     """
     if not beta >= 0:
         raise InputError(f"beta must be a number >= 0, got {beta!r}")
@@ -79,6 +82,9 @@ def huber_loss(prediction: Any, target: Any, reduction: str = "mean", delta: flo
     Raises:             InputError unless delta > 0, and for a bad reduction; ShapeError, DTypeError as `l1_loss`.
 
     As torch.nn.functional.huber_loss (Huber 1964).
+
+    >>> tg.huber_loss([0.0, 0.0], [0.5, 3.0])
+    tensor(1.3125)
     """
     if not delta > 0:
         raise InputError(f"delta must be a positive number, got {delta!r}")
@@ -100,6 +106,9 @@ def hinge_loss(prediction: Any, targets: Any, reduction: str = "mean") -> Tensor
     Raises:     ShapeError if the shapes differ; DTypeError if the dtypes do; InputError for a bad reduction.
 
     As sklearn.metrics.hinge_loss (Crammer & Singer 2001 is for more classes).
+
+    >>> tg.hinge_loss([0.5, -2.0], [1.0, -1.0])
+    tensor(0.25)
     """
     x, t = pair(prediction, targets)
     lack = 1.0 - t * x
@@ -121,6 +130,9 @@ def kl_div(log_probs: Any, targets: Any, reduction: str = "mean", log_target: bo
     Raises:     ShapeError if the shapes differ; DTypeError if one is not f32; InputError for a bad reduction.
 
     As torch.nn.functional.kl_div.
+
+    >>> tg.kl_div(tg.log([0.5, 0.5]), [0.9, 0.1], reduction="sum")
+    tensor(0.36806417)
     """
     x, t = pair(log_probs, targets)
     if log_target:

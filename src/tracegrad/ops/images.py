@@ -102,6 +102,10 @@ def max_pool2d(x: Any, kernel_size: IntOrPair, stride: IntOrPair | None = None, 
     Raises:      ShapeError if the window does not fit; DTypeError if `x` is not f32.
 
     As torch.nn.functional.max_pool2d.
+
+    >>> tg.max_pool2d(np.arange(16, dtype=np.float32).reshape(1, 1, 4, 4), 2)
+    tensor([[[[ 5.,  7.],
+              [13., 15.]]]])
     """
     kernel, stride, padding = _pooling(kernel_size, stride, padding)
     return bind(MAX_POOL2D, as_tensor(x), kernel=kernel, stride=stride, padding=padding)
@@ -120,6 +124,10 @@ def avg_pool2d(x: Any, kernel_size: IntOrPair, stride: IntOrPair | None = None, 
     Raises:      ShapeError if the window does not fit; DTypeError if `x` is not f32.
 
     As torch.nn.functional.avg_pool2d.
+
+    >>> tg.avg_pool2d(np.arange(16, dtype=np.float32).reshape(1, 1, 4, 4), 2)
+    tensor([[[[ 2.5,  4.5],
+              [10.5, 12.5]]]])
     """
     kernel, stride, padding = _pooling(kernel_size, stride, padding)
     return bind(AVG_POOL2D, as_tensor(x), kernel=kernel, stride=stride, padding=padding)
@@ -144,6 +152,9 @@ def nearest_upsample2d(x: Any, scale: IntOrPair = 2) -> Tensor:
     Raises:   ShapeError if `x` is not of rank 4 or `scale` is below 1.
 
     As torch.nn.functional.interpolate(mode="nearest") by a whole factor.
+
+    >>> tg.nearest_upsample2d(np.ones((1, 1, 2, 2)), 2).shape
+    (1, 1, 4, 4)
     """
     x, (sh, sw) = as_tensor(x), int_pair("scale", scale, 1)
     if x.ndim != 4:

@@ -131,6 +131,11 @@ def one_hot(indices: Operand, n: int, dtype: DType = f32) -> Tensor:
 
     indices: i32. Those of an input are checked on the host against [0, n); computed ones outside give zeros.
     No gradient. Computed where it is read, never stored on its own account.
+    Raises:   DTypeError if the indices are no integers. As jax.nn.one_hot.
+
+    >>> tg.one_hot(np.array([0, 2], np.int32), 3)
+    tensor([[1., 0., 0.],
+            [0., 0., 1.]])
     """
     return bind(ONE_HOT, indices_for(indices, n), n=integer(n, "n"), dtype=as_dtype(dtype))
 
@@ -143,6 +148,7 @@ def arange(start: float, stop: float | DType | None = None, step: float = 1, dty
     dtype:    None: i32 if all three are integers, else f32.
     Returns:  [ceil((stop - start) / step)], computed where it is read; fractions in double precision, then rounded.
     Raises:   ShapeError for a negative n; InputError for a step of 0 and for numbers that are not finite.
+    No gradient. As numpy.arange and torch.arange.
 
     >>> import tracegrad as tg
     >>> tg.arange(2, 8, 3)
@@ -184,6 +190,10 @@ def take(x: Operand, indices: Operand, axis: int | None = None) -> Tensor:
     indices: i32, any shape, which stands in the place of `axis`. Constants may count from the end;
              values known only on the device are clamped to [0, n).
     Gradient: each cotangent is added at its index, in a fixed order. Raises DTypeError, ShapeError.
+    As numpy.take and torch.index_select.
+
+    >>> tg.take([10.0, 20.0, 30.0], np.array([2, 0], np.int32), 0)
+    tensor([30., 10.])
     """
     x = as_tensor(x)
     if axis is None:
@@ -200,6 +210,11 @@ def embedding(table: Operand, indices: Operand) -> Tensor:
 
     Gradient: a deterministic segment sum into the rows used; a one-hot is never stored.
     Indices of an input are checked on the host against [0, V). Raises ShapeError unless `table` has two axes.
+    As torch.nn.functional.embedding(indices, table).
+
+    >>> tg.embedding([[1.0, 2.0], [3.0, 4.0]], np.array([1, 0], np.int32))
+    tensor([[3., 4.],
+            [1., 2.]])
     """
     table = as_tensor(table)
     if table.ndim != 2:
@@ -229,6 +244,11 @@ def take_along_axis(x: Operand, indices: Operand, axis: int = -1) -> Tensor:
     indices: i32, same rank; its other axes equal those of `x`, or one of the two is 1. Constants may count from
              the end; values known only on the device are clamped to [0, n).
     Gradient: added at the places picked; repeated ones add up. Raises DTypeError, ShapeError.
+    As numpy.take_along_axis and torch.gather(x, axis, indices).
+
+    >>> tg.take_along_axis([[1.0, 2.0], [3.0, 4.0]], np.array([[1], [0]], np.int32), 1)
+    tensor([[2.],
+            [3.]])
     """
     x = as_tensor(x)
     axis = normalize_axis(axis, x.ndim)
@@ -246,6 +266,10 @@ def scatter_add(x: Operand, indices: Operand, updates: Operand, axis: int = 0) -
     updates: the dtype of `x`, equal to it on every axis but `axis`.
     indices: i32; of rank 1 with one index per slice of `updates`, or of the rank of `updates`, broadcast to it.
     Gradient: to `x` the cotangent, to `updates` what is found at the indices. Raises DTypeError, ShapeError.
+    As x.at[indices].add(updates) of JAX.
+
+    >>> tg.scatter_add(np.zeros(3), np.array([0, 0, 2], np.int32), [1.0, 2.0, 3.0])
+    tensor([3., 0., 3.])
     """
     x, updates = as_tensor(x), as_tensor(updates)
     axis = normalize_axis(axis, x.ndim)

@@ -30,6 +30,9 @@ def matmul(a: Operand, b: Operand) -> Tensor:
     column, whose axis is missing from the result. With a rank-2 `b` the batch and rows of `a` become one axis,
     so that the gradient of `b` is one product too.
     Gradients: ct @ b^T and a^T @ ct. Raises ShapeError naming both types, DTypeError.
+
+    >>> tg.matmul([[1.0, 2.0]], [[3.0], [4.0]])
+    tensor([[11.]])
     """
     a, b = as_tensors(a, b)
     if not a.ndim or not b.ndim:
@@ -58,7 +61,14 @@ def _product(a: Tensor, b: Tensor) -> Tensor:
 
 @op
 def outer(a: Operand, b: Operand) -> Tensor:
-    """All products of two vectors: out[i, j] = a[i] b[j]. Rank 1, one dtype; ShapeError otherwise."""
+    """All products of two vectors: out[i, j] = a[i] b[j]. Rank 1, one dtype; ShapeError otherwise.
+
+    Gradient: ct b and ct^T a. Raises ShapeError unless both are vectors. As numpy.outer and torch.outer.
+
+    >>> tg.outer([1.0, 2.0], [3.0, 4.0])
+    tensor([[3., 4.],
+            [6., 8.]])
+    """
     a, b = as_tensor(a), as_tensor(b)
     if a.ndim != 1 or b.ndim != 1:
         raise ShapeError(f"takes two vectors, got {a.type} and {b.type}")
@@ -73,6 +83,11 @@ def einsum(spec: str, *operands: Operand) -> Tensor:
     Without `->` the output has the letters that occur once, in alphabetical order, as in NumPy.
     Operands are f32 and are contracted from left to right, each pair as one matmul.
     Raises ShapeError if the specification does not fit the operands.
+    Gradient: to every operand, by the einsum of the others with ct.
+
+    >>> tg.einsum("ij,jk->ik", np.ones((2, 3)), np.ones((3, 2)))
+    tensor([[3., 3.],
+            [3., 3.]])
     """
     xs = [as_tensor(x) for x in operands]
     terms, out = _parse(spec, xs)

@@ -159,6 +159,9 @@ def cross_entropy(
     Raises:          ShapeError if the shapes do not fit; DTypeError if a dtype does not; InputError for other values.
 
     As torch.nn.functional.cross_entropy, with the classes on the last axis.
+
+    >>> tg.cross_entropy([[2.0, 0.0], [0.0, 2.0]], np.array([0, 1], np.int32))
+    tensor(0.12692805)
     """
     if not 0.0 <= label_smoothing <= 1.0:
         raise InputError(f"label_smoothing must be in [0, 1], got {label_smoothing!r}")
@@ -184,6 +187,9 @@ def nll_loss(log_probs: Any, targets: Any, reduction: str = "mean", ignore_index
     Raises:       ShapeError if the shapes do not fit; DTypeError if a dtype does not; InputError for other values.
 
     As torch.nn.functional.nll_loss, with the classes on the last axis.
+
+    >>> tg.nll_loss(tg.log_softmax(np.zeros((2, 4), np.float32)), np.array([0, 3], np.int32))
+    tensor(1.3862944)
     """
     x = as_tensor(log_probs)
     _warn_of(x, "softmax", "nll_loss takes log-probabilities: write log_softmax instead of softmax")
@@ -215,6 +221,9 @@ def mse_loss(prediction: Any, target: Any, reduction: str = "mean") -> Tensor:
     Raises:             ShapeError if the shapes differ; DTypeError if the dtypes do; InputError for a bad reduction.
 
     As torch.nn.functional.mse_loss, which broadcasts with a warning where this raises.
+
+    >>> tg.mse_loss([1.0, 2.0], [1.0, 4.0])
+    tensor(2.)
     """
     x, t = pair(prediction, target)
     return reduced(square(x - t), reduction)
@@ -249,6 +258,9 @@ def binary_cross_entropy_with_logits(logits: Any, targets: Any, reduction: str =
     Raises:    ShapeError if the shapes differ; DTypeError if one is not f32; InputError for a bad reduction.
 
     As torch.nn.functional.binary_cross_entropy_with_logits.
+
+    >>> tg.binary_cross_entropy_with_logits([0.0, 2.0], [1.0, 1.0])
+    tensor(0.41003758)
     """
     x, t = pair(logits, targets)
     _warn_of(x, "sigmoid", "binary_cross_entropy_with_logits takes raw logits: leave sigmoid out, it computes its own")

@@ -25,6 +25,10 @@ def greater(a: Operand, b: Operand) -> Tensor:
 
     a, b: f32, i32 or u32; broadcast against each other.
     Returns bool. No gradient.
+    Any shapes that broadcast. Raises DTypeError, ShapeError. As numpy.greater and torch.gt.
+
+    >>> tg.greater([1.0, 3.0], 2.0)
+    tensor([False,  True], dtype=bool)
     """
     a, b = _comparable(a, b)
     return less(b, a)
@@ -36,6 +40,10 @@ def greater_equal(a: Operand, b: Operand) -> Tensor:
 
     a, b: f32, i32 or u32; broadcast against each other.
     Returns bool. No gradient.
+    Any shapes that broadcast. Raises DTypeError, ShapeError. As numpy.greater_equal and torch.ge.
+
+    >>> tg.greater_equal([1.0, 2.0], 2.0)
+    tensor([False,  True], dtype=bool)
     """
     a, b = _comparable(a, b)
     return less_equal(b, a)
@@ -48,6 +56,10 @@ def pow(a: Operand, b: Operand) -> Tensor:
     a, b: f32, broadcast against each other; an i32 or u32 `a` takes an integer number `b >= 0`.
     The exponents 2, 3, 0.5 and -1 as numbers become square, x * square, sqrt and reciprocal.
     Gradient with respect to both operands: b a^(b-1), 0 for b = 0; and log(a) a^b, 0 for a = 0 and b >= 0. As PyTorch.
+    Any shapes that broadcast. Raises DTypeError, ShapeError. As numpy.power and torch.pow.
+
+    >>> tg.pow([1.0, 2.0, 3.0], 2.0)
+    tensor([1., 4., 9.])
     """
     b = unboxed(b)
     if isinstance(b, bool) or not isinstance(b, (int, float)):
@@ -85,7 +97,13 @@ def _integer_power(x: Tensor, n: int) -> Tensor:
 
 @method
 def reciprocal(x: Operand) -> Tensor:
-    """1 / x. f32, any shape; gradient -1 / x^2."""
+    """1 / x. f32, any shape; gradient -1 / x^2.
+
+    Raises:   DTypeError if x is not f32. As numpy.reciprocal and torch.reciprocal. Any shape.
+
+    >>> tg.reciprocal([1.0, 4.0])
+    tensor([1.  , 0.25])
+    """
     return div(1.0, x)
 
 
@@ -96,6 +114,10 @@ def clip(x: Operand, lo: Operand | None = None, hi: Operand | None = None) -> Te
     x, lo, hi: f32, i32 or u32, one dtype; broadcast against each other. NaN stays NaN.
     Gradient: 1 where lo <= x <= hi, else 0; where a limit is in force, it gets the gradient.
     Raises InputError for numbers with lo > hi.
+    As numpy.clip and torch.clamp.
+
+    >>> tg.clip([-2.0, 0.5, 2.0], -1.0, 1.0)
+    tensor([-1. ,  0.5,  1. ])
     """
     lo, hi, y = unboxed(lo), unboxed(hi), as_tensor(x)
     if isinstance(lo, (int, float)) and isinstance(hi, (int, float)) and lo > hi:
@@ -109,7 +131,14 @@ def clip(x: Operand, lo: Operand | None = None, hi: Operand | None = None) -> Te
 
 @op
 def clamp(x: Operand, lo: Operand | None = None, hi: Operand | None = None) -> Tensor:
-    """The same as `clip`."""
+    """The same as `clip`.
+
+    x, lo, hi: f32, i32 or u32, one dtype, shapes that broadcast. Gradient and errors: as `clip`; raises InputError for
+    numbers with lo > hi. As torch.clamp.
+
+    >>> tg.clamp([-2.0, 0.5, 2.0], -1.0, 1.0)
+    tensor([-1. ,  0.5,  1. ])
+    """
     return clip(x, lo, hi)
 
 
@@ -118,6 +147,10 @@ def isfinite(x: Operand) -> Tensor:
     """Whether an element is neither infinite nor NaN.
 
     x: f32, any shape. Returns bool. No gradient. Raises DTypeError if `x` is not f32: integers are always finite.
+    As numpy.isfinite and torch.isfinite.
+
+    >>> tg.isfinite([1.0, np.inf, np.nan])
+    tensor([ True, False, False], dtype=bool)
     """
     return logical_not(nonfinite(x))
 
@@ -127,6 +160,10 @@ def isinf(x: Operand) -> Tensor:
     """Whether an element is infinite, of either sign.
 
     x: f32, any shape. Returns bool. No gradient. Raises DTypeError if `x` is not f32: integers are always finite.
+    As numpy.isinf and torch.isinf.
+
+    >>> tg.isinf([1.0, np.inf, np.nan])
+    tensor([False,  True, False], dtype=bool)
     """
     return nonfinite(x) & logical_not(isnan(x))
 

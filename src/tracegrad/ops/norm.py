@@ -73,6 +73,9 @@ def softmax(x: Any, axis: int = -1) -> Tensor:
     Raises:   ShapeError if `axis` is out of range; DTypeError if `x` is not f32.
 
     As torch.softmax.
+
+    >>> tg.softmax([[0.0, 0.0]])
+    tensor([[0.5, 0.5]])
     """
     return bind(SOFTMAX, as_tensor(x), axis=axis)
 
@@ -124,6 +127,9 @@ def log_softmax(x: Any, axis: int = -1) -> Tensor:
     Raises:   ShapeError if `axis` is out of range; DTypeError if `x` is not f32.
 
     As torch.log_softmax.
+
+    >>> tg.log_softmax([0.0, 0.0])
+    tensor([-0.6931472, -0.6931472])
     """
     return bind(LOG_SOFTMAX, as_tensor(x), axis=axis)
 
@@ -170,6 +176,10 @@ def softmax_causal(x: Any) -> Tensor:
     Raises:   ShapeError if the last two axes differ; DTypeError if `x` is not f32.
 
     As torch.softmax of scores masked with -inf.
+
+    >>> tg.softmax_causal(np.zeros((2, 2)))
+    tensor([[1. , 0. ],
+            [0.5, 0.5]])
     """
     return bind(SOFTMAX_CAUSAL, as_tensor(x))
 
@@ -183,6 +193,11 @@ def where_causal(x: Any, fill: float) -> Tensor:
     Returns:  dtype and shape of `x`.
     Gradient: to `x` on and below the diagonal, zero above it.
     Raises:   ShapeError if the rank is below 2.
+    As torch.tril and masked_fill, in one.
+
+    >>> tg.where_causal(np.ones((2, 2)), 0.0)
+    tensor([[1., 0.],
+            [1., 1.]])
     """
     x = as_tensor(x)
     if x.ndim < 2:
@@ -265,6 +280,9 @@ def layer_norm(x: Any, g: Any = None, b: Any = None, eps: float = 1e-5) -> Tenso
     Raises:   ShapeError if `g` or `b` is not [D]; DTypeError if `x` is not f32.
 
     As torch.nn.functional.layer_norm over the last axis.
+
+    >>> tg.layer_norm([[1.0, 3.0]], [1.0, 1.0], [0.0, 0.0])
+    tensor([[-0.999995,  0.999995]])
     """
     x = _ranked(x, 1)
     g, b = _per_channel(x, x.ndim - 1, g=g, b=b)
@@ -284,6 +302,9 @@ def rms_norm(x: Any, g: Any = None, eps: float = 1e-6) -> Tensor:
     Raises:   ShapeError if `g` is not [D]; DTypeError if `x` is not f32.
 
     As torch.nn.functional.rms_norm over the last axis.
+
+    >>> tg.rms_norm([[3.0, 4.0]], [1.0, 1.0])
+    tensor([[0.8485281, 1.1313708]])
     """
     x = _ranked(x, 1)
     (g,) = _per_channel(x, x.ndim - 1, g=g)
@@ -304,6 +325,10 @@ def batch_norm(x: Any, g: Any = None, b: Any = None, eps: float = 1e-5, *, mean:
     Raises:    ShapeError if a vector is not [C], or only one of `mean` and `var` is given; DTypeError.
 
     As torch.nn.functional.batch_norm, with training=True where the statistics are those of the batch.
+
+    >>> x = np.array([[1.0, 2.0], [3.0, 6.0]], np.float32)
+    >>> tg.batch_norm(x, np.ones(2), np.zeros(2)).shape
+    (2, 2)
     """
     x = _ranked(x, 2)
     g, b, mean, var = _per_channel(x, 1, g=g, b=b, mean=mean, var=var)

@@ -123,6 +123,10 @@ def uniform(shape: int | Sequence[int], low: float = 0.0, high: float = 1.0) -> 
     Returns:   f32 of that shape; new numbers every step, the same for the same seed.
     Gradient:  none.
     Raises:    ShapeError for a negative size; InputError unless low < high.
+    As numpy.random.Generator.uniform.
+
+    >>> tg.uniform((2, 3), -1.0, 1.0).shape
+    (2, 3)
     """
     dims = sizes_of(shape)
     if not -HUGE <= low < high <= HUGE or high - low > HUGE:
@@ -151,6 +155,10 @@ def randn(shape: int | Sequence[int]) -> Tensor:
     Returns:  f32 of that shape; new numbers every step, the same for the same seed. |out| < 5.8.
     Gradient: none.
     Raises:   ShapeError for a negative size.
+    As torch.randn.
+
+    >>> tg.randn((2, 3)).shape
+    (2, 3)
     """
     return _normal(sizes_of(shape), _key("randn"))
 
@@ -170,6 +178,9 @@ def normal(shape: int | Sequence[int], mean: Any = 0.0, std: Any = 1.0) -> Tenso
     Returns:   f32 of that shape; new numbers every step, the same for the same seed.
     Gradient:  to `mean` and `std`, as of the sum: the reparameterization of Kingma & Welling (2014).
     Raises:    ShapeError for a negative size, and if a tensor does not broadcast to `shape`.
+
+    >>> tg.normal((2, 3), 5.0, 0.1).shape
+    (2, 3)
     """
     dims = sizes_of(shape)
     y = _normal(dims, _key("normal")) * std + mean
@@ -189,6 +200,10 @@ def randint(shape: int | Sequence[int], low: int, high: int | None = None) -> Te
     Returns:   i32 of that shape; new numbers every step, the same for the same seed.
     Gradient:  none.
     Raises:    ShapeError for a negative size; InputError unless low < high, at most 2^31 - 1 apart.
+    As torch.randint and numpy.random.Generator.integers.
+
+    >>> tg.randint((2, 3), 0, 10).shape
+    (2, 3)
     """
     dims = sizes_of(shape)
     low, high = (0, integer(low, "high")) if high is None else (integer(low, "low"), integer(high, "high"))
@@ -216,6 +231,10 @@ def bernoulli(shape: int | Sequence[int], p: float = 0.5, dtype: DType = bool_) 
     Returns:  `dtype`, of that shape; new numbers every step, the same for the same seed.
     Gradient: none.
     Raises:   InputError if `p` is outside [0, 1]; ShapeError for a negative size.
+    As torch.bernoulli.
+
+    >>> tg.bernoulli((2, 3), 0.5).shape
+    (2, 3)
     """
     dims, p = sizes_of(shape), _probability(p)
     return cast(_closed(_bits(dims, _key("bernoulli"))) < p, dtype)
@@ -231,6 +250,10 @@ def categorical(logits: Any, axis: int = -1) -> Tensor:
     Returns:  i32, the shape of `logits` without `axis`.
     Gradient: none.
     Raises:   ShapeError if `axis` is out of range; DTypeError if `logits` is not f32.
+    As jax.random.categorical.
+
+    >>> tg.categorical([[0.0, 100.0]])
+    tensor([1], dtype=i32)
     """
     x = as_tensor(logits)
     normalize_axis(axis, x.ndim)
@@ -254,6 +277,9 @@ def gumbel_softmax(logits: Any, tau: float = 1.0, hard: bool = False, axis: int 
     Raises:   InputError unless tau > 0; ShapeError if `axis` is out of range; DTypeError if `logits` is not f32.
 
     As torch.nn.functional.gumbel_softmax (Jang, Gu & Poole 2017).
+
+    >>> tg.gumbel_softmax(np.zeros((2, 3))).shape
+    (2, 3)
     """
     if not tau > 0:
         raise InputError(f"tau must be a positive number, got {shown(tau)}")
@@ -295,6 +321,9 @@ def dropout(x: Any, p: float, training: bool = True) -> Tensor:
     Raises:   InputError if `p` is outside [0, 1]; DTypeError if `x` is not f32.
 
     As torch.nn.functional.dropout.
+
+    >>> tg.dropout([1.0, 2.0], 0.5, False)
+    tensor([1., 2.])
     """
     x, p = as_tensor(x), _probability(p)
     key = _key("dropout")  # drawn even if unused: switching one dropout off must not change the masks of the others

@@ -67,6 +67,10 @@ def sum(x: Operand, axis: Axes = None, keepdims: bool = False) -> Tensor:
     """Sum over `axis` (None: over all).
 
     x: f32, i32, u32; bool is counted as i32. Gradient: the cotangent, to every element.
+    Raises:   ShapeError if axis is out of range. As numpy.sum and torch.sum.
+
+    >>> tg.sum([[1.0, 2.0], [3.0, 4.0]], axis=0)
+    tensor([4., 6.])
     """
     x = as_tensor(x)
     axes = normalize_axes(axis, x.ndim)
@@ -80,6 +84,10 @@ def mean(x: Operand, axis: Axes = None, keepdims: bool = False) -> Tensor:
     """Mean over `axis` (None: over all): the sum divided by the number of elements.
 
     x: f32; other dtypes are cast to it, so that `mean(prediction == target)` is an accuracy.
+    Gradient: ct / n to each element. Raises ShapeError if axis is out of range. As numpy.mean and torch.mean.
+
+    >>> tg.mean([[1.0, 3.0], [2.0, 0.0]], axis=1)
+    tensor([2., 1.])
     """
     x = _float(x)
     axes = normalize_axes(axis, x.ndim)
@@ -121,6 +129,10 @@ def var(x: Operand, axis: Axes = None, keepdims: bool = False, ddof: int = 0) ->
     sum((x - mean(x))^2) / (n - ddof)
 
     x: f32, other dtypes are cast. ddof: 0 for the population, 1 for a sample (PyTorch's default is 1).
+    Gradient: 2 (x - mean) ct / (n - ddof). Raises ShapeError if axis is out of range.
+
+    >>> tg.var([1.0, 3.0])
+    tensor(1.)
     """
     x = _float(x)
     axes = normalize_axes(axis, x.ndim)
@@ -129,7 +141,13 @@ def var(x: Operand, axis: Axes = None, keepdims: bool = False, ddof: int = 0) ->
 
 @method
 def variance(x: Operand, axis: Axes = None, keepdims: bool = False, correction: int = 1) -> Tensor:
-    """Sample variance over `axis` (None: over all): `var` with `ddof=correction`."""
+    """Sample variance over `axis` (None: over all): `var` with `ddof=correction`.
+
+    f32. Gradient and errors: as `var`; raises ShapeError if axis is out of range. As torch.var.
+
+    >>> tg.variance([1.0, 3.0])
+    tensor(2.)
+    """
     return var(x, axis, keepdims, correction)
 
 
@@ -210,6 +228,10 @@ def max(x: Operand, axis: Axes = None, keepdims: bool = False) -> Tensor:
 
     x: f32, i32, u32. NaN wins, as in NumPy. ShapeError for no elements.
     Gradient: tied positions share it evenly.
+    Raises:   ShapeError if axis is out of range or x has no elements. As numpy.max and torch.amax.
+
+    >>> tg.max([[1.0, 3.0], [2.0, 0.0]], axis=1)
+    tensor([3., 2.])
     """
     return _extremum(MAX, x, axis, keepdims)
 
@@ -220,20 +242,36 @@ def min(x: Operand, axis: Axes = None, keepdims: bool = False) -> Tensor:
 
     x: f32, i32, u32. NaN wins, as in NumPy. ShapeError for no elements.
     Gradient: tied positions share it evenly.
+    Raises:   ShapeError if axis is out of range or x has no elements. As numpy.min and torch.amin.
+
+    >>> tg.min([[1.0, 3.0], [2.0, 0.0]], axis=1)
+    tensor([1., 0.])
     """
     return _extremum(MIN, x, axis, keepdims)
 
 
 @method
 def prod(x: Operand, axis: Axes = None, keepdims: bool = False) -> Tensor:
-    """Product over `axis` (None: over all). f32, i32, u32. The gradient is right beside zeros as well."""
+    """Product over `axis` (None: over all). f32, i32, u32. The gradient is right beside zeros as well.
+
+    Raises:   ShapeError if axis is out of range. As numpy.prod and torch.prod.
+
+    >>> tg.prod([2.0, 3.0, 4.0])
+    tensor(24.)
+    """
     x = _number(x)
     return _fold(PROD, x, normalize_axes(axis, x.ndim), keepdims)
 
 
 @method
 def any(x: Operand, axis: Axes = None, keepdims: bool = False) -> Tensor:
-    """Whether any element over `axis` is true, or not zero. Any dtype; returns bool; False for no elements."""
+    """Whether any element over `axis` is true, or not zero. Any dtype; returns bool; False for no elements.
+
+    No gradient. Raises ShapeError if axis is out of range. As numpy.any and torch.any.
+
+    >>> tg.any(np.array([[True, False], [False, False]]), axis=1)
+    tensor([ True, False], dtype=bool)
+    """
     x = as_tensor(x)
     axes = normalize_axes(axis, x.ndim)
     true = x if x.dtype.name == "bool" else x != 0
@@ -242,7 +280,13 @@ def any(x: Operand, axis: Axes = None, keepdims: bool = False) -> Tensor:
 
 @method
 def all(x: Operand, axis: Axes = None, keepdims: bool = False) -> Tensor:
-    """Whether every element over `axis` is true, or not zero. Any dtype; returns bool; True for no elements."""
+    """Whether every element over `axis` is true, or not zero. Any dtype; returns bool; True for no elements.
+
+    No gradient. Raises ShapeError if axis is out of range. As numpy.all and torch.all.
+
+    >>> tg.all(np.array([[True, False], [True, True]]), axis=1)
+    tensor([False,  True], dtype=bool)
+    """
     x = as_tensor(x)
     axes = normalize_axes(axis, x.ndim)
     false = logical_not(x) if x.dtype.name == "bool" else x == 0
@@ -276,13 +320,23 @@ def argmax(x: Operand, axis: Axes = None, keepdims: bool = False) -> Tensor:
 
     x: f32, i32, u32. Returns i32; the first position of tied ones; NaN wins, as in NumPy. No gradient.
     For a tuple of axes the position is the row-major one among them.
+    Raises:   ShapeError if axis is out of range or x has no elements. As numpy.argmax and torch.argmax.
+
+    >>> tg.argmax([[1.0, 3.0, 2.0]], axis=-1)
+    tensor([1], dtype=i32)
     """
     return _position(MAX, x, axis, keepdims)
 
 
 @method
 def argmin(x: Operand, axis: Axes = None, keepdims: bool = False) -> Tensor:
-    """Position of the smallest element over `axis` (None: in the flattened `x`); otherwise as `argmax`."""
+    """Position of the smallest element over `axis` (None: in the flattened `x`); otherwise as `argmax`.
+
+    i32. No gradient. Raises ShapeError if axis is out of range or x has no elements. As numpy.argmin and torch.argmin.
+
+    >>> tg.argmin([[1.0, 3.0, 2.0]], axis=-1)
+    tensor([0], dtype=i32)
+    """
     return _position(MIN, x, axis, keepdims)
 
 
@@ -310,6 +364,10 @@ def logsumexp(x: Operand, axis: Axes = None, keepdims: bool = False) -> Tensor:
     """log(sum(exp(x))) over `axis` (None: over all), with the maximum subtracted so that exp stays finite.
 
     x: f32. A row of -inf gives -inf with a NaN gradient, a row with inf gives inf, both as PyTorch.
+    Raises:   DTypeError if x is not f32, ShapeError if axis is out of range.
+
+    >>> tg.logsumexp([[0.0, 0.0]], axis=-1)
+    tensor([0.6931472])
     """
     x = as_tensor(x)
     axes = normalize_axes(axis, x.ndim)
@@ -369,6 +427,10 @@ def cumsum(x: Operand, axis: int | None = None) -> Tensor:
     """Running sums along `axis` (None: of the flattened `x`): out[k] = x[0] + ... + x[k].
 
     x: f32, i32, u32; bool is counted as i32. Gradient: running sums from the other end.
+    Raises:   ShapeError if axis is out of range. As numpy.cumsum and torch.cumsum.
+
+    >>> tg.cumsum([1.0, 2.0, 3.0], axis=0)
+    tensor([1., 3., 6.])
     """
     x = _number(x)
     if axis is None:
@@ -384,6 +446,7 @@ def cumprod(x: Operand, axis: int | None = None) -> Tensor:
     x:        f32, i32, u32; bool is counted as i32.
     Gradient: right beside zeros as well: nothing is divided by `x`.
     Raises:   ShapeError if `axis` is out of range.
+    As numpy.cumprod and torch.cumprod.
 
     >>> import tracegrad as tg
     >>> tg.cumprod(tg.tensor([1.0, 2.0, 0.0, 4.0]))

@@ -130,6 +130,9 @@ def adaptive_avg_pool1d(x: Any, output_size: int) -> Tensor:
     Raises:   ShapeError for another rank or a size below 1; DTypeError if `x` is not f32.
 
     As torch.nn.functional.adaptive_avg_pool1d.
+
+    >>> tg.adaptive_avg_pool1d([[[1.0, 2.0, 3.0, 4.0]]], 2)
+    tensor([[[1.5, 3.5]]])
     """
     return _pooled(_sequence(x), 2, integer(output_size, "output_size"))
 
@@ -147,6 +150,9 @@ def adaptive_avg_pool2d(x: Any, output_size: IntOrPair) -> Tensor:
     Raises:      ShapeError for another rank or a size below 1; DTypeError if `x` is not f32.
 
     As torch.nn.functional.adaptive_avg_pool2d.
+
+    >>> tg.adaptive_avg_pool2d(np.ones((1, 3, 7, 5)), 1).shape
+    (1, 3, 1, 1)
     """
     x, (h, w) = as_tensor(x), int_pair("output_size", output_size, 1)
     float_type(x.type)
@@ -181,6 +187,9 @@ def avg_pool1d(x: Any, kernel_size: int, stride: int | None = None, padding: int
     Raises:   ShapeError if the window does not fit or `x` has another rank; DTypeError if `x` is not f32.
 
     As torch.nn.functional.avg_pool1d.
+
+    >>> tg.avg_pool1d([[[1.0, 2.0, 3.0, 4.0]]], 2)
+    tensor([[[1.5, 3.5]]])
     """
     return _one_high(x, avg_pool2d, kernel_size, stride, padding)
 
@@ -195,6 +204,9 @@ def max_pool1d(x: Any, kernel_size: int, stride: int | None = None, padding: int
     Raises:   ShapeError if the window does not fit or `x` has another rank; DTypeError if `x` is not f32.
 
     As torch.nn.functional.max_pool1d.
+
+    >>> tg.max_pool1d([[[1.0, 2.0, 3.0, 4.0]]], 2)
+    tensor([[[2., 4.]]])
     """
     return _one_high(x, max_pool2d, kernel_size, stride, padding)
 
@@ -212,6 +224,9 @@ def pixel_shuffle(x: Any, factor: int) -> Tensor:
     Raises:   ShapeError if the channels do not divide by r^2.
 
     As torch.nn.functional.pixel_shuffle (Shi et al. 2016).
+
+    >>> tg.pixel_shuffle(np.zeros((1, 4, 2, 2)), 2).shape
+    (1, 1, 4, 4)
     """
     x, r = _squared(x, factor, 3)
     *batch, c, h, w = x.shape
@@ -233,6 +248,9 @@ def pixel_unshuffle(x: Any, factor: int) -> Tensor:
     Raises:   ShapeError if height or width do not divide by r.
 
     As torch.nn.functional.pixel_unshuffle.
+
+    >>> tg.pixel_unshuffle(np.zeros((1, 1, 4, 4)), 2).shape
+    (1, 4, 2, 2)
     """
     x, r = _squared(x, factor, 3)
     *batch, c, h, w = x.shape
@@ -265,6 +283,9 @@ def unfold(
     Raises:   ShapeError if the window does not fit; DTypeError if `x` is not f32.
 
     As torch.nn.functional.unfold.
+
+    >>> tg.unfold(np.zeros((1, 3, 4, 4)), 2).shape
+    (1, 12, 9)
     """
     windows = windows_of(x, int_pair("kernel_size", kernel_size, 1), stride, padding, dilation)
     b, c, oh, ow, kh, kw = windows.shape

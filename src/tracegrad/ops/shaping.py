@@ -57,6 +57,11 @@ def reshape(x: Operand, shape: int | Sequence[int]) -> Tensor:
 
     x: any dtype. shape: integers, one of which may be -1 and is inferred.
     Raises ShapeError if the sizes differ.
+    Gradient: reshaped back. As numpy.reshape and torch.reshape.
+
+    >>> tg.reshape([1.0, 2.0, 3.0, 4.0], (2, -1))
+    tensor([[1., 2.],
+            [3., 4.]])
     """
     x = as_tensor(x)
     return views.reshape(x, resolve_reshape(shape_of(shape), x.size))
@@ -64,7 +69,13 @@ def reshape(x: Operand, shape: int | Sequence[int]) -> Tensor:
 
 @method
 def flatten(x: Operand, start_axis: int = 1) -> Tensor:
-    """`x` with all axes from `start_axis` on as one: f32[B,C,H,W] becomes f32[B,C*H*W]. Any dtype."""
+    """`x` with all axes from `start_axis` on as one: f32[B,C,H,W] becomes f32[B,C*H*W]. Any dtype.
+
+    Gradient: reshaped back. Raises ShapeError if start_axis is out of range. As torch.flatten.
+
+    >>> tg.flatten(np.zeros((2, 3, 4))).shape
+    (2, 12)
+    """
     x = as_tensor(x)
     axis = normalize_axis(start_axis, builtins.max(x.ndim, 1))
     n = 1
@@ -78,6 +89,10 @@ def permute(x: Operand, axes: Sequence[int]) -> Tensor:
     """`x` with its axes reordered: axis `d` of the result is axis `axes[d]` of `x`.
 
     x: any dtype. axes: every axis once, negative ones counted from the end; ShapeError otherwise.
+    Gradient: permuted back. Raises ShapeError if axes is no permutation. As numpy.transpose and torch.permute.
+
+    >>> tg.permute(np.zeros((2, 3, 4)), (2, 0, 1)).shape
+    (4, 2, 3)
     """
     x = as_tensor(x)
     order = tuple([normalize_axis(a, x.ndim) for a in integers(axes, "axis")])
@@ -88,14 +103,27 @@ def permute(x: Operand, axes: Sequence[int]) -> Tensor:
 
 @method
 def transpose(x: Operand, axes: Sequence[int] | None = None) -> Tensor:
-    """`x` with its axes reversed, or in the order of `axes`, as NumPy. To exchange two axes use `swapaxes`."""
+    """`x` with its axes reversed, or in the order of `axes`, as NumPy. To exchange two axes use `swapaxes`.
+
+    Any dtype. Gradient: permuted back. Raises ShapeError if axes is no permutation.
+
+    >>> tg.transpose([[1.0, 2.0], [3.0, 4.0]])
+    tensor([[1., 3.],
+            [2., 4.]])
+    """
     x = as_tensor(x)
     return permute(x, tuple(reversed(range(x.ndim))) if axes is None else axes)
 
 
 @method
 def swapaxes(x: Operand, a: int, b: int) -> Tensor:
-    """`x` with axes `a` and `b` exchanged. Any dtype."""
+    """`x` with axes `a` and `b` exchanged. Any dtype.
+
+    Gradient: swapped back. Raises ShapeError if an axis is out of range. As numpy.swapaxes and torch.swapaxes.
+
+    >>> tg.swapaxes(np.zeros((2, 3, 4)), 0, 2).shape
+    (4, 3, 2)
+    """
     x = as_tensor(x)
     a, b = normalize_axis(a, x.ndim), normalize_axis(b, x.ndim)
     order = list(range(x.ndim))
@@ -108,6 +136,10 @@ def broadcast_to(x: Operand, shape: int | Sequence[int]) -> Tensor:
     """`x` repeated along new leading axes and along axes of size 1, as NumPy.
 
     Any dtype. Gradient: the sum over what was repeated. Raises ShapeError if an axis is neither 1 nor equal.
+
+    >>> tg.broadcast_to([1.0, 2.0], (2, 2))
+    tensor([[1., 2.],
+            [1., 2.]])
     """
     x, target = as_tensor(x), shape_of(shape)
     padded = (1,) * (len(target) - x.ndim) + x.shape
@@ -118,7 +150,13 @@ def broadcast_to(x: Operand, shape: int | Sequence[int]) -> Tensor:
 
 @method
 def expand_dims(x: Operand, axis: int | Sequence[int]) -> Tensor:
-    """`x` with axes of size 1 inserted, at the positions `axis` of the result. Any dtype."""
+    """`x` with axes of size 1 inserted, at the positions `axis` of the result. Any dtype.
+
+    Gradient: reshaped back. Raises ShapeError if axis is out of range. As numpy.expand_dims and torch.unsqueeze.
+
+    >>> tg.expand_dims(np.zeros((2, 3)), 1).shape
+    (2, 1, 3)
+    """
     x = as_tensor(x)
     axes = integers(axis, "axis")
     ndim = x.ndim + len(axes)
@@ -129,7 +167,13 @@ def expand_dims(x: Operand, axis: int | Sequence[int]) -> Tensor:
 
 @method
 def squeeze(x: Operand, axis: Axes = None) -> Tensor:
-    """`x` without its axes of size 1, or without those of `axis`. Any dtype. ShapeError if one is not of size 1."""
+    """`x` without its axes of size 1, or without those of `axis`. Any dtype. ShapeError if one is not of size 1.
+
+    Gradient: reshaped back. Raises ShapeError if a named axis is not 1. As numpy.squeeze and torch.squeeze.
+
+    >>> tg.squeeze(np.zeros((2, 1, 3)), 1).shape
+    (2, 3)
+    """
     x = as_tensor(x)
     axes = normalize_axes(axis, x.ndim)
     if axis is None:
@@ -148,6 +192,10 @@ def narrow(x: Operand, axis: int, start: int, length: int) -> Tensor:
     """`length` elements of `axis` from `start` on: x[..., start:start+length, ...]. Any dtype.
 
     A negative `start` counts from the end. Raises ShapeError if the range leaves the axis.
+    Gradient: ct at these places, 0 elsewhere. As torch.narrow.
+
+    >>> tg.narrow([1.0, 2.0, 3.0, 4.0], 0, 1, 2)
+    tensor([2., 3.])
     """
     x = as_tensor(x)
     axis = normalize_axis(axis, x.ndim)
@@ -162,7 +210,13 @@ def narrow(x: Operand, axis: int, start: int, length: int) -> Tensor:
 
 @method
 def flip(x: Operand, axis: Axes = None) -> Tensor:
-    """`x` in reverse order along `axis` (None: along every axis). Any dtype."""
+    """`x` in reverse order along `axis` (None: along every axis). Any dtype.
+
+    Gradient: flipped back. Raises ShapeError if axis is out of range. As numpy.flip and torch.flip.
+
+    >>> tg.flip([1.0, 2.0, 3.0], 0)
+    tensor([3., 2., 1.])
+    """
     x = as_tensor(x)
     for d in normalize_axes(axis, x.ndim):
         if x.shape[d] > 1:
@@ -239,6 +293,11 @@ def concat(xs: Sequence[Operand], axis: int = 0) -> Tensor:
 
     xs: one dtype, equal shapes except on `axis`. Gradient: each input gets its part.
     Raises ShapeError, DTypeError, both naming every type.
+    As numpy.concatenate and torch.cat.
+
+    >>> tg.concat([np.zeros((1, 2)), np.ones((1, 2))], axis=0)
+    tensor([[0., 0.],
+            [1., 1.]])
     """
     tensors = _listed(xs, axis, "concat")
     axis = normalize_axis(axis, tensors[0].ndim)
@@ -247,7 +306,14 @@ def concat(xs: Sequence[Operand], axis: int = 0) -> Tensor:
 
 @op
 def stack(xs: Sequence[Operand], axis: int = 0) -> Tensor:
-    """The tensors of `xs` side by side along a new axis `axis`. One dtype, equal shapes."""
+    """The tensors of `xs` side by side along a new axis `axis`. One dtype, equal shapes.
+
+    Gradient: to each its slice. Raises ShapeError if shapes differ. As numpy.stack and torch.stack.
+
+    >>> tg.stack([[1.0, 2.0], [3.0, 4.0]], 0)
+    tensor([[1., 2.],
+            [3., 4.]])
+    """
     tensors = _listed(xs, axis, "stack")
     if any(x.shape != tensors[0].shape for x in tensors):
         shown = " and ".join(str(x.type) for x in tensors)
@@ -262,6 +328,10 @@ def split(x: Operand, sizes: int | Sequence[int], axis: int = 0) -> list[Tensor]
 
     split(f32[6], 3) is three f32[2]; split(f32[6], (1, 5)) is f32[1] and f32[5]. Any dtype.
     Raises ShapeError if the parts do not add up to the axis.
+    Gradient: the parts' cotangents, joined. As numpy.split, and torch.split for lengths.
+
+    >>> [part.shape for part in tg.split(np.zeros((6, 2)), 3, 0)]
+    [(2, 2), (2, 2), (2, 2)]
     """
     x = as_tensor(x)
     axis = normalize_axis(axis, x.ndim)
@@ -303,6 +373,10 @@ def pad(x: Operand, widths: int | Sequence[Any], value: float = 0) -> Tensor:
 
     x: any dtype. widths: an integer for every side, (before, after) for every axis, or one such pair per axis.
     Gradient: the inner part. Raises ShapeError for negative or misshapen widths.
+    As numpy.pad with mode "constant".
+
+    >>> tg.pad([1.0, 2.0], ((1, 1),))
+    tensor([0., 1., 2., 0.])
     """
     x = as_tensor(x)
     pairs = _pad_widths(widths, x.ndim)

@@ -54,6 +54,7 @@ def tan(x: Operand) -> Tensor:
 
     x:        f32, any shape, in radians.
     Gradient: 1 + tan(x)^2. Raises DTypeError if `x` is not f32.
+    As numpy.tan and torch.tan.
 
     >>> import tracegrad as tg
     >>> tg.tan(tg.tensor([0.0, 0.25]))
@@ -68,6 +69,7 @@ def asin(x: Operand) -> Tensor:
 
     x:        f32, any shape; NaN outside [-1, 1].
     Gradient: 1 / sqrt(1 - x^2), infinite at 1 and -1. Raises DTypeError if `x` is not f32.
+    As numpy.arcsin and torch.asin.
 
     >>> import tracegrad as tg
     >>> tg.asin(1.0)
@@ -82,6 +84,7 @@ def acos(x: Operand) -> Tensor:
 
     x:        f32, any shape; NaN outside [-1, 1].
     Gradient: -1 / sqrt(1 - x^2), infinite at 1 and -1. Raises DTypeError if `x` is not f32.
+    As numpy.arccos and torch.acos.
 
     >>> import tracegrad as tg
     >>> tg.acos(-1.0)
@@ -96,6 +99,7 @@ def atan(x: Operand) -> Tensor:
 
     x:        f32, any shape. `tg.atan2(y, x)` also tells the quadrant.
     Gradient: 1 / (1 + x^2). Raises DTypeError if `x` is not f32.
+    As numpy.arctan and torch.atan.
 
     >>> import tracegrad as tg
     >>> tg.atan(0.0)
@@ -110,6 +114,7 @@ def sinh(x: Operand) -> Tensor:
 
     x:        f32, any shape. It overflows from 89.4 on.
     Gradient: cosh(x). Raises DTypeError if `x` is not f32.
+    As numpy.sinh and torch.sinh.
 
     >>> import tracegrad as tg
     >>> tg.sinh(1.0)
@@ -124,6 +129,7 @@ def cosh(x: Operand) -> Tensor:
 
     x:        f32, any shape. It overflows from 89.4 on.
     Gradient: sinh(x). Raises DTypeError if `x` is not f32.
+    As numpy.cosh and torch.cosh.
 
     >>> import tracegrad as tg
     >>> tg.cosh(0.0)

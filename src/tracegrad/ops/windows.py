@@ -163,6 +163,9 @@ def im2col(x: Any, kernel: IntOrPair, stride: IntOrPair = 1, padding: IntOrPair 
     Raises:   ShapeError if the window does not fit; DTypeError if `x` is not f32.
 
     As torch.nn.functional.unfold with the last two axes exchanged.
+
+    >>> tg.im2col(np.zeros((1, 3, 4, 4)), 2).shape
+    (1, 9, 12)
     """
     windows = windows_of(x, int_pair("kernel", kernel, 1), stride, padding, 1)
     b, c, oh, ow, kh, kw = windows.shape
@@ -182,6 +185,9 @@ def col2im(
     Raises:   ShapeError if `columns` are not the windows of such an image; DTypeError if they are not f32.
 
     As torch.nn.functional.fold with the last two axes of its input exchanged.
+
+    >>> tg.col2im(np.ones((1, 9, 4), np.float32), (1, 1, 4, 4), 2).shape
+    (1, 1, 4, 4)
     """
     x, (b, c, h, w) = as_tensor(columns), tuple(shape)
     kh, kw = int_pair("kernel", kernel, 1)

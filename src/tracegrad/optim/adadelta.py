@@ -20,6 +20,8 @@ def scale_by_adadelta(rho: float = 0.9, eps: float = 1e-6) -> Transform:
     """d = sqrt(u + eps) / sqrt(v + eps) g, v and u being running means of g^2 and d^2 (Zeiler 2012, algorithm 1).
 
     v is that of this step, u that before it. PyTorch's Adadelta.
+
+    >>> optimizer = optim.custom(optim.scale_by_adadelta(), lr=1.0)
     """
 
     def update(g: Tensor, p: Tensor, state: State, host: Host) -> tuple[Tensor, State]:
@@ -38,6 +40,8 @@ def adadelta(
     """p <- p - lr * d: see `scale_by_adadelta`. PyTorch's Adadelta.
 
     weight_decay is L2. options: see `Options`.
+
+    >>> optimizer = optim.adadelta(lr=1.0)
     """
     again = partial(adadelta, lr, rho, eps, weight_decay=weight_decay, **options)
     core = [*decoupled(weight_decay, options), scale_by_adadelta(rho, eps)]

@@ -39,6 +39,8 @@ def scale_by_adafactor(
 
     Each parameter for itself. v of a vector is a running mean of g^2, in which the step's share is step^beta2_decay;
     of a matrix it is r c / mean(r), r and c being such means over each row and each column. PyTorch's Adafactor.
+
+    >>> optimizer = optim.custom(optim.scale_by_adafactor(), lr=1e-2)
     """
 
     def update(g: Tensor, p: Tensor, state: State, host: Host) -> tuple[Tensor, State]:
@@ -81,6 +83,8 @@ def adafactor(
     """p <- (1 - lr weight_decay) p - lr * a scaled gradient: see `scale_by_adafactor`. PyTorch's Adafactor.
 
     Keeps m + n numbers of a matrix [m, n], and as many as there are of a vector. options: see `Options`.
+
+    >>> optimizer = optim.adafactor(lr=1e-2)
     """
     again = partial(adafactor, lr, beta2_decay, eps1, eps2, d, weight_decay=weight_decay, **options)
     core = [scale_by_adafactor(beta2_decay, eps1, eps2, d), *decoupled(weight_decay, options)]

@@ -16,7 +16,10 @@ RANGES = {"lr_decay": AT_LEAST_0, "eps": AT_LEAST_0}
 
 
 def scale_by_adagrad(lr_decay: float = 0.0, initial_accumulator_value: float = 0.0, eps: float = 1e-10) -> Transform:
-    """g / (sqrt(sum) + eps) / (1 + (step - 1) lr_decay), sum <- sum + g^2 (Duchi et al. 2011). PyTorch's Adagrad."""
+    """g / (sqrt(sum) + eps) / (1 + (step - 1) lr_decay), sum <- sum + g^2 (Duchi et al. 2011). PyTorch's Adagrad.
+
+    >>> optimizer = optim.custom(optim.scale_by_adagrad(), lr=1e-2)
+    """
 
     def update(g: Tensor, p: Tensor, state: State, host: Host) -> tuple[Tensor, State]:
         total = state["sum"] + square(g)
@@ -39,6 +42,8 @@ def adagrad(
     """p <- p - lr * g / (sqrt(sum of g^2) + eps): see `scale_by_adagrad`. PyTorch's Adagrad.
 
     weight_decay is L2. options: see `Options`.
+
+    >>> optimizer = optim.adagrad(lr=1e-2)
     """
     again = partial(
         adagrad, lr, lr_decay, weight_decay=weight_decay, initial_accumulator_value=initial_accumulator_value, eps=eps,

@@ -58,6 +58,9 @@ def clip_by_global_norm(max_norm: float) -> Transform:
     """Scale the gradient down to `max_norm` if it is longer: g * min(1, c / (norm(g) + 1e-6)).
 
     One norm over all parameters, as PyTorch's clip_grad_norm_. c is the hyperparameter "clip_grad_norm".
+    As torch.nn.utils.clip_grad_norm_ (Pascanu et al. 2013).
+
+    >>> optimizer = optim.custom(optim.chain(optim.clip_by_global_norm(1.0), optim.scale_by_momentum()))
     """
 
     def update(g: Tensor, p: Tensor, state: State, host: Host) -> tuple[Tensor, State]:
@@ -75,6 +78,10 @@ def normalize_gradients(only: Callable[[str], bool] | None = None) -> Transform:
     """Give each parameter's gradient length 1: g / (norm(g) + 1e-8), each parameter for itself.
 
     only: parameters by name; None means all. InputError, when the step is traced, if it matches none.
+    As optax.normalize_by_update_norm of Optax.
+    Raises InputError if `only` matches no parameter.
+
+    >>> optimizer = optim.custom(optim.chain(optim.normalize_gradients(), optim.scale_by_momentum()))
     """
 
     def update(g: Tensor, p: Tensor, state: State, host: Host) -> tuple[Tensor, State]:
@@ -107,6 +114,9 @@ def accumulate(every: int, inner: Transform) -> Transform:
 
     `inner` counts its own updates (`host.step`), so bias corrections are those of one large batch. Schedules go on
     counting steps. Exact for the first 2^24 steps.
+    Raises InputError if `every` is no positive whole number, or if it is nested.
+
+    >>> optimizer = optim.custom(optim.accumulate(4, optim.scale_by_adam()), lr=1e-3)
     """
     every = whole("accumulate", every)
     if "accumulated" in inner.state:

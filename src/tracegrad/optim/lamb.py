@@ -14,7 +14,12 @@ from tracegrad.prims.elementwise import where
 
 
 def scale_by_trust_ratio() -> Transform:
-    """g norm(p) / norm(g), each parameter for itself; g itself where one of the norms is 0 (You et al. 2020)."""
+    """g norm(p) / norm(g), each parameter for itself; g itself where one of the norms is 0 (You et al. 2020).
+
+    You et al. 2020.
+
+    >>> optimizer = optim.custom(optim.chain(optim.scale_by_adam(), optim.scale_by_trust_ratio()), lr=1e-3)
+    """
 
     def trusted(g: Tensor, p: Tensor) -> Tensor:
         step, own = norm(g), norm(p)
@@ -35,6 +40,8 @@ def lamb(
     """p <- p - lr norm(p) / norm(u) u, u = m_hat / (sqrt(v_hat) + eps) + weight_decay p (You et al. 2020, algorithm 2).
 
     A norm is that of one parameter. options: see `Options`.
+
+    >>> optimizer = optim.lamb(lr=1e-3)
     """
     again = partial(lamb, lr, weight_decay, beta1, beta2, eps, **options)
     chained = [scale_by_adam(beta1, beta2, eps), add_decayed_weights(weight_decay), scale_by_trust_ratio()]

@@ -62,6 +62,9 @@ def scale_by_muon(
     Matrices: m <- momentum m + (1 - momentum) g; gives orthogonalize(m), or of the same mean of g and the new m with
     `nesterov`, times `lr_factor`. The rest: Adam's direction times `adam_lr_scale`.
     only: which of the parameters with two axes count as matrices, by name; None means all.
+    Raises InputError for an unknown `adjust_lr`.
+
+    >>> optimizer = optim.custom(optim.scale_by_muon(), lr=1e-3)
     """
     if adjust_lr not in ("original", "match_rms_adamw"):
         raise InputError.here(f'adjust_lr must be "original" or "match_rms_adamw", got {adjust_lr!r}')

@@ -27,6 +27,8 @@ def scale_by_nadam(
 
     mu = beta1 (1 - 0.96^(step momentum_decay) / 2), mu' the same for the next step, M the product of all mu so far;
     m and v are Adam's.
+
+    >>> optimizer = optim.custom(optim.scale_by_nadam(), lr=2e-3)
     """
 
     def update(g: Tensor, p: Tensor, state: State, host: Host) -> tuple[Tensor, State]:
@@ -60,6 +62,8 @@ def nadam(
     """Adam with Nesterov's momentum: see `scale_by_nadam`. PyTorch's NAdam.
 
     decoupled_weight_decay: p <- (1 - lr weight_decay) p, as AdamW; else weight_decay is L2. options: see `Options`.
+
+    >>> optimizer = optim.nadam(lr=2e-3)
     """
     again = partial(
         nadam, lr, beta1, beta2, eps, weight_decay=weight_decay, momentum_decay=momentum_decay,

@@ -65,6 +65,10 @@ class Optimizer:
     transform:  traced once; its result is added to the parameters.
     lr:         a number or a schedule; the value of each step is the hyperparameter "lr".
     hyper:      first values of all other hyperparameters, which `train.set` can change.
+
+    >>> optimizer = optim.adam(lr=1e-3, clip_grad_norm=1.0)
+    >>> optimizer.name
+    'adam'
     """
 
     transform: Transform
@@ -128,6 +132,10 @@ def custom(transform: Transform, lr: LR = 1e-3, **options: Unpack[Options]) -> O
     """An optimizer of your own: descend along what `transform` makes of the gradient.
 
     The parameters become p - lr * transform(g), after what `options` do to the gradient.
+    As optax.chain(transform, optax.scale_by_learning_rate(lr)) of Optax.
+
+    >>> sign = optim.Transform({}, lambda g, p, state, host: (tg.sign(g), {}))
+    >>> optimizer = optim.custom(sign, lr=1e-2)
     """
     core = replace(transform, bounds=None)  # bounds of chains such as L2 before Adam grow by eps at each step
     return made("custom", [core], lr, options, partial(custom, transform, lr, **options))
@@ -143,6 +151,9 @@ def sgd(
     """Gradient descent: g <- g + weight_decay p;  m <- momentum m + g;  p <- p - lr m. PyTorch's SGD.
 
     nesterov: step along g + momentum * m. options: see `Options`.
+    Raises InputError for nesterov without momentum.
+
+    >>> optimizer = optim.sgd(lr=0.1, momentum=0.9, nesterov=True)
     """
     if nesterov and momentum == 0:
         raise InputError.here("sgd: nesterov needs a momentum above 0")
@@ -157,7 +168,12 @@ def sgd(
 def adam(
     lr: LR = 1e-3, beta1: float = 0.9, beta2: float = 0.999, eps: float = 1e-8, **options: Unpack[Options]
 ) -> Optimizer:
-    """p <- p - lr * m_hat / (sqrt(v_hat) + eps): see `scale_by_adam`. PyTorch's Adam. options: see `Options`."""
+    """p <- p - lr * m_hat / (sqrt(v_hat) + eps): see `scale_by_adam`. PyTorch's Adam. options: see `Options`.
+
+    As torch.optim.Adam (Kingma and Ba 2015).
+
+    >>> optimizer = optim.adam(lr=1e-3, clip_grad_norm=1.0)
+    """
     return made(
         "adam", [scale_by_adam(beta1, beta2, eps)], lr, options, partial(adam, lr, beta1, beta2, eps, **options)
     )
@@ -174,6 +190,9 @@ def adamw(
     """Adam with decoupled decay: p <- (1 - lr * weight_decay) p for decayed parameters, then Adam's step.
 
     PyTorch's AdamW (Loshchilov & Hutter 2019); the decay follows the schedule. options: see `Options`.
+    As torch.optim.AdamW (Loshchilov and Hutter 2019).
+
+    >>> optimizer = optim.adamw(lr=lr.cosine_annealing(peak=3e-4, final=0.0, steps=1000), weight_decay=0.01)
     """
     again = partial(adamw, lr, weight_decay, beta1, beta2, eps, **options)
     return made("adamw", [scale_by_adam(beta1, beta2, eps), add_decayed_weights(weight_decay)], lr, options, again)
@@ -185,6 +204,8 @@ def lion(
     """p <- (1 - lr * weight_decay) p - lr * sign(mean of m and g): see `scale_by_lion` (Chen et al. 2023).
 
     Takes a rate 3 to 10 times smaller, and a decay as much larger, than adamw. options: see `Options`.
+
+    >>> optimizer = optim.lion(lr=1e-4)
     """
     again = partial(lion, lr, beta1, beta2, weight_decay=weight_decay, **options)
     chained = [scale_by_lion(beta1, beta2), *decoupled(weight_decay, options)]
@@ -203,6 +224,8 @@ def rmsprop(
     """p <- p - lr * g / (sqrt(mean of g^2) + eps): see `scale_by_rms`. PyTorch's RMSprop.
 
     weight_decay is L2. options: see `Options`.
+
+    >>> optimizer = optim.rmsprop(lr=1e-2)
     """
     chained = [*decoupled(weight_decay, options), scale_by_rms(alpha, eps, centered)]
     chained += _unless_off("momentum", momentum, options, scale_by_momentum(momentum))
@@ -230,6 +253,8 @@ def muon(
     Embeddings and output layers do better with Adam: leave them out by `only`. With adjust_lr="match_rms_adamw" the
     rates that suit adamw suit all parameters; with "original" those of Adam are to be scaled by `adam_lr_scale`.
     options: see `Options`.
+
+    >>> optimizer = optim.muon(lr=1e-3)
     """
     core = scale_by_muon(momentum, nesterov, eps, ns_steps, adjust_lr, only, adam_lr_scale, beta1, beta2, adam_eps)
     plain = {"nesterov": nesterov, "ns_steps": ns_steps, "adjust_lr": adjust_lr}

@@ -47,6 +47,8 @@ def scale_by_radam(beta1: float = 0.9, beta2: float = 0.999, eps: float = 1e-8) 
 
     With rho = `average_length` and r its limit 2 / (1 - beta2) - 1, steps with rho > 5 are
     m_hat sqrt((rho - 4) (rho - 2) r / ((r - 4) (r - 2) rho)) sqrt(1 - beta2^step) / (sqrt(v) + eps); others are m_hat.
+
+    >>> optimizer = optim.custom(optim.scale_by_radam(), lr=1e-3)
     """
 
     def update(g: Tensor, p: Tensor, state: State, host: Host) -> tuple[Tensor, State]:
@@ -82,6 +84,8 @@ def radam(
     """Rectified Adam: see `scale_by_radam`. PyTorch's RAdam.
 
     decoupled_weight_decay: p <- (1 - lr weight_decay) p, as AdamW; else weight_decay is L2. options: see `Options`.
+
+    >>> optimizer = optim.radam(lr=1e-3)
     """
     again = partial(
         radam,

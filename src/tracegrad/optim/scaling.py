@@ -17,7 +17,12 @@ def running_mean(old: Tensor, new: Tensor, share: Tensor) -> Tensor:
 
 
 def scale_by_lr() -> Transform:
-    """The last part of a chain: -lr * g, with the schedule's value of this step."""
+    """The last part of a chain: -lr * g, with the schedule's value of this step.
+
+    As optax.scale_by_learning_rate of Optax.
+
+    >>> rate = optim.scale_by_lr()
+    """
     return Transform(
         {},
         lambda g, p, state, host: (-host.hyper("lr") * g, {}),
@@ -31,6 +36,9 @@ def add_decayed_weights(weight_decay: float) -> Transform:
 
     Before `scale_by_adam` or momentum this is L2 regularisation; after it, and before `scale_by_lr`, decoupled weight
     decay, p * (1 - lr * weight_decay) (Loshchilov & Hutter 2019).
+    As optax.add_decayed_weights of Optax.
+
+    >>> optimizer = optim.custom(optim.chain(optim.scale_by_adam(), optim.add_decayed_weights(0.01)))
     """
 
     def update(g: Tensor, p: Tensor, state: State, host: Host) -> tuple[Tensor, State]:
@@ -52,6 +60,9 @@ def scale_by_momentum(momentum: float = 0.9, nesterov: bool = False) -> Transfor
     """m <- momentum * m + g; gives m, or g + momentum * m with `nesterov`. The first m is g, as in PyTorch's SGD.
 
     A momentum of 0 gives g and leaves m as it is, as there.
+    As torch.optim.SGD (Polyak 1964; Nesterov 1983).
+
+    >>> optimizer = optim.custom(optim.scale_by_momentum(0.9), lr=1e-2)
     """
 
     def update(g: Tensor, p: Tensor, state: State, host: Host) -> tuple[Tensor, State]:
@@ -74,6 +85,8 @@ def scale_by_adam(beta1: float = 0.9, beta2: float = 0.999, eps: float = 1e-8) -
     """m_hat / (sqrt(v_hat) + eps), m and v being running means of g and g^2 (Kingma & Ba 2015, algorithm 1).
 
     m <- beta1 m + (1 - beta1) g;  m_hat = m / (1 - beta1^step);  v and v_hat likewise of g^2 with beta2.
+
+    >>> optimizer = optim.custom(optim.scale_by_adam(), lr=1e-3)
     """
 
     def update(g: Tensor, p: Tensor, state: State, host: Host) -> tuple[Tensor, State]:
@@ -90,7 +103,12 @@ def scale_by_adam(beta1: float = 0.9, beta2: float = 0.999, eps: float = 1e-8) -
 
 
 def scale_by_lion(beta1: float = 0.9, beta2: float = 0.99) -> Transform:
-    """sign(beta1 m + (1 - beta1) g), then m <- beta2 m + (1 - beta2) g (Chen et al. 2023, algorithm 2)."""
+    """sign(beta1 m + (1 - beta1) g), then m <- beta2 m + (1 - beta2) g (Chen et al. 2023, algorithm 2).
+
+    Chen et al. 2023.
+
+    >>> optimizer = optim.custom(optim.scale_by_lion(), lr=1e-4)
+    """
 
     def update(g: Tensor, p: Tensor, state: State, host: Host) -> tuple[Tensor, State]:
         m = state["m"]
@@ -104,6 +122,9 @@ def scale_by_rms(alpha: float = 0.99, eps: float = 1e-8, centered: bool = False)
     """g / (sqrt(v) + eps), v <- alpha v + (1 - alpha) g^2 (Tieleman & Hinton 2012), as PyTorch's RMSprop.
 
     centered: v minus the square of the running mean of g, an estimate of the variance, under the root.
+    As torch.optim.RMSprop (Hinton 2012).
+
+    >>> optimizer = optim.custom(optim.scale_by_rms(), lr=1e-2)
     """
 
     def update(g: Tensor, p: Tensor, state: State, host: Host) -> tuple[Tensor, State]:
@@ -128,6 +149,9 @@ def track_ema(decay: float) -> Transform:
     """Keep the state "ema", an average that follows the parameters: e <- decay e + (1 - decay) p, starting at p.
 
     Goes last in a chain, after `scale_by_lr`: it reads the parameters as this step leaves them, and changes nothing.
+    As torch.optim.swa_utils.AveragedModel; Polyak and Juditsky 1992.
+
+    >>> optimizer = optim.adam(lr=1e-3, ema=0.999)
     """
 
     def update(g: Tensor, p: Tensor, state: State, host: Host) -> tuple[Tensor, State]:

@@ -24,6 +24,10 @@ class PerParameter:
 
     shape: a parameter's shape -> the shape of its part, such as (m, n) -> (m, 1); None for no part
     fill:  what it is filled with at reset
+
+    >>> rows = optim.PerParameter(lambda shape: (shape[0], 1) if len(shape) == 2 else None)
+    >>> rows.shape((3, 4))
+    (3, 1)
     """
 
     shape: Callable[[Shape], Shape | None]
@@ -59,6 +63,9 @@ class Transform:
 
         def sign_descent():
             return Transform({}, lambda g, p, state, host: (tg.sign(g), {}))
+
+    >>> sign = optim.Transform({}, lambda g, p, state, host: (tg.sign(g), {}))
+    >>> optimizer = optim.custom(sign, lr=1e-2)
     """
 
     state: Mapping[str, Kept]
@@ -91,6 +98,10 @@ def chain(*transforms: Transform) -> Transform:
 
     State names that occur twice get a number: "m", "m.1". Hyperparameters of one name are one value; InputError if
     their first values differ.
+    As optax.chain of Optax.
+    Raises InputError and ShapeError for parts that do not return their own state.
+
+    >>> optimizer = optim.custom(optim.chain(optim.clip_by_global_norm(1.0), optim.scale_by_adam()))
     """
     names: list[dict[str, str]] = []  # of each transform: its own name -> the chain's
     state: dict[str, Kept] = {}

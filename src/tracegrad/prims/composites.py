@@ -24,5 +24,7 @@ def composite(
     """Register one composite: bound as one node, differentiated by `vjp`, then replaced by `expand`.
 
     jvp, batch: only where the expansion's own would be worse, or would choose otherwise than `vjp` at a kink.
+
+    >>> double = extend.composite("doc_double", type=lambda x: x, expand=lambda x: x + x)
     """
     return register(Primitive(name, "composite", type, None, vjp, jvp, batch, expand=expand, indexes=indexes))

@@ -18,6 +18,7 @@ from tracegrad.dtypes import DType, TensorType, as_dtype, bool_, f32, i32, u32
 from tracegrad.errors import DTypeError, ShapeError
 from tracegrad.ir import Primitive, Tensor, bind, register
 from tracegrad.methods import entered, method
+from tracegrad.prims.examples import EXAMPLES
 from tracegrad.prims.functions import (
     AT_MOST_HELPER,
     ATAN2,
@@ -84,7 +85,14 @@ def _shown(types: Sequence[TensorType]) -> str:
 
 
 def typed(accepts: tuple[DType, ...], out: DType | None = None, skip: int = 0) -> Callable[..., TensorType]:
-    """Type rule: one shape, and after the first `skip` one dtype of `accepts`, which is the result's unless `out`."""
+    """Type rule: one shape, and after the first `skip` one dtype of `accepts`, which is the result's unless `out`.
+
+    The rule raises DTypeError and ShapeError.
+
+    >>> rule = extend.typed((tg.f32,))
+    >>> str(rule(tg.TensorType(tg.f32, (2,))))
+    'f32[2]'
+    """
 
     def rule(*types: TensorType, **_: Any) -> TensorType:
         first, alike = types[skip], types[skip:]
@@ -125,7 +133,13 @@ def elementwise(
     helper: str = "",
     spelled: bool = True,
 ) -> Callable[..., Tensor]:
-    """Register one elementwise primitive and return its public, broadcasting function, a method too if `spelled`."""
+    """Register one elementwise primitive and return its public, broadcasting function, a method too if `spelled`.
+
+    >>> halve = extend.elementwise("doc_halve", array=lambda xp, x: x * xp.float32(0.5), wgsl="({0} * 0.5)",
+    ...                            vjp=lambda ct, y, x: (ct * 0.5,))
+    >>> halve([3.0])
+    tensor([1.5])
+    """
     p = _map(name, typed(accepts, out), array, vjp, wgsl, helper=helper, cost=cost)
 
     def unary(x: Any) -> Tensor:
@@ -138,19 +152,32 @@ def elementwise(
     if f is binary:
         f.rowwise = True  # a number is a value like any other, and decides nothing: see imperative.calls
     f.__name__ = f.__qualname__ = name
-    f.__doc__ = _document(name, f is binary, accepts, out, differentiable=vjp is not None)
+    f.__doc__ = _document(name, f is binary, accepts, out, array, differentiable=vjp is not None)
     return method(f) if spelled else entered(f)
 
 
-def _document(name: str, two: bool, accepts: tuple[DType, ...], out: DType | None, *, differentiable: bool) -> str:
+def _document(
+    name: str, two: bool, accepts: tuple[DType, ...], out: DType | None, array: Any, *, differentiable: bool
+) -> str:
     """The docstring of a row: its meaning is NumPy's function of that name."""
     operands = "`a` and `b`, broadcast against each other" if two else "`x`"
     return (
         f"{name.replace('_', ' ').capitalize()} of {operands}, element by element.\n\n"
         f"{'a, b' if two else 'x'}: {', '.join(d.name for d in accepts)}; tensors, arrays or numbers, any shape.\n"
         f"Returns {out.name if out else 'the same dtype'}. {'Differentiable.' if differentiable else 'No gradient.'}\n"
-        f"Raises DTypeError for other or differing dtypes{', ShapeError if shapes do not broadcast' if two else ''}."
+        f"Raises DTypeError for other or differing dtypes{', ShapeError if shapes do not broadcast' if two else ''}.\n"
+        f"As {f'numpy.{array} and ' if isinstance(array, str) else ''}torch.{TORCH.get(name, name)}."
+        f"{_example(name)}"
     )
+
+
+TORCH = {"equal": "eq"}  # names that differ there
+
+
+def _example(name: str) -> str:
+    """The example of a row, as a doctest."""
+    line = EXAMPLES.get(name, "")
+    return line and f"\n\n>>> tg.{name}({line.replace(' -> ', chr(10))}"
 
 
 float_type = typed(FLOAT)  # f32 only
@@ -208,6 +235,10 @@ def where(condition: Any, a: Any, b: Any) -> Tensor:
 
     condition: bool. a, b: one dtype, numbers take that of the other; all three broadcast against each other.
     Gradient: to the chosen operand, 0 to the other. Raises DTypeError, ShapeError.
+    Any shapes that broadcast. As numpy.where and torch.where.
+
+    >>> tg.where(np.array([True, False]), [1.0, 2.0], 0.0)
+    tensor([1., 0.])
     """
     return bind(WHERE, *broadcast(as_tensor(condition), *as_tensors(a, b)))
 
@@ -228,6 +259,11 @@ def cast(x: Any, dtype: Any) -> Tensor:
     Floats out of range become the nearest integer that is an f32 too (2147483520 for i32 at the upper end), NaN 0.
     x: any dtype and shape. dtype: tg.f32, tg.i32, tg.u32, tg.bool_ or a name. The method is `x.astype(dtype)`.
     Gradient: none, because all dtypes but one are discrete.
+    Raises:   DTypeError if dtype is none of tg.f32, tg.i32, tg.u32, tg.bool_. As numpy.ndarray.astype and
+    torch.Tensor.to.
+
+    >>> tg.cast([1.7, -1.7], tg.i32)
+    tensor([ 1, -1], dtype=i32)
     """
     x, dtype = as_tensor(x), as_dtype(dtype)
     if x.dtype.is_float and dtype.is_int:  # what is out of range is left to each language, and they differ
@@ -245,7 +281,13 @@ STOP_GRADIENT = _map("stop_gradient", lambda x: x, lambda xp, x: x, None, "{0}",
 
 @method
 def stop_gradient(x: Any) -> Tensor:
-    """`x`, through which no gradient flows. Any dtype and shape. (PyTorch's detach.)"""
+    """`x`, through which no gradient flows. Any dtype and shape. (PyTorch's detach.)
+
+    Raises:   TraceError if x is not a tensor, array or number. As jax.lax.stop_gradient and torch.Tensor.detach.
+
+    >>> float(tg.grad(lambda x: x * tg.stop_gradient(x))(3.0))
+    3.0
+    """
     return bind(STOP_GRADIENT, as_tensor(x))
 
 

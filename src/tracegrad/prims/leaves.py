@@ -201,7 +201,10 @@ def _flatten(values: Sequence[Any]) -> tuple[list[Any], Shape]:
 
 
 def as_tensor(value: Any, like: DType | None = None) -> Tensor:
-    """`value` as a tensor; a Python number takes the dtype `like`, if it loses nothing by that."""
+    """`value` as a tensor; a Python number takes the dtype `like`, if it loses nothing by that.
+
+    Raises TraceError outside a trace, DTypeError for values of another kind.
+    """
     if isinstance(value, Tensor):
         return value
     if isinstance(value, StateTensor):

@@ -86,6 +86,9 @@ class WebGPUSupport:
 
     reason: "ok", "software" (it works, slowly: "auto" does not take it), or why not: "browser", "no-wgpu",
             "broken-wgpu", "driver-crashed", "driver-hangs", "no-loader", "no-driver".
+
+    >>> tg.WebGPUSupport(False, "no-adapter", "there is no GPU here").ok
+    False
     """
 
     ok: bool
@@ -113,7 +116,11 @@ def adapters() -> list[AdapterInfo]:
 
 
 def check_webgpu() -> WebGPUSupport:
-    """Say in plain words whether this machine can compute through WebGPU, and if not, why. Never raises."""
+    """Say in plain words whether this machine can compute through WebGPU, and if not, why. Never raises.
+
+    >>> tg.check_webgpu().ok in (True, False)
+    True
+    """
     answer = _ask()
     if answer.reason:
         return WebGPUSupport(False, answer.reason, _explain(answer))

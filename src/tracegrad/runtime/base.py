@@ -11,7 +11,11 @@ from tracegrad.program import Program
 
 @dataclass(frozen=True, slots=True)
 class DeviceInfo:
-    """A usable device, as `tg.devices()` lists it."""
+    """A usable device, as `tg.devices()` lists it.
+
+    >>> train.device.name
+    'cpu'
+    """
 
     name: str  # what `device=` takes: "webgpu" or "cpu"
     description: str  # e.g. "NVIDIA H200 (Vulkan)"

@@ -46,6 +46,8 @@ class EarlyStopping:
     metric:    a name such as "val_loss". More is better if the name has acc, auc, r2, score, f1, precision or recall.
     min_delta: how much better counts as an improvement.
     restore:   put back the parameters, states and optimizer state of the best evaluation when it stops `fit`.
+
+    >>> callback = tg.EarlyStopping("val_loss", patience=3)
     """
 
     def __init__(self, metric: str, patience: int = 5, min_delta: float = 0.0, restore: bool = True):
@@ -75,6 +77,8 @@ class Checkpoint:
     """Save the training to `path` after each evaluation (without any, each epoch) that is the best so far.
 
     best: the metric, as for `EarlyStopping`; None saves after each epoch. `fit(resume=path)` goes on from the file.
+
+    >>> callback = tg.Checkpoint("best.safetensors")
     """
 
     def __init__(self, path: str | os.PathLike[str], best: str | None = "val_loss"):
@@ -94,7 +98,10 @@ class Checkpoint:
 
 
 class CSVLogger:
-    """A line of epoch, step, loss and metrics after each epoch. The file is written anew by each `fit`."""
+    """A line of epoch, step, loss and metrics after each epoch. The file is written anew by each `fit`.
+
+    >>> callback = tg.CSVLogger("log.csv")
+    """
 
     def __init__(self, path: str | os.PathLike[str]):
         self.path = Path(path)

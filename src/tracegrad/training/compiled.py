@@ -52,6 +52,11 @@ class CompiledTraining(HasStates):
 
     Calls are queued on a worker thread and run in order. `step` and `run_steps` copy their inputs, so that the
     caller's arrays can be reused at once. A context manager; `close` frees the device.
+
+    >>> loss = lambda m, x, y: tg.mse_loss(m(x), y)
+    >>> train = tg.compile(model=nn.Linear(2, 1), loss=loss, inputs={"x": (4, 2), "y": (4, 1)}, optimizer=optim.adam())
+    >>> train.param_names
+    ['W', 'b']
     """
 
     remedies = TRAININGS
@@ -94,6 +99,9 @@ class CompiledTraining(HasStates):
         Waits while 8 steps are queued, or, where steps are short, as many as may be under way (96, in a tab 128).
         Never raises for what happens while executing: bad inputs, a non-finite loss and device errors come back as
         `Failed`, and change nothing.
+
+        >>> train.step(x=x, y=y).result().step
+        1
         """
         return self._run("step", (mapping, *more), inputs)
 
@@ -103,6 +111,9 @@ class CompiledTraining(HasStates):
         n, batch: the number comes first, then a dict if there is one; before both the name of one of several losses.
         The result is that of the last step, with `losses`, a float32 array of length `n`. If a step fails, those
         before it were applied, those after it do not run, and the result is `Failed`.
+
+        >>> train.run_steps(3, x=x, y=y).result().losses.shape
+        (3,)
         """
         return self._run("run_steps", (n, *batch), inputs)
 
@@ -184,6 +195,10 @@ class CompiledTraining(HasStates):
                     inputs of its loss. The training's step counter says where in the turn a `fit` begins.
         Raises:     the error of the first step that fails, AbortedError if the training is closed meanwhile, and what
                     `data`, `evaluate` and hooks raise. The steps that were queued behind it are applied.
+
+        >>> history = train.fit(x=np.tile(x, (4, 1)), y=np.tile(y, (4, 1)), epochs=2, progress=False)
+        >>> len(history.loss)
+        8
         """
         from tracegrad.training.fit import Options, fit
 
@@ -201,6 +216,8 @@ class CompiledTraining(HasStates):
         strict:  every parameter must be there.
         Raises:  InputError naming every unknown name, wrong shape, wrong dtype and value that is not finite (a
                  parameter that is not trained may be infinite), before anything is written.
+
+        >>> train.upload_params({"W": np.ones((2, 1))})
         """
         self.store.upload_params(record, strict)
 
@@ -209,6 +226,9 @@ class CompiledTraining(HasStates):
 
         ema:     the running averages that an optimizer made with `ema=` keeps, instead of the values of the last step.
         Raises:  InputError for `ema` where the optimizer keeps none.
+
+        >>> {name: array.shape for name, array in train.download_params().items()}
+        {'W': (2, 1), 'b': (1,)}
         """
         return self.store.download_params(ema)
 
@@ -216,6 +236,10 @@ class CompiledTraining(HasStates):
         """Gradients of the last step by parameter name; needs `keep_grads=True` at compile, else InputError.
 
         loss: of several losses, whose step.
+
+        >>> r = train.step(x=x, y=y).result()
+        >>> sorted(train.download_grads())
+        ['W', 'b']
         """
         if not self._keep_grads:
             raise InputError.here("download_grads: compile with keep_grads=True to keep the gradients")
@@ -228,6 +252,8 @@ class CompiledTraining(HasStates):
         permissions stay, and a device or pipe gets the bytes.
 
         Raises: OSError naming the file; the training goes on.
+
+        >>> train.save("checkpoint.safetensors")
         """
         snapshots = self.store.call(take_all)
         place = self.fitted.at(sum(s.step for s in snapshots)) if self.fitted else None
@@ -239,6 +265,9 @@ class CompiledTraining(HasStates):
         losses:   losses to include, such as `history.loss` of `fit`; rounded to f32.
         Returns:  a hash of these, the parameters, optimizer state, step, seed, schedule and hyperparameters. Equal
                   hashes mean equal bits. A seed gives the same hash on a device in every process, and after a resume.
+
+        >>> len(train.digest())
+        64
         """
         return checkpoints.digest(self.store.call(take_all), losses)
 
@@ -249,6 +278,9 @@ class CompiledTraining(HasStates):
 
         Raises: InputError, with nothing changed, if it is no checkpoint, is damaged, or belongs to another model or
                 optimizer.
+
+        >>> train.save("checkpoint.safetensors")
+        >>> train.load("checkpoint.safetensors")
         """
         checkpoints.load(path, self.store)
 
@@ -272,6 +304,9 @@ class CompiledTraining(HasStates):
         labels:       names of the classes that an image forward tells apart.
         vocabulary:   the text of each token, for a forward that continues texts.
         Raises:       InputError for data that do not fit, and for a schedule that is not one of `tracegrad.lr`.
+
+        >>> train.export("site", forwards={"predict": infer}).name
+        'index.html'
         """
         shown = Contents(title or f"{type(self.model).__name__} training", forwards, data, labels, vocabulary)
         exportable(self.store.stepper.source)
@@ -285,6 +320,8 @@ class CompiledTraining(HasStates):
         optimizer:  clear its state, the step counter and with it the random stream; schedules begin again.
         seed:       another seed from now on; None keeps the one that there is.
         Raises:     InputError unless `seed` is an integer from 0 to 2**32 - 1.
+
+        >>> train.reset(seed=1)
         """
         new = None if seed is None else checked_seed(seed)
         self.store.call(lambda session, s: s.reset(session, params, optimizer, s.seed if new is None else new))
@@ -293,13 +330,19 @@ class CompiledTraining(HasStates):
         """Change the learning rate from the next `step` on. A schedule without an explicit start begins there.
 
         loss: of several losses, whose rate.
+
+        >>> train.set_lr(lr.linear(peak=1e-2, final=0.0, steps=100))
         """
         with self.worker.own(self._lock):
             stepper = self.store.stepper_of(loss, "set_lr")
             stepper.knobs = stepper.knobs.with_rate(lr)
 
     def lr_metric(self, value: float, *, loss: str | None = None) -> None:
-        """Tell `lr.plateau` a metric, such as a held-out loss, behind the steps queued so far. loss: see `set_lr`."""
+        """Tell `lr.plateau` a metric, such as a held-out loss, behind the steps queued so far. loss: see `set_lr`.
+
+        >>> train.set_lr(lr.plateau(1e-2))
+        >>> train.lr_metric(0.5)
+        """
         lr_metric(self.store, self.store.stepper_of(loss, "lr_metric"), value)
 
     def set(self, *, loss: str | None = None, **hyper: Any) -> None:
@@ -310,6 +353,8 @@ class CompiledTraining(HasStates):
         new, and a weight_decay, momentum or clip_grad_norm that was off so far: `set` then compiles the step once more,
         and training goes on from where it stands. `clip_grad_norm=None` switches it off.
         Raises: InputError for unknown names and values out of range; nothing is changed then.
+
+        >>> train.set(momentum=0.5)
         """
         with self.worker.own(self._lock):
             changed(self.store, self.store.stepper_of(loss, "set"), hyper)
@@ -319,12 +364,18 @@ class CompiledTraining(HasStates):
 
         parameters: a pattern such as "backbone.*", a list of patterns, or a function of the name; it must fit some. The
                     first call compiles the step once more, later ones nothing. Gradients are still computed.
+
+        >>> train.freeze("b")
         """
         with self.worker.own(self._lock):
             freeze(self.store, parameters, "freeze")
 
     def unfreeze(self, parameters: Selection = "*") -> None:
-        """Train frozen parameters again, from the state that was left."""
+        """Train frozen parameters again, from the state that was left.
+
+        >>> train.freeze("b")
+        >>> train.unfreeze()
+        """
         with self.worker.own(self._lock):
             freeze(self.store, parameters, "unfreeze")
 
@@ -334,6 +385,10 @@ class CompiledTraining(HasStates):
         What is in flight resolves as Aborted; attached forwards compile again on their next run. Learning rate and
         hyperparameters stay as set, unless an optimizer is given.
         Raises: what compiling raises; the old model and all its state then stay.
+
+        >>> train.replace_model(nn.Sequential(nn.Linear(2, 8), tg.relu, nn.Linear(8, 1)))
+        >>> train.param_names
+        ['layers.0.W', 'layers.0.b', 'layers.2.W', 'layers.2.b']
         """
         replace_model(self.store, model, seed, optimizer)
 
@@ -352,13 +407,19 @@ class CompiledTraining(HasStates):
         forward, inputs: as for `tg.compile_forward`. It is compiled by the first run.
         max_cached_shapes, precision, writes: as for `tg.compile_forward`; the training's precision is no default.
         Raises: InputError for inputs that are no types or that `forward` does not take. Its first run raises the rest.
+
+        >>> train.attach(forward=predict, inputs={"x": (None, 2)}).run(x=np.zeros((5, 2))).output.shape
+        (5, 1)
         """
         return CompiledForward(
             self.store, forward, inputs, max_cached_shapes, precision=precision, writes=writes, training=self
         )
 
     def close(self) -> None:
-        """Free the device; what is in flight resolves as Aborted. Closing twice is fine."""
+        """Free the device; what is in flight resolves as Aborted. Closing twice is fine.
+
+        >>> train.close()
+        """
         self._finalizer()
 
     def explain(self, verbose: bool = False, *, loss: str | None = None) -> Explanation:
@@ -366,6 +427,9 @@ class CompiledTraining(HasStates):
 
         Printing shows what fits a screen; with `verbose` all kernels, values and the graph, too. It shows as HTML in
         notebooks, and `.save(path)` writes an HTML file. No device is touched. loss: of several losses, whose step.
+
+        >>> "dispatches" in str(train.explain())
+        True
         """
         return explained(self._looked_at(loss, "explain").built, self.device, verbose=verbose)
 
@@ -379,6 +443,9 @@ class CompiledTraining(HasStates):
                       dispatches, the values of the same kernel, what refused to merge it with each neighbour, its place
                       and lifetime, and your line.
         Raises:       MissingNameError for an unknown name, with the nearest one.
+
+        >>> "loss" in str(train.why("loss"))
+        True
         """
         built = self._looked_at(loss, "why").built
         return why(built.graph, built.program, name_or_node)
@@ -393,6 +460,9 @@ class CompiledTraining(HasStates):
         Raises:   InputError for inputs that do not fit; DeviceError in a browser's Python.
 
         Changes nothing: parameters, optimizer state, step counter, random stream and kept gradients stay.
+
+        >>> "dispatches" in str(train.profile(steps=1))
+        True
         """
         stepper, given = self.store.stepper_of(loss, "profile"), merge(mapping, inputs, "profile")
         program = stepper.main if given else self._looked_at(loss, "profile")

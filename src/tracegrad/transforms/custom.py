@@ -78,6 +78,9 @@ def remat(fn: Callable[..., Any]) -> Callable[..., Any]:
     Cost:     one more forward of `fn`, for each f32 result whose gradient is asked for.
 
     Chen et al. 2016. As jax.remat and torch.utils.checkpoint. `tg.checkpoint` is another name of it.
+
+    >>> tg.grad(tg.remat(lambda x: tg.sum(tg.sin(x))))(np.zeros(2, np.float32))
+    array([1., 1.], dtype=float32)
     """
 
     @functools.wraps(fn)
@@ -221,5 +224,10 @@ def custom_vjp(fn: Callable[..., Any]) -> CustomVJP:
 
     Forward mode (`jvp`) goes through the transpose of `bwd`, which must be linear in the cotangent. Derivatives of
     higher order differentiate `bwd`. As jax.custom_vjp.
+
+    >>> sign = tg.custom_vjp(lambda x: tg.sign(x))
+    >>> sign.defvjp(lambda x: (tg.sign(x), None), lambda kept, ct: (ct,))
+    >>> tg.grad(lambda x: tg.sum(sign(x)))(np.array([-2.0, 3.0], np.float32))
+    array([1., 1.], dtype=float32)
     """
     return CustomVJP(fn)

@@ -44,6 +44,9 @@ def grad(fn: Function, argnums: ArgNums = 0, has_aux: bool = False) -> Function:
     Raises:   ShapeError or TraceError for another result, DTypeError for an argument without f32.
 
     As jax.grad.
+
+    >>> tg.grad(lambda x: tg.sum(x**3))(np.array([1.0, 2.0], np.float32))
+    array([ 3., 12.], dtype=float32)
     """
     both = value_and_grad(fn, argnums, has_aux)
 
@@ -59,6 +62,11 @@ def value_and_grad(fn: Function, argnums: ArgNums = 0, has_aux: bool = False) ->
     """The function that gives the value of `fn` and its gradient: (value, gradient), or ((value, aux), gradient).
 
     Arguments, gradient and errors are those of `grad`. As jax.value_and_grad.
+    As jax.value_and_grad.
+    Raises ShapeError if the result is not a scalar.
+
+    >>> tg.value_and_grad(lambda x: tg.sum(x * x))(np.array([1.0, 2.0], np.float32))
+    (array(5., dtype=float32), array([2., 4.], dtype=float32))
     """
 
     @functools.wraps(fn)
@@ -90,6 +98,11 @@ def vjp(fn: Function, *primals: Any, has_aux: bool = False) -> tuple[Any, ...]:
     Raises:  DTypeError for an argument without f32.
 
     As jax.vjp.
+    As jax.vjp.
+
+    >>> value, back = tg.vjp(lambda x: x * x, 3.0)
+    >>> back(1.0)
+    (array(6., dtype=float32),)
     """
     return _vjp("vjp", fn, primals, has_aux)
 
@@ -119,6 +132,9 @@ def jvp(fn: Function, primals: Sequence[Any], directions: Sequence[Any], has_aux
     Raises:     TraceError, ShapeError or DTypeError where the tangents do not fit.
 
     One walk forwards, beside the function: no value has to be kept. As jax.jvp.
+
+    >>> tg.jvp(lambda x: x * x, (3.0,), (1.0,))
+    (array(9., dtype=float32), array(6., dtype=float32))
     """
     if not isinstance(primals, (tuple, list)) or not isinstance(directions, (tuple, list)):
         raise TraceError.here(
@@ -145,6 +161,10 @@ def jacobian(fn: Function, argnums: ArgNums = 0, has_aux: bool = False) -> Funct
 
     Forwards where the arguments have no more elements than the results, else backwards; in both cases all rows at
     once, by batching. As jax.jacfwd and jax.jacrev.
+
+    >>> tg.jacobian(lambda x: x * x)(np.array([1.0, 2.0], np.float32))
+    array([[2., 0.],
+           [0., 4.]], dtype=float32)
     """
 
     @functools.wraps(fn)
@@ -177,6 +197,10 @@ def hessian(fn: Function, argnums: ArgNums = 0, has_aux: bool = False) -> Functi
 
     Arguments and structure as in `jacobian`, twice. As jax.hessian. For products with vectors, which need no matrix,
     write jvp(grad(fn), (x,), (v,)).
+
+    >>> tg.hessian(lambda x: tg.sum(x**3))(np.array([1.0, 2.0], np.float32))
+    array([[ 6.,  0.],
+           [ 0., 12.]], dtype=float32)
     """
     return jacobian(jacobian(fn, argnums, has_aux), argnums, has_aux)
 

@@ -41,6 +41,10 @@ def scan(
               if `fn` gives no pair of trees of tensors.
 
     A random op in `fn` gives other numbers in each iteration. `capture` and `patch` cannot be used in it.
+
+    >>> total, parts = tg.scan(lambda c, x: (c + x, c + x), 0.0, np.array([1.0, 2.0, 3.0], np.float32))
+    >>> parts
+    tensor([1., 3., 6.])
     """
     running = ambient.require("scan")
     carries, of_carry = _tensors(init, "init")

@@ -28,12 +28,22 @@ def tree_map(fn: Callable[..., Any], tree: Any, *rest: Any) -> Any:
     Raises:  TraceError for values that are no leaves, and where the structures differ.
 
     As jax.tree.map.
+    As jax.tree.map.
+
+    >>> tg.tree_map(lambda x: 2 * x, {"a": 1, "b": [2, 3]})
+    {'a': 2, 'b': [4, 6]}
     """
     return _map(fn, (tree, *rest), "", False, {})
 
 
 def tree_leaves(tree: Any) -> list[Any]:
-    """The leaves of `tree`, in the order in which `tree_map` meets them. As jax.tree.leaves."""
+    """The leaves of `tree`, in the order in which `tree_map` meets them. As jax.tree.leaves.
+
+    As jax.tree.leaves.
+
+    >>> tg.tree_leaves({"a": 1, "b": [2, 3]})
+    [1, 2, 3]
+    """
     found: list[Any] = []
     tree_map(found.append, tree)
     return found

@@ -44,6 +44,9 @@ def vmap(fn: Callable[..., Any], in_axes: Axes = 0, out_axes: Axes = 0) -> Calla
 
     Random ops draw other numbers for each element; `capture` gives all values, along a new axis 0; a `patch` site
     inside has one value for all elements. As jax.vmap.
+
+    >>> tg.vmap(lambda row: tg.sum(row * row))(np.array([[1.0, 2.0], [3.0, 4.0]], np.float32))
+    array([ 5., 25.], dtype=float32)
     """
 
     @functools.wraps(fn)

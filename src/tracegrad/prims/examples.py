@@ -1,0 +1,38 @@
+"""An example for each elementwise row that is a public function: the call, and what it gives."""
+
+TEXT = """
+abs([-1.5, 2.0]) -> tensor([1.5, 2. ])
+add([1.0, 2.0], 1.0) -> tensor([2., 3.])
+atan2([1.0, -1.0], [1.0, -1.0]) -> tensor([ 0.7853981, -2.3561945])
+ceil([1.2, -1.2]) -> tensor([ 2., -1.])
+cos([0.0, 1.0]) -> tensor([1.       , 0.5403023])
+div([1.0, 4.0], 2.0) -> tensor([0.5, 2. ])
+equal([1.0, 2.0], 2.0) -> tensor([False,  True], dtype=bool)
+erf([0.0, 1.0]) -> tensor([0.       , 0.8427008])
+exp([0.0, 1.0]) -> tensor([1.      , 2.718282])
+expm1([0.0, 1.0]) -> tensor([0.       , 1.7182819])
+floor([1.2, -1.2]) -> tensor([ 1., -2.])
+isnan([1.0, np.nan]) -> tensor([False,  True], dtype=bool)
+less([1.0, 3.0], 2.0) -> tensor([ True, False], dtype=bool)
+less_equal([1.0, 2.0], 2.0) -> tensor([ True,  True], dtype=bool)
+log([1.0, 2.0]) -> tensor([0.       , 0.6931472])
+log1p([0.0, 1.0]) -> tensor([0.       , 0.6931472])
+logical_and(np.array([True, False]), True) -> tensor([ True, False], dtype=bool)
+logical_not(np.array([True, False])) -> tensor([False,  True], dtype=bool)
+logical_or(np.array([True, False]), False) -> tensor([ True, False], dtype=bool)
+maximum([1.0, 3.0], 2.0) -> tensor([2., 3.])
+minimum([1.0, 3.0], 2.0) -> tensor([1., 2.])
+mul([1.0, 2.0], 3.0) -> tensor([3., 6.])
+neg([1.0, -2.0]) -> tensor([-1.,  2.])
+not_equal([1.0, 2.0], 2.0) -> tensor([ True, False], dtype=bool)
+round([0.5, 1.5, 1.7]) -> tensor([0., 2., 2.])
+rsqrt([1.0, 4.0]) -> tensor([1. , 0.5])
+sign([-2.0, 0.0, 3.0]) -> tensor([-1.,  0.,  1.])
+sin([0.0, 1.0]) -> tensor([0.      , 0.841471])
+sqrt([1.0, 2.0]) -> tensor([1.       , 1.4142135])
+square([2.0, 3.0]) -> tensor([4., 9.])
+sub([3.0, 2.0], 1.0) -> tensor([2., 1.])
+tanh([0.0, 1.0]) -> tensor([0.       , 0.7615942])
+"""
+# By name, the rest of its line
+EXAMPLES: dict[str, str] = {name: rest for name, _, rest in [line.partition("(") for line in TEXT.split("\n")]}

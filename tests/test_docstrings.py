@@ -1,0 +1,130 @@
+"""The docstrings of every public name: their examples run, and each part that a reader looks for is there.
+
+An op states shapes, dtypes, gradient, errors and a source. A layer, optimizer, schedule, initialiser, metric and
+transform states a source. Every function, class and method that is listed here has an example.
+"""
+
+from __future__ import annotations
+
+import doctest
+import inspect
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import docnames
+import tracegrad as tg
+from pages import HOME
+
+sys.path.insert(0, str(HOME / "tools" / "site"))
+import reference
+
+OPS = {
+    "losses", "activations", "elementwise", "reductions", "sorting", "shapes", "indexing", "linalg", "attention",
+    "norms", "images", "random",
+}  # fmt: skip
+SOURCED = OPS | {"modules", "optimizers", "schedules", "initialisers", "metrics", "transforms"}
+PARTS = {
+    "gradient": re.compile(r"[Gg]radient|[Dd]ifferentiable"),
+    "errors": re.compile(r"[Rr]aises"),
+    "dtypes": re.compile(r"f32|i32|u32|bool|dtype"),
+    "shapes": re.compile(r"shape|rank|ax[ei]s|\["),
+}
+SOURCE = re.compile(r"\b(1[89]|20)\d\d\b|https?://|NumPy|numpy\.|PyTorch|torch\.|\bJAX\b|jax\.|Optax|et al\.")
+# What is made by others, or of this project alone, has no source
+OWN = {
+    "tg.Parameter", "tg.summary", "nn.Module", "nn.Sequential", "nn.as_states", "nn.bound", "nn.decays",
+    "nn.named_parameters", "nn.named_states", "nn.stack", "optim.Arena", "optim.Host", "optim.Optimizer",
+    "optim.Options", "optim.PerParameter", "optim.Slot", "optim.Transform", "optim.accumulate", "lr.Schedule",
+    "init.literal", "tg.from_torch", "tg.to_torch",
+}  # fmt: skip
+# Types that users read and never make, and the rules that prims are made with: their tables are the examples
+NO_EXAMPLE = {
+    "optim.Arena", "optim.Host", "optim.Options", "optim.Slot", "extend.Host", "extend.Primitive", "extend.alike",
+    "extend.as_tensor", "extend.bind", "extend.linear", "extend.merged", "extend.multilinear", "extend.register",
+    "extend.shifted", "extend.symmetric",
+}  # fmt: skip
+METHODS = {
+    tg.CompiledTraining: (
+        "attach close digest download_grads download_params explain export fit freeze load lr_metric params profile "
+        "replace_model reset run_steps save set set_lr set_params set_states states step unfreeze upload_params why"
+    ),
+    tg.CompiledForward: "close download_params explain graph_for load params profile run upload_params why",
+    tg.Module: "param state",
+    tg.GradTensor: "backward detach item numpy set_grad set_requires_grad tolist zero_grad",
+    tg.Pending: "add_done_callback done result",
+}  # fmt: skip
+NUMBER = re.compile(r"(?<![\w.])-?\d+\.\d*(?:e[+-]?\d+)?(?!\w)")
+
+NAMES = {
+    name: (slug, inspect.getdoc(value) or "") for name, (slug, _, value) in reference.names().items() if callable(value)
+}
+NAMES |= {
+    f"{owner.__name__}.{name}": ("methods", inspect.getdoc(getattr(owner, name)) or "")
+    for owner, listed in METHODS.items()
+    for name in listed.split()
+}
+
+
+class Close(doctest.OutputChecker):
+    """Floats may differ in the last digits: processors and versions of NumPy round otherwise."""
+
+    def check_output(self, want: str, got: str, optionflags: int) -> bool:
+        if super().check_output(want, got, optionflags):
+            return True
+        left, right = NUMBER.findall(want), NUMBER.findall(got)
+        alike = len(left) == len(right) and all(
+            float(a) == pytest.approx(float(b), rel=1e-4, abs=1e-6) for a, b in zip(left, right, strict=True)
+        )
+        plain = [re.sub(r"\s+", "", NUMBER.sub("#", text)) for text in (want, got)]
+        return alike and plain[0] == plain[1]
+
+
+def run(name: str, document: str) -> str:
+    """What is wrong with the examples of a docstring; nothing if they do as they say."""
+    found = doctest.DocTestParser().get_doctest(document, docnames.names(document), name, None, 0)
+    said: list[str] = []
+    doctest.DocTestRunner(checker=Close(), verbose=False).run(found, out=said.append)
+    return "".join(said)
+
+
+@pytest.mark.parametrize("slug", sorted({slug for slug, _ in NAMES.values()}))
+def test_examples_do_as_they_say(slug: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("TRACEGRAD_DEVICE", "cpu")
+    wrong = {name: run(name, document) for name, (own, document) in NAMES.items() if own == slug}
+    assert not any(wrong.values()), "\n".join(wrong.values())
+
+
+def without(part: re.Pattern[str], names: dict[str, Any]) -> list[str]:
+    return sorted(name for name, (_, document) in names.items() if not part.search(document))
+
+
+def test_every_public_name_has_an_example() -> None:
+    assert without(re.compile(">>>"), NAMES) == sorted(NO_EXAMPLE)
+
+
+@pytest.mark.parametrize("part", PARTS)
+def test_every_op_states_its(part: str) -> None:
+    ops = {name: entry for name, entry in NAMES.items() if entry[0] in OPS}
+    assert len(ops) > 150 and without(PARTS[part], ops) == []
+
+
+def test_every_op_layer_optimizer_and_schedule_has_a_source() -> None:
+    sourced = {name: entry for name, entry in NAMES.items() if entry[0] in SOURCED and name not in OWN}
+    assert without(SOURCE, sourced) == []
+
+
+def test_what_raises_says_so() -> None:
+    """A function whose own code raises names the errors."""
+    silent: list[str] = []
+    for name, (_, _, value) in reference.names().items():
+        if not inspect.isfunction(value):
+            continue
+        source = inspect.getsource(inspect.unwrap(value))
+        if re.search(r"^\s+raise \w", source, re.MULTILINE) and not PARTS["errors"].search(NAMES[name][1]):
+            silent.append(name)
+    assert silent == []
