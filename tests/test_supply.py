@@ -247,6 +247,15 @@ def test_builds_have_the_same_bytes(first: Path, tmp_path: Path) -> None:
     assert built(unpacked, 0o022) == want
 
 
+def test_pypi_would_show_the_archives(first: Path) -> None:
+    """The description is Markdown that PyPI renders, and the metadata are whole."""
+    pytest.importorskip("twine", reason="tools/test installs it")
+    files = [archive(first, ".whl"), archive(first, ".tar.gz")]
+    command = [sys.executable, "-m", "twine", "check", "--strict", *files]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0 and done.stdout.count("PASSED") == 2, done.stdout
+
+
 def test_the_wheel_holds_the_package_and_nothing_else(first: Path) -> None:
     with zipfile.ZipFile(archive(first, ".whl")) as wheel:
         names = set(wheel.namelist())

@@ -16,11 +16,14 @@ from typing import Any
 
 OTHERS_MAY_WRITE = 0o022
 ROOT = 0
+WITHOUT_OWNERS = not hasattr(os, "getuid")  # Windows: a profile's folder is private by its access list, not by bits
 
 
 def is_own(path: Path) -> bool:
     """Is it this user's, writable by nobody else, and no link?"""
     found = path.lstat()
+    if WITHOUT_OWNERS:
+        return not path.is_symlink()
     return found.st_uid == os.getuid() and not found.st_mode & OTHERS_MAY_WRITE and not path.is_symlink()
 
 
@@ -37,6 +40,8 @@ def cache_folder() -> Path:
     if not is_own(folder):
         raise PermissionError(f"{folder} is a link, belongs to another user, or others may write to it")
     folder = Path(os.path.realpath(folder))
+    if WITHOUT_OWNERS:
+        return folder
     for above in folder.parents:
         if reason := _unsafe(above.stat()):
             raise PermissionError(f"{above} {reason}; set XDG_CACHE_HOME to a folder that only you can write")
@@ -51,6 +56,8 @@ def _base() -> Path:
     try:
         if sys.platform == "darwin":
             return Path.home() / "Library" / "Caches"
+        if WITHOUT_OWNERS and not asked and os.environ.get("LOCALAPPDATA"):
+            return Path(os.environ["LOCALAPPDATA"])
         # the specification of XDG_CACHE_HOME ignores paths that are not absolute
         return Path(asked) if os.path.isabs(asked) else Path.home() / ".cache"
     except RuntimeError as e:

@@ -64,4 +64,7 @@ def _end(child: subprocess.Popen[str]) -> None:
     """Kill a process that has not ended, and all of its group."""
     if child.poll() is None:
         with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(child.pid, signal.SIGKILL)
+            if hasattr(os, "killpg"):
+                os.killpg(child.pid, signal.SIGKILL)
+            else:  # Windows has no groups of processes
+                child.kill()

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import math
+import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
@@ -56,7 +57,8 @@ class _Loaded:
 
 def cpu_info(compiler: Compiler | None, failed: bool = False) -> DeviceInfo:
     """The device, with what its kernels are compiled by. failed: did the compiler?"""
-    how = f"C, compiled by {compiler.version}," if compiler else "NumPy, without a C compiler,"
+    without = "without a C compiler" if os.name == "posix" else "because kernels in C need Linux or macOS"
+    how = f"C, compiled by {compiler.version}," if compiler else f"NumPy, {without},"
     if compiler and failed:
         how = f"NumPy, because {compiler.path} failed,"
     return DeviceInfo("cpu", f"{how} on this machine's CPU", gpu=False, resizes=True)
