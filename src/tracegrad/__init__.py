@@ -76,7 +76,7 @@ LATER = {
 }
 MODULES = ("metrics", "safetensors")
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 __all__ = [
     "Aborted", "AbortedError", "CSVLogger", "Captures", "Checkpoint", "CompileError", "CompiledForward",
