@@ -114,7 +114,7 @@ def test_the_notation_of_rows_in_c(notation: str, c: str) -> None:
 def test_a_helper_is_defined_once_with_what_it_needs_before_it() -> None:
     text = helper(functions.MAX_HELPER)
     assert text.startswith("#ifndef have_max_f32\n") and text.endswith("\n#endif")
-    assert "static inline int max_i32 (int a, int b) { return max (a, b); }" in text
+    assert "HELPER int max_i32 (int a, int b) { return max (a, b); }" in text
 
 
 def test_loops_are_spelled_in_each_language() -> None:

@@ -269,10 +269,27 @@ fn wave_(r: f32, k: i32) -> f32 {{
 SIN = f"""{TURN}
 
 fn sin_(x: f32) -> f32 {{
-  if (abs(x) < 1e-4) {{ return x; }}
   let t = turn_(x);
-  return wave_(t.x, i32(t.y));
+  return select(wave_(t.x, i32(t.y)), x, abs(x) < 1e-4);
 }}"""
+
+# For a language with doubles: x / (2 pi) less the nearest integer, for every x. The constant is in parts of 29 bits, so
+# that products are exact; the nearest integer goes after each, so that no sum loses what is left. Without a branch: one
+# keeps a CPU from vectors.
+_TURNS = [(TWO_OVER_PI >> 193 - 29 * k & 0x1FFFFFFF) * 2.0 ** (-31 - 29 * k) for k in range(5)]
+_LAST_TURN = (TWO_OVER_PI >> 24 & (1 << 53) - 1) * 2.0**-200
+
+TURN_IN_DOUBLES = "\n".join(
+    [
+        "HELPER vec2_f32 turn_(float x) {",
+        "  const double d = x;",
+        f"  double y = d * {_TURNS[0]!r};",
+        *(f"  y -= __builtin_rint(y);\n  y += d * {part!r};" for part in [*_TURNS[1:], _LAST_TURN]),
+        "  y -= __builtin_rint(y);\n  const double k = __builtin_rint(4.0 * y);",
+        f"  return vec2_f32_((float)((4.0 * y - k) * {math.pi / 2!r}), (float)k);",
+        "}",
+    ]
+)
 
 COS = f"""{TURN}
 

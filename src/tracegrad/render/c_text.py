@@ -9,7 +9,7 @@ import re
 from collections.abc import Iterable
 from functools import cache, lru_cache
 
-from tracegrad.prims.functions import NEAR_EXP_ALONE
+from tracegrad.prims.functions import NEAR_EXP_ALONE, TURN_IN_DOUBLES
 
 C_TYPE = {
     "f32": "float",
@@ -30,6 +30,9 @@ NATIVE = {
     "half_": "static inline float half_(float x) { return f32_of_f16(f16_of_f32(x)); }",
     "max_f32": "static inline float max_f32(float a, float b) { float m = a > b ? a : b; return a != a ? a : m; }",
     "min_f32": "static inline float min_f32(float a, float b) { float m = a < b ? a : b; return a != a ? a : m; }",
+    "turn_": TURN_IN_DOUBLES,
+    "far_turn_": "",  # `turn_` calls none
+    "high_": "",
 }
 WRITTEN_OUT = {"near_exp_": NEAR_EXP_ALONE}  # what is one instruction of a GPU, and a call in C
 _pattern = cache(re.compile)  # when it is first needed: an import would spend 5000 calls on it
@@ -56,6 +59,10 @@ OPAQUE = """
 #define OPAQUE __attribute__((noipa))
 #endif
 """
+
+# A function that a row's spelling calls. Clang would call a long one that a library uses several times, element by
+# element.
+HELPERS = "#define HELPER static inline __attribute__((always_inline))"
 
 # Choices by bits, both sides computed first: what is no branch in the source cannot become one in the loop. GCC makes a
 # masked load of `condition ? p[i] : 0`, and GCC 12 masks a group of neighbours by the first one's condition. It reads
@@ -118,6 +125,7 @@ PRELUDE = "\n".join(
             for to in NUMBERS
         ),
         OPAQUE,
+        HELPERS,
         CHOICE,
         HIDDEN,
         HALF,
@@ -156,7 +164,7 @@ def as_c(notation: str) -> str:
         token, following = tokens[k], tokens[k + 1]
         k += 1
         if token == "fn":
-            out.append(f"static inline {C_TYPE[tokens[tokens.index('->') + 1]]}")
+            out.append(f"HELPER {C_TYPE[tokens[tokens.index('->') + 1]]}")
         elif token == "->":  # stands first
             k += 1
         elif token in ("let", "var"):
@@ -188,5 +196,6 @@ def helper(text: str) -> str:
     """Functions of a row as C that may be included more than once."""
     name = text[len("fn ") : text.index("(")]
     functions = [f"fn {x}" for x in f"\n{WRITTEN_OUT.get(name, text)}".split("\nfn ")[1:]]
-    done = [NATIVE.get(x[len("fn ") : x.index("(")]) or as_c(x) for x in functions]
+    native = [NATIVE.get(x[len("fn ") : x.index("(")]) for x in functions]
+    done = [as_c(x) if n is None else n for x, n in zip(functions, native)]
     return "\n".join([f"#ifndef have_{name}", f"#define have_{name}", *done, "#endif"])
