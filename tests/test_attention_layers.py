@@ -40,6 +40,12 @@ def test_a_cache_gives_what_the_whole_sequence_gives(device_name: str) -> None:
             np.testing.assert_allclose(np.concatenate(got, 1), want, rtol=2e-5, atol=2e-5)
         keys = infer.states()["block.self_attn.keys"]
         assert keys.shape == (B, 2, 9, D // 4) and not keys[:, :, T:].any() and keys[:, :, :T].all()
+        infer.run(x=X[:, :3], at=6).result()  # ends with the cache
+        kept = infer.states()
+        for at, n, most in ((7, 3, 6), (9, 1, 8), (-1, 1, 8)):
+            with pytest.raises(tg.InputError, match=rf"at: index {at} is out of range; valid indices are 0 to {most}"):
+                _ = infer.run(x=X[:, :n], at=at).output
+        np.testing.assert_array_equal(infer.states()["block.self_attn.keys"], kept["block.self_attn.keys"])
 
 
 def test_masks_and_memory_are_pytorchs() -> None:

@@ -94,3 +94,33 @@ def test_wrong_arguments_of_an_op_get_a_remedy(name: str) -> None:
         function()
     assert isinstance(e.value, tg.TracegradError)
     assert f"at {__file__}:" in str(e.value)
+
+
+@pytest.mark.parametrize(
+    ("call", "text"),
+    [
+        (
+            lambda: tg.metrics.f1_score,
+            r"tracegrad.metrics has no 'f1_score': compute it from tg.metrics.confusion_matrix",
+        ),
+        (lambda: tg.metrics.acuracy, "did you mean tg.metrics.accuracy"),
+        (
+            lambda: tg.EarlyStopping(monitor="val_loss"),
+            "EarlyStopping: there is no argument 'monitor'; write metric='val_",
+        ),
+        (lambda: tg.EarlyStopping("a", mode="up"), "mode must be 'auto', 'min' or 'max', got 'up'"),
+        (lambda: tg.Checkpoint(filepath="a"), "Checkpoint: there is no argument 'filepath'; write path='a'"),
+        (lambda: tg.nn.LSTM(3, 4, batch_first=True), "'batch_first': leave it out"),
+        (lambda: tg.nn.LSTM(input_size=3, hidden_size=4), "write input_dim=3; .*write hidden_dim=4"),
+        (lambda: tg.nn.GRU(3, 4, num_layers=2), "write layers=2"),
+        (lambda: tg.nn.MultiheadAttention(embed_dim=8, num_heads=2), "write dim=8; .*write n_heads=2"),
+    ],
+)
+def test_arguments_and_measures_of_other_libraries_get_a_remedy(call: Callable[[], Any], text: str) -> None:
+    with pytest.raises(tg.TracegradError, match=text):
+        call()
+
+
+def test_short_names_of_losses_are_the_losses() -> None:
+    assert tg.huber is tg.huber_loss and tg.hinge is tg.hinge_loss and tg.smooth_l1 is tg.smooth_l1_loss
+    assert tg.adaptive_avg_pool is tg.adaptive_avg_pool2d

@@ -135,6 +135,22 @@ def test_early_stopping_restores_the_best(train, tmp_path):
         train.fit(x=X, y=Y, validation=0.3, callbacks=[tg.EarlyStopping("val_f1")], progress=False)
 
 
+def test_a_mode_says_which_values_are_better(train, tmp_path):
+    stopping = tg.EarlyStopping("val_gain", patience=2, mode="max")
+    path, values = tmp_path / "best.safetensors", iter([1.0, 3.0, 2.0, 1.0])
+    kept = tg.Checkpoint(path, best="val_gain", mode="max")
+    saved = []
+
+    def evaluate(t):
+        saved.append(t.digest())
+        return {"val_gain": next(values)}
+
+    h = train.fit(x=X, y=Y, epochs=9, evaluate=evaluate, callbacks=[stopping, kept], progress=False)
+    assert [m["val_gain"] for m in h.metrics] == [1, 3, 2, 1] and train.digest() == saved[1]
+    train.load(path)
+    assert train.digest() == saved[1]
+
+
 def test_checkpoints_keep_the_best(train, tmp_path):
     path = tmp_path / "best.safetensors"
     values, digests = iter([3.0, 1.0, 2.0]), []

@@ -293,6 +293,14 @@ def test_what_is_refused_says_what_to_write() -> None:
     assert "no name of a loss" in error(lambda: compiled(losses={"a b": d_loss}))
 
 
+def test_one_optimizer_serves_all_losses_with_states_of_their_own() -> None:
+    one = optim.adam(1e-2)
+    with compiled(optimizer=one) as train, compiled(optimizer={"d": one, "g": one}) as alone:
+        for t in (train, alone):
+            t.step("d", x=X[0], z=X[1]), t.step("g", z=X[2])
+        assert train.digest() == alone.digest()
+
+
 def test_fit_gives_each_loss_its_turns() -> None:
     data = [{"x": x, "z": z} for x, z in zip(X[:6], X[6:], strict=True)]
     with compiled() as train, compiled() as alone:

@@ -75,6 +75,8 @@ LATER = {
     "training.compiled": "CompiledTraining",
 }
 MODULES = ("metrics", "safetensors")
+OTHER_NAMES = {"adaptive_avg_pool": "adaptive_avg_pool2d", "hinge": "hinge_loss", "huber": "huber_loss"}
+OTHER_NAMES["smooth_l1"] = "smooth_l1_loss"
 
 __version__ = "0.2.0"
 
@@ -107,6 +109,8 @@ if not TYPE_CHECKING:  # type checkers are to report unknown names themselves
             if name in names.split():
                 globals()[name] = value = getattr(import_module(f"tracegrad.{module}"), name)
                 return value
+        if name in OTHER_NAMES:
+            return globals()[OTHER_NAMES[name]]
         if name in MODULES:
             return import_module(f"tracegrad.{name}")
         if sys._getframe(1).f_globals.get("__name__") == "importlib._bootstrap":

@@ -52,7 +52,7 @@ def compile(
     inputs:    name -> shape (f32) or type such as tg.i32[64, 128]. A size that is None, or a name, as in
                {"x": ("B", "T", 8), "n": tg.i32["B"]}, is chosen by each call, and one program is compiled and kept for
                each choice. Equal names of a call must agree, and so must the Nones at one axis.
-    optimizer: one of tg.optim; for several losses, one for each by name.
+    optimizer: one of tg.optim; for several losses, one for each by name, or one for all, with states of their own.
     params:    for several losses, what each of them trains: a pattern of names such as "D.*", a list of patterns, or a
                function of the name; all parameters where none is given. There is optimizer state for these only.
     seed:      of the initialisation and all randomness; drawn if None, see `train.seed`.

@@ -276,8 +276,16 @@ KEYWORDS: dict[str, tuple[str, ...]] = {
     "unbiased correction": ("ddof", "correction"),
     "min a_min low": ("lo", "low"),
     "max a_max high": ("hi", "high"),
+    "num_layers n_layers depth": ("layers",),
+    "num_heads heads nhead": ("n_heads",),
+    "embed_dim d_model": ("dim",),
+    "monitor": ("metric",),
+    "filepath": ("path",),
+    "restore_best_weights": ("restore",),
     "in_features in_channels input_dim": ("in_dim", "in_ch"),
     "out_features out_channels units filters": ("out_dim", "out_ch"),
+    "input_size": ("input_dim",),
+    "hidden_size": ("hidden_dim",),
     "num_embeddings vocab_size": ("vocab",),
     "embedding_dim normalized_shape features": ("dim",),
     "use_bias": ("bias",),
@@ -305,6 +313,18 @@ KEYWORDS: dict[str, tuple[str, ...]] = {
     "validation_data val_data eval_dataset": ("validation", "evaluate"),
     "filename file f": ("path",),
 }
+# Functions of tg.metrics
+METRICS = {
+    "f1 f1_score precision recall precision_score recall_score": (
+        "compute it from tg.metrics.confusion_matrix(predictions, targets, n)"
+    ),
+    "mae mean_absolute_error": "write tg.l1_loss(prediction, target)",
+    "mse mean_squared_error": "write tg.mse_loss(prediction, target)",
+    "top_k topk": "write tg.metrics.top_k_accuracy(logits, targets, k)",
+    "roc_auc roc_auc_score": "write tg.metrics.auc(scores, targets)",
+    "r2": "write tg.metrics.r2_score(prediction, target)",
+}
+
 # Keywords that have no counterpart
 WITHOUT = {
     "device": "the argument device of tg.compile says where a program runs",
@@ -320,6 +340,8 @@ WITHOUT = {
     "weight_decay": "use optim.adamw, which has it",
     "amsgrad": "optim.adam computes plain Adam",
     "dilation": "tg.conv2d(x, w, dilation=2) has it",
+    "batch_first": "leave it out: sequences are always [B, T, features]",
+    "elementwise_affine": "write the formula with ops for a norm without parameters",
     "padding_idx": "multiply the result by a mask, as in tg.where(tokens == 0, 0.0, h)",
     "key generator seed rng": "random ops draw from the seed of tg.compile",
     "x y": "write train.fit(x=..., y=...)",

@@ -7,11 +7,13 @@ None but `perplexity` and `r2_score` has a gradient.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from tracegrad import foreign
 from tracegrad.ambient import active
 from tracegrad.dtypes import f32, i32
 from tracegrad.errors import DTypeError, ShapeError
+from tracegrad.habits import METRICS
 from tracegrad.ir import Tensor
 from tracegrad.methods import op
 from tracegrad.ops.indexing import indices_for, segment_sum
@@ -194,3 +196,9 @@ def auc(scores: Any, targets: Any) -> Tensor:
     total = sum(where(positive, cast(won, f32), 0.0)) * 0.5
     out = total / (sum(cast(positive, f32)) * sum(cast(~positive, f32)))
     return _noted(out, "ranked", s, positive)
+
+
+if not TYPE_CHECKING:  # type checkers are to report unknown names themselves
+
+    def __getattr__(name):
+        raise foreign.no_such_name("tracegrad.metrics", name, {"tg.metrics": __all__}, METRICS)

@@ -178,6 +178,8 @@ def check_call(who: str, function: Any, args: Sized, given: Mapping[str, Any], b
 def helpful(f: F) -> F:
     """`f`, of which a call with wrong keywords gets a remedy. For functions that are called rarely."""
     who = f"tg.{f.__name__}" if "." not in f.__qualname__ else f.__name__
+    if who == "__init__":
+        who = f.__qualname__.split(".")[-2]
 
     @wraps(f)
     def entry(*args: Any, **kwargs: Any) -> Any:

@@ -40,6 +40,8 @@ def step_sources(
         if not name.isidentifier() or name == STATE.rstrip("/"):
             raise InputError.here(f"losses: {name!r} is no name of a loss, which is one word; call it {_word(name)!r}")
         check_function(fn, f"losses[{name!r}]")
+    if isinstance(optimizer, Optimizer):  # each loss has its own state of it
+        optimizer = dict.fromkeys(functions, optimizer)
     optimizers = _by_name("optimizer", optimizer, 'optimizer={"d": optim.adam(1e-4), "g": optim.adam(1e-4)}')
     _check_names("optimizer", functions, optimizers, complete=True)
     selections = {} if params is None else _by_name("params", params, 'params={"d": "D.*", "g": "G.*"}')

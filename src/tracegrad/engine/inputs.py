@@ -285,7 +285,7 @@ def _check_range(x: Array, low: int, high: int, exempt: int | None, starts: Sequ
         return
     bad = least if least < low else most
     where = np.unravel_index(int(np.argmax(x == bad)), x.shape)
-    at = f" at [{','.join(str(int(k) + start) for k, start in zip(where, starts))}]" if x.ndim else ""
+    at = f" at [{','.join(str(int(k) + start) for k, start in zip(where, starts))}]" if starts else ""
     raise InputError(
         f"index {bad}{at} is out of range; valid indices are {low} to {high}{', counted from 0' if not low else ''}"
     )

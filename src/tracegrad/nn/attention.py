@@ -33,7 +33,8 @@ class MultiheadAttention(Module):
     mask:     bool, broadcastable to [B, n_heads, T, S], True where a query sees a key, or f32, added to the scores. For
               sequences of some lengths it is (tg.arange(S) < lengths[:, None])[:, None, None].
     position: i32[]: `x` are the elements from there on of sequences whose earlier elements are in the cache. They are
-              added to it, so the forward needs writes=True. Begin again with position 0.
+              added to it, so the forward needs writes=True. Begin again with position 0. `x` must end within the
+              cache: a run with another input is Failed, and a position that is computed is clamped.
     dropout:  probability with which a weight is dropped; pass 0 outside of training.
 
     >>> x = np.zeros((2, 5, 8), np.float32)
@@ -107,6 +108,7 @@ class MultiheadAttention(Module):
         if k.shape[0] != self.keys.shape[0] or n > length:
             raise ShapeError.here(f"MultiheadAttention: {n} elements of {k.shape[0]} sequences do not fit the cache, "
                                   f"{self.keys.type}")  # fmt: skip
+        at = indexing.take(indexing.arange(length - n + 1), at, 0)  # an index: what is out of range is refused
         place = indexing.arange(length) - at  # of each element of the cache in `x`
         new = shaping.reshape((place >= 0) & (place < n), (length, 1))
         for cache, rows in ((self.keys, k), (self.values, v)):

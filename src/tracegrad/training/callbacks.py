@@ -10,11 +10,12 @@ from typing import Any
 
 from tracegrad.engine.snapshots import Snapshot, restore_all, take_all
 from tracegrad.errors import InputError
+from tracegrad.refusals import helpful, shown
 from tracegrad.training.history import FitState
 
 
 def _lower_is_better(metric: str) -> bool:
-    return not any(word in metric for word in ("acc", "auc", "r2", "score", "f1", "precision", "recall"))
+    return not any(word in metric for word in ("acc", "auc", "r2", "score", "f1", "top", "precision", "recall"))
 
 
 def _metric(state: FitState, name: str) -> float:
@@ -25,11 +26,13 @@ def _metric(state: FitState, name: str) -> float:
 
 
 class _Best:
-    """The best value so far; more is better for names such as val_accuracy, less for all others."""
+    """The best value so far. mode: "min", "max", or "auto": more is better for names such as val_accuracy."""
 
-    def __init__(self, metric: str, min_delta: float = 0.0):
-        self.metric, self.min_delta, self.value = metric, min_delta, math.inf
-        self.sign = 1.0 if _lower_is_better(metric) else -1.0
+    def __init__(self, metric: str, min_delta: float = 0.0, mode: str = "auto"):
+        if mode not in ("auto", "min", "max"):
+            raise InputError.here(f"mode must be 'auto', 'min' or 'max', got {shown(mode)}")
+        self.metric, self.min_delta, self.mode, self.value = metric, min_delta, mode, math.inf
+        self.sign = 1.0 if mode == "min" or (mode == "auto" and _lower_is_better(metric)) else -1.0
 
     def improved(self, state: FitState) -> bool:
         """Take the value of now. NaN is none better."""
@@ -43,21 +46,27 @@ class _Best:
 class EarlyStopping:
     """Stop `fit` once a metric has not improved in `patience` evaluations in a row.
 
-    metric:    a name such as "val_loss". More is better if the name has acc, auc, r2, score, f1, precision or recall.
+    metric:    a name such as "val_loss".
     min_delta: how much better counts as an improvement.
     restore:   put back the parameters, states and optimizer state of the best evaluation when it stops `fit`.
+    mode:      "max" where more is better, "min" where less is; "auto" takes "max" if the name has acc, auc, r2, score,
+               f1, top, precision or recall.
 
     >>> callback = tg.EarlyStopping("val_loss", patience=3)
     """
 
-    def __init__(self, metric: str, patience: int = 5, min_delta: float = 0.0, restore: bool = True):
-        self.metric, self.patience, self.min_delta, self.restore = metric, patience, min_delta, restore
-        self._best, self._bad = _Best(metric, min_delta), 0
+    @helpful
+    def __init__(
+        self, metric: str = "val_loss", patience: int = 5, min_delta: float = 0.0, restore: bool = True,
+        mode: str = "auto",
+    ):  # fmt: skip
+        self.metric, self.patience, self.min_delta, self.restore, self.mode = metric, patience, min_delta, restore, mode
+        self._best, self._bad = _Best(metric, min_delta, mode), 0
         self._snapshot: list[Snapshot] | None = None
 
     def on_begin(self) -> None:
         """A new `fit` counts from 0."""
-        self._best, self._bad, self._snapshot = _Best(self.metric, self.min_delta), 0, None
+        self._best, self._bad, self._snapshot = _Best(self.metric, self.min_delta, self.mode), 0, None
 
     def on_evaluate(self, state: FitState) -> None:
         """Count, and stop."""
@@ -76,13 +85,15 @@ class EarlyStopping:
 class Checkpoint:
     """Save the training to `path` after each evaluation (without any, each epoch) that is the best so far.
 
-    best: the metric, as for `EarlyStopping`; None saves after each epoch. `fit(resume=path)` goes on from the file.
+    best: the metric; None saves after each epoch. `mode` as for `EarlyStopping`. `fit(resume=path)` goes on from the
+          file.
 
     >>> callback = tg.Checkpoint("best.safetensors")
     """
 
-    def __init__(self, path: str | os.PathLike[str], best: str | None = "val_loss"):
-        self.path, self._best = path, None if best is None else _Best(best)
+    @helpful
+    def __init__(self, path: str | os.PathLike[str], best: str | None = "val_loss", mode: str = "auto"):
+        self.path, self._best = path, None if best is None else _Best(best, mode=mode)
 
     def on_evaluate(self, state: FitState) -> None:
         """Save the best."""
