@@ -1,0 +1,62 @@
+"""tools/prose: its figures for a text whose figures are known, and that the documents stay readable."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tools import tool
+
+PAGE = """# A heading of five words
+
+One two three. Four five six seven, `a b c`! [Eight nine](x.md) ten?
+
+- An item is a sentence
+- Another item. With two sentences
+
+```python
+never = "read these words"
+```
+
+| a table | is not |
+"""
+MODULE = '''"""The first sentence. The second one is longer."""
+
+LIMIT = 3  # what a comment says
+# A comment of
+# two lines.
+
+
+def f(x: int) -> None:
+    """Do it now.
+
+    >>> f(1) + what is not read
+    """
+    if x:
+        raise ValueError(f"x is {x}, which whoever called must change")
+'''
+
+
+@pytest.fixture(scope="module")
+def prose() -> Any:
+    return tool("prose")
+
+
+def test_sentences_of_a_page_are_counted_without_code_tables_and_headings(prose: Any) -> None:
+    assert [s.words for s in prose.of_markdown(PAGE)] == [3, 5, 3, 5, 3]
+
+
+def test_docstrings_comments_and_messages_are_read(prose: Any) -> None:
+    found = prose.of_python(MODULE)
+    assert [s.text for s in found] == [
+        "The first sentence.", "The second one is longer.", "Do it now.", "x is , which whoever called must change",
+        "what a comment says", "A comment of two lines.",
+    ]  # fmt: skip
+    assert len(prose.DOUBTFUL.findall(found[3].text)) == 1
+
+
+def test_documents_stay_within_the_limits(prose: Any, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+    monkeypatch.setattr("sys.argv", ["prose", "--check", *map(str, Path(prose.HOME, "docs").rglob("*.md"))])
+    assert prose.main() == 0, capsys.readouterr().out
