@@ -26,6 +26,11 @@ SECOND_STEP = 1.5e6  # sums | of one processor, that the second step costs besid
 UNEVEN = 4  # times | the two steps of a fold may differ in length | -
 PARTIAL_TRAFFIC = 0.5  # sums | of one processor, to write and read one partial result | ?
 
+# --- Loops ---
+
+LIFTED_BYTES = 2**24  # bytes | of values of all iterations that may always be stored to work on them at once | -
+LIFTED_TIMES = 4  # times | the memory of a scan's elements and results that they may take beyond that | -
+
 # --- Launches ---
 
 FULL = 8192  # workgroups | beyond which a kernel keeps a device busy alone | ?

@@ -1,9 +1,10 @@
-// 0: copy | copy | copy | copy | copy | copy | maximum+nonfinite+where | copy
-@group(0) @binding(0) var<storage, read_write> mem0: array<f32, 353>;
-@group(0) @binding(1) var<storage, read> mem1: array<f32, 2>;
-@group(0) @binding(2) var<storage, read> mem2: array<f32, 45>;
-@group(0) @binding(3) var<storage, read_write> mem3: array<i32, 1>;
-@group(0) @binding(4) var<storage, read_write> mem4: array<f32>;
+// 0: matmul | copy | copy | copy | maximum+nonfinite+where
+@group(0) @binding(0) var<storage, read> mem0: array<f32, 45>;
+@group(0) @binding(1) var<storage, read> mem1: array<f32, 22>;
+@group(0) @binding(2) var<storage, read_write> mem2: array<f32, 289>;
+@group(0) @binding(3) var<storage, read_write> mem3: array<f32>;
+@group(0) @binding(4) var<storage, read> mem4: array<f32, 2>;
+@group(0) @binding(5) var<storage, read_write> mem5: array<i32, 1>;
 @group(1) @binding(0) var<uniform> at: array<vec4<i32>, 4>;
 fn max_f32(a: f32, b: f32) -> f32 {
   let nan = max(bitcast<u32>(a) & 0x7fffffffu, bitcast<u32>(b) & 0x7fffffffu) > 0x7f800000u;
@@ -13,90 +14,11 @@ fn max_i32(a: i32, b: i32) -> i32 { return max(a, b); }
 fn max_u32(a: u32, b: u32) -> u32 { return max(a, b); }
 fn k0(w: i32, lid: i32) {
   let o0 = at[0].x;
-  let e = w * 128 + lid;
-  if (e >= 9) { return; }
-  let i0 = e;
-  let s0 = 0f;
-  mem0[o0 + i0] = s0;
-}
-fn k1(w: i32, lid: i32, n: i32, first: i32) {
-  let o0 = at[(first + 0) / 4][(first + 0) % 4];
-  let e = w * 128 + lid;
-  if (e >= 6) { return; }
-  let i0 = e;
-  let s0 = 0f;
-  mem0[o0 + i0] = s0;
-}
-fn k2(w: i32, lid: i32) {
-  let o0 = at[1].x;
-  let e = w * 128 + lid;
-  if (e >= 3) { return; }
-  let i0 = e;
-  let s0 = 0f;
-  mem0[o0 + i0] = s0;
-}
-fn k3(w: i32, lid: i32) {
-  let o0 = at[1].y;
-  let e = w * 128 + lid;
-  if (e >= 3) { return; }
-  let i0 = e;
-  let s0 = 0f;
-  mem0[o0 + i0] = s0;
-}
-fn k4(w: i32, lid: i32) {
-  let o0 = at[1].z;
-  let o1 = at[1].w;
-  let o2 = at[2].x;
-  let o3 = at[2].y;
-  let o4 = at[2].z;
-  let o5 = at[2].w;
-  let e = w * 128 + lid;
-  if (e >= 1) { return; }
-  let v0 = mem1[o0 + 0];
-  let v1 = mem2[o2 + 0];
-  let v2 = mem1[o0 + 1];
-  let v3 = ((v1 * v2) + 3.6028797e+16f);
-  let v4 = max_f32(v0, ((v0 + (mem2[o1 + 0] * v3)) * 1.00000095f));
-  let v5 = max_f32(v2, (select(v3, v2, (v1 == 0f)) * 1.00000095f));
-  let v6 = ((bitcast<u32>((v4 + v5)) & 0x7f800000u) == 0x7f800000u);
-  let s3 = v6;
-  let s4 = select(v4, v0, v6);
-  let s5 = select(v5, v2, v6);
-  mem3[o3 + 0] = select(0, 1, s3);
-  mem4[o4 + 0] = s4;
-  mem4[o5 + 0] = s5;
-}
-fn k5(w: i32, lid: i32) {
-  let o0 = at[3].x;
-  let e = w * 128 + lid;
-  if (e >= 1) { return; }
-  let i0 = e;
-  let s0 = 0f;
-  mem0[o0 + 0] = s0;
-}
-@compute @workgroup_size(128)
-fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) lid: u32) {
-  let w = i32(wid.x + wid.y * 32768u);
-  if (w >= 0 && w < 1) { k0(w - 0, i32(lid)); }
-  if (w >= 1 && w < 4) { let n = (w - 1) / 1; k1(w - 1 - n * 1, i32(lid), n, 1 + n * 1); }
-  if (w >= 4 && w < 5) { k2(w - 4, i32(lid)); }
-  if (w >= 5 && w < 6) { k3(w - 5, i32(lid)); }
-  if (w >= 6 && w < 7) { k4(w - 6, i32(lid)); }
-  if (w >= 7 && w < 8) { k5(w - 7, i32(lid)); }
-}
-
-// 1: matmul
-@group(0) @binding(0) var<storage, read> mem0: array<f32, 45>;
-@group(0) @binding(1) var<storage, read> mem1: array<f32, 22>;
-@group(0) @binding(2) var<storage, read_write> mem2: array<f32, 353>;
-@group(1) @binding(0) var<uniform> at: array<vec4<i32>, 1>;
-fn k0(w: i32, lid: i32) {
-  let o0 = at[0].x;
   let o1 = at[0].y;
   let o2 = at[0].z;
   let row = w * 128 + lid;
   let lane = 0;
-  if (row >= 6) { return; }
+  if (row >= 42) { return; }
   let m0 = (row / 3);
   let n0 = row % 3;
   var ta0 = 0f;
@@ -108,19 +30,63 @@ fn k0(w: i32, lid: i32) {
     }
   }
   let a0 = ta0;
-  if (row < 6 && lane == 0) {
+  if (row < 42 && lane == 0) {
     let s2 = a0;
     mem2[o2 + (m0 * 3 + n0)] = s2;
   }
+}
+fn k1(w: i32, lid: i32) {
+  let o0 = at[0].w;
+  let o1 = at[1].x;
+  let e = w * 128 + lid;
+  if (e >= 9) { return; }
+  let i0 = (e / 3);
+  let i1 = e % 3;
+  let s1 = mem1[o0 + (i1 * 3 + i0)];
+  mem3[o1 + (i0 * 3 + i1)] = s1;
+}
+fn k2(w: i32, lid: i32, n: i32, first: i32) {
+  let o0 = at[(first + 0) / 4][(first + 0) % 4];
+  let e = w * 128 + lid;
+  if (e >= 6) { return; }
+  let i0 = e;
+  let s0 = 0f;
+  mem2[o0 + i0] = s0;
+}
+fn k3(w: i32, lid: i32) {
+  let o0 = at[1].w;
+  let o1 = at[2].x;
+  let o2 = at[2].y;
+  let o3 = at[2].z;
+  let o4 = at[2].w;
+  let o5 = at[3].x;
+  let e = w * 128 + lid;
+  if (e >= 1) { return; }
+  let v0 = mem4[o0 + 0];
+  let v1 = mem0[o2 + 0];
+  let v2 = mem4[o0 + 1];
+  let v3 = ((v1 * v2) + 3.6028797e+16f);
+  let v4 = max_f32(v0, ((v0 + (mem0[o1 + 0] * v3)) * 1.00000095f));
+  let v5 = max_f32(v2, (select(v3, v2, (v1 == 0f)) * 1.00000095f));
+  let v6 = ((bitcast<u32>((v4 + v5)) & 0x7f800000u) == 0x7f800000u);
+  let s3 = v6;
+  let s4 = select(v4, v0, v6);
+  let s5 = select(v5, v2, v6);
+  mem5[o3 + 0] = select(0, 1, s3);
+  mem2[o4 + 0] = s4;
+  mem2[o5 + 0] = s5;
 }
 @compute @workgroup_size(128)
 fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) lid: u32) {
   let w = i32(wid.x + wid.y * 32768u);
   if (w >= 0 && w < 1) { k0(w - 0, i32(lid)); }
+  if (w >= 1 && w < 2) { k1(w - 1, i32(lid)); }
+  if (w >= 2 && w < 4) { let n = (w - 2) / 1; k2(w - 2 - n * 1, i32(lid), n, 5 + n * 1); }
+  if (w >= 4 && w < 5) { k3(w - 4, i32(lid)); }
 }
 
-// 2: matmul+tanh
-@group(0) @binding(0) var<storage, read_write> mem0: array<f32, 353>;
+// 1: matmul+tanh
+@group(0) @binding(0) var<storage, read_write> mem0: array<f32, 289>;
 @group(0) @binding(1) var<storage, read> mem1: array<f32, 22>;
 @group(1) @binding(0) var<uniform> at: array<vec4<i32>, 2>;
 fn near_exp_(x: f32) -> f32 { return exp(x); }
@@ -161,48 +127,14 @@ fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) 
   if (w >= 0 && w < 1) { k0(w - 0, i32(lid)); }
 }
 
-// 3: matmul+add
-@group(0) @binding(0) var<storage, read_write> mem0: array<f32, 353>;
+// 2: matmul+sub | where
+@group(0) @binding(0) var<storage, read> mem0: array<f32, 289>;
 @group(0) @binding(1) var<storage, read> mem1: array<f32, 22>;
-@group(1) @binding(0) var<uniform> at: array<vec4<i32>, 1>;
-fn k0(w: i32, lid: i32) {
-  let o0 = at[0].x;
-  let o1 = at[0].y;
-  let o2 = at[0].z;
-  let o3 = at[0].w;
-  let row = w * 128 + lid;
-  let lane = 0;
-  if (row >= 2) { return; }
-  let m0 = row;
-  let n0 = row % 1;
-  var ta0 = 0f;
-  {
-    for (var j = lane; j < 3; j += 1) {
-      let k0 = j;
-      let xa0 = (mem0[o0 + (m0 * 3 + k0)] * mem1[o1 + k0]);
-      ta0 = (ta0 + xa0);
-    }
-  }
-  let a0 = ta0;
-  if (row < 2 && lane == 0) {
-    let s3 = (a0 + mem1[o2 + 0]);
-    mem0[o3 + m0] = s3;
-  }
-}
-@compute @workgroup_size(128)
-fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) lid: u32) {
-  let w = i32(wid.x + wid.y * 32768u);
-  if (w >= 0 && w < 1) { k0(w - 0, i32(lid)); }
-}
-
-// 4: mul | where
-@group(0) @binding(0) var<storage, read_write> mem0: array<f32, 353>;
-@group(0) @binding(1) var<storage, read> mem1: array<f32, 45>;
-@group(0) @binding(2) var<storage, read> mem2: array<f32>;
-@group(0) @binding(3) var<storage, read> mem3: array<f32>;
+@group(0) @binding(2) var<storage, read> mem2: array<f32, 45>;
+@group(0) @binding(3) var<storage, read_write> mem3: array<f32>;
 @group(0) @binding(4) var<storage, read> mem4: array<i32, 1>;
 @group(0) @binding(5) var<storage, read> mem5: array<f32, 2>;
-@group(1) @binding(0) var<uniform> at: array<vec4<i32>, 2>;
+@group(1) @binding(0) var<uniform> at: array<vec4<i32>, 3>;
 var<private> inf_bits: u32 = 0x7f800000u;
 fn less_equal_f32(a: f32, b: f32) -> bool {
   let largest = max(bitcast<u32>(a) & 0x7fffffffu, bitcast<u32>(b) & 0x7fffffffu);
@@ -214,24 +146,39 @@ fn k0(w: i32, lid: i32) {
   let o0 = at[0].x;
   let o1 = at[0].y;
   let o2 = at[0].z;
-  let e = w * 128 + lid;
-  if (e >= 14) { return; }
-  let i0 = e;
-  let s2 = (0.0714285746f * (2f * (mem0[o0 + i0] - mem1[o1 + i0])));
-  mem0[o2 + i0] = s2;
+  let o3 = at[0].w;
+  let o4 = at[1].x;
+  let row = w * 128 + lid;
+  let lane = 0;
+  if (row >= 14) { return; }
+  let m0 = row;
+  let n0 = row % 1;
+  var ta0 = 0f;
+  {
+    for (var j = lane; j < 3; j += 1) {
+      let k0 = j;
+      let xa0 = (mem0[o0 + (m0 * 3 + k0)] * mem1[o1 + k0]);
+      ta0 = (ta0 + xa0);
+    }
+  }
+  let a0 = ta0;
+  if (row < 14 && lane == 0) {
+    let s4 = ((a0 + mem1[o2 + 0]) - mem2[o3 + m0]);
+    mem3[o4 + m0] = s4;
+  }
 }
 fn k1(w: i32, lid: i32) {
-  let o0 = at[0].w;
-  let o1 = at[1].x;
-  let o2 = at[1].y;
-  let o3 = at[1].z;
-  let o4 = at[1].w;
+  let o0 = at[1].y;
+  let o1 = at[1].z;
+  let o2 = at[1].w;
+  let o3 = at[2].x;
+  let o4 = at[2].y;
   let e = w * 128 + lid;
   if (e >= 3) { return; }
   let i0 = e;
   let v0 = i0;
-  let s4 = select(select(select(0f, bitcast<f32>(inf_bits), ((mem4[o2 + 0] != 0) && less_equal_f32(0f, mem5[o3 + 0]))), mem3[o1 + 0], (v0 == 1)), mem2[o0 + 0], (v0 == 2));
-  mem0[o4 + i0] = s4;
+  let s4 = select(select(select(0f, bitcast<f32>(inf_bits), ((mem4[o2 + 0] != 0) && less_equal_f32(0f, mem5[o3 + 0]))), mem0[o1 + 0], (v0 == 1)), mem0[o0 + 0], (v0 == 2));
+  mem3[o4 + i0] = s4;
 }
 @compute @workgroup_size(128)
 fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) lid: u32) {
@@ -240,22 +187,55 @@ fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) 
   if (w >= 1 && w < 2) { k1(w - 1, i32(lid)); }
 }
 
-// 5: matmul+mul | matmul+add | sum+add
-@group(0) @binding(0) var<storage, read_write> mem0: array<f32, 353>;
-@group(0) @binding(1) var<storage, read> mem1: array<f32, 22>;
-@group(1) @binding(0) var<uniform> at: array<vec4<i32>, 3>;
+// 3: matmul | matmul | sum+div+where | sum | copy
+@group(0) @binding(0) var<storage, read_write> mem0: array<f32, 289>;
+@group(0) @binding(1) var<storage, read> mem1: array<f32>;
+@group(0) @binding(2) var<storage, read> mem2: array<f32, 22>;
+@group(0) @binding(3) var<storage, read> mem3: array<i32, 1>;
+@group(0) @binding(4) var<storage, read> mem4: array<f32>;
+@group(0) @binding(5) var<storage, read_write> mem5: array<f32, 1>;
+@group(0) @binding(6) var<storage, read_write> mem6: array<f32, 2>;
+@group(1) @binding(0) var<uniform> at: array<vec4<i32>, 4>;
+var<private> inf_bits: u32 = 0x7f800000u;
+fn div_(a: f32, b: f32) -> f32 {
+  let s = select(1.0, 0.0625, abs(b) > 8.5e37);
+  return (a * s) / (b * s);
+}
 fn k0(w: i32, lid: i32) {
   let o0 = at[0].x;
   let o1 = at[0].y;
   let o2 = at[0].z;
-  let o3 = at[0].w;
-  let o4 = at[1].x;
   let row = w * 128 + lid;
   let lane = 0;
-  if (row >= 6) { return; }
+  if (row >= 21) { return; }
+  let b0 = (row / 3);
+  let m0 = row % 3;
+  let n0 = row % 1;
+  let h0 = b0 * 6 + m0;
+  var ta0 = 0f;
+  {
+    for (var j = lane; j < 2; j += 1) {
+      let k0 = j;
+      let xa0 = (mem0[o0 + (h0 + k0 * 3)] * (0.0714285746f * (2f * mem1[o1 + (b0 * 2 + k0)])));
+      ta0 = (ta0 + xa0);
+    }
+  }
+  let a0 = ta0;
+  if (row < 21 && lane == 0) {
+    let s2 = a0;
+    mem0[o2 + (b0 * 3 + m0)] = s2;
+  }
+}
+fn k1(w: i32, lid: i32) {
+  let o0 = at[0].w;
+  let o1 = at[1].x;
+  let o2 = at[1].y;
+  let row = w * 128 + lid;
+  let lane = 0;
+  if (row >= 42) { return; }
   let m0 = (row / 3);
   let n0 = row % 3;
-  let v0 = (mem0[o0 + m0] * mem1[o1 + n0]);
+  let v0 = ((0.0714285746f * (2f * mem1[o0 + m0])) * mem2[o1 + n0]);
   var ta0 = 0f;
   {
     for (var j = lane; j < 1; j += 1) {
@@ -265,56 +245,66 @@ fn k0(w: i32, lid: i32) {
     }
   }
   let a0 = ta0;
-  let v1 = mem0[o3 + (m0 * 3 + n0)];
-  if (row < 6 && lane == 0) {
-    let s4 = ((mem0[o2 + (m0 * 3 + n0)] + a0) * (1f - (v1 * v1)));
-    mem0[o4 + (m0 * 3 + n0)] = s4;
-  }
-}
-fn k1(w: i32, lid: i32) {
-  let o0 = at[1].y;
-  let o1 = at[1].z;
-  let o2 = at[1].w;
-  let o3 = at[2].x;
-  let row = w * 128 + lid;
-  let lane = 0;
-  if (row >= 3) { return; }
-  let m0 = row;
-  let n0 = row % 1;
-  var ta0 = 0f;
-  {
-    for (var j = lane; j < 2; j += 1) {
-      let k0 = j;
-      let xa0 = (mem0[o0 + (m0 + k0 * 3)] * mem0[o1 + k0]);
-      ta0 = (ta0 + xa0);
-    }
-  }
-  let a0 = ta0;
-  if (row < 3 && lane == 0) {
-    let s3 = (mem0[o2 + m0] + a0);
-    mem0[o3 + m0] = s3;
+  if (row < 42 && lane == 0) {
+    let s2 = a0;
+    mem0[o2 + (m0 * 3 + n0)] = s2;
   }
 }
 fn k2(w: i32, lid: i32) {
-  let o0 = at[2].y;
-  let o1 = at[2].z;
-  let o2 = at[2].w;
+  let o0 = at[1].z;
+  let o1 = at[1].w;
+  let o2 = at[2].x;
+  let o3 = at[2].y;
+  let o4 = at[2].z;
   let row = w * 128 + lid;
   let lane = 0;
   if (row >= 1) { return; }
   var ta0 = 0f;
   {
-    for (var j = lane; j < 2; j += 1) {
+    for (var j = lane; j < 14; j += 1) {
       let j0 = j;
-      let xa0 = mem0[o0 + j0];
+      let xa0 = (mem1[o0 + j0] * mem1[o0 + j0]);
       ta0 = (ta0 + xa0);
     }
   }
   let a0 = ta0;
+  let v0 = div_(a0, 14f);
   if (row < 1 && lane == 0) {
-    let s2 = (mem0[o1 + 0] + a0);
-    mem0[o2 + 0] = s2;
+    let s3 = v0;
+    let s4 = select(mem4[o2 + 0], bitcast<f32>(inf_bits), (((bitcast<u32>(v0) & 0x7f800000u) == 0x7f800000u) || (!(mem3[o1 + 0] == 0))));
+    mem5[o3 + 0] = s3;
+    mem0[o4 + 0] = s4;
   }
+}
+fn k3(w: i32, lid: i32) {
+  let o0 = at[2].w;
+  let o1 = at[3].x;
+  let row = w * 128 + lid;
+  let lane = 0;
+  if (row >= 7) { return; }
+  let i0 = row;
+  var ta0 = 0f;
+  {
+    for (var j = lane; j < 2; j += 1) {
+      let j0 = j;
+      let xa0 = (0.0714285746f * (2f * mem1[o0 + (i0 * 2 + j0)]));
+      ta0 = (ta0 + xa0);
+    }
+  }
+  let a0 = ta0;
+  if (row < 7 && lane == 0) {
+    let s1 = a0;
+    mem0[o1 + i0] = s1;
+  }
+}
+fn k4(w: i32, lid: i32) {
+  let o0 = at[3].y;
+  let o1 = at[3].z;
+  let e = w * 128 + lid;
+  if (e >= 2) { return; }
+  let i0 = e;
+  let s1 = mem4[o0 + (i0 + 1)];
+  mem6[o1 + i0] = s1;
 }
 @compute @workgroup_size(128)
 fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) lid: u32) {
@@ -322,13 +312,35 @@ fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) 
   if (w >= 0 && w < 1) { k0(w - 0, i32(lid)); }
   if (w >= 1 && w < 2) { k1(w - 1, i32(lid)); }
   if (w >= 2 && w < 3) { k2(w - 2, i32(lid)); }
+  if (w >= 3 && w < 4) { k3(w - 3, i32(lid)); }
+  if (w >= 4 && w < 5) { k4(w - 4, i32(lid)); }
 }
 
-// 6: matmul | matmul+add | matmul+add | sum+add
-@group(0) @binding(0) var<storage, read_write> mem0: array<f32, 353>;
-@group(0) @binding(1) var<storage, read> mem1: array<f32, 22>;
-@group(0) @binding(2) var<storage, read> mem2: array<f32, 45>;
-@group(1) @binding(0) var<uniform> at: array<vec4<i32>, 4>;
+// 4: mul
+@group(0) @binding(0) var<storage, read_write> mem0: array<f32, 289>;
+@group(1) @binding(0) var<uniform> at: array<vec4<i32>, 1>;
+fn k0(w: i32, lid: i32) {
+  let o0 = at[0].x;
+  let o1 = at[0].y;
+  let o2 = at[0].z;
+  let o3 = at[0].w;
+  let e = w * 128 + lid;
+  if (e >= 6) { return; }
+  let i0 = e;
+  let v0 = mem0[o2 + i0];
+  let s3 = ((mem0[o0 + i0] + mem0[o1 + i0]) * (1f - (v0 * v0)));
+  mem0[o3 + i0] = s3;
+}
+@compute @workgroup_size(128)
+fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) lid: u32) {
+  let w = i32(wid.x + wid.y * 32768u);
+  if (w >= 0 && w < 1) { k0(w - 0, i32(lid)); }
+}
+
+// 5: matmul
+@group(0) @binding(0) var<storage, read_write> mem0: array<f32, 289>;
+@group(0) @binding(1) var<storage, read> mem1: array<f32>;
+@group(1) @binding(0) var<uniform> at: array<vec4<i32>, 1>;
 fn k0(w: i32, lid: i32) {
   let o0 = at[0].x;
   let o1 = at[0].y;
@@ -342,7 +354,7 @@ fn k0(w: i32, lid: i32) {
   {
     for (var j = lane; j < 3; j += 1) {
       let k0 = j;
-      let xa0 = (mem0[o0 + (m0 * 3 + k0)] * mem1[o1 + (n0 * 3 + k0)]);
+      let xa0 = (mem0[o0 + (m0 * 3 + k0)] * mem1[o1 + (n0 + k0 * 3)]);
       ta0 = (ta0 + xa0);
     }
   }
@@ -352,11 +364,21 @@ fn k0(w: i32, lid: i32) {
     mem0[o2 + (m0 * 3 + n0)] = s2;
   }
 }
-fn k1(w: i32, lid: i32) {
-  let o0 = at[0].w;
-  let o1 = at[1].x;
-  let o2 = at[1].y;
-  let o3 = at[1].z;
+@compute @workgroup_size(128)
+fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) lid: u32) {
+  let w = i32(wid.x + wid.y * 32768u);
+  if (w >= 0 && w < 1) { k0(w - 0, i32(lid)); }
+}
+
+// 6: matmul+add | matmul+add | sum+add | sum+add | sum+add
+@group(0) @binding(0) var<storage, read> mem0: array<f32, 289>;
+@group(0) @binding(1) var<storage, read_write> mem1: array<f32, 22>;
+@group(0) @binding(2) var<storage, read> mem2: array<f32, 45>;
+@group(1) @binding(0) var<uniform> at: array<vec4<i32>, 3>;
+fn k0(w: i32, lid: i32) {
+  let o0 = at[0].x;
+  let o1 = at[0].y;
+  let o2 = at[0].z;
   let row = w * 128 + lid;
   let lane = 0;
   if (row >= 9) { return; }
@@ -364,7 +386,7 @@ fn k1(w: i32, lid: i32) {
   let n0 = row % 3;
   var ta0 = 0f;
   {
-    for (var j = lane; j < 2; j += 1) {
+    for (var j = lane; j < 14; j += 1) {
       let k0 = j;
       let xa0 = (mem0[o0 + (m0 + k0 * 3)] * mem0[o1 + (n0 + k0 * 3)]);
       ta0 = (ta0 + xa0);
@@ -372,15 +394,14 @@ fn k1(w: i32, lid: i32) {
   }
   let a0 = ta0;
   if (row < 9 && lane == 0) {
-    let s3 = (mem0[o2 + (m0 * 3 + n0)] + a0);
-    mem0[o3 + (m0 * 3 + n0)] = s3;
+    let s2 = (0f + a0);
+    mem1[o2 + (m0 * 3 + n0)] = s2;
   }
 }
-fn k2(w: i32, lid: i32) {
-  let o0 = at[1].w;
-  let o1 = at[2].x;
-  let o2 = at[2].y;
-  let o3 = at[2].z;
+fn k1(w: i32, lid: i32) {
+  let o0 = at[0].w;
+  let o1 = at[1].x;
+  let o2 = at[1].y;
   let row = w * 128 + lid;
   let lane = 0;
   if (row >= 6) { return; }
@@ -388,7 +409,7 @@ fn k2(w: i32, lid: i32) {
   let n0 = row % 3;
   var ta0 = 0f;
   {
-    for (var j = lane; j < 2; j += 1) {
+    for (var j = lane; j < 14; j += 1) {
       let k0 = j;
       let xa0 = (mem2[o0 + (m0 + k0 * 2)] * mem0[o1 + (n0 + k0 * 3)]);
       ta0 = (ta0 + xa0);
@@ -396,21 +417,20 @@ fn k2(w: i32, lid: i32) {
   }
   let a0 = ta0;
   if (row < 6 && lane == 0) {
-    let s3 = (mem0[o2 + (m0 * 3 + n0)] + a0);
-    mem0[o3 + (m0 * 3 + n0)] = s3;
+    let s2 = (0f + a0);
+    mem1[o2 + (m0 * 3 + n0)] = s2;
   }
 }
-fn k3(w: i32, lid: i32) {
-  let o0 = at[2].w;
-  let o1 = at[3].x;
-  let o2 = at[3].y;
+fn k2(w: i32, lid: i32) {
+  let o0 = at[1].z;
+  let o1 = at[1].w;
   let row = w * 128 + lid;
   let lane = 0;
   if (row >= 3) { return; }
   let i0 = row;
   var ta0 = 0f;
   {
-    for (var j = lane; j < 2; j += 1) {
+    for (var j = lane; j < 14; j += 1) {
       let j0 = j;
       let xa0 = mem0[o0 + (i0 + j0 * 3)];
       ta0 = (ta0 + xa0);
@@ -418,113 +438,50 @@ fn k3(w: i32, lid: i32) {
   }
   let a0 = ta0;
   if (row < 3 && lane == 0) {
-    let s2 = (mem0[o1 + i0] + a0);
-    mem0[o2 + i0] = s2;
+    let s1 = (0f + a0);
+    mem1[o1 + i0] = s1;
   }
 }
-@compute @workgroup_size(128)
-fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) lid: u32) {
-  let w = i32(wid.x + wid.y * 32768u);
-  if (w >= 0 && w < 1) { k0(w - 0, i32(lid)); }
-  if (w >= 1 && w < 2) { k1(w - 1, i32(lid)); }
-  if (w >= 2 && w < 3) { k2(w - 2, i32(lid)); }
-  if (w >= 3 && w < 4) { k3(w - 3, i32(lid)); }
+fn k3(w: i32, lid: i32) {
+  let o0 = at[2].x;
+  let o1 = at[2].y;
+  let row = w * 128 + lid;
+  let lane = 0;
+  if (row >= 3) { return; }
+  let i0 = row;
+  var ta0 = 0f;
+  {
+    for (var j = lane; j < 7; j += 1) {
+      let j0 = j;
+      let xa0 = mem0[o0 + (i0 + j0 * 3)];
+      ta0 = (ta0 + xa0);
+    }
+  }
+  let a0 = ta0;
+  if (row < 3 && lane == 0) {
+    let s1 = (0f + a0);
+    mem1[o1 + i0] = s1;
+  }
 }
-
-// 7: sum+div+where | copy | copy | copy | copy | copy | copy
-@group(0) @binding(0) var<storage, read> mem0: array<f32, 353>;
-@group(0) @binding(1) var<storage, read> mem1: array<f32, 45>;
-@group(0) @binding(2) var<storage, read> mem2: array<i32, 1>;
-@group(0) @binding(3) var<storage, read_write> mem3: array<f32, 1>;
-@group(0) @binding(4) var<storage, read_write> mem4: array<f32>;
-@group(0) @binding(5) var<storage, read_write> mem5: array<f32, 22>;
-@group(0) @binding(6) var<storage, read_write> mem6: array<f32, 2>;
-@group(1) @binding(0) var<uniform> at: array<vec4<i32>, 5>;
-var<private> inf_bits: u32 = 0x7f800000u;
-fn div_(a: f32, b: f32) -> f32 {
-  let s = select(1.0, 0.0625, abs(b) > 8.5e37);
-  return (a * s) / (b * s);
-}
-fn k0(w: i32, lid: i32) {
-  let o0 = at[0].x;
-  let o1 = at[0].y;
-  let o2 = at[0].z;
-  let o3 = at[0].w;
-  let o4 = at[1].x;
-  let o5 = at[1].y;
+fn k4(w: i32, lid: i32) {
+  let o0 = at[2].z;
+  let o1 = at[2].w;
   let row = w * 128 + lid;
   let lane = 0;
   if (row >= 1) { return; }
   var ta0 = 0f;
   {
-    for (var j = lane; j < 14; j += 1) {
+    for (var j = lane; j < 7; j += 1) {
       let j0 = j;
-      let xa0 = ((mem0[o0 + j0] - mem1[o1 + j0]) * (mem0[o0 + j0] - mem1[o1 + j0]));
+      let xa0 = mem0[o0 + j0];
       ta0 = (ta0 + xa0);
     }
   }
   let a0 = ta0;
-  let v0 = div_(a0, 14f);
   if (row < 1 && lane == 0) {
-    let s4 = v0;
-    let s5 = select(mem0[o3 + 0], bitcast<f32>(inf_bits), (((bitcast<u32>(v0) & 0x7f800000u) == 0x7f800000u) || (!(mem2[o2 + 0] == 0))));
-    mem3[o4 + 0] = s4;
-    mem4[o5 + 0] = s5;
+    let s1 = (0f + a0);
+    mem1[o1 + 0] = s1;
   }
-}
-fn k1(w: i32, lid: i32) {
-  let o0 = at[1].z;
-  let o1 = at[1].w;
-  let e = w * 128 + lid;
-  if (e >= 9) { return; }
-  let i0 = e;
-  let s1 = mem0[o0 + i0];
-  mem5[o1 + i0] = s1;
-}
-fn k2(w: i32, lid: i32) {
-  let o0 = at[2].x;
-  let o1 = at[2].y;
-  let e = w * 128 + lid;
-  if (e >= 6) { return; }
-  let i0 = e;
-  let s1 = mem0[o0 + i0];
-  mem5[o1 + i0] = s1;
-}
-fn k3(w: i32, lid: i32) {
-  let o0 = at[2].z;
-  let o1 = at[2].w;
-  let e = w * 128 + lid;
-  if (e >= 3) { return; }
-  let i0 = e;
-  let s1 = mem0[o0 + i0];
-  mem5[o1 + i0] = s1;
-}
-fn k4(w: i32, lid: i32) {
-  let o0 = at[3].x;
-  let o1 = at[3].y;
-  let e = w * 128 + lid;
-  if (e >= 3) { return; }
-  let i0 = e;
-  let s1 = mem0[o0 + i0];
-  mem5[o1 + i0] = s1;
-}
-fn k5(w: i32, lid: i32) {
-  let o0 = at[3].z;
-  let o1 = at[3].w;
-  let e = w * 128 + lid;
-  if (e >= 2) { return; }
-  let i0 = e;
-  let s1 = mem0[o0 + (i0 + 1)];
-  mem6[o1 + i0] = s1;
-}
-fn k6(w: i32, lid: i32) {
-  let o0 = at[4].x;
-  let o1 = at[4].y;
-  let e = w * 128 + lid;
-  if (e >= 1) { return; }
-  let i0 = e;
-  let s1 = mem0[o0 + 0];
-  mem5[o1 + 0] = s1;
 }
 @compute @workgroup_size(128)
 fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) lid: u32) {
@@ -534,15 +491,13 @@ fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) 
   if (w >= 2 && w < 3) { k2(w - 2, i32(lid)); }
   if (w >= 3 && w < 4) { k3(w - 3, i32(lid)); }
   if (w >= 4 && w < 5) { k4(w - 4, i32(lid)); }
-  if (w >= 5 && w < 6) { k5(w - 5, i32(lid)); }
-  if (w >= 6 && w < 7) { k6(w - 6, i32(lid)); }
 }
 
-// 8: add+sum+where
+// 7: add+sum+where
 @group(0) @binding(0) var<storage, read> mem0: array<f32, 45>;
 @group(0) @binding(1) var<storage, read_write> mem1: array<f32, 22>;
 @group(0) @binding(2) var<storage, read> mem2: array<f32, 22>;
-@group(0) @binding(3) var<storage, read> mem3: array<f32>;
+@group(0) @binding(3) var<storage, read> mem3: array<f32, 289>;
 @group(0) @binding(4) var<storage, read_write> mem4: array<f32, 22>;
 @group(0) @binding(5) var<storage, read_write> mem5: array<i32, 1>;
 @group(1) @binding(0) var<uniform> at: array<vec4<i32>, 3>;

@@ -14,6 +14,7 @@ from tracegrad.dtypes import TensorType
 from tracegrad.ir import Graph
 from tracegrad.kernels.storage import Storage, analyse
 from tracegrad.passes.expand import expand_composites
+from tracegrad.passes.lift import out_of_loops
 from tracegrad.passes.place import place_results, settled
 from tracegrad.passes.recompute import recompute
 from tracegrad.passes.scans import Pass, everywhere
@@ -46,9 +47,10 @@ def make_program(
 def optimize(graph: Graph, watch: Watch | None = None, whole: bool = False) -> Storage:
     """All passes, in order: what is left are primitives whose results have a place; and what of them is stored.
 
-    whole: no sum is split. Parts of one lie before the axes of its result, and so before a batch that calls choose.
+    whole: no sum is split, and none leaves its loop. Parts of one lie before the axes of its result, and so before a
+           batch that calls choose; so do the values of all iterations.
     """
-    split = () if whole else (of_roots(split_long), of_roots(simplify))
+    split = () if whole else (lift, of_roots(split_long), of_roots(simplify))
     passes: tuple[Callable[[Graph], Graph], ...] = (
         of_roots(expand_composites),
         of_roots(simplify),
@@ -63,6 +65,11 @@ def optimize(graph: Graph, watch: Watch | None = None, whole: bool = False) -> S
     if watch is not None and storage.graph is not graph:
         watch.graph("after recompute", storage.graph)
     return storage
+
+
+def lift(graph: Graph) -> Graph:
+    """Out of loops what need not be in them."""
+    return graph.with_roots(out_of_loops(graph.roots))
 
 
 def of_roots(run: Pass) -> Callable[[Graph], Graph]:

@@ -22,7 +22,7 @@ def in_bodies(roots: Sequence[Tensor], run: Pass) -> list[Tensor]:
         body: Body = t.attrs["body"]
         return bind(t.prim, *inputs, **{**t.attrs, "body": body.with_roots(list(run(body.roots)))})
 
-    return rewrite(roots, rule) if _any(roots) else list(roots)
+    return rewrite(roots, rule) if any_scan(roots) else list(roots)
 
 
 def everywhere(roots: Sequence[Tensor], run: Pass) -> list[Tensor]:
@@ -33,7 +33,7 @@ def everywhere(roots: Sequence[Tensor], run: Pass) -> list[Tensor]:
 def only_asked(roots: Sequence[Tensor]) -> list[Tensor]:
     """Every scan without the results, carries and inputs that nothing needs."""
     roots = without_idle_waits(roots)
-    if not _any(roots):
+    if not any_scan(roots):
         return roots
     roots = everywhere(roots, without_empty)  # which would be asked for, and read
     asked: dict[int, set[int]] = {}
@@ -77,5 +77,6 @@ def _trimmed(body: Body, asked: set[int]) -> tuple[tuple[Body, dict[int, int]], 
     return (trimmed, {k: place for place, k in enumerate((*carries, *each))}), inputs
 
 
-def _any(roots: Sequence[Tensor]) -> bool:
+def any_scan(roots: Sequence[Tensor]) -> bool:
+    """Is there a scan in the graph?"""
     return any(t.prim.family == "scan" for t in toposort(roots))

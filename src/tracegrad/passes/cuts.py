@@ -1,0 +1,82 @@
+"""Where values of a loop's body can be cut off, to be computed outside of it from what the loop stores."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+from tracegrad.inlining import computed_once
+from tracegrad.ir import Tensor, toposort
+
+PRODUCTS = ("product", "scatter")  # what is worth it: many small ones become a large one
+INSIDE = ("scan", "item")  # a loop in the loop: all of its runs at once would take the memory of all
+NOTHING = frozenset[int]()
+
+
+class Cut(NamedTuple):
+    """Serials of the nodes `at` which values are cut off, of those that are not stored yet, and of the products on the
+    way; `inner` ones are read by others."""
+
+    at: frozenset[int] = NOTHING
+    new: frozenset[int] = NOTHING
+    products: frozenset[int] = NOTHING
+    inner: frozenset[int] = NOTHING
+
+    @property
+    def extra(self) -> frozenset[int]:
+        """What is stored besides, all iterations of it."""
+        return self.new | self.inner
+
+    @property
+    def sinks(self) -> bool:
+        """Is it better computed outside?"""
+        return bool(self.products) or not self.at
+
+
+class Cuts:
+    """Of the values of one body.
+
+    live:    what the next iteration needs, so that the loop computes whatever is on the way to it.
+    """
+
+    def __init__(self, live: Sequence[Tensor], roots: Sequence[Tensor], carries: Sequence[Tensor]) -> None:
+        order = toposort(roots)
+        self.nodes = {t.serial: t for t in order}
+        self.stored: dict[int, Tensor] = {}
+        self.live = {t.serial for t in (*toposort(live), *carries)}
+        self.once = computed_once(order)
+        self.bound = {t.serial for t in (*carries, *[t for t in order if t.prim.family in INSIDE])}
+        for t in order:
+            if any(x.serial in self.bound for x in t.inputs):
+                self.bound.add(t.serial)
+
+    def store(self, values: Iterable[Tensor]) -> None:
+        """Their values of all iterations will be there."""
+        self.stored |= {t.serial: t for t in values}
+
+    def of(self, roots: Sequence[Tensor]) -> Cut:
+        """Where to cut off what `roots` are computed from."""
+        found: dict[int, Cut] = {}
+        for t in toposort(roots):
+            found[t.serial] = self._of(t, _union([found[x.serial] for x in t.inputs]))
+        return _union([found[t.serial] for t in roots])
+
+    def _of(self, t: Tensor, behind: Cut) -> Cut:
+        """`behind`: where all its inputs are cut off."""
+        own, family = frozenset([t.serial]), t.prim.family
+        if t.serial in self.stored:
+            return Cut(own)
+        if t.serial in self.once and family != "leaf":
+            return Cut(own, own)
+        if t.serial not in self.bound:
+            return behind
+        if family == "view" and len(t.inputs) == 1:
+            return behind
+        if family in PRODUCTS and t.serial not in self.live:
+            return Cut(behind.at, behind.new, behind.products | own, behind.inner | behind.products)
+        less = not behind.products and t.size < sum(self.nodes[serial].size for serial in behind.new)
+        return Cut(own, own) if less or t.serial in self.live or family in (*INSIDE, "view") else behind
+
+
+def _union(cuts: Sequence[Cut]) -> Cut:
+    return Cut(*[frozenset[int]().union(*part) for part in zip(*cuts)]) if cuts else Cut()

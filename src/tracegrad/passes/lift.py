@@ -1,0 +1,229 @@
+"""What a scan need not do one iteration after the other leaves the loop, and is done for all iterations at once.
+
+before the loop:  what no iteration changes, transposing a weight included; products and folds of elements alone, such
+                  as x_t @ W
+after the loop:   products that no later iteration needs, such as the outputs of a recurrent layer, and sums over all
+                  iterations, such as the gradients of weights: sum_t a_t^T @ b_t is one product
+
+What they need of the loop is stored, a value for each iteration, if that is little or not much more than the scan
+stores anyway.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import NamedTuple
+
+from tracegrad import ambient
+from tracegrad.inlining import computed_once
+from tracegrad.ir import Tensor, bind, graft, rewrite, toposort
+from tracegrad.passes.cuts import INSIDE, PRODUCTS, Cuts
+from tracegrad.passes.scans import any_scan, everywhere, in_bodies, only_asked
+from tracegrad.passes.simplify import simplify
+from tracegrad.passes.sums import Outside, summed
+from tracegrad.prims.elementwise import COPY
+from tracegrad.prims.views import PERMUTE, broadcast_to
+from tracegrad.transforms.forwards import batches
+from tracegrad.transforms.loops import SCAN, Body, inner_leaf, item
+from tracegrad.tuning import LIFTED_BYTES, LIFTED_TIMES
+
+WORD = 4  # bytes of a value
+
+
+def out_of_loops(roots: Sequence[Tensor]) -> list[Tensor]:
+    """Lift what can be lifted out of every scan, the inner ones first."""
+    if not any_scan(roots):
+        return list(roots)
+    roots = in_bodies(roots, out_of_loops)
+    asked: dict[int, set[int]] = {}
+    for t in toposort(roots):
+        if t.prim.family == "item":
+            asked.setdefault(id(t.inputs[0].attrs["body"]), set()).add(t.attrs["index"])
+    results: dict[int, dict[int, Tensor]] = {}  # serial of a scan -> what its items have become
+
+    def rule(t: Tensor, inputs: tuple[Tensor, ...]) -> Tensor | None:
+        if t.prim.family == "scan":
+            results[t.serial] = _Loop(t, sorted(asked[id(t.attrs["body"])])).results()
+        return results[inputs[0].serial][t.attrs["index"]] if t.prim.family == "item" else None
+
+    return everywhere(only_asked(rewrite(roots, rule)), simplify)
+
+
+class Sum(NamedTuple):
+    """A carry to which every iteration adds `terms`, and of which only the last value is wanted."""
+
+    carry: int
+    terms: tuple[Tensor, ...]
+
+
+@dataclass(slots=True)
+class _Loop:
+    """One scan on its way to another."""
+
+    scan: Tensor
+    asked: list[int]  # indices of its items
+    roots: list[Tensor] = field(init=False)
+    xs: dict[Tensor, Tensor] = field(init=False)  # leaf of the body -> what it goes along
+    consts: dict[Tensor, Tensor] = field(init=False)  # leaf of the body -> what it is
+
+    def __post_init__(self) -> None:
+        body: Body = self.scan.attrs["body"]
+        n, m = len(body.new), len(body.new) + len(body.xs)
+        self.roots = list(body.roots)
+        self.xs = dict(zip(body.xs, self.scan.inputs[n:m]))
+        self.consts = dict(zip(body.consts, self.scan.inputs[m:]))
+
+    @property
+    def carries(self) -> tuple[Tensor, ...]:
+        return self.scan.attrs["body"].carries
+
+    @property
+    def length(self) -> int:
+        return self.scan.attrs["length"]
+
+    def results(self) -> dict[int, Tensor]:
+        """What each item that is asked for becomes."""
+        with ambient.rewriting() as here:
+            here.site = self.scan.site
+            self.hoist_shared()
+            self.hoist_transposed()
+            self.hoist_elements()
+            return self.rebuilt()
+
+    def behind(self, leaves: Iterable[Tensor]) -> set[int]:
+        """Serials of all in the body that depends on some of its nodes."""
+        found = {t.serial for t in leaves}
+        for t in toposort(self.roots):
+            if any(x.serial in found for x in t.inputs):
+                found.add(t.serial)
+        return found
+
+    def inside(self) -> list[Tensor]:
+        """The loops in the body."""
+        return [t for t in toposort(self.roots) if t.prim.family in INSIDE]
+
+    def hoist_shared(self) -> None:
+        """What depends on no iteration is computed once; unless it is a view, or made of constants."""
+        varying, shared = self.behind([*self.carries, *self.xs]), self.behind(self.consts)
+        new: dict[int, Tensor] = {}
+        seen: set[int] = set()
+        stack = list(self.roots)
+        while stack:
+            t = stack.pop()
+            if t.serial in seen:
+                continue
+            seen.add(t.serial)
+            if t.serial in varying or t.serial not in shared or t.prim.family in ("leaf", "view", "scan"):
+                stack.extend(t.inputs)
+            else:
+                leaf = new[t.serial] = inner_leaf("const", t.type)
+                self.consts[leaf] = self.around(t)
+        self.roots = graft(self.roots, new)
+
+    def hoist_transposed(self) -> None:
+        """What no iteration changes and a product reads across its rows is laid out anew, once: else each product
+        packs it."""
+        varying = self.behind([*self.carries, *self.xs])
+        new: dict[int, Tensor] = {}
+        for t in toposort(self.roots):
+            for x in t.inputs if t.prim.family == "product" else ():
+                across = x.prim is PERMUTE and x.attrs["axes"][-1] != x.ndim - 1
+                if across and x.serial not in varying and x.serial not in new:
+                    leaf = new[x.serial] = inner_leaf("const", x.type)
+                    self.consts[leaf] = bind(COPY, self.around(x))
+        self.roots = graft(self.roots, new)
+
+    def hoist_elements(self) -> None:
+        """Products and folds of elements are computed for all iterations before the first."""
+        order = toposort(self.roots)
+        free = self.behind(self.xs) - self.behind([*self.carries, *self.inside()])
+        once = computed_once(order)
+        kept = {self.roots[k].serial for k in self.asked}
+        new: dict[int, Tensor] = {}
+        for t in order:
+            if t.serial in free and (t.prim.family in (*PRODUCTS, "fold") or t.serial in once):
+                held = sum(x.size for x in toposort([t]) if x in self.xs)
+                if t.serial in kept or self.fits(t.size, held):
+                    new[t.serial] = inner_leaf("x", t.type)
+                    self.xs[new[t.serial]] = self.stacked(t, {})
+        self.roots = graft(self.roots, new)
+
+    def fits(self, size: int, held: int) -> bool:
+        """May so many more elements be stored in each iteration? `held`: what is stored anyway."""
+        return WORD * self.length * size <= max(LIFTED_BYTES, LIFTED_TIMES * WORD * self.length * held)
+
+    def around(self, t: Tensor) -> Tensor:
+        """`t`, which no iteration changes, outside of the loop."""
+        return graft([t], {leaf.serial: x for leaf, x in self.consts.items()})[0]
+
+    def stacked(self, t: Tensor, given: dict[Tensor, Tensor]) -> Tensor:
+        """The values of `t` in all iterations, outside of the loop. `given`: those that the loop gives."""
+        known = self.xs | given
+        many = known[t] if t in known else batches([t], known, self.length)[0]
+        return broadcast_to(self.around(t), (self.length, *t.shape)) if many is None else self.around(many)
+
+    def sums(self) -> list[Sum]:
+        """The carries that are sums."""
+        n = len(self.carries)
+        readers: dict[int, int] = {}
+        read = [x for t in toposort(self.roots) for x in t.inputs]
+        for x in (*read, *[self.roots[k] for k in {*range(n), *self.asked}]):
+            readers[x.serial] = readers.get(x.serial, 0) + 1
+        found: list[Sum] = []
+        for k, leaf in enumerate(self.carries):
+            behind = self.behind([leaf])
+            t, terms = self.roots[k], list[Tensor]()
+            while t is not leaf and t.prim.name == "add" and readers[t.serial] == 1:
+                a, b = t.inputs if t.inputs[0].serial in behind else t.inputs[::-1]
+                if b.serial in behind:
+                    break
+                terms.append(b)
+                t = a
+            if t is leaf and terms and readers[leaf.serial] == 1:
+                found.append(Sum(k, tuple(terms)))
+        return found
+
+    def rebuilt(self) -> dict[int, Tensor]:
+        """Bind the scan without its sinks, and those behind it."""
+        n = len(self.carries)
+        sums = self.sums()
+        added = {s.carry for s in sums}
+        cuts = Cuts([self.roots[k] for k in range(n) if k not in added], self.roots, self.carries)
+        values = [k for k in self.asked if k >= n]
+        cuts.store([self.roots[k] for k in values if self.roots[k].serial in cuts.live])
+        kept = {k for k in values if not cuts.of([self.roots[k]]).sinks}
+        cuts.store([self.roots[k] for k in kept])
+        kept |= {k for k in values if k not in kept and not self.sink(cuts, [self.roots[k]])}
+        moved = [s for s in sums if cuts.of(s.terms).products and self.sink(cuts, s.terms)]
+        cuts.store([self.roots[k] for k in kept])
+        moved += [s for s in sums if s not in moved and cuts.of(s.terms).at <= cuts.stored.keys()]
+        gone = {s.carry for s in moved}
+        left = [k for k in range(n) if k not in gone]
+        each = [t for t in cuts.stored.values() if t not in self.xs]
+        body = Body(
+            tuple([self.carries[k] for k in left]), (*self.xs,), (*self.consts,), tuple([self.roots[k] for k in left]),
+            tuple(each),
+        )  # fmt: skip
+        inputs = [*(self.scan.inputs[k] for k in left), *self.xs.values(), *self.consts.values()]
+        scan = bind(SCAN, *inputs, **{**self.scan.attrs, "body": body})
+        given = {t: item(scan, len(left) + k) for k, t in enumerate(each)}
+        results = {k: item(scan, place) for place, k in enumerate(left)}
+        outside = Outside(
+            self.length, partial(self.stacked, given=given), self.around, self.behind([*self.carries, *self.xs])
+        )
+        for s in moved:
+            results[s.carry] = self.scan.inputs[s.carry]
+            for t in s.terms:
+                results[s.carry] = results[s.carry] + summed(t, outside)
+        return results | {k: self.stacked(self.roots[k], given) for k in values}
+
+    def sink(self, cuts: Cuts, roots: Sequence[Tensor]) -> bool:
+        """Compute `roots` outside of the loop, if what that needs of it may be stored."""
+        cut = cuts.of(roots)
+        held = sum(t.size for t in (*self.xs, *cuts.stored.values()))
+        if not self.fits(sum(t.size for s, t in cuts.nodes.items() if s in cut.extra), held):
+            return False
+        cuts.store([cuts.nodes[serial] for serial in sorted(cut.at)])
+        return True
