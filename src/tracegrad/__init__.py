@@ -1,7 +1,7 @@
 """tracegrad: train small models anywhere, from Python.
 
-Write a model as a tree of parameters and a loss as a plain function; `compile` makes one Program of the whole training
-step and runs it on any vendor's GPU through WebGPU, or on the CPU.
+Write a model as a tree of parameters and a loss as a plain function. `compile` makes one Program of the whole training
+step, and runs it on any vendor's GPU through WebGPU, or on the CPU.
 """
 
 import sys

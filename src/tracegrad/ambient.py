@@ -29,7 +29,7 @@ class Trace:
         self.counters: dict[str, Tensor] = {}
         self.hypers: dict[str, float] = {}  # tg.hyper values and their defaults
         self.writes: dict[str, Tensor] = {}  # new values of the model's states, by `state/<path>`
-        # by a metric's serial, how batches are joined and from what; None where nobody asks
+        # by a metric's serial, how batches are joined and from what; None where it is not needed
         self.measured: dict[int, tuple[str, tuple[Tensor, ...]]] | None = None
         self.random_sites = 0
         # the place in each batch that `vmap` runs over, and the number of the iteration in each `scan`

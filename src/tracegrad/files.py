@@ -28,7 +28,7 @@ ABANDONED_AFTER = 3600.0  # seconds since the last write to a partial file, wher
 WITHOUT_WAITING, NO_LINKS = getattr(os, "O_NONBLOCK", 0), getattr(os, "O_NOFOLLOW", 0)
 NO_LOCKS = (errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS, errno.EINVAL)  # what file systems without locks answer
 
-# Windows has no such module; a browser's locks hold nobody off, and it has one process
+# Windows has no such module; a browser's locks exclude no one, and it has one process
 WITHOUT_LOCKS = os.name != "posix" or sys.platform == "emscripten"
 fcntl: Any = None if WITHOUT_LOCKS else importlib.import_module("fcntl")
 

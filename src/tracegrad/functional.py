@@ -45,7 +45,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 def at_once(fn: F) -> F:
     """`fn`, which makes nodes, as a function that also works on values outside any trace.
 
-    Of arrays it gives arrays; of eager tensors, also those that `fn` closes over, eager tensors, through which
+    Of arrays it gives arrays; of eager tensors, also tensors that `fn` closes over, eager tensors, through which
     `backward` passes. The one seam between graphs and values. Random ops go on with the stream of eager ones.
     """
 

@@ -123,9 +123,7 @@ def _header(f: BufferedReader, size: int) -> tuple[list[Entry], dict[str, str], 
         raise InputError(f"{size} bytes are too short for the header's length")
     length = int.from_bytes(f.read(8), "little")
     if length > min(MAX_HEADER, size - 8):
-        raise InputError(
-            f"the header is said to have {length} bytes, the file has {size}; at most {MAX_HEADER} are read"
-        )
+        raise InputError(f"the header claims {length} bytes, the file has {size}; at most {MAX_HEADER} are read")
     text = f.read(length)
     if not text.startswith(b"{"):
         raise InputError("the header does not begin with {")

@@ -169,7 +169,7 @@ def is_one_of_several(array: str) -> bool:
 def source_of(
     launch: Launch, binding_of: Sequence[int], bindings: tuple[Binding, ...], aligned: Sequence[bool]
 ) -> KernelSource:
-    """One launch in every language; each is spelled when it is asked for."""
+    """One launch in every language; each is spelled when it is first requested."""
     kernels, tilings = launch.kernels, launch.tilings
     bound = BoundLaunch(kernels, tilings, binding_of, bindings, aligned)
     hosted = replace(bound, kernels=launch.sized) if launch.sized else bound  # devices get smaller grids instead

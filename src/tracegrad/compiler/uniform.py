@@ -1,6 +1,6 @@
 """Do two sizes of a batch give one program? A graph, and a plan, made at both, compared number by number.
 
-What a size decides differs between the two; what must be equal is all the rest. Nothing is said of ops here: a mean
+What a size decides differs between the two; what must be equal is all the rest. No op is named here: a mean
 over the batch shows as a factor that differs, a flip as an index, a Python loop over rows as more nodes.
 """
 

@@ -13,7 +13,7 @@ Array = Any
 
 
 class CopyPool:
-    """Copies whose memory is used again once nobody has them, nor any view of them. For any thread.
+    """Copies whose memory is used again once no reference is left to them, nor any view of them. For any thread.
 
     Python knows: an array counts as one user of the array whose memory it has. To watch for the end of a user instead
     would take as long as all else that is done with one of a few hundred kilobytes.

@@ -17,7 +17,7 @@ Turns = Generator[Any, None, None]  # each gives what to wait for: a batch of th
 
 
 def beside(fn: Callable[[], T]) -> Callable[[], T]:
-    """Call `fn` on another thread, in a tab when the result is asked for: what waits for it and gives it."""
+    """Call `fn` on another thread, in a tab when the result is requested: what waits for it and gives it."""
     return fn if tab.IN_TAB else in_background(fn).result
 
 
@@ -33,7 +33,7 @@ class ThreadDrive:
     ) -> None:
         """Begin to run `turns` until they end.
 
-        lock:  an RLock, held by whoever calls `wake`.
+        lock:  an RLock, held by the caller of `wake`.
         idle:  is there nothing to do now?
         died:  called with what ended the thread before the turns did.
         """

@@ -177,7 +177,7 @@ class Pending(NoArray, Generic[T]):
     """Work under way. `result()` or `await` gives Completed, Aborted or Failed; the shortcuts wait too.
 
     `loss`, `aux`, `captures`, `losses`, `step` and `output` wait, then raise the error of a `Failed`, and
-    `tg.AbortedError` for an `Aborted`. A `Failed` that nobody looked at is reported once through `warnings`.
+    `tg.AbortedError` for an `Aborted`. A `Failed` that is never looked at is reported once through `warnings`.
 
     >>> infer = tg.compile_forward(model=nn.Linear(2, 1), forward=lambda m, x: m(x), inputs={"x": (1, 2)}, seed=0)
     >>> infer.run(x=[[1.0, 2.0]]).result(timeout=60).output.shape
@@ -338,7 +338,7 @@ class Pending(NoArray, Generic[T]):
         return self._completed().captures
 
     def resolve(self, result: T) -> None:
-        """Set the result, once; later calls change nothing. For whoever does the work."""
+        """Set the result, once; later calls change nothing. For the code that does the work."""
         with _SETTLING:
             if not self._done:
                 self._unseen = _Unseen(self._what, result.error) if isinstance(result, Failed) else None
@@ -379,7 +379,7 @@ class Pending(NoArray, Generic[T]):
 
 
 class _Unseen:
-    """What warns of a Failed at which nobody looked. Only these have a finalizer: an interrupt could be lost in it."""
+    """Warns of a Failed that was never looked at. Only these have a finalizer: an interrupt could be lost in it."""
 
     __slots__ = ("error", "seen", "what")
 
@@ -418,7 +418,7 @@ def _wake(loop: Any, future: Any) -> None:
 
     try:
         loop.call_soon_threadsafe(finish)
-    except RuntimeError:  # the loop was closed while the work ran: nobody waits any more
+    except RuntimeError:  # the loop was closed while the work ran: no one waits any more
         if not loop.is_closed():
             raise
 

@@ -216,7 +216,7 @@ class OwnParameters:
     """
 
     knobs = Knobs(Rate(as_schedule(0.0)), {})  # no hyperparameter was set
-    unset = False  # are the parameters those of a seed that nobody has chosen? Then its first run warns
+    unset = False  # are the parameters those of a seed that the user did not choose? Then its first run warns
 
     def __init__(self, model: Any, seed: int, session_factory: Callable[[], Callable[[], Session]]):
         self.model, self.seed = model, seed

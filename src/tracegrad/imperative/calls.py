@@ -98,7 +98,7 @@ def is_array(a: Any) -> bool:
 
 
 def is_number(a: Any) -> bool:
-    """Is `a` a number, whoever made it?"""
+    """Is `a` a number, of Python or NumPy?"""
     kind = kind_of(a)
     scalar = issubclass(kind, np.generic) or (kind is np.ndarray and not a.shape)
     return kind in NUMBERS or (scalar and a.dtype.kind in "fiu")

@@ -88,7 +88,7 @@ class Plan:
         wrt = [k for k, source in enumerate(sources) if source.owner]
         writer, results, fresh = self.recorded(wrt)
         given = ", ".join(parameters)
-        # Where results are new memory, nobody minds what becomes of the user's arrays
+        # Where results are new memory, later changes of the user's arrays do no harm
         takes = [None if fresh and not wrt and s.take is np.ndarray.copy else s.take for s in sources]
         writer.lines[:0] = [
             f"x{k} = {s.text if take is None else f'take{k}({s.text})'}"

@@ -370,7 +370,7 @@ _new = cast("Callable[[type[GradTensor]], GradTensor]", object.__new__)
 
 
 def wrap(array: Array, spec: Any) -> GradTensor:
-    """A tensor with a value that nobody changes, and no history."""
+    """A tensor with a value that never changes, and no history."""
     t = _new(GradTensor)
     t._array = array
     t._spec = spec

@@ -110,7 +110,7 @@ class Slot:
 class Limit:
     """Of a product's points, only those with `low` <= `high` count: names of two of its coordinates m, n and k.
 
-    All others add zero or, if the two are m and n, belong to results that nobody reads.
+    All others add zero or, if the two are m and n, belong to results without readers.
     """
 
     low: str

@@ -1,11 +1,11 @@
-"""What masks hide: which half of a tensor is exact zeros, and which half nobody reads.
+"""What masks hide: which half of a tensor is exact zeros, and which half is never read.
 
 The *half* (row, column) of a tensor are its elements whose coordinate along axis `column` is larger than that along
 `row`; causal attention hides it with the last two axes. A comparison of two coordinates says where a mask holds. So a
 half of `where(mask, x, 0)` is zeros, and remains so through views and where nothing can make NaN of it; and the same
 half of `x` is unread, if every way from it to a result leads through such a choice.
 
-Products leave out what adds zeros and what nobody reads (`left_out`).
+Products leave out what adds zeros and what is never read (`left_out`).
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Dynamic loss scaling, so that gradients keep within the range of half precision while they are passed on.
 
 The gradient of scale * loss is computed, and divided by the scale in f32 before anything else is done with it. A step
-whose gradients overflow all the same is *skipped*: it updates nothing and halves the scale. After 2000 steps without an
+whose gradients still overflow is *skipped*: it updates nothing and halves the scale. After 2000 steps without an
 overflow the scale is doubled. Scales are powers of two, so that scaling rounds nothing. This is torch.amp.GradScaler
 (Micikevicius et al. 2018, section 3.2), but for the first scale, half of PyTorch's, and bounds, which it has not.
 """

@@ -54,8 +54,8 @@ class Transform:
     hyper:  first values of the hyperparameters that `update` asks `host.hyper` or `host.complement` for.
     ranges: values that a hyperparameter takes, by name; one without a range takes any number that is finite in f32.
     bounds: `update` on magnitudes, f32[] each: given numbers that no |element| of g, p and the state exceeds, such
-            numbers for what `update` gives. May be far too large, and infinite. While they are finite, nobody looks
-            at elements. None: the device looks at all new values of each step, in one more dispatch.
+            numbers for what `update` gives. May be far too large, and infinite. While they are finite, the device
+            does not look at elements. None: the device looks at all new values of each step, in one more dispatch.
 
     A step that would make a parameter or a state infinite or NaN fails, and changes nothing.
 

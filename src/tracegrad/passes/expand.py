@@ -10,7 +10,7 @@ from tracegrad.passes.scans import in_bodies, only_asked
 
 
 def expand_composites(roots: Sequence[Tensor]) -> list[Tensor]:
-    """A graph of primitives only, without what nobody asks of a scan. A composite may expand to other composites.
+    """A graph of primitives only, without unread outputs of a scan. A composite may expand to other composites.
 
     Once more after that: what a composite has besides its expansion, such as a rule to compute it again, is gone.
     """

@@ -34,7 +34,7 @@ def place_results(graph: Graph) -> Graph:
     def rule(t: Tensor, inputs: tuple[Tensor, ...]) -> Tensor | None:
         if t.prim.family == "pack":
             return rebind(t, [own(x) for x in inputs])
-        if t.prim.family == "scan":  # it writes over the first values of its carries, so they are nobody else's
+        if t.prim.family == "scan":  # it writes over the first values of its carries, so no other value lies there
             carries = len(t.attrs["body"].carries)
             return rebind(t, [*(bind(COPY, x) for x in inputs[:carries]), *map(in_memory, inputs[carries:])])
         return None

@@ -35,7 +35,7 @@ def simplify(roots: Sequence[Tensor]) -> list[Tensor]:
 def without_idle_waits(roots: Sequence[Tensor]) -> list[Tensor]:
     """barrier(x, y, z), nothing reading z  ->  barrier(x, y); without anything to wait for, x.
 
-    A recomputation waits for the value that it computes again. Where only the gradient of that value is asked for,
+    A recomputation waits for the value that it computes again. Where only the gradient of that value is needed,
     nothing reads the value itself, and no kernel is to compute it.
     """
     order = toposort(roots)

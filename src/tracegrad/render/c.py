@@ -31,7 +31,7 @@ def library_source(texts: Iterable[str]) -> str:
 
 
 class _Expressions(Emitter):
-    """Values in C, with wide indices. What guards hide is loaded all the same, and then made 0 by its bits.
+    """Values in C, with wide indices. A guarded value is loaded in any case, and then made 0 by its bits.
 
     sizes: of each slot. last: the axis of the innermost loop.
     """
@@ -316,7 +316,7 @@ class Function:
 
 
 def at_once(lanes: int, lines: Sequence[Statement]) -> Block:
-    """What all lanes do together. A compiler sees that in 32 bits, and computes addresses in 64 all the same."""
+    """What all lanes do together. A compiler sees that in 32 bits, and still computes addresses in 64."""
     return Block(f"for (int l = 0; l < {lanes}; l++)", lines)
 
 

@@ -217,7 +217,7 @@ class _Writer:
 
 
 def is_vector(p: Product) -> bool:
-    """Is an operand one row or one column? A fold reads the other just as fast, as it lies."""
+    """Is an operand one row or one column? A fold reads the other just as fast in place."""
     return min(points(p.m), points(p.n)) == 1
 
 

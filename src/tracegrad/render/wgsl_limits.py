@@ -26,7 +26,7 @@ class Span:
         return [f"let k_part = batch / {points(p.batch) // p.parts};"] if p.part else []
 
     def unread(self) -> list[str]:
-        """Leave, if nobody reads any of the results: a whole workgroup leaves, or none of its threads."""
+        """Leave, if none of the results is read: a whole workgroup leaves, or none of its threads."""
         apart = [x for x in self.limits if x.of_results]
         return [f"if (first_{x.low} >= first_{x.high} + {self.size(x.high)}) {{ return; }}" for x in apart]
 

@@ -141,8 +141,8 @@ class Rows:
     def tree(self, f: Fold) -> list[str]:
         """Combine the lanes of each row through workgroup memory: lanes half of all apart first, neighbours last.
 
-        In two steps, as every barrier costs more than a few sums. The second is every lane's own, so nobody has to be
-        told; and it has memory of its own, so the next fold need not wait.
+        In two steps, as every barrier costs more than a few sums. The second is every lane's own, so no lane has to
+        be told; and it has memory of its own, so the next fold need not wait.
         """
         t, acc = self.tiling, f"t{f.local}"
         shared = {"f32": "sf", "i32": "si", "u32": "su"}[f.value.dtype.name]

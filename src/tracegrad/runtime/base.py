@@ -90,7 +90,7 @@ class Session(Protocol):
     """
 
     ahead: int  # batches worth having under way before the outputs of the first are read
-    batch_seconds: float  # that one batch should take: whoever waits for a run waits for all of its batch
+    batch_seconds: float  # that one batch should take: a wait for a run is a wait for all of its batch
 
     @property
     def door(self) -> Door | None:

@@ -65,7 +65,7 @@ class Batch:
 class BrowserSession:
     """The browser's WebGPU device; `runtime.base.Session` has the meaning of each method.
 
-    Without stack switching `load` cannot wait: what is wrong with device or program is said by the first run.
+    Without stack switching `load` cannot wait: the first run reports what is wrong with device or program.
     """
 
     def __init__(self) -> None:

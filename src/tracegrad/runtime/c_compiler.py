@@ -2,7 +2,7 @@
 
 A library is found again by what decides its bytes: source, compiler, flags and processor. It lies in a directory that
 only this user may write, under a name that contains the hash of its contents, and what does not fit its name is never
-loaded. It is written under another name first: whoever looks sees all of it or nothing.
+loaded. It is written under another name first: a reader sees all of it or nothing.
 
 The libraries of the directory take at most MOST_BYTES: after a compilation those used longest ago are deleted. Another
 process may have them open, which keeps them; one that was about to load them compiles them anew.
@@ -179,7 +179,7 @@ def digest(path: Path) -> str:
 
 
 def find(folder: Path, key: str) -> Path | None:
-    """The library of that key, if it is what its name says and nobody else could have written it."""
+    """The library of that key, if it is what its name says and no other user could have written it."""
     for path in folder.glob(f"{key}-*.so"):
         with contextlib.suppress(FileNotFoundError):  # another process deletes it
             if is_own(path) and path.stem == f"{key}-{digest(path)}":

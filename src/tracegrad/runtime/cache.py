@@ -20,7 +20,7 @@ WITHOUT_OWNERS = not hasattr(os, "getuid")  # Windows: a profile's folder is pri
 
 
 def is_own(path: Path) -> bool:
-    """Is it this user's, writable by nobody else, and no link?"""
+    """Is it this user's, writable by no other user, and no link?"""
     found = path.lstat()
     if WITHOUT_OWNERS:
         return not path.is_symlink()
@@ -89,7 +89,7 @@ def _is_private_group(number: int) -> bool:
 
 
 def put(path: Path, data: bytes) -> None:
-    """Write a file there: all of it or nothing, whoever else writes at the same time."""
+    """Write a file there: all of it or nothing, even if another process writes at the same time."""
     import tempfile
 
     handle, name = tempfile.mkstemp(dir=path.parent, prefix="new-")

@@ -30,6 +30,6 @@ def declare_what_occurs(parser: Any) -> None:
         try:
             return parse(text)
         finally:
-            parser._declarations = everything  # cffi parses types under a lock: nobody saw the other
+            parser._declarations = everything  # cffi parses types under a lock: no thread saw the other
 
     parser.parse_type = parse_type

@@ -98,7 +98,7 @@ class CpuSession:
         return cpu_info(self._compiler, self._failed)
 
     def load(self, program: Program, like: int | None = None) -> int:
-        """Allocate what is new, and begin to compile: whoever needs the kernels waits for them."""
+        """Allocate what is new, and begin to compile: the first run waits for the kernels."""
         self._check_open()
         self._next += 1
         if like is not None:

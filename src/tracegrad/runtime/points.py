@@ -141,7 +141,7 @@ class Points:
         return combine.reduce(values, axis=1, keepdims=True).astype(values.dtype)
 
     def counted(self, p: Product) -> Array:
-        """Which points of the rows are summed. Results that nobody reads do not count."""
+        """Which points of the rows are summed. Results without readers do not count."""
         sides = {"m": self.flat(p.m), "n": self.flat(p.n), "k": self.row}
         out = np.ones((1, 1), bool)
         for limit in p.limits:

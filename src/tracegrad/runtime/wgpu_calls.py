@@ -331,7 +331,7 @@ class DirectCalls:
 
 
 class LogTap(logging.Handler):
-    """Keeps wgpu's last messages for errors, and Python from printing them where nobody set up logging."""
+    """Keeps wgpu's last messages for errors, and Python from printing them where logging is not set up."""
 
     def __init__(self) -> None:
         super().__init__()

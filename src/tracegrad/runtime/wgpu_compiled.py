@@ -261,7 +261,7 @@ class CompiledCalls(DirectCalls):
         self._sender = POINTER(sender)
         self._sending: _Commands | None = None  # that it may be at
         self._end = weakref.finalize(self, library.end_sender, self._sender)  # also if this is dropped
-        self._end.atexit = False  # whoever uses it then closes it
+        self._end.atexit = False  # the user of it then closes it
 
     def prepare(self, launches: Sequence[BoundDispatch]) -> Any:
         """An array of C's, and what keeps its handles alive."""

@@ -75,7 +75,7 @@ def remat(fn: Callable[..., Any]) -> Callable[..., Any]:
     fn:       of any arguments; it may close over tensors, and gradients flow to these too. It is called once: what is
               computed again is its graph, with the same random numbers.
     Returns:  what `fn` returns. Values and gradients are the same to the last bit.
-    Cost:     one more forward of `fn`, for each f32 result whose gradient is asked for.
+    Cost:     one more forward of `fn`, for each f32 result whose gradient is requested.
 
     Chen et al. 2016. As jax.remat and torch.utils.checkpoint. `tg.checkpoint` is another name of it.
 
