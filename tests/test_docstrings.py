@@ -33,7 +33,9 @@ PARTS = {
     "dtypes": re.compile(r"f32|i32|u32|bool|dtype"),
     "shapes": re.compile(r"shape|rank|ax[ei]s|\["),
 }
-SOURCE = re.compile(r"\b(1[89]|20)\d\d\b|https?://|NumPy|numpy\.|PyTorch|torch\.|\bJAX\b|jax\.|Optax|et al\.")
+SOURCE = re.compile(
+    r"\b(1[89]|20)\d\d\b|https?://|NumPy|numpy\.|PyTorch|torch(metrics)?\.|\bJAX\b|jax\.|sklearn\.|Optax|et al\."
+)
 # What is made by others, or of this project alone, has no source
 OWN = {
     "tg.Parameter", "tg.summary", "nn.Module", "nn.Sequential", "nn.as_states", "nn.bound", "nn.decays",

@@ -60,7 +60,7 @@ def accuracy(logits: Any, targets: Any) -> Tensor:
     Raises:  ShapeError if the shapes do not fit; DTypeError if a dtype does not.
 
     As sklearn.metrics.accuracy_score of the classes chosen.
-    As torchmetrics' accuracy of PyTorch.
+    As torchmetrics.functional.accuracy.
 
     >>> import tracegrad as tg
     >>> tg.metrics.accuracy(tg.tensor([[0.1, 0.9], [0.8, 0.2]]), [1, 1])
@@ -81,7 +81,7 @@ def top_k_accuracy(logits: Any, targets: Any, k: int = 5) -> Tensor:
     Raises:  ShapeError if the shapes do not fit or k < 1; DTypeError if a dtype does not fit.
 
     As sklearn.metrics.top_k_accuracy_score, which counts the last ones of equal scores.
-    As torchmetrics' accuracy of PyTorch with top_k.
+    As torchmetrics.functional.accuracy with top_k.
 
     >>> metrics.top_k_accuracy([[3.0, 2.0, 1.0]], np.array([1], np.int32), k=2)
     tensor(1.)
@@ -109,7 +109,7 @@ def confusion_matrix(predictions: Any, targets: Any, n: int) -> Tensor:
     Raises:               ShapeError if the shapes differ; DTypeError if one is not i32.
 
     As sklearn.metrics.confusion_matrix(targets, predictions).
-    As sklearn.metrics.confusion_matrix, which NumPy users know.
+    As sklearn.metrics.confusion_matrix.
 
     >>> import tracegrad as tg
     >>> tg.metrics.confusion_matrix([0, 1, 1], [0, 0, 1], 2)
@@ -156,7 +156,7 @@ def r2_score(prediction: Any, target: Any) -> Tensor:
     Raises:             ShapeError if the shapes differ; DTypeError if the dtypes do.
 
     As sklearn.metrics.r2_score of one output.
-    As sklearn.metrics.r2_score, which NumPy users know.
+    As sklearn.metrics.r2_score.
 
     >>> metrics.r2_score([1.0, 2.0, 3.0], [1.0, 2.0, 4.0])
     tensor(0.78571427)

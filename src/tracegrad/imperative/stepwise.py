@@ -38,8 +38,8 @@ def eager(forward: Callable[..., Any], model: Any, /, **inputs: Any) -> Any:
     """Run a forward or loss line by line on values, as Python runs any function: print, step and break where you like.
 
     forward: called as `tg.compile` calls it, forward(m, **inputs), with eager tensors.
-    model:   a tree of modules, whose parameters are drawn from `tg.manual_seed`'s seed; one that `tg.instantiate`
-             gave; or a training or compiled forward: then the parameters are its current ones, and random numbers
+    model:   a tree of modules, whose parameters are drawn from `tg.manual_seed`'s seed; one that `tg.instantiate` gave;
+             or a training or compiled forward. Of these, the parameters are the current ones, and random numbers are
              those of a training's next step.
     inputs:  arrays, eager tensors, nested lists or numbers; integers are i32.
     Returns: what `forward` returns. Of a loss, `backward()` fills the gradients of an instantiated model.

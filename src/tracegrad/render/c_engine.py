@@ -1,7 +1,8 @@
 """What runs the functions of a program, in C: a list of calls, each split over the threads there are.
 
 The parts of a call are taken one by one, by the caller too: where other work keeps the helpers from running, it does
-all by itself, and it waits only for a part that another thread computes. A result is the same whichever thread computes it.
+all by itself, and it waits only for a part that another thread computes. A result is the same
+whichever thread computes it.
 """
 
 from __future__ import annotations

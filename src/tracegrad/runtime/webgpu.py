@@ -17,7 +17,7 @@ def devices() -> list[DeviceInfo]:
 
 
 def begin(device: str) -> Callable[[], Session | None]:
-    """Look for an adapter. The import comes first because the caller compiles next, and the import would wait for that."""
+    """Look for an adapter. The import comes first: the caller compiles next, and the import would wait."""
     if IN_TAB:
         return BrowserSession
     need_numpy(device)
