@@ -1,8 +1,8 @@
 """Groups of parameters with hyperparameters of their own: values that the host sets, as all others.
 
 What the first group has in the place of `weight_decay` is the hyperparameter "weight_decay@0". A group's "lr@0" is a
-factor on the schedule. An update rule gets, for a name that a group overrides, an array with a value for each element. It is a
-choice by position, which costs the kernel a comparison for each run of neighbours that share a value.
+factor on the schedule. An update rule gets, for a name that a group overrides, an array with a value for each element.
+It is a choice by position, which costs the kernel a comparison for each run of neighbours that share a value.
 """
 
 from __future__ import annotations

@@ -349,8 +349,9 @@ class CompiledTraining(HasStates):
         """Change hyperparameters from the next `step` on: `weight_decay`, `beta1`, ... and those of `tg.hyper`.
 
         loss: of several losses, whose values.
-        `groups={"backbone.*": {"lr": 0.01}}` sets those of groups. Nothing is compiled, with two exceptions: a group's value that is new, and a weight_decay, momentum or
-        clip_grad_norm that was off so far. `set` then compiles the step once more, and training goes on. `clip_grad_norm=None` switches it off.
+        `groups={"backbone.*": {"lr": 0.01}}` sets those of groups. Nothing is compiled, with two exceptions: a group's
+        value that is new, and a weight_decay, momentum or clip_grad_norm that was off so far. `set` then compiles the
+        step once more, and training goes on. `clip_grad_norm=None` switches it off.
         Raises: InputError for unknown names and values out of range; nothing is changed then.
 
         >>> train.set(momentum=0.5)
@@ -439,8 +440,8 @@ class CompiledTraining(HasStates):
                       parameter's gradient, "%12" as `print(train.graph)` numbers nodes, or a node of `train.graph`.
         loss:         of several losses, whose step.
         Returns:      text to print. `.values` has an entry for each value that the node was compiled to: its rule, its
-                      dispatches, the values of the same kernel, its place and lifetime, and your line. It says, too, what
-                      refused to merge the value with each neighbour.
+                      dispatches, the values of the same kernel, its place and lifetime, and your line. It says, too,
+                      what refused to merge the value with each neighbour.
         Raises:       MissingNameError for an unknown name, with the nearest one.
 
         >>> "loss" in str(train.why("loss"))

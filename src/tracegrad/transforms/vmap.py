@@ -34,8 +34,9 @@ def vmap(fn: Callable[..., Any], in_axes: Axes = 0, out_axes: Axes = 0) -> Calla
 
     fn:       of tensors, arrays, numbers, and trees of them, such as a model inside its forward.
     in_axes:  the axis of the elements in each argument: an integer for all, or a tuple with one entry an argument. An
-              entry is an integer, None for an argument that is the same for all, or a container of these. The entries are for the arguments in the order of the signature, however they are passed; an
-              argument that can only be passed by its name has the axis at 0.
+              entry is an integer, None for an argument that is the same for all, or a container of these. The entries
+              are for the arguments in the order of the signature, however they are passed; an argument that can only be
+              passed by its name has the axis at 0.
     out_axes: where that axis goes in the result: an integer, or a container like the result. None for a result that is
               the same for all, which then has no such axis.
     Returns:  what `fn` returns, each leaf with the axis.
