@@ -86,11 +86,10 @@ class CompiledForward(HasStates):
         """One forward, queued; inputs by keyword, in one dict, or both.
 
         patches: {"attn.0": array} or {"attn.0": (mask, array)}: values that stand in for those of `tg.patch` sites, in
-                 this run only. Both broadcast to the site's shape, so that 0.0 blanks a site; where the mask, of bool,
-                 is False the site keeps its own values. The first run with patches (of each choice of sizes)
-                 compiles a second program, once. That takes as
-        long as the first did, and the program has memory of its own. Any later choice of sites and values uses it. Runs
-        without patches execute a program without patch
+                 this run only. Both broadcast to the site's shape, so that 0.0 blanks a site. Where the mask, of bool,
+                 is False the site keeps its own values. The first run with patches (of each choice of sizes) compiles
+                 a second program, once. That takes as long as the first did, and the program has memory of its own.
+                 Any later choice of sites and values uses it. Runs without patches execute a program without patch
                  sites, so that sites cost them nothing.
 
         Never raises for what happens while executing: bad inputs, and what compiling for a new size raises, come back
