@@ -20,11 +20,13 @@ COPIES = "source"  # files of the repository that pages link to lie here, as tex
 
 
 def on_config(config: Any) -> Any:
-    """List the pages of the reference and of the cookbook in the navigation."""
+    """List the pages of the reference and of the cookbook in the navigation; below Guide, pages that nothing lists."""
+    listed = str(config.nav)
     recipes = sorted((HOME / "docs" / "cookbook").glob("*.md"))
     pages = {
         "Reference": [*(f"reference/{s.slug}.md" for s in reference.SECTIONS), "reference/pytorch.md"],
         "Cookbook": [f"cookbook/{p.name}" for p in recipes if p.name != "index.md"],
+        "Guide": [p.name for p in sorted((HOME / "docs").glob("*.md")) if f"'{p.name}'" not in listed],
     }
     for entry in config.nav:
         for title, more in pages.items():

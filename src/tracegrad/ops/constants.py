@@ -197,7 +197,7 @@ def meshgrid(*xs: Operand, indexing: str = "xy") -> tuple[Tensor, ...]:
 def linspace(start: float, stop: float, num: int = 50) -> Tensor:
     """`num` evenly spaced f32 values from `start` to `stop`, both included; computed in double precision.
 
-    f32, shape (n,). No gradient. Raises ShapeError if n is negative. As numpy.linspace and torch.linspace.
+    f32[num]. No gradient. Raises ShapeError if `num` is negative. As numpy.linspace and torch.linspace.
 
     >>> tg.linspace(0.0, 1.0, 3)
     tensor([0. , 0.5, 1. ])
