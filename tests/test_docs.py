@@ -10,6 +10,7 @@ import importlib.util
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -83,17 +84,23 @@ def recurrent() -> dict[str, Any]:
     return {"m": Cell, "batch": 2, "width": width, "xs": np.ones((5, 2, width), np.float32)}
 
 
-SETUPS = {"guide.md": classifier, "profiling.md": classifier, "browser.md": sine, "scan.md": recurrent}
+# Pages that are not here take a classifier for granted
+SETUPS: dict[str, Callable[[], dict[str, Any]]] = {
+    "index.md": dict,
+    "tutorial.md": dict,
+    "browser.md": sine,
+    "scan.md": recurrent,
+}
 PAGES = sorted(p.name for p in DOCS.glob("*.md") if p.name not in ELSEWHERE and blocks(p.read_text(encoding="utf-8")))
 
 
 @pytest.mark.parametrize("name", PAGES)
 def test_the_code_of_a_page_runs(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TRACEGRAD_DEVICE", "cpu")
-    names = basics() | SETUPS.get(name, dict)()
+    names = basics() | SETUPS.get(name, classifier)()
     for block in blocks((DOCS / name).read_text(encoding="utf-8")):
         if block.note == "anew":
-            names = basics() | SETUPS.get(name, dict)()
+            names = basics() | SETUPS.get(name, classifier)()
         if block.note != "not-run":
             try:
                 run(block.code, f"{Path(name).stem}_{block.line}", tmp_path, monkeypatch, names)
