@@ -66,6 +66,25 @@ def test_a_page_writes_states_and_its_checkpoints_hold_them(tab: Tab, tmp_path: 
         same(safetensors.read(tmp_path / "python").tensors, _read(tab, tmp_path))
         np.testing.assert_allclose(tab.steps(batch[4:5]), [train.step(batch[4]).loss], rtol=1e-5)
         assert states(tab, tmp_path)["n"] == 71
+        found = tab.run("return Object.fromEntries(Object.entries(await train.states()).map("
+                        "([n, x]) => [n, [x.dtype, x.shape, Array.from(x.data)]]));")  # fmt: skip
+        for name, x in states(tab, tmp_path).items():
+            kind, shape, data = found.pop(name)
+            np.testing.assert_array_equal(np.array(data).reshape(shape).astype(x.dtype), x, err_msg=name)
+            assert kind in ("f32", "i32", "u32", "bool")
+        assert not found
+        before = states(tab, tmp_path)
+        refused = """try { await train.setStates(a[0], a[1]); } catch (e) { return [e.name, e.message]; }"""
+        for record, strict, said in (
+            ({"n": 1, "nothing": 2}, False, "nothing: unknown"),
+            ({"n": 1}, True, "missing"),
+            ({"n": 1, "mean": [1.0, 2.0]}, False, "mean: expected f32"),
+        ):
+            name, message = tab.run(refused, record, {"strict": strict})
+            assert name == "InputError" and message.startswith("setStates: nothing was written") and said in message
+        same(before, states(tab, tmp_path))
+        tab.run("await train.setStates({ n: 71, mean: Float32Array.from([4, 5, 6]) });")
+        assert states(tab, tmp_path)["mean"].tolist() == [4, 5, 6]
         tab.run("await train.reset({ params: false });")
         assert states(tab, tmp_path)["n"] == 71
         tab.run("await train.reset();")

@@ -112,6 +112,10 @@ export interface RemoteTraining {
   reset(what?: { params?: boolean; optimizer?: boolean; seed?: number }): Promise<void>;
   uploadParams(record: Inputs, options?: { strict?: boolean }): Promise<void>;
   downloadParams(): Promise<Record<string, NDArray>>;
+  /** States of the model by name: running means, target networks, caches. */
+  states(): Promise<Record<string, NDArray>>;
+  /** InputError naming every problem; nothing was written then. `strict`: every state must be there. */
+  setStates(record: Inputs, options?: { strict?: boolean }): Promise<void>;
   saveCheckpoint(): Promise<Uint8Array>;
   loadCheckpoint(bytes: ArrayBuffer | Uint8Array): Promise<void>;
   /** What is under way resolves as aborted. */
@@ -158,6 +162,10 @@ export class Training implements Omit<RemoteTraining, "info" | "stepCount" | "lr
   reset(what?: { params?: boolean; optimizer?: boolean; seed?: number }): Promise<void>;
   uploadParams(record: Inputs, options?: { strict?: boolean }): Promise<void>;
   downloadParams(): Promise<Record<string, NDArray>>;
+  /** States of the model by name: running means, target networks, caches. */
+  states(): Promise<Record<string, NDArray>>;
+  /** InputError naming every problem; nothing was written then. `strict`: every state must be there. */
+  setStates(record: Inputs, options?: { strict?: boolean }): Promise<void>;
   saveCheckpoint(): Promise<Uint8Array>;
   loadCheckpoint(bytes: ArrayBuffer | Uint8Array): Promise<void>;
   destroy(): void;

@@ -8,7 +8,7 @@ import { Training, aborted, failed, unfinished } from "./training.js";
 
 export { Training, readManifest, serve };
 
-const METHODS = "setData setLR lrMetric set freeze unfreeze reset uploadParams downloadParams saveCheckpoint loadCheckpoint".split(" ");
+const METHODS = "setData setLR lrMetric set freeze unfreeze reset uploadParams downloadParams states setStates saveCheckpoint loadCheckpoint".split(" ");
 const ANSWERED = ["step", "runSteps"]; // resolve to a result whatever happens
 
 /** {ok, adapter} or {ok: false, message}, the message saying in plain words what is missing and what to do. */

@@ -13,6 +13,7 @@ import { DRAWN, UNIT, bound, notFinite, tried } from "./trial.js";
 import { loadVerified } from "./verify.js";
 
 const COUNT = "data.count"; // the hot value by which a program that draws its batch knows how many examples there are
+const STATE = "state/"; // before the path of a state of the model
 const MOST_EXAMPLES = 2 ** 24; // that a draw in f32 can tell apart
 const HALTED = "halted"; // by which the device skips what is queued behind a step that was not applied
 
@@ -209,6 +210,25 @@ export class Training {
   /** Parameters by name, {dtype, shape, data} each. */
   downloadParams() {
     return this.#queue.alone(async () => Object.fromEntries(await this.session.download(this.program, this.program.params)));
+  }
+
+  /** States of the model by name, {dtype, shape, data} each. */
+  states() {
+    return this.#queue.alone(async () => Object.fromEntries(await this.session.download(this.program, this.#states)));
+  }
+
+  /** Overwrite states by name. InputError naming every problem; nothing was written then. */
+  async setStates(record, { strict = false } = {}) {
+    const fields = this.#states, what = "setStates: nothing was written";
+    const values = checkInputs(strict ? fields : fields.filter((f) => Object.hasOwn(record, f.name)), record, what);
+    within(what, () => checkFinite(fields, values));
+    await this.#queue.alone(async () => this.session.upload(this.program, fields, values));
+  }
+
+  /** Where the model's states lie, by path. */
+  get #states() {
+    const own = this.program.states.filter((f) => f.name.startsWith(STATE));
+    return own.map((f) => ({ ...f, name: f.name.slice(STATE.length), spec: { ...f.spec, trainable: false } })); // may be infinite
   }
 
   /** The bytes of a checkpoint, which Python's `train.load` reads. */
