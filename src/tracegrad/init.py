@@ -130,7 +130,7 @@ class Randn(Gaussian):
 
 
 class Normal(Gaussian):
-    """Normal numbers of mean `mean` and standard deviation `std`. PyTorch's normal_.
+    """Normal numbers of mean `mean` and standard deviation `std`.
 
     As torch.nn.init.normal_.
 
@@ -205,7 +205,7 @@ class Kaiming(Gaussian):
 class Lecun(Gaussian):
     """Normal numbers of deviation 1 / sqrt(fan_in), for layers before tanh or selu (LeCun et al. 1998).
 
-    As jax.nn.initializers.lecun_normal without truncation (LeCun et al. 1998).
+    As jax.nn.initializers.lecun_normal without truncation.
 
     >>> layer = nn.Linear(3, 4, init=init.lecun())
     """

@@ -180,7 +180,7 @@ class Warmup(Schedule):
 
 @dataclass(frozen=True)
 class Staircase(Schedule):
-    """`peak`, multiplied by `gamma` after each `every` steps: peak * gamma^floor((s - 1) / every), PyTorch's StepLR.
+    """`peak`, multiplied by `gamma` after each `every` steps: peak * gamma^floor((s - 1) / every).
 
     As torch.optim.lr_scheduler.StepLR.
 
@@ -203,7 +203,7 @@ class Staircase(Schedule):
 
 @dataclass(frozen=True)
 class MultiStep(Schedule):
-    """`peak`, multiplied by `gamma` from step m + 1 on for each m of `milestones`, PyTorch's MultiStepLR.
+    """`peak`, multiplied by `gamma` from step m + 1 on for each m of `milestones`.
 
     As torch.optim.lr_scheduler.MultiStepLR.
 
@@ -231,7 +231,7 @@ class MultiStep(Schedule):
 
 @dataclass(frozen=True)
 class Exponential(Schedule):
-    """peak * gamma^(s - 1), PyTorch's ExponentialLR.
+    """peak * gamma^(s - 1).
 
     As torch.optim.lr_scheduler.ExponentialLR.
 

@@ -16,8 +16,6 @@ from tracegrad.prims.elementwise import where
 def scale_by_trust_ratio() -> Transform:
     """g norm(p) / norm(g), each parameter for itself; g itself where one of the norms is 0 (You et al. 2020).
 
-    You et al. 2020.
-
     >>> optimizer = optim.custom(optim.chain(optim.scale_by_adam(), optim.scale_by_trust_ratio()), lr=1e-3)
     """
 

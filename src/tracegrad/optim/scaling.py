@@ -105,8 +105,6 @@ def scale_by_adam(beta1: float = 0.9, beta2: float = 0.999, eps: float = 1e-8) -
 def scale_by_lion(beta1: float = 0.9, beta2: float = 0.99) -> Transform:
     """sign(beta1 m + (1 - beta1) g), then m <- beta2 m + (1 - beta2) g (Chen et al. 2023, algorithm 2).
 
-    Chen et al. 2023.
-
     >>> optimizer = optim.custom(optim.scale_by_lion(), lr=1e-4)
     """
 
