@@ -67,15 +67,17 @@ def device() -> Iterator[Any]:
     session.close()
 
 
-@pytest.fixture(params=["numpy", "c", "webgpu"])
+@pytest.fixture(params=["numpy", "c", "webgpu", "jax"])
 def device_name(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """The `device` of a training, once for each runtime: NumPy kernels, C kernels, and WebGPU."""
+    """The `device` of a training, once for each runtime: NumPy kernels, C kernels, WebGPU, and JAX."""
     if request.param == "webgpu":
         request.getfixturevalue("webgpu")
     monkeypatch.setenv(VARIABLE, "off" if request.param == "numpy" else "")
     if request.param == "c" and compiler_named("") is None:
         pytest.skip("no C compiler")
-    return "webgpu" if request.param == "webgpu" else "cpu"
+    if request.param == "jax":
+        pytest.importorskip("jax", reason="JAX is not installed")
+    return request.param if request.param in ("webgpu", "jax") else "cpu"
 
 
 def refuse_skip(report: Any) -> None:

@@ -203,6 +203,15 @@ def test_webgpu_trains_as_the_cpu_does(name: str, webgpu: None) -> None:
     assert_alike(got, want)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("name", JOBS)
+def test_jax_trains_as_the_cpu_does(name: str) -> None:
+    pytest.importorskip("jax", reason="JAX is not installed")
+    got, want = run(JOBS[name], "jax"), cpu_run(name)
+    assert same(got.first, want.first)
+    assert_alike(got, want)
+
+
 @pytest.mark.parametrize("nesterov", [False, True])
 def test_momentum_with_l2(nesterov: bool) -> None:
     job = JOBS["cnn"]
@@ -273,7 +282,7 @@ def test_dropout_is_the_same_on_every_device(webgpu: None) -> None:
     assert_alike(run(job, "webgpu", seed=7), run(job, "cpu", seed=7))
 
 
-@pytest.mark.parametrize("device", ["cpu", pytest.param("webgpu", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("device", ["cpu", *(pytest.param(d, marks=pytest.mark.slow) for d in ("webgpu", "jax"))])
 def test_a_checkpoint_resumes_bit_by_bit(device: str, tmp_path: Any, request: Any) -> None:
     if device == "webgpu":
         request.getfixturevalue("webgpu")
@@ -300,7 +309,7 @@ def everything(train: tg.CompiledTraining, path: Any) -> tuple[bytes, int]:
     return path.read_bytes(), train.store.stepper.counter
 
 
-@pytest.mark.parametrize("device", ["cpu", pytest.param("webgpu", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("device", ["cpu", *(pytest.param(d, marks=pytest.mark.slow) for d in ("webgpu", "jax"))])
 @pytest.mark.parametrize("what", ["loss", "gradient"])
 def test_a_step_that_is_not_finite_changes_no_bit(device: str, what: str, tmp_path: Any, request: Any) -> None:
     if device == "webgpu":

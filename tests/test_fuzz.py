@@ -81,6 +81,20 @@ def test_random_programs_under_jax(start: int) -> None:
     assert answered > JAX_BATCH / 4, "the others have ops that JAX lacks"
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("start", range(0, SEEDS, BATCH))
+def test_random_programs_on_xla(start: int) -> None:
+    pytest.importorskip("jax", reason="JAX is not installed")
+    agree([grow(s) for s in range(start, start + BATCH)], "xla")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("part", range(PARTS))
+def test_every_row_of_the_table_at_other_shapes_on_xla(part: int) -> None:
+    pytest.importorskip("jax", reason="JAX is not installed")
+    agree(row_programs(0)[part::PARTS], "xla")
+
+
 @pytest.mark.parametrize("name", CORPUS)
 def test_what_failed_once(name: str) -> None:
     agree([CORPUS[name]], *QUICK)

@@ -51,6 +51,7 @@ LATE = {
 SELDOM = {"subprocess", "tempfile", "concurrent.futures"}
 OPENED = {  # by a function, since calling compilers and drivers costs as much to load as a tenth of tracegrad
     ("runtime.webgpu", "tracegrad.runtime.native"),
+    ("runtime.jax", "tracegrad.runtime.jax_session"),
     ("export", "tracegrad.runtime.recorded"),
     ("runtime.browser", "tracegrad.runtime.recorded"),
     ("runtime.browser", "tracegrad.runtime.verify"),

@@ -407,9 +407,9 @@ def test_f32_knows_nothing_of_it() -> None:
 
 
 def test_other_names_are_refused() -> None:
-    with pytest.raises(tg.InputError, match="precision must be one of 'f32', 'f16', got 'f8'"):
+    with pytest.raises(tg.InputError, match="precision must be one of 'f32', 'f16', 'bf16', 'tf32', got 'f8'"):
         compiled(precision="f8")
-    with pytest.raises(tg.InputError, match="precision must be one of 'f32', 'f16', got 8"):
+    with pytest.raises(tg.InputError, match="precision must be one of 'f32', 'f16', 'bf16', 'tf32', got 8"):
         tg.compile_forward(model=Net(), forward=lambda m, x: m.l1(x), inputs={"x": (None, 4)}, precision=8)
 
 

@@ -166,7 +166,9 @@ def test_losses_and_parameters_are_pytorchs(name: str, device_name: str) -> None
         found = {**{k: v.numpy() for k, v in tg.to_torch(train).items()}, "losses": losses}
     assert found.keys() == true.keys()
     for key, want in true.items():
-        near = 8 * length(single[key] - want) + 2e-6 * length(want)
+        # XLA adds up one by one, PyTorch in pairs: the 3 200 signed terms of reinforce's loss nearly cancel
+        steps = 24 if device_name == "jax" else 8
+        near = steps * length(single[key] - want) + 2e-6 * length(want)
         assert length(found[key] - want) <= near, key
 
 

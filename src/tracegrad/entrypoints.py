@@ -56,11 +56,14 @@ def compile(
     params:    for several losses, what each of them trains: a pattern of names such as "D.*", a list of patterns, or a
                function of the name; all parameters where none is given. There is optimizer state for these only.
     seed:      of the initialisation and all randomness; drawn if None, see `train.seed`.
-    device:    "auto" (a GPU through WebGPU, else the CPU), "webgpu" or "cpu"; TRACEGRAD_DEVICE says what "auto" means.
+    device:    "auto" (a GPU through WebGPU, else the CPU), "webgpu", "cpu", or "jax", where XLA compiles the step
+               for the devices of JAX; TRACEGRAD_DEVICE says what "auto" means.
     keep_grads: make `download_grads` available.
     precision: "f32", or "f16": what kernels pass to each other is stored in half precision, which halves that memory
                and its traffic, and the loss is scaled so that gradients fit. Parameters, optimizer state, sums and the
-               loss stay f32. A step whose gradients overflow is skipped; see `CompletedStep.skipped`.
+               loss stay f32. A step whose gradients overflow is skipped; see `CompletedStep.skipped`. With
+               device="jax", precision is that of products: "f16" and "bf16" round their operands, and "tf32" allows it
+               to GPUs.
     frozen:    parameters that are not trained: a pattern of names such as "backbone.*", a list of patterns, or a
                function of the name. Their gradients are not computed. `train.freeze` can be undone.
     max_cached_shapes: programs kept where calls choose sizes, the latest used; one more choice drops the oldest.
@@ -115,7 +118,8 @@ def compile_forward(
               the result. Else there is one for each choice.
     max_cached_shapes: programs kept at a time, the latest used; one more size drops the oldest.
     seed, device: as for `compile`.
-    precision: "f32", or "f16": what kernels pass to each other is stored in half precision.
+    precision: "f32", or "f16": what kernels pass to each other is stored in half precision. "bf16" and "tf32" are for
+              device="jax", as in `compile`.
     writes:   it may write states of the model; `states` and `set_states` of the result read and write them.
     Raises:   InputError for inputs that are no types or that `forward` does not take, DeviceError. What is wrong
               inside of `forward` fails its first run.
@@ -234,7 +238,11 @@ def session_factory(device: str) -> Callable[[], Callable[[], Session]]:
 def begin_session(wanted: str, site: Site | None) -> Callable[[], Session]:
     """Begin to look for the device; what this gives opens it, on the session's own thread."""
     first, *others = RUNTIMES if wanted == "auto" else (wanted,)
-    return partial(open_session, runtime(first).begin(wanted), others, site)
+    try:
+        begun = runtime(first).begin(wanted)
+    except DeviceError as e:
+        raise type(e)(located(str(e), site)) from e
+    return partial(open_session, begun, others, site)
 
 
 def open_session(first: Callable[[], Session | None], others: Sequence[str], site: Site | None) -> Session:

@@ -33,6 +33,8 @@ class Primitive:
     array:  what it computes on arrays of the namespace `xp` (NumPy, jax.numpy): the name of a function of xp, an
             expression such as "~xp.isfinite({0})", or, where no renderer needs it, (xp, *arrays, **attrs) -> array.
             In that of a fold {keepdims} is True: its axes stay as 1
+    xla:    (x, node, *arrays) -> array: how JAX says it to XLA, where that is better than `array` or the expansion;
+            `x` is a `runtime.jax_graph.Xla`
     vjp:    (ct, y, *inputs, **attrs) -> one cotangent (or None) per input
     jvp:    (ts, y, *inputs, **attrs) -> the tangent of `y`; `ts` has a tangent, or None for zero, per input
     batch:  (n, y, *inputs, **attrs) -> `n` values of `y` along a new axis 0. Each input has that axis in front too, of
@@ -68,6 +70,7 @@ class Primitive:
     combine: str = ""
     identity: float | None = None
     cost: int = 1
+    xla: Callable[..., Any] | None = None
 
     @property
     def passes(self) -> bool:

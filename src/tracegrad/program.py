@@ -17,6 +17,7 @@ from typing import Any, cast
 
 from tracegrad.dtypes import DTYPES, STORED, TensorType
 from tracegrad.errors import InputError
+from tracegrad.ir import Graph
 from tracegrad.jsontext import parse, shown
 from tracegrad.kernels.form import Kernel
 from tracegrad.kernels.tiling import Reach, Tiling, grid_of
@@ -274,6 +275,8 @@ class Program:
     loops: tuple[Loop, ...] = ()  # in the order of their first dispatch, outer before inner
     capacity: int = field(default=0, repr=False, compare=False, metadata=LOCAL)  # the largest size of a run; 0: of one
     size: int = field(default=0, repr=False, compare=False, metadata=LOCAL)  # of runs
+    # what it was compiled from: a runtime with a compiler of its own needs no kernels
+    graph: Graph | None = field(default=None, repr=False, compare=False, metadata=LOCAL)
 
     def at(self, size: int) -> Program:
         """The same for runs of another size up to the capacity: texts, buffers and places stay."""

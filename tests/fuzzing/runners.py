@@ -286,6 +286,7 @@ RUNNERS = {
         Runner("numpy", on("cpu", "off"), trained_on("cpu", "off")),
         Runner("c", on("cpu"), trained_on("cpu"), lacks=lambda: "" if compiler_named("") else "there is no C compiler"),
         Runner("webgpu", on("webgpu"), trained_on("webgpu"), special=False, lacks=no_adapter),
+        Runner("xla", on("jax"), trained_on("jax"), special=False, lacks=lambda: no_package("jax")),
         Runner("torch", each(pytorch), trained_by_torch, oracle=True, special=False, lacks=lambda: no_package("torch")),
         Runner("jax", each(jax), oracle=True, special=False, lacks=lambda: no_package("jax")),
     )

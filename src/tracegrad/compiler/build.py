@@ -42,7 +42,7 @@ from tracegrad.states import STATE, StateTensor
 from tracegrad.transforms.grad import gradients
 
 SKIPPED = "skipped"  # the output by which it says that gradients overflowed in half precision, and changed nothing
-PRECISIONS = ("f32", "f16")
+PRECISIONS = ("f32", "f16", "bf16", "tf32")
 
 
 class Built(NamedTuple):

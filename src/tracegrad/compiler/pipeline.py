@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from functools import wraps
 from typing import Any
 
@@ -39,7 +40,7 @@ def make_program(
     """
     watch = Watch(graph)
     plan = make_plan(optimize(graph, watch), persistent, declared)
-    program = assemble(plan, persistent, specs, meta, results)
+    program = replace(assemble(plan, persistent, specs, meta, results), graph=graph)
     watch.program(program, [launch.kernels for _, launch in plan.dispatched()])
     return program
 

@@ -23,7 +23,7 @@ from tracegrad.errors import DeviceError, InputError
 from tracegrad.hypers import PREFIX
 from tracegrad.kernels.form import UnsizedError
 from tracegrad.program import Field
-from tracegrad.runtime.base import Session
+from tracegrad.runtime.base import Session, load_on
 from tracegrad.sites import PATCH
 from tracegrad.tuning import HANDED_OVER_FROM
 
@@ -63,7 +63,7 @@ class ForwardProgram:
         new = self.handle is None
         if self.handle is None:
             with blamed_lines(self.built.graph, self.built.program):
-                self.handle = session.load(self.built.program)
+                self.handle = load_on(session, self.built.program)
         store.write(session, self.built.program, new)
         return self.handle
 

@@ -10,7 +10,7 @@ from tracegrad.compiler.dispatches import blamed_lines
 from tracegrad.compiler.sizes import FreeSizes, Sizes
 from tracegrad.hypers import PREFIX
 from tracegrad.program import Field, Program
-from tracegrad.runtime.base import Session
+from tracegrad.runtime.base import Session, load_on
 
 UNLOADED = -1
 AUX, CAPTURE = "aux.", "capture."  # of output names
@@ -47,7 +47,7 @@ class StepProgram:
         """Its handle."""
         if self.handle == UNLOADED:
             with blamed_lines(self.built.graph, self.program):
-                self.handle = session.load(self.program)
+                self.handle = load_on(session, self.program)
         return self.handle
 
     def unload(self, session: Session) -> None:

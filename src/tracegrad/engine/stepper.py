@@ -19,7 +19,7 @@ from tracegrad.engine.knobs import Knobs, Rate
 from tracegrad.engine.step_programs import SizedPrograms, StepProgram
 from tracegrad.lr import as_schedule, restarted
 from tracegrad.program import DRAWN, Buffer, Program
-from tracegrad.runtime.base import Session, Timings
+from tracegrad.runtime.base import Session, Timings, load_on
 
 WORD = 2**32 - 1
 COPY_OF_PARAMS = "params"  # a Buffer.fill, and the name of the array it stands for
@@ -177,7 +177,7 @@ class Stepper:
         had = {b.name for b in self.program.buffers}
         before = bounds.known(session, self.program)
         with blamed_lines(built.graph, built.program):
-            new = session.load(built.program)
+            new = load_on(session, built.program)
         self.main.unload(session)
         self.main.take(built)
         self.source, self.main.handle = source, new

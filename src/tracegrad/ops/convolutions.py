@@ -176,15 +176,42 @@ def _conv_weight_batch(n: int, y: Tensor, x: Tensor, ct: Tensor, *, groups: int,
     return reshape(bind(y.prim, _abreast(x, n), _abreast(ct, n), groups=n * groups, **how), (n, *y.shape))
 
 
-def _bilinear(name: str, type: Any, expand: Any, vjp: Any, batch: Any = _conv_batch) -> Primitive:
-    return composite(name, type=type, expand=expand, vjp=vjp, jvp=multilinear, batch=batch)
+# XLA has convolutions of its own; the other two are their transposes in either operand
+def _conv_xla(x: Any, t: Tensor, image: Any, w: Any) -> Any:
+    how = t.attrs
+    y = x.lax.conv_general_dilated(
+        x.narrow(image),
+        x.narrow(w),
+        how["stride"],
+        [(p, p) for p in how["padding"]],
+        rhs_dilation=how["dilation"],
+        feature_group_count=how["groups"],
+    )
+    return y.astype(t.dtype.numpy)
+
+
+def _transpose_xla(x: Any, t: Tensor, ct: Any, w: Any) -> Any:
+    image = x.jax.ShapeDtypeStruct(t.shape, ct.dtype)
+    return x.jax.linear_transpose(lambda image: _conv_xla(x, t, image, w), image)(ct)[0]
+
+
+def _conv_weight_xla(x: Any, t: Tensor, image: Any, ct: Any) -> Any:
+    w = x.jax.ShapeDtypeStruct(t.shape, ct.dtype)
+    return x.jax.linear_transpose(lambda w: _conv_xla(x, t, image, w), w)(ct)[0]
+
+
+def _bilinear(name: str, type: Any, expand: Any, vjp: Any, xla: Any, batch: Any = _conv_batch) -> Primitive:
+    return composite(name, type=type, expand=expand, vjp=vjp, jvp=multilinear, batch=batch, xla=xla)
 
 
 # By the number of axes behind the channels
-CONV = {n: _bilinear(f"conv{n}d", _conv_type, _conv, _conv_vjp) for n in (2, 3)}
-CONV_TRANSPOSE = {n: _bilinear(f"conv_transpose{n}d", _transpose_type, _conv_transpose, _transpose_vjp) for n in (2, 3)}
+CONV = {n: _bilinear(f"conv{n}d", _conv_type, _conv, _conv_vjp, _conv_xla) for n in (2, 3)}
+CONV_TRANSPOSE = {
+    n: _bilinear(f"conv_transpose{n}d", _transpose_type, _conv_transpose, _transpose_vjp, _transpose_xla)
+    for n in (2, 3)
+}
 CONV_WEIGHT = {
-    n: _bilinear(name, _conv_weight_type, _conv_weight, _conv_weight_vjp, _conv_weight_batch)
+    n: _bilinear(name, _conv_weight_type, _conv_weight, _conv_weight_vjp, _conv_weight_xla, _conv_weight_batch)
     for n, name in ((2, "conv_weight"), (3, "conv_weight3d"))
 }
 

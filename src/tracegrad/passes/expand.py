@@ -2,30 +2,36 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from tracegrad.ir import Tensor, rewrite, toposort
 from tracegrad.passes.empty import of_nothing
 from tracegrad.passes.scans import in_bodies, only_asked
 
+Kept = Callable[[Tensor], bool]
 
-def expand_composites(roots: Sequence[Tensor]) -> list[Tensor]:
+
+def expand_composites(roots: Sequence[Tensor], kept: Kept = lambda t: False) -> list[Tensor]:
     """A graph of primitives only, without unread outputs of a scan. A composite may expand to other composites.
 
     Once more after that: what a composite has besides its expansion, such as a rule to compute it again, is gone.
+    kept: composites that stay, because who runs the graph knows them.
     """
-    return only_asked(_expanded(only_asked(roots)))
+    return only_asked(_expanded(only_asked(roots), kept))
 
 
-def _expanded(roots: Sequence[Tensor]) -> list[Tensor]:
-    while any(t.prim.expand is not None for t in toposort(roots)):
-        roots = rewrite(roots, _rule)
-    return in_bodies(roots, _expanded)
+def _expanded(roots: Sequence[Tensor], kept: Kept) -> list[Tensor]:
+    while any(_expands(t, kept) for t in toposort(roots)):
+        roots = rewrite(roots, lambda t, inputs: _expansion(t, inputs) if _expands(t, kept) else None)
+    return in_bodies(roots, lambda inner: _expanded(inner, kept))
 
 
-def _rule(t: Tensor, inputs: tuple[Tensor, ...]) -> Tensor | None:
-    if t.prim.expand is None:
-        return None
+def _expands(t: Tensor, kept: Kept) -> bool:
+    return t.prim.expand is not None and (t.size == 0 or not kept(t))
+
+
+def _expansion(t: Tensor, inputs: tuple[Tensor, ...]) -> Tensor | None:
+    assert t.prim.expand is not None
     if t.size == 0:
         return of_nothing(t, inputs)
     expanded = t.prim.expand(*inputs, **t.attrs)

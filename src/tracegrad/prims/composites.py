@@ -20,11 +20,13 @@ def composite(
     jvp: Any = None,
     batch: Any = None,
     indexes: Callable[..., tuple[int, int, int | None]] | None = None,
+    xla: Callable[..., Any] | None = None,
 ) -> Primitive:
     """Register one composite: bound as one node, differentiated by `vjp`, then replaced by `expand`.
 
     jvp, batch: only where the expansion's own would be worse, or would choose otherwise than `vjp` at a kink.
+    xla: where XLA knows the whole better than its expansion.
 
     >>> double = extend.composite("doc_double", type=lambda x: x, expand=lambda x: x + x)
     """
-    return register(Primitive(name, "composite", type, None, vjp, jvp, batch, expand=expand, indexes=indexes))
+    return register(Primitive(name, "composite", type, None, vjp, jvp, batch, expand=expand, indexes=indexes, xla=xla))

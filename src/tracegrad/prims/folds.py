@@ -141,6 +141,12 @@ def _matmul_batch(n: int, y: Tensor, a: Tensor, b: Tensor) -> Tensor:
     return permute(reshape(wide, (m, n, columns)), (1, 0, 2))
 
 
+def _dot_general(x: Any, t: Tensor, a: Any, b: Any) -> Any:
+    batch = tuple(range(t.ndim - 2))
+    dims = (((t.ndim - 1,), (t.ndim - 2,)), (batch, batch))
+    return x.lax.dot_general(x.narrow(a), x.narrow(b), dims, preferred_element_type=t.dtype.numpy)
+
+
 # out[.., m, n] = sum_k a[.., m, k] b[.., k, n], equal batch dimensions
 MATMUL = register(
     Primitive(
@@ -153,6 +159,7 @@ MATMUL = register(
         batch=_matmul_batch,
         combine="add",
         identity=0.0,
+        xla=_dot_general,
     )
 )
 
@@ -207,18 +214,41 @@ def _clamped(xp: Any, indices: Any, n: int) -> Any:
     return xp.minimum(xp.maximum(indices, 0), n - 1)  # half the time of xp.clip, which is written in Python
 
 
+def _shared_indices(t: Tensor, k: int, indices: Any) -> Any | None:
+    """The indices along the axis, where input `k` has the same at all other places; None where they may differ.
+
+    XLA then moves whole rows: looking up one index for each element of a table's row takes it many times as long.
+    """
+    node = t.inputs[k]
+    if node.prim.name != "broadcast" or node.inputs[0].size != node.inputs[0].shape[t.axis] or 0 in node.shape:
+        return None
+    return indices[tuple([slice(None) if d == t.axis else 0 for d in range(node.ndim)])]
+
+
+def _take(x: Any, t: Tensor, values: Any, indices: Any) -> Any:
+    rows = _shared_indices(t, 1, indices)
+    if rows is None:
+        return _gather_array(x.np, values, indices, axis=t.axis)
+    return x.np.take(values, rows, t.axis, mode="clip")
+
+
+def _gather_array(xp: Any, x: Any, indices: Any, *, axis: int) -> Any:
+    return xp.take_along_axis(x, _clamped(xp, indices, x.shape[axis]), axis)
+
+
 # out[.., k, ..] = x[.., indices[.., k, ..], ..]; indices are clamped to the axis
 GATHER = register(
     Primitive(
         "gather",
         "gather",
         _gather_type,
-        array=lambda xp, x, indices, *, axis: xp.take_along_axis(x, _clamped(xp, indices, x.shape[axis]), axis),
+        array=_gather_array,
         vjp=lambda ct, y, x, indices, *, axis: (scatter_add(ct, indices, axis, x.shape[axis]), None),
         jvp=multilinear,
         batch=_gather_batch,
         indexes=lambda x, indices, *, axis: (1, x.shape[axis], None),
         cost=4,
+        xla=_take,
     )
 )
 
@@ -242,6 +272,14 @@ def _scatter_array(xp: Any, x: Any, indices: Any, *, axis: int, length: int) -> 
     return out
 
 
+def _add_rows(x: Any, t: Tensor, updates: Any, indices: Any) -> Any:
+    rows, length = _shared_indices(t, 1, indices), t.attrs["length"]
+    if rows is None:
+        return _scatter_array(x.np, updates, indices, axis=t.axis, length=length)
+    at = (*[slice(None)] * t.axis, _clamped(x.np, rows, length))
+    return x.np.zeros(t.shape, updates.dtype).at[at].add(updates)
+
+
 # out[.., v, ..] = sum of x[.., k, ..] over the k whose index is v, in the order of k
 SCATTER_ADD = register(
     Primitive(
@@ -255,6 +293,7 @@ SCATTER_ADD = register(
         indexes=lambda x, indices, *, axis, length: (1, length, None),
         combine="add",
         identity=0.0,
+        xla=_add_rows,
     )
 )
 

@@ -41,9 +41,11 @@ def view(
     repeats: Any = None,
     jvp: Any = multilinear,
     batch: Any = shifted,
+    xla: Any = None,
 ) -> Primitive:
     """Register one view. It is linear, so its tangent is itself of the tangent."""
-    return register(Primitive(name, "view", type, array, vjp, jvp, batch, index=index, repeats=repeats, cost=0))
+    rules = {"index": index, "repeats": repeats, "xla": xla}
+    return register(Primitive(name, "view", type, array, vjp, jvp, batch, cost=0, **rules))
 
 
 def _with(shape: Shape, axis: int, n: int) -> Shape:
@@ -149,12 +151,24 @@ def _place_index(i: Any, x: TensorType, *, axis: int, start: int, step: int, len
     return _with(i, axis, steps // abs(step)), (Guard(steps, 0, span, abs(step)),)
 
 
+def _place_xla(x: Any, t: Tensor, values: Any) -> Any:
+    axis, start, step, length = (t.attrs[k] for k in ("axis", "start", "step", "length"))
+    n = values.shape[axis]
+    if not n:
+        return x.np.zeros(t.shape, values.dtype)
+    first = min(start, start + step * (n - 1))
+    around = (first, length - first - (n - 1) * abs(step) - 1, abs(step) - 1)
+    values = x.np.flip(values, axis) if step < 0 else values
+    return x.lax.pad(values, values.dtype.type(0), [around if d == axis else (0, 0, 0) for d in range(t.ndim)])
+
+
 # out[.., start + step*k, ..] = x[.., k, ..], and 0 elsewhere; `length` is the size of the new axis
 PLACE = view(
     "place",
     type=_place_type,
     array=_place_array,
     index=_place_index,
+    xla=_place_xla,
     vjp=lambda ct, y, x, *, axis, start, step, length: (slice_(ct, axis, start, x.shape[axis], step),),
 )
 
@@ -177,6 +191,13 @@ def _window_array(xp: Any, x: Any, *, axis: int, size: int, stride: int, dilatio
     return xp.moveaxis(xp.take(x, at, axis), axis + 1, -1)
 
 
+def _window_xla(x: Any, t: Tensor, values: Any) -> Any:
+    axis, stride, dilation = t.axis, t.attrs["stride"], t.attrs["dilation"]
+    span = (t.shape[axis] - 1) * stride + 1
+    starts = [k * dilation for k in range(t.attrs["size"])]
+    return x.np.stack([x.lax.slice_in_dim(values, at, at + span, stride, axis) for at in starts], -1)
+
+
 # out[.., o, .., k] = x[.., o*stride + k*dilation, ..]; the window becomes the last axis
 WINDOW = view(
     "window",
@@ -186,6 +207,7 @@ WINDOW = view(
         _with(i[:-1], axis, i[axis] * stride + i[-1] * dilation),
         (),
     ),
+    xla=_window_xla,
     vjp=lambda ct, y, x, *, axis, size, stride, dilation: (
         reshape(unwindow(ct, axis, x.shape[axis], stride, dilation).sum(-1), x.shape),
     ),
@@ -240,6 +262,7 @@ BARRIER = view(
     array=lambda xp, x, *after: x,
     index=lambda i, x: (i, ()),
     repeats=lambda x, y: 1,
+    xla=lambda x, t, value, *after: x.lax.optimization_barrier((value, *after))[0],  # as jax.checkpoint does
     vjp=lambda ct, y, x, *after: (ct, *[None for _ in after]),
     jvp=lambda ts, y, x, *after: None if ts[0] is None else bind(BARRIER, ts[0], *after),
     batch=lambda n, y, x, *after: bind(BARRIER, spread(n, x), *after),

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from tracegrad.errors import DeviceError
 from tracegrad.program import Program
 
 
@@ -17,11 +18,12 @@ class DeviceInfo:
     'cpu'
     """
 
-    name: str  # what `device=` takes: "webgpu" or "cpu"
+    name: str  # what `device=` takes: "webgpu", "cpu" or "jax"
     description: str  # e.g. "NVIDIA H200 (Vulkan)"
     software: bool = False  # a CPU posing as a GPU: correct, slow, never chosen by "auto"
     gpu: bool = True  # is it called as a GPU?
     resizes: bool = False  # do its sessions run a program at any size up to its capacity?
+    precisions: tuple[str, ...] = ("f32", "f16")  # what `precision=` may be
 
     def __str__(self) -> str:
         return f"{self.name} ({self.description})"
@@ -30,6 +32,17 @@ class DeviceInfo:
 def as_run(program: Program, info: DeviceInfo) -> Program:
     """The form of a program that a WebGPU device runs."""
     return program.without_barriers() if info.software else program
+
+
+def load_on(session: Session, program: Program) -> int:
+    """Load a program; its handle. DeviceError for a precision that the device does not have."""
+    precision = program.graph.precision if program.graph else "f32"
+    if precision not in session.info.precisions:
+        raise DeviceError(
+            f'precision={precision!r} is XLA\'s: compile with device="jax"; {session.info.name!r} has '
+            f"{' and '.join(map(repr, session.info.precisions))}"
+        )
+    return session.load(program)
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ from typing import Protocol, cast
 
 from tracegrad.runtime.base import DeviceInfo, Session
 
-RUNTIMES = ("webgpu", "cpu")  # in the order in which "auto" tries them; a new one adds its name here
+RUNTIMES = ("webgpu", "cpu", "jax")  # in the order in which "auto" tries them; a new one adds its name here
 DEVICES = ("auto", *RUNTIMES)
 
 

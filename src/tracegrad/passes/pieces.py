@@ -1,0 +1,126 @@
+"""Flat arrays of all parameters, taken apart again into an array for each parameter.
+
+The optimizer's rules are written on one flat array, so that kernels are few. XLA fuses them for each parameter as well,
+copies nothing to read one, and can then lay each of them out over several devices as its shape allows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import reduce
+from typing import NamedTuple
+
+from tracegrad.dtypes import Shape, TensorType
+from tracegrad.ir import PRIMITIVES, Graph, Tensor, bind, rewrite
+from tracegrad.prims.folds import pack
+from tracegrad.prims.leaves import IOTA, LEAF, const, iota, leaf
+from tracegrad.prims.views import BROADCAST, SLICE, broadcast_to, reshape, slice_
+
+
+class Piece(NamedTuple):
+    """A part of a flat array that is an array of its own."""
+
+    name: str
+    offset: int
+    shape: Shape
+    size: int
+
+
+Pieces = Sequence[Piece]
+Parts = tuple[Tensor, ...]
+
+
+def in_pieces(graph: Graph, arrays: Mapping[str, Pieces]) -> tuple[Graph, dict[str, list[str]]]:
+    """The same graph over pieces of some arrays, and for each write of such an array the names of its pieces' writes.
+
+    arrays: by the name of a state, the pieces that it consists of, in order. They become states by their own names.
+    """
+    layouts = {pieces[-1].offset + pieces[-1].size: pieces for pieces in arrays.values()}
+    taker = _Taker(arrays, layouts)
+    roots = rewrite(graph.roots, taker.rule)
+    whole = graph.with_roots(roots)
+    writes: dict[str, Tensor] = {}
+    names: dict[str, list[str]] = {}
+    for name, t in whole.writes.items():
+        parts = taker.parts_of(t, arrays[name]) if name in arrays else None
+        if parts is None:
+            writes[name] = t
+            continue
+        names[name] = [piece.name for piece in arrays[name]]
+        writes |= zip(names[name], parts)
+    return Graph(whole.outputs, whole.captures, writes, graph.precision), names
+
+
+class _Taker:
+    """Rewrites nodes over flat arrays to nodes over their pieces; a reader that needs the whole gets a pack."""
+
+    def __init__(self, arrays: Mapping[str, Pieces], layouts: Mapping[int, Pieces]) -> None:
+        self.arrays, self.layouts = arrays, layouts
+        self.known: dict[int, Parts] = {}  # by the serial of the new node
+
+    def rule(self, t: Tensor, inputs: tuple[Tensor, ...]) -> Tensor | None:
+        """What stands for `t`."""
+        if t.prim is LEAF and t.attrs["role"] == "state" and t.name in self.arrays:
+            return self._whole([leaf("state", p.name, TensorType(t.dtype, p.shape)) for p in self.arrays[t.name]])
+        pieces = self.layouts.get(t.size) if t.ndim == 1 else None
+        if t.prim.family == "pack" and pieces and [x.size for x in inputs] == [p.size for p in pieces]:
+            self.known[t.serial] = tuple([reshape(x, p.shape) for x, p in zip(inputs, pieces)])
+        elif t.prim.family == "map" and any(x.serial in self.known for x in inputs) and pieces:
+            return self._whole(self._mapped(t, inputs, pieces))
+        elif t.prim is SLICE and t.attrs["step"] == 1 and inputs[0].serial in self.known:
+            return self._sliced(t, inputs[0])
+        elif t.prim.family == "fold" and inputs[0].serial in self.known:
+            parts = self.known[inputs[0].serial]
+            folded = [reshape(bind(t.prim, x, axes=tuple(range(x.ndim))), (1,)) for x in parts]
+            return reduce(lambda a, b: bind(PRIMITIVES[t.prim.combine], a, b), folded)
+        return None
+
+    def _whole(self, parts: Sequence[Tensor]) -> Tensor:
+        flat = pack([reshape(x, (x.size,)) for x in parts])
+        self.known[flat.serial] = tuple(parts)
+        return flat
+
+    def _mapped(self, t: Tensor, inputs: Sequence[Tensor], pieces: Pieces) -> list[Tensor]:
+        parts = [self._parts(x, pieces) for x in inputs]
+        return [bind(t.prim, *xs, **t.attrs) for xs in zip(*parts)]
+
+    def parts_of(self, t: Tensor, pieces: Pieces) -> Parts | None:
+        """The pieces of `t`, if it has their layout."""
+        return self._parts(t, pieces) if t.shape == (pieces[-1].offset + pieces[-1].size,) else None
+
+    def _parts(self, t: Tensor, pieces: Pieces) -> Parts:
+        """The pieces of any array of that size: computed apart where that costs nothing."""
+        found = self.known.get(t.serial)
+        if found is None:
+            found = self.known[t.serial] = tuple([self._part(t, k, p) for k, p in enumerate(pieces)])
+        return found
+
+    def _part(self, t: Tensor, k: int, piece: Piece) -> Tensor:
+        made = MADE.get(t.prim.name)
+        if made is not None and (part := made(t, piece)) is not None:
+            return part
+        if t.prim.family == "map":
+            pieces = self.layouts[t.size]
+            return bind(t.prim, *[self._parts(x, pieces)[k] for x in t.inputs], **t.attrs)
+        return reshape(slice_(t, 0, piece.offset, piece.size), piece.shape)
+
+    def _sliced(self, t: Tensor, x: Tensor) -> Tensor | None:
+        """A slice that lies in one piece reads that piece."""
+        start, length = t.attrs["start"], t.attrs["length"]
+        for piece, part in zip(self.layouts[x.size], self.known[x.serial]):
+            if piece.offset <= start and start + length <= piece.offset + piece.size:
+                return slice_(reshape(part, (part.size,)), 0, start - piece.offset, length)
+        return None
+
+
+def _of_one(t: Tensor, piece: Piece) -> Tensor | None:
+    """Of one element for all."""
+    (x,) = t.inputs
+    return broadcast_to(reshape(x, ()), piece.shape) if x.size == 1 else None
+
+
+def _coordinates(t: Tensor, piece: Piece) -> Tensor:
+    return reshape(iota((piece.size,), 0) + const(piece.offset, t.dtype), piece.shape)
+
+
+MADE: Mapping[str, Callable[[Tensor, Piece], Tensor | None]] = {BROADCAST.name: _of_one, IOTA.name: _coordinates}

@@ -1,0 +1,31 @@
+"""JAX: XLA compiles the graph, for the devices that JAX finds. Opened by name only."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from tracegrad.arrays import need_numpy
+from tracegrad.errors import DeviceError
+from tracegrad.runtime.base import DeviceInfo
+
+if TYPE_CHECKING:
+    from tracegrad.runtime.jax_session import JaxSession
+
+INSTALL = "pip install tracegrad[jax]"
+
+
+def devices() -> list[DeviceInfo]:
+    """One, where JAX is installed. JAX is not imported: it would take most of a GPU's memory at once."""
+    return [DeviceInfo("jax", "JAX, on the devices that it finds")] if importlib.util.find_spec("jax") else []
+
+
+def begin(device: str) -> Callable[[], JaxSession]:
+    """Import JAX, which takes about a second. Raises DeviceError where it is missing."""
+    need_numpy(device)
+    try:
+        from tracegrad.runtime.jax_session import JaxSession
+    except ImportError as e:
+        raise DeviceError(f'device="jax" needs JAX, which cannot be imported ({e}): {INSTALL}') from e
+    return JaxSession

@@ -1,0 +1,88 @@
+"""A graph as a function of JAX's arrays: each row's array rule under jax.numpy, or its `xla` rule where it has one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from tracegrad.evaluate import array_rule
+from tracegrad.ir import Graph, Tensor, toposort
+from tracegrad.passes.expand import expand_composites
+from tracegrad.prims.leaves import LEAF
+from tracegrad.runtime.jax_library import jax, jnp
+from tracegrad.transforms.loops import Body
+
+Array = Any
+# By `Graph.precision`: XLA's word for products of f32, and what their operands are rounded to.
+PRODUCTS = {
+    "f32": ("highest", None),
+    "tf32": ("tensorfloat32", None),
+    "bf16": ("highest", jnp.bfloat16),
+    "f16": ("highest", jnp.float16),
+}
+
+
+class Xla(NamedTuple):
+    """What the `xla` rules of rows are written with."""
+
+    jax: Any
+    lax: Any
+    np: Any
+    narrow: Callable[[Array], Array]  # an operand of a product, in the precision that was asked for
+
+    @staticmethod
+    def of(precision: str) -> Xla:
+        """For products of one precision."""
+        dtype = PRODUCTS[precision][1]
+
+        def narrow(x: Array) -> Array:
+            return x if dtype is None else x.astype(dtype)
+
+        return Xla(jax, jax.lax, jnp, narrow)
+
+
+def for_xla(graph: Graph) -> Graph:
+    """The graph without the composites that XLA does not know."""
+    return graph.with_roots(expand_composites(graph.roots, lambda t: t.prim.xla is not None))
+
+
+def run_graph(graph: Graph, leaf: Callable[[Tensor], Array]) -> list[Array]:
+    """The values of the roots of what `for_xla` gave; `leaf` gives those of leaves. To be called under `jax.jit`."""
+    name, _ = PRODUCTS[graph.precision]
+    with jax.default_matmul_precision(name):
+        values = _run(graph.roots, leaf, Xla.of(graph.precision))
+        return [values[t.serial] for t in graph.roots]
+
+
+def _run(roots: Sequence[Tensor], leaf: Callable[[Tensor], Array], x: Xla) -> Mapping[int, Any]:
+    """The value of every node."""
+    values: dict[int, Any] = {}
+    for t in toposort(roots):
+        if t.prim is LEAF:
+            values[t.serial] = leaf(t)
+            continue
+        inputs = [values[i.serial] for i in t.inputs]
+        if t.prim.family == "scan":
+            values[t.serial] = _scanned(t, inputs, x)
+        elif t.prim.xla is not None:
+            values[t.serial] = t.prim.xla(x, t, *inputs)
+        else:
+            values[t.serial] = array_rule(t, jnp)(*inputs)
+    return values
+
+
+def _scanned(t: Tensor, inputs: Sequence[Array], x: Xla) -> list[Array]:
+    """The results of a scan, by the index of their items."""
+    body: Body = t.attrs["body"]
+    n, m = len(body.carries), len(body.carries) + len(body.xs)
+
+    def step(carry: list[Array], elements: list[Array]) -> tuple[list[Array], list[Array]]:
+        given = {leaf.name: value for leaf, value in zip(body.leaves, (*carry, *elements, *inputs[m:]))}
+        values = _run(body.roots, lambda leaf: given[leaf.name], x)
+        return [values[r.serial] for r in body.new], [values[r.serial] for r in body.each]
+
+    first = [jnp.asarray(c) for c in inputs[:n]]
+    last, rows = jax.lax.scan(
+        step, first, list(inputs[n:m]), length=t.attrs["length"], reverse=t.attrs["reverse"]
+    )  # fmt: skip
+    return [*last, *rows]

@@ -1,0 +1,162 @@
+"""Persistent arrays on JAX's devices: each buffer of a program as pieces, one for each value that lies in it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from tracegrad.arrays import np
+from tracegrad.dtypes import DTYPES, Shape
+from tracegrad.errors import DeviceError
+from tracegrad.optim.guard import PARAMS
+from tracegrad.passes.pieces import Piece
+from tracegrad.program import DRAWN, PERSISTENT, Buffer, Field, Program
+from tracegrad.runtime.jax_library import jax
+from tracegrad.runtime.storage import from_storage, to_storage
+
+Array = Any
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A piece of a buffer. Its `name` is also the name of the parameter or state, where it is one of these."""
+
+    key: str
+    name: str
+    offset: int
+    dtype: str
+    shape: Shape
+
+    @property
+    def size(self) -> int:
+        """Elements."""
+        return self.field.size
+
+    @property
+    def field(self) -> Field:
+        """The same, in a buffer of its own."""
+        return Field(self.key, 0, 0, self.dtype, self.shape)
+
+    @property
+    def piece(self) -> Piece:
+        """As the pass over the graph names it."""
+        return Piece(self.key, self.offset, self.shape, self.size)
+
+
+def parts_of(program: Program) -> dict[str, tuple[Part, ...]]:
+    """The parts of each persistent buffer, in order. They cover it.
+
+    Parameters and states are parts of their buffers. What has an element for each of the parameters that the optimizer
+    works on has the parts that these have.
+    """
+    own: dict[int, list[Field]] = {}  # by buffer
+    for f in (*program.params, *program.model_states):
+        own.setdefault(f.buffer, []).append(f)
+    found: dict[str, tuple[Part, ...]] = {}
+    for k, b in enumerate(program.buffers):
+        if b.role in PERSISTENT:
+            found[b.name] = _covering(b, own.get(k, [])) or (Part(b.name, "", 0, b.dtype, (b.size,)),)
+    run = run_of_optimizer(program, found)
+    for b in program.buffers:
+        if follows(b, run):
+            begin = run[0].offset
+            found[b.name] = tuple([Part(f"{b.name}:{p.name}", p.name, p.offset - begin, "f32", p.shape) for p in run])
+    return found
+
+
+def follows(b: Buffer, run: Sequence[Part]) -> bool:
+    """Has this array of gradients or of the optimizer an element for each of the parameters in `run`?"""
+    kept = b.role == "grad" or (b.role == "state" and b.fill != DRAWN)
+    return bool(run) and kept and b.dtype == "f32" and b.size == sum(p.size for p in run)
+
+
+def _covering(b: Buffer, fields: Sequence[Field]) -> tuple[Part, ...]:
+    """The fields as parts of the buffer, if they are all of it."""
+    ordered = sorted(fields, key=lambda f: (f.offset, f.size))
+    at = 0
+    for f in ordered:
+        if f.offset != at:
+            return ()
+        at += f.size
+    parts = [Part(f"{b.name}:{f.name}", f.name, f.offset, f.dtype, f.shape) for f in ordered]
+    return tuple(parts) if at == b.size else ()
+
+
+def run_of_optimizer(program: Program, parts: Mapping[str, Sequence[Part]]) -> tuple[Part, ...]:
+    """The parts of the array of parameters that the optimizer of this program works on; empty where there is none."""
+    params = parts.get(PARAMS, ())
+    size = program.meta.get("part", {}).get("size", sum(p.size for p in params))
+    run = [p for p in params if program.first <= p.offset < program.first + size]
+    fits = bool(run) and run[0].offset == program.first and sum(p.size for p in run) == size
+    return tuple(run) if fits else ()
+
+
+class Memory:
+    """The arrays by key; and of each buffer its parts."""
+
+    def __init__(self, place: Callable[[Part], Any] = lambda part: None) -> None:
+        """place: where `jax.device_put` puts a part; None: on the default device."""
+        self.arrays: dict[str, Array] = {}
+        self.parts: dict[str, tuple[Part, ...]] = {}
+        self._place = place
+
+    def allocate(self, program: Program) -> dict[str, tuple[Part, ...]]:
+        """The parts of a program's buffers; what is new is filled."""
+        parts = parts_of(program)
+        for b in program.buffers:
+            if b.role not in PERSISTENT:
+                continue
+            if b.name in self.parts:
+                have = sum(p.size for p in self.parts[b.name])
+                if have != b.size:
+                    raise DeviceError(f"{b.name} has {have} elements here; the program wants {b.size}")
+                continue
+            self.parts[b.name] = parts[b.name]
+            fill = b.fill if isinstance(b.fill, float | int) else 0.0
+            for part in parts[b.name]:
+                self._put(part, np.full(part.shape, fill, DTYPES[part.dtype].numpy))
+        return parts
+
+    def forget(self, kept: set[str]) -> None:
+        """All buffers but these are gone."""
+        for name in self.parts.keys() - kept:
+            for part in self.parts.pop(name):
+                del self.arrays[part.key]
+
+    def read(self, name: str) -> Array:
+        """A buffer, flat, as it is stored."""
+        return np.concatenate([to_storage(np.asarray(self.arrays[p.key]), p.dtype) for p in self._named(name)])
+
+    def write(self, name: str, values: Array, offset: int) -> None:
+        """Overwrite some elements of a buffer."""
+        flat = np.asarray(values).reshape(-1)
+        parts, end = self._named(name), offset + flat.size
+        whole = parts[-1].offset + parts[-1].size
+        if offset < 0 or end > whole:
+            raise DeviceError(f"{name} has {whole} elements; {flat.size} do not fit at {offset}")
+        for p in parts:
+            low, high = max(offset, p.offset), min(end, p.offset + p.size)
+            if low >= high:
+                continue
+            if high - low == p.size:
+                stored = flat[low - offset : high - offset]
+            else:
+                stored = to_storage(np.asarray(self.arrays[p.key]), p.dtype).copy()
+                stored[low - p.offset : high - p.offset] = flat[low - offset : high - offset]
+            self._put(p, from_storage(stored, p.field))
+
+    def _put(self, part: Part, x: Array) -> None:
+        self.arrays[part.key] = jax.device_put(x, self._place(part))
+
+    def _named(self, name: str) -> tuple[Part, ...]:
+        if name not in self.parts:
+            raise DeviceError(f"no persistent array {name!r}; there are {', '.join(self.parts) or 'none'}")
+        return self.parts[name]
+
+
+def leaf_keys(program: Program, parts: Mapping[str, tuple[Part, ...]]) -> dict[str, str]:
+    """The key of each parameter and state of the model, by the name of its leaf."""
+    own = {f.name for f in (*program.params, *program.model_states)}
+    params = {program.buffers[f.buffer].name for f in (*program.params, *program.model_states)}
+    return {p.name: p.key for name in params for p in parts[name] if p.name in own}

@@ -1,0 +1,192 @@
+"""A session on JAX: each program's graph is one function under `jax.jit`, whose old state is donated to the new."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from tracegrad.arrays import np
+from tracegrad.dtypes import DTYPES
+from tracegrad.errors import DeviceError
+from tracegrad.hypers import PREFIX
+from tracegrad.ir import Graph, Tensor
+from tracegrad.optim.guard import PARAMS
+from tracegrad.passes.pieces import Piece, in_pieces
+from tracegrad.program import Program
+from tracegrad.runtime.base import DeviceInfo, Timings
+from tracegrad.runtime.jax_graph import PRODUCTS, for_xla, run_graph
+from tracegrad.runtime.jax_library import JaxError, jax
+from tracegrad.runtime.jax_memory import Memory, Part, follows, leaf_keys, run_of_optimizer
+
+Array = Any
+
+
+@dataclass(slots=True)
+class Loaded:
+    """A program as JAX runs it."""
+
+    program: Program
+    run: Callable[..., Any]  # (arrays written, arrays read, inputs) -> (new arrays, outputs)
+    written: list[str]
+    read: list[str]
+    given: dict[str, tuple[Array, Array]] = field(default_factory=dict[str, "tuple[Array, Array]"])
+
+
+class JaxBatch:
+    """Runs under way: JAX computes while Python goes on."""
+
+    def __init__(self, runs: list[dict[str, Array]]) -> None:
+        self._runs = runs
+
+    def outputs(self) -> list[dict[str, Array]]:
+        """Wait for the results."""
+        try:
+            found = jax.device_get(self._runs)
+        except JaxError as e:
+            raise DeviceError(f"JAX: {e}") from e
+        return [{name: np.array(x) for name, x in run.items()} for run in found]
+
+
+class JaxSession:
+    """Named arrays on JAX's devices, and programs that compute on them."""
+
+    ahead, batch_seconds = 2, 0.01
+
+    def __init__(self) -> None:
+        self.device = jax.devices()[0]
+        self._memory = Memory()
+        self._loaded: dict[int, Loaded] = {}
+        self._next = 0
+        self._closed = False
+
+    @property
+    def info(self) -> DeviceInfo:
+        """What JAX computes on."""
+        kind, platform = self.device.device_kind, self.device.platform
+        return DeviceInfo("jax", f"JAX {jax.__version__} on {kind}", gpu=platform != "cpu", precisions=tuple(PRODUCTS))
+
+    def load(self, program: Program, like: int | None = None) -> int:
+        """Allocate what is new. XLA compiles at the first run."""
+        self._check_open()
+        if program.graph is None:
+            raise DeviceError("the program was not compiled by this process; JAX runs the graph that it came from")
+        known = set(self._memory.parts)
+        try:
+            parts = self._memory.allocate(program)
+        except (MemoryError, JaxError) as e:
+            self._memory.forget(known)
+            raise DeviceError(f"there is no memory for the arrays of the program: {e}") from e
+        graph, writes = graph_of(program, parts)
+        self._next += 1
+        self._loaded[self._next] = self._compiled(program, graph, parts, writes)
+        return self._next
+
+    def _compiled(
+        self, program: Program, graph: Graph, parts: Mapping[str, tuple[Part, ...]], writes: Mapping[str, str]
+    ) -> Loaded:
+        keys = {**leaf_keys(program, parts), **{p.key: p.key for ps in parts.values() for p in ps}}
+        written = sorted(set(writes.values()))
+        leaves = graph.leaves("param", "frozen", "state")
+        read = sorted({keys[t.name] for t in leaves} - set(written))
+        results = list(graph.results)
+
+        def step(old: list[Array], held: list[Array], inputs: Mapping[str, Array]) -> tuple[list[Array], list[Array]]:
+            arrays = dict(zip((*written, *read), (*old, *held)))
+
+            def leaf(t: Tensor) -> Array:
+                role = t.attrs["role"]
+                if role in ("param", "frozen", "state"):
+                    return arrays[keys[t.name]]
+                return inputs[PREFIX + t.name if role == "hyper" else t.name]
+
+            values = run_graph(graph, leaf)
+            new = dict(zip(graph.writes, values[len(results) :]))
+            found = {writes[name]: x for name, x in new.items()}
+            return [found[key] for key in written], values[: len(results)]
+
+        return Loaded(program, jax.jit(step, donate_argnums=0), written, read)
+
+    def unload(self, handle: int) -> None:
+        """Free what only this program uses."""
+        if self._loaded.pop(handle, None) is not None:
+            names = {b.name for one in self._loaded.values() for b in one.program.buffers}
+            self._memory.forget(names)
+
+    def capacity(self, handle: int) -> int:
+        """Runs are handed to JAX one by one, and computed while more are."""
+        return 32
+
+    def run(self, handle: int, inputs: Sequence[Mapping[str, Any]]) -> JaxBatch:
+        """Begin the runs."""
+        self._check_open()
+        loaded, arrays = self._loaded[handle], self._memory.arrays
+        runs: list[dict[str, Array]] = []
+        names = list(loaded.program.graph.results) if loaded.program.graph else []
+        for given in inputs:
+            try:
+                old, held = [arrays[k] for k in loaded.written], [arrays[k] for k in loaded.read]
+                new, outputs = loaded.run(old, held, self._placed(loaded, given))
+            except JaxError as e:
+                raise DeviceError(f"JAX: {e}") from e
+            arrays.update(zip(loaded.written, new))
+            runs.append(dict(zip(names, outputs)))
+        return JaxBatch(runs)
+
+    def _placed(self, loaded: Loaded, inputs: Mapping[str, Any]) -> dict[str, Array]:
+        """The inputs of a run on the device; what comes again is there."""
+        placed: dict[str, Array] = {}
+        for f in loaded.program.inputs:
+            x = inputs[f.name]
+            before = loaded.given.get(f.name)
+            if before is None or before[0] is not x:
+                # a copy: JAX may read NumPy's memory later, or share it
+                made = np.array(x, DTYPES[f.dtype].numpy).reshape(f.shape)
+                before = loaded.given[f.name] = x, jax.device_put(made)
+            placed[f.name] = before[1]
+        return placed
+
+    def timings(self, handle: int, inputs: Mapping[str, Any], runs: int) -> Timings:
+        """XLA does not say which of its kernels belong to which op."""
+        raise DeviceError(
+            "device='jax' cannot be profiled here: XLA compiles a step as a whole. jax.profiler.trace(folder) around "
+            "some steps records what it runs"
+        )
+
+    def read(self, name: str) -> Array:
+        """A copy of a persistent array."""
+        self._check_open()
+        return self._memory.read(name)
+
+    def write(self, name: str, values: Any, offset: int = 0) -> None:
+        """Overwrite part of a persistent array."""
+        self._check_open()
+        self._memory.write(name, values, offset)
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise DeviceError("this session is closed")
+
+    def interrupt(self) -> None:
+        """XLA's compiler cannot be ended."""
+
+    def close(self) -> None:
+        """Free everything. Closing twice is fine."""
+        self._closed = True
+        self._loaded.clear()
+        self._memory.forget(set())
+
+
+def graph_of(program: Program, parts: Mapping[str, tuple[Part, ...]]) -> tuple[Graph, dict[str, str]]:
+    """The graph for XLA, over the parts of flat arrays; and for each of its writes the key of what it writes."""
+    assert program.graph is not None
+    flat: dict[str, list[Piece]] = {}
+    own = run_of_optimizer(program, parts)
+    if own:
+        flat = {PARAMS: [p.piece._replace(offset=p.offset - program.first) for p in own]}
+        like = [b.name for b in program.buffers if b.name in parts and follows(b, own)]
+        flat |= {name: [p.piece for p in parts[name]] for name in like}
+    states = {f.name for f in program.model_states}
+    graph, _ = in_pieces(for_xla(program.graph), flat)
+    named = {p.name: p.key for ps in parts.values() for p in ps if p.name in states}
+    return graph, {name: named.get(name, name) for name in graph.writes}

@@ -1,0 +1,194 @@
+"""Trainings with device="jax": the same numbers, files, random streams and failures as on the CPU."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import tracegrad as tg
+from tracegrad import nn, optim
+
+pytest.importorskip("jax", reason="JAX is not installed")
+NEAR = 1e-5  # relative: what the project promises of JAX beside the CPU
+
+
+class Net(tg.Module):
+    def __init__(self) -> None:
+        self.l1, self.norm, self.l2 = nn.Linear(6, 10, bias=False), nn.BatchNorm(10), nn.Linear(10, 3)
+
+    def __call__(self, x: tg.Tensor, training: bool = False) -> tg.Tensor:
+        return self.l2(tg.dropout(tg.gelu(self.norm(self.l1(x), training=training)), 0.2 if training else 0.0))
+
+
+def loss(m: Net, x: tg.Tensor, y: tg.Tensor) -> Any:
+    logits = m(x, training=True)
+    tg.capture("logits", logits)
+    return tg.cross_entropy(logits, y), {"right": tg.mean(tg.cast(tg.argmax(logits, -1) == y, tg.f32))}
+
+
+def batches(n: int) -> list[dict[str, Any]]:
+    rng = np.random.default_rng(0)
+    return [
+        {"x": rng.standard_normal((8, 6)).astype(np.float32), "y": rng.integers(0, 3, 8).astype(np.int32)}
+        for _ in range(n)
+    ]
+
+
+def compiled(device: str, optimizer: Any = None, **more: Any) -> tg.CompiledTraining:
+    made = optimizer or optim.adamw(lr=1e-2, weight_decay=0.1, clip_grad_norm=0.5, ema=0.9, accumulate=2)
+    inputs = {"x": (8, 6), "y": tg.i32[8]}
+    return tg.compile(model=Net(), loss=loss, inputs=inputs, optimizer=made, seed=3, device=device, **more)
+
+
+def near(got: Any, want: Any) -> None:
+    np.testing.assert_allclose(got, want, rtol=NEAR, atol=NEAR * float(np.abs(want).max(initial=1e-30)))
+
+
+OPTIMIZERS = {
+    "adamw": lambda: None,
+    "sgd": lambda: optim.sgd(lr=0.05, momentum=0.9, nesterov=True, weight_decay=0.01),
+    "lion": lambda: optim.lion(lr=1e-3),
+    "adafactor": lambda: optim.adafactor(lr=1e-2),
+    "muon": lambda: optim.muon(lr=1e-2),
+    "lamb": lambda: optim.lamb(lr=1e-2),
+    "normalized": lambda: optim.rmsprop(lr=1e-2, normalize_grads=True),
+}
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_steps_are_those_of_the_cpu(name: str) -> None:
+    """Losses, aux, captures, gradients, parameters, states and averages, step by step."""
+    with (
+        compiled("cpu", OPTIMIZERS[name](), keep_grads=True) as want,
+        compiled("jax", OPTIMIZERS[name](), keep_grads=True) as got,
+    ):
+        for batch in batches(4):
+            a, b = (train.step(batch).result() for train in (want, got))
+            near(b.loss, a.loss)
+            near(b.aux["right"], a.aux["right"])
+            near(b.captures["logits"], a.captures["logits"])
+            for n, x in want.download_grads().items():
+                near(got.download_grads()[n], x)
+        for read in (lambda t: t.states(), *((lambda t: t.download_params(ema=True),) if name == "adamw" else ())):
+            for n, x in read(want).items():
+                near(read(got)[n], x)
+        assert want.download_params().keys() == got.download_params().keys()
+
+
+def test_random_numbers_are_the_same_bits() -> None:
+    class Empty(tg.Module):
+        def __init__(self) -> None:
+            self.w = self.param((1,))
+
+    def forward(m: Empty, x: tg.Tensor) -> Any:
+        return tg.uniform((1000,)) + x, tg.cast(tg.bernoulli((1000,), 0.3), tg.f32), tg.dropout(tg.ones((1000,)), 0.4)
+
+    found: list[Any] = []
+    for device in ("cpu", "jax"):
+        with tg.compile_forward(model=Empty(), forward=forward, inputs={"x": ()}, seed=5, device=device) as run:
+            found.append([run.run(x=np.float32(0)).output for _ in range(3)])
+    for a, b in zip(*found, strict=True):
+        for x, y in zip(a, b, strict=True):
+            np.testing.assert_array_equal(x, y)
+
+
+def test_a_training_goes_to_jax_and_back(tmp_path: Path) -> None:
+    """The file is the same, whichever device wrote it; and each goes on from it."""
+    first, second, third = (tmp_path / f"{k}.safetensors" for k in range(3))
+    data = batches(6)
+    with compiled("cpu") as whole, compiled("cpu") as cpu, compiled("jax") as jax, compiled("cpu") as back:
+        losses = [whole.step(b).loss for b in data]
+        assert [cpu.step(b).loss for b in data[:2]] == losses[:2]
+        cpu.save(first)
+        jax.load(first)
+        jax.save(second)
+        assert first.read_bytes() == second.read_bytes()
+        assert jax.digest() == cpu.digest()
+        near([jax.step(b).loss for b in data[2:4]], losses[2:4])
+        jax.save(third)
+        back.load(third)
+        back.save(second)
+        assert third.read_bytes() == second.read_bytes()
+        near([back.step(b).loss for b in data[4:]], losses[4:])
+
+
+def test_run_steps_freeze_and_several_sizes() -> None:
+    data = batches(4)
+    stacked = {n: np.stack([b[n] for b in data]) for n in data[0]}
+    with compiled("jax") as one, compiled("jax") as other:
+        losses = [one.step(b).loss for b in data]
+        assert other.run_steps(4, stacked).result().losses.tolist() == losses
+        other.freeze("l1.*")
+        before = other.params()
+        other.run_steps(4, stacked).result()
+        after = other.params()
+        assert np.array_equal(before["l1.W"], after["l1.W"]) and not np.array_equal(before["l2.W"], after["l2.W"])
+        infer = other.attach(forward=lambda m, x: m(x), inputs={"x": (None, 6)})
+        rows = infer.run(x=data[0]["x"]).output
+        near(infer.run(x=data[0]["x"][:3]).output, rows[:3])
+
+
+def test_two_losses_over_shared_parameters() -> None:
+    class Pair(tg.Module):
+        def __init__(self) -> None:
+            self.a, self.b, self.c = nn.Linear(3, 4), nn.Linear(4, 4), nn.Linear(4, 1)
+
+    def one(m: Pair, x: tg.Tensor) -> tg.Tensor:
+        return tg.mean(tg.square(m.b(tg.tanh(m.a(x))) - 1.0))
+
+    def two(m: Pair, x: tg.Tensor) -> tg.Tensor:
+        return tg.mean(tg.square(m.c(tg.tanh(m.b(tg.tanh(m.a(x))))) - 2.0))
+
+    x = np.random.default_rng(0).standard_normal((5, 3)).astype(np.float32)
+    found: list[dict[str, Any]] = []
+    for device in ("cpu", "jax"):
+        with tg.compile(
+            model=Pair(), losses={"one": one, "two": two}, inputs={"x": (5, 3)}, seed=0, device=device,
+            optimizer={"one": optim.adam(1e-2), "two": optim.sgd(1e-1, momentum=0.9)},
+            params={"one": ["a.*", "b.*"], "two": ["b.*", "c.*"]},
+        ) as train:  # fmt: skip
+            for turn in ("one", "two", "two", "one"):
+                train.step(turn, x=x).result()
+            found.append(train.params())
+    for n, want in found[0].items():
+        near(found[1][n], want)
+
+
+def test_products_in_less_precision_are_near() -> None:
+    data = batches(3)
+    with compiled("jax") as full, compiled("jax", precision="bf16") as less, compiled("jax", precision="tf32") as tf32:
+        for b in data:
+            want = full.step(b).loss
+            assert abs(less.step(b).loss - want) < 0.03 * abs(want)
+            assert abs(tf32.step(b).loss - want) < 0.003 * abs(want)
+
+
+@pytest.mark.parametrize("precision", ["bf16", "tf32"])
+def test_other_devices_refuse_the_precisions_of_xla(precision: str) -> None:
+    with pytest.raises(tg.DeviceError, match='device="jax"'):
+        compiled("cpu", precision=precision)
+
+
+MISSING = """
+import sys, json
+sys.modules["jax"] = None
+import tracegrad as tg
+class M(tg.Module):
+    def __init__(self): self.w = self.param((2,))
+try:
+    tg.compile_forward(model=M(), forward=lambda m, x: x * m.w, inputs={"x": (2,)}, device="jax")
+except tg.DeviceError as e:
+    print(json.dumps(str(e)))
+"""
+
+
+def test_without_jax_the_error_says_how_to_install_it() -> None:
+    ran = subprocess.run([sys.executable, "-c", MISSING], capture_output=True, text=True, check=True)
+    message = json.loads(ran.stdout)
+    assert "pip install tracegrad[jax]" in message and "<string>" in message, "the extra, and the caller's line"
