@@ -51,7 +51,7 @@ class JaxBatch:
 class JaxSession:
     """Named arrays on JAX's devices, and programs that compute on them."""
 
-    ahead, batch_seconds = 2, 0.01
+    ahead, batch_seconds, door = 2, 0.01, None
 
     def __init__(self) -> None:
         self.device = jax.devices()[0]
