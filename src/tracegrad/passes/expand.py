@@ -8,10 +8,8 @@ from tracegrad.ir import Tensor, rewrite, toposort
 from tracegrad.passes.empty import of_nothing
 from tracegrad.passes.scans import in_bodies, only_asked
 
-Kept = Callable[[Tensor], bool]
 
-
-def expand_composites(roots: Sequence[Tensor], kept: Kept = lambda t: False) -> list[Tensor]:
+def expand_composites(roots: Sequence[Tensor], kept: Callable[[Tensor], bool] = lambda t: False) -> list[Tensor]:
     """A graph of primitives only, without unread outputs of a scan. A composite may expand to other composites.
 
     Once more after that: what a composite has besides its expansion, such as a rule to compute it again, is gone.
@@ -20,13 +18,13 @@ def expand_composites(roots: Sequence[Tensor], kept: Kept = lambda t: False) -> 
     return only_asked(_expanded(only_asked(roots), kept))
 
 
-def _expanded(roots: Sequence[Tensor], kept: Kept) -> list[Tensor]:
+def _expanded(roots: Sequence[Tensor], kept: Callable[[Tensor], bool]) -> list[Tensor]:
     while any(_expands(t, kept) for t in toposort(roots)):
         roots = rewrite(roots, lambda t, inputs: _expansion(t, inputs) if _expands(t, kept) else None)
     return in_bodies(roots, lambda inner: _expanded(inner, kept))
 
 
-def _expands(t: Tensor, kept: Kept) -> bool:
+def _expands(t: Tensor, kept: Callable[[Tensor], bool]) -> bool:
     return t.prim.expand is not None and (t.size == 0 or not kept(t))
 
 

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, Concatenate
+from typing import TYPE_CHECKING, Any
 
 from tracegrad.ir import Primitive, Tensor, register
 
-Expansion = Callable[Concatenate[Tensor, ...], Tensor]  # (*inputs, **attrs) -> the result
-Vjp = Callable[Concatenate[Tensor, Tensor, Tensor, ...], Sequence[Tensor | None]]  # (ct, y, *inputs, **attrs)
+if TYPE_CHECKING:
+    from typing import Concatenate
+
+    Expansion = Callable[Concatenate[Tensor, ...], Tensor]  # (*inputs, **attrs) -> the result
+    Vjp = Callable[Concatenate[Tensor, Tensor, Tensor, ...], Sequence[Tensor | None]]  # (ct, y, *inputs, **attrs)
 
 
 def composite(
