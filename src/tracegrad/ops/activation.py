@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import math
+from typing import TYPE_CHECKING
 
 from tracegrad.errors import InputError
 from tracegrad.ir import Primitive, Tensor, bind
 from tracegrad.methods import Operand, method
-from tracegrad.prims.composites import Expansion, Vjp, composite
+from tracegrad.prims.composites import composite
 from tracegrad.prims.elementwise import abs, erf, exp, expm1, float_type, log1p, logistic, square, tanh, where
 from tracegrad.prims.leaves import as_tensor
 from tracegrad.prims.rules import alike, symmetric
+
+if TYPE_CHECKING:
+    from tracegrad.prims.composites import Expansion, Vjp
 
 __all__ = ["elu", "gelu", "hardtanh", "leaky_relu", "relu", "sigmoid", "silu", "softplus", "tanhshrink"]
 
