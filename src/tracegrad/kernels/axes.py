@@ -63,12 +63,12 @@ def all_indices(kernel: Kernel) -> list[Index]:
 
 
 def split_axes(kernel: Kernel, domain: Domain) -> Domain | None:
-    """Split axes whose variable is divided by a divisor of its size; None if there is none."""
+    """Split axes whose variable, plus any number, is divided by a divisor of its size; None if there are none."""
     sizes = {a.name: a.size for a in (*kernel.outer, *kernel.inner)}
     cuts: dict[str, int] = {}
     for index in all_indices(kernel):
         for atom in atoms_of(index):
-            if isinstance(atom, Quotient) and len(atom.index.terms) == 1 and not atom.index.const:
+            if isinstance(atom, Quotient) and len(atom.index.terms) == 1:
                 ((var, c),) = atom.index.terms
                 if c == 1 and isinstance(var, Var) and sizes[var.name] % atom.d == 0 and sizes[var.name] > atom.d > 1:
                     cuts[var.name] = min(atom.d, cuts.get(var.name, atom.d))

@@ -131,3 +131,25 @@ class _AtPoint:
         if False in known:
             return self.space.const(0, dtype)
         return self.space.inside([g for g in known if isinstance(g, Guard)], value)
+
+
+def substituted(v: Value, space: Space, replaced: Mapping[str, tuple[Index, int] | None]) -> Value:
+    """A value whose variables are replaced: by nothing, or a coefficient of `by` times the second by an index."""
+    return _Substituted(space, replaced).value(v)
+
+
+class _Substituted(_AtPoint):
+    """Values with other variables. Their indices have no atoms but variables."""
+
+    def __init__(self, space: Space, replaced: Mapping[str, tuple[Index, int] | None]) -> None:
+        self.space, self.replaced = space, replaced
+        self.locals, self._values = {}, {}
+
+    def index(self, x: Index) -> Index:
+        out = self.space.number(x.const)
+        for atom, c in x.terms:
+            assert isinstance(atom, Var)
+            new = self.replaced.get(atom.name, (self.space.index({atom: 1}, 0), 1))
+            if new is not None:
+                out = out + new[0] * (c // new[1])
+        return out

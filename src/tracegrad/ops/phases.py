@@ -144,7 +144,8 @@ def by_phases(axes: Sequence[Steps], product: Callable[[Sequence[Phases]], Tenso
 
     y = rows(())
     assert y is not None, "some tap is the first"
-    y = permute(y, (*range(before), *itertools.chain(*[(before + n + j, before + j) for j in range(n)])))
+    if any(s.stride > 1 for s in axes):  # else a view that only moves axes of size 1, which a product would not fuse
+        y = permute(y, (*range(before), *itertools.chain(*[(before + n + j, before + j) for j in range(n)])))
     y = reshape(y, (*y.shape[:before], *[s.length * s.stride for s in axes]))
     for j, s in enumerate(axes):
         y = slice_(y, before + j, s.padding - s.begin * s.stride, s.size)

@@ -210,7 +210,8 @@ class Function:
         inner = [s for s in self.stores_of() if s.inner]
         if inner:
             written = self.stores(self.emit, inner, loop=True)
-            lines += [*self.emit.flush(), *self.nest(self.inner, written)]
+            # in braces where all inner axes are written out: what is stored once a row has the same names
+            lines += [*self.emit.flush(), *(self.nest(self.inner, written) if self.inner else [Block("", written)])]
         return [*lines, *self.stores(self.emit, [s for s in self.stores_of() if not s.inner], loop=False)]
 
     def folds_of_row(self) -> list[Statement]:

@@ -18,10 +18,11 @@ from tracegrad.kernels.unroll import unroll
 from tracegrad.program import BoundLaunch
 from tracegrad.render.c import Function
 from tracegrad.render.c_product import limit_bits
+from tracegrad.render.gathered import Lay, gathered
 from tracegrad.render.layouts import blas_ready, collapse
 from tracegrad.render.loops import Statement
 from tracegrad.shapes import strides_of
-from tracegrad.tuning import FEW_PRODUCTS
+from tracegrad.tuning import FEW_LANES, FEW_PRODUCTS, LANES
 
 NAME = "NAME"  # stands for a function's name until its text is known
 
@@ -76,16 +77,37 @@ class ProductStep(NamedTuple):
     part: int
 
 
+class Spread(NamedTuple):
+    """An operand whose elements lie at sums of a place for each axis, from an element of a place on."""
+
+    place: Place
+    first: int
+    batch: tuple[int, ...]  # steps
+    rows: tuple[Lay, ...]
+    columns: tuple[Lay, ...]
+
+
+class GatheredStep(NamedTuple):
+    """out = a b, where b lies in memory several times over. The rows of `a` have one step, or are one."""
+
+    a: Spread
+    b: Spread
+    out: View
+
+
+Step = FunctionStep | ProductStep | GatheredStep
+
+
 class CSource(NamedTuple):
     """A launch in C: the texts of its functions, and what is called in which order."""
 
     functions: tuple[str, ...]
-    steps: tuple[FunctionStep | ProductStep, ...]
+    steps: tuple[Step, ...]
 
 
 def render_c(launch: BoundLaunch) -> CSource:
     """The C functions of a launch, and its steps."""
-    steps: list[FunctionStep | ProductStep] = []
+    steps: list[Step] = []
     functions: dict[str, str] = {}
     first = 0
     for kernel in launch.kernels:
@@ -102,7 +124,7 @@ class _Writer:
 
     def __init__(self, kernel: Kernel, first: int) -> None:
         self.kernel, self.first = kernel, first
-        self.steps: list[FunctionStep | ProductStep] = []
+        self.steps: list[Step] = []
         self.functions: dict[str, str] = {}
         self.scratch: list[Slot] = []  # slots after the kernel's own
         self.flat = flat_index(kernel, kernel.outer)
@@ -126,7 +148,15 @@ class _Writer:
 
     def is_called(self, p: Product) -> bool:
         """Is a product worth a call? A fold knows no parts of k."""
-        return p.part > 0 or (self.kernel.length > FEW_PRODUCTS and not is_vector(p))
+        return p.part > 0 or (self.kernel.length > FEW_PRODUCTS and (not is_vector(p) or self.slides(p)))
+
+    def slides(self, p: Product) -> bool:
+        """Is one row multiplied by columns that lie side by side, and several times over?"""
+        inner = self.kernel.inner
+        if points(p.m) > 1 or points(p.n) < LANES or self.as_it_lies(p.b, p.batch, inner, p.n) is not None:
+            return False
+        found = gathered(self.kernel, p.b, p.batch, inner, p.n)
+        return found is not None and any(found.lays[a.name].step == 1 for a in p.n if a.size >= FEW_LANES)
 
     def in_place(self, s: Fold | Store, loaded: dict[str, tuple[int, Index]]) -> bool:
         """Does a product write this value by itself?"""
@@ -160,12 +190,46 @@ class _Writer:
     def product(self, f: Fold, p: Product) -> int:
         """A step of BLAS; the slot of the result."""
         inner = self.kernel.inner
-        a, b = self.operand(p.a, p.batch, p.m, inner), self.operand(p.b, p.batch, inner, p.n)
         out = self.target(f.local)
         sizes = (*(x.size for x in p.batch), points(p.m), points(p.n))
         result = self.view(out, 0, sizes, strides_of([int(n) for n in sizes]))
+        b = self.as_it_lies(p.b, p.batch, inner, p.n)
+        spread = self.spread(p.b, p.batch, inner, p.n) if b is None and not p.limits and not p.part else None
+        if spread is not None:
+            self.steps.append(GatheredStep(self.rows_of(p), spread, result))
+            return out
+        a = self.operand(p.a, p.batch, p.m, inner)
+        b = b or self.packed(p.b, p.batch, inner, p.n)
         self.steps.append(ProductStep(a, b, result, limit_bits(p.limits), p.part))
         return out
+
+    def spread(self, v: Value, batch: Sequence[Axis], rows: Sequence[Axis], columns: Sequence[Axis]) -> Spread | None:
+        """An operand that lies in memory, or as a copy that is less than all of its elements."""
+        found = gathered(self.kernel, v, batch, rows, columns)
+        if found is None:
+            return None
+        slot = found.slot
+        if found.copy is not None:
+            order, value = found.copy
+            slot = self.allocate(points(order))
+            self.written(slot, order, value)
+        lays = [[found.lays.get(a.name, Lay(1, 0)) for a in group] for group in (batch, rows, columns)]
+        steps = tuple([lay.step for lay in lays[0]])
+        return Spread(self.place(slot), found.first, steps, tuple(lays[1]), tuple(lays[2]))
+
+    def rows_of(self, p: Product) -> Spread:
+        """The left operand of a gathered product."""
+        inner = self.kernel.inner
+        found = self.as_it_lies(p.a, p.batch, p.m, inner)
+        if found is None and len(p.m) == 1:
+            lying = gathered(self.kernel, p.a, p.batch, p.m, inner)
+            spread = self.spread(p.a, p.batch, p.m, inner) if lying is not None and lying.copy is None else None
+            if spread is not None:
+                return spread
+        if found is None or found.steps[-1] != 1:
+            found = self.packed(p.a, p.batch, p.m, inner, by_rows=True)
+        (m, k), (step, along) = found.sizes[-2:], found.steps[-2:]
+        return Spread(found.place, found.first, found.steps[:-2], (Lay(m, step),), (Lay(k, along),))
 
     def target(self, local: str) -> int:
         """Where a product goes: straight to an output that lies alike, which what follows overwrites; else scratch."""
@@ -185,6 +249,10 @@ class _Writer:
 
     def operand(self, v: Value, batch: Sequence[Axis], rows: Sequence[Axis], columns: Sequence[Axis]) -> View:
         """A matrix (or a stack of them) that BLAS takes: a view where strides allow it, else a packed copy."""
+        return self.as_it_lies(v, batch, rows, columns) or self.packed(v, batch, rows, columns)
+
+    def as_it_lies(self, v: Value, batch: Sequence[Axis], rows: Sequence[Axis], columns: Sequence[Axis]) -> View | None:
+        """A view, where strides allow it."""
         groups = [*([a] for a in batch), list(rows), list(columns)]
         as_it_lies = v.op == "load" and self.kernel.loaded(v) is f32
         if as_it_lies and all(isinstance(a, Var) for a, _ in v.arg[1].terms):
@@ -192,9 +260,22 @@ class _Writer:
             folded = [g for g in (collapse(group, strides) for group in groups) if g is not None]
             if len(folded) == len(groups) and blas_ready(folded):
                 return self.view(v.arg[0], v.arg[1].const, [g[0] for g in folded], [g[1] for g in folded])
-        return self.packed(v, batch, rows, columns)
+        return None
 
-    def packed(self, v: Value, batch: Sequence[Axis], rows: Sequence[Axis], columns: Sequence[Axis]) -> View:
+    def written(self, slot: int, order: Sequence[Axis], v: Value) -> None:
+        """A step that writes a value for each point of some axes, which lie in this order."""
+        store = Store(slot, flat_index(self.kernel, order), v, False)
+        function = Function(replace(self.extended(), outer=tuple(order), inner=(), body=(store,), uniform=False), {})
+        self.call(function, function.body())
+
+    def packed(
+        self,
+        v: Value,
+        batch: Sequence[Axis],
+        rows: Sequence[Axis],
+        columns: Sequence[Axis],
+        by_rows: bool = False,
+    ) -> View:
         """A copy, by a function; in the order in which it is read. What a whole batch shares is packed once."""
         varies = {a.name for x in walk([v]) for i in indices_of(x) for a in atoms_of(i) if isinstance(a, Var)}
         own = [a for a in batch if a.name in varies]
@@ -202,13 +283,10 @@ class _Writer:
             (a.name for x in walk([v]) if x.op == "load" for a, c in x.arg[1].terms if c == 1 and isinstance(a, Var)),
             "",
         )
-        turned = last in {a.name for a in rows}
+        turned = last in {a.name for a in rows} and not by_rows
         order = [*own, *columns, *rows] if turned else [*own, *rows, *columns]
         slot = self.allocate(points(order))
-        kernel = self.extended()
-        store = Store(slot, flat_index(kernel, order), v, False)
-        function = Function(replace(kernel, outer=tuple(order), inner=(), body=(store,), uniform=False), {})
-        self.call(function, function.body())
+        self.written(slot, order, v)
         m, n = points(rows), points(columns)
         strides = dict(zip([a.name for a in own], strides_of([*(int(a.size) for a in own), int(m * n)])))
         sizes = [*(a.size if a in own else 1 for a in batch), m, n]

@@ -132,7 +132,9 @@ static OPAQUE void turn(float *to, const float *from, long n, long k, long step,
 static OPAQUE void pack(float *to, const float *from, long n, long k, long step, long along,
                                            long width) {{
   if (along == 1 && step != 1) {{
-    for (long l = 0; l < n; l += VL) turn(to + l, from + l * step, min_long(VL, n - l), k, step, width);
+    /* the last ones first: where they are no whole vector, they write over what follows */
+    for (long l = (n - 1) / VL * VL; l >= 0; l -= VL)
+      turn(to + l, from + l * step, min_long(VL, n - l), k, step, width);
     return;
   }}
   /* whole vectors, as long as they end within what is to be read */

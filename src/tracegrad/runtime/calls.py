@@ -11,7 +11,9 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from tracegrad.arrays import np
-from tracegrad.tuning import PRODUCT_GRAIN, PRODUCT_PARTS, PRODUCT_SIDE, PRODUCT_STACK
+from tracegrad.render.c_calls import Spread
+from tracegrad.render.gathered import Lay
+from tracegrad.tuning import LANES, LYING, PRODUCT_GRAIN, PRODUCT_PARTS, PRODUCT_SIDE, PRODUCT_STACK
 
 Array = Any
 Shape = tuple[int, ...]
@@ -82,6 +84,27 @@ class CallList:
         parts = max(1, min(count * m * n * (part or k) // PRODUCT_GRAIN, most, PRODUCT_PARTS))
         return Call(self._address("product"), (ctypes.c_int64 * len(words))(*words), parts, (*arrays, offsets))
 
+    def gathered(self, a: tuple[tuple[Array, int], Spread], b: tuple[tuple[Array, int], Spread], out: Array) -> Call:
+        """out = a b, where the elements of `b` lie at sums of places. The rows of `out` are contiguous."""
+        batch, (m, n) = out.shape[:-2], out.shape[-2:]
+        ((x, x_first), left), ((y, y_first), right) = a, b
+        points = np.array(list(itertools.product(*map(range, batch))), np.int64).reshape(math.prod(batch), len(batch))
+        steps = (left.batch, right.batch, [s // 4 for s in out.strides[:-2]])
+        offsets = np.stack([points @ np.asarray(s, np.int64) for s in steps], axis=-1)
+        tables = [places(left.columns), places(right.rows), places(right.columns)]
+        runs = [neighbours(t) for t in tables]
+        k, vectors = len(tables[0]), int(np.sum(runs_of(runs[2], LANES)))
+        lies = n >= LYING * LANES * vectors
+        how = 0 if lies else 1 if runs[2].mean() >= runs[1].mean() else 2
+        most = max(1, min(len(points) * m * n * k // PRODUCT_GRAIN, PRODUCT_PARTS))
+        across = max(1, min(-(-most // len(points)), n // max(PRODUCT_SIDE, m)))
+        words = [len(points), m, n, k]
+        words += [x.ctypes.data + 4 * x_first, y.ctypes.data + 4 * y_first, out.ctypes.data, offsets.ctypes.data]
+        words += [left.rows[0].step if left.rows else 0, out.strides[-2] // 4]
+        words += [t.ctypes.data for t in (*tables, *runs)] + [how, across]
+        held, parts = (x, y, out, offsets, *tables, *runs), min(most, len(points) * across)
+        return Call(self._address("gathered"), (ctypes.c_int64 * len(words))(*words), parts, held)
+
     def bound(self) -> BoundCalls:
         """The calls, ready to be made."""
         held, libraries = list(self._calls), self._libraries
@@ -110,6 +133,28 @@ class CallList:
             assert found is not None
             self._addresses[name] = found
         return found
+
+
+def places(lays: Sequence[Lay]) -> Array:
+    """Where the points of some axes lie, the last axis fastest."""
+    found = np.zeros(1, np.int64)
+    for lay in lays:
+        t = np.arange(lay.size, dtype=np.int64) * lay.by
+        found = (found[:, None] + (t // lay.of * lay.step + t % lay.of * lay.other)).reshape(-1)
+    return found
+
+
+def neighbours(at: Array) -> Array:
+    """How many, from each place on, lie side by side."""
+    ends = np.append(np.flatnonzero(np.diff(at) != 1) + 1, len(at))
+    each = np.arange(len(at))
+    return ends[np.searchsorted(ends, each, side="right")] - each
+
+
+def runs_of(neighbours: Array, lanes: int) -> Array:
+    """Of each run of neighbours, how many vectors it takes."""
+    first = np.append(True, neighbours[:-1] == 1)
+    return -(-neighbours[first] // lanes)
 
 
 def processors() -> int:

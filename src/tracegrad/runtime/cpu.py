@@ -24,11 +24,12 @@ from tracegrad.jsontext import shown
 from tracegrad.kernels.form import SIZE, decided
 from tracegrad.program import PERSISTENT, Buffer, Field, KernelSource, Program
 from tracegrad.render.c import MARGIN, library_source
-from tracegrad.render.c_calls import CSource, FunctionStep, Place, RunSize, Scratch, View
+from tracegrad.render.c_calls import CSource, FunctionStep, GatheredStep, Place, RunSize, Scratch, Spread, Step, View
 from tracegrad.render.c_engine import ENGINE
+from tracegrad.render.c_gathered import GATHERED
 from tracegrad.runtime.base import DeviceInfo, Done, Timings
 from tracegrad.runtime.c_compiler import Compiler, compiler
-from tracegrad.runtime.calls import BoundCalls, CallList, processors
+from tracegrad.runtime.calls import BoundCalls, Call, CallList, processors
 from tracegrad.runtime.children import Children
 from tracegrad.runtime.cpu_verify import computes_wrongly
 from tracegrad.runtime.doors import DirectParts, Door
@@ -130,7 +131,9 @@ class CpuSession:
         texts = sorted({f for k in program.kernels for f in k.texts["c"].functions})
         count = min(C_SOURCES, processors(), 1 + sum(map(len, texts)) // C_SOURCE)
         sources = [library_source(texts[k::count]) for k in range(count)]
-        return [self._engine, *(self._compiler.begin(text, self._children) for text in sources)]
+        gathers = any(isinstance(s, GatheredStep) for k in program.kernels for s in k.texts["c"].steps)
+        also = [self._compiler.begin(GATHERED, self._children)] if gathers else []
+        return [self._engine, *also, *(self._compiler.begin(text, self._children) for text in sources)]
 
     def _ready(self, handle: int) -> _Loaded:
         """The program with every kernel bound to its arrays."""
@@ -195,15 +198,20 @@ class CpuSession:
             array, offset = at(v.place)
             return view(array, offset + v.first, tuple([decided(x, n) for x in v.sizes]), v.steps)
 
+        def spread(x: Spread) -> tuple[Array, int]:
+            array, offset = at(x.place)
+            return array, offset + x.first
+
+        def call(s: Step) -> Call:
+            if isinstance(s, FunctionStep):
+                parts = max(1, s.parts * n // capacity) if s.sized else s.parts
+                return calls.call(s.name, parts, list(map(at, s.places)))
+            if isinstance(s, GatheredStep):
+                return calls.gathered((spread(s.a), s.a), (spread(s.b), s.b), matrix(s.out))
+            return calls.product(matrix(s.a), matrix(s.b), matrix(s.out), s.limits, s.part)
+
         source: CSource = kernel.texts["c"]
-        calls.add(
-            [
-                calls.call(s.name, max(1, s.parts * n // capacity) if s.sized else s.parts, list(map(at, s.places)))
-                if isinstance(s, FunctionStep)
-                else calls.product(matrix(s.a), matrix(s.b), matrix(s.out), s.limits, s.part)
-                for s in source.steps
-            ]
-        )
+        calls.add(list(map(call, source.steps)))
 
     def _is_wrong(self, program: Program, libraries: Sequence[Future[ctypes.CDLL | None]]) -> bool:
         """Does a kernel of the program compute wrongly in C? What it must compute is found before libraries are."""
@@ -254,7 +262,8 @@ class CpuSession:
         size = math.prod(shape) * wanted.itemsize
         have = self._scratch.get(number)
         if have is None or have.nbytes < size:
-            have = self._scratch[number] = np.zeros(max(size, 64), np.uint8)
+            margin = 4 * MARGIN
+            have = self._scratch[number] = np.zeros(margin + max(size, 64) + margin, np.uint8)[margin:-margin]
         return have[:size].view(wanted).reshape(shape)
 
     def unload(self, handle: int) -> None:

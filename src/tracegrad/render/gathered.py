@@ -1,0 +1,148 @@
+"""Where the elements of a product's operand lie, if not as a matrix: as sums of a place for each k and each column.
+
+Windows of an image read an element at i * stride + k * dilation: what they read, and the zeros around it, is written
+once (or lies in memory already), not once for every window. That is a rule of indices. Two axes that occur only
+together, in one proportion, are one coordinate.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from tracegrad.dtypes import f32
+from tracegrad.kernels.expr import Guard, Index, Value, Var, atoms_of, indices_of, walk
+from tracegrad.kernels.form import Axis, Extent, Kernel
+from tracegrad.kernels.unroll import substituted
+from tracegrad.shapes import strides_of
+
+
+class Lay(NamedTuple):
+    """Where the points of an axis lie: t at (t * by // of) * step + (t * by % of) * other."""
+
+    size: int
+    step: int
+    by: int = 1
+    of: int = 1
+    other: int = 0
+
+
+class Pair(NamedTuple):
+    """Two axes of a value that occur as one coordinate, first * step + second * apart."""
+
+    first: Axis
+    second: Axis
+    step: int
+    apart: int
+
+    @property
+    def extent(self) -> int:
+        """How many values the coordinate has."""
+        return (self.first.size - 1) * self.step + (self.second.size - 1) * self.apart + 1
+
+    @property
+    def each(self) -> int:
+        """Of every remainder that a multiple of `step` leaves, so many values are kept."""
+        return -(-self.extent // self.step)
+
+
+@dataclass(frozen=True, slots=True)
+class Gathered:
+    """An operand's elements: of a slot as it lies, where `copy` is None; else of a copy that is written first.
+
+    copy:  the axes of the copy and its value.
+    first: the element that all places are counted from.
+    lays:  of each axis by name, those of the batch too.
+    """
+
+    slot: int
+    first: int
+    lays: Mapping[str, Lay]
+    copy: tuple[tuple[Axis, ...], Value] | None
+
+
+def gathered(
+    kernel: Kernel, v: Value, batch: Sequence[Axis], rows: Sequence[Axis], columns: Sequence[Axis]
+) -> Gathered | None:
+    """Where an operand's elements lie; None where its indices are no sums, or to write it out is as good."""
+    axes = [a for a in (*batch, *rows, *columns) if a.size != 1]
+    indices = [i for x in walk([v]) for i in indices_of(x)]
+    if any(not isinstance(a, Var) for i in indices for a in atoms_of(i)) or any(x.op == "local" for x in walk([v])):
+        return None
+    if any(isinstance(a.size, Extent) for a in (*rows, *columns)):
+        return None
+    terms = [{a.name: c for a, c in i.terms if isinstance(a, Var)} for i in indices]
+    pairs = pairs_of(terms, rows, columns)
+    if _lies(kernel, v) and all(p.step == 1 for p in pairs):
+        steps = terms[0]
+        neighbours = any(steps.get(a.name) == 1 for a in (*rows, *columns))
+        lays = {a.name: Lay(a.size, steps.get(a.name, 0)) for a in axes}
+        return Gathered(v.arg[0], v.arg[1].const, lays, None) if neighbours else None
+    return _copied(v, pairs, terms, axes, batch) if pairs else None
+
+
+def _lies(kernel: Kernel, v: Value) -> bool:
+    return v.op == "load" and kernel.loaded(v) is f32
+
+
+def pairs_of(terms: Sequence[Mapping[str, int]], rows: Sequence[Axis], columns: Sequence[Axis]) -> list[Pair]:
+    """Of each axis of one side at most one pair with an axis of the other."""
+    found: list[Pair] = []
+    taken: set[str] = set()
+    for x in (*columns, *rows):
+        for y in rows if x in columns else columns:
+            if {x.name, y.name} & taken or min(x.size, y.size) == 1 or x.size < y.size:
+                continue
+            step = _together(terms, x.name, y.name)
+            if step is not None and Pair(x, y, *step).extent < x.size * y.size:  # else nothing lies there twice
+                found.append(Pair(x, y, *step))
+                taken |= {x.name, y.name}
+    return found
+
+
+def _together(terms: Sequence[Mapping[str, int]], x: str, y: str) -> tuple[int, int] | None:
+    """The least proportion in which two variables occur, if it is the same in every index."""
+    both = [(t.get(x, 0), t.get(y, 0)) for t in terms if x in t or y in t]
+    if any(a <= 0 or b <= 0 for a, b in both):
+        return None
+    found = {(a // math.gcd(a, b), b // math.gcd(a, b)) for a, b in both}
+    return found.pop() if len(found) == 1 else None
+
+
+def _copied(
+    v: Value, pairs: Sequence[Pair], terms: Sequence[Mapping[str, int]], axes: Sequence[Axis], batch: Sequence[Axis]
+) -> Gathered:
+    """A copy in which each pair is two axes: the remainder by its step, and what is left, which lies as in memory."""
+    space = next(i.space for x in walk([v]) for i in indices_of(x))
+    load = next((t for x, t in zip(_indexed(v), terms) if x.op == "load"), dict[str, int]())
+    varies = {name for t in terms for name in t}
+    paired = {a.name for p in pairs for a in (p.first, p.second)}
+    far = {a: load.get(a.name, 0) for a in axes if a.name in varies and a.name not in paired}
+    apart: list[tuple[Axis, Axis]] = []
+    replaced: dict[str, tuple[Index, int] | None] = {}
+    guards: list[Guard | bool] = []
+    for p in pairs:
+        name = f"{p.first.name}_{p.second.name}_{p.extent}"
+        left, rest = Axis(f"r{name}", min(p.step, p.extent)), Axis(f"u{name}", p.each)
+        apart.append((left, rest))
+        far |= {left: 2**40, rest: load.get(p.first.name, 0)}
+        u = space.var(rest.name, rest.size) * p.step + space.var(left.name, left.size)
+        replaced |= {p.first.name: (u, p.step), p.second.name: None}
+        guards.append(space.guard(u, 0, p.extent, 1))
+    inside = sorted([a for a in far if a not in batch], key=lambda a: -far[a])
+    order = [*(a for a in batch if a in far), *inside]
+    strides = dict(zip([a.name for a in order], strides_of([int(a.size) for a in order])))
+    lays = {a.name: Lay(a.size, strides.get(a.name, 0)) for a in axes}
+    for p, (left, rest) in zip(pairs, apart):
+        step = strides[rest.name]
+        lays[p.first.name] = Lay(p.first.size, step)
+        lays[p.second.name] = Lay(p.second.size, step, p.apart, p.step, strides[left.name])
+    value = space.inside([g for g in guards if isinstance(g, Guard)], substituted(v, space, replaced))
+    return Gathered(-1, 0, lays, (tuple(order), value))
+
+
+def _indexed(v: Value) -> list[Value]:
+    """Every value that has indices, once for each of them."""
+    return [x for x in walk([v]) for _ in indices_of(x)]

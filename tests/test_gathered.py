@@ -1,0 +1,147 @@
+"""Products with an operand that lies in memory several times over: which products are, where they find it, and that
+every way of reading it gives the same numbers, for every width of vectors."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+
+import tracegrad as tg
+from tracegrad.compiler.build import build_forward
+from tracegrad.render.c_calls import CSource, GatheredStep
+from tracegrad.render.gathered import Lay
+from tracegrad.runtime.c_compiler import OTHER_FLAGS, compiler_named
+from tracegrad.runtime.calls import neighbours, places, runs_of
+from tracegrad.runtime.cpu import CpuSession
+
+FLAGS = ("", "-march=x86-64-v3", "-march=x86-64")  # vectors of what this machine has, of 8 and of 4
+Fn = Callable[..., Any]
+
+
+class Filters(tg.Module):
+    """Filters of a convolution."""
+
+    def __init__(self, w: np.ndarray) -> None:
+        self.w = self.param(w.shape, init=tg.init.literal(w))
+
+
+def conv(x: Any, w: Any, **how: Any) -> Any:
+    return getattr(tg, f"conv{len(x.shape) - 2}d")(x, w, **how)
+
+
+# images, filters, geometry: long and short rows, many channels, steps, dilation, groups, sequences, volumes
+SHAPES: list[tuple[tuple[int, ...], tuple[int, ...], dict[str, Any]]] = [
+    ((2, 3, 9, 40), (5, 3, 3, 3), {"padding": 1}),
+    ((2, 16, 12, 33), (15, 16, 3, 3), {"padding": 1}),
+    ((3, 70, 7, 7), (65, 70, 3, 3), {"padding": 1}),
+    ((2, 5, 16, 21), (6, 5, 4, 5), {"stride": (2, 3), "padding": (1, 2)}),
+    ((2, 4, 14, 30), (8, 2, 3, 3), {"dilation": (2, 3), "padding": 2, "groups": 2}),
+    ((2, 6, 10, 36), (6, 1, 3, 5), {"padding": (1, 2), "groups": 6}),
+    ((4, 20, 6, 18), (24, 20, 1, 1), {}),
+    ((2, 3, 200), (7, 3, 9), {"padding": 4, "stride": 2}),
+    ((1, 2, 6, 5, 19), (3, 2, 2, 3, 3), {"padding": 1}),
+]
+
+
+def run(session: CpuSession, fn: Fn, w: np.ndarray, given: dict[str, np.ndarray]) -> tuple[np.ndarray, int]:
+    """The result, and how many of the program's products gather."""
+    built = build_forward(Filters(w), fn, {k: v.shape for k, v in given.items()})
+    handle = session.load(built.program)
+    for b in built.program.buffers:
+        if b.role == "param":
+            session.write(b.name, w)
+    (found,) = session.run(handle, [given])
+    sources: Sequence[CSource] = [k.texts["c"] for k in built.program.kernels]
+    return next(iter(found.values())), sum(isinstance(s, GatheredStep) for source in sources for s in source.steps)
+
+
+@pytest.mark.parametrize("flags", FLAGS)
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_convolutions_and_both_gradients(shape: Any, flags: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    if "x86" in flags and os.uname().machine != "x86_64":
+        return
+    monkeypatch.setenv(OTHER_FLAGS, flags)
+    compiler = compiler_named("cc")
+    if compiler is None:
+        pytest.skip("no C compiler")
+    rng, (x_shape, w_shape, how) = np.random.default_rng(0), shape
+    x, w = rng.standard_normal(x_shape).astype("f"), rng.standard_normal(w_shape).astype("f")
+    session = CpuSession(compiler)
+    reference = CpuSession(None)  # NumPy's kernels
+    try:
+        ct = rng.standard_normal(run(reference, lambda m, x: conv(x, m.w, **how), w, {"x": x})[0].shape).astype("f")
+
+        def by_input(m: Filters, ct: Any) -> Any:
+            return tg.grad(lambda x: (conv(x, m.w, **how) * ct).sum())(tg.zeros(x_shape))
+
+        def by_weights(m: Filters, x: Any, ct: Any) -> Any:
+            return tg.grad(lambda w: (conv(x, w, **how) * ct).sum())(m.w)
+
+        ways: list[tuple[Fn, dict[str, np.ndarray]]] = [
+            (lambda m, x: conv(x, m.w, **how), {"x": x}),
+            (by_input, {"ct": ct}),
+            (by_weights, {"x": x, "ct": ct}),
+        ]
+        gathering = 0
+        for fn, given in ways:
+            got, count = run(session, fn, w, given)
+            expected, _ = run(reference, fn, w, given)
+            np.testing.assert_allclose(got, expected, rtol=1e-4, atol=2e-5 * np.abs(expected).max())
+            gathering += count
+        assert gathering
+    finally:
+        session.close()
+        reference.close()
+
+
+def test_a_product_that_lies_as_a_matrix_gathers_nothing() -> None:
+    compiler = compiler_named("cc")
+    if compiler is None:
+        pytest.skip("no C compiler")
+    session = CpuSession(compiler)
+    rng = np.random.default_rng(0)
+    x, w = rng.standard_normal((20, 30)).astype("f"), rng.standard_normal((30, 40)).astype("f")
+    try:
+        for fn, expected in (
+            (lambda m, x: x @ m.w, x @ w),
+            (lambda m, x: m.w.T @ x.T, (x @ w).T),
+            (lambda m, x: tg.relu(x) @ m.w, np.maximum(x, 0) @ w),
+        ):
+            got, count = run(session, fn, w, {"x": x})
+            np.testing.assert_allclose(got, expected, rtol=1e-4, atol=1e-4)
+            assert count == 0
+    finally:
+        session.close()
+
+
+@pytest.mark.parametrize("flags", FLAGS)
+def test_rows_far_apart_whose_number_is_no_whole_vector(flags: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    if "x86" in flags and os.uname().machine != "x86_64":
+        return
+    monkeypatch.setenv(OTHER_FLAGS, flags)
+    monkeypatch.setenv("TRACEGRAD_VERIFY", "off")
+    compiler = compiler_named("cc")
+    if compiler is None:
+        pytest.skip("no C compiler")
+    session = CpuSession(compiler)
+    rng = np.random.default_rng(0)
+    try:
+        for rows in (3, 5, 6, 7, 13):
+            x, w = rng.standard_normal((rows, 1024)).astype("f"), rng.standard_normal((1024, 20)).astype("f")
+            got, _ = run(session, lambda m, x: x @ m.w, w, {"x": x})
+            np.testing.assert_allclose(got, x @ w, rtol=1e-3, atol=1e-3)
+    finally:
+        session.close()
+
+
+def test_places_of_axes_and_their_neighbours() -> None:
+    assert places([Lay(2, 10), Lay(3, 1)]).tolist() == [0, 1, 2, 10, 11, 12]
+    assert places([Lay(4, 1, 1, 2, 100)]).tolist() == [0, 100, 1, 101]  # even ones first
+    assert places([]).tolist() == [0]
+    at = np.array([0, 1, 2, 10, 11, 20])
+    assert neighbours(at).tolist() == [3, 2, 1, 2, 1, 1]
+    assert runs_of(neighbours(at), 2).tolist() == [2, 1, 1]
