@@ -173,6 +173,20 @@ def test_faults_that_the_check_was_not_made_for(name: str, compiler: Callable[[s
         _ = train.step(batch).loss
 
 
+def test_random_numbers_of_half_the_range_are_found(compiler: Callable[[str, str], Path]) -> None:
+    """The limits of the cast, 2^31, and 24 random bits are no reason to allow more."""
+    compiler(r"5\.96046448e-08f", "2.98023224e-08f")
+
+    def drawn(m: Net) -> tg.Tensor:
+        return m.w * tg.cast(tg.floor(tg.uniform((6, 5)) * 6.0), tg.i32).astype(tg.f32)
+
+    with (
+        tg.compile_forward(model=Net(), forward=drawn, inputs={}, seed=0, device="cpu") as f,
+        pytest.warns(RuntimeWarning, match="numbers are wrong"),
+    ):
+        _ = f.run().output
+
+
 def test_choices_among_few_values_are_seen_from_both_sides(compiler: Callable[[str, str], Path]) -> None:
     """The first numbers all fall on one side, so what is wrong with the other does not show in them."""
 

@@ -10,10 +10,15 @@ from typing import Any
 import numpy as np
 import pytest
 
+import tracegrad as tg
 from browser import browser, open_page, served, until
 from node import needs_node, run_node
 from test_export import ready, train_for, wave_page
+from test_verify import Strided, strided
+from tracegrad import optim
+from tracegrad.program import Program
 from tracegrad.runtime.patterns import Patterns
+from tracegrad.runtime.recorded import ANY, recorded
 
 __all__ = ["browser", "served"]  # fixtures
 
@@ -84,6 +89,22 @@ def test_a_lying_adapter_is_refused(lie: str, browser: Any, served: tuple[str, P
     page.context.close()
 
 
+@pytest.mark.parametrize(("old", "new"), [("v3 >> 28u", "v3 >> 27u"), ("5.96046448e-08f", "2.98023224e-08f")])
+def test_batches_that_are_drawn_wrongly_are_refused(old: str, new: str, browser: Any, served: tuple[str, Path]) -> None:
+    """Another hash of the random numbers, and numbers that reach half of the examples."""
+    url, folder = served
+    site = folder / f"drawn-{len(old)}"
+    wave_page(site)
+    own = json.loads((site / "program.json").read_text())
+    assert not any(old in k["wgsl"] for k in own["train"]["kernels"])
+    (kernel,) = [k for k in own["feed"]["kernels"] if k["wgsl"].count(old) == 2]
+    (site / "worker.js").write_text(LYING.format(old=old, new=new, end="''"))
+    page = open_page(browser, f"{url}/{site.name}/")
+    until(page, "() => document.getElementById('status').classList.contains('problem')")
+    assert f"kernel {kernel['label']} computes wrongly on this device" in page.inner_text("#status")
+    page.context.close()
+
+
 def test_a_forward_that_is_computed_wrongly_fails(browser: Any, served: tuple[str, Path]) -> None:
     """It is checked when it first runs; the training goes on."""
     url, folder = served
@@ -114,3 +135,42 @@ def test_a_page_of_one_file_is_checked(browser: Any, tmp_path: Path) -> None:
     train_for(ready(page), 3)
     assert page.problems == []
     page.context.close()
+
+
+def bits_of(entry: list[Any], seed: int) -> Any:
+    """What js/verify.js makes of a row of a check's table."""
+    kind, x = entry
+    values = np.int32([x]) if kind == "one" else Patterns(seed, strict=False).of((kind, x))
+    return values.astype(np.float32 if values.dtype.kind == "f" else np.int32).view(np.int32)
+
+
+def test_the_check_of_a_page_in_half_precision(device: Any) -> None:
+    """Chromium's software adapter has no halves, so a native one runs what a page would."""
+    shapes = {"x": (5, 1, 5, 5), "k": tg.i32[5]}
+    with tg.compile(
+        model=Strided(), loss=strided, inputs=shapes, optimizer=optim.sgd(1e-2), seed=0, device="cpu", precision="f16"
+    ) as train:
+        program = train.program
+    check = recorded(program, {})
+    assert program.needs_f16 and check is not None
+    facts, kernels = check.facts, program.to_data()["kernels"]
+    data = facts["program"] | {
+        "kernels": [kernels[k] if isinstance(k, int) else k for k in facts["program"]["kernels"]]
+    }
+    assert any(d["kernel"] for d in data["dispatches"])
+    handle = device.load(Program.from_data(data))
+    table = np.concatenate([bits_of(entry, facts["seeds"][0]) for entry in facts["table"]])
+    (outputs,) = device.run(handle, [{"table": table, "picks": check.arrays["picks"]}]).outputs()
+    got, want = outputs["found"], check.arrays["found.0"]
+    halves = compared = 0
+    for (n, kind, begin, size), (every, each) in zip(facts["checks"], facts["allowed"][0]):
+        at = np.arange(begin, begin + size)[want[begin : begin + size] != ANY]
+        if kind[0] == "f":
+            y = want[at].view(np.float32)
+            np.testing.assert_array_less(np.abs(got[at].view(np.float32) - y), every + each * np.abs(y) + 1e-30, str(n))
+            halves += at.size if kind == "f16" else 0
+        else:
+            found, expected = (got[at] != 0, want[at] != 0) if kind == "bool" else (got[at], want[at])
+            np.testing.assert_array_equal(found, expected, str(n))
+        compared += at.size
+    assert halves > 100 and compared > 500, (halves, compared)

@@ -6,7 +6,7 @@ import { checkType, fault, need, parsed, prod, within } from "./checks.js";
 import { checkProgram } from "./manifest.js";
 import { uniform } from "./random.js";
 
-const CHECK = 1; // version of what is checked, and how
+const CHECK = 2; // version of what is checked, and how
 const ANY = 0x7fc00000; // bits of what is not compared
 const PERIOD = 4093, LOW = 0.05, HIGH = 2, NEGATIVE = 0.3, BEYOND = 3; // of patterns
 const FACTS = {

@@ -74,6 +74,11 @@ def _sides(kernel: Kernel, candidates: Array) -> Array:
     return np.broadcast_to(number, (len(candidates), 1)).reshape(-1)
 
 
+def _is_exact(v: Value) -> bool:
+    """Is it a constant, or an integer that became a float?"""
+    return v.op == "const" or (v.op == "map" and v.arg[0] == "cast" and not v.args[0].dtype.is_float)
+
+
 def _is_static(index: Index, free: set[str]) -> bool:
     """Does it depend on coordinates of outer points only?"""
     return all(isinstance(a, Quotient) or (isinstance(a, Var) and a.name in free) for a in atoms_of(index))
@@ -103,9 +108,13 @@ class Points:
         self.counts = np.ones((len(outer), 1), bool)
 
     def scale(self) -> float:
-        """The largest sum of magnitudes that was added up so far. What cancels leaves roundings of that size."""
+        """The largest sum of magnitudes that was added up so far. What cancels leaves roundings of that size.
+
+        Constants and integers that became floats are exact: neither the limits of a cast nor 24 random bits leave any.
+        """
         sums = [np.abs(x).sum(axis=1) for x in self.folded]
-        found = [x for x in (*self.known.values(), *sums) if x.dtype.kind == "f"]
+        rounded = [x for v, x in self.known.items() if not _is_exact(v)]
+        found = [x for x in (*rounded, *sums) if x.dtype.kind == "f"]
         return max([float(np.abs(x[np.isfinite(x)]).max(initial=0.0)) for x in found], default=0.0)
 
     def one_sided(self) -> bool:

@@ -6,19 +6,25 @@ It is the bench that `wgpu_verify` runs natively, with what it must find. Both s
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from itertools import count, islice
 from typing import Any, NamedTuple
 
 from tracegrad import safetensors
 from tracegrad.arrays import np
+from tracegrad.dtypes import f32
+from tracegrad.kernels.form import Kernel
 from tracegrad.program import KernelSource, Program
 from tracegrad.runtime.bench import Bench
-from tracegrad.runtime.patterns import drawn
+from tracegrad.runtime.patterns import STRIDE, Patterns, drawn, kind_of
 from tracegrad.runtime.tolerance import EPS
-from tracegrad.runtime.verify import AGAIN, SEED, Check, Layout, Trial, layout_of, sizes_of, trials_of
+from tracegrad.runtime.verify import SEED, Check, Layout, Trial, indexed, layout_of, sizes_of, trials_of
 
 Array = Any
 MOST = 256  # elements of one store: they are most of the file
+ROWS, LEAST = 2, 1.5  # examples, of which the second is drawn where their number is above 1
 ANY = 0x7FC00000  # bits, a NaN's, for what is not compared
 
 
@@ -40,21 +46,25 @@ class Expected(NamedTuple):
 def recorded(program: Program, lines: Mapping[int, Sequence[str]]) -> Recorded | None:
     """The check of all kernels; None if there are none to check. lines: of the user's, by the number of a kernel.
 
-    Kernels without a definition are not checked, nor are those that need a larger array than the program: they read
-    examples, of which the host decides how many there are.
+    Kernels without a definition are not checked. Those that draw from examples, whose number is the host's to decide,
+    draw from ROWS.
     """
     numbers = {k.wgsl: n for n, k in enumerate(program.kernels)}  # those of equal text are one
     firsts = {d.kernel: d for d in reversed(program.dispatches)}
     kernels: dict[str, tuple[KernelSource, Layout]] = {}
+    drawing = list[tuple[KernelSource, Layout]]()
     for n in numbers.values():
         kernel = program.kernels[n]
         if kernel.forms and n in firsts:
-            layout = layout_of(kernel, firsts[n].offsets)
-            if 4 * max(layout.ends) <= program.needs.buffer_bytes:
-                kernels[str(n)] = kernel, layout
+            buffers = [program.buffers[b] for b in firsts[n].buffers]
+            examples = [k for k, b in enumerate(buffers) if b.role == "data" and not b.size]
+            kernel = _with_few_examples(kernel, examples)
+            kernels[str(n)] = kernel, layout_of(kernel, firsts[n].offsets)
+            drawing += [kernels[str(n)]] if examples else []
     if not kernels:
         return None
-    tries = [[(trial, list(map(_expected, trial.checks))) for _, trial in trials_of(kernels, s)] for s in (SEED, AGAIN)]
+    seeds = list(islice(filter(partial(_draws, drawing), count(SEED)), 2))
+    tries = [[(trial, list(map(_expected, trial.checks))) for _, trial in trials_of(kernels, s)] for s in seeds]
     bench, checks = Bench(sizes_of(layout for _, layout in kernels.values())), list[list[Any]]()
     for n, (trial, expected) in zip(map(int, kernels), tries[0]):
         bench.add(_looking_at(trial, expected), firsts[n].grid, constant=True)
@@ -72,7 +82,7 @@ def recorded(program: Program, lines: Mapping[int, Sequence[str]]) -> Recorded |
     facts = {
         "program": data,
         "table": [[*map(_plain, key)] for key in bench.entries],
-        "seeds": [SEED, AGAIN],
+        "seeds": seeds,
         "checks": checks,
         "allowed": [[e.allowed for e in those] for those in values],
         "lines": {n: list(lines.get(int(n), ())) for n in kernels},
@@ -85,6 +95,30 @@ def file_of(found: Mapping[str, Recorded]) -> bytes:
     arrays = {f"{name}/{part}": x for name, check in found.items() for part, x in check.arrays.items()}
     facts = {name: json.dumps(check.facts, separators=(",", ":")) for name, check in found.items()}
     return b"".join(safetensors.parts(arrays, facts))
+
+
+def _with_few_examples(kernel: KernelSource, examples: Collection[int]) -> KernelSource:
+    """The kernel as if there were ROWS examples in these bindings."""
+    forms, first = list[Kernel](), 0
+    for form in kernel.forms:
+        rows = max(1, indexed(form) - 1)  # that an index may choose among
+        slots = [
+            replace(s, size=s.size // rows * ROWS) if kernel.binding_of[first + k] in examples else s
+            for k, s in enumerate(form.slots)
+        ]
+        forms, first = [*forms, replace(form, slots=tuple(slots))], first + len(slots)
+    return replace(kernel, forms=tuple(forms))
+
+
+def _draws(drawing: Sequence[tuple[KernelSource, Layout]], seed: int) -> bool:
+    """Are all ROWS examples drawn? How many there are is a float below ROWS, of the seed's numbers."""
+    patterns = Patterns(seed, strict=False)
+    for kernel, layout in drawing:
+        for k, s in enumerate(s for form in kernel.forms for s in form.slots):
+            at = np.asarray(layout.offsets[k] + layout.arrays[kernel.binding_of[k]][0] * STRIDE)
+            if s.dtype is f32 and s.size == 1 and patterns.read(s, kind_of(f32, 0), at) < LEAST:
+                return False
+    return True
 
 
 def _plain(x: str | float) -> str | int:

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from tracegrad.runtime.cache import cache_folder, is_own
 
-VERSION = "3"  # of what is checked, and how
+VERSION = "4"  # of what is checked, and how
 RIGHT, WRONG = "right", "wrong"
 DIGITS = 40
 

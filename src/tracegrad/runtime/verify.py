@@ -92,7 +92,7 @@ def _apart(own: Sequence[tuple[Name, int, Slot]], offsets: Sequence[int]) -> boo
     return True
 
 
-def _indexed(form: Kernel) -> int:
+def indexed(form: Kernel) -> int:
     """One more than integers should reach: past the end of what they index."""
     found = [a.hi + 2 for v in walk([s.value for s in form.body]) for i in indices_of(v)
              for a in atoms_of(i) if isinstance(a, Dynamic)]  # fmt: skip
@@ -188,7 +188,7 @@ class Trial(NamedTuple):
 def trial_of(kernel: KernelSource, layout: Layout, patterns: Patterns) -> Trial:
     """A trial with these numbers."""
     out = Trial(kernel, layout, patterns, [], [], [], [])
-    below, first = max(map(_indexed, kernel.forms)), 0
+    below, first = max(map(indexed, kernel.forms)), 0
     outer = [chosen(form, SEED) for form in kernel.forms]
     zeros = _left_out(kernel, layout, outer)
     out.puts.extend(Put(name, at, 0) for name, at in zeros.items())
