@@ -240,3 +240,14 @@ def test_memory_is_not_traded_for_a_product_that_is_small() -> None:
 
         (_, total), _ = tg.scan(step, (big, tg.zeros((1, 1000))), None, 100)
     assert loops(out_of_loops([total])) == [["matmul"]]
+
+
+def test_a_gradient_reads_what_was_finished() -> None:
+    """Of two layers the tanh between is stored, not the product that it is made of."""
+    with tracing():
+        given = leaves()
+        layers = lambda h: tg.sin(tg.tanh(h @ given["w"] + given["b"]) @ given["u"])
+        roots = gradients(tg.sum(tg.repeat(layers, 4, given["h"])), [given["w"], given["u"]])
+    scans = [t for t in toposort(expand_composites(roots)) if t.prim.family == "scan"]
+    asked = [t.prim.name for t in scans[0].attrs["body"].each]
+    assert asked == ["leaf", "tanh", "matmul"]  # sin is of the product, so its slope reads that
