@@ -169,8 +169,8 @@ class Tensor(TensorMethods):
 
     def __float__(self) -> float:
         raise TraceError.here(
-            f"the value of {self!r} is not known while tracing, so there is no number: compute with functions of tg., "
-            "such as tg.exp, or return it with the result, as aux of a loss, and read it there"
+            f"the value of {self!r} is not known while tracing, so there is no number. Compute with functions of tg., "
+            "such as tg.exp. To read it, return it with the result, as aux of a loss"
         )
 
     def __int__(self) -> int:
@@ -181,8 +181,8 @@ class Tensor(TensorMethods):
 
     def __index__(self) -> int:
         raise TraceError.here(
-            f"the value of {self!r} is not known while tracing, so it cannot be the integer of a size, an index of a "
-            "list, a range or a slice: sizes are in x.shape; tg.take(x, i, axis) picks elements, as of tg.stack(list)"
+            f"the value of {self!r} is not known while tracing, so it cannot be a size, an index of a list, a range "
+            "or a slice. Sizes are in x.shape; tg.take(x, i, axis) picks elements, as of tg.stack(list)"
         )
 
     def __format__(self, spec: str) -> str:
@@ -223,7 +223,7 @@ class Tensor(TensorMethods):
 
     def __array__(self, *_: Any, **__: Any) -> Any:
         raise TraceError.here(
-            f"{self!r} has no numbers while tracing, so it cannot become a NumPy array or index one; write "
+            f"{self!r} has no numbers while tracing, so it cannot become a NumPy array or index one. Write "
             "tg.stack([a, b]) for np.array([a, b]), and tg.take(tg.asarray(array), i, 0) for array[i]"
         )
 

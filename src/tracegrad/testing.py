@@ -121,8 +121,8 @@ def check_op(
     """Check one op in every way that tracegrad checks its own.
 
     The checks: the type rule, gradients against finite differences in float64, gradients of gradients, forward mode
-    against backward mode, `vmap` against a loop, PyTorch where `torch=` names its counterpart, and the values and
-    gradients of every runtime of this machine against float64.
+    against backward mode, and `vmap` against a loop. PyTorch is compared where `torch=` names its counterpart. Values
+    and gradients of every runtime of this machine are compared with float64.
 
     fn:      a function of tensors, such as an op made by `tracegrad.extend.elementwise`
     shapes:  shapes of its f32 inputs

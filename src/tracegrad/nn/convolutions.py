@@ -140,8 +140,9 @@ class ConvTranspose2d(_Windowed):
        H = (h - 1) stride - 2 padding + kernel + output_padding.
     W: f32[in_ch, out_ch/groups, kh, kw], from `init`; `decay` is about W.  b: f32[out_ch], zeros.
 
-    By default W is normal with deviation sqrt(2 / n), where n = in_ch/groups * kh*kw / (stride of both axes) is the
-    mean number of terms of an element of the result: what `kaiming()` is for the other convolutions.
+    By default W is normal with deviation sqrt(2 / n), as `kaiming()` for the other convolutions. Here
+    n = in_ch/groups * kh*kw / (stride of both axes), the mean number of terms of an element of the result.
+
     kernel_size, stride, padding and output_padding are an integer or one for each of the two axes.
 
     >>> tg.instantiate(nn.ConvTranspose2d(3, 8, 2, stride=2), 0)(np.zeros((2, 3, 4, 4), np.float32)).shape

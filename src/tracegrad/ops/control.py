@@ -78,10 +78,10 @@ def patch(name: str, x: Any) -> Tensor:
     out = mask ? value : x     in calls of `run` that give patches
     out = x                    in all others, and in training steps
 
-    Two programs stand for the two cases, so that a site costs nothing in a call without patches: a select in the one
-    program would load value and mask in every call (38 % more time for six dense layers of 256 on the CPU). The
-    second has the mask and the value as leaves of role "patch", `patch.<name>.mask` (a bool of the shape of `x`) and
-    `patch.<name>.value` (of the type of `x`); it is traced and compiled by the first call that gives patches.
+    Two programs stand for the two cases, so that a site costs nothing in a call without patches. A select in one
+    program would load value and mask in every call: 38 % more time for six dense layers of 256 on the CPU. The second
+    program has the mask and the value as leaves of role "patch": `patch.<name>.mask`, a bool of the shape of `x`, and
+    `patch.<name>.value`, of the type of `x`. The first call that gives patches traces and compiles it.
 
     name:     unique among the patches of the forward or loss.
     x:        any dtype and shape.

@@ -37,8 +37,8 @@ def scale_by_adafactor(
 ) -> Transform:
     """u / max(1, rms(u) / d) max(eps2, rms(p)) min(1, 1 / (lr sqrt(step))), u = g / sqrt(v) (Shazeer & Stern 2018).
 
-    Each parameter for itself. v of a vector is a running mean of g^2, in which the step's share is step^beta2_decay;
-    of a matrix it is r c / mean(r), r and c being such means over each row and each column. PyTorch's Adafactor.
+    Each parameter for itself. v of a vector is a running mean of g^2, in which the step's share is step^beta2_decay.
+    v of a matrix is r c / mean(r), r and c being such means over each row and each column. PyTorch's Adafactor.
 
     >>> optimizer = optim.custom(optim.scale_by_adafactor(), lr=1e-2)
     """
