@@ -14,6 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import docnames
 import tracegrad as tg
 from all_cases import ALL_CASES
 from cases import Case
@@ -530,7 +531,7 @@ def test_examples_of_the_documentation_give_what_it_shows(name: str) -> None:
 
 @pytest.mark.parametrize("module", [tensors, stepwise])
 def test_examples_in_docstrings_give_what_they_show(module: Any) -> None:
-    results = doctest.testmod(module)
+    results = doctest.testmod(module, extraglobs=docnames.names())
     assert results.failed == 0 and results.attempted > 3
 
 
