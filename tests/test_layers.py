@@ -52,6 +52,8 @@ SELDOM = {"subprocess", "tempfile", "concurrent.futures"}
 OPENED = {  # by a function, since calling compilers and drivers costs as much to load as a tenth of tracegrad
     ("runtime.webgpu", "tracegrad.runtime.native"),
     ("runtime.jax", "tracegrad.runtime.jax_session"),
+    ("runtime.jax", "tracegrad.runtime.jax_mesh"),
+    ("entrypoints", "tracegrad.runtime.jax"),
     ("export", "tracegrad.runtime.recorded"),
     ("runtime.browser", "tracegrad.runtime.recorded"),
     ("runtime.browser", "tracegrad.runtime.verify"),

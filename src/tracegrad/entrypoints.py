@@ -41,6 +41,8 @@ def compile(
     precision: str = "f32",
     frozen: Selection | None = None,
     max_cached_shapes: int = 8,
+    mesh: Any = None,
+    layout: Mapping[str, Any] | str | None = None,
 ) -> CompiledTraining:
     """Trace `loss` once and compile a whole training step of `model`.
 
@@ -67,6 +69,11 @@ def compile(
     frozen:    parameters that are not trained: a pattern of names such as "backbone.*", a list of patterns, or a
                function of the name. Their gradients are not computed. `train.freeze` can be undone.
     max_cached_shapes: programs kept where calls choose sizes, the latest used; one more choice drops the oldest.
+    mesh:      jax.make_mesh(...): train on all of its devices, with device="jax". Batches are split over the axis
+               "data"; the loss stays the mean over the whole batch, and results do not depend on the mesh.
+    layout:    how a mesh holds parameters, and what belongs to each. By default every device has all. "fsdp" splits
+               each over "data". {"*.W": P(None, "model")} splits those of a pattern as the jax.sharding.PartitionSpec
+               says; the first pattern that matches counts.
     Raises:    CompileError, InputError, ShapeError, DTypeError, TraceError with the line of your code; DeviceError.
 
     >>> loss = lambda m, x, y: tg.mse_loss(m(x), y)
@@ -76,6 +83,8 @@ def compile(
     >>> r.step, round(r.loss, 3)
     (1, 1.0)
     """
+    if layout is not None and mesh is None:
+        raise InputError.here("layout= says how a mesh holds parameters: pass mesh=jax.make_mesh(...) too")
     if loss is not None and losses is None:
         if params is not None:
             raise InputError.here("params= goes with losses=; of one loss, frozen= says what is not trained")
@@ -87,7 +96,7 @@ def compile(
         sources = step_sources(model, loss, losses, inputs, optimizer, params, precision, frozen)
     train = CompiledTraining(
         sources=sources,
-        session_factory=session_factory(device),
+        session_factory=session_factory(device) if mesh is None else mesh_factory(device, mesh, layout),
         seed=seed,
         keep_grads=keep_grads,
         max_cached_shapes=max_cached_shapes,
@@ -233,6 +242,20 @@ def session_factory(device: str) -> Callable[[], Callable[[], Session]]:
         )
     site = call_site()
     return lambda: begin_session(wanted, site)
+
+
+def mesh_factory(device: str, mesh: Any, layout: Mapping[str, Any] | str | None) -> Callable[[], Callable[[], Session]]:
+    """As `session_factory`, for a mesh of JAX's devices."""
+    if device not in ("auto", "jax"):
+        raise DeviceError.here(f'mesh= is for device="jax", got device={device!r}')
+    from tracegrad.runtime.jax import begin_on_mesh
+
+    site = call_site()
+    try:
+        begun = begin_on_mesh(mesh, layout)
+    except (DeviceError, InputError) as e:
+        raise type(e)(located(str(e), site)) from e
+    return lambda: partial(open_session, begun, (), site)
 
 
 def begin_session(wanted: str, site: Site | None) -> Callable[[], Session]:

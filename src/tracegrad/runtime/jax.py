@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Callable
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
 
 from tracegrad.arrays import need_numpy
 from tracegrad.errors import DeviceError
@@ -21,7 +21,7 @@ def devices() -> list[DeviceInfo]:
     return [DeviceInfo("jax", "JAX, on the devices that it finds")] if importlib.util.find_spec("jax") else []
 
 
-def begin(device: str) -> Callable[[], JaxSession]:
+def begin(device: str) -> type[JaxSession]:
     """Import JAX, which takes about a second. Raises DeviceError where it is missing."""
     need_numpy(device)
     try:
@@ -29,3 +29,12 @@ def begin(device: str) -> Callable[[], JaxSession]:
     except ImportError as e:
         raise DeviceError(f'device="jax" needs JAX, which cannot be imported ({e}): {INSTALL}') from e
     return JaxSession
+
+
+def begin_on_mesh(mesh: Any, layout: Mapping[str, Any] | str | None) -> Callable[[], JaxSession]:
+    """As `begin`, on all devices of a mesh. Raises InputError for a layout that is none."""
+    session = begin("jax")
+    from tracegrad.runtime.jax_mesh import Layout
+
+    made = Layout(mesh, layout)
+    return lambda: session(made)

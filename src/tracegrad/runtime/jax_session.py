@@ -18,6 +18,7 @@ from tracegrad.runtime.base import DeviceInfo, Timings
 from tracegrad.runtime.jax_graph import PRODUCTS, for_xla, run_graph
 from tracegrad.runtime.jax_library import JaxError, jax
 from tracegrad.runtime.jax_memory import Memory, Part, follows, leaf_keys, run_of_optimizer
+from tracegrad.runtime.jax_mesh import Layout
 
 Array = Any
 
@@ -53,9 +54,11 @@ class JaxSession:
 
     ahead, batch_seconds, door = 2, 0.01, None
 
-    def __init__(self) -> None:
-        self.device = jax.devices()[0]
-        self._memory = Memory()
+    def __init__(self, layout: Layout | None = None) -> None:
+        """layout: where arrays lie on a mesh of devices; else all are on the first."""
+        self.device = layout.mesh.devices.flat[0] if layout else jax.devices()[0]
+        self._layout = layout
+        self._memory = Memory(layout.of_part) if layout else Memory()
         self._loaded: dict[int, Loaded] = {}
         self._next = 0
         self._closed = False
@@ -64,13 +67,20 @@ class JaxSession:
     def info(self) -> DeviceInfo:
         """What JAX computes on."""
         kind, platform = self.device.device_kind, self.device.platform
-        return DeviceInfo("jax", f"JAX {jax.__version__} on {kind}", gpu=platform != "cpu", precisions=tuple(PRODUCTS))
+        mesh = f", a mesh of {dict(self._layout.mesh.shape)}" if self._layout else ""
+        return DeviceInfo(
+            "jax", f"JAX {jax.__version__} on {kind}{mesh}", gpu=platform != "cpu", precisions=tuple(PRODUCTS)
+        )
 
     def load(self, program: Program, like: int | None = None) -> int:
         """Allocate what is new. XLA compiles at the first run."""
         self._check_open()
         if program.graph is None:
             raise DeviceError("the program was not compiled by this process; JAX runs the graph that it came from")
+        if self._layout is not None:
+            self._layout.check([f.name for f in program.params])
+            for f in program.inputs:
+                self._layout.of_input(f)
         known = set(self._memory.parts)
         try:
             parts = self._memory.allocate(program)
@@ -105,7 +115,11 @@ class JaxSession:
             found = {writes[name]: x for name, x in new.items()}
             return [found[key] for key in written], values[: len(results)]
 
-        return Loaded(program, jax.jit(step, donate_argnums=0), written, read)
+        placed: dict[str, Any] = {}
+        if self._layout is not None:
+            of_key = {p.key: self._layout.of_part(p) for ps in parts.values() for p in ps}
+            placed = {"out_shardings": ([of_key[key] for key in written], [self._layout.whole() for _ in results])}
+        return Loaded(program, jax.jit(step, donate_argnums=0, **placed), written, read)
 
     def unload(self, handle: int) -> None:
         """Free what only this program uses."""
@@ -142,7 +156,8 @@ class JaxSession:
             if before is None or before[0] is not x:
                 # a copy: JAX may read NumPy's memory later, or share it
                 made = np.array(x, DTYPES[f.dtype].numpy).reshape(f.shape)
-                before = loaded.given[f.name] = x, jax.device_put(made)
+                where = self._layout.of_input(f) if self._layout else None
+                before = loaded.given[f.name] = x, jax.device_put(made, where)
             placed[f.name] = before[1]
         return placed
 

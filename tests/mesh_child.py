@@ -1,0 +1,94 @@
+"""Run by tests/test_jax_mesh.py with eight devices of the host: trainings on meshes beside one on a single device."""
+
+from __future__ import annotations
+
+import json
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import PartitionSpec as P
+
+import tracegrad as tg
+from tracegrad import nn, optim
+
+
+class Net(tg.Module):
+    def __init__(self) -> None:
+        self.l1, self.norm, self.l2 = nn.Linear(8, 32), nn.LayerNorm(32), nn.Linear(32, 8)
+
+    def __call__(self, x: tg.Tensor) -> tg.Tensor:
+        return self.l2(tg.dropout(tg.gelu(self.norm(self.l1(x))), 0.2))
+
+
+def loss(m: Net, x: tg.Tensor, y: tg.Tensor) -> tg.Tensor:
+    return tg.cross_entropy(m(x), y)
+
+
+def compiled(**how: Any) -> tg.CompiledTraining:
+    inputs = {"x": (16, 8), "y": tg.i32[16]}
+    made = optim.adamw(lr=1e-2, weight_decay=0.1, clip_grad_norm=0.5, ema=0.9, accumulate=2)
+    return tg.compile(model=Net(), loss=loss, inputs=inputs, optimizer=made, seed=3, device="jax", **how)
+
+
+def batches(n: int) -> list[dict[str, Any]]:
+    rng = np.random.default_rng(0)
+    x, y = rng.standard_normal((n, 16, 8)).astype(np.float32), rng.integers(0, 8, (n, 16)).astype(np.int32)
+    return [{"x": a, "y": b} for a, b in zip(x, y, strict=True)]
+
+
+def layouts() -> dict[str, dict[str, Any]]:
+    all_data, two = jax.make_mesh((8,), ("data",)), jax.make_mesh((2, 4), ("data", "model"))
+    split = {"l1.W": P(None, "model"), "l1.b": P("model"), "l2.W": P("model", None)}
+    return {
+        "data": {"mesh": all_data},
+        "fsdp": {"mesh": all_data, "layout": "fsdp"},
+        "tensor": {"mesh": two, "layout": split},
+    }
+
+
+def held(train: tg.CompiledTraining, key: str) -> int:
+    """Elements of an array on the first device."""
+    return train.worker.call(lambda s: int(s._memory.arrays[key].addressable_shards[0].data.size))  # pyright: ignore
+
+
+def main() -> None:
+    data = batches(6)
+    with compiled() as one:
+        losses, params = [one.step(b).loss for b in data], one.params()
+    found: dict[str, Any] = {"devices": jax.device_count()}
+    with tempfile.TemporaryDirectory() as folder:
+        half = Path(folder) / "half.safetensors"
+        for name, how in layouts().items():
+            with compiled(**how) as train:
+                got = [train.step(b).loss for b in data[:4]]
+                train.save(half)
+                got += [train.step(b).loss for b in data[4:]]
+                far = max(float(np.abs(train.params()[n] - x).max()) for n, x in params.items())
+                sizes = [held(train, "params:l1.W"), held(train, "m:l1.W")]
+            other = layouts()["tensor" if name == "fsdp" else "fsdp"]
+            with compiled(**other) as train:  # on another mesh
+                train.load(half)
+                resumed = [train.step(b).loss for b in data[4:]]
+            found[name] = {"losses": got, "far": far, "held": sizes, "resumed": resumed}
+    errors: list[str] = []
+    mesh = jax.make_mesh((8,), ("data",))
+    for how in ({"layout": {"nothing.*": P("data")}}, {"layout": {"l1.W": P("model")}}, {"layout": "zero"}):
+        try:
+            compiled(mesh=mesh, **how)
+        except tg.InputError as e:
+            errors.append(str(e))
+    try:
+        tg.compile(
+            model=Net(), loss=loss, inputs={"x": (12, 8), "y": tg.i32[12]}, optimizer=optim.adam(1e-3), mesh=mesh
+        )
+    except tg.DeviceError as e:
+        errors.append(str(e))
+    json.dump({"one": losses, "errors": errors, **found}, sys.stdout)
+
+
+if __name__ == "__main__":
+    main()

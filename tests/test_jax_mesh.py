@@ -1,0 +1,54 @@
+"""A mesh of eight devices computes what one device does, step by step, for each layout."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+pytest.importorskip("jax", reason="JAX is not installed")
+CHILD = Path(__file__).parent / "mesh_child.py"
+LAYOUTS = ("data", "fsdp", "tensor")
+
+
+@pytest.fixture(scope="module")
+def found() -> dict[str, Any]:
+    environment = {**os.environ, "XLA_FLAGS": "--xla_force_host_platform_device_count=8", "JAX_PLATFORMS": "cpu"}
+    ran = subprocess.run([sys.executable, str(CHILD)], capture_output=True, text=True, env=environment)
+    assert ran.returncode == 0, ran.stderr
+    result = json.loads(ran.stdout)
+    assert result["devices"] == 8
+    return result
+
+
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_a_mesh_computes_what_one_device_does(found: dict[str, Any], name: str) -> None:
+    """With dropout: random numbers are those of the element of the whole batch."""
+    np.testing.assert_allclose(found[name]["losses"], found["one"], rtol=1e-5)
+    assert found[name]["far"] < 1e-5
+
+
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_a_checkpoint_goes_on_on_another_mesh(found: dict[str, Any], name: str) -> None:
+    np.testing.assert_allclose(found[name]["resumed"], found["one"][4:], rtol=1e-5)
+
+
+def test_layouts_split_parameters_and_optimizer_state(found: dict[str, Any]) -> None:
+    whole = 8 * 32
+    assert found["data"]["held"] == [whole, whole]
+    assert found["fsdp"]["held"] == [whole // 8, whole // 8]
+    assert found["tensor"]["held"] == [whole // 4, whole // 4]
+
+
+def test_errors_say_what_does_not_fit(found: dict[str, Any]) -> None:
+    nothing, axis, word, batch = found["errors"]
+    assert "'nothing.*' matches no parameter" in nothing and "l1.W" in nothing
+    assert "the mesh has no axis 'model'; it has data=8" in axis
+    assert "layout must be 'fsdp'" in word
+    assert "input 'x' is f32[12,8]: its axis 0 must be a multiple of 8" in batch
