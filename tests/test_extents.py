@@ -16,9 +16,10 @@ from tracegrad import nn
 from tracegrad.compiler import sized
 from tracegrad.compiler.assemble import assemble
 from tracegrad.compiler.build import build_forward, traced_forward
-from tracegrad.compiler.sized import Family, build_family
+from tracegrad.compiler.sized import Family, Source, build_family
 from tracegrad.dtypes import InputType, bool_, f32, i32
 from tracegrad.engine import forward_source
+from tracegrad.engine.growing import numbers_of
 from tracegrad.engine.inputs import blank
 from tracegrad.kernels.form import Extent, UnsizedError
 from tracegrad.runtime.base import Session
@@ -36,7 +37,7 @@ class Weight(tg.Module):
 
 
 def family(forward: Callable[..., Any], most: int = 16) -> Family:
-    return build_family(lambda n: traced_forward(Weight(), forward, {"x": (n, 4)}), most)
+    return build_family(Source.forward(lambda n: traced_forward(Weight(), forward, {"x": (n, 4)})), most)
 
 
 def batched(case: Case, gradient: bool) -> tuple[Callable[..., Any], dict[str, Any]]:
@@ -65,7 +66,7 @@ def differences(case: Case, gradient: bool, sizes: tuple[int, ...], session: Ses
 
     try:
         languages = () if session.info.gpu else ("c", "numpy")
-        made = build_family(lambda n: traced_forward(Weight(), forward, at(n)), 16, languages)
+        made = build_family(Source.forward(lambda n: traced_forward(Weight(), forward, at(n))), 16, languages)
     except UnsizedError as e:
         return f"refused: {e}"
     base = session.load(made.built.program)
@@ -79,8 +80,8 @@ def differences(case: Case, gradient: bool, sizes: tuple[int, ...], session: Ses
             f.name: made_of.get(f.name, x) for f, x in zip(now.program.inputs, blank(now.program.inputs).values())
         }
         handles = session.load(now.program, base), own.load(build_forward(Weight(), forward, at(n)).program)
-        (found,) = session.run(handles[0], [values]).outputs()
-        (expected,) = own.run(handles[1], [values]).outputs()
+        (found,) = session.run(handles[0], [{**values, **numbers_of(now)}]).outputs()
+        (expected,) = own.run(handles[1], [{n: x for n, x in values.items() if n not in now.numbers}]).outputs()
         session.unload(handles[0])
         own.unload(handles[1])
         for name, x in expected.items():
@@ -134,14 +135,11 @@ def loops(m: Any, x: Any) -> Any:
     (lambda m, x: x * m.w if x.reshape(x.shape[0] * 2, 2).shape[0] == 64 else x, "as a number"),
     (lambda m, x: {8: x}.get(x.shape[0], x * 2), "uses the size of the batch as a number"),
     (lambda m, x: x * m.w if int(x.shape[0]) > 9 else x, "as a number"),
-    (lambda m, x: tg.sum(x, axis=1) / x.shape[0], "const"),
-    (lambda m, x: x - tg.mean(x, axis=0), "const"),
-    (lambda m, x: tg.sum(x, axis=0), "sums over the batch"),
     (lambda m, x: tg.softmax(x, axis=0), ""),
     (lambda m, x: tg.cumsum(x, axis=0), ""),
     (lambda m, x: tg.sort(x, axis=0), ""),
     (lambda m, x: x[::-1], "slice"),
-    (lambda m, x: x[:2] * m.w, "slice"),
+    (lambda m, x: x[:2] * m.w, "other rows of the batch"),
     (lambda m, x: x[-1], "slice"),
     (lambda m, x: x * x[0] + x[1:2], "other rows of the batch"),
     (lambda m, x: tg.concat([x, x], axis=0), ""),
@@ -209,13 +207,32 @@ def test_a_size_that_nothing_but_a_trace_at_it_tells_apart_has_its_own_program()
 
 
 def test_a_forward_that_mixes_rows_says_why_it_is_compiled_for_each_size() -> None:
-    def centred(m: Any, x: Any) -> Any:
-        return (x - tg.mean(x, axis=0)) * m.w
+    def turned(m: Any, x: Any) -> Any:
+        return x[::-1] * m.w
 
-    with tg.compile_forward(model=Weight(), forward=centred, inputs={"x": (None, 4)}, device="cpu") as f:
+    with tg.compile_forward(model=Weight(), forward=turned, inputs={"x": (None, 4)}, device="cpu", seed=0) as f:
         for n in (4, 3, 9):
-            np.testing.assert_allclose(f.run(x=X[:n]).output, X[:n] - X[:n].mean(0), rtol=1e-5, atol=1e-6)
-        assert "compiled for each size: const, test_extents.py" in f.explain().title
+            np.testing.assert_array_equal(f.run(x=X[:n]).output, X[:n][::-1])
+        assert "compiled for each size: slice, test_extents.py" in f.explain().title
+
+
+def mixed(m: Any, x: Any) -> Any:
+    rows, n = tg.sum(x, axis=1) / x.shape[0], tg.sum(tg.ones((x.shape[0],)))
+    over = {"sum": tg.sum(x, axis=0), "std": tg.std(x, axis=0), "far": tg.max(x * m.w) - x.shape[0]}
+    return {**over, "rows": rows, "n": n, "out": x - tg.mean(x, axis=0)}
+
+
+@pytest.mark.filterwarnings("ignore:.*software adapter")
+def test_what_is_folded_over_the_batch_is_of_the_true_size(device_name: str) -> None:
+    with tg.compile_forward(model=Weight(), forward=mixed, inputs={"x": (None, 4)}, device=device_name, seed=0) as f:
+        f.run(x=np.full((50, 4), np.nan, np.float32)).result()
+        for n in (40, 33, 1, 2, 3, 17, 7, 16, 40):
+            x, out = X[:n], f.run(x=X[:n]).output
+            expected = {"sum": x.sum(0), "rows": x.sum(1) / n, "std": x.std(0), "far": x.max() - n, "n": n}
+            for name, value in {**expected, "out": x - x.mean(0)}.items():
+                np.testing.assert_allclose(out[name], value, rtol=1e-5, atol=1e-5, err_msg=f"{name} at {n}")
+        shares = device_name == "cpu"
+        assert ("of a program for sizes up to" if shares else "sums over the batch") in f.explain().title
 
 
 @pytest.mark.filterwarnings("ignore:.*software adapter")

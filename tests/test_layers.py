@@ -62,6 +62,7 @@ OPENED = {  # by a function, since calling compilers and drivers costs as much t
     ("training.between", "tracegrad.compiler.several"),
     ("training.compiled", "tracegrad.training.fit"),  # the loop and its hooks, not loaded by who calls step
     ("engine.forward_source", "tracegrad.compiler.sized"),  # what most processes do without, as above
+    ("engine.step_programs", "tracegrad.compiler.sized"),
 }
 
 

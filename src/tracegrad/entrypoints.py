@@ -122,9 +122,9 @@ def compile_forward(
     """Compile a forward with parameters of its own, drawn from `seed`; `upload_params` sets them.
 
     forward:  forward(m, **inputs) -> tensor, or a tuple or dict of tensors.
-    inputs:   as for `compile`; a size that is None or a name is chosen by each call. On the CPU one program serves all
-              sizes of one name from the second on, where rows of the batch do not know each other: see `explain` of
-              the result. Else there is one for each choice.
+    inputs:   as for `compile`; a size that is None or a name is chosen by each call. One program serves all sizes of
+              one name from the second on, where that can be: see `explain` of the result. Else there is one for each
+              choice.
     max_cached_shapes: programs kept at a time, the latest used; one more size drops the oldest.
     seed, device: as for `compile`.
     precision: "f32", or "f16": what kernels pass to each other is stored in half precision. "bf16" and "tf32" are for

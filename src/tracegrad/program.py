@@ -74,6 +74,15 @@ class Field:
         """Number of elements."""
         return self.type.size
 
+    def at(self, size: int) -> Field:
+        """The same in a run of some size."""
+        if not self.per:
+            return self
+        n, spec, box = self.per * size, self.spec, self.spec.get("box")
+        if box and box[0] == [0, self.shape[0] - 1]:
+            spec = {**spec, "box": [[0, n - 1], *box[1:]]}
+        return replace(self, shape=(n, *self.shape[1:]), spec=spec)
+
 
 @dataclass(frozen=True, slots=True)
 class Binding:
@@ -281,18 +290,14 @@ class Program:
     def at(self, size: int) -> Program:
         """The same for runs of another size up to the capacity: texts, buffers and places stay."""
         assert 0 < size <= self.capacity, size
-
-        def fields(given: Sequence[Field]) -> tuple[Field, ...]:
-            return tuple([replace(f, shape=(f.per * size, *f.shape[1:])) if f.per else f for f in given])
-
         reaches = [k.reach for k in self.kernels]
         grids = [reach and grid_of(reach.at(size)) for reach in reaches]
         return replace(
             self,
             kernels=tuple([k.at(size) for k in self.kernels]),
             dispatches=tuple([replace(d, grid=grids[d.kernel] or d.grid) for d in self.dispatches]),
-            inputs=fields(self.inputs),
-            outputs=fields(self.outputs),
+            inputs=tuple([f.at(size) for f in self.inputs]),
+            outputs=tuple([f.at(size) for f in self.outputs]),
             size=size,
         )
 

@@ -53,6 +53,7 @@ class Built(NamedTuple):
     structure: Any = None  # forwards: None for one tensor, a tuple of names, or a dict of names
     warnings: tuple[str, ...] = ()
     sites: tuple[SiteInfo, ...] = ()
+    numbers: Mapping[str, Any] = {}  # of a program at a size: inputs that follow it, as dtype and value
 
 
 class Traced(NamedTuple):
@@ -76,12 +77,16 @@ class TracedStep(NamedTuple):
     warnings: tuple[str, ...]
     sites: tuple[SiteInfo, ...]
 
+    @property
+    def results(self) -> Mapping[str, Mapping[str, Any]]:
+        """Plain data that go with outputs."""
+        return {HALTED: {COUNTS: True}}
+
     def compiled(self) -> Built:
         """The program."""
-        counts = {HALTED: {COUNTS: True}}
         ranges = input_ranges(self.graph)
         with uncollected():
-            program = make_program(self.graph, self.persistent, ranges, self.meta, self.inputs, counts)
+            program = make_program(self.graph, self.persistent, ranges, self.meta, self.inputs, self.results)
         return Built(program, self.graph, warnings=self.warnings, sites=self.sites)
 
     def arrays(self) -> Built:
@@ -100,6 +105,7 @@ class TracedForward:
     ) -> None:
         self.graph, self.persistent, self.inputs, self.meta = graph, persistent, t.inputs, meta
         self.structure, self.sites = structure, sites_of(t)
+        self.results: Mapping[str, Mapping[str, Any]] = {}
 
     def compiled(self) -> Built:
         """The program."""

@@ -121,9 +121,8 @@ def dispatches_of(graph: Graph, program: Program) -> tuple[DispatchInfo, ...]:
         cost = Cost()
         for c, kernel in zip(launch.clusters, launch.kernels):
             if id(kernel) not in costs:
-                now = kernel
-                for a in kernel.outer if program.capacity else ():
-                    now = sized(now, a.name, at(a.size))
+                axes = (*kernel.outer, *kernel.inner) if program.capacity else ()
+                now = sized(kernel, {a.name: at(a.size) for a in axes})
                 costs[id(kernel)] = cost_of(now, [at(t.size) for t in plan.externals[id(c)]])
             cost += costs[id(kernel)]
         sites = sorted(set[Site]().union(*(sites_of(c, plan.externals[id(c)]) for c in launch.clusters)))

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from tracegrad.compiler.assemble import assemble
-from tracegrad.compiler.build import Built, TracedForward, uncollected
+from tracegrad.compiler.build import Built, TracedForward, TracedStep, uncollected
+from tracegrad.compiler.counted import At, Number, counted, expanded, numbers_of, pairs_of, values_at
 from tracegrad.compiler.pipeline import optimize
 from tracegrad.compiler.places import make_plan
 from tracegrad.compiler.ranges import input_ranges
@@ -15,45 +16,87 @@ from tracegrad.compiler.uniform import Pair, check_graphs, decide_extents, leadi
 from tracegrad.compiler.watched import Watched
 from tracegrad.dtypes import TensorType
 from tracegrad.errors import CompileError, ShapeError, Site
+from tracegrad.ir import Graph
 from tracegrad.kernels.form import UnsizedError
 from tracegrad.program import Field, Program
 
+T = TypeVar("T")
+
 LEAST = 17  # a capacity: more than any axis that is written out, and no common size of anything else
-SAMPLES = (2, 3)  # sizes at which the forward must be the same, besides a capacity and the prime behind it
+
+Traced = TracedForward | TracedStep
+
+
+class Source(NamedTuple):
+    """What a program for many sizes is made of."""
+
+    traced_at: Callable[[int], Traced]  # all of it at a size
+    seen_at: Callable[[int], Graph]  # what the user's functions do at a size
+
+    @staticmethod
+    def forward(traced_at: Callable[[int], TracedForward]) -> Source:
+        """Of a forward, which is the user's alone."""
+
+        def seen_at(size: int) -> Graph:
+            return traced_at(size).graph
+
+        return Source(traced_at, seen_at)
+
+
+class Numbered(NamedTuple):
+    """A graph with numbers that follow the size, and what its constants are at two sizes."""
+
+    graph_at: Callable[[int], Graph]
+    constants: Sequence[At]
 
 
 class Family(NamedTuple):
-    """A program that serves all sizes from `least` to its capacity."""
+    """A program that serves all sizes up to its capacity."""
 
     built: Built
-    least: int
     sites: tuple[int, ...]  # how much of axis 0 of each site there is for each of the batch
-    traced_at: Callable[[int], TracedForward]
-    shown: set[int]  # sizes at which a trace has told the same
+    source: Source
+    seen: Graph  # what the user's functions do at the capacity
+    constants: Sequence[At]  # of that graph, at two sizes
+    numbers: Sequence[Number]
+    numbered: Numbered | None  # where the numbers are found; None: in the user's graph
+    shown: dict[
+        int, Mapping[str, Any] | None
+    ]  # sizes at which a trace was compared: the numbers; None: it told another
 
     def at(self, size: int) -> Built | None:
         """It, at a size; None for one that it does not serve.
 
-        The forward is traced at that size, too. Python's own functions read a size unseen: only so is it known that
-        `if math.gcd(x.shape[0], 16) == 16` decides nothing there.
+        The user's functions are traced at that size, too. Python's own functions read a size unseen: only so is it
+        known that `if math.gcd(x.shape[0], 16) == 16` decides nothing there. One row may be broadcast.
         """
         program = self.built.program
-        if not self.least <= size <= program.capacity:
+        if size > program.capacity:
             return None
         if size not in self.shown:
             try:
                 with uncollected():
-                    check_graphs(self.built.graph, _traced(self.traced_at, size).graph, Pair(program.capacity, size))
+                    self.shown[size] = self._numbers(size)
             except UnsizedError:
-                return None
-            self.shown.add(size)
+                self.shown[size] = None
+        numbers = self.shown[size]
+        if numbers is None:
+            return None
         sites = tuple(
             [
                 s._replace(type=s.type._replace(shape=(per * size, *s.type.shape[1:]))) if per else s
                 for s, per in zip(self.built.sites, self.sites)
             ]
         )
-        return self.built._replace(program=program.at(size), sites=sites)
+        return self.built._replace(program=program.at(size), sites=sites, numbers=numbers)
+
+    def _numbers(self, size: int) -> Mapping[str, Any]:
+        graph = _at(self.source.seen_at, size)
+        check_graphs(self.seen, graph, Pair(self.built.program.capacity, size))
+        known = values_at(graph, self.constants)
+        if self.numbered is not None:
+            known = values_at(_at(self.numbered.graph_at, size), self.numbered.constants)
+        return {n.field: (n.dtype.numpy, known[n.at]) for n in self.numbers}
 
 
 def prime_from(n: int) -> int:
@@ -64,58 +107,89 @@ def prime_from(n: int) -> int:
     return n
 
 
-def build_family(
-    traced_at: Callable[[int], TracedForward], most: int, languages: Sequence[str] = ("c", "numpy")
-) -> Family:
+def build_family(source: Source, most: int, languages: Sequence[str] = ("c", "numpy")) -> Family:
     """The program that serves batches of up to `most`, or some more.
 
-    traced_at: the forward at a size.
-    languages: in which extents are spelled out, and it may be run.
+    languages: in which extents are spelled out, and it may be run. Without any, only grids follow the size.
     Raises:    UnsizedError, saying why one program cannot serve them.
     """
-    seen: list[Site] = []
+    told: list[Site] = []
     a = prime_from(most)
     sizes = Pair(a, prime_from(a + 1))
     with uncollected():
-        _traced(traced_at, Watched.of(sizes.a, "n", seen))
-        if seen:
-            raise UnsizedError(f"{seen[0].short} uses the size of the batch as a number")
-        one, other = _traced(traced_at, sizes.a), _traced(traced_at, sizes.b)
-        for t, n in ((other, sizes.b), *((_traced(traced_at, n), n) for n in SAMPLES)):
-            check_graphs(one.graph, t.graph, Pair(sizes.a, n))
+        _at(source.seen_at, Watched.of(sizes.a, "n", told))
+        if told:
+            raise UnsizedError(f"{told[0].short} uses the size of the batch as a number")
+        one, other = (_at(source.traced_at, n) for n in sizes)
+        graphs = [expanded(t.graph) for t in (one, other)]
+        check_graphs(graphs[0], graphs[1], sizes)
+        whole = isinstance(one, TracedForward)
+        seen: list[Graph] = [t.graph if whole else _at(source.seen_at, n) for t, n in zip((one, other), sizes)]
+        check_graphs(seen[0], seen[1], sizes)
+        constants = pairs_of(seen[0], seen[1])
+        numbers, follow = numbers_of(graphs[0], graphs[1])
+        numbered = _numbered(numbers, source, constants, sizes)
+        graphs = [*map(counted, graphs, follow)]
         try:
-            check_graphs(one.graph, _traced(traced_at, 1).graph, Pair(sizes.a, 1))
-            least = 1
-        except UnsizedError:  # one row is broadcast: it gets a program of its own
-            least = 2
-        try:
-            program = _program(one, other, sizes, languages)
+            program = _program((one, other), graphs, sizes, languages)
         except (CompileError, ShapeError) as e:
             raise UnsizedError(str(e)) from e
         captured = tuple([leading(x.type, y.type, sizes) for x, y in zip(one.sites, other.sites, strict=True)])
-    return Family(Built(program, one.graph, one.structure, sites=one.sites), least, captured, traced_at, set())
+    structure = one.structure if isinstance(one, TracedForward) else None
+    built = Built(program, graphs[0], structure, sites=one.sites)
+    return Family(built, captured, source, seen[0], constants, numbers, numbered, {})
 
 
-def _traced(traced_at: Callable[[int], TracedForward], size: int) -> TracedForward:
+def _at(traced_at: Callable[[int], T], size: int) -> T:
     try:
         return traced_at(size)
     except Exception as e:  # also those of the user's code: no call has this size
         raise UnsizedError(f"a batch of {size} is refused: {str(e).partition(chr(10))[0]}") from e
 
 
-def _program(one: TracedForward, other: TracedForward, sizes: Pair, languages: Sequence[str]) -> Program:
-    specs = input_ranges(one.graph)
-    if specs != input_ranges(other.graph):
+def _numbered(numbers: Sequence[Number], source: Source, constants: Sequence[At], sizes: Pair) -> Numbered | None:
+    """Where all numbers are found: the cheapest to have at another size."""
+    wanted = {n.at for n in numbers}
+    if wanted <= {*constants}:
+        return None
+
+    def inside(size: int) -> Graph:
+        return expanded(source.seen_at(size))
+
+    def whole(size: int) -> Graph:
+        return expanded(source.traced_at(size).graph)
+
+    def where(graph_at: Callable[[int], Graph]) -> Numbered:
+        return Numbered(graph_at, pairs_of(_at(graph_at, sizes.a), _at(graph_at, sizes.b)))
+
+    found = where(inside)
+    return found if wanted <= {*found.constants} else where(whole)
+
+
+def _program(traced: Sequence[Traced], graphs: Sequence[Graph], sizes: Pair, languages: Sequence[str]) -> Program:
+    (one, other), specs = traced, input_ranges(graphs[0])
+    if _narrow(specs, one.inputs) != _narrow(input_ranges(graphs[1]), other.inputs):
         raise UnsizedError("which indices are valid depends on the batch")
-    plan, witness = (make_plan(optimize(t.graph, whole=True), t.persistent, t.inputs, apart=True) for t in (one, other))
-    decide_extents(plan, witness, sizes)
-    program = assemble(plan, one.persistent, specs, one.meta)
+    plan, witness = (
+        make_plan(optimize(g, whole=True), t.persistent, t.inputs, apart=True) for g, t in zip(graphs, traced)
+    )
+    decide_extents(plan, witness, sizes, folds=bool(languages))
+    program = assemble(plan, one.persistent, specs, one.meta, one.results)
     inputs = _with_extents(program.inputs, plan.inputs.types, witness.inputs.types, sizes)
     outputs = _with_extents(program.outputs, plan.outputs.types, witness.outputs.types, sizes)
     for kernel in program.kernels:
         for language in languages:  # what these cannot say is found out now
             _ = kernel.texts[language]
     return replace(program, inputs=inputs, outputs=outputs, capacity=sizes.a, size=sizes.a)
+
+
+def _narrow(specs: Mapping[str, Mapping[str, Any]], types: Mapping[str, TensorType]) -> Any:
+    """What is said of indices. `Program.at` says anew that all of axis 0 is used."""
+
+    def part(name: str, box: list[list[int]]) -> list[list[int]]:
+        return [[0, 0], *box[1:]] if box[0] == [0, types[name].shape[0] - 1] else box
+
+    return {n: {**spec, "box": part(n, spec["box"])} if spec.get("box") else spec for n, spec in specs.items()}
 
 
 def _with_extents(

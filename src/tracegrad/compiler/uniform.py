@@ -15,7 +15,7 @@ from tracegrad.ir import Graph, Tensor
 from tracegrad.kernels.expr import Dynamic, Guard, Index, Quotient, Value, Var, atoms_of, walk
 from tracegrad.kernels.form import Extent, Fold, Kernel, Store, UnsizedError, sized
 from tracegrad.kernels.group import Launch
-from tracegrad.prims.leaves import LITERAL
+from tracegrad.prims.leaves import CONST, LITERAL
 
 
 class Pair(NamedTuple):
@@ -34,22 +34,27 @@ class Pair(NamedTuple):
 
     def agree(self, a: Any, b: Any) -> bool:
         """Are two attributes of a node equal, or do they grow with the batch?"""
-        if type(a) is not type(b):
-            return False
-        if type(a) is int:
+        if isinstance(a, int) and isinstance(b, int):
+            if bool in (type(a), type(b)):
+                return a is b
             return a == b or a * self.b == b * self.a
-        if isinstance(a, tuple):
+        if isinstance(a, tuple) and isinstance(b, tuple):
             xs, ys = cast("tuple[Any, ...]", a), cast("tuple[Any, ...]", b)
             return len(xs) == len(ys) and all(map(self.agree, xs, ys))
         return repr(a) == repr(b) if isinstance(a, float) else bool(a == b)
 
 
 def check_graphs(one: Graph, other: Graph, sizes: Pair) -> None:
-    """UnsizedError with the line of the first node that is not the same but for the size of the batch."""
+    """UnsizedError with the line of the first node that is not the same but for the size of the batch.
+
+    Constants may be other numbers.
+    """
     numbers: list[dict[int, int]] = [{}, {}]
     nodes = [_moving(g, seen, sizes, n) for g, seen, n in zip((one, other), numbers, sizes)]
     for x, y in zip(*nodes):
         same = x.prim is y.prim and x.attrs.keys() == y.attrs.keys() and x.dtype is y.dtype
+        if x.prim is CONST and same and x.dtype.name != "bool":
+            continue
         same = same and [numbers[0][i.serial] for i in x.inputs] == [numbers[1][i.serial] for i in y.inputs]
         same = same and sizes.agree(x.shape, y.shape) and all(sizes.agree(v, y.attrs[k]) for k, v in x.attrs.items())
         if not same:
@@ -86,8 +91,9 @@ def parts_of(graph: Graph) -> Iterator[tuple[str, Mapping[str, Tensor]]]:
     yield from (("output", graph.outputs), ("capture", graph.captures), ("write", graph.writes))
 
 
-def decide_extents(one: Plan, other: Plan, sizes: Pair) -> None:
-    """Give the launches of `one`, which is planned for the capacity, kernels whose outermost axis a run decides.
+def decide_extents(one: Plan, other: Plan, sizes: Pair, folds: bool) -> None:
+    """Give the launches of `one`, which is planned for the capacity, kernels of which a run decides one axis: the
+    outermost or, with `folds`, one that they sum over.
 
     Right are then all elements of a value that belong to the batch, whatever the others hold: of every value they are
     the first, and a kernel reads no others for them.
@@ -105,7 +111,7 @@ def decide_extents(one: Plan, other: Plan, sizes: Pair) -> None:
             raise UnsizedError(f"{x.kernels[0].label} reads other values at a batch of {sizes.b}")
         key = (id(x.kernels[0]), id(y.kernels[0]))
         if key not in made:
-            made[key] = [_with_extent(x.kernels[0], y.kernels[0], sizes)]
+            made[key] = [_with_extent(x.kernels[0], y.kernels[0], sizes, folds)]
         x.sized = made[key]
     if any(t.prim.family == "pack" and sizes.per(t.size, u.size) for t, u in zip(_packs(one), _packs(other))):
         raise UnsizedError("parts that grow with the batch are put together")
@@ -138,7 +144,7 @@ def leading(a: TensorType, b: TensorType, sizes: Pair) -> int:
     return sizes.per(a.shape[0], b.shape[0]) if a.shape else 0
 
 
-def _with_extent(one: Kernel, other: Kernel, sizes: Pair) -> Kernel:
+def _with_extent(one: Kernel, other: Kernel, sizes: Pair, folds: bool) -> Kernel:
     """The kernel with the axis that a run decides; itself if there is none."""
     if [*_spelled(one)] != [*_spelled(other)]:
         raise UnsizedError(f"{one.label} computes otherwise at a batch of {sizes.b}")
@@ -146,17 +152,26 @@ def _with_extent(one: Kernel, other: Kernel, sizes: Pair) -> Kernel:
     grown = {a.name: per for a, b in axes if (per := sizes.per(a.size, b.size))}
     slots = [sizes.per(a.size, b.size) for a, b in zip(one.slots, other.slots)]
     first = next((a.name for a in one.outer if a.size > 1), "")
-    if [*grown] not in ([], [first]):
-        raise UnsizedError(f"{one.label} sums over the batch, or has it as another axis than the first")
-    per = grown.get(first, 0)
+    for axis in grown:
+        if axis != first and not (folds and axis in [a.name for a in one.inner]):
+            raise UnsizedError(f"{one.label} sums over the batch, or has it as another axis than the first")
     for s in one.body:
-        if isinstance(s, Store) and not (_own_row(s.index, first, per, slots[s.slot]) if per else not slots[s.slot]):
+        if isinstance(s, Store) and not _stored(s, grown, slots[s.slot], first):
             raise UnsizedError(f"{one.label} writes what another kernel would have to know the batch of")
     for v in walk(_roots(one)):
         slot: int = v.arg[0] if v.op == "load" else -1
-        if slot >= 0 and slots[slot] and not _within(v.arg[1], first, per, slots[slot], one, sizes.a):
-            raise UnsizedError(f"{one.label} reads other rows of the batch than its own")
-    return sized(one, first, Extent.of(sizes.a, per)) if per else one
+        if slot >= 0 and slots[slot]:
+            axes = grown or {"": 0}
+            if not any(_within(v.arg[1], axis, per, slots[slot], one, sizes.a) for axis, per in axes.items()):
+                raise UnsizedError(f"{one.label} reads other rows of the batch than its own")
+    return sized(one, {axis: Extent.of(sizes.a, per) for axis, per in grown.items()}) if grown else one
+
+
+def _stored(s: Store, grown: Mapping[str, int], of_slot: int, first: str) -> bool:
+    """Are exactly the elements of a slot that belong to the batch written? Of one that does not grow, all, and once."""
+    if of_slot:
+        return any(_own_row(s.index, axis, per, of_slot) for axis, per in grown.items())
+    return first not in grown and not (s.inner and grown)
 
 
 def _own_row(index: Index, axis: str, per: int, of_slot: int) -> bool:

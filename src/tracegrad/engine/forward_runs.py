@@ -6,13 +6,14 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from tracegrad.compiler.build import Built
 from tracegrad.compiler.dispatches import blamed_lines
 from tracegrad.compiler.sizes import Sizes
 from tracegrad.engine import indexcheck, params, reference
 from tracegrad.engine.forward_source import ForwardSource
+from tracegrad.engine.growing import Growing, numbers_of
 from tracegrad.engine.inputs import blank
 from tracegrad.engine.knobs import Knobs, Rate
 from tracegrad.engine.results import Aborted, CompletedRun, Failed, Pending, RunResult, failure, output_of
@@ -21,14 +22,10 @@ from tracegrad.engine.steps import captures_of
 from tracegrad.engine.stores import ParameterStore
 from tracegrad.errors import DeviceError, InputError
 from tracegrad.hypers import PREFIX
-from tracegrad.kernels.form import UnsizedError
 from tracegrad.program import Field
 from tracegrad.runtime.base import Session, load_on
 from tracegrad.sites import PATCH
 from tracegrad.tuning import HANDED_OVER_FROM
-
-if TYPE_CHECKING:
-    from tracegrad.compiler.sized import Family
 
 
 @dataclass(slots=True, eq=False)
@@ -46,10 +43,12 @@ class ForwardProgram:
     patched: ForwardProgram | None = None  # the program with its patch sites, made at the first run that patches
     unpatched: dict[str, Any] = field(default_factory=dict[str, Any])  # of a `patched`: inputs of sites left alone
     family: ForwardProgram | None = None  # the program at its capacity, if this is it at another size
+    numbers: dict[str, Any] = field(default_factory=dict[str, Any])  # inputs that follow the size
 
     def __post_init__(self) -> None:
         fields, self.commits = self.built.program.inputs, bool(self.built.graph.writes)
-        self.hyper = tuple(f for f in fields if f.name.startswith(PREFIX))
+        self.hyper = tuple(f for f in fields if f.name.startswith(PREFIX) and f.name not in self.built.numbers)
+        self.numbers = numbers_of(self.built)
         self.unpatched = blank([f for f in fields if f.name.startswith(PATCH)])
         self.inputs = tuple(f for f in fields if not f.name.startswith((PREFIX, PATCH)))
 
@@ -68,21 +67,13 @@ class ForwardProgram:
         return self.handle
 
 
-class Shared:
-    """What is known of the size that calls choose: the program that serves many sizes, or why there is none.
-
-    most: the largest size seen. base: the family's program at its capacity.
-    """
+class Shared(Growing):
+    """Of one version of the model. base: the program for many sizes, at its capacity."""
 
     def __init__(self, version: object, most: int) -> None:
-        self.version, self.most, self.why = version, most, ""
-        self.family: Family | None = None
+        super().__init__(most)
+        self.version = version
         self.base: ForwardProgram | None = None
-
-    @property
-    def capacity(self) -> int:
-        """The largest size that is served now."""
-        return self.family.built.program.capacity if self.family else 0
 
 
 class ForwardPrograms:
@@ -139,42 +130,36 @@ class ForwardPrograms:
         if self._shares is None or self._shares.version is not version:
             self._shares = Shared(version, size)
             return None
-        known = self._shares
-        if known.why or (known.family and size < known.family.least):
-            return None
-        if known.family is None or size > known.capacity:
+        known, gpu, model = self._shares, self.store.worker.info.gpu, self.store.model
+        if not known.serves(size):
             dropped += self._forget(known)
-            known.most = max(size, 2 * known.capacity, known.most)
-            try:
-                gpu = self.store.worker.info.gpu
-                known.family = self.source.family(self.store.model, known.most, self.store.layout, gpu)
-            except UnsizedError as e:
-                known.why, known.family = str(e), None
-                return None
+        built = known.at(size, lambda most: self.source.family(model, most, self.store.layout, gpu))
+        if known.base is None and known.family is not None:
             known.base = ForwardProgram(known.family.built, version)
-        built = known.family.at(size)
         return ForwardProgram(built, version, family=known.base) if built is not None else None
 
     @property
     def note(self) -> str:
         """Why each size has a program of its own; "" if none has to."""
-        return f"compiled for each size: {self._shares.why}" if self._shares and self._shares.why else ""
+        return self._shares.note if self._shares else ""
 
     def _forget(self, known: Shared) -> list[ForwardProgram]:
         """What goes with a program that is to be replaced by one for larger sizes."""
         if known.base is None:
             return []
-        gone = [n for n, p in self._kept.items() if p.family is known.base]
-        return [*(self._kept.pop(n) for n in gone), known.base]
+        gone, base = [n for n, p in self._kept.items() if p.family is known.base], known.base
+        known.base = None
+        return [*(self._kept.pop(n) for n in gone), base]
 
     def hyper(self, program: ForwardProgram) -> dict[str, Any]:
         """Hot values of a run: those of the training, else the defaults. Each run has random numbers of its own."""
         if not program.hyper:
-            return {}
+            return dict(program.numbers)
         knobs = self.store.knobs
         values = {**program.built.program.meta.get("hyper", {}), **knobs.values}
         # A rate of its own: only training steps decide where a schedule begins.
-        return Knobs(Rate(knobs.rate.schedule), values).upload(program.hyper, self.runs, self.store.seed)
+        hyper = Knobs(Rate(knobs.rate.schedule), values).upload(program.hyper, self.runs, self.store.seed)
+        return {**hyper, **program.numbers}
 
     def close(self, unload: bool) -> None:
         """Drop all. unload: free them on the device too, after the runs queued so far."""

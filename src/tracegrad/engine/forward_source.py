@@ -54,7 +54,7 @@ class ForwardSource(NamedTuple):
 
         gpu: it runs on one, where sizes change grids alone.
         """
-        from tracegrad.compiler.sized import build_family  # most processes see one size, and do without
+        from tracegrad.compiler.sized import Source, build_family  # most processes see one size, and do without
 
         languages = () if gpu else ("c", "numpy")
-        return build_family(lambda size: self.traced(model, self.free.all(size), like), most, languages)
+        return build_family(Source.forward(lambda size: self.traced(model, self.free.all(size), like)), most, languages)

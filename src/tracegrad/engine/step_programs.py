@@ -1,31 +1,53 @@
-"""The programs of a training's step: one, or one for each choice of sizes that calls have made."""
+"""The programs of a training's step: one; or those of the sizes that calls have made, of which many may share one."""
 
 from __future__ import annotations
 
 import threading
 from collections import OrderedDict
+from functools import partial
+from typing import TYPE_CHECKING
 
-from tracegrad.compiler.build import Built, StepSource
+from tracegrad.compiler.build import Built, StepSource, TracedStep, trace_training
 from tracegrad.compiler.dispatches import blamed_lines
 from tracegrad.compiler.sizes import FreeSizes, Sizes
+from tracegrad.engine.growing import Growing, numbers_of
 from tracegrad.hypers import PREFIX
+from tracegrad.ir import Graph
 from tracegrad.program import Field, Program
 from tracegrad.runtime.base import Session, load_on
 
+if TYPE_CHECKING:
+    from tracegrad.compiler.sized import Family
+
 UNLOADED = -1
+OWN = 3  # sizes of a training with programs of their own: most have whole batches and a last one. Sums over a batch are
+# rounded in another order by a program that serves many
 AUX, CAPTURE = "aux.", "capture."  # of output names
 
 
 class StepProgram:
     """A program, as the worker runs it. Loaded and unloaded on the worker's thread only."""
 
-    __slots__ = ("at_once", "built", "commits", "handle", "hyper", "inputs", "sizes", "source", "tells_more")
+    __slots__ = (
+        "at_once",
+        "base",
+        "built",
+        "commits",
+        "handle",
+        "hyper",
+        "inputs",
+        "numbers",
+        "sizes",
+        "source",
+        "tells_more",
+    )
     inputs: tuple[Field, ...]
     hyper: tuple[Field, ...]
 
     def __init__(self, built: Built, sizes: Sizes = (), source: StepSource | None = None) -> None:
         """sizes, source: where calls choose sizes, those of this program and what it was built from."""
         self.sizes, self.source, self.handle = sizes, source, UNLOADED
+        self.base: StepProgram | None = None  # the program at its capacity, if this is it at another size
         self.commits = False  # a step that is not applied changes nothing, and nor do those behind it
         self.take(built)
 
@@ -38,14 +60,19 @@ class StepProgram:
         """Be this program from now on."""
         self.built = built
         self.at_once = 1  # runs worth one batch
+        self.numbers = numbers_of(built)  # inputs that follow the size
         fields = built.program.inputs
         self.tells_more = any(f.name.startswith((AUX, CAPTURE)) for f in built.program.outputs)  # than the loss
-        self.hyper = tuple(f for f in fields if f.name.startswith(PREFIX))
+        self.hyper = tuple(f for f in fields if f.name.startswith(PREFIX) and f.name not in built.numbers)
         self.inputs = tuple(f for f in fields if not f.name.startswith(PREFIX))
 
     def load(self, session: Session) -> int:
         """Its handle."""
-        if self.handle == UNLOADED:
+        if self.base is not None:
+            like = self.base.load(session)
+            if self.handle == UNLOADED:
+                self.handle = session.load(self.program, like)
+        elif self.handle == UNLOADED:
             with blamed_lines(self.built.graph, self.program):
                 self.handle = load_on(session, self.program)
         return self.handle
@@ -66,6 +93,9 @@ class SizedPrograms:
     def __init__(self, free: FreeSizes, capacity: int) -> None:
         self.free, self.capacity, self.lock = free, capacity, threading.Lock()
         self.kept: OrderedDict[Sizes, StepProgram] = OrderedDict()
+        self.seen: set[Sizes] = set()
+        self._growing: Growing | None = None
+        self._base: StepProgram | None = None
 
     @property
     def latest(self) -> StepProgram | None:
@@ -73,33 +103,82 @@ class SizedPrograms:
         kept = list(self.kept.values())
         return kept[-1] if kept else None
 
-    def of(self, source: StepSource, sizes: Sizes) -> tuple[StepProgram, list[StepProgram]]:
-        """The program for some sizes, built if need be, and those that are dropped for it. With the lock held."""
+    @property
+    def note(self) -> str:
+        """Why each size has a program of its own; "" if none has to."""
+        return self._growing.note if self._growing else ""
+
+    def of(self, source: StepSource, sizes: Sizes, shares: bool) -> tuple[StepProgram, list[StepProgram]]:
+        """The program for some sizes, built if need be, and those that are dropped for it. With the lock held.
+
+        shares: may one program serve many sizes, on this device?
+        """
         dropped: list[StepProgram] = []
         program = self.kept.get(sizes)
         if program is None:
-            program = StepProgram(self.built(source, sizes), sizes, source)
+            self.seen.add(sizes)
+            shares = shares and len(self.free.axes) == 1 and len(self.seen) > OWN
+            program = self._shared(source, sizes, dropped) if shares else None
+            program = program or StepProgram(self.built(source, sizes), sizes, source)
             while len(self.kept) >= self.capacity:
                 dropped.append(self.kept.popitem(last=False)[1])
             self.kept[sizes] = program
         self.kept.move_to_end(sizes)
         return program, dropped
 
+    def _shared(self, source: StepSource, sizes: Sizes, dropped: list[StepProgram]) -> StepProgram | None:
+        """The program that serves many sizes, at this one; None where it gets one of its own."""
+        ((_, size),) = sizes
+        known = self._growing = self._growing or Growing(max(n for ((_, n),) in self.seen))
+        if not known.serves(size):
+            dropped += self._forgotten()
+        built = known.at(size, partial(family_of, source))
+        if self._base is None and known.family is not None:
+            self._base = StepProgram(known.family.built)
+        if built is None:
+            return None
+        program = StepProgram(built, sizes, source)
+        program.base = self._base
+        return program
+
+    def _forgotten(self) -> list[StepProgram]:
+        """What goes with the program for many sizes."""
+        base, self._base = self._base, None
+        gone = [sizes for sizes, p in self.kept.items() if p.base is not None]
+        return [*map(self.kept.pop, gone), *([base] if base else [])]
+
     def update(self, session: Session, program: StepProgram, source: StepSource) -> None:
         """Have `program` be what `source` gives: it was built from another while the training went over to that."""
         if program.source is not source:
             program.unload(session)
+            program.base = None
             program.take(self.built(source, program.sizes))
             program.source = source
 
     def clear(self, session: Session) -> None:
         """Drop all. On the worker's thread."""
         with self.lock:
-            dropped = list(self.kept.values())
+            dropped = [*self._forgotten(), *self.kept.values()]
             self.kept.clear()
+            self._growing = None
         for program in dropped:
             program.unload(session)
 
     def built(self, source: StepSource, sizes: Sizes) -> Built:
         """The step compiled for some sizes."""
         return source._replace(inputs=self.free.sized(sizes)).traced().compiled()
+
+
+def family_of(source: StepSource, most: int) -> Family:
+    """The program for sizes of up to `most`, or some more. UnsizedError where each must have its own."""
+    from tracegrad.compiler.sized import Source, build_family  # most trainings see few sizes, and do without
+
+    free = source.free
+
+    def traced_at(size: int) -> TracedStep:
+        return source._replace(inputs=free.sized(free.all(size))).traced()
+
+    def seen_at(size: int) -> Graph:
+        return trace_training(source.model, source.loss, free.sized(free.all(size)))
+
+    return build_family(Source(traced_at, seen_at), most)

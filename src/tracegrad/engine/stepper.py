@@ -89,12 +89,15 @@ class Stepper:
         """The program to look at: where calls choose sizes, that of the sizes used last."""
         return (self.sized and self.sized.latest) or self.main
 
-    def program_for(self, sizes: Sizes) -> tuple[StepProgram, list[StepProgram]]:
-        """The program of a call that chose these sizes, and those that are dropped for it. Compiles what is new."""
+    def program_for(self, sizes: Sizes, shares: bool) -> tuple[StepProgram, list[StepProgram]]:
+        """The program of a call that chose these sizes, and those that are dropped for it. Compiles what is new.
+
+        shares: may one program serve many sizes, on this device?
+        """
         if self.sized is None:
             return self.main, []
         with self.sized.lock:
-            return self.sized.of(self.source, sizes)
+            return self.sized.of(self.source, sizes, shares)
 
     def begin(
         self, session: Session, program: StepProgram, arrays: Mapping[str, Any], knobs: Knobs
@@ -107,7 +110,7 @@ class Stepper:
             program.load(session)
         try:
             hyper = knobs.upload(program.hyper, step, self.stream)
-            inputs = {**arrays, **hyper}
+            inputs = {**arrays, **hyper, **program.numbers}
             if indexcheck.enabled():
                 env = {**self.read(session), **by_role("input", arrays), **hyper}
                 checked = reference.checked(session, program.built, inputs, env)
@@ -156,7 +159,7 @@ class Stepper:
         try:
             hyper = knobs.upload(program.hyper, step, self.stream)
             session.write(HALTED, np.ones(1, np.int32))
-            return session.timings(program.load(session), {**arrays, **hyper}, runs)
+            return session.timings(program.load(session), {**arrays, **hyper, **program.numbers}, runs)
         finally:
             knobs.rate.rewind(step)
             for name, x in before.items():

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 from tracegrad.arrays import handed_out
-from tracegrad.engine import params
+from tracegrad.engine import indexcheck, params
 from tracegrad.engine.call_sizes import as_arrays, sizes_of
 from tracegrad.engine.knobs import Knobs, Rate
 from tracegrad.engine.step_programs import StepProgram
@@ -99,7 +99,9 @@ class TrainedParameters:
             return stepper.main, given
         free = stepper.sized.free
         given = as_arrays(free, given, split)
-        program, dropped = stepper.program_for(sizes_of(free, given, what, split))
+        info = self.worker.info
+        shares = info.resizes and not info.gpu and not indexcheck.enabled()  # WGSL has no sums of as many as a run says
+        program, dropped = stepper.program_for(sizes_of(free, given, what, split), shares)
 
         def unload(session: Session) -> None:
             for old in dropped:

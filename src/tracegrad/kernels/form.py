@@ -199,8 +199,8 @@ class Kernel:
     @property
     def work(self) -> int:
         """Points computed in all."""
-        rows = int(self.rows)  # at the capacity, where a run decides
-        return rows + self.length if self.uniform else rows * self.length
+        rows, length = int(self.rows), int(self.length)  # at the capacity, where a run decides
+        return rows + length if self.uniform else rows * length
 
     def loaded(self, v: Value) -> DType:
         """What the memory that a load reads holds: an f32 may lie there in half precision."""
@@ -230,11 +230,11 @@ def _uses_local(v: Value, name: str) -> bool:
     return any(x.op == "local" and x.arg == name for x in walk([v]))
 
 
-def sized(kernel: Kernel, axis: str, extent: int) -> Kernel:
-    """The kernel with another extent of an outer axis, such as one that a run decides."""
+def sized(kernel: Kernel, extents: Mapping[str, int]) -> Kernel:
+    """The kernel with other extents of some axes, such as those that a run decides."""
 
     def axes(given: Sequence[Axis]) -> tuple[Axis, ...]:
-        return tuple([Axis(a.name, extent) if a.name == axis else a for a in given])
+        return tuple([Axis(a.name, extents.get(a.name, a.size)) for a in given])
 
     def statement(s: Statement) -> Statement:
         if not isinstance(s, Fold) or s.product is None:
@@ -242,4 +242,4 @@ def sized(kernel: Kernel, axis: str, extent: int) -> Kernel:
         p = s.product
         return replace(s, product=replace(p, batch=axes(p.batch), m=axes(p.m), n=axes(p.n)))
 
-    return replace(kernel, outer=axes(kernel.outer), body=tuple(map(statement, kernel.body)))
+    return replace(kernel, outer=axes(kernel.outer), inner=axes(kernel.inner), body=tuple(map(statement, kernel.body)))

@@ -237,7 +237,10 @@ class Function:
     def lanes(self, lanes: int, folds: Sequence[Fold], values: Sequence[str], lets: Sequence[str]) -> list[Statement]:
         """Element j goes to partial result j % lanes; in the end they are combined by halves."""
         *others, last = self.inner
-        whole = last.size - last.size % lanes
+        whole: int | str = int(last.size) - int(last.size) % lanes
+        rest: int | str = int(last.size) - whole
+        if isinstance(last.size, Extent):
+            whole, rest = f"{last.size} / {lanes} * {lanes}", f"{last.size} % {lanes}"
         start: list[Statement] = []
         for f in folds:
             start.append(f"{C_TYPE[f.value.dtype.name]} t{f.local}[{lanes}] {ALIGNED};")
@@ -248,8 +251,8 @@ class Function:
             return [f"const long {last.name} = {base} + l;", *lets, *step]
 
         loop: list[Statement] = [Loop("jb", whole, [at_once(lanes, at("jb"))], step=lanes)]
-        if whole < last.size:
-            loop.append(at_once(last.size - whole, at(str(whole))))
+        if rest:
+            loop.append(at_once(rest, at(str(whole))))
         halves: list[Statement] = []
         while lanes > 1:  # each with a number of its own: a loop over a variable's halves compiles long, and runs long
             lanes //= 2
@@ -316,7 +319,7 @@ class Function:
         return [zero, *self.nest([*before, *self.inner, *after], lines)]
 
 
-def at_once(lanes: int, lines: Sequence[Statement]) -> Block:
+def at_once(lanes: int | str, lines: Sequence[Statement]) -> Block:
     """What all lanes do together. A compiler sees that in 32 bits, and still computes addresses in 64."""
     return Block(f"for (int l = 0; l < {lanes}; l++)", lines)
 

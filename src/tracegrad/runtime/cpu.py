@@ -50,7 +50,7 @@ class _Loaded:
     wrong: bool | None = None  # does a kernel compute wrongly in C? None: nobody has looked yet
     inputs: list[tuple[Field, Array]] = field(default_factory=list[tuple[Field, Array]])  # where each lies
     outputs: list[tuple[Field, Array]] = field(default_factory=list[tuple[Field, Array]])
-    given: dict[str, Array] = field(default_factory=dict[str, Array])  # what lies in the inputs
+    given: dict[str, Array] = field(default_factory=dict[str, Array])  # what lies in the inputs' memory
     runs: list[Callable[[], None]] = field(default_factory=list["Callable[[], None]"])  # one for each dispatch
     whole: Callable[[], None] | None = None  # all of them, once they are bound
     bound: BoundCalls | None = None  # the same in C
@@ -104,7 +104,8 @@ class CpuSession:
         self._next += 1
         if like is not None:
             same = self._ready(like)
-            self._loaded[self._next] = _Loaded(program, same.memory, same.libraries, _size(program), same.wrong)
+            made = _Loaded(program, same.memory, same.libraries, _size(program), same.wrong, given=same.given)
+            self._loaded[self._next] = made
             return self._next
         foreign = [k.label for k in program.kernels if not k.own]
         if foreign:

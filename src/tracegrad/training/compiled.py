@@ -431,7 +431,8 @@ class CompiledTraining(HasStates):
         >>> "dispatches" in str(train.explain())
         True
         """
-        return explained(self._looked_at(loss, "explain").built, self.device, verbose=verbose)
+        sized = self.store.stepper_of(loss, "explain").sized
+        return explained(self._looked_at(loss, "explain").built, self.device, sized.note if sized else "", verbose)
 
     def why(self, name_or_node: str | Tensor, *, loss: str | None = None) -> Why:
         """Why a value of the step is stored or inlined, what merged or split the kernels around it, where it lies.

@@ -1,0 +1,80 @@
+"""Numbers that a batch's size decides, such as what a mean divides by: inputs of the program, not constants."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from tracegrad.dtypes import DType, TensorType
+from tracegrad.hypers import PREFIX
+from tracegrad.ir import Graph, Tensor, rewrite
+from tracegrad.kernels.form import UnsizedError
+from tracegrad.passes.expand import expand_composites
+from tracegrad.prims.leaves import CONST, leaf
+
+NAME = "size {}"  # of such an input: no hyperparameter has a space
+At = tuple[str, str]  # what a constant is at two sizes
+
+
+class Number(NamedTuple):
+    """An input that follows the size."""
+
+    field: str
+    dtype: DType
+    at: At
+
+
+def expanded(graph: Graph) -> Graph:
+    """The graph without composites, which may hide numbers: a variance divides by one."""
+    return graph.with_roots(expand_composites(graph.roots))
+
+
+def constants_of(graph: Graph) -> list[Tensor]:
+    """Its constants, in order."""
+    return [t for t in graph.nodes if t.prim is CONST]
+
+
+def pairs_of(one: Graph, other: Graph) -> list[At]:
+    """What each constant is at two sizes."""
+    both = zip(constants_of(one), constants_of(other), strict=True)
+    return [(repr(x.attrs["value"]), repr(y.attrs["value"])) for x, y in both]
+
+
+def numbers_of(one: Graph, other: Graph) -> tuple[list[Number], list[list[Tensor]]]:
+    """The numbers that follow the size, and the constants that they are in both graphs."""
+    found: list[Number] = []
+    constants: list[list[Tensor]] = [[], []]
+    for x, y, at in zip(constants_of(one), constants_of(other), pairs_of(one, other), strict=True):
+        if at[0] != at[1]:
+            found.append(Number(PREFIX + NAME.format(len(found)), x.dtype, at))
+            constants[0].append(x)
+            constants[1].append(y)
+    return found, constants
+
+
+def counted(graph: Graph, constants: Sequence[Tensor]) -> Graph:
+    """The graph with an input for each of some constants."""
+    place = {t.serial: k for k, t in enumerate(constants)}
+
+    def rule(t: Tensor, _: tuple[Tensor, ...]) -> Tensor | None:
+        k = place.get(t.serial)
+        return None if k is None else leaf("hyper", NAME.format(k), TensorType(t.dtype, ()))
+
+    return graph.with_roots(rewrite(graph.roots, rule))
+
+
+def values_at(graph: Graph, pairs: Sequence[At]) -> dict[At, Any]:
+    """What each number is at a third size, by what it is at two.
+
+    Raises: UnsizedError for a constant that is equal at the two sizes, and another here.
+    """
+    values: dict[At, Any] = {}
+    constants = constants_of(graph)
+    if len(constants) != len(pairs):
+        raise UnsizedError(f"there are {len(constants)} constants, not {len(pairs)}")
+    for t, at in zip(constants, pairs):
+        value = t.attrs["value"]
+        if repr(values.setdefault(at, value)) != repr(value) or (at[0] == at[1] and at[0] != repr(value)):
+            where = f"{t.site.short}: " if t.site else ""
+            raise UnsizedError(f"{where}{value!r} is decided by the size in a way of its own")
+    return values

@@ -1,0 +1,226 @@
+"""One program for many sizes of a training's batch: its steps are those of trainings compiled for each size."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+
+import tracegrad as tg
+from tracegrad import nn, optim
+from tracegrad.compiler import sized
+from tracegrad.compiler.assemble import assemble
+from tracegrad.compiler.build import StepSource
+from tracegrad.engine import step_programs
+from tracegrad.metrics import accuracy
+
+SIZES = (40, 1, 2, 3, 7, 16, 17, 33, 2)  # the first decides the capacity
+LABELS = tg.i32[None]
+
+
+class MLP(tg.Module):
+    def __init__(self) -> None:
+        self.a, self.b = nn.Linear(8, 16), nn.Linear(16, 4)
+
+    def __call__(self, x: Any) -> Any:
+        return self.b(tg.relu(self.a(x)))
+
+
+class CNN(tg.Module):
+    def __init__(self) -> None:
+        self.c, self.n, self.d = nn.Conv2d(1, 4, 3, padding=1), nn.BatchNorm(4), nn.Conv2d(4, 6, 3, stride=2, padding=1)
+        self.o = nn.Linear(96, 4)
+
+    def __call__(self, x: Any) -> Any:
+        h = tg.max_pool2d(tg.relu(self.n(self.c(x.reshape(-1, 1, 16, 16)), training=True)), 2)
+        return self.o(tg.relu(self.d(h)).reshape(x.shape[0], -1))
+
+
+class Attention(tg.Module):
+    def __init__(self) -> None:
+        self.e, self.t, self.o = nn.Embedding(4, 16), nn.TransformerBlock(16, 2, causal=True), nn.Linear(16, 4)
+
+    def __call__(self, x: Any) -> Any:
+        return self.o(self.t(self.e(x)))
+
+
+class Counting(tg.Module):
+    def __init__(self) -> None:
+        self.a = nn.Linear(8, 4)
+        self.mean, self.rows = self.state((4,)), self.state((), dtype=tg.i32)
+
+
+class Recurrent(tg.Module):
+    def __init__(self) -> None:
+        self.g, self.o = nn.GRU(5, 8), nn.Linear(8, 4)
+
+
+def classify(m: Any, x: Any, y: Any) -> Any:
+    p = m(x)
+    return tg.cross_entropy(p, y), {"accuracy": accuracy(p, y), "rows": tg.sum(tg.ones((x.shape[0],)))}
+
+
+def dropped(m: Any, x: Any, y: Any) -> Any:
+    p = m.b(tg.dropout(tg.relu(m.a(x)), 0.3, True))
+    return tg.cross_entropy(p, y, label_smoothing=0.1) + tg.mean(tg.abs(tg.randn(x.shape) * x))
+
+
+def language(m: Any, x: Any) -> Any:
+    return tg.cross_entropy(m(x[:, :-1]).reshape(-1, 4), x[:, 1:].reshape(-1))
+
+
+def counting(m: Any, x: Any, y: Any) -> Any:
+    h = m.a(x)
+    m.mean.assign(0.9 * m.mean + 0.1 * tg.mean(h, 0))
+    m.rows.assign(m.rows + x.shape[0])
+    return tg.mean(tg.square(h - m.mean)) + tg.cross_entropy(h, y)
+
+
+def penalty(m: Any, x: Any) -> Any:
+    slope = tg.grad(lambda z: tg.sum(m.b(tg.tanh(m.a(z)))))(x)
+    return tg.mean(tg.square(tg.sum(slope, 1) - 1)) + tg.std(m.a(x)) + tg.sum(tg.max(m.a(x), 0))
+
+
+def each(m: Any, x: Any) -> Any:
+    return tg.mean(tg.vmap(lambda z: tg.sum(tg.square(m.b(tg.tanh(m.a(z))))))(x))
+
+
+class Case(NamedTuple):
+    model: Callable[[], Any]
+    loss: Callable[..., Any]
+    inputs: dict[str, Any]
+    why: str = ""  # why sizes do not share a program
+
+    def sized(self, n: int | None) -> dict[str, Any]:
+        """The inputs at a size."""
+
+        def of(t: Any) -> Any:
+            shape = tuple(n if d is None else d for d in (t if type(t) is tuple else t.shape))
+            return shape if type(t) is tuple else tg.i32[shape]
+
+        return {name: of(t) for name, t in self.inputs.items()}
+
+    def data(self, n: int) -> dict[str, Any]:
+        rng, found = np.random.default_rng(n), dict[str, Any]()
+        for name, t in self.sized(n).items():
+            floats = type(t) is tuple
+            found[name] = rng.standard_normal(t, np.float32) if floats else rng.integers(0, 4, t.shape).astype(np.int32)
+        return found
+
+
+CASES = {
+    "mlp": Case(MLP, classify, {"x": (None, 8), "y": LABELS}),
+    "cnn": Case(CNN, classify, {"x": (None, 256), "y": LABELS}),
+    "attention": Case(Attention, language, {"x": tg.i32[None, 7]}),
+    "dropout": Case(MLP, dropped, {"x": (None, 8), "y": LABELS}),
+    "ignore": Case(
+        MLP, lambda m, x, y: tg.cross_entropy(m(x), y, ignore_index=1), {"x": (None, 8), "y": LABELS}
+    ),
+    "states": Case(Counting, counting, {"x": (None, 8), "y": LABELS}),
+    "penalty": Case(MLP, penalty, {"x": (None, 8)}),
+    "vmap": Case(MLP, each, {"x": (None, 8)}),
+    "scan": Case(
+        Recurrent, lambda m, x, y: tg.cross_entropy(m.o(m.g(x)[0][:, -1]), y), {"x": (None, 6, 5), "y": LABELS}, "scan"
+    ),
+    "pairs": Case(
+        MLP, lambda m, x: tg.cross_entropy(m(x) @ m(x).T, tg.arange(x.shape[0])), {"x": (None, 8)}, "matmul"
+    ),
+    "turned": Case(MLP, lambda m, x: tg.mean(tg.square(m(x) - m(x[::-1]))), {"x": (None, 8)}, "slice"),
+}  # fmt: skip
+OPTIMIZER = {"accumulate": 2, "clip_grad_norm": 1.0}
+
+
+def compiled(case: Case, n: int | None, device: str = "cpu", **more: Any) -> Any:
+    given: dict[str, Any] = {"optimizer": optim.adamw(0.01, **OPTIMIZER), "keep_grads": True, "seed": 0, **more}
+    return tg.compile(model=case.model(), loss=case.loss, inputs=case.sized(n), device=device, **given)
+
+
+def close(found: Any, expected: Any, of: str) -> None:
+    """Sums of at most 10 000 terms in another order differ by so many roundings of the largest sum of magnitudes."""
+    scale = max(1.0, float(np.max(np.abs(expected), initial=0.0)))
+    np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-5 * scale, err_msg=of)
+
+
+@pytest.mark.parametrize("device_name", ["numpy", "c"], indirect=True)
+@pytest.mark.parametrize("name", CASES)
+def test_a_step_at_each_size_is_that_of_a_training_compiled_for_it(
+    name: str, device_name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(step_programs, "OWN", 0)
+    case, file, fixed = CASES[name], tmp_path / "at.safetensors", dict[int, Any]()
+    with compiled(case, None) as train:
+        for n in SIZES if not case.why else (40, 2):
+            own = fixed[n] = fixed.get(n) or compiled(case, n)
+            train.save(file)
+            own.load(file)
+            found, expected = (t.step(case.data(n)).result() for t in (train, own))
+            close(found.loss, expected.loss, f"loss at {n}")
+            for aux in expected.aux:
+                close(found.aux[aux], expected.aux[aux], f"{aux} at {n}")
+            for part in ("download_grads", "states", "download_params"):
+                got, wanted = getattr(train, part)(), getattr(own, part)()
+                # Adam divides small gradients by their size, so the parameters' own bound is the learning rate
+                for key in wanted if part != "download_params" else ():
+                    close(got[key], wanted[key], f"{part} {key} at {n}")
+                assert all(np.abs(got[key] - wanted[key]).max(initial=0.0) <= 0.02 for key in wanted)
+        title = train.explain().title
+        assert (f"compiled for each size: {case.why}" if case.why else "of a program for sizes up to 41") in title
+    for own in fixed.values():
+        own.close()
+
+
+@pytest.mark.parametrize("device_name", ["numpy", "c"], indirect=True)
+def test_a_hundred_sizes_are_a_few_programs(device_name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = list[Any]()
+    monkeypatch.setattr(sized, "assemble", lambda *a: made.append(a) or assemble(*a))
+    built = step_programs.SizedPrograms.built
+    monkeypatch.setattr(step_programs.SizedPrograms, "built", lambda *a: made.append(a) or built(*a))
+    case, rng = CASES["mlp"], np.random.default_rng(0)
+    with compiled(case, None, optimizer=optim.adamw(0.01)) as train:
+        pending = [train.step(case.data(int(n))) for n in rng.integers(2, 500, 100)]
+        assert all(p.loss > 0 for p in pending)
+        assert len(made) <= step_programs.OWN + 2, len(made)
+        assert train.explain().title.endswith("whose types are shown") and train.profile(1).table()
+        train.set(weight_decay=0.5)
+        train.freeze("a.*")
+        before, failed = train.params(), train.step(case.data(30) | {"x": np.full((30, 8), np.nan, np.float32)})
+        assert isinstance(failed.result(), tg.Failed)
+        assert train.step(case.data(31)).step == 101
+        after = train.params()
+        assert all(np.array_equal(before[n], after[n]) == n.startswith("a.") for n in before)
+
+
+def test_sizes_of_the_first_batches_have_programs_of_their_own() -> None:
+    case = CASES["mlp"]
+    with compiled(case, None) as train, compiled(case, 9) as own:
+        for n in (9, 4, 9):
+            loss = train.step(case.data(n)).loss
+            if n == 9:
+                assert loss == own.step(case.data(n)).loss
+            train.reset()
+            own.reset()
+        assert "of a program for sizes" not in train.explain().title
+
+
+def test_where_user_code_decides_by_a_size_it_gets_its_own_program(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(step_programs, "OWN", 0)
+
+    def loss(m: Any, x: Any) -> Any:  # math reads an int without asking it
+        return tg.mean(m(x)) * (2.0 if math.gcd(x.shape[0], 16) == 16 else 1.0)
+
+    case = Case(MLP, loss, {"x": (None, 8)})
+    with compiled(case, None, optimizer=optim.sgd(0.0)) as train:
+        for n in (40, 20, 16, 30, 32):
+            with compiled(case, n, optimizer=optim.sgd(0.0)) as own:
+                close(train.step(case.data(n)).loss, own.step(case.data(n)).loss, str(n))
+
+
+def test_a_source_says_why_it_has_no_program_for_many_sizes() -> None:
+    case = CASES["pairs"]
+    source = StepSource(case.model(), case.loss, case.inputs, optim.sgd(0.1))
+    with pytest.raises(sized.UnsizedError, match="at a batch of"):
+        step_programs.family_of(source, 16)
