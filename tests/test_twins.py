@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import importlib.util
+import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -174,3 +175,10 @@ def test_losses_and_parameters_are_pytorchs(name: str, device_name: str) -> None
 
 def length(x: Any) -> float:
     return float(np.linalg.norm(np.ravel(x)))
+
+
+def test_models_and_losses_are_no_longer_than_pytorchs() -> None:
+    done = subprocess.run([sys.executable, str(FOLDER.parent / "tools" / "lines")], capture_output=True, text=True)
+    table = {line.split()[0]: [int(n) for n in line.split()[1:3]] for line in done.stdout.splitlines()[1:-1]}
+    assert done.returncode == 0, done.stdout
+    assert [*table] == sorted(NAMES) and all(min(row) >= 5 for row in table.values())
