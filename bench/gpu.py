@@ -2,12 +2,15 @@
 
     python bench/gpu.py                                 every model and library that is installed
     python bench/gpu.py --models sine mlp --libraries tracegrad jax --seconds 5
+    python bench/gpu.py --models gpt gpt256 --libraries tracegrad "torch graph" "torch graph tf32" "torch graph bf16"
 
-AdamW and clipping by the global norm in all of them, float32 without TF32 throughout; inputs come from the host each
-step, the loss is read at the end of a block. "torch graph" is PyTorch's best: forward and backward by torch.compile,
-and the whole step with the optimizer in one CUDA graph. Every library has a process of its own, blocks take turns, and
-the median block counts; whoever has no turn stands still. Before each block runs one that does not count, in which the
-GPU comes to its clock. The first step is timed from before the model is made, without importing the library.
+AdamW and clipping by the global norm in all of them, float32 without TF32 unless the name says so. Inputs come
+from the host each step, the loss is read at the end of a block. "torch graph" is PyTorch's best: forward and backward
+by torch.compile, and the whole step with the optimizer in one CUDA graph. Its "tf32" and "bf16" use matrix units:
+products round their operands to 10 bits of mantissa, or run in bfloat16 by autocast with float32 parameters. Every
+library has a process of its own, blocks take turns, and the median block counts; whoever has no turn stands still.
+Before each block runs one that does not count, in which the GPU comes to its clock. The first step is timed from before
+the model is made, without importing the library.
 """
 
 from __future__ import annotations
@@ -42,6 +45,7 @@ from steps import (
 import tracegrad as tg
 
 PACKAGES = {"tracegrad": "tracegrad", "torch": "torch", "torch.compile": "torch", "torch graph": "torch", "jax": "jax"}
+HALVED = {"torch graph tf32": "torch", "torch graph bf16": "torch"}  # less exact: only where they are asked for
 HEAD = ("model", "library", "ms a step", "times tracegrad", "first step s")
 
 
@@ -52,15 +56,15 @@ def block_of(library: str, name: str) -> Callable[[int], float]:
         from peers_jax import jax_block
 
         return jax_block(name, w)
-    if library == "torch graph":
-        return graph_block(w)
+    if library.startswith("torch graph"):
+        return graph_block(w, half=library.endswith("bf16"))
     if library.startswith("torch"):
         return torch_block(compiled(w) if library == "torch.compile" else w, "webgpu")
     return tracegrad_block(w, tracegrad_training(w, "webgpu"))
 
 
-def graph_block(w: Workload) -> Callable[[int], float]:
-    """PyTorch's whole step as one CUDA graph, whose inputs are overwritten before each replay."""
+def graph_block(w: Workload, half: bool = False) -> Callable[[int], float]:
+    """PyTorch's whole step as one CUDA graph, whose inputs are overwritten before each replay. half: by autocast."""
     import torch
 
     torch.manual_seed(0)
@@ -72,7 +76,8 @@ def graph_block(w: Workload) -> Callable[[int], float]:
 
     def step() -> Any:
         optimizer.zero_grad()
-        value = loss(net, **given)
+        with torch.autocast("cuda", torch.bfloat16, enabled=half):
+            value = loss(net, **given)
         value.backward()
         torch.nn.utils.clip_grad_norm_(net.parameters(), CLIP)
         optimizer.step()
@@ -103,9 +108,10 @@ def graph_block(w: Workload) -> Callable[[int], float]:
 def serve(pipe: Any, library: str, name: str, device: str) -> None:
     """A child: runs as many steps as it is told and answers with the seconds; first, what its first step took."""
     os.environ |= {"XLA_PYTHON_CLIENT_PREALLOCATE": "false", "JAX_DEFAULT_MATMUL_PRECISION": "highest"}
-    package = importlib.import_module(PACKAGES[library])
-    if PACKAGES[library] == "torch":
-        package.backends.cudnn.allow_tf32 = False
+    name_of_package = (PACKAGES | HALVED)[library]
+    package = importlib.import_module(name_of_package)
+    if name_of_package == "torch":
+        package.backends.cudnn.allow_tf32 = package.backends.cuda.matmul.allow_tf32 = library.endswith("tf32")
     began = time.perf_counter()
     try:
         block = block_of(library, name)
@@ -135,11 +141,11 @@ def measure(name: str, libraries: list[str], seconds: float, patience: float) ->
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--models", nargs="+", choices=WORKLOADS, default=list(WORKLOADS))
-    parser.add_argument("--libraries", nargs="+", choices=PACKAGES, default=list(PACKAGES))
+    parser.add_argument("--libraries", nargs="+", choices=[*PACKAGES, *HALVED], default=list(PACKAGES))
     parser.add_argument("--seconds", type=float, default=4.0, help="measuring time a model and library")
     parser.add_argument("--patience", type=float, default=120.0, help="seconds until a library's first step is done")
     args = parser.parse_args()
-    libraries, missing = installed(args.libraries, PACKAGES)
+    libraries, missing = installed(args.libraries, PACKAGES | HALVED)
     print(machine())
     print(", ".join(d.description for d in tg.devices()) + missing)
     print_table(HEAD, args.models, lambda name: measure(name, libraries, args.seconds, args.patience))
