@@ -200,6 +200,18 @@ def test_a_failing_compiler_says_so_and_numpy_takes_over(cc: Compiler, tmp_path:
     assert found == losses(monkeypatch, "off")
 
 
+def test_a_compiler_that_crashes_is_asked_for_less(cc: Compiler, tmp_path: Path):
+    crashing = tmp_path / "crashing"
+    crashing.write_text(
+        f'#!/bin/sh\ncase " $* " in *" -O3 "*) echo "c.c:1: internal compiler error: in a pass" >&2; exit 1;; esac\n'
+        f'exec {cc.path} "$@"\n'
+    )
+    crashing.chmod(0o700)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert answer(replace(cc, path=str(crashing)).library(SOURCE)) == 42
+
+
 def test_without_a_compiler_it_is_numpy(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("PATH", "")
     monkeypatch.delenv("CC", raising=False)

@@ -28,6 +28,7 @@ import tempfile
 import time
 import warnings
 import weakref
+from collections.abc import Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
@@ -50,6 +51,8 @@ FLAGS = (
 # GCC would not contract a lone chain of sums for some processors: a row would have other bits than among others.
 # Longer loops written out took a quarter of the compiler's time for a CNN and made nothing faster.
 GCC_FLAGS = ("--param=max-completely-peeled-insns=64", "--param=avoid-fma-max-bits=0")
+CRASH = re.compile(r"internal compiler error|PLEASE submit a bug report")  # of GCC, and of Clang
+OTHERWISE = {"-O3": "-O1"}
 SECONDS = 30.0  # a compiler that takes longer has failed, or what LIMIT says; and for a long text
 CHARACTERS = 1000  # of it as many seconds more as it has of these: more than ten times what compilers take
 LIMIT = "TRACEGRAD_CC_SECONDS"
@@ -128,30 +131,44 @@ class Compiler:
             except OSError:
                 if path.exists():
                     raise  # else another process deleted it just now
-        loaded = ctypes.CDLL(str(self.compiled(source, key, folder, more, children)))
+        with tempfile.TemporaryDirectory(dir=folder, prefix="new-") as temporary:
+            path = self.compiled(source, key, Path(temporary), more, children)
+            loaded = ctypes.CDLL(str(path))  # before other processes see it, for they may delete it at once
+            path.replace(folder / f"{key}-{digest(path)}.so")
         forget(folder)
         return loaded
 
     def compiled(
         self, source: str, key: str, folder: Path, more: tuple[str, ...] = (), children: Children | None = None
     ) -> Path:
-        """Compile into `folder`."""
+        """Compile into a file of `folder` that is named by the key."""
         if self in _hung:
             raise subprocess.TimeoutExpired(self.path, seconds())
-        with tempfile.TemporaryDirectory(dir=folder, prefix="new-") as temporary:
-            out = Path(temporary, "library")
-            command = [self.path, *self.flags, *more, "-x", "c", "-", "-o", str(out)]
-            children = children or Children()
-            try:
-                children.run(command, source, seconds() + len(source) / CHARACTERS)
-            except subprocess.TimeoutExpired:
-                _hung.add(self)
-                children.stop()  # one library that is missing is as good as none
+        out = folder / f"{key}.so"
+        command = [self.path, *self.flags, *more, "-x", "c", "-", "-o", str(out)]
+        children = children or Children()
+        try:
+            self._run(command, source, children)
+        except subprocess.TimeoutExpired:
+            _hung.add(self)
+            children.stop()  # one library that is missing is as good as none
+            raise
+        out.chmod(0o700)
+        return out
+
+    @staticmethod
+    def _run(command: Sequence[str], source: str, children: Children) -> None:
+        """Run the compiler; where it crashes, once more with less optimisation, which most of its defects are in.
+
+        GCC 12 crashes on some rows of choices at -O3 for processors with SSE2 alone.
+        """
+        limit = seconds() + len(source) / CHARACTERS
+        try:
+            children.run(command, source, limit)
+        except subprocess.CalledProcessError as e:
+            if e.returncode >= 0 and not CRASH.search(str(e.stderr)):
                 raise
-            out.chmod(0o700)
-            target = folder / f"{key}-{digest(out)}.so"
-            os.replace(out, target)
-        return target
+            children.run([OTHERWISE.get(x, x) for x in command], source, limit)
 
     def _warn(self, e: Exception, otherwise: str) -> None:
         """Say why there is no library, once: a program has several, which fail for the same reason."""
