@@ -1,11 +1,11 @@
-"""Softmax and normalisation: chains over the last axis with kept dimensions, which become one kernel a chain.
+"""Softmax and normalisation: chains over some axes with kept dimensions, which become one kernel a chain.
 
 Each has a VJP of its own that reads few values, so that intermediate results need not be kept for the backward.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from tracegrad.dtypes import TensorType
@@ -29,33 +29,20 @@ def _along(x: TensorType, *, axis: int) -> TensorType:
     return float_type(x)
 
 
-def _in_rows(f: Callable[..., Tensor], axis: int, *xs: Tensor) -> Tensor:
-    """`f` over the last axis, applied along `axis`: a view on each side, so that the fold itself stays a row."""
-    return f(*[x.swapaxes(axis, -1) for x in xs]).swapaxes(axis, -1)
-
-
 # softmax
-def peak(x: Tensor) -> Tensor:
-    """What to subtract from rows so that their exponentials stay finite: their largest elements."""
-    return bind(PEAK, x, axes=(x.ndim - 1,))
-
-
-def _softmax_row(x: Tensor) -> Tensor:
-    e = exp(x - peak(x))
-    return e / e.sum(-1, keepdims=True)
-
-
-def _softmax_row_vjp(ct: Tensor, y: Tensor) -> Tensor:
-    return y * (ct - (ct * y).sum(-1, keepdims=True))
+def peak(x: Tensor, axis: int = -1) -> Tensor:
+    """What to subtract along `axis` so that exponentials stay finite: the largest elements."""
+    return bind(PEAK, x, axes=(normalize_axis(axis, x.ndim),))
 
 
 def _softmax(x: Tensor, *, axis: int) -> Tensor:
-    return _in_rows(_softmax_row, axis, x)
+    e = exp(x - peak(x, axis))
+    return e / e.sum(axis, keepdims=True)
 
 
 def _softmax_vjp(ct: Tensor, y: Tensor, x: Tensor, *, axis: int) -> tuple[Tensor]:
     """Reads y only: x and exp(x) can be freed."""
-    return (_in_rows(_softmax_row_vjp, axis, ct, y),)
+    return (y * (ct - (ct * y).sum(axis, keepdims=True)),)
 
 
 SOFTMAX = composite("softmax", type=_along, expand=_softmax, vjp=_softmax_vjp, jvp=symmetric, batch=shifted)
@@ -80,29 +67,18 @@ def softmax(x: Any, axis: int = -1) -> Tensor:
     return bind(SOFTMAX, as_tensor(x), axis=axis)
 
 
-def _log_softmax_row(x: Tensor) -> Tensor:
-    z = x - peak(x)
-    return z - log(exp(z).sum(-1, keepdims=True))
-
-
-def _log_softmax_row_vjp(ct: Tensor, y: Tensor) -> Tensor:
-    return ct - exp(y) * ct.sum(-1, keepdims=True)
-
-
 def _log_softmax(x: Tensor, *, axis: int) -> Tensor:
-    return _in_rows(_log_softmax_row, axis, x)
+    z = x - peak(x, axis)
+    return z - log(exp(z).sum(axis, keepdims=True))
 
 
 def _log_softmax_vjp(ct: Tensor, y: Tensor, x: Tensor, *, axis: int) -> tuple[Tensor]:
-    return (_in_rows(_log_softmax_row_vjp, axis, ct, y),)
-
-
-def _log_softmax_row_jvp(t: Tensor, y: Tensor) -> Tensor:
-    return t - (exp(y) * t).sum(-1, keepdims=True)
+    return (ct - exp(y) * ct.sum(axis, keepdims=True),)
 
 
 def _log_softmax_jvp(ts: Sequence[Tensor], y: Tensor, x: Tensor, *, axis: int) -> Tensor:
-    return _in_rows(_log_softmax_row_jvp, axis, ts[0], y)
+    (t,) = ts
+    return t - (exp(y) * t).sum(axis, keepdims=True)
 
 
 LOG_SOFTMAX = composite(

@@ -378,32 +378,33 @@ def logsumexp(x: Operand, axis: Axes = None, keepdims: bool = False) -> Tensor:
 SCAN_BLOCK = 32  # elements summed directly; longer axes take one more level for each factor of 32
 
 
-def _scan(x: Tensor, reverse: bool, fold: Primitive = SUM) -> Tensor:
-    """Running sums or products along the last axis: within blocks, joined with those of the blocks before."""
-    *batch, n = x.shape
-    neutral, last = int(fold.identity or 0), len(batch)
+def _scan(x: Tensor, axis: int, reverse: bool, fold: Primitive = SUM) -> Tensor:
+    """Running sums or products along `axis`: within blocks, joined with those of the blocks before."""
+    before, n, after = x.shape[:axis], x.shape[axis], x.shape[axis + 1 :]
+    neutral = int(fold.identity or 0)
     if n <= SCAN_BLOCK:
-        square_shape = (*batch, n, n)
-        i, j = iota(square_shape, last), iota(square_shape, last + 1)
-        terms = views.broadcast_to(views.reshape(x, (*batch, 1, n)), square_shape)
-        return _fold(fold, where(j >= i if reverse else j <= i, terms, neutral), (last + 1,), keepdims=False)
+        square_shape = (*before, n, n, *after)
+        i, j = iota(square_shape, axis), iota(square_shape, axis + 1)
+        terms = views.broadcast_to(views.reshape(x, (*before, 1, n, *after)), square_shape)
+        return _fold(fold, where(j >= i if reverse else j <= i, terms, neutral), (axis + 1,), keepdims=False)
     blocks = -(-n // SCAN_BLOCK)
-    padded = _placed(x, 0, blocks * SCAN_BLOCK, neutral)
-    inner = _scan(views.reshape(padded, (*batch, blocks, SCAN_BLOCK)), reverse, fold)
-    totals = _scan(inner[..., 0 if reverse else -1], reverse, fold)
-    others = views.slice_(totals, last, 1 if reverse else 0, blocks - 1)
-    carry = views.reshape(_placed(others, 0 if reverse else 1, blocks, neutral), (*batch, blocks, 1))
+    padded = _placed(x, axis, 0, blocks * SCAN_BLOCK, neutral)
+    inner = _scan(views.reshape(padded, (*before, blocks, SCAN_BLOCK, *after)), axis + 1, reverse, fold)
+    ends = views.slice_(inner, axis + 1, 0 if reverse else SCAN_BLOCK - 1, 1)
+    totals = _scan(views.reshape(ends, (*before, blocks, *after)), axis, reverse, fold)
+    others = views.slice_(totals, axis, 1 if reverse else 0, blocks - 1)
+    carry = views.reshape(_placed(others, axis, 0 if reverse else 1, blocks, neutral), (*before, blocks, 1, *after))
     carried = METHODS[fold.combine](inner, views.broadcast_to(carry, inner.shape))
-    return views.slice_(views.reshape(carried, padded.shape), last, 0, n)
+    return views.slice_(views.reshape(carried, padded.shape), axis, 0, n)
 
 
-def _placed(x: Tensor, start: int, n: int, neutral: int) -> Tensor:
-    """`x` at `start` of a last axis of size `n`, `neutral` elsewhere."""
-    last, end = x.ndim - 1, start + x.shape[-1]
-    placed = views.place(x, last, start, n)
+def _placed(x: Tensor, axis: int, start: int, n: int, neutral: int) -> Tensor:
+    """`x` at `start` of an axis that becomes `n` long, `neutral` elsewhere."""
+    end = start + x.shape[axis]
+    placed = views.place(x, axis, start, n)
     if not neutral or placed is x:
         return placed
-    at = iota(placed.shape, last)
+    at = iota(placed.shape, axis)
     return where((at >= start) & (at < end), placed, neutral)
 
 
@@ -412,7 +413,7 @@ def _cumsum_type(x: TensorType, *, axis: int, reverse: bool) -> TensorType:
 
 
 def _cumsum(x: Tensor, *, axis: int, reverse: bool) -> Tensor:
-    return _scan(x.swapaxes(axis, -1), reverse).swapaxes(axis, -1)
+    return _scan(x, axis, reverse)
 
 
 def _cumsum_vjp(ct: Tensor, y: Tensor, x: Tensor, *, axis: int, reverse: bool) -> tuple[Tensor]:
@@ -456,4 +457,4 @@ def cumprod(x: Operand, axis: int | None = None) -> Tensor:
     if axis is None:
         x, axis = views.reshape(x, (x.size,)), 0
     axis = normalize_axis(axis, x.ndim)
-    return x if x.shape[axis] <= 1 else _scan(x.swapaxes(axis, -1), reverse=False, fold=PROD).swapaxes(axis, -1)
+    return x if x.shape[axis] <= 1 else _scan(x, axis, reverse=False, fold=PROD)
