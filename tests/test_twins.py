@@ -21,8 +21,8 @@ FOLDER = Path(__file__).parents[1] / "examples"
 STEPS = 4
 SEED = 1  # with 0 a value of resnet's before a relu is 1.3e-7, so rounding decides one gradient of 65 536
 NAMES = [
-    "actor_critic", "contrastive", "diffusion", "dqn", "finetune", "folds", "gan", "hamiltonian", "lora", "pinn",
-    "recommender", "reinforce", "resnet", "tabular", "translate", "vae", "vqvae", "words",
+    "actor_critic", "backbone", "contrastive", "diffusion", "dqn", "finetune", "folds", "gan", "hamiltonian", "lora",
+    "pinn", "recommender", "reinforce", "resnet", "tabular", "translate", "vae", "vqvae", "words",
 ]  # fmt: skip
 Batches = Iterator[dict[str, Any]]
 
