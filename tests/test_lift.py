@@ -137,8 +137,23 @@ def iterated(w: Any, h: Any, b: Any, **_: Any) -> Any:
     return tg.sum(last**2) + tg.sum(ys)
 
 
+def gated(x: Any, w: Any, u: Any, b: Any, h: Any, **_: Any) -> Any:
+    """One row: the gradient of the bias is no sum over rows, but what the gradient of the weight reads."""
+
+    def step(h: Any, x: Any) -> Any:
+        i, r = x @ w + b, h @ u + b
+        z = tg.sigmoid(i[:, :2] + r[:, :2])
+        n = tg.tanh(i[:, 2:] + z * r[:, 2:])
+        h = tg.concat([(1 - z) * n + z * h[:, :2], h[:, 2:] * n], 1)
+        return h, h
+
+    last, ys = tg.scan(step, h[:1], x[:, :1])
+    return tg.sum(last**2) + tg.sum(ys[-1] ** 2)
+
+
 MODELS = (
-    rnn, backwards, masked, nested, looked_up, convolved, attending, summed, drawn, again, many, compared, iterated
+    rnn, backwards, masked, nested, looked_up, convolved, attending, summed, drawn, again, many, compared, iterated,
+    gated,
 )  # fmt: skip
 
 

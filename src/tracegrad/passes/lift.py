@@ -211,8 +211,9 @@ class _Loop:
         given = {t: item(scan, len(left) + k) for k, t in enumerate(each)}
         results = {k: item(scan, place) for place, k in enumerate(left)}
         outside = Outside(
-            self.length, partial(self.stacked, given=given), self.around, self.behind([*self.carries, *self.xs])
-        )
+            self.length, partial(self.stacked, given=given), self.around, self.behind([*self.carries, *self.xs]),
+            {t.serial for t in given},
+        )  # fmt: skip
         for s in moved:
             results[s.carry] = self.scan.inputs[s.carry]
             for t in s.terms:

@@ -20,12 +20,14 @@ class Outside:
     stacked: the values of a node in all iterations, along a new axis 0
     around:  the value of one that no iteration changes
     varying: serials of all others
+    stored:  serials of those that the loop gives. What they are made of may be left in the loop.
     """
 
     length: int
     stacked: Callable[[Tensor], Tensor]
     around: Callable[[Tensor], Tensor]
     varying: set[int]
+    stored: set[int]
 
 
 def summed(t: Tensor, o: Outside) -> Tensor:
@@ -33,6 +35,8 @@ def summed(t: Tensor, o: Outside) -> Tensor:
     family, name = t.prim.family, t.prim.name
     if t.serial not in o.varying:
         return o.around(t) * const(o.length, t.dtype)
+    if t.serial in o.stored:
+        return reshape(bind(SUM, o.stacked(t), axes=(0,)), t.shape)
     if name in LINEAR or (family == "view" and len(t.inputs) == 1) or (name == "sum" and _of_product(t)):
         return bind(t.prim, *[summed(x, o) for x in t.inputs], **t.attrs)
     if name == "mul" and any(x.serial not in o.varying for x in t.inputs):
