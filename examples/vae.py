@@ -20,18 +20,14 @@ class VAE(tg.Module):
         self.write, self.pixels = nn.Linear(CODE, WIDTH), nn.Linear(WIDTH, 64)
 
 
-def encode(m: VAE, x: tg.Tensor) -> tuple[tg.Tensor, tg.Tensor]:
-    h = tg.relu(m.read(x))
-    return m.mean(h), m.spread(h)
-
-
 def decode(m: VAE, z: tg.Tensor) -> tg.Tensor:
     return m.pixels(tg.relu(m.write(z)))
 
 
 def bound(m: VAE, x: tg.Tensor, noise: tg.Tensor) -> tg.Tensor:
     """Minus the evidence lower bound, per image; `spread` is the logarithm of the variance."""
-    mean, spread = encode(m, x)
+    h = tg.relu(m.read(x))
+    mean, spread = m.mean(h), m.spread(h)
     pixels = decode(m, mean + tg.exp(0.5 * spread) * noise)
     wrong = tg.binary_cross_entropy_with_logits(pixels, x, reduction="sum") / BATCH
     return wrong - 0.5 * tg.sum(1 + spread - tg.square(mean) - tg.exp(spread)) / BATCH

@@ -23,15 +23,10 @@ class Model(tg.Module):
         self.counts = self.state((WORDS,))
 
 
-def encode(m: Model, x: tg.Tensor) -> tg.Tensor:
-    """[image, 4, 4, WIDTH]."""
-    return tg.permute(m.mix(tg.relu(m.down(x))), (0, 2, 3, 1))
-
-
-def nearest(m: Model, z: tg.Tensor) -> tg.Tensor:
-    """The number of the word nearest to each vector."""
-    distance = tg.sum(tg.square(m.words), axis=1) - 2 * z @ m.words.T
-    return tg.argmin(distance, axis=-1)
+def encode(m: Model, x: tg.Tensor) -> tuple[tg.Tensor, tg.Tensor]:
+    """A vector for each of [image, 4, 4], and the number of the word nearest to it."""
+    z = tg.permute(m.mix(tg.relu(m.down(x))), (0, 2, 3, 1))
+    return z, tg.argmin(tg.sum(tg.square(m.words), axis=1) - 2 * z @ m.words.T, axis=-1)
 
 
 def decode(m: Model, z: tg.Tensor) -> tg.Tensor:
@@ -48,8 +43,7 @@ def follow(m: Model, z: tg.Tensor, word: tg.Tensor) -> None:
 
 
 def loss(m: Model, x: tg.Tensor) -> tuple[tg.Tensor, dict[str, tg.Tensor]]:
-    z = encode(m, x)
-    word = nearest(m, z)
+    z, word = encode(m, x)
     chosen = m.words[word]
     follow(m, z, word)
     straight = z + tg.stop_gradient(chosen - z)  # the gradient passes the choice as if it were not there
@@ -72,7 +66,7 @@ def main(steps: int = 1500, device: str = "auto") -> float:
     with training(device) as train:
         train.fit(batches(steps))
         x = load_digits().test_x
-        read = train.attach(forward=lambda m, x: nearest(m, encode(m, x)), inputs={"x": (None, 1, 8, 8)})
+        read = train.attach(forward=lambda m, x: encode(m, x)[1], inputs={"x": (None, 1, 8, 8)})
         show = train.attach(forward=lambda m, word: decode(m, m.words[word]), inputs={"word": tg.i32[None, 4, 4]})
         words = read.run(x=x).output
         wrong = float(np.square(show.run(word=words).output - x).mean() / x.var())
