@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from tracegrad.compiler.sized import Family
 
 UNLOADED = -1
-OWN = 3  # sizes of a training with programs of their own: most have whole batches and a last one. Sums over a batch are
-# rounded in another order by a program that serves many
+OWN = 8  # sizes of a training with programs of their own, which are faster. With more of them `max_cached_shapes` would
+# drop and compile programs again and again
 AUX, CAPTURE = "aux.", "capture."  # of output names
 
 
