@@ -90,6 +90,8 @@ def test_halves_are_read_as_numpy_reads_them() -> None:
 NEED_NUMPY = {
     "runtime.cpu",
     "runtime.calls",
+    "runtime.doors",
+    "runtime.jax_memory",
     "runtime.native",
     "runtime.wgpu_calls",
     "runtime.wgpu_compiled",
@@ -111,6 +113,7 @@ NEED_NUMPY |= {"runtime.wgpu_timing", "introspection.limits"}  # what measures d
 NEED_NUMPY |= {
     "functional",
     "training.data",  # whole arrays, which it shuffles by numpy.random
+    "training.whole",  # metrics of a whole validation set, such as the area under a curve
     "engine.copy_pool",  # asks first whether NumPy is there
     "engine.nonfinite",
     "engine.indexcheck",

@@ -135,7 +135,6 @@ def loops(m: Any, x: Any) -> Any:
     (lambda m, x: x * m.w if x.reshape(x.shape[0] * 2, 2).shape[0] == 64 else x, "as a number"),
     (lambda m, x: {8: x}.get(x.shape[0], x * 2), "uses the size of the batch as a number"),
     (lambda m, x: x * m.w if int(x.shape[0]) > 9 else x, "as a number"),
-    (lambda m, x: tg.softmax(x, axis=0), ""),
     (lambda m, x: tg.cumsum(x, axis=0), ""),
     (lambda m, x: tg.sort(x, axis=0), ""),
     (lambda m, x: x[::-1], "slice"),
@@ -174,6 +173,10 @@ def classify(m: Any, x: Any) -> Any:
     return {"p": tg.softmax(m.out(h)), "best": tg.argmax(h, axis=-1), "x": x}
 
 
+SHARED = pytest.mark.parametrize("device_name", ["numpy", "c", "webgpu"], indirect=True)  # XLA compiles each size
+
+
+@SHARED
 @pytest.mark.filterwarnings("ignore:.*software adapter")
 def test_sizes_never_seen_cost_no_compilation(device_name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     x = np.random.default_rng(1).normal(size=(90, 16)).astype(np.float32)
@@ -219,9 +222,10 @@ def test_a_forward_that_mixes_rows_says_why_it_is_compiled_for_each_size() -> No
 def mixed(m: Any, x: Any) -> Any:
     rows, n = tg.sum(x, axis=1) / x.shape[0], tg.sum(tg.ones((x.shape[0],)))
     over = {"sum": tg.sum(x, axis=0), "std": tg.std(x, axis=0), "far": tg.max(x * m.w) - x.shape[0]}
-    return {**over, "rows": rows, "n": n, "out": x - tg.mean(x, axis=0)}
+    return {**over, "rows": rows, "n": n, "out": x - tg.mean(x, axis=0), "soft": tg.softmax(x, axis=0)}
 
 
+@SHARED
 @pytest.mark.filterwarnings("ignore:.*software adapter")
 def test_what_is_folded_over_the_batch_is_of_the_true_size(device_name: str) -> None:
     with tg.compile_forward(model=Weight(), forward=mixed, inputs={"x": (None, 4)}, device=device_name, seed=0) as f:
@@ -229,7 +233,8 @@ def test_what_is_folded_over_the_batch_is_of_the_true_size(device_name: str) -> 
         for n in (40, 33, 1, 2, 3, 17, 7, 16, 40):
             x, out = X[:n], f.run(x=X[:n]).output
             expected = {"sum": x.sum(0), "rows": x.sum(1) / n, "std": x.std(0), "far": x.max() - n, "n": n}
-            for name, value in {**expected, "out": x - x.mean(0)}.items():
+            soft = np.exp(x) / np.exp(x).sum(0)
+            for name, value in {**expected, "out": x - x.mean(0), "soft": soft}.items():
                 np.testing.assert_allclose(out[name], value, rtol=1e-5, atol=1e-5, err_msg=f"{name} at {n}")
         shares = device_name == "cpu"
         assert ("of a program for sizes up to" if shares else "sums over the batch") in f.explain().title

@@ -218,9 +218,10 @@ def test_memory_that_the_system_refuses_is_a_device_error(monkeypatch: pytest.Mo
                 raise MemoryError("no more")
             return zeros(shape, *more)
 
-        monkeypatch.setattr(np, "zeros", refuse)
-        with pytest.raises(tg.DeviceError, match=r"there is no memory for the .* bytes of the program: no more"):
-            train.replace_model(SineMLP(200))
+        with monkeypatch.context() as patch:
+            patch.setattr(np, "zeros", refuse)
+            with pytest.raises(tg.DeviceError, match=r"there is no memory for the .* bytes of the program: no more"):
+                train.replace_model(SineMLP(200))
         assert train.step(BATCH).step == 1
 
 

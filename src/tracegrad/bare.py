@@ -308,6 +308,11 @@ def where(condition: Array, a: Any, b: Array) -> Array:
     return _made([a if c else x for c, x in zip(condition.flat, b.flat)], b.shape, b.dtype)
 
 
+def ndim(value: Any) -> int:
+    """How many axes an array has; 0 of a number."""
+    return len(value.shape) if hasattr(value, "shape") else int(isinstance(value, (list, tuple)))
+
+
 def argmax(x: Array) -> int:
     """Flat index of the first greatest element."""
     values = x.flat.tolist()
