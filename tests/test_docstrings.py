@@ -58,6 +58,7 @@ MEMBERS = {
         "attach close digest download_grads download_params explain export fit freeze load lr_metric params profile "
         "replace_model reset run_steps save set set_lr set_params set_states states step unfreeze upload_params why"
     ),
+    tg.Sweep: "attach best close load params reset run_steps save set step",
     tg.CompiledForward: "close download_params explain graph_for load params profile run upload_params why",
     tg.Module: "param state",
     tg.GradTensor: "backward detach item numpy set_grad set_requires_grad tolist zero_grad",

@@ -54,6 +54,7 @@ if TYPE_CHECKING:
     from tracegrad.pytorch import from_torch, to_torch
     from tracegrad.runtime.adapters import WebGPUSupport, check_webgpu
     from tracegrad.runtime.base import DeviceInfo
+    from tracegrad.sweeps import Sweep, sweep
     from tracegrad.training.callbacks import Checkpoint, CSVLogger, EarlyStopping
     from tracegrad.training.compiled import CompiledTraining
 
@@ -71,6 +72,7 @@ LATER = {
     "pytorch": "from_torch to_torch",
     "runtime.adapters": "WebGPUSupport check_webgpu",
     "runtime.base": "DeviceInfo",
+    "sweeps": "Sweep sweep",
     "training.callbacks": "CSVLogger Checkpoint EarlyStopping",
     "training.compiled": "CompiledTraining",
 }
@@ -86,10 +88,10 @@ __all__ = [
     "DType", "DTypeError", "DeviceError", "DeviceInfo", "DeviceLostError", "EarlyStopping", "Failed",
     "GradTensor", "Graph",
     "InputError", "InputType", "Module", "NonFiniteError", "Parameter", "Pending", "Program", "ShapeError",
-    "Tensor", "TensorType", "TraceError", "TracegradError", "WebGPUSupport", "bool_", "check_webgpu", "compile",
-    "compile_forward", "devices", "eager", "f32", "from_torch", "hyper", "i32", "init", "instantiate",
+    "Sweep", "Tensor", "TensorType", "TraceError", "TracegradError", "WebGPUSupport", "bool_", "check_webgpu",
+    "compile", "compile_forward", "devices", "eager", "f32", "from_torch", "hyper", "i32", "init", "instantiate",
     "is_webgpu_available", "load_forward", "lr", "manual_seed", "nn", "no_grad", "optim", "parameter", "single_flight",
-    "summary", "tensor", "to_torch", "trace", "trace_forward", "u32",
+    "summary", "sweep", "tensor", "to_torch", "trace", "trace_forward", "u32",
 ]  # fmt: skip
 __all__ += alignment.__all__
 __all__ += ops.__all__

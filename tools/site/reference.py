@@ -36,7 +36,7 @@ ERRORS = tuple(n for n in tg.__all__ if inspect.isclass(getattr(tg, n)) and issu
 SECTIONS = (
     Section("training", "Compile and train", "Compile a model, train it, run it.",
             names=("compile", "CompiledTraining", "compile_forward", "load_forward", "CompiledForward", "hyper",
-                   "single_flight")),
+                   "single_flight", "sweep", "Sweep")),
     Section("results", "Results", "What `step` and `run` return.",
             names=("Pending", "Completed", "Aborted", "Failed", "Captures")),
     Section("callbacks", "Callbacks", "Objects for `fit(callbacks=[...])`.",

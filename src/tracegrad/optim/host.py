@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from functools import reduce
+from types import MappingProxyType
 from typing import NamedTuple
 
 from tracegrad.dtypes import f32
@@ -14,6 +15,8 @@ from tracegrad.optim.groups import NO_GROUPS, Groups
 from tracegrad.prims.elementwise import cast, expm1, log1p, maximum, where
 from tracegrad.prims.leaves import counter, iota
 from tracegrad.prims.views import broadcast_to
+
+NO_VALUES: Mapping[str, Tensor] = MappingProxyType({})
 
 
 def _is_factor(leaf: str) -> bool:
@@ -29,17 +32,25 @@ class Host(NamedTuple):
     guarded: Tensor | None = None  # the gradient whose squares the guard sums, in `unit`
     groups: Groups = NO_GROUPS
     largest: bool = False  # of a value that groups override, give the largest: for `Transform.bounds`
+    own: Mapping[str, Tensor] = NO_VALUES  # of one member of a sweep: leaves that are not those of all members
 
     def hyper(self, name: str) -> Tensor:
         """The hyperparameter `name`; its first value stands in the transform's `hyper`.
 
         f32[], or where groups override it f32[n], the value that each element's group has.
         """
-        return self._spread(name, lambda leaf: scalar(name) * scalar(leaf) if _is_factor(leaf) else scalar(leaf))
+        return self._spread(
+            name, lambda leaf: self._leaf(name) * scalar(leaf) if _is_factor(leaf) else self._leaf(leaf)
+        )
 
     def complement(self, name: str) -> Tensor:
         """1 - hyper(name), computed in double precision: 1 - f32(0.999) would be wrong in the fifth digit."""
-        return self._spread(name, lambda leaf: scalar(COMPLEMENT + leaf))
+        return self._spread(name, lambda leaf: self._leaf(COMPLEMENT + leaf))
+
+    def _leaf(self, name: str) -> Tensor:
+        if name not in self.own:
+            return scalar(name)
+        return self.own[name] * scalar(name) if name == "lr" else self.own[name]  # a rate is a factor on the schedule
 
     def _spread(self, name: str, value: Callable[[str], Tensor]) -> Tensor:
         if name not in self.groups.names:

@@ -1,0 +1,187 @@
+"""What the members of a sweep have of their own, and the model, loss and optimizer of all of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, NamedTuple, cast
+
+from tracegrad import init
+from tracegrad.ambient import require
+from tracegrad.arrays import np
+from tracegrad.compiler.persistent import arena_of
+from tracegrad.compiler.signatures import checked_loss
+from tracegrad.dtypes import TensorType, f32
+from tracegrad.engine.inputs import checked_seed
+from tracegrad.engine.params import declared, drawn
+from tracegrad.errors import InputError
+from tracegrad.hypers import ANY, COMPLEMENT, GROUP, OFF, checked
+from tracegrad.ir import Tensor
+from tracegrad.nn.module import Parameter, State, bound, decays, named_parameters
+from tracegrad.ops.control import assign
+from tracegrad.ops.reduction import any as any_
+from tracegrad.ops.reduction import sum as sum_
+from tracegrad.optim.groups import NO_GROUPS
+from tracegrad.optim.members import Members, per_member
+from tracegrad.optim.optimizer import Optimizer
+from tracegrad.prims.elementwise import cast as cast_
+from tracegrad.prims.elementwise import nonfinite, stop_gradient, where
+from tracegrad.prims.leaves import leaf
+from tracegrad.prims.views import reshape
+from tracegrad.states import STATE
+from tracegrad.transforms.custom import custom_vjp
+from tracegrad.transforms.derivatives import value_and_grad
+from tracegrad.transforms.vmap import vmap
+
+Array = Any
+Loss = Callable[..., "tuple[Tensor, dict[str, Tensor]]"]
+MODELS, VALUES, SOUND = "models", "values", "sound"  # of the stacked model: its parts, and the state of who goes on
+LOSSES = "losses"  # the aux of every member's loss
+
+
+class Plan(NamedTuple):
+    """What the members of a sweep have of their own."""
+
+    seeds: tuple[int, ...]
+    values: Mapping[str, tuple[float, ...]]
+    base: Optimizer  # of a member, with all hyperparameters that are in `values`
+
+    @staticmethod
+    def of(model: Any, optimizer: Optimizer, seeds: int | Sequence[int], values: Mapping[str, Any]) -> Plan:
+        """Checked, with one entry a member. Raises InputError."""
+        given = {"seeds": seeds, **values}
+        lists = {name: list(cast("Sequence[Any]", x)) for name, x in given.items() if is_list(x)}
+        lengths = {name: len(x) for name, x in lists.items()}
+        if not lists or min(lengths.values()) < 1 or len({*lengths.values()}) > 1:
+            found = ", ".join(f"{name} {n}" for name, n in lengths.items()) or "no list"
+            raise InputError.here(
+                "tg.sweep: seeds and values are lists with one entry for each member, all of the same length; "
+                f"got {found}"
+            )
+        count = next(iter(lengths.values()))
+        full = {name: lists.get(name, [x] * count) for name, x in given.items()}
+        chosen = tuple(checked_seed(seed) for seed in full.pop("seeds"))
+        on = {n: x for n, xs in full.items() for x in xs if n in optimizer.off and x != OFF[n] and x is not None}
+        base = optimizer.switched_on(on)
+        full = {n: xs for n, xs in full.items() if n in base.hyper or n not in optimizer.off}  # off for every member
+        return Plan(chosen, checked_values(base, full), base)
+
+    @property
+    def names(self) -> list[str]:
+        """Of the states that hold the members' values: hyperparameters, and the complements that rules ask for."""
+        return [leaf_ for name in self.values for leaf_ in (name, COMPLEMENT + name)]
+
+    def states(self) -> dict[str, Array]:
+        """The values of these states."""
+        found: dict[str, Array] = {}
+        for name, values in self.values.items():
+            found[name] = np.array(values, np.float32)
+            found[COMPLEMENT + name] = (1.0 - np.array(values, np.float64)).astype(np.float32)
+        return found
+
+    def stacked(self, model: Any) -> dict[str, dict[str, Parameter]]:
+        """The parameters of all members by name, and the members' values as states."""
+        n, fields = len(self.seeds), declared(model)
+        draws = {seed: drawn(fields, seed) for seed in dict.fromkeys(self.seeds)}
+        parts: dict[str, Parameter] = {}
+        for name, p in named_parameters(model).items():
+            first = init.literal(np.stack([draws[seed][name] for seed in self.seeds]), p.dtype)
+            decay = decays(name, p, self.base.decay_filter)
+            parts[name] = Parameter((n, *p.shape), p.dtype, first, decay, p.trainable, p.site)
+        states: dict[str, Parameter] = {n: State(x.shape, f32, init.literal(x), None) for n, x in self.states().items()}
+        return {MODELS: parts, VALUES: {**states, SOUND: State((n,), f32, init.ones(), None)}}
+
+    def optimizer(self, model: Any) -> Optimizer:
+        """`base` for each member."""
+        count, parameters = len(self.seeds), named_parameters(model)
+        self.base.groups.check(list(parameters), "groups")
+        members = Members(
+            count, arena_of(parameters, self.base), f"{MODELS}.", self.base.groups, self._leaves, lambda: _sound(count)
+        )
+        replaced = "lr" in self.values and isinstance(self.base.lr, (int, float))
+        return replace(
+            self.base,
+            transform=per_member(self.base.transform, members),
+            lr=1.0 if replaced else self.base.lr,
+            decay_filter=None,
+            again=None,
+            off=(),
+            groups=NO_GROUPS,
+        )
+
+    def _leaves(self) -> dict[str, Tensor]:
+        type_ = TensorType(f32, (len(self.seeds),))
+        return {name: leaf("state", f"{STATE}{VALUES}.{name}", type_) for name in self.names}
+
+    def loss(self, model: Any, loss: Callable[..., Any], names: Sequence[str], each: Sequence[str]) -> Loss:
+        """The mean loss of the members, whose gradient by a member's parameters is that of its own loss."""
+        axes = (0, 0, *(0 if name in each else None for name in names))
+        trained = [name for name, p in named_parameters(model).items() if p.trainable]
+
+        def one(own: Mapping[str, Tensor], others: Mapping[str, Tensor], *args: Tensor) -> tuple[Tensor, Any]:
+            member = bound(model, {**own, **others})
+            y, aux = checked_loss(loss(member, **dict(zip(names, args, strict=True))), loss)
+            if LOSSES in aux:
+                raise InputError.here(f"tg.sweep: the aux {LOSSES!r} is that of the members' losses; rename your own")
+            return y, aux
+
+        def of_all(m: Any, **given: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+            own = {name: m[MODELS][name] for name in trained}
+            others = {name: x for name, x in m[MODELS].items() if name not in own}
+            args = [given[name] for name in names]
+            (y, aux), slopes = vmap(value_and_grad(one, has_aux=True), axes)(own, others, *args)
+            sound = ~nonfinite(y)
+            for g in slopes.values():
+                sound = sound & ~any_(nonfinite(g), tuple(range(1, g.ndim)))
+            assign(m[VALUES][SOUND], cast_(sound, f32))
+            left = sum_(cast_(sound, f32))
+            # Divided first, since the sum may be no f32. With no member left it is NaN, and the step fails
+            mean = sum_(where(sound, y / left, 0.0)) / cast_(left > 0.0, f32)
+            clean = {n: where(reshape(sound, (y.size, *[1] * (g.ndim - 1))), g, 0.0) for n, g in slopes.items()}
+            return with_gradient(stop_gradient(mean), own, clean), {LOSSES: y, **aux}
+
+        return of_all
+
+
+def with_gradient(value: Tensor, at: Mapping[str, Tensor], slopes: Mapping[str, Tensor]) -> Tensor:
+    """`value`, whose gradient by the tensors `at` is `slopes`."""
+
+    def plain(at: Mapping[str, Tensor]) -> Tensor:
+        return value
+
+    def forward(at: Mapping[str, Tensor]) -> tuple[Tensor, None]:
+        return value, None
+
+    def backward(_: None, ct: Tensor) -> tuple[Mapping[str, Tensor]]:
+        return ({name: ct * g for name, g in slopes.items()},)
+
+    known = custom_vjp(plain)
+    known.defvjp(forward, backward)
+    return known(dict(at))
+
+
+def checked_values(optimizer: Optimizer, values: Mapping[str, Sequence[Any]]) -> dict[str, tuple[float, ...]]:
+    """The members' hyperparameters as numbers. InputError for names that the optimizer lacks, and out of range."""
+    known = ["lr", *(n for n in optimizer.hyper if GROUP not in n)]
+    for name in values:
+        if name not in known:
+            raise InputError.here(
+                f"tg.sweep: {name!r} is no hyperparameter of optim.{optimizer.name}; it has "
+                f"{', '.join(dict.fromkeys([*known, *optimizer.off]))}"
+            )
+    return {
+        name: tuple(
+            checked(name, OFF.get(name) if x is None else x, optimizer.ranges.get(name, ANY), "tg.sweep") for x in xs
+        )
+        for name, xs in values.items()
+    }
+
+
+def is_list(given: object) -> bool:
+    """Whether `given` has an entry for each member."""
+    return not isinstance(given, str) and hasattr(given, "__len__") and hasattr(given, "__getitem__")
+
+
+def _sound(count: int) -> Tensor:
+    """Which members have a finite loss and gradient: what the loss of this trace has written."""
+    return reshape(require("tg.sweep").writes[f"{STATE}{VALUES}.{SOUND}"], (count,)) > 0.0

@@ -1,0 +1,303 @@
+"""Sweeps: many independent trainings of one model in one compiled step."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from types import TracebackType
+from typing import Any, cast
+
+from tracegrad import safetensors
+from tracegrad.arrays import np
+from tracegrad.compiler.signatures import check_function, check_signature
+from tracegrad.engine.forward import CompiledForward
+from tracegrad.engine.results import Pending, StepResult
+from tracegrad.entrypoints import compile
+from tracegrad.errors import InputError
+from tracegrad.ir import Tensor
+from tracegrad.nn.module import bound, named_states
+from tracegrad.optim.optimizer import Optimizer
+from tracegrad.refusals import helpful, shown
+from tracegrad.sweep_plan import LOSSES, MODELS, VALUES, Plan, checked_values, is_list
+from tracegrad.training.compiled import CompiledTraining
+from tracegrad.transforms.vmap import vmap
+
+Array = Any
+
+
+@helpful
+def sweep(
+    *,
+    model: Any,
+    loss: Callable[..., Any],
+    inputs: Mapping[str, Any],
+    optimizer: Optimizer,
+    seeds: int | Sequence[int] = 0,
+    each: Sequence[str] = (),
+    device: str = "auto",
+    max_cached_shapes: int = 8,
+    **values: float | Sequence[float],
+) -> Sweep:
+    """Compile many independent trainings of `model` into one step. They differ in seed and hyperparameters.
+
+        sweep = tg.sweep(model=Net(), loss=loss, inputs=inputs, optimizer=optim.adamw(),
+                         seeds=[0, 1, 2, 3], lr=[1e-3, 1e-3, 1e-2, 1e-2], weight_decay=[0.0, 0.1, 0.0, 0.1])
+
+    `vmap` maps the loss, its gradient and the optimizer over the members. Each member trains as it would alone, to
+    rounding: clipping and every other norm are its own.
+
+    model, loss, inputs: as for `tg.compile`, written for one member. A model with states is refused.
+    optimizer: one of `tg.optim`. All its options hold for each member.
+    seeds:     of the members' parameters, which are bit for bit those of `tg.compile(seed=...)`. One seed gives all
+               members the same parameters. Random ops such as dropout draw other numbers for each member; these are
+               not the numbers of a single training.
+    each:      names of inputs that differ between members. Declare these with the axis of the members in front.
+    values:    hyperparameters of the optimizer by name, such as `lr`, `weight_decay`, `momentum`, `beta1` or
+               `clip_grad_norm`: a list with a number for each member, or a number for all of them. All lists have one
+               length, which is the number of members. With a schedule as the optimizer's rate, `lr` is a factor on it.
+    device, max_cached_shapes: as for `tg.compile`.
+    Returns:   a `Sweep`. `losses` of it has the members' losses, and `params(k)` the parameters of member k.
+
+    A member whose loss, gradient or new values are not finite keeps its parameters and optimizer state in that step.
+    Its loss is NaN or infinite, and the other members go on. The step fails only if no member has a finite loss.
+    Gradient: exact; members share none.
+    Raises:    InputError for lists of different lengths, for names that are no hyperparameters of the optimizer and
+               for numbers that are out of range; what `tg.compile` raises. As jax.vmap of a training step.
+
+    >>> sweep = tg.sweep(model=nn.Linear(2, 1), loss=lambda m, x, y: tg.mse_loss(m(x), y), inputs={"x": (4, 2), "y": (4, 1)},
+    ...                  optimizer=optim.sgd(), seeds=[0, 0, 1], lr=[0.01, 0.1, 0.1])
+    >>> r = sweep.run_steps(10, x=np.ones((4, 2)), y=np.zeros((4, 1)))
+    >>> sweep.losses.shape, sweep.best() in (1, 2)
+    ((3,), True)
+    >>> sweep.params(1)["W"].shape
+    (2, 1)
+    """  # noqa: E501
+    if not isinstance(cast("object", optimizer), Optimizer):
+        raise InputError.here(f"tg.sweep: optimizer must be one of optim, such as optim.adam(), got {shown(optimizer)}")
+    check_function(loss, "loss")
+    check_signature(loss, inputs, "loss")
+    if unknown := [name for name in each if name not in inputs]:
+        raise InputError.here(f"tg.sweep: each names {unknown[0]!r}, which is no input; they are {', '.join(inputs)}")
+    if states := list(named_states(model)):
+        raise InputError.here(
+            f"tg.sweep: the model has states, {', '.join(states[:3])}, and a vmap cannot write them; leave them out, "
+            "or train the members one by one with tg.compile"
+        )
+    plan = Plan.of(model, optimizer, seeds, values)
+    train = compile(
+        model=plan.stacked(model),
+        loss=plan.loss(model, loss, list(inputs), each),
+        inputs=inputs,
+        optimizer=plan.optimizer(model),
+        seed=plan.seeds[0],
+        device=device,
+        max_cached_shapes=max_cached_shapes,
+    )
+    return Sweep(train, model, plan)
+
+
+class Sweep:
+    """Many trainings in one compiled step; made by `tg.sweep`.
+
+    train:   the `CompiledTraining` of all members, for whatever is not here: `fit`, `profile`, `explain`, `memory`. Its
+             parameters are called "models.NAME" and have the axis of the members in front. Its loss is the mean of the
+             members' finite losses.
+    members: how many there are.
+    seeds:   of the members' parameters.
+
+    >>> sweep = tg.sweep(model=nn.Linear(2, 1), loss=lambda m, x: tg.mean(m(x)), inputs={"x": (4, 2)},
+    ...                  optimizer=optim.adam(), seeds=[0, 1, 2])
+    >>> sweep.members, sweep.seeds
+    (3, (0, 1, 2))
+    """
+
+    def __init__(self, train: CompiledTraining, model: Any, plan: Plan) -> None:
+        """For `tg.sweep`."""
+        self.train, self.members, self.seeds = train, len(plan.seeds), plan.seeds
+        self._model, self._plan, self._values = model, plan, dict(plan.values)
+        self._last: Pending[StepResult] | None = None
+
+    def step(self, *mapping: Mapping[str, Any], **inputs: Any) -> Pending[StepResult]:
+        """One step of every member, queued. Arguments, result and failures are those of `CompiledTraining.step`.
+
+        `r.aux["losses"]` has the members' losses. Each aux of the loss has the axis of the members in front.
+
+        >>> sweep = tg.sweep(model=nn.Linear(2, 1), loss=lambda m, x: tg.mean(m(x)), inputs={"x": (4, 2)},
+        ...                  optimizer=optim.adam(), seeds=[0, 1, 2])
+        >>> sweep.step(x=np.ones((4, 2))).aux["losses"].shape
+        (3,)
+        """
+        self._last = self.train.step(*mapping, **inputs)
+        return self._last
+
+    def run_steps(self, n: int, *batch: Mapping[str, Any], **inputs: Any) -> Pending[StepResult]:
+        """`n` steps of every member in one call, as `CompiledTraining.run_steps`. The aux are those of the last step.
+
+        >>> sweep = tg.sweep(model=nn.Linear(2, 1), loss=lambda m, x: tg.mean(m(x)), inputs={"x": (4, 2)},
+        ...                  optimizer=optim.adam(), seeds=[0, 1, 2])
+        >>> sweep.run_steps(5, x=np.ones((4, 2))).step
+        5
+        """
+        self._last = self.train.run_steps(n, *batch, **inputs)
+        return self._last
+
+    @property
+    def losses(self) -> Array:
+        """The members' losses in the last `step` or `run_steps`, float32[members]; waits for it. `train.fit` sets none.
+
+        Raises InputError before the first step, and the error of a step that failed.
+        """
+        if self._last is None:
+            raise InputError.here("losses: no step was taken yet; call sweep.step(...) first")
+        return self._last.aux[LOSSES]
+
+    @property
+    def values(self) -> dict[str, tuple[float, ...]]:
+        """The members' hyperparameters by name, those that `tg.sweep` or `set` gave."""
+        return dict(self._values)
+
+    def params(self, member: int) -> dict[str, Array]:
+        """The parameters of one member by name, as `CompiledTraining.download_params` gives them.
+
+        Raises InputError unless there is such a member.
+
+        >>> sweep = tg.sweep(model=nn.Linear(2, 1), loss=lambda m, x: tg.mean(m(x)), inputs={"x": (4, 2)},
+        ...                  optimizer=optim.adam(), seeds=[0, 1, 2])
+        >>> sweep.params(2)["W"].shape
+        (2, 1)
+        """
+        k = self._checked(member, "params")
+        return {name.removeprefix(f"{MODELS}."): x[k].copy() for name, x in self.train.download_params().items()}
+
+    def best(self, scores: Sequence[float] | None = None) -> int:
+        """The member with the lowest loss of the last step, or with the lowest of `scores`. NaN is never the lowest.
+
+        scores: a number for each member, such as losses on held-out data.
+        Raises InputError where no number is finite or their count is not that of the members.
+
+        >>> sweep = tg.sweep(model=nn.Linear(2, 1), loss=lambda m, x: tg.mean(m(x)), inputs={"x": (4, 2)},
+        ...                  optimizer=optim.adam(), seeds=[0, 1, 2])
+        >>> sweep.best([0.3, float("nan"), 0.1])
+        2
+        """
+        found = np.asarray(self.losses if scores is None else scores, np.float64)
+        if found.shape != (self.members,) or not np.isfinite(found).any():
+            raise InputError.here(
+                f"best: needs {self.members} numbers, one for each member, some of them finite; got {found}"
+            )
+        return int(np.where(np.isfinite(found), found, np.inf).argmin())
+
+    def set(self, **values: float | Sequence[float]) -> None:
+        """Change hyperparameters of the members from the next step on, without compiling: those that have lists.
+
+        Raises InputError for other names, numbers out of range, and lists that are not as long as there are members.
+
+        >>> sweep = tg.sweep(model=nn.Linear(2, 1), loss=lambda m, x: tg.mean(m(x)), inputs={"x": (4, 2)},
+        ...                  optimizer=optim.adam(), seeds=0, lr=[0.1, 0.2])
+        >>> sweep.set(lr=[0.01, 0.02])
+        >>> sweep.values
+        {'lr': (0.01, 0.02)}
+        """
+        full: dict[str, list[Any]] = {}
+        for name, given in values.items():
+            full[name] = list(cast("Sequence[Any]", given)) if is_list(given) else [given] * self.members
+            if name not in self._values or len(full[name]) != self.members:
+                raise InputError.here(
+                    f"set: give {self.members} numbers for one of {', '.join(self._values) or 'none'}; got {name} with "
+                    f"{len(full[name])}. tg.sweep({name}=[...]) makes a hyperparameter settable"
+                )
+        new = checked_values(self._plan.base, full)
+        self._upload(new)
+        self._values |= new
+
+    def reset(self) -> None:
+        """Start over without compiling: the first parameters again, at step 0. The members' values stay as set.
+
+        >>> sweep = tg.sweep(model=nn.Linear(2, 1), loss=lambda m, x: tg.mean(m(x)), inputs={"x": (4, 2)},
+        ...                  optimizer=optim.adam(), seeds=[0, 1, 2])
+        >>> sweep.reset()
+        """
+        self.train.reset()
+        self._upload(self._values)
+        self._last = None
+
+    def _upload(self, values: Mapping[str, tuple[float, ...]]) -> None:
+        states = self._plan._replace(values=values).states()
+        self.train.set_states({f"{VALUES}.{n}": x for n, x in states.items()})
+
+    @helpful
+    def attach(self, *, forward: Callable[..., Any], inputs: Mapping[str, Any], **options: Any) -> CompiledForward:
+        """A forward of every member on the same inputs; its outputs have the axis of the members in front.
+
+        forward, inputs, options: as for `CompiledTraining.attach`, written for one member.
+        Raises what that raises.
+
+        >>> sweep = tg.sweep(model=nn.Linear(2, 1), loss=lambda m, x: tg.mean(m(x)), inputs={"x": (4, 2)},
+        ...                  optimizer=optim.adam(), seeds=[0, 1, 2])
+        >>> sweep.attach(forward=lambda m, x: m(x), inputs={"x": (None, 2)}).run(x=np.ones((5, 2))).output.shape
+        (3, 5, 1)
+        """
+        check_function(forward, "forward")
+        check_signature(forward, inputs, "forward")
+
+        def of_all(m: Any, **given: Tensor) -> Any:
+            def of_one(own: Mapping[str, Tensor]) -> Any:
+                return forward(bound(self._model, own), **given)
+
+            return vmap(of_one)(m[MODELS])
+
+        return self.train.attach(forward=of_all, inputs=inputs, **options)
+
+    def save(self, path: str | os.PathLike[str], member: int | None = None) -> None:
+        """Write a safetensors file: a checkpoint of the whole sweep, for `load`, or the parameters of one member.
+
+        member: whose parameters, as `tg.load_forward` and `CompiledForward.load` read them.
+        Raises InputError unless there is such a member; OSError, with the old file unchanged.
+
+        >>> sweep = tg.sweep(model=nn.Linear(2, 1), loss=lambda m, x: tg.mean(m(x)), inputs={"x": (4, 2)},
+        ...                  optimizer=optim.adam(), seeds=[0, 1, 2])
+        >>> sweep.save("best.safetensors", member=1)
+        >>> infer = tg.load_forward("best.safetensors", model=nn.Linear(2, 1), forward=predict, inputs={"x": (4, 2)})
+        """
+        if member is None:
+            self.train.save(path)
+        else:
+            safetensors.write(path, self.params(member))
+
+    def load(self, path: str | os.PathLike[str]) -> None:
+        """Resume from a file that `save(path)` wrote, with the values of the members that it has.
+
+        Raises InputError, with nothing changed, for a file of another model, optimizer or number of members.
+
+        >>> sweep = tg.sweep(model=nn.Linear(2, 1), loss=lambda m, x: tg.mean(m(x)), inputs={"x": (4, 2)},
+        ...                  optimizer=optim.adam(), seeds=[0, 1, 2])
+        >>> sweep.save("sweep.safetensors")
+        >>> sweep.load("sweep.safetensors")
+        """
+        self.train.load(path)
+        found = self.train.states()
+        self._values = {n: tuple(map(float, found[f"{VALUES}.{n}"])) for n in self._values}
+        self._last = None
+
+    def close(self) -> None:
+        """Free the device, as `CompiledTraining.close`.
+
+        >>> sweep = tg.sweep(model=nn.Linear(2, 1), loss=lambda m, x: tg.mean(m(x)), inputs={"x": (4, 2)},
+        ...                  optimizer=optim.adam(), seeds=[0, 1, 2])
+        >>> sweep.close()
+        """
+        self.train.close()
+
+    def _checked(self, member: int, what: str) -> int:
+        if isinstance(member, bool) or not 0 <= member < self.members:
+            raise InputError.here(f"{what}: there is no member {member!r}; they are 0 to {self.members - 1}")
+        return int(member)
+
+    def __repr__(self) -> str:
+        return f"<Sweep of {self.members}: {self.train!r}>"
+
+    def __enter__(self) -> Sweep:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, e: BaseException | None, tb: TracebackType | None) -> None:
+        self.close()
