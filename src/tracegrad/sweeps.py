@@ -7,12 +7,11 @@ from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
 from typing import Any, cast
 
-from tracegrad import safetensors
+from tracegrad import entrypoints, safetensors
 from tracegrad.arrays import np
 from tracegrad.compiler.signatures import check_function, check_signature
 from tracegrad.engine.forward import CompiledForward
 from tracegrad.engine.results import Pending, StepResult
-from tracegrad.entrypoints import compile
 from tracegrad.errors import InputError
 from tracegrad.ir import Tensor
 from tracegrad.nn.module import bound, named_states
@@ -84,7 +83,7 @@ def sweep(
             "or train the members one by one with tg.compile"
         )
     plan = Plan.of(model, optimizer, seeds, values)
-    train = compile(
+    train = entrypoints.compile(
         model=plan.stacked(model),
         loss=plan.loss(model, loss, list(inputs), each),
         inputs=inputs,
