@@ -56,7 +56,8 @@ NO_EXAMPLE = {
 MEMBERS = {
     tg.CompiledTraining: (
         "attach close digest download_grads download_params explain export fit freeze load lr_metric params profile "
-        "replace_model reset run_steps save set set_lr set_params set_states states step unfreeze upload_params why"
+        "replace_model reset run_steps save set set_lr set_params set_states states step to_jax unfreeze "
+        "upload_params why"
     ),
     tg.Sweep: "attach best close load params reset run_steps save set step",
     tg.CompiledForward: "close download_params explain graph_for load params profile run upload_params why",

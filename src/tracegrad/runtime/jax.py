@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import importlib.util
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from tracegrad.arrays import need_numpy
 from tracegrad.errors import DeviceError
-from tracegrad.runtime.base import DeviceInfo
+from tracegrad.runtime.base import DeviceInfo, Session
 
 if TYPE_CHECKING:
     from tracegrad.runtime.jax_session import JaxSession
@@ -38,3 +38,13 @@ def begin_on_mesh(mesh: Any, layout: Mapping[str, Any] | str | None) -> Callable
 
     made = Layout(mesh, layout)
     return lambda: session(made)
+
+
+def function_of(session: Session, handle: int, hyper: Mapping[str, Any], step: int) -> tuple[Any, dict[str, Any]]:
+    """A program as a pure function, and its state. DeviceError where the device is another."""
+    if session.info.name != "jax":
+        raise DeviceError(
+            f'to_jax: this training is on {session.info.name!r}; compile with device="jax" ({INSTALL}). A checkpoint '
+            "of this training loads there"
+        )
+    return cast("JaxSession", session).function(handle, hyper, step)

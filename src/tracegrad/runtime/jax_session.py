@@ -15,6 +15,7 @@ from tracegrad.optim.guard import PARAMS
 from tracegrad.passes.pieces import Piece, in_pieces
 from tracegrad.program import Program
 from tracegrad.runtime.base import DeviceInfo, Timings
+from tracegrad.runtime.jax_function import PureStep, State, first_state
 from tracegrad.runtime.jax_graph import PRODUCTS, for_xla, run_graph
 from tracegrad.runtime.jax_library import JaxError, jax
 from tracegrad.runtime.jax_memory import Memory, Part, follows, leaf_keys, run_of_optimizer
@@ -29,6 +30,7 @@ class Loaded:
 
     program: Program
     run: Callable[..., Any]  # (arrays written, arrays read, inputs) -> (new arrays, outputs)
+    plain: Callable[..., Any]  # the same, not jitted
     written: list[str]
     read: list[str]
     given: dict[str, tuple[Array, Array]] = field(default_factory=dict[str, "tuple[Array, Array]"])
@@ -119,7 +121,21 @@ class JaxSession:
         if self._layout is not None:
             of_key = {p.key: self._layout.of_part(p) for ps in parts.values() for p in ps}
             placed = {"out_shardings": ([of_key[key] for key in written], [self._layout.whole() for _ in results])}
-        return Loaded(program, jax.jit(step, donate_argnums=0, **placed), written, read)
+        return Loaded(program, jax.jit(step, donate_argnums=0, **placed), step, written, read)
+
+    def function(self, handle: int, hyper: Mapping[str, Any], step: int) -> tuple[PureStep, State]:
+        """A program as a pure function, and copies of its arrays. hyper: its inputs that are no batch's."""
+        self._check_open()
+        one, layout = self._loaded[handle], self._layout
+        program = one.program
+        shardings: dict[str, Any] = {}
+        if layout is not None:
+            parts = [p for b in program.buffers for p in self._memory.parts.get(b.name, ())]
+            shardings = {p.key: layout.of_part(p) for p in parts} | {f.name: layout.of_input(f) for f in program.inputs}
+        results = list(program.graph.results) if program.graph else []
+        made = PureStep(one.plain, one.written, one.read, results, program.inputs, shardings)
+        arrays = {key: self._memory.arrays[key] for key in (*one.written, *one.read)}
+        return made, first_state(arrays, hyper, step)
 
     def unload(self, handle: int) -> None:
         """Free what only this program uses."""

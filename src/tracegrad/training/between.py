@@ -17,6 +17,7 @@ from tracegrad.introspection.profile import Profile, profiled
 from tracegrad.lr import Plateau
 from tracegrad.patterns import Selection, chosen
 from tracegrad.runtime.base import Session
+from tracegrad.runtime.jax import function_of
 
 
 def changed(store: TrainedParameters, stepper: Stepper, hyper: Mapping[str, Any]) -> None:
@@ -56,6 +57,20 @@ def profile(
         return profiled(program.built, timings, session.info, store.worker.limits())
 
     return store.call(measure, stepper)
+
+
+def to_jax(store: TrainedParameters, stepper: Stepper, program: StepProgram) -> tuple[Any, dict[str, Any]]:
+    """See `CompiledTraining.to_jax`."""
+
+    def made(session: Session, stepper: Stepper) -> tuple[Any, dict[str, Any]]:
+        number, knobs = stepper.counter + 1, stepper.knobs
+        try:
+            hyper = knobs.upload(program.hyper, number, stepper.stream)
+        finally:
+            knobs.rate.rewind(number)
+        return function_of(session, program.load(session), {**hyper, **program.numbers}, stepper.counter)
+
+    return store.call(made, stepper)
 
 
 def replace_model(store: TrainedParameters, model: Any, seed: int | None, optimizer: Any) -> None:

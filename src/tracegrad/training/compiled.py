@@ -38,7 +38,7 @@ from tracegrad.program import KernelSource, Program
 from tracegrad.refusals import helpful
 from tracegrad.runtime.base import DeviceInfo, Session
 from tracegrad.sites import SiteInfo
-from tracegrad.training.between import changed, freeze, lr_metric, profile, replace_model
+from tracegrad.training.between import changed, freeze, lr_metric, profile, replace_model, to_jax
 
 if TYPE_CHECKING:
     from tracegrad.training.fit import Position
@@ -471,6 +471,29 @@ class CompiledTraining(HasStates):
             program, given = self.store.program_for(stepper, given, "profile")
         arrays = given_or_blank(program.inputs, given, "profile")
         return profile(self.store, stepper, program, checked_steps(steps), arrays)
+
+    def to_jax(self, *, loss: str | None = None) -> tuple[Callable[..., Any], dict[str, Any]]:
+        """The training step as a pure function of JAX, and the state that it begins with. Needs device="jax".
+
+        step, state = train.to_jax();  state, outputs = step(state, {"x": x, "y": y})
+
+        step:    traceable by `jax.jit`, `jax.lax.scan` and `jax.export`. Its inputs have the shapes of the last call.
+        state:   nested dicts of arrays: "arrays" (parameters and what the optimizer keeps), "hyper" (scalars: "lr",
+                 "weight_decay", ..., and "1-beta1" for 1 - beta1) and "step" (how many steps were applied). They are
+                 copies. A schedule stays on the host: set `state["hyper"]["lr"]` yourself.
+        outputs: "loss", "aux.NAME", "capture.NAME", and "applied": False where something was not finite, so that the
+                 step changed nothing.
+        loss:    of several losses, whose step.
+        Raises:  DeviceError on other devices. The function raises InputError for inputs that do not fit.
+
+        >>> try:
+        ...     step, state = train.to_jax()
+        ... except tg.DeviceError as e:
+        ...     print(str(e)[:45])
+        to_jax: this training is on 'cpu'; compile wi
+        """
+        stepper = self.store.stepper_of(loss, "to_jax")
+        return to_jax(self.store, stepper, self._looked_at(loss, "to_jax"))
 
     def _looked_at(self, loss: str | None, what: str) -> StepProgram:
         """The step's program: where calls choose sizes, that of the sizes used last."""

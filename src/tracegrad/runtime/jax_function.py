@@ -1,0 +1,67 @@
+"""A program as a pure function of JAX's arrays, for other JAX code."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from tracegrad.dtypes import DTYPES
+from tracegrad.errors import InputError
+from tracegrad.hypers import PREFIX
+from tracegrad.program import Field
+from tracegrad.runtime.jax_library import jax, jnp
+
+Array = Any
+State = dict[str, Any]
+HALTED = "halted"  # the array and the output that say whether a step was refused: outside, they are `applied`
+
+
+@dataclass(frozen=True, eq=False)  # as a function: JAX keeps weak references to it, by its identity
+class PureStep:
+    """`step(state, inputs) -> (state, outputs)`; see `CompiledTraining.to_jax`."""
+
+    compute: Callable[..., Any]  # (arrays written, arrays read, inputs) -> (new arrays, outputs)
+    written: Sequence[str]
+    read: Sequence[str]
+    results: Sequence[str]
+    fields: Sequence[Field]  # all inputs of the program
+    shardings: Mapping[str, Any]  # on a mesh, of arrays and of inputs
+
+    def __call__(self, state: Mapping[str, Any], inputs: Mapping[str, Any]) -> tuple[State, dict[str, Array]]:
+        """The new state and what the step gives back. InputError for inputs that do not fit."""
+        arrays = {**state["arrays"], HALTED: jnp.zeros(1, jnp.int32)}
+        hyper = {PREFIX + name: x for name, x in state["hyper"].items()} | {f"{PREFIX}step": state["step"] + 1}
+        given = self._checked(inputs)
+        new, outputs = self.compute([arrays[k] for k in self.written], [arrays[k] for k in self.read], hyper | given)
+        told = dict(zip(self.results, outputs))
+        applied = told.pop(HALTED).reshape(()) == 0
+        # the program keeps what it trains itself, and not its bounds, which the host measures again
+        changed = {key: jnp.where(applied, x, arrays[key]) for key, x in zip(self.written, new)}
+        after = arrays | {key: self._placed(key, x) for key, x in changed.items()}
+        del after[HALTED]
+        number = state["step"] + applied.astype(jnp.uint32)
+        return {"arrays": after, "hyper": dict(state["hyper"]), "step": number}, {**told, "applied": applied}
+
+    def _checked(self, inputs: Mapping[str, Any]) -> dict[str, Array]:
+        fields = {f.name: f for f in self.fields if not f.name.startswith(PREFIX)}
+        if inputs.keys() != fields.keys():
+            raise InputError(f"the step takes a dict of {', '.join(fields)}; got {', '.join(inputs) or 'none'}")
+        given = {name: jnp.asarray(x, DTYPES[fields[name].dtype].numpy) for name, x in inputs.items()}
+        for name, x in given.items():
+            if x.shape != fields[name].shape:
+                raise InputError(f"input {name!r} has shape {x.shape}; the step takes {fields[name].type}")
+        return {name: self._placed(name, x) for name, x in given.items()}
+
+    def _placed(self, key: str, x: Array) -> Array:
+        where = self.shardings.get(key)
+        return x if where is None else jax.lax.with_sharding_constraint(x, where)
+
+
+def first_state(arrays: Mapping[str, Array], hyper: Mapping[str, Any], step: int) -> State:
+    """Copies: the training goes on with its own arrays, whose memory each step gives to the next."""
+    return {
+        "arrays": {key: jnp.copy(x) for key, x in arrays.items() if key != HALTED},
+        "hyper": {n.removeprefix(PREFIX): jnp.array(x) for n, x in hyper.items() if n != f"{PREFIX}step"},
+        "step": jnp.array(step, jnp.uint32),
+    }
