@@ -184,6 +184,23 @@ def test_what_leaves_the_loop_computes_the_same(model: Callable[..., Any], order
         np.testing.assert_allclose(a, b, rtol=1e-10, atol=1e-10)
 
 
+def test_a_product_outside_reads_what_is_stored_transposed() -> None:
+    """A transposed carry is an output: the loop stores that, and not what it is a view of."""
+
+    def step(carry: Any, x: Any) -> Any:
+        h, a = carry
+        h = tg.tanh(h @ given["w"] + x)
+        turned = tg.transpose(h)
+        return (h, a + turned @ x), turned
+
+    with tracing():
+        given = leaves()
+        (_, a), ys = tg.scan(step, (given["h"], tg.zeros((N, N))), given["x"])
+    roots = expand_composites([a, ys])
+    for got, want in zip(evaluate(out_of_loops(roots), ENV, np), evaluate(roots, ENV, np), strict=True):
+        np.testing.assert_allclose(got, want, rtol=1e-10, atol=1e-10)
+
+
 @pytest.mark.parametrize("model", MODELS, ids=lambda m: m.__name__)
 @pytest.mark.parametrize("little", [0, 600])
 def test_little_memory_keeps_some_in_the_loop(

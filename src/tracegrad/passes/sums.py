@@ -68,7 +68,7 @@ def _product(t: Tensor, o: Outside) -> Tensor:
     if b.serial not in o.varying:
         return bind(MATMUL, summed(a, o), o.around(b))
     batch, n = tuple(range(1, t.ndim - 1)), t.ndim
-    if n == 2 and a.prim is PERMUTE:  # a view of rows that lie below each other already
+    if n == 2 and a.prim is PERMUTE and a.serial not in o.stored:  # a view of rows that lie below each other already
         wide = permute(_below(o.stacked(a.inputs[0])), (1, 0))
     else:
         wide = permute(o.stacked(a), (*batch, n - 1, 0, n))
