@@ -179,4 +179,4 @@ def test_a_program_survives_json() -> None:
 
 
 def test_every_runner_has_a_name() -> None:
-    assert list(RUNNERS) == ["passes", "eager", "numpy", "c", "webgpu", "torch", "jax"]
+    assert list(RUNNERS) == ["passes", "eager", "numpy", "c", "webgpu", "xla", "torch", "jax"]
