@@ -113,6 +113,8 @@ NEED_NUMPY |= {"runtime.wgpu_timing", "introspection.limits"}  # what measures d
 NEED_NUMPY |= {
     "functional",
     "training.data",  # whole arrays, which it shuffles by numpy.random
+    "sweeps",
+    "sweep_plan",
     "training.whole",  # metrics of a whole validation set, such as the area under a curve
     "engine.copy_pool",  # asks first whether NumPy is there
     "engine.nonfinite",
