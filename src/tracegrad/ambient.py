@@ -95,12 +95,12 @@ def require(what: str) -> Trace:
 @contextmanager
 def tracing(patching: bool = False, eager: bool = False) -> Generator[Trace]:
     """Start a trace of its own; `patching`: its patch sites can overwrite their values; `eager`: of one op."""
-    t, state = Trace(patching, eager), STATE()
-    token = _state.set(_State(t, None if state is None else state.here))
-    try:
+    t, before = Trace(patching, eager), STATE()
+    try:  # an interrupt may come right behind `set`, before a token were kept
+        _state.set(_State(t, None if before is None else before.here))
         yield t
     finally:
-        _state.reset(token)
+        _state.set(before)
 
 
 def current_site() -> Site | None:
@@ -112,12 +112,12 @@ def current_site() -> Site | None:
 @contextmanager
 def rewriting() -> Generator[Here]:
     """Inside, new nodes take the site set here instead of the caller's."""
-    here = Here()
-    token = _state.set(_State(active(), here))
+    here, before = Here(), STATE()
     try:
+        _state.set(_State(None if before is None else before.trace, here))
         yield here
     finally:
-        _state.reset(token)
+        _state.set(before)
 
 
 def is_rewriting() -> bool:
