@@ -24,6 +24,7 @@ from tracegrad.prims.elementwise import log, mul
 from tracegrad.prims.folds import SUM
 from tracegrad.prims.leaves import leaf
 from tracegrad.program import Buffer, Field, Needs, Program
+from tracegrad.runtime.base import DeviceInfo
 
 
 def program():
@@ -59,7 +60,7 @@ class AheadBatch(NamedTuple):
 class AheadSession:
     """Executes a batch in `run`, as a queue on a device does, and lets outputs be read much later."""
 
-    info = "test"
+    info = DeviceInfo("fake", "test")
     ahead, batch_seconds, door = 2, 1e9, None
 
     def __init__(self):
