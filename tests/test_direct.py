@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import signal
-import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -14,7 +13,7 @@ import pytest
 
 import tracegrad as tg
 from models import SineMLP, sine_loss
-from tracegrad import ambient, nn, optim
+from tracegrad import nn, optim
 from tracegrad.engine.worker import Worker
 
 X = np.random.default_rng(0).standard_normal((8, 4)).astype(np.float32)
@@ -233,20 +232,3 @@ def test_kernels_in_numpy_are_left_to_the_worker(monkeypatch: pytest.MonkeyPatch
         for _ in range(20):
             f.run(x=X).result()
     assert sum(handed) == 20
-
-
-@pytest.mark.parametrize("begin", [ambient.tracing, ambient.rewriting])
-def test_an_interrupt_right_behind_the_beginning_of_a_trace_ends_it(begin: Any) -> None:
-    def interrupt(frame: Any, event: str, called: Any) -> None:
-        if event == "c_return" and getattr(called, "__name__", "") == "set":
-            sys.setprofile(None)
-            raise KeyboardInterrupt
-
-    before = ambient.STATE()
-    sys.setprofile(interrupt)
-    try:
-        with pytest.raises(KeyboardInterrupt), begin():
-            pass
-    finally:
-        sys.setprofile(None)
-    assert ambient.STATE() is before

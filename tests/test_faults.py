@@ -350,7 +350,7 @@ async def body():
 asyncio.run(body())""",
     "while another compiles": """
 def other():
-    with contextlib.suppress(tg.DeviceError):  # it may hear of the end
+    with contextlib.suppress(tg.DeviceError, tg.AbortedError):  # it may hear of the end
         compiled({device!r})
 threading.Thread(target=other, daemon=True).start()
 time.sleep(0.02)""",

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator
+import functools
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Generic, NamedTuple, ParamSpec, TypeVar
 
 from tracegrad.errors import Site, TraceError, call_site
 from tracegrad.sites import SiteInfo
 
 if TYPE_CHECKING:
     from tracegrad.ir import Tensor
+
+
+P = ParamSpec("P")
+R = TypeVar("R")
+T = TypeVar("T")
 
 
 class Trace:
@@ -92,32 +98,56 @@ def require(what: str) -> Trace:
     return t
 
 
-@contextmanager
-def tracing(patching: bool = False, eager: bool = False) -> Generator[Trace]:
+def restored(fn: Callable[P, R]) -> Callable[P, R]:
+    """`fn`; behind it the state is what it was before, whenever an interrupt comes.
+
+    A `with` block alone is not enough: an interrupt right behind its beginning, or right before its end, skips the
+    end, and a trace would stay open. Whatever is called from outside a trace, and begins one, is decorated with this.
+    """
+
+    @functools.wraps(fn)
+    def call(*args: P.args, **kwargs: P.kwargs) -> R:
+        before = STATE()
+        try:
+            return fn(*args, **kwargs)
+        finally:
+            _state.set(before)
+
+    return call
+
+
+class Block(Generic[T]):
+    """A `with` block that has a state of its own, and what it is entered for."""
+
+    def __init__(self, state: _State, given: T) -> None:
+        self.state, self.given = state, given
+        self.before = STATE()
+
+    def __enter__(self) -> T:
+        _state.set(self.state)
+        return self.given
+
+    def __exit__(self, *error: object) -> None:
+        if STATE() is self.state:  # a generator ends its block late, when the exception that left it is let go
+            _state.set(self.before)
+
+
+def tracing(patching: bool = False, eager: bool = False) -> Block[Trace]:
     """Start a trace of its own; `patching`: its patch sites can overwrite their values; `eager`: of one op."""
     t, before = Trace(patching, eager), STATE()
-    try:  # an interrupt may come right behind `set`, before a token were kept
-        _state.set(_State(t, None if before is None else before.here))
-        yield t
-    finally:
-        _state.set(before)
+    return Block(_State(t, None if before is None else before.here), t)
+
+
+def rewriting() -> Block[Here]:
+    """Inside, new nodes take the site set here instead of the caller's."""
+    here, before = Here(), STATE()
+    return Block(_State(None if before is None else before.trace, here), here)
 
 
 def current_site() -> Site | None:
     """The line new nodes belong to: the user's, or that of the node being rewritten."""
     state = STATE()
     return call_site() if state is None or state.here is None else state.here.site
-
-
-@contextmanager
-def rewriting() -> Generator[Here]:
-    """Inside, new nodes take the site set here instead of the caller's."""
-    here, before = Here(), STATE()
-    try:
-        _state.set(_State(None if before is None else before.trace, here))
-        yield here
-    finally:
-        _state.set(before)
 
 
 def is_rewriting() -> bool:

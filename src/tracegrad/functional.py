@@ -50,6 +50,7 @@ def at_once(fn: F) -> F:
     """
 
     @functools.wraps(fn)
+    @ambient.restored
     def either(*args: Any, **kwargs: Any) -> Any:
         if ambient.active() is not None or ambient.is_rewriting():
             return fn(*args, **kwargs)

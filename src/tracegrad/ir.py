@@ -302,6 +302,7 @@ def toposort(roots: Iterable[Tensor], since: int = 0, known: Iterable[int] = ())
 Rule = Callable[[Tensor, tuple[Tensor, ...]], "Tensor | None"]
 
 
+@ambient.restored
 def rewrite(roots: Sequence[Tensor], rule: Rule) -> list[Tensor]:
     """Rebuild what `roots` reach; `rule(t, new_inputs)` gives a replacement or None to keep `t`.
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 import gc
 from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from math import inf
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple, ParamSpec, TypeVar, cast
 
 from tracegrad import ambient
 from tracegrad.compiler.inputtypes import InputSpec, concrete_type, declared, input_types
@@ -42,7 +43,25 @@ from tracegrad.states import STATE, StateTensor
 from tracegrad.transforms.grad import gradients
 
 SKIPPED = "skipped"  # the output by which it says that gradients overflowed in half precision, and changed nothing
+P = ParamSpec("P")
+R = TypeVar("R")
 PRECISIONS = ("f32", "f16", "bf16", "tf32")
+
+
+def uncollected(fn: Callable[P, R]) -> Callable[P, R]:
+    """`fn` without Python's garbage collector, which would look through a growing graph again and again for nothing."""
+
+    @functools.wraps(fn)
+    def call(*args: P.args, **kwargs: P.kwargs) -> R:
+        enabled = gc.isenabled()
+        try:
+            gc.disable()
+            return fn(*args, **kwargs)
+        finally:
+            if enabled:
+                gc.enable()
+
+    return call
 
 
 class Built(NamedTuple):
@@ -82,11 +101,11 @@ class TracedStep(NamedTuple):
         """Plain data that go with outputs."""
         return {HALTED: {COUNTS: True}}
 
+    @uncollected
     def compiled(self) -> Built:
         """The program."""
         ranges = input_ranges(self.graph)
-        with uncollected():
-            program = make_program(self.graph, self.persistent, ranges, self.meta, self.inputs, self.results)
+        program = make_program(self.graph, self.persistent, ranges, self.meta, self.inputs, self.results)
         return Built(program, self.graph, warnings=self.warnings, sites=self.sites)
 
     def arrays(self) -> Built:
@@ -107,10 +126,10 @@ class TracedForward:
         self.structure, self.sites = structure, sites_of(t)
         self.results: Mapping[str, Mapping[str, Any]] = {}
 
+    @uncollected
     def compiled(self) -> Built:
         """The program."""
-        with uncollected():
-            program = make_program(self.graph, self.persistent, input_ranges(self.graph), self.meta, self.inputs)
+        program = make_program(self.graph, self.persistent, input_ranges(self.graph), self.meta, self.inputs)
         return Built(program, self.graph, self.structure, sites=self.sites)
 
 
@@ -157,6 +176,8 @@ class StepSource(NamedTuple):
         """The sizes that calls choose."""
         return FreeSizes.of(input_types(self.inputs))
 
+    @uncollected
+    @ambient.restored
     def _traced(self) -> TracedStep:
         check_precision(self.precision)
         optimizer = cast("object", self.optimizer)
@@ -168,7 +189,7 @@ class StepSource(NamedTuple):
             )
         if self.part is not None and self.part.shared:  # other steps change what the bounds are of
             optimizer = replace(optimizer, transform=replace(optimizer.transform, bounds=None))
-        with uncollected(), traced(self.model, self.loss, self.inputs, "loss", frozen=self.frozen) as t:
+        with traced(self.model, self.loss, self.inputs, "loss", frozen=self.frozen) as t:
             y, aux = checked_loss(t.result, self.loss)
             part = self.part or Part.alone(arena_of(t.parameters, optimizer))
             own = {slot.name for slot in part.trained}
@@ -217,6 +238,8 @@ def build_forward(
     return traced_forward(model, forward, inputs, like, patching, precision, writes).compiled()
 
 
+@uncollected
+@ambient.restored
 def traced_forward(
     model: Any,
     forward: Callable[..., Any],
@@ -232,21 +255,21 @@ def traced_forward(
     patching: its patch sites take a mask and a value, further inputs of the program; else they are not in it.
     writes:   it may write states; else TraceError with the line of a write.
     """
-    with uncollected():
-        fixed = [f.name for f in like.params if not f.spec.get("trainable", True)] if like else []
-        with traced(model, forward, inputs, "forward", patching, fixed or None) as t:
-            outputs, structure = checked_outputs(t.result, forward)
-            arena = arena_of(t.parameters)
-            own = Part.alone(arena)
-            persistent = Persistent.of(like, ("param",)) if like else persistent_of(t.parameters, own, states=t.states)
-            if t.trace.writes and not writes:
-                raise unannounced(forward, t.trace.writes)
-            graph = Graph(outputs, dict(t.trace.captures), dict(t.trace.writes), precision)
-            require_own(toposort(graph.roots), t.trace)
-        meta = {"kind": "forward", "hyper": dict(t.trace.hypers)}
+    fixed = [f.name for f in like.params if not f.spec.get("trainable", True)] if like else []
+    with traced(model, forward, inputs, "forward", patching, fixed or None) as t:
+        outputs, structure = checked_outputs(t.result, forward)
+        arena = arena_of(t.parameters)
+        own = Part.alone(arena)
+        persistent = Persistent.of(like, ("param",)) if like else persistent_of(t.parameters, own, states=t.states)
+        if t.trace.writes and not writes:
+            raise unannounced(forward, t.trace.writes)
+        graph = Graph(outputs, dict(t.trace.captures), dict(t.trace.writes), precision)
+        require_own(toposort(graph.roots), t.trace)
+    meta = {"kind": "forward", "hyper": dict(t.trace.hypers)}
     return TracedForward(graph, persistent, t, meta, structure)
 
 
+@ambient.restored
 def trace_training(
     model: Any, loss: Callable[..., Any], inputs: Mapping[str, InputSpec], optimizer: Optimizer | None = None
 ) -> Graph:
@@ -260,12 +283,14 @@ def trace_training(
         return Graph({"loss": y, **named}, dict(t.trace.captures), dict(t.trace.writes))
 
 
+@ambient.restored
 def trace_forward(model: Any, forward: Callable[..., Any], inputs: Mapping[str, InputSpec]) -> Graph:
     """The graph of a forward."""
     with traced(model, forward, inputs, "forward") as t:
         return Graph(checked_outputs(t.result, forward)[0], dict(t.trace.captures), dict(t.trace.writes))
 
 
+@ambient.restored
 def trace_sites(model: Any, forward: Callable[..., Any], inputs: Mapping[str, InputSpec]) -> tuple[SiteInfo, ...]:
     """The sites of a forward that is not compiled yet."""
     with traced(model, forward, inputs, "forward") as t:
@@ -275,18 +300,6 @@ def trace_sites(model: Any, forward: Callable[..., Any], inputs: Mapping[str, In
 def sites_of(t: Traced) -> tuple[SiteInfo, ...]:
     """Sites in the order of the user's function."""
     return tuple(t.trace.sites.values())
-
-
-@contextmanager
-def uncollected() -> Generator[None]:
-    """Without Python's garbage collector, which would look through a growing graph again and again for nothing."""
-    enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if enabled:
-            gc.enable()
 
 
 @contextmanager

@@ -27,6 +27,7 @@ COUNT = "data.count"  # the hot value that says how many there are; no identifie
 MOST = 2**24  # examples: a draw has 24 random bits
 
 
+@ambient.restored
 def make_feed(step: Program, drawn: Collection[str]) -> Program:
     """The program that fills the inputs of `step`: those in `drawn` with examples, the others with their one value.
 

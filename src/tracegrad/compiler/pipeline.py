@@ -7,6 +7,7 @@ from dataclasses import replace
 from functools import wraps
 from typing import Any
 
+from tracegrad import ambient
 from tracegrad.compiler.assemble import assemble
 from tracegrad.compiler.debug import Watch
 from tracegrad.compiler.layout import Persistent
@@ -24,6 +25,7 @@ from tracegrad.passes.split import split_long
 from tracegrad.program import Program
 
 
+@ambient.restored
 def make_program(
     graph: Graph,
     persistent: Persistent,

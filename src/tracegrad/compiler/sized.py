@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple, TypeVar
 
+from tracegrad import ambient
 from tracegrad.compiler.assemble import assemble
 from tracegrad.compiler.build import Built, TracedForward, TracedStep, uncollected
 from tracegrad.compiler.counted import At, Number, counted, expanded, numbers_of, pairs_of, values_at
@@ -75,8 +76,7 @@ class Family(NamedTuple):
             return None
         if size not in self.shown:
             try:
-                with uncollected():
-                    self.shown[size] = self._numbers(size)
+                self.shown[size] = self._numbers(size)
             except UnsizedError:
                 self.shown[size] = None
         numbers = self.shown[size]
@@ -90,6 +90,8 @@ class Family(NamedTuple):
         )
         return self.built._replace(program=program.at(size), sites=sites, numbers=numbers)
 
+    @uncollected
+    @ambient.restored
     def _numbers(self, size: int) -> Mapping[str, Any]:
         graph = _at(self.source.seen_at, size)
         check_graphs(self.seen, graph, Pair(self.built.program.capacity, size))
@@ -107,6 +109,8 @@ def prime_from(n: int) -> int:
     return n
 
 
+@uncollected
+@ambient.restored
 def build_family(source: Source, most: int, languages: Sequence[str] = ("c", "numpy")) -> Family:
     """The program that serves batches of up to `most`, or some more.
 
@@ -116,25 +120,24 @@ def build_family(source: Source, most: int, languages: Sequence[str] = ("c", "nu
     told: list[Site] = []
     a = prime_from(most)
     sizes = Pair(a, prime_from(a + 1))
-    with uncollected():
-        _at(source.seen_at, Watched.of(sizes.a, "n", told))
-        if told:
-            raise UnsizedError(f"{told[0].short} uses the size of the batch as a number")
-        one, other = (_at(source.traced_at, n) for n in sizes)
-        graphs = [expanded(t.graph) for t in (one, other)]
-        check_graphs(graphs[0], graphs[1], sizes)
-        whole = isinstance(one, TracedForward)
-        seen: list[Graph] = [t.graph if whole else _at(source.seen_at, n) for t, n in zip((one, other), sizes)]
-        check_graphs(seen[0], seen[1], sizes)
-        constants = pairs_of(seen[0], seen[1])
-        numbers, follow = numbers_of(graphs[0], graphs[1])
-        numbered = _numbered(numbers, source, constants, sizes)
-        graphs = [*map(counted, graphs, follow)]
-        try:
-            program = _program((one, other), graphs, sizes, languages)
-        except (CompileError, ShapeError) as e:
-            raise UnsizedError(str(e)) from e
-        captured = tuple([leading(x.type, y.type, sizes) for x, y in zip(one.sites, other.sites, strict=True)])
+    _at(source.seen_at, Watched.of(sizes.a, "n", told))
+    if told:
+        raise UnsizedError(f"{told[0].short} uses the size of the batch as a number")
+    one, other = (_at(source.traced_at, n) for n in sizes)
+    graphs = [expanded(t.graph) for t in (one, other)]
+    check_graphs(graphs[0], graphs[1], sizes)
+    whole = isinstance(one, TracedForward)
+    seen: list[Graph] = [t.graph if whole else _at(source.seen_at, n) for t, n in zip((one, other), sizes)]
+    check_graphs(seen[0], seen[1], sizes)
+    constants = pairs_of(seen[0], seen[1])
+    numbers, follow = numbers_of(graphs[0], graphs[1])
+    numbered = _numbered(numbers, source, constants, sizes)
+    graphs = [*map(counted, graphs, follow)]
+    try:
+        program = _program((one, other), graphs, sizes, languages)
+    except (CompileError, ShapeError) as e:
+        raise UnsizedError(str(e)) from e
+    captured = tuple([leading(x.type, y.type, sizes) for x, y in zip(one.sites, other.sites, strict=True)])
     structure = one.structure if isinstance(one, TracedForward) else None
     built = Built(program, graphs[0], structure, sites=one.sites)
     return Family(built, captured, source, seen[0], constants, numbers, numbered, {})

@@ -12,6 +12,7 @@ from tracegrad.prims.leaves import constant
 from tracegrad.prims.views import RESHAPE
 
 
+@ambient.restored
 def shorten(roots: Sequence[Tensor]) -> list[Tensor]:
     """What `roots` are, with limits written as such, and folds that do not keep the axes which a reshape drops."""
     nodes = toposort(roots)

@@ -223,6 +223,7 @@ def indices(x: Array, n: int, exempt: int | None, below: int) -> Array:
     return x
 
 
+@ambient.restored
 def traced(build: Callable[[Iterator[Tensor]], Any], specs: Sequence[Spec]) -> Plan:
     """The plan of what `build` makes of leaves with these types."""
     floats = [s for s in specs if s is not NUMBER and s.type.dtype.is_float]
