@@ -35,6 +35,15 @@ LAYERS: dict[str, tuple[Any, Any, tuple[int, ...], Any]] = {
     "conv_transpose2d": (lambda: nn.ConvTranspose2d(4, 6, 3, stride=2, padding=1, output_padding=1, groups=2),
                          lambda: torch.nn.ConvTranspose2d(4, 6, 3, 2, 1, output_padding=1, groups=2),
                          (2, 4, 3, 4), None),
+    "dilated": (lambda: nn.Conv1d(4, 6, 3, dilation=4, padding=4), lambda:
+                torch.nn.Conv1d(4, 6, 3, dilation=4, padding=4), (2, 4, 9), None),
+    "dilated_2d": (lambda: nn.Conv2d(4, 6, 3, dilation=(1, 2), padding=1), lambda:
+                   torch.nn.Conv2d(4, 6, 3, dilation=(1, 2), padding=1), (2, 4, 7, 6), None),
+    "conv_transpose1d": (lambda: nn.ConvTranspose1d(4, 6, 4, stride=2, padding=1, groups=2, dilation=2),
+                         lambda: torch.nn.ConvTranspose1d(4, 6, 4, 2, 1, groups=2, dilation=2), (2, 4, 5), None),
+    "conv_transpose3d": (lambda: nn.ConvTranspose3d(2, 3, (2, 3, 1), stride=(1, 2, 2), output_padding=(0, 1, 1)),
+                         lambda: torch.nn.ConvTranspose3d(2, 3, (2, 3, 1), (1, 2, 2), output_padding=(0, 1, 1)),
+                         (2, 2, 3, 2, 4), None),
     "layer_norm": (lambda: nn.LayerNorm(6), lambda: torch.nn.LayerNorm(6), (3, 6), None),
     "group_norm": (lambda: nn.GroupNorm(2, 6), lambda: torch.nn.GroupNorm(2, 6), (3, 6, 4), None),
     "batch_norm": (lambda: nn.BatchNorm(6), lambda: torch.nn.BatchNorm2d(6).eval(), (3, 6, 2, 2), None),

@@ -20,13 +20,13 @@ from tracegrad.nn.stacking import as_states, stack
 
 if TYPE_CHECKING:
     from tracegrad.nn.attention import MultiheadAttention, TransformerBlock
-    from tracegrad.nn.convolutions import Conv1d, Conv2d, Conv3d, ConvTranspose2d
+    from tracegrad.nn.convolutions import Conv1d, Conv2d, Conv3d, ConvTranspose1d, ConvTranspose2d, ConvTranspose3d
     from tracegrad.nn.recurrent import GRU, LSTM, RNN
 
 # Loaded when one of its names is used first
 LATER = {
     "attention": ("MultiheadAttention", "TransformerBlock"),
-    "convolutions": ("Conv1d", "Conv2d", "Conv3d", "ConvTranspose2d"),
+    "convolutions": ("Conv1d", "Conv2d", "Conv3d", "ConvTranspose1d", "ConvTranspose2d", "ConvTranspose3d"),
     "recurrent": ("GRU", "LSTM", "RNN"),
 }
 
@@ -38,7 +38,9 @@ __all__ = [
     "Conv1d",
     "Conv2d",
     "Conv3d",
+    "ConvTranspose1d",
     "ConvTranspose2d",
+    "ConvTranspose3d",
     "Dropout",
     "Embedding",
     "GroupNorm",

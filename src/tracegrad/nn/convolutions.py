@@ -1,4 +1,4 @@
-"""Convolutions as layers: of sequences, images and volumes, and the transposed one of images."""
+"""Convolutions as layers, of sequences, images and volumes, and their transposes."""
 
 from __future__ import annotations
 
@@ -25,16 +25,27 @@ class _Windowed(Module):
     axes: ClassVar[int]
     stride: Sizes
     padding: Sizes
+    dilation: Sizes
     groups: int
+    b: Any
 
-    def _geometry(self, in_ch: int, out_ch: int, kernel_size: Any, stride: Any, padding: Any, groups: int) -> Sizes:
-        """Set stride, padding and groups; the kernel's sizes."""
+    def _geometry(
+        self, in_ch: int, out_ch: int, kernel_size: Any, stride: Any, padding: Any, dilation: Any, groups: int
+    ) -> Sizes:
+        """Set stride, padding, dilation and groups; return the kernel's sizes."""
         if groups < 1 or in_ch % groups or out_ch % groups:
             name = type(self).__name__
             raise ShapeError.here(f"{name}: groups={groups} must divide both in_ch={in_ch} and out_ch={out_ch}")
         self.stride, self.padding = self._each("stride", stride), self._each("padding", padding)
-        self.groups = groups
+        self.dilation, self.groups = self._each("dilation", dilation), groups
         return self._each("kernel_size", kernel_size)
+
+    def _sizes(self, *each: Sizes) -> tuple[Any, ...]:
+        """Arguments of an op, which takes integers where there is one axis."""
+        return tuple([sizes[0] if self.axes == 1 else sizes for sizes in each])
+
+    def _biased(self, y: Tensor) -> Tensor:
+        return y if self.b is None else y + self.b.reshape(1, -1, *(1,) * self.axes)
 
     def _each(self, what: str, value: int | Sequence[int]) -> Sizes:
         """One integer for each axis."""
@@ -61,22 +72,30 @@ class _Convolution(_Windowed):
         *,
         stride: int | Sequence[int] = 1,
         padding: int | Sequence[int] = 0,
+        dilation: int | Sequence[int] = 1,
         groups: int = 1,
         bias: bool = True,
         init: Initializer | None = None,
         decay: bool | None = None,
         trainable: bool = True,
     ) -> None:
-        kernel = self._geometry(in_ch, out_ch, kernel_size, stride, padding, groups)
+        kernel = self._geometry(in_ch, out_ch, kernel_size, stride, padding, dilation, groups)
         shape = (out_ch, in_ch // groups, *kernel)
         self.W = self.param(shape, init=init or inits.kaiming(), decay=decay, trainable=trainable)
         self.b = self.param(out_ch, init=inits.zeros(), trainable=trainable) if bias else None
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """Apply to a batch of one axis more for each of `axes`; see the class."""
+        op = (convolutions.conv1d, convolutions.conv2d, convolutions.conv3d)[self.axes - 1]
+        y = op(x, self.W, *self._sizes(self.stride, self.padding), self.groups, *self._sizes(self.dilation))
+        return self._biased(y)
 
 
 class Conv1d(_Convolution):
     """Cross-correlation of sequences, NCL, plus a bias for each output channel. PyTorch's Conv1d.
 
-    x: f32[B, in_ch, L]; the result is f32[B, out_ch, L'], L' = floor((L + 2 padding - kernel) / stride) + 1.
+    x: f32[B, in_ch, L]; the result is f32[B, out_ch, L'],
+       L' = floor((L + 2 padding - dilation (kernel - 1) - 1) / stride) + 1.
     W: f32[out_ch, in_ch/groups, k], from `init`, default kaiming(); `decay` is about W.  b: f32[out_ch], zeros.
     As torch.nn.Conv1d.
 
@@ -86,18 +105,14 @@ class Conv1d(_Convolution):
 
     axes = 1
 
-    def __call__(self, x: Tensor) -> Tensor:
-        """Apply to f32[B, in_ch, L]."""
-        y = convolutions.conv1d(x, self.W, stride=self.stride[0], padding=self.padding[0], groups=self.groups)
-        return y if self.b is None else y + self.b.reshape(1, -1, 1)
-
 
 class Conv2d(_Convolution):
     """Cross-correlation of images, NCHW, plus a bias for each output channel. PyTorch's Conv2d.
 
-    x: f32[B, in_ch, H, W]; the result is f32[B, out_ch, H', W'], H' = floor((H + 2 padding - kernel) / stride) + 1.
+    x: f32[B, in_ch, H, W]; the result is f32[B, out_ch, H', W'],
+       H' = floor((H + 2 padding - dilation (kernel - 1) - 1) / stride) + 1.
     W: f32[out_ch, in_ch/groups, kh, kw], from `init`, default kaiming(); `decay` is about W.  b: f32[out_ch], zeros.
-    kernel_size, stride and padding are an integer or one for each of the two axes.
+    kernel_size, stride, padding and dilation are an integer or one for each of the two axes.
     As torch.nn.Conv2d.
 
     >>> tg.instantiate(nn.Conv2d(3, 8, 3, padding=1), 0)(np.zeros((2, 3, 9, 9), np.float32)).shape
@@ -106,11 +121,6 @@ class Conv2d(_Convolution):
 
     axes = 2
 
-    def __call__(self, x: Tensor) -> Tensor:
-        """Apply to f32[B, in_ch, H, W]."""
-        y = convolutions.conv2d(x, self.W, stride=self.stride, padding=self.padding, groups=self.groups)
-        return y if self.b is None else y + self.b.reshape(1, -1, 1, 1)
-
 
 class Conv3d(_Convolution):
     """Cross-correlation of volumes, NCDHW, plus a bias for each output channel. PyTorch's Conv3d.
@@ -118,7 +128,7 @@ class Conv3d(_Convolution):
     x: f32[B, in_ch, D, H, W]; the result is f32[B, out_ch, D', H', W'], sizes as of `Conv2d`.
     W: f32[out_ch, in_ch/groups, kd, kh, kw], from `init`, default kaiming(); `decay` is about W.
     b: f32[out_ch], zeros.
-    kernel_size, stride and padding are an integer or one for each of the three axes.
+    kernel_size, stride, padding and dilation are an integer or one for each of the three axes.
     As torch.nn.Conv3d.
 
     >>> tg.instantiate(nn.Conv3d(3, 8, 3), 0)(np.zeros((2, 3, 5, 5, 5), np.float32)).shape
@@ -127,29 +137,9 @@ class Conv3d(_Convolution):
 
     axes = 3
 
-    def __call__(self, x: Tensor) -> Tensor:
-        """Apply to f32[B, in_ch, D, H, W]."""
-        y = convolutions.conv3d(x, self.W, stride=self.stride, padding=self.padding, groups=self.groups)
-        return y if self.b is None else y + self.b.reshape(1, -1, 1, 1, 1)
 
-
-class ConvTranspose2d(_Windowed):
-    """The transpose of a `Conv2d`, which makes images larger, plus a bias. PyTorch's ConvTranspose2d.
-
-    x: f32[B, in_ch, h, w]; the result is f32[B, out_ch, H, W],
-       H = (h - 1) stride - 2 padding + kernel + output_padding.
-    W: f32[in_ch, out_ch/groups, kh, kw], from `init`; `decay` is about W.  b: f32[out_ch], zeros.
-
-    By default W is normal with deviation sqrt(2 / n), as `kaiming()` for the other convolutions. Here
-    n = in_ch/groups * kh*kw / (stride of both axes), the mean number of terms of an element of the result.
-
-    kernel_size, stride, padding and output_padding are an integer or one for each of the two axes.
-
-    >>> tg.instantiate(nn.ConvTranspose2d(3, 8, 2, stride=2), 0)(np.zeros((2, 3, 4, 4), np.float32)).shape
-    (2, 8, 8, 8)
-    """
-
-    axes = 2
+class _Transpose(_Windowed):
+    """What ConvTranspose1d, ConvTranspose2d and ConvTranspose3d have in common."""
 
     def __init__(
         self,
@@ -160,13 +150,14 @@ class ConvTranspose2d(_Windowed):
         stride: int | Sequence[int] = 1,
         padding: int | Sequence[int] = 0,
         output_padding: int | Sequence[int] = 0,
+        dilation: int | Sequence[int] = 1,
         groups: int = 1,
         bias: bool = True,
         init: Initializer | None = None,
         decay: bool | None = None,
         trainable: bool = True,
     ) -> None:
-        kernel = self._geometry(in_ch, out_ch, kernel_size, stride, padding, groups)
+        kernel = self._geometry(in_ch, out_ch, kernel_size, stride, padding, dilation, groups)
         self.output_padding = self._each("output_padding", output_padding)
         terms = in_ch // groups * math.prod(kernel) / max(math.prod(self.stride), 1)
         init = init or inits.normal(0.0, math.sqrt(2.0 / max(terms, 1.0)))
@@ -174,6 +165,59 @@ class ConvTranspose2d(_Windowed):
         self.b = self.param(out_ch, init=inits.zeros(), trainable=trainable) if bias else None
 
     def __call__(self, x: Tensor) -> Tensor:
-        """Apply to f32[B, in_ch, h, w]."""
-        y = convolutions.conv_transpose2d(x, self.W, self.stride, self.padding, self.output_padding, self.groups)
-        return y if self.b is None else y + self.b.reshape(1, -1, 1, 1)
+        """Apply to a batch; see the class."""
+        ops = (convolutions.conv_transpose1d, convolutions.conv_transpose2d, convolutions.conv_transpose3d)
+        sizes = self._sizes(self.stride, self.padding, self.output_padding)
+        return self._biased(ops[self.axes - 1](x, self.W, *sizes, self.groups, *self._sizes(self.dilation)))
+
+
+class ConvTranspose1d(_Transpose):
+    """The transpose of a `Conv1d`, which makes sequences longer, plus a bias. PyTorch's ConvTranspose1d.
+
+    x: f32[B, in_ch, l]; the result is f32[B, out_ch, L],
+       L = (l - 1) stride - 2 padding + dilation (kernel - 1) + output_padding + 1.
+    W: f32[in_ch, out_ch/groups, k], from `init`, by default as of `ConvTranspose2d`; `decay` is about W.
+    b: f32[out_ch], zeros.
+    As torch.nn.ConvTranspose1d.
+
+    >>> tg.instantiate(nn.ConvTranspose1d(3, 8, 4, stride=2, padding=1), 0)(np.zeros((2, 3, 5), np.float32)).shape
+    (2, 8, 10)
+    """
+
+    axes = 1
+
+
+class ConvTranspose2d(_Transpose):
+    """The transpose of a `Conv2d`, which makes images larger, plus a bias. PyTorch's ConvTranspose2d.
+
+    x: f32[B, in_ch, h, w]; the result is f32[B, out_ch, H, W],
+       H = (h - 1) stride - 2 padding + dilation (kernel - 1) + output_padding + 1.
+    W: f32[in_ch, out_ch/groups, kh, kw], from `init`; `decay` is about W.  b: f32[out_ch], zeros.
+
+    By default W is normal with deviation sqrt(2 / n), as `kaiming()` for the other convolutions. Here
+    n = in_ch/groups * kh*kw / (stride of both axes), the mean number of terms of an element of the result.
+
+    kernel_size, stride, padding, output_padding and dilation are an integer or one for each of the two axes.
+    As torch.nn.ConvTranspose2d.
+
+    >>> tg.instantiate(nn.ConvTranspose2d(3, 8, 2, stride=2), 0)(np.zeros((2, 3, 4, 4), np.float32)).shape
+    (2, 8, 8, 8)
+    """
+
+    axes = 2
+
+
+class ConvTranspose3d(_Transpose):
+    """The transpose of a `Conv3d`, which makes volumes larger, plus a bias. PyTorch's ConvTranspose3d.
+
+    x: f32[B, in_ch, d, h, w]; the result is f32[B, out_ch, D, H, W], sizes as of `ConvTranspose2d`.
+    W: f32[in_ch, out_ch/groups, kd, kh, kw], from `init`, by default as of `ConvTranspose2d`; `decay` is about W.
+    b: f32[out_ch], zeros.
+    kernel_size, stride, padding, output_padding and dilation are an integer or one for each of the three axes.
+    As torch.nn.ConvTranspose3d.
+
+    >>> tg.instantiate(nn.ConvTranspose3d(3, 8, 2, stride=2), 0)(np.zeros((2, 3, 2, 2, 2), np.float32)).shape
+    (2, 8, 4, 4, 4)
+    """
+
+    axes = 3

@@ -36,7 +36,7 @@ from tracegrad.prims.rules import merged, multilinear, spread
 from tracegrad.prims.views import broadcast_to, permute, place, reshape, slice_
 from tracegrad.shapes import show
 
-__all__ = ["conv1d", "conv2d", "conv3d", "conv_transpose2d"]
+__all__ = ["conv1d", "conv2d", "conv3d", "conv_transpose1d", "conv_transpose2d", "conv_transpose3d"]
 
 
 # Convolution, over the batch and the groups: [out, in*kh*kw] @ [in*kh*kw, oh*ow]
@@ -321,11 +321,69 @@ def conv_transpose2d(
     >>> tg.conv_transpose2d(np.ones((1, 1, 2, 2)), np.ones((1, 3, 3, 3)), stride=2).shape
     (1, 3, 5, 5)
     """
-    x, w = as_tensor(x), as_tensor(w)
     how = _geometry(stride, padding, dilation, groups)
-    extra = int_pair("output_padding", output_padding, 0)
-    if x.ndim != 4 or w.ndim != 4:
-        raise ShapeError(f"x and w must have rank 4, got {x.type} and {w.type}")
+    return _transposed(as_tensor(x), as_tensor(w), int_pair("output_padding", output_padding, 0), how)
+
+
+@op
+def conv_transpose1d(
+    x: Any, w: Any, stride: int = 1, padding: int = 0, output_padding: int = 0, groups: int = 1, dilation: int = 1
+) -> Tensor:
+    """The transpose of `conv1d`: each element of `x` spreads a filter over the output.
+
+    x:        f32 [B, O, l].
+    w:        f32 [O, C/groups, k].
+    output_padding: elements added at the end, less than the stride or the dilation.
+    Returns:  f32 [B, C, L], L = (l - 1) s - 2p + d(k - 1) + output_padding + 1.
+    Gradient: to both.
+    Raises:   ShapeError if ranks, channels or sizes do not fit; DTypeError if one is not f32.
+
+    As torch.nn.functional.conv_transpose1d, without bias.
+
+    >>> tg.conv_transpose1d(np.ones((1, 1, 2)), np.ones((1, 1, 3)), stride=2)
+    tensor([[[1., 1., 2., 1., 1.]]])
+    """
+    x, w = as_tensor(x), as_tensor(w)
+    if x.ndim != 3 or w.ndim != 3:
+        raise ShapeError(f"x must be [B,O,l] and w [O,C/groups,k], got {x.type} and {w.type}")
+    how = _geometry((1, stride), (0, padding), (1, dilation), groups)
+    x, w = (reshape(t, (*t.shape[:2], 1, t.shape[2])) for t in (x, w))
+    y = _transposed(x, w, int_pair("output_padding", (0, output_padding), 0), how)
+    return reshape(y, (*y.shape[:2], y.shape[3]))
+
+
+@op
+def conv_transpose3d(
+    x: Any,
+    w: Any,
+    stride: IntOrPair = 1,
+    padding: IntOrPair = 0,
+    output_padding: IntOrPair = 0,
+    groups: int = 1,
+    dilation: IntOrPair = 1,
+) -> Tensor:
+    """The transpose of `conv3d`: `conv_transpose2d` with an axis more.
+
+    x:        f32 [B, O, d, h, w].
+    w:        f32 [O, C/groups, kd, kh, kw].
+    stride, padding, output_padding, dilation: an integer, or one for each of depth, height and width.
+    Returns:  f32 [B, C, D, H, W], H = (h - 1) s - 2p + d(kh - 1) + output_padding + 1.
+    Gradient: to both.
+    Raises:   ShapeError if ranks, channels or sizes do not fit; DTypeError if one is not f32.
+
+    As torch.nn.functional.conv_transpose3d, without bias.
+
+    >>> tg.conv_transpose3d(np.ones((1, 1, 2, 2, 2)), np.ones((1, 3, 3, 3, 3)), stride=2).shape
+    (1, 3, 5, 5, 5)
+    """
+    how = _geometry(stride, padding, dilation, groups, 3)
+    return _transposed(as_tensor(x), as_tensor(w), int_each("output_padding", output_padding, 0, 3), how)
+
+
+def _transposed(x: Tensor, w: Tensor, extra: Sizes, how: dict[str, Any]) -> Tensor:
+    axes = len(extra)
+    if x.ndim != axes + 2 or w.ndim != axes + 2:
+        raise ShapeError(f"x and w must have rank {axes + 2}, got {x.type} and {w.type}")
     strides, pads, dilations = how["stride"], how["padding"], how["dilation"]
     full = [(n - 1) * s + d * (k - 1) + 1 for n, k, s, d in zip(x.shape[2:], w.shape[2:], strides, dilations)]
     size = tuple([n - 2 * p + e for n, p, e in zip(full, pads, extra)])
@@ -333,11 +391,11 @@ def conv_transpose2d(
         if e >= max(s, d):
             raise ShapeError(f"output_padding {e} must be less than stride {s} or dilation {d}")
     if min(size) < 1:
-        raise ShapeError(f"padding {show(pads)} leaves none of {show(full)} rows and columns: x is {x.type}")
+        raise ShapeError(f"padding {show(pads)} leaves none of the sizes {show(full)}: x is {x.type}")
     if all(e < s for e, s in zip(extra, strides)):
-        return bind(CONV_TRANSPOSE[2], x, w, size=size, **how)
-    # a window more would fit: so all that the filters reach, and of that the rows and columns asked for
-    y = bind(CONV_TRANSPOSE[2], x, w, size=tuple(full), **{**how, "padding": (0, 0)})
-    for axis, n, p in ((2, size[0], pads[0]), (3, size[1], pads[1])):
+        return bind(CONV_TRANSPOSE[axes], x, w, size=size, **how)
+    # A window more would fit. So compute all that the filters reach, and take from it the elements asked for
+    y = bind(CONV_TRANSPOSE[axes], x, w, size=tuple(full), **{**how, "padding": (0,) * axes})
+    for axis, n, p in zip(range(2, y.ndim), size, pads):
         y = place(slice_(y, axis, p, max(min(n, y.shape[axis] - p), 0)), axis, 0, n)
     return y
