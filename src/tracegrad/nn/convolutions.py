@@ -27,7 +27,8 @@ class _Windowed(Module):
     padding: Sizes
     dilation: Sizes
     groups: int
-    b: Any
+    W: Tensor
+    b: Tensor | None
 
     def _geometry(
         self, in_ch: int, out_ch: int, kernel_size: Any, stride: Any, padding: Any, dilation: Any, groups: int
@@ -40,11 +41,10 @@ class _Windowed(Module):
         self.dilation, self.groups = self._each("dilation", dilation), groups
         return self._each("kernel_size", kernel_size)
 
-    def _sizes(self, *each: Sizes) -> tuple[Any, ...]:
-        """Arguments of an op, which takes integers where there is one axis."""
-        return tuple([sizes[0] if self.axes == 1 else sizes for sizes in each])
-
-    def _biased(self, y: Tensor) -> Tensor:
+    def _applied(self, ops: Sequence[Any], x: Tensor, *sizes: Sizes) -> Tensor:
+        """The op for this many axes, with those sizes, plus the bias. An op of one axis takes integers."""
+        *how, dilation = [each[0] if self.axes == 1 else each for each in (*sizes, self.dilation)]
+        y = ops[self.axes - 1](x, self.W, *how, self.groups, dilation)
         return y if self.b is None else y + self.b.reshape(1, -1, *(1,) * self.axes)
 
     def _each(self, what: str, value: int | Sequence[int]) -> Sizes:
@@ -86,9 +86,8 @@ class _Convolution(_Windowed):
 
     def __call__(self, x: Tensor) -> Tensor:
         """Apply to a batch of one axis more for each of `axes`; see the class."""
-        op = (convolutions.conv1d, convolutions.conv2d, convolutions.conv3d)[self.axes - 1]
-        y = op(x, self.W, *self._sizes(self.stride, self.padding), self.groups, *self._sizes(self.dilation))
-        return self._biased(y)
+        ops: Sequence[Any] = (convolutions.conv1d, convolutions.conv2d, convolutions.conv3d)
+        return self._applied(ops, x, self.stride, self.padding)
 
 
 class Conv1d(_Convolution):
@@ -167,8 +166,7 @@ class _Transpose(_Windowed):
     def __call__(self, x: Tensor) -> Tensor:
         """Apply to a batch; see the class."""
         ops = (convolutions.conv_transpose1d, convolutions.conv_transpose2d, convolutions.conv_transpose3d)
-        sizes = self._sizes(self.stride, self.padding, self.output_padding)
-        return self._biased(ops[self.axes - 1](x, self.W, *sizes, self.groups, *self._sizes(self.dilation)))
+        return self._applied(ops, x, self.stride, self.padding, self.output_padding)
 
 
 class ConvTranspose1d(_Transpose):
