@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from operator import attrgetter, is_
 from typing import TYPE_CHECKING, Any
 
 from tracegrad import ambient, foreign
 from tracegrad.dtypes import DType, Shape, TensorType
 from tracegrad.errors import DTypeError, ShapeError, Site, TraceError, placed
+from tracegrad.lazy import dataclass
 from tracegrad.methods import AT_ONCE, Op, TensorMethods, with_types
 from tracegrad.refusals import Count, branching
 

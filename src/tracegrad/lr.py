@@ -12,13 +12,14 @@ from __future__ import annotations
 import math
 import numbers
 from collections.abc import Mapping, Sequence
-from dataclasses import MISSING, dataclass, field, fields, replace
+from dataclasses import MISSING, field, fields, replace
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast
 
 from tracegrad import foreign
 from tracegrad.errors import InputError
 from tracegrad.habits import SCHEDULES
 from tracegrad.hypers import POSITIVE, RANGES, SHARE, checked
+from tracegrad.lazy import dataclass
 from tracegrad.refusals import NoNumber, check_call, shown
 
 
@@ -38,6 +39,7 @@ class Schedule(Protocol):
 
         def __new__(cls, *args: Any, **given: Any) -> Any:
             if args or given:  # a copy is made without
+                fields(cls)  # writes the parameters of __init__
                 check_call(f"lr.{_kind(cls)}", cls.__init__, args, given, bound=1)
             return super().__new__(cls)
 

@@ -67,7 +67,8 @@ class Op:
 
     def __init__(self, f: Callable[..., Any]):
         """f: a function of Python."""
-        self.function, self.plans = f, dict[Any, Callable[..., Any]]()
+        self.function = f
+        self.plans: dict[Any, Callable[..., Any]] = {}
 
     @property
     def name(self) -> str:

@@ -12,7 +12,7 @@ import json
 import os
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from typing import Any, cast
 
 from tracegrad.dtypes import DTYPES, STORED, TensorType
@@ -21,6 +21,7 @@ from tracegrad.ir import Graph
 from tracegrad.jsontext import parse, shown
 from tracegrad.kernels.form import Kernel
 from tracegrad.kernels.tiling import Reach, Tiling, grid_of
+from tracegrad.lazy import dataclass
 from tracegrad.program_json import LOCAL, built, check, plain
 
 VERSION = 1

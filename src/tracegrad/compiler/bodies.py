@@ -8,7 +8,7 @@ gradient does. No value is ever copied from one iteration to the next.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import TYPE_CHECKING, Any
 
 from tracegrad.compiler.layout import Place
@@ -16,6 +16,7 @@ from tracegrad.ir import Graph, Tensor, bind, graft, toposort
 from tracegrad.kernels.reads import base, reads_of
 from tracegrad.kernels.storage import Storage, analyse
 from tracegrad.kernels.stored import COMPUTED
+from tracegrad.lazy import dataclass
 from tracegrad.passes.place import COMPUTING, place_results, settled
 from tracegrad.prims.leaves import LEAF, LITERAL
 from tracegrad.program import Move

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
 from tracegrad.compiler.bodies import ScanPlan, blocks_of, iteration
@@ -18,6 +18,7 @@ from tracegrad.kernels.lower import external_order, lower
 from tracegrad.kernels.reads import array_of, base
 from tracegrad.kernels.storage import Storage
 from tracegrad.kernels.tiling import Tiling, choose_tiling
+from tracegrad.lazy import dataclass
 from tracegrad.prims.leaves import LEAF, LITERAL
 from tracegrad.tuning import TEMP_ARRAYS
 

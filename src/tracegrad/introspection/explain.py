@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
 from tracegrad.compiler.build import Built
@@ -16,6 +15,7 @@ from tracegrad.introspection.why import Answers, Why, why
 from tracegrad.ir import Graph, Tensor
 from tracegrad.kernels.costs import Cost
 from tracegrad.kernels.show import show_kernel
+from tracegrad.lazy import dataclass
 from tracegrad.program import Program
 from tracegrad.runtime.base import DeviceInfo, as_run
 

@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, NoReturn
 
 from tracegrad.dtypes import DType
 from tracegrad.errors import TracegradError
 from tracegrad.ir import Primitive
 from tracegrad.kernels.expr import Index, Value, walk
+from tracegrad.lazy import dataclass
 
 SIZE = "extent_n"  # how texts call the size of a run
 

@@ -7,10 +7,11 @@ what it reads. q = 1 is "at its own point", q = length of a row is "at its own r
 from __future__ import annotations
 
 from collections.abc import Container, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 
 from tracegrad.dtypes import DType
 from tracegrad.ir import Tensor
+from tracegrad.lazy import dataclass
 from tracegrad.prims.leaves import LITERAL
 from tracegrad.states import STATE, states_array
 

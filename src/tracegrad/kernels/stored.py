@@ -8,11 +8,11 @@ computed from goes deep. Each decision is one rule, in words that a user reads.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence, Set
-from dataclasses import dataclass
 
 from tracegrad.inlining import INLINED
 from tracegrad.ir import Tensor
 from tracegrad.kernels.reads import repeats
+from tracegrad.lazy import dataclass
 from tracegrad.tuning import PRODUCT_READS, WIDER_READS
 
 LOAD = 4  # the unit of Primitive.cost: one element from memory

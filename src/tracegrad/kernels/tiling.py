@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import NamedTuple
 
 from tracegrad.kernels.expr import Var, indices_of, walk
 from tracegrad.kernels.form import Axis, Extent, Fold, Kernel, Limit, Store, points
+from tracegrad.lazy import dataclass
 from tracegrad.tuning import (
     COOPERATE_FROM,
     EXCHANGED,

@@ -8,9 +8,10 @@ A member whose gradient or update is not finite keeps its parameters and optimiz
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from tracegrad.ir import Tensor
+from tracegrad.lazy import dataclass
 from tracegrad.ops.reduction import any as any_
 from tracegrad.ops.shaping import concat
 from tracegrad.optim.arena import Arena

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypedDict, Unpack, cast
 
 from tracegrad.errors import InputError, call_site, placed
 from tracegrad.habits import OPTIMIZERS
 from tracegrad.hypers import GROUP, OFF, Range, checked_all, whole
+from tracegrad.lazy import dataclass
 from tracegrad.lr import Schedule, as_schedule
 from tracegrad.optim.gradients import accumulate, clip_by_global_norm, normalize_gradients
 from tracegrad.optim.groups import MONOTONE, NO_GROUPS, Groups

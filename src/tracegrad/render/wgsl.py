@@ -7,12 +7,13 @@ thread.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from tracegrad.dtypes import f16
 from tracegrad.kernels.form import Axis, Fold, Kernel, Store, fold_batches, points
 from tracegrad.kernels.masks import behind_masks
 from tracegrad.kernels.tiling import GRID_X, Tiling, without_barriers, workgroup_arrays
+from tracegrad.lazy import dataclass
 from tracegrad.program import Binding, BoundLaunch, Shader
 from tracegrad.render.emit import Emitter, copied, decode
 from tracegrad.render.loops import Block, Loop, Statement, spelled, when

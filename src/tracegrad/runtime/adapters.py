@@ -17,10 +17,11 @@ import os
 import sys
 import warnings
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from tracegrad.errors import DeviceError
+from tracegrad.lazy import dataclass
 from tracegrad.runtime import cffi_header, cffi_names, forks, remembered, tab
 from tracegrad.runtime.quiet import quiet_stderr
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
 from tracegrad.arrays import np
@@ -11,6 +11,7 @@ from tracegrad.dtypes import DTYPES
 from tracegrad.errors import DeviceError
 from tracegrad.hypers import PREFIX
 from tracegrad.ir import Graph, Tensor
+from tracegrad.lazy import dataclass
 from tracegrad.optim.guard import PARAMS
 from tracegrad.passes.pieces import Piece, in_pieces
 from tracegrad.program import Program

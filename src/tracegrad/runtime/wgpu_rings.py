@@ -8,13 +8,14 @@ outputs. Outputs in persistent arrays are copied once, behind the last run.
 from __future__ import annotations
 
 from collections.abc import Mapping, Set
-from dataclasses import dataclass, field
+from dataclasses import field
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
 from tracegrad.arrays import np
 from tracegrad.dtypes import DTYPES
 from tracegrad.errors import InputError
+from tracegrad.lazy import dataclass
 from tracegrad.program import COUNTS, Field, Program
 from tracegrad.runtime.wgpu_calls import Write
 
