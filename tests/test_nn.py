@@ -10,7 +10,7 @@ import pytest
 from tracegrad import init, nn
 from tracegrad.ambient import tracing
 from tracegrad.dtypes import TensorType, f32, i32
-from tracegrad.errors import DTypeError, InputError, ShapeError, TraceError
+from tracegrad.errors import CallError, DTypeError, InputError, ShapeError, TraceError
 from tracegrad.evaluate import evaluate
 from tracegrad.hypers import hyper
 from tracegrad.introspection.summaries import summary
@@ -325,3 +325,24 @@ def test_hyper_is_one_leaf_a_name_and_records_its_default():
         with pytest.raises(InputError, match="must be finite"):
             hyper("x", float("inf"))
     assert hyper("temperature", 2.0).item() == 2.0  # eagerly: nothing can set it
+
+
+@pytest.mark.parametrize(
+    ("wrong", "told"),
+    [
+        (lambda: nn.MultiheadAttention(8, 2)(1, 2, 3), r"takes 2 arguments by position, got 3.*mask="),
+        (lambda: nn.Linear(8, 2)(), r"Linear: missing x="),
+        (lambda: nn.Dropout(0.1)(0, train=True), r"Dropout: there is no argument 'train'; write training=True"),
+        (lambda: nn.Conv2d(3, 4, 3)(0, 0), r"Conv2d: takes 1 argument by position, got 2"),
+    ],
+)
+def test_a_layer_called_with_wrong_arguments_says_what_it_takes(wrong, told):
+    with pytest.raises(CallError, match=told):
+        wrong()
+
+
+def test_padding_same_is_refused_where_both_sides_would_differ():
+    for wrong in ({"kernel_size": 4}, {"kernel_size": 3, "stride": 2}):
+        with pytest.raises(ShapeError, match="padding='same' needs stride 1"):
+            nn.Conv1d(3, 4, padding="same", **wrong)
+    assert nn.Conv1d(3, 4, 5, padding="valid").padding == (0,)

@@ -37,6 +37,8 @@ LAYERS: dict[str, tuple[Any, Any, tuple[int, ...], Any]] = {
                          (2, 4, 3, 4), None),
     "dilated": (lambda: nn.Conv1d(4, 6, 3, dilation=4, padding=4), lambda:
                 torch.nn.Conv1d(4, 6, 3, dilation=4, padding=4), (2, 4, 9), None),
+    "same": (lambda: nn.Conv2d(4, 6, (3, 5), dilation=(2, 1), padding="same"), lambda:
+             torch.nn.Conv2d(4, 6, (3, 5), dilation=(2, 1), padding="same"), (2, 4, 7, 6), None),
     "dilated_2d": (lambda: nn.Conv2d(4, 6, 3, dilation=(1, 2), padding=1), lambda:
                    torch.nn.Conv2d(4, 6, 3, dilation=(1, 2), padding=1), (2, 4, 7, 6), None),
     "conv_transpose1d": (lambda: nn.ConvTranspose1d(4, 6, 4, stride=2, padding=1, groups=2, dilation=2),

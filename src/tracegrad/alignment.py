@@ -91,7 +91,10 @@ def ctc_loss(
         raise InputError(f"blank = {blank} is no class of {x.type}; valid are 0 to {classes - 1}")
     labels = indices_for(targets, classes)
     if labels.ndim != 2 or labels.shape[0] != n:
-        raise ShapeError(f"targets must be i32[{n},S], a row of labels for each sequence; they are {labels.type}")
+        raise ShapeError(
+            f"targets must be i32[{n},S], a row of labels for each sequence; they are {labels.type}. "
+            f"log_probs is [T,N,C], here {x.type}"
+        )
     if reduction not in ("mean", "sum", "none"):
         raise InputError(f"reduction must be one of 'mean', 'sum', 'none', got {reduction!r}")
     inputs = _lengths(input_lengths, n, 1, steps, "input_lengths")

@@ -339,7 +339,7 @@ WITHOUT = {
     "shuffle": "train.fit(x=..., y=...) shuffles whole arrays",
     "weight_decay": "use optim.adamw, which has it",
     "amsgrad": "optim.adam computes plain Adam",
-    "dilation": "tg.conv2d(x, w, dilation=2) has it",
+    "padding_mode": "outside are zeros; for others, join what you need with tg.pad or tg.concat first",
     "batch_first": "leave it out: sequences are always [B, T, features]",
     "elementwise_affine": "write the formula with ops for a norm without parameters",
     "padding_idx": "multiply the result by a mask, as in tg.where(tokens == 0, 0.0, h)",

@@ -131,8 +131,10 @@ def no_operand(value: object) -> str:
 def unexpected(takes: Iterable[str], given: Mapping[str, Any]) -> CallError:
     """The error for keywords that a function does not have; `takes` are those that it has."""
     names = list(takes)
-    problems = [f"there is no argument {word!r}{remedy(word, value, names)}" for word, value in given.items()]
-    return CallError(f"{'; '.join(problems)}. The arguments are {', '.join(names) or 'none'}")
+    each = [f"there is no argument {word!r}{remedy(word, value, names)}" for word, value in given.items()]
+    problems = "; ".join(each)
+    stop = "" if problems.endswith("?") else "."
+    return CallError(f"{problems}{stop} The arguments are {', '.join(names) or 'none'}")
 
 
 def remedy(word: str, value: Any, names: Sequence[str]) -> str:
@@ -143,9 +145,11 @@ def remedy(word: str, value: Any, names: Sequence[str]) -> str:
         return f"; write {own[0]}={repr(value) if plain and len(repr(value)) < 20 else '...'}"
     if own:
         return f"; write {' and '.join([f'{name}=' for name in own])}"
-    near = get_close_matches(word, names, n=1, cutoff=0.7)
     instead = found(WITHOUT, word)
-    return f"; did you mean {near[0]}?" if near else f": {instead}" if instead else ""
+    if instead:
+        return f": {instead}"
+    near = get_close_matches(word, names, n=1, cutoff=0.7)
+    return f"; did you mean {near[0]}?" if near else ""
 
 
 def check_call(who: str, function: Any, args: Sized, given: Mapping[str, Any], bound: int = 0) -> None:

@@ -71,9 +71,9 @@ def linear_on_a_device():
     nn.Linear(3, 4, device="cuda")
 
 
-@program("Conv2d", "'dilation'", "tg.conv2d", raises=TypeError)
-def convolution_with_dilation():
-    nn.Conv2d(1, 4, 3, dilation=2)
+@program("Conv2d", "'padding_mode'", "tg.pad", raises=TypeError)
+def convolution_that_reflects():
+    nn.Conv2d(1, 4, 3, padding=1, padding_mode="reflect")
 
 
 @program("Embedding", "'padding_idx'", "vocab, dim", raises=TypeError)

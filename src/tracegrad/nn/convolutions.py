@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 from tracegrad import init as inits
 from tracegrad.errors import ShapeError
@@ -13,7 +13,7 @@ from tracegrad.ir import Tensor
 from tracegrad.nn.module import Module
 from tracegrad.ops import convolutions
 from tracegrad.ops.windows import Sizes
-from tracegrad.shapes import integers, whole
+from tracegrad.shapes import integers, show, whole
 
 AXES = {1: "the length", 2: "height and width", 3: "depth, height and width"}
 WORDS = {1: "an integer", 2: "an integer or two", 3: "an integer or three"}
@@ -37,9 +37,21 @@ class _Windowed(Module):
         if groups < 1 or in_ch % groups or out_ch % groups:
             name = type(self).__name__
             raise ShapeError.here(f"{name}: groups={groups} must divide both in_ch={in_ch} and out_ch={out_ch}")
-        self.stride, self.padding = self._each("stride", stride), self._each("padding", padding)
-        self.dilation, self.groups = self._each("dilation", dilation), groups
-        return self._each("kernel_size", kernel_size)
+        self.stride, self.dilation = self._each("stride", stride), self._each("dilation", dilation)
+        kernel, self.groups = self._each("kernel_size", kernel_size), groups
+        padding = 0 if padding == "valid" else padding
+        self.padding = self._same(kernel) if padding == "same" else self._each("padding", padding)
+        return kernel
+
+    def _same(self, kernel: Sizes) -> Sizes:
+        """The padding with which the result has the sizes of the input."""
+        added = [d * (k - 1) for d, k in zip(self.dilation, kernel)]
+        if {*self.stride} != {1} or any(n % 2 for n in added):
+            raise ShapeError.here(
+                f"{type(self).__name__}: padding='same' needs stride 1 and an even dilation * (kernel_size - 1), "
+                f"got stride {show(self.stride)} and {show(added)}; elsewhere pad with tg.pad first"
+            )
+        return tuple([n // 2 for n in added])
 
     def _applied(self, ops: Sequence[Any], x: Tensor, *sizes: Sizes) -> Tensor:
         """The op for this many axes, with those sizes, plus the bias. An op of one axis takes integers."""
@@ -71,7 +83,7 @@ class _Convolution(_Windowed):
         kernel_size: int | Sequence[int],
         *,
         stride: int | Sequence[int] = 1,
-        padding: int | Sequence[int] = 0,
+        padding: int | Sequence[int] | Literal["same", "valid"] = 0,
         dilation: int | Sequence[int] = 1,
         groups: int = 1,
         bias: bool = True,
@@ -112,6 +124,7 @@ class Conv2d(_Convolution):
        H' = floor((H + 2 padding - dilation (kernel - 1) - 1) / stride) + 1.
     W: f32[out_ch, in_ch/groups, kh, kw], from `init`, default kaiming(); `decay` is about W.  b: f32[out_ch], zeros.
     kernel_size, stride, padding and dilation are an integer or one for each of the two axes.
+    padding="same" keeps height and width, with stride 1 and odd kernels.
     As torch.nn.Conv2d.
 
     >>> tg.instantiate(nn.Conv2d(3, 8, 3, padding=1), 0)(np.zeros((2, 3, 9, 9), np.float32)).shape

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import wraps
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar, cast
 
 from tracegrad import init as inits
@@ -118,6 +119,17 @@ if not TYPE_CHECKING:
     Parameter.__setattr__ = _fixed  # the dataclass's own says "cannot assign to field", or fails inside itself
 
 
+def _told(apply: Callable[..., Any]) -> Callable[..., Any]:
+    """`apply`, a layer's `__call__`, of which a call with wrong arguments gets a remedy."""
+
+    @wraps(apply)
+    def call(self: Module, *args: Any, **given: Any) -> Any:
+        check_call(type(self).__name__, apply, args, given, bound=1)
+        return apply(self, *args, **given)
+
+    return call
+
+
 class Module(NoNumber):
     """Base of models and layers: attributes that are modules, parameters, or lists, tuples and dicts of them.
 
@@ -147,6 +159,10 @@ class Module(NoNumber):
     instead: ClassVar[str] = "call the model, as in m(x)"
 
     if not TYPE_CHECKING:  # subclasses declare what theirs takes
+
+        def __init_subclass__(cls) -> None:
+            if cls.__module__.startswith("tracegrad.nn.") and "__call__" in vars(cls):
+                cls.__call__ = _told(cls.__call__)
 
         def __new__(cls, *args: Any, **given: Any) -> Any:
             if args or given:  # a copy is made without
