@@ -7,19 +7,19 @@ rows or by columns. No matrix of windows is ever written out.
 
 from __future__ import annotations
 
-from tracegrad.render.c_product import PRODUCT, each_height
+from tracegrad.render.c_product import SIZES, each_height
 
 
-def tile(rows: int, wide: int) -> str:
-    """c (+)= a b for `rows` rows of a and one or two vectors of columns, each of which lies somewhere."""
-    sums = [(f"s{i}{w}", f"*(vec *)(c{w} + {i} * row)") for i in range(rows) for w in range(wide)]
-    add = [f"s{i}{w} += a[{i} * step] * b{w};" for i in range(rows) for w in range(wide)]
+def tile(rows: int) -> str:
+    """c (+)= a b for `rows` rows of a and two vectors of columns, each of which lies somewhere."""
+    sums = [(f"s{i}{w}", f"*(vec *)(c{w} + {i} * row)") for i in range(rows) for w in (0, 1)]
+    add = [f"s{i}{w} += a[{i} * step] * b{w};" for i in range(rows) for w in (0, 1)]
     return "\n".join(
         [
-            f"static void lying_{rows}_{wide}(LYING) {{",
+            f"static void lying_{rows}(LYING) {{",
             f"vec {', '.join(f'{s} = {{0}}' for s, _ in sums)};",
             "for (long p = 0; p < k; p++, a += along) {",
-            *(f"const vec b{w} = *(const vec *)(at{w} + kb[p]);" for w in range(wide)),
+            *(f"const vec b{w} = *(const vec *)(at{w} + kb[p]);" for w in (0, 1)),
             *add,
             "}",
             f"if (more) {{ {' '.join(f'{s} += {to};' for s, to in sums)} }}",
@@ -29,13 +29,12 @@ def tile(rows: int, wide: int) -> str:
     )
 
 
-GATHERED = f"""{PRODUCT}
+GATHERED = f"""{SIZES}
 #define LYING long k, const float *a, long step, long along, const float *at0, const float *at1, const long *kb, \\
   float *c0, float *c1, long row, long more
-{each_height(lambda h: tile(h, 1))}
-{each_height(lambda h: tile(h, 2))}
-static void (*const lying[MR + 1][2])(LYING) = {{
-{each_height(lambda h: f"[{h}] = {{lying_{h}_1, lying_{h}_2}},")}
+{each_height(tile)}
+static void (*const lying[MR + 1])(LYING) = {{
+{each_height(lambda h: f"[{h}] = lying_{h},")}
 }};
 
 enum {{ LYING_COLUMNS, PACKED_COLUMNS, TURNED_ROWS }}; /* how the right operand is read */
@@ -47,6 +46,7 @@ typedef struct {{
   const long *ka, *kb, *nb;              /* where each k and each column lies */
   const long *ka_runs, *kb_runs, *nb_runs; /* how many from each on are neighbours in memory */
   long how, across;                      /* so many blocks of columns are done apart */
+  tile_ *const (*tiles)[2];              /* the engine's: to compile them once more takes as long as the rest */
 }} gathered_;
 
 /* Some rows as columns: to[p * width + l] = from[l][at[p]] for l < n <= VL. Writes VL values for each p. */
@@ -124,16 +124,16 @@ static void gathered_part(const gathered_ *g, const float *a, const float *b, fl
           n1 = j + n0 < end ? min_long(min_long(VL, g->nb_runs[j + n0]), end - j - n0) : 0;
         }} else n0 = min_long(VL, end - j), n1 = min_long(VL, end - j - n0);
         next = j + n0 + n1;
-        const long wide = n1 > 0, whole = n0 == VL && (n1 == VL || !wide);
-        const float *at0 = b + g->nb[j], *at1 = wide ? b + g->nb[j + n0] : at0;
+        const long wide = n1 > 0, whole = n0 == VL && (n1 == VL || (!wide && !lies));
+        const float *at0 = b + g->nb[j], *at1 = wide ? b + g->nb[j + n0] : at0; /* a lone vector is done twice */
         for (long x = 0, h; x < rows; x += h) {{
           h = height(rows - x);
           const float *left = direct ? above + x * g->step + g->ka[pc] : packed_a + x * kc;
           const long step = direct ? g->step : 1, along = direct ? 1 : h;
           float *to = c + (top + x) * g->row + j, *first = whole ? to : edge, *second = whole ? to + VL : edge + VL;
           const long row = whole ? g->row : NR, more = whole && block > 0;
-          if (lies) lying[h][wide](kc, left, step, along, at0, at1, kb, first, second, row, more);
-          else tiles[h][wide](kc, left, step, along, packed_b + (j - from) * kc, wide ? NR : VL, first, row, more);
+          if (lies) lying[h](kc, left, step, along, at0, at1, kb, first, second, row, more);
+          else g->tiles[h][wide](kc, left, step, along, packed_b + (j - from) * kc, wide ? NR : VL, first, row, more);
           if (whole) continue;
           for (long r = 0; r < h; r++) {{
             for (long y = 0; y < n0; y++) to[r * g->row + y] = (block ? to[r * g->row + y] : 0.0f) + edge[r * NR + y];

@@ -45,18 +45,11 @@ def each_height(text: Callable[[int], str]) -> str:
 
 
 TILES = f"""
-#define TAKES long k, const float *a, long step, long along, const float *b, long next, float *c, long row, long more
 {each_height(lambda h: tile(h, 1))}
 {each_height(lambda h: tile(h, 2))}
-static void (*const tiles[MR + 1][2])(TAKES) = {{
+tile_ *const tracegrad_tiles[MR + 1][2] = {{
 {each_height(lambda h: f"[{h}] = {{tile_{h}_1, tile_{h}_2}},")}
 }};
-
-/* Of the first of the tiles that share out some rows; those higher than 8 are even. */
-static inline int height(int rows) {{
-  const int tiles = (rows + MR - 1) / MR, even = (rows + tiles - 1) / tiles;
-  return even <= 8 || even % 2 == 0 ? even : tiles > 1 ? even + 1 : even / 2 + 1;
-}}
 """
 
 # which elements of two vectors take turns: those of their first halves, or of their second
@@ -78,7 +71,7 @@ def limit_bits(limits: Iterable[Limit]) -> int:
     return sum(1 << LIMITS.index(f"{x.low}_{x.high}") for x in limits)
 
 
-PRODUCT = f"""{OPAQUE}
+SIZES = f"""{OPAQUE}
 static inline long min_long(long a, long b) {{ return a < b ? a : b; }}
 #if defined(__AVX512F__)
 #define VL 16
@@ -102,7 +95,17 @@ typedef int lanes __attribute__((vector_size(4 * VL)));
 #endif
 static _Thread_local float packed_a[MC * KC + VL] __attribute__((aligned(64)));
 static _Thread_local float packed_b[NC * KC + VL] __attribute__((aligned(64)));
+#define TAKES long k, const float *a, long step, long along, const float *b, long next, float *c, long row, long more
+typedef void tile_(TAKES);
 
+/* Of the first of the tiles that share out some rows; those higher than 8 are even. */
+static inline int height(int rows) {{
+  const int tiles = (rows + MR - 1) / MR, even = (rows + tiles - 1) / tiles;
+  return even <= 8 || even % 2 == 0 ? even : tiles > 1 ? even + 1 : even / 2 + 1;
+}}
+"""
+
+PRODUCT = f"""{SIZES}
 /* Rows that lie side by side, as columns: to[p * width + l] = from[l * step + p] for l < n <= VL. Writes VL values for
    each p, so what comes behind is written later. */
 static OPAQUE void turn(float *to, const float *from, long n, long k, long step, long width) {{
@@ -181,10 +184,10 @@ static void product_one(long m, long n, long k, const float *a, steps_ sa, const
             const long step = direct ? sa.row : 1, along = direct ? 1 : h;
             float *to = c + (top + x) * row + jc + j;
             if (columns == (wide ? NR : VL)) {{
-              tiles[h][wide](kc, left, step, along, right, next, to, row, block > 0);
+              tracegrad_tiles[h][wide](kc, left, step, along, right, next, to, row, block > 0);
               continue;
             }}
-            tiles[h][wide](kc, left, step, along, right, next, edge, NR, 0);
+            tracegrad_tiles[h][wide](kc, left, step, along, right, next, edge, NR, 0);
             for (long r = 0; r < h; r++)
               for (long y = 0; y < columns; y++) to[r * row + y] = (block ? to[r * row + y] : 0.0f) + edge[r * NR + y];
           }}

@@ -94,14 +94,14 @@ class CallList:
         tables = [places(left.columns), places(right.rows), places(right.columns)]
         runs = [neighbours(t) for t in tables]
         k, vectors = len(tables[0]), int(np.sum(runs_of(runs[2], LANES)))
-        lies = n >= LYING * LANES * vectors
+        lies = n > LANES and n >= LYING * LANES * vectors  # they are read two vectors at a time
         how = 0 if lies else 1 if runs[2].mean() >= runs[1].mean() else 2
         most = max(1, min(len(points) * m * n * k // PRODUCT_GRAIN, PRODUCT_PARTS))
         across = max(1, min(-(-most // len(points)), n // max(PRODUCT_SIDE, m)))
         words = [len(points), m, n, k]
         words += [x.ctypes.data + 4 * x_first, y.ctypes.data + 4 * y_first, out.ctypes.data, offsets.ctypes.data]
         words += [left.rows[0].step if left.rows else 0, out.strides[-2] // 4]
-        words += [t.ctypes.data for t in (*tables, *runs)] + [how, across]
+        words += [t.ctypes.data for t in (*tables, *runs)] + [how, across, self._address("tracegrad_tiles")]
         held, parts = (x, y, out, offsets, *tables, *runs), min(most, len(points) * across)
         return Call(self._address("gathered"), (ctypes.c_int64 * len(words))(*words), parts, held)
 
