@@ -26,6 +26,7 @@ from tracegrad.program_json import LOCAL, built, check, plain
 
 VERSION = 1
 PERSISTENT = ("param", "grad", "state", "data")  # roles whose buffers outlive a step and are shared by name
+MARGIN = 4096  # elements before and behind every array of a CPU, which kernels in C may read and which mean nothing
 FILED = ("wgsl", "serial_wgsl")  # the languages of files
 DRAWN = "init"  # the `Buffer.fill` of the model's states: each is drawn by the initialiser in its field's spec
 COUNTS = "counts"  # in an output's spec: a run sets it to 0 or adds 1, so its last value tells those of all runs

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple, Protocol
 from tracegrad.engine.results import Aborted, Failed, Pending
 from tracegrad.errors import AbortedError
 from tracegrad.runtime.base import Batch, Session
+from tracegrad.tuning import QUEUED_BYTES
 
 
 class Runnable(Protocol):
@@ -64,6 +65,12 @@ class UnderWay(NamedTuple):
     handle: int
     runs: Sequence[Run]
     batch: Batch
+
+
+def queued(session: Session, most: int, inputs: Mapping[str, Any]) -> int:
+    """How many runs with such inputs may wait: `most`, or what QUEUED_BYTES hold if the session computes at once."""
+    size = sum(getattr(x, "nbytes", 0) for x in inputs.values()) if session.ahead == 1 else 0
+    return min(most, max(1, QUEUED_BYTES // max(1, size)))
 
 
 def waited(pending: Pending[Any]) -> Any:

@@ -1,4 +1,7 @@
-"""Memory for copies of large inputs, used again: the system's fresh pages cost more than the copying."""
+"""Memory for copies of large inputs, used again: the system's fresh pages cost more than the copying.
+
+Around each copy is memory that kernels in C may read, so that they can compute on the copy itself.
+"""
 
 from __future__ import annotations
 
@@ -7,9 +10,11 @@ from sys import getrefcount
 from typing import Any
 
 from tracegrad.arrays import HAVE_NUMPY, np
+from tracegrad.runtime.storage import MARGIN_BYTES
 from tracegrad.tuning import POOL_BYTES, POOL_FROM, POOL_LOOKS, POOL_PIECES
 
 Array = Any
+ALIGNED = 64  # bytes of a cache line, at the beginning of which a copy lies
 
 
 class CopyPool:
@@ -26,7 +31,9 @@ class CopyPool:
         """`x` as a contiguous array of its own."""
         if not HAVE_NUMPY or x.nbytes < POOL_FROM:
             return np.array(x, order="C", copy=True)
-        out = self._memory(x.nbytes).view(x.dtype).reshape(x.shape)
+        memory = self._memory(x.nbytes)
+        first = MARGIN_BYTES + -(memory.ctypes.data + MARGIN_BYTES) % ALIGNED
+        out = memory[first : first + x.nbytes].view(x.dtype).reshape(x.shape)
         out[...] = x
         return out
 
@@ -39,7 +46,7 @@ class CopyPool:
             memory = _next_if_free(kept, ALONE)
             if memory is not None:
                 return memory
-        memory = np.empty(size, np.uint8)
+        memory = np.empty(MARGIN_BYTES + ALIGNED + size + MARGIN_BYTES, np.uint8)
         if len(kept) < (kept.maxlen or 0):
             kept.append(memory)
         return memory

@@ -125,7 +125,8 @@ def fit_value(
     batch: bool = False,
 ) -> Array:
     """`value` as a new contiguous array of the field's type; InputError with the bare reason. batch: is it one?"""
-    if type(value) is np.ndarray and value.shape == field.shape and value.dtype == np.dtype(DTYPES[field.dtype].numpy):
+    dtype = np.dtype(DTYPES[field.dtype].numpy)
+    if type(value) is np.ndarray and value.shape == field.shape and value.dtype == dtype:
         out = copied(value)
     else:
         shapes = [field.shape] if lead is None else [(lead, *field.shape), field.shape]
@@ -133,7 +134,7 @@ def fit_value(
         if x.shape not in shapes:
             wanted = f" or {field.dtype}[{','.join(map(str, shapes[0]))}]" if lead is not None else ""
             raise InputError(f"expected {field.type}{wanted}, got {describe(x)}{_shape_hint(field, x, batch)}")
-        out = cast_lossless(x, field.dtype)
+        out = copied(x) if x.dtype == dtype else cast_lossless(x, field.dtype)
     valid = field.spec.get("range")
     if valid is not None and out.size:
         box = field.spec.get("box", ())

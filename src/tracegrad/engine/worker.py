@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from typing import Any, TypeVar, cast
 
-from tracegrad.engine.batches import Run, Task, UnderWay, waited
+from tracegrad.engine.batches import Run, Task, UnderWay, queued, waited
 from tracegrad.engine.drives import TabDrive, ThreadDrive
 from tracegrad.engine.results import LOOK_SECONDS, Aborted, Failed, Pending, failure
 from tracegrad.errors import AbortedError, DeviceError
@@ -329,7 +329,7 @@ class Worker:
                         self._queue.extendleft(reversed(self._taken[k + 1 :]))
                     break
         if runs:
-            self.max_in_flight = max(self._least_queued, runs[0].of.at_once * session.ahead)
+            self.max_in_flight = max(queued(session, self._least_queued, inputs[0]), runs[0].of.at_once * session.ahead)
             try:
                 self._window.append(UnderWay(time.perf_counter(), handle, runs, session.run(handle, inputs)))
             except Exception as e:

@@ -12,6 +12,7 @@ from typing import cast
 from tracegrad.dtypes import f16
 from tracegrad.kernels.expr import Atom, Dynamic, Guard, Index, Value, Var, indices_of, walk
 from tracegrad.kernels.form import SIZE, Axis, Extent, Fold, Kernel, Store, fold_batches, points
+from tracegrad.program import MARGIN
 from tracegrad.render.c_text import C_TYPE, PRELUDE, as_c, helper
 from tracegrad.render.emit import Emitter
 from tracegrad.render.loops import Block, Loop, Statement, spelled
@@ -22,7 +23,6 @@ ALIGNED = "__attribute__((aligned(64)))"  # GCC 12 takes 80 zeros for aligned th
 # GCC 11 and 12 write a short loop out and vectorize the sum around it. Where the short loop reads backwards, or in any
 # order but that of memory, they add other elements.
 ROLLED = "#pragma GCC unroll 1"
-MARGIN = 4096  # elements before and behind every array, which may be read and mean nothing
 
 
 def library_source(texts: Iterable[str]) -> str:

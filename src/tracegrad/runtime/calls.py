@@ -17,6 +17,7 @@ from tracegrad.tuning import LANES, LYING, PRODUCT_GRAIN, PRODUCT_PARTS, PRODUCT
 
 Array = Any
 Shape = tuple[int, ...]
+FIRST_OF_PRODUCT, FIRST_OF_GATHERED = 9, 4  # of the arguments: the left operand's address, before the right one's
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ import ctypes
 import math
 import os
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import field
 from functools import partial
@@ -23,8 +23,8 @@ from tracegrad.errors import DeviceError
 from tracegrad.jsontext import shown
 from tracegrad.kernels.form import SIZE, decided
 from tracegrad.lazy import dataclass
-from tracegrad.program import PERSISTENT, Buffer, Field, KernelSource, Program
-from tracegrad.render.c import MARGIN, library_source
+from tracegrad.program import MARGIN, PERSISTENT, Buffer, Field, KernelSource, Program
+from tracegrad.render.c import library_source
 from tracegrad.render.c_calls import CSource, FunctionStep, GatheredStep, Place, RunSize, Scratch, Spread, Step, View
 from tracegrad.render.c_engine import ENGINE
 from tracegrad.render.c_gathered import GATHERED
@@ -34,7 +34,8 @@ from tracegrad.runtime.calls import BoundCalls, Call, CallList, processors
 from tracegrad.runtime.children import Children
 from tracegrad.runtime.cpu_verify import computes_wrongly
 from tracegrad.runtime.doors import DirectParts, Door
-from tracegrad.runtime.storage import check_memory, lying, taken
+from tracegrad.runtime.lent import Lent, lent_inputs
+from tracegrad.runtime.storage import MARGIN_BYTES, address, check_memory, lying, readable_around, taken
 from tracegrad.tuning import C_SOURCE, C_SOURCES
 
 Array = Any
@@ -52,6 +53,7 @@ class _Loaded:
     inputs: list[tuple[Field, Array]] = field(default_factory=list[tuple[Field, Array]])  # where each lies
     outputs: list[tuple[Field, Array]] = field(default_factory=list[tuple[Field, Array]])
     given: dict[str, Array] = field(default_factory=dict[str, Array])  # what lies in the inputs' memory
+    lent: dict[str, Lent] = field(default_factory=dict[str, Lent])  # large inputs, which calls may read elsewhere
     runs: list[Callable[[], None]] = field(default_factory=list["Callable[[], None]"])  # one for each dispatch
     whole: Callable[[], None] | None = None  # all of them, once they are bound
     bound: BoundCalls | None = None  # the same in C
@@ -152,6 +154,7 @@ class CpuSession:
         libraries = [x for x in found if x is not None]
         # all or nothing: a value computed twice must have the same bits, and NumPy rounds otherwise
         calls = CallList(libraries[0], libraries[1:]) if found and None not in found and not loaded.wrong else None
+        loaded.lent = lent_inputs(program, loaded.memory) if calls is not None else {}
         for d in program.unrolled():
             memory = tuple([loaded.memory[names[k]] for k in d.buffers])
             kernel = program.kernels[d.kernel]
@@ -160,7 +163,7 @@ class CpuSession:
                 size = (program.size,) if SIZE in text else ()
                 loaded.runs.append(self._bound(text)(np, view, self._scratch_view, memory, d.offsets, *size))
             else:
-                self._add(calls, kernel, memory, d.offsets, loaded.size, program.capacity)
+                self._add(calls, kernel, memory, d.offsets, loaded.size, program.capacity, loaded.lent.values())
         if calls is not None:
             bound = loaded.bound = calls.bound()
             loaded.runs, whole = bound.each, bound.whole
@@ -175,6 +178,9 @@ class CpuSession:
     def _parts(self, handle: int) -> DirectParts | None:
         """What a run on another thread needs; None in NumPy, whose kernels an interrupt could end in their middle."""
         loaded = self._ready(handle)
+        for lent in loaded.lent.values():
+            lent.point(lent.home)
+        loaded.lent = {}  # another thread does not tell where an input lies
         return loaded.bound and DirectParts(loaded.bound, loaded.given, loaded.inputs, loaded.outputs)
 
     def _add(
@@ -185,6 +191,7 @@ class CpuSession:
         offsets: Sequence[int],
         size: Array,
         capacity: int,
+        lent: Iterable[Lent] = (),
     ) -> None:
         """A dispatch in C, for runs of `size`."""
         n = int(size[0])
@@ -204,13 +211,19 @@ class CpuSession:
             array, offset = at(x.place)
             return array, offset + x.first
 
-        def call(s: Step) -> Call:
+        def made(s: Step) -> Call:
             if isinstance(s, FunctionStep):
                 parts = max(1, s.parts * n // capacity) if s.sized else s.parts
                 return calls.call(s.name, parts, list(map(at, s.places)))
             if isinstance(s, GatheredStep):
                 return calls.gathered((spread(s.a), s.a), (spread(s.b), s.b), matrix(s.out))
             return calls.product(matrix(s.a), matrix(s.b), matrix(s.out), s.limits, s.part)
+
+        def call(s: Step) -> Call:
+            out = made(s)
+            for x in lent:
+                x.note(out, kernel, memory, offsets, s)
+            return out
 
         source: CSource = kernel.texts["c"]
         calls.add(list(map(call, source.steps)))
@@ -264,7 +277,7 @@ class CpuSession:
         size = math.prod(shape) * wanted.itemsize
         have = self._scratch.get(number)
         if have is None or have.nbytes < size:
-            margin = 4 * MARGIN
+            margin = MARGIN_BYTES
             have = self._scratch[number] = np.zeros(margin + max(size, 64) + margin, np.uint8)[margin:-margin]
         return have[:size].view(wanted).reshape(shape)
 
@@ -293,6 +306,12 @@ class CpuSession:
         given = loaded.given
         for f, target in loaded.inputs:
             x = inputs[f.name]
+            lent = loaded.lent.get(f.name)
+            if lent is not None:
+                lies = readable_around(x, f.dtype)
+                lent.point(address(x) if lies else lent.home)
+                if lies:
+                    continue
             if given.get(f.name) is not x:  # most hyperparameters are those of the last step
                 target[...] = given[f.name] = x
         assert loaded.whole is not None

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from tracegrad.arrays import np
 from tracegrad.program import Field
 from tracegrad.runtime.calls import BoundCalls
-from tracegrad.runtime.storage import taken, to_storage
+from tracegrad.runtime.storage import address, taken, to_storage
 
 Array = Any
 Direct = Callable[[Mapping[str, Any]], dict[str, Any] | None]
@@ -68,15 +68,11 @@ class Door:
             given.clear()
             sources = [to_storage(arrays[name], dtype) for name, dtype, _, _ in into]
             results = [np.empty_like(x) for _, x, _, _ in out_of]
-            first = rows_in(*[(to, _address(x), size) for (_, _, to, size), x in zip(into, sources)])
-            last = rows_out(*[(_address(x), source, size) for (_, _, source, size), x in zip(out_of, results)])
+            first = rows_in(*[(to, address(x), size) for (_, _, to, size), x in zip(into, sources)])
+            last = rows_out(*[(address(x), source, size) for (_, _, source, size), x in zip(out_of, results)])
             begin, end = ctypes.addressof(first), ctypes.addressof(last)
             if not self._run(self._at, begin, len(into), *calls.given, end, len(out_of)):
                 return None
             return {f.name: taken(x, f) if f.dtype == "bool" else x for (f, _, _, _), x in zip(out_of, results)}
 
         return run
-
-
-def _address(x: Array) -> int:
-    return x.__array_interface__["data"][0]

@@ -12,9 +12,10 @@ from typing import Any
 from tracegrad.arrays import np
 from tracegrad.dtypes import DTYPES
 from tracegrad.errors import DeviceError
-from tracegrad.program import Field
+from tracegrad.program import MARGIN, Field
 
 Array = Any
+MARGIN_BYTES = 4 * MARGIN
 
 
 def to_storage(x: Array, dtype: str) -> Array:
@@ -29,6 +30,22 @@ def lying(flat: Array, field: Field) -> Array:
     """Where the values of `field` lie in its whole buffer, in its shape: a view, of integers for booleans."""
     part = np.asarray(flat)[field.offset : field.offset + field.size]
     return (part.view(np.uint32) if field.dtype == "u32" else part).reshape(field.shape)
+
+
+def address(x: Array) -> int:
+    """Where an array lies."""
+    return x.__array_interface__["data"][0]
+
+
+def readable_around(x: Array, dtype: str) -> bool:
+    """Are these values of `dtype` as a buffer stores them, with margins, so that kernels in C may read them here?"""
+    memory = x.base
+    if type(memory) is not np.ndarray or dtype == "bool" or not x.flags.c_contiguous:
+        return False
+    if x.dtype != np.dtype(DTYPES[dtype].numpy) or not memory.flags.c_contiguous:
+        return False
+    before = address(x) - address(memory)
+    return before >= MARGIN_BYTES and before + x.nbytes + MARGIN_BYTES <= memory.nbytes
 
 
 def taken(part: Array, field: Field) -> Array:

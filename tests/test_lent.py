@@ -1,0 +1,120 @@
+"""Large inputs of trainings in C are read where the copy of the caller's array lies (`runtime.lent`)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+import tracegrad as tg
+from tracegrad import optim
+from tracegrad.runtime import cpu
+
+pytestmark = [pytest.mark.usefixtures("c_compiler"), pytest.mark.filterwarnings("ignore:the loss does not use")]
+
+BATCH = 64
+
+
+class Weights(tg.Module):
+    """A matrix, filters and a table."""
+
+    def __init__(self) -> None:
+        self.w = self.param((600, 8), init=tg.init.normal(0.1))
+        self.filters = self.param((4, 3, 3, 3), init=tg.init.normal(0.1))
+        self.table = self.param((50, 4), init=tg.init.normal(0.1))
+
+
+def product(m: Any, x: Any) -> Any:
+    return ((x @ m.w) ** 2).mean()
+
+
+def turned(m: Any, x: Any) -> Any:
+    return ((m.w.T @ x.T) ** 2).mean() + ((x[::-1, ::-1] @ m.w) ** 3).mean()
+
+
+def images(m: Any, x: Any) -> Any:
+    return tg.relu(tg.conv2d(x.reshape((BATCH, 3, 20, 10)), m.filters, padding=1)).mean()
+
+
+def points(m: Any, x: Any) -> Any:
+    return (tg.pad(x, ((1, 1), (1, 1))).sum(0).mean() * m.w).mean() + (tg.softmax(x) * m.w.mean(1)).sum()
+
+
+def loop(m: Any, x: Any) -> Any:
+    def step(h: Any, row: Any) -> Any:
+        return tg.tanh(h * 0.5 + row @ m.w), h.sum()
+
+    h, sums = tg.scan(step, tg.zeros((8,)), x)
+    return (h**2).mean() + sums.mean()
+
+
+LOSSES: list[Callable[..., Any]] = [product, turned, images, points, loop]
+
+
+def trained(loss: Callable[..., Any], x: Any, together: bool = False) -> tuple[list[float], Any, Any]:
+    """Losses of three steps, the parameters after them, and the training."""
+    train = tg.compile(
+        model=Weights(), loss=loss, optimizer=optim.adamw(lr=1e-2), inputs={"x": x.shape[1:]}, device="cpu", seed=0
+    )
+    if together:
+        losses = [float(y) for y in train.run_steps(3, x=x).losses]
+    else:
+        losses = [float(train.step(x=batch).loss) for batch in x]
+    return losses, train.params(), train
+
+
+def never(x: Any, dtype: str) -> bool:
+    """In the place of `readable_around`."""
+    return False
+
+
+def memory(train: Any) -> Any:
+    """Where the program keeps its input."""
+    session: Any = train.worker.opened()._session
+    loaded = [x for x in session._loaded.values() if x.whole is not None]
+    return next(at for f, at in loaded[0].inputs if f.name == "x")
+
+
+@pytest.mark.parametrize("together", [False, True], ids=["step", "run_steps"])
+@pytest.mark.parametrize("loss", LOSSES, ids=lambda f: f.__name__)
+def test_lent_inputs_give_the_same_bits(
+    loss: Callable[..., Any], together: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With a copy in the program's memory, and without."""
+    x = np.random.default_rng(0).standard_normal((3, BATCH, 600)).astype(np.float32)
+    losses, params, train = trained(loss, x, together)
+    assert not memory(train).any(), "the input was copied once more"
+    monkeypatch.setattr(cpu, "readable_around", never)
+    others, copied, other = trained(loss, x, together)
+    assert memory(other).any()
+    assert losses == others
+    assert all(np.array_equal(params[name], copied[name]) for name in params)
+
+
+def test_indices_and_masks() -> None:
+    """Integers are lent; booleans lie in memory as 32 bits, and are converted."""
+    rng = np.random.default_rng(0)
+    i, mask = rng.integers(0, 50, (BATCH, 300)).astype(np.int32), rng.random((BATCH, 300)) < 0.5
+
+    def loss(m: Any, i: Any, mask: Any) -> Any:
+        return (tg.where(mask[..., None], tg.embedding(m.table, i), 0.0) ** 2).mean()
+
+    types: dict[str, Any] = {"i": tg.i32[BATCH, 300], "mask": tg.bool_[BATCH, 300]}
+    train = tg.compile(model=Weights(), loss=loss, optimizer=optim.sgd(lr=0.0), inputs=types, device="cpu", seed=0)
+    table = np.asarray(train.params()["table"], np.float64)
+    wanted = np.where(mask[..., None], table[i], 0.0)
+    assert abs(float(train.step(i=i, mask=mask).loss) - (wanted**2).mean()) < 1e-6
+    i = i[::-1]
+    wanted = np.where(mask[..., None], table[i], 0.0)
+    assert abs(float(train.step(i=i, mask=mask).loss) - (wanted**2).mean()) < 1e-6
+
+
+def test_a_profile_reads_what_it_was_given() -> None:
+    """Its runs compute on the given batch, and steps behind it on theirs."""
+    x = np.random.default_rng(0).standard_normal((2, BATCH, 600)).astype(np.float32)
+    losses, _, _ = trained(product, x)
+    _, _, train = trained(product, x[:1])
+    _ = train.profile(2, x=x[0] * 3)
+    assert float(train.step(x=x[1]).loss) == losses[1]
