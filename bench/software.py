@@ -24,8 +24,9 @@ from tracegrad.compiler.layout import Persistent
 from tracegrad.compiler.pipeline import make_program
 from tracegrad.dtypes import TensorType, f32
 from tracegrad.ir import Graph
+from tracegrad.kernel_source import Binding, KernelSource, Texts
 from tracegrad.prims.leaves import leaf
-from tracegrad.program import Binding, Buffer, Dispatch, Field, KernelSource, Needs, Program, Texts
+from tracegrad.program import Buffer, Dispatch, Field, Needs, Program
 from tracegrad.runtime.adapters import check_webgpu
 from tracegrad.runtime.native import NativeSession
 

@@ -19,13 +19,15 @@ from tracegrad.compiler.assemble import assemble
 from tracegrad.compiler.layout import Persistent
 from tracegrad.compiler.persistent import arena_of, persistent_of
 from tracegrad.compiler.pipeline import optimize
-from tracegrad.compiler.places import Plan, make_plan
+from tracegrad.compiler.places import make_plan
+from tracegrad.compiler.plan import Plan
 from tracegrad.ir import Graph, Tensor
+from tracegrad.kernel_source import KernelSource
 from tracegrad.kernels.expr import indices_of, walk
 from tracegrad.kernels.form import Kernel, Store
 from tracegrad.nn.module import named_parameters
 from tracegrad.optim.parts import Part
-from tracegrad.program import PERSISTENT, KernelSource, Program
+from tracegrad.program import PERSISTENT, Program
 
 ELEMENT = 2**32  # labels are value * ELEMENT + element
 GARBAGE = -1

@@ -17,7 +17,7 @@ import pytest
 
 import tracegrad as tg
 from models import SineMLP, sine_loss
-from tracegrad import ambient, nn, optim
+from tracegrad import nn, optim, sites
 from tracegrad.compiler import build
 
 X = np.ones((4, 2), np.float32)
@@ -78,7 +78,7 @@ def interrupted(action: Callable[[], object], interrupt: Interrupt) -> BaseExcep
 
 def of_ambient(frame: FrameType) -> bool:
     """Is it where blocks begin and end?"""
-    return frame.f_code.co_filename == ambient.__file__ and frame.f_code.co_name in ("__enter__", "__exit__", "call")
+    return frame.f_code.co_filename == sites.__file__ and frame.f_code.co_name in ("__enter__", "__exit__", "call")
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # of generators that are let go
@@ -88,17 +88,17 @@ def test_an_interrupt_anywhere_leaves_no_trace_open(action: Any, only: Any) -> N
     action()  # plans that are kept are made
     counted = Interrupt(None, only)
     assert interrupted(action, counted) is None
-    before, enabled, held = ambient.STATE(), gc.isenabled(), []
+    before, enabled, held = sites.STATE(), gc.isenabled(), []
     rng = random.Random(0)
     for _ in range(TRIES):
         e = interrupted(action, Interrupt(rng.randrange(max(1, counted.seen)), only))
         held.append(e)
-        assert ambient.STATE() is before, "a trace is still open"
+        assert sites.STATE() is before, "a trace is still open"
         assert gc.isenabled() == enabled
     assert any(held) or not counted.seen
     value = action()
     del held[:], e
     gc.collect()
-    assert ambient.STATE() is before
+    assert sites.STATE() is before
     if isinstance(value, np.ndarray):
         np.testing.assert_array_equal(value, np.asarray(action()))

@@ -21,7 +21,7 @@ import tracegrad as tg
 from models import SineMLP, sine_loss, sine_predict
 from tracegrad import optim
 from tracegrad.engine.results import CompletedRun, CompletedStep
-from tracegrad.program import Texts
+from tracegrad.kernel_source import Texts
 from tracegrad.runtime import wgpu_program
 from tracegrad.runtime.native import NativeSession
 

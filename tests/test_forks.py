@@ -22,7 +22,7 @@ import wgpu
 import tracegrad as tg
 from tracegrad import nn, optim
 from tracegrad.engine.worker import Worker
-from tracegrad.program import SPELLING
+from tracegrad.kernel_source import SPELLING
 from tracegrad.render.c_engine import ENGINE
 from tracegrad.runtime.adapters import check_webgpu, enumerate_here
 from tracegrad.runtime.c_compiler import compiler_named

@@ -18,10 +18,11 @@ from tracegrad.compiler.places import make_plan
 from tracegrad.dtypes import TensorType, f32
 from tracegrad.evaluate import evaluate
 from tracegrad.ir import Graph, toposort
+from tracegrad.kernel_source import Texts
 from tracegrad.kernels import tiling, unroll
 from tracegrad.kernels.tiling import TileShape
 from tracegrad.prims.leaves import leaf
-from tracegrad.program import Program, Texts
+from tracegrad.program import Program
 from tracegrad.runtime.cpu import CpuSession
 from tracegrad.transforms.grad import gradients
 

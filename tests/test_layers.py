@@ -23,7 +23,7 @@ LAYERS = {
     "nn": 4, "init": 4, "optim": 4, "lr": 4, "transforms": 4, "metrics": 4, "alignment": 4,
     "kernels": 5,
     "passes": 6, "evaluate": 6,
-    "program": 7, "program_json": 7, "render": 7,  # a Program is plain data: it imports nothing, and renderers fill it
+    "program": 7, "kernel_source": 7, "render": 7,  # a Program is plain data: renderers fill it
     "compiler": 8,
     "arrays": 9, "bare": 9, "safetensors": 9,
     "runtime": 10,

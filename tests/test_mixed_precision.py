@@ -23,9 +23,10 @@ from tracegrad.compiler.places import plan_launches
 from tracegrad.dtypes import TensorType, f32
 from tracegrad.engine.bounds import array_of
 from tracegrad.ir import Graph, Tensor
+from tracegrad.kernel_source import Texts
 from tracegrad.optim import loss_scale
 from tracegrad.prims.leaves import leaf
-from tracegrad.program import Program, Texts
+from tracegrad.program import Program
 from tracegrad.runtime.cpu import CpuSession
 from tracegrad.runtime.native import NativeSession
 

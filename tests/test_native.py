@@ -15,7 +15,8 @@ import numpy as np
 import pytest
 
 from tracegrad.errors import CompileError, DeviceError, DeviceLostError, InputError
-from tracegrad.program import Binding, Buffer, Dispatch, Field, KernelSource, Needs, Program, Shader, Texts
+from tracegrad.kernel_source import Binding, KernelSource, Shader, Texts
+from tracegrad.program import Buffer, Dispatch, Field, Needs, Program
 from tracegrad.runtime import adapters as finding
 from tracegrad.runtime import wgpu_calls, wgpu_compiled
 from tracegrad.runtime.c_compiler import VARIABLE, compiler

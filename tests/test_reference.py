@@ -11,7 +11,7 @@ import pytest
 
 import tracegrad as tg
 from tracegrad import nn, optim
-from tracegrad.program import Texts
+from tracegrad.kernel_source import Texts
 from tracegrad.runtime.cpu import CpuSession
 
 

@@ -12,12 +12,13 @@ from dataclasses import field
 from operator import attrgetter, is_
 from typing import TYPE_CHECKING, Any
 
-from tracegrad import ambient, foreign
+from tracegrad import foreign
 from tracegrad.dtypes import DType, Shape, TensorType
 from tracegrad.errors import DTypeError, ShapeError, Site, TraceError, placed
 from tracegrad.lazy import dataclass
 from tracegrad.methods import AT_ONCE, Op, TensorMethods, with_types
 from tracegrad.refusals import Count, branching
+from tracegrad.sites import current_site, restored, rewriting
 
 _serial = itertools.count()
 
@@ -247,7 +248,7 @@ def bind(p: Primitive, *inputs: Tensor, **attrs: Any) -> Tensor:
     for x in inputs:
         if type(x) is not Tensor:
             return _run(p, inputs, attrs)
-    site = ambient.current_site()
+    site = current_site()
     try:
         type_ = p.type(*(x.type for x in inputs), **attrs)
     except (ShapeError, DTypeError) as e:
@@ -303,7 +304,7 @@ def toposort(roots: Iterable[Tensor], since: int = 0, known: Iterable[int] = ())
 Rule = Callable[[Tensor, tuple[Tensor, ...]], "Tensor | None"]
 
 
-@ambient.restored
+@restored
 def rewrite(roots: Sequence[Tensor], rule: Rule) -> list[Tensor]:
     """Rebuild what `roots` reach; `rule(t, new_inputs)` gives a replacement or None to keep `t`.
 
@@ -313,7 +314,7 @@ def rewrite(roots: Sequence[Tensor], rule: Rule) -> list[Tensor]:
     True
     """
     new: dict[int, Tensor] = {}
-    with ambient.rewriting() as here:
+    with rewriting() as here:
         for t in toposort(roots):
             inputs = tuple([new[x.serial] for x in t.inputs])
             here.site = t.site

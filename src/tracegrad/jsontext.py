@@ -1,15 +1,23 @@
-"""JSON from files of others: parsed in linear time, with a limit on nesting, and nothing that JSON itself forbids."""
+"""JSON from files of others: parsed in linear time, with a limit on nesting, and nothing that JSON itself forbids.
+
+Also rows (dataclasses) as plain data and back. What comes from outside is checked whole. Every fault is one sentence
+that says where it is: `program: dispatches[3].kernel is 7; there are 2 kernels`.
+"""
 
 from __future__ import annotations
 
+import functools
 import json
 import re
-from collections.abc import Sized
+from collections.abc import Mapping, Sequence, Sized
+from dataclasses import fields, is_dataclass
 from itertools import accumulate
-from typing import Any, cast
+from typing import Any, cast, get_args, get_origin, get_type_hints
 
 from tracegrad.errors import InputError
 
+LOCAL = {"local": True}  # metadata of fields that only the process that compiled a program has
+LARGEST = 2**53  # integers up to which JavaScript counts exactly
 DEEPEST = 64  # levels of lists and objects
 LONGEST = 60  # characters of a value in a message
 STRINGS = rb'(?s)"[^"\\]*+(?:\\.[^"\\]*+)*+"?'  # one without an end goes to the end of the text
@@ -94,3 +102,89 @@ def _check_text(value: Any) -> None:
             rest += [*x, *x.values()]  # pyright: ignore[reportUnknownArgumentType,reportUnknownVariableType]
         elif isinstance(x, list):
             rest += x
+
+
+def plain(value: Any) -> Any:
+    """`value` as dicts and lists, without the local fields of its dataclasses."""
+    if is_dataclass(value):
+        return {name: plain(getattr(value, name)) for name in _shared(type(value))}
+    if isinstance(value, Mapping):
+        return {name: plain(x) for name, x in cast("Mapping[Any, Any]", value).items()}
+    if isinstance(value, list | tuple):
+        return [plain(x) for x in cast("Sequence[Any]", value)]
+    return value
+
+
+def built(kind: Any, value: Any, where: str) -> Any:
+    """What a field of type `kind` holds, from what JSON has of it. InputError for a value of another type."""
+    if is_dataclass(kind):
+        return _built_row(cast("Any", kind), value, where)
+    if get_origin(kind) is tuple:
+        kinds = get_args(kind)
+        if not isinstance(value, list):
+            raise InputError(f"{where} is {shown(value)}; expected a list")
+        items = cast("list[Any]", value)
+        if ... in kinds:
+            return tuple([built(kinds[0], x, f"{where}[{k}]") for k, x in enumerate(items)])
+        if len(items) != len(kinds):
+            raise InputError(f"{where} has {len(items)} values; expected {len(kinds)}")
+        return tuple([built(t, x, f"{where}[{k}]") for k, (t, x) in enumerate(zip(kinds, items))])
+    if get_origin(kind) is not None and issubclass(get_origin(kind), Mapping):
+        demand(isinstance(value, dict), where, value, "an object")
+        return value
+    options = get_args(kind) or (kind,)
+    if float in options and type(value) is int and abs(value) <= LARGEST:
+        return value
+    demand(type(value) in options, where, value, " or ".join(t.__name__ for t in options))
+    return value
+
+
+def _built_row(kind: type[Any], value: Any, where: str) -> Any:
+    demand(isinstance(value, dict), where, value, "an object")
+    shared = _shared(kind)
+    unknown = [name for name in value if name not in shared]
+    if unknown:
+        raise InputError(f"{where} has a field {shown(unknown[0])}; it has {', '.join(shared)}")
+    missing = [name for name in shared if name not in value]
+    if missing:
+        raise InputError(f"{where} has no field {missing[0]!r}")
+    row = {name: built(shared[name], x, f"{where}.{name}") for name, x in value.items()}
+    for f in fields(kind):
+        if "filed" in f.metadata:
+            row[f.name] = f.metadata["read"](**{name: row.pop(name) for name in f.metadata["filed"]})
+    return kind(**row)
+
+
+@functools.cache
+def _shared(kind: type[Any]) -> dict[str, Any]:
+    """The types of what files hold of a dataclass: its fields that are not local, or texts in place of one."""
+    kinds = get_type_hints(kind)
+    rows = [f for f in fields(kind) if not f.metadata.get("local")]
+    return {name: kinds.get(name, str) for f in rows for name in f.metadata.get("filed", (f.name,))}
+
+
+def demand(holds: bool, where: str, value: Any, expected: str) -> None:
+    """InputError for what is not `expected`."""
+    if not holds:
+        raise InputError(f"{where} is {shown(value)}; expected {expected}")
+
+
+def natural(n: int, where: str) -> None:
+    """InputError unless a number counts something."""
+    demand(0 <= n <= LARGEST, where, n, f"0 to {LARGEST}")
+
+
+def index(n: int, count: int, where: str, what: str) -> int:
+    """`n` as an index; InputError if there are fewer."""
+    if not 0 <= n < count:
+        raise InputError(f"{where} is {shown(n)}; there are {count} {what}")
+    return n
+
+
+def distinct(names: Sequence[str], where: str) -> None:
+    """InputError for a name that comes twice."""
+    seen: set[str] = set()
+    for name in names:
+        if name in seen:
+            raise InputError(f"{where} has two of the name {shown(name)}")
+        seen.add(name)

@@ -14,13 +14,12 @@ from inspect import CO_VARARGS, CO_VARKEYWORDS
 from types import CodeType, FunctionType
 from typing import TYPE_CHECKING, Any, NamedTuple, Self, TypeVar, cast
 
-from tracegrad.ambient import STATE, current_site
 from tracegrad.errors import CallError, DTypeError, InputError, ShapeError, TraceError, TracegradError, placed
 from tracegrad.refusals import check_call, shown
+from tracegrad.sites import STATE, current_site
 
 if TYPE_CHECKING:
     from tracegrad.dtypes import DType
-    from tracegrad.ir import Tensor
     from tracegrad.spellings import Spellings  # pyright: ignore[reportMissingModuleSource]
 else:
     Spellings = object
@@ -226,7 +225,7 @@ def _compiled(source: str) -> CodeType:
 
 def with_types(error: E, args: Sequence[Any]) -> E:
     """`error` naming the types of the operands, unless its rule did."""
-    types = [str(cast("Tensor", a).type) for a in args if isinstance(a, TensorMethods)]
+    types = [str(cast("Any", a).type) for a in args if isinstance(a, TensorMethods)]
     told = isinstance(error, CallError) or re.search(TYPE, str(error)) or "\n  at " in str(error)
     if not types or error.bare is not None or told:
         return error

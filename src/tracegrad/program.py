@@ -8,26 +8,29 @@ so that repeated layers share one kernel.
 from __future__ import annotations
 
 import base64
+import binascii
 import json
-import os
-import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import field, replace
 from typing import Any, cast
 
 from tracegrad.dtypes import DTYPES, STORED, TensorType
 from tracegrad.errors import InputError
 from tracegrad.ir import Graph
-from tracegrad.jsontext import parse, shown
-from tracegrad.kernels.form import Kernel
-from tracegrad.kernels.tiling import Reach, Tiling, grid_of
+from tracegrad.jsontext import LOCAL, built, demand, distinct, index, natural, parse, plain, shown
+from tracegrad.kernel_source import Binding, KernelSource, check_grid, check_kernel
+from tracegrad.kernels.tiling import grid_of
 from tracegrad.lazy import dataclass
-from tracegrad.program_json import LOCAL, built, check, plain
 
 VERSION = 1
+ROLES = ("param", "grad", "state", "data", "input", "fed", "output", "temp", "const")
 PERSISTENT = ("param", "grad", "state", "data")  # roles whose buffers outlive a step and are shared by name
 MARGIN = 4096  # elements before and behind every array of a CPU, which kernels in C may read and which mean nothing
-FILED = ("wgsl", "serial_wgsl")  # the languages of files
+INDEX = 2**31  # offsets are i32
+MAX_RANK = 64
+DEEPEST_LOOPS = 32
+MOST_LAUNCHES = 2**22  # of one run, loops unrolled
 DRAWN = "init"  # the `Buffer.fill` of the model's states: each is drawn by the initialiser in its field's spec
 COUNTS = "counts"  # in an output's spec: a run sets it to 0 or adds 1, so its last value tells those of all runs
 
@@ -84,145 +87,6 @@ class Field:
         if box and box[0] == [0, self.shape[0] - 1]:
             spec = {**spec, "box": [[0, n - 1], *box[1:]]}
         return replace(self, shape=(n, *self.shape[1:]), spec=spec)
-
-
-@dataclass(frozen=True, slots=True)
-class Binding:
-    """One array a kernel touches, in @binding order."""
-
-    dtype: str
-    written: bool
-    size: int = 0  # elements that the kernel's text declares: a bound known beforehand is cheap to check; 0 is any
-
-
-@dataclass(frozen=True, slots=True)
-class BoundLaunch:
-    """Kernels that run side by side, and where their slots lie: what a renderer spells."""
-
-    kernels: Sequence[Kernel]
-    tilings: Sequence[Tiling]
-    binding_of: Sequence[int]  # of each slot, kernels one after the other
-    bindings: Sequence[Binding]
-    aligned: Sequence[bool]  # of each slot, do all dispatches have it begin at a multiple of four elements?
-
-
-SPELLING = [threading.RLock()]  # kernels share what expressions are made of, which spelling adds to
-
-
-def _forked() -> None:
-    """In a forked child: a thread of the parent may have held the lock."""
-    SPELLING[0] = threading.RLock()
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_forked)
-
-
-class Texts:
-    """A kernel in each language. `spell` makes one when it is first read, by any thread: a device reads one of several.
-
-    Only files and WebGPU know the two dialects of WGSL, so two kernels are equal if these are.
-    """
-
-    __slots__ = ("_known", "_spell")
-
-    def __init__(self, spell: Callable[[str], Any] | None = None, **known: Any) -> None:
-        self._spell, self._known = spell, known if spell else {"serial_wgsl": None, **known}
-
-    def __getitem__(self, language: str) -> Any:
-        if language not in self._known and self._spell is not None:
-            with SPELLING[0]:
-                if language not in self._known:  # while it waited, another thread may have spelled it
-                    self._known[language] = self._spell(language)
-        return self._known[language]
-
-    def lacks(self, language: str) -> bool:
-        """Is it known that there is none? A text that is not spelled yet is not looked at."""
-        return self._known.get(language, self._spell) is None
-
-    @staticmethod
-    def filed(wgsl: str, serial_wgsl: str = "") -> Texts:
-        """Those that a file holds."""
-        return Texts(wgsl=Shader(wgsl), serial_wgsl=Shader(serial_wgsl) if serial_wgsl else None)
-
-    def shader(self, language: str) -> str:
-        """The text in a dialect of WGSL; "" if there is none."""
-        found: Shader | None = self[language]
-        return found.text() if found else ""
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Texts) and all(self.shader(k) == other.shader(k) for k in FILED)
-
-    def __hash__(self) -> int:
-        return hash(self.shader("wgsl"))
-
-
-@dataclass(frozen=True, slots=True)
-class Shader:
-    """WGSL. A text of this process declares its offsets between `head` and `body`; that of a file is all head."""
-
-    head: str
-    body: str = ""
-    offsets: int = 0  # to be declared
-    constant: bool = False  # does the body read them at constant positions?
-
-    def text(self, offsets: Sequence[int] = ()) -> str:
-        """All of it. With `offsets` they are constants, else a device reads them from a buffer."""
-        declared = ""
-        if self.offsets:
-            kind = f"array<vec4<i32>, {-(-self.offsets // 4)}>"
-            numbers = [*offsets, 0, 0, 0]
-            fours = ", ".join(f"vec4<i32>{tuple(numbers[k : k + 4])}" for k in range(0, len(offsets), 4))
-            declared = f"const at = {kind}({fours});" if offsets else f"@group(1) @binding(0) var<uniform> at: {kind};"
-        return self.head + declared + "\n" * bool(declared) + self.body
-
-
-@dataclass(frozen=True, slots=True)
-class KernelSource:
-    """One kernel, in every language it is spelled in."""
-
-    label: str
-    bindings: tuple[Binding, ...]
-    slots: int  # how many offsets a dispatch gives
-    workgroup_memory: int  # bytes
-    texts: Texts = field(repr=False, metadata={"filed": FILED, "read": Texts.filed})
-    serial_grid: tuple[int, int] = (0, 0)  # workgroups of each dispatch of serial_wgsl
-    # made by the compiler in this process: the CPU runs no other, and a GPU checks the indices of all others
-    own: bool = field(default=False, repr=False, compare=False, metadata=LOCAL)
-    # what its texts spell, and the binding of each of their slots: the device's results are checked by these
-    forms: tuple[Kernel, ...] = field(default=(), repr=False, compare=False, metadata=LOCAL)
-    binding_of: tuple[int, ...] = field(default=(), repr=False, compare=False, metadata=LOCAL)
-    # where a run's size decides: how many workgroups of wgsl, and of serial_wgsl
-    reach: Reach | None = field(default=None, repr=False, compare=False, metadata=LOCAL)
-    serial_reach: Reach | None = field(default=None, repr=False, compare=False, metadata=LOCAL)
-
-    @property
-    def wgsl(self) -> str:
-        """What a GPU runs."""
-        return self.texts.shader("wgsl")
-
-    @property
-    def serial_wgsl(self) -> str:
-        """The same without workgroup memory, where that is used."""
-        return self.texts.shader("serial_wgsl")
-
-    def without_barriers(self) -> KernelSource:
-        """What an adapter that runs on a CPU runs: barriers are ruinous there."""
-        if self.texts.lacks("serial_wgsl"):
-            return self
-        texts = Texts(lambda _: self.texts["serial_wgsl"], serial_wgsl=None)
-        return replace(self, texts=texts, workgroup_memory=0)
-
-    def at(self, size: int) -> KernelSource:
-        """The same for runs of some size."""
-        if self.serial_reach is None:
-            return self
-        return replace(self, serial_grid=grid_of(self.serial_reach.at(size)))
-
-    def with_offsets(self, offsets: Sequence[int]) -> KernelSource:
-        """The same with constant offsets, if all it reads are at constant positions: a launch binds one group fewer."""
-        shader: Shader = self.texts["wgsl"]
-        return replace(self, slots=0, texts=Texts(wgsl=Shader(shader.text(offsets)))) if shader.constant else self
 
 
 @dataclass(frozen=True, slots=True)
@@ -407,3 +271,112 @@ def _unrolled(p: Program, dispatches: range, loops: range, at: tuple[int, ...]) 
 def field_named(fields: Sequence[Field], name: str) -> Field:
     """The field of that name."""
     return next(f for f in fields if f.name == name)
+
+
+def check(p: Program, where: str) -> None:
+    """InputError for the first index, size, offset, type or loop that does not fit the rest of the program.
+
+    What the kernels do is not checked: their device must keep them inside their buffers.
+    """
+    distinct([b.name for b in p.buffers], f"{where}.buffers")
+    for k, b in enumerate(p.buffers):
+        _check_buffer(b, f"{where}.buffers[{k}]")
+    for k, kernel in enumerate(p.kernels):
+        check_kernel(kernel, f"{where}.kernels[{k}]")
+    for name in ("inputs", "outputs", "params", "states"):
+        rows: Sequence[Field] = getattr(p, name)
+        distinct([f.name for f in rows], f"{where}.{name}")
+        for k, f in enumerate(rows):
+            _check_field(f, p.buffers, f"{where}.{name}[{k}]")
+    depths = _check_loops(p.loops, len(p.dispatches), where)
+    for k, d in enumerate(p.dispatches):
+        _check_dispatch(d, p, depths[k], f"{where}.dispatches[{k}]")
+    for k, pair in enumerate(p.copies):
+        at = f"{where}.copies[{k}]"
+        source, target = (p.buffers[index(n, len(p.buffers), at, "buffers")] for n in pair)
+        demand((source.dtype, source.size) == (target.dtype, target.size), at, pair, "buffers of one type and size")
+    for name in ("storage_buffers", "binding_bytes", "buffer_bytes", "workgroup_memory"):
+        natural(getattr(p.needs, name), f"{where}.needs.{name}")
+
+
+def _check_buffer(b: Buffer, where: str) -> None:
+    demand(b.dtype in STORED, f"{where}.dtype", b.dtype, f"one of {', '.join(STORED)}")
+    demand(b.role in ROLES, f"{where}.role", b.role, f"one of {', '.join(ROLES)}")
+    natural(b.size, f"{where}.size")
+    finite = math.isfinite(b.fill) if isinstance(b.fill, float | int) else b.fill in ("params", "init")
+    demand(finite, f"{where}.fill", b.fill, 'a finite number, "params" or "init"')
+    try:
+        length = len(base64.b64decode(b.data, validate=True))
+    except (binascii.Error, ValueError):
+        raise InputError(f"{where}.data is not base64") from None
+    expected = b.bytes if b.role == "const" else 0
+    if length != expected:
+        raise InputError(f"{where}.data has {length} bytes; a {b.role} of {b.size} {b.dtype} has {expected}")
+
+
+def _check_field(f: Field, buffers: Sequence[Buffer], where: str) -> None:
+    b = buffers[index(f.buffer, len(buffers), f"{where}.buffer", "buffers")]
+    demand(f.dtype in DTYPES, f"{where}.dtype", f.dtype, f"one of {', '.join(DTYPES)}")
+    demand(DTYPES[f.dtype].storage == b.dtype, f"{where}.dtype", f.dtype, f"a type that is stored as {b.dtype}")
+    if len(f.shape) > MAX_RANK:
+        raise InputError(f"{where}.shape has {len(f.shape)} axes; at most {MAX_RANK} are read")
+    for n in f.shape:
+        natural(n, f"{where}.shape")
+    natural(f.offset, f"{where}.offset")
+    if f.offset + f.size > b.size:
+        end = shown(f.offset + f.size)
+        raise InputError(f"{where} ends at element {end} of {shown(b.name)}, which has {b.size}")
+
+
+def _check_loops(loops: Iterable[Loop], dispatches: int, where: str) -> list[int]:
+    """The number of loops around each dispatch. Loops follow each other or lie within each other."""
+    depths, times = [0] * dispatches, [1] * dispatches
+    around: list[Loop] = []
+    last = 0
+    for k, x in enumerate(loops):
+        at = f"{where}.loops[{k}]"
+        while around and around[-1].end <= x.begin:
+            around.pop()
+        end = around[-1].end if around else dispatches
+        if not last <= x.begin < x.end <= end:
+            what = f"the dispatches {shown(x.begin)} to {shown(x.end)}"
+            raise InputError(f"{at} runs {what}; they must begin at {last} or later, and end by {end}")
+        natural(x.count, f"{at}.count")
+        last = x.begin
+        around.append(x)
+        if len(around) > DEEPEST_LOOPS:
+            raise InputError(f"{at} is within {DEEPEST_LOOPS} others; that is the limit")
+        for n in range(x.begin, x.end):
+            depths[n] += 1
+            times[n] = min(times[n] * x.count, MOST_LAUNCHES + 1)
+    if sum(times) > MOST_LAUNCHES:
+        raise InputError(f"{where}.loops make more than {MOST_LAUNCHES} launches in one run")
+    return depths
+
+
+def _check_dispatch(d: Dispatch, p: Program, depth: int, where: str) -> None:
+    kernel = p.kernels[index(d.kernel, len(p.kernels), f"{where}.kernel", "kernels")]
+    if len(d.buffers) != len(kernel.bindings):
+        raise InputError(f"{where}.buffers has {len(d.buffers)} values; the kernel has {len(kernel.bindings)} bindings")
+    for n, (number, binding) in enumerate(zip(d.buffers, kernel.bindings)):
+        at = f"{where}.buffers[{n}]"
+        _check_binding(p.buffers[index(number, len(p.buffers), at, "buffers")], binding, at)
+    if len(d.offsets) != kernel.slots:
+        raise InputError(f"{where}.offsets has {len(d.offsets)} values; the kernel has {kernel.slots} slots")
+    for n, offset in enumerate(d.offsets):
+        demand(0 <= offset < INDEX, f"{where}.offsets[{n}]", offset, f"0 to {INDEX - 1}")
+    for n, (slot, move) in enumerate(d.moves):
+        at = f"{where}.moves[{n}]"
+        index(slot, kernel.slots, at, "slots")
+        index(move.depth, depth, f"{at}.depth", "loops around it")
+        demand(0 < move.ring < INDEX, f"{at}.ring", move.ring, "at least 1")
+        reach = d.offsets[slot] + move.step * (move.ring - 1)
+        demand(-INDEX <= reach < INDEX and abs(move.step) < INDEX, f"{at}.step", move.step, "offsets that fit i32")
+    check_grid(d.grid, f"{where}.grid")
+
+
+def _check_binding(b: Buffer, binding: Binding, where: str) -> None:
+    if b.dtype != binding.dtype:
+        raise InputError(f"{where} is {shown(b.name)} of {b.dtype}; the kernel wants {binding.dtype}")
+    if binding.size > b.size:
+        raise InputError(f"{where} is {shown(b.name)} of {b.size} elements; the kernel declares {binding.size}")

@@ -8,27 +8,15 @@ from dataclasses import replace
 from typing import Any
 
 from tracegrad.compiler.layout import Persistent, Place
-from tracegrad.compiler.places import Plan
+from tracegrad.compiler.plan import Plan
 from tracegrad.dtypes import DTYPES, TensorType
 from tracegrad.ir import Tensor
+from tracegrad.kernel_source import FILED, Binding, BoundLaunch, KernelSource, Texts
 from tracegrad.kernels.fuse import MAX_BUFFERS
 from tracegrad.kernels.group import Launch
 from tracegrad.kernels.tiling import grid_of, reach_of, without_barriers, workgroup_bytes
 from tracegrad.prims.leaves import LITERAL
-from tracegrad.program import (
-    DRAWN,
-    FILED,
-    Binding,
-    BoundLaunch,
-    Buffer,
-    Dispatch,
-    Field,
-    KernelSource,
-    Loop,
-    Needs,
-    Program,
-    Texts,
-)
+from tracegrad.program import DRAWN, Buffer, Dispatch, Field, Loop, Needs, Program
 from tracegrad.render.languages import LANGUAGES
 
 

@@ -18,7 +18,8 @@ from typing import NamedTuple
 
 from tracegrad.compiler.layout import Persistent
 from tracegrad.compiler.pipeline import optimize
-from tracegrad.compiler.places import Plan, make_plan
+from tracegrad.compiler.places import make_plan
+from tracegrad.compiler.plan import Plan
 from tracegrad.errors import CompileError, Site
 from tracegrad.ir import Graph, Tensor
 from tracegrad.kernels.clusters import Cluster

@@ -2,69 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import field
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from tracegrad.compiler.bodies import ScanPlan, blocks_of, iteration
+from tracegrad.compiler.bodies import iteration
 from tracegrad.compiler.layout import Beside, Filling, Lifetime, Persistent, Place, share_memory
+from tracegrad.compiler.plan import Plan, ScanPlan, blocks_of
 from tracegrad.dtypes import TensorType, f16, f32
 from tracegrad.hypers import PREFIX
 from tracegrad.ir import Graph, Tensor
 from tracegrad.kernels.form import Kernel
 from tracegrad.kernels.fuse import MAX_BUFFERS, Schedule
-from tracegrad.kernels.group import Launch, group_launches, postpone
+from tracegrad.kernels.group import group_launches, postpone
 from tracegrad.kernels.lower import external_order, lower
 from tracegrad.kernels.reads import array_of, base
 from tracegrad.kernels.storage import Storage
 from tracegrad.kernels.tiling import Tiling, choose_tiling
-from tracegrad.lazy import dataclass
 from tracegrad.prims.leaves import LEAF, LITERAL
 from tracegrad.tuning import TEMP_ARRAYS
 
 Key = tuple[Any, ...]  # of a kernel: equal where two clusters have one form
-
-
-@dataclass(slots=True)
-class Plan:
-    """Everything decided about one optimized graph; `assemble` spells it out."""
-
-    schedule: Schedule
-    launches: list[Launch]
-    externals: dict[int, list[Tensor]]  # id of a cluster -> what it reads from memory, in slot order
-    places: dict[int, Place] = field(default_factory=dict[int, Place])  # serial -> place
-    inputs: Filling = field(default_factory=Filling)
-    outputs: Filling = field(default_factory=Filling)
-    constants: Filling = field(default_factory=Filling)
-    temporaries: dict[str, int] = field(default_factory=dict[str, int])  # array -> size
-    lifetimes: list[Lifetime] = field(default_factory=list[Lifetime])
-    pack_of: dict[int, int] = field(default_factory=dict[int, int])  # serial of a temporary -> of what it is a part of
-    scans: dict[int, ScanPlan] = field(default_factory=dict[int, "ScanPlan"])  # id of a cluster -> its body, planned
-
-    @property
-    def storage(self) -> Storage:
-        """What is stored."""
-        return self.schedule.storage
-
-    def nested(self) -> Iterator[Plan]:
-        """This plan and those of all bodies in it."""
-        yield self
-        for scan in self.scans.values():
-            yield from scan.plan.nested()
-
-    def dispatched(self) -> Iterator[tuple[Plan, Launch]]:
-        """The launch behind each dispatch of the Program, and the plan that it belongs to."""
-        for launch in self.launches:
-            scan = self.scans.get(id(launch.clusters[0]))
-            if scan is None:
-                yield self, launch
-            else:
-                yield from scan.plan.dispatched()
-
-    @property
-    def sizes(self) -> dict[str, int]:
-        """Elements of every array that is not persistent."""
-        return self.inputs.sizes | self.outputs.sizes | self.constants.sizes | self.temporaries
 
 
 def make_plan(

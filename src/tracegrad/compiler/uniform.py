@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NamedTuple, cast
 
-from tracegrad.compiler.places import Plan
+from tracegrad.compiler.plan import Plan
 from tracegrad.dtypes import TensorType
 from tracegrad.ir import Graph, Tensor
 from tracegrad.kernels.expr import Dynamic, Guard, Index, Quotient, Value, Var, atoms_of, walk

@@ -5,24 +5,28 @@ from __future__ import annotations
 import functools
 import inspect
 import itertools
-import weakref
 from collections.abc import Callable
 from contextvars import ContextVar, Token
 from heapq import heappop, heappush
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from tracegrad import ambient
 from tracegrad.errors import TraceError, TracegradError
-
-if TYPE_CHECKING:
-    from tracegrad.imperative.tensors import GradTensor
 
 Array = Any
 F = TypeVar("F", bound=Callable[..., Any])
 
 recording: ContextVar[bool] = ContextVar("tracegrad_recording", default=True)
 age = itertools.count(0, -1).__next__  # of records: the latest has the least
+
+
+class Leaf(Protocol):
+    """A tensor that gets a gradient."""
+
+    def accumulate(self, grad: Array) -> None:
+        """Add a cotangent to the gradient."""
+        ...
 
 
 class Record:
@@ -35,12 +39,12 @@ class Record:
 
     age: int
     pullback: Callable[[Array, tuple[Array, ...]], tuple[Array, ...]]
-    retained: weakref.ref[GradTensor] | None  # the tensor that keeps its gradient too
+    retained: Callable[[], Leaf | None] | None  # weakly, the tensor that keeps its gradient too
     saved: tuple[Array, ...]
-    sources: tuple[Record | GradTensor, ...]
+    sources: tuple[Record | Leaf, ...]
 
 
-def backward(root: Record | GradTensor, ct: Array) -> None:
+def backward(root: Record | Leaf, ct: Array) -> None:
     """Add the gradients of everything behind `root`, whose cotangent is `ct`, to the leaves."""
     if not isinstance(root, Record):
         root.accumulate(ct)

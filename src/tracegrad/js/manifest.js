@@ -1,5 +1,5 @@
 // program.json, checked before anything is made of it: the type of every part, and that every index, size and offset
-// stays inside what it points to. tracegrad/program_json.py is the Python twin.
+// stays inside what it points to. tracegrad/program.py is the Python twin.
 
 import { HYPER, PAIR, PERSISTENT, asSchedule, checkHypers, checkType, inputError, isRecord, mapped, need, parsed, prod, shown, within } from "./checks.js";
 

@@ -12,10 +12,10 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from tracegrad.dtypes import DType, f32
+from tracegrad.kernel_source import BoundLaunch
 from tracegrad.kernels.expr import Index, Value, Var, atoms_of, indices_of, walk
 from tracegrad.kernels.form import SIZE, Axis, Fold, Kernel, Product, Slot, Store, points
 from tracegrad.kernels.unroll import unroll
-from tracegrad.program import BoundLaunch
 from tracegrad.render.c import Function
 from tracegrad.render.c_product import limit_bits
 from tracegrad.render.gathered import Lay, gathered

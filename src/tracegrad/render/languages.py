@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from tracegrad.program import BoundLaunch
+from tracegrad.kernel_source import BoundLaunch
 from tracegrad.render.c_calls import render_c
 from tracegrad.render.numpy import render_numpy
 from tracegrad.render.wgsl import render_serial_wgsl, render_wgsl

@@ -12,10 +12,10 @@ from collections.abc import Sequence
 
 from tracegrad.dtypes import f32
 from tracegrad.ir import PRIMITIVES
+from tracegrad.kernel_source import BoundLaunch
 from tracegrad.kernels.expr import Value, Var
 from tracegrad.kernels.form import SIZE, Axis, Fold, Kernel, Product, Scatter, Store, points
 from tracegrad.kernels.unroll import unroll
-from tracegrad.program import BoundLaunch
 from tracegrad.render.layouts import blas_ready, collapse
 from tracegrad.render.numpy_arrays import Arrays
 from tracegrad.render.numpy_values import Values

@@ -10,11 +10,11 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from tracegrad.dtypes import f16
+from tracegrad.kernel_source import Binding, BoundLaunch, Shader
 from tracegrad.kernels.form import Axis, Fold, Kernel, Store, fold_batches, points
 from tracegrad.kernels.masks import behind_masks
 from tracegrad.kernels.tiling import GRID_X, Tiling, without_barriers, workgroup_arrays
 from tracegrad.lazy import dataclass
-from tracegrad.program import Binding, BoundLaunch, Shader
 from tracegrad.render.emit import Emitter, copied, decode
 from tracegrad.render.loops import Block, Loop, Statement, spelled, when
 from tracegrad.render.wgsl_loads import Access

@@ -9,7 +9,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from tracegrad.arrays import np
-from tracegrad.program import Binding, Buffer, Dispatch, Field, KernelSource, Needs, Program, Texts
+from tracegrad.kernel_source import Binding, KernelSource, Texts
+from tracegrad.program import Buffer, Dispatch, Field, Needs, Program
 from tracegrad.runtime.patterns import PERIOD, STRIDE, Kind
 from tracegrad.runtime.verify import Contents, Name, Trial
 

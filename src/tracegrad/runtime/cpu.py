@@ -21,9 +21,10 @@ from tracegrad.arrays import HAVE_NUMPY, need_numpy, np
 from tracegrad.dtypes import STORED
 from tracegrad.errors import DeviceError
 from tracegrad.jsontext import shown
+from tracegrad.kernel_source import KernelSource
 from tracegrad.kernels.form import SIZE, decided
 from tracegrad.lazy import dataclass
-from tracegrad.program import MARGIN, PERSISTENT, Buffer, Field, KernelSource, Program
+from tracegrad.program import MARGIN, PERSISTENT, Buffer, Field, Program
 from tracegrad.render.c import library_source
 from tracegrad.render.c_calls import CSource, FunctionStep, GatheredStep, Place, RunSize, Scratch, Spread, Step, View
 from tracegrad.render.c_engine import ENGINE

@@ -8,7 +8,7 @@ from typing import Any
 
 from tracegrad.arrays import np
 from tracegrad.dtypes import STORED
-from tracegrad.program import KernelSource
+from tracegrad.kernel_source import KernelSource
 from tracegrad.render.c_engine import ENGINE
 from tracegrad.runtime.arithmetic import Arithmetic, Begin
 from tracegrad.runtime.c_compiler import VARIABLE, Compiler

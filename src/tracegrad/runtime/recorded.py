@@ -15,8 +15,9 @@ from typing import Any, NamedTuple
 from tracegrad import safetensors
 from tracegrad.arrays import np
 from tracegrad.dtypes import f32
+from tracegrad.kernel_source import KernelSource
 from tracegrad.kernels.form import Kernel
-from tracegrad.program import KernelSource, Program
+from tracegrad.program import Program
 from tracegrad.runtime.bench import Bench
 from tracegrad.runtime.patterns import STRIDE, Patterns, drawn, kind_of
 from tracegrad.runtime.tolerance import EPS

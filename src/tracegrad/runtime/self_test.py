@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from tracegrad.program import Binding, Buffer, Dispatch, Field, KernelSource, Needs, Program, Texts
+from tracegrad.kernel_source import Binding, KernelSource, Texts
+from tracegrad.program import Buffer, Dispatch, Field, Needs, Program
 
 SELF_TEST = Program(
     kernels=(

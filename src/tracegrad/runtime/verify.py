@@ -15,9 +15,9 @@ from typing import Any, NamedTuple, cast
 
 from tracegrad.arrays import np
 from tracegrad.dtypes import f16
+from tracegrad.kernel_source import KernelSource
 from tracegrad.kernels.expr import Dynamic, atoms_of, indices_of, walk
 from tracegrad.kernels.form import Kernel, Slot
-from tracegrad.program import KernelSource
 from tracegrad.runtime.inexact import TRIES, Decided, Inexact, decided
 from tracegrad.runtime.patterns import STRIDE, Kind, Patterns, kind_of
 from tracegrad.runtime.points import Points, Read, Written, chosen, left_out

@@ -10,8 +10,9 @@ from weakref import WeakValueDictionary
 
 from tracegrad.arrays import np
 from tracegrad.errors import CompileError, DeviceError
+from tracegrad.kernel_source import KernelSource
 from tracegrad.lazy import dataclass
-from tracegrad.program import PERSISTENT, Buffer, Field, KernelSource, Program
+from tracegrad.program import PERSISTENT, Buffer, Field, Program
 from tracegrad.runtime.calls import processors
 from tracegrad.runtime.wgpu_calls import BoundDispatch, Calls, Commands, Copy, device_error
 from tracegrad.runtime.wgpu_rings import (

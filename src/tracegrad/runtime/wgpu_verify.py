@@ -12,7 +12,8 @@ from typing import Any, Protocol
 
 from tracegrad.arrays import np
 from tracegrad.errors import CompileError, DeviceError, DeviceLostError
-from tracegrad.program import KernelSource, Program
+from tracegrad.kernel_source import KernelSource
+from tracegrad.program import Program
 from tracegrad.runtime.base import Batch
 from tracegrad.runtime.bench import Bench, movers
 from tracegrad.runtime.verdicts import RIGHT, Verdicts, key_of

@@ -1,13 +1,16 @@
-"""What `fit` draws batches from: arrays that it shuffles and cuts itself, or an iterable that gives batches."""
+"""What `fit` draws batches from, whole arrays or an iterable, and where it stands in them, for checkpoints."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, cast
 
+from tracegrad import safetensors
 from tracegrad.arrays import np
 from tracegrad.engine.inputs import as_array
 from tracegrad.errors import InputError
+from tracegrad.refusals import shown
 from tracegrad.shapes import whole
 
 DEFAULT = 32  # examples of a batch where neither `fit` nor `inputs` says how many
@@ -153,3 +156,41 @@ def checked_count(name: str, value: int) -> None:
     """InputError unless it is an integer of at least 1."""
     if (whole(value) or 0) < 1:
         raise InputError.here(f"fit: {name} must be an integer of at least 1, got {value!r}")
+
+
+class Position:
+    """Where a `fit` stands, for checkpoints: the pass under way, the steps before it, its batches that are done.
+
+    key: of shuffling. size: how many examples and batches the data have, where that can be known.
+    """
+
+    def __init__(self, epoch: int, first: int, key: tuple[int, int], size: list[int] | None = None, done: int = 0):
+        self.epoch, self.first, self.key, self.size, self.done = epoch, first, key, size, done
+
+    @property
+    def steps(self) -> int:
+        """How many the training has done."""
+        return self.first + self.done
+
+    def at(self, steps: int) -> str | None:
+        """Text for a checkpoint after so many steps; None if some were no steps of `fit`, or it was loaded or reset."""
+        text = json.dumps({"epoch": self.epoch, "batch": self.done, "key": self.key, "size": self.size})
+        return text if steps == self.steps else None
+
+    @staticmethod
+    def read(path: Any) -> Position:
+        """The one that a checkpoint has; its first step is known when that is loaded."""
+        text = safetensors.read(path).metadata.get("fit")
+        if text is None:
+            raise InputError.here(
+                f"fit: {path} was not saved while fit ran, or steps were taken by hand since; "
+                "use train.load(path), then fit"
+            )
+        try:
+            d = json.loads(text)
+            numbers = [d["epoch"], d["batch"], *d["key"], *(d["size"] or ())]
+            if not all(whole(n) is not None and n >= 0 for n in numbers) or len(d["key"]) != 2 or d["epoch"] < 1:
+                raise ValueError
+        except (ValueError, KeyError, TypeError):
+            raise InputError.here(f"fit: {path} is damaged: 'fit' in its metadata is {shown(text)}") from None
+        return Position(d["epoch"], 0, (d["key"][0], d["key"][1]), d["size"], d["batch"])

@@ -2,25 +2,20 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
-from tracegrad import safetensors
 from tracegrad.engine.results import Completed, Pending, StepResult
 from tracegrad.errors import InputError
 from tracegrad.lr import Plateau
 from tracegrad.refusals import shown
-from tracegrad.shapes import whole
-from tracegrad.training.data import Rows, as_inputs, checked_count, from_arguments, rows, whole_arrays
+from tracegrad.training.data import Position, Rows, as_inputs, checked_count, from_arguments, rows, whole_arrays
 from tracegrad.training.history import FitState, History, Stop
 from tracegrad.training.progress import Log, Progress
+from tracegrad.training.training import Training
 from tracegrad.training.validation import Validation
-
-if TYPE_CHECKING:
-    from tracegrad.training.compiled import CompiledTraining
 
 Hook = Callable[[FitState], object]
 
@@ -29,53 +24,15 @@ class Options:
     """The arguments of `fit` that are not data."""
 
     def __init__(
-        self, epochs: int, steps: int | None, evaluate: Callable[[CompiledTraining], Mapping[str, float]] | None,
+        self, epochs: int, steps: int | None, evaluate: Callable[[Any], Mapping[str, float]] | None,
         every: int | None, schedule: Any, hooks: Mapping[str, Sequence[Hook]],
     ):  # fmt: skip
         self.epochs, self.steps, self.evaluate, self.every, self.hooks = epochs, steps, evaluate, every, hooks
         self.schedule = schedule
 
 
-class Position:
-    """Where a `fit` stands, for checkpoints: the pass under way, the steps before it, its batches that are done.
-
-    key: of shuffling. size: how many examples and batches the data have, where that can be known.
-    """
-
-    def __init__(self, epoch: int, first: int, key: tuple[int, int], size: list[int] | None = None, done: int = 0):
-        self.epoch, self.first, self.key, self.size, self.done = epoch, first, key, size, done
-
-    @property
-    def steps(self) -> int:
-        """How many the training has done."""
-        return self.first + self.done
-
-    def at(self, steps: int) -> str | None:
-        """Text for a checkpoint after so many steps; None if some were no steps of `fit`, or it was loaded or reset."""
-        text = json.dumps({"epoch": self.epoch, "batch": self.done, "key": self.key, "size": self.size})
-        return text if steps == self.steps else None
-
-    @staticmethod
-    def read(path: Any) -> Position:
-        """The one that a checkpoint has; its first step is known when that is loaded."""
-        text = safetensors.read(path).metadata.get("fit")
-        if text is None:
-            raise InputError.here(
-                f"fit: {path} was not saved while fit ran, or steps were taken by hand since; "
-                "use train.load(path), then fit"
-            )
-        try:
-            d = json.loads(text)
-            numbers = [d["epoch"], d["batch"], *d["key"], *(d["size"] or ())]
-            if not all(whole(n) is not None and n >= 0 for n in numbers) or len(d["key"]) != 2 or d["epoch"] < 1:
-                raise ValueError
-        except (ValueError, KeyError, TypeError):
-            raise InputError.here(f"fit: {path} is damaged: 'fit' in its metadata is {shown(text)}") from None
-        return Position(d["epoch"], 0, (d["key"][0], d["key"][1]), d["size"], d["batch"])
-
-
 def fit(
-    train: CompiledTraining, data: Any, x: Any, y: Any, batch_size: int | None, shuffle: bool, validation: Any,
+    train: Training, data: Any, x: Any, y: Any, batch_size: int | None, shuffle: bool, validation: Any,
     metrics: Any, progress: bool, log: Any, resume: Any, callbacks: Any, options: Options,
 ) -> History:  # fmt: skip
     """`CompiledTraining.fit`, which says what the arguments are; a single array is a tuple of one."""
@@ -109,7 +66,7 @@ def fit(
     return loop.history
 
 
-def _steps(train: CompiledTraining) -> int:
+def _steps(train: Training) -> int:
     """All that the training has done, of all its losses."""
     return train.store.call(lambda session, stepper: sum(s.counter for s in stepper.together))
 
@@ -124,9 +81,7 @@ def _size(data: Rows | Iterable[Any]) -> list[int] | None:
         return None
 
 
-def _check(
-    train: CompiledTraining, batch_size: Any, validation: Any, metrics: Any, callbacks: Any, options: Options
-) -> None:
+def _check(train: Training, batch_size: Any, validation: Any, metrics: Any, callbacks: Any, options: Options) -> None:
     """Arguments that can be judged alone; the hooks of callbacks join the others."""
     checked_count("epochs", options.epochs)
     for name, value in (("steps", options.steps), ("every", options.every), ("batch_size", batch_size)):
@@ -150,7 +105,7 @@ def _check(
         )
 
 
-def _schedule(train: CompiledTraining, given: Any) -> tuple[str, ...]:
+def _schedule(train: Training, given: Any) -> tuple[str, ...]:
     """Which loss each step takes, in turns; () where there is one loss."""
     losses = [name for name in train.store.steppers if name]
     example = f"schedule={tuple(losses)!r}"
@@ -191,7 +146,7 @@ def _hooks(given: Mapping[str, Any], callbacks: Any, measured: bool) -> dict[str
 
 
 def _sources(
-    train: CompiledTraining, data: Any, x: Any, y: Any, batch_size: int | None, key: Any, validation: Any
+    train: Training, data: Any, x: Any, y: Any, batch_size: int | None, key: Any, validation: Any
 ) -> tuple[Rows | Iterable[Any], Rows | Iterable[Any] | None]:
     """What to train on, and what to validate by."""
     types = train.input_types
@@ -231,7 +186,7 @@ class _Loop:
     """One `fit`. Hooks are called before the next step is queued; what they do not look at is not waited for."""
 
     def __init__(
-        self, train: CompiledTraining, options: Options, validate: Validation | None, log: Log, progress: Progress,
+        self, train: Training, options: Options, validate: Validation | None, log: Log, progress: Progress,
         where: Position,
     ):  # fmt: skip
         self.train, self.options, self.validate, self.log, self.progress = train, options, validate, log, progress

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from tracegrad.arrays import np
 from tracegrad.engine.knobs import Knobs
 from tracegrad.engine.results import Pending, StepResult
 from tracegrad.errors import InputError
 from tracegrad.lr import starting_at
-
-if TYPE_CHECKING:
-    from tracegrad.training.compiled import CompiledTraining
+from tracegrad.training.training import Training
 
 
 class History:
@@ -94,7 +92,7 @@ class FitState:
     __slots__ = ("_knobs", "_pending", "_settle", "_stop", "epoch", "metrics", "train")
 
     def __init__(
-        self, train: CompiledTraining, epoch: int, pending: Pending[StepResult] | None, knobs: Knobs,
+        self, train: Training, epoch: int, pending: Pending[StepResult] | None, knobs: Knobs,
         metrics: Mapping[str, Any], stop: Stop, settle: Callable[[], History],
     ):  # fmt: skip
         self.train, self.epoch, self.metrics = train, epoch, metrics

@@ -5,17 +5,15 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from inspect import signature
-from typing import TYPE_CHECKING, Any, NamedTuple, cast
+from typing import Any, NamedTuple, cast
 
 from tracegrad.ambient import require
 from tracegrad.arrays import np
 from tracegrad.engine.forward import CompiledForward
 from tracegrad.errors import InputError
 from tracegrad.training.data import Rows, as_inputs
+from tracegrad.training.training import Training
 from tracegrad.training.whole import JOINED
-
-if TYPE_CHECKING:
-    from tracegrad.training.compiled import CompiledTraining
 
 
 class _Joined(NamedTuple):
@@ -28,7 +26,7 @@ class _Joined(NamedTuple):
 class Validation:
     """Runs the loss on held-out batches. States that it writes are put back."""
 
-    def __init__(self, train: CompiledTraining, data: Rows | Iterable[Any], metrics: Mapping[str, Callable[..., Any]]):
+    def __init__(self, train: Training, data: Rows | Iterable[Any], metrics: Mapping[str, Callable[..., Any]]):
         self.train, self.data, self.metrics = train, data, metrics
         self._forwards: dict[tuple[tuple[int, ...], ...], CompiledForward] = {}
         self._joined: dict[str, _Joined] = {}  # metrics that are no means over batches
