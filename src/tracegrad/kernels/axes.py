@@ -1,4 +1,4 @@
-"""The axes of a kernel: the natural ones of what it computes, then split and merged until its indices are simple."""
+"""The axes of a kernel: taken from the value it computes, then split and merged until its indices are simple."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def natural_domain(c: Cluster) -> Domain:
     if c.kind == "product":
         k = t.inputs[0].shape[-1]
         m, n = t.shape[-2:]
-        first = t.ndim - t.inputs[0].ndim  # behind the axis of parts
+        first = t.ndim - t.inputs[0].ndim  # after the axis of parts
         groups = (("part", t.shape[:first]), ("b", t.shape[first:-2]), ("m", (m,)), ("n", (n,)), ("k", (k,)))
         return Domain(tuple([(g, axes(n)) for g, n in groups]))
     if c.kind == "scatter":
@@ -91,7 +91,7 @@ def split_axes(kernel: Kernel, domain: Domain) -> Domain | None:
 
 
 def merge_axes(kernel: Kernel, domain: Domain) -> Domain | None:
-    """Merge neighbouring axes that every index treats as one; None if there are none."""
+    """Merge neighbouring axes that every index treats as one; return None if there are none."""
     indices = all_indices(kernel)
     nested = [atom.index for index in indices for atom in atoms_of(index) if isinstance(atom, Quotient)]
     coefficients = [{a.name: c for a, c in x.terms if isinstance(a, Var)} for x in (*indices, *nested)]

@@ -1,4 +1,4 @@
-"""Clusters: what one kernel computes, and which of them fit together."""
+"""Clusters: the stored nodes that one kernel computes, and the rule that says which clusters can merge."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from tracegrad.kernels.form import Limit
 from tracegrad.kernels.stored import COMPUTED
 from tracegrad.lazy import dataclass
 
-# Why two clusters do not fit together.
+# Reasons why two clusters do not fit together.
 OTHER_POINTS = "they compute different numbers of points"
 OTHER_ROWS = "they fold rows of different shapes"
 TWO_FOLDS = "a kernel has one product, one scatter, or folds of one shape"
@@ -30,16 +30,16 @@ class Cluster:
     rows: int
     length: int
     members: int  # bit set of serial positions
-    ancestors: int = 0  # bit set of everything it depends on, through whole clusters
-    outs: list[Tensor] = field(default_factory=list[Tensor])  # nodes that others read, or that the program delivers
-    scalars: list[Tensor] = field(default_factory=list[Tensor])  # of another kernel, computed here once more
-    runs: bool = True  # False where every reader computes its nodes once more
-    depth: int = 0  # of what is inlined, at most
+    ancestors: int = 0  # bit set of all nodes that the cluster depends on, through whole clusters
+    outs: list[Tensor] = field(default_factory=list[Tensor])  # nodes that other clusters or the program's caller read
+    scalars: list[Tensor] = field(default_factory=list[Tensor])  # nodes of another kernel, recomputed here
+    runs: bool = True  # False where every reader recomputes the nodes
+    depth: int = 0  # of inlined ops, at most
     limits: tuple[Limit, ...] = ()  # of a product
 
     @property
     def computes(self) -> list[Tensor]:
-        """All that the kernel computes."""
+        """All nodes that the kernel computes: the scalars that it recomputes, then its own."""
         return [*self.scalars, *self.nodes]
 
     @property
@@ -49,7 +49,7 @@ class Cluster:
 
 
 def own_point(size: int, q: int | None, c: Cluster, inner: bool) -> bool:
-    """Is a value of `size`, read at e // q, the one of the reader's own point or own row?"""
+    """Return whether a value of `size`, read at e // q, is read at the reader's own point or own row."""
     if not inner:
         return q == 1 and size == c.rows
     if c.length == 1:
@@ -62,7 +62,7 @@ def columns_of(c: Cluster) -> object:
 
 
 def common_domain(a: Cluster, b: Cluster) -> tuple[str, int, int] | str:
-    """Kind, rows and length of the merged cluster; where the two do not fit, the rule that says so."""
+    """Return kind, rows and length of the merged cluster, or the rule by which the two do not fit."""
     kinds = {a.kind, b.kind}
     if kinds == {"points"}:
         return ("points", a.rows, 1) if a.rows == b.rows else OTHER_POINTS

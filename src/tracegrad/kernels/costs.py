@@ -1,7 +1,7 @@
-"""What a kernel has to do at least: floating-point operations, and bytes from and to memory.
+"""The least work that a kernel does: floating-point operations, and bytes read from and written to memory.
 
-Every element of memory counts once, however many threads load it, and every value once at each point it is computed
-at: what is left when caches, tiles and common subexpressions work perfectly. Integer arithmetic (indices, the bits of
+Every element of memory counts once, however many threads load it. Every value counts once at each point where it is
+computed. So the counts assume perfect caches, tiles and common subexpressions. Integer arithmetic (indices, the bits of
 random numbers) counts nothing.
 """
 
@@ -27,22 +27,22 @@ class Cost:
         return Cost(self.flops + other.flops, self.read + other.read, self.written + other.written)
 
     def repeated(self, times: int) -> Cost:
-        """The cost of running so often."""
+        """Return the cost of running `times` times."""
         return Cost(times * self.flops, times * self.read, times * self.written)
 
     @property
     def bytes(self) -> int:
-        """Read and written."""
+        """Bytes read and written."""
         return self.read + self.written
 
     @property
     def intensity(self) -> float:
-        """Floating-point operations a byte."""
+        """Floating-point operations per byte."""
         return self.flops / self.bytes if self.bytes else 0.0
 
 
 def cost_of(kernel: Kernel, sizes: Sequence[int]) -> Cost:
-    """The cost of one run. sizes: elements of what each slot that is read holds, in the order of the slots."""
+    """Return the cost of one run. sizes: the elements in each slot that is read, in the order of the slots."""
     count = _Counting(kernel)
     for s in kernel.body:
         count.store(s) if isinstance(s, Store) else count.fold(s)
@@ -53,7 +53,7 @@ def cost_of(kernel: Kernel, sizes: Sequence[int]) -> Cost:
 
 
 class _Counting:
-    """Counts statement by statement; a value that several of them share counts once."""
+    """Counts statement by statement; a value that several statements share counts once."""
 
     def __init__(self, kernel: Kernel) -> None:
         self.kernel = kernel
@@ -62,7 +62,7 @@ class _Counting:
         self.flops = 0
         self.stores: dict[int, int] = {}  # slot -> elements written
         self.loads: dict[int, dict[Index, int]] = {}  # slot -> index -> elements it reaches
-        self.axes: dict[Value, frozenset[str]] = {}  # those that a value depends on; of all values counted so far
+        self.axes: dict[Value, frozenset[str]] = {}  # the axes that a value depends on, for all values counted so far
 
     def store(self, s: Store) -> None:
         computed = [atom.value for atom, _ in s.index.terms if isinstance(atom, Dynamic)]
@@ -93,7 +93,7 @@ class _Counting:
 
     @property
     def results(self) -> int:
-        """Outer points whose values anybody reads."""
+        """The number of outer points whose values have a reader."""
         p = self.kernel.product
         if p is None:
             return self.kernel.rows
@@ -105,7 +105,7 @@ class _Counting:
         return self.kernel.rows * self.kernel.length
 
     def values(self, roots: Iterable[Value], times: int | None = None) -> None:
-        """Count what `roots` are made of, each value `times`, or at every point of its level."""
+        """Count all values that `roots` are computed from, each `times`, or at every point of its level."""
         for v in walk(roots):
             if v in self.axes:
                 continue
@@ -119,13 +119,13 @@ class _Counting:
                 self.flops += self.points_of(v) if times is None else times
 
     def points_of(self, v: Value) -> int:
-        """At how many points a value of a fold or an epilogue is computed."""
+        """Return at how many points a value of a fold or an epilogue is computed."""
         if not self.axes[v] & self.inner:
             return self.kernel.rows
         return self.kernel.length if self.kernel.uniform else self.everywhere
 
     def axes_of(self, index: Index) -> frozenset[str]:
-        """The axes that an index depends on, through computed indices too."""
+        """Return the axes that an index depends on, through computed indices too."""
         atoms = list(atoms_of(index))
         direct = {a.name for a in atoms if isinstance(a, Var)}
         return frozenset(direct).union(*(self.axes[a.value] for a in atoms if isinstance(a, Dynamic)))

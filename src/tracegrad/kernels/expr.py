@@ -29,7 +29,7 @@ class Var:
 
 
 class Quotient:
-    """`index // d` or, when `mod`, `index % d`, that no rule could simplify."""
+    """`index // d` or, if `mod`, `index % d`, which no rule could simplify."""
 
     __slots__ = ("d", "hi", "index", "lo", "mod", "order")
 
@@ -141,7 +141,7 @@ class Space:
 
     # indices
     def var(self, name: str, size: int) -> Index:
-        """The variable `name` in [0, size); 0 if it can be nothing else."""
+        """Return the variable `name` in [0, size), or 0 if size is 1."""
         if size == 1:
             return self.number(0)
         atom = self._atoms.get(name)
@@ -150,11 +150,11 @@ class Space:
         return self.index({atom: 1}, 0)
 
     def number(self, n: int) -> Index:
-        """A constant index."""
+        """Return a constant index."""
         return self.index({}, n)
 
     def index(self, terms: dict[Atom, int], const: int) -> Index:
-        """The interned normal form of a linear combination."""
+        """Return the interned normal form of a linear combination."""
         terms = {a: c for a, c in terms.items() if c}
         for atom, c in terms.items():
             if isinstance(atom, Quotient) and atom.mod:  # c*(y % d) + c*d*(y // d)  ->  c*y
@@ -170,12 +170,12 @@ class Space:
         return found
 
     def _whole(self, x: Index, d: int) -> Atom | None:
-        """The atom that x // d is, if it is one."""
+        """Return the atom that equals x // d, or None if no single atom does."""
         q = self.floordiv(x, d)
         return q.terms[0][0] if len(q.terms) == 1 and q.terms[0][1] == 1 and not q.const else None
 
     def dynamic(self, value: Value, size: int) -> Index:
-        """A computed integer as an index into `size` elements."""
+        """Return a computed integer as an index into `size` elements."""
         key = (value, size)
         atom = self._atoms.get(key)
         if atom is None:
@@ -190,13 +190,13 @@ class Space:
         return self.index({atom: 1}, 0)
 
     def _split(self, x: Index, d: int) -> tuple[Index, Index]:
-        """x = d*q + r with r as small as the coefficients allow."""
+        """Write x = d*q + r with r as small as the coefficients allow."""
         q = {a: c // d for a, c in x.terms if c % d == 0}
         r = {a: c for a, c in x.terms if c % d}
         return self.index(q, x.const // d), self.index(r, x.const % d)
 
     def _scaled(self, x: Index, d: int) -> tuple[int, Index, Index] | None:
-        """x = g*y + small with 0 <= small < g and g dividing d, if such a g exists."""
+        """Write x = g*y + small with 0 <= small < g and g dividing d, if such a g exists."""
         for g in sorted({math.gcd(c, d) for _, c in x.terms} - {1}, reverse=True):
             small = self.index({a: c for a, c in x.terms if c % g}, x.const % g)
             if small.lo >= 0 and small.hi < g:
@@ -234,7 +234,7 @@ class Space:
         return self._quotient(r, d, True)
 
     def guard(self, index: Operand, lo: int, hi: int, step: int) -> Guard | bool:
-        """The interned condition, or its value if bounds decide it."""
+        """Return the interned condition, or True or False if bounds decide it."""
         if isinstance(index, int):
             return lo <= index < hi and index % step == 0
         if index.hi < lo or index.lo >= hi:
@@ -251,7 +251,7 @@ class Space:
 
     # values
     def value(self, op: str, dtype: DType, arg: Any = None, args: tuple[Value, ...] = (), key: Any = None) -> Value:
-        """The interned value."""
+        """Return the interned value."""
         full = (op, dtype.name, key if key is not None else arg, args)
         found = self._values.get(full)
         if found is None:
@@ -259,26 +259,26 @@ class Space:
         return found
 
     def load(self, slot: int, index: Index, dtype: DType) -> Value:
-        """Element `index` of a slot."""
+        """Return the value of element `index` of a slot."""
         return self.value("load", dtype, (slot, index))
 
     def const(self, number: bool | int | float, dtype: DType) -> Value:
-        """A literal; keyed by its text, which tells 0.0 from -0.0 and knows nan."""
+        """Return a literal. Its text is the key, so 0.0 differs from -0.0, and nan equals nan."""
         return self.value("const", dtype, number, key=repr(number))
 
     def of_index(self, index: Index) -> Value:
-        """An index as an i32 value."""
+        """Return an index as an i32 value."""
         return self.const(index.const, i32) if not index.terms else self.value("index", i32, index)
 
     def inside(self, guards: Sequence[Guard], value: Value) -> Value:
-        """`value` where all guards hold, else 0."""
+        """Return `value` where all guards hold, else 0."""
         if not guards:
             return value
         return self.value("inside", value.dtype, tuple(dict.fromkeys(guards)), (value,))
 
 
 def unravel(flat: Index, shape: Sequence[int]) -> tuple[Index, ...]:
-    """Row-major coordinates of a flat index."""
+    """Return the row-major coordinates of a flat index."""
     out: list[Index] = []
     stride = math.prod(shape)
     for n in shape:
@@ -288,7 +288,7 @@ def unravel(flat: Index, shape: Sequence[int]) -> tuple[Index, ...]:
 
 
 def ravel(coordinates: Sequence[Index], shape: Sequence[int], space: Space) -> Index:
-    """Row-major flat index of coordinates."""
+    """Return the row-major flat index of coordinates."""
     terms: dict[Atom, int] = {}
     const, stride = 0, 1
     for i, n in zip(reversed(coordinates), reversed(shape)):
@@ -302,9 +302,9 @@ def ravel(coordinates: Sequence[Index], shape: Sequence[int], space: Space) -> I
 def regroup(
     coordinates: Sequence[Index], shape: Sequence[int], target: Sequence[int], space: Space
 ) -> tuple[Index, ...]:
-    """Coordinates in `shape` as coordinates in `target`, matching axes group by group of equal products.
+    """Convert coordinates in `shape` to coordinates in `target`, matching groups of axes with equal products.
 
-    One flat index for everything would give div and mod over the whole size, and loads that no bound can simplify.
+    One flat index over all axes would need div and mod over the whole size, and no bound could simplify its loads.
     """
     src = [(i, n) for i, n in zip(coordinates, shape) if n != 1]
     out: list[Index] = []
@@ -334,7 +334,7 @@ def regroup(
 
 
 def walk(roots: Iterable[Value]) -> Iterator[Value]:
-    """Every value that `roots` are made of, operands first, each once; values inside indices too."""
+    """Yield every value that `roots` are computed from, operands first, each once; also the values inside indices."""
     seen: set[Value] = set()
     stack: list[tuple[Value, bool]] = [(r, False) for r in roots]
     while stack:
@@ -352,7 +352,7 @@ def walk(roots: Iterable[Value]) -> Iterator[Value]:
 
 
 def indices_of(v: Value) -> list[Index]:
-    """The indices a value uses directly."""
+    """Return the indices that a value uses directly."""
     if v.op == "load":
         return [v.arg[1]]
     if v.op == "index":
@@ -363,7 +363,7 @@ def indices_of(v: Value) -> list[Index]:
 
 
 def atoms_of(index: Index) -> Iterator[Atom]:
-    """All atoms of an index, those inside quotients too."""
+    """Yield all atoms of an index, also the atoms inside quotients."""
     for atom, _ in index.terms:
         yield atom
         if isinstance(atom, Quotient):
@@ -371,7 +371,7 @@ def atoms_of(index: Index) -> Iterator[Atom]:
 
 
 def evaluate_index(index: Index, env: Mapping[str, int]) -> int:
-    """Its value by Python integers: what the normal form is tested against."""
+    """Evaluate an index with Python integers; tests compare the normal form with the result."""
     total = index.const
     for atom, c in index.terms:
         if isinstance(atom, Var):

@@ -18,30 +18,30 @@ from tracegrad.ir import Primitive
 from tracegrad.kernels.expr import Index, Value, walk
 from tracegrad.lazy import dataclass
 
-SIZE = "extent_n"  # how texts call the size of a run
+SIZE = "extent_n"  # the name of a run's size in generated code
 
 
 class UnsizedError(TracegradError):
-    """Something that no run can decide: the program is compiled for each size instead."""
+    """Raised where code needs a fixed size instead of an extent: the program is then compiled for each size."""
 
 
 class Extent(int):
-    """`per` for each of a run's size. As a number it is what it comes to at the capacity.
+    """An extent of `per` points for each unit of a run's size. As a number, it is the extent at the capacity.
 
-    It may be compared, and multiplied by what is fixed. Whatever else is done with it would lose that it varies.
+    Comparing an Extent, or multiplying it by a fixed number, keeps `per`. Any other arithmetic would lose it.
     """
 
     per: int
 
     @staticmethod
     def of(capacity: int, per: int) -> Extent:
-        """`per` times the size, which is `capacity` at most."""
+        """Return the extent of `per` times the size; the size is at most `capacity`."""
         made = Extent(capacity * per)
         made.per = per
         return made
 
     def at(self, size: int) -> int:
-        """What it comes to."""
+        """Return the extent in a run of this size."""
         return self.per * size
 
     def __mul__(self, other: int) -> Extent:
@@ -54,7 +54,7 @@ class Extent(int):
     __rmul__ = __mul__
 
     def __eq__(self, other: object) -> bool:
-        """A fixed extent that happens to be as large is another one."""
+        """Return whether two extents are the same; a fixed extent of equal length is another one."""
         return isinstance(other, Extent) and int(self) == int(other) and self.per == other.per
 
     def __ne__(self, other: object) -> bool:
@@ -80,20 +80,20 @@ class Extent(int):
 
 
 def decided(n: int, size: int) -> int:
-    """An extent in a run of some size."""
+    """Return an extent in a run of this size, as a plain number."""
     return n.at(size) if isinstance(n, Extent) else n
 
 
 @dataclass(frozen=True, slots=True)
 class Axis:
-    """A loop variable and its size, which is an Extent where a run decides."""
+    """A loop variable and its size, which is an Extent if the size of a run decides it."""
 
     name: str
     size: int
 
 
 def points(axes: Iterable[Axis]) -> int:
-    """How many points some axes have together."""
+    """Return the number of points that the axes span."""
     return math.prod([a.size for a in axes])
 
 
@@ -109,9 +109,9 @@ class Slot:
 
 @dataclass(frozen=True, slots=True)
 class Limit:
-    """Of a product's points, only those with `low` <= `high` count: names of two of its coordinates m, n and k.
+    """Restricts a product to the points with `low` <= `high`: the names of two of its coordinates m, n and k.
 
-    All others add zero or, if the two are m and n, belong to results without readers.
+    All other points add zero or, if the two coordinates are m and n, belong to results without readers.
     """
 
     low: str
@@ -119,13 +119,13 @@ class Limit:
 
     @property
     def of_results(self) -> bool:
-        """Does it limit the results, not what they are sums of?"""
+        """True if the limit concerns results, rather than the terms that they sum."""
         return "k" not in (self.low, self.high)
 
     def left(self, sizes: Mapping[str, int]) -> int:
-        """How many points count, of all that coordinates of these sizes have."""
+        """Return how many points satisfy the limit, among coordinates of these sizes."""
         low, high = sizes[self.low], sizes[self.high]
-        first = min(low, high)  # values of `high` for which not all of `low` count
+        first = min(low, high)  # values of `high` for which only some values of `low` satisfy the limit
         return (first * (first + 1) // 2 + (high - first) * low) * (math.prod(sizes.values()) // (low * high))
 
 
@@ -139,7 +139,7 @@ class Product:
     m: tuple[Axis, ...]
     n: tuple[Axis, ...]
     limits: tuple[Limit, ...] = ()
-    part: int = 0  # so many k are summed at a time, if not all; the outermost axes of the batch count the parts
+    part: int = 0  # how many k to sum at a time, 0 for all; the outermost axes of the batch count the parts
     parts: int = 1
 
 
@@ -160,12 +160,12 @@ class Fold:
     prim: Primitive
     value: Value
     product: Product | None = None
-    scatter: Scatter | None = None  # with a product besides: of 1 where target == row, and the update
+    scatter: Scatter | None = None  # with a product besides: the one-hot of target == row, and the update
 
 
 @dataclass(frozen=True, slots=True)
 class Store:
-    """slot[index] = value; `inner` tells whether for each point of the row or once a row."""
+    """slot[index] = value: for each point of the row if `inner`, else once a row."""
 
     slot: int
     index: Index
@@ -185,7 +185,7 @@ class Kernel:
     slots: tuple[Slot, ...]
     body: tuple[Statement, ...]
     label: str
-    uniform: bool = False  # its folds are the same for all outer points: a workgroup computes them once
+    uniform: bool = False  # the folds are the same for all outer points: a workgroup computes them once
 
     @property
     def rows(self) -> int:
@@ -194,17 +194,17 @@ class Kernel:
 
     @property
     def length(self) -> int:
-        """Number of points folded for each of them, at most."""
+        """The most points that are folded for one outer point."""
         return (self.product.part if self.product else 0) or points(self.inner)
 
     @property
     def work(self) -> int:
-        """Points computed in all."""
-        rows, length = int(self.rows), int(self.length)  # at the capacity, where a run decides
+        """The number of points computed in all."""
+        rows, length = int(self.rows), int(self.length)  # at the capacity, if the size of a run decides
         return rows + length if self.uniform else rows * length
 
     def loaded(self, v: Value) -> DType:
-        """What the memory that a load reads holds: an f32 may lie there in half precision."""
+        """Return the type in memory of a loaded value: an f32 can be stored in half precision."""
         slot: int = v.arg[0]
         return self.slots[slot].dtype
 
@@ -215,7 +215,7 @@ class Kernel:
 
 
 def fold_batches(kernel: Kernel) -> list[list[Fold]]:
-    """Folds in order; neighbours that do not need each other's results share a loop."""
+    """Group the folds in order; neighbours that do not need each other's results share a loop."""
     out: list[list[Fold]] = []
     for s in kernel.body:
         if isinstance(s, Fold):
@@ -227,12 +227,12 @@ def fold_batches(kernel: Kernel) -> list[list[Fold]]:
 
 
 def _uses_local(v: Value, name: str) -> bool:
-    """Does `v` depend on the fold `name`?"""
+    """Return whether `v` depends on the fold `name`."""
     return any(x.op == "local" and x.arg == name for x in walk([v]))
 
 
 def sized(kernel: Kernel, extents: Mapping[str, int]) -> Kernel:
-    """The kernel with other extents of some axes, such as those that a run decides."""
+    """Return the kernel with other extents of some axes, for instance those that the size of a run decides."""
 
     def axes(given: Sequence[Axis]) -> tuple[Axis, ...]:
         return tuple([Axis(a.name, extents.get(a.name, a.size)) for a in given])

@@ -16,9 +16,9 @@ from tracegrad.kernels.stored import COMPUTED, DEEPEST
 from tracegrad.kernels.triangles import Triangles
 from tracegrad.tuning import RECOMPUTED
 
-MAX_BUFFERS = 8  # storage buffers that every WebGPU device lets a kernel touch
+MAX_BUFFERS = 8  # storage buffers that a kernel can bind on every WebGPU device
 
-# Why two clusters that fit together do not become one.
+# Reasons why two clusters over the same points do not merge.
 COMPARED = "the value is compared with itself, so all its readers must load the same number"
 PACKED = "the value is read as a part of an array, from memory"
 ELSEWHERE = "the value is read at other points than the reader's own"
@@ -31,11 +31,11 @@ NESTED = f"the kernel would nest more than {DEEPEST} ops"
 class Schedule:
     """Clusters of a graph, in an order in which they can run.
 
-    refused: the rule that kept a stored node out of the kernel of its reader, by their serials.
+    refused: serials of a stored node and its reader -> the rule that kept the two in different kernels.
     """
 
     def __init__(self, storage: Storage) -> None:
-        """`storage` is settled: see passes.place."""
+        """Fuse the clusters of a `storage` that passes.place has settled."""
         self.storage, self.reads = storage, storage.reads
         self.bit = {t.serial: 1 << k for k, t in enumerate(storage.members)}
         self.owner: dict[int, Cluster] = {}
@@ -60,7 +60,7 @@ class Schedule:
             self.owner[t.serial] = c
             for serial in sorted(self.reads[t.serial].stored, reverse=True):
                 producer, consumer = self.owner.get(serial), self.owner[t.serial]
-                if producer is None or producer is consumer:  # a pack or an item, or in the kernel already
+                if producer is None or producer is consumer:  # a pack or an item, or already in this kernel
                     continue
                 merged = self._merge(producer, consumer)
                 if isinstance(merged, str):
@@ -81,13 +81,13 @@ class Schedule:
         elif t.prim.family == "product":
             kind, length = "product", t.attrs.get("part", t.inputs[0].shape[-1])
         elif t.prim.family == "scan":
-            kind, rows = "scan", 0  # never merged: others read its items, which lie in memory
+            kind, rows = "scan", 0  # never merged: readers load its items from memory
         elif t.prim.family == "scatter":
             kind, length = "scatter", t.inputs[0].shape[t.axis]
         return Cluster(kind, [t], rows, length, self.bit[t.serial], ancestors, depth=self.storage.stored[t.serial])
 
     def _merge(self, a: Cluster, b: Cluster) -> Cluster | str:
-        """`a` and its reader `b` as one cluster, or the rule that forbids it."""
+        """Return `a` and its reader `b` as one cluster, or the rule that forbids merging."""
         domain = common_domain(a, b)
         if isinstance(domain, str):
             return domain
@@ -109,7 +109,7 @@ class Schedule:
         return merged
 
     def _misread(self, a: Cluster, b: Cluster, merged: Cluster) -> str:
-        """The rule by which `b` must load a value of `a` from memory; "" if there is none."""
+        """Return the rule by which `b` must load a value of `a` from memory, or ""."""
         mine = {t.serial: t for t in a.nodes}
         for t in b.nodes:
             if not self.storage.once.isdisjoint(mine.keys() & self.reads[t.serial].stored.keys()):
@@ -123,7 +123,7 @@ class Schedule:
         return ""
 
     def _reenters(self, a: Cluster, b: Cluster) -> bool:
-        """True if a path leaves `a` and comes back to `b` through another cluster."""
+        """Return whether a path leaves `a` and reaches `b` through another cluster."""
         for t in b.nodes:
             for s in self.storage.before[t.serial]:
                 d = self.owner[s]
@@ -132,7 +132,7 @@ class Schedule:
         return False
 
     def _writes_in_place(self, c: Cluster) -> bool:
-        """A kernel that overwrites an array may read it only at the point it writes."""
+        """Return whether the kernel reads each array that it overwrites only at the point it writes."""
         names = {self.storage.writes[t.serial]: t.size for t in c.nodes if t.serial in self.storage.writes}
         if not names:
             return True
@@ -144,7 +144,7 @@ class Schedule:
         return True
 
     def _buffers(self, c: Cluster) -> int:
-        """How many memory arrays the kernel touches; temporaries of one type share one."""
+        """Return how many memory arrays the kernel touches; temporaries of one type share one."""
         arrays: set[str] = set()
         for t in c.nodes:
             arrays.add(self.storage.array_name(t.serial))
@@ -154,7 +154,7 @@ class Schedule:
         return len(arrays)
 
     def _depth(self, c: Cluster) -> int:
-        """How deep ops are inlined into each other."""
+        """Return how deep ops are inlined into each other."""
         depth: dict[int, int] = {}
         deepest = 0
         for t in c.computes:
@@ -164,7 +164,7 @@ class Schedule:
         return deepest
 
     def _adopt(self, merged: Cluster, parts: Sequence[Cluster], clusters: dict[int, Cluster]) -> None:
-        """Put `merged` in the place of its parts."""
+        """Replace the clusters `parts` by `merged`."""
         for c in parts:
             del clusters[id(c)]
         clusters[id(merged)] = merged
@@ -176,8 +176,10 @@ class Schedule:
                 c.ancestors |= ancestors
 
     def _merge_siblings(self, clusters: dict[int, Cluster]) -> None:
-        """Kernels over the same points that read the same values share their loads, e.g. Adam's two moments, or the
-        gradients of a norm's gain and bias."""
+        """Merge kernels over the same points that read the same values, so that they share loads.
+
+        Examples: Adam's two moments; the gradients of a norm's gain and bias.
+        """
         alike: dict[object, list[Cluster]] = {}
         for c in clusters.values():
             if c.kind == "points":
@@ -199,14 +201,14 @@ class Schedule:
                         self._adopt(merged, (a, b), clusters)
 
     def _sources(self, c: Cluster) -> set[int]:
-        """What it computes, or reads, that is larger than a scalar."""
+        """Return the values larger than a scalar that the cluster computes or reads."""
         stored = {s for t in c.nodes for s in self.reads[t.serial].stored if self.storage.nodes[s].size > 1}
         leaves = {s for t in c.nodes for s, (leaf, _) in self.reads[t.serial].leaves.items() if leaf.size > 1}
         return stored | leaves | {t.serial for t in c.nodes}
 
     # order and outputs
     def before_cluster(self, c: Cluster) -> Iterator[Cluster]:
-        """The clusters that must run before `c`: of those that run, after `_mark_outs`."""
+        """Yield the clusters that must run before `c`; after `_mark_outs`, only those that run at all."""
         own = {t.serial for t in c.computes}
         for t in c.computes:
             for s in self.storage.before[t.serial]:
@@ -214,9 +216,9 @@ class Schedule:
                     yield self.owner[s]
 
     def _recompute_scalars(self) -> None:
-        """A kernel of many points computes the short fold it waits for once more, in every workgroup.
+        """Let a kernel of many points recompute the short fold that it waits for, in every workgroup.
 
-        So the optimizer's kernel, which needs the norm of the gradients, runs beside the one that makes it.
+        So the optimizer's kernel, which needs the norm of the gradients, runs beside the kernel that computes the norm.
         """
         for c in self.clusters:
             if c.kind != "points" or c.rows == 1:
@@ -231,7 +233,7 @@ class Schedule:
                     c.scalars = []
 
     def _behind(self, wanted: set[int], d: Cluster) -> list[Tensor]:
-        """The nodes of `d` that `wanted` need."""
+        """Return the nodes of `d` that `wanted` need."""
         needed = set(wanted)
         for t in reversed(d.nodes):
             if t.serial in needed:
@@ -239,8 +241,11 @@ class Schedule:
         return [t for t in d.nodes if t.serial in needed]
 
     def _may_recompute(self, c: Cluster) -> bool:
-        """Nothing that the scalars are made of may change before or while the kernel runs, and none may be read from
-        memory besides, as a part of a pack: there it would not be yet."""
+        """Return whether the scalars of `c` can be recomputed in its kernel.
+
+        Their inputs must not change before or while the kernel runs. The kernel must not also read a scalar from
+        memory, as a part of a pack: its memory is not written yet.
+        """
         own = {t.serial for t in c.scalars}
         if any(not own.isdisjoint(self.storage.parts_read(t)) for t in c.nodes):
             return False

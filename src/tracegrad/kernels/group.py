@@ -1,10 +1,10 @@
-"""Independent kernels share a launch: each gives its workgroups to one dispatch.
+"""Group independent kernels into launches: one dispatch runs the workgroups of several kernels.
 
-A launch costs more than a small kernel runs. Kernels are put into the earliest launch after everything they need, as
-long as it stays small: a launch that fills the device by itself gains nothing from company.
+A launch costs more than running a small kernel. Each kernel joins the earliest launch after all that it needs, as long
+as the launch stays small: a launch that fills the device by itself gains nothing from company.
 
-Then some launches move to a later one. The gradient of a bias is not read before the norm of all gradients, and its sum
-leaves most of a device idle: the sums of several layers share a launch.
+Then some launches move to a later one. For example, the gradient of a bias is read only by the norm of all gradients,
+and its sum leaves most of a device idle: the sums of several layers share a launch.
 """
 
 from __future__ import annotations
@@ -21,31 +21,31 @@ from tracegrad.lazy import dataclass
 from tracegrad.tuning import ALONE, BESIDE, FULL, FULL_BESIDE, KEPT_ALIVE, POSTPONED
 
 MAX_MEMBERS = 8
-MAX_SLOTS = 64  # offsets a dispatch may pass: 1 KiB of uniforms
+MAX_SLOTS = 64  # offsets that a dispatch can pass: 1 KiB of uniforms
 
 
 @dataclass(slots=True)
 class Launch:
-    """Clusters that run side by side in one dispatch; or one scan, which is no kernel."""
+    """Clusters that run side by side in one dispatch; or one scan, which has no kernel."""
 
     clusters: list[Cluster] = field(default_factory=list[Cluster])
     kernels: list[Kernel] = field(default_factory=list[Kernel])
     tilings: list[Tiling] = field(default_factory=list[Tiling])
     arrays: set[str] = field(default_factory=set[str])
-    sized: list[Kernel] = field(default_factory=list[Kernel])  # the kernels with extents that a run decides, if any
+    sized: list[Kernel] = field(default_factory=list[Kernel])  # the kernels whose extents depend on the size of a run
 
     @property
     def workgroups(self) -> int:
-        """Of all members together."""
+        """The number of workgroups of all members together."""
         return sum([t.workgroups for t in self.tilings])
 
     @property
     def large(self) -> bool:
-        """Has it a kernel that keeps a device busy for long?"""
+        """True if some kernel keeps a device busy for long."""
         return any(k.work >= ALONE for k in self.kernels)
 
     def takes(self, other: Launch, beside: bool = False) -> bool:
-        """Is there room for the members of another? beside: also for those worth it, beside large ones."""
+        """Return whether the members of `other` fit in. beside: accept `BESIDE` work next to large ones."""
         kernels = [*self.kernels, *other.kernels]
         large = [k for k in kernels if k.work >= ALONE]
         return (
@@ -60,15 +60,16 @@ class Launch:
         )
 
     def add(self, other: Launch) -> None:
-        """Take the members of another."""
+        """Add the members of another launch."""
         self.clusters += other.clusters
         self.kernels += other.kernels
         self.tilings += other.tilings
         self.arrays |= other.arrays
 
     def sort(self, number: Mapping[int, int]) -> None:
-        """Long members first, so that short ones fill the gaps they leave; equal ones side by side, which share a
-        function. number: id of a kernel -> its own.
+        """Sort long members first, so that short ones fill the gaps; equal members, which share a function, adjoin.
+
+        number: id of a kernel -> the number of its function.
         """
         order = sorted(range(len(self.kernels)), key=lambda k: (-self.kernels[k].work, number[id(self.kernels[k])]))
         if order:
@@ -79,9 +80,9 @@ class Launch:
 def group_launches(
     schedule: Schedule, formed: Mapping[int, tuple[Kernel, Tiling]], apart: bool = False
 ) -> list[Launch]:
-    """Launches in order. formed: id of a cluster -> its kernel and tiling; without one it gets a launch of its own.
+    """Return the launches in order. formed: id of a cluster -> its kernel and tiling.
 
-    apart: every cluster does.
+    A cluster without a kernel gets a launch of its own; with `apart`, every cluster does.
     """
     launches: list[Launch] = []
     launch_of: dict[int, Launch] = {}
@@ -91,13 +92,14 @@ def group_launches(
         earliest = max((position[id(launch)] + 1 for launch in needed), default=0)
         kernel, tiling = formed.get(id(c), (None, None))
         own = Launch([c], [kernel] if kernel else [], [tiling] if tiling else [], arrays_of(schedule, c))
-        # What it reads must not live longer for this; `postpone` counts what lives anyway.
+        # Joining a later launch must not keep large inputs alive longer; `postpone` counts which of them live on
+        # anyway.
         reads_much = sum([schedule.storage.nodes[s].size for s in temporaries_of(schedule, c)]) > KEPT_ALIVE
         near = launches[earliest : earliest + 1 if reads_much else None] if not apart else []
         launch = next((x for x in near if x.takes(own)), None)
         if launch is not None:
             launch.add(own)
-        else:  # one of its own, and there rather than at the end: what it reads need not live until then
+        else:  # a new launch, placed early: the inputs can be freed sooner than with a launch at the end
             launch = own
             launches.insert(earliest, launch)
             position.update((id(launches[k]), k) for k in range(earliest, len(launches)))
@@ -106,14 +108,14 @@ def group_launches(
 
 
 def postpone(schedule: Schedule, launches: Sequence[Launch]) -> list[Launch]:
-    """The launches, where one that nothing needs soon has joined a later one that has room, if little lives longer.
+    """Move launches that nothing needs soon into later ones that have room, if little memory lives longer for it.
 
-    The last launch moves first: when a sum of parts moves, the launch that makes the parts can move too. A launch
-    without large kernels takes precedence. Products use so many registers that few other threads run beside them: a sum
-    of 25 MB took an H200 32 us there, twice as long as elsewhere.
+    The last launch moves first: when a sum of parts moves, the launch that computes the parts can move too. A launch
+    without large kernels takes precedence. Products use so many registers that few other threads run beside them:
+    beside one, a sum of 25 MB took an H200 32 us, twice as long as elsewhere.
     """
     position = {id(c): k for k, launch in enumerate(launches) for c in launch.clusters}
-    waiting: dict[int, list[Cluster]] = {}  # id of a cluster -> those that run after it
+    waiting: dict[int, list[Cluster]] = {}  # id of a cluster -> the clusters that run after it
     readers: dict[int, list[Cluster]] = {}  # serial of a temporary -> its readers
     for c in schedule.clusters:
         for d in schedule.before_cluster(c):
@@ -144,14 +146,14 @@ def postpone(schedule: Schedule, launches: Sequence[Launch]) -> list[Launch]:
 
 
 def temporaries_of(schedule: Schedule, c: Cluster) -> set[int]:
-    """What a cluster reads that lives no longer than until its last reader has run."""
+    """Return the temporaries that a cluster reads; their memory is freed after the last reader."""
     storage = schedule.storage
     stored = {part for t in c.computes for s in storage.reads[t.serial].stored for part in storage.packed(s)}
     return {s for s in stored if s not in storage.array}
 
 
 def arrays_of(schedule: Schedule, c: Cluster) -> set[str]:
-    """Names of the memory arrays a cluster touches, temporaries of one type being one."""
+    """Return the names of the memory arrays a cluster touches; temporaries of one type count as one."""
     storage = schedule.storage
     out = {storage.array_name(t.serial) for t in c.outs}
     own = {t.serial for t in c.computes}

@@ -1,13 +1,13 @@
-"""Which values memory holds in half precision under precision="f16": the large ones that kernels pass to each other.
+"""Choose the values that memory holds in half precision under precision="f16": large ones passed between kernels.
 
-They are rounded once, where they are stored, and computed with in f32. What stays f32 is where rounding or the range of
-f16 (6e-8 to 65504) would do harm, and what is too small to matter:
+They are rounded once, when they are stored; kernels compute with them in f32. A value stays f32 where rounding or the
+range of f16 (6e-8 to 65504) would do harm, or where it is too small to matter:
 
-- what is delivered (results, new states, parts of gradients), and what is added to it: a sum is one in f32;
+- delivered values (results, new states, parts of gradients), and terms added to them, because sums are in f32;
 - terms of a sum that another kernel adds up, such as the parts of a product that was split;
-- statistics: results of folds, such as the maxima and sums of softmax, and what is made of nothing but them;
-- everything made of the optimizer's state or of packed gradients;
-- what a scan begins with, carries and results in: gradients are summed there.
+- statistics: results of folds, such as the maxima and sums of softmax, and values computed from statistics alone;
+- everything computed from the optimizer's state or from packed gradients;
+- a scan's initial values, carries and results, because gradients are summed there.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ ROUNDED = ("map", "gather", "product")  # families
 
 
 def half_nodes(order: Sequence[Tensor], rules: Rules, roots: set[int]) -> set[int]:
-    """Serials of the stored nodes that are halves. roots: serials of what is delivered."""
+    """Return the serials of the stored nodes in half precision. roots: serials of delivered values."""
     exact = added_to({t.serial for t in delivered_parts(order)} | roots, order) | statistics(order) | of_state(order)
     return {
         t.serial
@@ -38,7 +38,7 @@ def half_nodes(order: Sequence[Tensor], rules: Rules, roots: set[int]) -> set[in
 
 
 def added_to(delivered: set[int], order: Sequence[Tensor]) -> set[int]:
-    """What is delivered, and what becomes part of it element by element."""
+    """Return the delivered values, and all that is added to them element by element."""
     found = set(delivered)
     for t in reversed(order):
         if t.serial in found and t.prim.family in ("map", "view"):
@@ -47,7 +47,7 @@ def added_to(delivered: set[int], order: Sequence[Tensor]) -> set[int]:
 
 
 def statistics(order: Sequence[Tensor]) -> set[int]:
-    """Results of folds, and what is made of nothing else but scalars and constants."""
+    """Return the results of folds, and values computed from nothing else but scalars and constants."""
     found: set[int] = set()
     for t in order:
         family = t.prim.family
@@ -58,7 +58,7 @@ def statistics(order: Sequence[Tensor]) -> set[int]:
 
 
 def of_state(order: Sequence[Tensor]) -> set[int]:
-    """What depends on arrays of the optimizer, or on gradients that were packed for it."""
+    """Return the values that depend on arrays of the optimizer, or on gradients that were packed for it."""
     found: set[int] = set()
     for t in order:
         state = t.prim.family == "leaf" and t.attrs.get("role") == "state" and t.size > 1

@@ -1,4 +1,4 @@
-"""A cluster of tensors as a kernel: every op is a function from coordinates to a value, and fusing is inlining."""
+"""Lower clusters of tensors to kernels: an op is a function from coordinates to a value, and fusing is inlining."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ LARGEST = 2**31 - 2**16
 
 
 def external_order(c: Cluster, storage: Storage) -> tuple[list[Tensor], tuple[Any, ...]]:
-    """What the cluster reads from memory, in order of first use, and a key equal for clusters of equal form."""
+    """Return what the cluster reads from memory, in order of first use, and a key equal for clusters of equal form."""
     stored, halves = storage.stored, storage.halves
     ids: dict[int, int] = {}
     externals: list[Tensor] = []
@@ -76,13 +76,16 @@ def external_order(c: Cluster, storage: Storage) -> tuple[list[Tensor], tuple[An
 
 
 def replaced_slots(c: Cluster, externals: Sequence[Tensor], writes: Mapping[int, str]) -> dict[int, int]:
-    """For each member that overwrites a region the kernel also reads: the slot it is read through."""
+    """For each member that overwrites a region the kernel also reads, return the slot that reads it."""
     read = {region_of(t): k for k, t in enumerate(externals) if t.prim.family == "leaf"}
     return {t.serial: read[writes[t.serial]] for t in c.outs if writes.get(t.serial) in read}
 
 
 def lower(c: Cluster, externals: Sequence[Tensor], storage: Storage) -> Kernel:
-    """The kernel of a cluster. Axes are split until indices need no division, then merged where that loses nothing."""
+    """Return the kernel of a cluster.
+
+    Axes are split until indices need no division, then merged where merging adds no division.
+    """
 
     def over(domain: Domain) -> Kernel:
         return _Lowering(c, externals, storage, domain).kernel()
@@ -102,7 +105,7 @@ def lower(c: Cluster, externals: Sequence[Tensor], storage: Storage) -> Kernel:
 
 
 def largest_number(kernel: Kernel) -> int:
-    """The most that any number of points, or any index that is computed, comes to; of differences, without the sign."""
+    """Return the largest number of points or absolute value of an index that the kernel computes."""
     values = [s.value for s in kernel.body]
     indices = [s.index for s in kernel.body if isinstance(s, Store)]
     indices += [index for v in walk(values) for index in indices_of(v)]
@@ -112,7 +115,7 @@ def largest_number(kernel: Kernel) -> int:
 
 
 def _too_large(c: Cluster) -> ShapeError:
-    """The error, with the largest tensor of a cluster and its line."""
+    """Return the error, with the largest tensor of a cluster and its line."""
     found: dict[int, Tensor] = {}
     stack = list(c.computes)
     while stack:
@@ -130,13 +133,13 @@ class _Lowering:
 
     def __init__(self, c: Cluster, externals: Sequence[Tensor], storage: Storage, domain: Domain) -> None:
         self.c, self.halves, self.domain, self.space = c, storage.halves, domain, Space()
-        self.rounded = {t.serial for t in c.outs if t.serial in self.halves}  # for all readers, in this kernel too
+        self.rounded = {t.serial for t in c.outs if t.serial in self.halves}  # for readers in this kernel, too
         self.replaces = replaced_slots(c, externals, storage.writes)
         self.slot = {t.serial: k for k, t in enumerate(externals)}
         self.slots = [Slot(self.stored(t), t.size, False) for t in externals]
         self.mine = {t.serial for t in c.computes}
         self.memo: dict[tuple[int, tuple[Index, ...], tuple[Guard, ...]], Value] = {}
-        self.guards: tuple[Guard, ...] = ()  # what holds where the current value is wanted: loads must not stray
+        self.guards: tuple[Guard, ...] = ()  # where the current value is needed: loads must stay in bounds
         self.locals: dict[int, Value] = {}
         self.axes: dict[str, list[Axis]] = {}
         self.natural: dict[str, list[tuple[Index, int]]] = {}  # coordinates and sizes of the natural axes
@@ -171,12 +174,12 @@ class _Lowering:
 
     # coordinates
     def coordinates(self, shape: Shape, *groups: str) -> tuple[Index, ...]:
-        """The current point, as coordinates of a value of `shape` that covers exactly `groups`."""
+        """Return the current point, as coordinates of a value of `shape` that covers exactly `groups`."""
         natural = [pair for g in groups for pair in self.natural.get(g, ())]
         return regroup([i for i, _ in natural], [n for _, n in natural], shape, self.space)
 
     def own(self, t: Tensor) -> tuple[tuple[Index, ...], bool]:
-        """Coordinates of a member at the current point, and whether it is at the inner level."""
+        """Return the coordinates of a member at the current point, and whether it is at the inner level."""
         if self.c.kind in ("product", "scatter"):
             return self.coordinates(t.shape, "part", "b", "m", "n"), False
         if self.c.kind == "rows" and t.size != self.c.rows:
@@ -194,7 +197,7 @@ class _Lowering:
             (x,) = t.inputs
             if self.c.kind == "rows":
                 coordinates = self.coordinates(x.shape, "i", "j")
-            elif self.c.kind == "points":  # a scalar computed once more
+            elif self.c.kind == "points":  # a recomputed scalar
                 coordinates = self.coordinates(x.shape, "j")
             else:
                 folded = t.axes
@@ -215,7 +218,7 @@ class _Lowering:
         return Fold(name, t.prim, self.map_value("mul", left, right), product=product)
 
     def sides(self) -> tuple[tuple[Axis, ...], tuple[Axis, ...], tuple[Axis, ...]]:
-        """The axes of a product's batch, rows and columns."""
+        """Return the axes of a product's batch, rows and columns."""
         return (*self.axes.get("part", ()), *self.axes["b"]), tuple(self.axes["m"]), tuple(self.axes["n"])
 
     def scatter(self, t: Tensor, name: str) -> Fold:
@@ -236,12 +239,12 @@ class _Lowering:
         return Fold(name, t.prim, value, product=parts, scatter=Scatter(target, out[axis], update))
 
     def map_value(self, name: str, *args: Value) -> Value:
-        """A value of a primitive that lowering itself needs."""
+        """Return a value of a primitive that lowering itself needs."""
         dtype = {"where": args[-1].dtype, "equal": bool_}.get(name, args[0].dtype)
         return self.space.value("map", dtype, (name, ()), args)
 
     def stored(self, t: Tensor) -> DType:
-        """What memory holds the elements of `t` as."""
+        """Return the type that memory holds the elements of `t` in."""
         return f16 if t.serial in self.halves else t.dtype
 
     def store(self, t: Tensor) -> Store:
@@ -252,7 +255,7 @@ class _Lowering:
 
     # values
     def at(self, t: Tensor, i: tuple[Index, ...]) -> Value:
-        """The element of `t` at coordinates `i`."""
+        """Return the element of `t` at coordinates `i`."""
         key = (t.serial, i, self.guards)
         found = self.memo.get(key)
         if found is None:
@@ -269,7 +272,7 @@ class _Lowering:
         return found
 
     def define(self, t: Tensor, i: tuple[Index, ...]) -> Value:
-        """The element of `t` at `i`, computed from its inputs."""
+        """Compute the element of `t` at `i` from its inputs."""
         family = t.prim.family
         if family == "map":
             args = tuple([self.at(x, i) for x in t.inputs])
@@ -312,6 +315,6 @@ class _Lowering:
 
 
 def depends(v: Value, names: set[str]) -> bool:
-    """Does a value vary along any of the axes?"""
+    """Return whether a value varies along any of the axes."""
     atoms = (a for x in walk([v]) for i in indices_of(x) for a in atoms_of(i))
     return any(isinstance(a, Var) and a.name in names for a in atoms)

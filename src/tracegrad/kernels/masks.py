@@ -1,6 +1,6 @@
-"""Loads behind a mask made of coordinates: guarded by it, so that memory is not read where another value is chosen.
+"""Guard loads by the mask that selects them, so that a kernel reads no memory where it uses another value.
 
-For GPUs, where a row kernel waits for memory only, and a guard costs nothing.
+For GPUs only: a row kernel there waits for memory alone, and a guard costs nothing.
 """
 
 from __future__ import annotations
@@ -17,8 +17,10 @@ Guards = tuple[Guard, ...]
 
 
 def behind_masks(kernel: Kernel) -> Kernel:
-    """The same kernel with such loads guarded; itself if there are none, or if it has a product, whose loads are of
-    vectors."""
+    """Return the same kernel with masked loads guarded, or the kernel itself if there are none.
+
+    A kernel with a product stays as it is, because its loads are of vectors.
+    """
     if any(isinstance(s, Fold) and (s.product or s.scatter) for s in kernel.body):
         return kernel
     space = next(s.index.space for s in kernel.body if isinstance(s, Store))
@@ -27,7 +29,7 @@ def behind_masks(kernel: Kernel) -> Kernel:
 
 
 class _Masked:
-    """The values of a kernel, each behind the guards that hold wherever any of its readers needs it."""
+    """The values of a kernel, each with the guards that hold wherever a reader needs the value."""
 
     def __init__(self, space: Space, roots: Sequence[Value]) -> None:
         self.space = space
@@ -41,7 +43,7 @@ class _Masked:
             self.new[v] = self.made(v)
 
     def visit(self, v: Value) -> None:
-        """What `v` reads, and where. All readers of `v` have been visited."""
+        """Record what `v` reads, and under which guards. All readers of `v` have been visited."""
         own, sides = self.guards[v], self.sides(v)
         for k, x in enumerate(v.args):
             self.read(x, (*own, sides[k - 1]) if sides and k else own)
@@ -51,12 +53,12 @@ class _Masked:
                     self.read(a.value, ())
 
     def read(self, x: Value, guards: Guards) -> None:
-        """One more reader, which needs `x` only where `guards` hold."""
+        """Add a reader that needs `x` only where `guards` hold."""
         before = self.guards.get(x)
         self.guards[x] = guards if before is None else tuple([g for g in before if g in guards])
 
     def sides(self, v: Value) -> tuple[Guard, Guard] | None:
-        """If `v` is a choice by coordinates, the guards of what it chooses from."""
+        """Return the guards of both values that `v` chooses from, if it chooses by coordinates."""
         if v.op != "map" or v.arg[0] != CHOICE or v.args[0].op != "map":
             return None
         if v not in self.known:
@@ -64,12 +66,12 @@ class _Masked:
         return self.known[v]
 
     def compared(self, mask: Value) -> tuple[Guard, Guard] | None:
-        """Where a comparison of coordinates holds, and where it does not."""
+        """Return the guards under which a comparison of coordinates holds, and fails."""
         least = {"less_equal": 0, "less": 1}.get(mask.arg[0])
         if least is None or any(x.op not in ("index", "const") or x.dtype is not i32 for x in mask.args):
             return None
         a, b = (x.arg if x.op == "index" else self.space.number(x.arg) for x in mask.args)
-        beyond = a - b  # written as views write the guards of what lies side by side: equal ones are one
+        beyond = a - b  # in the form in which views write guards, so that equal guards are one object
         first = beyond - beyond.const
         sides = [
             self.space.guard(first, first.lo, 1 - least - beyond.const, 1),
@@ -79,13 +81,14 @@ class _Masked:
         return (holds, fails) if holds and fails else None
 
     def made(self, v: Value) -> Value:
-        """`v`, made of what its operands became."""
+        """Return `v`, rebuilt from its rebuilt operands."""
         load = v.args[0] if v.op == "inside" else v
         if load.op == "load":
             own = set(atoms_of(load.arg[1]))
             if any(isinstance(a, Dynamic) for a in own):
                 return v
-            # An element that is read at many points is read for some of them anyway: once, before any loop.
+            # Use only guards along the load's own axes: an element that many points read is loaded once, before any
+            # loop.
             along = [g for g in self.guards[v] if own.issuperset(atoms_of(g.index))]
             return self.space.inside((*(v.arg if v is not load else ()), *along), load) if along else v
         args = tuple([self.new[a] for a in v.args])

@@ -1,7 +1,7 @@
-"""Which stored values a stored node reads, and whether at its own point.
+"""Find which stored values a stored node reads, and whether at its own point.
 
 Along a chain of elementwise ops, reshapes and trailing broadcasts, the flat index `e` of the reader becomes `e // q` of
-what it reads. q = 1 is "at its own point", q = length of a row is "at its own row"; anything else is q = None.
+the value read. q = 1 is "at its own point", and q = length of a row is "at its own row". Anything else is q = None.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from tracegrad.lazy import dataclass
 from tracegrad.prims.leaves import LITERAL
 from tracegrad.states import STATE, states_array
 
-IN_MEMORY = ("pack", "item")  # they lie in memory without a kernel of their own: others write them, part by part
+IN_MEMORY = ("pack", "item")  # they are in memory without a kernel of their own: other kernels write them, part by part
 
 
 @dataclass(slots=True)
 class Reads:
-    """What one stored node reads: serial -> the set of q it is read with. What it `waits` for must exist before."""
+    """The values that one stored node reads: serial -> the set of q. The values it `waits` for must exist before."""
 
     stored: dict[int, set[int | None]] = field(default_factory=dict[int, "set[int | None]"])
     leaves: dict[int, tuple[Tensor, set[int | None]]] = field(
@@ -53,7 +53,7 @@ def reads_of(t: Tensor, stored: Container[int]) -> Reads:
 
 
 def read_by(roots: Iterable[Tensor]) -> set[int]:
-    """Serials of all that `roots` are computed from, and not of what they only wait for."""
+    """Return the serials of all nodes that `roots` are computed from, without those that they only wait for."""
     found: set[int] = set()
     stack = list(roots)
     while stack:
@@ -65,7 +65,7 @@ def read_by(roots: Iterable[Tensor]) -> set[int]:
 
 
 def _stored_behind(ts: Iterable[Tensor], stored: Container[int]) -> set[int]:
-    """The stored values that `ts` are, or are computed from."""
+    """Return the stored values that `ts` are, or are computed from."""
     found: set[int] = set()
     seen: set[int] = set()
     stack = list(ts)
@@ -80,7 +80,7 @@ def _stored_behind(ts: Iterable[Tensor], stored: Container[int]) -> set[int]:
 
 
 def _first(t: Tensor) -> list[int | None]:
-    """q at the inputs of a stored node."""
+    """Return q at the inputs of a stored node."""
     if t.prim.family == "fold":
         return [1 if trailing(t) else None]
     if t.prim.family in ("product", "scatter", "scan"):
@@ -89,7 +89,7 @@ def _first(t: Tensor) -> list[int | None]:
 
 
 def _through(t: Tensor, q: int | None) -> list[int | None]:
-    """q at the operands of an inlined node read with `q`."""
+    """Return q at the operands of an inlined node read with `q`."""
     if q is None or t.prim.family == "map":
         return [q] * len(t.operands)
     if t.prim.family == "gather":
@@ -99,26 +99,26 @@ def _through(t: Tensor, q: int | None) -> list[int | None]:
 
 
 def repeats(t: Tensor) -> int | None:
-    """How many neighbours in `t` each element of the input of a view is; None if their order is another."""
+    """Return how many neighbours in `t` repeat each element of a view's input; None if the order differs."""
     return t.prim.repeats(t.inputs[0].type, t.type) if t.prim.repeats is not None else None
 
 
 def base(t: Tensor) -> Tensor:
-    """The node whose memory `t` is: reshapes share it."""
+    """Return the node that owns the memory of `t`: reshapes share memory with their input."""
     while repeats(t) == 1:
         t = t.inputs[0]
     return t
 
 
 def trailing(fold: Tensor) -> bool:
-    """True if a fold is over the last axes (sizes of 1 aside), so that its rows lie in one piece."""
+    """Return whether a fold is over the last axes (sizes of 1 aside), so that its rows are contiguous."""
     shape, axes = fold.inputs[0].shape, fold.axes
     folded = [d for d in range(len(shape)) if d in axes and shape[d] > 1]
     return not any(shape[d] > 1 and d not in axes for d in range(min(folded, default=0), len(shape)))
 
 
 def region_of(leaf: Tensor) -> str:
-    """What of memory a write by that name changes: an array, or of the states of a model the state alone."""
+    """Return the region of memory that a write to the leaf changes: an array, or one state in the array of states."""
     if leaf.prim is LITERAL:
         return f"const.{leaf.dtype.storage}"
     role = leaf.attrs["role"]
@@ -130,16 +130,16 @@ def region_of(leaf: Tensor) -> str:
 
 
 def array_of(leaf: Tensor) -> str:
-    """The persistent, input or constant array a leaf lies in."""
+    """Return the persistent, input or constant array that holds a leaf."""
     return array_named(region_of(leaf), leaf.dtype)
 
 
 def array_named(region: str, dtype: DType) -> str:
-    """The array that a region is, or is a part of."""
+    """Return the array that the region is, or is a part of."""
     return states_array(dtype) if region.startswith(STATE) else region
 
 
 def delivered_parts(order: Sequence[Tensor]) -> list[Tensor]:
-    """What others take from memory of its own: parts of packs, and what scans are given."""
+    """Return the nodes whose values others read from memory of its own: parts of packs, and inputs of scans."""
     parts = [base(x) for t in order if t.prim.family in ("pack", "scan") for x in t.inputs]
     return [x for x in parts if x.prim.family not in ("leaf", *IN_MEMORY)]

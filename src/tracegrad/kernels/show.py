@@ -1,4 +1,4 @@
-"""The text of a kernel form: one line a value, as `TRACEGRAD_DEBUG=3` prints it."""
+"""Print a kernel form as text, one line a value, as `TRACEGRAD_DEBUG=3` shows it."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from collections.abc import Iterable
 from tracegrad.kernels.expr import Dynamic, Guard, Index, Quotient, Value, Var, walk
 from tracegrad.kernels.form import Axis, Fold, Kernel, Statement, Store
 
-INLINE = ("const", "index", "local")  # shown where they are used
+INLINE = ("const", "index", "local")  # printed inside the line that uses them
 
 
 def show_kernel(kernel: Kernel) -> str:
-    """`slot[index]` is a value in memory, `%n` one that the kernel computed, a bare name a fold's result."""
+    """Return the text of a kernel: `slot[index]` is a value in memory, `%n` a computed one, a name a fold's result."""
     who = "every workgroup" if kernel.uniform else "each"
     part = " of" if kernel.product is not None and kernel.product.part else ""
     folds = f", {who} folds {kernel.length}{part} ({_axes(kernel.inner)})" if kernel.inner else ""
@@ -35,7 +35,7 @@ def _axes(axes: Iterable[Axis]) -> str:
 
 
 def _values(s: Statement) -> list[Value]:
-    """What a statement computes with, the value of its index included."""
+    """Return the values that a statement uses, the value of its index included."""
     roots = [s.value]
     if isinstance(s, Fold):
         if s.scatter is not None:

@@ -1,4 +1,4 @@
-"""Which values of a graph lie in memory, by which rule, and what reads them: decided once, and handed on as a value."""
+"""Decide which values of a graph are in memory and why, and what reads them; `Storage` hands the decision on."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Storage:
-    """A graph, and what of it is stored.
+    """A graph, and which of its nodes are stored.
 
     order:  its nodes, inputs before their readers.
-    rules:  why each node is stored or inlined; `rules.depth` has what is stored.
-    array:  serial -> the named array that it is computed into; all others are temporaries.
-    writes: serial -> the region that it replaces; packs, whose parts do, are not among them.
+    rules:  why each node is stored or inlined; `rules.depth` lists the stored nodes.
+    array:  serial -> the named array that the node is computed into; all other nodes are temporaries.
+    writes: serial -> the region that the node replaces; packs are not among them, but their parts are written.
     roots:  serials of results and states, packs excepted.
-    once:   serials of what must be computed once.
-    halves: serials of what memory holds in half precision.
+    once:   serials of nodes that must be computed once.
+    halves: serials of nodes that memory holds in half precision.
     """
 
     graph: Graph
@@ -41,27 +41,27 @@ class Storage:
 
     @property
     def stored(self) -> Mapping[int, int]:
-        """Serials of what is stored, and how many ops each inlines into each other."""
+        """Serials of the stored nodes -> how many ops each inlines into each other."""
         return self.rules.depth
 
     @cached_property
     def nodes(self) -> dict[int, Tensor]:
-        """By serial."""
+        """The nodes by serial."""
         return {t.serial: t for t in self.order}
 
     @cached_property
     def members(self) -> list[Tensor]:
-        """What is stored, in order."""
+        """The stored nodes in order."""
         return [t for t in self.order if t.serial in self.stored]
 
     @cached_property
     def reads(self) -> dict[int, Reads]:
-        """What each stored node reads."""
+        """The reads of each stored node."""
         return {t.serial: reads_of(t, self.stored) for t in self.members}
 
     @cached_property
     def before(self) -> dict[int, list[int]]:
-        """What must run before each stored node: what it reads or waits for, and whatever reads what it overwrites."""
+        """The nodes that must run before each stored node: what it reads or waits for, and what reads its old value."""
         before = {
             s: [p for r in (*reads.stored, *sorted(reads.waits)) for p in self.packed(r)]
             for s, reads in self.reads.items()
@@ -78,32 +78,32 @@ class Storage:
     def sequence(self) -> list[Tensor] | None:
         """The stored nodes, each after all that must run before it.
 
-        None where new states and what reads them need each other's old values: no order of in-place writes is right.
+        None where new states and their readers need each other's old values: no order of in-place writes is right.
         """
         serials = postorder([t.serial for t in self.members], lambda s: reversed(self.before[s]))
         return None if serials is None else [self.nodes[s] for s in serials]
 
     def array_name(self, serial: int) -> str:
-        """The array that a stored node or a pack lies in."""
+        """Return the array that holds a stored node or a pack."""
         return self.array.get(serial) or f"temp.{self.held_as(serial)}"
 
     def held_as(self, serial: int) -> str:
-        """How memory holds the elements of a stored node or a pack: "f32", "f16" or "i32"."""
+        """Return how memory holds the elements of a stored node or a pack: "f32", "f16" or "i32"."""
         return f16.storage if serial in self.halves else self.nodes[serial].dtype.storage
 
     def packed(self, serial: int) -> list[int]:
-        """The stored nodes behind a serial: itself, or the parts of a pack."""
+        """Return the stored nodes of a serial: the node itself, or the parts of a pack."""
         if serial in self.stored:
             return [serial]
         return [s for x in self.nodes[serial].inputs for s in self.packed(base(x).serial)]
 
     def parts_read(self, t: Tensor) -> list[int]:
-        """What a stored node reads as parts of packs: from memory, where they are not before their kernel has run."""
+        """Return the parts of packs that a stored node reads: they are in memory only after their kernel has run."""
         return [part for s in self.reads[t.serial].stored if s not in self.stored for part in self.packed(s)]
 
 
 def analyse(graph: Graph) -> Storage:
-    """Decide what is stored of a graph whose results have a place: see `passes.place`."""
+    """Decide which nodes of a graph are stored. The results must have a place: see `passes.place`."""
     order = toposort(graph.roots)
     roots = {base(t).serial: base(t) for t in graph.roots if t.prim.family != "pack" and t.size}
     parts = {t.serial: t for t in delivered_parts(order)}
@@ -117,7 +117,7 @@ def analyse(graph: Graph) -> Storage:
 
 
 def placed_arrays(graph: Graph) -> dict[int, str]:
-    """Serials of the values that must be computed into a named array: results, new state, and parts of packed state."""
+    """Return the array of each value that must be computed into one: results, new states, parts of packed states."""
     out = {base(t).serial: f"output.{t.dtype.storage}" for t in graph.results.values()}
     for name, t in graph.writes.items():
         out[base(t).serial] = array_named(name, t.dtype)
@@ -127,7 +127,7 @@ def placed_arrays(graph: Graph) -> dict[int, str]:
 
 
 def postorder(roots: Sequence[T], before: Callable[[T], Iterable[T]]) -> list[T] | None:
-    """Each after those before it; None if one is before itself."""
+    """Return each item after all that come before it, or None if there is a cycle."""
     done: set[T] = set()
     open_: set[T] = set()
     out: list[T] = []

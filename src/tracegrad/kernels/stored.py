@@ -1,8 +1,8 @@
-"""The one bit that is decided of every value: it is stored in memory, or its readers compute it inline.
+"""Decide one bit for every value: it is stored in memory, or its readers compute it inline.
 
-Folds, products and scatters are stored, and so is what the program must deliver. An elementwise value is stored when
-recomputing it costs more than writing and loading it, when it must be computed once (`choices`), and when what it is
-computed from goes deep. Each decision is one rule, in words that a user reads.
+Folds, products and scatters are stored, and so is everything the program must deliver. An elementwise value is stored
+in three cases: recomputing it costs more than writing and loading it; it must be computed once (`choices`); or its
+expression is too deep. Each decision is one rule, in words for the user.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from tracegrad.kernels.reads import repeats
 from tracegrad.lazy import dataclass
 from tracegrad.tuning import PRODUCT_READS, WIDER_READS
 
-LOAD = 4  # the unit of Primitive.cost: one element from memory
+LOAD = 4  # the cost of loading one element from memory, in units of Primitive.cost
 
-# Lowering and rendering descend into what is inlined, and the brackets of a text nest as deep: so many ops, of which a
-# view counts as several, because the coordinates of coordinates of coordinates grow without bound.
+# The most ops inlined into each other, because lowering and rendering recurse over them and brackets nest as deep. A
+# view counts as several ops: coordinates of coordinates of coordinates grow without bound.
 DEEPEST = 64
 MOVED = 4
 
@@ -36,7 +36,7 @@ REPEATED = "a reader repeats it, and would compute it for every copy"
 SCATTERED = "a scatter reads it, once for each row of the result"
 SHARED = "to compute it in each of its readers would cost more"
 STORING = frozenset((SUMMED, ITERATED, DELIVERED, PART, ONCE, DEEP, OPERAND, REPEATED, SCATTERED, SHARED))
-# Rules by which its readers compute it, or find it.
+# Rules by which readers compute a value inline, or find it in memory.
 CHEAP = "to store and load it would cost more"
 MADE = "it depends on coordinates and scalars only, so that memory would cost more"
 MOVES = "a view only changes the coordinates that its readers load from"
@@ -53,9 +53,9 @@ OF_FAMILY = {
 
 @dataclass(frozen=True, slots=True)
 class Rules:
-    """Of each node by serial: the rule that stores or inlines it, what an element costs, and what computes with it.
+    """By serial of each node: the rule that stores or inlines it, the cost of an element, and the nodes that read it.
 
-    depth: of what is stored, and of nothing else: how many ops are inlined into each other there.
+    depth: of stored nodes only: how many ops are inlined into each other there.
     """
 
     rule: Mapping[int, str]
@@ -65,11 +65,11 @@ class Rules:
 
 
 def rules_of(order: Sequence[Tensor], delivered: Mapping[int, str], once: Set[int]) -> Rules:
-    """The rule of every node.
+    """Return the rule of every node.
 
-    order:     topological.
-    delivered: serials of what must have memory of its own, and the rule by which.
-    once:      serials of what must be computed once.
+    order:     the nodes in topological order.
+    delivered: serials of nodes that must have memory of their own -> the rule that says so.
+    once:      serials of nodes that must be computed once.
     """
     readers = computing_readers(order)
     made = made_from_nothing(order)
@@ -83,7 +83,7 @@ def rules_of(order: Sequence[Tensor], delivered: Mapping[int, str], once: Set[in
         family = t.prim.family
         if family not in INLINED:
             return OF_FAMILY[family]
-        if family == "view" and repeats(t) == 1:  # its memory is its input's
+        if family == "view" and repeats(t) == 1:  # it shares its input's memory
             return MOVES
         if t.serial in delivered:
             return delivered[t.serial]
@@ -110,9 +110,9 @@ def rules_of(order: Sequence[Tensor], delivered: Mapping[int, str], once: Set[in
 
 
 def made_from_nothing(order: Sequence[Tensor]) -> set[int]:
-    """Serials of larger values that depend on coordinates and scalars only, such as random masks.
+    """Return the serials of larger values that depend on coordinates and scalars only, such as random masks.
 
-    They are recomputed wherever they are read: arithmetic is cheaper than memory that lives from forward to backward.
+    Readers recompute them: arithmetic is cheaper than memory that stays allocated from forward to backward.
     """
     made: set[int] = set()
     for t in order:
@@ -123,7 +123,7 @@ def made_from_nothing(order: Sequence[Tensor]) -> set[int]:
 
 
 def worth_storing(t: Tensor, cost: int, readers: Sequence[Tensor]) -> str:
-    """The cost rule: one store and a load per reader, against one computation per reader; "" if that is cheaper."""
+    """Return the rule that stores `t`, or "" if computing it for each reader costs less than memory accesses."""
     if any(r.prim.family == "product" for r in readers) and cost > PRODUCT_READS:
         return OPERAND
     if any(_domain(r) > t.size for r in readers) and cost > WIDER_READS:
@@ -135,12 +135,12 @@ def worth_storing(t: Tensor, cost: int, readers: Sequence[Tensor]) -> str:
 
 
 def _domain(reader: Tensor) -> int:
-    """Over how many points a reader evaluates its inputs."""
+    """Return at how many points a reader evaluates its inputs."""
     return reader.inputs[0].size if reader.prim.family == "fold" else reader.size
 
 
 def computing_readers(order: Sequence[Tensor]) -> dict[int, list[Tensor]]:
-    """For each node the distinct nodes that compute with it, seen through views."""
+    """Return, for each node, the distinct nodes that compute with it, seen through views."""
     readers: dict[int, dict[int, Tensor]] = {t.serial: {} for t in order}
     for t in reversed(order):
         passed = readers[t.serial] if t.prim.family == "view" else {t.serial: t}

@@ -1,4 +1,4 @@
-"""How the points of a kernel are spread over threads: decided by sizes alone, so every device sums in one order."""
+"""Spread the points of a kernel over threads. Sizes alone decide, so every device sums in the same order."""
 
 from __future__ import annotations
 
@@ -36,21 +36,21 @@ from tracegrad.tuning import (
 )
 
 WORKGROUP_BYTES = 16384  # of workgroup memory that every WebGPU device has
-GRID_X = 32768  # workgroups along x; a dimension may have 65 535
-MOST_TURNS = 65535  # of all loops of a thread together: Mesa's llvmpipe leaves them then, without a word
+GRID_X = 32768  # workgroups along x; 65 535 is the limit of a dimension
+MOST_TURNS = 65535  # of all loops of a thread together: beyond, Mesa's llvmpipe leaves a loop early and reports nothing
 
 
 @dataclass(frozen=True, slots=True)
 class TileShape:
-    """A rectangle of results that a workgroup computes, each thread a smaller one in registers.
+    """A rectangle of results that a workgroup computes; each thread computes a smaller rectangle in registers.
 
-    Where the threads are more than the small rectangles, they form `slices`: groups that compute the same results,
-    each over its own part of k, which are added up in the end.
+    If there are more threads than small rectangles, the threads form `slices`: groups that compute the same results,
+    each over its own part of k. The parts are added up at the end.
 
     rows, columns: of the workgroup's rectangle.
-    tall, wide:    rows and columns of the thread's, multiples of 4. Its rows come four by four from `4 * down` rows
-                   further on, its columns likewise: so neighbouring threads read neighbouring vectors.
-    k_step:        how much of k lies in workgroup memory at a time.
+    tall, wide:    rows and columns of the thread's rectangle, multiples of 4. Its rows come in fours, `4 * down` rows
+                   apart, its columns likewise, so that neighbouring threads read neighbouring vectors.
+    k_step:        how much of k is in workgroup memory at a time.
     """
 
     rows: int
@@ -76,24 +76,24 @@ class TileShape:
 
     @property
     def k_slice(self) -> int:
-        """The part of a step of k that each slice takes."""
+        """The part of a step of k that each slice sums."""
         return self.k_step // self.slices
 
     def turns(self, k: int) -> int:
-        """Over how many k each slice sums, if that is the same number for all and few; else 0."""
+        """Return over how many k each slice sums, if the number is small and equal for all slices; else 0."""
         each = min(k, self.k_slice)
         return each if k <= self.k_step and k % each == 0 and each <= SHORT_TURNS else 0
 
     def square(self, kernel: Kernel) -> int:
-        """Results along each side of the square that a thread computes without barriers."""
+        """Return the side of the square of results that a thread computes without barriers."""
         small = kernel.rows * kernel.length <= SMALL_PRODUCT
         return SMALL_SQUARE if small or self.turns(kernel.length) else SQUARE
 
     def summed(self, kernel: Kernel) -> tuple[Axis, ...]:
-        """The axes of k in the order in which their points are summed.
+        """Return the axes of k in the order in which their points are summed.
 
-        Last comes one that whole steps cover, if there is one: over a step all others stand still. Parts of k are of
-        its own order.
+        The last axis is one that whole steps cover, if there is one: during a step no other axis changes. Parts of k
+        keep the order of the axes.
         """
         if kernel.product is not None and kernel.product.part:
             return kernel.inner
@@ -104,29 +104,29 @@ class TileShape:
         return (*(a for a in kernel.inner if a is not last), last)
 
     def limits(self, kernel: Kernel) -> tuple[Limit, ...]:
-        """The product's limits; without those of k, where it is summed in another order than that of its coordinate."""
+        """Return the product's limits, without those of k if k is not summed in the order of its coordinate."""
         assert kernel.product is not None
         straight = self.summed(kernel) == kernel.inner
         return tuple([x for x in kernel.product.limits if straight or x.of_results])
 
     @property
     def left_line(self) -> int:
-        """Elements from one k to the next in workgroup memory, of the left operand."""
+        """Elements of the left operand from one k to the next in workgroup memory."""
         return self.rows + LINE_PADDING
 
     @property
     def right_line(self) -> int:
-        """The same of the right operand."""
+        """Elements of the right operand from one k to the next in workgroup memory."""
         return self.columns + LINE_PADDING
 
     @property
     def second(self) -> int:
-        """Where the right operand begins, after the left."""
+        """The offset of the right operand, after the left."""
         return self.k_step * self.left_line
 
     @property
     def part(self) -> int:
-        """Elements of both operands over one step."""
+        """Elements of both operands during one step."""
         return self.k_step * (self.left_line + self.right_line)
 
     @property
@@ -140,9 +140,9 @@ class TileShape:
         return max(self.part, self.rows_exchanged * WORKGROUP * self.wide)
 
 
-# Shape -> how busy its loads let a processor be with sums, where it has 1, 2, ... of them at a time, up to as many as
-# its registers hold: (k + TILE_FILL) * rows * columns sums take 6 ps each, divided by that. One large tile alone
-# reaches a fifth more, but then nothing else hides what it does with its results.
+# Shape -> how busy its loads keep a processor with sums when 1, 2, ... tiles run on it at a time, as many as its
+# registers hold. (k + TILE_FILL) * rows * columns sums take 6 ps each, divided by that number. One large tile alone is
+# a fifth faster, but then nothing hides the time to store its results.
 TILES = {
     TileShape(64, 128, 8, 8, 16): (0.70, 0.98, 1.05),
     TileShape(128, 64, 8, 8, 16): (0.68, 0.97, 1.04),
@@ -158,28 +158,29 @@ SMALLEST = min(TILES, key=lambda tile: tile.rows * tile.columns)
 @dataclass(frozen=True, slots=True)
 class Tiling:
     """kind: "points", one thread a point; "rows", `lanes` threads a row; "tile", a square of results a workgroup;
-    "square", a small one a thread. A kernel of points whose folds are uniform folds with all threads of a workgroup,
-    and each thread then computes every `threads * workgroups`-th point.
+    "square", a small square a thread. In a kernel of points with uniform folds, all threads of a workgroup fold; then
+    each thread computes every `threads * workgroups`-th point.
     """
 
     kind: str
     workgroups: int
     lanes: int = 1
-    rows_fastest: bool = False  # neighbouring threads take neighbouring rows, not neighbouring elements of a row
-    parts: int = 1  # partial results a row is folded into, each of every `parts`-th point, before they are combined
+    rows_fastest: bool = False  # neighbouring threads compute neighbouring rows, not neighbouring elements of a row
+    parts: int = 1  # partial results of a row, each a fold of every `parts`-th point, before they are combined
     threads: int = WORKGROUP  # of a workgroup
-    tile: TileShape | None = None  # of "tile"; a "square" sums in its order
+    tile: TileShape | None = None  # of "tile"; a "square" sums in the same order
     each: int = 1  # points that a thread of "points" computes side by side
 
 
 def grid_of(workgroups: int) -> tuple[int, int]:
-    """Workgroups in x and y."""
+    """Return the workgroups in x and y."""
     return (workgroups, 1) if workgroups <= GRID_X else (GRID_X, -(-workgroups // GRID_X))
 
 
 class Reach(NamedTuple):
-    """How many workgroups the first rows of a kernel are: of `per` for each of a run's size, `unit` make one line of
-    `times` parts, and `threads` parts are a workgroup.
+    """How many workgroups the first rows of a kernel take.
+
+    A run of size n has `per * n` rows. `unit` rows make a line of `times` parts; `threads` parts make a workgroup.
     """
 
     per: int
@@ -188,17 +189,18 @@ class Reach(NamedTuple):
     threads: int = 1
 
     def at(self, size: int) -> int:
-        """The workgroups of a run of some size."""
+        """Return the workgroups of a run of this size."""
         return -(-(-(-self.per * size // self.unit) * self.times) // self.threads)
 
 
 def reach_of(kernel: Kernel, tiling: Tiling) -> Reach | None:
-    """Of a kernel whose outermost axis a run decides; None where all of its workgroups are needed whatever the size.
+    """Return the reach of a kernel whose outermost axis depends on the size of a run.
 
-    A workgroup computes what it does by its number, rows in their order. So the first of them compute the first rows.
+    None if every run needs all workgroups. Workgroups compute the rows in order of their numbers, so the first
+    workgroups compute the first rows.
     """
     extent = next((a.size for a in kernel.outer if isinstance(a.size, Extent)), None)
-    if extent is None or kernel.uniform:  # the threads of a uniform kernel share out all of its points
+    if extent is None or kernel.uniform:  # the threads of a uniform kernel share all points
         return None
     rows = extent.per * (int(kernel.rows) // int(extent))
     if tiling.kind == "points":
@@ -209,10 +211,10 @@ def reach_of(kernel: Kernel, tiling: Tiling) -> Reach | None:
     assert p is not None and tile is not None
     square = tiling.kind == "square"
     if not square and any(not x.of_results for x in tile.limits(kernel)):
-        return None  # tiles are sorted by how much they sum
+        return None  # tiles are sorted by the length of their sums
     side = tile.square(kernel) if square else 0
     tall, wide, threads = (side, side, tiling.threads) if square else (tile.rows, tile.columns, 1)
-    # batch by batch, rows of tiles in each
+    # batch by batch, in each the rows of tiles
     m, n, batch = (int(points(axes)) for axes in (p.m, p.n, p.batch))
     varying = next((a for a in (*p.batch, *p.m, *p.n) if a.size > 1), None)
     if varying is None or not isinstance(varying.size, Extent):
@@ -225,7 +227,7 @@ def reach_of(kernel: Kernel, tiling: Tiling) -> Reach | None:
 
 
 def choose_tiling(kernel: Kernel) -> Tiling:
-    """The schedule of a kernel."""
+    """Return the tiling of a kernel."""
     rows, length = kernel.rows, kernel.length
     if kernel.uniform or not any(isinstance(s, Fold) for s in kernel.body):
         if kernel.uniform:
@@ -252,17 +254,17 @@ def choose_tiling(kernel: Kernel) -> Tiling:
 
 
 def without_barriers(kernels: Sequence[Kernel], tilings: Sequence[Tiling]) -> list[Tiling]:
-    """The same sums in the same order by threads that share nothing; [] if that takes a thread too many turns.
+    """Return tilings that sum in the same order without barriers; [] if a thread's loops would take too many turns.
 
-    For adapters that run on a CPU, where a barrier costs more than the work between two: SwiftShader folds 8 192 rows
-    of 64 in 108 ms with barriers and in 3 without, and multiplies 14 times faster than with textbook tiles.
+    For adapters that run on a CPU, where a barrier costs more than the work between two barriers: SwiftShader folds 8
+    192 rows of 64 in 108 ms with barriers and in 3 ms without, and multiplies 14 times faster than with textbook tiles.
     """
     serial = [_serial(k, t) for k, t in zip(kernels, tilings)]
     return serial if all(_turns(k, t) <= MOST_TURNS for k, t in zip(kernels, serial)) else []
 
 
 def _turns(kernel: Kernel, tiling: Tiling) -> int:
-    """No more than so many turns do the loops of one thread take without barriers."""
+    """Return an upper bound of the turns that the loops of one thread take without barriers."""
     folding = len(kernel.body) * (kernel.length + WORKGROUP)  # a row's points, and its parts or a product's slices
     storing = SQUARE * (SQUARE + 1) + kernel.rows // (tiling.threads * tiling.workgroups)
     return folding + storing
@@ -282,7 +284,7 @@ def _serial(kernel: Kernel, tiling: Tiling) -> Tiling:
 
 
 def _side_by_side(kernel: Kernel) -> int:
-    """How many points a thread computes: with few bytes for each, starting the workgroups would take longest."""
+    """Return how many points a thread computes: with few bytes for each, starting workgroups would dominate."""
     if kernel.rows < MANY_POINTS:
         return 1
     stores = [s for s in kernel.body if isinstance(s, Store)]
@@ -291,7 +293,7 @@ def _side_by_side(kernel: Kernel) -> int:
 
 
 def _tile(batch: int, m: int, n: int, kernel: Kernel) -> Tiling:
-    """The tile that is done first; with shorter steps if k is short, or has several axes and only those cover one."""
+    """Return the fastest tile, with shorter steps if k is short or if only shorter steps cover one of several axes."""
     assert kernel.product is not None
     tile = min(fitting(kernel.product.part), key=lambda t: _time(t, batch, m, n, kernel.length, t.limits(kernel)))
     steps = [tile.k_step >> halved for halved in range(3) if tile.k_step >> halved >= LEAST_STEP]
@@ -307,20 +309,22 @@ def _tile(batch: int, m: int, n: int, kernel: Kernel) -> Tiling:
 
 
 def fitting(part: int) -> list[TileShape]:
-    """The tiles whose steps parts of so many k are made of; all for 0."""
+    """Return the tiles whose steps divide parts of `part` k; all tiles for 0."""
     return [tile for tile in TILES if part % tile.k_step == 0]
 
 
 def product_time(batch: int, m: int, n: int, k: int, part: int = 0) -> float:
-    """How long a product takes, in sums of one processor: about 6 ps on an NVIDIA H200. part: of it, so many at a time,
-    which are a product each."""
+    """Return the time of a product in sums of one processor: about 6 ps each on an NVIDIA H200.
+
+    part: k is summed in parts of this length, each a product of its own.
+    """
     if not part:
         return min(_time(tile, batch, m, n, k) for tile in TILES)
     return min(_time(tile, batch * -(-k // part), m, n, part) for tile in fitting(part))
 
 
 def _time(tile: TileShape, batch: int, m: int, n: int, k: int, limits: Sequence[Limit] = ()) -> float:
-    """A processor sums as many tiles at a time as it holds, then what is left over."""
+    """Return the time of a product: a processor runs as many tiles at a time as it holds, then the rest."""
     busy = TILES[tile]
     tiles = _tiles(tile, 1, m, n)
     if limits:
@@ -331,8 +335,8 @@ def _time(tile: TileShape, batch: int, m: int, n: int, k: int, limits: Sequence[
 
 
 def _left(tile: TileShape, m: int, n: int, k: int, limits: Sequence[Limit]) -> tuple[int, int]:
-    """How many tiles of one product limits leave, and of how many k on average."""
-    alike = not {Limit("k", "n"), Limit("n", "k")} & set(limits)  # do tiles beside each other sum over the same k?
+    """Return how many tiles of one product are left under the limits, and over how many k they sum on average."""
+    alike = not {Limit("k", "n"), Limit("n", "k")} & set(limits)  # do neighbouring tiles sum over the same k?
     tiles = total = 0
     for i in range(0, m, tile.rows):
         begin = i // tile.columns if Limit("m", "n") in limits else 0
@@ -354,7 +358,7 @@ def _tiles(tile: TileShape, batch: int, m: int, n: int) -> int:
 
 
 def workgroup_arrays(tilings: Sequence[Tiling]) -> dict[str, int]:
-    """Elements of each array in workgroup memory that kernels of one launch share: sv holds vec4, the others words."""
+    """Return the elements of each workgroup array that kernels of one launch share: sv holds vec4, the others words."""
     out: dict[str, int] = {}
     for t in tilings:
         if t.kind == "tile" and t.tile:
@@ -367,12 +371,12 @@ def workgroup_arrays(tilings: Sequence[Tiling]) -> dict[str, int]:
 
 
 def workgroup_bytes(tilings: Sequence[Tiling]) -> int:
-    """An upper bound of the workgroup memory of one launch."""
+    """Return an upper bound of the workgroup memory of one launch."""
     return sum(size * (16 if name == "sv" else 4) for name, size in workgroup_arrays(tilings).items())
 
 
 def _columns(kernel: Kernel) -> bool:
-    """Do more loads step by 1 along the rows than along what is folded?"""
+    """Return whether more loads step by 1 along the rows than along the folded axes."""
     last_outer = kernel.outer[-1].name if kernel.outer else ""
     last_inner = kernel.inner[-1].name if kernel.inner else ""
     balance = 0

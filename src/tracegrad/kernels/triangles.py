@@ -1,11 +1,11 @@
-"""What masks hide: which half of a tensor is exact zeros, and which half is never read.
+"""Find the triangles that masks hide: halves of a tensor that are exact zeros, or that are never read.
 
-The *half* (row, column) of a tensor are its elements whose coordinate along axis `column` is larger than that along
-`row`; causal attention hides it with the last two axes. A comparison of two coordinates says where a mask holds. So a
-half of `where(mask, x, 0)` is zeros, and remains so through views and where nothing can make NaN of it; and the same
-half of `x` is unread, if every way from it to a result leads through such a choice.
+The *half* (row, column) of a tensor is the set of elements whose coordinate along axis `column` is larger than that
+along `row`. Causal attention hides the half of the last two axes. A comparison of two coordinates gives the half where
+a mask is false. That half of `where(mask, x, 0)` is zeros, also behind views and ops that cannot make NaN of it. The
+same half of `x` is unread if every path from `x` to a result leads through such a choice.
 
-Products leave out what adds zeros and what is never read (`left_out`).
+Products skip terms that are zero and results that are never read (`left_out`).
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ from tracegrad.prims.leaves import IOTA, constant
 Half = tuple[int, int]  # row, column
 Halves = frozenset[Half]
 NONE: Halves = frozenset()
-CHOICE = "where"  # of its second input where the first holds, else of its third
+CHOICE = "where"  # chooses its second input where the first holds, else its third
 
 
 class Triangles:
-    """The halves of all tensors of a graph. `order` is topological, `roots` are serials of what others read."""
+    """The halves of all tensors of a graph. `order` is topological; `roots` are serials of values that others read."""
 
     def __init__(self, order: Sequence[Tensor], roots: Iterable[int]) -> None:
-        self.zero: dict[int, Halves] = {}  # halves of exact zeros, or of a mask that does not hold there
-        self.true: dict[int, Halves] = {}  # halves of a mask that holds there
+        self.zero: dict[int, Halves] = {}  # halves of exact zeros, or where a mask is false
+        self.true: dict[int, Halves] = {}  # halves where a mask is true
         self.unread: dict[int, Halves] = {}
-        self._along: dict[int, int] = {}  # an axis whose coordinate the tensor is
+        self._along: dict[int, int] = {}  # serial of a tensor that equals its coordinate along an axis -> that axis
         self._axes: dict[int, dict[int, int]] = {}
         for t in order:
             if t.prim is IOTA:
@@ -44,7 +44,7 @@ class Triangles:
             self._read(order, frozenset(roots))
 
     def left_out(self, t: Tensor, outs: Iterable[Tensor]) -> tuple[Limit, ...]:
-        """What may be left out of the product `t`, whose kernel stores `outs`."""
+        """Return what the product `t`, whose kernel stores `outs`, can skip."""
         a, b = t.inputs
         found: list[Limit] = []
         unread = [self.unread.get(x.serial, NONE) if x.shape == t.shape else NONE for x in (t, *outs)]
@@ -61,7 +61,7 @@ class Triangles:
                 found.append(Limit(row, column))
         return tuple(found)
 
-    # what is zero
+    # halves of zeros
     def _known(self, t: Tensor) -> Halves:
         return self.zero.get(t.serial, NONE) | self.true.get(t.serial, NONE)
 
@@ -69,13 +69,13 @@ class Triangles:
         return half in self.zero.get(t.serial, NONE) or constant(t) == 0.0
 
     def _move(self, t: Tensor) -> None:
-        """Through a view: halves of axes that stay axes."""
+        """Carry halves through a view, for axes that stay axes."""
         x = t.inputs[0]
         if x.serial not in self._along and not self._known(x):
             return
         axes, whole = axes_through(t)
         self._set(self.zero, t, moved(self.zero.get(x.serial, NONE), axes))
-        if whole:  # else there are zeros around it
+        if whole:  # else zeros surround the input
             self._set(self.true, t, moved(self.true.get(x.serial, NONE), axes))
             if self._along.get(x.serial) in axes:
                 self._along[t.serial] = axes[self._along[x.serial]]
@@ -100,12 +100,12 @@ class Triangles:
                 self._set(self.zero, t, zero[0])
             elif name in ("add", "sub"):
                 self._set(self.zero, t, zero[0] & zero[1])
-            elif name == "mul":  # not by what may be infinite
+            elif name == "mul":  # unless the other factor can be infinite
                 factors = [c is not None and math.isfinite(c) for c in map(constant, xs)]
                 self._set(self.zero, t, NONE.union(*(z for z, other in zip(zero, factors[::-1]) if other)))
 
     def _chosen_zero(self, h: Half, mask: Tensor, a: Tensor, b: Tensor) -> bool:
-        """Is whatever `mask` chooses zero?"""
+        """Return whether every element that `mask` chooses in the half is zero."""
         first = h in self.zero.get(mask.serial, NONE) or self._zero(a, h)
         return first and (h in self.true.get(mask.serial, NONE) or self._zero(b, h))
 
@@ -114,7 +114,7 @@ class Triangles:
         if halves:
             found[t.serial] = halves
 
-    # what is unread
+    # unread halves
     def _read(self, order: Sequence[Tensor], roots: Set[int]) -> None:
         for t in reversed(order):
             mine = NONE if t.serial in roots else self.unread.get(t.serial, NONE)
@@ -137,13 +137,13 @@ class Triangles:
                     self._reads(x, mine if family == "map" else NONE)
 
     def _reads(self, x: Tensor, unread: Halves) -> None:
-        """One more reader of `x`, which does not read some halves."""
+        """Add a reader of `x` that does not read these halves."""
         before = self.unread.get(x.serial)
         self.unread[x.serial] = unread if before is None else before & unread
 
 
 Rule = Callable[..., Halves]
-MASKS: dict[str, tuple[Rule, Rule]] = {  # from where operands do not hold, and where they do: the same of the result
+MASKS: dict[str, tuple[Rule, Rule]] = {  # halves of the operands where they are false, and true -> those of the result
     "logical_not": (lambda z, t: t, lambda z, t: z),
     "logical_and": (lambda z, y, s, t: z | y, lambda z, y, s, t: s & t),
     "logical_or": (lambda z, y, s, t: z & y, lambda z, y, s, t: s | t),
@@ -151,7 +151,10 @@ MASKS: dict[str, tuple[Rule, Rule]] = {  # from where operands do not hold, and 
 
 
 def axes_through(t: Tensor) -> tuple[dict[int, int], bool]:
-    """Axes of a view's input -> those of its result with the same coordinate; and is every element one of the input?"""
+    """Map axes of a view's input to axes of its result with the same coordinate.
+
+    The second value tells whether every element of the result is one of the input.
+    """
     x, space = t.inputs[0], Space()
     own = tuple([space.var(str(d), n) for d, n in enumerate(t.shape)])
     if t.prim.index is None:
@@ -163,5 +166,5 @@ def axes_through(t: Tensor) -> tuple[dict[int, int], bool]:
 
 
 def moved(halves: Halves, axes: dict[int, int]) -> Halves:
-    """The halves by the names of other axes, of those that have one."""
+    """Rename the halves by other axes; drop halves whose axes have no new name."""
     return frozenset((axes[r], axes[c]) for r, c in halves if r in axes and c in axes)

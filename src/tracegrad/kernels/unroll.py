@@ -1,7 +1,7 @@
-"""Write small axes out: one expression for each of their points instead of a loop.
+"""Unroll small axes: write one expression for each of their points instead of a loop.
 
-For array languages, whose cost is a call per operation and a loop per innermost row: rows of two or three elements, as
-in pooling windows, cost ten times what they compute.
+For array languages, which pay for a call per operation and a loop per innermost row. Rows of two or three elements, as
+in pooling windows, cost ten times as much in overhead as in arithmetic.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from tracegrad.tuning import SHORT_AXIS, UNROLLED, UNROLLED_ROWS, WHOLE_FOLD, WO
 
 
 def unroll(kernel: Kernel) -> Kernel:
-    """The same kernel with its short axes written out; itself if there are none worth it."""
+    """Return the same kernel with its short axes unrolled, or the kernel itself if there are none."""
     axes = short_axes(kernel)
     if not axes:
         return kernel
@@ -37,7 +37,7 @@ def unroll(kernel: Kernel) -> Kernel:
 
 
 def short_axes(kernel: Kernel) -> list[Axis]:
-    """The axes to write out."""
+    """Return the axes to unroll."""
     folds = [s for s in kernel.body if isinstance(s, Fold)]
     if kernel.work < WORTH_UNROLLING or any(f.product or f.scatter for f in folds):
         return []
@@ -52,7 +52,7 @@ def short_axes(kernel: Kernel) -> list[Axis]:
 
 
 def _folds(f: Fold, copies: Sequence[_AtPoint], space: Space, kernel: Kernel) -> list[Statement]:
-    """A fold over the axes that are left for each copy, and the copies combined."""
+    """Return a fold over the remaining axes for each copy, then the statement that combines the copies."""
     values = [c.value(f.value) for c in copies]
     out: list[Statement] = []
     if kernel.length > len(copies):
@@ -70,7 +70,7 @@ def _folds(f: Fold, copies: Sequence[_AtPoint], space: Space, kernel: Kernel) ->
 
 
 class _AtPoint:
-    """The kernel's values at one point of the axes that are written out."""
+    """The kernel's values at one point of the unrolled axes."""
 
     def __init__(self, kernel: Kernel, point: Mapping[str, int]) -> None:
         self.space = Space()
@@ -98,7 +98,7 @@ class _AtPoint:
         return self.space.dynamic(self.value(atom.value), atom.hi + 1)
 
     def value(self, root: Value) -> Value:
-        """`root` at this point. Iterative: expressions can be deep."""
+        """Return `root` at this point. Iterative, because expressions can be deep."""
         stack = [root]
         while stack:
             v = stack[-1]
@@ -134,12 +134,12 @@ class _AtPoint:
 
 
 def substituted(v: Value, space: Space, replaced: Mapping[str, tuple[Index, int] | None]) -> Value:
-    """A value whose variables are replaced: by nothing, or a coefficient of `by` times the second by an index."""
+    """Replace variables of a value: None drops a variable; (index, d) turns c * variable into (c // d) * index."""
     return _Substituted(space, replaced).value(v)
 
 
 class _Substituted(_AtPoint):
-    """Values with other variables. Their indices have no atoms but variables."""
+    """Values with replaced variables. The atoms of their indices must all be variables."""
 
     def __init__(self, space: Space, replaced: Mapping[str, tuple[Index, int] | None]) -> None:
         self.space, self.replaced = space, replaced
