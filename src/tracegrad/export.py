@@ -23,8 +23,7 @@ from tracegrad.arrays import HAVE_NUMPY, np
 from tracegrad.compiler.build import Built, StepSource
 from tracegrad.compiler.dispatches import blamed
 from tracegrad.compiler.feed import make_feed
-from tracegrad.compiler.inputtypes import input_types
-from tracegrad.compiler.sizes import FreeSizes
+from tracegrad.compiler.inputtypes import FreeSizes, input_types
 from tracegrad.engine.forward import CompiledForward
 from tracegrad.engine.inputs import as_array, describe, fit_value
 from tracegrad.engine.snapshots import Snapshot

@@ -1,7 +1,7 @@
 """Measures of how well a model does, as functions of tensors: on the device in a trace, at once on values.
 
 Return them beside the loss, as in `(loss, {"accuracy": tg.metrics.accuracy(logits, y)})`, and read `r.aux["accuracy"]`.
-Validation of `fit` joins what each batch gives (`training/whole.py`), so that a metric is that of the whole set.
+Validation of `fit` joins what each batch gives (`training/validation.py`), so that a metric is that of the whole set.
 None but `perplexity` and `r2_score` has a gradient.
 """
 

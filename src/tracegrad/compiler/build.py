@@ -11,13 +11,12 @@ from math import inf
 from typing import Any, NamedTuple, ParamSpec, TypeVar, cast
 
 from tracegrad import ambient
-from tracegrad.compiler.inputtypes import InputSpec, concrete_type, declared, input_types
+from tracegrad.compiler.inputtypes import FreeSizes, InputSpec, concrete_type, declared, input_types
 from tracegrad.compiler.layout import Persistent
 from tracegrad.compiler.persistent import HALTED, States, arena_of, persistent_of
 from tracegrad.compiler.pipeline import make_program
 from tracegrad.compiler.ranges import input_ranges
 from tracegrad.compiler.signatures import check_function, check_signature, checked_loss, checked_outputs
-from tracegrad.compiler.sizes import FreeSizes
 from tracegrad.dtypes import TensorType, f32, i32
 from tracegrad.errors import CompileError, InputError, TraceError, TracegradError, located
 from tracegrad.hypers import NORMAL, PREFIX, UNIT

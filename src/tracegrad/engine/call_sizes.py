@@ -1,11 +1,11 @@
-"""The sizes that the inputs of a call choose; `compiler/sizes.py` says which dimensions they are of."""
+"""The sizes that the inputs of a call choose; `compiler/inputtypes.py` says which dimensions they are of."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
-from tracegrad.compiler.sizes import FreeSizes, Sizes
+from tracegrad.compiler.inputtypes import FreeSizes, Sizes
 from tracegrad.dtypes import Dimension
 from tracegrad.engine.inputs import as_array, check_inputs
 from tracegrad.errors import InputError

@@ -12,7 +12,7 @@ from typing import Any
 
 from tracegrad import safetensors
 from tracegrad.compiler.build import trace_sites
-from tracegrad.compiler.sizes import shown
+from tracegrad.compiler.inputtypes import as_read
 from tracegrad.engine import params
 from tracegrad.engine.call_sizes import as_arrays, sizes_of
 from tracegrad.engine.forward_runs import ForwardProgram, ForwardPrograms, ForwardRun
@@ -220,7 +220,7 @@ class CompiledForward(HasStates):
     @property
     def cached_shapes(self) -> list[int | None | dict[str, int]]:
         """Sizes whose programs are kept, least recently used first; dicts by name if calls choose several."""
-        return [shown(sizes) for sizes in self._programs.sizes]
+        return [as_read(sizes) for sizes in self._programs.sizes]
 
     def close(self) -> None:
         """Free its programs; what is in flight resolves as Aborted. Closing twice is fine.

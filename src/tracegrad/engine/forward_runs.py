@@ -10,7 +10,7 @@ from typing import Any
 
 from tracegrad.compiler.build import Built
 from tracegrad.compiler.dispatches import blamed_lines
-from tracegrad.compiler.sizes import Sizes
+from tracegrad.compiler.inputtypes import Sizes
 from tracegrad.engine import indexcheck, params, reference
 from tracegrad.engine.forward_source import ForwardSource
 from tracegrad.engine.growing import Growing, numbers_of

@@ -6,9 +6,8 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tracegrad.compiler.build import Built, TracedForward, build_forward, check_precision, traced_forward
-from tracegrad.compiler.inputtypes import input_types
+from tracegrad.compiler.inputtypes import FreeSizes, Sizes, input_types
 from tracegrad.compiler.signatures import check_function, check_signature
-from tracegrad.compiler.sizes import FreeSizes, Sizes
 from tracegrad.dtypes import InputType
 from tracegrad.program import Program
 

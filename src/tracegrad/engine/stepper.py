@@ -10,8 +10,8 @@ from typing import Any
 from tracegrad.arrays import np
 from tracegrad.compiler.build import Built, StepSource, TracedStep
 from tracegrad.compiler.dispatches import blamed_lines
+from tracegrad.compiler.inputtypes import Sizes
 from tracegrad.compiler.persistent import HALTED
-from tracegrad.compiler.sizes import Sizes
 from tracegrad.dtypes import DTYPES
 from tracegrad.engine import bounds, freezing, indexcheck, params, reference
 from tracegrad.engine.drives import beside

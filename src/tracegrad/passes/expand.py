@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from tracegrad.ir import Tensor, rewrite, toposort
-from tracegrad.passes.empty import of_nothing
 from tracegrad.passes.scans import in_bodies, only_asked
+from tracegrad.passes.simplify import of_nothing
 
 
 def expand_composites(roots: Sequence[Tensor], kept: Callable[[Tensor], bool] = lambda t: False) -> list[Tensor]:

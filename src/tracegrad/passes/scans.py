@@ -6,8 +6,7 @@ from collections.abc import Callable, Sequence
 
 from tracegrad.ir import Tensor, bind, rewrite, toposort
 from tracegrad.kernels.reads import read_by
-from tracegrad.passes.empty import without_empty
-from tracegrad.passes.simplify import without_idle_waits
+from tracegrad.passes.simplify import without_empty, without_idle_waits
 from tracegrad.transforms.loops import Body, item
 
 Pass = Callable[[Sequence[Tensor]], Sequence[Tensor]]

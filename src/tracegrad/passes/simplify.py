@@ -1,5 +1,4 @@
-"""Equal nodes once, constants folded, nothing without elements or only waited for, and identities that cost nothing
-to see."""
+"""The pass that computes equal nodes once, folds constants, drops what has no elements, and knows cheap identities."""
 
 from __future__ import annotations
 
@@ -9,8 +8,8 @@ from typing import Any
 
 from tracegrad.ir import Tensor, rebind, rewrite, toposort
 from tracegrad.kernels.reads import read_by
-from tracegrad.passes.empty import of_nothing
 from tracegrad.prims.elementwise import logical_or, nonfinite, where
+from tracegrad.prims.folds import pack
 from tracegrad.prims.leaves import const, constant
 from tracegrad.prims.views import broadcast_to, permute, reshape
 
@@ -30,6 +29,26 @@ def simplify(roots: Sequence[Tensor]) -> list[Tensor]:
         return seen.setdefault(key, new)
 
     return without_idle_waits(rewrite(roots, rule))
+
+
+def without_empty(roots: Sequence[Tensor]) -> list[Tensor]:
+    """sum(x[:0]) -> 0, and so on."""
+    return rewrite(roots, of_nothing)
+
+
+def of_nothing(t: Tensor, inputs: Sequence[Tensor]) -> Tensor | None:
+    """`t` without what has no elements; None if all that goes into it has some."""
+    family = t.prim.family
+    if 0 in t.type.shape and family != "leaf":
+        return broadcast_to(const(0, t.dtype), t.shape)
+    some = [x for x in inputs if 0 not in x.type.shape]
+    if len(some) == len(inputs):
+        return None
+    if family == "pack":
+        return pack(some)
+    if family in ("fold", "product", "scatter", "view"):  # a view shows 0 beside its input
+        return broadcast_to(const(t.prim.identity or 0, t.dtype), t.shape)
+    return None
 
 
 def without_idle_waits(roots: Sequence[Tensor]) -> list[Tensor]:
