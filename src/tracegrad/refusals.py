@@ -153,7 +153,7 @@ def remedy(word: str, value: Any, names: Sequence[str]) -> str:
 
 
 def check_call(who: str, function: Any, args: Sized, given: Mapping[str, Any], bound: int = 0) -> None:
-    """CallError for keywords that `function` does not have, missing arguments, and too many by position.
+    """CallError for keywords that `function` does not have, arguments missing or given twice, and too many by position.
 
     bound: arguments in front that the caller does not write, such as self.
     """
@@ -168,6 +168,9 @@ def check_call(who: str, function: Any, args: Sized, given: Mapping[str, Any], b
     extra = len(args) + bound - n
     needed = code.co_varnames[bound + len(args) : n - len(function.__defaults__ or ())]
     needed += tuple([x for x in code.co_varnames[n:both] if x not in (function.__kwdefaults__ or {})])
+    twice = [x for x in code.co_varnames[bound : min(bound + len(args), n)] if x in given]
+    if twice:
+        raise CallError.here(f"{who}: {twice[0]} has a value by position and one by name; write {twice[0]}=... alone")
     missing = [x for x in needed if x not in given]
     if missing and extra <= 0:
         raise CallError.here(f"{who}: missing {', '.join([f'{x}=' for x in missing])}; it takes {', '.join(takes)}")

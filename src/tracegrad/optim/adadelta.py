@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Unpack
 
 from tracegrad.hypers import AT_LEAST_0, SHARE, checked_all
 from tracegrad.ir import Tensor
 from tracegrad.optim.host import Host
-from tracegrad.optim.optimizer import LR, Optimizer, Options, decoupled, made
+from tracegrad.optim.optimizer import LR, Chain, Options, decoupled, recipe
 from tracegrad.optim.scaling import running_mean
 from tracegrad.optim.transform import State, Transform
 from tracegrad.prims.elementwise import sqrt, square
@@ -34,15 +33,14 @@ def scale_by_adadelta(rho: float = 0.9, eps: float = 1e-6) -> Transform:
     return Transform({"v": 0.0, "u": 0.0}, update, checked_all(given, RANGES, "adadelta"), RANGES)
 
 
+@recipe("weight_decay")
 def adadelta(
     lr: LR = 1.0, rho: float = 0.9, eps: float = 1e-6, weight_decay: float = 0.0, **options: Unpack[Options]
-) -> Optimizer:
+) -> Chain:
     """p <- p - lr * d: see `scale_by_adadelta`. PyTorch's Adadelta.
 
     weight_decay is L2. options: see `Options`.
 
     >>> optimizer = optim.adadelta(lr=1.0)
     """
-    again = partial(adadelta, lr, rho, eps, weight_decay=weight_decay, **options)
-    core = [*decoupled(weight_decay, options), scale_by_adadelta(rho, eps)]
-    return made("adadelta", core, lr, options, again, ("weight_decay",))
+    return [*decoupled(weight_decay, options), scale_by_adadelta(rho, eps)]

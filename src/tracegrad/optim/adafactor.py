@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import math
-from functools import partial
 from typing import Unpack
 
 from tracegrad.hypers import AT_LEAST_0, POSITIVE, Range, checked
 from tracegrad.ir import Tensor, bind
 from tracegrad.optim.gradients import norm
 from tracegrad.optim.host import Host
-from tracegrad.optim.optimizer import LR, Optimizer, Options, decoupled, made
+from tracegrad.optim.optimizer import LR, Chain, Options, decoupled, recipe
 from tracegrad.optim.scaling import running_mean
 from tracegrad.optim.transform import PerParameter, State, Transform
 from tracegrad.prims.elementwise import maximum, minimum, pow, rsqrt, sqrt, square
@@ -71,6 +70,7 @@ def scale_by_adafactor(
     return Transform(kinds, update, {n: checked(n, x, RANGES[n]) for n, x in given.items()}, RANGES)
 
 
+@recipe("weight_decay", flat=False)
 def adafactor(
     lr: LR = 0.01,
     beta2_decay: float = -0.8,
@@ -79,13 +79,11 @@ def adafactor(
     d: float = 1.0,
     weight_decay: float = 0.0,
     **options: Unpack[Options],
-) -> Optimizer:
+) -> Chain:
     """p <- (1 - lr weight_decay) p - lr * a scaled gradient: see `scale_by_adafactor`. PyTorch's Adafactor.
 
     Keeps m + n numbers of a matrix [m, n], and as many as there are of a vector. options: see `Options`.
 
     >>> optimizer = optim.adafactor(lr=1e-2)
     """
-    again = partial(adafactor, lr, beta2_decay, eps1, eps2, d, weight_decay=weight_decay, **options)
-    core = [scale_by_adafactor(beta2_decay, eps1, eps2, d), *decoupled(weight_decay, options)]
-    return made("adafactor", core, lr, options, again, ("weight_decay",), flat=False)
+    return [scale_by_adafactor(beta2_decay, eps1, eps2, d), *decoupled(weight_decay, options)]

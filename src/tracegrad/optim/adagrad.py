@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Unpack
 
 from tracegrad.hypers import AT_LEAST_0, checked, checked_all
 from tracegrad.ir import Tensor
 from tracegrad.optim.host import Host
-from tracegrad.optim.optimizer import LR, Optimizer, Options, decoupled, made
+from tracegrad.optim.optimizer import LR, Chain, Options, decoupled, recipe
 from tracegrad.optim.transform import State, Transform
 from tracegrad.prims.elementwise import sqrt, square
 
@@ -31,6 +30,7 @@ def scale_by_adagrad(lr_decay: float = 0.0, initial_accumulator_value: float = 0
     return Transform({"sum": fill}, update, checked_all(given, RANGES, "adagrad"), RANGES)
 
 
+@recipe("weight_decay")
 def adagrad(
     lr: LR = 0.01,
     lr_decay: float = 0.0,
@@ -38,16 +38,11 @@ def adagrad(
     initial_accumulator_value: float = 0.0,
     eps: float = 1e-10,
     **options: Unpack[Options],
-) -> Optimizer:
+) -> Chain:
     """p <- p - lr * g / (sqrt(sum of g^2) + eps): see `scale_by_adagrad`. PyTorch's Adagrad.
 
     weight_decay is L2. options: see `Options`.
 
     >>> optimizer = optim.adagrad(lr=1e-2)
     """
-    again = partial(
-        adagrad, lr, lr_decay, weight_decay=weight_decay, initial_accumulator_value=initial_accumulator_value, eps=eps,
-        **options,
-    )  # fmt: skip
-    core = [*decoupled(weight_decay, options), scale_by_adagrad(lr_decay, initial_accumulator_value, eps)]
-    return made("adagrad", core, lr, options, again, ("weight_decay",))
+    return [*decoupled(weight_decay, options), scale_by_adagrad(lr_decay, initial_accumulator_value, eps)]

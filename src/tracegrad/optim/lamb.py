@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Unpack
 
 from tracegrad.ir import Tensor
 from tracegrad.optim.gradients import norm
-from tracegrad.optim.optimizer import LR, Optimizer, Options, made
+from tracegrad.optim.optimizer import LR, Chain, Options, recipe
 from tracegrad.optim.scaling import add_decayed_weights, scale_by_adam
 from tracegrad.optim.transform import Transform
 from tracegrad.prims.elementwise import where
@@ -27,6 +26,7 @@ def scale_by_trust_ratio() -> Transform:
     return Transform({}, lambda g, p, state, host: (host.arena.each(trusted, g, p), {}))
 
 
+@recipe()
 def lamb(
     lr: LR = 1e-3,
     weight_decay: float = 0.01,
@@ -34,13 +34,11 @@ def lamb(
     beta2: float = 0.999,
     eps: float = 1e-6,
     **options: Unpack[Options],
-) -> Optimizer:
+) -> Chain:
     """p <- p - lr norm(p) / norm(u) u, u = m_hat / (sqrt(v_hat) + eps) + weight_decay p (You et al. 2020, algorithm 2).
 
     A norm is that of one parameter. options: see `Options`.
 
     >>> optimizer = optim.lamb(lr=1e-3)
     """
-    again = partial(lamb, lr, weight_decay, beta1, beta2, eps, **options)
-    chained = [scale_by_adam(beta1, beta2, eps), add_decayed_weights(weight_decay), scale_by_trust_ratio()]
-    return made("lamb", chained, lr, options, again)
+    return [scale_by_adam(beta1, beta2, eps), add_decayed_weights(weight_decay), scale_by_trust_ratio()]

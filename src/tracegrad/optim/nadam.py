@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import math
-from functools import partial
 from typing import Unpack
 
 from tracegrad.hypers import AT_LEAST_0, SHARE, checked_all
 from tracegrad.ir import Tensor, bind
 from tracegrad.optim.host import Host
-from tracegrad.optim.optimizer import LR, Optimizer, Options, made, with_decay
+from tracegrad.optim.optimizer import LR, Chain, Options, recipe, with_decay
 from tracegrad.optim.scaling import running_mean
 from tracegrad.optim.transform import PerParameter, State, Transform
 from tracegrad.prims.elementwise import exp, sqrt, square
@@ -49,6 +48,7 @@ def scale_by_nadam(
     return Transform(states, update, checked_all(given, RANGES, "nadam"), RANGES)
 
 
+@recipe("weight_decay", flat=False, shaping=("decoupled_weight_decay",))
 def nadam(
     lr: LR = 2e-3,
     beta1: float = 0.9,
@@ -58,18 +58,12 @@ def nadam(
     momentum_decay: float = 4e-3,
     decoupled_weight_decay: bool = False,
     **options: Unpack[Options],
-) -> Optimizer:
+) -> Chain:
     """Adam with Nesterov's momentum: see `scale_by_nadam`. PyTorch's NAdam.
 
     decoupled_weight_decay: p <- (1 - lr weight_decay) p, as AdamW; else weight_decay is L2. options: see `Options`.
 
     >>> optimizer = optim.nadam(lr=2e-3)
     """
-    again = partial(
-        nadam, lr, beta1, beta2, eps, weight_decay=weight_decay, momentum_decay=momentum_decay,
-        decoupled_weight_decay=decoupled_weight_decay, **options,
-    )  # fmt: skip
     core = scale_by_nadam(beta1, beta2, eps, momentum_decay)
-    chained = with_decay(core, weight_decay, options, decoupled_weight_decay)
-    plain = {"decoupled_weight_decay": decoupled_weight_decay}
-    return made("nadam", chained, lr, options, again, ("weight_decay",), flat=False, **plain)
+    return with_decay(core, weight_decay, options, decoupled_weight_decay)

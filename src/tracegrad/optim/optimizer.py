@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import field, replace
-from functools import partial
-from typing import TYPE_CHECKING, Any, TypedDict, Unpack, cast
+from functools import partial, wraps
+from inspect import signature
+from typing import TYPE_CHECKING, Any, ParamSpec, TypedDict, Unpack, cast
 
 from tracegrad.errors import InputError, call_site, placed
 from tracegrad.habits import OPTIMIZERS
@@ -25,9 +26,11 @@ from tracegrad.optim.scaling import (
     track_ema,
 )
 from tracegrad.optim.transform import Transform, chain
-from tracegrad.refusals import absent, unexpected
+from tracegrad.refusals import absent, check_call, unexpected
 
 LR = Schedule | float
+Chain = list[Transform]
+P = ParamSpec("P")
 
 
 class Options(TypedDict, total=False):
@@ -129,7 +132,93 @@ class Optimizer:
         return f"optim.{self.name}({', '.join(f'{k}={v!r}' for k, v in values.items())})"
 
 
-def custom(transform: Transform, lr: LR = 1e-3, **options: Unpack[Options]) -> Optimizer:
+def recipe(
+    *optional: str, flat: bool = True, shaping: tuple[str, ...] = ()
+) -> Callable[[Callable[P, Chain]], Callable[P, Optimizer]]:
+    """Make a public optimizer of a function that gives the core of its chain, with the options around it.
+
+    Its parameters are `lr`, its own, and `**options`.
+
+    optional: hyperparameters that the core lacks while they are off
+    flat:     the core uses its hyperparameters on flat arrays only, so that groups may override all of them
+    shaping:  parameters that shape the chain; the optimizer's `options` tell them as plain data
+    """
+
+    def make(core: Callable[P, Chain]) -> Callable[P, Optimizer]:
+        @wraps(core)
+        def optimizer(*args: P.args, **kwargs: P.kwargs) -> Optimizer:
+            what = f"optim.{core.__name__}"
+            check_call(what, core, args, kwargs)
+            parts, own = core(*args, **kwargs), signature(core).bind(*args, **kwargs)
+            own.apply_defaults()
+            values: dict[str, Any] = own.arguments
+            options: Options = values.pop("options")
+            _check(options, (*values, *Options.__annotations__), what)
+            as_schedule(values["lr"])  # refuses what is no rate
+            transform, shaped_by = _around(parts, options, what)
+            hyper = checked_all(transform.hyper, transform.ranges, what)
+            grouped = {n: x for n, x in hyper.items() if n != "clip_grad_norm" and (flat or n in MONOTONE)}
+            groups = _groups(options, {"lr": 1.0, **grouped}, transform, what)
+            if groups.selections:
+                shaped_by["groups"] = groups.spec()
+            return Optimizer(
+                transform=transform if groups.names <= {*MONOTONE} else replace(transform, bounds=None),
+                lr=values["lr"],
+                hyper=hyper | groups.hyper,
+                decay_filter=options.get("decay_filter"),
+                name=core.__name__,
+                options={name: values[name] for name in shaping} | shaped_by,
+                again=cast("Any", partial(optimizer, **values, **options)),
+                off=tuple(n for n in (*optional, "clip_grad_norm") if n not in hyper),
+                groups=groups,
+            )
+
+        return optimizer
+
+    return make
+
+
+def _check(options: Options, takes: tuple[str, ...], what: str) -> None:
+    given = cast("dict[str, object]", options)
+    unknown = {word: value for word, value in given.items() if word not in Options.__annotations__}
+    if unknown:
+        raise placed(unexpected(takes, unknown), what, call_site())
+    for option in ("decay_filter", "normalize_grads"):
+        chosen = given.get(option)
+        if not (chosen is None or isinstance(chosen, bool) or callable(chosen)):
+            raise InputError.here(
+                f"{what}: {option} is a function of parameter names, got {chosen!r}; "
+                "such as lambda name: name.endswith('.W')"
+            )
+
+
+def _around(core: Chain, options: Options, what: str) -> tuple[Transform, dict[str, Any]]:
+    """Normalise, clip, core, lr, average; all of it at every k-th step. And, as plain data, what of it is on."""
+    every = whole("accumulate", options.get("accumulate", 1), what)
+    normalize = options.get("normalize_grads", False)
+    clip, ema = options.get("clip_grad_norm"), options.get("ema")
+    parts: Chain = []
+    if normalize is not False:
+        parts.append(normalize_gradients(None if normalize is True else normalize))
+    if clip is not None:
+        parts.append(clip_by_global_norm(clip))
+    parts += [*core, scale_by_lr()]
+    if ema is not None:
+        parts.append(track_ema(ema))
+    transform = chain(*parts)
+    shaped_by: dict[str, Any] = {"accumulate": every} if every != 1 else {}
+    if normalize is not False:
+        shaped_by["normalize_grads"] = True
+    return transform if every == 1 else accumulate(every, transform), shaped_by
+
+
+def _groups(options: Options, known: Mapping[str, float], transform: Transform, what: str) -> Groups:
+    given: object = options.get("groups")
+    return NO_GROUPS if given is None else Groups.checked(given, known, transform.ranges, what)
+
+
+@recipe()
+def custom(transform: Transform, lr: LR = 1e-3, **options: Unpack[Options]) -> Chain:
     """An optimizer of your own: descend along what `transform` makes of the gradient.
 
     The parameters become p - lr * transform(g), after what `options` do to the gradient.
@@ -138,17 +227,17 @@ def custom(transform: Transform, lr: LR = 1e-3, **options: Unpack[Options]) -> O
     >>> sign = optim.Transform({}, lambda g, p, state, host: (tg.sign(g), {}))
     >>> optimizer = optim.custom(sign, lr=1e-2)
     """
-    core = replace(transform, bounds=None)  # bounds of chains such as L2 before Adam grow by eps at each step
-    return made("custom", [core], lr, options, partial(custom, transform, lr, **options))
+    return [replace(transform, bounds=None)]  # bounds of chains such as L2 before Adam grow by eps at each step
 
 
+@recipe("momentum", "weight_decay", shaping=("nesterov",))
 def sgd(
     lr: LR = 1e-3,
     momentum: float = 0.0,
     nesterov: bool = False,
     weight_decay: float = 0.0,
     **options: Unpack[Options],
-) -> Optimizer:
+) -> Chain:
     """Gradient descent: g <- g + weight_decay p;  m <- momentum m + g;  p <- p - lr m. PyTorch's SGD.
 
     nesterov: step along g + momentum * m. options: see `Options`.
@@ -158,28 +247,24 @@ def sgd(
     """
     if nesterov and momentum == 0:
         raise InputError.here("sgd: nesterov needs a momentum above 0")
-    chained = [
-        *decoupled(weight_decay, options),
-        *_unless_off("momentum", momentum, options, scale_by_momentum(momentum, nesterov)),
-    ]
-    again = partial(sgd, lr, momentum=momentum, nesterov=nesterov, weight_decay=weight_decay, **options)
-    return made("sgd", chained, lr, options, again, ("momentum", "weight_decay"), nesterov=nesterov)
+    moving = _unless_off("momentum", momentum, options, scale_by_momentum(momentum, nesterov))
+    return [*decoupled(weight_decay, options), *moving]
 
 
+@recipe()
 def adam(
     lr: LR = 1e-3, beta1: float = 0.9, beta2: float = 0.999, eps: float = 1e-8, **options: Unpack[Options]
-) -> Optimizer:
+) -> Chain:
     """p <- p - lr * m_hat / (sqrt(v_hat) + eps): see `scale_by_adam`. PyTorch's Adam. options: see `Options`.
 
     As torch.optim.Adam (Kingma and Ba 2015).
 
     >>> optimizer = optim.adam(lr=1e-3, clip_grad_norm=1.0)
     """
-    return made(
-        "adam", [scale_by_adam(beta1, beta2, eps)], lr, options, partial(adam, lr, beta1, beta2, eps, **options)
-    )
+    return [scale_by_adam(beta1, beta2, eps)]
 
 
+@recipe()
 def adamw(
     lr: LR = 1e-3,
     weight_decay: float = 0.01,
@@ -187,7 +272,7 @@ def adamw(
     beta2: float = 0.999,
     eps: float = 1e-8,
     **options: Unpack[Options],
-) -> Optimizer:
+) -> Chain:
     """Adam with decoupled decay: p <- (1 - lr * weight_decay) p for decayed parameters, then Adam's step.
 
     PyTorch's AdamW (Loshchilov & Hutter 2019); the decay follows the schedule. options: see `Options`.
@@ -195,24 +280,23 @@ def adamw(
 
     >>> optimizer = optim.adamw(lr=lr.cosine_annealing(peak=3e-4, final=0.0, steps=1000), weight_decay=0.01)
     """
-    again = partial(adamw, lr, weight_decay, beta1, beta2, eps, **options)
-    return made("adamw", [scale_by_adam(beta1, beta2, eps), add_decayed_weights(weight_decay)], lr, options, again)
+    return [scale_by_adam(beta1, beta2, eps), add_decayed_weights(weight_decay)]
 
 
+@recipe("weight_decay")
 def lion(
     lr: LR = 1e-4, beta1: float = 0.9, beta2: float = 0.99, weight_decay: float = 0.0, **options: Unpack[Options]
-) -> Optimizer:
+) -> Chain:
     """p <- (1 - lr * weight_decay) p - lr * sign(mean of m and g): see `scale_by_lion` (Chen et al. 2023).
 
     Takes a rate 3 to 10 times smaller, and a decay as much larger, than adamw. options: see `Options`.
 
     >>> optimizer = optim.lion(lr=1e-4)
     """
-    again = partial(lion, lr, beta1, beta2, weight_decay=weight_decay, **options)
-    chained = [scale_by_lion(beta1, beta2), *decoupled(weight_decay, options)]
-    return made("lion", chained, lr, options, again, ("weight_decay",))
+    return [scale_by_lion(beta1, beta2), *decoupled(weight_decay, options)]
 
 
+@recipe("momentum", "weight_decay", shaping=("centered",))
 def rmsprop(
     lr: LR = 1e-2,
     alpha: float = 0.99,
@@ -221,19 +305,18 @@ def rmsprop(
     momentum: float = 0.0,
     centered: bool = False,
     **options: Unpack[Options],
-) -> Optimizer:
+) -> Chain:
     """p <- p - lr * g / (sqrt(mean of g^2) + eps): see `scale_by_rms`. PyTorch's RMSprop.
 
     weight_decay is L2. options: see `Options`.
 
     >>> optimizer = optim.rmsprop(lr=1e-2)
     """
-    chained = [*decoupled(weight_decay, options), scale_by_rms(alpha, eps, centered)]
-    chained += _unless_off("momentum", momentum, options, scale_by_momentum(momentum))
-    again = partial(rmsprop, lr, alpha, eps, weight_decay=weight_decay, momentum=momentum, centered=centered, **options)
-    return made("rmsprop", chained, lr, options, again, ("momentum", "weight_decay"), centered=centered)
+    moving = _unless_off("momentum", momentum, options, scale_by_momentum(momentum))
+    return [*decoupled(weight_decay, options), scale_by_rms(alpha, eps, centered), *moving]
 
 
+@recipe(flat=False, shaping=("nesterov", "ns_steps", "adjust_lr"))
 def muon(
     lr: LR = 1e-3,
     weight_decay: float = 0.1,
@@ -248,7 +331,7 @@ def muon(
     beta2: float = 0.999,
     adam_eps: float = 1e-8,
     **options: Unpack[Options],
-) -> Optimizer:
+) -> Chain:
     """Orthogonalised momentum for matrices, AdamW for the rest: see `scale_by_muon`. PyTorch's Muon, in f32.
 
     Embeddings and output layers do better with Adam: leave them out by `only`. With adjust_lr="match_rms_adamw" the
@@ -258,93 +341,21 @@ def muon(
     >>> optimizer = optim.muon(lr=1e-3)
     """
     core = scale_by_muon(momentum, nesterov, eps, ns_steps, adjust_lr, only, adam_lr_scale, beta1, beta2, adam_eps)
-    plain = {"nesterov": nesterov, "ns_steps": ns_steps, "adjust_lr": adjust_lr}
-    again = partial(
-        muon, lr, weight_decay, momentum, nesterov, eps, ns_steps, adjust_lr, only, adam_lr_scale, beta1, beta2,
-        adam_eps, **options,
-    )  # fmt: skip
-    return made("muon", [core, add_decayed_weights(weight_decay)], lr, options, again, (), flat=False, **plain)
+    return [core, add_decayed_weights(weight_decay)]
 
 
-def decoupled(weight_decay: float, options: Options) -> list[Transform]:
+def decoupled(weight_decay: float, options: Options) -> Chain:
     """Weight decay as a part of a chain; no part where it is off."""
     return _unless_off("weight_decay", weight_decay, options, add_decayed_weights(weight_decay))
 
 
-def with_decay(core: Transform, weight_decay: float, options: Options, apart: bool) -> list[Transform]:
+def with_decay(core: Transform, weight_decay: float, options: Options, apart: bool) -> Chain:
     """`core` with weight decay: apart from it, as in AdamW, or of the gradient that it sees (L2)."""
     decay = decoupled(weight_decay, options)
     return [core, *decay] if apart else [*decay, core]
 
 
-def _unless_off(name: str, value: float, options: Options, transform: Transform) -> list[Transform]:
+def _unless_off(name: str, value: float, options: Options, transform: Transform) -> Chain:
     groups: object = options.get("groups")
     of_groups = list(cast("Mapping[Any, object]", groups).values()) if isinstance(groups, Mapping) else []
     return [transform] if value or any(isinstance(x, Mapping) and name in x for x in of_groups) else []
-
-
-def made(
-    name: str,
-    core: list[Transform],
-    lr: LR,
-    options: Options,
-    again: partial[Optimizer],
-    optional: tuple[str, ...] = (),
-    flat: bool = True,
-    **shaped_by: Any,
-) -> Optimizer:
-    """An optimizer with a core of its own, and the options around it.
-
-    Normalise, clip, core, lr, average; all of it at every k-th step.
-
-    name, core: what it is called, and the parts of its chain
-    again:      the optimizer's function with its arguments
-    optional:   hyperparameters that the core lacks while they are off; `again` takes them
-    flat:       the core uses its hyperparameters on flat arrays only, so that groups may override all of them
-    shaped_by:  arguments of its own that shape the chain, as plain data
-    """
-    unknown = options.keys() - Options.__annotations__.keys()
-    if unknown:
-        own = cast("Any", again).func.__code__
-        takes = (*own.co_varnames[: own.co_argcount], *Options.__annotations__)
-        others = {word: value for word, value in cast("dict[str, object]", options).items() if word in unknown}
-        raise placed(unexpected(takes, others), f"optim.{name}", call_site())
-    as_schedule(lr)  # refuses what is no rate
-    for option in ("decay_filter", "normalize_grads"):
-        given: object = options.get(option)
-        if not (given is None or isinstance(given, bool) or callable(given)):
-            raise InputError.here(
-                f"optim.{name}: {option} is a function of parameter names, got {given!r}; "
-                "such as lambda name: name.endswith('.W')"
-            )
-    every = whole("accumulate", options.get("accumulate", 1), f"optim.{name}")
-    parts: list[Transform] = []
-    normalize = options.get("normalize_grads", False)
-    clip, ema = options.get("clip_grad_norm"), options.get("ema")
-    if normalize is not False:
-        parts.append(normalize_gradients(None if normalize is True else normalize))
-    if clip is not None:
-        parts.append(clip_by_global_norm(clip))
-    parts += [*core, scale_by_lr()]
-    if ema is not None:
-        parts.append(track_ema(ema))
-    transform = chain(*parts)
-    if every != 1:
-        transform = accumulate(every, transform)
-        shaped_by["accumulate"] = every
-    if normalize is not False:
-        shaped_by["normalize_grads"] = True
-    hyper = checked_all(transform.hyper, transform.ranges, f"optim.{name}")
-    off = tuple(n for n in (*optional, "clip_grad_norm") if n not in hyper)
-    own = {n: x for n, x in hyper.items() if n != "clip_grad_norm" and (flat or n in MONOTONE)}
-    given: object = options.get("groups")
-    groups = (
-        NO_GROUPS if given is None else Groups.checked(given, {"lr": 1.0, **own}, transform.ranges, f"optim.{name}")
-    )
-    if groups.selections:
-        shaped_by["groups"] = groups.spec()
-    if not groups.names <= {*MONOTONE}:
-        transform = replace(transform, bounds=None)
-    return Optimizer(
-        transform, lr, hyper | groups.hyper, options.get("decay_filter"), name, shaped_by, again, off, groups
-    )

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from functools import partial, reduce
+from functools import reduce
 from typing import Unpack
 
 from tracegrad.ir import Tensor
 from tracegrad.optim.host import Host
-from tracegrad.optim.optimizer import LR, Optimizer, Options, made, with_decay
+from tracegrad.optim.optimizer import LR, Chain, Options, recipe, with_decay
 from tracegrad.optim.scaling import running_mean
 from tracegrad.optim.transform import State, Transform
 from tracegrad.prims.elementwise import expm1, log1p, maximum, minimum, sqrt, square, where
@@ -72,6 +72,7 @@ def _stored(x: Tensor) -> Tensor:
     return reshape(pack([reshape(x, (x.size,))]), x.shape)
 
 
+@recipe("weight_decay", shaping=("decoupled_weight_decay",))
 def radam(
     lr: LR = 1e-3,
     beta1: float = 0.9,
@@ -80,23 +81,11 @@ def radam(
     weight_decay: float = 0.0,
     decoupled_weight_decay: bool = False,
     **options: Unpack[Options],
-) -> Optimizer:
+) -> Chain:
     """Rectified Adam: see `scale_by_radam`. PyTorch's RAdam.
 
     decoupled_weight_decay: p <- (1 - lr weight_decay) p, as AdamW; else weight_decay is L2. options: see `Options`.
 
     >>> optimizer = optim.radam(lr=1e-3)
     """
-    again = partial(
-        radam,
-        lr,
-        beta1,
-        beta2,
-        eps,
-        weight_decay=weight_decay,
-        decoupled_weight_decay=decoupled_weight_decay,
-        **options,
-    )
-    chained = with_decay(scale_by_radam(beta1, beta2, eps), weight_decay, options, decoupled_weight_decay)
-    plain = {"decoupled_weight_decay": decoupled_weight_decay}
-    return made("radam", chained, lr, options, again, ("weight_decay",), **plain)
+    return with_decay(scale_by_radam(beta1, beta2, eps), weight_decay, options, decoupled_weight_decay)
