@@ -1,22 +1,25 @@
-"""A training step with device="jax" beside the same step written by hand in JAX, in turns in one process.
+"""A training step with device="jax" beside the same step by hand in JAX, and in Equinox and Optax, in turns.
 
 Run: python bench/jax_device.py [--models sine mlp cnn gpt gpt256] [--precision f32|tf32|bf16] [--repeats 15]
 
-The peer is bench/peers_jax.py: a jitted step of plain JAX with donated state, of the same model and optimizer. Both
-read the loss at the end of a block. Minima over the repeats. Needs JAX and nothing else: a GPU if JAX finds one.
+The peers are bench/peers_jax.py, a jitted step of plain JAX with donated state, and bench/peers_equinox.py, where
+Equinox and Optax are installed: the same model and optimizer, jitted by `eqx.filter_jit(donate="all")`. All read the
+loss at the end of a block. Minima over the repeats. Needs JAX and nothing else: a GPU if JAX finds one.
 """
 
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent))
 
 import jax
 from peers_jax import jax_block
-from steps import tracegrad_block, workload
+from steps import Workload, tracegrad_block, workload
 
 import tracegrad as tg
 from tracegrad import optim
@@ -24,24 +27,34 @@ from tracegrad import optim
 PEER = {"f32": "highest", "tf32": "tensorfloat32", "bf16": "bfloat16"}  # what JAX calls them
 
 
+def peers(name: str, w: Workload) -> list[Callable[[int], float]]:
+    """Blocks of steps in plain JAX and, where they are installed, in Equinox and Optax."""
+    found = [jax_block(name, w)]
+    if all(importlib.util.find_spec(package) for package in ("equinox", "optax")):
+        from peers_equinox import equinox_block
+
+        found.append(equinox_block(name, w))
+    return found
+
+
 def compared(name: str, precision: str, repeats: int, seconds: float) -> str:
-    """A row: ms a step of both, and their ratio."""
+    """A row: ms a step of each, and the ratios."""
     w = workload(name)
     jax.config.update("jax_default_matmul_precision", PEER[precision])
-    theirs = jax_block(name, w)
+    others = peers(name, w)
     made = optim.adamw(lr=1e-3, weight_decay=0.1, clip_grad_norm=1.0)
     with tg.compile(model=w.model(), loss=w.loss, inputs=w.inputs, optimizer=made, seed=0, device="jax",
                     precision=precision) as train:  # fmt: skip
-        ours = tracegrad_block(w, train)
-        steps = max(2, int(seconds / max(min(theirs(2), theirs(2)) / 2, 1e-5)))
-        blocks = (ours, theirs)
+        blocks = [tracegrad_block(w, train), *others]
+        steps = max(2, int(seconds / max(min(others[0](2), others[0](2)) / 2, 1e-5)))
         for block in blocks:
             block(steps)
-        best = [float("inf")] * 2
+        best = [float("inf")] * len(blocks)
         for _ in range(repeats):
             for k, block in enumerate(blocks):
                 best[k] = min(best[k], block(steps) / steps)
-    return f"| {name} | {best[0] * 1e3:.3f} | {best[1] * 1e3:.3f} | {best[0] / best[1]:.2f} |"
+    columns = [f"{best[0] * 1e3:.3f}", *(x for b in best[1:] for x in (f"{b * 1e3:.3f}", f"{best[0] / b:.2f}"))]
+    return f"| {' | '.join([name, *columns, *(['', ''] if len(best) < 3 else [])])} |"
 
 
 def main() -> None:
@@ -53,7 +66,9 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=0.3, help="of a block")
     options = parser.parse_args()
     print(f"JAX {jax.__version__} on {jax.devices()[0].device_kind}, products in {options.precision}")
-    print('| model | device="jax", ms a step | JAX by hand | ratio |\n|---|---|---|---|')
+    print(
+        '| model | device="jax", ms a step | JAX by hand | ratio | Equinox, Optax | ratio |\n|---|---|---|---|---|---|'
+    )
     for name in options.models:
         print(compared(name, options.precision, options.repeats, options.seconds), flush=True)
 

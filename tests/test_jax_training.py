@@ -134,6 +134,27 @@ def test_run_steps_freeze_and_several_sizes() -> None:
         near(infer.run(x=data[0]["x"][:3]).output, rows[:3])
 
 
+def test_short_steps_share_a_call_and_one_that_fails_among_them_changes_nothing() -> None:
+    """The same bits as steps that are waited for one by one: those before the failure, and those behind it."""
+    data = batches(40)
+    data[17]["x"][0, 0] = np.nan
+    with compiled("jax") as one, compiled("jax") as other:
+        calls = other.worker.call(lambda s: s._loaded[1].calls)  # pyright: ignore
+        assert not other.step(data[0]).result().step - 1 and calls.most > 1, "a step this small is looped"
+        one.step(data[0]).result()
+        want = [one.step(b).result() for b in data[1:]]
+        got = [p.result() for p in [other.step(b) for b in data[1:]]]
+        assert isinstance(got[16], tg.Failed) and isinstance(got[16].error, tg.NonFiniteError)
+        assert [getattr(r, "loss", None) for r in got] == [getattr(r, "loss", None) for r in want]
+        assert one.digest() == other.digest() and one.step(data[0]).step == 40
+
+
+def test_gradients_take_no_memory_unless_they_are_kept() -> None:
+    with compiled("jax") as train, compiled("jax", keep_grads=True) as kept:
+        roles = [{b.role for b in t.program.buffers} for t in (train, kept)]
+        assert "grad" not in roles[0] and "grad" in roles[1]
+
+
 def test_two_losses_over_shared_parameters() -> None:
     class Pair(tg.Module):
         def __init__(self) -> None:

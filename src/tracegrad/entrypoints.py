@@ -94,9 +94,12 @@ def compile(
         from tracegrad.compiler.several import step_sources
 
         sources = step_sources(model, loss, losses, inputs, optimizer, params, precision, frozen)
+    factory = session_factory(device) if mesh is None else mesh_factory(device, mesh, layout)
+    if not keep_grads and (mesh is not None or not runtime_needs_grads(device)):
+        sources = [source._replace(grads=False) for source in sources]
     train = CompiledTraining(
         sources=sources,
-        session_factory=session_factory(device) if mesh is None else mesh_factory(device, mesh, layout),
+        session_factory=factory,
         seed=seed,
         keep_grads=keep_grads,
         max_cached_shapes=max_cached_shapes,
@@ -233,7 +236,7 @@ def session_factory(device: str) -> Callable[[], Callable[[], Session]]:
 
     Raises: DeviceError, here for an unknown name, and at opening.
     """
-    wanted = device if device != "auto" else os.environ.get("TRACEGRAD_DEVICE") or "auto"
+    wanted = wanted_device(device)
     if wanted not in DEVICES:
         source = "device" if device != "auto" else "TRACEGRAD_DEVICE"
         raise DeviceError.here(
@@ -242,6 +245,16 @@ def session_factory(device: str) -> Callable[[], Callable[[], Session]]:
         )
     site = call_site()
     return lambda: begin_session(wanted, site)
+
+
+def wanted_device(device: str) -> str:
+    """`device`, or what the environment says "auto" means."""
+    return device if device != "auto" else os.environ.get("TRACEGRAD_DEVICE") or "auto"
+
+
+def runtime_needs_grads(device: str) -> bool:
+    """Do steps pass gradients to the optimizer's kernels in an array? XLA fuses a step as a whole."""
+    return wanted_device(device) != "jax"
 
 
 def mesh_factory(device: str, mesh: Any, layout: Mapping[str, Any] | str | None) -> Callable[[], Callable[[], Session]]:

@@ -142,6 +142,7 @@ class StepSource(NamedTuple):
     precision: str = "f32"
     frozen: Selection | None = None  # parameters whose gradient is not computed
     freezable: bool = False  # the device has a mask of parameters that steps leave alone
+    grads: bool = True  # gradients stay in an array of their own, behind the step
     part: Part | None = None  # of several losses: what this one has of the parameters
     chosen: tuple[Any, Any] = (None, None)  # of several losses: the arguments `frozen` and `params`
 
@@ -195,8 +196,8 @@ class StepSource(NamedTuple):
             optimizer.groups.check([n for n, p in t.parameters.items() if n in own or not p.trainable], "groups")
             masked = self.freezable or part.holes
             freeze = freezing.masks(part.own, optimizer.transform, part.at) if masked else {}
-            persistent = persistent_of(t.parameters, part, optimizer, self.precision, t.states, freeze)
-            graph, doubts = training_graph(t, y, aux, part, optimizer, self.precision, freeze)
+            persistent = persistent_of(t.parameters, part, optimizer, self.precision, t.states, freeze, self.grads)
+            graph, doubts = training_graph(t, y, aux, part, optimizer, self.precision, freeze, self.grads)
         meta = {
             "kind": "training",
             "optimizer": optimizer.spec(),
@@ -362,8 +363,9 @@ def training_graph(
     optimizer: Optimizer,
     precision: str,
     freeze: Mapping[str, freezing.Mask] = freezing.NONE,
+    grads: bool = True,
 ) -> tuple[Graph, tuple[str, ...]]:
-    """Loss, gradients, guard and update in one graph; and what is doubtful about the loss."""
+    """Loss, gradients, guard and update in one graph; and what is doubtful about the loss. grads: are they kept?"""
     arena, at = part.own, part.at
     trained = [slot.name for slot in part.trained]
     scaling = LossScale.traced(at) if precision == "f16" else None
@@ -393,7 +395,7 @@ def training_graph(
     before = {**state, PARAMS: p}
     keep = {x.size: broadcast_to(~bad, (x.size,)) for x in before.values()}
     kept = {n: keep[x.size] & free[freezing.mask_of(n, freeze)] if free else keep[x.size] for n, x in before.items()}
-    writes = {at + "grads": g}
+    writes = {at + "grads": g} if grads else {}
     for name, x in new.items():
         writes[name if name == PARAMS else at + name] = where(kept[name], x, before[name])
     writes |= guard.writes if guard else {}

@@ -35,8 +35,9 @@ def persistent_of(
     precision: str = "f32",
     states: States = NONE,
     freeze: Mapping[str, freezing.Mask] = freezing.NONE,
+    grads: bool = True,
 ) -> Persistent:
-    """Arrays for parameters and states and, with an optimizer, gradients and its own state."""
+    """Arrays for parameters and states and, with an optimizer, its own state and, if they are kept, gradients."""
     arena, at = part.whole, part.at
     places = {slot.name: Place("params", slot.offset) for slot in arena.slots}
     decay = {slot.name: slot.decay for slot in arena.slots}
@@ -54,7 +55,7 @@ def persistent_of(
             raise CompileError.here(
                 "no parameter of the model is trainable: leave out trainable=False somewhere, or use tg.compile_forward"
             )
-        buffers.append(Buffer(at + "grads", "f32", part.own.size, "grad"))
+        buffers += [Buffer(at + "grads", "f32", part.own.size, "grad")] if grads else []
         sizes = optimizer.transform.sizes(part.own)
         buffers += [Buffer(at + n, "f32", sizes[n], "state", fill) for n, fill in optimizer.transform.fills.items()]
         if precision == "f16":

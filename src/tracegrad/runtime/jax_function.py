@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from tracegrad.dtypes import DTYPES
@@ -10,6 +10,7 @@ from tracegrad.errors import InputError
 from tracegrad.hypers import PREFIX
 from tracegrad.lazy import dataclass
 from tracegrad.program import Field
+from tracegrad.runtime.jax_calls import Function
 from tracegrad.runtime.jax_library import jax, jnp
 
 Array = Any
@@ -21,10 +22,7 @@ HALTED = "halted"  # the array and the output that say whether a step was refuse
 class PureStep:
     """`step(state, inputs) -> (state, outputs)`; see `CompiledTraining.to_jax`."""
 
-    compute: Callable[..., Any]  # (arrays written, arrays read, inputs) -> (new arrays, outputs)
-    written: Sequence[str]
-    read: Sequence[str]
-    results: Sequence[str]
+    function: Function
     fields: Sequence[Field]  # all inputs of the program
     shardings: Mapping[str, Any]  # on a mesh, of arrays and of inputs
 
@@ -33,11 +31,12 @@ class PureStep:
         arrays = {**state["arrays"], HALTED: jnp.zeros(1, jnp.int32)}
         hyper = {PREFIX + name: x for name, x in state["hyper"].items()} | {f"{PREFIX}step": state["step"] + 1}
         given = self._checked(inputs)
-        new, outputs = self.compute([arrays[k] for k in self.written], [arrays[k] for k in self.read], hyper | given)
-        told = dict(zip(self.results, outputs))
+        f = self.function
+        new, outputs = f.compute([arrays[k] for k in f.written], [arrays[k] for k in f.read], hyper | given)
+        told = dict(zip([v.name for v in f.outputs], outputs))
         applied = told.pop(HALTED).reshape(()) == 0
         # the program keeps what it trains itself, and not its bounds, which the host measures again
-        changed = {key: jnp.where(applied, x, arrays[key]) for key, x in zip(self.written, new)}
+        changed = {key: jnp.where(applied, x, arrays[key]) for key, x in zip(f.written, new)}
         after = arrays | {key: self._placed(key, x) for key, x in changed.items()}
         del after[HALTED]
         number = state["step"] + applied.astype(jnp.uint32)

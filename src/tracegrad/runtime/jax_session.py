@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import field
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from tracegrad.arrays import np
-from tracegrad.dtypes import DTYPES
 from tracegrad.errors import DeviceError
 from tracegrad.hypers import PREFIX
 from tracegrad.ir import Graph, Tensor
@@ -16,6 +13,7 @@ from tracegrad.optim.guard import PARAMS
 from tracegrad.passes.pieces import Piece, in_pieces
 from tracegrad.program import Program
 from tracegrad.runtime.base import DeviceInfo, Timings
+from tracegrad.runtime.jax_calls import MOST_RUNS, Begun, Calls, Function, Value
 from tracegrad.runtime.jax_function import PureStep, State, first_state
 from tracegrad.runtime.jax_graph import PRODUCTS, for_xla, run_graph
 from tracegrad.runtime.jax_library import JaxError, jax
@@ -30,26 +28,21 @@ class Loaded:
     """A program as JAX runs it."""
 
     program: Program
-    run: Callable[..., Any]  # (arrays written, arrays read, inputs) -> (new arrays, outputs)
-    plain: Callable[..., Any]  # the same, not jitted
-    written: list[str]
-    read: list[str]
-    given: dict[str, tuple[Array, Array]] = field(default_factory=dict[str, "tuple[Array, Array]"])
+    calls: Calls
 
 
 class JaxBatch:
     """Runs under way: JAX computes while Python goes on."""
 
-    def __init__(self, runs: list[dict[str, Array]]) -> None:
-        self._runs = runs
+    def __init__(self, calls: Calls, begun: Sequence[Begun]) -> None:
+        self._calls, self._begun = calls, begun
 
     def outputs(self) -> list[dict[str, Array]]:
         """Wait for the results."""
         try:
-            found = jax.device_get(self._runs)
+            return self._calls.outputs(self._begun)
         except JaxError as e:
             raise DeviceError(f"JAX: {e}") from e
-        return [{name: np.array(x) for name, x in run.items()} for run in found]
 
 
 class JaxSession:
@@ -102,7 +95,7 @@ class JaxSession:
         written = sorted(set(writes.values()))
         leaves = graph.leaves("param", "frozen", "state")
         read = sorted({keys[t.name] for t in leaves} - set(written))
-        results = list(graph.results)
+        n_results = len(graph.results)
 
         def step(old: list[Array], held: list[Array], inputs: Mapping[str, Array]) -> tuple[list[Array], list[Array]]:
             arrays = dict(zip((*written, *read), (*old, *held)))
@@ -114,28 +107,30 @@ class JaxSession:
                 return inputs[PREFIX + t.name if role == "hyper" else t.name]
 
             values = run_graph(graph, leaf)
-            new = dict(zip(graph.writes, values[len(results) :]))
+            new = dict(zip(graph.writes, values[n_results:]))
             found = {writes[name]: x for name, x in new.items()}
-            return [found[key] for key in written], values[: len(results)]
+            return [found[key] for key in written], values[:n_results]
 
-        placed: dict[str, Any] = {}
-        if self._layout is not None:
-            of_key = {p.key: self._layout.of_part(p) for ps in parts.values() for p in ps}
-            placed = {"out_shardings": ([of_key[key] for key in written], [self._layout.whole() for _ in results])}
-        return Loaded(program, jax.jit(step, donate_argnums=0, **placed), step, written, read)
+        inputs = [Value.of(f.name, f.dtype, f.shape) for f in program.inputs]
+        outputs = [Value.of(name, t.dtype.name, t.shape) for name, t in graph.results.items()]
+        function = Function(step, written, read, inputs, outputs)
+        placed, whole = self._placed(program), self._layout.whole() if self._layout else None
+        return Loaded(program, Calls(function, self.device.platform, placed, whole))
+
+    def _placed(self, program: Program) -> dict[str, Any]:
+        """On a mesh, where each array and each input of a program lies."""
+        layout = self._layout
+        if layout is None:
+            return {}
+        parts = [p for b in program.buffers for p in self._memory.parts.get(b.name, ())]
+        return {p.key: layout.of_part(p) for p in parts} | {f.name: layout.of_input(f) for f in program.inputs}
 
     def function(self, handle: int, hyper: Mapping[str, Any], step: int) -> tuple[PureStep, State]:
         """A program as a pure function, and copies of its arrays. hyper: its inputs that are no batch's."""
         self._check_open()
-        one, layout = self._loaded[handle], self._layout
-        program = one.program
-        shardings: dict[str, Any] = {}
-        if layout is not None:
-            parts = [p for b in program.buffers for p in self._memory.parts.get(b.name, ())]
-            shardings = {p.key: layout.of_part(p) for p in parts} | {f.name: layout.of_input(f) for f in program.inputs}
-        results = list(program.graph.results) if program.graph else []
-        made = PureStep(one.plain, one.written, one.read, results, program.inputs, shardings)
-        arrays = {key: self._memory.arrays[key] for key in (*one.written, *one.read)}
+        one = self._loaded[handle]
+        made = PureStep(one.calls.function, one.program.inputs, self._placed(one.program))
+        arrays = {key: self._memory.arrays[key] for key in (*one.calls.function.written, *one.calls.function.read)}
         return made, first_state(arrays, hyper, step)
 
     def unload(self, handle: int) -> None:
@@ -145,38 +140,17 @@ class JaxSession:
             self._memory.forget(names)
 
     def capacity(self, handle: int) -> int:
-        """Runs are handed to JAX one by one, and computed while more are."""
-        return 32
+        """As many as JAX does in one call; of steps that are longer than a call, as many as are worth one wait."""
+        return max(self._loaded[handle].calls.most, MOST_RUNS)
 
     def run(self, handle: int, inputs: Sequence[Mapping[str, Any]]) -> JaxBatch:
         """Begin the runs."""
         self._check_open()
-        loaded, arrays = self._loaded[handle], self._memory.arrays
-        runs: list[dict[str, Array]] = []
-        names = list(loaded.program.graph.results) if loaded.program.graph else []
-        for given in inputs:
-            try:
-                old, held = [arrays[k] for k in loaded.written], [arrays[k] for k in loaded.read]
-                new, outputs = loaded.run(old, held, self._placed(loaded, given))
-            except JaxError as e:
-                raise DeviceError(f"JAX: {e}") from e
-            arrays.update(zip(loaded.written, new))
-            runs.append(dict(zip(names, outputs)))
-        return JaxBatch(runs)
-
-    def _placed(self, loaded: Loaded, inputs: Mapping[str, Any]) -> dict[str, Array]:
-        """The inputs of a run on the device; what comes again is there."""
-        placed: dict[str, Array] = {}
-        for f in loaded.program.inputs:
-            x = inputs[f.name]
-            before = loaded.given.get(f.name)
-            if before is None or before[0] is not x:
-                # a copy: JAX may read NumPy's memory later, or share it
-                made = np.array(x, DTYPES[f.dtype].numpy).reshape(f.shape)
-                where = self._layout.of_input(f) if self._layout else None
-                before = loaded.given[f.name] = x, jax.device_put(made, where)
-            placed[f.name] = before[1]
-        return placed
+        calls = self._loaded[handle].calls
+        try:
+            return JaxBatch(calls, calls.run(self._memory.arrays, inputs))
+        except JaxError as e:
+            raise DeviceError(f"JAX: {e}") from e
 
     def timings(self, handle: int, inputs: Mapping[str, Any], runs: int) -> Timings:
         """XLA does not say which of its kernels belong to which op."""

@@ -1,0 +1,225 @@
+"""A program as calls of JAX: scalars travel in one array, batches as NumPy has them, short steps share one call."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, MutableMapping, Sequence
+from math import prod
+from typing import Any, NamedTuple
+
+from tracegrad.arrays import np
+from tracegrad.dtypes import DTYPES, Shape
+from tracegrad.lazy import dataclass
+from tracegrad.runtime.jax_library import jax, jnp
+from tracegrad.runtime.jax_work import loops
+
+Array = Any
+MOST_RUNS = 32  # of one call
+LOOPED_BYTES = 4 << 20  # of the inputs and outputs of one call: more would cost more to stack than a call costs
+LEAST_RUNS = 4  # a loop over fewer saves nothing
+KEPT_BYTES = 1 << 16  # an input that comes again stays on the device if it is larger
+
+
+class Value(NamedTuple):
+    """An input or an output of a program."""
+
+    name: str
+    dtype: str
+    shape: Shape
+    size: int
+    numpy: Any  # its dtype
+
+    @staticmethod
+    def of(name: str, dtype: str, shape: Shape) -> Value:
+        """A value of this type."""
+        return Value(name, dtype, shape, prod(shape), np.dtype(DTYPES[dtype].numpy))
+
+
+@dataclass(frozen=True, slots=True)
+class Function:
+    """What a program computes."""
+
+    compute: Callable[..., Any]  # (arrays written, arrays read, inputs by name) -> (new arrays, outputs)
+    written: Sequence[str]
+    read: Sequence[str]
+    inputs: Sequence[Value]
+    outputs: Sequence[Value]
+
+
+class Words:
+    """Values of one element each, as 32-bit words of one array: a transfer costs as much for one as for all."""
+
+    def __init__(self, values: Sequence[Value]) -> None:
+        self.values = values
+        self._last: list[Any] = [None] * len(values)
+        self._words = np.zeros(len(values), np.uint32)
+
+    def packed(self, given: Mapping[str, Array]) -> Array:
+        """The words of these inputs. An array that comes again is not looked at again."""
+        last, words = self._last, self._words
+        for k, v in enumerate(self.values):
+            x = given[v.name]
+            if x is not last[k]:
+                words[k] = np.asarray(x, v.numpy).astype(np.uint32) if v.dtype == "bool" else _word(x, v)
+                last[k] = x
+        return words.copy()  # JAX may read it later
+
+    def taken(self, words: Array) -> dict[str, Array]:
+        """The values, under `jax.jit`."""
+        found: dict[str, Array] = {}
+        for k, v in enumerate(self.values):
+            x = words[k] != 0 if v.dtype == "bool" else jax.lax.bitcast_convert_type(words[k], v.numpy)
+            found[v.name] = x.reshape(v.shape)
+        return found
+
+    @staticmethod
+    def joined(values: Sequence[Array]) -> Array:
+        """Values in the order of their words, under `jax.jit`."""
+        flat = [x.reshape(()) for x in values]
+        bits = [x.astype(jnp.uint32) if x.dtype == bool else jax.lax.bitcast_convert_type(x, jnp.uint32) for x in flat]
+        return jnp.stack(bits) if bits else jnp.zeros(0, jnp.uint32)
+
+    def told(self, words: Array) -> dict[str, Array]:
+        """The values of words that were read back."""
+        found: dict[str, Array] = {}
+        for k, v in enumerate(self.values):
+            one = words[k : k + 1]
+            found[v.name] = (one != 0 if v.dtype == "bool" else one.view(v.numpy)).reshape(v.shape)
+        return found
+
+
+def _word(x: Array, v: Value) -> Any:
+    return np.asarray(x, v.numpy).reshape(1).view(np.uint32)[0]
+
+
+class Begun(NamedTuple):
+    """A call under way: one run, or `n` of them along a new axis 0."""
+
+    words: Array
+    large: Sequence[Array]
+    n: int | None
+
+
+class Calls:
+    """The runs of a program. Those of a short step are a loop on the device, so that one call does many of them.
+
+    Whether they are is decided once for a program: a step gives the same bits whichever others share its call.
+    """
+
+    def __init__(self, function: Function, platform: str, placed: Mapping[str, Any], whole: Any = None) -> None:
+        """placed: on a mesh, where each array and each input lies. whole: what every device has, else None."""
+        self.function, self._platform, self._placed, self._whole = function, platform, placed, whole
+        self._scalars = Words([v for v in function.inputs if v.size == 1])
+        self._batch = [v for v in function.inputs if v.size != 1]
+        self._told = Words([v for v in function.outputs if v.size == 1])
+        self._large = [k for k, v in enumerate(function.outputs) if v.size != 1]
+        self._small = [k for k, v in enumerate(function.outputs) if v.size == 1]
+        self._given: dict[str, tuple[Any, Array]] = {}
+        how: dict[str, Any] = {}
+        if whole is not None:
+            how = {"out_shardings": ([placed[key] for key in function.written], [whole] * len(self._large), whole)}
+        self._once = jax.jit(self._run_one, donate_argnums=0, **how)
+        self._many: Callable[..., Any] | None = None
+        self._decided = False
+        self.most = 1  # runs of one call
+
+    def run(self, arrays: MutableMapping[str, Array], runs: Sequence[Mapping[str, Any]]) -> list[Begun]:
+        """Begin the runs; `arrays` has the new values afterwards."""
+        if not self._decided:
+            self._decide(arrays)
+        written, read = self.function.written, self.function.read
+        held, begun = [arrays[k] for k in read], list[Begun]()
+        for at in range(0, len(runs), self.most):
+            some = runs[at : at + self.most]
+            old = [arrays[k] for k in written]
+            if self._many is not None:
+                new, large, words = self._many(old, held, *self._stacked(some), np.int32(len(some)))
+                begun.append(Begun(words, large, len(some)))
+            else:
+                new, large, words = self._once(old, held, self._batched(some[0]), self._words(some[0]))
+                begun.append(Begun(words, large, None))
+            arrays.update(zip(written, new))
+            if self._platform != "cpu":
+                for x in (words, *large):
+                    x.copy_to_host_async()
+        return begun
+
+    def outputs(self, begun: Sequence[Begun]) -> list[dict[str, Array]]:
+        """Wait for the results of each run."""
+        names = [self.function.outputs[k].name for k in self._large]
+        found: list[dict[str, Array]] = []
+        for one in begun:
+            words, large = np.array(one.words), [np.array(x) for x in one.large]
+            if one.n is None:
+                found.append({**self._told.told(words), **dict(zip(names, large))})
+            else:
+                found += [
+                    {**self._told.told(words[k]), **{n: x[k] for n, x in zip(names, large)}} for k in range(one.n)
+                ]
+        return found
+
+    def _run_one(
+        self, old: list[Array], held: list[Array], batch: list[Array], words: Array
+    ) -> tuple[list[Array], list[Array], Array]:
+        inputs = {**dict(zip([v.name for v in self._batch], batch)), **self._scalars.taken(words)}
+        new, outputs = self.function.compute(old, held, inputs)
+        return new, [outputs[k] for k in self._large], Words.joined([outputs[k] for k in self._small])
+
+    def _run_many(self, old: list[Array], held: list[Array], stacks: list[Array], words: Array, n: Array) -> Any:
+        def body(k: Array, carried: Any) -> Any:
+            arrays, large, small = carried
+            arrays, some, told = self._run_one(arrays, held, [x[k] for x in stacks], words[k])
+            return arrays, [all_.at[k].set(x) for all_, x in zip(large, some)], small.at[k].set(told)
+
+        outputs = [self.function.outputs[k] for k in self._large]
+        large = [jnp.zeros((self.most, *v.shape), v.numpy) for v in outputs]
+        small = jnp.zeros((self.most, len(self._small)), jnp.uint32)
+        return jax.lax.fori_loop(0, n, body, (old, large, small))
+
+    def _decide(self, arrays: Mapping[str, Array]) -> None:
+        """Loop over the runs if a step is so short that its call would take longer."""
+        self._decided, f = True, self.function
+        moved = 4 * sum(v.size for v in (*self._batch, *[f.outputs[k] for k in self._large]))
+        most = min(MOST_RUNS, LOOPED_BYTES // max(moved, 1))
+        if self._whole is not None or not f.written or most < LEAST_RUNS:
+            return
+        shaped = [jax.ShapeDtypeStruct(v.shape, v.numpy) for v in self._batch]
+        words = jax.ShapeDtypeStruct((len(self._scalars.values),), jnp.uint32)
+        traced = jax.make_jaxpr(self._run_one)(
+            [arrays[k] for k in f.written], [arrays[k] for k in f.read], shaped, words
+        )
+        if loops(traced.jaxpr, self._platform):
+            self.most, self._many = most, jax.jit(self._run_many, donate_argnums=0)
+
+    def _stacked(self, runs: Sequence[Mapping[str, Any]]) -> tuple[list[Array], Array]:
+        """The inputs of some runs, each along a new axis 0 that has room for the most there are."""
+        stacks: list[Array] = []
+        for v in self._batch:
+            stack = np.empty((self.most, *v.shape), v.numpy)
+            for k, run in enumerate(runs):
+                stack[k] = np.asarray(run[v.name]).reshape(v.shape)
+            stacks.append(stack)
+        words = np.zeros((self.most, len(self._scalars.values)), np.uint32)
+        for k, run in enumerate(runs):
+            words[k] = self._scalars.packed(run)
+        return stacks, words
+
+    def _words(self, inputs: Mapping[str, Any]) -> Array:
+        words = self._scalars.packed(inputs)
+        return words if self._whole is None else jax.device_put(words, self._whole)
+
+    def _batched(self, inputs: Mapping[str, Any]) -> list[Array]:
+        """The inputs of a run but its scalars; what comes again is on the device already."""
+        return [self._put(v, inputs[v.name]) for v in self._batch]
+
+    def _put(self, v: Value, x: Any) -> Array:
+        before, there = self._given.get(v.name, (None, None))
+        if before is x and there is not None:
+            return there
+        fits = hasattr(x, "dtype") and x.dtype == v.numpy and x.shape == v.shape
+        made: Array = x if fits else np.asarray(x, v.numpy).reshape(v.shape)
+        if self._whole is not None:
+            there = jax.device_put(np.array(made), self._placed[v.name])
+        elif before is x and made.nbytes > KEPT_BYTES:
+            there = jax.device_put(np.array(made))  # a copy: JAX may share NumPy's memory
+        self._given[v.name] = x, there
+        return made if there is None else there
