@@ -65,8 +65,8 @@ def differences(case: Case, gradient: bool, sizes: tuple[int, ...], session: Ses
         return {name: InputType(dtype, (n, *shape)) for name, (dtype, shape) in types.items()}
 
     try:
-        languages = () if session.info.gpu else ("c", "numpy")
-        made = build_family(Source.forward(lambda n: traced_forward(Weight(), forward, at(n))), 16, languages)
+        source = Source.forward(lambda n: traced_forward(Weight(), forward, at(n)))
+        made = build_family(source, 16, extents=not session.info.gpu)
     except UnsizedError as e:
         return f"refused: {e}"
     base = session.load(made.built.program)

@@ -44,7 +44,8 @@ def test_a_device_spells_its_own_language_alone(device_name: str, monkeypatch: p
         return spell
 
     monkeypatch.setattr(
-        "tracegrad.compiler.assemble.LANGUAGES", {k: noted(k, render) for k, render in languages.LANGUAGES.items()}
+        "tracegrad.compiler.assemble.LANGUAGES",
+        {k: x._replace(spell=noted(k, x.spell)) for k, x in languages.LANGUAGES.items()},
     )
     with training(device_name) as train:
         assert np.isfinite(train.step(x=X).loss)
@@ -58,7 +59,8 @@ def test_a_device_spells_its_own_language_alone(device_name: str, monkeypatch: p
 
 
 def test_a_language_is_a_row(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tracegrad.compiler.assemble.LANGUAGES", {"labels": lambda x: [k.label for k in x.kernels]})
+    labels = languages.Language(lambda launch: [k.label for k in launch.kernels])
+    monkeypatch.setattr("tracegrad.compiler.assemble.LANGUAGES", {"labels": labels})
     with training("cpu") as train:
         program = train.program
     assert [" | ".join(k.texts["labels"]) for k in program.kernels] == [k.label for k in program.kernels]

@@ -11,7 +11,7 @@ from tracegrad.compiler.layout import Persistent, Place
 from tracegrad.compiler.plan import Plan
 from tracegrad.dtypes import DTYPES, TensorType
 from tracegrad.ir import Tensor
-from tracegrad.kernel_source import FILED, Binding, BoundLaunch, KernelSource, Texts
+from tracegrad.kernel_source import Binding, BoundLaunch, KernelSource, Texts
 from tracegrad.kernels.fuse import MAX_BUFFERS
 from tracegrad.kernels.group import Launch
 from tracegrad.kernels.tiling import grid_of, reach_of, without_barriers, workgroup_bytes
@@ -169,7 +169,7 @@ def source_of(
         slots=sum(len(k.slots) for k in kernels),
         workgroup_memory=shared,
         texts=Texts(
-            lambda language: LANGUAGES[language](bound if language in FILED else hosted),
+            lambda language: LANGUAGES[language].spell(hosted if LANGUAGES[language].sized else bound),
             **({} if serial else {"serial_wgsl": None}),
         ),
         serial_grid=grid_of(sum(t.workgroups for t in serial)),

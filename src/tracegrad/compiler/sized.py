@@ -20,6 +20,7 @@ from tracegrad.errors import CompileError, ShapeError, Site
 from tracegrad.ir import Graph
 from tracegrad.kernels.form import UnsizedError
 from tracegrad.program import Field, Program
+from tracegrad.render.languages import LANGUAGES
 
 T = TypeVar("T")
 
@@ -111,11 +112,11 @@ def prime_from(n: int) -> int:
 
 @uncollected
 @ambient.restored
-def build_family(source: Source, most: int, languages: Sequence[str] = ("c", "numpy")) -> Family:
+def build_family(source: Source, most: int, extents: bool = True) -> Family:
     """The program that serves batches of up to `most`, or some more.
 
-    languages: in which extents are spelled out, and it may be run. Without any, only grids follow the size.
-    Raises:    UnsizedError, saying why one program cannot serve them.
+    extents: it runs in a language that spells them. Else only grids follow the size.
+    Raises:  UnsizedError, saying why one program cannot serve them.
     """
     told: list[Site] = []
     a = prime_from(most)
@@ -134,7 +135,7 @@ def build_family(source: Source, most: int, languages: Sequence[str] = ("c", "nu
     numbered = _numbered(numbers, source, constants, sizes)
     graphs = [*map(counted, graphs, follow)]
     try:
-        program = _program((one, other), graphs, sizes, languages)
+        program = _program((one, other), graphs, sizes, extents)
     except (CompileError, ShapeError) as e:
         raise UnsizedError(str(e)) from e
     captured = tuple([leading(x.type, y.type, sizes) for x, y in zip(one.sites, other.sites, strict=True)])
@@ -169,20 +170,21 @@ def _numbered(numbers: Sequence[Number], source: Source, constants: Sequence[At]
     return found if wanted <= {*found.constants} else where(whole)
 
 
-def _program(traced: Sequence[Traced], graphs: Sequence[Graph], sizes: Pair, languages: Sequence[str]) -> Program:
+def _program(traced: Sequence[Traced], graphs: Sequence[Graph], sizes: Pair, extents: bool) -> Program:
     (one, other), specs = traced, input_ranges(graphs[0])
     if _narrow(specs, one.inputs) != _narrow(input_ranges(graphs[1]), other.inputs):
         raise UnsizedError("which indices are valid depends on the batch")
     plan, witness = (
         make_plan(optimize(g, whole=True), t.persistent, t.inputs, apart=True) for g, t in zip(graphs, traced)
     )
-    decide_extents(plan, witness, sizes, folds=bool(languages))
+    decide_extents(plan, witness, sizes, folds=extents)
     program = assemble(plan, one.persistent, specs, one.meta, one.results)
     inputs = _with_extents(program.inputs, plan.inputs.types, witness.inputs.types, sizes)
     outputs = _with_extents(program.outputs, plan.outputs.types, witness.outputs.types, sizes)
     for kernel in program.kernels:
-        for language in languages:  # what these cannot say is found out now
-            _ = kernel.texts[language]
+        for name, language in LANGUAGES.items():
+            if extents and language.sized:  # what these cannot say is found out now
+                _ = kernel.texts[name]
     return replace(program, inputs=inputs, outputs=outputs, capacity=sizes.a, size=sizes.a)
 
 

@@ -55,5 +55,5 @@ class ForwardSource(NamedTuple):
         """
         from tracegrad.compiler.sized import Source, build_family  # most processes see one size, and do without
 
-        languages = () if gpu else ("c", "numpy")
-        return build_family(Source.forward(lambda size: self.traced(model, self.free.all(size), like)), most, languages)
+        source = Source.forward(lambda size: self.traced(model, self.free.all(size), like))
+        return build_family(source, most, extents=not gpu)

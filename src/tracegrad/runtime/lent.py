@@ -8,7 +8,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from tracegrad.program import KernelSource, Program
+from tracegrad.kernel_source import KernelSource
+from tracegrad.program import Program
 from tracegrad.render.c_calls import FunctionStep, GatheredStep, Place, ProductStep, Step
 from tracegrad.runtime.calls import FIRST_OF_GATHERED, FIRST_OF_PRODUCT, Call
 from tracegrad.runtime.storage import address, lying
