@@ -125,7 +125,7 @@ class CompiledForward(HasStates):
             warnings.warn(UNSET, RuntimeWarning, stacklevel=2)
         one, demand = ForwardRun(programs, program, arrays, pending), self._demand
         asked, demand.asked, pending.demand = demand.asked, False, demand
-        if not (asked and one.at_once()):
+        if not (asked and one.computed()):
             worker.enqueue([one], pending)
         return pending
 

@@ -203,7 +203,7 @@ class ForwardRun:
     differs: str = ""  # from the reference, and how
     began: float = 0.0  # on the worker's thread
 
-    def at_once(self) -> bool:
+    def computed(self) -> bool:
         """Compute on the caller's thread; False if nothing was done, because the worker should do it."""
         program, store = self.of, self.owner.store
         if program.direct is None or store.unwritten or indexcheck.enabled():
