@@ -295,81 +295,36 @@ def _rearranged(torch: Any, F: Any, jnp: Any, jax: Any) -> Iterator[Row]:
 
 
 def _indexed(torch: Any, F: Any, jnp: Any, jax: Any) -> Iterator[Row]:
-    for (n, width), count in (
-        ((10, 4), (8,)),
-        ((10_000, 64), (20_000,)),
-        ((65, 128), (32, 64)),
-        ((50_000, 32), (4096,)),
-    ):
-        yield Row(
-            "indexing",
-            "embedding",
-            tg.embedding,
-            lambda w, i: F.embedding(i, w),
-            lambda w, i: w[i],
-            ((n, width),),
-            ((count, n),),
-        )
-    for (n, width), count in (
-        ((10_000, 64), 20_000),
-        ((2000, 64), 20_000),
-        ((50_000, 8), 50_000),
-        ((1000, 1), 100_000),
-    ):
-        yield Row(
-            "indexing",
-            "scatter_add rows",
-            lambda x, u, i: tg.scatter_add(x, i, u),
-            lambda x, u, i: x.index_add(0, i, u),
-            lambda x, u, i: x.at[i].add(u),
-            ((n, width), (count, width)),
-            (((count,), n),),
-        )
-    yield Row(
-        "indexing",
-        "scatter_add",
-        lambda x, u, i: tg.scatter_add(x, i, u, 1),
-        lambda x, u, i: x.scatter_add(1, i, u),
-        None,
-        ((1000, 100), (1000, 300)),
-        (((1000, 300), 100),),
-    )
-    yield Row(
-        "indexing",
-        "take_along_axis",
-        lambda x, i: tg.take_along_axis(x, i, 1),
-        lambda x, i: torch.take_along_dim(x, i, 1),
+    embedding = "embedding", tg.embedding, lambda w, i: F.embedding(i, w), lambda w, i: w[i]
+    by_rows = (
+        "scatter_add rows", lambda x, u, i: tg.scatter_add(x, i, u), lambda x, u, i: x.index_add(0, i, u),
+        lambda x, u, i: x.at[i].add(u),
+    )  # fmt: skip
+    scattered = (
+        "scatter_add", lambda x, u, i: tg.scatter_add(x, i, u, 1), lambda x, u, i: x.scatter_add(1, i, u), None,
+    )  # fmt: skip
+    along = (
+        "take_along_axis", lambda x, i: tg.take_along_axis(x, i, 1), lambda x, i: torch.take_along_dim(x, i, 1),
         lambda x, i: jnp.take_along_axis(x, i, 1),
-        ((1000, 100),),
-        (((1000, 300), 100),),
-    )
-    yield Row(
-        "indexing",
-        "take axis 1",
-        lambda x, i: tg.take(x, i, 1),
-        lambda x, i: x.index_select(1, i),
+    )  # fmt: skip
+    columns = (
+        "take axis 1", lambda x, i: tg.take(x, i, 1), lambda x, i: x.index_select(1, i),
         lambda x, i: jnp.take(x, i, 1),
-        ((1000, 500),),
-        (((1000,), 500),),
-    )
-    yield Row(
-        "indexing",
-        "cross_entropy",
-        tg.cross_entropy,
-        lambda x, i: F.cross_entropy(x, i),
-        None,
-        ((128, 10),),
-        (((128,), 10),),
-    )
-    yield Row(
-        "indexing",
-        "cross_entropy",
-        tg.cross_entropy,
-        lambda x, i: F.cross_entropy(x, i),
-        None,
-        ((512, 8000),),
-        (((512,), 8000),),
-    )
+    )  # fmt: skip
+    entropy = "cross_entropy", tg.cross_entropy, lambda x, i: F.cross_entropy(x, i), None
+    table = [  # an op, the shapes of its floats, that of its indices, and how many things these choose from
+        *((embedding, ((n, width),), count, n)
+          for n, width, count in ((10, 4, (8,)), (10_000, 64, (20_000,)), (65, 128, (32, 64)), (50_000, 32, (4096,)))),
+        *((by_rows, ((n, width), (count, width)), (count,), n)
+          for n, width, count in ((10_000, 64, 20_000), (2000, 64, 20_000), (50_000, 8, 50_000), (1000, 1, 100_000))),
+        (scattered, ((1000, 100), (1000, 300)), (1000, 300), 100),
+        (along, ((1000, 100),), (1000, 300), 100),
+        (columns, ((1000, 500),), (1000,), 500),
+        (entropy, ((128, 10),), (128,), 10),
+        (entropy, ((512, 8000),), (512,), 8000),
+    ]  # fmt: skip
+    for op, shapes, of_indices, n in table:
+        yield Row("indexing", *op, shapes, ((of_indices, n),))
 
 
 def _products(torch: Any, F: Any, jnp: Any, jax: Any) -> Iterator[Row]:

@@ -31,6 +31,6 @@ as calls, constants computed, checks of indices, the making of the result. No ty
 Where a gradient is wanted `transforms.grad` differentiates the same graph. A `Record` keeps what the backward reads.
 
 A call costs one lookup and two calls of Python beyond NumPy: 0.4 us forward, 2.4 us with its backward (medians of
-`python bench/eager.py` on Python 3.11, two cores of an Intel Xeon). Beside this, `stepwise` runs a model line by line, `streams` counts the random
-numbers, and `values` says what types the data of users get.
+`python bench/eager.py` on Python 3.11, two cores of an Intel Xeon). Beside this, `stepwise` runs a model line by line,
+`streams` counts the random numbers, and `values` says what types the data of users get.
 """
