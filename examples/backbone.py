@@ -73,7 +73,7 @@ def training(device: str = "auto", width: int = WIDTH, keep_grads: bool = False)
 
 
 def enlarged(images: np.ndarray) -> np.ndarray:
-    """Each pixel of [n, 1, 8, 8] four times as high and wide, in three equal colours."""
+    """Return each pixel of [n, 1, 8, 8] four times as high and wide, in three equal colours."""
     return images.repeat(4, axis=2).repeat(4, axis=3).repeat(3, axis=1)
 
 
@@ -86,7 +86,7 @@ def batches(steps: int, odd: int = 1) -> Iterator[dict[str, np.ndarray]]:
 
 
 def pretrained(steps: int, device: str) -> dict[str, Any]:
-    """The state_dict of a network that knows even digits. The norms take the statistics of each batch."""
+    """Return the state_dict of a network that knows even digits. The norms take the statistics of each batch."""
     with tg.compile(
         model=ResNet(), loss=partial(loss, training=True), inputs=INPUTS, optimizer=optim.adam(lr=3e-3), seed=0,
         device=device,
@@ -100,7 +100,7 @@ def without_head(name: str) -> str | None:
 
 
 def fine_tuned(weights: Mapping[str, Any], steps: int, device: str = "auto") -> tuple[float, dict[str, Any]]:
-    """The share of unseen odd digits that a new head gets right, and the state_dict of all layers."""
+    """Return the share of unseen odd digits that a new head gets right, and the state_dict of all layers."""
     data = load_digits()
     odd = data.test_y % 2 == 1
     with training(device, width=len(weights["bn1.weight"])) as train:

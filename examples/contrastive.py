@@ -37,7 +37,7 @@ def loss(m: Encoder, one: tg.Tensor, two: tg.Tensor) -> tg.Tensor:
 
 
 def view(images: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-    """Each image moved by up to a pixel, with some noise."""
+    """Return each image moved by up to a pixel, with some noise."""
     padded = np.pad(images, [(0, 0), (0, 0), (1, 1), (1, 1)])
     y, x = rng.integers(0, 3, (2, len(images)))
     moved = np.stack([im[:, a : a + 8, b : b + 8] for im, a, b in zip(padded, y, x, strict=True)])

@@ -35,7 +35,7 @@ def loss(m: Net, x: tg.Tensor) -> tg.Tensor:
 
 
 def less_noise(m: Net, x: tg.Tensor, time: tg.Tensor, noise: tg.Tensor) -> tg.Tensor:
-    """`x` one time earlier."""
+    """Return `x` one time earlier."""
     kept, before = tg.take(KEPT, time), tg.where(time > 0, tg.take(KEPT, tg.maximum(time - 1, 0)), 1.0)
     share = kept / before
     mean = (x - (1 - share) / tg.sqrt(1 - kept) * m(x, tg.broadcast_to(time, (BATCH,)))) / tg.sqrt(share)

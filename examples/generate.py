@@ -39,7 +39,7 @@ def last(m, tokens, at):
 
 
 def writer(train, length):
-    """A function that writes `n` tokens behind a prompt of that length; both must fit the context."""
+    """Return a function that writes `n` tokens behind a prompt of that length; both must fit the context."""
     at = tg.i32[()]
     first = train.attach(forward=last, inputs={"tokens": tg.i32[1, length], "at": at}, writes=True)
     step = train.attach(forward=last, inputs={"tokens": tg.i32[1, 1], "at": at}, writes=True)

@@ -51,7 +51,7 @@ def loss(m: GPT, tokens: tg.Tensor, following: tg.Tensor) -> tg.Tensor:
 
 
 def attention(m: GPT, tokens: tg.Tensor) -> tg.Tensor:
-    """The same, showing where each token looks."""
+    """Return the same, showing where each token looks."""
     return logits(m, tokens, [f"attention.{k}" for k in range(LAYERS)])
 
 

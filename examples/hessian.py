@@ -13,7 +13,7 @@ def rosenbrock(x):
 
 
 def hvp(x, v):
-    """The Hessian at x, times v."""
+    """Return the product of the Hessian at x and the vector v."""
     return tg.jvp(tg.grad(rosenbrock), (x,), (v,))[1]
 
 

@@ -23,7 +23,7 @@ def mse(m: MLP, x: tg.Tensor, y: tg.Tensor) -> tg.Tensor:
 
 
 def adapted(m: MLP, x: tg.Tensor, y: tg.Tensor) -> MLP:
-    """One step of descent on a task's own points."""
+    """Take one step of descent on a task's own points."""
     return tg.tree_map(lambda p, g: p - INNER_LR * g, m, tg.grad(mse)(m, x, y))
 
 

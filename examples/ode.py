@@ -21,7 +21,7 @@ class Field(tg.Module):
 
 
 def rk4(f, state):
-    """One step of Runge and Kutta; `f` gives the velocity of a state, on tensors and on arrays."""
+    """Take one Runge-Kutta step. `f` returns the velocity of a state, for tensors and for arrays."""
     a = f(state)
     b = f(state + DT / 2 * a)
     c = f(state + DT / 2 * b)

@@ -30,7 +30,7 @@ def loss(m: Policy, state: tg.Tensor, action: tg.Tensor, advantage: tg.Tensor) -
 
 
 def pushed(state: np.ndarray, action: np.ndarray) -> np.ndarray:
-    """Each cart 0.02 s later: position, speed, angle and its speed (Barto, Sutton and Anderson 1983)."""
+    """Return each cart 0.02 s later: position, speed, angle and angular speed (Barto, Sutton and Anderson 1983)."""
     _, speed, angle, turn = state.T
     force = np.where(action == 1, 10.0, -10.0)
     sin, cos = np.sin(angle), np.cos(angle)

@@ -47,7 +47,7 @@ def loss(m: Net, x: tg.Tensor, y: tg.Tensor, training: bool = True) -> tuple[tg.
 
 
 def moved(images: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-    """Each image by up to a pixel."""
+    """Return each image moved by up to a pixel."""
     padded = np.pad(images, [(0, 0), (0, 0), (1, 1), (1, 1)])
     y, x = rng.integers(0, 3, (2, len(images)))
     return np.stack([im[:, a : a + 8, b : b + 8] for im, a, b in zip(padded, y, x, strict=True)])

@@ -16,7 +16,7 @@ class MLP(tg.Module):
 
 
 def predict(m: MLP, x: tg.Tensor) -> tg.Tensor:
-    """A forward is a plain function of the model and named inputs."""
+    """Predict y. A forward is a plain function of the model and named inputs."""
     return m.l3(tg.relu(m.l2(tg.relu(m.l1(x)))))
 
 

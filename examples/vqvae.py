@@ -24,7 +24,7 @@ class Model(tg.Module):
 
 
 def encode(m: Model, x: tg.Tensor) -> tuple[tg.Tensor, tg.Tensor]:
-    """A vector for each of [image, 4, 4], and the number of the word nearest to it."""
+    """Return a vector for each of [image, 4, 4], and the number of the word nearest to it."""
     z = tg.permute(m.mix(tg.relu(m.down(x))), (0, 2, 3, 1))
     return z, tg.argmin(tg.sum(tg.square(m.words), axis=1) - 2 * z @ m.words.T, axis=-1)
 

@@ -137,7 +137,7 @@ def _likelihood(x: Tensor, labels: Tensor, inputs: Tensor, sizes: Tensor, blank:
 
 
 def _log_total(x: Tensor) -> Tensor:
-    """`_log_sum` over axis 1, of which at most two are not -inf."""
+    """Return `_log_sum` over axis 1, of which at most two are not -inf."""
     top = x.max(1, keepdims=True)
     shift = stop_gradient(where(top == NEVER, 0.0, top))
     total = exp(x - broadcast_to(shift, x.shape)).sum(1, keepdims=True)

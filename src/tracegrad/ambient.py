@@ -39,7 +39,7 @@ class Trace:
         self.wrapped: dict[int, int] = {}  # index leaves of an eager op: axis length by serial
 
     def next_salt(self) -> int:
-        """The number of this random op in trace order; it keys its stream."""
+        """Return the number of this random op in trace order; it keys its stream."""
         self.random_sites += 1
         return self.random_sites
 
@@ -62,13 +62,13 @@ NO_TRACE = (
 
 
 def active() -> Trace | None:
-    """The trace that is running, if any."""
+    """Return the trace that is running, if any."""
     state = STATE()
     return None if state is None else cast("Trace | None", state.trace)
 
 
 def require(what: str) -> Trace:
-    """The running trace; TraceError naming `what` if there is none."""
+    """Return the running trace. Raises TraceError naming `what` if there is none."""
     t = active()
     if t is None:
         raise TraceError.here(f"{what}: {NO_TRACE}")

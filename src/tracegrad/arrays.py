@@ -24,7 +24,7 @@ def need_numpy(device: str) -> None:
 
 
 def handed_out(x: Any) -> Any:
-    """`x` as users get it: a NumPy array where NumPy is loaded by now, else a memoryview with its shape."""
+    """Return `x` as users get it: a NumPy array where NumPy is loaded by now, else a memoryview with its shape."""
     if not isinstance(x, bare.Array):
         return x
     numpy: Any = sys.modules.get("numpy")

@@ -43,7 +43,7 @@ _NAMED = {d.name: d for d in _ALL} | {f"{d.kind}{d.itemsize}": d for d in (*_ALL
 
 
 def dtype(name: Any) -> DType:
-    """`float32` by "float32", "<f4" or itself."""
+    """Return `float32` by "float32", "<f4" or itself."""
     return name if isinstance(name, DType) else _NAMED[name.lstrip("<=")]
 
 
@@ -75,14 +75,14 @@ class Array:
         return self.flat.nbytes
 
     def shaped(self) -> memoryview:
-        """A memoryview with this shape; flat where it has no elements, which memoryview cannot shape."""
+        """Return a memoryview with this shape; flat where it has no elements, which memoryview cannot shape."""
         return self.flat.cast("B").cast(self.dtype.format, self.shape) if self.size else self.flat
 
     def __buffer__(self, flags: int) -> memoryview:
         return self.shaped()
 
     def reshape(self, *shape: Any) -> Array:
-        """The same elements in another shape; one axis may be -1."""
+        """Return the same elements in another shape; one axis may be -1."""
         sizes = list(cast("Sequence[int]", shape if not shape or isinstance(shape[0], int) else shape[0]))
         if -1 in sizes:
             sizes[sizes.index(-1)] = self.size // max(1, -math.prod(sizes))
@@ -91,12 +91,12 @@ class Array:
         return Array(self.flat, tuple(sizes), self.dtype)
 
     def view(self, other: Any) -> Array:
-        """The same bytes as another type of equal size."""
+        """Return the same bytes as another type of equal size."""
         kind = dtype(other)
         return Array(self.flat.cast("B").cast(kind.format), self.shape, kind)
 
     def astype(self, other: Any, order: str = "C") -> Array:
-        """The same values in another type, in memory of its own."""
+        """Return the same values in another type, in memory of its own."""
         kind = dtype(other)
         return self.copy() if kind == self.dtype else _made(self.flat, self.shape, kind)
 
@@ -105,7 +105,7 @@ class Array:
         return _of_bytes(bytearray(self.flat.cast("B") if self.size else b""), self.shape, self.dtype)
 
     def tobytes(self) -> bytes:
-        """The bytes, in row-major order."""
+        """Return the bytes, in row-major order."""
         return self.flat.tobytes()
 
     def tolist(self) -> Any:
@@ -113,11 +113,11 @@ class Array:
         return self.shaped().tolist()
 
     def min(self) -> Any:
-        """The least element."""
+        """Return the least element."""
         return min(self.flat)
 
     def max(self) -> Any:
-        """The greatest element."""
+        """Return the greatest element."""
         return max(self.flat)
 
     def all(self) -> bool:
@@ -204,7 +204,7 @@ def _of_bytes(data: bytearray | bytes, shape: Shape, kind: DType) -> Array:
 
 
 def _made(values: Any, shape: Shape, kind: DType) -> Array:
-    """An array of numbers given in row-major order."""
+    """Return an array of numbers given in row-major order."""
     if kind is bool_:
         return _of_bytes(bytearray(map(bool, values)), shape, kind)
     flat = packed(cast("Literal['f']", kind.format), values)
@@ -283,7 +283,7 @@ def ones(shape: Any, dtype: Any = float64) -> Array:
 
 
 def frombuffer(data: Any, dtype: Any = float64, count: int = -1, offset: int = 0) -> Array:
-    """`count` elements of bytes, from byte `offset` on; float16 as float32."""
+    """Return `count` elements of bytes, from byte `offset` on; float16 as float32."""
     kind = _dtype(dtype)
     view = memoryview(data).cast("B")[offset:]
     count = len(view) // kind.itemsize if count < 0 else count
@@ -294,7 +294,7 @@ def frombuffer(data: Any, dtype: Any = float64, count: int = -1, offset: int = 0
 
 
 def broadcast_to(x: Array, shape: Shape) -> Array:
-    """Axes of size 1, and missing leading ones, repeated; ValueError if that does not give `shape`."""
+    """Axes of size 1, and missing leading ones, repeated. Raises ValueError if that does not give `shape`."""
     sizes = (*[1] * (len(shape) - x.ndim), *x.shape)
     if len(sizes) != len(shape) or builtins.any(a not in (1, b) for a, b in zip(sizes, shape)):
         raise ValueError(f"{x.shape} does not broadcast to {shape}")
@@ -304,12 +304,12 @@ def broadcast_to(x: Array, shape: Shape) -> Array:
 
 
 def where(condition: Array, a: Any, b: Array) -> Array:
-    """The number `a` where `condition`, elsewhere the element of `b`."""
+    """Return the number `a` where `condition`, elsewhere the element of `b`."""
     return _made([a if c else x for c, x in zip(condition.flat, b.flat)], b.shape, b.dtype)
 
 
 def ndim(value: Any) -> int:
-    """How many axes an array has; 0 of a number."""
+    """Return how many axes an array has; 0 of a number."""
     return len(value.shape) if hasattr(value, "shape") else int(isinstance(value, (list, tuple)))
 
 
@@ -360,7 +360,7 @@ def finfo(_kind: Any) -> _Limits:
 
 
 def iinfo(kind: Any) -> _Limits:
-    """The range of an integer type."""
+    """Return the range of an integer type."""
     d = dtype(kind)
     bits = 8 * d.itemsize
     return _Limits(0, 2**bits - 1) if d.kind == "u" else _Limits(-(2 ** (bits - 1)), 2 ** (bits - 1) - 1)

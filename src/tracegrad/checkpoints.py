@@ -91,7 +91,7 @@ def of_loss(path: str | os.PathLike[str], file: safetensors.File, name: str, nam
 
 
 def parts(*snapshots: Snapshot, more: Mapping[str, str] | None = None) -> list[bytes]:
-    """The bytes of the file, in order. snapshots: one for each loss."""
+    """Return the bytes of the file, in order. snapshots: one for each loss."""
     tensors: dict[str, Array] = {}
     for snapshot in snapshots:
         tensors |= tensors_of(snapshot)
@@ -157,7 +157,7 @@ def digest(snapshots: Sequence[Snapshot], losses: Sequence[float]) -> str:
 
 
 def hyper_of(file: safetensors.File) -> dict[str, float]:
-    """The hyperparameters in the metadata, as far as they are numbers; `read` is what checks them."""
+    """Return the hyperparameters in the metadata, as far as they are numbers; `read` is what checks them."""
     try:
         given = _object(_entry(file.metadata, "hyper"), "hyper")
     except InputError:
@@ -256,7 +256,7 @@ def _without_unit(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _hyper(given: Mapping[str, Any], program: Program, current: Knobs) -> dict[str, float]:
-    """The hyperparameters, each within its range."""
+    """Return the hyperparameters, each within its range."""
     known = {*settable(f.name for f in program.inputs), *current.values}
     unknown = [name for name in given if name not in known]
     if unknown:
@@ -266,7 +266,7 @@ def _hyper(given: Mapping[str, Any], program: Program, current: Knobs) -> dict[s
 
 
 def _optimizer(given: dict[str, Any], program: Program) -> dict[str, Any]:
-    """The optimizer, if it is of the kind that this program has."""
+    """Return the optimizer, if it is of the kind that this program has."""
     own: Mapping[str, Any] = program.meta.get("optimizer", {})
     for name in ("kind", "state"):
         theirs, ours = given.get(name), own.get(name)
@@ -315,12 +315,12 @@ def fields_of(program: Program) -> list[Field]:
 
 
 def storable(x: Array, dtype: str) -> Array:
-    """`x` as float32 or int32."""
+    """Return `x` as float32 or int32."""
     return to_storage(x, dtype).reshape(x.shape)
 
 
 def _taken(rest: dict[str, Array], name: str, field: Field, problems: list[str]) -> Array:
-    """A tensor of the file, removed from `rest`, as the field's type."""
+    """Return a tensor of the file, removed from `rest`, as the field's type."""
     x = rest.pop(name, None)
     wanted = Field(field.name, 0, 0, field.dtype, field.shape)
     if x is None:

@@ -31,7 +31,7 @@ KINDS = "a .safetensors file, a program.json, the JSON of a Program, or an expor
 
 
 def contents(path: Path) -> str:
-    """A checkpoint's or a parameter file's tensors; an exported program's values, memory and dispatches.
+    """Return a checkpoint's or a parameter file's tensors; an exported program's values, memory and dispatches.
 
     path: a .safetensors file, a Program's JSON, a site's program.json, the folder of a site, or a page of one file.
     Raises: InputError, in one sentence, for a file of another kind or a damaged one; OSError.

@@ -57,7 +57,7 @@ STORED = {d.name: d for d in (f32, i32, f16)}  # what the elements of buffers ar
 
 
 def nearest_f32(x: float) -> float:
-    """`x` rounded to f32; too large ones become infinite."""
+    """Return `x` rounded to f32; too large ones become infinite."""
     try:
         return struct.unpack("<f", struct.pack("<f", x))[0]
     except OverflowError:
@@ -107,7 +107,7 @@ class InputType(NamedTuple):
 
 
 def as_dtype(value: Any) -> DType:
-    """`value` as a DType: a DType, or a name such as "f32", "float32", "bool"."""
+    """Return `value` as a DType: a DType, or a name such as "f32", "float32", "bool"."""
     if isinstance(value, DType):
         return value
     name = str(getattr(value, "name", value))
@@ -119,5 +119,5 @@ def as_dtype(value: Any) -> DType:
 
 
 def scalar_dtype(value: bool | int | float) -> DType:
-    """The dtype a Python number has when nothing else decides."""
+    """Return the dtype a Python number has when nothing else decides."""
     return bool_ if isinstance(value, bool) else i32 if isinstance(value, int) else f32

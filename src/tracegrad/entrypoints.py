@@ -164,7 +164,7 @@ def load_forward(
     precision: str = "f32",
     writes: bool = False,
 ) -> CompiledForward:
-    """A forward with the parameters and states of a file: `compile_forward`, then `load`.
+    """Return a forward with the parameters and states of a file: `compile_forward`, then `load`.
 
         infer = tg.load_forward("digits.safetensors", model=Net(), forward=logits, inputs={"x": (None, 784)})
 
@@ -192,7 +192,7 @@ def load_forward(
 def trace(
     *, model: Any, loss: Callable[..., Any], inputs: Mapping[str, Any], optimizer: Optimizer | None = None
 ) -> Graph:
-    """The graph of a loss, or of the whole step if there is an optimizer. No device is touched.
+    """Return the graph of a loss, or of the whole step if there is an optimizer. No device is touched.
 
     >>> graph = tg.trace(model=nn.Linear(2, 1), loss=lambda m, x: tg.mean(m(x)), inputs={"x": (4, 2)})
     >>> graph.params
@@ -203,7 +203,7 @@ def trace(
 
 @helpful
 def trace_forward(*, model: Any, forward: Callable[..., Any], inputs: Mapping[str, Any]) -> Graph:
-    """The graph of a forward. No device is touched.
+    """Return the graph of a forward. No device is touched.
 
     >>> graph = tg.trace_forward(model=nn.Linear(2, 1), forward=lambda m, x: m(x), inputs={"x": (4, 2)})
     >>> graph.outputs
@@ -213,7 +213,7 @@ def trace_forward(*, model: Any, forward: Callable[..., Any], inputs: Mapping[st
 
 
 def is_webgpu_available() -> bool:
-    """True if `device="webgpu"` can work here.
+    """Return True if `device="webgpu"` can work here.
 
     >>> tg.is_webgpu_available() in (True, False)
     True
@@ -282,7 +282,7 @@ def begin_session(wanted: str, site: Site | None) -> Callable[[], Session]:
 
 
 def open_session(first: Callable[[], Session | None], others: Sequence[str], site: Site | None) -> Session:
-    """The first session there is. DeviceError with the line of the call that wanted it."""
+    """Return the first session there is. Raises DeviceError with the line of the call that wanted it."""
     try:
         session = first()
         for name in others:

@@ -137,13 +137,13 @@ class Site(NamedTuple):
         return f"{os.path.basename(self.file)}:{self.line}"
 
     def describe(self) -> str:
-        """The location and the source line, as error messages end."""
+        """Return the location and the source line, as error messages end."""
         source = linecache.getline(self.file, self.line).strip()
         return f"  at {self.file}:{self.line}" + (f"\n    {source}" if source else "")
 
 
 def call_site(past: str | None = None) -> Site | None:
-    """The innermost caller outside this package, and outside the folder `past`; None when there is none."""
+    """Return the innermost caller outside this package, and outside the folder `past`; None when there is none."""
     others = NOT_THE_USER if past is None else (*NOT_THE_USER, past + os.sep)
     frame = sys._getframe(1)  # pyright: ignore[reportPrivateUsage]
     while frame is not None:
@@ -156,7 +156,7 @@ def call_site(past: str | None = None) -> Site | None:
 
 
 def located(message: str, site: Site | None) -> str:
-    """`message` with the user's line below it."""
+    """Return `message` with the user's line below it."""
     return f"{message}\n{site.describe()}" if site else message
 
 

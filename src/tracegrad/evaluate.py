@@ -21,7 +21,7 @@ def evaluate(roots: Sequence[Tensor], env: Mapping[str, Any], xp: Any) -> list[A
 
 
 def named_by_role(roots: Sequence[Tensor]) -> list[Tensor]:
-    """`roots` with leaves named "param.l1.W", "input.x", ...: one name may stand for leaves of several roles."""
+    """Return `roots` with leaves named "param.l1.W", "input.x", ...: one name may stand for leaves of several roles."""
 
     def rule(t: Tensor, inputs: tuple[Tensor, ...]) -> Tensor | None:
         if t.prim is not LEAF:
@@ -59,7 +59,7 @@ def iterations(t: Tensor, inputs: Sequence[Any], xp: Any) -> Iterator[tuple[dict
 
 
 def _scanned(t: Tensor, inputs: Sequence[Any], xp: Any) -> list[Any]:
-    """The results of a scan."""
+    """Return the results of a scan."""
     body: Body = t.attrs["body"]
     last: list[Any] = []
     rows: list[list[Any]] = []
@@ -72,12 +72,12 @@ def _scanned(t: Tensor, inputs: Sequence[Any], xp: Any) -> list[Any]:
 
 
 def array_rule(t: Tensor, xp: Any) -> Callable[..., Any]:
-    """The function of arrays that computes node `t`."""
+    """Return the function of arrays that computes node `t`."""
     return function_of(t.prim, len(t.inputs), t.attrs, xp)
 
 
 def function_of(prim: Primitive, operands: int, attrs: Mapping[str, Any], xp: Any) -> Callable[..., Any]:
-    """The function of so many arrays that a primitive with these attributes is."""
+    """Return the function of so many arrays that a primitive with these attributes is."""
     rule = prim.array
     if isinstance(rule, str) and "{0}" in rule:
         code = _compiled(spelled(rule, [f"x[{k}]" for k in range(operands)], attrs))
@@ -90,7 +90,7 @@ def function_of(prim: Primitive, operands: int, attrs: Mapping[str, Any], xp: An
 
 
 def spelled(rule: str, operands: Sequence[str], attrs: Mapping[str, Any]) -> str:
-    """An array rule as an expression. The axes of a fold stay, unless `imperative.peephole` said otherwise."""
+    """Return an array rule as an expression. The axes of a fold stay, unless `imperative.peephole` said otherwise."""
     return rule.format(*operands, **{"keepdims": True, **attrs})
 
 

@@ -89,7 +89,7 @@ def export(
 
 
 def write_site(folder: Path, title: str, parts: Mapping[str, Any]) -> Path:
-    """The folder of a static site; its index."""
+    """Return the folder of a static site; its index."""
     folder.mkdir(parents=True, exist_ok=True)
     policy = POLICY.format(script="'self'", worker="'self'", style="'self'", connect="'self'")
     head = '<link rel="stylesheet" href="page.css">'
@@ -115,7 +115,7 @@ def write_site(folder: Path, title: str, parts: Mapping[str, Any]) -> Path:
 
 
 def write_file(path: str | os.PathLike[str], title: str, parts: Mapping[str, Any]) -> Path:
-    """One HTML file with everything in it, which works from file://."""
+    """Return one HTML file with everything in it, which works from file://."""
     target = Path(path)
     if target.is_dir() or not target.suffix:
         target = target / "index.html"
@@ -171,7 +171,7 @@ def exportable(source: StepSource) -> None:
 
 
 def built_of(name: str, forward: CompiledForward, program: Program) -> Built:
-    """A forward as a page runs it. `program` is the step's, whose parameters it must share."""
+    """Return a forward as a page runs it. `program` is the step's, whose parameters it must share."""
     store = getattr(forward, "store", None)
     if store is None or store.layout is not program:
         raise InputError.here(
@@ -184,7 +184,7 @@ def built_of(name: str, forward: CompiledForward, program: Program) -> Built:
 
 
 def demo_of(built: Built, data: Mapping[str, Any]) -> dict[str, Any]:
-    """A forward's program, and how the page shows it."""
+    """Return a forward's program, and how the page shows it."""
     fields = [f for f in built.program.inputs if not f.name.startswith(PREFIX)]
     demo = demo_kind(fields, built, data)
     return {"program": built.program.to_data(), "structure": built.structure, "demo": demo}
@@ -201,7 +201,7 @@ def check_of(program: Program, graph: Graph | None = None) -> Recorded | None:
 
 
 def checks_of(found: Mapping[str, Recorded]) -> bytes:
-    """All checks as one file; nothing if there are none."""
+    """Return all checks as one file; nothing if there are none."""
     if not found:
         return b""
     from tracegrad.runtime.recorded import file_of
@@ -210,7 +210,7 @@ def checks_of(found: Mapping[str, Recorded]) -> bytes:
 
 
 def demo_kind(fields: Sequence[Field], built: Built, data: Mapping[str, Any]) -> dict[str, Any]:
-    """A canvas to draw on, a curve, a text to continue, or plain numbers."""
+    """Return a canvas to draw on, a curve, a text to continue, or plain numbers."""
     plain = {"kind": "values"}
     if len(fields) != 1 or built.structure is not None:
         return plain
@@ -236,7 +236,7 @@ def _points(name: str, data: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def checked_data(program: Program, data: Mapping[str, Any]) -> dict[str, Any]:
-    """Rows of training data in each input's dtype; InputError naming what does not fit."""
+    """Rows of training data in each input's dtype. Raises InputError naming what does not fit."""
     fields = {f.name: f for f in program.inputs if not f.name.startswith(PREFIX)}
     out: dict[str, Any] = {}
     problems = [f"{n}: no such input" for n in data if n not in fields]
@@ -259,7 +259,7 @@ def checked_data(program: Program, data: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def page(title: str, policy: str, head: str, body: str) -> str:
-    """The HTML around everything; the title is the only text of the user's in it."""
+    """Return the HTML around everything; the title is the only text of the user's in it."""
     values = {"title": escape(title), "policy": escape(policy), "head": head, "body": body}
     return re.sub(r"\{\{(\w+)\}\}", lambda m: values[m[1]], source("page.html"))
 
@@ -271,11 +271,11 @@ def json_text(value: Any) -> str:
 
 
 def data_block(name: str, kind: str, text: str) -> str:
-    """A script element that is not executed."""
+    """Return a script element that is not executed."""
     assert not re.search(r"</script|<!--", text, re.IGNORECASE), name
     return f'<script type="{kind}" id="{name}">{text}</script>'
 
 
 def digest(text: str) -> str:
-    """The source expression by which a content security policy allows one inline text."""
+    """Return the source expression by which a content security policy allows one inline text."""
     return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"

@@ -140,7 +140,7 @@ def _stage(held: contextlib.ExitStack, target: str, old: os.stat_result | None, 
 
 
 def _partial(held: contextlib.ExitStack, folder: str, mode: int) -> tuple[IO[bytes], str]:
-    """A new, locked file."""
+    """Return a new, locked file."""
     while True:
         name = os.path.join(folder, os.urandom(8).hex().join(PARTIAL))
         f = open(name, "xb", opener=lambda path, flags: os.open(path, flags, mode))  # noqa: SIM115
@@ -219,7 +219,7 @@ def _write_through(path: Path, found: os.stat_result, parts: Iterable[bytes]) ->
 
 
 def _opened_pipe(path: Path) -> int:
-    """The writing end, once a process reads."""
+    """Return the writing end, once a process reads."""
     until = time.monotonic() + SECONDS_FOR_A_READER
     while True:
         try:

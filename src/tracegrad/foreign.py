@@ -35,7 +35,7 @@ OPERATORS = {
 
 
 def missing(tensor: object, name: str, shown: str = "") -> MissingNameError:
-    """The error for an attribute that tensors do not have."""
+    """Return the error for an attribute that tensors do not have."""
     remedy = found(TENSORS, name)
     if remedy is None:
         methods = [n for n in dir(type(tensor)) if not n.startswith("_")]
@@ -49,7 +49,7 @@ def missing(tensor: object, name: str, shown: str = "") -> MissingNameError:
 def no_such_name(
     module: str, name: str, known: Mapping[str, Iterable[str]], table: Mapping[str, str] = {}
 ) -> MissingNameError:
-    """The error for a name that a module does not have; `known`: the names there are, by what is written before.
+    """Return the error for a name that a module does not have; `known`: the names there are, by what is written before.
 
     table: remedies of this module's own, which come before those of all.
     """
@@ -70,12 +70,12 @@ def no_such_name(
 
 
 def _plain(name: str) -> str:
-    """`name` as it is compared: CrossEntropyLoss is cross_entropy."""
+    """Return `name` as it is compared: CrossEntropyLoss is cross_entropy."""
     return name.replace("_", "").lower().removesuffix("loss")
 
 
 def ufunc(function: Any, method: str, inputs: tuple[Any, ...], options: Mapping[str, Any]) -> Any:
-    """An operator with an ndarray on its left; TraceError for any other NumPy function."""
+    """Return an operator with an ndarray on its left. Raises TraceError for any other NumPy function."""
     name = OPERATORS.get(function.__name__)
     if "out" in options:  # as of w.data -= g
         raise TraceError.here(
@@ -87,7 +87,7 @@ def ufunc(function: Any, method: str, inputs: tuple[Any, ...], options: Mapping[
 
 
 def unknown(library: str, function: Any) -> TraceError:
-    """The error for a function of another library that was given a tensor."""
+    """Return the error for a function of another library that was given a tensor."""
     name = str(getattr(function, "__name__", function))
     public = name in NOT_METHODS or (name in METHODS and name not in INTERNAL)
     hint = found(FUNCTIONS, name) or (f"write tg.{name}" if public else "write it with functions of tg.")

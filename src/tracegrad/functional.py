@@ -43,7 +43,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 def at_once(fn: F) -> F:
-    """`fn`, which makes nodes, as a function that also works on values outside any trace.
+    """Return `fn`, which makes nodes, as a function that also works on values outside any trace.
 
     Of arrays it gives arrays; of eager tensors, also tensors that `fn` closes over, eager tensors, through which
     `backward` passes. The one seam between graphs and values. Random ops go on with the stream of eager ones.
@@ -107,7 +107,7 @@ def _eager(roots: list[Tensor], leaves: list[Tensor], tensors: list[Any], env: d
 
 
 def _array(x: Any) -> Any:
-    """An argument as an array of one of our dtypes."""
+    """Return an argument as an array of one of our dtypes."""
     a = np.asarray(x)
     try:
         return cast_lossless(a, nearest(a).name)
@@ -116,7 +116,7 @@ def _array(x: Any) -> Any:
 
 
 def _public(transform: F) -> F:
-    """A transform whose results work in both modes."""
+    """Return a transform whose results work in both modes."""
 
     @functools.wraps(transform)
     def made(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:

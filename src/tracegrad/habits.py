@@ -362,5 +362,5 @@ BRANCHES = (
 
 
 def found(table: Mapping[str, T], name: str) -> T | None:
-    """The entry of a table for `name`; a key is one name, or several between spaces."""
+    """Return the entry of a table for `name`; a key is one name, or several between spaces."""
     return next((entry for key, entry in table.items() if name in key.split()), None)

@@ -63,12 +63,12 @@ OFF: Mapping[str, float] = {"weight_decay": 0.0, "momentum": 0.0, "clip_grad_nor
 
 
 def ranges_of(meta: Mapping[str, Any]) -> dict[str, Range]:
-    """The ranges of a program's hyperparameters by name, from its meta data."""
+    """Return the ranges of a program's hyperparameters by name, from its meta data."""
     return {name: Range(**spec) for name, spec in meta.get("ranges", {}).items()}
 
 
 def checked(name: str, value: Any, range: Range = ANY, what: str = "") -> float:
-    """`value` as a float; InputError unless it is a number within `range` that f32 holds as a finite one.
+    """Return `value` as a float. Raises InputError unless it is a number within `range` that f32 holds as a finite one.
 
     what: the call that takes the value, for the error.
     """
@@ -91,7 +91,7 @@ def checked(name: str, value: Any, range: Range = ANY, what: str = "") -> float:
 
 
 def whole(name: str, value: Any, what: str = "") -> int:
-    """`value` as an int; InputError unless it is an integer of at least 1."""
+    """Return `value` as an int. Raises InputError unless it is an integer of at least 1."""
     if isinstance(value, bool) or not isinstance(value, numbers.Integral) or value < 1:
         raise InputError.here(f"{f'{what}: ' if what else ''}{name} must be an integer of at least 1, got {value!r}")
     return int(value)
@@ -103,7 +103,7 @@ def checked_all(values: Mapping[str, Any], ranges: Mapping[str, Range], what: st
 
 
 def scalar(name: str) -> Tensor:
-    """The f32 scalar of that name, one leaf a trace."""
+    """Return the f32 scalar of that name, one leaf a trace."""
     running = require(f"hyperparameter {name!r}")
     if name not in running.counters:
         running.counters[name] = leaf("hyper", name, TensorType(f32, ()))
@@ -111,7 +111,7 @@ def scalar(name: str) -> Tensor:
 
 
 def hyper(name: str, default: float) -> Tensor:
-    """A named scalar of a loss that can be changed while training, with `train.set(name=...)`.
+    """Return a named scalar of a loss that can be changed while training, with `train.set(name=...)`.
 
     An f32 tensor of rank 0 with the value `default` until it is set. The same name twice is the same value, and a
     name of the optimizer's (lr, weight_decay, ...) reads the optimizer's value. No gradient flows to it.

@@ -81,7 +81,7 @@ class Initializer:
 
 
 def kind_of(cls: type) -> str:
-    """`xavier_uniform` of XavierUniform: what the public function is called."""
+    """Return `xavier_uniform` of XavierUniform: what the public function is called."""
     return "".join(f"_{c.lower()}" if c.isupper() else c for c in cls.__name__).lstrip("_")
 
 
@@ -105,7 +105,7 @@ class Even(Initializer):
     __slots__ = ()
 
     def bounds(self, shape: Shape) -> tuple[float, float]:
-        """The lowest value of a parameter of `shape`, and what all its values are below."""
+        """Return the lowest value of a parameter of `shape`, and what all its values are below."""
         raise NotImplementedError
 
 
@@ -158,7 +158,7 @@ class Normal(Gaussian):
 class TruncatedNormal(Initializer):
     """Normal numbers of mean `mean` and deviation `std`, given that they lie in [low, high]. PyTorch's trunc_normal_.
 
-    low and high are values, not multiples of `std`. InputError if [low, high] is empty or `std` is 0.
+    low and high are values, not multiples of `std`. Raises InputError if [low, high] is empty or `std` is 0.
 
     >>> weight = init.truncated_normal(std=0.02, low=-0.04, high=0.04)
     """
@@ -213,7 +213,7 @@ class Lecun(Gaussian):
     __slots__ = ()
 
     def deviation(self, shape: Shape) -> float:
-        """1 / sqrt(fan_in)"""
+        """Return 1 / sqrt(fan_in)"""
         return 1.0 / math.sqrt(fans(shape)[0])
 
 
@@ -310,7 +310,7 @@ class Orthogonal(Initializer):
     """`gain` times a random matrix whose rows, or columns if these are fewer, are orthonormal (Saxe et al. 2014).
 
     A convolution [out, in/groups, *kernel] is the matrix [out, the rest], as in PyTorch's orthogonal_. Computed on the
-    host in n^2 m operations for a matrix with sides n <= m. ShapeError for a parameter with fewer than two axes.
+    host in n^2 m operations for a matrix with sides n <= m. Raises ShapeError for a parameter with fewer than two axes.
 
     >>> layer = nn.Linear(4, 4, init=init.orthogonal())
     """
@@ -388,7 +388,7 @@ PUBLIC = (*KINDS, "literal")
 
 
 def literal(array: Any, dtype: DType | str = f32) -> Literal:
-    """The values of `array`: an array, a nested list or a number, stored as `dtype`.
+    """Return the values of `array`: an array, a nested list or a number, stored as `dtype`.
 
     Raises DTypeError for anything else, and for values that `dtype` cannot hold.
 
@@ -406,7 +406,7 @@ def literal(array: Any, dtype: DType | str = f32) -> Literal:
 
 
 def _lossless(array: Any, dtype: DType) -> Any:
-    """The ndarray as `dtype`; DTypeError if a float would become an integer."""
+    """Return the ndarray as `dtype`. Raises DTypeError if a float would become an integer."""
     if array.dtype.kind not in "fiub" or (array.dtype.kind == "f" and not dtype.is_float):
         raise DTypeError(f"init.literal: {array.dtype} values do not fit {dtype}")
     return array.astype(dtype.numpy)
@@ -418,7 +418,7 @@ def decays_by_default(init: Initializer) -> bool:
 
 
 def from_spec(spec: Mapping[str, Any]) -> Initializer:
-    """The initialiser that `spec()` describes. InputError for an unknown kind."""
+    """Return the initialiser that `spec()` describes. Raises InputError for an unknown kind."""
     values = dict(spec)
     kind = values.pop("kind", None)
     if kind == "literal":

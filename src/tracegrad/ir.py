@@ -260,14 +260,14 @@ _bind = Op(bind)
 
 
 def _run(p: Primitive, inputs: tuple[Any, ...], attrs: dict[str, Any]) -> Any:
-    """The value of `p` on eager tensors."""
+    """Return the value of `p` on eager tensors."""
     if not AT_ONCE or any(type(x) is Tensor for x in inputs):
         raise TraceError.here(f"{p.name}: takes nodes of a trace or eager tensors, not both; see tg.asarray")
     return AT_ONCE[0].run(_bind, (p, inputs, attrs))
 
 
 def rebind(t: Tensor, inputs: Sequence[Tensor]) -> Tensor:
-    """`t` over other inputs of the same types; itself if they are those it has."""
+    """Return `t` over other inputs of the same types; itself if they are those it has."""
     if len(inputs) == len(t.inputs) and all(map(is_, inputs, t.inputs)):
         return t
     return Tensor(t.prim, tuple(inputs), t.attrs, t.type, t.site)
@@ -325,7 +325,7 @@ def rewrite(roots: Sequence[Tensor], rule: Rule) -> list[Tensor]:
 
 
 def graft(roots: Sequence[Tensor], new: Mapping[int, Tensor]) -> list[Tensor]:
-    """`roots` with the nodes of some serials replaced; nothing above a replaced node is looked at."""
+    """Return `roots` with the nodes of some serials replaced; nothing above a replaced node is looked at."""
     done = dict(new)
     for t in toposort(roots, known=new):
         done[t.serial] = rebind(t, [done[x.serial] for x in t.inputs])
@@ -359,7 +359,7 @@ class Graph:
         return {**self.outputs, **{f"capture.{name}": t for name, t in self.captures.items()}}
 
     def with_roots(self, roots: Sequence[Tensor]) -> Graph:
-        """The same names over other roots, in the order of `roots`."""
+        """Return the same names over other roots, in the order of `roots`."""
         it = iter(roots)
         outputs, captures, writes = (
             {name: next(it) for name in part} for part in (self.outputs, self.captures, self.writes)
@@ -372,7 +372,7 @@ class Graph:
         return toposort(self.roots)
 
     def leaves(self, *roles: str) -> list[Tensor]:
-        """The leaves of some roles: "param", "frozen", "input", "patch", "state", "hyper"."""
+        """Return the leaves of some roles: "param", "frozen", "input", "patch", "state", "hyper"."""
         return [t for t in self.nodes if t.prim.family == "leaf" and t.attrs.get("role") in roles]
 
     @property

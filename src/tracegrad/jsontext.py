@@ -26,7 +26,7 @@ STEPS = {ord("["): 1, ord("{"): 1, ord("]"): -1, ord("}"): -1}
 
 
 def parse(text: bytes | str, deepest: int = DEEPEST) -> Any:
-    """The value of a JSON text in UTF-8.
+    """Return the value of a JSON text in UTF-8.
 
     Raises: InputError for text that is not JSON, is nested deeper than `deepest`, names a key of an object twice, or
     holds NaN, an infinity, a number of more than 4300 digits, or half of a surrogate pair.
@@ -49,7 +49,7 @@ def parse(text: bytes | str, deepest: int = DEEPEST) -> Any:
 
 
 def shown(value: Any) -> str:
-    """A value for a message: its `repr` in printable characters, cut to a line."""
+    """Return a value for a message: its `repr` in printable characters, cut to a line."""
     if isinstance(value, str):
         return cut(repr(value[: LONGEST + 1]))
     many = isinstance(value, Sized) and len(value) > LONGEST
@@ -67,12 +67,12 @@ def printable(text: str) -> str:
 
 
 def printable_lines(text: str) -> str:
-    """The same for a text of several lines, which stay."""
+    """Return the same for a text of several lines, which stay."""
     return "\n".join(map(printable, text.split("\n")))
 
 
 def cut(text: str, longest: int = LONGEST) -> str:
-    """The first characters of a long text."""
+    """Return the first characters of a long text."""
     return text if len(text) <= longest else f"{text[: longest - 3]}..."
 
 
@@ -105,7 +105,7 @@ def _check_text(value: Any) -> None:
 
 
 def plain(value: Any) -> Any:
-    """`value` as dicts and lists, without the local fields of its dataclasses."""
+    """Return `value` as dicts and lists, without the local fields of its dataclasses."""
     if is_dataclass(value):
         return {name: plain(getattr(value, name)) for name in _shared(type(value))}
     if isinstance(value, Mapping):
@@ -116,7 +116,7 @@ def plain(value: Any) -> Any:
 
 
 def built(kind: Any, value: Any, where: str) -> Any:
-    """What a field of type `kind` holds, from what JSON has of it. InputError for a value of another type."""
+    """What a field of type `kind` holds, from what JSON has of it. Raises InputError for a value of another type."""
     if is_dataclass(kind):
         return _built_row(cast("Any", kind), value, where)
     if get_origin(kind) is tuple:
@@ -157,7 +157,7 @@ def _built_row(kind: type[Any], value: Any, where: str) -> Any:
 
 @functools.cache
 def _shared(kind: type[Any]) -> dict[str, Any]:
-    """The types of what files hold of a dataclass: its fields that are not local, or texts in place of one."""
+    """Return the types of what files hold of a dataclass: its fields that are not local, or texts in place of one."""
     kinds = get_type_hints(kind)
     rows = [f for f in fields(kind) if not f.metadata.get("local")]
     return {name: kinds.get(name, str) for f in rows for name in f.metadata.get("filed", (f.name,))}
@@ -175,7 +175,7 @@ def natural(n: int, where: str) -> None:
 
 
 def index(n: int, count: int, where: str, what: str) -> int:
-    """`n` as an index; InputError if there are fewer."""
+    """Return `n` as an index. Raises InputError if there are fewer."""
     if not 0 <= n < count:
         raise InputError(f"{where} is {shown(n)}; there are {count} {what}")
     return n

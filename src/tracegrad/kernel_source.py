@@ -77,7 +77,7 @@ class Texts:
         return Texts(wgsl=Shader(wgsl), serial_wgsl=Shader(serial_wgsl) if serial_wgsl else None)
 
     def shader(self, language: str) -> str:
-        """The text in a dialect of WGSL; "" if there is none."""
+        """Return the text in a dialect of WGSL; "" if there is none."""
         found: Shader | None = self[language]
         return found.text() if found else ""
 
@@ -145,7 +145,7 @@ class KernelSource:
         return replace(self, texts=texts, workgroup_memory=0)
 
     def at(self, size: int) -> KernelSource:
-        """The same for runs of some size."""
+        """Return the same for runs of some size."""
         if self.serial_reach is None:
             return self
         return replace(self, serial_grid=grid_of(self.serial_reach.at(size)))

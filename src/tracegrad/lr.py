@@ -44,15 +44,15 @@ class Schedule(Protocol):
             return super().__new__(cls)
 
     def value(self, s: int) -> float:
-        """The rate at the schedule's own step `s`, from 1 on."""
+        """Return the rate at the schedule's own step `s`, from 1 on."""
         ...
 
     def at(self, step: int) -> float:
-        """The rate at `step` of the training, from 1 on; before `start` it is the first value."""
+        """Return the rate at `step` of the training, from 1 on; before `start` it is the first value."""
         return self.value(max(1, step - (self.start or 1) + 1))
 
     def spec(self) -> dict[str, Any]:
-        """The schedule as plain data, which `from_spec` and the browser read."""
+        """Return the schedule as plain data, which `from_spec` and the browser read."""
         out: dict[str, Any] = {"kind": _kind(type(self))}
         for f in fields(cast("Any", self)):
             value = getattr(self, f.name)
@@ -66,7 +66,7 @@ def _plain(value: Any) -> Any:
 
 
 def _kind(cls: type) -> str:
-    """`cosine_annealing` of CosineAnnealing: what the public function is called."""
+    """Return `cosine_annealing` of CosineAnnealing: what the public function is called."""
     return "".join(f"_{c.lower()}" if c.isupper() else c for c in cls.__name__).lstrip("_")
 
 
@@ -340,7 +340,7 @@ class Plateau(Schedule):
         return self.peak if self.now is None else self.now
 
     def after(self, metric: float) -> Plateau:
-        """The schedule behind one more metric; NaN is none better. InputError for what is no finite number."""
+        """Return the schedule behind one more metric; NaN is none better. InputError for what is no finite number."""
         nan = isinstance(metric, numbers.Real) and math.isnan(metric)
         value = metric if nan else checked("metric", metric, what="lr_metric")
         better = not nan and self._improves(value)
@@ -389,7 +389,7 @@ KINDS: tuple[type[Any], ...] = (
 
 
 def as_schedule(lr: Schedule | float) -> Schedule:
-    """`lr` itself, or the constant of that number. InputError for anything else, and for a rate below 0."""
+    """Return `lr` itself, or the constant of that number. InputError for anything else, and for a rate below 0."""
     if isinstance(lr, (int, float, numbers.Real)):
         return Constant(checked("lr", lr, RANGES["lr"]))
     if not callable(getattr(lr, "at", None)) or isinstance(lr, type):
@@ -407,7 +407,7 @@ def as_schedule(lr: Schedule | float) -> Schedule:
 
 
 def from_spec(spec: Mapping[str, Any] | float) -> Schedule:
-    """The schedule that `spec()` describes; a number is a constant rate. InputError for what describes none."""
+    """Return the schedule that `spec()` describes; a number is a constant rate. InputError for what describes none."""
     if isinstance(spec, (int, float)):
         return as_schedule(spec)
     if not isinstance(spec, Mapping):  # pyright: ignore[reportUnnecessaryIsInstance]
@@ -428,7 +428,7 @@ def from_spec(spec: Mapping[str, Any] | float) -> Schedule:
 
 
 def restarted(schedule: Schedule) -> Schedule:
-    """`schedule` as it was before it was told a metric."""
+    """Return `schedule` as it was before it was told a metric."""
     told = isinstance(schedule, Plateau)
     return replace(schedule, now=None, best=None, bad=0, cooling=0) if told else schedule
 
@@ -437,7 +437,7 @@ S = TypeVar("S", bound=Schedule)
 
 
 def starting_at(schedule: S, step: int) -> S:
-    """`schedule` with its own step 1 at `step`, unless it has an explicit start."""
+    """Return `schedule` with its own step 1 at `step`, unless it has an explicit start."""
     if schedule.start is not None or isinstance(schedule, Constant):
         return schedule
     return replace(cast("Any", schedule), start=step)

@@ -96,7 +96,7 @@ class Op:
         return dict.fromkeys(self.parameters[: n + m], MISSING) | given | named
 
     def apply(self, values: Sequence[Any]) -> Any:
-        """The function of one value for each parameter: of a tuple for *args, and of a dict for **kwargs."""
+        """Return the function of one value for each parameter: of a tuple for *args, and of a dict for **kwargs."""
         n, m, many, others = self.counts
         kwargs: dict[str, Any] = dict(zip(self.parameters[n : n + m], values[n:])) | (values[-1] if others else {})
         return self.function(*values[:n], *(values[n + m] if many else ()), **kwargs)
@@ -115,7 +115,7 @@ class Op:
         return self.named(*args, **kwargs)
 
     def failed(self, error: TracegradError, values: Sequence[Any]) -> TracegradError:
-        """`error`, with the op's name, the types it got, and the user's line."""
+        """Return `error`, with the op's name, the types it got, and the user's line."""
         return placed(with_types(error, values), self.name, current_site())
 
     def misused(self, error: Exception, values: Sequence[Any]) -> TracegradError:
@@ -224,7 +224,7 @@ def _compiled(source: str) -> CodeType:
 
 
 def with_types(error: E, args: Sequence[Any]) -> E:
-    """`error` naming the types of the operands, unless its rule did."""
+    """Return `error` naming the types of the operands, unless its rule did."""
     types = [str(cast("Any", a).type) for a in args if isinstance(a, TensorMethods)]
     told = isinstance(error, CallError) or re.search(TYPE, str(error)) or "\n  at " in str(error)
     if not types or error.bare is not None or told:

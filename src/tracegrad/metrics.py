@@ -28,7 +28,7 @@ __all__ = ["accuracy", "auc", "confusion_matrix", "perplexity", "r2_score", "top
 
 
 def _noted(metric: Tensor, joined: str, *parts: Any) -> Tensor:
-    """`metric`, with what validation joins over batches."""
+    """Return `metric`, with what validation joins over batches."""
     trace = active()
     if trace is not None and trace.measured is not None:
         trace.measured[metric.serial] = (joined, tuple([as_tensor(x) for x in parts]))
@@ -52,7 +52,7 @@ def _classes(logits: Any, targets: Any) -> tuple[Tensor, Tensor]:
 
 @op
 def accuracy(logits: Any, targets: Any) -> Tensor:
-    """The share of rows whose largest score is the target's.
+    """Return the share of rows whose largest score is the target's.
 
     logits:  f32, shape (..., C): scores, logits or probabilities. Of equal scores the first counts.
     targets: i32, shape (...), classes in [0, C).
@@ -72,7 +72,7 @@ def accuracy(logits: Any, targets: Any) -> Tensor:
 
 @op
 def top_k_accuracy(logits: Any, targets: Any, k: int = 5) -> Tensor:
-    """The share of rows whose target is among the `k` largest scores.
+    """Return the share of rows whose target is among the `k` largest scores.
 
     logits:  f32, shape (..., C). Of equal scores the first ones count.
     targets: i32, shape (...), classes in [0, C).
@@ -127,7 +127,7 @@ def confusion_matrix(predictions: Any, targets: Any, n: int) -> Tensor:
 
 @op
 def perplexity(logits: Any, targets: Any, ignore_index: int | None = None) -> Tensor:
-    """The exponential of the mean cross entropy: 1 for a perfect model, C for one that knows nothing.
+    """Return the exponential of the mean cross entropy: 1 for a perfect model, C for one that knows nothing.
 
     logits, targets, ignore_index: as of `tg.cross_entropy`.
     Returns:  f32, rank 0.
@@ -146,7 +146,7 @@ def perplexity(logits: Any, targets: Any, ignore_index: int | None = None) -> Te
 
 @op
 def r2_score(prediction: Any, target: Any) -> Tensor:
-    """The coefficient of determination: the share of the variance of `target` that `prediction` explains.
+    """Return the coefficient of determination: the share of the variance of `target` that `prediction` explains.
 
     1 - sum((target - prediction)^2) / sum((target - mean(target))^2)
 
@@ -168,7 +168,7 @@ def r2_score(prediction: Any, target: Any) -> Tensor:
 
 @op
 def auc(scores: Any, targets: Any) -> Tensor:
-    """The area under the ROC curve: how likely a positive one has a larger score than a negative one.
+    """Return the area under the ROC curve: how likely a positive one has a larger score than a negative one.
 
     (pairs with score[positive] > score[negative], and half of those that are equal) / all pairs
 

@@ -36,7 +36,7 @@ def _listed(given: object, what: str) -> object:
 
 
 def chosen(names: Iterable[str], given: Selection, what: str) -> list[str]:
-    """Those of `names` that are meant. InputError if none is."""
+    """Those of `names` that are meant. Raises InputError if none is."""
     names = list(names)
     fits = matcher(given, what)
     found = [name for name in names if fits(name)]

@@ -53,7 +53,7 @@ class Buffer:
         return STORED[self.dtype].itemsize * self.size
 
     def contents(self) -> bytes:
-        """The bytes of a constant."""
+        """Return the bytes of a constant."""
         return base64.b64decode(self.data)
 
 
@@ -80,7 +80,7 @@ class Field:
         return self.type.size
 
     def at(self, size: int) -> Field:
-        """The same in a run of some size."""
+        """Return the same in a run of some size."""
         if not self.per:
             return self
         n, spec, box = self.per * size, self.spec, self.spec.get("box")
@@ -154,7 +154,7 @@ class Program:
     graph: Graph | None = field(default=None, repr=False, compare=False, metadata=LOCAL)
 
     def at(self, size: int) -> Program:
-        """The same for runs of another size up to the capacity: texts, buffers and places stay."""
+        """Return the same for runs of another size up to the capacity: texts, buffers and places stay."""
         assert 0 < size <= self.capacity, size
         reaches = [k.reach for k in self.kernels]
         grids = [reach and grid_of(reach.at(size)) for reach in reaches]
@@ -168,7 +168,7 @@ class Program:
         )
 
     def unrolled(self) -> Iterator[Dispatch]:
-        """All dispatches in the order they run, those in loops once an iteration, with the offsets of that."""
+        """Return all dispatches in the order they run, those in loops once an iteration, with the offsets of that."""
         return _unrolled(self, range(len(self.dispatches)), range(len(self.loops)), ())
 
     @property
@@ -205,7 +205,7 @@ class Program:
         return f"<Program: {sizes}>"
 
     def without_barriers(self) -> Program:
-        """The same for an adapter that runs on a CPU, where barriers are ruinous: the same sums, bit for bit."""
+        """Return the same for an adapter that runs on a CPU, where barriers are ruinous: the same sums, bit for bit."""
         kernels = tuple(k.without_barriers() for k in self.kernels)
         grids = [old.serial_grid if new is not old else None for old, new in zip(self.kernels, kernels)]
         dispatches = tuple(replace(d, grid=grids[d.kernel] or d.grid) for d in self.dispatches)
@@ -217,7 +217,7 @@ class Program:
 
     @staticmethod
     def from_data(data: Any, where: str = "program") -> Program:
-        """The program that `to_data` gave. InputError naming the first fault; `where` begins its place."""
+        """Return the program that `to_data` gave. InputError naming the first fault; `where` begins its place."""
         program: Program = built(Program, data, where)
         check(program, where)
         return program
@@ -228,7 +228,7 @@ class Program:
 
     @staticmethod
     def from_json(text: str | bytes) -> Program:
-        """The program that `to_json` wrote.
+        """Return the program that `to_json` wrote.
 
         A program from a file is data of unknown origin. It carries no code for the host, so a CPU refuses it; a GPU
         runs its kernels with the driver's bounds checks.
@@ -269,7 +269,7 @@ def _unrolled(p: Program, dispatches: range, loops: range, at: tuple[int, ...]) 
 
 
 def field_named(fields: Sequence[Field], name: str) -> Field:
-    """The field of that name."""
+    """Return the field of that name."""
     return next(f for f in fields if f.name == name)
 
 

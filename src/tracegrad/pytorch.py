@@ -40,7 +40,7 @@ class Entry(NamedTuple):
 
 
 def _plain(**names: str) -> Callable[[Any], list[Row]]:
-    """The rows of a layer whose arrays have other names only."""
+    """Return the rows of a layer whose arrays have other names only."""
     return lambda _: [Row(theirs, (ours,)) for ours, theirs in names.items()]
 
 
@@ -164,7 +164,7 @@ def from_torch(state_dict: Any, target: Any, rename: Rename | None = None) -> To
 
 
 def to_torch(target: Any) -> dict[str, Any]:
-    """The weights of a training or forward as a `state_dict`: the inverse of `from_torch`.
+    """Return the weights of a training or forward as a `state_dict`: the inverse of `from_torch`.
 
         torch_net.load_state_dict(tg.to_torch(train))
 
@@ -194,7 +194,7 @@ def to_torch(target: Any) -> dict[str, Any]:
 
 
 def _entries(model: Any) -> Iterator[Entry]:
-    """All of a model, a layer before its parts. What several paths reach comes with each of their names."""
+    """Yield all of a model, a layer before its parts. What several paths reach comes with each of their names."""
     names = {id(p): n for n, p in named_arrays(model).items()}
     yield from _walk(model, "", names, ())
 
@@ -230,7 +230,7 @@ def _attribute(node: Any, path: str) -> Any:
 
 
 def _named(state_dict: Any) -> dict[str, Any]:
-    """The arrays by name; of a module its state_dict."""
+    """Return the arrays by name; of a module its state_dict."""
     if not isinstance(state_dict, Mapping) and callable(getattr(state_dict, "state_dict", None)):
         state_dict = state_dict.state_dict()
     if not isinstance(state_dict, Mapping):
@@ -241,7 +241,7 @@ def _named(state_dict: Any) -> dict[str, Any]:
 
 
 def _renamed(given: dict[str, Any], rename: Rename | None) -> dict[str, Any]:
-    """The arrays by their new names, without those that are left out."""
+    """Return the arrays by their new names, without those that are left out."""
     out: dict[str, Any] = {}
     for name, value in given.items():
         new = _new_name(name, rename) if rename is not None else name
@@ -263,7 +263,7 @@ def _new_name(name: str, rename: Rename) -> str | None:
 
 
 def _array(value: Any) -> Array:
-    """A tensor of PyTorch's, on whichever device, or anything else that NumPy takes."""
+    """Return a tensor of PyTorch's, on whichever device, or anything else that NumPy takes."""
     for method in ("detach", "cpu"):
         value = getattr(value, method)() if hasattr(value, method) else value
     value = value.float() if str(getattr(value, "dtype", "")).endswith("bfloat16") else value
@@ -271,7 +271,7 @@ def _array(value: Any) -> Array:
 
 
 def _taken_apart(entry: Entry, value: Any, types: Mapping[str, Any], problems: list[str]) -> dict[str, Array]:
-    """The arrays here of one of PyTorch's; what does not fit is added to `problems`."""
+    """Return the arrays here of one of PyTorch's; what does not fit is added to `problems`."""
     x, shapes = _array(value), [types[n].shape for n in entry.ours]
     if entry.transposed:
         shapes = [shape[::-1] for shape in shapes]

@@ -21,7 +21,7 @@ MOST = 12  # names that a message lists
 
 
 def absent(what: str, name: str, table: Mapping[str, str], own: Iterable[str], hint: str = "") -> MissingNameError:
-    """The error for an attribute that an object does not have; `own` are those that it has."""
+    """Return the error for an attribute that an object does not have; `own` are those that it has."""
     names = [n for n in own if not n.startswith("_")]
     remedy = found(table, name)
     if remedy is None:
@@ -107,7 +107,7 @@ class Count(int):
 
 
 def branching() -> str:
-    """The remedy for a branch on a traced tensor at the user's line."""
+    """Return the remedy for a branch on a traced tensor at the user's line."""
     site = call_site()
     line = linecache.getline(site.file, site.line) if site else ""
     found = next((remedy for pattern, remedy in BRANCHES if re.search(pattern, line)), None)
@@ -115,7 +115,7 @@ def branching() -> str:
 
 
 def no_operand(value: object) -> str:
-    """The message for a value that is no operand of an op, and what to write in its place."""
+    """Return the message for a value that is no operand of an op, and what to write in its place."""
     if isinstance(value, NoNumber):
         return value.refusal
     hint = "; convert it with .numpy()" if hasattr(value, "numpy") else "; call it" if callable(value) else ""
@@ -129,7 +129,7 @@ def no_operand(value: object) -> str:
 
 
 def unexpected(takes: Iterable[str], given: Mapping[str, Any]) -> CallError:
-    """The error for keywords that a function does not have; `takes` are those that it has."""
+    """Return the error for keywords that a function does not have; `takes` are those that it has."""
     names = list(takes)
     each = [f"there is no argument {word!r}{remedy(word, value, names)}" for word, value in given.items()]
     problems = "; ".join(each)
@@ -183,7 +183,7 @@ def check_call(who: str, function: Any, args: Sized, given: Mapping[str, Any], b
 
 
 def helpful(f: F) -> F:
-    """`f`, of which a call with wrong keywords gets a remedy. For functions that are called rarely."""
+    """Return `f`, of which a call with wrong keywords gets a remedy. For functions that are called rarely."""
     who = f"tg.{f.__name__}" if "." not in f.__qualname__ else f.__name__
     if who == "__init__":
         who = f.__qualname__.split(".")[-2]
@@ -198,7 +198,7 @@ def helpful(f: F) -> F:
 
 
 def shown(value: Any) -> str:
-    """`value` in an error message: the type of a tensor or array, the begin of the repr of anything else."""
+    """Return `value` in an error message: the type of a tensor or array, the begin of the repr of anything else."""
     if hasattr(value, "dtype") and hasattr(value, "shape") and not isinstance(value, type):
         type_ = getattr(value, "type", None)
         if type_ is not None and not callable(type_):  # of PyTorch's tensors it is a method

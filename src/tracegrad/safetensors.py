@@ -45,7 +45,7 @@ class Entry(NamedTuple):
 
 
 def read(path: str | os.PathLike[str]) -> File:
-    """The tensors and the metadata of a file.
+    """Return the tensors and the metadata of a file.
 
     The header is checked as a whole before any tensor is read: its size and nesting, names and keys, dtypes, shapes of
     at most 64 axes, and offsets that cover the data exactly. The arrays take no more memory than the file, except that
@@ -118,7 +118,7 @@ def parts(tensors: Mapping[str, Array], metadata: Mapping[str, str] | None = Non
 
 
 def _header(f: BufferedReader, size: int) -> tuple[list[Entry], dict[str, str], int]:
-    """The validated entries, the metadata, and where the data begin."""
+    """Return the validated entries, the metadata, and where the data begin."""
     if size < 8:
         raise InputError(f"{size} bytes are too short for the header's length")
     length = int.from_bytes(f.read(8), "little")
@@ -140,7 +140,7 @@ def _header(f: BufferedReader, size: int) -> tuple[list[Entry], dict[str, str], 
 
 
 def _entry(name: str, info: Any) -> Entry:
-    """One row of the header. Every message is bounded, however long the row is."""
+    """Return one row of the header. Every message is bounded, however long the row is."""
     who = shown(name)
     if not isinstance(info, dict) or cast("dict[str, Any]", info).keys() != {"dtype", "shape", "data_offsets"}:
         raise InputError(f"{who}: an entry has exactly dtype, shape and data_offsets")
@@ -187,7 +187,7 @@ def _check_layout(entries: list[Entry], available: int) -> None:
 
 
 def _array(e: Entry, f: BufferedReader) -> Array:
-    """The tensor whose bytes come next."""
+    """Return the tensor whose bytes come next."""
     data = bytearray(e.end - e.begin)  # which the array takes over
     if f.readinto(data) != len(data):
         raise InputError("the file became shorter while it was read")

@@ -16,7 +16,7 @@ Axes = int | Sequence[int] | None
 
 
 def whole(value: object) -> int | None:
-    """`value` as an int if it is an integer of Python, NumPy or the like; None for anything else, a bool too."""
+    """Return `value` as an int if it is an integer of Python, NumPy or the like; None for anything else, a bool too."""
     if type(value) is int:
         return value
     if isinstance(value, int) and hasattr(value, "note"):  # a watched size stays one
@@ -33,7 +33,7 @@ def whole(value: object) -> int | None:
 
 
 def integer(value: object, what: str) -> int:
-    """`value` as an int; ShapeError naming `what` if it is none."""
+    """Return `value` as an int. Raises ShapeError naming `what` if it is none."""
     n = whole(value)
     if n is not None:
         return n
@@ -44,7 +44,7 @@ def integer(value: object, what: str) -> int:
 
 
 def integers(values: object, what: str) -> tuple[int, ...]:
-    """One integer or a sequence of them, as a tuple; ShapeError naming `what` for anything else."""
+    """Return one integer or a sequence of them, as a tuple. Raises ShapeError naming `what` for anything else."""
     n = whole(values)
     if n is not None:
         return (n,)
@@ -56,7 +56,7 @@ def integers(values: object, what: str) -> tuple[int, ...]:
 
 
 def normalize_axis(axis: int, ndim: int) -> int:
-    """`axis` counted from the front; ShapeError outside [-ndim, ndim)."""
+    """Return `axis` counted from the front. Raises ShapeError outside [-ndim, ndim)."""
     if isinstance(axis, bool):
         raise ShapeError(f"axis must be an integer, got {axis}; keepdims={axis} is an argument of its own")
     axis = integer(axis, "axis")
@@ -79,7 +79,7 @@ def normalize_axes(axis: Axes, ndim: int) -> tuple[int, ...]:
 
 
 def broadcast_shapes(*shapes: Shape) -> Shape:
-    """The shape that all of `shapes` broadcast to, by NumPy's rule."""
+    """Return the shape that all of `shapes` broadcast to, by NumPy's rule."""
     out: list[int] = []
     for dims in zip_longest(*(reversed(s) for s in shapes), fillvalue=1):
         sizes = {d for d in dims if d != 1}
@@ -93,7 +93,7 @@ def broadcast_shapes(*shapes: Shape) -> Shape:
 
 
 def show(shape: Sequence[int]) -> str:
-    """`[2,3]`, the way types print."""
+    """Return `[2,3]`, the way types print."""
     return f"[{','.join(map(str, shape))}]"
 
 
@@ -108,7 +108,7 @@ def strides_of(shape: Sequence[int]) -> tuple[int, ...]:
 
 
 def resolve_reshape(shape: Sequence[int], size: int) -> Shape:
-    """`shape` with one -1 filled in; ShapeError if it cannot hold `size` elements."""
+    """Return `shape` with one -1 filled in. Raises ShapeError if it cannot hold `size` elements."""
     dims = tuple(shape)
     if dims.count(-1) > 1:
         raise ShapeError(f"cannot infer more than one -1 in {show(dims)}; write all sizes but one")
@@ -126,5 +126,5 @@ def resolve_reshape(shape: Sequence[int], size: int) -> Shape:
 
 
 def reduced_shape(shape: Shape, axes: Sequence[int]) -> Shape:
-    """`shape` with `axes` kept as 1."""
+    """Return `shape` with `axes` kept as 1."""
     return tuple(1 if d in axes else n for d, n in enumerate(shape))

@@ -101,17 +101,17 @@ def rewriting() -> Block[Here]:
 
 
 def current_site() -> Site | None:
-    """The line new nodes belong to: the user's, or that of the node being rewritten."""
+    """Return the line new nodes belong to: the user's, or that of the node being rewritten."""
     state = STATE()
     return call_site() if state is None or state.here is None else state.here.site
 
 
 def is_rewriting() -> bool:
-    """True while the library itself makes nodes, outside any user's function."""
+    """Return True while the library itself makes nodes, outside any user's function."""
     state = STATE()
     return state is not None and state.here is not None
 
 
 def building() -> bool:
-    """True inside a trace or a rewrite: ops make nodes. Elsewhere they run at once."""
+    """Return True inside a trace or a rewrite: ops make nodes. Elsewhere they run at once."""
     return STATE() is not None

@@ -16,7 +16,7 @@ STATE = "state/"  # begins the names of leaves, writes, fields of programs, and 
 
 
 def states_array(dtype: DType) -> str:
-    """The array that the states of such elements share."""
+    """Return the array that the states of such elements share."""
     return f"state.{dtype.storage}"
 
 

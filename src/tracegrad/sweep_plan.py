@@ -72,7 +72,7 @@ class Plan(NamedTuple):
         return [leaf_ for name in self.values for leaf_ in (name, COMPLEMENT + name)]
 
     def states(self) -> dict[str, Array]:
-        """The values of these states."""
+        """Return the values of these states."""
         found: dict[str, Array] = {}
         for name, values in self.values.items():
             found[name] = np.array(values, np.float32)
@@ -80,7 +80,7 @@ class Plan(NamedTuple):
         return found
 
     def stacked(self, model: Any) -> dict[str, dict[str, Parameter]]:
-        """The parameters of all members by name, and the members' values as states."""
+        """Return the parameters of all members by name, and the members' values as states."""
         n, fields = len(self.seeds), declared(model)
         draws = {seed: drawn(fields, seed) for seed in dict.fromkeys(self.seeds)}
         parts: dict[str, Parameter] = {}
@@ -92,7 +92,7 @@ class Plan(NamedTuple):
         return {MODELS: parts, VALUES: {**states, SOUND: State((n,), f32, init.ones(), None)}}
 
     def optimizer(self, model: Any) -> Optimizer:
-        """`base` for each member."""
+        """Return `base` for each member."""
         count, parameters = len(self.seeds), named_parameters(model)
         self.base.groups.check(list(parameters), "groups")
         members = Members(
@@ -114,7 +114,7 @@ class Plan(NamedTuple):
         return {name: leaf("state", f"{STATE}{VALUES}.{name}", type_) for name in self.names}
 
     def loss(self, model: Any, loss: Callable[..., Any], names: Sequence[str], each: Sequence[str]) -> Loss:
-        """The mean loss of the members, whose gradient by a member's parameters is that of its own loss."""
+        """Return the mean loss of the members, whose gradient by a member's parameters is that of its own loss."""
         axes = (0, 0, *(0 if name in each else None for name in names))
         trained = [name for name, p in named_parameters(model).items() if p.trainable]
 
@@ -144,7 +144,7 @@ class Plan(NamedTuple):
 
 
 def with_gradient(value: Tensor, at: Mapping[str, Tensor], slopes: Mapping[str, Tensor]) -> Tensor:
-    """`value`, whose gradient by the tensors `at` is `slopes`."""
+    """Return `value`, whose gradient by the tensors `at` is `slopes`."""
 
     def plain(at: Mapping[str, Tensor]) -> Tensor:
         return value
@@ -178,7 +178,7 @@ def checked_values(optimizer: Optimizer, values: Mapping[str, Sequence[Any]]) ->
 
 
 def is_list(given: object) -> bool:
-    """Whether `given` has an entry for each member."""
+    """Return whether `given` has an entry for each member."""
     return not isinstance(given, str) and hasattr(given, "__len__") and hasattr(given, "__getitem__")
 
 

@@ -156,7 +156,7 @@ class Sweep:
         return dict(self._values)
 
     def params(self, member: int) -> dict[str, Array]:
-        """The parameters of one member by name, as `CompiledTraining.download_params` gives them.
+        """Return the parameters of one member by name, as `CompiledTraining.download_params` gives them.
 
         Raises InputError unless there is such a member.
 
@@ -226,7 +226,7 @@ class Sweep:
 
     @helpful
     def attach(self, *, forward: Callable[..., Any], inputs: Mapping[str, Any], **options: Any) -> CompiledForward:
-        """A forward of every member on the same inputs; its outputs have the axis of the members in front.
+        """Return a forward of every member on the same inputs; its outputs have the axis of the members in front.
 
         forward, inputs, options: as for `CompiledTraining.attach`, written for one member.
         Raises what that raises.

@@ -295,7 +295,7 @@ def _value(fn: Callable[..., Tensor], env: Arrays) -> np.ndarray:
 
 
 def _weighted(y: Tensor, env: Arrays) -> Tensor:
-    """A scalar that every element of the op's result enters with a weight of its own."""
+    """Return a scalar that every element of the op's result enters with a weight of its own."""
     env["ct"] = np.random.default_rng(1).standard_normal(y.shape)
     return (y * leaf("input", "ct", TensorType(f32, y.shape))).sum()
 

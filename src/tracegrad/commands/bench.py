@@ -37,7 +37,7 @@ class Model:
 
 
 def models() -> dict[str, Model]:
-    """The three demos."""
+    """Return the three demos."""
     data, text = load_digits(), load_text()
     many = 10**9
     return {
@@ -48,14 +48,14 @@ def models() -> dict[str, Model]:
 
 
 def opened(model: Model, first: Mapping[str, Any], device: str) -> tg.CompiledTraining:
-    """A training of a demo's model."""
+    """Return a training of a demo's model."""
     inputs = {key: tg.i32[x.shape] if x.dtype.kind == "i" else x.shape for key, x in first.items()}
     optimizer = optim.adamw(lr=1e-3)
     return tg.compile(model=model.make(), loss=model.loss, inputs=inputs, optimizer=optimizer, seed=0, device=device)
 
 
 def measured(name: str, model: Model, device: str, seconds: float) -> tuple[str, ...]:
-    """One row: blocks of queued steps with the loss read after each block; the median block counts."""
+    """Return one row: blocks of queued steps with the loss read after each block; the median block counts."""
     batches = model.batches()
     first = next(batches)
     began = time.perf_counter()
@@ -83,7 +83,7 @@ def measured(name: str, model: Model, device: str, seconds: float) -> tuple[str,
 
 
 def hashes(model: Model, device: str, steps: int) -> tuple[str, str]:
-    """The digest of a training run, and that of one stopped half-way and resumed from its checkpoint."""
+    """Return the digest of a training run, and that of one stopped half-way and resumed from its checkpoint."""
     batches = list(itertools.islice(model.batches(), steps))
     with opened(model, batches[0], device) as train:
         straight = train.digest(train.fit(batches, progress=False).loss)

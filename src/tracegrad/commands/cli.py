@@ -23,7 +23,7 @@ DEMOS = {"digits": digits, "sine": sine, "gpt": gpt}
 
 
 def parser() -> argparse.ArgumentParser:
-    """The command line, as --help shows it."""
+    """Return the command line, as --help shows it."""
     top = argparse.ArgumentParser(prog="tracegrad", description="Train models fused, on WebGPU or the CPU.")
     top.add_argument("--version", action="version", version=f"tracegrad {tracegrad.__version__}")
     commands = top.add_subparsers(dest="command", required=True, metavar="COMMAND")
@@ -92,21 +92,21 @@ def run_serve(args: argparse.Namespace) -> int:
 
 
 def port(text: str) -> int:
-    """A TCP port, 0 for any that is free; for argparse."""
+    """Return a TCP port, 0 for any that is free; for argparse."""
     if not 0 <= (value := int(text)) < 2**16:
         raise argparse.ArgumentTypeError(f"must be from 0 to 65535, got {value}")
     return value
 
 
 def positive(text: str) -> int:
-    """An integer from 1 on, for argparse."""
+    """Return an integer from 1 on, for argparse."""
     if (value := int(text)) < 1:
         raise argparse.ArgumentTypeError(f"must be at least 1, got {value}")
     return value
 
 
 def natural(text: str) -> int:
-    """A seed: u32, for argparse."""
+    """Return a seed: u32, for argparse."""
     if not 0 <= (value := int(text)) < 2**32:
         raise argparse.ArgumentTypeError(f"must be from 0 to 2**32 - 1, got {value}")
     return value

@@ -83,7 +83,7 @@ def _devices() -> Iterator[str]:
 
 
 def _table(outcomes: Mapping[str, Mapping[str, Outcome]]) -> Iterator[str]:
-    """One line a check, one column a device: the verdict and the seconds."""
+    """Yield one line a check, one column a device: the verdict and the seconds."""
     names = list(next(iter(outcomes.values())))
     width = max(map(len, names)) + 2
     yield ""

@@ -34,7 +34,7 @@ class Check:
     high: float = 2.0
 
     def arrays(self) -> dict[str, Array]:
-        """The inputs, the same everywhere."""
+        """Return the inputs, the same everywhere."""
         rng, below = np.random.default_rng(SEED), self.below or {}
         return {
             name: rng.integers(0, below[name], shape, np.int32)
@@ -44,7 +44,7 @@ class Check:
         }
 
     def types(self) -> dict[str, Any]:
-        """The inputs, as tg.compile_forward declares them."""
+        """Return the inputs, as tg.compile_forward declares them."""
         return {n: tg.i32[s] if n in (self.below or {}) else s for n, s in self.shapes.items()}
 
 
@@ -90,12 +90,12 @@ def long_folds(m: Probe, x: tg.Tensor) -> tuple[tg.Tensor, tg.Tensor]:
 
 
 def cumulative(m: Probe, x: tg.Tensor) -> tuple[tg.Tensor, tg.Tensor]:
-    """A running sum, and where the largest is."""
+    """Return a running sum, and where the largest is."""
     return tg.cumsum(x, axis=1), tg.argmax(x, axis=0)
 
 
 def products(m: Probe, x: tg.Tensor, y: tg.Tensor) -> tg.Tensor:
-    """A tiled product with a prologue and an epilogue."""
+    """Return a tiled product with a prologue and an epilogue."""
     return tg.relu(tg.tanh(x) @ y + 0.5)
 
 
@@ -110,7 +110,7 @@ def small_products(m: Probe, x: tg.Tensor) -> tg.Tensor:
 
 
 def images(m: Probe, x: tg.Tensor, k: tg.Tensor) -> tg.Tensor:
-    """A convolution and a pool."""
+    """Return a convolution and a pool."""
     return tg.max_pool2d(tg.relu(tg.conv2d(x, k, padding=1)), 2)
 
 
@@ -126,7 +126,7 @@ def scatter(m: Probe, i: tg.Tensor, x: tg.Tensor) -> tg.Tensor:
 
 
 def random(m: Probe, x: tg.Tensor) -> tuple[tg.Tensor, tg.Tensor]:
-    """The same numbers on every device."""
+    """Return the same numbers on every device."""
     return tg.uniform((37, 5)), tg.dropout(x, 0.3)
 
 
@@ -186,7 +186,7 @@ CHECKS: tuple[Check, ...] = (
 
 
 def run_check(check: Check, device: str) -> None:
-    """Compile and run the forward. DeviceError if it gives something else than the reference."""
+    """Compile and run the forward. Raises DeviceError if it gives something else than the reference."""
     with tg.compile_forward(
         model=Probe(), forward=check.forward, inputs=check.types(), seed=SEED, device=device
     ) as compiled:

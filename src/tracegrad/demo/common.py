@@ -70,7 +70,7 @@ class Report:
             self.say(f"Digest: {self.results['digest']}")
 
     def path(self, name: str) -> Path:
-        """Where a result of that name goes."""
+        """Return where a result of that name goes."""
         self.written.append(name)
         return self.options.out / name
 
@@ -93,7 +93,7 @@ class Report:
 
 
 def why(asked: str, got: str) -> str:
-    """The reason for the device, in plain words."""
+    """Return the reason for the device, in plain words."""
     if asked != "auto":
         return f"asked for by --device {asked}"
     if os.environ.get("TRACEGRAD_DEVICE"):
@@ -107,7 +107,7 @@ def why(asked: str, got: str) -> str:
 
 
 def loss_chart(losses: Sequence[float], title: str, y_label: str) -> str:
-    """The loss of every step, and its mean over the last few."""
+    """Return the loss of every step, and its mean over the last few."""
     steps = np.arange(1, len(losses) + 1)
     window = len(losses) // 40
     series = [Series("each step", steps, losses, faint=window > 1)]

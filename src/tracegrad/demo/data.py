@@ -39,12 +39,12 @@ class Text:
         return np.array([self.alphabet.index(c) for c in text], np.int32)
 
     def decode(self, numbers: npt.NDArray[Any] | list[int]) -> str:
-        """The characters of `numbers`."""
+        """Return the characters of `numbers`."""
         return "".join(self.alphabet[int(k)] for k in numbers)
 
 
 def load_digits() -> Digits:
-    """The UCI handwritten digits, shuffled once and for all, 1 437 to train with and 360 held out."""
+    """Return the UCI handwritten digits, shuffled once and for all, 1 437 to train with and 360 held out."""
     with resources.as_file(resources.files("tracegrad") / "data" / "digits.npz") as path, np.load(path) as file:
         images, labels = file["images"], file["labels"]
     order = np.random.default_rng(0).permutation(len(labels))  # the same split for every seed

@@ -92,7 +92,7 @@ def run(options: Options) -> int:
 
 
 def guess(classify: tg.CompiledForward, data: Digits) -> I32:
-    """The most likely digit of every held-out image."""
+    """Return the most likely digit of every held-out image."""
     return classify.run(x=data.test_x).output.argmax(axis=1).astype(np.int32)
 
 

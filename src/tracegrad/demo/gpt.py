@@ -67,7 +67,7 @@ def loss(m: CharGPT, tokens: tg.Tensor, following: tg.Tensor) -> tg.Tensor:
 
 
 def windows(numbers: I32, rng: np.random.Generator) -> dict[str, Any]:
-    """A batch of random places of the text, and the same places one character later."""
+    """Return a batch of random places of the text, and the same places one character later."""
     at = rng.integers(0, len(numbers) - CONTEXT - 1, BATCH)[:, None] + np.arange(CONTEXT)
     return {"tokens": numbers[at], "following": numbers[at + 1]}
 

@@ -35,7 +35,7 @@ class Series:
 
 
 def png(pixels: Array) -> bytes:
-    """A PNG file of `pixels`: u8[h, w] is grey, u8[h, w, 3] is RGB."""
+    """Return a PNG file of `pixels`: u8[h, w] is grey, u8[h, w, 3] is RGB."""
     height, width = pixels.shape[:2]
     colour_type = 2 if pixels.ndim == 3 else 0
     rows = np.ascontiguousarray(pixels, np.uint8).reshape(height, -1)
@@ -151,7 +151,7 @@ def ticks(low: float, high: float, about: int = 6) -> list[float]:
 
 
 def image_sheet(images: Array, captions: Sequence[str], wrong: Sequence[bool], *, title: str, columns: int = 12) -> str:
-    """An SVG of grey images u8[n, h, w], each with a caption below it, those marked `wrong` in red."""
+    """Return an SVG of grey images u8[n, h, w], each with a caption below it, those marked `wrong` in red."""
     cell, gap, head = 56, 30, 48
     rows = -(-len(images) // columns)
     size = (columns * (cell + 8) + 24, head + rows * (cell + gap) + 8)
@@ -169,7 +169,7 @@ def image_sheet(images: Array, captions: Sequence[str], wrong: Sequence[bool], *
 
 
 def _spread(values: Array) -> tuple[float, float]:
-    """The range of `values`, never empty."""
+    """Return the range of `values`, never empty."""
     if not len(values):
         return 0.0, 1.0
     lo, hi = float(values.min()), float(values.max())

@@ -54,7 +54,7 @@ class Explanation:
         return Memory(self.program)
 
     def table(self) -> Table:
-        """The dispatches, in order."""
+        """Return the dispatches, in order."""
         rows = [
             (
                 str(d.number), str(d.kernel), d.what, str(d.workgroups), amount(d.cost.read, "B"),
@@ -86,7 +86,7 @@ class Explanation:
             yield f"kernel {number}, {source.label} (dispatch {runs})", sites, form, source.wgsl
 
     def screen(self) -> str:
-        """The dispatches that move most bytes, and the memory."""
+        """Return the dispatches that move most bytes, and the memory."""
         heaviest = sorted(self.dispatches, key=lambda d: d.cost.read + d.cost.written)[-SCREEN:]
         shown = [(d, d.cost) for d in self.dispatches if d in heaviest]
         rows = [

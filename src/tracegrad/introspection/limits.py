@@ -30,7 +30,7 @@ class Limits(NamedTuple):
     copied: int  # elements
 
     def share(self, flops: int, bytes: int, seconds: float) -> tuple[float, str]:
-        """How much of the device so much work in so long a time takes up, and which limit is nearer."""
+        """Return how much of the device so much work in so long a time takes up, and which limit is nearer."""
         compute, memory = flops / self.flops, bytes / self.bytes
         return max(compute, memory) / seconds if seconds else 0.0, "compute" if compute > memory else "memory"
 

@@ -40,7 +40,7 @@ class Memory(Mapping[str, int]):
         return len(self._bytes)
 
     def table(self) -> Table:
-        """A row a role, and the total."""
+        """Return a row a role, and the total."""
         rows = [(NAMES.get(role, role), f"{n:,}") for role, n in self._bytes.items() if n or role != "const"]
         return Table(("memory", "bytes"), rows, left=("memory",), total=True)
 

@@ -61,7 +61,7 @@ class Profile:
         return sum(row.seconds for row in self.rows)
 
     def table(self) -> Table:
-        """All dispatches, the slowest first."""
+        """Return all dispatches, the slowest first."""
         rows = sorted(self.rows, key=lambda row: -row.seconds)
         return Table(HEAD, [_cells(row) for row in rows], left=("what", "lines"))
 
@@ -89,7 +89,7 @@ class Profile:
         return fragment(self.table().html(), *(f"<div>{escape(note)}</div>" for note in self.notes))
 
     def trace(self) -> dict[str, Any]:
-        """The runs as a Chrome trace: one event a dispatch, times in microseconds from the first."""
+        """Return the runs as a Chrome trace: one event a dispatch, times in microseconds from the first."""
         zero = min((spans[0][0] for spans in self.timings.runs if spans), default=0.0)
         events: list[dict[str, Any]] = [
             {"ph": "M", "name": "process_name", "pid": 1, "tid": 1, "args": {"name": self.device}},
@@ -112,7 +112,7 @@ class Profile:
 
 
 def profiled(built: Built, timings: Timings, device: DeviceInfo, limits: Limits) -> Profile:
-    """The medians, and what they are of the whole and of the limits."""
+    """Return the medians, and what they are of the whole and of the limits."""
     order = run_order(built.program)
     sums = [[0.0] * len(built.program.dispatches) for _ in timings.runs]
     for spans, run in zip(timings.runs, sums):

@@ -23,7 +23,7 @@ ESCAPES = {"&": "&amp;", "<": "&lt;", ">": "&gt;", '"': "&quot;", "'": "&#x27;"}
 
 
 def escape(text: str) -> str:
-    """`text` for HTML, also within quotes; `html.escape`, whose module has a table of 2000 names to import."""
+    """Return `text` for HTML, also within quotes; `html.escape`, whose module has a table of 2000 names to import."""
     return "".join([ESCAPES.get(c, c) for c in text])
 
 
@@ -47,7 +47,7 @@ class Table(NamedTuple):
         return "\n".join([lines[0], rule, *lines[1:]])
 
     def html(self) -> str:
-        """A table element."""
+        """Return a table element."""
         parts = ["<table>", self._row(self.head, "th"), *(self._row(row, "td") for row in self.rows), "</table>"]
         return "\n".join(parts)
 
@@ -70,7 +70,7 @@ def fragment(*parts: str) -> str:
 
 
 def page(title: str, body: str) -> str:
-    """A whole document, which loads nothing and runs nothing."""
+    """Return a whole document, which loads nothing and runs nothing."""
     policy = "default-src 'none'; style-src 'unsafe-inline'"
     return "\n".join(
         [
@@ -82,6 +82,6 @@ def page(title: str, body: str) -> str:
 
 
 def written(path: str | os.PathLike[str], text: str) -> Path:
-    """The file, now with this text; replaced whole."""
+    """Return the file, now with this text; replaced whole."""
     replace_file(path, [text.encode()])
     return Path(path)

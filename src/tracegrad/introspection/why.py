@@ -145,13 +145,13 @@ class Answers:
             self.apart.setdefault(reader, {})[f"{self.dispatch(a)}, which it reads: {rule}"] = None
 
     def values(self) -> Iterator[Value]:
-        """All that some kernel computes, views and numbers excepted."""
+        """Yield all that some kernel computes, views and numbers excepted."""
         for t in self.storage.order:
             if t.prim.family not in (*SEEN_THROUGH, "leaf", "pack", "item"):
                 yield self.value(t)
 
     def name(self, t: Tensor) -> str:
-        """The number of the node that a value comes from, and what it is now."""
+        """Return the number of the node that a value comes from, and what it is now."""
         node = self.planned.origin(t)
         return f"{t.name} {t.type}" if node is None else f"%{self.number[node.serial]} {t.name} {t.type}"
 
@@ -178,7 +178,7 @@ class Answers:
         return f"dispatch {numbers[0]}, kernel {kernel} ({self.planned.label(c)})"
 
     def merged(self, t: Tensor) -> Iterator[str]:
-        """The other stored values of its kernel that it reads, that read it, or that read what it reads."""
+        """Yield the other stored values of its kernel that it reads, that read it, or that read what it reads."""
         owner, reads = self.schedule.owner.get(t.serial), self.storage.reads
         if owner is None:
             return

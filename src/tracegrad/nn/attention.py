@@ -96,7 +96,7 @@ class MultiheadAttention(Module):
         return shaping.reshape(t, (b, h * each, n, d))
 
     def _cached(self, k: Any, v: Any, position: Any, crossing: bool) -> tuple[Any, Any, Any]:
-        """All keys and values so far, and which of them each query sees."""
+        """Return all keys and values so far, and which of them each query sees."""
         if self.keys is None or self.values is None or crossing:
             raise TraceError.here(
                 "MultiheadAttention: position= needs a cache of this layer's own elements: make it with "

@@ -44,7 +44,7 @@ class _Windowed(Module):
         return kernel
 
     def _same(self, kernel: Sizes) -> Sizes:
-        """The padding with which the result has the sizes of the input."""
+        """Return the padding with which the result has the sizes of the input."""
         added = [d * (k - 1) for d, k in zip(self.dilation, kernel)]
         if {*self.stride} != {1} or any(n % 2 for n in added):
             raise ShapeError.here(
@@ -54,13 +54,13 @@ class _Windowed(Module):
         return tuple([n // 2 for n in added])
 
     def _applied(self, ops: Sequence[Any], x: Tensor, *sizes: Sizes) -> Tensor:
-        """The op for this many axes, with those sizes, plus the bias. An op of one axis takes integers."""
+        """Return the op for this many axes, with those sizes, plus the bias. An op of one axis takes integers."""
         *how, dilation = [each[0] if self.axes == 1 else each for each in (*sizes, self.dilation)]
         y = ops[self.axes - 1](x, self.W, *how, self.groups, dilation)
         return y if self.b is None else y + self.b.reshape(1, -1, *(1,) * self.axes)
 
     def _each(self, what: str, value: int | Sequence[int]) -> Sizes:
-        """One integer for each axis."""
+        """Return one integer for each axis."""
         name = type(self).__name__
         try:
             n = whole(value)

@@ -43,7 +43,7 @@ class Linear(Module):
         self.b = self.param(out_dim, init=inits.zeros(), trainable=trainable) if bias else None
 
     def __call__(self, x: Tensor) -> Tensor:
-        """Apply to f32[..., in_dim]; ShapeError if the last axis differs."""
+        """Apply to f32[..., in_dim]. Raises ShapeError if the last axis differs."""
         y = linalg.matmul(x, self.W)
         return y if self.b is None else y + self.b
 
@@ -226,7 +226,7 @@ class GroupNorm(Module):
         self.b = self.param(dim, init=inits.zeros(), decay=False) if affine else None
 
     def __call__(self, x: Tensor) -> Tensor:
-        """Normalise f32[B, dim, ...]; ShapeError for another number of channels."""
+        """Normalise f32[B, dim, ...]. Raises ShapeError for another number of channels."""
         x = constants.asarray(x)
         if x.ndim < 2 or x.shape[1] != self.dim:
             raise ShapeError.here(f"{type(self).__name__}: x must be [B, {self.dim}, ...], got {x.type}")

@@ -120,7 +120,7 @@ if not TYPE_CHECKING:
 
 
 def _told(apply: Callable[..., Any]) -> Callable[..., Any]:
-    """`apply`, a layer's `__call__`, of which a call with wrong arguments gets a remedy."""
+    """Return `apply`, a layer's `__call__`, of which a call with wrong arguments gets a remedy."""
 
     @wraps(apply)
     def call(self: Module, *args: Any, **given: Any) -> Any:
@@ -249,7 +249,7 @@ class Module(NoNumber):
 def _declared(
     module: Module, what: str, method: str, shape: int | Sequence[int], dtype: DType | str
 ) -> tuple[Shape, DType]:
-    """Shape and element type of what `method` declares. TraceError outside of an `__init__`, and in a trace."""
+    """Shape and element type of what `method` declares. Raises TraceError outside of an `__init__`, and in a trace."""
     name = f"{type(module).__name__}.{method}"
     if active() is not None:
         raise TraceError.here(
@@ -265,7 +265,7 @@ def _declared(
 
 
 def _initialising(module: Module) -> bool:
-    """True if an `__init__` of `module` is running, however deep in its helpers."""
+    """Return True if an `__init__` of `module` is running, however deep in its helpers."""
     frame = sys._getframe(3)  # pyright: ignore[reportPrivateUsage]
     while frame is not None:
         code = frame.f_code
@@ -293,7 +293,7 @@ def _dims(shape: int | Sequence[int], what: str) -> Shape:
 
 
 def _checked(init: Initializer | None, shape: Shape, dtype: DType) -> Initializer:
-    """The initialiser, fit for a parameter of that type."""
+    """Return the initialiser, fit for a parameter of that type."""
     if init is None:
         return inits.randn() if dtype.is_float else inits.zeros()
     if not isinstance(init, Initializer):  # pyright: ignore[reportUnnecessaryIsInstance]
@@ -318,7 +318,7 @@ def _checked(init: Initializer | None, shape: Shape, dtype: DType) -> Initialize
 
 
 def decays(name: str, parameter: Parameter, decay_filter: DecayFilter | None = None) -> bool:
-    """Whether weight decay applies: the explicit flag, else the filter's word, else not for zeros and ones.
+    """Return whether weight decay applies: the explicit flag, else the filter's word, else not for zeros and ones.
 
     >>> [nn.decays(name, p) for name, p in nn.named_parameters(nn.Linear(2, 1)).items()]
     [True, False]
@@ -399,13 +399,13 @@ def children(node: Any) -> Mapping[Any, Any] | None:
 
 
 def like(container: Any, items: Iterable[Any]) -> Any:
-    """A list or tuple of the type of `container`; a named tuple takes its items one by one."""
+    """Return a list or tuple of the type of `container`; a named tuple takes its items one by one."""
     make = getattr(container, "_make", None) or cast("Any", type(cast("object", container)))
     return make(items)
 
 
 def _walk(node: Any, path: str, seen: set[int]) -> Iterator[tuple[str, Parameter]]:
-    """Each parameter once; `seen` ends cycles, as of a child that knows its parent."""
+    """Yield each parameter once; `seen` ends cycles, as of a child that knows its parent."""
     parts = children(node)
     if parts is None and not isinstance(node, Parameter):
         return
@@ -419,7 +419,7 @@ def _walk(node: Any, path: str, seen: set[int]) -> Iterator[tuple[str, Parameter
 
 
 def bound(model: M, tensors: Mapping[str, TensorMethods]) -> M:
-    """A copy of the model with `tensors`, by name, in the places of its parameters and states.
+    """Return a copy of the model with `tensors`, by name, in the places of its parameters and states.
 
     Modules, lists, tuples and dicts are copied, once each; everything else is shared. The model is untouched.
 

@@ -61,7 +61,7 @@ class Recurrent(Module):
         self.cells = [Cell(n, hidden_dim, self.gates) for n in sizes for _ in range(self.directions)]
 
     def step(self, cell: Cell, given: Any, carry: Carry) -> Carry:
-        """The next carry, the output first."""
+        """Return the next carry, the output first."""
         raise NotImplementedError
 
     def __call__(self, x: Tensor, state: Any = None, lengths: Any = None, training: bool = False) -> tuple[Any, Any]:
@@ -92,7 +92,7 @@ class Recurrent(Module):
         return type(self).__name__
 
     def _along(self, cell: Cell, x: Any, carry: Carry, live: Any, reverse: bool) -> tuple[Any, Carry]:
-        """One direction over f32[T, B, input]: its outputs, and the last carry."""
+        """Return one direction over f32[T, B, input]: its outputs, and the last carry."""
 
         def step(carry: Carry, given: Any) -> tuple[Carry, Any]:
             gates, here = given if live is not None else (given, None)
@@ -116,7 +116,7 @@ class Recurrent(Module):
         return shaping.reshape(indexing.arange(x.shape[1]), (-1, 1, 1)) < shaping.reshape(n, (1, -1, 1))
 
     def _first(self, x: Any, state: Any) -> list[Carry]:
-        """The carry that each cell begins with."""
+        """Return the carry that each cell begins with."""
         shape = (len(self.cells), x.shape[0], self.hidden_dim)
         if state is None:
             return [tuple(constants.zeros(shape[1:]) for _ in range(self.carried)) for _ in self.cells]
@@ -130,7 +130,7 @@ class Recurrent(Module):
 
 
 def _scanned(step: Callable[..., Any], carry: Carry, xs: Any, n: int, reverse: bool) -> tuple[Any, Any]:
-    """`scan`; on values the loop that it means."""
+    """Return `scan`; on values the loop that it means."""
     if ambient.building():
         return transforms.scan(step, carry, xs, reverse=reverse)
     ys: list[Any] = [None] * n

@@ -12,7 +12,7 @@ M = TypeVar("M")
 
 
 def stack(model: M, n: int) -> M:
-    """`n` models like `model` in one: each parameter `f32[...]` becomes `f32[n,...]`, names stay.
+    """Return `n` models like `model` in one: each parameter `f32[...]` becomes `f32[n,...]`, names stay.
 
         models = nn.stack(MLP(), 64)
         def loss(m, x, y):

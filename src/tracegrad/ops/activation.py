@@ -36,7 +36,7 @@ def _leaky(x: Tensor, *, alpha: float) -> Tensor:
 
 
 def _leaky_vjp(ct: Tensor, y: Tensor, x: Tensor, *, alpha: float) -> tuple[Tensor]:
-    """1 or alpha; the sign of y is that of x for every alpha >= 0."""
+    """Return 1 or alpha; the sign of y is that of x for every alpha >= 0."""
     return (where((y if alpha >= 0 else x) > 0.0, ct, ct * alpha),)
 
 
@@ -106,7 +106,7 @@ def relu(x: Operand) -> Tensor:
 
 @method
 def leaky_relu(x: Operand, alpha: float = 0.01) -> Tensor:
-    """`x` where it is positive, else `alpha * x`. f32, any shape; gradient alpha at 0.
+    """Return `x` where it is positive, else `alpha * x`. f32, any shape; gradient alpha at 0.
 
     Raises:   DTypeError if x is not f32. As torch.nn.functional.leaky_relu.
 
@@ -118,7 +118,7 @@ def leaky_relu(x: Operand, alpha: float = 0.01) -> Tensor:
 
 @method
 def elu(x: Operand, alpha: float = 1.0) -> Tensor:
-    """`x` where it is positive, else `alpha * (exp(x) - 1)`. f32, any shape; gradient alpha at 0.
+    """Return `x` where it is positive, else `alpha * (exp(x) - 1)`. f32, any shape; gradient alpha at 0.
 
     Clevert, Unterthiner and Hochreiter 2016.
     Raises:   DTypeError if x is not f32.
@@ -131,7 +131,7 @@ def elu(x: Operand, alpha: float = 1.0) -> Tensor:
 
 @method
 def sigmoid(x: Operand) -> Tensor:
-    """1 / (1 + exp(-x)), without overflow for any x. f32, any shape; gradient y (1 - y).
+    """Return 1 / (1 + exp(-x)), without overflow for any x. f32, any shape; gradient y (1 - y).
 
     Raises:   DTypeError if x is not f32. As torch.sigmoid.
 
@@ -189,7 +189,7 @@ def gelu(x: Operand, approximate: str = "none") -> Tensor:
 
 @method
 def hardtanh(x: Operand, lo: float = -1.0, hi: float = 1.0) -> Tensor:
-    """`x` limited to [lo, hi]. f32, any shape; gradient 0 at the limits, where that of `clip` is 1.
+    """Return `x` limited to [lo, hi]. f32, any shape; gradient 0 at the limits, where that of `clip` is 1.
 
     Raises:   DTypeError if x is not f32. As torch.nn.functional.hardtanh.
 

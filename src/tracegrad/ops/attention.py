@@ -77,7 +77,7 @@ def _rotations(t: int, d: int, base: float) -> tuple[bytes, bytes]:
 
 
 def _rotate(x: Tensor, *, base: float, inverse: bool) -> Tensor:
-    """Each pair (x[j], x[j + d/2]) turned by its angle, as one expression of the element and its partner."""
+    """Return each pair (x[j], x[j + d/2]) turned by its angle, as one expression of the element and its partner."""
     *batch, t, d = x.shape
     cos, sin = (bind(LITERAL, data=data, dtype=f32, shape=(t, 1, d // 2)) for data in _rotations(t, d, base))
     signs = array("f", (1.0, -1.0) if inverse else (-1.0, 1.0)).tobytes()

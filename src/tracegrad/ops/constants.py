@@ -21,7 +21,7 @@ __all__ = ["asarray", "diag", "eye", "full", "linspace", "meshgrid", "ones", "tr
 
 @op
 def asarray(value: Any, dtype: DType | None = None) -> Tensor:
-    """`value` as a constant: an array, a nested list or a number. A tensor is cast.
+    """Return `value` as a constant: an array, a nested list or a number. A tensor is cast.
 
     Without `dtype`: floating-point values become f32, integers i32 (uint32: u32), booleans bool.
     Raises DTypeError for values that `dtype` cannot hold, instead of truncating them.
@@ -39,7 +39,7 @@ def asarray(value: Any, dtype: DType | None = None) -> Tensor:
 
 @op
 def full(shape: int | Sequence[int], value: bool | int | float, dtype: DType | None = None) -> Tensor:
-    """An array of `value`. Without `dtype`: f32 for a float, i32 for an integer, bool for a boolean.
+    """Return an array of `value`. Without `dtype`: f32 for a float, i32 for an integer, bool for a boolean.
 
     Any shape. No gradient. Raises ShapeError for a negative size. As numpy.full and torch.full.
 
@@ -53,7 +53,7 @@ def full(shape: int | Sequence[int], value: bool | int | float, dtype: DType | N
 
 @op
 def zeros(shape: int | Sequence[int], dtype: DType = f32) -> Tensor:
-    """An array of zeros. It costs no memory: it is computed where it is read.
+    """Return an array of zeros. It costs no memory: it is computed where it is read.
 
     f32, any shape. No gradient. Raises ShapeError for a negative size. As numpy.zeros and torch.zeros.
 
@@ -65,7 +65,7 @@ def zeros(shape: int | Sequence[int], dtype: DType = f32) -> Tensor:
 
 @op
 def ones(shape: int | Sequence[int], dtype: DType = f32) -> Tensor:
-    """An array of ones. It costs no memory: it is computed where it is read.
+    """Return an array of ones. It costs no memory: it is computed where it is read.
 
     f32, any shape. No gradient. Raises ShapeError for a negative size. As numpy.ones and torch.ones.
 
@@ -77,7 +77,7 @@ def ones(shape: int | Sequence[int], dtype: DType = f32) -> Tensor:
 
 @op
 def eye(n: int, m: int | None = None, dtype: DType = f32) -> Tensor:
-    """The identity matrix of `n` rows and `m` (default `n`) columns: 1 on the diagonal, 0 elsewhere.
+    """Return the identity matrix of `n` rows and `m` (default `n`) columns: 1 on the diagonal, 0 elsewhere.
 
     f32[n, n]. No gradient. Raises ShapeError if n is negative. As numpy.eye and torch.eye.
 
@@ -91,7 +91,7 @@ def eye(n: int, m: int | None = None, dtype: DType = f32) -> Tensor:
 
 @method
 def tril(x: Operand, k: int = 0) -> Tensor:
-    """The lower triangle of the last two axes of `x`: elements with column > row + k become 0.
+    """Return the lower triangle of the last two axes of `x`: elements with column > row + k become 0.
 
     Any dtype, rank 2 or more. Gradient: the lower triangle of the cotangent. NaN above the diagonal becomes 0.
     Raises:   ShapeError for fewer than two axes. As numpy.tril and torch.tril.
@@ -114,7 +114,7 @@ def _matrices(x: Operand, name: str) -> Tensor:
 
 @method
 def triu(x: Operand, k: int = 0) -> Tensor:
-    """The upper triangle of the last two axes of `x`: elements with column < row + k become 0.
+    """Return the upper triangle of the last two axes of `x`: elements with column < row + k become 0.
 
     x:        any dtype, rank 2 or more.
     Gradient: the upper triangle of the cotangent. NaN below the diagonal becomes 0.
@@ -132,7 +132,7 @@ def triu(x: Operand, k: int = 0) -> Tensor:
 
 @method
 def diag(x: Operand, k: int = 0) -> Tensor:
-    """The diagonal `k` of a matrix, or a square matrix of zeros with the vector `x` on its diagonal `k`.
+    """Return the diagonal `k` of a matrix, or a square matrix of zeros with the vector `x` on its diagonal `k`.
 
     x:        any dtype, rank 1 or 2. k: 0 for the main diagonal, above it positive, below it negative.
     Returns:  of a matrix [n, m], the elements x[i, i + k]; of a vector [n], a matrix [n + |k|, n + |k|].
@@ -195,7 +195,7 @@ def meshgrid(*xs: Operand, indexing: str = "xy") -> tuple[Tensor, ...]:
 
 @op
 def linspace(start: float, stop: float, num: int = 50) -> Tensor:
-    """`num` evenly spaced f32 values from `start` to `stop`, both included; computed in double precision.
+    """Return `num` evenly spaced f32 values from `start` to `stop`, both included; computed in double precision.
 
     f32[num]. No gradient. Raises ShapeError if `num` is negative. As numpy.linspace and torch.linspace.
 

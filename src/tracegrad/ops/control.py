@@ -19,7 +19,7 @@ __all__ = ["capture", "patch"]
 
 
 def _mark(running: ambient.Trace, kind: str, name: Any, x: Tensor) -> None:
-    """Note the site; TraceError if `name` is no name or is in use."""
+    """Note the site. Raises TraceError if `name` is no name or is in use."""
     site = call_site()
     if not isinstance(name, str) or not name:
         raise TraceError(located(f"{kind}: the name must be a string, got {name!r}", site))
@@ -44,7 +44,7 @@ def _mark(running: ambient.Trace, kind: str, name: Any, x: Tensor) -> None:
 
 
 def _second(name: object, x: Any, kind: str) -> Any:
-    """`x`; TraceError if it stands where the name belongs."""
+    """Return `x`. Raises TraceError if it stands where the name belongs."""
     if isinstance(x, str):
         raise TraceError(f"the name comes first, as in tg.{kind}({x!r}, x); got {shown(name)} and {x!r}")
     return x

@@ -41,7 +41,7 @@ __all__ = ["conv1d", "conv2d", "conv3d", "conv_transpose1d", "conv_transpose2d",
 
 # Convolution, over the batch and the groups: [out, in*kh*kw] @ [in*kh*kw, oh*ow]
 def _grouped(t: Tensor, axis: int, groups: int) -> Tensor:
-    """`axis` split into groups and what each holds."""
+    """Return `axis` split into groups and what each holds."""
     return reshape(t, (*t.shape[:axis], groups, t.shape[axis] // groups, *t.shape[axis + 1 :]))
 
 
@@ -90,7 +90,7 @@ def _conv_vjp(ct: Tensor, y: Tensor, x: Tensor, w: Tensor, **how: Any) -> tuple[
 
 
 def _abreast(x: Tensor, n: int) -> Tensor:
-    """`n` batches of images as one, whose channels are those of all: [n, B, C, ...] -> [B, n*C, ...]."""
+    """Return `n` batches of images as one, whose channels are those of all: [n, B, C, ...] -> [B, n*C, ...]."""
     x = permute(spread(n, x), (1, 0, *range(2, x.ndim)))
     return reshape(x, (x.shape[0], n * x.shape[2], *x.shape[3:]))
 
@@ -123,7 +123,7 @@ def _conv_transpose(
     w = _grouped(w, 0, groups)  # [groups, o, c, *kernel]
 
     def product(phases: Sequence[Phases]) -> Tensor:
-        """[b, groups, c, *counts, *lengths]"""
+        """Return [b, groups, c, *counts, *lengths]"""
         patches, filters = x, w
         for j, (steps, p) in enumerate(zip(axes, phases)):
             patches = steps.windows(patches, 2 + j, p)
@@ -305,7 +305,7 @@ def conv_transpose2d(
     groups: int = 1,
     dilation: IntOrPair = 1,
 ) -> Tensor:
-    """The transpose of `conv2d`: each element of `x` spreads a filter over the output.
+    """Return the transpose of `conv2d`: each element of `x` spreads a filter over the output.
 
     out[b, c, i*s + k*d - p, j*s + l*d - p] += x[b, o, i, j] w[o, c, k, l]
 
@@ -329,7 +329,7 @@ def conv_transpose2d(
 def conv_transpose1d(
     x: Any, w: Any, stride: int = 1, padding: int = 0, output_padding: int = 0, groups: int = 1, dilation: int = 1
 ) -> Tensor:
-    """The transpose of `conv1d`: each element of `x` spreads a filter over the output.
+    """Return the transpose of `conv1d`: each element of `x` spreads a filter over the output.
 
     x:        f32 [B, O, l].
     w:        f32 [O, C/groups, k].
@@ -362,7 +362,7 @@ def conv_transpose3d(
     groups: int = 1,
     dilation: IntOrPair = 1,
 ) -> Tensor:
-    """The transpose of `conv3d`: `conv_transpose2d` with an axis more.
+    """Return the transpose of `conv3d`: `conv_transpose2d` with an axis more.
 
     x:        f32 [B, O, d, h, w].
     w:        f32 [O, C/groups, kd, kh, kw].

@@ -63,7 +63,7 @@ def smooth_l1_loss(prediction: Any, target: Any, reduction: str = "mean", beta: 
 
 
 def _near(x: Tensor, t: Tensor, limit: float) -> tuple[Tensor, Tensor]:
-    """The difference below a limit, and its size everywhere: the square of a large one would be infinite."""
+    """Return the difference below a limit, and its size everywhere: the square of a large one would be infinite."""
     size = abs(x - t)
     return where(size < limit, x - t, 0.0), size
 
@@ -147,7 +147,7 @@ def kl_div(log_probs: Any, targets: Any, reduction: str = "mean", log_target: bo
 
 @op
 def cosine_similarity(a: Any, b: Any, axis: int = -1, eps: float = 1e-8) -> Tensor:
-    """The cosine of the angle between vectors along `axis`.
+    """Return the cosine of the angle between vectors along `axis`.
 
     out = sum(a b) / (max(norm(a), eps) max(norm(b), eps))
 

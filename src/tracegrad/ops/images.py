@@ -35,7 +35,7 @@ def _pool_add(windows: Tensor, x: Tensor, stride: Pair, padding: Pair) -> Tensor
 
 
 def _inside(x: Tensor, kernel: Pair, stride: Pair, padding: Pair) -> Tensor:
-    """True where a window element is one of the image: padding is zero in the windows of an image of ones."""
+    """Return True where a window element is one of the image: padding is zero in the windows of an image of ones."""
     ones = broadcast_to(const(1.0), (1, 1, *x.shape[2:]))
     return _pool_windows(ones, kernel, stride, padding) > 0.5
 
@@ -48,7 +48,7 @@ def _max_pool(x: Tensor, *, kernel: Pair, stride: Pair, padding: Pair) -> Tensor
 
 
 def _first(y: Tensor, x: Tensor, kernel: Pair, stride: Pair, padding: Pair) -> Tensor:
-    """True at the first maximum of each window in scan order: it alone has a derivative."""
+    """Return True at the first maximum of each window in scan order: it alone has a derivative."""
     windows = _pool_windows(x, kernel, stride, padding)
     hit = windows == reshape(y, (*y.shape, 1, 1))
     if padding != (0, 0):
@@ -91,7 +91,7 @@ AVG_POOL2D = composite(
 # Public functions
 @op
 def max_pool2d(x: Any, kernel_size: IntOrPair, stride: IntOrPair | None = None, padding: IntOrPair = 0) -> Tensor:
-    """The largest element of each window.
+    """Return the largest element of each window.
 
     x:           f32 [B, C, H, W].
     kernel_size: the window, an integer or a pair.
@@ -113,7 +113,7 @@ def max_pool2d(x: Any, kernel_size: IntOrPair, stride: IntOrPair | None = None, 
 
 @op
 def avg_pool2d(x: Any, kernel_size: IntOrPair, stride: IntOrPair | None = None, padding: IntOrPair = 0) -> Tensor:
-    """The mean of each window; padding counts as zeros.
+    """Return the mean of each window; padding counts as zeros.
 
     x:           f32 [B, C, H, W].
     kernel_size: the window, an integer or a pair.

@@ -23,7 +23,7 @@ __all__ = ["arange", "embedding", "one_hot", "scatter_add", "segment_sum", "take
 
 @entered
 def getitem(x: Operand, key: Any) -> Tensor:
-    """`x[key]`: integers, slices with any step, None, Ellipsis, and at most one tensor or array of i32 indices.
+    """Return `x[key]`: integers, slices with any step, None, Ellipsis, and at most one tensor or array of i32 indices.
 
     An array of indices takes along its axis, and its axes stand in that one's place, as in NumPy.
     Any dtype. Gradient: the cotangent at the places read, 0 elsewhere; sums where an index occurs twice.
@@ -61,7 +61,7 @@ def getitem(x: Operand, key: Any) -> Tensor:
 
 
 def _explicit(x: Tensor, keys: tuple[Any, ...]) -> list[Any]:
-    """`keys` with the Ellipsis written out, one key per axis and None for each new one."""
+    """Return `keys` with the Ellipsis written out, one key per axis and None for each new one."""
     used = len([k for k in keys if k is not None and k is not Ellipsis])
     if used > x.ndim:
         raise ShapeError(f"{used} indices for the {x.ndim} axes of {x.type}; leave out {used - x.ndim}")
@@ -79,7 +79,7 @@ def _in_range(k: int, n: int, axis: int, x: Tensor) -> int:
 
 
 def indices_for(indices: Any, n: int) -> Tensor:
-    """`indices` as i32. Constants are checked against [-n, n) here, and counted from the front."""
+    """Return `indices` as i32. Constants are checked against [-n, n) here, and counted from the front."""
     t = as_tensor(indices)
     if t.dtype != i32:
         hint = "cast with tg.cast(x, tg.i32), or declare the input as tg.i32[...]"
@@ -101,7 +101,7 @@ def indices_for(indices: Any, n: int) -> Tensor:
 
 
 def constant_integers(t: Tensor) -> list[int]:
-    """The values of an i32 constant; none of a tensor that is not one."""
+    """Return the values of an i32 constant; none of a tensor that is not one."""
     if t.prim is LITERAL and t.dtype == i32:
         return memoryview(t.attrs["data"]).cast("i").tolist()
     return [t.attrs["value"]] if t.prim is CONST and t.dtype == i32 else []
@@ -127,7 +127,7 @@ ONE_HOT = composite("one_hot", type=_one_hot_type, expand=_one_hot, batch=alike,
 
 @entered
 def one_hot(indices: Operand, n: int, dtype: DType = f32) -> Tensor:
-    """1 at each index, 0 elsewhere, along a new last axis of size `n`: i32[...] becomes f32[..., n].
+    """Return 1 at each index, 0 elsewhere, along a new last axis of size `n`: i32[...] becomes f32[..., n].
 
     indices: i32. Those of an input are checked on the host against [0, n); computed ones outside give zeros.
     No gradient. Computed where it is read, never stored on its own account.
@@ -182,7 +182,7 @@ def _pick(x: Tensor, indices: Tensor, axis: int) -> Tensor:
 
 @method
 def take(x: Operand, indices: Operand, axis: int | None = None) -> Tensor:
-    """The elements of `x` at `indices` along `axis` (None: of the flattened `x`).
+    """Return the elements of `x` at `indices` along `axis` (None: of the flattened `x`).
 
     out[..., i, j, ...] = x[..., indices[i, j], ...]
 
@@ -204,7 +204,7 @@ def take(x: Operand, indices: Operand, axis: int | None = None) -> Tensor:
 
 @op
 def embedding(table: Operand, indices: Operand) -> Tensor:
-    """The rows of `table` at `indices`: f32[V,D] and i32[...] give f32[..., D].
+    """Return the rows of `table` at `indices`: f32[V,D] and i32[...] give f32[..., D].
 
     out[..., :] = table[indices[...], :]
 
@@ -223,7 +223,7 @@ def embedding(table: Operand, indices: Operand) -> Tensor:
 
 
 def _match(x: Tensor, other: Tensor, axis: int) -> tuple[Tensor, Tensor]:
-    """Both broadcast against each other on every axis but `axis`."""
+    """Return both broadcast against each other on every axis but `axis`."""
     if x.ndim != other.ndim:
         raise ShapeError(f"ranks differ: x is {x.type}, indices are {other.type}")
     try:
@@ -258,7 +258,7 @@ def take_along_axis(x: Operand, indices: Operand, axis: int = -1) -> Tensor:
 
 @method
 def scatter_add(x: Operand, indices: Operand, updates: Operand, axis: int = 0) -> Tensor:
-    """`x` with `updates` added at `indices` along `axis`; repeated indices add up, in a fixed order.
+    """Return `x` with `updates` added at `indices` along `axis`; repeated indices add up, in a fixed order.
 
     out = x; out[..., indices[..., k, ...], ...] += updates[..., k, ...]
 

@@ -61,7 +61,7 @@ def _product(a: Tensor, b: Tensor) -> Tensor:
 
 @op
 def outer(a: Operand, b: Operand) -> Tensor:
-    """All products of two vectors: out[i, j] = a[i] b[j]. Rank 1, one dtype; ShapeError otherwise.
+    """Return all products of two vectors: out[i, j] = a[i] b[j]. Rank 1, one dtype; ShapeError otherwise.
 
     Gradient: ct b and ct^T a. Raises ShapeError unless both are vectors. As numpy.outer and torch.outer.
 
@@ -133,7 +133,7 @@ def _parse(spec: str, xs: Sequence[Tensor]) -> tuple[list[str], str]:
 
 
 def _sizes(spec: str, terms: Sequence[str], xs: Sequence[Tensor]) -> dict[str, int]:
-    """The size of each letter; an axis of size 1 broadcasts."""
+    """Return the size of each letter; an axis of size 1 broadcasts."""
     sizes: dict[str, int] = {}
     for term, x in zip(terms, xs):
         for c, n in zip(term, x.shape):
@@ -148,7 +148,7 @@ def _sizes(spec: str, terms: Sequence[str], xs: Sequence[Tensor]) -> dict[str, i
 
 
 def _diagonal(x: Tensor, letters: str) -> tuple[Tensor, str]:
-    """Each letter once: of an axis named twice only the diagonal stays."""
+    """Return each letter once: of an axis named twice only the diagonal stays."""
     for c in letters:
         while letters.count(c) > 1:
             first, second = letters.index(c), letters.rindex(c)
@@ -165,7 +165,7 @@ def _sum_out(x: Tensor, letters: str, keep: str) -> tuple[Tensor, str]:
 
 
 def _contract(a: Tensor, la: str, b: Tensor, lb: str, later: str) -> tuple[Tensor, str]:
-    """The product of two operands, summed over the shared letters that nothing later needs."""
+    """Return the product of two operands, summed over the shared letters that nothing later needs."""
     a, la = _sum_out(a, la, lb + later)
     b, lb = _sum_out(b, lb, la + later)
     size_a, size_b = dict(zip(la, a.shape)), dict(zip(lb, b.shape))

@@ -23,7 +23,7 @@ REDUCTIONS = ("mean", "sum", "none")
 
 
 def reduced(values: Tensor, reduction: str, count: Tensor | None = None, more: tuple[str, ...] = ()) -> Tensor:
-    """`values` by `reduction`; a mean is over `count` of them, if given. more: others that the caller knows."""
+    """Return `values` by `reduction`; a mean is over `count` of them, if given. more: others that the caller knows."""
     if reduction == "none":
         return values
     if reduction == "sum":
@@ -43,7 +43,7 @@ def _warn_of(x: Tensor, before: str, text: str) -> None:
 
 # losses over classes
 def _rows(x: TensorType, targets: TensorType, **_: Any) -> TensorType:
-    """One value per position. `ignore` is the class number that marks positions without a target."""
+    """Return one value per position. `ignore` is the class number that marks positions without a target."""
     if x.dtype == i32 and targets.dtype == f32:
         raise DTypeError(f"logits are {x} and targets {targets}: they are swapped; give the logits first")
     float_type(x)
@@ -60,7 +60,7 @@ def _rows(x: TensorType, targets: TensorType, **_: Any) -> TensorType:
 
 
 def _hit(x: Tensor, targets: Tensor) -> Tensor:
-    """True at each row's target; the host checks inputs before, so the clamp only meets computed targets."""
+    """Return True at each row's target; the host checks inputs before, so the clamp only meets computed targets."""
     clamped = minimum(maximum(targets, 0), x.shape[-1] - 1)
     return iota(x.shape, x.ndim - 1) == clamped.reshape((*targets.shape, 1))
 
@@ -126,7 +126,7 @@ NLL = composite("nll_loss", type=_rows, expand=_nll, vjp=_nll_vjp, jvp=multiline
 
 
 def _counted(targets: Tensor, ignore_index: int | None) -> Tensor | None:
-    """How many positions have a target; None for all of them."""
+    """Return how many positions have a target; None for all of them."""
     return None if ignore_index is None else cast(targets != ignore_index, f32).sum()
 
 
@@ -200,7 +200,7 @@ def nll_loss(log_probs: Any, targets: Any, reduction: str = "mean", ignore_index
 
 # losses of equal shapes
 def pair(prediction: Any, target: Any) -> tuple[Tensor, Tensor]:
-    """Both as tensors of one shape; [N,1] against [N] would broadcast to a wrong loss, so it is refused."""
+    """Return both as tensors of one shape; [N,1] against [N] would broadcast to a wrong loss, so it is refused."""
     x = as_tensor(prediction)
     t = as_tensor(target, x.dtype if isinstance(target, (bool, int, float)) else None)
     if t.shape != x.shape and t.shape != ():

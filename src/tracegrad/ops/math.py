@@ -13,7 +13,7 @@ __all__ = ["clamp", "clip", "greater", "greater_equal", "isfinite", "isinf", "na
 
 
 def _comparable(a: Operand, b: Operand) -> tuple[Tensor, Tensor]:
-    """Both as tensors of one type, checked in the user's order."""
+    """Return both as tensors of one type, checked in the user's order."""
     x, y = rows.broadcast(a, b)
     rows.typed(rows.NUMBER)(x.type, y.type)
     return x, y
@@ -21,7 +21,7 @@ def _comparable(a: Operand, b: Operand) -> tuple[Tensor, Tensor]:
 
 @entered
 def greater(a: Operand, b: Operand) -> Tensor:
-    """Whether `a > b`, element by element.
+    """Return whether `a > b`, element by element.
 
     a, b: f32, i32 or u32; broadcast against each other.
     Returns bool. No gradient.
@@ -36,7 +36,7 @@ def greater(a: Operand, b: Operand) -> Tensor:
 
 @entered
 def greater_equal(a: Operand, b: Operand) -> Tensor:
-    """Whether `a >= b`, element by element.
+    """Return whether `a >= b`, element by element.
 
     a, b: f32, i32 or u32; broadcast against each other.
     Returns bool. No gradient.
@@ -51,7 +51,7 @@ def greater_equal(a: Operand, b: Operand) -> Tensor:
 
 @method
 def pow(a: Operand, b: Operand) -> Tensor:
-    """`a` to the power of `b`, element by element.
+    """Return `a` to the power of `b`, element by element.
 
     a, b: f32, broadcast against each other; an i32 or u32 `a` takes an integer number `b >= 0`.
     The exponents 2, 3, 0.5 and -1 as numbers become square, x * square, sqrt and reciprocal.
@@ -97,7 +97,7 @@ def _integer_power(x: Tensor, n: int) -> Tensor:
 
 @method
 def reciprocal(x: Operand) -> Tensor:
-    """1 / x. f32, any shape; gradient -1 / x^2.
+    """Return 1 / x. f32, any shape; gradient -1 / x^2.
 
     Raises:   DTypeError if x is not f32. As numpy.reciprocal and torch.reciprocal. Any shape.
 
@@ -109,7 +109,7 @@ def reciprocal(x: Operand) -> Tensor:
 
 @method
 def clip(x: Operand, lo: Operand | None = None, hi: Operand | None = None) -> Tensor:
-    """`x` limited to [lo, hi]; None leaves that side open.
+    """Return `x` limited to [lo, hi]; None leaves that side open.
 
     x, lo, hi: f32, i32 or u32, one dtype; broadcast against each other. NaN stays NaN.
     Gradient: 1 where lo <= x <= hi, else 0; where a limit is in force, it gets the gradient.
@@ -131,7 +131,7 @@ def clip(x: Operand, lo: Operand | None = None, hi: Operand | None = None) -> Te
 
 @op
 def clamp(x: Operand, lo: Operand | None = None, hi: Operand | None = None) -> Tensor:
-    """The same as `clip`.
+    """Return the same as `clip`.
 
     x, lo, hi: f32, i32 or u32, one dtype, shapes that broadcast. Gradient and errors: as `clip`; raises InputError for
     numbers with lo > hi. As torch.clamp.
@@ -144,7 +144,7 @@ def clamp(x: Operand, lo: Operand | None = None, hi: Operand | None = None) -> T
 
 @method
 def isfinite(x: Operand) -> Tensor:
-    """Whether an element is neither infinite nor NaN.
+    """Return whether an element is neither infinite nor NaN.
 
     x: f32, any shape. Returns bool. No gradient. Raises DTypeError if `x` is not f32: integers are always finite.
     As numpy.isfinite and torch.isfinite.
@@ -157,7 +157,7 @@ def isfinite(x: Operand) -> Tensor:
 
 @method
 def isinf(x: Operand) -> Tensor:
-    """Whether an element is infinite, of either sign.
+    """Return whether an element is infinite, of either sign.
 
     x: f32, any shape. Returns bool. No gradient. Raises DTypeError if `x` is not f32: integers are always finite.
     As numpy.isinf and torch.isinf.
@@ -173,7 +173,7 @@ LARGEST = (2.0 - 2.0**-23) * 2.0**127  # f32
 
 @method
 def nan_to_num(x: Operand, nan: float = 0.0, posinf: float | None = None, neginf: float | None = None) -> Tensor:
-    """`x` with numbers in the places of NaN and infinities.
+    """Return `x` with numbers in the places of NaN and infinities.
 
     x:              f32, any shape.
     nan:            what stands for NaN.

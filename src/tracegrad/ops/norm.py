@@ -162,7 +162,7 @@ def softmax_causal(x: Any) -> Tensor:
 
 @entered
 def where_causal(x: Any, fill: float) -> Tensor:
-    """`x` with `fill` above the diagonal of its last two axes, where k > q.
+    """Return `x` with `fill` above the diagonal of its last two axes, where k > q.
 
     x:        any dtype, shape (..., Q, K).
     fill:     a Python number or a rank-0 tensor of the dtype of `x`.
@@ -220,7 +220,7 @@ RMS_NORMALIZE = composite(
 
 
 def _per_channel(x: Tensor, axis: int, **given: Any) -> list[Tensor | None]:
-    """Each given vector, checked to have one element a channel and shaped to broadcast along `axis`."""
+    """Return each given vector, checked to have one element a channel and shaped to broadcast along `axis`."""
     n = x.shape[axis]
     out: list[Tensor | None] = []
     for name, value in given.items():

@@ -74,7 +74,7 @@ class Steps:
         return (self.padding + self.size - 1) // self.stride + 1 - self.begin if self.size else 0
 
     def phases(self) -> list[Phases]:
-        """All of the axis, in order."""
+        """Return all of the axis, in order."""
         every, rest = divmod(self.kernel, self.period)
         if self.apart == 1:
             groups = (Phases(0, rest, 0, every + 1, 0), Phases(rest, self.period - rest, rest, every, 0))
@@ -95,7 +95,7 @@ class Steps:
         return permute(w, (*range(axis), axis + 1, axis, *range(axis + 2, w.ndim)))
 
     def filters(self, w: Tensor, axis: int, p: Phases) -> Tensor:
-        """The same, the last one first: in the order of `windows`."""
+        """Return the same, the last one first: in the order of `windows`."""
         return slice_(self.taken(w, axis, p), axis + 1, p.taps - 1, p.taps, -1)
 
     def windows(self, x: Tensor, axis: int, p: Phases) -> Tensor:
@@ -105,7 +105,7 @@ class Steps:
         return window(x, axis, p.taps, 1, self.apart)
 
     def laid(self, x: Tensor, axis: int, p: Phases) -> Tensor:
-        """The elements of each window, on the last axis, at the positions of some phases that they reach."""
+        """Return the elements of each window, on the last axis, at the positions of some phases that they reach."""
         reach = (p.taps - 1) * self.apart
         x = unwindow(x, axis, x.shape[axis] + reach, 1, self.apart)
         return shifted(x, axis, p.ahead - self.begin, self.length)
@@ -126,7 +126,7 @@ def by_phases(axes: Sequence[Steps], product: Callable[[Sequence[Phases]], Tenso
     n = len(axes)
 
     def rows(chosen: tuple[Phases, ...]) -> Tensor | None:
-        """All phases of the axes that none were chosen of."""
+        """Return all phases of the axes that none were chosen of."""
         if len(chosen) == n:
             return product(chosen) if all(p.taps for p in chosen) else None
         steps = axes[len(chosen)]

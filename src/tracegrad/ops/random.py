@@ -75,7 +75,7 @@ def _salted(salt: Tensor) -> Tensor:
 
 
 def _bits(shape: Shape, key: Tensor, draws: int = 1, draw: int = 0) -> Tensor:
-    """32 random bits per element: number `draw` of the `draws` that each linear index has.
+    """Return 32 random bits per element: number `draw` of the `draws` that each linear index has.
 
     A `key` with axes, the first of `shape`, keys what lies at each of its places.
     """
@@ -88,12 +88,12 @@ def _bits(shape: Shape, key: Tensor, draws: int = 1, draw: int = 0) -> Tensor:
 
 
 def _closed(bits: Tensor) -> Tensor:
-    """[0, 1): k * 2^-24."""
+    """Return uniform numbers in [0, 1): k * 2^-24."""
     return cast(shift_right(bits, 32 - UNIFORM_BITS), f32) * 2.0**-UNIFORM_BITS
 
 
 def _open(bits: Tensor) -> Tensor:
-    """(0, 1): (k + 1/2) * 2^-23, exact in f32."""
+    """Return uniform numbers in (0, 1): (k + 1/2) * 2^-23, exact in f32."""
     return (cast(shift_right(bits, 32 - OPEN_BITS), f32) + 0.5) * 2.0**-OPEN_BITS
 
 
@@ -138,7 +138,7 @@ def uniform(shape: int | Sequence[int], low: float = 0.0, high: float = 1.0) -> 
 
 
 def _below(x: float) -> float:
-    """The largest f32 less than the one nearest to `x`."""
+    """Return the largest f32 less than the one nearest to `x`."""
     (bits,) = struct.unpack("<i", struct.pack("<f", x))
     if bits == 0:
         return -(2.0**-149)
@@ -223,7 +223,7 @@ def _scaled(bits: Tensor, n: int) -> Tensor:
 
 @op
 def bernoulli(shape: int | Sequence[int], p: float = 0.5, dtype: DType = bool_) -> Tensor:
-    """True with probability `p`, independently for each element.
+    """Return True with probability `p`, independently for each element.
 
     shape:    an integer or integers.
     p:        a Python number in [0, 1].
@@ -242,7 +242,7 @@ def bernoulli(shape: int | Sequence[int], p: float = 0.5, dtype: DType = bool_) 
 
 @op
 def categorical(logits: Any, axis: int = -1) -> Tensor:
-    """One class per row, drawn with the probabilities softmax(logits).
+    """Return one class per row, drawn with the probabilities softmax(logits).
 
     out = argmax(logits + g),  g = -log(-log(u)) with u uniform in the open (0, 1) (the Gumbel-max trick)
 
@@ -267,7 +267,7 @@ def _gumbel(shape: Shape, key: Tensor) -> Tensor:
 
 @op
 def gumbel_softmax(logits: Any, tau: float = 1.0, hard: bool = False, axis: int = -1) -> Tensor:
-    """A sample of classes that gradients pass through: softmax((logits + g) / tau), g as in `categorical`.
+    """Return a sample of classes that gradients pass through: softmax((logits + g) / tau), g as in `categorical`.
 
     logits:   f32, raw, classes along `axis`.
     tau:      the temperature, a positive number: the smaller, the nearer to one class.
@@ -311,7 +311,7 @@ DROPOUT = composite("dropout", type=_dropout_type, expand=_dropped, vjp=_dropped
 
 @entered
 def dropout(x: Any, p: float, training: bool = True) -> Tensor:
-    """`x` with each element zeroed with probability `p` and the others scaled by 1/(1 - p).
+    """Return `x` with each element zeroed with probability `p` and the others scaled by 1/(1 - p).
 
     x:        f32, any shape.
     p:        a Python number in [0, 1]; 0 gives `x`, 1 gives zeros.

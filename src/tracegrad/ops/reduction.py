@@ -36,12 +36,12 @@ __all__ = ["all", "any", "argmax", "argmin", "cumprod", "cumsum", "logsumexp", "
 
 
 def count(x: Tensor, axes: Sequence[int]) -> int:
-    """How many elements one result of a reduction over `axes` stands for."""
+    """Return how many elements one result of a reduction over `axes` stands for."""
     return math.prod([x.shape[d] for d in axes])
 
 
 def drop(y: Tensor, axes: Sequence[int], keepdims: bool) -> Tensor:
-    """`y`, reduced over `axes`, with or without these axes."""
+    """Return `y`, reduced over `axes`, with or without these axes."""
     return y if keepdims else views.reshape(y, tuple([n for d, n in enumerate(y.shape) if d not in axes]))
 
 
@@ -52,13 +52,13 @@ def _fold(p: Primitive, x: Tensor, axes: tuple[int, ...], keepdims: bool) -> Ten
 
 
 def _number(x: Operand) -> Tensor:
-    """`x`, with booleans as 0 and 1."""
+    """Return `x`, with booleans as 0 and 1."""
     x = as_tensor(x)
     return cast(x, i32) if x.dtype.name == "bool" else x
 
 
 def _float(x: Operand) -> Tensor:
-    """`x` as f32, for means of counts and of truth values."""
+    """Return `x` as f32, for means of counts and of truth values."""
     return cast(x, f32)
 
 
@@ -152,7 +152,7 @@ def variance(x: Operand, axis: Axes = None, keepdims: bool = False, correction: 
 
 
 def _root(x: Tensor) -> Tensor:
-    """The square root, with a derivative of 0 at 0, where it has none."""
+    """Return the square root, with a derivative of 0 at 0, where it has none."""
     zero = x == 0.0
     return where(zero, 0.0, sqrt(where(zero, 1.0, x)))
 
@@ -265,7 +265,7 @@ def prod(x: Operand, axis: Axes = None, keepdims: bool = False) -> Tensor:
 
 @method
 def any(x: Operand, axis: Axes = None, keepdims: bool = False) -> Tensor:
-    """Whether any element over `axis` is true, or not zero. Any dtype; returns bool; False for no elements.
+    """Return whether any element over `axis` is true, or not zero. Any dtype; returns bool; False for no elements.
 
     No gradient. Raises ShapeError if axis is out of range. As numpy.any and torch.any.
 
@@ -280,7 +280,7 @@ def any(x: Operand, axis: Axes = None, keepdims: bool = False) -> Tensor:
 
 @method
 def all(x: Operand, axis: Axes = None, keepdims: bool = False) -> Tensor:
-    """Whether every element over `axis` is true, or not zero. Any dtype; returns bool; True for no elements.
+    """Return whether every element over `axis` is true, or not zero. Any dtype; returns bool; True for no elements.
 
     No gradient. Raises ShapeError if axis is out of range. As numpy.all and torch.all.
 
@@ -294,7 +294,7 @@ def all(x: Operand, axis: Axes = None, keepdims: bool = False) -> Tensor:
 
 
 def _position(p: Primitive, x: Operand, axis: Axes, keepdims: bool) -> Tensor:
-    """The first position, among `axes` in row-major order, whose element is the extremum or NaN."""
+    """Return the first position, among `axes` in row-major order, whose element is the extremum or NaN."""
     x = as_tensor(x)
     axes = normalize_axes(axis, x.ndim)
     _require_elements(x, axes)
@@ -399,7 +399,7 @@ def _scan(x: Tensor, axis: int, reverse: bool, fold: Primitive = SUM) -> Tensor:
 
 
 def _placed(x: Tensor, axis: int, start: int, n: int, neutral: int) -> Tensor:
-    """`x` at `start` of an axis that becomes `n` long, `neutral` elsewhere."""
+    """Return `x` at `start` of an axis that becomes `n` long, `neutral` elsewhere."""
     end = start + x.shape[axis]
     placed = views.place(x, axis, start, n)
     if not neutral or placed is x:

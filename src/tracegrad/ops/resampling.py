@@ -170,7 +170,7 @@ def _sequence(x: Any) -> Tensor:
 
 
 def _one_high(x: Any, pool: Any, kernel_size: int, stride: int | None, padding: int) -> Tensor:
-    """A pool of images, of sequences as images one element high."""
+    """Return a pool of images, of sequences as images one element high."""
     x = _sequence(x)
     step = kernel_size if stride is None else stride
     y = pool(reshape(x, (*x.shape[:2], 1, x.shape[2])), (1, kernel_size), (1, step), (0, padding))
@@ -179,7 +179,7 @@ def _one_high(x: Any, pool: Any, kernel_size: int, stride: int | None, padding: 
 
 @op
 def avg_pool1d(x: Any, kernel_size: int, stride: int | None = None, padding: int = 0) -> Tensor:
-    """The mean of each window of a sequence; padding counts as zeros.
+    """Return the mean of each window of a sequence; padding counts as zeros.
 
     x:        f32 [B, C, L]. Otherwise as `avg_pool2d`.
     Returns:  f32 [B, C, floor((L + 2p - k) / s) + 1].
@@ -196,7 +196,7 @@ def avg_pool1d(x: Any, kernel_size: int, stride: int | None = None, padding: int
 
 @op
 def max_pool1d(x: Any, kernel_size: int, stride: int | None = None, padding: int = 0) -> Tensor:
-    """The largest element of each window of a sequence.
+    """Return the largest element of each window of a sequence.
 
     x:        f32 [B, C, L]. Otherwise as `max_pool2d`.
     Returns:  f32 [B, C, floor((L + 2p - k) / s) + 1].
@@ -275,7 +275,7 @@ def _squared(x: Any, factor: int, least: int) -> tuple[Tensor, int]:
 def unfold(
     x: Any, kernel_size: IntOrPair, dilation: IntOrPair = 1, padding: IntOrPair = 0, stride: IntOrPair = 1
 ) -> Tensor:
-    """Each window of an image as one column, zeros outside the image.
+    """Return each window of an image as one column, zeros outside the image.
 
     x:        f32 [B, C, H, W].
     Returns:  f32 [B, C*kh*kw, oh*ow]. A view: no kernel. `im2col` has the last two axes exchanged.

@@ -39,12 +39,12 @@ __all__ = [
 
 
 def shape_of(shape: Any) -> Shape:
-    """`shape` as a tuple; one integer is one axis."""
+    """Return `shape` as a tuple; one integer is one axis."""
     return integers(shape, "a size")
 
 
 def sizes_of(shape: Any) -> Shape:
-    """`shape` of a new tensor: as `shape_of`, but ShapeError for a negative size."""
+    """Return `shape` of a new tensor: as `shape_of`, but ShapeError for a negative size."""
     dims = shape_of(shape)
     if any(n < 0 for n in dims):
         raise ShapeError(f"a size must not be negative, got {show(dims)}")
@@ -53,7 +53,7 @@ def sizes_of(shape: Any) -> Shape:
 
 @method
 def reshape(x: Operand, shape: int | Sequence[int]) -> Tensor:
-    """The same elements, in row-major order, under another shape.
+    """Return the same elements, in row-major order, under another shape.
 
     x: any dtype. shape: integers, one of which may be -1 and is inferred.
     Raises ShapeError if the sizes differ.
@@ -69,7 +69,7 @@ def reshape(x: Operand, shape: int | Sequence[int]) -> Tensor:
 
 @method
 def flatten(x: Operand, start_axis: int = 1) -> Tensor:
-    """`x` with all axes from `start_axis` on as one: f32[B,C,H,W] becomes f32[B,C*H*W]. Any dtype.
+    """Return `x` with all axes from `start_axis` on as one: f32[B,C,H,W] becomes f32[B,C*H*W]. Any dtype.
 
     Gradient: reshaped back. Raises ShapeError if start_axis is out of range. As torch.flatten.
 
@@ -86,7 +86,7 @@ def flatten(x: Operand, start_axis: int = 1) -> Tensor:
 
 @method
 def permute(x: Operand, axes: Sequence[int]) -> Tensor:
-    """`x` with its axes reordered: axis `d` of the result is axis `axes[d]` of `x`.
+    """Return `x` with its axes reordered: axis `d` of the result is axis `axes[d]` of `x`.
 
     x: any dtype. axes: every axis once, negative ones counted from the end; ShapeError otherwise.
     Gradient: permuted back. Raises ShapeError if axes is no permutation. As numpy.transpose and torch.permute.
@@ -103,7 +103,7 @@ def permute(x: Operand, axes: Sequence[int]) -> Tensor:
 
 @method
 def transpose(x: Operand, axes: Sequence[int] | None = None) -> Tensor:
-    """`x` with its axes reversed, or in the order of `axes`, as NumPy. To exchange two axes use `swapaxes`.
+    """Return `x` with its axes reversed, or in the order of `axes`, as NumPy. To exchange two axes use `swapaxes`.
 
     Any dtype. Gradient: permuted back. Raises ShapeError if axes is no permutation.
 
@@ -117,7 +117,7 @@ def transpose(x: Operand, axes: Sequence[int] | None = None) -> Tensor:
 
 @method
 def swapaxes(x: Operand, a: int, b: int) -> Tensor:
-    """`x` with axes `a` and `b` exchanged. Any dtype.
+    """Return `x` with axes `a` and `b` exchanged. Any dtype.
 
     Gradient: swapped back. Raises ShapeError if an axis is out of range. As numpy.swapaxes and torch.swapaxes.
 
@@ -133,7 +133,7 @@ def swapaxes(x: Operand, a: int, b: int) -> Tensor:
 
 @method
 def broadcast_to(x: Operand, shape: int | Sequence[int]) -> Tensor:
-    """`x` repeated along new leading axes and along axes of size 1, as NumPy.
+    """Return `x` repeated along new leading axes and along axes of size 1, as NumPy.
 
     Any dtype. Gradient: the sum over what was repeated. Raises ShapeError if an axis is neither 1 nor equal.
 
@@ -150,7 +150,7 @@ def broadcast_to(x: Operand, shape: int | Sequence[int]) -> Tensor:
 
 @method
 def expand_dims(x: Operand, axis: int | Sequence[int]) -> Tensor:
-    """`x` with axes of size 1 inserted, at the positions `axis` of the result. Any dtype.
+    """Return `x` with axes of size 1 inserted, at the positions `axis` of the result. Any dtype.
 
     Gradient: reshaped back. Raises ShapeError if axis is out of range. As numpy.expand_dims and torch.unsqueeze.
 
@@ -167,7 +167,7 @@ def expand_dims(x: Operand, axis: int | Sequence[int]) -> Tensor:
 
 @method
 def squeeze(x: Operand, axis: Axes = None) -> Tensor:
-    """`x` without its axes of size 1, or without those of `axis`. Any dtype. ShapeError if one is not of size 1.
+    """Return `x` without its axes of size 1, or without those of `axis`. Any dtype. ShapeError if one is not of size 1.
 
     Gradient: reshaped back. Raises ShapeError if a named axis is not 1. As numpy.squeeze and torch.squeeze.
 
@@ -189,7 +189,7 @@ def squeeze(x: Operand, axis: Axes = None) -> Tensor:
 
 @method
 def narrow(x: Operand, axis: int, start: int, length: int) -> Tensor:
-    """`length` elements of `axis` from `start` on: x[..., start:start+length, ...]. Any dtype.
+    """Return `length` elements of `axis` from `start` on: x[..., start:start+length, ...]. Any dtype.
 
     A negative `start` counts from the end. Raises ShapeError if the range leaves the axis.
     Gradient: ct at these places, 0 elsewhere. As torch.narrow.
@@ -210,7 +210,7 @@ def narrow(x: Operand, axis: int, start: int, length: int) -> Tensor:
 
 @method
 def flip(x: Operand, axis: Axes = None) -> Tensor:
-    """`x` in reverse order along `axis` (None: along every axis). Any dtype.
+    """Return `x` in reverse order along `axis` (None: along every axis). Any dtype.
 
     Gradient: flipped back. Raises ShapeError if axis is out of range. As numpy.flip and torch.flip.
 
@@ -226,7 +226,7 @@ def flip(x: Operand, axis: Axes = None) -> Tensor:
 
 @method
 def repeat(x: Operand, repeats: int, axis: int | None = None) -> Tensor:
-    """Each element `repeats` times in a row along `axis` (None: of the flattened `x`), as NumPy.
+    """Return each element `repeats` times in a row along `axis` (None: of the flattened `x`), as NumPy.
 
     Any dtype. Gradient: the sum over the copies.
     """
@@ -254,7 +254,7 @@ def _concat_type(*types: TensorType, axis: int) -> TensorType:
 
 
 def _concat(*xs: Tensor, axis: int) -> Tensor:
-    """Each input placed among zeros, one chosen by position; as a balanced tree, to keep expressions shallow."""
+    """Return each input placed among zeros, one chosen by position; as a balanced tree, to keep expressions shallow."""
     parts = [x for x in xs if x.shape[axis]] or [xs[0]]
     starts = offsets([x.shape[axis] for x in parts])
     n = starts[-1] + parts[-1].shape[axis]
@@ -278,7 +278,7 @@ CONCAT = composite("concat", type=_concat_type, expand=_concat, vjp=_concat_vjp,
 
 
 def _listed(xs: Sequence[Operand], axis: object, name: str) -> list[Tensor]:
-    """The operands of `concat` and `stack`; ShapeError unless they come in one list."""
+    """Return the operands of `concat` and `stack`. Raises ShapeError unless they come in one list."""
     if isinstance(xs, Tensor) or getattr(axis, "shape", ()):
         raise ShapeError(f"tensors go in one list, as in tg.{name}([a, b], axis=0)")
     tensors = [as_tensor(x) for x in xs]
@@ -289,7 +289,7 @@ def _listed(xs: Sequence[Operand], axis: object, name: str) -> list[Tensor]:
 
 @op
 def concat(xs: Sequence[Operand], axis: int = 0) -> Tensor:
-    """The tensors of `xs` one after the other along `axis`.
+    """Return the tensors of `xs` one after the other along `axis`.
 
     xs: one dtype, equal shapes except on `axis`. Gradient: each input gets its part.
     Raises ShapeError, DTypeError, both naming every type.
@@ -306,7 +306,7 @@ def concat(xs: Sequence[Operand], axis: int = 0) -> Tensor:
 
 @op
 def stack(xs: Sequence[Operand], axis: int = 0) -> Tensor:
-    """The tensors of `xs` side by side along a new axis `axis`. One dtype, equal shapes.
+    """Return the tensors of `xs` side by side along a new axis `axis`. One dtype, equal shapes.
 
     Gradient: to each its slice. Raises ShapeError if shapes differ. As numpy.stack and torch.stack.
 
@@ -324,7 +324,7 @@ def stack(xs: Sequence[Operand], axis: int = 0) -> Tensor:
 
 @method
 def split(x: Operand, sizes: int | Sequence[int], axis: int = 0) -> list[Tensor]:
-    """`x` cut along `axis` into `sizes` equal parts (an integer) or into parts of the given sizes.
+    """Return `x` cut along `axis` into `sizes` equal parts (an integer) or into parts of the given sizes.
 
     split(f32[6], 3) is three f32[2]; split(f32[6], (1, 5)) is f32[1] and f32[5]. Any dtype.
     Raises ShapeError if the parts do not add up to the axis.
@@ -353,7 +353,7 @@ def split(x: Operand, sizes: int | Sequence[int], axis: int = 0) -> list[Tensor]
 
 
 def _pad_widths(widths: Any, ndim: int) -> list[tuple[int, int]]:
-    """One (before, after) per axis, from NumPy's spellings."""
+    """Return one (before, after) per axis, from NumPy's spellings."""
     n = whole(widths)
     if n is not None:
         return [(n, n)] * ndim
@@ -369,7 +369,7 @@ def _pad_widths(widths: Any, ndim: int) -> list[tuple[int, int]]:
 
 @method
 def pad(x: Operand, widths: int | Sequence[Any], value: float = 0) -> Tensor:
-    """`x` with `value` around it.
+    """Return `x` with `value` around it.
 
     x: any dtype. widths: an integer for every side, (before, after) for every axis, or one such pair per axis.
     Gradient: the inner part. Raises ShapeError for negative or misshapen widths.
@@ -392,7 +392,7 @@ def pad(x: Operand, widths: int | Sequence[Any], value: float = 0) -> Tensor:
 
 @method
 def roll(x: Operand, shift: int | Sequence[int], axis: Axes = None) -> Tensor:
-    """`x` moved along `axis` by `shift` places; what leaves at one end comes in at the other.
+    """Return `x` moved along `axis` by `shift` places; what leaves at one end comes in at the other.
 
     out[..., k, ...] = x[..., (k - shift) mod n, ...]
 

@@ -42,7 +42,7 @@ def _order_type(x: TensorType, *, k: int, descending: bool) -> TensorType:
 
 
 def _order(x: Tensor, *, k: int, descending: bool) -> Tensor:
-    """Where the first `k` elements of the sorted last axis are in `x`."""
+    """Return where the first `k` elements of the sorted last axis are in `x`."""
     *batch, n = x.shape
     merges = 0
     while BLOCK << merges < n:
@@ -59,7 +59,7 @@ def _order(x: Tensor, *, k: int, descending: bool) -> Tensor:
 
 
 def _blocks(x: Tensor, n: int, descending: bool) -> Tensor:
-    """`x` in memory, because it is compared with itself, and with more elements at the end, which come last."""
+    """Return `x` in memory, because it is compared with itself, and with more elements at the end, which come last."""
     axis = x.ndim - 1
     pair = broadcast_to(reshape(x, (*x.shape, 1)), (*x.shape, 2))
     keys = max(pair, -1)
@@ -74,7 +74,7 @@ LIMITS = {"i32": (-(2**31), 2**31 - 1), "u32": (0, 2**32 - 1)}
 
 
 def _counted(keys: Tensor, k: int, descending: bool) -> Tensor:
-    """The order of each row: the place of an element is the number of those before it."""
+    """Return the order of each row: the place of an element is the number of those before it."""
     *batch, n = keys.shape
     if n == 1:
         return iota(keys.shape, len(batch))
@@ -159,7 +159,7 @@ ARRANGED = composite(
 
 
 def _first(x: Operand, most: int | None, axis: int, descending: bool) -> tuple[Tensor, Tensor]:
-    """The first `most` elements along `axis` in order, or all of them, and their positions."""
+    """Return the first `most` elements along `axis` in order, or all of them, and their positions."""
     t = as_tensor(x)
     axis = normalize_axis(axis, t.ndim)
     n = t.shape[axis]
@@ -178,7 +178,7 @@ def _first(x: Operand, most: int | None, axis: int, descending: bool) -> tuple[T
 
 @method
 def sort(x: Operand, axis: int = -1, descending: bool = False) -> tuple[Tensor, Tensor]:
-    """`x` sorted along `axis`, and where each element was: (values, indices), as torch.sort.
+    """Return `x` sorted along `axis`, and where each element was: (values, indices), as torch.sort.
 
     values[..., k, ...] = x[..., indices[..., k, ...], ...]
 
@@ -201,7 +201,7 @@ def sort(x: Operand, axis: int = -1, descending: bool = False) -> tuple[Tensor, 
 
 @method
 def argsort(x: Operand, axis: int = -1, descending: bool = False) -> Tensor:
-    """Where the elements of the sorted `x` are along `axis`: the indices of `sort`.
+    """Return where the elements of the sorted `x` are along `axis`: the indices of `sort`.
 
     x:       any dtype, rank 1 or more.
     Returns: i32, the shape of `x`. Stable; NaN counts as the largest. No gradient.
@@ -218,7 +218,7 @@ def argsort(x: Operand, axis: int = -1, descending: bool = False) -> Tensor:
 
 @method
 def topk(x: Operand, k: int, axis: int = -1, largest: bool = True) -> tuple[Tensor, Tensor]:
-    """The `k` largest elements along `axis`, the largest first, and where they are: (values, indices).
+    """Return the `k` largest elements along `axis`, the largest first, and where they are: (values, indices).
 
     x:        any dtype, rank 1 or more.
     k:        an integer from 0 to the size of the axis.

@@ -22,7 +22,7 @@ def _elementwise(name: str, expand: Expansion, vjp: Vjp) -> Primitive:
 
 
 def _rest(x: Tensor) -> Tensor:
-    """1 - x^2, which does not cancel at 1."""
+    """Return 1 - x^2, which does not cancel at 1."""
     return (1.0 - x) * (1.0 + x)
 
 
@@ -70,7 +70,7 @@ def tan(x: Operand) -> Tensor:
 
 @method
 def asin(x: Operand) -> Tensor:
-    """The angle in [-pi/2, pi/2] whose sine is `x`: atan2(x, sqrt(1 - x^2)).
+    """Return the angle in [-pi/2, pi/2] whose sine is `x`: atan2(x, sqrt(1 - x^2)).
 
     x:        f32, any shape; NaN outside [-1, 1].
     Gradient: 1 / sqrt(1 - x^2), infinite at 1 and -1. Raises DTypeError if `x` is not f32.
@@ -85,7 +85,7 @@ def asin(x: Operand) -> Tensor:
 
 @method
 def acos(x: Operand) -> Tensor:
-    """The angle in [0, pi] whose cosine is `x`: atan2(sqrt(1 - x^2), x).
+    """Return the angle in [0, pi] whose cosine is `x`: atan2(sqrt(1 - x^2), x).
 
     x:        f32, any shape; NaN outside [-1, 1].
     Gradient: -1 / sqrt(1 - x^2), infinite at 1 and -1. Raises DTypeError if `x` is not f32.
@@ -100,7 +100,7 @@ def acos(x: Operand) -> Tensor:
 
 @method
 def atan(x: Operand) -> Tensor:
-    """The angle in (-pi/2, pi/2) whose tangent is `x`: atan2(x, 1).
+    """Return the angle in (-pi/2, pi/2) whose tangent is `x`: atan2(x, 1).
 
     x:        f32, any shape. `tg.atan2(y, x)` also tells the quadrant.
     Gradient: 1 / (1 + x^2). Raises DTypeError if `x` is not f32.

@@ -32,7 +32,7 @@ COUNTS = {2: "one or two", 3: "one or three"}
 
 
 def int_each(what: str, value: IntOrPair, least: int, n: int) -> Sizes:
-    """An integer for each of `n` axes, from one for all or `n`; none below `least`."""
+    """Return an integer for each of `n` axes, from one for all or `n`; none below `least`."""
     many = whole(value) is None and hasattr(value, "__iter__") and not isinstance(value, str)
     each = [whole(k) for k in cast("Sequence[object]", value)] if many else [whole(value)] * n
     if len(each) != n or any(k is None or k < least for k in each):
@@ -48,7 +48,7 @@ def int_pair(what: str, value: IntOrPair, least: int) -> Pair:
 
 
 def check_images(x: TensorType, axes: int = 2) -> TensorType:
-    """`x`; an error unless it is f32 [B,C,H,W], or of another number of axes behind the channels."""
+    """Return `x`; an error unless it is f32 [B,C,H,W], or of another number of axes behind the channels."""
     if x.ndim != axes + 2:
         hint = "; x[None] is a batch of one" if x.ndim == axes + 1 else ""
         raise ShapeError(f"x must be {' '.join(KINDS[axes])}, got {x}{hint}")
@@ -68,7 +68,7 @@ def window_counts(size: Sequence[int], kernel: Sizes, stride: Sizes, padding: Si
 
 
 def by(sizes: Sequence[int]) -> str:
-    """3x4 of (3, 4)."""
+    """Return 3x4 of (3, 4)."""
     return "x".join(map(str, sizes))
 
 
@@ -142,7 +142,7 @@ OVERLAP_ADD = composite(
 
 
 def windows_of(x: Any, kernel: tuple[int, int], stride: IntOrPair, padding: IntOrPair, dilation: IntOrPair) -> Tensor:
-    """[B, C, oh, ow, kh, kw]: every window of an image."""
+    """Return [B, C, oh, ow, kh, kw]: every window of an image."""
     return bind(
         WINDOWS,
         as_tensor(x),
@@ -155,7 +155,7 @@ def windows_of(x: Any, kernel: tuple[int, int], stride: IntOrPair, padding: IntO
 
 @op
 def im2col(x: Any, kernel: IntOrPair, stride: IntOrPair = 1, padding: IntOrPair = 0) -> Tensor:
-    """Each window of an image as one row, zeros outside the image.
+    """Return each window of an image as one row, zeros outside the image.
 
     x:        f32 [B, C, H, W].
     Returns:  f32 [B, oh*ow, C*kh*kw]. A view: no kernel.
@@ -176,7 +176,7 @@ def im2col(x: Any, kernel: IntOrPair, stride: IntOrPair = 1, padding: IntOrPair 
 def col2im(
     columns: Any, shape: Sequence[int], kernel: IntOrPair, stride: IntOrPair = 1, padding: IntOrPair = 0
 ) -> Tensor:
-    """The transpose of `im2col`: each window element added at the place of an image that it was read from.
+    """Return the transpose of `im2col`: each window element added at the place of an image that it was read from.
 
     columns:  f32 [B, oh*ow, C*kh*kw].
     shape:    of the image, (B, C, H, W).

@@ -23,7 +23,7 @@ VECTORS = PerParameter(lambda shape: shape if len(shape) < 2 else None)
 
 
 def _mean(x: Tensor, axis: int) -> Tensor:
-    """The mean along an axis, counted from the end, which stays with length 1."""
+    """Return the mean along an axis, counted from the end, which stays with length 1."""
     return bind(SUM, x, axes=(x.ndim + axis,)) * (1.0 / x.shape[axis])
 
 

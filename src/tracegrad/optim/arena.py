@@ -50,7 +50,7 @@ class Arena(NamedTuple):
 
     @staticmethod
     def of(entries: Iterable[tuple[str, Shape, bool]]) -> Arena:
-        """The layout for parameters given as (name, shape, decay)."""
+        """Return the layout for parameters given as (name, shape, decay)."""
         ordered = sorted(entries, key=lambda e: (not e[2], _alignment(math.prod(e[1]))))
         slots: list[Slot] = []
         at = decayed = 0
@@ -62,7 +62,7 @@ class Arena(NamedTuple):
 
     @staticmethod
     def at(slots: Sequence[Slot]) -> Arena:
-        """The layout of parameters that lie one behind the other."""
+        """Return the layout of parameters that lie one behind the other."""
         return Arena(tuple(slots), sum(s.size for s in slots), sum(s.size for s in slots if s.decay))
 
     def shaped(self, shape: Callable[[Shape], Shape | None]) -> Arena:
@@ -80,7 +80,7 @@ class Arena(NamedTuple):
         return Arena(tuple(slots), max(at, 1), 0)
 
     def view(self, flat: Tensor, slot: Slot) -> Tensor:
-        """One parameter's part of `flat`, in its shape."""
+        """Return one parameter's part of `flat`, in its shape."""
         return reshape(slice_(flat, 0, slot.offset, slot.size), slot.shape)
 
     def views(self, flat: Tensor) -> dict[str, Tensor]:

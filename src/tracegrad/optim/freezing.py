@@ -37,7 +37,7 @@ NONE: Mapping[str, Mask] = MappingProxyType({})
 
 
 def masks(arena: Arena, transform: Transform, at: str = "") -> dict[str, Mask]:
-    """The masks that a training with this optimizer needs, by name. at: begins the names of their arrays."""
+    """Return the masks that a training with this optimizer needs, by name. at: begins the names of their arrays."""
     layouts = {PARAMS: arena}
     for name, kept in transform.state.items():
         if isinstance(kept, PerParameter):
@@ -46,6 +46,6 @@ def masks(arena: Arena, transform: Transform, at: str = "") -> dict[str, Mask]:
 
 
 def mask_of(array: str, found: Mapping[str, Mask]) -> str:
-    """The mask for the parameters or a state."""
+    """Return the mask for the parameters or a state."""
     own = f"{PREFIX}.{array}"
     return own if own in found else PARAMS

@@ -20,7 +20,7 @@ NORMALIZE_EPS = 1e-8
 
 
 def sum_of_squares(x: Tensor, unit: Tensor | float = 1.0) -> Tensor:
-    """The sum of (unit x)^2 over all elements, a scalar."""
+    """Return the sum of (unit x)^2 over all elements, a scalar."""
     flat = reshape(x, (x.size,))
     return reshape(bind(SUM, square(flat if isinstance(unit, float) and unit == 1.0 else flat * unit), axes=(0,)), ())
 

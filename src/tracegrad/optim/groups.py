@@ -26,7 +26,7 @@ class Groups(NamedTuple):
 
     @staticmethod
     def checked(given: Any, known: Mapping[str, float], ranges: Mapping[str, Range], what: str) -> Groups:
-        """What the option `groups` says. known: names that groups may override. InputError for anything else."""
+        """What the option `groups` says. known: names that groups may override. Raises InputError for anything else."""
         if not isinstance(given, Mapping):
             raise InputError.here(f"{what}: groups map patterns to values, {EXAMPLE}; got {shown(given)}")
         selections: list[Selection] = []
@@ -56,7 +56,7 @@ class Groups(NamedTuple):
         return {f"{name}{GROUP}{k}": x for k, values in enumerate(self.overrides) for name, x in values.items()}
 
     def leaf(self, name: str, parameter: str) -> str:
-        """The hyperparameter that a parameter has in the place of `name`."""
+        """Return the hyperparameter that a parameter has in the place of `name`."""
         for k, selection in enumerate(self.selections):
             if matcher(selection, "groups")(parameter):
                 return f"{name}{GROUP}{k}" if name in self.overrides[k] else name

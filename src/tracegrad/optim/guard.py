@@ -31,7 +31,7 @@ TRIAL = -1.0  # the host writes it for the first bound: do the step whatever the
 
 
 def bounded_arrays(transform: Transform) -> tuple[str, ...]:
-    """The arrays that have a bound, in order."""
+    """Return the arrays that have a bound, in order."""
     return (PARAMS, *transform.state) if transform.bounds is not None else ()
 
 
@@ -48,7 +48,7 @@ class Guard(NamedTuple):
 
     @staticmethod
     def traced(transform: Transform, host: Host, at: str = "") -> Guard | None:
-        """The guard of a step; None where the transform has no bounds. at: begins the name of its array."""
+        """Return the guard of a step; None where the transform has no bounds. at: begins the name of its array."""
         names = bounded_arrays(transform)
         if transform.bounds is None:
             return None
@@ -87,7 +87,7 @@ class NewStates:
         self.odd = any_nonfinite({"states": flat})
 
     def unless(self, bad: Tensor) -> dict[str, Tensor]:
-        """The states behind the step; what they were where `bad`, bool[]."""
+        """Return the states behind the step; what they were where `bad`, bool[]."""
         return {name: where(broadcast_to(~bad, x.shape), x, self.old[name]) for name, x in self.new.items()}
 
 

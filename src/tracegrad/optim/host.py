@@ -35,7 +35,7 @@ class Host(NamedTuple):
     own: Mapping[str, Tensor] = NO_VALUES  # of one member of a sweep: leaves that are not those of all members
 
     def hyper(self, name: str) -> Tensor:
-        """The hyperparameter `name`; its first value stands in the transform's `hyper`.
+        """Return the hyperparameter `name`; its first value stands in the transform's `hyper`.
 
         f32[], or where groups override it f32[n], the value that each element's group has.
         """
@@ -44,7 +44,7 @@ class Host(NamedTuple):
         )
 
     def complement(self, name: str) -> Tensor:
-        """1 - hyper(name), computed in double precision: 1 - f32(0.999) would be wrong in the fifth digit."""
+        """Return 1 - hyper(name), computed in double precision: 1 - f32(0.999) would be wrong in the fifth digit."""
         return self._spread(name, lambda leaf: self._leaf(COMPLEMENT + leaf))
 
     def _leaf(self, name: str) -> Tensor:
@@ -78,5 +78,5 @@ class Host(NamedTuple):
         return cast(counter("step"), f32) if self.updates is None else self.updates
 
     def bias_correction(self, name: str) -> Tensor:
-        """1 - b^step for a running mean with the factor b = hyper(name); exact also while it is small."""
+        """Return 1 - b^step for a running mean with the factor b = hyper(name); exact also while it is small."""
         return -expm1(self.step * log1p(-self.complement(name)))

@@ -40,11 +40,11 @@ class LossScale(NamedTuple):
         return LossScale(scale, good, skipped, at)
 
     def unscaled(self, g: Tensor) -> Tensor:
-        """The gradient of the loss itself."""
+        """Return the gradient of the loss itself."""
         return g * (1.0 / self.scale)
 
     def updates(self) -> Tensor:
-        """The number of this update, 1 at the first: skipped steps do not count."""
+        """Return the number of this update, 1 at the first: skipped steps do not count."""
         # A pack lies in memory before it is read: what reads the count need not wait for the kernel that writes it.
         return reshape(pack([reshape(cast(counter("step"), f32) - self.skipped, (1,))]), ())
 
@@ -53,7 +53,7 @@ class LossScale(NamedTuple):
         return self.scale <= SMALLEST
 
     def after(self, skipped: Tensor, bad: Tensor) -> dict[str, Tensor]:
-        """The new states. `bad` steps change nothing unless they are `skipped`, bool[] both."""
+        """Return the new states. `bad` steps change nothing unless they are `skipped`, bool[] both."""
         ripe = self.good + 1.0 >= PATIENCE
         grown = where(ripe, minimum(self.scale * 2.0, LARGEST), self.scale)
         scale = where(skipped, self.scale * 0.5, where(bad, self.scale, grown))

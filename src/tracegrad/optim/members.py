@@ -53,14 +53,14 @@ class Members:
         return reshape(pack([reshape(rows, (rows.size,))]), rows.shape)
 
     def flat(self, rows: Tensor, stacked: Arena, own: Arena) -> Tensor:
-        """The inverse of `rows`."""
+        """Return the inverse of `rows`."""
         if not own.slots:
             return slice_(reshape(rows, (self.count,)), 0, 0, 1)
         return stacked.pack({self.prefix + s.name: slice_(rows, 1, s.offset, s.size) for s in own.slots})
 
 
 def per_member(inner: Transform, members: Members) -> Transform:
-    """`inner` for each member. It has no bounds: the device looks at the new values of every step."""
+    """Return `inner` for each member. It has no bounds: the device looks at the new values of every step."""
     kept = {name: _stacked(x, members.count) for name, x in inner.state.items()}
 
     def layouts(name: str, arena: Arena) -> tuple[Arena, Arena]:

@@ -26,7 +26,7 @@ Filter = Callable[[str], bool]
 
 
 def orthogonalize(x: Tensor, steps: int, eps: Tensor) -> Tensor:
-    """The nearest matrix with singular values of about 1, by `steps` Newton-Schulz iterations. x: f32[m, n]."""
+    """Return the nearest matrix with singular values of about 1, by `steps` Newton-Schulz iterations. x: f32[m, n]."""
     a, b, c = COEFFICIENTS
     tall = x.shape[0] > x.shape[1]
     x = permute(x, (1, 0)) if tall else x  # the Gram matrix of the shorter side

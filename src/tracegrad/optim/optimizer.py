@@ -118,7 +118,7 @@ class Optimizer:
         return self.again(**wanted) if wanted and self.again is not None else self
 
     def spec(self) -> dict[str, Any]:
-        """All but the update rule itself, as plain data: it is in the program already, as kernels."""
+        """Return all but the update rule itself, as plain data: it is in the program already, as kernels."""
         return {
             "kind": self.name,
             "lr": as_schedule(self.lr).spec(),
@@ -219,7 +219,7 @@ def _groups(options: Options, known: Mapping[str, float], transform: Transform, 
 
 @recipe()
 def custom(transform: Transform, lr: LR = 1e-3, **options: Unpack[Options]) -> Chain:
-    """An optimizer of your own: descend along what `transform` makes of the gradient.
+    """Return an optimizer of your own: descend along what `transform` makes of the gradient.
 
     The parameters become p - lr * transform(g), after what `options` do to the gradient.
     As optax.chain(transform, optax.scale_by_learning_rate(lr)) of Optax.
@@ -350,7 +350,7 @@ def decoupled(weight_decay: float, options: Options) -> Chain:
 
 
 def with_decay(core: Transform, weight_decay: float, options: Options, apart: bool) -> Chain:
-    """`core` with weight decay: apart from it, as in AdamW, or of the gradient that it sees (L2)."""
+    """Return `core` with weight decay: apart from it, as in AdamW, or of the gradient that it sees (L2)."""
     decay = decoupled(weight_decay, options)
     return [core, *decay] if apart else [*decay, core]
 

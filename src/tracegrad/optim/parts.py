@@ -51,7 +51,7 @@ class Part:
 
 
 def parts_of(shapes: Mapping[str, Shape], trains: Mapping[str, Mapping[str, bool]]) -> dict[str, Part]:
-    """The part of each loss.
+    """Return the part of each loss.
 
     shapes: of the parameters, in declaration order.
     trains: for each loss those it trains, and whether its optimizer's weight decay applies to them.

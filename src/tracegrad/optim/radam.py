@@ -23,7 +23,7 @@ GREGORY = (1 / 6, 1 / 12, 19 / 360, 3 / 80, 863 / 30240)
 
 
 def average_length(step: Tensor, c: Tensor) -> Tensor:
-    """2/c - 1 - 2 step beta2^step / (1 - beta2^step), c = 1 - beta2: how many steps the second moment averages.
+    """Return 2/c - 1 - 2 step beta2^step / (1 - beta2^step), c = 1 - beta2: how many steps the second moment averages.
 
     By series where f32 would lose the first steps, whose length is about `step`, in the difference of two numbers
     around 2/c.

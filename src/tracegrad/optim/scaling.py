@@ -17,7 +17,7 @@ def running_mean(old: Tensor, new: Tensor, share: Tensor) -> Tensor:
 
 
 def scale_by_lr() -> Transform:
-    """The last part of a chain: -lr * g, with the schedule's value of this step.
+    """Return the last part of a chain: -lr * g, with the schedule's value of this step.
 
     As optax.scale_by_learning_rate of Optax.
 

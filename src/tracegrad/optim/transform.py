@@ -35,7 +35,7 @@ class PerParameter:
     fill: float = 0.0
 
     def layout(self, arena: Arena) -> Arena:
-        """Where the parts lie in the flat array of this state."""
+        """Return where the parts lie in the flat array of this state."""
         return arena.shaped(self.shape)
 
 
@@ -95,7 +95,7 @@ class Transform:
 
 
 def chain(*transforms: Transform) -> Transform:
-    """One transform that applies `transforms` in order.
+    """Return one transform that applies `transforms` in order.
 
     State names that occur twice get a number: "m", "m.1". Hyperparameters of one name are one value; InputError if
     their first values differ.
@@ -149,7 +149,7 @@ def _unused(name: str, taken: Mapping[str, Kept]) -> str:
 
 
 def merge_hyper(a: Mapping[str, float], b: Mapping[str, float]) -> dict[str, float]:
-    """Both; InputError where they give one name two values."""
+    """Return both. Raises InputError where they give one name two values."""
     for name in a.keys() & b.keys():
         if a[name] != b[name]:
             raise InputError.here(f"the hyperparameter {name!r} has two first values, {a[name]!r} and {b[name]!r}")

@@ -188,7 +188,7 @@ class CompiledTraining(Training):
         return profile(self.store, stepper, program, checked_steps(steps), arrays)
 
     def to_jax(self, *, loss: str | None = None) -> tuple[Callable[..., Any], dict[str, Any]]:
-        """The training step as a pure function of JAX, and the state that it begins with. Needs device="jax".
+        """Return the training step as a pure function of JAX, and the state that it begins with. Needs device="jax".
 
         step, state = train.to_jax();  state, outputs = step(state, {"x": x, "y": y})
 
@@ -211,7 +211,7 @@ class CompiledTraining(Training):
         return to_jax(self.store, stepper, self.program_looked_at(loss, "to_jax"))
 
     def program_looked_at(self, loss: str | None, what: str) -> StepProgram:
-        """The step's program: where calls choose sizes, that of the sizes used last."""
+        """Return the step's program: where calls choose sizes, that of the sizes used last."""
         stepper = self.store.stepper_of(loss, what)
         if stepper.sized is not None and stepper.sized.latest is None:
             raise InputError.here(f"{what}: no call has chosen sizes yet: take a step first, as in train.step(x=...)")

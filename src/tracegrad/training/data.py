@@ -98,7 +98,7 @@ def _array(name: str, value: Any, t: Any) -> Any:
 
 
 def from_arguments(x: Any, y: Any, names: Sequence[str]) -> dict[str, Any]:
-    """`x=` and `y=` by input name: a dict of inputs each, or one array for the first and one for the second."""
+    """Return `x=` and `y=` by input name: a dict of inputs each, or one array for the first and one for the second."""
     given: dict[str, Any] = {}
     left = list(names)
     for what, value in (("x", x), ("y", y)):
@@ -134,12 +134,12 @@ def whole_arrays(data: Any, types: Mapping[str, Any]) -> Mapping[str, Any] | Non
 
 
 def _is_whole(value: Any, t: Any) -> bool:
-    """An array of examples, and no iterable of batches: its rank is the input's."""
+    """Return an array of examples, and no iterable of batches: its rank is the input's."""
     return hasattr(value, "to_numpy") or len(getattr(value, "shape", ())) == len(t.shape) > 0
 
 
 def as_inputs(batch: Any, names: Sequence[str]) -> Mapping[str, Any]:
-    """A batch of a data iterable as a dict by input name."""
+    """Return a batch of a data iterable as a dict by input name."""
     if isinstance(batch, Mapping):
         return cast("Mapping[str, Any]", batch)
     values = cast("Sequence[Any]", batch) if isinstance(batch, (tuple, list)) else (batch,)

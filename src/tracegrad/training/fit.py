@@ -67,12 +67,12 @@ def fit(
 
 
 def _steps(train: Training) -> int:
-    """All that the training has done, of all its losses."""
+    """Return all that the training has done, of all its losses."""
     return train.store.call(lambda session, stepper: sum(s.counter for s in stepper.together))
 
 
 def _size(data: Rows | Iterable[Any]) -> list[int] | None:
-    """How many examples and batches there are, as far as can be known."""
+    """Return how many examples and batches there are, as far as can be known."""
     if isinstance(data, Rows):
         return [data.count, len(data)]
     try:
@@ -122,7 +122,7 @@ def _schedule(train: Training, given: Any) -> tuple[str, ...]:
 
 
 def _hooks(given: Mapping[str, Any], callbacks: Any, measured: bool) -> dict[str, list[Hook]]:
-    """All hooks by what calls them. measured: is there a metric?"""
+    """Return all hooks by what calls them. measured: is there a metric?"""
     if not hasattr(callbacks, "__iter__"):
         raise InputError.here(
             f"fit: callbacks must be something to iterate over, got {shown(callbacks)}; put it in a list"

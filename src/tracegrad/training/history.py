@@ -38,7 +38,7 @@ class History:
         return f"<History of {len(self.loss)} steps in {self.seconds:.1f} s{ended}{last}{metrics}>"
 
     def plot(self) -> Any:
-        """Loss and metrics by step, as axes of matplotlib. ImportError where that is not installed."""
+        """Loss and metrics by step, as axes of matplotlib. Raises ImportError where that is not installed."""
         try:
             figures: Any = import_module("matplotlib.figure")
         except ImportError:

@@ -126,7 +126,7 @@ class Progress:
 
 
 def _plain(x: Any) -> Any:
-    """A confusion matrix as lists."""
+    """Return a confusion matrix as lists."""
     return x.tolist() if isinstance(x, np.ndarray) else x
 
 
@@ -139,7 +139,7 @@ def _tqdm() -> Any:
 
 
 def _redraws(out: Any) -> bool:
-    """Whether \\r goes back to the begin of the line: on terminals, and in Jupyter's cells, which are none."""
+    """Return whether \\r goes back to the begin of the line: on terminals, and in Jupyter's cells, which are none."""
     return bool(out.isatty()) or type(out).__module__.startswith("ipykernel.")
 
 

@@ -291,7 +291,7 @@ class Training(HasStates):
         precision: str = "f32",
         writes: bool = False,
     ) -> CompiledForward:
-        """A forward that shares this training's parameters and states: a run sees every step queued before it.
+        """Return a forward that shares this training's parameters and states: a run sees every step queued before it.
 
         forward, inputs: as for `tg.compile_forward`. It is compiled by the first run.
         max_cached_shapes, precision, writes: as for `tg.compile_forward`; the training's precision is no default.

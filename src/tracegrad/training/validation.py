@@ -35,7 +35,7 @@ class Validation:
         self._order: list[str] = []
 
     def __call__(self) -> dict[str, Any]:
-        """`val_loss`, and `val_<name>` of metrics and scalars beside the loss.
+        """Return `val_loss`, and `val_<name>` of metrics and scalars beside the loss.
 
         Functions of `tg.metrics` are those of all examples together; anything else is a mean over the examples.
         """
@@ -97,7 +97,7 @@ class Validation:
         return values
 
     def _parts(self, outputs: dict[str, Any], measured: Mapping[int, tuple[str, Sequence[Any]]]) -> dict[Any, Any]:
-        """The outputs; instead of a metric of one batch, what is joined over batches, by name and number."""
+        """Return the outputs; instead of a metric of one batch, what is joined over batches, by name and number."""
         self._order, found = list(outputs), dict[Any, Any]()
         for name, value in outputs.items():
             how, parts = measured.get(getattr(value, "serial", -1), ("", ()))
