@@ -1,1 +1,1 @@
-"""From a model to a Program, and back from a dispatch to the user's lines."""
+"""Compile a model to a Program, and trace a dispatch back to the user's lines."""

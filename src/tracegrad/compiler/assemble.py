@@ -1,4 +1,4 @@
-"""A plan as a Program: the sources of each distinct launch, and everything numbered, as plain data."""
+"""Assemble a Program from a plan: the sources of each distinct launch, and everything numbered, as plain data."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def assemble(
     meta: Mapping[str, Any],
     results: Mapping[str, Mapping[str, Any]] | None = None,
 ) -> Program:
-    """The Program. `specs` and `results` are plain data that go with input and output fields, by name."""
+    """Return the Program. `specs` and `results`: by name, plain data to attach to input and output fields."""
     buffers = [*persistent.buffers, *(buffer_of(plan, name, size) for name, size in sorted(plan.sizes.items()))]
     number = {b.name: k for k, b in enumerate(buffers)}
 
@@ -69,26 +69,26 @@ def assemble(
 
 
 def buffer_of(plan: Plan, name: str, size: int) -> Buffer:
-    """The buffer of an array called `role.storage`, or `role.storage.number`."""
+    """Return the buffer of an array called `role.storage` or `role.storage.number`."""
     role, storage = name.split(".")[:2]
     return Buffer(name, storage, size, role, data=constant_data(plan, name) if role == "const" else "")
 
 
 def constant_data(plan: Plan, array: str) -> str:
-    """The bytes of all literals that lie in `array`, base64."""
+    """Return the bytes of all literals in `array`, as base64."""
     found = [(p.places[t.serial], t) for p in plan.nested() for t in p.storage.order if t.prim is LITERAL]
     parts = sorted([(place.offset, t) for place, t in found if place.array == array], key=lambda part: part[0])
     return base64.b64encode(b"".join(_words(t) for _, t in parts)).decode()
 
 
 def _words(t: Tensor) -> bytes:
-    """A literal's bytes as it is stored: booleans take four."""
+    """Return a literal's bytes as memory holds them: a boolean takes four."""
     data: bytes = t.attrs["data"]
     return b"".join(bytes((b, 0, 0, 0)) for b in data) if t.dtype.name == "bool" else data
 
 
 class Rendered:
-    """Sources of each distinct launch, and the launches. Those that differ in offsets only share a kernel."""
+    """The launches, and the sources of each distinct one. Launches that differ only in offsets share a kernel."""
 
     def __init__(self, buffers: Mapping[str, Buffer], number: Mapping[str, int]) -> None:
         self.buffers, self.number = buffers, number
@@ -98,7 +98,7 @@ class Rendered:
         self.loops: list[Loop] = []
 
     def launches(self, plan: Plan) -> None:
-        """All launches of a plan; those of a scan are a loop."""
+        """Add all launches of a plan; the launches of a scan become a loop."""
         for launch in plan.launches:
             scan = plan.scans.get(id(launch.clusters[0]))
             if scan is None:
@@ -109,7 +109,7 @@ class Rendered:
             self.loops.insert(place, Loop(begin, len(self.dispatches), scan.length))
 
     def launch(self, plan: Plan, launch: Launch) -> None:
-        """One dispatch, and its kernel if that is new."""
+        """Add one dispatch, and its kernel if the kernel is new."""
         values: list[int] = []
         written: set[str] = set()
         for c in launch.clusters:
@@ -134,10 +134,10 @@ class Rendered:
 
 
 def bound_arrays(wanted: Sequence[tuple[str, int]], written: Set[str]) -> tuple[list[str], list[int]]:
-    """The arrays to bind for slots that want a value in an array, and the binding of each slot.
+    """Return the arrays to bind for slots, each of which needs a value in an array, and the binding of each slot.
 
-    Where temporaries lie in several arrays, one of those behind the first that is only read is bound for each value:
-    launches of repeated layers then share a kernel, whichever of the arrays their values have come to lie in.
+    If temporaries take several arrays, each value in a read-only array other than the first gets a binding of its own.
+    So launches of repeated layers share a kernel, whichever arrays hold their values.
     """
     arrays: dict[object, str] = {}
     of_slot = [(a, value if is_one_of_several(a) and a not in written else -1) for a, value in wanted]
@@ -150,17 +150,17 @@ def bound_arrays(wanted: Sequence[tuple[str, int]], written: Set[str]) -> tuple[
 
 
 def is_one_of_several(array: str) -> bool:
-    """Of the arrays of temporaries, is it another than the first: `role.storage.number`?"""
+    """Return whether the array is one of temporaries after the first: `role.storage.number`."""
     return array.count(".") == 2
 
 
 def source_of(
     launch: Launch, binding_of: Sequence[int], bindings: tuple[Binding, ...], aligned: Sequence[bool]
 ) -> KernelSource:
-    """One launch in every language; each is spelled when it is first requested."""
+    """Return one launch in every language; each text is generated when it is first requested."""
     kernels, tilings = launch.kernels, launch.tilings
     bound = BoundLaunch(kernels, tilings, binding_of, bindings, aligned)
-    hosted = replace(bound, kernels=launch.sized) if launch.sized else bound  # devices get smaller grids instead
+    hosted = replace(bound, kernels=launch.sized) if launch.sized else bound  # devices get smaller grids
     shared = workgroup_bytes(tilings)
     serial = without_barriers(kernels, tilings) if shared else []
     return KernelSource(
@@ -176,17 +176,17 @@ def source_of(
         own=True,
         forms=tuple(kernels),
         binding_of=tuple(binding_of),
-        reach=next(map(reach_of, launch.sized, tilings), None),  # such a launch has one kernel
+        reach=next(map(reach_of, launch.sized, tilings), None),  # such a launch has only one kernel
         serial_reach=next(map(reach_of, launch.sized, serial), None),
     )
 
 
 def largest_value(plan: Plan, array: str) -> str:
-    """The largest temporary of an array, for the error of a device that is too small."""
+    """Describe the largest temporary of an array, for the error of a device that is too small."""
     inside = [life for life in plan.lifetimes if plan.places[life.key].array == array]
     if not inside:
         return ""
     t = plan.storage.nodes.get(max(inside, key=lambda life: life.size).key)
     if t is None:
         return ", largest value the memory of a scan"
-    return f", largest value {t.prim.name} {t.type}"  # no line: a Program is the same wherever it was compiled
+    return f", largest value {t.prim.name} {t.type}"  # no line: a Program is the same wherever it is compiled

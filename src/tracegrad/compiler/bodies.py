@@ -1,8 +1,8 @@
-"""A scan as it is compiled: its body is a plan of its own, whose launches run again and again at places that move.
+"""Compile scans: the body is a plan of its own, whose launches run repeatedly at places that move.
 
-A carry has a *ring* of places. Where the new value is computed from the old one point by point, and nothing else reads
-that, they share one place. Else there are two, in turns; or one for each iteration, if all values are wanted, as a
-gradient does. No value is ever copied from one iteration to the next.
+A carry has a *ring* of places. If the new value is computed from the old one point by point, and nothing else reads the
+old one, both share one place. Otherwise the carry has two places in turns; or one for each iteration, if all values are
+needed, for instance for a gradient. No value is ever copied from one iteration to the next.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from tracegrad.transforms.loops import Body
 
 
 def iteration(scan: Tensor, arrays: Sequence[str], precision: str) -> tuple[ScanPlan, Storage]:
-    """A scan without its plan yet, and what one iteration stores. `arrays`: where the inputs lie."""
+    """Return a scan without its plan yet, and the storage of one iteration. `arrays`: the arrays of the inputs."""
     body: Body = scan.attrs["body"]
     n, length = len(body.new), scan.attrs["length"]
     same: dict[int, tuple[int, bool]] = {}
@@ -45,13 +45,13 @@ def iteration(scan: Tensor, arrays: Sequence[str], precision: str) -> tuple[Scan
 
 
 def in_place(body: Body, carry: int) -> bool:
-    """May the new value of a carry be written over the old one?"""
+    """Return whether the new value of a carry can overwrite the old one."""
     leaf, new = body.carries[carry], base(body.new[carry])
     if new.prim.family not in COMPUTING or any(base(t) is new for k, t in enumerate(body.roots) if k != carry):
         return False
     stack = [t for k, t in enumerate(body.roots) if k != carry]
     seen: set[int] = {new.serial}
-    while stack:  # does anything but the new value need the old one?
+    while stack:  # does anything except the new value need the old one?
         t = stack.pop()
         if t is leaf:
             return False

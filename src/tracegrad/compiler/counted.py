@@ -1,4 +1,4 @@
-"""Numbers that a batch's size decides, such as what a mean divides by: inputs of the program, not constants."""
+"""Turn numbers that follow a batch's size, such as the divisor of a mean, into inputs of the program."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from tracegrad.kernels.form import UnsizedError
 from tracegrad.passes.expand import expand_composites
 from tracegrad.prims.leaves import CONST, leaf
 
-NAME = "size {}"  # of such an input: no hyperparameter has a space
-At = tuple[str, str]  # what a constant is at two sizes
+NAME = "size {}"  # of such an input: no hyperparameter has a space in its name
+At = tuple[str, str]  # the value of a constant at two sizes
 
 
 class Number(NamedTuple):
@@ -25,23 +25,23 @@ class Number(NamedTuple):
 
 
 def expanded(graph: Graph) -> Graph:
-    """The graph without composites, which may hide numbers: a variance divides by one."""
+    """Return the graph without composites, which can hide numbers: a variance divides by one."""
     return graph.with_roots(expand_composites(graph.roots))
 
 
 def constants_of(graph: Graph) -> list[Tensor]:
-    """Its constants, in order."""
+    """Return the constants of a graph in order."""
     return [t for t in graph.nodes if t.prim is CONST]
 
 
 def pairs_of(one: Graph, other: Graph) -> list[At]:
-    """What each constant is at two sizes."""
+    """Return the value of each constant at two sizes."""
     both = zip(constants_of(one), constants_of(other), strict=True)
     return [(repr(x.attrs["value"]), repr(y.attrs["value"])) for x, y in both]
 
 
 def numbers_of(one: Graph, other: Graph) -> tuple[list[Number], list[list[Tensor]]]:
-    """The numbers that follow the size, and the constants that they are in both graphs."""
+    """Return the numbers that follow the size, and their constants in both graphs."""
     found: list[Number] = []
     constants: list[list[Tensor]] = [[], []]
     for x, y, at in zip(constants_of(one), constants_of(other), pairs_of(one, other), strict=True):
@@ -53,7 +53,7 @@ def numbers_of(one: Graph, other: Graph) -> tuple[list[Number], list[list[Tensor
 
 
 def counted(graph: Graph, constants: Sequence[Tensor]) -> Graph:
-    """The graph with an input for each of some constants."""
+    """Return the graph with an input in place of each of some constants."""
     place = {t.serial: k for k, t in enumerate(constants)}
 
     def rule(t: Tensor, _: tuple[Tensor, ...]) -> Tensor | None:
@@ -64,9 +64,9 @@ def counted(graph: Graph, constants: Sequence[Tensor]) -> Graph:
 
 
 def values_at(graph: Graph, pairs: Sequence[At]) -> dict[At, Any]:
-    """What each number is at a third size, by what it is at two.
+    """Return the value of each number at a third size, keyed by its values at two sizes.
 
-    Raises: UnsizedError for a constant that is equal at the two sizes, and another here.
+    Raises: UnsizedError for a constant that is equal at the two sizes and differs at the third.
     """
     values: dict[At, Any] = {}
     constants = constants_of(graph)

@@ -1,7 +1,4 @@
-"""What the compiler prints to stderr when TRACEGRAD_DEBUG is set; each level adds to those below it.
-
-1: one line a compile   2: a table of its kernels   3: kernel forms   4: WGSL   5: the graph after each pass
-"""
+"""Print the compiler's work to stderr if TRACEGRAD_DEBUG is set; each level adds to the levels below it."""
 
 from __future__ import annotations
 
@@ -21,7 +18,7 @@ COMPILE, TABLE, FORMS, SOURCES, PASSES = range(1, 6)
 
 
 def level() -> int:
-    """0 unless the variable is set. InputError if it is no number."""
+    """Return the level; 0 unless the variable is set. Raises: InputError if it is not a number."""
     text = os.environ.get(VARIABLE, "")
     try:
         return int(text or 0)
@@ -30,7 +27,7 @@ def level() -> int:
 
 
 class Watch:
-    """One compile, watched as closely as TRACEGRAD_DEBUG asks for; reads it once, and else does nothing."""
+    """Prints one compile as far as TRACEGRAD_DEBUG requests; reads the variable once."""
 
     __slots__ = ("level", "nodes", "started")
 
@@ -41,12 +38,12 @@ class Watch:
             self.graph("traced", graph)
 
     def graph(self, after: str, graph: Graph) -> None:
-        """A pass was done."""
+        """Print the graph after a pass."""
         if self.level >= PASSES:
             say(f"graph {after}, {len(graph)} nodes:\n{graph}")
 
     def program(self, program: Program, forms: Sequence[Sequence[Kernel]]) -> None:
-        """All was done; `forms` are those of each of the program's dispatches."""
+        """Print the finished program; `forms` are the kernel forms of each of its dispatches."""
         if not self.level:
             return
         ms = 1e3 * (time.perf_counter() - self.started)
@@ -66,7 +63,7 @@ class Watch:
 
 
 def table(program: Program) -> str:
-    """One line a kernel: how often it is launched, its workgroups, arrays, offsets, workgroup memory and name."""
+    """Return one line per kernel: how often it runs, its workgroups, arrays, offsets, workgroup memory and name."""
     rows: list[tuple[str, ...]] = [("kernel", "runs", "workgroups", "arrays", "slots", "shared", "what")]
     for number, k in enumerate(program.kernels):
         launches = [d for d in program.dispatches if d.kernel == number]
@@ -78,5 +75,5 @@ def table(program: Program) -> str:
 
 
 def say(text: str) -> None:
-    """One message; its first line begins with the name of the library."""
+    """Print one message; its first line begins with the name of the library."""
     print(f"tracegrad: {text}", file=sys.stderr)

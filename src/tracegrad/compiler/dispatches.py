@@ -1,8 +1,8 @@
-"""What each dispatch of a Program does and costs, and the user's lines it came from.
+"""Report what each dispatch of a Program does and costs, and the user's lines it came from.
 
-A Program is the same wherever it was compiled, so it knows no lines. Planning is deterministic: the plan made again
-from the graph has the launches of the Program, in its order. Passes hand the site of a node on to what they make of it;
-a copy of the graph in which every node has a site object of its own therefore tells what each node became.
+A Program is the same wherever it is compiled, so it contains no lines. Planning is deterministic: planning the graph
+again gives the launches of the Program, in its order. Passes copy the site of a node to the nodes that replace it. So a
+copy of the graph in which every node has its own site object tells what became of each node.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ from tracegrad.kernels.group import Launch
 from tracegrad.lazy import dataclass
 from tracegrad.program import Program
 
-NOWHERE = Site("", 0)  # of nodes that no line made
-SHOWN = 4  # lines of a kernel, in an error
+NOWHERE = Site("", 0)  # of nodes without a line
+SHOWN = 4  # most lines that an error names for a kernel
 COUNTED = "bytes and FLOP: what must be done at least, every element of memory and every value counted once"
 
 
@@ -39,32 +39,32 @@ class DispatchInfo:
     """One dispatch of a program."""
 
     number: int
-    times: int  # that it runs in a step: 1 outside of loops
+    times: int  # runs per step: 1 outside of loops
     kernel: int  # index into Program.kernels
     label: str
-    workgroups: int  # each time
-    cost: Cost  # of all times together
+    workgroups: int  # per run
+    cost: Cost  # of all runs together
     sites: tuple[Site, ...]  # the user's lines, sorted
-    forms: tuple[Kernel, ...] = field(repr=False)  # of the kernels that run side by side in it
+    forms: tuple[Kernel, ...] = field(repr=False)  # of the kernels that run side by side in the dispatch
 
     @property
     def what(self) -> str:
-        """`matmul+tanh x 128`: the label, and how often it runs if that is more than once."""
+        """Return `matmul+tanh x 128`: the label, and how often it runs if more than once."""
         return self.label if self.times == 1 else f"{self.label} x {self.times}"
 
     @property
     def lines(self) -> str:
-        """`model.py:14, model.py:20`"""
+        """Return `model.py:14, model.py:20`."""
         return ", ".join(dict.fromkeys(site.short for site in self.sites))
 
 
 class Planned(NamedTuple):
     """The plan of a program, made again from its graph.
 
-    launches: behind each dispatch, with the plan that it belongs to.
+    launches: the launch behind each dispatch, with its plan.
     starts:   number of the first dispatch of each launch of the plan; a scan has many.
     numbers:  id of a cluster of the plan -> numbers of its dispatches.
-    origins:  id of a site -> the node of the graph that has it.
+    origins:  id of a site -> the node of the graph that has the site.
     """
 
     plan: Plan
@@ -75,7 +75,7 @@ class Planned(NamedTuple):
 
     @staticmethod
     def of(graph: Graph, program: Program) -> Planned:
-        """Of the program that `graph` was compiled to."""
+        """Plan the program that `graph` was compiled to."""
         marked, origins = _marked(graph)
         declared = {f.name: f.type for f in program.inputs}
         shared = program.capacity > 0
@@ -88,21 +88,21 @@ class Planned(NamedTuple):
         return Planned(plan, launches, starts, numbers, origins)
 
     def origin(self, t: Tensor) -> Tensor | None:
-        """The node of the graph that a node of the plan comes from; None in the body of a scan."""
+        """Return the node of the graph that a node of the plan comes from; None in the body of a scan."""
         return self.origins.get(id(t.site))
 
     def label(self, c: Cluster) -> str:
-        """What a cluster computes, by the names of its ops."""
+        """Describe what a cluster computes, by the names of its ops."""
         launch = self.plan.launches[bisect_right(self.starts, self.numbers[id(c)][0]) - 1]
         return next((k.label for d, k in zip(launch.clusters, launch.kernels) if d is c), "scan")
 
     def computed(self, c: Cluster) -> list[Tensor]:
-        """All that a cluster computes, what was inlined into it included."""
+        """Return all nodes that a cluster computes, inlined nodes included."""
         return computed_by(c, self.plan.externals[id(c)])
 
 
 def _marked(graph: Graph) -> tuple[Graph, dict[int, Tensor]]:
-    """The same graph with a site of its own for each node; and id of the site -> the node."""
+    """Return the same graph with a site of its own for each node, and the node by id of the site."""
     new: dict[int, Tensor] = {}
     origins: dict[int, Tensor] = {}
     for t in graph.nodes:
@@ -113,7 +113,7 @@ def _marked(graph: Graph) -> tuple[Graph, dict[int, Tensor]]:
 
 
 def dispatches_of(graph: Graph, program: Program) -> tuple[DispatchInfo, ...]:
-    """The dispatches of the program that `graph` was compiled to, in order."""
+    """Return the dispatches of the program that `graph` was compiled to, in order."""
     launches = Planned.of(graph, program).launches
     times = Counter(run_order(program))
     at = partial(at_size, program)
@@ -136,13 +136,13 @@ def dispatches_of(graph: Graph, program: Program) -> tuple[DispatchInfo, ...]:
 
 
 def at_size(program: Program, n: int) -> int:
-    """What `n` is at the size of a program for many: a multiple of the capacity, which is a prime, grows with it."""
+    """Return `n` at the size of the program: a multiple of the capacity, which is a prime, scales with the size."""
     return n // program.capacity * program.size if program.capacity and n % program.capacity == 0 else n
 
 
 @contextlib.contextmanager
 def blamed_lines(graph: Graph, program: Program) -> Generator[None, None, None]:
-    """A CompileError that names a kernel of `program` gets the lines that the kernel came from."""
+    """Add to a CompileError that names a kernel of `program` the lines that the kernel came from."""
     try:
         yield
     except CompileError as e:
@@ -153,23 +153,23 @@ def blamed_lines(graph: Graph, program: Program) -> Generator[None, None, None]:
 
 
 def blamed(graph: Graph, program: Program) -> dict[int, tuple[Site, ...]]:
-    """The lines that an error of each kernel of `program` names, by its number."""
+    """Return the lines to name in an error of each kernel of `program`, by the kernel's number."""
     return {d.kernel: d.sites[:SHOWN] for d in reversed(dispatches_of(graph, program))}
 
 
 def run_order(program: Program) -> list[int]:
-    """Numbers of the dispatches in the order they run: those in loops again and again."""
+    """Return the numbers of the dispatches in the order they run; dispatches in loops repeat."""
     numbered = tuple(replace(d, kernel=k) for k, d in enumerate(program.dispatches))
     return [d.kernel for d in replace(program, dispatches=numbered).unrolled()]
 
 
 def sites_of(c: Cluster, externals: Iterable[Tensor]) -> set[Site]:
-    """The lines of everything a cluster computes, what was inlined into it included."""
+    """Return the lines of all nodes that a cluster computes, inlined nodes included."""
     return {t.site for t in computed_by(c, externals) if t.site is not None and t.site != NOWHERE}
 
 
 def computed_by(c: Cluster, externals: Iterable[Tensor]) -> list[Tensor]:
-    """All that a cluster computes, what was inlined into it included."""
+    """Return all nodes that a cluster computes, inlined nodes included."""
     seen = {t.serial for t in externals}
     found: list[Tensor] = []
     stack = list(c.computes)

@@ -1,8 +1,8 @@
-"""Batches drawn on the device, from examples that stay there: nothing is uploaded but a few scalars.
+"""Draw batches on the device, from examples that stay there: the host uploads only a few scalars.
 
 A *feed* is a program that a runtime runs before each step, in the same pass: it writes the step's inputs. Its buffers
-of role "data" hold the examples. Those of size 0 are as large as the host makes them, for no kernel knows how many
-examples there are: their number is a hot value. Its buffers of role "fed" are the step's own, of the same name.
+of role "data" hold the examples. A data buffer of size 0 is as large as the host makes it, because the number of
+examples is a hot value that no kernel depends on. Its buffers of role "fed" are the step's own, of the same name.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from tracegrad.prims.leaves import leaf
 from tracegrad.program import Buffer, Field, Program
 
 PREFIX = "data."  # of the arrays of examples
-COUNT = "data.count"  # the hot value that says how many there are; no identifier, so that no name of a user's is this
+COUNT = "data.count"  # the hot value that counts the examples; not an identifier, so no user's name clashes
 MOST = 2**24  # examples: a draw has 24 random bits
 
 
 @ambient.restored
 def make_feed(step: Program, drawn: Collection[str]) -> Program:
-    """The program that fills the inputs of `step`: those in `drawn` with examples, the others with their one value.
+    """Return the program that fills the inputs of `step`: `drawn` inputs with examples, the others with their value.
 
     Examples are drawn with replacement: the same ones for all inputs, others at every step.
     Raises: InputError for a drawn input without a leading axis, or if those axes differ in length.
@@ -46,7 +46,7 @@ def make_feed(step: Program, drawn: Collection[str]) -> Program:
         Buffer(PREFIX + f.name, f.type.dtype.storage, 0 if f.name in drawn else f.size, "data") for f in fields
     )
     feed = make_program(Graph(values), Persistent(data, (), {}), {}, {"kind": "feed"})
-    for f, out in zip(fields, feed.outputs, strict=True):  # inputs lie as outputs do: one after the other
+    for f, out in zip(fields, feed.outputs, strict=True):  # inputs are laid out like outputs: one after the other
         assert (f.name, f.offset, f.dtype) == (out.name, out.offset, out.dtype), (f, out)
     return replace(feed, buffers=tuple(_fed(b) if b.role == "output" else b for b in feed.buffers))
 
@@ -54,7 +54,7 @@ def make_feed(step: Program, drawn: Collection[str]) -> Program:
 def _value(f: Field, rows: Tensor | None) -> Tensor:
     if rows is None:
         return leaf("state", PREFIX + f.name, f.type)
-    most = min(MOST, LARGEST // max(1, f.size // f.shape[0]))  # a kernel depends on no more than that
+    most = min(MOST, LARGEST // max(1, f.size // f.shape[0]))  # kernels depend only on this limit
     return take(leaf("state", PREFIX + f.name, TensorType(f.type.dtype, (most, *f.shape[1:]))), rows, 0)
 
 

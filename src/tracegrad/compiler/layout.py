@@ -1,4 +1,4 @@
-"""Where everything that outlives a kernel lies: which array, and from which element on."""
+"""Lay out everything that outlives a kernel: the array of each value, and its offset."""
 
 from __future__ import annotations
 
@@ -15,36 +15,36 @@ from tracegrad.optim.guard import PARAMS
 from tracegrad.program import DRAWN, Buffer, Move, Program
 from tracegrad.tuning import LAYOUT_CLOSE, LAYOUT_TRIES, LITTLE_TEMP, TEMP_ALIGN
 
-CHUNK = 128 * 1024 * 1024  # bytes: the largest array every WebGPU device binds
+CHUNK = 128 * 1024 * 1024  # bytes: the largest array that every WebGPU device can bind
 NONE: Set[int] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """`offset` elements into the array `array`, and how far that moves in the iterations of the loops around it."""
+    """`offset` elements into the array `array`; `moves` adds to the offset in each iteration of the loops around it."""
 
     array: str
     offset: int
     moves: tuple[Move, ...] = ()
 
     def at(self, elements: int, *moves: Move) -> Place:
-        """The place `elements` further on."""
+        """Return the place `elements` further on."""
         return Place(self.array, self.offset + elements, (*self.moves, *moves))
 
 
 @dataclass(frozen=True, slots=True)
 class Persistent:
-    """Arrays that outlive a step, and where the parameters and the model's states lie in them."""
+    """Arrays that outlive a step, and the places of parameters and model states in them."""
 
     buffers: tuple[Buffer, ...]
     params: tuple[tuple[str, Place, Mapping[str, Any]], ...]  # name, place, spec: in declaration order
     types: Mapping[str, TensorType]
-    states: tuple[tuple[str, Place, Mapping[str, Any]], ...] = ()  # as params; names are `state/<path>`
-    first: int = 0  # where the optimizer's run of the parameters begins
+    states: tuple[tuple[str, Place, Mapping[str, Any]], ...] = ()  # like params; names are `state/<path>`
+    first: int = 0  # the offset of the optimizer's range of the parameters
 
     @staticmethod
     def of(program: Program, roles: Sequence[str] = ("param", "grad", "state")) -> Persistent:
-        """The arrays of some roles that a program shares with others of its session, and the states of its model."""
+        """Return the arrays of some roles that a program shares with its session, and the states of its model."""
         buffers = tuple(b for b in program.buffers if b.role in roles or b.fill == DRAWN)
         params, states = (
             tuple((f.name, Place(program.buffers[f.buffer].name, f.offset), f.spec) for f in fields)
@@ -54,34 +54,34 @@ class Persistent:
         return Persistent(buffers, params, types, states, program.first)
 
     def place(self, name: str) -> Place:
-        """The place of a parameter."""
+        """Return the place of a parameter."""
         return next(p for n, p, _ in self.params if n == name)
 
     def place_of_state(self, name: str) -> Place:
-        """The place of a state: one of the model's, or an array of its own."""
+        """Return the place of a state: a model's state, or an array of its own."""
         return next((p for n, p, _ in self.states if n == name), Place(name, self.first if name == PARAMS else 0))
 
 
 @dataclass(slots=True)
 class Filling:
-    """Arrays that named values are put into one after the other: `input.f32`, `input.i32`."""
+    """Arrays that are filled with named values one after the other: `input.f32`, `input.i32`."""
 
     sizes: dict[str, int] = field(default_factory=dict[str, int])
     places: dict[str, Place] = field(default_factory=dict[str, Place])
     types: dict[str, TensorType] = field(default_factory=dict[str, TensorType])
 
     def add(self, role: str, name: str, type: TensorType) -> Place:
-        """The next free place of the array for that role and type, for the value `name`."""
+        """Return the next free place of the array for this role and type, and reserve it for the value `name`."""
         array = f"{role}.{type.dtype.storage}"
         at = self.sizes.get(array, 0)
-        self.sizes[array] = max(at + type.size, 1)  # no device has an array without elements
+        self.sizes[array] = max(at + type.size, 1)  # at least 1, because no device allows an empty array
         self.places[name], self.types[name] = Place(array, at), type
         return self.places[name]
 
 
 @dataclass(frozen=True, slots=True)
 class Lifetime:
-    """A temporary: from the launch that writes it to the last that reads it, both included."""
+    """A temporary: alive from the launch that writes it to the last that reads it, both included."""
 
     key: int
     size: int
@@ -91,9 +91,13 @@ class Lifetime:
 
 @dataclass(frozen=True, slots=True)
 class Beside:
-    """Of each key those that some launch reads while it writes the key's value, or the other way round; and those that
-    it writes too. crowded: keys of launches that touch so much else that all these should lie in one array.
-    room: the keys of each launch, and in how many arrays they may lie beside all else that it binds."""
+    """Which temporaries launches touch together.
+
+    read:    key -> the values that some launch reads while it writes the key's value, or the other way round.
+    written: key -> the values that some launch writes together with the key's value.
+    crowded: keys of launches that bind so much else that these values should share one array.
+    room:    the keys of each launch, and how many arrays they can take beside all else that the launch binds.
+    """
 
     read: Mapping[int, Set[int]]
     written: Mapping[int, Set[int]]
@@ -101,21 +105,21 @@ class Beside:
     room: Sequence[tuple[Set[int], int]] = ()
 
 
-Chunk = list[tuple[int, int, Lifetime]]  # pieces of one array, in order: begin, end, who
+Chunk = list[tuple[int, int, Lifetime]]  # pieces of one array, in order: begin, end, temporary
 
 
 def share_memory(
     lifetimes: Iterable[Lifetime], prefix: str, beside: Beside, most_arrays: int
 ) -> tuple[dict[int, Place], dict[str, int]]:
-    """Places for temporaries such as no two that live at the same time overlap; and the size of each array.
+    """Return places for temporaries in which no two that live at the same time overlap, and the size of each array.
 
-    Largest first, each at the lowest place that is free while it lives. If that leaves gaps, what stuck out furthest is
-    placed before all others the next time. Arrays are kept to `CHUNK` where values allow.
+    Temporaries are placed by size, largest first, each at the lowest place that is free while it lives. If gaps remain,
+    the one that ended last is placed first in the next try. Arrays stay within `CHUNK` where values allow.
 
-    beside: which values launches touch beside each other. What one reads and what it writes lie in different arrays, as
-            far as `most_arrays` allow: what a launch only reads, drivers load when they like. Where temporaries need
-            several arrays anyway, so do those it writes: it binds what it reads value by value then, so repeated layers
-            are alike.
+    beside: which values launches touch together. Values that a launch reads and writes are in different arrays, as far
+            as `most_arrays` allows, because drivers can load read-only arrays at any time. If temporaries need several
+            arrays anyway, values that a launch writes are apart too: the launch then binds its inputs value by value,
+            so repeated layers are alike.
     """
     order = sorted(lifetimes, key=lambda t: (-t.size, t.first, t.key))
     most = CHUNK // STORED[prefix.split(".")[1]].itemsize
@@ -133,7 +137,7 @@ def share_memory(
 
 
 def _few_arrays(order: Sequence[Lifetime], beside: Beside, most_arrays: int) -> list[Chunk]:
-    """Each value in the array that grows least for it, of those without a value that it should be apart from."""
+    """Put each value into the array that grows least, among arrays without a value that it should be apart from."""
     chunks: list[Chunk] = []
     inside: list[set[int]] = []
     ends: list[int] = []
@@ -156,7 +160,7 @@ def _few_arrays(order: Sequence[Lifetime], beside: Beside, most_arrays: int) -> 
 
 
 def _one_array(order: Sequence[Lifetime], most: int, alive: int) -> list[Chunk]:
-    """The smallest of some tries; none if one array does not hold them."""
+    """Return the smallest of several tries; [] if one array does not hold all temporaries."""
     tries: list[list[Chunk]] = []
     for _ in range(LAYOUT_TRIES):
         chunks = _packed(order, most, {})
@@ -171,8 +175,10 @@ def _one_array(order: Sequence[Lifetime], most: int, alive: int) -> list[Chunk]:
 
 
 def _several_arrays(order: Sequence[Lifetime], most: int, beside: Beside) -> list[Chunk]:
-    """The small values in one array, so that all launches find them in the same; the others apart from each other, as
-    far as a launch has room for arrays."""
+    """Put small values into one array, which all launches share, and keep the other values apart from each other.
+
+    Large values are apart only as far as launches can bind more arrays.
+    """
     bound = most // LITTLE_TEMP
     while len(chunks := _packed([t for t in order if t.size <= bound], most, {})) > 1:
         bound //= LITTLE_TEMP
@@ -183,7 +189,7 @@ def _several_arrays(order: Sequence[Lifetime], most: int, beside: Beside) -> lis
 
 
 def most_alive(lifetimes: Iterable[Lifetime]) -> int:
-    """Elements that are alive at once, at most: no placing needs less."""
+    """Return the most elements that are alive at once: no layout needs less."""
     changes: dict[int, int] = {}
     for t in lifetimes:
         changes[t.first] = changes.get(t.first, 0) + t.size
@@ -197,7 +203,7 @@ def _packed(
     beside: Mapping[int, Set[int]],
     room: Sequence[tuple[Set[int], int]] = (),
 ) -> list[Chunk]:
-    """One way to place temporaries, taken in order, in arrays of at most so many elements."""
+    """Place temporaries in the given order, in arrays of at most `most` elements."""
     chunks: list[Chunk] = []
     inside: list[set[int]] = []
     for t in order:
@@ -208,7 +214,7 @@ def _packed(
                 inside.append(set())
             chunk = chunks[number]
             at = _lowest_gap(chunk, t)
-            # a single value may be larger, and then others may lie where it does
+            # an array with one value larger than `most` can hold others in the same range
             if not chunk or at + t.size <= most or at + t.size <= max(end for _, end, _ in chunk):
                 insort(chunk, (at, at + t.size, t), key=itemgetter(0))
                 inside[number].add(t.key)
@@ -217,7 +223,7 @@ def _packed(
 
 
 def _choices(inside: Sequence[Set[int]], others: Set[int], touching: Sequence[tuple[Set[int], int]]) -> list[int]:
-    """Arrays to try for a value, the next new one among them: those without `others`, then any that launches can bind.
+    """List the arrays to try for a value: existing ones without `others`, a new one, then any that launches can bind.
 
     touching: the launches that touch the value, as in `Beside.room`.
     """
@@ -245,7 +251,7 @@ def _lowest_gap(chunk: Chunk, t: Lifetime) -> int:
 
 
 def overlaps(places: Mapping[int, Place], lifetimes: Iterable[Lifetime]) -> list[tuple[int, int]]:
-    """Pairs of temporaries that live at the same time in the same memory: there must be none."""
+    """Return pairs of temporaries that live at the same time in the same memory: there must be none."""
     known = list(lifetimes)
     out: list[tuple[int, int]] = []
     for k, a in enumerate(known):

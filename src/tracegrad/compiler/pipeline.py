@@ -1,4 +1,4 @@
-"""From a graph to a Program: passes, schedule and kernels, places for every value, and the spelling of it all."""
+"""Compile a graph to a Program: passes, schedule and kernels, places for every value, and assembly."""
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ def make_program(
     declared: Mapping[str, TensorType] | None = None,
     results: Mapping[str, Mapping[str, Any]] | None = None,
 ) -> Program:
-    """The Program of a graph.
+    """Return the Program of a graph.
 
-    specs:    plain data that go with input fields.
-    declared: inputs that the program takes even where nothing reads them.
-    results:  plain data that go with output fields.
+    specs:    plain data to attach to input fields, by name.
+    declared: inputs that the program takes even if nothing reads them.
+    results:  plain data to attach to output fields, by name.
     """
     watch = Watch(graph)
     plan = make_plan(optimize(graph, watch), persistent, declared)
@@ -48,10 +48,10 @@ def make_program(
 
 
 def optimize(graph: Graph, watch: Watch | None = None, whole: bool = False) -> Storage:
-    """All passes, in order: what is left are primitives whose results have a place; and what of them is stored.
+    """Run all passes in order and return the storage: primitives only, and every result has a place.
 
-    whole: no sum is split, and none leaves its loop. Parts of one lie before the axes of its result, and so before a
-           batch that calls choose; so do the values of all iterations.
+    whole: split no sum, and lift none out of its loop. The parts of a sum come before the axes of its result, and so
+           before a batch whose size calls choose; so do the values of all iterations.
     """
     split = () if whole else (lift, of_roots(split_long), of_roots(simplify))
     passes: tuple[Callable[[Graph], Graph], ...] = (
@@ -71,12 +71,12 @@ def optimize(graph: Graph, watch: Watch | None = None, whole: bool = False) -> S
 
 
 def lift(graph: Graph) -> Graph:
-    """Out of loops what need not be in them."""
+    """Lift work out of loops."""
     return graph.with_roots(out_of_loops(graph.roots))
 
 
 def of_roots(run: Pass) -> Callable[[Graph], Graph]:
-    """A pass over what some roots reach, over a graph and the bodies in it."""
+    """Return a pass over roots as a pass over a graph and the bodies in it."""
 
     @wraps(run)
     def over(graph: Graph) -> Graph:

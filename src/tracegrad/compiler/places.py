@@ -1,4 +1,4 @@
-"""What runs, and where each value lies: launches, and places for leaves, results and temporaries."""
+"""Plan what runs and where each value is: launches, and places for leaves, results and temporaries."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ from tracegrad.kernels.tiling import Tiling, choose_tiling
 from tracegrad.prims.leaves import LEAF, LITERAL
 from tracegrad.tuning import TEMP_ARRAYS
 
-Key = tuple[Any, ...]  # of a kernel: equal where two clusters have one form
+Key = tuple[Any, ...]  # of a kernel: equal for two clusters of one form
 
 
 def make_plan(
     storage: Storage, persistent: Persistent, declared: Mapping[str, TensorType] | None = None, apart: bool = False
 ) -> Plan:
-    """The plan of an optimized graph. `declared` are inputs that get a place even where nothing reads them.
+    """Return the plan of an optimized graph. `declared` inputs get a place even if nothing reads them.
 
     apart: no kernels share a launch.
     """
     plan = plan_launches(storage, {}, apart)
-    for name, type_ in (declared or {}).items():  # first, and hyperparameters behind them: a feed writes the ones alone
+    for name, type_ in (declared or {}).items():  # first, because a feed writes only these, not the hyperparameters
         plan.inputs.add("input", name, type_)
     place_leaves(plan, persistent)
     place_outputs(plan, storage.graph, persistent)
@@ -42,7 +42,7 @@ def make_plan(
 
 
 def plan_launches(storage: Storage, forms: dict[Key, tuple[Kernel, Tiling]], apart: bool = False) -> Plan:
-    """Schedule, kernels and launches. Clusters of equal form are lowered once; `forms` are those known."""
+    """Plan schedule, kernels and launches. Clusters of equal form are lowered once; `forms` holds the known ones."""
     schedule = Schedule(storage)
     externals: dict[int, list[Tensor]] = {}
     formed: dict[int, tuple[Kernel, Tiling]] = {}
@@ -68,12 +68,12 @@ def plan_launches(storage: Storage, forms: dict[Key, tuple[Kernel, Tiling]], apa
 
 
 def array_at(storage: Storage, t: Tensor) -> str:
-    """The array that a leaf or a stored value lies in."""
+    """Return the array of a leaf or a stored value."""
     return array_of(t) if t.prim.family == "leaf" else storage.array_name(t.serial)
 
 
 def place_leaves(plan: Plan, persistent: Persistent) -> None:
-    """Parameters and state lie where they always do; inputs and constants one after the other."""
+    """Place leaves: parameters and states at their fixed places, inputs and constants one after the other."""
     for t in plan.storage.order:
         if t.prim is LITERAL:
             plan.places[t.serial] = plan.constants.add("const", str(t.serial), t.type)
@@ -89,7 +89,7 @@ def place_leaves(plan: Plan, persistent: Persistent) -> None:
 
 
 def place_outputs(plan: Plan, graph: Graph, persistent: Persistent) -> None:
-    """New state over the old; outputs one after the other, but for those that are new states."""
+    """Place outputs: a new state over the old one, the other outputs one after the other."""
     for name, t in graph.writes.items():
         place_parts(plan, base(t), persistent.place_of_state(name))
     for name, t in graph.results.items():
@@ -101,7 +101,7 @@ def place_outputs(plan: Plan, graph: Graph, persistent: Persistent) -> None:
 
 
 def place_parts(plan: Plan, t: Tensor, place: Place) -> None:
-    """Place a value, and the parts of a pack one after the other."""
+    """Place a value; the parts of a pack follow one another."""
     plan.places[t.serial] = place
     if t.prim.family == "pack":
         at = place.offset
@@ -111,7 +111,10 @@ def place_parts(plan: Plan, t: Tensor, place: Place) -> None:
 
 
 def place_temporaries(plan: Plan, elsewhere: set[int]) -> None:
-    """Lifetimes of everything that has no place yet, by launch; a pack lives as one. `elsewhere`: serials without."""
+    """Place everything that has no place yet by its lifetime in launches; a pack counts as one.
+
+    elsewhere: serials that need no place.
+    """
     s, owner = plan.storage, plan.schedule.owner
     launch_of = {id(c): k for k, launch in enumerate(plan.launches) for c in launch.clusters}
     last: dict[int, int] = {}
@@ -123,7 +126,7 @@ def place_temporaries(plan: Plan, elsewhere: set[int]) -> None:
     found: dict[str, list[Lifetime]] = {}
 
     def add(key: int, storage: str, size: int, written: Sequence[int], ends: Sequence[int]) -> None:
-        whole = size + size % 2 if storage == f16.storage else size  # bindings are of whole words
+        whole = size + size % 2 if storage == f16.storage else size  # bindings must be whole words
         lifetime = Lifetime(key, max(whole, 1), min(written), max(*written, *ends))
         found.setdefault(f"temp.{storage}", []).append(lifetime)
 
@@ -162,7 +165,7 @@ def place_temporaries(plan: Plan, elsewhere: set[int]) -> None:
 
 
 def touched_beside(plan: Plan) -> Beside:
-    """Which values launches touch beside each other; a pack is one."""
+    """Return which values launches touch together; a pack counts as one."""
     whole = plan.pack_of
     apart, together, crowded = dict[int, set[int]](), dict[int, set[int]](), set[int]()
     room: list[tuple[set[int], int]] = []
@@ -179,13 +182,13 @@ def touched_beside(plan: Plan) -> Beside:
         if len(others) + TEMP_ARRAYS > MAX_BUFFERS:
             crowded |= written | read
         temporaries = {key for key in written | read if key not in plan.places}
-        kinds = {plan.storage.held_as(key) for key in temporaries}  # each has arrays of its own
+        kinds = {plan.storage.held_as(key) for key in temporaries}  # each type has arrays of its own
         room.append((temporaries, MAX_BUFFERS - len(others) - len(kinds) + 1))
     return Beside(apart, together, crowded, room)
 
 
 def place_bodies(plan: Plan, depth: int, constants: Filling) -> None:
-    """What the scans of a plan begin with and result in, and everything in their bodies."""
+    """Place initial values and results of the scans of a plan, and everything in their bodies."""
     for scan in plan.scans.values():
         for k, block in scan.blocks.items():
             if block.starts is not None:
@@ -194,6 +197,6 @@ def place_bodies(plan: Plan, depth: int, constants: Filling) -> None:
         for t in plan.storage.order:
             if t.prim.family == "item" and t.inputs[0] is scan.scan:
                 plan.places[t.serial] = scan.result(t.attrs["index"])
-    for scan in plan.scans.values():  # after all results, which may be what another scan runs along
+    for scan in plan.scans.values():  # after all results, because another scan can iterate over them
         scan.settle(plan, depth, constants)
         place_bodies(scan.plan, depth + 1, constants)

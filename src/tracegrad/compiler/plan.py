@@ -19,33 +19,33 @@ from tracegrad.transforms.loops import Body
 
 @dataclass(slots=True)
 class Plan:
-    """Everything decided about one optimized graph; `assemble` spells it out."""
+    """Everything decided about one optimized graph; `assemble` turns it into a Program."""
 
     schedule: Schedule
     launches: list[Launch]
-    externals: dict[int, list[Tensor]]  # id of a cluster -> what it reads from memory, in slot order
+    externals: dict[int, list[Tensor]]  # id of a cluster -> the values it reads from memory, in slot order
     places: dict[int, Place] = field(default_factory=dict[int, Place])  # serial -> place
     inputs: Filling = field(default_factory=Filling)
     outputs: Filling = field(default_factory=Filling)
     constants: Filling = field(default_factory=Filling)
     temporaries: dict[str, int] = field(default_factory=dict[str, int])  # array -> size
     lifetimes: list[Lifetime] = field(default_factory=list[Lifetime])
-    pack_of: dict[int, int] = field(default_factory=dict[int, int])  # serial of a temporary -> of what it is a part of
-    scans: dict[int, ScanPlan] = field(default_factory=dict[int, "ScanPlan"])  # id of a cluster -> its body, planned
+    pack_of: dict[int, int] = field(default_factory=dict[int, int])  # serial of a temporary -> serial of its pack
+    scans: dict[int, ScanPlan] = field(default_factory=dict[int, "ScanPlan"])  # id of a cluster -> its scan, planned
 
     @property
     def storage(self) -> Storage:
-        """What is stored."""
+        """The storage of the graph."""
         return self.schedule.storage
 
     def nested(self) -> Iterator[Plan]:
-        """This plan and those of all bodies in it."""
+        """Yield this plan and the plans of all bodies in it."""
         yield self
         for scan in self.scans.values():
             yield from scan.plan.nested()
 
     def dispatched(self) -> Iterator[tuple[Plan, Launch]]:
-        """The launch behind each dispatch of the Program, and the plan that it belongs to."""
+        """Yield the launch behind each dispatch of the Program, and the launch's plan."""
         for launch in self.launches:
             scan = self.scans.get(id(launch.clusters[0]))
             if scan is None:
@@ -61,13 +61,13 @@ class Plan:
 
 @dataclass(slots=True)
 class Block:
-    """Memory of a scan among the temporaries around it. `starts`: written before the scan runs, by whom."""
+    """Memory of a scan among the temporaries around it. `starts`: the nodes that write it before the scan runs."""
 
     key: int
     storage: str
     size: int
     starts: Tensor | None = None
-    items: tuple[int, ...] = ()  # the results that lie in it
+    items: tuple[int, ...] = ()  # the results stored in the block
     place: Place = field(default_factory=lambda: Place("", 0))
 
 
@@ -76,30 +76,30 @@ class ScanPlan:
     """A scan and the plan of its body."""
 
     scan: Tensor
-    leaves: tuple[Tensor, ...]  # of the body, in the order of the scan's inputs
+    leaves: tuple[Tensor, ...]  # leaves of the body, in the order of the scan's inputs
     rings: tuple[int, ...]  # how many places each carry has
-    same: dict[int, tuple[int, bool]]  # item -> the carry whose values it is, and whether the new ones
-    roots: dict[int, Tensor]  # item, or carry, that has no place yet -> what computes it
+    same: dict[int, tuple[int, bool]]  # item -> the carry whose values it holds, and whether they are the new ones
+    roots: dict[int, Tensor]  # item or carry without a place yet -> the node that computes it
     plan: Plan
     blocks: dict[int, Block] = field(default_factory=dict[int, Block])
 
     @property
     def body(self) -> Body:
-        """Of the scan."""
+        """The body of the scan."""
         return self.scan.attrs["body"]
 
     @property
     def length(self) -> int:
-        """How many iterations."""
+        """The number of iterations."""
         return self.scan.attrs["length"]
 
     @property
     def results(self) -> set[int]:
-        """Serials of the body's values that lie in the scan's memory, not in that of an iteration."""
+        """Serials of the body's values that are in the scan's memory, not in that of one iteration."""
         return {base(t).serial for t in self.roots.values()}
 
     def make_blocks(self) -> None:
-        """What memory the scan needs; its body's temporaries have their places."""
+        """Make the blocks of memory that the scan needs. The body's temporaries must have places."""
         n = len(self.rings)
         for k, ring in enumerate(self.rings):
             leaf = self.leaves[k]
@@ -113,23 +113,23 @@ class ScanPlan:
             self.blocks[-1 - k] = Block(-(self.scan.serial * 64 + k), array.split(".")[1], size)
 
     def result(self, item: int) -> Place:
-        """Where a result lies."""
+        """Return the place of a result."""
         n = len(self.rings)
         if item in self.same:
             carry, new = self.same[item]
-            # forwards all values of a carry begin with the first, and the new ones one later; backwards they end so
+            # forwards, all values of a carry begin with the first, and the new values one later; backwards, the reverse
             return self.blocks[carry].place.at((new != self.scan.attrs["reverse"]) * self.leaves[carry].size)
         place = self.blocks[item].place
         return place if item >= n else place.at(self.slot(item, self.length) * self.leaves[item].size)
 
     def slot(self, carry: int, iteration: int) -> int:
-        """Which place of its ring a carry is read from in an iteration; the first is number 0."""
+        """Return the number of the place in the ring from which an iteration reads a carry; the first is 0."""
         if self.rings[carry] == self.length + 1 and self.scan.attrs["reverse"]:
             return self.length - iteration
         return iteration % self.rings[carry]
 
     def settle(self, around: Plan, depth: int, constants: Filling) -> None:
-        """Places for everything in the body; those around it are known."""
+        """Give everything in the body a place. The scan's blocks and the plan around it must have theirs."""
         plan, n = self.plan, len(self.rings)
         arrays = {array: self.blocks[-1 - k].place for k, array in enumerate(plan.temporaries)}
 
@@ -155,7 +155,7 @@ class ScanPlan:
             plan.places[base(t).serial] = at
 
     def carried(self, carry: int, later: int, depth: int) -> Place:
-        """The place of a carry that moves with the iterations; `later`: of its new value."""
+        """Return the place of a carry, which moves with the iterations; later: 1 for the new value, 0 for the old."""
         place, size, ring = self.blocks[carry].place, self.leaves[carry].size, self.rings[carry]
         first = self.slot(carry, later)
         if ring == 1:
@@ -165,14 +165,14 @@ class ScanPlan:
         return place.at(first * size, Move(depth, size - 2 * first * size, ring))
 
     def along(self, place: Place, size: int, depth: int) -> Place:
-        """The place of one element after the other of an array."""
+        """Return the place of an array's elements, one for each iteration."""
         if self.scan.attrs["reverse"]:
             return place.at((self.length - 1) * size, Move(depth, -size, self.length))
         return place.at(0, Move(depth, size, self.length))
 
 
 def blocks_of(plan: Plan) -> Iterator[tuple[ScanPlan, Block]]:
-    """All memory of the scans of a plan."""
+    """Yield all blocks of the scans of a plan."""
     for scan in plan.scans.values():
         for block in scan.blocks.values():
             yield scan, block

@@ -1,4 +1,4 @@
-"""Which inputs are indices, and into what: the host checks each batch against that."""
+"""Find which inputs are indices, and their valid ranges; the host checks each batch against them."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ Box = list[list[int]]
 
 
 def input_ranges(graph: Graph) -> dict[str, Mapping[str, Any]]:
-    """name -> {"range": [lo, hi]}, both included, for i32 inputs that reach an index unchanged.
+    """Return name -> {"range": [lo, hi]}, both included, for i32 inputs that reach an index unchanged.
 
-    "exempt" is a further value that is allowed, as the `ignore_index` of a loss. "box" is the part of the input that is
-    used, [first, last] on each axis; without it, all of it is.
+    "exempt" is one more allowed value, such as the `ignore_index` of a loss. "box" is the part of the input that is
+    used, [first, last] on each axis; without "box", all of the input is used.
     """
     found: dict[str, dict[str, Any]] = {}
     _collect(graph.nodes, {}, found)
@@ -27,7 +27,7 @@ def input_ranges(graph: Graph) -> dict[str, Mapping[str, Any]]:
 
 
 def _collect(nodes: Sequence[Tensor], outside: Mapping[int, Tensor], found: dict[str, dict[str, Any]]) -> None:
-    """`outside`: serial of a body's leaf -> what it is, or is an element of."""
+    """Collect the ranges of some nodes. `outside`: serial of a body's leaf -> the value it is or iterates over."""
     for t in nodes:
         if t.prim.family == "scan":
             body: Body = t.attrs["body"]
@@ -48,7 +48,7 @@ def _collect(nodes: Sequence[Tensor], outside: Mapping[int, Tensor], found: dict
 
 
 def _origin(t: Tensor, outside: Mapping[int, Tensor]) -> tuple[Tensor | None, Box]:
-    """The i32 input that `t` is, or is a part of, seen through views and scans; and which part."""
+    """Return the i32 input that `t` equals or is part of, seen through views and scans, and the part."""
     box = _whole(t)
     while t.prim.family == "view" or t.prim.passes or t.serial in outside:
         x = outside[t.serial] if t.serial in outside else t.inputs[0]
@@ -63,7 +63,7 @@ def _whole(t: Tensor) -> Box:
 
 
 def _read(view: Tensor, x: Tensor, box: Box) -> Box:
-    """The part of `x` that a part of a view of it reads: coordinates are extreme at the corners of a box."""
+    """Return the part of `x` that a part of its view reads: coordinates are extreme at the corners of a box."""
     if view.prim.index is None or not view.size:
         return _whole(x)
     corners = [view.prim.index(corner, x.type, **view.attrs)[0] for corner in product(*box)]

@@ -1,4 +1,4 @@
-"""What precision="f16" computes, as a graph that says itself where it rounds. For looking for what went wrong."""
+"""Write the roundings of precision="f16" into a graph, to find the cause of wrong numbers."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from tracegrad.prims.elementwise import HALF
 
 
 def rounded(graph: Graph) -> Graph:
-    """The optimized graph with a rounding of its own where a kernel stores in half precision.
+    """Return the optimized graph with an explicit rounding where a kernel stores in half precision.
 
-    In bodies of scans, wherever one might: what is merged there is not looked at.
+    In bodies of scans, a rounding stands wherever a kernel might store: fusing of bodies is not considered.
     """
     storage = optimize(graph)
     halves = storage.halves & {t.serial for c in plan_launches(storage, {}).schedule.clusters for t in c.outs}
@@ -30,5 +30,5 @@ def _all_rounded(roots: Sequence[Tensor]) -> list[Tensor]:
 
 
 def _with_halves(roots: Sequence[Tensor], halves: Set[int]) -> list[Tensor]:
-    serials = iter(toposort(roots))  # a rewrite goes over the nodes in this order, and gives them new ones
+    serials = iter(toposort(roots))  # a rewrite visits the nodes in this order, and renumbers them
     return rewrite(roots, lambda t, _: bind(HALF, t) if next(serials).serial in halves else None)

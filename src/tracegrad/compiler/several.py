@@ -1,4 +1,4 @@
-"""Several losses of one model: a step of each, over the same parameters and states."""
+"""Compile several losses of one model: a step for each, over the same parameters and states."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def step_sources(
     precision: str,
     frozen: Selection | None,
 ) -> list[StepSource]:
-    """What the step of each loss is compiled from. InputError for what is not given for each by name."""
+    """Return the source of each loss's step. Raise InputError for arguments that are not given by a loss's name."""
     if loss is not None:
         raise InputError.here("tg.compile: loss= and losses= are both given; leave out one")
     if losses is None:
@@ -40,7 +40,7 @@ def step_sources(
         if not name.isidentifier() or name == STATE.rstrip("/"):
             raise InputError.here(f"losses: {name!r} is no name of a loss, which is one word; call it {_word(name)!r}")
         check_function(fn, f"losses[{name!r}]")
-    if isinstance(optimizer, Optimizer):  # each loss has its own state of it
+    if isinstance(optimizer, Optimizer):  # each loss has optimizer state of its own
         optimizer = dict.fromkeys(functions, optimizer)
     optimizers = _by_name("optimizer", optimizer, 'optimizer={"d": optim.adam(1e-4), "g": optim.adam(1e-4)}')
     _check_names("optimizer", functions, optimizers, complete=True)
@@ -58,7 +58,7 @@ def step_sources(
 def shared(
     sources: Mapping[str, StepSource], frozen: Selection | None, selections: Mapping[str, Selection]
 ) -> dict[str, StepSource]:
-    """The same sources, each with its part of the parameters of their model."""
+    """Return the same sources, each with its part of the model's parameters."""
     model = next(iter(sources.values())).model
     parameters = {n: p for n, p in named_parameters(model).items() if p.trainable}
     if frozen is not None:
@@ -78,7 +78,7 @@ def shared(
 
 
 def _trained(parameters: Mapping[str, Parameter], chosen_: Selection, optimizer: Any, what: str) -> dict[str, bool]:
-    """The parameters of a loss, and whether weight decay applies to them."""
+    """Return the parameters that a loss trains, and whether weight decay applies to them."""
     by_name = optimizer.decay_filter if isinstance(optimizer, Optimizer) else None
     return {n: decays(n, parameters[n], by_name) for n in chosen(parameters, chosen_, what)}
 
@@ -100,7 +100,7 @@ def _check_names(what: str, losses: Mapping[str, Any], given: Mapping[str, Any],
 
 
 def _taken(fn: Callable[..., Any], types: Mapping[str, Any]) -> dict[str, Any]:
-    """The inputs that a loss names; `compile` says what is wrong with its other arguments."""
+    """Return the inputs that a loss names; `compile` reports errors in its other arguments."""
     try:
         parameters = list(inspect.signature(fn).parameters.values())
     except (TypeError, ValueError):

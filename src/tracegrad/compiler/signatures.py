@@ -1,4 +1,4 @@
-"""What losses and forwards take and return, checked with errors that name the user's function and line."""
+"""Check arguments and results of losses and forwards, with errors that name the user's function and line."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tracegrad.states import StateTensor
 
 
 def check_function(fn: object, what: str) -> None:
-    """InputError unless `fn` can be a loss or forward."""
+    """Raise InputError unless `fn` can be a loss or forward."""
     if not callable(fn):
         hint = f"; it is called while tracing, so give the function itself, as in {what}={what}"
         raise InputError.here(f"{what} must be a function of the model and the inputs, got {shown(fn)}{hint}")
@@ -28,7 +28,7 @@ def check_function(fn: object, what: str) -> None:
 
 
 def check_signature(fn: Callable[..., Any], inputs: Mapping[str, Any], what: str) -> None:
-    """InputError if the function cannot be called with the model and these names."""
+    """Raise InputError if the function cannot be called with the model and these names."""
     try:
         signature = inspect.signature(fn)
     except (TypeError, ValueError):
@@ -63,13 +63,13 @@ def _meant(name: str, names: Sequence[str]) -> str:
 
 
 def _defined(fn: Callable[..., Any]) -> Site | None:
-    """Where a loss or forward is written, for errors about what it returns."""
+    """Return where a loss or forward is defined, for errors about its result."""
     code = getattr(fn, "__code__", None)
     return Site(code.co_filename, code.co_firstlineno) if code is not None else call_site()
 
 
 def checked_loss(result: Any, loss: Callable[..., Any]) -> tuple[Tensor, dict[str, Tensor]]:
-    """The rank-0 loss and the aux tensors."""
+    """Return the rank-0 loss and the aux tensors."""
     name = getattr(loss, "__name__", "loss")
     aux: Any = {}
     result = _read(result)
@@ -108,7 +108,7 @@ def checked_loss(result: Any, loss: Callable[..., Any]) -> tuple[Tensor, dict[st
 
 
 def checked_outputs(result: Any, forward: Callable[..., Any]) -> tuple[dict[str, Tensor], Any]:
-    """Outputs by name, and the structure they came in."""
+    """Return the outputs by name, and the structure they came in."""
     result = _read(result)
     if isinstance(result, Tensor):
         return {"output": result}, None
@@ -130,7 +130,7 @@ def checked_outputs(result: Any, forward: Callable[..., Any]) -> tuple[dict[str,
 
 
 def _read(result: Any) -> Any:
-    """`result` with states of the model as what they hold by now; of a loss, those in its aux."""
+    """Return `result` with states of the model replaced by their current values; in a loss, those in its aux."""
     if isinstance(result, StateTensor):
         return result.now
     if isinstance(result, dict):
@@ -139,7 +139,7 @@ def _read(result: Any) -> Any:
 
 
 def _odd(result: object, parts: Mapping[Any, Any] | None) -> str:
-    """What is wrong with the result of a forward: its kind, and the first part that is no tensor."""
+    """Describe what is wrong with the result of a forward: its kind, and the first part that is not a tensor."""
     odd = next((f", where {k!r} is a {_kind(x)}" for k, x in (parts or {}).items() if not isinstance(x, Tensor)), "")
     return f"{'an empty ' if parts == {} else ''}{_kind(result)}{odd}"
 

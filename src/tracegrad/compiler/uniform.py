@@ -1,7 +1,7 @@
-"""Do two sizes of a batch give one program? A graph, and a plan, made at both, compared number by number.
+"""Check whether two batch sizes give one program: compare graphs and plans made at both, number by number.
 
-What a size decides differs between the two; what must be equal is all the rest. No op is named here: a mean
-over the batch shows as a factor that differs, a flip as an index, a Python loop over rows as more nodes.
+Only sizes may differ between the two; all else must be equal. The check names no op: a mean over the batch shows as a
+factor that differs, a flip as an index, a Python loop over rows as more nodes.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from tracegrad.prims.leaves import CONST, LITERAL
 
 
 class Pair(NamedTuple):
-    """Two sizes of a batch. The first is a prime, so that a multiple of it is no coincidence."""
+    """Two batch sizes. The first is a prime, so that a multiple of it is no coincidence."""
 
     a: int
     b: int
 
     def per(self, a: int, b: int) -> int:
-        """How much for each of the batch, of what is `a` and `b` at the two; 0: it is the same at both."""
+        """Return elements per element of the batch, from counts at the two sizes; 0 if the counts are equal."""
         if a == b:
             return 0
         if a % self.a or a // self.a * self.b != b:
@@ -33,7 +33,7 @@ class Pair(NamedTuple):
         return a // self.a
 
     def agree(self, a: Any, b: Any) -> bool:
-        """Are two attributes of a node equal, or do they grow with the batch?"""
+        """Return whether two attributes of a node are equal or grow with the batch."""
         if isinstance(a, int) and isinstance(b, int):
             if bool in (type(a), type(b)):
                 return a is b
@@ -45,9 +45,9 @@ class Pair(NamedTuple):
 
 
 def check_graphs(one: Graph, other: Graph, sizes: Pair) -> None:
-    """UnsizedError with the line of the first node that is not the same but for the size of the batch.
+    """Raise UnsizedError, with the line, for the first node that differs in more than the size of the batch.
 
-    Constants may be other numbers.
+    Constants can have different values.
     """
     numbers: list[dict[int, int]] = [{}, {}]
     nodes = [_moving(g, seen, sizes, n) for g, seen, n in zip((one, other), numbers, sizes)]
@@ -69,8 +69,9 @@ def check_graphs(one: Graph, other: Graph, sizes: Pair) -> None:
 
 
 def _moving(graph: Graph, numbers: dict[int, int], sizes: Pair, size: int) -> list[Tensor]:
-    """The nodes that are more at the size `sizes.b` than another name for their input, as a broadcast of one row to one
-    row is. Numbers all by what they are.
+    """Return the nodes that compute something at size `sizes.b`, unlike a broadcast of one row to one row.
+
+    Numbers every node; a node that only renames its input gets the input's number.
     """
 
     def then(t: Tensor) -> TensorType:
@@ -87,17 +88,16 @@ def _moving(graph: Graph, numbers: dict[int, int], sizes: Pair, size: int) -> li
 
 
 def parts_of(graph: Graph) -> Iterator[tuple[str, Mapping[str, Tensor]]]:
-    """What a graph gives, by kind."""
+    """Yield the outputs, captures and writes of a graph."""
     yield from (("output", graph.outputs), ("capture", graph.captures), ("write", graph.writes))
 
 
 def decide_extents(one: Plan, other: Plan, sizes: Pair, folds: bool) -> None:
-    """Give the launches of `one`, which is planned for the capacity, kernels of which a run decides one axis: the
-    outermost or, with `folds`, one that they sum over.
+    """Give each launch of `one`, planned for the capacity, kernels in which the size of a run sets one extent.
 
-    Right are then all elements of a value that belong to the batch, whatever the others hold: of every value they are
-    the first, and a kernel reads no others for them.
-    Raises: UnsizedError where that cannot be shown.
+    The axis is the outermost or, with `folds`, one that the kernel sums over. Elements that belong to the batch are
+    then right whatever the other elements hold: they come first in every value, and a kernel reads no others for them.
+    Raises: UnsizedError where the plans do not prove this.
     """
     if one.scans or other.scans:
         raise UnsizedError("a scan is planned for one size")
@@ -122,7 +122,7 @@ def _packs(plan: Plan) -> list[Tensor]:
 
 
 def _touched(plan: Plan, launch: Launch, seen: dict[int, Any], number: int) -> list[Any]:
-    """What a launch reads and makes, named alike in two plans. seen: the names so far, by serial."""
+    """Return what a launch reads and computes, by names that are equal in two plans. seen: serial -> name."""
     (c,) = launch.clusters
     for k, t in enumerate(c.outs):
         seen[t.serial] = (number, k)
@@ -138,14 +138,14 @@ def _touched(plan: Plan, launch: Launch, seen: dict[int, Any], number: int) -> l
 
 
 def leading(a: TensorType, b: TensorType, sizes: Pair) -> int:
-    """How much of axis 0 of an input or result there is for each of the batch. No other axis may grow."""
+    """Return elements of axis 0 per element of the batch. No other axis may grow."""
     if a.shape[1:] != b.shape[1:]:
         raise UnsizedError(f"{a} grows with the batch along another axis than the first")
     return sizes.per(a.shape[0], b.shape[0]) if a.shape else 0
 
 
 def _with_extent(one: Kernel, other: Kernel, sizes: Pair, folds: bool) -> Kernel:
-    """The kernel with the axis that a run decides; itself if there is none."""
+    """Return the kernel with the axis whose extent the run sets, or the kernel itself if there is none."""
     if [*_spelled(one)] != [*_spelled(other)]:
         raise UnsizedError(f"{one.label} computes otherwise at a batch of {sizes.b}")
     axes = [*zip(one.outer, other.outer), *zip(one.inner, other.inner)]
@@ -168,17 +168,17 @@ def _with_extent(one: Kernel, other: Kernel, sizes: Pair, folds: bool) -> Kernel
 
 
 def _stored(s: Store, grown: Mapping[str, int], of_slot: int, first: str) -> bool:
-    """Are exactly the elements of a slot that belong to the batch written? Of one that does not grow, all, and once."""
+    """Return whether the store writes exactly the batch's elements of a slot; all, once, if the slot does not grow."""
     if of_slot:
         return any(_own_row(s.index, axis, per, of_slot) for axis, per in grown.items())
     return first not in grown and not (s.inner and grown)
 
 
 def _own_row(index: Index, axis: str, per: int, of_slot: int) -> bool:
-    """Does each point along the axis have an equal share of the slot to itself, one after the other?
+    """Return whether each point along the axis has an equal, contiguous share of the slot to itself, in order.
 
-    The index is right at the capacity. So what is added to `share * point` is at least 0 at the first point, and less
-    than a share at the last; if it does not depend on the point, it is so everywhere.
+    The index is valid at the capacity. So the offset added to `share * point` is at least 0 at the first point, and
+    less than a share at the last point. An offset that does not depend on the point is in this range everywhere.
     """
     shares = [c for a, c in index.terms if isinstance(a, Var) and a.name == axis]
     rest = [a for a, _ in index.terms if not (isinstance(a, Var) and a.name == axis)]
@@ -186,19 +186,19 @@ def _own_row(index: Index, axis: str, per: int, of_slot: int) -> bool:
 
 
 def _varies(atom: Var | Quotient | Dynamic, axis: str) -> bool:
-    """Does an atom of an index change along an axis, or may it?"""
+    """Return whether an atom of an index can change along an axis."""
     if isinstance(atom, Var):
         return atom.name == axis
     if isinstance(atom, Quotient):
         return any(_varies(a, axis) for a, _ in atom.index.terms)
-    return False  # clamped to a fixed range, whatever it is
+    return False  # clamped to a fixed range, whatever the value
 
 
 def _within(index: Index, axis: str, per: int, of_slot: int, kernel: Kernel, capacity: int) -> bool:
-    """Does a load stay among the elements that belong to the batch, at every size?
+    """Return whether a load stays among the elements that belong to the batch, at every size.
 
-    Either each row reads its own part, also under guards that say nothing of rows; or the largest that the index can
-    be, `slope * size + at`, is below the slot's size at the smallest and at the largest batch.
+    Either each row reads its own part, also under guards that do not depend on rows; or the upper bound of the index,
+    `slope * size + at`, is below the slot's size at the smallest and at the largest batch.
     """
     guards = [g.index for v in walk(_roots(kernel)) if v.op == "inside" for g in v.arg]
     guarded = any(_varies(a, axis) for g in guards for a in atoms_of(g))
@@ -209,7 +209,7 @@ def _within(index: Index, axis: str, per: int, of_slot: int, kernel: Kernel, cap
 
 
 def _largest(index: Index, axis: str, per: int) -> tuple[int, int]:
-    """An upper bound of an index, as a slope along the size and what is added."""
+    """Return an upper bound of an index, as a slope along the size and an offset."""
     slope, at = 0, index.const
     for atom, c in index.terms:
         more, high = _largest_atom(atom, axis, per) if c > 0 else (0, atom.lo)
@@ -239,7 +239,7 @@ def _roots(kernel: Kernel) -> list[Value]:
 
 
 def _spelled(kernel: Kernel) -> Iterator[Any]:
-    """All of a kernel but how large its axes and slots are."""
+    """Yield all of a kernel except the sizes of its axes and slots."""
     number: dict[Value, int] = {}
 
     def atom(a: Any) -> Any:

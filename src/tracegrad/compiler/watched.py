@@ -1,8 +1,7 @@
-"""A size that notes where the user's code decides by it.
+"""A size that records where the user's code decides by it.
 
-A program for many sizes is right only if the user's function does the same at all of them. What it computes from a
-size shows in its graph; what it decides by one, such as `if x.shape[0] == 64`, need not. So one trace runs on sizes
-that tell.
+A program for many sizes is right only if the user's function does the same at all of them. Arithmetic on a size shows
+in the graph; a decision by a size, such as `if x.shape[0] == 64`, need not. So one trace runs with watched sizes.
 """
 
 from __future__ import annotations
@@ -19,9 +18,9 @@ _number = itertools.count()
 
 
 class Watched(int):
-    """An int that appends to `seen` where code outside of tracegrad compares it, converts it, or writes it out.
+    """An int that appends to `seen` where code outside of tracegrad compares, converts or prints it.
 
-    text: how it was computed. Sizes of one text are equal in every run, so comparing them decides nothing.
+    text: how it was computed. Sizes with one text are equal in every run, so comparing them decides nothing.
     """
 
     text: str
@@ -29,13 +28,13 @@ class Watched(int):
 
     @staticmethod
     def of(n: int, text: str, seen: list[Site]) -> Watched:
-        """A size of this value."""
+        """Return a watched size of this value."""
         made = Watched(n)
         made.text, made.seen = text, seen
         return made
 
     def note(self, depth: int = 2) -> None:
-        """Append the caller's line if it is not one of tracegrad."""
+        """Append the caller's line unless it is in tracegrad."""
         frame = sys._getframe(depth)  # pyright: ignore[reportPrivateUsage]
         name = str(frame.f_globals.get("__name__", ""))
         if name != "tracegrad" and not name.startswith("tracegrad."):
@@ -43,7 +42,7 @@ class Watched(int):
 
     def __array__(self, *_: Any, **__: Any) -> Any:
         self.note()
-        return sys.modules["numpy"].asarray(int.__int__(self))  # it is there: it asks
+        return sys.modules["numpy"].asarray(int.__int__(self))  # NumPy is loaded, because it calls this
 
 
 def _computed(name: str) -> Callable[..., Any]:
@@ -52,7 +51,7 @@ def _computed(name: str) -> Callable[..., Any]:
     def compute(self: Watched, *others: Any) -> Any:
         n = of_int(self, *others)
         if type(n) is not int:
-            self.note()  # a float is read as a number, and what comes of it is no size
+            self.note()  # a float is used as a number; its results are not sizes
             return n
         text = f"({self.text} {name} {' '.join(getattr(x, 'text', None) or str(int(x)) for x in others)})"
         return Watched.of(n, text if len(text) < LONGEST else f"size {next(_number)}", self.seen)

@@ -1,1 +1,1 @@
-"""Graph to graph: each pass is a verb and one rule."""
+"""Rewrite graphs: each pass is a verb and one rule."""

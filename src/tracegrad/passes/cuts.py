@@ -1,4 +1,4 @@
-"""Where values of a loop's body can be cut off, to be computed outside of it from what the loop stores."""
+"""Find nodes in a loop's body at which to cut off values, which are then computed outside from what the loop stores."""
 
 from __future__ import annotations
 
@@ -8,14 +8,16 @@ from typing import NamedTuple
 from tracegrad.inlining import computed_once
 from tracegrad.ir import Tensor, toposort
 
-PRODUCTS = ("product", "scatter")  # what is worth it: many small ones become a large one
-INSIDE = ("scan", "item")  # a loop in the loop: all of its runs at once would take the memory of all
+PRODUCTS = ("product", "scatter")  # families worth moving: many small products become a large one
+INSIDE = ("scan", "item")  # a loop in the loop: running all its iterations at once would take the memory of all
 NOTHING = frozenset[int]()
 
 
 class Cut(NamedTuple):
-    """Serials of the nodes `at` which values are cut off, of those that are not stored yet, and of the products on the
-    way; `inner` ones are read by others."""
+    """Serials of the nodes `at` which values are cut off; `new` of them are not stored yet.
+
+    `products` are the products between cut and value; `inner` ones have other readers.
+    """
 
     at: frozenset[int] = NOTHING
     new: frozenset[int] = NOTHING
@@ -24,19 +26,19 @@ class Cut(NamedTuple):
 
     @property
     def extra(self) -> frozenset[int]:
-        """What is stored besides, all iterations of it."""
+        """Serials of nodes that must be stored in addition, for all iterations."""
         return self.new | self.inner
 
     @property
     def sinks(self) -> bool:
-        """Is it better computed outside?"""
+        """True if the value is better computed outside of the loop."""
         return bool(self.products) or not self.at
 
 
 class Cuts:
-    """Of the values of one body.
+    """The cuts of the values of one body.
 
-    live:    what the next iteration needs, so that the loop computes whatever is on the way to it.
+    live: nodes that the next iteration needs, so that the loop computes everything on the way to them.
     """
 
     def __init__(self, live: Sequence[Tensor], roots: Sequence[Tensor], carries: Sequence[Tensor]) -> None:
@@ -51,18 +53,18 @@ class Cuts:
                 self.bound.add(t.serial)
 
     def store(self, values: Iterable[Tensor]) -> None:
-        """Their values of all iterations will be there."""
+        """Mark values as stored for all iterations."""
         self.stored |= {t.serial: t for t in values}
 
     def of(self, roots: Sequence[Tensor]) -> Cut:
-        """Where to cut off what `roots` are computed from."""
+        """Return where to cut off the inputs of `roots`."""
         found: dict[int, Cut] = {}
         for t in toposort(roots):
             found[t.serial] = self._of(t, _union([found[x.serial] for x in t.inputs]))
         return _union([found[t.serial] for t in roots])
 
     def _of(self, t: Tensor, behind: Cut) -> Cut:
-        """`behind`: where all its inputs are cut off."""
+        """Return where to cut off `t`, whose inputs are cut off at `behind`."""
         own, family = frozenset([t.serial]), t.prim.family
         if t.serial in self.stored:
             return Cut(own)

@@ -1,4 +1,4 @@
-"""Replace composites by what they are made of, after differentiation has used their own VJPs."""
+"""Expand composites to primitives, after differentiation has used the VJPs of the composites."""
 
 from __future__ import annotations
 
@@ -10,10 +10,11 @@ from tracegrad.passes.simplify import of_nothing
 
 
 def expand_composites(roots: Sequence[Tensor], kept: Callable[[Tensor], bool] = lambda t: False) -> list[Tensor]:
-    """A graph of primitives only, without unread outputs of a scan. A composite may expand to other composites.
+    """Return a graph of primitives only, without unread outputs of scans. A composite may expand to other composites.
 
-    Once more after that: what a composite has besides its expansion, such as a rule to compute it again, is gone.
-    kept: composites that stay, because who runs the graph knows them.
+    Unread outputs are removed again after expanding: the rules of composites, for instance to recompute, are gone by
+    then.
+    kept: composites that stay, because whatever runs the graph implements them.
     """
     return only_asked(_expanded(only_asked(roots), kept))
 

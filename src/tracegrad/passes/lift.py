@@ -1,12 +1,12 @@
-"""What a scan need not do one iteration after the other leaves the loop, and is done for all iterations at once.
+"""Lift work out of scans: what needs no order of iterations is computed for all iterations at once.
 
-before the loop:  what no iteration changes, transposing a weight included; products and folds of elements alone, such
-                  as x_t @ W
+before the loop:  values that no iteration changes, transposed weights included; products and folds of elements alone,
+                  such as x_t @ W
 after the loop:   products that no later iteration needs, such as the outputs of a recurrent layer, and sums over all
                   iterations, such as the gradients of weights: sum_t a_t^T @ b_t is one product
 
-What they need of the loop is stored, a value for each iteration, if that is little or not much more than the scan
-stores anyway.
+The loop stores the inputs of lifted work, one value for each iteration, if they are small or add little to what the
+scan stores anyway.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ WORD = 4  # bytes of a value
 
 
 def out_of_loops(roots: Sequence[Tensor]) -> list[Tensor]:
-    """Lift what can be lifted out of every scan, the inner ones first."""
+    """Lift work out of every scan, inner scans first."""
     if not any_scan(roots):
         return list(roots)
     roots = in_bodies(roots, out_of_loops)
@@ -42,7 +42,7 @@ def out_of_loops(roots: Sequence[Tensor]) -> list[Tensor]:
     for t in toposort(roots):
         if t.prim.family == "item":
             asked.setdefault(id(t.inputs[0].attrs["body"]), set()).add(t.attrs["index"])
-    results: dict[int, dict[int, Tensor]] = {}  # serial of a scan -> what its items have become
+    results: dict[int, dict[int, Tensor]] = {}  # serial of a scan -> the new values of its items
 
     def rule(t: Tensor, inputs: tuple[Tensor, ...]) -> Tensor | None:
         if t.prim.family == "scan":
@@ -53,7 +53,7 @@ def out_of_loops(roots: Sequence[Tensor]) -> list[Tensor]:
 
 
 class Sum(NamedTuple):
-    """A carry to which every iteration adds `terms`, and of which only the last value is wanted."""
+    """A carry to which every iteration adds `terms`, and of which only the last value is needed."""
 
     carry: int
     terms: tuple[Tensor, ...]
@@ -61,13 +61,13 @@ class Sum(NamedTuple):
 
 @dataclass(slots=True)
 class _Loop:
-    """One scan on its way to another."""
+    """A scan while it is being rewritten."""
 
     scan: Tensor
-    asked: list[int]  # indices of its items
+    asked: list[int]  # indices of its items that are read
     roots: list[Tensor] = field(init=False)
-    xs: dict[Tensor, Tensor] = field(init=False)  # leaf of the body -> what it goes along
-    consts: dict[Tensor, Tensor] = field(init=False)  # leaf of the body -> what it is
+    xs: dict[Tensor, Tensor] = field(init=False)  # leaf of the body -> the value that it iterates over
+    consts: dict[Tensor, Tensor] = field(init=False)  # leaf of the body -> the value that it stands for
 
     def __post_init__(self) -> None:
         body: Body = self.scan.attrs["body"]
@@ -85,7 +85,7 @@ class _Loop:
         return self.scan.attrs["length"]
 
     def results(self) -> dict[int, Tensor]:
-        """What each item that is asked for becomes."""
+        """Return the new value of each item that is read."""
         with ambient.rewriting() as here:
             here.site = self.scan.site
             self.hoist_shared()
@@ -94,7 +94,7 @@ class _Loop:
             return self.rebuilt()
 
     def behind(self, leaves: Iterable[Tensor]) -> set[int]:
-        """Serials of all in the body that depends on some of its nodes."""
+        """Return the serials of all nodes of the body that depend on `leaves`."""
         found = {t.serial for t in leaves}
         for t in toposort(self.roots):
             if any(x.serial in found for x in t.inputs):
@@ -102,11 +102,11 @@ class _Loop:
         return found
 
     def inside(self) -> list[Tensor]:
-        """The loops in the body."""
+        """Return the loops in the body."""
         return [t for t in toposort(self.roots) if t.prim.family in INSIDE]
 
     def hoist_shared(self) -> None:
-        """What depends on no iteration is computed once; unless it is a view, or made of constants."""
+        """Compute values that depend on no iteration once, unless they are views or made of constants."""
         varying, shared = self.behind([*self.carries, *self.xs]), self.behind(self.consts)
         new: dict[int, Tensor] = {}
         seen: set[int] = set()
@@ -124,8 +124,7 @@ class _Loop:
         self.roots = graft(self.roots, new)
 
     def hoist_transposed(self) -> None:
-        """What no iteration changes and a product reads across its rows is laid out anew, once: else each product
-        packs it."""
+        """Copy transposed operands of products that no iteration changes once; else each product packs its operand."""
         varying = self.behind([*self.carries, *self.xs])
         new: dict[int, Tensor] = {}
         for t in toposort(self.roots):
@@ -137,7 +136,7 @@ class _Loop:
         self.roots = graft(self.roots, new)
 
     def hoist_elements(self) -> None:
-        """Products and folds of elements are computed for all iterations before the first."""
+        """Compute products and folds of elements for all iterations, before the loop."""
         order = toposort(self.roots)
         free = self.behind(self.xs) - self.behind([*self.carries, *self.inside()])
         once = computed_once(order)
@@ -152,21 +151,21 @@ class _Loop:
         self.roots = graft(self.roots, new)
 
     def fits(self, size: int, held: int) -> bool:
-        """May so many more elements be stored in each iteration? `held`: what is stored anyway."""
+        """Return whether `size` more elements can be stored per iteration. `held`: elements that are stored anyway."""
         return WORD * self.length * size <= max(LIFTED_BYTES, LIFTED_TIMES * WORD * self.length * held)
 
     def around(self, t: Tensor) -> Tensor:
-        """`t`, which no iteration changes, outside of the loop."""
+        """Return `t`, which no iteration changes, as a value outside of the loop."""
         return graft([t], {leaf.serial: x for leaf, x in self.consts.items()})[0]
 
     def stacked(self, t: Tensor, given: dict[Tensor, Tensor]) -> Tensor:
-        """The values of `t` in all iterations, outside of the loop. `given`: those that the loop gives."""
+        """Return the values of `t` in all iterations, outside of the loop. `given`: values that the loop outputs."""
         known = self.xs | given
         many = known[t] if t in known else batches([t], known, self.length)[0]
         return broadcast_to(self.around(t), (self.length, *t.shape)) if many is None else self.around(many)
 
     def sums(self) -> list[Sum]:
-        """The carries that are sums."""
+        """Return the carries that are sums."""
         n = len(self.carries)
         readers: dict[int, int] = {}
         read = [x for t in toposort(self.roots) for x in t.inputs]
@@ -187,7 +186,7 @@ class _Loop:
         return found
 
     def rebuilt(self) -> dict[int, Tensor]:
-        """Bind the scan without its sinks, and those behind it."""
+        """Bind the scan without the lifted values, and compute those after it."""
         n = len(self.carries)
         sums = self.sums()
         added = {s.carry for s in sums}
@@ -222,7 +221,7 @@ class _Loop:
         return results | {k: self.stacked(self.roots[k], given) for k in values}
 
     def sink(self, cuts: Cuts, roots: Sequence[Tensor]) -> bool:
-        """Compute `roots` outside of the loop, if what that needs of it may be stored."""
+        """Compute `roots` outside of the loop, if their inputs from the loop fit into memory."""
         cut = cuts.of(roots)
         held = sum(t.size for t in (*self.xs, *cuts.stored.values()))
         if not self.fits(sum(t.size for s, t in cuts.nodes.items() if s in cut.extra), held):

@@ -1,7 +1,7 @@
-"""Flat arrays of all parameters, taken apart again into an array for each parameter.
+"""Split flat arrays of all parameters into one array for each parameter.
 
-The optimizer's rules are written on one flat array, so that kernels are few. XLA fuses them for each parameter as well,
-copies nothing to read one, and can then lay each of them out over several devices as its shape allows.
+The optimizer's rules work on one flat array, so that kernels are few. XLA fuses the rules for separate parameters as
+well, reads a parameter without a copy, and can shard each parameter over several devices as its shape allows.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from tracegrad.prims.views import BROADCAST, SLICE, broadcast_to, reshape, slice
 
 
 class Piece(NamedTuple):
-    """A part of a flat array that is an array of its own."""
+    """A part of a flat array that becomes an array of its own."""
 
     name: str
     offset: int
@@ -31,9 +31,9 @@ Parts = tuple[Tensor, ...]
 
 
 def in_pieces(graph: Graph, arrays: Mapping[str, Pieces]) -> tuple[Graph, dict[str, list[str]]]:
-    """The same graph over pieces of some arrays, and for each write of such an array the names of its pieces' writes.
+    """Return the same graph over pieces of arrays, and for each write of such an array the names of its pieces' writes.
 
-    arrays: by the name of a state, the pieces that it consists of, in order. They become states by their own names.
+    arrays: name of a state -> the pieces that it consists of, in order. Pieces become states by their own names.
     """
     layouts = {pieces[-1].offset + pieces[-1].size: pieces for pieces in arrays.values()}
     taker = _Taker(arrays, layouts)
@@ -56,10 +56,10 @@ class _Taker:
 
     def __init__(self, arrays: Mapping[str, Pieces], layouts: Mapping[int, Pieces]) -> None:
         self.arrays, self.layouts = arrays, layouts
-        self.known: dict[int, Parts] = {}  # by the serial of the new node
+        self.known: dict[int, Parts] = {}  # by the serial of the rewritten node
 
     def rule(self, t: Tensor, inputs: tuple[Tensor, ...]) -> Tensor | None:
-        """What stands for `t`."""
+        """Return the replacement of `t`."""
         if t.prim is LEAF and t.attrs["role"] == "state" and t.name in self.arrays:
             return self._whole([leaf("state", p.name, TensorType(t.dtype, p.shape)) for p in self.arrays[t.name]])
         pieces = self.layouts.get(t.size) if t.ndim == 1 else None
@@ -85,11 +85,11 @@ class _Taker:
         return [bind(t.prim, *xs, **t.attrs) for xs in zip(*parts)]
 
     def parts_of(self, t: Tensor, pieces: Pieces) -> Parts | None:
-        """The pieces of `t`, if it has their layout."""
+        """Return the pieces of `t`, if it has their layout."""
         return self._parts(t, pieces) if t.shape == (pieces[-1].offset + pieces[-1].size,) else None
 
     def _parts(self, t: Tensor, pieces: Pieces) -> Parts:
-        """The pieces of any array of that size: computed apart where that costs nothing."""
+        """Return the pieces of any array of this size; they are computed separately where that costs nothing."""
         found = self.known.get(t.serial)
         if found is None:
             found = self.known[t.serial] = tuple([self._part(t, k, p) for k, p in enumerate(pieces)])
@@ -105,7 +105,7 @@ class _Taker:
         return reshape(slice_(t, 0, piece.offset, piece.size), piece.shape)
 
     def _sliced(self, t: Tensor, x: Tensor) -> Tensor | None:
-        """A slice that lies in one piece reads that piece."""
+        """Return a slice that lies in one piece as a slice of that piece."""
         start, length = t.attrs["start"], t.attrs["length"]
         for piece, part in zip(self.layouts[x.size], self.known[x.serial]):
             if piece.offset <= start and start + length <= piece.offset + piece.size:
@@ -114,7 +114,7 @@ class _Taker:
 
 
 def _of_one(t: Tensor, piece: Piece) -> Tensor | None:
-    """Of one element for all."""
+    """Return a piece of a broadcast of one element."""
     (x,) = t.inputs
     return broadcast_to(reshape(x, ()), piece.shape) if x.size == 1 else None
 

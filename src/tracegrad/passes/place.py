@@ -1,4 +1,4 @@
-"""Give every value the program must deliver memory of its own, at the place where it is wanted."""
+"""Give every value that the program delivers memory of its own, at its final place."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ COMPUTING = (*COMPUTED, "map", "gather")
 
 
 def place_results(graph: Graph) -> Graph:
-    """Copy what cannot be computed in place: leaves, views, and values wanted in two places.
+    """Copy values that cannot be computed in place: leaves, views, and values needed in two places.
 
-    Afterwards every root, and every part of a pack, is a reshape of a computing node that nothing else claims.
+    Afterwards every root, and every part of a pack, is a reshape of a computing node that no other root or part uses.
     """
     claimed: set[int] = set()
 
@@ -34,7 +34,7 @@ def place_results(graph: Graph) -> Graph:
     def rule(t: Tensor, inputs: tuple[Tensor, ...]) -> Tensor | None:
         if t.prim.family == "pack":
             return rebind(t, [own(x) for x in inputs])
-        if t.prim.family == "scan":  # it writes over the first values of its carries, so no other value lies there
+        if t.prim.family == "scan":  # a scan overwrites the first values of its carries, so each needs a copy
             carries = len(t.attrs["body"].carries)
             return rebind(t, [*(bind(COPY, x) for x in inputs[:carries]), *map(in_memory, inputs[carries:])])
         return None
@@ -42,23 +42,23 @@ def place_results(graph: Graph) -> Graph:
     roots = rewrite(graph.roots, rule)
     writes = graph.with_roots(roots).writes
     read = {region_of(t) for t in toposort(roots) if t.prim.name == "leaf"} if writes else set[str]()
-    # nothing waits for the parts of a pack before it writes the next
+    # A state that is read needs the copy of a pack: nothing waits for one part before the next part is written.
     written = [
         t if t.prim.family == "pack" and name not in read else own(bind(COPY, t) if t.prim.family == "pack" else t)
         for name, t in writes.items()
     ]
-    states = {base(t).serial for t in written}  # a result that is a new state is read where the state lies
+    states = {base(t).serial for t in written}  # a result that equals a new state is read from the state's place
     kept = [t if base(t).serial in states else own(t) for t in roots[: len(roots) - len(writes)]]
     return graph.with_roots([*kept, *written])
 
 
 def in_memory(t: Tensor) -> Tensor:
-    """`t`, or a copy of it where it is computed by its readers only."""
+    """Return `t`, or a copy of it if only its readers compute it."""
     return t if base(t).prim.family in (*COMPUTING, *IN_MEMORY, "leaf") else bind(COPY, t)
 
 
 def settled(storage: Storage) -> Storage:
-    """The same, where every new state can be written in place; else with a copy at the end that writes it."""
+    """Return the storage if every new state can be written in place; else let a copy at the end write the state."""
     misread = {name for serial, name in storage.writes.items() if _reads_elsewhere(storage, serial, name)}
     if misread:
         storage = analyse(_through_copies(storage.graph, misread))
@@ -68,15 +68,15 @@ def settled(storage: Storage) -> Storage:
 
 
 def _reads_elsewhere(storage: Storage, serial: int, name: str) -> bool:
-    """Is the old array read, where the new one is computed, at other points than are written, as by a flip?"""
+    """Return whether the new array reads the old one at other points than it writes, as a flip does."""
     size, leaves = storage.nodes[serial].size, storage.reads[serial].leaves.values()
     return any(qs != {1} or leaf.size != size for leaf, qs in leaves if region_of(leaf) == name)
 
 
 def _through_copies(graph: Graph, names: Container[str]) -> Graph:
-    """The same graph, where copies write some states at the end. Nothing reads a copy, so any order is right.
+    """Return the graph with copies that write some states at the end. Nothing reads a copy, so any order is right.
 
-    A pack between, because its parts are stored: inlined into the copy, the value would be no help.
+    A pack comes between value and copy, because its parts are stored: a value inlined into the copy would not help.
     """
     copied = {base(t).serial: bind(COPY, pack([t])) for name, t in graph.writes.items() if name in names}
 

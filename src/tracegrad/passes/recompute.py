@@ -1,4 +1,4 @@
-"""Compute large elementwise values again in the backward pass, instead of keeping them from the forward until then."""
+"""Recompute large elementwise values in the backward pass instead of keeping them from the forward pass until then."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ POINTWISE = ("map", "view", "formula")
 
 
 def recompute(storage: Storage) -> Storage:
-    """y = f(x), read by the backward pass, which reads x too  ->  there f(x) again, and y lives no longer.
+    """Let the backward pass recompute y = f(x) if it reads x too, so that y lives in the forward pass only.
 
-    So of a normed input only what is before the gain and the offset is kept, and of a gelu only what goes into it. The
-    forward are the nodes that the loss depends on. What is computed again waits for the gradient that it meets: else
-    it would be scheduled as early as the first time.
+    So a normed input is kept only as it is before gain and offset, and of a gelu only its input. The forward pass is
+    the nodes that the loss depends on. A recomputed value waits for the gradient that it meets: otherwise it would be
+    scheduled as early as the first time.
     """
     graph, order = storage.graph, storage.order
     loss = graph.outputs.get("loss")
@@ -32,9 +32,9 @@ def recompute(storage: Storage) -> Storage:
 
 
 def _chosen(storage: Storage, forward: set[int]) -> set[int]:
-    """Serials of what is computed again: all it is made of is small, or read by the backward pass anyway."""
+    """Return the serials of values to recompute: all their inputs are small, or read by the backward pass anyway."""
     order, stored = storage.order, storage.stored
-    seen: set[int] = set()  # by any of the backward's nodes
+    seen: set[int] = set()  # by any node of the backward pass
     late = {x.serial for t in order if t.serial not in forward for x in _sources(t, stored, set(), seen)}
     kept = storage.roots | storage.once
     chosen: set[int] = set()
@@ -48,7 +48,7 @@ def _chosen(storage: Storage, forward: set[int]) -> set[int]:
 
 
 def _sources(t: Tensor, stored: Container[int], chosen: set[int], seen: set[int]) -> Iterator[Tensor]:
-    """What `t` is computed from, seen through all that is not in memory; nothing that was `seen` already."""
+    """Yield the stored values and leaves that `t` is computed from, without those already `seen`."""
     stack = list(t.inputs)
     while stack:
         x = stack.pop()
@@ -65,18 +65,18 @@ def _inlined(x: Tensor, stored: Container[int]) -> bool:
 
 
 class _Backward:
-    """Rebuilds all that is not of the forward.
+    """Rebuilds all nodes outside of the forward pass.
 
-    A node that only moves or combines values of the forward, point by point, *floats*: it could be computed at any
-    time. All others wait for the gradients among their inputs, and so do the copies they read.
+    A node that only moves or combines values of the forward pass, point by point, *floats*: it could be computed at any
+    time. All other nodes wait for the gradients among their inputs, and so do the recomputed values that they read.
     """
 
     def __init__(self, order: Sequence[Tensor], forward: set[int], stored: Container[int], again: set[int]) -> None:
         self.stored, self.again = stored, again
         self.backward = [t for t in order if t.serial not in forward]
-        self.new: dict[int, Tensor] = {t.serial: t for t in order if t.serial in forward}  # what each node has become
-        self.gradient: dict[int, Tensor] = {}  # the last one that is behind a node that does not float
-        self.waits: dict[int, Tensor] = {}  # the last one among a node's inputs
+        self.new: dict[int, Tensor] = {t.serial: t for t in order if t.serial in forward}  # the rebuilt nodes
+        self.gradient: dict[int, Tensor] = {}  # the last gradient that a node that does not float depends on
+        self.waits: dict[int, Tensor] = {}  # the last gradient among a node's inputs
         for t in self.backward:
             last = max((self.gradient[x.serial] for x in t.inputs if x.serial in self.gradient), key=_serial, default=t)
             if last is not t:
@@ -87,7 +87,7 @@ class _Backward:
         self.copies: dict[tuple[int, int], Tensor] = {}
 
     def meetings(self) -> dict[int, Tensor]:
-        """The first gradient that each value to be computed again is wanted for."""
+        """Return, for each value to recompute, the first gradient that it is needed with."""
         found: dict[int, Tensor] = {}
         seen: set[int] = set()
         for t in self.backward:
@@ -98,7 +98,7 @@ class _Backward:
         return found
 
     def rebuilt(self, roots: Sequence[Tensor]) -> list[Tensor]:
-        """The new roots."""
+        """Return the rebuilt roots."""
         with ambient.rewriting() as here:
             for t in self.backward:
                 here.site = t.site
@@ -107,23 +107,23 @@ class _Backward:
         return [self.new[t.serial] for t in roots]
 
     def read(self, x: Tensor, last: Tensor | None) -> Tensor:
-        """What a reader that waits for `last` reads instead of `x`."""
+        """Return what a reader that waits for `last` reads instead of `x`."""
         if last is None or x.serial in self.gradient or x.prim.family not in POINTWISE:
             return self.new[x.serial]
         if x.serial in self.again:
-            # together with what it is made of, where that is wanted later: then both are computed once
+            # If the inputs of `x` are recomputed later, recompute `x` with them: then both are computed once.
             parts = [self.meets[y.serial] for y in _sources(x, self.stored, set(), set()) if y.serial in self.meets]
             return self.copy(x, max([last, *(g for g in parts if g.serial in self.new)], key=_serial))
         return self.new[x.serial] if x.serial in self.stored else rebind(x, [self.read(i, last) for i in x.inputs])
 
     def copy(self, x: Tensor, last: Tensor) -> Tensor:
-        """`x`, computed again when the gradient `last` exists, and once only; what it is made of, with each of them."""
+        """Recompute `x` once the gradient `last` exists. Recomputed values are computed once, their inputs for each."""
 
         def key(t: Tensor) -> tuple[int, int]:
             return t.serial, -1 if t.serial in self.again else last.serial
 
         stack = [] if key(x) in self.copies else [x]
-        while stack:  # chains of what is computed again can be long
+        while stack:  # a loop, because chains of recomputed values can be long
             t = stack[-1]
             computed = t.serial in self.again or _inlined(t, self.stored)
             missing = [i for i in t.inputs if key(i) not in self.copies] if computed else []

@@ -1,4 +1,4 @@
-"""Passes over the bodies of scans."""
+"""Apply passes to the bodies of scans, and trim scans to what is read."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Pass = Callable[[Sequence[Tensor]], Sequence[Tensor]]
 
 
 def in_bodies(roots: Sequence[Tensor], run: Pass) -> list[Tensor]:
-    """Apply a pass to the body of every scan; `run` goes into those that are nested."""
+    """Apply a pass to the body of every scan; `run` must go into nested scans itself."""
 
     def rule(t: Tensor, inputs: tuple[Tensor, ...]) -> Tensor | None:
         if t.prim.family != "scan":
@@ -30,16 +30,16 @@ def everywhere(roots: Sequence[Tensor], run: Pass) -> list[Tensor]:
 
 
 def only_asked(roots: Sequence[Tensor]) -> list[Tensor]:
-    """Every scan without the results, carries and inputs that nothing needs."""
+    """Return the graph with every scan trimmed to the results, carries and inputs that are needed."""
     roots = without_idle_waits(roots)
     if not any_scan(roots):
         return roots
-    roots = everywhere(roots, without_empty)  # which would be asked for, and read
+    roots = everywhere(roots, without_empty)  # first, because empty values would count as reads
     asked: dict[int, set[int]] = {}
     for t in toposort(roots):
         if t.prim.family == "item":
             asked.setdefault(id(t.inputs[0].attrs["body"]), set()).add(t.attrs["index"])
-    places: dict[int, dict[int, int]] = {}  # serial of a new scan -> its items, by what they were
+    places: dict[int, dict[int, int]] = {}  # serial of a new scan -> old item -> new item
 
     def rule(t: Tensor, inputs: tuple[Tensor, ...]) -> Tensor | None:
         if t.prim.family == "scan":
@@ -55,11 +55,11 @@ def only_asked(roots: Sequence[Tensor]) -> list[Tensor]:
 
 
 def _trimmed(body: Body, asked: set[int]) -> tuple[tuple[Body, dict[int, int]], list[int]]:
-    """The body that gives the results `asked` for, where they are among its own; and the inputs that it takes."""
+    """Return the body trimmed to the results `asked` for, the new index of each result, and the inputs it takes."""
     n = len(body.new)
     each = sorted(k for k in asked if k >= n)
     live = {k for k in asked if k < n}
-    while True:  # a carry is needed if what is needed reads it
+    while True:  # a carry is needed if a needed value reads it
         used = read_by(body.roots[k] for k in (*live, *each))
         more = {k for k in range(n) if body.carries[k].serial in used} | live
         if more == live:
@@ -77,5 +77,5 @@ def _trimmed(body: Body, asked: set[int]) -> tuple[tuple[Body, dict[int, int]], 
 
 
 def any_scan(roots: Sequence[Tensor]) -> bool:
-    """Is there a scan in the graph?"""
+    """Return whether the graph has a scan."""
     return any(t.prim.family == "scan" for t in toposort(roots))

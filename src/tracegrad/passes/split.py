@@ -1,8 +1,8 @@
 """Split long, narrow folds and products in two, so that more than a few workgroups have work.
 
-Occupancy decides small reductions: without this pass the CNN of bench/steps.py was three times slower. Where the length
-of a fold has no divisor of a fitting size, what is left over is folded apart: the norm of 1 860 847 gradients, a prime,
-took an H200 3.7 ms in one step. Of a product the last part may be shorter than the others.
+Occupancy decides the speed of small reductions: without this pass the CNN of bench/steps.py was three times slower. If
+the length of a fold has no divisor of a fitting size, the remainder is folded separately: the norm of 1 860 847
+gradients, a prime, took an H200 3.7 ms in one step. The last part of a product may be shorter than the others.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from tracegrad.tuning import (
     UNEVEN,
 )
 
-MOST = 2**40  # halves of a longer fold are too long for a kernel as well, and its divisors take seconds to find
+MOST = 2**40  # a longer fold is too long for a kernel in halves too, and finding its divisors takes seconds
 
 
 def split_long(roots: Sequence[Tensor]) -> list[Tensor]:
@@ -60,11 +60,11 @@ def _split_fold(t: Tensor, x: Tensor) -> Tensor | None:
     k = math.prod(x.shape[d] for d in axes)
     if k < SPLIT_FROM or t.size >= FEW_OUTPUTS or k > MOST:
         return None
-    if axes == list(range(axes[0], axes[0] + len(axes))):  # neighbouring axes are one axis of size k
+    if axes == list(range(axes[0], axes[0] + len(axes))):  # neighbouring axes count as one axis of size k
         return _split_axis(t, reshape(x, (*x.shape[: axes[0]], k, *x.shape[axes[-1] + 1 :])), axes[0])
     head: list[int] = []
     size = 1
-    for d in axes:  # axes with others between them: the leading ones, up to about the root of k, come last
+    for d in axes:  # separated axes: the leading ones, up to about the root of k, are folded last
         if size * x.shape[d] > 2 * math.sqrt(k) and head:
             break
         head.append(d)
@@ -74,7 +74,7 @@ def _split_fold(t: Tensor, x: Tensor) -> Tensor | None:
 
 
 def _split_axis(t: Tensor, x: Tensor, axis: int) -> Tensor | None:
-    """A fold over one axis as two balanced steps."""
+    """Return a fold over one axis as two balanced steps."""
     k = x.shape[axis]
     s = nearest_divisor(k, math.sqrt(k))
     if max(s * s, k) > UNEVEN * min(s * s, k):
@@ -82,14 +82,14 @@ def _split_axis(t: Tensor, x: Tensor, axis: int) -> Tensor | None:
     if s in (1, k):
         return None
     whole, left = _cut(x, axis, s)
-    # before the others: so it is the second step that is fused with the sum of both
+    # The remainder comes before the other parts, so that the second step is fused with the sum of both.
     rest = None if left is None else reshape(bind(t.prim, left, axes=(axis,)), t.shape)
     out = reshape(bind(t.prim, bind(t.prim, whole, axes=(axis + 1,)), axes=(axis,)), t.shape)
     return out if rest is None else bind(PRIMITIVES[t.prim.combine], out, rest)
 
 
 def _cut(x: Tensor, axis: int, s: int) -> tuple[Tensor, Tensor | None]:
-    """`axis` in `s` parts of one length, on a new axis before it; and what is left over."""
+    """Return `axis` as `s` equal parts on a new axis before it, and the remainder."""
     k = x.shape[axis]
     part = k // s
     whole = reshape(slice_(x, axis, 0, s * part), (*x.shape[:axis], s, part, *x.shape[axis + 1 :]))
@@ -120,7 +120,7 @@ def _split_scatter(t: Tensor, x: Tensor, indices: Tensor) -> Tensor | None:
 
 
 def _axes_behind(a: Tensor, k: int) -> tuple[int, ...]:
-    """The axes that were made the one axis k, the last of `a`."""
+    """Return the axes that were reshaped to the one axis k, the last of `a`."""
     shape = a.inputs[0].shape if a.prim is RESHAPE else a.shape
     axes = [d for d in range(len(shape)) if math.prod(shape[d:]) == k]
     return shape[axes[-1] :] if axes else (k,)
@@ -128,12 +128,12 @@ def _axes_behind(a: Tensor, k: int) -> tuple[int, ...]:
 
 @cache
 def _ways(batch: int, m: int, n: int, k: int, axes: tuple[int, ...]) -> tuple[int, int]:
-    """How many equal parts to do first, each a product of its own (1 for none), and else of how many k parts that the
-    product itself knows (0 for none).
+    """Choose how to split a product: into equal parts that are products of their own, or inside the product.
 
-    The former where k is several axes: their indices need divisions where a part begins in the middle of one.
+    Returns the number of equal parts (1 for none), and the length in k of parts inside the product (0 for none). Equal
+    parts suit a k of several axes: their indices need divisions if a part begins in the middle of an axis.
     """
-    tiles = min(m, n) >= HALF_TILE_FROM  # else it is folded point by point
+    tiles = min(m, n) >= HALF_TILE_FROM  # else the product is folded point by point
     part = _part(batch, m, n, k) if tiles else 0
     if tiles and len(axes) == 1:
         return 1, part
@@ -144,14 +144,14 @@ def _ways(batch: int, m: int, n: int, k: int, axes: tuple[int, ...]) -> tuple[in
 
 @cache
 def _part(batch: int, m: int, n: int, k: int) -> int:
-    """How many of `k` to sum at a time, so that the product is done first: whole steps of a tile, or 0 for all."""
+    """Return the length in k of the parts that make the product fastest: whole steps of a tile, or 0 for no parts."""
     lengths = {LEAST_STEP * -(-k // (LEAST_STEP * s)) for s in range(2, min(MOST_PARTS, k // SHORTEST_PART) + 1)}
     parts = sorted(filter(fitting, lengths), reverse=True)
     return min([0, *parts], key=lambda part: _time(batch, m, n, k, part))
 
 
 def _even_parts(batch: int, m: int, n: int, k: int, axes: tuple[int, ...] = ()) -> int:
-    """How many parts of one length to do first, none of which begins in the middle of one of the `axes` behind k."""
+    """Return the fastest number of equal parts, none of which begins in the middle of one of the `axes` that form k."""
     if min(m, n) < HALF_TILE_FROM:
         s = nearest_divisor(k, math.sqrt(k)) if k >= SPLIT_FROM and batch * m * n < PROCESSORS else 1
         return s if s < k else 1
@@ -160,7 +160,7 @@ def _even_parts(batch: int, m: int, n: int, k: int, axes: tuple[int, ...] = ()) 
 
 
 def _between(parts: int, axes: Sequence[int]) -> bool:
-    """Does each of the axes lie in one part, or in as many as it has points?"""
+    """Return whether each of the axes lies in one part, or in as many parts as it has points."""
     before = 1
     for n in axes:
         before *= n
@@ -174,10 +174,10 @@ def _even_time(batch: int, m: int, n: int, k: int, parts: int) -> float:
 
 
 def _time(batch: int, m: int, n: int, k: int, part: int) -> float:
-    """Of a product that has tiles, in parts of so many `k`, their sum included."""
+    """Return the time of a product with tiles in parts of `part` k, their sum included."""
     return product_time(batch, m, n, k, part) + _adding(batch, m, n, -(-k // part) if part else 1)
 
 
 def _adding(batch: int, m: int, n: int, parts: int) -> float:
-    """How long it takes to add parts up."""
+    """Return the time to add up the parts."""
     return SECOND_STEP + PARTIAL_TRAFFIC * parts * batch * m * n if parts > 1 else 0

@@ -1,4 +1,4 @@
-"""The sum of a value over all iterations of a loop, outside of it."""
+"""Sum a value over all iterations of a loop, outside of the loop."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ LINEAR = ("neg", "add", "sub")
 
 @dataclass(frozen=True, slots=True)
 class Outside:
-    """What is known of a body outside of its loop.
+    """What is known of a loop's body outside of the loop.
 
     stacked: the values of a node in all iterations, along a new axis 0
-    around:  the value of one that no iteration changes
-    varying: serials of all others
-    stored:  serials of those that the loop gives. What they are made of may be left in the loop.
+    around:  the value of a node that no iteration changes
+    varying: serials of all other nodes
+    stored:  serials of the nodes that the loop outputs. Their inputs can stay in the loop.
     """
 
     length: int
@@ -31,7 +31,7 @@ class Outside:
 
 
 def summed(t: Tensor, o: Outside) -> Tensor:
-    """sum_t of `t`: through what is linear, down to products, where it makes the inner dimension longer."""
+    """Return sum_t of `t`: move the sum through linear ops to products, where it lengthens the inner dimension."""
     family, name = t.prim.family, t.prim.name
     if t.serial not in o.varying:
         return o.around(t) * const(o.length, t.dtype)
@@ -54,21 +54,21 @@ def summed(t: Tensor, o: Outside) -> Tensor:
 
 
 def _of_product(t: Tensor) -> bool:
-    """Is there one behind what is linear?"""
+    """Return whether there is a product behind linear ops."""
     while t.prim.family == "view" or t.prim.name in ("sum", "neg"):
         t = t.inputs[0]
     return t.prim.family in ("product", "scatter")
 
 
 def _product(t: Tensor, o: Outside) -> Tensor:
-    """sum_t a_t @ b_t: of all a_t side by side, and all b_t below each other."""
+    """Return sum_t a_t @ b_t as one product: all a_t side by side, times all b_t stacked by rows."""
     a, b = t.inputs
     if a.serial not in o.varying:
         return bind(MATMUL, o.around(a), summed(b, o))
     if b.serial not in o.varying:
         return bind(MATMUL, summed(a, o), o.around(b))
     batch, n = tuple(range(1, t.ndim - 1)), t.ndim
-    if n == 2 and a.prim is PERMUTE and a.serial not in o.stored:  # a view of rows that lie below each other already
+    if n == 2 and a.prim is PERMUTE and a.serial not in o.stored:  # a view of rows that are already stacked
         wide = permute(_below(o.stacked(a.inputs[0])), (1, 0))
     else:
         wide = permute(o.stacked(a), (*batch, n - 1, 0, n))
@@ -78,12 +78,12 @@ def _product(t: Tensor, o: Outside) -> Tensor:
 
 
 def _below(x: Tensor) -> Tensor:
-    """All matrices below each other, as one."""
+    """Return all matrices stacked by rows as one matrix."""
     return reshape(x, (x.shape[0] * x.shape[1], x.shape[2]))
 
 
 def _scatter(t: Tensor, o: Outside) -> Tensor:
-    """The updates of all iterations one behind the other."""
+    """Return one scatter of the updates of all iterations, one after the other."""
     x, indices = t.inputs
     if indices.serial not in o.varying:
         return scatter_add(summed(x, o), o.around(indices), t.axis, t.attrs["length"])

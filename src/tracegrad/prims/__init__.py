@@ -1,1 +1,1 @@
-"""The table of primitives. Importing this package fills it."""
+"""The table of primitives. Importing this package fills the table."""

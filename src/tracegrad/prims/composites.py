@@ -1,4 +1,4 @@
-"""Ops defined by other ops, with a derivative of their own because it is better."""
+"""Ops defined by other ops, each with its own derivative where that is better than the expansion's."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ def composite(
 ) -> Primitive:
     """Register one composite: bound as one node, differentiated by `vjp`, then replaced by `expand`.
 
-    jvp, batch: only where the expansion's own would be worse, or would choose otherwise than `vjp` at a kink.
-    xla: where XLA knows the whole better than its expansion.
+    jvp, batch: only if those of the expansion would be worse, or would differ from `vjp` at a kink.
+    xla: if XLA compiles the whole op better than its expansion.
 
     >>> double = extend.composite("doc_double", type=lambda x: x, expand=lambda x: x + x)
     """

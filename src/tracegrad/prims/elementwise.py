@@ -1,7 +1,7 @@
-"""Elementwise rows: forward, spelling and derivative beside each other.
+"""Elementwise rows: forward, generated code and derivative side by side.
 
-A VJP is `lambda ct, y, *inputs`, and gives one cotangent per input. Inputs have equal shapes here: the public
-functions broadcast, so no VJP ever un-broadcasts.
+A VJP is `lambda ct, y, *inputs` and returns one cotangent per input. Inputs have equal shapes here: the public
+functions broadcast, so a VJP never has to undo a broadcast.
 """
 
 # The rules are lambdas, whose parameters cannot be annotated.
@@ -48,7 +48,7 @@ from tracegrad.prims.rules import alike, symmetric
 from tracegrad.prims.views import broadcast_to
 from tracegrad.shapes import broadcast_shapes
 
-# The rows that are public functions, as they are
+# The rows that are public functions without a wrapper
 __all__ = [
     "abs", "add", "atan2", "cast", "ceil", "cos", "div", "equal", "erf", "exp", "expm1", "floor", "isnan", "less",
     "less_equal", "log", "log1p", "logical_and", "logical_not", "logical_or", "maximum", "minimum", "mul", "neg",
@@ -63,12 +63,12 @@ ANY = (f32, i32, u32, bool_)
 
 
 def broadcast(*values: Any) -> tuple[Tensor, ...]:
-    """Numbers, arrays and tensors as tensors of one shape. A number takes the dtype of the first tensor."""
+    """Convert numbers, arrays and tensors to tensors of one shape. A number takes the dtype of the first tensor."""
     xs = as_tensors(*values)
     shape = xs[0].shape
     if all(x.shape == shape for x in xs):
         return xs
-    if len({x.dtype for x in xs if x.dtype != bool_}) > 1:  # said here, while the types are still those of the caller
+    if len({x.dtype for x in xs if x.dtype != bool_}) > 1:  # raised here, while the types are still the caller's
         raise DTypeError(f"dtypes differ: {_shown([x.type for x in xs])}; cast one with tg.cast(x, dtype)")
     try:
         shape = broadcast_shapes(*(x.shape for x in xs))
@@ -85,7 +85,7 @@ def _shown(types: Sequence[TensorType]) -> str:
 
 
 def typed(accepts: tuple[DType, ...], out: DType | None = None, skip: int = 0) -> Callable[..., TensorType]:
-    """Type rule: one shape, and after the first `skip` one dtype of `accepts`, which is the result's unless `out`.
+    """Return a type rule: one shape, and after the first `skip` one dtype of `accepts`, also the result's unless `out`.
 
     The rule raises DTypeError and ShapeError.
 
@@ -106,7 +106,7 @@ def typed(accepts: tuple[DType, ...], out: DType | None = None, skip: int = 0) -
 def _refusal(
     accepts: tuple[DType, ...], alike: Sequence[TensorType], types: Sequence[TensorType]
 ) -> DTypeError | ShapeError:
-    """What is wrong with the operands of a row."""
+    """Return the error for the operands of a row."""
     if any(t.dtype not in accepts for t in alike):
         takes, other = " or ".join([d.name for d in accepts]), accepts[0].name.replace("bool", "bool_")
         return DTypeError(f"takes {takes}, got {_shown(alike)}; cast with tg.cast(x, tg.{other})")
@@ -116,7 +116,7 @@ def _refusal(
 
 
 def _map(name: str, type: Any, array: Any, vjp: Any, wgsl: str, *, helper: str = "", cost: int = 1) -> Primitive:
-    """Register a row of the family: all of them go forwards, and over many values, in the same way."""
+    """Register a row of the family: all rows share the forward-mode and batching rules."""
     jvp = symmetric if vjp is not None else None
     return register(Primitive(name, "map", type, array, vjp, jvp, alike, wgsl, helper, cost=cost))
 
@@ -133,7 +133,7 @@ def elementwise(
     helper: str = "",
     spelled: bool = True,
 ) -> Callable[..., Tensor]:
-    """Register one elementwise primitive and return its public, broadcasting function, a method too if `spelled`.
+    """Register one elementwise primitive and return its public, broadcasting function; a method too if `spelled`.
 
     >>> halve = extend.elementwise("doc_halve", array=lambda xp, x: x * xp.float32(0.5), wgsl="({0} * 0.5)",
     ...                            vjp=lambda ct, y, x: (ct * 0.5,))
@@ -150,7 +150,7 @@ def elementwise(
 
     f: Any = binary if "{1}" in wgsl else unary
     if f is binary:
-        f.rowwise = True  # a number is a value like any other, and decides nothing: see imperative.calls
+        f.rowwise = True  # a number is a value like any other and does not select a plan: see imperative.calls
     f.__name__ = f.__qualname__ = name
     f.__doc__ = _document(name, f is binary, accepts, out, array, differentiable=vjp is not None)
     return method(f) if spelled else entered(f)
@@ -159,7 +159,7 @@ def elementwise(
 def _document(
     name: str, two: bool, accepts: tuple[DType, ...], out: DType | None, array: Any, *, differentiable: bool
 ) -> str:
-    """The docstring of a row: its meaning is NumPy's function of that name."""
+    """Write the docstring of a row, whose meaning is NumPy's function of that name."""
     operands = "`a` and `b`, broadcast against each other" if two else "`x`"
     return (
         f"{name.replace('_', ' ').capitalize()} of {operands}, element by element.\n\n"
@@ -171,35 +171,35 @@ def _document(
     )
 
 
-TORCH = {"equal": "eq"}  # names that differ there
+TORCH = {"equal": "eq"}  # names that differ in PyTorch
 
 
 def _example(name: str) -> str:
-    """The example of a row, as a doctest."""
+    """Return the example of a row, as a doctest."""
     line = EXAMPLES.get(name, "")
     return line and f"\n\n>>> tg.{name}({line.replace(' -> ', chr(10))}"
 
 
 float_type = typed(FLOAT)  # f32 only
 
-SMALL = 2.0**-31  # its powers down to the -4th, of which third derivatives are made, are finite
+SMALL = 2.0**-31  # its powers down to the -4th, which third derivatives use, are finite
 TWO_OVER_SQRT_PI = 2.0 / math.sqrt(math.pi)
 
 
 def _pow_vjp(ct: Tensor, y: Tensor, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
-    """b a^(b-1), which is 0 for b = 0, and y log(a), which is 0 for a = 0 and b >= 0; as PyTorch."""
-    inverse = logical_or(b != 0.0, abs(a) >= SMALL)  # else a power may be inf, and 0 times that NaN
+    """Return b a^(b-1), which is 0 for b = 0, and y log(a), which is 0 for a = 0 and b >= 0; as PyTorch."""
+    inverse = logical_or(b != 0.0, abs(a) >= SMALL)  # else a power can be inf, and 0 * inf is NaN
     slope = where(inverse, b * pow(where(inverse, a, 1.0), b - 1.0), 0.0)
     base = where(logical_and(a == 0.0, b >= 0.0), 1.0, a)
     return ct * slope, ct * y * log(base)
 
 
-# From here on operands of atan2 are scaled. What its second derivative squares stays an f32 in each of the ranges.
+# Beyond these, the operands of atan2 are scaled. The squares in its second derivative are finite f32 in each range.
 FAR, FARTHER = 2.0**16, 2.0**60
 
 
 def _atan2_vjp(ct: Tensor, t: Tensor, y: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
-    """x / (x^2 + y^2) and -y / (x^2 + y^2), of operands scaled so that no square overflows or vanishes."""
+    """Return x / (x^2 + y^2) and -y / (x^2 + y^2), from operands scaled so that no square overflows or vanishes."""
     size = maximum(abs(x), abs(y))
     large = where(size > FARTHER, FARTHER**-2, where(size > FAR, FAR**-2, 1.0))
     k = where(size < 1.0 / FARTHER, FARTHER**2, where(size < 1.0 / FAR, FAR**2, large))
@@ -209,7 +209,7 @@ def _atan2_vjp(ct: Tensor, t: Tensor, y: Tensor, x: Tensor) -> tuple[Tensor, Ten
 
 
 def _ties(ct: Tensor, a_wins: Tensor, b_wins: Tensor) -> tuple[Tensor, Tensor]:
-    """The gradient to the winner; half each at a tie, as PyTorch and JAX."""
+    """Give the gradient to the winner; half each at a tie, as PyTorch and JAX."""
     half = ct * 0.5
     return where(a_wins, ct, where(b_wins, 0.0, half)), where(b_wins, ct, where(a_wins, 0.0, half))
 
@@ -231,9 +231,9 @@ WHERE = _map(
 
 @entered
 def where(condition: Any, a: Any, b: Any) -> Tensor:
-    """`a` where `condition` holds, else `b`, element by element.
+    """Return `a` where `condition` holds, else `b`, element by element.
 
-    condition: bool. a, b: one dtype, numbers take that of the other; all three broadcast against each other.
+    condition: bool. a, b: of one dtype; a number takes the other's dtype. All three broadcast against each other.
     Gradient: to the chosen operand, 0 to the other. Raises DTypeError, ShapeError.
     Any shapes that broadcast. As numpy.where and torch.where.
 
@@ -254,11 +254,11 @@ CAST = _map(
 
 @entered
 def cast(x: Any, dtype: Any) -> Tensor:
-    """`x` as `dtype`; floats are truncated towards zero, booleans become 0 and 1, numbers become x != 0.
+    """Convert `x` to `dtype`: floats are truncated towards zero, booleans become 0 and 1, numbers become x != 0.
 
-    Floats out of range become the nearest integer that is an f32 too (2147483520 for i32 at the upper end), NaN 0.
+    Floats out of range become the nearest integer that f32 can hold (2147483520 for i32 at the upper end), NaN 0.
     x: any dtype and shape. dtype: tg.f32, tg.i32, tg.u32, tg.bool_ or a name. The method is `x.astype(dtype)`.
-    Gradient: none, because all dtypes but one are discrete.
+    Gradient: none, because all dtypes except f32 are discrete.
     Raises:   DTypeError if dtype is none of tg.f32, tg.i32, tg.u32, tg.bool_. As numpy.ndarray.astype and
     torch.Tensor.to.
 
@@ -266,13 +266,13 @@ def cast(x: Any, dtype: Any) -> Tensor:
     tensor([ 1, -1], dtype=i32)
     """
     x, dtype = as_tensor(x), as_dtype(dtype)
-    if x.dtype.is_float and dtype.is_int:  # what is out of range is left to each language, and they differ
+    if x.dtype.is_float and dtype.is_int:  # languages convert values out of range differently
         lowest, highest = FITTING[dtype.name]
         x = where(isnan(x), 0.0, minimum(maximum(x, lowest), highest))
     return x if x.dtype == dtype else bind(CAST, x, dtype=dtype)
 
 
-# The least and the greatest f32 that fit
+# The least and the greatest f32 that fit into the type
 FITTING = {"i32": (-2147483648.0, 2147483520.0), "u32": (0.0, 4294967040.0)}
 
 
@@ -281,7 +281,7 @@ STOP_GRADIENT = _map("stop_gradient", lambda x: x, lambda xp, x: x, None, "{0}",
 
 @method
 def stop_gradient(x: Any) -> Tensor:
-    """`x`, through which no gradient flows. Any dtype and shape. (PyTorch's detach.)
+    """Return `x` and stop gradients from flowing through it. Any dtype and shape. (PyTorch's detach.)
 
     Raises:   TraceError if x is not a tensor, array or number. As jax.lax.stop_gradient and torch.Tensor.detach.
 
@@ -291,10 +291,10 @@ def stop_gradient(x: Any) -> Tensor:
     return bind(STOP_GRADIENT, as_tensor(x))
 
 
-# Computes its input into memory of its own: where a value must be stored at a given place.
+# Computes its input into memory of its own, for a value that must be stored at a given place.
 COPY = _map("copy", lambda x: x, lambda xp, x: x, lambda ct, y, x: (ct,), "{0}", cost=0)
 
-# `x` as memory in half precision gives it back: to nearest, even at ties; infinite from 65520 on. Lowering writes it.
+# `x` rounded to half precision: to nearest, even at ties; infinite from 65520 on. Lowering inserts it.
 # Not f32(f16(x)): NVIDIA's driver removes the two conversions. `quantizeToF16` makes 0 of denormals.
 HALF = _map(
     "half",
@@ -305,7 +305,7 @@ HALF = _map(
     helper=HALF_HELPER,
 )
 
-# `x` as a variable of its own: a transform differentiates with respect to it, and not to what else `x` is used in.
+# `x` as a separate variable: a transform differentiates with respect to it, but not to other uses of `x`
 VARIABLE = _map("variable", lambda x: x, lambda xp, x: x, lambda ct, y, x: (ct,), "{0}", cost=0)
 
 
@@ -336,7 +336,7 @@ rsqrt = elementwise(
     cost=8,
 )
 exp = elementwise("exp", array="exp", wgsl="exp_({0})", vjp=lambda ct, y, x: (ct * y,), cost=8, helper=EXP)
-half_exp = elementwise(  # e^x / 2, of which hyperbolic functions are made
+half_exp = elementwise(  # e^x / 2, the building block of hyperbolic functions
     "half_exp",
     spelled=False,
     array=HALF_EXP_ARRAY,
@@ -357,7 +357,7 @@ cos = elementwise("cos", array="cos", wgsl="cos_({0})", vjp=lambda ct, y, x: (-c
 tanh = elementwise(
     "tanh", array="tanh", wgsl="tanh_({0})", vjp=lambda ct, y, x: (ct * (1.0 - y * y),), cost=12, helper=TANH
 )
-# Not `sigmoid`, whose small values are right to the last bits: for a factor
+# Unlike `sigmoid`, not exact to the last bits for small values: meant as a factor
 logistic = elementwise(
     "logistic",
     spelled=False,
@@ -396,7 +396,7 @@ maximum = elementwise(
     vjp=lambda ct, y, a, b: _ties(ct, b < a, a < b),
     accepts=NUMBER,
 )
-# Of a number and NaN either: one operation of a GPU, where `maximum` takes seven
+# Returns the number if the other operand is NaN: one operation of a GPU, where `maximum` takes seven
 fmax = elementwise("fmax", spelled=False, array="fmax", wgsl="max({0}, {1})")
 less = elementwise(
     "less", spelled=False, array="less", wgsl="less_{of}({0}, {1})", out=bool_, accepts=NUMBER, helper=LESS_HELPER
@@ -411,14 +411,14 @@ less_equal = elementwise(
     helper=AT_MOST_HELPER,
 )
 equal = elementwise("equal", spelled=False, array="equal", wgsl="({0} == {1})", out=bool_, accepts=ANY)
-# Not "!=", which drivers may read as ordered: false for NaN
+# Not "!=": drivers can read it as an ordered comparison, which is false for NaN
 not_equal = elementwise("not_equal", spelled=False, array="not_equal", wgsl="(!({0} == {1}))", out=bool_, accepts=ANY)
 logical_and = elementwise("logical_and", spelled=False, array="logical_and", wgsl="({0} && {1})", accepts=BOOL)
 logical_or = elementwise("logical_or", spelled=False, array="logical_or", wgsl="({0} || {1})", accepts=BOOL)
 logical_not = elementwise("logical_not", spelled=False, array="logical_not", wgsl="(!{0})", accepts=BOOL)
 bit_xor = elementwise("bit_xor", spelled=False, array="bitwise_xor", wgsl="({0} ^ {1})", accepts=INT)
 shift_right = elementwise("shift_right", spelled=False, array="right_shift", wgsl="({0} >> {1})", accepts=(u32,))
-# By bits, because WGSL lets a compiler assume that no NaN and no infinity exist
+# Tests the bits, because WGSL lets a compiler assume that no NaN and no infinity exist
 nonfinite = elementwise(
     "nonfinite",
     spelled=False,

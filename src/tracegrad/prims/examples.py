@@ -1,4 +1,4 @@
-"""An example for each elementwise row that is a public function: the call, and what it gives."""
+"""An example for each elementwise row that is a public function: the call and its result."""
 
 TEXT = """
 abs([-1.5, 2.0]) -> tensor([1.5, 2. ])
@@ -34,5 +34,5 @@ square([2.0, 3.0]) -> tensor([4., 9.])
 sub([3.0, 2.0], 1.0) -> tensor([2., 1.])
 tanh([0.0, 1.0]) -> tensor([0.       , 0.7615942])
 """
-# By name, the rest of its line
+# Name -> the rest of its line
 EXAMPLES: dict[str, str] = {name: rest for name, _, rest in [line.partition("(") for line in TEXT.split("\n")]}

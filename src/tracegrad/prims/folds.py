@@ -23,7 +23,7 @@ from tracegrad.shapes import reduced_shape
 
 
 def fold(name: str, *, array: str, combine: str, identity: float, vjp: Any, jvp: Any) -> Primitive:
-    """Register a fold over `axes`, which stay as 1. `array` spells it, with a hole for whether they do."""
+    """Register a fold over `axes`, which stay as size 1. `array` is its code, with a hole for `keepdims`."""
 
     def rule(x: TensorType, *, axes: tuple[int, ...]) -> TensorType:
         if x.dtype.name == "bool":
@@ -34,13 +34,13 @@ def fold(name: str, *, array: str, combine: str, identity: float, vjp: Any, jvp:
 
 
 def _hits(y: Tensor, x: Tensor, axes: tuple[int, ...]) -> tuple[Tensor, Tensor]:
-    """1 where `x` is the extremum `y` and 0 elsewhere, and how many there are: they share the derivative evenly."""
+    """Return 1 where `x` equals the extremum `y` and 0 elsewhere, and the number of ones: they share the derivative."""
     hit = METHODS["cast"](x == broadcast_to(y, x.shape), f32)
     return hit, hit.sum(axes, keepdims=True)
 
 
 def _extremum_vjp(ct: Tensor, y: Tensor, x: Tensor, *, axes: tuple[int, ...]) -> tuple[Tensor]:
-    """As PyTorch's amax and amin at ties."""
+    """Share the gradient among ties, as PyTorch's amax and amin."""
     hit, count = _hits(y, x, axes)
     return (broadcast_to(ct / count, x.shape) * hit,)
 
@@ -51,8 +51,10 @@ def _extremum_jvp(ts: Tangents, y: Tensor, x: Tensor, *, axes: tuple[int, ...]) 
 
 
 def _others(x: Tensor, axes: tuple[int, ...]) -> Tensor:
-    """For each element the product of all others over `axes`: no quotient, so zeros, infinities and every order of
-    derivative come out right."""
+    """Return, for each element, the product of all others over `axes`.
+
+    No quotient is used, so zeros, infinities and derivatives of every order are right.
+    """
     kept = [d for d in range(x.ndim) if d not in axes]
     order = (*kept, *axes)
     rows = permute(x, order)
@@ -61,7 +63,7 @@ def _others(x: Tensor, axes: tuple[int, ...]) -> Tensor:
 
 
 def _others_in_rows(x: Tensor) -> Tensor:
-    """The other one of a pair, times the others of the products of pairs."""
+    """Return the other element of each pair, times the others of the products of pairs."""
     *batch, n = x.shape
     if n < 2:
         return broadcast_to(const(1.0), x.shape)
@@ -77,8 +79,8 @@ def _others_in_rows(x: Tensor) -> Tensor:
     return slice_(reshape(result, (*batch, 2 * pairs)), at, 0, n)
 
 
-# The functions behind x.sum() and x.max(), which are a layer of Python. NumPy would sum i32 as i64. PEAK is MAX for a
-# shift of what is summed in exponentials: it cancels, so it has no derivative, and NaN comes through them in any case.
+# The ufuncs behind x.sum() and x.max() avoid a layer of Python. NumPy would sum i32 as i64. PEAK is MAX as the shift in
+# sums of exponentials: the shift cancels, so it has no derivative, and NaN passes through the exponentials anyway.
 SUM = fold("sum", array="xp.add.reduce({0}, {axes}, {0}.dtype, keepdims={keepdims})", combine="add", identity=0.0,
            vjp=lambda ct, y, x, *, axes: (broadcast_to(ct, x.shape),), jvp=multilinear)  # fmt: skip
 MAX = fold("max", array="xp.maximum.reduce({0}, {axes}, keepdims={keepdims})", combine="maximum",
@@ -123,7 +125,7 @@ def _transposed(x: Tensor) -> Tensor:
 
 
 def _gradient(x: Tensor, a: Tensor, b: Tensor) -> Tensor:
-    """a @ b, the gradient of `x`; where that is a transposed view, as b^T @ a^T, so that it lies as what is viewed."""
+    """Return a @ b, the gradient of `x`; for a transposed view as b^T @ a^T, in the layout of the view's input."""
     swapped = (*range(x.ndim - 2), x.ndim - 1, x.ndim - 2)
     if x.prim.name == "permute" and x.attrs["axes"] == swapped:
         return _transposed(bind(MATMUL, _transposed(b), _transposed(a)))
@@ -131,7 +133,7 @@ def _gradient(x: Tensor, a: Tensor, b: Tensor) -> Tensor:
 
 
 def _matmul_batch(n: int, y: Tensor, a: Tensor, b: Tensor) -> Tensor:
-    """A factor that is the same for all makes one product of the others: they become further rows or columns."""
+    """Batch a product. A factor that is equal for all gives one product: the elements become more rows or columns."""
     if a.shape[0] == b.shape[0] or y.ndim != 2:
         return bind(MATMUL, spread(n, a), spread(n, b))
     (m, k), columns = a.shape[1:], b.shape[-1]
@@ -166,7 +168,7 @@ MATMUL = register(
 
 def _parts_type(a: TensorType, b: TensorType, *, part: int) -> TensorType:
     whole = _matmul_type(a, b)
-    assert 0 < part < a.shape[-1], f"{part} of {a.shape[-1]} are no part"  # several: kernels count them by an axis
+    assert 0 < part < a.shape[-1], f"{part} of {a.shape[-1]} are no part"  # kernels count several by an axis
     return TensorType(whole.dtype, (-(-a.shape[-1] // part), *whole.shape))
 
 
@@ -180,8 +182,8 @@ def _parts_batch(n: int, y: Tensor, a: Tensor, b: Tensor, *, part: int) -> Tenso
     return permute(many, (1, 0, *range(2, many.ndim)))
 
 
-# out[p, .., m, n] = the same sum over the k from p * part to (p + 1) * part. Passes make it, behind all transforms; it
-# can be batched because every row can.
+# out[p, .., m, n] = the same sum over the k from p * part to (p + 1) * part. Passes make it, after all transforms. It
+# has a batching rule only because every row has one.
 MATMUL_PARTS = register(
     Primitive(
         "matmul_parts", "product", _parts_type, array=_parts_array, batch=_parts_batch, combine="add", identity=0.0
@@ -200,10 +202,10 @@ def _gather_type(x: TensorType, indices: TensorType, *, axis: int) -> TensorType
 
 
 def _gather_batch(n: int, y: Tensor, x: Tensor, indices: Tensor, *, axis: int) -> Tensor:
-    """From one `x`, all indices at once: so the gradient of a table is one scatter into it, not `n`."""
+    """Look up all indices in one `x` at once, so that a table's gradient is one scatter into the table, not `n`."""
     if x.shape[0] != 1 or n == 1:
         return bind(GATHER, spread(n, x), spread(n, indices), axis=axis + 1)
-    order = (*range(1, axis + 1), 0, *range(axis + 1, indices.ndim))  # the new axis beside `axis`
+    order = (*range(1, axis + 1), 0, *range(axis + 1, indices.ndim))  # the new axis comes next to `axis`
     beside = permute(indices, order)
     long = reshape(beside, (*x.shape[1 : axis + 1], n * indices.shape[axis + 1], *x.shape[axis + 2 :]))
     picked = reshape(bind(GATHER, reshape(x, x.shape[1:]), long, axis=axis), beside.shape)
@@ -215,9 +217,9 @@ def _clamped(xp: Any, indices: Any, n: int) -> Any:
 
 
 def _shared_indices(t: Tensor, k: int, indices: Any) -> Any | None:
-    """The indices along the axis, where input `k` has the same at all other places; None where they may differ.
+    """Return the indices along the axis if input `k` repeats them at all other places, else None.
 
-    XLA then moves whole rows: looking up one index for each element of a table's row takes it many times as long.
+    XLA then moves whole rows, many times faster than looking up one index for each element of a table's row.
     """
     node = t.inputs[k]
     if node.prim.name != "broadcast" or node.inputs[0].size != node.inputs[0].shape[t.axis] or 0 in node.shape:
@@ -310,7 +312,7 @@ def _pack_type(*types: TensorType) -> TensorType:
 
 
 def offsets(sizes: Sequence[int]) -> list[int]:
-    """Where each of consecutive pieces begins."""
+    """Return where each of several consecutive pieces begins."""
     return [0, *accumulate(sizes)][: len(sizes)]
 
 
@@ -323,7 +325,7 @@ def _pack_batch(n: int, y: Tensor, *xs: Tensor) -> Tensor:
     return permute(reshape(pack(rows), (y.size, n)), (1, 0))
 
 
-# All inputs, flattened, one after the other. Never a kernel: each input is computed into its place.
+# All inputs, flattened, one after the other. A pack is never a kernel: each input is computed into its place.
 PACK = register(
     Primitive(
         "pack",
@@ -340,5 +342,5 @@ PACK = register(
 
 
 def pack(xs: Sequence[Tensor]) -> Tensor:
-    """One flat array of all `xs`."""
+    """Return one flat array of all `xs`."""
     return bind(PACK, *xs)

@@ -1,17 +1,17 @@
-"""WGSL of the functions that the language leaves to the driver.
+"""WGSL code of functions whose precision WGSL leaves to the driver.
 
-WGSL promises little of its own: exp within 3 + 2|x| ulp, log within 2^-21 near 1, sin and cos within 2^-11 and only on
-[-pi, pi], pow as exp2(b log2(a)), and no NaN or infinity anywhere. These are short polynomials after Cephes (Moshier),
-with the arguments reduced by exact products; docs/numerics.md has the errors. Special values are told by their bits,
-because a compiler may assume that comparisons never see them. Functions that need each other are parts of one text,
-separated by a blank line: a shader holds each part once.
+WGSL promises little: exp within 3 + 2|x| ulp, log within 2^-21 near 1, sin and cos within 2^-11 and only on [-pi, pi],
+pow as exp2(b log2(a)), and no NaN or infinity anywhere. These are short polynomials after Cephes (Moshier), with the
+arguments reduced by exact products; docs/numerics.md has the errors. Code tests special values by their bits, because
+a compiler can assume that comparisons never see such values. Functions that need each
+other are parts of one text, separated by a blank line: a shader holds each part once.
 """
 
 from __future__ import annotations
 
 import math
 
-# erf(x) = x + x P(x^2) below 1, and sign(x) (1 - exp(Q(|x|))) from there on, where Q fits log(erfc) on [1, 4].
+# erf(x) = x + x P(x^2) below 1, and sign(x) (1 - exp(Q(|x|))) from 1 on, where Q fits log(erfc) on [1, 4].
 # Weighted least squares iterated to the minimax. In f32 |error| < 1.5e-7; a rational fit, which divides, has 3.1e-7.
 ERF_P = (-0.0005522360443137586, 0.004888213239610195, -0.026683002710342407, 0.11279019713401794,
          -0.376121461391449, 0.12837910652160645)  # fmt: skip
@@ -39,7 +39,7 @@ TWO_OVER_PI = 0x28BE60DB9391054A7F09D5F47D4D377036D8A5664F10E4107F9458EA
 
 
 def horner(coefficients: tuple[float, ...], z: str) -> str:
-    """A polynomial in `z`, highest power first; reads as Python and as WGSL."""
+    """Return a polynomial in `z`, highest power first, as text that is valid Python and WGSL."""
     text = repr(coefficients[0])
     for c in coefficients[1:]:
         text = f"({text} * {z} + {c!r})"
@@ -60,7 +60,7 @@ DIV = """fn div_(a: f32, b: f32) -> f32 {
   return (a * s) / (b * s);
 }"""
 
-# 2^n in two factors, because 2^128 and 2^-150 are no f32
+# 2^n as two factors, because f32 holds neither 2^128 nor 2^-150
 SCALE = """fn scale_(x: f32, n: i32) -> f32 {
   let half = n >> 1u;
   return x * bitcast<f32>(u32(half + 127) << 23u) * bitcast<f32>(u32(n - half + 127) << 23u);
@@ -80,17 +80,17 @@ fn exp_times_(x: f32, power: i32) -> f32 {{  // e^x 2^power
 
 fn exp_(x: f32) -> f32 {{ return exp_times_(x, 0); }}"""
 
-# e^x / 2, finite a little longer than e^x. By the exponent, because NVIDIA's driver makes r r / 2 of (r / 2) r.
+# e^x / 2, which overflows a little later than e^x. Scaled by the exponent: NVIDIA's driver makes r r / 2 of (r / 2) r.
 HALF_EXP = f"""{EXP}
 
 fn half_exp_(x: f32) -> f32 {{ return exp_times_(x, -1); }}"""
 
 HALF_EXP_ARRAY = "(lambda r: (r * 0.5) * r)(xp.exp({0} * 0.5))"
 
-# e^x for |x| <= 87, as the device has it: within 3 + 2|x| ulp, for what is a small part of a result, or a small result
+# e^x for |x| <= 87 with the device's exp, within 3 + 2|x| ulp: for small results or small parts of a result
 NEAR_EXP = "fn near_exp_(x: f32) -> f32 { return exp(x); }"
 
-# The same as a polynomial, for a language in which that is a call
+# The same as a polynomial, for a language in which exp is a function call
 NEAR_EXP_ALONE = f"""fn near_exp_(x: f32) -> f32 {{
   let n = round(x * {1 / math.log(2)!r});
   let r = x - n * {LN2[0]} - n * ({LN2[1]});
@@ -109,9 +109,9 @@ fn expm1_(x: f32) -> f32 {{
   return select(select(s * y + (s - 1.0), x, abs(x) < 1e-8), exp_(x), !(x < 80.0));
 }}"""
 
-# Without a branch, as what follows: one keeps a CPU from vectors. log(x) = e log(2) + log(1 + f) where x = 2^e (1 + f).
-# The parts of log_(x), and of log1p_(x), which knows a better f where 1 + x rounds: Kahan's correction of that rounding
-# is lost where a compiler reassociates.
+# log(x) = e log(2) + log(1 + f) where x = 2^e (1 + f). Without a branch, like the functions below, because a branch
+# prevents vector code on a CPU. log_(x) and log1p_(x) share these parts. log1p_(x) has a better f where 1 + x rounds:
+# Kahan's correction of that rounding is lost if a compiler reassociates.
 LOG_PARTS = f"""fn log_sum_(f: f32, e: f32) -> f32 {{
   let z = f * f;
   let y = {horner(LOG_P, "f")} * f * z + e * ({LN2[1]}) - 0.5 * z;
@@ -149,8 +149,8 @@ fn log1p_(x: f32) -> f32 {{
   return select(log_special_(y, s, v), x, abs(x) < 1e-10);
 }}"""
 
-# Both ways at once: a branch keeps a GPU from computing several side by side, a CPU from vectors. NaN takes the
-# polynomial, because min would drop it.
+# Computes both ways without a branch. A branch keeps a GPU from computing several values side by side, and a CPU from
+# vectors. NaN takes the polynomial, because min would drop it.
 TANH = f"""{NEAR_EXP}
 
 fn tanh_(x: f32) -> f32 {{
@@ -170,7 +170,7 @@ fn erf_(x: f32) -> f32 {{
   return select(x + x * {horner(ERF_P, "z")}, select(y, -y, x < 0.0), a >= 1.0);
 }}"""
 
-# 1 / (1 + e^-x), where the error of e^-x counts by e^-x / (1 + e^-x)^2: within 2^-23, and 3 + 2|x| ulp
+# 1 / (1 + e^-x). The error of e^-x is scaled by e^-x / (1 + e^-x)^2: within 2^-23, and 3 + 2|x| ulp
 LOGISTIC = f"""{NEAR_EXP}
 
 fn logistic_(x: f32) -> f32 {{
@@ -181,9 +181,9 @@ fn logistic_(x: f32) -> f32 {{
 
 LOGISTIC_ARRAY = "(lambda x, e: xp.where(x < 0.0, e, 1.0) / (1.0 + e))({0}, xp.exp(-xp.abs({0})))"
 
-# The quotient of the smaller by the larger is at most 1. Two denormals are multiplied by 2^23 first: for a device that
-# takes them for 0 they are then equal, and nothing is divided by 0. Signs and zeros by their bits, as IEEE:
-# atan2(-0, -1) is -pi.
+# The smaller operand divided by the larger is at most 1. Two denormals are multiplied by 2^23 first: a device that
+# flushes them to 0 then sees equal operands and does not divide by 0. Signs and zeros are tested by their bits, as IEEE
+# requires: atan2(-0, -1) is -pi.
 ATAN2 = f"""{IS_NAN}
 
 {DIV}
@@ -212,8 +212,8 @@ ERF_ARRAY = (
 
 _WORDS = [TWO_OVER_PI >> 32 * k & 0xFFFFFFFF for k in range(6, -1, -1)]
 
-# x - k pi/2 in [-pi/4, pi/4], and k modulo 4. Large arguments by Payne and Hanek: the 96 bits of 2/pi that matter,
-# times the mantissa, in integers.
+# x - k pi/2 in [-pi/4, pi/4], and k modulo 4. Large arguments use Payne and Hanek's method: the 96 bits of 2/pi that
+# matter, times the mantissa, in integers.
 TURN = f"""fn high_(a: u32, b: u32) -> u32 {{
   let t = (a >> 16u) * (b & 0xffffu) + (((a & 0xffffu) * (b & 0xffffu)) >> 16u);
   return (a >> 16u) * (b >> 16u) + (t >> 16u) + (((a & 0xffffu) * (b >> 16u) + (t & 0xffffu)) >> 16u);
@@ -273,9 +273,9 @@ fn sin_(x: f32) -> f32 {{
   return select(wave_(t.x, i32(t.y)), x, abs(x) < 1e-4);
 }}"""
 
-# For a language with doubles: x / (2 pi) less the nearest integer, for every x. The constant is in parts of 29 bits, so
-# that products are exact; the nearest integer goes after each, so that no sum loses what is left. Without a branch: one
-# keeps a CPU from vectors.
+# For a language with doubles: x / (2 pi) minus the nearest integer, for every x. The constant is in parts of 29 bits,
+# so that products are exact. The nearest integer is subtracted after each part, so that no sum loses the remainder.
+# Without a branch, because a branch prevents vector code on a CPU.
 _TURNS = [(TWO_OVER_PI >> 193 - 29 * k & 0x1FFFFFFF) * 2.0 ** (-31 - 29 * k) for k in range(5)]
 _LAST_TURN = (TWO_OVER_PI >> 24 & (1 << 53) - 1) * 2.0**-200
 
@@ -298,8 +298,8 @@ fn cos_(x: f32) -> f32 {{
   return wave_(t.x, i32(t.y) + 1);
 }}"""
 
-# a^b = exp(b log(m) + b e log(2)). Both logarithm and exponent are cut after 12 bits, so that the large products are
-# exact. Beyond 2^32 every exponent gives 0, 1 or infinity, also of the numbers next to 1. Special values as in C and
+# a^b = exp(b log(m) + b e log(2)). Logarithm and exponent are both cut after 12 bits, so that the large products are
+# exact. Beyond 2^32 every exponent gives 0, 1 or infinity, even for numbers next to 1. Special values as in C and
 # NumPy.
 POW = f"""{EXP}
 
@@ -340,7 +340,7 @@ fn pow_(a: f32, b: f32) -> f32 {{
 
 
 def _extremum(name: str) -> str:
-    """WGSL's own drops NaN, which NumPy and PyTorch keep; `a + b` is NaN if either is."""
+    """Return WGSL of max or min that keeps NaN, as NumPy and PyTorch do, by way of `a + b`: WGSL's own drops NaN."""
     return "\n".join(
         [
             f"fn {name}_f32(a: f32, b: f32) -> f32 {{",
@@ -356,7 +356,10 @@ MAX_HELPER, MIN_HELPER = _extremum("max"), _extremum("min")
 
 
 def _comparison(name: str, symbol: str) -> str:
-    """False for NaN. Of `select(x, 0.0, x <= 0.0)` NVIDIA's driver makes `max(x, 0.0)`, which drops NaN."""
+    """Return WGSL of a comparison that is false for NaN.
+
+    NVIDIA's driver turns `select(x, 0.0, x <= 0.0)` into `max(x, 0.0)`, which drops NaN.
+    """
     return "\n".join(
         [
             f"fn {name}_f32(a: f32, b: f32) -> bool {{",

@@ -1,4 +1,4 @@
-"""Rows without inputs: what a program is given, and constants."""
+"""Rows without inputs: constants, and values given to a program from outside."""
 
 # The rules are lambdas, whose parameters cannot be annotated.
 # pyright: reportUnknownLambdaType=false, reportUnknownArgumentType=false
@@ -25,7 +25,7 @@ from tracegrad.states import StateTensor
 # sets each step), "patch", or "placeholder" (of a transform; in no program).
 LEAF = register(Primitive("leaf", "leaf", lambda *, role, name, type: type))
 
-# A scalar known at compile time. inf and nan survive: renderers spell them by their bits.
+# A scalar known at compile time. inf and nan survive, because generated code writes them by their bits.
 CONST = register(
     Primitive(
         "const",
@@ -72,7 +72,7 @@ IOTA = register(
 
 
 def leaf(role: str, name: str, type: TensorType) -> Tensor:
-    """A value given to the program from outside."""
+    """Return a value given to the program from outside."""
     t = bind(LEAF, role=role, name=name, type=type)
     running = ambient.active()
     if running is not None:
@@ -82,7 +82,7 @@ def leaf(role: str, name: str, type: TensorType) -> Tensor:
 
 @contextmanager
 def placeholder(type: TensorType) -> Generator[Tensor]:
-    """A value that a transform puts something else for before the block ends; one that leaks belongs to no trace."""
+    """Yield a leaf that a transform replaces before the block ends; a placeholder that leaks belongs to no trace."""
     running = ambient.require("transform")
     t = leaf("placeholder", "placeholder", type)
     try:
@@ -92,7 +92,7 @@ def placeholder(type: TensorType) -> Generator[Tensor]:
 
 
 def counter(name: str) -> Tensor:
-    """The trace's "seed" or "step", which key the random streams: a u32 scalar that the host sets."""
+    """Return the trace's "seed" or "step", which key the random streams: a u32 scalar that the host sets."""
     running = ambient.require(name)
     if name not in running.counters:
         running.counters[name] = leaf("hyper", name, TensorType(u32, ()))
@@ -100,19 +100,19 @@ def counter(name: str) -> Tensor:
 
 
 def const(value: bool | int | float, dtype: DType = f32) -> Tensor:
-    """A scalar constant."""
+    """Return a scalar constant."""
     return bind(CONST, value=value, dtype=dtype)
 
 
 def unviewed(t: Tensor) -> Tensor:
-    """What `t` shows through views that keep all elements, and add none."""
+    """Return the tensor behind `t`'s views, as far as they keep all elements and add none."""
     while t.prim.name in ("broadcast", "reshape", "permute"):
         t = t.inputs[0]
     return t
 
 
 def constant(t: Tensor) -> float | None:
-    """The number that every element of `t` is, as its dtype holds it; seen through views that keep all elements."""
+    """Return the number that every element of `t` equals, rounded to its dtype and seen through views; else None."""
     t = unviewed(t)
     if t.prim is not CONST:
         return None
@@ -121,18 +121,18 @@ def constant(t: Tensor) -> float | None:
 
 
 def iota(shape: Sequence[int], axis: int) -> Tensor:
-    """i32 array whose value is the coordinate along `axis`."""
+    """Return an i32 array whose value is the coordinate along `axis`."""
     return bind(IOTA, shape=tuple(shape), axis=axis)
 
 
-FORMATS = {"f": f32, "d": f32, "e": f32, "?": bool_, "I": u32}  # of the buffer protocol; other integers are i32
+FORMATS = {"f": f32, "d": f32, "e": f32, "?": bool_, "I": u32}  # of the buffer protocol; all other integers are i32
 CODES = {"f32": "f", "i32": "i", "u32": "I", "bool": "B"}
 LOW = {"i32": -(2**31), "u32": 0}
 HIGH = {"i32": 2**31 - 1, "u32": 2**32 - 1}
 
 
 def literal(array: Any, dtype: DType | None = None) -> Tensor:
-    """A constant from anything with the buffer protocol, a nested list, or a number."""
+    """Return a constant from anything with the buffer protocol, a nested list, or a number."""
     if isinstance(array, (bool, int, float)):
         return const(fitting(array, dtype), dtype) if dtype else const(array, scalar_dtype(array))
     if isinstance(array, (list, tuple)):
@@ -142,7 +142,7 @@ def literal(array: Any, dtype: DType | None = None) -> Tensor:
         view = memoryview(array)
     except (TypeError, ValueError):
         raise DTypeError(no_operand(array)) from None
-    if view.format[0] in "<=" and view.c_contiguous:  # of JAX, of ctypes: native, but memoryview reads no such format
+    if view.format[0] in "<=" and view.c_contiguous:  # as JAX and ctypes say; memoryview cannot read it
         view = view.cast("B").cast(cast("Any", view.format[1:]), view.shape or [])
     shape = tuple(view.shape or ())
     source = FORMATS.get(view.format, i32)
@@ -152,7 +152,7 @@ def literal(array: Any, dtype: DType | None = None) -> Tensor:
 
 
 def _values(view: memoryview) -> list[Any]:
-    """The elements in row-major order."""
+    """Return the elements in row-major order."""
     if view.format == "e":  # half precision, which memoryview cannot read
         return list(struct.unpack(f"{view.nbytes // 2}e", view.tobytes()))
     try:
@@ -178,7 +178,7 @@ def _packed(flat: list[Any], shape: Shape, dtype: DType | None) -> Tensor:
 
 
 def fitting(value: Any, dtype: DType) -> bool | int | float:
-    """A Python number as a value of `dtype`; DTypeError if that would change it."""
+    """Return a Python number as a value of `dtype`. Raises: DTypeError if the number would change."""
     if dtype.is_float:
         return float(value)
     if dtype.is_int and float(value).is_integer() and LOW[dtype.name] <= value <= HIGH[dtype.name]:
@@ -189,7 +189,7 @@ def fitting(value: Any, dtype: DType) -> bool | int | float:
 
 
 def _flatten(values: Sequence[Any]) -> tuple[list[Any], Shape]:
-    """Values of a nested list in order, and its shape; DTypeError if it is ragged."""
+    """Return the values of a nested list in order, and its shape. Raises: DTypeError if it is ragged."""
     if not values or not isinstance(values[0], (list, tuple)):
         if any(isinstance(v, (list, tuple)) for v in values):
             raise DTypeError("the nested list is ragged: its lists must have equal lengths")
@@ -201,7 +201,7 @@ def _flatten(values: Sequence[Any]) -> tuple[list[Any], Shape]:
 
 
 def as_tensor(value: Any, like: DType | None = None) -> Tensor:
-    """`value` as a tensor; a Python number takes the dtype `like`, if it loses nothing by that.
+    """Return `value` as a tensor; a Python number takes the dtype `like` if the cast is exact.
 
     Raises TraceError outside a trace, DTypeError for values of another kind.
     """
@@ -226,7 +226,10 @@ def as_tensor(value: Any, like: DType | None = None) -> Tensor:
 
 
 def _around(value: TensorMethods) -> Tensor:
-    """An eager tensor that the traced function closes over: a further argument if it runs at once, or a constant."""
+    """Return an eager tensor that a traced function closes over, as a constant.
+
+    If the function runs at once, the tensor is a further argument instead.
+    """
     running, x = ambient.active(), cast("Any", value)
     if running is None or running.closed is None or x.dtype.name not in ("f32", "f64"):
         return literal(x.constant())
@@ -237,9 +240,9 @@ def _around(value: TensorMethods) -> Tensor:
 
 
 def as_tensors(*values: Any) -> tuple[Tensor, ...]:
-    """`values` as tensors; numbers take the dtype of the first that is none, and of a float if all are numbers.
+    """Return `values` as tensors; numbers take the dtype of the first tensor, or of a float if all are numbers.
 
-    So do lists of integers beside a float tensor, f32: written alone they are i32, as indices are.
+    Beside an f32 tensor, lists of integers become f32 too: alone they are i32, as indices are.
     """
     values = tuple([unboxed(v) for v in values])
     is_number = [isinstance(v, (bool, int, float)) for v in values]
@@ -255,7 +258,7 @@ def as_tensors(*values: Any) -> tuple[Tensor, ...]:
 
 
 def unboxed(value: Any) -> Any:
-    """A NumPy scalar as the Python number it holds; anything else as it is."""
+    """Return a NumPy scalar as the Python number it holds, and any other value unchanged."""
     if isinstance(value, (bool, int, float, TensorMethods)):
         return value
     if hasattr(value, "dtype") and getattr(value, "shape", None) == () and hasattr(value, "item"):
@@ -264,9 +267,9 @@ def unboxed(value: Any) -> Any:
 
 
 def require_own(nodes: Sequence[Tensor], running: ambient.Trace) -> None:
-    """TraceError with the line where a leaf of another trace is used; `nodes` are in order."""
-    begin = min(running.leaves, default=0)  # everything older was made outside of this trace
-    foreign: dict[int, Tensor] = {}  # what depends on such a leaf -> the leaf
+    """Raise TraceError with the line that uses a leaf of another trace; `nodes` are in order."""
+    begin = min(running.leaves, default=0)  # older nodes were made outside of this trace
+    foreign: dict[int, Tensor] = {}  # node that depends on such a leaf -> the leaf
     for t in nodes:
         source = next((foreign[x.serial] for x in t.inputs if x.serial in foreign), None)
         if t.prim is LEAF and t.serial not in running.leaves:

@@ -1,7 +1,7 @@
-"""Rows that only move: each says which input element an output element is.
+"""Rows that only move elements: each row tells which input element an output element is.
 
 `index(i, x, **attrs)` reads: "the element at `i` is the input's element at these coordinates, or 0 outside these
-guards". Nothing else in the compiler knows what padding or striding is.
+guards". Nothing else in the compiler knows about padding or strides.
 """
 
 # The rules are lambdas, whose parameters cannot be annotated.
@@ -23,7 +23,7 @@ from tracegrad.prims.rules import Indexed, multilinear, shifted, spread
 
 
 class Guard(NamedTuple):
-    """Inside means lo <= expr < hi, and expr divisible by step."""
+    """A condition that holds if lo <= expr < hi and step divides expr."""
 
     expr: Any
     lo: int
@@ -43,7 +43,7 @@ def view(
     batch: Any = shifted,
     xla: Any = None,
 ) -> Primitive:
-    """Register one view. It is linear, so its tangent is itself of the tangent."""
+    """Register one view. A view is linear, so its tangent is the view of the tangent."""
     rules = {"index": index, "repeats": repeats, "xla": xla}
     return register(Primitive(name, "view", type, array, vjp, jvp, batch, cost=0, **rules))
 
@@ -62,7 +62,7 @@ RESHAPE = view(
     "reshape",
     type=_check_reshape,
     array="{0}.reshape({shape})",
-    index=None,  # the one view whose coordinates are matched group by group: kernels.lower.regroup
+    index=None,  # reshape has no rule: kernels.lower.regroup matches its coordinates group by group
     repeats=lambda x, y: 1,
     vjp=lambda ct, y, x, *, shape: (reshape(ct, x.shape),),
 )
@@ -84,7 +84,7 @@ def _broadcast_type(x: TensorType, *, shape: Shape) -> TensorType:
 
 
 def _broadcast_repeats(x: TensorType, y: TensorType) -> int | None:
-    """Copies along trailing axes are neighbours; any others are not."""
+    """Return how often elements repeat: copies along trailing axes are neighbours; any others are not."""
     factor = 1
     for n, m in zip(reversed(x.shape), reversed(y.shape)):
         if n != m:
@@ -115,7 +115,7 @@ def _slice_type(x: TensorType, *, axis: int, start: int, step: int, length: int)
 
 def _span(*, axis: int, start: int, step: int, length: int) -> tuple[slice, ...]:
     stop = start + step * length
-    # None: a negative stop would count from the end
+    # None, because a negative stop would count from the end
     return *[slice(None)] * axis, slice(start, stop if stop >= 0 else None, step)
 
 
@@ -174,7 +174,7 @@ PLACE = view(
 
 
 def window_count(n: int, size: int, stride: int, dilation: int) -> int:
-    """How many windows fit: floor((n - dilation*(size-1) - 1) / stride) + 1."""
+    """Return how many windows fit: floor((n - dilation*(size-1) - 1) / stride) + 1."""
     return (n - dilation * (size - 1) - 1) // stride + 1
 
 
@@ -245,7 +245,7 @@ UNWINDOW = view(
 
 
 def _rewindow(ct: Tensor, axis: int, count: int, stride: int, dilation: int) -> Tensor:
-    """The transpose of unwindow: window k reads only its own slab of the last axis."""
+    """Return the transpose of unwindow: window k reads only its own slab of the last axis."""
     size = ct.shape[-1]
     windows = bind(WINDOW, ct, axis=axis, size=size, stride=stride, dilation=dilation)  # [.., o, .., k', k]
     windows = slice_(windows, axis, 0, count)
@@ -254,8 +254,8 @@ def _rewindow(ct: Tensor, axis: int, count: int, stride: int, dilation: int) -> 
     return METHODS["where"](own, windows, 0.0).sum(ndim - 2)
 
 
-# `x`, read only when all of `after` exist; nothing computed from it is merged with what was computed from `x` itself.
-# So it makes a recomputation one: without it the compiler would see that it has the values already, and keep them.
+# `x`, read only when all of `after` exist. Nodes computed from it are never merged with nodes computed from `x` itself.
+# So a recomputation stays one: without a barrier the compiler would find the values in memory, and keep them.
 BARRIER = view(
     "barrier",
     type=lambda x, *after: x,
@@ -269,9 +269,9 @@ BARRIER = view(
 )
 
 
-# Functions for the layers above; they do nothing where nothing would change.
+# Functions for the layers above; each returns its input if nothing would change.
 def reshape(x: Tensor, shape: Sequence[int]) -> Tensor:
-    """The same elements in row-major order under another shape."""
+    """Return the same elements in row-major order under another shape."""
     shape = tuple(shape)
     if shape == x.shape:
         return x
@@ -281,13 +281,13 @@ def reshape(x: Tensor, shape: Sequence[int]) -> Tensor:
 
 
 def permute(x: Tensor, axes: Sequence[int]) -> Tensor:
-    """Axis `d` of the result is axis `axes[d]` of `x`."""
+    """Return `x` with axis `axes[d]` moved to axis `d`."""
     axes = tuple(axes)
     return x if axes == tuple(range(x.ndim)) else bind(PERMUTE, x, axes=axes)
 
 
 def broadcast_to(x: Tensor, shape: Sequence[int]) -> Tensor:
-    """`x` repeated along new leading axes and along axes of size 1."""
+    """Return `x` repeated along new leading axes and along axes of size 1."""
     shape = tuple(shape)
     if shape == x.shape:
         return x
@@ -298,7 +298,7 @@ def broadcast_to(x: Tensor, shape: Sequence[int]) -> Tensor:
 
 
 def slice_(x: Tensor, axis: int, start: int, length: int, step: int = 1) -> Tensor:
-    """`length` elements of `axis`, from `start` in steps of `step`."""
+    """Return `length` elements of `axis`, from `start` in steps of `step`."""
     step = step if length > 1 else 1
     if (start, step, length) == (0, 1, x.shape[axis]):
         return x
@@ -306,17 +306,17 @@ def slice_(x: Tensor, axis: int, start: int, length: int, step: int = 1) -> Tens
 
 
 def place(x: Tensor, axis: int, start: int, length: int, step: int = 1) -> Tensor:
-    """Zeros of size `length` along `axis`, with `x` at `start`, `start + step`, ..."""
+    """Return zeros of size `length` along `axis`, with `x` at `start`, `start + step`, ..."""
     if (start, step, length) == (0, 1, x.shape[axis]):
         return x
     return bind(PLACE, x, axis=axis, start=start, step=step, length=length)
 
 
 def window(x: Tensor, axis: int, size: int, stride: int = 1, dilation: int = 1) -> Tensor:
-    """Sliding windows along `axis`, as a new last axis."""
+    """Return sliding windows along `axis`, as a new last axis."""
     return bind(WINDOW, x, axis=axis, size=size, stride=stride, dilation=dilation)
 
 
 def unwindow(x: Tensor, axis: int, length: int, stride: int = 1, dilation: int = 1) -> Tensor:
-    """Each window element back at the place it was read from; sum over the last axis for the transpose of window."""
+    """Return each window element at the place it was read from; a sum over the last axis transposes window."""
     return bind(UNWINDOW, x, axis=axis, length=length, stride=stride, dilation=dilation)

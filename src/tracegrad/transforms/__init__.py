@@ -1,4 +1,4 @@
-"""Transforms of functions of tensors. `tracegrad.functional` makes them work on arrays too."""
+"""Transform functions of tensors. `tracegrad.functional` makes the transforms work on arrays too."""
 
 from tracegrad.transforms.custom import CustomVJP, custom_vjp, remat
 from tracegrad.transforms.derivatives import grad, hessian, jacobian, jvp, value_and_grad, vjp

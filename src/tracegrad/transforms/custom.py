@@ -1,10 +1,10 @@
-"""Functions with a backward pass of their own: custom_vjp and remat.
+"""Functions with their own backward pass: custom_vjp and remat.
 
-Both are composites around what the function computed: the value is that, and only the VJP is another. Their attribute
-is a function on tensors, so that the batching rule is that function, of many.
+Both are composites around the value that the function computed; only the VJP differs. Their attribute is a function on
+tensors, so the batching rule applies that function to many elements.
 """
 
-# Trees may hold anything, and what is mapped over them are lambdas.
+# Trees can hold anything, and lambdas are mapped over them.
 # pyright: reportUnknownLambdaType=false, reportUnknownArgumentType=false
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
 
@@ -31,7 +31,7 @@ Pull = Callable[..., Sequence[Tensor | None]]  # (ct, *inputs) -> one cotangent 
 
 
 def _over_some(n: int, fn: Callable[..., Sequence[Tensor]], xs: Sequence[Tensor]) -> list[Tensor]:
-    """`fn` of `n` elements; those of `xs` whose axis 0 is of size 1 are the same for all."""
+    """Apply `fn` to `n` elements. An `xs` whose axis 0 has size 1 is the same for all elements."""
     many = [x for x in xs if x.shape[0] == n]
 
     def of_one(*ones: Tensor) -> Sequence[Tensor]:
@@ -45,7 +45,7 @@ def _over_some(n: int, fn: Callable[..., Sequence[Tensor]], xs: Sequence[Tensor]
 def _checkpoint_vjp(
     ct: Tensor, y: Tensor, value: Tensor, *xs: Tensor, rebuild: Callable[..., Tensor]
 ) -> tuple[Tensor | None, ...]:
-    """Compute it again, from the same inputs but not before `ct` is there, and go backwards through that."""
+    """Recompute the value from the same inputs, once `ct` exists, and differentiate the copy."""
     again = [bind(BARRIER, x, ct, value) for x in xs]
     wrt = [x for x in again if x.dtype.is_float]
     found = iter(cotangents([rebuild(*again)], [ct], wrt))
@@ -67,17 +67,17 @@ CHECKPOINT = composite(
 
 
 def remat(fn: Callable[..., Any]) -> Callable[..., Any]:
-    """`fn`, whose inner values are computed again in the backward pass instead of being kept for it.
+    """Return `fn` with its inner values recomputed in the backward pass instead of kept for it.
 
         for block in m.blocks:
             x = tg.remat(block)(x)                       # keeps one x a block, and the inside of one block at a time
 
-    fn:       of any arguments; it may close over tensors, and gradients flow to these too. It is called once: what is
-              computed again is its graph, with the same random numbers.
-    Returns:  what `fn` returns. Values and gradients are the same to the last bit.
+    fn:       a function of any arguments. Gradients also flow to tensors that `fn` closes over. `fn` is called once;
+              the backward pass recomputes its graph, with the same random numbers.
+    Returns:  a function with the result of `fn`. Values and gradients are the same to the last bit.
     Cost:     one more forward of `fn`, for each f32 result whose gradient is requested.
 
-    Chen et al. 2016. As jax.remat and torch.utils.checkpoint. `tg.checkpoint` is another name of it.
+    Chen et al. 2016. As jax.remat and torch.utils.checkpoint. `tg.checkpoint` is an alias.
 
     >>> tg.grad(tg.remat(lambda x: tg.sum(tg.sin(x))))(np.zeros(2, np.float32))
     array([1., 1.], dtype=float32)
@@ -94,9 +94,9 @@ def remat(fn: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _checkpointed(y: Tensor, begin: int) -> Tensor:
-    """`y`, of which the nodes made since `begin` are to be computed again."""
+    """Return `y`, marked so that the backward pass recomputes the nodes made since `begin`."""
     inside = toposort([y], begin)
-    # a leaf is given, also where `fn` was the first to mention it
+    # a leaf is an input even if `fn` was the first to use it
     older = {x.serial: x for t in inside for x in t.inputs if x.serial < begin or x.prim is LEAF}
     if not y.dtype.is_float or not older or y.serial < begin:
         return y
@@ -114,7 +114,7 @@ def _custom_vjp(ct: Tensor, y: Tensor, value: Tensor, *xs: Tensor, pull: Pull) -
 
 
 def _custom_jvp(ts: Tangents, y: Tensor, value: Tensor, *xs: Tensor, pull: Pull) -> Tensor | None:
-    """The transpose of `pull`, which is linear in its cotangent: the gradient of <pull(z), t> by z, for any z."""
+    """Return the transpose of `pull`, which is linear in its cotangent: d<pull(z), t>/dz, for any z."""
     z = bind(VARIABLE, zeros_like(y))
     parts = [(g * t).sum() for g, t in zip(pull(z, *xs), ts[1:], strict=True) if g is not None and t is not None]
     product = total(parts)
@@ -149,10 +149,10 @@ CUSTOM_VJP = composite(
 
 
 class CustomVJP:
-    """A function with a derivative of its own; `custom_vjp` makes one."""
+    """A function with its own derivative; `custom_vjp` makes one."""
 
     def __init__(self, fn: Callable[..., Any]) -> None:
-        """`defvjp` is to follow."""
+        """Wrap `fn`; call `defvjp` before calling the object."""
         functools.update_wrapper(self, fn)
         self.fn = fn
         self.rules: tuple[Callable[..., Any], Callable[..., Any]] | None = None
@@ -160,13 +160,13 @@ class CustomVJP:
     def defvjp(self, fwd: Callable[..., Any], bwd: Callable[..., Any]) -> None:
         """Set the derivative.
 
-        fwd: of the arguments of the function; gives (result, residuals), the residuals being what `bwd` needs.
+        fwd: takes the arguments of the function; returns (result, residuals). `bwd` gets the residuals.
         bwd: (residuals, cotangent of the result) -> a tuple with a cotangent, or None, for each argument.
         """
         self.rules = fwd, bwd
 
     def __call__(self, *args: Any) -> Any:
-        """The result; its derivative is what `bwd` says."""
+        """Return the result; `bwd` computes its derivative."""
         ambient.require("custom_vjp")
         name = getattr(self.fn, "__name__", "the function")
         if self.rules is None:
@@ -195,7 +195,7 @@ class CustomVJP:
 
 
 def _checked(name: str, args: tuple[Any, ...], given: Any) -> list[Tensor | None]:
-    """A cotangent, or None, for each leaf of the arguments, as `bwd` gave them."""
+    """Return a cotangent, or None, for each leaf of the arguments, from the result of `bwd`."""
     if not isinstance(given, (tuple, list)) or len(cast("tuple[Any, ...]", given)) != len(args):
         raise TraceError.here(f"custom_vjp: bwd of {name} must return a tuple with one entry for each of its "
                               f"{len(args)} arguments")  # fmt: skip
@@ -212,14 +212,14 @@ def _checked(name: str, args: tuple[Any, ...], given: Any) -> list[Tensor | None
 
 
 def custom_vjp(fn: Callable[..., Any]) -> CustomVJP:
-    """`fn` with a derivative of your own, which its method `defvjp(fwd, bwd)` sets.
+    """Return `fn` with a derivative of your own; set the derivative with the method `defvjp(fwd, bwd)`.
 
         @tg.custom_vjp
         def clipped(x):                                  # x, whose gradient is clipped
             return x
         clipped.defvjp(lambda x: (x, ()), lambda _, ct: (tg.clip(ct, -1.0, 1.0),))
 
-    fn:       of tensors and trees of them. What it closes over counts as constant. Its value is what `fwd` gives.
+    fn:       a function of tensors and trees of them. Tensors it closes over are constants. `fwd` gives the value.
     Returns:  a function of the same arguments.
 
     Forward mode (`jvp`) goes through the transpose of `bwd`, which must be linear in the cotangent. Derivatives of

@@ -1,10 +1,10 @@
-"""Derivatives of functions: grad, value_and_grad, vjp, jvp, jacobian, hessian.
+"""Differentiate functions: grad, value_and_grad, vjp, jvp, jacobian, hessian.
 
-Each calls the function on variables of its own (row "variable"), which stand for its arguments, and walks the graph
-between them and the result. Tensors that the function closes over are constants to it.
+Each transform calls the function on its own variables (row "variable"), which stand for the arguments, and walks the
+graph between variables and result. Tensors that the function closes over are constants.
 """
 
-# Trees may hold anything, and what is mapped over them are lambdas.
+# Trees can hold anything, and lambdas are mapped over them.
 # pyright: reportUnknownLambdaType=false, reportUnknownArgumentType=false
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
 
@@ -32,15 +32,15 @@ ArgNums = int | Sequence[int]
 
 
 def grad(fn: Function, argnums: ArgNums = 0, has_aux: bool = False) -> Function:
-    """The function that gives the gradient of `fn`.
+    """Return a function that computes the gradient of `fn`.
 
         g = tg.grad(lambda w: tg.sum(w * w))(w)          # 2 w
 
     fn:       returns an f32 of rank 0; with `has_aux`, (that, aux).
     argnums:  the argument, or arguments, to differentiate with respect to: f32 tensors, arrays, floats, or trees of
               them, such as a model inside its forward.
-    Returns:  for one argument a tree like it, for several a tuple; (gradient, aux) with `has_aux`. Where a leaf is
-              not f32 the gradient is None.
+    Returns:  for one argument a tree like it, for several a tuple; (gradient, aux) with `has_aux`. The gradient of a
+              leaf that is not f32 is None.
     Raises:   ShapeError or TraceError for another result, DTypeError for an argument without f32.
 
     As jax.grad.
@@ -59,10 +59,9 @@ def grad(fn: Function, argnums: ArgNums = 0, has_aux: bool = False) -> Function:
 
 
 def value_and_grad(fn: Function, argnums: ArgNums = 0, has_aux: bool = False) -> Function:
-    """The function that gives the value of `fn` and its gradient: (value, gradient), or ((value, aux), gradient).
+    """Return a function that computes the value and gradient of `fn`: (value, gradient) or ((value, aux), gradient).
 
     Arguments, gradient and errors are those of `grad`. As jax.value_and_grad.
-    As jax.value_and_grad.
     Raises ShapeError if the result is not a scalar.
 
     >>> tg.value_and_grad(lambda x: tg.sum(x * x))(np.array([1.0, 2.0], np.float32))
@@ -87,7 +86,7 @@ def value_and_grad(fn: Function, argnums: ArgNums = 0, has_aux: bool = False) ->
 
 
 def vjp(fn: Function, *primals: Any, has_aux: bool = False) -> tuple[Any, ...]:
-    """The result of `fn(*primals)`, and the function that pulls a cotangent of it back to the arguments.
+    """Return `fn(*primals)`, and a function that pulls a cotangent of the result back to the arguments.
 
         y, pull = tg.vjp(fn, x)
         (g,) = pull(ct)                                  # ct times the Jacobian
@@ -98,7 +97,6 @@ def vjp(fn: Function, *primals: Any, has_aux: bool = False) -> tuple[Any, ...]:
     Raises:  DTypeError for an argument without f32.
 
     As jax.vjp.
-    As jax.vjp.
 
     >>> value, back = tg.vjp(lambda x: x * x, 3.0)
     >>> back(1.0)
@@ -108,7 +106,7 @@ def vjp(fn: Function, *primals: Any, has_aux: bool = False) -> tuple[Any, ...]:
 
 
 def _vjp(who: str, fn: Function, primals: Sequence[Any], has_aux: bool) -> tuple[Any, ...]:
-    """`vjp`; `who`: what the user called."""
+    """Implement `vjp`. `who` is the public function that the user called."""
     trees, wrt = _variables(primals, who)
     out, aux = _called(fn, trees, has_aux)
 
@@ -122,16 +120,17 @@ def _vjp(who: str, fn: Function, primals: Sequence[Any], has_aux: bool) -> tuple
 
 
 def jvp(fn: Function, primals: Sequence[Any], directions: Sequence[Any], has_aux: bool = False) -> tuple[Any, ...]:
-    """The result of `fn(*primals)`, and how it moves as the arguments move along `directions`.
+    """Return `fn(*primals)`, and the tangent of the result as the arguments move along `directions`.
 
         y, t = tg.jvp(fn, (x,), (v,))                    # t is the Jacobian times v
 
     primals:    a tuple or list of arguments, trees as in `vjp`.
     directions: the same with a tangent for each f32 leaf; None stands for zero.
-    Returns:    (result, tangent), with `has_aux` (result, tangent, aux). The tangent of what is not f32 is None.
+    Returns:    (result, tangent), with `has_aux` (result, tangent, aux). The tangent of a leaf that is
+                not f32 is None.
     Raises:     TraceError, ShapeError or DTypeError where the tangents do not fit.
 
-    One walk forwards, beside the function: no value has to be kept. As jax.jvp.
+    One forward walk, together with the function: no value is kept. As jax.jvp.
 
     >>> tg.jvp(lambda x: x * x, (3.0,), (1.0,))
     (array(9., dtype=float32), array(6., dtype=float32))
@@ -150,17 +149,17 @@ def jvp(fn: Function, primals: Sequence[Any], directions: Sequence[Any], has_aux
 
 
 def jacobian(fn: Function, argnums: ArgNums = 0, has_aux: bool = False) -> Function:
-    """The function that gives all derivatives of the results of `fn` with respect to its arguments.
+    """Return a function that computes all derivatives of the results of `fn` with respect to its arguments.
 
     J[i..., j...] = d out[i...] / d x[j...]
 
-    argnums: as in `grad`. The result of `fn` may be of any shape, and a tree.
+    argnums: as in `grad`. The result of `fn` can have any shape, or be a tree.
     Returns: a tree like the result, with a tree like the argument (for several, a tuple) in place of each leaf; a leaf
              has the shape of the result followed by that of the argument. (Jacobian, aux) with `has_aux`.
     Raises:  as `grad`.
 
-    Forwards where the arguments have no more elements than the results, else backwards; in both cases all rows at
-    once, by batching. As jax.jacfwd and jax.jacrev.
+    Forward mode if the arguments have no more elements than the results, else reverse mode; batching computes all
+    rows at once. As jax.jacfwd and jax.jacrev.
 
     >>> tg.jacobian(lambda x: x * x)(np.array([1.0, 2.0], np.float32))
     array([[2., 0.],
@@ -191,7 +190,7 @@ def jacobian(fn: Function, argnums: ArgNums = 0, has_aux: bool = False) -> Funct
 
 
 def hessian(fn: Function, argnums: ArgNums = 0, has_aux: bool = False) -> Function:
-    """The function that gives the second derivatives of `fn`: `jacobian(jacobian(fn))`.
+    """Return a function that computes the second derivatives of `fn`: `jacobian(jacobian(fn))`.
 
     H[i..., j...] = d^2 out / d x[i...] d x[j...], after the axes of the result, if it has any
 
@@ -205,11 +204,11 @@ def hessian(fn: Function, argnums: ArgNums = 0, has_aux: bool = False) -> Functi
     return jacobian(jacobian(fn, argnums, has_aux), argnums, has_aux)
 
 
-# the parts
+# parts of the above
 def _of_chosen(
     fn: Function, args: Sequence[Any], kwargs: Any, argnums: ArgNums, who: str
 ) -> tuple[Function, list[Any]]:
-    """`fn` as a function of the chosen arguments, and these."""
+    """Return `fn` as a function of the chosen arguments, and these arguments."""
     numbers = cast("tuple[Any, ...]", tuple(argnums) if isinstance(argnums, (tuple, list)) else (argnums,))
     if any(not isinstance(k, int) for k in numbers):
         raise TraceError.here(
@@ -234,12 +233,12 @@ def _of_chosen(
 
 
 def _variables(primals: Sequence[Any], who: str) -> tuple[tuple[Any, ...], list[Tensor]]:
-    """The arguments with a variable for each f32 leaf, and these variables."""
+    """Return the arguments with a variable for each f32 leaf, and the variables."""
     wrt: list[Tensor] = []
 
     @op
     def argument(x: Any) -> Any:
-        if isinstance(x, StateTensor):  # a constant, that `fn` may still assign
+        if isinstance(x, StateTensor):  # a constant, which `fn` can still assign
             return x
         t = as_tensor(x)
         if not t.dtype.is_float:
@@ -261,7 +260,7 @@ def _variables(primals: Sequence[Any], who: str) -> tuple[tuple[Any, ...], list[
 
 
 def _called(fn: Function, trees: Sequence[Any], has_aux: bool) -> tuple[Any, list[Any]]:
-    """The result, and what comes beside it."""
+    """Return the result and the aux."""
     out = fn(*trees)
     if not has_aux:
         return out, []
@@ -272,7 +271,7 @@ def _called(fn: Function, trees: Sequence[Any], has_aux: bool) -> tuple[Any, lis
 
 
 def _pairs(who: str, what: str, tree: Any, given: Any) -> list[tuple[Tensor, Tensor]]:
-    """Each f32 leaf of `tree` with what is given for it; those without are left out."""
+    """Pair each f32 leaf of `tree` with the value given for it; leave out leaves without a value."""
     pairs: list[tuple[Tensor, Tensor]] = []
 
     def pair(y: Any, given: Any) -> None:
@@ -289,14 +288,14 @@ def _pairs(who: str, what: str, tree: Any, given: Any) -> list[tuple[Tensor, Ten
 
 
 def _basis(x: Tensor) -> Tensor:
-    """One array of the type of `x` for each element of it: 1 there, else 0."""
+    """Return one array of the type of `x` for each element of `x`: 1 at the element, else 0."""
     at = (x.size, x.size)
     eye = (iota(at, 0) == iota(at, 1)).astype(f32)
     return reshape(eye, (x.size, *x.shape))
 
 
 def _columns(ys: Sequence[Tensor], wrt: Sequence[Tensor]) -> list[list[Tensor]]:
-    """d y / d x, by one walk forwards for each x, which carries all its elements."""
+    """Return d y / d x by one forward walk for each x, which carries all elements of x."""
     table: list[list[Tensor]] = [[] for _ in ys]
     for x in wrt:
         with placeholder(x.type) as t, ambient.rewriting():
@@ -308,7 +307,7 @@ def _columns(ys: Sequence[Tensor], wrt: Sequence[Tensor]) -> list[list[Tensor]]:
 
 
 def _rows(ys: Sequence[Tensor], wrt: Sequence[Tensor]) -> list[list[Tensor]]:
-    """d y / d x, by one walk backwards for each y, which carries all its elements."""
+    """Return d y / d x by one backward walk for each y, which carries all elements of y."""
     table: list[list[Tensor]] = []
     for y in ys:
         with placeholder(y.type) as ct, ambient.rewriting():

@@ -1,4 +1,4 @@
-"""Walks forwards over a graph: tangents with each row's JVP, many values at once with its batching rule, and replay."""
+"""Walk graphs forwards: tangents by each row's JVP, many values at once by its batching rule, and replay."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tracegrad.prims.views import reshape
 
 
 def tangents(ys: Sequence[Tensor], given: Mapping[Tensor, Tensor]) -> list[Tensor]:
-    """The tangents of `ys`, given those of some nodes; zeros where nothing given reaches."""
+    """Return the tangents of `ys`, given those of some nodes; zeros for a y that depends on none of them."""
     ts = {x.serial: t for x, t in given.items()}
 
     def rule(t: Tensor) -> Tensor | None:
@@ -25,7 +25,7 @@ def tangents(ys: Sequence[Tensor], given: Mapping[Tensor, Tensor]) -> list[Tenso
 
 
 def batches(ys: Sequence[Tensor], given: Mapping[Tensor, Tensor], n: int) -> list[Tensor | None]:
-    """`n` values of each of `ys` along a new axis 0, given those of some nodes; None where all are the same."""
+    """Return `n` values of each of `ys` along a new axis 0, given those of some nodes; None where all are the same."""
     many = {x.serial: values for x, values in given.items()}
 
     def rule(t: Tensor) -> Tensor:
@@ -40,14 +40,14 @@ def batches(ys: Sequence[Tensor], given: Mapping[Tensor, Tensor], n: int) -> lis
 
 
 def repeated(many: Tensor | None, y: Tensor, n: int) -> Tensor:
-    """What `batches` gave for `y`; of one value, `n` times that."""
+    """Return the result of `batches` for `y`; if there is one value for all, repeat it `n` times."""
     with ambient.rewriting() as here:
         here.site = y.site
         return spread(n, reshape(y, (1, *y.shape))) if many is None else many
 
 
 def replayed(ys: Sequence[Tensor], stand_ins: Mapping[Tensor, Tensor]) -> list[Tensor]:
-    """`ys` computed once more, from other values of some nodes."""
+    """Recompute `ys` from other values of some nodes."""
     new = {x.serial: value for x, value in stand_ins.items()}
     _forwards(ys, new, lambda t: rebind(t, tuple([new.get(x.serial, x) for x in t.inputs])), lambda t: False)
     return [new.get(y.serial, y) for y in ys]
@@ -59,11 +59,11 @@ def _forwards(
     rule: Callable[[Tensor], Tensor | None],
     expands: Callable[[Tensor], bool],
 ) -> None:
-    """Give a value to every node that depends on what `found` holds: by `rule`, or by that of its expansion."""
+    """Give a value to every node that depends on a node in `found`: by `rule`, or by the rules of its expansion."""
     if not found:
         return
     with ambient.rewriting() as here:
-        for t in toposort(ys, min(found), found):  # what depends on a node was made after it
+        for t in toposort(ys, min(found), found):  # nodes that depend on a node are newer
             if not any(x.serial in found for x in t.inputs):
                 continue
             here.site = t.site

@@ -11,22 +11,22 @@ from tracegrad.prims.views import broadcast_to
 
 
 def gradients(y: Tensor, wrt: Sequence[Tensor], scale: Tensor | None = None) -> list[Tensor]:
-    """d y / d x for each x of `wrt`, times `scale`; zeros where `y` does not depend on it. `y` has rank 0."""
+    """Return d y / d x for each x of `wrt`, times `scale`; zeros where `y` does not depend on x. `y` has rank 0."""
     with ambient.rewriting() as here:
         here.site = y.site
         return cotangents([y], [const(1.0, y.dtype) if scale is None else scale], wrt)
 
 
 def cotangents(ys: Sequence[Tensor], seeds: Sequence[Tensor], wrt: Sequence[Tensor]) -> list[Tensor]:
-    """The cotangent of each x of `wrt`, given those of `ys`; zeros where nothing depends on it."""
+    """Return the cotangent of each x of `wrt`, given those of `ys`; zeros where nothing depends on x."""
     with ambient.rewriting():
         found = arriving(ys, seeds, wrt)
         return [broadcast_to(const(0.0), x.shape) if g is None else g for x, g in zip(wrt, found)]
 
 
 def arriving(ys: Sequence[Tensor], seeds: Sequence[Tensor], wrt: Sequence[Tensor]) -> list[Tensor | None]:
-    """As `cotangents`, with None where no derivative leads."""
-    order = toposort(ys, min((x.serial for x in wrt), default=0))  # what depends on x was made after it
+    """Return the same as `cotangents`, with None in place of zeros."""
+    order = toposort(ys, min((x.serial for x in wrt), default=0))  # nodes that depend on x are newer
     needed = _on_path(order, wrt)
     cts: dict[int, Tensor] = {}
     with ambient.rewriting() as here:
@@ -44,7 +44,7 @@ def arriving(ys: Sequence[Tensor], seeds: Sequence[Tensor], wrt: Sequence[Tensor
 
 
 def _on_path(order: Sequence[Tensor], wrt: Sequence[Tensor]) -> set[int]:
-    """Serials of the float nodes between `wrt` and the end: only they need a cotangent."""
+    """Return the serials of the float nodes between `wrt` and the end: only they need a cotangent."""
     found = {x.serial for x in wrt}
     for t in order:
         if t.dtype.is_float and any(x.serial in found for x in t.inputs):

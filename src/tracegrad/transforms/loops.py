@@ -1,8 +1,8 @@
-"""The rows behind `scan`: a graph that runs again and again, and the values that are read from it.
+"""The rows behind `scan`: a graph that runs repeatedly, and the values that are read from it.
 
-A SCAN holds the graph of one iteration, its *body*, however many there are; so tracing, differentiating and compiling
-cost what one iteration costs. It has many results, which an ITEM reads one by one: the last value of a carry, or all
-values that any node of the body took. What no ITEM reads is never stored.
+A SCAN holds the graph of one iteration, its *body*, whatever the number of iterations. So tracing, differentiating and
+compiling cost as much as one iteration does. A SCAN has many results, and an ITEM reads one of them: the last value of
+a carry, or the values of a node of the body in all iterations. Values that no ITEM reads are never stored.
 """
 
 # The rules are lambdas, whose parameters cannot be annotated.
@@ -26,9 +26,9 @@ from tracegrad.transforms.grad import arriving
 
 _number = itertools.count()
 
-# What costs nothing in a kernel, so that it is better written again in every iteration than stored before the first.
+# Families that cost nothing inside a kernel: repeat them in every iteration instead of storing them before the first.
 FREE = ("formula", "map", "view")
-# What a backward iteration does not compute again but gets from the forward.
+# Families that a backward iteration does not recompute but reads from the forward pass.
 COSTLY = ("fold", "product", "scatter", "item", "composite")
 
 
@@ -36,10 +36,10 @@ COSTLY = ("fold", "product", "scatter", "item", "composite")
 class Body:
     """One iteration: the new carries and further values, computed from leaves.
 
-    carries, xs, consts: leaves, in the order of the SCAN's inputs: what the last iteration left, elements of arrays,
+    carries, xs, consts: leaves, in the order of the SCAN's inputs: results of the last iteration, elements of arrays,
                          and values that all iterations share
     new:   the new value of each carry
-    each:  nodes whose values can be asked for, one an iteration
+    each:  nodes whose values ITEMs can read, one value an iteration
     """
 
     carries: tuple[Tensor, ...]
@@ -50,21 +50,21 @@ class Body:
 
     @property
     def leaves(self) -> tuple[Tensor, ...]:
-        """In the order of the inputs."""
+        """The leaves in the order of the SCAN's inputs."""
         return (*self.carries, *self.xs, *self.consts)
 
     @property
     def roots(self) -> list[Tensor]:
-        """Everything an iteration computes."""
+        """All nodes that an iteration computes."""
         return [*self.new, *self.each]
 
     def with_roots(self, roots: Sequence[Tensor]) -> Body:
-        """The same leaves, with other roots in the order of `roots`."""
+        """Return a body with the same leaves and other roots, in the order of `roots`."""
         n = len(self.new)
         return Body(self.carries, self.xs, self.consts, tuple(roots[:n]), tuple(roots[n:]))
 
     def __str__(self) -> str:
-        asked = self.each if len(self.each) < len(toposort(self.roots)) else ()  # at first all can be asked for
+        asked = self.each if len(self.each) < len(toposort(self.roots)) else ()  # a new body lists all its nodes
         results = {f"carry.{k}": t for k, t in enumerate(self.new)} | {f"each.{k}": t for k, t in enumerate(asked)}
         return str(Graph(results))
 
@@ -73,12 +73,12 @@ class Body:
 
 
 def inner_leaf(kind: str, type: TensorType) -> Tensor:
-    """A leaf of a body: what it holds is known in each iteration only. `kind`: "carry", "x" or "const"."""
+    """Return a leaf of a body, whose value differs between iterations. `kind`: "carry", "x" or "const"."""
     return bind(LEAF, role="inner", name=f"{kind}.{next(_number)}", type=type)
 
 
 class Results:
-    """A value for results of a SCAN, by the index of the item: cotangents, tangents, or `n` values of each."""
+    """A value for each result of a SCAN, by the index of the item: cotangents, tangents, or `n` values of each."""
 
     def __init__(self, items: Mapping[int, Tensor], shape: Shape = ()) -> None:
         self.items = dict(items)
@@ -92,9 +92,10 @@ class Results:
 
 
 def _scan_vjp(ct: Any, y: Tensor, *inputs: Tensor, body: Body, length: int, reverse: bool) -> tuple[Tensor | None, ...]:
-    """A scan in the other direction; its carries are the cotangents of carries, and the sums of those of consts.
+    """Differentiate a scan by a scan in the other direction, which carries cotangents of carries and sums of consts'.
 
-    It gets the carries that the forward saved, and what of the forward's values is costly; the rest it computes again.
+    The backward scan reads the saved carries and the costly values of the forward pass, and recomputes the other
+    values.
     """
     given = cast("Results", ct).items
     n = len(body.new)
@@ -126,7 +127,7 @@ def _scan_vjp(ct: Any, y: Tensor, *inputs: Tensor, body: Body, length: int, reve
 def _scan_jvp(
     ts: Sequence[Tensor | None], y: Tensor, *inputs: Tensor, body: Body, length: int, reverse: bool
 ) -> Results:
-    """A scan beside it, whose carries are the tangents of the carries."""
+    """Compute tangents by a second scan, whose carries are the tangents of the carries."""
     n, m = len(body.new), len(body.new) + len(body.xs)
     floats = [k for k, t in enumerate(body.carries) if t.dtype.is_float]
     given = [(k, inner_leaf("carry", body.carries[k].type)) for k in floats]
@@ -147,9 +148,9 @@ def _scan_jvp(
 
 
 def _scan_batch(n: int, y: Tensor, *inputs: Tensor, body: Body, length: int, reverse: bool) -> Results:
-    """The scan of a body that computes `n` values of what differs; what is the same for all stays as it is."""
+    """Return a scan whose body computes `n` values of each node that differs; other values stay single."""
     c, m = len(body.new), len(body.new) + len(body.xs)
-    one = [k for k, x in enumerate(inputs) if x.shape[0] == 1 and n > 1]  # the same for all, unless fn changes that
+    one = [k for k, x in enumerate(inputs) if x.shape[0] == 1 and n > 1]  # the same for all, unless fn changes one
     while True:
         types = [t.type if k in one else TensorType(t.dtype, (n, *t.shape)) for k, t in enumerate(body.leaves)]
         leaves = [t if k in one else inner_leaf("x", types[k]) for k, t in enumerate(body.leaves)]
@@ -174,7 +175,11 @@ def _scan_batch(n: int, y: Tensor, *inputs: Tensor, body: Body, length: int, rev
 def _from_the_forward(
     roots: Sequence[Tensor], y: Tensor, inputs: Sequence[Tensor]
 ) -> tuple[list[Tensor], list[tuple[Tensor, Tensor]]]:
-    """`roots`, which need values of the scan `y`, as a body of their own; and its elements: what is saved, and xs."""
+    """Return `roots` as a body of their own, and its elements.
+
+    roots:    they need values of the scan `y`; saved values become leaves.
+    elements: pairs of a leaf and its array: saved values of the forward pass, then the xs.
+    """
     body: Body = y.attrs["body"]
     n, place = len(body.new), {t.serial: k for k, t in enumerate(body.each)}
     saved = [(t, inner_leaf("x", t.type)) for t in _saved(roots, body)]
@@ -187,10 +192,10 @@ def _or_zeros(ct: Tensor | None, type: TensorType) -> Tensor:
 
 
 def _saved(roots: Sequence[Tensor], body: Body) -> list[Tensor]:
-    """The values of the forward that `roots` need: those it has anyway, and the nearest that are not computed again."""
+    """Return the forward values to save for `roots`: carries, and the nearest values that are not recomputed."""
     forward = {t.serial for t in toposort(body.roots)}
     at_hand = {t.serial for t in (*body.carries, *body.new)}
-    at_hand |= computed_once(toposort(roots))  # else a backward would compare another value with what was chosen
+    at_hand |= computed_once(toposort(roots))  # else the backward pass would compare another value with the chosen one
     plain = {t.serial for t in (*body.xs, *body.consts)}
     saved: dict[int, Tensor] = {}
     seen: set[int] = set()
@@ -208,9 +213,9 @@ def _saved(roots: Sequence[Tensor], body: Body) -> list[Tensor]:
 
 
 def _finished(saved: Sequence[Tensor], roots: Sequence[Tensor], forward: set[int]) -> list[Tensor]:
-    """Instead of a saved value the one that it is only read for: of tanh(x @ w + b) that, not x @ w.
+    """Replace a saved value that has one elementwise reader by the reader: save tanh(x @ w + b), not x @ w.
 
-    It takes as much memory, and is not computed again.
+    The reader takes as much memory, and needs no recomputation.
     """
     readers: dict[int, list[Tensor]] = {}
     for t in toposort(roots, min((t.serial for t in saved), default=0)):
@@ -228,7 +233,7 @@ def _finished(saved: Sequence[Tensor], roots: Sequence[Tensor], forward: set[int
     return [found[serial] for serial in sorted(found)]
 
 
-# Its type means nothing: ITEMs read its results, of which it has many.
+# The type means nothing: a SCAN has many results, and ITEMs read them.
 SCAN = register(
     Primitive(
         "scan",
@@ -255,7 +260,7 @@ ITEM = register(
 
 
 def item(scan: Tensor, index: int) -> Tensor:
-    """Result `index` of a SCAN."""
+    """Return result `index` of a SCAN."""
     body: Body = scan.attrs["body"]
     t = body.roots[index]
     shape = t.shape if index < len(body.new) else (scan.attrs["length"], *t.shape)
@@ -263,7 +268,7 @@ def item(scan: Tensor, index: int) -> Tensor:
 
 
 class Scanned(NamedTuple):
-    """What a scan gives: the last value of each carry, and the stacked values of each further root."""
+    """The results of a scan: the last value of each carry, and the stacked values of each further root."""
 
     last: list[Tensor]
     each: list[Tensor]
@@ -278,7 +283,7 @@ def scanned(
     length: int,
     reverse: bool,
 ) -> Scanned:
-    """Bind a SCAN. `xs` and `consts`: leaves of the body, and what they stand for; `roots`: the new carries first."""
+    """Bind a SCAN. `xs` and `consts`: pairs of a body's leaf and its value; `roots`: the new carries first."""
     leaves = [*carries, *(t for t, _ in xs), *(t for t, _ in consts)]
     roots, around = _closed(roots, leaves)
     order = toposort(roots)
@@ -294,9 +299,9 @@ def scanned(
 
 
 def _closed(roots: Sequence[Tensor], leaves: Sequence[Tensor]) -> tuple[list[Tensor], list[tuple[Tensor, Tensor]]]:
-    """`roots` over leaves of the body alone, and the (leaf, tensor) pairs for what they use from around it.
+    """Return `roots` over leaves of the body alone, and (leaf, tensor) pairs for the tensors they use from outside.
 
-    What depends on no iteration is computed outside, once; unless it is a view, or made of constants.
+    Values that depend on no iteration are computed outside, once, unless they are views or made of constants.
     """
     inside = {t.serial for t in leaves}
     bare: set[int] = set()

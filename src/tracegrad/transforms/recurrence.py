@@ -1,4 +1,4 @@
-"""Recurrences: a function that is traced once and runs again and again on what it left the time before."""
+"""Recurrences: a function that is traced once and runs repeatedly, each time on its last result."""
 
 from __future__ import annotations
 
@@ -23,19 +23,19 @@ def scan(
     fn: Callable[[Any, Any], tuple[Any, Any]], init: Any, xs: Any = None, length: int | None = None,
     *, reverse: bool = False,
 ) -> tuple[Any, Any]:  # fmt: skip
-    """Run `fn` along the first axis of `xs`, each time on what it left the time before; as jax.lax.scan.
+    """Run `fn` along the first axis of `xs`, each time on the carry of the time before; as jax.lax.scan.
 
     carry = init
     for t in range(length): carry, ys[t] = fn(carry, xs[t])
 
-    fn:       (carry, x) -> (new carry, y); it is traced once. It may use any tensor around it, such as parameters.
+    fn:       (carry, x) -> (new carry, y); it is traced once. It can use any tensor around it, such as parameters.
     init:     the first carry: a tensor, number or array, or a tree of them: a tuple, list, dict or model.
     xs:       the same kind of tree, whose leaves have one size of the first axis; None: `fn` gets None.
     length:   how many iterations; needed without `xs`.
-    reverse:  from the last element to the first; ys[t] still belongs to xs[t].
+    reverse:  run from the last element to the first; ys[t] still belongs to xs[t].
     Returns:  the last carry, and `ys` with the y of all iterations stacked along a new first axis.
-    Gradient: to `init`, `xs` and every tensor that `fn` uses, by a scan in the other direction. Carries are stored for
-              it, and results of products, sums and composites; elementwise values are computed again, unless they are
+    Gradient: to `init`, `xs` and every tensor that `fn` uses, by a scan in the other direction. Carries and results of
+              products, sums and composites are stored for it. Elementwise values are recomputed, unless they are
               compared with their largest or smallest.
     Raises:   ShapeError, DTypeError if the carry changes its form or a type; ShapeError if lengths differ; TraceError
               if `fn` gives no pair of trees of tensors.
@@ -58,7 +58,7 @@ def scan(
     new, ys, of_ys = _results(result, init, leaves)
     if n == 0:
         return of_carry(carries), of_ys([broadcast_to(const(0, y.dtype), (0, *y.shape)) for y in ys])
-    # a carry that stays as it is is no carry: nothing would have to be stored for it
+    # A carry that never changes is treated as a constant: nothing must be stored for it.
     kept = [k for k, leaf in enumerate(leaves) if new[k] is not leaf]
     fixed = {leaf.serial: t for k, (leaf, t) in enumerate(zip(leaves, carries)) if k not in kept}
     roots = graft([*(new[k] for k in kept), *ys], fixed)
@@ -71,12 +71,12 @@ def scan(
 
 
 def _numbers(n: int) -> Tensor:
-    """Of the iterations."""
+    """Return the numbers of the iterations."""
     return iota((n,), 0)
 
 
 def _tensors(tree: Any, what: str) -> tuple[list[Tensor], Callable[[Sequence[Any]], Any]]:
-    """The leaves of a tree, and the function that puts others in their places."""
+    """Return the leaves of a tree, and a function that rebuilds the tree with other leaves."""
     try:
         return [as_tensor(x) for x in tree_leaves(tree)], lambda new: rebuilt(tree, new)
     except (DTypeError, TraceError) as e:
@@ -84,7 +84,7 @@ def _tensors(tree: Any, what: str) -> tuple[list[Tensor], Callable[[Sequence[Any
 
 
 def _length(xs: Sequence[Tensor], length: int | None) -> int:
-    """The number of iterations; ShapeError unless all agree."""
+    """Return the number of iterations. Raises: ShapeError unless all agree."""
     if any(not x.shape for x in xs):
         raise ShapeError.here(f"scan: xs has a value of rank 0, {_types(xs)}: there is no axis to go along")
     sizes = {x.shape[0] for x in xs}
@@ -110,7 +110,7 @@ def _types(xs: Sequence[Tensor]) -> str:
 def _results(
     result: Any, init: Any, leaves: Sequence[Tensor]
 ) -> tuple[list[Tensor], list[Tensor], Callable[[Sequence[Any]], Any]]:
-    """New carries and ys; an error unless the carry is what it was."""
+    """Return new carries and ys. Raises an error if the carry changes its form or a type."""
     if not isinstance(result, tuple) or len(cast("tuple[Any, ...]", result)) != 2:
         shown = getattr(cast("Any", result), "type", None) or f"a {type(cast('Any', result)).__name__}"
         raise TraceError.here(f"scan: fn must return a pair (carry, y), got {shown}; y may be None")
@@ -139,5 +139,5 @@ def _results(
 
 
 def _rule(e: TracegradError) -> str:
-    """The message without the line, which the error made of it has too."""
+    """Return the message without the line: the new error adds the line again."""
     return str(e).partition("\n  at ")[0]

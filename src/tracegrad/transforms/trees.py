@@ -1,6 +1,6 @@
 """Trees of values: models, lists, tuples and dicts, whose leaves are tensors, arrays and numbers."""
 
-# Trees may hold anything, and what is mapped over them are lambdas.
+# Trees can hold anything, and lambdas are mapped over them.
 # pyright: reportUnknownLambdaType=false, reportUnknownArgumentType=false
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
 
@@ -17,17 +17,16 @@ __all__ = ["tree_leaves", "tree_map"]
 
 
 def tree_map(fn: Callable[..., Any], tree: Any, *rest: Any) -> Any:
-    """A tree like `tree`, with `fn` of each leaf; of the leaves in the same places, if more trees are given.
+    """Apply `fn` to each leaf and return a tree of the results; with more trees, to the leaves in the same places.
 
         sgd = tg.tree_map(lambda p, g: p - 0.1 * g, m, grads)
 
     tree:    a model inside its forward, a list, tuple or dict, or a single leaf. Leaves are tensors, arrays and
-             numbers; None is no leaf. In a model only tensors and arrays are leaves, other attributes are kept; a
+             numbers; None is no leaf. In a model only tensors and arrays are leaves; other attributes stay. A
              tensor that two paths of a model reach is one leaf.
-    rest:    trees of the same structure. None stands for a whole branch: `fn` gets None for its leaves.
-    Raises:  TraceError for values that are no leaves, and where the structures differ.
+    rest:    trees of the same structure. None stands for a whole branch; `fn` gets None for its leaves.
+    Raises:  TraceError for values that are not leaves, and if the structures differ.
 
-    As jax.tree.map.
     As jax.tree.map.
 
     >>> tg.tree_map(lambda x: 2 * x, {"a": 1, "b": [2, 3]})
@@ -37,9 +36,7 @@ def tree_map(fn: Callable[..., Any], tree: Any, *rest: Any) -> Any:
 
 
 def tree_leaves(tree: Any) -> list[Any]:
-    """The leaves of `tree`, in the order in which `tree_map` meets them. As jax.tree.leaves.
-
-    As jax.tree.leaves.
+    """Return the leaves of `tree` in the order of `tree_map`. As jax.tree.leaves.
 
     >>> tg.tree_leaves({"a": 1, "b": [2, 3]})
     [1, 2, 3]
@@ -50,26 +47,26 @@ def tree_leaves(tree: Any) -> list[Any]:
 
 
 def rebuilt(tree: Any, leaves: Iterable[Any]) -> Any:
-    """A tree like `tree` with other leaves."""
+    """Return a tree like `tree` with other leaves."""
     it = iter(leaves)
     return tree_map(lambda _: next(it), tree)
 
 
 def arrays_in(value: Any) -> list[Any]:
-    """The tensors and arrays in a value that may hold anything else too, as a model does."""
+    """Return the tensors and arrays in a value that can hold other objects too, as a model does."""
     found: list[Any] = []
     _map(found.append, (value,), "", True, {})
     return found
 
 
 def with_arrays(value: Any, arrays: Iterable[Any]) -> Any:
-    """`value` with others in the places of `arrays_in`."""
+    """Return `value` with other arrays in the places of `arrays_in`."""
     it = iter(arrays)
     return _map(lambda _: next(it), (value,), "", True, {})
 
 
 def prefix(tree: Any, marks: Any, who: str) -> list[Any]:
-    """One mark for each leaf: `marks` is an integer or None for all below it, or a container like that of `tree`."""
+    """Return one mark for each leaf. `marks`: an integer or None for all leaves below, or a container like `tree`."""
     if marks is None or isinstance(marks, int):
         return [marks] * len(tree_leaves(tree))
     parts, own = children(tree), children(marks)
@@ -80,7 +77,7 @@ def prefix(tree: Any, marks: Any, who: str) -> list[Any]:
 
 
 def _map(fn: Callable[..., Any], trees: tuple[Any, ...], path: str, inside: bool, done: dict[int, Any]) -> Any:
-    """`inside`: below a module, whose plain attributes are no leaves; `done`: what was met there, by identity."""
+    """Map recursively. inside: below a module, where plain attributes are not leaves; done: old id -> new value."""
     tree = trees[0]
     if inside and id(tree) in done:
         return done[id(tree)]
@@ -109,7 +106,7 @@ def _map(fn: Callable[..., Any], trees: tuple[Any, ...], path: str, inside: bool
     inside = inside or isinstance(tree, Module)
     new = object.__new__(type(tree)) if isinstance(tree, Module) else None
     if new is not None:
-        done[id(tree)] = new  # before its children: one of them may know it
+        done[id(tree)] = new  # before the children, because a child can refer to its parent
     items = {
         key: _map(fn, tuple([None if part is None else part[key] for part in parts]), f"{path}.{key}", inside, done)
         for key in keys
@@ -121,7 +118,7 @@ def _map(fn: Callable[..., Any], trees: tuple[Any, ...], path: str, inside: bool
 
 
 def is_array(x: object) -> bool:
-    """A tensor, or something with numbers in a shape."""
+    """Return whether `x` is a tensor, or an object with shape and dtype."""
     return isinstance(x, Tensor) or (hasattr(x, "shape") and hasattr(x, "dtype"))
 
 

@@ -1,6 +1,6 @@
-"""Functions of one element, applied to many at once."""
+"""Apply functions of one element to many elements at once."""
 
-# Trees may hold anything, and what is mapped over them are lambdas.
+# Trees can hold anything, and lambdas are mapped over them.
 # pyright: reportUnknownLambdaType=false, reportUnknownArgumentType=false
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
 
@@ -27,20 +27,20 @@ Axes = Any  # an integer or None, or a list, tuple or dict of them
 
 
 def vmap(fn: Callable[..., Any], in_axes: Axes = 0, out_axes: Axes = 0) -> Callable[..., Any]:
-    """`fn`, written for one element, as a function of many: each is one operation on all, not a loop.
+    """Return a function of many elements from `fn` of one element: each op runs once on all, without a loop.
 
         norms = tg.vmap(lambda x: tg.sqrt(tg.sum(x * x)))(xs)           # f32[n, d] -> f32[n]
         losses = tg.vmap(loss, in_axes=(0, None, None))(models, x, y)   # a model whose parameters have an axis in front
 
-    fn:       of tensors, arrays, numbers, and trees of them, such as a model inside its forward.
+    fn:       a function of tensors, arrays, numbers, and trees of them, such as a model inside its forward.
     in_axes:  the axis of the elements in each argument: an integer for all, or a tuple with one entry an argument. An
-              entry is an integer, None for an argument that is the same for all, or a container of these. The entries
-              are for the arguments in the order of the signature, however they are passed; an argument that can only be
-              passed by its name has the axis at 0.
-    out_axes: where that axis goes in the result: an integer, or a container like the result. None for a result that is
+              entry is an integer, None for an argument that is the same for all, or a container of these. Entries
+              follow the order of the signature, however arguments are passed. A keyword-only argument has
+              the axis at 0.
+    out_axes: the place of the axis in the result: an integer, or a container like the result. None for a result that is
               the same for all, which then has no such axis.
-    Returns:  what `fn` returns, each leaf with the axis.
-    Raises:   ShapeError where the axes have different sizes, TraceError where axes do not fit arguments or results.
+    Returns:  a function with the result of `fn`, each leaf with the axis.
+    Raises:   ShapeError if the axes have different sizes, TraceError if axes do not fit arguments or results.
 
     Random ops draw other numbers for each element; `capture` gives all values, along a new axis 0; a `patch` site
     inside has one value for all elements. As jax.vmap.
@@ -79,9 +79,9 @@ def vmap(fn: Callable[..., Any], in_axes: Axes = 0, out_axes: Axes = 0) -> Calla
 
 
 def over(n: int, fn: Callable[..., Sequence[Tensor]], xs: Sequence[Tensor]) -> list[tuple[Tensor | None, Tensor]]:
-    """`fn` of `n` elements of each of `xs`, along axis 0: for each result all of it, and what stood for one element.
+    """Apply `fn` to `n` elements of each of `xs`, along axis 0. Return for each result all values, and the node of one.
 
-    None for all of a result that does not depend on the element. What `fn` captures is captured for all elements.
+    None stands for all values of a result that does not depend on the element. Captures of `fn` cover all elements.
     """
     running = ambient.require("vmap")
     with ExitStack() as stack:
@@ -105,7 +105,7 @@ def over(n: int, fn: Callable[..., Sequence[Tensor]], xs: Sequence[Tensor]) -> l
 
 
 def _in_order(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Arguments by position where they can be: `compile` passes inputs by name."""
+    """Return arguments by position where possible: `compile` passes inputs by name."""
     try:
         given = inspect.signature(fn).bind(*args, **kwargs)
     except (TypeError, ValueError):  # a wrong call is the function's own error, and some builtins have no signature
@@ -114,7 +114,7 @@ def _in_order(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: Any) -> tup
 
 
 def _types(xs: Sequence[Tensor]) -> list[TensorType]:
-    """Of the element's place, and of one element of each."""
+    """Return the type of the element's number, and the type of one element of each x."""
     return [TensorType(u32, ()), *[TensorType(x.dtype, x.shape[1:]) for x in xs]]
 
 
@@ -129,7 +129,7 @@ _argument.__name__ = "vmap"
 
 
 def _count(chosen: Sequence[tuple[Tensor, int]]) -> int:
-    """How many elements there are."""
+    """Return how many elements there are."""
     sizes = {x.shape[axis] for x, axis in chosen}
     if not sizes:
         raise TraceError.here("vmap: in_axes must give at least one argument an axis")
@@ -142,14 +142,14 @@ def _count(chosen: Sequence[tuple[Tensor, int]]) -> int:
 
 
 def _moved(x: Tensor, a: int, b: int) -> Tensor:
-    """`x` with axis `a` at `b`."""
+    """Return `x` with axis `a` moved to `b`."""
     a, b = normalize_axis(a, x.ndim), normalize_axis(b, x.ndim)
     order = [d for d in range(x.ndim) if d != a]
     return permute(x, (*order[:b], a, *order[b:]))
 
 
 def _placed(many: Tensor | None, y: Tensor, axis: int | None, n: int) -> Tensor:
-    """A result with the new axis at `axis`."""
+    """Return a result with the new axis at `axis`."""
     if axis is not None and not -y.ndim - 1 <= axis <= y.ndim:
         raise ShapeError.here(f"vmap: out_axes={axis} is no axis of {y.type} with one more; leave it out for axis 0")
     if axis is not None:
