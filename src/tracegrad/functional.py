@@ -4,7 +4,7 @@ At once means: trace the transformed function on leaves for its arrays, and eval
 graph is the one a compiled program would have, so both modes give the same.
 """
 
-# Trees may hold anything, and what is mapped over them are lambdas.
+# Trees can hold anything, and lambdas are mapped over them.
 # pyright: reportUnknownLambdaType=false, reportUnknownArgumentType=false
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
 
@@ -166,7 +166,7 @@ class CustomVJP(transforms.CustomVJP):
     """A function with a derivative of its own, in both modes."""
 
     def __call__(self, *args: Any) -> Any:
-        """The result; its derivative is what `bwd` says."""
+        """Return the result; `bwd` computes its derivative."""
         return at_once(super().__call__)(*args)
 
 

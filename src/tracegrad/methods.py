@@ -220,7 +220,7 @@ def op(f: F) -> F:
 
 @cache
 def _compiled(source: str) -> CodeType:
-    return compile(source, f"{__file__}:written", "exec")  # of the package, so that no error takes it for the user's
+    return compile(source, f"{__file__}:written", "exec")  # of the package, so that errors do not blame the user
 
 
 def with_types(error: E, args: Sequence[Any]) -> E:

@@ -1,4 +1,4 @@
-"""From a user's functions to Programs: trace, differentiate, add the optimizer, and hand the graph to the compiler."""
+"""Build Programs from a user's functions: trace, differentiate, add the optimizer, and compile the graph."""
 
 from __future__ import annotations
 
@@ -41,14 +41,14 @@ from tracegrad.sites import SiteInfo
 from tracegrad.states import STATE, StateTensor
 from tracegrad.transforms.grad import gradients
 
-SKIPPED = "skipped"  # the output by which it says that gradients overflowed in half precision, and changed nothing
+SKIPPED = "skipped"  # the output that reports a step skipped because gradients overflowed in half precision
 P = ParamSpec("P")
 R = TypeVar("R")
 PRECISIONS = ("f32", "f16", "bf16", "tf32")
 
 
 def uncollected(fn: Callable[P, R]) -> Callable[P, R]:
-    """`fn` without Python's garbage collector, which would look through a growing graph again and again for nothing."""
+    """Return `fn` with Python's garbage collector off: it would scan the growing graph again and again for nothing."""
 
     @functools.wraps(fn)
     def call(*args: P.args, **kwargs: P.kwargs) -> R:
@@ -64,14 +64,14 @@ def uncollected(fn: Callable[P, R]) -> Callable[P, R]:
 
 
 class Built(NamedTuple):
-    """A compiled graph: the program, the graph it came from, and how its outputs are put together again."""
+    """A compiled graph: the program, the graph it came from, and how to put its outputs together again."""
 
     program: Program
     graph: Graph
-    structure: Any = None  # forwards: None for one tensor, a tuple of names, or a dict of names
+    structure: Any = None  # of a forward: None for one tensor, a tuple of names, or a dict of names
     warnings: tuple[str, ...] = ()
     sites: tuple[SiteInfo, ...] = ()
-    numbers: Mapping[str, Any] = {}  # of a program at a size: inputs that follow it, as dtype and value
+    numbers: Mapping[str, Any] = {}  # of a program at a size: inputs that follow the size, as dtype and value
 
 
 class Traced(NamedTuple):
@@ -86,7 +86,7 @@ class Traced(NamedTuple):
 
 
 class TracedStep(NamedTuple):
-    """A training step before it is compiled: what is left of the user's functions is a graph."""
+    """A training step before it is compiled: a graph, without the user's functions."""
 
     graph: Graph
     persistent: Persistent
@@ -97,19 +97,18 @@ class TracedStep(NamedTuple):
 
     @property
     def results(self) -> Mapping[str, Mapping[str, Any]]:
-        """Plain data that go with outputs."""
+        """Plain data to attach to outputs."""
         return {HALTED: {COUNTS: True}}
 
     @uncollected
     def compiled(self) -> Built:
-        """The program."""
+        """Return the compiled step."""
         ranges = input_ranges(self.graph)
         program = make_program(self.graph, self.persistent, ranges, self.meta, self.inputs, self.results)
         return Built(program, self.graph, warnings=self.warnings, sites=self.sites)
 
     def arrays(self) -> Built:
-        """A program that computes nothing. It has the arrays and hyperparameters of the step, whatever sizes calls
-        choose."""
+        """Return a program that computes nothing, with the arrays and hyperparameters shared by steps of all sizes."""
         hot = {PREFIX + x.attrs["name"]: x.type for x in self.graph.leaves("hyper")}
         program = make_program(Graph({}), self.persistent, {}, self.meta, hot)
         return Built(program, self.graph, warnings=self.warnings, sites=self.sites)
@@ -127,13 +126,13 @@ class TracedForward:
 
     @uncollected
     def compiled(self) -> Built:
-        """The program."""
+        """Return the compiled forward."""
         program = make_program(self.graph, self.persistent, input_ranges(self.graph), self.meta, self.inputs)
         return Built(program, self.graph, self.structure, sites=self.sites)
 
 
 class StepSource(NamedTuple):
-    """What a training step is compiled from."""
+    """The arguments that a training step is compiled from."""
 
     model: Any
     loss: Callable[..., Any]
@@ -141,20 +140,20 @@ class StepSource(NamedTuple):
     optimizer: Optimizer
     precision: str = "f32"
     frozen: Selection | None = None  # parameters whose gradient is not computed
-    freezable: bool = False  # the device has a mask of parameters that steps leave alone
+    freezable: bool = False  # the device has a mask of parameters that steps do not change
     grads: bool = True  # gradients stay in an array of their own, behind the step
-    part: Part | None = None  # of several losses: what this one has of the parameters
-    chosen: tuple[Any, Any] = (None, None)  # of several losses: the arguments `frozen` and `params`
+    part: Part | None = None  # for several losses: this loss's part of the parameters
+    chosen: tuple[Any, Any] = (None, None)  # for several losses: the arguments `frozen` and `params`
 
     def switched_on(self, values: Mapping[str, float]) -> StepSource:
-        """The source with those hyperparameters of `values` that were off; the same object if none was off."""
+        """Return the source with the hyperparameters in `values` switched on; the same object if none was off."""
         optimizer = self.optimizer.switched_on(values)
         return self if optimizer is self.optimizer else self._replace(optimizer=optimizer)
 
     def traced(self) -> TracedStep:
-        """Run the user's functions, and differentiate: all that can go wrong in their code goes wrong here.
+        """Run the user's functions and differentiate, so that errors in the user's code are raised here.
 
-        Where calls choose sizes, with some that their code takes.
+        If calls choose sizes, try sizes until the user's functions accept them.
         """
         if not self.free.axes:
             return self._traced()
@@ -167,7 +166,7 @@ class StepSource(NamedTuple):
         raise next((e for e in errors if isinstance(e, TracegradError)), errors[0])
 
     def main(self) -> Built:
-        """The step; where calls choose sizes, what all of them share."""
+        """Return the step; if calls choose sizes, the program of what all steps share."""
         step = self.traced()
         return step.arrays() if self.free.axes else step.compiled()
 
@@ -187,7 +186,7 @@ class StepSource(NamedTuple):
             raise InputError.here(
                 f"optimizer must be one of optim, such as optim.adam(lr=1e-3), got {shown(optimizer)}{hint}"
             )
-        if self.part is not None and self.part.shared:  # other steps change what the bounds are of
+        if self.part is not None and self.part.shared:  # other losses' steps change the bounded states
             optimizer = replace(optimizer, transform=replace(optimizer.transform, bounds=None))
         with traced(self.model, self.loss, self.inputs, "loss", frozen=self.frozen) as t:
             y, aux = checked_loss(t.result, self.loss)
@@ -221,7 +220,7 @@ def build_training(
     optimizer: Optimizer,
     precision: str = "f32",
 ) -> Built:
-    """The program of one training step. Gradients stay in an array of their own."""
+    """Return the program of one training step. Gradients stay in an array of their own."""
     return StepSource(model, loss, inputs, optimizer, precision).traced().compiled()
 
 
@@ -234,7 +233,7 @@ def build_forward(
     precision: str = "f32",
     writes: bool = False,
 ) -> Built:
-    """The program of one forward; see `traced_forward`."""
+    """Return the program of one forward; see `traced_forward`."""
     return traced_forward(model, forward, inputs, like, patching, precision, writes).compiled()
 
 
@@ -249,11 +248,12 @@ def traced_forward(
     precision: str = "f32",
     writes: bool = False,
 ) -> TracedForward:
-    """A forward, run once on leaves.
+    """Run a forward once on leaves and return its trace.
 
-    like:     the training's program it shares parameters and states with.
-    patching: its patch sites take a mask and a value, further inputs of the program; else they are not in it.
-    writes:   it may write states; else TraceError with the line of a write.
+    like:     the training program whose parameters and states the forward shares.
+    patching: give patch sites a mask and a value, as further inputs of the program; else the program has no patch
+              sites.
+    writes:   allow the forward to write states; else raise TraceError with the line of a write.
     """
     fixed = [f.name for f in like.params if not f.spec.get("trainable", True)] if like else []
     with traced(model, forward, inputs, "forward", patching, fixed or None) as t:
@@ -273,7 +273,7 @@ def traced_forward(
 def trace_training(
     model: Any, loss: Callable[..., Any], inputs: Mapping[str, InputSpec], optimizer: Optimizer | None = None
 ) -> Graph:
-    """The graph of the loss; with an optimizer, of the whole step."""
+    """Return the graph of the loss; with an optimizer, of the whole step."""
     with traced(model, loss, inputs, "loss") as t:
         y, aux = checked_loss(t.result, loss)
         if optimizer is not None:
@@ -285,20 +285,20 @@ def trace_training(
 
 @ambient.restored
 def trace_forward(model: Any, forward: Callable[..., Any], inputs: Mapping[str, InputSpec]) -> Graph:
-    """The graph of a forward."""
+    """Return the graph of a forward."""
     with traced(model, forward, inputs, "forward") as t:
         return Graph(checked_outputs(t.result, forward)[0], dict(t.trace.captures), dict(t.trace.writes))
 
 
 @ambient.restored
 def trace_sites(model: Any, forward: Callable[..., Any], inputs: Mapping[str, InputSpec]) -> tuple[SiteInfo, ...]:
-    """The sites of a forward that is not compiled yet."""
+    """Return the sites of a forward without compiling it."""
     with traced(model, forward, inputs, "forward") as t:
         return sites_of(t)
 
 
 def sites_of(t: Traced) -> tuple[SiteInfo, ...]:
-    """Sites in the order of the user's function."""
+    """Return the sites in the order of the user's function."""
     return tuple(t.trace.sites.values())
 
 
@@ -311,7 +311,7 @@ def traced(
     patching: bool = False,
     frozen: Selection | None = None,
 ) -> Generator[Traced]:
-    """Run `fn` once on leaves; inside the block its trace is still open. frozen: parameters that have no gradient."""
+    """Run `fn` once on leaves; inside the block its trace is still open. frozen: parameters without a gradient."""
     if ambient.active() is not None:
         raise TraceError.here(f"a {what} cannot be compiled inside another trace; compile it before that")
     arrays = named_arrays(model)
@@ -337,7 +337,7 @@ def traced(
 
 
 def unannounced(forward: Callable[..., Any], writes: Mapping[str, Tensor]) -> TraceError:
-    """The error of a forward that writes states without saying so."""
+    """Return the error of a forward that writes states without `writes=True`."""
     name, value = next(iter(writes.items()))
     who = getattr(forward, "__name__", "the forward")
     return TraceError(
@@ -350,7 +350,7 @@ def unannounced(forward: Callable[..., Any], writes: Mapping[str, Tensor]) -> Tr
 
 
 def check_precision(precision: str) -> None:
-    """InputError for a name that is none."""
+    """Raise InputError for an unknown precision."""
     if precision not in PRECISIONS:
         raise InputError.here(f"precision must be one of {', '.join(map(repr, PRECISIONS))}, got {precision!r}")
 
@@ -375,7 +375,7 @@ def training_graph(
     g = arena.pack({**others, **dict(zip(trained, map(scaling.unscaled, found) if scaling else found))})
     free = {name: mask.free() for name, mask in freeze.items()}
     if free:
-        g = where(free[freezing.PARAMS], g, 0.0)  # clipping measures what is trained
+        g = where(free[freezing.PARAMS], g, 0.0)  # clipping must measure trained parameters only
     type_ = TensorType(f32, (arena.size,))
     sizes = optimizer.transform.sizes(arena)
     state = {name: leaf("state", at + name, TensorType(f32, (size,))) for name, size in sizes.items()}
@@ -388,7 +388,7 @@ def training_graph(
     states = NewStates({n: (t.leaves[n], x) for n, x in t.trace.writes.items()})
     hopeless = nonfinite(y) | (halted.reshape(()) != 0)
     hopeless = hopeless if states.odd is None else hopeless | states.odd
-    # A pack lies in memory before it is read: the last kernel, which sets `halted`, must not read it as well.
+    # A pack is in memory before it is read: the last kernel, which sets `halted`, must not also read `halted`.
     poison = pack([where(hopeless, inf, guard.poison if guard else 0.0)])
     bad = nonfinite(sum_of_squares(g, host.unit) + poison.reshape(()))
     bad = bad if guard else bad | any_nonfinite(new)
@@ -407,7 +407,7 @@ def training_graph(
         halt = bad & ~skipped
         writes |= scaling.after(skipped, bad)
         outputs[SKIPPED] = where(skipped, 1, 0)
-    writes[HALTED] = where(halt, halted.reshape(()) + 1, 0).reshape((1,))  # counts: see `program.COUNTS`
+    writes[HALTED] = where(halt, halted.reshape(()) + 1, 0).reshape((1,))  # a count: see `program.COUNTS`
     outputs |= {HALTED: writes[HALTED], **{f"aux.{n}": x for n, x in aux.items()}}
     graph = Graph(outputs, dict(t.trace.captures), writes, precision)
     require_own(toposort(graph.roots), t.trace)
@@ -415,7 +415,7 @@ def training_graph(
 
 
 def doubtful(t: Traced, y: Tensor, aux: Mapping[str, Tensor], found: Mapping[str, Tensor]) -> tuple[str, ...]:
-    """What to say once at compile of a loss that does not use parameters or inputs, or that nothing can improve."""
+    """Return warnings for compile: a loss that uses no parameters or no inputs, or that no step can improve."""
     used = {x.serial for x in toposort([y])}
     delivered = [y, *aux.values(), *t.trace.captures.values(), *t.trace.writes.values()]
     read = {x.name for x in toposort(delivered) if x.prim is LEAF}

@@ -13,13 +13,13 @@ from tracegrad.shapes import whole
 
 InputSpec = InputType | TensorType | Sequence[Dimension] | int
 Sizes = tuple[tuple[str, int], ...]  # of a call: each name and its size, in the order of the declaration
-# What a step is traced with before the first call: of many losses that refuse some, one is taken. 840 has all divisors
-# up to 8, the small ones are within most limits.
+# Sizes to trace a step with before the first call. Losses can refuse some, so the first accepted size counts. 840 has
+# all divisors up to 8; the small sizes are within most limits.
 TRIED = (16, 840, 64, 12, 4, 1)
 
 
 def input_type(name: str, spec: Any) -> InputType:
-    """`(B, 784)` is f32; `tg.i32[B, T]` says its dtype. InputError for anything else."""
+    """Return the type of a spec: `(B, 784)` is f32; `tg.i32[B, T]` names its dtype. Raise InputError otherwise."""
     if hasattr(spec, "shape") and not isinstance(spec, (InputType, TensorType, type)):
         raise InputError.here(
             f"input {name!r}: inputs declares shapes or types, got a {type(spec).__name__} of shape {spec.shape}; "
@@ -42,7 +42,7 @@ def _is_name(d: Any) -> bool:
 
 
 def _hint(spec: Any, sizes: Sequence[Any]) -> str:
-    """How to write what was probably meant."""
+    """Suggest how to write what was probably meant."""
     if isinstance(spec, DType):
         return f"; a dtype alone has no shape, write tg.{spec}[...]"
     if any(isinstance(d, DType) for d in sizes):
@@ -59,7 +59,7 @@ def _hint(spec: Any, sizes: Sequence[Any]) -> str:
 
 
 def declared(inputs: Any) -> dict[str, Any]:
-    """A copy of `inputs=`; InputError unless it says each input by name."""
+    """Return a copy of `inputs=`. Raises: InputError unless it gives each input by name."""
     types = cast("Mapping[str, Any]", inputs)
     if not isinstance(inputs, Mapping) or not all(isinstance(name, str) for name in cast("Mapping[Any, Any]", inputs)):
         raise InputError.here(
@@ -77,12 +77,12 @@ def declared(inputs: Any) -> dict[str, Any]:
 
 
 def input_types(inputs: Mapping[str, Any]) -> dict[str, InputType]:
-    """All inputs of a call."""
+    """Return the types of all inputs of a call."""
     return {name: input_type(name, spec) for name, spec in declared(inputs).items()}
 
 
 def concrete_type(name: str, spec: Any) -> TensorType:
-    """The type of an input whose sizes are all known."""
+    """Return the type of an input whose sizes are all known."""
     t = input_type(name, spec)
     sizes = tuple([d for d in t.shape if isinstance(d, int)])
     if len(sizes) < len(t.shape):
@@ -93,14 +93,14 @@ def concrete_type(name: str, spec: Any) -> TensorType:
 
 
 class FreeSizes(NamedTuple):
-    """The inputs of a step or forward, and where each of the sizes that calls choose occurs in them."""
+    """The inputs of a step or forward, and where each size that calls choose occurs in them."""
 
     types: Mapping[str, InputType]
-    axes: Mapping[str, tuple[tuple[str, int], ...]]  # of each name: inputs and axes
+    axes: Mapping[str, tuple[tuple[str, int], ...]]  # each name -> inputs and their axes
 
     @staticmethod
     def of(types: Mapping[str, InputType]) -> FreeSizes:
-        """Those of some inputs. A None is named by its axis, so it is one size of all inputs."""
+        """Return the free sizes of inputs. A None is named by its axis, so it is one size for all inputs."""
         axes: dict[str, list[tuple[str, int]]] = {}
         for n, t in types.items():
             for d, size in enumerate(t.shape):
@@ -109,7 +109,7 @@ class FreeSizes(NamedTuple):
         return FreeSizes(types, {name: tuple(found) for name, found in axes.items()})
 
     def sized(self, sizes: Sizes) -> dict[str, InputType]:
-        """The inputs in these sizes."""
+        """Return the inputs with these sizes."""
         known = dict(sizes)
         return {
             n: InputType(
@@ -119,19 +119,19 @@ class FreeSizes(NamedTuple):
         }
 
     def all(self, size: int) -> Sizes:
-        """Every one of them `size`."""
+        """Return the sizes that are all `size`."""
         return tuple((name, size) for name in self.axes)
 
     def tried(self) -> Iterator[Sizes]:
-        """What to trace with where no call has chosen yet."""
+        """Yield the sizes to trace with before a call has chosen any."""
         return map(self.all, TRIED)
 
 
 def name_of(size: Dimension, axis: int) -> str:
-    """The name of a size that calls choose."""
+    """Return the name of a size that calls choose."""
     return size if isinstance(size, str) else f"None at axis {axis}"
 
 
 def as_read(sizes: Sizes) -> int | None | dict[str, int]:
-    """As users read it: the size alone if there is one name, None if there is none."""
+    """Return sizes as users read them: the size alone if there is one name, None if there is none."""
     return dict(sizes) if len(sizes) > 1 else sizes[0][1] if sizes else None

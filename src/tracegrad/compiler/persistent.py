@@ -1,4 +1,4 @@
-"""What outlives a step: arrays for parameters, gradients and states, and where each parameter lies in them."""
+"""Lay out what outlives a step: arrays for parameters, gradients and states, and each parameter's place."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from tracegrad.optim.optimizer import Optimizer
 from tracegrad.optim.parts import Part
 from tracegrad.program import DRAWN, Buffer
 
-HALTED = "halted"  # the state, and output, by which the device skips what is queued behind a step not applied
-States = Mapping[str, tuple[TensorType, Mapping[str, Any]]]  # of a model, by `state/<path>`, and how each begins
+HALTED = "halted"  # the state and output by which the device skips steps queued after a step that was not applied
+States = Mapping[str, tuple[TensorType, Mapping[str, Any]]]  # of a model, by `state/<path>`: type, and how it begins
 NONE: States = {}
 
 
 def arena_of(parameters: Mapping[str, Parameter], optimizer: Optimizer | None = None) -> Arena:
-    """The layout of the trainable parameters."""
+    """Return the layout of the trainable parameters."""
     by_name = optimizer.decay_filter if optimizer else None
     return Arena.of((n, p.shape, decays(n, p, by_name)) for n, p in parameters.items() if p.trainable)
 

@@ -1,4 +1,4 @@
-"""One program for every size of a batch up to a capacity, where two sizes can be shown to give the same one."""
+"""Compile one program for every batch size up to a capacity, if two sizes provably give the same program."""
 
 from __future__ import annotations
 
@@ -24,20 +24,20 @@ from tracegrad.render.languages import LANGUAGES
 
 T = TypeVar("T")
 
-LEAST = 17  # a capacity: more than any axis that is written out, and no common size of anything else
+LEAST = 17  # the least capacity: more than any axis that is unrolled, and no common size of anything else
 
 Traced = TracedForward | TracedStep
 
 
 class Source(NamedTuple):
-    """What a program for many sizes is made of."""
+    """The functions that a program for many sizes is compiled from."""
 
-    traced_at: Callable[[int], Traced]  # all of it at a size
-    seen_at: Callable[[int], Graph]  # what the user's functions do at a size
+    traced_at: Callable[[int], Traced]  # the whole graph at a size
+    seen_at: Callable[[int], Graph]  # the graph of the user's functions alone at a size
 
     @staticmethod
     def forward(traced_at: Callable[[int], TracedForward]) -> Source:
-        """Of a forward, which is the user's alone."""
+        """Return the source of a forward, which is the user's code alone."""
 
         def seen_at(size: int) -> Graph:
             return traced_at(size).graph
@@ -46,7 +46,7 @@ class Source(NamedTuple):
 
 
 class Numbered(NamedTuple):
-    """A graph with numbers that follow the size, and what its constants are at two sizes."""
+    """The graph in which numbers follow the size, and its constants at two sizes."""
 
     graph_at: Callable[[int], Graph]
     constants: Sequence[At]
@@ -56,21 +56,19 @@ class Family(NamedTuple):
     """A program that serves all sizes up to its capacity."""
 
     built: Built
-    sites: tuple[int, ...]  # how much of axis 0 of each site there is for each of the batch
+    sites: tuple[int, ...]  # for each site: elements of axis 0 per element of the batch
     source: Source
-    seen: Graph  # what the user's functions do at the capacity
-    constants: Sequence[At]  # of that graph, at two sizes
+    seen: Graph  # the graph of the user's functions at the capacity
+    constants: Sequence[At]  # the constants of `seen` at two sizes
     numbers: Sequence[Number]
-    numbered: Numbered | None  # where the numbers are found; None: in the user's graph
-    shown: dict[
-        int, Mapping[str, Any] | None
-    ]  # sizes at which a trace was compared: the numbers; None: it told another
+    numbered: Numbered | None  # the graph in which the numbers are found; None: `seen`
+    shown: dict[int, Mapping[str, Any] | None]  # size -> its numbers, or None if its trace differed
 
     def at(self, size: int) -> Built | None:
-        """It, at a size; None for one that it does not serve.
+        """Return the program at a size; None if the program does not serve it.
 
-        The user's functions are traced at that size, too. Python's own functions read a size unseen: only so is it
-        known that `if math.gcd(x.shape[0], 16) == 16` decides nothing there. One row may be broadcast.
+        The user's functions are traced at this size too. Python's own functions can read a size unnoticed, so only a
+        trace shows that `if math.gcd(x.shape[0], 16) == 16` changes nothing here. One row can be broadcast.
         """
         program = self.built.program
         if size > program.capacity:
@@ -103,7 +101,7 @@ class Family(NamedTuple):
 
 
 def prime_from(n: int) -> int:
-    """The first prime that is not less."""
+    """Return the first prime that is at least `n`."""
     n = max(n, LEAST)
     while any(n % d == 0 for d in range(2, int(n**0.5) + 1)):
         n += 1
@@ -147,12 +145,12 @@ def build_family(source: Source, most: int, extents: bool = True) -> Family:
 def _at(traced_at: Callable[[int], T], size: int) -> T:
     try:
         return traced_at(size)
-    except Exception as e:  # also those of the user's code: no call has this size
+    except Exception as e:  # errors of the user's code, too: no call has this size
         raise UnsizedError(f"a batch of {size} is refused: {str(e).partition(chr(10))[0]}") from e
 
 
 def _numbered(numbers: Sequence[Number], source: Source, constants: Sequence[At], sizes: Pair) -> Numbered | None:
-    """Where all numbers are found: the cheapest to have at another size."""
+    """Return the graph in which all numbers are found: the one that is cheapest to trace at another size."""
     wanted = {n.at for n in numbers}
     if wanted <= {*constants}:
         return None
@@ -183,13 +181,13 @@ def _program(traced: Sequence[Traced], graphs: Sequence[Graph], sizes: Pair, ext
     outputs = _with_extents(program.outputs, plan.outputs.types, witness.outputs.types, sizes)
     for kernel in program.kernels:
         for name, language in LANGUAGES.items():
-            if extents and language.sized:  # what these cannot say is found out now
+            if extents and language.sized:  # generate the texts now, to raise errors now
                 _ = kernel.texts[name]
     return replace(program, inputs=inputs, outputs=outputs, capacity=sizes.a, size=sizes.a)
 
 
 def _narrow(specs: Mapping[str, Mapping[str, Any]], types: Mapping[str, TensorType]) -> Any:
-    """What is said of indices. `Program.at` says anew that all of axis 0 is used."""
+    """Return the ranges of indices without the used part of axis 0: `Program.at` adds that all of axis 0 is used."""
 
     def part(name: str, box: list[list[int]]) -> list[list[int]]:
         return [[0, 0], *box[1:]] if box[0] == [0, types[name].shape[0] - 1] else box

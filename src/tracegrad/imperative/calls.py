@@ -1,4 +1,4 @@
-"""From a call to its plan: what decides about it is the key, and a new key gets a plan."""
+"""Find the plan of a call: the key holds everything the computation depends on, and a new key gets a plan."""
 
 # The engine's modules share the slots of GradTensor, which users have no business with.
 # pyright: reportPrivateUsage=false
@@ -19,15 +19,15 @@ from tracegrad.imperative.values import NUMBER, Spec, taking, typed
 from tracegrad.ir import Tensor
 from tracegrad.methods import AT_ONCE, Engine, Op
 
-MOST = 4096  # plans of one op; a loop over ever new shapes or numbers must not fill the memory
+MOST = 4096  # plans of one op: loops over new shapes or numbers must not fill memory
 BUFFERS = (GradTensor, array, memoryview, bytearray)
-PLAIN = frozenset((int, str, type(None)))  # parts of a key as they are
+PLAIN = frozenset((int, str, type(None)))  # arguments that are their own part of a key
 plain = PLAIN.issuperset
 kind_of = cast("Callable[[Any], type[object]]", type)
 NUMBERS = frozenset((int, float))
-TRUE, FALSE = object(), object()  # parts of a key: Python's True is equal to 1
+TRUE, FALSE = object(), object()  # parts of a key, because Python's True equals 1
 
-# What stands for an argument in the key of its plan, written out for most calls; `part` knows the rest.
+# The part of an argument in the key of its plan, as code for most calls; `part` handles the other arguments.
 # {p} is the parameter
 # {p} is the parameter.
 ARRAY = "{p}._spec if _type({p}) is _tensor else ({p}.dtype, {p}.shape) if _type({p}) is _array and {p}.shape else "
@@ -39,14 +39,14 @@ FLAG = "_true if {p} is True else _false if {p} is False else _part({p})"
 
 
 def key(op: Op) -> str:
-    """The key of a call's plan, as text."""
+    """Return the key of a call's plan, as text."""
     parameters, defaults = op.parameters, op.defaults
     texts = [ROWWISE if is_rowwise(op) else FLAG if isinstance(defaults.get(p), bool) else OPERAND for p in parameters]
     return ", ".join([f"({text.format(p=p)})" for p, text in zip(parameters, texts)])
 
 
 def part(a: Any) -> Any:
-    """What stands for an argument in a key. True is not 1 there, and 0.0 is not -0.0."""
+    """Return the part of an argument in a key. True differs from 1 there, and 0.0 from -0.0."""
     kind = kind_of(a)
     if kind is GradTensor:
         return a._spec
@@ -68,11 +68,11 @@ def part(a: Any) -> Any:
     if kind is dict:
         return kind, tuple([(name, part(x)) for name, x in a.items()])
     if kind is Tensor:
-        return object()  # of a trace: it has no plan
+        return object()  # a tensor of a trace has no plan
     if is_array(a):
         return (a.dtype, a.shape) if kind is np.ndarray else (kind, typed(a)[1])
     if isinstance(a, (np.generic, np.ndarray)):
-        return part(a.item())  # as in a trace, a number
+        return part(a.item())  # a number, as in a trace
     try:
         hash(a)
     except TypeError:
@@ -81,56 +81,56 @@ def part(a: Any) -> Any:
 
 
 def bound(a: Any) -> Any:
-    """What stands for a bound of a slice."""
+    """Return the part of a slice's bound."""
     return index(a) if hasattr(a, "__index__") else part(a)
 
 
 def operand(a: Any) -> Any:
-    """As `part`, of an op to which a number is a value like any other."""
+    """Return `part`, or NUMBER for a number: for ops that take numbers like any other value."""
     return NUMBER if is_number(a) else part(a)
 
 
 def is_array(a: Any) -> bool:
-    """Does `a` come with each call, rather than being a part of the plan?"""
+    """Return whether `a` comes with each call, rather than being a part of the plan."""
     if isinstance(a, np.ndarray):
         return bool(cast("Any", a).shape)
     return isinstance(a, BUFFERS) or (hasattr(a, "__array__") and not isinstance(a, (type, np.generic)))
 
 
 def is_number(a: Any) -> bool:
-    """Is `a` a number, of Python or NumPy?"""
+    """Return whether `a` is a number of Python or NumPy."""
     kind = kind_of(a)
     scalar = issubclass(kind, np.generic) or (kind is np.ndarray and not a.shape)
     return kind in NUMBERS or (scalar and a.dtype.kind in "fiu")
 
 
 def is_rowwise(op: Op) -> bool:
-    """Is a number a value like any other to `op`, beside floats?"""
+    """Return whether `op` takes numbers next to floats like any other value."""
     return hasattr(op.function, "rowwise")
 
 
 def is_float(a: Any) -> bool:
-    """Is `a` a tensor or an array of floats?"""
+    """Return whether `a` is a tensor or an array of floats."""
     if isinstance(a, GradTensor):
         return a._spec.type.dtype.is_float
     return is_array(a) and hasattr(a, "dtype") and a.dtype.kind == "f"
 
 
 def missed(op: Op, key: Any, args: tuple[Any, ...]) -> Any:
-    """The result of a call whose key is new."""
+    """Return the result of a call whose key is new."""
     found = list[Any]()
     _mapped("", args, lambda path, a: found.append(a))
     if any(isinstance(a, Tensor) for a in found):
         return op.apply(args)
     numbers = is_rowwise(op) and any(map(is_number, args))
     if numbers and not any(map(is_float, args)):
-        # Such as an i32 tensor and a number: its value decides
+        # For example an i32 tensor and a number: the number's value decides the result's type
         return _kept(op, key, lambda *args: run(op, args))(*args)
     return _kept(op, key, planned(op, args, numbers))(*args)
 
 
 def run(op: Op, args: tuple[Any, ...]) -> Any:
-    """The result of a call by a key that holds the value of every number."""
+    """Return the result of a call by a key that holds the value of every number."""
     key = part(args)
     known = op.plans.get(key)
     return (known or _kept(op, key, planned(op, args, numbers=False)))(*args)
@@ -144,13 +144,13 @@ def _kept(op: Op, key: Any, run: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def planned(op: Op, args: tuple[Any, ...], numbers: bool) -> Callable[..., Any]:
-    """A function of the op's parameters for calls like this one. numbers: does the value of one come with each call?"""
+    """Return a function of the op's parameters for calls like this one. numbers: their values come with each call."""
     found: list[tuple[str, Any]] = []
 
     def comes(a: Any) -> bool:
         return is_array(a) or (numbers and is_number(a))
 
-    parameters = [f"p{k}" for k in range(len(args))]  # the op's own names may be those of other things in the function
+    parameters = [f"p{k}" for k in range(len(args))]  # the op's own names can clash with other names in the function
     for name, a in zip(parameters, args):
         _mapped(name, a, lambda path, x: found.append((path, x)) if comes(x) else None)
     double = any(type(a) is GradTensor and a._spec.double for _, a in found)
@@ -168,7 +168,7 @@ def planned(op: Op, args: tuple[Any, ...], numbers: bool) -> Callable[..., Any]:
 
 
 def _source(path: str, a: Any, spec: Spec) -> Source:
-    """How a plan's function gets the array of the argument at `path`."""
+    """Describe how a plan's function gets the array of the argument at `path`."""
     if type(a) is GradTensor:
         return Source(f"{path}._array", owner=path if spec.requires else "")
     if spec is NUMBER:
@@ -177,7 +177,7 @@ def _source(path: str, a: Any, spec: Spec) -> Source:
 
 
 def _mapped(path: str, a: Any, put: Callable[[str, Any], Any]) -> Any:
-    """The argument at `path` with `put(path, x)` in the place of everything in it."""
+    """Return the argument at `path` with everything in it replaced by `put(path, x)`."""
     if isinstance(a, (tuple, list)):
         items = [_mapped(f"{path}[{k}]", x, put) for k, x in enumerate(cast("list[Any]", a))]
         return type(cast("Any", a))(items)
@@ -187,7 +187,7 @@ def _mapped(path: str, a: Any, put: Callable[[str, Any], Any]) -> Any:
 
 
 def install() -> None:
-    """Enter the engine that runs ops at once. Without NumPy there is nothing to enter: ops then ask for a trace."""
+    """Install the engine that runs ops at once. Without NumPy there is none, and ops need a trace."""
     if HAVE_NUMPY:
         names = {"type": type, "tensor": GradTensor, "plain": PLAIN, "part": part, "numbers": NUMBERS}
         names |= {

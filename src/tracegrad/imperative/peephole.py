@@ -1,4 +1,4 @@
-"""Graph to graph: the same values in fewer calls of NumPy, each of which costs more than the numbers in it."""
+"""Rewrite a graph so that NumPy computes it in fewer calls: a call costs more than the arithmetic of small arrays."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tracegrad.prims.views import RESHAPE
 
 @ambient.restored
 def shorten(roots: Sequence[Tensor]) -> list[Tensor]:
-    """What `roots` are, with limits written as such, and folds that do not keep the axes which a reshape drops."""
+    """Return `roots` with limits written as `maximum` or `minimum`, and with reshapes merged into folds."""
     nodes = toposort(roots)
     readers = Counter([x.serial for t in nodes for x in t.inputs] + [t.serial for t in roots])
     new: dict[int, Tensor] = {}
@@ -23,11 +23,11 @@ def shorten(roots: Sequence[Tensor]) -> list[Tensor]:
             inputs = tuple([new[x.serial] for x in t.inputs])
             if t.prim is RESHAPE and readers[t.inputs[0].serial] == 1 and _drops(t):
                 (fold,) = inputs
-                attrs = {"axes": fold.axes if t.ndim else None, "keepdims": False}  # None, all of them, is the quickest
+                attrs = {"axes": fold.axes if t.ndim else None, "keepdims": False}  # None, for all axes, is the fastest
                 new[t.serial] = Tensor(fold.prim, fold.inputs, attrs, t.type, t.site)
             else:
                 limit = _limit(t)
-                # The number comes last: of equals NumPy takes the second, so a negative zero becomes the positive one
+                # The number comes last: of equal values NumPy takes the second, so -0.0 becomes 0.0
                 new[t.serial] = (
                     bind(PRIMITIVES[limit[0]], inputs[2], inputs[1]) if limit else rebind(t, inputs) if inputs else t
                 )
@@ -35,15 +35,15 @@ def shorten(roots: Sequence[Tensor]) -> list[Tensor]:
 
 
 def _drops(t: Tensor) -> bool:
-    """Does a reshape only drop the axes that its input has folded?"""
+    """Return whether a reshape only drops the axes that its input has folded."""
     x = t.inputs[0]
     return x.prim.family == "fold" and t.shape == tuple([n for d, n in enumerate(x.shape) if d not in x.axes])
 
 
 def _limit(t: Tensor) -> tuple[str, Tensor, float] | None:
-    """`where(x <= k, k, x)` of a number k is ("maximum", x, k), and `where(k <= x, k, x)` ("minimum", x, k).
+    """Read `where(x <= k, k, x)` of a number k as ("maximum", x, k), and `where(k <= x, k, x)` as ("minimum", x, k).
 
-    So is either where another limit of the other side, and no nearer, stands in the place of the last x.
+    The last x can also be a limit on the other side, if that limit is no nearer.
     """
     if t.prim is not WHERE or t.inputs[0].prim.name not in ("less", "less_equal"):
         return None

@@ -1,8 +1,8 @@
-"""What one op is for one choice of argument types: traced once as a graph, then replayed as straight-line Python.
+"""Plans: one op for one choice of argument types, traced once as a graph, then replayed as straight-line Python.
 
-The public function of the op is the only definition: it is called on leaves, and gives a graph of rows, whose array
-rules compute the forward and whose VJPs, in `transforms.grad`, give the backward. Replaying costs no shape rule, no
-broadcast and no check: equal types have passed them.
+The public function of the op is the only definition. Called on leaves, it gives a graph of rows: their array rules
+compute the forward, and their VJPs, in `transforms.grad`, the backward. A replay runs no shape rule, no broadcast and
+no check, because equal types have passed them already.
 """
 
 # The engine's modules share the slots of GradTensor, which users have no business with.
@@ -31,7 +31,7 @@ from tracegrad.passes.simplify import simplify
 from tracegrad.prims.leaves import leaf
 from tracegrad.transforms.grad import arriving
 
-# What `tensors.wrap` and `tape.Record` do, in the plan's own function: calls of Python cost more than all of it
+# `tensors.wrap` and `tape.Record` inlined into the plan's function, because Python calls cost more than their work
 RECORD = """\
 r{k} = new(Record)
 r{k}.pullback = pullback{k}
@@ -53,28 +53,28 @@ class Source(NamedTuple):
     """Where a plan's function gets one array from."""
 
     text: str  # an expression of the function's parameters
-    take: Callable[[Any], Array] | None = None  # what makes an operand of a user's array, which may change
-    owner: str = ""  # the tensor that wants its gradient
+    take: Callable[[Any], Array] | None = None  # converts a user's array, which can change, to an operand
+    owner: str = ""  # the tensor that needs the gradient
 
 
 class Recorded(NamedTuple):
-    """One result of a plan, and what a backward from it needs."""
+    """One result of a plan, and the inputs of its backward pass."""
 
-    value: str  # its name in the plan's lines
-    saved: str  # what its pullback reads, there: a tuple
+    value: str  # the result's name in the plan's lines
+    saved: str  # the pullback's inputs in the plan's lines, as a tuple
     pullback: Callable[[Array, tuple[Array, ...]], tuple[Array, ...]] | None  # None without a derivative
-    sources: tuple[int, ...]  # which inputs the cotangents that the pullback gives belong to
+    sources: tuple[int, ...]  # inputs that the pullback's cotangents belong to
 
 
 @dataclass(frozen=True)
 class Plan:
     """An op on inputs of given types.
 
-    inputs:  leaves in the order of the arrays; the last are those of the random `streams`, whose values come by
-             themselves
-    roots:   the results; `many` is the kind of sequence that the op gives them in, None for a single one
+    inputs:  leaves in the order of the arrays; the last leaves are those of the random `streams`, which the plan fills
+             itself
+    roots:   the results; `many` is the type of sequence that the op returns, None for a single result
     double:  f32 stands for f64
-    wrapped: serial of an index leaf -> the length of its axis; negative ones count from the end
+    wrapped: serial of an index leaf -> the length of its axis; negative indices count from the end
     """
 
     inputs: Sequence[Tensor]
@@ -85,11 +85,11 @@ class Plan:
     wrapped: Mapping[int, int] = field(default_factory=dict[int, int])
 
     def function(self, parameters: Sequence[str], sources: Sequence[Source]) -> Callable[..., Any]:
-        """The plan as a function of `parameters`, in which `sources` are the arrays."""
+        """Return the plan as a function of `parameters`, which reads its arrays from `sources`."""
         wrt = [k for k, source in enumerate(sources) if source.owner]
         writer, results, fresh = self.recorded(wrt)
         given = ", ".join(parameters)
-        # Where results are new memory, later changes of the user's arrays do no harm
+        # If results are new memory, later changes of the user's arrays do no harm
         takes = [None if fresh and not wrt and s.take is np.ndarray.copy else s.take for s in sources]
         writer.lines[:0] = [
             f"x{k} = {s.text if take is None else f'take{k}({s.text})'}"
@@ -116,9 +116,9 @@ class Plan:
         return run
 
     def recorded(self, wrt: Sequence[int]) -> tuple[Writer, list[Recorded], bool]:
-        """The lines that compute the results and save what the backward to the inputs `wrt` reads.
+        """Return the lines that compute the results and save the inputs of the backward pass to the inputs `wrt`.
 
-        Also says whether all results are new memory.
+        The last value tells whether all results are new memory.
         """
         cts = [leaf("input", f"ct{k}", t.type) for k, t in enumerate(self.roots)]
         found = [
@@ -130,7 +130,7 @@ class Plan:
         nodes = iter(self._simplified([*self.roots, *(g for gs in grads for g in gs)]))
         roots = [next(nodes) for _ in self.roots]
         grads = [[next(nodes) for _ in gs] for gs in grads]
-        # inputs too: where a result is empty it reads none, and its gradient may
+        # inputs count too: an empty result reads none, and its gradient can read them
         forward = {t.serial for t in [*toposort(roots), *self.inputs]}
         saved = [_saved(gs, forward, ct) for gs, ct in zip(grads, cts)]
         writer = self._writer()
@@ -149,7 +149,7 @@ class Plan:
         return writer.function("ct, saved", writer.tuple(grads))
 
     def _writer(self) -> Writer:
-        """A writer that knows the inputs, draws those of the streams, and checks the indices among them."""
+        """Return a writer that knows the inputs, draws random ones from the streams, and checks indices."""
         writer = Writer(self.double)
         writer.names = {t.serial: f"x{k}" for k, t in enumerate(self.inputs)}
         writer.scope |= {
@@ -174,14 +174,14 @@ class Plan:
 
 
 def _passed_on(t: Tensor) -> bool:
-    """May the value of `t` be an input's memory?"""
+    """Return whether the value of `t` can share an input's memory."""
     while t.prim.family == "view" or t.prim.passes:
         t = t.inputs[0]
     return t.prim.family in ("leaf", "scan", "item")
 
 
 def _saved(grads: Sequence[Tensor], forward: set[int], ct: Tensor) -> list[Tensor]:
-    """The values of the forward that the backward reads; views of such values are made again."""
+    """Return the values of the forward pass that the backward pass reads; it recomputes views of them."""
     found: dict[int, Tensor] = {}
     seen: set[int] = set()
     stack = list(grads)
@@ -198,7 +198,7 @@ def _saved(grads: Sequence[Tensor], forward: set[int], ct: Tensor) -> list[Tenso
 
 
 def _limits(roots: Sequence[Tensor]) -> dict[int, tuple[int, int | None, int]]:
-    """Leaves that are indices, seen through views: the length of their axis, an exempt value, and how far below 0."""
+    """Map leaves that are indices, seen through views, to (length of their axis, exempt value, most below 0)."""
     found: dict[int, tuple[int, int | None, int]] = {}
     for t in reach(roots, ()):
         if t.prim.indexes is not None:
@@ -211,7 +211,7 @@ def _limits(roots: Sequence[Tensor]) -> dict[int, tuple[int, int | None, int]]:
 
 
 def indices(x: Array, n: int, exempt: int | None, below: int) -> Array:
-    """`x`, negative ones counted from the end; RangeError unless all are in [-below, n) or `exempt`."""
+    """Return `x`, negative indices counted from the end. Raise RangeError unless all are in [-below, n) or `exempt`."""
     if not x.size:
         return x
     least, most = int(x.min()), int(x.max())
@@ -226,7 +226,7 @@ def indices(x: Array, n: int, exempt: int | None, below: int) -> Array:
 
 @ambient.restored
 def traced(build: Callable[[Iterator[Tensor]], Any], specs: Sequence[Spec]) -> Plan:
-    """The plan of what `build` makes of leaves with these types."""
+    """Return the plan of the graph that `build` makes from leaves with these types."""
     floats = [s for s in specs if s is not NUMBER and s.type.dtype.is_float]
     double = any(s.double for s in floats)
     if double and not all(s.double for s in floats):

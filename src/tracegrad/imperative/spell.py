@@ -1,7 +1,7 @@
-"""A graph as straight-line Python over NumPy: what an eager op runs, and what its backward runs.
+"""Write a graph as straight-line Python over NumPy: the code of an eager op and of its backward pass.
 
-Each node is one line with the array rule of its row. Nothing is decided while it runs, so that a call costs little more
-than the NumPy functions in it.
+Each node is one line with the array rule of its row. The code decides nothing at run time, so a call costs little more
+than its NumPy functions.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from tracegrad.shapes import broadcast_shapes
 
 Array = Any
 FUNCTION = re.compile(r"\bxp\.([\w.]+)")
-KEPT = 1 << 14  # elements of a value that is computed once, such as a mask; plans of large ones would fill the memory
+KEPT = 1 << 14  # most elements of a value computed once, such as a mask: plans of large ones would fill memory
 
 
 def reach(roots: Iterable[Tensor], known: Collection[int]) -> list[Tensor]:
-    """The nodes that are computed for `roots` when those of serial `known` are given; inputs before their readers."""
+    """Return the nodes to compute for `roots` if the nodes of serial `known` are given; inputs before their readers."""
     seen: dict[int, Tensor] = {}
     stack = list(roots)
     while stack:
@@ -42,7 +42,7 @@ def reach(roots: Iterable[Tensor], known: Collection[int]) -> list[Tensor]:
 
 
 def read_by(t: Tensor) -> Sequence[Tensor]:
-    """The nodes that the line of `t` reads: its inputs, without the broadcasts that NumPy does itself.
+    """Return the nodes that the line of `t` reads: its inputs, seen through broadcasts that NumPy does itself.
 
     NumPy's elementwise functions broadcast at no cost, and `broadcast_to` costs more than most of them.
     """
@@ -54,23 +54,23 @@ def read_by(t: Tensor) -> Sequence[Tensor]:
 
 
 def constant(t: Tensor) -> bool:
-    """Does a node depend on nothing, so that its value can be kept?"""
+    """Return whether a node depends on nothing, so that its value can be kept."""
     return not t.inputs and t.prim.array is not None
 
 
 class Writer:
-    """The body of one function: names of values, lines, and the objects that the lines refer to."""
+    """Writes the body of one function: names of values, lines, and the objects that the lines refer to."""
 
     def __init__(self, double: bool):
         """double: f32 stands for f64."""
         self.double = double
         self.names: dict[int, str] = {}
         self.lines: list[str] = []
-        self.constants: dict[int, Any] = {}  # values that every call has in common
+        self.constants: dict[int, Any] = {}  # values that all calls share
         self.scope: dict[str, Any] = {"xp": np}
 
     def write(self, roots: Sequence[Tensor]) -> None:
-        """Lines for everything that `roots` need beyond what has a name."""
+        """Write lines for everything that `roots` need and that has no name yet."""
         for t in reach(roots, self.names):
             if constant(t) or self._derived(t):
                 self._constant(t)
@@ -80,16 +80,16 @@ class Writer:
                 self.lines.append(f"{name} = {text}")
 
     def tuple(self, roots: Sequence[Tensor | None]) -> str:
-        """Values as a tuple, None for none; Python numbers only where the reader takes them."""
+        """Return values as a tuple, None for none; Python numbers only where the reader accepts them."""
         return "(" + "".join(f"{self.names[t.serial] if t is not None else None}, " for t in roots) + ")"
 
     def function(self, parameters: str, result: str) -> Callable[..., Any]:
-        """The finished function."""
+        """Return the finished function."""
         body = "".join(f"    {line}\n" for line in [*self.lines, f"return {result}"])
         return defined(f"def run({parameters}):\n{body}", self.scope)["run"]
 
     def _derived(self, t: Tensor) -> bool:
-        """Is `t` computed from constants alone, and small enough to be one?"""
+        """Return whether `t` is computed from constants alone, and small enough to be one."""
         few = t.size <= KEPT and t.inputs and t.prim.family != "scan"
         return bool(few) and all(x.serial in self.constants for x in read_by(t))
 
@@ -97,7 +97,7 @@ class Writer:
         with np.errstate(all="ignore"):
             value = array_rule(_doubled(t) if self.double else t, np)(*[self.constants[x.serial] for x in read_by(t)])
         self.constants[t.serial] = value
-        # As an array also if it is one number: a Python number would cost a NumPy function as much again
+        # An array even for one number: a Python number would double the cost of a NumPy function
         self.names[t.serial] = name = f"k{t.serial}"
         self.scope[name] = value
 
@@ -117,11 +117,11 @@ class Writer:
         if "{0}" in rule:
             return FUNCTION.sub(self._function, spelled(rule, operands, attrs))
         if t.prim is MATMUL and t.ndim == 2:
-            rule = "dot"  # the same product, without what matmul has for more axes
+            rule = "dot"  # the same product, without matmul's overhead for more axes
         return FUNCTION.sub(self._function, f"xp.{rule}({', '.join(operands)})")
 
     def _function(self, name: re.Match[str]) -> str:
-        """`xp.add.reduce` as one name, looked up now."""
+        """Return `xp.add.reduce` as one name, looked up now."""
         own = name[0].replace(".", "_")
         self.scope[own] = attrgetter(name[1])(np)
         return own
@@ -138,7 +138,7 @@ class Writer:
 
 
 def _looped(step: Callable[..., Any], n: int, m: int, length: int, reverse: bool) -> Callable[..., list[Array]]:
-    """A scan, whose first `n` inputs are carries and the next `m` arrays of elements; `step` is one iteration."""
+    """Return a scan whose first `n` inputs are carries and the next `m` arrays of elements; `step` is one iteration."""
 
     def run(*inputs: Array) -> list[Array]:
         carry, xs, shared = inputs[:n], inputs[n : n + m], inputs[n + m :]
@@ -153,7 +153,7 @@ def _looped(step: Callable[..., Any], n: int, m: int, length: int, reverse: bool
 
 
 def broadcast_from(t: Tensor) -> Tensor:
-    """What `t` is the broadcast of, or `t`."""
+    """Return the input of the broadcast `t`, or `t` if it is not a broadcast."""
     if t.prim is BROADCAST:
         t = t.inputs[0]
     if t.prim is RESHAPE:
@@ -175,16 +175,16 @@ def _attrs(t: Tensor) -> dict[str, Any]:
 
 
 def _doubled(t: Tensor) -> Tensor:
-    """`t` in double precision; the bytes of a literal are f32, and NumPy promotes them where they are used."""
+    """Return `t` in double precision; the bytes of a literal stay f32, and NumPy promotes them in use."""
     return t if t.prim.family == "leaf" else Tensor(t.prim, t.inputs, _attrs(t), t.type, t.site)
 
 
 def defined(source: str, scope: dict[str, Any]) -> dict[str, Any]:
-    """`scope`, with what the source defines."""
+    """Return `scope` with the definitions of the source."""
     exec(_compiled(source), scope)
     return scope
 
 
 @cache
 def _compiled(source: str) -> CodeType:
-    return compile(source, f"{__file__}:written", "exec")  # of the package, so that no error takes it for the user's
+    return compile(source, f"{__file__}:written", "exec")  # of the package, so that errors do not blame the user

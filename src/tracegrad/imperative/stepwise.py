@@ -1,4 +1,4 @@
-"""A model on values: its forward runs line by line, with prints, breakpoints and gradients."""
+"""Run models on values: a forward runs line by line, with prints, breakpoints and gradients."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ M = TypeVar("M")
 
 
 def instantiate(model: M, seed: int | None = None) -> M:
-    """A copy of a model with eager tensors, drawn as `tg.compile` would draw them, in the places of its parameters.
+    """Return a copy of a model whose parameters are eager tensors, drawn as `tg.compile` would draw them.
 
-    model:   a tree of modules; it is read, never changed.
-    seed:    None takes that of `tg.manual_seed`.
-    Returns: the copy: call it, `backward()` from what it gives, and read `m.l1.W.grad`.
+    model:   a tree of modules; it is never changed.
+    seed:    the seed of the parameters; None takes the seed of `tg.manual_seed`.
+    Returns: the copy. Call it, call `backward()` on the result, and read `m.l1.W.grad`.
 
     >>> import tracegrad as tg
     >>> m = tg.instantiate(tg.nn.Linear(2, 1, init=tg.init.ones()), seed=0)
@@ -35,15 +35,15 @@ def instantiate(model: M, seed: int | None = None) -> M:
 
 
 def eager(forward: Callable[..., Any], model: Any, /, **inputs: Any) -> Any:
-    """Run a forward or loss line by line on values, as Python runs any function: print, step and break where you like.
+    """Run a forward or loss line by line on values, so that you can print, step and set breakpoints.
 
     forward: called as `tg.compile` calls it, forward(m, **inputs), with eager tensors.
-    model:   a tree of modules, whose parameters are drawn from `tg.manual_seed`'s seed; one that `tg.instantiate` gave;
-             or a training or compiled forward. Of these, the parameters are the current ones, and random numbers are
-             those of a training's next step.
+    model:   a tree of modules, whose parameters are drawn from the seed of `tg.manual_seed`; a copy from
+             `tg.instantiate`; or a training or compiled forward, whose current parameters are used. Random ops draw
+             the numbers of a training's next step.
     inputs:  arrays, eager tensors, nested lists or numbers; integers are i32.
-    Returns: what `forward` returns. Of a loss, `backward()` fills the gradients of an instantiated model.
-    Raises:  what the ops raise, where they do.
+    Returns: the result of `forward`. For a loss, `backward()` fills the gradients of an instantiated model.
+    Raises:  the errors of the ops, at the line of the op.
 
     >>> import tracegrad as tg
     >>> def double(m, x):
@@ -57,13 +57,13 @@ def eager(forward: Callable[..., Any], model: Any, /, **inputs: Any) -> Any:
     if isinstance(model, CompiledForward):
         return forward(_with_values(model.store.model, model.download_params() | model.states()), **values)
     if isinstance(model, CompiledTraining):
-        now = _with_values(model.model, model.download_params() | model.states())  # waits for the steps queued so far
+        now = _with_values(model.model, model.download_params() | model.states())  # waits for all queued steps
         with streams.at(model.seed, model.store.stepper.counter + 1):
             return forward(now, **values)
     return forward(instantiate(model) if named_arrays(model) else model, **values)
 
 
 def _with_values(model: M, values: dict[str, Any]) -> M:
-    """The model with eager tensors of these values in the places of its parameters and states."""
+    """Return the model with eager tensors of these values in place of its parameters and states."""
     tensors = {n: GradTensor(values[n], p.trainable) for n, p in named_arrays(model).items()}
     return bound(model, cast("Any", tensors))

@@ -1,4 +1,4 @@
-"""What eager ops remember for `backward`, and the walk back over it."""
+"""Record eager ops for `backward`, and walk back over the records."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Array = Any
 F = TypeVar("F", bound=Callable[..., Any])
 
 recording: ContextVar[bool] = ContextVar("tracegrad_recording", default=True)
-age = itertools.count(0, -1).__next__  # of records: the latest has the least
+age = itertools.count(0, -1).__next__  # of records: the latest has the lowest
 
 
 class Leaf(Protocol):
@@ -30,9 +30,9 @@ class Leaf(Protocol):
 
 
 class Record:
-    """One op that was run: its pullback, what that reads, and where its cotangents go.
+    """One op that was run: its pullback, the pullback's inputs, and the destinations of its cotangents.
 
-    It holds no tensor but the leaves that get gradients, and lives as long as a tensor computed from it.
+    A record refers to no tensor except leaves that get gradients, and lives as long as a tensor computed from it.
     """
 
     __slots__ = ("age", "pullback", "retained", "saved", "sources")
@@ -50,7 +50,7 @@ def backward(root: Record | Leaf, ct: Array) -> None:
         root.accumulate(ct)
         return
     cts = {root: ct}
-    waiting = [(root.age, root)]  # the latest comes first: whatever reads the result of a record was made after it
+    waiting = [(root.age, root)]  # the latest comes first, because readers of a record's result are newer
     while waiting:
         record = heappop(waiting)[1]
         ct = cts.pop(record)
@@ -71,8 +71,8 @@ def backward(root: Record | Leaf, ct: Array) -> None:
 class no_grad:  # noqa: N801 as in PyTorch
     """Run ops without recording them: `with tg.no_grad(): ...`, `@tg.no_grad()`, or `tg.no_grad(fn)`.
 
-    Results need no gradient. Of a function: calls it and gives its result. Async functions and generators are refused:
-    they would run after recording was switched on again.
+    Results need no gradient. `tg.no_grad(fn)` calls `fn` and returns its result. Async functions and generators are
+    refused, because they would run after recording is on again.
 
         with tg.no_grad():
             y = x * 2
@@ -101,7 +101,7 @@ class no_grad:  # noqa: N801 as in PyTorch
         return result
 
     def __call__(self, fn: F) -> F:
-        """As a decorator: calls of `fn` run without recording."""
+        """Decorate `fn`: its calls run without recording."""
         _refuse_late(fn)
 
         @functools.wraps(fn)
@@ -140,7 +140,7 @@ def _refuse_late(fn: Any) -> None:
 def _refuse_arguments(fn: Callable[..., Any]) -> None:
     try:
         signature = inspect.signature(fn)
-    except ValueError:  # some builtins have none
+    except ValueError:  # some builtins have no signature
         return
     try:
         signature.bind()

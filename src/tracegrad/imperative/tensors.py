@@ -1,4 +1,4 @@
-"""GradTensor: a tensor with numbers, and the gradient it was given; the functions by which users make one."""
+"""GradTensor: a tensor with values and a gradient; and the functions that make one."""
 
 # The engine's modules share the slots of GradTensor, which users have no business with.
 # pyright: reportPrivateUsage=false
@@ -21,7 +21,7 @@ from tracegrad.refusals import Count
 
 
 def _in_place(name: str) -> Callable[[Any, Any], Any]:
-    """`w -= g` gives a leaf that requires a gradient other values, under no_grad, as PyTorch. Others: `w = w - g`."""
+    """Return an in-place operator: under no_grad, `w -= g` sets a leaf's values, as PyTorch; else it is `w = w - g`."""
 
     def spelled(self: GradTensor, other: Any) -> Any:
         if self._record is not None or not self._spec.requires:
@@ -38,10 +38,10 @@ def _in_place(name: str) -> Callable[[Any, Any], Any]:
 
 
 class GradTensor(TensorMethods):
-    """A tensor with values: every op on it runs at once, and `backward` fills the gradients of what it came from.
+    """A tensor with values: every op on it runs at once, and `backward` fills the gradients of its leaves.
 
-    Made by `tg.parameter` and `tg.tensor`. Values never change in place: arrays are copied when they come in, and what
-    `data` and `numpy()` give is read-only or a copy. In a trace it is a constant, if it needs no gradient.
+    Made by `tg.parameter` and `tg.tensor`. Values never change in place: incoming arrays are copied, `data` is
+    read-only, and `numpy()` returns a copy. In a trace, a tensor without a gradient is a constant.
 
     >>> tg.tensor([[1.0, 2.0]]).shape
     (1, 2)
@@ -53,23 +53,23 @@ class GradTensor(TensorMethods):
 
     _array: Array
     _spec: Spec
-    _record: tape.Record | None  # None: a leaf
+    _record: tape.Record | None  # None for a leaf
     _grad: Array | None
 
     def __init__(self, data: Any, requires_grad: bool = False, dtype: Any = None):
-        """data: a number, nested lists, an array or a tensor, copied. dtype: default tg.f32 for floats."""
+        """Make a leaf. data: a number, nested lists, an array or a tensor, copied. dtype: default tg.f32 for floats."""
         self._array, self._spec = given(data, dtype, "a tensor")
         self._record, self._grad = None, None
         self.set_requires_grad(requires_grad)
 
     @classmethod
     def from_numpy(cls, array: Any, requires_grad: bool = False, dtype: Any = None) -> GradTensor:
-        """A tensor with a copy of an array."""
+        """Return a tensor with a copy of an array."""
         return cls(as_array(array), requires_grad, dtype)
 
     @classmethod
     def scalar(cls, value: float, requires_grad: bool = False, dtype: Any = None) -> GradTensor:
-        """A tensor of rank 0."""
+        """Return a tensor of rank 0."""
         t = cls(value, requires_grad, dtype)
         if t.shape != ():
             raise ShapeError.here(f"scalar: takes one number, got {t.type}")
@@ -77,10 +77,10 @@ class GradTensor(TensorMethods):
 
     @staticmethod
     def is_grad_tensor(value: object) -> TypeGuard[GradTensor]:
-        """Is `value` an eager tensor?"""
+        """Return whether `value` is an eager tensor."""
         return isinstance(value, GradTensor)
 
-    # what it is
+    # properties
     @property
     def type(self) -> TensorType:
         """Element type and shape."""
@@ -108,15 +108,15 @@ class GradTensor(TensorMethods):
 
     @property
     def requires_grad(self) -> bool:
-        """Whether `backward` gives it a gradient, or one to what it was computed from."""
+        """Whether `backward` gives this tensor, or a tensor it was computed from, a gradient."""
         return self._spec.requires
 
     @property
     def is_leaf(self) -> bool:
-        """Whether it was made by hand, and not by an op that `backward` goes through."""
+        """Whether the tensor was made by hand, not by an op that `backward` goes through."""
         return self._record is None
 
-    # its numbers
+    # values
     @property
     def data(self) -> Array:
         """The values, as a read-only array. To change those of a leaf, assign new ones: `w.data = w.data - g`."""
@@ -134,7 +134,7 @@ class GradTensor(TensorMethods):
         self._array = array
 
     def assign(self, value: Any) -> None:
-        """Give a state of an eager model other values, of its own type, at once. See `tg.Module.state`."""
+        """Give a state of an eager model other values of its own type, at once. See `tg.Module.state`."""
         if self._record is not None or self._spec.requires:
             raise TraceError.here(
                 f"assign: {self.type} {'requires a gradient' if self.is_leaf else 'was computed'}, so it is no state "
@@ -146,7 +146,7 @@ class GradTensor(TensorMethods):
         self._array = new._array
 
     def numpy(self) -> Array:
-        """The values, as an array of your own.
+        """Return a copy of the values, as an array of your own.
 
         >>> tg.tensor([3.0]).numpy()
         array([3.], dtype=float32)
@@ -154,7 +154,7 @@ class GradTensor(TensorMethods):
         return np.array(self._array)
 
     def item(self) -> float | int | bool:
-        """The value of a tensor of one element, as a Python number. ShapeError for more.
+        """Return the value of a tensor with one element, as a Python number. Raises ShapeError for more elements.
 
         >>> tg.tensor([3.0]).item()
         3.0
@@ -164,26 +164,27 @@ class GradTensor(TensorMethods):
         return np.asarray(self._array).item()
 
     def tolist(self) -> Any:
-        """The values as nested lists, or one number.
+        """Return the values as nested lists, or as one number.
 
         >>> tg.tensor([3.0]).tolist()
         [3.0]
         """
         return np.asarray(self._array).tolist()
 
-    # its gradient
+    # gradients
     @property
     def grad(self) -> GradTensor | None:
-        """What `backward` added up so far; None before the first, and after `zero_grad`."""
+        """The sum of all `backward` calls so far; None before the first, and after `zero_grad`."""
         return None if self._grad is None else wrap(self._grad, self._spec.requiring(False))
 
     def backward(self, grad: Any = None) -> None:
         """Add d sum(self * grad) / d x to the gradient of each leaf x behind this tensor that requires one.
 
         grad:   the seed, of this tensor's shape and dtype; default ones.
-        Raises: TraceError if nothing here requires a gradient; ShapeError or DTypeError for another seed.
+        Raises: TraceError if no leaf requires a gradient; ShapeError or DTypeError for a seed of another type.
 
-        Calls add up, also those over the same ops, which stay as long as something refers to them.
+        Gradients of several calls add up, also of calls over the same ops. Ops are kept as long as something refers to
+        them.
 
         >>> x = tg.parameter([3.0])
         >>> (x * x).sum().backward()
@@ -199,7 +200,7 @@ class GradTensor(TensorMethods):
         tape.backward(self._record or self, seed)
 
     def set_grad(self, grad: Any) -> None:
-        """Replace the gradient by `grad`, which is copied. Raises TraceError if the tensor requires none.
+        """Replace the gradient by `grad`, which is copied. Raises TraceError if the tensor requires no gradient.
 
         >>> x = tg.parameter([3.0])
         >>> x.set_grad(tg.tensor([1.0]))
@@ -211,7 +212,7 @@ class GradTensor(TensorMethods):
         self._grad = self._checked(grad, "set_grad")
 
     def zero_grad(self) -> None:
-        """Forget the gradient: it is None again.
+        """Reset the gradient to None.
 
         >>> x = tg.parameter([3.0])
         >>> x.zero_grad()
@@ -223,7 +224,7 @@ class GradTensor(TensorMethods):
         return self._grad is not None
 
     def detach(self) -> GradTensor:
-        """The same values without history.
+        """Return a tensor with the same values and no history.
 
         >>> tg.parameter([3.0]).detach().requires_grad
         False
@@ -231,7 +232,7 @@ class GradTensor(TensorMethods):
         return wrap(self._array, self._spec.requiring(False))
 
     def set_requires_grad(self, flag: bool = True) -> GradTensor:
-        """Say whether a leaf gets a gradient; gives the tensor. f32 and f64 only.
+        """Set whether a leaf gets a gradient, and return the tensor. f32 and f64 only.
 
         >>> x = tg.tensor([3.0])
         >>> x.requires_grad
@@ -245,7 +246,7 @@ class GradTensor(TensorMethods):
         return self
 
     def retain_grad(self) -> GradTensor:
-        """Keep the gradient of a tensor that was computed, as that of a leaf; gives the tensor."""
+        """Keep the gradient of a computed tensor, like that of a leaf, and return the tensor."""
         if not self._spec.requires:
             raise TraceError.here(f"retain_grad: {self.type} requires no gradient")
         if self._record is not None:
@@ -257,7 +258,7 @@ class GradTensor(TensorMethods):
         self._grad = grad if self._grad is None else self._grad + grad
 
     def _checked(self, grad: Any, what: str) -> Array:
-        """A copy of a gradient given by the user; numbers, lists and float arrays take the tensor's dtype."""
+        """Return a copy of a gradient given by the user; numbers, lists and float arrays take the tensor's dtype."""
         own = isinstance(grad, GradTensor) or (hasattr(grad, "dtype") and np.asarray(grad).dtype.kind != "f")
         array, spec = given(grad, None if own else self._spec.dtype, what)
         if spec.shape != self._spec.shape:
@@ -266,30 +267,30 @@ class GradTensor(TensorMethods):
             raise DTypeError.here(f"{what}: the gradient is {spec!r}, the tensor is {self._spec!r}")
         return array
 
-    # names of Deepbox
+    # methods with Deepbox's names
     def slice(self, *ranges: int | slice | Sequence[int | None]) -> GradTensor:
-        """`x[ranges]`: each an integer, a slice, or (start, stop) or (start, stop, step)."""
+        """Return `x[ranges]`: each range is an integer, a slice, or (start, stop) or (start, stop, step)."""
         keys = tuple(slice(*r) if isinstance(r, (tuple, list)) else r for r in ranges)
         return cast("GradTensor", self[keys])
 
     def gather(self, indices: Any, axis: int = 0) -> GradTensor:
-        """Elements at 1-D `indices` along `axis`; negative ones count from the end. As tg.take, also of whole f32."""
+        """Return elements at 1-D `indices` along `axis`, negative ones from the end. As tg.take, also of whole f32."""
         at = as_array(indices)
         if at.dtype.kind == "f" and bool((at == np.floor(at)).all()):
             at = at.astype(np.int64)
         return cast("GradTensor", METHODS["take"](self, at, axis))
 
     def view(self, *shape: int | Sequence[int]) -> GradTensor:
-        """As `reshape`."""
+        """Do the same as `reshape`."""
         return cast("GradTensor", self.reshape(*shape))
 
     def at(self, *indices: int) -> float | int | bool:
-        """One element, as a Python number."""
+        """Return one element, as a Python number."""
         return cast("GradTensor", self[indices]).item()
 
-    # Python and NumPy
+    # protocols of Python and NumPy
     def constant(self) -> Array:
-        """The array that stands for it in a trace. TraceError if it requires a gradient, which would not arrive."""
+        """Return the array for use in a trace. Raise TraceError if the tensor requires a gradient."""
         if self._spec.requires:
             raise TraceError(
                 f"the eager tensor {self.type} requires a gradient, which no trace can give it: make it a parameter of "
@@ -328,7 +329,7 @@ class GradTensor(TensorMethods):
     def __iter__(self) -> Iterator[GradTensor]:
         return (cast("GradTensor", self[k]) for k in range(len(self)))
 
-    if not TYPE_CHECKING:  # a checker shall still see misspelled names
+    if not TYPE_CHECKING:  # hidden from type checkers, so that they still find misspelled names
 
         def __getattr__(self, name: str) -> Any:
             if name.startswith("_"):
@@ -359,7 +360,7 @@ class GradTensor(TensorMethods):
 
 
 def given(data: Any, dtype: Any, what: str) -> tuple[Array, Spec]:
-    """As `typed`; errors say what the data were for, and on which line."""
+    """Do the same as `typed`; errors name the purpose of the data and the line."""
     try:
         return typed(data, dtype)
     except DTypeError as e:
@@ -370,7 +371,7 @@ _new = cast("Callable[[type[GradTensor]], GradTensor]", object.__new__)
 
 
 def wrap(array: Array, spec: Any) -> GradTensor:
-    """A tensor with a value that never changes, and no history."""
+    """Return a tensor with a value that never changes, and no history."""
     t = _new(GradTensor)
     t._array = array
     t._spec = spec
@@ -380,13 +381,13 @@ def wrap(array: Array, spec: Any) -> GradTensor:
 
 
 def parameter(data: Any, requires_grad: bool = True, dtype: Any = None) -> GradTensor:
-    """An eager tensor that `backward` gives a gradient.
+    """Return an eager tensor that gets a gradient from `backward`.
 
     data:          a number, nested lists, an array or a tensor; copied.
-    requires_grad: False for one without.
+    requires_grad: False for a tensor without a gradient.
     dtype:         tg.f32, tg.i32, tg.u32, tg.bool_ or "float64"; default f32, of integer and bool arrays their own.
     Returns:       a leaf: its `grad` is None until a `backward` reaches it.
-    Raises:        DTypeError for what cannot be cast without loss, and for an integer tensor that requires a gradient.
+    Raises:        DTypeError for a cast that loses data, and for an integer tensor that requires a gradient.
 
     >>> import tracegrad as tg
     >>> x = tg.parameter([2, 3, 4])
@@ -398,7 +399,7 @@ def parameter(data: Any, requires_grad: bool = True, dtype: Any = None) -> GradT
 
 
 def tensor(data: Any, requires_grad: bool = False, dtype: Any = None) -> GradTensor:
-    """An eager tensor of given values, without a gradient; otherwise as `tg.parameter`.
+    """Return an eager tensor of given values, without a gradient; otherwise as `tg.parameter`.
 
     >>> import tracegrad as tg
     >>> tg.tensor([[1, 2], [3, 4]]) @ [[1.0], [0.5]]

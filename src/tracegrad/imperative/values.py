@@ -1,4 +1,4 @@
-"""Values that users give, as arrays of tracegrad's dtypes, and what types they have."""
+"""Convert users' values to arrays of tracegrad's dtypes, and give them types."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from tracegrad.errors import DTypeError, InputError
 from tracegrad.methods import TensorMethods
 
 Array = Any
-f64 = DType("f64", "float64", "", "", 8)  # of eager tensors only: no shader language has it everywhere
+f64 = DType("f64", "float64", "", "", 8)  # of eager tensors only: some shader languages lack it
 KINDS = {"f": f32, "i": i32, "u": u32, "b": bool_}
-EXACT = {np.dtype(d.numpy): d for d in (f32, i32, u32, bool_)} if HAVE_NUMPY else {}  # taken as they are
+EXACT = {np.dtype(d.numpy): d for d in (f32, i32, u32, bool_)} if HAVE_NUMPY else {}  # used without a cast
 
 
 class Spec:
-    """What an op must know of an eager tensor, one object for each, so that plans are found by identity.
+    """The properties of an eager tensor that ops depend on: one object for each, so plans are found by identity.
 
-    requires: whether the tensor wants a gradient
+    requires: whether the tensor needs a gradient
     """
 
     __slots__ = ("double", "dtype", "ones", "requires", "shape", "type")
@@ -28,11 +28,11 @@ class Spec:
     def __init__(self, type: TensorType, double: bool, requires: bool):
         self.type, self.double, self.requires = type, double, requires
         self.dtype, self.shape = f64 if double and type.dtype is f32 else type.dtype, type.shape
-        # The seed of `backward`, of one number in memory
+        # The default seed of `backward`, one number in memory
         self.ones = np.broadcast_to(np.ones((), self.dtype.numpy), self.shape)
 
     def requiring(self, flag: bool) -> Spec:
-        """The same type with or without a gradient."""
+        """Return the same type with or without a gradient."""
         return spec_of(self.type, self.double, flag)
 
     def __repr__(self) -> str:
@@ -43,26 +43,26 @@ _specs: dict[tuple[int, tuple[int, ...], bool, bool], Spec] = {}
 
 
 def spec_of(type: TensorType, double: bool = False, requires: bool = False) -> Spec:
-    """The one Spec of a type."""
-    key = (id(type.dtype), type.shape, double, requires)  # there is one object for each dtype
+    """Return the one Spec of a type."""
+    key = (id(type.dtype), type.shape, double, requires)  # each dtype is one object
     found = _specs.get(key)
     if found is None:
         found = _specs[key] = Spec(type, double, requires)
     return found
 
 
-NUMBER = Spec(TensorType(f32, ()), False, False)  # stands for a Python number whose value a plan takes with each call
+NUMBER = Spec(TensorType(f32, ()), False, False)  # stands for a Python number whose value comes with each call
 
 
 def dtype_of(dtype: Any) -> DType:
-    """A dtype of eager tensors: one of tracegrad's, or "float64"."""
+    """Return a dtype of eager tensors: one of tracegrad's, or "float64"."""
     if str(getattr(dtype, "name", dtype)) in ("f64", "float64") or dtype is float or dtype is np.float64:
         return f64
     return as_dtype(np.dtype(dtype).name if isinstance(dtype, type) else dtype)
 
 
 def taking(dtype: Any, spec: Spec) -> Callable[[Array], Array]:
-    """What makes an operand of type `spec` of an array of `dtype`: as `typed`, without its questions."""
+    """Return a function that converts an array of `dtype` to an operand of type `spec`: `typed` without its checks."""
     if EXACT.get(dtype) is spec.dtype:
         return np.ndarray.copy
     if dtype == np.float64 and spec.dtype is f32:
@@ -71,10 +71,11 @@ def taking(dtype: Any, spec: Spec) -> Callable[[Array], Array]:
 
 
 def typed(data: Any, dtype: Any = None) -> tuple[Array, Spec]:
-    """A copy of `data` as an array, and its type. DTypeError for what is no number or cannot be cast.
+    """Return a copy of `data` as an array, and its type. Raise DTypeError for data that cannot be cast to numbers.
 
-    dtype: None keeps f32, i32, u32, bool and the f64 of an eager tensor; other arrays become the nearest of these, and
-           numbers and nested lists f32 (of True and False, bool). Casts lose nothing but the rounding of floats.
+    dtype: None keeps f32, i32, u32, bool and the f64 of an eager tensor; other arrays become the nearest of these.
+           Numbers and nested lists become f32, or bool if all are True or False. Casts are exact, except that floats
+           are rounded.
     """
     if not HAVE_NUMPY:
         raise DTypeError("eager tensors need NumPy: load it before tracegrad; a compiled program does without")
@@ -93,7 +94,7 @@ def typed(data: Any, dtype: Any = None) -> tuple[Array, Spec]:
 
 
 def _own(data: Any, x: Array) -> DType:
-    """The dtype of a value that none was asked for."""
+    """Return the dtype of a value without a requested one."""
     if isinstance(data, TensorMethods):
         return cast("Any", data).dtype
     if isinstance(data, (int, float, list, tuple)) and x.dtype.kind in "iu":
@@ -102,7 +103,7 @@ def _own(data: Any, x: Array) -> DType:
 
 
 def nearest(x: Array) -> DType:
-    """The dtype that an array becomes, as in a trace: of unsigned integers only those of 32 bits are u32."""
+    """Return the dtype that an array becomes, as in a trace: of unsigned integers, only those of 32 bits are u32."""
     if x.dtype.kind not in KINDS:
         raise InputError(f"{x.dtype.name} values are neither numbers nor truth values")
     return i32 if x.dtype.kind == "u" and x.dtype.itemsize != 4 else KINDS[x.dtype.kind]

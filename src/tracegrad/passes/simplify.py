@@ -32,12 +32,12 @@ def simplify(roots: Sequence[Tensor]) -> list[Tensor]:
 
 
 def without_empty(roots: Sequence[Tensor]) -> list[Tensor]:
-    """sum(x[:0]) -> 0, and so on."""
+    """Rewrite a graph without empty values: sum(x[:0]) becomes 0, and so on."""
     return rewrite(roots, of_nothing)
 
 
 def of_nothing(t: Tensor, inputs: Sequence[Tensor]) -> Tensor | None:
-    """`t` without what has no elements; None if all that goes into it has some."""
+    """Return `t` without its empty inputs, or None if all inputs have elements."""
     family = t.prim.family
     if 0 in t.type.shape and family != "leaf":
         return broadcast_to(const(0, t.dtype), t.shape)
@@ -46,16 +46,16 @@ def of_nothing(t: Tensor, inputs: Sequence[Tensor]) -> Tensor | None:
         return None
     if family == "pack":
         return pack(some)
-    if family in ("fold", "product", "scatter", "view"):  # a view shows 0 beside its input
+    if family in ("fold", "product", "scatter", "view"):  # a view shows 0 where its input has no element
         return broadcast_to(const(t.prim.identity or 0, t.dtype), t.shape)
     return None
 
 
 def without_idle_waits(roots: Sequence[Tensor]) -> list[Tensor]:
-    """barrier(x, y, z), nothing reading z  ->  barrier(x, y); without anything to wait for, x.
+    """Rewrite barrier(x, y, z) to barrier(x, y) if nothing reads z; with nothing left to wait for, to x.
 
-    A recomputation waits for the value that it computes again. Where only the gradient of that value is needed,
-    nothing reads the value itself, and no kernel is to compute it.
+    A recomputation waits for the value that it recomputes. If only the gradient of the value is needed, nothing reads
+    the value itself, and no kernel should compute it.
     """
     order = toposort(roots)
     if not any(map(_waits, order)):
@@ -74,7 +74,7 @@ def _waits(t: Tensor) -> bool:
 
 
 def _key(t: Tensor) -> Any:
-    """Equal for equal nodes. What has inputs has its type from them."""
+    """Return a key that is equal for equal nodes. The type of a node with inputs follows from them."""
     if t.inputs:
         return (t.prim.name, *t.attrs.items(), *[x.serial for x in t.inputs])
     attrs = tuple([(k, repr(v) if k == "value" else v) for k, v in t.attrs.items()])
@@ -82,7 +82,7 @@ def _key(t: Tensor) -> Any:
 
 
 def _is(t: Tensor, value: float) -> bool:
-    """Is every element that number, and of floats a zero of its sign?"""
+    """Return whether every element is this number; a float zero must also have its sign."""
     c = constant(t)
     signed = t.dtype.is_float
     return c is not None and c == value and (not signed or math.copysign(1.0, c) == math.copysign(1.0, value))
@@ -94,7 +94,7 @@ Shortcut = Callable[[Tensor, tuple[Tensor, ...]], Tensor | None]
 def _arithmetic(
     f: Callable[..., float], right: float, left: float | None = None, same: Callable[[Tensor], Tensor] | None = None
 ) -> Shortcut:
-    """x f right and left f x are x, x f x is `same`, and constants are folded."""
+    """Return the rule by which x f right and left f x are x, x f x is `same`, and constants are folded."""
 
     def rule(t: Tensor, xs: tuple[Tensor, ...]) -> Tensor | None:
         a, b = xs
@@ -107,7 +107,8 @@ def _arithmetic(
     return rule
 
 
-# What drivers of GPUs make of these for every x, they may only do for finite numbers: WGSL lets them assume no others.
+# x - x, x / x and x * 0 keep their NaN: WGSL lets drivers assume finite numbers, so drivers would fold them for every
+# x.
 def _difference(x: Tensor) -> Tensor:
     """x - x"""
     return where(nonfinite(x), math.nan, 0.0)
@@ -141,7 +142,7 @@ def _neg(t: Tensor, xs: tuple[Tensor, ...]) -> Tensor | None:
 
 
 def _folded(t: Tensor, xs: tuple[Tensor, ...], f: Callable[..., float]) -> Tensor | None:
-    """The constant that `f` of constants is. f32 only: of f32 operands, a double result rounds to what the op gives."""
+    """Return the constant `f` of constants, for f32 only: a double result rounds to the result of the f32 op."""
     if not t.dtype.is_float:
         return None
     values = [constant(x) for x in xs]
@@ -176,14 +177,14 @@ def _broadcast(t: Tensor, xs: tuple[Tensor, ...]) -> Tensor | None:
 
 
 def _constant_view(t: Tensor, x: Tensor) -> Tensor | None:
-    """A view of a broadcast scalar is that scalar broadcast."""
+    """Return a view of a broadcast scalar as that scalar broadcast."""
     if x.prim.name == "broadcast" and x.inputs[0].size == 1 and x.inputs[0].prim.name in ("reshape", "const"):
         return broadcast_to(reshape(x.inputs[0], ()), t.shape)
     return None
 
 
 def _unchanged(t: Tensor, xs: tuple[Tensor, ...]) -> Tensor | None:
-    """A fold over nothing or over axes of size 1, a cast to the same: the input, if the type says so."""
+    """Return the input of a fold over nothing or over axes of size 1, or of a cast to its own type."""
     return xs[0] if xs[0].type == t.type else None
 
 

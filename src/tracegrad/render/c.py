@@ -1,7 +1,7 @@
 """Kernels as C functions over pointers: loops that a compiler turns into vector instructions.
 
-Three shapes: one loop over points; row by row, with some partial results; and column by column, where what lies side
-by side in memory are results of different folds. The order of a fold depends on its size alone.
+There are three shapes: one loop over points; row by row, with several partial results; and column by column, where
+neighbours in memory belong to different folds. The order of a fold depends on its size alone.
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ from tracegrad.render.loops import Block, Loop, Statement, spelled
 from tracegrad.shapes import strides_of
 from tracegrad.tuning import C_GRAIN, C_PARTS, COLUMNS, FEW_LANES, LANES, SHORT_COLUMNS
 
-ALIGNED = "__attribute__((aligned(64)))"  # GCC 12 takes 80 zeros for aligned that it does not align: it crashes
-# GCC 11 and 12 write a short loop out and vectorize the sum around it. Where the short loop reads backwards, or in any
-# order but that of memory, they add other elements.
+ALIGNED = "__attribute__((aligned(64)))"  # GCC 12 assumes alignment where it zeroes 80 bytes, and crashes without
+# GCC 11 and 12 unroll a short loop and vectorize the sum around it. If the short loop reads backwards, or in any other
+# order than that of memory, they add the wrong elements.
 ROLLED = "#pragma GCC unroll 1"
 
 
 def library_source(texts: Iterable[str]) -> str:
-    """The texts of all kernels as one library."""
+    """Return the texts of all kernels as one library."""
     return "\n".join([PRELUDE, *dict.fromkeys(texts)])
 
 
 class _Expressions(Emitter):
-    """Values in C, with wide indices. A guarded value is loaded in any case, and then made 0 by its bits.
+    """Writes values in C, with wide indices. A guarded value is always loaded, then cleared by its bits.
 
     sizes: of each slot. last: the axis of the innermost loop.
     """
@@ -47,19 +47,19 @@ class _Expressions(Emitter):
         return f"const __auto_type {name} = {value};"
 
     def named(self, v: Value) -> bool:
-        return v.op == "load" or super().named(v)  # what only one side of a choice loads would be a branch
+        return v.op == "load" or super().named(v)  # a load on only one side of a choice would be a branch
 
     def _text(self, v: Value, loop: bool) -> str:
         return f"(int)({self.index(v.arg, loop)})" if v.op == "index" else super()._text(v, loop)
 
     def _term(self, atom: object, loop: bool, c: int) -> str:
-        """An index that a boolean decides is hidden: GCC takes it for an offset of one bit with a sign, so 1 is -1."""
+        """Hide an index that a boolean decides: GCC treats it as a signed offset of one bit, so 1 becomes -1."""
         text = super()._term(atom, loop, c)
         decided = isinstance(atom, Dynamic) and any(v.dtype.name == "bool" for v in walk([atom.value]))
         return f"hidden({text})" if decided else text
 
     def compared(self, x: Index, loop: bool) -> str:
-        """In 32 bits: GCC 12 mixes up the halves of a choice between floats by a comparison of two vectors of longs."""
+        """Compare in 32 bits: GCC 12 mixes up halves when two vectors of longs choose between floats."""
         text = self.index(x, loop)
         return f"(int)({text})" if x.lo >= -(2**31) and x.hi < 2**31 else text
 
@@ -72,10 +72,10 @@ class _Expressions(Emitter):
         return self.chosen(v, value, name)
 
     def address(self, guards: Sequence[Guard], held: str, load: Value, loop: bool) -> str:
-        """An index that may be read whether the guards hold or not, and is the load's where they do.
+        """Return an index that is safe to read at any time, and is the load's index where the guards hold.
 
-        An index that strays no further than the memory around every array stays as it is. Where the guards are fixed
-        in the innermost loop, what is fixed of the index is chosen before it. Any other index is clamped.
+        An index that stays within the margin around every array is used unchanged. If the guards are constant in the
+        innermost loop, the constant part of the index is chosen before the loop. Any other index is clamped.
         """
         slot, index = cast("tuple[int, Index]", load.arg)
         if index.lo >= -MARGIN and index.hi < self.sizes[slot] + MARGIN:
@@ -89,20 +89,20 @@ class _Expressions(Emitter):
 
 
 def _moves(a: Atom, axis: str) -> bool:
-    """Does an atom change along an axis? What is read from memory counts as if it did."""
+    """Return whether an atom changes along an axis. An atom read from memory counts as changing."""
     if isinstance(a, Var):
         return a.name == axis
     return isinstance(a, Dynamic) or any(_moves(x, axis) for x, _ in a.index.terms)
 
 
 def _reorders(v: Value, axis: str) -> bool:
-    """May a value read memory in another order than that of a coordinate? A choice by the coordinate may, too."""
+    """Return whether a value can read memory in another order than its coordinate's, as a choice by it can."""
     moving = [(a, c) for x in indices_of(v) for a, c in x.terms if _moves(a, axis)]
     return any(v.op != "load" or c < 0 or not isinstance(a, Var) for a, c in moving)
 
 
 class Function:
-    """One kernel whose products and scatters are in memory already.
+    """Writes one kernel, after its products and scatters are in memory.
 
     loaded: the kernel's locals that are read from a slot, each at an index over the outer axes.
     """
@@ -110,30 +110,30 @@ class Function:
     def __init__(self, kernel: Kernel, loaded: Mapping[str, tuple[int, Index]]) -> None:
         self.kernel, self.loaded = kernel, loaded
         self.helpers: dict[str, None] = {}
-        self.parts = 1  # into which its outermost loop may be split, each for one thread
+        self.parts = 1  # the most parts that the outermost loop can be split into, each for one thread
         self.outer = [a for a in kernel.outer if a.size > 1]
         self.inner = [a for a in kernel.inner if a.size > 1]
         self.emit = self.expressions([a.name for a in self.inner])
 
     def expressions(self, inner: Sequence[str] = ()) -> Emitter:
-        """Nothing written so far."""
+        """Return an emitter that has written nothing yet."""
         last = (self.inner if inner else self.outer)[-1:]
         emit = _Expressions(self.load, inner, [s.size for s in self.kernel.slots], last[0].name if last else "")
         emit.helpers = self.helpers
         return emit
 
     def element(self, slot: int, index: str) -> str:
-        """A memory location. What is overwritten in place is one array with what it replaces."""
+        """Return a memory location. A slot overwritten in place shares an array with its old value."""
         replaced = self.kernel.slots[slot].replaces
         return f"p{replaced if replaced >= 0 else slot}[{index}]"
 
     def load(self, slot: int, index: str) -> str:
-        """An element of a slot, as what it is computed with."""
+        """Return an element of a slot in the type that kernels compute with."""
         text = self.element(slot, index)
         return f"f32_of_f16({text})" if self.kernel.slots[slot].dtype is f16 else text
 
     def text(self, name: str, lines: Sequence[Statement]) -> str:
-        """The function of these lines, and before it those it calls."""
+        """Return the function of these lines, after the functions that it calls."""
         body = "\n".join(spelled(lines, "long"))
         used = [k for k in range(len(self.kernel.slots)) if f"p{k}[" in body]
         types = [C_TYPE[self.kernel.slots[k].dtype.storage] for k in used]
@@ -154,7 +154,7 @@ class Function:
         )
 
     def body(self) -> list[Statement]:
-        """The loops."""
+        """Return the loops."""
         folds = [s for s in self.kernel.body if isinstance(s, Fold)]
         if not folds and not any(s.inner for s in self.stores_of()):
             return self.split(self.outer, self.points(self.emit))
@@ -166,23 +166,23 @@ class Function:
         return [s for s in self.kernel.body if isinstance(s, Store)]
 
     def read(self) -> list[str]:
-        """What was computed before, at the outer point."""
+        """Return lines that read earlier results at the outer point."""
         return [self.emit.let(n, self.element(s, self.emit.index(at, False))) for n, (s, at) in self.loaded.items()]
 
     def nest(self, axes: Sequence[Axis], lines: Sequence[Statement]) -> list[Statement]:
-        """Loops over some axes, the last one innermost."""
+        """Return loops over some axes, the last one innermost."""
         for a in reversed(axes):
             lines = [Loop(a.name, a.size, lines)]
         return list(lines)
 
     def split(self, axes: Sequence[Axis], lines: Sequence[Statement]) -> list[Statement]:
-        """The same, of the outermost only a part."""
+        """Return the same loops, with only this part's share of the outermost one."""
         if not axes:
             return list(lines)
         return self.share(axes[0].name, axes[0].size, 1, self.nest(axes[1:], lines))
 
     def share(self, name: str, size: int, step: int, lines: Sequence[Statement]) -> list[Statement]:
-        """The outermost loop: this part's share of its turns."""
+        """Return the outermost loop over this part's share of its turns."""
         turns = -(-int(size) // step)
         self.parts = max(1, min(turns, int(self.kernel.work) // C_GRAIN, C_PARTS))
         if isinstance(size, Extent):
@@ -194,7 +194,7 @@ class Function:
         return [*self.read(), *self.stores(emit, self.stores_of(), loop=False)]
 
     def stores(self, emit: Emitter, stores: Sequence[Store], loop: bool) -> list[str]:
-        """Values first, then the writes: in place, every load precedes the store to its element."""
+        """Return values first, then writes: in place, every load precedes the store to its element."""
         values = emit.values([s.value for s in stores], loop)
         named = [emit.let(f"s{k}", v) for k, v in enumerate(values)]
         writes = [
@@ -210,7 +210,7 @@ class Function:
         inner = [s for s in self.stores_of() if s.inner]
         if inner:
             written = self.stores(self.emit, inner, loop=True)
-            # in braces where all inner axes are written out: what is stored once a row has the same names
+            # in braces if all inner axes are unrolled, because stores once a row use the same names
             lines += [*self.emit.flush(), *(self.nest(self.inner, written) if self.inner else [Block("", written)])]
         return [*lines, *self.stores(self.emit, [s for s in self.stores_of() if not s.inner], loop=False)]
 
@@ -225,7 +225,7 @@ class Function:
         return lines
 
     def serial(self, folds: Sequence[Fold], values: Sequence[str], lets: Sequence[str]) -> list[Statement]:
-        """One partial result: for rows that are too short for more."""
+        """Fold into one partial result, for rows that are too short for more."""
         start = [f"{C_TYPE[f.value.dtype.name]} t{f.local} = {self.emit.identity(f)};" for f in folds]
         step = [f"t{f.local} = {self.emit.combine(f, f't{f.local}', v)};" for f, v in zip(folds, values)]
         done = [self.emit.let(f.local, f"t{f.local}") for f in folds]
@@ -235,7 +235,7 @@ class Function:
         return [*start, *self.nest(self.inner[:-1], loop), *done]
 
     def lanes(self, lanes: int, folds: Sequence[Fold], values: Sequence[str], lets: Sequence[str]) -> list[Statement]:
-        """Element j goes to partial result j % lanes; in the end they are combined by halves."""
+        """Fold element j into partial result j % lanes; then combine the results by halves."""
         *others, last = self.inner
         whole: int | str = int(last.size) - int(last.size) % lanes
         rest: int | str = int(last.size) - whole
@@ -254,7 +254,7 @@ class Function:
         if rest:
             loop.append(at_once(rest, at(str(whole))))
         halves: list[Statement] = []
-        while lanes > 1:  # each with a number of its own: a loop over a variable's halves compiles long, and runs long
+        while lanes > 1:  # each half by its own constant number: a loop with a variable one compiles and runs slowly
             lanes //= 2
             both = [self.emit.combine(f, f"t{f.local}[l]", f"t{f.local}[l + {lanes}]") for f in folds]
             halves.append(at_once(lanes, [f"t{f.local}[l] = {v};" for f, v in zip(folds, both)]))
@@ -290,14 +290,14 @@ class Function:
         return self.split(others, [Loop("ib", last.size, body, step=width)])
 
     def column(self, axis: Axis, done: Sequence[Fold], lines: Sequence[str]) -> Loop:
-        """One step for each column of a block."""
+        """Return a loop with one step for each column of a block."""
         known = [self.emit.let(f.local, f"t{f.local}[l]") for f in done]
         at = f"const long {axis.name} = ib + l;"
         return Loop("l", "w", [at, *known, *lines])
 
     # a scatter alone
     def scatter(self, f: Fold, out: int) -> list[Statement]:
-        """Zeros, and then the updates in their order. Slot `out` holds a value for each outer point."""
+        """Write zeros, then add the updates in their order. Slot `out` holds a value for each outer point."""
         assert f.scatter is not None
         rows = {a.name for a, _ in f.scatter.row.terms if isinstance(a, Var)}
         stride = dict(zip([a.name for a in self.kernel.outer], strides_of([a.size for a in self.kernel.outer])))
@@ -320,12 +320,12 @@ class Function:
 
 
 def at_once(lanes: int | str, lines: Sequence[Statement]) -> Block:
-    """What all lanes do together. A compiler sees that in 32 bits, and still computes addresses in 64."""
+    """Return a loop over the lanes. The compiler sees that it fits 32 bits, but still computes addresses in 64."""
     return Block(f"for (int l = 0; l < {lanes}; l++)", lines)
 
 
 def column_wise(kernel: Kernel) -> bool:
-    """Do neighbours in memory belong to different folds?"""
+    """Return whether neighbours in memory belong to different folds."""
     outer = [a for a in kernel.outer if a.size > 1]
     inner = [a for a in kernel.inner if a.size > 1]
     if not outer or outer[-1].size < SHORT_COLUMNS:
@@ -334,7 +334,7 @@ def column_wise(kernel: Kernel) -> bool:
         return True
     roots = [s.value for s in kernel.body]
     loads = [dict(_strides(i)) for v in walk(roots) if v.op == "load" for i in indices_of(v)]
-    both = [x for x in loads if outer[-1].name in x and inner[-1].name in x]  # others are small, and read again
+    both = [x for x in loads if outer[-1].name in x and inner[-1].name in x]  # other loads are small, and repeat
     mine, theirs = (sum(strides.get(axis.name) == 1 for strides in both or loads) for axis in (outer[-1], inner[-1]))
     return mine > theirs
 

@@ -1,7 +1,7 @@
-"""A launch as calls: of C functions for what is computed point by point, of BLAS for products.
+"""A launch as calls: C functions for values computed point by point, and BLAS for products.
 
-A kernel with a product becomes up to four steps: a function for each operand that does not lie as BLAS wants it, the
-product, and a function for what is done with the results.
+A kernel with a product becomes up to four steps: a function for each operand that BLAS cannot read in place, the
+product, and a function that uses the results.
 """
 
 from __future__ import annotations
@@ -24,19 +24,19 @@ from tracegrad.render.loops import Statement
 from tracegrad.shapes import strides_of
 from tracegrad.tuning import FEW_LANES, FEW_PRODUCTS, LANES
 
-NAME = "NAME"  # stands for a function's name until its text is known
+NAME = "NAME"  # a placeholder for a function's name, until the text is known
 
 
 class Scratch(NamedTuple):
-    """Memory that lives while its kernel runs. Kernels run one at a time, so they share it by number."""
+    """Memory that lives while its kernel runs. Kernels run one at a time, so they share scratch memory by number."""
 
     number: int
     size: int  # elements
-    dtype: str  # as NumPy calls it
+    dtype: str  # NumPy's name
 
 
 class RunSize:
-    """Where the size of the run lies, behind a function's slots."""
+    """The place that holds the size of the run, after a function's slots."""
 
     def __repr__(self) -> str:
         return "size"
@@ -46,7 +46,7 @@ Place = int | Scratch | RunSize  # a slot of the launch, scratch memory, or the 
 
 
 class View(NamedTuple):
-    """A matrix, or a stack of them, from an element of a place on; steps in elements."""
+    """A matrix, or a stack of matrices, that begins at an element of a place; steps are in elements."""
 
     place: Place
     first: int
@@ -55,7 +55,7 @@ class View(NamedTuple):
 
 
 class FunctionStep(NamedTuple):
-    """A call of a function, split into at most so many parts."""
+    """A call of a function, which can be split into at most `parts` parts."""
 
     name: str
     parts: int
@@ -63,7 +63,7 @@ class FunctionStep(NamedTuple):
 
     @property
     def sized(self) -> bool:
-        """Does the size of a run say how far it goes?"""
+        """True if the size of a run decides how far the function goes."""
         return isinstance(self.places[-1], RunSize)
 
 
@@ -78,7 +78,7 @@ class ProductStep(NamedTuple):
 
 
 class Spread(NamedTuple):
-    """An operand whose elements lie at sums of a place for each axis, from an element of a place on."""
+    """An operand whose elements are at sums of one offset for each axis, counted from an element of a place."""
 
     place: Place
     first: int
@@ -88,7 +88,7 @@ class Spread(NamedTuple):
 
 
 class GatheredStep(NamedTuple):
-    """out = a b, where b lies in memory several times over. The rows of `a` have one step, or are one."""
+    """out = a b, where b overlaps itself in memory. The rows of `a` have one step, or `a` has one row."""
 
     a: Spread
     b: Spread
@@ -99,14 +99,14 @@ Step = FunctionStep | ProductStep | GatheredStep
 
 
 class CSource(NamedTuple):
-    """A launch in C: the texts of its functions, and what is called in which order."""
+    """A launch in C: the texts of its functions, and the order of the calls."""
 
     functions: tuple[str, ...]
     steps: tuple[Step, ...]
 
 
 def render_c(launch: BoundLaunch) -> CSource:
-    """The C functions of a launch, and its steps."""
+    """Return the C functions of a launch, and its steps."""
     steps: list[Step] = []
     functions: dict[str, str] = {}
     first = 0
@@ -130,7 +130,7 @@ class _Writer:
         self.flat = flat_index(kernel, kernel.outer)
 
     def write(self) -> None:
-        """All steps of the kernel."""
+        """Write all steps of the kernel."""
         loaded: dict[str, tuple[int, Index]] = {}
         for f in [s for s in self.kernel.body if isinstance(s, Fold)]:
             if f.scatter is not None:
@@ -147,11 +147,11 @@ class _Writer:
             self.call(function, function.body())
 
     def is_called(self, p: Product) -> bool:
-        """Is a product worth a call? A fold knows no parts of k."""
+        """Return whether a product is worth a call. A fold cannot sum k in parts."""
         return p.part > 0 or (self.kernel.length > FEW_PRODUCTS and (not is_vector(p) or self.slides(p)))
 
     def slides(self, p: Product) -> bool:
-        """Is one row multiplied by columns that lie side by side, and several times over?"""
+        """Return whether one row is multiplied by contiguous columns that overlap in memory."""
         inner = self.kernel.inner
         if points(p.m) > 1 or points(p.n) < LANES or self.as_it_lies(p.b, p.batch, inner, p.n) is not None:
             return False
@@ -159,27 +159,27 @@ class _Writer:
         return found is not None and any(found.lays[a.name].step == 1 for a in p.n if a.size >= FEW_LANES)
 
     def in_place(self, s: Fold | Store, loaded: dict[str, tuple[int, Index]]) -> bool:
-        """Does a product write this value by itself?"""
+        """Return whether a product writes this value itself."""
         return isinstance(s, Store) and s.value.op == "local" and loaded.get(s.value.arg) == (s.slot, s.index)
 
     def allocate(self, size: int, dtype: DType = f32) -> int:
-        """A slot of scratch memory."""
+        """Return a new slot of scratch memory."""
         self.scratch.append(Slot(dtype, int(size), True))
         return len(self.kernel.slots) + len(self.scratch) - 1
 
     def extended(self) -> Kernel:
-        """The kernel with the slots of scratch memory."""
+        """Return the kernel with the slots of scratch memory added."""
         return replace(self.kernel, slots=(*self.kernel.slots, *self.scratch))
 
     def place(self, slot: int) -> Place:
-        """Where a slot lies."""
+        """Return the place of a slot."""
         number = slot - len(self.kernel.slots)
         if number < 0:
             return self.first + slot
         return Scratch(number, self.scratch[number].size, self.scratch[number].dtype.numpy)
 
     def call(self, function: Function, lines: Sequence[Statement]) -> None:
-        """A step that calls a function of these lines."""
+        """Add a step that calls a function of these lines."""
         text = function.text(NAME, lines)
         name = "k" + hashlib.sha256(text.encode()).hexdigest()[:20]
         self.functions[name] = text.replace(NAME, name)
@@ -188,7 +188,7 @@ class _Writer:
         self.steps.append(FunctionStep(name, function.parts, (*map(self.place, slots), *size)))
 
     def product(self, f: Fold, p: Product) -> int:
-        """A step of BLAS; the slot of the result."""
+        """Add a step of BLAS; return the slot of the result."""
         inner = self.kernel.inner
         out = self.target(f.local)
         sizes = (*(x.size for x in p.batch), points(p.m), points(p.n))
@@ -204,7 +204,7 @@ class _Writer:
         return out
 
     def spread(self, v: Value, batch: Sequence[Axis], rows: Sequence[Axis], columns: Sequence[Axis]) -> Spread | None:
-        """An operand that lies in memory, or as a copy that is less than all of its elements."""
+        """Return an operand that is in memory, or a copy of it that is smaller than all of its elements; else None."""
         found = gathered(self.kernel, v, batch, rows, columns)
         if found is None:
             return None
@@ -218,7 +218,7 @@ class _Writer:
         return Spread(self.place(slot), found.first, steps, tuple(lays[1]), tuple(lays[2]))
 
     def rows_of(self, p: Product) -> Spread:
-        """The left operand of a gathered product."""
+        """Return the left operand of a gathered product."""
         inner = self.kernel.inner
         found = self.as_it_lies(p.a, p.batch, p.m, inner)
         if found is None and len(p.m) == 1:
@@ -232,7 +232,7 @@ class _Writer:
         return Spread(found.place, found.first, found.steps[:-2], (Lay(m, step),), (Lay(k, along),))
 
     def target(self, local: str) -> int:
-        """Where a product goes: straight to an output that lies alike, which what follows overwrites; else scratch."""
+        """Return the slot for a product: an output of the same layout that a later step overwrites, else scratch."""
         alike = [
             s
             for s in self.kernel.body
@@ -248,11 +248,11 @@ class _Writer:
         return View(self.place(slot), first, tuple(sizes), tuple(steps))
 
     def operand(self, v: Value, batch: Sequence[Axis], rows: Sequence[Axis], columns: Sequence[Axis]) -> View:
-        """A matrix (or a stack of them) that BLAS takes: a view where strides allow it, else a packed copy."""
+        """Return a matrix, or a stack, that BLAS accepts: a view where strides allow it, else a packed copy."""
         return self.as_it_lies(v, batch, rows, columns) or self.packed(v, batch, rows, columns)
 
     def as_it_lies(self, v: Value, batch: Sequence[Axis], rows: Sequence[Axis], columns: Sequence[Axis]) -> View | None:
-        """A view, where strides allow it."""
+        """Return a view, if strides allow it."""
         groups = [*([a] for a in batch), list(rows), list(columns)]
         as_it_lies = v.op == "load" and self.kernel.loaded(v) is f32
         if as_it_lies and all(isinstance(a, Var) for a, _ in v.arg[1].terms):
@@ -263,7 +263,7 @@ class _Writer:
         return None
 
     def written(self, slot: int, order: Sequence[Axis], v: Value) -> None:
-        """A step that writes a value for each point of some axes, which lie in this order."""
+        """Add a step that writes a value for each point of some axes, in this order."""
         store = Store(slot, flat_index(self.kernel, order), v, False)
         function = Function(replace(self.extended(), outer=tuple(order), inner=(), body=(store,), uniform=False), {})
         self.call(function, function.body())
@@ -276,7 +276,7 @@ class _Writer:
         columns: Sequence[Axis],
         by_rows: bool = False,
     ) -> View:
-        """A copy, by a function; in the order in which it is read. What a whole batch shares is packed once."""
+        """Return a copy made by a function, in reading order. A matrix that a whole batch shares is packed once."""
         varies = {a.name for x in walk([v]) for i in indices_of(x) for a in atoms_of(i) if isinstance(a, Var)}
         own = [a for a in batch if a.name in varies]
         last = next(
@@ -295,15 +295,15 @@ class _Writer:
 
 
 def is_vector(p: Product) -> bool:
-    """Is an operand one row or one column? A fold reads the other just as fast in place."""
+    """Return whether an operand is one row or one column: a fold then reads the other operand just as fast in place."""
     return min(points(p.m), points(p.n)) == 1
 
 
 def flat_index(kernel: Kernel, axes: Sequence[Axis]) -> Index:
-    """The position of a point among those of some axes, row-major."""
+    """Return the row-major position of a point among those of some axes."""
     space = next(s.index.space for s in kernel.body if isinstance(s, Store))
     out = space.number(0)
-    sizes = [int(a.size) for a in axes]  # places are those of the capacity
+    sizes = [int(a.size) for a in axes]  # places are laid out for the capacity
     for a, n, step in zip(axes, sizes, strides_of(sizes)):
         out = out + space.var(a.name, n) * step
     return out

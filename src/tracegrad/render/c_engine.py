@@ -1,8 +1,8 @@
-"""What runs the functions of a program, in C: a list of calls, each split over the threads there are.
+"""The C code that runs the functions of a program: a list of calls, each split over the available threads.
 
-The parts of a call are taken one by one, by the caller too: where other work keeps the helpers from running, it does
-all by itself, and it waits only for a part that another thread computes. A result is the same
-whichever thread computes it.
+Threads take the parts of a call one by one, and so does the caller. If other work keeps the helper threads from
+running, the caller does all parts itself; it waits only for a part that another thread is computing. A result does not
+depend on the thread that computes it.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Products in C of which one operand lies in memory several times over, as windows of an image do.
+"""Products in C whose right operand overlaps itself in memory, as the windows of an image do.
 
-The element of the right operand at (k, n) lies `kb[k] + nb[n]` elements from its first, that of the left one at (m, k)
-`m * step + ka[k]`. Where columns are neighbours in memory, tiles read them where they lie; else panels are packed, by
-rows or by columns. No matrix of windows is ever written out.
+The element of the right operand at (k, n) is `kb[k] + nb[n]` elements from its first; the element of the left operand
+at (m, k) is at `m * step + ka[k]`. If columns are neighbours in memory, tiles read them in place. Otherwise panels are
+packed, by rows or by columns. No matrix of windows is ever written out.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from tracegrad.render.c_product import SIZES, each_height
 
 
 def tile(rows: int) -> str:
-    """c (+)= a b for `rows` rows of a and two vectors of columns, each of which lies somewhere."""
+    """Return c (+)= a b for `rows` rows of a and two vectors of columns, each at its own offset."""
     sums = [(f"s{i}{w}", f"*(vec *)(c{w} + {i} * row)") for i in range(rows) for w in (0, 1)]
     add = [f"s{i}{w} += a[{i} * step] * b{w};" for i in range(rows) for w in (0, 1)]
     return "\n".join(

@@ -1,12 +1,12 @@
 """Products in C: packed panels and a tile of results in registers, after Goto and van de Geijn (2008).
 
-NumPy's BLAS chooses its kernels by a list of processors, and takes those of 2013 on one that it does not know: half the
-speed where vectors have 512 bits. This is compiled for the processor at hand. The order of a sum depends on its length
-alone.
+NumPy's BLAS chooses its kernels from a list of processors, and falls back to kernels of 2013 on an unknown one: half
+the speed where vectors have 512 bits. This code is compiled for the processor in use. The order of a sum depends on
+its length alone.
 
-Tiles have many heights, so that rows are shared out evenly and none is computed for nothing: 64 of them are tiles of
-14, 14, 14, 12 and 10. A tile is two vectors wide, or one. The left operand is read where it lies if its rows are
-contiguous; the right one is packed, unless few rows are to be computed.
+Tiles have many heights, so that they cover the rows evenly without waste: 64 rows are tiles of 14, 14, 14, 12 and 10.
+A tile is one or two vectors wide. The left operand is read in place if its rows are contiguous. The right operand is
+packed, unless the product has few rows.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ HEIGHTS = (*range(1, 9), 10, 12, 14)  # 14 times two vectors, and three for the 
 
 
 def tile(rows: int, wide: int) -> str:
-    """c (+)= a b for `rows` rows of a and one or two vectors of b's columns. Written out, it compiles fast."""
+    """Return c (+)= a b for `rows` rows of a and one or two vectors of b's columns, unrolled, which compiles fast."""
     sums = [(f"s{i}{w}", f"*(vec *)(c + {i} * row + {w} * VL)") for i in range(rows) for w in range(wide)]
     add = [f"s{i}{w} += a[{i} * step] * b{w};" for i in range(rows) for w in range(wide)]
     return "\n".join(
@@ -40,7 +40,7 @@ def tile(rows: int, wide: int) -> str:
 
 
 def each_height(text: Callable[[int], str]) -> str:
-    """The text for every height that the registers allow."""
+    """Return the text for every height that the registers allow."""
     return "\n".join(f"#if MR >= {h}\n{text(h)}\n#endif" for h in HEIGHTS)
 
 
@@ -52,7 +52,7 @@ tile_ *const tracegrad_tiles[MR + 1][2] = {{
 }};
 """
 
-# which elements of two vectors take turns: those of their first halves, or of their second
+# alternating elements of two vectors: from their first halves, or from their second
 ZIP = "\n".join(
     f"{'#if' if vl == 16 else '#elif'} VL == {vl}\n"
     + "\n".join(
@@ -67,7 +67,7 @@ LIMIT_BITS = f"enum {{ {', '.join(f'{name} = {1 << bit}' for bit, name in enumer
 
 
 def limit_bits(limits: Iterable[Limit]) -> int:
-    """Limits as the function takes them."""
+    """Return limits as the bits that the function takes."""
     return sum(1 << LIMITS.index(f"{x.low}_{x.high}") for x in limits)
 
 

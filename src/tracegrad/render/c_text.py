@@ -1,6 +1,6 @@
-"""The notation of rows as C, and a prelude that defines what C lacks.
+"""Translate the notation of rows to C, with a prelude that defines what C lacks.
 
-The rows of the table spell their ops once, as expressions and functions of WGSL. GCC and Clang both know `__auto_type`.
+The rows of the table write their ops once, as expressions and functions of WGSL. GCC and Clang both know `__auto_type`.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ C_TYPE = {
     "vec2<f32>": "vec2_f32",
 }
 
-# What C does as NumPy does needs no help. Comparisons are false for NaN, so each of these keeps it. Two choices are
-# vector instructions where `||` is a branch.
+# Functions that C computes as NumPy does, so they need no helper. Comparisons with NaN are false, so each of these
+# keeps NaN. Two choices compile to vector instructions; `||` would be a branch.
 NATIVE = {
     "div_": "static inline float div_(float a, float b) { return a / b; }",
     "is_nan_": "static inline _Bool is_nan_(float x) { return x != x; }",
@@ -31,15 +31,15 @@ NATIVE = {
     "max_f32": "static inline float max_f32(float a, float b) { float m = a > b ? a : b; return a != a ? a : m; }",
     "min_f32": "static inline float min_f32(float a, float b) { float m = a < b ? a : b; return a != a ? a : m; }",
     "turn_": TURN_IN_DOUBLES,
-    "far_turn_": "",  # `turn_` calls none
+    "far_turn_": "",  # `turn_` does not call it
     "high_": "",
 }
-WRITTEN_OUT = {"near_exp_": NEAR_EXP_ALONE}  # what is one instruction of a GPU, and a call in C
-_pattern = cache(re.compile)  # when it is first needed: an import would spend 5000 calls on it
+WRITTEN_OUT = {"near_exp_": NEAR_EXP_ALONE}  # one instruction of a GPU, and a call in C
+_pattern = cache(re.compile)  # on first use: at import it would cost 5000 calls
 
 
 def _typed(name: str, types: Iterable[str], arguments: str, value: str) -> str:
-    """One function for each type, and a macro that chooses."""
+    """Return one function for each type, and a macro that chooses between them."""
     ones = list(types)
     text = [f"static inline {t} {name}_{t}({arguments.replace('T', t)}) {{ return {value}; }}" for t in ones]
     names = re.sub(r"T ", "", arguments)
@@ -50,8 +50,8 @@ def _typed(name: str, types: Iterable[str], arguments: str, value: str) -> str:
 
 NUMBERS = ("float", "int", "unsigned")
 
-# A caller must assume the worst of such a function. GCC 12 took one that writes memory for one that does nothing, and
-# dropped its call: its summary of side effects does not see stores to addresses that its own loop pass made.
+# Hides a function's effects, so that a caller must assume the worst. GCC 12 dropped the call of a function that writes
+# memory: its summary of side effects misses stores to addresses that its own loop pass made.
 OPAQUE = """
 #if defined(__clang__)
 #define OPAQUE __attribute__((noinline))
@@ -60,14 +60,14 @@ OPAQUE = """
 #endif
 """
 
-# A function that a row's spelling calls. Clang would call a long one that a library uses several times, element by
-# element.
+# Inlines a function that a row uses. Otherwise Clang would call a long function that a library uses several times, once
+# for each element.
 HELPERS = "#define HELPER static inline __attribute__((always_inline))"
 
-# Choices by bits, both sides computed first: what is no branch in the source cannot become one in the loop. GCC makes a
-# masked load of `condition ? p[i] : 0`, and GCC 12 masks a group of neighbours by the first one's condition. It reads
+# Chooses by bits, with both sides computed first, so that the compiler cannot make a branch in the loop. GCC makes a
+# masked load of `condition ? p[i] : 0`, and GCC 12 masks a group of neighbours by the first one's condition. GCC reads
 # `x & -condition` as such a choice, too: GCC 13.3 then summed groups of three with one condition for all of them. It
-# leaves `x & (condition - 1)` as it is.
+# does not change `x & (condition - 1)`.
 CHOICE = """
 static inline int select_int(int no, int yes, _Bool condition) { return yes ^ ((no ^ yes) & ((int)condition - 1)); }
 static inline unsigned select_unsigned(unsigned no, unsigned yes, _Bool condition) {
@@ -80,13 +80,13 @@ static inline float select_float(float no, float yes, _Bool condition) {
   _Generic((no), float: select_float, unsigned: select_unsigned, default: select_int)(no, yes, condition)
 """
 
-# An integer of which the optimiser knows nothing. GCC 12 and 13 vectorize p[(int)condition] as a load of p[-1].
+# Hides an integer from the optimiser. GCC 12 and 13 vectorize p[(int)condition] as a load of p[-1].
 HIDDEN = """
 static inline int hidden(int x) { __asm__("" : "+r"(x)); return x; }
 """
 
-# Half precision by its bits, without a branch: not every compiler has a type of it, and GCC 12 aligns its stack wrongly
-# in vectorized loops over _Float16. Products and sums with powers of two move the exponent and round to nearest even.
+# Converts half precision by its bits, without a branch: some compilers lack the type, and GCC 12 misaligns its stack in
+# vectorized loops over _Float16. Products and sums with powers of two move the exponent and round to nearest even.
 HALF = """
 static inline float f32_of_f16(unsigned short h) {
   const unsigned bits = (h & 0x7fffu) << 13;
@@ -130,7 +130,7 @@ PRELUDE = "\n".join(
         HIDDEN,
         HALF,
         "#define array_of_unsigned(...) ((const unsigned[]){__VA_ARGS__})",
-        _typed("max", (*NUMBERS, "long"), "T a, T b", "b > a ? b : a"),  # NaN as `b` does not count
+        _typed("max", (*NUMBERS, "long"), "T a, T b", "b > a ? b : a"),  # a NaN in `b` does not count
         _typed("min", (*NUMBERS, "long"), "T a, T b", "b < a ? b : a"),
         _typed("clamp", NUMBERS, "T x, T lo, T hi", "min(max(x, lo), hi)"),
         _typed("sign", ("float", "int"), "T x", "(x > 0) - (x < 0)"),
@@ -151,11 +151,11 @@ CALLED = {
 }
 
 
-@lru_cache(4096)  # constants are expressions, too
+@lru_cache(4096)  # because constants are expressions, too
 def as_c(notation: str) -> str:
-    """An expression or a function of a row as C. `{0}`, `{1}` and so on stay where they are.
+    """Translate an expression or a function of a row to C. `{0}`, `{1}` and so on stay in place.
 
-    What is not here is the same in C; where WGSL may leave parentheses out, C agrees on what binds first.
+    Everything not translated here is the same in C. Where WGSL allows to omit parentheses, C has the same precedence.
     """
     tokens = [*(t for t in _pattern(TOKEN).findall(notation) if not t.startswith("//")), ""]
     out: list[str] = []
@@ -165,7 +165,7 @@ def as_c(notation: str) -> str:
         k += 1
         if token == "fn":
             out.append(f"HELPER {C_TYPE[tokens[tokens.index('->') + 1]]}")
-        elif token == "->":  # stands first
+        elif token == "->":  # C puts the result's type first
             k += 1
         elif token in ("let", "var"):
             typed = tokens[k + 1] == ":"
@@ -184,7 +184,7 @@ def as_c(notation: str) -> str:
 
 
 def number(token: str) -> str:
-    """With a point, an exponent or an `f` it is an f32, which has a point in C."""
+    """Return a number in C: with a point, an exponent or an `f` it is an f32, which C writes with a point."""
     if token.endswith("u") or token.startswith("0x") or token.isdigit():
         return token
     digits = token.removesuffix("f")
@@ -193,7 +193,7 @@ def number(token: str) -> str:
 
 @cache
 def helper(text: str) -> str:
-    """Functions of a row as C that may be included more than once."""
+    """Return functions of a row as C that can be included more than once."""
     name = text[len("fn ") : text.index("(")]
     functions = [f"fn {x}" for x in f"\n{WRITTEN_OUT.get(name, text)}".split("\nfn ")[1:]]
     native = [NATIVE.get(x[len("fn ") : x.index("(")]) for x in functions]

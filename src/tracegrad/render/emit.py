@@ -1,6 +1,6 @@
-"""Expressions, each value once and as far outside of loops as it can stand.
+"""Write expressions: each value once, and as far outside of loops as possible.
 
-Rows spell their ops in the notation of WGSL. An Emitter writes WGSL; one of another language reads that notation.
+Rows write their ops in the notation of WGSL. `Emitter` writes WGSL; subclasses translate the notation.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ LIMITS = {"i32": (-(2**31), 2**31 - 1), "u32": (0, 2**32 - 1)}
 
 
 def f32_literal(x: float) -> str:
-    """A WGSL literal of the nearest f32. Infinities and NaN come from a variable: constants of them are errors."""
+    """Return a WGSL literal of the nearest f32. Infinities and NaN are variables: as constants they are errors."""
     x = nearest_f32(x)
     if math.isnan(x):
         return "bitcast<f32>(nan_bits)"
@@ -29,7 +29,7 @@ def f32_literal(x: float) -> str:
 
 
 def literal(value: bool | int | float, dtype: DType) -> str:
-    """A constant of any dtype."""
+    """Return a constant of any dtype."""
     if dtype.name == "f32":
         return f32_literal(float(value))
     if dtype.name == "bool":
@@ -40,24 +40,24 @@ def literal(value: bool | int | float, dtype: DType) -> str:
     return str(n) if n >= 0 else f"({n})" if n > -(2**31) else "(-2147483647 - 1)"
 
 
-@lru_cache(4096)  # constants are among its attributes
+@lru_cache(4096)  # because constants are among its attributes
 def row(wgsl: str, count: int, dtype: str, of: str, attrs: tuple[tuple[str, object], ...] = ()) -> str:
-    """A row's spelling for operands `{0}`, `{1}` and so on, in the notation of WGSL."""
+    """Return a row's code for operands `{0}`, `{1}` and so on, in the notation of WGSL."""
     return wgsl.format(*(f"{{{k}}}" for k in range(count)), t=dtype, of=of, **{k: str(x) for k, x in attrs})
 
 
-# what a value is in memory, where that is another type
+# how memory holds a value, if as another type
 STORED = {"bool": "select(0, 1, {0})", "u32": "bitcast<i32>({0})", "f16": "f16({0})"}
 LOADED = {"bool": "({0} != 0)", "u32": "bitcast<u32>({0})"}
 
 
 class Emitter:
-    """Writes the values of one kernel. `inner` is open while a loop over the folded axes is being written.
+    """Writes the values of one kernel. `inner` collects lines while a loop over the folded axes is being written.
 
-    copy: where values are written several times side by side, what ends the names of this time: those of `copied`
-          axes and folds, and of all that is named here.
-    step: a folded axis whose own variable stands outside the loop, and the variable in it that is added to that.
-    loaded: what has been loaded already, and what it is called.
+    copy: the suffix of names if values are written several times side by side: of `copied` axes and folds, and of all
+          values named in this copy.
+    step: a folded axis whose own variable is outside the loop, and the loop variable that is added to it.
+    loaded: value that has been loaded already -> its name.
     """
 
     def __init__(
@@ -80,12 +80,12 @@ class Emitter:
         self._inner_names: dict[Value, str] = {}
         self._outer_sums: dict[str, str] = {}
         self._is_inner: dict[Value | Index, bool] = {}
-        self._held: dict[str, dict[Value, str]] | None = None  # of every copy, what was named inside of loops
+        self._held: dict[str, dict[Value, str]] | None = None  # copy -> names of values inside of loops
         self._uses: dict[Value, int] = {}
         self._count = 0
 
     def spelled(self, notation: str) -> str:
-        """A piece of WGSL in the language at hand."""
+        """Translate a piece of WGSL to the language of the emitter."""
         return notation
 
     def let(self, name: str, value: str) -> str:
@@ -93,13 +93,13 @@ class Emitter:
         return f"let {name} = {value};"
 
     def combine(self, f: Fold, a: str, b: str) -> str:
-        """Two partial results as one."""
+        """Return two partial results combined."""
         combine, dtype = PRIMITIVES[f.prim.combine], f.value.dtype.name
         self.need(combine.helper)
         return self.spelled(row(combine.wgsl, 2, dtype, dtype)).format(a, b)
 
     def identity(self, f: Fold) -> str:
-        """What a fold starts from."""
+        """Return the initial value of a fold."""
         value, dtype = f.prim.identity, f.value.dtype
         assert value is not None
         if math.isinf(value) and not dtype.is_float:
@@ -107,11 +107,11 @@ class Emitter:
         return self.spelled(literal(value, dtype))
 
     def stored(self, dtype: str, value: str) -> str:
-        """A value as memory holds it."""
+        """Return a value in the form that memory holds."""
         return self.spelled(STORED.get(dtype, "{0}")).format(value)
 
     def values(self, roots: Sequence[Value], loop: bool) -> list[str]:
-        """Expressions of `roots`; shared parts become `let`s. Inside a loop what does not vary there is hoisted."""
+        """Return expressions of `roots`; shared parts become `let`s. Values constant in a loop move out of it."""
         self.inner = []
         if self._held is None:
             self._inner_names, self._uses = {}, {}
@@ -121,17 +121,17 @@ class Emitter:
         return [self._value(r, loop) for r in roots]
 
     def hold(self, roots: Sequence[Value]) -> None:
-        """From now on what is named stays: `roots` are all that will be written, in lines without blocks."""
+        """Keep all names from now on: `roots` are all values still to be written, in lines without blocks."""
         self._held = {}
         self._count_uses(roots)
 
     def flush(self) -> list[str]:
-        """The statements outside of loops since the last call."""
+        """Return the statements outside of loops since the last call."""
         lines, self.outer[:] = list(self.outer), []
         return lines
 
     def vector(self, v: Value, read: Callable[[int, str], str], loop: bool) -> str:
-        """The name of four neighbours in memory, of which `v` is the first."""
+        """Return the name of four neighbours in memory, of which `v` is the first."""
         varies = loop and self.varies(v)
         name = f"w{self._count}{self.copy}"
         self._count += 1
@@ -140,11 +140,11 @@ class Emitter:
         return name
 
     def need(self, helper: str) -> None:
-        """The functions of a primitive's helper, each once."""
+        """Add the functions of a primitive's helper, each once."""
         self.helpers.update(dict.fromkeys(filter(None, helper.split("\n\n"))))
 
     def varies(self, v: Value | Index) -> bool:
-        """Does it depend on a folded axis?"""
+        """Return whether a value or index depends on a folded axis."""
         found = self._is_inner.get(v)
         if found is None:
             if isinstance(v, Index):
@@ -170,7 +170,7 @@ class Emitter:
                     stack += [a.value for a in atoms_of(index) if isinstance(a, Dynamic)]
 
     def named(self, v: Value) -> bool:
-        """Does it get a name, or is it written where it is used?"""
+        """Return whether a value gets a name, instead of being written where it is used."""
         return self._uses.get(v, 0) > 1
 
     def _value(self, v: Value, loop: bool) -> str:
@@ -210,7 +210,7 @@ class Emitter:
         return self.spelled(LOADED.get(v.dtype.name, "{0}")).format(text)
 
     def _inside(self, v: Value, loop: bool) -> str:
-        """A value where guards hold, else 0. A load elsewhere reads element 0 instead: none ever strays."""
+        """Return a value where guards hold, else 0. Elsewhere a load reads element 0, so every load is in bounds."""
         (x,) = v.args
         guards = self._guards(v.arg, loop)
         if x.op != "load":
@@ -221,11 +221,11 @@ class Emitter:
         return self.chosen(v, self._load(x, f"select(0, {self.index(x.arg[1], loop)}, {name})"), name)
 
     def chosen(self, v: Value, text: str, condition: str) -> str:
-        """The value `v` where a condition holds, else 0."""
+        """Return the value `v` where a condition holds, else 0."""
         return f"select({self.spelled(ZERO[v.dtype.name])}, {text}, {condition})"
 
     def _guards(self, guards: Sequence[Guard], loop: bool) -> str:
-        """All of them by `&`: the branches of `&&` cost more than they spare, to compilers above all."""
+        """Join guards by `&`: the branches of `&&` cost more than they save, most of all in compile time."""
         parts: list[str] = []
         for g in guards:
             text = self.compared(g.index, loop)
@@ -238,11 +238,11 @@ class Emitter:
         return " & ".join(parts)
 
     def compared(self, x: Index, loop: bool) -> str:
-        """An index as guards compare it."""
+        """Return an index in the form for comparison with guards."""
         return self.index(x, loop)
 
     def index(self, x: Index, loop: bool) -> str:
-        """An index as i32 arithmetic. Inside a loop, the terms that do not vary there are added up outside."""
+        """Return an index as i32 arithmetic. The sum of terms that do not vary in a loop is computed outside of it."""
         fixed: list[str] = []
         moving: list[str] = []
         for a, c in x.terms:
@@ -260,7 +260,7 @@ class Emitter:
         return parts[0] if len(parts) == 1 else f"({' + '.join(parts)})"
 
     def _hoisted(self, text: str) -> str:
-        """The name of a sum that stands outside of the loop."""
+        """Return the name of a sum that is computed outside of the loop."""
         name = self._outer_sums.get(text)
         if name is None:
             name = self._outer_sums[text] = f"h{self._count}{self.copy}"
@@ -269,7 +269,7 @@ class Emitter:
         return name
 
     def _quotient(self, atom: Quotient, loop: bool) -> str:
-        """Rounding down. WGSL rounds towards zero, so what may be negative is moved up by a multiple of the divisor."""
+        """Divide rounding down. WGSL rounds towards zero, so a dividend that can be negative gets a multiple added."""
         turns = max(0, -(atom.index.lo // atom.d))
         text = self.index(atom.index + turns * atom.d, loop)
         if atom.mod:
@@ -292,7 +292,7 @@ def _times(text: str, c: int) -> str:
 
 
 def decode(flat: str, axes: Sequence[Axis]) -> list[str]:
-    """Loop variables from one flat index."""
+    """Return loop variables computed from one flat index."""
     lines: list[str] = []
     stride = 1
     for k, a in reversed(list(enumerate(axes))):
@@ -303,5 +303,5 @@ def decode(flat: str, axes: Sequence[Axis]) -> list[str]:
 
 
 def copied(axes: Sequence[Axis], copy: str) -> list[Axis]:
-    """The axes under the names that an Emitter gives their copies."""
+    """Return the axes with the names that an Emitter gives their copies."""
     return [Axis(a.name + copy, a.size) for a in axes]

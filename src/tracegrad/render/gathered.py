@@ -1,8 +1,8 @@
-"""Where the elements of a product's operand lie, if not as a matrix: as sums of a place for each k and each column.
+"""Find operands of a product whose elements are at sums of one offset for each k and one for each column.
 
-Windows of an image read an element at i * stride + k * dilation: what they read, and the zeros around it, is written
-once (or lies in memory already), not once for every window. That is a rule of indices. Two axes that occur only
-together, in one proportion, are one coordinate.
+Windows of an image read an element at i * stride + k * dilation. The image and the zeros around it are written once (or
+are in memory already), not once for every window. The rule looks at indices only: two axes that always occur together,
+in one proportion, are one coordinate.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from tracegrad.shapes import strides_of
 
 
 class Lay(NamedTuple):
-    """Where the points of an axis lie: t at (t * by // of) * step + (t * by % of) * other."""
+    """The offsets of an axis: point t is at (t * by // of) * step + (t * by % of) * other."""
 
     size: int
     step: int
@@ -39,22 +39,22 @@ class Pair(NamedTuple):
 
     @property
     def extent(self) -> int:
-        """How many values the coordinate has."""
+        """The number of values of the coordinate."""
         return (self.first.size - 1) * self.step + (self.second.size - 1) * self.apart + 1
 
     @property
     def each(self) -> int:
-        """Of every remainder that a multiple of `step` leaves, so many values are kept."""
+        """The number of values kept for each remainder by `step`."""
         return -(-self.extent // self.step)
 
 
 @dataclass(frozen=True, slots=True)
 class Gathered:
-    """An operand's elements: of a slot as it lies, where `copy` is None; else of a copy that is written first.
+    """The elements of an operand: of a slot in place if `copy` is None; else of a copy that is written first.
 
     copy:  the axes of the copy and its value.
-    first: the element that all places are counted from.
-    lays:  of each axis by name, those of the batch too.
+    first: the element that all offsets are counted from.
+    lays:  name of an axis -> its offsets; the batch's axes too.
     """
 
     slot: int
@@ -66,7 +66,7 @@ class Gathered:
 def gathered(
     kernel: Kernel, v: Value, batch: Sequence[Axis], rows: Sequence[Axis], columns: Sequence[Axis]
 ) -> Gathered | None:
-    """Where an operand's elements lie; None where its indices are no sums, or to write it out is as good."""
+    """Return the layout of an operand; None if its indices are not sums, or if writing it out is as good."""
     axes = [a for a in (*batch, *rows, *columns) if a.size != 1]
     indices = [i for x in walk([v]) for i in indices_of(x)]
     if any(not isinstance(a, Var) for i in indices for a in atoms_of(i)) or any(x.op == "local" for x in walk([v])):
@@ -88,7 +88,7 @@ def _lies(kernel: Kernel, v: Value) -> bool:
 
 
 def pairs_of(terms: Sequence[Mapping[str, int]], rows: Sequence[Axis], columns: Sequence[Axis]) -> list[Pair]:
-    """Of each axis of one side at most one pair with an axis of the other."""
+    """Return pairs of an axis of one side with one of the other; each axis is in at most one pair."""
     found: list[Pair] = []
     taken: set[str] = set()
     for x in (*columns, *rows):
@@ -96,14 +96,14 @@ def pairs_of(terms: Sequence[Mapping[str, int]], rows: Sequence[Axis], columns: 
             if {x.name, y.name} & taken or min(x.size, y.size) == 1 or x.size < y.size:
                 continue
             step = _together(terms, x.name, y.name)
-            if step is not None and Pair(x, y, *step).extent < x.size * y.size:  # else nothing lies there twice
+            if step is not None and Pair(x, y, *step).extent < x.size * y.size:  # else no element is shared
                 found.append(Pair(x, y, *step))
                 taken |= {x.name, y.name}
     return found
 
 
 def _together(terms: Sequence[Mapping[str, int]], x: str, y: str) -> tuple[int, int] | None:
-    """The least proportion in which two variables occur, if it is the same in every index."""
+    """Return the smallest proportion in which two variables occur, if every index has the same."""
     both = [(t.get(x, 0), t.get(y, 0)) for t in terms if x in t or y in t]
     if any(a <= 0 or b <= 0 for a, b in both):
         return None
@@ -114,7 +114,7 @@ def _together(terms: Sequence[Mapping[str, int]], x: str, y: str) -> tuple[int, 
 def _copied(
     v: Value, pairs: Sequence[Pair], terms: Sequence[Mapping[str, int]], axes: Sequence[Axis], batch: Sequence[Axis]
 ) -> Gathered:
-    """A copy in which each pair is two axes: the remainder by its step, and what is left, which lies as in memory."""
+    """Return a copy in which each pair is two axes: the remainder by its step, and the quotient, in memory order."""
     space = next(i.space for x in walk([v]) for i in indices_of(x))
     load = next((t for x, t in zip(_indexed(v), terms) if x.op == "load"), dict[str, int]())
     varies = {name for t in terms for name in t}
@@ -144,5 +144,5 @@ def _copied(
 
 
 def _indexed(v: Value) -> list[Value]:
-    """Every value that has indices, once for each of them."""
+    """Return every value that has indices, once for each index."""
     return [x for x in walk([v]) for _ in indices_of(x)]

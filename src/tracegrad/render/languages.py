@@ -1,4 +1,4 @@
-"""The languages in which kernels are spelled. A new one is a file beside this one, and a row here."""
+"""The languages that kernels are rendered in. A new language is a file in this folder and a row here."""
 
 from __future__ import annotations
 

@@ -8,7 +8,7 @@ from tracegrad.kernels.form import Axis
 
 
 def collapse(axes: Sequence[Axis], strides: Mapping[str, int]) -> tuple[int, int] | None:
-    """Size and stride of several axes as one; None if they do not lie evenly."""
+    """Return size and stride of several axes as one axis; None if their strides do not fit."""
     size, stride = 1, 0
     for a in reversed(axes):
         step = strides.get(a.name, 0)
@@ -24,7 +24,7 @@ def collapse(axes: Sequence[Axis], strides: Mapping[str, int]) -> tuple[int, int
 
 
 def blas_ready(groups: Sequence[tuple[int, int]]) -> bool:
-    """One of the two matrix axes must be contiguous, and neither may repeat an element."""
+    """Return whether BLAS accepts the axes: one matrix axis must be contiguous, and neither repeats an element."""
     (m, step_m), (n, step_n) = groups[-2:]
     if (m > 1 and step_m == 0) or (n > 1 and step_n == 0):
         return False

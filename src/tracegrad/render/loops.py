@@ -1,7 +1,7 @@
-"""What a kernel does in which order, as data that every language spells: loops, and what stands in braces.
+"""The statements of a kernel in order, as data for every language: loops, and blocks in braces.
 
-A line is a statement that an Emitter has spelled. The extents of loops are integers, or expressions of what is known
-only when a step runs.
+A line is a statement that an Emitter has written. The extents of loops are integers, or expressions whose value is
+known only when a step runs.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 
 class Loop(NamedTuple):
-    """`body` for each `name` from `first` on that is less than `end`."""
+    """A loop over `body` for each `name` from `first` on that is less than `end`."""
 
     name: str
     end: int | str
@@ -21,7 +21,7 @@ class Loop(NamedTuple):
 
 
 class Block(NamedTuple):
-    """Statements in braces, and what stands before them, such as a condition."""
+    """Statements in braces, with text such as a condition before them."""
 
     head: str
     body: Sequence[Statement]
@@ -31,12 +31,12 @@ Statement = str | Loop | Block
 
 
 def when(condition: str, body: Sequence[Statement]) -> Block:
-    """Statements under a condition."""
+    """Return statements under a condition."""
     return Block(f"if ({condition})", body)
 
 
 def spelled(statements: Iterable[Statement], counter: str) -> list[str]:
-    """The lines of some statements. counter: how the language declares the variable of a loop."""
+    """Return the lines of some statements. counter: the language's declaration of a loop variable."""
     lines: list[str] = []
     for s in statements:
         if isinstance(s, str):

@@ -23,7 +23,7 @@ from tracegrad.shapes import strides_of
 
 
 def render_numpy(launch: BoundLaunch) -> str:
-    """One function for kernels that run side by side; here they run one after the other."""
+    """Return one function for kernels of one launch; in NumPy they run one after the other."""
     setup: list[str] = []
     run: list[str] = []
     first = 0
@@ -48,11 +48,11 @@ class _Writer:
         self.values = Values(self.arrays, [root for s in kernel.body for root in _roots(s)])
 
     def write(self) -> None:
-        """All lines of the kernel."""
+        """Write all lines of the kernel."""
         for s in self.kernel.body:
             if isinstance(s, Fold):
                 self.fold(s)
-        # In place, every load precedes the store to its element: what is not written directly is written last.
+        # In place, every load precedes the store to its element: so indirect stores come last.
         stores = [self.store(s) for s in self.kernel.body if isinstance(s, Store)]
         self.arrays.lines += [f"{target} = {value}" for target, value in filter(None, stores)]
 
@@ -72,7 +72,7 @@ class _Writer:
         self.arrays.shapes[name] = shape
 
     def reduction(self, f: Fold, source: str, out: str) -> list[str]:
-        """The fold in the form that NumPy does fastest: a reduce pays about 15 ns for every result."""
+        """Return the fold in NumPy's fastest form: a reduce costs about 15 ns for every result."""
         reducer, outer = PRIMITIVES[f.prim.combine].array, len(self.kernel.outer)
         inner = tuple(range(outer, len(self.arrays.axes)))
         full = self.spread(f.value, source)
@@ -96,7 +96,7 @@ class _Writer:
         return [f"np.{reducer}.reduce({full}, axis={inner}, out={out}, keepdims=True)"]
 
     def spread(self, v: Value, name: str) -> str:
-        """`name` over every axis, also those the value does not vary along."""
+        """Return `name` broadcast over every axis."""
         once = self.kernel.outer if self.kernel.uniform else ()
         full = tuple(1 if a in once else a.size for a in self.arrays.axes)
         return name if v.op != "const" and self.values.shape(v) == full else f"np.broadcast_to({name}, {full})"
@@ -118,7 +118,7 @@ class _Writer:
         return out
 
     def operand(self, v: Value, batch: Sequence[Axis], rows: Sequence[Axis], columns: Sequence[Axis]) -> str:
-        """A matrix (or a stack of them) that BLAS takes: a view where strides allow it, else a packed copy."""
+        """Return a matrix, or a stack, that BLAS accepts: a view where strides allow it, else a packed copy."""
         name = self.values.value(v)
         groups = [*([a] for a in batch), list(rows), list(columns)]
         source = self.strided(v, name)
@@ -132,7 +132,7 @@ class _Writer:
                 return out
         order = [a for group in groups for a in group]
         have = self.values.shape(v)
-        # a matrix that all of a batch share is packed once
+        # a matrix that a whole batch shares is packed once
         sizes = tuple(a.size if have[self.arrays.position[a.name]] > 1 or a not in batch else 1 for a in order)
         packed, out, moved = self.arrays.allocate(sizes, "float32"), self.arrays.fresh("p"), self.arrays.fresh("p")
         keep = [self.arrays.position[a.name] for a in order]
@@ -146,8 +146,8 @@ class _Writer:
         return out
 
     def strided(self, v: Value, name: str) -> tuple[str, str, dict[str, int]] | None:
-        """Flat array, offset, and stride along each axis of a value in memory or in scratch."""
-        as_it_lies = v.op == "load" and self.kernel.loaded(v) is f32  # half precision was copied to scratch
+        """Return array, offset, and stride along each axis of a value in memory or in scratch."""
+        as_it_lies = v.op == "load" and self.kernel.loaded(v) is f32  # else half precision was converted into scratch
         if as_it_lies and all(isinstance(a, Var) for a, _ in v.arg[1].terms):
             array, offset = self.arrays.memory(v.arg[0])
             strides = {a.name: c for a, c in v.arg[1].terms if isinstance(a, Var)}
@@ -189,7 +189,7 @@ class _Writer:
         return out
 
     def store(self, s: Store) -> tuple[str, str] | None:
-        """Compute straight into memory where that is safe; else say what to copy at the end."""
+        """Compute straight into memory if that is safe; else return what to copy at the end."""
         if not all(isinstance(a, Var) for a, _ in s.index.terms):
             return self.scattered(s), self.kept(s.value)
         target, slot = self.arrays.view(s.slot, s.index), self.kernel.slots[s.slot]
@@ -205,7 +205,7 @@ class _Writer:
         return f"{target}[...]", self.kept(s.value)
 
     def kept(self, v: Value) -> str:
-        """A value to be stored last; a copy of it where a view would show what was written in between."""
+        """Return a value to be stored last, as a copy if later writes would change a view of it."""
         name = self.values.value(v)
         if v.op != "load" or not self.overwritten(v.arg[0]):
             return name
@@ -214,7 +214,7 @@ class _Writer:
         return copied
 
     def scattered(self, s: Store) -> str:
-        """The target of a store whose index is not linear: a table of places."""
+        """Return the target of a store whose index is not linear: a table of offsets."""
         array, offset = self.arrays.memory(s.slot)
         places = self.arrays.fresh("x")
         self.arrays.setup.append(f"{places} = {self.arrays.table(s.index)} + {offset}")
@@ -222,7 +222,7 @@ class _Writer:
         return f"{array}.view('uint32')[{places}]" if dtype == "u32" else f"{array}[{places}]"
 
     def overwritten(self, slot: int) -> bool:
-        """Does the kernel write the memory it reads through `slot`?"""
+        """Return whether the kernel writes the memory that it reads through `slot`."""
         return any(s.replaces == slot for s in self.kernel.slots)
 
 

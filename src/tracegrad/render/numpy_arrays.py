@@ -1,4 +1,4 @@
-"""The arrays a NumPy kernel works with: views of memory, index tables, masks and scratch, all made once."""
+"""The arrays of a NumPy kernel: views of memory, index tables, masks and scratch, all made once."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ Shape = tuple[int, ...]
 
 
 class Arrays:
-    """Names and lines of one kernel. Every array has all axes, of size 1 along those it does not vary along."""
+    """Names and lines of one kernel. Every array has all axes, with size 1 along axes on which it does not depend."""
 
     def __init__(self, kernel: Kernel, suffix: str, first: int, binding_of: Sequence[int]) -> None:
         self.kernel, self.suffix, self.first, self.binding_of = kernel, suffix, first, binding_of
@@ -27,12 +27,12 @@ class Arrays:
         self._count = 0
 
     def fresh(self, prefix: str) -> str:
-        """A name of its own."""
+        """Return an unused name."""
         self._count += 1
         return f"{prefix}{self._count}{self.suffix}"
 
     def allocate(self, shape: tuple[int, ...], dtype: str) -> str:
-        """A scratch array that nothing live uses."""
+        """Return a scratch array that nothing live uses."""
         reusable = self._free.get((shape, dtype))
         if reusable:
             return reusable.pop()
@@ -42,11 +42,11 @@ class Arrays:
         return name
 
     def give_back(self, name: str) -> None:
-        """The scratch array is free again."""
+        """Free a scratch array."""
         self._free.setdefault(self.scratch_of[name], []).append(name)
 
     def shape_of(self, index: Index) -> Shape:
-        """Sizes along the axes that a static index varies along."""
+        """Return the sizes along the axes on which a static index depends."""
         out = [1] * len(self.axes)
         for atom in atoms_of(index):
             if isinstance(atom, Var):
@@ -55,19 +55,19 @@ class Arrays:
         return tuple(out)
 
     def joined(self, shapes: Iterable[Shape]) -> Shape:
-        """The shape that all of `shapes` broadcast to."""
+        """Return the shape that all of `shapes` broadcast to."""
         out = [1] * len(self.axes)
         for shape in shapes:
             out = [max(n, m) for n, m in zip(out, shape)]
         return tuple(out)
 
     def memory(self, slot: int) -> tuple[str, str]:
-        """The array of a slot and its offset there."""
+        """Return the array of a slot, and the slot's offset in it."""
         k = self.first + slot
         return f"memory[{self.binding_of[k]}]", f"at[{k}]"
 
     def view(self, slot: int, index: Index) -> str:
-        """A strided view of linear memory: sizes and strides over all axes."""
+        """Return a strided view of linear memory: sizes and strides over all axes."""
         array, offset = self.memory(slot)
         strides = [0] * len(self.axes)
         for atom, c in index.terms:
@@ -83,7 +83,7 @@ class Arrays:
         return name
 
     def table(self, index: Index, dtype: str = "int64") -> str:
-        """A static index over all its points, computed once."""
+        """Return a static index over all its points, computed once."""
         key = f"{index} {dtype} {self.shape_of(index)}"
         if key not in self._tables:
             name = self.fresh("x")
@@ -94,24 +94,24 @@ class Arrays:
         return self._tables[key]
 
     def table_text(self, index: Index) -> str:
-        """An expression for a static index over all its points."""
+        """Return an expression for a static index over all its points."""
         parts = [f"{self.atom_text(a)} * {c}" for a, c in index.terms] + [str(index.const)]
         return " + ".join(parts)
 
     def atom_text(self, atom: object) -> str:
-        """The same for one atom."""
+        """Return an expression for one atom of a static index."""
         if isinstance(atom, Var):
             return self.variable(self.position[atom.name])
         assert isinstance(atom, Quotient)
         return f"(({self.table_text(atom.index)}) {'%' if atom.mod else '//'} {atom.d})"
 
     def variable(self, k: int) -> str:
-        """An expression for the coordinate along axis `k`."""
+        """Return an expression for the coordinate along axis `k`."""
         shape = tuple(a.size if d == k else 1 for d, a in enumerate(self.axes))
         return f"np.arange({self.axes[k].size}).reshape({shape})"
 
     def mask(self, guards: Sequence[Guard]) -> str:
-        """Where all guards hold, computed once."""
+        """Return where all guards hold, computed once."""
         parts: list[str] = []
         for g in guards:
             t = f"np.asarray({self.table_text(g.index)})"
@@ -122,7 +122,7 @@ class Arrays:
         return name
 
     def viewed(self, name: str) -> str:
-        """An i32 view of an array made in the setup."""
+        """Return an i32 view of an array made in the setup."""
         if name not in self._int_views:
             self._int_views[name] = self.fresh("b")
             where = self.setup if name in self.scratch_of or name.startswith(("m", "x")) else self.lines

@@ -23,7 +23,7 @@ class Values:
             self.uses[v] = self.uses.get(v, 0) + 1
 
     def shape(self, v: Value) -> tuple[int, ...]:
-        """Sizes along the axes the value varies along, 1 along the others."""
+        """Return the sizes along the axes on which a value depends, and 1 along the others."""
         found = self._shapes.get(v)
         if found is None:
             if v.op == "local":
@@ -35,12 +35,12 @@ class Values:
         return found
 
     def shape_of_index(self, index: Index) -> Shape:
-        """Sizes along the axes an index varies along, through values it is computed from too."""
+        """Return the sizes along the axes on which an index depends, also through the values it is computed from."""
         dynamic = [self.shape(a.value) for a in atoms_of(index) if isinstance(a, Dynamic)]
         return self.arrays.joined([self.arrays.shape_of(index), *dynamic])
 
     def release(self, *values: Value) -> None:
-        """One use of each value is done; at the last its scratch is free again."""
+        """Count one use of each value as done; the last use frees its scratch."""
         for v in values:
             self.uses[v] -= 1
             name = self.names.get(v)
@@ -48,7 +48,7 @@ class Values:
                 self.arrays.give_back(name)
 
     def value(self, v: Value, out: str | None = None) -> str:
-        """Lines that compute `v`; the name or literal of the result. `out` is an array to compute it into."""
+        """Write lines that compute `v`; return the result's name or literal. `out` is an array to compute it into."""
         if v.op == "const":
             return constant(v)
         if v.op == "local":
@@ -63,7 +63,7 @@ class Values:
         return self.names[v]
 
     def pending(self, root: Value) -> list[Value]:
-        """What `root` needs that has no name yet, operands first."""
+        """Return the values that `root` needs and that have no name yet, operands first."""
         found: list[Value] = []
         seen: set[Value] = set()
         stack = [(x, False) for x in reversed(operands(root))]
@@ -78,11 +78,11 @@ class Values:
         return found
 
     def name_of(self, v: Value) -> str:
-        """The name or literal of a value that is there."""
+        """Return the name or literal of a computed value."""
         return constant(v) if v.op == "const" else self.names[str(v.arg) if v.op == "local" else v]
 
     def compute(self, v: Value, out: str | None) -> str:
-        """Lines for one value whose operands are there."""
+        """Write lines for one value whose operands are computed."""
         if v.op == "index" and _depends(v.arg):
             name = self.arrays.fresh("d")
             now = self.index_now(v.arg)
@@ -97,7 +97,7 @@ class Values:
         return self.map(v, out)
 
     def load(self, v: Value, out: str | None) -> str:
-        """A value from memory."""
+        """Return a value from memory."""
         slot, index = v.arg
         if not _depends(index):
             if all(isinstance(a, Var) for a, _ in index.terms):
@@ -110,7 +110,7 @@ class Values:
         return self.gather(v, slot, index, out)
 
     def as_computed(self, v: Value, name: str) -> str:
-        """Booleans are stored as integers, and some f32 in half precision."""
+        """Convert a value from memory: booleans are stored as integers, and some f32 in half precision."""
         if self.arrays.kernel.loaded(v) is f16:
             out = self.arrays.allocate(self.arrays.shapes[name], "float32")
             self.arrays.lines.append(f"np.copyto({out}, {name})")
@@ -122,7 +122,7 @@ class Values:
         return out
 
     def take(self, v: Value, array: str, indices: str, shape: tuple[int, ...], out: str | None) -> str:
-        """Elements of an array at computed places."""
+        """Return elements of an array at computed offsets."""
         stored = self.arrays.kernel.loaded(v)
         if stored is f16:
             taken = self.arrays.allocate(shape, stored.numpy)
@@ -141,7 +141,7 @@ class Values:
         return self.as_computed(v, out)
 
     def gather(self, v: Value, slot: int, index: Index, out: str | None) -> str:
-        """A load at an index that is computed at run time."""
+        """Return a load at an index that is computed at run time."""
         array, offset = self.arrays.memory(slot)
         static = [(a, c) for a, c in index.terms if not _varies(a)]
         name = self.arrays.fresh("x")
@@ -156,11 +156,11 @@ class Values:
         return self.take(v, array, name, self.shape_of_index(index), out)
 
     def index_now(self, index: Index) -> str:
-        """An expression for an index that depends on values."""
+        """Return an expression for an index that depends on values."""
         return " + ".join([f"{self.atom_now(a)} * {c}" for a, c in index.terms] + [str(index.const)])
 
     def atom_now(self, atom: object) -> str:
-        """The same for one atom."""
+        """Return an expression for one atom of such an index."""
         if isinstance(atom, Dynamic):
             return f"np.clip({self.name_of(atom.value)}, 0, {atom.hi}).astype('int64')"
         if isinstance(atom, Quotient) and _varies(atom):
@@ -170,7 +170,7 @@ class Values:
         return name
 
     def mask(self, guards: Sequence[Guard]) -> str:
-        """Where all guards hold."""
+        """Return where all guards hold."""
         if not any(_depends(g.index) for g in guards):
             return self.arrays.mask(guards)
         name = self.arrays.fresh("g")
@@ -183,7 +183,7 @@ class Values:
         return name
 
     def inside(self, v: Value, out: str | None) -> str:
-        """A value where guards hold, else 0."""
+        """Return a value where guards hold, else 0."""
         (x,) = v.args
         mask = self.mask(v.arg)
         shape = self.shape(v)
@@ -204,7 +204,7 @@ class Values:
         return out
 
     def map(self, v: Value, out: str | None) -> str:
-        """An elementwise op."""
+        """Return an elementwise op."""
         name, attrs = v.arg
         rule = PRIMITIVES[name].array
         args = [self.name_of(a) for a in v.args]
@@ -213,7 +213,7 @@ class Values:
         if name == "where":
             out = out or self.arrays.allocate(
                 shape, dtype
-            )  # before the operands are free: it is written more than once
+            )  # before the operands are freed, because the text uses them several times
             self.arrays.lines += self.choice(v, args, out)
             self.release(*v.args)
             return out
@@ -223,13 +223,13 @@ class Values:
             self.arrays.lines.append(f"np.copyto({out}, {text})")
             self.release(*v.args)
             return out
-        self.release(*v.args)  # first: an elementwise ufunc may write over its own operand
+        self.release(*v.args)  # first, because an elementwise ufunc can overwrite its own operand
         out = out or self.arrays.allocate(shape, dtype)
         self.arrays.lines.append(f"np.{rule}({', '.join(args)}, out={out})")
         return out
 
     def choice(self, v: Value, args: Sequence[str], out: str) -> list[str]:
-        """`where` on bits. NumPy's own masked copies branch on every element: 20 times slower on random masks."""
+        """Compute `where` on bits. NumPy's masked copies branch on every element: 20 times slower on random masks."""
         condition, a, b = args
         if v.dtype.name == "bool":
             spare = self.arrays.allocate(self.shape(v), "bool")
@@ -262,7 +262,7 @@ class Values:
         return lines
 
     def bits(self, v: Value, name: str) -> str:
-        """The bits of a value as i32."""
+        """Return the bits of a value as i32."""
         if v.op != "const":
             return self.arrays.viewed(name)
         code = {"f32": "<f", "i32": "<i", "u32": "<I"}[v.dtype.name]
@@ -271,7 +271,7 @@ class Values:
 
 
 def _depends(index: Index) -> bool:
-    """Is any part of it read from memory?"""
+    """Return whether any part of an index is read from memory."""
     return any(isinstance(a, Dynamic) for a in atoms_of(index))
 
 
@@ -280,14 +280,14 @@ def _varies(atom: object) -> bool:
 
 
 def _static_inside(v: Value) -> bool:
-    """A guarded load whose place and guards are known before the kernel runs."""
+    """Return whether `v` is a guarded load whose index and guards are known before the kernel runs."""
     if v.op != "inside" or v.args[0].op != "load":
         return False
     return not any(_depends(i) for i in (*indices_of(v), *indices_of(v.args[0])))
 
 
 def operands(v: Value) -> list[Value]:
-    """What must be computed before `v`. A guarded static load is one step with its guard."""
+    """Return the values to compute before `v`. A guarded static load is one step with its guard."""
     if _static_inside(v):
         return []
     inside = [a.value for i in indices_of(v) for a in atoms_of(i) if isinstance(a, Dynamic)]
@@ -295,7 +295,7 @@ def operands(v: Value) -> list[Value]:
 
 
 def constant(v: Value) -> str:
-    """A NumPy literal."""
+    """Return a NumPy literal."""
     if v.dtype.name == "bool":
         return "np.True_" if v.arg else "np.False_"
     text = repr(v.arg) if v.dtype.name != "f32" else repr(float(v.arg))

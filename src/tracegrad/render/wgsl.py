@@ -1,7 +1,7 @@
-"""Kernels as WGSL. Each kernel of a launch is a function; `main` gives every workgroup to one of them.
+"""Kernels as WGSL. Each kernel of a launch is a function; `main` assigns every workgroup to one of them.
 
-Four skeletons: one thread a point, one or a few threads a row, a tile of a product a workgroup, a square of one a
-thread.
+There are four skeletons: a thread for each point, one or a few threads for each row, a workgroup for each tile of a
+product, and a thread for each square of a product.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from tracegrad.render.wgsl_vectors import XYZW, vector_loads, vector_slots
 
 
 def render_serial_wgsl(launch: BoundLaunch) -> Shader:
-    """The same without workgroup memory."""
+    """Return one shader without workgroup memory."""
     return render_wgsl(replace(launch, tilings=without_barriers(launch.kernels, launch.tilings)))
 
 
 def render_wgsl(launch: BoundLaunch) -> Shader:
-    """One shader for kernels that run side by side."""
+    """Return one shader for kernels that run side by side."""
     kernels, tilings, binding_of, aligned = launch.kernels, launch.tilings, launch.binding_of, launch.aligned
     vectors = vector_slots(list(zip(kernels, tilings)), binding_of, aligned)
     functions: list[_Function] = []
@@ -60,19 +60,18 @@ def render_wgsl(launch: BoundLaunch) -> Shader:
 
 @dataclass(slots=True)
 class _Function:
-    """What computes a kernel, or several equal neighbours that differ only in where their arrays begin, and in which
-    they write."""
+    """A function for a kernel, or for equal neighbouring kernels that differ in offsets and written arrays only."""
 
     kernel: Kernel
     tiling: Tiling
-    first: int  # slot of the launch
-    vectors: Sequence[bool]  # of each slot: does it lie in an array of vectors,
-    aligned: Sequence[bool]  # and begin with a whole one?
-    bound: list[Sequence[int]]  # for each of the kernels, the bindings of its slots
+    first: int  # the first slot in the launch
+    vectors: Sequence[bool]  # of each slot: is its array one of vectors?
+    aligned: Sequence[bool]  # of each slot: does it begin at a whole vector?
+    bound: list[Sequence[int]]  # of each kernel, the bindings of its slots
 
     @property
     def times(self) -> int:
-        """How many kernels it computes."""
+        """The number of kernels that the function computes."""
         return len(self.bound)
 
     @property
@@ -81,23 +80,23 @@ class _Function:
         return [b for b, slot in zip(self.bound[0], self.kernel.slots) if not slot.written]
 
     def does(self, other: _Function) -> bool:
-        """Can `other` be this function, called with other offsets? Drivers compile the text once then."""
+        """Return whether this function can compute `other` with other offsets: drivers then compile the text once."""
         mine, others = ((f.kernel, f.tiling, f.reads, f.vectors, f.aligned) for f in (self, other))
         return mine == others
 
 
 def _arrays(bindings: Sequence[Binding], elements: Sequence[str]) -> list[str]:
-    """Bindings in order. An array that is both read and written is bound once, read_write."""
+    """Return the bindings in order. An array that is both read and written is bound once, as read_write."""
     out = ["enable f16;"] if any(b.dtype == f16.storage for b in bindings) else []
     for k, (b, element) in enumerate(zip(bindings, elements)):
-        sized = b.size and element == b.dtype  # of vectors there are as many as are whole: memory comes by 16 bytes
+        sized = b.size and element == b.dtype  # arrays of vectors have no size: memory comes in units of 16 bytes
         access, size = "read_write" if b.written else "read", f", {b.size}" if sized else ""
         out.append(f"@group(0) @binding({k}) var<storage, {access}> mem{k}: array<{element}{size}>;")
     return out
 
 
 def _variables(tilings: Sequence[Tiling], text: str) -> list[str]:
-    """Those that functions share."""
+    """Return the variables that functions share."""
     sizes = {name: size for name, size in workgroup_arrays(tilings).items() if f"{name}[" in text}
     return [
         *(f"var<workgroup> {name}: array<{SHARED[name]}, {size}>;" for name, size in sizes.items()),
@@ -128,18 +127,18 @@ def _main(functions: Sequence[_Function]) -> list[str]:
 
 
 class _Writer:
-    """Writes a function. elements: of every binding's array."""
+    """Writes a function. elements: the element type of every binding's array."""
 
     def __init__(self, function: _Function, name: str, elements: Sequence[str]) -> None:
         self.of, self.name, self.elements = function, name, elements
         self.kernel, self.tiling = behind_masks(function.kernel), function.tiling
         self.vectors, self.aligned = function.vectors, function.aligned
-        self.puts: dict[int, str] = {}  # by slot, functions that store into the array of the kernel at hand
+        self.puts: dict[int, str] = {}  # slot -> functions that store into the array of the current kernel
         inner = [a.name for a in self.kernel.inner]
         self.emit = Emitter(self.load, inner, inner)
 
     def function(self) -> list[str]:
-        """Its lines."""
+        """Return the function's lines."""
         f, slots = self.of, range(len(self.kernel.slots))
         if f.times == 1:
             places = [f"at[{(f.first + s) // 4}].{XYZW[(f.first + s) % 4]}" for s in slots]
@@ -150,15 +149,15 @@ class _Writer:
         return spelled([Block(f"fn {self.name}({arguments})", lines)], "var")
 
     def memory(self, slot: int) -> str:
-        """The array of a slot."""
+        """Return the array of a slot."""
         return f"mem{self.of.bound[0][slot]}"
 
     def vector(self, slot: int, index: str) -> str:
-        """Four elements side by side."""
+        """Return four neighbouring elements."""
         return f"{self.memory(slot)}[(o{slot} + {index}) >> 2u]"
 
     def store(self, slot: int, at: str, value: str) -> str:
-        """`value` to the place `at` of a slot's array. Kernels of one function may each have another."""
+        """Store `value` at `at` in a slot's array, which can differ between the kernels of one function."""
         arrays = [f"mem{bound[slot]}" for bound in self.of.bound]
         if len(set(arrays)) == 1:
             return f"{arrays[0]}[{at}] = {value};"
@@ -170,32 +169,32 @@ class _Writer:
         return f"{put}(n, {at}, {value});"
 
     def by_vectors(self, slot: int) -> bool:
-        """Can a slot be read by vectors?"""
+        """Return whether a slot can be read by vectors."""
         return self.vectors[slot] and self.aligned[slot]
 
     def load(self, slot: int, index: str) -> str:
-        """An element of a slot, as what it is computed with."""
+        """Return an element of a slot in the type that kernels compute with."""
         at = f"o{slot} + {index}"
         text = self.memory(slot) + (f"[({at}) >> 2u][({at}) & 3]" if self.vectors[slot] else f"[{at}]")
         return f"f32({text})" if self.kernel.slots[slot].dtype is f16 else text
 
     def body(self) -> list[Statement]:
-        """The function's, where `o0`, `o1` and so on are the offsets of the slots."""
+        """Return the body, in which `o0`, `o1` and so on are the offsets of the slots."""
         return {"points": self.points, "rows": self.rows, "tile": self.tile, "square": self.square}[self.tiling.kind]()
 
     def stores(self, stores: Sequence[Store], loop: bool) -> list[str]:
-        """Values first, then the writes: in place, every load precedes the store to its element."""
+        """Return values first, then writes: in place, every load precedes the store to its element."""
         values, writes = self.written(self.emit, stores, loop)
         return [*values, *writes]
 
     def written(self, emit: Emitter, stores: Sequence[Store], loop: bool) -> tuple[list[str], list[str]]:
-        """Lines that compute what is stored, and those that store it."""
+        """Return lines that compute the stored values, and lines that store them."""
         named = self.named(emit, stores, loop)
         places = [f"o{s.slot} + {emit.index(s.index, loop)}" for s in stores]
         return named, [self.store(s.slot, at, self.stored(s, emit.copy)) for s, at in zip(stores, places)]
 
     def named(self, emit: Emitter, stores: Sequence[Store], loop: bool) -> list[str]:
-        """What is stored, by names."""
+        """Return names of the stored values."""
         values = emit.values([s.value for s in stores], loop)
         return [f"let s{s.slot}{emit.copy} = {v};" for s, v in zip(stores, values)]
 
@@ -203,11 +202,11 @@ class _Writer:
         return self.emit.stored(self.kernel.slots[s.slot].dtype.name, f"s{s.slot}{copy}")
 
     def side_by_side(self, copies: Sequence[Point], axis: Axis | None = None) -> list[Statement]:
-        """All stores for some points at once: the values of all of them, then the writes. Along `axis`, if one is
-        given, every four of them are neighbours, which are read and written by vectors where memory allows.
+        """Return all stores for some points at once: first all values, then all writes.
 
-        One after the other, the loads of each would wait for the writes of the one before, which may be to the same
-        memory for all that a driver knows.
+        Along `axis`, if given, every four points are neighbours, which vectors read and write where memory allows. If
+        points came one after the other, the loads of each would wait for the writes of the one before: a driver cannot
+        rule out that they touch the same memory.
         """
         stores = [s for s in self.kernel.body if isinstance(s, Store)]
         lines: list[str] = []
@@ -233,7 +232,7 @@ class _Writer:
         return [*lines, *writes]
 
     def writes(self, s: Store, base: Emitter, emits: Sequence[Emitter]) -> list[str]:
-        """The stores of neighbours: one where the array is of vectors."""
+        """Return the stores of neighbours: one store if the array is of vectors."""
         if self.vectors[s.slot]:
             values = ", ".join(f"s{s.slot}{emit.copy}" for emit in emits)
             return [self.store(s.slot, f"(o{s.slot} + {base.index(s.index, False)}) >> 2u", f"vec4<f32>({values})")]
@@ -260,7 +259,7 @@ class _Writer:
         return [*lines, Loop("e", self.kernel.rows, each, first, step)]
 
     def point(self, number: int) -> Point:
-        """One of the points that a thread computes side by side."""
+        """Return one of the points that a thread computes side by side."""
         t, rows, copy = self.tiling, self.kernel.rows, f"_{number}"
         e, edge = f"e{copy}", rows % (t.threads * t.each) > 0
         before = [f"let {e} = w * {t.threads * t.each} + lid + {t.threads * number};"]
@@ -275,7 +274,7 @@ class _Writer:
         return self.folding().lines()
 
     def folding(self) -> Rows:
-        """Writes folds, and what is stored for all points of a row."""
+        """Return a writer of folds, and of stores for all points of a row."""
         return Rows(self.kernel, self.tiling, self.emit, lambda stores, loop: self.written(self.emit, stores, loop))
 
     # a tile of a product a workgroup
@@ -293,7 +292,7 @@ class _Writer:
         return [*square.before_stores(), *square.stores(self.results)]
 
     def results(self, results: Sequence[Result], axis: Axis | None = None) -> list[Statement]:
-        """The stores of some results of a product; along `axis` every four are neighbours."""
+        """Return the stores of some results of a product; along `axis` every four are neighbours."""
         return self.side_by_side([self.result(r) for r in results], axis)
 
     def result(self, r: Result) -> Point:
@@ -315,9 +314,9 @@ class _Writer:
 class Point:
     """A point that is computed beside others.
 
-    name:   what ends the names of all that belongs to it.
-    own:    the axes and folds that are its own; `before` are the lines that define them.
-    inside: the condition under which its results are stored, if there is one.
+    name:   the suffix of all names of the point.
+    own:    the axes and folds of the point; the lines in `before` define them.
+    inside: the condition under which the results are stored, if there is one.
     """
 
     name: str

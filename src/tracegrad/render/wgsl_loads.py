@@ -1,12 +1,12 @@
-"""How the operands of a tile come into workgroup memory, a step of k at a time, as lines of vectors.
+"""Load the operands of a tile into workgroup memory, a step of k at a time, as lines of vectors.
 
-There are three ways to make those of what lies in memory:
+There are three ways to make the vectors:
 
-- An operand with rows (or columns) side by side in an array of vectors comes as it is: four neighbours a vector.
-- One with k side by side comes in blocks, four rows by four k, which a thread transposes in registers.
-- Any other comes element by element. The four of a vector then lie a quarter of the tile apart: so a thread makes
-  whole vectors of what it loads while its neighbours load the elements beside. (Threads that write parts of one vector
-  would race: a device may write all of it.)
+- An operand whose rows (or columns) are neighbours in an array of vectors is copied: four neighbours are a vector.
+- An operand whose k are neighbours comes in blocks, four rows by four k, which a thread transposes in registers.
+- Any other operand comes element by element. The four rows of a vector are then a quarter of the tile apart, so that a
+  thread makes whole vectors while neighbouring threads load neighbouring elements. (Threads that write parts of one
+  vector would race: a device may write all of it.)
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from tracegrad.tuning import LOAD_PAIR, LOAD_RUN, WORKGROUP
 
 @dataclass(slots=True)
 class Operand:
-    """Lines before the loop over k, those that load the thread's part into registers, and those that put it down."""
+    """Lines before the loop over k, lines that load the thread's part into registers, and lines that write it out."""
 
     before: list[str]
     load: list[Statement]
@@ -34,7 +34,7 @@ class Operand:
 
 @dataclass(frozen=True, slots=True)
 class Access:
-    """How a slot's memory is spelled, given an index: an element, and the vector there; and has the slot vectors?"""
+    """Code for a slot's memory at an index: an element, or its vector; `vectors` tells whether the slot has vectors."""
 
     element: Callable[[int, str], str]
     vector: Callable[[int, str], str]
@@ -43,26 +43,26 @@ class Access:
 
 @dataclass(frozen=True, slots=True)
 class Side:
-    """One operand. apart: do the four elements of its vectors lie a quarter of the tile apart, or side by side?"""
+    """One operand. apart: the four elements of its vectors are a quarter of the tile apart, not side by side."""
 
     name: str
     value: Value
     axes: Sequence[Axis]  # its rows, or columns
-    extent: int  # of them in a tile
+    extent: int  # how many of them a tile has
     line: int  # vectors of a line
-    base: int  # where it begins in a part, in vectors
+    base: int  # where the operand begins in a part, in vectors
     first: str  # the tile's first row
-    along_rows: Sequence[Value]  # loads that are of vectors along the rows,
-    along_k: Sequence[Value]  # and along k
+    along_rows: Sequence[Value]  # loads that are vectors along the rows
+    along_k: Sequence[Value]  # loads that are vectors along k
     apart: bool
 
     @property
     def size(self) -> int:
-        """Rows of the whole product."""
+        """The number of rows of the whole product."""
         return points(self.axes)
 
     def row(self, group: str, element: int) -> str:
-        """The row of an element of a vector. Beyond the edge the last ones come once more, and nothing reads them."""
+        """Return the row of a vector's element. Beyond the edge the last rows repeat, and nothing reads them."""
         row = f"{self.first} + {group} + {element * self.extent // 4}"
         last = self.size - 1
         if not self.apart:
@@ -78,11 +78,11 @@ class Loads:
         self.shape, self.access, self.helpers = shape, access, helpers
         self.k = points(kernel.inner)
         self.inner = shape.summed(kernel)
-        # A step goes along the last axis only; where that is all of k, beyond its end with the last one.
+        # A step goes along the last axis only. If this axis is all of k, a step can go beyond its end.
         self.stepped = bool(self.inner) and (len(self.inner) == 1 or self.inner[-1].size % shape.k_step == 0)
 
     def operand(self, side: Side) -> Operand:
-        """How one operand comes into workgroup memory. What does not depend on the step of k stands before the loop."""
+        """Return how an operand comes into workgroup memory. Lines independent of the step come before the loop."""
         out = Operand([], [], [])
         blocks = not side.along_rows and len(side.along_k) > 0
         loads = self.shape.k_step * side.extent // (16 if blocks else 4)
@@ -91,7 +91,7 @@ class Loads:
         return out
 
     def one(self, side: Side, u: int, out: Operand, loads: int) -> None:
-        """One load of the thread: a vector of four rows at one k, at once or element by element."""
+        """Write one load of the thread: a vector of four rows at one k, at once or element by element."""
         name, vectors = f"{side.name}{u}", side.extent // 4
         g, k, put = (f"{x}_{name}" for x in ("g", "k", "put"))
         vector, kj = self.place(side, u, vectors)
@@ -116,7 +116,7 @@ class Loads:
         out.put.append(f"if (lid < {loads}) {{ {here} }}" if loads < WORKGROUP else here)
 
     def block(self, side: Side, u: int, out: Operand, loads: int) -> None:
-        """One load of the thread: four vectors along k, of four rows."""
+        """Write one load of the thread: four vectors along k, of four rows."""
         name, vectors = f"{side.name}{u}", side.extent // 4
         g, k, put = (f"{x}_{name}" for x in ("g", "k", "put"))
         q = f"(lid + {WORKGROUP * u})" if u else "lid"
@@ -144,14 +144,14 @@ class Loads:
         out.put += puts if whole else [f"if (lid < {loads}) {{ {' '.join(puts)} }}"]
 
     def defined(self, side: Side, copy: str, row: str, k: str) -> list[str]:
-        """Lines that define the axes of a copy."""
+        """Return lines that define the axes of a copy."""
         lines = [f"let row{copy} = {row};", *decode(f"row{copy}", copied(side.axes, copy))]
         return [*lines, f"let {self.inner[-1].name}{copy} = {k};"] if self.stepped else lines
 
     def known(
         self, side: Side, loads: Sequence[Value], copy: str, before: Sequence[str], out: Operand, load: list[str]
     ) -> dict[Value, str]:
-        """The vectors that some loads begin, loaded."""
+        """Load the vectors that begin at some loads."""
         emit = self.emitter(side.axes, copy)
         found = {v: emit.vector(v, self.access.vector, loop=True) for v in loads}
         out.before += [*before, *emit.outer] if found else []
@@ -168,7 +168,7 @@ class Loads:
         load: list[str],
         turn: int = 0,
     ) -> str:
-        """One element of an operand; without anything before it where it is but loaded. turn: its k in a block."""
+        """Return one element of an operand; if it is only loaded, no lines precede it. turn: its k in a block."""
         if side.value in loaded:
             return loaded[side.value]
         emit = self.emitter(side.axes, copy, loaded, turn)
@@ -184,14 +184,14 @@ class Loads:
     def emitter(
         self, axes: Sequence[Axis], copy: str, loaded: Mapping[Value, str] | None = None, turn: int = 0
     ) -> Emitter:
-        """Writes the element of an operand in one row."""
+        """Return an emitter for the element of an operand in one row."""
         inner = [a.name for a in self.inner]
         own = [a.name for a in axes] + (inner[-1:] if self.stepped or turn else [])
         step = (inner[-1], "ks") if self.stepped else ("", "")
         return Emitter(self.access.element, inner, own, copy, step, loaded)
 
     def loaded(self, registers: Sequence[str], k: str, load: Sequence[str]) -> list[Statement]:
-        """The lines of a load, with all axes of k if they must be computed from the flat one; zeros beyond its end."""
+        """Return the lines of a load, with all axes of k if they come from the flat index; zeros beyond its end."""
         lines: list[Statement] = [*load]
         if not self.stepped:
             lines = [f"let kj = kc + {k};", *decode("kj", self.inner), *load]
@@ -201,21 +201,21 @@ class Loads:
         return [Block("", lines)]
 
     def place(self, side: Side, u: int, vectors: int) -> tuple[str, str]:
-        """Which vector of a line and which k the thread's load number `u` of an operand is for.
+        """Return for which vector of a line and which k the thread's load number `u` of an operand is.
 
-        Neighbouring threads read neighbouring memory: in runs along k if that is where the operand is contiguous.
+        Neighbouring threads read neighbouring memory: in runs along k if the operand is contiguous along k.
         """
         k = self.inner
         q = f"(lid + {WORKGROUP * u})" if u else "lid"
         loads = self.shape.k_step * vectors
-        if loads < WORKGROUP:  # the others load the same and keep it
+        if loads < WORKGROUP:  # the other threads repeat loads that are already assigned
             q = f"(lid % {loads})"
         if side.along_rows or not contiguous_along(side.value, k[-1].name if k else ""):
             return f"{q} % {vectors}", f"{q} / {vectors}"
         return f"{q} / {LOAD_RUN} % {vectors}", f"{q} % {LOAD_RUN} + {q} / {LOAD_RUN * vectors} * {LOAD_RUN}"
 
     def stands_still(self) -> list[str]:
-        """All of k but the last axis, of which a step begins at `ks`."""
+        """Return all axes of k except the last, and `ks`, where a step begins on the last."""
         if not self.stepped:
             return []
         *others, last = self.inner
@@ -225,7 +225,7 @@ class Loads:
 
 
 def contiguous_along(v: Value, name: str) -> bool:
-    """Does the first load below `v` step by 1 along the variable `name`?"""
+    """Return whether the first load below `v` steps by 1 along the variable `name`."""
     stack = [v]
     while stack:
         x = stack.pop()

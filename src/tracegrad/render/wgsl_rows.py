@@ -1,7 +1,7 @@
-"""Kernels of rows: one or a few threads a row, which fold its points and store to them.
+"""Kernels of rows: one or a few threads for each row, which fold its points and store to them.
 
-The lanes of a row combine what each of them folded through workgroup memory. Where a thread has few points, their
-values stay in registers from one fold to the next.
+The lanes of a row combine their partial folds through workgroup memory. If a thread has few points, their values stay
+in registers from one fold to the next.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from tracegrad.render.emit import Emitter, copied, decode
 from tracegrad.render.loops import Block, Loop, Statement, when
 from tracegrad.tuning import COOPERATE_FROM, HELD, LAST_LANES, TURNS_TOGETHER, WORKGROUP
 
-Written = tuple[Sequence[str], Sequence[Statement]]  # lines that compute what is stored, and those that store it
+Written = tuple[Sequence[str], Sequence[Statement]]  # lines that compute the stored values, and lines that store them
 
 
 class Rows:
@@ -23,12 +23,12 @@ class Rows:
     def __init__(
         self, kernel: Kernel, tiling: Tiling, emit: Emitter, written: Callable[[Sequence[Store], bool], Written]
     ) -> None:
-        """written: writes some stores; inside of a loop, if so said."""
+        """written: writes some stores; the second argument tells whether they are inside a loop."""
         self.kernel, self.tiling, self.emit, self.written = kernel, tiling, emit, written
         self.held = 0  # points of a row whose values a thread keeps in registers from one fold to the next
 
     def lines(self) -> list[Statement]:
-        """The kernel's function."""
+        """Return the kernel's function."""
         t, k = self.tiling, self.kernel
         per_group = t.threads // t.lanes
         row, lane = f"lid / {t.lanes}", f"lid % {t.lanes}"
@@ -41,7 +41,7 @@ class Rows:
         lines: list[Statement] = [f"let row = w * {per_group} + {row};", f"let lane = {lane};"]
         if t.lanes == 1:
             lines += [f"if (row >= {k.rows}) {{ return; }}", *decode("row", k.outer)]
-        else:  # no thread may leave before a barrier
+        else:  # no thread can leave before a barrier
             lines += [f"let r = min(row, {k.rows - 1});", *decode("r", k.outer)]
         outer = [s for s in k.body if isinstance(s, Store) and not s.inner]
         inner = [s for s in k.body if isinstance(s, Store) and s.inner]
@@ -64,8 +64,10 @@ class Rows:
         return lines
 
     def loop(self, turn: Callable[[], Written], step: int) -> list[Statement]:
-        """The loop over the points of a row that are a thread's: some turns side by side, first what each of them
-        computes, so that their loads do not wait for each other, then what it does with that.
+        """Return the loop over a thread's points of a row.
+
+        Several turns are written side by side: first the values of all, so that their loads do not wait for each other,
+        then the uses.
         """
         k, together = self.kernel, self.held or 1
         if not self.held and self.tiling.threads == WORKGROUP and k.length >= COOPERATE_FROM:
@@ -86,14 +88,13 @@ class Rows:
         return [Loop("j", k.length, [*first, *then], "lane", step * together)]
 
     def point_of_row(self, copy: str, at: str, turn: int) -> list[str]:
-        """The axes of a point. Beyond the row's end the last one comes once more."""
+        """Return the axes of a point. Beyond the row's end the last point repeats."""
         k = self.kernel
         at = f"min({at}, {k.length - 1})" if k.length % turn else at
         return [*([f"let j{copy} = {at};"] if copy else []), *decode(f"j{copy}", copied(k.inner, copy))]
 
     def points_of_row(self) -> list[str]:
-        """The axes of all points that are a thread's: where they are few, what is computed for them stays in registers
-        from one fold to the next, and to the stores."""
+        """Return the axes of all points of a thread, if they are few: their values stay in registers between folds."""
         lanes, turns = self.tiling.lanes, self.held
         lines = ["let j = lane;"]
         for u in range(turns):
@@ -123,10 +124,11 @@ class Rows:
         return lines
 
     def parts(self, folds: Sequence[Fold], loop: Sequence[Statement]) -> list[Statement]:
-        """Every part in turn by one thread, combined in the order of `tree`.
+        """Return the loop in which one thread computes every part in turn, combined in the order of `tree`.
 
-        Parts come in the order of their number's bits reversed: two whose turns differ in the last bit are those that
-        `tree` combines first. What waits for its other half at level b stands in a variable, as digits of a counter.
+        Parts come in the order of their number's reversed bits: two parts whose turns differ in the last bit are those
+        that `tree` combines first. A part that waits for its other half at level b is in a variable, like a digit of a
+        counter.
         """
         levels = range(self.tiling.parts.bit_length() - 1)
         merge: list[str] = []
@@ -139,10 +141,10 @@ class Rows:
         return [*waiting, Loop("turn", self.tiling.parts, [lane, *loop, *merge])]
 
     def tree(self, f: Fold) -> list[str]:
-        """Combine the lanes of each row through workgroup memory: lanes half of all apart first, neighbours last.
+        """Combine the lanes of each row through workgroup memory: first lanes half of all apart, neighbours last.
 
-        In two steps, as every barrier costs more than a few sums. The second is every lane's own, so no lane has to
-        be told; and it has memory of its own, so the next fold need not wait.
+        There are two steps, because a barrier costs more than a few sums. Every lane does the second step by itself, so
+        no lane needs a broadcast. This step has its own memory, so the next fold need not wait.
         """
         t, acc = self.tiling, f"t{f.local}"
         shared = {"f32": "sf", "i32": "si", "u32": "su"}[f.value.dtype.name]
@@ -167,7 +169,7 @@ class Rows:
         ]
 
     def paired(self, f: Fold, place: str, stride: int, lanes: int, until: int) -> str:
-        """The elements of some lanes, every `until`-th from a place on, combined: those lanes / 2 apart first."""
+        """Combine every `until`-th element from a place on, first those of lanes / 2 apart."""
         found = [f"{place} + {stride * k}]" if k else f"{place}]" for k in range(0, lanes, until)]
         while len(found) > 1:
             half = len(found) // 2

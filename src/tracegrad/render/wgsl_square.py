@@ -1,7 +1,7 @@
 """Products without workgroup memory: each thread computes a square of results, reading both operands from memory.
 
-For adapters that run on a CPU. Its caches do what workgroup memory does on a GPU, and a barrier would cost more than
-the work between two. Every result sums over k in the order of the tile.
+For adapters that run on a CPU. CPU caches replace workgroup memory, and a barrier would cost more than the work between
+two barriers. Every result sums over k in the order of the tile.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from tracegrad.render.wgsl_tile import Result, term
 
 
 class Square:
-    """The parts of one square kernel. `element` spells a memory location, `helpers` collects the functions used."""
+    """Writes one square kernel. `element` gives a memory location, `helpers` collects the functions used."""
 
     def __init__(self, kernel: Kernel, tiling: Tiling, element: Callable[[int, str], str], helpers: dict[str, None]):
         assert kernel.product is not None
@@ -30,7 +30,7 @@ class Square:
         self.span = Span(self.product, self.tile.limits(kernel), self.side, self.side, self.k)
 
     def before_stores(self) -> list[Statement]:
-        """Everything up to the results: `ci_h` then holds columns 4 * h to 4 * h + 3 of row i."""
+        """Return everything up to the results: `ci_h` then holds columns 4 * h to 4 * h + 3 of row i."""
         p, side, t = self.product, self.side, self.tile
         across = -(-self.n // side)
         squares = -(-self.m // side) * across
@@ -58,7 +58,7 @@ class Square:
         ]
 
     def slice(self, operands: Sequence[str]) -> list[Statement]:
-        """The sums over the slice's part of k, written out where it is short: leaving a loop costs four turns."""
+        """Return the sums over the slice's part of k, unrolled if it is short: leaving a loop costs four turns."""
         t, k, vectors = self.tile, self.k, range(self.side // 4)
         turn = [
             *decode("kj", t.summed(self.kernel)),
@@ -82,7 +82,7 @@ class Square:
     def operand(
         self, v: Value, axes: Sequence[Axis], origin: str, size: int, letter: str
     ) -> tuple[list[str], list[str]]:
-        """Lines before the loop over k, and in it: there the element of each row (or column) i is `letter`i."""
+        """Return lines before the loop over k, and in it: there the element of each row (or column) i is `letter`i."""
         before: list[str] = []
         inside: list[str] = []
         for i in range(self.side):
@@ -91,14 +91,14 @@ class Square:
             (value,) = emit.values([v], loop=True)
             self.helpers.update(emit.helpers)
             line = f"{origin} + {i}"
-            if size % self.side:  # beyond the edge the last line once more, which is not stored
+            if size % self.side:  # beyond the edge the last line repeats, and is not stored
                 line = f"min({line}, {size - 1})"
             before += [*decode(f"({line})", copied(axes, copy)), *emit.outer]
             inside += [*emit.inner, f"let {copy} = {value};"]
         return before, inside
 
     def stores(self, results: Callable[[Sequence[Result]], list[Statement]]) -> list[Statement]:
-        """The loop over the results; `results` writes one of them.
+        """Return the loop over the results; `results` writes one of them.
 
         The first row is stored and the others move up: indexing all registers at once takes a driver 0.3 s to compile.
         """

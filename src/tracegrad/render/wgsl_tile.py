@@ -1,8 +1,8 @@
 """Products as tiles: a workgroup computes a rectangle of results, each thread a smaller one in registers.
 
 Both operands pass through workgroup memory, a part of k at a time, with k along lines, which are made of vectors
-(`wgsl_loads`). Results are stored by vectors or elements likewise. While one part is summed the next is on its way from
-memory. Every result sums over k in an order that shapes alone decide.
+(`wgsl_loads`). Results are stored by vectors or elements likewise. While one part is summed, the next is being
+loaded. Shapes alone decide the order in which a result sums over k.
 """
 
 from __future__ import annotations
@@ -19,13 +19,14 @@ from tracegrad.render.wgsl_loads import Access, Loads, Side
 from tracegrad.render.wgsl_vectors import XYZW, vector_loads
 from tracegrad.tuning import ROWS_TOGETHER, WORKGROUP, WRITTEN_OUT
 
-WARP = 8, 4  # threads of a warp along columns and rows: what they read of both operands fits the fewest lines
+WARP = 8, 4  # threads of a warp along columns and rows: this shape reads the fewest lines of both operands
 
 
 class Tile:
-    """The parts of one tile kernel. `helpers` collects the functions used.
+    """Writes one tile kernel. `helpers` collects the functions used.
 
-    stored: are results stored by vectors? Then, or if the right operand's columns come so, they lie side by side.
+    stored: results are stored by vectors. Then, or if the right operand is loaded by vectors along columns, the columns
+            of a vector are side by side.
     """
 
     def __init__(self, kernel: Kernel, shape: TileShape, access: Access, helpers: dict[str, None], stored: bool):
@@ -47,14 +48,14 @@ class Tile:
         )
 
     def before_stores(self) -> list[Statement]:
-        """Everything up to the results: `c0_0` and so on then hold the thread's partial sums."""
+        """Return everything up to the results: `c0_0` and so on then hold the thread's partial sums."""
         t, p = self.shape, self.product
         left, right = self.loads.operand(self.left), self.loads.operand(self.right)
         load, put = [*self.loads.stands_still(), *left.load, *right.load], [*left.put, *right.put]
         span = Span(p, t.limits(self.kernel), t.rows, t.columns, self.k)
         steps, first, last, end = self.steps(span)
         each = [
-            f"let kc = min(kt, {last});",  # the last part once more, for nothing
+            f"let kc = min(kt, {last});",  # past the end the last part repeats, unused
             *load,
             *self.accumulate(),
             "workgroupBarrier();",
@@ -78,10 +79,10 @@ class Tile:
         ]
 
     def tile_of_workgroup(self) -> list[str]:
-        """Which tile of which product.
+        """Return which tile of which product the workgroup computes.
 
-        Tiles with the longest sums come first: else some of them would run alone in the end. So where k has a limit,
-        the rows or columns that it depends on go slowest, from the end where more of k counts.
+        Tiles with the longest sums come first: otherwise some of them would run alone at the end. So if k has a limit,
+        the rows or columns that it depends on change slowest, beginning at the end where more of k counts.
         """
         t = self.shape
         tiles = {"m": -(-self.m // t.rows), "n": -(-self.n // t.columns)}
@@ -98,7 +99,7 @@ class Tile:
         return [f"let first_m = {m} * {t.rows};", f"let first_n = {n} * {t.columns};", f"let batch = {batch};"]
 
     def steps(self, span: Span) -> tuple[list[str], str, str, str]:
-        """Lines before the loop over k, where its first and its last step begin, and where it ends, one step ahead."""
+        """Return lines before the loop over k, where its first and last step begin, and its end, one step ahead."""
         step, lines = self.shape.k_step, list[str]()
         first, last, end = "0", str((self.k - 1) // step * step), str(self.k + step)
         if span.first:
@@ -110,7 +111,7 @@ class Tile:
         return lines, first, last, end
 
     def thread(self) -> list[str]:
-        """The thread's place in the tile."""
+        """Return the thread's place in the tile."""
         t = self.shape
         x, y = min(WARP[0], t.across), min(WARP[1], t.down)
         lane = "lid"
@@ -126,12 +127,14 @@ class Tile:
         ]
 
     def stores(self, results: Callable[[Sequence[Result]], list[Statement]]) -> list[Statement]:
-        """The loop over the thread's results; `results` writes several."""
+        """Return the loop over the thread's results; `results` writes several."""
         return self.exchange(results) if self.shape.slices > 1 else self.by_rows(results)
 
     def by_rows(self, results: Callable[[Sequence[Result]], list[Statement]]) -> list[Statement]:
-        """Every thread finishes the rows it has summed. The first is stored and the others move up: registers have no
-        numbers."""
+        """Let every thread finish the rows it has summed: the first is stored and the others move up.
+
+        Registers cannot be indexed.
+        """
         t, vectors, together = self.shape, range(self.shape.wide // 4), ROWS_TOGETHER
         copies: list[Result] = []
         for r in range(together):
@@ -146,17 +149,17 @@ class Tile:
         return [Loop("i", t.tall, [*results(copies), *moves], step=together)]
 
     def row(self, vector: str, element: str) -> str:
-        """Where an element of a vector of rows lies in the product."""
+        """Return the row in the product of an element of a vector of rows."""
         apart = f"{vector} + {element} * {self.shape.rows // 4}"
         return f"first_m + {apart if self.left.apart else f'4 * {vector} + {element}'}"
 
     def column(self, vector: str, element: int) -> str:
-        """Where an element of a vector of columns lies in the product."""
+        """Return the column in the product of an element of a vector of columns."""
         apart = f"{vector} + {element * self.shape.columns // 4}"
         return f"first_n + {apart if self.right.apart else f'4 * ({vector}) + {element}'}"
 
     def exchange(self, results: Callable[[Sequence[Result]], list[Statement]]) -> list[Statement]:
-        """Slices add up through workgroup memory, some rows of every thread's results at a time."""
+        """Add up slices through workgroup memory, some rows of every thread's results at a time."""
         t = self.shape
         rows = t.rows_exchanged
         exchanged = t.down * rows * t.columns
@@ -170,7 +173,7 @@ class Tile:
         each = [
             Block("switch turn", cases),
             "workgroupBarrier();",
-            # one at a time: drivers compile that sooner
+            # one at a time, because drivers compile this faster
             Loop("o", units, results(self.exchanged(exchanged)), "lid", WORKGROUP),
             "workgroupBarrier();",
         ]
@@ -178,7 +181,7 @@ class Tile:
         return [line, Loop("turn", t.tall // rows, each)]
 
     def exchanged(self, exchanged: int) -> list[Result]:
-        """Number `o` of the results exchanged in one turn; or the four of vector `o`, where they lie side by side."""
+        """Return result number `o` of those exchanged in one turn; or the four of vector `o`, if side by side."""
         t = self.shape
         vectors = t.columns // 4
         across = t.columns if self.right.apart else vectors
@@ -196,7 +199,7 @@ class Tile:
         ]
 
     def accumulate(self) -> list[Statement]:
-        """The sums over one part of k."""
+        """Return the sums over one part of k."""
         t = self.shape
         slice_left, slice_right = (
             f" + slice * {t.k_slice * line // 4}" if t.slices > 1 else "" for line in (t.left_line, t.right_line)
@@ -207,7 +210,7 @@ class Tile:
         return [*lines, Loop("kk", t.k_slice, self.step("kk"))]
 
     def step(self, kk: int | str) -> list[str]:
-        """One k for the thread's results."""
+        """Return one k for the thread's results."""
         t = self.shape
         vectors = range(t.wide // 4)
 
@@ -227,9 +230,9 @@ class Tile:
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """One result of a product: what ends its names, lines before it, its row and column, its value.
+    """One result of a product: the suffix of its names, the lines before it, its row and column, its value.
 
-    edge: may it lie beyond the product's edge?
+    edge: the result can be beyond the product's edge.
     """
 
     copy: str
@@ -241,7 +244,7 @@ class Result:
 
 
 def term(kernel: Kernel, x: str, y: str) -> str:
-    """What an element `x` of the left operand and a vector `y` of the right add to the results."""
-    # A scatter takes or leaves its updates: a zero times an infinite one would be NaN.
+    """Return the term that an element `x` of the left operand and a vector `y` of the right add to the results."""
+    # A scatter selects its updates, because zero times an infinite update would be NaN.
     scatter = any(isinstance(s, Fold) and s.scatter is not None for s in kernel.body)
     return f"select(vec4<f32>(), {y}, {x} != 0.0)" if scatter else f"{x} * {y}"

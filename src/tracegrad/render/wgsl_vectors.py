@@ -1,8 +1,8 @@
-"""Memory by vectors: which arrays of a launch are read and written four elements at a time.
+"""Decide which arrays of a launch are read and written by vectors of four elements.
 
-An array is declared as vec4s where every store of the launch to it is of a whole vector. (Threads that write parts of
-one vector would race: a device may write all of it.) Then any kernel of the launch may read its elements, and tiles
-load the operands of products by vectors, which takes a quarter of the instructions.
+An array is declared as vec4s if every store of the launch to it is of a whole vector. (Threads that write parts of one
+vector would race: a device may write all of it.) Then any kernel of the launch can read its elements, and tiles load
+the operands of products by vectors, which takes a quarter of the instructions.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ Launched = Sequence[tuple[Kernel, Tiling]]
 
 
 def vector_slots(launched: Launched, binding_of: Sequence[int], aligned: Sequence[bool]) -> list[bool]:
-    """Of each slot of a launch: does it lie in an array of vectors? aligned: does the slot begin with a whole one?"""
+    """Return for each slot of a launch whether its array is of vectors. aligned: the slot begins at a whole vector."""
     by_element: set[int] = set()
     by_vector: set[int] = set()
     first = 0
@@ -36,7 +36,7 @@ def vector_slots(launched: Launched, binding_of: Sequence[int], aligned: Sequenc
 
 
 def slots_by_vectors(kernel: Kernel, tiling: Tiling) -> set[int]:
-    """The slots that a tile can read or write by vectors."""
+    """Return the slots that a tile can read or write by vectors."""
     p = kernel.product
     if tiling.kind != "tile" or tiling.tile is None or p is None:
         return set()
@@ -53,7 +53,7 @@ def slots_by_vectors(kernel: Kernel, tiling: Tiling) -> set[int]:
 
 
 def vector_loads(roots: Iterable[Value], axis: Axis | None, vectors: Callable[[int], bool]) -> list[Value]:
-    """The loads below `roots` that are of neighbouring elements along `axis`, from arrays of vectors."""
+    """Return the loads below `roots` that are of neighbouring elements along `axis`, from arrays of vectors."""
     if axis is None:
         return []
     found = list(walk(roots))
@@ -63,7 +63,7 @@ def vector_loads(roots: Iterable[Value], axis: Axis | None, vectors: Callable[[i
 
 
 def steps_by_one(index: Index, axis: Axis) -> bool:
-    """Along `axis`, is it a whole vector's index at every fourth point, and the next element's at the next point?"""
+    """Return whether every fourth point along `axis` begins a vector, and the next point is the next element."""
     own = [c for atom, c in index.terms if isinstance(atom, Var) and atom.name == axis.name]
     others = [(atom, c) for atom, c in index.terms if not (isinstance(atom, Var) and atom.name == axis.name)]
     whole = axis.size % 4 == 0 and index.const % 4 == 0 and all(c % 4 == 0 for _, c in others)
@@ -71,7 +71,7 @@ def steps_by_one(index: Index, axis: Axis) -> bool:
 
 
 def _depends(atom: Atom, name: str) -> bool:
-    """Does an atom depend on the variable `name`?"""
+    """Return whether an atom depends on the variable `name`."""
     if isinstance(atom, Var):
         return atom.name == name
     if isinstance(atom, Quotient):
