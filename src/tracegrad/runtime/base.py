@@ -24,6 +24,8 @@ class DeviceInfo:
     gpu: bool = True  # is it called as a GPU?
     resizes: bool = False  # do its sessions run a program at any size up to its capacity?
     precisions: tuple[str, ...] = ("f32", "f16")  # what `precision=` may be
+    share: tuple[int, int] = (0, 1)  # of several processes: which of how many equal parts of each batch this one gives
+    process: int = 0  # its number
 
     def __str__(self) -> str:
         return f"{self.name} ({self.description})"

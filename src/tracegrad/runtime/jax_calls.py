@@ -10,6 +10,7 @@ from tracegrad.arrays import np
 from tracegrad.dtypes import DTYPES, Shape
 from tracegrad.lazy import dataclass
 from tracegrad.runtime.jax_library import jax, jnp
+from tracegrad.runtime.jax_mesh import Layout
 from tracegrad.runtime.jax_work import loops
 
 Array = Any
@@ -105,9 +106,11 @@ class Calls:
     Whether they are is decided once for a program: a step gives the same bits whichever others share its call.
     """
 
-    def __init__(self, function: Function, platform: str, placed: Mapping[str, Any], whole: Any = None) -> None:
-        """placed: on a mesh, where each array and each input lies. whole: what every device has, else None."""
-        self.function, self._platform, self._placed, self._whole = function, platform, placed, whole
+    def __init__(
+        self, function: Function, platform: str, placed: Mapping[str, Any], layout: Layout | None = None
+    ) -> None:
+        """placed: on a mesh, where each array and each input lies."""
+        self.function, self._platform, self._placed, self._layout = function, platform, placed, layout
         self._scalars = Words([v for v in function.inputs if v.size == 1])
         self._batch = [v for v in function.inputs if v.size != 1]
         self._told = Words([v for v in function.outputs if v.size == 1])
@@ -115,7 +118,8 @@ class Calls:
         self._small = [k for k, v in enumerate(function.outputs) if v.size == 1]
         self._given: dict[str, tuple[Any, Array]] = {}
         how: dict[str, Any] = {}
-        if whole is not None:
+        if layout is not None:
+            whole = layout.whole()
             how = {"out_shardings": ([placed[key] for key in function.written], [whole] * len(self._large), whole)}
         self._once = jax.jit(self._run_one, donate_argnums=0, **how)
         self._many: Callable[..., Any] | None = None
@@ -180,7 +184,7 @@ class Calls:
         self._decided, f = True, self.function
         moved = 4 * sum(v.size for v in (*self._batch, *[f.outputs[k] for k in self._large]))
         most = min(MOST_RUNS, LOOPED_BYTES // max(moved, 1))
-        if self._whole is not None or not f.written or most < LEAST_RUNS:
+        if self._layout is not None or not f.written or most < LEAST_RUNS:
             return
         shaped = [jax.ShapeDtypeStruct(v.shape, v.numpy) for v in self._batch]
         words = jax.ShapeDtypeStruct((len(self._scalars.values),), jnp.uint32)
@@ -205,7 +209,7 @@ class Calls:
 
     def _words(self, inputs: Mapping[str, Any]) -> Array:
         words = self._scalars.packed(inputs)
-        return words if self._whole is None else jax.device_put(words, self._whole)
+        return words if self._layout is None else self._layout.put(words, self._layout.whole())
 
     def _batched(self, inputs: Mapping[str, Any]) -> list[Array]:
         """The inputs of a run but its scalars; what comes again is on the device already."""
@@ -215,11 +219,13 @@ class Calls:
         before, there = self._given.get(v.name, (None, None))
         if before is x and there is not None:
             return there
+        if self._layout is not None:
+            there = self._layout.put_batch(np.array(x, v.numpy), v.shape, self._placed[v.name])
+            self._given[v.name] = x, there
+            return there
         fits = hasattr(x, "dtype") and x.dtype == v.numpy and x.shape == v.shape
         made: Array = x if fits else np.asarray(x, v.numpy).reshape(v.shape)
-        if self._whole is not None:
-            there = jax.device_put(np.array(made), self._placed[v.name])
-        elif before is x and made.nbytes > KEPT_BYTES:
+        if before is x and made.nbytes > KEPT_BYTES:
             there = jax.device_put(np.array(made))  # a copy: JAX may share NumPy's memory
         self._given[v.name] = x, there
         return made if there is None else there

@@ -95,11 +95,15 @@ def run_of_optimizer(program: Program, parts: Mapping[str, Sequence[Part]]) -> t
 class Memory:
     """The arrays by key; and of each buffer its parts."""
 
-    def __init__(self, place: Callable[[Part], Any] = lambda part: None) -> None:
-        """place: where `jax.device_put` puts a part; None: on the default device."""
+    def __init__(
+        self,
+        put: Callable[[Part, Array], Array] = lambda part, x: jax.device_put(x),
+        fetch: Callable[[Array], Array] = np.asarray,
+    ) -> None:
+        """put, fetch: bring a part to the devices, and back."""
         self.arrays: dict[str, Array] = {}
         self.parts: dict[str, tuple[Part, ...]] = {}
-        self._place = place
+        self._to_device, self._fetch = put, fetch
 
     def allocate(self, program: Program) -> dict[str, tuple[Part, ...]]:
         """The parts of a program's buffers; what is new is filled."""
@@ -126,7 +130,7 @@ class Memory:
 
     def read(self, name: str) -> Array:
         """A buffer, flat, as it is stored."""
-        return np.concatenate([to_storage(np.asarray(self.arrays[p.key]), p.dtype) for p in self._named(name)])
+        return np.concatenate([to_storage(self._fetch(self.arrays[p.key]), p.dtype) for p in self._named(name)])
 
     def write(self, name: str, values: Array, offset: int) -> None:
         """Overwrite some elements of a buffer."""
@@ -142,12 +146,12 @@ class Memory:
             if high - low == p.size:
                 stored = flat[low - offset : high - offset]
             else:
-                stored = to_storage(np.asarray(self.arrays[p.key]), p.dtype).copy()
+                stored = to_storage(self._fetch(self.arrays[p.key]), p.dtype).copy()
                 stored[low - p.offset : high - p.offset] = flat[low - offset : high - offset]
             self._put(p, from_storage(stored, p.field))
 
     def _put(self, part: Part, x: Array) -> None:
-        self.arrays[part.key] = jax.device_put(x, self._place(part))
+        self.arrays[part.key] = self._to_device(part, x)
 
     def _named(self, name: str) -> tuple[Part, ...]:
         if name not in self.parts:

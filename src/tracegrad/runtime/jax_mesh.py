@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from tracegrad.arrays import np
 from tracegrad.errors import DeviceError, InputError
 from tracegrad.patterns import matcher
 from tracegrad.program import Field
-from tracegrad.runtime.jax_library import jax
+from tracegrad.runtime.jax_library import jax, multihost
 from tracegrad.runtime.jax_memory import Part
 
 DATA = "data"  # the axis of a mesh that batches are split over
@@ -31,6 +33,55 @@ class Layout:
         self.specs: Mapping[str, Any] = {} if layout is None or isinstance(layout, str) else layout
         if self.fsdp and DATA not in mesh.shape:
             raise InputError(f"layout='fsdp' splits over the axis 'data'; the mesh has {_shown(mesh)}")
+        self.processes = len({d.process_index for d in mesh.devices.flat})
+        self.share = self._share() if self.processes > 1 else (0, 1)
+
+    def _share(self) -> tuple[int, int]:
+        """Which of how many equal parts of a batch lies on this process's devices."""
+        mesh = self.mesh
+        if DATA not in mesh.shape:
+            return 0, 1
+        axis = mesh.axis_names.index(DATA)
+        here = jax.process_index()
+        own = sorted({at[axis] for at, d in np.ndenumerate(mesh.devices) if d.process_index == here})
+        n = mesh.shape[DATA]
+        first, count = (own[0], len(own)) if own else (0, 0)
+        if not count or own != list(range(first, first + count)) or first % count or n % count:
+            raise InputError(
+                f"mesh: process {here} has the parts {own} of the {n} along the axis 'data'; each process must have as "
+                "many neighbours: build the mesh of jax.devices() in their order, with 'data' first"
+            )
+        return first // count, n // count
+
+    def agree(self, what: str, value: bytes, remedy: str) -> None:
+        """DeviceError, in all processes of the mesh, unless they have the same value."""
+        if self.processes == 1:
+            return
+        own = np.frombuffer(hashlib.sha256(value).digest(), np.uint32)
+        every = multihost.process_allgather(own)
+        if odd := [k for k, digest in enumerate(every) if not np.array_equal(digest, every[0])]:
+            raise DeviceError(
+                f"the processes disagree about {what}: {_named(odd)} {'has' if len(odd) == 1 else 'have'} another than "
+                f"process 0, and this is process {jax.process_index()}; {remedy}"
+            )
+
+    def put(self, x: Any, where: Any) -> Any:
+        """An array that every process has as a whole, on the devices."""
+        if self.processes == 1:
+            return jax.device_put(x, where)
+        return jax.make_array_from_callback(x.shape, where, lambda at: x[at])
+
+    def put_batch(self, x: Any, shape: tuple[int, ...], where: Any) -> Any:
+        """An input of this shape: the whole, or the rows of it that are this process's."""
+        if x.shape == shape:
+            return self.put(x, where)
+        return jax.make_array_from_process_local_data(where, x, shape)
+
+    def fetch(self, x: Any) -> Any:
+        """The whole array, on the host. Every process has to call it."""
+        if not x.is_fully_addressable and not x.is_fully_replicated:
+            x = jax.jit(lambda x: x, out_shardings=self.whole())(x)
+        return np.asarray(x)
 
     def check(self, names: Sequence[str]) -> None:
         """InputError for a pattern that matches no parameter."""
@@ -85,6 +136,10 @@ class Layout:
             if size % n:
                 raise InputError(f"layout: {spec} splits an axis of {part.name}, {part.field.type}, in {n} parts: "
                                  f"{size} is no multiple of that")  # fmt: skip
+
+
+def _named(processes: Sequence[int]) -> str:
+    return f"process{'es' if len(processes) > 1 else ''} {', '.join(map(str, processes[:8]))}"
 
 
 def _shown(mesh: Any) -> str:

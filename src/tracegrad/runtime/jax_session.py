@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from tracegrad.arrays import np
 from tracegrad.errors import DeviceError
 from tracegrad.hypers import PREFIX
 from tracegrad.ir import Graph, Tensor
@@ -21,6 +23,9 @@ from tracegrad.runtime.jax_memory import Memory, Part, follows, leaf_keys, run_o
 from tracegrad.runtime.jax_mesh import Layout
 
 Array = Any
+SITES = re.compile(r"  #.*")  # lines of the user's files, in the text of a graph
+SAME_PROGRAM = "every process must call tg.compile with the same model, loss, inputs, optimizer, mesh and layout"
+SAME_VALUES = "every process must pass the same seed=, and write and load the same values"
 
 
 @dataclass(slots=True)
@@ -48,24 +53,36 @@ class JaxBatch:
 class JaxSession:
     """Named arrays on JAX's devices, and programs that compute on them."""
 
-    ahead, batch_seconds, door = 2, 0.01, None
+    batch_seconds, door = 0.01, None
 
     def __init__(self, layout: Layout | None = None) -> None:
         """layout: where arrays lie on a mesh of devices; else all are on the first."""
         self.device = layout.mesh.devices.flat[0] if layout else jax.devices()[0]
         self._layout = layout
-        self._memory = Memory(layout.of_part) if layout else Memory()
+        self._memory = Memory(lambda part, x: layout.put(x, layout.of_part(part)), layout.fetch) if layout else Memory()
+        # A step that is not applied drops those under way behind it. Several processes must have begun the same.
+        self.ahead = 1 if self._several else 2
         self._loaded: dict[int, Loaded] = {}
         self._next = 0
         self._closed = False
+
+    @property
+    def _several(self) -> bool:
+        return self._layout is not None and self._layout.processes > 1
 
     @property
     def info(self) -> DeviceInfo:
         """What JAX computes on."""
         kind, platform = self.device.device_kind, self.device.platform
         mesh = f", a mesh of {dict(self._layout.mesh.shape)}" if self._layout else ""
+        more = f" in {self._layout.processes} processes" if self._layout and self._several else ""
         return DeviceInfo(
-            "jax", f"JAX {jax.__version__} on {kind}{mesh}", gpu=platform != "cpu", precisions=tuple(PRODUCTS)
+            "jax",
+            f"JAX {jax.__version__} on {kind}{mesh}{more}",
+            gpu=platform != "cpu",
+            precisions=tuple(PRODUCTS),
+            share=self._layout.share if self._layout else (0, 1),
+            process=jax.process_index() if self._several else 0,
         )
 
     def load(self, program: Program, like: int | None = None) -> int:
@@ -77,6 +94,11 @@ class JaxSession:
             self._layout.check([f.name for f in program.params])
             for f in program.inputs:
                 self._layout.of_input(f)
+            text = [
+                str(program.graph),
+                *map(str, (program.inputs, program.params, self._layout.mesh, self._layout.specs)),
+            ]
+            self._layout.agree("the program", SITES.sub("", "\n".join(text)).encode(), SAME_PROGRAM)
         known = set(self._memory.parts)
         try:
             parts = self._memory.allocate(program)
@@ -114,8 +136,7 @@ class JaxSession:
         inputs = [Value.of(f.name, f.dtype, f.shape) for f in program.inputs]
         outputs = [Value.of(name, t.dtype.name, t.shape) for name, t in graph.results.items()]
         function = Function(step, written, read, inputs, outputs)
-        placed, whole = self._placed(program), self._layout.whole() if self._layout else None
-        return Loaded(program, Calls(function, self.device.platform, placed, whole))
+        return Loaded(program, Calls(function, self.device.platform, self._placed(program), self._layout))
 
     def _placed(self, program: Program) -> dict[str, Any]:
         """On a mesh, where each array and each input of a program lies."""
@@ -141,7 +162,7 @@ class JaxSession:
 
     def capacity(self, handle: int) -> int:
         """As many as JAX does in one call; of steps that are longer than a call, as many as are worth one wait."""
-        return max(self._loaded[handle].calls.most, MOST_RUNS)
+        return 1 if self._several else max(self._loaded[handle].calls.most, MOST_RUNS)
 
     def run(self, handle: int, inputs: Sequence[Mapping[str, Any]]) -> JaxBatch:
         """Begin the runs."""
@@ -167,6 +188,8 @@ class JaxSession:
     def write(self, name: str, values: Any, offset: int = 0) -> None:
         """Overwrite part of a persistent array."""
         self._check_open()
+        if self._layout is not None:
+            self._layout.agree(f"what {name!r} gets", np.ascontiguousarray(values).tobytes(), SAME_VALUES)
         self._memory.write(name, values, offset)
 
     def _check_open(self) -> None:

@@ -16,6 +16,7 @@ from tracegrad.engine.copy_pool import CopyPool
 from tracegrad.engine.forward import CompiledForward
 from tracegrad.engine.inputs import Given, check_inputs, checked_seed, merge, seed_or_new
 from tracegrad.engine.results import Pending, StepResult, failure, resolved
+from tracegrad.engine.shares import own_rows
 from tracegrad.engine.snapshots import take_all
 from tracegrad.engine.stepper import Stepper
 from tracegrad.engine.steps import StepCall, number_of_steps, split_steps
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
     from tracegrad.training.data import Position
 
 Array = Any
+WHOLE = (0, 1)  # the share of a process that is alone
 
 
 class Training(HasStates):
@@ -70,6 +72,7 @@ class Training(HasStates):
             first = Stepper.all_of(traced, seed, most_sizes)[0]
             self.store: TrainedParameters = TrainedParameters(self.worker, first)
             self.worker.opened().begin(self.store.stepper.install)
+            self._share: tuple[int, int] = self.worker.info.share
         except BaseException:
             self.close()
             raise
@@ -116,7 +119,10 @@ class Training(HasStates):
             mapping, *more = given or (None,)
             merged = merge(mapping, inputs, what, more, stepper.source.inputs)
             program, merged = self.store.program_for(stepper, merged, what, lead is not None)
-            arrays = check_inputs(program.inputs, merged, what, lead, self._memory.copied)
+            fields = program.inputs
+            if self._share != WHOLE:
+                fields, merged = own_rows(fields, merged, self._share)
+            arrays = check_inputs(fields, merged, what, lead, self._memory.copied)
             call = StepCall(stepper, stepper.knobs, pending, n, what, program)
             runs = [call.run(0, arrays)] if lead is None else call.runs(split_steps(arrays, program.inputs, n))
         except Exception as e:
@@ -167,7 +173,7 @@ class Training(HasStates):
         """Write one safetensors file: parameters, optimizer state, step, seed, schedule. The folder must exist.
 
         The file is replaced as a whole: a crash, a kill or a full disk leaves the old one. A symbolic link is followed,
-        permissions stay, and a device or pipe gets the bytes.
+        permissions stay, and a device or pipe gets the bytes. Of several processes all must call it; process 0 writes.
 
         Raises: OSError naming the file; the training goes on.
 
@@ -175,7 +181,8 @@ class Training(HasStates):
         """
         snapshots = self.store.call(take_all)
         place = self.fitted.at(sum(s.step for s in snapshots)) if self.fitted else None
-        checkpoints.save(snapshots, path, {"fit": place} if place else {})
+        if self.worker.info.process == 0:
+            checkpoints.save(snapshots, path, {"fit": place} if place else {})
 
     def digest(self, losses: Sequence[float] = ()) -> str:
         """SHA-256 of the training after the steps queued so far, 64 hexadecimal digits.

@@ -1,0 +1,103 @@
+"""Two and four processes on one machine, as SLURM would start them, train as a single device does, step by step."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+pytest.importorskip("jax", reason="JAX is not installed")
+
+from processes_child import STEPS, batches, compiled
+
+CHILD = Path(__file__).with_name("processes_child.py")
+PATIENCE = 240  # seconds, on a busy machine
+NEAR = 1e-5
+
+
+def started(n: int, folder: Path, what: str) -> list[subprocess.Popen[str]]:
+    """The processes, with two devices each, on the loopback interface."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    environment = {**os.environ, "JAX_PLATFORMS": "cpu", "XLA_FLAGS": "--xla_force_host_platform_device_count=2"}
+    return [
+        subprocess.Popen(
+            [sys.executable, str(CHILD), str(port), str(n), str(k), str(folder), what], env=environment,
+            stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
+        )
+        for k in range(n)
+    ]  # fmt: skip
+
+
+def ended(processes: list[subprocess.Popen[str]], folder: Path, what: str) -> list[Any]:
+    """What each of them found."""
+    try:
+        errors = [p.communicate(timeout=PATIENCE)[1] for p in processes]
+    finally:
+        for p in processes:
+            p.kill()
+            p.wait()
+    assert all(p.returncode == 0 for p in processes), "\n".join(errors)
+    return [json.loads((folder / f"{what}-{k}.json").read_text()) for k in range(len(processes))]
+
+
+@pytest.fixture(scope="module")
+def single() -> Iterator[dict[str, Any]]:
+    """The same training on one device."""
+    with compiled() as train:
+        losses = [train.step(b).loss for b in batches()]
+        yield {"losses": losses, "params": train.params()}
+
+
+@pytest.mark.parametrize("n", [2, pytest.param(4, marks=pytest.mark.slow)])
+def test_processes_train_as_one_device_does(n: int, tmp_path: Path, single: dict[str, Any]) -> None:
+    """Each layout, from whole batches and from each process's rows; what they save loads on one device."""
+    found = ended(started(n, tmp_path, "train"), tmp_path, "train")
+    for name, one in found[0].items():
+        assert f"in {n} processes" in one["device"]
+        for process in found:
+            np.testing.assert_allclose(process[name]["losses"], single["losses"], rtol=NEAR, err_msg=name)
+            for k, x in single["params"].items():
+                np.testing.assert_allclose(process[name]["params"][k], x, rtol=NEAR, atol=1e-6, err_msg=f"{name} {k}")
+        with compiled() as train:
+            train.load(tmp_path / f"{name}.safetensors")
+            for k, x in train.params().items():
+                np.testing.assert_array_equal(x, np.asarray(one["params"][k], np.float32))
+    assert [found[0][name]["held"] for name in ("data", "fsdp", "tensor")] == [256, 256 // (2 * n), 128]
+
+
+def test_one_of_them_is_killed_and_the_job_goes_on_from_the_last_checkpoint(
+    tmp_path: Path, single: dict[str, Any]
+) -> None:
+    first = started(2, tmp_path, "die")
+    try:
+        assert first[1].wait(timeout=PATIENCE) == -9
+    finally:
+        for p in first:  # as SLURM ends a job of which one process is gone
+            p.kill()
+            p.communicate()
+    for process in ended(started(2, tmp_path, "resume"), tmp_path, "resume"):
+        losses = {int(k): x for k, x in process["losses"].items()}
+        assert sorted(losses) == [5, 6], "it goes on behind step 4, whose checkpoint was the last"
+        np.testing.assert_allclose(list(losses.values()), single["losses"][4:STEPS], rtol=NEAR)
+
+
+SAID = {
+    "model": "disagree about the program: process 1 has another",
+    "seed": "disagree about what 'params' gets: process 1 has another",
+}
+
+
+@pytest.mark.parametrize("what", SAID)
+def test_processes_that_disagree_are_told(what: str, tmp_path: Path) -> None:
+    for process in ended(started(2, tmp_path, what), tmp_path, what):
+        assert SAID[what] in process["error"] and "every process must" in process["error"]
