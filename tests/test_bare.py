@@ -91,6 +91,7 @@ NEED_NUMPY = {
     "runtime.cpu",
     "runtime.calls",
     "runtime.doors",
+    "runtime.jax_calls",
     "runtime.jax_memory",
     "runtime.native",
     "runtime.wgpu_calls",
@@ -115,7 +116,7 @@ NEED_NUMPY |= {
     "training.data",  # whole arrays, which it shuffles by numpy.random
     "sweeps",
     "sweep_plan",
-    "training.whole",  # metrics of a whole validation set, such as the area under a curve
+    "training.validation",  # metrics of a whole validation set, such as the area under a curve
     "engine.copy_pool",  # asks first whether NumPy is there
     "engine.nonfinite",
     "engine.indexcheck",

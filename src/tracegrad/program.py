@@ -268,11 +268,6 @@ def _unrolled(p: Program, dispatches: range, loops: range, at: tuple[int, ...]) 
         k += 1
 
 
-def field_named(fields: Sequence[Field], name: str) -> Field:
-    """Return the field of that name."""
-    return next(f for f in fields if f.name == name)
-
-
 def check(p: Program, where: str) -> None:
     """InputError for the first index, size, offset, type or loop that does not fit the rest of the program.
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Callable, Generator
+from collections import deque
+from collections.abc import Callable, Generator, Iterable
 from queue import SimpleQueue
 from typing import Any, TypeVar, cast
 
@@ -31,7 +32,7 @@ class ThreadDrive:
     def __init__(
         self, turns: Turns, lock: Any, idle: Callable[[], bool], died: Callable[[BaseException], object]
     ) -> None:
-        """Begin to run `turns` until they end.
+        """For `turns`, which `start` begins to run, until they end.
 
         lock:  an RLock, held by the caller of `wake`.
         idle:  is there nothing to do now?
@@ -41,9 +42,13 @@ class ThreadDrive:
         self._bell: SimpleQueue[None] = SimpleQueue()
         self.asleep = False  # nothing was to do, and `wake` was not called since
         self._over: Pending[None] = Pending("closing")
+        self._crowd: deque[threading.Lock] = deque()  # one for each thread that waits for room, which holds it
         self._thread = threading.Thread(target=self._run, name="tracegrad", daemon=True)
+
+    def start(self) -> int:
+        """Begin; the thread's ident. Waiting for work on it would never end."""
         self._thread.start()
-        self.ident = cast("int", self._thread.ident)
+        return cast("int", self._thread.ident)
 
     def wake(self) -> None:
         """There is something to do, or there will be before `lock` is released. Called with `lock` held."""
@@ -51,11 +56,29 @@ class ThreadDrive:
             self._bell.put(None)  # first: an interrupt between the two lines rings twice, which does no harm
             self.asleep = False
 
+    def await_room(self, full: Callable[[], bool], unanswered: Callable[[], Iterable[Pending[Any]]]) -> None:
+        """Wait while the queue is `full`. The thread itself (a done callback) would wait forever."""
+        while threading.get_ident() != self._thread.ident:
+            gate = threading.Lock()
+            gate.acquire()
+            with self._lock:
+                if not full():
+                    return
+                self._crowd.append(gate)
+            gate.acquire(timeout=LOOK_SECONDS)  # or until `let_in` releases it
+
+    def let_in(self, roomy: Callable[[], bool]) -> None:
+        """Wake who waits for room, once there is some."""
+        if self._crowd:
+            with self._lock:
+                while self._crowd and roomy():
+                    self._crowd.popleft().release()
+
     def end(self) -> None:
         """The turns were told to end: wait until they did."""
         with self._lock:
             self.wake()
-        if threading.get_ident() != self.ident:
+        if threading.get_ident() != self._thread.ident:
             while self._thread.is_alive():
                 with contextlib.suppress(TimeoutError):
                     self._over.result(LOOK_SECONDS)
@@ -89,19 +112,33 @@ class TabDrive:
     """Turns of the event loop: there is one thread, so a turn that has to wait gives way to the rest of the tab."""
 
     asleep = False  # there is no other thread that could work meanwhile
-    ident = -1  # no thread's: waiting is possible everywhere, since other stacks go on
 
     def __init__(
         self, turns: Turns, lock: Any, idle: Callable[[], bool], died: Callable[[BaseException], object]
     ) -> None:
         self._turns = turns
         self._task: Any = None
-        next(turns, None)  # as far as the first wait: the session is made
+
+    def start(self) -> int:
+        """Begin: as far as the first wait, the session is made. No thread's ident: other stacks go on everywhere."""
+        next(self._turns, None)
+        return -1
 
     def wake(self) -> None:
         """As `ThreadDrive.wake`."""
         if self._task is None:
             self._task = tab.event_loop().create_task(self._run())
+
+    def await_room(self, full: Callable[[], bool], unanswered: Callable[[], Iterable[Pending[Any]]]) -> None:
+        """As `ThreadDrive.await_room`, if it can wait."""
+        while full() and tab.can_wait():
+            oldest = next((pending for pending in unanswered() if not pending.done()), None)
+            if oldest is None:
+                return
+            tab.wait(tab.resolved(oldest), "a free place in the queue")
+
+    def let_in(self, roomy: Callable[[], bool]) -> None:
+        """Who waits looks again whenever a run is answered."""
 
     def end(self) -> None:
         """End the turns where they wait; those that are running end by themselves."""

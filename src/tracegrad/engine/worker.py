@@ -11,7 +11,7 @@ from typing import Any, TypeVar, cast
 
 from tracegrad.engine.batches import Run, Task, UnderWay, queued, waited
 from tracegrad.engine.drives import TabDrive, ThreadDrive
-from tracegrad.engine.results import LOOK_SECONDS, Aborted, Failed, Pending, failure
+from tracegrad.engine.results import Aborted, Failed, Pending, failure
 from tracegrad.errors import AbortedError, DeviceError
 from tracegrad.introspection.limits import Limits, measure_limits
 from tracegrad.runtime import tab
@@ -36,7 +36,6 @@ class Worker:
         self.max_in_flight = self._least_queued = max_in_flight
         self._factory, self._generation = factory, Generation.number
         self._lock = threading.RLock()  # reentrant: garbage may be collected, and this closed, while it is held
-        self._crowd: deque[threading.Lock] = deque()  # one for each thread that waits for room, which holds it
         self._queue: deque[Run | Task] = deque()
         self._window: deque[UnderWay] = deque()  # the worker's own
         self._landed = 0.0  # when the outputs of the last batch were there
@@ -48,7 +47,7 @@ class Worker:
         self._started: Pending[Any] = Pending("opening the device")
         drive = TabDrive if tab.IN_TAB else ThreadDrive
         self._drive = drive(self._main(), self._lock, self._rests, self._died)
-        self.ident = self._drive.ident
+        self.ident = self._drive.start()
 
     def opened(self) -> Worker:
         """This worker, once it has its session. Raises what `factory` raised."""
@@ -92,8 +91,8 @@ class Worker:
         """Queue the runs of one call, which resolve `pending`; wait first while `max_in_flight` or more are queued."""
         if self._forked(pending):
             return
-        if len(self._queue) >= self.max_in_flight:
-            self._make_room()
+        if self._full():
+            self._drive.await_room(self._full, self._unanswered)
         with self._lock:
             if self._closed is None:
                 self._wake()  # first: an interrupt between the two queues nothing
@@ -123,24 +122,17 @@ class Worker:
             self._session.door.shut()  # what follows on any thread comes behind what will be queued
         self._drive.wake()
 
-    def _make_room(self) -> None:
-        """Wait until fewer runs are queued. The worker's own thread (a done callback) would wait forever."""
-        if tab.IN_TAB:
-            while len(self._queue) >= self.max_in_flight and tab.can_wait():
-                waiting = [x.pending for x in (*self._begun(), *self._queue)]
-                oldest = next((pending for pending in waiting if not pending.done()), None)
-                if oldest is None:
-                    return
-                tab.wait(tab.resolved(oldest), "a free place in the queue")
-        elif threading.get_ident() != self.ident:
-            while True:
-                gate = threading.Lock()
-                gate.acquire()
-                with self._lock:
-                    if len(self._queue) < self.max_in_flight or self._closed is not None:
-                        return
-                    self._crowd.append(gate)
-                gate.acquire(timeout=LOOK_SECONDS)  # or until `_let_in` releases it
+    def _full(self) -> bool:
+        """Should callers wait before they queue more?"""
+        return len(self._queue) >= self.max_in_flight and self._closed is None
+
+    def _roomy(self) -> bool:
+        """Is half of the queue free? Waking a thread costs."""
+        return len(self._queue) <= self.max_in_flight // 2
+
+    def _unanswered(self) -> list[Pending[Any]]:
+        """What callers wait for, the oldest first."""
+        return [x.pending for x in (*self._begun(), *self._queue)]
 
     def call(self, fn: Callable[[Session], T], urgent: bool = False) -> T:
         """Run `fn(session)` on the worker's thread and wait for it; `urgent` goes before all that is queued.
@@ -285,7 +277,7 @@ class Worker:
             self._run_batch()
         else:
             return False
-        self._let_in()
+        self._drive.let_in(self._roomy)
         return True
 
     def _room_for(self, first: Run) -> int:
@@ -343,13 +335,6 @@ class Worker:
             else:  # `close` ended what it was doing
                 run.pending.resolve(Aborted(self._closed))
 
-    def _let_in(self) -> None:
-        """Wake who waits for room, once half of it is free: waking a thread costs."""
-        if self._crowd:
-            with self._lock:
-                while self._crowd and len(self._queue) <= self.max_in_flight // 2:
-                    self._crowd.popleft().release()
-
     def _read(self, oldest: UnderWay) -> None:
         """Take the outputs of the oldest batch."""
         runs, session = oldest.runs, self._session
@@ -398,7 +383,7 @@ class Worker:
         with self._lock:
             waiting = [*self._begun(), *self._queue]
             self._queue.clear()
-            self._let_in()
+            self._drive.let_in(self._roomy)
         self._window.clear()
         self._taken = []
         for x in waiting:
