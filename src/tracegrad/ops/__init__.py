@@ -1,4 +1,4 @@
-"""The public functions on tensors, one file a group; `tg.` re-exports them all."""
+"""The public functions on tensors, one file per group. `tg.` re-exports all of them."""
 
 from tracegrad.ops import (
     activation,

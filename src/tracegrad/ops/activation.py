@@ -27,7 +27,7 @@ def _elementwise(name: str, expand: Expansion, vjp: Vjp) -> Primitive:
     return composite(name, type=float_type, expand=expand, vjp=vjp, jvp=symmetric, batch=alike)
 
 
-# `x <= 0` and not `x > 0` chooses the small side, so that NaN stays NaN. VJPs that read y only let x be freed.
+# The condition is `x <= 0`, not `x > 0`, so that NaN stays NaN. A VJP that reads only y lets x be freed.
 RELU = _elementwise("relu", lambda x: where(x <= 0.0, 0.0, x), lambda ct, y, x: (where(y > 0.0, ct, 0.0),))
 
 
@@ -36,7 +36,7 @@ def _leaky(x: Tensor, *, alpha: float) -> Tensor:
 
 
 def _leaky_vjp(ct: Tensor, y: Tensor, x: Tensor, *, alpha: float) -> tuple[Tensor]:
-    """Return 1 or alpha; the sign of y is that of x for every alpha >= 0."""
+    """Return the cotangent times 1 or alpha. For alpha >= 0, y has the sign of x."""
     return (where((y if alpha >= 0 else x) > 0.0, ct, ct * alpha),)
 
 
@@ -44,7 +44,7 @@ LEAKY_RELU = _elementwise("leaky_relu", _leaky, _leaky_vjp)
 
 
 def _elu(x: Tensor, *, alpha: float) -> Tensor:
-    small = where(x > 0.0, 0.0, x)  # both branches are computed, and the exponential must not overflow
+    small = where(x > 0.0, 0.0, x)  # both branches are computed, so expm1 must not overflow
     return where(x > 0.0, x, expm1(small) * alpha)
 
 
@@ -67,12 +67,13 @@ SOFTPLUS = _elementwise(
 )
 
 
-FLAT = 16.0  # beyond, the weight of the tanh form is 0 or 1 to the last bit, and its slopes 0
+FLAT = 16.0  # for |x| above this, the weight of the tanh form is exactly 0 or 1, and its slope 0
 
 
 def _gelu_weight(x: Tensor) -> Tensor:
-    """(1 + tanh(v)) / 2 = 1 / (1 + exp(-2v)), v = sqrt(2/pi) (x + 0.044715 x^3): of cheaper terms, none of which
-    cancels where it is small."""
+    """Return (1 + tanh(v)) / 2 = 1 / (1 + exp(-2v)), v = sqrt(2/pi) (x + 0.044715 x^3).
+
+    The second form is cheaper, and does not cancel where it is small."""
     return logistic(x * (SQRT_EIGHT_OVER_PI + (SQRT_EIGHT_OVER_PI * GELU_CUBIC) * square(x)))
 
 
@@ -82,7 +83,7 @@ def _gelu_tanh(x: Tensor) -> Tensor:
 
 
 def _gelu_vjp(ct: Tensor, y: Tensor, x: Tensor) -> tuple[Tensor]:
-    """d/dx x p(u(x)) = p + x p (1 - p) u'(x), of limited x: else the square is infinite, and 0 times that NaN."""
+    """Return ct (p + x p (1 - p) u'(x)), p = p(u(x)). x is limited, because 0 times an infinite square is NaN."""
     x = where(x < -FLAT, -FLAT, where(x > FLAT, FLAT, x))
     p = _gelu_weight(x)
     slope = SQRT_EIGHT_OVER_PI + (3.0 * SQRT_EIGHT_OVER_PI * GELU_CUBIC) * square(x)
@@ -94,7 +95,7 @@ GELU_TANH = _elementwise("gelu_tanh", _gelu_tanh, _gelu_vjp)
 
 @method
 def relu(x: Operand) -> Tensor:
-    """max(x, 0). f32, any shape; gradient 0 at 0; NaN stays NaN.
+    """Return max(x, 0), element by element. f32, any shape; gradient 0 at 0; NaN stays NaN.
 
     Raises:   DTypeError if x is not f32. As torch.relu.
 
@@ -120,7 +121,7 @@ def leaky_relu(x: Operand, alpha: float = 0.01) -> Tensor:
 def elu(x: Operand, alpha: float = 1.0) -> Tensor:
     """Return `x` where it is positive, else `alpha * (exp(x) - 1)`. f32, any shape; gradient alpha at 0.
 
-    Clevert, Unterthiner and Hochreiter 2016.
+    As torch.nn.functional.elu (Clevert, Unterthiner and Hochreiter 2016).
     Raises:   DTypeError if x is not f32.
 
     >>> tg.elu([-1.0, 2.0])
@@ -143,7 +144,7 @@ def sigmoid(x: Operand) -> Tensor:
 
 @method
 def softplus(x: Operand) -> Tensor:
-    """log(1 + exp(x)), computed as max(x, 0) + log1p(exp(-|x|)). f32, any shape; gradient sigmoid(x).
+    """Return log(1 + exp(x)), computed as max(x, 0) + log1p(exp(-|x|)). f32, any shape; gradient sigmoid(x).
 
     Raises:   DTypeError if x is not f32. As torch.nn.functional.softplus.
 
@@ -155,7 +156,7 @@ def softplus(x: Operand) -> Tensor:
 
 @method
 def silu(x: Operand) -> Tensor:
-    """x * sigmoid(x). f32, any shape. Also called swish; Elfwing, Uchibe and Doya 2017.
+    """Return x * sigmoid(x), also called swish. f32, any shape. As torch.nn.functional.silu (Elfwing et al. 2017).
 
     Gradient: s (1 + x (1 - s)), s = sigmoid(x). Raises DTypeError if x is not f32.
 
@@ -168,7 +169,7 @@ def silu(x: Operand) -> Tensor:
 
 @method
 def gelu(x: Operand, approximate: str = "none") -> Tensor:
-    """x times the standard normal distribution function at x.
+    """Return x times the standard normal distribution function at x. As torch.nn.functional.gelu.
 
     approximate="none":  x/2 (1 + erf(x / sqrt 2))
     approximate="tanh":  x/2 (1 + tanh(sqrt(2/pi) (x + 0.044715 x^3))), the form of GPT-2
@@ -189,7 +190,7 @@ def gelu(x: Operand, approximate: str = "none") -> Tensor:
 
 @method
 def hardtanh(x: Operand, lo: float = -1.0, hi: float = 1.0) -> Tensor:
-    """Return `x` limited to [lo, hi]. f32, any shape; gradient 0 at the limits, where that of `clip` is 1.
+    """Limit `x` to [lo, hi]. f32, any shape. At the limits the gradient is 0; the gradient of `clip` is 1 there.
 
     Raises:   DTypeError if x is not f32. As torch.nn.functional.hardtanh.
 
@@ -202,7 +203,7 @@ def hardtanh(x: Operand, lo: float = -1.0, hi: float = 1.0) -> Tensor:
 
 @method
 def tanhshrink(x: Operand) -> Tensor:
-    """x - tanh(x). f32, any shape.
+    """Return x - tanh(x), element by element.
 
     x: f32, any shape. Gradient: tanh(x)². Raises DTypeError if x is not f32. As torch.nn.functional.tanhshrink.
 

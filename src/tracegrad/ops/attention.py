@@ -21,12 +21,12 @@ from tracegrad.prims.views import slice_
 
 __all__ = ["attention", "merge_heads", "rope", "split_heads"]
 
-HIDDEN = -1e30  # the score of a key that a query does not see: finite, so that a row that sees none has no NaN
+HIDDEN = -1e30  # the score of a masked key; finite, so that a row with every key masked has no NaN
 
 
 @entered
 def split_heads(x: Any, n_heads: int) -> Tensor:
-    """Split the last axis into heads, and put them before the positions.
+    """Split the last axis into heads, and move the heads before the positions.
 
     out[..., h, t, d] = x[..., t, h * D/H + d]
 
@@ -34,7 +34,7 @@ def split_heads(x: Any, n_heads: int) -> Tensor:
     n_heads:  H, a divisor of D.
     Returns:  dtype of `x`, shape (..., H, T, D/H). A view: no kernel.
     Raises:   ShapeError if the rank is below 2 or H does not divide D.
-    Gradient: merged again. As in Vaswani et al. 2017.
+    Gradient: the heads of the cotangent, merged. As in Vaswani et al. 2017.
 
     >>> tg.split_heads(np.zeros((2, 5, 32)), 4).shape
     (2, 4, 5, 8)
@@ -47,14 +47,14 @@ def split_heads(x: Any, n_heads: int) -> Tensor:
 
 @entered
 def merge_heads(x: Any) -> Tensor:
-    """Undo `split_heads`: heads side by side on the last axis.
+    """Put the heads side by side on the last axis: the inverse of `split_heads`.
 
     out[..., t, h * d + k] = x[..., h, t, k]
 
     x:        any dtype, shape (..., H, T, d).
     Returns:  dtype of `x`, shape (..., T, H * d). A view: no kernel.
     Raises:   ShapeError if the rank is below 3.
-    Gradient: split again. The inverse of `split_heads`, as in Vaswani et al. 2017.
+    Gradient: the cotangent, split into heads. As in Vaswani et al. 2017.
 
     >>> tg.merge_heads(np.zeros((2, 4, 5, 8))).shape
     (2, 5, 32)
@@ -68,16 +68,17 @@ def merge_heads(x: Any) -> Tensor:
 
 @lru_cache(maxsize=16)
 def _rotations(t: int, d: int, base: float) -> tuple[bytes, bytes]:
-    """Cosines and sines [t, d/2] of position * base^(-2j/d).
+    """Return cosines and sines [t, d/2] of position * base^(-2j/d).
 
-    Computed here in double precision: f32 loses the angle of far positions, and WGSL defines sin and cos only near 0.
+    They are computed here in double precision: f32 loses the angle of far positions, and WGSL guarantees the precision
+    of sin and cos only near 0.
     """
     angles = [p * base ** (-2.0 * j / d) for p in range(t) for j in range(d // 2)]
     return array("f", map(math.cos, angles)).tobytes(), array("f", map(math.sin, angles)).tobytes()
 
 
 def _rotate(x: Tensor, *, base: float, inverse: bool) -> Tensor:
-    """Return each pair (x[j], x[j + d/2]) turned by its angle, as one expression of the element and its partner."""
+    """Rotate each pair (x[j], x[j + d/2]) by its angle, as one expression of the element and its partner."""
     *batch, t, d = x.shape
     cos, sin = (bind(LITERAL, data=data, dtype=f32, shape=(t, 1, d // 2)) for data in _rotations(t, d, base))
     signs = array("f", (1.0, -1.0) if inverse else (-1.0, 1.0)).tobytes()
@@ -102,15 +103,15 @@ ROPE = composite("rope", type=_rope_type, expand=_rotate, vjp=_rope_vjp, jvp=mul
 
 @op
 def rope(q: Any, k: Any, base: float = 10000) -> tuple[Tensor, Tensor]:
-    """Rotary positions: queries and keys turned by angles that grow with the position.
+    """Rotate queries and keys by angles that grow with the position (rotary position embedding).
 
     out[t, j]       = x[t, j] cos(a) - x[t, j + D/2] sin(a)
     out[t, j + D/2] = x[t, j + D/2] cos(a) + x[t, j] sin(a),  a = t * base^(-2j/D)
 
     q, k:     f32, shape (..., T, D) with an even D; positions count from 0. Their other axes may differ.
-    Returns:  both, rotated.
-    Gradient: the opposite rotation of the cotangent.
-    Raises:   ShapeError if D is odd or the rank below 2; DTypeError if one is not f32.
+    Returns:  q and k, rotated.
+    Gradient: the cotangent, rotated the other way.
+    Raises:   ShapeError if D is odd or the rank below 2; DTypeError if q or k is not f32.
 
     The rotate-half form of Su et al., RoFormer (2021), as in Llama.
 
@@ -141,18 +142,18 @@ def _check_attention(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> None:
 
 @op
 def attention(q: Any, k: Any, v: Any, causal: bool = False, mask: Any = None, dropout: float = 0.0) -> Tensor:
-    """Average of values, weighted by how well each key fits the query.
+    """Average the values, weighted by how well each key fits the query.
 
     out = softmax(q k^T / sqrt(D)) v
 
     q, k, v:  f32, shapes (..., Tq, D), (..., Tk, D), (..., Tk, Dv), usually from `split_heads`.
     causal:   query t sees the keys up to t only; weights of later keys are exactly 0. Needs Tq = Tk.
-    mask:     bool, broadcastable to (..., Tq, Tk): True where a query sees a key; weights of all others are exactly 0,
-              also in a row that sees none. f32: added to the scores.
-    dropout:  the probability with which a weight is dropped; pass 0 outside of training.
+    mask:     bool, broadcastable to (..., Tq, Tk): True where a query sees a key. All other weights are exactly 0, even
+              in a row that is False everywhere. An f32 mask is added to the scores.
+    dropout:  the probability of dropping a weight. Pass 0 outside of training.
     Returns:  f32, shape (..., Tq, Dv).
-    Gradient: to q, k, v, and to a mask of f32.
-    Raises:   ShapeError if the shapes do not fit; DTypeError if q, k or v is not f32, and for a mask of integers.
+    Gradient: to q, k, v, and to an f32 mask.
+    Raises:   ShapeError if the shapes do not fit; DTypeError if q, k or v is not f32, or if the mask has integers.
 
     As torch.nn.functional.scaled_dot_product_attention.
 

@@ -21,10 +21,10 @@ __all__ = ["asarray", "diag", "eye", "full", "linspace", "meshgrid", "ones", "tr
 
 @op
 def asarray(value: Any, dtype: DType | None = None) -> Tensor:
-    """Return `value` as a constant: an array, a nested list or a number. A tensor is cast.
+    """Return an array, a nested list or a number as a constant. A tensor is cast to `dtype`.
 
     Without `dtype`: floating-point values become f32, integers i32 (uint32: u32), booleans bool.
-    Raises DTypeError for values that `dtype` cannot hold, instead of truncating them.
+    Raises DTypeError for values that `dtype` cannot hold; nothing is truncated.
     Any shape. No gradient flows into it. As numpy.asarray.
 
     >>> tg.asarray(np.array([1.0, 2.0])).shape
@@ -39,7 +39,7 @@ def asarray(value: Any, dtype: DType | None = None) -> Tensor:
 
 @op
 def full(shape: int | Sequence[int], value: bool | int | float, dtype: DType | None = None) -> Tensor:
-    """Return an array of `value`. Without `dtype`: f32 for a float, i32 for an integer, bool for a boolean.
+    """Return an array filled with `value`. Without `dtype`: f32 for a float, i32 for an integer, bool for a boolean.
 
     Any shape. No gradient. Raises ShapeError for a negative size. As numpy.full and torch.full.
 
@@ -53,7 +53,7 @@ def full(shape: int | Sequence[int], value: bool | int | float, dtype: DType | N
 
 @op
 def zeros(shape: int | Sequence[int], dtype: DType = f32) -> Tensor:
-    """Return an array of zeros. It costs no memory: it is computed where it is read.
+    """Return an array of zeros. The array takes no memory: its readers compute it.
 
     f32, any shape. No gradient. Raises ShapeError for a negative size. As numpy.zeros and torch.zeros.
 
@@ -65,7 +65,7 @@ def zeros(shape: int | Sequence[int], dtype: DType = f32) -> Tensor:
 
 @op
 def ones(shape: int | Sequence[int], dtype: DType = f32) -> Tensor:
-    """Return an array of ones. It costs no memory: it is computed where it is read.
+    """Return an array of ones. The array takes no memory: its readers compute it.
 
     f32, any shape. No gradient. Raises ShapeError for a negative size. As numpy.ones and torch.ones.
 
@@ -77,9 +77,9 @@ def ones(shape: int | Sequence[int], dtype: DType = f32) -> Tensor:
 
 @op
 def eye(n: int, m: int | None = None, dtype: DType = f32) -> Tensor:
-    """Return the identity matrix of `n` rows and `m` (default `n`) columns: 1 on the diagonal, 0 elsewhere.
+    """Return a matrix of `n` rows and `m` (default `n`) columns with 1 on the diagonal and 0 elsewhere.
 
-    f32[n, n]. No gradient. Raises ShapeError if n is negative. As numpy.eye and torch.eye.
+    f32[n, m]. No gradient. Raises ShapeError if n is negative. As numpy.eye and torch.eye.
 
     >>> tg.eye(2)
     tensor([[1., 0.],
@@ -118,7 +118,7 @@ def triu(x: Operand, k: int = 0) -> Tensor:
 
     x:        any dtype, rank 2 or more.
     Gradient: the upper triangle of the cotangent. NaN below the diagonal becomes 0.
-    Raises:   ShapeError for rank 0 or 1.
+    Raises:   ShapeError for rank 0 or 1. As numpy.triu and torch.triu.
 
     >>> import tracegrad as tg
     >>> tg.triu(tg.ones((2, 3)), 1)
@@ -132,12 +132,12 @@ def triu(x: Operand, k: int = 0) -> Tensor:
 
 @method
 def diag(x: Operand, k: int = 0) -> Tensor:
-    """Return the diagonal `k` of a matrix, or a square matrix of zeros with the vector `x` on its diagonal `k`.
+    """Return diagonal `k` of a matrix, or a square matrix of zeros with the vector `x` on its diagonal `k`.
 
-    x:        any dtype, rank 1 or 2. k: 0 for the main diagonal, above it positive, below it negative.
-    Returns:  of a matrix [n, m], the elements x[i, i + k]; of a vector [n], a matrix [n + |k|, n + |k|].
-    Gradient: the cotangent at the elements on the diagonal. Both are views: no kernel.
-    Raises:   ShapeError for another rank, and for a `k` outside the matrix.
+    x:        any dtype, rank 1 or 2. k: 0 for the main diagonal, positive above it, negative below it.
+    Returns:  for a matrix [n, m], the elements x[i, i + k]; for a vector [n], a matrix [n + |k|, n + |k|].
+    Gradient: the cotangent at the elements on the diagonal. Both forms are views: no kernel.
+    Raises:   ShapeError for any other rank, and if `k` is outside the matrix.
 
     As numpy.diag and torch.diag.
 
@@ -164,14 +164,14 @@ def diag(x: Operand, k: int = 0) -> Tensor:
 
 @op
 def meshgrid(*xs: Operand, indexing: str = "xy") -> tuple[Tensor, ...]:
-    """Coordinates of a grid: each vector along an axis of its own, repeated along those of the others.
+    """Return the coordinates of a grid: each vector along its own axis, repeated along the axes of the others.
 
     xs:       vectors of any dtype, of sizes a, b, c, ...
-    indexing: "xy": the first runs along axis 1 and the second along axis 0, results are [b, a, c, ...], as NumPy's
-              default; "ij": in order, [a, b, c, ...], as PyTorch's default.
-    Returns:  one array for each vector. Views: no kernel.
-    Gradient: the sum over what was repeated.
-    Raises:   ShapeError if one is not a vector; InputError for another `indexing`.
+    indexing: "xy": the first vector runs along axis 1 and the second along axis 0, and results are [b, a, c, ...], as
+              NumPy's default. "ij": the vectors run along axes 0, 1, 2, ..., [a, b, c, ...], as PyTorch's default.
+    Returns:  one array for each vector, as views: no kernel.
+    Gradient: the sum over the repeated axes.
+    Raises:   ShapeError if an argument is not a vector; InputError for another `indexing`.
 
     >>> import tracegrad as tg
     >>> x, y = tg.meshgrid([1.0, 2.0], [5.0, 6.0])
@@ -195,7 +195,7 @@ def meshgrid(*xs: Operand, indexing: str = "xy") -> tuple[Tensor, ...]:
 
 @op
 def linspace(start: float, stop: float, num: int = 50) -> Tensor:
-    """Return `num` evenly spaced f32 values from `start` to `stop`, both included; computed in double precision.
+    """Return `num` evenly spaced values from `start` to `stop`, both included. They are computed in double precision.
 
     f32[num]. No gradient. Raises ShapeError if `num` is negative. As numpy.linspace and torch.linspace.
 

@@ -1,4 +1,4 @@
-"""Sites in a forward where a call can look at a value or put another in its place, and writes of states."""
+"""Sites in a forward where a call can read or replace a value, and writes to states."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ __all__ = ["capture", "patch"]
 
 
 def _mark(running: ambient.Trace, kind: str, name: Any, x: Tensor) -> None:
-    """Note the site. Raises TraceError if `name` is no name or is in use."""
+    """Record the site. Raises TraceError if `name` is not a non-empty string, or is in use."""
     site = call_site()
     if not isinstance(name, str) or not name:
         raise TraceError(located(f"{kind}: the name must be a string, got {name!r}", site))
@@ -44,7 +44,7 @@ def _mark(running: ambient.Trace, kind: str, name: Any, x: Tensor) -> None:
 
 
 def _second(name: object, x: Any, kind: str) -> Any:
-    """Return `x`. Raises TraceError if it stands where the name belongs."""
+    """Return `x`. Raises TraceError if `x` is a string, so that name and value are swapped."""
     if isinstance(x, str):
         raise TraceError(f"the name comes first, as in tg.{kind}({x!r}, x); got {shown(name)} and {x!r}")
     return x
@@ -52,12 +52,12 @@ def _second(name: object, x: Any, kind: str) -> Any:
 
 @op
 def capture(name: str, x: Any) -> Tensor:
-    """Give the value of `x` back with the result, as `r.captures[name]`. Outside of a trace, only `x`.
+    """Return `x`, and report its value with the result as `r.captures[name]`. Outside of a trace, only return `x`.
 
     name:     unique within the forward or loss.
     x:        any dtype and shape.
     Returns:  `x`.
-    Gradient: that of `x`.
+    Gradient: the cotangent, unchanged. As Flax's `sow` for JAX.
     Raises:   TraceError if the name is taken.
 
     >>> forward = lambda m, x: m(tg.capture("input", x))
@@ -75,18 +75,18 @@ def capture(name: str, x: Any) -> Tensor:
 def patch(name: str, x: Any) -> Tensor:
     """Mark `x` as a value that a call may overwrite: `run(..., patches={name: array})` or `{name: (mask, array)}`.
 
-    out = mask ? value : x     in calls of `run` that give patches
-    out = x                    in all others, and in training steps
+    out = mask ? value : x     in calls of `run` with patches
+    out = x                    in all other calls, and in training steps
 
-    Two programs stand for the two cases, so that a site costs nothing in a call without patches. A select in one
-    program would load value and mask in every call: 38 % more time for six dense layers of 256 on the CPU. The second
-    program has the mask and the value as leaves of role "patch": `patch.<name>.mask`, a bool of the shape of `x`, and
-    `patch.<name>.value`, of the type of `x`. The first call that gives patches traces and compiles it.
+    Each case has a program of its own, so a site costs nothing in a call without patches. One program with a select
+    would load value and mask in every call: 38 % more time for six dense layers of 256 on the CPU. The first call with
+    patches traces and compiles the second program. Its leaves of role "patch" are `patch.<name>.mask`, a bool of the
+    shape of `x`, and `patch.<name>.value`, of the type of `x`.
 
     name:     unique among the patches of the forward or loss.
     x:        any dtype and shape.
     Returns:  dtype and shape of `x`.
-    Gradient: to `x` where it was not overwritten.
+    Gradient: to `x` where it was not overwritten. As a forward hook of PyTorch that returns a value.
     Raises:   TraceError if the name is taken.
 
     >>> forward = lambda m, x: m(tg.patch("input", x))
@@ -105,15 +105,15 @@ def patch(name: str, x: Any) -> Tensor:
 
 @method
 def assign(x: Any, value: Any) -> None:
-    """Give a state of the model another value: `m.mean.assign(0.9 * m.mean + 0.1 * batch)`.
+    """Write a new value to a state of the model: `m.mean.assign(0.9 * m.mean + 0.1 * batch)`.
 
-    The write lands with the step, together with the parameters. A step that fails undoes it. Reading the state after it
-    in the same trace gives the new value. Of several writes the last one wins. On eager tensors it applies at once.
+    The write takes effect with the step, together with the new parameters. A step that fails writes nothing. A later
+    read in the same trace gives the new value. The last of several writes wins. An eager write applies at once.
 
     x:        a state, made with `self.state` in a module's `__init__`.
     value:    dtype and shape of the state.
     Gradient: none, neither to `value` nor through a later read.
-    Raises:   ShapeError or DTypeError for a value of another type; TraceError if `x` is no state, inside of `tg.scan`
+    Raises:   ShapeError or DTypeError for a value of another type; TraceError if `x` is not a state, inside `tg.scan`
               and `tg.vmap`, and in a forward that was attached without writes=True.
     """
     running = ambient.require("assign")

@@ -1,8 +1,8 @@
 """Convolution of images (NCHW), volumes (NCDHW) and sequences (NCL).
 
-A convolution is a product with windows of the image, which are a view: nothing is copied, and what is left is one
-matmul with an index expression as its load. Forward, transposed and weight gradient are three such products, each the
-derivative of the others, so that gradients of any order stay products.
+A convolution is a matmul of the filters with windows of the image. The windows are a view: nothing is copied, and the
+matmul loads them through an index expression. The forward, the transpose and the weight gradient are three such
+matmuls. Each is a derivative of the other two, so gradients of any order stay matmuls.
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ from tracegrad.shapes import show
 __all__ = ["conv1d", "conv2d", "conv3d", "conv_transpose1d", "conv_transpose2d", "conv_transpose3d"]
 
 
-# Convolution, over the batch and the groups: [out, in*kh*kw] @ [in*kh*kw, oh*ow]
+# Convolution, batched over images and groups: [out, in*kh*kw] @ [in*kh*kw, oh*ow]
 def _grouped(t: Tensor, axis: int, groups: int) -> Tensor:
-    """Return `axis` split into groups and what each holds."""
+    """Split `axis` into (groups, channels of a group)."""
     return reshape(t, (*t.shape[:axis], groups, t.shape[axis] // groups, *t.shape[axis + 1 :]))
 
 
@@ -90,13 +90,13 @@ def _conv_vjp(ct: Tensor, y: Tensor, x: Tensor, w: Tensor, **how: Any) -> tuple[
 
 
 def _abreast(x: Tensor, n: int) -> Tensor:
-    """Return `n` batches of images as one, whose channels are those of all: [n, B, C, ...] -> [B, n*C, ...]."""
+    """Join `n` batches of images along the channels: [n, B, C, ...] -> [B, n*C, ...]."""
     x = permute(spread(n, x), (1, 0, *range(2, x.ndim)))
     return reshape(x, (x.shape[0], n * x.shape[2], *x.shape[3:]))
 
 
 def _conv_batch(n: int, y: Tensor, x: Tensor, w: Tensor, *, groups: int, **how: Any) -> Tensor:
-    """With one filter for all, more images; with `n` filters, more groups. One product in both cases."""
+    """Map a convolution over `n` elements in one product: with one filter, as more images; else as more groups."""
     if w.shape[0] == 1:
         return merged(n, y, x, reshape(w, w.shape[1:]), groups=groups, **how)
     w = reshape(w, (n * w.shape[1], *w.shape[2:]))
@@ -123,7 +123,7 @@ def _conv_transpose(
     w = _grouped(w, 0, groups)  # [groups, o, c, *kernel]
 
     def product(phases: Sequence[Phases]) -> Tensor:
-        """Return [b, groups, c, *counts, *lengths]"""
+        """Return the product for one phase of each axis: [b, groups, c, *counts, *lengths]."""
         patches, filters = x, w
         for j, (steps, p) in enumerate(zip(axes, phases)):
             patches = steps.windows(patches, 2 + j, p)
@@ -147,7 +147,7 @@ def _transpose_vjp(ct: Tensor, y: Tensor, x: Tensor, w: Tensor, *, size: Sizes, 
     return bind(CONV[n], ct, w, **how), bind(CONV_WEIGHT[n], ct, x, kernel=w.shape[2:], **how)
 
 
-# Gradient of the filters: x windows against the cotangent of the convolution, summed over images and positions
+# Gradient of the filters: the windows of x times the cotangent of the convolution, summed over images and positions
 def _conv_weight(
     x: Tensor, ct: Tensor, *, kernel: Sizes, stride: Sizes, padding: Sizes, dilation: Sizes, groups: int
 ) -> Tensor:
@@ -176,7 +176,7 @@ def _conv_weight_batch(n: int, y: Tensor, x: Tensor, ct: Tensor, *, groups: int,
     return reshape(bind(y.prim, _abreast(x, n), _abreast(ct, n), groups=n * groups, **how), (n, *y.shape))
 
 
-# XLA has convolutions of its own; the other two are their transposes in either operand
+# XLA has its own convolution. The other two are its transposes with respect to each operand
 def _conv_xla(x: Any, t: Tensor, image: Any, w: Any) -> Any:
     how = t.attrs
     y = x.lax.conv_general_dilated(
@@ -276,7 +276,7 @@ def conv1d(x: Any, w: Any, stride: int = 1, padding: int = 0, groups: int = 1, d
 def conv3d(
     x: Any, w: Any, stride: IntOrPair = 1, padding: IntOrPair = 0, groups: int = 1, dilation: IntOrPair = 1
 ) -> Tensor:
-    """Cross-correlate volumes with filters: `conv2d` with an axis more.
+    """Cross-correlate volumes with filters: `conv2d` with one more axis.
 
     out[b, o, h, i, j] = sum over c, m, k, l of x[b, c, h*s + m*d - p, i*s + k*d - p, j*s + l*d - p] w[o, c, m, k, l]
 
@@ -305,7 +305,7 @@ def conv_transpose2d(
     groups: int = 1,
     dilation: IntOrPair = 1,
 ) -> Tensor:
-    """Return the transpose of `conv2d`: each element of `x` spreads a filter over the output.
+    """Apply the transpose of `conv2d`: each element of `x` adds a scaled filter to the output.
 
     out[b, c, i*s + k*d - p, j*s + l*d - p] += x[b, o, i, j] w[o, c, k, l]
 
@@ -329,7 +329,7 @@ def conv_transpose2d(
 def conv_transpose1d(
     x: Any, w: Any, stride: int = 1, padding: int = 0, output_padding: int = 0, groups: int = 1, dilation: int = 1
 ) -> Tensor:
-    """Return the transpose of `conv1d`: each element of `x` spreads a filter over the output.
+    """Apply the transpose of `conv1d`: each element of `x` adds a scaled filter to the output.
 
     x:        f32 [B, O, l].
     w:        f32 [O, C/groups, k].
@@ -362,7 +362,7 @@ def conv_transpose3d(
     groups: int = 1,
     dilation: IntOrPair = 1,
 ) -> Tensor:
-    """Return the transpose of `conv3d`: `conv_transpose2d` with an axis more.
+    """Apply the transpose of `conv3d`: `conv_transpose2d` with one more axis.
 
     x:        f32 [B, O, d, h, w].
     w:        f32 [O, C/groups, kd, kh, kw].
@@ -394,7 +394,7 @@ def _transposed(x: Tensor, w: Tensor, extra: Sizes, how: dict[str, Any]) -> Tens
         raise ShapeError(f"padding {show(pads)} leaves none of the sizes {show(full)}: x is {x.type}")
     if all(e < s for e, s in zip(extra, strides)):
         return bind(CONV_TRANSPOSE[axes], x, w, size=size, **how)
-    # A window more would fit. So compute all that the filters reach, and take from it the elements asked for
+    # One more window would fit. So compute every element that the filters reach, then take the requested ones
     y = bind(CONV_TRANSPOSE[axes], x, w, size=tuple(full), **{**how, "padding": (0,) * axes})
     for axis, n, p in zip(range(2, y.ndim), size, pads):
         y = place(slice_(y, axis, p, max(min(n, y.shape[axis] - p), 0)), axis, 0, n)

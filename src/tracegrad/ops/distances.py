@@ -16,17 +16,17 @@ __all__ = ["cosine_similarity", "hinge_loss", "huber_loss", "kl_div", "l1_loss",
 
 @op
 def l1_loss(prediction: Any, target: Any, reduction: str = "mean") -> Tensor:
-    """Absolute difference of two tensors of one shape.
+    """Return the absolute difference of two tensors of one shape, reduced.
 
     loss = mean(|prediction - target|)
 
     prediction, target: f32, equal shapes; `target` may be a number.
     reduction:          "mean", "sum" or "none".
     Returns:            f32, rank 0, or the shape of `prediction` for "none".
-    Gradient:           the sign of the difference, 0 where there is none.
+    Gradient:           the sign of the difference, 0 where the two are equal.
     Raises:             ShapeError if the shapes differ; DTypeError if the dtypes do; InputError for a bad reduction.
 
-    As torch.nn.functional.l1_loss, which broadcasts with a warning where this raises.
+    As torch.nn.functional.l1_loss. PyTorch broadcasts different shapes with a warning; `l1_loss` raises.
 
     >>> import tracegrad as tg
     >>> tg.l1_loss(tg.tensor([1.0, 4.0]), tg.tensor([2.0, 2.0]))
@@ -38,7 +38,7 @@ def l1_loss(prediction: Any, target: Any, reduction: str = "mean") -> Tensor:
 
 @op
 def smooth_l1_loss(prediction: Any, target: Any, reduction: str = "mean", beta: float = 1.0) -> Tensor:
-    """Half the squared difference over `beta` where it is less than `beta`, the absolute one less beta/2 elsewhere.
+    """Return a loss that is quadratic for differences below `beta`, and linear above.
 
     loss = mean(d^2 / (2 beta) if |d| < beta else |d| - beta / 2), d = prediction - target
 
@@ -63,14 +63,14 @@ def smooth_l1_loss(prediction: Any, target: Any, reduction: str = "mean", beta: 
 
 
 def _near(x: Tensor, t: Tensor, limit: float) -> tuple[Tensor, Tensor]:
-    """Return the difference below a limit, and its size everywhere: the square of a large one would be infinite."""
+    """Return the difference where it is below a limit, else 0, and its size. The square of a large one is infinite."""
     size = abs(x - t)
     return where(size < limit, x - t, 0.0), size
 
 
 @op
 def huber_loss(prediction: Any, target: Any, reduction: str = "mean", delta: float = 1.0) -> Tensor:
-    """Half the squared difference up to `delta`, and a line from there on.
+    """Return a loss that is quadratic for differences up to `delta`, and linear beyond.
 
     loss = mean(d^2 / 2 if |d| <= delta else delta (|d| - delta / 2)), d = prediction - target
 
@@ -94,7 +94,7 @@ def huber_loss(prediction: Any, target: Any, reduction: str = "mean", delta: flo
 
 @op
 def hinge_loss(prediction: Any, targets: Any, reduction: str = "mean") -> Tensor:
-    """What a score lacks to be on the right side by 1, for targets of -1 and 1.
+    """Return how far each score is from the right side of the margin, for targets of -1 and 1.
 
     loss = mean(max(0, 1 - target * prediction))
 
@@ -102,7 +102,7 @@ def hinge_loss(prediction: Any, targets: Any, reduction: str = "mean") -> Tensor
     targets:    f32, the shape of `prediction`, -1 or 1.
     reduction:  "mean", "sum" or "none".
     Returns:    f32, rank 0, or the shape of `prediction` for "none".
-    Gradient:   -target where the score lacks something, else 0.
+    Gradient:   -target where the loss is above 0, else 0.
     Raises:     ShapeError if the shapes differ; DTypeError if the dtypes do; InputError for a bad reduction.
 
     As sklearn.metrics.hinge_loss (Crammer & Singer 2001 is for more classes).
@@ -117,12 +117,12 @@ def hinge_loss(prediction: Any, targets: Any, reduction: str = "mean") -> Tensor
 
 @op
 def kl_div(log_probs: Any, targets: Any, reduction: str = "mean", log_target: bool = False) -> Tensor:
-    """Kullback-Leibler divergence, element by element: of the distribution `targets` from the one of `log_probs`.
+    """Return the Kullback-Leibler divergence of `targets` from the distribution of `log_probs`, element by element.
 
     loss = mean(t (log(t) - log_probs)), 0 where t = 0
 
     log_probs:  f32, logarithms of probabilities.
-    targets:    f32, equal shape, probabilities; their logarithms with `log_target`.
+    targets:    f32, equal shape, probabilities; with `log_target`, logarithms of probabilities.
     reduction:  "batchmean" (the sum divided by the size of axis 0: the divergence), "mean" over all elements, "sum" or
                 "none".
     Returns:    f32, rank 0, or the shape of `log_probs` for "none".
@@ -153,8 +153,8 @@ def cosine_similarity(a: Any, b: Any, axis: int = -1, eps: float = 1e-8) -> Tens
 
     a, b:     f32, broadcast against each other.
     axis:     PyTorch's default is 1.
-    eps:      the least length that counts.
-    Returns:  f32, the broadcast shape without `axis`, in [-1, 1] but for rounding.
+    eps:      the smallest length to divide by.
+    Returns:  f32, the broadcast shape without `axis`, in [-1, 1] up to rounding.
     Gradient: to both; finite at vectors of zeros.
     Raises:   ShapeError if the shapes do not broadcast; DTypeError if one is not f32.
 

@@ -35,7 +35,7 @@ def _pool_add(windows: Tensor, x: Tensor, stride: Pair, padding: Pair) -> Tensor
 
 
 def _inside(x: Tensor, kernel: Pair, stride: Pair, padding: Pair) -> Tensor:
-    """Return True where a window element is one of the image: padding is zero in the windows of an image of ones."""
+    """Return True where a window element belongs to the image. Windows of an image of ones are zero in the padding."""
     ones = broadcast_to(const(1.0), (1, 1, *x.shape[2:]))
     return _pool_windows(ones, kernel, stride, padding) > 0.5
 
@@ -48,7 +48,7 @@ def _max_pool(x: Tensor, *, kernel: Pair, stride: Pair, padding: Pair) -> Tensor
 
 
 def _first(y: Tensor, x: Tensor, kernel: Pair, stride: Pair, padding: Pair) -> Tensor:
-    """Return True at the first maximum of each window in scan order: it alone has a derivative."""
+    """Return True at the first maximum of each window in scan order. Only this element gets a gradient."""
     windows = _pool_windows(x, kernel, stride, padding)
     hit = windows == reshape(y, (*y.shape, 1, 1))
     if padding != (0, 0):
@@ -96,7 +96,7 @@ def max_pool2d(x: Any, kernel_size: IntOrPair, stride: IntOrPair | None = None, 
     x:           f32 [B, C, H, W].
     kernel_size: the window, an integer or a pair.
     stride:      the window's size by default.
-    padding:     at most half the window; it never wins.
+    padding:     at most half the window; padding is never the maximum.
     Returns:     f32 [B, C, oh, ow], sizes as in `conv2d`.
     Gradient:    to the first maximum of each window in scan order.
     Raises:      ShapeError if the window does not fit; DTypeError if `x` is not f32.

@@ -1,4 +1,4 @@
-"""Picking elements: by Python's index syntax, and by tensors of indices."""
+"""Selecting elements by Python's index syntax and by tensors of indices."""
 
 from __future__ import annotations
 
@@ -25,9 +25,10 @@ __all__ = ["arange", "embedding", "one_hot", "scatter_add", "segment_sum", "take
 def getitem(x: Operand, key: Any) -> Tensor:
     """Return `x[key]`: integers, slices with any step, None, Ellipsis, and at most one tensor or array of i32 indices.
 
-    An array of indices takes along its axis, and its axes stand in that one's place, as in NumPy.
-    Any dtype. Gradient: the cotangent at the places read, 0 elsewhere; sums where an index occurs twice.
-    Raises ShapeError if an integer is out of range, then an IndexError too, or there are more indices than axes.
+    An array of indices selects along its axis; the axes of the array replace that axis, as in NumPy.
+    Any dtype. Gradient: the cotangent at the elements read, summed where an index repeats, and 0 elsewhere.
+    Raises an error that is both a ShapeError and an IndexError if an integer is out of range, and ShapeError for more
+    indices than axes.
     """
     x = as_tensor(x)
     keys = _explicit(x, cast("tuple[Any, ...]", key) if isinstance(key, tuple) else (key,))
@@ -79,7 +80,10 @@ def _in_range(k: int, n: int, axis: int, x: Tensor) -> int:
 
 
 def indices_for(indices: Any, n: int) -> Tensor:
-    """Return `indices` as i32. Constants are checked against [-n, n) here, and counted from the front."""
+    """Return `indices` as a tensor of i32. Constants are checked against [-n, n), and negative ones made positive.
+
+    Raises DTypeError for other dtypes, and ConstantIndexError for a constant out of range.
+    """
     t = as_tensor(indices)
     if t.dtype != i32:
         hint = "cast with tg.cast(x, tg.i32), or declare the input as tg.i32[...]"
@@ -87,7 +91,7 @@ def indices_for(indices: Any, n: int) -> Tensor:
         raise DTypeError(f"indices must be i32, got {t.type}; {hint}")
     running = ambient.active()
     if running is not None and running.eager and t.serial in running.leaves:
-        running.wrapped[t.serial] = n  # checked and counted from the front when the call's indices are known
+        running.wrapped[t.serial] = n  # the call checks them and makes negative ones positive
         return t
     values = constant_integers(t)
     bad = [k for k in values if not -n <= k < n]
@@ -101,7 +105,7 @@ def indices_for(indices: Any, n: int) -> Tensor:
 
 
 def constant_integers(t: Tensor) -> list[int]:
-    """Return the values of an i32 constant; none of a tensor that is not one."""
+    """Return the values of an i32 constant; an empty list for any other tensor."""
     if t.prim is LITERAL and t.dtype == i32:
         return memoryview(t.attrs["data"]).cast("i").tolist()
     return [t.attrs["value"]] if t.prim is CONST and t.dtype == i32 else []
@@ -117,7 +121,7 @@ def _one_hot(indices: Tensor, *, n: int, dtype: DType) -> Tensor:
     return rows.cast(column == iota(shape, indices.ndim), dtype)
 
 
-# A node of its own, so that the compiler sees that an input has the range [0, n).
+# one_hot is a node of its own, so that the compiler knows that an input has the range [0, n).
 def _one_hot_indexes(indices: TensorType, *, n: int, dtype: DType) -> tuple[int, int, None]:
     return 0, n, None
 
@@ -129,9 +133,9 @@ ONE_HOT = composite("one_hot", type=_one_hot_type, expand=_one_hot, batch=alike,
 def one_hot(indices: Operand, n: int, dtype: DType = f32) -> Tensor:
     """Return 1 at each index, 0 elsewhere, along a new last axis of size `n`: i32[...] becomes f32[..., n].
 
-    indices: i32. Those of an input are checked on the host against [0, n); computed ones outside give zeros.
-    No gradient. Computed where it is read, never stored on its own account.
-    Raises:   DTypeError if the indices are no integers. As jax.nn.one_hot.
+    indices: i32. The host checks indices that are an input against [0, n). Computed indices out of range give zeros.
+    No gradient. The result takes no memory: its readers compute it.
+    Raises:   DTypeError if the indices are not i32. As jax.nn.one_hot.
 
     >>> tg.one_hot(np.array([0, 2], np.int32), 3)
     tensor([[1., 0., 0.],
@@ -142,11 +146,11 @@ def one_hot(indices: Operand, n: int, dtype: DType = f32) -> Tensor:
 
 @op
 def arange(start: float, stop: float | DType | None = None, step: float = 1, dtype: DType | None = None) -> Tensor:
-    """start, start + step, ... up to `stop`, which is left out; arange(n) is 0, 1, ..., n - 1.
+    """Return start, start + step, ... below `stop`. arange(n) is 0, 1, ..., n - 1.
 
-    start, stop, step: numbers; `step` may be negative. An arange(n, dtype) of two arguments is one from 0.
+    start, stop, step: numbers; `step` can be negative. arange(n, dtype) starts at 0.
     dtype:    None: i32 if all three are integers, else f32.
-    Returns:  [ceil((stop - start) / step)], computed where it is read; fractions in double precision, then rounded.
+    Returns:  [ceil((stop - start) / step)]. Its readers compute integers; fractions are computed in double precision.
     Raises:   ShapeError for a negative n; InputError for a step of 0 and for numbers that are not finite.
     No gradient. As numpy.arange and torch.arange.
 
@@ -173,7 +177,7 @@ def arange(start: float, stop: float | DType | None = None, step: float = 1, dty
 
 
 def _pick(x: Tensor, indices: Tensor, axis: int) -> Tensor:
-    """Gather along `axis`, the indices broadcast over the other axes: the backward is a segment sum, no one-hot."""
+    """Gather along `axis`, with indices broadcast over the other axes. The backward is a segment sum, not a one-hot."""
     before, after = x.shape[:axis], x.shape[axis + 1 :]
     column = views.reshape(indices, (*(1 for _ in before), indices.size, *(1 for _ in after)))
     picked = bind(GATHER, x, views.broadcast_to(column, (*before, indices.size, *after)), axis=axis)
@@ -187,9 +191,10 @@ def take(x: Operand, indices: Operand, axis: int | None = None) -> Tensor:
     out[..., i, j, ...] = x[..., indices[i, j], ...]
 
     x:       any dtype, shape (..., n, ...).
-    indices: i32, any shape, which stands in the place of `axis`. Constants may count from the end;
+    indices: i32, any shape, which replaces `axis`. Constants may count from the end;
              values known only on the device are clamped to [0, n).
-    Gradient: each cotangent is added at its index, in a fixed order. Raises DTypeError, ShapeError.
+    Gradient: each cotangent is added at its index, in a fixed order. Raises DTypeError if the indices are not i32, and
+    ShapeError if `axis` or a constant index is out of range.
     As numpy.take and torch.index_select.
 
     >>> tg.take([10.0, 20.0, 30.0], np.array([2, 0], np.int32), 0)
@@ -208,8 +213,8 @@ def embedding(table: Operand, indices: Operand) -> Tensor:
 
     out[..., :] = table[indices[...], :]
 
-    Gradient: a deterministic segment sum into the rows used; a one-hot is never stored.
-    Indices of an input are checked on the host against [0, V). Raises ShapeError unless `table` has two axes.
+    Gradient: a deterministic segment sum into the rows used. No one-hot is stored.
+    The host checks indices that are an input against [0, V). Raises ShapeError unless `table` has two axes.
     As torch.nn.functional.embedding(indices, table).
 
     >>> tg.embedding([[1.0, 2.0], [3.0, 4.0]], np.array([1, 0], np.int32))
@@ -223,7 +228,7 @@ def embedding(table: Operand, indices: Operand) -> Tensor:
 
 
 def _match(x: Tensor, other: Tensor, axis: int) -> tuple[Tensor, Tensor]:
-    """Return both broadcast against each other on every axis but `axis`."""
+    """Broadcast two tensors against each other on every axis but `axis`."""
     if x.ndim != other.ndim:
         raise ShapeError(f"ranks differ: x is {x.type}, indices are {other.type}")
     try:
@@ -243,7 +248,7 @@ def take_along_axis(x: Operand, indices: Operand, axis: int = -1) -> Tensor:
     x:       any dtype, shape (..., n, ...).
     indices: i32, same rank; its other axes equal those of `x`, or one of the two is 1. Constants may count from
              the end; values known only on the device are clamped to [0, n).
-    Gradient: added at the places picked; repeated ones add up. Raises DTypeError, ShapeError.
+    Gradient: each cotangent is added at its index. Raises DTypeError if `indices` is not i32, ShapeError if axes do.
     As numpy.take_along_axis and torch.gather(x, axis, indices).
 
     >>> tg.take_along_axis([[1.0, 2.0], [3.0, 4.0]], np.array([[1], [0]], np.int32), 1)
@@ -258,14 +263,14 @@ def take_along_axis(x: Operand, indices: Operand, axis: int = -1) -> Tensor:
 
 @method
 def scatter_add(x: Operand, indices: Operand, updates: Operand, axis: int = 0) -> Tensor:
-    """Return `x` with `updates` added at `indices` along `axis`; repeated indices add up, in a fixed order.
+    """Add `updates` to `x` at `indices` along `axis`. Repeated indices add up, in a fixed order.
 
     out = x; out[..., indices[..., k, ...], ...] += updates[..., k, ...]
 
     x:       f32 or i32, shape (..., n, ...).
-    updates: the dtype of `x`, equal to it on every axis but `axis`.
-    indices: i32; of rank 1 with one index per slice of `updates`, or of the rank of `updates`, broadcast to it.
-    Gradient: to `x` the cotangent, to `updates` what is found at the indices. Raises DTypeError, ShapeError.
+    updates: the dtype of `x`, and its size on every axis but `axis`.
+    indices: i32; rank 1 with one index per slice of `updates`, or the rank of `updates` and broadcast to its shape.
+    Gradient: to `x` the cotangent, to `updates` the cotangent at the indices. Raises DTypeError, ShapeError.
     As x.at[indices].add(updates) of JAX.
 
     >>> tg.scatter_add(np.zeros(3), np.array([0, 0, 2], np.int32), [1.0, 2.0, 3.0])
@@ -290,14 +295,14 @@ def scatter_add(x: Operand, indices: Operand, updates: Operand, axis: int = 0) -
 def segment_sum(x: Operand, segments: Operand, n: int) -> Tensor:
     """Sum the slices of `x` along axis 0 that belong to the same segment.
 
-    out[s] = sum of x[k] over the k with segments[k] = s, in the order of k; 0 for a segment without any
+    out[s] = sum of x[k] over the k with segments[k] = s, in the order of k; 0 for an empty segment
 
     x:        f32 or i32, rank 1 or more.
-    segments: i32 of rank 1, one segment for each slice, in any order; those of an input are checked against [0, n).
-    n:        how many segments there are.
+    segments: i32 of rank 1, one segment for each slice, in any order; an input is checked against [0, n).
+    n:        the number of segments.
     Returns:  the dtype of `x`, [n, *x.shape[1:]].
     Gradient: to each slice the cotangent of its segment; none to `segments`.
-    Raises:   ShapeError if `segments` are not one for each slice; DTypeError if they are not i32.
+    Raises:   ShapeError unless there is one segment for each slice; DTypeError if `segments` is not i32.
 
     As jax.ops.segment_sum, and torch's zeros(n).index_add(0, segments, x).
 

@@ -22,14 +22,14 @@ LETTERS = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"  # of an einsum
 
 @method
 def matmul(a: Operand, b: Operand) -> Tensor:
-    """Matrix product over the last axis of `a` and the last but one of `b`.
+    """Multiply matrices: sum over the last axis of `a` and the second-to-last axis of `b`.
 
     out[..., m, n] = sum over k of a[..., m, k] b[..., k, n]
 
-    a, b: f32 of rank 1 or more; batch axes broadcast. As in NumPy, a rank-1 `a` is a row and a rank-1 `b` a
-    column, whose axis is missing from the result. With a rank-2 `b` the batch and rows of `a` become one axis,
-    so that the gradient of `b` is one product too.
-    Gradients: ct @ b^T and a^T @ ct. Raises ShapeError naming both types, DTypeError.
+    a, b: f32 of rank 1 or more; batch axes broadcast. As in numpy.matmul, a rank-1 `a` is a row and a rank-1 `b` a
+    column, and the result lacks that axis. With a rank-2 `b`, batch and rows of `a` become one axis, so that the
+    gradient of `b` is a single product too.
+    Gradients: ct @ b^T and a^T @ ct. Raises ShapeError naming both types, and DTypeError if one is not f32.
 
     >>> tg.matmul([[1.0, 2.0]], [[3.0], [4.0]])
     tensor([[11.]])
@@ -46,7 +46,7 @@ def matmul(a: Operand, b: Operand) -> Tensor:
 
 
 def _product(a: Tensor, b: Tensor) -> Tensor:
-    """Operands of rank 2 or more, any batch axes."""
+    """Multiply operands of rank 2 or more with any batch axes."""
     m, k, n = a.shape[-2], a.shape[-1], b.shape[-1]
     if math.prod(b.shape[:-2]) == 1:
         rows = views.reshape(a, (a.size // k if k else math.prod(a.shape[:-1]), k))
@@ -61,7 +61,7 @@ def _product(a: Tensor, b: Tensor) -> Tensor:
 
 @op
 def outer(a: Operand, b: Operand) -> Tensor:
-    """Return all products of two vectors: out[i, j] = a[i] b[j]. Rank 1, one dtype; ShapeError otherwise.
+    """Return all products of two vectors: out[i, j] = a[i] b[j]. `a` and `b` have rank 1 and one dtype.
 
     Gradient: ct b and ct^T a. Raises ShapeError unless both are vectors. As numpy.outer and torch.outer.
 
@@ -77,13 +77,13 @@ def outer(a: Operand, b: Operand) -> Tensor:
 
 @op
 def einsum(spec: str, *operands: Operand) -> Tensor:
-    """Einstein summation: einsum("bqd,bkd->bqk", q, k).
+    """Sum products of elements by Einstein's convention: einsum("bqd,bkd->bqk", q, k). As numpy.einsum.
 
     Letters name axes; a letter missing from the output is summed over; `...` stands for axes that broadcast.
     Without `->` the output has the letters that occur once, in alphabetical order, as in NumPy.
-    Operands are f32 and are contracted from left to right, each pair as one matmul.
+    Operands are f32, one axis for each letter. They are contracted from left to right, each pair as one matmul.
     Raises ShapeError if the specification does not fit the operands.
-    Gradient: to every operand, by the einsum of the others with ct.
+    Gradient: to every operand, the einsum of the other operands with ct.
 
     >>> tg.einsum("ij,jk->ik", np.ones((2, 3)), np.ones((3, 2)))
     tensor([[3., 3.],
@@ -106,7 +106,7 @@ def einsum(spec: str, *operands: Operand) -> Tensor:
 
 
 def _parse(spec: str, xs: Sequence[Tensor]) -> tuple[list[str], str]:
-    """Letters of each operand and of the output, with `...` replaced by letters of its own."""
+    """Return the letters of each operand and of the output. Unused letters replace `...`."""
     left, arrow, right = spec.replace(" ", "").partition("->")
     terms = left.split(",")
     if len(terms) != len(xs):
@@ -148,7 +148,7 @@ def _sizes(spec: str, terms: Sequence[str], xs: Sequence[Tensor]) -> dict[str, i
 
 
 def _diagonal(x: Tensor, letters: str) -> tuple[Tensor, str]:
-    """Return each letter once: of an axis named twice only the diagonal stays."""
+    """Keep each letter once, by taking the diagonal of axes with the same letter."""
     for c in letters:
         while letters.count(c) > 1:
             first, second = letters.index(c), letters.rindex(c)
@@ -159,13 +159,13 @@ def _diagonal(x: Tensor, letters: str) -> tuple[Tensor, str]:
 
 
 def _sum_out(x: Tensor, letters: str, keep: str) -> tuple[Tensor, str]:
-    """Sum over the letters not in `keep`."""
+    """Sum over the letters that are not in `keep`."""
     axes = tuple([d for d, c in enumerate(letters) if c not in keep])
     return (x.sum(axes) if axes else x), "".join(c for c in letters if c in keep)
 
 
 def _contract(a: Tensor, la: str, b: Tensor, lb: str, later: str) -> tuple[Tensor, str]:
-    """Return the product of two operands, summed over the shared letters that nothing later needs."""
+    """Multiply two operands, and sum over their shared letters that are not in `later`."""
     a, la = _sum_out(a, la, lb + later)
     b, lb = _sum_out(b, lb, la + later)
     size_a, size_b = dict(zip(la, a.shape)), dict(zip(lb, b.shape))

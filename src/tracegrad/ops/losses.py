@@ -1,4 +1,4 @@
-"""Losses. Those over classes are row kernels in both directions: a one-hot is compared, never stored."""
+"""Losses. Losses over classes are row kernels in both passes: class numbers are compared, and no one-hot is stored."""
 
 from __future__ import annotations
 
@@ -23,7 +23,9 @@ REDUCTIONS = ("mean", "sum", "none")
 
 
 def reduced(values: Tensor, reduction: str, count: Tensor | None = None, more: tuple[str, ...] = ()) -> Tensor:
-    """Return `values` by `reduction`; a mean is over `count` of them, if given. more: others that the caller knows."""
+    """Reduce `values` by "mean" (over `count` if given), "sum" or "none". more: further reductions of the caller.
+
+    Raises InputError for any other reduction."""
     if reduction == "none":
         return values
     if reduction == "sum":
@@ -35,15 +37,15 @@ def reduced(values: Tensor, reduction: str, count: Tensor | None = None, more: t
 
 
 def _warn_of(x: Tensor, before: str, text: str) -> None:
-    """Warn at the user's line if `x` is the result of the op `before`: the program would train, and badly."""
+    """Warn at the user's line if `x` is the result of the op `before`: the program would train, but badly."""
     site = call_site()
     if x.prim.name == before and site is not None:
         warnings.warn_explicit(f"{text} (its argument is {x.type})", UserWarning, site.file, site.line)
 
 
-# losses over classes
+# Losses over classes
 def _rows(x: TensorType, targets: TensorType, **_: Any) -> TensorType:
-    """Return one value per position. `ignore` is the class number that marks positions without a target."""
+    """Return the type of one value per position. `ignore` is the class number of positions without a target."""
     if x.dtype == i32 and targets.dtype == f32:
         raise DTypeError(f"logits are {x} and targets {targets}: they are swapped; give the logits first")
     float_type(x)
@@ -60,13 +62,13 @@ def _rows(x: TensorType, targets: TensorType, **_: Any) -> TensorType:
 
 
 def _hit(x: Tensor, targets: Tensor) -> Tensor:
-    """Return True at each row's target; the host checks inputs before, so the clamp only meets computed targets."""
+    """Return True at each row's target. The clamp matters for computed targets only: the host checks inputs."""
     clamped = minimum(maximum(targets, 0), x.shape[-1] - 1)
     return iota(x.shape, x.ndim - 1) == clamped.reshape((*targets.shape, 1))
 
 
 def _unless_ignored(values: Tensor, targets: Tensor, ignore: int | None) -> Tensor:
-    """Zero where the target is `ignore`; a choice, so that an ignored NaN stays out."""
+    """Return 0 where the target is `ignore`, else the value. A product with 0 would let an ignored NaN through."""
     return values if ignore is None else where(targets == ignore, 0.0, values)
 
 
@@ -80,7 +82,7 @@ def _cross_entropy(x: Tensor, targets: Tensor, *, smoothing: float, ignore: int 
 
 
 def _wrong(x: Tensor, targets: Tensor, smoothing: float, ignore: int | None) -> Tensor:
-    """softmax - wanted distribution; recomputes the softmax of the row rather than keeping it."""
+    """Return softmax(x) - q. The softmax of the row is recomputed, not stored."""
     wrong = softmax(x) - where(_hit(x, targets), 1.0 - smoothing, 0.0)
     if smoothing > 0.0:
         wrong = wrong - smoothing / max(x.shape[-1], 1)
@@ -126,12 +128,12 @@ NLL = composite("nll_loss", type=_rows, expand=_nll, vjp=_nll_vjp, jvp=multiline
 
 
 def _counted(targets: Tensor, ignore_index: int | None) -> Tensor | None:
-    """Return how many positions have a target; None for all of them."""
+    """Return the number of positions with a target; None if no target is ignored."""
     return None if ignore_index is None else cast(targets != ignore_index, f32).sum()
 
 
 def _classes(targets: Any, x: Tensor, ignore: int | None) -> Tensor:
-    """`targets` as a tensor. Constants are checked here, as the host checks inputs: a device would clamp them."""
+    """Return `targets` as a tensor. Constants are checked here, inputs on the host: a device would clamp both."""
     t, n = as_tensor(targets), x.shape[-1] if x.ndim else 0
     bad = [k for k in constant_integers(t) if not 0 <= k < n and k != ignore]
     if bad and n:
@@ -145,18 +147,18 @@ def _classes(targets: Any, x: Tensor, ignore: int | None) -> Tensor:
 def cross_entropy(
     logits: Any, targets: Any, reduction: str = "mean", label_smoothing: float = 0.0, ignore_index: int | None = None
 ) -> Tensor:
-    """Negative log-likelihood of the target classes under softmax(logits).
+    """Return the negative log-likelihood of the target classes under softmax(logits).
 
     loss = logsumexp(x) - sum_c q[c] x[c],  q = (1 - s) onehot(target) + s / C
 
     logits:          f32, shape (..., C), raw.
-    targets:         i32, shape (...), classes in [0, C). Inputs are checked on the host; computed ones are clamped.
+    targets:         i32, shape (...), classes in [0, C). The host checks inputs; computed targets are clamped.
     reduction:       "mean" over the positions not ignored, "sum", or "none" for one value per position.
     label_smoothing: s in [0, 1].
-    ignore_index:    positions with this target cost 0, have no gradient and do not count; if all are, the mean is NaN.
+    ignore_index:    positions with this target cost 0, get no gradient and do not count. The mean of none is NaN.
     Returns:         f32, rank 0, or the shape of `targets` for "none".
     Gradient:        to `logits`, (softmax(x) - q) * ct.
-    Raises:          ShapeError if the shapes do not fit; DTypeError if a dtype does not; InputError for other values.
+    Raises:          ShapeError if the shapes do not fit; DTypeError if a dtype does not; InputError for a bad option.
 
     As torch.nn.functional.cross_entropy, with the classes on the last axis.
 
@@ -174,17 +176,17 @@ def cross_entropy(
 
 @entered
 def nll_loss(log_probs: Any, targets: Any, reduction: str = "mean", ignore_index: int | None = None) -> Tensor:
-    """Negative log-likelihood of the target classes, given log-probabilities.
+    """Return the negative log-likelihood of the target classes, given log-probabilities.
 
     loss = -log_probs[..., target]; nll_loss(log_softmax(x), t) equals cross_entropy(x, t)
 
     log_probs:    f32, shape (..., C).
-    targets:      i32, shape (...), classes in [0, C). Inputs are checked on the host; computed ones are clamped.
+    targets:      i32, shape (...), classes in [0, C). The host checks inputs; computed targets are clamped.
     reduction:    "mean" over the positions not ignored, "sum", or "none" for one value per position.
-    ignore_index: positions with this target cost 0, have no gradient and do not count.
+    ignore_index: positions with this target cost 0, get no gradient and do not count.
     Returns:      f32, rank 0, or the shape of `targets` for "none".
     Gradient:     to `log_probs`, -ct at the target.
-    Raises:       ShapeError if the shapes do not fit; DTypeError if a dtype does not; InputError for other values.
+    Raises:       ShapeError if the shapes do not fit; DTypeError if a dtype does not; InputError for a bad option.
 
     As torch.nn.functional.nll_loss, with the classes on the last axis.
 
@@ -198,9 +200,9 @@ def nll_loss(log_probs: Any, targets: Any, reduction: str = "mean", ignore_index
     return reduced(values, reduction, _counted(t, ignore_index))
 
 
-# losses of equal shapes
+# Losses of two tensors of one shape
 def pair(prediction: Any, target: Any) -> tuple[Tensor, Tensor]:
-    """Return both as tensors of one shape; [N,1] against [N] would broadcast to a wrong loss, so it is refused."""
+    """Return both as tensors of one shape. Raises ShapeError if shapes differ: [N,1] and [N] give a wrong loss."""
     x = as_tensor(prediction)
     t = as_tensor(target, x.dtype if isinstance(target, (bool, int, float)) else None)
     if t.shape != x.shape and t.shape != ():
@@ -210,7 +212,7 @@ def pair(prediction: Any, target: Any) -> tuple[Tensor, Tensor]:
 
 @entered
 def mse_loss(prediction: Any, target: Any, reduction: str = "mean") -> Tensor:
-    """Squared difference of two tensors of one shape.
+    """Return the squared difference of two tensors of one shape, reduced.
 
     loss = mean((prediction - target)^2)
 
@@ -220,7 +222,7 @@ def mse_loss(prediction: Any, target: Any, reduction: str = "mean") -> Tensor:
     Gradient:           to both.
     Raises:             ShapeError if the shapes differ; DTypeError if the dtypes do; InputError for a bad reduction.
 
-    As torch.nn.functional.mse_loss, which broadcasts with a warning where this raises.
+    As torch.nn.functional.mse_loss. PyTorch broadcasts different shapes with a warning; `mse_loss` raises.
 
     >>> tg.mse_loss([1.0, 2.0], [1.0, 4.0])
     tensor(2.)
@@ -232,7 +234,8 @@ def mse_loss(prediction: Any, target: Any, reduction: str = "mean") -> Tensor:
 def _bce(x: Tensor, t: Tensor) -> Tensor:
     wrong = where(x > 0.0, 1.0 - t, t)
     size = abs(x)
-    return where(wrong == 0.0, 0.0, size * wrong) + log1p(exp(-size))  # chosen: an infinite logit may be right
+    # `where`, because an infinite logit can be right, and 0 * inf is NaN
+    return where(wrong == 0.0, 0.0, size * wrong) + log1p(exp(-size))
 
 
 def _bce_vjp(ct: Tensor, y: Tensor, x: Tensor, t: Tensor) -> tuple[Tensor, Tensor]:
@@ -246,12 +249,12 @@ BCE = composite(
 
 @entered
 def binary_cross_entropy_with_logits(logits: Any, targets: Any, reduction: str = "mean") -> Tensor:
-    """Cross entropy of independent yes-or-no targets under sigmoid(logits), finite for every finite logit.
+    """Return the cross entropy of independent yes-or-no targets under sigmoid(logits), finite for every finite logit.
 
     loss = max(x, 0) - x t + log(1 + exp(-|x|)), which is 0 for x = inf, t = 1 and for x = -inf, t = 0
 
     logits:    f32, raw.
-    targets:   f32, shape of `logits`, probabilities in [0, 1]; may be a number.
+    targets:   f32, shape of `logits`, or a number: probabilities in [0, 1].
     reduction: "mean", "sum" or "none".
     Returns:   f32, rank 0, or the shape of `logits` for "none".
     Gradient:  to `logits`, sigmoid(x) - t; to `targets`, -x.

@@ -1,4 +1,4 @@
-"""Arithmetic and comparisons made of the rows of `prims.elementwise`, which are public functions themselves."""
+"""Arithmetic and comparisons made of the elementwise ops of `prims.elementwise`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ __all__ = ["clamp", "clip", "greater", "greater_equal", "isfinite", "isinf", "na
 
 
 def _comparable(a: Operand, b: Operand) -> tuple[Tensor, Tensor]:
-    """Return both as tensors of one type, checked in the user's order."""
+    """Broadcast two operands of one type. The check keeps the user's order, for the error message."""
     x, y = rows.broadcast(a, b)
     rows.typed(rows.NUMBER)(x.type, y.type)
     return x, y
@@ -53,9 +53,9 @@ def greater_equal(a: Operand, b: Operand) -> Tensor:
 def pow(a: Operand, b: Operand) -> Tensor:
     """Return `a` to the power of `b`, element by element.
 
-    a, b: f32, broadcast against each other; an i32 or u32 `a` takes an integer number `b >= 0`.
-    The exponents 2, 3, 0.5 and -1 as numbers become square, x * square, sqrt and reciprocal.
-    Gradient with respect to both operands: b a^(b-1), 0 for b = 0; and log(a) a^b, 0 for a = 0 and b >= 0. As PyTorch.
+    a, b: f32, broadcast against each other; an i32 or u32 `a` takes a Python integer `b >= 0`.
+    The Python numbers 2, 3, 0.5 and -1 as exponents become square, x * square, sqrt and reciprocal.
+    Gradient to `a`: b a^(b-1), 0 for b = 0. Gradient to `b`: log(a) a^b, 0 for a = 0 and b >= 0.
     Any shapes that broadcast. Raises DTypeError, ShapeError. As numpy.power and torch.pow.
 
     >>> tg.pow([1.0, 2.0, 3.0], 2.0)
@@ -85,7 +85,7 @@ def pow(a: Operand, b: Operand) -> Tensor:
 
 
 def _integer_power(x: Tensor, n: int) -> Tensor:
-    """x^n by repeated squaring, which wraps around as i32 multiplication does."""
+    """Return x^n by repeated squaring. The result wraps around, as i32 multiplication does."""
     if n < 0:
         raise DTypeError(f"{x.type} to the power of {n} is no integer; cast with tg.cast(x, tg.f32)")
     if n == 0:
@@ -109,10 +109,10 @@ def reciprocal(x: Operand) -> Tensor:
 
 @method
 def clip(x: Operand, lo: Operand | None = None, hi: Operand | None = None) -> Tensor:
-    """Return `x` limited to [lo, hi]; None leaves that side open.
+    """Limit `x` to [lo, hi]. None leaves a side open.
 
     x, lo, hi: f32, i32 or u32, one dtype; broadcast against each other. NaN stays NaN.
-    Gradient: 1 where lo <= x <= hi, else 0; where a limit is in force, it gets the gradient.
+    Gradient: to `x` where lo <= x <= hi; elsewhere to the limit that replaced it.
     Raises InputError for numbers with lo > hi.
     As numpy.clip and torch.clamp.
 
@@ -131,7 +131,7 @@ def clip(x: Operand, lo: Operand | None = None, hi: Operand | None = None) -> Te
 
 @op
 def clamp(x: Operand, lo: Operand | None = None, hi: Operand | None = None) -> Tensor:
-    """Return the same as `clip`.
+    """Limit `x` to [lo, hi], as `clip`.
 
     x, lo, hi: f32, i32 or u32, one dtype, shapes that broadcast. Gradient and errors: as `clip`; raises InputError for
     numbers with lo > hi. As torch.clamp.
@@ -173,11 +173,11 @@ LARGEST = (2.0 - 2.0**-23) * 2.0**127  # f32
 
 @method
 def nan_to_num(x: Operand, nan: float = 0.0, posinf: float | None = None, neginf: float | None = None) -> Tensor:
-    """Return `x` with numbers in the places of NaN and infinities.
+    """Replace NaN and infinities in `x` by numbers.
 
     x:              f32, any shape.
-    nan:            what stands for NaN.
-    posinf, neginf: what stands for the infinities; None: the largest and the least f32.
+    nan:            replaces NaN.
+    posinf, neginf: replace the infinities; None means the largest and the smallest finite f32.
     Gradient:       1 where `x` is finite, else 0. Raises DTypeError if `x` is not f32.
 
     As torch.nan_to_num.

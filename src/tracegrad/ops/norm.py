@@ -1,6 +1,6 @@
-"""Softmax and normalisation: chains over some axes with kept dimensions, which become one kernel a chain.
+"""Softmax and normalisation: chains of reductions over some axes with kept dimensions. Each chain becomes one kernel.
 
-Each has a VJP of its own that reads few values, so that intermediate results need not be kept for the backward.
+Each op has a VJP of its own that reads few values, so the backward pass needs no stored intermediate results.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def _along(x: TensorType, *, axis: int) -> TensorType:
 
 # softmax
 def peak(x: Tensor, axis: int = -1) -> Tensor:
-    """What to subtract along `axis` so that exponentials stay finite: the largest elements."""
+    """Return the largest elements along `axis`, to subtract so that exponentials stay finite."""
     return bind(PEAK, x, axes=(normalize_axis(axis, x.ndim),))
 
 
@@ -41,7 +41,7 @@ def _softmax(x: Tensor, *, axis: int) -> Tensor:
 
 
 def _softmax_vjp(ct: Tensor, y: Tensor, x: Tensor, *, axis: int) -> tuple[Tensor]:
-    """Reads y only: x and exp(x) can be freed."""
+    """Return y (ct - sum(ct y)). The rule reads only y, so x and exp(x) can be freed."""
     return (y * (ct - (ct * y).sum(axis, keepdims=True)),)
 
 
@@ -50,7 +50,7 @@ SOFTMAX = composite("softmax", type=_along, expand=_softmax, vjp=_softmax_vjp, j
 
 @method
 def softmax(x: Any, axis: int = -1) -> Tensor:
-    """Exponentials of `x` divided by their sum along `axis`.
+    """Divide the exponentials of `x` by their sum along `axis`.
 
     out = exp(x - m) / sum(exp(x - m)), m = max(x)
 
@@ -93,7 +93,7 @@ LOG_SOFTMAX = composite(
 
 @method
 def log_softmax(x: Any, axis: int = -1) -> Tensor:
-    """Logarithm of softmax along `axis`, without its underflow.
+    """Return the logarithm of softmax along `axis`, without the underflow of log(softmax(x)).
 
     out = x - m - log(sum(exp(x - m))), m = max(x)
 
@@ -110,7 +110,7 @@ def log_softmax(x: Any, axis: int = -1) -> Tensor:
     return bind(LOG_SOFTMAX, as_tensor(x), axis=axis)
 
 
-# causal masks: row q sees the columns k <= q
+# Causal masks: row q sees the columns k <= q
 def _square(x: TensorType) -> TensorType:
     if x.ndim < 2 or x.shape[-1] != x.shape[-2]:
         raise ShapeError(f"the last two axes must be equal (queries and keys), got {x}")
@@ -126,12 +126,11 @@ def _softmax_causal(x: Tensor) -> Tensor:
     m = peak(where(allowed, x, -INF))
     e = exp(x - m)
     s = where(allowed, e, 0.0).sum(-1, keepdims=True)
-    return where(allowed, e / s, 0.0)  # chosen, not computed from -inf: exact zeros on every driver
+    return where(allowed, e / s, 0.0)  # `where`, because exp(-inf) is not exactly 0 on every driver
 
 
 def _softmax_causal_vjp(ct: Tensor, y: Tensor, x: Tensor) -> tuple[Tensor]:
-    """All is behind the mask, so that products leave out what it hides: of `ct` on one side, of the result on the
-    other."""
+    """Mask every value, so that the products that make `ct` and that read the result skip the hidden half."""
     allowed = _allowed(y)
     s = where(allowed, ct * y, 0.0).sum(-1, keepdims=True)
     return (where(allowed, y * (ct - s), 0.0),)
@@ -144,11 +143,11 @@ SOFTMAX_CAUSAL = composite(
 
 @entered
 def softmax_causal(x: Any) -> Tensor:
-    """Softmax of row q over its columns k <= q; exact zeros above the diagonal.
+    """Return the softmax of each row q over its columns k <= q, with exact zeros above the diagonal.
 
     x:        f32, shape (..., T, T): scores of queries (rows) against keys (columns).
     Returns:  f32, shape of `x`.
-    Gradient: that of softmax, zero above the diagonal.
+    Gradient: the gradient of softmax; zero above the diagonal.
     Raises:   ShapeError if the last two axes differ; DTypeError if `x` is not f32.
 
     As torch.softmax of scores masked with -inf.
@@ -162,14 +161,14 @@ def softmax_causal(x: Any) -> Tensor:
 
 @entered
 def where_causal(x: Any, fill: float) -> Tensor:
-    """Return `x` with `fill` above the diagonal of its last two axes, where k > q.
+    """Write `fill` above the diagonal of the last two axes of `x`, where k > q.
 
     x:        any dtype, shape (..., Q, K).
     fill:     a Python number or a rank-0 tensor of the dtype of `x`.
     Returns:  dtype and shape of `x`.
     Gradient: to `x` on and below the diagonal, zero above it.
     Raises:   ShapeError if the rank is below 2.
-    As torch.tril and masked_fill, in one.
+    As torch.tril and masked_fill together.
 
     >>> tg.where_causal(np.ones((2, 2)), 0.0)
     tensor([[1., 0.],
@@ -181,9 +180,9 @@ def where_causal(x: Any, fill: float) -> Tensor:
     return where(_allowed(x), x, fill)
 
 
-# normalisation: zero mean, unit variance over `axes`
+# Normalisation: zero mean, unit variance over `axes`
 def _centred(x: Tensor, axes: tuple[int, ...], eps: float) -> tuple[Tensor, Tensor]:
-    """x - mean, and 1/sqrt(variance + eps) with kept dimensions."""
+    """Return x - mean, and 1/sqrt(variance + eps) with kept dimensions."""
     c = x - x.mean(axes, keepdims=True)
     return c, rsqrt(square(c).mean(axes, keepdims=True) + eps)
 
@@ -194,7 +193,7 @@ def _normalize(x: Tensor, *, axes: tuple[int, ...], eps: float) -> Tensor:
 
 
 def _normalize_vjp(ct: Tensor, y: Tensor, x: Tensor, *, axes: tuple[int, ...], eps: float) -> tuple[Tensor]:
-    """Two independent means: differentiating the chain step by step would need three, one after another."""
+    """Return the gradient from two independent means. Differentiating the chain would need three, one after another."""
     r = _centred(x, axes, eps)[1]
     return (r * (ct - ct.mean(axes, keepdims=True) - y * (ct * y).mean(axes, keepdims=True)),)
 
@@ -220,7 +219,7 @@ RMS_NORMALIZE = composite(
 
 
 def _per_channel(x: Tensor, axis: int, **given: Any) -> list[Tensor | None]:
-    """Return each given vector, checked to have one element a channel and shaped to broadcast along `axis`."""
+    """Check that each given vector has one element per channel, and shape it to broadcast along `axis`."""
     n = x.shape[axis]
     out: list[Tensor | None] = []
     for name, value in given.items():
@@ -249,7 +248,7 @@ def layer_norm(x: Any, g: Any = None, b: Any = None, eps: float = 1e-5) -> Tenso
 
     out = (x - mean(x)) / sqrt(var(x) + eps) * g + b
 
-    x:        f32, shape (..., D). The variance is that of the population.
+    x:        f32, shape (..., D). The variance is the population variance.
     g, b:     f32 [D], or None for 1 and 0.
     Returns:  f32, shape of `x`.
     Gradient: to `x`, `g` and `b`.
@@ -295,12 +294,12 @@ def batch_norm(x: Any, g: Any = None, b: Any = None, eps: float = 1e-5, *, mean:
 
     x:         f32, shape (B, C, ...).
     g, b:      f32 [C], or None for 1 and 0.
-    mean, var: f32 [C], for inference with known statistics; else those of this batch, `var` of the population.
+    mean, var: f32 [C], known statistics for inference; by default mean and population variance of this batch.
     Returns:   f32, shape of `x`.
     Gradient:  to `x`, `g`, `b`, and to `mean` and `var` where given.
     Raises:    ShapeError if a vector is not [C], or only one of `mean` and `var` is given; DTypeError.
 
-    As torch.nn.functional.batch_norm, with training=True where the statistics are those of the batch.
+    As torch.nn.functional.batch_norm, with training=True if `mean` and `var` are None.
 
     >>> x = np.array([[1.0, 2.0], [3.0, 6.0]], np.float32)
     >>> tg.batch_norm(x, np.ones(2), np.zeros(2)).shape

@@ -1,8 +1,8 @@
-"""Windows that overlap at steps, taken apart by the remainder of the position: sums over taps without zeros between.
+"""Transposed convolution without zeros between the elements: positions are grouped by their remainder, a *phase*.
 
-out[n] = sum over o, k with n = o*stride + k*dilation of x[o] w[k] reads every x[o] with a share of the taps only: those
-that n leaves the same remainder with. All positions of one remainder, a phase, are a sum over windows at steps of one.
-Neighbouring phases that read the same windows are one product.
+out[n] = sum over o, k with n = o*stride + k*dilation of x[o] w[k]. For one n, only the taps k contribute for which
+n - k*dilation is a multiple of the stride. All positions of one phase use the same taps, and are a sum over windows at
+steps of one. Neighbouring phases that read the same windows are computed as one product.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ Join = Callable[[Sequence[Tensor], int], Tensor]
 class Phases:
     """Neighbouring phases of one axis that read the same windows.
 
-    first, count: of the phases; phase f are the positions that leave f * gcd(stride, dilation).
-    tap:          of the first phase the first tap; that of the next is the next.
-    taps:         of each phase, one in every `period`; 0 for phases that are zero.
-    ahead:        how many elements further on the windows are for it.
+    first, count: the first phase, and how many. Phase f has the positions with remainder f * gcd(stride, dilation).
+    tap:          first tap of the first phase. Each next phase begins one tap later.
+    taps:         number of taps of each phase, one in every `period`; 0 for phases that are zero.
+    ahead:        offset of the windows, in elements of x.
     """
 
     first: int
@@ -50,31 +50,31 @@ class Steps:
 
     @property
     def common(self) -> int:
-        """Remainders that any tap leaves are multiples of this."""
+        """The common divisor of the remainders of all taps."""
         return math.gcd(self.stride, self.dilation)
 
     @property
     def period(self) -> int:
-        """Number of phases; taps so far apart leave the same remainder."""
+        """The number of phases. Taps this far apart have the same remainder."""
         return self.stride // self.common
 
     @property
     def apart(self) -> int:
-        """Elements of x between two taps of a phase."""
+        """The distance, in elements of x, between two taps of a phase."""
         return self.dilation // self.common
 
     @property
     def begin(self) -> int:
-        """Of the windows at steps of one, the first that counts."""
+        """The first window, at steps of one, that reaches the output."""
         return self.padding // self.stride
 
     @property
     def length(self) -> int:
-        """How many windows count."""
+        """The number of windows that reach the output."""
         return (self.padding + self.size - 1) // self.stride + 1 - self.begin if self.size else 0
 
     def phases(self) -> list[Phases]:
-        """Return all of the axis, in order."""
+        """Return all phases of the axis, in order."""
         every, rest = divmod(self.kernel, self.period)
         if self.apart == 1:
             groups = (Phases(0, rest, 0, every + 1, 0), Phases(rest, self.period - rest, rest, every, 0))
@@ -87,46 +87,47 @@ class Steps:
         ]
 
     def taken(self, w: Tensor, axis: int, p: Phases) -> Tensor:
-        """Taps of some phases: [.., kernel, ..] -> [.., count, taps, ..]."""
-        whole = min(p.taps * self.period, self.kernel)  # the rest is read by no phase
+        """Return the taps of the phases `p`: [.., kernel, ..] -> [.., count, taps, ..]."""
+        whole = min(p.taps * self.period, self.kernel)  # no phase reads the rest
         w = place(slice_(w, axis, 0, whole), axis, 0, p.taps * self.period)
         w = reshape(w, (*w.shape[:axis], p.taps, self.period, *w.shape[axis + 1 :]))
         w = slice_(w, axis + 1, p.tap, p.count)
         return permute(w, (*range(axis), axis + 1, axis, *range(axis + 2, w.ndim)))
 
     def filters(self, w: Tensor, axis: int, p: Phases) -> Tensor:
-        """Return the same, the last one first: in the order of `windows`."""
+        """Return `taken` in reverse order, which is the order of `windows`."""
         return slice_(self.taken(w, axis, p), axis + 1, p.taps - 1, p.taps, -1)
 
     def windows(self, x: Tensor, axis: int, p: Phases) -> Tensor:
-        """What some phases read: the elements of each window become the last axis."""
+        """Return the windows that the phases `p` read. The elements of each window become the last axis."""
         reach = (p.taps - 1) * self.apart
         x = shifted(x, axis, reach + p.ahead - self.begin, self.length + reach)
         return window(x, axis, p.taps, 1, self.apart)
 
     def laid(self, x: Tensor, axis: int, p: Phases) -> Tensor:
-        """Return the elements of each window, on the last axis, at the positions of some phases that they reach."""
+        """Move the elements of each window, on the last axis, to the positions of the phases `p` that they reach."""
         reach = (p.taps - 1) * self.apart
         x = unwindow(x, axis, x.shape[axis] + reach, 1, self.apart)
         return shifted(x, axis, p.ahead - self.begin, self.length)
 
 
 def shifted(x: Tensor, axis: int, before: int, length: int) -> Tensor:
-    """`length` elements: `before` zeros, those of `x`, zeros. Where `before` is negative, `x` lacks its first."""
+    """Return `length` elements: `before` zeros, `x`, then zeros. A negative `before` cuts elements of `x` off."""
     start, at = max(-before, 0), max(before, 0)
     count = max(min(x.shape[axis] - start, length - at), 0)
     return place(slice_(x, axis, start if count else 0, count), axis, at if count else 0, length)
 
 
 def by_phases(axes: Sequence[Steps], product: Callable[[Sequence[Phases]], Tensor], before: int, join: Join) -> Tensor:
-    """[.., *sizes], `before` axes first, of what `product` computes for phases of all axes: [.., *counts, *lengths].
+    """Compute all phases of all axes, and interleave the results: [.., *sizes], with `before` axes first.
 
-    join: concatenates along an axis.
+    product: computes one phase of each axis: [.., *counts, *lengths].
+    join:    concatenates along an axis.
     """
     n = len(axes)
 
     def rows(chosen: tuple[Phases, ...]) -> Tensor | None:
-        """Return all phases of the axes that none were chosen of."""
+        """Return all phases of the axes for which `chosen` has none."""
         if len(chosen) == n:
             return product(chosen) if all(p.taps for p in chosen) else None
         steps = axes[len(chosen)]
@@ -144,7 +145,7 @@ def by_phases(axes: Sequence[Steps], product: Callable[[Sequence[Phases]], Tenso
 
     y = rows(())
     assert y is not None, "some tap is the first"
-    if any(s.stride > 1 for s in axes):  # else a view that only moves axes of size 1, which a product would not fuse
+    if any(s.stride > 1 for s in axes):  # else the view only moves axes of size 1, and a product would not fuse with it
         y = permute(y, (*range(before), *itertools.chain(*[(before + n + j, before + j) for j in range(n)])))
     y = reshape(y, (*y.shape[:before], *[s.length * s.stride for s in axes]))
     for j, s in enumerate(axes):
@@ -153,5 +154,5 @@ def by_phases(axes: Sequence[Steps], product: Callable[[Sequence[Phases]], Tenso
 
 
 def geometry(kernel: Shape, size: Shape, stride: Shape, padding: Shape, dilation: Shape) -> list[Steps]:
-    """Of all axes."""
+    """Return the steps of each axis."""
     return [Steps(*each) for each in zip(kernel, size, stride, padding, dilation, strict=True)]

@@ -1,9 +1,9 @@
 """Random numbers: PCG-RXS-M-XS 32 as a hash of (seed, step, site, element).
 
 key = pcg(pcg(pcg(seed) + step) + salt), bits(i) = pcg(pcg(i) ^ key), all on u32 with wraparound. Seed, step and
-salt are hashed before the index comes in: xor-ing them together would make the numbers of one step a permutation of
-another's. Inside a scan, key = pcg(key + i) for the number i of the iteration, of the outermost scan first. The same
-integers come out on every runtime, and nothing is stored: a backward computes its mask again.
+salt are hashed before the index is added: xor-ing them together would make the numbers of one step a permutation of
+another step's. Inside a scan, key = pcg(key + i) for iteration i, outermost scan first. Every runtime computes the same
+integers. Nothing is stored: the backward pass computes a mask again.
 """
 
 from __future__ import annotations
@@ -46,25 +46,25 @@ from tracegrad.shapes import integer, normalize_axis, show
 __all__ = ["bernoulli", "categorical", "dropout", "gumbel_softmax", "normal", "randint", "randn", "uniform"]
 
 PCG_MULTIPLIER, PCG_INCREMENT, PCG_OUTPUT = 747796405, 2891336453, 277803737  # O'Neill, 2014
-# f32 holds 24 bits: more would round up to 1
+# f32 holds 24 bits. A number of more bits could round up to 1
 UNIFORM_BITS = 24
-# One bit less leaves room for the half that keeps 0 and 1 out
+# One bit less leaves room for the added half, which excludes 0 and 1
 OPEN_BITS = 23
 HUGE = (2.0 - 2.0**-23) * 2.0**127  # the largest f32
 
 
 def _pcg(v: Tensor) -> Tensor:
-    """PCG-RXS-M-XS: a bijection of u32 without visible structure."""
+    """Return the PCG-RXS-M-XS hash of `v`, a bijection of u32 without visible structure."""
     state = v * PCG_MULTIPLIER + PCG_INCREMENT
     word = bit_xor(shift_right(state, shift_right(state, 28) + 4), state) * PCG_OUTPUT
     return bit_xor(shift_right(word, 22), word)
 
 
 def _key(op: str) -> Tensor:
-    """The key of a new random site of the running trace; inside `vmap` and `scan`, of one element or iteration."""
+    """Return the key of a new random site of the trace. In `vmap` and `scan`, each element or iteration has its own."""
     running = ambient.require(op)
     salt = running.next_salt()
-    key = _salted(counter(f"salt{salt}") if running.eager else const(salt, u32))  # eager sites come with the call
+    key = _salted(counter(f"salt{salt}") if running.eager else const(salt, u32))  # eager: an input of the call
     for lane in running.lanes:
         key = _pcg(key + lane)
     return key
@@ -75,9 +75,9 @@ def _salted(salt: Tensor) -> Tensor:
 
 
 def _bits(shape: Shape, key: Tensor, draws: int = 1, draw: int = 0) -> Tensor:
-    """Return 32 random bits per element: number `draw` of the `draws` that each linear index has.
+    """Return 32 random bits per element: draw number `draw` of `draws` for each linear index.
 
-    A `key` with axes, the first of `shape`, keys what lies at each of its places.
+    A `key` with axes has the first axes of `shape`, and gives each of its positions a stream of its own.
     """
     own = shape[key.ndim :]
     index = cast(reshape(iota((math.prod(own),), 0), own), u32)
@@ -98,9 +98,9 @@ def _open(bits: Tensor) -> Tensor:
 
 
 def rows_at_random(n: int, count: Tensor) -> Tensor:
-    """i32[n] of indices in [0, count), drawn with replacement; `count`: f32[], a whole number of at most 2^24.
+    """Return i32[n], indices in [0, count) drawn with replacement. `count` is f32[], a whole number of at most 2^24.
 
-    Their stream has the salt 0, which no site of a trace has, so that drawing batches changes no other number.
+    The stream has salt 0, which no site of a trace has, so that drawing batches changes no other number.
     """
     # The largest draw is 1 - 2^-24, and its product with such a count never rounds up to the count
     return cast(floor(_closed(_bits((n,), _salted(const(0, u32)))) * count), i32)
@@ -114,16 +114,16 @@ def _probability(p: Any) -> float:
 
 @op
 def uniform(shape: int | Sequence[int], low: float = 0.0, high: float = 1.0) -> Tensor:
-    """Uniform numbers in [low, high): 24 random bits times 2^-24, scaled.
+    """Draw uniform numbers in [low, high): 24 random bits times 2^-24, scaled.
 
-    out = low + (high - low) u, and the largest f32 below `high` where that rounds to `high`
+    out = low + (high - low) u; where this rounds to `high`, the largest f32 below `high`
 
     shape:     an integer or integers.
     low, high: finite Python numbers, low < high.
     Returns:   f32 of that shape; new numbers every step, the same for the same seed.
     Gradient:  none.
     Raises:    ShapeError for a negative size; InputError unless low < high.
-    As numpy.random.Generator.uniform.
+    As numpy.random.Generator.uniform and torch.rand.
 
     >>> tg.uniform((2, 3), -1.0, 1.0).shape
     (2, 3)
@@ -147,7 +147,7 @@ def _below(x: float) -> float:
 
 @op
 def randn(shape: int | Sequence[int]) -> Tensor:
-    """Standard normal numbers, by the cosine branch of Box and Muller.
+    """Draw standard normal numbers, by the cosine branch of Box and Muller.
 
     out = sqrt(-2 log(1 - u)) cos(2 pi v), with u, v uniform in [0, 1)
 
@@ -165,19 +165,19 @@ def randn(shape: int | Sequence[int]) -> Tensor:
 
 def _normal(dims: Shape, key: Tensor) -> Tensor:
     u, v = (_closed(_bits(dims, key, 2, k)) for k in range(2))
-    # cos(2 pi v) = -cos(2 pi v - pi): WGSL promises its precision only within [-pi, pi]
+    # cos(2 pi v) = -cos(2 pi v - pi): WGSL guarantees the precision of cos only within [-pi, pi]
     return -sqrt(log1p(-u) * -2.0) * cos(v * math.tau - math.pi)
 
 
 @op
 def normal(shape: int | Sequence[int], mean: Any = 0.0, std: Any = 1.0) -> Tensor:
-    """Normal numbers of given mean and deviation: mean + std * randn(shape).
+    """Draw normal numbers with the given mean and standard deviation: mean + std * randn(shape).
 
     shape:     an integer or integers.
     mean, std: numbers, or f32 tensors that broadcast to `shape`.
     Returns:   f32 of that shape; new numbers every step, the same for the same seed.
-    Gradient:  to `mean` and `std`, as of the sum: the reparameterization of Kingma & Welling (2014).
-    Raises:    ShapeError for a negative size, and if a tensor does not broadcast to `shape`.
+    Gradient:  to `mean` and `std`, through the sum: the reparameterization of Kingma & Welling (2014).
+    Raises:    ShapeError for a negative size, and if a tensor does not broadcast to `shape`. As torch.normal.
 
     >>> tg.normal((2, 3), 5.0, 0.1).shape
     (2, 3)
@@ -191,12 +191,12 @@ def normal(shape: int | Sequence[int], mean: Any = 0.0, std: Any = 1.0) -> Tenso
 
 @op
 def randint(shape: int | Sequence[int], low: int, high: int | None = None) -> Tensor:
-    """Uniform integers in [low, high), or in [0, low) where `high` is left out.
+    """Draw uniform integers in [low, high), or in [0, low) without `high`.
 
-    out = low + floor(b (high - low) / 2^32), with 32 random bits b: each probability is right to 2^-32
+    out = low + floor(b (high - low) / 2^32), with 32 random bits b; each probability is exact to 2^-32
 
     shape:     an integer or integers.
-    low, high: integers of i32, low < high.
+    low, high: integers within i32, low < high.
     Returns:   i32 of that shape; new numbers every step, the same for the same seed.
     Gradient:  none.
     Raises:    ShapeError for a negative size; InputError unless low < high, at most 2^31 - 1 apart.
@@ -213,7 +213,7 @@ def randint(shape: int | Sequence[int], low: int, high: int | None = None) -> Te
 
 
 def _scaled(bits: Tensor, n: int) -> Tensor:
-    """floor(bits * n / 2^32) in u32, by halves of 16 bits."""
+    """Return floor(bits * n / 2^32) in u32, computed with halves of 16 bits."""
     upper, lower = shift_right(bits, 16), bits - shift_right(bits, 16) * 65536
     high, low = n >> 16, n & 0xFFFF
     t = upper * low + shift_right(lower * low, 16)
@@ -223,11 +223,11 @@ def _scaled(bits: Tensor, n: int) -> Tensor:
 
 @op
 def bernoulli(shape: int | Sequence[int], p: float = 0.5, dtype: DType = bool_) -> Tensor:
-    """Return True with probability `p`, independently for each element.
+    """Draw True with probability `p`, independently for each element.
 
     shape:    an integer or integers.
     p:        a Python number in [0, 1].
-    dtype:    bool, or what True and False are cast to.
+    dtype:    bool, or the type that True and False are cast to.
     Returns:  `dtype`, of that shape; new numbers every step, the same for the same seed.
     Gradient: none.
     Raises:   InputError if `p` is outside [0, 1]; ShapeError for a negative size.
@@ -242,7 +242,7 @@ def bernoulli(shape: int | Sequence[int], p: float = 0.5, dtype: DType = bool_) 
 
 @op
 def categorical(logits: Any, axis: int = -1) -> Tensor:
-    """Return one class per row, drawn with the probabilities softmax(logits).
+    """Draw one class per row, with the probabilities softmax(logits).
 
     out = argmax(logits + g),  g = -log(-log(u)) with u uniform in the open (0, 1) (the Gumbel-max trick)
 
@@ -261,19 +261,19 @@ def categorical(logits: Any, axis: int = -1) -> Tensor:
 
 
 def _gumbel(shape: Shape, key: Tensor) -> Tensor:
-    """-log(-log(u)): -log(u) as -log1p(-w), w = 1 - u, because log near 1 is too coarse on some drivers."""
+    """Return -log(-log(u)), where -log(u) is -log1p(-w), w = 1 - u: log near 1 is too coarse on some drivers."""
     return -log(-log1p(-_open(_bits(shape, key))))
 
 
 @op
 def gumbel_softmax(logits: Any, tau: float = 1.0, hard: bool = False, axis: int = -1) -> Tensor:
-    """Return a sample of classes that gradients pass through: softmax((logits + g) / tau), g as in `categorical`.
+    """Draw a differentiable sample of classes: softmax((logits + g) / tau), g as in `categorical`.
 
     logits:   f32, raw, classes along `axis`.
-    tau:      the temperature, a positive number: the smaller, the nearer to one class.
-    hard:     give 1 for the class drawn and 0 for the others, with the gradient of the soft sample.
+    tau:      the temperature, a positive number. A smaller one gives samples nearer to one class.
+    hard:     return 1 for the drawn class and 0 for the others, with the gradient of the soft sample.
     Returns:  f32, shape of `logits`; new numbers every step, the same for the same seed.
-    Gradient: that of the softmax.
+    Gradient: the gradient of the softmax.
     Raises:   InputError unless tau > 0; ShapeError if `axis` is out of range; DTypeError if `logits` is not f32.
 
     As torch.nn.functional.gumbel_softmax (Jang, Gu & Poole 2017).
@@ -302,7 +302,7 @@ def _dropout_type(x: TensorType, key: TensorType, **_: Any) -> TensorType:
 
 
 def _dropped_vjp(ct: Tensor, y: Tensor, x: Tensor, key: Tensor, *, rate: float) -> tuple[Tensor, None]:
-    """Itself under the same key: the mask is hashed again instead of being stored."""
+    """Apply the same dropout to `ct`: the key gives the same mask, which need not be stored."""
     return bind(DROPOUT, ct, key, rate=rate), None
 
 
@@ -311,7 +311,7 @@ DROPOUT = composite("dropout", type=_dropout_type, expand=_dropped, vjp=_dropped
 
 @entered
 def dropout(x: Any, p: float, training: bool = True) -> Tensor:
-    """Return `x` with each element zeroed with probability `p` and the others scaled by 1/(1 - p).
+    """Set each element of `x` to zero with probability `p`, and scale the others by 1/(1 - p).
 
     x:        f32, any shape.
     p:        a Python number in [0, 1]; 0 gives `x`, 1 gives zeros.
@@ -326,5 +326,5 @@ def dropout(x: Any, p: float, training: bool = True) -> Tensor:
     tensor([1., 2.])
     """
     x, p = as_tensor(x), _probability(p)
-    key = _key("dropout")  # drawn even if unused: switching one dropout off must not change the masks of the others
+    key = _key("dropout")  # drawn even if unused: switching one dropout off must not change the other masks
     return bind(DROPOUT, x, key, rate=p) if training and p > 0.0 else x

@@ -36,17 +36,17 @@ __all__ = ["all", "any", "argmax", "argmin", "cumprod", "cumsum", "logsumexp", "
 
 
 def count(x: Tensor, axes: Sequence[int]) -> int:
-    """Return how many elements one result of a reduction over `axes` stands for."""
+    """Return the number of elements that a reduction over `axes` combines into one."""
     return math.prod([x.shape[d] for d in axes])
 
 
 def drop(y: Tensor, axes: Sequence[int], keepdims: bool) -> Tensor:
-    """Return `y`, reduced over `axes`, with or without these axes."""
+    """Remove the reduced `axes` from `y`, unless `keepdims`."""
     return y if keepdims else views.reshape(y, tuple([n for d, n in enumerate(y.shape) if d not in axes]))
 
 
 def _fold(p: Primitive, x: Tensor, axes: tuple[int, ...], keepdims: bool) -> Tensor:
-    """Fold over `axes`; axes of size 1 need no folding."""
+    """Fold `x` over `axes`, skipping axes of size 1."""
     long = tuple([d for d in axes if x.shape[d] != 1])
     return drop(bind(p, x, axes=long) if long else x, axes, keepdims)
 
@@ -64,7 +64,7 @@ def _float(x: Operand) -> Tensor:
 
 @method
 def sum(x: Operand, axis: Axes = None, keepdims: bool = False) -> Tensor:
-    """Sum over `axis` (None: over all).
+    """Sum over `axis` (None: over all axes).
 
     x: f32, i32, u32; bool is counted as i32. Gradient: the cotangent, to every element.
     Raises:   ShapeError if axis is out of range. As numpy.sum and torch.sum.
@@ -81,7 +81,7 @@ def sum(x: Operand, axis: Axes = None, keepdims: bool = False) -> Tensor:
 
 @method
 def mean(x: Operand, axis: Axes = None, keepdims: bool = False) -> Tensor:
-    """Mean over `axis` (None: over all): the sum divided by the number of elements.
+    """Average over `axis` (None: over all axes): the sum divided by the number of elements.
 
     x: f32; other dtypes are cast to it, so that `mean(prediction == target)` is an accuracy.
     Gradient: ct / n to each element. Raises ShapeError if axis is out of range. As numpy.mean and torch.mean.
@@ -111,7 +111,7 @@ def _var(x: Tensor, *, axes: tuple[int, ...], ddof: int) -> Tensor:
 
 
 def _var_vjp(ct: Tensor, y: Tensor, x: Tensor, *, axes: tuple[int, ...], ddof: int) -> tuple[Tensor]:
-    """2 (x - mean) / (n - ddof); that of `_var` would add a sum of the centred values, which is 0 but for rounding."""
+    """Return 2 (x - mean) ct / (n - ddof). The gradient of `_var` would add a sum of centred values, which is 0."""
     return (views.broadcast_to(ct * 2.0 / _degrees(x, axes, ddof), x.shape) * _centred(x, axes),)
 
 
@@ -124,11 +124,11 @@ VAR = composite("var", type=_reduced_float, expand=_var, vjp=_var_vjp, jvp=_var_
 
 @method
 def var(x: Operand, axis: Axes = None, keepdims: bool = False, ddof: int = 0) -> Tensor:
-    """Variance over `axis` (None: over all), from centred values.
+    """Return the variance over `axis` (None: over all axes), from centred values. As numpy.var.
 
     sum((x - mean(x))^2) / (n - ddof)
 
-    x: f32, other dtypes are cast. ddof: 0 for the population, 1 for a sample (PyTorch's default is 1).
+    x: f32; other dtypes are cast. ddof: 0 for the population, 1 for a sample (PyTorch's default is 1).
     Gradient: 2 (x - mean) ct / (n - ddof). Raises ShapeError if axis is out of range.
 
     >>> tg.var([1.0, 3.0])
@@ -141,7 +141,7 @@ def var(x: Operand, axis: Axes = None, keepdims: bool = False, ddof: int = 0) ->
 
 @method
 def variance(x: Operand, axis: Axes = None, keepdims: bool = False, correction: int = 1) -> Tensor:
-    """Sample variance over `axis` (None: over all): `var` with `ddof=correction`.
+    """Return the sample variance over `axis` (None: over all axes): `var` with `ddof=correction`.
 
     f32. Gradient and errors: as `var`; raises ShapeError if axis is out of range. As torch.var.
 
@@ -152,14 +152,14 @@ def variance(x: Operand, axis: Axes = None, keepdims: bool = False, correction: 
 
 
 def _root(x: Tensor) -> Tensor:
-    """Return the square root, with a derivative of 0 at 0, where it has none."""
+    """Return the square root, with a derivative of 0 at 0 instead of infinity."""
     zero = x == 0.0
     return where(zero, 0.0, sqrt(where(zero, 1.0, x)))
 
 
 @method
 def std(x: Operand, axis: Axes = None, keepdims: bool = False, ddof: int = 0) -> Tensor:
-    """Standard deviation over `axis` (None: over all): the root of `var`.
+    """Return the standard deviation over `axis` (None: over all axes): the root of `var`.
 
     sqrt(sum((x - mean(x))^2) / (n - ddof))
 
@@ -176,16 +176,16 @@ def std(x: Operand, axis: Axes = None, keepdims: bool = False, ddof: int = 0) ->
 
 @method
 def norm(x: Operand, axis: Axes = None, keepdims: bool = False, ord: float = 2) -> Tensor:
-    """Length of the vectors along `axis` (None: of all elements as one vector).
+    """Return the length of the vectors along `axis` (None: of all elements as one vector).
 
-    sum(|x|^ord)^(1 / ord); the largest |x| for ord=inf, the least for -inf, how many are not 0 for 0
+    sum(|x|^ord)^(1 / ord); for ord=inf the largest |x|, for -inf the smallest, for 0 the number of nonzero elements
 
-    x:        f32. axis: several axes are flattened into one; there is no norm of matrices but Frobenius's, ord=2.
+    x:        f32. axis: several axes count as one vector. For a matrix norm, only Frobenius's (ord=2) is available.
     ord:      a number >= 0, inf or -inf.
-    Gradient: x / norm for ord=2, and 0 at a vector of zeros, as PyTorch; ties of inf share it evenly.
+    Gradient: x / norm for ord=2, and 0 at a vector of zeros, as PyTorch. For ord=inf, ties share it evenly.
     Raises:   InputError for another `ord`; DTypeError if `x` is not f32.
 
-    As torch.linalg.vector_norm. Squares beyond 1e38 overflow, as there.
+    As torch.linalg.vector_norm. Squares beyond 1e38 overflow, as in PyTorch.
 
     >>> import tracegrad as tg
     >>> tg.norm(tg.tensor([[3.0, 4.0], [0.0, 0.0]]), axis=1)
@@ -224,9 +224,9 @@ def _require_elements(x: Tensor, axes: Sequence[int]) -> None:
 
 @method
 def max(x: Operand, axis: Axes = None, keepdims: bool = False) -> Tensor:
-    """Largest element over `axis` (None: over all).
+    """Return the largest element over `axis` (None: over all axes).
 
-    x: f32, i32, u32. NaN wins, as in NumPy. ShapeError for no elements.
+    x: f32, i32, u32. The maximum of elements with a NaN is NaN, as in NumPy.
     Gradient: tied positions share it evenly.
     Raises:   ShapeError if axis is out of range or x has no elements. As numpy.max and torch.amax.
 
@@ -238,9 +238,9 @@ def max(x: Operand, axis: Axes = None, keepdims: bool = False) -> Tensor:
 
 @method
 def min(x: Operand, axis: Axes = None, keepdims: bool = False) -> Tensor:
-    """Smallest element over `axis` (None: over all).
+    """Return the smallest element over `axis` (None: over all axes).
 
-    x: f32, i32, u32. NaN wins, as in NumPy. ShapeError for no elements.
+    x: f32, i32, u32. The minimum of elements with a NaN is NaN, as in NumPy.
     Gradient: tied positions share it evenly.
     Raises:   ShapeError if axis is out of range or x has no elements. As numpy.min and torch.amin.
 
@@ -252,7 +252,7 @@ def min(x: Operand, axis: Axes = None, keepdims: bool = False) -> Tensor:
 
 @method
 def prod(x: Operand, axis: Axes = None, keepdims: bool = False) -> Tensor:
-    """Product over `axis` (None: over all). f32, i32, u32. The gradient is right beside zeros as well.
+    """Multiply the elements over `axis` (None: over all axes). f32, i32, u32. The gradient is exact at zeros, too.
 
     Raises:   ShapeError if axis is out of range. As numpy.prod and torch.prod.
 
@@ -265,7 +265,7 @@ def prod(x: Operand, axis: Axes = None, keepdims: bool = False) -> Tensor:
 
 @method
 def any(x: Operand, axis: Axes = None, keepdims: bool = False) -> Tensor:
-    """Return whether any element over `axis` is true, or not zero. Any dtype; returns bool; False for no elements.
+    """Return whether any element over `axis` is true or nonzero. Any dtype; returns bool; False for no elements.
 
     No gradient. Raises ShapeError if axis is out of range. As numpy.any and torch.any.
 
@@ -280,7 +280,7 @@ def any(x: Operand, axis: Axes = None, keepdims: bool = False) -> Tensor:
 
 @method
 def all(x: Operand, axis: Axes = None, keepdims: bool = False) -> Tensor:
-    """Return whether every element over `axis` is true, or not zero. Any dtype; returns bool; True for no elements.
+    """Return whether every element over `axis` is true or nonzero. Any dtype; returns bool; True for no elements.
 
     No gradient. Raises ShapeError if axis is out of range. As numpy.all and torch.all.
 
@@ -306,7 +306,7 @@ def _position(p: Primitive, x: Operand, axis: Axes, keepdims: bool) -> Tensor:
     best = views.broadcast_to(_fold(p, rows, (last,), keepdims=True), rows.shape)
     key = where(rows == best, at, n)
     if x.dtype.is_float:
-        # Negative keys for NaN, whatever the device's max makes of one.
+        # NaN gets a negative key, because max of NaN differs between devices.
         key = where(isnan(rows), at - n, key)
     first = _fold(MIN, key, (last,), keepdims=False)
     if x.dtype.is_float:
@@ -316,10 +316,10 @@ def _position(p: Primitive, x: Operand, axis: Axes, keepdims: bool) -> Tensor:
 
 @method
 def argmax(x: Operand, axis: Axes = None, keepdims: bool = False) -> Tensor:
-    """Position of the largest element over `axis` (None: in the flattened `x`).
+    """Return the position of the largest element over `axis` (None: in the flattened `x`).
 
-    x: f32, i32, u32. Returns i32; the first position of tied ones; NaN wins, as in NumPy. No gradient.
-    For a tuple of axes the position is the row-major one among them.
+    x: f32, i32, u32. Returns i32: the first position of tied elements, or of a NaN, as in NumPy. No gradient.
+    For a tuple of axes, the position is the row-major index over these axes.
     Raises:   ShapeError if axis is out of range or x has no elements. As numpy.argmax and torch.argmax.
 
     >>> tg.argmax([[1.0, 3.0, 2.0]], axis=-1)
@@ -330,7 +330,7 @@ def argmax(x: Operand, axis: Axes = None, keepdims: bool = False) -> Tensor:
 
 @method
 def argmin(x: Operand, axis: Axes = None, keepdims: bool = False) -> Tensor:
-    """Position of the smallest element over `axis` (None: in the flattened `x`); otherwise as `argmax`.
+    """Return the position of the smallest element over `axis` (None: in the flattened `x`); otherwise as `argmax`.
 
     i32. No gradient. Raises ShapeError if axis is out of range or x has no elements. As numpy.argmin and torch.argmin.
 
@@ -342,7 +342,7 @@ def argmin(x: Operand, axis: Axes = None, keepdims: bool = False) -> Tensor:
 
 def _logsumexp(x: Tensor, *, axes: tuple[int, ...]) -> Tensor:
     top = max(x, axes, keepdims=True)
-    shift = where(nonfinite(top), 0.0, top)  # of a row of -inf or with inf: inf - inf would make it NaN
+    shift = where(nonfinite(top), 0.0, top)  # for a row of -inf, or with inf: inf - inf would be NaN
     return log(sum(exp(x - views.broadcast_to(shift, x.shape)), axes, keepdims=True)) + shift
 
 
@@ -361,9 +361,10 @@ LOGSUMEXP = composite(
 
 @method
 def logsumexp(x: Operand, axis: Axes = None, keepdims: bool = False) -> Tensor:
-    """log(sum(exp(x))) over `axis` (None: over all), with the maximum subtracted so that exp stays finite.
+    """Return log(sum(exp(x))) over `axis` (None: over all axes). The maximum is subtracted, so exp stays finite.
 
-    x: f32. A row of -inf gives -inf with a NaN gradient, a row with inf gives inf, both as PyTorch.
+    x: f32. Gradient: ct softmax(x). A row of -inf gives -inf with a NaN gradient, a row with inf gives inf.
+    As torch.logsumexp.
     Raises:   DTypeError if x is not f32, ShapeError if axis is out of range.
 
     >>> tg.logsumexp([[0.0, 0.0]], axis=-1)
@@ -379,7 +380,7 @@ SCAN_BLOCK = 32  # elements summed directly; longer axes take one more level for
 
 
 def _scan(x: Tensor, axis: int, reverse: bool, fold: Primitive = SUM) -> Tensor:
-    """Running sums or products along `axis`: within blocks, joined with those of the blocks before."""
+    """Return running sums or products along `axis`: within blocks, then combined with those of earlier blocks."""
     before, n, after = x.shape[:axis], x.shape[axis], x.shape[axis + 1 :]
     neutral = int(fold.identity or 0)
     if n <= SCAN_BLOCK:
@@ -399,7 +400,7 @@ def _scan(x: Tensor, axis: int, reverse: bool, fold: Primitive = SUM) -> Tensor:
 
 
 def _placed(x: Tensor, axis: int, start: int, n: int, neutral: int) -> Tensor:
-    """Return `x` at `start` of an axis that becomes `n` long, `neutral` elsewhere."""
+    """Place `x` at `start` of an axis of length `n`, with `neutral` elsewhere."""
     end = start + x.shape[axis]
     placed = views.place(x, axis, start, n)
     if not neutral or placed is x:
@@ -425,9 +426,9 @@ CUMSUM = composite("cumsum", type=_cumsum_type, expand=_cumsum, vjp=_cumsum_vjp,
 
 @method
 def cumsum(x: Operand, axis: int | None = None) -> Tensor:
-    """Running sums along `axis` (None: of the flattened `x`): out[k] = x[0] + ... + x[k].
+    """Return running sums along `axis` (None: of the flattened `x`): out[k] = x[0] + ... + x[k].
 
-    x: f32, i32, u32; bool is counted as i32. Gradient: running sums from the other end.
+    x: f32, i32, u32; bool is counted as i32. Gradient: running sums of the cotangent from the other end.
     Raises:   ShapeError if axis is out of range. As numpy.cumsum and torch.cumsum.
 
     >>> tg.cumsum([1.0, 2.0, 3.0], axis=0)
@@ -442,10 +443,10 @@ def cumsum(x: Operand, axis: int | None = None) -> Tensor:
 
 @method
 def cumprod(x: Operand, axis: int | None = None) -> Tensor:
-    """Running products along `axis` (None: of the flattened `x`): out[k] = x[0] * ... * x[k].
+    """Return running products along `axis` (None: of the flattened `x`): out[k] = x[0] * ... * x[k].
 
     x:        f32, i32, u32; bool is counted as i32.
-    Gradient: right beside zeros as well: nothing is divided by `x`.
+    Gradient: exact at zeros, too: nothing is divided by `x`.
     Raises:   ShapeError if `axis` is out of range.
     As numpy.cumprod and torch.cumprod.
 

@@ -1,4 +1,4 @@
-"""Images and sequences, batch first, channels second, at other sizes: interpolation, pooling, shuffled pixels."""
+"""Resizing of images and sequences, batch first, channels second: interpolation, pooling, shuffled pixels."""
 
 from __future__ import annotations
 
@@ -33,19 +33,19 @@ def interpolate(
     mode: str = "nearest",
     align_corners: bool = False,
 ) -> Tensor:
-    """Images or sequences at another size.
+    """Resize images or sequences.
 
     nearest:  out[i] = x[floor(i / s)], s = out / in
-    linear:   out[i] = x between its neighbours at (i + 0.5) / s - 0.5; with align_corners at i (in - 1) / (out - 1)
-    bilinear: linear along the height and the width
+    linear:   out[i] = x interpolated at (i + 0.5) / s - 0.5; with align_corners at i (in - 1) / (out - 1)
+    bilinear: linear along height and width
 
     x:             f32, [B, C, L] or [B, C, H, W]; for "nearest" [B, C, D, H, W] too.
-    size:          of the result, an integer for all axes or one for each.
+    size:          size of the result, one integer for all axes or one for each.
     scale_factor:  instead of `size`: out = floor(in * scale_factor).
-    mode:          "nearest", "linear" (of sequences) or "bilinear" (of images).
-    align_corners: whether the first and last elements stay where they are; not for "nearest".
-    Returns:       f32, the axes behind the channels at the new size.
-    Gradient:      each cotangent to what was read, by its weight.
+    mode:          "nearest", "linear" (for sequences) or "bilinear" (for images).
+    align_corners: whether the first and last elements keep their positions; not for "nearest".
+    Returns:       f32, with the axes after the channels at the new size.
+    Gradient:      each cotangent, weighted as in the forward, to the elements read.
     Raises:        InputError unless one of `size` and `scale_factor` is given, for another mode, and for factors <= 0;
                    ShapeError if `x` has another rank; DTypeError if `x` is not f32.
 
@@ -71,7 +71,7 @@ def interpolate(
 
 
 def _sizes(old: Sequence[int], size: Any, scale_factor: Any) -> list[tuple[int, float]]:
-    """Of each axis the new size, and how far apart two neighbours of the result are in `x`."""
+    """Return for each axis the new size, and the distance in `x` between neighbours of the result."""
     if (size is None) == (scale_factor is None):
         raise InputError("give size= or scale_factor=, one of them")
     if size is not None:
@@ -89,7 +89,7 @@ def _sizes(old: Sequence[int], size: Any, scale_factor: Any) -> list[tuple[int, 
 
 
 def _nearest(x: Tensor, axis: int, n: int, step: float) -> Tensor:
-    """Positions in single precision, as PyTorch computes them: where they are whole, rounding decides."""
+    """Resize by nearest neighbour. Positions are in single precision, as in PyTorch: rounding decides at whole ones."""
     step, last = nearest_f32(step), x.shape[axis] - 1
     return take(x, literal([min(math.floor(nearest_f32(k * step)), last) for k in range(n)], i32), axis)
 
@@ -108,7 +108,7 @@ def _linear(x: Tensor, axis: int, n: int, step: float, align_corners: bool) -> T
 
 
 def _pooled(x: Tensor, axis: int, n: int) -> Tensor:
-    """Means of the windows from floor(k m / n) to ceil((k + 1) m / n), as a product with ones and zeros."""
+    """Average the windows from floor(k m / n) to ceil((k + 1) m / n), by a product with ones and zeros."""
     m = x.shape[axis]
     if n < 1 or m < 1:
         raise ShapeError(f"axis {axis} of {x.type} cannot be pooled to {n} elements")
@@ -120,7 +120,7 @@ def _pooled(x: Tensor, axis: int, n: int) -> Tensor:
 
 @op
 def adaptive_avg_pool1d(x: Any, output_size: int) -> Tensor:
-    """Means of `output_size` windows that cover a sequence evenly.
+    """Average `output_size` windows that cover a sequence evenly.
 
     window k: from floor(k L / n) to ceil((k + 1) L / n), n = output_size
 
@@ -139,7 +139,7 @@ def adaptive_avg_pool1d(x: Any, output_size: int) -> Tensor:
 
 @op
 def adaptive_avg_pool2d(x: Any, output_size: IntOrPair) -> Tensor:
-    """Means of windows that cover an image evenly, as many as the result has elements.
+    """Average windows that cover an image evenly, one window for each element of the result.
 
     window k of an axis: from floor(k H / n) to ceil((k + 1) H / n)
 
@@ -170,7 +170,7 @@ def _sequence(x: Any) -> Tensor:
 
 
 def _one_high(x: Any, pool: Any, kernel_size: int, stride: int | None, padding: int) -> Tensor:
-    """Return a pool of images, of sequences as images one element high."""
+    """Apply a pool of images to sequences, as images one element high."""
     x = _sequence(x)
     step = kernel_size if stride is None else stride
     y = pool(reshape(x, (*x.shape[:2], 1, x.shape[2])), (1, kernel_size), (1, step), (0, padding))
@@ -213,15 +213,15 @@ def max_pool1d(x: Any, kernel_size: int, stride: int | None = None, padding: int
 
 @op
 def pixel_shuffle(x: Any, factor: int) -> Tensor:
-    """Channels as pixels: r * r channels become blocks of r by r pixels.
+    """Move channels into pixels: r * r channels become blocks of r by r pixels.
 
     out[b, c, h r + i, w r + j] = x[b, (c r + i) r + j, h, w], r = factor
 
     x:        any dtype, [..., C r^2, H, W].
     factor:   r, a positive integer.
     Returns:  [..., C, H r, W r]. A view: no kernel.
-    Gradient: the cotangent's pixels as channels.
-    Raises:   ShapeError if the channels do not divide by r^2.
+    Gradient: `pixel_unshuffle` of the cotangent.
+    Raises:   ShapeError if the number of channels is not divisible by r^2.
 
     As torch.nn.functional.pixel_shuffle (Shi et al. 2016).
 
@@ -240,12 +240,12 @@ def pixel_shuffle(x: Any, factor: int) -> Tensor:
 
 @op
 def pixel_unshuffle(x: Any, factor: int) -> Tensor:
-    """Pixels as channels: the inverse of `pixel_shuffle`.
+    """Move pixels into channels: the inverse of `pixel_shuffle`.
 
     x:        any dtype, [..., C, H r, W r], r = factor.
     Returns:  [..., C r^2, H, W]. A view: no kernel.
-    Gradient: the cotangent's channels as pixels.
-    Raises:   ShapeError if height or width do not divide by r.
+    Gradient: `pixel_shuffle` of the cotangent.
+    Raises:   ShapeError if height or width is not divisible by r.
 
     As torch.nn.functional.pixel_unshuffle.
 
@@ -278,7 +278,7 @@ def unfold(
     """Return each window of an image as one column, zeros outside the image.
 
     x:        f32 [B, C, H, W].
-    Returns:  f32 [B, C*kh*kw, oh*ow]. A view: no kernel. `im2col` has the last two axes exchanged.
+    Returns:  f32 [B, C*kh*kw, oh*ow]. A view: no kernel. In `im2col` the last two axes are exchanged.
     Gradient: each element summed over the windows that hold it.
     Raises:   ShapeError if the window does not fit; DTypeError if `x` is not f32.
 

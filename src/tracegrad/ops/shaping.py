@@ -1,4 +1,4 @@
-"""Ops that move elements and compute nothing: the compiler folds them into the indices of their readers."""
+"""Ops that move elements and compute nothing. The compiler folds them into the indices of their readers."""
 
 from __future__ import annotations
 
@@ -39,12 +39,12 @@ __all__ = [
 
 
 def shape_of(shape: Any) -> Shape:
-    """Return `shape` as a tuple; one integer is one axis."""
+    """Return `shape` as a tuple. One integer means one axis."""
     return integers(shape, "a size")
 
 
 def sizes_of(shape: Any) -> Shape:
-    """Return `shape` of a new tensor: as `shape_of`, but ShapeError for a negative size."""
+    """Return the shape of a new tensor as a tuple. Raises ShapeError for a negative size."""
     dims = shape_of(shape)
     if any(n < 0 for n in dims):
         raise ShapeError(f"a size must not be negative, got {show(dims)}")
@@ -53,9 +53,9 @@ def sizes_of(shape: Any) -> Shape:
 
 @method
 def reshape(x: Operand, shape: int | Sequence[int]) -> Tensor:
-    """Return the same elements, in row-major order, under another shape.
+    """Give `x` another shape, with the same elements in row-major order.
 
-    x: any dtype. shape: integers, one of which may be -1 and is inferred.
+    x: any dtype. shape: integers. One of them can be -1, and is then inferred.
     Raises ShapeError if the sizes differ.
     Gradient: reshaped back. As numpy.reshape and torch.reshape.
 
@@ -69,7 +69,7 @@ def reshape(x: Operand, shape: int | Sequence[int]) -> Tensor:
 
 @method
 def flatten(x: Operand, start_axis: int = 1) -> Tensor:
-    """Return `x` with all axes from `start_axis` on as one: f32[B,C,H,W] becomes f32[B,C*H*W]. Any dtype.
+    """Merge all axes of `x` from `start_axis` on into one: f32[B,C,H,W] becomes f32[B,C*H*W]. Any dtype.
 
     Gradient: reshaped back. Raises ShapeError if start_axis is out of range. As torch.flatten.
 
@@ -86,10 +86,10 @@ def flatten(x: Operand, start_axis: int = 1) -> Tensor:
 
 @method
 def permute(x: Operand, axes: Sequence[int]) -> Tensor:
-    """Return `x` with its axes reordered: axis `d` of the result is axis `axes[d]` of `x`.
+    """Reorder the axes of `x`: axis `d` of the result is axis `axes[d]` of `x`.
 
-    x: any dtype. axes: every axis once, negative ones counted from the end; ShapeError otherwise.
-    Gradient: permuted back. Raises ShapeError if axes is no permutation. As numpy.transpose and torch.permute.
+    x: any dtype. axes: every axis once; negative ones count from the end.
+    Gradient: permuted back. Raises ShapeError unless `axes` is a permutation. As numpy.transpose and torch.permute.
 
     >>> tg.permute(np.zeros((2, 3, 4)), (2, 0, 1)).shape
     (4, 2, 3)
@@ -103,9 +103,9 @@ def permute(x: Operand, axes: Sequence[int]) -> Tensor:
 
 @method
 def transpose(x: Operand, axes: Sequence[int] | None = None) -> Tensor:
-    """Return `x` with its axes reversed, or in the order of `axes`, as NumPy. To exchange two axes use `swapaxes`.
+    """Reverse the axes of `x`, or put them in the order of `axes`, as numpy.transpose. `swapaxes` exchanges two axes.
 
-    Any dtype. Gradient: permuted back. Raises ShapeError if axes is no permutation.
+    Any dtype. Gradient: permuted back. Raises ShapeError unless `axes` is a permutation.
 
     >>> tg.transpose([[1.0, 2.0], [3.0, 4.0]])
     tensor([[1., 3.],
@@ -117,7 +117,7 @@ def transpose(x: Operand, axes: Sequence[int] | None = None) -> Tensor:
 
 @method
 def swapaxes(x: Operand, a: int, b: int) -> Tensor:
-    """Return `x` with axes `a` and `b` exchanged. Any dtype.
+    """Exchange axes `a` and `b` of `x`. Any dtype.
 
     Gradient: swapped back. Raises ShapeError if an axis is out of range. As numpy.swapaxes and torch.swapaxes.
 
@@ -133,9 +133,9 @@ def swapaxes(x: Operand, a: int, b: int) -> Tensor:
 
 @method
 def broadcast_to(x: Operand, shape: int | Sequence[int]) -> Tensor:
-    """Return `x` repeated along new leading axes and along axes of size 1, as NumPy.
+    """Repeat `x` along new leading axes and along axes of size 1, as numpy.broadcast_to.
 
-    Any dtype. Gradient: the sum over what was repeated. Raises ShapeError if an axis is neither 1 nor equal.
+    Any dtype. Gradient: the sum over the repeated axes. Raises ShapeError if an axis is neither 1 nor equal.
 
     >>> tg.broadcast_to([1.0, 2.0], (2, 2))
     tensor([[1., 2.],
@@ -150,7 +150,7 @@ def broadcast_to(x: Operand, shape: int | Sequence[int]) -> Tensor:
 
 @method
 def expand_dims(x: Operand, axis: int | Sequence[int]) -> Tensor:
-    """Return `x` with axes of size 1 inserted, at the positions `axis` of the result. Any dtype.
+    """Insert axes of size 1 into `x`, at the positions `axis` of the result. Any dtype.
 
     Gradient: reshaped back. Raises ShapeError if axis is out of range. As numpy.expand_dims and torch.unsqueeze.
 
@@ -167,7 +167,7 @@ def expand_dims(x: Operand, axis: int | Sequence[int]) -> Tensor:
 
 @method
 def squeeze(x: Operand, axis: Axes = None) -> Tensor:
-    """Return `x` without its axes of size 1, or without those of `axis`. Any dtype. ShapeError if one is not of size 1.
+    """Remove the axes of size 1 from `x`; with `axis`, only the given ones. Any dtype.
 
     Gradient: reshaped back. Raises ShapeError if a named axis is not 1. As numpy.squeeze and torch.squeeze.
 
@@ -210,7 +210,7 @@ def narrow(x: Operand, axis: int, start: int, length: int) -> Tensor:
 
 @method
 def flip(x: Operand, axis: Axes = None) -> Tensor:
-    """Return `x` in reverse order along `axis` (None: along every axis). Any dtype.
+    """Reverse `x` along `axis` (None: along every axis). Any dtype.
 
     Gradient: flipped back. Raises ShapeError if axis is out of range. As numpy.flip and torch.flip.
 
@@ -226,9 +226,9 @@ def flip(x: Operand, axis: Axes = None) -> Tensor:
 
 @method
 def repeat(x: Operand, repeats: int, axis: int | None = None) -> Tensor:
-    """Return each element `repeats` times in a row along `axis` (None: of the flattened `x`), as NumPy.
+    """Repeat each element `repeats` times in a row along `axis` (None: of the flattened `x`), as numpy.repeat.
 
-    Any dtype. Gradient: the sum over the copies.
+    Any dtype, any shape. Gradient: the sum over the copies. Raises ShapeError for a negative `repeats`.
     """
     x, repeats = as_tensor(x), integer(repeats, "repeats")
     if repeats < 0:
@@ -254,7 +254,7 @@ def _concat_type(*types: TensorType, axis: int) -> TensorType:
 
 
 def _concat(*xs: Tensor, axis: int) -> Tensor:
-    """Return each input placed among zeros, one chosen by position; as a balanced tree, to keep expressions shallow."""
+    """Place each input among zeros, and select by position. A balanced tree keeps expressions shallow."""
     parts = [x for x in xs if x.shape[axis]] or [xs[0]]
     starts = offsets([x.shape[axis] for x in parts])
     n = starts[-1] + parts[-1].shape[axis]
@@ -289,10 +289,10 @@ def _listed(xs: Sequence[Operand], axis: object, name: str) -> list[Tensor]:
 
 @op
 def concat(xs: Sequence[Operand], axis: int = 0) -> Tensor:
-    """Return the tensors of `xs` one after the other along `axis`.
+    """Join the tensors of `xs` one after the other along `axis`.
 
-    xs: one dtype, equal shapes except on `axis`. Gradient: each input gets its part.
-    Raises ShapeError, DTypeError, both naming every type.
+    xs: one dtype, equal shapes except on `axis`. Gradient: to each input its part of the cotangent.
+    Raises ShapeError or DTypeError, naming every type, if shapes or dtypes do not fit.
     As numpy.concatenate and torch.cat.
 
     >>> tg.concat([np.zeros((1, 2)), np.ones((1, 2))], axis=0)
@@ -306,9 +306,9 @@ def concat(xs: Sequence[Operand], axis: int = 0) -> Tensor:
 
 @op
 def stack(xs: Sequence[Operand], axis: int = 0) -> Tensor:
-    """Return the tensors of `xs` side by side along a new axis `axis`. One dtype, equal shapes.
+    """Join the tensors of `xs` along a new axis `axis`. One dtype, equal shapes.
 
-    Gradient: to each its slice. Raises ShapeError if shapes differ. As numpy.stack and torch.stack.
+    Gradient: to each its slice of the cotangent. Raises ShapeError if shapes differ. As numpy.stack and torch.stack.
 
     >>> tg.stack([[1.0, 2.0], [3.0, 4.0]], 0)
     tensor([[1., 2.],
@@ -324,11 +324,11 @@ def stack(xs: Sequence[Operand], axis: int = 0) -> Tensor:
 
 @method
 def split(x: Operand, sizes: int | Sequence[int], axis: int = 0) -> list[Tensor]:
-    """Return `x` cut along `axis` into `sizes` equal parts (an integer) or into parts of the given sizes.
+    """Cut `x` along `axis` into `sizes` equal parts (an integer) or into parts of the given sizes.
 
     split(f32[6], 3) is three f32[2]; split(f32[6], (1, 5)) is f32[1] and f32[5]. Any dtype.
     Raises ShapeError if the parts do not add up to the axis.
-    Gradient: the parts' cotangents, joined. As numpy.split, and torch.split for lengths.
+    Gradient: the cotangents of the parts, joined. As numpy.split; with sizes, as torch.split.
 
     >>> [part.shape for part in tg.split(np.zeros((6, 2)), 3, 0)]
     [(2, 2), (2, 2), (2, 2)]
@@ -353,7 +353,7 @@ def split(x: Operand, sizes: int | Sequence[int], axis: int = 0) -> list[Tensor]
 
 
 def _pad_widths(widths: Any, ndim: int) -> list[tuple[int, int]]:
-    """Return one (before, after) per axis, from NumPy's spellings."""
+    """Return one (before, after) per axis, from any form that numpy.pad takes."""
     n = whole(widths)
     if n is not None:
         return [(n, n)] * ndim
@@ -369,10 +369,10 @@ def _pad_widths(widths: Any, ndim: int) -> list[tuple[int, int]]:
 
 @method
 def pad(x: Operand, widths: int | Sequence[Any], value: float = 0) -> Tensor:
-    """Return `x` with `value` around it.
+    """Surround `x` with `value`.
 
     x: any dtype. widths: an integer for every side, (before, after) for every axis, or one such pair per axis.
-    Gradient: the inner part. Raises ShapeError for negative or misshapen widths.
+    Gradient: the inner part of the cotangent. Raises ShapeError for negative or misshapen widths.
     As numpy.pad with mode "constant".
 
     >>> tg.pad([1.0, 2.0], ((1, 1),))
@@ -392,13 +392,13 @@ def pad(x: Operand, widths: int | Sequence[Any], value: float = 0) -> Tensor:
 
 @method
 def roll(x: Operand, shift: int | Sequence[int], axis: Axes = None) -> Tensor:
-    """Return `x` moved along `axis` by `shift` places; what leaves at one end comes in at the other.
+    """Move the elements of `x` along `axis` by `shift` places. Elements that leave at one end enter at the other.
 
     out[..., k, ...] = x[..., (k - shift) mod n, ...]
 
     x:        any dtype. shift: an integer for all axes, or one for each.
-    axis:     None: the elements in row-major order, under the shape of `x`.
-    Gradient: the cotangent, moved back. Raises ShapeError if there is not one shift for each axis.
+    axis:     None rolls the flattened `x`, and restores its shape.
+    Gradient: the cotangent, moved back. Raises ShapeError unless there is one shift for each axis.
 
     As numpy.roll and torch.roll.
 

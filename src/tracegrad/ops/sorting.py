@@ -1,8 +1,8 @@
-"""Sorting, as ops that every runtime has: short blocks by counting, then merges of neighbouring runs.
+"""Sorting, made of ops that every runtime has: short blocks by counting, then merges of neighbouring runs.
 
-In a block of up to 32 elements the place of one is the number of those that come before it. Two sorted runs are merged
-by a binary search at each place of the result: how many of the elements up to there are from the first run? So an axis
-of n elements takes log2(n / 32) merges of at most log2(n) steps, and nothing is scattered.
+In a block of up to 32 elements, the position of an element is the number of elements that come before it. Two sorted
+runs are merged by a binary search at each position of the result: how many elements before this position come from the
+first run? An axis of n elements takes log2(n / 32) merges of at most log2(n) steps, and no scatter.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from tracegrad.shapes import integer, normalize_axis
 
 __all__ = ["argsort", "sort", "topk"]
 
-BLOCK = 32  # elements sorted by counting: each is compared with every other one
+BLOCK = 32  # elements sorted by counting: each is compared with every other
 
 
 def _before(a: Tensor, b: Tensor, descending: bool) -> Tensor:
-    """Does `a` come before `b`, which lies behind it? Yes if they are equal. NaN counts as the largest."""
+    """Return whether `a` sorts before `b`, which follows in the input. True for equal elements; NaN is the largest."""
     ordered = b <= a if descending else a <= b
     return ordered | isnan(a if descending else b) if a.dtype.is_float else ordered
 
@@ -42,7 +42,7 @@ def _order_type(x: TensorType, *, k: int, descending: bool) -> TensorType:
 
 
 def _order(x: Tensor, *, k: int, descending: bool) -> Tensor:
-    """Return where the first `k` elements of the sorted last axis are in `x`."""
+    """Return the indices in `x` of the first `k` elements of the sorted last axis."""
     *batch, n = x.shape
     merges = 0
     while BLOCK << merges < n:
@@ -59,7 +59,7 @@ def _order(x: Tensor, *, k: int, descending: bool) -> Tensor:
 
 
 def _blocks(x: Tensor, n: int, descending: bool) -> Tensor:
-    """Return `x` in memory, because it is compared with itself, and with more elements at the end, which come last."""
+    """Store `x` in memory, because it is compared with itself, and extend it by elements that sort last."""
     axis = x.ndim - 1
     pair = broadcast_to(reshape(x, (*x.shape, 1)), (*x.shape, 2))
     keys = max(pair, -1)
@@ -74,7 +74,7 @@ LIMITS = {"i32": (-(2**31), 2**31 - 1), "u32": (0, 2**32 - 1)}
 
 
 def _counted(keys: Tensor, k: int, descending: bool) -> Tensor:
-    """Return the order of each row: the place of an element is the number of those before it."""
+    """Sort each row by counting: the position of an element is the number of elements before it."""
     *batch, n = keys.shape
     if n == 1:
         return iota(keys.shape, len(batch))
@@ -90,13 +90,13 @@ def _counted(keys: Tensor, k: int, descending: bool) -> Tensor:
 
 
 def _merged(keys: Tensor, at: Tensor, k: int, descending: bool) -> tuple[Tensor, Tensor]:
-    """Of each two neighbouring runs the first `k` elements in order, and where they are in `x`."""
+    """Merge each two neighbouring runs: return the first `k` elements in order, and their indices in `x`."""
     *batch, runs, n = keys.shape
     pairs = (*batch, runs // 2)
     a, b = (reshape(slice_(keys, len(batch), s, runs // 2, 2), (*pairs, n)) for s in (0, 1))
     shape = (*pairs, min(2 * n, k))
     out = iota(shape, len(pairs))
-    taken = broadcast_to(const(0, i32), shape)  # from the first run, of the elements before the place `out`
+    taken = broadcast_to(const(0, i32), shape)  # number of elements before `out` from the first run
     step = 1 << n.bit_length() - 1
     while step:
         more = taken + step
@@ -119,7 +119,7 @@ def _no_jvp(ts: Tangents, y: Tensor, x: Tensor, **_: Any) -> None:
 
 
 def _order_xla(x: Any, t: Tensor, keys: Any) -> Any:
-    """By XLA's own sort. Descending and stable: the rows turned round, sorted, and turned round again."""
+    """Sort by XLA's own sort. For a stable descending order, rows are reversed, sorted, and reversed again."""
     k, n = t.attrs["k"], keys.shape[-1]
     if not t.attrs["descending"]:
         order = x.np.argsort(keys, axis=-1, stable=True)
@@ -138,7 +138,7 @@ def _arranged(x: Tensor, order: Tensor) -> Tensor:
 
 
 def _arranged_vjp(ct: Tensor, y: Tensor, x: Tensor, order: Tensor) -> tuple[Tensor, None]:
-    """Moved back by the inverse order, which is the order of the order: no scatter, which looks at all for each."""
+    """Apply the inverse order, which is the order of `order`. A scatter would compare each element with all others."""
     back = bind(ORDER, order, k=order.shape[-1], descending=False)
     return bind(ARRANGED, ct, back), None
 
@@ -159,7 +159,7 @@ ARRANGED = composite(
 
 
 def _first(x: Operand, most: int | None, axis: int, descending: bool) -> tuple[Tensor, Tensor]:
-    """Return the first `most` elements along `axis` in order, or all of them, and their positions."""
+    """Return the first `most` elements (None: all) along `axis` in sorted order, and their indices."""
     t = as_tensor(x)
     axis = normalize_axis(axis, t.ndim)
     n = t.shape[axis]
@@ -178,18 +178,18 @@ def _first(x: Operand, most: int | None, axis: int, descending: bool) -> tuple[T
 
 @method
 def sort(x: Operand, axis: int = -1, descending: bool = False) -> tuple[Tensor, Tensor]:
-    """Return `x` sorted along `axis`, and where each element was: (values, indices), as torch.sort.
+    """Sort `x` along `axis`. Returns (values, indices), as torch.sort.
 
     values[..., k, ...] = x[..., indices[..., k, ...], ...]
 
     x:          any dtype, rank 1 or more.
     descending: the largest first.
-    Returns:    values of the dtype of `x`, and indices in i32, both of its shape. Equal elements keep their order, in
-                both directions; -0 is equal to 0. NaN counts as the largest, as in PyTorch and NumPy.
-    Gradient:   each cotangent goes where its element was; none through the indices.
+    Returns:    values of the dtype of `x`, and i32 indices, both of the shape of `x`. Equal elements keep their order,
+                in both directions; -0 equals 0. NaN counts as the largest, as in PyTorch and NumPy.
+    Gradient:   each cotangent to the element it came from; none through the indices.
     Raises:     ShapeError if `axis` is out of range.
 
-    As torch.sort(stable=True). np.sort gives values only: those are tg.sort(x)[0].
+    As torch.sort(stable=True). np.sort(x) is tg.sort(x)[0].
 
     >>> import tracegrad as tg
     >>> values, indices = tg.sort(tg.tensor([3.0, 1.0, 2.0]))
@@ -201,7 +201,7 @@ def sort(x: Operand, axis: int = -1, descending: bool = False) -> tuple[Tensor, 
 
 @method
 def argsort(x: Operand, axis: int = -1, descending: bool = False) -> Tensor:
-    """Return where the elements of the sorted `x` are along `axis`: the indices of `sort`.
+    """Return the indices that sort `x` along `axis`: the second result of `sort`.
 
     x:       any dtype, rank 1 or more.
     Returns: i32, the shape of `x`. Stable; NaN counts as the largest. No gradient.
@@ -218,14 +218,14 @@ def argsort(x: Operand, axis: int = -1, descending: bool = False) -> Tensor:
 
 @method
 def topk(x: Operand, k: int, axis: int = -1, largest: bool = True) -> tuple[Tensor, Tensor]:
-    """Return the `k` largest elements along `axis`, the largest first, and where they are: (values, indices).
+    """Return the `k` largest elements along `axis`, the largest first, and their indices: (values, indices).
 
     x:        any dtype, rank 1 or more.
     k:        an integer from 0 to the size of the axis.
-    largest:  False: the least, the least first.
-    Returns:  values of the dtype of `x`, and indices in i32. Of equal elements the first ones; NaN counts as the
+    largest:  False returns the smallest elements, the smallest first.
+    Returns:  values of the dtype of `x`, and indices in i32. Equal elements keep their order; NaN counts as the
               largest.
-    Gradient: each cotangent goes where its element was; none through the indices.
+    Gradient: each cotangent to the element it came from; none through the indices.
     Raises:   ShapeError if `k` or `axis` is out of range.
 
     As torch.topk, which promises no order among equal elements.

@@ -1,4 +1,4 @@
-"""Circular and hyperbolic functions made of the rows of `prims.elementwise`."""
+"""Circular and hyperbolic functions made of the elementwise ops of `prims.elementwise`."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ def _elementwise(name: str, expand: Expansion, vjp: Vjp) -> Primitive:
 
 
 def _rest(x: Tensor) -> Tensor:
-    """Return 1 - x^2, which does not cancel at 1."""
+    """Return 1 - x^2, computed without cancellation near 1."""
     return (1.0 - x) * (1.0 + x)
 
 
-LARGE = 20.0  # from here on e^-x is nothing beside e^x
+LARGE = 20.0  # from here on, e^-x is lost in rounding beside e^x
 
 
 def _sinh(x: Tensor) -> Tensor:
@@ -42,11 +42,11 @@ def _cosh(x: Tensor) -> Tensor:
 
 
 TAN = _elementwise("tan", lambda x: sin(x) / cos(x), lambda ct, y, x: (ct * (1.0 + y * y),))
-# 1 / sqrt(1 - x^2), whose own derivative would cancel near 0, and be inf - inf at 1
+# 1 / sqrt(1 - x^2). The derivative of its formula would cancel near 0, and be inf - inf at 1
 ASIN_SLOPE = _elementwise("asin_slope", lambda x: rsqrt(_rest(x)), lambda ct, y, x: (ct * (x * (y * y)) * y,))
 ASIN = _elementwise("asin", lambda x: atan2(x, sqrt(_rest(x))), lambda ct, y, x: (ct * bind(ASIN_SLOPE, x),))
 ACOS = _elementwise("acos", lambda x: atan2(sqrt(_rest(x)), x), lambda ct, y, x: (-ct * bind(ASIN_SLOPE, x),))
-# By y, because the square of a large x overflows where the slope of 1 / (1 + x^2) is no zero yet
+# The derivative uses y: the square of a large x overflows before the slope of 1 / (1 + x^2) reaches 0
 ATAN_SLOPE = _elementwise("atan_slope", lambda x: 1.0 / (1.0 + x * x), lambda ct, y, x: (ct * (x * y * -2.0) * y,))
 ATAN = _elementwise("atan", lambda x: atan2(x, 1.0), lambda ct, y, x: (ct * bind(ATAN_SLOPE, x),))
 SINH = _elementwise("sinh", _sinh, lambda ct, y, x: (ct * bind(COSH, x),))
@@ -55,7 +55,7 @@ COSH = _elementwise("cosh", _cosh, lambda ct, y, x: (ct * bind(SINH, x),))
 
 @method
 def tan(x: Operand) -> Tensor:
-    """Tangent, sin(x) / cos(x), element by element.
+    """Return the tangent, sin(x) / cos(x), element by element.
 
     x:        f32, any shape, in radians.
     Gradient: 1 + tan(x)^2. Raises DTypeError if `x` is not f32.
@@ -102,7 +102,7 @@ def acos(x: Operand) -> Tensor:
 def atan(x: Operand) -> Tensor:
     """Return the angle in (-pi/2, pi/2) whose tangent is `x`: atan2(x, 1).
 
-    x:        f32, any shape. `tg.atan2(y, x)` also tells the quadrant.
+    x:        f32, any shape. `tg.atan2(y, x)` distinguishes quadrants, too.
     Gradient: 1 / (1 + x^2). Raises DTypeError if `x` is not f32.
     As numpy.arctan and torch.atan.
 
@@ -115,9 +115,9 @@ def atan(x: Operand) -> Tensor:
 
 @method
 def sinh(x: Operand) -> Tensor:
-    """Hyperbolic sine, (exp(x) - exp(-x)) / 2, which does not cancel near 0.
+    """Return the hyperbolic sine, (exp(x) - exp(-x)) / 2, without cancellation near 0.
 
-    x:        f32, any shape. It overflows from 89.4 on.
+    x:        f32, any shape. The result overflows from x = 89.4 on.
     Gradient: cosh(x). Raises DTypeError if `x` is not f32.
     As numpy.sinh and torch.sinh.
 
@@ -130,9 +130,9 @@ def sinh(x: Operand) -> Tensor:
 
 @method
 def cosh(x: Operand) -> Tensor:
-    """Hyperbolic cosine, (exp(x) + exp(-x)) / 2.
+    """Return the hyperbolic cosine, (exp(x) + exp(-x)) / 2.
 
-    x:        f32, any shape. It overflows from 89.4 on.
+    x:        f32, any shape. The result overflows from x = 89.4 on.
     Gradient: sinh(x). Raises DTypeError if `x` is not f32.
     As numpy.cosh and torch.cosh.
 

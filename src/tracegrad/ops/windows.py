@@ -1,6 +1,6 @@
-"""Sliding windows of images as views, and their transpose: what convolution and pooling are made of.
+"""Sliding windows of images as views, and their transpose. Convolution and pooling are made of them.
 
-Both primitives take any number of axes behind batch and channels: two for images, three for volumes.
+Both primitives take any number of axes after batch and channels: two for images, three for volumes.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ from tracegrad.shapes import whole
 __all__ = ["col2im", "im2col"]
 
 Pair = tuple[int, int]
-Sizes = tuple[int, ...]  # one for each axis behind the channels
+Sizes = tuple[int, ...]  # one for each axis after the channels
 IntOrPair = int | Sequence[int]
 KINDS = {2: ("images", "[B,C,H,W]"), 3: ("volumes", "[B,C,D,H,W]")}  # by the number of axes behind the channels
 COUNTS = {2: "one or two", 3: "one or three"}
 
 
 def int_each(what: str, value: IntOrPair, least: int, n: int) -> Sizes:
-    """Return an integer for each of `n` axes, from one for all or `n`; none below `least`."""
+    """Return one integer for each of `n` axes, from one for all or one each. Raises ShapeError below `least`."""
     many = whole(value) is None and hasattr(value, "__iter__") and not isinstance(value, str)
     each = [whole(k) for k in cast("Sequence[object]", value)] if many else [whole(value)] * n
     if len(each) != n or any(k is None or k < least for k in each):
@@ -42,13 +42,13 @@ def int_each(what: str, value: IntOrPair, least: int, n: int) -> Sizes:
 
 
 def int_pair(what: str, value: IntOrPair, least: int) -> Pair:
-    """Height and width from one or two integers, none below `least`."""
+    """Return (height, width) from one or two integers. Raises ShapeError below `least`."""
     h, w = int_each(what, value, least, 2)
     return h, w
 
 
 def check_images(x: TensorType, axes: int = 2) -> TensorType:
-    """Return `x`; an error unless it is f32 [B,C,H,W], or of another number of axes behind the channels."""
+    """Return `x`. Raises ShapeError or DTypeError unless `x` is f32 with `axes` axes after batch and channels."""
     if x.ndim != axes + 2:
         hint = "; x[None] is a batch of one" if x.ndim == axes + 1 else ""
         raise ShapeError(f"x must be {' '.join(KINDS[axes])}, got {x}{hint}")
@@ -56,7 +56,7 @@ def check_images(x: TensorType, axes: int = 2) -> TensorType:
 
 
 def window_counts(size: Sequence[int], kernel: Sizes, stride: Sizes, padding: Sizes, dilation: Sizes) -> Sizes:
-    """Windows along each axis: floor((n + 2p - d(k-1) - 1) / s) + 1."""
+    """Return the number of windows along each axis: floor((n + 2p - d(k-1) - 1) / s) + 1. Raises ShapeError below 1."""
     counts = tuple([window_count(n + 2 * p, k, s, d) for n, k, s, p, d in zip(size, kernel, stride, padding, dilation)])
     if min(counts) < 1:
         k, d, n, p = (by(sizes) for sizes in (kernel, dilation, size, padding))
@@ -68,7 +68,7 @@ def window_counts(size: Sequence[int], kernel: Sizes, stride: Sizes, padding: Si
 
 
 def by(sizes: Sequence[int]) -> str:
-    """Return 3x4 of (3, 4)."""
+    """Return sizes as text: "3x4" for (3, 4)."""
     return "x".join(map(str, sizes))
 
 
@@ -93,15 +93,15 @@ def _windows_vjp(ct: Tensor, y: Tensor, x: Tensor, *, kernel: Sizes, **how: Size
 WINDOWS = composite("windows", type=windows_type, expand=_windows, vjp=_windows_vjp, jvp=multilinear, batch=merged)
 
 
-# The transpose: every window element added where it was read from
+# The transpose: every window element is added where it was read from
 def _overlapped(x: Tensor, axes: Sequence[Steps], phases: Sequence[Phases]) -> Tensor:
-    """Of some phases [B, C, *counts, *lengths]: each the sum of its own taps."""
+    """Return [B, C, *counts, *lengths], the result for `phases`: each phase is the sum of its own taps."""
     n = len(axes)
     for j, (steps, p) in enumerate(zip(axes, phases)):
         x = steps.taken(x, 2 + n + 2 * j, p)
     y = permute(x, (0, 1, *range(2 + n, 2 + 3 * n, 2), *range(2, 2 + n), *range(3 + n, 2 + 3 * n, 2)))
     behind = range(2 + 2 * n)
-    for j in reversed(range(n)):  # the element of the window along axis j is last, and behind it those before
+    for j in reversed(range(n)):  # `laid` works on the last axis: rotate, so that the window axis of j - 1 is last next
         y = axes[j].laid(y, 2 + n + j, phases[j])
         y = permute(y, (*behind, 3 * n + 1, *range(2 + 2 * n, 3 * n + 1))) if j else y
     return y.sum(tuple(range(-n, 0)))
@@ -176,13 +176,13 @@ def im2col(x: Any, kernel: IntOrPair, stride: IntOrPair = 1, padding: IntOrPair 
 def col2im(
     columns: Any, shape: Sequence[int], kernel: IntOrPair, stride: IntOrPair = 1, padding: IntOrPair = 0
 ) -> Tensor:
-    """Return the transpose of `im2col`: each window element added at the place of an image that it was read from.
+    """Apply the transpose of `im2col`: add each window element where it was read from the image.
 
     columns:  f32 [B, oh*ow, C*kh*kw].
     shape:    of the image, (B, C, H, W).
     Returns:  f32 of that shape.
     Gradient: im2col of the cotangent.
-    Raises:   ShapeError if `columns` are not the windows of such an image; DTypeError if they are not f32.
+    Raises:   ShapeError if `columns` does not have the shape of these windows; DTypeError if it is not f32.
 
     As torch.nn.functional.fold with the last two axes of its input exchanged.
 
