@@ -240,12 +240,48 @@ def test_other_devices_agree(device: str) -> None:
         assert far(sweeps[0].params(k), sweeps[1].params(k)) < 1e-5
 
 
-class Counting(tg.Module):
-    def __init__(self) -> None:
-        self.l, self.n = nn.Linear(3, 1), self.state(())
+class Normed(tg.Module):
+    """A layer whose running averages each step writes, and a state that counts the steps."""
 
-    def __call__(self, x: Any) -> Any:
-        return self.l(x)
+    def __init__(self) -> None:
+        self.l1, self.norm, self.l2, self.n = nn.Linear(3, 8), nn.BatchNorm(8), nn.Linear(8, 1), self.state(())
+
+    def __call__(self, x: Any, training: bool = False) -> Any:
+        if training:
+            self.n.assign(self.n + 1.0)
+        return self.l2(tg.tanh(self.norm(self.l1(x), training=training)))
+
+
+def normed_loss(m: Normed, x: Any, y: Any) -> Any:
+    return tg.mse_loss(m(x, training=True), y)
+
+
+@pytest.mark.parametrize("device", ["cpu", "jax"])
+def test_members_have_states_of_their_own(device: str, tmp_path: Path) -> None:
+    """Those of a member are what it would have alone; one that diverges keeps its states, as its parameters."""
+    if device == "jax":
+        pytest.importorskip("jax")
+    rates = [0.1, 0.01, 3e38]
+    sweep = tg.sweep(model=Normed(), loss=normed_loss, inputs=INPUTS, optimizer=optim.sgd(), seeds=SEEDS, lr=rates,
+                     device=device)  # fmt: skip
+    for x in DATA[:4]:
+        sweep.step(x=x, y=Y).result()
+    for k in (0, 1):
+        train = tg.compile(model=Normed(), loss=normed_loss, inputs=INPUTS, optimizer=optim.sgd(lr=rates[k]),
+                           seed=SEEDS[k], device=device)  # fmt: skip
+        for x in DATA[:4]:
+            train.step(x=x, y=Y).result()
+        assert far(train.params(), sweep.params(k)) < 1e-5
+        assert train.states().keys() == sweep.states(k).keys() and far(train.states(), sweep.states(k)) < 1e-5
+        assert sweep.states(k)["n"] == 4
+    assert sweep.states(2)["n"] < 4 and all(np.isfinite(x).all() for x in sweep.states(2).values())
+    path = tmp_path / "one.safetensors"
+    sweep.save(path, member=1)
+    infer = tg.load_forward(path, model=Normed(), forward=lambda m, x: m(x), inputs={"x": (None, 3)}, device=device)
+    every = sweep.attach(forward=lambda m, x: m(x), inputs={"x": (None, 3)}).run(x=X).output
+    np.testing.assert_allclose(infer.run(x=X).output, every[1], atol=1e-5)
+    with pytest.raises(tg.TraceError, match=r"assigned inside of tg\.vmap"):
+        sweep.attach(forward=lambda m, x: m(x, training=True), inputs={"x": (4, 3)}).run(x=X[:4]).output  # noqa: B018
 
 
 @pytest.mark.parametrize(
@@ -257,7 +293,6 @@ class Counting(tg.Module):
         ({"seeds": [0, 1], "lr": [0.1, -0.2]}, "lr must be at least 0, got -0.2"),
         ({"seeds": [0, -1]}, "seed must be an integer"),
         ({"seeds": [0, 1], "each": ["z"]}, "each names 'z'"),
-        ({"seeds": [0, 1], "model": Counting()}, "the model has states, n"),
     ],
 )
 def test_what_is_refused(given: dict[str, Any], said: str) -> None:

@@ -23,12 +23,14 @@ def states_array(dtype: DType) -> str:
 class StateTensor(TensorMethods):
     """A state in a trace. It reads as `now`, the tensor that it was last assigned, and at first its leaf."""
 
-    __slots__ = ("name", "now")
+    __slots__ = ("lanes", "name", "now")
     __hash__ = object.__hash__  # pyright: ignore[reportAssignmentType]
 
-    def __init__(self, name: str, now: Tensor):
-        """name: its path in the model."""
-        self.name, self.now = name, now
+    def __init__(self, name: str, now: Tensor, lanes: int | None = None):
+        """name:  its path in the model.
+        lanes: of a state that only whoever made it reads, as `now`: how deep in `tg.vmap` and `tg.scan` it was made.
+        """
+        self.name, self.now, self.lanes = name, now, lanes
 
     @property
     def type(self) -> TensorType:

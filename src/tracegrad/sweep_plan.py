@@ -13,11 +13,11 @@ from tracegrad.compiler.persistent import arena_of
 from tracegrad.compiler.signatures import checked_loss
 from tracegrad.dtypes import TensorType, f32
 from tracegrad.engine.inputs import checked_seed
-from tracegrad.engine.params import declared, drawn
+from tracegrad.engine.params import declared, declared_states, drawn
 from tracegrad.errors import InputError
 from tracegrad.hypers import ANY, COMPLEMENT, GROUP, OFF, checked
 from tracegrad.ir import Tensor
-from tracegrad.nn.module import Parameter, State, bound, decays, named_parameters
+from tracegrad.nn.module import Parameter, State, bound, decays, named_parameters, named_states
 from tracegrad.ops.control import assign
 from tracegrad.ops.reduction import any as any_
 from tracegrad.ops.reduction import sum as sum_
@@ -28,14 +28,15 @@ from tracegrad.prims.elementwise import cast as cast_
 from tracegrad.prims.elementwise import nonfinite, stop_gradient, where
 from tracegrad.prims.leaves import leaf
 from tracegrad.prims.views import reshape
-from tracegrad.states import STATE
+from tracegrad.states import STATE, StateTensor
 from tracegrad.transforms.custom import custom_vjp
 from tracegrad.transforms.derivatives import value_and_grad
 from tracegrad.transforms.vmap import vmap
 
 Array = Any
 Loss = Callable[..., "tuple[Tensor, dict[str, Tensor]]"]
-MODELS, VALUES, SOUND = "models", "values", "sound"  # of the stacked model: its parts, and the state of who goes on
+MODELS, STATES, VALUES, SOUND = "models", "states", "values", "sound"  # of the stacked model: its parts, and the state
+# of who goes on
 LOSSES = "losses"  # the aux of every member's loss
 
 
@@ -81,15 +82,19 @@ class Plan(NamedTuple):
 
     def stacked(self, model: Any) -> dict[str, dict[str, Parameter]]:
         """Return the parameters of all members by name, and the members' values as states."""
-        n, fields = len(self.seeds), declared(model)
+        n, fields = len(self.seeds), [*declared(model), *declared_states(model)]
         draws = {seed: drawn(fields, seed) for seed in dict.fromkeys(self.seeds)}
         parts: dict[str, Parameter] = {}
         for name, p in named_parameters(model).items():
             first = init.literal(np.stack([draws[seed][name] for seed in self.seeds]), p.dtype)
             decay = decays(name, p, self.base.decay_filter)
             parts[name] = Parameter((n, *p.shape), p.dtype, first, decay, p.trainable, p.site)
+        held: dict[str, Parameter] = {}
+        for name, p in named_states(model).items():
+            first = init.literal(np.stack([draws[seed][name] for seed in self.seeds]), p.dtype)
+            held[name] = State((n, *p.shape), p.dtype, first, None)
         states: dict[str, Parameter] = {n: State(x.shape, f32, init.literal(x), None) for n, x in self.states().items()}
-        return {MODELS: parts, VALUES: {**states, SOUND: State((n,), f32, init.ones(), None)}}
+        return {MODELS: parts, STATES: held, VALUES: {**states, SOUND: State((n,), f32, init.ones(), None)}}
 
     def optimizer(self, model: Any) -> Optimizer:
         """Return `base` for each member."""
@@ -115,32 +120,45 @@ class Plan(NamedTuple):
 
     def loss(self, model: Any, loss: Callable[..., Any], names: Sequence[str], each: Sequence[str]) -> Loss:
         """Return the mean loss of the members, whose gradient by a member's parameters is that of its own loss."""
-        axes = (0, 0, *(0 if name in each else None for name in names))
+        axes = (0, 0, 0, *(0 if name in each else None for name in names))
         trained = [name for name, p in named_parameters(model).items() if p.trainable]
 
-        def one(own: Mapping[str, Tensor], others: Mapping[str, Tensor], *args: Tensor) -> tuple[Tensor, Any]:
-            member = bound(model, {**own, **others})
+        def one(
+            own: Mapping[str, Tensor], others: Mapping[str, Tensor], states: Mapping[str, Tensor], *args: Tensor
+        ) -> tuple[Tensor, Any]:
+            lanes = len(require("tg.sweep").lanes)
+            held = {name: StateTensor(name, x, lanes) for name, x in states.items()}
+            member = bound(model, {**own, **others, **held})
             y, aux = checked_loss(loss(member, **dict(zip(names, args, strict=True))), loss)
             if LOSSES in aux:
                 raise InputError.here(f"tg.sweep: the aux {LOSSES!r} is that of the members' losses; rename your own")
-            return y, aux
+            return y, (aux, {name: x.now for name, x in held.items()})
 
         def of_all(m: Any, **given: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
             own = {name: m[MODELS][name] for name in trained}
             others = {name: x for name, x in m[MODELS].items() if name not in own}
             args = [given[name] for name in names]
-            (y, aux), slopes = vmap(value_and_grad(one, has_aux=True), axes)(own, others, *args)
+            states = {name: x.now for name, x in m[STATES].items()}
+            (y, (aux, after)), slopes = vmap(value_and_grad(one, has_aux=True), axes)(own, others, states, *args)
             sound = ~nonfinite(y)
             for g in slopes.values():
                 sound = sound & ~any_(nonfinite(g), tuple(range(1, g.ndim)))
             assign(m[VALUES][SOUND], cast_(sound, f32))
+            for name, x in after.items():
+                if x is not states[name]:
+                    assign(m[STATES][name], where(_along(sound, x), x, states[name]))
             left = sum_(cast_(sound, f32))
             # Divided first, since the sum may be no f32. With no member left it is NaN, and the step fails
             mean = sum_(where(sound, y / left, 0.0)) / cast_(left > 0.0, f32)
-            clean = {n: where(reshape(sound, (y.size, *[1] * (g.ndim - 1))), g, 0.0) for n, g in slopes.items()}
+            clean = {n: where(_along(sound, g), g, 0.0) for n, g in slopes.items()}
             return with_gradient(stop_gradient(mean), own, clean), {LOSSES: y, **aux}
 
         return of_all
+
+
+def _along(sound: Tensor, x: Tensor) -> Tensor:
+    """A choice for each member, against what has members in front."""
+    return reshape(sound, (sound.size, *[1] * (x.ndim - 1)))
 
 
 def with_gradient(value: Tensor, at: Mapping[str, Tensor], slopes: Mapping[str, Tensor]) -> Tensor:

@@ -14,10 +14,11 @@ from tracegrad.engine.forward import CompiledForward
 from tracegrad.engine.results import Pending, StepResult
 from tracegrad.errors import InputError
 from tracegrad.ir import Tensor
-from tracegrad.nn.module import bound, named_states
+from tracegrad.nn.module import bound
 from tracegrad.optim.optimizer import Optimizer
 from tracegrad.refusals import helpful, shown
-from tracegrad.sweep_plan import LOSSES, MODELS, VALUES, Plan, checked_values, is_list
+from tracegrad.states import StateTensor
+from tracegrad.sweep_plan import LOSSES, MODELS, STATES, VALUES, Plan, checked_values, is_list
 from tracegrad.training.compiled import CompiledTraining
 from tracegrad.transforms.vmap import vmap
 
@@ -45,7 +46,7 @@ def sweep(
     `vmap` maps the loss, its gradient and the optimizer over the members. Each member trains as it would alone, to
     rounding: clipping and every other norm are its own.
 
-    model, loss, inputs: as for `tg.compile`, written for one member. A model with states is refused.
+    model, loss, inputs: as for `tg.compile`, written for one member. Each member has states of its own.
     optimizer: one of `tg.optim`. All its options hold for each member.
     seeds:     of the members' parameters, which are bit for bit those of `tg.compile(seed=...)`. One seed gives all
                members the same parameters. Random ops such as dropout draw other numbers for each member; these are
@@ -77,11 +78,6 @@ def sweep(
     check_signature(loss, inputs, "loss")
     if unknown := [name for name in each if name not in inputs]:
         raise InputError.here(f"tg.sweep: each names {unknown[0]!r}, which is no input; they are {', '.join(inputs)}")
-    if states := list(named_states(model)):
-        raise InputError.here(
-            f"tg.sweep: the model has states, {', '.join(states[:3])}, and a vmap cannot write them; leave them out, "
-            "or train the members one by one with tg.compile"
-        )
     plan = Plan.of(model, optimizer, seeds, values)
     train = entrypoints.compile(
         model=plan.stacked(model),
@@ -168,6 +164,20 @@ class Sweep:
         k = self._checked(member, "params")
         return {name.removeprefix(f"{MODELS}."): x[k].copy() for name, x in self.train.download_params().items()}
 
+    def states(self, member: int) -> dict[str, Array]:
+        """The states of one member by path, such as the running means of its batch normalisation.
+
+        Raises InputError unless there is such a member.
+
+        >>> net = nn.Sequential(nn.Linear(2, 3), nn.BatchNorm(3))
+        >>> sweep = tg.sweep(model=net, loss=lambda m, x: tg.mean(m(x)), inputs={"x": (4, 2)},
+        ...                  optimizer=optim.adam(), seeds=[0, 1, 2])
+        >>> sweep.states(1)["layers.1.mean"].shape
+        (3,)
+        """
+        k, own = self._checked(member, "states"), f"{STATES}."
+        return {n.removeprefix(own): x[k].copy() for n, x in self.train.states().items() if n.startswith(own)}
+
     def best(self, scores: Sequence[float] | None = None) -> int:
         """The member with the lowest loss of the last step, or with the lowest of `scores`. NaN is never the lowest.
 
@@ -240,15 +250,16 @@ class Sweep:
         check_signature(forward, inputs, "forward")
 
         def of_all(m: Any, **given: Tensor) -> Any:
-            def of_one(own: Mapping[str, Tensor]) -> Any:
-                return forward(bound(self._model, own), **given)
+            def of_one(own: Mapping[str, Tensor], states: Mapping[str, Tensor]) -> Any:
+                held = {name: StateTensor(name, x) for name, x in states.items()}
+                return forward(bound(self._model, {**own, **held}), **given)
 
-            return vmap(of_one)(m[MODELS])
+            return vmap(of_one)(m[MODELS], {name: x.now for name, x in m[STATES].items()})
 
         return self.train.attach(forward=of_all, inputs=inputs, **options)
 
     def save(self, path: str | os.PathLike[str], member: int | None = None) -> None:
-        """Write a safetensors file: a checkpoint of the whole sweep, for `load`, or the parameters of one member.
+        """Write a safetensors file: a checkpoint of all, for `load`, or the parameters and states of one member.
 
         member: whose parameters, as `tg.load_forward` and `CompiledForward.load` read them.
         Raises InputError unless there is such a member; OSError, with the old file unchanged.
@@ -261,7 +272,7 @@ class Sweep:
         if member is None:
             self.train.save(path)
         else:
-            safetensors.write(path, self.params(member))
+            safetensors.write(path, {**self.params(member), **self.states(member)})
 
     def load(self, path: str | os.PathLike[str]) -> None:
         """Resume from a file that `save(path)` wrote, with the values of the members that it has.

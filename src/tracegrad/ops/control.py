@@ -123,7 +123,7 @@ def assign(x: Any, value: Any) -> None:
             f"{got} is no state of the model; only a state can be assigned. Make it with self.state(shape) in "
             "__init__. A model that is an argument of tg.vmap or tg.scan has plain values: close over the model instead"
         )
-    if running.lanes:
+    if len(running.lanes) != (x.lanes or 0):
         inside = "tg.scan" if running.scans else "tg.vmap"
         raise TraceError(
             f"the state {x.name!r} is assigned inside of {inside}, where it has no single value; return the value from "
@@ -133,4 +133,6 @@ def assign(x: Any, value: Any) -> None:
     if new.type != x.type:
         kind = DTypeError if new.shape == x.shape else ShapeError
         raise kind(f"the state {x.name!r} is {x.type}, the value is {new.type}; a write keeps the type")
-    x.now = running.writes[STATE + x.name] = stop_gradient(new)
+    x.now = stop_gradient(new)
+    if x.lanes is None:
+        running.writes[STATE + x.name] = x.now
