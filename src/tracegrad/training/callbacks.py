@@ -87,23 +87,25 @@ class Checkpoint:
 
     best: the metric; None saves after each epoch. `mode` as for `EarlyStopping`. `fit(resume=path)` goes on from the
           file.
+    wait: False writes the file while the training goes on, as `train.save(path, wait=False)`.
 
     >>> callback = tg.Checkpoint("best.safetensors")
     """
 
     @helpful
-    def __init__(self, path: str | os.PathLike[str], best: str | None = "val_loss", mode: str = "auto"):
-        self.path, self._best = path, None if best is None else _Best(best, mode=mode)
+    def __init__(self, path: str | os.PathLike[str], best: str | None = "val_loss", mode: str = "auto",
+                 wait: bool = True):  # fmt: skip
+        self.wait, self.path, self._best = wait, path, None if best is None else _Best(best, mode=mode)
 
     def on_evaluate(self, state: FitState) -> None:
         """Save the best."""
         if self._best is not None and self._best.improved(state):
-            state.train.save(self.path)
+            state.train.save(self.path, wait=self.wait)
 
     def on_epoch(self, state: FitState) -> None:
         """Save each, where no metric decides."""
         if self._best is None:
-            state.train.save(self.path)
+            state.train.save(self.path, wait=self.wait)
         elif not state.metrics:
             _metric(state, self._best.metric)
 

@@ -7,7 +7,7 @@ import threading
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Self, overload
 
 from tracegrad import checkpoints
 from tracegrad.compiler.build import StepSource
@@ -34,6 +34,7 @@ from tracegrad.refusals import helpful
 from tracegrad.runtime.base import DeviceInfo, Session
 from tracegrad.sites import SiteInfo
 from tracegrad.training.between import changed, freeze, lr_metric, replace_model
+from tracegrad.training.saving import Saving
 
 if TYPE_CHECKING:
     from tracegrad.training.data import Position
@@ -63,6 +64,7 @@ class Training(HasStates):
         sources: one for each loss.
         """
         self._lock, self._memory, self._keep_grads = threading.Lock(), CopyPool(), keep_grads
+        self._saving = Saving()
         seed = seed_or_new(seed)
         most_sizes = whole("max_cached_shapes", max_cached_shapes)
         traced = [(source, source.traced()) for source in sources]
@@ -169,20 +171,38 @@ class Training(HasStates):
             raise InputError.here("download_grads: compile with keep_grads=True to keep the gradients")
         return self.store.download_grads(self.store.stepper_of(loss, "download_grads"))
 
-    def save(self, path: str | os.PathLike[str]) -> None:
+    @overload
+    def save(self, path: str | os.PathLike[str]) -> None: ...
+
+    @overload
+    def save(self, path: str | os.PathLike[str], *, wait: bool) -> Pending[Any] | None: ...
+
+    def save(self, path: str | os.PathLike[str], *, wait: bool = True) -> Pending[Any] | None:
         """Write one safetensors file: parameters, optimizer state, step, seed, schedule. The folder must exist.
 
         The file is replaced as a whole: a crash, a kill or a full disk leaves the old one. A symbolic link is followed,
         permissions stay, and a device or pipe gets the bytes. Of several processes all must call it; process 0 writes.
 
-        Raises: OSError naming the file; the training goes on.
+        wait:    False copies the values behind the steps queued so far, and writes while the training goes on, each
+                 file behind those before it. It gives a `Pending` that resolves to the path, or to Failed.
+        Raises:  OSError naming the file; the training goes on.
 
         >>> train.save("checkpoint.safetensors")
+        >>> train.save("checkpoint.safetensors", wait=False).result()
+        'checkpoint.safetensors'
         """
         snapshots = self.store.call(take_all)
         place = self.fitted.at(sum(s.step for s in snapshots)) if self.fitted else None
-        if self.worker.info.process == 0:
-            checkpoints.save(snapshots, path, {"fit": place} if place else {})
+        more, first = {"fit": place} if place else {}, self.worker.info.process == 0
+
+        def write() -> None:
+            if first:
+                checkpoints.save(snapshots, path, more)
+
+        if not wait:
+            return self._saving.begin(write, path)
+        write()
+        return None
 
     def digest(self, losses: Sequence[float] = ()) -> str:
         """SHA-256 of the training after the steps queued so far, 64 hexadecimal digits.

@@ -1,0 +1,41 @@
+"""Files of a training that are written while it goes on."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable
+from typing import Any
+
+from tracegrad.engine.results import Failed, Pending
+from tracegrad.runtime import tab
+
+
+class Saving:
+    """Writes on a thread beside, one file at a time and in the order of the calls."""
+
+    def __init__(self) -> None:
+        self._last: Pending[Any] | None = None
+
+    def begin(self, write: Callable[[], None], path: str | os.PathLike[str]) -> Pending[Any]:
+        """Begin to write; resolves to the path, or Failed. An interpreter that exits waits for the file."""
+        pending: Pending[Any] = Pending("save")
+        before, self._last = self._last, pending
+
+        def run() -> None:
+            if before is not None:
+                before.add_done_callback(lambda _: done.set())
+                done.wait()
+            try:
+                write()
+            except Exception as e:
+                pending.resolve(Failed(e))
+            else:
+                pending.resolve(os.fspath(path))
+
+        done = threading.Event()
+        if tab.IN_TAB:  # there are no threads
+            run()
+        else:
+            threading.Thread(target=run, name="tracegrad saves").start()
+        return pending
