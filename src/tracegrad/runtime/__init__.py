@@ -1,1 +1,1 @@
-"""Runtimes: each executes Programs on one kind of device."""
+"""Runtimes: each one executes Programs on one kind of device."""

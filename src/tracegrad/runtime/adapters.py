@@ -1,8 +1,7 @@
-"""WebGPU adapters: which there are, which one to take, and plain words when there is none.
+"""WebGPU adapters: list them, choose one, and explain in plain words why there is none.
 
-Drivers can crash or hang when they are first asked, and Mesa prints to stderr. So a child process asks first; this
-process asks drivers only to open an adapter that a child has seen alive (`open_device`), here or in an earlier process
-(`remembered`).
+Drivers can crash or hang at the first call, and Mesa prints to stderr. So a child process asks first. This process only
+opens an adapter that a child has seen alive (`open_device`), now or in an earlier process (`remembered`).
 """
 
 from __future__ import annotations
@@ -30,14 +29,14 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 INSTALL = 'pip install "wgpu>=0.32,<0.33"'
-PROBE_SECONDS = 60  # a driver that has not answered by then never will
+PROBE_SECONDS = 60  # a driver that takes longer never answers
 BACKENDS = ("Vulkan", "Metal", "D3D12")  # OpenGL computes too, but aborts and prints on many machines
 SOFTWARE = ("llvmpipe", "swiftshader", "lavapipe", "basic render")
-KINDS = ("DiscreteGPU", "IntegratedGPU", "Unknown", "CPU")  # the best first
-FEATURES = ("shader-f16", "subgroup", "timestamp-query")  # asked for where offered
+KINDS = ("DiscreteGPU", "IntegratedGPU", "Unknown", "CPU")  # best first
+FEATURES = ("shader-f16", "subgroup", "timestamp-query")  # requested where offered
 GPU_NODES = ("/dev/dri/renderD*", "/dev/nvidia[0-9]*", "/dev/kfd", "/dev/dxg", "/dev/mali*", "/dev/nvhost-gpu")
 
-# Runs in the child. stdout of the driver must not mix with the answer, hence the marker.
+# Runs in the child. The driver can print to stdout too, so a marker precedes the answer.
 PROBE = """
 import json, os, sys
 try:
@@ -65,7 +64,7 @@ os._exit(0)  # drivers take their time to go
 
 @dataclass(frozen=True, slots=True)
 class AdapterInfo:
-    """One adapter: a GPU, or a CPU posing as one, seen through one graphics interface."""
+    """One adapter: a GPU, or a CPU that acts as one, seen through one graphics interface."""
 
     name: str
     backend: str  # "Vulkan", "Metal" or "D3D12"
@@ -85,7 +84,7 @@ class AdapterInfo:
 class WebGPUSupport:
     """Whether `device="webgpu"` can work here.
 
-    reason: "ok", "software" (it works, slowly: "auto" does not take it), or why not: "browser", "no-wgpu",
+    reason: "ok", "software" (it works, but slowly: "auto" does not choose it), or why not: "browser", "no-wgpu",
             "broken-wgpu", "driver-crashed", "driver-hangs", "no-loader", "no-driver".
 
     >>> tg.WebGPUSupport(False, "no-adapter", "there is no GPU here").ok
@@ -103,7 +102,7 @@ class WebGPUSupport:
 
 @dataclass(frozen=True, slots=True)
 class _Answer:
-    """What the child said."""
+    """The answer of the child."""
 
     adapters: tuple[AdapterInfo, ...] = ()
     reason: str = ""
@@ -112,12 +111,12 @@ class _Answer:
 
 
 def adapters() -> list[AdapterInfo]:
-    """Every adapter of this machine, the best first; an empty list where there is none. Never raises."""
+    """Return every adapter of this machine, the best first; an empty list if there is none. Never raises."""
     return list(_ask().adapters)
 
 
 def check_webgpu() -> WebGPUSupport:
-    """Say in plain words whether this machine can compute through WebGPU, and if not, why. Never raises.
+    """Return whether this machine can compute through WebGPU, and if not, why, in plain words. Never raises.
 
     >>> tg.check_webgpu().ok in (True, False)
     True
@@ -136,16 +135,16 @@ def check_webgpu() -> WebGPUSupport:
 
 @dataclass(slots=True)
 class Search:
-    """The adapter that `device` means, being looked for: an earlier process has seen it, or a child is asked."""
+    """A search under way for the adapter that `device` means: one that an earlier process saw, or a child's answer."""
 
     device: str
     rows: remembered.Rows | None = None
     child: subprocess.Popen[bytes] | None = None
-    loaded: bool = False  # is wgpu imported, because there may be an adapter?
+    loaded: bool = False  # is wgpu imported, because there can be an adapter?
 
 
 def search(device: str) -> Search:
-    """Begin, and load wgpu meanwhile; `opened` ends it. Never raises."""
+    """Begin a search, and load wgpu meanwhile; `opened` ends the search. Never raises."""
     found = Search(device)
     if (device == "auto" and not may_have_gpu()) or forks.inherited_drivers():
         return found
@@ -154,7 +153,7 @@ def search(device: str) -> Search:
         found.rows = remembered.take()
         if found.rows is None:
             found.child = _started_child()
-    with contextlib.suppress(DeviceError, KeyError, TypeError, ValueError):  # `opened` tells what is wrong
+    with contextlib.suppress(DeviceError, KeyError, TypeError, ValueError):  # `opened` reports the error
         if found.rows is not None:
             answer = _Answer(_sorted(found.rows))
         if answer is None or _chosen(device, answer) is not None:
@@ -164,10 +163,10 @@ def search(device: str) -> Search:
 
 
 def opened(found: Search, open: Callable[[AdapterInfo], T]) -> T | None:
-    """What `open` makes of the adapter; None if "auto" finds no real GPU. May be called again.
+    """Return what `open` makes of the adapter; None if "auto" finds no real GPU. Can be called again.
 
-    If an adapter that an earlier process has seen does not open, a child is asked anew.
-    Raises: DeviceError for "webgpu" on a machine without adapters, and what `open` raises.
+    If an adapter that an earlier process saw does not open, a child is asked again.
+    Raises: DeviceError for "webgpu" on a machine without adapters, and any error of `open`.
     """
     if found.device == "auto" and not may_have_gpu():
         return None
@@ -192,7 +191,7 @@ def _kept(device: str, answer: _Answer, open: Callable[[AdapterInfo], T]) -> T |
 
 
 def _chosen(device: str, answer: _Answer) -> AdapterInfo | None:
-    """The best adapter for "webgpu", or an error; for "auto" the best if it is real."""
+    """Return the best adapter for "webgpu", or raise; for "auto", the best adapter if it is a real GPU."""
     best = answer.adapters[0] if answer.adapters else None
     if device == "auto":
         return None if best is None or best.software else best
@@ -202,14 +201,14 @@ def _chosen(device: str, answer: _Answer) -> AdapterInfo | None:
 
 
 def may_have_gpu() -> bool:
-    """False where no GPU can be: spares "auto" the second that asking drivers takes."""
+    """Return False if there cannot be a GPU: this saves "auto" the second that asking drivers takes."""
     if tab.IN_TAB or importlib.util.find_spec("wgpu") is None:
         return False
     return not sys.platform.startswith("linux") or any(glob.glob(node) for node in GPU_NODES)
 
 
 def open_device(adapter: AdapterInfo) -> Any:
-    """A new `wgpu.GPUDevice` on `adapter`, with all of its limits and those of FEATURES that it offers.
+    """Return a new `wgpu.GPUDevice` on `adapter`, with all of its limits and those of FEATURES that it offers.
 
     Raises: DeviceError if the adapter is gone or refuses.
     """
@@ -227,36 +226,36 @@ def open_device(adapter: AdapterInfo) -> Any:
 
 
 def load_wgpu() -> Any:
-    """The wgpu module. No driver is touched."""
+    """Return the wgpu module, without loading a driver."""
     try:
         with cffi_header.read_once():
             native = importlib.import_module("wgpu.backends.wgpu_native")
-        cffi_names.declare_what_occurs(getattr(native.ffi, "_parser", None))  # where wgpu was imported before
+        cffi_names.declare_what_occurs(getattr(native.ffi, "_parser", None))  # if wgpu was imported before
         return importlib.import_module("wgpu")
     except Exception as e:
         raise DeviceError(f"the Python package wgpu cannot be loaded ({e}); {INSTALL}") from e
 
 
 def enumerate_here() -> list[Any]:
-    """wgpu's adapters, without its OpenGL backend unless the program uses wgpu already. This loads drivers."""
+    """Return wgpu's adapters, without its OpenGL backend unless the program uses wgpu already. This loads drivers."""
     extras: Any = importlib.import_module("wgpu.backends.wgpu_native.extras")
     forks.load_drivers()
-    with contextlib.suppress(Exception):  # a RuntimeError where the instance exists: then it is the user's
+    with contextlib.suppress(Exception):  # a RuntimeError if the instance exists: then it is the user's
         extras.set_instance_extras(backends=["Primary"])
     return importlib.import_module("wgpu").gpu.enumerate_adapters_sync()
 
 
 def _environment() -> tuple[str, ...]:
-    """The variables that drivers read."""
+    """Return the environment variables that drivers read."""
     names = ("VK_ICD_FILENAMES", "VK_DRIVER_FILES", "WGPU_LIB_PATH", "WGPU_BACKEND_TYPE")
     return tuple(os.environ.get(n, "") for n in names)
 
 
-_ANSWERS: dict[tuple[str, ...], _Answer] = {}  # asked once for each of them
+_ANSWERS: dict[tuple[str, ...], _Answer] = {}  # environment -> the child's answer, asked once
 
 
 def _ask(child: subprocess.Popen[bytes] | None = None) -> _Answer:
-    """The child's answer: of the one that was started for it, or of a new one."""
+    """Return the answer of a child that is already running, or of a new one."""
     key = _environment()
     if key not in _ANSWERS:
         _ANSWERS[key] = _probe(child)
@@ -287,7 +286,7 @@ def _probe(child: subprocess.Popen[bytes] | None) -> _Answer:
 
 
 def _has_loader() -> bool:
-    """False on a Linux without the library that finds Vulkan's drivers."""
+    """Return False on a Linux without the library that finds Vulkan's drivers."""
     if sys.platform.startswith("linux"):
         try:
             ctypes.CDLL("libvulkan.so.1")
@@ -297,7 +296,7 @@ def _has_loader() -> bool:
 
 
 def _probe_browser() -> _Answer:
-    """What the browser offers. Where Python cannot wait for its answer, that it has WebGPU at all must do."""
+    """Return what the browser offers. If Python cannot wait for its answer, having WebGPU at all must do."""
     if tab.can_wait():
         said = tab.wait(tab.javascript().support(), "asking for adapters")
         error = getattr(said, "error", None)
@@ -313,11 +312,11 @@ def _probe_browser() -> _Answer:
 
 
 class _ChildDiedError(Exception):
-    """The child ended without an answer."""
+    """Raised if the child ends without an answer."""
 
 
 def _started_child() -> subprocess.Popen[bytes] | None:
-    """PROBE in a child that imports what this process would. None for a program whose executable is no Python."""
+    """Start PROBE in a child with this process's import path. None if the program's executable is not Python."""
     if getattr(sys, "frozen", False) or not sys.executable or importlib.util.find_spec("wgpu") is None:
         return None
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
@@ -328,7 +327,7 @@ def _started_child() -> subprocess.Popen[bytes] | None:
 
 
 def _probe_child(child: subprocess.Popen[bytes]) -> str:
-    """What it says."""
+    """Return the child's output."""
     try:
         out, err = child.communicate(timeout=PROBE_SECONDS)
     except BaseException:
@@ -343,7 +342,7 @@ def _probe_child(child: subprocess.Popen[bytes]) -> str:
 
 
 def _probe_here() -> str:
-    """For a frozen program, whose executable is no Python: ask in this process."""
+    """Ask in this process, for a frozen program whose executable is not Python."""
     try:
         load_wgpu()
         with quiet_stderr():
@@ -355,12 +354,12 @@ def _probe_here() -> str:
 
 
 def _sorted(rows: remembered.Rows) -> tuple[AdapterInfo, ...]:
-    """Those that can compute, the best first."""
+    """Return the adapters that can compute, the best first."""
     return tuple(sorted((a for a in map(_row, rows) if a.backend in BACKENDS), key=_rank))
 
 
 def _row(raw: Mapping[str, Any]) -> AdapterInfo:
-    """An adapter as wgpu describes it."""
+    """Return an adapter from wgpu's description."""
     info = raw["info"]
     name = str(info["device"] or info["description"] or info["vendor"] or "unnamed adapter")
     kind = str(info["adapter_type"])
@@ -376,13 +375,13 @@ def _row(raw: Mapping[str, Any]) -> AdapterInfo:
 
 
 def _rank(a: AdapterInfo) -> tuple[bool, int, int]:
-    """Real before software, discrete before integrated, the platform's own interface first."""
+    """Sort real before software, discrete before integrated, the platform's own interface first."""
     kind = KINDS.index(a.type) if a.type in KINDS else KINDS.index("Unknown")
     return a.software, kind, BACKENDS.index(a.backend)
 
 
 def _explain(answer: _Answer) -> str:
-    """The reason in words for a user, with the remedy."""
+    """Return the reason in words for a user, with the remedy."""
     cpu = 'device="cpu" works without'
     return {
         "browser": answer.detail,

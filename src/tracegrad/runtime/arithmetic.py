@@ -1,8 +1,8 @@
-"""What a C compiler makes of single operations, on operands where compilers and their flags go wrong.
+"""Check the single operations of a C compiler, on operands where compilers and their flags go wrong.
 
-Kernels are checked on ordinary numbers and within rounding. That does not show a `minimum` that drops NaN, a square
-root of few digits, denormals that become 0, or a compiler that assumes that infinities do not exist. These operations
-have one right result each, so here nothing is rounded otherwise.
+The check of kernels uses ordinary numbers and allows rounding. So it misses a `minimum` that drops NaN, a square root
+of few digits, denormals that become 0, or a compiler that assumes that infinities do not exist. Each operation here has
+exactly one right result, so no rounding is allowed.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from tracegrad.runtime.verdicts import Verdicts, key_of
 Array = Any
 Begin = Callable[[str], "Future[ctypes.CDLL | None]"]
 
-# Rows of the table whose result IEEE 754 defines to the last bit, and their number of operands
+# Rows of the table whose result IEEE 754 defines to the last bit, with their number of operands
 ROWS = {
     "add": 2, "sub": 2, "mul": 2, "div": 2, "neg": 1, "abs": 1, "sign": 1, "square": 1, "sqrt": 1, "rsqrt": 1,
     "floor": 1, "ceil": 1, "round": 1, "minimum": 2, "maximum": 2, "less": 2, "less_equal": 2, "equal": 2,
     "not_equal": 2, "nonfinite": 1, "isnan": 1, "half": 1,
 }  # fmt: skip
-# Zeros, denormals of both precisions, ties, what overflows; each with both signs
+# Zeros, denormals of both precisions, ties, values that overflow; each with both signs
 SPECIAL = (
     0.0, 1e-45, 1e-40, 2.0**-126, 2.0**-25, 2.0**-24, 3 * 2.0**-25, 5e-5, 2.0**-14, 0.1, 0.5, 1.0, 1.5, 2.5, 3.0, 7.3,
     1000.5, 2049.0, 65504.0, 65519.0, 65520.0, 16777217.0, 1.8e19, 3e38, float("inf"), float("nan"),
@@ -37,17 +37,17 @@ SPECIAL = (
 
 @cache
 def operands() -> tuple[Array, Array]:
-    """Every pair of the special numbers."""
+    """Return every pair of the special numbers."""
     x = np.asarray([*SPECIAL, *(-v for v in SPECIAL)], np.float32)
     return np.repeat(x, x.size), np.tile(x, x.size)
 
 
 @cache
 def source() -> str:
-    """A function for each row, spelled as kernels spell it: a loop over operands."""
+    """Return a C function for each row, written as in kernels: a loop over operands."""
     helpers: dict[str, None] = {}
     loops: list[str] = []
-    count = operands()[0].size  # known, a multiple of all vectors: less for the compiler to write
+    count = operands()[0].size  # a constant multiple of all vector lengths: less for the compiler to write
     for name in ROWS:
         p = PRIMITIVES[name]
         helpers |= dict.fromkeys([p.helper] * bool(p.helper))
@@ -60,14 +60,14 @@ def source() -> str:
 
 
 class Arithmetic:
-    """The check of one compiler, which compiles while other things are done."""
+    """The check of one compiler. The compilation runs in the background."""
 
     def __init__(self, verdicts: Verdicts, begin: Begin) -> None:
         self._verdicts, self.key = verdicts, key_of("arithmetic", source(), str(_flushes()))
         self._library = begin(source()) if verdicts.known(self.key) is None else None
 
     def fault(self) -> str:
-        """An operation that it gets wrong, in words; empty if there is none, or if the verdict was known."""
+        """Describe an operation that the compiler gets wrong; "" if there is none, or if the verdict was known."""
         library = self._library and self._library.result()
         if library is None:
             return ""
@@ -77,12 +77,12 @@ class Arithmetic:
 
 
 def _flushes() -> bool:
-    """Has this process told its processor to make 0 of denormals? Then its verdicts are not those of others."""
+    """Return whether this process told its processor to flush denormals to 0: its verdicts do not hold for others."""
     return not np.float32(1e-40) * np.float32(0.5)
 
 
 def _difference(library: ctypes.CDLL, name: str) -> str:
-    """The first operands for which a row's result is another."""
+    """Describe the first operands for which a row's result differs."""
     given, out = operands(), np.empty_like(operands()[0])
     library[f"check_{name}"](*[ctypes.c_void_p(x.ctypes.data) for x in (*given, out)])
     used = given[: ROWS[name]]

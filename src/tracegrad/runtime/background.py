@@ -1,4 +1,4 @@
-"""One call on a thread of its own, while other things are done."""
+"""Run one call on its own thread."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ T = TypeVar("T")
 
 
 def in_background(fn: Callable[[], T]) -> Future[T]:
-    """What `fn` will give. The thread is a daemon: an interpreter that exits does not wait for `fn`."""
+    """Return a future of `fn()`. The thread is a daemon: an interpreter that exits does not wait for it."""
     from concurrent.futures import Future
 
     result: Future[T] = Future()

@@ -1,6 +1,6 @@
 """The bench of a check: one program that fills memory, runs kernels one after the other and picks elements.
 
-What is filled and picked stays on the device: patterns and some indices go there, and some elements come back.
+Filling and picking happen on the device: only patterns and some indices go there, and only some elements come back.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ Array = Any
 
 THREADS = 64
 ROW = 32768  # workgroups in x
-NOWHERE = (0, 0)  # the grid of a launch that is there so that offsets are not constants in a kernel's text
-FIXED = ("table", "picks", "found")  # the first buffers: bits of patterns, indices, and bits that come back
+NOWHERE = (0, 0)  # the grid of an extra launch, so that a kernel's offsets are not constants in its text
+FIXED = ("table", "picks", "found")  # the first buffers: bits of patterns, indices, and picked bits
 
 
 class Bench:
-    """The program of some trials, one behind the other on the same arrays."""
+    """The program of some trials, one after the other on the same arrays."""
 
     def __init__(self, sizes: Mapping[Name, int]) -> None:
         self.contents, self.sizes = Contents(sizes), sizes
@@ -31,9 +31,9 @@ class Bench:
         self.kernels: dict[KernelSource, int] = {}
         self.dispatches: list[Dispatch] = []
         self.table, self.picks = list[Array](), list[Array]()
-        self.entries: dict[Kind | tuple[str, float], int] = {}  # where they begin in the table
-        self.picked: dict[bytes, int] = {}  # where indices begin among all
-        self.places: list[list[int]] = []  # of each trial's checks, in what is found
+        self.entries: dict[Kind | tuple[str, float], int] = {}  # where patterns and numbers begin in the table
+        self.picked: dict[bytes, int] = {}  # where a set of indices begins among all
+        self.places: list[list[int]] = []  # for each trial, where its checks begin among the picked bits
         self.found, self.memory, self.bindings = 0, 0, 4
 
     def add(self, trial: Trial, grid: tuple[int, int], constant: bool) -> None:
@@ -63,16 +63,16 @@ class Bench:
         self.places.append([begins[k] for k in range(len(begins))])
 
     def _entry(self, key: Kind | tuple[str, float], values: Array) -> int:
-        """Where these values begin in the table."""
+        """Return where these values begin in the table."""
         if key not in self.entries:
             self.entries[key] = sum(x.size for x in self.table)
             self.table.append(values.astype(np.float32 if values.dtype.kind == "f" else np.int32).view(np.int32))
         return self.entries[key]
 
     def _picked(self, elements: Sequence[Array]) -> tuple[int, int]:
-        """Where these indices begin among all, and how many they are."""
+        """Return where these indices begin among all, and their number."""
         added = np.concatenate([x.reshape(-1) for x in elements]).astype(np.int32)
-        key = added.tobytes()  # what is poisoned before is mostly what is picked afterwards
+        key = added.tobytes()  # indices poisoned before a run are mostly the ones picked afterwards
         if key not in self.picked:
             self.picked[key] = sum(x.size for x in self.picks)
             self.picks.append(added)
@@ -89,7 +89,7 @@ class Bench:
         self.dispatches.append(Dispatch(number, (*ends, FIXED.index("picks")), (first, second, size, what), grid))
 
     def program(self, sizes: Mapping[str, int]) -> Program:
-        """All of it, with inputs of these sizes."""
+        """Return the whole program, with inputs of these sizes."""
         fields = [Field(n, k, 0, "i32", (sizes.get(n, self.found + 1),)) for k, n in enumerate(FIXED)]
         buffers = [Buffer(f.name, f.dtype, f.size, "output" if f.name == "found" else "input") for f in fields]
         buffers += [Buffer(f"verify.{k}.{dtype}", dtype, size, "temp") for (k, dtype), size in self.sizes.items()]
@@ -106,20 +106,20 @@ class Bench:
         )
 
 
-# at[0]: two places, how many elements, and what to copy: one number to single elements, picked single elements,
-# or a pattern, shifted by what is above PATTERN
+# at[0]: two offsets, the number of elements, and the kind of copy: one number to single elements, picked single
+# elements, or a pattern, shifted by the amount above PATTERN
 MOVE = """var x = at[0].x;
   var e = at[0].y + i;
   let what = at[0].w;
   if (what == {single}) {{ e = b2[e]; }} else if (what == {picked}) {{ x = b2[e]; e = at[0].x + i; }}
   else {{ x += (e + what - {pattern}) % {period}; }}
   b1[e] = {moved};"""
-BITS = "b0[x]"  # whatever is in an array, but halves
+BITS = "b0[x]"  # the bits of any array except one of halves
 SINGLE, PICKED, PATTERN = 0, 1, 2
 
 
 def mover(source: str, target: str) -> KernelSource:
-    """A kernel that copies bits between arrays of these element types. Halves apart, its text is the same for all."""
+    """Return a kernel that copies bits between arrays of these element types. Only halves change its text."""
     moved = {"f16": f"bitcast<i32>(f32({BITS}))"}.get(source, BITS)
     moved = f"f16(bitcast<f32>({moved}))" if target == "f16" else moved
     bindings = (Binding(source, False), Binding(target, True), Binding("i32", False))
@@ -142,5 +142,5 @@ def mover(source: str, target: str) -> KernelSource:
 
 
 def movers(dtypes: Iterable[str]) -> list[KernelSource]:
-    """What a bench of arrays of these element types runs besides kernels."""
+    """Return the kernels that a bench of arrays of these element types runs besides the checked ones."""
     return [mover(*ends) for dtype in sorted(set(dtypes)) for ends in (("i32", dtype), (dtype, "i32"))]

@@ -1,7 +1,7 @@
 """The browser's WebGPU, for Python in its tab: Programs on the JavaScript runtime, in the thread that Python runs in.
 
-A program crosses over once, as JSON. The runs of a batch cross over together and are one submission of the device;
-their results come back together. Nothing here waits but `read`, and `load` where it can.
+A program crosses over to JavaScript once, as JSON. The runs of a batch cross over together and are one submission of
+the device; their results come back together. Nothing here waits except `read`, and `load` where waiting is possible.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from tracegrad.runtime.storage import from_storage, to_storage
 from tracegrad.runtime.tab import can_wait, javascript, pyodide, wait
 
 RUNS_AT_ONCE = 64  # in one batch
-BATCH_SECONDS = 0.1  # browsers give up on devices that seem to hang
+BATCH_SECONDS = 0.1  # browsers reset devices that seem to hang
 BATCH_BYTES = 1 << 26  # of inputs or outputs
 
 
 class Batch:
-    """Runs of one program that crossed over together. Awaiting it ends when their outputs or their error are there."""
+    """Runs of one program that crossed over together. Await it to wait for the outputs or the error."""
 
     __slots__ = ("answer", "error", "program", "raw", "runs")
 
@@ -37,14 +37,14 @@ class Batch:
         yield from self._arrived().__await__()
 
     async def _arrived(self) -> None:
-        """Take the answer. `outputs` raises what went wrong."""
+        """Wait for the answer. `outputs` raises its error."""
         try:
             self.raw = value_of(await self.answer).to_bytes()
         except Exception as e:
             self.error = e
 
     def outputs(self) -> list[dict[str, Any]]:
-        """The outputs of each run by name."""
+        """Return the outputs of each run by name."""
         if self.raw is None and self.error is None:
             wait(self, "waiting for a run")
         if self.raw is None:
@@ -63,9 +63,9 @@ class Batch:
 
 
 class BrowserSession:
-    """The browser's WebGPU device; `runtime.base.Session` has the meaning of each method.
+    """The browser's WebGPU device; `runtime.base.Session` documents each method.
 
-    Without stack switching `load` cannot wait: the first run reports what is wrong with device or program.
+    Without stack switching `load` cannot wait: then the first run reports errors of device or program.
     """
 
     def __init__(self) -> None:
@@ -83,7 +83,7 @@ class BrowserSession:
         return DeviceInfo("webgpu", f"{name} (browser)", "swiftshader" in name.lower())
 
     def load(self, program: Program, like: int | None = None) -> int:
-        """Hand the program over: allocated, every kernel compiled in parallel, and checked once; a handle."""
+        """Hand the program over and return a handle. Kernels are compiled in parallel, and checked once."""
         self._next += 1
         answer = self._tab.load(self._next, program.to_json(), check_of(program))
         if can_wait():
@@ -102,24 +102,24 @@ class BrowserSession:
             self._tab.unload(handle)
 
     def capacity(self, handle: int) -> int:
-        """What browsers take without seeming to hang."""
+        """Return the most runs that browsers accept without resetting the device."""
         program = self._programs[handle]
         largest = max(sum(4 * f.size for f in fields) for fields in (program.inputs, program.outputs))
         return max(1, min(RUNS_AT_ONCE, BATCH_BYTES // max(1, largest)))
 
     def run(self, handle: int, inputs: Sequence[Mapping[str, Any]]) -> Batch:
-        """Let the runs cross over."""
+        """Send the runs to JavaScript."""
         self._check_open()
         program = self._programs[handle]
         data = b"".join(to_storage(given[f.name], f.dtype).tobytes() for given in inputs for f in program.inputs)
         return Batch(program, len(inputs), self._tab.run(handle, len(inputs), sent(data)))
 
     def timings(self, handle: int, inputs: Mapping[str, Any], runs: int) -> Timings:
-        """Refused: DeviceError."""
+        """Raise DeviceError: a browser gives no timings."""
         raise DeviceError("profile: not in a browser's Python; profile on a desktop, or use the browser's own profiler")
 
     def read(self, name: str) -> Any:
-        """A persistent buffer, flat."""
+        """Return a persistent buffer, flat."""
         b = self._persistent(name)
         answer = wait(self._tab.read(name), f"reading {name!r}")
         return np.frombuffer(value_of(answer).to_bytes(), dtype=DTYPES[b.dtype].numpy, count=b.size)
@@ -133,7 +133,7 @@ class BrowserSession:
         self._tab.write(name, sent(flat.tobytes()), offset)
 
     def interrupt(self) -> None:
-        """Nothing here takes long."""
+        """Do nothing, because nothing here takes long."""
 
     def close(self) -> None:
         """Free everything. Closing twice is fine."""
@@ -152,12 +152,12 @@ class BrowserSession:
 
 
 def sent(data: bytes | bytearray) -> Any:
-    """A copy as a JavaScript Uint8Array."""
+    """Return a copy as a JavaScript Uint8Array."""
     return pyodide("ffi").to_js(data)
 
 
 def value_of(answer: Any) -> Any:
-    """What JavaScript answered; its error is raised as Python's of the same name."""
+    """Return JavaScript's answer; raise its error as Python's error of the same name."""
     error = getattr(answer, "error", None)
     if error is None:
         return answer.value
@@ -169,7 +169,7 @@ def value_of(answer: Any) -> Any:
 
 
 def check_of(program: Program) -> Any:
-    """What JavaScript calls for the check of kernels on which it has no verdict; None where there is no NumPy."""
+    """Return the function that JavaScript calls to get the check of unverified kernels; None without NumPy."""
     if not HAVE_NUMPY:
         return None
     from tracegrad.runtime.recorded import file_of, recorded

@@ -1,13 +1,13 @@
-"""C texts as loaded libraries: by the compiler of this machine, kept in the user's cache directory.
+"""Compile C texts to loaded libraries with this machine's compiler, and keep them in the user's cache directory.
 
-A library is found again by what decides its bytes: source, compiler, flags and processor. It lies in a directory that
-only this user may write, under a name that contains the hash of its contents, and what does not fit its name is never
-loaded. It is written under another name first: a reader sees all of it or nothing.
+The key of a library is everything that decides its bytes: source, compiler, flags and processor. It is in a directory
+that only this user can write. Its file name contains the hash of its contents; a file that does not match its name is
+never loaded. Writing uses another name first, so a reader sees the whole file or nothing.
 
-The libraries of the directory take at most MOST_BYTES: after a compilation those used longest ago are deleted. Another
-process may have them open, which keeps them; one that was about to load them compiles them anew.
+All libraries together take at most MOST_BYTES: after a compilation the least recently used are deleted. A process that
+has one open keeps it; a process about to load one compiles it again.
 
-A library is unloaded with the last object of Python that refers to it. A library with threads of its own stays.
+A library is unloaded with the last Python object that refers to it. A library with threads of its own stays.
 """
 
 from __future__ import annotations
@@ -38,42 +38,42 @@ from tracegrad.runtime.cache import cache_folder, is_own
 from tracegrad.runtime.children import Children, StoppedError
 
 VARIABLE = "TRACEGRAD_CC"  # a compiler, or "off"
-OTHER_FLAGS = "TRACEGRAD_CFLAGS"  # flags in the place of GCC_FLAGS; they follow all others
+OTHER_FLAGS = "TRACEGRAD_CFLAGS"  # flags that replace GCC_FLAGS; they come last
 CANDIDATES = ("cc", "gcc", "clang")
-# NaN and infinities are kept, and sums are added in the order of the source. Contraction to fused products is the
-# default of both compilers.
+# Keeps NaN and infinities, and adds sums in the order of the source. Both compilers contract to fused products by
+# default.
 NATIVE = "-mcpu=native" if platform.machine() in ("arm64", "aarch64") else "-march=native"
 FLAGS = (
     "-O3", NATIVE, "-fno-math-errno", "-fno-trapping-math", "-fwrapv", "-std=gnu11", "-w", "-shared", "-fPIC",
     "-pthread",
 )  # fmt: skip
-# Neither flag decides whether the numbers are right: tools/compilers runs every check without them, too.
-# GCC would not contract a lone chain of sums for some processors: a row would have other bits than among others.
-# Longer loops written out took a quarter of the compiler's time for a CNN and made nothing faster.
+# The numbers are right without these flags, too: tools/compilers runs every check without them. Without the second
+# flag, GCC does not contract a lone chain of sums for some processors, so a row alone has other bits than in a batch.
+# Unrolling longer loops took a quarter of the compiler's time for a CNN and made nothing faster.
 GCC_FLAGS = ("--param=max-completely-peeled-insns=64", "--param=avoid-fma-max-bits=0")
-CRASH = re.compile(r"internal compiler error|PLEASE submit a bug report")  # of GCC, and of Clang
+CRASH = re.compile(r"internal compiler error|PLEASE submit a bug report")  # crash messages of GCC and of Clang
 OTHERWISE = {"-O3": "-O1"}
-SECONDS = 30.0  # a compiler that takes longer has failed, or what LIMIT says; and for a long text
-CHARACTERS = 1000  # of it as many seconds more as it has of these: more than ten times what compilers take
+SECONDS = 30.0  # a compiler that takes longer than this, or than LIMIT, has failed; long texts get more time
+CHARACTERS = 1000  # each as many characters of text add a second: more than ten times what compilers take
 LIMIT = "TRACEGRAD_CC_SECONDS"
-FORGOTTEN_AFTER = 60 * 86400  # seconds without a use
+FORGOTTEN_AFTER = 60 * 86400  # seconds without use
 MOST_BYTES = 256 << 20  # of all libraries together: twelve thousand of the usual size
 
-_hung: set[Compiler] = set()  # that did not end: each is waited for once
-_told: set[tuple[Compiler, str]] = set()  # what was said of which
-_kept: dict[str, ctypes.CDLL] = {}  # libraries that stay, by key
+_hung: set[Compiler] = set()  # compilers that did not end: each is waited for once
+_told: set[tuple[Compiler, str]] = set()  # warnings given so far, by compiler
+_kept: dict[str, ctypes.CDLL] = {}  # libraries that stay loaded, by key
 
 
 @dataclass(frozen=True, slots=True)
 class Compiler:
-    """A C compiler that was found."""
+    """A C compiler that exists on this machine."""
 
     path: str
-    version: str  # the first line of what it says
+    version: str  # the first line of `--version`
 
     @property
     def flags(self) -> tuple[str, ...]:
-        """How it is called."""
+        """The flags of every call."""
         more = os.environ.get(OTHER_FLAGS)
         if more is not None:
             return (*FLAGS, *shlex.split(more))
@@ -81,11 +81,11 @@ class Compiler:
 
     @property
     def state(self) -> tuple[str, ...]:
-        """All that decides what it makes of a text."""
+        """Everything about the compiler that decides the library of a text."""
         return (self.path, self.version, *self.flags, processor())
 
     def begin(self, source: str, children: Children | None = None, keep: bool = False) -> Future[ctypes.CDLL | None]:
-        """The library of `source`, while other things are done; see `library`."""
+        """Compile in the background; see `library`."""
         return in_background(lambda: self.library(source, children=children, keep=keep))
 
     def library(
@@ -96,11 +96,11 @@ class Compiler:
         children: Children | None = None,
         keep: bool = False,
     ) -> ctypes.CDLL | None:
-        """The loaded library. None, with a warning, if it cannot be had: the compiler's message says why.
+        """Return the loaded library. Return None, with a warning that has the compiler's message, if compiling fails.
 
-        more:     flags of its own.
+        more:     additional flags.
         children: runs the compiler, and can end it; then the result is None without a warning.
-        keep:     never unload it.
+        keep:     never unload the library.
         """
         key = hashlib.sha256("\0".join([source, *self.state, *more]).encode()).hexdigest()[:40]
         if key in _kept:
@@ -130,10 +130,10 @@ class Compiler:
                 return ctypes.CDLL(str(path))
             except OSError:
                 if path.exists():
-                    raise  # else another process deleted it just now
+                    raise  # otherwise another process deleted the file just now
         with tempfile.TemporaryDirectory(dir=folder, prefix="new-") as temporary:
             path = self.compiled(source, key, Path(temporary), more, children)
-            loaded = ctypes.CDLL(str(path))  # before other processes see it, for they may delete it at once
+            loaded = ctypes.CDLL(str(path))  # before other processes see the file, because they can delete it at once
             path.replace(folder / f"{key}-{digest(path)}.so")
         forget(folder)
         return loaded
@@ -151,14 +151,14 @@ class Compiler:
             self._run(command, source, children)
         except subprocess.TimeoutExpired:
             _hung.add(self)
-            children.stop()  # one library that is missing is as good as none
+            children.stop()  # one missing library makes all others useless
             raise
         out.chmod(0o700)
         return out
 
     @staticmethod
     def _run(command: Sequence[str], source: str, children: Children) -> None:
-        """Run the compiler; where it crashes, once more with less optimisation, which most of its defects are in.
+        """Run the compiler; if it crashes, run it again with less optimisation, where most of its defects are.
 
         GCC 12 crashes on some rows of choices at -O3 for processors with SSE2 alone.
         """
@@ -171,7 +171,7 @@ class Compiler:
             children.run([OTHERWISE.get(x, x) for x in command], source, limit)
 
     def _warn(self, e: Exception, otherwise: str) -> None:
-        """Say why there is no library, once: a program has several, which fail for the same reason."""
+        """Warn once why there is no library: a program has several libraries, which fail for the same reason."""
         why = f"It said: {str(e.stderr).strip()[:2000]}" if isinstance(e, subprocess.CalledProcessError) else str(e)
         if isinstance(e, subprocess.TimeoutExpired):
             why = f"It did not end within {seconds():g} s, which {LIMIT} sets"
@@ -183,7 +183,7 @@ class Compiler:
 
 
 def seconds() -> float:
-    """How long a compiler may take, by LIMIT or SECONDS."""
+    """Return the time limit of a compiler: LIMIT or SECONDS."""
     try:
         return max(0.0, float(os.environ.get(LIMIT) or SECONDS))
     except ValueError:
@@ -191,14 +191,14 @@ def seconds() -> float:
 
 
 def digest(path: Path) -> str:
-    """The hash of a file's contents."""
+    """Return the hash of a file's contents."""
     return hashlib.sha256(path.read_bytes()).hexdigest()[:40]
 
 
 def find(folder: Path, key: str) -> Path | None:
-    """The library of that key, if it is what its name says and no other user could have written it."""
+    """Return the library of the key, if it matches its name and no other user could have written it."""
     for path in folder.glob(f"{key}-*.so"):
-        with contextlib.suppress(FileNotFoundError):  # another process deletes it
+        with contextlib.suppress(FileNotFoundError):  # another process can delete it
             if is_own(path) and path.stem == f"{key}-{digest(path)}":
                 os.utime(path)
                 return path
@@ -207,10 +207,10 @@ def find(folder: Path, key: str) -> Path | None:
 
 
 def forget(folder: Path) -> None:
-    """Delete what has not been used for long, what an interrupted process left, and libraries beyond MOST_BYTES."""
+    """Delete libraries unused for long, leftovers of interrupted processes, and libraries beyond MOST_BYTES."""
     libraries: list[tuple[int, int, Path]] = []
     for path in folder.iterdir():
-        with contextlib.suppress(FileNotFoundError):  # another process deletes it
+        with contextlib.suppress(FileNotFoundError):  # another process can delete it
             found = path.lstat()
             if found.st_mtime < time.time() - FORGOTTEN_AFTER:
                 shutil.rmtree(path) if path.is_dir() else path.unlink()
@@ -225,14 +225,14 @@ def forget(folder: Path) -> None:
 
 
 def compiler() -> Compiler | None:
-    """The C compiler of this machine: TRACEGRAD_CC, CC, or the first of cc, gcc and clang. None if there is none."""
+    """Return this machine's C compiler: TRACEGRAD_CC, CC, or the first of cc, gcc and clang. None if there is none."""
     return compiler_named(os.environ.get(VARIABLE, ""))
 
 
 def begin_library(source: str, otherwise: str) -> Future[ctypes.CDLL | None]:
-    """The library of `source` by this machine's compiler, looked for and called while other things are done.
+    """Find a compiler and begin to compile the library of `source`, in the background.
 
-    The library stays loaded: it may have threads.
+    The library stays loaded, because it can have threads.
     """
 
     def made() -> ctypes.CDLL | None:
@@ -244,7 +244,7 @@ def begin_library(source: str, otherwise: str) -> Future[ctypes.CDLL | None]:
 
 @functools.cache
 def compiler_named(asked: str) -> Compiler | None:
-    """The same for one value of TRACEGRAD_CC."""
+    """Return the compiler for one value of TRACEGRAD_CC."""
     if asked.lower() in ("off", "0", "no") or os.name != "posix" or sys.platform == "emscripten":
         return None
     for name in [asked] if asked else [os.environ.get("CC", ""), *CANDIDATES]:
@@ -262,7 +262,7 @@ def compiler_named(asked: str) -> Compiler | None:
 
 @functools.cache
 def processor() -> str:
-    """What `-march=native` depends on."""
+    """Return the properties of the processor that `-march=native` depends on."""
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
     except OSError:

@@ -1,7 +1,7 @@
-"""The user's cache directory, and which files in it can be trusted.
+"""The user's cache directory, and the check that its files can be trusted.
 
-Libraries found there are loaded into the process. So every folder on the way to them must be safe from other users, as
-`sshd` demands for its keys.
+Libraries found there are loaded into the process. So every folder on the way to them must be protected from other
+users, as `sshd` requires for its keys.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ WITHOUT_OWNERS = not hasattr(os, "getuid")  # Windows: a profile's folder is pri
 
 
 def is_own(path: Path) -> bool:
-    """Is it this user's, writable by no other user, and no link?"""
+    """Return whether the file is this user's, not writable by other users, and not a link."""
     found = path.lstat()
     if WITHOUT_OWNERS:
         return not path.is_symlink()
@@ -28,10 +28,10 @@ def is_own(path: Path) -> bool:
 
 
 def cache_folder() -> Path:
-    """The directory, made if it is not there: this user's, private, without links in its path.
+    """Return the directory, and make it if it does not exist: this user's, private, without links in its path.
 
-    Raises: PermissionError if another user could have put something into it, or could exchange it or a folder above;
-            OSError if it cannot be made.
+    Raises: PermissionError if another user could write into it, or exchange it or a folder above it; OSError if it
+            cannot be made.
     """
     folder = _base() / "tracegrad"
     for missing in [p for p in reversed(folder.parents) if not p.exists()]:
@@ -51,24 +51,24 @@ def cache_folder() -> Path:
 
 
 def _base() -> Path:
-    """Where caches of this user go."""
+    """Return the folder for caches of this user."""
     asked = os.environ.get("XDG_CACHE_HOME", "")
     try:
         if sys.platform == "darwin":
             return Path.home() / "Library" / "Caches"
         if WITHOUT_OWNERS and not asked and os.environ.get("LOCALAPPDATA"):
             return Path(os.environ["LOCALAPPDATA"])
-        # the specification of XDG_CACHE_HOME ignores paths that are not absolute
+        # the specification of XDG_CACHE_HOME says to ignore relative paths
         return Path(asked) if os.path.isabs(asked) else Path.home() / ".cache"
     except RuntimeError as e:
         raise FileNotFoundError(f"{e} Set XDG_CACHE_HOME") from None
 
 
 def _unsafe(found: os.stat_result) -> str:
-    """Why another user could exchange what is in this folder; "" if only root could."""
+    """Return why another user could exchange files in this folder; "" if only root could."""
     if found.st_uid not in (ROOT, os.getuid()):
         return "belongs to another user"
-    if found.st_mode & stat.S_ISVTX:  # as /tmp: only the owner of an entry, checked in turn, may rename it
+    if found.st_mode & stat.S_ISVTX:  # as in /tmp: only the owner of an entry, who is checked next, can rename it
         return ""
     if found.st_mode & stat.S_IWOTH or (found.st_mode & stat.S_IWGRP and not _is_private_group(found.st_gid)):
         return "can be written by others"
@@ -76,8 +76,8 @@ def _unsafe(found: os.stat_result) -> str:
 
 
 def _is_private_group(number: int) -> bool:
-    """Is it this user's group of the same name, with no other member? Some systems let groups write by default."""
-    if number == ROOT:  # its members are root's equals
+    """Return whether the group is this user's private one. Some systems let groups write by default."""
+    if number == ROOT:  # its members are as powerful as root
         return True
     with contextlib.suppress(KeyError, ImportError):
         groups: Any = importlib.import_module("grp")
@@ -89,7 +89,7 @@ def _is_private_group(number: int) -> bool:
 
 
 def put(path: Path, data: bytes) -> None:
-    """Write a file there: all of it or nothing, even if another process writes at the same time."""
+    """Write a file there: completely or not at all, even if another process writes at the same time."""
     import tempfile
 
     handle, name = tempfile.mkstemp(dir=path.parent, prefix="new-")

@@ -1,4 +1,4 @@
-"""A program as one list of calls into libraries of C functions."""
+"""Run a program as one list of calls into libraries of C functions."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from tracegrad.tuning import LANES, LYING, PRODUCT_GRAIN, PRODUCT_PARTS, PRODUCT
 
 Array = Any
 Shape = tuple[int, ...]
-FIRST_OF_PRODUCT, FIRST_OF_GATHERED = 9, 4  # of the arguments: the left operand's address, before the right one's
+FIRST_OF_PRODUCT, FIRST_OF_GATHERED = 9, 4  # argument that is the left operand's address; the right's follows
 
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """A function, what it takes, and into how many parts it may be split. Holds the arrays that are addressed."""
+    """A function, its arguments, and the most parts it can be split into. Keeps the addressed arrays alive."""
 
     function: int
     arguments: Any
@@ -31,36 +31,36 @@ class Call:
 
 
 class BoundCalls(NamedTuple):
-    """What runs the calls of a program."""
+    """The functions that run the calls of a program."""
 
-    each: list[Callable[[], None]]  # by dispatch
-    whole: Callable[[], None]  # all of them; what is addressed lives as long as this
-    given: tuple[int, int, int]  # address and number of the rows, and how many threads: for `run_calls`
+    each: list[Callable[[], None]]  # one for each dispatch
+    whole: Callable[[], None]  # runs all calls, and keeps the addressed arrays alive
+    given: tuple[int, int, int]  # address and number of the rows, and the number of threads: arguments of `run_calls`
 
 
 class _CallRow(ctypes.Structure):
-    """What `run_calls` reads."""
+    """A row that `run_calls` reads."""
 
     _fields_ = (("function", ctypes.c_void_p), ("at", ctypes.c_void_p), ("parts", ctypes.c_long))
 
 
 class CallList:
-    """Collects the calls of a program. `engine` is render.c_engine's library, `libraries` hold the kernels."""
+    """Collects the calls of a program. `engine` is render.c_engine's library; `libraries` hold the kernels."""
 
     def __init__(self, engine: ctypes.CDLL, libraries: Sequence[ctypes.CDLL]) -> None:
         self._engine, self._libraries = engine, (engine, *libraries)
         self._calls: list[Call] = []
-        self._ends: list[int] = []  # of each dispatch
+        self._ends: list[int] = []  # where each dispatch ends
         self._addresses: dict[str, int] = {}
         self._offsets: dict[tuple[Shape, tuple[Shape, ...]], Array] = {}
 
     def add(self, calls: Sequence[Call]) -> None:
-        """The next dispatch."""
+        """Add the calls of the next dispatch."""
         self._calls += calls
         self._ends.append(len(self._calls))
 
     def call(self, name: str, parts: int, memory: Sequence[tuple[Array, int]]) -> Call:
-        """The function `name` over memory that begins at these elements."""
+        """Return a call of the function `name` over memory that begins at these elements."""
         places = [array.ctypes.data + array.itemsize * offset for array, offset in memory]
         arrays = tuple([array for array, _ in memory])
         return Call(self._address(name), (ctypes.c_void_p * len(places))(*places), parts, arrays)
@@ -68,7 +68,7 @@ class CallList:
     def product(self, a: Array, b: Array, out: Array, limits: int = 0, part: int = 0) -> Call:
         """out = a b, for matrices or stacks of them, within limits. The rows of `out` are contiguous.
 
-        part: so many k are summed at a time, if not all; the outermost axis of the stack counts the parts.
+        part: how many k to sum at a time, 0 for all; the outermost axis of the stack counts the parts.
         """
         batch, (m, n), k = out.shape[:-2], out.shape[-2:], a.shape[-1]
         arrays = (np.broadcast_to(a, (*batch, m, k)), np.broadcast_to(b, (*batch, k, n)), out)
@@ -86,7 +86,7 @@ class CallList:
         return Call(self._address("product"), (ctypes.c_int64 * len(words))(*words), parts, (*arrays, offsets))
 
     def gathered(self, a: tuple[tuple[Array, int], Spread], b: tuple[tuple[Array, int], Spread], out: Array) -> Call:
-        """out = a b, where the elements of `b` lie at sums of places. The rows of `out` are contiguous."""
+        """Return the call of out = a b, with the elements of `b` at sums of offsets. Rows of `out` are contiguous."""
         batch, (m, n) = out.shape[:-2], out.shape[-2:]
         ((x, x_first), left), ((y, y_first), right) = a, b
         points = np.array(list(itertools.product(*map(range, batch))), np.int64).reshape(math.prod(batch), len(batch))
@@ -95,7 +95,7 @@ class CallList:
         tables = [places(left.columns), places(right.rows), places(right.columns)]
         runs = [neighbours(t) for t in tables]
         k, vectors = len(tables[0]), int(np.sum(runs_of(runs[2], LANES)))
-        lies = n > LANES and n >= LYING * LANES * vectors  # they are read two vectors at a time
+        lies = n > LANES and n >= LYING * LANES * vectors  # tiles read two vectors at a time
         how = 0 if lies else 1 if runs[2].mean() >= runs[1].mean() else 2
         most = max(1, min(len(points) * m * n * k // PRODUCT_GRAIN, PRODUCT_PARTS))
         across = max(1, min(-(-most // len(points)), n // max(PRODUCT_SIDE, m)))
@@ -107,7 +107,7 @@ class CallList:
         return Call(self._address("gathered"), (ctypes.c_int64 * len(words))(*words), parts, held)
 
     def bound(self) -> BoundCalls:
-        """The calls, ready to be made."""
+        """Return the calls, ready to run."""
         held, libraries = list(self._calls), self._libraries
         entries = (_CallRow * len(held))(*[(c.function, ctypes.addressof(c.arguments), c.parts) for c in held])
         function, threads = self._engine.run_calls, processors()
@@ -118,7 +118,7 @@ class CallList:
 
             def run() -> None:
                 function(at, end - begin, threads)
-                _ = held, entries, libraries  # what is addressed lives as long as this
+                _ = held, entries, libraries  # keeps the addressed arrays alive
 
             return run
 
@@ -126,7 +126,7 @@ class CallList:
         return BoundCalls(each, between(0, len(held)), (ctypes.addressof(entries), len(held), threads))
 
     def _address(self, name: str) -> int:
-        """Where a function lies."""
+        """Return the address of a function."""
         found = self._addresses.get(name)
         if found is None:
             library = next(x for x in self._libraries if hasattr(x, name))
@@ -137,7 +137,7 @@ class CallList:
 
 
 def places(lays: Sequence[Lay]) -> Array:
-    """Where the points of some axes lie, the last axis fastest."""
+    """Return the offsets of the points of some axes, the last axis fastest."""
     found = np.zeros(1, np.int64)
     for lay in lays:
         t = np.arange(lay.size, dtype=np.int64) * lay.by
@@ -146,18 +146,18 @@ def places(lays: Sequence[Lay]) -> Array:
 
 
 def neighbours(at: Array) -> Array:
-    """How many, from each place on, lie side by side."""
+    """Return for each offset the number of contiguous ones from there on."""
     ends = np.append(np.flatnonzero(np.diff(at) != 1) + 1, len(at))
     each = np.arange(len(at))
     return ends[np.searchsorted(ends, each, side="right")] - each
 
 
 def runs_of(neighbours: Array, lanes: int) -> Array:
-    """Of each run of neighbours, how many vectors it takes."""
+    """Return for each run of neighbours the number of vectors that cover it."""
     first = np.append(True, neighbours[:-1] == 1)
     return -(-neighbours[first] // lanes)
 
 
 def processors() -> int:
-    """How many this process may use."""
+    """Return how many processors this process can use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -1,9 +1,9 @@
-"""Remembers what cffi reads in wgpu-py's header: parsing 0.1 MB of C is most of what importing wgpu takes.
+"""Remember what cffi reads in wgpu-py's header: parsing 0.1 MB of C takes 0.3 of the 0.48 s to import wgpu.
 
-0.3 of 0.48 s, in every process. What was read is kept as JSON in the user's cache directory, under a hash of the header
-and of all that reads it, and loaded in 0.02 s. Whatever is not as in cffi 2, or could be somebody else's, is parsed.
+The result is kept as JSON in the user's cache directory, under a hash of the header and of all code that reads it, and
+loads in 0.02 s. The header is parsed if anything differs from cffi 2, or if another user could have written the file.
 
-JSON, not pickle: a damaged or forged file can only give wrong descriptions of C types, and cannot run code.
+The file is JSON, not pickle: a damaged or forged file can only give wrong descriptions of C types, and cannot run code.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from typing import Any, cast
 from tracegrad.runtime import cffi_names
 from tracegrad.runtime.cache import cache_folder, is_own, put
 
-LONG = 50_000  # characters; less is parsed in no time
-LOCK = threading.Lock()  # else two threads would each take the other's reader for cffi's
+LONG = 50_000  # characters; parsing less takes no time
+LOCK = threading.Lock()  # without it two threads would each take the other's reader for cffi's
 
 
 @contextlib.contextmanager
 def read_once() -> Generator[None]:
-    """Inside, cffi does not parse a long header that it has read in an earlier process."""
+    """Stop cffi from parsing, inside the block, a long header that it has read in an earlier process."""
     with LOCK:
         try:
             version: str = importlib.import_module("cffi").__version__
@@ -45,7 +45,7 @@ def read_once() -> Generator[None]:
 
 
 def _reader(parse: Callable[..., None], version: str, folder: Path) -> Callable[..., None]:
-    """cffi's `parse`, which keeps in a folder what it made of a long header."""
+    """Return cffi's `parse`, which stores the result for a long header in a folder."""
 
     def read(self: object, source: str, override: bool = False, **options: Any) -> None:
         if len(source) < LONG or override or any(options.values()) or vars(self)["_declarations"]:
@@ -58,31 +58,31 @@ def _reader(parse: Callable[..., None], version: str, folder: Path) -> Callable[
             vars(self).update(known)
         else:
             parse(self, source)
-            with contextlib.suppress(Exception):  # without it the next process parses, too
+            with contextlib.suppress(Exception):  # if this fails, the next process parses as well
                 put(path, as_json({name: x for name, x in vars(self).items() if name != "_structnode2type"}).encode())
-        cffi_names.declare_what_occurs(self)  # importing wgpu reads types already
+        cffi_names.declare_what_occurs(self)  # because importing wgpu reads types already
 
     return read
 
 
 def _kept(path: Path) -> dict[str, Any] | None:
-    """What lies there, if this process's user wrote it."""
+    """Return the contents of a file, if this user wrote it."""
     try:
         if not is_own(path):
             return None
         known = from_json(path.read_text(encoding="utf-8"))
         os.utime(path)
-    except Exception:  # whatever it is that lies there
+    except Exception:  # whatever the file contains
         return None
     return known if "_declarations" in known else None
 
 
-# Values are what JSON has, or a list with a tag in front: of containers, and of the types of cffi.model by number.
+# Values are JSON's, or a list with a tag in front: a container, or the number of one of cffi.model's types.
 CONTAINERS: Mapping[str, Callable[[Iterable[Any]], Any]] = {"tuple": tuple, "list": list, "set": set, "dict": dict}
 
 
 def as_json(state: Mapping[str, Any]) -> str:
-    """What a parser of cffi knows, as text. TypeError for anything but data and the types of cffi.model."""
+    """Return the state of a cffi parser as text. Raise TypeError for objects other than data and cffi.model's types."""
     base: type = importlib.import_module("cffi.model").BaseTypeByIdentity
     types: list[Any] = []
     numbers: dict[int, int] = {}
@@ -105,13 +105,13 @@ def as_json(state: Mapping[str, Any]) -> str:
 
     known = plain(dict(state))
     rows: list[Any] = []
-    while len(rows) < len(types):  # a type may name further ones
+    while len(rows) < len(types):  # a type can name further ones
         rows.append([type(types[len(rows)]).__name__, plain(vars(types[len(rows)]))])
     return json.dumps([known, rows])
 
 
 def from_json(text: str) -> dict[str, Any]:
-    """What `as_json` was given. An exception of some kind if the text is damaged."""
+    """Return the argument of `as_json`. Raise an exception of some kind if the text is damaged."""
     model: Any = importlib.import_module("cffi.model")
     known, rows = json.loads(text)
     makers: list[type] = [getattr(model, name) for name, _ in rows]

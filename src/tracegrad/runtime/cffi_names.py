@@ -1,10 +1,10 @@
-"""Makes cffi read C types faster, which is most of what opening a device through wgpu-py takes.
+"""Make cffi read C types faster: this takes most of the time to open a device through wgpu-py.
 
-wgpu-py's functions name C types as text, such as "WGPUBufferDescriptor *", and cffi has pycparser read each when it is
-first used, behind a declaration of every name it knows: 434 names, and 39 types until a device is open, 0.5 s of
-Python. Only the names that occur in the text can matter, so only they are declared here: 0.04 s.
+wgpu-py's functions name C types as text, such as "WGPUBufferDescriptor *". cffi lets pycparser read each type at first
+use, after a declaration of every name it knows: 434 names. Opening a device reads 39 types, which takes 0.5 s of
+Python. Only names that occur in the text can matter, so this module declares only those: 0.04 s.
 
-No part of tracegrad is imported: the child that asks for adapters executes this file, too.
+This file imports no part of tracegrad: the child that asks for adapters executes it, too.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ KINDS = ("typedef", "struct", "union", "enum")
 
 
 def declare_what_occurs(parser: Any) -> None:
-    """Have the parser of a cffi.FFI declare nothing else. Whatever is not as in cffi 2 is left."""
+    """Let the parser of a cffi.FFI declare only names that occur. Parsers unlike cffi 2's stay unchanged."""
     known, parse = getattr(parser, "_declarations", None), getattr(parser, "parse_type", None)
     locked = hasattr(getattr(sys.modules.get("cffi"), "FFI", None), "_typeof_locked")
     if not isinstance(known, dict) or parse is None or not locked or "parse_type" in vars(parser):
@@ -30,6 +30,6 @@ def declare_what_occurs(parser: Any) -> None:
         try:
             return parse(text)
         finally:
-            parser._declarations = everything  # cffi parses types under a lock: no thread saw the other
+            parser._declarations = everything  # cffi parses types under a lock: no other thread saw the change
 
     parser.parse_type = parse_type

@@ -1,4 +1,4 @@
-"""Child processes with a time limit. Any thread can end them, and what they started ends with them."""
+"""Child processes with a time limit. Any thread can end them, with all processes that they started."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 
 class StoppedError(subprocess.SubprocessError):
-    """The process was ended by `Children.stop`."""
+    """Raised if `Children.stop` ended the process."""
 
 
 class Children:
@@ -23,7 +23,7 @@ class Children:
         self._stopped = False
 
     def run(self, command: Sequence[str], text: str, seconds: float) -> str:
-        """Give `text` to a command; what it prints.
+        """Give `text` to a command and return its output.
 
         Raises: TimeoutExpired after so many seconds; StoppedError after `stop`; CalledProcessError for an exit status
                 other than 0; OSError if there is no such command.
@@ -32,7 +32,8 @@ class Children:
         with self._lock:
             if self._stopped:
                 raise StoppedError("ended before it began")
-            # a group of its own: a compiler is several processes, and an interrupt from the terminal is for Python
+            # its own process group: a compiler is several processes, and an interrupt from the terminal is meant for
+            # Python
             child = subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe, text=True, process_group=0)
             self._running.add(child)
         try:
@@ -53,7 +54,7 @@ class Children:
             child.wait()
 
     def stop(self) -> None:
-        """End all of them, and begin no more. For any thread."""
+        """End all children, and start no more. Any thread can call this."""
         with self._lock:
             self._stopped = True
             for child in self._running:
@@ -61,10 +62,10 @@ class Children:
 
 
 def _end(child: subprocess.Popen[str]) -> None:
-    """Kill a process that has not ended, and all of its group."""
+    """Kill a process that has not ended, and its whole group."""
     if child.poll() is None:
         with contextlib.suppress(ProcessLookupError, PermissionError):
             if hasattr(os, "killpg"):
                 os.killpg(child.pid, signal.SIGKILL)
-            else:  # Windows has no groups of processes
+            else:  # Windows has no process groups
                 child.kill()

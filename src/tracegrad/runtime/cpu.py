@@ -1,7 +1,7 @@
-"""The CPU runtime: a program's kernels one after the other over preallocated arrays.
+"""The CPU runtime: runs a program's kernels one after the other over preallocated arrays.
 
-Kernels are C where a compiler was given and computes them rightly (`verify`), else NumPy. One program is wholly one or
-the other: they round differently, and a run must not depend on how fast a compiler is.
+Kernels are C if a compiler was given and its results are right (`verify`), else NumPy. A program is entirely in C or
+entirely in NumPy: the two round differently, and a run must not depend on how fast a compiler is.
 """
 
 from __future__ import annotations
@@ -48,20 +48,20 @@ class _Loaded:
 
     program: Program
     memory: dict[str, Array]
-    libraries: list[Future[ctypes.CDLL | None]]  # of its kernels, the engine first; none if they are in NumPy
-    size: Array  # of a run, where kernels read it
-    wrong: bool | None = None  # does a kernel compute wrongly in C? None: nobody has looked yet
-    inputs: list[tuple[Field, Array]] = field(default_factory=list[tuple[Field, Array]])  # where each lies
+    libraries: list[Future[ctypes.CDLL | None]]  # of its kernels, the engine first; empty if the kernels are in NumPy
+    size: Array  # of a run, in the memory that kernels read
+    wrong: bool | None = None  # does C compute a kernel wrongly? None: not checked yet
+    inputs: list[tuple[Field, Array]] = field(default_factory=list[tuple[Field, Array]])  # the memory of each input
     outputs: list[tuple[Field, Array]] = field(default_factory=list[tuple[Field, Array]])
-    given: dict[str, Array] = field(default_factory=dict[str, Array])  # what lies in the inputs' memory
-    lent: dict[str, Lent] = field(default_factory=dict[str, Lent])  # large inputs, which calls may read elsewhere
+    given: dict[str, Array] = field(default_factory=dict[str, Array])  # the array last copied into each input's memory
+    lent: dict[str, Lent] = field(default_factory=dict[str, Lent])  # large inputs that are read in place
     runs: list[Callable[[], None]] = field(default_factory=list["Callable[[], None]"])  # one for each dispatch
-    whole: Callable[[], None] | None = None  # all of them, once they are bound
+    whole: Callable[[], None] | None = None  # runs all dispatches, once they are bound
     bound: BoundCalls | None = None  # the same in C
 
 
 def cpu_info(compiler: Compiler | None, failed: bool = False) -> DeviceInfo:
-    """The device, with what its kernels are compiled by. failed: did the compiler?"""
+    """Return the device, described by its compiler. failed: the compiler did not work."""
     without = "without a C compiler" if os.name == "posix" else "because kernels in C need Linux or macOS"
     how = f"C, compiled by {compiler.version}," if compiler else f"NumPy, {without},"
     if compiler and failed:
@@ -70,24 +70,24 @@ def cpu_info(compiler: Compiler | None, failed: bool = False) -> DeviceInfo:
 
 
 def devices() -> list[DeviceInfo]:
-    """This machine's CPU, which computes on NumPy's arrays."""
+    """Return this machine's CPU, which computes on NumPy's arrays."""
     return [cpu_info(compiler())] if HAVE_NUMPY else []
 
 
 def begin(device: str) -> Callable[[], CpuSession]:
-    """Nothing is to be looked for."""
+    """Return the session class: there is no device to look for."""
     need_numpy(device)
     return lambda: CpuSession(compiler())
 
 
 class CpuSession:
-    """Named arrays, and programs that compute on them. Everything happens inside `run`."""
+    """Named arrays, and programs that compute on them. All work happens inside `run`."""
 
     ahead, batch_seconds = 1, 0.0
 
     def __init__(self, compiler: Compiler | None = None) -> None:
         self._compiler, self._children = compiler, Children()
-        # the same for all programs: at once. Its threads stay, so it does too
+        # all programs share the engine, so it is compiled at once. It stays loaded, because its threads do
         self.door: Door | None = None
         self._engine = compiler.begin(ENGINE, self._children, keep=True) if compiler else None
         self._persistent: dict[str, Array] = {}
@@ -99,11 +99,11 @@ class CpuSession:
 
     @property
     def info(self) -> DeviceInfo:
-        """The CPU, and what the kernels are: in NumPy where the compiler has failed."""
+        """The CPU, and what its kernels are: NumPy if the compiler has failed."""
         return cpu_info(self._compiler, self._failed)
 
     def load(self, program: Program, like: int | None = None) -> int:
-        """Allocate what is new, and begin to compile: the first run waits for the kernels."""
+        """Allocate new memory and begin to compile; the first run waits for the kernels."""
         self._check_open()
         self._next += 1
         if like is not None:
@@ -129,10 +129,10 @@ class CpuSession:
         return self._next
 
     def _begun(self, program: Program) -> list[Future[ctypes.CDLL | None]]:
-        """Its libraries, which are compiled side by side."""
+        """Begin to compile the program's libraries in parallel."""
         if self._compiler is None or self._engine is None:
             return []
-        # sorted: a model of other depth has the same functions, and then finds its libraries in the cache
+        # sorted, so that a model of another depth, with the same functions, finds its libraries in the cache
         texts = sorted({f for k in program.kernels for f in k.texts["c"].functions})
         count = min(C_SOURCES, processors(), 1 + sum(map(len, texts)) // C_SOURCE)
         sources = [library_source(texts[k::count]) for k in range(count)]
@@ -141,7 +141,7 @@ class CpuSession:
         return [self._engine, *also, *(self._compiler.begin(text, self._children) for text in sources)]
 
     def _ready(self, handle: int) -> _Loaded:
-        """The program with every kernel bound to its arrays."""
+        """Return the program with every kernel bound to its arrays."""
         loaded = self._loaded[handle]
         if loaded.whole is not None:
             return loaded
@@ -153,7 +153,7 @@ class CpuSession:
         if self._interrupted:
             raise DeviceError("this session was closed while its kernels were compiled")
         libraries = [x for x in found if x is not None]
-        # all or nothing: a value computed twice must have the same bits, and NumPy rounds otherwise
+        # all or nothing: a value computed twice must have the same bits, and NumPy rounds differently
         calls = CallList(libraries[0], libraries[1:]) if found and None not in found and not loaded.wrong else None
         loaded.lent = lent_inputs(program, loaded.memory) if calls is not None else {}
         for d in program.unrolled():
@@ -177,11 +177,11 @@ class CpuSession:
         return loaded
 
     def _parts(self, handle: int) -> DirectParts | None:
-        """What a run on another thread needs; None in NumPy, whose kernels an interrupt could end in their middle."""
+        """Return the parts of a run on another thread; None in NumPy, where an interrupt could end a kernel midway."""
         loaded = self._ready(handle)
         for lent in loaded.lent.values():
             lent.point(lent.home)
-        loaded.lent = {}  # another thread does not tell where an input lies
+        loaded.lent = {}  # another thread always copies its inputs
         return loaded.bound and DirectParts(loaded.bound, loaded.given, loaded.inputs, loaded.outputs)
 
     def _add(
@@ -194,7 +194,7 @@ class CpuSession:
         capacity: int,
         lent: Iterable[Lent] = (),
     ) -> None:
-        """A dispatch in C, for runs of `size`."""
+        """Add a dispatch in C, for runs of `size`."""
         n = int(size[0])
 
         def at(place: Place) -> tuple[Array, int]:
@@ -230,7 +230,7 @@ class CpuSession:
         calls.add(list(map(call, source.steps)))
 
     def _is_wrong(self, program: Program, libraries: Sequence[Future[ctypes.CDLL | None]]) -> bool:
-        """Does a kernel of the program compute wrongly in C? What it must compute is found before libraries are."""
+        """Return whether C computes a kernel wrongly. Expected values are computed while libraries compile."""
         assert self._compiler is not None
 
         def launch(kernel: KernelSource, memory: Sequence[Array], offsets: Sequence[int]) -> None:
@@ -246,10 +246,10 @@ class CpuSession:
             begin = partial(self._compiler.begin, children=self._children)
             return computes_wrongly(program.kernels, self._compiler, begin, _with_margins, launch)
         except DeviceError:
-            return False  # there is nothing to check
+            return False  # nothing to check
 
     def _array(self, b: Buffer) -> Array:
-        """A flat array. Behind it lies a zero, which NumPy's padding reads; around both, a margin that C may read."""
+        """Return a flat array. A zero follows it, which NumPy's padding reads; margins around it can be read by C."""
         if b.role in PERSISTENT and b.name in self._persistent:
             found = self._persistent[b.name]
             if found.size != b.size + 1:
@@ -265,7 +265,7 @@ class CpuSession:
         return made
 
     def _bound(self, text: str) -> Callable[..., Any]:
-        """A kernel's `bind`, compiled once per content."""
+        """Return a kernel's `bind`, compiled once per text."""
         if text not in self._sources:
             scope: dict[str, Any] = {}
             exec(compile(text, "<kernel>", "exec"), scope)
@@ -273,7 +273,7 @@ class CpuSession:
         return self._sources[text]
 
     def _scratch_view(self, number: int, shape: tuple[int, ...], dtype: str) -> Array:
-        """Scratch array `number` of the running kernel. Kernels run one at a time, so they share memory."""
+        """Return scratch array `number` of the running kernel. Kernels run one at a time, so they share memory."""
         wanted = np.dtype(dtype)
         size = math.prod(shape) * wanted.itemsize
         have = self._scratch.get(number)
@@ -291,7 +291,7 @@ class CpuSession:
                 self._persistent.pop(name, None)
 
     def capacity(self, handle: int) -> int:
-        """Runs gain nothing from each other."""
+        """Return 1, because runs gain nothing from a shared batch."""
         return 1
 
     def run(self, handle: int, inputs: Sequence[Mapping[str, Any]]) -> Done:
@@ -313,14 +313,14 @@ class CpuSession:
                 lent.point(address(x) if lies else lent.home)
                 if lies:
                     continue
-            if given.get(f.name) is not x:  # most hyperparameters are those of the last step
+            if given.get(f.name) is not x:  # most hyperparameters are unchanged since the last step
                 target[...] = given[f.name] = x
         assert loaded.whole is not None
         loaded.whole()
         return {f.name: taken(part, f) for f, part in loaded.outputs}
 
     def timings(self, handle: int, inputs: Mapping[str, Any], runs: int) -> Timings:
-        """By the process's clock, around each kernel."""
+        """Time each kernel by the process's clock."""
         self._run(handle, inputs)  # touches all memory once
         timed: list[tuple[tuple[float, float], ...]] = []
         with np.errstate(all="ignore"):
@@ -333,7 +333,7 @@ class CpuSession:
         return Timings("the host's clock, around each kernel", tuple(timed))
 
     def read(self, name: str) -> Array:
-        """A copy of a persistent array."""
+        """Return a copy of a persistent array."""
         self._check_open()
         return self._named(name)[:-1].copy()
 
@@ -371,12 +371,12 @@ class CpuSession:
 
 
 def _with_margins(size: int, dtype: Any) -> Array:
-    """So many elements and a zero behind them, between margins."""
+    """Return this many elements with a zero after them, between margins."""
     return np.zeros(MARGIN + size + 1 + MARGIN, dtype)[MARGIN:-MARGIN]
 
 
 def _size(program: Program) -> Array:
-    """Where kernels in C read the size of a run. A program of its own size has none."""
+    """Return the array from which C kernels read the size of a run; empty for a program of one size."""
     return np.array([program.size], np.int64)
 
 
@@ -387,7 +387,7 @@ def _in_turn(runs: Sequence[Callable[[], None]]) -> None:
 
 
 def view(base: Array, offset: int, shape: tuple[int, ...], strides: tuple[int, ...]) -> Array:
-    """A strided view of a flat array, strides in elements."""
-    # as_strided takes 20 times as long, and a loop needs many: 28 000 for an RNN of length 512
+    """Return a strided view of a flat array, with strides in elements."""
+    # as_strided takes 20 times as long, and loops need many views: 28 000 for an RNN of length 512
     size = base.itemsize
     return np.ndarray(shape, base.dtype, base, size * offset, [size * s for s in strides])

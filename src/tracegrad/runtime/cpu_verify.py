@@ -1,4 +1,4 @@
-"""Kernels in C checked on arrays of this process: `verify` with NumPy filling memory and picking elements."""
+"""Check C kernels on arrays of this process: `verify`, with NumPy filling memory and picking elements."""
 
 from __future__ import annotations
 
@@ -37,10 +37,10 @@ def computes_wrongly(
     allocate: Callable[[int, Any], Array],
     launch: Callable[[KernelSource, Sequence[Array], Sequence[int]], None],
 ) -> bool:
-    """Does a kernel compute wrongly in C, or an operation? A warning says so, where that was not known before.
+    """Return whether C computes a kernel or an operation wrongly. Warn if this was not known before.
 
     begin:    compiles a library.
-    allocate: an array of zeros, by size and NumPy type.
+    allocate: returns an array of zeros, by size and NumPy type.
     launch:   runs a kernel on arrays, with its offsets.
     """
     if not enabled():
@@ -71,7 +71,7 @@ def computes_wrongly(
 
 
 def _prepare(trial: Trial, contents: Contents, arrays: Mapping[Name, Array]) -> None:
-    """Put into the arrays what a trial finds there."""
+    """Fill the arrays with the values that a trial expects."""
     for f in contents.lacking(trial):
         values = np.roll(trial.patterns.of(f.kind), -(f.begin + f.array[0] * STRIDE))
         target = arrays[f.array][f.begin : f.end]
@@ -83,7 +83,7 @@ def _prepare(trial: Trial, contents: Contents, arrays: Mapping[Name, Array]) -> 
 
 
 def warn_wrong(compiler: str, found: Sequence[tuple[str, str]]) -> None:
-    """Say which kernels a compiler miscompiled, and how the first shows."""
+    """Warn which kernels a compiler miscompiled, and what is wrong with the first."""
     label, how = found[0]
     more = f" and {len(found) - 1} others" if len(found) > 1 else ""
     warnings.warn(

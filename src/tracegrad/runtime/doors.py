@@ -1,6 +1,6 @@
-"""A session's memory while its own thread sleeps: another thread may take it for one run of a program, in one C call.
+"""Lend a session's memory while its thread sleeps: another thread can do one run of a program, in one C call.
 
-Python handles signals between its instructions, never inside of a C call. So Ctrl-C comes before a run or behind it.
+Python handles signals between its instructions, never inside a C call. So Ctrl-C comes before or after a run.
 """
 
 from __future__ import annotations
@@ -19,22 +19,22 @@ Direct = Callable[[Mapping[str, Any]], dict[str, Any] | None]
 
 
 class DirectParts(NamedTuple):
-    """What a run of a program consists of."""
+    """The parts of a run of a program."""
 
     calls: BoundCalls
-    given: dict[str, Array]  # what the session knows to lie in the inputs
-    inputs: Sequence[tuple[Field, Array]]  # where each lies
+    given: dict[str, Array]  # the arrays that the session believes to be in the inputs' memory
+    inputs: Sequence[tuple[Field, Array]]  # the memory of each input
     outputs: Sequence[tuple[Field, Array]]
 
 
 class _CopyRow(ctypes.Structure):
-    """What `run_direct` copies before the calls and behind them."""
+    """A copy that `run_direct` makes before or after the calls."""
 
     _fields_ = (("to", ctypes.c_void_p), ("source", ctypes.c_void_p), ("bytes", ctypes.c_long))
 
 
 class Door:
-    """`runtime.base.Door` has the meaning of each method. `engine` is render.c_engine's library."""
+    """A door; `runtime.base.Door` documents each method. `engine` is render.c_engine's library."""
 
     def __init__(self, engine: ctypes.CDLL, parts: Callable[[int], DirectParts | None]) -> None:
         self._state, self._parts = ctypes.c_int(0), parts
@@ -47,15 +47,15 @@ class Door:
         self._run.restype = ctypes.c_int
 
     def open(self) -> None:
-        """The session's thread is about to sleep."""
+        """Let other threads in: the session's thread is about to sleep."""
         self._open(self._at)
 
     def shut(self) -> None:
-        """It is at work again."""
+        """Keep other threads out: the session's thread works again."""
         self._shut(self._at)
 
     def direct(self, handle: int) -> Direct | None:
-        """A function that does one run; None if there can be none."""
+        """Return a function that does one run; None if there can be none."""
         parts = self._parts(handle)
         if parts is None:
             return None

@@ -1,6 +1,6 @@
 """Draw the first values of parameters: Mulberry32 and Box-Muller, the same numbers in Python, C and the browser.
 
-The recipe, which the twins in C and JavaScript repeat bit for bit. All arithmetic is float64, one rounding an
+The versions in C and JavaScript repeat this recipe bit for bit. All arithmetic is float64, one rounding an
 operation, in the order written here; only `+ - * /`, `sqrt`, `rint` and exact scaling by powers of two are used,
 because the platforms' own `log` and `cos` differ in the last bit. The result is rounded to float32 at the end.
 
@@ -21,8 +21,8 @@ cos(x), 0 <= x < 2 PI: q = rint(x 2/PI); r = x - q PIO2_HI; w = q PIO2_LO; y = r
   cosine = v + (((1 - v) - h) + (z C - y d))
   S = S2 + z (S3 + z (S4 + z (S5 + z S6))); c = z y; sine = y - ((z (0.5 d - c S) - d) - c S1)
   q = 0, 4: cosine; 1: -sine; 2: -cosine; 3: sine
-Both are fdlibm's, exact to one unit in the last place, so that the numbers are those of tensorgrad, which calls
-Math.log and Math.cos.
+Both are fdlibm's, exact to one unit in the last place. So the numbers equal those of tensorgrad, which calls Math.log
+and Math.cos.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ if TYPE_CHECKING:
     F64 = NDArray[np.float64]
 
 STEP = 0x6D2B79F5
-SMALLEST = 1e-10  # what a uniform 0 counts as under the logarithm
+SMALLEST = 1e-10  # replaces a uniform 0 under the logarithm
 LN2_HI, LN2_LO = 6.93147180369123816490e-01, 1.90821492927058770002e-10
 LOG = (6.666666666666735130e-01, 3.999999999940941908e-01, 2.857142874366239149e-01, 2.222219843214978396e-01,
        1.818357216161805012e-01, 1.531383769920937332e-01, 1.479819860511658591e-01)  # fmt: skip
@@ -64,16 +64,16 @@ SIN = (-1.66666666666666324348e-01, 8.33333333332248946124e-03, -1.9841269829857
 
 
 def draw(specs: Sequence[tuple[Shape, Initializer]], seed: int) -> list[NDArray[Any]]:
-    """First values of parameters, given as (shape, initialiser) in declaration order.
+    """Return first values of parameters, given as (shape, initialiser) in declaration order.
 
-    Float32 arrays of the given shapes; a literal keeps its own dtype. Equal seeds (mod 2^32) give equal numbers.
-    Raises ShapeError for a literal of another shape.
+    The arrays are float32 and have the given shapes; a literal keeps its own dtype. Equal seeds (mod 2^32) give equal
+    numbers. Raises ShapeError for a literal of another shape.
     """
     if not HAVE_NUMPY:
         return draw_browser.draw(specs, seed)
     out: list[NDArray[Any]] = []
     fills: list[Callable[[Scratch | Compiled], None]] = []
-    at = 0  # draws taken so far
+    at = 0  # draws used so far
     for shape, given in specs:
         out.append(_undrawn(shape, given))
         init = _drawn_as(given)
@@ -102,7 +102,7 @@ def draw(specs: Sequence[tuple[Shape, Initializer]], seed: int) -> list[NDArray[
 
 
 class Scratch:
-    """What so many values are computed in at a time. Fresh memory would cost four times what computing in it does."""
+    """Reused memory for this many values at a time. Fresh memory would cost four times as much as the arithmetic."""
 
     def __init__(self, count: int) -> None:
         self.steps = np.arange(2 * count, dtype=np.uint32) * np.uint32(STEP)
@@ -114,19 +114,19 @@ class Scratch:
         self.cos = np.empty((10, count))
 
     def fill_normal(self, part: NDArray[Any], seed: int, at: int, mean: float, deviation: float) -> None:
-        """Normal numbers times `deviation` plus `mean`, from the draws from `at` on."""
+        """Fill with normal numbers times `deviation` plus `mean`, from the draws beginning at `at`."""
         x = normal(seed, at, len(part), self)
         x *= deviation
         x += mean
         part[:] = x
 
     def fill_uniform(self, part: NDArray[Any], seed: int, at: int, low: float, high: float) -> None:
-        """Numbers from `low` to `high`, from the draws from `at` on."""
+        """Fill with numbers from `low` to `high`, from the draws beginning at `at`."""
         part[:] = low + (high - low) * uniform(seed, at, len(part), self)
 
 
 def _compiled() -> Compiled | None:
-    """The recipe in C, where there is a compiler. What calls one is loaded when it is needed."""
+    """Return the recipe in C, if there is a compiler. The code that calls a compiler is imported on first use."""
     from tracegrad.runtime.draw_compiled import compiled
 
     return compiled(
@@ -139,7 +139,7 @@ def _compiled() -> Compiled | None:
 
 
 def _drawn_as(init: Initializer) -> Initializer:
-    """What is drawn first: itself, but for what `shaped.py` makes of simpler numbers."""
+    """Return the initialiser to draw first: `init`, except that `shaped.py` builds on simpler numbers."""
     if isinstance(init, Orthogonal):
         return Randn(1.0)
     return Uniform(0.0, 1.0) if isinstance(init, TruncatedNormal) else init
@@ -154,12 +154,12 @@ def _shape(flat: NDArray[Any], shape: Shape, init: Initializer) -> None:
 
 
 def _draws(init: Initializer) -> int:
-    """How many draws each value takes."""
+    """Return how many draws each value takes."""
     return 2 if isinstance(init, Gaussian) else int(isinstance(init, Even))
 
 
 def _undrawn(shape: Shape, init: Initializer) -> NDArray[Any]:
-    """The array; its values, where none are drawn."""
+    """Return the array, with its values if they need no draws."""
     if not isinstance(init, Literal):
         return np.full(shape, 1.0 if isinstance(init, Ones) else 0.0, np.float32)
     if init.shape != shape:
@@ -168,7 +168,7 @@ def _undrawn(shape: Shape, init: Initializer) -> NDArray[Any]:
 
 
 def _fill(part: NDArray[Any], shape: Shape, init: Initializer, seed: int, at: int, by: Scratch | Compiled) -> None:
-    """Values of a parameter from draw `at` on."""
+    """Fill values of a parameter from draw `at` on."""
     if isinstance(init, Even):
         by.fill_uniform(part, seed, at, *init.bounds(shape))
     elif isinstance(init, Gaussian):
@@ -176,7 +176,7 @@ def _fill(part: NDArray[Any], shape: Shape, init: Initializer, seed: int, at: in
 
 
 def uniform(seed: int, at: int, count: int, own: Scratch) -> F64:
-    """Draws `at` to `at + count` of the stream, in [0, 1). The state advances by a constant, so any draw is direct."""
+    """Return draws `at` to `at + count`, in [0, 1). The state advances by a constant, so any draw is direct."""
     a, t, b = own.words[:, :count]
     np.add(own.steps[:count], np.uint32((seed + (at + 1) * STEP) & 0xFFFFFFFF), out=a)
     np.right_shift(a, 15, out=t)
@@ -193,7 +193,7 @@ def uniform(seed: int, at: int, count: int, own: Scratch) -> F64:
 
 
 def normal(seed: int, at: int, count: int, own: Scratch) -> F64:
-    """`count` standard normal numbers from the draws `at` to `at + 2 count`."""
+    """Return `count` standard normal numbers from the draws `at` to `at + 2 count`."""
     u = uniform(seed, at, 2 * count, own)
     x, y = own.pair[:, :count]
     x = _log(np.maximum(u[0::2], SMALLEST, out=x), own)
@@ -204,7 +204,7 @@ def normal(seed: int, at: int, count: int, own: Scratch) -> F64:
 
 
 def _polynomial(x: F64, c: Sequence[float], out: F64) -> F64:
-    """c[0] + x (c[1] + x (...))"""
+    """Return c[0] + x (c[1] + x (...))."""
     np.multiply(x, c[-1], out=out)
     for k in c[-2:0:-1]:
         out += k
@@ -214,7 +214,7 @@ def _polynomial(x: F64, c: Sequence[float], out: F64) -> F64:
 
 
 def _log(x: F64, own: Scratch) -> F64:
-    """See the module."""
+    """Return log(x) by the recipe above."""
     m, e, s, z, w, r, h = own.log[:, : len(x)]
     _, exponent = np.frexp(x, m, own.exponent[: len(x)])
     low = m < math.sqrt(0.5)
@@ -241,7 +241,7 @@ def _log(x: F64, own: Scratch) -> F64:
 
 
 def _cos(x: F64, own: Scratch) -> F64:
-    """See the module."""
+    """Return cos(x) by the recipe above."""
     q, r, w, y, d, z, v, h, cosine, sine = own.cos[:, : len(x)]
     np.rint(np.multiply(x, TWO_OVER_PI, out=q), out=q)
     np.subtract(x, np.multiply(q, PIO2_HI, out=r), out=r)
@@ -269,7 +269,7 @@ def _cos(x: F64, own: Scratch) -> F64:
     cube *= SIN[0]
     sine -= cube
     np.subtract(y, sine, out=sine)
-    # Chosen, and negated, by bits: on random quadrants NumPy's masked copies take longer than all of the above.
+    # Chosen and negated by bits: on random quadrants NumPy's masked copies take longer than everything above.
     bits, other, quadrant, odd = (a.view(np.int64) for a in (cosine, sine, r, w))
     np.copyto(quadrant, q, casting="unsafe")
     np.negative(np.bitwise_and(quadrant, 1, out=odd), out=odd)

@@ -1,4 +1,4 @@
-"""First values of parameters, drawn by JavaScript for Python in a browser's tab that has no NumPy."""
+"""Draw first values of parameters by JavaScript, for Python in a browser's tab without NumPy."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tracegrad.runtime.tab import javascript
 
 
 def draw(specs: Sequence[tuple[Shape, Initializer]], seed: int) -> list[Any]:
-    """First values of parameters by js/random.js, whose numbers are those of `runtime.draw` bit for bit."""
+    """Return first values of parameters from js/random.js, which match `runtime.draw` bit for bit."""
     dtypes = [init.dtype.name if isinstance(init, Literal) else "f32" for _, init in specs]
     fields = [
         {"name": str(k), "shape": shape, "dtype": dtype, "spec": {"init": init.spec()}}

@@ -1,4 +1,4 @@
-"""The recipe of draw.py in C: ten times as fast, where there is a C compiler. The numbers are the same, bit for bit."""
+"""The recipe of draw.py in C: ten times as fast, if there is a C compiler. The numbers are the same, bit for bit."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tracegrad.runtime.c_compiler import VARIABLE, compiler_named
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-FLAGS = ("-ffp-contract=off",)  # one rounding an operation
+FLAGS = ("-ffp-contract=off",)  # one rounding per operation
 SOURCE = """#include <math.h>
 #include <stdint.h>
 #include <string.h>
@@ -70,7 +70,7 @@ void uniform(float *out, long count, uint32_t seed, uint64_t at, double low, dou
 
 
 class Compiled:
-    """Fills arrays as `draw.Scratch` does. Calls leave Python's lock to others, and any thread may make them."""
+    """Fills arrays as `draw.Scratch` does. Calls release Python's lock, and any thread can make them."""
 
     def __init__(self, library: ctypes.CDLL) -> None:
         place = (ctypes.c_void_p, ctypes.c_long, ctypes.c_uint32, ctypes.c_uint64)
@@ -78,16 +78,16 @@ class Compiled:
         self._normal.argtypes = self._uniform.argtypes = (*place, ctypes.c_double, ctypes.c_double)
 
     def fill_normal(self, part: NDArray[Any], seed: int, at: int, mean: float, deviation: float) -> None:
-        """See `draw.Scratch`."""
+        """Fill as `draw.Scratch.fill_normal` does."""
         self._normal(part.ctypes.data, part.size, seed, at, mean, deviation)
 
     def fill_uniform(self, part: NDArray[Any], seed: int, at: int, low: float, high: float) -> None:
-        """See `draw.Scratch`."""
+        """Fill as `draw.Scratch.fill_uniform` does."""
         self._uniform(part.ctypes.data, part.size, seed, at, low, high)
 
 
 def compiled(constants: Mapping[str, float | tuple[float, ...]]) -> Compiled | None:
-    """By the C compiler that there is now. None without one. constants: of the recipe."""
+    """Compile the recipe with the current C compiler; None without one. constants: of the recipe."""
     return _compiled(os.environ.get(VARIABLE, ""), tuple(constants.items()))
 
 

@@ -1,4 +1,4 @@
-"""Forked processes: a child has a copy of its parent's objects, and none of its parent's threads."""
+"""Forked processes: a child has a copy of its parent's objects, but none of its parent's threads."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ FORKED_DRIVERS = (
 
 
 class Generation:
-    """How often the process was forked since Python started. An object of another generation has no threads here.
+    """Counts the forks of the process since Python started. An object of another generation has no threads here.
 
     drivers: the generation that loaded graphics drivers.
     """
@@ -32,17 +32,17 @@ class Generation:
 
 
 def load_drivers() -> None:
-    """Graphics drivers are loaded now."""
+    """Note that graphics drivers are loaded now."""
     Generation.drivers = Generation.number
 
 
 def inherited_drivers() -> bool:
-    """Does the process have graphics drivers from before a fork? Their threads are gone, so a call would hang."""
+    """Return whether graphics drivers were loaded before a fork: their threads are gone, so calls would hang."""
     return Generation.drivers is not None and Generation.drivers != Generation.number
 
 
 def forked_error() -> DeviceError:
-    """What to raise for work that needs a thread of the parent."""
+    """Return the error for work that needs a thread of the parent."""
     return DeviceError.here(FORKED)
 
 
@@ -53,14 +53,14 @@ def _begin() -> None:
 
 
 def _keep_objects_of_drivers() -> None:
-    """Keep the parent's GPU objects, garbage included, for as long as this process lives.
+    """Keep the parent's GPU objects, garbage included, as long as this process lives.
 
-    Python would release them when their last reference goes, and each release calls the driver: it would hang.
+    Python would release them with their last reference, and each release calls the driver, which would hang.
     """
     wgpu = sys.modules["wgpu"]
     classes = (wgpu.GPUAdapter, wgpu.GPUObjectBase)
     kept = [thing for thing in gc.get_objects() if isinstance(thing, classes)]
-    ctypes.pythonapi.Py_IncRef(ctypes.py_object(kept))  # never undone: the end of the process releases nothing, either
+    ctypes.pythonapi.Py_IncRef(ctypes.py_object(kept))  # never undone: the end of the process releases nothing either
 
 
 if hasattr(os, "register_at_fork"):

@@ -1,9 +1,10 @@
-"""What an honest device may compute otherwise than another, and the elements for which that decides everything.
+"""Simulate how far correct devices can differ, to find elements that such differences decide completely.
 
-WGSL allows 2.5 ulp for a quotient, fused products, and sums in any order. So the mean of equal numbers may be off by a
-digit. Then the deviations from it are not 0, and 1 / sqrt of their squares may be anything. Such points lie at a tie, a
-zero below a root or a divisor, or between the sides of a choice. To find them, the form is evaluated as devices that
-round otherwise would: results that f32 does not hold, and all of rows that a language may approximate, are moved.
+WGSL allows 2.5 ulp for a quotient, fused products, and sums in any order. So the mean of equal numbers can be off by a
+digit. Then the deviations from it are not 0, and 1 / sqrt of their squares can be anything. Such points are at a tie,
+at a zero below a root or a divisor, or between the sides of a choice. To find them, the form is evaluated as other
+devices would round: results that f32 does not hold exactly are moved, and all results of rows that a language can
+approximate.
 """
 
 from __future__ import annotations
@@ -19,17 +20,17 @@ from tracegrad.runtime.tolerance import EPS, MARGIN, ULPS, rounding
 
 Array = Any
 
-TRIES = 4  # devices
-MOVED = 2.0  # roundings by which a device may be off
-OWN = 4.0  # times the largest error of these devices is allowed
-NOTHING = 0.125  # of the largest element: an allowance above it decides nothing
-_ODD = 2654435761  # spreads the bits of operands: a device gives equal results for equal operands
+TRIES = 4  # simulated devices
+MOVED = 2.0  # roundings by which a device can be off
+OWN = 4.0  # the largest error of these devices is allowed this many times
+NOTHING = 0.125  # of the largest element: a larger allowance proves nothing
+_ODD = 2654435761  # spreads the bits of operands, because a device gives equal results for equal operands
 
 
 class Inexact(Points):
-    """The values of a kernel in f32 on the device of this number.
+    """The values of a kernel in f32 on the simulated device of this number.
 
-    strict: does it divide and take roots exactly? Then only what f32 does not hold is moved.
+    strict: the device divides and takes roots exactly, so only results that f32 does not hold are moved.
     """
 
     def __init__(self, kernel: Kernel, read: Read, outer: Array, number: int, *, strict: bool) -> None:
@@ -37,16 +38,16 @@ class Inexact(Points):
         self.number, self.strict = number, strict
 
     def mapped(self, p: Primitive, function: Any, operands: Sequence[Array]) -> Array:
-        """A row's result, rounded otherwise."""
+        """Return a row's result, rounded differently."""
         y = super().mapped(p, function, operands)
         if y.dtype.kind != "f":
             return y
         exact = function(*[x.astype(np.float64) if x.dtype.kind == "f" else x for x in operands])
-        approximate = p.cost > 1 and not self.strict  # several instructions, which a language spells in its own way
+        approximate = p.cost > 1 and not self.strict  # several instructions, which each language writes in its own way
         return self._off(y, operands, (exact != y) | approximate, np.abs(y))
 
     def combined(self, combine: Any, values: Array) -> Array:
-        """A fold in another order."""
+        """Return a fold in another order."""
         y = super().combined(combine, values)
         if y.dtype.kind != "f":
             return y
@@ -64,27 +65,27 @@ class Inexact(Points):
 
 
 class Decided(NamedTuple):
-    """The elements of which something is known, and how far all of them may be off."""
+    """The elements whose value is known, and how far all elements can be off."""
 
     which: Array
     allowed: float
 
     def differs(self, got: Array, exact: Array, more: Array) -> Array:
-        """Which elements are wrong. more: what else is allowed, of each."""
+        """Return which elements are wrong. more: an additional allowance for each."""
         if exact.dtype.kind != "f":
             return (got != exact) & self.which
         with np.errstate(all="ignore"):
             return ~(np.abs(got - exact) <= self.allowed + more) & np.isfinite(exact) & self.which
 
     def little(self, exact: Array) -> bool:
-        """Could the elements be almost anything?"""
+        """Return whether the elements could be almost anything."""
         return exact.dtype.kind == "f" and self.allowed > NOTHING * largest(exact)
 
 
 def decided(exact: Array, single: Array, others: Sequence[Array], more: float) -> Decided:
-    """What these devices have in common. An element is undecided if one is off by far more than it usually is.
+    """Return what these devices have in common. An element is undecided if one device is off by far more than usual.
 
-    more: what else is allowed of all elements.
+    more: an additional allowance for all elements.
     """
     tries = [single, *others]
     if exact.dtype.kind != "f":
@@ -99,5 +100,5 @@ def decided(exact: Array, single: Array, others: Sequence[Array], more: float) -
 
 
 def largest(exact: Array) -> float:
-    """The largest magnitude among finite elements."""
+    """Return the largest magnitude among finite elements."""
     return float(np.abs(exact[np.isfinite(exact)]).max(initial=0.0))

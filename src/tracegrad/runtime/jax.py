@@ -1,4 +1,4 @@
-"""JAX: XLA compiles the graph, for the devices that JAX finds. Opened by name only."""
+"""The JAX runtime: XLA compiles the graph, for the devices that JAX finds. "auto" never chooses it."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ INSTALL = "pip install tracegrad[jax]"
 
 
 def devices() -> list[DeviceInfo]:
-    """One, where JAX is installed. JAX is not imported: it would take most of a GPU's memory at once."""
+    """Return one device if JAX is installed, without importing JAX, which would take most of a GPU's memory."""
     return [DeviceInfo("jax", "JAX, on the devices that it finds")] if importlib.util.find_spec("jax") else []
 
 
 def begin(device: str) -> type[JaxSession]:
-    """Import JAX, which takes about a second. Raises DeviceError where it is missing."""
+    """Import JAX, which takes about a second. Raise DeviceError if it is missing."""
     need_numpy(device)
     try:
         from tracegrad.runtime.jax_session import JaxSession
@@ -32,7 +32,7 @@ def begin(device: str) -> type[JaxSession]:
 
 
 def begin_on_mesh(mesh: Any, layout: Mapping[str, Any] | str | None) -> Callable[[], JaxSession]:
-    """As `begin`, on all devices of a mesh. Raises InputError for a layout that is none."""
+    """Do the same as `begin` for all devices of a mesh. Raise InputError for an invalid layout."""
     session = begin("jax")
     from tracegrad.runtime.jax_mesh import Layout
 
@@ -41,7 +41,7 @@ def begin_on_mesh(mesh: Any, layout: Mapping[str, Any] | str | None) -> Callable
 
 
 def function_of(session: Session, handle: int, hyper: Mapping[str, Any], step: int) -> tuple[Any, dict[str, Any]]:
-    """A program as a pure function, and its state. DeviceError where the device is another."""
+    """Return a program as a pure function, and its state. Raise DeviceError for a session on another device."""
     if session.info.name != "jax":
         raise DeviceError(
             f'to_jax: this training is on {session.info.name!r}; compile with device="jax" ({INSTALL}). A checkpoint '

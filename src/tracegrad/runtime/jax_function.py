@@ -1,4 +1,4 @@
-"""A program as a pure function of JAX's arrays, for other JAX code."""
+"""A program as a pure function of JAX's arrays, for use in other JAX code."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from tracegrad.runtime.jax_library import jax, jnp
 
 Array = Any
 State = dict[str, Any]
-HALTED = "halted"  # the array and the output that say whether a step was refused: outside, they are `applied`
+HALTED = "halted"  # the array and the output that report a refused step; other JAX code sees them as `applied`
 
 
-@dataclass(frozen=True, eq=False)  # as a function: JAX keeps weak references to it, by its identity
+@dataclass(frozen=True, eq=False)  # compared by identity, like a function, because JAX keeps weak references to it
 class PureStep:
     """`step(state, inputs) -> (state, outputs)`; see `CompiledTraining.to_jax`."""
 
@@ -27,7 +27,7 @@ class PureStep:
     shardings: Mapping[str, Any]  # on a mesh, of arrays and of inputs
 
     def __call__(self, state: Mapping[str, Any], inputs: Mapping[str, Any]) -> tuple[State, dict[str, Array]]:
-        """The new state and what the step gives back. InputError for inputs that do not fit."""
+        """Return the new state and the step's outputs. Raise InputError for inputs that do not fit."""
         arrays = {**state["arrays"], HALTED: jnp.zeros(1, jnp.int32)}
         hyper = {PREFIX + name: x for name, x in state["hyper"].items()} | {f"{PREFIX}step": state["step"] + 1}
         given = self._checked(inputs)
@@ -35,7 +35,8 @@ class PureStep:
         new, outputs = f.compute([arrays[k] for k in f.written], [arrays[k] for k in f.read], hyper | given)
         told = dict(zip([v.name for v in f.outputs], outputs))
         applied = told.pop(HALTED).reshape(()) == 0
-        # the program keeps what it trains itself, and not its bounds, which the host measures again
+        # the program itself keeps the old parameters of a refused step, but not the bounds, which the host measures
+        # again
         changed = {key: jnp.where(applied, x, arrays[key]) for key, x in zip(f.written, new)}
         after = arrays | {key: self._placed(key, x) for key, x in changed.items()}
         del after[HALTED]
@@ -58,7 +59,7 @@ class PureStep:
 
 
 def first_state(arrays: Mapping[str, Array], hyper: Mapping[str, Any], step: int) -> State:
-    """Copies: the training goes on with its own arrays, whose memory each step gives to the next."""
+    """Return copies: the training continues with its own arrays, whose memory each step passes to the next."""
     return {
         "arrays": {key: jnp.copy(x) for key, x in arrays.items() if key != HALTED},
         "hyper": {n.removeprefix(PREFIX): jnp.array(x) for n, x in hyper.items() if n != f"{PREFIX}step"},

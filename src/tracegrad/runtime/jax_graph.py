@@ -1,4 +1,4 @@
-"""A graph as a function of JAX's arrays: each row's array rule under jax.numpy, or its `xla` rule where it has one."""
+"""A graph as a function of JAX's arrays: each row's array rule under jax.numpy, or its `xla` rule if it has one."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tracegrad.runtime.jax_library import jax, jnp
 from tracegrad.transforms.loops import Body
 
 Array = Any
-# By `Graph.precision`: XLA's word for products of f32, and what their operands are rounded to.
+# `Graph.precision` -> XLA's name for products of f32, and the dtype that their operands are rounded to.
 PRODUCTS = {
     "f32": ("highest", None),
     "tf32": ("tensorfloat32", None),
@@ -23,16 +23,16 @@ PRODUCTS = {
 
 
 class Xla(NamedTuple):
-    """What the `xla` rules of rows are written with."""
+    """The names that the `xla` rules of rows use."""
 
     jax: Any
     lax: Any
     np: Any
-    narrow: Callable[[Array], Array]  # an operand of a product, in the precision that was asked for
+    narrow: Callable[[Array], Array]  # rounds an operand of a product to the requested precision
 
     @staticmethod
     def of(precision: str) -> Xla:
-        """For products of one precision."""
+        """Return the names for products of one precision."""
         dtype = PRODUCTS[precision][1]
 
         def narrow(x: Array) -> Array:
@@ -42,12 +42,12 @@ class Xla(NamedTuple):
 
 
 def for_xla(graph: Graph) -> Graph:
-    """The graph without the composites that XLA does not know."""
+    """Expand the composites that XLA has no rule for."""
     return graph.with_roots(expand_composites(graph.roots, lambda t: t.prim.xla is not None))
 
 
 def run_graph(graph: Graph, leaf: Callable[[Tensor], Array]) -> list[Array]:
-    """The values of the roots of what `for_xla` gave; `leaf` gives those of leaves. To be called under `jax.jit`."""
+    """Return the values of the roots of a graph from `for_xla`, under `jax.jit`; `leaf` gives the values of leaves."""
     name, _ = PRODUCTS[graph.precision]
     with jax.default_matmul_precision(name):
         values = _run(graph.roots, leaf, Xla.of(graph.precision))
@@ -55,7 +55,7 @@ def run_graph(graph: Graph, leaf: Callable[[Tensor], Array]) -> list[Array]:
 
 
 def _run(roots: Sequence[Tensor], leaf: Callable[[Tensor], Array], x: Xla) -> Mapping[int, Any]:
-    """The value of every node."""
+    """Return the value of every node."""
     values: dict[int, Any] = {}
     for t in toposort(roots):
         if t.prim is LEAF:
@@ -72,7 +72,7 @@ def _run(roots: Sequence[Tensor], leaf: Callable[[Tensor], Array], x: Xla) -> Ma
 
 
 def _scanned(t: Tensor, inputs: Sequence[Array], x: Xla) -> list[Array]:
-    """The results of a scan, by the index of their items."""
+    """Return the results of a scan, by the index of their items."""
     body: Body = t.attrs["body"]
     n, m = len(body.carries), len(body.carries) + len(body.xs)
 

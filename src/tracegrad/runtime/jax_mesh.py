@@ -1,4 +1,4 @@
-"""Where arrays lie on a mesh of devices. XLA derives from that which device computes what, and what they exchange."""
+"""Place arrays on a mesh of devices. XLA derives from this what each device computes, and what they exchange."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ from tracegrad.program import Field
 from tracegrad.runtime.jax_library import jax, multihost
 from tracegrad.runtime.jax_memory import Part
 
-DATA = "data"  # the axis of a mesh that batches are split over
+DATA = "data"  # the mesh axis that batches are split over
 FSDP = "fsdp"  # the layout that splits every parameter over that axis
 
 
 class Layout:
     """A mesh, and how parameters are split over it: by patterns of names, by "fsdp", or not at all.
 
-    What the optimizer keeps for a parameter, and its gradient, lie as the parameter does.
+    Gradients and optimizer state are placed like their parameter.
     """
 
     def __init__(self, mesh: Any, layout: Mapping[str, Any] | str | None) -> None:
-        """Raises InputError for a layout that is none of these."""
+        """Raise InputError for any other layout."""
         if isinstance(layout, str) and layout != FSDP:
             raise InputError(f"layout must be 'fsdp', or a dict from patterns of names to P(...), got {layout!r}")
-        # XLA decides about what lies between: axes of make_mesh may be such as every op must name
+        # XLA chooses the placement of values in between: some axes of make_mesh would require naming them in every op
         self.mesh = mesh = jax.sharding.Mesh(mesh.devices, mesh.axis_names)
         self.fsdp = layout == FSDP
         self.specs: Mapping[str, Any] = {} if layout is None or isinstance(layout, str) else layout
@@ -84,13 +84,13 @@ class Layout:
         return np.asarray(x)
 
     def check(self, names: Sequence[str]) -> None:
-        """InputError for a pattern that matches no parameter."""
+        """Raise InputError for a pattern that matches no parameter."""
         for pattern in self.specs:
             if not any(map(matcher(pattern, "layout"), names)):
                 raise InputError(f"layout: {pattern!r} matches no parameter; they are {', '.join(names)}")
 
     def of_part(self, part: Part) -> Any:
-        """The sharding of a parameter, or of what the optimizer keeps for it."""
+        """Return the sharding of a parameter, or of the optimizer's state for it."""
         for pattern, spec in self.specs.items():
             if part.name and matcher(pattern, "layout")(part.name):
                 self._check_fits(part, spec)
@@ -98,7 +98,7 @@ class Layout:
         return jax.sharding.NamedSharding(self.mesh, self._split(part) if self.fsdp else jax.sharding.PartitionSpec())
 
     def of_input(self, field: Field) -> Any:
-        """The sharding of an input: its axis 0 over "data". DeviceError if that does not divide."""
+        """Return the sharding of an input: its axis 0 over "data". Raise DeviceError if the axis does not divide."""
         n = self.mesh.shape.get(DATA, 1)
         if not field.shape or n == 1:
             return jax.sharding.NamedSharding(self.mesh, jax.sharding.PartitionSpec())
@@ -110,11 +110,11 @@ class Layout:
         return jax.sharding.NamedSharding(self.mesh, jax.sharding.PartitionSpec(DATA))
 
     def whole(self) -> Any:
-        """The sharding of what every device has."""
+        """Return the sharding of arrays that every device holds."""
         return jax.sharding.NamedSharding(self.mesh, jax.sharding.PartitionSpec())
 
     def _split(self, part: Part) -> Any:
-        """The longest axis that divides over "data"; of what has none, every device has all."""
+        """Split the longest axis that divides over "data"; without such an axis every device holds the whole array."""
         n = self.mesh.shape[DATA]
         axes = [(size, -axis) for axis, size in enumerate(part.shape) if part.name and size % n == 0]
         if not axes:

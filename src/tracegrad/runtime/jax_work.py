@@ -1,4 +1,4 @@
-"""How much a traced function computes, as far as that decides how it is called."""
+"""Estimate the work of a traced function, to decide how to call it."""
 
 from __future__ import annotations
 
@@ -6,21 +6,22 @@ from collections.abc import Iterator
 from math import inf, prod
 from typing import Any
 
-# FLOPs of a step below which its runs share a loop on the device. On a CPU (two cores of an x86-64 VM), a step of 7e6
+# Steps of fewer FLOPs share a loop on the device. On a CPU (two cores of an x86-64 VM), a step of 7e6
 # takes 0.08 ms in a loop and 0.12 ms without, one of 5e8 takes 5.9 and 4.2 ms. A call costs a GPU's host 0.2 ms.
 LOOPED = {"cpu": 2e7}
 LOOPED_ELSEWHERE = 1e9
-# What XLA's CPU hands to a library, but computes on one thread inside of a loop: a small CNN took 361 instead of 27 ms.
+# Ops that XLA's CPU passes to a library, but computes on one thread inside a loop: a small CNN took 361 instead of 27
+# ms.
 SLOW_IN_LOOPS = {"cpu": {"conv_general_dilated"}}
 
 
 def loops(jaxpr: Any, platform: str) -> bool:
-    """Is it worth to run this many times in one call?"""
+    """Return whether it is worth running the function several times in one call."""
     return flops(jaxpr, SLOW_IN_LOOPS.get(platform, set())) < LOOPED.get(platform, LOOPED_ELSEWHERE)
 
 
 def flops(jaxpr: Any, never: set[str]) -> float:
-    """Roughly how many operations on numbers; infinite if one of the primitives `never` is among them."""
+    """Return roughly how many arithmetic operations it does; infinite if it uses one of the primitives `never`."""
     total = 0.0
     for eqn in jaxpr.eqns:
         name = eqn.primitive.name
@@ -40,7 +41,7 @@ def flops(jaxpr: Any, never: set[str]) -> float:
 
 
 def _inner(params: dict[str, Any]) -> Iterator[Any]:
-    """The functions that an equation calls."""
+    """Yield the functions that an equation calls."""
     for value in params.values():
         for one in list(value) if type(value) in (tuple, list) else [value]:
             called = getattr(one, "jaxpr", one)

@@ -1,6 +1,6 @@
-"""Large inputs of a program in C, read where the copy of the caller's array lies instead of copied once more.
+"""Read large inputs of a C program directly from the copy of the caller's array, without another copy.
 
-The address of an input is among the arguments of the calls that read it. It is set anew for each run.
+The address of an input is among the arguments of the calls that read it, and is set for each run.
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ Array = Any
 
 
 class Lent:
-    """One input: where it lies now, and which arguments of calls say so."""
+    """One input: where it is now, and which arguments of calls point to it."""
 
     def __init__(self, flat: Array, offset: int, size: int) -> None:
-        """flat: the array that has memory for it. offset, size: in elements."""
+        """flat: the array with memory for the input. offset, size: in elements."""
         self.flat, self.first, self.end = flat, offset, offset + size
         self.home = self.at = address(flat) + flat.itemsize * offset
-        self.pointers: list[tuple[Any, int, int]] = []  # arguments, which of them, and how far behind the beginning
+        self.pointers: list[tuple[Any, int, int]] = []  # (arguments, index, distance from the input's begin)
 
     def note(
         self, call: Call, kernel: KernelSource, memory: Sequence[Array], offsets: Sequence[int], step: Step
     ) -> None:
-        """Remember what of a call points into this input."""
+        """Record which arguments of a call point into this input."""
         for k, place in _pointers(step):
             if not isinstance(place, int) or memory[kernel.binding_of[place]] is not self.flat:
                 continue
@@ -38,7 +38,7 @@ class Lent:
                 self.pointers.append((call.arguments, k, call.arguments[k] - self.home))
 
     def point(self, at: int) -> None:
-        """From now on the input lies there."""
+        """Let the calls read the input at this address from now on."""
         if at != self.at:
             for arguments, k, behind in self.pointers:
                 arguments[k] = at + behind
@@ -46,14 +46,14 @@ class Lent:
 
 
 def lent_inputs(program: Program, memory: Mapping[str, Array]) -> dict[str, Lent]:
-    """The inputs of a program that are worth it, by name."""
+    """Return the inputs of a program that are large enough, by name."""
     arrays = [memory[b.name] for b in program.buffers]
     large = [f for f in program.inputs if lying(arrays[f.buffer], f).nbytes >= POOL_FROM]
     return {f.name: Lent(arrays[f.buffer], f.offset, f.size) for f in large}
 
 
 def _pointers(step: Step) -> list[tuple[int, Place]]:
-    """Which arguments of a call are addresses, and of what."""
+    """Return which arguments of a call are addresses, and of which places."""
     if isinstance(step, FunctionStep):
         return list(enumerate(step.places))
     first = FIRST_OF_GATHERED if isinstance(step, GatheredStep) else FIRST_OF_PRODUCT

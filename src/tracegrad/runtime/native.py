@@ -8,12 +8,12 @@ bind group with a dynamic offset or by a group for each dispatch: 2.01 and 2.02 
 former: it needs one object.
 
 A batch may be encoded and sent by another thread (wgpu_compiled.py) while the caller stages the next and reads the
-outputs of the one before. Whatever else the caller asks of the device waits until that thread has nothing to do.
+outputs of the one before. All other calls to the device wait until that thread is idle.
 
 Errors that would abort the process inside wgpu (a mapped or destroyed buffer in a submission, a mapped range of an
 unmapped buffer) cannot be reached: memory is free only if it never was mapped or was unmapped since, arrays are
 destroyed only with the program that submits them, and an ended session or lost device refuses every call in Python.
-What remains is a device that is lost between finishing a command buffer and submitting it, or while it is waited for.
+The only remaining case is a device that is lost between finishing a command buffer and submitting it, or during a wait.
 """
 
 from __future__ import annotations
@@ -55,38 +55,38 @@ from tracegrad.runtime.wgpu_timing import time_launches
 from tracegrad.runtime.wgpu_verify import Unchecked
 
 READ_BYTES = 64 << 20  # persistent buffers are read in pieces of this size
-AHEAD = 3  # batches under way: one that the device works at, one that is being sent, and one that is being filled
+AHEAD = 3  # batches under way: one running, one being sent, and one being filled
 BATCH_SECONDS = 0.01
 
 log = logging.getLogger("tracegrad")
 
 
 class Batch:
-    """Runs of one program under way; `runtime.base.Batch` has the meaning. Dropping it frees its memory."""
+    """Runs of one program under way; `runtime.base.Batch` documents it. Dropping a batch frees its memory."""
 
     __slots__ = ("__weakref__", "error", "loaded", "mark", "memory", "read", "runs", "session")
 
     def __init__(self, session: NativeSession, loaded: Loaded, memory: BatchMemory, runs: int) -> None:
         self.session, self.loaded, self.runs, self.read = session, loaded, runs, False
-        self.memory: BatchMemory | None = memory  # until the outputs are fetched
-        self.mark: Any = None  # of its submission
-        self.error: Exception | None = None  # why it was not submitted
+        self.memory: BatchMemory | None = memory  # until the outputs are read
+        self.mark: Any = None  # the mark of its submission
+        self.error: Exception | None = None  # the reason why it was not submitted
 
     def outputs(self) -> list[dict[str, Any]]:
-        """Wait for the runs; their outputs by name. Batches may be read in any order, each once."""
+        """Wait for the runs and return their outputs by name. Batches can be read in any order, each once."""
         return self.session.outputs_of(self)
 
     def __del__(self) -> None:
         if self.memory is not None and self.loaded.alive:
-            self.loaded.free.append(self.memory)  # the queue runs copies in order, so reuse before its end is safe
+            self.loaded.free.append(self.memory)  # the queue runs copies in order, so early reuse is safe
 
 
 class NativeSession:
-    """A wgpu device with named, persistent buffers; `runtime.base.Session` has the meaning of each method.
+    """A wgpu device with named, persistent buffers; `runtime.base.Session` documents each method.
 
     adapter: what to open, from `adapters()`.
-    calls:   how to call wgpu, the quickest first: "compiled" (where there is a C compiler), "direct" or "public". What
-             cannot be had here, or computes wrongly, gives way to the next.
+    calls:   how to call wgpu, fastest first: "compiled" (needs a C compiler), "direct" or "public". A way that is not
+             available here, or computes wrongly, is replaced by the next.
     Raises:  DeviceError if the device cannot be opened or computes wrongly.
     """
 
@@ -95,12 +95,12 @@ class NativeSession:
         self._closed = False
         self._lost = ""
         library = begin_library(SOURCE, "steps are submitted by Python") if calls == "compiled" else None
-        load_wgpu()  # before the tap: wgpu insists on creating its logger itself
+        load_wgpu()  # before the tap, because wgpu requires that it creates its logger itself
         self._tap = LogTap().attach()
         self._shared: dict[str, Array] = {}
         self._programs: dict[int, Loaded] = {}
         self._next = 0
-        self._sending: Batch | None = None  # the last one, until it is known to be sent
+        self._sending: Batch | None = None  # the last batch, until it is known to be sent
         self.ahead, self.batch_seconds, self.door = AHEAD, BATCH_SECONDS, None
         try:
             self._device: Any = open_device(adapter)
@@ -121,7 +121,7 @@ class NativeSession:
             raise
 
     def load(self, program: Program, like: int | None = None) -> int:
-        """Allocate and build; a handle.
+        """Allocate and build a program; return a handle.
 
         Raises: DeviceError if the device is too small; CompileError naming a kernel that is refused or wrong.
         """
@@ -133,7 +133,7 @@ class NativeSession:
             return self._next
         with self._using_device("loading a program"):
             check_limits(program, self.limits, self.features, self.info.description)
-            if self.info.software:  # its memory is this machine's
+            if self.info.software:  # software devices use this machine's memory
                 check_memory({b.name: b.bytes for b in program.buffers}, "the program")
             unchecked = Unchecked(program, self._verdicts)
             loaded = build(program, self._device, self.calls, self._kernels, self._shared, unchecked.begin)
@@ -147,24 +147,24 @@ class NativeSession:
         return handle
 
     def unload(self, handle: int) -> None:
-        """Free what only this program uses: persistent buffers too, where no other program names them."""
+        """Free what only this program uses, including persistent buffers that no other program names."""
         self._settle()
         loaded = self._programs.pop(handle, None)
         if loaded is not None:
             release(loaded, self._shared)
 
     def capacity(self, handle: int) -> int:
-        """The most runs of a program that one batch may have."""
+        """Return the most runs of a program in one batch."""
         return self._loaded(handle).depth
 
     def run(self, handle: int, inputs: Sequence[Mapping[str, Any]]) -> Batch:
-        """Submit a batch and return; any number may be under way.
+        """Submit a batch and return; any number can be under way.
 
         Raises: InputError for missing, unknown or misshapen inputs; DeviceError, DeviceLostError.
         """
         loaded = self._loaded(handle)
         if not loaded.free:
-            self._settle()  # what watches for errors while a batch is sent would take that of a new buffer
+            self._settle()  # the error watch of a batch being sent would catch errors of a new buffer
         with self._using_device("submitting a run"):
             memory = take_memory(loaded, self._device)
             batch = Batch(self, loaded, memory, len(inputs))
@@ -177,7 +177,7 @@ class NativeSession:
         return batch
 
     def outputs_of(self, batch: Batch) -> list[dict[str, Any]]:
-        """See `Batch.outputs`."""
+        """Do the work of `Batch.outputs`."""
         self._check_open()
         loaded, memory = batch.loaded, batch.memory
         if not loaded.alive:
@@ -189,7 +189,7 @@ class NativeSession:
             self._settle()
         if batch.error is not None:
             raise batch.error
-        # a failed wait may leave the memory mapped: it is not used again
+        # a failed wait can leave the memory mapped, so it is not used again
         mark, batch.memory, batch.mark = batch.mark, None, None
         size = loaded.outputs.bytes(batch.runs)
         raw = np.zeros(0, np.uint8)
@@ -200,7 +200,7 @@ class NativeSession:
         return loaded.outputs.of_runs(raw, batch.runs)
 
     def _settle(self) -> None:
-        """Wait until the last batch was sent. Its `outputs` raises the error, if there is one."""
+        """Wait until the last batch was sent. Its `outputs` raises the error, if any."""
         batch, self._sending = self._sending, None
         if batch is not None:
             try:
@@ -209,15 +209,15 @@ class NativeSession:
                 batch.error = self._error(e, "submitting a run")
 
     def timings(self, handle: int, inputs: Mapping[str, Any], runs: int) -> Timings:
-        """By the device's timestamps where it has them, each dispatch in a pass of its own."""
+        """Time by the device's timestamps if it has them, each dispatch in a pass of its own."""
         loaded = self._loaded(handle)
         self._settle()
-        self.run(handle, [inputs]).outputs()  # brings the inputs, which the runs below use again
+        self.run(handle, [inputs]).outputs()  # uploads the inputs, which the runs below use again
         with self._using_device("timing a program"):
             return time_launches(self._device, loaded, runs)
 
     def read(self, name: str) -> Any:
-        """A persistent buffer, flat, after everything queued so far."""
+        """Return a persistent buffer, flat, after everything queued so far."""
         self._settle()
         array = self._persistent(name)
         result = np.empty(array.size, stored_dtype(array.dtype))
@@ -247,10 +247,10 @@ class NativeSession:
                 self.calls.write(array.buffer, 4 * offset, flat)
 
     def interrupt(self) -> None:
-        """Nothing here takes long enough."""
+        """Do nothing, because nothing here takes long enough."""
 
     def close(self) -> None:
-        """Free everything. Closing twice is fine; anything else afterwards is a DeviceError."""
+        """Free everything. Closing twice is fine; any other call afterwards raises DeviceError."""
         if self._closed:
             return
         self._closed = True
@@ -265,7 +265,7 @@ class NativeSession:
 
     @property
     def pipelines(self) -> int:
-        """How many compiled kernels are held."""
+        """The number of compiled kernels held."""
         return len(self._kernels)
 
     def _check_open(self) -> None:
@@ -291,7 +291,7 @@ class NativeSession:
 
     @contextlib.contextmanager
     def _using_device(self, doing: str) -> Generator[None, None, None]:
-        """Only on an open session; wgpu's errors become DeviceErrors, and a loss ends the session's use."""
+        """Require an open session. Turn wgpu's errors into DeviceError, and end the session after a loss."""
         self._check_open()
         try:
             yield
@@ -299,7 +299,7 @@ class NativeSession:
             raise self._error(e, doing) from e
 
     def _error(self, e: Exception, doing: str) -> TracegradError:
-        """What to raise for an error of wgpu's. After a loss the session refuses everything."""
+        """Return the error to raise for an error of wgpu's. After a loss the session refuses all calls."""
         error = e if isinstance(e, TracegradError) else device_error(str(e), doing)
         if self._tap.lost and type(error) is DeviceError:
             error = DeviceLostError(f"{error}; {self._tap.lost}")
@@ -309,7 +309,7 @@ class NativeSession:
         return error
 
     def _pick_calls(self, first: str, library: Future[ctypes.CDLL | None] | None) -> None:
-        """The first of the three ways that computes rightly. The last of them must."""
+        """Choose the first of the three ways that computes correctly. The last one must."""
         ways: dict[str, Callable[[], Calls]] = {
             "compiled": lambda: CompiledCalls(self._device, library.result() if library else None),
             "direct": lambda: DirectCalls(self._device),
@@ -327,7 +327,7 @@ class NativeSession:
                 log.info("wgpu by calls that are slower than %r: %s", name, e)
 
     def _self_test(self) -> None:
-        """Run SELF_TEST twice in one batch, once alone, and compare."""
+        """Run SELF_TEST twice in one batch and once alone, and compare."""
         handle = self.load(SELF_TEST)
         try:
             got: list[Any] = []

@@ -1,6 +1,6 @@
-"""What a check of kernels fills arrays with: numbers that follow from seed and index, in NumPy and in JavaScript alike.
+"""The numbers that a check of kernels fills arrays with: they follow from seed and index, in NumPy and in JavaScript.
 
-js/verify.js is the twin: it makes the same bits, so that an exported page need not hold them.
+js/verify.js makes the same bits, so an exported page need not contain them.
 """
 
 from __future__ import annotations
@@ -14,35 +14,35 @@ from tracegrad.kernels.form import Slot
 from tracegrad.runtime.draw import Scratch, uniform
 
 Array = Any
-Kind = tuple[str, int]  # of a pattern: a dtype's name, and what integers are below, or 0
+Kind = tuple[str, int]  # of a pattern: a dtype's name, and the bound of its integers, or 0
 
-PERIOD = 4093  # of a pattern: prime, so that neighbours along any axis differ
-STRIDE = 617  # how much further the pattern of the next array begins
+PERIOD = 4093  # of a pattern: a prime, so that neighbours along any axis differ
+STRIDE = 617  # the offset between the patterns of successive arrays
 LOW, HIGH, NEGATIVE = 0.05, 2.0, 0.3  # magnitudes, and the share of negative numbers
-STEPS = 8  # floats to a unit where ties are wanted
-BEYOND = 3  # among so many signed integers is one past the end, and among twice as many one below 0
+STEPS = 8  # floats per unit where ties are wanted
+BEYOND = 3  # one of this many signed integers is past the end, and one of twice as many is below 0
 
 
 @cache
 def drawn(seed: int, count: int) -> Array:
-    """The first numbers of a stream of `draw`, in [0, 1). NumPy's own generators take 26 ms to import."""
+    """Return the first numbers of a stream of `draw`, in [0, 1). Importing NumPy's own generators takes 26 ms."""
     return uniform(seed, 0, count, Scratch(count)).copy()
 
 
 def kind_of(dtype: DType, below: int) -> Kind:
-    """Of the pattern of values of a type."""
+    """Return the kind of the pattern for values of a type."""
     return dtype.name, 0 if dtype.numpy.startswith("float") else 2 if dtype.name == "bool" else below
 
 
 class Patterns:
-    """What arrays repeat: PERIOD numbers of each kind, the same for all kernels of a try."""
+    """The numbers that arrays repeat: PERIOD of each kind, the same for all kernels of a trial."""
 
     def __init__(self, seed: int, strict: bool) -> None:
         self.seed, self.strict = seed, strict
         self._made: dict[Kind, Array] = {}
 
     def of(self, kind: Kind) -> Array:
-        """One period, as it is stored."""
+        """Return one period, in the form in which it is stored."""
         if kind not in self._made:
             dtype, below = kind
             first, second = drawn(self.seed, 2 * PERIOD).reshape(PERIOD, 2).T
@@ -51,13 +51,13 @@ class Patterns:
         return self._made[kind]
 
     def floats(self, first: Array, second: Array) -> Array:
-        """Of both signs, mostly positive: roots and logarithms are to mean something."""
+        """Return floats of both signs, mostly positive, so that most roots and logarithms exist."""
         magnitude = LOW + (HIGH - LOW) * first
         values = cast("Array", np.where(second < NEGATIVE, -magnitude, magnitude))
         return cast("Array", np.round(values * STEPS) / STEPS) if self.strict else values
 
     def read(self, slot: Slot, kind: Kind, at: Array) -> Array:
-        """What a kernel finds in a slot, where its array repeats its pattern from `at` on."""
+        """Return what a kernel finds in a slot whose array repeats its pattern from `at` on."""
         x = self.of(kind)[at % PERIOD]
         if slot.dtype.name == "bool":
             return x != 0
@@ -65,7 +65,7 @@ class Patterns:
 
 
 def integers(first: Array, second: Array, below: int, signed: bool) -> Array:
-    """Indices, many of them beyond both ends, where they are clamped: a kernel may read few."""
+    """Return indices, many of them beyond both ends, where they are clamped: a kernel can read few of them."""
     values = np.floor(below * first)
     if signed:
         groups = np.arange(0, PERIOD, BEYOND)

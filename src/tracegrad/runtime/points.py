@@ -1,7 +1,7 @@
-"""A kernel's form at some of its points: which to look at, and what a device must have written there.
+"""Evaluate a kernel's form at some of its points: choose the points, and compute what a device must write there.
 
-Points are columns and the row that a point folds runs along axis 1, so every value has shape (points, 1), (1, row) or
-(points, row). Nothing here knows how a kernel is spelled.
+Points are columns, and the row that a point folds runs along axis 1, so every value has shape (points, 1), (1, row) or
+(points, row). Nothing here depends on the text of a kernel.
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ from tracegrad.kernels.form import Axis, Fold, Kernel, Product, Store, points
 from tracegrad.runtime.patterns import drawn
 
 Array = Any
-Read = Callable[[int, Array], Array]  # elements of a slot, at these indices
+Read = Callable[[int, Array], Array]  # returns elements of a slot, at these indices
 
-WORK = 2**13  # points of a kernel to compute, those of folded rows included
+WORK = 2**13  # most points of a kernel to compute, including those of folded rows
 MOST = 96  # points, however short the rows
-EDGE = 8  # the first and the last of them: vectors, tails and shares of threads end there
-CANDIDATES = 512  # among which points on both sides of every guard are looked for
+EDGE = 8  # the first and last points: vectors, tails and threads' shares end there
+CANDIDATES = 512  # candidates among which points on both sides of every guard are searched
 OF_EACH_SIDE = 3
-FEW = 256  # values: a comparison of more that are all alike is so by its nature, as x < 1e30
+FEW = 256  # values: a comparison of more values with one outcome always has that outcome, as x < 1e30
 
 
 class Written(NamedTuple):
-    """What one store writes at the points: `values` to elements `at` of a slot, where `counts`."""
+    """The result of one store at the points: `values` in elements `at` of a slot, where `counts`."""
 
     slot: int
     at: Array
@@ -38,7 +38,7 @@ class Written(NamedTuple):
 
 
 def chosen(kernel: Kernel, seed: int) -> Array:
-    """Some of the kernel's outer points: all if they are few, else both ends, both sides of every guard, and others."""
+    """Choose outer points: all if they are few, else both ends, both sides of every guard, and others."""
     rows = kernel.rows
     most = max(2, min(MOST, WORK // max(1, points(kernel.inner))))
     if rows <= most:
@@ -53,9 +53,9 @@ def chosen(kernel: Kernel, seed: int) -> Array:
 
 
 def _sides(kernel: Kernel, candidates: Array) -> Array:
-    """A number for each candidate: equal where all guards and comparisons of coordinates turn out alike."""
+    """Return a number for each candidate; equal if all guards and comparisons of coordinates have the same outcome."""
     free = {a.name for a in kernel.outer}
-    static: set[Value] = set()  # of coordinates of outer points alone
+    static: set[Value] = set()  # values that depend on coordinates of outer points alone
     tests: list[Guard | Value] = []
     for v in walk([s.value for s in kernel.body]):
         if v.op == "inside":
@@ -75,12 +75,12 @@ def _sides(kernel: Kernel, candidates: Array) -> Array:
 
 
 def _is_exact(v: Value) -> bool:
-    """Is it a constant, or an integer that became a float?"""
+    """Return whether a value is a constant, or an integer converted to a float."""
     return v.op == "const" or (v.op == "map" and v.arg[0] == "cast" and not v.args[0].dtype.is_float)
 
 
 def _is_static(index: Index, free: set[str]) -> bool:
-    """Does it depend on coordinates of outer points only?"""
+    """Return whether an index depends on coordinates of outer points only."""
     return all(isinstance(a, Quotient) or (isinstance(a, Var) and a.name in free) for a in atoms_of(index))
 
 
@@ -89,9 +89,9 @@ def _unread(slot: int, at: Array) -> Array:
 
 
 class Points:
-    """The values of a kernel at outer points, given by their numbers, from what `read` says is in memory.
+    """The values of a kernel at outer points, given by their numbers; `read` returns the contents of memory.
 
-    kind: float32 or float64, in which everything is computed.
+    kind: float32 or float64, the type of all computations.
     """
 
     def __init__(self, kernel: Kernel, read: Read, outer: Array, kind: Any) -> None:
@@ -108,9 +108,9 @@ class Points:
         self.counts = np.ones((len(outer), 1), bool)
 
     def scale(self) -> float:
-        """The largest sum of magnitudes that was added up so far. What cancels leaves roundings of that size.
+        """The largest sum of magnitudes so far. Cancellation leaves rounding errors of this size.
 
-        Constants and integers that became floats are exact: neither the limits of a cast nor 24 random bits leave any.
+        Constants and integers converted to floats are exact: neither the limits of a cast nor 24 random bits leave any.
         """
         sums = [np.abs(x).sum(axis=1) for x in self.folded]
         rounded = [x for v, x in self.known.items() if not _is_exact(v)]
@@ -118,12 +118,12 @@ class Points:
         return max([float(np.abs(x[np.isfinite(x)]).max(initial=0.0)) for x in found], default=0.0)
 
     def one_sided(self) -> bool:
-        """Has a comparison of few values the same result for all of them?"""
+        """Return whether a comparison of few values has the same result for all of them."""
         found = (x for v, x in self.known.items() if v.op == "map" and v.dtype.name == "bool" and x.size <= FEW)
         return any(bool(x.all()) == bool(x.any()) for x in found)
 
     def written(self) -> Iterator[Written]:
-        """What every store writes."""
+        """Yield the result of every store."""
         for s in self.kernel.body:
             if isinstance(s, Fold):
                 self.locals[s.local] = self.fold(s)
@@ -137,7 +137,7 @@ class Points:
         return Written(s.slot, at, values, counts)
 
     def fold(self, f: Fold) -> Array:
-        """The row's values as one; of a product, those that its limits and parts count."""
+        """Fold the row's values; for a product, those that its limits and parts select."""
         values = np.broadcast_to(self.value(f.value), (len(self.outer), self.row.size))
         if f.product is not None:
             values = np.where(self.counted(f.product), values, values.dtype.type(0))
@@ -146,11 +146,11 @@ class Points:
             return self.combined(getattr(np, str(PRIMITIVES[f.prim.combine].array)), values)
 
     def combined(self, combine: Any, values: Array) -> Array:
-        """The values of rows as one of each."""
+        """Combine the values of each row into one."""
         return combine.reduce(values, axis=1, keepdims=True).astype(values.dtype)
 
     def counted(self, p: Product) -> Array:
-        """Which points of the rows are summed. Results without readers do not count."""
+        """Return which points of the rows are summed. Results without readers are not."""
         sides = {"m": self.flat(p.m), "n": self.flat(p.n), "k": self.row}
         out = np.ones((1, 1), bool)
         for limit in p.limits:
@@ -165,14 +165,14 @@ class Points:
         return out
 
     def flat(self, axes: Sequence[Axis]) -> Array:
-        """The position among the points of some axes."""
+        """Return the position among the points of some axes."""
         out = np.zeros((1, 1), np.int64)
         for a in axes:
             out = out * a.size + self.at[a.name]
         return out
 
     def value(self, v: Value) -> Array:
-        """A value at every point."""
+        """Return a value at every point."""
         with np.errstate(all="ignore"):
             for x in walk([v]):
                 if x not in self.known:
@@ -180,7 +180,7 @@ class Points:
         return self.known[v]
 
     def one(self, v: Value) -> Array:
-        """A value whose operands are known."""
+        """Return a value whose operands are known."""
         if v.op == "const":
             number = nearest_f32(float(v.arg)) if v.dtype.is_float else v.arg
             return np.full((1, 1), number, self.kind if v.dtype.is_float else v.dtype.numpy)
@@ -201,20 +201,20 @@ class Points:
         return self.mapped(p, function_of(p, len(v.args), dict(attrs), np), [self.known[a] for a in v.args])
 
     def mapped(self, p: Primitive, function: Callable[..., Array], operands: Sequence[Array]) -> Array:
-        """A row's result, computed by `function`."""
+        """Return a row's result, computed by `function`."""
         return self.as_computed(function(*operands))
 
     def as_computed(self, x: Array) -> Array:
-        """Floats in the kind of this evaluation."""
+        """Convert floats to the kind of this evaluation."""
         return x.astype(self.kind, copy=False) if x.dtype.kind == "f" else x
 
     def holds(self, g: Guard) -> Array:
-        """Where a guard holds."""
+        """Return where a guard holds."""
         x = self.index(g.index)
         return (x >= g.lo) & (x < g.hi) & (x % g.step == 0)
 
     def index(self, x: Index) -> Array:
-        """An index at every point."""
+        """Return an index at every point."""
         out = np.full((1, 1), x.const, np.int64)
         for atom, c in x.terms:
             out = out + c * self.atom(atom)
@@ -232,7 +232,7 @@ class Points:
 
 
 def left_out(form: Kernel, outer: Array) -> Iterator[tuple[int, Array]]:
-    """Slots of a product's operands, and the elements there that limits leave out at these points: they are zeros."""
+    """Yield slots of a product's operands and the elements, all zeros, that limits exclude at these points."""
     p = form.product
     if p is None:
         return
@@ -248,7 +248,7 @@ def left_out(form: Kernel, outer: Array) -> Iterator[tuple[int, Array]]:
 
 
 def _coordinates(axes: Sequence[Axis], flat: Array) -> Mapping[str, Array]:
-    """Each axis's coordinate at points of these numbers."""
+    """Return each axis's coordinate at points of these numbers."""
     out: dict[str, Array] = {}
     for a in reversed(axes):
         out[a.name] = flat % a.size

@@ -1,4 +1,4 @@
-"""What C code prints to stderr, swallowed."""
+"""Suppress output of C code to stderr."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from collections.abc import Generator
 
 @contextlib.contextmanager
 def quiet_stderr() -> Generator[None, None, None]:
-    """Swallow what C code prints to stderr meanwhile; nothing where stderr is no real file.
+    """Suppress output of C code to stderr inside the block; do nothing if stderr is not a real file.
 
-    Nor where the compiler was asked to print: it works at the same time, on another thread.
+    Also do nothing if the compiler was told to print: it works at the same time, on another thread.
     """
     if os.environ.get("TRACEGRAD_DEBUG"):
         yield

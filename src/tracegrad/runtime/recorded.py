@@ -1,6 +1,6 @@
-"""The check of a program's kernels, recorded for a runtime that cannot evaluate their forms: js/verify.js.
+"""Record the check of a program's kernels for a runtime that cannot evaluate their forms: js/verify.js.
 
-It is the bench that `wgpu_verify` runs natively, with what it must find. Both sides make the patterns.
+The record is the bench that `wgpu_verify` runs natively, with the expected results. Both sides make the patterns.
 """
 
 from __future__ import annotations
@@ -25,19 +25,19 @@ from tracegrad.runtime.verify import SEED, Check, Layout, Trial, indexed, layout
 
 Array = Any
 MOST = 256  # elements of one store: they are most of the file
-ROWS, LEAST = 2, 1.5  # examples, of which the second is drawn where their number is above 1
-ANY = 0x7FC00000  # bits, a NaN's, for what is not compared
+ROWS, LEAST = 2, 1.5  # examples; the second one is drawn if the count is above 1
+ANY = 0x7FC00000  # the bits of a NaN, in elements that are not compared
 
 
 class Recorded(NamedTuple):
-    """A check, as a file holds it: plain data, and arrays by name."""
+    """A check in the form for a file: plain data, and arrays by name."""
 
     facts: dict[str, Any]
     arrays: dict[str, Array]
 
 
 class Expected(NamedTuple):
-    """What one check of a trial expects: bits, and how far floats may be off, in all and of themselves."""
+    """The expected result of one check: bits, and how far floats can be off, in total and from their own rounding."""
 
     at: Array
     bits: Array
@@ -45,12 +45,12 @@ class Expected(NamedTuple):
 
 
 def recorded(program: Program, lines: Mapping[int, Sequence[str]]) -> Recorded | None:
-    """The check of all kernels; None if there are none to check. lines: of the user's, by the number of a kernel.
+    """Record the check of all kernels; None if there are none. lines: the user's lines, by the number of a kernel.
 
-    Kernels without a definition are not checked. Those that draw from examples, whose number is the host's to decide,
+    Kernels without a definition are not checked. Kernels that draw from examples, whose number only the host knows,
     draw from ROWS.
     """
-    numbers = {k.wgsl: n for n, k in enumerate(program.kernels)}  # those of equal text are one
+    numbers = {k.wgsl: n for n, k in enumerate(program.kernels)}  # kernels of equal text count as one
     firsts = {d.kernel: d for d in reversed(program.dispatches)}
     kernels: dict[str, tuple[KernelSource, Layout]] = {}
     drawing = list[tuple[KernelSource, Layout]]()
@@ -78,7 +78,8 @@ def recorded(program: Program, lines: Mapping[int, Sequence[str]]) -> Recorded |
     found = [np.full(bench.found, ANY, np.int32) for _ in tries]
     for bits, those in zip(found, values):
         for (*_, begin, size), first, e in zip(checks, values[0], those):
-            # a place that depends on what is read is another in the second try: nothing is known of it then
+            # if an element's place depends on values read, the second trial has another place, and nothing is known of
+            # it
             bits[begin : begin + size] = e.bits if np.array_equal(e.at, first.at) else ANY
     facts = {
         "program": data,
@@ -92,17 +93,17 @@ def recorded(program: Program, lines: Mapping[int, Sequence[str]]) -> Recorded |
 
 
 def file_of(found: Mapping[str, Recorded]) -> bytes:
-    """Checks by the names of their programs, as one safetensors file."""
+    """Return checks as one safetensors file, by the names of their programs."""
     arrays = {f"{name}/{part}": x for name, check in found.items() for part, x in check.arrays.items()}
     facts = {name: json.dumps(check.facts, separators=(",", ":")) for name, check in found.items()}
     return b"".join(safetensors.parts(arrays, facts))
 
 
 def _with_few_examples(kernel: KernelSource, examples: Collection[int]) -> KernelSource:
-    """The kernel as if there were ROWS examples in these bindings."""
+    """Return the kernel as if these bindings held ROWS examples."""
     forms, first = list[Kernel](), 0
     for form in kernel.forms:
-        rows = max(1, indexed(form) - 1)  # that an index may choose among
+        rows = max(1, indexed(form) - 1)  # that an index can select from
         slots = [
             replace(s, size=s.size // rows * ROWS) if kernel.binding_of[first + k] in examples else s
             for k, s in enumerate(form.slots)
@@ -112,7 +113,7 @@ def _with_few_examples(kernel: KernelSource, examples: Collection[int]) -> Kerne
 
 
 def _draws(drawing: Sequence[tuple[KernelSource, Layout]], seed: int) -> bool:
-    """Are all ROWS examples drawn? How many there are is a float below ROWS, of the seed's numbers."""
+    """Return whether all ROWS examples are drawn. Their number is a float below ROWS, among the seed's numbers."""
     patterns = Patterns(seed, strict=False)
     for kernel, layout in drawing:
         for k, s in enumerate(s for form in kernel.forms for s in form.slots):
@@ -123,18 +124,18 @@ def _draws(drawing: Sequence[tuple[KernelSource, Layout]], seed: int) -> bool:
 
 
 def _plain(x: str | float) -> str | int:
-    """A part of a table's key. Floats are poison: no number in JSON."""
+    """Return a part of a table's key as plain data. A float is the poison, which is no number in JSON."""
     return int(np.float32(x).view(np.int32)) if isinstance(x, float) else x
 
 
 def _expected(c: Check) -> Expected:
-    """What is known beforehand, of at most MOST elements."""
+    """Return what is known in advance, for at most MOST elements."""
     exact, allowed = c.storable(), (0.0, 0.0)
     known = c.decided(c.again())
     counts = c.exact.counts & known.which
     if exact.dtype.kind == "f":
         counts = counts & np.isfinite(exact)
-        # the file has values as f32, which adds half a rounding of each
+        # the file stores values as f32, which adds half a rounding to each
         allowed = (known.allowed, c.half + EPS / 2)
         bits = np.where(counts, exact, 0).astype(np.float32).view(np.int32)
     else:
@@ -144,7 +145,7 @@ def _expected(c: Check) -> Expected:
 
 
 def _some(shape: tuple[int, ...]) -> Any:
-    """Which elements of rows: both ends, as far as half of MOST go, and others."""
+    """Return which elements of rows to keep: up to half of MOST at both ends, and others."""
     rows, row = shape
     if rows * row <= MOST:
         return slice(None)
@@ -154,7 +155,7 @@ def _some(shape: tuple[int, ...]) -> Any:
 
 
 def _looking_at(trial: Trial, expected: Sequence[Expected]) -> Trial:
-    """The trial with the elements that are expected, and no others."""
+    """Return the trial reduced to the expected elements."""
     kept = {id(c.at): e.at for c, e in zip(trial.checks, expected)}
     checks = [c._replace(at=e.at) for c, e in zip(trial.checks, expected)]
     return trial._replace(checks=checks, puts=[p._replace(at=kept.get(id(p.at), p.at)) for p in trial.puts])

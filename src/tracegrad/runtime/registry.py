@@ -1,4 +1,4 @@
-"""Which runtimes there are. Each is a module of this package that is named as `device=` names the runtime."""
+"""The table of runtimes. Each one is a module of this package, whose name is the runtime's name in `device=`."""
 
 from __future__ import annotations
 
@@ -8,26 +8,26 @@ from typing import Protocol, cast
 
 from tracegrad.runtime.base import DeviceInfo, Session
 
-RUNTIMES = ("webgpu", "cpu", "jax")  # in the order in which "auto" tries them; a new one adds its name here
+RUNTIMES = ("webgpu", "cpu", "jax")  # in the order in which "auto" tries them; add the name of a new runtime here
 DEVICES = ("auto", *RUNTIMES)
 
 
 class Runtime(Protocol):
-    """What a runtime's module has."""
+    """The contents of a runtime's module."""
 
     def devices(self) -> list[DeviceInfo]:
-        """Its usable devices, the best first."""
+        """Return the runtime's usable devices, the best first."""
         ...
 
     def begin(self, device: str) -> Callable[[], Session | None]:
-        """Begin to look for a device, and import what will open it; what this returns opens it, on another thread.
+        """Begin to look for a device and import its code; call the result, on another thread, to open the device.
 
-        device: what the user asked for: the runtime's own name, or "auto", for which None means no device.
-        Raises: DeviceError, here or at opening.
+        device: the runtime's own name, or "auto", for which the opened session can be None: no device.
+        Raises: DeviceError, here or when opening.
         """
         ...
 
 
 def runtime(name: str) -> Runtime:
-    """The runtime of that name, imported when it is wanted: together they would be a tenth of `import tracegrad`."""
+    """Import and return the runtime of that name. Importing all would take a tenth of the time to import tracegrad."""
     return cast("Runtime", importlib.import_module(f"tracegrad.runtime.{name}"))

@@ -1,8 +1,8 @@
-"""The adapters that a child process found last time, so that most processes need not start one to ask.
+"""Remember the adapters that a child process found, so that most processes need not start a child to ask.
 
-They are kept in the user's cache directory, beside everything that could change the answer, and hold only where all of
-that is the same. Whoever takes them deletes them, and writes them again once a device was opened: a driver that
-crashes a process now, or hangs, is asked by a child the next time.
+The rows are kept in the user's cache directory, with everything that could change them, and are valid only while all of
+it is the same. Reading the rows deletes them; they are written again after a device opened. So if a driver crashes or
+hangs this process, the next process asks a child.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ Rows = list[dict[str, Any]]
 
 
 def take() -> Rows | None:
-    """The rows that a child gave, if nothing has changed since; they are forgotten until `keep` is called."""
+    """Return the rows from a child if nothing has changed since; they are deleted until `keep` is called."""
     path = _path()
     if path is None:
         return None
@@ -49,12 +49,12 @@ def take() -> Rows | None:
             if said["circumstances"] == circumstances():
                 return cast("Rows", said["rows"])
     except (OSError, ValueError, KeyError, TypeError, RecursionError):
-        pass  # whatever it is that lies there, a child is asked instead
+        pass  # the contents are unusable, so a child is asked
     return None
 
 
 def keep(rows: Rows) -> None:
-    """Remember them. Without a place for it, not."""
+    """Store the rows if there is a place to store them."""
     path = _path()
     if path is None:
         return
@@ -63,7 +63,7 @@ def keep(rows: Rows) -> None:
 
 
 def _path() -> Path | None:
-    """Where they lie: one file for each state of affairs, so that a machine with two environments keeps both."""
+    """Return the file of the rows: one for each set of circumstances, so a machine with two environments keeps both."""
     if os.name != "posix" or sys.platform == "emscripten" or os.environ.get(VARIABLE, "") == "always":
         return None
     digest = hashlib.sha256(json.dumps(circumstances()).encode()).hexdigest()[:40]
@@ -74,7 +74,7 @@ def _path() -> Path | None:
 
 
 def circumstances() -> list[Any]:
-    """All that decides which adapters wgpu finds here, as plain data."""
+    """Return everything that decides which adapters wgpu finds here, as plain data."""
     found = importlib.util.find_spec("wgpu")
     package = Path(found.origin).parent if found is not None and found.origin else Path()
     files = [package / "_version.py", *sorted((package / "resources").glob("*wgpu_native*")), Path("/etc/ld.so.cache")]
@@ -93,7 +93,7 @@ def circumstances() -> list[Any]:
 
 
 def manifests() -> list[Path]:
-    """The files by which Vulkan drivers and layers make themselves known, where the loader looks for them."""
+    """Return the files that announce Vulkan drivers and layers, from where the loader looks for them."""
     home = Path.home()
     folders = [
         os.environ.get("XDG_CONFIG_HOME") or str(home / ".config"),
@@ -112,7 +112,7 @@ def _within(folder: Path) -> Iterator[Path]:
 
 
 def _library(manifest: Path) -> Path | None:
-    """The driver that a manifest names by its place."""
+    """Return the driver that a manifest names by its path."""
     try:
         said: Any = json.loads(manifest.read_text(encoding="utf-8")) if manifest.suffix == ".json" else {}
         name = str((said.get("ICD") or said.get("layer"))["library_path"])
@@ -122,7 +122,7 @@ def _library(manifest: Path) -> Path | None:
 
 
 def _stamp(path: Path) -> list[int]:
-    """What changes when a file does."""
+    """Return properties of a file that differ after the file changed."""
     try:
         found = path.stat()
     except OSError:

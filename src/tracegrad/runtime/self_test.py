@@ -1,4 +1,4 @@
-"""A program of two launches whose results are known, by which a session tells whether a device is called rightly."""
+"""A program of two launches with known results: a session uses it to check that it calls a device correctly."""
 
 from __future__ import annotations
 

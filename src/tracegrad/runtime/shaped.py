@@ -1,12 +1,12 @@
-"""What two initialisers make of draws: truncated normal numbers, and orthogonal matrices.
+"""Convert draws for two initialisers: truncated normal numbers, and orthogonal matrices.
 
-js/random.js repeats it bit for bit: float64, one rounding an operation, in the order written here. Draws come in as
+js/random.js repeats this code bit for bit: float64, one rounding per operation, in the order written here. Draws are
 float32.
 
 truncated_normal: a draw u becomes mean + std * quantile(min(p_low + (p_high - p_low) * u, 1 - 2^-53)), kept within
   [low, high]. p_low and p_high are what `quantile` maps to (low - mean) / std and (high - mean) / std, found by 64
-  halvings of [1e-300, 1 - 2^-53] at sqrt(a) * sqrt(b). Where the interval lies mostly above the mean, everything is
-  mirrored: small probabilities are exact.
+  halvings of [1e-300, 1 - 2^-53] at sqrt(a) * sqrt(b). If most of the interval is above the mean, everything is
+    mirrored, because small probabilities are exact.
 quantile: the normal distribution's, by Wichura's algorithm AS 241, PPND16 (1988), exact to 16 digits.
 orthogonal: modified Gram-Schmidt on the rows of a normal matrix, or its columns if these are fewer, each sum from left
   to right. The diagonal of R is positive, so all orthogonal matrices are equally likely (Mezzadri 2007).
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     F64 = NDArray[np.float64]
 
-# AS 241: numerator and denominator, from the constant on, about the middle, towards the tails, and far out
+# AS 241: numerator and denominator, from the constant on: about the middle, towards the tails, and far out
 MIDDLE = (
     (3.3871328727963666080e0, 1.3314166789178437745e2, 1.9715909503065514427e3, 1.3731693765509461125e4,
      4.5921953931549871457e4, 6.7265770927008700853e4, 3.3430575583588128105e4, 2.5090809287301226727e3),
@@ -53,7 +53,7 @@ Log = Callable[[Any], Any]
 
 
 def quantile(p: F64, log: Log) -> F64:
-    """The number that a normal number is below with probability p."""
+    """Return the number that a normal number is below with probability p."""
     q = p - 0.5
     r = np.sqrt(-log(np.where(q <= 0.0, p, 1.0 - p)))
     tail = np.where(r <= 5.0, _ratio(r - 1.6, TAIL), _ratio(r - 5.0, FAR))
@@ -69,7 +69,7 @@ def _ratio(x: F64, rows: tuple[Sequence[float], Sequence[float]]) -> F64:
 
 
 def truncated(flat: NDArray[Any], init: TruncatedNormal, log: Log) -> None:
-    """Make of draws in [0, 1) the values of a parameter, in place."""
+    """Convert draws in [0, 1) to the values of a parameter, in place."""
     mean, std, low, high = (float(x) for x in (init.mean, init.std, init.low, init.high))
     a, b = (low - mean) / std, (high - mean) / std
     mirrored = a + b > 0.0
@@ -92,7 +92,7 @@ def _probability(z: float, log: Log) -> float:
 
 
 def orthogonal(flat: NDArray[Any], shape: Shape, init: Orthogonal) -> None:
-    """Make of normal numbers orthogonal matrices, in place."""
+    """Convert normal numbers to orthogonal matrices, in place."""
     members = math.prod(shape[: init.stacked])
     for part in flat.reshape(members, shape[init.stacked], -1):
         tall = part.shape[0] > part.shape[1]
@@ -106,5 +106,5 @@ def orthogonal(flat: NDArray[Any], shape: Shape, init: Orthogonal) -> None:
 
 
 def _sums(x: F64) -> F64:
-    """Along the last axis, from left to right; `np.sum` adds in an order of its own."""
+    """Sum along the last axis from left to right; `np.sum` adds in an order of its own."""
     return np.cumsum(x, axis=-1)[..., -1]

@@ -1,4 +1,4 @@
-"""How arrays lie in memory: f32 as it is, everything else as 32-bit integers, booleans being 0 and 1."""
+"""Convert between arrays and device memory: f32 is unchanged, all else 32-bit integers, booleans 0 and 1."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ MARGIN_BYTES = 4 * MARGIN
 
 
 def to_storage(x: Array, dtype: str) -> Array:
-    """`x`, of the given dtype, flat and as its buffer stores it."""
+    """Convert `x`, of the given dtype, to the flat form that its buffer stores."""
     flat = np.ascontiguousarray(x).reshape(-1)
     if dtype == "u32":
         return flat.view(np.int32)
@@ -27,18 +27,18 @@ def to_storage(x: Array, dtype: str) -> Array:
 
 
 def lying(flat: Array, field: Field) -> Array:
-    """Where the values of `field` lie in its whole buffer, in its shape: a view, of integers for booleans."""
+    """Return a view of the values of `field` in its whole buffer, in its shape: integers for booleans."""
     part = np.asarray(flat)[field.offset : field.offset + field.size]
     return (part.view(np.uint32) if field.dtype == "u32" else part).reshape(field.shape)
 
 
 def address(x: Array) -> int:
-    """Where an array lies."""
+    """Return the address of an array."""
     return x.__array_interface__["data"][0]
 
 
 def readable_around(x: Array, dtype: str) -> bool:
-    """Are these values of `dtype` as a buffer stores them, with margins, so that kernels in C may read them here?"""
+    """Return whether C kernels can read the values in place: in a buffer's form for `dtype`, with margins."""
     memory = x.base
     if type(memory) is not np.ndarray or dtype == "bool" or not x.flags.c_contiguous:
         return False
@@ -49,17 +49,17 @@ def readable_around(x: Array, dtype: str) -> bool:
 
 
 def taken(part: Array, field: Field) -> Array:
-    """The values that lie there, as an array of their own."""
+    """Return the values in a view as a separate array."""
     return np.array(part != 0 if field.dtype == "bool" else part, dtype=DTYPES[field.dtype].numpy)
 
 
 def from_storage(flat: Array, field: Field) -> Array:
-    """The values of `field` out of its whole buffer, as an array of their own."""
+    """Return the values of `field` from its whole buffer, as a separate array."""
     return taken(lying(flat, field), field)
 
 
 def check_memory(sizes: Mapping[str, int], what: str) -> None:
-    """Refuse what this machine's memory cannot hold: Linux would grant it, and end the process once it is used.
+    """Refuse sizes that this machine's memory cannot hold: Linux would grant them, then end the process on use.
 
     sizes:   bytes, by name.
     Raises:  DeviceError with the largest of them.
@@ -74,8 +74,8 @@ def check_memory(sizes: Mapping[str, int], what: str) -> None:
 
 
 def host_memory() -> int | None:
-    """Bytes of memory and swap space that this process may use; None where the system does not tell."""
-    if sys.platform == "emscripten":  # a browser's answer is made up
+    """Return the bytes of memory and swap space that this process can use; None if the system does not report them."""
+    if sys.platform == "emscripten":  # a browser's answer is invented
         return None
     try:
         found = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
@@ -89,5 +89,5 @@ def host_memory() -> int | None:
     try:
         limit = Path("/sys/fs/cgroup/memory.max").read_text(encoding="ascii")
         return min(found, int(limit))
-    except (OSError, ValueError):  # no control group, or one without a limit, which says "max"
+    except (OSError, ValueError):  # no control group, or one without a limit, which has the text "max"
         return found

@@ -1,4 +1,4 @@
-"""Python in a browser's tab (Pyodide): waiting there, and the JavaScript runtime beside it."""
+"""Python in a browser's tab (Pyodide): waiting for promises, and access to the JavaScript runtime."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ IN_TAB = sys.platform == "emscripten"  # one thread, whose event loop is the bro
 
 
 def pyodide(name: str) -> Any:
-    """A module of Pyodide's, which exists in tabs only."""
+    """Return a module of Pyodide's, which exists in tabs only."""
     return importlib.import_module(f"pyodide.{name}")
 
 
 def can_wait() -> bool:
-    """May a plain function wait for what the event loop brings? In a tab only where stacks can be switched (JSPI)."""
+    """Return whether a plain function can wait for the event loop. In a tab, only if stacks can be switched (JSPI)."""
     if not IN_TAB:
         return True
     return bool(pyodide("ffi").can_run_sync())
 
 
 def wait(awaitable: Awaitable[Any], what: str, timeout: float | None = None) -> Any:
-    """The result of `awaitable`; the tab stays alive meanwhile.
+    """Wait for `awaitable` and return its result; the tab stays responsive.
 
-    Raises: TimeoutError after `timeout` seconds; DeviceError where a plain function cannot wait.
+    Raises: TimeoutError after `timeout` seconds; DeviceError if a plain function cannot wait.
     """
     if not can_wait():
         raise DeviceError.here(
@@ -41,17 +41,17 @@ def wait(awaitable: Awaitable[Any], what: str, timeout: float | None = None) -> 
 
 
 def has_webgpu() -> bool:
-    """Does the browser know WebGPU? Whether it has an adapter only waiting can tell."""
+    """Return whether the browser knows WebGPU. Only waiting can tell whether it has an adapter."""
     return bool(getattr(importlib.import_module("js").navigator, "gpu", None))
 
 
 def event_loop() -> Any:
-    """The one that runs. Who awaits has asyncio loaded, and so has Pyodide; importing it here would cost 40 ms."""
+    """Return the running event loop. Callers have loaded asyncio already; importing it here would take 40 ms."""
     return cast("Any", sys.modules["asyncio"]).get_running_loop()
 
 
 async def resolved(pending: Any) -> None:
-    """Wait until `pending` is resolved. It does not count as looked at."""
+    """Wait until `pending` is resolved, without marking its result as read."""
     future = event_loop().create_future()
     pending.add_done_callback(lambda _: future.done() or future.set_result(None))
     await future
@@ -59,6 +59,6 @@ async def resolved(pending: Any) -> None:
 
 @functools.cache
 def javascript() -> Any:
-    """What js/pyodide.js exports. The runtime is evaluated once, in the thread that Python runs in."""
+    """Return the exports of js/pyodide.js. The runtime is evaluated once, in the thread that Python runs in."""
     text = joined((*CHECKS, "arrays", "safetensors", "session", "pyodide"))
     return pyodide("code").run_js(f'(() => {{ "use strict";\n{text}\nreturn {{ Tab, drawn, support }};\n}})()')

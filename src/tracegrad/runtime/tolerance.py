@@ -1,9 +1,9 @@
-"""How far a device's results may be from the reference.
+"""Compute how far a device's results can be from the reference.
 
-The reference runs twice, in f32 and in f64. Their difference shows what rounding does to these very numbers: the
-device rounds as often, in another order, so its error is a draw of the same size. MARGIN times the largest difference
-leaves room for the order, and ULPS roundings of the largest element for functions that each language approximates in
-its own way. Where the two references choose differently, as an argmax at a tie, the elements count as agreeing.
+The reference runs twice, in f32 and in f64. Their difference shows the effect of rounding on these very numbers. The
+device rounds as often, in another order, so its error is of the same size. The allowance is MARGIN times the largest
+difference, for the order, plus ULPS roundings of the largest element, for functions that each language approximates in
+its own way. If the two references choose differently, as an argmax at a tie, the elements count as correct.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ EPS = 2.0**-23  # of f32
 
 
 def wrong(x: Array, single: Array, exact: Array, more: Any = 0.0) -> Array:
-    """Which elements of `x` rounding cannot explain. more: what else is allowed, of all or of each."""
+    """Return which elements of `x` rounding cannot explain. more: an additional allowance, for all or for each."""
     if x.dtype.kind != "f":
         return (x != single) & (single == exact)
     with np.errstate(all="ignore"):
@@ -29,7 +29,7 @@ def wrong(x: Array, single: Array, exact: Array, more: Any = 0.0) -> Array:
 
 
 def rounding(single: Array, exact: Array) -> float:
-    """How far any of these floats may be from `exact`."""
+    """Return how far any of these floats can be from `exact`."""
     with np.errstate(all="ignore"):
         finite = np.isfinite(single) & np.isfinite(exact)
         error = np.abs(single - exact)

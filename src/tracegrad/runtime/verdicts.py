@@ -1,7 +1,7 @@
-"""Which kernels a device was seen to compute rightly, kept in the user's cache directory for the next process.
+"""Keep in the user's cache directory which kernels a device computed correctly, for the next process.
 
-A verdict belongs to a kernel's text and to all that decides what becomes of it: the processor and the compiler with
-its flags, or the adapter with its driver. A file holds the verdicts of one such state, a line each.
+A verdict depends on a kernel's text and on everything that compiles or runs it: the processor and the compiler with its
+flags, or the adapter with its driver. A file holds the verdicts of one such state, one per line.
 """
 
 from __future__ import annotations
@@ -14,18 +14,18 @@ from pathlib import Path
 
 from tracegrad.runtime.cache import cache_folder, is_own
 
-VERSION = "4"  # of what is checked, and how
+VERSION = "4"  # of the checks and of the file
 RIGHT, WRONG = "right", "wrong"
 DIGITS = 40
 
 
 def key_of(*parts: str) -> str:
-    """A name for some texts."""
+    """Return a name for some texts."""
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:DIGITS]
 
 
 class Verdicts:
-    """The verdicts on kernels of one device in one state. Without a directory of its own it forgets them."""
+    """The verdicts on kernels of one device in one state. Without a cache directory of its own, it keeps none."""
 
     def __init__(self, state: Sequence[str]) -> None:
         self._path: Path | None = None
@@ -37,11 +37,11 @@ class Verdicts:
                 self._known = _read(path)
 
     def known(self, key: str) -> str | None:
-        """RIGHT, WRONG, or None for a kernel that was not checked yet."""
+        """Return RIGHT, WRONG, or None for a kernel that was not checked yet."""
         return self._known.get(key)
 
     def add(self, found: Mapping[str, str]) -> None:
-        """Keep what kernels compute wrongly. Lines are appended in one write, so processes do not mix theirs."""
+        """Store verdicts. Lines are appended in one write, so that processes do not mix their lines."""
         verdicts = {key: WRONG if how else RIGHT for key, how in found.items()}
         self._known |= verdicts
         if self._path is None or not found:
@@ -56,7 +56,7 @@ class Verdicts:
 
 
 def _read(path: Path) -> dict[str, str]:
-    """The lines that are whole."""
+    """Return the complete lines."""
     try:
         lines = path.read_text(encoding="ascii").splitlines()
     except (FileNotFoundError, ValueError):

@@ -1,9 +1,9 @@
-"""Kernels checked on memory of their own, before any of their numbers are handed out.
+"""Check kernels on memory of their own, before any of their results are returned.
 
 Every array repeats a pattern, so the value of an element follows from its index. A kernel runs once. Some of the
-elements that it wrote are compared with its form, computed in f64 by `points`. A load from a wrong place, a wrong side
-of a choice, a wrong operand and an element that was not written all show. A device runs trials one after the other on
-the same arrays, and fills only what does not hold its pattern any more.
+elements that it wrote are compared with its form, computed in f64 by `points`. This reveals a load from a wrong place,
+a wrong side of a choice, a wrong operand, or an element that was not written. A device runs trials one after the other
+on the same arrays, and fills only elements that no longer hold their pattern.
 """
 
 from __future__ import annotations
@@ -26,41 +26,41 @@ from tracegrad.runtime.tolerance import EPS, rounding, wrong
 Array = Any
 Name = tuple[int, str]  # of an array: a number and the dtype of its elements
 
-GAP = 64  # elements around a value that hold its pattern, too: a load beyond it gives no zero
-POISON = {"f32": float("nan"), "f16": float("nan"), "i32": 0x5BADBAD5}  # where the kernel is to write
-INDICES = 7  # integers are below this where nothing is indexed by them
-CANCELLED = 16.0  # roundings of the largest value on the way
-HALF = 2.0**-11  # of a value: what rounding it to the nearest f16 may add
+GAP = 64  # elements around a value that hold its pattern as well, so a load beyond the value does not return zero
+POISON = {"f32": float("nan"), "f16": float("nan"), "i32": 0x5BADBAD5}  # initial contents of what the kernel writes
+INDICES = 7  # bound of integers that do not index anything
+CANCELLED = 16.0  # roundings of the largest intermediate value
+HALF = 2.0**-11  # of a value: the most that rounding to the nearest f16 can add
 FURTHER = tuple(range(9, 21))  # seeds for kernels whose choices all fell on one side
-OFTEN = 4  # of them are tried in any case
-SEED, AGAIN = 7, 8  # a second try with other numbers: a tie that rounding decides is no defect
-UNSURE = "unsure"  # of numbers that rounding alone may make almost anything of: others may tell more
+OFTEN = 4  # this many of them are always tried
+SEED, AGAIN = 7, 8  # a second trial with other numbers, because a tie that rounding decides is not a defect
+UNSURE = "unsure"  # rounding alone can change these numbers to almost anything: other trials can tell more
 
 
-SWITCH = "TRACEGRAD_VERIFY"  # "off": hand out what the device computes, unchecked
+SWITCH = "TRACEGRAD_VERIFY"  # "off": return the device's results unchecked
 
 
 def enabled() -> bool:
-    """Are kernels to be checked?"""
+    """Return whether to check kernels."""
     return os.environ.get(SWITCH, "").lower() not in ("off", "0", "no")
 
 
 class Layout(NamedTuple):
-    """Where the values of a kernel lie in arrays of its own."""
+    """Places of the values of a kernel in arrays of its own."""
 
-    arrays: tuple[Name, ...]  # of each binding
-    ends: tuple[int, ...]  # how many elements each binding's array has at least
-    offsets: tuple[int, ...]  # of each slot, forms one after the other
+    arrays: tuple[Name, ...]  # the array of each binding
+    ends: tuple[int, ...]  # the least number of elements of each binding's array
+    offsets: tuple[int, ...]  # the offset of each slot, forms one after the other
 
 
 def layout_of(kernel: KernelSource, given: Sequence[int] = ()) -> Layout:
-    """A place for every slot; what replaces a value has its place.
+    """Choose a place for every slot; a value that replaces another shares its place.
 
-    given: the offsets of a dispatch, in an array for each binding. They serve, unless a value that is written or of
-           another type overlaps others. Without them one array of each type does for all bindings.
+    given: the offsets of a dispatch, in an array for each binding. They are used unless a value that is written, or of
+           another type, overlaps others. Without them one array of each type serves all bindings.
     """
     arrays = tuple((k if given else 0, b.dtype) for k, b in enumerate(kernel.bindings))
-    places: list[int] = []  # of each slot: the one whose memory it has
+    places: list[int] = []  # for each slot, the slot whose memory it uses
     for form in kernel.forms:
         places += [len(places) + (k if s.replaces < 0 else s.replaces) for k, s in enumerate(form.slots)]
     slots = [s for form in kernel.forms for s in form.slots]
@@ -81,8 +81,8 @@ def layout_of(kernel: KernelSource, given: Sequence[int] = ()) -> Layout:
 
 
 def _apart(own: Sequence[tuple[Name, int, Slot]], offsets: Sequence[int]) -> bool:
-    """Does nothing overlap a value that is written, or one of another type?"""
-    ends: dict[Name, tuple[int, Slot]] = {}  # of each array, and the slot that ends there
+    """Return whether no value overlaps one that is written or has another type."""
+    ends: dict[Name, tuple[int, Slot]] = {}  # array -> its end so far, and the slot that ends there
     for name, k, slot in sorted(own, key=lambda x: offsets[x[1]]):
         end, last = ends.get(name, (0, slot))
         if offsets[k] < end and (slot.written or last.written or slot.dtype is not last.dtype):
@@ -93,7 +93,7 @@ def _apart(own: Sequence[tuple[Name, int, Slot]], offsets: Sequence[int]) -> boo
 
 
 def indexed(form: Kernel) -> int:
-    """One more than integers should reach: past the end of what they index."""
+    """Return the size of what integers index, plus one: they reach past its end."""
     found = [a.hi + 2 for v in walk([s.value for s in form.body]) for i in indices_of(v)
              for a in atoms_of(i) if isinstance(a, Dynamic)]  # fmt: skip
     return max(found, default=INDICES)
@@ -109,7 +109,7 @@ class Fill(NamedTuple):
 
 
 class Put(NamedTuple):
-    """Single elements of an array, and what they hold instead."""
+    """Single elements of an array, and the values that replace their pattern."""
 
     array: Name
     at: Array
@@ -117,25 +117,25 @@ class Put(NamedTuple):
 
 
 class Again(NamedTuple):
-    """What one store writes, computed with less precision. Those that ask for it are few."""
+    """The result of one store, computed with less precision. Few checks need it."""
 
     single: Array  # in f32
     scale: float  # of sums in f64
-    others: Callable[[], list[Array]]  # on devices that round otherwise
+    others: Callable[[], list[Array]]  # on simulated devices that round differently
 
 
 class Check(NamedTuple):
-    """Elements of an array that one store writes, and what must be there."""
+    """Elements of an array that one store writes, and their expected values."""
 
     array: Name
     slot: Slot
     at: Array
     exact: Written  # in f64
     again: Callable[[], Again]
-    half: float  # what rounding to f16 may add, of a value
+    half: float  # the most that rounding to f16 can add to a value
 
     def difference(self, got: Array) -> str:
-        """Where the elements are something else, in words; or UNSURE."""
+        """Describe where the elements differ from their expected values; or return UNSURE."""
         got = got.reshape(self.at.shape)
         if self.slot.dtype.name == "bool":
             got = got != 0
@@ -144,7 +144,7 @@ class Check(NamedTuple):
         elif self.slot.dtype is f16:
             got = got.astype(np.float32)
         exact, counts = self.storable(), self.exact.counts
-        if not (wrong(got, self.exact.values, exact, self.more(0.0)) & counts).any():  # which saves what is below
+        if not (wrong(got, self.exact.values, exact, self.more(0.0)) & counts).any():  # saves the work below
             return ""
         again = self.again()
         bad = wrong(got, again.single, exact, self.more(again.scale)) & counts
@@ -159,41 +159,41 @@ class Check(NamedTuple):
         return f"element {where} is {got[at]}, not {want}; {bad.sum()} of {bad.size} are wrong"
 
     def decided(self, again: Again) -> Decided:
-        """What no device may compute otherwise."""
+        """Return what every correct device must compute."""
         return decided(self.storable(), again.single, again.others(), CANCELLED * EPS * again.scale)
 
     def more(self, scale: float) -> Array:
-        """What each element may be off because of what cancels, and of its own rounding."""
+        """Return how far each element can be off because of cancellation and of its own rounding."""
         return CANCELLED * EPS * scale + self.half * np.abs(self.exact.values if self.half else 0.0)
 
     def storable(self) -> Array:
-        """The values in f64; infinite where a half cannot hold them, which is like any other."""
+        """Return the values in f64; infinite where a half cannot hold them."""
         exact = self.exact.values
         return cast("Array", np.where(np.abs(exact) < np.finfo(np.float16).max, exact, np.inf)) if self.half else exact
 
 
 class Trial(NamedTuple):
-    """A run of a kernel on memory of its own: what must be there before, and what must be found there afterwards."""
+    """One run of a kernel on memory of its own: the initial contents, and the expected results."""
 
     kernel: KernelSource
     layout: Layout
     patterns: Patterns
     fills: list[Fill]
-    puts: list[Put]  # behind the fills
-    written: list[tuple[Name, int, int]]  # from where to where
+    puts: list[Put]  # applied after the fills
+    written: list[tuple[Name, int, int]]  # begin and end in each array
     checks: list[Check]
     one_sided: bool = False  # did a choice among few values fall the same way for all of them?
 
 
 def trial_of(kernel: KernelSource, layout: Layout, patterns: Patterns) -> Trial:
-    """A trial with these numbers."""
+    """Return a trial with these numbers."""
     out = Trial(kernel, layout, patterns, [], [], [], [])
     below, first = max(map(indexed, kernel.forms)), 0
     outer = [chosen(form, SEED) for form in kernel.forms]
     zeros = _left_out(kernel, layout, outer)
     out.puts.extend(Put(name, at, 0) for name, at in zeros.items())
     one_sided = False
-    within: list[Fill] = []  # behind all that lies around values, whose type may be another
+    within: list[Fill] = []  # applied after all fills around values, whose type can differ
     for form, at_points in zip(kernel.forms, outer):
         end = first + len(form.slots)
         names, offsets = [layout.arrays[b] for b in kernel.binding_of[first:end]], layout.offsets[first:end]
@@ -219,9 +219,9 @@ def trial_of(kernel: KernelSource, layout: Layout, patterns: Patterns) -> Trial:
 
 
 def _left_out(kernel: KernelSource, layout: Layout, outer: Sequence[Array]) -> dict[Name, Array]:
-    """The elements of each array that products need not multiply at these points of each form.
+    """Return the elements of each array that products can skip at these points of each form.
 
-    They must be zeros, for every form that reads them. Elements that only other points leave out may be anything.
+    They must be zeros for every form that reads them. Elements that only other points skip can have any value.
     """
     found: dict[Name, list[Array]] = {}
     first = 0
@@ -240,7 +240,7 @@ def _reader(
     zeros: Mapping[Name, Array],
     patterns: Patterns,
 ) -> Read:
-    """What a trial's memory holds, by slot and element."""
+    """Return a function that reads a trial's memory, by slot and element."""
 
     def read(slot: int, at: Array) -> Array:
         name, offset = places[slot]
@@ -251,7 +251,7 @@ def _reader(
 
 
 def _among(x: Array, those: Array) -> Array:
-    """Which of `x` are among some sorted numbers. NumPy's isin loads a module that takes 40 ms to import."""
+    """Return which of `x` are among some sorted numbers. NumPy's isin loads a module that takes 40 ms to import."""
     if not those.size:
         return np.zeros(x.shape, bool)
     place = cast("Array", np.searchsorted(those, x))
@@ -259,8 +259,8 @@ def _among(x: Array, those: Array) -> Array:
 
 
 def _expected(exact: Points, *, strict: bool) -> Iterator[tuple[Written, Callable[[], Again]]]:
-    """What a form writes at these points, in f64; and with less precision, for who asks."""
-    form, read, outer = exact.kernel, exact.read, exact.outer  # its values, megabytes, are not kept for who asks
+    """Yield what a form writes at these points, in f64, and a function that computes it with less precision."""
+    form, read, outer = exact.kernel, exact.read, exact.outer  # not kept: `exact.values`, megabytes
 
     @cache
     def single() -> tuple[list[Written], float]:
@@ -281,27 +281,27 @@ def _expected(exact: Points, *, strict: bool) -> Iterator[tuple[Written, Callabl
 
 
 Kernels = Mapping[str, tuple[KernelSource, Layout]]
-Trials = Sequence[tuple[str, Trial]]  # and the key of each kernel
+Trials = Sequence[tuple[str, Trial]]  # each with the key of its kernel
 Run = Callable[[Trials], Iterable[Sequence[Array]]]
 
 
 def trials_of(kernels: Kernels, seed: int = SEED, *, strict: bool = False) -> Trials:
-    """A trial of each kernel, on the same memory and points whatever the seed.
+    """Return a trial of each kernel; memory and points do not depend on the seed.
 
-    strict: does the device divide exactly, and round to the nearest f16? Then few different floats are drawn, so that
-            many comparisons are of equal ones, which inexact division would decide otherwise. WebGPU allows both.
+    strict: the device divides exactly, and rounds to the nearest f16. Then few different floats are drawn, so that many
+            comparisons are of equal ones, which inexact division would decide differently. WebGPU allows both.
     """
     patterns = Patterns(seed, strict)
     return [(key, trial_of(*kernel, patterns)) for key, kernel in kernels.items()]
 
 
 def faults(kernels: Kernels, trials: Trials, run: Run, further: Sequence[int] = ()) -> dict[str, str]:
-    """What each kernel computes wrongly, in words; empty for those that are right.
+    """Describe what each kernel computes wrongly; "" for a correct kernel.
 
-    trials:  the first of each kernel; those that fail have another.
-    run:     runs trials, and gives the elements that each of their checks asks for.
-    further: seeds of more trials for kernels of few values that all fell on one side of a choice; those behind the
-             first OFTEN are for kernels that failed once. What fails twice is wrong.
+    trials:  the first trial of each kernel; kernels that fail get another.
+    run:     runs trials, and returns the elements of each of their checks.
+    further: seeds of more trials for kernels of few values that all fell on one side of a choice; seeds after the first
+             OFTEN are for kernels that failed once. A kernel that fails twice is wrong.
     """
     found = _failing(trials, run, unsure=True)
     strict = any(trial.patterns.strict for _, trial in trials)
@@ -318,7 +318,7 @@ def faults(kernels: Kernels, trials: Trials, run: Run, further: Sequence[int] = 
 
 
 def _failing(trials: Trials, run: Run, *, unsure: bool = False) -> dict[str, str]:
-    """The kernels whose trial fails, and how it shows. unsure: those, too, whose trial decided nothing."""
+    """Return the kernels whose trial fails, with a description. unsure: also those whose trial decided nothing."""
     found: dict[str, str] = {}
     for (key, trial), got in zip(trials, run(trials) if trials else ()):
         hows = {c.difference(x) for c, x in zip(trial.checks, got)} - {""}
@@ -329,14 +329,14 @@ def _failing(trials: Trials, run: Run, *, unsure: bool = False) -> dict[str, str
 
 
 class Contents:
-    """What is known of arrays while trials run on them, one after the other: nothing is filled twice."""
+    """The known contents of arrays while trials run on them, one after the other, so that nothing is filled twice."""
 
     def __init__(self, sizes: Mapping[Name, int]) -> None:
         self._sizes = sizes
         self._known: dict[Name, list[tuple[int, int, Kind]]] = {}
 
     def lacking(self, trial: Trial) -> Iterator[Fill]:
-        """What must be filled before a trial. Whatever the trial writes is unknown from then on."""
+        """Yield what must be filled before a trial. Elements that the trial writes are unknown afterwards."""
         for array, begin, end, kind in trial.fills:
             at, end = begin, min(end, self._sizes[array])
             for b, e, _ in sorted(x for x in self._known.get(array, ()) if x[2] == kind):
@@ -356,7 +356,7 @@ class Contents:
 
 
 def sizes_of(layouts: Iterable[Layout]) -> dict[Name, int]:
-    """The size of each array: one serves all trials."""
+    """Return the size of each array: one array serves all trials."""
     out: dict[Name, int] = {}
     for layout in layouts:
         for name, end in zip(layout.arrays, layout.ends):

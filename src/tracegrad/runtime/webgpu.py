@@ -1,4 +1,4 @@
-"""WebGPU: through wgpu on an adapter of this machine; in a browser's tab, by the browser."""
+"""WebGPU: through wgpu on an adapter of this machine, or, in a browser's tab, by the browser."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from tracegrad.runtime.tab import IN_TAB
 
 
 def devices() -> list[DeviceInfo]:
-    """One for each adapter."""
+    """Return one device for each adapter."""
     return [DeviceInfo("webgpu", a.description, a.software, resizes=True) for a in adapters()]
 
 
 def begin(device: str) -> Callable[[], Session | None]:
-    """Look for an adapter. The import comes first: the caller compiles next, and the import would wait."""
+    """Look for an adapter. The import comes first, because the caller compiles next, and the import would then wait."""
     if IN_TAB:
         return BrowserSession
     need_numpy(device)
@@ -28,7 +28,7 @@ def begin(device: str) -> Callable[[], Session | None]:
 
 
 def native_runtime() -> Callable[[AdapterInfo], Session]:
-    """What opens an adapter, imported when it is first asked for."""
+    """Return the function that opens an adapter, imported on first use."""
     from tracegrad.runtime.native import NativeSession
 
     return NativeSession

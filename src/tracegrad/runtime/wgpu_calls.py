@@ -1,4 +1,4 @@
-"""Two ways to tell wgpu the same thing: its public API, and its C functions without the layer between.
+"""Two ways to call wgpu: its public API, and its C functions without the layer in between.
 
 Encoding a step is most of what the host does, so `DirectCalls` issues prepared C calls through wgpu-py's cffi handles.
 They are private to wgpu-py: pinned to 0.32, tried on a small program when a session opens (native.py), and replaced
@@ -6,7 +6,7 @@ by `PublicCalls` if anything is off.
 
 An error inside `wgpuQueueSubmit` or `wgpuBufferGetConstMappedRange` aborts the process, so neither is reached with
 anything that could be wrong: a command buffer lives inside one call of `submit`, and is submitted only if finishing
-it reported no error (a lost device shows there, too); a mapped range is asked for only after a successful map.
+it reported no error (a lost device shows there, too); a mapped range is requested only after a successful map.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ PINNED = "0.32."  # the wgpu-py whose private handles DirectCalls knows
 
 @dataclass(frozen=True, slots=True)
 class BoundDispatch:
-    """One dispatch: wgpu objects, and where in the uniform buffer its offsets lie (bytes)."""
+    """One dispatch: wgpu objects, and the positions of its offsets in the uniform buffer (bytes)."""
 
     pipeline: Any
     group: Any
@@ -55,7 +55,7 @@ class Copy:
 
 @dataclass(frozen=True, slots=True)
 class Write:
-    """`size` bytes for a buffer, from its byte `at` on: `values`, or what each submission gives; contiguous."""
+    """`size` bytes for a buffer, from byte `at` on: contiguous `values`, or an array that a submission brings."""
 
     buffer: Any
     at: int
@@ -64,51 +64,51 @@ class Write:
 
 
 class Commands(NamedTuple):
-    """What one submission does: the writes, one compute pass with the launches of all runs, then the copies."""
+    """The contents of one submission: the writes, one compute pass with the launches of all runs, then the copies."""
 
     writes: Sequence[Write]
     runs: Sequence[Any]
     copies: Sequence[Copy]
 
     def written(self, given: Sequence[NDArray[Any]]) -> Iterator[tuple[Write, NDArray[Any]]]:
-        """Each write with what goes there."""
+        """Yield each write with its values."""
         rest = iter(given)
         return ((w, next(rest) if w.values is None else w.values) for w in self.writes)
 
 
 class Calls(Protocol):
-    """What a session asks of wgpu for each run. Errors are DeviceError or wgpu's own."""
+    """The calls of wgpu that a session needs for each run. Errors are DeviceError or wgpu's own."""
 
     name: str
 
     def module(self, label: str, code: str, *, trusted: bool) -> Any:
-        """A shader module. What is not trusted runs with the driver's checks of indices and loops."""
+        """Return a shader module. Untrusted code runs with the driver's checks of indices and loops."""
         ...
 
     def prepare(self, launches: Sequence[BoundDispatch]) -> Any:
-        """Launches of a run in the form that `prepared` wants."""
+        """Return the launches of a run in the form that `prepared` takes."""
         ...
 
     def prepared(self, commands: Commands) -> Any:
-        """Commands in the form that `submit` wants. They can be submitted again once they were sent."""
+        """Return commands in the form that `submit` takes. They can be submitted again after they were sent."""
         ...
 
     def submit(self, commands: Any, given: Sequence[NDArray[Any]] = ()) -> Any:
-        """Queue it; a mark for what follows.
+        """Queue commands and return a mark for later calls.
 
-        given:  what its writes without values write, in their order.
+        given:  arrays for the writes without values, in their order.
 
-        This may go on behind the caller's back until `sent`: the values written must not change before, and an error
-        may come then.
+        Sending can continue in the background until `sent`: the written values must not change before, and an error can
+        come then.
         """
         ...
 
     def sent(self, mark: Any) -> None:
-        """Wait until the device has the submission of `mark`, which is the last there was."""
+        """Wait until the device has the submission of `mark`, which must be the last one."""
         ...
 
     def write(self, buffer: Any, offset: int, values: NDArray[Any]) -> None:
-        """Queue a write of contiguous `values` at `offset` bytes; they may change as soon as this returns."""
+        """Queue a write of contiguous `values` at `offset` bytes; they can change as soon as this returns."""
         ...
 
     def fetch(self, buffer: Any, size: int, mark: Any) -> Bytes:
@@ -116,7 +116,7 @@ class Calls(Protocol):
         ...
 
     def close(self) -> None:
-        """Nothing is called after this."""
+        """End the calls: nothing is called after this."""
         ...
 
 
@@ -161,7 +161,7 @@ class PublicCalls:
         return None
 
     def sent(self, mark: Any) -> None:
-        """It was."""
+        """Do nothing, because it was sent."""
 
     def write(self, buffer: Any, offset: int, values: NDArray[Any]) -> None:
         self._device.queue.write_buffer(buffer, offset, values)
@@ -174,7 +174,7 @@ class PublicCalls:
             buffer.unmap()
 
     def close(self) -> None:
-        """Nothing to end."""
+        """Do nothing, because there is nothing to end."""
 
 
 class DirectCalls:
@@ -205,7 +205,7 @@ class DirectCalls:
         self._map_info = info
 
     def module(self, label: str, code: str, *, trusted: bool) -> Any:
-        """Without checks for kernels of this process's compiler, which proves its indices in range, or clamps them."""
+        """Trust kernels of this process's compiler, which proves that its indices are in range, or clamps them."""
         if not trusted:
             return self._owner.create_shader_module(label=label, code=code)
         api, ffi = self._api, self._ffi
@@ -220,11 +220,11 @@ class DirectCalls:
         return api.GPUShaderModule(label, made, self._owner)
 
     def prepare(self, launches: Sequence[BoundDispatch]) -> Any:
-        """(C function, arguments after the pass) for each call, without calls that would change nothing."""
+        """Return (C function, arguments after the pass) for each call, without calls that would change nothing."""
         pointer, u32, size = ctypes.c_void_p, ctypes.c_uint32, ctypes.c_size_t
         set_pipeline, set_group, dispatch = self._recording()
         calls: list[tuple[Callable[..., None], tuple[Any, ...]]] = []
-        kept: list[Any] = list(launches)  # they keep the handles alive
+        kept: list[Any] = list(launches)  # keeps the handles alive
         pipeline = group = None
         for x in launches:
             if x.pipeline is not pipeline:
@@ -247,11 +247,11 @@ class DirectCalls:
         return int(self._ffi.cast("uintptr_t", handle))
 
     def _recording(self) -> list[Callable[..., None]]:
-        """The functions that record a dispatch, for arguments that are C's already: nothing is converted at a call.
+        """Return the functions that record a dispatch, for arguments that are C's already: a call converts nothing.
 
-        They return at once, so they keep Python's lock: otherwise a thread that waits for it would get it at every
-        call, and each change of hands costs as much as a hundred calls. Where wgpu's log is traced they let go: who
-        logs may hold a lock of wgpu's while it waits for Python's.
+        They return at once, so they keep Python's lock: otherwise a waiting thread would get the lock at every call,
+        and each exchange costs as much as a hundred calls. If wgpu's log is traced they release it: code that logs can
+        hold a lock of wgpu's while it waits for Python's.
         """
         kind = ctypes.CFUNCTYPE if logging.getLogger("wgpu").isEnabledFor(logging.INFO) else ctypes.PYFUNCTYPE
         names = ("SetPipeline", "SetBindGroup", "DispatchWorkgroups")
@@ -295,7 +295,7 @@ class DirectCalls:
                 lib.wgpuCommandBufferRelease(command)
 
     def sent(self, mark: Any) -> None:
-        """It was."""
+        """Do nothing, because it was sent."""
 
     def write(self, buffer: Any, offset: int, values: NDArray[Any]) -> None:
         self._errors.capture("tracegrad")
@@ -315,7 +315,7 @@ class DirectCalls:
         try:
             lib.wgpuBufferMapAsync(handle, lib.WGPUMapMode_Read, 0, size, self._map_info[0])
             lib.wgpuDevicePoll(self._device, True, self._mark)
-            if self._map_status == 0:  # the mark was reached, the map not yet noticed
+            if self._map_status == 0:  # the mark was reached, but the map is not noticed yet
                 lib.wgpuDevicePoll(self._device, True, self._ffi.NULL)
         finally:
             error = self._errors.release("tracegrad")
@@ -327,11 +327,11 @@ class DirectCalls:
         return result
 
     def close(self) -> None:
-        """Nothing to end."""
+        """Do nothing, because there is nothing to end."""
 
 
 class LogTap(logging.Handler):
-    """Keeps wgpu's last messages for errors, and Python from printing them where logging is not set up."""
+    """Keeps wgpu's last messages for errors, and stops Python from printing them if logging is not set up."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -339,7 +339,7 @@ class LogTap(logging.Handler):
         self.lost = ""
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Keep the message; remember a lost device, unless it is one that was closed."""
+        """Keep the message; remember a lost device, unless it was closed."""
         text = record.getMessage()
         self.messages.append(text)
         if "device was lost" in text and "(destroyed)" not in text:
@@ -356,7 +356,7 @@ class LogTap(logging.Handler):
 
 
 def device_error(message: str, doing: str = "") -> DeviceError:
-    """wgpu's message as a DeviceError, or a DeviceLostError where it says so."""
+    """Convert wgpu's message to a DeviceError, or to a DeviceLostError if it reports a loss."""
     text = "; ".join(line.strip() for line in message.splitlines() if line.strip())
     lost = any(word in message.lower() for word in ("device is lost", "device lost", "device was lost"))
     return (DeviceLostError if lost else DeviceError)(f"{doing}: {text}" if doing else text)

@@ -1,8 +1,8 @@
-"""wgpu's calls of a whole submission as one call of C, where there is a C compiler.
+"""Make wgpu's calls of a whole submission as one call of C, if there is a C compiler.
 
-What wgpu does with a submission of many runs takes as long as what Python does for it. So it is encoded and sent on a
-thread of C's, which never waits for Python's lock, while Python collects the submission before and stages the next.
-`DirectCalls` stands in where there is no compiler.
+wgpu takes as long for a submission of many runs as Python does. So a C thread, which never waits for Python's lock,
+encodes and sends it, while Python reads the previous submission and stages the next. `DirectCalls` is used without a
+compiler.
 """
 
 from __future__ import annotations
@@ -229,7 +229,7 @@ class _Write(ctypes.Structure):
 
 
 class _Commands(ctypes.Structure):
-    """A submission. `kept` is what its pointers point to; `given`, until it was sent, what else it writes."""
+    """A submission. `kept` keeps the targets of its pointers alive; `given`, until sent, its other writes."""
 
     _fields_ = (
         *((n, POINTER) for n in ("writes", "runs", "copies")),
@@ -242,7 +242,7 @@ class _Commands(ctypes.Structure):
 
 
 class CompiledCalls(DirectCalls):
-    """`DirectCalls`, a submission at a time. `library` is SOURCE, compiled."""
+    """`DirectCalls`, one submission at a time. `library` is SOURCE, compiled."""
 
     name = "compiled"
 
@@ -259,12 +259,12 @@ class CompiledCalls(DirectCalls):
         if not sender:
             raise DeviceError("there can be no more threads")
         self._sender = POINTER(sender)
-        self._sending: _Commands | None = None  # that it may be at
-        self._end = weakref.finalize(self, library.end_sender, self._sender)  # also if this is dropped
-        self._end.atexit = False  # the user of it then closes it
+        self._sending: _Commands | None = None  # the submission that the thread can be working on
+        self._end = weakref.finalize(self, library.end_sender, self._sender)  # also if this object is dropped
+        self._end.atexit = False  # its owner closes it then
 
     def prepare(self, launches: Sequence[BoundDispatch]) -> Any:
-        """An array of C's, and what keeps its handles alive."""
+        """Return an array of C's, and the objects that keep its handles alive."""
         rows = (_BoundDispatch * len(launches))()
         pipeline = group = None
         for row, x in zip(rows, launches, strict=True):
@@ -303,13 +303,13 @@ class CompiledCalls(DirectCalls):
         if commands.n > 1:
             self._sending = commands
             self._library.send_later(self._sender, ctypes.byref(commands))
-        else:  # a long step, or one that somebody waits for: sooner done than handed over
+        else:  # a long step, or one that the caller waits for: faster to do here than to hand over
             self._library.send_now(self._sender, ctypes.byref(commands))
         return commands
 
     def sent(self, mark: Any) -> None:
         self._library.settle(self._sender)
-        mark.given, self._sending = (), None  # a program that is unloaded leaves nothing here
+        mark.given, self._sending = (), None  # so that an unloaded program leaves nothing here
         if mark.refused:
             raise device_error(mark.message.decode(errors="replace"))
 

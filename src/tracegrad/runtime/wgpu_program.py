@@ -1,4 +1,4 @@
-"""A Program on a wgpu device: its arrays, pipelines and bind groups, and what its batches need, each built once."""
+"""A Program on a wgpu device: its arrays, pipelines and bind groups, and the memory of its batches, each built once."""
 
 from __future__ import annotations
 
@@ -33,31 +33,31 @@ from tracegrad.runtime.wgpu_rings import (
 MAP_READ, COPY_SRC, COPY_DST, UNIFORM, STORAGE = 0x1, 0x4, 0x8, 0x40, 0x80  # GPUBufferUsage
 COMPUTE = 0x4  # GPUShaderStage
 COMPILERS = 16  # threads
-HALF = "shader-f16"  # the feature by which shaders know arrays in half precision
+HALF = "shader-f16"  # the feature that lets shaders use arrays in half precision
 
 
 @dataclass(slots=True, eq=False)
 class Loaded:
-    """A program ready to run. `depth` runs at most go into one batch."""
+    """A program ready to run, with at most `depth` runs in a batch."""
 
     program: Program
     depth: int
     inputs: Inputs = field(init=False)
     outputs: Outputs = field(init=False)
     arrays: list[Array] = field(default_factory=list[Array])
-    dispatched: tuple[BoundDispatch, ...] = ()  # what the first run of a batch launches; no workgroups are no launch
-    bound: tuple[tuple[Any, tuple[int, ...]], ...] = ()  # of each launch: the layout of its group, and the arrays in it
+    dispatched: tuple[BoundDispatch, ...] = ()  # launches of a batch's first run, without empty grids
+    bound: tuple[tuple[Any, tuple[int, ...]], ...] = ()  # for each launch: its group's layout, and the arrays in it
     groups: dict[tuple[int, tuple[int, ...], int], Any] = field(default_factory=dict[Any, Any])
     runs: list[Any] = field(default_factory=list[Any])  # launches of the k-th run of a batch, prepared
-    memories: list[BatchMemory] = field(default_factory=list[BatchMemory])  # every one made
+    memories: list[BatchMemory] = field(default_factory=list[BatchMemory])  # all memories made so far
     free: list[BatchMemory] = field(default_factory=list[BatchMemory])
     uniform: Any = None
-    lender: Loaded | None = None  # the program whose arrays these are, if they are another's
+    lender: Loaded | None = None  # the program that owns the arrays, if another one does
     released: bool = False
 
     @property
     def alive(self) -> bool:
-        """May it still be submitted?"""
+        """Return whether the program can still be submitted."""
         return not self.released and (self.lender is None or self.lender.alive)
 
 
@@ -73,11 +73,11 @@ class Kernels:
         return len(self._pipelines)
 
     def layout(self, kernel: KernelSource) -> Any:
-        """Of bind group 0."""
+        """Return the layout of bind group 0."""
         return self._layout(tuple("storage" if b.written else "read-only-storage" for b in kernel.bindings))
 
     def offsets_layout(self) -> Any:
-        """Of bind group 1."""
+        """Return the layout of bind group 1."""
         return self._layout(("uniform",))
 
     def _layout(self, kinds: tuple[str, ...]) -> Any:
@@ -90,7 +90,7 @@ class Kernels:
         return self._layouts[kinds]
 
     def pipeline(self, kernel: KernelSource, calls: Calls) -> Any:
-        """The kernel, compiled. CompileError names it and carries the driver's message."""
+        """Return the compiled kernel. CompileError names the kernel and carries the driver's message."""
         key = (calls.name, kernel.wgsl, tuple(b.written for b in kernel.bindings), kernel.slots > 0, kernel.own)
         found = self._pipelines.get(key)
         if found is None:
@@ -109,13 +109,13 @@ class Kernels:
         return found
 
     def group(self, layout: Any, resources: Iterable[Mapping[str, Any]]) -> Any:
-        """A bind group with `resources` in binding order."""
+        """Return a bind group with `resources` in binding order."""
         entries = [{"binding": i, "resource": dict(r)} for i, r in enumerate(resources)]
         return self._device.create_bind_group(layout=layout, entries=entries)
 
 
 def offsets_of_kernels(program: Program) -> dict[int, tuple[int, ...]]:
-    """The offsets of kernels that are launched with no others, by number."""
+    """Return, by number, the offsets of kernels that are always launched with the same ones."""
     given: dict[int, set[tuple[int, ...]]] = {}
     for d in program.unrolled():
         given.setdefault(d.kernel, set()).add(d.offsets)
@@ -123,7 +123,7 @@ def offsets_of_kernels(program: Program) -> dict[int, tuple[int, ...]]:
 
 
 def check_limits(program: Program, limits: Mapping[str, int], features: Set[str], device: str) -> None:
-    """Refuse a program that `device` is too small for, naming the largest buffer, its largest value, and the limit."""
+    """Refuse a program that `device` is too small for; name the largest buffer, its largest value, and the limit."""
     if program.needs_f16 and HALF not in features:
         raise DeviceError(f'precision="f16" needs {HALF}, which {device} does not offer; compile with precision="f32"')
     needs = program.needs
@@ -133,7 +133,7 @@ def check_limits(program: Program, limits: Mapping[str, int], features: Set[str]
     if values:
         top = max(values, key=lambda f: f.size)
         name = f"{name}, largest value {top.name!r} {top.type}"
-    # llvmpipe reports 2^31 - 1 bytes; buffers are whole elements
+    # llvmpipe reports 2^31 - 1 bytes, but buffers are whole elements
     rows = (
         ("max-buffer-size", max(needs.buffer_bytes, largest.bytes), f"bytes in one buffer ({name})"),
         ("max-storage-buffer-binding-size", max(needs.binding_bytes, largest.bytes), f"bytes in one binding ({name})"),
@@ -154,9 +154,10 @@ def check_limits(program: Program, limits: Mapping[str, int], features: Set[str]
 
 
 class Compiling:
-    """The kernels of a program, being compiled side by side: a driver that has not seen one takes 10 to 300 ms.
+    """The kernels of a program, compiled in parallel: a driver takes 10 to 300 ms for a new one.
 
-    Products take longest, and launches of several, so they come first. Each is spelled when its turn comes.
+    Products and launches of several kernels take longest, so they come first. Texts are generated one by one, in this
+    order.
     """
 
     def __init__(self, program: Program, calls: Calls, kernels: Kernels) -> None:
@@ -178,12 +179,12 @@ class Compiling:
         self._made = self._pool.map(made, self._order)
 
     def also(self, kernel: KernelSource) -> Future[Any]:
-        """The pipeline of one more kernel, behind those of the program."""
+        """Return the pipeline of one more kernel, after those of the program."""
         self._kernels.layout(kernel)
         return self._pool.submit(self._kernels.pipeline, kernel, self._calls)
 
     def result(self) -> tuple[Program, list[Any]]:
-        """The program with the kernels as they were compiled, and their pipelines. CompileError."""
+        """Return the program with the compiled kernels, and their pipelines. Raises CompileError."""
         with self._pool:
             found = dict(zip(self._order, self._made, strict=True))
         sources = tuple([found[k][0] for k in range(len(found))])
@@ -194,7 +195,7 @@ class Compiling:
         return program, [pipeline for _, pipeline in found.values()]
 
     def stop(self) -> None:
-        """Begin no more of them, and wait for the rest."""
+        """Start no more compilations, and wait for the rest."""
         self._pool.shutdown(cancel_futures=True)
 
 
@@ -206,9 +207,9 @@ def build(
     shared: dict[str, Array],
     meanwhile: Callable[[Callable[[KernelSource], Any]], None],
 ) -> Loaded:
-    """Load `program`: arrays (persistent ones from `shared`), pipelines, bind groups. Frees its arrays on failure.
+    """Load `program`: arrays (persistent ones from `shared`), pipelines, bind groups. On failure, free its arrays.
 
-    meanwhile: what this thread does while others compile; it is given what has them compile one more kernel.
+    meanwhile: the work of this thread during compilation; its argument compiles one more kernel.
     """
     loaded = Loaded(program, depth_of(program))
     compiling = Compiling(program, calls, kernels)
@@ -229,9 +230,9 @@ def build(
 
 
 def resized(program: Program, like: Loaded) -> Loaded:
-    """A loaded program at another size: it has the arrays and pipelines of `like`, which lives longer."""
+    """Return a loaded program at another size: it uses the arrays and pipelines of `like`, which must live longer."""
     loaded = Loaded(program, like.depth, arrays=like.arrays, lender=like)
-    grids = [d.grid for d in program.dispatches if all(d.grid)]  # it has no loops
+    grids = [d.grid for d in program.dispatches if all(d.grid)]  # a program at a size has no loops
     loaded.dispatched = tuple([replace(x, grid=grid) for x, grid in zip(like.dispatched, grids, strict=True)])
     loaded.bound, loaded.groups = like.bound, like.groups
     loaded.inputs = plan_inputs(program, like.arrays, loaded.depth)
@@ -259,7 +260,7 @@ def release(loaded: Loaded, shared: dict[str, Array]) -> None:
 
 
 def prepared(loaded: Loaded, run: int, calls: Calls, kernels: Kernels) -> Any:
-    """The launches of the `run`-th run of a batch."""
+    """Return the launches of the `run`-th run of a batch."""
     while len(loaded.runs) <= run:
         launches = [
             replace(x, group=_group(loaded, layout, ids, len(loaded.runs), kernels))
@@ -270,7 +271,7 @@ def prepared(loaded: Loaded, run: int, calls: Calls, kernels: Kernels) -> Any:
 
 
 def take_memory(loaded: Loaded, device: Any) -> BatchMemory:
-    """Memory that no batch under way uses; new memory if all is in use."""
+    """Return memory that no batch under way uses; new memory if all is in use."""
     if loaded.free:
         return loaded.free.pop()
     results = allocate(device, "outputs", loaded.outputs.bytes(loaded.depth), MAP_READ | COPY_DST)
@@ -279,7 +280,7 @@ def take_memory(loaded: Loaded, device: Any) -> BatchMemory:
 
 
 def commands_of(memory: BatchMemory, loaded: Loaded, runs: int, calls: Calls, kernels: Kernels) -> Any:
-    """The commands of a batch of so many runs in this memory, prepared."""
+    """Return the prepared commands of a batch of `runs` runs in this memory."""
     if runs not in memory.prepared:
         launches = [prepared(loaded, k, calls, kernels) for k in range(runs)]
         commands = Commands(memory.writes(runs), launches, list(_copies(loaded, memory, runs)))
@@ -288,7 +289,7 @@ def commands_of(memory: BatchMemory, loaded: Loaded, runs: int, calls: Calls, ke
 
 
 def _copies(loaded: Loaded, memory: BatchMemory, runs: int) -> Iterator[Copy]:
-    """The program's copies, and those that bring the outputs of so many runs."""
+    """Yield the program's copies, then the copies of the outputs of `runs` runs."""
     for a, b in loaded.program.copies:
         source, target = loaded.arrays[a], loaded.arrays[b]
         yield Copy(source.buffer, 0, target.buffer, 0, 4 * source.size)
@@ -301,7 +302,7 @@ def _copies(loaded: Loaded, memory: BatchMemory, runs: int) -> Iterator[Copy]:
 
 
 def allocate(device: Any, name: str, size: int, usage: int) -> Any:
-    """A buffer of `size` bytes, and of whole vectors."""
+    """Return a buffer of `size` bytes, rounded up to whole vectors."""
     try:
         return device.create_buffer(label=name, size=whole(size) or VECTOR, usage=usage)
     except Exception as e:
@@ -313,7 +314,7 @@ def _fields(program: Program) -> Sequence[Field]:
 
 
 def _array(b: Buffer, depth: int, device: Any, calls: Calls, shared: dict[str, Array]) -> Array:
-    """The array of one buffer; a persistent one may exist. One of inputs or outputs has parts for `depth` runs."""
+    """Return the array of one buffer; a persistent one can exist. Inputs and outputs have parts for `depth` runs."""
     found = shared.get(b.name) if b.role in PERSISTENT else None
     if found is not None:
         if (found.dtype, found.size) != (b.dtype, b.size):
@@ -330,13 +331,13 @@ def _array(b: Buffer, depth: int, device: Any, calls: Calls, shared: dict[str, A
         shared[b.name] = made
     if b.role == "const":
         calls.write(made.buffer, 0, np.frombuffer(b.contents(), np.uint8))
-    elif b.role in PERSISTENT and isinstance(b.fill, (int, float)) and b.fill:  # memory starts as zeros
+    elif b.role in PERSISTENT and isinstance(b.fill, (int, float)) and b.fill:  # other memory starts as zeros
         calls.write(made.buffer, 0, np.full(b.size, b.fill, stored_dtype(b.dtype)))
     return made
 
 
 def _launch(loaded: Loaded, device: Any, calls: Calls, kernels: Kernels) -> None:
-    """Every dispatch with its pipeline and bind groups; equal groups are one, equal offsets lie once."""
+    """Build every dispatch with its pipeline and bind groups; equal groups and equal offsets are shared."""
     program = loaded.program
     dispatches = list(program.unrolled())
     places: dict[tuple[int, ...], int] = {}
@@ -369,7 +370,7 @@ def _launch(loaded: Loaded, device: Any, calls: Calls, kernels: Kernels) -> None
 
 
 def _group(loaded: Loaded, layout: Any, ids: tuple[int, ...], run: int, kernels: Kernels) -> Any:
-    """The bind group of some arrays in the `run`-th run of a batch: the same for all where they have no parts."""
+    """Return the bind group of some arrays in the `run`-th run of a batch; all runs share it if no array has parts."""
     arrays = [loaded.arrays[k] for k in ids]
     key = (id(layout), ids, run if any(a.stride for a in arrays) else 0)
     if key not in loaded.groups:

@@ -1,8 +1,8 @@
-"""Memory for the runs of a batch: each has inputs and outputs of its own, so that nothing comes between the runs.
+"""Memory for the runs of a batch: each run has its own inputs and outputs, so nothing comes between the runs.
 
-An array of inputs or outputs is as many times as large as runs go into one batch, and the k-th run binds the k-th
-part of it. So the host writes all inputs at once, one pass runs all dispatches, and one copy an array brings back all
-outputs. Outputs in persistent arrays are copied once, behind the last run.
+An array of inputs or outputs is as large as all runs of a batch need together, and the k-th run binds the k-th part. So
+the host writes all inputs at once, one pass runs all dispatches, and one copy per array returns all outputs. Outputs
+that live in persistent arrays are copied once, after the last run.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ if TYPE_CHECKING:
 
     from tracegrad.runtime.wgpu_calls import Bytes
 
-    Place = tuple[str, tuple[int, ...], NDArray[Any]]  # of a field: its name and shape, and where it is staged
+    Place = tuple[str, tuple[int, ...], NDArray[Any]]  # of a field: its name, its shape, and its staging memory
 
-VECTOR = 16  # bytes: kernels may read memory by whole vectors
-ALIGN = 256  # bytes: of offsets into a buffer that is bound, what every device accepts
-GAP = 64  # outputs this close (elements) are copied together: a copy costs more than these bytes
+VECTOR = 16  # bytes: kernels can read memory by whole vectors
+ALIGN = 256  # bytes: the alignment of bound offsets that every device accepts
+GAP = 64  # elements: outputs this close are copied together, because a copy costs more than these bytes
 RUNS_AT_ONCE = 32  # in one batch: a submission costs the host about three runs of a small model
-FEW = 16  # elements of an output that the runs of a batch may keep in one array
-LARGE = 1 << 16  # bytes: copying so many once more takes longer than one more write
+FEW = 16  # elements of an output for which the runs of a batch can share one array
+LARGE = 1 << 16  # bytes: copying larger values once more takes longer than one more write
 RING_BYTES = 8 << 20  # of all arrays of inputs and outputs together, unless one run needs more
 
 
@@ -44,44 +44,44 @@ class Array:
     size: int
     buffer: Any
     users: int = 1
-    stride: int = 0  # bytes from one run's part to the next; 0: all runs have the same
+    stride: int = 0  # bytes from one run's part to the next; 0: all runs share the array
 
     def part(self, run: int) -> dict[str, Any]:
-        """What the `run`-th run of a batch binds."""
+        """Return what the `run`-th run of a batch binds."""
         if not self.stride:
             return {"buffer": self.buffer}
         return {"buffer": self.buffer, "offset": run * self.stride, "size": whole(4 * max(self.size, 1))}
 
 
 def depth_of(program: Program) -> int:
-    """How many runs of a program one batch may have."""
+    """Return how many runs of a program one batch can have."""
     ring = [b for b in program.buffers if b.role in ("input", "output")]
     elsewhere = any(program.buffers[f.buffer].role != "output" and not f.spec.get(COUNTS) for f in program.outputs)
     if program.copies or elsewhere:
-        return 1  # they would have to be copied between the runs
+        return 1  # such outputs would need a copy between the runs
     return max(1, min(RUNS_AT_ONCE, RING_BYTES // max(1, sum(stride_of(b.size) for b in ring))))
 
 
 def stride_of(size: int) -> int:
-    """Bytes between the parts of an array of `size` elements."""
+    """Return the bytes between the parts of an array of `size` elements."""
     return ALIGN * -(-4 * max(size, 1) // ALIGN)
 
 
 def whole(size: int) -> int:
-    """So many bytes, and what is missing to a whole vector."""
+    """Round bytes up to a whole vector."""
     return VECTOR * -(-size // VECTOR)
 
 
 def stored_dtype(dtype: str) -> str:
-    """NumPy's name for a dtype's 32 bits on the device: booleans are integers there."""
+    """Return NumPy's name for a dtype's 32 bits on the device: booleans are integers there."""
     return "int32" if dtype == "bool" else DTYPES[dtype].numpy
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Inputs:
-    """What the host writes before a batch.
+    """The writes of the host before a batch.
 
-    Small values are staged. Large ones are written from where they are, and must not change before.
+    Small values are staged. Large values are written from the caller's array, and must not change before.
     """
 
     fields: tuple[Field, ...]
@@ -89,14 +89,14 @@ class Inputs:
     depth: int  # runs
     names: Set[str]
     large: tuple[Field, ...]
-    between: dict[int, list[tuple[int, int]]]  # in arrays that are not written whole: where small ones lie (elements)
+    between: dict[int, list[tuple[int, int]]]  # array not written whole -> ranges of small values (elements)
 
 
 class BatchMemory:
-    """What one batch under way has for itself: its inputs on the host, its outputs on the device.
+    """The memory of one batch under way: its inputs on the host, its outputs on the device.
 
-    For each array of inputs there is one on the host, with a row for each run. Both memories stay where they are, so
-    what the device is told is prepared once for each number of runs.
+    For each array of inputs there is one on the host, with a row for each run. Both memories stay in place, so the
+    commands are prepared once for each number of runs.
     """
 
     def __init__(self, plan: Inputs, results: Any) -> None:
@@ -106,13 +106,13 @@ class BatchMemory:
         self._rows: dict[int, NDArray[Any]] = {
             k: np.zeros((plan.depth, a.stride // 4 or a.size), stored_dtype(a.dtype)) for k, a in plan.arrays.items()
         }
-        self._views: list[list[Place]] = []  # of a run: its small values,
-        self._staged: list[dict[str, Any]] = []  # and those of few elements that lie there
+        self._views: list[list[Place]] = []  # for each run: its small values
+        self._staged: list[dict[str, Any]] = []  # for each run: the small values last staged
         self._large = [(f.name, f.shape, np.dtype(stored_dtype(f.dtype))) for f in plan.large]
-        self._given: list[NDArray[Any]] = []  # those of the runs staged so far
+        self._given: list[NDArray[Any]] = []  # large values of the runs staged so far
 
     def put(self, run: int, given: Mapping[str, Any]) -> None:
-        """Put the values of the `run`-th run in place: booleans as 0 and 1, u32 as the same 32 bits."""
+        """Stage the values of the `run`-th run: booleans as 0 and 1, u32 as the same 32 bits."""
         plan = self._plan
         if given.keys() != plan.names:
             missing, extra = sorted(plan.names - given.keys()), sorted(given.keys() - plan.names)
@@ -123,7 +123,7 @@ class BatchMemory:
         staged = self._staged[run]
         for name, shape, view in self._views[run]:
             value = given[name]
-            if staged.get(name) is value:  # most hyperparameters are those of the last step
+            if staged.get(name) is value:  # most hyperparameters are unchanged since the last step
                 continue
             check_shape(name, value, shape)
             view[...] = value
@@ -136,12 +136,12 @@ class BatchMemory:
         self._given[run * len(large) :] = large
 
     def given(self) -> list[NDArray[Any]]:
-        """The large values of the runs that were put here since this was last asked for."""
+        """Return and forget the large values of the runs staged so far."""
         found, self._given = self._given, []
         return found
 
     def writes(self, runs: int) -> list[Write]:
-        """Those of so many runs. Where large values go, `given` says which, in the same order."""
+        """Return the writes of `runs` runs. Large values are left open: `given` returns them in the same order."""
         plan = self._plan
         found: list[Write] = []
         for run in range(runs):
@@ -164,17 +164,17 @@ class BatchMemory:
 
 
 def check_shape(name: str, value: Any, shape: tuple[int, ...]) -> None:
-    """InputError if a value has another shape: NumPy would broadcast it silently."""
+    """Raise InputError if a value has another shape: NumPy would broadcast it silently."""
     if getattr(value, "shape", None) != shape and np.shape(value) != shape:
         raise InputError(f"input {name!r} has shape {np.shape(value)}, not {shape}")
 
 
 def plan_inputs(program: Program, arrays: list[Array], depth: int) -> Inputs:
-    """The inputs of a program, for `depth` runs."""
+    """Return the inputs of a program, for `depth` runs."""
     found = {f.buffer: arrays[f.buffer] for f in program.inputs}
     names = {f.name for f in program.inputs}
     large = tuple(f for f in program.inputs if 4 * f.size >= LARGE)
-    # of a run that is smaller than the capacity, values lie apart
+    # in a run smaller than the capacity, values are not contiguous
     apart = program.size < program.capacity
     between: dict[int, list[tuple[int, int]]] = {f.buffer: [] for f in (program.inputs if apart else large)}
     for f in sorted(program.inputs, key=lambda f: f.offset):
@@ -194,24 +194,24 @@ class Delivery:
     size: int
 
     def bytes(self, runs: int) -> int:
-        """How many, for so many runs: to the end of the last one's."""
+        """Return the bytes for `runs` runs: to the end of the last one's part."""
         return (runs - 1) * self.array.stride + self.size
 
 
 @dataclass(slots=True, eq=False)
 class Outputs:
-    """What comes back of a batch, and where each output is in it."""
+    """The outputs of a batch, and the place of each output."""
 
     fields: tuple[Field, ...]
     deliveries: list[Delivery] = field(default_factory=list[Delivery])
-    places: list[tuple[int, int]] = field(default_factory=list[tuple[int, int]])  # of a field: delivery, first element
+    places: list[tuple[int, int]] = field(default_factory=list[tuple[int, int]])  # field -> delivery, first element
 
     def bytes(self, runs: int) -> int:
-        """All of them."""
+        """Return the bytes of all deliveries."""
         return sum(d.bytes(runs) for d in self.deliveries)
 
     def of_runs(self, raw: Bytes, runs: int) -> list[dict[str, Any]]:
-        """The outputs of each run by name, large ones in memory of their own: keeping one keeps no other."""
+        """Return the outputs of each run by name. A large output has its own memory, so keeping it keeps no other."""
         starts = [0, *accumulate(d.bytes(runs) for d in self.deliveries)]
         found: list[dict[str, Any]] = [{} for _ in range(runs)]
         for f, (number, first) in zip(self.fields, self.places, strict=True):
@@ -223,17 +223,17 @@ class Outputs:
             few = f.size <= FEW
             if few:
                 rows = rows != 0 if f.dtype == "bool" else rows.copy()
-            if parts < runs:  # COUNTS, as the last run left it
+            if parts < runs:  # COUNTS after the last run
                 before = np.arange(runs - 1, -1, -1, dtype=rows.dtype).reshape(-1, *(1 for _ in f.shape))
                 rows = np.maximum(rows - before, 0)
             for k, outputs in enumerate(found):
-                part = rows[k, ...]  # an array, where `rows[k]` may be a number
+                part = rows[k, ...]  # an array, where `rows[k]` can be a number
                 outputs[f.name] = part if few else part != 0 if f.dtype == "bool" else part.copy()
         return found
 
 
 def plan_outputs(program: Program, arrays: list[Array]) -> Outputs:
-    """A delivery for each array of outputs; elsewhere for each output, neighbours in one."""
+    """Return a delivery for each array of outputs; in other arrays one for each output, with neighbours joined."""
     outputs = Outputs(program.outputs)
     places: dict[str, tuple[int, int]] = {}
     last = (-1, 0, 0)  # buffer, start and stop of the last delivery (elements)

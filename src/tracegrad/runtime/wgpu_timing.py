@@ -1,7 +1,7 @@
-"""How long each dispatch of a loaded program takes, by wgpu-py's public interface.
+"""Time each dispatch of a loaded program, by wgpu-py's public interface.
 
-Each dispatch gets a pass of its own, whose begin and end the device stamps. A device without timestamps, or one that
-stamps nothing but zeros, is waited for after every dispatch instead: that adds the way there and back to each.
+Each dispatch gets its own pass, whose begin and end the device stamps. For a device without timestamps, or with only
+zeros, the host waits after every dispatch instead, which adds the round trip to each.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ Span = tuple[float, float]
 
 
 def time_launches(device: Any, loaded: Loaded, runs: int) -> Timings:
-    """Time `runs` runs; a dispatch of no workgroups takes no time. Inputs are those of the last run submitted."""
+    """Time `runs` runs, with the inputs of the last submitted run. A dispatch without workgroups takes no time."""
     launches = loaded.dispatched
     timed: list[list[Span]] = []
     clock = "timestamps of the device"
@@ -35,7 +35,7 @@ def time_launches(device: Any, loaded: Loaded, runs: int) -> Timings:
 
 
 def _with_empty(loaded: Loaded, spans: Sequence[Span]) -> Iterator[Span]:
-    """A span for every dispatch of the program, in the order they run."""
+    """Yield a span for every dispatch of the program, in the order they run."""
     rest, now = iter(spans), spans[0][0] if spans else 0.0
     for d in loaded.program.unrolled():
         span = next(rest) if all(d.grid) else (now, now)
@@ -44,7 +44,7 @@ def _with_empty(loaded: Loaded, spans: Sequence[Span]) -> Iterator[Span]:
 
 
 def stamped(device: Any, launches: Sequence[BoundDispatch], runs: int) -> list[list[Span]]:
-    """Spans by the device's clock, whose stamps wgpu gives in nanoseconds."""
+    """Return spans by the device's clock, whose stamps wgpu gives in nanoseconds."""
     count = 2 * len(launches)
     sets = [
         device.create_query_set(type="timestamp", count=min(IN_A_SET, count - k)) for k in range(0, count, IN_A_SET)
@@ -75,7 +75,7 @@ def stamped(device: Any, launches: Sequence[BoundDispatch], runs: int) -> list[l
 
 
 def waited(device: Any, launches: Sequence[BoundDispatch]) -> Iterator[Span]:
-    """Spans by the host's clock, from before a submission until it is done."""
+    """Yield spans by the host's clock, from before a submission until it is done."""
     calls = PublicCalls(device)
     flag = allocate(device, "done", 4, MAP_READ | COPY_DST)  # on_submitted_work_done of wgpu-py 0.32 raises TypeError
     try:

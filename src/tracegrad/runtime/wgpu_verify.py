@@ -1,4 +1,4 @@
-"""Kernels checked on a native WebGPU device: those without a verdict run on the bench before the program does.
+"""Check kernels on a native WebGPU device: those without a verdict run on the bench before the program does.
 
 A trial uses a dispatch's own offsets, so its pipeline is the one that the program runs.
 """
@@ -31,11 +31,11 @@ from tracegrad.runtime.verify import (
 from tracegrad.runtime.wgpu_program import offsets_of_kernels
 
 Array = Any
-Launches = Mapping[str, tuple[tuple[int, int], bool]]  # of each kernel: its grid, and whether its offsets never change
+Launches = Mapping[str, tuple[tuple[int, int], bool]]  # for each kernel: its grid, and whether its offsets are constant
 
 
 class Runner(Protocol):
-    """What is needed of a session."""
+    """The parts of a session that the check needs."""
 
     def load(self, program: Program) -> int: ...
     def run(self, handle: int, inputs: Sequence[Mapping[str, Any]]) -> Batch: ...
@@ -50,10 +50,10 @@ class Unchecked:
         self.numbers: dict[str, int] = {}
         self.kernels: dict[str, tuple[KernelSource, Layout]] = {}
         self.trials: Trials = ()
-        self.helpers: list[Any] = []  # what compiling them gives, kept until they were used
+        self.helpers: list[Any] = []  # pipelines of the bench, kept until they were used
 
     def begin(self, compiled: Callable[[KernelSource], Any]) -> None:
-        """Find what kernels must compute, while pipelines are compiled; `compiled` has one more compiled by others."""
+        """Compute the expected results while pipelines are compiled; `compiled` lets others compile one more kernel."""
         known, kernels = self.verdicts.known, self.program.kernels
         if enabled():
             keys = {key_of(k.wgsl, repr(k.bindings)): n for n, k in enumerate(kernels) if k.forms}
@@ -64,7 +64,7 @@ class Unchecked:
             self.trials = trials_of(self.kernels)
 
     def refuse_wrong(self, runner: Runner) -> None:
-        """Run them. CompileError, with the kernel's number, for one that is wrong."""
+        """Run the kernels. Raise CompileError, with the kernel's number, for a wrong one."""
         if not self.numbers:
             return
         grids, constant = {d.kernel: d.grid for d in self.program.dispatches}, offsets_of_kernels(self.program)
@@ -83,7 +83,7 @@ class Unchecked:
 
 
 def _checked(kernels: Kernels, trials: Trials, launches: Launches, runner: Runner) -> dict[str, str]:
-    """What each kernel computes wrongly. Those that memory does not suffice for together are checked in halves."""
+    """Describe what each kernel computes wrongly. If memory does not suffice for all kernels, check them in halves."""
     try:
         return faults(kernels, trials, partial(_run, runner, sizes_of(x for _, x in kernels.values()), launches))
     except DeviceLostError:
@@ -99,7 +99,7 @@ def _checked(kernels: Kernels, trials: Trials, launches: Launches, runner: Runne
 
 
 def _run(runner: Runner, sizes: Mapping[Name, int], launches: Launches, trials: Trials) -> list[list[Array]]:
-    """What the device leaves where each trial looks."""
+    """Return the device's results at the elements that each trial checks."""
     bench = Bench(sizes)
     for key, trial in trials:
         bench.add(trial, *launches[key])
