@@ -1,4 +1,4 @@
-"""The seam between a Program and a device."""
+"""The interface between a Program and a device."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ class DeviceInfo:
     'cpu'
     """
 
-    name: str  # what `device=` takes: "webgpu", "cpu" or "jax"
+    name: str  # the name for `device=`: "webgpu", "cpu" or "jax"
     description: str  # e.g. "NVIDIA H200 (Vulkan)"
-    software: bool = False  # a CPU posing as a GPU: correct, slow, never chosen by "auto"
-    gpu: bool = True  # is it called as a GPU?
-    resizes: bool = False  # do its sessions run a program at any size up to its capacity?
-    precisions: tuple[str, ...] = ("f32", "f16")  # what `precision=` may be
+    software: bool = False  # a CPU that acts as a GPU: correct, slow, never chosen by "auto"
+    gpu: bool = True  # does the host see it as a GPU?
+    resizes: bool = False  # can its sessions run a program at any size up to its capacity?
+    precisions: tuple[str, ...] = ("f32", "f16")  # valid values of `precision=`
     share: tuple[int, int] = (0, 1)  # of several processes: which of how many equal parts of each batch this one gives
     process: int = 0  # its number
 
@@ -32,12 +32,12 @@ class DeviceInfo:
 
 
 def as_run(program: Program, info: DeviceInfo) -> Program:
-    """The form of a program that a WebGPU device runs."""
+    """Return the form of a program that a WebGPU device runs."""
     return program.without_barriers() if info.software else program
 
 
 def load_on(session: Session, program: Program) -> int:
-    """Load a program; its handle. DeviceError for a precision that the device does not have."""
+    """Load a program and return its handle. Raise DeviceError for a precision that the device lacks."""
     precision = program.graph.precision if program.graph else "f32"
     if precision not in session.info.precisions:
         raise DeviceError(
@@ -49,19 +49,19 @@ def load_on(session: Session, program: Program) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Timings:
-    """When each dispatch of a program began and ended, in seconds, in the order they ran; for each of some runs."""
+    """The begin and end of each dispatch of a program, in seconds, in order of execution, for each of several runs."""
 
-    clock: str  # what was read
+    clock: str  # the clock that was read
     runs: tuple[tuple[tuple[float, float], ...], ...]
 
     @property
     def quickest(self) -> float:
-        """All dispatches of the run in which they took least."""
+        """Return the times of all dispatches in the fastest run."""
         return min(sum(end - begin for begin, end in spans) for spans in self.runs)
 
 
 class Batch(Protocol):
-    """Runs of one program that a session executes together. It may be dropped without reading its outputs."""
+    """Runs of one program that a session executes together. Dropping a batch without reading its outputs is fine."""
 
     def outputs(self) -> list[dict[str, Any]]:
         """Wait, and return the outputs of each run by name. Called once."""
@@ -69,28 +69,28 @@ class Batch(Protocol):
 
 
 class Done(list[dict[str, Any]]):
-    """A batch that was computed by `run` itself: the outputs of each run."""
+    """A batch that `run` computed before returning: the outputs of each run."""
 
     def outputs(self) -> list[dict[str, Any]]:
-        """The list itself."""
+        """Return the list itself."""
         return self
 
 
 class Door(Protocol):
-    """Whose memory a session's is: that of its own thread, or of any thread for the length of one run."""
+    """Tells who can use a session's memory: the session's thread, or any thread for the length of one run."""
 
     def open(self) -> None:
-        """The session's thread is about to sleep."""
+        """Let other threads in: the session's thread is about to sleep."""
         ...
 
     def shut(self) -> None:
-        """It is at work again. Waits for a run under way."""
+        """Keep other threads out: the session's thread works again. Waits for a run under way."""
         ...
 
     def direct(self, handle: int) -> Callable[[Mapping[str, Any]], dict[str, Any] | None] | None:
-        """A function from inputs to outputs that does one run on its caller's thread; None if there can be none.
+        """Return a function from inputs to outputs that does one run on its caller's thread; None if there can be none.
 
-        It gives None where the door is shut or another thread is inside, and nothing was done.
+        The function returns None, and does nothing, if the door is shut or another thread is inside.
         """
         ...
 
@@ -98,30 +98,30 @@ class Door(Protocol):
 class Session(Protocol):
     """A device with named, persistent buffers.
 
-    Programs loaded into one session share every buffer of role "param", "grad" or "state" that has the same name; the
-    first program that brings a name allocates it, filled with `Buffer.fill`. Every method but `interrupt` runs on the
+    Programs loaded into one session share every buffer of role "param", "grad" or "state" with the same name; the
+    first program with a name allocates the buffer, filled with `Buffer.fill`. Every method but `interrupt` runs on the
     one thread that owns the session. A session executes batches in order; the engine decides which runs share a batch.
     Arrays are NumPy arrays of the field's dtype and shape.
     """
 
-    ahead: int  # batches worth having under way before the outputs of the first are read
-    batch_seconds: float  # that one batch should take: a wait for a run is a wait for all of its batch
+    ahead: int  # how many batches to begin before reading the outputs of the first
+    batch_seconds: float  # target duration of a batch: waiting for a run means waiting for its whole batch
 
     @property
     def door(self) -> Door | None:
-        """For runs on other threads while the session's own sleeps; None if there can be none."""
+        """The door for runs on other threads while the session's own sleeps; None if there can be none."""
         ...
 
     @property
     def info(self) -> DeviceInfo:
-        """What it is."""
+        """The device."""
         ...
 
     def load(self, program: Program, like: int | None = None) -> int:
-        """Allocate, build kernels once per content; a handle. DeviceError if the device is too small.
+        """Allocate, build each distinct kernel once, and return a handle. Raise DeviceError if the device is too small.
 
-        like: of a loaded program that this one is at another size: they share memory and kernels. Only where the
-              device's `DeviceInfo.resizes`.
+        like: handle of the same program at another size, whose memory and kernels to share. Only if the device's
+              `DeviceInfo.resizes` is true.
         """
         ...
 
@@ -130,24 +130,24 @@ class Session(Protocol):
         ...
 
     def capacity(self, handle: int) -> int:
-        """The most runs of a program that one batch may have."""
+        """Return the most runs of a program in one batch."""
         ...
 
     def run(self, handle: int, inputs: Sequence[Mapping[str, Any]]) -> Batch:
-        """Begin one batch: a run for each element of `inputs`, which has all inputs of the program by name.
+        """Begin one batch: a run for each element of `inputs`, which holds all inputs of the program by name.
 
         inputs:  If the same array object comes again, its contents must not have changed: the session is free to skip
                  the copy.
-        Raises:  what went wrong before anything ran; `Batch.outputs` raises the rest.
+        Raises:  errors that occur before anything runs; `Batch.outputs` raises all others.
         """
         ...
 
     def timings(self, handle: int, inputs: Mapping[str, Any], runs: int) -> Timings:
-        """Run `runs` times, after a run that is not timed, and time every dispatch. Nothing may be in flight."""
+        """Run `runs` times after an untimed run, and time every dispatch. Nothing else can be in flight."""
         ...
 
     def read(self, name: str) -> Any:
-        """A persistent buffer, flat."""
+        """Return a persistent buffer, flat."""
         ...
 
     def write(self, name: str, values: Any, offset: int = 0) -> None:
@@ -155,7 +155,7 @@ class Session(Protocol):
         ...
 
     def interrupt(self) -> None:
-        """The session is about to be closed: end what takes long, such as a compiler. Called by another thread."""
+        """End long work such as a compilation, because the session is about to be closed. Another thread calls this."""
         ...
 
     def close(self) -> None:

@@ -1,4 +1,4 @@
-"""A program as calls of JAX: scalars travel in one array, batches as NumPy has them, short steps share one call."""
+"""Run a program as calls of JAX: scalars travel in one array, batches as NumPy arrays; short steps share a call."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tracegrad.runtime.jax_work import loops
 
 Array = Any
 MOST_RUNS = 32  # of one call
-LOOPED_BYTES = 4 << 20  # of the inputs and outputs of one call: more would cost more to stack than a call costs
+LOOPED_BYTES = 4 << 20  # of the inputs and outputs of one call: stacking more would cost more than a call
 LEAST_RUNS = 4  # a loop over fewer saves nothing
 KEPT_BYTES = 1 << 16  # an input that comes again stays on the device if it is larger
 
@@ -31,13 +31,13 @@ class Value(NamedTuple):
 
     @staticmethod
     def of(name: str, dtype: str, shape: Shape) -> Value:
-        """A value of this type."""
+        """Return a value of this type."""
         return Value(name, dtype, shape, prod(shape), np.dtype(DTYPES[dtype].numpy))
 
 
 @dataclass(frozen=True, slots=True)
 class Function:
-    """What a program computes."""
+    """The function that a program computes."""
 
     compute: Callable[..., Any]  # (arrays written, arrays read, inputs by name) -> (new arrays, outputs)
     written: Sequence[str]
@@ -47,7 +47,7 @@ class Function:
 
 
 class Words:
-    """Values of one element each, as 32-bit words of one array: a transfer costs as much for one as for all."""
+    """Values of one element each, as 32-bit words of one array: transferring all costs as much as transferring one."""
 
     def __init__(self, values: Sequence[Value]) -> None:
         self.values = values
@@ -55,17 +55,17 @@ class Words:
         self._words = np.zeros(len(values), np.uint32)
 
     def packed(self, given: Mapping[str, Array]) -> Array:
-        """The words of these inputs. An array that comes again is not looked at again."""
+        """Return the words of these inputs. An array that comes again is not read again."""
         last, words = self._last, self._words
         for k, v in enumerate(self.values):
             x = given[v.name]
             if x is not last[k]:
                 words[k] = np.asarray(x, v.numpy).astype(np.uint32) if v.dtype == "bool" else _word(x, v)
                 last[k] = x
-        return words.copy()  # JAX may read it later
+        return words.copy()  # JAX can read it later
 
     def taken(self, words: Array) -> dict[str, Array]:
-        """The values, under `jax.jit`."""
+        """Return the values, under `jax.jit`."""
         found: dict[str, Array] = {}
         for k, v in enumerate(self.values):
             x = words[k] != 0 if v.dtype == "bool" else jax.lax.bitcast_convert_type(words[k], v.numpy)
@@ -74,13 +74,13 @@ class Words:
 
     @staticmethod
     def joined(values: Sequence[Array]) -> Array:
-        """Values in the order of their words, under `jax.jit`."""
+        """Join values in the order of their words, under `jax.jit`."""
         flat = [x.reshape(()) for x in values]
         bits = [x.astype(jnp.uint32) if x.dtype == bool else jax.lax.bitcast_convert_type(x, jnp.uint32) for x in flat]
         return jnp.stack(bits) if bits else jnp.zeros(0, jnp.uint32)
 
     def told(self, words: Array) -> dict[str, Array]:
-        """The values of words that were read back."""
+        """Return the values of words that were read back."""
         found: dict[str, Array] = {}
         for k, v in enumerate(self.values):
             one = words[k : k + 1]
@@ -93,7 +93,7 @@ def _word(x: Array, v: Value) -> Any:
 
 
 class Begun(NamedTuple):
-    """A call under way: one run, or `n` of them along a new axis 0."""
+    """A call under way: one run, or `n` runs along a new axis 0."""
 
     words: Array
     large: Sequence[Array]
@@ -101,9 +101,9 @@ class Begun(NamedTuple):
 
 
 class Calls:
-    """The runs of a program. Those of a short step are a loop on the device, so that one call does many of them.
+    """The runs of a program. The runs of a short step are a loop on the device, so that one call does many of them.
 
-    Whether they are is decided once for a program: a step gives the same bits whichever others share its call.
+    This is decided once for a program: a step gives the same bits whichever other steps share its call.
     """
 
     def __init__(
@@ -127,7 +127,7 @@ class Calls:
         self.most = 1  # runs of one call
 
     def run(self, arrays: MutableMapping[str, Array], runs: Sequence[Mapping[str, Any]]) -> list[Begun]:
-        """Begin the runs; `arrays` has the new values afterwards."""
+        """Begin the runs; afterwards `arrays` holds the new values."""
         if not self._decided:
             self._decide(arrays)
         written, read = self.function.written, self.function.read
@@ -180,7 +180,7 @@ class Calls:
         return jax.lax.fori_loop(0, n, body, (old, large, small))
 
     def _decide(self, arrays: Mapping[str, Array]) -> None:
-        """Loop over the runs if a step is so short that its call would take longer."""
+        """Loop over the runs if a step is shorter than the overhead of its call."""
         self._decided, f = True, self.function
         moved = 4 * sum(v.size for v in (*self._batch, *[f.outputs[k] for k in self._large]))
         most = min(MOST_RUNS, LOOPED_BYTES // max(moved, 1))
@@ -195,7 +195,7 @@ class Calls:
             self.most, self._many = most, jax.jit(self._run_many, donate_argnums=0)
 
     def _stacked(self, runs: Sequence[Mapping[str, Any]]) -> tuple[list[Array], Array]:
-        """The inputs of some runs, each along a new axis 0 that has room for the most there are."""
+        """Return the inputs of some runs, each along a new axis 0 with room for the largest number of runs."""
         stacks: list[Array] = []
         for v in self._batch:
             stack = np.empty((self.most, *v.shape), v.numpy)
@@ -212,7 +212,7 @@ class Calls:
         return words if self._layout is None else self._layout.put(words, self._layout.whole())
 
     def _batched(self, inputs: Mapping[str, Any]) -> list[Array]:
-        """The inputs of a run but its scalars; what comes again is on the device already."""
+        """Return the inputs of a run without its scalars; arrays that come again are on the device already."""
         return [self._put(v, inputs[v.name]) for v in self._batch]
 
     def _put(self, v: Value, x: Any) -> Array:
@@ -226,6 +226,6 @@ class Calls:
         fits = hasattr(x, "dtype") and x.dtype == v.numpy and x.shape == v.shape
         made: Array = x if fits else np.asarray(x, v.numpy).reshape(v.shape)
         if before is x and made.nbytes > KEPT_BYTES:
-            there = jax.device_put(np.array(made))  # a copy: JAX may share NumPy's memory
+            there = jax.device_put(np.array(made))  # a copy, because JAX can share NumPy's memory
         self._given[v.name] = x, there
         return made if there is None else there

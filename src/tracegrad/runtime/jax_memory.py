@@ -1,4 +1,4 @@
-"""Persistent arrays on JAX's devices: each buffer of a program as pieces, one for each value that lies in it."""
+"""Persistent arrays on JAX's devices: each buffer of a program is split into one piece for each value in it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Array = Any
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """A piece of a buffer. Its `name` is also the name of the parameter or state, where it is one of these."""
+    """A piece of a buffer. `name` is also the name of the piece's parameter or state, if it is one."""
 
     key: str
     name: str
@@ -35,20 +35,20 @@ class Part:
 
     @property
     def field(self) -> Field:
-        """The same, in a buffer of its own."""
+        """Return the field of this part in a buffer of its own."""
         return Field(self.key, 0, 0, self.dtype, self.shape)
 
     @property
     def piece(self) -> Piece:
-        """As the pass over the graph names it."""
+        """Return the piece for the pass over the graph."""
         return Piece(self.key, self.offset, self.shape, self.size)
 
 
 def parts_of(program: Program) -> dict[str, tuple[Part, ...]]:
-    """The parts of each persistent buffer, in order. They cover it.
+    """Return the parts of each persistent buffer, in order. They cover the buffer.
 
-    Parameters and states are parts of their buffers. What has an element for each of the parameters that the optimizer
-    works on has the parts that these have.
+    Parameters and states are parts of their buffers. A buffer with one element for each of the optimizer's parameters
+    has the same parts as the parameters.
     """
     own: dict[int, list[Field]] = {}  # by buffer
     for f in (*program.params, *program.model_states):
@@ -66,13 +66,13 @@ def parts_of(program: Program) -> dict[str, tuple[Part, ...]]:
 
 
 def follows(b: Buffer, run: Sequence[Part]) -> bool:
-    """Has this array of gradients or of the optimizer an element for each of the parameters in `run`?"""
+    """Return whether this array of gradients or of the optimizer has an element for each of the parameters in `run`."""
     kept = b.role == "grad" or (b.role == "state" and b.fill != DRAWN)
     return bool(run) and kept and b.dtype == "f32" and b.size == sum(p.size for p in run)
 
 
 def _covering(b: Buffer, fields: Sequence[Field]) -> tuple[Part, ...]:
-    """The fields as parts of the buffer, if they are all of it."""
+    """Return the fields as parts of the buffer if they cover it."""
     ordered = sorted(fields, key=lambda f: (f.offset, f.size))
     at = 0
     for f in ordered:
@@ -84,7 +84,7 @@ def _covering(b: Buffer, fields: Sequence[Field]) -> tuple[Part, ...]:
 
 
 def run_of_optimizer(program: Program, parts: Mapping[str, Sequence[Part]]) -> tuple[Part, ...]:
-    """The parts of the array of parameters that the optimizer of this program works on; empty where there is none."""
+    """Return the parts of the parameter array that this program's optimizer updates; empty without an optimizer."""
     params = parts.get(PARAMS, ())
     size = program.meta.get("part", {}).get("size", sum(p.size for p in params))
     run = [p for p in params if program.first <= p.offset < program.first + size]
@@ -93,7 +93,7 @@ def run_of_optimizer(program: Program, parts: Mapping[str, Sequence[Part]]) -> t
 
 
 class Memory:
-    """The arrays by key; and of each buffer its parts."""
+    """The arrays by key, and the parts of each buffer."""
 
     def __init__(
         self,
@@ -106,7 +106,7 @@ class Memory:
         self._to_device, self._fetch = put, fetch
 
     def allocate(self, program: Program) -> dict[str, tuple[Part, ...]]:
-        """The parts of a program's buffers; what is new is filled."""
+        """Return the parts of a program's buffers; fill new ones."""
         parts = parts_of(program)
         for b in program.buffers:
             if b.role not in PERSISTENT:
@@ -123,13 +123,13 @@ class Memory:
         return parts
 
     def forget(self, kept: set[str]) -> None:
-        """All buffers but these are gone."""
+        """Drop all buffers except these."""
         for name in self.parts.keys() - kept:
             for part in self.parts.pop(name):
                 del self.arrays[part.key]
 
     def read(self, name: str) -> Array:
-        """A buffer, flat, as it is stored."""
+        """Return a buffer, flat, in the form in which it is stored."""
         return np.concatenate([to_storage(self._fetch(self.arrays[p.key]), p.dtype) for p in self._named(name)])
 
     def write(self, name: str, values: Array, offset: int) -> None:
@@ -160,7 +160,7 @@ class Memory:
 
 
 def leaf_keys(program: Program, parts: Mapping[str, tuple[Part, ...]]) -> dict[str, str]:
-    """The key of each parameter and state of the model, by the name of its leaf."""
+    """Return the key of each parameter and state of the model, by the name of its leaf."""
     own = {f.name for f in (*program.params, *program.model_states)}
     params = {program.buffers[f.buffer].name for f in (*program.params, *program.model_states)}
     return {p.name: p.key for name in params for p in parts[name] if p.name in own}

@@ -1,4 +1,4 @@
-"""A session on JAX: each program's graph is one function under `jax.jit`, whose old state is donated to the new."""
+"""A session on JAX: each program's graph is one function under `jax.jit`, which donates the old state to the new."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ SAME_VALUES = "every process must pass the same seed=, and write and load the sa
 
 @dataclass(slots=True)
 class Loaded:
-    """A program as JAX runs it."""
+    """A program in the form that JAX runs."""
 
     program: Program
     calls: Calls
 
 
 class JaxBatch:
-    """Runs under way: JAX computes while Python goes on."""
+    """Runs under way: JAX computes while Python continues."""
 
     def __init__(self, calls: Calls, begun: Sequence[Begun]) -> None:
         self._calls, self._begun = calls, begun
@@ -56,7 +56,7 @@ class JaxSession:
     batch_seconds, door = 0.01, None
 
     def __init__(self, layout: Layout | None = None) -> None:
-        """layout: where arrays lie on a mesh of devices; else all are on the first."""
+        """layout: the placement of arrays on a mesh of devices; else all are on the first device."""
         self.device = layout.mesh.devices.flat[0] if layout else jax.devices()[0]
         self._layout = layout
         self._memory = Memory(lambda part, x: layout.put(x, layout.of_part(part)), layout.fetch) if layout else Memory()
@@ -72,7 +72,7 @@ class JaxSession:
 
     @property
     def info(self) -> DeviceInfo:
-        """What JAX computes on."""
+        """The device that JAX computes on."""
         kind, platform = self.device.device_kind, self.device.platform
         mesh = f", a mesh of {dict(self._layout.mesh.shape)}" if self._layout else ""
         more = f" in {self._layout.processes} processes" if self._layout and self._several else ""
@@ -86,7 +86,7 @@ class JaxSession:
         )
 
     def load(self, program: Program, like: int | None = None) -> int:
-        """Allocate what is new. XLA compiles at the first run."""
+        """Allocate new memory. XLA compiles at the first run."""
         self._check_open()
         if program.graph is None:
             raise DeviceError("the program was not compiled by this process; JAX runs the graph that it came from")
@@ -139,7 +139,7 @@ class JaxSession:
         return Loaded(program, Calls(function, self.device.platform, self._placed(program), self._layout))
 
     def _placed(self, program: Program) -> dict[str, Any]:
-        """On a mesh, where each array and each input of a program lies."""
+        """Return the placement of each array and each input of a program on a mesh."""
         layout = self._layout
         if layout is None:
             return {}
@@ -161,7 +161,7 @@ class JaxSession:
             self._memory.forget(names)
 
     def capacity(self, handle: int) -> int:
-        """As many as JAX does in one call; of steps that are longer than a call, as many as are worth one wait."""
+        """Return the runs that JAX does in one call; for steps longer than a call, the number worth one wait."""
         return 1 if self._several else max(self._loaded[handle].calls.most, MOST_RUNS)
 
     def run(self, handle: int, inputs: Sequence[Mapping[str, Any]]) -> JaxBatch:
@@ -174,14 +174,14 @@ class JaxSession:
             raise DeviceError(f"JAX: {e}") from e
 
     def timings(self, handle: int, inputs: Mapping[str, Any], runs: int) -> Timings:
-        """XLA does not say which of its kernels belong to which op."""
+        """Raise DeviceError: XLA does not report which of its kernels belong to which op."""
         raise DeviceError(
             "device='jax' cannot be profiled here: XLA compiles a step as a whole. jax.profiler.trace(folder) around "
             "some steps records what it runs"
         )
 
     def read(self, name: str) -> Array:
-        """A copy of a persistent array."""
+        """Return a copy of a persistent array."""
         self._check_open()
         return self._memory.read(name)
 
@@ -197,7 +197,7 @@ class JaxSession:
             raise DeviceError("this session is closed")
 
     def interrupt(self) -> None:
-        """XLA's compiler cannot be ended."""
+        """Do nothing, because XLA's compiler cannot be ended."""
 
     def close(self) -> None:
         """Free everything. Closing twice is fine."""
@@ -207,7 +207,7 @@ class JaxSession:
 
 
 def graph_of(program: Program, parts: Mapping[str, tuple[Part, ...]]) -> tuple[Graph, dict[str, str]]:
-    """The graph for XLA, over the parts of flat arrays; and for each of its writes the key of what it writes."""
+    """Return the graph for XLA, over the parts of flat arrays; and for each write the key of the array it replaces."""
     assert program.graph is not None
     flat: dict[str, list[Piece]] = {}
     own = run_of_optimizer(program, parts)
