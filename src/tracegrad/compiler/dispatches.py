@@ -79,7 +79,7 @@ class Planned(NamedTuple):
         marked, origins = _marked(graph)
         declared = {f.name: f.type for f in program.inputs}
         shared = program.capacity > 0
-        plan = make_plan(optimize(marked, whole=shared), Persistent.of(program), declared, apart=shared)
+        plan = make_plan(optimize(marked, open_size=program.capacity), Persistent.of(program), declared, apart=shared)
         launches = tuple(plan.dispatched())
         assert len(launches) == len(program.dispatches), "planning the graph again gave another program"
         many = [len([*plan.scans[id(x.clusters[0])].plan.dispatched()]) if not x.kernels else 1 for x in plan.launches]

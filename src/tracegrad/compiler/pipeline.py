@@ -21,7 +21,7 @@ from tracegrad.passes.place import place_results, settled
 from tracegrad.passes.recompute import recompute
 from tracegrad.passes.scans import Pass, everywhere
 from tracegrad.passes.simplify import simplify
-from tracegrad.passes.split import split_long
+from tracegrad.passes.split import split_fixed, split_long
 from tracegrad.program import Program
 
 
@@ -47,17 +47,20 @@ def make_program(
     return program
 
 
-def optimize(graph: Graph, watch: Watch | None = None, whole: bool = False) -> Storage:
+def optimize(graph: Graph, watch: Watch | None = None, open_size: int = 0) -> Storage:
     """Run all passes in order and return the storage: primitives only, and every result has a place.
 
-    whole: split no sum, and lift none out of its loop. The parts of a sum come before the axes of its result, and so
-           before a batch whose size calls choose; so do the values of all iterations.
+    open_size: the size of a batch that calls choose, if there is one. No other axis is a multiple of it. A sum that
+               grows with the batch is not split, because its parts would come before the axes of its result, and so
+               before the batch. For the same reason nothing leaves a loop: the values of all iterations would.
     """
-    split = () if whole else (lift, of_roots(split_long), of_roots(simplify))
+    lifts = () if open_size else (lift,)
     passes: tuple[Callable[[Graph], Graph], ...] = (
         of_roots(expand_composites),
         of_roots(simplify),
-        *split,
+        *lifts,
+        of_roots(split_fixed(open_size) if open_size else split_long),
+        of_roots(simplify),
         place_results,
     )
     for run in passes:

@@ -117,13 +117,10 @@ def build_family(source: Source, most: int, extents: bool = True) -> Family:
     Raises:  UnsizedError, saying why one program cannot serve them.
     """
     told: list[Site] = []
-    a = prime_from(most)
-    sizes = Pair(a, prime_from(a + 1))
+    sizes, (one, other), graphs = _traced(source, most)
     _at(source.seen_at, Watched.of(sizes.a, "n", told))
     if told:
         raise UnsizedError(f"{told[0].short} uses the size of the batch as a number")
-    one, other = (_at(source.traced_at, n) for n in sizes)
-    graphs = [expanded(t.graph) for t in (one, other)]
     check_graphs(graphs[0], graphs[1], sizes)
     whole = isinstance(one, TracedForward)
     seen: list[Graph] = [t.graph if whole else _at(source.seen_at, n) for t, n in zip((one, other), sizes)]
@@ -140,6 +137,19 @@ def build_family(source: Source, most: int, extents: bool = True) -> Family:
     structure = one.structure if isinstance(one, TracedForward) else None
     built = Built(program, graphs[0], structure, sites=one.sites)
     return Family(built, captured, source, seen[0], constants, numbers, numbered, {})
+
+
+def _traced(source: Source, most: int) -> tuple[Pair, list[Traced], list[Graph]]:
+    """Both traces, at primes of which no fixed axis is a multiple: so the passes know what grows."""
+    a = prime_from(most)
+    while True:
+        sizes = Pair(a, prime_from(a + 1))
+        traced = [_at(source.traced_at, n) for n in sizes]
+        graphs = [expanded(t.graph) for t in traced]
+        one, other = ({n for t in g.nodes for n in t.shape if n} for g in graphs)
+        if not any(n % p == 0 for n in one & other for p in sizes):
+            return sizes, traced, graphs
+        a = sizes.b
 
 
 def _at(traced_at: Callable[[int], T], size: int) -> T:
@@ -173,7 +183,8 @@ def _program(traced: Sequence[Traced], graphs: Sequence[Graph], sizes: Pair, ext
     if _narrow(specs, one.inputs) != _narrow(input_ranges(graphs[1]), other.inputs):
         raise UnsizedError("which indices are valid depends on the batch")
     plan, witness = (
-        make_plan(optimize(g, whole=True), t.persistent, t.inputs, apart=True) for g, t in zip(graphs, traced)
+        make_plan(optimize(g, open_size=n), t.persistent, t.inputs, apart=True)
+        for g, t, n in zip(graphs, traced, sizes)
     )
     decide_extents(plan, witness, sizes, folds=extents)
     program = assemble(plan, one.persistent, specs, one.meta, one.results)

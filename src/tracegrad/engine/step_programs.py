@@ -20,8 +20,7 @@ if TYPE_CHECKING:
     from tracegrad.compiler.sized import Family
 
 UNLOADED = -1
-OWN = 8  # sizes of a training with programs of their own, which are faster. With more of them `max_cached_shapes` would
-# drop and compile programs again and again
+OWN = 2  # sizes of a training with programs of their own: whole batches and a last one keep their bits
 AUX, CAPTURE = "aux.", "capture."  # of output names
 
 

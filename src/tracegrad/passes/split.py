@@ -8,7 +8,7 @@ gradients, a prime, took an H200 3.7 ms in one step. The last part of a product 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cache
 
 from tracegrad.ir import PRIMITIVES, Tensor, bind, rewrite
@@ -17,6 +17,8 @@ from tracegrad.prims.folds import MATMUL, MATMUL_PARTS, SCATTER_ADD, SUM, scatte
 from tracegrad.prims.views import RESHAPE, permute, reshape, slice_
 from tracegrad.tuning import (
     ACROSS,
+    EACH_FROM,
+    EACH_READS,
     FEW_OUTPUTS,
     HALF_TILE_FROM,
     LEAST_STEP,
@@ -38,14 +40,60 @@ def split_long(roots: Sequence[Tensor]) -> list[Tensor]:
     Products of one axis k:  a @ b  ->  sum over parts of `matmul_parts(a, b)`.
     """
 
-    def rule(t: Tensor, inputs: tuple[Tensor, ...]) -> Tensor | None:
-        if t.prim.family == "fold":
-            return _split_fold(t, inputs[0])
-        if t.prim is MATMUL:
-            return _split_product(t, *inputs)
-        return _split_scatter(t, *inputs) if t.prim is SCATTER_ADD and t.dtype.is_float else None
+    return rewrite(roots, _split)
 
-    return rewrite(roots, rule)
+
+def split_fixed(open_size: int) -> Callable[[Sequence[Tensor]], list[Tensor]]:
+    """`split_long` for a batch of `open_size` that calls choose: what does not grow with it is split as ever.
+
+    Of a sum over the batch and over more, the latter comes first, and is a sum for each of the batch. A product does so
+    where its results are few: they are written and read once for each of the batch.
+    """
+
+    def grows(*shapes: Sequence[int]) -> bool:
+        return any(n % open_size == 0 for shape in shapes for n in shape)
+
+    def rule(t: Tensor, inputs: tuple[Tensor, ...]) -> Tensor | None:
+        if not grows(t.shape, *(x.shape for x in inputs)):
+            return _split(t, inputs)
+        if grows(t.shape):
+            return None
+        if t.prim.family == "fold":
+            return _each_first(t, inputs[0], open_size)
+        return _product_of_each(t, inputs[0], inputs[1], open_size) if t.prim is MATMUL else None
+
+    def split_long(roots: Sequence[Tensor]) -> list[Tensor]:
+        return rewrite(roots, rule)
+
+    return split_long
+
+
+def _split(t: Tensor, inputs: tuple[Tensor, ...]) -> Tensor | None:
+    if t.prim.family == "fold":
+        return _split_fold(t, inputs[0])
+    if t.prim is MATMUL:
+        return _split_product(t, *inputs)
+    return _split_scatter(t, *inputs) if t.prim is SCATTER_ADD and t.dtype.is_float else None
+
+
+def _each_first(t: Tensor, x: Tensor, n: int) -> Tensor | None:
+    """A fold over `n` of a batch and over more as two: the latter is folded for each."""
+    axes = [d for d in t.axes if x.shape[d] > 1]
+    first = next(d for d in axes if x.shape[d] % n == 0)
+    if math.prod(x.shape[d] for d in axes) < EACH_FROM * n or first != axes[0]:
+        return None
+    x = reshape(x, (*x.shape[:first], n, x.shape[first] // n, *x.shape[first + 1 :]))
+    each = bind(t.prim, x, axes=tuple([d + 1 for d in axes]))
+    return reshape(bind(t.prim, each, axes=(first,)), t.shape)
+
+
+def _product_of_each(t: Tensor, a: Tensor, b: Tensor, n: int) -> Tensor | None:
+    (m, k), columns = a.shape[-2:], b.shape[-1]
+    part = k // n
+    if t.size != m * columns or k % n or part * (m + columns) < EACH_READS * m * columns:
+        return None
+    left, right = reshape(a, (m, n, part)), reshape(b, (n, part, columns))
+    return reshape(bind(SUM, bind(MATMUL, permute(left, (1, 0, 2)), right), axes=(0,)), t.shape)
 
 
 def nearest_divisor(n: int, target: float) -> int:
