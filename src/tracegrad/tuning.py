@@ -115,7 +115,5 @@ DRAW_THREADS = 4  # threads | that draw | ?
 POOL_FROM = 1 << 16  # bytes | of a copy from which its memory is used again | ?
 POOL_BYTES = 32 << 20  # bytes | of one size that are kept, or POOL_PIECES | ?
 POOL_PIECES = 12  # copies | of a size: as many as are queued and under way where steps are long | ?
-QUEUED_BYTES = (
-    8 << 20
-)  # bytes | of inputs that wait for a session that computes at once: they leave its caches | 2 cores
+QUEUED_BYTES = 8 << 20  # bytes | of inputs that wait for a session that computes at once | 2 cores
 POOL_LOOKS = 4  # copies | looked at before there is one more: the oldest is the first to be free | ?

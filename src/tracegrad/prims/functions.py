@@ -9,6 +9,7 @@ other are parts of one text, separated by a blank line: a shader holds each part
 
 from __future__ import annotations
 
+import functools
 import math
 
 # erf(x) = x + x P(x^2) below 1, and sign(x) (1 - exp(Q(|x|))) from 1 on, where Q fits log(erfc) on [1, 4].
@@ -279,14 +280,29 @@ fn sin_(x: f32) -> f32 {{
 _TURNS = [(TWO_OVER_PI >> 193 - 29 * k & 0x1FFFFFFF) * 2.0 ** (-31 - 29 * k) for k in range(5)]
 _LAST_TURN = (TWO_OVER_PI >> 24 & (1 << 53) - 1) * 2.0**-200
 
+# Up to NEAR_TURNS in floats, with the same bits alone, which is how `near_turn_` computes where nothing lies beyond.
+NEAR_TURNS = 8192.0
+OF_TURNS = ("turn_", "sin_", "cos_")  # what has a form for arguments up to there: `near_` and its name
+NEAR_TURN = f"""#ifndef have_near_turn_in_c
+#define have_near_turn_in_c
+HELPER vec2_f32 near_turn_(float x) {{
+  const float k = __builtin_rintf(x * {2 / math.pi!r}f);
+  const float r = {functools.reduce(lambda text, part: f"({text} - k * {part!r}f)", HALF_PI, "x")};
+  return vec2_f32_(r, k);
+}}
+#endif"""
+
 TURN_IN_DOUBLES = "\n".join(
     [
+        NEAR_TURN,
         "HELPER vec2_f32 turn_(float x) {",
         "  const double d = x;",
         f"  double y = d * {_TURNS[0]!r};",
         *(f"  y -= __builtin_rint(y);\n  y += d * {part!r};" for part in [*_TURNS[1:], _LAST_TURN]),
         "  y -= __builtin_rint(y);\n  const double k = __builtin_rint(4.0 * y);",
-        f"  return vec2_f32_((float)((4.0 * y - k) * {math.pi / 2!r}), (float)k);",
+        f"  const vec2_f32 far = vec2_f32_((float)((4.0 * y - k) * {math.pi / 2!r}), (float)k), near = near_turn_(x);",
+        f"  const _Bool beyond = !(__builtin_fabsf(x) <= {NEAR_TURNS!r}f);",
+        "  return vec2_f32_(select(near.x, far.x, beyond), select(near.y, far.y, beyond));",
         "}",
     ]
 )

@@ -10,12 +10,13 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import cast
 
 from tracegrad.dtypes import f16
+from tracegrad.ir import PRIMITIVES
 from tracegrad.kernels.expr import Atom, Dynamic, Guard, Index, Value, Var, indices_of, walk
 from tracegrad.kernels.form import SIZE, Axis, Extent, Fold, Kernel, Store, fold_batches, points
 from tracegrad.program import MARGIN
-from tracegrad.render.c_text import C_TYPE, PRELUDE, as_c, helper
+from tracegrad.render.c_text import C_TYPE, PRELUDE, as_c, beyond, helper, near
 from tracegrad.render.emit import Emitter
-from tracegrad.render.loops import Block, Loop, Statement, spelled
+from tracegrad.render.loops import Block, Loop, Statement, spelled, when
 from tracegrad.shapes import strides_of
 from tracegrad.tuning import C_GRAIN, C_PARTS, COLUMNS, FEW_LANES, LANES, SHORT_COLUMNS
 
@@ -33,12 +34,14 @@ def library_source(texts: Iterable[str]) -> str:
 class _Expressions(Emitter):
     """Writes values in C, with wide indices. A guarded value is always loaded, then cleared by its bits.
 
-    sizes: of each slot. last: the axis of the innermost loop.
+    sizes: of each slot. last: the axis of the innermost loop. near: no argument lies where functions need another form.
     """
 
-    def __init__(self, load: Callable[[int, str], str], inner: Sequence[str], sizes: Sequence[int], last: str) -> None:
+    def __init__(
+        self, load: Callable[[int, str], str], inner: Sequence[str], sizes: Sequence[int], last: str, near: bool
+    ) -> None:
         super().__init__(load, inner)
-        self.sizes, self.last = sizes, last
+        self.sizes, self.last, self.near = sizes, last, near
 
     def spelled(self, notation: str) -> str:
         return as_c(notation)
@@ -50,7 +53,11 @@ class _Expressions(Emitter):
         return v.op == "load" or super().named(v)  # a load on only one side of a choice would be a branch
 
     def _text(self, v: Value, loop: bool) -> str:
-        return f"(int)({self.index(v.arg, loop)})" if v.op == "index" else super()._text(v, loop)
+        text = f"(int)({self.index(v.arg, loop)})" if v.op == "index" else super()._text(v, loop)
+        return near(text) if self.near else text
+
+    def need(self, helper: str) -> None:
+        super().need(near(helper) if self.near else helper)
 
     def _term(self, atom: object, loop: bool, c: int) -> str:
         """Hide an index that a boolean decides: GCC treats it as a signed offset of one bit, so 1 becomes -1."""
@@ -110,6 +117,7 @@ class Function:
     def __init__(self, kernel: Kernel, loaded: Mapping[str, tuple[int, Index]]) -> None:
         self.kernel, self.loaded = kernel, loaded
         self.helpers: dict[str, None] = {}
+        self.near = False
         self.parts = 1  # the most parts that the outermost loop can be split into, each for one thread
         self.outer = [a for a in kernel.outer if a.size > 1]
         self.inner = [a for a in kernel.inner if a.size > 1]
@@ -118,7 +126,8 @@ class Function:
     def expressions(self, inner: Sequence[str] = ()) -> Emitter:
         """Return an emitter that has written nothing yet."""
         last = (self.inner if inner else self.outer)[-1:]
-        emit = _Expressions(self.load, inner, [s.size for s in self.kernel.slots], last[0].name if last else "")
+        sizes = [s.size for s in self.kernel.slots]
+        emit = _Expressions(self.load, inner, sizes, last[0].name if last else "", self.near)
         emit.helpers = self.helpers
         return emit
 
@@ -154,7 +163,36 @@ class Function:
         )
 
     def body(self) -> list[Statement]:
-        """Return the loops."""
+        """Return the loops, twice where functions have a form for arguments near 0: a part looks at these first."""
+        arguments = self.with_near_forms()
+        if not arguments:
+            return self.loops()
+        check = self.checks(arguments)
+        self.emit = self.expressions([a.name for a in self.inner])
+        far, self.near = self.loops(), True
+        self.emit = self.expressions([a.name for a in self.inner])
+        return ["int far = 0;", Block("", check), when("far", far), Block("else", self.loops())]
+
+    def with_near_forms(self) -> list[Value]:
+        """Return the arguments of functions with such a form; none if a fold must be known first."""
+        kernel, folds = self.kernel, [s for s in self.kernel.body if isinstance(s, Fold)]
+        if kernel.uniform or (folds and column_wise(kernel)) or any(f.product or f.scatter for f in folds):
+            return []
+        calls = [v for v in walk([s.value for s in kernel.body]) if v.op == "map"]
+        helpers = [PRIMITIVES[v.arg[0]].helper for v in calls]
+        found = list(dict.fromkeys([v.args[0] for v, text in zip(calls, helpers) if near(text) != text]))
+        known = all(v.arg in self.loaded for v in walk(found) if v.op == "local")
+        return found if known else []
+
+    def checks(self, arguments: Sequence[Value]) -> list[Statement]:
+        """Return loops that set `far` if an argument of this part lies beyond."""
+        self.emit = self.expressions()
+        found = self.emit.values(arguments, loop=False)
+        lines = [*self.read(), *self.emit.flush(), *(f"far |= {beyond(x)};" for x in found)]
+        return self.split(self.outer, self.nest(self.inner, lines))
+
+    def loops(self) -> list[Statement]:
+        """Return the loops once."""
         folds = [s for s in self.kernel.body if isinstance(s, Fold)]
         if not folds and not any(s.inner for s in self.stores_of()):
             return self.split(self.outer, self.points(self.emit))
@@ -334,6 +372,8 @@ def column_wise(kernel: Kernel) -> bool:
         return True
     roots = [s.value for s in kernel.body]
     loads = [dict(_strides(i)) for v in walk(roots) if v.op == "load" for i in indices_of(v)]
+    if loads and not any(outer[-1].name in x for x in loads):  # as in running sums: what is loaded serves all columns
+        return True
     both = [x for x in loads if outer[-1].name in x and inner[-1].name in x]  # other loads are small, and repeat
     mine, theirs = (sum(strides.get(axis.name) == 1 for strides in both or loads) for axis in (outer[-1], inner[-1]))
     return mine > theirs

@@ -9,7 +9,7 @@ import re
 from collections.abc import Iterable
 from functools import cache, lru_cache
 
-from tracegrad.prims.functions import NEAR_EXP_ALONE, TURN_IN_DOUBLES
+from tracegrad.prims.functions import NEAR_EXP_ALONE, NEAR_TURN, NEAR_TURNS, OF_TURNS, TURN_IN_DOUBLES
 
 C_TYPE = {
     "f32": "float",
@@ -31,6 +31,7 @@ NATIVE = {
     "max_f32": "static inline float max_f32(float a, float b) { float m = a > b ? a : b; return a != a ? a : m; }",
     "min_f32": "static inline float min_f32(float a, float b) { float m = a < b ? a : b; return a != a ? a : m; }",
     "turn_": TURN_IN_DOUBLES,
+    "near_turn_": NEAR_TURN,
     "far_turn_": "",  # `turn_` does not call it
     "high_": "",
 }
@@ -139,6 +140,17 @@ PRELUDE = "\n".join(
         "#define abs(x) _Generic((x), float: abs_float, int: abs_int)(x)",
     ]
 )
+
+
+def near(text: str) -> str:
+    """Return the text with the forms for arguments near 0 of the functions that it calls or defines."""
+    return _pattern(rf"\b({'|'.join(OF_TURNS)})(?= ?\()").sub(r"near_\1", text)
+
+
+def beyond(argument: str) -> str:
+    """Return a condition: the argument is too far from 0 for these forms, or NaN."""
+    return f"(unsigned_of_float({argument}) & 0x7fffffffu) > unsigned_of_float({NEAR_TURNS!r}f)"
+
 
 NUMBER = r"\d[\w.]*(?:(?<=[\d.]e)[+-]\w+)?"
 TOKEN = rf"//.*|(?:bitcast|vec2|array)<[^>]*>|\{{\d\}}|{NUMBER}|\w+|->|[<>=!]=|<<|>>|&&|\|\||\S"

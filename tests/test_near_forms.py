@@ -1,0 +1,70 @@
+"""Functions with a form for arguments near 0: a part of a kernel in C takes it if all its arguments are near."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+import tracegrad as tg
+
+pytestmark = pytest.mark.usefixtures("c_compiler")
+
+COLUMNS = 28_571
+SIZE = 7 * COLUMNS  # several parts, and no whole vectors
+FAR = np.array([8193.0, -3e5, 1e10, -3e38, np.inf, -np.inf, np.nan, 8191.99], np.float32)
+
+
+class Nothing(tg.Module):
+    """A model has a parameter; these functions use none."""
+
+    def __init__(self) -> None:
+        self.unused = self.param((1,), init=tg.init.zeros())
+
+
+def rows(x: Any) -> Any:
+    return x.reshape((COLUMNS, 7))
+
+
+CASES: dict[str, tuple[Callable[[Any], Any], Callable[[Any], Any]]] = {
+    "sin": (tg.sin, np.sin),
+    "cos": (tg.cos, np.cos),
+    "tan": (tg.tan, np.tan),
+    "both": (lambda x: tg.sin(x) * tg.cos(0.5 * x), lambda x: np.sin(x) * np.cos(x / 2)),
+    "rows": (lambda x: tg.sin(rows(x)).sum(1), lambda x: np.sin(rows(x)).sum(1)),
+    "columns": (lambda x: tg.sin(rows(x)).sum(0), lambda x: np.sin(rows(x)).sum(0)),
+    "one of the other": (lambda x: tg.sin(tg.sin(x) * 3.0), lambda x: np.sin(np.sin(x) * 3)),
+    "of a sum": (lambda x: tg.sin(rows(x).sum(1) * 2.0), lambda x: np.sin(rows(x).sum(1) * 2)),
+    "padded": (
+        lambda x: tg.cos(tg.pad(rows(x), ((1, 1), (2, 0)))),
+        lambda x: np.cos(np.pad(rows(x), ((1, 1), (2, 0)))),
+    ),
+    "of products": (
+        lambda x: tg.sin(rows(x) @ tg.tensor(np.eye(7, dtype=np.float32))),
+        lambda x: np.sin(rows(x)),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_far_argument_changes_no_other_result(name: str) -> None:
+    """Not a bit, in whichever part it lies; and its own result is right."""
+    ours, theirs = CASES[name]
+    compiled = tg.compile_forward(
+        model=Nothing(), forward=lambda m, x: ours(x), inputs={"x": (SIZE,)}, device="cpu", seed=0
+    )
+    x = np.random.default_rng(0).integers(-4000, 4000, SIZE).astype(np.float32) / 32  # so that sums are exact
+    before = np.asarray(compiled.run(x=x).output)
+    assert np.abs(before - theirs(x.astype(np.float64))).max() < 1e-4 * max(1.0, np.abs(before).max())
+    places = np.arange(5, SIZE, SIZE // 8)[: len(FAR)]
+    changed = x.copy()
+    changed[places] = FAR if name != "of products" else FAR[0]  # inf * 0 would be NaN
+    after = np.asarray(compiled.run(x=changed).output)
+    with np.errstate(invalid="ignore"):
+        wanted, old = theirs(changed.astype(np.float64)), theirs(x.astype(np.float64))
+    same = (wanted == old) & ~np.isnan(wanted)
+    assert np.array_equal(before[same], after[same])
+    if "sum" not in name:  # a sum in f32 rounds large numbers
+        assert np.allclose(after, wanted, rtol=1e-4, atol=1e-4, equal_nan=True)
