@@ -3,6 +3,7 @@
     python bench/mesh.py                            10.7 million parameters, 64 rows of 256 tokens for each GPU
     python bench/mesh.py --large --precision bf16   and 85 million
     python bench/mesh.py --tiny                     a small model on two CPU devices: does the script run?
+    python bench/mesh.py --arithmetic               no device: what larger models and more GPUs would cost
 
 tracegrad runs in one process, with `mesh=` over "data" (data parallel) and with `layout="fsdp"`. PyTorch runs in one
 process a GPU, eager or with `--compile`: DistributedDataParallel and fully_shard, over NCCL (Gloo on CPUs). Both train
@@ -29,6 +30,7 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).parent))
 
+from mesh_arithmetic import report
 from steps import ALPHABET, CLIP, DECAY, LARGE, RATE, batches_of, gpt, machine, tracegrad_block, workload
 
 import tracegrad as tg
@@ -232,6 +234,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--large", action="store_true", help="also a model of 85 million parameters")
     parser.add_argument("--tiny", action="store_true", help="a tiny model on two devices of the CPU instead")
+    parser.add_argument("--arithmetic", action="store_true", help="predict, for 10 million to 10 billion parameters")
     parser.add_argument("--precision", choices=MATMUL, default="f32")
     parser.add_argument("--compile", action="store_true", help="torch.compile around PyTorch's loss")
     parser.add_argument("--libraries", nargs="*", choices=("tracegrad", "torch"), default=["tracegrad", "torch"])
@@ -242,6 +245,9 @@ def main() -> None:
     if options.row:
         made = tracegrad_row if options.row["library"] == "tracegrad" else torch_row
         print(json.dumps(made(options.row)))
+        return
+    if options.arithmetic:
+        print(report())
         return
     devices = 2 if options.tiny else gpus()
     if not devices:
