@@ -1,1 +1,1 @@
-"""The command line: `tracegrad doctor`, `bench`, `serve` and the rest."""
+"""The command line: `tracegrad demo`, `doctor`, `bench`, `inspect` and `serve`."""

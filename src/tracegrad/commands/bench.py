@@ -1,6 +1,6 @@
-"""`tracegrad bench`: how fast the demos' models train on each device of this machine, and whether they repeat.
+"""`tracegrad bench`: time the demos' models on each device of this machine, and check that trainings repeat exactly.
 
-The repository's bench/ has the comparisons with other libraries.
+The folder bench/ of the repository has comparisons with other libraries.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from tracegrad.demo.data import load_digits, load_text
 from tracegrad.introspection.tables import Table
 from tracegrad.lazy import dataclass
 
-SECONDS = 2.0  # of steps, for one model on one device
+SECONDS = 2.0  # time spent on steps, for one model on one device
 BLOCKS = 5
-STEPS = 20  # of a training whose digest is printed
+STEPS = 20  # steps of a training whose digest is printed
 HEAD = ("model", "device", "parameters", "dispatches", "compile s", "first step s", "ms a step", "steps/s")
 
 
@@ -33,11 +33,11 @@ class Model:
 
     make: Callable[[], tg.Module]
     loss: Callable[..., Any]
-    batches: Callable[[], Iterator[Mapping[str, Any]]]  # without end
+    batches: Callable[[], Iterator[Mapping[str, Any]]]  # an endless iterator
 
 
 def models() -> dict[str, Model]:
-    """Return the three demos."""
+    """Return the models of the three demos, by name."""
     data, text = load_digits(), load_text()
     many = 10**9
     return {
@@ -55,7 +55,7 @@ def opened(model: Model, first: Mapping[str, Any], device: str) -> tg.CompiledTr
 
 
 def measured(name: str, model: Model, device: str, seconds: float) -> tuple[str, ...]:
-    """Return one row: blocks of queued steps with the loss read after each block; the median block counts."""
+    """Return one row of results: the time of the median block of queued steps. The loss is read after each block."""
     batches = model.batches()
     first = next(batches)
     began = time.perf_counter()
@@ -72,7 +72,7 @@ def measured(name: str, model: Model, device: str, seconds: float) -> tuple[str,
                 pending = train.step(ahead[k % len(ahead)])
             _ = pending.loss  # pyright: ignore[reportPossiblyUnboundVariable]
             took = time.perf_counter() - start
-            if took < seconds / BLOCKS / 2:  # too short to tell: not counted
+            if took < seconds / BLOCKS / 2:  # too short to measure: not counted
                 count *= 2
             else:
                 times.append(took / count)
@@ -83,7 +83,7 @@ def measured(name: str, model: Model, device: str, seconds: float) -> tuple[str,
 
 
 def hashes(model: Model, device: str, steps: int) -> tuple[str, str]:
-    """Return the digest of a training run, and that of one stopped half-way and resumed from its checkpoint."""
+    """Return the digests of an uninterrupted training, and of one stopped half-way and resumed from its checkpoint."""
     batches = list(itertools.islice(model.batches(), steps))
     with opened(model, batches[0], device) as train:
         straight = train.digest(train.fit(batches, progress=False).loss)
@@ -100,9 +100,9 @@ def hashes(model: Model, device: str, steps: int) -> tuple[str, str]:
 
 
 def digests(device: str | None, steps: int = STEPS) -> int:
-    """Print the digest of a training of every model on every device, or on the one named; the exit code.
+    """Print the digest of a training of every model on every device, or on the given one. Returns the exit code.
 
-    1 if a run resumed from a checkpoint has another digest than one that was not stopped.
+    The code is 1 if a training resumed from a checkpoint has another digest than an uninterrupted one.
     """
     names = places(device)
     differ = 0
@@ -119,7 +119,7 @@ def digests(device: str | None, steps: int = STEPS) -> int:
 
 
 def places(device: str | None) -> list[str]:
-    """The device named, or all but software adapters; says which they are."""
+    """Return the given device, or all devices but software adapters, and print their descriptions."""
     found = tg.devices()
     names = [device] if device else list(dict.fromkeys(d.name for d in found if not d.software))
     print("\n".join(str(d) for d in found if d.name in names), end="\n\n")
@@ -127,7 +127,7 @@ def places(device: str | None) -> list[str]:
 
 
 def run(device: str | None, seconds: float = SECONDS) -> int:
-    """Print a row for every model on every device, or on the one named; the exit code."""
+    """Print a row for every model on every device, or on the given one. Returns the exit code."""
     names = places(device)
     rows: list[tuple[str, ...]] = []
     for name, model in models().items():

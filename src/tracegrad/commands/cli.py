@@ -23,7 +23,7 @@ DEMOS = {"digits": digits, "sine": sine, "gpt": gpt}
 
 
 def parser() -> argparse.ArgumentParser:
-    """Return the command line, as --help shows it."""
+    """Return the parser of the command line."""
     top = argparse.ArgumentParser(prog="tracegrad", description="Train models fused, on WebGPU or the CPU.")
     top.add_argument("--version", action="version", version=f"tracegrad {tracegrad.__version__}")
     commands = top.add_subparsers(dest="command", required=True, metavar="COMMAND")
@@ -65,67 +65,69 @@ def parser() -> argparse.ArgumentParser:
 
 
 def run_demo(args: argparse.Namespace) -> int:
-    """`tracegrad demo [digits|sine|gpt]`."""
+    """Run `tracegrad demo [digits|sine|gpt]`. Returns the exit code."""
     own = "tracegrad-demo" if args.which == "digits" else f"tracegrad-demo-{args.which}"
     return DEMOS[args.which].run(Options(args.out or Path(own), args.device, args.steps, args.seed, args.digest))
 
 
 def run_doctor(args: argparse.Namespace) -> int:
-    """`tracegrad doctor`."""
+    """Run `tracegrad doctor`. Returns the exit code."""
     return doctor.run(args.device)
 
 
 def run_bench(args: argparse.Namespace) -> int:
-    """`tracegrad bench`."""
+    """Run `tracegrad bench`. Returns the exit code."""
     return bench.digests(args.device) if args.digest else bench.run(args.device)
 
 
 def run_inspect(args: argparse.Namespace) -> int:
-    """`tracegrad inspect FILE`."""
+    """Run `tracegrad inspect FILE`. Returns the exit code."""
     print(printable_lines(contents(args.file)))
     return 0
 
 
 def run_serve(args: argparse.Namespace) -> int:
-    """`tracegrad serve DIR`."""
+    """Run `tracegrad serve DIR`. Returns the exit code."""
     return site.serve(args.folder, args.port, browse=not args.no_open)
 
 
 def port(text: str) -> int:
-    """Return a TCP port, 0 for any that is free; for argparse."""
+    """Parse a TCP port, or 0 for any free one, for argparse. Raises ArgumentTypeError for other values."""
     if not 0 <= (value := int(text)) < 2**16:
         raise argparse.ArgumentTypeError(f"must be from 0 to 65535, got {value}")
     return value
 
 
 def positive(text: str) -> int:
-    """Return an integer from 1 on, for argparse."""
+    """Parse an integer of at least 1, for argparse. Raises ArgumentTypeError for other values."""
     if (value := int(text)) < 1:
         raise argparse.ArgumentTypeError(f"must be at least 1, got {value}")
     return value
 
 
 def natural(text: str) -> int:
-    """Return a seed: u32, for argparse."""
+    """Parse a seed, a u32, for argparse. Raises ArgumentTypeError for other values."""
     if not 0 <= (value := int(text)) < 2**32:
         raise argparse.ArgumentTypeError(f"must be from 0 to 2**32 - 1, got {value}")
     return value
 
 
 def say(message: Warning | str, *_: object) -> None:
-    """A warning as the command shows it: no line of code, because none is the user's."""
+    """Print a warning without a line of code: none of the code is the user's."""
     print(f"tracegrad: {message}", file=sys.stderr)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command; its exit code. Errors of the library and of the system are one message, not a traceback."""
+    """Run the command, and return its exit code. Errors of library and system print one message, not a traceback.
+
+    Raises SystemExit for arguments that do not parse."""
     given = sys.argv[1:] if argv is None else argv
     if not given:
         parser().print_help(sys.stderr)
         raise SystemExit(2)
     args = parser().parse_args(given)
     for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):  # a name that the terminal's encoding lacks is shown as an escape
+        if isinstance(stream, io.TextIOWrapper):  # characters that the terminal cannot encode are printed as escapes
             stream.reconfigure(errors="backslashreplace")
     try:
         with warnings.catch_warnings():

@@ -1,4 +1,4 @@
-"""`tracegrad doctor`: what this machine has, and whether it computes correctly."""
+"""`tracegrad doctor`: list the devices of this machine, and check that they compute correctly."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ SHOWN_LIMITS = {
 
 
 def run(device: str | None = None) -> int:
-    """Print everything; 0 if every check passes on every device (or on the one named), else 1."""
+    """Print all results. Returns 0 if every check passes on every device (or on the given one), else 1."""
     print("\n".join([*_versions(), "", *_adapters(), "", *_devices(), ""]))
     names = [device] if device else list(dict.fromkeys(d.name for d in tg.devices()))
     outcomes: dict[str, dict[str, Outcome]] = {}
     for name in names:
         print(f"Checking every kernel family on {name} ...", flush=True)
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", RuntimeWarning)  # that an adapter is software was said above
+            warnings.simplefilter("ignore", RuntimeWarning)  # the list above already marks software adapters
             outcomes[name] = run_all(name)
     print("\n".join(_table(outcomes)))
     failures = sum(bool(o.message) for checks in outcomes.values() for o in checks.values())
@@ -83,7 +83,7 @@ def _devices() -> Iterator[str]:
 
 
 def _table(outcomes: Mapping[str, Mapping[str, Outcome]]) -> Iterator[str]:
-    """Yield one line a check, one column a device: the verdict and the seconds."""
+    """Yield one line per check, with one column per device: the verdict and the seconds."""
     names = list(next(iter(outcomes.values())))
     width = max(map(len, names)) + 2
     yield ""

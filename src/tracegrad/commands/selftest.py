@@ -24,7 +24,7 @@ STEPS = 3
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """One forward over inputs f32 of the given shapes, uniform in [low, high), and indices below `below`."""
+    """One forward and its inputs: f32 of the given shapes, uniform in [low, high), or i32 indices below `below`."""
 
     name: str
     forward: Callable[..., Any]
@@ -34,7 +34,7 @@ class Check:
     high: float = 2.0
 
     def arrays(self) -> dict[str, Array]:
-        """Return the inputs, the same everywhere."""
+        """Return the inputs, which are the same on every machine."""
         rng, below = np.random.default_rng(SEED), self.below or {}
         return {
             name: rng.integers(0, below[name], shape, np.int32)
@@ -44,12 +44,12 @@ class Check:
         }
 
     def types(self) -> dict[str, Any]:
-        """Return the inputs, as tg.compile_forward declares them."""
+        """Return the types of the inputs, as `inputs` of tg.compile_forward."""
         return {n: tg.i32[s] if n in (self.below or {}) else s for n, s in self.shapes.items()}
 
 
 class Outcome(NamedTuple):
-    """What came of a check on a device. message: what went wrong; empty if nothing did."""
+    """The result of a check on a device. message: the failure, or an empty string."""
 
     message: str
     seconds: float
@@ -63,75 +63,75 @@ class Probe(tg.Module):
 
 
 def elementwise(m: Probe, x: tg.Tensor, y: tg.Tensor) -> tg.Tensor:
-    """Arithmetic, comparison, and the functions a driver may get wrong."""
+    """Compute arithmetic, comparisons, and functions that some drivers get wrong."""
     bell = tg.exp(-tg.square(x)) * tg.sin(3.0 * y) + tg.tanh(20.0 * x)
     return tg.where(x > y, bell, tg.sqrt(tg.abs(y)) + tg.erf(x) + tg.log1p(tg.abs(x)))
 
 
 def views(m: Probe, x: tg.Tensor) -> tg.Tensor:
-    """Slices, paddings, permutations and joins, folded into index expressions."""
+    """Slice, pad, permute and join: all of it becomes index expressions."""
     turned = tg.pad(tg.permute(x, (2, 0, 1))[1:, :, ::2], [(1, 0), (2, 1), (0, 3)])
     return tg.concat([turned, tg.flip(turned, 1)], axis=2).reshape(-1, 12) * 2.0
 
 
 def row_folds(m: Probe, x: tg.Tensor) -> tg.Tensor:
-    """Normalisation, softmax and a sum of exponentials along the last axis."""
+    """Compute normalisation, softmax and a sum of exponentials along the last axis."""
     return tg.softmax(tg.layer_norm(x)) + tg.logsumexp(x, axis=-1, keepdims=True)
 
 
 def column_folds(m: Probe, x: tg.Tensor) -> tg.Tensor:
-    """Sums down the columns, with an epilogue."""
+    """Sum the columns, with an epilogue."""
     return tg.sum(x, axis=0) / (1.0 + tg.var(x, axis=0))
 
 
 def long_folds(m: Probe, x: tg.Tensor) -> tuple[tg.Tensor, tg.Tensor]:
-    """Folds so long and narrow that they are split in two."""
+    """Reduce axes so long, with so few results, that each reduction is split in two."""
     return tg.mean(tg.square(x)), tg.max(x, axis=1)
 
 
 def cumulative(m: Probe, x: tg.Tensor) -> tuple[tg.Tensor, tg.Tensor]:
-    """Return a running sum, and where the largest is."""
+    """Return running sums, and the positions of the largest elements."""
     return tg.cumsum(x, axis=1), tg.argmax(x, axis=0)
 
 
 def products(m: Probe, x: tg.Tensor, y: tg.Tensor) -> tg.Tensor:
-    """Return a tiled product with a prologue and an epilogue."""
+    """Compute a tiled matmul with a prologue and an epilogue."""
     return tg.relu(tg.tanh(x) @ y + 0.5)
 
 
 def plain_product(m: Probe, x: tg.Tensor, y: tg.Tensor) -> tg.Tensor:
-    """Nothing but a product."""
+    """Compute a single matmul."""
     return x @ y
 
 
 def small_products(m: Probe, x: tg.Tensor) -> tg.Tensor:
-    """Batched, smaller than a tile in every direction, and with a parameter."""
+    """Compute a batched matmul, one smaller than a tile in every direction, and one with a parameter."""
     return (x @ tg.swapaxes(x, -1, -2)).sum(axis=0) + (x[0] @ m.w[:5])[:, :3]
 
 
 def images(m: Probe, x: tg.Tensor, k: tg.Tensor) -> tg.Tensor:
-    """Return a convolution and a pool."""
+    """Compute a convolution and a pool."""
     return tg.max_pool2d(tg.relu(tg.conv2d(x, k, padding=1)), 2)
 
 
 def gather(m: Probe, i: tg.Tensor, j: tg.Tensor) -> tuple[tg.Tensor, tg.Tensor]:
-    """Rows by number, and one element a row."""
+    """Read rows by index, and one element of each row."""
     rows = tg.embedding(m.w, i)
     return rows, tg.take_along_axis(rows, j, axis=1)
 
 
 def scatter(m: Probe, i: tg.Tensor, x: tg.Tensor) -> tg.Tensor:
-    """Sums where numbers repeat."""
+    """Sum rows with repeated indices."""
     return tg.scatter_add(tg.zeros((9, 6)), i, x)
 
 
 def random(m: Probe, x: tg.Tensor) -> tuple[tg.Tensor, tg.Tensor]:
-    """Return the same numbers on every device."""
+    """Draw random numbers, which are the same on every device."""
     return tg.uniform((37, 5)), tg.dropout(x, 0.3)
 
 
 def short_rows(m: Probe, x: tg.Tensor, y: tg.Tensor) -> tuple[tg.Tensor, ...]:
-    """Paddings, joins, shifts and their gradients, where compilers take several short rows for one vector."""
+    """Pad, join and shift short rows, with gradients. Compilers can put several short rows into one vector."""
     joined, twice = tg.concat([y, x], 0), tg.concat([y, x, tg.flip(y, 0)], 0)
     below, around = tg.pad(x, [(1, 2), (0, 0)]), tg.pad(x, [(1, 2), (1, 0)])
     rolled = tg.concat([x[-1:], x[:-1]], 0)
@@ -149,7 +149,7 @@ def short_rows(m: Probe, x: tg.Tensor, y: tg.Tensor) -> tuple[tg.Tensor, ...]:
 
 
 def convolved(m: Probe, x: tg.Tensor, k: tg.Tensor, t: tg.Tensor) -> tuple[tg.Tensor, ...]:
-    """Convolutions with strides, dilation and padding, a transposed one, and their gradients."""
+    """Return gradients of convolutions with strides, dilation and padding, and of a transposed one."""
 
     def value(x: tg.Tensor, k: tg.Tensor, t: tg.Tensor) -> tg.Tensor:
         strided = tg.conv2d(x, k, stride=2, padding=1)
@@ -161,7 +161,7 @@ def convolved(m: Probe, x: tg.Tensor, k: tg.Tensor, t: tg.Tensor) -> tuple[tg.Te
     return tg.grad(value, argnums=(0, 1, 2))(x, k, t)
 
 
-TILES = {16: 80, 32: 330, 64: 650}  # how many results a side give a tile of that size
+TILES = {16: 80, 32: 330, 64: 650}  # tile size -> side of a result that gets tiles of this size
 SHORT = ((1, 40), (2, 33), (3, 64), (4, 17), (5, 16), (6, 31), (7, 5), (8, 33), (9, 20), (16, 7), (17, 6), (33, 3))
 CHECKS: tuple[Check, ...] = (
     Check("elementwise", elementwise, {"x": (33, 17), "y": (17,)}),
@@ -186,7 +186,7 @@ CHECKS: tuple[Check, ...] = (
 
 
 def run_check(check: Check, device: str) -> None:
-    """Compile and run the forward. Raises DeviceError if it gives something else than the reference."""
+    """Compile and run the forward. Raises DeviceError if the result differs from the reference."""
     with tg.compile_forward(
         model=Probe(), forward=check.forward, inputs=check.types(), seed=SEED, device=device
     ) as compiled:
@@ -194,7 +194,7 @@ def run_check(check: Check, device: str) -> None:
 
 
 class Classifier(tg.Module):
-    """A table, a dense layer and a norm: enough to have every kind of gradient."""
+    """A table, a dense layer and a norm, which together need every kind of gradient."""
 
     def __init__(self) -> None:
         self.table = nn.Embedding(11, 16)
@@ -203,12 +203,12 @@ class Classifier(tg.Module):
 
 
 def classifier_loss(m: Classifier, tokens: tg.Tensor, y: tg.Tensor) -> tg.Tensor:
-    """Cross-entropy behind a dropout."""
+    """Return the cross-entropy after a dropout."""
     return tg.cross_entropy(m.dense(tg.dropout(m.norm(m.table(tokens)), 0.1)), y)
 
 
 def run_training_check(device: str) -> None:
-    """Three steps of AdamW with clipping: loss, parameters and optimizer state. DeviceError as in `run_check`."""
+    """Run three steps of AdamW with clipping. Raises DeviceError if a value of a step differs from the reference."""
     rng = np.random.default_rng(SEED)
     batch = {"tokens": rng.integers(0, 11, (6,), np.int32), "y": rng.integers(0, 5, (6,), np.int32)}
     with tg.compile(
@@ -224,10 +224,10 @@ def run_training_check(device: str) -> None:
 
 
 def run_all(device: str) -> dict[str, Outcome]:
-    """Every check on one device; what raises is a failed check, with its message."""
+    """Run every check on one device. A check that raises has failed, and its outcome has the message."""
     jobs: dict[str, Callable[[], None]] = {c.name: partial(run_check, c, device) for c in CHECKS}
     jobs["optimizer steps"] = partial(run_training_check, device)
-    switches = {SWITCH: "1", verify.SWITCH: "off"}  # what is wrong is to be seen, not to be avoided
+    switches = {SWITCH: "1", verify.SWITCH: "off"}  # a failure must show, and not be worked around
     before = {name: os.environ.get(name) for name in switches}
     os.environ.update(switches)
     try:

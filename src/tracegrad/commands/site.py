@@ -1,4 +1,4 @@
-"""`tracegrad serve`: an exported site on a local server."""
+"""`tracegrad serve`: serve an exported site on this computer."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ TYPES = {".js": "text/javascript", ".safetensors": "application/octet-stream", "
 
 
 class Handler(http.server.SimpleHTTPRequestHandler):
-    """Files of one folder, never from a cache, with the types that browsers insist on (Windows may say otherwise).
+    """Serves the files of one folder, uncached, with the media types that browsers require (Windows can have others).
 
-    - A request must name this server as `localhost`, `127.0.0.1` or `[::1]`. Another website can point its own name at
-      127.0.0.1, and a browser would then let its scripts read what is served.
-    - What a link leads to outside of the folder, what is no file, and lists of folders do not exist.
+    - A request must name this server as `localhost`, `127.0.0.1` or `[::1]`. Another website could point its own name
+      to 127.0.0.1, and then the browser would let scripts of that website read the files.
+    - Links that leave the folder, special files, and lists of folders give 404.
     """
 
     extensions_map = {**http.server.SimpleHTTPRequestHandler.extensions_map, **TYPES}  # noqa: RUF012
-    timeout = 30  # seconds in which a connection must say something
+    timeout = 30  # seconds until an idle connection is closed
 
     def send_head(self) -> Any:
-        """The answer's head, and its file; None after an error."""
+        """Send the head of the response, and return its file; None after an error."""
         assert isinstance(self.server, http.server.HTTPServer)
         if not is_local([str(h) for h in self.headers.get_all("Host", [])], self.server.server_port):
             self.send_error(421, "Misdirected Request", "this server answers to localhost only")
@@ -42,29 +42,29 @@ class Handler(http.server.SimpleHTTPRequestHandler):
         return super().send_head()
 
     def list_directory(self, path: str | os.PathLike[str]) -> None:
-        """No lists."""
+        """Send 404 instead of a list."""
         self.send_error(404, "File not found")
 
     def end_headers(self) -> None:
-        """Add what every answer has."""
+        """Add the headers that every response has."""
         self.send_header("Cache-Control", "no-store")
         self.send_header("X-Content-Type-Options", "nosniff")
         self.send_header("Cross-Origin-Resource-Policy", "same-origin")
         super().end_headers()
 
     def log_message(self, format: str, *args: object) -> None:
-        """Say nothing of each request."""
+        """Print nothing for a request."""
 
 
 def is_local(hosts: Sequence[str], port: int) -> bool:
-    """Does a request with these Host headers, of which there must be one, mean the server at this port?"""
+    """Return whether the Host headers of a request, exactly one, name the server at this port."""
     names = ("localhost", "127.0.0.1", "[::1]")
     known = {f"{name}:{port}" for name in names} | (set(names) if port == 80 else set[str]())
     return len(hosts) == 1 and hosts[0].strip().lower() in known
 
 
 def inside(path: Path, folder: Path) -> bool:
-    """Does `path`, its links followed, lie in `folder`?"""
+    """Return whether `path` is inside `folder` after following links."""
     try:
         return path.resolve().is_relative_to(folder.resolve())
     except (OSError, RuntimeError, ValueError):  # links in a circle; a zero byte in a name
@@ -72,7 +72,7 @@ def inside(path: Path, folder: Path) -> bool:
 
 
 def server(folder: Path, port: int = 0) -> http.server.ThreadingHTTPServer:
-    """A server of `folder` for this computer only. InputError if there is no page; OSError if the port is taken."""
+    """Open a server of `folder` for this computer. Raises InputError without a page; OSError if the port is taken."""
     if not (folder / "index.html").is_file():
         raise InputError(f"serve: {folder} has no index.html; train.export(path) or `tracegrad demo` writes one")
     return http.server.ThreadingHTTPServer(("127.0.0.1", port), functools.partial(Handler, directory=str(folder)))

@@ -1,4 +1,4 @@
-"""What the demos share: options, the device and why, training with a progress bar, the folder of results."""
+"""The common part of the demos: options, choice of the device, reports, and the folder of results."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ SHOWN = 20  # losses in the mean that is reported
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """What the command line says."""
+    """The options of the command line."""
 
     out: Path
     device: str = "auto"
@@ -33,7 +33,7 @@ class Options:
 
 @dataclass(slots=True)
 class Report:
-    """Tells the user what happens, and writes the folder."""
+    """Reports progress to the user, and writes the folder of results."""
 
     name: str
     options: Options
@@ -41,11 +41,11 @@ class Report:
     written: list[str] = field(default_factory=list[str])
 
     def say(self, text: str) -> None:
-        """Print at once, also into a pipe."""
+        """Print a line at once, also into a pipe."""
         print(text, flush=True)
 
     def compiled(self, train: tg.CompiledTraining) -> None:
-        """Say what was compiled, for which device, and why that one; make the folder, or fail before any work."""
+        """Report the compiled step and the choice of the device. Makes the folder first, to fail before any work."""
         self.options.out.mkdir(parents=True, exist_ok=True)
         device = train.device
         count = sum(f.size for f in train.program.params)
@@ -56,7 +56,7 @@ class Report:
         self.results |= {"seed": train.seed, "parameters": count, "dispatches": dispatches}
 
     def trained(self, train: tg.CompiledTraining, history: History) -> None:
-        """Say how it went, and the hash of losses, parameters and optimizer state if asked."""
+        """Report time and losses of the training, and with --digest the hash of losses, parameters and state."""
         losses, n = history.loss, len(history.loss)
         last = losses[-SHOWN:]
         self.say(
@@ -70,22 +70,22 @@ class Report:
             self.say(f"Digest: {self.results['digest']}")
 
     def path(self, name: str) -> Path:
-        """Return where a result of that name goes."""
+        """Return the path of the result `name`, and list it as written."""
         self.written.append(name)
         return self.options.out / name
 
     def write_text(self, name: str, text: str) -> None:
-        """One text file of the folder."""
+        """Write a text file into the folder."""
         self.path(name).write_text(text, encoding="utf-8")
 
     def page(self, train: tg.CompiledTraining, title: str, **parts: Any) -> None:
-        """Write the page that does this training again in a browser, from the first step; after all results."""
+        """Write the page that repeats this training in a browser, from the first step. Call it after all results."""
         train.reset()
         train.export(self.path("index.html"), title=title, single_file=True, **parts)
         self.say(f"The same training in your browser: open {self.options.out / 'index.html'}")
 
     def finish(self, train: tg.CompiledTraining, **results: float) -> None:
-        """Write parameters, checkpoint and numbers, and say where everything is."""
+        """Write parameters, checkpoint and numbers, and report the files."""
         safetensors.write(self.path("parameters.safetensors"), train.download_params())
         train.save(self.path("checkpoint.safetensors"))
         self.write_text("result.json", json.dumps({**self.results, **results}, indent=1) + "\n")
@@ -93,7 +93,7 @@ class Report:
 
 
 def why(asked: str, got: str) -> str:
-    """Return the reason for the device, in plain words."""
+    """Return why this device was chosen, in plain words."""
     if asked != "auto":
         return f"asked for by --device {asked}"
     if os.environ.get("TRACEGRAD_DEVICE"):
@@ -107,7 +107,7 @@ def why(asked: str, got: str) -> str:
 
 
 def loss_chart(losses: Sequence[float], title: str, y_label: str) -> str:
-    """Return the loss of every step, and its mean over the last few."""
+    """Return an SVG chart of the loss of every step, and of its running mean."""
     steps = np.arange(1, len(losses) + 1)
     window = len(losses) // 40
     series = [Series("each step", steps, losses, faint=window > 1)]

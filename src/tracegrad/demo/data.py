@@ -1,4 +1,4 @@
-"""The data that ships with the package; `data/README.md` says where they are from and under which licences."""
+"""The data that ship with the package. `data/README.md` names their sources and licences."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ HELD_OUT = 360  # of 1 797 digits
 
 @dataclass(frozen=True, slots=True)
 class Digits:
-    """Images f32[n, 1, 8, 8] in 0..1 and labels i32[n], to train with and to test with."""
+    """Images f32[n, 1, 8, 8] in 0..1 and labels i32[n], for training and for testing."""
 
     train_x: F32
     train_y: I32
@@ -28,23 +28,23 @@ class Digits:
 
 @dataclass(frozen=True, slots=True)
 class Text:
-    """A text as character numbers i32[n], and the characters they stand for."""
+    """A text as numbers i32[n], and the alphabet that they index."""
 
     train: I32
     test: I32
     alphabet: str
 
     def encode(self, text: str) -> I32:
-        """Numbers of the characters of `text`."""
+        """Return the numbers of the characters in `text`."""
         return np.array([self.alphabet.index(c) for c in text], np.int32)
 
     def decode(self, numbers: npt.NDArray[Any] | list[int]) -> str:
-        """Return the characters of `numbers`."""
+        """Return the text of `numbers`."""
         return "".join(self.alphabet[int(k)] for k in numbers)
 
 
 def load_digits() -> Digits:
-    """Return the UCI handwritten digits, shuffled once and for all, 1 437 to train with and 360 held out."""
+    """Return the UCI handwritten digits in a fixed random order: 1 437 for training, 360 held out."""
     with resources.as_file(resources.files("tracegrad") / "data" / "digits.npz") as path, np.load(path) as file:
         images, labels = file["images"], file["labels"]
     order = np.random.default_rng(0).permutation(len(labels))  # the same split for every seed
@@ -54,7 +54,7 @@ def load_digits() -> Digits:
 
 
 def load_text() -> Text:
-    """*Alice's Adventures in Wonderland*; the last twentieth is held out."""
+    """Return *Alice's Adventures in Wonderland*. The last twentieth is held out."""
     text = (resources.files("tracegrad") / "data" / "alice.txt").read_text(encoding="ascii")
     alphabet = "".join(sorted(set(text)))
     numbers = np.array([alphabet.index(c) for c in text], np.int32)

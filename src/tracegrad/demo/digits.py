@@ -15,7 +15,7 @@ from tracegrad.demo.pictures import image_sheet
 
 BATCH = 64
 STEPS = 600
-EVALUATIONS = 6  # on the way
+EVALUATIONS = 6  # during the training
 SHOWN = 96  # digits on the sheet
 
 
@@ -29,19 +29,19 @@ class DigitNet(tg.Module):
 
 
 def logits(m: DigitNet, x: tg.Tensor) -> tg.Tensor:
-    """Scores f32[n, 10] of images f32[n, 1, 8, 8]."""
+    """Return scores f32[n, 10] for images f32[n, 1, 8, 8]."""
     x = tg.max_pool2d(tg.relu(m.conv1(x)), 2)
     x = tg.max_pool2d(tg.relu(m.conv2(x)), 2)
     return m.dense(tg.flatten(x))
 
 
 def loss(m: DigitNet, x: tg.Tensor, y: tg.Tensor) -> tg.Tensor:
-    """Mean cross-entropy of a batch."""
+    """Return the mean cross-entropy of a batch."""
     return tg.cross_entropy(logits(m, x), y)
 
 
 def batches(data: Digits, steps: int, seed: int) -> Iterator[dict[str, Any]]:
-    """Random batches without replacement within an epoch; the same for the same seed."""
+    """Yield random batches, without replacement within an epoch. A seed always gives the same batches."""
     rng = np.random.default_rng(seed)
     order = rng.permutation(len(data.train_y))
     at = 0
@@ -54,7 +54,7 @@ def batches(data: Digits, steps: int, seed: int) -> Iterator[dict[str, Any]]:
 
 
 def run(options: Options) -> int:
-    """Train, test, write the folder. Returns the exit code."""
+    """Train, test, and write the folder. Returns the exit code."""
     data = load_digits()
     steps = options.steps or STEPS
     report = Report("digits", options)
@@ -97,7 +97,7 @@ def guess(classify: tg.CompiledForward, data: Digits) -> I32:
 
 
 def digit_sheet(data: Digits, guesses: I32) -> str:
-    """Held-out digits with what the model says, mistakes first."""
+    """Return an SVG of held-out digits with the model's answers, mistakes first."""
     wrong = guesses != data.test_y
     order = np.argsort(~wrong, kind="stable")[:SHOWN]
     captions = [f"{g} (is {y})" if g != y else str(g) for g, y in zip(guesses[order], data.test_y[order], strict=True)]

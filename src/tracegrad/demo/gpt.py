@@ -22,7 +22,7 @@ TEST_BATCHES = 8
 
 
 class Block(tg.Module):
-    """Attention and a feed-forward part, each behind a norm and beside a residual."""
+    """Attention and a feed-forward part, each after a norm and with a residual."""
 
     def __init__(self, width: int) -> None:
         narrow, wide = tg.init.lecun(), tg.init.kaiming(gain=0.5)
@@ -35,7 +35,7 @@ class Block(tg.Module):
         self.down = nn.Linear(4 * width, width, init=wide)
 
     def __call__(self, x: tg.Tensor) -> tg.Tensor:
-        """f32[B, T, width] -> the same."""
+        """Apply the block: f32[B, T, width] -> f32[B, T, width]."""
         h = self.norm1(x)
         q, k, v = (tg.split_heads(layer(h), HEADS) for layer in (self.q, self.k, self.v))
         x = x + self.out(tg.merge_heads(tg.attention(q, k, v, causal=True)))
@@ -54,7 +54,7 @@ class CharGPT(tg.Module):
 
 
 def logits(m: CharGPT, tokens: tg.Tensor) -> tg.Tensor:
-    """Scores f32[B, T, alphabet] of the next character after each of i32[B, T]."""
+    """Return scores f32[B, T, alphabet] of the next character after each of i32[B, T]."""
     x = m.token(tokens) + m.position
     for block in m.blocks:
         x = block(x)
@@ -62,31 +62,31 @@ def logits(m: CharGPT, tokens: tg.Tensor) -> tg.Tensor:
 
 
 def loss(m: CharGPT, tokens: tg.Tensor, following: tg.Tensor) -> tg.Tensor:
-    """Mean cross-entropy of the next character."""
+    """Return the mean cross-entropy of the next character."""
     return tg.cross_entropy(logits(m, tokens), following)
 
 
 def windows(numbers: I32, rng: np.random.Generator) -> dict[str, Any]:
-    """Return a batch of random places of the text, and the same places one character later."""
+    """Return a batch of random windows of the text, and the same windows one character later."""
     at = rng.integers(0, len(numbers) - CONTEXT - 1, BATCH)[:, None] + np.arange(CONTEXT)
     return {"tokens": numbers[at], "following": numbers[at + 1]}
 
 
 def batches(text: Text, steps: int, seed: int) -> Iterator[dict[str, Any]]:
-    """Random windows of the training part."""
+    """Yield batches of random windows of the training part."""
     rng = np.random.default_rng(seed)
     for _ in range(steps):
         yield windows(text.train, rng)
 
 
 def write(infer: tg.CompiledForward, text: Text, prompts: list[str], length: int, seed: int) -> list[str]:
-    """Continue each prompt by `length` characters, drawing each from the model's own odds."""
+    """Continue each prompt by `length` characters, each drawn with the model's probabilities."""
     rng = np.random.default_rng(seed)
     lines = np.stack([text.encode(p) for p in prompts])
     for _ in range(length):
         seen = lines[:, -CONTEXT:]
         last = seen.shape[1] - 1
-        padded = np.pad(seen, [(0, 0), (0, CONTEXT - last - 1)])  # causal: what follows `last` has no influence
+        padded = np.pad(seen, [(0, 0), (0, CONTEXT - last - 1)])  # causal: elements after `last` have no influence
         scores: F32 = infer.run(tokens=padded).output[:, last] / TEMPERATURE
         drawn: I32 = np.argmax(scores + rng.gumbel(size=scores.shape), axis=1).astype(np.int32)  # the Gumbel-max trick
         lines = np.concatenate([lines, drawn[:, None]], axis=1)
@@ -94,14 +94,14 @@ def write(infer: tg.CompiledForward, text: Text, prompts: list[str], length: int
 
 
 def mean_loss(score: tg.CompiledForward, text: Text) -> float:
-    """Cross-entropy on the held-out part, in nats a character."""
+    """Return the cross-entropy on the held-out part, in nats per character."""
     rng = np.random.default_rng(0)
     pending = [score.run(windows(text.test, rng)) for _ in range(TEST_BATCHES)]
     return sum(float(p.output) for p in pending) / TEST_BATCHES
 
 
 def run(options: Options) -> int:
-    """Train, print samples, write the folder. Returns the exit code."""
+    """Train, print samples, and write the folder. Returns the exit code."""
     text = load_text()
     steps = options.steps or STEPS
     inputs = {"tokens": tg.i32[BATCH, CONTEXT], "following": tg.i32[BATCH, CONTEXT]}

@@ -50,7 +50,7 @@ def png(pixels: Array) -> bytes:
 
 
 def smooth(y: Sequence[float] | Array, window: int) -> Array:
-    """Trailing mean over `window` values; shorter at the start."""
+    """Return the trailing mean over `window` values, over fewer at the start."""
     sums = np.concatenate([[0.0], np.cumsum(np.asarray(y, np.float64))])
     ends = np.arange(1, len(sums))
     starts = np.maximum(ends - window, 0)
@@ -66,7 +66,7 @@ def line_chart(
     log: bool = False,
     size: tuple[int, int] = (640, 360),
 ) -> str:
-    """An SVG of `series` over common axes. `log` puts y on a logarithmic scale; values of 0 and below are left out."""
+    """Return an SVG of `series` over common axes. `log` makes the y axis logarithmic, and leaves out y <= 0."""
     frame = _Frame.around(series, log, size)
     parts = [_open(size), _text(frame.left, 26, title, size=15, weight=600)]
     parts += frame.axes(x_label, y_label)
@@ -77,7 +77,7 @@ def line_chart(
 
 @dataclass(frozen=True, slots=True)
 class _Frame:
-    """Where data land on the page."""
+    """The map from data to positions on the page."""
 
     size: tuple[int, int]
     log: bool
@@ -122,7 +122,7 @@ class _Frame:
         lo, hi = self.y_range
         if not self.log:
             return [(y, f"{y:g}") for y in ticks(lo, hi)]
-        if hi - lo < 1:  # so few powers that the round numbers of the range itself serve better
+        if hi - lo < 1:  # within one power of ten, round numbers of the range are better ticks
             return [(math.log10(v), f"{v:g}") for v in ticks(10**lo, 10**hi, 10)]
         steps = (1, 2, 5) if hi - lo < 3 else (1,)
         values = [m * 10.0**e for e in range(math.floor(lo), math.ceil(hi) + 1) for m in steps]
@@ -142,7 +142,7 @@ class _Frame:
 
 
 def ticks(low: float, high: float, about: int = 6) -> list[float]:
-    """Round numbers in [low, high], about that many."""
+    """Return round numbers in [low, high], about `about` of them."""
     raw = (high - low) / about
     unit = 10.0 ** math.floor(math.log10(raw))
     step = next(m * unit for m in (1, 2, 5, 10) if m * unit >= raw)
@@ -151,7 +151,7 @@ def ticks(low: float, high: float, about: int = 6) -> list[float]:
 
 
 def image_sheet(images: Array, captions: Sequence[str], wrong: Sequence[bool], *, title: str, columns: int = 12) -> str:
-    """Return an SVG of grey images u8[n, h, w], each with a caption below it, those marked `wrong` in red."""
+    """Return an SVG of grey images u8[n, h, w], each with a caption below. Captions marked `wrong` are red."""
     cell, gap, head = 56, 30, 48
     rows = -(-len(images) // columns)
     size = (columns * (cell + 8) + 24, head + rows * (cell + gap) + 8)
@@ -169,7 +169,7 @@ def image_sheet(images: Array, captions: Sequence[str], wrong: Sequence[bool], *
 
 
 def _spread(values: Array) -> tuple[float, float]:
-    """Return the range of `values`, never empty."""
+    """Return the range of `values`, widened if it is empty."""
     if not len(values):
         return 0.0, 1.0
     lo, hi = float(values.min()), float(values.max())

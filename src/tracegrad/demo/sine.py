@@ -1,4 +1,4 @@
-"""A small network that learns the sine: three dense layers, batches made on the fly."""
+"""A small network that learns the sine: three dense layers, with random points as batches."""
 
 from __future__ import annotations
 
@@ -27,17 +27,17 @@ class MLP(tg.Module):
 
 
 def predict(m: MLP, x: tg.Tensor) -> tg.Tensor:
-    """f32[n, 1] -> f32[n, 1]."""
+    """Predict y from x: f32[n, 1] -> f32[n, 1]."""
     return m.l3(tg.relu(m.l2(tg.relu(m.l1(x)))))
 
 
 def loss(m: MLP, x: tg.Tensor, y: tg.Tensor) -> tg.Tensor:
-    """Mean squared error of a batch."""
+    """Return the mean squared error of a batch."""
     return tg.mean(tg.square(predict(m, x) - y))
 
 
 def batches(steps: int, seed: int) -> Iterator[dict[str, Any]]:
-    """Points of [-π, π] and their sines."""
+    """Yield batches of random points of [-π, π] and their sines."""
     rng = np.random.default_rng(seed)
     for _ in range(steps):
         x = rng.uniform(-np.pi, np.pi, (BATCH, 1)).astype(np.float32)
@@ -45,13 +45,13 @@ def batches(steps: int, seed: int) -> Iterator[dict[str, Any]]:
 
 
 def rows(seed: int) -> dict[str, Any]:
-    """As many points as the page draws its batches from."""
+    """Return the points from which the page draws its batches."""
     x = np.random.default_rng(seed).uniform(-np.pi, np.pi, (ROWS, 1)).astype(np.float32)
     return {"x": x, "y": np.sin(x)}
 
 
 def run(options: Options) -> int:
-    """Train, draw the learned curve, write the folder. Returns the exit code."""
+    """Train, draw the learned curve, and write the folder. Returns the exit code."""
     steps = options.steps or STEPS
     report = Report("sine", options)
     report.say(f"The sine on [-π, π]: a 1-64-64-1 network, {BATCH} random points a step")

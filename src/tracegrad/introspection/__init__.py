@@ -1,1 +1,1 @@
-"""What a program consists of, what it holds and where its time goes: text, tables and HTML."""
+"""Reports on a program as text, tables and HTML: its parts, its memory and its time."""

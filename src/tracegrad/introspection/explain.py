@@ -1,4 +1,4 @@
-"""What a compiled program consists of, as text and as HTML: dispatches, memory, kernels, graph."""
+"""The parts of a compiled program as text and as HTML: dispatches, memory, kernels, graph."""
 
 from __future__ import annotations
 
@@ -20,26 +20,26 @@ from tracegrad.program import Program
 from tracegrad.runtime.base import DeviceInfo, as_run
 
 HEAD = ("#", "kernel", "what", "workgroups", "read", "written", "FLOP", "FLOP/B", "lines")
-SCREEN = 16  # dispatches that a screen shows
+SCREEN = 16  # dispatches shown on one screen
 
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Explanation:
-    """A program explained; print it, show it in a notebook, or `save` it as HTML.
+    """The explanation of a program. Print it, show it in a notebook, or `save` it as HTML.
 
-    dispatches: one `DispatchInfo` a dispatch: `label kernel workgroups cost sites forms`.
-    verbose:    printing shows all, kernels, values and graph too; else what fits a screen.
+    dispatches: one `DispatchInfo` per dispatch: `label kernel workgroups cost sites forms`.
+    verbose:    printing shows everything, including kernels, values and graph; else one screen.
     """
 
     dispatches: tuple[DispatchInfo, ...]
     graph: Graph
     program: Program
-    note: str = ""  # which sizes the program serves, if calls choose one
+    note: str = ""  # the sizes that the program serves, if calls choose them
     verbose: bool = False
 
     @property
     def title(self) -> str:
-        """One line."""
+        """A summary of the program in one line."""
         cost = sum((d.cost for d in self.dispatches), Cost())
         kind = self.program.meta.get("kind", "program")
         return (
@@ -54,7 +54,7 @@ class Explanation:
         return Memory(self.program)
 
     def table(self) -> Table:
-        """Return the dispatches, in order."""
+        """Return a table of the dispatches, in order."""
         rows = [
             (
                 str(d.number), str(d.kernel), d.what, str(d.workgroups), amount(d.cost.read, "B"),
@@ -65,11 +65,11 @@ class Explanation:
         return Table(HEAD, rows, left=("what", "lines"))
 
     def why(self, wanted: str | Tensor) -> Why:
-        """As `CompiledTraining.why`."""
+        """Explain why a value is stored or inlined, as `CompiledTraining.why`."""
         return why(self.graph, self.program, wanted)
 
     def values(self) -> Table:
-        """Every value that a kernel computes: why it is stored or inlined, by which kernels, and where it lies."""
+        """Return a table of every computed value: why it is stored or inlined, its kernels, and its place in memory."""
         rows = [
             (v.name, v.why, ", ".join(x.partition(",")[0] for x in v.computes), v.memory)
             for v in Answers(self.graph, self.program).values()
@@ -77,7 +77,7 @@ class Explanation:
         return Table(("value", "why", "computed by", "memory"), rows, left=("value", "why", "computed by", "memory"))
 
     def kernels(self) -> Iterator[tuple[str, list[Site], str, str]]:
-        """Of each kernel: what it is and which dispatches run it, the lines these came from, its form, its WGSL."""
+        """Yield for each kernel: a title with its dispatches, the source lines, its form, and its WGSL."""
         for number, source in enumerate(self.program.kernels):
             mine = [d for d in self.dispatches if d.kernel == number]
             runs = ", ".join(str(d.number) for d in mine)
@@ -86,7 +86,7 @@ class Explanation:
             yield f"kernel {number}, {source.label} (dispatch {runs})", sites, form, source.wgsl
 
     def screen(self) -> str:
-        """Return the dispatches that move most bytes, and the memory."""
+        """Return one screen of text: the dispatches that move the most bytes, and the memory."""
         heaviest = sorted(self.dispatches, key=lambda d: d.cost.read + d.cost.written)[-SCREEN:]
         shown = [(d, d.cost) for d in self.dispatches if d in heaviest]
         rows = [
@@ -123,12 +123,12 @@ class Explanation:
         return fragment(*parts, values, _folded("graph", str(self.graph)))
 
     def save(self, path: str | os.PathLike[str]) -> Path:
-        """Write one HTML file that needs nothing else; the file."""
+        """Write one self-contained HTML file. Returns its path."""
         return written(path, page(self.title, self._repr_html_()))
 
 
 def explained(built: Built, device: DeviceInfo, note: str = "", verbose: bool = False) -> Explanation:
-    """What a graph was compiled to, as `device` runs it."""
+    """Explain the program that a graph was compiled to, in the form that `device` runs."""
     program = as_run(built.program, device)
     if program.capacity:
         note = f"at {program.size}, of a program for sizes up to {program.capacity}, whose types are shown"

@@ -1,4 +1,4 @@
-"""What a device can do, measured by two programs of the library's own: a large product and a large copy."""
+"""The limits of a device, measured by two programs: a large matmul and a large copy."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from tracegrad.prims.leaves import leaf
 from tracegrad.program import Buffer, Program
 from tracegrad.runtime.base import Session
 
-GPU = 4096, 2**25  # side of the product, elements copied: 3 ms and 0.1 ms of an NVIDIA H200, whose cache holds neither
-CPU = 512, 2**24  # of a CPU, and of one that poses as a GPU: tens of milliseconds
-RUNS, SECONDS = 50, 0.3  # the fastest of so many runs counts, or of those that fit into the time
+GPU = 4096, 2**25  # side of the matmul, elements copied: 3 ms and 0.1 ms on an NVIDIA H200; neither fits its cache
+CPU = 512, 2**24  # for a CPU and for a software adapter: tens of milliseconds
+RUNS, SECONDS = 50, 0.3  # the fastest of RUNS runs counts, or of the runs within SECONDS
 A, B, RESULT = "profile.a", "profile.b", "profile.result"  # no array of a user's program has a dot in its name
 
 
 class Limits(NamedTuple):
-    """The most that was reached, a second."""
+    """The highest rates reached, per second."""
 
     flops: float
     bytes: float
@@ -30,7 +30,7 @@ class Limits(NamedTuple):
     copied: int  # elements
 
     def share(self, flops: int, bytes: int, seconds: float) -> tuple[float, str]:
-        """Return how much of the device so much work in so long a time takes up, and which limit is nearer."""
+        """Return the share of the device's limit that this work reaches, and the limit: "compute" or "memory"."""
         compute, memory = flops / self.flops, bytes / self.bytes
         return max(compute, memory) / seconds if seconds else 0.0, "compute" if compute > memory else "memory"
 
@@ -43,7 +43,7 @@ class Limits(NamedTuple):
 
 
 def measure_limits(session: Session) -> Limits:
-    """Run both programs on the session's device; nothing of them stays there."""
+    """Run both programs on the session's device, and unload them."""
     info = session.info
     side, copied = GPU if info.gpu and not info.software else CPU
     return Limits(
@@ -52,7 +52,7 @@ def measure_limits(session: Session) -> Limits:
 
 
 def _fastest(session: Session, program: Program) -> float:
-    """Seconds of the quickest run, on numbers of all sizes: zeros are quicker on some devices."""
+    """Return the seconds of the fastest run, on random numbers: zeros are faster on some devices."""
     handle = session.load(program)
     try:
         numbers: Any = np.random.default_rng(0)

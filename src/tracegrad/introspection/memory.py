@@ -1,4 +1,4 @@
-"""How many bytes of a device a program takes, by what they are for."""
+"""The bytes that a program takes on a device, by role."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Memory(Mapping[str, int]):
     __slots__ = ("_bytes",)
 
     def __init__(self, *programs: Program):
-        """Of the buffers of programs of one session. What outlives a step they share, by name."""
+        """Count the buffers of programs of one session. The programs share persistent buffers by name."""
         lasting = {b.name: b for p in programs for b in p.buffers if b.role in PERSISTENT}
         found = [*lasting.values(), *(b for p in programs for b in p.buffers if b.role not in PERSISTENT)]
         self._bytes = {role: sum(b.bytes for b in found if b.role == role) for role in NAMES}
@@ -40,7 +40,7 @@ class Memory(Mapping[str, int]):
         return len(self._bytes)
 
     def table(self) -> Table:
-        """Return a row a role, and the total."""
+        """Return a table with one row per role, and the total."""
         rows = [(NAMES.get(role, role), f"{n:,}") for role, n in self._bytes.items() if n or role != "const"]
         return Table(("memory", "bytes"), rows, left=("memory",), total=True)
 

@@ -1,4 +1,4 @@
-"""How long each dispatch of a step takes, and how near that is to what the device can do."""
+"""The time of each dispatch of a step, and how near it is to the limits of the device."""
 
 from __future__ import annotations
 
@@ -16,37 +16,37 @@ from tracegrad.introspection.tables import Table, amount, escape, fragment, writ
 from tracegrad.lazy import dataclass
 from tracegrad.runtime.base import DeviceInfo, Timings, as_run
 
-SHOWN = 40  # rows of the text; the HTML has them all
+SHOWN = 40  # rows of the text; the HTML has all rows
 HEAD = ("#", "what", "time", "share", "bytes", "FLOP", "B/s", "FLOP/s", "of limit", "lines")
 
 
 class TimedDispatch(NamedTuple):
-    """One dispatch and its time: the median of all runs, of the sum where it is in a loop."""
+    """One dispatch and its time: the median of all runs. In a loop, times are summed within a run."""
 
     info: DispatchInfo
     seconds: float
     share: float  # of the time of all dispatches
-    of_limit: float  # of the device's; 1 is all it can do
-    limit: str  # which: "compute" or "memory"
+    of_limit: float  # share of the device's limit; 1 is the limit
+    limit: str  # the nearer limit: "compute" or "memory"
 
     @property
     def bytes_per_second(self) -> float:
-        """Read and written."""
+        """Bytes read and written, per second."""
         return self.info.cost.bytes / self.seconds if self.seconds else 0.0
 
     @property
     def flops_per_second(self) -> float:
-        """Floating-point operations."""
+        """Floating-point operations per second."""
         return self.info.cost.flops / self.seconds if self.seconds else 0.0
 
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Profile:
-    """Times of every dispatch of a step or run, in order; prints as a table, the slowest first.
+    """The times of every dispatch of a step or run, in order. Prints as a table, the slowest first.
 
-    rows:     one `TimedDispatch` a dispatch, with `info`, `seconds`, `share`, `of_limit`, `limit`.
-    order:    numbers of the rows in the order they run: those in loops again and again.
-    timings:  when each began and ended, in this order, in each run.
+    rows:     one `TimedDispatch` per dispatch, with `info`, `seconds`, `share`, `of_limit`, `limit`.
+    order:    numbers of the rows in execution order. Rows in loops occur several times.
+    timings:  begin and end of each dispatch, in this order, for each run.
     """
 
     device: str
@@ -57,17 +57,17 @@ class Profile:
 
     @property
     def seconds(self) -> float:
-        """Of all dispatches together."""
+        """The time of all dispatches together."""
         return sum(row.seconds for row in self.rows)
 
     def table(self) -> Table:
-        """Return all dispatches, the slowest first."""
+        """Return a table of all dispatches, the slowest first."""
         rows = sorted(self.rows, key=lambda row: -row.seconds)
         return Table(HEAD, [_cells(row) for row in rows], left=("what", "lines"))
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What the numbers are."""
+        """Lines that explain the numbers."""
         runs = len(self.timings.runs)
         return (
             f"{len(self.rows)} dispatches on {self.device}: {duration(self.seconds)}",
@@ -89,7 +89,7 @@ class Profile:
         return fragment(self.table().html(), *(f"<div>{escape(note)}</div>" for note in self.notes))
 
     def trace(self) -> dict[str, Any]:
-        """Return the runs as a Chrome trace: one event a dispatch, times in microseconds from the first."""
+        """Return the runs as a Chrome trace: one event per dispatch, in microseconds from the first one."""
         zero = min((spans[0][0] for spans in self.timings.runs if spans), default=0.0)
         events: list[dict[str, Any]] = [
             {"ph": "M", "name": "process_name", "pid": 1, "tid": 1, "args": {"name": self.device}},
@@ -107,12 +107,12 @@ class Profile:
         return {"traceEvents": events, "displayTimeUnit": "ns", "otherData": {"clock": self.timings.clock}}
 
     def save(self, path: str | os.PathLike[str]) -> Path:
-        """Write the Chrome trace, a JSON file for ui.perfetto.dev or chrome://tracing; the file."""
+        """Write the Chrome trace, a JSON file for ui.perfetto.dev or chrome://tracing. Returns its path."""
         return written(path, json.dumps(self.trace()))
 
 
 def profiled(built: Built, timings: Timings, device: DeviceInfo, limits: Limits) -> Profile:
-    """Return the medians, and what they are of the whole and of the limits."""
+    """Compute the median times, and their shares of the total and of the device's limits."""
     order = run_order(built.program)
     sums = [[0.0] * len(built.program.dispatches) for _ in timings.runs]
     for spans, run in zip(timings.runs, sums):
@@ -127,13 +127,13 @@ def profiled(built: Built, timings: Timings, device: DeviceInfo, limits: Limits)
 
 
 def _median(values: Sequence[float]) -> float:
-    """As statistics.median, whose module imports decimal and fractions."""
+    """Return the median. statistics.median would import decimal and fractions."""
     ordered, half = sorted(values), len(values) // 2
     return (ordered[half] + ordered[-half - 1]) / 2
 
 
 def checked_steps(steps: int) -> int:
-    """InputError unless it is a whole number of at least 1."""
+    """Return `steps`. Raises InputError unless it is an integer of at least 1."""
     if not isinstance(steps, int) or isinstance(steps, bool) or steps < 1:  # pyright: ignore[reportUnnecessaryIsInstance]
         raise InputError.here(f"profile: steps must be an integer of at least 1, got {steps!r}")
     return steps
@@ -149,6 +149,6 @@ def _cells(row: TimedDispatch) -> tuple[str, ...]:
 
 
 def duration(seconds: float) -> str:
-    """`12.3 µs`"""
+    """Return a time as text, such as `12.3 µs`."""
     scale, unit = (1e6, "µs") if seconds < 1e-3 else (1e3, "ms") if seconds < 1 else (1, "s")
     return f"{seconds * scale:.3g} {unit}"

@@ -40,9 +40,9 @@ class Summary:
 
 
 def summary(model: Any) -> Summary:
-    """Names, types and sizes of a model's parameters; print it. A shared parameter counts once.
+    """List names, types and sizes of a model's parameters, as a table to print. A shared parameter counts once.
 
-    Raises TraceError if `model` is no tree of modules.
+    Raises TraceError if `model` is not a tree of modules. As `summary` of Keras and of torchinfo for PyTorch.
 
     >>> print(tg.summary(nn.Linear(2, 1)))
     name   type      count  init

@@ -1,4 +1,4 @@
-"""Tables as text and as HTML, and HTML pages that need nothing else. All text is escaped."""
+"""Tables as text and as HTML, and self-contained HTML pages. All text is escaped."""
 
 from __future__ import annotations
 
@@ -23,20 +23,20 @@ ESCAPES = {"&": "&amp;", "<": "&lt;", ">": "&gt;", '"': "&quot;", "'": "&#x27;"}
 
 
 def escape(text: str) -> str:
-    """Return `text` for HTML, also within quotes; `html.escape`, whose module has a table of 2000 names to import."""
+    """Escape `text` for HTML, also within quotes. `html.escape` would import a table of 2000 names."""
     return "".join([ESCAPES.get(c, c) for c in text])
 
 
 class Table(NamedTuple):
-    """Rows below a head. The columns named in `left` are aligned to the left, as text is; numbers are not."""
+    """Rows below a head. Columns named in `left` are aligned to the left, all others to the right."""
 
     head: Sequence[str]
     rows: Sequence[Sequence[str]]
     left: Sequence[str] = ()
-    total: bool = False  # is the last row one?
+    total: bool = False  # is the last row a total?
 
     def text(self, widest: int = 48) -> str:
-        """Columns with spaces between; texts wider than `widest` are cut."""
+        """Return the table as lines of text. Cells wider than `widest` are cut."""
         cut = [[x if len(x) <= widest else x[: widest - 3] + "..." for x in row] for row in (self.head, *self.rows)]
         widths = [max(len(row[k]) for row in cut) for k in range(len(self.head))]
         sides = ["<" if name in self.left else ">" for name in self.head]
@@ -47,7 +47,7 @@ class Table(NamedTuple):
         return "\n".join([lines[0], rule, *lines[1:]])
 
     def html(self) -> str:
-        """Return a table element."""
+        """Return the table as an HTML element."""
         parts = ["<table>", self._row(self.head, "th"), *(self._row(row, "td") for row in self.rows), "</table>"]
         return "\n".join(parts)
 
@@ -57,7 +57,7 @@ class Table(NamedTuple):
 
 
 def amount(n: float, unit: str = "") -> str:
-    """Three digits and a scale: `1.23 MB`."""
+    """Return a number as text, with three digits and a scale: `1.23 MB`."""
     for scale, prefix in SCALES:
         if abs(n) >= scale:
             return f"{n / scale:.3g} {prefix}{unit}"
@@ -65,12 +65,12 @@ def amount(n: float, unit: str = "") -> str:
 
 
 def fragment(*parts: str) -> str:
-    """HTML for a notebook's cell; `parts` are HTML."""
+    """Join HTML `parts` into one element for a notebook's cell."""
     return "\n".join([f'<style>{STYLE}</style><div class="tracegrad">', *parts, "</div>"])
 
 
 def page(title: str, body: str) -> str:
-    """Return a whole document, which loads nothing and runs nothing."""
+    """Return a whole HTML document. It loads no files and runs no scripts."""
     policy = "default-src 'none'; style-src 'unsafe-inline'"
     return "\n".join(
         [
@@ -82,6 +82,6 @@ def page(title: str, body: str) -> str:
 
 
 def written(path: str | os.PathLike[str], text: str) -> Path:
-    """Return the file, now with this text; replaced whole."""
+    """Replace the file by `text` as a whole, and return its path."""
     replace_file(path, [text.encode()])
     return Path(path)

@@ -1,4 +1,4 @@
-"""Why a value is stored or inlined, which rule merged or split kernels around it, and where it lies."""
+"""Explanations of why a value is stored or inlined, which rules merged or split its kernels, and its place."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ ROW = "each row reads its own"
 SIBLING = "they read the same values"
 NOWHERE = "none, because every reader is in the same kernel"
 GONE = "the passes left nothing of it: it is a constant, or equal to another value, or nothing needs it"
-SEEN_THROUGH = ("view", "formula")  # families that a value of several nodes is not shown for
+SEEN_THROUGH = ("view", "formula")  # families skipped when a node was compiled to several values
 
 
 @dataclass(frozen=True, slots=True)
 class Value:
     """One value of the compiled graph.
 
-    rule:     why it is stored or inlined; where cost decides, what an element costs, and how often it is read.
-    computes: the dispatches that compute it, with their kernels.
-    merged:   neighbours in the same kernel, and the rule that let them join.
+    rule:     why the value is stored or inlined. If cost decides: the cost of an element, and the number of reads.
+    computes: the dispatches that compute the value, with their kernels.
+    merged:   neighbours in the same kernel, and the rule that joined them.
     refused:  neighbours in other kernels, and the rule that kept them apart.
-    reads:    of a leaf, the dispatches that read it.
-    memory:   array[begin:end] and its lifetime; "" if the value is inlined.
+    reads:    for a leaf, the dispatches that read it.
+    memory:   array[begin:end] and the lifetime; "" if the value is inlined.
     """
 
     name: str
@@ -48,7 +48,7 @@ class Value:
 
     @property
     def why(self) -> str:
-        """Stored or inlined, and the rule."""
+        """`stored` or `inlined`, and the rule."""
         return f"{'stored' if self.stored else 'inlined'}: {self.rule}"
 
     def __str__(self) -> str:
@@ -63,7 +63,7 @@ class Value:
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Why:
-    """The values that a node of the graph was compiled to; print it. A composite is several, a node left out none."""
+    """The values that a node was compiled to, as text to print: several for a composite, none for a removed node."""
 
     node: str
     values: tuple[Value, ...]
@@ -78,7 +78,7 @@ class Why:
 
 
 def why(graph: Graph, program: Program, wanted: str | Tensor) -> Why:
-    """See `CompiledTraining.why`."""
+    """Explain a node or a name; see `CompiledTraining.why`."""
     node = node_of(graph, program, wanted)
     answers = Answers(graph, program)
     found = [t for t in answers.storage.order if answers.planned.origin(t) is node]
@@ -87,7 +87,7 @@ def why(graph: Graph, program: Program, wanted: str | Tensor) -> Why:
 
 
 def node_of(graph: Graph, program: Program, wanted: str | Tensor) -> Tensor:
-    """The node of a name, of a number as in `%12`, or the node itself; MissingNameError if the graph has none."""
+    """Return the node for a name, a number such as `%12`, or a node. Raises MissingNameError if there is none."""
     if isinstance(wanted, Tensor):
         if any(t is wanted for t in graph.nodes):
             return wanted
@@ -100,9 +100,9 @@ def node_of(graph: Graph, program: Program, wanted: str | Tensor) -> Tensor:
 
 
 def names_of(graph: Graph, program: Program) -> dict[str, Tensor]:
-    """All names and numbers of nodes. Of equal names that of a result comes first, then a capture, a state, a leaf."""
+    """Return the nodes by name and number. If names are equal, results win, then captures, states and leaves."""
     leaves = {t.name: t for t in graph.leaves("param", "frozen", "input", "state", "hyper")}
-    parts: dict[int, Tensor] = {}  # of the gradient, by their place
+    parts: dict[int, Tensor] = {}  # offset -> part of the gradient
     if "grads" in graph.writes:
         packed = graph.writes["grads"].inputs
         parts = {at: base(t) for at, t in zip(accumulate([t.size for t in packed], initial=0), packed) if t.size}
@@ -117,7 +117,7 @@ def names_of(graph: Graph, program: Program) -> dict[str, Tensor]:
 
 
 class Answers:
-    """A program planned again, and asked about its values."""
+    """Answers about the values of a program, from a plan made again."""
 
     def __init__(self, graph: Graph, program: Program) -> None:
         self.program, self.planned = program, Planned.of(graph, program)
@@ -137,7 +137,7 @@ class Answers:
                 self.neighbours(part, serial)
 
     def neighbours(self, maker: int, reader: int) -> None:
-        """Note of two stored values, one of which reads the other, the rule that kept their kernels apart."""
+        """Record the rule that kept the kernels of two stored values apart. The one reads the other."""
         a, b = self.schedule.owner[maker], self.schedule.owner[reader]
         if a is not b and id(a) in self.planned.numbers and id(b) in self.planned.numbers:
             rule = self.schedule.refused.get((maker, reader), SCAN if "scan" in (a.kind, b.kind) else PACKED)
@@ -145,18 +145,18 @@ class Answers:
             self.apart.setdefault(reader, {})[f"{self.dispatch(a)}, which it reads: {rule}"] = None
 
     def values(self) -> Iterator[Value]:
-        """Yield all that some kernel computes, views and numbers excepted."""
+        """Yield every value that a kernel computes, except views and constants."""
         for t in self.storage.order:
             if t.prim.family not in (*SEEN_THROUGH, "leaf", "pack", "item"):
                 yield self.value(t)
 
     def name(self, t: Tensor) -> str:
-        """Return the number of the node that a value comes from, and what it is now."""
+        """Return the number of the node that the value comes from, and its name and type."""
         node = self.planned.origin(t)
         return f"{t.name} {t.type}" if node is None else f"%{self.number[node.serial]} {t.name} {t.type}"
 
     def value(self, t: Tensor) -> Value:
-        """One value."""
+        """Return the answer for one value."""
         storage, node = self.storage, self.planned.origin(t)
         stored = t.serial in storage.stored or t.prim.family in ("leaf", "pack", "item")
         rule = storage.rules.rule[t.serial]
@@ -170,7 +170,7 @@ class Answers:
         return Value(self.name(t), stored, rule, computes, merged, refused, reads, memory, site)
 
     def dispatch(self, c: Cluster) -> str:
-        """`dispatch 3, kernel 2 (matmul+add)`"""
+        """Return the dispatches of a cluster as text, such as `dispatch 3, kernel 2 (matmul+add)`."""
         numbers = self.planned.numbers[id(c)]
         if len(numbers) > 1:
             return f"dispatches {numbers[0]} to {numbers[-1]} (scan)"
@@ -178,7 +178,7 @@ class Answers:
         return f"dispatch {numbers[0]}, kernel {kernel} ({self.planned.label(c)})"
 
     def merged(self, t: Tensor) -> Iterator[str]:
-        """Yield the other stored values of its kernel that it reads, that read it, or that read what it reads."""
+        """Yield, with the rule, other values of the kernel that `t` reads, that read `t`, or that share a read."""
         owner, reads = self.schedule.owner.get(t.serial), self.storage.reads
         if owner is None:
             return
@@ -191,7 +191,7 @@ class Answers:
                 yield f"{self.name(x)}: {SIBLING}"
 
     def memory(self, t: Tensor) -> str:
-        """Where it lies, and for how long."""
+        """Return the place of a value in memory, and its lifetime."""
         plan = self.planned.plan
         if t.prim.family == "scan":
             items = [x for x in self.storage.order if x.prim.family == "item" and x.inputs[0] is t]

@@ -71,4 +71,4 @@ if not TYPE_CHECKING:  # type checkers are to report unknown names themselves
 
 
 def __dir__() -> list[str]:
-    return __all__  # for tab completion: those that are loaded later too
+    return __all__  # for tab completion: also the names that are loaded later

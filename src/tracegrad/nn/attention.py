@@ -18,24 +18,26 @@ Cache = tuple[int, int]
 
 
 class MultiheadAttention(Module):
-    """softmax(q k^T / sqrt(d)) v in several heads, d = dim / n_heads. PyTorch's MultiheadAttention with batch_first.
+    """Multi-head attention, softmax(q k^T / sqrt(d)) v with d = dim / n_heads, as torch.nn.MultiheadAttention.
 
-    dim, n_heads: size of an element, and how many heads share it.
-    kv_heads:     heads of keys and values, a divisor of n_heads: each serves n_heads / kv_heads heads of queries
-                  (Ainslie et al. 2023). By default n_heads.
-    causal:       element t sees those up to t only.
+    dim, n_heads: size of an element, and the number of heads that divide it.
+    kv_heads:     number of heads of keys and values, a divisor of n_heads. Each serves n_heads / kv_heads heads of
+                  queries (Ainslie et al. 2023). By default n_heads.
+    causal:       True: element t sees elements up to t only.
     cache:        (batch, length) of a cache of keys and values for generation, in the states `keys` and `values`,
                   f32[batch, kv_heads, length, d].
     Layers q_proj, k_proj, v_proj and out_proj are `Linear`s, W from init.xavier_uniform(), b zeros.
 
     layer(x, memory=None, *, mask=None, position=None, dropout=0.0) gives f32[B, T, dim]:
-    x:        f32[B, T, dim], the queries; and the keys and values unless there is `memory`, f32[B, S, dim].
-    mask:     bool, broadcastable to [B, n_heads, T, S], True where a query sees a key, or f32, added to the scores. For
-              sequences of some lengths it is (tg.arange(S) < lengths[:, None])[:, None, None].
-    position: i32[]: `x` are the elements from there on of sequences whose earlier elements are in the cache. They are
-              added to it, so the forward needs writes=True. Begin again with position 0. `x` must end within the
-              cache: a run with another input is Failed, and a position that is computed is clamped.
-    dropout:  probability with which a weight is dropped; pass 0 outside of training.
+    x:        f32[B, T, dim]: the queries, and without `memory` the keys and values, too.
+    memory:   f32[B, S, dim]: other elements for keys and values.
+    mask:     bool, broadcastable to [B, n_heads, T, S], True where a query sees a key; or f32, added to the scores. For
+              sequences of different lengths, pass (tg.arange(S) < lengths[:, None])[:, None, None].
+    position: i32[]: the position of the first element of `x` in sequences whose earlier elements are in the cache. The
+              cache gets the elements of `x`, so the forward needs writes=True. Position 0 begins new sequences. `x`
+              must
+              end within the cache: otherwise the run is Failed, or a computed position is clamped.
+    dropout:  probability of dropping a weight. Pass 0 outside of training.
 
     >>> x = np.zeros((2, 5, 8), np.float32)
     >>> tg.instantiate(nn.MultiheadAttention(8, 2), 0)(x).shape
@@ -89,14 +91,14 @@ class MultiheadAttention(Module):
         return self.out_proj(merge_heads(attention(q, k, v, causal, mask, dropout)))
 
     def _for_all(self, t: Any) -> Any:
-        """Keys or values, for each head of the queries."""
+        """Repeat keys or values for each head of the queries."""
         b, h, n, d = t.shape
         each = self.n_heads // h
         t = shaping.broadcast_to(shaping.reshape(t, (b, h, 1, n, d)), (b, h, each, n, d))
         return shaping.reshape(t, (b, h * each, n, d))
 
     def _cached(self, k: Any, v: Any, position: Any, crossing: bool) -> tuple[Any, Any, Any]:
-        """Return all keys and values so far, and which of them each query sees."""
+        """Return all keys and values so far, and a mask of those that each query sees. Writes the cache."""
         if self.keys is None or self.values is None or crossing:
             raise TraceError.here(
                 "MultiheadAttention: position= needs a cache of this layer's own elements: make it with "
@@ -108,8 +110,8 @@ class MultiheadAttention(Module):
         if k.shape[0] != self.keys.shape[0] or n > length:
             raise ShapeError.here(f"MultiheadAttention: {n} elements of {k.shape[0]} sequences do not fit the cache, "
                                   f"{self.keys.type}")  # fmt: skip
-        at = indexing.take(indexing.arange(length - n + 1), at, 0)  # an index: what is out of range is refused
-        place = indexing.arange(length) - at  # of each element of the cache in `x`
+        at = indexing.take(indexing.arange(length - n + 1), at, 0)  # an index, so that the host checks its range
+        place = indexing.arange(length) - at  # for each element of the cache, its index in `x`
         new = shaping.reshape((place >= 0) & (place < n), (length, 1))
         for cache, rows in ((self.keys, k), (self.values, v)):
             rows = rows if n == 1 else indexing.take(rows, place.clip(0, n - 1), 2)
@@ -119,17 +121,17 @@ class MultiheadAttention(Module):
 
 
 class TransformerBlock(Module):
-    """Attention, then a network of two layers, each added to what went in. PyTorch's TransformerEncoderLayer.
+    """Attention, then a feed-forward network of two layers, each with a residual. As torch.nn.TransformerEncoderLayer.
 
     norm_first:  h = x + attention(norm1(x)),  y = h + linear2(f(linear1(norm2(h))))
     else:        h = norm1(x + attention(x)),  y = norm2(h + linear2(f(linear1(h))))
 
-    dim, n_heads: as of `MultiheadAttention`, which is `self_attn`; kv_heads, causal and cache go to it.
+    dim, n_heads: as for `MultiheadAttention`. The attribute `self_attn` also gets kv_heads, causal and cache.
     hidden:       size between linear1 and linear2, by default 4 dim.
     activation:   f, by default tg.gelu.
-    dropout:      of weights of the attention, behind f and of both branches, in training.
+    dropout:      probability, in training, of dropping attention weights, results of f, and results of both branches.
 
-    block(x, *, mask=None, position=None, training=False) is f32[B, T, dim], as x; see `MultiheadAttention`.
+    block(x, *, mask=None, position=None, training=False) gives f32[B, T, dim], as x; see `MultiheadAttention`.
 
     >>> tg.instantiate(nn.TransformerBlock(8, 2, causal=True), 0)(np.zeros((2, 5, 8), np.float32)).shape
     (2, 5, 8)
@@ -156,7 +158,7 @@ class TransformerBlock(Module):
         self.norm_first, self.dropout, self.activation = norm_first, dropout, activation
 
     def __call__(self, x: Tensor, *, mask: Any = None, position: Any = None, training: bool = False) -> Tensor:
-        """Apply to f32[B, T, dim]."""
+        """Apply the block to f32[B, T, dim]; see the class."""
         p = self.dropout if training else 0.0
 
         def attend(h: Any) -> Any:

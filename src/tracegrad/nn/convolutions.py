@@ -1,4 +1,4 @@
-"""Convolutions as layers, of sequences, images and volumes, and their transposes."""
+"""Convolution layers for sequences, images and volumes, and their transposes."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class _Windowed(Module):
     def _geometry(
         self, in_ch: int, out_ch: int, kernel_size: Any, stride: Any, padding: Any, dilation: Any, groups: int
     ) -> Sizes:
-        """Set stride, padding, dilation and groups; return the kernel's sizes."""
+        """Set stride, padding, dilation and groups. Returns the sizes of the kernel."""
         if groups < 1 or in_ch % groups or out_ch % groups:
             name = type(self).__name__
             raise ShapeError.here(f"{name}: groups={groups} must divide both in_ch={in_ch} and out_ch={out_ch}")
@@ -44,7 +44,7 @@ class _Windowed(Module):
         return kernel
 
     def _same(self, kernel: Sizes) -> Sizes:
-        """Return the padding with which the result has the sizes of the input."""
+        """Return the padding for a result of the input's sizes. Raises ShapeError if there is none."""
         added = [d * (k - 1) for d, k in zip(self.dilation, kernel)]
         if {*self.stride} != {1} or any(n % 2 for n in added):
             raise ShapeError.here(
@@ -54,13 +54,13 @@ class _Windowed(Module):
         return tuple([n // 2 for n in added])
 
     def _applied(self, ops: Sequence[Any], x: Tensor, *sizes: Sizes) -> Tensor:
-        """Return the op for this many axes, with those sizes, plus the bias. An op of one axis takes integers."""
+        """Apply the op for this number of axes, and add the bias. Ops of one axis take integers instead of tuples."""
         *how, dilation = [each[0] if self.axes == 1 else each for each in (*sizes, self.dilation)]
         y = ops[self.axes - 1](x, self.W, *how, self.groups, dilation)
         return y if self.b is None else y + self.b.reshape(1, -1, *(1,) * self.axes)
 
     def _each(self, what: str, value: int | Sequence[int]) -> Sizes:
-        """Return one integer for each axis."""
+        """Return one integer for each axis. Raises ShapeError for any other value."""
         name = type(self).__name__
         try:
             n = whole(value)
@@ -74,7 +74,7 @@ class _Windowed(Module):
 
 
 class _Convolution(_Windowed):
-    """What Conv1d, Conv2d and Conv3d have in common."""
+    """The common part of Conv1d, Conv2d and Conv3d."""
 
     def __init__(
         self,
@@ -97,13 +97,13 @@ class _Convolution(_Windowed):
         self.b = self.param(out_ch, init=inits.zeros(), trainable=trainable) if bias else None
 
     def __call__(self, x: Tensor) -> Tensor:
-        """Apply to a batch of one axis more for each of `axes`; see the class."""
+        """Apply the convolution to [B, in_ch, *sizes]; see the class."""
         ops: Sequence[Any] = (convolutions.conv1d, convolutions.conv2d, convolutions.conv3d)
         return self._applied(ops, x, self.stride, self.padding)
 
 
 class Conv1d(_Convolution):
-    """Cross-correlation of sequences, NCL, plus a bias for each output channel. PyTorch's Conv1d.
+    """Cross-correlation of sequences (NCL), plus a bias for each output channel.
 
     x: f32[B, in_ch, L]; the result is f32[B, out_ch, L'],
        L' = floor((L + 2 padding - dilation (kernel - 1) - 1) / stride) + 1.
@@ -118,7 +118,7 @@ class Conv1d(_Convolution):
 
 
 class Conv2d(_Convolution):
-    """Cross-correlation of images, NCHW, plus a bias for each output channel. PyTorch's Conv2d.
+    """Cross-correlation of images (NCHW), plus a bias for each output channel.
 
     x: f32[B, in_ch, H, W]; the result is f32[B, out_ch, H', W'],
        H' = floor((H + 2 padding - dilation (kernel - 1) - 1) / stride) + 1.
@@ -135,9 +135,9 @@ class Conv2d(_Convolution):
 
 
 class Conv3d(_Convolution):
-    """Cross-correlation of volumes, NCDHW, plus a bias for each output channel. PyTorch's Conv3d.
+    """Cross-correlation of volumes (NCDHW), plus a bias for each output channel.
 
-    x: f32[B, in_ch, D, H, W]; the result is f32[B, out_ch, D', H', W'], sizes as of `Conv2d`.
+    x: f32[B, in_ch, D, H, W]; the result is f32[B, out_ch, D', H', W'], with sizes as for `Conv2d`.
     W: f32[out_ch, in_ch/groups, kd, kh, kw], from `init`, default kaiming(); `decay` is about W.
     b: f32[out_ch], zeros.
     kernel_size, stride, padding and dilation are an integer or one for each of the three axes.
@@ -151,7 +151,7 @@ class Conv3d(_Convolution):
 
 
 class _Transpose(_Windowed):
-    """What ConvTranspose1d, ConvTranspose2d and ConvTranspose3d have in common."""
+    """The common part of ConvTranspose1d, ConvTranspose2d and ConvTranspose3d."""
 
     def __init__(
         self,
@@ -177,17 +177,17 @@ class _Transpose(_Windowed):
         self.b = self.param(out_ch, init=inits.zeros(), trainable=trainable) if bias else None
 
     def __call__(self, x: Tensor) -> Tensor:
-        """Apply to a batch; see the class."""
+        """Apply the transpose to [B, in_ch, *sizes]; see the class."""
         ops = (convolutions.conv_transpose1d, convolutions.conv_transpose2d, convolutions.conv_transpose3d)
         return self._applied(ops, x, self.stride, self.padding, self.output_padding)
 
 
 class ConvTranspose1d(_Transpose):
-    """The transpose of a `Conv1d`, which makes sequences longer, plus a bias. PyTorch's ConvTranspose1d.
+    """The transpose of `Conv1d`, which makes sequences longer, plus a bias.
 
     x: f32[B, in_ch, l]; the result is f32[B, out_ch, L],
        L = (l - 1) stride - 2 padding + dilation (kernel - 1) + output_padding + 1.
-    W: f32[in_ch, out_ch/groups, k], from `init`, by default as of `ConvTranspose2d`; `decay` is about W.
+    W: f32[in_ch, out_ch/groups, k], from `init`, by default as for `ConvTranspose2d`; `decay` is about W.
     b: f32[out_ch], zeros.
     As torch.nn.ConvTranspose1d.
 
@@ -199,14 +199,14 @@ class ConvTranspose1d(_Transpose):
 
 
 class ConvTranspose2d(_Transpose):
-    """The transpose of a `Conv2d`, which makes images larger, plus a bias. PyTorch's ConvTranspose2d.
+    """The transpose of `Conv2d`, which makes images larger, plus a bias.
 
     x: f32[B, in_ch, h, w]; the result is f32[B, out_ch, H, W],
        H = (h - 1) stride - 2 padding + dilation (kernel - 1) + output_padding + 1.
     W: f32[in_ch, out_ch/groups, kh, kw], from `init`; `decay` is about W.  b: f32[out_ch], zeros.
 
     By default W is normal with deviation sqrt(2 / n), as `kaiming()` for the other convolutions. Here
-    n = in_ch/groups * kh*kw / (stride of both axes), the mean number of terms of an element of the result.
+    n = in_ch/groups * kh*kw / (product of the strides), the mean number of terms in an element of the result.
 
     kernel_size, stride, padding, output_padding and dilation are an integer or one for each of the two axes.
     As torch.nn.ConvTranspose2d.
@@ -219,10 +219,10 @@ class ConvTranspose2d(_Transpose):
 
 
 class ConvTranspose3d(_Transpose):
-    """The transpose of a `Conv3d`, which makes volumes larger, plus a bias. PyTorch's ConvTranspose3d.
+    """The transpose of `Conv3d`, which makes volumes larger, plus a bias.
 
-    x: f32[B, in_ch, d, h, w]; the result is f32[B, out_ch, D, H, W], sizes as of `ConvTranspose2d`.
-    W: f32[in_ch, out_ch/groups, kd, kh, kw], from `init`, by default as of `ConvTranspose2d`; `decay` is about W.
+    x: f32[B, in_ch, d, h, w]; the result is f32[B, out_ch, D, H, W], with sizes as for `ConvTranspose2d`.
+    W: f32[in_ch, out_ch/groups, kd, kh, kw], from `init`, by default as for `ConvTranspose2d`; `decay` is about W.
     b: f32[out_ch], zeros.
     kernel_size, stride, padding, output_padding and dilation are an integer or one for each of the three axes.
     As torch.nn.ConvTranspose3d.

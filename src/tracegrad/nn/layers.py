@@ -1,6 +1,7 @@
-"""The usual layers. Each declares its parameters and is called: `layer(x)`.
+"""The usual layers. A layer declares its parameters, and is called as `layer(x)`.
 
-All take `trainable=False`: no step changes their parameters, and no gradient of these is computed.
+Linear, LayerNorm, RMSNorm and Embedding take `trainable=False`: no step changes their parameters or computes a
+gradient.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from tracegrad.refusals import shown
 
 
 class Linear(Module):
-    """y = x W + b. PyTorch's Linear, but W is [in, out], as it is multiplied.
+    """The affine map y = x W + b. As torch.nn.Linear, but W is [in, out], as in the product.
 
     x: f32[..., in_dim]; the result is f32[..., out_dim].
     W: f32[in_dim, out_dim], from `init`, default kaiming(); `decay` is about W.  b: f32[out_dim], zeros.
@@ -43,16 +44,16 @@ class Linear(Module):
         self.b = self.param(out_dim, init=inits.zeros(), trainable=trainable) if bias else None
 
     def __call__(self, x: Tensor) -> Tensor:
-        """Apply to f32[..., in_dim]. Raises ShapeError if the last axis differs."""
+        """Apply the map to f32[..., in_dim]. Raises ShapeError if the last axis differs."""
         y = linalg.matmul(x, self.W)
         return y if self.b is None else y + self.b
 
 
 class LayerNorm(Module):
-    """(x - mean) / sqrt(var + eps) * g + b over the last axis (Ba et al. 2016). PyTorch's LayerNorm.
+    """Layer normalization, (x - mean) / sqrt(var + eps) * g + b over the last axis.
 
     x: f32[..., dim].  g: f32[dim], ones.  b: f32[dim], zeros. `decay` is about both.
-    As torch.nn.LayerNorm of the last axis (Ba et al. 2016).
+    As torch.nn.LayerNorm over the last axis (Ba et al. 2016).
 
     >>> tg.instantiate(nn.LayerNorm(2), 0)(np.array([[1.0, 3.0]], np.float32))
     tensor([[-0.999995,  0.999995]], requires_grad=True)
@@ -71,7 +72,7 @@ class LayerNorm(Module):
 
 
 class RMSNorm(Module):
-    """x / sqrt(mean(x^2) + eps) * g over the last axis (Zhang & Sennrich 2019). PyTorch's RMSNorm.
+    """Root-mean-square normalization, x / sqrt(mean(x^2) + eps) * g over the last axis.
 
     x: f32[..., dim].  g: f32[dim], ones.
     As torch.nn.RMSNorm (Zhang and Sennrich 2019).
@@ -90,7 +91,7 @@ class RMSNorm(Module):
 
 
 class Embedding(Module):
-    """Row `indices[...]` of a table. PyTorch's Embedding.
+    """A table of vectors: the layer returns row `indices[...]`.
 
     indices: i32[...], in [0, vocab); the result is f32[..., dim].
     W: f32[vocab, dim], from `init`, default randn(0.02).
@@ -111,12 +112,12 @@ class Embedding(Module):
         self.W = self.param((vocab, dim), init=init, decay=decay, trainable=trainable)
 
     def __call__(self, indices: Tensor) -> Tensor:
-        """Look up i32[...]."""
+        """Look up the rows of i32[...] indices."""
         return indexing.embedding(self.W, indices)
 
 
 class Dropout(Module):
-    """`tg.dropout(x, p, training)` as a layer: drops only where it is called with training=True. PyTorch's Dropout.
+    """`tg.dropout(x, p, training)` as a layer. It drops elements only if you call it with training=True.
 
     As torch.nn.Dropout (Srivastava et al. 2014).
 
@@ -128,18 +129,18 @@ class Dropout(Module):
         self.p = p
 
     def __call__(self, x: Tensor, training: bool = False) -> Tensor:
-        """Drop elements of f32 of any shape in `training`; else `x`."""
+        """Drop elements of `x`, f32 of any shape, if `training`; else return `x`."""
         return random.dropout(x, self.p, training)
 
 
 class Sequential(Module):
-    """Layers and functions of one tensor, each applied to what the one before it gives. PyTorch's Sequential.
+    """A chain of layers and functions of one tensor. As torch.nn.Sequential.
 
         net = nn.Sequential(nn.Linear(3, 16), nn.BatchNorm(16), tg.relu, nn.Dropout(0.1), nn.Linear(16, 2))
         y = net(x, training=True)
 
-    `training` goes to the layers that have such an argument. Parameters are named `layers.0.W` and so on.
-    Raises: TraceError for what cannot be called.
+    Layers that have an argument `training` get it. Parameters are named `layers.0.W` and so on.
+    Raises: TraceError for an entry that cannot be called.
 
     >>> net = nn.Sequential(nn.Linear(3, 4), tg.relu, nn.Linear(4, 1))
     >>> tg.instantiate(net, 0)(np.zeros((2, 3), np.float32)).shape
@@ -154,27 +155,27 @@ class Sequential(Module):
         self.layers = list(layers)
 
     def __call__(self, x: Any, training: bool = False) -> Any:
-        """Apply all layers in order."""
+        """Apply all layers in order, each to the result of the one before."""
         for layer in self.layers:
             x = layer(x, training=training) if _switches(layer) else layer(x)
         return x
 
 
 def _switches(layer: Callable[..., Any]) -> bool:
-    """Is it a layer that does something else in training?"""
+    """Return whether `layer` is a module whose call takes `training`."""
     return isinstance(layer, Module) and "training" in inspect.signature(type(layer).__call__).parameters
 
 
 class BatchNorm(Module):
-    """(x - mean) / sqrt(var + eps) * g + b for each channel (Ioffe & Szegedy 2015). PyTorch's BatchNorm1d, 2d and 3d.
+    """Batch normalization, (x - mean) / sqrt(var + eps) * g + b for each channel. As torch.nn.BatchNorm1d, 2d and 3d.
 
-    In training the statistics are those of the batch, and the running ones follow them:
+    In training, mean and var are the statistics of the batch, and update the running statistics (Ioffe & Szegedy 2015):
 
         mean <- (1 - momentum) mean + momentum * mean of the batch
         var  <- (1 - momentum) var + momentum * unbiased variance of the batch
 
-    x: f32[B, dim, ...]; the result is of its shape.  g: f32[dim], ones.  b: f32[dim], zeros; neither if not `affine`.
-    States: mean f32[dim], zeros, and var f32[dim], ones. A layer that is called twice in one loss follows both batches.
+    x: f32[B, dim, ...], as the result.  g: f32[dim], ones.  b: f32[dim], zeros. affine=False: neither g nor b.
+    States: mean f32[dim], zeros, and var f32[dim], ones. Two calls in one loss update them twice.
 
     >>> tg.instantiate(nn.BatchNorm(3), 0)(np.ones((2, 3), np.float32)).shape
     (2, 3)
@@ -188,9 +189,9 @@ class BatchNorm(Module):
         self.var = self.state(dim, init=inits.ones())
 
     def __call__(self, x: Tensor, training: bool = False) -> Tensor:
-        """Normalise f32[B, dim, ...]: by the running statistics, or in `training` by those of the batch.
+        """Normalise f32[B, dim, ...] by the running statistics, or in `training` by those of the batch.
 
-        Raises: ShapeError for another number of channels, and in training for one value a channel only.
+        Raises: ShapeError for another number of channels, and in training if a channel has only one value.
         """
         x, channels = constants.asarray(x), self.mean.shape[0]
         if x.ndim < 2 or x.shape[1] != channels:
@@ -208,11 +209,11 @@ class BatchNorm(Module):
 
 
 class GroupNorm(Module):
-    """(x - mean) / sqrt(var + eps) * g + b, over each group of channels of each example (Wu & He 2018).
+    """Group normalization, (x - mean) / sqrt(var + eps) * g + b over each group of channels of each example.
 
-    x: f32[B, dim, ...]: `groups` groups of dim / groups neighbouring channels.  The result is of its shape.
-    g: f32[dim], ones.  b: f32[dim], zeros; neither if not `affine`.
-    Raises: ShapeError if `groups` does not divide `dim`. PyTorch's GroupNorm.
+    x: f32[B, dim, ...], as the result: `groups` groups of dim / groups neighbouring channels.
+    g: f32[dim], ones.  b: f32[dim], zeros. affine=False: neither g nor b.
+    Raises: ShapeError if `groups` does not divide `dim`. As torch.nn.GroupNorm (Wu & He 2018).
 
     >>> tg.instantiate(nn.GroupNorm(2, 4), 0)(np.zeros((1, 4, 3, 3), np.float32)).shape
     (1, 4, 3, 3)
@@ -238,9 +239,9 @@ class GroupNorm(Module):
 
 
 class InstanceNorm(GroupNorm):
-    """(x - mean) / sqrt(var + eps) of each channel of each example (Ulyanov et al. 2016): a `GroupNorm` of one channel.
-
-    x: f32[B, dim, ...].  `affine` adds g f32[dim] and b f32[dim]. PyTorch's InstanceNorm1d, 2d and 3d.
+    """Instance normalization, (x - mean) / sqrt(var + eps) over each channel of each example.
+    x: f32[B, dim, ...].  `affine` adds g f32[dim] and b f32[dim]. A `GroupNorm` with one channel per group.
+    As torch.nn.InstanceNorm1d, 2d and 3d (Ulyanov et al. 2016).
 
     >>> tg.instantiate(nn.InstanceNorm(4), 0)(np.zeros((1, 4, 3, 3), np.float32)).shape
     (1, 4, 3, 3)

@@ -22,13 +22,13 @@ from tracegrad.shapes import integers, show
 
 DecayFilter = Callable[[str], bool]
 M = TypeVar("M")
-COPY = "copy"  # the kind of a spec: begin as another parameter
+COPY = "copy"  # kind of a spec: the state begins as a copy of a parameter
 SHOWN = 4  # parameters in the repr of a module
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
 class Parameter(NoArray):
-    """What a parameter will be. In a forward a tensor stands in its place.
+    """The declaration of a parameter. In a forward, a tensor replaces it.
 
     >>> nn.Linear(2, 1).W.shape
     (2, 1)
@@ -69,7 +69,7 @@ class Parameter(NoArray):
 
         @property
         def requires_grad(self) -> bool:
-            """Whether steps change it: PyTorch's name of `trainable`."""
+            """Whether steps change the parameter: PyTorch's name for `trainable`."""
             return self.trainable
 
         def __getattr__(self, name: str) -> Any:
@@ -82,9 +82,9 @@ class Parameter(NoArray):
 
 
 class State(Parameter):
-    """What a state will be: a parameter that steps may replace and that no optimizer touches.
+    """The declaration of a state: an array that steps can replace and no optimizer changes.
 
-    of: the parameter that it begins as; None: `init` draws it.
+    of: the parameter that it starts as a copy of; None: `init` gives its first value.
     """
 
     __slots__ = ("of",)
@@ -116,11 +116,11 @@ def _fixed(parameter: Parameter, name: str, value: object) -> None:
 
 
 if not TYPE_CHECKING:
-    Parameter.__setattr__ = _fixed  # the dataclass's own says "cannot assign to field", or fails inside itself
+    Parameter.__setattr__ = _fixed  # the dataclass's own message is "cannot assign to field", or it fails internally
 
 
 def _told(apply: Callable[..., Any]) -> Callable[..., Any]:
-    """Return `apply`, a layer's `__call__`, of which a call with wrong arguments gets a remedy."""
+    """Wrap a layer's `__call__`, so that wrong arguments raise an error with a remedy."""
 
     @wraps(apply)
     def call(self: Module, *args: Any, **given: Any) -> Any:
@@ -131,9 +131,9 @@ def _told(apply: Callable[..., Any]) -> Callable[..., Any]:
 
 
 class Module(NoNumber):
-    """Base of models and layers: attributes that are modules, parameters, or lists, tuples and dicts of them.
-
-    A plain object: assign in `__init__` (no `super().__init__()` needed), use in a function of the model.
+    """Base class of models and layers: a tree of attributes that are modules, parameters, lists, tuples and dicts.
+    Assign attributes in `__init__` (`super().__init__()` is not needed), and use them in a function of the model.
+    As torch.nn.Module and eqx.Module of Equinox.
 
         class Gate(tg.Module):
             def __init__(self, dim):
@@ -158,14 +158,14 @@ class Module(NoNumber):
 
     instead: ClassVar[str] = "call the model, as in m(x)"
 
-    if not TYPE_CHECKING:  # subclasses declare what theirs takes
+    if not TYPE_CHECKING:  # subclasses declare their own arguments
 
         def __init_subclass__(cls) -> None:
             if cls.__module__.startswith("tracegrad.nn.") and "__call__" in vars(cls):
                 cls.__call__ = _told(cls.__call__)
 
         def __new__(cls, *args: Any, **given: Any) -> Any:
-            if args or given:  # a copy is made without
+            if args or given:  # copies are made without arguments
                 check_call(cls.__name__, cls.__init__, args, given, bound=1)
             return super().__new__(cls)
 
@@ -191,15 +191,15 @@ class Module(NoNumber):
         dtype: DType | str = f32,
         trainable: bool | None = None,
     ) -> Tensor:
-        """Declare a parameter; call it in `__init__` and assign the result to an attribute.
+        """Declare a parameter. Call `param` in `__init__`, and assign the result to an attribute.
 
         shape:      an integer or a sequence of them; () is a scalar.
         init:       one of `tg.init`; default `randn(0.02)`. Integers and booleans take zeros, their default, ones or
                     literal.
-        decay:      whether weight decay applies; None leaves it to the optimizer's decay_filter, else to `init`.
-        trainable:  False for constants that are saved with the model but that no step changes. The default is True
-                    for f32, and False for integers and booleans, which have no gradient.
-        Raises TraceError outside `__init__` or inside a forward, ShapeError and DTypeError for what cannot be one.
+        decay:      whether weight decay applies; None: the optimizer's decay_filter decides, else `init`.
+        trainable:  False for constants that are saved with the model and that no step changes. The default is True
+                    for f32, and False for integers and booleans, which have no gradient. As torch.nn.Parameter.
+        Raises TraceError outside `__init__` and inside a forward, ShapeError and DTypeError for values that do not fit.
 
         >>> class Scale(tg.Module):
         ...     def __init__(self):
@@ -212,11 +212,11 @@ class Module(NoNumber):
         if trainable and not dtype.is_float:
             raise DTypeError.here(f"a parameter of {dtype} has no gradient; pass trainable=False")
         init = _checked(init, dims, dtype)
-        # Forwards see a tensor here, so that is what editors and type checkers should see too.
+        # Forwards see a tensor here, so editors and type checkers should see one, too.
         return cast("Tensor", Parameter(dims, dtype, init, decay, trainable, call_site()))
 
     def state(self, shape: int | Sequence[int], *, init: Initializer | None = None, dtype: DType | str = f32) -> Tensor:
-        """Declare a state, an array that steps may replace and no optimizer touches. Call it in `__init__`.
+        """Declare a state, an array that steps can replace and no optimizer changes. Call `state` in `__init__`.
 
             class Mean(tg.Module):
                 def __init__(self, dim):
@@ -226,14 +226,14 @@ class Module(NoNumber):
                     self.mean.assign(0.9 * self.mean + 0.1 * x.mean(0))
                     return x - self.mean
 
-        In a loss or forward it reads as a tensor, and `assign` gives it another value; see `assign`. It is saved,
-        restored and reset with the model, and attached forwards share it. `train.states()` reads it.
+        In a loss or forward, a state reads as a tensor, and `assign` writes a new value. States are saved, restored and
+        reset with the model, and shared with attached forwards. `train.states()` reads them. As a buffer of PyTorch.
 
         shape:      an integer or a sequence of them; () is a scalar.
         init:       one of `tg.init`; default zeros. Integers and booleans take zeros, ones or literal. States are drawn
-                    after all parameters, so that adding one leaves those as they were.
+                    after all parameters, so that a new state does not change the parameters.
         Gradient:   none: a state is a constant of the step.
-        Raises TraceError outside `__init__` or inside a forward, ShapeError and DTypeError for what cannot be one.
+        Raises TraceError outside `__init__` and inside a forward, ShapeError and DTypeError for values that do not fit.
 
         >>> class Counter(tg.Module):
         ...     def __init__(self):
@@ -249,7 +249,7 @@ class Module(NoNumber):
 def _declared(
     module: Module, what: str, method: str, shape: int | Sequence[int], dtype: DType | str
 ) -> tuple[Shape, DType]:
-    """Shape and element type of what `method` declares. Raises TraceError outside of an `__init__`, and in a trace."""
+    """Return shape and dtype for `method`. Raises TraceError outside of an `__init__`, and inside a trace."""
     name = f"{type(module).__name__}.{method}"
     if active() is not None:
         raise TraceError.here(
@@ -265,7 +265,7 @@ def _declared(
 
 
 def _initialising(module: Module) -> bool:
-    """Return True if an `__init__` of `module` is running, however deep in its helpers."""
+    """Return whether an `__init__` of `module` is running, possibly through helper functions."""
     frame = sys._getframe(3)  # pyright: ignore[reportPrivateUsage]
     while frame is not None:
         code = frame.f_code
@@ -285,7 +285,7 @@ def _dims(shape: int | Sequence[int], what: str) -> Shape:
     try:
         dims = integers(shape, "a size")
     except ShapeError as e:
-        why = hint if sizes else e  # an array of floats is hardly a shape
+        why = hint if sizes else e  # an array of floats was hardly meant as a shape
         raise ShapeError.here(f"a {what}'s shape must be integers, got {shown(shape)}: {why}") from None
     if any(n < 1 for n in dims):
         raise ShapeError.here(f"a {what}'s shape must have sizes of at least 1, got {show(dims)}")
@@ -293,7 +293,7 @@ def _dims(shape: int | Sequence[int], what: str) -> Shape:
 
 
 def _checked(init: Initializer | None, shape: Shape, dtype: DType) -> Initializer:
-    """Return the initialiser, fit for a parameter of that type."""
+    """Return the initialiser for a parameter of this type, by default randn or zeros. Raises if it does not fit."""
     if init is None:
         return inits.randn() if dtype.is_float else inits.zeros()
     if not isinstance(init, Initializer):  # pyright: ignore[reportUnnecessaryIsInstance]
@@ -318,7 +318,7 @@ def _checked(init: Initializer | None, shape: Shape, dtype: DType) -> Initialize
 
 
 def decays(name: str, parameter: Parameter, decay_filter: DecayFilter | None = None) -> bool:
-    """Return whether weight decay applies: the explicit flag, else the filter's word, else not for zeros and ones.
+    """Return whether weight decay applies: the parameter's flag, the filter's answer, or not for zeros and ones.
 
     >>> [nn.decays(name, p) for name, p in nn.named_parameters(nn.Linear(2, 1)).items()]
     [True, False]
@@ -331,10 +331,11 @@ def decays(name: str, parameter: Parameter, decay_filter: DecayFilter | None = N
 
 
 def named_parameters(model: Any) -> dict[str, Parameter]:
-    """Parameters by attribute path, `layers.0.attn.q.W`, in declaration order.
+    """Return the parameters by attribute path, such as `layers.0.attn.q.W`, in declaration order.
 
-    A parameter that several paths reach is named by the first. Raises TraceError if `model` is no tree of modules,
-    and if two different parameters have one path, as the keys 1 and "1" of a dict.
+    A parameter with several paths gets the first one as its name. Raises TraceError if `model` is not a tree of
+    modules, and if two parameters have the same path, as with the keys 1 and "1" of a dict. As Module.named_parameters
+    of PyTorch.
 
     >>> {name: p.shape for name, p in nn.named_parameters(nn.Linear(2, 1)).items()}
     {'W': (2, 1), 'b': (1,)}
@@ -343,7 +344,7 @@ def named_parameters(model: Any) -> dict[str, Parameter]:
 
 
 def named_states(model: Any) -> dict[str, State]:
-    """States by attribute path, in declaration order; as `named_parameters`.
+    """Return the states by attribute path, in declaration order. As `named_parameters`, and named_buffers of PyTorch.
 
     >>> list(nn.named_states(nn.BatchNorm(3)))
     ['mean', 'var']
@@ -352,7 +353,7 @@ def named_states(model: Any) -> dict[str, State]:
 
 
 def state_specs(model: Any) -> list[dict[str, Any]]:
-    """How each state begins, as plain data: as its initialiser, or as the parameter of the model that it copies."""
+    """Return plain data on how each state begins: its initialiser, or the path of the parameter that it copies."""
     paths = {id(p): path for path, p in named_parameters(model).items()}
     return [
         {"kind": COPY, "of": paths[id(s.of)]} if id(s.of) in paths else s.init.spec()
@@ -361,7 +362,7 @@ def state_specs(model: Any) -> list[dict[str, Any]]:
 
 
 def named_arrays(model: Any) -> dict[str, Parameter]:
-    """Parameters and states by attribute path."""
+    """Return parameters and states by attribute path. Raises TraceError as `named_parameters`."""
     if not isinstance(model, (Module, list, tuple, dict)):
         own = any(isinstance(x, (Module, Parameter)) for x in getattr(model, "__dict__", {}).values())
         hint = f"; derive it: class {type(model).__name__}(tg.Module)" if own else "; pass an instance of one"
@@ -379,7 +380,7 @@ def named_arrays(model: Any) -> dict[str, Parameter]:
 
 
 def no_parameters(model: Any) -> str:
-    """Why a model may have none, for the error."""
+    """Return advice for the error about a model without parameters."""
     advice = "make some with self.param or layers in __init__, and assign them to attributes"
     for name, value in getattr(model, "__dict__", {}).items():
         if isinstance(value, (set, frozenset, Iterator)):
@@ -390,7 +391,7 @@ def no_parameters(model: Any) -> str:
 
 
 def children(node: Any) -> Mapping[Any, Any] | None:
-    """Attributes of a module, items of a container; None of anything else."""
+    """Return the attributes of a module or the items of a container; None for anything else."""
     if isinstance(node, Module):
         return vars(node)
     if isinstance(node, dict):
@@ -399,13 +400,13 @@ def children(node: Any) -> Mapping[Any, Any] | None:
 
 
 def like(container: Any, items: Iterable[Any]) -> Any:
-    """Return a list or tuple of the type of `container`; a named tuple takes its items one by one."""
+    """Make a list or tuple of the type of `container`. A named tuple takes its items one by one."""
     make = getattr(container, "_make", None) or cast("Any", type(cast("object", container)))
     return make(items)
 
 
 def _walk(node: Any, path: str, seen: set[int]) -> Iterator[tuple[str, Parameter]]:
-    """Yield each parameter once; `seen` ends cycles, as of a child that knows its parent."""
+    """Yield each parameter once, with its path. `seen` ends cycles, such as a child that refers to its parent."""
     parts = children(node)
     if parts is None and not isinstance(node, Parameter):
         return
@@ -419,9 +420,9 @@ def _walk(node: Any, path: str, seen: set[int]) -> Iterator[tuple[str, Parameter
 
 
 def bound(model: M, tensors: Mapping[str, TensorMethods]) -> M:
-    """Return a copy of the model with `tensors`, by name, in the places of its parameters and states.
-
-    Modules, lists, tuples and dicts are copied, once each; everything else is shared. The model is untouched.
+    """Return a copy of the model in which `tensors`, by name, replace its parameters and states.
+    Modules, lists, tuples and dicts are copied once each; everything else is shared. The model does not change.
+    As torch.func.functional_call of PyTorch, without the call.
 
     >>> model = nn.bound(nn.Linear(2, 1), {"W": tg.ones((2, 1)), "b": tg.zeros((1,))})
     >>> model(np.array([[1.0, 2.0]], np.float32))
@@ -431,7 +432,7 @@ def bound(model: M, tensors: Mapping[str, TensorMethods]) -> M:
 
 
 def replaced(model: M, by_id: Mapping[int, Any]) -> M:
-    """A copy of the model with other things, by the identity of the parameter, in the places of its parameters."""
+    """Return a copy of the model in which each parameter `p` is replaced by `by_id[id(p)]`."""
     return _copy(model, by_id, {})
 
 

@@ -19,10 +19,10 @@ Carry = tuple[Any, ...]
 
 
 class Cell(Module):
-    """One direction of one layer. PyTorch's weights: rows of W_ih, W_hh, b_ih and b_hh are gates, each `hidden` long.
+    """One direction of one layer, with PyTorch's weights. Rows of W_ih, W_hh, b_ih and b_hh are gates of `hidden` rows.
 
     W_ih: f32[gates * hidden, input].  W_hh: f32[gates * hidden, hidden].  b_ih, b_hh: f32[gates * hidden].
-    All begin uniform in +-1 / sqrt(hidden).
+    First values are uniform in +-1 / sqrt(hidden).
     """
 
     def __init__(self, input_dim: int, hidden: int, gates: int) -> None:
@@ -33,19 +33,19 @@ class Cell(Module):
         self.b_hh = self.param(gates * hidden, init=inits.uniform(-edge, edge))
 
     def given(self, x: Any) -> Any:
-        """What the input adds to the gates."""
+        """Return the contribution of the input to the gates."""
         return linalg.matmul(x, shaping.swapaxes(self.W_ih, 0, 1)) + self.b_ih
 
     def recurring(self, h: Any) -> Any:
-        """What the last output adds to them."""
+        """Return the contribution of the previous output to the gates."""
         return linalg.matmul(h, shaping.swapaxes(self.W_hh, 0, 1)) + self.b_hh
 
 
 class Recurrent(Module):
-    """What RNN, GRU and LSTM have in common."""
+    """The common part of RNN, GRU and LSTM."""
 
     gates: ClassVar[int]
-    carried: ClassVar[int] = 1  # arrays of the state
+    carried: ClassVar[int] = 1  # number of arrays in the state
 
     def __init__(
         self, input_dim: int, hidden_dim: int, layers: int = 1, bidirectional: bool = False, dropout: float = 0.0
@@ -61,13 +61,13 @@ class Recurrent(Module):
         self.cells = [Cell(n, hidden_dim, self.gates) for n in sizes for _ in range(self.directions)]
 
     def step(self, cell: Cell, given: Any, carry: Carry) -> Carry:
-        """Return the next carry, the output first."""
+        """Return the next carry, with the output first. Subclasses define it; here it raises NotImplementedError."""
         raise NotImplementedError
 
     def __call__(self, x: Tensor, state: Any = None, lengths: Any = None, training: bool = False) -> tuple[Any, Any]:
-        """Run along axis 1 of f32[B, T, input]; see the class.
+        """Run the layers along axis 1 of f32[B, T, input]; see the class.
 
-        Raises: ShapeError for another rank or size of `x`, and for a state or lengths that do not fit it.
+        Raises: ShapeError for another rank or size of `x`, and for a state or lengths that do not fit `x`.
         """
         x = constants.asarray(x)
         if x.ndim != 3 or x.shape[2] != self.cells[0].W_ih.shape[1]:
@@ -92,7 +92,7 @@ class Recurrent(Module):
         return type(self).__name__
 
     def _along(self, cell: Cell, x: Any, carry: Carry, live: Any, reverse: bool) -> tuple[Any, Carry]:
-        """Return one direction over f32[T, B, input]: its outputs, and the last carry."""
+        """Run one direction over f32[T, B, input]. Returns the outputs and the last carry."""
 
         def step(carry: Carry, given: Any) -> tuple[Carry, Any]:
             gates, here = given if live is not None else (given, None)
@@ -107,7 +107,7 @@ class Recurrent(Module):
         return ys, last
 
     def _live(self, x: Any, lengths: Any) -> Any:
-        """bool[T, B, 1]: where a sequence has an element; None: everywhere."""
+        """Return bool[T, B, 1], True where a sequence has an element; None if all have `T` elements."""
         if lengths is None:
             return None
         n = constants.asarray(lengths)
@@ -116,7 +116,7 @@ class Recurrent(Module):
         return shaping.reshape(indexing.arange(x.shape[1]), (-1, 1, 1)) < shaping.reshape(n, (1, -1, 1))
 
     def _first(self, x: Any, state: Any) -> list[Carry]:
-        """Return the carry that each cell begins with."""
+        """Return the first carry of each cell."""
         shape = (len(self.cells), x.shape[0], self.hidden_dim)
         if state is None:
             return [tuple(constants.zeros(shape[1:]) for _ in range(self.carried)) for _ in self.cells]
@@ -130,7 +130,7 @@ class Recurrent(Module):
 
 
 def _scanned(step: Callable[..., Any], carry: Carry, xs: Any, n: int, reverse: bool) -> tuple[Any, Any]:
-    """Return `scan`; on values the loop that it means."""
+    """Run `tg.scan`; on eager values, the equivalent Python loop."""
     if ambient.building():
         return transforms.scan(step, carry, xs, reverse=reverse)
     ys: list[Any] = [None] * n
@@ -141,17 +141,17 @@ def _scanned(step: Callable[..., Any], carry: Carry, xs: Any, n: int, reverse: b
 
 
 class RNN(Recurrent):
-    """h' = tanh(W_ih x + b_ih + W_hh h + b_hh) along a sequence (Elman 1990). PyTorch's RNN with batch_first.
-
-    input_dim, hidden_dim: sizes of an element and of the state. layers: each runs on the outputs of the one before.
-    bidirectional: a second one from the end; outputs lie side by side. dropout: between layers, in training.
-
+    """A recurrent network, h' = tanh(W_ih x + b_ih + W_hh h + b_hh) along a sequence (Elman 1990).
+    input_dim, hidden_dim: sizes of an element and of the state. layers: each layer runs on the outputs of the one
+                           before.
+    bidirectional: also run from the end, and concatenate the outputs. dropout: between layers, in training.
     layer(x, state=None, lengths=None, training=False) gives (y, state):
     x:       f32[B, T, input_dim].
-    state:   f32[layers * directions, B, hidden_dim]; None is zeros. The result's is the last one of each sequence.
-    lengths: i32[B]: elements of `x` that count. Behind them y is 0, and the state stays.
+    state:   f32[layers * directions, B, hidden_dim]; None means zeros. The result has the last state of each sequence.
+    lengths: i32[B]: lengths of the sequences. Beyond them y is 0, and the state does not change.
     y:       f32[B, T, directions * hidden_dim].
     Cells are `cells.0`, ...: layer by layer, forward before backward. See `Cell` for their weights.
+    As torch.nn.RNN with batch_first.
 
     >>> y, last = tg.instantiate(nn.RNN(3, 4), 0)(np.zeros((2, 5, 3), np.float32))
     >>> y.shape, last.shape
@@ -166,11 +166,12 @@ class RNN(Recurrent):
 
 
 class GRU(Recurrent):
-    """A gated recurrent unit (Cho et al. 2014). PyTorch's GRU with batch_first: gates r, z, n.
+    """A gated recurrent unit (Cho et al. 2014), with gates r, z, n. As torch.nn.GRU with batch_first.
 
     r = sigmoid(x_r + h_r),  z = sigmoid(x_z + h_z),  n = tanh(x_n + r * h_n),  h' = (1 - z) * n + z * h
 
-    where x_k = W_ih x + b_ih and h_k = W_hh h + b_hh, each for its gate. Arguments, shapes and names as of `RNN`.
+    where x_k and h_k are the rows of W_ih x + b_ih and W_hh h + b_hh for gate k. For arguments, shapes and names see
+    `RNN`.
 
     >>> y, last = tg.instantiate(nn.GRU(3, 4), 0)(np.zeros((2, 5, 3), np.float32))
     >>> y.shape, last.shape
@@ -190,12 +191,12 @@ class GRU(Recurrent):
 
 
 class LSTM(Recurrent):
-    """Long short-term memory (Hochreiter & Schmidhuber 1997). PyTorch's LSTM with batch_first: gates i, f, g, o.
+    """Long short-term memory (Hochreiter & Schmidhuber 1997), gates i, f, g, o. As torch.nn.LSTM with batch_first.
 
     c' = sigmoid(f) * c + sigmoid(i) * tanh(g),  h' = sigmoid(o) * tanh(c')
 
-    where i, f, g, o are the parts of W_ih x + b_ih + W_hh h + b_hh. Arguments, shapes and names as of `RNN`, but the
-    state is a pair (h, c) of such arrays.
+    where i, f, g, o are the rows of W_ih x + b_ih + W_hh h + b_hh for each gate. The state is a pair (h, c) of arrays.
+    For arguments, shapes and names see `RNN`.
 
     >>> y, (h, c) = tg.instantiate(nn.LSTM(3, 4), 0)(np.zeros((2, 5, 3), np.float32))
     >>> y.shape, c.shape

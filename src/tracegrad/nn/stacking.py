@@ -1,4 +1,4 @@
-"""Models made of models: many of one shape as one, and copies whose arrays are states."""
+"""Models made from models: several of one shape stacked into one, and copies whose arrays are states."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ M = TypeVar("M")
 
 
 def stack(model: M, n: int) -> M:
-    """Return `n` models like `model` in one: each parameter `f32[...]` becomes `f32[n,...]`, names stay.
+    """Stack `n` models like `model` into one: each parameter `f32[...]` becomes `f32[n,...]` under the same name.
 
         models = nn.stack(MLP(), 64)
         def loss(m, x, y):
             return tg.sum(tg.vmap(loss_of_one, in_axes=(0, None, None))(m, x, y))
 
-    Each member draws its own initial values, with the deviation that it would have alone; literals are repeated. The
-    member `k` is the slice `[k]` of every parameter. A sum over members keeps them apart: Adam and any other optimizer
-    that works element by element trains each as if it were alone, whereas clipping by the global norm sees all.
+    Each member draws its own initial values, with the deviation of a single model; literals are repeated. Member `k` is
+    the slice `[k]` of every parameter. Sum the losses of the members to keep them independent: Adam and any other
+    elementwise optimizer then trains each as if it were alone. Clipping by the global norm mixes them.
 
-    model:  a tree of modules. It is read, never changed.
-    Raises: ShapeError unless `n` is at least 1.
+    model:  a tree of modules, which does not change.
+    Raises: ShapeError unless `n` is at least 1. As torch.func.stack_module_state of PyTorch.
 
     >>> {name: p.shape for name, p in nn.named_parameters(nn.stack(nn.Linear(2, 1), 8)).items()}
     {'W': (8, 2, 1), 'b': (8, 1)}
@@ -41,7 +41,7 @@ def _stacked(p: Parameter, n: int) -> Parameter:
 
 
 def _init(p: Parameter, n: int) -> Initializer:
-    """That of each member: fans are those of one, and not of the stack."""
+    """Return the initialiser of the stack. Fans are computed from the shape of one member."""
     if isinstance(p.init, (Kaiming, Lecun, Xavier)):
         return Randn(p.init.deviation(p.shape))
     if isinstance(p.init, Even):
@@ -54,7 +54,7 @@ def _init(p: Parameter, n: int) -> Initializer:
 
 
 def as_states(model: M) -> M:
-    """A copy of `model` whose parameters are states that begin as these parameters do: a target network or a teacher.
+    """Return a copy of `model` with states in place of parameters, for a target network or a teacher.
 
         class Agent(tg.Module):
             def __init__(self):
@@ -64,10 +64,10 @@ def as_states(model: M) -> M:
         for t, p in zip(tg.tree_leaves(m.target), tg.tree_leaves(m.q)):     # in the loss
             t.assign(0.995 * t + 0.005 * p)
 
-    The copy is called as the model is. No optimizer touches it, and it has no gradient. It begins as the parameters are
-    drawn; after `train.upload_params` set it by `train.set_states`. States of `model` have states of their own in it.
-
-    model:   a tree of modules. It is read, never changed.
+    Call the copy as you call the model. No optimizer changes it, and it gets no gradient. Its states start as copies of
+    the drawn parameters. After `train.upload_params`, set them by `train.set_states`. States of `model` become separate
+    states of the copy.
+    model:   a tree of modules, which does not change.
 
     >>> list(nn.named_states(nn.as_states(nn.Linear(2, 1))))
     ['W', 'b']

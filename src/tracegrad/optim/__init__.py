@@ -1,4 +1,4 @@
-"""Optimizers, and the transforms they are chains of."""
+"""Optimizers, and the transforms that optimizers are chains of."""
 
 from typing import TYPE_CHECKING
 

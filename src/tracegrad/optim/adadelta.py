@@ -16,9 +16,9 @@ RANGES = {"rho": SHARE, "eps": AT_LEAST_0}
 
 
 def scale_by_adadelta(rho: float = 0.9, eps: float = 1e-6) -> Transform:
-    """d = sqrt(u + eps) / sqrt(v + eps) g, v and u being running means of g^2 and d^2 (Zeiler 2012, algorithm 1).
+    """Give d = sqrt(u + eps) / sqrt(v + eps) g, with running means v of g^2 and u of d^2 (Zeiler 2012, algorithm 1).
 
-    v is that of this step, u that before it. PyTorch's Adadelta.
+    v includes this step, u does not. As torch.optim.Adadelta.
 
     >>> optimizer = optim.custom(optim.scale_by_adadelta(), lr=1.0)
     """
@@ -37,9 +37,9 @@ def scale_by_adadelta(rho: float = 0.9, eps: float = 1e-6) -> Transform:
 def adadelta(
     lr: LR = 1.0, rho: float = 0.9, eps: float = 1e-6, weight_decay: float = 0.0, **options: Unpack[Options]
 ) -> Chain:
-    """p <- p - lr * d: see `scale_by_adadelta`. PyTorch's Adadelta.
+    """Make an Adadelta optimizer: p <- p - lr * d, see `scale_by_adadelta`. As torch.optim.Adadelta.
 
-    weight_decay is L2. options: see `Options`.
+    weight_decay: an L2 penalty. options: see `Options`.
 
     >>> optimizer = optim.adadelta(lr=1.0)
     """

@@ -1,4 +1,4 @@
-"""Adafactor: of a matrix it keeps mean squares of rows and columns only, m + n numbers instead of m n."""
+"""Adafactor: for a matrix it keeps mean squares of rows and columns only, m + n numbers instead of m n."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ VECTORS = PerParameter(lambda shape: shape if len(shape) < 2 else None)
 
 
 def _mean(x: Tensor, axis: int) -> Tensor:
-    """Return the mean along an axis, counted from the end, which stays with length 1."""
+    """Average along an axis, counted from the end, and keep the axis with length 1."""
     return bind(SUM, x, axes=(x.ndim + axis,)) * (1.0 / x.shape[axis])
 
 
@@ -34,10 +34,10 @@ def _rms(x: Tensor) -> Tensor:
 def scale_by_adafactor(
     beta2_decay: float = -0.8, eps1: float = EPS_F32, eps2: float = 1e-3, d: float = 1.0
 ) -> Transform:
-    """u / max(1, rms(u) / d) max(eps2, rms(p)) min(1, 1 / (lr sqrt(step))), u = g / sqrt(v) (Shazeer & Stern 2018).
+    """Give u / max(1, rms(u) / d) max(eps2, rms(p)) min(1, 1 / (lr sqrt(step))), u = g / sqrt(v), for each parameter.
 
-    Each parameter for itself. v of a vector is a running mean of g^2, in which the step's share is step^beta2_decay.
-    v of a matrix is r c / mean(r), r and c being such means over each row and each column. PyTorch's Adafactor.
+    For a vector, v is a running mean of g^2, in which this step has the share step^beta2_decay. For a matrix, v is
+    r c / mean(r), with such means r over rows and c over columns. As torch.optim.Adafactor (Shazeer & Stern 2018).
 
     >>> optimizer = optim.custom(optim.scale_by_adafactor(), lr=1e-2)
     """
@@ -80,9 +80,9 @@ def adafactor(
     weight_decay: float = 0.0,
     **options: Unpack[Options],
 ) -> Chain:
-    """p <- (1 - lr weight_decay) p - lr * a scaled gradient: see `scale_by_adafactor`. PyTorch's Adafactor.
-
-    Keeps m + n numbers of a matrix [m, n], and as many as there are of a vector. options: see `Options`.
+    """Make an Adafactor optimizer: p <- (1 - lr weight_decay) p - lr * a scaled gradient, see `scale_by_adafactor`.
+    The state has m + n numbers for a matrix [m, n], and n for a vector [n]. options: see `Options`.
+    As torch.optim.Adafactor.
 
     >>> optimizer = optim.adafactor(lr=1e-2)
     """

@@ -15,7 +15,7 @@ RANGES = {"lr_decay": AT_LEAST_0, "eps": AT_LEAST_0}
 
 
 def scale_by_adagrad(lr_decay: float = 0.0, initial_accumulator_value: float = 0.0, eps: float = 1e-10) -> Transform:
-    """g / (sqrt(sum) + eps) / (1 + (step - 1) lr_decay), sum <- sum + g^2 (Duchi et al. 2011). PyTorch's Adagrad.
+    """Give g / (sqrt(sum) + eps) / (1 + (step - 1) lr_decay), sum <- sum + g^2. PyTorch's Adagrad (Duchi et al. 2011).
 
     >>> optimizer = optim.custom(optim.scale_by_adagrad(), lr=1e-2)
     """
@@ -39,9 +39,9 @@ def adagrad(
     eps: float = 1e-10,
     **options: Unpack[Options],
 ) -> Chain:
-    """p <- p - lr * g / (sqrt(sum of g^2) + eps): see `scale_by_adagrad`. PyTorch's Adagrad.
+    """Make an Adagrad optimizer: p <- p - lr * g / (sqrt(sum of g^2) + eps), see `scale_by_adagrad`.
 
-    weight_decay is L2. options: see `Options`.
+    weight_decay: an L2 penalty. options: see `Options`. As torch.optim.Adagrad.
 
     >>> optimizer = optim.adagrad(lr=1e-2)
     """

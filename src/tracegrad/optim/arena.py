@@ -1,4 +1,4 @@
-"""Where each trainable parameter lies in the one flat array that they share.
+"""The layout of all trainable parameters in one flat array.
 
 Gradients and every optimizer state have the same layout, so an update written on flat arrays is one dispatch
 for the whole model.
@@ -34,14 +34,14 @@ class Slot(NamedTuple):
 
 
 def _alignment(size: int) -> int:
-    """Multiples of 64 elements first, then of 4: kernels of aligned parameters can read vectors."""
+    """Return a sort key: sizes divisible by 64 first, then by 4. Kernels can read aligned parameters as vectors."""
     return 0 if size % 64 == 0 else 1 if size % 4 == 0 else 2
 
 
 class Arena(NamedTuple):
-    """The layout of a flat f32[size] array. Decayed parameters come first, so that one comparison tells them apart.
+    """The layout of a flat f32[size] array. Decayed parameters come first, so one comparison finds them.
 
-    Of the losses of several, only those that the same losses train are sorted so.
+    With several losses, this order holds within each group of parameters that the same losses train.
     """
 
     slots: tuple[Slot, ...]
@@ -62,13 +62,13 @@ class Arena(NamedTuple):
 
     @staticmethod
     def at(slots: Sequence[Slot]) -> Arena:
-        """Return the layout of parameters that lie one behind the other."""
+        """Return the layout of adjacent parameters."""
         return Arena(tuple(slots), sum(s.size for s in slots), sum(s.size for s in slots if s.decay))
 
     def shaped(self, shape: Callable[[Shape], Shape | None]) -> Arena:
-        """The layout of arrays that have a part for each parameter, of shape `shape(parameter's)`; None: no part.
+        """Return the layout of arrays with one part per parameter, of shape `shape(parameter.shape)`; None: no part.
 
-        One element long where no parameter has a part, because arrays on a device are never empty.
+        If no parameter has a part, the array has one element: arrays on a device are never empty.
         """
         slots: list[Slot] = []
         at = 0
@@ -80,25 +80,25 @@ class Arena(NamedTuple):
         return Arena(tuple(slots), max(at, 1), 0)
 
     def view(self, flat: Tensor, slot: Slot) -> Tensor:
-        """Return one parameter's part of `flat`, in its shape."""
+        """Return the part of `flat` for one parameter, in the parameter's shape."""
         return reshape(slice_(flat, 0, slot.offset, slot.size), slot.shape)
 
     def views(self, flat: Tensor) -> dict[str, Tensor]:
-        """Every parameter's part of `flat`, in its shape, by name."""
+        """Return the part of `flat` for every parameter, in the parameter's shape, by name."""
         return {slot.name: self.view(flat, slot) for slot in self.slots}
 
     def pack(self, parts: Mapping[str, Tensor]) -> Tensor:
-        """A flat array of a tensor for each parameter; the inverse of `views`."""
+        """Join one tensor for each parameter into a flat array: the inverse of `views`."""
         if not self.slots:
             return reshape(const(0.0), (1,))
         return pack([reshape(parts[slot.name], (slot.size,)) for slot in self.slots])
 
     def each(self, fn: Callable[..., Tensor], *flats: Tensor) -> Tensor:
-        """`fn` of each parameter's views of `flats`, packed again. A kernel or more a parameter: only where needed."""
+        """Apply `fn` to each parameter's views of `flats`, and pack the results. Costs kernels for each parameter."""
         return self.pack({slot.name: fn(*(self.view(flat, slot) for flat in flats)) for slot in self.slots})
 
     def decayed(self) -> Tensor:
-        """bool[size]: True where weight decay applies."""
+        """Return bool[size], True where weight decay applies."""
         ends = [0, *(a.offset + a.size for a, b in pairwise(self.slots) if a.decay != b.decay), self.size]
         runs = list(pairwise(ends))[0 if self.slots[0].decay else 1 :: 2]
         at = iota((self.size,), 0)

@@ -1,8 +1,8 @@
-"""Masks by which a training leaves parameters alone, switched on and off between steps.
+"""Masks that freeze parameters, switched on and off between steps.
 
-A mask is an array on the device that the host writes: 1 where a step changes nothing, else 0. The parameters and states
-of their layout share one. A state of another layout (`PerParameter`) has its own. Programs have masks from the first
-`train.freeze` on: each costs the update one array more to read.
+A mask is an array on the device, written by the host: 1 where a step changes nothing, else 0. Parameters, and states in
+the layout of the parameters, share one mask. A state of another layout (`PerParameter`) has its own. Programs have
+masks from the first `train.freeze` on. The update reads one more array for each mask.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ PARAMS = PREFIX
 
 
 class Mask(NamedTuple):
-    """One of these arrays."""
+    """One mask."""
 
     name: str
     size: int
     parts: tuple[tuple[str, int, int], ...]  # (parameter, offset, elements)
 
     def free(self) -> Tensor:
-        """bool[size]: where a step may change something."""
+        """Return bool[size], True where a step can change elements."""
         return leaf("state", self.name, TensorType(f32, (self.size,))) == 0.0
 
 
@@ -37,7 +37,7 @@ NONE: Mapping[str, Mask] = MappingProxyType({})
 
 
 def masks(arena: Arena, transform: Transform, at: str = "") -> dict[str, Mask]:
-    """Return the masks that a training with this optimizer needs, by name. at: begins the names of their arrays."""
+    """Return the masks that a training with this optimizer needs, by name. at: prefix of the array names."""
     layouts = {PARAMS: arena}
     for name, kept in transform.state.items():
         if isinstance(kept, PerParameter):
@@ -46,6 +46,6 @@ def masks(arena: Arena, transform: Transform, at: str = "") -> dict[str, Mask]:
 
 
 def mask_of(array: str, found: Mapping[str, Mask]) -> str:
-    """Return the mask for the parameters or a state."""
+    """Return the name of the mask for the parameters or for a state."""
     own = f"{PREFIX}.{array}"
     return own if own in found else PARAMS

@@ -26,15 +26,15 @@ def sum_of_squares(x: Tensor, unit: Tensor | float = 1.0) -> Tensor:
 
 
 def norm(x: Tensor, unit: Tensor | float = 1.0) -> Tensor:
-    """Euclidean length of all elements of unit * x, a scalar."""
+    """Return the Euclidean length of unit * x over all elements, a scalar."""
     return sqrt(sum_of_squares(x, unit))
 
 
 def length(x: Tensor, host: Host) -> tuple[Tensor, Tensor]:
-    """Euclidean length of unit * x, and the unit, scalars: the length of x itself may be no f32.
+    """Return the Euclidean length of unit * x, and the unit. The length of x itself can overflow f32.
 
-    Of the gradient that the guard measures, its unit is right, and its sum is the very fold that is needed. Of anything
-    else both units are tried.
+    For the gradient that the guard measures, the unit of the guard fits, and both share one reduction. For any other
+    `x`, both units are tried.
     """
     if x is host.guarded:
         return norm(x, host.unit), host.unit
@@ -45,9 +45,9 @@ def length(x: Tensor, host: Host) -> tuple[Tensor, Tensor]:
 
 
 def _units(host: Host) -> tuple[Tensor, Tensor]:
-    """The usual unit and the large one, of the one that the host gives.
+    """Return the usual unit and the one for large gradients, computed from the unit that the host gives.
 
-    Not as literals: NVIDIA's driver makes x x (c c) of the square of x c, and LARGE squared is 0.
+    Literals would fail: NVIDIA's driver rewrites the square of x c as x x (c c), and LARGE squared is 0.
     """
     given = host.unit
     is_large = given < 1.0
@@ -57,7 +57,7 @@ def _units(host: Host) -> tuple[Tensor, Tensor]:
 def clip_by_global_norm(max_norm: float) -> Transform:
     """Scale the gradient down to `max_norm` if it is longer: g * min(1, c / (norm(g) + 1e-6)).
 
-    One norm over all parameters, as PyTorch's clip_grad_norm_. c is the hyperparameter "clip_grad_norm".
+    The norm is over all parameters. c is the hyperparameter "clip_grad_norm".
     As torch.nn.utils.clip_grad_norm_ (Pascanu et al. 2013).
 
     >>> optimizer = optim.custom(optim.chain(optim.clip_by_global_norm(1.0), optim.scale_by_momentum()))
@@ -75,11 +75,11 @@ def clip_by_global_norm(max_norm: float) -> Transform:
 
 
 def normalize_gradients(only: Callable[[str], bool] | None = None) -> Transform:
-    """Give each parameter's gradient length 1: g / (norm(g) + 1e-8), each parameter for itself.
+    """Give each parameter's gradient length 1: g / (norm(g) + 1e-8), for each parameter.
 
-    only: parameters by name; None means all. InputError, when the step is traced, if it matches none.
+    only: a filter of parameter names; None means all.
     As optax.normalize_by_update_norm of Optax.
-    Raises InputError if `only` matches no parameter.
+    Raises InputError, when the step is traced, if `only` matches no parameter.
 
     >>> optimizer = optim.custom(optim.chain(optim.normalize_gradients(), optim.scale_by_momentum()))
     """
@@ -110,11 +110,11 @@ def _at(host: Host, update: Tensor) -> Host:
 
 
 def accumulate(every: int, inner: Transform) -> Transform:
-    """Apply `inner` at every `every`-th step, to the average of the gradients since; other steps only collect.
+    """Apply `inner` at every `every`-th step, to the mean of the gradients since the last update.
 
-    `inner` counts its own updates (`host.step`), so bias corrections are those of one large batch. Schedules go on
-    counting steps. Exact for the first 2^24 steps.
-    Raises InputError if `every` is no positive whole number, or if it is nested.
+    `inner` counts updates, not steps (`host.step`), so its bias corrections are those of one large batch. Schedules
+    count steps. Exact for the first 2^24 steps. As optax.MultiSteps of Optax.
+    Raises InputError if `every` is not an integer of at least 1, or if `accumulate` is nested.
 
     >>> optimizer = optim.custom(optim.accumulate(4, optim.scale_by_adam()), lr=1e-3)
     """
@@ -123,7 +123,7 @@ def accumulate(every: int, inner: Transform) -> Transform:
         raise InputError.here("accumulate cannot be nested")
 
     def updates_at(host: Host) -> Tensor:
-        # round, not floor: a device may divide with an error of some ulp, and 5.9999995 is the 6th update too
+        # round, not floor: a device may divide with an error of a few ulp, and 5.9999995 is the 6th update
         return round(host.step / float(every))
 
     def update(g: Tensor, p: Tensor, state: State, host: Host) -> tuple[Tensor, State]:
@@ -131,14 +131,14 @@ def accumulate(every: int, inner: Transform) -> Transform:
         applies = count * float(every) == host.step
         total = state["accumulated"] + g
         old = {name: state[name] for name in inner.state}
-        # The first steps round to update 0, whose bias correction would be a division by 0
+        # The first steps round to update 0, where the bias correction would divide by 0
         updates, new = inner.update(total / float(every), p, old, _at(host, count))
         kept = {name: where(applies, value, old[name]) for name, value in new.items()}
         return where(applies, updates, 0.0), {"accumulated": where(applies, 0.0, total), **kept}
 
     def bounds(g: Tensor, p: Tensor, state: State, host: Host) -> tuple[Tensor, State]:
         assert inner.bounds is not None
-        # From a total of about `largest` on it stays below three times that, until it starts from 0, and ever after
+        # Once the total has reached about `largest`, it stays below 3 * largest, also after it restarts from 0
         largest = g * float(every)
         total = where(state["accumulated"] <= 1.5 * largest, largest, inf)
         old = {name: state[name] for name in inner.state}

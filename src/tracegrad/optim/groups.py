@@ -1,8 +1,8 @@
-"""Groups of parameters with hyperparameters of their own: values that the host sets, as all others.
+"""Groups of parameters with hyperparameters of their own. The host sets these as all other hyperparameters.
 
-What the first group has in the place of `weight_decay` is the hyperparameter "weight_decay@0". A group's "lr@0" is a
-factor on the schedule. An update rule gets, for a name that a group overrides, an array with a value for each element.
-It is a choice by position, which costs the kernel a comparison for each run of neighbours that share a value.
+The first group's value for `weight_decay` is the hyperparameter "weight_decay@0". A group's "lr@0" is a factor on the
+schedule. If a group overrides a name, the update rule gets an array with one value for each element. The kernel selects
+the value by position, at the cost of one comparison for each run of neighbours that share a value.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ MONOTONE = ("lr", "weight_decay")  # a larger value never makes a bound of `Tran
 
 
 class Groups(NamedTuple):
-    """In order: the first group that a parameter fits is its own."""
+    """Groups in order: a parameter belongs to the first group that matches its name."""
 
     selections: tuple[Selection, ...] = ()
     overrides: tuple[Mapping[str, float], ...] = ()
 
     @staticmethod
     def checked(given: Any, known: Mapping[str, float], ranges: Mapping[str, Range], what: str) -> Groups:
-        """What the option `groups` says. known: names that groups may override. Raises InputError for anything else."""
+        """Parse the option `groups`. known: names that groups can override. Raises InputError for anything else."""
         if not isinstance(given, Mapping):
             raise InputError.here(f"{what}: groups map patterns to values, {EXAMPLE}; got {shown(given)}")
         selections: list[Selection] = []
@@ -47,7 +47,7 @@ class Groups(NamedTuple):
 
     @property
     def names(self) -> set[str]:
-        """Hyperparameters that a group overrides."""
+        """Names of the hyperparameters that a group overrides."""
         return {name for values in self.overrides for name in values}
 
     @property
@@ -56,14 +56,14 @@ class Groups(NamedTuple):
         return {f"{name}{GROUP}{k}": x for k, values in enumerate(self.overrides) for name, x in values.items()}
 
     def leaf(self, name: str, parameter: str) -> str:
-        """Return the hyperparameter that a parameter has in the place of `name`."""
+        """Return the hyperparameter that replaces `name` for a parameter."""
         for k, selection in enumerate(self.selections):
             if matcher(selection, "groups")(parameter):
                 return f"{name}{GROUP}{k}" if name in self.overrides[k] else name
         return name
 
     def runs(self, name: str, parts: Iterator[tuple[str, int]]) -> list[tuple[str, int]]:
-        """(hyperparameter, where it ends) for neighbours that share it. parts: (parameter, where it ends) in order."""
+        """Return (hyperparameter, end) for each run of neighbours that share it. parts: (parameter, end) in order."""
         out: list[tuple[str, int]] = []
         for parameter, end in parts:
             leaf = self.leaf(name, parameter)
@@ -73,12 +73,12 @@ class Groups(NamedTuple):
         return out
 
     def check(self, parameters: list[str], what: str) -> None:
-        """InputError for a group that none of these fits: what a loss trains, and what is frozen."""
+        """Raise InputError for a group that matches none of the `parameters`, trained or frozen."""
         for selection in self.selections:
             chosen(parameters, selection, what)
 
     def spec(self) -> list[list[Any]]:
-        """As plain data: what each group is called, and what it overrides."""
+        """Return plain data: for each group its pattern or name, and its overrides."""
         return [[s if isinstance(s, str) else label(s), dict(v)] for s, v in zip(self.selections, self.overrides)]
 
 

@@ -1,10 +1,10 @@
 """The guard: a step is applied as a whole or not at all, and makes nothing infinite or NaN.
 
 The device keeps a bound for the parameters and for each state of the optimizer: a number that no |element| exceeds.
-Before each step it computes them anew, for a gradient of any length below `LONGEST` (`Transform.bounds`). While they
-are finite, what the step writes is too, and no pass over it has to look. Where they are not, or the gradient is longer,
-the step is not applied. The host then does it as a trial: again, looking at what was written, and putting back what was
-there if that is not finite.
+Each step first computes new bounds, valid for any gradient shorter than `LONGEST` (`Transform.bounds`). If the new
+bounds are finite, every value that the step writes is finite too, and no pass has to check. Otherwise, or if the
+gradient is longer, the step is not applied. The host then repeats the step as a trial: it checks every written value,
+and restores the old values if one is not finite.
 """
 
 from __future__ import annotations
@@ -26,29 +26,29 @@ from tracegrad.prims.views import broadcast_to, reshape, slice_
 
 PARAMS = "params"
 LONGEST = 2.0**65 / NORMAL  # squares of a longer gradient, in the usual unit, have no finite sum
-SLACK = 1.0 + 2.0**-20  # more than the roundings of a step add
-TRIAL = -1.0  # the host writes it for the first bound: do the step whatever the bounds say
+SLACK = 1.0 + 2.0**-20  # exceeds the rounding errors of a step
+TRIAL = -1.0  # the host writes this as the first bound: apply the step, whatever the bounds are
 
 
 def bounded_arrays(transform: Transform) -> tuple[str, ...]:
-    """Return the arrays that have a bound, in order."""
+    """Return the names of the arrays that have a bound, in order."""
     return (PARAMS, *transform.state) if transform.bounds is not None else ()
 
 
 def array_name(bounded: Sequence[str]) -> str:
-    """The array of bounds. Programs of one session share arrays by name, so each length has a name of its own."""
+    """Return the name of the array of bounds, one for each length: programs of a session share arrays by name."""
     return f"bounds.{len(bounded)}"
 
 
 class Guard(NamedTuple):
-    """What the bounds say of the step to come."""
+    """The verdict of the bounds on the coming step."""
 
-    poison: Tensor  # f32[]: infinite if the step might write something that is not finite, else 0
-    writes: dict[str, Tensor]  # the bounds behind it
+    poison: Tensor  # f32[]: infinite if the step could write a value that is not finite, else 0
+    writes: dict[str, Tensor]  # the bounds after the step
 
     @staticmethod
     def traced(transform: Transform, host: Host, at: str = "") -> Guard | None:
-        """Return the guard of a step; None where the transform has no bounds. at: begins the name of its array."""
+        """Return the guard of a step; None if the transform has no bounds. at: prefix of the array name."""
         names = bounded_arrays(transform)
         if transform.bounds is None:
             return None
@@ -58,17 +58,17 @@ class Guard(NamedTuple):
         state = {name: x for name, x in old.items() if name != PARAMS}
         step, after = transform.bounds(as_tensor(LONGEST), old[PARAMS], state, host)
         after = {PARAMS: old[PARAMS] + step, **after}
-        # A step that is not applied leaves what was there, whose bounds are the old ones
+        # A step that is not applied keeps the old values, so the old bounds stay valid
         new = [maximum(old[name], after[name] * SLACK) for name in names]
         beyond = nonfinite(reduce(lambda a, b: a + b, new))
         kept = [where(beyond, old[name], x) for name, x in zip(names, new, strict=True)]
-        # A pack, so that a kernel of its own computes them early, and the last kernels load one number
+        # A pack, so that a separate kernel computes them early, and the last kernels load one number
         found = pack([_vector([where(beyond & (old[PARAMS] >= 0.0), inf, 0.0), *kept])])
         return Guard(reshape(slice_(found, 0, 0, 1), ()), {at + array_name(names): slice_(found, 0, 1, len(names))})
 
 
 class NewStates:
-    """What a step writes into states of the model, which land with it or not at all."""
+    """The values that a step writes into states of the model: all are applied with the step, or none."""
 
     def __init__(self, written: Mapping[str, tuple[Tensor, Tensor]]):
         """written: the old and the new value of each state, by name."""
@@ -78,7 +78,7 @@ class NewStates:
         floats = {name: x for name, x in new.items() if x.dtype.is_float}
         if not floats:
             return
-        # A pack, so that all of them lie in memory: one kernel looks at them, before the last ones take them over
+        # A pack stores them all in memory: one kernel checks them before the last kernels write them to the states
         flat = pack([reshape(x, (x.size,)) for x in floats.values()])
         at = 0
         for name, x in floats.items():
@@ -87,12 +87,12 @@ class NewStates:
         self.odd = any_nonfinite({"states": flat})
 
     def unless(self, bad: Tensor) -> dict[str, Tensor]:
-        """Return the states behind the step; what they were where `bad`, bool[]."""
+        """Return the states after the step: the old values if `bad`, bool[], else the new ones."""
         return {name: where(broadcast_to(~bad, x.shape), x, self.old[name]) for name, x in self.new.items()}
 
 
 def any_nonfinite(arrays: Mapping[str, Tensor]) -> Tensor:
-    """Is an element of one of these flat arrays infinite or NaN? bool[]."""
+    """Return bool[]: True if an element of one of these flat arrays is infinite or NaN."""
     odd: dict[int, Tensor] = {}
     for x in arrays.values():
         odd[x.size] = odd[x.size] | nonfinite(x) if x.size in odd else nonfinite(x)

@@ -1,4 +1,4 @@
-"""What an update rule may ask of the host: hyperparameters, the step, and the layout of the parameters."""
+"""What the host provides to an update rule: hyperparameters, the step number, and the layout of the parameters."""
 
 from __future__ import annotations
 
@@ -20,24 +20,24 @@ NO_VALUES: Mapping[str, Tensor] = MappingProxyType({})
 
 
 def _is_factor(leaf: str) -> bool:
-    """A group's rate is a factor on the schedule."""
+    """Return whether `leaf` is the rate of a group, which is a factor on the schedule."""
     return leaf.startswith(f"lr{GROUP}")
 
 
 class Host(NamedTuple):
-    """Given to every update rule. All scalars are f32 of rank 0 and may change at every step without recompiling."""
+    """The argument `host` of every update rule. Scalars are f32[], and can change at each step without compiling."""
 
     arena: Arena
-    updates: Tensor | None = None  # the number of this update, where that is not the step's
+    updates: Tensor | None = None  # the number of this update, if it differs from the step number
     guarded: Tensor | None = None  # the gradient whose squares the guard sums, in `unit`
     groups: Groups = NO_GROUPS
-    largest: bool = False  # of a value that groups override, give the largest: for `Transform.bounds`
-    own: Mapping[str, Tensor] = NO_VALUES  # of one member of a sweep: leaves that are not those of all members
+    largest: bool = False  # if groups override a value, give the largest: for `Transform.bounds`
+    own: Mapping[str, Tensor] = NO_VALUES  # values of one member of a sweep, which replace those of all members
 
     def hyper(self, name: str) -> Tensor:
-        """Return the hyperparameter `name`; its first value stands in the transform's `hyper`.
+        """Return the hyperparameter `name`. Its first value is in the transform's `hyper`.
 
-        f32[], or where groups override it f32[n], the value that each element's group has.
+        f32[]; or f32[n] if groups override the name: for each element the value of its group.
         """
         return self._spread(
             name, lambda leaf: self._leaf(name) * scalar(leaf) if _is_factor(leaf) else self._leaf(leaf)
@@ -69,7 +69,7 @@ class Host(NamedTuple):
 
     @property
     def unit(self) -> Tensor:
-        """What to multiply gradients by before they are squared: 2^10, or where their squares overflow 2^-80."""
+        """The factor for gradients before they are squared: 2^10, or 2^-80 if the squares would overflow."""
         return scalar(UNIT)
 
     @property
@@ -78,5 +78,5 @@ class Host(NamedTuple):
         return cast(counter("step"), f32) if self.updates is None else self.updates
 
     def bias_correction(self, name: str) -> Tensor:
-        """Return 1 - b^step for a running mean with the factor b = hyper(name); exact also while it is small."""
+        """Return 1 - b^step for a running mean with factor b = hyper(name), also exact while the result is small."""
         return -expm1(self.step * log1p(-self.complement(name)))

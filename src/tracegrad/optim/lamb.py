@@ -1,4 +1,4 @@
-"""LAMB: AdamW whose step is as long as the parameter, layer by layer, for large batches."""
+"""LAMB: AdamW with steps scaled to the length of each parameter, for large batches."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tracegrad.prims.elementwise import where
 
 
 def scale_by_trust_ratio() -> Transform:
-    """g norm(p) / norm(g), each parameter for itself; g itself where one of the norms is 0 (You et al. 2020).
+    """Give g norm(p) / norm(g) for each parameter; g if one of the norms is 0 (You et al. 2020).
 
     >>> optimizer = optim.custom(optim.chain(optim.scale_by_adam(), optim.scale_by_trust_ratio()), lr=1e-3)
     """
@@ -35,9 +35,9 @@ def lamb(
     eps: float = 1e-6,
     **options: Unpack[Options],
 ) -> Chain:
-    """p <- p - lr norm(p) / norm(u) u, u = m_hat / (sqrt(v_hat) + eps) + weight_decay p (You et al. 2020, algorithm 2).
+    """Make a LAMB optimizer (You et al. 2020, algorithm 2): p <- p - lr norm(p) / norm(u) u, for each parameter.
 
-    A norm is that of one parameter. options: see `Options`.
+    u = m_hat / (sqrt(v_hat) + eps) + weight_decay p. options: see `Options`.
 
     >>> optimizer = optim.lamb(lr=1e-3)
     """

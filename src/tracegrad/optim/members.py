@@ -1,8 +1,8 @@
 """One optimizer for each member of a sweep: its update rule, mapped over the members.
 
-A sweep trains parameters that are stacked along axis 0. Each update rule sees the parameters of one member, flat, as
-if it were alone, so norms, clipping and matrices are those of the member. Members have hyperparameters of their own.
-A member whose gradient or update is not finite keeps its parameters and optimizer state; the others go on.
+A sweep trains parameters that are stacked along axis 0. Each update rule sees the flat parameters of one member, so
+norms, clipping and matrices belong to this member alone. Members have hyperparameters of their own.
+A member whose gradient or update is not finite keeps its parameters and optimizer state; the other members go on.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ from tracegrad.transforms.vmap import vmap
 
 @dataclass(frozen=True, slots=True)
 class Members:
-    """How many there are, what each of them trains, and what is its own.
+    """The members of a sweep: their number, parameters and own values.
 
     arena:  the parameters of one member.
-    prefix: begins the names of the stacked parameters.
-    groups: of the optimizer, by the names of one member's parameters.
-    values: gives the hyperparameters of the members, f32[count] each, inside a trace.
-    sound:  gives which members have a finite loss and gradient in this step, bool[count], inside a trace.
+    prefix: prefix of the names of the stacked parameters.
+    groups: groups of the optimizer, by the names of one member's parameters.
+    values: returns, inside a trace, the hyperparameters of the members, f32[count] each.
+    sound:  returns, inside a trace, bool[count]: True for members with a finite loss and gradient in this step.
     """
 
     count: int
@@ -44,23 +44,23 @@ class Members:
     sound: Callable[[], Tensor]
 
     def rows(self, flat: Tensor, stacked: Arena, own: Arena) -> Tensor:
-        """f32[count, own.size]: a flat array of the stacked parameters as one row a member."""
+        """Return f32[count, own.size]: a flat array of the stacked parameters as one row per member."""
         if not own.slots:
             return broadcast_to(reshape(flat, (1, 1)), (self.count, 1))
         views = stacked.views(flat)
         rows = concat([reshape(views[self.prefix + s.name], (self.count, s.size)) for s in own.slots], axis=1)
-        # A pack lies in memory: update rules then read one array, instead of choosing a parameter for each element
+        # A pack is stored in memory: update rules then read one array, instead of selecting a parameter per element
         return reshape(pack([reshape(rows, (rows.size,))]), rows.shape)
 
     def flat(self, rows: Tensor, stacked: Arena, own: Arena) -> Tensor:
-        """Return the inverse of `rows`."""
+        """Turn one row per member back into a flat array of the stacked parameters: the inverse of `rows`."""
         if not own.slots:
             return slice_(reshape(rows, (self.count,)), 0, 0, 1)
         return stacked.pack({self.prefix + s.name: slice_(rows, 1, s.offset, s.size) for s in own.slots})
 
 
 def per_member(inner: Transform, members: Members) -> Transform:
-    """Return `inner` for each member. It has no bounds: the device looks at the new values of every step."""
+    """Apply `inner` to each member. The result has no bounds, so the device checks the new values of every step."""
     kept = {name: _stacked(x, members.count) for name, x in inner.state.items()}
 
     def layouts(name: str, arena: Arena) -> tuple[Arena, Arena]:

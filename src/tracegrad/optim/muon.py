@@ -1,4 +1,4 @@
-"""Muon: momentum whose matrices are made orthogonal, with Adam for all that is no matrix."""
+"""Muon: momentum with orthogonalized matrices, and Adam for all other parameters."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tracegrad.prims.elementwise import maximum, square
 from tracegrad.prims.folds import MATMUL
 from tracegrad.prims.views import permute
 
-# Keller Jordan's quintic, whose slope at zero is as large as it can be: singular values end in about 0.7 to 1.2
+# Keller Jordan's quintic, chosen for the largest slope at zero: singular values end between about 0.7 and 1.2
 COEFFICIENTS = (3.4445, -4.7750, 2.0315)
 
 AdjustLR = Literal["original", "match_rms_adamw"]
@@ -38,7 +38,7 @@ def orthogonalize(x: Tensor, steps: int, eps: Tensor) -> Tensor:
 
 
 def lr_factor(shape: tuple[int, ...], adjust_lr: AdjustLR) -> float:
-    """How PyTorch's Muon scales the rate for a matrix [in, out] (there it is [out, in])."""
+    """Return the factor of PyTorch's Muon on the rate, for a matrix [in, out] (in PyTorch [out, in])."""
     rows, columns = shape
     if adjust_lr == "match_rms_adamw":
         return 0.2 * math.sqrt(max(rows, columns))
@@ -57,11 +57,11 @@ def scale_by_muon(
     beta2: float = 0.999,
     adam_eps: float = 1e-8,
 ) -> Transform:
-    """Orthogonalised momentum for matrices, Adam for the rest (Jordan et al. 2024).
+    """Give orthogonalized momentum for matrices, and Adam's direction for other parameters (Jordan et al. 2024).
 
-    Matrices: m <- momentum m + (1 - momentum) g; gives orthogonalize(m), or of the same mean of g and the new m with
-    `nesterov`, times `lr_factor`. The rest: Adam's direction times `adam_lr_scale`.
-    only: which of the parameters with two axes count as matrices, by name; None means all.
+    Matrices: m <- momentum m + (1 - momentum) g; gives orthogonalize(m) times `lr_factor`. With `nesterov`, the mean
+    momentum m + (1 - momentum) g with the new m takes the place of m. Others: Adam's direction times `adam_lr_scale`.
+    only: a filter of names: which parameters with two axes are treated as matrices; None means all.
     Raises InputError for an unknown `adjust_lr`.
 
     >>> optimizer = optim.custom(optim.scale_by_muon(), lr=1e-3)

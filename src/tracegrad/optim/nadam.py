@@ -22,10 +22,10 @@ LOG_096 = math.log(0.96)
 def scale_by_nadam(
     beta1: float = 0.9, beta2: float = 0.999, eps: float = 1e-8, momentum_decay: float = 4e-3
 ) -> Transform:
-    """(mu' m / (1 - M mu') + (1 - mu) g / (1 - M)) / (sqrt(v_hat) + eps) (Dozat 2016). PyTorch's NAdam.
+    """Give (mu' m / (1 - M mu') + (1 - mu) g / (1 - M)) / (sqrt(v_hat) + eps) (Dozat 2016). As torch.optim.NAdam.
 
-    mu = beta1 (1 - 0.96^(step momentum_decay) / 2), mu' the same for the next step, M the product of all mu so far;
-    m and v are Adam's.
+    mu = beta1 (1 - 0.96^(step momentum_decay) / 2), mu' is the mu of the next step, M is the product of all mu so far.
+    m and v are the means of Adam.
 
     >>> optimizer = optim.custom(optim.scale_by_nadam(), lr=2e-3)
     """
@@ -36,7 +36,7 @@ def scale_by_nadam(
         v = running_mean(state["v"], square(g), host.complement("beta2"))
         rate = host.hyper("momentum_decay") * LOG_096
         mu, ahead = ((1.0 - share) * (1.0 - 0.5 * exp(s * rate)) for s in (host.step, host.step + 1.0))
-        # One number a parameter, so that freezing leaves its own alone. That of those that are trained is the least
+        # One number per parameter, so that freezing keeps it. The number of the trained parameters is the smallest
         product = reshape(bind(MIN, state["product"], axes=(0,)), ()) * mu
         ahead_share, own_share = ahead / (1.0 - product * ahead), (1.0 - mu) / (1.0 - product)
         v_hat = v * (1 / host.bias_correction("beta2"))
@@ -59,9 +59,9 @@ def nadam(
     decoupled_weight_decay: bool = False,
     **options: Unpack[Options],
 ) -> Chain:
-    """Adam with Nesterov's momentum: see `scale_by_nadam`. PyTorch's NAdam.
-
-    decoupled_weight_decay: p <- (1 - lr weight_decay) p, as AdamW; else weight_decay is L2. options: see `Options`.
+    """Make a NAdam optimizer: Adam with Nesterov's momentum, see `scale_by_nadam`. As torch.optim.NAdam.
+    decoupled_weight_decay: decay as AdamW, p <- (1 - lr weight_decay) p; else weight_decay is an L2 penalty.
+    options: see `Options`.
 
     >>> optimizer = optim.nadam(lr=2e-3)
     """

@@ -1,4 +1,4 @@
-"""Optimizers: a chain of transforms, a learning rate, and the first values of everything that can be changed."""
+"""Optimizers: a chain of transforms, a learning rate, and the first values of all hyperparameters."""
 
 from __future__ import annotations
 
@@ -34,24 +34,24 @@ P = ParamSpec("P")
 
 
 class Options(TypedDict, total=False):
-    """What every optimizer takes besides its own arguments, as keywords.
+    """Keywords that every optimizer takes besides its own arguments.
 
-    What is off leaves no trace in the program, and costs neither time nor memory. `train.set` of a weight_decay,
-    momentum or clip_grad_norm that is off compiles the step once more, and goes on from where it stands.
+    An option that is off adds nothing to the program: no time, no memory. If weight_decay, momentum or clip_grad_norm
+    is off and `train.set` switches it on, the step is compiled once more, and training goes on from its current state.
 
-    clip_grad_norm:   scale the gradient down to this global norm, as PyTorch's clip_grad_norm_; None is off, also in
-                      `train.set`.
+    clip_grad_norm:   scale the gradient down to this global norm, as PyTorch's clip_grad_norm_; None, here and in
+                      `train.set`, switches clipping off.
     normalize_grads:  give each parameter's gradient length 1, before clipping; True for all of them, or a filter of
                       parameter names; False is off.
-    ema:              keep a running average of the parameters with this factor, e.g. 0.999; None is off. Read it by
-                      `train.download_params(ema=True)`.
-    accumulate:       update at every k-th step only, with the average of k gradients; 1 is off.
-    groups:           values of some parameters: {"backbone.*": {"lr": 0.1}, "*.b": {"weight_decay": 0.0}}. A key is a
-                      pattern, where `*` stands for any text, or a function of the name. The first that fits counts.
-                      "lr" is a factor on the schedule; other values replace the optimizer's. `train.set(groups=...)`
-                      changes them.
-    decay_filter:     which parameters weight decay applies to, by name, where a parameter does not say it itself;
-                      None means all but those that start as zeros or ones.
+    ema:              keep a running average of the parameters with this factor, e.g. 0.999; None is off.
+                      `train.download_params(ema=True)` reads the average.
+    accumulate:       update at every k-th step only, with the mean of k gradients; 1 is off.
+    groups:           values for some parameters: {"backbone.*": {"lr": 0.1}, "*.b": {"weight_decay": 0.0}}. A key is a
+                      pattern, where `*` matches any text, or a function of the name. The first match counts. "lr" is a
+                      factor on the schedule; other values replace the optimizer's. `train.set(groups=...)` changes
+                      these values.
+    decay_filter:     function of a name: does weight decay apply? It decides for parameters without a `decay` of their
+                      own. None decays all of them but those that start as zeros or ones.
     """
 
     clip_grad_norm: float | None
@@ -64,11 +64,11 @@ class Options(TypedDict, total=False):
 
 @dataclass(frozen=True, slots=True)
 class Optimizer:
-    """What `tg.compile` needs to make a step. Make one with `optim.adam` and the like, or `optim.custom`.
+    """The update rule and its values, for `tg.compile`. Make one with `optim.adam` and the like, or `optim.custom`.
 
     transform:  traced once; its result is added to the parameters.
-    lr:         a number or a schedule; the value of each step is the hyperparameter "lr".
-    hyper:      first values of all other hyperparameters, which `train.set` can change.
+    lr:         a number or a schedule. Its value at each step is the hyperparameter "lr".
+    hyper:      first values of all other hyperparameters. `train.set` changes them.
 
     >>> optimizer = optim.adam(lr=1e-3, clip_grad_norm=1.0)
     >>> optimizer.name
@@ -80,8 +80,8 @@ class Optimizer:
     hyper: Mapping[str, float]
     decay_filter: Callable[[str], bool] | None = None
     name: str = "custom"
-    options: Mapping[str, Any] = field(default_factory=dict[str, Any])  # what shaped the transform: plain data
-    again: Callable[..., Optimizer] | None = None  # makes the same one, but for the hyperparameters it is given
+    options: Mapping[str, Any] = field(default_factory=dict[str, Any])  # those that shaped the transform, plain data
+    again: Callable[..., Optimizer] | None = None  # makes this optimizer with other hyperparameters
     off: tuple[str, ...] = ()  # hyperparameters that `again` takes and that the transform lacks
     groups: Groups = NO_GROUPS
 
@@ -94,12 +94,14 @@ class Optimizer:
 
     @property
     def ranges(self) -> Mapping[str, Range]:
-        """Values that the hyperparameters take, "lr" among them; those not named take any finite number."""
+        """Ranges of the hyperparameters, including "lr". A name without a range takes any finite number."""
         own = self.transform.ranges
         return {**own, **{n: own[n.split(GROUP)[0]] for n in self.groups.hyper if n.split(GROUP)[0] in own}}
 
     def regrouped(self, given: Any) -> tuple[Optimizer, dict[str, float]]:
-        """What `train.set(groups=given)` makes of it, and the values that it sets. Itself if no value is a new one."""
+        """Return the optimizer for `train.set(groups=given)`, itself if no value is new, and the values to set.
+
+        Raises InputError if the optimizer was not made by a function that takes groups."""
         old = dict(zip(self.groups.selections, self.groups.overrides))
         asked: Mapping[Any, Any] = cast("Mapping[Any, Any]", given) if isinstance(given, Mapping) else {}
         merged: dict[Any, Any] = dict(old)
@@ -113,12 +115,12 @@ class Optimizer:
         return (self if same else new), {name: x for name, x in new.groups.hyper.items() if name in places}
 
     def switched_on(self, values: Mapping[str, float]) -> Optimizer:
-        """The optimizer with those of `values` that it lacks, if they are not off; itself if it lacks none of them."""
+        """Return the optimizer with the `values` that were off and are on now; itself if there are none."""
         wanted = {name: values[name] for name in self.off if values.get(name, OFF[name]) != OFF[name]}
         return self.again(**wanted) if wanted and self.again is not None else self
 
     def spec(self) -> dict[str, Any]:
-        """Return all but the update rule itself, as plain data: it is in the program already, as kernels."""
+        """Return plain data about the optimizer, without the update rule, which the program has as kernels."""
         return {
             "kind": self.name,
             "lr": as_schedule(self.lr).spec(),
@@ -135,13 +137,13 @@ class Optimizer:
 def recipe(
     *optional: str, flat: bool = True, shaping: tuple[str, ...] = ()
 ) -> Callable[[Callable[P, Chain]], Callable[P, Optimizer]]:
-    """Make a public optimizer of a function that gives the core of its chain, with the options around it.
+    """Turn a function that returns the core of a chain into a public optimizer, with the options around the core.
 
-    Its parameters are `lr`, its own, and `**options`.
+    The function takes `lr`, parameters of its own, and `**options`.
 
-    optional: hyperparameters that the core lacks while they are off
-    flat:     the core uses its hyperparameters on flat arrays only, so that groups may override all of them
-    shaping:  parameters that shape the chain; the optimizer's `options` tell them as plain data
+    optional: hyperparameters that the core lacks while they are off.
+    flat:     True if the core uses hyperparameters on flat arrays only, so that groups can override all of them.
+    shaping:  parameters that shape the chain. The optimizer's `options` have them as plain data.
     """
 
     def make(core: Callable[P, Chain]) -> Callable[P, Optimizer]:
@@ -154,7 +156,7 @@ def recipe(
             values: dict[str, Any] = own.arguments
             options: Options = values.pop("options")
             _check(options, (*values, *Options.__annotations__), what)
-            as_schedule(values["lr"])  # refuses what is no rate
+            as_schedule(values["lr"])  # raises for anything but a rate
             transform, shaped_by = _around(parts, options, what)
             hyper = checked_all(transform.hyper, transform.ranges, what)
             grouped = {n: x for n, x in hyper.items() if n != "clip_grad_norm" and (flat or n in MONOTONE)}
@@ -193,7 +195,7 @@ def _check(options: Options, takes: tuple[str, ...], what: str) -> None:
 
 
 def _around(core: Chain, options: Options, what: str) -> tuple[Transform, dict[str, Any]]:
-    """Normalise, clip, core, lr, average; all of it at every k-th step. And, as plain data, what of it is on."""
+    """Return the chain normalize, clip, core, lr, average, at every k-th step; and its options that are on, as data."""
     every = whole("accumulate", options.get("accumulate", 1), what)
     normalize = options.get("normalize_grads", False)
     clip, ema = options.get("clip_grad_norm"), options.get("ema")
@@ -219,15 +221,15 @@ def _groups(options: Options, known: Mapping[str, float], transform: Transform, 
 
 @recipe()
 def custom(transform: Transform, lr: LR = 1e-3, **options: Unpack[Options]) -> Chain:
-    """Return an optimizer of your own: descend along what `transform` makes of the gradient.
+    """Make an optimizer from a transform of your own: p <- p - lr * transform(g).
 
-    The parameters become p - lr * transform(g), after what `options` do to the gradient.
+    `options` such as clipping change g first; see `Options`.
     As optax.chain(transform, optax.scale_by_learning_rate(lr)) of Optax.
 
     >>> sign = optim.Transform({}, lambda g, p, state, host: (tg.sign(g), {}))
     >>> optimizer = optim.custom(sign, lr=1e-2)
     """
-    return [replace(transform, bounds=None)]  # bounds of chains such as L2 before Adam grow by eps at each step
+    return [replace(transform, bounds=None)]  # the bounds of chains such as L2 before Adam grow by eps at each step
 
 
 @recipe("momentum", "weight_decay", shaping=("nesterov",))
@@ -238,7 +240,7 @@ def sgd(
     weight_decay: float = 0.0,
     **options: Unpack[Options],
 ) -> Chain:
-    """Gradient descent: g <- g + weight_decay p;  m <- momentum m + g;  p <- p - lr m. PyTorch's SGD.
+    """Make gradient descent: g <- g + weight_decay p;  m <- momentum m + g;  p <- p - lr m. As torch.optim.SGD.
 
     nesterov: step along g + momentum * m. options: see `Options`.
     Raises InputError for nesterov without momentum.
@@ -255,9 +257,9 @@ def sgd(
 def adam(
     lr: LR = 1e-3, beta1: float = 0.9, beta2: float = 0.999, eps: float = 1e-8, **options: Unpack[Options]
 ) -> Chain:
-    """p <- p - lr * m_hat / (sqrt(v_hat) + eps): see `scale_by_adam`. PyTorch's Adam. options: see `Options`.
+    """Make an Adam optimizer: p <- p - lr * m_hat / (sqrt(v_hat) + eps), see `scale_by_adam`.
 
-    As torch.optim.Adam (Kingma and Ba 2015).
+    options: see `Options`. As torch.optim.Adam (Kingma and Ba 2015).
 
     >>> optimizer = optim.adam(lr=1e-3, clip_grad_norm=1.0)
     """
@@ -273,9 +275,9 @@ def adamw(
     eps: float = 1e-8,
     **options: Unpack[Options],
 ) -> Chain:
-    """Adam with decoupled decay: p <- (1 - lr * weight_decay) p for decayed parameters, then Adam's step.
+    """Make an AdamW optimizer: p <- (1 - lr * weight_decay) p for decayed parameters, then Adam's step.
 
-    PyTorch's AdamW (Loshchilov & Hutter 2019); the decay follows the schedule. options: see `Options`.
+    The decay follows the schedule. options: see `Options`.
     As torch.optim.AdamW (Loshchilov and Hutter 2019).
 
     >>> optimizer = optim.adamw(lr=lr.cosine_annealing(peak=3e-4, final=0.0, steps=1000), weight_decay=0.01)
@@ -287,9 +289,9 @@ def adamw(
 def lion(
     lr: LR = 1e-4, beta1: float = 0.9, beta2: float = 0.99, weight_decay: float = 0.0, **options: Unpack[Options]
 ) -> Chain:
-    """p <- (1 - lr * weight_decay) p - lr * sign(mean of m and g): see `scale_by_lion` (Chen et al. 2023).
-
-    Takes a rate 3 to 10 times smaller, and a decay as much larger, than adamw. options: see `Options`.
+    """Make a Lion optimizer: p <- (1 - lr * weight_decay) p - lr * sign(mean of m and g), see `scale_by_lion`.
+    The rate should be 3 to 10 times smaller than for adamw, and the decay larger by the same factor (Chen et al. 2023).
+    options: see `Options`.
 
     >>> optimizer = optim.lion(lr=1e-4)
     """
@@ -306,9 +308,9 @@ def rmsprop(
     centered: bool = False,
     **options: Unpack[Options],
 ) -> Chain:
-    """p <- p - lr * g / (sqrt(mean of g^2) + eps): see `scale_by_rms`. PyTorch's RMSprop.
+    """Make an RMSprop optimizer: p <- p - lr * g / (sqrt(mean of g^2) + eps), see `scale_by_rms`.
 
-    weight_decay is L2. options: see `Options`.
+    weight_decay: an L2 penalty. options: see `Options`. As torch.optim.RMSprop.
 
     >>> optimizer = optim.rmsprop(lr=1e-2)
     """
@@ -332,11 +334,11 @@ def muon(
     adam_eps: float = 1e-8,
     **options: Unpack[Options],
 ) -> Chain:
-    """Orthogonalised momentum for matrices, AdamW for the rest: see `scale_by_muon`. PyTorch's Muon, in f32.
+    """Make a Muon optimizer: orthogonalized momentum for matrices, AdamW for other parameters; see `scale_by_muon`.
 
-    Embeddings and output layers do better with Adam: leave them out by `only`. With adjust_lr="match_rms_adamw" the
-    rates that suit adamw suit all parameters; with "original" those of Adam are to be scaled by `adam_lr_scale`.
-    options: see `Options`.
+    Embeddings and output layers do better with Adam: exclude them by `only`. With adjust_lr="match_rms_adamw", a rate
+    that suits adamw suits all parameters. With "original", scale the rate of Adam by `adam_lr_scale`.
+    As torch.optim.Muon, in f32. options: see `Options`.
 
     >>> optimizer = optim.muon(lr=1e-3)
     """
@@ -345,12 +347,12 @@ def muon(
 
 
 def decoupled(weight_decay: float, options: Options) -> Chain:
-    """Weight decay as a part of a chain; no part where it is off."""
+    """Return weight decay as a list of transforms, empty if it is off."""
     return _unless_off("weight_decay", weight_decay, options, add_decayed_weights(weight_decay))
 
 
 def with_decay(core: Transform, weight_decay: float, options: Options, apart: bool) -> Chain:
-    """Return `core` with weight decay: apart from it, as in AdamW, or of the gradient that it sees (L2)."""
+    """Add weight decay to `core`: decoupled, as AdamW (`apart`), or as an L2 penalty on the gradient."""
     decay = decoupled(weight_decay, options)
     return [core, *decay] if apart else [*decay, core]
 

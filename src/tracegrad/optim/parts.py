@@ -1,7 +1,8 @@
-"""Several losses over one array of parameters: which run of it the optimizer of each works on.
+"""Several losses over one array of parameters: the run of elements that each optimizer works on.
 
-Parameters that the same losses train lie together, in such an order that those of each loss are one run, where there is
-such an order: of two losses always. Else a run has parameters of other losses in it, which masks leave alone.
+Parameters that the same losses train are adjacent. They are ordered so that each loss trains one contiguous run, if
+such an order exists; for two losses it always does. Otherwise a run includes parameters of other losses, which masks
+protect.
 """
 
 from __future__ import annotations
@@ -13,12 +14,12 @@ from itertools import permutations
 from tracegrad.dtypes import Shape
 from tracegrad.optim.arena import Arena, Slot
 
-MOST_ORDERED = 7  # kinds of parameters whose orders are all tried
-Kind = tuple[bool, ...]  # of a parameter: which of the losses train it
+MOST_ORDERED = 7  # up to this number of kinds, all orders are tried
+Kind = tuple[bool, ...]  # for each loss: does it train the parameter?
 
 
 class Part:
-    """What the optimizer of one loss has of the parameters."""
+    """The share of the parameters that belongs to the optimizer of one loss."""
 
     __slots__ = ("first", "holes", "name", "own", "shared", "whole")
 
@@ -26,35 +27,35 @@ class Part:
         self, name: str, whole: Arena, own: Arena, first: int = 0, holes: tuple[str, ...] = (), shared: bool = False
     ) -> None:
         """
-        name:   of the loss; "" where there is one.
-        whole:  all parameters that a loss trains: the array "params".
-        own:    the run of it that this optimizer works on, from `first` on.
-        holes:  parameters in that run that this loss does not train.
-        shared: does another loss train some of them too?
+        name:   name of the loss; "" if there is only one.
+        whole:  all parameters that some loss trains: the array "params".
+        own:    the run of `whole` that this optimizer works on, from `first` on.
+        holes:  parameters in this run that this loss does not train.
+        shared: True if another loss trains some of these parameters, too.
         """
         self.name, self.whole, self.own, self.first, self.holes, self.shared = name, whole, own, first, holes, shared
 
     @property
     def at(self) -> str:
-        """What the names of the optimizer's arrays begin with."""
+        """The prefix of the names of the optimizer's arrays."""
         return f"{self.name}/" if self.name else ""
 
     @property
     def trained(self) -> list[Slot]:
-        """The parameters that this loss trains, as they lie in the optimizer's arrays."""
+        """The parameters that this loss trains, with their places in the optimizer's arrays."""
         return [slot for slot in self.own.slots if slot.name not in self.holes]
 
     @staticmethod
     def alone(arena: Arena) -> Part:
-        """Of the only loss."""
+        """Return the part of the only loss."""
         return Part("", arena, arena)
 
 
 def parts_of(shapes: Mapping[str, Shape], trains: Mapping[str, Mapping[str, bool]]) -> dict[str, Part]:
-    """Return the part of each loss.
+    """Return the part of each loss, by name.
 
-    shapes: of the parameters, in declaration order.
-    trains: for each loss those it trains, and whether its optimizer's weight decay applies to them.
+    shapes: shapes of the parameters, in declaration order.
+    trains: for each loss the parameters it trains, and whether the weight decay of its optimizer applies to them.
     """
     kinds: dict[Kind, list[str]] = {}
     for n in shapes:
@@ -82,7 +83,7 @@ def _part(name: str, whole: Arena, own: Mapping[str, bool], trains: Mapping[str,
 
 
 def _ordered(sizes: Mapping[Kind, int]) -> Sequence[Kind]:
-    """The kinds of parameters in the order that leaves least in runs of losses that do not train it."""
+    """Return the kinds in the order with the fewest elements in runs of losses that do not train them."""
     first = sorted(sizes, reverse=True)
     if len(first) > MOST_ORDERED:
         return first
@@ -98,5 +99,5 @@ def _ordered(sizes: Mapping[Kind, int]) -> Sequence[Kind]:
 
 
 def _run(wanted: Sequence[bool]) -> tuple[int, int]:
-    """From the first that is wanted to behind the last."""
+    """Return the range from the first wanted element to the last, end excluded."""
     return wanted.index(True), len(wanted) - [*reversed(wanted)].index(True)

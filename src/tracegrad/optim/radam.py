@@ -14,8 +14,8 @@ from tracegrad.prims.elementwise import expm1, log1p, maximum, minimum, sqrt, sq
 from tracegrad.prims.folds import pack
 from tracegrad.prims.views import reshape
 
-LARGEST = 80.0  # exp of it is finite in f32
-CERTAIN = 5.0  # from this length of the average on, steps are those of Adam, rectified
+LARGEST = 80.0  # exp(80) is finite in f32
+CERTAIN = 5.0  # above this length of the average, steps are rectified Adam steps
 # x / (e^x - 1) = 1 - x / 2 + x^2 (1/12 - ...): Bernoulli's numbers; relative error 1e-9 up to x = 1
 BERNOULLI = (1 / 12, -1 / 720, 1 / 30240, -1 / 1209600, 1 / 47900160)
 # 2/c + 2/log(1 - c) - 1 = c (1/6 + ...): Gregory's numbers; error 3e-6 up to c = 0.2
@@ -25,8 +25,8 @@ GREGORY = (1 / 6, 1 / 12, 19 / 360, 3 / 80, 863 / 30240)
 def average_length(step: Tensor, c: Tensor) -> Tensor:
     """Return 2/c - 1 - 2 step beta2^step / (1 - beta2^step), c = 1 - beta2: how many steps the second moment averages.
 
-    By series where f32 would lose the first steps, whose length is about `step`, in the difference of two numbers
-    around 2/c.
+    A series replaces the formula where f32 would cancel: early steps have a length of about `step`, the difference of
+    two numbers around 2/c.
     """
     rate = -log1p(-c)
     y = step * rate
@@ -38,15 +38,15 @@ def average_length(step: Tensor, c: Tensor) -> Tensor:
 
 
 def _series(x: Tensor, c: tuple[float, ...]) -> Tensor:
-    """c[0] x + c[1] x^2 + ..."""
+    """Return c[0] x + c[1] x^2 + ..."""
     return reduce(lambda total, k: (total + k) * x, reversed(c[:-1]), c[-1] * x)
 
 
 def scale_by_radam(beta1: float = 0.9, beta2: float = 0.999, eps: float = 1e-8) -> Transform:
-    """Adam's m_hat, over sqrt(v_hat) once that is certain, rectified (Liu et al. 2020, algorithm 2). PyTorch's RAdam.
-
-    With rho = `average_length` and r its limit 2 / (1 - beta2) - 1, steps with rho > 5 are
+    """Give Adam's m_hat, and once v_hat is certain, m_hat / sqrt(v_hat), rectified (Liu et al. 2020, algorithm 2).
+    With rho = `average_length` and its limit r = 2 / (1 - beta2) - 1, steps with rho > 5 are
     m_hat sqrt((rho - 4) (rho - 2) r / ((r - 4) (r - 2) rho)) sqrt(1 - beta2^step) / (sqrt(v) + eps); others are m_hat.
+    As torch.optim.RAdam.
 
     >>> optimizer = optim.custom(optim.scale_by_radam(), lr=1e-3)
     """
@@ -55,7 +55,7 @@ def scale_by_radam(beta1: float = 0.9, beta2: float = 0.999, eps: float = 1e-8) 
         m = running_mean(state["m"], g, host.complement("beta1"))
         v = running_mean(state["v"], square(g), host.complement("beta2"))
         c = host.complement("beta2")
-        # A length beyond 5 has a limit beyond it; where there is none, the factor is not used, and need not be right
+        # A length above 5 implies a limit above 5. Otherwise the factor is not used, so its value does not matter
         rho, limit = average_length(host.step, c), maximum(2.0 / c - 1.0, CERTAIN)
         sure = maximum(rho, CERTAIN)
         rectified = sqrt((sure - 4.0) * (sure - 2.0) * limit / ((limit - 4.0) * (limit - 2.0) * sure))
@@ -68,7 +68,7 @@ def scale_by_radam(beta1: float = 0.9, beta2: float = 0.999, eps: float = 1e-8) 
 
 
 def _stored(x: Tensor) -> Tensor:
-    """A pack lies in memory, so that each element loads the number, and does not compute it again."""
+    """Store `x` in memory as a pack, so that each element loads the number instead of computing it again."""
     return reshape(pack([reshape(x, (x.size,))]), x.shape)
 
 
@@ -82,9 +82,9 @@ def radam(
     decoupled_weight_decay: bool = False,
     **options: Unpack[Options],
 ) -> Chain:
-    """Rectified Adam: see `scale_by_radam`. PyTorch's RAdam.
-
-    decoupled_weight_decay: p <- (1 - lr weight_decay) p, as AdamW; else weight_decay is L2. options: see `Options`.
+    """Make a RAdam optimizer: rectified Adam, see `scale_by_radam`. As torch.optim.RAdam.
+    decoupled_weight_decay: decay as AdamW, p <- (1 - lr weight_decay) p; else weight_decay is an L2 penalty.
+    options: see `Options`.
 
     >>> optimizer = optim.radam(lr=1e-3)
     """

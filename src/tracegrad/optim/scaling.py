@@ -8,16 +8,16 @@ from tracegrad.optim.host import Host
 from tracegrad.optim.transform import Kept, State, Transform
 from tracegrad.prims.elementwise import maximum, minimum, sign, sqrt, square, where
 
-FLUSHED = 2.0**-62  # devices may take the square of a smaller number for 0
+FLUSHED = 2.0**-62  # a device may flush the square of a smaller number to 0
 
 
 def running_mean(old: Tensor, new: Tensor, share: Tensor) -> Tensor:
-    """old (1 - share) + new share, exact for a small share."""
+    """Return old (1 - share) + new share, exact for a small share."""
     return old + (new - old) * share
 
 
 def scale_by_lr() -> Transform:
-    """Return the last part of a chain: -lr * g, with the schedule's value of this step.
+    """Give -lr * g, with the schedule's value of this step: the last part of a chain.
 
     As optax.scale_by_learning_rate of Optax.
 
@@ -32,10 +32,10 @@ def scale_by_lr() -> Transform:
 
 
 def add_decayed_weights(weight_decay: float) -> Transform:
-    """g + weight_decay * p for the decayed parameters.
+    """Give g + weight_decay * p for the decayed parameters, g for all others.
 
-    Before `scale_by_adam` or momentum this is L2 regularisation; after it, and before `scale_by_lr`, decoupled weight
-    decay, p * (1 - lr * weight_decay) (Loshchilov & Hutter 2019).
+    Before `scale_by_adam` or momentum, this is an L2 penalty. After them, and before `scale_by_lr`, it is decoupled
+    weight decay, p * (1 - lr * weight_decay) (Loshchilov & Hutter 2019).
     As optax.add_decayed_weights of Optax.
 
     >>> optimizer = optim.custom(optim.chain(optim.scale_by_adam(), optim.add_decayed_weights(0.01)))
@@ -57,9 +57,9 @@ def add_decayed_weights(weight_decay: float) -> Transform:
 
 
 def scale_by_momentum(momentum: float = 0.9, nesterov: bool = False) -> Transform:
-    """m <- momentum * m + g; gives m, or g + momentum * m with `nesterov`. The first m is g, as in PyTorch's SGD.
+    """Give m <- momentum * m + g; with `nesterov`, g + momentum * m. The first m is g, as in PyTorch's SGD.
 
-    A momentum of 0 gives g and leaves m as it is, as there.
+    A momentum of 0 gives g and does not change m, as in PyTorch.
     As torch.optim.SGD (Polyak 1964; Nesterov 1983).
 
     >>> optimizer = optim.custom(optim.scale_by_momentum(0.9), lr=1e-2)
@@ -74,17 +74,17 @@ def scale_by_momentum(momentum: float = 0.9, nesterov: bool = False) -> Transfor
 
 
 def adam_direction(m: Tensor, v: Tensor, host: Host, eps: str) -> Tensor:
-    """m_hat / (sqrt(v_hat) + eps), the hats correcting the bias of means that started at 0."""
-    # by a factor each, which is one number a step: dividing every element took a fifth of an MLP's step on a CPU
+    """Return m_hat / (sqrt(v_hat) + eps). The hats correct the bias of means that start at 0."""
+    # One factor per step and mean: dividing every element took a fifth of an MLP's step on a CPU
     m_hat = m * (1 / host.bias_correction("beta1"))
     v_hat = v * (1 / host.bias_correction("beta2"))
     return m_hat / (sqrt(v_hat) + host.hyper(eps))
 
 
 def scale_by_adam(beta1: float = 0.9, beta2: float = 0.999, eps: float = 1e-8) -> Transform:
-    """m_hat / (sqrt(v_hat) + eps), m and v being running means of g and g^2 (Kingma & Ba 2015, algorithm 1).
+    """Give m_hat / (sqrt(v_hat) + eps), with running means m of g and v of g^2 (Kingma & Ba 2015, algorithm 1).
 
-    m <- beta1 m + (1 - beta1) g;  m_hat = m / (1 - beta1^step);  v and v_hat likewise of g^2 with beta2.
+    m <- beta1 m + (1 - beta1) g;  m_hat = m / (1 - beta1^step);  v and v_hat likewise, from g^2 with beta2.
 
     >>> optimizer = optim.custom(optim.scale_by_adam(), lr=1e-3)
     """
@@ -103,7 +103,7 @@ def scale_by_adam(beta1: float = 0.9, beta2: float = 0.999, eps: float = 1e-8) -
 
 
 def scale_by_lion(beta1: float = 0.9, beta2: float = 0.99) -> Transform:
-    """sign(beta1 m + (1 - beta1) g), then m <- beta2 m + (1 - beta2) g (Chen et al. 2023, algorithm 2).
+    """Give sign(beta1 m + (1 - beta1) g), then m <- beta2 m + (1 - beta2) g (Chen et al. 2023, algorithm 2).
 
     >>> optimizer = optim.custom(optim.scale_by_lion(), lr=1e-4)
     """
@@ -117,9 +117,9 @@ def scale_by_lion(beta1: float = 0.9, beta2: float = 0.99) -> Transform:
 
 
 def scale_by_rms(alpha: float = 0.99, eps: float = 1e-8, centered: bool = False) -> Transform:
-    """g / (sqrt(v) + eps), v <- alpha v + (1 - alpha) g^2 (Tieleman & Hinton 2012), as PyTorch's RMSprop.
+    """Give g / (sqrt(v) + eps), v <- alpha v + (1 - alpha) g^2 (Tieleman & Hinton 2012).
 
-    centered: v minus the square of the running mean of g, an estimate of the variance, under the root.
+    centered: subtract the square of the running mean of g from v, under the root: an estimate of the variance.
     As torch.optim.RMSprop (Hinton 2012).
 
     >>> optimizer = optim.custom(optim.scale_by_rms(), lr=1e-2)
@@ -136,7 +136,7 @@ def scale_by_rms(alpha: float = 0.99, eps: float = 1e-8, centered: bool = False)
 
     def bounds(g: Tensor, p: Tensor, state: State, host: Host) -> tuple[Tensor, State]:
         share, eps = host.complement("alpha"), host.hyper("eps")
-        # v is at least share g^2, unless a device takes the product for 0
+        # v is at least share g^2, unless a device flushes the product to 0
         return minimum(g / eps, (2.0 + FLUSHED / eps) / sqrt(share)), {"v": running_mean(state["v"], square(g), share)}
 
     state: dict[str, Kept] = {"v": 0.0, "m": 0.0} if centered else {"v": 0.0}
@@ -144,9 +144,9 @@ def scale_by_rms(alpha: float = 0.99, eps: float = 1e-8, centered: bool = False)
 
 
 def track_ema(decay: float) -> Transform:
-    """Keep the state "ema", an average that follows the parameters: e <- decay e + (1 - decay) p, starting at p.
+    """Keep the state "ema", a running average of the parameters: e <- decay e + (1 - decay) p, starting at p.
 
-    Goes last in a chain, after `scale_by_lr`: it reads the parameters as this step leaves them, and changes nothing.
+    Put it last in a chain, after `scale_by_lr`: it reads the parameters as they are after this step, and changes none.
     As torch.optim.swa_utils.AveragedModel; Polyak and Juditsky 1992.
 
     >>> optimizer = optim.adam(lr=1e-3, ema=0.999)

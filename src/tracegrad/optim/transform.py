@@ -1,4 +1,4 @@
-"""The parts that optimizers are chains of."""
+"""Transforms: the parts of an optimizer's chain."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ Update = Callable[[Tensor, Tensor, State, Host], "tuple[Tensor, State]"]
 
 @dataclass(frozen=True, slots=True)
 class PerParameter:
-    """A state with a part for each parameter that has another shape than the parameter.
+    """A state with one part for each parameter, in another shape than the parameter.
 
-    shape: a parameter's shape -> the shape of its part, such as (m, n) -> (m, 1); None for no part
-    fill:  what it is filled with at reset
+    shape: function of a parameter's shape that returns the shape of its part, such as (m, n) -> (m, 1); None: no part.
+    fill:  the value that a reset writes.
 
     >>> rows = optim.PerParameter(lambda shape: (shape[0], 1) if len(shape) == 2 else None)
     >>> rows.shape((3, 4))
@@ -35,7 +35,7 @@ class PerParameter:
     fill: float = 0.0
 
     def layout(self, arena: Arena) -> Arena:
-        """Return where the parts lie in the flat array of this state."""
+        """Return the layout of the parts in the flat array of this state."""
         return arena.shaped(self.shape)
 
 
@@ -44,23 +44,23 @@ Kept = Fill | PerParameter
 
 @dataclass(frozen=True, slots=True)
 class Transform:
-    """One part of an optimizer: what it keeps, and a pure function on tensors.
+    """One part of an optimizer: its states, and a pure function on tensors.
 
-    update: (g, p, state, host) -> (g', new state). Every tensor is flat, f32[n]: all parameters in one array (see
-            `host.arena` for who lies where). The first part of a chain gets the gradient, each next one what the one
-            before it gave; what the last one gives is added to the parameters `p`.
-    state:  the arrays it keeps, by name, with what they are filled with at reset: a number, or "params" for a copy
-            of the parameters. They have the parameters' layout, unless a `PerParameter` says what shape a parameter's
-            part has. `update` gets and returns exactly these, flat.
-    hyper:  first values of the hyperparameters that `update` asks `host.hyper` or `host.complement` for.
-    ranges: values that a hyperparameter takes, by name; one without a range takes any number that is finite in f32.
-    bounds: `update` on magnitudes, f32[] each: given numbers that no |element| of g, p and the state exceeds, such
-            numbers for what `update` gives. May be far too large, and infinite. While they are finite, the device
-            does not look at elements. None: the device looks at all new values of each step, in one more dispatch.
+    update: (g, p, state, host) -> (g', new state). Every tensor is flat, f32[n], with all parameters in one array;
+            `host.arena` has their places. The first transform of a chain gets the gradient, each next one the result of
+            the one before. The result of the last one is added to the parameters `p`.
+    state:  the arrays to keep, by name, with the value that a reset writes: a number, or "params" for a copy of the
+            parameters. An array has the layout of the parameters, unless a `PerParameter` gives the shape of each part.
+            `update` gets and returns exactly these arrays, flat.
+    hyper:  first values of the hyperparameters that `update` reads by `host.hyper` or `host.complement`.
+    ranges: ranges of hyperparameters, by name. A name without a range takes any number that is finite in f32.
+    bounds: `update` on magnitudes, f32[] each. It gets numbers that no |element| of g, p and the state exceeds, and
+            returns such numbers for the results of `update`. They can be far too large, even infinite. While they are
+            finite, the device checks no elements. None: each step checks all new values, in one more dispatch.
 
     A step that would make a parameter or a state infinite or NaN fails, and changes nothing.
 
-    It is traced once into the step's graph, so it is written with tracegrad ops and runs on the device:
+    `update` is traced once into the step's graph, so it is written with tracegrad ops and runs on the device:
 
         def sign_descent():
             return Transform({}, lambda g, p, state, host: (tg.sign(g), {}))
@@ -77,11 +77,11 @@ class Transform:
 
     @property
     def fills(self) -> dict[str, Fill]:
-        """What each state is filled with at reset."""
+        """The value that a reset writes to each state."""
         return {name: kept.fill if isinstance(kept, PerParameter) else kept for name, kept in self.state.items()}
 
     def sizes(self, arena: Arena) -> dict[str, int]:
-        """Number of elements of each state."""
+        """Return the number of elements of each state."""
         return {
             name: (kept.layout(arena) if isinstance(kept, PerParameter) else arena).size
             for name, kept in self.state.items()
@@ -89,7 +89,7 @@ class Transform:
 
     @staticmethod
     def made(state: Mapping[str, Kept], update: Update, bounds: Update | None, **hyper: float) -> Transform:
-        """A transform with the hyperparameters `hyper`, which have the ranges of `RANGES`; InputError outside of it."""
+        """Make a transform with the hyperparameters `hyper`, in the ranges of `RANGES`. Raises InputError outside."""
         ranges = {name: RANGES[name] for name in hyper}
         return Transform(state, update, {n: checked(n, x, ranges[n]) for n, x in hyper.items()}, ranges, bounds)
 
@@ -97,10 +97,10 @@ class Transform:
 def chain(*transforms: Transform) -> Transform:
     """Return one transform that applies `transforms` in order.
 
-    State names that occur twice get a number: "m", "m.1". Hyperparameters of one name are one value; InputError if
-    their first values differ.
+    State names that occur twice get a number: "m", "m.1". Hyperparameters with one name are one value.
     As optax.chain of Optax.
-    Raises InputError and ShapeError for parts that do not return their own state.
+    Raises InputError if first values of one name differ; InputError or ShapeError for parts that do not return their
+    own state.
 
     >>> optimizer = optim.custom(optim.chain(optim.clip_by_global_norm(1.0), optim.scale_by_adam()))
     """
@@ -149,7 +149,7 @@ def _unused(name: str, taken: Mapping[str, Kept]) -> str:
 
 
 def merge_hyper(a: Mapping[str, float], b: Mapping[str, float]) -> dict[str, float]:
-    """Return both. Raises InputError where they give one name two values."""
+    """Merge two sets of hyperparameters. Raises InputError if they give one name two values."""
     for name in a.keys() & b.keys():
         if a[name] != b[name]:
             raise InputError.here(f"the hyperparameter {name!r} has two first values, {a[name]!r} and {b[name]!r}")

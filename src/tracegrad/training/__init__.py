@@ -1,1 +1,1 @@
-"""What `tg.compile` gives: a training, and its loop over batches."""
+"""The training that `tg.compile` returns, and its loop over batches."""

@@ -1,4 +1,4 @@
-"""What a training does between steps: change values, groups, frozen parameters, the rate and the model; measure."""
+"""Operations of a training between steps: change values, groups, frozen parameters, rate or model, and measure."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tracegrad.runtime.jax import function_of
 
 
 def changed(store: TrainedParameters, stepper: Stepper, hyper: Mapping[str, Any]) -> None:
-    """See `CompiledTraining.set`."""
+    """Change hyperparameters; see `CompiledTraining.set`."""
     values = dict(hyper)
     groups = values.pop("groups", None)
     optimizer = stepper.source.optimizer
@@ -35,7 +35,7 @@ def changed(store: TrainedParameters, stepper: Stepper, hyper: Mapping[str, Any]
 
 
 def lr_metric(store: TrainedParameters, stepper: Stepper, value: float) -> None:
-    """See `CompiledTraining.lr_metric`."""
+    """Tell the schedule a metric; see `CompiledTraining.lr_metric`. Raises InputError unless it is `lr.plateau`."""
     schedule = stepper.knobs.rate.schedule
     if not isinstance(schedule, Plateau):
         raise InputError.here(f"lr_metric: the schedule {schedule!r} takes no metric; use lr.plateau(peak)")
@@ -50,7 +50,7 @@ def lr_metric(store: TrainedParameters, stepper: Stepper, value: float) -> None:
 def profile(
     store: TrainedParameters, stepper: Stepper, program: StepProgram, steps: int, arrays: Mapping[str, Any]
 ) -> Profile:
-    """See `CompiledTraining.profile`."""
+    """Time every dispatch; see `CompiledTraining.profile`."""
 
     def measure(session: Session, stepper: Stepper) -> Profile:
         timings = stepper.timings(session, program, arrays, stepper.knobs, steps)
@@ -60,7 +60,7 @@ def profile(
 
 
 def to_jax(store: TrainedParameters, stepper: Stepper, program: StepProgram) -> tuple[Any, dict[str, Any]]:
-    """See `CompiledTraining.to_jax`."""
+    """Return the step as a function of JAX; see `CompiledTraining.to_jax`."""
 
     def made(session: Session, stepper: Stepper) -> tuple[Any, dict[str, Any]]:
         number, knobs = stepper.counter + 1, stepper.knobs
@@ -74,7 +74,7 @@ def to_jax(store: TrainedParameters, stepper: Stepper, program: StepProgram) -> 
 
 
 def replace_model(store: TrainedParameters, model: Any, seed: int | None, optimizer: Any) -> None:
-    """See `CompiledTraining.replace_model`."""
+    """Train another model; see `CompiledTraining.replace_model`. Raises InputError for the name of an unknown loss."""
     old = store.stepper
     seed = old.seed if seed is None else checked_seed(seed)
     sources = {name: s.source._replace(model=model) for name, s in store.steppers.items()}
@@ -99,13 +99,15 @@ def replace_model(store: TrainedParameters, model: Any, seed: int | None, optimi
 
 
 def go_on(store: TrainedParameters, stepper: Stepper, source: StepSource) -> None:
-    """Compile the step once more, from a source of the same arrays and perhaps more, and train on from here."""
+    """Compile the step once more from `source`, which keeps all arrays and can add some, and go on from here."""
     built = source.main()
     store.call(lambda session, stepper: stepper.take_over(session, source, built), stepper)
 
 
 def freeze(store: TrainedParameters, given: Selection, what: str) -> None:
-    """Leave alone the parameters that are meant (what="freeze"), or train them again ("unfreeze")."""
+    """Freeze the selected parameters (what="freeze"), or train them again ("unfreeze").
+
+    Raises InputError for a selection that matches nothing, or only parameters that have no gradient."""
     stepper = store.stepper
     trained = [f.name for f in stepper.program.params if f.spec.get("trainable", True)]
     fixed = [f.name for f in stepper.program.params if f.name not in trained]

@@ -1,4 +1,4 @@
-"""Objects for `fit(callbacks=[...])`. Any object with `on_step`, `on_epoch` or `on_evaluate` is one."""
+"""Objects for `fit(callbacks=[...])`. Any object with `on_step`, `on_epoch` or `on_evaluate` is a callback."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def _metric(state: FitState, name: str) -> float:
 
 
 class _Best:
-    """The best value so far. mode: "min", "max", or "auto": more is better for names such as val_accuracy."""
+    """The best value so far. mode: "min", "max", or "auto", which maximizes names such as val_accuracy."""
 
     def __init__(self, metric: str, min_delta: float = 0.0, mode: str = "auto"):
         if mode not in ("auto", "min", "max"):
@@ -35,7 +35,7 @@ class _Best:
         self.sign = 1.0 if mode == "min" or (mode == "auto" and _lower_is_better(metric)) else -1.0
 
     def improved(self, state: FitState) -> bool:
-        """Take the value of now. NaN is none better."""
+        """Take the current value. Returns whether it is the best so far; NaN never is."""
         value = self.sign * _metric(state, self.metric)
         if not value < self.value - self.min_delta:
             return False
@@ -44,13 +44,13 @@ class _Best:
 
 
 class EarlyStopping:
-    """Stop `fit` once a metric has not improved in `patience` evaluations in a row.
+    """Stop `fit` after `patience` evaluations in a row without an improvement. As keras.callbacks.EarlyStopping.
 
     metric:    a name such as "val_loss".
-    min_delta: how much better counts as an improvement.
-    restore:   put back the parameters, states and optimizer state of the best evaluation when it stops `fit`.
-    mode:      "max" where more is better, "min" where less is; "auto" takes "max" if the name has acc, auc, r2, score,
-               f1, top, precision or recall.
+    min_delta: the smallest change that counts as an improvement.
+    restore:   when stopping, restore the parameters, states and optimizer state of the best evaluation.
+    mode:      "max" to maximize the metric, "min" to minimize it. "auto" maximizes if the name contains acc, auc, r2,
+               score, f1, top, precision or recall.
 
     >>> callback = tg.EarlyStopping("val_loss", patience=3)
     """
@@ -65,11 +65,11 @@ class EarlyStopping:
         self._snapshot: list[Snapshot] | None = None
 
     def on_begin(self) -> None:
-        """A new `fit` counts from 0."""
+        """Start counting from 0 for a new `fit`."""
         self._best, self._bad, self._snapshot = _Best(self.metric, self.min_delta, self.mode), 0, None
 
     def on_evaluate(self, state: FitState) -> None:
-        """Count, and stop."""
+        """Count evaluations without an improvement, and stop at `patience`."""
         store = state.train.store
         if self._best.improved(state):
             self._bad, self._snapshot = 0, store.call(take_all) if self.restore else None
@@ -83,10 +83,10 @@ class EarlyStopping:
 
 
 class Checkpoint:
-    """Save the training to `path` after each evaluation (without any, each epoch) that is the best so far.
+    """Save the training to `path` after each evaluation that is the best so far.
 
-    best: the metric; None saves after each epoch. `mode` as for `EarlyStopping`. `fit(resume=path)` goes on from the
-          file.
+    best: name of the metric; None saves after each epoch. `mode` as for `EarlyStopping`. `fit(resume=path)` continues
+          from the file. As keras.callbacks.ModelCheckpoint.
     wait: False writes the file while the training goes on, as `train.save(path, wait=False)`.
 
     >>> callback = tg.Checkpoint("best.safetensors")
@@ -98,12 +98,12 @@ class Checkpoint:
         self.wait, self.path, self._best = wait, path, None if best is None else _Best(best, mode=mode)
 
     def on_evaluate(self, state: FitState) -> None:
-        """Save the best."""
+        """Save the training if the metric is the best so far."""
         if self._best is not None and self._best.improved(state):
             state.train.save(self.path, wait=self.wait)
 
     def on_epoch(self, state: FitState) -> None:
-        """Save each, where no metric decides."""
+        """Save the training after each epoch if there is no metric. Raises InputError for a metric never measured."""
         if self._best is None:
             state.train.save(self.path, wait=self.wait)
         elif not state.metrics:
@@ -111,7 +111,7 @@ class Checkpoint:
 
 
 class CSVLogger:
-    """A line of epoch, step, loss and metrics after each epoch. The file is written anew by each `fit`.
+    """Write epoch, step, loss and metrics to a CSV file after each epoch. Each `fit` rewrites the file.
 
     >>> callback = tg.CSVLogger("log.csv")
     """
@@ -121,11 +121,11 @@ class CSVLogger:
         self._rows: list[dict[str, Any]] = []
 
     def on_begin(self) -> None:
-        """Begin a new table."""
+        """Start a new table."""
         self._rows = []
 
     def on_epoch(self, state: FitState) -> None:
-        """Add a line, and write them all."""
+        """Add a line, and write the whole file."""
         self._rows.append({"epoch": state.epoch, "step": state.step, "loss": state.loss, **state.metrics})
         names = list(dict.fromkeys(name for row in self._rows for name in row))
         with open(self.path, "w", newline="", encoding="utf-8") as f:

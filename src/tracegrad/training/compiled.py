@@ -1,4 +1,4 @@
-"""CompiledTraining: what `tg.compile` gives. A training, and one line for each thing that looks at it."""
+"""CompiledTraining, which `tg.compile` returns: a training with methods to fit, export, explain and profile it."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ Array = Any
 class CompiledTraining(Training):
     """A model, its loss and its optimizer, compiled for one device; made by `tg.compile`.
 
-    Calls are queued on a worker thread and run in order. `step` and `run_steps` copy their inputs, so that the
-    caller's arrays can be reused at once. A context manager; `close` frees the device.
+    Calls are queued on a worker thread and run in order. `step` and `run_steps` copy their inputs, so you can reuse
+    your arrays at once. A training is a context manager; `close` frees the device.
 
     >>> loss = lambda m, x, y: tg.mse_loss(m(x), y)
     >>> train = tg.compile(model=nn.Linear(2, 1), loss=loss, inputs={"x": (4, 2), "y": (4, 1)}, optimizer=optim.adam())
@@ -64,35 +64,35 @@ class CompiledTraining(Training):
         resume: Any = None,
         schedule: Sequence[str] | None = None,
     ) -> History:
-        """Train, and give the history: `h.loss`, `h.metrics` of the evaluations. Ctrl-C ends it with the history, too.
-
+        """Train, and return the history: `h.loss`, and `h.metrics` of the evaluations. After Ctrl-C, return it early.
         data:       an iterable of dicts by input name, or of tuples in the order of `inputs`; a torch DataLoader too.
-                    Or whole arrays: a tuple or dict of them, a data frame, a dataset of Hugging Face.
+                    Or whole arrays: a tuple or dict of arrays, a data frame, a Hugging Face dataset.
         x, y:       whole arrays instead: one for the first and one for the second input, or dicts by input name.
-        batch_size: of whole arrays; that of `inputs`, or 32 where it leaves that open. A last, smaller batch is
-                    trained on where `inputs` leaves the size open. Else it is dropped, or refused of an iterable.
-        epochs:     passes over the data. More than one needs an iterable that can be iterated again.
-        steps:      run exactly so many steps instead, over as many passes as they take.
-        shuffle:    whole arrays anew in each epoch, by the seed. Iterables keep their order.
-        validation: a share of the whole arrays, their last examples; arrays as `data`; or batches. It gives `val_loss`,
-                    `val_<name>` of scalars beside the loss, and tells `lr.plateau` (mode="max": the first metric).
-                    A loss that takes `training` gets False. States that it writes are put back.
-        metrics:    {"name": function of the model and the inputs}, traced, for `val_<name>`. A function of `tg.metrics`
-                    is that of the whole set; anything else is the mean over the examples.
-        evaluate:   function of the training that returns metrics by name, called every `every` steps and at the end,
-                    or, without `every`, after each epoch, as validation is.
-        on_step, on_epoch, on_evaluate: functions of a `FitState`, called before the next step begins. Those that read
-                    no loss wait for none. `state.stop()` ends the loop at once.
-        callbacks:  objects that have some of these as methods, such as `tg.EarlyStopping("val_loss")`; a function is
-                    called after each step.
-        log:        path of a file that gets one line of JSON a step and evaluation, a function of such a dict, or an
+        batch_size: batch size for whole arrays. Default: the size in `inputs`, or 32 if that is None. A smaller last
+                    batch is trained if the size is None. Otherwise it is dropped; in an iterable it is an error.
+        epochs:     passes over the data. For more than one, the iterable must be iterable again.
+        steps:      run exactly this number of steps instead, over as many passes as needed.
+        shuffle:    shuffle whole arrays in each epoch, by the seed. Iterables keep their order.
+        validation: a share of the whole arrays (their last examples), arrays as for `data`, or batches. The results are
+                    `val_loss`, and `val_<name>` for each scalar that the loss also returns. `lr.plateau` gets
+                    `val_loss`, or with mode="max" the first metric. A loss that takes `training` gets False. States
+                    that the loss writes are restored.
+        metrics:    {"name": function of the model and the inputs}, traced, for `val_<name>`. Functions of `tg.metrics`
+                    are computed over the whole set; any other is averaged over the examples.
+        evaluate:   function of the training that returns metrics by name. It is called, as the validation is, after
+                    each epoch; with `every`, every `every` steps and at the end.
+        on_step, on_epoch, on_evaluate: functions of a `FitState`, called before the next step begins. A hook waits for
+                    the step only if it reads a result. `state.stop()` ends the loop at once.
+        callbacks:  objects with some of these functions as methods, such as `tg.EarlyStopping("val_loss")`. A plain
+                    function is called after each step.
+        log:        path of a file that gets one line of JSON per step and evaluation, a function of such a dict, or an
                     object with `log(dict)` or TensorBoard's `add_scalar(name, value, step)`.
-        resume:     path of a file that was saved while `fit` ran, or after it was interrupted: loads it and goes on at
-                    its epoch and batch. Give the same arguments again; callbacks count anew.
-        schedule:   of several losses, whose turn it is: ("d", "d", "g"). Each step takes the next batch, and of it the
-                    inputs of its loss. The training's step counter says where in the turn a `fit` begins.
-        Raises:     the error of the first step that fails, AbortedError if the training is closed meanwhile, and what
-                    `data`, `evaluate` and hooks raise. The steps that were queued behind it are applied.
+        resume:     path of a file saved while `fit` ran or after an interrupt. `fit` loads it and continues at its
+                    epoch and batch. Pass the same arguments as before; callbacks start from 0.
+        schedule:   with several losses, their turns: ("d", "d", "g"). Each step takes the next batch, and from it the
+                    inputs of its loss. The step counter of the training determines the first turn of a `fit`.
+        Raises:     the error of the first step that fails, AbortedError if the training is closed meanwhile, and errors
+                    of `data`, `evaluate` and hooks. Steps queued after a failed one are applied.
 
         >>> history = train.fit(x=np.tile(x, (4, 1)), y=np.tile(y, (4, 1)), epochs=2, progress=False)
         >>> len(history.loss)
@@ -117,13 +117,13 @@ class CompiledTraining(Training):
         labels: Sequence[str] | None = None,
         vocabulary: Sequence[str] | None = None,
     ) -> Path:
-        """Write a static site that goes on with this training in a browser, without Python; its HTML file.
+        """Write a static site that continues this training in a browser, without Python. Returns its HTML file.
 
-        forwards:     attached forwards by name, each shown by a demo suited to its inputs.
-        single_file:  one HTML file that works by double-click, instead of a folder.
+        forwards:     attached forwards by name. The page shows each with a demo that suits its inputs.
+        single_file:  write one HTML file that opens by double-click, instead of a folder.
         data:         for each input, examples along a leading axis, from which the page draws its batches. Without
-                      them the page shows the forwards and cannot train.
-        labels:       names of the classes that an image forward tells apart.
+                      data, the page shows the forwards and cannot train.
+        labels:       names of the classes of an image forward.
         vocabulary:   the text of each token, for a forward that continues texts.
         Raises:       InputError for data that do not fit, and for a schedule that is not one of `tracegrad.lr`.
 
@@ -136,10 +136,10 @@ class CompiledTraining(Training):
         return export(self.store.call(take), graph, path, shown, single_file=single_file)
 
     def explain(self, verbose: bool = False, *, loss: str | None = None) -> Explanation:
-        """What a step consists of: its dispatches with bytes, FLOPs and your lines, memory, kernels, and the graph.
+        """Explain what a step consists of: dispatches with bytes, FLOPs and your source lines, memory, kernels, graph.
 
-        Printing shows what fits a screen; with `verbose` all kernels, values and the graph, too. It shows as HTML in
-        notebooks, and `.save(path)` writes an HTML file. No device is touched. loss: of several losses, whose step.
+        Printing shows one screen; with `verbose`, all kernels, values and the graph, too. Notebooks show HTML, and
+        `.save(path)` writes an HTML file. No device is used. loss: with several losses, the name of one.
 
         >>> "dispatches" in str(train.explain())
         True
@@ -150,14 +150,14 @@ class CompiledTraining(Training):
         )
 
     def why(self, name_or_node: str | Tensor, *, loss: str | None = None) -> Why:
-        """Why a value of the step is stored or inlined, what merged or split the kernels around it, where it lies.
+        """Explain why a value of the step is stored or inlined, which rules formed its kernels, and where it is.
 
         name_or_node: a result such as "loss", a capture, a parameter, an input, an optimizer state, "grads.NAME" for a
-                      parameter's gradient, "%12" as `print(train.graph)` numbers nodes, or a node of `train.graph`.
-        loss:         of several losses, whose step.
+                      parameter's gradient, a number such as "%12" in `print(train.graph)`, or a node of `train.graph`.
+        loss:         with several losses, the name of one.
         Returns:      text to print. `.values` has an entry for each value that the node was compiled to: its rule, its
-                      dispatches, the values of the same kernel, its place and lifetime, and your line. It says, too,
-                      what refused to merge the value with each neighbour.
+                      dispatches, the values of the same kernel, its place and lifetime, and your source line. For each
+                      neighbour in another kernel, the entry names the rule that prevented a merge.
         Raises:       MissingNameError for an unknown name, with the nearest one.
 
         >>> "loss" in str(train.why("loss"))
@@ -169,13 +169,13 @@ class CompiledTraining(Training):
     def profile(self, steps: int = 10, mapping: Given = None, *, loss: str | None = None, **inputs: Any) -> Profile:
         """Time every dispatch of a step, after the steps queued so far; see `Profile`.
 
-        steps:    how often; a dispatch's time is the median.
-        inputs:   a batch as for `step`, by keyword, in one dict, or both; zeros if none is given.
-        loss:     of several losses, whose step.
-        Returns:  a table with the device's limits and your lines; `.save(path)` writes a Chrome trace.
-        Raises:   InputError for inputs that do not fit; DeviceError in a browser's Python.
+        steps:    number of runs. The time of a dispatch is the median.
+        inputs:   a batch as for `step`, by keyword, in one dict, or both. Without inputs, zeros are used.
+        loss:     with several losses, the name of one.
+        Returns:  a table with the device's limits and your source lines. `.save(path)` writes a Chrome trace.
+        Raises:   InputError for inputs that do not fit; DeviceError in Pyodide.
 
-        Changes nothing: parameters, optimizer state, step counter, random stream and kept gradients stay.
+        Parameters, optimizer state, step counter, random stream and kept gradients do not change.
 
         >>> "dispatches" in str(train.profile(steps=1))
         True
@@ -188,17 +188,18 @@ class CompiledTraining(Training):
         return profile(self.store, stepper, program, checked_steps(steps), arrays)
 
     def to_jax(self, *, loss: str | None = None) -> tuple[Callable[..., Any], dict[str, Any]]:
-        """Return the training step as a pure function of JAX, and the state that it begins with. Needs device="jax".
+        """Return the training step as a pure function of JAX, and its first state. Needs device="jax".
 
         step, state = train.to_jax();  state, outputs = step(state, {"x": x, "y": y})
 
-        step:    traceable by `jax.jit`, `jax.lax.scan` and `jax.export`. Its inputs have the shapes of the last call.
-        state:   nested dicts of arrays: "arrays" (parameters and what the optimizer keeps), "hyper" (scalars: "lr",
-                 "weight_decay", ..., and "1-beta1" for 1 - beta1) and "step" (how many steps were applied). They are
-                 copies. A schedule stays on the host: set `state["hyper"]["lr"]` yourself.
-        outputs: "loss", "aux.NAME", "capture.NAME", and "applied": False where something was not finite, so that the
+        step:    a function that `jax.jit`, `jax.lax.scan` and `jax.export` can trace. Its inputs have the shapes of the
+                 last call.
+        state:   nested dicts of arrays, copied: "arrays" (parameters and optimizer states), "hyper" (scalars: "lr",
+                 "weight_decay", ..., and "1-beta1" for 1 - beta1) and "step" (number of applied steps). Schedules are
+                 not part of the function: set `state["hyper"]["lr"]` yourself.
+        outputs: "loss", "aux.NAME", "capture.NAME" and "applied". If a value was not finite, "applied" is False and the
                  step changed nothing.
-        loss:    of several losses, whose step.
+        loss:    with several losses, the name of one.
         Raises:  DeviceError on other devices. The function raises InputError for inputs that do not fit.
 
         >>> try:
@@ -211,7 +212,7 @@ class CompiledTraining(Training):
         return to_jax(self.store, stepper, self.program_looked_at(loss, "to_jax"))
 
     def program_looked_at(self, loss: str | None, what: str) -> StepProgram:
-        """Return the step's program: where calls choose sizes, that of the sizes used last."""
+        """Return the program of the step; if calls choose sizes, the one for the sizes used last."""
         stepper = self.store.stepper_of(loss, what)
         if stepper.sized is not None and stepper.sized.latest is None:
             raise InputError.here(f"{what}: no call has chosen sizes yet: take a step first, as in train.step(x=...)")

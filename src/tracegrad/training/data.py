@@ -1,4 +1,4 @@
-"""What `fit` draws batches from, whole arrays or an iterable, and where it stands in them, for checkpoints."""
+"""The data of `fit`, whole arrays or an iterable of batches, and the position in the data, for checkpoints."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from tracegrad.errors import InputError
 from tracegrad.refusals import shown
 from tracegrad.shapes import whole
 
-DEFAULT = 32  # examples of a batch where neither `fit` nor `inputs` says how many
+DEFAULT = 32  # batch size if neither `fit` nor `inputs` gives one
 
 
 class Rows:
-    """Whole arrays by input name: examples along the first axis.
+    """Whole arrays by input name, with examples along the first axis.
 
-    size: of a batch.
-    drop: leave out a last, smaller batch: the compiled sizes are fixed.
-    key:  shuffles each epoch by this and its number.
+    size: batch size.
+    drop: leave out a smaller last batch, because the compiled sizes are fixed.
+    key:  seed of shuffling, used with the number of the epoch; None keeps the order.
     """
 
     def __init__(self, arrays: Mapping[str, Any], size: int, drop: bool, key: tuple[int, int] | None = None):
@@ -33,11 +33,11 @@ class Rows:
 
     @property
     def count(self) -> int:
-        """How many examples there are."""
+        """The number of examples."""
         return len(next(iter(self.arrays.values())))
 
     def batches(self, epoch: int, begin: int = 0) -> Iterator[dict[str, Any]]:
-        """Those of an epoch, 1 being the first, from number `begin` on."""
+        """Yield the batches of an epoch, counted from 1, starting with batch `begin`."""
         order = np.random.default_rng([*self.key, epoch]).permutation(self.count) if self.key else None
         for k in range(begin, len(self)):
             at: Any = slice(k * self.size, (k + 1) * self.size)
@@ -45,7 +45,7 @@ class Rows:
             yield {name: x[at] for name, x in self.arrays.items()}
 
     def split(self, share: float) -> tuple[Rows, Rows]:
-        """The first examples, and the last `share` of them. As Keras, before any shuffling."""
+        """Split off the last `share` of the examples, before shuffling, as Keras. Raises InputError if one is empty."""
         held = round(self.count * share)
         if not 0 < held < self.count:
             raise InputError.here(f"fit: validation={share:g} of {self.count} examples leaves one part empty; use more")
@@ -55,7 +55,7 @@ class Rows:
         return Rows(first, self.size, self.drop, self.key).checked(), Rows(last, self.size, False)
 
     def checked(self) -> Rows:
-        """These, if they fill one batch at least."""
+        """Return the rows themselves. Raises InputError unless they fill at least one batch."""
         if not len(self):
             raise InputError.here(
                 f"fit: {self.count} examples do not fill a batch of {self.size}; compile with inputs= of a smaller "
@@ -67,7 +67,7 @@ class Rows:
 def rows(
     given: Mapping[str, Any], types: Mapping[str, Any], batch_size: int | None, key: tuple[int, int] | None
 ) -> Rows:
-    """Whole arrays by input name, checked for names and lengths. Others than the inputs are refused."""
+    """Make `Rows` of whole arrays by input name. Raises InputError for wrong names, lengths or batch sizes."""
     wrong = [n for n in types if n not in given] + [str(n) for n in given if n not in types]
     if wrong:
         raise InputError.here(f"fit: the arrays must be those of the inputs {', '.join(types)}; {wrong[0]!r} is not")
@@ -87,7 +87,7 @@ def rows(
 
 
 def _array(name: str, value: Any, t: Any) -> Any:
-    """`value`, or the columns of a data frame, as an array; what is of another rank is refused at the first step."""
+    """Return `value`, or the columns of a data frame, as an array. The first step checks its rank."""
     if hasattr(value, "to_numpy"):  # pandas, polars
         value = value.to_numpy()
         value = value.astype(np.float32) if value.dtype == object and t.dtype.name == "f32" else value
@@ -98,7 +98,7 @@ def _array(name: str, value: Any, t: Any) -> Any:
 
 
 def from_arguments(x: Any, y: Any, names: Sequence[str]) -> dict[str, Any]:
-    """Return `x=` and `y=` by input name: a dict of inputs each, or one array for the first and one for the second."""
+    """Return `x=` and `y=` by input name: dicts of inputs, or an array each. Raises InputError for one too many."""
     given: dict[str, Any] = {}
     left = list(names)
     for what, value in (("x", x), ("y", y)):
@@ -115,7 +115,7 @@ def from_arguments(x: Any, y: Any, names: Sequence[str]) -> dict[str, Any]:
 
 
 def whole_arrays(data: Any, types: Mapping[str, Any]) -> Mapping[str, Any] | None:
-    """`data` by input name if it is whole arrays: a dict of them, a tuple, one array, a data frame; else None."""
+    """Return `data` by input name if it is whole arrays (a dict, a tuple, one array, a data frame), else None."""
     names = list(types)
     if isinstance(data, Mapping):
         return cast("Mapping[str, Any]", data)
@@ -134,12 +134,12 @@ def whole_arrays(data: Any, types: Mapping[str, Any]) -> Mapping[str, Any] | Non
 
 
 def _is_whole(value: Any, t: Any) -> bool:
-    """Return an array of examples, and no iterable of batches: its rank is the input's."""
+    """Return whether `value` is an array of examples, with the rank of the input, not an iterable of batches."""
     return hasattr(value, "to_numpy") or len(getattr(value, "shape", ())) == len(t.shape) > 0
 
 
 def as_inputs(batch: Any, names: Sequence[str]) -> Mapping[str, Any]:
-    """Return a batch of a data iterable as a dict by input name."""
+    """Return a batch of a data iterable as a dict by input name. Raises InputError for a wrong number of values."""
     if isinstance(batch, Mapping):
         return cast("Mapping[str, Any]", batch)
     values = cast("Sequence[Any]", batch) if isinstance(batch, (tuple, list)) else (batch,)
@@ -153,15 +153,15 @@ def as_inputs(batch: Any, names: Sequence[str]) -> Mapping[str, Any]:
 
 
 def checked_count(name: str, value: int) -> None:
-    """InputError unless it is an integer of at least 1."""
+    """Raise InputError unless `value` is an integer of at least 1."""
     if (whole(value) or 0) < 1:
         raise InputError.here(f"fit: {name} must be an integer of at least 1, got {value!r}")
 
 
 class Position:
-    """Where a `fit` stands, for checkpoints: the pass under way, the steps before it, its batches that are done.
+    """The position of a `fit`, for checkpoints: the current epoch, the steps before it, and its finished batches.
 
-    key: of shuffling. size: how many examples and batches the data have, where that can be known.
+    key: seed of shuffling. size: numbers of examples and batches in the data, if known.
     """
 
     def __init__(self, epoch: int, first: int, key: tuple[int, int], size: list[int] | None = None, done: int = 0):
@@ -169,17 +169,17 @@ class Position:
 
     @property
     def steps(self) -> int:
-        """How many the training has done."""
+        """The number of steps that the training has done."""
         return self.first + self.done
 
     def at(self, steps: int) -> str | None:
-        """Text for a checkpoint after so many steps; None if some were no steps of `fit`, or it was loaded or reset."""
+        """Return text for a checkpoint after `steps` steps; None if other steps were done, or after a load or reset."""
         text = json.dumps({"epoch": self.epoch, "batch": self.done, "key": self.key, "size": self.size})
         return text if steps == self.steps else None
 
     @staticmethod
     def read(path: Any) -> Position:
-        """The one that a checkpoint has; its first step is known when that is loaded."""
+        """Read the position from a checkpoint, up to the first step, which `load` sets. Raises InputError for none."""
         text = safetensors.read(path).metadata.get("fit")
         if text is None:
             raise InputError.here(

@@ -35,7 +35,9 @@ def fit(
     train: Training, data: Any, x: Any, y: Any, batch_size: int | None, shuffle: bool, validation: Any,
     metrics: Any, progress: bool, log: Any, resume: Any, callbacks: Any, options: Options,
 ) -> History:  # fmt: skip
-    """`CompiledTraining.fit`, which says what the arguments are; a single array is a tuple of one."""
+    """Run the loop of `CompiledTraining.fit`, which documents the arguments. A single array counts as a tuple of one.
+
+    Raises InputError for arguments that do not fit, and whatever the loop raises."""
     _check(train, batch_size, validation, metrics, callbacks, options)
     where = Position.read(resume) if resume is not None else Position(1, 0, (train.seed, _steps(train)))
     source, held = _sources(train, data, x, y, batch_size, where.key if shuffle else None, validation)
@@ -67,12 +69,12 @@ def fit(
 
 
 def _steps(train: Training) -> int:
-    """Return all that the training has done, of all its losses."""
+    """Return the number of steps that the training has done, over all losses."""
     return train.store.call(lambda session, stepper: sum(s.counter for s in stepper.together))
 
 
 def _size(data: Rows | Iterable[Any]) -> list[int] | None:
-    """Return how many examples and batches there are, as far as can be known."""
+    """Return the numbers of examples and batches; without examples for an iterable, None if it has no length."""
     if isinstance(data, Rows):
         return [data.count, len(data)]
     try:
@@ -82,7 +84,7 @@ def _size(data: Rows | Iterable[Any]) -> list[int] | None:
 
 
 def _check(train: Training, batch_size: Any, validation: Any, metrics: Any, callbacks: Any, options: Options) -> None:
-    """Arguments that can be judged alone; the hooks of callbacks join the others."""
+    """Check the arguments that need no data, and collect all hooks in `options`. Raises InputError."""
     checked_count("epochs", options.epochs)
     for name, value in (("steps", options.steps), ("every", options.every), ("batch_size", batch_size)):
         if value is not None:
@@ -106,7 +108,7 @@ def _check(train: Training, batch_size: Any, validation: Any, metrics: Any, call
 
 
 def _schedule(train: Training, given: Any) -> tuple[str, ...]:
-    """Which loss each step takes, in turns; () where there is one loss."""
+    """Return the names of the losses in turn; () if there is one loss. Raises InputError for other names."""
     losses = [name for name in train.store.steppers if name]
     example = f"schedule={tuple(losses)!r}"
     if given is None:
@@ -122,7 +124,7 @@ def _schedule(train: Training, given: Any) -> tuple[str, ...]:
 
 
 def _hooks(given: Mapping[str, Any], callbacks: Any, measured: bool) -> dict[str, list[Hook]]:
-    """Return all hooks by what calls them. measured: is there a metric?"""
+    """Return all hooks by event. measured: is there a metric? Raises InputError for a hook that is not callable."""
     if not hasattr(callbacks, "__iter__"):
         raise InputError.here(
             f"fit: callbacks must be something to iterate over, got {shown(callbacks)}; put it in a list"
@@ -148,7 +150,7 @@ def _hooks(given: Mapping[str, Any], callbacks: Any, measured: bool) -> dict[str
 def _sources(
     train: Training, data: Any, x: Any, y: Any, batch_size: int | None, key: Any, validation: Any
 ) -> tuple[Rows | Iterable[Any], Rows | Iterable[Any] | None]:
-    """What to train on, and what to validate by."""
+    """Return the data to train on, and the data to validate on. Raises InputError for data of another kind."""
     types = train.input_types
     if data is not None and (x is not None or y is not None):
         raise InputError.here("fit: give data, or x= and y=, not both")
@@ -183,7 +185,7 @@ def _sources(
 
 
 class _Loop:
-    """One `fit`. Hooks are called before the next step is queued; what they do not look at is not waited for."""
+    """One `fit`. Hooks are called before the next step is queued. The loop waits only for results that hooks read."""
 
     def __init__(
         self, train: Training, options: Options, validate: Validation | None, log: Log, progress: Progress,
@@ -197,7 +199,7 @@ class _Loop:
         self.queued, self.evaluated, self.stop = 0, -1, Stop()
 
     def run(self, data: Rows | Iterable[Any]) -> None:
-        """All epochs."""
+        """Run all epochs. Raises InputError for data without a batch."""
         epochs, steps, every = self.options.epochs, self.options.steps, self.options.every
         skip = self.where.done
         while not self.stop and (self.queued < steps if steps is not None else self.where.epoch <= epochs):
@@ -253,7 +255,7 @@ class _Loop:
             hook(state)
 
     def _enough(self) -> bool:
-        """Is the oldest step done, or are so many queued that more would only wait?"""
+        """Return whether the oldest step is done, or so many are queued that further ones would only wait."""
         return self.waiting[0].done() or len(self.waiting) >= 2 * self.train.worker.max_in_flight
 
     def _drain(self) -> History:
@@ -262,14 +264,14 @@ class _Loop:
         return self.history
 
     def settle(self) -> None:
-        """After an error or Ctrl-C: let what is still queued end. The first error is the one that is raised."""
+        """Wait for all queued steps, after an error or Ctrl-C. Only the first error is raised."""
         while self.waiting:
             result = self.waiting.popleft().result()
             if isinstance(result, Completed) and hasattr(result, "loss"):
                 self._note(cast("Any", result).loss, cast("Any", result).step)
 
     def _take(self) -> None:
-        """The result of the oldest step."""
+        """Record the result of the oldest step."""
         p = self.waiting.popleft()
         self._note(p.loss, p.step)
 

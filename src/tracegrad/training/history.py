@@ -1,4 +1,4 @@
-"""What `fit` saw, and what its hooks see."""
+"""The history that `fit` returns, and the state that its hooks get."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from tracegrad.training.training import Training
 
 
 class History:
-    """What `fit` saw.
+    """The losses and metrics of a `fit`.
 
     loss:        the loss of every step, in order.
-    step:        the number of every step: the training's own counter.
-    metrics:     one dict for every evaluation: "step", and what validation and `evaluate` gave.
-    epochs:      passes over the data begun.
-    seconds:     how long it took.
+    step:        the number of every step, from the step counter of the training.
+    metrics:     one dict for every evaluation: "step", and the results of validation and `evaluate`.
+    epochs:      number of passes over the data that were begun.
+    seconds:     duration of the `fit`.
     interrupted: whether Ctrl-C ended it.
     """
 
@@ -38,7 +38,7 @@ class History:
         return f"<History of {len(self.loss)} steps in {self.seconds:.1f} s{ended}{last}{metrics}>"
 
     def plot(self) -> Any:
-        """Loss and metrics by step, as axes of matplotlib. Raises ImportError where that is not installed."""
+        """Plot loss and metrics by step, and return the axes of matplotlib. Raises ImportError without matplotlib."""
         try:
             figures: Any = import_module("matplotlib.figure")
         except ImportError:
@@ -46,7 +46,7 @@ class History:
         axes: Any = figures.Figure().subplots()
         axes.plot(self.step, self.loss, label="loss")
         for name in dict.fromkeys(n for m in self.metrics for n in m if n != "step"):
-            seen = [m for m in self.metrics if np.ndim(m.get(name, ())) == 0]  # a matrix is no curve
+            seen = [m for m in self.metrics if np.ndim(m.get(name, ())) == 0]  # matrices are not plotted
             if not seen:
                 continue
             axes.plot([m["step"] for m in seen], [m[name] for m in seen], marker="o", label=name)
@@ -55,7 +55,7 @@ class History:
         return axes
 
     def to_frame(self) -> Any:
-        """A pandas DataFrame by step: loss, and metrics where they were taken. ImportError where pandas is missing."""
+        """Return a pandas DataFrame by step: loss, and metrics at evaluations. Raises ImportError without pandas."""
         try:
             table: Any = import_module("pandas")
         except ImportError:
@@ -67,7 +67,7 @@ class History:
 
 
 class Stop:
-    """`state.stop()` ends the loop at once: no later step is done. As a truth value, whether that was called."""
+    """A flag to end the loop: `state.stop()` sets it, and no later step runs. Its truth value is the flag."""
 
     __slots__ = ("asked",)
 
@@ -82,11 +82,11 @@ class Stop:
 
 
 class FitState:
-    """What hooks of `fit` are given: the values of this moment. Reading loss, aux, lr or history waits for the step.
+    """The argument of the hooks of `fit`: the current values. Reading loss, aux, lr or history waits for the step.
 
-    train, epoch: the training; the number of the pass, 1 being the first.
-    metrics:      of the last evaluation, by name.
-    stop:         `state.stop()`, or `state.stop = True`, ends the loop: no later step is done.
+    train, epoch: the training, and the number of the pass over the data, from 1 on.
+    metrics:      metrics of the last evaluation, by name.
+    stop:         `state.stop()`, or `state.stop = True`, ends the loop: no later step runs.
     """
 
     __slots__ = ("_knobs", "_pending", "_settle", "_stop", "epoch", "metrics", "train")
@@ -105,7 +105,7 @@ class FitState:
 
     @property
     def step(self) -> int:
-        """The number of the step, the training's own counter."""
+        """The number of the step, from the step counter of the training."""
         return self._of(self._pending).step
 
     @property
@@ -126,12 +126,12 @@ class FitState:
 
     @property
     def history(self) -> History:
-        """Of all steps up to this one."""
+        """The history of all steps up to this one."""
         return self._settle()
 
     @property
     def stop(self) -> Stop:
-        """Ends the loop when it is called."""
+        """A function that ends the loop."""
         return self._stop
 
     @stop.setter

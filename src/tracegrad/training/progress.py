@@ -1,4 +1,4 @@
-"""The bar of `fit`, and its log."""
+"""The progress bar of `fit`, and its log."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from tracegrad.arrays import np
 from tracegrad.errors import InputError
 from tracegrad.refusals import shown
 
-REDRAW_SECONDS = 0.1  # of the bar on a terminal
-LINE_SECONDS = 10.0  # between lines where output is not a terminal
-SMOOTHING = 0.98  # of the loss that the bar shows
+REDRAW_SECONDS = 0.1  # between redraws of the bar on a terminal
+LINE_SECONDS = 10.0  # between lines if the output is not a terminal
+SMOOTHING = 0.98  # factor of the running mean of the loss
 BAR = 24  # characters
 
 
 class Log:
-    """Records to a file, one line of JSON each; a function; an object with `add_scalar`, or with `log(dict)`."""
+    """A sink for records: a file with one line of JSON each, a function, or an object with `add_scalar` or `log`."""
 
     def __init__(self, target: Any):
         self._call = target if callable(target) else None
@@ -37,7 +37,7 @@ class Log:
             self._file = open(cast("str", target), "a", encoding="utf-8")  # noqa: SIM115 (closed by close)
 
     def write(self, record: Mapping[str, Any]) -> None:
-        """One record."""
+        """Write one record."""
         if self._call is not None:
             self._call(record)
         if self._scalars is not None:
@@ -48,15 +48,15 @@ class Log:
             self._file.write(json.dumps({name: _plain(x) for name, x in record.items()}) + "\n")
 
     def close(self) -> None:
-        """Write out what is buffered."""
+        """Close the file, which writes its buffer."""
         if self._file is not None:
             self._file.close()
 
 
 class Progress:
-    """A bar on a terminal or in a notebook, a line now and then elsewhere: steps, loss, steps per second, time left.
+    """A progress bar on a terminal or in a notebook, elsewhere a line every 10 s: steps, loss, steps/s, time left.
 
-    The bar is tqdm's where that is installed.
+    The bar is tqdm's if tqdm is installed.
     """
 
     def __init__(self, shown: bool, total: int | None, out: TextIO | None = None):
@@ -72,11 +72,11 @@ class Progress:
         self._bar: Any = None  # tqdm's; its clock starts at the first step's result
 
     def update(self, loss: float) -> None:
-        """One more step."""
-        # A mean over all steps at first, then over about the last 1 / (1 - SMOOTHING).
+        """Count one more step, with its loss."""
+        # The mean is over all steps at first, later over about the last 1 / (1 - SMOOTHING).
         self._done += 1
         if self._done == 1:
-            self._began = time.perf_counter()  # what came before was compiled, or opened
+            self._began = time.perf_counter()  # the time before went to compiling and opening the device
         weight = max(1 - SMOOTHING, 1 / self._done)
         self._loss += weight * (loss - self._loss)
         if self._tqdm is not None and self._bar is None:
@@ -88,11 +88,11 @@ class Progress:
             self._draw()
 
     def metrics(self, values: Mapping[str, Any]) -> None:
-        """What an evaluation gave."""
+        """Show the results of an evaluation."""
         self._extra = "".join(f"  {name} {value:.4g}" for name, value in values.items() if np.ndim(value) == 0)
 
     def close(self) -> None:
-        """The last state, and a new line."""
+        """Draw the last state, and end the line."""
         if self._bar is not None:
             self._bar.set_postfix_str(f"loss {self._loss:.4g}{self._extra}")
             self._bar.close()
@@ -103,7 +103,7 @@ class Progress:
         self._shown = False
 
     def line(self) -> str:
-        """What is shown."""
+        """Return the text of the bar."""
         seconds = max(time.perf_counter() - self._began, 1e-9)
         rate = max(self._done - 1, 1) / seconds
         counts = f"{self._done}/{self._total}" if self._total else f"{self._done}"
@@ -126,12 +126,12 @@ class Progress:
 
 
 def _plain(x: Any) -> Any:
-    """Return a confusion matrix as lists."""
+    """Return an array, such as a confusion matrix, as lists; anything else unchanged."""
     return x.tolist() if isinstance(x, np.ndarray) else x
 
 
 def _tqdm() -> Any:
-    """tqdm's bar for where this runs; None where it is not installed."""
+    """Return the bar of tqdm for this environment; None if tqdm is not installed."""
     try:
         return importlib.import_module("tqdm.auto").tqdm
     except ImportError:
@@ -139,7 +139,7 @@ def _tqdm() -> Any:
 
 
 def _redraws(out: Any) -> bool:
-    """Return whether \\r goes back to the begin of the line: on terminals, and in Jupyter's cells, which are none."""
+    """Return whether \\r returns to the start of the line, as on terminals and in cells of Jupyter."""
     return bool(out.isatty()) or type(out).__module__.startswith("ipykernel.")
 
 
@@ -148,11 +148,11 @@ def _closed(out: Any) -> bool:
 
 
 def _columns(out: Any) -> int:
-    """How wide the terminal is: COLUMNS where that is set, 80 where nothing is known."""
+    """Return the width of the terminal: COLUMNS if set, 80 if unknown."""
     said = os.environ.get("COLUMNS", "")
     if said.isdigit() and int(said):
         return int(said)
     try:
         return os.get_terminal_size(out.fileno()).columns or 80
-    except (AttributeError, OSError, ValueError):  # no file of the system's
+    except (AttributeError, OSError, ValueError):  # not a file of the operating system
         return 80

@@ -1,4 +1,4 @@
-"""A training: a model, its step and its parameters, in the order of the calls."""
+"""The base of CompiledTraining: a model, its step and its parameters, with calls run in order."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ WHOLE = (0, 1)  # the share of a process that is alone
 
 
 class Training(HasStates):
-    """A model, a step and the parameters. What explains, exports and loops is a `CompiledTraining`'s."""
+    """A model, its step and its parameters. `CompiledTraining` adds the methods that fit, explain and export."""
 
     remedies = TRAININGS
     fitted: Position | None = None  # of the last `fit`, for checkpoints
@@ -59,7 +59,7 @@ class Training(HasStates):
         keep_grads: bool = False,
         max_cached_shapes: int = 8,
     ):
-        """For `tg.compile`. Traces first; then the worker's thread opens the device, while this one compiles.
+        """Trace, then compile in this thread while the worker thread opens the device. `tg.compile` calls this.
 
         sources: one for each loss.
         """
@@ -82,12 +82,12 @@ class Training(HasStates):
     # --- running ---
 
     def step(self, mapping: Given | str = None, /, *more: Any, **inputs: Any) -> Pending[StepResult]:
-        """One training step, queued; inputs by keyword, in one dict, or both.
+        """Queue one training step. Pass inputs by keyword, in one dict, or both.
 
-        Where there are several losses, the name of one comes first: `train.step("d", x=x, z=z)`.
-        Waits while 8 steps are queued, or, where steps are short, as many as may be under way (96, in a tab 128).
-        Never raises for what happens while executing: bad inputs, a non-finite loss and device errors come back as
-        `Failed`, and change nothing.
+        With several losses, pass the name of one first: `train.step("d", x=x, z=z)`. `step` waits while 8 steps are
+        queued; if steps are short, while the limit of steps in flight is reached (96, in a browser tab 128). It never
+        raises for events during execution: bad inputs, a non-finite loss and device errors give the result `Failed`,
+        and change nothing.
 
         >>> train.step(x=x, y=y).result().step
         1
@@ -95,11 +95,11 @@ class Training(HasStates):
         return self._run("step", (mapping, *more), inputs)
 
     def run_steps(self, n: int | str, /, *batch: Any, **inputs: Any) -> Pending[StepResult]:
-        """`n` steps in one call: inputs with a leading axis of length `n` are split, others used for every step.
+        """Queue `n` steps in one call. Inputs with a leading axis of length `n` are split, others serve every step.
 
-        n, batch: the number comes first, then a dict if there is one; before both the name of one of several losses.
-        The result is that of the last step, with `losses`, a float32 array of length `n`. If a step fails, those
-        before it were applied, those after it do not run, and the result is `Failed`.
+        n, batch: the number, then optionally a dict of inputs. With several losses, the name of one comes first. The
+        result is that of the last step, with `losses`, a float32 array of length `n`. If a step fails, the result is
+        `Failed`: earlier steps were applied, and later steps do not run.
 
         >>> train.run_steps(3, x=x, y=y).result().losses.shape
         (3,)
@@ -139,19 +139,19 @@ class Training(HasStates):
     def upload_params(self, record: Mapping[str, Any], strict: bool = False) -> None:
         """Overwrite parameters by name, after the steps queued so far. Names missing in `record` keep their values.
 
-        strict:  every parameter must be there.
-        Raises:  InputError naming every unknown name, wrong shape, wrong dtype and value that is not finite (a
-                 parameter that is not trained may be infinite), before anything is written.
+        strict:  require every parameter.
+        Raises:  InputError naming every unknown name, wrong shape, wrong dtype and value that is not finite, before
+                 anything is written. A parameter that is not trained can be infinite.
 
         >>> train.upload_params({"W": np.ones((2, 1))})
         """
         self.store.upload_params(record, strict)
 
     def download_params(self, *, ema: bool = False) -> dict[str, Array]:
-        """Parameters by name, after the steps queued so far.
+        """Return the parameters by name, after the steps queued so far.
 
-        ema:     the running averages that an optimizer made with `ema=` keeps, instead of the values of the last step.
-        Raises:  InputError for `ema` where the optimizer keeps none.
+        ema:     return the running averages of an optimizer made with `ema=`, instead of the current values.
+        Raises:  InputError for `ema` if the optimizer keeps no averages.
 
         >>> {name: array.shape for name, array in train.download_params().items()}
         {'W': (2, 1), 'b': (1,)}
@@ -159,9 +159,9 @@ class Training(HasStates):
         return self.store.download_params(ema)
 
     def download_grads(self, *, loss: str | None = None) -> dict[str, Array]:
-        """Gradients of the last step by parameter name; needs `keep_grads=True` at compile, else InputError.
+        """Return the gradients of the last step by parameter name.
 
-        loss: of several losses, whose step.
+        loss: with several losses, the name of one. Raises InputError unless compiled with `keep_grads=True`.
 
         >>> r = train.step(x=x, y=y).result()
         >>> sorted(train.download_grads())
@@ -205,11 +205,12 @@ class Training(HasStates):
         return None
 
     def digest(self, losses: Sequence[float] = ()) -> str:
-        """SHA-256 of the training after the steps queued so far, 64 hexadecimal digits.
+        """Return the SHA-256 of the training after the steps queued so far, as 64 hexadecimal digits.
 
         losses:   losses to include, such as `history.loss` of `fit`; rounded to f32.
-        Returns:  a hash of these, the parameters, optimizer state, step, seed, schedule and hyperparameters. Equal
-                  hashes mean equal bits. A seed gives the same hash on a device in every process, and after a resume.
+        Returns:  a hash of `losses`, parameters, optimizer state, step, seed, schedule and hyperparameters. Equal
+                  hashes mean equal bits. On one device, a seed gives the same hash in every process, and after a
+                  resume.
 
         >>> len(train.digest())
         64
@@ -219,10 +220,10 @@ class Training(HasStates):
     def load(self, path: str | os.PathLike[str]) -> None:
         """Resume from a file that `save` wrote, bit-exact on the same device.
 
-        Loading executes nothing of the file. Tensors and metadata are checked before anything changes.
+        Loading executes no code from the file. Tensors and metadata are checked before anything changes.
 
-        Raises: InputError, with nothing changed, if it is no checkpoint, is damaged, or belongs to another model or
-                optimizer.
+        Raises: InputError if the file is not a checkpoint, is damaged, or belongs to another model or optimizer. Then
+                nothing has changed.
 
         >>> train.save("checkpoint.safetensors")
         >>> train.load("checkpoint.safetensors")
@@ -230,11 +231,11 @@ class Training(HasStates):
         checkpoints.load(path, self.store)
 
     def reset(self, params: bool = True, optimizer: bool = True, seed: int | None = None) -> None:
-        """Start over, without compiling.
+        """Start over without compiling.
 
         params:     draw the parameters again.
-        optimizer:  clear its state, the step counter and with it the random stream; schedules begin again.
-        seed:       another seed from now on; None keeps the one that there is.
+        optimizer:  clear the optimizer state and the step counter, and so restart the random stream and schedules.
+        seed:       use this seed from now on; None keeps the current one.
         Raises:     InputError unless `seed` is an integer from 0 to 2**32 - 1.
 
         >>> train.reset(seed=1)
@@ -243,9 +244,9 @@ class Training(HasStates):
         self.store.call(lambda session, s: s.reset(session, params, optimizer, s.seed if new is None else new))
 
     def set_lr(self, lr: Schedule | float, *, loss: str | None = None) -> None:
-        """Change the learning rate from the next `step` on. A schedule without an explicit start begins there.
+        """Change the learning rate from the next `step` on. A schedule without an explicit start begins at that step.
 
-        loss: of several losses, whose rate.
+        loss: with several losses, the name of one.
 
         >>> train.set_lr(lr.linear(peak=1e-2, final=0.0, steps=100))
         """
@@ -254,7 +255,9 @@ class Training(HasStates):
             stepper.knobs = stepper.knobs.with_rate(lr)
 
     def lr_metric(self, value: float, *, loss: str | None = None) -> None:
-        """Tell `lr.plateau` a metric, such as a held-out loss, behind the steps queued so far. loss: see `set_lr`.
+        """Tell `lr.plateau` a metric, such as a held-out loss, after the steps queued so far. loss: see `set_lr`.
+
+        Raises: InputError if the schedule is not `lr.plateau`. As the step of torch.optim's ReduceLROnPlateau.
 
         >>> train.set_lr(lr.plateau(1e-2))
         >>> train.lr_metric(0.5)
@@ -264,11 +267,11 @@ class Training(HasStates):
     def set(self, *, loss: str | None = None, **hyper: Any) -> None:
         """Change hyperparameters from the next `step` on: `weight_decay`, `beta1`, ... and those of `tg.hyper`.
 
-        loss: of several losses, whose values.
-        `groups={"backbone.*": {"lr": 0.01}}` sets those of groups. Nothing is compiled, with two exceptions: a group's
-        value that is new, and a weight_decay, momentum or clip_grad_norm that was off so far. `set` then compiles the
-        step once more, and training goes on. `clip_grad_norm=None` switches it off.
-        Raises: InputError for unknown names and values out of range; nothing is changed then.
+        loss: with several losses, the name of one.
+        `groups={"backbone.*": {"lr": 0.01}}` sets the values of groups. Two changes compile the step once more, and
+        training then goes on: a value that a group did not have, and a weight_decay, momentum or clip_grad_norm that
+        was off. All others compile nothing. `clip_grad_norm=None` switches clipping off.
+        Raises: InputError for unknown names and values out of range. Then nothing has changed.
 
         >>> train.set(momentum=0.5)
         """
@@ -276,10 +279,10 @@ class Training(HasStates):
             changed(self.store, self.store.stepper_of(loss, "set"), hyper)
 
     def freeze(self, parameters: Selection) -> None:
-        """Leave parameters alone from the next step on: no update, no decay, no change of their optimizer state.
-
-        parameters: a pattern such as "backbone.*", a list of patterns, or a function of the name; it must fit some. The
-                    first call compiles the step once more, later ones nothing. Gradients are still computed.
+        """Freeze parameters from the next step on: no update, no decay, no change of their optimizer state.
+        parameters: a pattern such as "backbone.*", a list of patterns, or a function of the name.
+        The first call compiles the step once more, later calls compile nothing. Gradients are still computed.
+        Raises: InputError if no parameter matches.
 
         >>> train.freeze("b")
         """
@@ -287,7 +290,7 @@ class Training(HasStates):
             freeze(self.store, parameters, "freeze")
 
     def unfreeze(self, parameters: Selection = "*") -> None:
-        """Train frozen parameters again, from the state that was left.
+        """Train frozen parameters again, from the state in which they were frozen.
 
         >>> train.freeze("b")
         >>> train.unfreeze()
@@ -296,11 +299,11 @@ class Training(HasStates):
             freeze(self.store, parameters, "unfreeze")
 
     def replace_model(self, model: Any, *, seed: int | None = None, optimizer: Any = None) -> None:
-        """Train another model on the same handle; it starts at step 0, with parameters from `seed` or the same seed.
+        """Train another model on the same handle, from step 0, with parameters drawn by `seed` or the current seed.
 
-        What is in flight resolves as Aborted; attached forwards compile again on their next run. Learning rate and
-        hyperparameters stay as set, unless an optimizer is given.
-        Raises: what compiling raises; the old model and all its state then stay.
+        Steps in flight resolve as Aborted. Attached forwards compile again on their next run. Learning rate and
+        hyperparameters keep their values, unless you pass an optimizer.
+        Raises: errors of compiling. Then the old model and all its state are kept.
 
         >>> train.replace_model(nn.Sequential(nn.Linear(2, 8), tg.relu, nn.Linear(8, 1)))
         >>> train.param_names
@@ -318,11 +321,11 @@ class Training(HasStates):
         precision: str = "f32",
         writes: bool = False,
     ) -> CompiledForward:
-        """Return a forward that shares this training's parameters and states: a run sees every step queued before it.
-
-        forward, inputs: as for `tg.compile_forward`. It is compiled by the first run.
-        max_cached_shapes, precision, writes: as for `tg.compile_forward`; the training's precision is no default.
-        Raises: InputError for inputs that are no types or that `forward` does not take. Its first run raises the rest.
+        """Return a forward that shares this training's parameters and states. A run sees every step queued before it.
+        forward, inputs: as for `tg.compile_forward`. The first run compiles the forward.
+        max_cached_shapes, precision, writes: as for `tg.compile_forward`. The precision does not follow the training's.
+        Raises: InputError for inputs that are not types, or that `forward` does not take. The first run raises any
+                other error.
 
         >>> train.attach(forward=predict, inputs={"x": (None, 2)}).run(x=np.zeros((5, 2))).output.shape
         (5, 1)
@@ -332,7 +335,7 @@ class Training(HasStates):
         )
 
     def close(self) -> None:
-        """Free the device; what is in flight resolves as Aborted. Closing twice is fine.
+        """Free the device. Steps in flight resolve as Aborted. You can close twice.
 
         >>> train.close()
         """
@@ -345,12 +348,12 @@ class Training(HasStates):
 
     @property
     def graph(self) -> Graph:
-        """The step's graph: forward, gradients and update. Of several losses, the first one's; see `explain`."""
+        """The graph of the step: forward, gradients and update. With several losses, the first; see `explain`."""
         return self.store.stepper.latest.built.graph
 
     @property
     def program(self) -> Program:
-        """The compiled step, as plain data; where calls choose sizes, for those used last. Of several, the first."""
+        """The compiled step as plain data, for the sizes used last. With several losses, the first."""
         return self.store.stepper.latest.program
 
     @property
@@ -362,7 +365,7 @@ class Training(HasStates):
     def sites(self) -> tuple[SiteInfo, ...]:
         """Sites of `tg.capture` and `tg.patch` in the loss, in order; each has `kind name type site`.
 
-        Steps give back what is captured. Only runs of a forward can patch: in a step, `tg.patch` does nothing.
+        Results of steps have the captured values. Only runs of a forward can patch: in a step, `tg.patch` does nothing.
         """
         return self.store.stepper.latest.built.sites
 
@@ -403,7 +406,7 @@ class Training(HasStates):
 
     @property
     def seed(self) -> int:
-        """What pins initialisation and all randomness."""
+        """The seed of the initialisation and of all randomness."""
         return self.store.seed
 
     @property

@@ -1,4 +1,4 @@
-"""The loss and metrics of held-out data, which change nothing."""
+"""Loss and metrics of held-out data. Validation changes neither parameters nor states."""
 
 from __future__ import annotations
 
@@ -15,29 +15,29 @@ from tracegrad.training.data import Rows, as_inputs
 from tracegrad.training.training import Training
 
 Array = Any
-Parts = Sequence[Sequence[Array]]  # of each batch, what the metric noted
+Parts = Sequence[Sequence[Array]]  # for each batch, the values that the metric recorded
 
 
 class _Joined(NamedTuple):
-    """How a metric's parts are joined, and how many there are of each batch."""
+    """How the parts of a metric are joined over batches, and the number of parts per batch."""
 
     how: str
     parts: int
 
 
 class Validation:
-    """Runs the loss on held-out batches. States that it writes are put back."""
+    """Runs the loss on held-out batches. States that the loss writes are restored."""
 
     def __init__(self, train: Training, data: Rows | Iterable[Any], metrics: Mapping[str, Callable[..., Any]]):
         self.train, self.data, self.metrics = train, data, metrics
         self._forwards: dict[tuple[tuple[int, ...], ...], CompiledForward] = {}
-        self._joined: dict[str, _Joined] = {}  # metrics that are no means over batches
+        self._joined: dict[str, _Joined] = {}  # metrics that are not means over batches
         self._order: list[str] = []
 
     def __call__(self) -> dict[str, Any]:
-        """Return `val_loss`, and `val_<name>` of metrics and scalars beside the loss.
-
-        Functions of `tg.metrics` are those of all examples together; anything else is a mean over the examples.
+        """Return `val_loss`, and `val_<name>` of metrics and of further scalars of the loss.
+        Functions of `tg.metrics` are computed over all examples together; anything else is a mean over the examples.
+        Raises InputError for a metric that is not one number, and for data without a batch.
         """
         train, total, count = self.train, dict[str, float](), 0
         noted: dict[str, list[Sequence[Any]]] = {}
@@ -68,7 +68,7 @@ class Validation:
         return {f"val_{name}": found[name] for name in self._order if name in found}
 
     def _forward(self, given: Mapping[str, Any]) -> CompiledForward:
-        """Compiled for the sizes of these; the last, smaller batch has a program of its own."""
+        """Return the forward compiled for the sizes of `given`. A smaller last batch has a program of its own."""
         key = tuple(x.shape for x in given.values())
         if key not in self._forwards:
             types = self.train.input_types
@@ -97,7 +97,7 @@ class Validation:
         return values
 
     def _parts(self, outputs: dict[str, Any], measured: Mapping[int, tuple[str, Sequence[Any]]]) -> dict[Any, Any]:
-        """Return the outputs; instead of a metric of one batch, what is joined over batches, by name and number."""
+        """Return the outputs. Metrics that are joined over batches are replaced by their parts, by name and number."""
         self._order, found = list(outputs), dict[Any, Any]()
         for name, value in outputs.items():
             how, parts = measured.get(getattr(value, "serial", -1), ("", ()))
@@ -114,27 +114,27 @@ class Validation:
             forward.close()
 
 
-# What metrics of a whole set are, from what `tg.metrics` notes of each batch: many are no means over batches
+# Metrics of a whole set, from the parts that `tg.metrics` records for each batch: many are not means over batches
 
 
 def share(parts: Parts) -> float:
-    """How many of all counted."""
+    """Return the share: the sum of part 0 over the sum of part 1."""
     return _total(parts, 0) / _total(parts, 1)
 
 
 def counts(parts: Parts) -> Array:
-    """The sum of matrices of counts."""
+    """Return the sum of matrices of counts."""
     return np.sum([np.asarray(p[0], np.int64) for p in parts], axis=0)
 
 
 def exp_mean(parts: Parts) -> float:
-    """The exponential of a sum over its count."""
+    """Return the exponential of a mean: of the sum of part 0 over the sum of part 1."""
     with np.errstate(over="ignore"):
         return float(np.exp(_total(parts, 0) / _total(parts, 1)))
 
 
 def explained(parts: Parts) -> float:
-    """1 minus squared errors over squares around the mean; those of batches are joined as by Chan et al. (1983)."""
+    """Return 1 minus squared errors over squares around the mean. Batches are joined as in Chan et al. (1983)."""
     n = mean = squares = 0.0
     for _, more, its_mean, its_squares in [[float(x) for x in p] for p in parts]:
         away = its_mean - mean
@@ -146,7 +146,7 @@ def explained(parts: Parts) -> float:
 
 
 def ranked(parts: Parts) -> float:
-    """How likely a positive one has a larger score than a negative one, by ranks."""
+    """Return the probability that a positive example has a larger score than a negative one, by ranks."""
     scores, positive = (np.concatenate([np.asarray(p[k]) for p in parts]) for k in (0, 1))
     own, others = scores[positive], scores[~positive]
     known = np.sort(others[~np.isnan(others)])
