@@ -7,15 +7,21 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
+import tracegrad as tg
 from all_cases import ALL_CASES
 from cases import Case
 from test_kernels import NOTHING, assert_same, graph_of, inputs_of, run
+from tracegrad import nn
 from tracegrad.compiler.pipeline import make_program
 from tracegrad.evaluate import evaluate
+from tracegrad.passes.expand import expand_composites
 from tracegrad.runtime.base import Session
 from tracegrad.runtime.registry import runtime
 
-jax = pytest.importorskip("jax", reason="JAX is not installed")
+pytest.importorskip("jax", reason="JAX is not installed")
+import jax
+
+from tracegrad.runtime.jax_graph import run_graph
 
 
 @pytest.fixture(scope="module")
@@ -41,3 +47,33 @@ def test_array_rules_mean_the_same_under_jax(case: Case) -> None:
     env = inputs_of(graph, case)
     values = evaluate(graph.roots, env, jax.numpy)
     assert_same(case, graph, env, {n: np.asarray(x) for n, x in zip(graph.outputs, values, strict=True)})
+
+
+@pytest.mark.parametrize("shape", [(100,), (8000,), (64, 512), (4, 1000, 2)])
+def test_extrema_keep_nan_in_arrays_of_any_size(shape: tuple[int, ...]) -> None:
+    """XLA's CPU drops it from reductions of some thousand elements, which made `sort` by counting wrong, too."""
+
+    class Empty(tg.Module):
+        def __init__(self) -> None:
+            self.w = self.param((1,))
+
+    def forward(m: Empty, x: tg.Tensor) -> dict[str, tg.Tensor]:
+        return {"max": tg.max(x, -1), "min": tg.min(x, -1), "first": tg.max(x, 0), "all": tg.max(x)}
+
+    x = np.random.default_rng(0).standard_normal(shape).astype(np.float32)
+    x[..., 1] = np.nan
+    with tg.compile_forward(model=Empty(), forward=forward, inputs={"x": shape}, seed=0, device="jax") as run:
+        got = run.run(x=x).output
+    with np.errstate(invalid="ignore"):
+        want = {"max": x.max(-1), "min": x.min(-1), "first": x.max(0), "all": x.max()}
+    for name, y in want.items():
+        np.testing.assert_array_equal(got[name], y, err_msg=name)
+
+
+def test_the_expansion_of_sort_orders_rows_with_nan() -> None:
+    x = np.random.default_rng(0).standard_normal((4, 1000)).astype(np.float32)
+    x[:, ::7] = np.nan
+    graph = tg.trace_forward(model=nn.Linear(1, 1), forward=lambda m, x: tg.argsort(x), inputs={"x": x.shape})
+    plain = graph.with_roots(expand_composites(graph.roots, lambda t: False))
+    order = jax.jit(lambda x: run_graph(plain, lambda leaf: x)[0])(x)
+    np.testing.assert_array_equal(order, np.argsort(x, -1, kind="stable"))

@@ -22,7 +22,7 @@ from tracegrad.prims.views import broadcast_to, permute, place, reshape, slice_
 from tracegrad.shapes import reduced_shape
 
 
-def fold(name: str, *, array: str, combine: str, identity: float, vjp: Any, jvp: Any) -> Primitive:
+def fold(name: str, *, array: str, combine: str, identity: float, vjp: Any, jvp: Any, xla: Any = None) -> Primitive:
     """Register a fold over `axes`, which stay as size 1. `array` is its code, with a hole for `keepdims`."""
 
     def rule(x: TensorType, *, axes: tuple[int, ...]) -> TensorType:
@@ -30,7 +30,8 @@ def fold(name: str, *, array: str, combine: str, identity: float, vjp: Any, jvp:
             raise DTypeError(f"takes numbers, got {x}; cast with tg.cast(x, tg.i32)")
         return TensorType(x.dtype, reduced_shape(x.shape, axes))
 
-    return register(Primitive(name, "fold", rule, array, vjp, jvp, shifted, combine=combine, identity=identity))
+    return register(Primitive(name, "fold", rule, array, vjp, jvp, shifted, combine=combine, identity=identity,
+                              xla=xla))  # fmt: skip
 
 
 def _hits(y: Tensor, x: Tensor, axes: tuple[int, ...]) -> tuple[Tensor, Tensor]:
@@ -48,6 +49,24 @@ def _extremum_vjp(ct: Tensor, y: Tensor, x: Tensor, *, axes: tuple[int, ...]) ->
 def _extremum_jvp(ts: Tangents, y: Tensor, x: Tensor, *, axes: tuple[int, ...]) -> Tensor:
     (t,), (hit, count) = ts, _hits(y, x, axes)
     return (hit * t).sum(axes, keepdims=True) / count
+
+
+def _extremum_xla(x: Any, t: Tensor, values: Any) -> Any:
+    """Reduce, and keep NaN on XLA's CPU.
+
+    There reductions by max and min of some thousand elements drop NaN: jnp.max(jnp.full(8000, jnp.nan)) is -inf in JAX
+    0.10.2, where that of 100 elements is NaN. As https://github.com/openxla/xla/issues/21461 says of constants.
+    """
+    reduced, axes = {"max": x.np.max, "min": x.np.min}[t.prim.name], t.attrs["axes"]
+
+    def plain(values: Any) -> Any:
+        return reduced(values, axis=axes, keepdims=True)
+
+    def keeping(values: Any) -> Any:
+        odd = x.np.isnan(values).any(axis=axes, keepdims=True)
+        return x.np.where(odd, x.np.nan, plain(values)).astype(values.dtype)
+
+    return x.lax.platform_dependent(values, cpu=keeping, default=plain) if t.dtype == f32 else plain(values)
 
 
 def _others(x: Tensor, axes: tuple[int, ...]) -> Tensor:
@@ -84,12 +103,12 @@ def _others_in_rows(x: Tensor) -> Tensor:
 SUM = fold("sum", array="xp.add.reduce({0}, {axes}, {0}.dtype, keepdims={keepdims})", combine="add", identity=0.0,
            vjp=lambda ct, y, x, *, axes: (broadcast_to(ct, x.shape),), jvp=multilinear)  # fmt: skip
 MAX = fold("max", array="xp.maximum.reduce({0}, {axes}, keepdims={keepdims})", combine="maximum",
-           identity=float("-inf"), vjp=_extremum_vjp, jvp=_extremum_jvp)  # fmt: skip
+           identity=float("-inf"), vjp=_extremum_vjp, jvp=_extremum_jvp, xla=_extremum_xla)  # fmt: skip
 PEAK = fold("peak", array="xp.maximum.reduce({0}, {axes}, keepdims={keepdims})", combine="fmax",
             identity=float("-inf"),
             vjp=lambda ct, y, x, *, axes: (None,), jvp=lambda ts, y, x, *, axes: None)  # fmt: skip
 MIN = fold("min", array="xp.minimum.reduce({0}, {axes}, keepdims={keepdims})", combine="minimum",
-           identity=float("inf"), vjp=_extremum_vjp, jvp=_extremum_jvp)  # fmt: skip
+           identity=float("inf"), vjp=_extremum_vjp, jvp=_extremum_jvp, xla=_extremum_xla)  # fmt: skip
 PROD = fold("prod", array="xp.multiply.reduce({0}, {axes}, {0}.dtype, keepdims={keepdims})", combine="mul",
             identity=1.0,
             vjp=lambda ct, y, x, *, axes: (broadcast_to(ct, x.shape) * _others(x, axes),),
