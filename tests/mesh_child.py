@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import jax.export
 import numpy as np
 from jax.sharding import PartitionSpec as P
 
@@ -50,6 +51,21 @@ def layouts() -> dict[str, dict[str, Any]]:
     }
 
 
+def exported(train: tg.CompiledTraining, mesh: Any, data: list[dict[str, Any]]) -> list[float]:
+    """Losses of steps by `to_jax`, exported as StableHLO for all devices of the mesh."""
+    step, state = train.to_jax()
+    rows = jax.sharding.NamedSharding(mesh, P("data"))
+    placed = [{name: jax.device_put(x, rows) for name, x in batch.items()} for batch in data]
+    made = jax.export.export(jax.jit(step))(state, placed[0])
+    assert made.nr_devices == 8 and "stablehlo" in made.mlir_module()
+    run = jax.jit(made.call)
+    losses: list[float] = []
+    for batch in placed:
+        state, outputs = run(state, batch)
+        losses.append(float(outputs["loss"]))
+    return losses
+
+
 def held(train: tg.CompiledTraining, key: str) -> int:
     """Elements of an array on the first device."""
     return train.worker.call(lambda s: int(s._memory.arrays[key].addressable_shards[0].data.size))  # pyright: ignore
@@ -66,6 +82,7 @@ def main() -> None:
             with compiled(**how) as train:
                 got = [train.step(b).loss for b in data[:4]]
                 train.save(half)
+                pure = exported(train, how["mesh"], data[4:])
                 got += [train.step(b).loss for b in data[4:]]
                 far = max(float(np.abs(train.params()[n] - x).max()) for n, x in params.items())
                 sizes = [held(train, "params:l1.W"), held(train, "m:l1.W")]
@@ -73,7 +90,7 @@ def main() -> None:
             with compiled(**other) as train:  # on another mesh
                 train.load(half)
                 resumed = [train.step(b).loss for b in data[4:]]
-            found[name] = {"losses": got, "far": far, "held": sizes, "resumed": resumed}
+            found[name] = {"losses": got, "far": far, "held": sizes, "resumed": resumed, "pure": pure}
     errors: list[str] = []
     mesh = jax.make_mesh((8,), ("data",))
     for how in ({"layout": {"nothing.*": P("data")}}, {"layout": {"l1.W": P("model")}}, {"layout": "zero"}):

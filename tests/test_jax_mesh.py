@@ -39,6 +39,12 @@ def test_a_checkpoint_goes_on_on_another_mesh(found: dict[str, Any], name: str) 
     np.testing.assert_allclose(found[name]["resumed"], found["one"][4:], rtol=1e-5)
 
 
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_the_exported_step_does_what_the_training_does(found: dict[str, Any], name: str) -> None:
+    """`train.to_jax()` on a mesh, exported as StableHLO."""
+    np.testing.assert_allclose(found[name]["pure"], found["one"][4:], rtol=1e-5)
+
+
 def test_layouts_split_parameters_and_optimizer_state(found: dict[str, Any]) -> None:
     whole = 8 * 32
     assert found["data"]["held"] == [whole, whole]
