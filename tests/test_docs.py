@@ -120,6 +120,8 @@ def test_the_site_builds_strictly(tmp_path: Path) -> None:
     for loaded in ('src="http', 'rel="stylesheet" href="http', "url(http", "fonts.googleapis"):
         assert loaded not in index
     assert "tg.softmax" in (tmp_path / "site" / "llms.txt").read_text(encoding="utf-8")
+    training = (tmp_path / "site" / "reference" / "training.html").read_text(encoding="utf-8")
+    assert all(f'id="tracegrad.CompiledTraining.{name}"' in training for name in ("step", "states", "explain"))
     assert "select" in (tmp_path / "site" / "one-op.html").read_text(encoding="utf-8")
 
 

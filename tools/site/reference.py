@@ -110,11 +110,15 @@ def first_line(value: Any) -> str:
     return " ".join(text.split()).replace("|", "\\|").replace("<", "&lt;")
 
 
+IN_PARTS = ("tg.CompiledTraining", "tg.CompiledForward")  # their methods stand in several classes
+
+
 def page(section: Section) -> str:
     own = [(shown, path) for shown, (slug, path, _) in names().items() if slug == section.slug]
     body = [f"# {section.title}", "", section.about, ""]
     for shown, path in own:
-        body += [f"::: {path}", "    options:", f"      heading: {shown}", f"      toc_label: {shown}", ""]
+        body += [f"::: {path}", "    options:", f"      heading: {shown}", f"      toc_label: {shown}"]
+        body += ["      inherited_members: true"] * (shown in IN_PARTS) + [""]
     return "\n".join(body)
 
 

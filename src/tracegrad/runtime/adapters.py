@@ -202,7 +202,7 @@ def _chosen(device: str, answer: _Answer) -> AdapterInfo | None:
 
 def may_have_gpu() -> bool:
     """Return False if there cannot be a GPU: this saves "auto" the second that asking drivers takes."""
-    if tab.IN_TAB or importlib.util.find_spec("wgpu") is None:
+    if importlib.util.find_spec("wgpu") is None:  # as in a tab
         return False
     return not sys.platform.startswith("linux") or any(glob.glob(node) for node in GPU_NODES)
 

@@ -145,9 +145,7 @@ class CompiledTraining(Training):
         True
         """
         sized = self.store.stepper_of(loss, "explain").sized
-        return explained(
-            self.program_looked_at(loss, "explain").built, self.device, sized.note if sized else "", verbose
-        )
+        return explained(self._looked_at(loss, "explain").built, self.device, sized.note if sized else "", verbose)
 
     def why(self, name_or_node: str | Tensor, *, loss: str | None = None) -> Why:
         """Explain why a value of the step is stored or inlined, which rules formed its kernels, and where it is.
@@ -163,7 +161,7 @@ class CompiledTraining(Training):
         >>> "loss" in str(train.why("loss"))
         True
         """
-        built = self.program_looked_at(loss, "why").built
+        built = self._looked_at(loss, "why").built
         return why(built.graph, built.program, name_or_node)
 
     def profile(self, steps: int = 10, mapping: Given = None, *, loss: str | None = None, **inputs: Any) -> Profile:
@@ -181,7 +179,7 @@ class CompiledTraining(Training):
         True
         """
         stepper, given = self.store.stepper_of(loss, "profile"), merge(mapping, inputs, "profile")
-        program = stepper.main if given else self.program_looked_at(loss, "profile")
+        program = stepper.main if given else self._looked_at(loss, "profile")
         if given:
             program, given = self.store.program_for(stepper, given, "profile")
         arrays = given_or_blank(program.inputs, given, "profile")
@@ -209,9 +207,9 @@ class CompiledTraining(Training):
         to_jax: this training is on 'cpu'; compile wi
         """
         stepper = self.store.stepper_of(loss, "to_jax")
-        return to_jax(self.store, stepper, self.program_looked_at(loss, "to_jax"))
+        return to_jax(self.store, stepper, self._looked_at(loss, "to_jax"))
 
-    def program_looked_at(self, loss: str | None, what: str) -> StepProgram:
+    def _looked_at(self, loss: str | None, what: str) -> StepProgram:
         """Return the program of the step; if calls choose sizes, the one for the sizes used last."""
         stepper = self.store.stepper_of(loss, what)
         if stepper.sized is not None and stepper.sized.latest is None:
