@@ -94,7 +94,7 @@ class Shader:
 
     head: str
     body: str = ""
-    offsets: int = 0  # to be declared
+    offsets: int = 0  # to be declared, the number of the first workgroup included
     constant: bool = False  # does the body read them at constant positions?
 
     def text(self, offsets: Sequence[int] = ()) -> str:
@@ -102,8 +102,8 @@ class Shader:
         declared = ""
         if self.offsets:
             kind = f"array<vec4<i32>, {-(-self.offsets // 4)}>"
-            numbers = [*offsets, 0, 0, 0]
-            fours = ", ".join(f"vec4<i32>{tuple(numbers[k : k + 4])}" for k in range(0, len(offsets), 4))
+            numbers = [*offsets, 0, 0, 0, 0]
+            fours = ", ".join(f"vec4<i32>{tuple(numbers[k : k + 4])}" for k in range(0, self.offsets, 4))
             declared = f"const at = {kind}({fours});" if offsets else f"@group(1) @binding(0) var<uniform> at: {kind};"
         return self.head + declared + "\n" * bool(declared) + self.body
 
@@ -123,6 +123,8 @@ class KernelSource:
     # what its texts spell, and the binding of each of their slots: the device's results are checked by these
     forms: tuple[Kernel, ...] = field(default=(), repr=False, compare=False, metadata=LOCAL)
     binding_of: tuple[int, ...] = field(default=(), repr=False, compare=False, metadata=LOCAL)
+    # of each form, what a software adapter runs, if it can run some workgroups without the others
+    apart: tuple[Tiling, ...] = field(default=(), repr=False, compare=False, metadata=LOCAL)
     # where a run's size decides: how many workgroups of wgsl, and of serial_wgsl
     reach: Reach | None = field(default=None, repr=False, compare=False, metadata=LOCAL)
     serial_reach: Reach | None = field(default=None, repr=False, compare=False, metadata=LOCAL)

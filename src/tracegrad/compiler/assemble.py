@@ -15,6 +15,7 @@ from tracegrad.kernel_source import Binding, BoundLaunch, KernelSource, Texts
 from tracegrad.kernels.fuse import MAX_BUFFERS
 from tracegrad.kernels.group import Launch
 from tracegrad.kernels.tiling import grid_of, reach_of, without_barriers, workgroup_bytes
+from tracegrad.kernels.workgroups import takes_first
 from tracegrad.prims.leaves import LITERAL
 from tracegrad.program import DRAWN, Buffer, Dispatch, Field, Loop, Needs, Program
 from tracegrad.render.languages import LANGUAGES
@@ -163,6 +164,7 @@ def source_of(
     hosted = replace(bound, kernels=launch.sized) if launch.sized else bound  # devices get smaller grids
     shared = workgroup_bytes(tilings)
     serial = without_barriers(kernels, tilings) if shared else []
+    lowered = serial or tilings
     return KernelSource(
         label=" | ".join(k.label for k in kernels),
         bindings=bindings,
@@ -176,6 +178,7 @@ def source_of(
         own=True,
         forms=tuple(kernels),
         binding_of=tuple(binding_of),
+        apart=tuple(lowered) if takes_first(lowered) else (),
         reach=next(map(reach_of, launch.sized, tilings), None),  # such a launch has only one kernel
         serial_reach=next(map(reach_of, launch.sized, serial), None),
     )

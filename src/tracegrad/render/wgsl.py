@@ -14,6 +14,7 @@ from tracegrad.kernel_source import Binding, BoundLaunch, Shader
 from tracegrad.kernels.form import Axis, Fold, Kernel, Store, fold_batches, points
 from tracegrad.kernels.masks import behind_masks
 from tracegrad.kernels.tiling import GRID_X, Tiling, without_barriers, workgroup_arrays
+from tracegrad.kernels.workgroups import takes_first
 from tracegrad.lazy import dataclass
 from tracegrad.render.emit import Emitter, copied, decode
 from tracegrad.render.loops import Block, Loop, Statement, spelled, when
@@ -52,10 +53,11 @@ def render_wgsl(launch: BoundLaunch) -> Shader:
         lines = writer.function()
         helpers.update(writer.emit.helpers)
         texts += [*writer.puts.values(), *lines]
-    text = "\n".join([*helpers, *texts, *_main(functions)])
+    base = first > 0 and takes_first(tilings)
+    text = "\n".join([*helpers, *texts, *_main(functions, first if base else None)])
     head, body = _arrays(launch.bindings, elements), [*_variables(tilings, text), text]
     constant = all(f.times == 1 for f in functions) and first > 0
-    return Shader("".join(f"{line}\n" for line in head), "".join(f"{line}\n" for line in body), first, constant)
+    return Shader("".join(f"{line}\n" for line in head), "".join(f"{line}\n" for line in body), first + base, constant)
 
 
 @dataclass(slots=True)
@@ -108,11 +110,13 @@ SHARED = {"sf": "f32", "si": "i32", "su": "u32", "sv": "vec4<f32>"}
 SPECIAL = {"inf_bits": "0x7f800000u", "nan_bits": "0x7fc00000u"}
 
 
-def _main(functions: Sequence[_Function]) -> list[str]:
+def _main(functions: Sequence[_Function], base: int | None) -> list[str]:
+    """The entry point. base: where the first workgroup's number is, behind the offsets; it is 0 in a step."""
+    begins = "" if base is None else f" + at[{base // 4}].{XYZW[base % 4]}"
     lines = [
         f"@compute @workgroup_size({functions[0].tiling.threads})",
         "fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) lid: u32) {",
-        f"  let w = i32(wid.x + wid.y * {GRID_X}u);",
+        f"  let w = i32(wid.x + wid.y * {GRID_X}u){begins};",
     ]
     begin = 0
     for number, f in enumerate(functions):

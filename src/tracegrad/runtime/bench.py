@@ -33,6 +33,7 @@ class Bench:
         self.table, self.picks = list[Array](), list[Array]()
         self.entries: dict[Kind | tuple[str, float], int] = {}  # where patterns and numbers begin in the table
         self.picked: dict[bytes, int] = {}  # where a set of indices begins among all
+        self.launches: list[int] = []  # for each trial, the dispatch of its kernel
         self.places: list[list[int]] = []  # for each trial, where its checks begin among the picked bits
         self.found, self.memory, self.bindings = 0, 0, 4
 
@@ -50,6 +51,7 @@ class Bench:
         texts = Texts(wgsl=kernel.texts["wgsl"])
         alone = KernelSource(kernel.label, kernel.bindings, kernel.slots, memory, texts, own=True)  # unchecked
         number = self.kernels.setdefault(alone, len(self.kernels))
+        self.launches.append(len(self.dispatches))
         self.dispatches.append(Dispatch(number, buffers, trial.layout.offsets, grid))
         if not constant:
             self.dispatches.append(Dispatch(number, buffers, tuple(x + 4 for x in trial.layout.offsets), NOWHERE))
@@ -84,7 +86,7 @@ class Bench:
         if what == PICKED:
             ends, dtypes = (self.arrays[array], FIXED.index("found")), (array[1], "i32")
         number = self.kernels.setdefault(mover(*dtypes), len(self.kernels))
-        groups = -(-size // THREADS)
+        groups = -(-size // (THREADS * RUN))
         grid = (min(groups, ROW), -(-groups // ROW))
         self.dispatches.append(Dispatch(number, (*ends, FIXED.index("picks")), (first, second, size, what), grid))
 
@@ -107,14 +109,25 @@ class Bench:
 
 
 # at[0]: two offsets, the number of elements, and the kind of copy: one number to single elements, picked single
-# elements, or a pattern, shifted by the amount above PATTERN
-MOVE = """var x = at[0].x;
-  var e = at[0].y + i;
-  let what = at[0].w;
-  if (what == {single}) {{ e = b2[e]; }} else if (what == {picked}) {{ x = b2[e]; e = at[0].x + i; }}
-  else {{ x += (e + what - {pattern}) % {period}; }}
-  b1[e] = {moved};"""
+# elements, or a pattern, shifted by the amount above PATTERN. A thread copies RUN elements, because a software adapter takes
+# longer for a division than for an element.
+MOVE = """let what = at[0].w;
+  var x = at[0].x;
+  if (what >= {pattern}) {{
+    var p = (at[0].y + first + what - {pattern}) % {period};
+    for (var i = first; i < end; i += {threads}) {{
+      b1[at[0].y + i] = {pattern_moved};
+      p = select(p + {threads}, p + {threads} - {period}, p >= {period} - {threads});
+    }}
+    return;
+  }}
+  for (var i = first; i < end; i += {threads}) {{
+    var e = at[0].y + i;
+    if (what == {single}) {{ e = b2[e]; }} else {{ x = b2[e]; e = at[0].x + i; }}
+    b1[e] = {moved};
+  }}"""
 BITS = "b0[x]"  # the bits of any array except one of halves
+RUN = 16
 SINGLE, PICKED, PATTERN = 0, 1, 2
 
 
@@ -123,7 +136,8 @@ def mover(source: str, target: str) -> KernelSource:
     moved = {"f16": f"bitcast<i32>(f32({BITS}))"}.get(source, BITS)
     moved = f"f16(bitcast<f32>({moved}))" if target == "f16" else moved
     bindings = (Binding(source, False), Binding(target, True), Binding("i32", False))
-    text = MOVE.format(single=SINGLE, picked=PICKED, pattern=PATTERN, period=PERIOD, moved=moved)
+    along = moved.replace(BITS, "b0[x + p]")
+    text = MOVE.format(single=SINGLE, pattern=PATTERN, period=PERIOD, threads=THREADS, pattern_moved=along, moved=moved)
     lines = [
         *(["enable f16;"] if "f16" in (source, target) else []),
         *[
@@ -133,8 +147,9 @@ def mover(source: str, target: str) -> KernelSource:
         "@group(1) @binding(0) var<uniform> at: array<vec4<i32>, 1>;",
         f"@compute @workgroup_size({THREADS})",
         "fn main(@builtin(workgroup_id) wid: vec3u, @builtin(local_invocation_index) lid: u32) {",
-        f"  let i = i32(wid.x + wid.y * {ROW}u) * {THREADS} + i32(lid);",
-        "  if (i >= at[0].z) { return; }",
+        f"  let begin = i32(wid.x + wid.y * {ROW}u) * {THREADS * RUN};",
+        f"  let end = min(begin + {THREADS * RUN}, at[0].z);",
+        "  let first = begin + i32(lid);",
         f"  {text}",
         "}",
     ]

@@ -17,14 +17,18 @@ from tracegrad.arrays import np
 from tracegrad.dtypes import f32
 from tracegrad.kernel_source import KernelSource
 from tracegrad.kernels.form import Kernel
+from tracegrad.kernels.workgroups import group_of
 from tracegrad.program import Program
 from tracegrad.runtime.bench import Bench
 from tracegrad.runtime.patterns import STRIDE, Patterns, drawn, kind_of
+from tracegrad.runtime.points import chosen
 from tracegrad.runtime.tolerance import EPS
 from tracegrad.runtime.verify import SEED, Check, Layout, Trial, indexed, layout_of, sizes_of, trials_of
 
 Array = Any
 MOST = 256  # elements of one store: they are most of the file
+MOST_GROUPS = 0.5  # share of a kernel's workgroups from which on all of them run
+NEAR = 2  # workgroups that run too, because one more launch takes longer
 ROWS, LEAST = 2, 1.5  # examples; the second one is drawn if the count is above 1
 ANY = 0x7FC00000  # the bits of a NaN, in elements that are not compared
 
@@ -81,8 +85,10 @@ def recorded(program: Program, lines: Mapping[int, Sequence[str]]) -> Recorded |
             # if an element's place depends on values read, the second trial has another place, and nothing is known of
             # it
             bits[begin : begin + size] = e.bits if np.array_equal(e.at, first.at) else ANY
+    groups = {n: some_groups(kernel) for n, (kernel, _) in zip(bench.launches, kernels.values())}
     facts = {
         "program": data,
+        "groups": [[n, *run] for n, runs in groups.items() for run in runs],
         "table": [[*map(_plain, key)] for key in bench.entries],
         "seeds": seeds,
         "checks": checks,
@@ -90,6 +96,28 @@ def recorded(program: Program, lines: Mapping[int, Sequence[str]]) -> Recorded |
         "lines": {n: list(lines.get(int(n), ())) for n in kernels},
     }
     return Recorded(facts, {"picks": np.concatenate(bench.picks), **{f"found.{k}": x for k, x in enumerate(found)}})
+
+
+def some_groups(kernel: KernelSource) -> list[list[int]]:
+    """The workgroups that compute the points of a trial, on a software adapter: first ones, and how many follow each.
+
+    Running all of them again takes as long as a step there. [] if that is what must be done.
+    """
+    begin, needed = 0, set[int]()
+    for form, tiling in zip(kernel.forms, kernel.apart):
+        mine = group_of(form, tiling, chosen(form, SEED))
+        if mine is None:
+            return []
+        needed.update((begin + mine).tolist())
+        begin += tiling.workgroups
+    if not needed or len(needed) > MOST_GROUPS * begin:
+        return []
+    runs = list[list[int]]()
+    for group in sorted(needed):
+        if not runs or group > sum(runs[-1]) + NEAR:
+            runs.append([group, 0])
+        runs[-1][1] = group + 1 - runs[-1][0]
+    return runs
 
 
 def file_of(found: Mapping[str, Recorded]) -> bytes:

@@ -341,7 +341,7 @@ def _launch(loaded: Loaded, device: Any, calls: Calls, kernels: Kernels) -> None
     program = loaded.program
     dispatches = list(program.unrolled())
     places: dict[tuple[int, ...], int] = {}
-    span = 16 * max((-(-k.slots // 4) for k in program.kernels), default=0)
+    span = 16 * max((k.slots // 4 + 1 for k in program.kernels), default=0)  # and the first workgroup's number, 0
     stride = ALIGN * -(-span // ALIGN)
     for d in dispatches:
         if d.offsets:
