@@ -109,8 +109,8 @@ class Bench:
 
 
 # at[0]: two offsets, the number of elements, and the kind of copy: one number to single elements, picked single
-# elements, or a pattern, shifted by the amount above PATTERN. A thread copies RUN elements, because a software adapter takes
-# longer for a division than for an element.
+# elements, or a pattern, shifted by the amount above PATTERN. A thread copies RUN elements, because a software adapter
+# takes longer for a division than for an element.
 MOVE = """let what = at[0].w;
   var x = at[0].x;
   if (what >= {pattern}) {{
