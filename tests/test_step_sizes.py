@@ -150,7 +150,7 @@ def close(found: Any, expected: Any, of: str) -> None:
 def test_a_step_at_each_size_is_that_of_a_training_compiled_for_it(
     name: str, device_name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(step_programs, "OWN", 0)
+    monkeypatch.setattr(step_programs, "OWN_SIZES", 0)
     case, file, fixed = CASES[name], tmp_path / "at.safetensors", dict[int, Any]()
     with compiled(case, None) as train:
         for n in SIZES if not case.why else (40, 2):
@@ -183,7 +183,7 @@ def test_a_hundred_sizes_are_a_few_programs(device_name: str, monkeypatch: pytes
     with compiled(case, None, optimizer=optim.adamw(0.01)) as train:
         pending = [train.step(case.data(int(n))) for n in rng.integers(2, 500, 100)]
         assert all(p.loss > 0 for p in pending)
-        assert len(made) <= step_programs.OWN + 2, len(made)
+        assert len(made) <= step_programs.OWN_SIZES + 2, len(made)
         assert train.explain().title.endswith("whose types are shown") and train.profile(1).table()
         train.set(weight_decay=0.5)
         train.freeze("a.*")
@@ -207,7 +207,7 @@ def test_sizes_of_the_first_batches_have_programs_of_their_own() -> None:
 
 
 def test_where_user_code_decides_by_a_size_it_gets_its_own_program(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(step_programs, "OWN", 0)
+    monkeypatch.setattr(step_programs, "OWN_SIZES", 0)
 
     def loss(m: Any, x: Any) -> Any:  # math reads an int without asking it
         return tg.mean(m(x)) * (2.0 if math.gcd(x.shape[0], 16) == 16 else 1.0)

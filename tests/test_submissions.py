@@ -314,7 +314,7 @@ def test_runs_of_a_forward_between_steps_see_the_steps_before_them(many: None) -
 
 
 def test_large_inputs_are_written_beside_small_ones(session: NativeSession) -> None:
-    large = wgpu_rings.LARGE // 4
+    large = wgpu_rings.LARGE_INPUT // 4
     body = "b2[0] = b0[o(0) + i32(b1[0])] + b0[o(1)] + 10.0 * b0[o(2)] + 100.0 * b0[o(3)];"
     k = kernel("pick", body, "f32", "i32", "f32 write", slots=4)
     sizes = {"a": 3, "big": large, "b": 1, "c": 2, "bigger": large + 7, "d": 5}

@@ -9,8 +9,8 @@ from tracegrad.errors import InputError, ShapeError
 from tracegrad.ir import Tensor
 from tracegrad.methods import op
 from tracegrad.ops.indexing import indices_for, take_along_axis
+from tracegrad.ops.joining import concat, stack
 from tracegrad.ops.losses import reduced
-from tracegrad.ops.shaping import concat, stack
 from tracegrad.prims.elementwise import cast, exp, float_type, log, maximum, stop_gradient, where
 from tracegrad.prims.leaves import as_tensor, const, iota
 from tracegrad.prims.views import broadcast_to, reshape, slice_

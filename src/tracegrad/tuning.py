@@ -117,3 +117,29 @@ POOL_BYTES = 32 << 20  # bytes | of one size that are kept, or POOL_PIECES | ?
 POOL_PIECES = 12  # copies | of a size: as many as are queued and under way where steps are long | ?
 QUEUED_BYTES = 8 << 20  # bytes | of inputs that wait for a session that computes at once | 2 cores
 POOL_LOOKS = 4  # copies | looked at before there is one more: the oldest is the first to be free | ?
+
+# --- Batches of runs ---
+
+MAX_IN_FLIGHT = 8  # runs | queued before `step` waits; where runs are short, as many as may be under way | -
+AHEAD = 3  # batches | under way: one that the device computes, one that is sent, one that is filled | -
+BATCH_SECONDS = 0.01  # s | that a batch of runs takes | ?
+RUNS_AT_ONCE = 32  # runs | in one batch: a submission costs the host about three runs of a small model | ?
+RING_BYTES = 8 << 20  # bytes | of all arrays of inputs and outputs together, unless one run needs more | -
+OUTPUT_GAP = 64  # elements | between outputs that are copied together: a copy costs more than these bytes | ?
+FEW_ELEMENTS = 16  # elements | of an output that the runs of a batch may keep in one array | ?
+LARGE_INPUT = 1 << 16  # bytes | from which copying an input once more takes longer than one more write | ?
+READ_BYTES = 64 << 20  # bytes | of a piece in which persistent buffers are read | -
+COMPILERS = 16  # threads | that compile pipelines | ?
+TAB_RUNS = 64  # runs | of one batch in a browser's tab | ?
+TAB_SECONDS = 0.1  # s | that such a batch takes at most: browsers give up on devices that seem to hang | -
+TAB_BYTES = 1 << 26  # bytes | of inputs or outputs of such a batch | -
+OWN_SIZES = 2  # sizes | of a training with programs of their own: whole batches and a last one keep their bits | -
+
+# --- Ops at once, and ops made of others ---
+
+KEPT_VALUES = 1 << 14  # elements | of a value, such as a mask, that is computed when the plan is made | -
+MOST_PLANS = 4096  # plans | of one op: a loop over ever new shapes must not fill the memory | -
+SORT_BLOCK = 32  # elements | sorted by counting: each is compared with every other one | ?
+SCAN_BLOCK = 32  # elements | summed up directly; longer axes take one more level for each factor of 32 | ?
+MAX_MEMBERS = 8  # kernels | of different text that share a launch | -
+MOST_ORDERED = 7  # kinds | of parameters of several losses whose orders are all tried | -

@@ -4,44 +4,35 @@ from __future__ import annotations
 
 import functools
 import gc
-from collections.abc import Callable, Generator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import replace
-from math import inf
 from typing import Any, NamedTuple, ParamSpec, TypeVar, cast
 
 from tracegrad import ambient
-from tracegrad.compiler.inputtypes import FreeSizes, InputSpec, concrete_type, declared, input_types
+from tracegrad.compiler.inputtypes import FreeSizes, InputSpec, input_types
 from tracegrad.compiler.layout import Persistent
-from tracegrad.compiler.persistent import HALTED, States, arena_of, persistent_of
+from tracegrad.compiler.persistent import HALTED, arena_of, persistent_of
 from tracegrad.compiler.pipeline import make_program
 from tracegrad.compiler.ranges import input_ranges
-from tracegrad.compiler.signatures import check_function, check_signature, checked_loss, checked_outputs
-from tracegrad.dtypes import TensorType, f32, i32
-from tracegrad.errors import CompileError, InputError, TraceError, TracegradError, located
+from tracegrad.compiler.signatures import checked_loss, checked_outputs
+from tracegrad.compiler.step_graph import training_graph
+from tracegrad.compiler.tracing import Traced, sites_of, traced
+from tracegrad.dtypes import TensorType
+from tracegrad.errors import InputError, TraceError, TracegradError, located
 from tracegrad.hypers import NORMAL, PREFIX, UNIT
 from tracegrad.ir import Graph, Tensor, toposort
-from tracegrad.nn.module import Parameter, State, bound, named_arrays, no_parameters, state_specs
 from tracegrad.optim import freezing
-from tracegrad.optim.gradients import sum_of_squares
-from tracegrad.optim.guard import PARAMS, Guard, NewStates, any_nonfinite, bounded_arrays
-from tracegrad.optim.host import Host
-from tracegrad.optim.loss_scale import LossScale
+from tracegrad.optim.guard import PARAMS, bounded_arrays
 from tracegrad.optim.optimizer import Optimizer
 from tracegrad.optim.parts import Part
 from tracegrad.optim.transform import Transform
-from tracegrad.patterns import Selection, chosen
-from tracegrad.prims.elementwise import nonfinite, where
-from tracegrad.prims.folds import pack
-from tracegrad.prims.leaves import LEAF, as_tensor, constant, leaf, require_own
-from tracegrad.prims.views import broadcast_to
+from tracegrad.patterns import Selection
+from tracegrad.prims.leaves import require_own
 from tracegrad.program import COUNTS, Program
 from tracegrad.refusals import shown
 from tracegrad.sites import SiteInfo
-from tracegrad.states import STATE, StateTensor
-from tracegrad.transforms.grad import gradients
+from tracegrad.states import STATE
 
-SKIPPED = "skipped"  # the output that reports a step skipped because gradients overflowed in half precision
 P = ParamSpec("P")
 R = TypeVar("R")
 PRECISIONS = ("f32", "f16", "bf16", "tf32")
@@ -72,17 +63,6 @@ class Built(NamedTuple):
     warnings: tuple[str, ...] = ()
     sites: tuple[SiteInfo, ...] = ()
     numbers: Mapping[str, Any] = {}  # of a program at a size: inputs that follow the size, as dtype and value
-
-
-class Traced(NamedTuple):
-    """One run of a user's function on leaves."""
-
-    trace: ambient.Trace
-    parameters: dict[str, Parameter]
-    states: States
-    leaves: dict[str, Tensor]
-    inputs: dict[str, TensorType]
-    result: Any
 
 
 class TracedStep(NamedTuple):
@@ -297,45 +277,6 @@ def trace_sites(model: Any, forward: Callable[..., Any], inputs: Mapping[str, In
         return sites_of(t)
 
 
-def sites_of(t: Traced) -> tuple[SiteInfo, ...]:
-    """Return the sites in the order of the user's function."""
-    return tuple(t.trace.sites.values())
-
-
-@contextmanager
-def traced(
-    model: Any,
-    fn: Callable[..., Any],
-    inputs: Mapping[str, InputSpec],
-    what: str,
-    patching: bool = False,
-    frozen: Selection | None = None,
-) -> Generator[Traced]:
-    """Run `fn` once on leaves; inside the block its trace is still open. frozen: parameters without a gradient."""
-    if ambient.active() is not None:
-        raise TraceError.here(f"a {what} cannot be compiled inside another trace; compile it before that")
-    arrays = named_arrays(model)
-    states = {n: p for n, p in arrays.items() if isinstance(p, State)}
-    parameters = {n: p for n, p in arrays.items() if n not in states}
-    if not arrays:
-        raise CompileError.here(f"the model {type(model).__name__} has no parameters: {no_parameters(model)}")
-    if frozen is not None:
-        named = chosen(parameters, frozen, "frozen")
-        parameters |= {n: replace(parameters[n], trainable=False) for n in named}
-    inputs = declared(inputs)
-    check_function(fn, what)
-    check_signature(fn, inputs, what)
-    types = {name: concrete_type(name, spec) for name, spec in inputs.items()}
-    with ambient.tracing(patching) as running:
-        leaves = {n: leaf("param" if p.trainable else "frozen", n, p.type) for n, p in parameters.items()}
-        held = {n: leaf("state", STATE + n, s.type) for n, s in states.items()}
-        values = {n: leaf("input", n, type_) for n, type_ in types.items()}
-        m = bound(model, {**leaves, **{n: StateTensor(n, x) for n, x in held.items()}})
-        leaves |= {STATE + n: x for n, x in held.items()}
-        first = {STATE + n: (s.type, spec) for (n, s), spec in zip(states.items(), state_specs(model), strict=True)}
-        yield Traced(running, parameters, first, leaves, types, fn(m, **values))
-
-
 def unannounced(forward: Callable[..., Any], writes: Mapping[str, Tensor]) -> TraceError:
     """Return the error of a forward that writes states without `writes=True`."""
     name, value = next(iter(writes.items()))
@@ -353,87 +294,3 @@ def check_precision(precision: str) -> None:
     """Raise InputError for an unknown precision."""
     if precision not in PRECISIONS:
         raise InputError.here(f"precision must be one of {', '.join(map(repr, PRECISIONS))}, got {precision!r}")
-
-
-def training_graph(
-    t: Traced,
-    y: Tensor,
-    aux: Mapping[str, Tensor],
-    part: Part,
-    optimizer: Optimizer,
-    precision: str,
-    freeze: Mapping[str, freezing.Mask] = freezing.NONE,
-    grads: bool = True,
-) -> tuple[Graph, tuple[str, ...]]:
-    """Loss, gradients, guard and update in one graph; and what is doubtful about the loss. grads: are they kept?"""
-    arena, at = part.own, part.at
-    trained = [slot.name for slot in part.trained]
-    scaling = LossScale.traced(at) if precision == "f16" else None
-    found = gradients(y, [t.leaves[n] for n in trained], scaling and scaling.scale)
-    doubts = doubtful(t, y, aux, dict(zip(trained, found)))
-    others = {slot.name: broadcast_to(as_tensor(0.0), slot.shape) for slot in arena.slots if slot.name in part.holes}
-    g = arena.pack({**others, **dict(zip(trained, map(scaling.unscaled, found) if scaling else found))})
-    free = {name: mask.free() for name, mask in freeze.items()}
-    if free:
-        g = where(free[freezing.PARAMS], g, 0.0)  # clipping must measure trained parameters only
-    type_ = TensorType(f32, (arena.size,))
-    sizes = optimizer.transform.sizes(arena)
-    state = {name: leaf("state", at + name, TensorType(f32, (size,))) for name, size in sizes.items()}
-    p = leaf("state", PARAMS, type_)
-    halted = leaf("state", HALTED, TensorType(i32, (1,)))
-    host = Host(arena, scaling and scaling.updates(), g, optimizer.groups)
-    updates, new = optimizer.transform.update(g, p, state, host)
-    new = {**new, PARAMS: p + updates}
-    guard = Guard.traced(optimizer.transform, host, at)
-    states = NewStates({n: (t.leaves[n], x) for n, x in t.trace.writes.items()})
-    hopeless = nonfinite(y) | (halted.reshape(()) != 0)
-    hopeless = hopeless if states.odd is None else hopeless | states.odd
-    # A pack is in memory before it is read: the last kernel, which sets `halted`, must not also read `halted`.
-    poison = pack([where(hopeless, inf, guard.poison if guard else 0.0)])
-    bad = nonfinite(sum_of_squares(g, host.unit) + poison.reshape(()))
-    bad = bad if guard else bad | any_nonfinite(new)
-    before = {**state, PARAMS: p}
-    keep = {x.size: broadcast_to(~bad, (x.size,)) for x in before.values()}
-    kept = {n: keep[x.size] & free[freezing.mask_of(n, freeze)] if free else keep[x.size] for n, x in before.items()}
-    writes = {at + "grads": g} if grads else {}
-    for name, x in new.items():
-        writes[name if name == PARAMS else at + name] = where(kept[name], x, before[name])
-    writes |= guard.writes if guard else {}
-    writes |= states.unless(bad)
-    outputs = {"loss": y}
-    halt = bad
-    if scaling:
-        skipped = bad & ~nonfinite(poison.reshape(())) & ~scaling.hopeless()
-        halt = bad & ~skipped
-        writes |= scaling.after(skipped, bad)
-        outputs[SKIPPED] = where(skipped, 1, 0)
-    writes[HALTED] = where(halt, halted.reshape(()) + 1, 0).reshape((1,))  # a count: see `program.COUNTS`
-    outputs |= {HALTED: writes[HALTED], **{f"aux.{n}": x for n, x in aux.items()}}
-    graph = Graph(outputs, dict(t.trace.captures), writes, precision)
-    require_own(toposort(graph.roots), t.trace)
-    return graph, doubts
-
-
-def doubtful(t: Traced, y: Tensor, aux: Mapping[str, Tensor], found: Mapping[str, Tensor]) -> tuple[str, ...]:
-    """Return warnings for compile: a loss that uses no parameters or no inputs, or that no step can improve."""
-    used = {x.serial for x in toposort([y])}
-    delivered = [y, *aux.values(), *t.trace.captures.values(), *t.trace.writes.values()]
-    read = {x.name for x in toposort(delivered) if x.prim is LEAF}
-    names = [n for n, x in t.leaves.items() if n in found and x.serial not in used]
-    inputs = [n for n in t.inputs if n not in read]
-    texts: list[str] = []
-    if names:
-        texts.append(
-            f"the loss does not use {', '.join(names)}: the gradient is zero, and only weight decay changes them. Use "
-            "them in the loss, or leave them out of the model"
-        )
-    elif all(constant(g) == 0.0 for g in found.values()):
-        texts.append(
-            "the loss has no gradient by any parameter: on the way are ops without a derivative, such as argmax, "
-            "comparisons, casts to integers or tg.stop_gradient. Train with another loss, and report this one as aux"
-        )
-    if inputs:
-        texts.append(
-            f"the loss does not use the input {', '.join(map(repr, inputs))}: leave it out of inputs=, or use it"
-        )
-    return tuple(texts)

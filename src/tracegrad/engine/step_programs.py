@@ -15,12 +15,12 @@ from tracegrad.hypers import PREFIX
 from tracegrad.ir import Graph
 from tracegrad.program import Field, Program
 from tracegrad.runtime.base import Session, load_on
+from tracegrad.tuning import OWN_SIZES
 
 if TYPE_CHECKING:
     from tracegrad.compiler.sized import Family
 
 UNLOADED = -1
-OWN = 2  # sizes of a training with programs of their own: whole batches and a last one keep their bits
 AUX, CAPTURE = "aux.", "capture."  # of output names
 
 
@@ -116,7 +116,7 @@ class SizedPrograms:
         program = self.kept.get(sizes)
         if program is None:
             self.seen.add(sizes)
-            shares = shares and len(self.free.axes) == 1 and len(self.seen) > OWN
+            shares = shares and len(self.free.axes) == 1 and len(self.seen) > OWN_SIZES
             program = self._shared(source, sizes, dropped) if shares else None
             program = program or StepProgram(self.built(source, sizes), sizes, source)
             while len(self.kept) >= self.capacity:

@@ -7,8 +7,8 @@ from dataclasses import field
 from typing import Any
 
 from tracegrad.arrays import handed_out, np
-from tracegrad.compiler.build import SKIPPED
 from tracegrad.compiler.persistent import HALTED
+from tracegrad.compiler.step_graph import SKIPPED
 from tracegrad.engine import bounds, reference
 from tracegrad.engine.knobs import Knobs
 from tracegrad.engine.nonfinite import blame

@@ -17,9 +17,9 @@ from tracegrad.introspection.limits import Limits, measure_limits
 from tracegrad.runtime import tab
 from tracegrad.runtime.base import Session
 from tracegrad.runtime.forks import Generation, forked_error
+from tracegrad.tuning import MAX_IN_FLIGHT
 
 T = TypeVar("T")
-MAX_IN_FLIGHT = 8  # runs queued before `step` waits; where runs are short, as many as may be under way
 
 
 class Worker:

@@ -18,8 +18,8 @@ from tracegrad.imperative.tensors import GradTensor
 from tracegrad.imperative.values import NUMBER, Spec, taking, typed
 from tracegrad.ir import Tensor
 from tracegrad.methods import AT_ONCE, Engine, Op
+from tracegrad.tuning import MOST_PLANS
 
-MOST = 4096  # plans of one op: loops over new shapes or numbers must not fill memory
 BUFFERS = (GradTensor, array, memoryview, bytearray)
 PLAIN = frozenset((int, str, type(None)))  # arguments that are their own part of a key
 plain = PLAIN.issuperset
@@ -137,7 +137,7 @@ def run(op: Op, args: tuple[Any, ...]) -> Any:
 
 
 def _kept(op: Op, key: Any, run: Callable[..., Any]) -> Callable[..., Any]:
-    if len(op.plans) >= MOST:
+    if len(op.plans) >= MOST_PLANS:
         op.plans.clear()
     op.plans[key] = run
     return run

@@ -23,10 +23,10 @@ from tracegrad.prims.folds import MATMUL
 from tracegrad.prims.rules import Indexed
 from tracegrad.prims.views import BROADCAST, RESHAPE
 from tracegrad.shapes import broadcast_shapes
+from tracegrad.tuning import KEPT_VALUES
 
 Array = Any
 FUNCTION = re.compile(r"\bxp\.([\w.]+)")
-KEPT = 1 << 14  # most elements of a value computed once, such as a mask: plans of large ones would fill memory
 
 
 def reach(roots: Iterable[Tensor], known: Collection[int]) -> list[Tensor]:
@@ -90,7 +90,7 @@ class Writer:
 
     def _derived(self, t: Tensor) -> bool:
         """Return whether `t` is computed from constants alone, and small enough to be one."""
-        few = t.size <= KEPT and t.inputs and t.prim.family != "scan"
+        few = t.size <= KEPT_VALUES and t.inputs and t.prim.family != "scan"
         return bool(few) and all(x.serial in self.constants for x in read_by(t))
 
     def _constant(self, t: Tensor) -> None:

@@ -18,9 +18,8 @@ from tracegrad.kernels.fuse import MAX_BUFFERS, Schedule
 from tracegrad.kernels.reads import array_of
 from tracegrad.kernels.tiling import WORKGROUP_BYTES, Tiling, workgroup_bytes
 from tracegrad.lazy import dataclass
-from tracegrad.tuning import ALONE, BESIDE, FULL, FULL_BESIDE, KEPT_ALIVE, POSTPONED
+from tracegrad.tuning import ALONE, BESIDE, FULL, FULL_BESIDE, KEPT_ALIVE, MAX_MEMBERS, POSTPONED
 
-MAX_MEMBERS = 8
 MAX_SLOTS = 64  # offsets that a dispatch can pass: 1 KiB of uniforms
 
 

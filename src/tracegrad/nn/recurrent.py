@@ -11,7 +11,7 @@ from tracegrad import init as inits
 from tracegrad.errors import ShapeError
 from tracegrad.ir import Tensor
 from tracegrad.nn.module import Module
-from tracegrad.ops import activation, constants, indexing, linalg, random, shaping
+from tracegrad.ops import activation, constants, indexing, joining, linalg, random, shaping
 from tracegrad.prims.elementwise import tanh, where
 from tracegrad.shapes import whole
 
@@ -83,8 +83,8 @@ class Recurrent(Module):
                 out, end = self._along(self.cells[at], y, carries[at], live, reverse=d == 1)
                 parts.append(out)
                 last.append(end)
-            y = parts[0] if len(parts) == 1 else shaping.concat(parts, -1)
-        ends = tuple(shaping.stack([carry[k] for carry in last]) for k in range(self.carried))
+            y = parts[0] if len(parts) == 1 else joining.concat(parts, -1)
+        ends = tuple(joining.stack([carry[k] for carry in last]) for k in range(self.carried))
         return shaping.swapaxes(y, 0, 1), ends if self.carried > 1 else ends[0]
 
     @property
@@ -137,7 +137,7 @@ def _scanned(step: Callable[..., Any], carry: Carry, xs: Any, n: int, reverse: b
     for t in reversed(range(n)) if reverse else range(n):
         parts: Any = tuple(x[t] for x in cast("Carry", xs)) if isinstance(xs, tuple) else xs[t]
         carry, ys[t] = step(carry, parts)
-    return carry, shaping.stack(ys)
+    return carry, joining.stack(ys)
 
 
 class RNN(Recurrent):

@@ -5,9 +5,11 @@ from tracegrad.ops import (
     constants,
     control,
     convolutions,
+    cumulative,
     distances,
     images,
     indexing,
+    joining,
     linalg,
     losses,
     math,
@@ -26,9 +28,11 @@ from tracegrad.ops.attention import *
 from tracegrad.ops.constants import *
 from tracegrad.ops.control import *
 from tracegrad.ops.convolutions import *
+from tracegrad.ops.cumulative import *
 from tracegrad.ops.distances import *
 from tracegrad.ops.images import *
 from tracegrad.ops.indexing import *
+from tracegrad.ops.joining import *
 from tracegrad.ops.linalg import *
 from tracegrad.ops.losses import *
 from tracegrad.ops.math import *
@@ -50,9 +54,11 @@ __all__ += heads.__all__
 __all__ += constants.__all__
 __all__ += control.__all__
 __all__ += convolutions.__all__
+__all__ += cumulative.__all__
 __all__ += distances.__all__
 __all__ += images.__all__
 __all__ += indexing.__all__
+__all__ += joining.__all__
 __all__ += linalg.__all__
 __all__ += losses.__all__
 __all__ += math.__all__

@@ -15,8 +15,8 @@ from tracegrad.dtypes import TensorType
 from tracegrad.errors import ShapeError
 from tracegrad.ir import Primitive, Tensor, bind
 from tracegrad.methods import op
+from tracegrad.ops.joining import concat
 from tracegrad.ops.phases import Phases, by_phases, geometry
-from tracegrad.ops.shaping import concat
 from tracegrad.ops.windows import (
     KINDS,
     WINDOWS,

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from tracegrad.dtypes import TensorType, f32, i32
 from tracegrad.errors import InputError, ShapeError
 from tracegrad.ir import Primitive, Tensor, bind
-from tracegrad.methods import METHODS, Operand, method
+from tracegrad.methods import Operand, method
 from tracegrad.prims import views
 from tracegrad.prims.composites import composite
 from tracegrad.prims.elementwise import (
@@ -28,10 +28,10 @@ from tracegrad.prims.elementwise import (
 )
 from tracegrad.prims.folds import MAX, MIN, PROD, SUM
 from tracegrad.prims.leaves import as_tensor, iota
-from tracegrad.prims.rules import Tangents, multilinear, shifted
-from tracegrad.shapes import Axes, normalize_axes, normalize_axis, reduced_shape
+from tracegrad.prims.rules import Tangents, shifted
+from tracegrad.shapes import Axes, normalize_axes, reduced_shape
 
-__all__ = ["all", "any", "argmax", "argmin", "cumprod", "cumsum", "logsumexp", "max", "mean", "min", "norm", "prod",
+__all__ = ["all", "any", "argmax", "argmin", "logsumexp", "max", "mean", "min", "norm", "prod",
            "std", "sum", "var", "variance"]  # fmt: skip
 
 
@@ -45,13 +45,13 @@ def drop(y: Tensor, axes: Sequence[int], keepdims: bool) -> Tensor:
     return y if keepdims else views.reshape(y, tuple([n for d, n in enumerate(y.shape) if d not in axes]))
 
 
-def _fold(p: Primitive, x: Tensor, axes: tuple[int, ...], keepdims: bool) -> Tensor:
+def folded(p: Primitive, x: Tensor, axes: tuple[int, ...], keepdims: bool) -> Tensor:
     """Fold `x` over `axes`, skipping axes of size 1."""
     long = tuple([d for d in axes if x.shape[d] != 1])
     return drop(bind(p, x, axes=long) if long else x, axes, keepdims)
 
 
-def _number(x: Operand) -> Tensor:
+def number(x: Operand) -> Tensor:
     """Return `x`, with booleans as 0 and 1."""
     x = as_tensor(x)
     return cast(x, i32) if x.dtype.name == "bool" else x
@@ -76,7 +76,7 @@ def sum(x: Operand, axis: Axes = None, keepdims: bool = False) -> Tensor:
     axes = normalize_axes(axis, x.ndim)
     if x.dtype.name == "bool" and count(x, axes) >= 2**31:
         raise ShapeError(f"{count(x, axes)} booleans may count to more than i32 holds, 2^31 - 1; sum fewer at a time")
-    return _fold(SUM, _number(x), axes, keepdims)
+    return folded(SUM, number(x), axes, keepdims)
 
 
 @method
@@ -91,7 +91,7 @@ def mean(x: Operand, axis: Axes = None, keepdims: bool = False) -> Tensor:
     """
     x = _float(x)
     axes = normalize_axes(axis, x.ndim)
-    return _fold(SUM, x, axes, keepdims) / float(count(x, axes))
+    return folded(SUM, x, axes, keepdims) / float(count(x, axes))
 
 
 def _reduced_float(x: TensorType, *, axes: tuple[int, ...], ddof: int = 0) -> TensorType:
@@ -214,7 +214,7 @@ def _extremum(p: Primitive, x: Operand, axis: Axes, keepdims: bool) -> Tensor:
     x = as_tensor(x)
     axes = normalize_axes(axis, x.ndim)
     _require_elements(x, axes)
-    return _fold(p, x, axes, keepdims)
+    return folded(p, x, axes, keepdims)
 
 
 def _require_elements(x: Tensor, axes: Sequence[int]) -> None:
@@ -259,8 +259,8 @@ def prod(x: Operand, axis: Axes = None, keepdims: bool = False) -> Tensor:
     >>> tg.prod([2.0, 3.0, 4.0])
     tensor(24.)
     """
-    x = _number(x)
-    return _fold(PROD, x, normalize_axes(axis, x.ndim), keepdims)
+    x = number(x)
+    return folded(PROD, x, normalize_axes(axis, x.ndim), keepdims)
 
 
 @method
@@ -303,12 +303,12 @@ def _position(p: Primitive, x: Operand, axis: Axes, keepdims: bool) -> Tensor:
     rows = views.reshape(views.permute(x, (*kept, *axes)), (*[x.shape[d] for d in kept], n))
     last = rows.ndim - 1
     at = iota(rows.shape, last)
-    best = views.broadcast_to(_fold(p, rows, (last,), keepdims=True), rows.shape)
+    best = views.broadcast_to(folded(p, rows, (last,), keepdims=True), rows.shape)
     key = where(rows == best, at, n)
     if x.dtype.is_float:
         # NaN gets a negative key, because max of NaN differs between devices.
         key = where(isnan(rows), at - n, key)
-    first = _fold(MIN, key, (last,), keepdims=False)
+    first = folded(MIN, key, (last,), keepdims=False)
     if x.dtype.is_float:
         first = where(first < 0, first + n, first)
     return views.reshape(first, reduced_shape(x.shape, axes)) if keepdims else first
@@ -374,88 +374,3 @@ def logsumexp(x: Operand, axis: Axes = None, keepdims: bool = False) -> Tensor:
     axes = normalize_axes(axis, x.ndim)
     _require_elements(x, axes)
     return drop(bind(LOGSUMEXP, x, axes=axes), axes, keepdims)
-
-
-SCAN_BLOCK = 32  # elements summed directly; longer axes take one more level for each factor of 32
-
-
-def _scan(x: Tensor, axis: int, reverse: bool, fold: Primitive = SUM) -> Tensor:
-    """Return running sums or products along `axis`: within blocks, then combined with those of earlier blocks."""
-    before, n, after = x.shape[:axis], x.shape[axis], x.shape[axis + 1 :]
-    neutral = int(fold.identity or 0)
-    if n <= SCAN_BLOCK:
-        square_shape = (*before, n, n, *after)
-        i, j = iota(square_shape, axis), iota(square_shape, axis + 1)
-        terms = views.broadcast_to(views.reshape(x, (*before, 1, n, *after)), square_shape)
-        return _fold(fold, where(j >= i if reverse else j <= i, terms, neutral), (axis + 1,), keepdims=False)
-    blocks = -(-n // SCAN_BLOCK)
-    padded = _placed(x, axis, 0, blocks * SCAN_BLOCK, neutral)
-    inner = _scan(views.reshape(padded, (*before, blocks, SCAN_BLOCK, *after)), axis + 1, reverse, fold)
-    ends = views.slice_(inner, axis + 1, 0 if reverse else SCAN_BLOCK - 1, 1)
-    totals = _scan(views.reshape(ends, (*before, blocks, *after)), axis, reverse, fold)
-    others = views.slice_(totals, axis, 1 if reverse else 0, blocks - 1)
-    carry = views.reshape(_placed(others, axis, 0 if reverse else 1, blocks, neutral), (*before, blocks, 1, *after))
-    carried = METHODS[fold.combine](inner, views.broadcast_to(carry, inner.shape))
-    return views.slice_(views.reshape(carried, padded.shape), axis, 0, n)
-
-
-def _placed(x: Tensor, axis: int, start: int, n: int, neutral: int) -> Tensor:
-    """Place `x` at `start` of an axis of length `n`, with `neutral` elsewhere."""
-    end = start + x.shape[axis]
-    placed = views.place(x, axis, start, n)
-    if not neutral or placed is x:
-        return placed
-    at = iota(placed.shape, axis)
-    return where((at >= start) & (at < end), placed, neutral)
-
-
-def _cumsum_type(x: TensorType, *, axis: int, reverse: bool) -> TensorType:
-    return x
-
-
-def _cumsum(x: Tensor, *, axis: int, reverse: bool) -> Tensor:
-    return _scan(x, axis, reverse)
-
-
-def _cumsum_vjp(ct: Tensor, y: Tensor, x: Tensor, *, axis: int, reverse: bool) -> tuple[Tensor]:
-    return (bind(CUMSUM, ct, axis=axis, reverse=not reverse),)
-
-
-CUMSUM = composite("cumsum", type=_cumsum_type, expand=_cumsum, vjp=_cumsum_vjp, jvp=multilinear, batch=shifted)
-
-
-@method
-def cumsum(x: Operand, axis: int | None = None) -> Tensor:
-    """Return running sums along `axis` (None: of the flattened `x`): out[k] = x[0] + ... + x[k].
-
-    x: f32, i32, u32; bool is counted as i32. Gradient: running sums of the cotangent from the other end.
-    Raises:   ShapeError if axis is out of range. As numpy.cumsum and torch.cumsum.
-
-    >>> tg.cumsum([1.0, 2.0, 3.0], axis=0)
-    tensor([1., 3., 6.])
-    """
-    x = _number(x)
-    if axis is None:
-        x, axis = views.reshape(x, (x.size,)), 0
-    axis = normalize_axis(axis, x.ndim)
-    return x if x.shape[axis] <= 1 else bind(CUMSUM, x, axis=axis, reverse=False)
-
-
-@method
-def cumprod(x: Operand, axis: int | None = None) -> Tensor:
-    """Return running products along `axis` (None: of the flattened `x`): out[k] = x[0] * ... * x[k].
-
-    x:        f32, i32, u32; bool is counted as i32.
-    Gradient: exact at zeros, too: nothing is divided by `x`.
-    Raises:   ShapeError if `axis` is out of range.
-    As numpy.cumprod and torch.cumprod.
-
-    >>> import tracegrad as tg
-    >>> tg.cumprod(tg.tensor([1.0, 2.0, 0.0, 4.0]))
-    tensor([1., 2., 0., 0.])
-    """
-    x = _number(x)
-    if axis is None:
-        x, axis = views.reshape(x, (x.size,)), 0
-    axis = normalize_axis(axis, x.ndim)
-    return x if x.shape[axis] <= 1 else _scan(x, axis, reverse=False, fold=PROD)

@@ -6,21 +6,17 @@ import builtins
 from collections.abc import Sequence
 from typing import Any
 
-from tracegrad.dtypes import Shape, TensorType, bool_
-from tracegrad.errors import DTypeError, ShapeError
-from tracegrad.ir import Tensor, bind
-from tracegrad.methods import Operand, method, op
+from tracegrad.dtypes import Shape, bool_
+from tracegrad.errors import ShapeError
+from tracegrad.ir import Tensor
+from tracegrad.methods import Operand, method
 from tracegrad.prims import views
-from tracegrad.prims.composites import composite
 from tracegrad.prims.elementwise import where
-from tracegrad.prims.folds import offsets
-from tracegrad.prims.leaves import as_tensor, const, iota
-from tracegrad.prims.rules import linear, shifted
+from tracegrad.prims.leaves import as_tensor, const
 from tracegrad.shapes import Axes, integer, integers, normalize_axes, normalize_axis, resolve_reshape, show, whole
 
 __all__ = [
     "broadcast_to",
-    "concat",
     "expand_dims",
     "flatten",
     "flip",
@@ -29,10 +25,7 @@ __all__ = [
     "permute",
     "repeat",
     "reshape",
-    "roll",
-    "split",
     "squeeze",
-    "stack",
     "swapaxes",
     "transpose",
 ]
@@ -241,117 +234,6 @@ def repeat(x: Operand, repeats: int, axis: int | None = None) -> Tensor:
     return views.reshape(spread, (*before, n * repeats, *after))
 
 
-def _concat_type(*types: TensorType, axis: int) -> TensorType:
-    first = types[0]
-    shown = " and ".join(map(str, types))
-    if any(t.dtype != first.dtype for t in types):
-        raise DTypeError(f"dtypes differ: {shown}; cast one with tg.cast(x, dtype)")
-    rests = {(*t.shape[:axis], *t.shape[axis + 1 :]) for t in types}
-    if len(rests) != 1 or any(t.ndim != first.ndim for t in types):
-        raise ShapeError(f"shapes may differ on axis {axis} only: {shown}; choose another axis, or reshape one")
-    n = builtins.sum(t.shape[axis] for t in types)
-    return TensorType(first.dtype, (*first.shape[:axis], n, *first.shape[axis + 1 :]))
-
-
-def _concat(*xs: Tensor, axis: int) -> Tensor:
-    """Place each input among zeros, and select by position. A balanced tree keeps expressions shallow."""
-    parts = [x for x in xs if x.shape[axis]] or [xs[0]]
-    starts = offsets([x.shape[axis] for x in parts])
-    n = starts[-1] + parts[-1].shape[axis]
-
-    def join(lo: int, hi: int) -> Tensor:
-        if hi - lo == 1:
-            return views.place(parts[lo], axis, starts[lo], n)
-        middle = (lo + hi) // 2
-        left, right = join(lo, middle), join(middle, hi)
-        return where(iota(left.shape, axis) < starts[middle], left, right)
-
-    return join(0, len(parts))
-
-
-def _concat_vjp(ct: Tensor, y: Tensor, *xs: Tensor, axis: int) -> tuple[Tensor, ...]:
-    sizes = [x.shape[axis] for x in xs]
-    return tuple([views.slice_(ct, axis, at if n else 0, n) for at, n in zip(offsets(sizes), sizes)])
-
-
-CONCAT = composite("concat", type=_concat_type, expand=_concat, vjp=_concat_vjp, jvp=linear, batch=shifted)
-
-
-def _listed(xs: Sequence[Operand], axis: object, name: str) -> list[Tensor]:
-    """Return the operands of `concat` and `stack`. Raises ShapeError unless they come in one list."""
-    if isinstance(xs, Tensor) or getattr(axis, "shape", ()):
-        raise ShapeError(f"tensors go in one list, as in tg.{name}([a, b], axis=0)")
-    tensors = [as_tensor(x) for x in xs]
-    if not tensors:
-        raise ShapeError("needs at least one tensor, got an empty list")
-    return tensors
-
-
-@op
-def concat(xs: Sequence[Operand], axis: int = 0) -> Tensor:
-    """Join the tensors of `xs` one after the other along `axis`.
-
-    xs: one dtype, equal shapes except on `axis`. Gradient: to each input its part of the cotangent.
-    Raises ShapeError or DTypeError, naming every type, if shapes or dtypes do not fit.
-    As numpy.concatenate and torch.cat.
-
-    >>> tg.concat([np.zeros((1, 2)), np.ones((1, 2))], axis=0)
-    tensor([[0., 0.],
-            [1., 1.]])
-    """
-    tensors = _listed(xs, axis, "concat")
-    axis = normalize_axis(axis, tensors[0].ndim)
-    return tensors[0] if len(tensors) == 1 else bind(CONCAT, *tensors, axis=axis)
-
-
-@op
-def stack(xs: Sequence[Operand], axis: int = 0) -> Tensor:
-    """Join the tensors of `xs` along a new axis `axis`. One dtype, equal shapes.
-
-    Gradient: to each its slice of the cotangent. Raises ShapeError if shapes differ. As numpy.stack and torch.stack.
-
-    >>> tg.stack([[1.0, 2.0], [3.0, 4.0]], 0)
-    tensor([[1., 2.],
-            [3., 4.]])
-    """
-    tensors = _listed(xs, axis, "stack")
-    if any(x.shape != tensors[0].shape for x in tensors):
-        shown = " and ".join(str(x.type) for x in tensors)
-        raise ShapeError(f"shapes differ: {shown}; tg.concat joins tensors along an axis that they have")
-    axis = normalize_axis(axis, tensors[0].ndim + 1)
-    return concat([expand_dims(x, axis) for x in tensors], axis)
-
-
-@method
-def split(x: Operand, sizes: int | Sequence[int], axis: int = 0) -> list[Tensor]:
-    """Cut `x` along `axis` into `sizes` equal parts (an integer) or into parts of the given sizes.
-
-    split(f32[6], 3) is three f32[2]; split(f32[6], (1, 5)) is f32[1] and f32[5]. Any dtype.
-    Raises ShapeError if the parts do not add up to the axis.
-    Gradient: the cotangents of the parts, joined. As numpy.split; with sizes, as torch.split.
-
-    >>> [part.shape for part in tg.split(np.zeros((6, 2)), 3, 0)]
-    [(2, 2), (2, 2), (2, 2)]
-    """
-    x = as_tensor(x)
-    axis = normalize_axis(axis, x.ndim)
-    n = x.shape[axis]
-    count = whole(sizes)
-    if count is not None:
-        if count < 1 or n % count:
-            raise ShapeError(
-                f"axis {axis} of {x.type} does not divide into {count} equal parts; "
-                "give their sizes, as in tg.split(x, (1, 2), axis)"
-            )
-        sizes = (n // count,) * count
-    parts = integers(sizes, "a size")
-    if builtins.sum(parts) != n or any(k < 0 for k in parts):
-        raise ShapeError(
-            f"the sizes {parts} add up to {builtins.sum(parts)} and must add up to {n}, axis {axis} of {x.type}"
-        )
-    return [views.slice_(x, axis, at if k else 0, k) for at, k in zip(offsets(parts), parts)]
-
-
 def _pad_widths(widths: Any, ndim: int) -> list[tuple[int, int]]:
     """Return one (before, after) per axis, from any form that numpy.pad takes."""
     n = whole(widths)
@@ -388,40 +270,3 @@ def pad(x: Operand, widths: int | Sequence[Any], value: float = 0) -> Tensor:
         n = before + x.shape[axis] + after
         padded, inside = views.place(padded, axis, before, n), views.place(inside, axis, before, n)
     return padded if value == 0 or padded is x else where(inside, padded, value)
-
-
-@method
-def roll(x: Operand, shift: int | Sequence[int], axis: Axes = None) -> Tensor:
-    """Move the elements of `x` along `axis` by `shift` places. Elements that leave at one end enter at the other.
-
-    out[..., k, ...] = x[..., (k - shift) mod n, ...]
-
-    x:        any dtype. shift: an integer for all axes, or one for each.
-    axis:     None rolls the flattened `x`, and restores its shape.
-    Gradient: the cotangent, moved back. Raises ShapeError unless there is one shift for each axis.
-
-    As numpy.roll and torch.roll.
-
-    >>> import tracegrad as tg
-    >>> tg.roll(tg.tensor([1.0, 2.0, 3.0]), 1)
-    tensor([3., 1., 2.])
-    """
-    x = as_tensor(x)
-    if axis is None:
-        return views.reshape(_rolled(views.reshape(x, (x.size,)), integer(shift, "shift"), 0), x.shape)
-    axes, count = normalize_axes(axis, x.ndim), whole(shift)
-    shifts = (count,) * len(axes) if count is not None else integers(shift, "shift")
-    if len(shifts) != len(axes):
-        raise ShapeError(f"{len(shifts)} shifts for {len(axes)} axes of {x.type}; give one for each, or one for all")
-    for k, d in zip(shifts, axes):
-        x = _rolled(x, k, d)
-    return x
-
-
-def _rolled(x: Tensor, shift: int, axis: int) -> Tensor:
-    n = x.shape[axis]
-    at = n and shift % n
-    if not at:
-        return x
-    ends = views.slice_(x, axis, n - at, at), views.slice_(x, axis, 0, n - at)
-    return bind(CONCAT, *ends, axis=axis)

@@ -21,10 +21,9 @@ from tracegrad.prims.leaves import as_tensor, const, iota
 from tracegrad.prims.rules import Tangents, alike
 from tracegrad.prims.views import broadcast_to, place, reshape, slice_
 from tracegrad.shapes import integer, normalize_axis
+from tracegrad.tuning import SORT_BLOCK
 
 __all__ = ["argsort", "sort", "topk"]
-
-BLOCK = 32  # elements sorted by counting: each is compared with every other
 
 
 def _before(a: Tensor, b: Tensor, descending: bool) -> Tensor:
@@ -45,7 +44,7 @@ def _order(x: Tensor, *, k: int, descending: bool) -> Tensor:
     """Return the indices in `x` of the first `k` elements of the sorted last axis."""
     *batch, n = x.shape
     merges = 0
-    while BLOCK << merges < n:
+    while SORT_BLOCK << merges < n:
         merges += 1
     size = -(-n >> merges)
     keys = _blocks(x, size << merges, descending)

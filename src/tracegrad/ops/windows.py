@@ -13,8 +13,8 @@ from tracegrad.dtypes import TensorType
 from tracegrad.errors import ShapeError
 from tracegrad.ir import Tensor, bind
 from tracegrad.methods import op
+from tracegrad.ops.joining import concat
 from tracegrad.ops.phases import Phases, Steps, by_phases, geometry
-from tracegrad.ops.shaping import concat
 from tracegrad.prims.composites import composite
 from tracegrad.prims.elementwise import float_type
 from tracegrad.prims.leaves import as_tensor

@@ -7,7 +7,7 @@ masks from the first `train.freeze` on. The update reads one more array for each
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from types import MappingProxyType
 from typing import NamedTuple
 
@@ -45,7 +45,7 @@ def masks(arena: Arena, transform: Transform, at: str = "") -> dict[str, Mask]:
     return {n: Mask(at + n, a.size, tuple((s.name, s.offset, s.size) for s in a.slots)) for n, a in layouts.items()}
 
 
-def mask_of(array: str, found: Mapping[str, Mask]) -> str:
+def mask_of(array: str, found: Container[str]) -> str:
     """Return the name of the mask for the parameters or for a state."""
     own = f"{PREFIX}.{array}"
     return own if own in found else PARAMS

@@ -12,8 +12,8 @@ from dataclasses import replace
 
 from tracegrad.ir import Tensor
 from tracegrad.lazy import dataclass
+from tracegrad.ops.joining import concat
 from tracegrad.ops.reduction import any as any_
-from tracegrad.ops.shaping import concat
 from tracegrad.optim.arena import Arena
 from tracegrad.optim.groups import Groups
 from tracegrad.optim.host import Host

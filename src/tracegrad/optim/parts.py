@@ -13,8 +13,8 @@ from itertools import permutations
 
 from tracegrad.dtypes import Shape
 from tracegrad.optim.arena import Arena, Slot
+from tracegrad.tuning import MOST_ORDERED
 
-MOST_ORDERED = 7  # up to this number of kinds, all orders are tried
 Kind = tuple[bool, ...]  # for each loss: does it train the parameter?
 
 

@@ -17,10 +17,7 @@ from tracegrad.program import Buffer, Program
 from tracegrad.runtime.base import DeviceInfo, Timings
 from tracegrad.runtime.storage import from_storage, to_storage
 from tracegrad.runtime.tab import can_wait, javascript, pyodide, wait
-
-RUNS_AT_ONCE = 64  # in one batch
-BATCH_SECONDS = 0.1  # browsers reset devices that seem to hang
-BATCH_BYTES = 1 << 26  # of inputs or outputs
+from tracegrad.tuning import TAB_BYTES, TAB_RUNS, TAB_SECONDS
 
 
 class Batch:
@@ -69,7 +66,7 @@ class BrowserSession:
     """
 
     def __init__(self) -> None:
-        self.ahead, self.batch_seconds, self.door = 2, BATCH_SECONDS, None
+        self.ahead, self.batch_seconds, self.door = 2, TAB_SECONDS, None
         self._tab: Any = javascript().Tab.new()
         self._programs: dict[int, Program] = {}
         self._buffers: dict[str, Buffer] = {}
@@ -105,7 +102,7 @@ class BrowserSession:
         """Return the most runs that browsers accept without resetting the device."""
         program = self._programs[handle]
         largest = max(sum(4 * f.size for f in fields) for fields in (program.inputs, program.outputs))
-        return max(1, min(RUNS_AT_ONCE, BATCH_BYTES // max(1, largest)))
+        return max(1, min(TAB_RUNS, TAB_BYTES // max(1, largest)))
 
     def run(self, handle: int, inputs: Sequence[Mapping[str, Any]]) -> Batch:
         """Send the runs to JavaScript."""

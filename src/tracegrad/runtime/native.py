@@ -53,10 +53,7 @@ from tracegrad.runtime.wgpu_program import (
 from tracegrad.runtime.wgpu_rings import Array, BatchMemory, stored_dtype
 from tracegrad.runtime.wgpu_timing import time_launches
 from tracegrad.runtime.wgpu_verify import Unchecked
-
-READ_BYTES = 64 << 20  # persistent buffers are read in pieces of this size
-AHEAD = 3  # batches under way: one running, one being sent, and one being filled
-BATCH_SECONDS = 0.01
+from tracegrad.tuning import AHEAD, BATCH_SECONDS, READ_BYTES
 
 log = logging.getLogger("tracegrad")
 

@@ -29,10 +29,10 @@ from tracegrad.runtime.wgpu_rings import (
     stride_of,
     whole,
 )
+from tracegrad.tuning import COMPILERS
 
 MAP_READ, COPY_SRC, COPY_DST, UNIFORM, STORAGE = 0x1, 0x4, 0x8, 0x40, 0x80  # GPUBufferUsage
 COMPUTE = 0x4  # GPUShaderStage
-COMPILERS = 16  # threads
 HALF = "shader-f16"  # the feature that lets shaders use arrays in half precision
 
 

@@ -18,6 +18,7 @@ from tracegrad.errors import InputError
 from tracegrad.lazy import dataclass
 from tracegrad.program import COUNTS, Field, Program
 from tracegrad.runtime.wgpu_calls import Write
+from tracegrad.tuning import FEW_ELEMENTS, LARGE_INPUT, OUTPUT_GAP, RING_BYTES, RUNS_AT_ONCE
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -28,11 +29,6 @@ if TYPE_CHECKING:
 
 VECTOR = 16  # bytes: kernels can read memory by whole vectors
 ALIGN = 256  # bytes: the alignment of bound offsets that every device accepts
-GAP = 64  # elements: outputs this close are copied together, because a copy costs more than these bytes
-RUNS_AT_ONCE = 32  # in one batch: a submission costs the host about three runs of a small model
-FEW = 16  # elements of an output for which the runs of a batch can share one array
-LARGE = 1 << 16  # bytes: copying larger values once more takes longer than one more write
-RING_BYTES = 8 << 20  # of all arrays of inputs and outputs together, unless one run needs more
 
 
 @dataclass(slots=True, eq=False)
@@ -127,7 +123,7 @@ class BatchMemory:
                 continue
             check_shape(name, value, shape)
             view[...] = value
-            if view.size <= FEW:
+            if view.size <= FEW_ELEMENTS:
                 staged[name] = value
         large: list[NDArray[Any]] = []
         for name, shape, dtype in self._large:
@@ -173,14 +169,14 @@ def plan_inputs(program: Program, arrays: list[Array], depth: int) -> Inputs:
     """Return the inputs of a program, for `depth` runs."""
     found = {f.buffer: arrays[f.buffer] for f in program.inputs}
     names = {f.name for f in program.inputs}
-    large = tuple(f for f in program.inputs if 4 * f.size >= LARGE)
+    large = tuple(f for f in program.inputs if 4 * f.size >= LARGE_INPUT)
     # in a run smaller than the capacity, values are not contiguous
     apart = program.size < program.capacity
     between: dict[int, list[tuple[int, int]]] = {f.buffer: [] for f in (program.inputs if apart else large)}
     for f in sorted(program.inputs, key=lambda f: f.offset):
         if f.buffer in between and f not in large and f.size:
             parts = between[f.buffer]
-            begin = parts.pop()[0] if parts and f.offset - parts[-1][1] <= (GAP if apart else 0) else f.offset
+            begin = parts.pop()[0] if parts and f.offset - parts[-1][1] <= (OUTPUT_GAP if apart else 0) else f.offset
             parts.append((begin, f.offset + f.size))
     return Inputs(program.inputs, found, depth, names, large, between)
 
@@ -220,7 +216,7 @@ class Outputs:
             words = raw[starts[number] : starts[number + 1]].view(stored_dtype(f.dtype))
             flat = np.ndarray((parts, f.size), words.dtype, words, 4 * first, (stride, 4))
             rows = flat.reshape(parts, *f.shape)
-            few = f.size <= FEW
+            few = f.size <= FEW_ELEMENTS
             if few:
                 rows = rows != 0 if f.dtype == "bool" else rows.copy()
             if parts < runs:  # COUNTS after the last run
@@ -239,7 +235,7 @@ def plan_outputs(program: Program, arrays: list[Array]) -> Outputs:
     last = (-1, 0, 0)  # buffer, start and stop of the last delivery (elements)
     for f in sorted(program.outputs, key=lambda f: (f.buffer, f.offset)):
         array, stop = arrays[f.buffer], f.offset + f.size
-        near = f.buffer == last[0] and (array.stride or f.offset - last[2] <= GAP)
+        near = f.buffer == last[0] and (array.stride or f.offset - last[2] <= OUTPUT_GAP)
         start = last[1] if near else 0 if array.stride else f.offset
         stop = max(last[2], stop) if near else stop
         if near:

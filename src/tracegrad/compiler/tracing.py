@@ -1,0 +1,71 @@
+"""A user's function, run once on leaves."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Mapping
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+from tracegrad import ambient
+from tracegrad.compiler.inputtypes import InputSpec, concrete_type, declared
+from tracegrad.compiler.persistent import States
+from tracegrad.compiler.signatures import check_function, check_signature
+from tracegrad.dtypes import TensorType
+from tracegrad.errors import CompileError, TraceError
+from tracegrad.ir import Tensor
+from tracegrad.nn.module import Parameter, State, bound, named_arrays, no_parameters, state_specs
+from tracegrad.patterns import Selection, chosen
+from tracegrad.prims.leaves import leaf
+from tracegrad.sites import SiteInfo
+from tracegrad.states import STATE, StateTensor
+
+
+class Traced(NamedTuple):
+    """One run of a user's function on leaves."""
+
+    trace: ambient.Trace
+    parameters: dict[str, Parameter]
+    states: States
+    leaves: dict[str, Tensor]
+    inputs: dict[str, TensorType]
+    result: Any
+
+
+def sites_of(t: Traced) -> tuple[SiteInfo, ...]:
+    """Return the sites in the order of the user's function."""
+    return tuple(t.trace.sites.values())
+
+
+@contextmanager
+def traced(
+    model: Any,
+    fn: Callable[..., Any],
+    inputs: Mapping[str, InputSpec],
+    what: str,
+    patching: bool = False,
+    frozen: Selection | None = None,
+) -> Generator[Traced]:
+    """Run `fn` once on leaves; inside the block its trace is still open. frozen: parameters without a gradient."""
+    if ambient.active() is not None:
+        raise TraceError.here(f"a {what} cannot be compiled inside another trace; compile it before that")
+    arrays = named_arrays(model)
+    states = {n: p for n, p in arrays.items() if isinstance(p, State)}
+    parameters = {n: p for n, p in arrays.items() if n not in states}
+    if not arrays:
+        raise CompileError.here(f"the model {type(model).__name__} has no parameters: {no_parameters(model)}")
+    if frozen is not None:
+        named = chosen(parameters, frozen, "frozen")
+        parameters |= {n: replace(parameters[n], trainable=False) for n in named}
+    inputs = declared(inputs)
+    check_function(fn, what)
+    check_signature(fn, inputs, what)
+    types = {name: concrete_type(name, spec) for name, spec in inputs.items()}
+    with ambient.tracing(patching) as running:
+        leaves = {n: leaf("param" if p.trainable else "frozen", n, p.type) for n, p in parameters.items()}
+        held = {n: leaf("state", STATE + n, s.type) for n, s in states.items()}
+        values = {n: leaf("input", n, type_) for n, type_ in types.items()}
+        m = bound(model, {**leaves, **{n: StateTensor(n, x) for n, x in held.items()}})
+        leaves |= {STATE + n: x for n, x in held.items()}
+        first = {STATE + n: (s.type, spec) for (n, s), spec in zip(states.items(), state_specs(model), strict=True)}
+        yield Traced(running, parameters, first, leaves, types, fn(m, **values))

@@ -1,0 +1,100 @@
+"""Running sums and products along an axis."""
+
+from __future__ import annotations
+
+from tracegrad.dtypes import TensorType
+from tracegrad.ir import Primitive, Tensor, bind
+from tracegrad.methods import METHODS, Operand, method
+from tracegrad.ops.reduction import folded, number
+from tracegrad.prims import views
+from tracegrad.prims.composites import composite
+from tracegrad.prims.elementwise import where
+from tracegrad.prims.folds import PROD, SUM
+from tracegrad.prims.leaves import iota
+from tracegrad.prims.rules import multilinear, shifted
+from tracegrad.shapes import normalize_axis
+from tracegrad.tuning import SCAN_BLOCK
+
+__all__ = ["cumprod", "cumsum"]
+
+
+def _scan(x: Tensor, axis: int, reverse: bool, fold: Primitive = SUM) -> Tensor:
+    """Return running sums or products along `axis`: within blocks, then combined with those of earlier blocks."""
+    before, n, after = x.shape[:axis], x.shape[axis], x.shape[axis + 1 :]
+    neutral = int(fold.identity or 0)
+    if n <= SCAN_BLOCK:
+        square_shape = (*before, n, n, *after)
+        i, j = iota(square_shape, axis), iota(square_shape, axis + 1)
+        terms = views.broadcast_to(views.reshape(x, (*before, 1, n, *after)), square_shape)
+        return folded(fold, where(j >= i if reverse else j <= i, terms, neutral), (axis + 1,), keepdims=False)
+    blocks = -(-n // SCAN_BLOCK)
+    padded = _placed(x, axis, 0, blocks * SCAN_BLOCK, neutral)
+    inner = _scan(views.reshape(padded, (*before, blocks, SCAN_BLOCK, *after)), axis + 1, reverse, fold)
+    ends = views.slice_(inner, axis + 1, 0 if reverse else SCAN_BLOCK - 1, 1)
+    totals = _scan(views.reshape(ends, (*before, blocks, *after)), axis, reverse, fold)
+    others = views.slice_(totals, axis, 1 if reverse else 0, blocks - 1)
+    carry = views.reshape(_placed(others, axis, 0 if reverse else 1, blocks, neutral), (*before, blocks, 1, *after))
+    carried = METHODS[fold.combine](inner, views.broadcast_to(carry, inner.shape))
+    return views.slice_(views.reshape(carried, padded.shape), axis, 0, n)
+
+
+def _placed(x: Tensor, axis: int, start: int, n: int, neutral: int) -> Tensor:
+    """Place `x` at `start` of an axis of length `n`, with `neutral` elsewhere."""
+    end = start + x.shape[axis]
+    placed = views.place(x, axis, start, n)
+    if not neutral or placed is x:
+        return placed
+    at = iota(placed.shape, axis)
+    return where((at >= start) & (at < end), placed, neutral)
+
+
+def _cumsum_type(x: TensorType, *, axis: int, reverse: bool) -> TensorType:
+    return x
+
+
+def _cumsum(x: Tensor, *, axis: int, reverse: bool) -> Tensor:
+    return _scan(x, axis, reverse)
+
+
+def _cumsum_vjp(ct: Tensor, y: Tensor, x: Tensor, *, axis: int, reverse: bool) -> tuple[Tensor]:
+    return (bind(CUMSUM, ct, axis=axis, reverse=not reverse),)
+
+
+CUMSUM = composite("cumsum", type=_cumsum_type, expand=_cumsum, vjp=_cumsum_vjp, jvp=multilinear, batch=shifted)
+
+
+@method
+def cumsum(x: Operand, axis: int | None = None) -> Tensor:
+    """Return running sums along `axis` (None: of the flattened `x`): out[k] = x[0] + ... + x[k].
+
+    x: f32, i32, u32; bool is counted as i32. Gradient: running sums of the cotangent from the other end.
+    Raises:   ShapeError if axis is out of range. As numpy.cumsum and torch.cumsum.
+
+    >>> tg.cumsum([1.0, 2.0, 3.0], axis=0)
+    tensor([1., 3., 6.])
+    """
+    x = number(x)
+    if axis is None:
+        x, axis = views.reshape(x, (x.size,)), 0
+    axis = normalize_axis(axis, x.ndim)
+    return x if x.shape[axis] <= 1 else bind(CUMSUM, x, axis=axis, reverse=False)
+
+
+@method
+def cumprod(x: Operand, axis: int | None = None) -> Tensor:
+    """Return running products along `axis` (None: of the flattened `x`): out[k] = x[0] * ... * x[k].
+
+    x:        f32, i32, u32; bool is counted as i32.
+    Gradient: exact at zeros, too: nothing is divided by `x`.
+    Raises:   ShapeError if `axis` is out of range.
+    As numpy.cumprod and torch.cumprod.
+
+    >>> import tracegrad as tg
+    >>> tg.cumprod(tg.tensor([1.0, 2.0, 0.0, 4.0]))
+    tensor([1., 2., 0., 0.])
+    """
+    x = number(x)
+    if axis is None:
+        x, axis = views.reshape(x, (x.size,)), 0
+    axis = normalize_axis(axis, x.ndim)
+    return x if x.shape[axis] <= 1 else _scan(x, axis, reverse=False, fold=PROD)
