@@ -91,8 +91,6 @@ NEED_NUMPY = {
     "runtime.cpu",
     "runtime.calls",
     "runtime.doors",
-    "runtime.jax_calls",
-    "runtime.jax_memory",
     "runtime.native",
     "runtime.wgpu_calls",
     "runtime.wgpu_compiled",
@@ -121,7 +119,7 @@ NEED_NUMPY |= {
     "engine.nonfinite",
     "engine.indexcheck",
     "engine.reference",
-    *(m for m in MODULES if m.startswith("imperative")),
+    *(m for m in MODULES if m.startswith(("imperative", "runtime.jax"))),
 }
 
 
